@@ -194,14 +194,14 @@ static int ask(struct chat_tools *c, const struct answer_call *call, read_line_f
 
 /* ---- running ---- */
 
-struct jobs {
+struct tool_jobs {
     pthread_mutex_t lock;
     pthread_cond_t ended;
     int n_running;
     atomic_int cancelled;
 };
-struct job {
-    struct jobs *all;
+struct tool_job {
+    struct tool_jobs *all;
     struct toolset *set;
     const struct answer_call *call;
     pthread_t thread;
@@ -210,7 +210,7 @@ struct job {
     struct err e;
 };
 
-static void run_job(struct job *j)
+static void run_job(struct tool_job *j)
 {
     const struct answer_call *c = j->call;
     json_t *arguments = js_parse("arguments", c->arguments ? c->arguments : "{}", c->arguments ? c->size : 2, &j->e);
@@ -223,7 +223,7 @@ static void run_job(struct job *j)
 
 static void *run_thread(void *arg)
 {
-    struct job *j = arg;
+    struct tool_job *j = arg;
     run_job(j);
     pthread_mutex_lock(&j->all->lock);
     j->all->n_running--;
@@ -233,7 +233,7 @@ static void *run_thread(void *arg)
 }
 
 /* Wait for all jobs; *stop ends them. */
-static void wait_jobs(struct jobs *all, const volatile sig_atomic_t *stop)
+static void wait_jobs(struct tool_jobs *all, const volatile sig_atomic_t *stop)
 {
     pthread_mutex_lock(&all->lock);
     while (all->n_running) {
@@ -250,7 +250,7 @@ static void wait_jobs(struct jobs *all, const volatile sig_atomic_t *stop)
 }
 
 /* Append the call and its result to the parts, and show the result. */
-static int add_part(json_t *parts, const struct job *j, int round)
+static int add_part(json_t *parts, const struct tool_job *j, int round)
 {
     const struct answer_call *c = j->call;
     const char *text = j->text ? j->text : j->e.msg;
@@ -273,15 +273,15 @@ static int add_part(json_t *parts, const struct job *j, int round)
 int chat_tools_run(struct chat_tools *c, const struct answer *a, int round, json_t *parts, read_line_fn read_line,
                    void *user, const volatile sig_atomic_t *stop, int *n_refused, struct err *e)
 {
-    struct jobs all = { .n_running = 0 };
-    struct job job[ROUND_CALLS_MAX];
+    struct tool_jobs all = { .n_running = 0 };
+    struct tool_job job[ROUND_CALLS_MAX];
     const int n = a->n_calls < ROUND_CALLS_MAX ? a->n_calls : ROUND_CALLS_MAX;
     int bad = 0;
     pthread_mutex_init(&all.lock, NULL);
     pthread_cond_init(&all.ended, NULL);
     for (int i = 0; i < n; i++) {               /* every question comes before the first run */
         const struct answer_call *call = &a->call[i];
-        job[i] = (struct job){ .all = &all, .set = c->set, .call = call };
+        job[i] = (struct tool_job){ .all = &all, .set = c->set, .call = call };
         job[i].is_started = is_allowed(c, call->name) || (read_line && ask(c, call, read_line, user));
         if (job[i].is_started)
             continue;

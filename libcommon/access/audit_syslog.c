@@ -18,7 +18,7 @@
 
 enum { PRIORITY = 13 * 8 + 6, LOOK_MS = 100, CONNECT_MS = 5000, SEND_MS = 5000, AGAIN_MS = 1000 };
 
-struct message { struct message *next; size_t n; char text[]; };
+struct syslog_message { struct syslog_message *next; size_t n; char text[]; };
 
 struct audit_syslog {
     int type;                               /* SOCK_DGRAM or SOCK_STREAM */
@@ -28,7 +28,7 @@ struct audit_syslog {
     pthread_t thread;
     pthread_mutex_t mutex;                  /* of everything below */
     pthread_cond_t wake, done;
-    struct message *first, **last;
+    struct syslog_message *first, **last;
     size_t bytes;
     int stopping, ended;
     uint64_t until_ns;                      /* deadline once stopping */
@@ -101,7 +101,7 @@ void audit_syslog_add(struct audit_syslog *s, enum audit_chain chain, const char
     const int m = snprintf(head, sizeof head, "<%d>1 %04d-%02d-%02dT%02d:%02d:%02d.%03ldZ %.200s zse-serve %d %s - ",
                            PRIORITY, t.tm_year + 1900, t.tm_mon + 1, t.tm_mday, t.tm_hour, t.tm_min, t.tm_sec,
                            now.tv_nsec / 1000000, s->name, (int)getpid(), audit_chain_name(chain));
-    struct message *x = malloc(sizeof *x + (size_t)m + n);
+    struct syslog_message *x = malloc(sizeof *x + (size_t)m + n);
     if (x) {
         x->next = NULL;
         x->n = (size_t)m + n;
@@ -237,7 +237,7 @@ static int send_all(struct audit_syslog *s, const char *text, size_t n)
 
 /* A TCP stream has the length before each message (RFC 6587, 3.4.1); on a Unix stream messages end
  * in a line feed, as on /dev/log. */
-static int send_message(struct audit_syslog *s, const struct message *x)
+static int send_message(struct audit_syslog *s, const struct syslog_message *x)
 {
     char length[32];
     if (s->type == SOCK_DGRAM)
@@ -249,7 +249,7 @@ static int send_message(struct audit_syslog *s, const struct message *x)
 }
 
 /* 1: sent; 0: lost, or stopped. */
-static int deliver(struct audit_syslog *s, const struct message *x)
+static int deliver(struct audit_syslog *s, const struct syslog_message *x)
 {
     int tries = 0;
     while (!is_late(s)) {
@@ -275,7 +275,7 @@ static void *work(void *user)
     for (;;) {
         while (!s->first && !s->stopping)
             pthread_cond_wait(&s->wake, &s->mutex);
-        struct message *x = s->first;
+        struct syslog_message *x = s->first;
         if (!x)
             break;
         if (!(s->first = x->next))

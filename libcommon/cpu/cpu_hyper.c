@@ -131,14 +131,14 @@ static void enter_token(void *arg, int t, int thread)
 /* ---- mixes through gates (qwen4_exp) ---- */
 
 struct gated_mix { const float *norm; const struct linear *down, *up, *inject; };
-struct gate_job { struct core *k; const float *norm; float *out; int inject; };
+struct hyper_gate_job { struct core *k; const float *norm; float *out; int inject; };
 
 static size_t all_streams(const struct config *c) { return (size_t)c->hyper.n * (size_t)c->hidden_size; }
 
 static void norm_streams(void *arg, int t, int thread)
 {
     (void)thread;
-    const struct gate_job *j = arg;
+    const struct hyper_gate_job *j = arg;
     const struct config *c = j->k->c;
     const float *x = streams_of(j->k, t);
     float *out = j->k->wide[0] + (size_t)t * all_streams(c);
@@ -150,7 +150,7 @@ static void norm_streams(void *arg, int t, int thread)
 static void activate_low(void *arg, int t, int thread)
 {
     (void)thread;
-    const struct gate_job *j = arg;
+    const struct hyper_gate_job *j = arg;
     const struct config *c = j->k->c;
     float *x = j->k->low + (size_t)t * (size_t)c->hyper.rank;
     for (int i = 0; i < c->hyper.rank; i++) {
@@ -162,7 +162,7 @@ static void activate_low(void *arg, int t, int thread)
 static void mix_gated(void *arg, int t, int thread)
 {
     (void)thread;
-    const struct gate_job *j = arg;
+    const struct hyper_gate_job *j = arg;
     const struct config *c = j->k->c;
     const float *x = j->k->wide[0] + (size_t)t * all_streams(c), *gate = j->k->wide[1] + (size_t)t * all_streams(c);
     float *out = j->out + (size_t)t * (size_t)c->hidden_size, *mix = mix_of(j->k, t);
@@ -180,7 +180,7 @@ static void mix_gated(void *arg, int t, int thread)
 static void gated_mean(struct core *k, const struct gated_mix *m, float *out, int n)
 {
     const struct config *c = k->c;
-    struct gate_job j = { .k = k, .norm = m->norm, .out = out, .inject = m->inject != NULL };
+    struct hyper_gate_job j = { .k = k, .norm = m->norm, .out = out, .inject = m->inject != NULL };
     const struct act_input in = { .x = k->wide[0], .ldx = all_streams(c), .cols = (int)all_streams(c) },
                            low = { .x = k->low, .ldx = (size_t)c->hyper.rank, .cols = c->hyper.rank };
     const size_t mix = (size_t)c->hyper.n * (size_t)(c->hyper.n + 1);

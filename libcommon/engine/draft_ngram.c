@@ -27,7 +27,7 @@ enum { COPY = 6, LONGEST_EDIT = 24, RESYNC = 2, MOST_CHANGES = 16 };
  * made more often than not made. */
 struct change { int from, n_from, to, n_to, score; };
 
-struct ngram {
+struct ngram_index {
     const int32_t *predicted; int n_predicted;          /* borrowed */
     const int32_t *ids;     /* of the call */
     int n;                  /* tokens of the corpus */
@@ -45,7 +45,7 @@ struct ngram {
 
 static void *ngram_open(const int32_t *predicted, int n)
 {
-    struct ngram *s = calloc(1, sizeof *s);
+    struct ngram_index *s = calloc(1, sizeof *s);
     if (s) {
         s->predicted = predicted;
         s->n_predicted = n;
@@ -56,19 +56,19 @@ static void *ngram_open(const int32_t *predicted, int n)
 
 static void ngram_close(void *state)
 {
-    struct ngram *s = state;
+    struct ngram_index *s = state;
     if (s)
         free(s->before);
     free(s);
 }
 
 /* Token i of the corpus. */
-static int32_t at(const struct ngram *s, int i)
+static int32_t at(const struct ngram_index *s, int i)
 {
     return i < s->n_predicted ? s->predicted[i] : s->ids[i - s->n_predicted];
 }
 
-static int equal(const struct ngram *s, int a, int b, int n)
+static int equal(const struct ngram_index *s, int a, int b, int n)
 {
     int i = 0;
     while (i < n && at(s, a + i) == at(s, b + i))
@@ -77,19 +77,19 @@ static int equal(const struct ngram *s, int a, int b, int n)
 }
 
 /* First token, and end, of the part that token i is in: the predicted tokens or the sequence. */
-static int part_begin(const struct ngram *s, int i) { return i < s->n_predicted ? 0 : s->n_predicted; }
-static int part_end(const struct ngram *s, int i) { return i < s->n_predicted ? s->n_predicted : s->n; }
+static int part_begin(const struct ngram_index *s, int i) { return i < s->n_predicted ? 0 : s->n_predicted; }
+static int part_end(const struct ngram_index *s, int i) { return i < s->n_predicted ? s->n_predicted : s->n; }
 
 /* ---- chains ---- */
 
-static uint32_t hash(const struct ngram *s, int end)
+static uint32_t hash(const struct ngram_index *s, int end)
 {
     const uint32_t h = ((uint32_t)at(s, end - 3) * 0x9e3779b1u + (uint32_t)at(s, end - 2)) * 0x85ebca77u +
                        (uint32_t)at(s, end - 1);
     return (h * 0xc2b2ae3du) >> 18;
 }
 
-static int reserve(struct ngram *s, int n)
+static int reserve(struct ngram_index *s, int n)
 {
     if (n <= s->room)
         return 0;
@@ -103,7 +103,7 @@ static int reserve(struct ngram *s, int n)
 }
 
 /* Every gram that ends before the last token goes into the chains. */
-static void enter(struct ngram *s)
+static void enter(struct ngram_index *s)
 {
     for (int end = s->n_entered + 1; end < s->n; end++) {
         s->n_entered = end;
@@ -116,7 +116,7 @@ static void enter(struct ngram *s)
 }
 
 /* Number of equal tokens before `end` and before the end of the corpus, at most MOST_COMPARED. */
-static int common(const struct ngram *s, int end)
+static int common(const struct ngram_index *s, int end)
 {
     const int part = end - part_begin(s, end - 1), ids = s->n - s->n_predicted;
     int n = 0, most = part < ids ? part : ids;
@@ -128,7 +128,7 @@ static int common(const struct ngram *s, int end)
 
 /* The place before which most tokens are those before the end, and their number; -1: there are not
  * GRAM of them. */
-static int find(const struct ngram *s, int *n_common)
+static int find(const struct ngram_index *s, int *n_common)
 {
     int best = -1, end = s->n - s->n_predicted > GRAM ? s->head[hash(s, s->n)] : 0;
     *n_common = GRAM - 1;
@@ -145,12 +145,12 @@ static int find(const struct ngram *s, int *n_common)
 /* ---- following a place ---- */
 
 /* Whether the source at `place` is what this change replaces. */
-static int applies(const struct ngram *s, const struct change *c, int place)
+static int applies(const struct ngram_index *s, const struct change *c, int place)
 {
     return c->n_from <= part_end(s, place) - place && equal(s, c->from, place, c->n_from);
 }
 
-static void keep_change(struct ngram *s, const struct change *new)
+static void keep_change(struct ngram_index *s, const struct change *new)
 {
     for (int i = 0; i < s->n_changes; i++) {
         struct change *c = &s->change[i];
@@ -166,7 +166,7 @@ static void keep_change(struct ngram *s, const struct change *new)
 }
 
 /* The source goes on at `place`, of which so many tokens were right. */
-static void resume(struct ngram *s, int place, int n_right)
+static void resume(struct ngram_index *s, int place, int n_right)
 {
     s->place = place;
     s->copied += s->run;
@@ -175,7 +175,7 @@ static void resume(struct ngram *s, int place, int n_right)
 }
 
 /* The edit that goes on is a change that was made before, as far as token i. */
-static int ends_as_before(struct ngram *s, int i)
+static int ends_as_before(struct ngram_index *s, int i)
 {
     const int n = i + 1 - s->edit_to;
     for (int k = 0; k < s->n_changes; k++) {
@@ -190,7 +190,7 @@ static int ends_as_before(struct ngram *s, int i)
 }
 
 /* The last tokens, up to i, stand in the source again. */
-static int ends_in_source(struct ngram *s, int i)
+static int ends_in_source(struct ngram_index *s, int i)
 {
     const int n = i + 1 - s->edit_to - RESYNC, end = part_end(s, s->edit_from);
     int best = -1;
@@ -207,7 +207,7 @@ static int ends_in_source(struct ngram *s, int i)
     return 1;
 }
 
-static void go_on_editing(struct ngram *s, int i)
+static void go_on_editing(struct ngram_index *s, int i)
 {
     if (!ends_as_before(s, i) && !ends_in_source(s, i) && i + 1 - s->edit_to >= LONGEST_EDIT) {
         s->place = -1;
@@ -216,7 +216,7 @@ static void go_on_editing(struct ngram *s, int i)
 }
 
 /* Token i of the answer is known. */
-static void advance(struct ngram *s, int i)
+static void advance(struct ngram_index *s, int i)
 {
     if (s->editing) {
         go_on_editing(s, i);
@@ -240,7 +240,7 @@ static void advance(struct ngram *s, int i)
 /* ---- the guess ---- */
 
 /* The tokens from `place` on, with the changes that were made before. */
-static void fill(const struct ngram *s, int place, int most, struct draft *d)
+static void fill(const struct ngram_index *s, int place, int most, struct draft *d)
 {
     const int from_predicted = place < s->n_predicted;
     while (d->n < most && !(from_predicted && place >= s->n_predicted)) {
@@ -264,7 +264,7 @@ static void fill(const struct ngram *s, int place, int most, struct draft *d)
 }
 
 /* While an edit goes on: the rest of a change that was made before.  0: it is none. */
-static int guess_change(const struct ngram *s, int most, struct draft *d)
+static int guess_change(const struct ngram_index *s, int most, struct draft *d)
 {
     const int n = s->n - s->edit_to;
     for (int k = 0; k < s->n_changes; k++) {
@@ -282,7 +282,7 @@ static int guess_change(const struct ngram *s, int most, struct draft *d)
 
 /* The source goes on behind its token that the last one is, or behind one token that was
  * replaced. */
-static void guess_end(const struct ngram *s, int most, struct draft *d)
+static void guess_end(const struct ngram_index *s, int most, struct draft *d)
 {
     const int n = s->n - s->edit_to, end = part_end(s, s->edit_from);
     int p = s->edit_from;
@@ -299,7 +299,7 @@ static int grade_of(int n_common) { return n_common >= 16 ? 3 : n_common >= 8 ? 
 
 static void ngram_guess(void *state, const int32_t *ids, int n_ids, int most, struct draft *d)
 {
-    struct ngram *s = state;
+    struct ngram_index *s = state;
     int n_common;
     d->n = 0;
     if (reserve(s, s->n_predicted + n_ids) != 0)

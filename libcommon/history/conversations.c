@@ -63,9 +63,9 @@ static int64_t number_of(sqlite3_stmt *s, int column)
     return sqlite3_column_type(s, column) == SQLITE_NULL ? -1 : sqlite3_column_int64(s, column);
 }
 
-void conversation_read(sqlite3_stmt *s, struct conversation *c)
+void conversation_read(sqlite3_stmt *s, struct conversation_row *c)
 {
-    *c = (struct conversation){
+    *c = (struct conversation_row){
         .row = sqlite3_column_int64(s, 0), .id = text_of(s, 1), .title = text_of(s, 2),
         .titled = sqlite3_column_int(s, 3), .model = text_of(s, 4), .system_prompt = text_of(s, 5),
         .settings = text_of(s, 6), .folder = text_of(s, 7), .tags = text_of(s, 8), .pinned = sqlite3_column_int(s, 9),
@@ -75,7 +75,7 @@ void conversation_read(sqlite3_stmt *s, struct conversation *c)
     };
 }
 
-json_t *conversation_json(const struct conversation *c)
+json_t *conversation_json(const struct conversation_row *c)
 {
     json_t *settings = json_loads(c->settings ? c->settings : "{}", 0, NULL),
            *tags = json_loads(c->tags ? c->tags : "[]", 0, NULL);
@@ -88,7 +88,7 @@ json_t *conversation_json(const struct conversation *c)
 }
 
 /* conversation_json, or NULL with *p. */
-static json_t *json_or_nomem(const struct conversation *c, struct history_problem *p)
+static json_t *json_or_nomem(const struct conversation_row *c, struct history_problem *p)
 {
     json_t *j = conversation_json(c);
     if (!j)
@@ -101,7 +101,7 @@ static int no_conversation(const char *id, struct history_problem *p)
     return fault_set(p, HISTORY_NOT_FOUND, NULL, "there is no conversation '%.40s'", id);
 }
 
-int conversation_find(struct history *h, const char *owner, const char *id, struct owner *o, struct conversation *c,
+int conversation_find(struct history *h, const char *owner, const char *id, struct owner *o, struct conversation_row *c,
                       struct history_problem *p)
 {
     const int found = owner_find(h, owner, 0, o, p);
@@ -114,7 +114,7 @@ int conversation_find(struct history *h, const char *owner, const char *id, stru
     return rc < 0 ? -1 : 0;
 }
 
-int conversation_by_row(struct history *h, int64_t row, struct conversation *c, struct history_problem *p)
+int conversation_by_row(struct history *h, int64_t row, struct conversation_row *c, struct history_problem *p)
 {
     sqlite3_stmt *s = sql_bind(h, SQL_CONVERSATION_BY_ID, p, "i", row);
     const int rc = s ? sql_step(h, s, p) : -1;
@@ -125,7 +125,7 @@ int conversation_by_row(struct history *h, int64_t row, struct conversation *c, 
 
 int64_t text_size(const char *text) { return text ? (int64_t)strlen(text) : 0; }
 
-int64_t conversation_bytes(const struct conversation *c)
+int64_t conversation_bytes(const struct conversation_row *c)
 {
     return ROW_BYTES + text_size(c->title) + text_size(c->model) + text_size(c->system_prompt) +
            text_size(c->settings) +
@@ -143,7 +143,8 @@ static int index_title(struct history *h, enum statement which, int64_t row, con
     return rc;
 }
 
-int conversation_retitle(struct history *h, const struct conversation *c, const char *title, struct history_problem *p)
+int conversation_retitle(struct history *h, const struct conversation_row *c, const char *title,
+                         struct history_problem *p)
 {
     return (c->title && index_title(h, SQL_TITLE_DROP, c->row, c->title, p)) ||
            index_title(h, SQL_TITLE_ADD, c->row, title, p) ? -1 : 0;
@@ -169,13 +170,13 @@ static int tags_field(const json_t *fields, json_t *text, const char **out, stru
     return field_json(fields, "tags", 1, HISTORY_SETTINGS, text, out, p);
 }
 
-int conversation_fields(const json_t *fields, struct conversation *c, json_t *text, struct history_problem *p)
+int conversation_fields(const json_t *fields, struct conversation_row *c, json_t *text, struct history_problem *p)
 {
     static const struct { const char *name; size_t at; size_t least, most; } texts[] = {
-        { "title", offsetof(struct conversation, title), 1, HISTORY_TITLE },
-        { "model", offsetof(struct conversation, model), 1, HISTORY_NAME },
-        { "system_prompt", offsetof(struct conversation, system_prompt), 0, HISTORY_SYSTEM },
-        { "folder", offsetof(struct conversation, folder), 1, HISTORY_NAME },
+        { "title", offsetof(struct conversation_row, title), 1, HISTORY_TITLE },
+        { "model", offsetof(struct conversation_row, model), 1, HISTORY_NAME },
+        { "system_prompt", offsetof(struct conversation_row, system_prompt), 0, HISTORY_SYSTEM },
+        { "folder", offsetof(struct conversation_row, folder), 1, HISTORY_NAME },
     };
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         const char **to = (const char **)((char *)c + texts[i].at);
@@ -212,9 +213,10 @@ int conversation_new_id(char out[HISTORY_ID + 1], struct history_problem *p)
     return 0;
 }
 
-int conversation_insert(struct history *h, struct owner *o, const struct conversation *given, struct history_problem *p)
+int conversation_insert(struct history *h, struct owner *o, const struct conversation_row *given,
+                        struct history_problem *p)
 {
-    struct conversation c = *given;
+    struct conversation_row c = *given;
     if (o->conversations >= h->limits.conversations)
         return fault_set(p, HISTORY_QUOTA, NULL,
                          "the history holds %" PRId64 " conversations, expected at most %" PRId64 ": delete some",
@@ -231,7 +233,7 @@ int conversation_insert(struct history *h, struct owner *o, const struct convers
 static json_t *create(struct history *h, const char *owner, const json_t *fields, json_t *text,
                       struct history_problem *p)
 {
-    struct conversation c = { .settings = "{}", .tags = "[]", .next_message = 1, .active = -1 };
+    struct conversation_row c = { .settings = "{}", .tags = "[]", .next_message = 1, .active = -1 };
     struct owner o;
     char id[HISTORY_ID + 1];
     c.created = c.updated = history_now_ms();
@@ -257,7 +259,7 @@ json_t *history_create(struct history *h, const char *owner, const json_t *field
 
 json_t *history_get(struct history *h, const char *owner, const char *id, struct history_problem *p)
 {
-    struct conversation c;
+    struct conversation_row c;
     struct owner o;
     if (sql_begin(h, 0, p))
         return NULL;
@@ -283,7 +285,7 @@ static int64_t count_some(struct history *h, const struct owner *o, const struct
 static json_t *list(struct history *h, const char *owner, const struct history_filter *f, struct history_problem *p)
 {
     struct owner o;
-    struct conversation c;
+    struct conversation_row c;
     size_t bytes = 0;
     int rc;
     if (owner_find(h, owner, 0, &o, p) < 0)
@@ -350,7 +352,7 @@ int history_find(struct history *h, const char *owner, const char *prefix, char 
 /* ---- change ---- */
 
 /* active_leaf of an update: a message of the conversation. */
-static int active_field(struct history *h, const json_t *fields, struct conversation *c, struct history_problem *p)
+static int active_field(struct history *h, const json_t *fields, struct conversation_row *c, struct history_problem *p)
 {
     int64_t number;
     const enum presence there = field_presence(fields, "active_leaf");
@@ -372,7 +374,7 @@ static int active_field(struct history *h, const json_t *fields, struct conversa
 static json_t *update(struct history *h, const char *owner, const char *id, const json_t *fields, json_t *text,
                       struct history_problem *p)
 {
-    struct conversation c, old;
+    struct conversation_row c, old;
     struct owner o;
     if (conversation_find(h, owner, id, &o, &c, p))
         return NULL;
@@ -406,7 +408,7 @@ json_t *history_update(struct history *h, const char *owner, const char *id, con
 /* Delete a row, its messages and their index. */
 static int delete_row(struct history *h, int64_t owner, int64_t row, struct history_problem *p)
 {
-    struct conversation c;
+    struct conversation_row c;
     int rc;
     sqlite3_stmt *s = sql_bind(h, SQL_MESSAGE_TEXTS, p, "i", row);
     while ((rc = s ? sql_step(h, s, p) : -1) == 1) {
@@ -425,7 +427,7 @@ static int delete_row(struct history *h, int64_t owner, int64_t row, struct hist
 
 int history_delete(struct history *h, const char *owner, const char *id, struct history_problem *p)
 {
-    struct conversation c;
+    struct conversation_row c;
     struct owner o;
     if (sql_begin(h, 1, p))
         return -1;

@@ -242,7 +242,7 @@ static json_t *answer(struct history *h, const char *text, struct results *r, st
     json_t *list = json_array();
     size_t bytes = 0;
     for (int i = 0; i < r->n; i++) {
-        struct conversation c;
+        struct conversation_row c;
         struct found *f = &r->list[i];
         if (conversation_by_row(h, f->row, &c, p) ||
             ask_memory(h, bytes += (size_t)conversation_bytes(&c) * 8 + 16384, p) ||

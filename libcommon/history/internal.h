@@ -55,40 +55,42 @@ int owner_count(struct history *h, int64_t id, int conversations, int64_t messag
                 struct history_problem *p);
 int owner_has_room(const struct history *h, const struct owner *o, int64_t bytes, struct history_problem *p);
 
-struct conversation {                   /* a row; strings are borrowed from the statement until it is used again */
+struct conversation_row {                   /* a row; strings are borrowed from the statement until it is used again */
     int64_t row, created, updated, messages, tokens, bytes, next_message, active;       /* active -1: none */
     const char *id, *title, *model, *system_prompt, *settings, *folder, *tags;
     int titled, pinned;
 };
-void conversation_read(sqlite3_stmt *s, struct conversation *c);
-json_t *conversation_json(const struct conversation *c);
+void conversation_read(sqlite3_stmt *s, struct conversation_row *c);
+json_t *conversation_json(const struct conversation_row *c);
 /* The row and its owner.  0, or -1 with *p. */
-int conversation_find(struct history *h, const char *owner, const char *id, struct owner *o, struct conversation *c,
+int conversation_find(struct history *h, const char *owner, const char *id, struct owner *o, struct conversation_row *c,
                       struct history_problem *p);
 /* The next row of a conversation that is read by its row id: 0, or -1 with *p. */
-int conversation_by_row(struct history *h, int64_t row, struct conversation *c, struct history_problem *p);
-int conversation_insert(struct history *h, struct owner *o, const struct conversation *c, struct history_problem *p);
+int conversation_by_row(struct history *h, int64_t row, struct conversation_row *c, struct history_problem *p);
+int conversation_insert(struct history *h, struct owner *o, const struct conversation_row *c,
+                        struct history_problem *p);
 /* Members of fields into *c, whose strings they own or *text does (a list of json_t strings).
  * partial: absent members stay. */
-int conversation_fields(const json_t *fields, struct conversation *c, json_t *text, struct history_problem *p);
-int conversation_retitle(struct history *h, const struct conversation *c, const char *title, struct history_problem *p);
+int conversation_fields(const json_t *fields, struct conversation_row *c, json_t *text, struct history_problem *p);
+int conversation_retitle(struct history *h, const struct conversation_row *c, const char *title,
+                         struct history_problem *p);
 int conversation_new_id(char out[HISTORY_ID + 1], struct history_problem *p);
-int64_t conversation_bytes(const struct conversation *c);
+int64_t conversation_bytes(const struct conversation_row *c);
 int64_t text_size(const char *text);
 
 /* ---- message_tree.c ---- */
-struct message {
+struct message_row {
     int64_t row, number, parent, tokens, created;       /* -1: null */
     double latency;                     /* negative: null */
     int role;
     const char *content, *metadata;     /* borrowed */
 };
-void message_read(sqlite3_stmt *s, struct message *m);
-json_t *message_json(const struct message *m, const char *conversation);
-int64_t message_bytes(const struct message *m);
-int message_fields(const json_t *fields, struct message *m, json_t *text, struct history_problem *p);
+void message_read(sqlite3_stmt *s, struct message_row *m);
+json_t *message_json(const struct message_row *m, const char *conversation);
+int64_t message_bytes(const struct message_row *m);
+int message_fields(const json_t *fields, struct message_row *m, json_t *text, struct history_problem *p);
 /* Add a row, its index and the counters; c->active and c->next_message follow. */
-int message_insert(struct history *h, struct owner *o, struct conversation *c, struct message *m, int64_t now,
+int message_insert(struct history *h, struct owner *o, struct conversation_row *c, struct message_row *m, int64_t now,
                    struct history_problem *p);
 /* history_messages inside a transaction; *held: bytes that the answer takes so far. */
 json_t *history_messages_in(struct history *h, const char *owner, const char *id, const struct history_page *page,

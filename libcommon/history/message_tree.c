@@ -32,9 +32,9 @@ static int64_t number_of(sqlite3_stmt *s, int column)
     return sqlite3_column_type(s, column) == SQLITE_NULL ? -1 : sqlite3_column_int64(s, column);
 }
 
-void message_read(sqlite3_stmt *s, struct message *m)
+void message_read(sqlite3_stmt *s, struct message_row *m)
 {
-    *m = (struct message){
+    *m = (struct message_row){
         .row = sqlite3_column_int64(s, 0), .number = sqlite3_column_int64(s, 1), .parent = number_of(s, 2),
         .role = sqlite3_column_int(s, 3), .content = (const char *)sqlite3_column_text(s, 4), .tokens = number_of(s, 5),
         .latency = sqlite3_column_type(s, 6) == SQLITE_NULL ? -1 : sqlite3_column_double(s, 6),
@@ -46,12 +46,12 @@ void message_read(sqlite3_stmt *s, struct message *m)
         m->metadata = "{}";
 }
 
-int64_t message_bytes(const struct message *m)
+int64_t message_bytes(const struct message_row *m)
 {
     return MESSAGE_ROW_BYTES + text_size(m->content) + text_size(m->metadata);
 }
 
-json_t *message_json(const struct message *m, const char *conversation)
+json_t *message_json(const struct message_row *m, const char *conversation)
 {
     json_t *metadata = json_loads(m->metadata, 0, NULL);
     json_t *j = json_pack("{s:I, s:o, s:s, s:s, s:o, s:o, s:o, s:o}", "id", (json_int_t)m->number, "parent_id",
@@ -67,7 +67,7 @@ json_t *message_json(const struct message *m, const char *conversation)
     return j;
 }
 
-static json_t *json_or_nomem(const struct message *m, const char *conversation, struct history_problem *p)
+static json_t *json_or_nomem(const struct message_row *m, const char *conversation, struct history_problem *p)
 {
     json_t *j = message_json(m, conversation);
     if (!j)
@@ -76,7 +76,7 @@ static json_t *json_or_nomem(const struct message *m, const char *conversation, 
 }
 
 /* 0: it is there; -1 with *p. */
-static int find_message(struct history *h, const struct conversation *c, int64_t number, struct message *m,
+static int find_message(struct history *h, const struct conversation_row *c, int64_t number, struct message_row *m,
                         struct history_problem *p)
 {
     sqlite3_stmt *s = sql_bind(h, SQL_MESSAGE_FIND, p, "ii", c->row, number);
@@ -89,7 +89,7 @@ static int find_message(struct history *h, const struct conversation *c, int64_t
 
 /* ---- fields ---- */
 
-int message_fields(const json_t *fields, struct message *m, json_t *text, struct history_problem *p)
+int message_fields(const json_t *fields, struct message_row *m, json_t *text, struct history_problem *p)
 {
     const char *role;
     const json_t *latency = json_object_get(fields, "latency_ms");
@@ -118,7 +118,8 @@ int message_fields(const json_t *fields, struct message *m, json_t *text, struct
            field_json(fields, "metadata", 0, HISTORY_METADATA, text, &m->metadata, p) ? -1 : 0;
 }
 
-static int index_message(struct history *h, enum statement which, const struct message *m, struct history_problem *p)
+static int index_message(struct history *h, enum statement which, const struct message_row *m,
+                         struct history_problem *p)
 {
     char *words = words_of(m->content, strlen(m->content));
     const int rc = words ? sql_run(h, sql_bind(h, which, p, "it", m->row, words), p) : fault_nomem(p);
@@ -129,7 +130,7 @@ static int index_message(struct history *h, enum statement which, const struct m
 /* ---- add ---- */
 
 /* The title of a conversation without one: the first line of its first question. */
-static int title_from(struct history *h, struct conversation *c, const char *content, struct history_problem *p)
+static int title_from(struct history *h, struct conversation_row *c, const char *content, struct history_problem *p)
 {
     content += strspn(content, " \t\r\n");
     size_t n = strcspn(content, "\r\n");
@@ -150,7 +151,7 @@ static int title_from(struct history *h, struct conversation *c, const char *con
            owner_count(h, c->row >> OWNER_SHIFT, 0, 0, 0, more, p) ? -1 : 0;
 }
 
-int message_insert(struct history *h, struct owner *o, struct conversation *c, struct message *m, int64_t now,
+int message_insert(struct history *h, struct owner *o, struct conversation_row *c, struct message_row *m, int64_t now,
                    struct history_problem *p)
 {
     const int64_t bytes = message_bytes(m), tokens = m->tokens > 0 ? m->tokens : 0;
@@ -173,7 +174,7 @@ int message_insert(struct history *h, struct owner *o, struct conversation *c, s
 }
 
 /* Does the message exist? 0, or -1 with *p: parent_id is wrong. */
-static int check_parent(struct history *h, const struct conversation *c, int64_t parent, struct history_problem *p)
+static int check_parent(struct history *h, const struct conversation_row *c, int64_t parent, struct history_problem *p)
 {
     sqlite3_stmt *s = sql_bind(h, SQL_MESSAGE_PARENT, p, "ii", c->row, parent);
     const int rc = s ? sql_step(h, s, p) : -1;
@@ -185,9 +186,9 @@ static json_t *add(struct history *h, const char *owner, const char *id, const j
                    struct history_problem *p)
 {
     static const char *const needed[] = { "role", "content" };
-    struct conversation c;
+    struct conversation_row c;
     struct owner o;
-    struct message m = { .tokens = -1, .latency = -1, .content = "", .metadata = "{}" };
+    struct message_row m = { .tokens = -1, .latency = -1, .content = "", .metadata = "{}" };
     const enum presence parent = field_presence(fields, "parent_id");
     for (size_t i = 0; i < 2; i++)
         if (field_presence(fields, needed[i]) == ABSENT) {
@@ -222,7 +223,7 @@ json_t *history_add(struct history *h, const char *owner, const char *id, const 
 /* ---- read ---- */
 
 /* Memory of a message in an answer: its JSON tree and its text, escaped. */
-static size_t answer_bytes(const struct message *m)
+static size_t answer_bytes(const struct message_row *m)
 {
     size_t n = 0, controls = 0;
     for (const char *s = m->content; *s; s++, n++)
@@ -231,7 +232,7 @@ static size_t answer_bytes(const struct message *m)
 }
 
 /* Numbers of the messages from a root to `leaf`, malloc'd; *n of them.  NULL with *p. */
-static int64_t *branch_to(struct history *h, const struct conversation *c, int64_t leaf, int64_t *n,
+static int64_t *branch_to(struct history *h, const struct conversation_row *c, int64_t leaf, int64_t *n,
                           struct history_problem *p)
 {
     int64_t *list = malloc((size_t)(c->messages + 1) * sizeof *list), k = c->messages;
@@ -262,7 +263,7 @@ static int64_t *branch_to(struct history *h, const struct conversation *c, int64
 struct page { json_t *messages; const char *id; size_t bytes, held; int n, limit, more; };
 
 /* Add a message to the page.  1: it is full; 0: it has room; -1 with *p. */
-static int page_add(struct history *h, struct page *page, const struct message *m, struct history_problem *p)
+static int page_add(struct history *h, struct page *page, const struct message_row *m, struct history_problem *p)
 {
     page->bytes += answer_bytes(m);
     if (page->n == page->limit || (page->n && page->bytes > HISTORY_PAGE_BYTES)) {
@@ -276,10 +277,10 @@ static int page_add(struct history *h, struct page *page, const struct message *
     return j && json_array_append_new(page->messages, j) == 0 ? 0 : -1;
 }
 
-static int page_active(struct history *h, const struct conversation *c, int64_t after, struct page *page,
+static int page_active(struct history *h, const struct conversation_row *c, int64_t after, struct page *page,
                        struct history_problem *p)
 {
-    struct message m;
+    struct message_row m;
     int64_t n, *list = branch_to(h, c, c->active, &n, p);
     int rc = list ? 0 : -1;
     for (int64_t i = 0; i < n && rc == 0; i++)
@@ -289,10 +290,10 @@ static int page_active(struct history *h, const struct conversation *c, int64_t 
     return rc < 0 ? -1 : 0;
 }
 
-static int page_all(struct history *h, const struct conversation *c, int64_t after, struct page *page,
+static int page_all(struct history *h, const struct conversation_row *c, int64_t after, struct page *page,
                     struct history_problem *p)
 {
-    struct message m;
+    struct message_row m;
     int rc, full = 0;
     sqlite3_stmt *s = sql_bind(h, SQL_MESSAGE_LIST, p, "ii", c->row, after);
     while (!full && (rc = s ? sql_step(h, s, p) : -1) == 1) {
@@ -305,7 +306,7 @@ static int page_all(struct history *h, const struct conversation *c, int64_t aft
 json_t *history_messages_in(struct history *h, const char *owner, const char *id, const struct history_page *want,
                             size_t *held, struct history_problem *p)
 {
-    struct conversation c;
+    struct conversation_row c;
     struct owner o;
     struct page page = { .id = id, .limit = want->limit, .held = *held };
     if (conversation_find(h, owner, id, &o, &c, p))
@@ -335,9 +336,9 @@ json_t *history_messages(struct history *h, const char *owner, const char *id, c
 
 static json_t *message(struct history *h, const char *owner, const char *id, int64_t number, struct history_problem *p)
 {
-    struct conversation c;
+    struct conversation_row c;
     struct owner o;
-    struct message m;
+    struct message_row m;
     return conversation_find(h, owner, id, &o, &c, p) || find_message(h, &c, number, &m, p) ||
            ask_memory(h, answer_bytes(&m), p) ? NULL : json_or_nomem(&m, id, p);
 }
@@ -355,9 +356,9 @@ json_t *history_message(struct history *h, const char *owner, const char *id, in
 static json_t *edit(struct history *h, const char *owner, const char *id, int64_t number, const json_t *fields,
                     json_t *text, struct history_problem *p)
 {
-    struct conversation c;
+    struct conversation_row c;
     struct owner o;
-    struct message m, old;
+    struct message_row m, old;
     if (conversation_find(h, owner, id, &o, &c, p) || find_message(h, &c, number, &m, p))
         return NULL;
     old = m;
@@ -391,26 +392,27 @@ json_t *history_edit(struct history *h, const char *owner, const char *id, int64
 
 /* ---- delete ---- */
 
-struct node { int64_t number, parent; int gone; };
+struct message_node { int64_t number, parent; int gone; };
 
 /* All messages of a conversation by number, malloc'd.  NULL with *p. */
-static struct node *read_tree(struct history *h, const struct conversation *c, int64_t *n, struct history_problem *p)
+static struct message_node *read_tree(struct history *h, const struct conversation_row *c, int64_t *n,
+                                      struct history_problem *p)
 {
-    struct node *tree = malloc((size_t)(c->messages + 1) * sizeof *tree);
+    struct message_node *tree = malloc((size_t)(c->messages + 1) * sizeof *tree);
     sqlite3_stmt *s = tree ? sql_bind(h, SQL_MESSAGE_TREE, p, "i", c->row) : NULL;
     int rc = -1;
     *n = 0;
     if (!tree)
         fault_nomem(p);
     while (*n < c->messages && (rc = s ? sql_step(h, s, p) : -1) == 1)
-        tree[(*n)++] = (struct node){ sqlite3_column_int64(s, 0), number_of(s, 1), 0 };
+        tree[(*n)++] = (struct message_node){ sqlite3_column_int64(s, 0), number_of(s, 1), 0 };
     if (rc >= 0 || (s && c->messages == 0))
         return tree;
     free(tree);
     return NULL;
 }
 
-static struct node *node_of(struct node *tree, int64_t n, int64_t number)
+static struct message_node *node_of(struct message_node *tree, int64_t n, int64_t number)
 {
     for (int64_t low = 0, high = n; low < high;) {
         const int64_t at = (low + high) / 2;
@@ -426,11 +428,11 @@ static struct node *node_of(struct node *tree, int64_t n, int64_t number)
 
 /* The newest leaf below `top` (-1: of all) among the messages that stay; -1: none.  Parents come
  * before their children. */
-static int64_t newest_leaf(struct node *tree, int64_t n, int64_t top)
+static int64_t newest_leaf(struct message_node *tree, int64_t n, int64_t top)
 {
     int64_t leaf = -1;
     for (int64_t i = 0; i < n; i++) {
-        const struct node *up = tree[i].parent < 0 ? NULL : node_of(tree, n, tree[i].parent);
+        const struct message_node *up = tree[i].parent < 0 ? NULL : node_of(tree, n, tree[i].parent);
         const int below = top < 0 || tree[i].number == top || (up && up->gone == 2);
         if (tree[i].gone == 1 || !below)
             continue;
@@ -441,11 +443,11 @@ static int64_t newest_leaf(struct node *tree, int64_t n, int64_t top)
 }
 
 /* Delete the marked messages. */
-static int delete_marked(struct history *h, const struct conversation *c, const struct owner *o, struct node *tree,
-                         int64_t n, int64_t active, struct history_problem *p)
+static int delete_marked(struct history *h, const struct conversation_row *c, const struct owner *o,
+                         struct message_node *tree, int64_t n, int64_t active, struct history_problem *p)
 {
     int64_t gone = 0, tokens = 0, bytes = 0;
-    struct message m;
+    struct message_row m;
     for (int64_t i = 0; i < n; i++) {
         if (tree[i].gone != 1)
             continue;
@@ -466,26 +468,26 @@ static int delete_marked(struct history *h, const struct conversation *c, const 
 static int64_t remove_below(struct history *h, const char *owner, const char *id, int64_t number,
                             struct history_problem *p)
 {
-    struct conversation c;
+    struct conversation_row c;
     struct owner o;
     int64_t n = 0, gone = 0, rc = -1;
     if (conversation_find(h, owner, id, &o, &c, p))
         return -1;
-    struct node *tree = read_tree(h, &c, &n, p);
+    struct message_node *tree = read_tree(h, &c, &n, p);
     if (!tree)
         return -1;
-    const struct node *top = number ? node_of(tree, n, number) : NULL;
+    const struct message_node *top = number ? node_of(tree, n, number) : NULL;
     const int64_t parent = top ? top->parent : -1;
     if (number && !top) {
         fault_set(p, HISTORY_NOT_FOUND, NULL, "the conversation has no message %" PRId64, number);
         goto done;
     }
     for (int64_t i = 0; i < n; i++) {
-        const struct node *up = tree[i].parent < 0 ? NULL : node_of(tree, n, tree[i].parent);
+        const struct message_node *up = tree[i].parent < 0 ? NULL : node_of(tree, n, tree[i].parent);
         tree[i].gone = !number || tree[i].number == number || (up && up->gone);
         gone += tree[i].gone;
     }
-    const struct node *active = c.active < 0 ? NULL : node_of(tree, n, c.active);
+    const struct message_node *active = c.active < 0 ? NULL : node_of(tree, n, c.active);
     if (delete_marked(h, &c, &o, tree, n, active && !active->gone ? c.active : newest_leaf(tree, n, parent), p) == 0)
         rc = gone;
 done:

@@ -115,7 +115,7 @@ static char *export(struct history *h, const char *owner, const char *id, int ma
     *name = NULL;
     if (sql_begin(h, 0, p))
         return NULL;
-    struct conversation c;
+    struct conversation_row c;
     struct owner o;
     json_t *conversation = conversation_find(h, owner, id, &o, &c, p) ? NULL : conversation_json(&c),
            *messages = conversation ? all_messages(h, owner, id, markdown, p) : NULL;
@@ -190,7 +190,7 @@ static int has_number(const struct numbers *k, int64_t number)
     return 0;
 }
 
-static int tree_fields(const json_t *fields, struct message *m, struct numbers *k, struct history_problem *p)
+static int tree_fields(const json_t *fields, struct message_row *m, struct numbers *k, struct history_problem *p)
 {
     const int64_t before = k->n ? k->list[k->n - 1] : 0;
     m->parent = -1;
@@ -211,10 +211,10 @@ static int tree_fields(const json_t *fields, struct message *m, struct numbers *
     return 0;
 }
 
-static int import_message(struct history *h, struct owner *o, struct conversation *c, const json_t *fields,
+static int import_message(struct history *h, struct owner *o, struct conversation_row *c, const json_t *fields,
                           struct numbers *k, struct history_problem *p)
 {
-    struct message m = { .role = -1, .tokens = -1, .latency = -1, .metadata = "{}", .created = c->updated };
+    struct message_row m = { .role = -1, .tokens = -1, .latency = -1, .metadata = "{}", .created = c->updated };
     if (!json_is_object(fields))
         return fault_set(p, HISTORY_BAD_VALUE, "messages", "messages: found %s, expected objects", js_kind(fields));
     json_t *text = json_array();
@@ -229,7 +229,7 @@ static int import_message(struct history *h, struct owner *o, struct conversatio
     return rc ? -1 : 0;
 }
 
-static int import_messages(struct history *h, struct owner *o, struct conversation *c, const json_t *list,
+static int import_messages(struct history *h, struct owner *o, struct conversation_row *c, const json_t *list,
                            struct numbers *k, struct history_problem *p)
 {
     size_t i;
@@ -249,7 +249,7 @@ static int import_messages(struct history *h, struct owner *o, struct conversati
 }
 
 /* active_leaf of the imported conversation, which has all its messages by now. */
-static int import_active(struct history *h, struct conversation *c, const json_t *fields, const struct numbers *k,
+static int import_active(struct history *h, struct conversation_row *c, const json_t *fields, const struct numbers *k,
                          struct history_problem *p)
 {
     int64_t active = c->active;
@@ -291,7 +291,7 @@ static json_t *import(struct history *h, const char *owner, const json_t *doc, i
                       struct numbers *k, struct history_problem *p)
 {
     const json_t *fields = conversation_of(doc, p);
-    struct conversation c = { .settings = "{}", .tags = "[]", .next_message = 1, .active = -1 };
+    struct conversation_row c = { .settings = "{}", .tags = "[]", .next_message = 1, .active = -1 };
     struct owner o;
     char id[HISTORY_ID + 1];
     c.created = c.updated = history_now_ms();

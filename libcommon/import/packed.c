@@ -22,7 +22,7 @@ struct scheme {
 };
 enum { MAX_SCHEMES = 16 };
 
-struct indexer {
+struct packed_indexer {
     struct source *s;
     struct err *e;
     struct scheme schemes[MAX_SCHEMES];
@@ -38,13 +38,13 @@ static int64_t div_up(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
 /* ---- the configuration ---- */
 
-static int config_fail(const struct indexer *x, const char *key, const char *what)
+static int config_fail(const struct packed_indexer *x, const char *key, const char *what)
 {
     return err_set(x->e, ERR_UNSUPPORTED, "%s: quantization_config: %s: %s", x->s->path, key, what);
 }
 
 /* Every key that says something is one of `known`, which ends with NULL. */
-static int check_keys(const struct indexer *x, const json_t *o, const char *const *known)
+static int check_keys(const struct packed_indexer *x, const json_t *o, const char *const *known)
 {
     const char *key;
     json_t *v;
@@ -66,7 +66,7 @@ static int check_keys(const struct indexer *x, const json_t *o, const char *cons
 }
 
 /* The index in `allowed` of the string at key (0 if absent), or -1 with *e if it is not there. */
-static int one_of(const struct indexer *x, const json_t *o, const char *key, const char *const *allowed)
+static int one_of(const struct packed_indexer *x, const json_t *o, const char *key, const char *const *allowed)
 {
     const char *found;
     if (js_string_or(o, key, allowed[0], &found, x->e) < 0)
@@ -78,14 +78,15 @@ static int one_of(const struct indexer *x, const json_t *o, const char *key, con
                    allowed[1] ? " or \"" : "", allowed[1] ? allowed[1] : "", allowed[1] ? "\"" : "");
 }
 
-static int group_size_at(const struct indexer *x, const json_t *o, const char *key, int64_t otherwise, int64_t *out)
+static int group_size_at(const struct packed_indexer *x, const json_t *o, const char *key, int64_t otherwise,
+                         int64_t *out)
 {
     if (js_int_or(o, key, -1, INT32_MAX, otherwise, out, x->e) < 0)
         return err_prefix(x->e, "%s: quantization_config", x->s->path);
     return *out == 0 ? config_fail(x, key, "0 is no size") : 0;
 }
 
-static int gptq_config(struct indexer *x, const json_t *q)
+static int gptq_config(struct packed_indexer *x, const json_t *q)
 {
     static const char *const known[] = { "quant_method", "bits", "group_size", "desc_act", "sym", "checkpoint_format",
                                          "format", "pack_dtype", "lm_head",
@@ -114,7 +115,7 @@ static int gptq_config(struct indexer *x, const json_t *q)
     return group_size_at(x, q, "group_size", -1, &c->group_size);
 }
 
-static int awq_config(struct indexer *x, const json_t *q)
+static int awq_config(struct packed_indexer *x, const json_t *q)
 {
     static const char *const known[] = { "quant_method", "bits", "w_bit", "group_size", "q_group_size", "zero_point",
                                          "version", "modules_to_not_convert", "backend", "do_fuse", "fuse_max_seq_len",
@@ -134,7 +135,7 @@ static int awq_config(struct indexer *x, const json_t *q)
 }
 
 /* [rows, columns] of a block of scales. */
-static int block_at(const struct indexer *x, const json_t *o, const char *key, int64_t block[2])
+static int block_at(const struct packed_indexer *x, const json_t *o, const char *key, int64_t block[2])
 {
     const json_t *v = js_get(o, key);
     for (int i = 0; i < 2; i++) {
@@ -146,7 +147,7 @@ static int block_at(const struct indexer *x, const json_t *o, const char *key, i
     return 0;
 }
 
-static int fp8_config(struct indexer *x, const json_t *q)
+static int fp8_config(struct packed_indexer *x, const json_t *q)
 {
     static const char *const known[] = { "quant_method", "fmt", "activation_scheme", "weight_block_size",
                                          "modules_to_not_convert", "ignored_layers", "scale_fmt", "activation_scale_ub",
@@ -167,13 +168,13 @@ static int fp8_config(struct indexer *x, const json_t *q)
     return 0;
 }
 
-static int mxfp4_config(struct indexer *x, const json_t *q)
+static int mxfp4_config(struct packed_indexer *x, const json_t *q)
 {
     static const char *const known[] = { "quant_method", "modules_to_not_convert", "dequantize", NULL };
     return check_keys(x, q, known);
 }
 
-static int bitnet_config(struct indexer *x, const json_t *q)
+static int bitnet_config(struct packed_indexer *x, const json_t *q)
 {
     static const char *const known[] = { "quant_method", "modules_to_not_convert", "linear_class", "quantization_mode",
                                          "rms_norm_eps", NULL };
@@ -187,7 +188,7 @@ static int bitnet_config(struct indexer *x, const json_t *q)
 }
 
 /* NVFP4's groups are of 16. */
-static int nvfp4_group(const struct indexer *x, const json_t *o)
+static int nvfp4_group(const struct packed_indexer *x, const json_t *o)
 {
     int64_t size;
     if (group_size_at(x, o, "group_size", 16, &size) < 0)
@@ -197,7 +198,7 @@ static int nvfp4_group(const struct indexer *x, const json_t *o)
 }
 
 /* "weights" of one of compressed-tensors' config_groups. */
-static int ct_weights(struct indexer *x, const json_t *w)
+static int ct_weights(struct packed_indexer *x, const json_t *w)
 {
     static const char *const known[] = { "num_bits", "type", "strategy", "group_size", "symmetric", "dynamic",
                                          "actorder", "block_structure", "observer", "observer_kwargs", "scale_dtype",
@@ -227,7 +228,7 @@ static int ct_weights(struct indexer *x, const json_t *w)
     return strategy == BY_BLOCK ? block_at(x, w, "block_structure", c->block) : 0;
 }
 
-static int ct_config(struct indexer *x, const json_t *q)
+static int ct_config(struct packed_indexer *x, const json_t *q)
 {
     /* input and output activations, the cache: ignored, as we compute with floats or int8 */
     static const char *const known[] = { "quant_method", "format", "config_groups", "ignore", "quantization_status",
@@ -259,7 +260,7 @@ static int ct_config(struct indexer *x, const json_t *q)
 }
 
 /* ModelOpt: quantization_config in config.json, or "quantization" in hf_quant_config.json. */
-static int modelopt_config(struct indexer *x, const json_t *q)
+static int modelopt_config(struct packed_indexer *x, const json_t *q)
 {
     /* rounding of input activations and of the cache; matrices left out, which the tensors tell */
     static const char *const known[] = { "quant_method", "quant_algo", "config_groups", "ignore", "kv_cache_scheme",
@@ -282,7 +283,7 @@ static void shape_text(char *out, size_t room, const struct source_tensor *t)
         snprintf(out + at, room - at, "]");
 }
 
-static int part_fail(const struct indexer *x, const struct source_tensor *t, const char *expected)
+static int part_fail(const struct packed_indexer *x, const struct source_tensor *t, const char *expected)
 {
     char shape[112];
     shape_text(shape, sizeof shape, t);
@@ -292,7 +293,7 @@ static int part_fail(const struct indexer *x, const struct source_tensor *t, con
 
 /* The tensor that lies beside `main` under another ending; it is dropped from the list.  NULL:
  * there is none; *e is set if it has to be there. */
-static const struct source_tensor *beside(const struct indexer *x, const struct source_tensor *main, size_t stem,
+static const struct source_tensor *beside(const struct packed_indexer *x, const struct source_tensor *main, size_t stem,
                                           const char *end, int required)
 {
     char name[512];
@@ -326,8 +327,8 @@ static void part_set(struct source_tensor *part, const struct source_tensor *t)
 }
 
 /* A part of the shape [a, b] (n 1: [a]) and of 32-bit words or floats. */
-static int part_take(const struct indexer *x, struct source_tensor *part, const struct source_tensor *t, int words,
-                     int n, int64_t a, int64_t b)
+static int part_take(const struct packed_indexer *x, struct source_tensor *part, const struct source_tensor *t,
+                     int words, int n, int64_t a, int64_t b)
 {
     char want[96];
     if (n == 1)
@@ -341,7 +342,7 @@ static int part_take(const struct indexer *x, struct source_tensor *part, const 
 }
 
 /* The group of each input: kept only where that differs from their order. */
-static int order_take(const struct indexer *x, struct packed *p, const struct source_tensor *t)
+static int order_take(const struct packed_indexer *x, struct packed *p, const struct source_tensor *t)
 {
     int plain = 1;
     if (part_take(x, &p->order, t, 1, 1, p->cols, 0) < 0)
@@ -360,7 +361,7 @@ static int order_take(const struct indexer *x, struct packed *p, const struct so
 }
 
 /* Codes of words, scales and zero points [groups][rows]: GPTQ and AWQ. */
-static int grouped_take(struct indexer *x, struct packed *p, const struct source_tensor *main, size_t stem)
+static int grouped_take(struct packed_indexer *x, struct packed *p, const struct source_tensor *main, size_t stem)
 {
     const struct scheme *c = &x->schemes[0];
     const struct source_tensor *scales = beside(x, main, stem, ".scales", 1),
@@ -421,8 +422,8 @@ static int scales_fit(struct packed *p, const struct source_tensor *t, const str
 }
 
 /* The first scheme whose bits and scales fit; p->rows and cols are set. */
-static const struct scheme *scheme_of(const struct indexer *x, struct packed *p, const struct source_tensor *main,
-                                      const struct source_tensor *scale, int floats)
+static const struct scheme *scheme_of(const struct packed_indexer *x, struct packed *p,
+                                      const struct source_tensor *main, const struct source_tensor *scale, int floats)
 {
     for (int i = 0; i < x->n_schemes; i++) {
         const struct scheme *c = &x->schemes[i];
@@ -439,7 +440,7 @@ static const struct scheme *scheme_of(const struct indexer *x, struct packed *p,
 }
 
 /* compressed-tensors' weight_shape: the matrix before packing. */
-static int shape_take(const struct indexer *x, struct packed *p, const struct source_tensor *t)
+static int shape_take(const struct packed_indexer *x, struct packed *p, const struct source_tensor *t)
 {
     float size[2];
     if (!has_dims(t, 1, 2, 0, 0) || (t->type != GGML_I32 && t->type != GGML_I64))
@@ -452,7 +453,7 @@ static int shape_take(const struct indexer *x, struct packed *p, const struct so
                          (double)size[0], (double)size[1]) : 0;
 }
 
-static int words_take(struct indexer *x, struct packed *p, const struct source_tensor *main, size_t stem)
+static int words_take(struct packed_indexer *x, struct packed *p, const struct source_tensor *main, size_t stem)
 {
     const struct source_tensor *shape = beside(x, main, stem, ".weight_shape", 1),
                                *scale = shape ? beside(x, main, stem, ".weight_scale", 1) : NULL;
@@ -477,7 +478,7 @@ static int words_take(struct indexer *x, struct packed *p, const struct source_t
 }
 
 /* A plain matrix of 8-bit numbers with scales beside it. */
-static int bytes_take(struct indexer *x, struct packed *p, const struct source_tensor *main, size_t stem)
+static int bytes_take(struct packed_indexer *x, struct packed *p, const struct source_tensor *main, size_t stem)
 {
     const int floats = p->layout == PACKED_F8;
     const struct source_tensor *scale = floats ? beside(x, main, stem, ".weight_scale_inv", 0) : NULL,
@@ -504,7 +505,7 @@ static int bytes_take(struct indexer *x, struct packed *p, const struct source_t
     return 0;
 }
 
-static int mxfp4_take(struct indexer *x, struct packed *p, const struct source_tensor *main, size_t stem)
+static int mxfp4_take(struct packed_indexer *x, struct packed *p, const struct source_tensor *main, size_t stem)
 {
     const struct source_tensor *scale = beside(x, main, stem, "_scales", 1);
     if (!scale)
@@ -529,7 +530,8 @@ static int mxfp4_take(struct indexer *x, struct packed *p, const struct source_t
 }
 
 /* The f32 scale of the whole matrix; compressed-tensors stores its reciprocal. */
-static int tensor_scale_take(const struct indexer *x, struct packed *p, const struct source_tensor *t, int reciprocal)
+static int tensor_scale_take(const struct packed_indexer *x, struct packed *p, const struct source_tensor *t,
+                             int reciprocal)
 {
     if (t->type != GGML_F32 || t->size != sizeof(float))
         return part_fail(x, t, "one number of F32");
@@ -541,7 +543,7 @@ static int tensor_scale_take(const struct indexer *x, struct packed *p, const st
     return 0;
 }
 
-static int nvfp4_take(struct indexer *x, struct packed *p, const struct source_tensor *main, size_t stem)
+static int nvfp4_take(struct packed_indexer *x, struct packed *p, const struct source_tensor *main, size_t stem)
 {
     const int reciprocal = ends_with(main->name, "_packed");
     const struct source_tensor *scale = beside(x, main, stem, ".weight_scale", 1), *whole = !scale ? NULL
@@ -563,7 +565,7 @@ static int nvfp4_take(struct indexer *x, struct packed *p, const struct source_t
     return tensor_scale_take(x, p, whole, reciprocal);
 }
 
-static int ternary_take(struct indexer *x, struct packed *p, const struct source_tensor *main, size_t stem)
+static int ternary_take(struct packed_indexer *x, struct packed *p, const struct source_tensor *main, size_t stem)
 {
     static const struct scheme whole = { .strategy = BY_TENSOR };
     const struct source_tensor *scale = beside(x, main, stem, ".weight_scale", 1);
@@ -588,7 +590,7 @@ struct packed_kind {
     const char *name;                   /* takes the place of `end` */
     int type;
     enum packed_layout layout;
-    int (*take)(struct indexer *x, struct packed *p, const struct source_tensor *main, size_t stem);
+    int (*take)(struct packed_indexer *x, struct packed *p, const struct source_tensor *main, size_t stem);
 };
 
 static const struct packed_kind gptq_kinds[] = {
@@ -618,7 +620,7 @@ static const struct packed_kind ct_kinds[] = {
 
 static const struct packed_method {
     const char *name;
-    int (*config)(struct indexer *x, const json_t *q);
+    int (*config)(struct packed_indexer *x, const json_t *q);
     const struct packed_kind *kinds;
 } methods[] = {
     { "compressed-tensors", ct_config, ct_kinds }, { "fp8", fp8_config, fp8_kinds },
@@ -628,7 +630,7 @@ static const struct packed_method {
 };
 
 /* Make one tensor of the codes at index i and what belongs to them. */
-static int join(struct indexer *x, int i, const struct packed_kind *k)
+static int join(struct packed_indexer *x, int i, const struct packed_kind *k)
 {
     struct source_tensor *t = &x->s->tensors[i];
     const size_t stem = strlen(t->name) - strlen(k->end);
@@ -663,7 +665,7 @@ static int is_beside_weights(const char *name)
     return 0;
 }
 
-static int join_all(struct indexer *x, const struct packed_method *m)
+static int join_all(struct packed_indexer *x, const struct packed_method *m)
 {
     for (int i = 0; i < x->s->n_tensors; i++) {
         const struct source_tensor *t = &x->s->tensors[i];
@@ -678,7 +680,7 @@ static int join_all(struct indexer *x, const struct packed_method *m)
 }
 
 /* Take what was joined out of the list; the others move up. */
-static void close_ranks(struct indexer *x)
+static void close_ranks(struct packed_indexer *x)
 {
     int n = 0;
     for (int i = 0; i < x->s->n_tensors; i++) {
@@ -743,7 +745,7 @@ int packed_index(struct source *s, struct err *e)
     const struct packed_method *m = method_of(q);
     if (!m)
         return 0;
-    struct indexer x = { .s = s, .e = e };
+    struct packed_indexer x = { .s = s, .e = e };
     x.rename = calloc((size_t)s->n_tensors + 1, sizeof *x.rename);
     x.drop = calloc((size_t)s->n_tensors + 1, 1);
     int rc = x.rename && x.drop ? 0 : err_nomem(e, "tensor names");

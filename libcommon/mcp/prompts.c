@@ -7,7 +7,7 @@
 
 enum { MAX_ARGUMENTS = 2 };
 
-static const struct prompt {
+static const struct mcp_prompt {
     const char *name, *title, *description;
     struct { const char *name, *description; int required; const char *otherwise; } argument[MAX_ARGUMENTS];
     const char *text[MAX_ARGUMENTS];                    /* before each argument, in their order */
@@ -29,7 +29,7 @@ json_t *mcp_prompts(void)
     json_t *list = json_array();
     int bad = !list;
     for (int i = 0; i < N_PROMPTS; i++) {
-        const struct prompt *p = &prompts[i];
+        const struct mcp_prompt *p = &prompts[i];
         json_t *arguments = json_array();
         for (int k = 0; k < MAX_ARGUMENTS; k++)
             bad |= json_array_append_new(arguments, json_pack("{s:s, s:s, s:b}", "name", p->argument[k].name, "description",
@@ -45,7 +45,7 @@ json_t *mcp_prompts(void)
 }
 
 /* The value of argument k; NULL with *why. */
-static const char *value_of(const struct prompt *p, int k, const json_t *arguments, char why[160])
+static const char *value_of(const struct mcp_prompt *p, int k, const json_t *arguments, char why[160])
 {
     const json_t *v = json_object_get(arguments, p->argument[k].name);
     if (json_is_string(v))
@@ -58,7 +58,7 @@ static const char *value_of(const struct prompt *p, int k, const json_t *argumen
 
 json_t *mcp_prompt(const char *name, const json_t *arguments, char why[160])
 {
-    const struct prompt *p = prompts;
+    const struct mcp_prompt *p = prompts;
     const char *value[MAX_ARGUMENTS];
     size_t size = 1;
     while (p < prompts + N_PROMPTS && strcmp(p->name, name) != 0)

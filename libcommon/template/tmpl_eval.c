@@ -6,15 +6,15 @@
 /* Variables of one block.  A name is found in the innermost scope that has it, then among the
  * caller's variables, then among the global functions.  Macros keep the scope they were defined
  * in. */
-struct scope {
-    struct scope *parent;
+struct tmpl_scope {
+    struct tmpl_scope *parent;
     struct binding { const struct str *name; struct val v; } *b;
     int n, cap;
 };
 
 struct loop_state {
     const struct tmpl_node *node;
-    struct scope *scope;        /* around the loop: where a recursive call continues */
+    struct tmpl_scope *scope;        /* around the loop: where a recursive call continues */
     struct iter it;
     struct val sequence, before, now, after, changed;
     int64_t index0;
@@ -29,14 +29,14 @@ static enum flow exec_all(struct vm *vm, const struct nodes *body);
 
 /* ---- scopes */
 
-static struct scope *push_scope(struct vm *vm, struct scope *parent)
+static struct tmpl_scope *push_scope(struct vm *vm, struct tmpl_scope *parent)
 {
-    struct scope *s = vm_alloc(vm, sizeof *s);
+    struct tmpl_scope *s = vm_alloc(vm, sizeof *s);
     s->parent = parent;
     return s;
 }
 
-static void bind(struct vm *vm, struct scope *s, const struct str *name, struct val v)
+static void bind(struct vm *vm, struct tmpl_scope *s, const struct str *name, struct val v)
 {
     for (int i = 0; i < s->n; i++)
         if (s->b[i].name == name) {
@@ -57,7 +57,7 @@ static void bind(struct vm *vm, struct scope *s, const struct str *name, struct 
 
 static struct val lookup(struct vm *vm, const struct str *name)
 {
-    for (const struct scope *s = vm->scope; s; s = s->parent) {
+    for (const struct tmpl_scope *s = vm->scope; s; s = s->parent) {
         for (int i = 0; i < s->n; i++)
             if (s->b[i].name == name)
                 return s->b[i].v;
@@ -253,7 +253,7 @@ static struct val call_macro(struct vm *vm, const struct macro *m, const struct 
     const struct tmpl_node *def = m->def;
     int name_size = def->name ? def->name->size > 100 ? 100 : (int)def->name->size : 6;
     const char *name = def->name ? def->name->data : "caller";
-    struct scope *s = push_scope(vm, m->closure), *outer = vm->scope;
+    struct tmpl_scope *s = push_scope(vm, m->closure), *outer = vm->scope;
     int line = vm->line;
     struct val rest = extra_kwargs(vm, def, args);
     if (def->uses_kwargs)
@@ -300,7 +300,7 @@ static struct val call_loop(struct vm *vm, const struct loop_state *l, const str
     if (args->n_pos != 1 || args->n_kw)
         fail(vm, "loop() takes one argument: the sequence to walk");
     size_t from = vm->out.size;
-    struct scope *outer = vm->scope;
+    struct tmpl_scope *outer = vm->scope;
     vm->scope = l->scope;
     exec_for(vm, l->node, args->pos[0], l->depth0 + 1);
     vm->scope = outer;
@@ -563,7 +563,7 @@ struct val macro_attr(struct vm *vm, const struct macro *m, const char *name)
 static struct val filtered(struct vm *vm, const struct tmpl_node *n, struct val sequence)
 {
     struct val kept = val_list(vm, 0), item;
-    struct scope *outer = vm->scope;
+    struct tmpl_scope *outer = vm->scope;
     struct iter it;
     vm->scope = push_scope(vm, outer);
     iter_init(vm, &it, sequence);
@@ -579,7 +579,7 @@ static struct val filtered(struct vm *vm, const struct tmpl_node *n, struct val 
 
 static enum flow exec_for(struct vm *vm, const struct tmpl_node *n, struct val sequence, int depth0)
 {
-    struct scope *outer = vm->scope, *inner = NULL;
+    struct tmpl_scope *outer = vm->scope, *inner = NULL;
     struct loop_state *l = vm_alloc(vm, sizeof *l);
     enum flow flow = FLOW_NEXT;
     int completed = 0;
@@ -632,9 +632,9 @@ static void print(struct vm *vm, struct val v)
 }
 
 /* Statements in a scope of their own. */
-static enum flow exec_scoped(struct vm *vm, const struct nodes *body, struct scope *parent)
+static enum flow exec_scoped(struct vm *vm, const struct nodes *body, struct tmpl_scope *parent)
 {
-    struct scope *outer = vm->scope;
+    struct tmpl_scope *outer = vm->scope;
     deeper(vm);
     vm->scope = push_scope(vm, parent);
     enum flow flow = exec_all(vm, body);
@@ -648,7 +648,7 @@ static enum flow exec_scoped(struct vm *vm, const struct nodes *body, struct sco
 static enum flow exec_text_block(struct vm *vm, const struct tmpl_node *n)
 {
     enum flow flow;
-    struct scope *outer = vm->scope;
+    struct tmpl_scope *outer = vm->scope;
     deeper(vm);
     vm->scope = push_scope(vm, outer);
     struct val text = capture(vm, &n->items, &flow);
@@ -669,7 +669,7 @@ static enum flow exec_text_block(struct vm *vm, const struct tmpl_node *n)
 
 static enum flow exec_with(struct vm *vm, const struct tmpl_node *n)
 {
-    struct scope *outer = vm->scope, *inner = push_scope(vm, outer);
+    struct tmpl_scope *outer = vm->scope, *inner = push_scope(vm, outer);
     deeper(vm);
     for (int i = 0; i < n->orelse.n; i += 2) {          /* all values are read outside */
         vm->scope = outer;

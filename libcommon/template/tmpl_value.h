@@ -64,7 +64,7 @@ struct range { int64_t start, stop, step; size_t n; };
 struct undef { struct val key; uint8_t owner; const char *hint; };
 struct bound_method { struct val self; const struct builtin *fn; };
 struct joiner { struct val sep; int used; };
-struct macro { const struct tmpl_node *def; struct scope *closure; };
+struct macro { const struct tmpl_node *def; struct tmpl_scope *closure; };
 
 struct iter { struct val of; size_t i, n; };
 struct gen {                    /* a lazy sequence; it can be walked once */
@@ -110,7 +110,7 @@ struct vm {
     int nest;                   /* C recursion, whatever the reason */
     int autoescape;
     int64_t now;
-    struct scope *scope, *root;
+    struct tmpl_scope *scope, *root;
     struct val vars;            /* the variables of the caller: K_DICT */
     const struct tmpl *t;
 };

@@ -11,15 +11,15 @@ enum { MAX_NAME = 128, SCAN_WORK = 8, SCAN_FREE = 65536 };
 
 /* ---- the end of a JSON value ---- */
 
-struct span { const char *p, *end; };
+struct text_span { const char *p, *end; };
 
-static void skip_blanks(struct span *s)
+static void skip_blanks(struct text_span *s)
 {
     while (s->p < s->end && strchr(" \t\r\n", *s->p) && *s->p)
         s->p++;
 }
 
-static int skip_string(struct span *s)
+static int skip_string(struct text_span *s)
 {
     for (s->p++; s->p < s->end && *s->p != '"'; s->p++)
         if (*s->p == '\\' && ++s->p == s->end)
@@ -27,9 +27,9 @@ static int skip_string(struct span *s)
     return s->p++ < s->end ? 0 : -1;
 }
 
-static int skip_value(struct span *s, int depth);
+static int skip_value(struct text_span *s, int depth);
 
-static int skip_members(struct span *s, int depth, char close)
+static int skip_members(struct text_span *s, int depth, char close)
 {
     s->p++;
     skip_blanks(s);
@@ -61,7 +61,7 @@ static int skip_members(struct span *s, int depth, char close)
 
 /* Move after the value at s->p.  -1: there is none, or it is not complete; strings and numbers
  * are checked later, by the parser.  The depth is limited, so the work for a text is, too. */
-static int skip_value(struct span *s, int depth)
+static int skip_value(struct text_span *s, int depth)
 {
     skip_blanks(s);
     if (s->p == s->end || depth > SCAN_MAX_DEPTH)
@@ -159,14 +159,14 @@ static void value_calls(struct scan *s, json_t *v)
 
 /* ---- marks around JSON ---- */
 
-static int starts(const struct span *s, const char *word)
+static int starts(const struct text_span *s, const char *word)
 {
     const size_t n = strlen(word);
     return (size_t)(s->end - s->p) >= n && memcmp(s->p, word, n) == 0;
 }
 
 /* A name up to one of the bytes of `stop`. */
-static void take_name(struct scan *s, struct span *t, const char *stop)
+static void take_name(struct scan *s, struct text_span *t, const char *stop)
 {
     size_t n = 0;
     while (t->p < t->end && !strchr(stop, *t->p) && n < MAX_NAME)
@@ -175,7 +175,7 @@ static void take_name(struct scan *s, struct span *t, const char *stop)
 }
 
 /* Skip a fence or tag, if there is one at t->p.  0: there is none. */
-static int mark(struct scan *s, struct span *t)
+static int mark(struct scan *s, struct text_span *t)
 {
     if (starts(t, "```")) {
         t->p += 3;
@@ -211,7 +211,7 @@ static int mark(struct scan *s, struct span *t)
 json_t *call_scan(const char *text, size_t size, struct err *e)
 {
     struct scan s = { .calls = json_array(), .e = e };
-    struct span t = { text, text + size };
+    struct text_span t = { text, text + size };
     struct err ignored;
     size_t work = 0;                    /* bytes of texts that were no value */
     if (!s.calls) {
@@ -221,7 +221,7 @@ json_t *call_scan(const char *text, size_t size, struct err *e)
     while (t.p < t.end && !s.failed && work <= SCAN_WORK * size + SCAN_FREE) {
         if (mark(&s, &t))
             continue;
-        struct span v = t;
+        struct text_span v = t;
         json_t *json = NULL;
         if ((*t.p == '{' || *t.p == '[') && skip_value(&v, 0) == 0)
             json = js_parse("call", t.p, (size_t)(v.p - t.p), &ignored);

@@ -10,7 +10,7 @@
 
 enum { MAX_NAME = 256 };
 
-struct step { enum { STEP_NAME, STEP_INDEX, STEP_ALL } kind; char name[MAX_NAME]; long index; };
+struct path_step { enum { STEP_NAME, STEP_INDEX, STEP_ALL } kind; char name[MAX_NAME]; long index; };
 
 static int malformed(const char *path, const char *p, const char *expected, struct err *e)
 {
@@ -18,7 +18,7 @@ static int malformed(const char *path, const char *p, const char *expected, stru
 }
 
 /* A quoted name after '['; \ takes the next character as it is. */
-static int quoted_name(const char *path, const char **at, struct step *s, struct err *e)
+static int quoted_name(const char *path, const char **at, struct path_step *s, struct err *e)
 {
     const char *p = *at;
     const char quote = *p++;
@@ -35,7 +35,7 @@ static int quoted_name(const char *path, const char **at, struct step *s, struct
     return 0;
 }
 
-static int bracket(const char *path, const char **at, struct step *s, struct err *e)
+static int bracket(const char *path, const char **at, struct path_step *s, struct err *e)
 {
     const char *p = *at;
     char *end;
@@ -60,7 +60,7 @@ static int bracket(const char *path, const char **at, struct step *s, struct err
 }
 
 /* Read the next step of the path at *at. */
-static int read_step(const char *path, const char **at, struct step *s, struct err *e)
+static int read_step(const char *path, const char **at, struct path_step *s, struct err *e)
 {
     const char *p = *at;
     if (*p == '[') {
@@ -84,7 +84,7 @@ static int read_step(const char *path, const char **at, struct step *s, struct e
 
 static json_t *walk(json_t *v, const char *path, const char *at, int steps, struct err *e)
 {
-    struct step s;
+    struct path_step s;
     json_t *next = NULL, *x;
     size_t i;
     const char *from = at;

@@ -9,7 +9,7 @@
 #include "libcommon/tools/internal.h"
 
 /* The arguments of one run; texts that were not given are NULL. */
-struct request {
+struct string_request {
     const char *text, *old, *new, *separator;
     size_t n_text, n_old, n_new, n_separator;
     const json_t *items, *start, *end, *times;
@@ -49,7 +49,7 @@ static void add_list(struct tool_text *out, json_t *list)
 
 enum letters { UPPER, LOWER, TITLE, CAPITALIZE };
 
-static void change_letters(const struct request *r, enum letters how, struct tool_text *out)
+static void change_letters(const struct string_request *r, enum letters how, struct tool_text *out)
 {
     int n, inside = 0;
     for (size_t i = 0; i < r->n_text; i += (size_t)n) {
@@ -64,10 +64,10 @@ static void change_letters(const struct request *r, enum letters how, struct too
     }
 }
 
-static void upper(const struct request *r, struct tool_text *out) { change_letters(r, UPPER, out); }
-static void lower(const struct request *r, struct tool_text *out) { change_letters(r, LOWER, out); }
-static void title(const struct request *r, struct tool_text *out) { change_letters(r, TITLE, out); }
-static void capitalize(const struct request *r, struct tool_text *out) { change_letters(r, CAPITALIZE, out); }
+static void upper(const struct string_request *r, struct tool_text *out) { change_letters(r, UPPER, out); }
+static void lower(const struct string_request *r, struct tool_text *out) { change_letters(r, LOWER, out); }
+static void title(const struct string_request *r, struct tool_text *out) { change_letters(r, TITLE, out); }
+static void capitalize(const struct string_request *r, struct tool_text *out) { change_letters(r, CAPITALIZE, out); }
 
 /* ---- whole texts ---- */
 
@@ -76,7 +76,7 @@ static int space_at(const char *s, size_t size, size_t i, int *n)
     return utf8_is_space(utf8_next(s + i, size - i, n));
 }
 
-static void trim(const struct request *r, struct tool_text *out)
+static void trim(const struct string_request *r, struct tool_text *out)
 {
     size_t from = 0, to = r->n_text;
     int n;
@@ -87,7 +87,7 @@ static void trim(const struct request *r, struct tool_text *out)
     text_add(out, r->text + from, to - from);
 }
 
-static void reverse(const struct request *r, struct tool_text *out)
+static void reverse(const struct string_request *r, struct tool_text *out)
 {
     for (size_t i = r->n_text; i > 0;) {
         const size_t before = utf8_prev(r->text, i);
@@ -96,10 +96,13 @@ static void reverse(const struct request *r, struct tool_text *out)
     }
 }
 
-static void length(const struct request *r, struct tool_text *out) { add_number(out, utf8_count(r->text, r->n_text)); }
+static void length(const struct string_request *r, struct tool_text *out)
+{
+    add_number(out, utf8_count(r->text, r->n_text));
+}
 
 /* Call fn for each word, which is what white space separates.  Returns their number. */
-static size_t each_word(const struct request *r, json_t *list)
+static size_t each_word(const struct string_request *r, json_t *list)
 {
     size_t i = 0, words = 0;
     int n;
@@ -116,18 +119,18 @@ static size_t each_word(const struct request *r, json_t *list)
     return words;
 }
 
-static void words(const struct request *r, struct tool_text *out) { add_number(out, each_word(r, NULL)); }
+static void words(const struct string_request *r, struct tool_text *out) { add_number(out, each_word(r, NULL)); }
 
 /* ---- searching ---- */
 
 /* The offset of the next occurrence from `from` on; n_text: none. */
-static size_t find_next(const struct request *r, const char *what, size_t n_what, size_t from)
+static size_t find_next(const struct string_request *r, const char *what, size_t n_what, size_t from)
 {
     const char *p = n_what ? memmem(r->text + from, r->n_text - from, what, n_what) : NULL;
     return p ? (size_t)(p - r->text) : r->n_text;
 }
 
-static void split(const struct request *r, struct tool_text *out)
+static void split(const struct string_request *r, struct tool_text *out)
 {
     json_t *list = json_array();
     if (!r->n_separator) {
@@ -144,7 +147,7 @@ static void split(const struct request *r, struct tool_text *out)
     add_list(out, list);
 }
 
-static void join(const struct request *r, struct tool_text *out)
+static void join(const struct string_request *r, struct tool_text *out)
 {
     const json_t *item;
     size_t i;
@@ -155,7 +158,7 @@ static void join(const struct request *r, struct tool_text *out)
     }
 }
 
-static void replace(const struct request *r, struct tool_text *out)
+static void replace(const struct string_request *r, struct tool_text *out)
 {
     for (size_t i = 0; i < r->n_text && !out->error;) {
         const size_t at = find_next(r, r->old, r->n_old, i);
@@ -167,7 +170,7 @@ static void replace(const struct request *r, struct tool_text *out)
     }
 }
 
-static void count(const struct request *r, struct tool_text *out)
+static void count(const struct string_request *r, struct tool_text *out)
 {
     size_t n = 0;
     for (size_t at = 0; (at = find_next(r, r->old, r->n_old, at)) < r->n_text; at += r->n_old)
@@ -175,7 +178,7 @@ static void count(const struct request *r, struct tool_text *out)
     add_number(out, n);
 }
 
-static void find(const struct request *r, struct tool_text *out)
+static void find(const struct string_request *r, struct tool_text *out)
 {
     const size_t at = find_next(r, r->old, r->n_old, 0);
     if (at == r->n_text)
@@ -191,7 +194,7 @@ static size_t position(const json_t *v, size_t otherwise, size_t n)
     return at < 0 ? 0 : (size_t)at > n ? n : (size_t)at;
 }
 
-static void substring(const struct request *r, struct tool_text *out)
+static void substring(const struct string_request *r, struct tool_text *out)
 {
     const size_t n = utf8_count(r->text, r->n_text), from = position(r->start, 0, n), to = position(r->end, n, n);
     const size_t a = utf8_offset(r->text, r->n_text, from), b = utf8_offset(r->text, r->n_text, to);
@@ -199,7 +202,7 @@ static void substring(const struct request *r, struct tool_text *out)
         text_add(out, r->text + a, b - a);
 }
 
-static void repeat(const struct request *r, struct tool_text *out)
+static void repeat(const struct string_request *r, struct tool_text *out)
 {
     const json_int_t times = json_integer_value(r->times);
     for (json_int_t i = 0; i < times && r->n_text && !out->error; i++)
@@ -209,7 +212,7 @@ static void repeat(const struct request *r, struct tool_text *out)
 static const struct operation {
     const char *name;
     const char *needs[2];               /* arguments; NULL: no more */
-    void (*run)(const struct request *r, struct tool_text *out);
+    void (*run)(const struct string_request *r, struct tool_text *out);
 } operations[] = {
     { "upper", { "text" }, upper }, { "lower", { "text" }, lower }, { "title", { "text" }, title },
     { "capitalize", { "text" }, capitalize }, { "trim", { "text" }, trim }, { "reverse", { "text" }, reverse },
@@ -230,7 +233,7 @@ char *run_string_ops(const struct native_env *env, const json_t *arguments, stru
     const char *name = json_string_value(json_object_get(arguments, "operation"));
     const struct operation *op = operations;
     struct tool_text out = { 0 };
-    struct request r = { .items = js_get(arguments, "items"), .start = js_get(arguments, "start"),
+    struct string_request r = { .items = js_get(arguments, "items"), .start = js_get(arguments, "start"),
                          .end = js_get(arguments, "end"), .times = js_get(arguments, "times") };
     (void)env;
     while (strcmp(op->name, name) != 0)         /* the schema lists the names of this table */

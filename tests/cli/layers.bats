@@ -21,6 +21,15 @@
   [ -z "$bad" ] || { echo "$bad"; return 1; }
 }
 
+# Sets of kernels and the two runtimes of a device define the same structs, each for itself.
+@test "a name leads to one place: no two files of the programs share a name, no two structs a tag" {
+  names=$(find libcommon gpu cmd -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | sed 's|.*/||' | sort | uniq -d)
+  [ "$names" = internal.h ] || { echo "$names"; return 1; }
+  tags=$(find libcommon gpu/backend cmd -name '*.[ch]' ! -path '*/kernels/*' -exec grep -hoE '^(static (const )?)?struct [a-z0-9_]+ \{' {} + |
+    grep -oE 'struct [a-z0-9_]+' | sort | uniq -d)
+  [ -z "$tags" ] || { echo "$tags"; return 1; }
+}
+
 @test "only files that the Makefile finds ask for the architecture" {
   bad=$(grep -rnE '^ *#.*\bZSE_X86\b' --include='*.[ch]' --include='*.inc' --include='*.cu' --include='*.cuh' --include='*.cc' libcommon cmd gpu tests | \
     grep -vE '^(libcommon(/[^/]+){1,2}|tests/unit)/[^/]+\.c:' || true)

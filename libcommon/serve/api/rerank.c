@@ -247,11 +247,11 @@ static double *scores(const struct call *c, size_t *n)
     return NULL;
 }
 
-struct ranked { double score; int index; };
+struct ranked_text { double score; int index; };
 
 static int by_score(const void *a, const void *b)
 {
-    const struct ranked *x = a, *y = b;
+    const struct ranked_text *x = a, *y = b;
     return x->score > y->score ? -1 : x->score < y->score ? 1 : x->index - y->index;
 }
 
@@ -269,14 +269,14 @@ static void end_rerank(struct call *c)
     size_t n;
     struct buf out = { 0 };
     double *all = scores(c, &n);
-    struct ranked *rank = all ? calloc(n, sizeof *rank) : NULL;
+    struct ranked_text *rank = all ? calloc(n, sizeof *rank) : NULL;
     const json_t *documents = js_get(c->json, "documents");
     const size_t top = c->params.top_n > 0 && (size_t)c->params.top_n < n ? (size_t)c->params.top_n : n;
     buf_printf(&out, "{\"id\":\"%s\",\"model\":", c->id);
     buf_json(&out, c->lm->id, strlen(c->lm->id));
     buf_str(&out, ",\"results\":[");
     for (size_t i = 0; rank && i < n; i++)
-        rank[i] = (struct ranked){ all[i], (int)i };
+        rank[i] = (struct ranked_text){ all[i], (int)i };
     if (rank)
         qsort(rank, n, sizeof *rank, by_score);
     for (size_t i = 0; rank && i < top; i++) {
