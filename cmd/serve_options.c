@@ -151,7 +151,7 @@ static int work_memory(const char *name, const char *arg, size_t *out)
     return 0;
 }
 
-/* Seconds, or a number with s, m or h; -1: for ever. */
+/* Seconds, or a number with s, m or h; -1: forever. */
 static int keep_alive(const char *arg, double *out)
 {
     const char units[] = "smh";

@@ -150,7 +150,7 @@ static int drop_capabilities(void)
     return (int)syscall(SYS_capset, &head, none);
 }
 
-/* Whether all privileges are gone for good. */
+/* Whether all privileges are gone permanently. */
 static int is_gone(const struct serve_user *u)
 {
     uid_t uid[3];

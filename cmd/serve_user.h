@@ -21,8 +21,8 @@ int serve_user_environment(const struct serve_user *u, struct err *e);
 int serve_user_folder(const struct serve_user *u, const char *path, struct err *e);
 /* Give the user a Unix socket that root has bound. */
 int serve_user_socket(const struct serve_user *u, const char *path, struct err *e);
-/* Drop identity, groups and capabilities for good, and verify that they cannot be regained.  Call
- * before there are other threads. */
+/* Drop identity, groups and capabilities permanently, and verify that they cannot be regained.
+ * Call it before there are other threads. */
 int serve_user_become(const struct serve_user *u, struct err *e);
 
 #endif

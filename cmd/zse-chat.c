@@ -32,7 +32,7 @@ struct editor {
 
 /* Ctrl-C at the prompt.  SIGINT is blocked while libedit works and unblocked only around read(),
  * which the handler leaves by a jump.  Waiting until the terminal is readable and then reading
- * could block for ever, because a terminal discards its input at Ctrl-C. */
+ * could block forever, because a terminal discards its input at Ctrl-C. */
 static volatile sig_atomic_t interrupted, reading;
 static sigjmp_buf leave_read;
 

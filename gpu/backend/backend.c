@@ -265,8 +265,8 @@ static struct gpu_graph *record(struct gpu_backend *b, struct err *e)
     return graph;
 }
 
-/* The whole of a decoding step, recorded the second time it is asked for.  Where a graph cannot
- * be had, for want of memory most likely, launches do; a device that is lost refuses those too. */
+/* Run a whole decoding step; the second one of a kind is recorded.  If a graph cannot be made,
+ * most likely for lack of memory, single launches run it; a lost device refuses those, too. */
 static int run_decode(struct gpu_backend *b, int bucket, int splits_bit, struct err *e)
 {
     struct gpu_graph **graph = &b->graph[bucket][splits_bit];
@@ -313,7 +313,7 @@ static int download_hidden(struct gpu_backend *b, const struct batch *batch, str
     return any;
 }
 
-/* The layers before the device's, and what leaves them to the device. */
+/* Run the layers before the device's, and upload their output. */
 static int run_host(struct gpu_backend *b, const struct batch *batch, struct err *e)
 {
     const float *x = cpu_first_forward(b->host, batch, e);

@@ -1,11 +1,11 @@
 /* layers.c - the kernels of a step in their order, layer after layer as cpu_core.c does it, in the
  * device's stream.
  *
- * With act_int8, what matrices of i8r read is rounded to int8 in front of them, from the f16
- * that is there for all others, and matmul_int8.cu computes.  Up to 16 tokens go through
- * matvec.cu, more through matmul.cu (or matmul_hopper.cu), which want their activations in
- * another order; more than 128 read the copies as f16 (decode.cu) where there are any: the same
- * bits.  With exact, and for matrices of f32, activations stay f32 and matmul_f32.cu computes.
+ * With act_int8, the f16 activations that matrices of i8r read are rounded to int8 before
+ * them, and matmul_int8.cu computes.  Up to 16 tokens are computed by matvec.cu, more by matmul.cu
+ * (or matmul_hopper.cu), which read their activations in another order; more than 128 read the f16
+ * copies (decode.cu), if there are any, to the same bits.  With exact, and for matrices of f32,
+ * activations stay f32 and matmul_f32.cu computes.
  * With strict, matvec.cu runs once for every 16 tokens, and attn_decode.cu computes all
  * attention: both give a token the same bits in any batch. */
 #include "gpu/backend/internal.h"
@@ -30,7 +30,7 @@ static int in_floats(const struct gpu_backend *b, const struct dlinear *l) { ret
 
 /* Do its tokens go through matvec.cu? */
 static int by_matvec(const struct gpu_backend *b) { return b->n <= GPU_MATVEC_TOKENS || b->o.strict; }
-/* How the activations of so many tokens lie, then. */
+/* The order of the activations of n tokens. */
 static enum gpu_act_order order_of(const struct gpu_backend *b, int n)
 {
     return n <= GPU_MATVEC_TOKENS || b->o.strict ? GPU_ACT_LANES : GPU_ACT_TILES;

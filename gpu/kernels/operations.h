@@ -47,8 +47,8 @@ enum { GPU_DECODED_STEP = 2048 };       /* bytes of 32 rows x 32 k */
 size_t gpu_decoded_size(int type, int n_tiles, int n_steps);
 struct gpu_mat gpu_decoded(const struct gpu_mat *m, const uint8_t *data);
 int gpu_decode(struct gpu *g, const struct gpu_mat *m, uint8_t *out, struct err *e);
-/* From more tokens on a matrix is read, and else decoded, more than once in a launch: up to so
- * many the fewer bytes win. */
+/* With more tokens a launch reads, and without a copy decodes, a matrix more than once; up to this
+ * number the packed matrix, which has fewer bytes, is faster. */
 enum { GPU_DECODED_TOKENS = 128 };
 
 /* x [n][cols] = row token[i] of w * scale (w->data NULL: 0), + pos_embed[pos[i] + pos_offset] if

@@ -327,7 +327,7 @@ template <int N, class PRODUCT> DEVICE void finish_few(const gpu_linear &l, int 
 struct finish_rows {
     float bias[4], scale[4], factor;
     float *out; int ldo;                /* the first row of token 0 */
-    int n;                              /* of the four rows so many are there */
+    int n;                              /* number of the four rows that exist */
     bool add, wide;                     /* wide: four floats an access, as the rows of the output lie on 16 bytes */
 };
 template <int TYPE> DEVICE finish_rows finish_begin(const gpu_linear &l, const gpu_output &to, const uint8_t *tile,

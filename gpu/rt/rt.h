@@ -46,7 +46,7 @@ void gpu_close(struct gpu *g);
 int gpu_use(struct gpu *g, struct err *e);
 int gpu_is_lost(struct gpu *g);
 /* Makes the context of a device, so that gpu_open finds it: from a thread, beside other work.
- * Failures are gpu_open's to tell. */
+ * gpu_open reports failures. */
 void gpu_warm_up(int device);
 int gpu_count(struct err *e);       /* -1: no driver, or it does not work */
 int gpu_info(const struct gpu *g, struct gpu_info *info, struct err *e);

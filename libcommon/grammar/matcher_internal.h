@@ -51,7 +51,7 @@ struct matcher {
     uint32_t *mask;                                     /* owned; NULL without a vocabulary */
     /* Steps of all calls so far, and tokens accepted. */
     uint64_t spent, n_tokens;
-    /* A call gives up after so many steps, to be made again; 0: never. */
+    /* A call gives up after this many steps, to be made again; 0: never. */
     uint64_t pause;
     int busy;
     atomic_int cancelled;

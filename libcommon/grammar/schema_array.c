@@ -165,7 +165,7 @@ static void later_items(struct array *a, int32_t last, uint32_t *next)
     }
 }
 
-/* All items, from the back: an expression for each state of the counts in front of each place. */
+/* All items, from the back: an expression for each state of the counts before each place. */
 static uint32_t items_in_turn(struct array *a)
 {
     struct exprs *x = &a->s->g->x;

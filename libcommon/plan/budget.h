@@ -48,7 +48,7 @@ int budget_make(struct budget *b, const struct plan_shape *s, const struct budge
 
 /* n layers over ranks as evenly as possible, the first ranks take the remainder. */
 void budget_partition(int n_layers, int n_ranks, int *layers);
-/* One routed expert, packed codes of so many bits and a bf16 scale for every group of weights. */
+/* One routed expert, packed codes of this many bits and a bf16 scale for every group of weights. */
 double budget_expert_bytes(const struct plan_shape *s, int bits, int group_size);
 /* The buffer for experts: those of all layers, shared ones included, divided by the divisor;
  * divisor 0: the routed experts of one layer. */

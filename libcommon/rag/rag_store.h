@@ -31,7 +31,7 @@ void rag_close(struct rag_store *r);                    /* NULL is fine */
 int rag_is_current(const struct rag_store *r);
 /* Statements end with ERR_CANCELLED soon after *flag is not 0.  NULL: never. */
 void rag_set_cancel(struct rag_store *r, const atomic_int *flag);
-/* From now on statements fail with ERR_CANCELLED after so many seconds; 0: never. */
+/* From now on statements fail with ERR_CANCELLED after this many seconds; 0: never. */
 void rag_set_time(struct rag_store *r, double seconds);
 
 /* ---- documents ---- */

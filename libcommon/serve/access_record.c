@@ -79,7 +79,7 @@ void record_begin(struct server *s, struct conn *c)
 {
     struct access_record *record = record_new(s, c);
     char id[REQUEST_ID + 1];
-    if (!record)                                 /* out of memory: the answer gets an id nevertheless */
+    if (!record)                                 /* out of memory: the answer gets an id anyway */
         choose_id(conn_request(c), id);
     conn_add_header(c, "X-Request-Id", record ? record->id : id);
     conn_set_record(c, record);

@@ -312,7 +312,7 @@ static void wrap_line(struct wrap *w, const uint32_t *c, size_t n)
     while (at < n) {
         size_t end = chunk_end(c, n, at, w->hyphens), start = at, used = 0, last = at;
         vm_step(w->vm, 4);
-        /* No blanks in front of a line, the paragraph's first excepted. */
+        /* No blanks before a line, the paragraph's first excepted. */
         if (!first && blank_chunk(c, at, end)) {
             at = end;
             continue;

@@ -2,7 +2,7 @@
  * the handlers that send them.
  *
  * index.html names the other files below /web/VERSION/, where VERSION is a hash of all of them: a
- * browser may keep those for ever, and asks for index.html again each time. */
+ * browser may keep those forever, and asks for index.html again each time. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
