@@ -58,7 +58,7 @@ EMUFLAGS := -std=c++17 -O2 -g1 -I. -Wall -Wextra -Werror -Wno-unknown-pragmas -W
             -Wno-tsan -Wno-psabi -ffp-contract=off -fno-math-errno -pthread
 # These objects do not depend on CC and CFLAGS: builds may share them (E=build/emulated).
 E       ?= $(B)/emulated
-EMULATED = $(patsubst %,$(E)/%.o,$(basename $(KERNELS) gpu/rt/emulated.cc gpu/rt/emulated_hopper.cc)) \
+EMULATED = $(patsubst %,$(E)/%.o,$(basename $(KERNELS) $(wildcard gpu/rt/*.cc))) \
            $(call objects,$(wildcard gpu/backend/*.c))
 
 PROGRAMS := $(patsubst cmd/%.c,%,$(wildcard cmd/zse-*.c))

@@ -1,55 +1,14 @@
-/* emulated.cc - rt.h and emulate.h without a GPU: fibers, memory with bounds, the checks. */
-#include "gpu/rt/emulated.h"
+/* emulated.cc - run a kernel without a GPU: its threads as fibers, its memory accesses checked. */
 #include "gpu/rt/emulated_internal.h"
-#include "gpu/rt/emulate.h"
 
-#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <unistd.h>
-
-#include <atomic>
-#include <deque>
-#include <mutex>
-#include <vector>
-
-#include "libcommon/base/clock.h"
 
 #if !defined __x86_64__
 #include <ucontext.h>
 #endif
-
-extern "C" { const char gpu_kind[] = "emulated"; }
-
-enum { MAX_REGIONS = 1 << 15 };
-struct memory_region { uint8_t *map; size_t map_size; uint8_t *p; size_t size; int pinned; };
-/* The compute stream runs its work when the host waits for it, not before, unless debug_sync: host
- * code that changes or reads memory too early gets wrong numbers, as on a GPU.
- * The copy stream runs its work at once. */
-struct gpu {
-    int debug_sync;
-    /* room is made once and what is closed stays, as without a map: the checks of kernels read it
-     * while loaders change it */
-    std::vector<memory_region> regions;
-    std::mutex lock;                    /* the loader's threads allocate little, but copy while kernels run */
-    bool recording;
-    struct gpu_graph *graph;
-    std::deque<std::function<void()>> queue; uint64_t n_queued, n_done;     /* of the compute stream; lock */
-    std::mutex working;                 /* held while queued work runs */
-};
-struct graph_node { const char *name; dim3 grid; int threads; size_t shared; std::function<void()> kernel; };
-struct gpu_graph { std::vector<graph_node> nodes; };
-struct gpu_event { uint64_t ns, after; };               /* after: after so many items of work of the compute stream */
-
-/* The one device, as rt.cu has many. */
-static struct {
-    std::mutex lock;
-    int n_handles;
-    struct err lost;                    /* the first failure; code ERR_NONE: none */
-    bool failed;                        /* a kernel failed, and no call has reported it yet */
-} state;
 
 /* ---- fibers ---- */
 
@@ -103,14 +62,9 @@ static struct block_machine {
     std::vector<pending> copies;
     struct gpu *gpu;
     char error[400];
-    char fail_kernel[64];               /* emulated_fail; no string: who asks may be earlier than constructors */
-    int fail_at;                        /* launches until then; 0: none is to fail */
-    int n_graphs;                       /* launched */
-    std::atomic<uint64_t> n_opened;     /* regions, of all devices */
-    enum emulated_refusal refuse;       /* emulated_refuse */
-    std::atomic<size_t> memory, taken;  /* emulated_memory; of it, in pages of 2 MiB */
 } m;
 emulated_thread *emulated;
+std::atomic<uint64_t> emulated_regions;
 
 static void complain(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 static void complain(const char *fmt, ...)
@@ -344,9 +298,9 @@ static void check(const void *address, size_t n, bool write)
     static struct { size_t last; uintptr_t page; uint64_t n_opened; } guesses[256];
     const uintptr_t page = (uintptr_t)p >> 12;
     auto &guess = guesses[page & 255];
-    if (guess.page == page && guess.n_opened == m.n_opened)
+    if (guess.page == page && guess.n_opened == emulated_regions)
         return;                         /* of none of them, and none came since */
-    const uint64_t n_opened = m.n_opened;
+    const uint64_t n_opened = emulated_regions;
     for (size_t i = 0; i <= all.size(); i++) {
         const size_t j = i == 0 ? guess.last : i - 1;
         if (j >= all.size() || p < all[j].map || p >= all[j].map + all[j].map_size)
@@ -505,128 +459,21 @@ static void run_block(dim3 block, dim3 grid, int threads)
     hopper_end();
 }
 
-void emulated_fail(const char *kernel, int n)
+int emulated_run(struct gpu *g, const char *name, dim3 grid, int threads, size_t shared,
+                 const std::function<void()> &kernel, struct err *why)
 {
-    std::lock_guard<std::mutex> guard(m.lock);
-    snprintf(m.fail_kernel, sizeof m.fail_kernel, "%s", kernel ? kernel : "");
-    m.fail_at = n;
-}
-
-int emulated_graphs()
-{
-    std::lock_guard<std::mutex> guard(m.lock);
-    return m.n_graphs;
-}
-
-void emulated_refuse(enum emulated_refusal what)
-{
-    std::lock_guard<std::mutex> guard(m.lock);
-    m.refuse = what;
-}
-
-void emulated_memory(size_t size) { m.memory = size; }
-
-static size_t memory_size() { return m.memory ? m.memory.load() : (size_t)4 << 30; }
-static size_t taken_by(size_t size) { return (size + ((size_t)2 << 20) - 1) >> 21 << 21; }
-
-static int refused(enum emulated_refusal what, struct err *e)
-{
-    std::lock_guard<std::mutex> guard(m.lock);
-    return m.refuse == what ? err_set(e, ERR_DEVICE, "emulated:0: graph: a test leaves no memory for it") : 0;
-}
-
-/* The device's first failure: what every later call says. */
-static int lose(const struct err *why, struct err *e)
-{
-    std::lock_guard<std::mutex> guard(state.lock);
-    if (state.lost.code == ERR_NONE)
-        state.lost = *why;
-    *e = state.lost;
-    return -1;
-}
-
-/* As a GPU tells: the launch itself succeeds; the first call that waits fails, and knows no
- * kernel. */
-static int ready(const char *what, struct err *e)
-{
-    std::lock_guard<std::mutex> guard(state.lock);
-    if (state.failed && state.lost.code == ERR_NONE)
-        err_set(&state.lost, ERR_DEVICE, "emulated:0: %s: a fault that a test asked for; ZSE_DEBUG_SYNC=1 names the kernel", what);
-    if (state.lost.code == ERR_NONE)
-        return 0;
-    *e = state.lost;
-    return -1;
-}
-
-static bool has_failed()
-{
-    std::lock_guard<std::mutex> guard(state.lock);
-    return state.failed || state.lost.code != ERR_NONE;
-}
-
-/* ---- the compute stream ---- */
-
-static void enqueue(struct gpu *g, std::function<void()> what)
-{
-    if (g->debug_sync)
-        return what();
-    std::lock_guard<std::mutex> guard(g->lock);
-    g->queue.push_back(std::move(what));
-    g->n_queued++;
-}
-
-/* The first n things that it was ever given are done. */
-static void work_off(struct gpu *g, uint64_t n)
-{
-    std::lock_guard<std::mutex> working(g->working);
-    for (;;) {
-        std::function<void()> next;
-        {
-            std::lock_guard<std::mutex> guard(g->lock);
-            if (g->queue.empty() || g->n_done >= n)
-                return;
-            next = std::move(g->queue.front());
-            g->queue.pop_front();
-        }
-        next();
-        std::lock_guard<std::mutex> guard(g->lock);
-        g->n_done++;
-    }
-}
-static void work_off(struct gpu *g) { work_off(g, UINT64_MAX); }
-
-/* Is this the launch that emulated_fail meant? */
-static bool must_fail(const char *name)
-{
-    return m.fail_at > 0 && (!m.fail_kernel[0] || strcmp(m.fail_kernel, name) == 0) && --m.fail_at == 0;
-}
-
-static int run_kernel(struct gpu *g, const char *name, dim3 grid, int threads, size_t shared,
-                      const std::function<void()> &kernel, struct err *e)
-{
-    if (has_failed())
-        return 0;
     std::lock_guard<std::mutex> guard(m.lock);
     if (!m.stacks) {
         void *p = mmap(nullptr, (size_t)MAX_THREADS * STACK, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         void *s = mmap(nullptr, MAX_SHARED, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (p == MAP_FAILED || s == MAP_FAILED)
-            return err_nomem(e, "emulated device");
+            return err_nomem(why, "emulated device");
         shadows = (shadow *)calloc(MAX_SHARED / 4, sizeof *shadows);
         if (!shadows)
-            return err_nomem(e, "emulated device");
+            return err_nomem(why, "emulated device");
         m.stacks = (uint8_t *)p;
         m.shared = (uint8_t *)s;
-    }
-    if (must_fail(name)) {
-        struct err why;
-        err_set(&why, ERR_DEVICE, "emulated:0: %s: a fault that a test asked for", name);
-        if (g->debug_sync)
-            return lose(&why, e);
-        std::lock_guard<std::mutex> mine(state.lock);
-        state.failed = true;
-        return 0;
     }
     m.gpu = g;
     m.name = name;
@@ -639,284 +486,5 @@ static int run_kernel(struct gpu *g, const char *name, dim3 grid, int threads, s
             for (unsigned x = 0; x < grid.x && !m.error[0]; x++)
                 run_block(dim3(x, y, z), grid, threads);
     checking = false;
-    if (!m.error[0])
-        return 0;
-    struct err why;
-    err_set(&why, ERR_DEVICE, "%s", m.error);
-    return lose(&why, e);
+    return m.error[0] ? err_set(why, ERR_DEVICE, "%s", m.error) : 0;
 }
-
-int emulate_launch(struct gpu *g, const char *name, dim3 grid, int threads, size_t shared, std::function<void()> kernel,
-                   struct err *e)
-{
-    {
-        std::lock_guard<std::mutex> guard(state.lock);
-        if (state.lost.code != ERR_NONE) {
-            *e = state.lost;
-            return -1;
-        }
-    }
-    if (threads < 1 || threads > MAX_THREADS || shared > MAX_SHARED || !grid.x || !grid.y || !grid.z ||
-        grid.y > 65535 || grid.z > 65535)
-        return err_set(e, ERR_DEVICE, "kernel %s: a grid of %u x %u x %u blocks of %d threads with %zu bytes of shared memory cannot be launched", name, grid.x, grid.y,
-                       grid.z, threads, shared);
-    if (g->recording) {
-        g->graph->nodes.push_back({ name, grid, threads, shared, std::move(kernel) });
-        return 0;
-    }
-    if (g->debug_sync)
-        return run_kernel(g, name, grid, threads, shared, kernel, e);
-    enqueue(g, [=] {
-        struct err ignored;             /* the device has it */
-        run_kernel(g, name, grid, threads, shared, kernel, &ignored);
-    });
-    return 0;
-}
-
-/* ---- the device ---- */
-
-int gpu_count(struct err *e) { (void)e; return 1; }
-
-struct gpu *gpu_open(int device, int debug_sync, struct err *e)
-{
-    if (device != 0) {
-        err_set(e, ERR_DEVICE, "emulated:%d: there is one emulated device, number 0", device);
-        return nullptr;
-    }
-    std::lock_guard<std::mutex> guard(state.lock);
-    if (state.lost.code != ERR_NONE) {
-        err_set(e, ERR_DEVICE, "emulated:0 was lost and cannot be used before everything on it is unloaded (%d user%s): %.300s", state.n_handles,
-                state.n_handles == 1 ? "" : "s", state.lost.msg);
-        return nullptr;
-    }
-    state.n_handles++;
-    struct gpu *g = new struct gpu();
-    g->debug_sync = debug_sync;
-    g->regions.reserve(MAX_REGIONS);
-    return g;
-}
-
-void gpu_close(struct gpu *g)
-{
-    if (!g)
-        return;
-    for (const memory_region &r : g->regions)
-        if (r.map_size) {
-            m.taken -= r.pinned ? 0 : taken_by(r.size);
-            munmap(r.map, r.map_size);
-        }
-    delete g;
-    std::lock_guard<std::mutex> guard(state.lock);
-    if (--state.n_handles == 0) {
-        state.lost.code = ERR_NONE;
-        state.failed = false;
-    }
-}
-
-int gpu_use(struct gpu *, struct err *e) { return ready("device", e); }
-int gpu_is_lost(struct gpu *)
-{
-    struct err ignored;
-    return ready("device", &ignored) < 0;
-}
-void gpu_warm_up(int) {}
-
-int gpu_info(const struct gpu *, struct gpu_info *info, struct err *)
-{
-    memset(info, 0, sizeof *info);
-    snprintf(info->name, sizeof info->name, "emulated");
-    info->major = 9;
-    info->n_sms = 4;
-    info->memory = memory_size();
-    info->free = info->memory > m.taken ? info->memory - m.taken : 0;
-    info->l2 = 4 << 10;                 /* little, so that what is several times as large is still little */
-    return 0;
-}
-
-int gpu_n_sms(const struct gpu *) { return 4; }
-int gpu_capability(const struct gpu *) { return 90; }
-
-/* The end lies against a page without access rights; bytes never written are NaN. */
-static void *region_open(struct gpu *g, size_t size, int pinned, const char *what, struct err *e)
-{
-    const size_t page = 4096, n = ((size ? size : 1) + 255) / 256 * 256, all = (n + page - 1) / page * page + 2 * page;
-    void *map = mmap(nullptr, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (map == MAP_FAILED) {
-        err_nomem(e, what);
-        return nullptr;
-    }
-    uint8_t *end = (uint8_t *)map + all - page;
-    mprotect(end, page, PROT_NONE);
-    mprotect(map, page, PROT_NONE);
-    if (!pinned && size <= (size_t)64 << 20)
-        memset(end - n, 0xff, n);
-    std::lock_guard<std::mutex> guard(g->lock);
-    if (g->regions.size() == MAX_REGIONS) {
-        munmap(map, all);
-        err_nomem(e, what);
-        return nullptr;
-    }
-    g->regions.push_back({ (uint8_t *)map, all, end - n, size, pinned });
-    m.n_opened++;                       /* last: a check beside us looks again */
-    return end - n;
-}
-
-void *gpu_alloc(struct gpu *g, size_t size, const char *what, struct err *e)
-{
-    const size_t n = taken_by(size), before = m.taken.fetch_add(n);
-    void *p = nullptr;
-    if (before + n > memory_size())
-        err_set(e, ERR_DEVICE, "emulated:0: %zu bytes of device memory for %s: out of memory", size, what);
-    else
-        p = region_open(g, size, 0, what, e);
-    if (!p)
-        m.taken -= n;
-    return p;
-}
-void *gpu_pinned(struct gpu *g, size_t size, const char *what, struct err *e)
-{
-    return region_open(g, size, 1, what, e);
-}
-
-static void region_close(struct gpu *g, void *p)
-{
-    if (!p)
-        return;
-    std::lock_guard<std::mutex> guard(g->lock);
-    for (size_t i = 0; i < g->regions.size(); i++) {
-        if (g->regions[i].p != p)
-            continue;
-        memory_region &r = g->regions[i];
-        const size_t all = r.map_size;
-        m.taken -= r.pinned ? 0 : taken_by(r.size);
-        r.map_size = r.size = 0;
-        r.p = nullptr;
-        munmap(r.map, all);
-        return;
-    }
-}
-void gpu_free(struct gpu *g, void *p)
-{
-    if (p)
-        work_off(g);                    /* waits for the device, as CUDA's does */
-    region_close(g, p);
-}
-void gpu_pinned_free(struct gpu *g, void *p) { region_close(g, p); }
-
-static int in_device(struct gpu *g, const void *at, size_t n, const char *what, struct err *e)
-{
-    std::lock_guard<std::mutex> guard(g->lock);
-    const uint8_t *p = (const uint8_t *)at;
-    for (const memory_region &r : g->regions)
-        if (r.map_size && !r.pinned && p >= r.p && p + n <= r.p + r.size)
-            return 0;
-    return err_set(e, ERR_DEVICE, "%s of %zu bytes does not lie in device memory", what, n);
-}
-
-static int move(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, const char *what, struct err *e)
-{
-    if (ready(what, e) < 0)
-        return -1;
-    if (n && s == GPU_COMPUTE)
-        enqueue(g, [=] { memmove(to, from, n); });
-    else if (n)
-        memcpy(to, from, n);
-    return 0;
-}
-
-int gpu_upload(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, struct err *e)
-{
-    return n && in_device(g, to, n, "an upload", e) < 0 ? -1 : move(g, s, to, from, n, "upload", e);
-}
-int gpu_download(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, struct err *e)
-{
-    return n && in_device(g, from, n, "a download", e) < 0 ? -1 : move(g, s, to, from, n, "download", e);
-}
-int gpu_copy(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, struct err *e)
-{
-    return n && (in_device(g, from, n, "a copy", e) < 0 || in_device(g, to, n, "a copy", e) < 0) ? -1
-        : move(g, s, to, from, n, "copy", e);
-}
-int gpu_fill(struct gpu *g, enum gpu_stream s, void *to, int byte, size_t n, struct err *e)
-{
-    if (n && in_device(g, to, n, "a fill", e) < 0)
-        return -1;
-    if (s == GPU_COMPUTE)
-        enqueue(g, [=] { memset(to, byte, n); });
-    else
-        memset(to, byte, n);
-    return 0;
-}
-int gpu_sync(struct gpu *g, enum gpu_stream s, struct err *e)
-{
-    if (s == GPU_COMPUTE)
-        work_off(g);
-    return ready("waiting for the kernels", e);
-}
-
-struct gpu_event *gpu_event_open(struct gpu *, struct err *) { return new gpu_event(); }
-void gpu_event_close(struct gpu *g, struct gpu_event *v)
-{
-    work_off(g, v->after);              /* it is still to be written */
-    delete v;
-}
-int gpu_event_record(struct gpu *g, enum gpu_stream s, struct gpu_event *v, struct err *)
-{
-    v->after = 0;
-    if (s == GPU_COPY || g->debug_sync) {
-        v->ns = clock_ns();
-        return 0;
-    }
-    enqueue(g, [=] { v->ns = clock_ns(); });
-    std::lock_guard<std::mutex> guard(g->lock);
-    v->after = g->n_queued;
-    return 0;
-}
-/* The copy stream waits for nothing of the compute stream, and has done what this one waits for. */
-int gpu_event_wait(struct gpu *, enum gpu_stream, struct gpu_event *, struct err *) { return 0; }
-int gpu_event_sync(struct gpu *g, struct gpu_event *v, struct err *e)
-{
-    work_off(g, v->after);
-    return ready("event", e);
-}
-int gpu_event_elapsed(struct gpu *g, struct gpu_event *from, struct gpu_event *to, double *seconds, struct err *e)
-{
-    if (gpu_event_sync(g, to, e) < 0)
-        return -1;
-    *seconds = (double)(to->ns - from->ns) * 1e-9;
-    return 0;
-}
-
-int gpu_graph_begin(struct gpu *g, struct err *)
-{
-    g->graph = new gpu_graph();
-    g->recording = true;
-    return 0;
-}
-
-struct gpu_graph *gpu_graph_end(struct gpu *g, struct err *e)
-{
-    g->recording = false;
-    struct gpu_graph *graph = g->graph;
-    g->graph = nullptr;
-    if (refused(EMULATED_GRAPH, e) == 0)
-        return graph;
-    delete graph;
-    return nullptr;
-}
-
-int gpu_graph_launch(struct gpu *g, struct gpu_graph *graph, struct err *e)
-{
-    if (refused(EMULATED_GRAPH_LAUNCH, e) < 0)
-        return -1;
-    {
-        std::lock_guard<std::mutex> guard(m.lock);
-        m.n_graphs++;
-    }
-    for (const graph_node &n : graph->nodes)
-        if (emulate_launch(g, n.name, n.grid, n.threads, n.shared, n.kernel, e) < 0)
-            return -1;
-    return 0;
-}
-
-void gpu_graph_close(struct gpu *, struct gpu_graph *graph) { delete graph; }

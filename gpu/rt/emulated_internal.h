@@ -1,15 +1,46 @@
-/* emulated_internal.h - the interface between the two parts of the emulation: emulated.cc
- * (fibers, memory, launches) and emulated_hopper.cc (compute capability 9.0). */
+/* emulated_internal.h - the interface between the parts of the emulation: emulated.cc (running a
+ * kernel), emulated_hopper.cc (compute capability 9.0) and emulated_device.cc (rt.h). */
 #ifndef ZSE_GPU_RT_EMULATED_INTERNAL_H
 #define ZSE_GPU_RT_EMULATED_INTERNAL_H
 
 #include <stddef.h>
 #include <stdint.h>
 
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <vector>
+
+#include "gpu/rt/emulate.h"
+
 /* 99 KB: what a block of an sm_86 or sm_89 may have */
 enum { EMULATED_THREADS = 1024, EMULATED_SHARED = 99 << 10 };
 
+struct memory_region { uint8_t *map; size_t map_size; uint8_t *p; size_t size; int pinned; };
+/* The compute stream runs its work when the host waits for it, not before, unless debug_sync: host
+ * code that changes or reads memory too early gets wrong numbers, as on a GPU.
+ * The copy stream runs its work at once. */
+struct gpu {
+    int debug_sync;
+    /* room is made once and what is closed stays, as without a map: the checks of kernels read it
+     * while loaders change it */
+    std::vector<memory_region> regions;
+    std::mutex lock;                    /* the loader's threads allocate little, but copy while kernels run */
+    bool recording;
+    struct gpu_graph *graph;
+    std::deque<std::function<void()>> queue; uint64_t n_queued, n_done;     /* of the compute stream; lock */
+    std::mutex working;                 /* held while queued work runs */
+};
+struct graph_node { const char *name; dim3 grid; int threads; size_t shared; std::function<void()> kernel; };
+struct gpu_graph { std::vector<graph_node> nodes; };
+struct gpu_event { uint64_t ns, after; };               /* after: after so many items of work of the compute stream */
+
 /* ---- emulated.cc ---- */
+/* Run a kernel, block after block.  -1 with *why: it broke a rule (ERR_DEVICE), or no memory. */
+int emulated_run(struct gpu *g, const char *name, dim3 grid, int threads, size_t shared,
+                 const std::function<void()> &kernel, struct err *why);
+extern std::atomic<uint64_t> emulated_regions;          /* opened so far, of all devices */
 int emulated_me();                      /* number of the thread that runs */
 int emulated_n_threads();
 size_t emulated_shared_size();          /* of this launch */

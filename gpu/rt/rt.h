@@ -1,5 +1,5 @@
 /* rt.h - one device: memory, copies, events, graphs.  rt.cu answers with the CUDA runtime,
- * emulated.cc with the processor.
+ * emulated_device.cc with the processor.
  *
  * Errors say what was asked for and what the driver answered; after the first failure of a
  * kernel the device is lost, for all who hold it, and every later call fails with the same
