@@ -268,10 +268,10 @@ static int wanted(struct engine *g, struct request *r, int n_decoding, int room)
 
 /* The budget of the first pass: tokens, and those of them for what is more than a few tokens of a
  * request. */
-struct budget { int total, chunk; };
+struct draft_budget { int total, chunk; };
 
 /* Put what the draft model has not seen of r into the first pass; length: of the draft. */
-static void plan_first(struct engine *g, struct request *r, int length, int *n, struct budget *left)
+static void plan_first(struct engine *g, struct request *r, int length, int *n, struct draft_budget *left)
 {
     struct draft_model *d = g->draft_model;
     struct kv_table *kv = &r->draft.kv;
@@ -333,7 +333,7 @@ void draft_model_guess(struct engine *g, int n_decoding, int chunk)
 {
     struct draft_model *d = g->draft_model;
     const uint64_t begin = clock_ns();
-    struct budget left = { g->max_tokens, chunk };
+    struct draft_budget left = { g->max_tokens, chunk };
     int n = 0, n_passes = 0, n_sharing = 0;
     if (!d)
         return;

@@ -1,10 +1,10 @@
 /* ollama.h - Ollama's API: its bodies and answers in terms of the calls of serve/api.
  *
- *   read.c      bodies of chat and generate as a conversation; options, keep_alive
- *   text.c      their answers, as lines of JSON or as one object
- *   embed.c     vectors
- *   models.c    lists of models, aliases, deletion
- *   pull.c      downloads
+ *   ollama_read.c     bodies of chat and generate as a conversation; options, keep_alive
+ *   ollama_text.c     their answers, as lines of JSON or as one object
+ *   ollama_embed.c    vectors
+ *   ollama_models.c   lists of models, aliases, deletion
+ *   ollama_pull.c     downloads
  *
  * Models are those of /v1/models, by the same keys; "NAME:latest" is NAME.  Fields and options that
  * are not known are ignored, as Ollama does. */
@@ -16,7 +16,7 @@
 /* The version that /api/version names: clients ask for a least one. */
 #define OLLAMA_VERSION "0.12.6"
 
-/* ---- read.c ---- */
+/* ---- ollama_read.c ---- */
 /* Read options and keep_alive: call_form.params.  0, or -1 with *pr. */
 int ollama_params(struct call *c, struct problem *pr);
 /* From c->json to c->prompts: call_form.prepare. */
@@ -26,14 +26,14 @@ int ollama_prepare_generate(struct call *c, struct problem *pr);
  * *pr. */
 int ollama_keep_alive(const json_t *v, double *seconds, struct problem *pr);
 
-/* ---- text.c ---- */
+/* ---- ollama_text.c ---- */
 void ollama_time(struct buf *out, int64_t s, long ns);          /* "2026-11-23T17:52:11.123456Z" */
 /* Append ,"total_duration":...,"load_duration":...; nanoseconds. */
 void ollama_durations(const struct call *c, struct buf *out);
 /* The model as the client wrote it. */
 const char *ollama_model(const struct call *c);
 
-/* ---- models.c ---- */
+/* ---- ollama_models.c ---- */
 /* A ready model of this name, for a key that may use it; NULL: none. */
 struct loaded_model *ollama_find(struct server *s, struct conn *c, const char *name);
 

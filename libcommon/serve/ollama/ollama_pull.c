@@ -1,5 +1,6 @@
-/* pull.c - POST /api/pull: a job (serve/jobs) that downloads and converts a model, and its progress
- * as lines of JSON.  The job goes on when the client leaves; /api/models/jobs cancels it. */
+/* ollama_pull.c - POST /api/pull: a job (serve/jobs) that downloads and converts a model, and its
+ * progress as lines of JSON.  The job continues when the client leaves; /api/models/jobs cancels
+ * it. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* read.c - the bodies of /api/chat and /api/generate. */
+/* ollama_read.c - the bodies of /api/chat and /api/generate. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* embed.c - POST /api/embed and /api/embeddings. */
+/* ollama_embed.c - POST /api/embed and /api/embeddings. */
 #include <string.h>
 
 #include "libcommon/base/json.h"

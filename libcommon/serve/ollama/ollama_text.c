@@ -1,4 +1,4 @@
-/* text.c - POST /api/chat and /api/generate: lines of JSON, or one object. */
+/* ollama_text.c - POST /api/chat and /api/generate: lines of JSON, or one object. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

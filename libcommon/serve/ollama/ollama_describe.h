@@ -1,6 +1,6 @@
-/* describe.h - a model as Ollama describes it, from the header of its file.  Any thread. */
-#ifndef ZSE_SERVE_OLLAMA_DESCRIBE_H
-#define ZSE_SERVE_OLLAMA_DESCRIBE_H
+/* ollama_describe.h - a model as Ollama describes it, from the header of its file.  Any thread. */
+#ifndef ZSE_SERVE_OLLAMA_OLLAMA_DESCRIBE_H
+#define ZSE_SERVE_OLLAMA_OLLAMA_DESCRIBE_H
 
 #include <stdint.h>
 

@@ -1,5 +1,5 @@
-/* describe.c - describe models in Ollama's terms. */
-#include "libcommon/serve/ollama/describe.h"
+/* ollama_describe.c - describe models in Ollama's terms. */
+#include "libcommon/serve/ollama/ollama_describe.h"
 
 #include <stdio.h>
 #include <stdlib.h>

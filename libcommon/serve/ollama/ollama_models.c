@@ -1,11 +1,11 @@
-/* models.c - /api/version, /api/tags, /api/ps, /api/show, /api/copy and /api/delete. */
+/* ollama_models.c - /api/version, /api/tags, /api/ps, /api/show, /api/copy and /api/delete. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
 #include "libcommon/base/clock.h"
 #include "libcommon/base/json.h"
-#include "libcommon/serve/ollama/describe.h"
+#include "libcommon/serve/ollama/ollama_describe.h"
 #include "libcommon/serve/ollama/ollama.h"
 
 void handle_ollama_version(struct server *s, struct conn *c, const char *rest)
