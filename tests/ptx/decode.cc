@@ -483,59 +483,72 @@ static bool decode_float(assembler &as, const statement &s, op &o)
     return o.run && operands(as, s, o, wide, n);
 }
 
-static bool decode_integer(assembler &as, const statement &s, op &o)
+/* Sums and products that take or leave a carry. */
+static bool decode_carry(assembler &as, const statement &s, op &o)
+{
+    const std::string &b = s.word[0];
+    if (bits_of(s.type()) != 32)
+        return false;
+    o.imm = (b[0] == 'a' ? 0 : b[0] == 's' ? 1 : s.has("lo") ? 2 : 3) | (b.back() == 'c' ? 4 : 0) |
+            (s.has("cc") ? 8 : 0);
+    o.run = run_carry;
+    return operands(as, s, o, false, b[0] == 'm' ? 3 : 2);
+}
+
+/* Products of twice the width. */
+static bool decode_wide(assembler &as, const statement &s, op &o)
+{
+    const std::string &b = s.word[0];
+    const enum type t = s.type();
+    const bool from16 = bits_of(t) == 16;
+    if (bits_of(t) > 32)
+        return false;
+    o.a[0] = target(s.o[0], !from16);
+    o.a[1] = source(as, s.o[1], false);
+    o.a[2] = source(as, s.o[2], false);
+    if (b == "mad")
+        o.a[3] = source(as, s.o[3], !from16);
+    if (from16 && b == "mul")
+        o.run = is_signed(t) ? map<[](s16 x, s16 y) { return (x * y); }, s32, s16, s16>
+                             : map<[](u16 x, u16 y) { return ((u32)x * y); }, u32, u16, u16>;
+    else if (b == "mul")
+        o.run = is_signed(t) ? map<[](s32 x, s32 y) { return ((s64)x * y); }, s64, s32, s32>
+                             : map<[](u32 x, u32 y) { return ((u64)x * y); }, u64, u32, u32>;
+    else if (!from16)
+        o.run = is_signed(t) ? map<[](s32 x, s32 y, u64 z) { return ((u64)((s64)x * y) + z); }, u64, s32, s32, u64>
+                             : map<[](u32 x, u32 y, u64 z) { return ((u64)x * y + z); }, u64, u32, u32, u64>;
+    return o.run != nullptr;
+}
+
+/* Shifts by 32 bits; beyond the width: 0 or the sign. */
+static bool decode_shift(assembler &as, const statement &s, op &o)
 {
     const std::string &b = s.word[0];
     const enum type t = s.type();
     const bool wide = bits_of(t) == 64;
-    if (t == NO_TYPE || t == PRED || is_float(t))
-        return false;
-    if (s.has("cc") || b == "addc" || b == "subc" || b == "madc") {
-        if (wide || bits_of(t) != 32)
-            return false;
-        o.imm = (b[0] == 'a' ? 0 : b[0] == 's' ? 1 : s.has("lo") ? 2 : 3) | (b.back() == 'c' ? 4 : 0) |
-                (s.has("cc") ? 8 : 0);
-        o.run = run_carry;
-        return operands(as, s, o, false, b[0] == 'm' ? 3 : 2);
-    }
-    if ((b == "mul" || b == "mad") && s.has("wide")) {
-        const bool from16 = bits_of(t) == 16;
-        if (bits_of(t) > 32)
-            return false;
-        o.a[0] = target(s.o[0], !from16);
-        o.a[1] = source(as, s.o[1], false);
-        o.a[2] = source(as, s.o[2], false);
-        if (b == "mad")
-            o.a[3] = source(as, s.o[3], !from16);
-        if (from16 && b == "mul")
-            o.run = is_signed(t) ? map<[](s16 x, s16 y) { return (x * y); }, s32, s16, s16>
-                                 : map<[](u16 x, u16 y) { return ((u32)x * y); }, u32, u16, u16>;
-        else if (b == "mul")
-            o.run = is_signed(t) ? map<[](s32 x, s32 y) { return ((s64)x * y); }, s64, s32, s32>
-                                 : map<[](u32 x, u32 y) { return ((u64)x * y); }, u64, u32, u32>;
-        else if (!from16)
-            o.run = is_signed(t) ? map<[](s32 x, s32 y, u64 z) { return ((u64)((s64)x * y) + z); }, u64, s32, s32, u64>
-                                 : map<[](u32 x, u32 y, u64 z) { return ((u64)x * y + z); }, u64, u32, u32, u64>;
-        return o.run != nullptr;
-    }
-    if (b == "shl" || b == "shr") {     /* by 32 bits; beyond the width: 0 or the sign */
-        o.a[0] = target(s.o[0], wide);
-        o.a[1] = source(as, s.o[1], wide);
-        o.a[2] = source(as, s.o[2], false);
-        if (b == "shl")
-            o.run = wide ? map<[](u64 x, u32 n) { return (n > 63 ? 0 : x << n); }, u64, u64, u32>
-                    : bits_of(t) == 32 ? map<[](u32 x, u32 n) { return (n > 31 ? 0 : x << n); }, u32, u32, u32>
-                                       : map<[](u16 x, u32 n) { return (n > 15 ? 0 : x << n); }, u16, u16, u32>;
-        else if (is_signed(t))
-            o.run = wide ? map<[](s64 x, u32 n) { return (x >> (n > 63 ? 63 : n)); }, s64, s64, u32>
-                    : bits_of(t) == 32 ? map<[](s32 x, u32 n) { return (x >> (n > 31 ? 31 : n)); }, s32, s32, u32>
-                                       : map<[](s16 x, u32 n) { return (x >> (n > 15 ? 15 : n)); }, s16, s16, u32>;
-        else
-            o.run = wide ? map<[](u64 x, u32 n) { return (n > 63 ? 0 : x >> n); }, u64, u64, u32>
-                    : bits_of(t) == 32 ? map<[](u32 x, u32 n) { return (n > 31 ? 0 : x >> n); }, u32, u32, u32>
-                                       : map<[](u16 x, u32 n) { return (n > 15 ? 0 : x >> n); }, u16, u16, u32>;
-        return true;
-    }
+    o.a[0] = target(s.o[0], wide);
+    o.a[1] = source(as, s.o[1], wide);
+    o.a[2] = source(as, s.o[2], false);
+    if (b == "shl")
+        o.run = wide ? map<[](u64 x, u32 n) { return (n > 63 ? 0 : x << n); }, u64, u64, u32>
+                : bits_of(t) == 32 ? map<[](u32 x, u32 n) { return (n > 31 ? 0 : x << n); }, u32, u32, u32>
+                                   : map<[](u16 x, u32 n) { return (n > 15 ? 0 : x << n); }, u16, u16, u32>;
+    else if (is_signed(t))
+        o.run = wide ? map<[](s64 x, u32 n) { return (x >> (n > 63 ? 63 : n)); }, s64, s64, u32>
+                : bits_of(t) == 32 ? map<[](s32 x, u32 n) { return (x >> (n > 31 ? 31 : n)); }, s32, s32, u32>
+                                   : map<[](s16 x, u32 n) { return (x >> (n > 15 ? 15 : n)); }, s16, s16, u32>;
+    else
+        o.run = wide ? map<[](u64 x, u32 n) { return (n > 63 ? 0 : x >> n); }, u64, u64, u32>
+                : bits_of(t) == 32 ? map<[](u32 x, u32 n) { return (n > 31 ? 0 : x >> n); }, u32, u32, u32>
+                                   : map<[](u16 x, u32 n) { return (n > 15 ? 0 : x >> n); }, u16, u16, u32>;
+    return true;
+}
+
+/* Fields and numbers of bits, any logic of three words, chosen bytes, products of bytes. */
+static bool decode_bits(assembler &as, const statement &s, op &o)
+{
+    const std::string &b = s.word[0];
+    const bool wide = bits_of(s.type()) == 64;
     if (b == "bfi") {
         o.a[0] = target(s.o[0], wide);
         o.a[1] = source(as, s.o[1], wide);
@@ -577,7 +590,16 @@ static bool decode_integer(assembler &as, const statement &s, op &o)
         }, u32, u32, u32, u32>;
         return operands(as, s, o, false, 3);
     }
+    return false;
+}
+
+static bool decode_arithmetic(assembler &as, const statement &s, op &o)
+{
+    const std::string &b = s.word[0];
+    const enum type t = s.type();
+    const bool wide = bits_of(t) == 64;
     size_t n = 2;
+    o.run = nullptr;
     if (b == "add")
         o.run = wrapping<[](auto x, auto y) { return (x + y); }, 2>(t);
     else if (b == "sub")
@@ -611,6 +633,21 @@ static bool decode_integer(assembler &as, const statement &s, op &o)
                 : is_signed(t) ? map<[](s32 x, s32 y) { return ((s64)x * y >> 32); }, s32, s32, s32>
                                : map<[](u32 x, u32 y) { return ((u64)x * y >> 32); }, u32, u32, u32>;
     return o.run && operands(as, s, o, wide, n);
+}
+
+static bool decode_integer(assembler &as, const statement &s, op &o)
+{
+    const std::string &b = s.word[0];
+    const enum type t = s.type();
+    if (t == NO_TYPE || t == PRED || is_float(t))
+        return false;
+    if (s.has("cc") || b == "addc" || b == "subc" || b == "madc")
+        return decode_carry(as, s, o);
+    if ((b == "mul" || b == "mad") && s.has("wide"))
+        return decode_wide(as, s, o);
+    if (b == "shl" || b == "shr")
+        return decode_shift(as, s, o);
+    return decode_bits(as, s, o) || decode_arithmetic(as, s, o);
 }
 
 bool decode_alu(assembler &as, const statement &s, op &o)

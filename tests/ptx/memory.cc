@@ -343,52 +343,61 @@ static void same_address(warp &w, const op &o, uint32_t on)
         lane_of<uint64_t>(w.file, o.a[0], (int)i) = lane_of<uint64_t>(w.file, o.a[1], (int)i);
 }
 
+static bool decode_access(assembler &as, const statement &s, op &o)
+{
+    const enum type t = s.type();
+    const bool is_load = s.word[0] != "st";
+    const operand &memory = s.o[is_load ? 1 : 0], &r = s.o[is_load ? 0 : 1];
+    address(as, s, o, memory, 1);
+    const std::vector<operand> all = r.kind == operand::VECTOR ? r.v : std::vector<operand>{ r };
+    const size_t n = s.has("v4") ? 4 : s.has("v2") ? 2 : 1;
+    if (all.size() != n)
+        return false;
+    o.wide = all[0].kind == operand::REGISTER ? all[0].wide : bits_of(t) == 64;
+    for (const operand &x : all)
+        o.more.push_back(is_load ? target(x, o.wide) : source(as, x, o.wide));
+    if (bits_of(t) == 64 && !o.wide)
+        return false;
+    o.run = is_load ? n == 1 ? load_of<1>(t) : n == 2 ? load_of<2>(t) : load_of<4>(t)
+                    : n == 1 ? store_of<1>(t) : n == 2 ? store_of<2>(t) : store_of<4>(t);
+    return o.run != nullptr;
+}
+
+static bool decode_atomic(assembler &as, const statement &s, op &o)
+{
+    const enum type t = s.type();
+    static const char *const names[] = { "add", "min", "max", "and", "or", "xor", "exch", "cas" };
+    const bool wide = bits_of(t) == 64, returns = s.word[0] == "atom";
+    uint32_t what = 0;
+    while (what < 8 && !s.has(names[what]))
+        what++;
+    if (what == 8 || (what >= 3 && what <= 5))
+        return false;
+    address(as, s, o, s.o[returns ? 1 : 0], 1);
+    o.more = { what, returns && s.o[0].kind == operand::REGISTER };
+    if (o.more[1])
+        o.a[0] = target(s.o[0], wide);
+    o.a[2] = source(as, s.o[returns ? 2 : 1], wide);
+    if (what == 7)
+        o.a[3] = source(as, s.o[3], wide);
+    switch (t) {
+    case U32: case B32: o.run = atomic<uint32_t>; break;
+    case S32: o.run = atomic<int32_t>; break;
+    case U64: case B64: o.run = atomic<uint64_t>; break;
+    case F32: o.run = what == 0 ? atomic<float> : nullptr; break;
+    default: break;
+    }
+    return o.run != nullptr;
+}
+
 bool decode_memory(assembler &as, const statement &s, op &o)
 {
     const std::string &b = s.word[0];
-    const enum type t = s.type();
     o.space = space_of(s);
-    if (b == "ld" || b == "ldu" || b == "st") {
-        const bool is_load = b != "st";
-        const operand &memory = s.o[is_load ? 1 : 0], &r = s.o[is_load ? 0 : 1];
-        address(as, s, o, memory, 1);
-        const std::vector<operand> all = r.kind == operand::VECTOR ? r.v : std::vector<operand>{ r };
-        const size_t n = s.has("v4") ? 4 : s.has("v2") ? 2 : 1;
-        if (all.size() != n)
-            return false;
-        o.wide = all[0].kind == operand::REGISTER ? all[0].wide : bits_of(t) == 64;
-        for (const operand &x : all)
-            o.more.push_back(is_load ? target(x, o.wide) : source(as, x, o.wide));
-        if (bits_of(t) == 64 && !o.wide)
-            return false;
-        o.run = is_load ? n == 1 ? load_of<1>(t) : n == 2 ? load_of<2>(t) : load_of<4>(t)
-                        : n == 1 ? store_of<1>(t) : n == 2 ? store_of<2>(t) : store_of<4>(t);
-        return o.run != nullptr;
-    }
-    if (b == "atom" || b == "red") {
-        static const char *const names[] = { "add", "min", "max", "and", "or", "xor", "exch", "cas" };
-        const bool wide = bits_of(t) == 64, returns = b == "atom";
-        uint32_t what = 0;
-        while (what < 8 && !s.has(names[what]))
-            what++;
-        if (what == 8 || (what >= 3 && what <= 5))
-            return false;
-        address(as, s, o, s.o[returns ? 1 : 0], 1);
-        o.more = { what, returns && s.o[0].kind == operand::REGISTER };
-        if (o.more[1])
-            o.a[0] = target(s.o[0], wide);
-        o.a[2] = source(as, s.o[returns ? 2 : 1], wide);
-        if (what == 7)
-            o.a[3] = source(as, s.o[3], wide);
-        switch (t) {
-        case U32: case B32: o.run = atomic<uint32_t>; break;
-        case S32: o.run = atomic<int32_t>; break;
-        case U64: case B64: o.run = atomic<uint64_t>; break;
-        case F32: o.run = what == 0 ? atomic<float> : nullptr; break;
-        default: break;
-        }
-        return o.run != nullptr;
-    }
+    if (b == "ld" || b == "ldu" || b == "st")
+        return decode_access(as, s, o);
+    if (b == "atom" || b == "red")
+        return decode_atomic(as, s, o);
     if (b == "cvta") {
         const bool to = s.has("to");
         o.a[0] = target(s.o[0], true);

@@ -85,14 +85,9 @@ static void expect(const char *name, const char *words)
     cudaDeviceReset();
 }
 
-int main()
+/* Kernels with a fault, most beside one that lacks it. */
+static void kernels()
 {
-    cudaStream_t s;
-    cudaGraph_t graph;
-    cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking);
-    cudaMalloc((void **)&device, 4096);
-    cudaMallocHost(&pinned, 4096);
-    static int pageable[4];
     float *const f = (float *)device;
 
     beyond<<<4, 256>>>(f, 0);
@@ -131,7 +126,12 @@ int main()
     expect("a copy to pinned memory", nullptr);
     /* 0 .. 6 turns give 0 1 4 5 8 9 12; lanes 0 to 27 four times, then 0 1 4 5 */
     report(((int *)pinned)[31] == 4 * 39 + 10, "what they computed", "another sum");
+}
 
+/* Launches and copies that the runtime refuses. */
+static void launches_and_copies()
+{
+    static int pageable[4];
     reaches<<<1, 1, 49153>>>(device, 0);
     expect("more than 48 KB without the attribute", "invalid argument");
     cudaFuncSetAttribute(reaches, cudaFuncAttributeMaxDynamicSharedMemorySize, 49153);
@@ -145,8 +145,14 @@ int main()
     expect("a copy to pageable memory", "pinned");
     cudaMemcpyAsync(pinned, device, 4097, cudaMemcpyDeviceToHost, 0);
     expect("a copy beyond the end", "beyond its end");
+}
 
+static void captures()
+{
+    cudaStream_t s;
+    cudaGraph_t graph;
     void *more = nullptr;
+    cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking);
     cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal);
     const bool refused = cudaMalloc(&more, 16) == cudaErrorStreamCaptureUnsupported;
     report(refused && cudaStreamEndCapture(s, &graph) == cudaErrorStreamCaptureInvalidated,
@@ -169,6 +175,15 @@ int main()
     cudaStreamSynchronize(s);
     report(before == 0 && begun == 0 && ((int *)pinned)[0] == 4 * 39 + 10, "a graph runs when it is waited for",
            "too early, or not at all");
+}
+
+int main()
+{
+    cudaMalloc((void **)&device, 4096);
+    cudaMallocHost(&pinned, 4096);
+    kernels();
+    launches_and_copies();
+    captures();
     printf("1..%d\n", n_tests);
     return n_failed != 0;
 }
