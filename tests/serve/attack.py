@@ -1850,6 +1850,155 @@ def jobs_that_are_many():
     return f'16 wait; {before:.0f} MB, after the orders {after:.0f} MB; {sum(done)} requests of the race, {lines} lines in the audit log, one child at a time; the end {seconds:.1f} s after SIGTERM'
 
 
+# ---- Ollama's API ----
+
+def home_with_names():
+    "A home whose store has tiny:1m, small, which is an alias of it, and other."
+    home = new_home()
+    (home / 'models').mkdir()
+    for name in ('tiny:1m', 'other'):
+        shutil.copy(TINY, home / 'models' / f'{name}.zse')
+    (home / 'models' / 'small.zse').symlink_to('tiny:1m.zse')
+    return home
+
+
+def names_in(home):
+    "The files of the store, less the marks of their last use."
+    return [x for x in files_below(home / 'models') if not x.startswith('.')]
+
+
+@attempt
+def models_of_others_by_ollamas_api():
+    "every path with keys of every scope but admin and for models of others: to show, list, use, load, unload, copy, delete and pull them; keep_alive of a model that two clients use"
+    home = home_with_names()
+    keys = {name: make_key(home, name, *options) for name, options in (
+        ('other', ('--scope', 'chat,embeddings', '--model', 'other')), ('second', ('--scope', 'chat')), ('embed', ('--scope', 'embeddings', '--model', 'small')),
+        ('models', ('--scope', 'models', '--model', 'other*')), ('small', ('--scope', 'chat', '--model', 'small')))}
+    s = Server(home=home, model=False)
+    said, hello = {'messages': [{'role': 'user', 'content': 'hi'}], 'stream': False, 'options': {'num_predict': 2}}, {'prompt': 'hi', 'stream': False, 'options': {'num_predict': 2}}
+    wrong = {}
+
+    def check(codes, path, body, key, **kw):
+        code, _, answer = s.ask('/api/' + path, body, key=keys.get(key, key), **kw)
+        if code not in codes or (code >= 400 and not isinstance(answer.get('error'), str)) or (200 not in codes and 'quantization_level' in str(answer)):
+            wrong[f'{path} {str(body)[:80]} with {key and key[:8]}'] = code, str(answer)[:200]
+        return answer
+
+    for key in (None, 'zse-' + 'a' * 43):
+        for method, path, body in (('GET', 'tags', None), ('GET', 'ps', None), *(('POST', p, {'model': 'small', 'name': 'small', 'source': 'small', 'destination': 'x'}) for p in (
+                'show', 'chat', 'generate', 'embed', 'embeddings', 'pull', 'copy')), ('DELETE', 'delete', {'model': 'small'}), ('HEAD', 'tags', None)):
+            code = s.status('/api/' + path, body, key=key, method=method)
+            if code not in (401, 429) and not (code == 405 and method == 'HEAD'):
+                wrong[f'{path} with {key}'] = code
+    for key in keys:
+        for path, body, method in (('copy', {'source': 'other', 'destination': 'mine'}, 'POST'), ('delete', {'model': 'small'}, 'DELETE'), ('delete', {'name': 'other'}, 'DELETE'),
+                                   ('pull', {'model': 'a/b'}, 'POST'), ('pull', {'name': 'small', 'stream': False}, 'POST')):
+            check({403}, path, body, key, method=method)
+    for name in ('small', 'tiny:1m', 'small:latest', 'tiny:1m:latest'):
+        for body in ({'model': name}, {'name': name}, {'model': name, 'verbose': True}, {'model': '', 'name': name}):
+            for key in ('other', 'models'):
+                check({403, 404}, 'show', body, key)
+        for path, body in (('chat', said), ('generate', hello), ('chat', {}), ('generate', {}), ('generate', {'keep_alive': -1}), ('chat', {'messages': [], 'keep_alive': '99h'})):
+            check({403, 404}, path, {**body, 'model': name}, 'other')
+            check({403}, path, {**body, 'model': name}, 'embed')
+        check({403, 404}, 'embed', {'model': name, 'input': 'a'}, 'other')
+        check({403}, 'embed', {'model': name, 'input': 'a'}, 'second')
+        check({403}, 'embeddings', {'model': name, 'prompt': 'a'}, 'second')
+    check({200}, 'chat', {**said, 'model': 'small'}, 'small')
+    check({200}, 'generate', {'model': 'small', 'keep_alive': 7200}, 'small')
+    for key in ('other', 'models'):
+        for path in ('tags', 'ps'):
+            got = check({200, 403}, path, None, key)
+            if key == 'other' and [m['name'] for m in got.get('models', [])] != (['other'] if path == 'tags' else []):
+                wrong[f'{path} with {key}'] = got
+    for key in ('other', 'embed', 'models', 'second'):
+        for path in ('generate', 'chat'):
+            for keep in (0, '0', '0s', 0.0, '-0h', '0h0m'):
+                check({200, 403} if key in ('other', 'second') else {403}, path, {'model': 'small', 'keep_alive': keep}, key)
+    loaded = lambda: {m['name']: m['expires_at'] for m in s.ask('/api/ps', key=s.token)[2]['models']}            # noqa: E731
+    before = loaded()
+    expect(len(before) == 1, f'loaded: {before}')
+    check({200}, 'chat', {**said, 'model': 'small'}, 'second')      # two clients: neither decides how long it stays
+    for keep in (-1, '99h', 1e300, '1ms'):
+        check({200}, 'chat', {**said, 'model': 'small', 'keep_alive': keep}, 'second')
+    for key in ('small', 'second'):
+        check({403}, 'generate', {'model': 'small', 'keep_alive': 0}, key)
+    after = loaded()
+    expect(list(after) == list(before) and not list(after.values())[0].startswith('9999'), f'{before}, then {after}')
+    expect(not wrong, f'{wrong}')
+    expect(names_in(home) == ['other.zse', 'small.zse', 'tiny:1m.zse'], f'{names_in(home)}')
+    s.stop()
+    return 'foreign models are 403 or 404, are not listed, stay loaded and stay in the store'
+
+
+@attempt
+def names_and_bodies_of_ollamas_api():
+    "names with ../, of links, devices and folders, control characters and a million letters to show, copy, delete, pull, chat; durations, options and messages that are bombs; 60 clients that leave in a stream or a pull"
+    hub, home = SilentHub(), home_with_names()
+    models = home / 'models'
+    (home / 'secret.zse').write_bytes(TINY.read_bytes())
+    (models / 'up.zse').symlink_to('../secret.zse')
+    (models / 'loop.zse').symlink_to('loop.zse')
+    (models / 'folder.zse').mkdir()
+    os.mkfifo(models / 'fifo.zse')
+    (models / 'broken.zse').write_bytes(TINY.read_bytes()[:5000])
+    s = Server(home=home, model=False, env=hub.env)
+    here, wrong, began = names_in(home), {}, time.monotonic()
+    names = ['../secret', '../models/other', '/etc/passwd', './other', 'a/../other', '..', '.', '', '.zse', 'other\0', 'other\n', '\0', 'a' * 1_000_000, 'é', '%2e%2e/secret', '~', '-o', '--threads',
+             'loop', 'folder', 'fifo', 'broken', ':latest', ':', 'latest', 'nosuch', '../secret:latest', 'other/..', 'hf.co/../x', 'http://127.0.0.1/x', 'file:///etc/passwd', None, 7, [], {}, ['other']]
+    for name in names:
+        for path, body, method in (('show', {'model': name}, 'POST'), ('show', {'name': name, 'verbose': True}, 'POST'), ('copy', {'source': name, 'destination': 'copied'}, 'POST'),
+                                   ('copy', {'source': 'other', 'destination': name}, 'POST'), ('chat', {'model': name, 'stream': False, 'messages': [{'role': 'user', 'content': 'a'}]}, 'POST'), ('generate', {'model': name}, 'POST'),
+                                   ('embed', {'model': name, 'input': 'a'}, 'POST'), ('delete', {'model': name}, 'DELETE')):
+            if path == 'delete' and name in ('loop', 'broken', 'fifo', 'folder', 'latest') or path == 'copy' and name in ('latest', 'loop', 'broken', 'fifo', 'folder', 'nosuch'):
+                continue                        # names of the store
+            code, _, answer = s.ask('/api/' + path, body, key=s.token, method=method)
+            if not 400 <= code < 500 and not (code == 200 and (name in (None, '') and path in ('chat', 'generate', 'embed') or name == 'broken' and path == 'show')) or (code >= 400 and not isinstance(answer.get('error'), str)):
+                wrong[f'{path} {str(body)[:60]}'] = code, str(answer)[:200]
+            if 'secret' not in str(name) and str(home) in str(answer):
+                wrong[f'{path} {str(body)[:60]} tells the folder'] = str(answer)[:200]
+    for name in ('../secret', '/etc', '..', '', 'a/../../b', 'a/b/c', '-o', '\0', 'a b', 'a\n', 'x' * 1_000_000, '~', 7, [], None):
+        code, _, answer = s.ask('/api/pull', {'model': name, 'stream': False}, key=s.token)
+        if not 400 <= code < 500:
+            wrong[f'pull {str(name)[:40]}'] = code, str(answer)[:200]
+    expect(names_in(home) == here and (home / 'secret.zse').is_file(), f'files have come or gone: {set(names_in(home)) ^ set(here)}')
+    said = {'model': 'other', 'stream': False, 'messages': [{'role': 'user', 'content': 'a'}], 'options': {'num_predict': 2}}
+    bombs = [{**said, **x} for x in (
+        {'keep_alive': '1h' * 1_000_000}, {'keep_alive': '9' * 1_000_000}, {'keep_alive': 10**400}, {'keep_alive': '1e9s'}, {'keep_alive': 'infs'}, {'keep_alive': '0x1p9s'}, {'keep_alive': '1.1.1s'}, {'keep_alive': {}},
+        {'options': {'num_predict': 2**70}}, {'options': {'num_predict': 1e300}}, {'options': {'stop': ['a' * 10] * 100_000}}, {'options': {'stop': 'a' * 1_000_000}}, {'options': {'temperature': -1}}, {'options': {'seed': 2**80}},
+        {'options': []}, {'options': 'x'}, {'options': {'repeat_penalty': 0}}, {'options': {'top_k': 2**40}}, {'messages': [{'role': 'user', 'content': 'a b ' * 1_000_000}]},
+        {'messages': [{'role': 'user'}] * 300_000}, {'messages': [[]]}, {'messages': 'a'}, {'messages': [{'role': 'assistant', 'tool_calls': 7}]}, {'messages': [{'role': 'x' * 1_000_000, 'content': 'a'}]},
+        {'tools': 'x'}, {'tools': [{}] * 1000}, {'format': 'xml'}, {'format': 7}, {'format': {'$ref': '#'}}, {'format': {'type': 'string', 'pattern': '(a*)*' * 10_000}}, {'format': deep(300)}, {'think': 'x' * 1_000_000}, {'think': 7})]
+    for path, bodies in (('chat', bombs), ('generate', [b'[' * 1_000_000, b'{"model":' * 200_000, b'{"model":"other","prompt":"\xff"}', b'', b'{}x', {'model': 'other', 'prompt': 'a' * 3_000_000, 'stream': False},
+                                                        {'model': 'other', 'prompt': 'a', 'system': 'b ' * 1_000_000}, {'model': 'other', 'prompt': ['a']}, {'model': 'other', 'prompt': 'a', 'images': ['x'] * 100_000}]),
+                         ('embed', [{'model': 'other', 'input': ['a' * 100] * 100_000}, {'model': 'other', 'input': [[[]]]}, {'model': 'other', 'input': 'a', 'dimensions': 2**31}])):
+        for body in bodies:
+            code, _, answer = s.ask('/api/' + path, body, key=s.token)
+            if not 400 <= code < 500 and not (code == 200 and isinstance(body, dict) and ('stop' in body.get('options', {}) or 'top_k' in body.get('options', {}) or 'keep_alive' in body or 'format' in body)):
+                wrong[f'{path} {str(body)[:150]}'] = code, str(answer)[:200]
+            s.lives(path)
+    fits = [s.ask('/api/chat', {**said, 'keep_alive': x}, key=s.token)[0] for x in (1e300, -1e300, '1h1m1s')]
+    expect(fits == [200] * 3 and s.status('/api/ps', key=s.token) == 200, f'durations that are fine: {fits}')
+    # clients that leave
+    endless = {'model': 'other', 'prompt': 'Once', 'raw': True, 'options': {'num_predict': 1900, 'temperature': 5}}
+    code, _, job = s.ask('/api/models/jobs', {'source': 'a/first', 'kind': 'download'}, key=s.token)
+    for i in range(60):
+        path, body = (('generate', endless), ('pull', {'model': f'a/b{i % 3}'}), ('pull', {'model': f'a/b{i % 3}', 'stream': False}))[i % 3]
+        with s.open(request('/api/' + path, body, key=s.token)) as c:
+            if body.get('stream', True):
+                c.recv(200)
+        s.lives('while clients leave')
+    busy = lambda: sum(m['running'] + m['waiting'] for m in s.ask('/api/stats/models', key=s.token)[2]['models'])           # noqa: E731
+    expect(until(lambda: busy() == 0, 20), f'requests run for clients that left: {busy()}')
+    jobs = [j for j in s.ask('/api/models/jobs', key=s.token)[2]['jobs'] if j['state'] in ('running', 'waiting', 'queued')]
+    expect(len(jobs) <= 17 and len(children(s)) <= 1, f'{len(jobs)} jobs, {len(children(s))} children')
+    for j in jobs:
+        s.ask(f'/api/models/jobs/{j["id"]}', key=s.token, method='DELETE')
+    expect(not wrong, f'{len(wrong)}: {wrong}')
+    s.stop()
+    return f'{len(names)} names and {len(bombs)} bodies: 4xx, and no file came or went; {len(jobs)} jobs for 40 pulls; {time.monotonic() - began:.1f} s'
+
+
 # ---- speculation ----
 
 def processor_seconds(s):
