@@ -231,11 +231,12 @@ struct engine *engine_open(const struct model *m, const struct tokenizer *t, con
     g->row = malloc((size_t)(g->vocab_size > c->hidden_size ? g->vocab_size : c->hidden_size) * sizeof *g->row);
     g->pace.alone_ns = calloc((size_t)g->max_seqs + 1, sizeof *g->pace.alone_ns);
     g->pace.draft_ns = calloc((size_t)g->max_seqs + 1, sizeof *g->pace.draft_ns);
+    g->mask = malloc(((size_t)g->vocab_size + 31) / 32 * sizeof *g->mask);
     if (!(g->scratch = sampler_scratch_open(t, e)))
         goto fail;
     if (!g->running || !g->to_plan || !g->batched || !g->items || !g->draws || !g->lookahead.batched ||
-        !g->lookahead.items || !g->lookahead.draws || !g->logits || !g->row || !g->pace.alone_ns ||
-        !g->pace.draft_ns) {
+        !g->lookahead.items || !g->lookahead.draws || !g->logits || !g->row || !g->mask ||
+        !g->pace.alone_ns || !g->pace.draft_ns) {
         err_nomem(e, "engine");
         goto fail;
     }
@@ -294,6 +295,7 @@ void engine_close(struct engine *g)
     free(g->lookahead.draws);
     free(g->logits);
     free(g->row);
+    free(g->mask);
     free(g->hidden);
     free(g->dense);
     free(g->pace.alone_ns);
@@ -305,7 +307,7 @@ void engine_stats(const struct engine *g, struct engine_stats *s)
 {
     const size_t vocab = (size_t)g->vocab_size * sizeof(float),
                  hidden = (size_t)g->m->config.hidden_size * sizeof(float);
-    const size_t mine = (size_t)(g->n_rows + 1) * vocab + (size_t)g->max_seqs *
+    const size_t mine = (size_t)(g->n_rows + 1) * vocab + vocab / 32 + (size_t)g->max_seqs *
                         (2 * (sizeof *g->items + sizeof *g->draws) + 4 * sizeof *g->running + sizeof(float)) +
                         (g->hidden ? (size_t)g->max_tokens * hidden : 0) + kv_pool_bytes(g->pool) +
                         (g->states ? state_pool_bytes(g->states) : 0);

@@ -139,7 +139,7 @@ struct token_event {
     const float *embedding; int n_embedding;
 };
 
-enum { MAX_PRIORITY = 1000, AGEING_S = 10 };
+enum { MAX_PRIORITY = 1000, AGEING_S = 10, MAX_STOP_IDS = 128 };
 
 struct request_params {
     const int32_t *ids; int n_ids;              /* the prompt; copied */
@@ -149,6 +149,11 @@ struct request_params {
     const char *const *stop; int n_stop;
     int keep_special;                           /* special tokens are part of the text */
     int ignore_eos;
+    /* ids that end the answer as an EOS does, even with ignore_eos; copied */
+    const int32_t *stop_ids; int n_stop_ids;            /* at most MAX_STOP_IDS */
+    /* Nothing ends the answer before it has so many tokens: neither an EOS nor a stop id is chosen
+     * (unless the constraint allows nothing else), and stop strings are not looked for. */
+    int min_tokens;
     /* -1: none; 0 to MAX_TOP_LOGPROBS: of the chosen token, and of so many most likely ones */
     int n_logprobs;
     /* the same for each token of the prompt, before the answer's first; needs n_logprobs >= 0,

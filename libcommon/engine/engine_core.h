@@ -110,6 +110,8 @@ struct request {
     struct answer_text text;
     /* for each stop string: its id if it is a special token, which has no text; else -1 */
     int32_t *stop_ids; int n_stop_ids;
+    int32_t *end_ids; int n_end_ids;    /* stop_ids of request_params, owned */
+    int min_tokens;
     struct constraint constraint; int constrained;      /* state is owned */
     const uint32_t *allowed; int has_allowed;   /* the mask of its next token; borrowed from the constraint */
     struct constraint_work work;
@@ -167,6 +169,7 @@ struct engine {
     struct kv_pool *pool;
     struct disk *disk;                  /* NULL: prefixes are in memory only */
     struct state_pool *states; int snapshot_every;      /* NULL: the model has no recurrent layers */
+    uint32_t *mask;                     /* [(vocab_size + 31) / 32] of a row, before min_tokens */
     struct sampler_scratch *scratch;
     struct request **running; int n_running;        /* [max_seqs] in order of their turn */
     struct request **to_plan;           /* [max_seqs] scratch */

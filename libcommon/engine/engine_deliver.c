@@ -16,20 +16,58 @@ static int stop_of(const struct request *r, int32_t id)
     return 0;
 }
 
-static int is_eos(const struct engine *g, const struct request *r, int32_t id)
+static const int32_t *eos_ids(const struct engine *g, int *n)
 {
-    if (r->ignore_eos && !r->constrained)
-        return 0;
-    int n = 0;
-    const int32_t *eos = g->t ? tokenizer_eos(g->t, &n) : NULL;
-    if (n == 0) {
-        eos = g->m->config.eos;
-        n = g->m->config.n_eos;
-    }
+    const int32_t *eos = g->t ? tokenizer_eos(g->t, n) : NULL;
+    if (eos && *n)
+        return eos;
+    *n = g->m->config.n_eos;
+    return g->m->config.eos;
+}
+
+static int is_among(const int32_t *ids, int n, int32_t id)
+{
     for (int i = 0; i < n; i++)
-        if (eos[i] == id)
+        if (ids[i] == id)
             return 1;
     return 0;
+}
+
+static int is_end(const struct engine *g, const struct request *r, int32_t id)
+{
+    int n = 0;
+    const int32_t *eos = eos_ids(g, &n);
+    return is_among(r->end_ids, r->n_end_ids, id) || ((!r->ignore_eos || r->constrained) && is_among(eos, n, id));
+}
+
+static void forbid(uint32_t *mask, const int32_t *ids, int n, int vocab_size)
+{
+    for (int i = 0; i < n; i++)
+        if (ids[i] >= 0 && ids[i] < vocab_size)
+            mask[ids[i] / 32] &= ~(1u << ids[i] % 32);
+}
+
+/* Before min_tokens: remove from *a the tokens that end an answer, and an EOS even with ignore_eos.
+ * *a stays as it is if no others are in it: a grammar that is complete has to end. */
+static void forbid_ends(struct engine *g, const struct request *r, struct allowed *a)
+{
+    int n_eos = 0;
+    const int32_t *eos = eos_ids(g, &n_eos);
+    const int n = a->bits ? a->n : g->vocab_size, n_words = (n + 31) / 32;
+    uint32_t any = 0;
+    if (a->bits)
+        memcpy(g->mask, a->bits, (size_t)n_words * sizeof *g->mask);
+    else
+        memset(g->mask, 0xff, (size_t)n_words * sizeof *g->mask);
+    if (n % 32)
+        g->mask[n_words - 1] &= (1u << n % 32) - 1;
+    forbid(g->mask, eos, n_eos, n);
+    forbid(g->mask, r->end_ids, r->n_end_ids, n);
+    forbid(g->mask, r->stop_ids, r->n_stop_ids, n);
+    for (int i = 0; i < n_words; i++)
+        any |= g->mask[i];
+    if (any)
+        *a = (struct allowed){ g->mask, n };
 }
 
 static void note_heard(struct request *r)
@@ -68,7 +106,8 @@ static int add_token(struct engine *g, struct request *r, int32_t id, const stru
         r->n_saved = 0;
     }
     sampler_accept(r->sampler, id, 1);
-    const int stop = stop_of(r, id), ended = stop || is_eos(g, r, id), last = ended || r->n_ids == r->limit;
+    const int stop = stop_of(r, id), ended = stop || is_end(g, r, id), last = ended || r->n_ids == r->limit;
+    r->text.no_stops = r->n_ids - r->n_prompt <= r->min_tokens;
     if (answer_text_push(&r->text, ended ? -1 : id, last, &ev.text, &ev.size, &stopped, &e) != 0) {
         ev.finish = FINISH_ERROR;
         ev.error = &e;
@@ -153,6 +192,8 @@ static void choose(struct engine *g, struct request *r, float *logits, int32_t d
     } else {
         if (r->constrained)
             allowed.bits = r->allowed;
+        if (r->n_ids - r->n_prompt < r->min_tokens)
+            forbid_ends(g, r, &allowed);
         rc = constraint_failed(r, &e) ? -1 : sampler_pick(r->sampler, logits, allowed.bits ? &allowed : NULL, &id,
                                                           r->n_logprobs >= 0 ? &lp : NULL, &e);
     }

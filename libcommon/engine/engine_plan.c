@@ -497,12 +497,13 @@ void plan_step(struct engine *g)
             }
 }
 
-/* Whether the backend may choose r's next token: not if a constraint, log probabilities or siblings
- * need the logits. */
+/* Whether the backend may choose r's next token: not if a constraint, min_tokens, log probabilities
+ * or siblings need the logits. */
 static int can_draw(const struct request *r, const struct batch_item *item, struct draw *d)
 {
     return item->n_logits == 1 && !r->constrained && r->n_logprobs < 0 && !r->siblings &&
-           item->pos + item->n_tokens == r->n_ids && sampler_draw(r->sampler, r->n_ids - r->n_prompt, d);
+           r->n_ids - r->n_prompt >= r->min_tokens && item->pos + item->n_tokens == r->n_ids &&
+           sampler_draw(r->sampler, r->n_ids - r->n_prompt, d);
 }
 
 int plan_batch(struct engine *g)

@@ -32,10 +32,15 @@ static int check_params(const struct engine *g, const struct request_params *p, 
                            g->vocab_size - 1);
     if (range("max_tokens", p->max_tokens, 0, INT32_MAX, e) ||
         range("logprobs", p->n_logprobs, -1, MAX_TOP_LOGPROBS, e) ||
+        range("min_tokens", p->min_tokens, 0, INT32_MAX, e) ||
+        range("stop ids", p->n_stop_ids, 0, MAX_STOP_IDS, e) ||
         range("priority", p->priority, -MAX_PRIORITY, MAX_PRIORITY, e) || range("n", p->n, 0, 1024, e) ||
         range("tokens of a draft", p->draft.most, 0, DRAFT_MOST, e) ||
         range("predicted tokens", p->draft.n_predicted, 0, INT32_MAX / 4, e))
         return -1;
+    for (int i = 0; i < p->n_stop_ids; i++)
+        if (range("a stop id", p->stop_ids[i], 0, g->vocab_size - 1, e) != 0)
+            return -1;
     if (p->prompt_logprobs && p->n_logprobs < 0)
         return err_set(e, ERR_UNSUPPORTED, "logprobs of the prompt without logprobs of the answer");
     if (p->draft.use == DRAFT_MODEL && !g->draft_model)
@@ -84,6 +89,7 @@ static struct request *make_request(struct engine *g, struct tenant_queue *s, co
     r->limit = p->n_ids + (p->max_tokens && p->max_tokens < room ? p->max_tokens : room);
     r->at[BY_TURN] = r->at[BY_DEADLINE] = r->slot = r->draft.spare = -1;
     r->ignore_eos = p->ignore_eos;
+    r->min_tokens = p->min_tokens;
     r->priority = p->priority;
     r->n_logprobs = p->n_logprobs;
     r->prompt_logprobs = p->prompt_logprobs;
@@ -99,11 +105,15 @@ static struct request *make_request(struct engine *g, struct tenant_queue *s, co
     r->key[BY_DEADLINE] = (int64_t)p->deadline_ns;
     r->ids = malloc((size_t)r->limit * sizeof *r->ids);
     r->stop_ids = malloc(((size_t)p->n_stop + 1) * sizeof *r->stop_ids);
-    if (!r->ids || !r->stop_ids || (p->embed && !(r->pooled = calloc((size_t)hidden, sizeof *r->pooled)))) {
+    r->end_ids = malloc(((size_t)p->n_stop_ids + 1) * sizeof *r->end_ids);
+    if (!r->ids || !r->stop_ids || !r->end_ids ||
+        (p->embed && !(r->pooled = calloc((size_t)hidden, sizeof *r->pooled)))) {
         err_nomem(e, "request");
         goto fail;
     }
     memcpy(r->ids, p->ids, (size_t)p->n_ids * sizeof *r->ids);
+    if ((r->n_end_ids = p->n_stop_ids))
+        memcpy(r->end_ids, p->stop_ids, (size_t)p->n_stop_ids * sizeof *r->end_ids);
     sampling.seed = p->seeds ? p->seeds[i] : sampling.seed + (uint64_t)i;
     if (kv_table_init(&r->kv, g->max_len, e) != 0 ||
         answer_text_init(&r->text, g->t, p->keep_special, p->stop, p->n_stop, e) != 0 ||
@@ -144,6 +154,7 @@ void request_free(struct engine *g, struct request *r)
         r->constraint.close(r->constraint.state);
     free(r->pooled);
     free(r->stop_ids);
+    free(r->end_ids);
     free(r->ids);
     r->tenant->n--;
     tenant_put(g, r->tenant);

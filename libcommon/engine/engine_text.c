@@ -117,8 +117,8 @@ int answer_text_push(struct answer_text *a, int32_t id, int last, const char **t
         return -1;
     if (last && (detok_flush(&a->detok, &piece, &n, e) != 0 || hold(a, piece, n, e) != 0))
         return -1;
-    size_t end = find_stop(a, stopped);
-    if (!*stopped && !last)
+    size_t end = a->no_stops ? a->n_held : find_stop(a, stopped);
+    if (!*stopped && !last && !a->no_stops)
         end = find_beginning(a);
     if (end)
         *text = a->held;

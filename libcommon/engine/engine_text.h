@@ -14,6 +14,7 @@ struct answer_text {
     const struct tokenizer *t;          /* borrowed; NULL: there is no text */
     struct detok detok;
     char **stop; size_t *stop_size; int n_stop;         /* owned */
+    int no_stops;                       /* set by the caller: stop strings are not looked for in what is held */
     char *held; size_t n_held, room, given;             /* owned; its first `given` bytes went out last time */
 };
 

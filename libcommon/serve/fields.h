@@ -92,8 +92,8 @@ enum { GIVEN_SEED = 1, GIVEN_MAX_TOKENS = 2, GIVEN_MAX_COMPLETION_TOKENS = 4, GI
 struct params {
     struct sampling sampling;
     double seed;                        /* -2^53 to 2^53: the range that JSON numbers hold exactly */
-    int max_tokens, max_completion_tokens, n, best_of, top_logprobs, logprobs_count, logprobs, stream, echo, ignore_eos,
-        priority;
+    int max_tokens, max_completion_tokens, min_tokens, n, best_of, top_logprobs, logprobs_count, logprobs, stream,
+        echo, ignore_eos, priority;
     int parallel_calls;
     int add_special, parse_special, with_pieces, add_generation_prompt, dimensions;
     int top_n, return_documents;

@@ -70,3 +70,25 @@ chat() { ask chat/completions "{$MESSAGES,$1}" | jq -r '.choices[0].message.cont
   # every name has one HELP and one TYPE before its lines
   [ "$(grep -c '^# TYPE' "$T/metrics")" = "$(grep '^# TYPE' "$T/metrics" | sort -u | wc -l)" ]
 }
+
+@test "stop_token_ids end an answer, and min_tokens delays every end but that of a grammar" {
+  local four equal
+  four=$(curl -s "$URL/tokenize" -d '{"content":" 4"}' | jq -c '.tokens[-1]')
+  equal=$(curl -s "$URL/tokenize" -d '{"content":" ="}' | jq -c '.tokens[-1]')
+  [ "$(chat "\"stop_token_ids\":[$four]")" = '2 + 2 =' ] || [ "$(chat "\"stop_token_ids\":[$four]")" = '2 + 2 = ' ]
+  [[ $(chat "\"ignore_eos\":true,\"max_tokens\":60,\"stop_token_ids\":[$equal,$four]") == '2 + 2'* ]]
+  ask chat/completions "{$MESSAGES,\"ignore_eos\":true,\"max_tokens\":60,\"stop_token_ids\":[$equal]}" |
+    jq -e '.choices[0].finish_reason == "stop" and .usage.completion_tokens < 8'
+  ask chat/completions "{$MESSAGES,\"min_tokens\":30,\"max_tokens\":200,\"stop_token_ids\":[$four],\"stop\":[\"2\"],\"n\":3}" |
+    jq -e '.usage.completion_tokens >= 90 and all(.choices[]; .message.content | startswith("2 + 2 =") and (startswith("2 + 2 = 4") | not))'
+  ask completions '{"prompt":"Once","min_tokens":25,"max_tokens":25,"temperature":0}' | jq -e '.usage.completion_tokens == 25'
+  ask responses '{"input":"What is 2+2?","temperature":0,"min_tokens":20}' | jq -e '.usage.output_tokens >= 20'
+  [ "$(chat '"min_tokens":50,"guided_choice":["yes","no"]')" = "$(chat '"guided_choice":["yes","no"]')" ]
+  [[ $(chat '"stop_token_ids":[-1]') == out_of_range:*stop_token_ids* ]]
+  [[ $(chat '"stop_token_ids":[1000000000]') == out_of_range:* ]]
+  [[ $(chat '"stop_token_ids":[1.5]') == invalid_type:* ]]
+  [[ $(chat '"stop_token_ids":7') == invalid_type:* ]]
+  [[ $(chat "\"stop_token_ids\":$(jq -nc '[range(129)]')") == out_of_range:*128* ]]
+  [[ $(chat '"min_tokens":-1') == out_of_range:* ]]
+  [[ $(chat '"min_tokens":9,"max_tokens":8') == out_of_range:* ]]
+}

@@ -35,6 +35,12 @@ static void random_job(struct job *j, struct rng *r, int32_t shared[3][MAX_LEN])
         j->p.stop = stops;
         j->p.n_stop = 1 + (int)(rng_u64(r) % 2);
     }
+    static const int32_t ends[] = { 3, END };
+    if (rng_u64(r) % 5 == 0) {
+        j->p.stop_ids = ends;
+        j->p.n_stop_ids = 1 + (int)(rng_u64(r) % 2);
+    }
+    j->p.min_tokens = rng_u64(r) % 4 ? 0 : (int)(rng_u64(r) % 30);
     j->p.priority = (int)(rng_u64(r) % 7) - 3;
     j->p.n_logprobs = rng_u64(r) % 4 ? -1 : (int)(rng_u64(r) % 5);
     j->p.prompt_logprobs = j->p.n_logprobs >= 0 && rng_u64(r) % 2;
@@ -297,7 +303,7 @@ static void test_twin(void **state)
                 jobs[n].p.sampling.temperature = n % 2 ? 0.9f : 0;
                 jobs[n].p.sampling.top_p = n % 4 == 1 ? 0.8f : 1;
                 jobs[n].p.ignore_eos = 1;
-                jobs[n].p.n_stop = 0;
+                jobs[n].p.n_stop = jobs[n].p.n_stop_ids = jobs[n].p.min_tokens = 0;     /* drafts do not know them */
                 jobs[n].p.draft = (struct draft_params){ .use = DRAFT_MODEL };
                 submit_job(g, &jobs[n++]);
             }

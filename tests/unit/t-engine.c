@@ -107,6 +107,109 @@ static void test_stop_strings(void **state)
     assert_int_equal(cut.size, at - whole.text);
 }
 
+static int has_id(const struct answer *a, int n, int32_t id)
+{
+    for (int i = 0; i < n && i < a->n; i++)
+        if (a->ids[i] == id)
+            return 1;
+    return 0;
+}
+
+/* A stop id ends an answer, with ignore_eos, too, and its text is not part of it. */
+static void test_stop_ids(void **state)
+{
+    (void)state;
+    static struct answer whole, cut;
+    struct err e;
+    const int32_t stop_ids[] = { 5, 3, -1 };
+    struct request_params p = params((const int32_t[]){ 1, 2, 3 }, 3, &whole);
+    p.ignore_eos = 1;
+    alone(&p, &whole);
+    int at = 0;
+    while (whole.ids[at] != 5 && whole.ids[at] != 3)
+        assert_true(++at < whole.n);
+    p.stop_ids = stop_ids;
+    p.n_stop_ids = 2;
+    alone(&p, &cut);
+    assert_int_equal(cut.finish, FINISH_STOP);
+    assert_int_equal(cut.stop, 0);
+    assert_int_equal(cut.n, at + 1);
+    assert_memory_equal(cut.ids, whole.ids, (size_t)cut.n * sizeof *cut.ids);
+    assert_true(cut.size < strlen(whole.text));
+    assert_memory_equal(cut.text, whole.text, cut.size);
+    struct engine *g = open_engine(1, 512, MAX_LEN / 16);
+    p.n_stop_ids = 3;
+    assert_null(engine_submit(g, &p, &e));
+    assert_string_equal(e.msg, "a stop id is -1, expected 0 to 11");
+    p.stop_ids = (const int32_t[]){ VOCAB };
+    p.n_stop_ids = 1;
+    assert_null(engine_submit(g, &p, &e));
+    p.n_stop_ids = MAX_STOP_IDS + 1;
+    assert_null(engine_submit(g, &p, &e));
+    p.n_stop_ids = 0;
+    p.min_tokens = -1;
+    assert_null(engine_submit(g, &p, &e));
+    assert_all_free(g);
+    engine_close(g);
+}
+
+/* Before min_tokens nothing ends an answer; afterwards each of the ways does. */
+static void test_min_tokens(void **state)
+{
+    (void)state;
+    enum { LEAST = 20 };
+    static const int32_t stop_ids[] = { 2, 4 };
+    static const char *const stops[] = { "a", "<end>" };
+    static struct answer a, b;
+    int n_later = 0, n_text = 0;
+    for (int32_t first = 0; first < 8; first++) {
+        struct request_params p = params((const int32_t[]){ first, 7, 1 }, 3, &a);
+        p.min_tokens = LEAST;
+        alone(&p, &a);
+        assert_true(a.n > LEAST && !has_id(&a, LEAST, EOS));
+        n_later += a.finish == FINISH_STOP && a.ids[a.n - 1] == EOS;
+        p.ignore_eos = 1;
+        p.stop_ids = stop_ids;
+        p.n_stop_ids = 2;
+        p.n_logprobs = 2;
+        alone(&p, &a);
+        assert_true(a.n > LEAST && !has_id(&a, LEAST, EOS) && !has_id(&a, LEAST, 2) && !has_id(&a, LEAST, 4));
+        assert_int_equal(a.finish, FINISH_STOP);
+        p.stop = stops;
+        p.n_stop = 2;
+        alone(&p, &b);
+        assert_true(b.n > LEAST && b.finish == FINISH_STOP && !has_id(&b, LEAST, END));
+        n_text += strchr(b.text, 'a') != NULL;
+        p.max_tokens = LEAST / 2;                       /* fewer than min_tokens */
+        alone(&p, &b);
+        assert_int_equal(b.finish, FINISH_LENGTH);
+        assert_int_equal(b.n, LEAST / 2);
+    }
+    assert_true(n_later > 0 && n_text > 0);
+    /* a constraint that allows nothing but the end is not kept from it */
+    int n_sooner = 0;
+    for (uint64_t seed = 0; seed < 20; seed++) {
+        struct request_params p = params((const int32_t[]){ 1, 2, 3 }, 3, &a);
+        struct engine *g = open_engine(1, 9, 16);
+        struct constraint c = rules_of(seed, 3);
+        p.min_tokens = LEAST;
+        p.constraint = &c;
+        submit(g, &p, &a);
+        run_to_end(g);
+        assert_int_equal(a.finish, FINISH_STOP);
+        assert_int_equal(a.ids[a.n - 1], EOS);
+        c = rules_of(seed, 3);
+        p.min_tokens = 0;
+        p.constraint = &c;
+        submit(g, &p, &b);
+        run_to_end(g);
+        assert_true(b.n <= a.n);
+        n_sooner += b.n < a.n;
+        engine_close(g);
+    }
+    assert_true(n_sooner > 0);
+}
+
 /* Three answers from one prompt: it is computed once, whole blocks exist once, the begun one is
  * copied before a write. */
 static void test_siblings(void **state)
@@ -508,6 +611,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ends), cmocka_unit_test(test_stop_strings), cmocka_unit_test(test_siblings),
+        cmocka_unit_test(test_stop_ids), cmocka_unit_test(test_min_tokens),
             cmocka_unit_test(test_logprobs),
         cmocka_unit_test(test_embed), cmocka_unit_test(test_constraint), cmocka_unit_test(test_penalties),
         cmocka_unit_test(test_logits), cmocka_unit_test(test_lost_file),

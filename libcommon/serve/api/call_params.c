@@ -40,6 +40,34 @@ static int parse_stop(struct call *c, struct problem *pr)
     return parse_texts(js_get(from, name), name, MAX_STOP, MAX_STOP_BYTES, c->stop, &c->n_stop, pr);
 }
 
+static int parse_stop_ids(struct call *c, struct problem *pr)
+{
+    static const char name[] = "stop_token_ids";
+    const json_t *v = js_get(c->json, name), *x;
+    const int vocab = c->lm->m.model->config.vocab_size;
+    size_t i;
+    if (!v)
+        return 0;
+    if (!json_is_array(v))
+        return problem_set(pr, 400, name, "invalid_type", "%s: found %s, expected a list of token ids", name,
+                           js_kind(v));
+    if (json_array_size(v) > MAX_STOP_IDS)
+        return problem_set(pr, 400, name, "out_of_range", "%s: %zu ids, expected at most %d", name,
+                           json_array_size(v), MAX_STOP_IDS);
+    if (!(c->stop_ids = calloc(MAX_STOP_IDS, sizeof *c->stop_ids)))
+        return problem_nomem(pr);
+    json_array_foreach(v, i, x) {
+        const json_int_t id = json_integer_value(x);
+        if (!json_is_integer(x))
+            return problem_set(pr, 400, name, "invalid_type", "%s: id %zu: found %s, expected a token id", name,
+                               i + 1, js_kind(x));
+        if (id < 0 || id >= vocab)
+            return problem_set(pr, 400, name, "out_of_range", "%s: token %" JSON_INTEGER_FORMAT " is not in the range 0 to %d", name, id, vocab - 1);
+        c->stop_ids[c->n_stop_ids++] = (int32_t)id;
+    }
+    return 0;
+}
+
 static int parse_breakers(struct call *c, struct problem *pr)
 {
     static const char name[] = "dry_sequence_breakers";
@@ -118,6 +146,9 @@ static int check_params(struct call *c, struct problem *pr)
                            "max_completion_tokens: %d, but max_tokens is %d: one of the two", p->max_completion_tokens,
                            p->max_tokens);
     c->max_tokens = p->given & GIVEN_MAX_COMPLETION_TOKENS ? p->max_completion_tokens : p->max_tokens;
+    if (c->max_tokens && p->min_tokens > c->max_tokens)
+        return problem_set(pr, 400, "min_tokens", "out_of_range", "min_tokens: %d, but max_tokens is %d", p->min_tokens,
+                           c->max_tokens);
     if (c->form->delta && p->given & GIVEN_MAX_TOKENS && p->max_tokens == 0)
         return problem_set(pr, 400, "max_tokens", "out_of_range", "max_tokens: 0 is not in the range 1 to %d",
                            INT32_MAX);
@@ -226,6 +257,7 @@ int call_bind(struct call *c, struct problem *pr)
                            m->scores ? "/v1/rerank or /v1/score" : "/v1/embeddings");
     if (call_embeds(c) || c->form->body & texts)
         return 0;
-    return check_params(c, pr) || parse_stop(c, pr) || parse_bias(c, pr) || parse_breakers(c, pr) ||
-                   parse_stream_options(c, pr) || call_speculative(c, pr) || call_guided(c, pr) ? -1 : 0;
+    return check_params(c, pr) || parse_stop(c, pr) || parse_stop_ids(c, pr) || parse_bias(c, pr) ||
+                   parse_breakers(c, pr) || parse_stream_options(c, pr) || call_speculative(c, pr) ||
+                   call_guided(c, pr) ? -1 : 0;
 }

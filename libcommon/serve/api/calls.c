@@ -45,6 +45,7 @@ void call_destroy(struct call *c)
     free_round(c);
     conversation_release(&c->conversation);
     free(c->bias);
+    free(c->stop_ids);
     free(c->predicted);
     buf_release(&c->body);
     buf_release(&c->head);
@@ -325,6 +326,7 @@ static struct request_params engine_request(struct call *c)
     const int prompt_only = c->form->body == BODY_COMPLETION && p->given & GIVEN_MAX_TOKENS;
     struct request_params rp = { .sampling = p->sampling, .max_tokens = c->max_tokens ? c->max_tokens : prompt_only,
                                  .stop = c->stop, .n_stop = c->n_stop, .ignore_eos = p->ignore_eos,
+                                 .stop_ids = c->stop_ids, .n_stop_ids = c->n_stop_ids, .min_tokens = p->min_tokens,
                                  .keep_special = c->raw_text, .n_logprobs = embed ? -1 : c->n_logprobs,
                                  .prompt_logprobs = p->echo && c->n_logprobs >= 0,
                                  .embed = embed ? pooling_of(c) : EMBED_NONE,

@@ -112,6 +112,7 @@ struct call {
     int include_usage, running_usage;   /* running_usage: also in every event, so far */
     int n_logprobs, max_tokens;         /* n_logprobs -1: none; max_tokens 0: up to the context */
     const char *stop[MAX_STOP]; int n_stop;             /* borrowed from json */
+    int32_t *stop_ids; int n_stop_ids;  /* owned */
     const char *breaker[DRY_MAX_BREAKERS];              /* dry_sequence_breakers, borrowed from json */
     struct logit_bias *bias;            /* owned */
     struct prompt *prompts; int n_prompts;              /* owned */
