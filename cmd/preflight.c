@@ -180,7 +180,7 @@ int preflight_check(const char *prog, const struct opened_model *o, const struct
     }
     if (stream_experts(prog, &s, &n, eo))
         return 0;
-    return err_set(e, ERR_LIMIT, "%s; a smaller type (-q nl4), --ctx, --kv i8 or --max-memory take less, --force tries it", why.msg);
+    return err_set(e, why.code, "%s; a smaller type (-q nl4), --ctx, --kv i8 or --max-memory take less, --force tries it", why.msg);
 }
 
 void preflight_compare(const char *prog, const struct opened_model *o, const struct run_options *r,

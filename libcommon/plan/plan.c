@@ -117,7 +117,8 @@ int plan_preflight(const char *what, uint64_t weights, uint64_t kv, uint64_t wor
     *tight = (double)needed > 0.9 * (double)most;
     if ((double)needed <= 0.95 * (double)most && needed <= now)
         return 0;
-    return err_set(e, ERR_LIMIT, "%s: needs %.2f GB (weights %.2f, keys and values %.2f, workspace %.2f), but there are %.2f GB, %.2f of them available", what,
+    const enum err_code code = (double)needed <= 0.95 * (double)most ? ERR_MEMORY : ERR_LIMIT;
+    return err_set(e, code, "%s: needs %.2f GB (weights %.2f, keys and values %.2f, workspace %.2f), but there are %.2f GB, %.2f of them available", what,
                    (double)needed * gb, (double)weights * gb, (double)kv * gb, (double)workspace * gb,
                    (double)most * gb, (double)now * gb);
 }

@@ -65,9 +65,9 @@ int plan_choose(const struct plan_choice *c, int n, enum plan_mode mode, uint64_
 /* The part of a memory that may be planned with. */
 static inline uint64_t plan_usable(uint64_t memory) { return memory / 10 * 9 + memory % 10 * 9 / 10; }
 
-/* Check whether weights that stay in memory and private bytes fit: ERR_LIMIT, with all the
- * numbers, if they are more than 95 % of `most` or more than `now`; *tight is set beyond 90 % of
- * `most`. */
+/* Check whether weights that stay in memory and private bytes fit, else all the numbers: ERR_LIMIT
+ * if they are more than 95 % of `most`, ERR_MEMORY if they are only more than `now`; *tight is set
+ * beyond 90 % of `most`. */
 int plan_preflight(const char *what, uint64_t weights, uint64_t kv, uint64_t workspace, uint64_t most, uint64_t now,
                    int *tight, struct err *e);
 

@@ -129,8 +129,7 @@ static struct loaded_model *find_idle(const struct server *s)
 int named_retry(struct server *s, struct loaded_model *lm)
 {
     struct loaded_model *idle;
-    if (!lm->named || lm->opened || (lm->error.code != ERR_LIMIT && lm->error.code != ERR_MEMORY) ||
-        !(idle = find_idle(s)))
+    if (!lm->named || lm->opened || lm->error.code != ERR_MEMORY || !(idle = find_idle(s)))
         return 0;
     server_log(s, "%s: unloading, because %s needs its memory", idle->id, lm->id);
     named_charge(s, lm, idle);

@@ -34,8 +34,8 @@ double named_keep(const struct server *s, const struct loaded_model *lm);
 /* The model of this name that is loading; begins to load it for the tenant if it is not.  NULL with
  * *pr: no memory, or the tenant's loads have cost others too much. */
 struct loaded_model *named_load(struct server *s, const char *name, uint64_t tenant, struct problem *pr);
-/* Opening lm failed with e: if memory was short and another model is idle, unload that one and try
- * again.  1: it is being tried. */
+/* Opening lm failed: if memory was short that another model would free (ERR_MEMORY, and not a limit
+ * that stays), and one is idle, unload that one and try again.  1: it is being tried. */
 int named_retry(struct server *s, struct loaded_model *lm);
 /* The problem for calls that waited for a model: p without the path of the folder. */
 struct problem named_problem(const struct server *s, const struct problem *p);

@@ -78,6 +78,38 @@ loaded() { curl -s "$URL/health" | jq .models_loaded; }
   grep -q 'tiny:1m: unloading, because other needs its memory' "$BATS_TEST_TMPDIR/log.err"
 }
 
+@test "a model that the memory of an idle one would be enough for takes its place" {
+  local root=$BATS_TEST_TMPDIR/root
+  mkdir -p "$root/proc"
+  printf 'MemTotal: 10000000 kB\nMemAvailable: 5000000 kB\n' >"$root/proc/meminfo"
+  ZSE_SYSROOT=$root start "$BATS_TEST_TMPDIR/log" --port 0 --kv-bytes 800MB
+  await listens "$URL"
+  [ "$(chat other | content)" = "2 + 2 = 4" ]
+  printf 'MemTotal: 10000000 kB\nMemAvailable: 700000 kB\n' >"$root/now"
+  mv "$root/now" "$root/proc/meminfo"
+  chat tiny | jq -e '.error.code == "load_failed" and (.error.message | test("0.72 of them available"))'
+  [ "$(loaded)" = 0 ]
+  stop "$PID"
+  grep -q 'other: unloading, because tiny:1m needs its memory' "$BATS_TEST_TMPDIR/log.err"
+}
+
+@test "a model that cannot be loaded even without the others leaves them loaded" {
+  cp -r models/tiny "$BATS_TEST_TMPDIR/short"
+  jq '.max_position_embeddings = 256' models/tiny/config.json >"$BATS_TEST_TMPDIR/short/config.json"
+  mkdir -p "$BATS_TEST_TMPDIR/home/models"
+  cp "$T/home/models/other.zse" "$BATS_TEST_TMPDIR/home/models"
+  zse-convert "$BATS_TEST_TMPDIR/short" -o "$BATS_TEST_TMPDIR/home/models/short.zse" --quality fast >/dev/null
+  cp "$T/home/models/bad.zse" "$BATS_TEST_TMPDIR/home/models"
+  ZSE_HOME=$BATS_TEST_TMPDIR/home start "$BATS_TEST_TMPDIR/log" --port 0 --ctx 1024
+  await listens "$URL"
+  [ "$(chat other | content)" = "2 + 2 = 4" ]
+  chat short | jq -e '.error.code == "load_failed" and (.error.message | test("made for at most 256 tokens"))'
+  chat bad | jq -e '.error.code == "load_failed"'
+  [ "$(loaded)" = 1 ]
+  stop "$PID"
+  run ! grep 'needs its memory' "$BATS_TEST_TMPDIR/log.err"
+}
+
 @test "a key that is limited to a model loads no other one" {
   local key reads name home=$BATS_TEST_TMPDIR/home
   mkdir "$home"

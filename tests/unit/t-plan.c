@@ -469,7 +469,9 @@ static void preflight(void **state)
     assert_int_equal(plan_preflight("m", 85, 5, 3, 100, 100, &tight, &e), 0);
     assert_true(tight);
     assert_int_equal(plan_preflight("m", 90, 5, 3, 100, 100, &tight, &e), -1);      /* more than 95 % */
+    assert_int_equal(e.code, ERR_LIMIT);
     assert_int_equal(plan_preflight("m", 50, 5, 3, 100, 57, &tight, &e), -1);       /* more than there is now */
+    assert_int_equal(e.code, ERR_MEMORY);
     assert_int_equal(plan_preflight("model.zse", 2000000000, 500000000, 30000000, 2147483648, 2147483648, &tight, &e),
                      -1);
     assert_string_equal(e.msg, "model.zse: needs 2.53 GB (weights 2.00, keys and values 0.50, workspace 0.03), but there are 2.15 GB, 2.15 of them available");
