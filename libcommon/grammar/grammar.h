@@ -77,6 +77,7 @@ struct grammar;
  * may o. */
 struct grammar *grammar_compile_schema(const struct grammar_vocab *v, const char *text, size_t size,
                                        const struct grammar_options *o, struct err *e);
+enum { GRAMMAR_REGEX_BYTES = 8192 };    /* most of a regular expression */
 /* A regular expression in ECMAScript's syntax; it must match the whole answer. */
 struct grammar *grammar_compile_regex(const struct grammar_vocab *v, const char *text, size_t size,
                                       const struct grammar_options *o, struct err *e);

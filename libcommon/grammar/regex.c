@@ -17,7 +17,7 @@
 #include "libcommon/grammar/grow.h"
 #include "libcommon/grammar/internal.h"
 
-enum { MAX_DEPTH = 200, MAX_COUNT = 1000000, MAX_TEXT = 8192, END = 0x110000 };
+enum { MAX_DEPTH = 200, MAX_COUNT = 1000000, END = 0x110000 };
 
 struct set { struct char_range *r; int n, room, failed; };       /* r owned */
 struct regex_part { uint32_t e; int32_t min, max; };             /* max EXPR_MANY */
@@ -716,8 +716,8 @@ uint32_t regex_compile(struct grammar *g, const char *text, size_t size, int jso
 {
     static const struct char_range every = { 0, END - 1 };
     struct regex_parser p = { .g = g, .x = &g->x, .text = text, .n = size, .json = json, .search = search, .e = e };
-    if (size > MAX_TEXT) {
-        err_set(e, ERR_LIMIT, "regular expression: %zu bytes, more than %d", size, MAX_TEXT);
+    if (size > GRAMMAR_REGEX_BYTES) {
+        err_set(e, ERR_LIMIT, "regular expression: %zu bytes, more than %d", size, GRAMMAR_REGEX_BYTES);
         return EXPR_NONE;
     }
     if (utf8_valid(text, size) != size) {

@@ -45,6 +45,9 @@ chat() { ask chat/completions "{$MESSAGES,$1}" | jq -r '.choices[0].message.cont
     jq -e '.error.param as $p | $p != null and (.error.message | contains($p))' "$T/j" || { echo "$wrong"; cat "$T/j"; return 1; }
   done
   [ "$(chat '"response_format":{"type":"text"},"guided_regex":"a"')" = a ]
+  printf -v wrong '%9000s' ''
+  [[ $(chat "\"guided_choice\":[\"${wrong// /.}\"]") == 'out_of_range: guided_choice: a list of 9001 bytes'* ]]
+  [[ $(chat "\"guided_choice\":[\"a\"${wrong// /,\"b\"}]") == 'out_of_range: guided_choice: a list of 18002 bytes'* ]]
 }
 
 @test "effort and verbosity are taken where each API has them, and checked" {

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "libcommon/base/json.h"
+#include "libcommon/grammar/grammar.h"
 
 enum { SCHEMA_TEXT = 32 << 10,          /* bytes of a schema that is written as a string */
        TREE_FACTOR = 90 };              /* bytes of a tree for each byte of its text: see prescan.h */
@@ -50,12 +51,16 @@ static int set_choice(struct call *c, const char *param, json_t *v, struct probl
 {
     struct buf b = { 0 };
     const json_t *text;
-    size_t i, bytes = 0;
+    size_t i, bytes = 1;                        /* of "(a|b)", without backslashes */
     json_array_foreach(v, i, text)
-        bytes += 2 * json_string_length(text) + 1;
-    if (bytes == 0)
+        bytes += json_string_length(text) + 1;
+    if (bytes == 1)
         return problem_set(pr, 400, param, "invalid_type", "%s: expected a list of texts", param);
-    if (call_keep(c, 3 * bytes, pr) != 0)
+    if (bytes > GRAMMAR_REGEX_BYTES)            /* before it is built: the loop does that */
+        return problem_set(pr, 400, param, "out_of_range",
+                           "%s: a list of %zu bytes, with a byte more for each text, expected at most %d", param,
+                           bytes - 1, GRAMMAR_REGEX_BYTES - 1);
+    if (call_keep(c, 6 * bytes, pr) != 0)
         return -1;
     json_array_foreach(v, i, text) {
         const char *s = json_string_value(text);
