@@ -23,7 +23,8 @@ int named_find(const struct server *s, const char *id, char out[STORE_NAME_BYTES
         rc = store_find_default(s->o.store, out, &e);
     if (rc < 0)
         return problem_set(pr, 404, "model", "model_not_found", "model: %s",
-                           e.code == ERR_FORMAT ? e.msg : "the folder of models cannot be read");
+                           e.code == ERR_FORMAT ? "several models have this name and a tag: expected one with its tag"
+                                                : "the folder of models cannot be read");
     if (rc == 0)
         store_follow(s->o.store, out);
     return rc;
