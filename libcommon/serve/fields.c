@@ -460,13 +460,17 @@ int fields_parse(const json_t *body, body_set kind, struct params *p, struct pro
 {
     const char *name;
     json_t *v;
+    int n_unknown = 0;
     if (!json_is_object(body))
         return problem_set(pr, 400, NULL, "invalid_type", "the body: found %s, expected an object", js_kind(body));
     union { const json_t *in; json_t *out; } u = { .in = body };       /* jansson iterates over what is not const */
     json_object_foreach(u.out, name, v) {
         const struct field *f = fields_find(name, strlen(name), kind);
-        if (!f && kind & OLLAMA)
+        if (!f && kind & OLLAMA && ++n_unknown <= MAX_UNKNOWN)
             continue;
+        if (!f && kind & OLLAMA)
+            return problem_set(pr, 400, NULL, "unknown_parameter", "the body: more than %d unknown fields",
+                               MAX_UNKNOWN);
         if (!f)
             return problem_set(pr, 400, name, "unknown_parameter", "%.80s: no such field", name);
         if (!json_is_null(v) && parse_field(f, v, p, pr) != 0)

@@ -1,8 +1,8 @@
 /* fields.h - the fields of every request body: one table for the parser and for /openapi.json.
  *
  * A field is used, or ignored because it cannot change the answer, or refused.  A name that is not
- * in the table is refused, but in bodies of Ollama's API, which ignores it.  null is the same as a
- * missing field. */
+ * in the table is refused, but in bodies of Ollama's API, which ignores it, up to MAX_UNKNOWN of
+ * them.  null is the same as a missing field. */
 #ifndef ZSE_SERVE_FIELDS_H
 #define ZSE_SERVE_FIELDS_H
 
@@ -80,6 +80,7 @@ struct field {
     /* FIELD_REFUSED: is this a value that changes nothing?  NULL: there is none */
     int (*harmless)(const json_t *v);
 };
+enum { MAX_UNKNOWN = 100 };             /* of a body of Ollama's API: each is compared with the whole table */
 extern const struct field fields[];
 extern const int n_fields;
 

@@ -44,10 +44,17 @@ QUESTION='"messages":[{"role":"user","content":"What is 2+2?"}],"options":{"temp
   [ "$(ask chat '{"model":"tiny"' -o "$T/j" -w '%{http_code}')" = 400 ]
   jq -e '.error | type == "string"' "$T/j"
   [ "$(ask chat '[]' -o "$T/j" -w '%{http_code}')" = 400 ]
+  [ "$(ask pull '{"model":"tiny","stream":5}' -H "Authorization: Bearer $ADMIN" -o "$T/j" -w '%{http_code}')" = 400 ]
   [ "$(ask delete '{"model":"small"}' -X DELETE -o "$T/j" -w '%{http_code}')" = 401 ]
   jq -e 'keys == ["error"] and (.error | type == "string")' "$T/j"
   [ "$(ask generate '{"model":"tiny","prompt":5}' -o "$T/j" -w '%{http_code}')" = 400 ]
   [ "$(ask chat '{"model":"tiny","messages":[{"role":"user","content":"hi","images":["aGk="]}]}' -o "$T/j" -w '%{http_code}')" = 400 ]
+  # the names of models that a key may not use are not told
+  ln -s tiny:1m.zse "$ZSE_HOME/models/fam:1.zse"
+  ln -s tiny:1m.zse "$ZSE_HOME/models/fam:2.zse"
+  [ "$(ask chat "{\"model\":\"fam\",$QUESTION}" -o "$T/j" -w '%{http_code}')" = 404 ]
+  rm "$ZSE_HOME"/models/fam:*
+  jq -e '.error | test("several models") and (test("fam:") | not)' "$T/j"
   local keep
   for keep in '"x"' '"5 m"' '"1e9"' '"nan"' '"-"' '""' '[]' true; do
     [ "$(ask generate "{\"model\":\"tiny\",\"prompt\":\"a\",\"keep_alive\":$keep}" -o "$T/j" -w '%{http_code}')" = 400 ] || { echo "$keep"; cat "$T/j"; return 1; }
@@ -55,6 +62,24 @@ QUESTION='"messages":[{"role":"user","content":"What is 2+2?"}],"options":{"temp
   done
   # the paths of our own API keep their form
   curl -s "$URL/v1/chat/completions" -d '{"model":"nosuch","messages":[{"role":"user","content":"x"}]}' | jq -e '.error.code == "model_not_found"'
+}
+
+@test "fields that Ollama does not have are ignored, up to 100 of them" {
+  local fields many
+  for fields in '"regex":"x{3}"' '"grammar":5' '"guided_choice":["yes"]' '"logit_bias":5' '"stop_token_ids":"x"' '"stream_options":5' \
+    '"speculative":5' '"dry_sequence_breakers":5' '"response_format":{"type":"json_object"}' '"prediction":5' '"rag":5' '"server_tools":5' \
+    '"re\u0067ex":"x{3}"'; do
+    ask chat "{\"model\":\"tiny\",\"stream\":false,$fields,$QUESTION}" | jq -e '.message.content == "2 + 2 = 4"' || { echo "$fields"; return 1; }
+  done
+  ask chat "{\"model\":\"tiny\",\"stream\":false,\"format\":{\"const\":5},\"structured_outputs\":{\"json\":{\"const\":6}},$QUESTION}" | jq -e '.message.content == "5"'
+  many=$(printf '"u%d":0,' {1..100})
+  ask chat "{${many}\"model\":\"tiny\",\"stream\":false,$QUESTION}" | jq -e '.message.content == "2 + 2 = 4"'
+  for fields in "$many\"more\":0,$QUESTION" "\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"options\":{$many\"more\":0}"; do
+    [ "$(ask chat "{\"model\":\"tiny\",$fields}" -o "$T/j" -w '%{http_code}')" = 400 ]
+    jq -e '.error | test("more than 100 unknown fields")' "$T/j"
+  done
+  printf -v many '1s%.0s' {1..60}
+  [ "$(ask generate "{\"model\":\"tiny\",\"prompt\":\"a\",\"keep_alive\":\"$many\"}" -o "$T/j" -w '%{http_code}')" = 400 ]
 }
 
 @test "keys, their scopes, models and audit lines are those of the other endpoints" {

@@ -93,10 +93,10 @@ void handle_ollama_pull(struct server *s, struct conn *c, const char *rest)
     struct problem pr;
     char plain[STORE_NAME_BYTES];
     json_t *body = read_body(s, c, BODY_OLLAMA_PULL, &p);
-    const char *name = p.model && *p.model ? p.model : p.name;
     (void)rest;
     if (!body)
         return;
+    const char *name = p.model && *p.model ? p.model : p.name;
     const int rc = name && *name ? begin(s, c, named_plain(s, name, plain), p.stream, &pr)
                                  : problem_set(&pr, 400, "model", "missing", "model is required");
     if (rc < 0) {

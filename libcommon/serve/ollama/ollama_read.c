@@ -40,10 +40,11 @@ static int read_duration(const char *text, double *seconds)
 
 int ollama_keep_alive(const json_t *v, double *seconds, struct problem *pr)
 {
+    enum { LONGEST = 100 };
     const char *text = json_string_value(v);
     if (json_is_number(v))
         *seconds = json_number_value(v);
-    else if (!text || read_duration(text, seconds) != 0)
+    else if (!text || json_string_length(v) > LONGEST || read_duration(text, seconds) != 0)
         return problem_set(pr, 400, "keep_alive", "invalid_value",
                            "keep_alive: %.40s, expected seconds or a duration such as 5m", text ? text : js_kind(v));
     return 0;
@@ -67,10 +68,23 @@ static int read_keep_alive(struct call *c, struct problem *pr)
 
 /* ---- options ---- */
 
+/* Remove the members that Ollama's bodies do not have, which other bodies do.  fields_parse() has
+ * made sure that there are few. */
+static void drop_unknown(json_t *body, body_set kind)
+{
+    const char *name;
+    json_t *v;
+    void *next;
+    json_object_foreach_safe(body, next, name, v)
+        if (!fields_find(name, strlen(name), kind))
+            json_object_del(body, name);
+}
+
 int ollama_params(struct call *c, struct problem *pr)
 {
     const json_t *options = js_get(c->json, "options");
     struct params *p = &c->params;
+    drop_unknown(c->json, c->form->body);
     if (options && fields_parse(options, BODY_OLLAMA_OPTIONS, p, pr) != 0)
         return -1;
     if (p->max_tokens <= 0)
