@@ -108,8 +108,8 @@ machine() {
 J
   zse-convert "$T/config.json" --plan --threads 1 --json >"$T/j"
   jq -e '.supported and .exact and all(.types[]; .decode_tokens_per_s > 0 and .prefill_tokens_per_s > 0)' "$T/j"
-  # 10 states (one sequence, one for its draft, 8 snapshots) of 4 layers: 3 inputs of 640 channels, 8 heads of 64 x 64,
-  # as f32; no keys and values; workspace
+  # 10 states (one sequence, one for its draft, 8 snapshots) of 4 layers: 3 inputs of 640 channels,
+  # 8 heads of 64 x 64, as f32; no keys and values; workspace
   jq -e '.types[0] | .bytes - .weight_bytes == 10 * 4 * 4 * (3 * 640 + 8 * 64 * 64) + (34 * 1048576) + 512 * 8' "$T/j"
   local folder=../shared/oracles/models/hf/granitemoehybrid
   [ -d $folder ] || skip "$folder is not here"
