@@ -121,15 +121,19 @@ static int common(const struct node *x, const int32_t *ids, int n)
     return i;
 }
 
-/* The child with the longest match; -1: no child matches by a token. */
-static int32_t nearest(const struct kv_pool *p, int32_t parent, const int32_t *ids, int n, int *n_common)
+/* Whether a sequence can go on with what node b holds. */
+static int has_window(const struct kv_pool *p, int32_t b) { return !p->window || p->window[b].number >= 0; }
+
+/* The child with the longest match, of those that have their window block or of all; -1: no child
+ * matches by a token. */
+static int32_t nearest(const struct kv_pool *p, int32_t parent, const int32_t *ids, int n, int all, int *n_common)
 {
     int32_t best = -1;
     *n_common = 0;
     int scanned = 0;
     for (int32_t b = p->node[parent].child; b >= 0 && scanned < SCAN && *n_common < n; b = p->node[b].after,
          scanned++) {
-        int k = common(&p->node[b], ids, n);
+        int k = all || has_window(p, b) ? common(&p->node[b], ids, n) : 0;
         if (k > *n_common) {
             *n_common = k;
             best = b;
@@ -142,8 +146,8 @@ int prefix_copy(struct kv_table *t, struct kv_pool *p, const int32_t *ids, int n
 {
     int k;
     assert(t->n_tokens == t->n_nodes * KV_BLOCK);
-    int32_t b = nearest(p, parent_of(t, p), ids + t->n_tokens, n - t->n_tokens, &k);
-    if (b < 0 || (p->window && kv_pool_window(p, b) < 0))
+    int32_t b = nearest(p, parent_of(t, p), ids + t->n_tokens, n - t->n_tokens, 0, &k);
+    if (b < 0)
         return 0;
     pool_hold(p, b);                    /* not to be evicted for the copy */
     window_want(p, b);
@@ -175,7 +179,7 @@ void prefix_enter(struct kv_table *t, struct kv_pool *p, const int32_t *ids, int
     int rest = t->n_tokens - t->n_nodes * KV_BLOCK, k;
     if (!all || rest == 0 || p->node[t->block[t->n_nodes]].n_tokens)
         return;
-    nearest(p, parent_of(t, p), ids + t->n_nodes * KV_BLOCK, rest, &k);
+    nearest(p, parent_of(t, p), ids + t->n_nodes * KV_BLOCK, rest, 1, &k);
     if (k < rest)
         insert(p, t->block[t->n_nodes], parent_of(t, p), ids + t->n_nodes * KV_BLOCK, rest);
 }
@@ -194,12 +198,12 @@ void prefix_visit(const struct kv_table *t, const struct kv_pool *p, const int32
 {
     int at = t->n_tokens, known = known_windows(t);
     assert(at == t->n_nodes * KV_BLOCK);
+    /* a node that holds a part is copied behind the whole ones, which prefix_take() takes before */
     for (int32_t parent = parent_of(t, p), b; parent >= 0; parent = b, at += KV_BLOCK) {
         int scanned = 0;
         for (b = p->node[parent].child; b >= 0 && scanned < SCAN; b = p->node[b].after, scanned++)
             if (p->node[b].n_tokens < KV_BLOCK && common(&p->node[b], ids + at, n - at) == p->node[b].n_tokens &&
-                (!p->window || p->window[b].number >= 0) &&
-                window_is_known(p, known, at / KV_BLOCK, at + p->node[b].n_tokens))
+                has_window(p, b) && window_is_known(p, known, at / KV_BLOCK, at))
                 visit(user, b, at + p->node[b].n_tokens);
         b = at + KV_BLOCK <= n ? find(p, parent, ids + at) : -1;
         known = b >= 0 && kv_pool_window(p, b) >= 0 ? known + 1 : 0;

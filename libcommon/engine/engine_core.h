@@ -106,6 +106,7 @@ struct request {
     struct kv_table kv;
     /* index of the state of recurrent layers after kv.n_tokens tokens; -1: it holds none */
     int slot;
+    int begins_anew;                    /* a beginning that a snapshot promised could not be taken: it takes none */
     struct sampler *sampler;
     struct answer_text text;
     /* for each stop string: its id if it is a special token, which has no text; else -1 */

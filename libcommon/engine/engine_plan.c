@@ -175,7 +175,9 @@ struct beginning { int snapshot, before, n_tokens; };
  * drop_beginning(). */
 static struct beginning find_beginning(struct engine *g, struct request *r)
 {
-    struct beginning b = { .before = r->kv.n_tokens };
+    struct beginning b = { .snapshot = -1, .before = r->kv.n_tokens };
+    if (r->begins_anew)
+        return b;
     b.n_tokens = state_prefix(g->states, g->pool, &r->kv, r->ids, r->n_ids - 1, &b.snapshot);
     if (b.snapshot >= 0) {
         prefix_take(&r->kv, g->pool, r->ids, b.n_tokens);
@@ -202,6 +204,7 @@ static void finish_beginning(struct engine *g, struct request *r, const struct b
     if (r->kv.n_tokens < b->n_tokens && prefix_copy(&r->kv, g->pool, r->ids, b->n_tokens, &from, &to))
         copy_block(g, from, to);
     if (r->kv.n_tokens != b->n_tokens) {        /* no block for the rest */
+        r->begins_anew = 1;
         drop_beginning(g, r, b);
         return;
     }

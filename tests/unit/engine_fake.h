@@ -417,6 +417,7 @@ static void *fake_drafter_open(const int32_t *predicted, int n)
 static const struct drafter drafter_fake __attribute__((unused)) = { "fake", fake_drafter_open, fake_guess, free };
 static const struct drafter *drafter_under_test;
 static const struct model *draft_model_under_test;
+static int window_under_test, sinks_under_test;         /* options of engines, but of those that check an answer */
 
 static inline struct engine *open_with(int max_seqs, int max_tokens, int n_blocks, int no_prefix_cache)
 {
@@ -424,9 +425,11 @@ static inline struct engine *open_with(int max_seqs, int max_tokens, int n_block
     struct engine_options o = { .backend = backend_under_test, .max_len = MAX_LEN, .max_seqs = max_seqs,
                                 .max_tokens = max_tokens, .kv = { KV_F32, KV_F32 }, .drafter = drafter_under_test,
                                 .draft_model = draft_model_under_test,
+                                .window = window_under_test, .sinks = window_under_test ? sinks_under_test : 0,
                                 .no_prefix_cache = no_prefix_cache, .snapshots = n_blocks % 5 + 1,
                                 .snapshot_every = 16 << n_blocks % 3,
-                                .kv_bytes = (size_t)n_blocks * config_kv_bytes(&model.config, kv_both(KV_F32)) };
+                                .kv_bytes = (size_t)(n_blocks + (window_under_test ? 8 : 0)) *
+                                            config_kv_bytes(&model.config, kv_both(KV_F32)) };
     struct engine *g = engine_open(&model, tokenizer, &o, &e);
     if (!g)
         fail_msg("%s", e.msg);
@@ -530,9 +533,12 @@ static inline void alone(const struct request_params *p, struct answer *a)
     backend_under_test = &backend_fake;
     const struct drafter *drafter = drafter_under_test;
     const struct model *draft_model = draft_model_under_test;
+    const int window = window_under_test;
     drafter_under_test = NULL;
     draft_model_under_test = NULL;
+    window_under_test = 0;
     struct engine *g = open_with(1, 512, MAX_LEN / 16, 1);
+    window_under_test = window;
     drafter_under_test = drafter;
     draft_model_under_test = draft_model;
     backend_under_test = tested;

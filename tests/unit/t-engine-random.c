@@ -155,10 +155,10 @@ static void random_schedules(int ahead)
         struct rng r = { (uint64_t)round };
         struct err e;
         struct engine_stats s;
-        int n = 0, left = 0, steps[N] = { 0 };
+        int n = 0, left = 0, n_steps = 0, steps[N] = { 0 };
         const int max_seqs = 1 + (int)(rng_u64(&r) % 9), max_tokens = 1 + (int)(rng_u64(&r) % 64),
                   n_blocks = MAX_LEN / 16 + (int)(rng_u64(&r) % 12);
-        if (round % 4 == 3) {
+        if (round % 4 == 3 && !window_under_test) {
             model.config.n_ropes = 1;
             model.config.ropes[0] = (struct rope){ .inv_freq_long = factors, .original_max = 40 };
         }
@@ -186,6 +186,7 @@ static void random_schedules(int ahead)
                 if (steps[i]++ == jobs[i].leaves && jobs[i].got[0].finish == FINISH_NONE)
                     engine_cancel(g, jobs[i].requests[0]);
             assert_int_not_equal(left = engine_step(g, &e), -1);
+            assert_true(n_steps++ < 100000);                    /* it comes to an end */
         }
         assert_all_free(g);
         engine_stats(g, &s);
@@ -374,7 +375,91 @@ static void test_hybrid_windows(void **state)
     set_window(33);
     random_schedules(0);
     set_window(0);
+    /* a window that a layer has not of itself, and sinks */
+    backend_under_test = &backend_fake_windows;
+    for (sinks_under_test = 0; sinks_under_test <= 17; sinks_under_test += 17) {
+        window_under_test = sinks_under_test ? 24 : 20;
+        random_schedules(0);
+    }
+    window_under_test = sinks_under_test = 0;
+    backend_under_test = &backend_fake;
     set_hybrid(0);
+}
+
+/* The next answer of g to n of ids, which goes on behind them there. */
+static void converse(struct engine *g, int32_t *ids, int n, int n_answer)
+{
+    static struct answer a, want;
+    struct err e;
+    struct request_params p = params(ids, n, &a);
+    int left = 1;
+    p.ignore_eos = 1;
+    p.max_tokens = n_answer;
+    submit(g, &p, &a);
+    for (int i = 0; i < 1000 && left > 0; i++)
+        assert_int_not_equal(left = engine_step(g, &e), -1);
+    assert_int_equal(left, 0);
+    alone(&p, &want);
+    assert_same(&a, &want);
+    memcpy(ids + n, a.ids, (size_t)n_answer * sizeof *ids);
+}
+
+static struct engine *open_conversations(int window)
+{
+    struct err e;
+    set_hybrid(1);
+    set_window(window);
+    model.config.max_len = 8 * MAX_LEN;         /* blocks for more than these, but no more window blocks */
+    const struct engine_options o = { .backend = backend_under_test, .max_len = model.config.max_len, .max_seqs = 1,
+                                      .max_tokens = 16, .kv = { KV_F32, KV_F32 }, .snapshots = 4,
+                                      .snapshot_every = 1024 };
+    struct engine *g = engine_open(&model, tokenizer, &o, &e);
+    if (!g)
+        fail_msg("%s", e.msg);
+    return g;
+}
+
+static void close_conversations(struct engine *g)
+{
+    engine_close(g);
+    set_window(0);
+    set_hybrid(0);
+    model.config.max_len = MAX_LEN;
+}
+
+/* The end of a conversation has a snapshot and its window block; but the tokens before it, which
+ * the end did not see any more as the conversation went on, have not all theirs. */
+static void test_end_without_window(void **state)
+{
+    (void)state;
+    int32_t a[MAX_LEN], b[MAX_LEN];
+    struct engine *g = open_conversations(20);
+    for (int i = 0; i < MAX_LEN; i++)
+        a[i] = (i * 7 + i / 5) % 8, b[i] = (i * 3 + i / 7 + 1) % 8;
+    converse(g, a, 70, 5);
+    converse(g, b, 120, 2);
+    for (int i = 75; i < 95; i++)
+        a[i] = i % 6;
+    converse(g, a, 95, 3);
+    close_conversations(g);
+}
+
+/* Of two blocks that begin as an end does only its own has its window block. */
+static void test_end_beside_another(void **state)
+{
+    (void)state;
+    int32_t a[MAX_LEN], b[MAX_LEN], other[MAX_LEN];
+    struct engine *g = open_conversations(33);
+    for (int i = 0; i < MAX_LEN; i++)
+        a[i] = (i * 7 + i / 5) % 8, other[i] = (i * 3 + i / 7 + 1) % 8;
+    converse(g, a, 70, 5);
+    memcpy(b, a, sizeof b);
+    for (int i = 75; i < 122; i++)
+        a[i] = (i * 5) % 7, b[i] = (i + 3) % 6;
+    converse(g, a, 122, 2);
+    converse(g, other, 110, 2);
+    converse(g, b, 95, 3);
+    close_conversations(g);
 }
 
 /* A device that is not strict is another one with drafts. */
@@ -413,7 +498,8 @@ int main(void)
         cmocka_unit_test(test_schedules), cmocka_unit_test(test_hybrid_schedules), cmocka_unit_test(test_steps_ahead),
         cmocka_unit_test(test_drafts), cmocka_unit_test(test_hybrid_drafts), cmocka_unit_test(test_draft_model),
         cmocka_unit_test(test_twin), cmocka_unit_test(test_failing_draft_model), cmocka_unit_test(test_windows),
-        cmocka_unit_test(test_hybrid_windows), cmocka_unit_test(test_without_drafts),
+        cmocka_unit_test(test_hybrid_windows), cmocka_unit_test(test_end_without_window),
+        cmocka_unit_test(test_end_beside_another), cmocka_unit_test(test_without_drafts),
         cmocka_unit_test(test_draft_option),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
