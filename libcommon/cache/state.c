@@ -7,7 +7,7 @@
 enum { FREE, HELD, KEPT };
 
 struct state_pool {
-    int n;
+    int n, n_aside, n_spare;    /* set aside; of these held */
     uint64_t clock;
     struct slot { int is; int32_t block; uint64_t serial, used; } slot[];
 };
@@ -35,20 +35,43 @@ static int is_lost(const struct slot *x, const struct kv_pool *p)
     return x->is == KEPT && prefix_serial(p, x->block) != x->serial;
 }
 
+static int hold(struct state_pool *s, int state)
+{
+    if (state >= 0)
+        s->slot[state] = (struct slot){ .is = HELD };
+    return state;
+}
+
 int state_take(struct state_pool *s, const struct kv_pool *p)
 {
-    int best = -1;
+    int unused = -1, n_unused = 0, oldest = -1;
     for (int i = 0; i < s->n; i++) {
         if (s->slot[i].is == FREE || is_lost(&s->slot[i], p)) {
-            best = i;
-            break;
+            unused = unused < 0 ? i : unused;
+            n_unused++;
+        } else if (s->slot[i].is == KEPT && (oldest < 0 || s->slot[i].used < s->slot[oldest].used)) {
+            oldest = i;
         }
-        if (s->slot[i].is == KEPT && (best < 0 || s->slot[i].used < s->slot[best].used))
-            best = i;
     }
-    if (best >= 0)
-        s->slot[best] = (struct slot){ .is = HELD };
-    return best;
+    return hold(s, n_unused > s->n_aside - s->n_spare ? unused : oldest);
+}
+
+void state_set_aside(struct state_pool *s, int n) { s->n_aside = n; }
+
+int state_take_spare(struct state_pool *s, const struct kv_pool *p)
+{
+    int state = s->n_spare < s->n_aside ? s->n - 1 : -1;
+    while (state >= 0 && s->slot[state].is != FREE && !is_lost(&s->slot[state], p))
+        state--;
+    s->n_spare += state >= 0;
+    return hold(s, state);
+}
+
+void state_drop_spare(struct state_pool *s, int state)
+{
+    assert(s->n_spare > 0);
+    s->n_spare--;
+    state_drop(s, state);
 }
 
 void state_drop(struct state_pool *s, int state)

@@ -4,7 +4,10 @@
  *
  * A state is free, held by a sequence, or a snapshot: the state after the last token of a node of
  * the prefix tree (kv.h).  When a node is evicted its snapshot is lost.  state_take returns a free
- * state, else a lost snapshot, else the least recently used one. */
+ * state, else a lost snapshot, else the least recently used one.
+ *
+ * Some states can be set aside as spare ones: sequences and snapshots together leave so many alone,
+ * and spare ones take no others, so that neither waits for the other. */
 #ifndef ZSE_CACHE_STATE_H
 #define ZSE_CACHE_STATE_H
 
@@ -21,6 +24,10 @@ size_t state_pool_bytes(const struct state_pool *s);    /* of its own tables */
 
 int state_take(struct state_pool *s, const struct kv_pool *p);          /* a state to hold; -1: all are held */
 void state_drop(struct state_pool *s, int state);       /* a held one becomes free */
+void state_set_aside(struct state_pool *s, int n);      /* before any is taken */
+int state_take_spare(struct state_pool *s, const struct kv_pool *p);    /* -1: so many are held */
+/* Either the spare state itself, or the one that its holder has put it in place of. */
+void state_drop_spare(struct state_pool *s, int state);
 /* A held state becomes the snapshot of this node; if the node has one already, it becomes free. */
 void state_keep(struct state_pool *s, const struct kv_pool *p, int32_t block, int state);
 /* the snapshot behind a node; -1: none */

@@ -126,6 +126,22 @@ static int pool_blocks(const struct engine *g, const struct config *c, const str
     return 0;
 }
 
+static const char *no_drafts(const struct config *c, const struct engine_options *o)
+{
+    const struct backend *backend = o->backend ? o->backend : &backend_cpu;
+    if (c->both_ways || c->embedding.pooling)
+        return "a model that makes vectors of texts has no answers";
+    return backend->always_strict || o->strict ? NULL : "on a GPU answers depend on it without --strict";
+}
+
+static int most_seqs(const struct engine_options *o) { return o->max_seqs > 0 ? o->max_seqs : 1; }
+
+/* States that are set aside for those before a draft. */
+static int draft_states(const struct config *c, const struct engine_options *o)
+{
+    return no_drafts(c, o) ? 0 : most_seqs(o) < ENGINE_DRAFT_STATES ? most_seqs(o) : ENGINE_DRAFT_STATES;
+}
+
 static int open_states(struct engine *g, const struct engine_options *o, int n, struct err *e)
 {
     enum { EVERY = 512 };
@@ -134,7 +150,10 @@ static int open_states(struct engine *g, const struct engine_options *o, int n, 
     g->snapshot_every = o->snapshot_every ? o->snapshot_every : EVERY;
     if (o->snapshots < 0 || o->snapshots > 1 << 20 || g->snapshot_every < KV_BLOCK || g->snapshot_every % KV_BLOCK)
         return err_set(e, ERR_LIMIT, "%d snapshots of states, every %d tokens: expected 0 or more, and a multiple of %d", o->snapshots, g->snapshot_every, KV_BLOCK);
-    return (g->states = state_pool_open(n, e)) ? 0 : -1;
+    if (!(g->states = state_pool_open(n, e)))
+        return -1;
+    state_set_aside(g->states, draft_states(&g->m->config, o));
+    return 0;
 }
 
 static int ask_backend(const struct engine *g, const struct engine_options *o, struct backend_options *b, struct err *e)
@@ -163,14 +182,6 @@ int engine_backend_options(const struct model *m, const struct engine_options *o
     return set_sizes(&g, &m->config, o, e) < 0 ? -1 : ask_backend(&g, o, b, e);
 }
 
-static const char *no_drafts(const struct config *c, const struct engine_options *o)
-{
-    const struct backend *backend = o->backend ? o->backend : &backend_cpu;
-    if (c->both_ways || c->embedding.pooling)
-        return "a model that makes vectors of texts has no answers";
-    return backend->always_strict || o->strict ? NULL : "on a GPU answers depend on it without --strict";
-}
-
 const char *engine_no_drafts(const struct model *m, const struct engine_options *o)
 {
     return no_drafts(&m->config, o);
@@ -178,10 +189,8 @@ const char *engine_no_drafts(const struct model *m, const struct engine_options 
 
 int engine_n_states(const struct config *c, const struct engine_options *o)
 {
-    const int max_seqs = o->max_seqs > 0 ? o->max_seqs : 1;
-    const int n_drafts = no_drafts(c, o) ? 0 : max_seqs < ENGINE_DRAFT_STATES ? max_seqs : ENGINE_DRAFT_STATES;
     const int n_snapshots = o->no_prefix_cache || c->both_ways ? 0 : o->snapshots ? o->snapshots : ENGINE_SNAPSHOTS;
-    return config_state_bytes(c) ? max_seqs + n_drafts + n_snapshots : 0;
+    return config_state_bytes(c) ? most_seqs(o) + draft_states(c, o) + n_snapshots : 0;
 }
 
 const char *engine_drafts(const struct engine *g) { return g->no_drafts; }

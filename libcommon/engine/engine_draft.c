@@ -162,7 +162,7 @@ void draft_drop(struct engine *g, struct request *r)
 {
     r->draft.n_used = 0;
     if (r->draft.spare >= 0)
-        state_drop(g->states, r->draft.spare);
+        state_drop_spare(g->states, r->draft.spare);
     r->draft.spare = -1;
 }
 
@@ -170,7 +170,7 @@ int draft_save_state(struct engine *g, struct request *r)
 {
     if (!g->states)
         return 0;
-    if ((r->draft.spare = state_take(g->states, g->pool)) < 0)
+    if ((r->draft.spare = state_take_spare(g->states, g->pool)) < 0)
         return -1;
     copy_state(g, r->slot, r->draft.spare);
     return 0;

@@ -225,8 +225,8 @@ static int reclaim(struct engine *g)
     return 0;
 }
 
-/* Takes a state for a request that is about to run.  There are as many states as requests that may
- * run, so if none is free, waiting requests hold some. */
+/* Takes a state for a request that is about to run.  Without those set aside for drafts there are
+ * as many states as requests that may run, so if none is free, waiting requests hold some. */
 static void take_state(struct engine *g, struct request *r)
 {
     while (g->states && r->slot < 0 && (r->slot = state_take(g->states, g->pool)) < 0) {

@@ -264,6 +264,45 @@ static void test_hybrid_drafts(void **state)
     set_hybrid(0);
 }
 
+/* A request that crosses the length from which its positions are rotated otherwise begins anew, and
+ * needs a state then, beside more requests with drafts than have states for them. */
+static void test_hybrid_begins_anew(void **state)
+{
+    (void)state;
+    enum { N = 6 };
+    struct err e;
+    struct engine_stats s;
+    static struct answer a[N], want;
+    struct request_params p[N];
+    int32_t ids[N][MAX_LEN];
+    float factors[4] = { 0 };
+    set_hybrid(1);
+    model.config.n_ropes = 1;
+    model.config.ropes[0] = (struct rope){ .inv_freq_long = factors, .original_max = 40 };
+    drafter_under_test = &drafter_fake;
+    struct engine *g = open_with(N, 64, N * MAX_LEN / 16, 1);
+    assert_int_equal(engine_set_limits(g, &(struct engine_limits){ .max_running = N, .draft = 1 }, &e), 0);
+    for (int k = 0; k < N; k++) {
+        for (int i = 0; i < MAX_LEN; i++)
+            ids[k][i] = (i * 7 + i / 5 + k) % 8;
+        p[k] = params(ids[k], k ? 4 : 36, &a[k]);
+        p[k].ignore_eos = 1;
+        p[k].max_tokens = 30;
+        submit(g, &p[k], &a[k]);
+    }
+    run_to_end(g);
+    engine_stats(g, &s);
+    engine_close(g);
+    assert_true(s.drafted > 20 && s.accepted > 0);
+    for (int k = 0; k < N; k++) {
+        alone(&p[k], &want);
+        assert_same(&a[k], &want);
+    }
+    drafter_under_test = NULL;
+    model.config.n_ropes = 0;
+    set_hybrid(0);
+}
+
 /* A draft model that is often right changes no answer either. */
 static void test_draft_model(void **state)
 {
@@ -496,7 +535,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_schedules), cmocka_unit_test(test_hybrid_schedules), cmocka_unit_test(test_steps_ahead),
-        cmocka_unit_test(test_drafts), cmocka_unit_test(test_hybrid_drafts), cmocka_unit_test(test_draft_model),
+        cmocka_unit_test(test_drafts), cmocka_unit_test(test_hybrid_drafts), cmocka_unit_test(test_hybrid_begins_anew),
+        cmocka_unit_test(test_draft_model),
         cmocka_unit_test(test_twin), cmocka_unit_test(test_failing_draft_model), cmocka_unit_test(test_windows),
         cmocka_unit_test(test_hybrid_windows), cmocka_unit_test(test_end_without_window),
         cmocka_unit_test(test_end_beside_another), cmocka_unit_test(test_without_drafts),

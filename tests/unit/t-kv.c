@@ -383,6 +383,41 @@ static void test_states(void **state)
     assert_int_equal(e.code, ERR_LIMIT);
 }
 
+/* Of four states one is set aside: no snapshot is made in it, none is given up for it. */
+static void test_spare_states(void **state)
+{
+    (void)state;
+    struct err e;
+    struct kv_pool *p = kv_pool_open(8, &e);
+    struct state_pool *s = state_pool_open(4, &e);
+    struct kv_table t;
+    int32_t ids[128];
+    for (int i = 0; i < 128; i++)
+        ids[i] = i;
+    assert_int_equal(kv_table_init(&t, 128, &e), 0);
+    fill(&t, p, 70);
+    prefix_enter(&t, p, ids, 0);
+    state_set_aside(s, 1);
+    for (int i = 0; i < 3; i++)
+        state_keep(s, p, t.block[i], state_take(s, p));
+    const int held = state_take(s, p), spare = state_take_spare(s, p);
+    assert_int_equal(state_find(s, p, t.block[0]), -1);
+    assert_true(state_find(s, p, t.block[1]) >= 0 && state_find(s, p, t.block[2]) >= 0);
+    assert_true(held >= 0 && spare >= 0 && held != spare);
+    assert_int_equal(state_take_spare(s, p), -1);
+    /* the spare one takes the other's place */
+    state_drop_spare(s, held);
+    assert_int_equal(state_take_spare(s, p), held);
+    state_drop_spare(s, held);
+    const int second = state_take(s, p), third = state_take(s, p);
+    assert_true(second >= 0 && third >= 0 && second != held && third != held);
+    assert_int_equal(state_take(s, p), -1);             /* the last is for drafts */
+    assert_int_equal(state_take_spare(s, p), held);
+    kv_table_release(&t, p);
+    state_pool_close(s);
+    kv_pool_close(p);
+}
+
 static void test_errors(void **state)
 {
     (void)state;
@@ -397,6 +432,7 @@ int main(void)
         cmocka_unit_test(test_reserve_and_truncate), cmocka_unit_test(test_share),
         cmocka_unit_test(test_random), cmocka_unit_test(test_prefix), cmocka_unit_test(test_trim),
         cmocka_unit_test(test_random_prefixes), cmocka_unit_test(test_leaves), cmocka_unit_test(test_states),
+                                        cmocka_unit_test(test_spare_states),
         cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
