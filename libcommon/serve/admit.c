@@ -319,6 +319,13 @@ int guard_may_load(const struct access_record *record)
     return !record || !record->has_key || (record->key.scopes & ~(unsigned)SCOPE_MODELS);
 }
 
+int guard_administers(const struct server *s, const struct conn *c)
+{
+    const struct access_record *record = c ? conn_record(c) : NULL;
+    return record && (record->is_admin || (record->has_key ? (record->key.scopes & SCOPE_ADMIN) != 0
+                                                           : !server_is_reachable(s, conn_is_local(c))));
+}
+
 int guard_reserve(struct server *s, struct conn *c, struct access_record *record, int64_t least, int64_t most,
                   int64_t *granted, struct problem *pr)
 {

@@ -61,6 +61,9 @@ int guard_model(struct access_record *record, const char *model, struct problem 
 int guard_lists_model(const struct access_record *record, const char *model);
 /* May the record's key make the server load a model?  Not one that only reads the state. */
 int guard_may_load(const struct access_record *record);
+/* Does the client administer the server: by the administrator's token, a key of scope admin, or
+ * without a key on a server that other machines cannot reach? */
+int guard_administers(const struct server *s, const struct conn *c);
 /* Reserve LEAST to MOST tokens (prompts and all answers) of the key's limits.  *granted: how many;
  * MOST if there is no limit.  -1 with *pr: 429, or 400 if they can never fit.  c: the connection
  * whose answer gets X-RateLimit headers; NULL: none. */

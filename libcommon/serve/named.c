@@ -51,6 +51,15 @@ double named_keep(const struct server *s, const struct loaded_model *lm)
     return !lm->named ? -1 : lm->keep_given ? lm->keep_s : s->o.keep_alive_s;
 }
 
+void named_set_keep(struct loaded_model *lm, double seconds, int is_admin)
+{
+    const double most = KEEP_TIMES * lm->s->o.keep_alive_s;
+    if (!lm->named || lm->shared)
+        return;
+    lm->keep_given = 1;
+    lm->keep_s = !is_admin && most >= 0 && (seconds < 0 || seconds > most) ? most : seconds;
+}
+
 /* ---- the cost of loads ---- */
 
 static double cost_now(const struct load_cost *c, uint64_t now)
@@ -154,6 +163,11 @@ struct problem named_problem(const struct server *s, const struct problem *p)
 void named_tick(struct server *s)
 {
     const uint64_t now = clock_ns();
+    struct loaded_model *idle = s->watch.state == WATCH_TRIM ? find_idle(s) : NULL;
+    if (idle) {
+        server_log(s, "%s: unloading, because memory is short", idle->id);
+        models_unload(s, idle);
+    }
     for (struct loaded_model *lm = s->models; lm; lm = lm->next) {
         const double keep = named_keep(s, lm);
         if (keep >= 0 && lm->state == MODEL_READY && lm->n_calls == 0 && lm->preparing == 0 &&

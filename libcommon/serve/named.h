@@ -31,6 +31,10 @@ int named_find(const struct server *s, const char *id, char out[STORE_NAME_BYTES
 const char *named_plain(const struct server *s, const char *id, char out[STORE_NAME_BYTES]);
 /* How long lm stays loaded after its last request; negative: for ever. */
 double named_keep(const struct server *s, const struct loaded_model *lm);
+/* A request wants lm to stay for so long; negative: for ever.  Ignored if other tenants use lm.
+ * Clients that do not administer the server get at most KEEP_TIMES times --keep-alive. */
+enum { KEEP_TIMES = 12 };
+void named_set_keep(struct loaded_model *lm, double seconds, int is_admin);
 /* The model of this name that is loading; begins to load it for the tenant if it is not.  NULL with
  * *pr: no memory, or the tenant's loads have cost others too much. */
 struct loaded_model *named_load(struct server *s, const char *name, uint64_t tenant, struct problem *pr);
@@ -39,7 +43,8 @@ struct loaded_model *named_load(struct server *s, const char *name, uint64_t ten
 int named_retry(struct server *s, struct loaded_model *lm);
 /* The problem for calls that waited for a model: p without the path of the folder. */
 struct problem named_problem(const struct server *s, const struct problem *p);
-void named_tick(struct server *s);                      /* on_second: unload what is idle */
+/* on_second: unload what is idle, while memory is short one a second whatever its time */
+void named_tick(struct server *s);
 /* Elements of /v1/models for those that are not loaded, and for aliases, as far as the record's key
  * may use them; *n counts elements. */
 void named_json(const struct server *s, const struct access_record *record, struct buf *out, int *n);

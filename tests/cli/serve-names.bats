@@ -202,6 +202,40 @@ ask_long() {
   rm "$ZSE_HOME/models/third.zse"
 }
 
+@test "keep_alive of a key that does not administer the server is at most 12 times --keep-alive" {
+  local key home=$BATS_TEST_TMPDIR/home
+  mkdir "$home"
+  cp -r "$ZSE_HOME/models" "$home/models"
+  key=$(ZSE_HOME=$home zse-apikey create k --json | jq -r .key)
+  admin=$(ZSE_HOME=$home zse-apikey create admin --scope admin,chat --json | jq -r .key)
+  ZSE_HOME=$home start "$BATS_TEST_TMPDIR/log" --port 0 --keep-alive 5m
+  await listens "$URL"
+  for keep in -1 '"99999h"' '"61m"'; do
+    curl -sf "$URL/api/generate" -H "Authorization: Bearer $key" -d "{\"model\":\"tiny\",\"keep_alive\":$keep}"
+    curl -sf "$URL/api/ps" -H "Authorization: Bearer $key" |
+      jq -e --argjson now "$(date +%s)" '.models[0].expires_at | .[:19] + "Z" | fromdate - $now | . > 2400 and . <= 3601'
+  done
+  curl -sf "$URL/api/generate" -H "Authorization: Bearer $admin" -d '{"model":"other","keep_alive":-1}'
+  curl -sf "$URL/api/ps" -H "Authorization: Bearer $admin" | jq -e '.models[] | select(.name == "other") | .expires_at | startswith("9999")'
+  stop "$PID"
+}
+
+@test "models that no request uses are unloaded when memory is short, also those that should stay for ever" {
+  local root=$BATS_TEST_TMPDIR/root
+  mkdir -p "$root/proc"
+  printf 'MemTotal: 10000000 kB\nMemAvailable: 5000000 kB\n' >"$root/proc/meminfo"
+  ZSE_SYSROOT=$root start "$BATS_TEST_TMPDIR/log" --port 0 --kv-bytes 8MB
+  await listens "$URL"
+  curl -sf "$URL/api/generate" -d '{"model":"tiny","keep_alive":-1}'
+  curl -sf "$URL/api/generate" -d '{"model":"other","keep_alive":-1}'
+  [ "$(loaded)" = 2 ]
+  printf 'MemTotal: 10000000 kB\nMemAvailable: 250000 kB\n' >"$root/now"
+  mv "$root/now" "$root/proc/meminfo"
+  all_unloaded() { [ "$(loaded)" = 0 ]; }
+  await all_unloaded
+  stop "$PID"
+}
+
 @test "/v1/models has Anthropic's form for clients of Anthropic" {
   curl -s -H 'anthropic-version: 2023-06-01' "$URL/v1/models" >"$T/j"
   jq -e '[.data[].id] | sort == ["bad", "other", "small", "tiny:1m"]' "$T/j"

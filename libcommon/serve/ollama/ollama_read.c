@@ -59,10 +59,7 @@ static int read_keep_alive(struct call *c, struct problem *pr)
         return 0;
     if (ollama_keep_alive(v, &seconds, pr) != 0)
         return -1;
-    if (c->lm->named && !c->lm->shared) {
-        c->lm->keep_given = 1;
-        c->lm->keep_s = seconds;
-    }
+    named_set_keep(c->lm, seconds, guard_administers(c->s, c->conn));
     return 0;
 }
 
