@@ -33,7 +33,9 @@ struct server {
     /* models */
     struct loaded_model *models;
     struct evicted *evicted;
-    struct load_cost load_costs[LOAD_TENANTS];  /* named.c */
+    struct load_cost load_costs[LOAD_TENANTS];  /* these three: named.c */
+    struct model_use uses[USES];
+    struct model_size sizes[SIZES]; int next_size;
     struct opening *opening;            /* the thread of model_tasks.c */
     struct toolbox *toolbox;            /* tools that the server runs: tools/toolbox.h */
     struct call *waiting;               /* calls whose model is loading, by next_preparing: api/calls.c */

@@ -116,18 +116,15 @@ struct loaded_model *models_load(struct server *s, const char *path, const char 
     lm->started_ns = lm->used_ns = clock_ns();
     lm->replaces = replaces;
     lm->named = replaces && replaces->named;
-    lm->used_by = replaces ? replaces->used_by : 0;
     if (how)
         lm->how = *how;
     lm->batching = 1;
     while (*end)
         end = &(*end)->next;
     *end = lm;
-    if (task_give(s, TASK_OPEN, lm) == 0)
-        return lm;
-    problem_nomem(pr);
-    free_model(lm);
-    return NULL;
+    lm->queued = 1;
+    loop_wake(s->loop);                         /* models_tick opens it */
+    return lm;
 fail:
     if (lm) {
         free(lm->path);
@@ -180,16 +177,27 @@ static void tell_waiter(struct loaded_model *lm, const struct problem *p)
     free(x);
 }
 
+static int is_busy(const struct loaded_model *lm) { return lm->n_calls || lm->preparing; }
+
 /* Does o go before p when memory is needed?  Models that no request uses go first, then the least
  * recently used. */
 static int goes_first(const struct loaded_model *o, const struct loaded_model *p)
 {
-    const int busy = o->n_calls || o->preparing, p_busy = p->n_calls || p->preparing;
-    return busy != p_busy ? p_busy : o->used_ns < p->used_ns;
+    return is_busy(o) != is_busy(p) ? is_busy(p) : o->used_ns < p->used_ns;
+}
+
+/* Memory of the models that lm cannot evict.  A model that a request loads by its name evicts idle
+ * ones only: clients do not end the requests of others. */
+static uint64_t memory_of_busy(const struct server *s, const struct loaded_model *lm)
+{
+    uint64_t bytes = 0;
+    for (const struct loaded_model *o = lm->named && !lm->replaces ? s->models : NULL; o; o = o->next)
+        bytes += o->state == MODEL_READY && is_busy(o) ? o->memory_bytes : 0;
+    return bytes;
 }
 
 /* Unload others of the models until lm fits beside them and those that are leaving. -1 with *pr: it
- * is too large by itself, or has to wait for those that leave: *wait is 1. */
+ * is too large by itself or beside busy models, or has to wait for those that leave: *wait is 1. */
 static int evict_for(struct server *s, const struct loaded_model *lm, int *wait, struct problem *pr)
 {
     const uint64_t limit = s->o.max_memory;
@@ -200,6 +208,9 @@ static int evict_for(struct server *s, const struct loaded_model *lm, int *wait,
         return problem_set(pr, 503, "model_path", "out_of_memory",
                            "%s takes %llu bytes, the limit for all models is %llu", lm->id,
                            (unsigned long long)lm->memory_bytes, (unsigned long long)limit);
+    if (lm->memory_bytes + memory_of_busy(s, lm) > limit)
+        return problem_set(pr, 503, "model_path", BUSY_CODE,
+                           "%s does not fit beside the models that are answering requests: try again when they have ended", lm->id);
     for (;;) {
         uint64_t stay = lm->memory_bytes, leave = 0;
         struct loaded_model *first = NULL;
@@ -261,11 +272,38 @@ static void on_load_failed(struct server *s, struct loaded_model *lm, const stru
         models_remember(s, lm, lm->changed);    /* the next request tries again */
     }
     tell_waiter(lm, pr);
-    named_charge(s, lm, NULL);
+    named_failed(s, lm, pr);
     const struct problem told = named_problem(s, pr);
     calls_loaded(s, lm, &told);
     if (task_give(s, TASK_CLOSE, lm) != 0)
         lm->state = MODEL_LEAVING;              /* models_tick tries again */
+}
+
+/* Open the model that has been queued for longest, one after the other, so that no more than one
+ * is open before it is known to fit.  If its size is known, others leave before it is opened. */
+static void open_next(struct server *s)
+{
+    struct problem pr = { 0 };
+    struct loaded_model *lm = s->models;
+    int wait = 0;
+    for (const struct loaded_model *o = s->models; o; o = o->next)
+        if (o->state == MODEL_LOADING && !o->queued)
+            return;
+    while (lm && lm->state != MODEL_LOADING)
+        lm = lm->next;
+    if (!lm)
+        return;
+    lm->memory_bytes = named_size(s, lm);
+    if (lm->memory_bytes && evict_for(s, lm, &wait, &pr) != 0) {
+        if (wait)
+            return;
+        lm->queued = 0;
+        lm->memory_bytes = 0;
+        on_load_failed(s, lm, &pr);
+        loop_wake(s->loop);                     /* for the next one */
+    } else if (task_give(s, TASK_OPEN, lm) == 0) {
+        lm->queued = 0;                         /* without memory: tried again in a second */
+    }
 }
 
 static void on_opened(struct server *s, struct loaded_model *lm)
@@ -275,6 +313,8 @@ static void on_opened(struct server *s, struct loaded_model *lm)
     int wait = 0;
     if (lm->error.code != ERR_NONE && named_retry(s, lm))
         return;
+    if (lm->error.code == ERR_NONE)
+        named_note_size(s, lm, lm->memory_bytes);
     if (lm->error.code != ERR_NONE || !lm->m.engine)
         problem_set(&pr, lm->error.code == ERR_IO ? 404 : lm->error.code == ERR_MEMORY ? 503 : 400, "model_path",
                     "load_failed", "%s", lm->error.msg);
@@ -335,6 +375,23 @@ void models_opened(struct server *s)
 
 /* ---- unloading ---- */
 
+static void close_drained(struct server *s)
+{
+    uint64_t now = clock_ns();
+    for (struct loaded_model *lm = s->models; lm; lm = lm->next) {
+        if (lm->state != MODEL_LEAVING)
+            continue;
+        if (lm->n_calls == 0 && lm->preparing == 0) {
+            task_give(s, TASK_CLOSE, lm);        /* without memory: retried in a second */
+        } else if (now > lm->leave_by_ns) {
+            calls_cancel(lm);
+            if (now > lm->leave_by_ns + ENGINE_PATIENCE_S * 1000000000u && lm->worker &&
+                worker_step_s(lm->worker) > ENGINE_PATIENCE_S)
+                calls_give_up(lm, now);
+        }
+    }
+}
+
 void models_unload(struct server *s, struct loaded_model *lm)
 {
     if (lm->state != MODEL_READY)
@@ -342,7 +399,7 @@ void models_unload(struct server *s, struct loaded_model *lm)
     lm->state = MODEL_LEAVING;
     lm->leave_by_ns = clock_ns() + (uint64_t)(s->o.drain_s * 1e9);
     server_log(s, "%s: unloading, %d running request%s", lm->id, lm->n_calls, plural(lm->n_calls));
-    models_tick(s);
+    close_drained(s);
 }
 
 /* Is the file still the one that was opened? 0, or -1 with *e. */
@@ -380,19 +437,8 @@ void models_check(struct server *s)
 
 void models_tick(struct server *s)
 {
-    uint64_t now = clock_ns();
-    for (struct loaded_model *lm = s->models; lm; lm = lm->next) {
-        if (lm->state != MODEL_LEAVING)
-            continue;
-        if (lm->n_calls == 0 && lm->preparing == 0) {
-            task_give(s, TASK_CLOSE, lm);        /* without memory: retried in a second */
-        } else if (now > lm->leave_by_ns) {
-            calls_cancel(lm);
-            if (now > lm->leave_by_ns + ENGINE_PATIENCE_S * 1000000000u && lm->worker &&
-                worker_step_s(lm->worker) > ENGINE_PATIENCE_S)
-                calls_give_up(lm, now);
-        }
-    }
+    close_drained(s);
+    open_next(s);
 }
 
 /* ---- the end of the server ---- */

@@ -32,11 +32,13 @@ struct loaded_model {
     double load_s;                      /* how long loading took */
     struct served_model m;
     int opened;                         /* m is filled in */
+    int queued;                         /* LOADING: waits until models that were asked for before are open */
     int held;                           /* LOADING: opened, and waits until models that leave are closed */
     /* named when the server started: if it fails and there is no other, the server ends */
     int wanted;
     int named;                          /* named.c has loaded it */
-    uint64_t loaded_by, used_by;        /* tenants: named.c has loaded it for; of the last request */
+    uint64_t loaded_by;                 /* the tenant for which named.c has loaded it */
+    int owed;                           /* the load of another tenant has evicted it before: named.h */
     int shared;                         /* a tenant other than loaded_by has used it */
     int keep_given; double keep_s;      /* the last request said how long it stays loaded; negative: for ever */
     int stalled;                        /* no step of its engine has ended for stall_s, and the warning is out */
@@ -80,7 +82,7 @@ struct loaded_model *models_successor(struct server *s, const struct loaded_mode
 void models_unload(struct server *s, struct loaded_model *lm);
 void models_reload(struct server *s);                           /* SIGHUP: load every model again */
 void models_opened(struct server *s);                           /* on_wake: finish what model_tasks.c has done */
-/* close what has drained, cancel what drains too long */
+/* close what has drained, cancel what drains too long, open the next one that is queued */
 void models_tick(struct server *s);
 /* unload models whose file has changed since it was opened */
 void models_check(struct server *s);

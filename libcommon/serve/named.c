@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "libcommon/base/clock.h"
+#include "libcommon/base/siphash.h"
 #include "libcommon/serve/internal.h"
 #include "libcommon/serve/model_tasks.h"
 
@@ -60,6 +61,70 @@ void named_set_keep(struct loaded_model *lm, double seconds, int is_admin)
     lm->keep_s = !is_admin && most >= 0 && (seconds < 0 || seconds > most) ? most : seconds;
 }
 
+/* ---- what tenants use ---- */
+
+static uint64_t hash_of(const char *id)
+{
+    static const uint64_t key[2] = { 0x7a73652d6e616d65u, 0x642d6d6f64656c73u };
+    return siphash(key, id, strlen(id));
+}
+
+static int is_recent(const struct model_use *u, uint64_t now)
+{
+    return u->at_ns && now - u->at_ns < (uint64_t)USED_RECENTLY_S * 1000000000u;
+}
+
+/* NULL: the tenant has not used the model recently. */
+static struct model_use *find_use(struct server *s, uint64_t model, uint64_t tenant)
+{
+    const uint64_t now = clock_ns();
+    for (int i = 0; i < USES; i++)
+        if (s->uses[i].model == model && s->uses[i].tenant == tenant && is_recent(&s->uses[i], now))
+            return &s->uses[i];
+    return NULL;
+}
+
+void named_used(struct server *s, const struct loaded_model *lm, uint64_t tenant)
+{
+    const uint64_t model = hash_of(lm->id);
+    struct model_use *oldest = s->uses, *own = NULL, *u = find_use(s, model, tenant);
+    int n = 0;
+    for (int i = 0; i < USES && !u; i++) {
+        struct model_use *x = &s->uses[i];
+        if (x->at_ns < oldest->at_ns)
+            oldest = x;
+        if (x->at_ns && x->tenant == tenant && (n++ == 0 || x->at_ns < own->at_ns))
+            own = x;
+    }
+    if (!u)
+        u = n < USES_OF_TENANT ? oldest : own;  /* no tenant displaces the uses of all others */
+    *u = (struct model_use){ model, tenant, clock_ns(), 0 };
+}
+
+void named_note_size(struct server *s, const struct loaded_model *lm, uint64_t bytes)
+{
+    const uint64_t model = hash_of(lm->id);
+    int i = 0;
+    if (!lm->named)
+        return;
+    while (i < SIZES && s->sizes[i].model != model)
+        i++;
+    if (i == SIZES) {
+        i = s->next_size;
+        s->next_size = (i + 1) % SIZES;
+    }
+    s->sizes[i] = (struct model_size){ model, bytes };
+}
+
+uint64_t named_size(const struct server *s, const struct loaded_model *lm)
+{
+    const uint64_t model = hash_of(lm->id);
+    for (int i = 0; i < SIZES && lm->named; i++)
+        if (s->sizes[i].model == model)
+            return s->sizes[i].bytes;
+    return 0;
+}
+
 /* ---- the cost of loads ---- */
 
 static double cost_now(const struct load_cost *c, uint64_t now)
@@ -88,8 +153,29 @@ static struct load_cost *cost_of(struct server *s, uint64_t tenant)
 
 void named_charge(struct server *s, const struct loaded_model *lm, const struct loaded_model *other)
 {
-    if (lm->named && lm->loaded_by && !(other && other->used_by == lm->loaded_by))
+    const uint64_t model = hash_of(other->id), now = clock_ns();
+    int others = 0;
+    if (!lm->named || !lm->loaded_by || lm->owed)
+        return;
+    for (int i = 0; i < USES; i++) {
+        struct model_use *u = &s->uses[i];
+        if (u->model == model && u->tenant != lm->loaded_by && is_recent(u, now))
+            others = u->owed = 1;
+    }
+    cost_of(s, lm->loaded_by)->loads += others ? 1 : 0.25;
+}
+
+void named_failed(struct server *s, const struct loaded_model *lm, const struct problem *pr)
+{
+    if (strcmp(pr->code, BUSY_CODE) != 0)
+        named_note_size(s, lm, 0);
+    if (!lm->named || !lm->loaded_by)
+        return;
+    struct model_use *u = lm->owed ? find_use(s, hash_of(lm->id), lm->loaded_by) : NULL;
+    if (strcmp(pr->code, BUSY_CODE) != 0)
         cost_of(s, lm->loaded_by)->loads++;
+    else if (u)
+        u->owed = 1;
 }
 
 /* May the tenant load one more?  Loads that have not ended count: they may cost something. */
@@ -110,7 +196,8 @@ struct loaded_model *named_load(struct server *s, const char *name, uint64_t ten
     for (struct loaded_model *lm = s->models; lm; lm = lm->next)
         if (lm->state == MODEL_LOADING && strcmp(lm->id, name) == 0)
             return lm;
-    if (may_load(s, tenant, pr) != 0)
+    struct model_use *u = find_use(s, hash_of(name), tenant);
+    if (!(u && u->owed) && may_load(s, tenant, pr) != 0)
         return NULL;
     char *path = store_path(s->o.store, name, &e);
     struct loaded_model *lm = path ? models_load(s, path, name, NULL, NULL, pr) : NULL;
@@ -119,7 +206,10 @@ struct loaded_model *named_load(struct server *s, const char *name, uint64_t ten
     free(path);
     if (lm) {
         lm->named = 1;
-        lm->loaded_by = lm->used_by = tenant;
+        lm->loaded_by = tenant;
+        lm->owed = u && u->owed;
+        if (u)
+            u->owed = 0;
         server_log(s, "%s: requested, loading", lm->id);
     }
     return lm;

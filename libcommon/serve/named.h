@@ -15,14 +15,32 @@ struct err;
 struct loaded_model;
 struct server;
 
-/* Loads that failed, or that unloaded a model which another tenant was the last to use.  A tenant
- * may have LOADS_AT_ONCE of them, and one more every LOAD_EVERY_S seconds, so that no client makes
- * the server load and unload endlessly. */
-enum { LOAD_TENANTS = 64, LOADS_AT_ONCE = 8, LOAD_EVERY_S = 10 };
+/* Loads that failed, or that evicted a model which another tenant has used in the last
+ * USED_RECENTLY_S seconds.  A tenant may have LOADS_AT_ONCE of them, and one more every
+ * LOAD_EVERY_S seconds; an eviction of a model that no other tenant uses counts a quarter.  So no
+ * client makes the server load and unload endlessly.  A tenant whose model was evicted by the load
+ * of another one may load it again at no cost; the tenant whose model that evicts may not, so that
+ * of two tenants whose models do not fit together the one that came second pays for all. */
+enum { LOAD_TENANTS = 64, LOADS_AT_ONCE = 8, LOAD_EVERY_S = 10, USED_RECENTLY_S = 300 };
 #define LOADS_CODE "too_many_loads"
 struct load_cost { uint64_t tenant, at_ns; double loads; };     /* loads at the time at_ns; 0: an empty place */
-/* Count a load: lm makes the server unload another model; other NULL: it could not be opened. */
+/* The last request of a tenant for a model (a hash of its name), also for one that is not loaded
+ * any more.  at_ns 0: an empty place; owed: it may be loaded again at no cost. */
+enum { USES = 256, USES_OF_TENANT = 32 };
+struct model_use { uint64_t model, tenant, at_ns; int owed; };
+void named_used(struct server *s, const struct loaded_model *lm, uint64_t tenant);
+/* lm makes the server unload another model: charge the tenant that loads lm. */
 void named_charge(struct server *s, const struct loaded_model *lm, const struct loaded_model *other);
+/* Loading lm failed with *pr: charge its tenant, unless it was because others are busy. */
+void named_failed(struct server *s, const struct loaded_model *lm, const struct problem *pr);
+#define BUSY_CODE "models_busy"
+
+/* The memory that a model took when it was last open: room for it is made before it is opened.
+ * 0: not known, as after an error. */
+enum { SIZES = 64 };
+struct model_size { uint64_t model, bytes; };
+void named_note_size(struct server *s, const struct loaded_model *lm, uint64_t bytes);
+uint64_t named_size(const struct server *s, const struct loaded_model *lm);
 
 /* The name of the model that a client calls id (NULL or "default": the default), an alias replaced
  * by what it stands for.  0; 1: there is none, or the server has no such models; -1 with *pr. */

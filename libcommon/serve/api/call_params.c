@@ -222,7 +222,7 @@ static int find_model(struct call *c, const char *name, struct problem *pr)
     lm->calls = c;
     lm->n_calls++;
     lm->used_ns = clock_ns();
-    lm->used_by = c->tenant;
+    named_used(c->s, lm, c->tenant);
     return 0;
 }
 
