@@ -82,6 +82,7 @@ struct drafting {
     /* The draft model makes its drafts.  It has computed kv.n_tokens tokens of ids, and behind them
      * those of `fed`, which were drafted. */
     int by_model; struct kv_table kv;
+    int unknown;                        /* it has a token that the draft model does not have: no drafts */
     int32_t fed[DRAFT_MOST]; int n_fed;
     int pause, rest;                    /* steps without a draft, as none pays; and those left */
     float trust[DRAFT_GRADES];

@@ -270,6 +270,16 @@ static int wanted(struct engine *g, struct request *r, int n_decoding, int room)
  * request. */
 struct draft_budget { int total, chunk; };
 
+/* Whether the draft model has the tokens of r that it has not seen: its vocabulary may be smaller
+ * by ids that no text has. */
+static int knows(const struct draft_model *d, const struct request *r)
+{
+    for (int i = r->draft.kv.n_tokens; i < r->n_ids; i++)
+        if (r->ids[i] >= d->m->config.vocab_size)
+            return 0;
+    return 1;
+}
+
 /* Put what the draft model has not seen of r into the first pass; length: of the draft. */
 static void plan_first(struct engine *g, struct request *r, int length, int *n, struct draft_budget *left)
 {
@@ -280,6 +290,11 @@ static void plan_first(struct engine *g, struct request *r, int length, int *n, 
         prefix_take(kv, d->pool, r->ids, r->n_ids - 1);
     else if (g->prefixes)
         prefix_enter(kv, d->pool, r->ids, 0);
+    if (!knows(d, r)) {
+        draft_model_release(g, r);
+        r->draft.unknown = 1;
+        return;
+    }
     const int lag = r->n_ids - kv->n_tokens, small = lag <= 2 * FORCED,
               most = small || left->chunk > left->total ? left->total : left->chunk,
               n_tokens = lag - !length < most ? lag - !length : most;
@@ -348,7 +363,7 @@ void draft_model_guess(struct engine *g, int n_decoding, int chunk)
     }
     for (int i = 0; i < g->n_running && !d->failed; i++) {
         struct request *r = g->running[i];
-        if (!r->draft.by_model || r->late || r->n_ids >= d->max_len)
+        if (!r->draft.by_model || r->draft.unknown || r->late || r->n_ids >= d->max_len)
             continue;
         const int length = wanted(g, r, n_decoding, DRAFT_ROWS / (n_sharing ? n_sharing : 1));
         if (length || !decodes(r))

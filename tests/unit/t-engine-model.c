@@ -263,6 +263,45 @@ static void test_positions(void **state)
     free(want);
 }
 
+static uint64_t drafted(struct engine *g, const int32_t *ids, int n)
+{
+    struct answer a = { .n = 0 };
+    struct err e;
+    struct engine_stats before, after;
+    struct request_params p = { .ids = ids, .n_ids = n, .sampling = sampling_defaults(), .n_logprobs = -1,
+                                .on_token = hear, .user = &a, .max_tokens = 12, .ignore_eos = 1 };
+    p.sampling.temperature = 0;
+    engine_stats(g, &before);
+    assert_non_null(engine_submit(g, &p, &e));
+    run(g);
+    assert_int_equal(a.n, 12);
+    engine_stats(g, &after);
+    return after.drafted - before.drafted;
+}
+
+/* A request with a token that the draft model does not have has no drafts; the others go on to. */
+static void test_smaller_vocabulary(void **state)
+{
+    (void)state;
+    struct err e;
+    struct model *m = load_tiny(), *d = load_tiny();
+    d->config.vocab_size = 1000;
+    const struct engine_options o = { .kv = kv_both(KV_F32), .max_len = LEN, .max_seqs = 2, .n_threads = 2,
+                                      .draft_model = d, .draft = 3 };
+    struct engine *g = engine_open(m, NULL, &o, &e);
+    if (!g)
+        fail_msg("%s", e.msg);
+    const int32_t ids[] = { 5, 6, 7, 8 }, other[] = { 5, 6, 1010, 8 }, next[] = { 5, 6, 7, 8, 1000 };
+    assert_true(drafted(g, ids, 4) > 0);
+    assert_int_equal(drafted(g, other, 4), 0);
+    assert_true(drafted(g, ids, 4) > 0);
+    assert_int_equal(drafted(g, next, 5), 0);
+    assert_true(drafted(g, ids, 4) > 0);
+    engine_close(g);
+    model_close(m);
+    model_close(d);
+}
+
 /* Windows that cannot be. */
 static void test_wrong_windows(void **state)
 {
@@ -289,6 +328,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_schedules), cmocka_unit_test(test_windows),
                                         cmocka_unit_test(test_sinks), cmocka_unit_test(test_positions),
+                                        cmocka_unit_test(test_smaller_vocabulary),
                                         cmocka_unit_test(test_wrong_windows),
                                         cmocka_unit_test(test_recurrent) };
     return cmocka_run_group_tests(tests, NULL, NULL);

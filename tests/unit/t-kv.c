@@ -432,8 +432,7 @@ int main(void)
         cmocka_unit_test(test_reserve_and_truncate), cmocka_unit_test(test_share),
         cmocka_unit_test(test_random), cmocka_unit_test(test_prefix), cmocka_unit_test(test_trim),
         cmocka_unit_test(test_random_prefixes), cmocka_unit_test(test_leaves), cmocka_unit_test(test_states),
-                                        cmocka_unit_test(test_spare_states),
-        cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_spare_states), cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
