@@ -259,11 +259,11 @@ static void attend_sinks(const struct attn_job *j, const struct attn *a, const f
     for (int t = 0, n; t < a->n_tokens; t += n) {
         const int first = a->pos + t - k->window + 1, is_far = first > k->sinks;
         struct attn s = *a;
-        n = is_far ? a->n_tokens - t : 1;
+        n = is_far && !a->alibi ? a->n_tokens - t : 1;
         s.q = is_far ? far + (size_t)t * group * hd : a->q + (size_t)t * a->q_token_stride;
         s.q_token_stride = is_far ? group * hd : a->q_token_stride;
         s.n_tokens = n;
-        s.pos = a->pos + t;
+        s.pos = is_far && a->alibi ? k->window + k->sinks - 1 : a->pos + t;
         s.window = 0;
         s.end = is_far ? k->sinks : first;
         s.part = 0;

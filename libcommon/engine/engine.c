@@ -14,7 +14,7 @@ static int check_window(struct engine *g, const struct config *c, const struct e
         return err_set(e, ERR_LIMIT, "%d sinks, expected at most %d, and no more than the window of %d", o->sinks,
                        ENGINE_MOST_SINKS, o->window);
     const char *problem = !o->window ? NULL : !g->backend->windows ? "only the processor has windows"
-                                                                   : config_stream_problem(c, o->window);
+                                                                   : config_stream_problem(c);
     if (problem)
         return err_set(e, ERR_UNSUPPORTED, "a window of %d tokens: %s", o->window, problem);
     g->window = o->window;

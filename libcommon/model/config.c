@@ -560,19 +560,21 @@ int config_streams(const struct config *c, int layer, int most)
     return most > 0 && (own == 0 || own > most);
 }
 
-const char *config_stream_problem(const struct config *c, int most)
+const char *config_stream_problem(const struct config *c)
 {
     if (c->both_ways || c->embedding.pooling)
         return "the model makes vectors of texts";
     if (c->pos == POS_LEARNED)
         return "the model has no positions beyond its context";
+    if (c->qk_norm_after_rope && !(c->names->q_norm && !*c->names->q_norm))
+        return "the model's attention depends on positions themselves, by weights behind their rotation";
     for (int i = 0; i < c->n_layers; i++) {
         if (c->mixer[i] == MIXER_MLA || c->mixer[i] == MIXER_COMPRESSED)
             return "the model's latents have no windows";
         if (config_indexes(c, i))
             return "the model's sparse attention chooses among all tokens";
-        if (c->chunk[i] > most)
-            return "the model attends in larger chunks";
+        if (c->chunk[i])
+            return "the model attends in chunks";
     }
     return NULL;
 }

@@ -488,7 +488,7 @@ int config_window(const struct config *c, int most);                /* the large
 size_t config_window_bytes(const struct config *c, struct kv_types types, int most);
 int config_streams(const struct config *c, int layer, int most);    /* `most` is less than the layer's own window */
 /* Why no `most` can be set; NULL: it can. */
-const char *config_stream_problem(const struct config *c, int most);
+const char *config_stream_problem(const struct config *c);
 /* Why this model's keys and values cannot be stored so; NULL: they can. */
 const char *config_kv_problem(const struct config *c, struct kv_types types);
 int config_kv_layers(const struct config *c);                       /* number of layers with keys and values */

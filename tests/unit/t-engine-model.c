@@ -220,13 +220,12 @@ static void test_sinks(void **state)
     window = sinks = 0;
 }
 
+enum { WINDOW = 40, SINKS = 5, TEXT = 150 };
+
 /* In a model of one layer keys depend on their tokens only, so a token beyond sinks and window sees
- * what the last token of a text of these sees. */
-static void test_positions(void **state)
+ * what the last token of a text of these sees.  So does every step-th token. */
+static void check_positions(struct model *m, const char *name, int step)
 {
-    (void)state;
-    enum { WINDOW = 40, SINKS = 5, STEP = 23, TEXT = 150 };
-    struct model *m = load_tiny();
     struct rng r = { 5 };
     struct err e;
     int32_t ids[TEXT], text[WINDOW + SINKS];
@@ -236,13 +235,13 @@ static void test_positions(void **state)
     m->config.n_layers = 1;
     window = WINDOW;
     sinks = SINKS;
-    struct engine *g = open_engine(m, kv_both(KV_F32), 1, STEP, 0, 1);
+    struct engine *g = open_engine(m, kv_both(KV_F32), 1, 23, 0, 1);
     window = sinks = 0;
     struct engine *plain = open_engine(m, kv_both(KV_F32), 1, 200, 0, 1);
     for (int i = 0; i < TEXT; i++)
         ids[i] = (int32_t)(rng_u64(&r) % vocab);
     assert_int_equal(engine_logits(g, ids, TEXT, 0, got, &e), 0);
-    for (int at = 0; at < TEXT; at++) {
+    for (int at = TEXT - 1; at >= 0; at -= step) {
         const int n = at < WINDOW + SINKS ? at + 1 : WINDOW + SINKS;
         memcpy(text, ids, (size_t)n * sizeof *ids);
         if (at >= n)
@@ -251,16 +250,88 @@ static void test_positions(void **state)
         for (size_t v = 0; v < vocab; v++) {
             const float d = got[(size_t)at * vocab + v] - want[v];
             if (!(d < 2e-4f && d > -2e-4f))
-                fail_msg("token %d, logit %zu: got %g, want %g", at, v, (double)got[(size_t)at * vocab + v],
-                         (double)want[v]);
+                fail_msg("%s, token %d, logit %zu: got %g, want %g", name, at, v,
+                         (double)got[(size_t)at * vocab + v], (double)want[v]);
         }
     }
     engine_close(g);
     engine_close(plain);
     m->config.n_layers = n_layers;
-    model_close(m);
     free(got);
     free(want);
+}
+
+static void test_positions(void **state)
+{
+    (void)state;
+    struct model *m = load_tiny();
+    check_positions(m, "tiny", 1);
+    model_close(m);
+}
+
+/* The same for all architectures whose first layer attends; those for which it is not so have no
+ * windows. */
+static void test_architectures(void **state)
+{
+    (void)state;
+    static const char *const names[] = {
+        "arcee", "bitnet", "bloom", "cohere", "cohere2", "deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "dots1",
+        "ernie4_5", "ernie4_5_moe", "exaone4", "falcon", "falcon-7b", "gemma", "gemma2", "gemma3", "glm4",
+        "glm4_moe", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe",
+        "granitemoehybrid", "hunyuan", "hunyuan_moe", "kimi_k2", "lfm2", "llama", "llama-linear-rope", "llama-odd",
+        "llama-yarn", "llama3-rope", "llama4_text", "mamba2", "minimax_m2", "mistral", "mixtral", "mpt", "nemotron",
+        "nemotron_h", "olmo", "olmo2", "olmoe", "opt", "phi", "phi3", "phi3-longrope", "qwen2", "qwen2-window",
+        "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "seed_oss", "smollm3", "stablelm", "starcoder2", "afmoe",
+        "apertus", "bailing_hybrid", "bamba", "cohere2_moe", "deepseek_v32", "deepseek_v4", "deepseek_v4-hub",
+        "exaone_moe", "falcon_h1", "gemma3-vl", "gemma3n", "gemma3n-vl", "gemma4", "gemma4-e", "gemma4-moe",
+        "gemma4-vl", "gemma4_unified-vl", "glm4_moe_lite", "glm_moe_dsa", "glm_moe_dsa-skip", "granite_swa",
+        "helium", "hy_v3", "internlm3", "jais2", "jamba", "kimi_k25-vl", "kimi_linear", "lfm2_moe", "lfm3",
+        "llama4-dense-vl", "llama4-vl", "mimo_v2_flash", "minicpm3", "minimax", "ministral3", "mistral3-tied-vl",
+        "mistral3-vl", "mistral4", "mistral4-vl", "nanochat", "olmo3", "olmo_hybrid", "phimoe", "qwen2_5_vl-vl",
+        "qwen3_5", "qwen3_5-vl", "qwen3_5_moe", "qwen3_5_moe-vl", "qwen3_vl-vl", "qwen3_vl_moe-vl", "qwen4_exp",
+        "solar_open" };
+    int n = 0;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        struct model *m = load(names[i]);
+        if (!m)
+            continue;
+        /* a second embedding is laid out for all layers: one alone cannot be left */
+        const int attends = m->config.mixer[0] == MIXER_ATTENTION && !m->config.ple_dim;
+        if (attends && !config_stream_problem(&m->config)) {
+            check_positions(m, names[i], 13);
+            n++;
+        }
+        model_close(m);
+    }
+    if (!n) {
+        print_message("# skipped: no models of other architectures are here\n");
+        skip();
+    }
+}
+
+static void test_refused_windows(void **state)
+{
+    (void)state;
+    static const struct { const char *name, *says; } refused[] = {
+        { "hunyuan", "weights behind their rotation" }, { "hunyuan_moe", "weights behind their rotation" },
+        { "llama4_text", "attends in chunks" }, { "gpt2", "no positions beyond" }, { "deepseek_v3", "latents" } };
+    int n = 0;
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        struct model *m = load(refused[i].name);
+        struct err e;
+        if (!m)
+            continue;
+        const struct engine_options o = { .window = WINDOW, .sinks = SINKS, .max_len = LEN };
+        assert_null(engine_open(m, NULL, &o, &e));
+        if (!strstr(e.msg, refused[i].says))
+            fail_msg("%s: %s", refused[i].name, e.msg);
+        model_close(m);
+        n++;
+    }
+    if (!n) {
+        print_message("# skipped: none of the models is here\n");
+        skip();
+    }
 }
 
 static uint64_t drafted(struct engine *g, const int32_t *ids, int n)
@@ -328,6 +399,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_schedules), cmocka_unit_test(test_windows),
                                         cmocka_unit_test(test_sinks), cmocka_unit_test(test_positions),
+                                        cmocka_unit_test(test_architectures), cmocka_unit_test(test_refused_windows),
                                         cmocka_unit_test(test_smaller_vocabulary),
                                         cmocka_unit_test(test_wrong_windows),
                                         cmocka_unit_test(test_recurrent) };
