@@ -571,7 +571,7 @@ int open_model(const char *prog, const char *path, const struct run_options *r, 
     }
     free(found);
     end_warm_up(o);
-    if (rc == 0 && r->ctx && o->model->config.max_len > 0 && r->ctx > o->model->config.max_len)
+    if (rc == 0 && r->ctx && !r->window && o->model->config.max_len > 0 && r->ctx > o->model->config.max_len)
         rc = err_set(e, ERR_LIMIT, "--ctx %d: %s was made for at most %d tokens", r->ctx, path,
                      o->model->config.max_len);
     if (rc == 0 && r->spec == SPEC_DRAFT)

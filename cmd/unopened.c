@@ -90,7 +90,7 @@ int unopened_find(struct unopened *u, const char *prog, const char *path, const 
         rc = kind == SOURCE_NONE ? -1 : kind == SOURCE_ZSE ? 0 : find_here(u, prog, found, r, e);
     }
     free(found);
-    if (rc == 1 && r->ctx && u->config.max_len > 0 && r->ctx > u->config.max_len)
+    if (rc == 1 && r->ctx && !r->window && u->config.max_len > 0 && r->ctx > u->config.max_len)
         rc = err_set(e, ERR_LIMIT, "--ctx %d: %s was made for at most %d tokens", r->ctx, u->name, u->config.max_len);
     if (rc != 1)
         unopened_release(u);
