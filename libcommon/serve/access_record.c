@@ -107,6 +107,12 @@ void record_error(struct access_record *record, const struct problem *p)
     record->error = strdup(p->status == 400 && text[0] ? text : p->message);
 }
 
+void record_model(struct access_record *record, const char *model)
+{
+    if (record && !record->model)
+        record->model = strdup(model);
+}
+
 void record_prompt(const struct server *s, struct access_record *record, const char *text, size_t size)
 {
     if (!record || !text || record->prompt || !s->o.audit_prompts)

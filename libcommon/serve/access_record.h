@@ -41,6 +41,8 @@ struct access_record *record_message(struct server *s, struct conn *c, struct ac
 /* Note what was wrong.  Of a body that was not understood only the kind of error and the field are
  * noted: the message quotes the client's text.  record NULL is fine. */
 void record_error(struct access_record *record, const struct problem *p);
+/* Note the model, unless one is noted.  record NULL is fine. */
+void record_model(struct access_record *record, const char *model);
 /* Note the prompt, if prompts are logged. */
 void record_prompt(const struct server *s, struct access_record *record, const char *text, size_t size);
 /* Count the tokens against the key, write the line, free the record (status 101: keep it).  Tokens

@@ -301,8 +301,7 @@ int guard_model(struct access_record *record, const char *model, struct problem 
 {
     if (!record)
         return 0;
-    if (!record->model)
-        record->model = strdup(model);
+    record_model(record, model);
     if (!record->has_key || key_allows_model(&record->key, model))
         return 0;
     return problem_set(pr, 403, "model", "model_not_allowed", "model: the key '%s' may not use %.200s",
