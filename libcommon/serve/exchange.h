@@ -95,6 +95,11 @@ typedef json_t *catalog_work(const char *folder, const char *word, struct err *e
 typedef void catalog_reply(struct server *s, struct conn *c, const char *word, json_t *answer, const struct err *e);
 void catalog_ask(struct server *s, struct conn *c, const char *folder, const char *word, catalog_work *work,
                  catalog_reply *reply);
+/* The same, where work removes the model or alias of this name.  reply is called in any case: c is
+ * NULL if the client is gone. */
+void catalog_remove(struct server *s, struct conn *c, const char *folder, const char *name, catalog_work *work,
+                    catalog_reply *reply);
+int catalog_removes(const struct server *s, const char *name);          /* is it being removed? */
 void catalog_done(struct server *s);                    /* on_wake: answer the questions whose threads have ended */
 void catalog_gone(struct conn *c);                      /* the client is gone */
 void catalog_close(struct server *s);                   /* before loop_close; does not wait for the hub */

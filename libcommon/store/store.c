@@ -230,7 +230,7 @@ int store_remove(const char *folder, const char *name, struct err *e)
         return -1;
     if (lstat(path, &st) != 0 || (!S_ISREG(st.st_mode) && !S_ISLNK(st.st_mode))) {
         free(path);
-        return err_set(e, ERR_IO, "'%s' is no model of %s", name, folder);
+        return err_set(e, ERR_FORMAT, "'%s' is no model of %s", name, folder);
     }
     const int n = S_ISREG(st.st_mode) ? store_list(folder, &all, e) : (all = NULL, 0);
     int rc = n < 0 ? -1 : unlink(path) != 0 ? err_sys(e, "%s", path) : 0;

@@ -48,7 +48,8 @@ char *store_path(const char *folder, const char *name, struct err *e);
 /* The path of the model that a word names, as store_find; NULL, *e untouched: there is none. */
 char *store_lookup(const char *folder, const char *word, struct err *e);
 
-/* Remove a model and its aliases, or one alias.  -1 with *e: there is none of this exact name. */
+/* Remove a model and its aliases, or one alias.  -1 with *e: it failed, or there is none of this
+ * exact name (ERR_FORMAT). */
 int store_remove(const char *folder, const char *name, struct err *e);
 /* Make alias stand for the model or alias called name, instead of what it stood for.  A model is
  * never replaced. */

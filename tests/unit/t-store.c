@@ -102,6 +102,7 @@ static void aliases_are_links(void **state)
     assert_int_equal(store_list(folder, &all, &e), 0);
     free(all);
     assert_int_equal(store_remove(folder, "m", &e), -1);
+    assert_int_equal(e.code, ERR_FORMAT);
 }
 
 static void uses_are_noted(void **state)

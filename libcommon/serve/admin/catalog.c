@@ -13,7 +13,7 @@
 #include "libcommon/serve/model_files.h"
 #include "libcommon/serve/model_paths.h"
 
-enum question_kind { ASK_REGISTRY, ASK_SEARCH, ASK_CHECK, ASK_FILES, REMOVE_FILE, ASK_OTHER };
+enum question_kind { ASK_REGISTRY, ASK_SEARCH, ASK_CHECK, ASK_FILES, REMOVE_FILE, REMOVE_NAME, ASK_OTHER };
 enum { LIMIT_DEFAULT = 20, LIMIT_MOST = 50, WAITING_MOST = 8 };
 
 struct registry_filter { char category[32], size[16], id[200]; double max_vram_gb; int recommended; };
@@ -32,7 +32,7 @@ struct catalog_question {
     int limit;
     const char *folder;                 /* of models; borrowed from the options */
     struct registry_filter filter;
-    catalog_work *work;                 /* of ASK_OTHER */
+    catalog_work *work;                 /* of ASK_OTHER and REMOVE_NAME */
     catalog_reply *reply;
     json_t *answer;                     /* NULL: see e */
     struct err e;
@@ -45,7 +45,7 @@ static void *answer_question(void *user)
     struct catalog_question *q = user;
     const struct model_catalog *c = &q->catalog;
     struct loop *loop = q->s->loop;
-    if (q->kind == ASK_OTHER)
+    if (q->kind == ASK_OTHER || q->kind == REMOVE_NAME)
         q->answer = q->work(q->folder, q->words, &q->e);
     else if (q->kind == ASK_FILES || q->kind == REMOVE_FILE)
         q->answer = q->kind == ASK_FILES ? model_files(q->folder, &q->e)
@@ -108,9 +108,9 @@ static void reply_question(struct server *s, struct catalog_question *q)
 {
     if (q->kind == ASK_REGISTRY && q->answer && !s->registry)
         s->registry = json_incref(q->answer);
-    if (!q->conn)
+    if (!q->conn && q->kind != REMOVE_NAME)
         return;
-    if (q->kind == ASK_OTHER)
+    if (q->kind == ASK_OTHER || q->kind == REMOVE_NAME)
         q->reply(s, q->conn, q->words, q->answer, &q->e);
     else if (q->answer && q->kind == ASK_REGISTRY)
         reply_registry(s, q->conn, &q->filter);
@@ -164,8 +164,8 @@ static struct catalog_question *new_question(struct server *s, struct conn *c, e
     int n = 0, same = 0;
     for (const struct catalog_question *q = s->questions; q; q = q->next, n++)
         same += q->kind == ASK_SEARCH || q->kind == ASK_CHECK;
-    const int there = kind == ASK_OTHER || (kind == ASK_FILES || kind == REMOVE_FILE ? model_folder(s) != NULL
-                                                                                    : s->o.catalog.registry != NULL);
+    const int named = kind == ASK_OTHER || kind == REMOVE_NAME, in_folder = kind == ASK_FILES || kind == REMOVE_FILE;
+    const int there = named || (in_folder ? model_folder(s) != NULL : s->o.catalog.registry != NULL);
     struct catalog_question *q = there ? calloc(1, sizeof *q) : NULL;
     if (!there)
         reply_refusal(s, c, 404, "no_catalog", "this program has no registry of models");
@@ -199,10 +199,10 @@ static void start_question(struct server *s, struct conn *c, struct catalog_ques
     conn_set_exchange(c, q);
 }
 
-void catalog_ask(struct server *s, struct conn *c, const char *folder, const char *word, catalog_work *work,
-                 catalog_reply *reply)
+static void ask_other(struct server *s, struct conn *c, enum question_kind kind, const char *folder, const char *word,
+                      catalog_work *work, catalog_reply *reply)
 {
-    struct catalog_question *q = new_question(s, c, ASK_OTHER);
+    struct catalog_question *q = new_question(s, c, kind);
     if (!q)
         return;
     snprintf(q->words, sizeof q->words, "%s", word);
@@ -210,6 +210,26 @@ void catalog_ask(struct server *s, struct conn *c, const char *folder, const cha
     q->work = work;
     q->reply = reply;
     start_question(s, c, q);
+}
+
+void catalog_ask(struct server *s, struct conn *c, const char *folder, const char *word, catalog_work *work,
+                 catalog_reply *reply)
+{
+    ask_other(s, c, ASK_OTHER, folder, word, work, reply);
+}
+
+void catalog_remove(struct server *s, struct conn *c, const char *folder, const char *name, catalog_work *work,
+                    catalog_reply *reply)
+{
+    ask_other(s, c, REMOVE_NAME, folder, name, work, reply);
+}
+
+int catalog_removes(const struct server *s, const char *name)
+{
+    const struct catalog_question *q = s->questions;
+    while (q && !(q->kind == REMOVE_NAME && strcmp(q->words, name) == 0))
+        q = q->next;
+    return q != NULL;
 }
 
 /* ---- the routes ---- */

@@ -193,6 +193,10 @@ static int await_named(struct call *c, const char *asked, struct problem *pr)
         return 0;
     if (!guard_may_load(call_record(c)) || may_use(c, asked, name, pr) != 0)
         return 0;
+    if (catalog_removes(c->s, name)) {
+        problem_set(pr, 404, "model", "model_not_found", "model '%.80s' is being deleted", asked ? asked : name);
+        return 0;
+    }
     if (!(c->awaited = named_load(c->s, name, c->tenant, pr)))
         return 0;
     *pr = (struct problem){ 0 };

@@ -36,5 +36,10 @@ const char *ollama_model(const struct call *c);
 /* ---- ollama_models.c ---- */
 /* A ready model of this name, for a key that may use it; NULL: none. */
 struct loaded_model *ollama_find(struct server *s, struct conn *c, const char *name);
+/* Is there a model of the folder of names, loaded or not, for a key that may use it?  found: its
+ * name, an alias replaced by what it stands for. */
+int ollama_named(struct server *s, struct conn *c, const char *name, char found[STORE_NAME_BYTES]);
+/* Is this model of the folder of names being loaded? */
+int ollama_is_loading(const struct server *s, const char *name);
 
 #endif

@@ -40,6 +40,23 @@ struct loaded_model *ollama_find(struct server *s, struct conn *c, const char *n
     return lm && (by_alias || is_listed(conn_record(c), lm)) ? lm : NULL;
 }
 
+int ollama_named(struct server *s, struct conn *c, const char *name, char found[STORE_NAME_BYTES])
+{
+    struct problem ignored;
+    char plain[STORE_NAME_BYTES];
+    name = named_plain(s, name, plain);
+    return named_find(s, name, found, &ignored) == 0 &&
+           (guard_lists_model(conn_record(c), found) || guard_lists_model(conn_record(c), name));
+}
+
+int ollama_is_loading(const struct server *s, const char *name)
+{
+    const struct loaded_model *lm = s->models;
+    while (lm && !(lm->named && lm->state == MODEL_LOADING && strcmp(lm->id, name) == 0))
+        lm = lm->next;
+    return lm != NULL;
+}
+
 static json_t *digest_of(const struct loaded_model *lm)
 {
     struct stat st;
@@ -200,7 +217,6 @@ static void show_loaded(struct server *s, struct conn *c, const struct loaded_mo
 void handle_ollama_show(struct server *s, struct conn *c, const char *rest)
 {
     struct params p = { 0 };
-    struct problem ignored;
     char plain[STORE_NAME_BYTES], found[STORE_NAME_BYTES];
     json_t *body = read_body(s, c, BODY_OLLAMA_MODEL, &p);
     const char *name = body ? name_of(s, c, &p) : NULL;
@@ -209,15 +225,26 @@ void handle_ollama_show(struct server *s, struct conn *c, const char *rest)
         const struct loaded_model *lm = ollama_find(s, c, name);
         if (lm)
             show_loaded(s, c, lm, p.verbose);
-        else if (named_find(s, named_plain(s, name, plain), found, &ignored) != 0)
+        else if (!ollama_named(s, c, name, found))
             not_found(s, c, name);
-        else
-            catalog_ask(s, c, s->o.store, found, ollama_store, p.verbose ? reply_verbose : reply_show);
+        else                                    /* a key for an alias does not see the model's own name */
+            catalog_ask(s, c, s->o.store,
+                        guard_lists_model(conn_record(c), found) ? found : named_plain(s, name, plain), ollama_store,
+                        p.verbose ? reply_verbose : reply_show);
     }
     json_decref(body);
 }
 
 /* ---- changes ---- */
+
+/* The folder could not be changed: say why, without its path. */
+static void not_changed(struct server *s, struct conn *c, int status, const struct err *e)
+{
+    struct problem pr;
+    problem_set(&pr, status, "model", status == 400 ? "invalid_value" : "not_changed", "%s", e->msg);
+    pr = named_problem(s, &pr);
+    reply_problem(s, c, &pr);
+}
 
 void handle_ollama_copy(struct server *s, struct conn *c, const char *rest)
 {
@@ -229,14 +256,17 @@ void handle_ollama_copy(struct server *s, struct conn *c, const char *rest)
     (void)rest;
     if (!body)
         return;
-    if (!p.source || !p.destination)
+    if (!p.source || !p.destination) {
         reply_refusal(s, c, 400, "missing", "source and destination are required");
-    else if (named_find(s, named_plain(s, p.source, plain), found, &ignored) != 0)
+    } else if (named_find(s, named_plain(s, p.source, plain), found, &ignored) != 0) {
         not_found(s, c, p.source);
-    else if (store_alias(s->o.store, named_plain(s, p.destination, alias), found, &e) != 0)
-        reply_refusal(s, c, 400, "invalid_value", "%s", e.msg);
-    else
-        reply_object(s, c, 200, json_object());
+    } else {
+        record_model(conn_record(c), found);
+        if (store_alias(s->o.store, named_plain(s, p.destination, alias), found, &e) != 0)
+            not_changed(s, c, e.code == ERR_FORMAT ? 400 : 500, &e);
+        else
+            reply_object(s, c, 200, json_object());
+    }
     json_decref(body);
 }
 
@@ -250,13 +280,18 @@ static json_t *remove_model(const char *folder, const char *name, struct err *e)
     return out;
 }
 
+/* The model is unloaded when its file is gone, also if the client is (c NULL). */
 static void reply_delete(struct server *s, struct conn *c, const char *word, json_t *answer, const struct err *e)
 {
-    (void)e;
-    if (answer)
+    for (struct loaded_model *lm = answer ? s->models : NULL; lm; lm = lm->next)
+        if (lm->named && strcmp(lm->id, word) == 0)
+            models_unload(s, lm);
+    if (c && answer)
         reply_object(s, c, 200, json_object());
-    else
+    else if (c && e->code == ERR_FORMAT)
         not_found(s, c, word);
+    else if (c)
+        not_changed(s, c, e->code == ERR_MEMORY ? 503 : 500, e);
 }
 
 void handle_ollama_delete(struct server *s, struct conn *c, const char *rest)
@@ -268,13 +303,15 @@ void handle_ollama_delete(struct server *s, struct conn *c, const char *rest)
     (void)rest;
     if (name) {
         name = named_plain(s, name, plain);
-        for (struct loaded_model *lm = s->models; lm; lm = lm->next)
-            if (lm->named && strcmp(lm->id, name) == 0)
-                models_unload(s, lm);
-        if (!s->o.store || !store_is_name(name))
+        const int is_name = s->o.store && store_is_name(name);
+        if (is_name)
+            record_model(conn_record(c), name);
+        if (!is_name)
             not_found(s, c, name);
+        else if (ollama_is_loading(s, name))    /* its file is open: it would be served without one */
+            reply_refusal(s, c, 409, "model_loading", "model '%.120s' is being loaded: try again later", name);
         else
-            catalog_ask(s, c, s->o.store, name, remove_model, reply_delete);
+            catalog_remove(s, c, s->o.store, name, remove_model, reply_delete);
     }
     json_decref(body);
 }

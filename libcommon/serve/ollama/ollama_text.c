@@ -219,14 +219,24 @@ static const struct call_form load_generate = { .body = BODY_OLLAMA_GENERATE, .p
 /* Unload a model with a name, unless other clients use it, too. */
 static void unload(struct server *s, struct conn *c, const struct call_form *form, const char *model)
 {
+    char name[STORE_NAME_BYTES];
     struct loaded_model *lm = ollama_find(s, c, model);
-    const struct access_record *record = conn_record(c);
+    struct access_record *record = conn_record(c);
+    if (!lm && !ollama_named(s, c, model, name)) {
+        reply_refusal(s, c, 404, "model_not_found", "model '%.120s' not found", model);
+        return;
+    }
+    record_model(record, lm ? lm->id : name);
+    if (!lm && ollama_is_loading(s, name)) {
+        reply_refusal(s, c, 409, "model_loading", "model '%.120s' is being loaded: try again later", model);
+        return;
+    }
     if (lm && !lm->named) {
-        reply_refusal(s, c, 400, "not_named", "%s was loaded by the administrator: it stays", lm->id);
+        reply_refusal(s, c, 400, "not_named", "%.120s was loaded by the administrator: it stays", model);
         return;
     }
     if (lm && !(record && record->is_admin) && (lm->shared || lm->loaded_by != guard_tenant(record))) {
-        reply_refusal(s, c, 403, "model_shared", "%s: other clients use it, too", lm->id);
+        reply_refusal(s, c, 403, "model_shared", "%.120s: other clients use it, too", model);
         return;
     }
     struct call answer = { .form = form, .params.model = model };
