@@ -3,9 +3,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cmd/cli.h"
+#include "cmd/hub_cli.h"
 #include "cmd/pull.h"
 #include "cmd/zse-serve.h"
 #include "libcommon/convert/convert.h"
@@ -100,6 +102,18 @@ static int check(const struct model_order *o, struct err *e)
     return 0;
 }
 
+/* The name of the folder of a source's revision in the cache of downloads.  Conversions note it as
+ * their source. */
+static void find_revision(const struct hub_name *name, char out[64])
+{
+    struct stat st;
+    char *path = hub_cached(name);
+    const char *slash = path && stat(path, &st) == 0 && S_ISDIR(st.st_mode) ? strrchr(path, '/') : NULL;
+    if (slash && strlen(slash + 1) < 64)
+        strcpy(out, slash + 1);
+    free(path);
+}
+
 int serve_pull_resolve(const char *word, struct model_pulled *out, struct err *e)
 {
     struct pulled p;
@@ -113,6 +127,7 @@ int serve_pull_resolve(const char *word, struct model_pulled *out, struct err *e
     snprintf(out->name, sizeof out->name, "%s", p.name);
     snprintf(out->type, sizeof out->type, "%s", p.type);
     out->source = strdup(p.source);
+    find_revision(&name, out->revision);
     pull_release(&p);
     return out->source ? 0 : err_nomem(e, "name");
 }

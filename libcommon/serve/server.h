@@ -88,8 +88,9 @@ struct model_order {
     double target_gb;                   /* size of the weights; 0: by the type */
 };
 /* A model that zse-convert pull would make: its name here, its type ("": the default), its source
- * on the hub (malloc'd). */
-struct model_pulled { char name[128], type[16]; char *source; };
+ * on the hub (malloc'd), and the source's revision in the cache of downloads ("": it is no folder
+ * there). */
+struct model_pulled { char name[128], type[16], revision[64]; char *source; };
 /* Child processes that make models: jobs/jobs.h. */
 struct model_maker {
     /* The command that fulfils the order, a list of malloc'd strings that ends with NULL; it

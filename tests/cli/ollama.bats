@@ -117,10 +117,77 @@ QUESTION='"messages":[{"role":"user","content":"What is 2+2?"}],"options":{"temp
   ask pull '{"model":"test/tiny"}' -H "Authorization: Bearer $ADMIN" >"$T/lines"
   jq -es '.[0].status == "pulling manifest" and .[-1].status == "success"' "$T/lines" || { cat "$T/lines"; return 1; }
   ask chat "{\"model\":\"tiny\",\"stream\":false,$QUESTION}" | jq -e '.message.content == "2 + 2 = 4"'
-  ask pull '{"model":"test/tiny","stream":false}' -H "Authorization: Bearer $ADMIN" | jq -e '.status == "success"'
+  local name
+  for name in test/tiny tiny tiny:latest; do
+    ask pull "{\"model\":\"$name\",\"stream\":false}" -H "Authorization: Bearer $ADMIN" | jq -e '.status == "success"'
+  done
+  [ "$(ask pull '{"model":"evil/tiny","stream":false}' -H "Authorization: Bearer $ADMIN" -o "$T/j" -w '%{http_code}')" = 409 ] || { cat "$T/j"; return 1; }
+  jq -e '.error | test("not known to be made of evil/tiny")' "$T/j"
   [ "$(ask pull '{"model":"test/nosuch","stream":false}' -H "Authorization: Bearer $ADMIN" -o "$T/j" -w '%{http_code}')" = 500 ]
   jq -e '.error | test("nosuch")' "$T/j" || { cat "$T/j"; return 1; }
   ask pull '{"model":"test/nosuch"}' -H "Authorization: Bearer $ADMIN" | jq -es '.[-1].error | test("nosuch")'
   stop "$PID"
   kill "$hub"
+}
+
+# bats test_tags=plain
+@test "a model that is being loaded is neither deleted nor unloaded; a deleted one is gone" {
+  local so=$B/tests/lib/stuck.so d=$BATS_TEST_TMPDIR loading
+  [ -e "$so" ] || skip "$so is not there (make unit)"
+  export ZSE_HOME=$d/home
+  mkdir -p "$ZSE_HOME/models"
+  cp "$T/home/models/tiny:1m.zse" "$ZSE_HOME/models/g.zse"
+  ZSE_STUCK=$d LD_PRELOAD=$so start "$d/log" --port 0 --audit-folder "$d/audit"
+  await listens "$URL"
+  ADMIN=$(cat "$ZSE_HOME/admin.token")
+  touch "$d/step"                               # opening a model waits
+  ask generate '{"model":"g","keep_alive":-1}' >"$T/loaded" & loading=$!
+  await grep -q 'g: requested, loading' "$d/log.err"
+  [ "$(ask delete '{"model":"g"}' -X DELETE -H "Authorization: Bearer $ADMIN" -o "$T/j" -w '%{http_code}')" = 409 ]
+  [ "$(ask generate '{"model":"g","keep_alive":0}' -H "Authorization: Bearer $ADMIN" -o "$T/j" -w '%{http_code}')" = 409 ]
+  rm "$d/step"
+  wait "$loading"
+  jq -e '.done_reason == "load"' "$T/loaded"
+  if [ "$(id -u)" != 0 ]; then                  # root may write into any folder
+    chmod a-w "$ZSE_HOME/models"
+    [ "$(ask delete '{"model":"g"}' -X DELETE -H "Authorization: Bearer $ADMIN" -o "$T/j" -w '%{http_code}')" = 500 ]
+    chmod u+w "$ZSE_HOME/models"
+    jq -e --arg home "$ZSE_HOME" '.error | test("denied") and (contains($home) | not)' "$T/j"
+  fi
+  curl -s "$URL/api/ps" | jq -e '[.models[].name] == ["g"]'
+  ask copy '{"source":"g","destination":"h"}' -H "Authorization: Bearer $ADMIN"
+  ask generate '{"model":"g","keep_alive":0}' -H "Authorization: Bearer $ADMIN" | jq -e '.done_reason == "unload"'
+  ask generate '{"model":"g","keep_alive":0}' | jq -e '.done_reason == "unload"'        # it was not loaded
+  ask generate '{"model":"g"}' | jq -e '.done_reason == "load"'
+  [ "$(ask delete '{"model":"g"}' -X DELETE -H "Authorization: Bearer $ADMIN" -o "$T/j" -w '%{http_code}')" = 200 ]
+  curl -s "$URL/api/ps" | jq -e '.models == []'
+  [ "$(ask delete '{"model":"g"}' -X DELETE -H "Authorization: Bearer $ADMIN" -o "$T/j" -w '%{http_code}')" = 404 ]
+  [ "$(ask generate '{"model":"g","keep_alive":0}' -o "$T/j" -w '%{http_code}')" = 404 ]
+  [ "$(ask chat '{"model":"g","keep_alive":0}' -o "$T/j" -w '%{http_code}')" = 404 ]
+  stop "$PID"
+  jq -es 'map(select(.path == "/api/delete" or .path == "/api/copy") | .model_id) | unique == ["g"]' "$d"/audit/*.jsonl || { cat "$d"/audit/*.jsonl; return 1; }
+  jq -es 'map(select(.path == "/api/generate" and .status_code < 300) | .model_id) | length == 4 and unique == ["g"]' "$d"/audit/*.jsonl
+}
+
+@test "a key for an alias sees it in every answer, and never the name of its model" {
+  local key
+  export ZSE_HOME=$BATS_TEST_TMPDIR/home
+  mkdir -p "$ZSE_HOME"
+  cp -a "$T/home/models" "$ZSE_HOME"
+  key=$(zse-apikey create one --scope chat --model small)
+  start "$BATS_TEST_TMPDIR/log" --port 0
+  await listens "$URL"
+  ask show '{"model":"small"}' -H "X-API-Key: $key" | jq -e '.details.format != null'
+  [ "$(ask generate '{"model":"tiny","keep_alive":0}' -H "X-API-Key: $key" -o "$T/j" -w '%{http_code}')" = 404 ]
+  jq -e '.error == "model '"'tiny'"' not found"' "$T/j"
+  ask generate '{"model":"small"}' -H "X-API-Key: $key" | jq -e '.done_reason == "load"'
+  ask show '{"model":"small"}' -H "X-API-Key: $key" | jq -e '.details.format != null'
+  ask generate '{"model":"small"}' -H "Authorization: Bearer $(cat "$ZSE_HOME/admin.token")" | jq -e '.done_reason == "load"'
+  [ "$(ask generate '{"model":"small","keep_alive":0}' -H "X-API-Key: $key" -o "$T/j" -w '%{http_code}')" = 403 ]
+  jq -e '.error | contains("tiny") | not' "$T/j"
+  rm "$ZSE_HOME/models/tiny:1m.zse"
+  ask generate '{"model":"small","keep_alive":0}' -H "Authorization: Bearer $(cat "$ZSE_HOME/admin.token")" >/dev/null
+  [ "$(ask show '{"model":"small"}' -H "X-API-Key: $key" -o "$T/j" -w '%{http_code}')" = 404 ]
+  jq -e '.error | contains("tiny") | not' "$T/j"
+  stop "$PID"
 }

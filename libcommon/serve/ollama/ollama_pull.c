@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "libcommon/base/json.h"
+#include "libcommon/format/zfile.h"
 #include "libcommon/serve/jobs/jobs.h"
 #include "libcommon/serve/ollama/ollama.h"
 
@@ -62,6 +63,24 @@ static void report_end(struct server *s, struct conn *c, const json_t *job, int 
         reply_object(s, c, 200, json_pack("{s:s}", "status", "success"));
 }
 
+static int is_here(const struct server *s, const char *name)
+{
+    struct problem ignored;
+    char found[STORE_NAME_BYTES];
+    return named_find(s, name, found, &ignored) == 0 && strcmp(found, name) == 0;
+}
+
+/* Was the model made of this source?  It notes the revision, which has one source. */
+static int is_made_of(const char *path, const struct model_pulled *p)
+{
+    struct err ignored;
+    struct zfile *f = *p->revision ? zfile_open(path, &ignored) : NULL;
+    const char *source = f ? json_string_value(js_get(js_get(zfile_json(f), "provenance"), "source")) : NULL;
+    const int same = source && strcmp(source, p->revision) == 0;
+    zfile_close(f);
+    return same;
+}
+
 /* Begin the job.  1: the model is there already; -1 with *pr. */
 static int begin(struct server *s, struct conn *c, const char *word, int stream, struct problem *pr)
 {
@@ -69,19 +88,26 @@ static int begin(struct server *s, struct conn *c, const char *word, int stream,
     struct err e;
     if (!s->jobs || !s->o.maker.resolve || !s->o.store)
         return problem_set(pr, 404, NULL, "no_jobs", "this server makes no models");
-    if (s->o.maker.resolve(word, &pulled, &e) != 0)
-        return problem_set(pr, e.code == ERR_MEMORY ? 503 : 404, "model", "model_not_found", "%s", e.msg);
-    char found[STORE_NAME_BYTES];
-    struct problem ignored;
-    if (named_find(s, pulled.name, found, &ignored) == 0 && strcmp(found, pulled.name) == 0) {
-        free(pulled.source);
+    if (is_here(s, word)) {                     /* by its own name it is meant, whatever it was made of */
+        record_model(conn_record(c), word);
         return 1;
     }
+    if (s->o.maker.resolve(word, &pulled, &e) != 0)
+        return problem_set(pr, e.code == ERR_MEMORY ? 503 : 404, "model", "model_not_found", "%s", e.msg);
     char *path = store_path(s->o.store, pulled.name, &e);
-    const struct job *j = path ? jobs_convert(s, c, pulled.source, path, pulled.name, pulled.type, pr) : NULL;
-    int rc = j ? jobs_watch(s, c, j, stream ? report_line : report_end, pr) : -1;
-    if (!path)
+    int rc = 0;
+    record_model(conn_record(c), pulled.name);
+    if (!path) {
         rc = problem_set(pr, 400, "model", "invalid_value", "%s", e.msg);
+    } else if (is_here(s, pulled.name)) {
+        rc = is_made_of(path, &pulled) ? 1
+             : problem_set(pr, 409, "model", "model_exists",
+                           "a model called %.120s is here, and not known to be made of %.140s: delete it first",
+                           pulled.name, pulled.source);
+    } else {
+        const struct job *j = jobs_convert(s, c, pulled.source, path, pulled.name, pulled.type, pr);
+        rc = j ? jobs_watch(s, c, j, stream ? report_line : report_end, pr) : -1;
+    }
     free(path);
     free(pulled.source);
     return rc;
