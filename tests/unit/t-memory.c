@@ -28,13 +28,15 @@ static void make_linear(struct linear *l, int rows, int cols)
 }
 
 static unsigned char kinds[128];        /* attention, dense */
+static int no_windows[128];
 
 static struct model *make_model(const struct shape *s)
 {
     struct model *m = calloc(1, sizeof *m);
     assert_non_null(m);
     struct config *c = &m->config;
-    *c = (struct config){ .mixer = kinds, .ff = kinds, .n_layers = s->layers, .hidden_size = s->hidden,
+    *c = (struct config){ .mixer = kinds, .ff = kinds, .window = no_windows, .chunk = no_windows,
+                          .n_layers = s->layers, .hidden_size = s->hidden,
                           .intermediate_size = s->mlp, .n_heads = s->heads, .n_kv_heads = s->kv_heads,
                           .head_dim = s->head_dim,
                           .vocab_size = s->vocab, .max_len = 131072, .gated = 1, .embed_size = s->hidden, .n_ropes = 1,
