@@ -103,7 +103,7 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
 /* For programs whose answers may be longer than the model's context. */
 #define STREAM_LONG_OPTIONS { "window", required_argument, NULL, OPT_STREAM }, { "sinks", required_argument, NULL, OPT_SINKS }
 #define STREAM_HELP \
-    "      --window N             see the newest N tokens and the sinks only: memory for keys and values stays the same, without an end\n" \
+    "      --window N             see the newest N tokens and the sinks only, so that keys and values take no more memory up to --ctx\n" \
     "      --sinks S              with --window, also see the first S tokens (default: 4)\n"
 /* For programs with one model; zse-serve limits all of its models together. */
 #define MEMORY_LONG_OPTION { "max-memory", required_argument, NULL, OPT_MAX_MEMORY }

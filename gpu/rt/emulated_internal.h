@@ -34,7 +34,7 @@ struct gpu {
 };
 struct graph_node { const char *name; dim3 grid; int threads; size_t shared; std::function<void()> kernel; };
 struct gpu_graph { std::vector<graph_node> nodes; };
-struct gpu_event { uint64_t ns, after; };               /* after: after so many items of work of the compute stream */
+struct gpu_event { uint64_t ns, after; };               /* after: number of items of the compute stream before it */
 
 /* ---- emulated.cc ---- */
 /* Run a kernel, block after block.  -1 with *why: it broke a rule (ERR_DEVICE), or no memory. */

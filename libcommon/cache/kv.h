@@ -36,12 +36,12 @@ size_t kv_pool_bytes(const struct kv_pool *p);          /* of its own tables */
  * those of the blocks. */
 void kv_pool_trim(struct kv_pool *p, void (*drop)(void *user, int32_t block), void *user);
 uint64_t kv_pool_evictions(const struct kv_pool *p);    /* nodes evicted so far */
-/* n window blocks, for windows of so many tokens; before any table is used.  Every table also wants
- * those of its first sink_tokens tokens, always. */
+/* Make n window blocks for windows of window_tokens tokens, before any table is used.  Every table
+ * also keeps the blocks of its first sink_tokens tokens. */
 int kv_pool_windows(struct kv_pool *p, int n, int window_tokens, int sink_tokens, struct err *e);
 int kv_pool_n_windows(const struct kv_pool *p);
 int kv_pool_free_windows(const struct kv_pool *p);      /* free ones */
-int kv_pool_idle_windows(const struct kv_pool *p);      /* that no table wants, which can be evicted */
+int kv_pool_idle_windows(const struct kv_pool *p);      /* used by no table: can be evicted */
 int32_t kv_pool_window(const struct kv_pool *p, int32_t block);         /* the window block of a block; -1: none */
 
 struct kv_table {                                       /* of one sequence */

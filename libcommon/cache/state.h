@@ -6,8 +6,8 @@
  * the prefix tree (kv.h).  When a node is evicted its snapshot is lost.  state_take returns a free
  * state, else a lost snapshot, else the least recently used one.
  *
- * Some states can be set aside as spare ones: sequences and snapshots together leave so many alone,
- * and spare ones take no others, so that neither waits for the other. */
+ * Some states can be set aside as spare ones.  Sequences and snapshots never take the
+ * last of these, and spare ones take no others, so that neither waits for the other. */
 #ifndef ZSE_CACHE_STATE_H
 #define ZSE_CACHE_STATE_H
 
@@ -25,7 +25,7 @@ size_t state_pool_bytes(const struct state_pool *s);    /* of its own tables */
 int state_take(struct state_pool *s, const struct kv_pool *p);          /* a state to hold; -1: all are held */
 void state_drop(struct state_pool *s, int state);       /* a held one becomes free */
 void state_set_aside(struct state_pool *s, int n);      /* before any is taken */
-int state_take_spare(struct state_pool *s, const struct kv_pool *p);    /* -1: so many are held */
+int state_take_spare(struct state_pool *s, const struct kv_pool *p);    /* -1: all are held */
 /* Either the spare state itself, or the one that its holder has put it in place of. */
 void state_drop_spare(struct state_pool *s, int state);
 /* A held state becomes the snapshot of this node; if the node has one already, it becomes free. */

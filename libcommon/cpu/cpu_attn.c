@@ -42,8 +42,8 @@ int attn_groups(const struct config *c)
 /* ---- windows of any model, with sinks (arXiv:2309.17453) ---- */
 
 /* The layer sees the newest k->window tokens and the sinks, which lie behind each other as in a
- * cache of so many tokens: beyond it, queries meet the sinks as if they were at the last position
- * of it.  Keys keep their rotation, because only differences of positions count. */
+ * cache of just these tokens: beyond it, queries meet the sinks as if they were at its last
+ * position.  Keys keep their rotation, because only differences of positions count. */
 static int streams(const struct core *k, int index) { return config_streams(k->c, index, k->window); }
 
 static int window_of(const struct core *k, int index) { return streams(k, index) ? k->window : k->c->window[index]; }

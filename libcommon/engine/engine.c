@@ -56,10 +56,10 @@ static int blocks_for(int64_t n_tokens) { return (int)((n_tokens + KV_BLOCK - 1)
 /* Numbers of blocks of the pool.  windows 0: no layer has blocks of its own. */
 struct blocks { int64_t all, windows; };
 
-/* Blocks for n_seqs sequences of full length.  A window covers at most so many blocks, which begin
- * before it and end behind it; the tokens of a step lie beside the windows.  With `kept` there are
- * up to as many window blocks again, so that ended conversations and common beginnings keep
- * theirs. */
+/* Blocks for n_seqs sequences of full length.  A window also covers a part of the block before its
+ * first full one and of the one behind its last; the tokens of a step lie beside the windows.  With
+ * `kept` there are up to as many window blocks again, so that ended conversations and common
+ * beginnings keep theirs. */
 static struct blocks blocks_wanted(const struct engine *g, const struct config *c, int n_seqs, int kept)
 {
     const int tokens = g->backend->windows ? config_window(c, g->window) : 0;

@@ -61,8 +61,8 @@ struct engine_options {
     void *prefix_user;
     int draft;                      /* as engine_limits.draft, at first; 0 to DRAFT_MOST */
     /* Makes the drafts of requests that name no drafter: another model, borrowed, which
-     * engine_check_draft_model() accepts; or the first so many layers of the model itself, which
-     * engine_no_draft_layers() accepts.  NULL, 0: neither */
+     * engine_check_draft_model() accepts; or the first draft_layers layers of the model itself,
+     * which engine_no_draft_layers() accepts.  NULL, 0: neither */
     const struct model *draft_model; int draft_layers;
 };
 
@@ -151,8 +151,8 @@ struct request_params {
     int ignore_eos;
     /* ids that end the answer as an EOS does, even with ignore_eos; copied */
     const int32_t *stop_ids; int n_stop_ids;            /* at most MAX_STOP_IDS */
-    /* Nothing ends the answer before it has so many tokens: neither an EOS nor a stop id is chosen
-     * (unless the constraint allows nothing else), and stop strings are not looked for. */
+    /* Nothing ends the answer before it has this many tokens: neither an EOS nor a stop id is
+     * chosen (unless the constraint allows nothing else), and stop strings are not looked for. */
     int min_tokens;
     /* -1: none; 0 to MAX_TOP_LOGPROBS: of the chosen token, and of so many most likely ones */
     int n_logprobs;

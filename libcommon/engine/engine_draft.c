@@ -134,7 +134,7 @@ int draft_length(const struct engine *g, const struct request *r, int grade, int
                        guess_ns);
 }
 
-/* r's draft is in `next`: so many tokens of it go into the step. */
+/* Take the first n tokens of r's draft, which is in `next`, into the step. */
 static int use_draft(struct request *r, int n)
 {
     r->draft.n_used = n > 0 ? n : 0;

@@ -210,7 +210,7 @@ void draft_model_free(struct engine *g, struct request *r)
 
 /* ---- passes ---- */
 
-/* Blocks for so many tokens of r, unshared where the next ones are written. */
+/* Reserve blocks for this many tokens of r, unshared where the next ones are written. */
 static int reserve(struct engine *g, struct request *r, int n_tokens)
 {
     struct draft_model *d = g->draft_model;
