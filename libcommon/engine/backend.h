@@ -19,135 +19,146 @@ extern "C" {
  * chunked prefill, prefix reuse and verification of drafts are the same call. */
 struct batch_item {
     const int32_t *tokens; int n_tokens;    /* >= 1 */
-    /* tokens NULL, n_tokens 1: the token that the step begun last draws in this row of its logits
-     * (see begin) */
+    /* With tokens NULL and n_tokens 1, the token is the one that the last begun step draws in this
+     * row of its logits (see begin). */
     int follows;
-    /* position of tokens[0]: keys and values of [0, pos) are in the cache already */
+    /* absolute position of tokens[0]; keys and values of [0, pos) are cached already */
     int pos;
     const int32_t *table;                   /* KV block numbers: position p lies in block table[p / KV_BLOCK] */
-    /* with n_window_blocks: the same of layers with a window, as far as one of the tokens sees, and
-     * of the sinks */
+    /* With n_window_blocks: the table of layers with a window.  Only the blocks of the sinks and
+     * those that one of the tokens sees are valid. */
     const int32_t *window_table;
-    /* of models with recurrent layers: which of the n_states holds what [0, pos) left behind,
-     * and gets what these tokens leave; at pos 0 it begins anew, whatever was there.  No two
-     * items of a batch have the same */
+    /* Models with recurrent layers: index of the state after [0, pos), which these tokens update.
+     * At pos 0 the state is initialized first.  No two items of a batch have the same. */
     int state;
-    /* NULL, or with n_logits 1 how to choose the next token: a backend that can needs no logits
-     * (draw.h) */
+    /* With n_logits 1: how the backend may draw the next token itself instead of returning logits
+     * (draw.h); NULL: it returns logits. */
     struct draw *draw;
-    int n_logits;                           /* logits wanted for the last n_logits tokens, 0..n_tokens */
-    /* tokens of the whole sequence, as far as known; 0: pos + n_tokens.  LongRoPE chooses its
-     * factors by it: a sequence that comes to config_long_from() is computed again from position
-     * 0 */
+    /* number of last tokens whose logits are wanted, 0..n_tokens */
+    int n_logits;
+    /* Length of the whole sequence as far as it is known; 0: pos + n_tokens.  LongRoPE chooses its
+     * factors by it: a sequence that reaches config_long_from() is recomputed from position 0. */
     int seq_len;
-    /* Encoders, whose items are whole sequences: position of the first token of the second text,
-     * which is of type 1 where the model has types; 0: there is one text. */
+    /* Encoders, where an item is a whole sequence: position of the first token of the second text,
+     * which has type 1 if the model has types; 0: there is one text. */
     int second;
-    /* the last n_hidden tokens' states after the final norm [n_hidden][hidden_size] go there */
+    /* output: states of the last n_hidden tokens after the final norm, [n_hidden][hidden_size] */
     float *hidden; int n_hidden;
 };
 struct batch { const struct batch_item *items; int n_items; };
 
-/* Copies of packed weights as f16, for prompts; auto: where 3 times the weights and 2 GB are
- * free, and all the rest has room beside them. */
+/* f16 copies of packed weights, which speed up prompts.  AUTO: if three times the size of the
+ * weights and 2 GB are free, and everything else fits as well. */
 enum cache_weights { CACHE_WEIGHTS_OFF, CACHE_WEIGHTS_AUTO, CACHE_WEIGHTS_ON };
 
 struct backend_options {
     int n_threads;                          /* 0: all processors */
     struct kv_types kv;
     int n_blocks;                           /* KV blocks of 16 tokens, for all layers together */
-    /* Blocks of the keys and values of layers with a window (config_layer_window()), which then lie
-     * in no others; 0: they have none of their own.  copy_block, drop_block, save_block and
-     * load_block take the w-th of them as block n_blocks + w. */
+    /* Number of separate blocks for layers with a window (config_layer_window()); 0: these layers
+     * use the common blocks.  copy_block, drop_block, save_block and load_block take window block w
+     * as block n_blocks + w. */
     int n_window_blocks;
-    /* No layer sees more than the newest `window` tokens and the first `sinks`; 0: as the model has
-     * it.  Sinks are seen as if they lay right before the window.  With n_window_blocks only. */
+    /* Every layer attends to at most the newest `window` tokens and the first `sinks`, which take
+     * the positions just before the window; 0: windows as the model has them.  Needs
+     * n_window_blocks. */
     int window, sinks;
-    /* states of sequences of models with recurrent layers, config_state_bytes() each; 0 for
-     * others */
+    /* states of sequences with recurrent layers, config_state_bytes() each; 0 for other models */
     int n_states;
     int max_tokens;                         /* most tokens in one batch */
     int max_logits;                         /* most rows of logits in one batch */
     int exact;                              /* f32 activations and the weights as stored */
     const char *kernels;                    /* NULL: the fastest this machine runs */
-    size_t max_weights;                     /* bytes of the model's file that may be resident; 0: any */
+    /* most bytes of the model's file that may be resident; 0: no limit */
+    size_t max_weights;
     int device;                             /* index of the GPU; the CPU has one */
-    /* so many of the last layers and the head are the GPU's, the others the CPU's; 0: all are the
-     * GPU's */
+    /* The last device_layers layers and the head run on the GPU, the others on the CPU; 0: all
+     * layers run on the GPU. */
     int device_layers;
-    size_t max_device;                      /* bytes of the GPU's memory that may be taken; 0: what is free */
-    /* on a GPU too results depend neither on chunks nor on prefixes nor on how many tokens a step
-     * has; on the CPU they never do */
+    /* most bytes of GPU memory to take; 0: all that is free */
+    size_t max_device;
+    /* Makes a GPU's results independent of chunks, prefixes and the number of tokens in a step,
+     * too.  Those of the CPU always are. */
     int strict;
     int debug_sync;                         /* wait after every kernel of a GPU, so that a failure names it */
-    int wgmma;                              /* products of many tokens by wgmma on compute capability 9.0 */
+    /* multiply many tokens by wgmma on compute capability 9.0 */
+    int wgmma;
     int cache_weights;                      /* enum cache_weights, of a GPU */
-    int no_graphs;                          /* a GPU's steps of decoding are launched kernel by kernel */
-    /* a GPU multiplies matrices with one int8 scale a row (i8r) by activations rounded to int8, a
-     * scale a token */
+    /* launch a GPU's decoding steps kernel by kernel, without graphs */
+    int no_graphs;
+    /* Round activations to int8, with one scale per token, for matrices with one int8 scale per row
+     * (i8r); GPU only. */
     int act_int8;
 };
 
-/* Steps of decoding alone as graphs, recorded once and replayed: [i]: of up to 2^i sequences. */
+/* Graphs of steps that only decode, recorded once and replayed.  Element i: steps of up to 2^i
+ * sequences. */
 enum { BACKEND_BUCKETS = 7 };
 struct backend_graphs {
-    const char *off;                        /* why there are none, static; NULL: there may be */
-    /* since it was opened; a bucket has one for each power of two of the context */
+    /* the reason why there are no graphs, static; NULL: they are possible */
+    const char *off;
+    /* Counts since open.  A bucket has a graph for each power of two of the context length. */
     int captured[BACKEND_BUCKETS];
     uint64_t replays[BACKEND_BUCKETS];
-    /* that the device had no memory for: these steps are launched kernel by kernel */
+    /* graphs for which the device had no memory; their steps are launched kernel by kernel */
     int refused;
 };
 
-/* The memory that a backend takes of a device, and the times when it was ready. */
+/* Memory that a backend takes of a device, and when the device was ready. */
 struct backend_device {
-    const char *name;                       /* "NVIDIA H200": borrowed until close; NULL: the processor alone */
-    int index, n_layers;                    /* of the device; number of layers that it computes */
+    /* "NVIDIA H200": borrowed until close; NULL: no device, only the CPU */
+    const char *name;
+    /* index: of the device; n_layers: number of layers that it computes */
+    int index, n_layers;
     size_t weights, cached, kv, work, reserve;      /* bytes: see gpu_plan */
-    const char *cache_off;                  /* why there are no copies of weights as f16, static; NULL: there are */
-    size_t total;                           /* bytes of its memory */
-    int lost;                               /* it failed, and refuses all work from then on */
+    /* the reason why there is no f16 weight cache, static; NULL: there is one */
+    const char *cache_off;
+    size_t total;                           /* bytes of the device's memory */
+    int lost;                               /* the device has failed; all further work is refused */
     struct backend_graphs graphs;
-    /* clock_ns(): when it was asked for, was there, had all weights; copied_ns 0: not yet */
+    /* clock_ns() when opening began, when the context existed and when the weights were copied;
+     * copied_ns 0: not yet */
     uint64_t begun_ns, context_ns, copied_ns;
 };
 
 enum { BACKEND_STEP_TOKENS = 512 };
 struct backend {
     const char *name;                       /* "cpu" */
-    int always_strict;                      /* results are as with options.strict, without it too */
-    int windows;                            /* it can have window blocks */
-    /* Tokens of a step where the caller does not choose.  max_len: tokens of all contexts
-     * together; kernels: as in backend_options.  NULL: BACKEND_STEP_TOKENS. */
+    int always_strict;                      /* results are always as with options.strict */
+    int windows;                            /* supports window blocks */
+    /* Number of tokens in a step if the caller does not choose one.  max_len: tokens of all
+     * contexts together; kernels: as in backend_options.  NULL: BACKEND_STEP_TOKENS. */
     int (*step_tokens)(const struct config *c, int n_threads, int64_t max_len, const char *kernels);
     /* model is borrowed until close. All memory is taken here; forward allocates nothing. */
     void *(*open)(const struct model *m, const struct backend_options *o, struct err *e);
     /* Run the batch; logits [sum of n_logits][vocab_size] f32 in order of items. */
     int (*forward)(void *b, const struct batch *batch, float *logits, struct err *e);
-    /* Steps that are not waited for; NULL: there are none.  1: it is begun, and nothing of the
-     * batch is needed any more; 0: it can only be run by forward, nothing was done; -1.  Every
-     * item has one row of logits and a draw.  Tokens may be those of the step begun last
-     * (batch_item.follows) unless forward ran since.  Two steps at most are begun and not ended. */
+    /* Asynchronous steps; NULL: not supported.  begin returns 1 if the step was launched, after
+     * which nothing of the batch is needed; 0 if only forward can run it, and nothing was done; -1
+     * on failure.  Every item has one row of logits and a draw.  Its token may be one that the last
+     * begun step draws (batch_item.follows) unless forward ran since.  At most two steps may be
+     * begun and not ended. */
     int (*begin)(void *b, const struct batch *batch, struct err *e);
-    /* Wait for the step begun first, and the tokens into its items' draws; logits are nowhere:
-     * where a token stays -1, forward makes them, with the same step again.  batch NULL: the
-     * results are discarded. */
+    /* Wait for the oldest begun step and store its tokens in the draws of its items.  It returns no
+     * logits: if a token stays -1, forward has to compute the same step again.  batch NULL: discard
+     * the results. */
     int (*end)(void *b, const struct batch *batch, struct err *e);
     int (*copy_block)(void *b, int32_t from, int32_t to, struct err *e);
-    size_t (*memory)(const void *b);        /* bytes of private memory it holds, KV included */
+    size_t (*memory)(const void *b);        /* bytes of private memory in use, KV included */
     size_t (*kv_bytes)(const void *b);
     const char *(*describe)(const void *b); /* "cpu avx512, 2 threads" */
     void (*close)(void *b);
-    /* The contents of the block are not needed any more: return its memory until it is written
-     * again.  NULL: no memory can be returned. */
+    /* The contents of the block are no longer needed: return its memory until it is written again.
+     * NULL: not supported. */
     void (*drop_block)(void *b, int32_t block);
-    int (*copy_state)(void *b, int from, int to, struct err *e);        /* NULL: it runs no models that have states */
+    /* NULL: no models with recurrent layers */
+    int (*copy_state)(void *b, int from, int to, struct err *e);
     void (*drop_state)(void *b, int state);     /* as drop_block */
-    void (*device)(const void *b, struct backend_device *d);    /* NULL: there is none */
-    /* Copy a block (config_kv_bytes(), of which window blocks have config_window_bytes() where
-     * there are some) or a state (config_state_bytes()) out of the backend's
-     * memory and into it; the bytes mean something to this backend with this model, type of keys
-     * and values and describe() only.  NULL: not possible. */
+    void (*device)(const void *b, struct backend_device *d);    /* NULL: there is no device */
+    /* Copy a block or a state out of the backend's memory and back.  Sizes: config_kv_bytes(), less
+     * config_window_bytes() if there are window blocks, which have that size; config_state_bytes().
+     * The bytes are valid only for the same backend, model, types of keys and values, and
+     * describe().  NULL: not supported. */
     void (*save_block)(const void *b, int32_t block, void *to);
     void (*load_block)(void *b, int32_t block, const void *from);
     void (*save_state)(const void *b, int state, void *to);

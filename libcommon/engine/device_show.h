@@ -1,4 +1,4 @@
-/* device_show.h - the device and the memory of a model, as programs and servers show them. */
+/* device_show.h - describe the device and the memory of a model, for programs and the server. */
 #ifndef ZSE_ENGINE_DEVICE_SHOW_H
 #define ZSE_ENGINE_DEVICE_SHOW_H
 
@@ -11,8 +11,8 @@ enum { DEVICE_LINE = 640 };
  * processor; keys and values: 512 blocks of 16 tokens, 8.2 K tokens, 1073.7 MB; f16 weight
  * cache: 14000.0 MB; graphs on" */
 void device_line(char out[DEVICE_LINE], const struct engine_stats *s, int n_layers);
-/* {"on", "off_reason", "refused", "buckets": [{"sequences", "captured", "replays"}]}: of the
- * buckets those that have a graph. */
+/* {"on", "off_reason", "refused", "buckets": [{"sequences", "captured", "replays"}]}: only buckets
+ * that have a graph are listed. */
 json_t *device_graphs_json(const struct backend_graphs *g);
 
 #endif

@@ -1,46 +1,47 @@
-/* draft_ngram.c - guess that what followed the last tokens earlier follows again, also behind an
- * edit.
+/* draft_ngram.c - guess that the tokens after an earlier occurrence of the last ones follow again,
+ * also after an edit of the copied text.
  *
- * The corpus is the predicted tokens, then the sequence itself.  Every three tokens of it that end
- * before the last one are in a hash table of chains, the latest first; the chain of the last three
- * tokens leads to the place before which most tokens are the same.
+ * The corpus is the predicted tokens, then the sequence itself.  Every trigram that ends before the
+ * last token is in a hash table of chains, the latest first.  A guess starts at the place in the
+ * chain of the last trigram that has the longest common context with the end of the sequence.
  *
- * From then on the place is followed: it advances with every token that it guessed right.  Where
- * the answer differs from it after a run that was copied, an edit begins.  It ends where the last
- * two tokens stand in the source again, not far behind the edit's beginning.  The replaced tokens
- * and the new ones are kept, so that the same change is guessed when the same tokens come again (a
- * name that is changed throughout).
+ * From then on that place (the source) is followed: it advances with every token that it guesses
+ * right.  If the answer differs from it after a run that was copied, an edit begins.  The edit ends
+ * when the last two tokens match the source again, not far after the point where it began.  The
+ * replaced and the new tokens are recorded, so that the same change is guessed when the same source
+ * tokens come again (a name that is changed throughout).
  *
- * A guess that reaches the end of the corpus goes on with its own beginning, so that a repetition
- * of any period is guessed as far as wanted. */
+ * A guess that reaches the end of the corpus continues with its own first tokens, so that
+ * repetitions of any period are guessed to any length. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "libcommon/engine/draft.h"
 
 enum { GRAM = 3, HEADS = 1 << 14, MOST_TRIES = 32, MOST_COMPARED = 64 };
-/* tokens of a run that is a copy; most tokens of an edit, on both sides; tokens that end one;
- * changes that are kept */
+/* COPY: tokens in a run that make it a copy; LONGEST_EDIT: most tokens of an edit, old or new;
+ * RESYNC: matching tokens that end an edit; MOST_CHANGES: changes that are remembered */
 enum { COPY = 6, LONGEST_EDIT = 24, RESYNC = 2, MOST_CHANGES = 16 };
 
-/* Tokens [from, from + n_from) of the corpus became [to, to + n_to).  It is guessed while it was
- * made more often than not made. */
+/* Tokens [from, from + n_from) of the corpus were replaced by [to, to + n_to).  The change is
+ * guessed while score > 0: it was made more often than not. */
 struct change { int from, n_from, to, n_to, score; };
 
 struct ngram_index {
     const int32_t *predicted; int n_predicted;          /* borrowed */
-    const int32_t *ids;     /* of the call */
+    const int32_t *ids;     /* of the current call */
     int n;                  /* tokens of the corpus */
-    int32_t head[HEADS];    /* end of the latest gram of this hash (the index after its last token); 0: none */
-    int32_t *before;        /* [room] by end: that of the gram before it in its chain */
-    int room, n_entered;    /* grams that end at n_entered or earlier are in the chains */
-    /* the place whose token is expected next, -1: none; tokens that it guessed right since the last
-     * edit, and before that */
+    /* end of the latest trigram with this hash (the index after its last token); 0: none */
+    int32_t head[HEADS];
+    int32_t *before;        /* [room] by end of a trigram: end of the previous one in its chain */
+    int room, n_entered;    /* trigrams that end at n_entered or earlier are in the chains */
+    /* index of the source token expected next, -1: none; number of tokens guessed right since the
+     * last edit, and before that */
     int place, run, copied;
-    /* an edit goes on: where it began in the source, and in the answer */
+    /* an edit is in progress; where it began in the source and in the answer */
     int editing, edit_from, edit_to;
     struct change change[MOST_CHANGES]; int n_changes, next_change;
-    int n_seen;             /* tokens that the place has been advanced over */
+    int n_seen;             /* number of tokens processed by advance() */
 };
 
 static void *ngram_open(const int32_t *predicted, int n)
@@ -49,7 +50,7 @@ static void *ngram_open(const int32_t *predicted, int n)
     if (s) {
         s->predicted = predicted;
         s->n_predicted = n;
-        s->place = n ? 0 : -1;          /* the answer may begin as the predicted one does */
+        s->place = n ? 0 : -1;          /* the answer may start like the predicted one */
     }
     return s;
 }
@@ -76,7 +77,7 @@ static int equal(const struct ngram_index *s, int a, int b, int n)
     return i == n;
 }
 
-/* First token, and end, of the part that token i is in: the predicted tokens or the sequence. */
+/* First token, and end, of the part that contains token i: the predicted tokens or the sequence. */
 static int part_begin(const struct ngram_index *s, int i) { return i < s->n_predicted ? 0 : s->n_predicted; }
 static int part_end(const struct ngram_index *s, int i) { return i < s->n_predicted ? s->n_predicted : s->n; }
 
@@ -102,7 +103,7 @@ static int reserve(struct ngram_index *s, int n)
     return 0;
 }
 
-/* Every gram that ends before the last token goes into the chains. */
+/* Add every trigram that ends before the last token to the chains. */
 static void enter(struct ngram_index *s)
 {
     for (int end = s->n_entered + 1; end < s->n; end++) {
@@ -126,8 +127,8 @@ static int common(const struct ngram_index *s, int end)
     return n;
 }
 
-/* The place before which most tokens are those before the end, and their number; -1: there are not
- * GRAM of them. */
+/* The place with the longest common context with the end of the sequence, and the length of that
+ * context; -1: none of at least GRAM tokens. */
 static int find(const struct ngram_index *s, int *n_common)
 {
     int best = -1, end = s->n - s->n_predicted > GRAM ? s->head[hash(s, s->n)] : 0;
@@ -144,7 +145,7 @@ static int find(const struct ngram_index *s, int *n_common)
 
 /* ---- following a place ---- */
 
-/* Whether the source at `place` is what this change replaces. */
+/* Whether the tokens at `place` are those that this change replaces. */
 static int applies(const struct ngram_index *s, const struct change *c, int place)
 {
     return c->n_from <= part_end(s, place) - place && equal(s, c->from, place, c->n_from);
@@ -165,7 +166,7 @@ static void keep_change(struct ngram_index *s, const struct change *new)
     s->n_changes += s->n_changes < MOST_CHANGES;
 }
 
-/* The source goes on at `place`, of which so many tokens were right. */
+/* Follow the source at `place` again; its last n_right tokens were guessed right. */
 static void resume(struct ngram_index *s, int place, int n_right)
 {
     s->place = place;
@@ -174,7 +175,7 @@ static void resume(struct ngram_index *s, int place, int n_right)
     s->editing = 0;
 }
 
-/* The edit that goes on is a change that was made before, as far as token i. */
+/* Whether the edit up to token i equals an earlier change; if so, resume. */
 static int ends_as_before(struct ngram_index *s, int i)
 {
     const int n = i + 1 - s->edit_to;
@@ -189,7 +190,7 @@ static int ends_as_before(struct ngram_index *s, int i)
     return 0;
 }
 
-/* The last tokens, up to i, stand in the source again. */
+/* Whether the last tokens up to i match the source again; if so, resume. */
 static int ends_in_source(struct ngram_index *s, int i)
 {
     const int n = i + 1 - s->edit_to - RESYNC, end = part_end(s, s->edit_from);
@@ -215,7 +216,7 @@ static void go_on_editing(struct ngram_index *s, int i)
     }
 }
 
-/* Token i of the answer is known. */
+/* Process token i of the answer. */
 static void advance(struct ngram_index *s, int i)
 {
     if (s->editing) {
@@ -239,7 +240,7 @@ static void advance(struct ngram_index *s, int i)
 
 /* ---- the guess ---- */
 
-/* The tokens from `place` on, with the changes that were made before. */
+/* Append the tokens from `place` on, with earlier changes applied. */
 static void fill(const struct ngram_index *s, int place, int most, struct draft *d)
 {
     const int from_predicted = place < s->n_predicted;
@@ -248,7 +249,7 @@ static void fill(const struct ngram_index *s, int place, int most, struct draft 
         for (int k = 0; k < s->n_changes && place < s->n; k++)
             if (s->change[k].score > 0 && applies(s, &s->change[k], place))
                 c = &s->change[k];
-        if (!c && place - s->n >= d->n)         /* a deletion up to the end: nothing to go on with */
+        if (!c && place - s->n >= d->n)         /* the change deletes the rest: nothing follows */
             break;
         if (!c) {
             const int32_t id = place < s->n ? at(s, place) : d->token[place - s->n];
@@ -263,7 +264,7 @@ static void fill(const struct ngram_index *s, int place, int most, struct draft 
     d->predicted = from_predicted;
 }
 
-/* While an edit goes on: the rest of a change that was made before.  0: it is none. */
+/* During an edit: append the rest of an earlier change that starts like it.  0: there is none. */
 static int guess_change(const struct ngram_index *s, int most, struct draft *d)
 {
     const int n = s->n - s->edit_to;
@@ -280,8 +281,8 @@ static int guess_change(const struct ngram_index *s, int most, struct draft *d)
     return 0;
 }
 
-/* The source goes on behind its token that the last one is, or behind one token that was
- * replaced. */
+/* During an edit: guess that it is over, and that the source continues after its first token equal
+ * to the last one, or else after one replaced token. */
 static void guess_end(const struct ngram_index *s, int most, struct draft *d)
 {
     const int n = s->n - s->edit_to, end = part_end(s, s->edit_from);

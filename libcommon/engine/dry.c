@@ -1,9 +1,8 @@
 /* dry.c - lengths of repetitions by the Z algorithm, and sequence breakers in tokens.
  *
- * A breaker is a text, and tokens do not respect its ends: it may lie within one token, or begin
- * at a token's end and go on in the next ones.  A token that ends with the first bytes of a
- * breaker is a head; its tail is the rest of the breaker, tokenized by itself.  Both are as in
- * llama.cpp. */
+ * A breaker is a text and need not start or end with a token: it may lie within one token, or start
+ * in one and continue in the next.  A token that ends with the first bytes of a breaker is a head;
+ * its tail is the rest of the breaker, tokenized by itself, as in llama.cpp. */
 #include "libcommon/engine/dry.h"
 
 #include <math.h>
@@ -25,7 +24,7 @@ struct dry {
     const struct tokenizer *t;          /* borrowed; NULL: no breakers */
     struct breaker *breaker; int n_breakers, longest_tail;
     uint8_t *kind;                      /* [vocab_size / 4 + 1] */
-    /* Positions below `checked` are no heads of complete breakers, but for `head` (-1: none), whose
+    /* Positions below `checked` are no heads of complete breakers except `head` (-1: none), whose
      * breaker ends before `end`. */
     int checked, head, end;
 };
@@ -101,7 +100,7 @@ void dry_close(struct dry *d)
 
 /* ---- breakers ---- */
 
-/* Calls found(user, tail) for every tail that would complete a breaker after this word; returns
+/* Call found(user, tail) for every tail that would complete a breaker after this word; return
  * whether the word contains a whole breaker. */
 static int match_word(const struct dry *d, const char *word, size_t size,
                       void (*found)(void *user, const struct tail *t), void *user)
@@ -146,7 +145,8 @@ static int kind_of(struct dry *d, int32_t id)
         struct err ignored;
         int is_head = 0;
         if (tokenizer_decode(d->t, &id, 1, 0, &word, &size, &ignored) != 0)
-            return PLAIN;                               /* not kept: without memory, try again next time */
+            /* not cached: out of memory, so try again next time */
+            return PLAIN;
         const int kind = match_word(d, word, size, note_head, &is_head) ? BREAKER : is_head ? HEAD : PLAIN;
         free(word);
         *at |= (uint8_t)(kind << shift);
@@ -154,8 +154,8 @@ static int kind_of(struct dry *d, int32_t id)
     return *at >> shift & 3;
 }
 
-/* How many tokens after the head at this position belong to its breaker; -1: it has no complete
- * one. */
+/* Number of tokens after the head at this position that belong to its breaker; -1: it has no
+ * complete breaker. */
 static int breaker_at(struct dry *d, const int32_t *history, int n, int at)
 {
     const int kind = kind_of(d, history[at]);
@@ -172,11 +172,12 @@ static int breaker_at(struct dry *d, const int32_t *history, int n, int at)
     return m.length;
 }
 
-/* The position before which the last breaker ends, at least `from`; its head is not before `from`
- * either. */
+/* The position after the last breaker, at least `from`; breakers whose head is before `from` do not
+ * count. */
 static int last_breaker(struct dry *d, const int32_t *history, int n, int from)
 {
-    const int settled = n - d->longest_tail;            /* heads before it have the tails that they will ever have */
+    /* heads before it are final: all tokens of their tails are known */
+    const int settled = n - d->longest_tail;
     if (!d->n_breakers)
         return from;
     for (int i = n - 1; i >= d->checked; i--) {
@@ -202,9 +203,9 @@ int dry_repeats(struct dry *d, const int32_t *history, int n, int *repeat)
     const int limit = n - last_breaker(d, history, n, from);
     if (limit < d->allowed_length)
         return n;
-    /* The Z algorithm (Gusfield 1997, section 1.4) on the history backwards: z(k) = repeat[n -
-     * k] is how far it agrees with itself k tokens back.  [left, right) is the match that
-     * reaches furthest: inside of it z(k) is z(k - left), up to its end. */
+    /* The Z algorithm (Gusfield 1997, section 1.4) on the reversed history: z(k) = repeat[n - k] is
+     * the length of its match with itself shifted by k.  [left, right) is the match that reaches
+     * furthest; inside it z(k) is z(k - left), up to its end. */
     for (int k = 1, left = 0, right = 0; k < n_window; k++) {
         int z = 0;
         if (k < right) {
@@ -226,7 +227,8 @@ int dry_repeats(struct dry *d, const int32_t *history, int n, int *repeat)
 
 float dry_penalty(struct dry *d, int32_t id, int repeat)
 {
-    static const float MOST = 1e37f;        /* finite: a grammar may leave penalised tokens only */
+    /* finite, so that a grammar that allows only penalised tokens can still choose one */
+    static const float MOST = 1e37f;
     int exponent = repeat - d->allowed_length;
     if (exponent < 0 || (d->n_breakers && kind_of(d, id) == BREAKER))
         return 0;

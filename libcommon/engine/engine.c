@@ -25,7 +25,7 @@ static int check_window(struct engine *g, const struct config *c, const struct e
     return 0;
 }
 
-/* Fills in the defaults of options. */
+/* Apply the defaults of options. */
 static int set_sizes(struct engine *g, const struct config *c, const struct engine_options *o, struct err *e)
 {
     const int most_len = c->embedding.max_len ? c->embedding.max_len : c->max_len,
@@ -42,7 +42,7 @@ static int set_sizes(struct engine *g, const struct config *c, const struct engi
                                               : BACKEND_STEP_TOKENS;
     if (g->max_tokens < g->max_seqs)
         g->max_tokens = g->max_seqs;
-    if (c->both_ways && g->max_tokens < g->max_len)         /* a step has whole sequences */
+    if (c->both_ways && g->max_tokens < g->max_len)         /* a step must hold a whole sequence */
         g->max_tokens = g->max_len;
     if (check_window(g, c, o, e) < 0)
         return -1;
@@ -53,13 +53,12 @@ static int set_sizes(struct engine *g, const struct config *c, const struct engi
 
 static int blocks_for(int64_t n_tokens) { return (int)((n_tokens + KV_BLOCK - 1) / KV_BLOCK); }
 
-/* Numbers of blocks of the pool.  windows 0: no layer has blocks of its own. */
+/* Numbers of blocks in the pool; windows 0: no separate window blocks. */
 struct blocks { int64_t all, windows; };
 
-/* Blocks for n_seqs sequences of full length.  A window also covers a part of the block before its
- * first full one and of the one behind its last; the tokens of a step lie beside the windows.  With
- * `kept` there are up to as many window blocks again, so that ended conversations and common
- * beginnings keep theirs. */
+/* Blocks for n_seqs sequences of full length.  A window also needs parts of the blocks at both
+ * ends, and the tokens of a step come on top of the windows.  With `kept` there are up to twice as
+ * many window blocks, so that ended conversations and common prefixes keep theirs. */
 static struct blocks blocks_wanted(const struct engine *g, const struct config *c, int n_seqs, int kept)
 {
     const int tokens = g->backend->windows ? config_window(c, g->window) : 0;
@@ -86,7 +85,7 @@ uint64_t engine_kv_needs(const struct config *c, const struct engine_options *o,
     return blocks_bytes(&g, c, o->kv, &b);
 }
 
-/* As many blocks as o->kv_bytes hold, at least those of one sequence. */
+/* As many blocks as fit into o->kv_bytes, at least those of one sequence. */
 static int fit_blocks(const struct engine *g, const struct config *c, const struct engine_options *o, struct blocks *b,
                       struct err *e)
 {
@@ -136,7 +135,7 @@ static const char *no_drafts(const struct config *c, const struct engine_options
 
 static int most_seqs(const struct engine_options *o) { return o->max_seqs > 0 ? o->max_seqs : 1; }
 
-/* States that are set aside for those before a draft. */
+/* States reserved for those before a draft. */
 static int draft_states(const struct config *c, const struct engine_options *o)
 {
     return no_drafts(c, o) ? 0 : most_seqs(o) < ENGINE_DRAFT_STATES ? most_seqs(o) : ENGINE_DRAFT_STATES;
@@ -161,7 +160,7 @@ static int ask_backend(const struct engine *g, const struct engine_options *o, s
     struct blocks blocks;
     if (pool_blocks(g, &g->m->config, o, &blocks, e) < 0)
         return -1;
-    /* keys and values of texts to embed live for one request: memory is no reason to round them */
+    /* texts to embed need keys and values for one step only: no reason to round them */
     const struct kv_types kv = g->m->config.embedding.pooling ? kv_both(KV_F32) : o->kv;
     *b = (struct backend_options){ .n_threads = o->n_threads, .kv = kv, .n_blocks = (int)blocks.all,
                                    .n_window_blocks = (int)blocks.windows, .window = g->window, .sinks = g->sinks,
@@ -235,7 +234,7 @@ struct engine *engine_open(const struct model *m, const struct tokenizer *t, con
     g->no_drafts = engine_no_drafts(m, o);
     g->drafter = g->no_drafts ? NULL : o->drafter;
     g->n_rows = g->max_seqs;
-    /* pages come with their first use */
+    /* pages are allocated by their first use */
     g->logits = malloc(((size_t)g->max_seqs + PROMPT_ROWS) * (size_t)g->vocab_size * sizeof *g->logits);
     g->row = malloc((size_t)(g->vocab_size > c->hidden_size ? g->vocab_size : c->hidden_size) * sizeof *g->row);
     g->pace.alone_ns = calloc((size_t)g->max_seqs + 1, sizeof *g->pace.alone_ns);
@@ -281,7 +280,7 @@ void engine_close(struct engine *g)
     g->masks = NULL;
     for (int i = 0; i < g->n_running; i++)
         request_free(g, g->running[i]);
-    while (g->tenants) {                         /* the remaining requests wait */
+    while (g->tenants) {                         /* remaining requests keep their tenants alive */
         struct request *r = g->tenants->waiting.r[0];
         wait_remove(g, r);
         request_free(g, r);

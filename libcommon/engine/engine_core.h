@@ -22,75 +22,82 @@
 #include "libcommon/engine/engine.h"
 #include "libcommon/engine/engine_text.h"
 
-/* PENDING: waits for the prompt of its leader, the first of the n requests that share it. */
+/* PENDING: waits for the prompt of its leader, the first of the n requests that share one. */
 enum state { PENDING, WAITING, RUNNING };
 enum which { BY_TURN, BY_DEADLINE };
 
 enum {
-    /* logits that a step makes beside those of next tokens: of prompts, of drafts */
+    /* most rows of logits of a step beside those of next tokens: for prompts and drafts */
     PROMPT_ROWS = 32,
-    DRAFT_ROWS = 16,                    /* of these most for drafts */
-    MOST_DRAFTING = 8,                  /* beside more requests that decode none has a draft */
+    DRAFT_ROWS = 16,                    /* most of these rows for drafts */
+    MOST_DRAFTING = 8,                  /* no drafts beside more decoding requests than this */
     PACE_STEPS = 64,
-    FORCED_AT_ONCE = 64,                /* room for the forced tokens of one call of a constraint */
-    FORCED = 16,                        /* most tokens of a request that decodes in a step: forced ones and one more */
+    FORCED_AT_ONCE = 64,                /* most forced tokens from one call of a constraint */
+    /* most tokens of a decoding request in a step: forced ones and one more */
+    FORCED = 16,
 };
 
 /* A heap of requests. */
 struct queue { struct request **r; int n, room; enum which which; };
 
-/* A tenant's requests, and its share of the throughput; exists while it has requests. */
+/* A tenant's requests and its claim to throughput; exists while it has requests. */
 struct tenant_queue {
     struct tenant_queue *next;
     uint64_t id;
-    /* all its requests; those that run; held: engine_submit is about to add some */
+    /* n: all its requests; held: engine_submit is about to add some */
     int n, n_running, held;
     struct queue waiting;               /* BY_TURN */
-    uint64_t served;                    /* tokens charged, comparable between tenants */
-    /* tokens counted in advance while a step is planned: of its running prompts, first all that
-     * they lack, then what this step computes of them */
+    uint64_t served;                    /* tokens charged; comparable between tenants */
+    /* Tokens of its running prompts charged in advance while a step is planned: first all that are
+     * missing, then only those in this step. */
     int64_t planned;
-    int waits, waited;                  /* requests of it wait for their first token; did so before this step */
+    /* requests of it wait for their first token; whether some did before this step */
+    int waits, waited;
 };
 
-/* The pending work of a request's constraint, done here or in a thread (engine_masks.c).  While
- * the state is QUEUED or RUNNING, this struct, the constraint, allowed and forced belong to the
- * threads. */
+/* Pending work of a request's constraint, done by the engine's thread or another one
+ * (engine_masks.c). While the state is QUEUED or RUNNING, this struct, the constraint, allowed and
+ * forced belong to the threads. */
 enum work_state { WORK_NONE, WORK_QUEUED, WORK_RUNNING, WORK_DONE };
 struct constraint_work {
-    enum work_state state;              /* under the lock of the masks */
+    enum work_state state;              /* guarded by the lock of the masks */
     struct request *next;               /* in the queue */
-    uint64_t steps;                     /* of its next turn */
-    /* still to do: accept the token `id`, ask for forced tokens, compute the mask */
+    uint64_t steps;                     /* step limit of its next turn */
+    /* still to do: accept the token `id`, get forced tokens, compute the mask */
     int accept, forced, mask;
     int32_t id;
-    int asked;                          /* for forced tokens, since the last token */
-    int refused;                        /* accept said no */
+    int asked;                          /* forced tokens were requested since the last token */
+    int refused;                        /* accept failed */
 };
 
-/* The drafts of a request.  n_used tokens of `next` are in the step that is planned, in ids behind
- * n_ids; trust: share of right tokens among those of drafts of this grade. */
+/* The drafts of a request.  n_used tokens of `next` are in the planned step, in ids after n_ids.
+ * trust: acceptance rate of drafts, by grade. */
 struct drafting {
-    const struct drafter *drafter;      /* NULL: it has none */
-    void *state; int opened;            /* of the drafter, from the first draft on; NULL then: no memory */
+    const struct drafter *drafter;      /* NULL: no drafts */
+    /* state of the drafter; opened: at the first draft.  Opened and NULL: out of memory */
+    void *state; int opened;
     int32_t *predicted; int n_predicted;        /* owned */
-    int most;                           /* tokens of a draft */
+    int most;                           /* most tokens of a draft */
     struct draft next; int n_used;
-    /* with recurrent layers and a draft in the step: the state before the step, and while tokens
-     * are chosen the one behind the draft; -1: there is none */
+    /* Index of a second recurrent state while the step has a draft: before the step's tokens are
+     * chosen it holds the state before the step, then the one after the draft; -1: there is
+     * none. */
     int spare;
-    /* The draft model makes its drafts.  It has computed kv.n_tokens tokens of ids, and behind them
-     * those of `fed`, which were drafted. */
+    /* The draft model makes its drafts.  It has computed kv.n_tokens tokens of ids, and after these
+     * `fed`, which were drafted. */
     int by_model; struct kv_table kv;
-    int unknown;                        /* it has a token that the draft model does not have: no drafts */
+    /* the sequence has a token that the draft model lacks: no drafts */
+    int unknown;
     int32_t fed[DRAFT_MOST]; int n_fed;
-    int pause, rest;                    /* steps without a draft, as none pays; and those left */
+    /* because no draft pays: steps without a draft, and how many of them are left */
+    int pause, rest;
     float trust[DRAFT_GRADES];
-    /* tokens so far; of which those that drafts took from the predicted ones */
+    /* tokens drafted and accepted so far, and how many of each came from the predicted tokens */
     int drafted, accepted, drafted_predicted, accepted_predicted;
 };
 
-/* LATE_MASK: `logits` waits for its mask; LATE_ADVANCE: the last token is still to be accepted. */
+/* LATE_MASK: `late_logits` wait for their mask; LATE_ADVANCE: the last token is not yet
+ * accepted. */
 enum late { LATE_NOT, LATE_MASK, LATE_ADVANCE };
 
 struct request {
@@ -99,41 +106,44 @@ struct request {
     int charged;                        /* tokens charged to its tenant */
     struct request *leader, *siblings;  /* siblings are PENDING, linked by next_sibling */
     struct request *next_sibling, *next_cancelled;
-    /* by enum which: the smaller key goes first, ties by order; index in the heap, -1: in none */
+    /* Keys of its two heaps by enum which: the smaller key first, ties by order.  at: index in the
+     * heap, -1: not in it. */
     int64_t key[2]; int at[2];
-    uint64_t order;                     /* of submission */
+    uint64_t order;                     /* order of submission */
     int32_t *ids;                       /* [limit] prompt and answer */
     int n_ids, n_prompt, n_cached, limit;
     struct kv_table kv;
-    /* index of the state of recurrent layers after kv.n_tokens tokens; -1: it holds none */
+    /* index of its recurrent state, which is that after kv.n_tokens tokens; -1: none */
     int slot;
-    int begins_anew;                    /* a beginning that a snapshot promised could not be taken: it takes none */
+    /* restoring a snapshot failed, so it starts without a prefix */
+    int begins_anew;
     struct sampler *sampler;
     struct answer_text text;
-    /* for each stop string: its id if it is a special token, which has no text; else -1 */
+    /* id of each stop string that is a special token, which has no text; -1: it is text */
     int32_t *stop_ids; int n_stop_ids;
     int32_t *end_ids; int n_end_ids;    /* stop_ids of request_params, owned */
     int min_tokens;
-    struct constraint constraint; int constrained;      /* state is owned */
-    const uint32_t *allowed; int has_allowed;   /* the mask of its next token; borrowed from the constraint */
+    struct constraint constraint; int constrained;      /* constraint.state is owned */
+    /* mask of its next token, borrowed from the constraint */
+    const uint32_t *allowed; int has_allowed;
     struct constraint_work work;
     enum late late;                     /* its constraint is not ready, so it skips steps */
     float *late_logits;                 /* [vocab_size] with LATE_MASK, owned */
-    int32_t forced[FORCED_AT_ONCE]; int n_forced, at_forced;    /* the next tokens, where each needs its own logits */
+    /* next tokens, if each needs its own logits */
+    int32_t forced[FORCED_AT_ONCE]; int n_forced, at_forced;
     float *pooled;                      /* [hidden_size] sum of hidden states so far; only with embed */
     enum embed embed;
     int second;                             /* as in request_params */
     /* n_heard: tokens of the prompt that were reported to the callback */
     int ignore_eos, priority, n_logprobs, prompt_logprobs, n_heard;
-    /* 1: a callback of this request or of one that fails with it has reported something; borrowed;
-     * NULL: it is alone */
+    /* See request_params.heard; borrowed; NULL: the request stands alone. */
     int *heard;
-    int cancelled, holds;               /* holds: WAITING, and has KV blocks */
-    int planned;                        /* tokens of this step */
+    int cancelled, holds;               /* holds: WAITING, but has KV blocks */
+    int planned;                        /* tokens of it in this step */
     struct drafting draft;
-    uint64_t scope;                     /* of prefixes */
-    /* tokens of its beginning that were given to the folder, and the key behind them; searched: for
-     * its prefix */
+    uint64_t scope;                     /* scope of its prefixes */
+    /* Prefix folder: tokens of it that were passed to the folder, and their key.  searched: its
+     * prefix was looked up. */
     int n_saved, searched; struct disk_key saved;
     void (*on_token)(void *user, const struct token_event *ev);
     void *user;
@@ -142,18 +152,20 @@ struct request {
 
 /* Measured time of steps, from which the number of prompt tokens beside answers is chosen. */
 struct pace {
-    /* [max_seqs + 1] time of a step that only decodes, by number of requests; 0: not known */
+    /* [max_seqs + 1] time of a step that only decodes, by number of requests; 0: unknown */
     float *alone_ns;
-    /* time of the last steps relative to decoding alone; the same sorted; index of the oldest */
+    /* duration of the last steps relative to decoding alone; the same sorted; index of the
+     * oldest */
     float ratio[PACE_STEPS], sorted[PACE_STEPS]; int at;
-    float token_ns;                     /* time that a prompt token adds to a step; 0: not known */
-    float *draft_ns;                    /* [max_seqs + 1] time that a drafted token adds, by number of requests */
+    float token_ns;                     /* time that a prompt token adds to a step; 0: unknown */
+    /* [max_seqs + 1] time that a drafted token adds, by number of requests */
+    float *draft_ns;
     float stretch;                      /* target time of a step with prompts, relative to decoding alone */
     int chunk;                          /* most prompt tokens of this step */
-    int n_decoding, n_prompt, n_drafted;        /* of this step */
+    int n_decoding, n_prompt, n_drafted;        /* numbers of this step */
 };
 
-/* A step that the backend has begun after the current one; arrays of [max_seqs]. */
+/* A step that was launched during the current one; arrays of [max_seqs]. */
 struct lookahead { struct request **batched; struct batch_item *items; struct draw *draws; int n; };
 
 struct engine {
@@ -161,10 +173,11 @@ struct engine {
     const struct tokenizer *t;          /* borrowed, may be NULL */
     const struct backend *backend;
     void *b;
-    const struct drafter *drafter;      /* of requests that name none; NULL: they have no drafts */
+    const struct drafter *drafter;      /* of requests that name none; NULL: no drafts */
     struct draft_model *draft_model;    /* NULL: there is none */
-    const char *no_drafts;              /* why no request can have drafts; NULL: they can */
-    /* n_allowed: ids that a constraint may allow */
+    /* the reason why no request can have drafts; NULL: they can */
+    const char *no_drafts;
+    /* n_allowed: number of ids that a constraint may allow */
     int vocab_size, n_allowed, max_len, max_seqs, max_tokens, prefixes;
     struct kv_types kv;
     int window, sinks;                  /* as in engine_options */
@@ -173,47 +186,50 @@ struct engine {
     struct state_pool *states; int snapshot_every;      /* NULL: the model has no recurrent layers */
     uint32_t *mask;                     /* [(vocab_size + 31) / 32] of a row, before min_tokens */
     struct sampler_scratch *scratch;
-    struct request **running; int n_running;        /* [max_seqs] in order of their turn */
+    struct request **running; int n_running;        /* [max_seqs] in order of turn */
     struct request **to_plan;           /* [max_seqs] scratch */
-    struct tenant_queue *tenants; int n_tenants, n_waiting;       /* in order of arrival; n_waiting: of all */
+    /* in order of arrival; n_waiting: requests of all tenants */
+    struct tenant_queue *tenants; int n_tenants, n_waiting;
     double level;                       /* average charge of a tenant since requests wait */
     struct queue deadlines;
     struct request *cancelled;
     int n_pending, n_holding;
-    struct request **batched;           /* [max_seqs] request of items[i]; NULL: it has ended */
+    struct request **batched;           /* [max_seqs] the request of items[i]; NULL: it has ended */
     struct batch_item *items;           /* [max_seqs] */
     struct draw *draws;                 /* [max_seqs] of items */
     int n_items;                        /* of the step in hand */
-    /* n_begun: steps begun and not ended; 1 between two calls if lookahead.n is not 0 */
+    /* n_begun: steps begun and not ended; 1 between calls if lookahead.n > 0 */
     struct lookahead lookahead; int n_begun;
     float *logits;                      /* [max_seqs + PROMPT_ROWS, vocab_size] */
-    float *row;                         /* [vocab_size] one of them, for a sibling to change */
-    float *hidden;                      /* [max_tokens, hidden_size] once a request asked for embed */
-    float *dense;                           /* embed_work(): scratch of the last layers of embeddings, or NULL */
-    int n_rows;                         /* rows of logits ever used */
-    struct masks *masks;                /* NULL: no step has needed one */
+    float *row;                         /* [vocab_size] copy of a row, for a sibling to modify */
+    /* [max_tokens, hidden_size], allocated by the first request with embed */
+    float *hidden;
+    /* scratch of embed_finish(), embed_work() floats, or NULL */
+    float *dense;
+    int n_rows;                         /* most rows of logits used so far */
+    struct masks *masks;                /* NULL until a step needs it */
     struct pace pace;
     struct engine_limits limits;
     int copy_failed; struct err copy_error;
     int broken; struct err broken_error;        /* the model's file has changed since it was opened */
     uint64_t orders;
-    struct engine_stats count;          /* its counters */
+    struct engine_stats count;          /* the counters of engine_stats */
 };
 
 /* ---- engine_step.c ---- */
-/* Whether the model's file has changed, so that nothing can be computed with it: broken_error says
- * why. */
+/* Whether the model's file has changed, so that nothing can be computed with it; broken_error has
+ * the message. */
 int is_broken(struct engine *g);
 
 /* ---- engine_request.c ---- */
 void request_free(struct engine *g, struct request *r);
-/* The last callback, with ev->finish saying why; r is gone after it. */
+/* The last callback, with ev->finish as the reason; frees r. */
 void request_finish(struct engine *g, struct request *r, const struct token_event *ev);
-/* End without another token, delivering the text that was held back. */
+/* End without another token; delivers the text that was held back. */
 void request_finish_early(struct engine *g, struct request *r, enum finish why, const struct err *error);
 /* End requests that were cancelled or are past their deadline. */
 void requests_sweep(struct engine *g, uint64_t now);
-/* Give its blocks back; with `enter` their contents stay in the prefix tree. */
+/* Release its blocks; with `enter` their contents stay in the prefix tree. */
 void request_release(struct engine *g, struct request *r, int enter);
 
 int queue_reserve(struct queue *q, int n);
@@ -223,25 +239,29 @@ int goes_before(const struct request *a, const struct request *b, enum which whi
 
 /* ---- engine_tenant.c ---- */
 struct tenant_queue *tenant_get(struct engine *g, uint64_t id);         /* made if it does not exist; NULL: no memory */
-/* freed once it has no requests and is not held */
+/* free it if it has no requests and is not held */
 void tenant_put(struct engine *g, struct tenant_queue *s);
-void wait_add(struct engine *g, struct request *r);             /* the tenant's queue has room */
+/* the tenant's queue must have room */
+void wait_add(struct engine *g, struct request *r);
 void wait_remove(struct engine *g, struct request *r);
-void tenant_charge(struct engine *g, struct request *r, int n);  /* the last n tokens of it were computed */
-void tenants_settle(struct engine *g);                           /* before a step is planned */
+/* charge the last n tokens of r, which were computed */
+void tenant_charge(struct engine *g, struct request *r, int n);
+/* called before a step is planned */
+void tenants_settle(struct engine *g);
 int tenant_goes_before(const struct request *a, const struct request *b);
-/* the waiting request that goes first; NULL: none waits */
+/* the waiting request to admit next; NULL: none waits */
 struct request *tenant_next(const struct engine *g);
 /* index of the running request to preempt for r, or -1 */
 int tenant_yields(const struct engine *g, const struct request *r);
-/* Whether r, which lacks so many blocks, would get them and a place if every request that
- * tenant_yields() names were preempted. */
+/* Whether r, which lacks `missing` blocks, would get them and a place if every request that
+ * tenant_yields() returns were preempted. */
 int tenant_would_fit(struct engine *g, const struct request *r, int missing);
 /* index of the running request to preempt for blocks: the last in turn of the tenant that runs
  * most */
 int tenant_of_most(const struct engine *g);
-/* Refuse `missing` waiting requests of tenants that have more than `own` and its n new ones, which
- * lack that many places in the queue.  0: there are not that many. */
+/* Refuse `missing` waiting requests of other tenants to make space in the queue for n new requests
+ * of `own`: only of tenants that have more requests than `own` with these.  0: there are not that
+ * many. */
 int tenant_make_room(struct engine *g, const struct tenant_queue *own, int n, int missing);
 
 /* ---- engine_plan.c ---- */
@@ -253,19 +273,19 @@ int plan_batch(struct engine *g);
 void pace_init(struct pace *p);
 void pace_learn(struct engine *g, uint64_t step_ns);
 /* Time of a step in which n requests decode: measured, else that of the nearest number that was; 0:
- * none was. */
+ * unknown. */
 float pace_alone(const struct engine *g, int n);
 int enters_prefixes(const struct engine *g, const struct request *r);
 void copy_state(struct engine *g, int from, int to);
-/* config_long_from(), unless a window lets no token see as many; 0: never. */
+/* config_long_from(), unless a window keeps every token from seeing that many; 0: never. */
 int long_rope_from(const struct engine *g);
 
-/* Whether a waiting request would start now if there were blocks for it. */
+/* Whether a waiting request could start now if there were blocks for it. */
 int may_admit(const struct engine *g);
 
 /* ---- engine_lookahead.c ---- */
-/* Plan a step and compute it.  Returns the number of its items, whose rows are to be delivered; 0:
- * there is nothing to do; -1: the backend failed. */
+/* Plan and compute a step.  Returns the number of its items, whose rows are to be delivered; 0:
+ * nothing to do; -1: the backend failed. */
 int lookahead_run(struct engine *g, struct err *e);
 /* r ends: discard its rows in steps that are begun. */
 void lookahead_forget(struct engine *g, const struct request *r);
@@ -273,13 +293,14 @@ void lookahead_forget(struct engine *g, const struct request *r);
 /* ---- engine_masks.c ---- */
 /* start computing the masks that the step of these items needs */
 void masks_begin(struct engine *g, int n_items);
-void masks_end(struct engine *g);                       /* wait a little for masks that do not take long */
-/* 1: the mask is there (or the constraint failed); 0: a thread is at work on it. */
+/* wait a little for masks that do not take long */
+void masks_end(struct engine *g);
+/* 1: the mask is ready (or the constraint failed); 0: a thread computes it. */
 int masks_ready(struct engine *g, struct request *r);
-/* 1: work.accept is done, and forced tokens were asked for if none were left; 0: a thread is at
- * work on it. */
+/* 1: work.accept is done, and forced tokens were requested if none were left; 0: a thread does
+ * it. */
 int masks_advance(struct engine *g, struct request *r);
-/* Every running request is late: wait some milliseconds at most, until one is not. */
+/* Every running request is late: wait until one is not, some milliseconds at most. */
 void masks_wait(struct engine *g);
 void masks_forget(struct engine *g, struct request *r); /* r is about to be freed */
 void masks_close(struct masks *m);                      /* before the requests are freed; NULL is fine */

@@ -7,7 +7,7 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/engine/engine_core.h"
 
-/* Number of the stop string that this special token is; 0: it is none. */
+/* Number (from 1) of the stop string that is this special token; 0: none is. */
 static int stop_of(const struct request *r, int32_t id)
 {
     for (int i = 0; i < r->n_stop_ids; i++)
@@ -47,8 +47,8 @@ static void forbid(uint32_t *mask, const int32_t *ids, int n, int vocab_size)
             mask[ids[i] / 32] &= ~(1u << ids[i] % 32);
 }
 
-/* Before min_tokens: remove from *a the tokens that end an answer, and an EOS even with ignore_eos.
- * *a stays as it is if no others are in it: a grammar that is complete has to end. */
+/* Before min_tokens: remove the tokens that end an answer from *a, and the EOS even with
+ * ignore_eos. *a does not change if nothing else is allowed: a complete grammar has to end. */
 static void forbid_ends(struct engine *g, const struct request *r, struct allowed *a)
 {
     int n_eos = 0;
@@ -81,8 +81,8 @@ static int constraint_failed(const struct request *r, struct err *e)
     return r->constrained && r->constraint.error && r->constraint.error(r->constraint.state, e) != 0;
 }
 
-/* A new token of the answer: to the sequence, the sampler, the text, the callback.  1: nothing
- * may follow; r may be gone. */
+/* Append a new token of the answer to the sequence, the sampler and the text, and call the
+ * callback. 1: the answer has ended; r may be freed. */
 static int add_token(struct engine *g, struct request *r, int32_t id, const struct logprobs *lp)
 {
     struct token_event ev = { .id = id, .text = "" };
@@ -99,7 +99,7 @@ static int add_token(struct engine *g, struct request *r, int32_t id, const stru
     r->work.id = id;
     g->count.generated_tokens++;
     r->ids[r->n_ids++] = id;
-    /* other rotations from here on: the next step computes all keys again */
+    /* the rotation factors change here: the next step recomputes all keys */
     if (r->n_ids == long_rope_from(g)) {
         request_release(g, r, 1);
         r->kv.root++;
@@ -124,9 +124,9 @@ static int add_token(struct engine *g, struct request *r, int32_t id, const stru
     return r->cancelled;
 }
 
-/* The constraint learns of the last token, and tokens follow that need no choice; where log
- * probabilities are wanted these wait for their logits.  So do the rest of very many: others are
- * not kept waiting. */
+/* Pass the last token to the constraint and append the tokens that it forces.  If log probabilities
+ * are wanted, these wait for their logits; so does the rest of a long run, to keep other requests
+ * from waiting. */
 static void go_on(struct engine *g, struct request *r)
 {
     enum { AT_ONCE = 4 * FORCED_AT_ONCE };
@@ -150,7 +150,7 @@ static void go_on(struct engine *g, struct request *r)
     }
 }
 
-/* The constraint has no mask for these logits yet. */
+/* The constraint has no mask for these logits yet: keep them until it has. */
 static void sit_out(struct engine *g, struct request *r, const float *logits)
 {
     struct err e;
@@ -164,7 +164,7 @@ static void sit_out(struct engine *g, struct request *r, const float *logits)
     g->count.late++;
 }
 
-/* The next token from its logits, which are changed; drawn: the backend's choice, or -1. */
+/* Choose the next token from its logits, which are changed; drawn: the backend's choice, or -1. */
 static void choose(struct engine *g, struct request *r, float *logits, int32_t drawn)
 {
     struct allowed allowed = { .n = g->n_allowed };
@@ -186,7 +186,8 @@ static void choose(struct engine *g, struct request *r, float *logits, int32_t d
     if (drawn >= 0) {
         id = drawn;
     } else if (r->at_forced < r->n_forced) {
-        id = r->forced[r->at_forced++];         /* no random number is spent, as where it needs no logits */
+        /* no random number is used, as for forced tokens that need no logits */
+        id = r->forced[r->at_forced++];
         if (r->n_logprobs >= 0)
             rc = logprobs_of(g->scratch, logits, g->vocab_size, id, &lp, &e);
     } else {
@@ -207,7 +208,7 @@ static void choose(struct engine *g, struct request *r, float *logits, int32_t d
 
 void deliver_row(struct engine *g, struct request *r, float *logits) { choose(g, r, logits, -1); }
 
-/* The prompt is done: siblings begin with its blocks and its last logits. */
+/* The prompt is done: siblings start with its blocks and its last logits. */
 static void start_siblings(struct engine *g, struct request *r, const float *logits)
 {
     struct request *s;
@@ -222,7 +223,7 @@ static void start_siblings(struct engine *g, struct request *r, const float *log
         if (s->cancelled)
             continue;
         memcpy(g->row, logits, (size_t)g->vocab_size * sizeof *logits);
-        /* none is free: it computes the prompt again */
+        /* no state is free: the sibling computes the prompt again */
         if (g->states && (r->slot < 0 || (s->slot = state_take(g->states, g->pool)) < 0)) {
             choose(g, s, g->row, -1);
             continue;
@@ -245,7 +246,7 @@ static void tell(const struct request *r, const struct token_event *ev)
         r->on_token(r->user, ev);
 }
 
-/* The next token of the prompt, to r and to those that wait with it. */
+/* Report the next token of the prompt to the callbacks of r and its siblings. */
 static void tell_prompt(struct request *r, const struct logprobs *lp)
 {
     struct token_event ev = { .id = r->ids[r->n_heard++], .text = "", .is_prompt = 1, .logprob = NAN };
@@ -260,11 +261,11 @@ static void tell_prompt(struct request *r, const struct logprobs *lp)
         tell(s, &ev);
 }
 
-/* Logits of the n tokens that end at `end`: the last may be for the answer. */
+/* Handle the logits of the n tokens before position `end`; the last may be for the answer. */
 static void deliver_logits(struct engine *g, struct request *r, float *logits, int n, int end, int32_t drawn)
 {
     for (int i = 0; i < n && !r->cancelled; i++, logits += g->vocab_size) {
-        const int next = end - n + i + 1;       /* the token that these logits foretell */
+        const int next = end - n + i + 1;       /* index of the token that these logits predict */
         if (r->prompt_logprobs && r->n_heard == 0)
             tell_prompt(r, NULL);
         if (next < r->n_prompt) {
@@ -279,13 +280,13 @@ static void deliver_logits(struct engine *g, struct request *r, float *logits, i
             start_siblings(g, r, logits);
             if (!r->cancelled)
                 choose(g, r, logits, drawn);
-            return;                             /* r may be gone */
+            return;                             /* r may be freed */
         }
     }
 }
 
-/* Add the states h [n][hidden_size] of a step to those pooled so far; end: of their last token.
- * They are added one after the other, so that chunks do not change the sum. */
+/* Add the states h [n][hidden_size] of a step to those pooled so far; end: position after the last.
+ * They are added one by one, so that the sum does not depend on chunks. */
 static void pool_states(const struct engine *g, struct request *r, const float *h, int n, int end)
 {
     const int hidden = g->m->config.hidden_size, first = end == n;
@@ -300,7 +301,8 @@ static void deliver_hidden(struct engine *g, struct request *r, const float *h, 
     pool_states(g, r, h, n, end);
     if (end < r->n_ids)
         return;
-    const float *out;                           /* the pooled sum is cleared with the request's memory */
+    /* points into the request's memory, which is freed with it */
+    const float *out;
     const int size = embed_finish(g->m, r->embed, r->n_ids, r->pooled, g->dense, &e, &out);
     if (size < 0) {
         request_finish_early(g, r, FINISH_ERROR, &e);
@@ -313,7 +315,7 @@ static void deliver_hidden(struct engine *g, struct request *r, const float *h, 
                                                 .n_embedding = size });
 }
 
-/* A copy of r's state stays with the tree of prefixes. */
+/* Store a copy of r's state in the prefix tree. */
 static void take_snapshot(struct engine *g, const struct request *r)
 {
     const int32_t end = prefix_end(&r->kv, g->pool);
@@ -332,7 +334,7 @@ static void take_snapshot(struct engine *g, const struct request *r)
 void deliver_late(struct engine *g)
 {
     const int n = g->n_running;
-    /* each of them may end, but only in its own turn */
+    /* requests may end, but only in their own iteration */
     memcpy(g->to_plan, g->running, (size_t)n * sizeof(struct request *));
     for (int i = 0; i < n; i++) {
         struct request *r = g->to_plan[i];
@@ -370,9 +372,10 @@ void deliver_step(struct engine *g, int n_items)
     float *logits = g->logits;
     for (int i = 0; i < n_items; i++) {
         struct request *r = g->batched[i];
-        if (!r || r->cancelled)                 /* since the step was begun */
+        if (!r || r->cancelled)                 /* cancelled since the step was begun */
             continue;
-        if (r->draft.spare >= 0)                /* not known yet which tokens count */
+        /* the number of valid tokens is known only after draft_deliver() */
+        if (r->draft.spare >= 0)
             draft_return_state(r);
         else
             step_computed(g, r, g->items[i].n_tokens - r->draft.n_used);

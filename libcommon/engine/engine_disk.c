@@ -1,11 +1,11 @@
-/* engine_disk.c - prefixes in a folder (cache/disk.h), behind those in memory.
+/* engine_disk.c - prefixes in a folder (cache/disk.h), as a second level below those in memory.
  *
- * While a request runs, each whole run of its tokens is copied into the queue of the folder's
- * thread; when it ends or is preempted, its partial last run follows, with the state of recurrent
- * layers.  Before a request starts, runs of its prefix that the tree of prefixes lacks are read
- * and entered there, as idle nodes; after that the tree alone decides.  So results are the same
- * from memory, from disk and computed, and a preempted request is read instead of computed again
- * where the folder has it. */
+ * While a request runs, each complete run of its tokens is copied into the queue of the folder's
+ * thread; when it ends or is preempted, its partial last run follows, with the recurrent state.
+ * Before a request starts, the runs of its prefix that the prefix tree lacks are read and entered
+ * there as idle nodes; after that only the tree is used.  So results are the same from memory, from
+ * disk and computed, and a preempted request is read from disk rather than recomputed if
+ * possible. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,10 +14,10 @@
 
 /* ---- opening ---- */
 
-/* Raised when the bytes of a block change while the names of its types stay. */
+/* Incremented when the bytes of a block change but the names of its types do not. */
 enum { BLOCK_FORMAT = 2 };
 
-/* Of a window block and of a block without it. */
+/* Bytes of a window block. */
 static size_t window_bytes(const struct engine *g)
 {
     return kv_pool_n_windows(g->pool) ? config_window_bytes(&g->m->config, g->kv, g->window) : 0;
@@ -28,11 +28,12 @@ static size_t block_bytes(const struct engine *g)
     return config_kv_bytes(&g->m->config, g->kv) - window_bytes(g);
 }
 
-/* All that the bytes of a block depend on besides token ids, as JSON.  Caller frees. */
+/* Everything except token ids that the bytes of a block depend on, as JSON.  Caller frees. */
 static char *describe_model(const struct engine *g, const struct backend_options *bo, struct err *e)
 {
     const struct zfile *z = g->m->file;
-    const char *device = g->backend->describe(g->b);    /* "cpu avx2, 2 threads": any number of threads is the same */
+    /* "cpu avx2, 2 threads": the number of threads does not matter */
+    const char *device = g->backend->describe(g->b);
     json_t *groups = json_array();
     for (int i = 0; i < zfile_n_groups(z); i++) {
         const struct zfile_group *group = zfile_group(z, i);
@@ -75,7 +76,7 @@ int prefixes_open(struct engine *g, const struct engine_options *o, const struct
 
 /* ---- writing ---- */
 
-/* Queue a file of n_tokens tokens behind r's saved ones.  0: it cannot be written now. */
+/* Queue a file with n_tokens tokens after r's saved ones.  0: it cannot be written now. */
 static int save(struct engine *g, struct request *r, enum disk_kind kind, int n_tokens)
 {
     struct disk_write *w = disk_begin(g->disk, kind, &r->saved, r->ids + r->n_saved, n_tokens);
@@ -110,7 +111,7 @@ void prefixes_save(struct engine *g, struct request *r)
     for (; r->n_saved + DISK_RUN <= r->kv.n_tokens; r->n_saved += DISK_RUN) {
         const int32_t *ids = r->ids + r->n_saved;
         if (!disk_has(g->disk, DISK_IS_RUN, &r->saved, ids) && !save(g, r, DISK_IS_RUN, DISK_RUN))
-            return;                             /* the queue is full: in a later step, or not at all */
+            return;                             /* the queue is full: retry in a later step */
         disk_next(g->disk, &r->saved, ids);
     }
 }
@@ -136,10 +137,10 @@ void prefixes_save_end(struct engine *g, struct request *r)
 
 /* ---- reading ---- */
 
-/* A search: t holds the nodes so far, the files begin behind `at` tokens, at key. */
+/* A search: t holds the nodes so far; the files continue after `at` tokens, at key. */
 struct disk_search { struct kv_table t; struct disk_key key; int at; };
 
-/* Read blocks of a file that holds n_tokens tokens from x->at on.  0: no block is free. */
+/* Read the blocks of a file that holds n_tokens tokens from x->at on.  0: no block is free. */
 static int load_blocks(struct engine *g, struct disk_search *x, const struct disk_data *data, int n_tokens)
 {
     if (kv_table_reserve(&x->t, g->pool, x->at + n_tokens) != 0)
@@ -150,7 +151,7 @@ static int load_blocks(struct engine *g, struct disk_search *x, const struct dis
     return 1;
 }
 
-/* The window blocks of the file's nodes, which x->t has now, as far as they are missing. */
+/* Read those window blocks of the file's nodes, now in x->t, that are missing. */
 static void load_windows(struct engine *g, const struct disk_search *x, const struct disk_data *data, int n_tokens)
 {
     for (int i = 0; data->windows && i * KV_BLOCK < n_tokens; i++) {
@@ -170,8 +171,8 @@ static void load_state(struct engine *g, const struct disk_search *x, const uint
     state_keep(g->states, g->pool, end, state);
 }
 
-/* Tokens of r up to which runs are worth reading: all, or with recurrent layers up to the last
- * state. */
+/* Number of tokens of r up to which runs are worth reading: all, or with recurrent layers those
+ * before the last saved state. */
 static int find_end(struct engine *g, const struct request *r, struct disk_key key)
 {
     int end = 0, at = 0;
@@ -187,7 +188,7 @@ static int find_end(struct engine *g, const struct request *r, struct disk_key k
     return disk_has(g->disk, DISK_IS_TAIL, &key, NULL) ? at : end;
 }
 
-/* The sequence that ended behind the runs, as far as r continues it. */
+/* Read the partial last run of a sequence that ended after these runs, as far as r shares it. */
 static void load_tail(struct engine *g, struct disk_search *x, const struct request *r)
 {
     struct disk_data data;

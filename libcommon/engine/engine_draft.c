@@ -1,35 +1,35 @@
-/* engine_draft.c - speculation: a step computes the last token of an answer and a draft of those
- * that may follow, and the draft is kept as far as it is what the model chooses.
+/* engine_draft.c - speculative decoding: a step computes the last token of an answer and a draft of
+ * the next ones, and the draft is kept as far as the model would have chosen the same tokens.
  *
- * The rows of such a step are the logits after each of its tokens.  From the first row the next
- * token is chosen as in any step; while it is the drafted one, the next row is that of the next
- * step, bit for bit (backend.always_strict), and the next token is chosen from it.  So an answer
- * is the same with any drafter: sampler, penalties, stop strings and log probabilities see the
- * same rows in the same order, and the sampler's random numbers are counted by tokens.  Keys and
- * values of a draft that was wrong lie behind the last valid position, where the next step
- * writes.
+ * The rows of such a step are the logits after each of its tokens.  The next token is chosen from
+ * the first row as in any step.  If it is the drafted one, the next row equals that of the next
+ * step, bit for bit (backend.always_strict), and the token after it is chosen from that row, and so
+ * on.  So an answer is the same with any drafter: sampler, penalties, stop strings and log
+ * probabilities see the same rows in the same order, and random numbers are counted by tokens.
+ * Keys and values of a wrong draft lie after the last valid position, where the next step
+ * overwrites them.
  *
- * A constraint sees the tokens that are chosen, never drafted ones, so nothing of it is taken back.
- * The mask of a row is made when the tokens before it are known; where it takes long, the draft
- * ends there, and the row waits for it as any other.
+ * A constraint sees only chosen tokens, never drafted ones, so nothing has to be undone.  The mask
+ * of a row is computed when the tokens before it are known; if it takes long, the draft ends there,
+ * and the row waits for it like any other.
  *
- * Recurrent states cannot be cut back.  Before the step the state is copied; if not all of the
- * draft is right, the copy is the sequence's state again, and the next step computes the right
- * tokens of this one again, with a draft behind them if that pays.
+ * Recurrent states cannot be truncated.  The state is copied before the step; unless all of the
+ * draft is right, the copy becomes the sequence's state again, and the next step recomputes the
+ * right tokens, followed by a new draft if that pays.
  *
- * How long a draft is, unless engine_limits.draft says it: of each grade a request knows how often
- * a drafted token was right behind right ones (of a draft that was not used: its first one), and
- * an engine what a drafted token adds to a step.  With probability p and a cost of c steps a token,
- * a draft of k tokens makes (1 + p + p^2 + .. + p^k) / (1 + kc) tokens in the time of one.  The
- * best k is taken.  Beside more than MOST_DRAFTING requests there are no drafts: such a step has
- * little room for them, and computes instead of waiting for memory. */
+ * Length of a draft, unless engine_limits.draft sets it: a request tracks, for each grade, how
+ * often a drafted token was right after right ones (for an unused draft: its first one), and the
+ * engine tracks what a drafted token adds to a step.  With probability p and a cost of c steps per
+ * token, a draft of k tokens yields (1 + p + p^2 + .. + p^k) / (1 + kc) tokens in the time of one.
+ * The best k is taken.  Beside more than MOST_DRAFTING decoding requests there are no drafts: such
+ * steps are bound by arithmetic rather than by memory, and have few rows left. */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "libcommon/engine/engine_core.h"
 
-/* Before anything was measured: trust in drafts by grade; time of a drafted token in steps. */
+/* Before any measurement: acceptance rates by grade, and the time of a drafted token in steps. */
 static const float FIRST_TRUST[DRAFT_GRADES] = { 0.3f, 0.5f, 0.7f, 0.85f, [GRADE_RESUMED] = 0.8f, [GRADE_EDIT] = 0.4f,
                                                   [GRADE_PREDICTED] = 0.7f, [GRADE_MODEL] = 0.7f },
                    FIRST_COST = 0.125f;
@@ -59,7 +59,7 @@ int draft_init(struct engine *g, struct request *r, const struct draft_params *p
     return 0;
 }
 
-/* Whether r has a drafter, which is opened for its first draft; without memory it has none. */
+/* Whether r has a drafter, which is opened for its first draft; out of memory, it has none. */
 static int has_drafter(struct request *r)
 {
     struct drafting *d = &r->draft;
@@ -79,9 +79,9 @@ void draft_release(struct request *r)
     free(r->draft.predicted);
 }
 
-/* Most tokens of a draft: all of them and the token after them fit into the answer, LongRoPE's
- * factors stay what they are, and the request still decodes if the next step computes them again.
- * With recurrent layers it ends at the latest where a snapshot is taken. */
+/* Most tokens of a draft: the draft and the token after it fit into the answer, LongRoPE's factors
+ * do not change, and the request still counts as decoding if the next step recomputes the draft.
+ * With recurrent layers it must not pass the next position of a snapshot. */
 static int draft_room(const struct engine *g, const struct request *r, int room)
 {
     const int pending = r->n_ids - r->kv.n_tokens;
@@ -96,9 +96,9 @@ static int draft_room(const struct engine *g, const struct request *r, int room)
     return most < room ? most : room;
 }
 
-/* Number of drafted tokens, up to `most`, that gives most tokens a second beside n_decoding
- * requests.  again: tokens that the next step computes again if not all of the draft is right,
- * beside the right ones of it; -1: none is computed again.  guess_ns: to draft one. */
+/* Length of a draft, up to `most`, that gives the highest rate of tokens beside n_decoding
+ * requests. again: number of other tokens that the next step recomputes with the right ones unless
+ * all of the draft is right; -1: nothing is recomputed.  guess_ns: time to draft a token. */
 static int best_length(const struct engine *g, float trust, int n_decoding, int most, int again, float guess_ns)
 {
     const float alone = pace_alone(g, n_decoding), each = g->pace.draft_ns[n_decoding];
@@ -134,7 +134,7 @@ int draft_length(const struct engine *g, const struct request *r, int grade, int
                        guess_ns);
 }
 
-/* Take the first n tokens of r's draft, which is in `next`, into the step. */
+/* Put the first n tokens of r's draft, in `next`, into the step. */
 static int use_draft(struct request *r, int n)
 {
     r->draft.n_used = n > 0 ? n : 0;
@@ -185,7 +185,7 @@ static void swap_states(struct request *r)
 
 void draft_return_state(struct request *r) { swap_states(r); }
 
-/* The token after the first n_right drafted ones is known: it is the drafted one or not. */
+/* Update the acceptance rate with one more drafted token, right or not. */
 static void learn(struct drafting *d, int right)
 {
     float *trust = &d->trust[d->next.grade];
@@ -199,8 +199,8 @@ void draft_heard(struct request *r, int32_t id)
     r->draft.next.n = 0;
 }
 
-/* A drafted token of r is right.  Its keys and values are there already.  A state is that behind
- * the whole draft, so it counts only if all of it is right. */
+/* Count a right drafted token of r, whose keys and values are computed.  A recurrent state is that
+ * after the whole draft, so with states tokens count only if all of the draft is right. */
 static void take_drafted(struct engine *g, struct request *r)
 {
     r->draft.accepted++;
@@ -213,14 +213,14 @@ static void take_drafted(struct engine *g, struct request *r)
     tenant_charge(g, r, 1);
 }
 
-/* Take the drafted tokens that are the last ones of r's ids, from number *right of the draft of n
- * on, which is number `first` of ids.  1: the row behind them is the next one to choose from. */
+/* Compare r's newest ids with the draft of n tokens, from its token *right on; the draft starts at
+ * ids[first].  1: all were right, and the next token is chosen from the row after them. */
 static int take_right(struct engine *g, struct request *r, int first, int n, int *right)
 {
     for (; *right < n && first + *right < r->n_ids; ++*right) {
         const int is_right = r->ids[first + *right] == r->draft.next.token[*right];
         learn(&r->draft, is_right);
-        /* a late constraint has not seen the last token, which the next step computes */
+        /* a late constraint has not seen the last token, so the next step recomputes it */
         if (!is_right || (r->late && first + *right + 1 == r->n_ids))
             return 0;
         take_drafted(g, r);
@@ -228,7 +228,7 @@ static int take_right(struct engine *g, struct request *r, int first, int n, int
     return first + *right == r->n_ids;
 }
 
-/* The tokens of r's ids before `end` are computed, and so is the state. */
+/* All of the draft is right: keep the state after it, which covers r's ids before `end`. */
 static void keep_state(struct engine *g, struct request *r, int end)
 {
     swap_states(r);
@@ -247,9 +247,9 @@ void draft_deliver(struct engine *g, int item, float *logits)
     r->draft.next.n = r->draft.n_used = 0;
     while (goes_on) {
         deliver_row(g, r, logits + (size_t)right * (size_t)g->vocab_size);
-        if (g->batched[item] != r || r->cancelled)      /* it ended, with its spare state */
+        if (g->batched[item] != r || r->cancelled)      /* r has ended */
             return;
-        /* it waits for a mask, or began anew */
+        /* r waits for a mask, or was restarted */
         if (r->late == LATE_MASK || r->kv.n_tokens != before + (g->states ? 0 : right))
             break;
         goes_on = right < n && take_right(g, r, first, n, &right);

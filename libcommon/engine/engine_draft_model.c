@@ -1,17 +1,17 @@
-/* engine_draft_model.c - drafts of a second model, which is smaller, or of the first layers of the
- * model itself.
+/* engine_draft_model.c - drafts made by a second, smaller model or by the first layers of the model
+ * itself.
  *
- * Before a step is planned, the draft model computes what it has not seen of the requests that are
- * to have drafts, and then one token of each draft a pass, for all of them together.  It draws with
- * the request's own options and the random number that the answer will spend at that place, so that
- * the two models agree often at temperature 1, too.  Its keys and values have blocks and a tree of
- * prefixes of their own; those of wrong tokens lie behind the last valid position.
+ * Before a step is planned, the draft model catches up on the requests that are to have drafts,
+ * then computes one token of each draft per pass, for all of them together.  It samples with the
+ * request's own options and with the random number that the answer will use at that position, so
+ * that both models often agree at temperature 1, too.  Its keys and values have blocks and a prefix
+ * tree of their own; those of wrong tokens lie after the last valid position.
  *
- * Prompts are computed in chunks, beside the model's own.  A request without a block has no draft.
+ * It computes prompts in chunks, beside the main model.  A request that gets no block has no draft.
  * A failure of the draft model ends drafts, not answers.
  *
- * A request whose drafts do not pay has none for a while: each trial that does not change this
- * doubles the number of steps until the next one. */
+ * A request whose drafts do not pay pauses them; each trial that still does not pay doubles the
+ * number of steps until the next one. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,16 +22,19 @@
 enum { FIRST_PAUSE = 16, LONGEST_PAUSE = 256 };
 
 struct draft_model {
-    const struct model *m;              /* borrowed; or part */
-    struct model part;                  /* the first layers of the model itself */
+    const struct model *m;              /* borrowed, or &part */
+    struct model part;                  /* the first layers of the main model */
     void *b;
     struct kv_pool *pool;
     int max_len, failed;
-    /* [max_seqs] of a pass; the requests that have drafts in this step, and the length of each */
+    /* [max_seqs] items of a pass and their requests; requests with drafts in this step, and the
+     * lengths of these */
     struct batch_item *items; struct request **batched, **drafting; int *length; int n_drafting;
-    float *logits, *row;                /* [max_seqs][vocab_size]; one of the model's size */
-    float pass_ns;                      /* time of a pass that adds a token to each draft; 0: not known */
-    uint64_t spent_ns;                  /* before this step */
+    /* [max_seqs][vocab_size] of the draft model; [vocab_size] of the main model */
+    float *logits, *row;
+    /* time of a pass that adds a token to each draft; 0: unknown */
+    float pass_ns;
+    uint64_t spent_ns;                  /* time in passes before this step */
 };
 
 /* ---- the two models ---- */
@@ -178,8 +181,8 @@ int draft_model_init(struct engine *g, struct request *r, struct err *e)
     return kv_table_init(&r->draft.kv, d->max_len, e) != 0 ? -1 : kv_table_scope(&r->draft.kv, d->pool, r->scope, e);
 }
 
-/* Drafted tokens that were computed and turned out right are tokens like others; the last token is
- * computed again if its logits are needed again. */
+/* Count drafted tokens that turned out right as computed; the last token is recomputed if its
+ * logits are needed again. */
 static void count_seen(struct request *r)
 {
     struct drafting *d = &r->draft;
@@ -210,7 +213,7 @@ void draft_model_free(struct engine *g, struct request *r)
 
 /* ---- passes ---- */
 
-/* Reserve blocks for this many tokens of r, unshared where the next ones are written. */
+/* Reserve blocks for n_tokens tokens of r, unshared where new ones are written. */
 static int reserve(struct engine *g, struct request *r, int n_tokens)
 {
     struct draft_model *d = g->draft_model;
@@ -231,7 +234,7 @@ static int run_pass(struct engine *g, int n)
     return n && !d->failed;
 }
 
-/* The next token of r's draft from a row of the draft model. */
+/* Append the next token of r's draft, from a row of the draft model. */
 static void add_token(struct engine *g, struct request *r, const float *logits)
 {
     struct draft_model *d = g->draft_model;
@@ -246,7 +249,7 @@ static void add_token(struct engine *g, struct request *r, const float *logits)
         next->token[next->n++] = id;
 }
 
-/* Number of tokens of r's draft. */
+/* Length of r's draft. */
 static int wanted(struct engine *g, struct request *r, int n_decoding, int room)
 {
     struct draft_model *d = g->draft_model;
@@ -266,12 +269,11 @@ static int wanted(struct engine *g, struct request *r, int n_decoding, int room)
     return 1;
 }
 
-/* The budget of the first pass: tokens, and those of them for what is more than a few tokens of a
- * request. */
+/* Budget of the first pass: all tokens, and those of long prompts, which are computed in chunks. */
 struct draft_budget { int total, chunk; };
 
-/* Whether the draft model has the tokens of r that it has not seen: its vocabulary may be smaller
- * by ids that no text has. */
+/* Whether the draft model has all new tokens of r: its vocabulary may be smaller, by ids that no
+ * text produces. */
 static int knows(const struct draft_model *d, const struct request *r)
 {
     for (int i = r->draft.kv.n_tokens; i < r->n_ids; i++)
@@ -280,7 +282,8 @@ static int knows(const struct draft_model *d, const struct request *r)
     return 1;
 }
 
-/* Put what the draft model has not seen of r into the first pass; length: of the draft. */
+/* Add the tokens of r that the draft model has not computed to the first pass; length: of the
+ * draft. */
 static void plan_first(struct engine *g, struct request *r, int length, int *n, struct draft_budget *left)
 {
     struct draft_model *d = g->draft_model;
@@ -312,7 +315,7 @@ static void plan_first(struct engine *g, struct request *r, int length, int *n, 
     d->drafting[d->n_drafting++] = r;
 }
 
-/* Put the last token of each draft that is not complete into the next pass. */
+/* Add the last token of each incomplete draft to the next pass. */
 static int plan_next(struct engine *g)
 {
     struct draft_model *d = g->draft_model;
@@ -331,7 +334,7 @@ static int plan_next(struct engine *g)
     return n;
 }
 
-/* A token of each draft from the rows of a pass of n items. */
+/* Append a token to each draft from the rows of a pass of n items. */
 static void take_rows(struct engine *g, int n)
 {
     struct draft_model *d = g->draft_model;

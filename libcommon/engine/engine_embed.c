@@ -1,5 +1,5 @@
-/* engine_embed.c - make a vector, or a score, of the pooled states of a text: the dense layers and
- * the scaling behind the last layer. */
+/* engine_embed.c - turn pooled states into a vector or a score: the dense layers and the scaling
+ * after the last layer. */
 #include <math.h>
 #include <string.h>
 
@@ -60,7 +60,8 @@ int embed_finish(const struct model *m, enum embed pooling, int n_tokens, const 
     float *x = work, *y = work + room, *row = work + 2 * room;
     double sum = 0;
     int n = c->hidden_size;
-    for (int i = 0; i < n; i++)                 /* a mean that is only scaled afterwards stays a sum */
+    /* a mean that is normalized afterwards can stay a sum */
+    for (int i = 0; i < n; i++)
         x[i] = pooling == EMBED_MEAN && (d->n_dense || !normalize) ? pooled[i] / (float)n_tokens : pooled[i];
     for (int k = 0; k < d->n_dense; k++) {
         dense(layers[k], d->dense[k].act, x, row, y);

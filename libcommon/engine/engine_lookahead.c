@@ -1,9 +1,9 @@
 /* engine_lookahead.c - compute a step; if the backend can launch steps without waiting, launch the
  * next one before this one's tokens are read, so that the device never waits for the host.
  *
- * The next step needs only this one's tokens, which the backend has.  It can be planned if all
- * running requests decode, none joins, and there are blocks.  A request that ends with its token
- * leaves a row that is discarded: its keys and values lie behind the last valid token, and the next
+ * The next step depends only on this one's tokens, which are on the device.  It can be planned if
+ * all running requests decode, none joins, and blocks are free.  A request that ends with its token
+ * leaves a row that is discarded: its keys and values lie after the last valid token, and the next
  * user of the block overwrites them. */
 #include <string.h>
 
@@ -26,16 +26,17 @@ static int plan_lookahead(struct engine *g, int n)
     int n_alive = 0;
     for (int i = 0; i < n; i++)
         n_alive += g->batched[i] != NULL;
-    for (int i = 0; i < g->n_running; i++)      /* in no step until its constraint is ready, and then not in this one */
+    /* a constrained request joins a step only when its mask is ready, so not this one */
+    for (int i = 0; i < g->n_running; i++)
         n_alive += g->running[i]->late != LATE_NOT;
     a->n = 0;
     if (n_alive < g->n_running || may_admit(g))
         return 0;
     for (int i = 0; i < n; i++) {
         struct request *r = g->batched[i];
-        if (!r || r->n_ids + 1 == r->limit)             /* it ends with this step's token */
+        if (!r || r->n_ids + 1 == r->limit)             /* it ends with the token of this step */
             continue;
-        if (r->draft.by_model)                          /* its draft begins with that token */
+        if (r->draft.by_model)                          /* its draft starts with that token */
             return a->n = 0;
         if (r->n_ids + 1 == long_rope_from(g) || kv_table_reserve(&r->kv, g->pool, r->n_ids + 1) != 0 ||
             !sampler_draw(r->sampler, r->n_ids + 1 - r->n_prompt, &a->draws[a->n]))
@@ -66,8 +67,8 @@ static int any_missing(const struct engine *g, int n)
     return 0;
 }
 
-/* Computes the current step again, for the requests that are left, and waits for it: the backend
- * could not draw the token of some row, so its logits are needed. Returns the number of items. */
+/* The backend could not draw the token of some row, so its logits are needed: compute the current
+ * step again for the remaining requests, and wait for it.  Returns the number of items. */
 static int run_again(struct engine *g, int n, struct err *e)
 {
     int n_left = 0;
@@ -87,8 +88,8 @@ static int run_again(struct engine *g, int n, struct err *e)
     return g->backend->forward(g->b, &(struct batch){ g->items, n_left }, g->logits, e) < 0 ? -1 : n_left;
 }
 
-/* Launches the next step if possible, then waits for the step of the items, which was launched
- * first. */
+/* Launch the next step if possible, then wait for the step of the items, which was launched before
+ * it. */
 static int finish_begun(struct engine *g, int n, struct err *e)
 {
     if (plan_lookahead(g, n)) {
@@ -112,7 +113,7 @@ static void swap(void *a, void *b)
     memcpy(b, &t, sizeof t);
 }
 
-/* Makes the step that was launched during the last one the current one. Returns the number of its
+/* Make the step that was launched during the last one the current one.  Returns the number of its
  * items; 0: all their requests have ended. */
 static int take_lookahead(struct engine *g)
 {

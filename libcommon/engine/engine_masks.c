@@ -1,15 +1,15 @@
-/* engine_masks.c - the work of constraints, which may take long: masks, and accepting a token and
- * asking for forced ones.
+/* engine_masks.c - the slow work of constraints: computing masks, accepting tokens, finding forced
+ * tokens.
  *
- * Masks are computed in a thread while the backend computes the logits that they are for.  A
- * request whose constraint takes longer than that sits out the steps until its work is done (it is
- * late), with its KV blocks and a copy of its logits; its output is the same.  The engine's thread
- * itself only makes calls that give up after QUICK steps.
+ * Masks are computed in a thread while the backend computes the logits that they apply to.  A
+ * request whose constraint takes longer skips steps until its work is done (it is late), keeping
+ * its KV blocks and a copy of its logits; its output does not change.  The engine's own thread only
+ * makes calls that give up after QUICK steps.
  *
- * Fairness: work runs in turns.  The first turn of FIRST steps is taken in one thread, all
- * others in a second one; each has twice the steps of the one before, and the shorter turns go
- * first.  So a constraint that takes long delays others by FIRST steps in the first thread, and
- * by one turn in the second. */
+ * Fairness: work runs in turns.  The first turn, of FIRST steps, is taken in one thread, all others
+ * in a second one; each has twice the steps of the previous one, and shorter turns go first.  So a
+ * slow constraint delays others by FIRST steps in the first thread, and by one turn in the
+ * second. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +20,7 @@
 #include "libcommon/engine/engine_core.h"
 
 enum { N_THREADS = 2 };
-static const uint64_t QUICK = 50000, FIRST = 500000;            /* some 0.5 ms, 5 ms */
+static const uint64_t QUICK = 50000, FIRST = 500000;            /* about 0.5 ms and 5 ms */
 static const uint64_t GRACE_NS = 20000000, IDLE_NS = 5000000;
 
 struct masks {
@@ -30,11 +30,11 @@ struct masks {
     /* under the lock */
     struct request *first;              /* queued, fewest steps first, then first come, first served */
     struct request *current[N_THREADS]; /* the request that each thread works on, or NULL */
-    int n_first;                        /* first turns that have not ended */
+    int n_first;                        /* number of first turns that have not ended */
     int stop;
 };
 
-/* Will a token of r be chosen from the logits of this item? */
+/* Whether a token of r will be chosen from the logits of this item. */
 static int is_needed(const struct request *r, const struct batch_item *item)
 {
     return r->constrained && item->n_logits > 0 && r->at_forced == r->n_forced &&
@@ -43,7 +43,7 @@ static int is_needed(const struct request *r, const struct batch_item *item)
 
 static int is_busy(const struct constraint *c) { return c->busy && c->busy(c->state); }
 
-/* A turn of r's work. 0: done; -1: it goes on in another turn. */
+/* One turn of r's work.  0: done; -1: another turn is needed. */
 static int take_turn(struct request *r, uint64_t steps)
 {
     const struct constraint *c = &r->constraint;
@@ -90,7 +90,7 @@ static void enqueue(struct masks *m, struct request *r)
     pthread_cond_broadcast(&m->begun);
 }
 
-/* The next one for thread i; NULL: there is none.  Under the lock. */
+/* The next request for thread i; NULL: none.  Under the lock. */
 static struct request *dequeue(struct masks *m, int i)
 {
     struct request **at = &m->first;
@@ -161,8 +161,8 @@ static struct masks *start(void)
     return m;
 }
 
-/* To the threads; where there are none, here and now: its limits bound it all the same.  1: it
- * is done. */
+/* Queue the work for the threads; if there are none, do it now, within its limits.  1: it is
+ * done. */
 static int hand_over(struct engine *g, struct request *r)
 {
     if (!g->masks && !(g->masks = start()))
@@ -174,7 +174,7 @@ static int hand_over(struct engine *g, struct request *r)
     return 0;
 }
 
-/* The work of r that a thread has done is r's; 0: it is not done. */
+/* Take back the work of r from the threads; 0: it is not done yet. */
 static int collect(struct engine *g, struct request *r)
 {
     if (!g->masks)

@@ -1,27 +1,27 @@
 /* engine_plan.c - choose the requests that run, and the tokens of each in a step.
  *
- * Turns: a request's turn is the time of its submission less AGEING_S seconds for each step of
- * priority, so the order of two requests of a tenant never changes and nothing starves; for the
- * order between tenants see engine_tenant.c.  Running requests are kept in order of their turns.
+ * Turns: a request's turn is its submission time minus AGEING_S seconds for each step of priority,
+ * so the order of two requests of a tenant never changes and nothing starves.  For the order
+ * between tenants see engine_tenant.c.  Running requests are kept in order of their turns.
  *
- * Memory: when blocks run out, unused prefixes are evicted first, then blocks of waiting requests
- * are taken back, and then a running request is preempted: the last in turn, of the tenant that
- * runs most.  It waits again and later recomputes the tokens that are no longer in the prefix tree;
- * its sampler and its ids stay, so its answer is the same.  The pool holds at least one sequence of
- * full length, so the first request in turn always advances.
+ * Memory: when blocks run out, unused prefixes are evicted first; then waiting requests lose their
+ * blocks; then a running request is preempted: the last in turn of the tenant that runs most.  It
+ * waits again and later recomputes the tokens that are no longer in the prefix tree; its sampler
+ * and its ids stay, so its answer is the same.  The pool holds at least one sequence of full
+ * length, so the first request in turn always advances.
  *
- * Pace: beside decoding requests a step takes as many prompt tokens as make it last about STRETCH
- * times as long as usual, where "usual" is the time that the fraction USUAL of the last PACE_STEPS
- * steps did not exceed.  While prompts are rare, that is the time without them.  While prompts are
- * in most steps it grows, up to MOST_STRETCH times the time without them: then more prompt tokens
- * in a step make all requests faster, and the gaps between tokens are long but even.  Longer steps
- * mean fewer steps with prompts; if that made most steps short again, the stretch would fall and
- * rise in turn, so it moves by a PACE_STEPSth at a time and settles in between.
+ * Pace: beside decoding requests a step takes as many prompt tokens as make it about STRETCH times
+ * as long as usual, where "usual" is the USUAL quantile of the last PACE_STEPS steps.  While
+ * prompts are rare, that is the time without prompts.  While prompts are in most steps it grows, up
+ * to MOST_STRETCH times the time without them: then more prompt tokens in a step make all requests
+ * faster, and the gaps between tokens are long but even.  Longer steps mean fewer steps with
+ * prompts; if that made most steps short again, the stretch would oscillate, so it moves by a
+ * PACE_STEPSth at a time and settles in between.
  *
- * Tried and lost: adjusting at once, and by the median, oscillated: one gap in a hundred was up to
- * 3.4 times the median.  With single steps of 100 ms, fewer than one in a hundred, the first token
- * of prompts of 512 that follow each other came no earlier, and one gap in a hundred was three
- * times the median. */
+ * Tried and dropped: adjusting at once, and by the median, oscillated: one gap in a hundred was up
+ * to 3.4 times the median.  With single steps of 100 ms, fewer than one in a hundred, the first
+ * token of consecutive prompts of 512 came no earlier, and one gap in a hundred was three times the
+ * median. */
 #include <assert.h>
 #include <string.h>
 
@@ -29,7 +29,7 @@
 #include "libcommon/engine/engine_core.h"
 
 enum { LEAST_CHUNK = 8, FIRST_CHUNK = 32 };
-/* noise has room below 2; less than half, so that the median is among the long ones */
+/* below 2, to leave a margin for noise; below half, so that the median is a long step */
 static const float STRETCH = 1.8f, MOST_STRETCH = 4, USUAL = 0.4f;
 
 /* ---- pace ---- */
@@ -45,7 +45,7 @@ float pace_alone(const struct engine *g, int n)
     return 0;
 }
 
-/* Prompt tokens that make a step last `stretch` times as long as without them. */
+/* Number of prompt tokens that make a step last `stretch` times as long as without them. */
 static int stretched(const struct engine *g, float alone, float stretch)
 {
     const float each = g->pace.token_ns, n = alone > 0 && each > 0 ? (stretch - 1) * alone / each : FIRST_CHUNK;
@@ -62,13 +62,13 @@ static int chunk_tokens(const struct engine *g, int n_decoding)
     return stretched(g, pace_alone(g, n_decoding), g->pace.stretch);
 }
 
-/* Moves a running mean towards a sample; outliers, as when the machine was busy, count little. */
+/* Move a running mean towards a sample; outliers, as from a busy machine, count little. */
 static void follow(float *mean, float sample, float weight)
 {
     *mean += *mean > 0 ? ((sample < 2 * *mean ? sample : 2 * *mean) - *mean) * weight : sample;
 }
 
-/* The newest ratio takes the place of the oldest, in time and by size. */
+/* Replace the oldest ratio by the newest, in both arrays. */
 static void note_ratio(struct pace *p, float ratio)
 {
     const float oldest = p->ratio[p->at];
@@ -97,7 +97,7 @@ void pace_learn(struct engine *g, uint64_t step_ns)
     const float ns = (float)step_ns;
     if (g->limits.chunk)
         return;
-    if (p->n_decoding == 0) {           /* a first guess: the weights are read for it, too */
+    if (p->n_decoding == 0) {           /* a first guess, which includes reading the weights */
         if (p->token_ns == 0 && p->n_prompt >= FIRST_CHUNK)
             p->token_ns = ns / (float)p->n_prompt;
         return;
@@ -113,7 +113,8 @@ void pace_learn(struct engine *g, uint64_t step_ns)
     p->stretch += ((wanted < MOST_STRETCH ? wanted : MOST_STRETCH) - p->stretch) / PACE_STEPS;
     if (p->n_prompt == 0)
         follow(&p->alone_ns[p->n_decoding], ns, 1 / 8.0f);
-    else if (alone > 0 && p->n_prompt >= p->chunk / 2)        /* fewer tokens cost more each */
+    /* smaller chunks cost more per token */
+    else if (alone > 0 && p->n_prompt >= p->chunk / 2)
         follow(&p->token_ns, ns > alone ? (ns - alone) / (float)p->n_prompt : p->token_ns / 2, 1 / 4.0f);
 }
 
@@ -150,7 +151,7 @@ static void count_cached(struct request *r, int n)
         r->n_cached += n;
 }
 
-/* Whether another request computes, in this step, the block of tokens that r needs next. */
+/* Whether another request computes the block of tokens that r needs next in this step. */
 static int awaits(const struct engine *g, const struct request *r)
 {
     const int d = r->kv.n_nodes, at = d * KV_BLOCK;
@@ -166,13 +167,12 @@ static int awaits(const struct engine *g, const struct request *r)
     return 0;
 }
 
-/* With recurrent layers: what r may begin with is what the last snapshot of it has behind it, or
- * nothing. */
-/* snapshot -1: there is none; tokens that r had, and will have */
+/* A prefix of a request with recurrent layers: what its latest snapshot covers, or nothing. */
+/* snapshot: -1: none; before, n_tokens: tokens of the request before and with the prefix */
 struct beginning { int snapshot, before, n_tokens; };
 
-/* Hold its whole blocks.  Nothing is copied: r runs only after finish_beginning() or
- * drop_beginning(). */
+/* Hold the complete blocks of the prefix.  Nothing is copied: r runs only after finish_beginning(),
+ * else drop_beginning() releases them. */
 static struct beginning find_beginning(struct engine *g, struct request *r)
 {
     struct beginning b = { .snapshot = -1, .before = r->kv.n_tokens };
@@ -189,13 +189,14 @@ static struct beginning find_beginning(struct engine *g, struct request *r)
 static void drop_beginning(struct engine *g, struct request *r, const struct beginning *b)
 {
     if (b->snapshot >= 0 && kv_pool_n_windows(g->pool))
-        request_release(g, r, 0);               /* the window of where it was is gone: it begins anew */
+        /* the window of its former position is lost: it starts from nothing */
+        request_release(g, r, 0);
     else if (b->snapshot >= 0)
         kv_table_truncate(&r->kv, g->pool, b->before);
 }
 
-/* r, which has a state, gets what the snapshot holds; where that was the last state to be had,
- * it is r's already. */
+/* Copy the snapshot into r's state, unless r took over the snapshot itself because no other state
+ * was free. */
 static void finish_beginning(struct engine *g, struct request *r, const struct beginning *b)
 {
     int32_t from, to;
@@ -203,7 +204,7 @@ static void finish_beginning(struct engine *g, struct request *r, const struct b
         return;
     if (r->kv.n_tokens < b->n_tokens && prefix_copy(&r->kv, g->pool, r->ids, b->n_tokens, &from, &to))
         copy_block(g, from, to);
-    if (r->kv.n_tokens != b->n_tokens) {        /* no block for the rest */
+    if (r->kv.n_tokens != b->n_tokens) {        /* no block for the last, partial block */
         r->begins_anew = 1;
         drop_beginning(g, r, b);
         return;
@@ -213,7 +214,7 @@ static void finish_beginning(struct engine *g, struct request *r, const struct b
     count_cached(r, b->n_tokens - b->before);
 }
 
-/* Takes back the blocks of a waiting request. 0: none has any. */
+/* Release the blocks of a waiting request.  0: none has any. */
 static int reclaim(struct engine *g)
 {
     for (const struct tenant_queue *s = g->tenants; s && g->n_holding; s = s->next)
@@ -225,8 +226,8 @@ static int reclaim(struct engine *g)
     return 0;
 }
 
-/* Takes a state for a request that is about to run.  Without those set aside for drafts there are
- * as many states as requests that may run, so if none is free, waiting requests hold some. */
+/* Take a state for a request that is about to run.  Besides the states reserved for drafts there
+ * are as many as requests that may run, so if none is free, waiting requests hold some. */
 static void take_state(struct engine *g, struct request *r)
 {
     while (g->states && r->slot < 0 && (r->slot = state_take(g->states, g->pool)) < 0) {
@@ -236,7 +237,7 @@ static void take_state(struct engine *g, struct request *r)
     }
 }
 
-/* Takes the known prefix before a chunk is computed.  0: r waits for a block of another request. */
+/* Take the known prefix before a chunk is computed.  0: r waits for a block of another request. */
 static int take_prefix(struct engine *g, struct request *r)
 {
     int32_t from, to;
@@ -248,7 +249,7 @@ static int take_prefix(struct engine *g, struct request *r)
         take_state(g, r);
         return 1;
     }
-    /* the last token is computed in any case: its logits are needed */
+    /* the last token is always computed, because its logits are needed */
     count_cached(r, prefix_take(&r->kv, g->pool, r->ids, r->n_ids - 1));
     if (awaits(g, r))
         return 0;
@@ -276,7 +277,7 @@ static void preempt(struct engine *g, int i)
     g->count.preemptions++;
 }
 
-/* Reserves blocks for the planned tokens, unshared where r writes. -1: the pool is empty. */
+/* Reserve blocks for the planned tokens, unshared where r writes.  -1: the pool is empty. */
 static int reserve(struct engine *g, struct request *r)
 {
     int32_t from, to;
@@ -289,7 +290,7 @@ static int reserve(struct engine *g, struct request *r)
 
 /* ---- admission ---- */
 
-/* Whether r's window has room beside those of running requests, which may not fill theirs yet. */
+/* Whether r's window fits beside those of running requests, which may not be full yet. */
 static int window_fits(const struct engine *g, const struct request *r)
 {
     if (!kv_pool_n_windows(g->pool))
@@ -300,8 +301,8 @@ static int window_fits(const struct engine *g, const struct request *r)
            kv_pool_free_windows(g->pool) + kv_pool_idle_windows(g->pool);
 }
 
-/* Gives r a place, blocks for all of its tokens, and one more block if there is one; nothing is
- * preempted unless r then fits.  Blocks are copied only then, as r may wait for them for long. */
+/* Give r a place, blocks for all of its tokens, and one more block if possible; preempts requests
+ * only if r fits then.  Blocks are copied only at the end, because r may wait for long. */
 static int make_fit(struct engine *g, struct request *r)
 {
     struct beginning b = { .snapshot = -1 };
@@ -330,7 +331,7 @@ static int make_fit(struct engine *g, struct request *r)
         return 0;
     }
     if (held && !r->holds)
-        b.snapshot = -1;                        /* r was reclaimed itself */
+        b.snapshot = -1;                        /* r itself lost its blocks */
     take_state(g, r);
     finish_beginning(g, r, &b);
     return kv_table_reserve(&r->kv, g->pool, r->n_ids) == 0;
@@ -375,7 +376,8 @@ static int rows_limit(const struct request *r, int rows)
 {
     if (!r->prompt_logprobs || r->n_heard >= r->n_prompt)
         return INT32_MAX;
-    const int first = r->n_heard > 0 ? r->n_heard - 1 : 0;      /* the position whose logits are wanted next */
+    /* first position whose logits are still to be reported */
+    const int first = r->n_heard > 0 ? r->n_heard - 1 : 0;
     return (first > r->kv.n_tokens ? first - r->kv.n_tokens : 0) + rows;
 }
 
@@ -393,11 +395,11 @@ static int n_logits(const struct request *r)
 
 static int least(int a, int b) { return a < b ? a : b; }
 
-/* The rest of a step's budget: tokens, tokens of prompts, rows of logits of prompts, drafted
+/* The rest of a step's budget: tokens, prompt tokens, rows of logits of prompts, drafted
  * tokens; and the number of requests that decode in it. */
 struct room { int total, chunk, rows, drafts, n_decoding; };
 
-/* Adds a draft to r, which decodes, if there are blocks for it without taking those of others. */
+/* Add a draft to r, which decodes, if there are free blocks for it. */
 static void plan_draft(struct engine *g, struct request *r, struct room *room)
 {
     const int n = draft_plan(g, r, room->n_decoding, least(room->drafts, room->total));
@@ -415,14 +417,15 @@ static void plan_draft(struct engine *g, struct request *r, struct room *room)
 static void plan_one(struct engine *g, struct request *r, struct room *room)
 {
     const int decoding = decodes(r);
-    take_state(g, r);                           /* it gave its own back to begin anew */
+    take_state(g, r);                           /* it gave up its state to restart */
     if (!decoding && !take_prefix(g, r))
         return;
     const int most = decoding ? room->total + 1 : least(least(room->total, room->chunk), rows_limit(r, room->rows));
     r->planned = least(r->n_ids - r->kv.n_tokens, most);
-    if (g->m->config.both_ways && r->planned < r->n_ids)    /* all or nothing */
+    /* an encoder computes a whole sequence or nothing */
+    if (g->m->config.both_ways && r->planned < r->n_ids)
         r->planned = 0;
-    if (g->states && enters_prefixes(g, r))             /* end where a snapshot is taken */
+    if (g->states && enters_prefixes(g, r))             /* stop at the position of a snapshot */
         r->planned = least(r->planned, g->snapshot_every - r->kv.n_tokens % g->snapshot_every);
     room->total -= r->planned - decoding;
     room->chunk -= decoding ? 0 : r->planned;
@@ -436,7 +439,7 @@ static void plan_one(struct engine *g, struct request *r, struct room *room)
         plan_draft(g, r, room);
 }
 
-/* The first in order of the running requests that are still to be planned; NULL: none is left. */
+/* The first running request, in order of turns, that is not planned yet; NULL: none is left. */
 static struct request *next_to_plan(struct engine *g, int n)
 {
     int best = -1;
@@ -485,7 +488,7 @@ void plan_step(struct engine *g)
         if (!r || !decodes(r))
             continue;
         g->to_plan[i] = NULL;
-        if (r->state == RUNNING)                /* it was not sent back for the sake of another one */
+        if (r->state == RUNNING)                /* it was not preempted while others were planned */
             plan_one(g, r, &room);
     }
     while (room.total > 0 && room.chunk > 0 && (r = next_to_plan(g, n)))
@@ -530,7 +533,7 @@ int plan_batch(struct engine *g)
             if (item->n_hidden)
                 item->hidden = g->hidden + (size_t)n_hidden * (size_t)g->m->config.hidden_size;
             n_hidden += item->n_hidden;
-            /* tokens that are computed again after a wrong draft cost as much as drafted ones */
+            /* tokens recomputed after a wrong draft cost as much as drafted ones */
             g->pace.n_drafted += g->states && decoding ? r->planned - 1 : r->draft.n_used;
             *(decoding ? &g->pace.n_decoding : &g->pace.n_prompt) += decoding ? 1 : r->planned;
             if (can_draw(r, item, &g->draws[n]))

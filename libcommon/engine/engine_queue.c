@@ -1,4 +1,5 @@
-/* engine_queue.c - binary heaps of requests that know their places: in by n, out from anywhere. */
+/* engine_queue.c - binary heaps of requests, each of which stores its index: insertion and removal
+ * of any request in O(log n). */
 #include <stdlib.h>
 
 #include "libcommon/engine/engine_core.h"

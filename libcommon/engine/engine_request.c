@@ -1,4 +1,4 @@
-/* engine_request.c - from engine_submit to the last callback. */
+/* engine_request.c - the life of a request: from engine_submit to the last callback. */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -54,7 +54,7 @@ static int check_params(const struct engine *g, const struct request_params *p, 
     return 0;
 }
 
-/* Is there room in the queue, or made in it? */
+/* Whether the queue has space for n requests, if necessary after refusing others. */
 static int check_queue(struct engine *g, const struct tenant_queue *s, int n, struct err *e)
 {
     const int room = g->limits.max_waiting + g->limits.max_running - g->n_running - g->n_waiting - g->n_pending;
@@ -72,7 +72,7 @@ static void find_stop_ids(const struct engine *g, struct request *r, const struc
     }
 }
 
-/* The i-th of the n requests, not linked anywhere; its constraint is not there yet. */
+/* Make the i-th of the n requests, not linked anywhere and without its constraint. */
 static struct request *make_request(struct engine *g, struct tenant_queue *s, const struct request_params *p, int i,
                                     struct err *e)
 {
@@ -135,7 +135,7 @@ fail:
 
 void request_free(struct engine *g, struct request *r)
 {
-    while (r->siblings) {               /* only when the engine closes */
+    while (r->siblings) {               /* only if the engine closes */
         struct request *s = r->siblings;
         r->siblings = s->next_sibling;
         request_free(g, s);
@@ -161,7 +161,7 @@ void request_free(struct engine *g, struct request *r)
     free(r);
 }
 
-/* Grows the queues, and the buffers that only some requests need. */
+/* Grow the queues, and the buffers that only some requests need. */
 static int make_room(struct engine *g, struct tenant_queue *s, const struct request_params *p, struct err *e)
 {
     const int n = g->n_waiting + g->n_running + g->n_pending + n_answers(p);
@@ -177,7 +177,7 @@ static int make_room(struct engine *g, struct tenant_queue *s, const struct requ
     return 0;
 }
 
-/* To those that wait. */
+/* Link the request into the queue of its tenant. */
 static struct request *enter(struct engine *g, struct tenant_queue *s, const struct request_params *p, struct err *e)
 {
     const int n = n_answers(p);
@@ -297,7 +297,7 @@ static void unlink_request(struct engine *g, struct request *r)
     }
 }
 
-/* The prompt is not done, others wait for it: the first of them goes on in r's place. */
+/* r ends before its prompt is done: its first sibling continues in its place. */
 static void hand_over(struct engine *g, struct request *r)
 {
     struct request *heir = r->siblings;
@@ -320,14 +320,14 @@ void request_finish(struct engine *g, struct request *r, const struct token_even
     lookahead_forget(g, r);
     *(ev->finish == FINISH_STOP || ev->finish == FINISH_LENGTH ? &g->count.finished : ev->finish == FINISH_ERROR ||
       ev->finish == FINISH_REFUSED ? &g->count.failed : &g->count.cancelled) += 1;
-    if (r->cancelled) {                 /* in its own last callback at the latest */
+    if (r->cancelled) {                 /* at the latest in its own last callback */
         struct request **link = &g->cancelled;
         while (*link && *link != r)
             link = &(*link)->next_cancelled;
         if (*link)
             *link = r->next_cancelled;
     }
-    r->cancelled = 1;                   /* a cancel from the callback has nothing to do */
+    r->cancelled = 1;                   /* so that cancelling it in the callback does nothing */
     if (r->on_token)
         r->on_token(r->user, ev);
     request_free(g, r);

@@ -20,7 +20,7 @@
 
 #include "libcommon/engine/engine_core.h"
 
-/* Tokens that one step of priority below 0 counts as: about what is computed in AGEING_S. */
+/* Tokens that a step of priority below 0 counts as: about as many as AGEING_S seconds compute. */
 enum { STEP_TOKENS = 1000 };
 
 /* ---- the list ---- */
@@ -68,7 +68,7 @@ void wait_remove(struct engine *g, struct request *r)
 
 void tenant_charge(struct engine *g, struct request *r, int n)
 {
-    /* tokens that are computed again are not charged */
+    /* recomputed tokens are not charged */
     const int end = r->kv.n_tokens, from = end - n > r->charged ? end - n : r->charged;
     if (end <= from)
         return;
@@ -77,7 +77,7 @@ void tenant_charge(struct engine *g, struct request *r, int n)
     r->charged = end;
 }
 
-/* Raises the counts of tenants that begin to wait; `planned` is what is left of their prompts. */
+/* Raise the counts of tenants that begin to wait; `planned` is the rest of their prompts. */
 void tenants_settle(struct engine *g)
 {
     uint64_t least = UINT64_MAX;
@@ -109,7 +109,7 @@ void tenants_settle(struct engine *g)
 
 /* ---- order ---- */
 
-/* Between tenants a priority below 0 counts, one above 0 does not. */
+/* Between tenants only priorities below 0 count. */
 static int standing(const struct request *r) { return r->priority < 0 ? r->priority : 0; }
 
 static int64_t tokens(const struct request *r)
@@ -136,8 +136,8 @@ struct request *tenant_next(const struct engine *g)
     return best;
 }
 
-/* Whether r, which waits, preempts the running v: only if r goes before v afterwards too, so that
- * they do not preempt each other in turn. */
+/* Whether the waiting request r preempts the running v: only if r still goes first afterwards, so
+ * that they do not preempt each other in turn. */
 static int yields(const struct request *v, const struct request *r)
 {
     if (v->tenant == r->tenant)
@@ -173,7 +173,7 @@ int tenant_would_fit(struct engine *g, const struct request *r, int missing)
         g->n_running--;
         memmove(&g->running[i], &g->running[i + 1], (size_t)(g->n_running - i) * sizeof *g->running);
     }
-    /* with no running request left, waiting ones give back their blocks */
+    /* once nothing runs, waiting requests release their blocks */
     const int fits = (g->n_running < most && missing <= 0) || g->n_running == 0;
     for (int i = 0, at = 0; i < n; i++) {
         struct request *v = g->to_plan[i];
@@ -202,14 +202,14 @@ int tenant_of_most(const struct engine *g)
 
 static int n_queued(const struct tenant_queue *s) { return s->n - s->n_running; }
 
-/* Whether r may still be refused: no callback has reported anything of it, nor of a request that
- * fails with it.  A leader that is refused takes none of its siblings along. */
+/* Whether r may still be refused: no callback has reported anything of it, nor of a request that is
+ * useless without it.  Refusing a leader does not end its siblings. */
 static int can_leave(const struct request *r)
 {
     return !r->first_ns && !r->cancelled && !r->n_heard && !(r->heard && *r->heard);
 }
 
-/* Requests of s that may be refused for a tenant that then has `others` in the queue. */
+/* Number of requests of s that may be refused for a tenant that then has `others` in the queue. */
 static int n_spare(const struct tenant_queue *s, int others)
 {
     int n = 0;
@@ -246,7 +246,8 @@ int tenant_make_room(struct engine *g, const struct tenant_queue *own, int n, in
             if (s != own && n_spare(s, others) > 0 && (!most || n_queued(s) > n_queued(most)))
                 most = s;
         struct request *r = most ? last_in_turn(most) : NULL;
-        if (!r)                         /* a callback has cancelled or ended more than that */
+        /* a callback has cancelled or ended more requests than that */
+        if (!r)
             return 0;
         err_set(&e, ERR_LIMIT, "%d requests are waiting, expected at most %d; %d of them are of this client, and others have fewer", g->n_waiting + g->n_pending,
                 g->limits.max_waiting, n_queued(most));

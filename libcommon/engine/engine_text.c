@@ -69,7 +69,7 @@ static int hold(struct answer_text *a, const char *text, size_t size, struct err
     return 0;
 }
 
-/* Offset of the first complete stop string in what is held, and its number; n_held if there is
+/* Offset of the first complete stop string in the held text, and its number; n_held: there is
  * none. */
 static size_t find_stop(const struct answer_text *a, int *number)
 {
@@ -82,7 +82,7 @@ static size_t find_stop(const struct answer_text *a, int *number)
     return a->n_held;
 }
 
-/* Offset from which on the held text could be the beginning of a stop string. */
+/* Offset from which on the held text could be the start of a stop string. */
 static size_t find_beginning(const struct answer_text *a)
 {
     for (size_t at = 0; at < a->n_held; at++)
@@ -107,7 +107,8 @@ int answer_text_push(struct answer_text *a, int32_t id, int last, const char **t
         memmove(a->held, a->held + a->given, a->n_held);
         a->given = 0;
     }
-    if (id >= 0 && tokenizer_token(a->t, id, &n)) {     /* vocabularies are padded: an id without a token has no text */
+    /* an id without a token, as in a padded vocabulary, has no text */
+    if (id >= 0 && tokenizer_token(a->t, id, &n)) {
         if (detok_push(&a->detok, id, &piece, &n, e) != 0)
             return -1;
     } else {

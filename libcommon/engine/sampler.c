@@ -79,7 +79,7 @@ void sampler_scratch_close(struct sampler_scratch *c)
     free(c);
 }
 
-/* Room for so many candidates, positions, ids and changes. */
+/* Allocate space for this many candidates, positions, ids and changes. */
 static int grow(struct sampler_scratch *c, int n_cand, int n_repeat, int n_seen, size_t n_saved)
 {
     if (n_repeat > c->n_repeat) {
@@ -182,7 +182,7 @@ void sampler_accept(struct sampler *s, int32_t id, int generated)
         s->n_prompt = s->n_history;
 }
 
-/* Is this the first time that the present pass meets id? */
+/* Whether the present pass meets id for the first time. */
 static int first_time(struct sampler *s, int32_t id)
 {
     int first = s->c->seen[id] != s->c->epoch;
@@ -204,7 +204,7 @@ static float raw_logit(const struct sampler *s, const float *logits, int32_t id)
     return logits[id];
 }
 
-/* Each token by the longest repetition that it would continue. */
+/* Penalise each token by the longest repetition that it would continue. */
 static void penalise_repeats(struct sampler *s, float *logits)
 {
     uint32_t *longest = s->c->count;
@@ -255,8 +255,8 @@ static void penalise(struct sampler *s, float *logits)
         penalise_repeats(s, logits);
 }
 
-/* The lowest id with the largest logit.  The largest of a piece first: then only one piece is
- * looked through. */
+/* The lowest id with the largest logit.  Finds the largest value of each block first, so that only
+ * one block has to be searched. */
 static int find_max(const struct sampler_scratch *c, const float *x, int n, int32_t *best, struct err *e)
 {
     enum { PIECE = 1024 };
@@ -295,7 +295,7 @@ static void swap(struct cand *a, struct cand *b)
     *b = t;
 }
 
-/* c[i] of a heap of n whose root is the last in order sinks to its place. */
+/* Restore the heap of n whose root is the last in order: move c[i] down to its place. */
 static void sink(struct cand *c, int n, int i)
 {
     for (int child; (child = 2 * i + 1) < n; i = child) {
@@ -307,8 +307,8 @@ static void sink(struct cand *c, int n, int i)
     }
 }
 
-/* The k largest of x[n] into c, in no order.  Ids come in ascending order, so among equals the
- * first stay. */
+/* The k largest of x[n] into c, unordered.  Ids are visited in ascending order, so among equals the
+ * lower ids stay. */
 static int keep_top(struct cand *c, int k, const float *x, int n)
 {
     int held = 0;
@@ -328,13 +328,13 @@ static int keep_top(struct cand *c, int k, const float *x, int n)
 }
 
 /* Reorder c so that its first `result` candidates, in order of key, are the fewest whose weights
- * reach target > 0. */
+ * add up to target > 0. */
 static int keep_mass(struct cand *c, int n, double target)
 {
     int lo = 0, hi = n;                 /* [0, lo) is kept and weighs less than target; [hi, n) is not kept */
     double sum = 0;
     while (hi - lo > 16) {
-        int mid = lo + (hi - lo) / 2;   /* the median of three goes to the end */
+        int mid = lo + (hi - lo) / 2;   /* pivot: the median of three is moved to the end */
         if (before(&c[mid], &c[lo]))
             swap(&c[mid], &c[lo]);
         if (before(&c[hi - 1], &c[lo]))
@@ -369,7 +369,7 @@ static int keep_mass(struct cand *c, int n, double target)
         if (sum >= target)
             return i + 1;
     }
-    return hi;                          /* rounding: the sums in another order fell short by some ulp */
+    return hi;                          /* rounding: the sum in this order is a few ulp less */
 }
 
 static double sum_of(const struct cand *c, int n)
@@ -380,7 +380,7 @@ static double sum_of(const struct cand *c, int n)
     return sum;
 }
 
-/* Keep tokens whose surprise is nearest to the expected one. */
+/* Keep the tokens whose surprise is nearest to the expected one. */
 static int keep_typical(struct cand *c, int n, float p)
 {
     double sum = sum_of(c, n), entropy = 0;
@@ -395,7 +395,7 @@ static int keep_typical(struct cand *c, int n, float p)
     return n;
 }
 
-/* -inf for tokens whose logit is more than n_sigma standard deviations below the largest. */
+/* Set logits that are more than n_sigma standard deviations below the largest to -inf. */
 static void cut_sigma(float *x, int n, float largest, float n_sigma)
 {
     double sum = 0, squares = 0;
@@ -415,14 +415,15 @@ static void cut_sigma(float *x, int n, float largest, float n_sigma)
 
 static float weight(const struct sampler *s, float x, float max) { return expf((x - max) / s->s.temperature); }
 
-/* XTC on n candidates whose weights add up to *sum: those that stay move to the front, and *sum is
- * theirs.  Returns their number. */
+/* Apply XTC to n candidates whose weights add up to *sum: move those that stay to the front, and
+ * set *sum to their sum.  Returns their number. */
 static int exclude_top(struct sampler *s, struct cand *c, int n, double *sum)
 {
     if (n < 2 || rng_double(&s->rng) > s->s.xtc_probability)
         return n;
     const double least = s->s.xtc_threshold * *sum;
-    const struct cand *last = NULL;             /* of the top choices; of equals the higher id */
+    /* least likely of the top choices; among equals the higher id */
+    const struct cand *last = NULL;
     int n_top = 0, kept = 0;
     for (int i = 0; i < n; i++)
         if (c[i].w >= least) {
@@ -473,8 +474,8 @@ static int32_t draw_filtered(struct sampler *s, const float *logits, float max)
     return c[kept - 1].id;
 }
 
-/* The same when only temperature and min_p matter, in the order of ids.  Weights are made twice:
- * cheaper than to store them. */
+/* Draw if only temperature and min_p are set, in order of ids.  Computing the weights twice is
+ * cheaper than storing them. */
 static int32_t draw_all(struct sampler *s, const float *x, int32_t best)
 {
     double sum = 0;
@@ -491,7 +492,7 @@ static int32_t draw_all(struct sampler *s, const float *x, int32_t best)
     return best;                        /* rounding */
 }
 
-/* The n_top largest, by insertion: few beat the least of those held. */
+/* Find the n_top largest by insertion: few values enter the list. */
 static void find_top(const float *x, int n, struct logprobs *lp, double log_sum)
 {
     int held = 0, room = lp->n_top < n ? lp->n_top : n;
@@ -508,7 +509,7 @@ static void find_top(const float *x, int n, struct logprobs *lp, double log_sum)
         lp->top[i].logprob = (float)(lp->top[i].logprob - log_sum);
 }
 
-/* Log of the sum of exp, the largest being x[best]. */
+/* Logarithm of the sum of exp(x); x[best] is the largest. */
 static double log_sum_exp(const float *x, int n, int32_t best)
 {
     double sum = 0;
@@ -529,8 +530,8 @@ int logprobs_of(const struct sampler_scratch *c, const float *logits, int vocab_
     return 0;
 }
 
-/* -inf for what is not allowed, and in the same pass what find_max does.  Words without a bit
- * are filled; the others are selected by lanes, which compilers turn into vectors. */
+/* Set logits that are not allowed to -inf, and find the largest in the same pass as find_max does.
+ * Words without a bit are filled; in others each lane is selected, which compilers vectorize. */
 static int forbid(float *logits, int n, const struct allowed *a, int32_t *best, struct err *e)
 {
     static const uint32_t lane[32] = { 1u << 0,  1u << 1,  1u << 2,  1u << 3,  1u << 4,  1u << 5,  1u << 6,  1u << 7,
@@ -557,7 +558,7 @@ static int forbid(float *logits, int n, const struct allowed *a, int32_t *best, 
             for (int i = 0; i < 32 && !bad; i++)
                 x[i] = -INFINITY;
         } else {
-            uint32_t u[32];             /* as whole numbers: no branch for a bit */
+            uint32_t u[32];             /* as integers, so that a bit needs no branch */
             for (int i = 0; i < 32; i++)
                 bad |= !(x[i] <= FLT_MAX);
             memcpy(u, x, sizeof u);

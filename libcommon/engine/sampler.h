@@ -25,32 +25,33 @@ struct sampler;
 struct sampler *sampler_open(const struct sampling *s, int vocab_size, int max_len, struct sampler_scratch *scratch,
                              struct err *e);
 void sampler_close(struct sampler *s);
-/* every token of the prompt (0) and of the answer (1) */
+/* Append a token of the prompt (0) or of the answer (1) to the history. */
 void sampler_accept(struct sampler *s, int32_t id, int generated);
 
-/* As sampler_pick for the token that comes `ahead` tokens after the next one, as far as it is known
- * what comes before it; s does not change. */
+/* As sampler_pick, for the token `ahead` positions after the next one, using only the history that
+ * is known; s does not change. */
 int sampler_guess(struct sampler *s, float *logits, int ahead, int32_t *id, struct err *e);
 
-/* Can the token after n of the answer be chosen by a backend? 1: *d says how. */
+/* Whether a backend can choose token n of the answer.  1: *d has the options. */
 int sampler_draw(const struct sampler *s, int n, struct draw *d);
 
 /* id is bit id % 32 of word id / 32; ids from n on are not allowed */
 struct allowed { const uint32_t *bits; int n; };
 
-struct logprobs {                   /* of the distribution that logits are, before anything changes them */
-    int n_top;                      /* wanted, at most MAX_TOP_LOGPROBS; then: how many there are */
+struct logprobs {                   /* of the distribution before logits are changed */
+    /* input: number wanted, at most MAX_TOP_LOGPROBS; output: number returned */
+    int n_top;
     float logprob;                  /* of the token */
     struct top_logprob top[MAX_TOP_LOGPROBS];           /* most likely first, ties by lower id */
 };
-/* Of token id, no sampler involved. */
+/* Log probabilities of token id and of the most likely ones, without sampling. */
 int logprobs_of(const struct sampler_scratch *c, const float *logits, int vocab_size, int32_t id, struct logprobs *lp,
                 struct err *e);
 
-/* Ties go to the lower id.  logits are changed.  NaN or all -inf logits are an error (ERR_FORMAT
- * "logits ... NaN"), not garbage.  allowed: tokens outside of it have logits of -inf before bias
- * and penalties; NULL: all.  lp: of the chosen token; NULL: not wanted.  Allocates nothing but
- * what DRY needs to decode a token that it meets first. */
+/* Ties go to the lower id.  Changes the logits.  Logits that are NaN or all -inf are an error
+ * (ERR_FORMAT "logits ... NaN").  allowed: all other tokens get logits of -inf before bias and
+ * penalties; NULL: all are allowed.  lp: log probabilities of the chosen token; may be NULL.
+ * Allocates nothing, except when DRY decodes a token for the first time. */
 int sampler_pick(struct sampler *s, float *logits, const struct allowed *allowed, int32_t *id, struct logprobs *lp,
                  struct err *e);
 #endif

@@ -66,7 +66,8 @@ int sampling_check(const struct sampling *s, int vocab_size, struct err *e)
 {
     for (int i = 0; i < N_SAMPLING_OPTIONS; i++) {
         const struct sampling_option *o = &sampling_options[i];
-        const double v = sampling_get(s, o), min = o->is_whole ? o->min : (float)o->min;        /* 0.01 is no float */
+        /* minimum rounded to float: 0.01 has no exact float */
+        const double v = sampling_get(s, o), min = o->is_whole ? o->min : (float)o->min;
         if (!(v >= min && v <= o->max))
             return err_set(e, ERR_LIMIT, "%s: %g is not in the range %g to %g", o->name, v, o->min, o->max);
     }

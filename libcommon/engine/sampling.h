@@ -22,7 +22,7 @@ struct sampling {
 #undef SAMPLING_WHOLE
     uint64_t seed;
     const struct logit_bias *bias; int n_bias;      /* added to logits; borrowed by sampler_open, which copies them */
-    /* Texts that end repetitions, likewise borrowed; NULL: "\\n", ":", "\"" and "*". */
+    /* texts that end repetitions, also borrowed; NULL: "\\n", ":", "\"" and "*" */
     const char *const *dry_sequence_breakers; int n_dry_sequence_breakers;
 };
 
@@ -48,10 +48,10 @@ double sampling_get(const struct sampling *s, const struct sampling_option *o);
 void sampling_set(struct sampling *s, const struct sampling_option *o, double value);
 
 struct sampling sampling_defaults(void);
-/* Takes over what the model suggests in its generation_config (NULL, or no object: nothing).
- * Errors name the field; ranges are checked by sampling_check. */
+/* Applies the model's generation_config (NULL or not an object: nothing to apply).  Errors name the
+ * field; sampling_check checks the ranges. */
 int sampling_config(struct sampling *s, const json_t *config, struct err *e);
-/* Checks ranges; the error names the field, its value, and the range. */
+/* Checks ranges; the error names the field, its value and the range. */
 int sampling_check(const struct sampling *s, int vocab_size, struct err *e);
 
 #endif
