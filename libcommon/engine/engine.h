@@ -185,7 +185,7 @@ struct request_params {
     /* A flag, 0 at first, shared by requests that are useless without each other; borrowed until
      * the last of them ends.  Once one of them has reported something, none of them is refused any
      * more. NULL: the request stands alone. */
-    int *heard;
+    int *reported;
     uint64_t deadline_ns;                       /* clock_ns() at which it ends with FINISH_DEADLINE; 0: none */
     struct draft_params draft;
     const struct constraint *constraint;        /* NULL: none; ownership: constraint.h */

@@ -134,10 +134,10 @@ struct request {
     float *pooled;                      /* [hidden_size] sum of hidden states so far; only with embed */
     enum embed embed;
     int second;                             /* as in request_params */
-    /* n_heard: tokens of the prompt that were reported to the callback */
-    int ignore_eos, priority, n_logprobs, prompt_logprobs, n_heard;
-    /* See request_params.heard; borrowed; NULL: the request stands alone. */
-    int *heard;
+    /* n_reported: tokens of the prompt that were reported to the callback */
+    int ignore_eos, priority, n_logprobs, prompt_logprobs, n_reported;
+    /* See request_params.reported; borrowed; NULL: the request stands alone. */
+    int *reported;
     int cancelled, holds;               /* holds: WAITING, but has KV blocks */
     int planned;                        /* tokens of it in this step */
     struct drafting draft;
@@ -323,7 +323,7 @@ void draft_drop(struct engine *g, struct request *r);   /* the step has no room 
 /* Copy r's state before a step with a draft; -1: there is no place for it. */
 int draft_save_state(struct engine *g, struct request *r);
 void draft_return_state(struct request *r);             /* that copy is r's state again */
-void draft_heard(struct request *r, int32_t id);        /* id was chosen in a step without a draft */
+void draft_observe(struct request *r, int32_t id);        /* id was chosen in a step without a draft */
 /* Choose tokens from the rows of this item, which has a draft, as far as the draft is right. */
 void draft_deliver(struct engine *g, int item, float *logits);
 

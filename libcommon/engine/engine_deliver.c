@@ -72,8 +72,8 @@ static void forbid_ends(struct engine *g, const struct request *r, struct allowe
 
 static void note_heard(struct request *r)
 {
-    if (r->heard)
-        *r->heard = 1;
+    if (r->reported)
+        *r->reported = 1;
 }
 
 static int constraint_failed(const struct request *r, struct err *e)
@@ -199,7 +199,7 @@ static void choose(struct engine *g, struct request *r, float *logits, int32_t d
                                                           r->n_logprobs >= 0 ? &lp : NULL, &e);
     }
     if (rc == 0)
-        draft_heard(r, id);
+        draft_observe(r, id);
     if (rc != 0)
         request_finish_early(g, r, FINISH_ERROR, &e);
     else if (!add_token(g, r, id, r->n_logprobs >= 0 ? &lp : NULL))
@@ -216,7 +216,7 @@ static void start_siblings(struct engine *g, struct request *r, const float *log
         r->siblings = s->next_sibling;
         s->leader = NULL;
         s->next_sibling = NULL;
-        s->n_heard = r->n_heard;
+        s->n_reported = r->n_reported;
         s->started_ns = r->started_ns;
         g->n_pending--;
         wait_add(g, s);
@@ -249,7 +249,7 @@ static void tell(const struct request *r, const struct token_event *ev)
 /* Report the next token of the prompt to the callbacks of r and its siblings. */
 static void tell_prompt(struct request *r, const struct logprobs *lp)
 {
-    struct token_event ev = { .id = r->ids[r->n_heard++], .text = "", .is_prompt = 1, .logprob = NAN };
+    struct token_event ev = { .id = r->ids[r->n_reported++], .text = "", .is_prompt = 1, .logprob = NAN };
     if (lp) {
         ev.logprob = lp->logprob;
         ev.top = lp->top;
@@ -266,7 +266,7 @@ static void deliver_logits(struct engine *g, struct request *r, float *logits, i
 {
     for (int i = 0; i < n && !r->cancelled; i++, logits += g->vocab_size) {
         const int next = end - n + i + 1;       /* index of the token that these logits predict */
-        if (r->prompt_logprobs && r->n_heard == 0)
+        if (r->prompt_logprobs && r->n_reported == 0)
             tell_prompt(r, NULL);
         if (next < r->n_prompt) {
             struct logprobs lp = { .n_top = r->n_logprobs };

@@ -192,7 +192,7 @@ static void learn(struct drafting *d, int right)
     *trust += ((float)right - *trust) * LEARNING;
 }
 
-void draft_heard(struct request *r, int32_t id)
+void draft_observe(struct request *r, int32_t id)
 {
     if (r->draft.next.n > 0)
         learn(&r->draft, id == r->draft.next.token[0]);

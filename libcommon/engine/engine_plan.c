@@ -125,7 +125,7 @@ int enters_prefixes(const struct engine *g, const struct request *r) { return g-
 static int takes_prefixes(const struct engine *g, const struct request *r)
 {
     return enters_prefixes(g, r) && r->kv.n_tokens == r->kv.n_nodes * KV_BLOCK &&
-           !(r->prompt_logprobs && r->n_heard < r->n_prompt);
+           !(r->prompt_logprobs && r->n_reported < r->n_prompt);
 }
 
 static void copy_block(struct engine *g, int32_t from, int32_t to)
@@ -374,10 +374,10 @@ int decodes(const struct request *r) { return r->first_ns && r->n_ids - r->kv.n_
 /* Most tokens of a chunk such that at most `rows` of them need logits for prompt_logprobs. */
 static int rows_limit(const struct request *r, int rows)
 {
-    if (!r->prompt_logprobs || r->n_heard >= r->n_prompt)
+    if (!r->prompt_logprobs || r->n_reported >= r->n_prompt)
         return INT32_MAX;
     /* first position whose logits are still to be reported */
-    const int first = r->n_heard > 0 ? r->n_heard - 1 : 0;
+    const int first = r->n_reported > 0 ? r->n_reported - 1 : 0;
     return (first > r->kv.n_tokens ? first - r->kv.n_tokens : 0) + rows;
 }
 
@@ -386,8 +386,8 @@ static int n_logits(const struct request *r)
     const int end = r->kv.n_tokens + r->planned;
     if (r->draft.n_used)
         return r->draft.n_used + 1;
-    if (r->prompt_logprobs && r->n_heard < r->n_prompt) {
-        const int first = r->n_heard > 0 ? r->n_heard - 1 : 0, from = first > r->kv.n_tokens ? first : r->kv.n_tokens;
+    if (r->prompt_logprobs && r->n_reported < r->n_prompt) {
+        const int first = r->n_reported > 0 ? r->n_reported - 1 : 0, from = first > r->kv.n_tokens ? first : r->kv.n_tokens;
         return end > from ? end - from : 0;
     }
     return !r->embed && end == r->n_ids;

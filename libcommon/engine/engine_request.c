@@ -97,7 +97,7 @@ static struct request *make_request(struct engine *g, struct tenant_queue *s, co
     r->second = p->second;
     r->scope = p->scope;
     r->on_token = p->on_token;
-    r->heard = p->heard;
+    r->reported = p->reported;
     r->user = p->users ? p->users[i] : p->user;
     r->order = ++g->orders;
     r->submitted_ns = clock_ns();
@@ -306,7 +306,7 @@ static void hand_over(struct engine *g, struct request *r)
     heir->siblings = heir->next_sibling;
     for (struct request *s = heir->siblings; s; s = s->next_sibling)
         s->leader = heir;
-    heir->n_heard = r->n_heard;
+    heir->n_reported = r->n_reported;
     heir->leader = r->siblings = NULL;
     g->n_pending--;
     wait_add(g, heir);

@@ -206,7 +206,7 @@ static int n_queued(const struct tenant_queue *s) { return s->n - s->n_running; 
  * useless without it.  Refusing a leader does not end its siblings. */
 static int can_leave(const struct request *r)
 {
-    return !r->first_ns && !r->cancelled && !r->n_heard && !(r->heard && *r->heard);
+    return !r->first_ns && !r->cancelled && !r->n_reported && !(r->reported && *r->reported);
 }
 
 /* Number of requests of s that may be refused for a tenant that then has `others` in the queue. */

@@ -350,7 +350,7 @@ static void test_heard_of_one(void **state)
         memset(heard, 0, sizeof heard);
         for (int i = 0; i < 12; i++) {
             struct request_params p = asked(&a[i], A, i, 20, 10);
-            p.heard = &heard[together && (i == 0 || i > 8) ? 0 : i];
+            p.reported = &heard[together && (i == 0 || i > 8) ? 0 : i];
             submit(g, &p, &a[i]);
         }
         step(g, 2);

@@ -331,7 +331,7 @@ static struct request_params engine_request(struct call *c)
                                  .prompt_logprobs = p->echo && c->n_logprobs >= 0,
                                  .embed = embed ? pooling_of(c) : EMBED_NONE,
                                  .priority = p->priority, .draft = c->draft, .scope = c->scope,
-                                 .tenant = c->tenant, .heard = &c->heard, .n = embed ? 1 : p->n };
+                                 .tenant = c->tenant, .reported = &c->reported, .n = embed ? 1 : p->n };
     if (c->s->o.timeout_s > 0)
         rp.deadline_ns = c->start_ns + (uint64_t)(c->s->o.timeout_s * 1e9);
     return rp;

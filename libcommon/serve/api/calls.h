@@ -138,7 +138,7 @@ struct call {
     /* bound_ns: its model was there; first_ns: the first token; 0: not yet */
     uint64_t start_ns, bound_ns, first_ns;
     int status;                         /* of the response, once the call has ended */
-    int heard;                          /* the engine's, while jobs are open: see request_params */
+    int reported;                          /* the engine's, while jobs are open: see request_params */
 };
 
 /* Begin a call.  record: of a WebSocket's message, taken over, whose text is copied; NULL: of the

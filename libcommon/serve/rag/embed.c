@@ -149,7 +149,7 @@ void rag_embed(struct rag_job *j)
     for (int i = 0; i < j->n_texts && !j->embed_failed; i++) {
         const struct request_params p = { .ids = j->texts[i].ids, .n_ids = j->texts[i].n, .sampling = lm->sampling,
                                           .n_logprobs = -1, .embed = config_pooling(&lm->m.model->config), .n = 1,
-                                          .heard = &j->heard,
+                                          .reported = &j->reported,
                                           .tenant = indexes ? INDEX_TENANT : j->tenant,
                                           .priority = indexes ? INDEX_PRIORITY : 0 };
         j->jobs[i].user = j;

@@ -61,7 +61,7 @@ struct rag_job {
     enum { RAG_IDLE, RAG_WANTED, RAG_EMBEDDED, RAG_NOT_EMBEDDED } embedding;
     struct rag_text_ids { int32_t *ids; int n; } texts[RAG_TEXTS];      /* owned */
     struct worker_job jobs[RAG_TEXTS];
-    int n_texts, n_open, embed_failed, heard;
+    int n_texts, n_open, embed_failed, reported;
     float *vectors;                     /* [n_texts][size]; owned */
     struct rag_pending pending[RAG_TEXTS]; int n_pending; int64_t after;        /* of the index */
     /* the answer */
