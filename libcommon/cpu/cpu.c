@@ -1,5 +1,5 @@
-/* cpu.c - the CPU backend: checks a batch, gives it to the core layer by layer, and holds the KV
- * cache. */
+/* cpu.c - the CPU backend: checks a batch, runs it through the core layer by layer, and holds the
+ * KV cache. */
 #include "libcommon/cpu/cpu.h"
 
 #include <stdio.h>
@@ -19,7 +19,7 @@ struct cpu {
     struct cpu_hook hook;
     int *offset;                    /* [max_tokens] */
     const float **rows;             /* [max_logits] */
-    /* it runs layers [0, n_layers); if the model has more, a device runs those and the head */
+    /* it runs layers [0, n_layers); if the model has more, a device runs the others and the head */
     int n_layers;
     size_t kv_size, window_size, states_size;
     char name[64];
@@ -36,7 +36,8 @@ static void cpu_close(void *backend)
         munmap(b->core.window_kv, b->window_size);
     if (b->core.states)
         munmap(b->core.states, b->states_size);
-    pool_close(b->pool);            /* its threads may still read the core's memory */
+    /* first, because its threads may still read the core's memory */
+    pool_close(b->pool);
     residency_close(b->core.residency);
     attn_close_stream(&b->core);
     core_close(&b->core);
@@ -45,7 +46,7 @@ static void cpu_close(void *backend)
     free(b);
 }
 
-/* Map memory whose pages are allocated at their first use; NULL for 0 bytes. */
+/* Map memory whose pages are allocated on first use; NULL for 0 bytes. */
 static int map_lazily(void *to, size_t bytes, const char *what, struct err *e)
 {
     void *p = bytes ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
@@ -56,7 +57,7 @@ static int map_lazily(void *to, size_t bytes, const char *what, struct err *e)
     return 0;
 }
 
-/* The layer's keys and values lie in window blocks. */
+/* Whether the layer uses window blocks. */
 static int in_windows(const struct cpu *b, int layer)
 {
     return b->o.n_window_blocks && config_layer_window(&b->m->config, layer, b->o.window);
@@ -179,7 +180,7 @@ static int check_batch(const struct cpu *b, const struct batch *batch, struct er
     return 0;
 }
 
-/* The offset in a KV block of the keys and values that a layer reads. */
+/* Offset of the keys and values that a layer reads, in a KV block. */
 static size_t kv_offset(const struct cpu *b, int layer)
 {
     const struct config *c = &b->m->config;
@@ -244,7 +245,7 @@ static int cpu_forward(void *backend, const struct batch *batch, float *logits, 
     return 0;
 }
 
-/* A block, or window block (see backend_options); its bytes. */
+/* Address and size of a block or window block (see backend_options). */
 static uint8_t *find_block(const struct cpu *b, int32_t block, size_t *bytes)
 {
     const struct core *k = &b->core;
@@ -268,7 +269,7 @@ static int cpu_copy_block(void *backend, int32_t from, int32_t to, struct err *e
     return 0;
 }
 
-/* Drop the pages that lie wholly inside. */
+/* Drop the pages that lie completely inside. */
 static void drop_pages(const void *data, size_t bytes)
 {
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)data;

@@ -1,5 +1,5 @@
-/* cpu_altup.c - run several residual streams beside each other: AltUp (arXiv:2301.13310), and what
- * else gemma3n adds: LAuReL (arXiv:2411.07501), gates that are cut off. */
+/* cpu_altup.c - AltUp, several parallel residual streams (arXiv:2301.13310), and the other
+ * additions of gemma3n: LAuReL (arXiv:2411.07501) and gates with a cutoff. */
 #include <math.h>
 #include <string.h>
 
@@ -46,7 +46,7 @@ static void scores(const struct altup_job *j, const float *x, float *h, float *o
 
 /* ---- the ends ---- */
 
-/* Give the other streams the magnitude of the first. */
+/* Scale the other streams to the magnitude of the first. */
 static void match_token(void *arg, int t, int thread)
 {
     (void)thread;
@@ -152,7 +152,7 @@ static void correct_token(void *arg, int t, int thread)
     }
 }
 
-/* The other streams get what the layer's embedding makes of the corrected one. */
+/* Add the addend that the layer's embedding makes of the corrected stream to the others. */
 static void add_token(void *arg, int t, int thread)
 {
     (void)thread;
@@ -204,7 +204,7 @@ void altup_add_laurel(struct core *k, float *x, int n)
         x[i] = (x[i] + k->laurel[i]) * by;
 }
 
-/* ---- gates that are cut off ---- */
+/* ---- gates with a cutoff ---- */
 
 static void cut_token(void *arg, int t, int thread)
 {

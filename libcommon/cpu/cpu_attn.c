@@ -2,10 +2,10 @@
  * sequence.
  *
  * A job that has all tokens of its item (decoding, short prompts) also rotates and stores their
- * keys and values; otherwise a loop before it does, because the jobs of an item read each other's
- * keys. Where there are few jobs (decoding one sequence), the parts of a long context are separate
- * jobs, and the one that ends last merges them; parts and their order are those of kernels.h, so
- * results are the same. */
+ * keys and values; otherwise a separate loop does so first, because the jobs of an item read each
+ * other's keys.  If there are few jobs (decoding one sequence), the parts of a long context are
+ * separate jobs, and the one that finishes last merges them.  Parts and their order are those of
+ * kernels.h, so results are the same. */
 #include "libcommon/cpu/cpu_attn.h"
 
 #include <math.h>
@@ -15,17 +15,18 @@
 #include "libcommon/cpu/turn.h"
 #include "libcommon/kernels/approx.h"
 
-/* Consecutive runs of queries; q and att begin with token0 of the step. latent: keys are rotated
+/* Consecutive runs of queries; q and att start with token0 of the step.  latent: keys are rotated
  * and stored already. */
 struct attn_job { struct core *k; const struct step *s; const struct layer *l; int index, latent,
                   group; struct query_run *runs; int n_runs, token0, head_dim, groups;
                   size_t k_bytes, v_bytes; };
 
 enum {
-    /* most heads of a job that reads the latents: each job reads them again, but more heads a
-     * job would leave threads idle */
+    /* Most heads of a job that reads the latents.  Each job reads them again, but with more heads
+     * per job threads would be idle. */
     LATENT_HEADS = 8,
-    LATENT_TOKENS = 128,        /* most tokens of consecutive runs over latents, and most bytes of their q and att */
+    /* most tokens of consecutive runs over latents, and most bytes of their q and att */
+    LATENT_TOKENS = 128,
     LATENT_BYTES = 16 << 20,
 };
 
@@ -41,9 +42,9 @@ int attn_groups(const struct config *c)
 
 /* ---- windows of any model, with sinks (arXiv:2309.17453) ---- */
 
-/* The layer sees the newest k->window tokens and the sinks, which lie behind each other as in a
- * cache of just these tokens: beyond it, queries meet the sinks as if they were at its last
- * position.  Keys keep their rotation, because only differences of positions count. */
+/* Whether the layer sees the newest k->window tokens and the sinks, with the positions of a cache
+ * of just these tokens: past its end, queries see the sinks as from its last position.  Stored keys
+ * keep their rotation, because only differences of positions matter. */
 static int streams(const struct core *k, int index) { return config_streams(k->c, index, k->window); }
 
 static int window_of(const struct core *k, int index) { return streams(k, index) ? k->window : k->c->window[index]; }
@@ -58,7 +59,8 @@ static void angles(const struct core *k, const struct rope *r, int pos, int is_l
 {
     const float *freq = is_long ? r->inv_freq_long : r->inv_freq, scale = is_long ? r->scale_long : r->scale;
     for (int d = 0; d < r->dim / 2; d++) {
-        /* f32 as in transformers: its rounding is part of the model, but only within its context */
+        /* f32 as in transformers, whose rounding is part of the model, but only within its
+         * context */
         const double angle = k->window && pos >= k->c->max_len ? (double)pos * (double)freq[d]
                                                                : (double)((float)pos * freq[d]);
         cosine[d] = (float)cos(angle) * scale;
@@ -107,8 +109,8 @@ int attn_open_stream(struct core *k, int window, int sinks, struct err *e)
 
 void attn_close_stream(struct core *k) { free(k->stream); }
 
-/* Norm and rotation of one head's row, in the order of the architecture; far: for the last position
- * of sinks and window. */
+/* Norm and rotate one head's row, in the order of the architecture; far: for the last position of
+ * sinks and window. */
 static void prepare(const struct attn_job *j, float *x, const struct norm *norm, int head, int token, int far)
 {
     const struct core *k = j->k;
@@ -134,13 +136,13 @@ static void prepare(const struct attn_job *j, float *x, const struct norm *norm,
     }
 }
 
-/* Vectors of this layer are rotated before they are rounded to `type`. */
+/* Whether vectors of this layer are rotated before they are rounded to `type`. */
 static int turned(const struct attn_job *j, enum kv_type type)
 {
     return kv_turned(type) && !j->latent && !config_indexes(j->k->c, j->index);
 }
 
-/* Blocks of this layer's keys and values. */
+/* Block table of this layer. */
 static const int32_t *table_of(const struct attn_job *j, const struct batch_item *it)
 {
     return j->s->in_windows ? it->window_table : it->table;
@@ -180,8 +182,8 @@ static void store(const struct attn_job *j, int item, int head, int first, int n
     }
 }
 
-/* The tokens of a run, but whole blocks: tokens share bytes of packed keys, and the next run is
- * another thread's. */
+/* Store the whole blocks of a run: tokens of a block share bytes of packed keys, so no block may be
+ * divided between threads. */
 static void store_part(void *arg, int i, int thread)
 {
     (void)thread;
@@ -243,7 +245,7 @@ static const struct query_run *run_of_job(const struct attn_job *j, int job)
     return &c[low];
 }
 
-/* Runs from this position on see sinks that their window does not cover. */
+/* Whether runs from this position on see sinks that their window does not cover. */
 static int beyond(const struct attn_job *j, int pos)
 {
     return !j->latent && streams(j->k, j->index) && j->k->sinks && pos >= j->k->window;
@@ -272,7 +274,7 @@ static void attend_sinks(const struct attn_job *j, const struct attn *a, const f
     }
 }
 
-/* o, and behind it l [16] and m, of the same row, one part more. */
+/* Merge the result of one more part into a row: o, followed by l [16] and m. */
 static void merge_rows(float *to, const float *from, int head_dim)
 {
     const size_t size = attn_partial(head_dim);
@@ -286,7 +288,7 @@ static void merge_rows(float *to, const float *from, int head_dim)
     *m = most;
 }
 
-/* Adds the part, as far as rows see it, to what they have. */
+/* Merge a part into the rows that see it. */
 static void merge_part(const struct attn_job *j, const struct attn *a, int part, float *to, const float *from)
 {
     const size_t size = attn_partial(j->head_dim);
@@ -315,7 +317,8 @@ static void finish_rows(const struct attn_job *j, const struct attn *a, const fl
         }
 }
 
-/* A run beyond sinks and window, all parts of it or, of several, part `part`.  own: its queries. */
+/* A run past the end of sinks and window: all parts of it, or only part `part`.  own: its
+ * queries. */
 static void attend_beyond(const struct attn_job *j, const struct query_run *ch, int head, int part, struct attn *a,
                           float *own, int thread)
 {
@@ -385,7 +388,7 @@ static void attend_part(void *arg, int i, int thread)
         .sinks = j->l->sinks ? j->l->sinks + head * group : NULL, .kv = k->types,
         .scale = c->attn_scale, .softcap = c->attn_softcap,
         .alibi = c->pos == POS_ALIBI ? k->alibi + head * group : NULL };
-    /* no other part has these positions */
+    /* only the last part has these positions */
     if (j->s->one_run_each && is_last && !j->latent && !config_shares_kv(c, j->index))
         store(j, ch->item, head, ch->first, ch->n);
     if (beyond(j, a.pos)) {
@@ -433,11 +436,12 @@ static int plan_jobs(const struct attn_job *j)
         const int pos = s->items[ch->item].pos + ch->first, first = span ? pos / span * span : window &&
             pos - window + 1 > 0 ? pos - window + 1 : 0, last = pos + ch->n - 1;
         const int n_parts = last / ATTN_PART - first / ATTN_PART + 1, rows = ch->n * group;
-        /* one more for sinks */
+        /* and one for the sinks */
         const size_t need = (size_t)((n_parts + beyond(j, pos)) * groups) * (size_t)rows * attn_partial(j->head_dim);
         ch->job = n_jobs;
         ch->n_parts = 1;
-        /* otherwise one job would store new tokens at the start of a part, and another read them */
+        /* otherwise one job would store new tokens at the start of a part while another reads
+         * them */
         if (few && n_parts > 1 && rows <= SPLIT_ROWS && pos / ATTN_PART == last / ATTN_PART && used +
             need <= k->n_partial) {
             ch->n_parts = n_parts;
@@ -460,7 +464,7 @@ size_t attn_partials(const struct config *c, int n_threads, int64_t n_tokens)
     return n_threads == 1 || n_tokens <= ATTN_PART ? 0 : n < most ? n : most;
 }
 
-/* The norms of q and k over all heads of a token together. */
+/* Apply the norms of q and k that cover all heads of a token. */
 static void full_norms(void *arg, int t, int thread)
 {
     (void)thread;
@@ -472,7 +476,7 @@ static void full_norms(void *arg, int t, int thread)
     j->k->k->rms_norm(key, key, j->l->k_norm.w, nk, c->qk_norm_eps, c->qk_norm_offset);
 }
 
-/* Spread heads of `from` elements, times scale, over `to` each; the row has room for that. */
+/* Spread heads of `from` elements, times scale, to `to` elements each, in place. */
 static void widen(float *x, int n_heads, int from, int to, float scale)
 {
     for (int h = n_heads - 1; h >= 0; h--)
@@ -600,11 +604,12 @@ void core_ropes(struct core *k, const struct step *s)
         pool_run(k->pool, s->n_tokens, rope_row, k);
 }
 
-/* Cut tokens [first, first + n) of an item into runs; returns their number. */
+/* Divide tokens [first, first + n) of an item into runs; returns their number. */
 static int add_runs(struct core *k, struct step *s, int item, int first, int n, int most)
 {
     const int n_runs = (n + most - 1) / most;
-    for (int c = n_runs; c-- > 0; ) {             /* last run first: it sees the longest context */
+    /* last run first, because it sees the longest context */
+    for (int c = n_runs; c-- > 0; ) {
         const int left = n - c * most;
         k->runs[s->n_runs++] = (struct query_run){ .item = item, .first = first + c * most,
                                                    .n = left < most ? left : most };
@@ -627,7 +632,7 @@ void core_step(struct core *k, struct step *s, const struct batch_item *items, i
             k->type[s->n_tokens] = it->second > 0 && it->pos + t >= it->second && k->c->n_types > 1;
             k->long_rope[s->n_tokens++] = is_long;
         }
-        /* no run has tokens within the window and beyond it */
+        /* no run has tokens on both sides of the window's end */
         const int near = !k->window || it->pos + it->n_tokens <= k->window ? it->n_tokens
                          : it->pos < k->window ? k->window - it->pos : 0;
         const int n_runs = add_runs(k, s, i, near, it->n_tokens - near, chunk) + add_runs(k, s, i, 0, near, chunk);

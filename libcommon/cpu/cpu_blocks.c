@@ -1,11 +1,11 @@
-/* cpu_blocks.c - run attention to runs of tokens (qwen4_exp): an indexer scores the whole runs
- * before a token by the normed mean of its keys; the token sees the best of them, and all tokens
- * behind the last whole run.
+/* cpu_blocks.c - attention to runs of tokens (qwen4_exp): an indexer scores the complete runs
+ * before a token by the normed mean of their keys; the token sees the best of them, and all tokens
+ * after the last complete run.
  *
- * The sum of a run's keys is a state while the run lasts, and its key goes to the KV block of
- * its last token.  The keys and values that a token sees are copied side by side, in the order
- * of positions, and attention runs over the copy, so neither the batch nor the cut of a prompt
- * changes a bit. */
+ * The sum of a run's keys is a state until the run is complete; its key then goes to the KV block
+ * of its last token.  The keys and values that a token sees are copied side by side, in order of
+ * position, and attention runs over the copy, so results are bit-identical for every batch and
+ * every division of a prompt into chunks. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,13 +14,13 @@
 #include "libcommon/cpu/cpu_ops.h"
 #include "libcommon/cpu/cpu_sparse.h"
 
-enum { COPY_RUNS = 32 };                        /* runs of one job */
+enum { COPY_RUNS = 32 };                        /* runs per job */
 
 struct block_job {
     struct core *k;
     const struct step *s;
     const struct layer *l;
-    int index, first, n, block, heads, head_dim;                /* heads: with keys */
+    int index, first, n, block, heads, head_dim;                /* heads: those with keys */
     struct sparse_keys keys;                    /* of runs */
     size_t kv_bytes;                            /* of keys of one head */
 };
@@ -60,7 +60,7 @@ int blocks_open(struct core *k, int64_t max_len, struct err *e)
     w->keys = aligned_alloc(64, bytes + 64);
     if (!w->q || !w->chosen || !w->keys)
         return err_nomem(e, "activations of the indexer");
-    memset(w->keys, 0, bytes);                  /* slots behind the last are read with weight 0 */
+    memset(w->keys, 0, bytes);                  /* slots after the last are read with weight 0 */
     w->one = w->keys + (size_t)w->batch * w->stride;
     w->key = w->q + t * (size_t)(x->n_heads * x->head_dim);
     w->weight = w->key + t * (size_t)x->head_dim;
@@ -91,7 +91,7 @@ static void rotate(const struct block_job *j, float *x, int n_heads, const float
     j->k->k->rope(x, cosine, sine, n_heads, (size_t)j->k->c->indexer.head_dim, r->dim, r->pairs);
 }
 
-/* Norm, rotate and store the key of a run, of which key is the sum. */
+/* Norm, rotate and store the key of a run; `key` is the sum of its keys. */
 static void end_run(const struct block_job *j, int item, int run, float *key, uint8_t *one)
 {
     const struct core *k = j->k;
@@ -109,7 +109,7 @@ static void end_run(const struct block_job *j, int item, int run, float *key, ui
     sparse_copy_key(k->types.key, dim, to, j->keys.slots, slot, one, KV_BLOCK, 0);
 }
 
-/* Sum the keys of an item's tokens. */
+/* Add the keys of an item's tokens to the sums. */
 static void sum_keys(void *arg, int item, int thread)
 {
     const struct block_job *j = arg;
@@ -158,7 +158,8 @@ static void choose_token(void *arg, int slot, int thread)
 
 /* ---- attention ---- */
 
-/* Tokens that a token of the batch sees: those of the chosen runs, and those behind the last. */
+/* Number of tokens that a token of the batch sees: those of the chosen runs, and those after the
+ * last complete run. */
 static int n_seen(const struct block_job *j, int slot)
 {
     const int token = j->first + slot;

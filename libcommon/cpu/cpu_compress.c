@@ -1,12 +1,12 @@
-/* cpu_compress.c - run compressed attention (deepseek_v4): a token sees the keys of a window, which
- * are its values too, and entries that each sum up a run of earlier tokens, all of them or those
+/* cpu_compress.c - compressed attention (deepseek_v4): a token sees the keys of a window, which are
+ * also its values, and entries that each summarize a run of earlier tokens: all of them, or those
  * that an indexer chooses.
  *
- * An entry is a weighted mean by channel, its weights a softmax over the tokens of the run; with an
- * indexer also over those of the run before.  The sums are kept as a state while the run lasts, one
- * token after the other, and what they make goes to the KV block of the run's last token.  The keys
- * and entries that a token sees are copied side by side, and attention runs over the copy.  So
- * neither the batch nor the cut of a prompt changes a bit. */
+ * An entry is a mean weighted per channel, with a softmax over the tokens of the run as weights;
+ * with an indexer also over those of the run before.  The sums are a state until the run is
+ * complete, updated token by token; the entry then goes to the KV block of the run's last token.
+ * The keys and entries that a token sees are copied side by side, and attention runs over the copy,
+ * so results are bit-identical for every batch and every division of a prompt into chunks. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +15,8 @@
 #include "libcommon/cpu/cpu_ops.h"
 #include "libcommon/cpu/cpu_sparse.h"
 
-enum { CHANNELS = 64, COPY_TOKENS = 128, SUMS = 3 };         /* of one job; of a channel */
+/* channels per job; tokens per job; sums per channel */
+enum { CHANNELS = 64, COPY_TOKENS = 128, SUMS = 3 };
 
 /* One kind of entries of a layer: those of attention, or those of its indexer. */
 struct entries {
@@ -24,7 +25,7 @@ struct entries {
     const struct norm *norm;
     float *out;                             /* [tokens][dim]: the entry that ends with this token */
     int dim, width;                         /* width: 2 * dim if runs overlap */
-    size_t state_at, kv_at;                 /* in the layer's state; in a KV block */
+    size_t state_at, kv_at;                 /* offset in the layer's state; in a KV block */
 };
 
 struct compress_job {
@@ -33,7 +34,7 @@ struct compress_job {
     const struct layer *l;
     int index, rate, slots, first, n, groups;
     struct entries x;
-    size_t index_at, entries_at;            /* in a KV block */
+    size_t index_at, entries_at;            /* offsets in a KV block */
 };
 
 /* ---- memory ---- */
@@ -45,7 +46,7 @@ static size_t group_floats(const struct config *c)
     return (size_t)c->n_heads * (size_t)c->head_dim / (size_t)c->compressed.o_groups;
 }
 
-/* Floats of a token in the buffers of compress_open. */
+/* Floats per token in the buffers of compress_open. */
 size_t compress_floats(const struct config *c)
 {
     if (!has_rates(c))
@@ -97,7 +98,8 @@ int compress_open(struct core *k, int64_t max_len, struct err *e)
     w->keys = aligned_alloc(64, (size_t)w->batch * w->stride + bytes + 64);
     if (!w->q_a || !w->chosen || !w->keys)
         return err_nomem(e, "activations of compressed attention");
-    memset(w->keys, 0, (size_t)w->batch * w->stride + bytes);   /* slots behind the last are read with weight 0 */
+    /* slots after the last are read with weight 0 */
+    memset(w->keys, 0, (size_t)w->batch * w->stride + bytes);
     w->one = w->keys + (size_t)w->batch * w->stride;
     w->one_bytes = bytes / (size_t)pool_size(k->pool);
     w->value = w->q_a + t * (size_t)c->mla.q_rank;
@@ -151,8 +153,8 @@ static void empty(float *sums, int dim, int from, int to)
     }
 }
 
-/* Add the tokens of an item to the sums of some channels.  State: sums [3][dim] for this entry
- * (runs overlap: behind them for the next one). */
+/* Add the tokens of an item to the sums of some channels.  State: sums [3][dim] for this entry,
+ * followed by those of the next one if runs overlap. */
 static void sum_channels(void *arg, int i, int thread)
 {
     (void)thread;
@@ -223,7 +225,7 @@ static void make_entries(struct compress_job *j, const struct entries *x)
 
 /* ---- the choice ---- */
 
-/* Number of entries that a token sees: those of runs up to it. */
+/* Number of entries that a token sees: those of complete runs. */
 static int n_entries(const struct compress_job *j, int token) { return (j->k->pos[token] + 1) / j->rate; }
 
 /* The entries that a token attends to, ascending. */
@@ -263,7 +265,7 @@ static int first_seen(const struct compress_job *j, int token)
 
 static int copy_jobs(const struct compress_job *j) { return (j->k->compress.most + COPY_TOKENS - 1) / COPY_TOKENS; }
 
-/* Copy keys of the window, then chosen entries. */
+/* Copy the keys of the window, then the chosen entries. */
 static void copy_part(void *arg, int i, int thread)
 {
     (void)thread;
@@ -307,7 +309,7 @@ static void attend_part(void *arg, int i, int thread)
     k->k->attention(&a, k->scratch[thread]);
 }
 
-/* Some tokens at a time: choose entries, copy what they see, attend. */
+/* A batch of tokens at a time: choose entries, copy the keys and entries that are seen, attend. */
 static void attend(struct compress_job *j)
 {
     const struct compress_work *w = &j->k->compress;
@@ -353,7 +355,7 @@ static void rotate_token(void *arg, int t, int thread)
     rotate(k, key, 1, dim, k->cos[table] + at, k->sin[table] + at);
 }
 
-/* Rotate the output back: its values were rotated keys. */
+/* Rotate the output back, because its values were rotated keys. */
 static void rotate_back(void *arg, int t, int thread)
 {
     (void)thread;
@@ -385,7 +387,7 @@ static void group_outputs(struct core *k, const struct layer *l, int n)
     }
 }
 
-/* Make the entries of this step, and those of the indexer with its queries and weights. */
+/* Compute the entries of this step, and those of the indexer with its queries and weights. */
 static void run_entries(struct compress_job *j, const struct act_input *in, const struct act_input *q_a)
 {
     struct core *k = j->k;
@@ -394,7 +396,7 @@ static void run_entries(struct compress_job *j, const struct act_input *in, cons
     struct compress_work *w = &k->compress;
     const int n = j->s->n_tokens, dim = k->c->head_dim, indexes = config_indexes(k->c, j->index),
               width = indexes ? 2 * dim : dim, index = x->head_dim;
-    /* not quantized: the quantized form of `in` is gone, q_a took its place */
+    /* not quantized: q_a has replaced the quantized form of `in` */
     const struct act_input plain = { .x = in->x, .ldx = in->ldx, .cols = in->cols };
     const struct op ops[] = {
         { .l = &l->comp_value, .in = &plain, .out = w->value, .ldo = (size_t)width, .kind = OP_STORE },

@@ -2,10 +2,10 @@
  * cpu_attn.c.
  *
  * Parallel loops of a layer, after each of which all threads synchronize: q, k, v; attention with
- * rotation and the store of keys and values; o; gate, up and the activation; down.  The caller
- * alone computes norms and quantizes activations where that is little work (decoding), otherwise
- * they are loops of their own.  Every output element is computed by one job in an order that does
- * not depend on the others, so neither the number of threads nor the batch changes a bit. */
+ * rotation and storing keys and values; o; gate, up and the activation; down.  Norms and quantizing
+ * activations are done by the caller alone if that is little work (decoding), else in loops of
+ * their own.  Every output element is computed by one job in an order that does not depend on other
+ * jobs, so results are bit-identical for every number of threads and every batch. */
 #include "libcommon/cpu/cpu_core.h"
 
 #include <assert.h>
@@ -23,15 +23,18 @@ _Static_assert((int)CONFIG_ACT_SILU == ACT_SILU && (int)CONFIG_ACT_GELU == ACT_G
                "config.act is an act_kind");
 
 enum {
-    TILE_JOB = 4,               /* most tiles of a job: 128 rows, so that its outputs stay in the L2 cache */
-    /* with more threads, jobs of one tile: each thread holds a job's outputs, and each thread
-     * has few tiles anyway */
+    /* most tiles of a job: 128 rows, so that its outputs stay in the L2 cache */
+    TILE_JOB = 4,
+    /* With more threads, jobs have one tile: every thread holds the outputs of a job, and has few
+     * tiles anyway. */
     FEW_THREADS = 8,
-    /* the last tiles of each thread are jobs of one tile, so that threads end together; the
-     * others are larger, to have fewer jobs */
+    /* The last tiles of each thread are jobs of one tile, so that threads finish together; the
+     * others are larger, so that there are fewer jobs. */
     TILE_SINGLES = 4,
-    PREFETCH_TOKENS = 16,          /* most tokens for which idle threads prefetch the next weights */
-    PREFETCH_BYTES = 32768,        /* bytes to prefetch; the calling thread prefetches less, as it has work left */
+    /* most tokens of a step in which idle threads prefetch the next weights */
+    PREFETCH_TOKENS = 16,
+    /* bytes to prefetch; the calling thread prefetches less, as it has other work to do */
+    PREFETCH_BYTES = 32768,
     PREFETCH_CALLER = 2048,
     MAX_PARTS = 31 + 2 * MAX_ROPES,         /* regions besides those of threads */
 };
@@ -42,7 +45,7 @@ static size_t up64(size_t n) { return (n + 63) / 64 * 64; }
 
 struct arena_part { void *p; size_t bytes; };
 
-/* Allocate all regions at once; p points to the pointer to set. */
+/* Allocate all regions at once; each p points to the pointer to set. */
 static int arena_open(struct core *k, struct arena_part *parts, int n, struct err *e)
 {
     size_t total = 0;
@@ -60,8 +63,8 @@ static int arena_open(struct core *k, struct arena_part *parts, int n, struct er
     return 0;
 }
 
-/* The slope of each head: m = max_bias, n the largest power of two <= n_heads; heads beyond n
- * lie between the others (arXiv:2108.12409 and its code). */
+/* The slope of each head: m = max_bias, n is the largest power of two <= n_heads; heads after n lie
+ * between the others (arXiv:2108.12409 and its code). */
 static void alibi_slopes(float *slope, const struct config *c)
 {
     int n = 1;
@@ -129,7 +132,7 @@ int core_tokens(const struct config *c, const struct kernels *kernels, int n_thr
     const size_t q = (size_t)c->n_heads * (size_t)c->head_dim, kv = (size_t)c->n_kv_heads * (size_t)c->head_dim,
                  hidden = (size_t)c->hidden_size;
     const size_t cols = widest_input(c), threads = (size_t)n_threads;
-    /* wide: q and att hold a run of tokens, not a step */
+    /* wide rows: q and att hold a run of tokens instead of a step */
     const size_t run = (size_t)attn_rows(c, INT32_MAX), wide = run < INT32_MAX;
     size_t floats = hidden + (c->block == BLOCK_PARALLEL2 ? 2 : 1) *
                     (hidden > (size_t)c->embed_size ? hidden : (size_t)c->embed_size) + (wide ? kv : 2 * q + 2 * kv) +
@@ -142,7 +145,7 @@ int core_tokens(const struct config *c, const struct kernels *kernels, int n_thr
                     (c->cutoff ? widest_mlp(c) : 0);
     for (int i = 0; i < c->n_ropes; i++)
         floats += (size_t)c->ropes[i].dim;
-    /* the widest quantized input, in both slots where both are used; bookkeeping of a token */
+    /* the widest quantized input, in both slots if both are used; per-token integers */
     const size_t rounded = kernels->act_bytes(TRY, (int)(cols + 127) / 128 * 128, 32) / TRY *
                            (c->block == BLOCK_SEQUENTIAL ? 1 : 2);
     const size_t scratch = thread_scratch(c, kernels, TRY, cols), fixed_scratch = thread_scratch(c, kernels, 1, cols);
@@ -157,8 +160,8 @@ int core_tokens(const struct config *c, const struct kernels *kernels, int n_thr
     return n < LEAST ? LEAST : n < INT32_MAX ? (int)n : INT32_MAX;
 }
 
-/* The regions of the arena, of the threads last: parts has MAX_PARTS + 3 * n_threads; returns their
- * number. */
+/* List the regions of the arena, those of threads last, in parts [MAX_PARTS + 3 * n_threads];
+ * returns their number. */
 static int list_regions(struct core *k, struct arena_part *parts, int64_t max_len)
 {
     const struct config *c = k->c;
@@ -301,8 +304,8 @@ static int reserve_slot(struct core *k, int slot, const struct linear *const *l,
     return 0;
 }
 
-/* The slot of an input while its matrices read it.  In a parallel block the inputs of the MLP live
- * beside those of attention. */
+/* The slot of an input while its matrices read it.  In a parallel block the inputs of the MLP and
+ * of attention are in use at the same time. */
 static int input_slot(const struct config *c, enum layer_input input)
 {
     return c->block != BLOCK_SEQUENTIAL && (input == INPUT_MLP || input == INPUT_DOWN);
@@ -379,7 +382,8 @@ struct linear_job {
     const struct op *ops;
     int n_ops, n_tokens, sum;
     int n_tiles, n_threads;                 /* each thread has a run of the tiles of all ops, */
-    int each, singles;                      /* cut into `each` jobs, the last `singles` of them of one tile */
+    /* divided into jobs of `each` tiles, the last `singles` of one tile */
+    int each, singles;
 };
 
 void core_multiply(const struct core *k, const struct linear *l, const struct act_input *in, int t0, int t1,
@@ -410,8 +414,8 @@ static void cap_logits(float *x, int n, float scale, float cap)
             x[i] = cap * tanhf(x[i] / cap);
 }
 
-/* g * sigmoid(a g) * (u + 1) = silu(a g) * ((u + 1) / a), which act_mul computes; a 0: only the
- * limits */
+/* g * sigmoid(a g) * (u + 1) = silu(a g) * ((u + 1) / a), which act_mul computes.  a 0: apply the
+ * limits only. */
 static void clamp_gated(float *g, float *u, int n, float alpha, float limit)
 {
     for (int i = 0; i < n; i++) {
@@ -424,7 +428,7 @@ static void clamp_gated(float *g, float *u, int n, float alpha, float limit)
     }
 }
 
-/* arXiv:2411.13010, equation 6, with a limit on x where the exponential is taken. */
+/* arXiv:2411.13010, equation 6, with a limit on x in the exponential. */
 static void xielu(float *x, int n, const float *params)
 {
     const float beta = params[XIELU_BETA], eps = params[XIELU_EPS], p = log1pf(expf(params[XIELU_ALPHA_P])),
@@ -568,7 +572,7 @@ int core_prefetch(struct core *k, const struct model *m, struct err *e)
     return 0;
 }
 
-/* The weights of the loop that follows, or NULL. */
+/* The weights of the next loop, or NULL. */
 const struct prefetch *core_next(const struct core *k, int index, int loop)
 {
     return k->prefetch ? k->prefetch + index * LOOPS + loop : NULL;
@@ -593,8 +597,8 @@ void core_linear_rows(struct core *k, const struct linear *l, const struct act_i
 struct row_job {
     const struct core *k;
     const struct norm *norm;
-    const float *x, *add;           /* x [n, cols]; or x + scale * add */
-    float *out, *sum;               /* out = norm(x); sum (with add): the sum */
+    const float *x, *add;           /* x [n, cols]; with add, x + scale * add is normed instead */
+    float *out, *sum;               /* out = norm(x); sum: receives x + scale * add */
     int n, cols, after_add;
 };
 
@@ -646,14 +650,14 @@ static const float *pre_norm(struct core *k, const struct norm *norm, const floa
     return h;
 }
 
-/* bitnet: the norm of the input of o or down, in place. */
+/* Apply bitnet's norm to the input of o or down, in place. */
 static void sub_norm(struct core *k, const struct norm *norm, float *x, int n, int cols)
 {
     if (norm->present)
         rows_run(k, &(struct row_job){ .norm = norm, .x = x, .out = x, .n = n, .cols = cols });
 }
 
-/* x += l(in), or x += post(l(in)) with a norm behind; y is a buffer of the size of x. */
+/* x += l(in), or x += post(l(in)) if the layer has a norm there; y is a buffer of the size of x. */
 static void add_residual(struct core *k, const struct linear *l, const struct act_input *in, const struct norm *post,
                          float *x, float *y, int n, const struct prefetch *prefetch)
 {
@@ -707,7 +711,7 @@ static int run_mlp(struct core *k, const struct layer *l, int index, const struc
     return 0;
 }
 
-/* x += feed-forward half of the layer, applied to `in`. */
+/* x += the feed-forward half of the layer, applied to `in`. */
 static int run_ff(struct core *k, const struct layer *l, int index, const struct act_input *in, float *x, int n)
 {
     if (core_hook(k, index, k->c->gated ? ROLE_GATE : ROLE_UP, in, n))
@@ -757,7 +761,7 @@ static int run_beside(struct core *k, const struct layer *l, int index, float *h
     return 0;
 }
 
-/* Attention with keys and values of its own; *out = k->att. Returns 1 if the hook stopped it. */
+/* Attention with keys and values of its own; *out = k->att.  Returns 1 if the hook stopped it. */
 static int run_attention(struct core *k, const struct step *s, const struct layer *l, int index, const float *h,
                          const float **out, int *cols)
 {
@@ -774,7 +778,8 @@ static int run_attention(struct core *k, const struct step *s, const struct laye
         { .l = &l->v, .in = &in, .out = k->value, .ldo = (size_t)kv_cols, .kind = OP_STORE, .limit = c->clip_qkv },
         { .l = &l->q_gate, .in = &in, .out = k->state.gate, .ldo = (size_t)state_gates(c), .kind = OP_STORE } };
     struct op here[4];
-    int n_ops = 0;                              /* layers that share keys or take them as values have fewer */
+    /* fewer for layers that share keys or use keys as values */
+    int n_ops = 0;
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
         if (ops[i].l->w.data)
             here[n_ops++] = ops[i];
@@ -789,7 +794,7 @@ static int run_attention(struct core *k, const struct step *s, const struct laye
     return 0;
 }
 
-/* x += attention and a state side by side, each scaled (falcon_h1). */
+/* x += attention and a state in parallel, each scaled (falcon_h1). */
 static int run_both(struct core *k, const struct step *s, const struct layer *l, int index, const float *h, float *x)
 {
     const struct config *c = k->c;
@@ -811,7 +816,7 @@ static int run_both(struct core *k, const struct step *s, const struct layer *l,
     return 0;
 }
 
-/* x = norm(x) * its factor; the half of the layer that follows is scaled by another (minimax). */
+/* x = norm(x) * its factor; the next half of the layer has a factor of its own (minimax). */
 static void renorm(struct core *k, const float *h, float *x, int n, int which)
 {
     const float *by = k->c->renorm[which];
@@ -823,7 +828,7 @@ static void renorm(struct core *k, const float *h, float *x, int n, int which)
     k->residual = by[1];
 }
 
-/* Run the mixer of a layer up to the input of o. */
+/* Run the mixer of a layer, up to the input of o. */
 static int run_mixer(struct core *k, const struct step *s, const struct layer *l, int index, const float *h,
                      const float **out, int *cols)
 {
@@ -865,8 +870,10 @@ static int run_layer(struct core *k, const struct step *s, const struct layer *l
     core_layer_input(k, &o, mixed, cols, n, l, INPUT_O);
     if (core_hook(k, index, ROLE_O, &o, n))
         return 1;
-    if (c->block != BLOCK_SEQUENTIAL) {         /* the MLP first: k->h[0] may be its input */
-        const int stopped = run_ff(k, l, index, &in_mlp, x, n);        /* for what the caller will add itself */
+    /* the MLP first, because k->h[0] may be its input */
+    if (c->block != BLOCK_SEQUENTIAL) {
+        /* if it was stopped, the caller adds the MLP itself, so attention is added in any case */
+        const int stopped = run_ff(k, l, index, &in_mlp, x, n);
         add_residual(k, &l->o, &o, &l->attn_post_norm, x, k->h[0], n, core_next(k, index, LOOP_O));
         return stopped;
     }

@@ -14,11 +14,12 @@
 
 enum {
     MAX_SHARED = LAYER_READERS,             /* matrices that read one input */
-    N_SLOTS = 2,                            /* inputs alive at once: attention's and the MLP's of a parallel block */
+    /* inputs in use at once: those of attention and of the MLP in a parallel block */
+    N_SLOTS = 2,
 };
 
-/* The input of linear layers: f32 rows, and their quantized forms, one for each way in which the
- * matrices that read it want it. */
+/* The input of linear layers: f32 rows, and one quantized form for each layout that the matrices
+ * reading it need. */
 struct act_input {
     const float *x;
     size_t ldx;
@@ -32,103 +33,111 @@ struct query_run {
     int item, first, n;                     /* tokens [first, first + n) of the item */
     /* n_parts > 1: parts part .. part + n_parts - 1 (kernels.h) are separate jobs */
     int part, n_parts;
-    int job, merge;                         /* number of its first job; of its first merge */
+    int job, merge;                         /* index of its first job; of its first merge */
     size_t partial;                         /* offset in core.partial */
 };
 
-/* Buffers of a mixture of experts; rows are tokens gathered by expert. */
+/* Buffers of a mixture of experts.  Rows are tokens, grouped by expert. */
 struct moe_work {
     /* capacity: at least max_tokens, and enough for all experts of a few tokens */
     int rows;
     float *scores, *shared_score;           /* [max_tokens][n_experts], [max_tokens] */
     int *id;                                /* [max_tokens * top_k] experts of each token */
-    float *weight;                          /* their router weights */
-    /* [n_experts + 1] first token of each expert in token [max_tokens * top_k] */
+    float *weight;                          /* router weights of these experts */
+    /* [n_experts + 1] index of each expert's first element in token [max_tokens * top_k] */
     int *first, *token;
-    float *share;                           /* [max_tokens * top_k] their weights in that order */
+    float *share;                           /* [max_tokens * top_k] router weights in that order */
     float *in, *mid;                        /* [rows][hidden_size], [rows][intermediate_size] */
     struct batch_expert *batch;             /* [n_experts + 1] */
     struct op *ops;                         /* [n_experts + 1] */
-    uint8_t *act[2]; size_t act_bytes[2];   /* quantized inputs of gate and up, of down */
-    unsigned *used;                         /* [n_layers][n_experts] tokens routed to each; NULL: not counted */
-    /* [2 * n_experts] experts that a layer of the step needs, then their numbers of tokens */
+    uint8_t *act[2]; size_t act_bytes[2];   /* quantized inputs: of gate and up; of down */
+    /* [n_layers][n_experts] tokens routed to each; NULL: not counted */
+    unsigned *used;
+    /* [2 * n_experts] experts that a layer of the step needs, then their token counts */
     int *wanted;
-    struct expert *here;                    /* [n_experts + 1] the experts of a round, where the cache holds them */
+    /* [n_experts + 1] the experts of a round, at their addresses in the cache */
+    struct expert *here;
 };
-/* Buffers of multi-head latent attention: the projected queries, then values of the heads; the
- * compressed query; whole tiles of a head, its quantized input, for each thread. */
+/* Buffers of multi-head latent attention: the projected queries, later the values of the heads; the
+ * compressed query; for each thread, whole tiles of a head and its quantized input. */
 struct mla_work { float *heads, *q_a, *tiles; uint8_t **act; int n_act; size_t act_bytes; };
 
-/* Buffers of an indexer: queries, keys and weights of a step; scores of some tokens; the chosen
- * positions of each token, ascending, and their number; the chosen latents of some tokens. */
+/* Buffers of an indexer.  For a step: queries, keys and weights.  For a batch of tokens: scores;
+ * the chosen positions of each token, ascending, and their number; the chosen latents. */
 struct index_work {
     float *q, *key, *weight, *scores;
     int *chosen, *n_chosen;
     uint8_t *latents;
-    int32_t *table;                         /* 0, 1, 2 ..: the blocks of latents in order */
-    int batch, most, room;                  /* tokens at a time; positions chosen, positions scored at most */
+    int32_t *table;                         /* 0, 1, 2 ..: block table of the copied latents */
+    /* tokens per batch; most positions chosen; most positions scored */
+    int batch, most, room;
     size_t stride;                          /* bytes of a token's latents */
 };
 
-/* Buffers of compressed attention, of a step: the compressed query; values and scores of
- * entries, entries that end; the same of the indexer, its queries and weights; inputs and
- * outputs of o_a.  Of some tokens: scores of entries, the chosen ones and their number, the keys
- * and entries they see. */
+/* Buffers of compressed attention.  For a step: the compressed query; values and scores of entries,
+ * complete entries; the same of the indexer, its queries and weights; inputs and outputs of o_a.
+ * For a batch of tokens: scores of entries, the chosen ones and their number, and the keys and
+ * entries that the tokens see. */
 struct compress_work {
     float *q_a, *value, *score, *entry, *index_value, *index_score, *index_entry, *q, *weight, *group, *tiles, *scores;
     int *chosen, *n_chosen;
-    int32_t *table;                         /* 0, 1, 2 ..: the blocks of keys in order */
-    uint8_t *keys, *one;                    /* one: a block for each thread */
-    int batch, most, room;                  /* tokens at a time; seen, and scored, by one of them at most */
-    size_t stride, one_bytes;               /* bytes of a token's keys, of a block */
+    int32_t *table;                         /* 0, 1, 2 ..: block table of the copied keys */
+    uint8_t *keys, *one;                    /* one: a block per thread */
+    /* tokens per batch; most entries that one token sees, and scores */
+    int batch, most, room;
+    size_t stride, one_bytes;               /* bytes of a token's keys; of a block */
 };
 
-/* Buffers of attention to runs of tokens: queries and keys of the indexer, of a step; of some
- * tokens scores of runs, the chosen ones and their number, the keys and values that they see. */
+/* Buffers of attention to runs of tokens.  For a step: queries and keys of the indexer.  For a
+ * batch of tokens: scores of runs, the chosen runs and their number, and the keys and values that
+ * the tokens see. */
 struct block_work {
-    float *q, *key, *weight, *scores;       /* weight [n_heads]: all the same */
+    float *q, *key, *weight, *scores;       /* weight [n_heads]: all equal */
     int *chosen, *n_chosen;
     int32_t *table;
     uint8_t *keys, *one;
-    int batch, most, room;                  /* tokens at a time; runs that one of them chooses, and scores, at most */
+    /* tokens per batch; most runs that one token chooses, and scores */
+    int batch, most, room;
     size_t stride, one_bytes;
 };
 
-/* Buffers of layers with a state: the projection, outputs of the convolution and of the
- * recurrence, rates of the delta net, the gate of attention, outputs of gate_a. */
+/* Buffers of layers with a state: the projection, outputs of the convolution and of the recurrence,
+ * rates of the delta net, the gate of attention, outputs of gate_a. */
 struct state_work { float *in, *conv, *out, *ba, *gate, *low; };
 
 struct core {
     const struct config *c;
     const struct kernels *k;
     struct pool *pool;
-    float residual;                         /* factor on what the layer adds to x */
-    int exact, max_tokens, tile_job;        /* tile_job: tiles of one job at most */
-    /* KV blocks: block b of (layer, head) lies at kv + b * kv_stride + step.kv_at + head * the
-     * bytes of its keys and values, keys first; latents (MIXER_MLA) are keys of one head without
-     * values */
+    float residual;                         /* factor of the addends of a layer */
+    int exact, max_tokens, tile_job;        /* tile_job: most tiles of a job */
+    /* KV blocks: block b of (layer, head) starts at kv + b * kv_stride + step.kv_at + head * the
+     * size of its keys and values; keys first.  Latents (MIXER_MLA) are keys of one head without
+     * values. */
     struct kv_types types;
     uint8_t *kv;
     size_t kv_stride;
-    /* the same of window blocks, where layers with a window have their own */
+    /* the same for separate window blocks */
     uint8_t *window_kv;
     size_t window_stride;
-    /* No layer sees more than the newest `window` tokens and the first `sinks`; 0: as the model has
-     * it.  far: cos and sin of each RoPE table for the last position of sinks and window together,
-     * once with the short factors, once with the long ones; stream: buffers of each thread,
-     * stream_floats apart. */
+    /* Every layer attends to at most the newest `window` tokens and the first `sinks`; 0: windows
+     * as the model has them.  far: cos and sin of each RoPE table for the last position of sinks
+     * and window together, with the short factors and with the long ones; stream: a buffer of
+     * stream_floats for each thread. */
     int window, sinks;
     float *far[MAX_ROPES], *stream;
     size_t stream_floats;
-    /* jobs of a run of queries: KV heads, or groups of the heads that read the latents */
+    /* jobs of a run of queries: KV heads, or groups of heads that read the latents */
     int attn_groups;
     /* [max_tokens, ...] f32 */
     float *x, *h[N_SLOTS], *q, *key, *value, *att, *mlp;
-    float *sum;                             /* [max_tokens, hidden_size]: output of experts with a norm behind */
-    float *ple, *ple_mid;                   /* config.ple_dim: of all layers, of one */
+    /* [max_tokens, hidden_size]: output of experts that is normed before it is added */
+    float *sum;
+    float *ple, *ple_mid;                   /* config.ple_dim: of all layers; of one */
     /* config.n_streams: [max_tokens][n_streams][hidden_size], LAuReL's addend, its channels; the
      * gates and ups of a layer whose gates are cut off */
-    float *wide[2], *low;                   /* hyper.rank: [max_tokens][n * hidden_size], [rank] or an ngram's row */
+    /* hyper.rank: [max_tokens][n * hidden_size]; [rank], or a row of the ngram table */
+    float *wide[2], *low;
     float *mix;                             /* config.hyper: [max_tokens][n * (n + 1)], see cpu_hyper.c */
     float *streams, *laurel, *laurel_mid, *sparse;
     float *beside[2];                       /* moe.beside: outputs of the MLP and of the experts */
@@ -148,14 +157,14 @@ struct core {
     float **rotated;
     float **tile;                           /* [max_tokens][tile_job * TILE_ROWS] */
     void *arena;
-    size_t arena_bytes, bytes;              /* bytes: all memory but KV */
+    size_t arena_bytes, bytes;              /* bytes: all memory except the KV cache */
     struct moe_work moe;
     struct mla_work mla;
     struct index_work index;
     struct compress_work compress;
     struct block_work blocks;
     struct state_work state;
-    float *states; size_t state_stride;     /* states of sequences, borrowed; floats of one */
+    float *states; size_t state_stride;     /* states of sequences, borrowed; stride in floats */
     const struct cpu_hook *hook;
     /* [n_layers][LOOPS] weights to prefetch at the end of each loop; NULL: none */
     struct prefetch *prefetch;
@@ -163,19 +172,21 @@ struct core {
 };
 enum { LOOP_QKV, LOOP_O, LOOP_UP, LOOP_DOWN, LOOPS };
 
-/* A batch, flattened. */
+/* A batch as a flat list of tokens. */
 struct step {
     const struct batch_item *items;
     int n_items, n_tokens;
-    const int *offset;                      /* of each item's first token */
+    const int *offset;                      /* [n_items] offset of each item's first token */
     int n_runs;
-    int one_run_each;                     /* every item is one run, whose job stores its own keys and values */
-    size_t kv_at;                           /* where this layer's keys and values begin in a KV block */
-    int in_windows;                         /* in a window block */
+    /* every item is one run, whose jobs store its keys and values themselves */
+    int one_run_each;
+    /* offset of this layer's keys and values in a KV block */
+    size_t kv_at;
+    int in_windows;                         /* the layer uses window blocks */
     size_t state_at;                        /* offset of this layer in a sequence's state, in floats */
 };
 
-/* Most tokens of a step, at least 32, with which a core stays within `memory` bytes. */
+/* Most tokens of a step, at least 32, for which a core fits into `memory` bytes. */
 int core_tokens(const struct config *c, const struct kernels *kernels, int n_threads, int64_t max_len, size_t memory);
 /* max_len: tokens of the longest possible context. */
 int core_open(struct core *k, const struct config *c, const struct kernels *kernels, struct pool *pool, int max_tokens,
@@ -184,11 +195,10 @@ void core_close(struct core *k);
 /* Allocate the quantized activations that these layers need; grows only. */
 int core_reserve(struct core *k, const struct layer *layers, int n_layers, const struct linear *head, struct err *e);
 
-/* Let idle threads prefetch the weights of the next loop. The model must live as long as the
- * pool. */
+/* Let idle threads prefetch the weights of the next loop.  The model must outlive the pool. */
 int core_prefetch(struct core *k, const struct model *m, struct err *e);
 
-/* Cut the items into runs. offset [n_items] belongs to the caller. */
+/* Divide the items into runs.  offset [n_items] belongs to the caller. */
 void core_step(struct core *k, struct step *s, const struct batch_item *items, int n_items, int *offset);
 /* Compute cos and sin for the positions of the step. */
 void core_ropes(struct core *k, const struct step *s);

@@ -1,6 +1,6 @@
-/* cpu_hyper.c - run hyper-connections (arXiv:2409.19606): several residual streams, of which each
- * half of a layer reads a mix, and to all of which it adds its output; how the streams mix among
- * each other is a matrix whose rows and columns sum up to 1 (arXiv:2512.24880). */
+/* cpu_hyper.c - hyper-connections (arXiv:2409.19606): several residual streams.  Each half of a
+ * layer reads a mix of them and adds its output to all of them; the streams are mixed with each
+ * other by a matrix whose rows and columns sum to 1 (arXiv:2512.24880). */
 #include <math.h>
 #include <string.h>
 
@@ -8,7 +8,8 @@
 
 enum { MOST_STREAMS = 16, SUMS = 16 };
 
-/* The scores of one half of a layer, or of the end: [rows][n * hidden_size], bias, scale. */
+/* Weights of the scores of one half of a layer, or of the end: [rows][n * hidden_size], bias,
+ * scale. */
 struct mixer { const float *w, *bias, *scale; };
 struct hyper_job { struct core *k; struct mixer m; const struct norm *norm; float *x; };
 
@@ -26,13 +27,13 @@ static float *streams_of(const struct core *k, int token)
     return k->streams + (size_t)token * (size_t)k->c->hyper.n * (size_t)k->c->hidden_size;
 }
 
-/* The weights of a token: of the output [n], then of the streams among each other [n][n]. */
+/* The weights of a token: of the output [n], followed by those of the mix of streams [n][n]. */
 static float *mix_of(const struct core *k, int token)
 {
     return k->mix + (size_t)token * (size_t)k->c->hyper.n * (size_t)(k->c->hyper.n + 1);
 }
 
-/* Sum the products in an order that does not depend on the machine. */
+/* Sum the products in an order that is the same on every machine. */
 static float dot(const float *restrict a, const float *restrict b, size_t n)
 {
     float sum[SUMS] = { 0 };
@@ -50,7 +51,7 @@ static float dot(const float *restrict a, const float *restrict b, size_t n)
 
 static float sigmoid(float x) { return 1 / (1 + expf(-x)); }
 
-/* Score i of the streams x, whose length is 1 / by. */
+/* Score i of the streams x; by: 1 / their length. */
 static float score(const struct hyper_job *j, const float *x, float by, int i, int scale)
 {
     const size_t all = (size_t)j->k->c->hyper.n * (size_t)j->k->c->hidden_size;
@@ -63,7 +64,7 @@ static float normed_by(const struct config *c, const float *x)
     return 1 / sqrtf(dot(x, x, all) / (float)all + c->norm_eps);
 }
 
-/* Divide the elements of each row (step 1 of them apart) by their sum. */
+/* Divide the elements of each row, which are `step` apart, by their sum. */
 static void balance(float *m, int n, int step, int next, float eps)
 {
     for (int r = 0; r < n; r++) {
@@ -75,7 +76,7 @@ static void balance(float *m, int n, int step, int next, float eps)
     }
 }
 
-/* Turn scores into a matrix whose rows and columns sum up to 1. */
+/* Turn scores into a matrix whose rows and columns sum to 1. */
 static void balanced(const struct hyper *h, float *m)
 {
     const int n = h->n;
@@ -96,7 +97,7 @@ static void balanced(const struct hyper *h, float *m)
     }
 }
 
-/* out = the streams, each times its weight. */
+/* out = sum of the streams, each times its weight. */
 static void collapse(const struct config *c, const float *x, const float *weight, float *out)
 {
     const int hidden = c->hidden_size;
@@ -176,7 +177,8 @@ static void mix_gated(void *arg, int t, int thread)
         mix[s] = 2 * sigmoid(mix[s] / (float)c->hyper.n);
 }
 
-/* out = the gated mean of the normed streams; the weights of an output for each stream. */
+/* out = the gated mean of the normed streams; also sets the weight of the output for each
+ * stream. */
 static void gated_mean(struct core *k, const struct gated_mix *m, float *out, int n)
 {
     const struct config *c = k->c;

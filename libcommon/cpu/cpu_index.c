@@ -1,9 +1,10 @@
 /* cpu_index.c - choose the tokens that sparse attention over latents sees (arXiv:2512.02556), and
  * attend to them.
  *
- * The latents of a token's choice are copied side by side, in the order of their positions, and
- * attention runs over the copy: it reads top_k tokens, however long the context is.  Each token has
- * a choice and a copy of its own, so neither the batch nor the cut of a prompt changes a bit. */
+ * The latents that a token chooses are copied side by side, in order of position, and attention
+ * runs over the copy, so it reads top_k tokens for any length of the context.  Each token has its
+ * own choice and copy, so results are bit-identical for every batch and every division of a prompt
+ * into chunks. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,14 +13,14 @@
 #include "libcommon/cpu/cpu_ops.h"
 #include "libcommon/cpu/cpu_sparse.h"
 
-enum { COPY_BLOCKS = 8 };                           /* KV blocks of a job */
+enum { COPY_BLOCKS = 8 };                           /* KV blocks per job */
 
 struct index_job {
     struct core *k;
     const struct step *s;
     const struct layer *l;
     int index, first, n, token0, groups;
-    size_t keys_at;                                 /* of the indexer's keys in a KV block */
+    size_t keys_at;                                 /* offset of the indexer's keys in a KV block */
 };
 
 /* ---- memory ---- */
@@ -49,7 +50,8 @@ int index_open(struct core *k, int64_t max_len, struct err *e)
     w->latents = aligned_alloc(64, (size_t)w->batch * w->stride + 64);
     if (!w->q || !w->chosen || !w->latents)
         return err_nomem(e, "activations of the indexer");
-    memset(w->latents, 0, (size_t)w->batch * w->stride);        /* slots behind the last are read with weight 0 */
+    /* slots after the last are read with weight 0 */
+    memset(w->latents, 0, (size_t)w->batch * w->stride);
     w->key = w->q + t * q;
     w->weight = w->key + t * (size_t)x->head_dim;
     w->scores = w->weight + t * (size_t)x->n_heads;
@@ -83,7 +85,8 @@ static void rotate(const struct index_job *j, int token, float *x, int n_heads)
                k->c->indexer.pairs);
 }
 
-/* Rotate a token's queries and norm and rotate its key; the factors of both go to the weights. */
+/* Rotate a token's queries, and norm and rotate its key; the factors of both are moved to the
+ * weights. */
 static void prepare_token(void *arg, int t, int thread)
 {
     (void)thread;
@@ -134,7 +137,7 @@ int index_run(struct core *k, const struct step *s, const struct layer *l, int i
         .weight_stride = x->n_heads, .out = w->scores, .room = w->room };
     core_linear(k, &(struct op){ .l = &l->index_q, .in = q_a, .out = w->q, .ldo = (size_t)(x->n_heads * x->head_dim),
                                  .kind = OP_STORE }, 1, n, NULL);
-    /* the quantized form of `in` is gone: q_a took its place */
+    /* the quantized form of `in` has been replaced by that of q_a */
     const struct act_input plain = { .x = in->x, .ldx = in->ldx, .cols = in->cols };
     core_linear(k, (struct op[]){ { .l = &l->index_k, .in = &plain, .out = w->key, .ldo = (size_t)x->head_dim,
                                     .kind = OP_STORE },
@@ -150,7 +153,7 @@ int index_run(struct core *k, const struct step *s, const struct layer *l, int i
     return 0;
 }
 
-/* ---- attention to the chosen ---- */
+/* ---- attention to the chosen tokens ---- */
 
 static int copy_jobs(const struct index_job *j)
 {

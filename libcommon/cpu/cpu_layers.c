@@ -1,12 +1,12 @@
 /* cpu_layers.c - run single layers over windows of text with the backend's code, one window at a
- * time, so that memory is that of one window. */
+ * time, so that memory is needed for one window only. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "libcommon/cpu/cpu_ops.h"
 
 struct cpu_layers {
-    struct config *c;               /* a copy of the caller's; RoPE tables are borrowed */
+    struct config *c;               /* a copy; its RoPE tables are borrowed */
     struct core core;
     struct pool *pool;
     int n_windows, window_len, offset;
@@ -26,7 +26,8 @@ struct cpu_layers *cpu_layers_open(const struct config *c, int n_windows, int wi
     const struct kernels *k = kernels_pick(kernels, e);
     if (!k)
         return NULL;
-    k = kernels_ordered(k);             /* a conversion gives the same bytes on every machine */
+    /* so that a conversion gives the same bytes on every machine */
+    k = kernels_ordered(k);
     struct cpu_layers *l = calloc(1, sizeof *l);
     const int n_blocks = (window_len + KV_BLOCK - 1) / KV_BLOCK;
     if (!l)

@@ -1,11 +1,11 @@
-/* cpu_mla.c - run multi-head latent attention (arXiv:2405.04434, section 2.1) in its absorbed form:
- * the matrices that would expand latents to keys and values are applied to the queries and to the
+/* cpu_mla.c - multi-head latent attention (arXiv:2405.04434, section 2.1) in its absorbed form: the
+ * matrices that would expand latents to keys and values are applied to the queries and to the
  * output of attention instead, so the cache holds a latent and a rotated key per token, which are
  * never expanded.
  *
- * Prompts are computed in the same way.  Expanding the latents would take fewer operations there
- * (3.4 times fewer in attention at DeepSeek's sizes), but the last bits would differ, and a token's
- * result must not depend on how its prompt was cut. */
+ * Prompts are computed in the same way.  Expanding the latents would take fewer operations (3.4
+ * times fewer in attention at DeepSeek's sizes), but the last bits would differ, and a token's
+ * result must not depend on how its prompt was divided. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,9 +13,9 @@
 #include "libcommon/cpu/cpu_attn.h"
 #include "libcommon/cpu/cpu_ops.h"
 
-enum { HEAD_TOKENS = 64 };          /* tokens of one job of a head */
+enum { HEAD_TOKENS = 64 };          /* tokens per job of a head */
 
-/* consecutive tokens; q and att begin with token0 */
+/* consecutive tokens; q and att start with token0 */
 struct mla_job { struct core *k; const struct layer *l; int index, token0, n; };
 
 static size_t head_floats(const struct config *c)
@@ -26,8 +26,8 @@ static size_t head_floats(const struct config *c)
 
 size_t mla_floats(const struct config *c) { return c->mla.kv_rank ? head_floats(c) + (size_t)c->mla.q_rank : 0; }
 
-/* Floats of a token for the rows of one head of k_b or v_b: a head whose rows do not fill whole
- * tiles takes part of its neighbours'. */
+/* Floats per token for the rows of one head of k_b or v_b, including those of the neighbouring
+ * heads in partly used tiles. */
 static size_t tile_floats(const struct config *c)
 {
     const int most = c->mla.kv_rank > c->mla.v_dim ? c->mla.kv_rank : c->mla.v_dim;
@@ -114,7 +114,7 @@ static void rotate(const struct core *k, int index, int token, float *x)
     k->k->rope(x, k->cos[table] + at, k->sin[table] + at, 1, (size_t)r->dim, r->dim, r->pairs);
 }
 
-/* Map a head's queries to the space of the latents, with their rotated part behind. */
+/* Map a head's queries to the space of the latents, followed by their rotated part. */
 static void absorb(void *arg, int i, int thread)
 {
     const struct mla_job *j = arg;
@@ -149,7 +149,7 @@ static void expand(void *arg, int i, int thread)
                   n, k->mlp + (size_t)(j->token0 + first) * ldo + (size_t)head * (size_t)m->v_dim, ldo, thread);
 }
 
-/* Norm the latents and rotate the one key of a token. */
+/* Norm the latents and rotate the single key of a token. */
 static void latent_rows(void *arg, int t, int thread)
 {
     (void)thread;
@@ -176,8 +176,8 @@ static void run_tokens(struct mla_job *j, const struct step *s, struct query_run
     pool_run(j->k->pool, n_jobs, expand, j);
 }
 
-/* Run at most attn_rows tokens at a time: several whole items, or part of a longer one. Values
- * go to k->mlp, which is free until o has read them. */
+/* Run at most attn_rows tokens at a time: several whole items, or part of a longer one.  Values go
+ * to k->mlp, which is unused until o has read them. */
 static void run_all(struct mla_job *j, const struct step *s)
 {
     struct core *k = j->k;
@@ -200,7 +200,8 @@ static void run_all(struct mla_job *j, const struct step *s)
         }
         while (next < end && next->item == chunk->item)
             next++;
-        for (struct query_run *c = chunk, *last; c < next; c = last) {      /* the last tokens first */
+        /* the last tokens first */
+        for (struct query_run *c = chunk, *last; c < next; c = last) {
             for (n = 0, last = c; last < next && n + last->n <= rows; last++)
                 n += last->n;
             run_tokens(j, s, c, (int)(last - c), token0 + last[-1].first, n);

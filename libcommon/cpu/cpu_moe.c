@@ -1,9 +1,9 @@
 /* cpu_moe.c - run a mixture of experts: choose, gather tokens by expert, multiply, add up.
  *
  * Parallel loops: router; gate and up of all chosen experts and of the shared MLP; down.  In the
- * last, a job has a few tiles of rows of every expert in turn, so threads share each expert and no
- * two of them add to the same element; a token's experts are added in ascending order, whatever
- * else is in the batch.  Experts whose tokens exceed the buffers of one round take another round,
+ * last one, a job has a few tiles of rows of every expert in turn, so threads share each expert,
+ * and no two of them add to the same element.  A token's experts are added in ascending order,
+ * independent of the batch.  Experts whose tokens do not fit into the buffers take another round,
  * and so do experts that are not in memory yet (expert_cache.h). */
 #include <assert.h>
 #include <math.h>
@@ -14,13 +14,13 @@
 
 enum {
     FEW_TOKENS = 8,             /* most tokens for which all experts fit into one round */
-    /* most tokens for which the next layer's experts are guessed: more tokens choose too many */
+    /* most tokens for which the next layer's experts are guessed; more tokens choose too many */
     GUESS_TOKENS = 4,
 };
 
 /* The tokens of one expert in a round; expert -1: the shared MLP. */
 struct batch_expert {
-    int expert, n, row;             /* tokens, and their first row in moe.in and moe.mid */
+    int expert, n, row;             /* tokens: number and first row in moe.in and moe.mid */
     const int *token;
     const float *weight;
     const struct expert *x;         /* its matrices */
@@ -83,7 +83,7 @@ void moe_close(struct core *k)
 
 static size_t up64(size_t n) { return (n + 63) / 64 * 64; }
 
-/* Bytes of n tokens, quantized for these matrices. */
+/* Size in bytes of n tokens quantized for these matrices. */
 static size_t rounded(const struct core *k, const struct linear *const *l, int n_matrices, int n)
 {
     struct act_input in;
@@ -122,8 +122,8 @@ int moe_reserve(struct core *k, const struct layer *l, struct err *e)
 
 /* ---- the choice ---- */
 
-/* Index of the largest score that is not taken. A NaN is never larger, so nothing is chosen
- * twice or left out; its weight is then NaN. */
+/* Index of the largest score that is not taken.  A NaN is never larger, so each token gets top_k
+ * different experts even then; their weights are NaN. */
 static int best_of(const float *score, const unsigned char *taken, int n)
 {
     int best = -1;
@@ -210,7 +210,7 @@ static void sparsemixer(const struct moe *m, const float *s, unsigned char *take
     }
 }
 
-/* One token: score [n_experts] is the router's output and holds the scores afterwards. */
+/* Choose for one token: score [n_experts] holds the router's outputs, and afterwards the scores. */
 static void choose(const struct moe *m, float *score, const float *correction, int *id, float *weight)
 {
     unsigned char taken[m->n_experts];
@@ -226,7 +226,8 @@ static void choose(const struct moe *m, float *score, const float *correction, i
             wanted[i] = score[i] + (correction ? correction[i] : 0);
         if (m->n_groups > 1)
             limit_groups(m, wanted, taken);
-    } else {                        /* compare the router's outputs: scores may be equal where these still differ */
+    /* compare the router's outputs, which may differ where the scores are equal */
+    } else {
         memcpy(wanted, score, sizeof wanted);
         if (m->router != ROUTER_TOP_SOFTMAX)
             score_all(m, score);
@@ -239,7 +240,8 @@ static void choose(const struct moe *m, float *score, const float *correction, i
     weigh(m, weight);
 }
 
-/* Take the experts that a table has for a token, each once; 0 stands for numbers of no expert. */
+/* Take the experts that a table lists for a token, each once; 0 stands for numbers that are no
+ * expert. */
 static void look_up(const struct moe *m, float *score, const float *experts, int *id, float *weight)
 {
     unsigned char taken[m->n_experts];
@@ -256,7 +258,7 @@ static void look_up(const struct moe *m, float *score, const float *experts, int
     weigh(m, weight);
 }
 
-/* The experts of token t of the step, from the router's outputs. */
+/* Choose the experts of token t of the step from the router's outputs. */
 static void choose_for(const struct core *k, const struct layer *l, int t, float *score, int *id, float *weight)
 {
     const struct moe *m = &k->c->moe;
@@ -307,7 +309,7 @@ static void sort_by_expert(const struct moe *m, const int *id, const float *weig
 struct round_job { struct core *k; const struct layer *l; const struct act_input *in; struct batch_expert *b; int n,
                    down; };
 
-/* Gather an expert's tokens, or take its intermediate rows, and quantize them for its matrices. */
+/* Gather an expert's tokens, or use its intermediate rows, and quantize them for its matrices. */
 static void quantize_expert_input(void *arg, int i, int thread)
 {
     (void)thread;
@@ -333,7 +335,7 @@ static void quantize_expert_input(void *arg, int i, int thread)
                               in->form[p].act_group, part);
 }
 
-/* Place the quantized input at `at`; returns the bytes used. */
+/* Put the quantized input at `at`; returns the bytes used. */
 static size_t place(const struct core *k, struct act_input *in, int n, uint8_t *at)
 {
     size_t used = 0;
@@ -344,7 +346,7 @@ static size_t place(const struct core *k, struct act_input *in, int n, uint8_t *
     return used;
 }
 
-/* Gather experts from *expert on, as many as fit and at most `most`. whole: `in` is still
+/* Gather experts from *expert on, as many as fit and at most `most`.  whole: `in` is still
  * quantized. */
 static int gather(struct core *k, const struct layer *l, const struct act_input *in, int n, int whole, int *expert,
                   int most, struct batch_expert *b)
@@ -366,7 +368,8 @@ static int gather(struct core *k, const struct layer *l, const struct act_input 
         *to = (struct batch_expert){ .expert = *expert, .n = tokens, .row = row, .token = w->token + first,
                                      .weight = w->share + first, .x = x };
         if (n == 1 && whole && !m->weigh_input && core_has_forms(k, in, up, 2)) {
-            to->in = *in;                           /* one token: all experts read the same */
+            /* with one token, all experts read the same input */
+            to->in = *in;
         } else {
             to->in = (struct act_input){ .x = w->in + (size_t)row * (size_t)k->c->hidden_size,
                                      .ldx = (size_t)k->c->hidden_size, .cols = k->c->hidden_size };
@@ -380,7 +383,8 @@ static int gather(struct core *k, const struct layer *l, const struct act_input 
         row += tokens;
         count++;
     }
-    assert(count > 0 || most == 0 || *expert == m->n_experts);      /* moe_reserve: any single expert fits */
+    /* moe_reserve: any single expert fits */
+    assert(count > 0 || most == 0 || *expert == m->n_experts);
     return count;
 }
 
@@ -443,12 +447,12 @@ static void run_round(struct core *k, const struct layer *l, int index, const st
 
 static struct batch_expert shared_mlp(const struct core *k, const struct act_input *in, int n)
 {
-    /* its input is `in` itself, its output goes to k->mlp */
+    /* its input is `in`, and its output goes to k->mlp */
     return (struct batch_expert){ .expert = -1, .n = n, .in = *in,
                                   .weight = k->c->moe.shared_gate ? k->moe.shared_score : NULL };
 }
 
-/* Into moe.id and moe.weight; n is at most max_tokens. */
+/* The result is in moe.id and moe.weight; n <= max_tokens. */
 void moe_route(struct core *k, const struct layer *l, const struct act_input *in, int n)
 {
     const struct moe *m = &k->c->moe;
@@ -465,8 +469,8 @@ void moe_route(struct core *k, const struct layer *l, const struct act_input *in
         pool_run(k->pool, n, route_token, &job);
 }
 
-/* Guess the choice of the next layer with experts, as if the experts of this one changed
- * nothing, and prefetch it. */
+/* Guess the choice of the next layer with experts from the input of this layer's router, ignoring
+ * the output of this layer's experts, and prefetch it. */
 static void guess_next(struct core *k, const struct layer *l, int index, struct expert_cache *cache, const float *x,
                        int n)
 {
@@ -479,14 +483,16 @@ static void guess_next(struct core *k, const struct layer *l, int index, struct 
     if (next == c->n_layers || n > GUESS_TOKENS || !expert_cache_guesses(cache))
         return;
     l += next - index;
-    if (c->moe.beside || c->hyper.n)            /* x holds outputs of experts, not the residual */
+    /* x holds outputs of experts instead of the residual */
+    if (c->moe.beside || c->hyper.n)
         return;
     for (int t = 0; t < n && l->mlp_norm.present; t++)
         core_norm_row(k, w->in + (size_t)t * hidden, x + (size_t)t * hidden, &l->mlp_norm, c->hidden_size);
     const struct act_input in = { .x = l->mlp_norm.present ? w->in : x, .ldx = hidden, .cols = c->hidden_size };
     core_linear(k, &(struct op){ .l = &l->router, .in = &in, .out = w->scores, .ldo = (size_t)c->moe.n_experts,
                                  .kind = OP_STORE }, 1, n, NULL);
-    for (int t = 0; t < n; t++)             /* the choice of this layer has been sorted, so its buffers are free */
+    /* the buffers are free, because the choice of this layer has been sorted */
+    for (int t = 0; t < n; t++)
         choose_for(k, l, t, w->scores + (size_t)t * (size_t)c->moe.n_experts, w->id + t * c->moe.top_k,
                    w->weight + t * c->moe.top_k);
     expert_cache_guess(cache, next, w->id, n * c->moe.top_k);
@@ -574,7 +580,7 @@ int moe_choose(struct core *k, const struct layer *l, int index, const float *h,
     return ok ? 0 : -1;
 }
 
-/* max_tokens at a time. */
+/* at most max_tokens at a time */
 void moe_one(struct core *k, const struct layer *l, int index, int expert, const float *h, size_t ldh, float *x,
              const struct cpu_choice *c)
 {

@@ -1,8 +1,8 @@
-/* cpu_ngram.c - add to the residual streams what the runs of tokens that end with a token make
- * (qwen4_exp): rows of a table, chosen by a hash of the run, give a value that each stream takes as
- * far as its key fits it, and a convolution over the values of earlier tokens.
+/* cpu_ngram.c - add values looked up by the last tokens to the residual streams (qwen4_exp): rows
+ * of a table, selected by a hash of the run of tokens that ends here, give a value that each stream
+ * weighs by how well its key matches, and a convolution runs over the values of earlier tokens.
  *
- * State of the layer, behind that of its mixer: the last tokens, oldest first, then inputs of the
+ * State of the layer, after that of its mixer: the last tokens, oldest first, then inputs of the
  * convolution, oldest first. */
 #include <math.h>
 #include <string.h>
@@ -15,7 +15,7 @@ struct ngram_job {
     struct core *k;
     const struct step *s;
     const struct layer *l;
-    int which, jobs;                        /* jobs: of an item, in the convolution */
+    int which, jobs;                        /* jobs: per item, in the convolution */
     size_t state_at;
 };
 
@@ -46,7 +46,7 @@ static void look_up(const struct ngram_job *j, const int32_t *run, float *out)
     }
 }
 
-/* The rows of an item's tokens; the last tokens go to the state. */
+/* Look up the rows of an item's tokens; its last tokens go to the state. */
 static void look_up_item(void *arg, int item, int thread)
 {
     (void)thread;
@@ -61,7 +61,8 @@ static void look_up_item(void *arg, int item, int thread)
     for (int t = 0; t < it->n_tokens; t++) {
         run[0] = it->tokens[t];
         int ended = 0;
-        for (int i = 1; i < g->size; i++) {     /* behind an end of text there are only ends */
+        /* after an end of text all tokens count as ends of text */
+        for (int i = 1; i < g->size; i++) {
             const int32_t before = (int32_t)past[g->size - 1 - i];
             ended |= before == g->end;
             run[i] = ended ? g->end : before;
@@ -82,7 +83,7 @@ static void norm_parts(const struct core *k, float *out, const float *x, const f
         k->k->rms_norm(out + s * hidden, x + s * hidden, w + s * hidden, hidden, k->c->norm_eps, k->c->norm_offset);
 }
 
-/* wide[0]: keys, then gated values; wide[1]: queries, then inputs of the convolution. */
+/* wide[0]: keys, later gated values; wide[1]: queries, later inputs of the convolution. */
 static void gate_token(void *arg, int t, int thread)
 {
     (void)thread;

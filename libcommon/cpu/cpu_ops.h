@@ -1,13 +1,13 @@
-/* cpu_ops.h - private to the CPU backend: quantized inputs, parallel loops over matrices, and
- * the parts of a layer. */
+/* cpu_ops.h - private to the CPU backend: quantized inputs, parallel loops over matrices, and the
+ * parts of a layer. */
 #ifndef ZSE_CPU_CPU_OPS_H
 #define ZSE_CPU_CPU_OPS_H
 
 #include "libcommon/cpu/cpu_core.h"
 
 enum {
-    /* most elements of a loop over rows that the caller does alone: about 10 us, several times
-     * the cost of waking the other threads */
+    /* Loops over at most this many elements are run by the caller alone: about 10 us, several times
+     * the cost of waking the other threads. */
     SERIAL = 32768,
     ROW_JOB = 8,                /* rows of a job in longer loops */
 };
@@ -26,35 +26,35 @@ struct op {
     size_t ldo;
     enum op_kind kind;
     float scale, limit;
-    int n_tokens;               /* 0: as many as in the loop */
+    int n_tokens;               /* 0: all tokens of the loop */
     const int *row;
     const float *weight;
     const float *act;           /* OP_MLP: parameters of the activation, enum xielu */
-    int expert;                 /* OP_MLP of an expert, whose activation may differ */
+    int expert;                 /* OP_MLP of an expert, which may have another activation */
 };
-/* The matrix that the next loop begins with, and how threads divide that loop. */
+/* The matrix that the next loop starts with, and how threads divide that loop. */
 struct prefetch { const struct mat *w; int n_tiles, n_threads; };
 
-/* The quantized forms of their input that these matrices want; none for matrices on the float
+/* Set up the quantized forms of their input that these matrices need; none for matrices on the f32
  * path. */
 void core_forms(const struct core *k, struct act_input *in, const struct linear *const *l, int n);
 /* Quantize x for the matrices that read it. */
 void core_input(struct core *k, struct act_input *in, int slot, const float *x, int cols, int n_tokens,
                 const struct linear *const *l, int n);
-/* The same for the matrices of a layer that read `input`, in the slot of that input. */
+/* The same for those matrices of a layer that read `input`, in the slot of that input. */
 void core_layer_input(struct core *k, struct act_input *in, const float *x, int cols, int n_tokens,
                       const struct layer *l, enum layer_input input);
-/* 1 if `in` has all forms that these matrices want. */
+/* 1 if `in` has all forms that these matrices need. */
 int core_has_forms(const struct core *k, const struct act_input *in, const struct linear *const *l, int n);
 /* Tiles [t0, t1) of y = w x + bias; out points to row 0. */
 void core_multiply(const struct core *k, const struct linear *l, const struct act_input *in, int t0, int t1,
                    int n_tokens, float *out, size_t ldo, int thread);
 /* Several matrices in one parallel loop; prefetch may be NULL. */
 void core_linear(struct core *k, const struct op *ops, int n_ops, int n_tokens, const struct prefetch *prefetch);
-/* Several matrices of equally many rows that are added to the same outputs: a job has the same
- * tiles of all of them, in order. */
+/* Several matrices with the same number of rows that are added to the same outputs: a job has the
+ * same tiles of all of them, in order. */
 void core_linear_sum(struct core *k, const struct op *ops, int n_ops, int n_tokens, const struct prefetch *prefetch);
-/* out [n][ldo] = n_rows rows of l from `first` on, which may begin and end inside of tiles; room:
+/* out [n][ldo] = n_rows rows of l from `first` on, which need not be whole tiles; room:
  * core_rows_room(n_rows) floats for each of n tokens */
 void core_linear_rows(struct core *k, const struct linear *l, const struct act_input *in, int first, int n_rows,
                       float *room, int n, float *out, size_t ldo);
@@ -70,31 +70,32 @@ int core_hook(const struct core *k, int layer, int role, const struct act_input 
 /* cpu_moe.c */
 int moe_run(struct core *k, const struct layer *l, int index, const struct act_input *router,
             const struct act_input *in, float *x, int n);
-/* The choice alone; moe_run without a router's input takes it. */
+/* Routing alone; moe_run without a router's input uses the result. */
 void moe_route(struct core *k, const struct layer *l, const struct act_input *router, int n);
-/* The same expert by expert for any number of tokens, see cpu_layers_choose and
+/* The same one expert at a time, for any number of tokens, see cpu_layers_choose and
  * cpu_layers_expert; cpu_layers_expert_mid takes at most max_tokens. */
 int moe_choose(struct core *k, const struct layer *l, int index, const float *h, size_t ldh, float *x, int n,
                struct cpu_choice *c, struct err *e);
 void moe_one(struct core *k, const struct layer *l, int index, int expert, const float *h, size_t ldh, float *x,
              const struct cpu_choice *c);
 void moe_mid(struct core *k, const struct expert *x, const float *h, size_t ldh, int n, float *mid, size_t ldm);
-/* floats of a token, in addition to the buffers that every model has */
+/* floats per token in addition to the common buffers */
 size_t moe_floats(const struct config *c);
 int moe_open(struct core *k, struct err *e);
 void moe_close(struct core *k);
 int moe_reserve(struct core *k, const struct layer *l, struct err *e);
 
-/* cpu_ple.c: the embeddings of all layers for n tokens; x is the embedding of the model */
+/* cpu_ple.c: compute the embeddings of all layers for n tokens; x is the embedding of the model */
 void ple_embed(struct core *k, const struct model *m, int n, const float *x);
-/* y = the addend that the embedding of the layer makes of x, before its norm */
+/* y = the addend computed from the embedding of the layer and x, before its norm */
 void ple_project(struct core *k, const struct layer *l, int index, const float *x, float *y, int n);
-/* the end of a layer: x += norm of that, x *= layer_scale, where the layer has them */
+/* the end of a layer: x += norm of that addend, x *= layer_scale, if the layer has them */
 int ple_run(struct core *k, const struct layer *l, int index, float *x, int n);
 
-/* cpu_altup.c: residual streams.  begin: from the embedding x; predict: all of them, x is the one
- * that the layer computes on; correct: all of them, by the layer's output x; end: x is their mean.
- * laurel: the addend that a layer's normed input h makes, which is added behind attention */
+/* cpu_altup.c: residual streams.  begin: fill them from the embedding x; predict: update all of
+ * them, and let x be the one that the layer computes on; correct: update all of them by the layer's
+ * output x; end: x is their mean.  laurel: compute LAuReL's addend from the normed input h of a
+ * layer; it is added after attention */
 void altup_begin(struct core *k, const struct model *m, const float *x, int n);
 void altup_predict(struct core *k, const struct layer *l, float *x, int n);
 void altup_correct(struct core *k, const struct layer *l, int index, float *x, int n);
@@ -104,15 +105,15 @@ void altup_add_laurel(struct core *k, float *x, int n);
 /* k->mlp = activation of the gates above a cutoff, times the ups */
 void altup_sparse_mlp(struct core *k, const struct layer *l, int index, const struct act_input *in, int n);
 
-/* cpu_hyper.c: hyper-connections.  begin: the streams from the embedding x; enter: the normed
- * mix that a half of the layer reads, x = 0; leave: x, what it made, to the streams; end: x is
- * their mix */
+/* cpu_hyper.c: hyper-connections.  begin: fill the streams from the embedding x; enter: return the
+ * normed mix that a half of the layer reads, and clear x; leave: add x, the output of that half, to
+ * the streams; end: x is their mix */
 void hyper_begin(struct core *k, const float *x, int n);
 const float *hyper_enter(struct core *k, const struct layer *l, int ff, const struct norm *norm, float *x, int n);
 void hyper_leave(struct core *k, float *x, int n);
 void hyper_end(struct core *k, const struct model *m, float *x, int n);
 
-/* ---- mixers: from h (normed x) to the input of o, *o, *cols wide ---- */
+/* ---- mixers: from h (normed x) to the input of o, which is *o, *cols wide ---- */
 /* cpu_mla.c */
 int mla_run(struct core *k, const struct step *s, const struct layer *l, int index, const float *h, const float **o,
             int *cols);
@@ -121,8 +122,8 @@ int mla_open(struct core *k, struct err *e);
 void mla_close(struct core *k);
 int mla_reserve(struct core *k, const struct layer *l, struct err *e);
 /* cpu_index.c: sparse attention over latents.  index_run projects queries from q_a and keys from h
- * of an indexed layer, stores the keys and chooses tokens; index_attend is attn_run_latent for the
- * chosen tokens, 0: it was not needed */
+ * of an indexed layer, stores the keys and chooses tokens.  index_attend is attn_run_latent for the
+ * chosen tokens; 0: no choice was needed. */
 int index_run(struct core *k, const struct step *s, const struct layer *l, int index, const struct act_input *in,
               const struct act_input *q_a);
 int index_attend(struct core *k, const struct step *s, int index, const struct query_run *runs, int n_runs,
@@ -136,15 +137,15 @@ int compress_run(struct core *k, const struct step *s, const struct layer *l, in
 size_t compress_floats(const struct config *c);
 int compress_open(struct core *k, int64_t max_len, struct err *e);
 void compress_close(struct core *k);
-/* cpu_blocks.c: plain attention to the runs of tokens that an indexer chooses, in place of
- * attn_run; 0: no token of the step needs that */
+/* cpu_blocks.c: attention to the runs of tokens that an indexer chooses, instead of attn_run; 0: no
+ * token of the step needs that */
 int blocks_run(struct core *k, const struct step *s, const struct layer *l, int index, const struct act_input *in);
 size_t blocks_floats(const struct config *c);
 int blocks_open(struct core *k, int64_t max_len, struct err *e);
 void blocks_close(struct core *k);
-/* cpu_ngram.c: streams += what embeddings of the runs of tokens make */
+/* cpu_ngram.c: add values made from the embeddings of runs of tokens to the streams */
 void ngram_run(struct core *k, const struct step *s, const struct layer *l, int index);
-/* cpu_state.c: layers with a state; and the gate of attention: its number of gates a token, and x
+/* cpu_state.c: layers with a state; and the gate of attention: its number of gates per token, and x
  * [n][cols] *= sigmoid of k->state.gate */
 int state_run(struct core *k, const struct step *s, const struct layer *l, int index, const float *h, const float **o,
               int *cols);

@@ -6,7 +6,7 @@
 
 #include "libcommon/quant/half.h"
 
-enum { SCORE_GROUPS = 16 };             /* groups of KV_BLOCK keys of one job */
+enum { SCORE_GROUPS = 16 };             /* groups of KV_BLOCK keys per job */
 
 /* ---- places ---- */
 
@@ -67,7 +67,7 @@ void sparse_angles(const struct rope *r, int i, int rate, float *cosine, float *
     }
 }
 
-/* Element i of keys, whose key has this scale if the type has scales. */
+/* Element i of keys; scale: that of its key, for types with scales. */
 static inline float element(const enum kv_type type, const uint8_t *keys, size_t i, float scale)
 {
     switch (type) {
@@ -90,7 +90,7 @@ static inline void load_as(const enum kv_type type, const int n, const uint8_t *
                                             kv_has_scales(type) ? scale[slot + e] : 1);
 }
 
-/* The type is known when each loop is compiled. */
+/* `type` is a constant in each inlined copy of the loop. */
 static inline void load_keys(enum kv_type type, const int n, const uint8_t *keys, int slots, int slot, int dim,
                              float *out)
 {
@@ -103,12 +103,12 @@ static inline void load_keys(enum kv_type type, const int n, const uint8_t *keys
     }
 }
 
-/* Keys first .. first + KV_BLOCK - 1 of the n of an item as f32 [dim][KV_BLOCK]; columns behind the
- * last key hold numbers that nothing reads. */
+/* Keys first .. first + KV_BLOCK - 1 of the n of an item as f32 [dim][KV_BLOCK]; columns after the
+ * last key are undefined and unused. */
 static void load_columns(const struct sparse_keys *p, int item, int first, int n, int dim, float *out)
 {
     int slot;
-    if (p->rate == 1) {                                 /* side by side, all in one block */
+    if (p->rate == 1) {                                 /* adjacent, all in one block */
         const uint8_t *keys = sparse_place(p, item, first, &slot);
         load_keys(p->k->types.key, KV_BLOCK, keys, KV_BLOCK, 0, dim, out);
         return;
@@ -150,14 +150,15 @@ void sparse_score(const struct sparse_scores *x, int first_token, int n)
 
 /* ---- the choice ---- */
 
-/* Whole numbers in the order of the floats. */
+/* An integer that is ordered like the float. */
 static uint32_t order_of(float x)
 {
     const uint32_t bits = f32_bits(x);
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-/* The k-th largest of n scores, found byte by byte; *above: how many are larger. */
+/* The k-th largest of n scores, found by radix selection, a byte at a time; *above: number of
+ * larger scores. */
 static uint32_t threshold(const float *score, int n, int k, int *above)
 {
     uint32_t found = 0, mask = 0;

@@ -1,4 +1,4 @@
-/* cpu_sparse.h - operations of every kind of sparse attention on the CPU: find keys in KV blocks,
+/* cpu_sparse.h - the common operations of sparse attention on the CPU: find keys in KV blocks,
  * score them by an indexer, choose the best, copy keys and values. */
 #ifndef ZSE_CPU_CPU_SPARSE_H
 #define ZSE_CPU_CPU_SPARSE_H
@@ -7,29 +7,30 @@
 
 /* The item of a batch that a token belongs to. */
 int sparse_item(const struct step *s, int token);
-/* A KV block of an item, of the step's layer. */
+/* A KV block of an item, at the step's layer. */
 uint8_t *sparse_block(const struct core *k, const struct step *s, int item, int block);
 
-/* Keys of which each stands for a run of `rate` tokens and lies in the KV block of its last one. */
+/* Keys that each stand for a run of `rate` tokens and are stored in the KV block of its last
+ * token. */
 struct sparse_keys {
     const struct core *k;
     const struct step *s;
-    size_t at;                              /* of the keys in a KV block */
+    size_t at;                              /* offset of the keys in a KV block */
     int rate, slots;                        /* slots: keys in a KV block; KV_BLOCK if the rate is 1 */
 };
-/* The keys in the block with key i of an item, and its slot there. */
+/* The keys in the block that holds key i of an item, and the slot of key i there. */
 uint8_t *sparse_place(const struct sparse_keys *p, int item, int i, int *slot);
 
-/* Copy a key of dim elements with its scale, between blocks of to_slots and from_slots keys. */
+/* Copy a key of dim elements with its scale, between blocks with to_slots and from_slots keys. */
 void sparse_copy_key(enum kv_type type, int dim, uint8_t *to, int to_slots, int to_slot, const uint8_t *from,
                      int from_slots, int from_slot);
 /* The same for a value; blocks have KV_BLOCK of them. */
 void sparse_copy_value(enum kv_type type, int dim, uint8_t *to, int to_slot, const uint8_t *from, int from_slot);
 
-/* Cosines and sines for the first token of run i, which has `rate` tokens; each [r->dim / 2]. */
+/* Cosines and sines for the first token of run i of `rate` tokens; each [r->dim / 2]. */
 void sparse_angles(const struct rope *r, int i, int rate, float *cosine, float *sine);
 
-/* Scores of whole runs, by the queries of the model's indexer. */
+/* Scores of complete runs for the queries of the model's indexer. */
 struct sparse_scores {
     struct sparse_keys keys;
     const float *q, *weight;                /* [tokens][n_heads][head_dim]; [tokens][n_heads] */
@@ -37,10 +38,11 @@ struct sparse_scores {
     float *out;                             /* [batch][room] */
     int room;                               /* a multiple of KV_BLOCK */
 };
-/* Score all keys before each of n tokens, except for tokens that see no more than top_k of them:
- * these need no choice. */
+/* Score all keys before each of n tokens, except for tokens that see at most top_k of them and so
+ * need no choice. */
 void sparse_score(const struct sparse_scores *x, int first_token, int n);
-/* to = the `most` largest of n scores, ascending, of equal ones the first; returns their number. */
+/* to = indexes of the `most` largest of n scores, ascending; among equals the first.  Returns their
+ * number. */
 int sparse_choose(const float *score, int n, int most, int *to);
 
 #endif

@@ -1,17 +1,16 @@
-/* cpu_state.c - run mixers with a state: short convolutions (lfm2), Mamba2, gated delta net, as
- * model.h describes them.
+/* cpu_state.c - mixers with a state, as described in model.h: short convolutions (lfm2), Mamba2,
+ * gated delta net.
  *
- * Tokens go through a recurrence one after the other, so a state depends neither on how a prompt
- * was cut nor on the rest of the batch.  (Forms that take a chunk of tokens at a time would be
- * faster for long prompts, but add in another order.)  Threads divide heads and runs of
- * channels. */
+ * Tokens go through a recurrence one by one, so a state depends neither on the division of a prompt
+ * nor on the rest of the batch.  (Algorithms that process a chunk of tokens at once would be faster
+ * for long prompts, but add in another order.)  Threads divide heads and runs of channels. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "libcommon/cpu/cpu_ops.h"
 
-enum { RUN = 64, NORM_ROWS = 8 };       /* channels of a job; rows of one */
+enum { RUN = 64, NORM_ROWS = 8 };       /* channels per job; rows per job */
 
 struct state_job {
     struct core *k;
@@ -22,7 +21,8 @@ struct state_job {
 };
 /* Channels [to, to + n) of the convolution, which are columns [from, from + n) of the
  * projection. */
-struct channel_run { int from, to, n, part; };  /* part: delta net: 0 a query, 1 a key, 2 values */
+/* part: of the delta net: 0 a query, 1 a key, 2 values */
+struct channel_run { int from, to, n, part; };
 
 /* ---- memory ---- */
 
@@ -37,7 +37,7 @@ static size_t in_rows(const struct config *c, int layer)
     return (size_t)(rows + z + f);
 }
 
-/* Floats of a token in each buffer: the most of any layer. */
+/* Floats per token in each buffer: the largest of any layer. */
 static void widths(const struct config *c, size_t *in, size_t *channels, size_t *width)
 {
     *in = *channels = *width = 0;
@@ -92,7 +92,7 @@ void state_close(struct core *k)
     k->state = (struct state_work){ 0 };
 }
 
-/* An item's state in this layer: rows of the convolution's inputs, then heads. */
+/* An item's state in this layer: input rows of the convolution, then heads. */
 static float *state_of(const struct state_job *j, int item)
 {
     return j->k->states + (size_t)j->s->items[item].state * j->k->state_stride + j->s->state_at;
@@ -131,7 +131,7 @@ static void multiply(float *restrict x, const float *restrict by, int n)
         x[i] *= by[i];
 }
 
-/* The activation and norms behind the convolution. */
+/* The activation and norms after the convolution. */
 static void after_conv(const struct state_job *j, const struct channel_run *run, float *out, const float *in)
 {
     const struct kernels *k = j->k->k;
@@ -142,7 +142,7 @@ static void after_conv(const struct state_job *j, const struct channel_run *run,
     k->act_mul(out, out, NULL, run->n, ACT_SILU);
     if (run->part == 2)
         return;
-    /* queries and keys are normalized to length 1, queries divided by sqrt(size) */
+    /* queries and keys are scaled to length 1, queries also divided by sqrt(size) */
     const float size = (float)run->n, by = run->part == 0 ? 1 / size : 1 / sqrtf(size);
     k->rms_norm(out, out, NULL, run->n, 1e-6f / size, 0);
     for (int i = 0; i < run->n; i++)
@@ -186,7 +186,7 @@ static void conv_part(void *arg, int i, int thread)
 
 static float softplus(float x) { return x > 20 ? x : log1pf(expf(x)); }
 
-/* Logarithm of the decay: below 0. */
+/* Logarithm of the decay, which is negative. */
 static float rate_of(const struct state_job *j, int head)
 {
     return j->k->c->gguf ? j->l->a_log[head] : -expf(j->l->a_log[head]);
@@ -211,7 +211,7 @@ static void sigmoid_gate(float *x, const float *gate, int n)
         x[i] /= 1 + expf(-gate[i]);
 }
 
-/* Turn a head's projections into the factors by which the rows of its state decay. */
+/* Turn a head's projections into the decay factors of the rows of its state. */
 static void decays(const struct state_job *j, int head, float *x)
 {
     const struct recurrent *r = j->r;
@@ -249,8 +249,8 @@ static void mamba1_token(const struct state_job *j, int head, int token, float *
     j->k->k->act_mul(out, dt + j->width, out, dim, ACT_SILU);
 }
 
-/* The projection has, per head, its query, key and value; the state decays more slowly in later
- * layers and heads. */
+/* The projection has a query, key and value per head; the state decays more slowly in later layers
+ * and heads. */
 static void lightning_token(const struct state_job *j, int head, int token, float *state)
 {
     const struct recurrent *r = j->r;
@@ -311,7 +311,7 @@ static void scan_part(void *arg, int i, int thread)
         token(j, head, first + t, state);
 }
 
-/* The norm over the outputs of all heads, in groups. */
+/* Apply the norm over the outputs of all heads, in groups. */
 static void norm_groups(const struct state_job *j, float *out)
 {
     const int size = j->width / j->r->norm_groups;
@@ -319,7 +319,7 @@ static void norm_groups(const struct state_job *j, float *out)
         j->k->k->rms_norm(out + g * size, out + g * size, j->l->gate_norm.w + g * size, size, j->r->norm_eps, 0);
 }
 
-/* Mamba2: gate the outputs of the heads, then norm them in groups, or first norm them.  Lightning
+/* Mamba2: gate the outputs of the heads and norm them in groups, in either order.  Lightning
  * attention: norm, then gate by a sigmoid. */
 static void norm_part(void *arg, int i, int thread)
 {
@@ -340,7 +340,7 @@ static void norm_part(void *arg, int i, int thread)
     }
 }
 
-/* Mamba2 of falcon_h1: factors on the parts of the projection. */
+/* Apply falcon_h1's factors to the parts of the Mamba2 projection. */
 static void scale_part(void *arg, int t, int thread)
 {
     (void)thread;
@@ -364,7 +364,7 @@ static void run_jobs(struct state_job *j, int n, size_t work, void (*part)(void 
         pool_run(j->k->pool, n, part, j);
 }
 
-/* Mamba1: time steps, B and C from the outputs of the convolution. */
+/* Mamba1: compute time steps, B and C from the outputs of the convolution. */
 static void mamba1_inputs(struct core *k, struct state_job *j, int n)
 {
     const struct layer *l = j->l;
@@ -378,7 +378,7 @@ static void mamba1_inputs(struct core *k, struct state_job *j, int n)
                                  .kind = OP_STORE }, 1, n, NULL);
 }
 
-/* Project what makes the decays of rows and, through fewer channels, the gates. */
+/* Project the inputs of the rows' decays and, through fewer channels, of the gates. */
 static void row_gates(struct core *k, const struct state_job *j, const struct act_input *in, int n)
 {
     const struct layer *l = j->l;

@@ -1,4 +1,4 @@
-/* expert_cache.c - read experts from the file on a thread and keep the most used in memory. */
+/* expert_cache.c - read experts from the file in a thread and keep the most used in memory. */
 #include "libcommon/cpu/expert_cache.h"
 #include "libcommon/base/clock.h"
 #include "libcommon/base/thread.h"
@@ -13,29 +13,32 @@
 
 enum {
     LARGE = 2 << 20,                    /* a large page */
-    FILE_PAGE = 4096,                   /* experts of a file begin on such a page; the system's may be larger */
+    /* alignment of experts in a file; the system's pages may be larger */
+    FILE_PAGE = 4096,
     HALF_LIFE = 4096,                   /* tokens after which a use counts half */
-    TRY_EVERY = 16,                     /* if guesses are mostly wrong, try again once in so many layers */
+    /* if guesses are mostly wrong, try again after this many layers */
+    TRY_EVERY = 16,
 };
-/* least share of guesses that must be right: each wrong one delays an expert that is needed */
+/* lowest fraction of right guesses: each wrong one delays an expert that is needed */
 static const float GOOD_GUESS = 0.6f;
 
 enum { OUT, COMING, IN };
 struct expert_slot {
-    uintptr_t from, to;                 /* whole pages of the file in the mapping */
-    int frame;                          /* its frame, unless its state is OUT */
-    /* log2 of the uses, each halved every HALF_LIFE, plus the time of that sum in HALF_LIFEs, so
-     * values of different times compare */
+    uintptr_t from, to;                 /* whole pages of the mapped file */
+    int frame;                          /* index of its frame, unless the state is OUT */
+    /* log2 of the decayed number of uses (halved every HALF_LIFE), plus the time of that sum in
+     * HALF_LIFEs, so that values of different times can be compared */
     float use;
-    unsigned char state, wanted, used, guessed;        /* used: by the round that computes now */
+    unsigned char state, wanted, used, guessed;        /* used: by the current round */
 };
 
 struct expert_cache {
     const struct model *m;
     int n_layers, n_experts;
-    struct expert_slot *slot;                  /* [n_layers][n_experts]; from 0: the layer has none */
+    /* [n_layers][n_experts]; from 0: the layer has no experts */
+    struct expert_slot *slot;
     size_t largest, total;
-    uint8_t *frames; size_t frames_bytes;       /* room for n_frames experts of the largest size */
+    uint8_t *frames; size_t frames_bytes;       /* n_frames experts of the largest size */
     int n_frames, n_free, *free_frame;
     int direct;                         /* zfile_direct */
     pthread_t thread; int has_thread;
@@ -46,7 +49,7 @@ struct expert_cache {
     int *wanted, n_wanted, at, n_used;
     int *guess, n_guess;
     double time;                        /* tokens / HALF_LIFE */
-    float right; int skipped;           /* running mean of the share of guesses that were right */
+    float right; int skipped;           /* right: running mean of the fraction of right guesses */
     struct cpu_streamed stats;
 };
 
@@ -54,8 +57,8 @@ static size_t bytes(const struct expert_slot *s) { return s->to - s->from; }
 
 /* ---- the thread ---- */
 
-/* The slot to evict: the least used one that is not requested, else the last requested one
- * behind `before`; -1: none. */
+/* The slot to evict: the least used one that is not requested, else the last one of `wanted` after
+ * index `before`; -1: none. */
 static int victim(const struct expert_cache *c, int before)
 {
     int best = -1;
@@ -70,7 +73,7 @@ static int victim(const struct expert_cache *c, int before)
     return best;
 }
 
-/* The next slot to read: requested or guessed; *place: its index in wanted, -1: a guess. */
+/* The next slot to read, requested or guessed; *place: its index in wanted, -1: a guess. */
 static int next_slot(struct expert_cache *c, int *place)
 {
     for (*place = c->at + c->n_used; *place < c->n_wanted; ++*place)
@@ -116,7 +119,7 @@ static void *bring(void *arg)
         pthread_mutex_unlock(&c->lock);
         const uint64_t start = clock_ns();
         if (zfile_pread_direct(c->m->file, c->direct, (const void *)s.from, bytes(&s), to) != 0)
-            /* reading failed: access to the mapping raises the error as elsewhere */
+            /* reading failed: copying from the mapping raises SIGBUS, as for other weights */
             memcpy(to, (const void *)s.from, bytes(&s));
         pthread_mutex_lock(&c->lock);
         c->stats.read_ns += clock_ns() - start;
@@ -144,8 +147,8 @@ static int lies_in(const struct linear *l, const struct expert_slot *s)
            (!bias || (bias >= s->from && bias + (size_t)l->w.rows * sizeof *l->bias <= s->to));
 }
 
-/* Find the ranges of a layer's experts: 0, or -1 unless they follow each other up to the end of
- * the layer's group, each on pages of its own. */
+/* Find the ranges of a layer's experts.  0; -1 unless they are adjacent up to the end of the
+ * layer's group, each on pages of its own. */
 static int find_ranges(struct expert_cache *c, int layer, uintptr_t begin, uintptr_t end)
 {
     const uintptr_t page = FILE_PAGE;
@@ -166,8 +169,8 @@ static int find_ranges(struct expert_cache *c, int layer, uintptr_t begin, uintp
     return 0;
 }
 
-/* All layers with experts must have such ranges, or none has: the order of tensors and groups is
- * up to the file. */
+/* Either all layers with experts have such ranges, or the cache is not used: files may order
+ * tensors and groups in any way. */
 static int find_all(struct expert_cache *c)
 {
     const struct zfile *z = c->m->file;
@@ -351,7 +354,8 @@ void expert_cache_guess(struct expert_cache *c, int layer, const int *expert, in
 {
     pthread_mutex_lock(&c->lock);
     c->n_guess = 0;
-    for (int i = n - 1; i >= 0; i--) {          /* the most likely last: it is taken first */
+    /* the most likely last, because the last is taken first */
+    for (int i = n - 1; i >= 0; i--) {
         struct expert_slot *s = c->slot + (size_t)layer * (size_t)c->n_experts + expert[i];
         if (s->guessed)
             continue;

@@ -1,13 +1,13 @@
 /* expert_cache.h - keep the most used experts of a model in memory, within a bound.
  *
- * A step says which experts of a layer it wants, in order of their numbers, and goes on with as
- * many as are there while a thread brings in the others from the file.  Those that were used most
- * stay; a use counts half after some thousand tokens.  While the disk has nothing to do it reads
- * what the next layer will want if its guess was mostly right so far.
+ * A step requests the experts of a layer, in ascending order, and continues with those that are in
+ * memory while a thread reads the others from the file.  The most used experts stay; a use counts
+ * half after some thousand tokens.  While the disk is idle, the thread reads what the next layer is
+ * guessed to need, if such guesses have been mostly right.
  *
- * Experts in memory are copies in private memory, read past the page cache (a model larger than
- * memory gains nothing from it: it would hold each expert a second time, and give up at any
- * moment what is wanted next), unless it has them anyway. */
+ * Experts in memory are private copies.  They are read past the page cache unless it holds them
+ * already: for a model larger than memory it would only keep a second copy of each expert, and
+ * evict at any time what is needed next. */
 #ifndef ZSE_CPU_EXPERT_CACHE_H
 #define ZSE_CPU_EXPERT_CACHE_H
 
@@ -16,29 +16,30 @@
 
 struct expert_cache;
 
-/* Find each layer's experts as ranges of the file. NULL with e->code ERR_NONE if the model has
- * none, or they share ranges with other weights. m is borrowed. */
+/* Find each layer's experts as ranges of the file.  NULL with e->code ERR_NONE if the model has
+ * none, or if they share ranges with other weights.  m is borrowed. */
 struct expert_cache *expert_cache_open(const struct model *m, struct err *e);
 void expert_cache_close(struct expert_cache *c);                /* NULL is fine */
 
-size_t expert_cache_least(const struct expert_cache *c);        /* least bytes with which it works */
+/* smallest size in bytes with which it works */
+size_t expert_cache_least(const struct expert_cache *c);
 size_t expert_cache_all(const struct expert_cache *c);          /* bytes of all experts */
-/* the first byte of a layer's experts; NULL: it has none */
+/* first byte of a layer's experts; NULL: it has none */
 const uint8_t *expert_cache_begin(const struct expert_cache *c, int layer);
-/* Start; keep at most max_bytes in memory, which is expert_cache_least() at least. */
+/* Start; keeps at most max_bytes >= expert_cache_least() in memory. */
 int expert_cache_start(struct expert_cache *c, size_t max_bytes, struct err *e);
 
-/* Request experts of a layer (ascending, each once), tokens[i] tokens use expert[i]. All earlier
- * ones must have been released. */
+/* Request experts of a layer (ascending, each once); tokens[i] tokens use expert[i].  All experts
+ * of the previous request must have been released. */
 void expert_cache_want(struct expert_cache *c, int layer, const int *expert, const int *tokens, int n);
-/* Number of requested experts in memory, from the first unreleased one on; at least 1 if it may
- * wait for that one. They stay until released. */
+/* Number of requested experts in memory, counted from the first unreleased one; with may_wait at
+ * least 1.  They stay until released. */
 int expert_cache_use(struct expert_cache *c, int may_wait);
-void expert_cache_release(struct expert_cache *c, int n);       /* the first n of these */
-/* The matrices of an expert in use, where the cache holds them. */
+void expert_cache_release(struct expert_cache *c, int n);       /* release the first n of these */
+/* The matrices of an expert in use, at their addresses in the cache. */
 struct expert expert_cache_at(const struct expert_cache *c, int layer, int expert);
-/* 1 if guesses of the next layer's experts have been right often enough; then tell it the guess
- * (in any order). */
+/* 1 if guesses of the next layer's experts have been right often enough; then pass the guess (in
+ * any order) to expert_cache_guess. */
 int expert_cache_guesses(struct expert_cache *c);
 void expert_cache_guess(struct expert_cache *c, int layer, const int *expert, int n);
 

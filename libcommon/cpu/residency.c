@@ -1,5 +1,5 @@
-/* residency.c - bound the resident pages of the weights: a thread reads the next span, used spans
- * are dropped. */
+/* residency.c - bound the resident pages of the weights: a thread reads the next span, and spans
+ * are dropped after use. */
 #include "libcommon/cpu/residency.h"
 #include "libcommon/base/thread.h"
 
@@ -11,10 +11,10 @@
 #include <unistd.h>
 
 enum {
-    /* MADV_POPULATE_READ, Linux 5.14; older kernels read pages at the first access */
+    /* MADV_POPULATE_READ, Linux 5.14; older kernels read pages on first access */
     POPULATE_READ = 22,
-    /* A fault may map the whole 2 MiB page of the page cache, and so the end of the span before
-     * and the beginning of the next one. */
+    /* A fault may map a whole 2 MiB page of the page cache, and so the end of the previous span and
+     * the start of the next one. */
     LARGE = 2 << 20,
     SLACK = 4 * LARGE + (1 << 20),
 };
@@ -22,18 +22,20 @@ enum {
 struct page_span { uintptr_t from, to; int kept; };        /* whole pages; kept: never dropped */
 
 struct residency {
-    struct page_span *span; int n_spans;  /* in the order of use: the layers, then slices of the head */
+    struct page_span *span; int n_spans;  /* in order of use: the layers, then slices of the head */
     int n_layers, slice_tiles;
     const struct zfile *z;              /* borrowed */
     uint8_t *tile;                      /* of residency_row */
-    struct page_span *other; int n_others;  /* groups that hold no layer: the embedding, the head, the last norm */
-    struct expert_cache *experts;       /* NULL: they are part of the layers */
+    /* groups without a layer: the embedding, the head, the last norm */
+    struct page_span *other; int n_others;
+    struct expert_cache *experts;       /* NULL: experts are part of the layers */
     pthread_t thread; int has_thread;   /* has_thread 0: everything fits, so nothing is dropped */
     pthread_mutex_t lock;
     pthread_cond_t changed;
     int now;                            /* span in use; -1: none yet */
-    int incoming;                          /* span that the thread has read or reads; -1: none */
-    int todo, stop;                     /* 1: the thread has not finished reading it */
+    /* span that the thread has read or is reading; -1: none */
+    int incoming;
+    int todo, stop;                     /* todo: the thread has not finished reading it */
 };
 
 static struct page_span span_of(const void *data, size_t size)
@@ -69,8 +71,8 @@ static void *bring(void *arg)
     return NULL;
 }
 
-/* The next span in the order of use that is dropped after use; `from` itself if it is the only
- * one, -1 if all are kept. */
+/* The next span in order of use that is dropped after use; `from` itself if it is the only one, -1
+ * if all are kept. */
 static int next_passing(const struct residency *r, int from)
 {
     for (int i = 1; i <= r->n_spans; i++)
@@ -79,7 +81,7 @@ static int next_passing(const struct residency *r, int from)
     return -1;
 }
 
-/* Drop a span, and the pages of the one before that a fault on its first page mapped. */
+/* Drop a span, and the end of the previous one, which a fault on its first page may have mapped. */
 static void leave(const struct residency *r, int i)
 {
     struct page_span p = r->span[i];
@@ -98,7 +100,7 @@ static void come_to(struct residency *r, int now)
     if (r->incoming != next) {
         while (r->todo)
             pthread_cond_wait(&r->changed, &r->lock);
-        /* a step without logits did not use the head that was read */
+        /* a step without logits did not use the head, which had been read */
         if (r->incoming >= 0 && r->incoming != now)
             leave(r, r->incoming);
         r->incoming = next;
@@ -175,7 +177,7 @@ struct residency *residency_open(const struct model *m, size_t max_bytes, struct
         all += bytes(&r->span[i]);
     for (int i = 0; i < r->n_others; i++)
         all += bytes(&r->other[i]);
-    if (all <= max_bytes)               /* nothing needs to be dropped */
+    if (all <= max_bytes)               /* everything fits */
         return r;
     for (int i = 0; i < r->n_spans; i++) {
         total += bytes(&r->span[i]);
@@ -225,7 +227,7 @@ void residency_row(struct residency *r, const struct mat *m, int64_t row, float 
     struct mat one = *m;
     const size_t tile = (size_t)(row / TILE_ROWS);
     if (zfile_pread(r->z, m->data + tile * m->tile_bytes, m->tile_bytes, r->tile) != 0) {
-        /* reading failed: access to the mapping raises the error as elsewhere */
+        /* reading failed: decoding from the mapping raises SIGBUS, as for other weights */
         mat_decode_row(m, row, out);
         return;
     }
@@ -241,7 +243,7 @@ void residency_layer(struct residency *r, int layer)
         come_to(r, layer);
 }
 
-/* Slices of a head that is the embedding are mapped again when they are used. */
+/* Drop the embedding.  If it is also the head, its slices are mapped again when they are used. */
 void residency_looked_up(struct residency *r)
 {
     if (r && r->has_thread)
