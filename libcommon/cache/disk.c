@@ -1,5 +1,5 @@
-/* disk.c - the folder of prefixes: reading on the engine's thread, writing and evicting on its
- * own. */
+/* disk.c - the prefix folder: files are read by the engine's thread; a thread of its own writes and
+ * evicts them. */
 #include "libcommon/cache/disk.h"
 
 #include <assert.h>
@@ -22,13 +22,14 @@
 
 enum { QUEUE_BYTES = 64 << 20, HEX = 32, NAME_ROOM = HEX + 8, TEMP_ROOM = 64 };
 
-/* All of it but sum is checked by sum, and the data behind it by data_sum. */
+/* `sum` checks all other fields, and data_sum the data that follows. */
 struct disk_head {
     char magic[8];
-    uint32_t order, kind, n_tokens, has;        /* order: of bytes, as this machine writes it */
-    uint64_t n_bytes;                           /* of the data: blocks, state */
+    uint32_t order, kind, n_tokens, has;        /* order: byte order of the machine that wrote it */
+    uint64_t n_bytes;                           /* size of the data: blocks, state */
     struct disk_key model;
-    struct disk_key key;                        /* of a run or tail the key before it, of a state its own */
+    /* key of a run or tail: that of the run before it; of a state: its own */
+    struct disk_key key;
     int32_t ids[DISK_RUN];
     uint64_t data_sum, sum;
 };
@@ -40,7 +41,8 @@ static const char *const endings[] = { [DISK_IS_RUN] = ".run", [DISK_IS_TAIL] = 
 struct disk_write {
     struct disk_write *next;
     char name[NAME_ROOM];
-    size_t size, state_at, block_bytes, windows_at, window_bytes;       /* size: of the file */
+    /* size: of the whole file */
+    size_t size, state_at, block_bytes, windows_at, window_bytes;
     struct disk_head head;
     uint8_t data[];
 };
@@ -48,20 +50,20 @@ struct disk_write {
 struct disk {
     struct disk_options o;
     char *folder;                               /* owned */
-    int fd, writes;                             /* writes 0: the folder is only read */
+    int fd, writes;                             /* writes 0: read-only */
     uint64_t secret[2][2];                      /* keys of the hashes, from the folder */
     struct disk_key model;
-    uint8_t *buffer; size_t room;               /* of the file read last */
+    uint8_t *buffer; size_t room;               /* contents of the file that was read last */
     uint64_t read, damaged;
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t work;
-    struct disk_write *queue, **last;           /* under the lock, as the rest */
+    struct disk_write *queue, **last;           /* under the lock, like the rest */
     size_t queued;
     int started, ending;
     _Atomic uint64_t written, failed;
-    /* of the thread */
-    uint64_t total, serial;                     /* bytes in the folder, as far as known */
+    /* used by the thread only */
+    uint64_t total, serial;                     /* total: bytes in the folder, as far as known */
     uint64_t unlisted;                          /* bytes written since the folder was listed */
     int failing;
 };
@@ -111,7 +113,7 @@ static size_t n_blocks(enum disk_kind kind, int n_tokens)
     return kind == DISK_IS_STATE ? 0 : (size_t)((n_tokens + KV_BLOCK - 1) / KV_BLOCK);
 }
 
-/* Bytes of blocks and window blocks. */
+/* Size of blocks and window blocks. */
 static size_t blocks_bytes(const struct disk *d, enum disk_kind kind, int n_tokens, uint32_t has)
 {
     return n_blocks(kind, n_tokens) * (d->o.block_bytes + (has & HAS_WINDOWS ? d->o.window_bytes : 0));
@@ -122,7 +124,8 @@ static uint64_t sum_of(const struct disk *d, const struct disk_head *h)
     return siphash(d->secret[1], h, offsetof(struct disk_head, sum));
 }
 
-/* Whether the file of `size` bytes in the buffer is what was asked for; its data begins there. */
+/* Whether the buffer holds a valid file of `size` bytes with this identity; its data follows the
+ * head. */
 static int is_good(const struct disk *d, enum disk_kind kind, const struct disk_key *k, const int32_t *ids, size_t size)
 {
     struct disk_head h;
@@ -144,7 +147,8 @@ static int is_good(const struct disk *d, enum disk_kind kind, const struct disk_
     return sum_of(d, &h) == h.sum && siphash(d->secret[0], d->buffer + sizeof h, size - sizeof h) == h.data_sum;
 }
 
-/* All of a file into the buffer; its size, or -1 if it is none of ours or cannot be read. */
+/* Read a whole file into the buffer.  Returns its size, or -1 if it is not a prefix file or cannot
+ * be read. */
 static int64_t read_whole(struct disk *d, int fd)
 {
     struct stat st;
@@ -186,7 +190,7 @@ int disk_read(struct disk *d, enum disk_kind kind, const struct disk_key *k, con
     const int64_t size = read_whole(d, fd);
     const int good = size >= 0 && is_good(d, kind, k, ids, (size_t)size);
     if (good)
-        futimens(fd, NULL);             /* used now: evicted last */
+        futimens(fd, NULL);             /* mark as just used, so that it is evicted last */
     close(fd);
     if (size >= 0 && !good) {
         d->damaged++;
@@ -223,7 +227,7 @@ static int is_ours(const char *name)
     return 0;
 }
 
-/* Removes the temporary file of a writer that ended: a running one holds a lock. */
+/* Remove the temporary file of a writer that has ended; a running one holds a lock. */
 static void remove_left(const struct disk *d, const char *name)
 {
     const int fd = openat(d->fd, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
@@ -233,7 +237,7 @@ static void remove_left(const struct disk *d, const char *name)
         close(fd);
 }
 
-/* List the files, and count their bytes.  NULL: none, or no memory. */
+/* List the files and count their bytes.  NULL: no files, or out of memory. */
 static struct file *list_files(struct disk *d, size_t *n)
 {
     struct file *f = NULL;
@@ -255,7 +259,7 @@ static struct file *list_files(struct disk *d, size_t *n)
                 break;
             f = p;
         }
-        /* times in the future count as now: the clock went back */
+        /* a time in the future counts as now: the clock was set back */
         f[*n] = (struct file){ .used_s = st.st_mtim.tv_sec < now ? st.st_mtim.tv_sec : now,
                                .size = (uint64_t)st.st_size };
         memcpy(f[*n].name, x->d_name, strlen(x->d_name) + 1);   /* is_ours: it fits */
@@ -266,8 +270,8 @@ static struct file *list_files(struct disk *d, size_t *n)
     return f;
 }
 
-/* Removes the files used least recently until `more` bytes fit, and some more than needed.  Only a
- * list of the folder tells of files that other processes wrote, so one is made now and then. */
+/* Remove the least recently used files until `more` bytes fit, and some more.  Other processes
+ * write to the folder too, so it is listed again from time to time. */
 static void evict(struct disk *d, uint64_t more)
 {
     enum { SHARE = 20 };
@@ -302,8 +306,7 @@ static int write_all(int fd, const void *data, size_t n)
     return 0;
 }
 
-/* A new temporary file, locked.  A writer that ended may have had the same process id and left
- * some. */
+/* Make a temporary file, locked.  An earlier process with the same id may have left some. */
 static int open_temp(struct disk *d, char temp[TEMP_ROOM])
 {
     int fd = -1;
@@ -457,13 +460,12 @@ static int open_folder(struct disk *d, struct err *e)
     if (st.st_mode & 022)
         return err_set(e, ERR_IO, "%s: mode %03o, expected 700: others could change its contents", d->folder,
                        (unsigned)st.st_mode & 0777);
-    /* in a folder that is only read there may be none: then nothing is found */
+    /* a read-only folder may lack it: then nothing is found */
     d->writes = faccessat(d->fd, ".", W_OK | X_OK, AT_EACCESS) == 0;
     return 0;
 }
 
-/* The keys of the folder; made with it.  Of two processes the first one makes
- * them. */
+/* Read the hash keys of the folder, or make them.  If two processes make them, the first wins. */
 static int find_secret(struct disk *d, struct err *e)
 {
     for (int tries = 0; tries < 3; tries++) {
@@ -477,7 +479,7 @@ static int find_secret(struct disk *d, struct err *e)
             return err_sys(e, "%s: a random number", d->folder);
         if (!d->writes)
             return 0;
-        if (n >= 0)                     /* cut: files of before are not found any more */
+        if (n >= 0)                     /* cut off: earlier files can no longer be found */
             unlinkat(d->fd, "secret", 0);
         char temp[TEMP_ROOM];
         const int made = open_temp(d, temp);

@@ -75,7 +75,7 @@ static int is_free(const struct kv_pool *p, int scope)
     return empty;
 }
 
-/* One more scope at the end. */
+/* Append a scope. */
 static int add_scope(struct kv_pool *p, struct err *e)
 {
     const int n = p->n_scopes;
@@ -145,7 +145,7 @@ void pool_drop(struct kv_pool *p, int32_t block)
     p->n_idle++;
 }
 
-/* Evicts the least recently used node, which is no other's parent (see kv.h). */
+/* Evict the least recently used node, which has no children (see kv.h). */
 static int32_t evict(struct kv_pool *p)
 {
     const int32_t block = p->oldest;
@@ -163,7 +163,7 @@ void kv_pool_trim(struct kv_pool *p, void (*drop)(void *user, int32_t block), vo
     for (int i = 0; i < p->n_free; i++)
         drop(user, p->free_block[i]);
     for (int i = 0; p->n_idle_windows && i < p->n_blocks; i++)
-        if (p->window[i].wants == 0)
+        if (p->window[i].refs == 0)
             window_lose(p, i);
     for (int i = 0; i < p->n_free_windows; i++)
         drop(user, p->n_blocks + p->free_window[i]);
@@ -251,7 +251,7 @@ void kv_table_share(struct kv_table *t, struct kv_pool *p, const struct kv_table
     t->n_tokens = from->n_tokens;
     t->first_window = from->first_window;
     for (t->end_window = 0; t->end_window < from->end_window && t->end_window < n;)
-        if (window_wants(from, p, t->end_window))
+        if (window_is_held(from, p, t->end_window))
             window_add(t, p, t->end_window);
         else
             t->end_window++;
@@ -273,6 +273,7 @@ int kv_table_unshare(struct kv_table *t, struct kv_pool *p, int32_t *from, int32
     *to = pool_take(p);
     window_copy(t, p, i, *to);
     t->block[i] = *to;
-    pool_drop(p, *from);                /* not reused before the copy: only pool_take hands out blocks */
+    /* not reused before the caller's copy: only pool_take hands out blocks */
+    pool_drop(p, *from);
     return 1;
 }

@@ -4,58 +4,67 @@
 
 #include "libcommon/cache/kv.h"
 
-struct node {                   /* by block number; then the roots.  Links are block numbers, -1: none */
-    int32_t token[KV_BLOCK]; int n_tokens;      /* 0: not in the tree */
-    int32_t parent, child, before, after;       /* child: the latest; before, after: its brothers */
-    int32_t next;               /* of the same bucket */
-    int32_t older, newer;       /* list of nodes that no table holds */
+/* indexed by block number, followed by the roots.  Links are block numbers, -1: none */
+struct node {
+    int32_t token[KV_BLOCK]; int n_tokens;      /* n_tokens 0: not in the tree */
+    int32_t parent, child, before, after;       /* child: the latest; before, after: its siblings */
+    int32_t next;               /* next in the hash bucket */
+    int32_t older, newer;       /* list of idle nodes */
     uint64_t serial;
 };
 
-/* The window block of a block.  Those that no table wants are in a list, in order of release: KEPT
- * where a sequence ended or began, else TRAIL. */
+/* The window block of a block.  Those that no table holds are in a list, in order of release: KEPT
+ * if a sequence ended or started there, else TRAIL. */
 enum { TRAIL, KEPT, WINDOW_LISTS };
-struct window { int32_t number, older, newer; int wants, list; };       /* number -1: it has none */
+struct window { int32_t number, older, newer; int refs, list; };       /* number -1: none */
 
 struct kv_pool {
     int n_blocks, n_free, n_idle;
-    int32_t *free_block;        /* [n_free] a stack: the block given back last is the warmest */
+    /* [n_free] a stack: the block released last is the warmest in the caches */
+    int32_t *free_block;
     int32_t *refs;              /* [n_blocks] tables that hold each block */
     struct node *node;          /* [n_blocks + n_scopes * KV_ROOTS] */
     int32_t *bucket; uint32_t n_buckets;        /* full nodes by parent and tokens; a power of two */
-    int32_t oldest, newest;     /* of the idle ones */
+    int32_t oldest, newest;     /* list of idle nodes */
     uint64_t evictions, serials;
-    /* each has KV_ROOTS roots; a scope is free when no table has it and its trees are empty */
+    /* each has KV_ROOTS roots; a scope is free if no table uses it and its trees are empty */
     struct scope { uint64_t id; int refs; } *scope; int n_scopes;
     struct window *window;      /* [n_blocks]; NULL: there are no window blocks */
-    int n_windows, n_free_windows, n_idle_windows, window_tokens, n_sinks;     /* n_sinks: blocks */
+    /* n_sinks: in blocks */
+    int n_windows, n_free_windows, n_idle_windows, window_tokens, n_sinks;
     int32_t *free_window;       /* [n_free_windows] a stack */
     int32_t oldest_window[WINDOW_LISTS], newest_window[WINDOW_LISTS];
 };
 
 void pool_hold(struct kv_pool *p, int32_t block);
 void pool_drop(struct kv_pool *p, int32_t block);
-int32_t pool_take(struct kv_pool *p);           /* an unshared block; one must be free or idle */
-void prefix_remove(struct kv_pool *p, int32_t block);   /* a leaf */
+/* takes a free block, else that of an idle node, of which there must be one */
+int32_t pool_take(struct kv_pool *p);
+void prefix_remove(struct kv_pool *p, int32_t block);   /* removes a leaf */
 
-/* ---- window.c; all of it does nothing without window blocks ---- */
-/* The window block of a block that no table wants becomes free. */
+/* ---- window.c; without window blocks these do nothing ---- */
+/* Free the window block of a block, which no table holds. */
 void window_lose(struct kv_pool *p, int32_t block);
-/* t, whose block i is the next that it wants, wants it: one is taken if the block has none. */
+/* Let t hold the window block of its block i == end_window; takes a new one if the block has
+ * none. */
 void window_add(struct kv_table *t, struct kv_pool *p, int i);
-int window_wants(const struct kv_table *t, const struct kv_pool *p, int i);     /* t wants that of its block i */
-/* t is about to take nodes, and wants no window blocks before block `first` but sinks; t wants that
- * of its last node, if it is one of those. */
+/* whether t holds the window block of its block i */
+int window_is_held(const struct kv_table *t, const struct kv_pool *p, int i);
+/* jump: t is about to take nodes, and needs no window blocks before block `first` except sinks.
+ * reuse: after each node, hold its window block if t needs it. */
 void window_jump(struct kv_table *t, struct kv_pool *p, int first);
 void window_reuse(struct kv_table *t, struct kv_pool *p, int first);
-void window_cut(struct kv_table *t, struct kv_pool *p, int n_blocks);   /* t wants only some of its first n_blocks */
-/* t is about to hold, instead of its block i, `known` with the same contents, or `to`, to which the
- * caller copies them: then a window block must be free or idle. */
+/* t keeps only window blocks of its first n_blocks */
+void window_cut(struct kv_table *t, struct kv_pool *p, int n_blocks);
+/* t is about to replace its block i: by `known`, which has the same contents, or by `to`, to which
+ * the caller copies them; for the copy a window block must be free or idle. */
 void window_move(struct kv_table *t, struct kv_pool *p, int i, int32_t known);
 void window_copy(struct kv_table *t, struct kv_pool *p, int i, int32_t to);
-void window_want(struct kv_pool *p, int32_t block);     /* keeps the window block of a block that has one */
-void window_leave(struct kv_pool *p, int32_t block, int list);          /* the reverse */
-int window_seen(const struct kv_pool *p, int n_tokens); /* the first block that the token behind n_tokens sees */
+/* adds a reference to the window block of a block, if any */
+void window_hold(struct kv_pool *p, int32_t block);
+void window_release(struct kv_pool *p, int32_t block, int list);          /* drops that reference */
+/* index of the first block that the token after n_tokens sees */
+int window_seen(const struct kv_pool *p, int n_tokens);
 void windows_close(struct kv_pool *p);
 
 #endif

@@ -1,11 +1,10 @@
-/* prefix.c - the tree of prefixes: a node is a block of tokens, found by its parent and its
- * tokens. */
+/* prefix.c - the prefix tree: a node is a block of tokens, found by its parent and its tokens. */
 #include <assert.h>
 #include <string.h>
 
 #include "libcommon/cache/kv_pool.h"
 
-enum { SCAN = 256 };            /* siblings compared for a node that matches in part: the latest ones */
+enum { SCAN = 256 };            /* siblings compared for a partial match: the latest ones */
 
 static uint32_t bucket_of(const struct kv_pool *p, int32_t parent, const int32_t *token)
 {
@@ -64,8 +63,8 @@ void prefix_remove(struct kv_pool *p, int32_t block)
     x->n_tokens = 0;
 }
 
-/* Whether the token behind n_tokens finds the window blocks that it sees, where the last n_known of
- * n blocks have one. */
+/* Whether all window blocks that the token after n_tokens sees exist, if the last n_known of n
+ * blocks have one. */
 static int window_is_known(const struct kv_pool *p, int n_known, int n, int n_tokens)
 {
     return !p->window || n_known >= n - window_seen(p, n_tokens);
@@ -77,7 +76,8 @@ static int known_windows(const struct kv_table *t)
     return t->n_nodes - t->first_window;
 }
 
-/* Number of blocks with which the nodes that continue t could be continued. */
+/* Number of blocks after taking as many nodes that continue t as possible: the sequence must be
+ * able to continue after the last one. */
 static int takeable(const struct kv_table *t, const struct kv_pool *p, const int32_t *ids, int n)
 {
     int most = t->n_nodes, known = known_windows(t);
@@ -121,11 +121,11 @@ static int common(const struct node *x, const int32_t *ids, int n)
     return i;
 }
 
-/* Whether a sequence can go on with what node b holds. */
+/* Whether node b has its window block, if window blocks are used. */
 static int has_window(const struct kv_pool *p, int32_t b) { return !p->window || p->window[b].number >= 0; }
 
-/* The child with the longest match, of those that have their window block or of all; -1: no child
- * matches by a token. */
+/* The child with the longest match; unless `all`, only of those with their window block.  -1: no
+ * child matches a token. */
 static int32_t nearest(const struct kv_pool *p, int32_t parent, const int32_t *ids, int n, int all, int *n_common)
 {
     int32_t best = -1;
@@ -149,13 +149,13 @@ int prefix_copy(struct kv_table *t, struct kv_pool *p, const int32_t *ids, int n
     int32_t b = nearest(p, parent_of(t, p), ids + t->n_tokens, n - t->n_tokens, 0, &k);
     if (b < 0)
         return 0;
-    pool_hold(p, b);                    /* not to be evicted for the copy */
-    window_want(p, b);
+    pool_hold(p, b);                    /* so that it is not evicted for the copy */
+    window_hold(p, b);
     if (kv_table_reserve(t, p, t->n_tokens + k) != 0 || kv_table_windows(t, p, t->n_tokens + k) != 0)
         k = 0;
     else
         *from = b, *to = t->block[t->n_nodes], t->n_tokens += k;
-    window_leave(p, b, KEPT);
+    window_release(p, b, KEPT);
     pool_drop(p, b);
     return k;
 }
@@ -198,7 +198,7 @@ void prefix_visit(const struct kv_table *t, const struct kv_pool *p, const int32
 {
     int at = t->n_tokens, known = known_windows(t);
     assert(at == t->n_nodes * KV_BLOCK);
-    /* a node that holds a part is copied behind the whole ones, which prefix_take() takes before */
+    /* a partial node is copied after the whole ones, which prefix_take() has taken before */
     for (int32_t parent = parent_of(t, p), b; parent >= 0; parent = b, at += KV_BLOCK) {
         int scanned = 0;
         for (b = p->node[parent].child; b >= 0 && scanned < SCAN; b = p->node[b].after, scanned++)

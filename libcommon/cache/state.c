@@ -7,7 +7,7 @@
 enum { FREE, HELD, KEPT };
 
 struct state_pool {
-    int n, n_aside, n_spare;    /* set aside; of these held */
+    int n, n_aside, n_spare;    /* n_aside: reserved as spare states; n_spare: held ones of these */
     uint64_t clock;
     struct slot { int is; int32_t block; uint64_t serial, used; } slot[];
 };
@@ -29,7 +29,7 @@ struct state_pool *state_pool_open(int n, struct err *e)
 void state_pool_close(struct state_pool *s) { free(s); }
 size_t state_pool_bytes(const struct state_pool *s) { return sizeof *s + (size_t)s->n * sizeof *s->slot; }
 
-/* Its node was given up. */
+/* Whether its node was evicted. */
 static int is_lost(const struct slot *x, const struct kv_pool *p)
 {
     return x->is == KEPT && prefix_serial(p, x->block) != x->serial;

@@ -1,13 +1,13 @@
-/* state.h - ownership of the states of recurrent layers.  Unlike keys and values a state cannot be
- * cut to a prefix, so prefixes are reused from snapshots only.  The bytes belong to the backend,
- * which has n states; this module keeps their numbers.
+/* state.h - ownership of the states of recurrent layers.  Unlike keys and values, a state cannot be
+ * truncated, so prefixes are reused from snapshots only.  The contents belong to the backend, which
+ * has n states; this module manages their numbers.
  *
  * A state is free, held by a sequence, or a snapshot: the state after the last token of a node of
- * the prefix tree (kv.h).  When a node is evicted its snapshot is lost.  state_take returns a free
- * state, else a lost snapshot, else the least recently used one.
+ * the prefix tree (kv.h).  A snapshot is lost when its node is evicted.  state_take returns a free
+ * state, else a lost snapshot, else the least recently used snapshot.
  *
- * Some states can be set aside as spare ones.  Sequences and snapshots never take the
- * last of these, and spare ones take no others, so that neither waits for the other. */
+ * Some states can be reserved as spare states.  Sequences and snapshots never take the last of
+ * these, and holders of spare states take no others, so that neither waits for the other. */
 #ifndef ZSE_CACHE_STATE_H
 #define ZSE_CACHE_STATE_H
 
@@ -20,25 +20,29 @@
 struct state_pool;
 struct state_pool *state_pool_open(int n, struct err *e);
 void state_pool_close(struct state_pool *s);
-size_t state_pool_bytes(const struct state_pool *s);    /* of its own tables */
+size_t state_pool_bytes(const struct state_pool *s);    /* memory of the pool's own tables */
 
-int state_take(struct state_pool *s, const struct kv_pool *p);          /* a state to hold; -1: all are held */
-void state_drop(struct state_pool *s, int state);       /* a held one becomes free */
-void state_set_aside(struct state_pool *s, int n);      /* before any is taken */
-int state_take_spare(struct state_pool *s, const struct kv_pool *p);    /* -1: all are held */
-/* Either the spare state itself, or the one that its holder has put it in place of. */
+/* takes a state; -1: all are held */
+int state_take(struct state_pool *s, const struct kv_pool *p);
+void state_drop(struct state_pool *s, int state);       /* frees a held state */
+/* reserves n spare states, before any state is taken */
+void state_set_aside(struct state_pool *s, int n);
+/* takes a spare state; -1: all are held */
+int state_take_spare(struct state_pool *s, const struct kv_pool *p);
+/* Free a spare state, or the one that its holder has replaced by it. */
 void state_drop_spare(struct state_pool *s, int state);
-/* A held state becomes the snapshot of this node; if the node has one already, it becomes free. */
+/* Turn a held state into the snapshot of this node; it is freed if the node has one already. */
 void state_keep(struct state_pool *s, const struct kv_pool *p, int32_t block, int state);
-/* the snapshot behind a node; -1: none */
+/* the snapshot of a node; -1: none */
 int state_find(const struct state_pool *s, const struct kv_pool *p, int32_t block);
-void state_used(struct state_pool *s, int state);       /* a snapshot was used: it is evicted last now */
+/* marks a snapshot as just used, so that it is evicted last */
+void state_used(struct state_pool *s, int state);
 
-/* Frees lost snapshots, then calls drop(user, state) for each free state. */
+/* Free lost snapshots, then call drop(user, state) for each free state. */
 void state_trim(struct state_pool *s, const struct kv_pool *p, void (*drop)(void *user, int state), void *user);
 
-/* Number of tokens of ids [0, n) up to the last snapshot in the tree after those of t, or t's own
- * number if there is none.  t as for prefix_take. */
+/* Number of tokens of ids [0, n) before the last snapshot in the tree that continues t, or t's own
+ * number of tokens if there is none.  t as for prefix_take. */
 int state_prefix(const struct state_pool *s, const struct kv_pool *p, const struct kv_table *t, const int32_t *ids,
                  int n, int *snapshot);
 

@@ -1,5 +1,5 @@
-/* window.c - window blocks: keys and values of layers with a sliding window, as long as they are
- * seen. */
+/* window.c - window blocks: keys and values of layers with a sliding window, for as long as the
+ * window covers them. */
 #include <assert.h>
 #include <stdlib.h>
 
@@ -40,7 +40,7 @@ int window_seen(const struct kv_pool *p, int n_tokens)
     return p->window && first > 0 ? first / KV_BLOCK : 0;
 }
 
-/* ---- those that no table wants ---- */
+/* ---- those that no table holds ---- */
 
 static void leave_list(struct kv_pool *p, int32_t block)
 {
@@ -70,33 +70,33 @@ void window_lose(struct kv_pool *p, int32_t block)
 {
     if (kv_pool_window(p, block) < 0)
         return;
-    assert(p->window[block].wants == 0);
+    assert(p->window[block].refs == 0);
     leave_list(p, block);
     set_free(p, block);
 }
 
-/* A window block that the caller wants; one must be free or idle. */
+/* Take a window block for this block; one must be free or idle. */
 static void give(struct kv_pool *p, int32_t block)
 {
     if (!p->n_free_windows)
         window_lose(p, p->oldest_window[TRAIL] >= 0 ? p->oldest_window[TRAIL] : p->oldest_window[KEPT]);
-    p->window[block] = (struct window){ .number = p->free_window[--p->n_free_windows], .wants = 1, .list = TRAIL };
+    p->window[block] = (struct window){ .number = p->free_window[--p->n_free_windows], .refs = 1, .list = TRAIL };
 }
 
-void window_want(struct kv_pool *p, int32_t block)
+void window_hold(struct kv_pool *p, int32_t block)
 {
-    if (p->window && p->window[block].wants++ == 0)
+    if (p->window && p->window[block].refs++ == 0)
         leave_list(p, block);
 }
 
-void window_leave(struct kv_pool *p, int32_t block, int list)
+void window_release(struct kv_pool *p, int32_t block, int list)
 {
     if (!p->window)
         return;
     struct window *w = &p->window[block];
-    assert(w->wants > 0);
+    assert(w->refs > 0);
     w->list = list == KEPT ? KEPT : w->list;
-    if (--w->wants > 0)
+    if (--w->refs > 0)
         return;
     if (p->node[block].n_tokens)
         enter_list(p, block);
@@ -110,11 +110,11 @@ int32_t prefix_window(struct kv_pool *p, int32_t block)
         p->n_free_windows + p->n_idle_windows == 0)
         return -1;
     give(p, block);
-    window_leave(p, block, TRAIL);
+    window_release(p, block, TRAIL);
     return p->window[block].number;
 }
 
-/* ---- of a table ---- */
+/* ---- those of a table ---- */
 
 void window_add(struct kv_table *t, struct kv_pool *p, int i)
 {
@@ -123,22 +123,22 @@ void window_add(struct kv_table *t, struct kv_pool *p, int i)
     if (p->window[block].number < 0)
         give(p, block);
     else
-        window_want(p, block);
+        window_hold(p, block);
     t->window[i] = p->window[block].number;
     t->end_window++;
 }
 
-int window_wants(const struct kv_table *t, const struct kv_pool *p, int i)
+int window_is_held(const struct kv_table *t, const struct kv_pool *p, int i)
 {
     return p->window && i < t->end_window && (i >= t->first_window || i < p->n_sinks);
 }
 
-/* t does not want its blocks before block `first`, but sinks. */
+/* Release the window blocks before block `first` except sinks. */
 static void leave_until(struct kv_table *t, struct kv_pool *p, int first)
 {
     for (; t->first_window < first && t->first_window < t->end_window; t->first_window++)
         if (t->first_window >= p->n_sinks)
-            window_leave(p, t->block[t->first_window], TRAIL);
+            window_release(p, t->block[t->first_window], TRAIL);
 }
 
 void window_jump(struct kv_table *t, struct kv_pool *p, int first)
@@ -155,15 +155,15 @@ void window_reuse(struct kv_table *t, struct kv_pool *p, int first)
         return;
     window_add(t, p, t->end_window);
     p->window[t->block[t->end_window - 1]].list = KEPT;
-    if (t->end_window == p->n_sinks)            /* behind the sinks */
+    if (t->end_window == p->n_sinks)            /* past the sinks */
         window_jump(t, p, first);
 }
 
 void window_cut(struct kv_table *t, struct kv_pool *p, int n_blocks)
 {
     while (t->end_window > n_blocks) {
-        if (window_wants(t, p, t->end_window - 1))
-            window_leave(p, t->block[t->end_window - 1], KEPT);
+        if (window_is_held(t, p, t->end_window - 1))
+            window_release(p, t->block[t->end_window - 1], KEPT);
         t->end_window--;
     }
     if (t->first_window > t->end_window)
@@ -192,17 +192,18 @@ int kv_table_windows(struct kv_table *t, struct kv_pool *p, int n_tokens)
 void window_move(struct kv_table *t, struct kv_pool *p, int i, int32_t known)
 {
     const int32_t mine = t->block[i];
-    if (!window_wants(t, p, i))
+    if (!window_is_held(t, p, i))
         return;
     if (p->window[known].number < 0) {
-        assert(p->window[mine].wants == 1);
+        assert(p->window[mine].refs == 1);
         p->window[known] = p->window[mine];
         p->window[mine] = (struct window){ .number = -1 };
     } else {
-        window_want(p, known);
-        window_leave(p, mine, TRAIL);
+        window_hold(p, known);
+        window_release(p, mine, TRAIL);
     }
-    p->window[known].list = KEPT;               /* a second sequence has it: a third may begin like them */
+    /* two sequences share it, so a third may start in the same way */
+    p->window[known].list = KEPT;
     t->window[i] = p->window[known].number;
 }
 
@@ -210,8 +211,8 @@ void window_copy(struct kv_table *t, struct kv_pool *p, int i, int32_t to)
 {
     if (!p->window)
         return;
-    assert(window_wants(t, p, i));
+    assert(window_is_held(t, p, i));
     give(p, to);
-    window_leave(p, t->block[i], TRAIL);
+    window_release(p, t->block[i], TRAIL);
     t->window[i] = p->window[to].number;
 }
