@@ -1,7 +1,7 @@
 /* dots_avx512.c - products of one int8 vector with many, in AVX-512 VNNI.
  *
- * vpdpbusd takes one unsigned side: the row with its sign bit flipped is the row + 128, so 128
- * times the sum of the query is taken off. */
+ * vpdpbusd needs one unsigned operand: the row with its sign bit flipped is the row + 128, so 128
+ * times the sum of the query is subtracted. */
 #include <immintrin.h>
 
 #include "libcommon/kernels/set.h"

@@ -1,23 +1,23 @@
 /* floats_amx.c - the f32 matmul of bf16 weights on the tile unit (AMX-BF16: Sapphire Rapids and
- * later).  Other types are the AVX-512 set's.
+ * later).  Other types use the AVX-512 set.
  *
- * A bf16 has 8 of an f32's 24 bits, so an activation is the exact sum of three, and three products
- * with tiles of weights give what f32 multiply-adds give, in another order: a tile instruction
- * multiplies 16 tokens x 32 k by 32 k x 16 rows in 16 cycles, 16 times what the vectors do; a third
- * of that remains.  (vdpbf16ps, the vectors' own product of bf16, has half of their rate of f32
- * here.)  Tiles of a file are as the unit wants them, and are never unpacked.  Few tokens take the
- * same way, as a token's bits must not depend on how many there are: one token reads weights at
- * 0.92 of a read loop instead of 1.0 (in vectors, with these sums, at 0.77); 16 and 256 tokens take
- * 0.45 of the vectors' time.  256 tokens reach a quarter of the tile unit's peak, not a third:
- * x is split again for every 4 tiles, and sums go to memory and come back.
+ * A bf16 has 8 of an f32's 24 bits, so an activation is the exact sum of three bf16, and three
+ * products with tiles of weights give the result of f32 multiply-adds, in another order: a tile
+ * instruction multiplies 16 tokens x 32 k by 32 k x 16 rows in 16 cycles, 16 times the rate of the
+ * vectors; a third of that remains.  (vdpbf16ps, the vectors' own product of bf16, has half of
+ * their f32 rate here.)  Tiles of a file have the layout of the unit and are never unpacked.  Few
+ * tokens use the same method, as a token's bits must not depend on their number: one token reads
+ * weights at 0.92 of a read loop instead of 1.0 (in vectors, with these sums, at 0.77); 16 and 256
+ * tokens take 0.45 of the vectors' time.  256 tokens reach a quarter of the tile unit's peak, not a
+ * third: x is split again for every 4 tiles, and sums are stored and reloaded.
  *
- * tdpbf16ps adds up even and odd k on their own, by fma and from 0, and adds both sums to the
+ * tdpbf16ps sums even and odd k separately, by fma and from 0, and adds both sums to the
  * accumulator.  So, for a row and a token:
- *     acc = 0;  for each 32 k in order, for the parts of x from the last to the first:
- *         even = odd = 0;  even = fma(part[k], w[k], even), odd = fma(part[k + 1], w[k + 1], odd)
- *         in order of k;  acc += even + odd
- * Parts are cut off, not rounded: part[0] = x with its upper 16 bits, part[1] = x - part[0] with
- * these, part[2] = the rest.  Numbers below 2^-126 count as 0. */
+ * acc = 0;  for each 32 k in order, for the parts of x from the last to the first:
+ * even = odd = 0;  even = fma(part[k], w[k], even), odd = fma(part[k + 1], w[k + 1], odd)
+ * in order of k;  acc += even + odd
+ * Parts are truncated, not rounded: part[0] = the upper 16 bits of x, part[1] = those of x -
+ * part[0], part[2] = the rest.  Numbers below 2^-126 count as 0. */
 #define SET(name) avx512_##name
 
 #include "libcommon/kernels/vec_avx512.inc"
@@ -25,9 +25,10 @@
 #include "libcommon/kernels/prefetch.inc"
 #include "libcommon/kernels/results.inc"
 
-/* Tiles of weights that share a conversion, and k of a block: of half as many, sums would come
- * and go as often again (1.2 instead of 1.4 of the vectors' f32 peak).  Few tokens, up to one
- * panel, have longer blocks and take a tile after the other: it is one stream from memory. */
+/* Number of tiles of weights that share a conversion, and k of a block: with half as many k, sums
+ * would be stored and reloaded twice as often (1.2 instead of 1.4 of the vectors' f32 peak).  Few
+ * tokens, up to one panel, have longer blocks and process tiles one after the other: a single
+ * stream from memory. */
 enum { BF16_TILES = 4, BF16_K = 256, BF16_ROWS = 16, BF16_K_FEW = 1024 };
 INLINE int bf16_k(int n_tokens) { return n_tokens <= BF16_ROWS ? BF16_K_FEW : BF16_K; }
 
@@ -36,13 +37,12 @@ INLINE int bf16_panels(int n_tokens) { return n_panels(n_tokens, BF16_ROWS); }
 INLINE int bf16_tokens(int n_tokens) { return n_panels(n_tokens, bf16_panels(n_tokens)); }
 INLINE size_t bf16_all(int n_tokens) { return (size_t)((bf16_panels(n_tokens) + 1) / 2 * 2 * bf16_tokens(n_tokens)); }
 
-/* Sums [BF16_TILES][tokens][32] f32, then for each two panels, W tokens, parts [bf16_k /
- * 32][3][W][32] bf16: at a stride of all tokens they would be in the same few sets of the L1
- * cache. */
+/* Sums [BF16_TILES][tokens][32] f32, then for each two panels of W tokens, parts [bf16_k /
+ * 32][3][W][32] bf16: with a stride of all tokens they would map to few sets of the L1 cache. */
 INLINE size_t bf16_bytes(size_t all, int n_k) { return all * (size_t)(BF16_TILES * TILE_ROWS * 4 + n_k * 3 * 2); }
 
-/* Few tokens want more than some more do, and panels are evened out, so 49 want less than 48: a
- * bound that never falls, as any fewer tokens get it too. */
+/* Few tokens need more scratch than a few more do, and panels are evened out, so 49 tokens need
+ * less than 48: this bound never decreases, because it must also fit any smaller number. */
 size_t amx_floats_scratch(int n_tokens)
 {
     const int few = n_tokens < BF16_ROWS ? n_tokens : BF16_ROWS, panels = (bf16_panels(n_tokens) + 1) / 2 * 2;
@@ -64,7 +64,7 @@ INLINE void prefetch_128(const float *p)
     _mm_prefetch((const char *)p, _MM_HINT_T0), _mm_prefetch((const char *)(p + 16), _MM_HINT_T0);
 }
 
-/* n columns of x [n_tokens][ldx] to parts, n_k with the zeros behind them. */
+/* Split n columns of x [n_tokens][ldx] into parts of n_k columns, padded with zeros. */
 static void split_parts(uint16_t *parts, const float *x, size_t ldx, int n_tokens, int W, int n, int n_k)
 {
     const vi odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25, 23,
@@ -86,8 +86,8 @@ static void split_parts(uint16_t *parts, const float *x, size_t ldx, int n_token
         }
 }
 
-/* Tiles 0 to 3: sums of T tokens of two panels, of 16 rows each; 4, 5: activations; 6, 7:
- * weights. */
+/* Configure tiles 0 to 3 for sums of T tokens of two panels, 16 rows each; 4 and 5 for activations;
+ * 6 and 7 for weights. */
 static void begin(int T)
 {
     struct { uint8_t palette, start, zero[14]; uint16_t row_bytes[16]; uint8_t rows[16]; } c = { .palette = 1 };
@@ -98,8 +98,8 @@ static void begin(int T)
     __asm__ volatile("ldtilecfg %0" : : "m"(c));
 }
 
-/* One or two panels of T tokens with n_k of a tile at w: c [T][32] of each += x * w.  FIRST: c
- * has nothing yet. */
+/* One or two panels of T tokens with n_k of a tile at w: c [T][32] of each += x * w.  FIRST: c is
+ * still undefined. */
 INLINE void multiply(const int two, int first, const uint8_t *parts, int T, const uint8_t *w, int n_k, float *c,
                      struct prefetch how)
 {
@@ -134,7 +134,7 @@ INLINE void multiply(const int two, int first, const uint8_t *parts, int T, cons
         SUMS(GIVE, 2, 3, d);
 }
 
-/* N tiles at once, of the k from k0 on. */
+/* Multiply N tiles at once, for the k from k0 on. */
 static void multiply_block(const struct mat *m, int tile0, int n, int k0, int n_k, const uint8_t *parts, int n_tokens,
                            float *c, float *out, size_t ldo)
 {
@@ -173,13 +173,13 @@ void amx_matmul_f32(float *out, size_t ldo, const struct mat *m, int tile0, int 
     float *c = scratch;
     const int block = bf16_k(n_tokens), tiles = n_tokens <= BF16_ROWS ? 1 : BF16_TILES;
     uint16_t *parts = (uint16_t *)(c + BF16_TILES * all * TILE_ROWS);
-    /* Tokens that only fill a panel: their products are not used, but denormals would be slow. */
+    /* Tokens that only pad a panel: their products are unused, but denormals would be slow. */
     memset(parts, 0, all * (size_t)block * 3 * 2);
     begin(bf16_tokens(n_tokens));
     for (int i = tile0; i < tile1; i += tiles)
         for (int k0 = 0; k0 < m->cols_padded; k0 += block) {
             const int n_k = m->cols_padded - k0 < block ? m->cols_padded - k0 : block;
-            if (i == tile0 || m->cols_padded > block)   /* else they are there already */
+            if (i == tile0 || m->cols_padded > block)   /* else they have been split already */
                 split_parts(parts, x + k0, ldx, n_tokens, 2 * bf16_tokens(n_tokens), m->cols - k0, n_k);
             multiply_block(m, i, tile1 - i < tiles ? tile1 - i : tiles, k0, n_k, (const uint8_t *)parts, n_tokens, c,
                            out, ldo);

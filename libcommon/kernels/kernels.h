@@ -40,54 +40,61 @@ extern "C" {
 #endif
 
 /* Attention of n_tokens consecutive queries of one sequence, for the query heads that share one KV
- * head.  Query i stands at position pos + i and sees positions [begin_i, pos + i], begin_i = window
- * ? max(0, pos + i - window + 1) : chunk ? (pos + i) / chunk * chunk : 0; with end > 0 it also sees
- * the positions behind it, up to end - 1, with a window up to pos + i + window - 1.  KV block b
- * (positions 16*b .. 16*b+15) of this head lies at base + table[b] * stride + k_offset (v_offset).
+ * head.  Query i is at position pos + i and sees positions [begin_i, pos + i], where begin_i is
+ *     with a window: max(0, pos + i - window + 1);  with chunks: (pos + i) / chunk * chunk;  else 0.
+ * With end > 0 it also sees the positions after it, up to end - 1, and with a window up to
+ * pos + i + window - 1.  KV block b (positions 16*b .. 16*b+15) of this head lies at
+ * base + table[b] * stride + k_offset (v_offset).
+ *
  * Parts of 512 positions (512*p .. 512*p+511) are computed independently, by any thread at any
  * time, and merged in order.  In a part, for its positions j in [begin_i, pos + i]:
- *     s[j] = sum of q[d] * k[j][d], in order of d, one fma each;  types with scales: the codes,
- *     then s[j] *= the key's scale;  f = scale * log2(e);  with softcap or alibi: s[j] *= scale,
- *     softcap: s[j] = softcap * tanh(s[j] / softcap),
- *                           alibi: s[j] = fma(slope, j - (pos + i), s[j]), and f = log2(e)
- *     m = f * max s;  p[j] = exp2(fma(f, s[j], -m)), 0 where a position is not seen l[0..15] = 0;
- *     for each 64 positions of the part in order: l[i] = l[i] + ((p[i] + p[i+16]) + (p[i+32] +
- *     p[i+48])) o[d] = 0;  o[d] = fma(p[j], v[j][d], o[d]) in order of j;  types with
- *     scales: p[j] * the value's scale, and the codes
- * The first part that a query sees is what it has; each further one (m', l', o') is added to that:
- *     n = max(m, m');  a = exp2(m - n), b = exp2(m' - n);  l[i] = fma(l'[i], b, l[i] * a), o[d] =
- *     fma(o'[d], b, o[d] * a);  m = n
- * out[d] = o[d] / sum of l (summed as above).  exp2 and tanh as in approx.h.  With a sink z per
- * head, s = z * log2(e):  n = max(m, s), a = exp2(m - n);  out[d] = o[d] * a / fma(sum of l, a,
- * exp2(s - n)).  With latent > 0 values are the first `latent` elements of the keys, there are no
- * others (v_offset is k_offset), and out has so many:  in a part, o[d] is
- *     the sum over the 16 slots i of a block (as above) of what fma(p[j], k[j][d], o) adds up to
- *     over the blocks in order; types with scales: the key's. */
+ *     s[j] = sum of q[d] * k[j][d], in order of d, one fma each
+ *            types with scales: of the codes, then s[j] *= the key's scale
+ *     f    = scale * log2(e);  with softcap or alibi: s[j] *= scale, then f = log2(e) and
+ *            softcap: s[j] = softcap * tanh(s[j] / softcap)
+ *            alibi:   s[j] = fma(slope, j - (pos + i), s[j])
+ *     m    = f * max s
+ *     p[j] = exp2(fma(f, s[j], -m)), 0 for positions that are not seen
+ *     l[0..15] = 0;  for each 64 positions of the part in order:
+ *            l[i] = l[i] + ((p[i] + p[i+16]) + (p[i+32] + p[i+48]))
+ *     o[d] = 0;  o[d] = fma(p[j], v[j][d], o[d]) in order of j
+ *            types with scales: p[j] * the value's scale, and the codes
+ * The result of the first part that a query sees is kept; each further one (m', l', o') is merged:
+ *     n = max(m, m');  a = exp2(m - n), b = exp2(m' - n)
+ *     l[i] = fma(l'[i], b, l[i] * a), o[d] = fma(o'[d], b, o[d] * a);  m = n
+ * out[d] = o[d] / sum of l (summed as above).  exp2 and tanh as in approx.h.  With a sink z of the
+ * head, s = z * log2(e):
+ *     n = max(m, s), a = exp2(m - n);  out[d] = o[d] * a / fma(sum of l, a, exp2(s - n))
+ * With latent > 0, values are the first `latent` elements of the keys and have no other storage
+ * (v_offset is k_offset), and out has as many elements.  In a part, o[d] is then the sum over the
+ * 16 slots i of a block (summed as above) of the results of fma(p[j], k[j][d], o) over the blocks
+ * in order; types with scales: the key's. */
 enum { ATTN_PART = 512 };
 
 struct attn {
     const float *q; size_t q_token_stride, q_head_stride;       /* in floats */
     float *out; size_t out_token_stride, out_head_stride;
     int n_tokens, n_q_heads, head_dim;
-    int pos, window, chunk;                                     /* 0: none; one of both */
-    int end;                        /* of encoders: positions of the whole sequence; 0: causal */
+    /* window, chunk: 0: none; at most one is set */
+    int pos, window, chunk;
+    int end;                        /* encoders: number of positions of the sequence; 0: causal */
     const uint8_t *base; const int32_t *table; size_t stride, k_offset, v_offset;
     struct kv_types kv;
-    /* scale > 0; softcap 0: none; s = softcap * tanh(s / softcap) */
+    /* scale > 0; softcap 0: none */
     float scale, softcap;
     const float *sinks;                                         /* [n_q_heads] or NULL */
     int latent;
-    /* [n_q_heads] slopes or NULL: adds slope * (key position - query position) */
+    /* [n_q_heads] slopes of distances, or NULL */
     const float *alibi;
-    /* To share a long context among threads: with partial, attention computes only part `part`,
-     * into partial [n_tokens * n_q_heads][attn_partial(head_dim)], and leaves the rows of
-     * queries that do not see it alone.  attention_merge then makes out of parts part, part + 1
-     * .., one behind the other in partial. */
+    /* To divide a long context between threads: if partial is set, attention computes only part
+     * `part`, into partial [n_tokens * n_q_heads][attn_partial(head_dim)], and does not write the
+     * rows of queries that do not see that part.  attention_merge then computes out from parts
+     * part, part + 1 .., which follow each other in partial. */
     float *partial; int part;
 };
-/* Elements of a value. */
+/* Number of elements of a value. */
 static inline int attn_width(const struct attn *a) { return a->latent ? a->latent : a->head_dim; }
-/* Floats of a partial result: o, l and m, a multiple of 16. */
+/* Number of floats of a partial result: o, l and m, a multiple of 16. */
 static inline size_t attn_partial(int head_dim) { return ((size_t)head_dim + 15) / 16 * 16 + 32; }
 
 struct kernels {
@@ -95,29 +102,29 @@ struct kernels {
     int (*supported)(void);
 
     /* Activations for the integer matmul: rounded once per token and act_group, shared by every
-     * matrix that reads them with the same cols_padded and act_group.  The buffer's inside
-     * belongs to the set, act is 64-byte aligned.  x [n_tokens, ldx] f32, cols valid; padded
-     * with 0 to cols_padded.  act_bytes never falls as n_tokens grows: a buffer for some tokens
-     * does for fewer.  Parts are independent (for threads): part p of act_parts(n_tokens). */
+     * matrix that reads them with the same cols_padded and act_group.  The layout of act is private
+     * to the set; act is 64-byte aligned.  x [n_tokens, ldx] f32, cols valid; padded with 0 to
+     * cols_padded. act_bytes never decreases as n_tokens grows, so a buffer also fits fewer tokens.
+     * Parts are independent (for threads): part p of act_parts(n_tokens). */
     size_t (*act_bytes)(int n_tokens, int cols_padded, int act_group);
     int (*act_parts)(int n_tokens);
     void (*act_pack)(void *act, const float *x, size_t ldx, int n_tokens, int cols, int cols_padded, int act_group,
                      int part);
 
-    /* out[t * ldo + r] for the rows r of tiles [tile0, tile1), rows beyond w->rows are not
-     * written.  Integer types only.  scratch: scratch_bytes(n, cols_padded) of this thread for
-     * any n >= n_tokens, 64-byte aligned. */
+    /* Writes out[t * ldo + r] for the rows r of tiles [tile0, tile1), except rows past w->rows.
+     * Integer types only.  scratch: scratch_bytes(n, cols_padded) of this thread for any n >=
+     * n_tokens, 64-byte aligned. */
     void (*matmul)(float *out, size_t ldo, const struct mat *w, int tile0, int tile1,
                    const void *act, int n_tokens, void *scratch);
     /* The same with f32 activations and weights exactly as stored (every type that has kernels):
-     * out = sum over k in order, one fma each (bf16 on AMX: as in floats_amx.c, no less exact).
-     * x [n_tokens, ldx], w->cols valid. */
+     * out = sum over k in order, one fma each (bf16 on AMX: as in floats_amx.c, no less exact). x
+     * [n_tokens, ldx], w->cols valid. */
     void (*matmul_f32)(float *out, size_t ldo, const struct mat *w, int tile0, int tile1,
                        const float *x, size_t ldx, int n_tokens, void *scratch);
-    /* for at most so many tokens: never falls as n_tokens or cols_padded grows */
+    /* for at most n_tokens tokens; never decreases as n_tokens or cols_padded grows */
     size_t (*scratch_bytes)(int n_tokens, int cols_padded);
 
-    /* Rows of n f32.  Any alignment; out may be x (a). */
+    /* Rows of n f32 values, with any alignment; out may be x (a). */
     /* x * (1 / sqrt(mean(x^2)+eps)) * (w + w_offset); w NULL: 1 */
     void (*rms_norm)(float *out, const float *x, const float *w, int n, float eps, float w_offset);
     /* w, b may be NULL */
@@ -133,29 +140,30 @@ struct kernels {
      * rows and q aligned to 64 */
     void (*dots_i8)(int32_t *out, const int8_t *rows, size_t stride, int n_rows, const int8_t *q);
 
-    /* One step of a linear recurrence of one head: state [n][dim], x, v, out [dim], b, c, q, k
-     * [n].  For each element e, rows i in order: mamba:  in = dt * x[e]; s[i] = fma(b[i], in,
-     * s[i] * decay), y = fma(c[i], s[i], y) from 0; out[e] = fma(d, x[e], y) delta:  s[i] *=
-     * decay, y = fma(k[i], s[i], y) from 0; w = (v[e] - y) * rate; then s[i] = fma(k[i], w,
-     * s[i]), out[e] = fma(q[i], s[i], out[e]) from 0 */
+    /* One step of a linear recurrence of one head: state [n][dim], x, v, out [dim], b, c, q, k [n].
+     * For each element e, rows i in order:
+     * mamba:  in = dt * x[e];  s[i] = fma(b[i], in, s[i] * decay), y = fma(c[i], s[i], y) from 0;
+     *         out[e] = fma(d, x[e], y)
+     * delta:  s[i] *= decay, y = fma(k[i], s[i], y) from 0;  w = (v[e] - y) * rate;
+     *         then s[i] = fma(k[i], w, s[i]), out[e] = fma(q[i], s[i], out[e]) from 0 */
     void (*scan_mamba)(float *state, const float *b, const float *c, const float *x, float *out, int n, int dim,
                        float decay, float dt, float d);
     void (*scan_delta)(float *state, const float *q, const float *k, const float *v, float *out, int n, int dim,
                        float decay, float rate);
-    /* the same with a decay for each row of the state: s[i] *= decay[i] */
+    /* the same with one decay per row of the state: s[i] *= decay[i] */
     void (*scan_delta_rows)(float *state, const float *q, const float *k, const float *v, float *out, int n, int dim,
                             const float *decay, float rate);
-    /* mamba1: a decay for each row and element: in = dt[e] * x[e]; s[i] = fma(b[i], in, s[i] *
-     * exp(-dt[e] * exp(a_log[i * lda + e]))), y = fma(c[i], s[i], y) from 0; out[e] = fma(d[e],
-     * x[e], y); exp as in approx.h */
+    /* mamba1: a decay for each row and element:
+     *         in = dt[e] * x[e];  s[i] = fma(b[i], in, s[i] * exp(-dt[e] * exp(a_log[i * lda + e]))),
+     *         y = fma(c[i], s[i], y) from 0;  out[e] = fma(d[e], x[e], y);  exp as in approx.h */
     void (*scan_mamba1)(float *state, const float *b, const float *c, const float *x, float *out, int n, int dim,
                         const float *a_log, size_t lda, const float *dt, const float *d);
-    /* Scores of an indexer for the 16 tokens of a block: q [n_heads][dim], k [dim][16], weight
-     * [n_heads]; for each token a = fma(q[h][d], k[d], a) from 0, out = fma(weight[h], max(a, 0),
-     * out) from 0 */
+    /* Scores of an indexer for the 16 tokens of a block: q [n_heads][dim], k [dim][16],
+     * weight [n_heads].  For each token:
+     *         a = fma(q[h][d], k[d], a) from 0, out = fma(weight[h], max(a, 0), out) from 0 */
     void (*index_block)(float *out, const float *q, int n_heads, int dim, const float *weight, const float *k);
 
-    /* One token's key (value) of head_dim floats into slot 0..15 of a block. */
+    /* Store one token's key (value) of head_dim floats in slot 0..15 of a block. */
     void (*kv_store_key)(enum kv_type type, uint8_t *block, int slot, const float *x, int head_dim);
     void (*kv_store_value)(enum kv_type type, uint8_t *block, int slot, const float *x, int head_dim);
     void (*attention)(const struct attn *a, void *scratch);     /* scratch of this thread, 64-byte aligned */
@@ -170,11 +178,11 @@ extern const struct kernels kernels_avx2, kernels_avxvnni, kernels_avx512, kerne
 extern const struct kernels kernels_neon, kernels_dotprod, kernels_i8mm;                    /* on ARM64 only */
 /* All sets compiled in, fastest first, NULL-terminated. */
 const struct kernels *const *kernels_all(void);
-/* The fastest set this machine runs; WANT forces one by name (NULL: choose).  NULL with *e if it
- * cannot. */
+/* The fastest set that this machine supports; WANT: a set by name (NULL: choose).  NULL with *e if
+ * it is not supported. */
 const struct kernels *kernels_pick(const char *want, struct err *e);
-/* k, or for a set with a float product of its own order (amx) one that runs wherever k does and
- * gives the bits of all others. */
+/* k; for a set whose float products have an order of their own (amx), another set that is supported
+ * wherever k is and gives the same bits as all others. */
 const struct kernels *kernels_ordered(const struct kernels *k);
 
 #ifdef __cplusplus

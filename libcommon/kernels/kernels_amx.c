@@ -1,20 +1,20 @@
 /* kernels_amx.c - the integer matmul of many tokens on the tile unit (AMX-INT8: Sapphire Rapids and
- * later).  Everything else is the AVX-512 set's.
+ * later).  The other operations are those of the AVX-512 set.
  *
  * tdpbssd adds to C [T tokens][16 rows] int32 the products of A [T][K] int8 activations and B [K /
- * 4][16 rows][4] int8 weights, which is how unpacked lines lie; K is 32 or 64 k that share their
- * scales, so the integer sums are those of kernels.h.  They go through memory to the vectors that
- * scale them.  From loads to sums a product takes a hundred cycles, so the vectors work on the sums
- * of the group before.  While the tile unit computes, it takes one of the two ports that convert
- * and multiply floats.  So steps of 32, where each product of 16 cycles brings 16 vectors to
+ * 4][16 rows][4] int8 weights, the layout of unpacked lines; K is 32 or 64 k that share their
+ * scales, so the integer sums are those of kernels.h.  The vector units read the sums from memory
+ * and scale them.  A product takes a hundred cycles from loads to sums, so the vectors work on the
+ * sums of the previous group.  While the tile unit computes, it takes one of the two ports that
+ * convert and multiply floats, so steps of 32, where each product of 16 cycles yields 16 vectors to
  * convert and 16 fma, gain little.  8-bit scales are folded into the weights instead: code * scale
- * has 16 bits, high and low byte are multiplied one after the other, and the vectors have work once
- * in an act group.
+ * has 16 bits, high and low byte are multiplied separately, and the vectors have work only once per
+ * act group.
  *
- * Activations lie in blocks of BLOCK_K k; in a block panel by panel of T tokens each (the last may
- * hold fewer); in a panel:
- *     [k / 64][T][64] int8 codes;  [k / act_group][T] f32 scales;  for g = 32, 64 .. act_group:
- *     [k / g][T] f32 sums of codes */
+ * Activations are stored in blocks of BLOCK_K k; in a block panel by panel of T tokens each (the
+ * last may hold fewer); in a panel:
+ * [k / 64][T][64] int8 codes;  [k / act_group][T] f32 scales;  for g = 32, 64 .. act_group:
+ * [k / g][T] f32 sums of codes */
 #include "libcommon/kernels/kernels.h"
 
 #include <cpuid.h>
@@ -25,13 +25,13 @@
 
 #include "libcommon/kernels/vec_avx512.inc"
 
-/* A block's lines, the panel and the sums must fit into the L1 cache.  The last two are of
- * arch_prctl(2), newer than some systems' headers. */
+/* A block's lines, the panel and the sums must fit into the L1 cache.  The last two constants are
+ * those of arch_prctl(2), which some systems' headers lack. */
 enum { BLOCK_K = 256, MORE_BYTES = 64, AMX_ROWS = 16, AMX_MIN = 24, XFEATURE_TILE_DATA = 18, ARCH_REQ_TILES = 0x1023 };
 
 #include "libcommon/kernels/block.inc"
 
-/* Linux gives a process the tile registers when it asks (all its threads; once is enough). */
+/* Linux grants a process the tile registers on request (once, for all its threads). */
 static int amx_supported(void)
 {
     unsigned a, b, c, d;
@@ -41,13 +41,14 @@ static int amx_supported(void)
            syscall(SYS_arch_prctl, ARCH_REQ_TILES, XFEATURE_TILE_DATA) == 0;
 }
 
-/* Fewer tokens, and steps of 32 alone, are no faster than without. */
+/* Not for fewer tokens, nor for steps of 32 only: they would be no faster. */
 INLINE int amx_worth(int n_tokens, int act_group) { return n_tokens >= AMX_MIN && act_group > 32; }
 
 INLINE int amx_panels(int n_tokens) { return n_panels(n_tokens, AMX_ROWS); }
-INLINE int amx_tokens(int n_tokens) { return n_panels(n_tokens, amx_panels(n_tokens)); }        /* of a panel */
+/* tokens of a panel */
+INLINE int amx_tokens(int n_tokens) { return n_panels(n_tokens, amx_panels(n_tokens)); }
 
-/* Where in a panel the scales and the sums of each granularity begin. */
+/* Offsets in a panel of the scales and of the sums of each granularity. */
 struct amx_layout { size_t scale, sum[3], size; };
 INLINE struct amx_layout amx_layout(int n_k, int act_group, int T)
 {
@@ -71,11 +72,12 @@ size_t amx_act_bytes(int n_tokens, int cols_padded, int act_group)
     const size_t size = amx_block(cols_padded / BLOCK_K, act_group, n_tokens) +
                         (size_t)amx_panels(n_tokens) *
                         amx_layout(cols_padded % BLOCK_K, act_group, amx_tokens(n_tokens)).size;
-    const size_t fewer = avx512_act_bytes(AMX_MIN - 1, cols_padded, act_group);         /* they take more each */
+    /* the AVX-512 layout, which fewer tokens use, takes more bytes per token */
+    const size_t fewer = avx512_act_bytes(AMX_MIN - 1, cols_padded, act_group);
     return size > fewer ? size : fewer;
 }
 
-/* One act group of one token: at k of a block of n_k. */
+/* Pack one act group of one token, at k of a block of n_k. */
 static void amx_pack_group(uint8_t *p, const struct amx_layout *l, const float *x, int n, int k, int act_group, int t,
                            int T)
 {
@@ -127,7 +129,8 @@ void amx_act_pack(void *act, const float *x, size_t ldx, int n_tokens, int cols,
 
 /* ---- tiles ---- */
 
-/* Tiles 0 to 3: sums of T tokens; 4, 5: activations of `bytes` k; 6, 7: weights. */
+/* Configure tiles 0 to 3 for the sums of T tokens, 4 and 5 for activations of `bytes` k, 6 and 7
+ * for weights. */
 static void amx_begin(int T, int bytes)
 {
     struct { uint8_t palette, start, zero[14]; uint16_t row_bytes[16]; uint8_t rows[16]; } c = { .palette = 1 };
@@ -140,11 +143,11 @@ static void amx_begin(int T, int bytes)
 
 static void amx_end(void) { __asm__ volatile("tilerelease"); }
 
-/* Take the sums of the last but one step out of a pair of tiles, to [2][16 tokens][16 rows], and
- * begin the next step of a panel in them: of weights w0 and w1.  n: tile multiplications it
- * takes; a: codes, from one to the next a_next.  Storing just before the tiles are used again
- * keeps four products under way; storing after the product costs 30 cycles a product instead of
- * 20. */
+/* Store the sums of the step before the last from a pair of tiles, to [2][16 tokens][16 rows], and
+ * start the next step of a panel in these tiles, with weights w0 and w1.  n: number of tile
+ * multiplications of a step; a: codes, a_next apart.  Storing just before the tiles are reused
+ * keeps four products in flight; storing right after each product costs 30 cycles per product
+ * instead of 20. */
 #define AMX_PAIR(x, y, A) \
     do { \
         __asm__ volatile("tileloadd (%[a],%[s64]), %%tmm" #A "\n" "tilestored %%tmm" #x ", (%[to],%[s64])\n" "tilezero %%tmm" #x "\n" \
@@ -177,10 +180,10 @@ INLINE void amx_take(const int odd, int32_t *to)
                          "r"(64l) : "memory");
 }
 
-/* Operands with which the vectors scale the sums of a group, and c, where the results go. */
+/* Operands for scaling the sums of a group, and c, the results. */
 struct amx_group { const float *scale, *min, *a_scale, *a_sum; float *c; };
 
-/* Sums [n_steps][2][16 tokens][16 rows] of the tokens t0 to t1 of T, with f32 scales (and
+/* Scale sums [n_steps][2][16 tokens][16 rows] of the tokens t0 to t1 of T, with f32 scales (and
  * minima). */
 INLINE void amx_scale(const int n_steps, const int has_min, const struct amx_group *g, const int32_t *all, int t0,
                       int t1, int T)
@@ -211,11 +214,12 @@ INLINE void amx_scale(const int n_steps, const int has_min, const struct amx_gro
 struct amx_job {
     const struct weights *w;
     struct scratch *s;
-    const int8_t *low;          /* of folded weights: as s->lines, which holds the high bytes */
+    /* low bytes of folded weights, in the layout of s->lines, which has the high bytes */
+    const int8_t *low;
     int32_t *sums;
     const uint8_t *act;
     int n_k, panels, T, n_tokens;
-    const struct rows *to;      /* NULL: more k come */
+    const struct rows *to;      /* NULL: more k follow */
 };
 
 /* The last panel may hold fewer tokens. */
@@ -225,11 +229,11 @@ INLINE void amx_prefetch_rows(const struct amx_job *j, int p)
         prefetch_rows(j->to, p * j->T, j->n_tokens - p * j->T < j->T ? j->n_tokens - p * j->T : j->T);
 }
 
-/* Pairs of tiles whose sums are in memory. */
+/* Number of pairs of tiles whose sums are in memory. */
 enum { AMX_SLOTS = 8 };
 INLINE unsigned amx_slots(int n_steps) { return n_steps == 4 ? 8 : 4; }
 
-/* The part of the vectors' work that is done beside step u. */
+/* The part of the vectors' work that overlaps with step u. */
 INLINE void amx_vector_part(const int n_steps, const int has_min, const struct amx_group group[4], const int32_t *sums,
                       unsigned u, unsigned late, int T)
 {
@@ -241,8 +245,8 @@ INLINE void amx_vector_part(const int n_steps, const int has_min, const struct a
               T * (i + 1) / n_steps, T);
 }
 
-/* All panels through an unpacked block.  Step u begins; the sums of step u - 2 come to memory;
- * and the vectors do a part of the work of the group whose sums are complete. */
+/* Run all panels through an unpacked block.  During step u the sums of step u - 2 are stored, and
+ * the vectors do a part of the work of the group whose sums are complete. */
 INLINE void amx_steps(const int n_steps, const int has_min, const struct amx_job *j)
 {
     const int T = j->T, act_group = j->w->m->act_group, step = j->w->step, n = step > 64 ? step / 64 : 1;
@@ -286,8 +290,8 @@ static amx_fn *const amx_steps_of[2][3] = { { amx_steps_1_0, amx_steps_2_0, amx_
 
 /* ---- folded weights ---- */
 
-/* Scale half r of the rows of a group whose sums are [high, low of 16 rows, high, low][16
- * tokens][16 rows]. */
+/* Scale half r of the rows of a group with sums [high, low of 16 rows, high, low][16 tokens][16
+ * rows]. */
 INLINE void amx_scale_folded(const struct amx_group *g, const int32_t *sums, int r, int T)
 {
     sums += 512 * r;
@@ -302,8 +306,8 @@ INLINE void amx_scale_folded(const struct amx_group *g, const int32_t *sums, int
     FIRST(1) "tdpbssd %%tmm7, %%tmm4, %%tmm1\n" "tileloadd 64(%[h],%[s128]), %%tmm6\n" "tileloadd 64(%[l],%[s128]), %%tmm7\n" \
     FIRST(2) "tdpbssd %%tmm6, %%tmm4, %%tmm2\n" FIRST(3) "tdpbssd %%tmm7, %%tmm4, %%tmm3\n"
 
-/* Take the sums of the last group, to [4][16][16], and begin the next with its first tile of
- * codes; and go on with another. */
+/* Store the sums of the last group, to [4][16][16], and start the next one with its first tile of
+ * codes; the second form continues with another tile. */
 INLINE void amx_first(int32_t *to, const int8_t *a, const int8_t *high, const int8_t *low)
 {
 #define FIRST(x) "tilestored %%tmm" #x ", 1024*" #x "(%[to],%[s64])\n" "tilezero %%tmm" #x "\n"
@@ -319,7 +323,7 @@ INLINE void amx_more(const int8_t *a, const int8_t *high, const int8_t *low)
 #undef FIRST
 }
 
-/* All panels through a folded block.  Group u begins; the sums of group u - 1 come to memory;
+/* Run all panels through a folded block.  During group u the sums of group u - 1 are stored, and
  * the vectors scale those of u - 2. */
 static void amx_folded(const struct amx_job *j)
 {
@@ -353,8 +357,8 @@ static void amx_folded(const struct amx_job *j)
             amx_scale_folded(&group[(u - 2) % 4], sums + u % 2 * 1024, r, T);
 }
 
-/* Lines of signed codes [n_k / 4][32][4], times the 8-bit scales of their steps, to the high
- * bytes of the products, and low; 256 * high + low, both signed. */
+/* Multiply lines of signed codes [n_k / 4][32][4] by the 8-bit scales of their steps: the products'
+ * high bytes replace them, and low gets the rest; 256 * high + low, both signed. */
 static void amx_fold(const struct weights *w, struct scratch *s, int8_t *low, int n_k)
 {
     const __m512i half = _mm512_set1_epi16(128);
@@ -378,7 +382,7 @@ static void amx_fold(const struct weights *w, struct scratch *s, int8_t *low, in
 
 enum { AMX_SUMS = AMX_SLOTS * 512 * 4 };
 
-/* The sums and the low bytes come after what the scratch holds otherwise. */
+/* The sums and the low bytes follow the common part of the scratch. */
 INLINE size_t amx_sums_at(int n_tokens)
 {
     return (sizeof(struct scratch) + (size_t)(n_tokens + AMX_ROWS) * TILE_ROWS * sizeof(float) + 63) / 64 * 64;

@@ -1,28 +1,29 @@
-/* kernels_avx2.c - AVX2, FMA and F16C.  The Makefile compiles *_avx2.c, and only them, with these
- * instructions; nothing here runs before supported() said yes.
+/* kernels_avx2.c - the AVX2, FMA and F16C set.  The Makefile compiles *_avx2.c, and only them, with
+ * these instructions; nothing here runs unless supported() returned 1.
  *
- * vpmaddubsw multiplies unsigned by signed bytes, adds pairs and saturates at 16 bits.
- * Narrow values (linear codes of 4 bits, m5, mxfp4, ternary ones) are used as value - smallest
- * value: 16 bits hold the sum of 32 k, which begins at the smallest value * the sum of
- * activations; on the way it may wrap.  Of m6 two pairs fit.
- * Wide values (codebooks up to 127, i8): |x| * (y * sign of x) is at most 127 * 127, so a pair
- * fits and vpmaddwd widens it.
- * 8-bit scales are the multiplier of vpmaddwd, so that sums of an act group need nothing else.
+ * vpmaddubsw multiplies unsigned by signed bytes, adds pairs and saturates at 16 bits.  Narrow
+ * values (linear codes of 4 bits, m5, mxfp4, ternary ones) are used as value - smallest value: the
+ * sum of 32 k, which starts at the smallest value * the sum of activations, fits into 16 bits;
+ * intermediate sums may wrap.  Of m6 the sums of two pairs fit.  For wide values (codebooks up to
+ * 127, i8),
+ * x
+ * * (y * sign of x) is at most 127 * 127, so a pair fits and vpmaddwd widens it. 8-bit scales are
+ * the multiplier of vpmaddwd, so the sums of an act group need no further instructions.
  *
- * Many tokens, cycles of Zen 3 for 32 products: of the four pipes if all were always busy, and
- * measured, of the loop alone with its loads.  vpmaddubsw and vpmaddwd run on two of the pipes and
- * take three cycles, vpadd and vpxor run on any and take one, vpsignb runs on two of which one also
- * multiplies; the scheduler does not keep the short ones away from the pipes of the long ones.
- *     narrow   vpmaddubsw, vpaddw (and 1/8 of vpmaddwd, vpaddd)                 0.56   0.63
- *     m6       vpmaddubsw, 1/2 (vpaddw, vpmaddwd, vpaddd)                       0.63   0.86
- *     wide     vpsignb, vpmaddubsw, vpmaddwd, vpaddd                            1      1.39
- * Other forms of wide: two halves of 4 bits, each narrow, 1.25 and more to unpack; vpxor with
- * the sign in place of vpsignb, and the sum of the negative weights, which all tokens share,
- * 1.29.  A codebook of 7 bits would take 1.06 (0.96 with a seed for every 8 k), one of 6 bits as
- * m6.  But in the place of nl4's, with the same bytes, the mean KL divergence of SmolLM2-135M
- * (gpl-3, windows of 512, default quality) rises from 0.0484 to 0.0497 (nl4's values halved) and
+ * Many tokens, cycles of Zen 3 for 32 products: the bound of its four pipes, and the measured time
+ * of the loop alone with its loads.  vpmaddubsw and vpmaddwd run on two of the pipes and take three
+ * cycles, vpadd and vpxor run on any pipe and take one, vpsignb runs on two, one of which also
+ * multiplies; the scheduler does not keep short operations off the pipes that long ones need.
+ * narrow  vpmaddubsw, vpaddw (and 1/8 of vpmaddwd, vpaddd)  0.56  0.63
+ * m6  vpmaddubsw, 1/2 (vpaddw, vpmaddwd, vpaddd)  0.63  0.86
+ * wide  vpsignb, vpmaddubsw, vpmaddwd, vpaddd  1  1.39
+ * Tried for wide values: two halves of 4 bits, each narrow: 1.25, plus unpacking; vpxor with the
+ * sign instead of vpsignb, and the sum of the negative weights, which all tokens share: 1.29.  A
+ * codebook of 7 bits would take 1.06 (0.96 with a seed for every 8 k), one of 6 bits the same as
+ * m6.  But as a replacement of nl4, with the same bytes, the mean KL divergence of SmolLM2-135M
+ * (gpl-3, windows of 512, default quality) rises from 0.0484 to 0.0497 (nl4's values halved) or
  * 0.0519 (the 6-bit values with the least squared error on its weights, 1.015 times nl4's), and
- * other sets gain nothing: so there is one nl4 for all. */
+ * other sets gain nothing, so all sets share one nl4. */
 #include "libcommon/kernels/kernels.h"
 
 #include <cpuid.h>
@@ -40,8 +41,8 @@ static int supported(void)
 
 enum { BLOCK_K = 256, PANEL_MAX = 6, STREAM_MAX = 8, SEED_PER_STEP = 0, MORE_BYTES = 256 * TILE_ROWS };
 
-/* -8 times the sums of what vpmaddubsw adds of 32 codes, as two int16: k 0 and 1, and k 2 and 3,
- * of each four.  In halves: the codes were just stored so. */
+/* -8 times the sums that vpmaddubsw makes of 32 codes, as two int16: of k 0 and 1, and of k 2 and 3
+ * of each four.  Computed in halves, because the codes have just been stored in that width. */
 INLINE int32_t seed_pair(const int8_t *code)
 {
     const __m128i *p = (const __m128i *)(const void *)code, one = _mm_set1_epi8(1);
@@ -58,7 +59,7 @@ INLINE int32_t seed_pair(const int8_t *code)
 #include "libcommon/kernels/acts.inc"
 #include "libcommon/kernels/tokens_ymm.inc"
 
-/* Values of little difference are used as value - the smallest one, others as they are. */
+/* Values with a small range are used as value - smallest value, others unchanged. */
 static int is_narrow(const struct qtype_info *t)
 {
     return t->bits < 8 && t->codes != CODES_BOOK;
@@ -69,7 +70,7 @@ static int bias_of(const struct qtype_info *t)
     return t->codes == CODES_E2M1 ? 12 : is_narrow(t) ? -t->value8[0] : 0;
 }
 
-/* x, y [T] = sums in 16 bits of 32 k of T tokens with two octets: the lines at p and p + 32.  In
+/* x, y [T] = 16-bit sums over 32 k of T tokens with two octets: the lines at p and p + 32.  In
  * assembly because compilers spill the 12 sums of T = 6. */
 #define LINE_TOKEN(T, j, t) \
     "vpbroadcastd 4*(" #T "*" #j "+" #t ")(%[a]), %%ymm14\n" "vpmaddubsw %%ymm14, %%ymm12, %%ymm15\n" "vpmaddubsw %%ymm14, %%ymm13, %%ymm14\n" \
@@ -121,8 +122,8 @@ INLINE void m6_lines(const int T, __m256i *sum, __m256i v, __m256i v2, __m256i t
     }
 }
 
-/* Seeds of n times 32 k, for value + 8, to those for value + bias; up to 7 more are read and
- * written, so that no loop is for the rest: codes follow them. */
+/* Convert seeds of n times 32 k from value + 8 to value + bias.  Up to 7 more are read and written,
+ * so that no remainder loop is needed: codes follow them. */
 INLINE void bias_seeds(int32_t *out, const int32_t *seed, int n, int bias)
 {
     const __m256i times = _mm256_set1_epi16((short)bias);
@@ -132,8 +133,8 @@ INLINE void bias_seeds(int32_t *out, const int32_t *seed, int n, int bias)
     }
 }
 
-/* The scales of an octet as multipliers of vpmaddwd, of those that unpack_block() left: their low
- * halves, twice. */
+/* The scales of an octet as multipliers of vpmaddwd: the low halves of those from unpack_block(),
+ * twice. */
 INLINE __m256i scale_twice(__m256 scale)
 {
     return _mm256_shuffle_epi8(_mm256_castps_si256(scale),
@@ -142,11 +143,12 @@ INLINE __m256i scale_twice(__m256 scale)
                                                                            0x01000100));
 }
 
-/* How the sums of a step are scaled: by 8-bit scales, by f32 ones after 32 k, and after more. */
+/* How the sums of a step are scaled: by 8-bit scales; by f32 scales after 32 k; after more than
+ * 32. */
 enum { SCALED_INT, SCALED_32, SCALED_MORE };
 
-/* A panel of T tokens through an unpacked block of narrow values, two octets at a time: c [T][32]
- * += weights * activations. */
+/* Run a panel of T tokens through an unpacked block of narrow values, two octets at a time: c
+ * [T][32] += weights * activations. */
 INLINE void dot_narrow(const int T, const int scaled, const struct weights *w, const struct scratch *s, int n_groups,
                        const struct act_panel *panel, float *c0, struct code_prefetch *fetch)
 {
@@ -203,8 +205,8 @@ INLINE void dot_narrow(const int T, const int scaled, const struct weights *w, c
     }
 }
 
-/* The same of values whose sums of 32 k do not fit into 16 bits, an octet at a time.  TWO: those
- * of two pairs do (m6). */
+/* The same for values whose sums over 32 k exceed 16 bits, an octet at a time.  TWO: the sums of
+ * two pairs fit (m6). */
 INLINE void dot_wide(const int T, const int two, const int is_int, const struct weights *w, const struct scratch *s,
                      int n_groups, const struct act_panel *panel, float *c, struct code_prefetch *fetch)
 {
@@ -276,21 +278,23 @@ INLINE void dot_panel(const int T, const struct weights *w, const struct scratch
 }
 
 #define IS_WIDE(codes) ((codes) <= STREAM_TABLE_3 || (codes) == STREAM_BYTES)
-/* As many as the registers hold: few vectors besides the sums are needed for codes that are masked
- * and no more. */
+/* As many as fit into the registers: codes that only need masking take few vectors besides the
+ * sums. */
 #define IS_PLAIN(codes) ((codes) == STREAM_LINEAR || (codes) == STREAM_FROM_0 || (codes) == STREAM_FROM_M1)
 #define VECTORS(T, codes) \
     ((T) == 1 ? 4 : (T) == 2 || ((T) == 3 && !IS_WIDE(codes)) || ((T) == 4 && IS_PLAIN(codes)) ? 2 : 1)
 
-/* int16, twice. */
+/* The scale as int16, twice. */
 INLINE __m256i octet_scale(const struct qtype_info *type, __m256i x)
 {
     return type->scale == SCALE_S8 ? _mm256_srai_epi16(x, 8) : _mm256_srli_epi16(x, 8);
 }
 
-/* Sums of pairs of products |x| * (y * sign of x), for values of any size.  x is shared: the
- * activations by the octets of one token (vpsignb has no 128, so these weights are from a table),
- * the weights by several tokens. */
+/* Sums of pairs of products
+ * x
+ * * (y * sign of x), for any values.  x is the shared operand: the activations for the octets of
+ * one token (vpsignb cannot negate -128, so weights must come from a table), or the weights for
+ * several tokens. */
 INLINE __m256i wide_pairs(const int T, const int codes, __m256i v, __m256i b)
 {
     if (T == 1 && codes <= STREAM_TABLE_3)
@@ -298,7 +302,7 @@ INLINE __m256i wide_pairs(const int T, const int codes, __m256i v, __m256i b)
     return _mm256_maddubs_epi16(_mm256_abs_epi8(v), _mm256_sign_epi8(b, v));
 }
 
-/* Where the 16-bit sums of 32 k begin, of the seed for values + 8. */
+/* Initial 16-bit sums of 32 k, from the seed for values + 8. */
 INLINE __m256i narrow_seed(const int codes, int32_t seed)
 {
     const __m256i s = _mm256_set1_epi32(seed);
@@ -311,7 +315,7 @@ INLINE __m256i narrow_seed(const int codes, int32_t seed)
     }
 }
 
-/* 32 k of 6-bit values, whose seeds are in the sums. */
+/* 32 k of 6-bit values; the sums already contain the seeds. */
 INLINE void m6_sums(const int T, const int O, const uint8_t *line, const int8_t *code, const __m256i times[4],
                     __m256i sum[][4])
 {

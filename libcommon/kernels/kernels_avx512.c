@@ -1,10 +1,10 @@
-/* kernels_avx512.c - AVX-512 with VNNI and VBMI (Ice Lake, Zen 4 and later).  The Makefile compiles
- * *_avx512.c, and only them, with these instructions; nothing here runs before supported() said
- * yes.  __builtin_cpu_supports() also asks whether the operating system saves the wide registers,
- * which CPUID alone does not tell.
+/* kernels_avx512.c - the AVX-512 set, with VNNI and VBMI (Ice Lake, Zen 4 and later).  The Makefile
+ * compiles *_avx512.c, and only them, with these instructions; nothing here runs unless supported()
+ * returned 1.  __builtin_cpu_supports() also checks that the operating system saves the wide
+ * registers, which CPUID alone does not tell.
  *
  * vpdpbusd multiplies unsigned by signed bytes, so weights are used as value + 128 and the sums
- * begin at -128 * sum of activations. */
+ * start at -128 * sum of activations. */
 #include "libcommon/kernels/kernels.h"
 
 
@@ -27,16 +27,15 @@ enum { BLOCK_K = 512, PANEL_MAX = 6, STREAM_MAX = 12, BIAS = 128, SEED_PER_STEP 
 
 #include "libcommon/kernels/acts.inc"
 
-/* Codes of the next block, to prefetch a line at a time while this one is multiplied; step 0: no
- * more. */
+/* Codes of the next block, prefetched line by line while this one is multiplied; step 0: none. */
 struct code_prefetch { const uint8_t *p; size_t step; };
 
-/* d [T][2] = seed + dot products of 32 rows, T tokens, n lines of 4 k (a multiple of 8).
- * Written in assembly because compilers move and spill the 12 sums of T = 6 when they see the
- * loop, which costs a third of the speed.  (More than 6 only come here with the rarer types' few
- * tokens; the others stream.)  Every other token is broadcast by the dot products themselves:
- * with two loads a cycle there is room for that, and three instructions less a line are 5 %
- * where another hyperthread takes half of the decoder. */
+/* d [T][2] = seed + dot products of 32 rows, T tokens, n lines of 4 k (a multiple of 8). In
+ * assembly because compilers move and spill the 12 sums of T = 6 if they see the loop, which costs
+ * a third of the speed.  (More than 6 occur only for few tokens of the rarer types; the others
+ * stream.)  Every other token is broadcast by the dot products themselves: two loads a cycle allow
+ * that, and three instructions less per line are 5 % if another hyperthread takes half of the
+ * decoder. */
 #define LINE_LOADED(T, j, t) \
     "vpbroadcastd 4*(" #T "*" #j "+" #t ")(%[a]), %%zmm31\n" "vpdpbusd %%zmm31, %%zmm29, %[x" #t "]\n" \
         "vpdpbusd %%zmm31, %%zmm30, %[y" #t "]\n"
@@ -99,9 +98,9 @@ INLINE void dot_lines(const int T, __m512i d[][2], const int8_t *w, const int8_t
     }
 }
 
-/* One panel of T tokens through an unpacked block: c [T][32] += weights * activations.  ONE: an
- * act group is one step; the running sums stay in registers.  MANY, INT: those of an act group
- * (INT: int32) do, and c takes an act group at a time. */
+/* Run one panel of T tokens through an unpacked block: c [T][32] += weights * activations.  ONE: an
+ * act group is one step, and the running sums stay in registers.  MANY, INT: those of an act group
+ * stay there (INT: as int32) and are added to c after each act group. */
 enum { MANY, ONE, INT };
 INLINE void dot_panel(const int T, const int kind, const struct weights *w, const struct scratch *s, int n_groups,
                       struct act_panel a, float *c, struct code_prefetch *next)
@@ -171,8 +170,8 @@ INLINE void dot_panel(const int T, const int kind, const struct weights *w, cons
 enum { TERNARY_IN_PLACE = 2, TERNARY_BY_B = 4, TERNARY_TWICE = 1 };
 #include "libcommon/kernels/ternary.inc"
 
-/* Codes of line `out` of 8 to the low bits of bytes, the rest of which is not defined: `bits` of
- * them lie in low, `more` above these in the plane at high. */
+/* Codes of line `out` of 8 in the low bits of bytes, whose other bits are undefined: `bits` of them
+ * are in low, `more` above these are in the plane at high. */
 INLINE __m512i stream_codes(__m512i low, const uint8_t *high, const int bits, const int more, const int out)
 {
     const int at = out * bits % 8, shift = out * more % 8 - bits;
@@ -189,7 +188,7 @@ typedef vf lanes_f;
 typedef vi lanes_i, lanes_table;
 enum { LANES = 16, TERNARY_FEW = STREAM_MAX };
 #define VECTORS(T, codes) 2
-#define KEEP_SUMS(T) ((T) <= 4)                         /* more do not fit */
+#define KEEP_SUMS(T) ((T) <= 4)                         /* more sums do not fit */
 #define FEW(ymm, zmm) zmm
 INLINE lanes_i lanes_zero(void) { return vi_set(0); }
 INLINE lanes_f lanes_set(float x) { return vf_set(x); }
@@ -219,14 +218,15 @@ INLINE void step_sums(const int T, const int O, const int codes, const struct qt
                       const vi scale[4], vi sum[][4], uintptr_t *next)
 {
     const int bits = LOW_BITS(codes), more = HIGH_BITS(codes), n_lines = n_k * bits / 32;
-    const int lines = 4;                                /* steps of 32 k of 4 bits have no more */
-    /* Two sums each, or the chain of dot products would be too long. */
+    const int lines = 4;                                /* a step of 32 k of 4 bits has no more */
+    /* Two accumulators per sum, or the chain of dot products would be too long. */
     const int split = T <= 2;
     vi d[STREAM_MAX][2], e[STREAM_MAX][2];
     EACH_SUM(t, r)
         d[t][r] = vi_set(seed[t]), e[t][r] = vi_set(0);
     for (int l = 0; l < n_lines; l += lines, line += 128 * (lines + more)) {
-        const uint8_t *high = line + 128 * lines;       /* with more bits a step is one group */
+        /* types with more bits have one group per step */
+        const uint8_t *high = line + 128 * lines;
         *next = prefetch_more(w->prefetch, 1, *next, line);
         UNROLL for (int out = 0; out < lines * (8 / bits); out++, code += 4 * T) {
             vi v[2];
@@ -251,8 +251,8 @@ INLINE void step_sums(const int T, const int O, const int codes, const struct qt
 
 #include "libcommon/kernels/stream.inc"
 
-/* n panels of T tokens from token t0 on; the first PREFETCH_PANELS of all prefetch the next block's
- * codes. */
+/* Run n panels of T tokens from token t0 on; the first PREFETCH_PANELS of them prefetch the next
+ * block's codes. */
 enum { PREFETCH_PANELS = 2 };
 
 INLINE void dot_panels(const int T, const int kind, const struct weights *w, const struct scratch *s, int n_groups,
@@ -277,8 +277,8 @@ INLINE void dot_panels(const int T, const int kind, const struct weights *w, con
 UP_TO_6(DOT, dot_many, MANY) UP_TO_6(DOT, dot_one, ONE) UP_TO_12(DOT, dot_int, INT)
 typedef void dot_fn(const struct weights *, const struct scratch *, int, const struct act_block *, int, int, float *,
                     const uint8_t *, const struct rows *);
-/* By kind and tokens.  Few tokens of the types that do not stream, which have 8-bit scales, come
- * here in one panel. */
+/* By kind and number of tokens.  Types with 8-bit scales that do not stream come here with few
+ * tokens, in one panel. */
 static dot_fn *const dots[3][STREAM_MAX + 1] = { { UP_TO_6(ENTRY, dot_many) }, { UP_TO_6(ENTRY, dot_one) },
                                                  { UP_TO_12(ENTRY, dot_int) } };
 

@@ -1,10 +1,10 @@
 /* kernels_avxvnni.c - vpdpbusd in 32-byte vectors (AVX-VNNI: Alder Lake, Zen 5 and later), for
- * processors and systems without AVX-512; the rest is the AVX2 set's.  The Makefile compiles
- * *_avxvnni.c, and only them, with these instructions; nothing here runs before supported() said
- * yes.
+ * processors and systems without AVX-512.  The other operations are those of the AVX2 set.  The
+ * Makefile compiles *_avxvnni.c, and only them, with these instructions; nothing here runs unless
+ * supported() returned 1.
  *
  * vpdpbusd multiplies unsigned by signed bytes, so weights are used as value + 128 and the sums
- * begin at -128 * sum of activations. */
+ * start at -128 * sum of activations. */
 #include "libcommon/kernels/kernels.h"
 
 #include <cpuid.h>
@@ -54,7 +54,7 @@ INLINE void dot_lines(const int T, const struct weights *w, vi d[], const uint8_
     a->seed += T;
 }
 
-/* One panel of T tokens through an unpacked block, 16 rows at a time: c [T][32] += weights *
+/* Run one panel of T tokens through an unpacked block, 16 rows at a time: c [T][32] += weights *
  * activations. */
 INLINE void dot_panel(const int T, const struct weights *w, const struct scratch *s, int n_groups,
                       const struct act_panel *panel, float *c0, struct code_prefetch *fetch)
@@ -66,7 +66,7 @@ INLINE void dot_panel(const int T, const struct weights *w, const struct scratch
         const float *scale = s->scale + 16 * half, *min = s->min + 16 * half;
         float *c = c0 + 16 * half;
         for (int g = 0; g < n_groups; g++) {
-            vf inner[PANEL_MAX];                        /* bits of int32 if the scales are 8-bit */
+            vf inner[PANEL_MAX];                        /* int32 bits if the scales are 8-bit */
             UNROLL for (int t = 0; t < T; t++)
                 inner[t] = vf_set(0);
             for (int i = 0; i < w->n_steps; i++) {
@@ -97,7 +97,7 @@ INLINE void dot_panel(const int T, const struct weights *w, const struct scratch
 
 #define VECTORS(T, codes) ((T) == 1 ? 4 : (T) == 2 ? 2 : 1)
 
-/* S8: what add_scaled() wants, the scale and 256 times the scale.  U8: int32. */
+/* S8: as add_scaled() needs it, the scale and 256 times the scale.  U8: int32. */
 INLINE __m256i octet_scale(const struct qtype_info *type, __m256i x)
 {
     if (type->scale == SCALE_S8)
@@ -105,8 +105,8 @@ INLINE __m256i octet_scale(const struct qtype_info *type, __m256i x)
     return _mm256_srli_epi32(x, 24);
 }
 
-/* Where the sums begin, of the seed for values + 128; codes that are not looked up are the value
- * plus less than that. */
+/* Initial sums, from the seed for values + 128; codes that are not looked up have a smaller
+ * bias. */
 INLINE __m256i few_seed(const int codes, int32_t seed)
 {
     const int less = codes == STREAM_LINEAR ? 16 : codes == STREAM_FROM_M1 ? 128 : codes == STREAM_PLUS_1 ? 8

@@ -1,5 +1,6 @@
-/* kernels_dotprod.c - sdot (ARMv8.2: Cortex-A55, A76, Neoverse N1); the rest is the NEON set's.
- * The Makefile compiles *_dotprod.c, and only them, with these instructions. */
+/* kernels_dotprod.c - the set with sdot (ARMv8.2: Cortex-A55, A76, Neoverse N1).  The other
+ * operations are those of the NEON set.  The Makefile compiles *_dotprod.c, and only them, with
+ * these instructions. */
 #include "libcommon/kernels/kernels.h"
 
 #include <sys/auxv.h>

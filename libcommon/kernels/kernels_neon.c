@@ -1,11 +1,12 @@
-/* kernels_neon.c - ARMv8.0 (Cortex-A53, A57, A72): products of bytes by smull and sadalp. */
+/* kernels_neon.c - the ARMv8.0 set (Cortex-A53, A57, A72): products of bytes by smull and
+ * sadalp. */
 #include "libcommon/kernels/kernels.h"
 
 #define SET(name) neon_##name
 #define HAS_DOT 0
 #define HAS_MMLA 0
 
-static int supported(void) { return 1; }                /* every ARMv8-A of Linux has ASIMD */
+static int supported(void) { return 1; }                /* ARMv8-A Linux requires ASIMD */
 
 #include "libcommon/kernels/kernels_neon.inc"
 

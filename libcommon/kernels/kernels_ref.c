@@ -1,5 +1,5 @@
-/* kernels_ref.c - the operations of kernels.h in plain C, one after the other: the definition for
- * the tests, and the kernels of machines that have no others. */
+/* kernels_ref.c - the operations of kernels.h in plain C, one at a time: the definition for the
+ * tests, and the kernels of machines that have no others. */
 #include <math.h>
 #include <string.h>
 
@@ -24,10 +24,15 @@ static size_t act_bytes(int n_tokens, int cols_padded, int act_group)
 
 static int act_parts(int n_tokens) { return n_tokens; }
 
-/* The scale that takes n values to int8, and the factor that does it (0: all codes are 0). */
+/* The scale that maps n values to int8, and its inverse factor (0: all codes are 0). */
 static float int8_scale(const float *x, int n, float *factor)
 {
-    uint32_t max = 0;                   /* bits of |x| are ordered as |x|, and NaN is above infinity */
+    /* bits of
+     * x
+     * are ordered like
+     * x
+     * , and NaN is above infinity */
+    uint32_t max = 0;
     for (int i = 0; i < n; i++) {
         uint32_t u = f32_bits(x[i]) & 0x7fffffff;
         max = u > max ? u : max;
@@ -206,7 +211,7 @@ static void rope(float *x, const float *cos, const float *sin, int n_heads, size
 
 /* ---- attention ---- */
 
-/* Element d of a key or value goes to at[d * step]. */
+/* Store element d of a key or value at at[d * step]. */
 static void kv_store(enum kv_type type, uint8_t *block, int slot, size_t at, size_t step, const float *x, int head_dim)
 {
     if (type == KV_I8) {
@@ -294,7 +299,7 @@ static void attend_latent(const struct attn *a, const float *p, int begin, int e
     }
 }
 
-/* The partial result of a query at position `at` for the positions [begin, end) of one part. */
+/* The partial result of a query at position `at`, for the positions [begin, end) of one part. */
 static void attend_part(const struct attn *a, const float *q, int at, float slope, int begin, int end, float *o,
                         struct softmax *x)
 {

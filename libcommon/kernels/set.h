@@ -1,12 +1,12 @@
-/* set.h - declarations that the files of a vector set (rows, attention, floats, kernels) share:
- * avx2_rms_norm and so on.  Their meanings: kernels.h. */
+/* set.h - declarations shared by the files of a vector set (rows, attention, floats, kernels):
+ * avx2_rms_norm and so on.  kernels.h has their meanings. */
 #ifndef ZSE_KERNELS_SET_H
 #define ZSE_KERNELS_SET_H
 
 #include "libcommon/kernels/kernels.h"
 
-/* Sanitizers check addresses, which loops and functions that are not inlined access as well; these
- * compile in a tenth of the time. */
+/* Under sanitizers, loops are not unrolled and functions not inlined: their memory accesses are
+ * checked all the same, and compiling takes a tenth of the time. */
 #if defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__
 #define INLINE static inline
 #define UNROLL
@@ -19,12 +19,12 @@
 #endif
 #endif
 
-/* How the values of few tokens' codes are found (qtype.def, column stream).
- *   TABLE, TABLE_2, TABLE_3, SMALL  looked up: codes of 4, 2, 3 bits, of 4 with values up to 12
- *   LINEAR, FROM_0, FROM_M1         the code is the value plus 8, 0, 1: of 4, 4, 2 bits
- *   PLUS_1, PLUS_2                  the value plus 16 in 5 bits, plus 32 in 6
- *   BYTES, UNPACKED                 bytes as they lie in a tile; unpacked with the set's bias
- *   T2, T3                          the loops of ternary.inc where they are faster */
+/* How the values of codes are found for few tokens (qtype.def, column stream).
+ * TABLE, TABLE_2, TABLE_3, SMALL  looked up: codes of 4, 2, 3 bits, of 4 bits with values up to 12
+ * LINEAR, FROM_0, FROM_M1  the code is the value plus 8, 0, 1: of 4, 4, 2 bits
+ * PLUS_1, PLUS_2  the value plus 16 in 5 bits, plus 32 in 6 bits
+ * BYTES, UNPACKED  bytes as in a tile; unpacked with the set's bias
+ * T2, T3  the loops of ternary.inc, if they are faster */
 enum stream_kind {
     STREAM_TABLE, STREAM_TABLE_2, STREAM_TABLE_3, STREAM_SMALL, STREAM_LINEAR, STREAM_FROM_0, STREAM_FROM_M1,
     STREAM_PLUS_1, STREAM_PLUS_2, STREAM_BYTES, STREAM_UNPACKED, STREAM_T2, STREAM_T3, STREAM_NONE
@@ -36,7 +36,7 @@ enum stream_kind {
 #define HIGH_BITS(codes) ((codes) == STREAM_PLUS_1 || (codes) == STREAM_TABLE_3 ? 1 : (codes) == STREAM_PLUS_2 ? 2 : 0)
 #define CODE_BYTES_32(codes) (128 * (LOW_BITS(codes) + HIGH_BITS(codes)))
 
-/* For each sum of T tokens with O vectors of rows. */
+/* A loop over the sums of T tokens with O vectors of rows. */
 #define EACH_SUM(t, r) UNROLL for (int t = 0; t < T; t++) UNROLL for (int r = 0; r < O; r++)
 
 /* f(1, ...) f(2, ...) .. f(n, ...): a function for each number of tokens. */
@@ -103,7 +103,8 @@ INTEGERS_OF(avxvnni)
 ROWS_OF(neon) SCAN_OF(neon) ATTENTION_OF(neon) FLOATS_OF(neon) INTEGERS_OF(neon)
 INTEGERS_OF(dotprod) INTEGERS_OF(i8mm)
 
-/* A table: the integer matmul of one set, the f32 matmul and the rest of others or the same. */
+/* Definition of a set's table: its own integer matmul, the f32 matmul and the other operations of
+ * the same or another set. */
 #define KERNELS_SET(name, supported, ints, floats, rest) { \
     name, supported, ints##_act_bytes, ints##_act_parts, ints##_act_pack, ints##_matmul, floats##_matmul_f32, \
     ints##_scratch_bytes, \
