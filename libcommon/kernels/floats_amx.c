@@ -13,9 +13,9 @@
  *
  * tdpbf16ps sums even and odd k separately, by fma and from 0, and adds both sums to the
  * accumulator.  So, for a row and a token:
- * acc = 0;  for each 32 k in order, for the parts of x from the last to the first:
- * even = odd = 0;  even = fma(part[k], w[k], even), odd = fma(part[k + 1], w[k + 1], odd)
- * in order of k;  acc += even + odd
+ *     acc = 0;  for each 32 k in order, for the parts of x from the last to the first:
+ *         even = odd = 0;  even = fma(part[k], w[k], even), odd = fma(part[k + 1], w[k + 1], odd)
+ *         in order of k;  acc += even + odd
  * Parts are truncated, not rounded: part[0] = the upper 16 bits of x, part[1] = those of x -
  * part[0], part[2] = the rest.  Numbers below 2^-126 count as 0. */
 #define SET(name) avx512_##name

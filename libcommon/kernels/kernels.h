@@ -41,7 +41,7 @@ extern "C" {
 
 /* Attention of n_tokens consecutive queries of one sequence, for the query heads that share one KV
  * head.  Query i is at position pos + i and sees positions [begin_i, pos + i], where begin_i is
- *     with a window: max(0, pos + i - window + 1);  with chunks: (pos + i) / chunk * chunk;  else 0.
+ *     with a window: max(0, pos + i - window + 1);  with chunks: (pos + i) / chunk * chunk;  else 0
  * With end > 0 it also sees the positions after it, up to end - 1, and with a window up to
  * pos + i + window - 1.  KV block b (positions 16*b .. 16*b+15) of this head lies at
  * base + table[b] * stride + k_offset (v_offset).
@@ -154,8 +154,9 @@ struct kernels {
     void (*scan_delta_rows)(float *state, const float *q, const float *k, const float *v, float *out, int n, int dim,
                             const float *decay, float rate);
     /* mamba1: a decay for each row and element:
-     *         in = dt[e] * x[e];  s[i] = fma(b[i], in, s[i] * exp(-dt[e] * exp(a_log[i * lda + e]))),
-     *         y = fma(c[i], s[i], y) from 0;  out[e] = fma(d[e], x[e], y);  exp as in approx.h */
+     *         in = dt[e] * x[e];  decay = exp(-dt[e] * exp(a_log[i * lda + e])), exp as in approx.h;
+     *         s[i] = fma(b[i], in, s[i] * decay), y = fma(c[i], s[i], y) from 0;
+     *         out[e] = fma(d[e], x[e], y) */
     void (*scan_mamba1)(float *state, const float *b, const float *c, const float *x, float *out, int n, int dim,
                         const float *a_log, size_t lda, const float *dt, const float *d);
     /* Scores of an indexer for the 16 tokens of a block: q [n_heads][dim], k [dim][16],

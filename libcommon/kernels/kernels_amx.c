@@ -13,8 +13,8 @@
  *
  * Activations are stored in blocks of BLOCK_K k; in a block panel by panel of T tokens each (the
  * last may hold fewer); in a panel:
- * [k / 64][T][64] int8 codes;  [k / act_group][T] f32 scales;  for g = 32, 64 .. act_group:
- * [k / g][T] f32 sums of codes */
+ *     [k / 64][T][64] int8 codes;  [k / act_group][T] f32 scales;  for g = 32, 64 .. act_group:
+ *     [k / g][T] f32 sums of codes */
 #include "libcommon/kernels/kernels.h"
 
 #include <cpuid.h>

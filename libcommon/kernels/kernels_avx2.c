@@ -14,9 +14,9 @@
  * of the loop alone with its loads.  vpmaddubsw and vpmaddwd run on two of the pipes and take three
  * cycles, vpadd and vpxor run on any pipe and take one, vpsignb runs on two, one of which also
  * multiplies; the scheduler does not keep short operations off the pipes that long ones need.
- * narrow  vpmaddubsw, vpaddw (and 1/8 of vpmaddwd, vpaddd)  0.56  0.63
- * m6  vpmaddubsw, 1/2 (vpaddw, vpmaddwd, vpaddd)  0.63  0.86
- * wide  vpsignb, vpmaddubsw, vpmaddwd, vpaddd  1  1.39
+ *     narrow   vpmaddubsw, vpaddw (and 1/8 of vpmaddwd, vpaddd)                 0.56   0.63
+ *     m6       vpmaddubsw, 1/2 (vpaddw, vpmaddwd, vpaddd)                       0.63   0.86
+ *     wide     vpsignb, vpmaddubsw, vpmaddwd, vpaddd                            1      1.39
  * Tried for wide values: two halves of 4 bits, each narrow: 1.25, plus unpacking; vpxor with the
  * sign instead of vpsignb, and the sum of the negative weights, which all tokens share: 1.29.  A
  * codebook of 7 bits would take 1.06 (0.96 with a seed for every 8 k), one of 6 bits the same as

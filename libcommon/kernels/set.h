@@ -20,11 +20,11 @@
 #endif
 
 /* How the values of codes are found for few tokens (qtype.def, column stream).
- * TABLE, TABLE_2, TABLE_3, SMALL  looked up: codes of 4, 2, 3 bits, of 4 bits with values up to 12
- * LINEAR, FROM_0, FROM_M1  the code is the value plus 8, 0, 1: of 4, 4, 2 bits
- * PLUS_1, PLUS_2  the value plus 16 in 5 bits, plus 32 in 6 bits
- * BYTES, UNPACKED  bytes as in a tile; unpacked with the set's bias
- * T2, T3  the loops of ternary.inc, if they are faster */
+ *   TABLE, TABLE_2, TABLE_3, SMALL  looked up: codes of 4, 2, 3 bits, of 4 with values up to 12
+ *   LINEAR, FROM_0, FROM_M1         the code is the value plus 8, 0, 1: of 4, 4, 2 bits
+ *   PLUS_1, PLUS_2                  the value plus 16 in 5 bits, plus 32 in 6 bits
+ *   BYTES, UNPACKED                 bytes as in a tile; unpacked with the set's bias
+ *   T2, T3                          the loops of ternary.inc, if they are faster */
 enum stream_kind {
     STREAM_TABLE, STREAM_TABLE_2, STREAM_TABLE_3, STREAM_SMALL, STREAM_LINEAR, STREAM_FROM_0, STREAM_FROM_M1,
     STREAM_PLUS_1, STREAM_PLUS_2, STREAM_BYTES, STREAM_UNPACKED, STREAM_T2, STREAM_T3, STREAM_NONE
