@@ -10,8 +10,8 @@
 /* A hook on the inputs of linear layers, called by the caller's thread before each multiplication.
  *   x [n_tokens, ldx]   the input, cols valid columns
  *   role   ROLE_Q (for q, k and v; with latent attention for q_a or q, and kv_a), ROLE_Q_A (the
- *          input of q after q_a), ROLE_O, ROLE_STATE_O (of a state beside attention), ROLE_GATE (for
- *          gate and up; ROLE_UP if there is no gate), ROLE_DOWN, ROLE_HEAD
+ *          input of q after q_a), ROLE_O, ROLE_STATE_O (of a state beside attention), ROLE_GATE
+ *          (for gate and up; ROLE_UP if there is no gate), ROLE_DOWN, ROLE_HEAD
  * cpu_layers_run calls it for each input of each window, in the order of the windows, with n_tokens
  * = window_len.  If it returns non-zero, the rest of the layer is skipped for this window only,
  * whose x is then undefined.  Other callers may ignore the result. */

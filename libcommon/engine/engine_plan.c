@@ -387,7 +387,8 @@ static int n_logits(const struct request *r)
     if (r->draft.n_used)
         return r->draft.n_used + 1;
     if (r->prompt_logprobs && r->n_reported < r->n_prompt) {
-        const int first = r->n_reported > 0 ? r->n_reported - 1 : 0, from = first > r->kv.n_tokens ? first : r->kv.n_tokens;
+        const int first = r->n_reported > 0 ? r->n_reported - 1 : 0,
+                  from = first > r->kv.n_tokens ? first : r->kv.n_tokens;
         return end > from ? end - from : 0;
     }
     return !r->embed && end == r->n_ids;

@@ -154,7 +154,7 @@ struct kernels {
     void (*scan_delta_rows)(float *state, const float *q, const float *k, const float *v, float *out, int n, int dim,
                             const float *decay, float rate);
     /* mamba1: a decay for each row and element:
-     *         in = dt[e] * x[e];  decay = exp(-dt[e] * exp(a_log[i * lda + e])), exp as in approx.h;
+     *         in = dt[e] * x[e];  decay = exp(-dt[e] * exp(a_log[i * lda + e])), exp of approx.h;
      *         s[i] = fma(b[i], in, s[i] * decay), y = fma(c[i], s[i], y) from 0;
      *         out[e] = fma(d[e], x[e], y) */
     void (*scan_mamba1)(float *state, const float *b, const float *c, const float *x, float *out, int n, int dim,
