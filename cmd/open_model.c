@@ -456,6 +456,11 @@ static int load_arriving(const struct conv_cache_request *ask, struct hub_stream
     return rc;
 }
 
+static int refuse_without_weights(const char *path, struct err *e)
+{
+    return err_set(e, ERR_UNSUPPORTED, "%s has no weights, expected a .zse, a GGUF file or a Hugging Face folder", path);
+}
+
 static int find_and_load(const char *prog, char **found, struct hub_stream *stream, const struct run_options *r,
                          struct opened_model *o, struct err *e)
 {
@@ -470,9 +475,7 @@ static int find_and_load(const char *prog, char **found, struct hub_stream *stre
         if (!(o->path = strdup(path)))
             return err_nomem(e, "path");
         return load(o, e);
-    case SOURCE_CONFIG: case SOURCE_TOKENIZER:
-        return err_set(e, ERR_UNSUPPORTED, "%s has no weights, expected a .zse, a GGUF file or a Hugging Face folder",
-                       path);
+    case SOURCE_CONFIG: case SOURCE_TOKENIZER: return refuse_without_weights(path, e);
     case SOURCE_GGUF: case SOURCE_FOLDER:
         break;
     }
@@ -500,6 +503,25 @@ static void end_warm_up(struct opened_model *o)
 int open_model_unnamed(const char *prog, const char *path)
 {
     return home_model_named(path) ? 0 : cli_wrong(prog, "which MODEL? None is given, ZSE_MODEL is not set, and no model is the default (zse-info models default); zse-convert pull NAME makes models");
+}
+
+int open_model_check(const char *prog, const char *path, struct err *e)
+{
+    const struct map_guard guard = { sigbus_guard, sigbus_unguard };
+    const struct source_options so = { .guard = &guard };
+    struct source *s = NULL;
+    struct zfile *z = NULL;
+    sigbus_start(prog);
+    switch (source_detect(path, e)) {
+    case SOURCE_NONE: return -1;
+    case SOURCE_ZSE: z = zfile_open_guarded(path, 0, &guard, e); break;
+    case SOURCE_CONFIG: case SOURCE_TOKENIZER: return refuse_without_weights(path, e);
+    case SOURCE_GGUF: case SOURCE_FOLDER: s = source_open_with(path, &so, e); break;
+    }
+    const int rc = s || z ? 0 : -1;
+    source_close(s);
+    zfile_close(z);
+    return rc;
 }
 
 /* Note the use of a model that has a name. */

@@ -136,6 +136,9 @@ struct opened_model {
 };
 /* 2 after a message on stderr if neither path, ZSE_MODEL nor a default names a model; else 0. */
 int open_model_unnamed(const char *prog, const char *path);
+/* Read the header and the lists of a file or folder, and compare the file's size with them, which
+ * takes milliseconds: -1 with *e says that open_model() would fail. */
+int open_model_check(const char *prog, const char *path, struct err *e);
 /* Open a model.  path NULL: $ZSE_MODEL or the default.  Notes about conversions go to stderr, with
  * the name prog. */
 int open_model(const char *prog, const char *path, const struct run_options *r, struct opened_model *o, struct err *e);

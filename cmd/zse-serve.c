@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -168,28 +169,58 @@ static int embeds_by_file(const struct serve_options *o)
     return name && (strchr(name, '/') || (dot && (strcmp(dot, ".zse") == 0 || strcmp(dot, ".gguf") == 0)));
 }
 
-static int find_model(const char *model, struct err *e)
+/* *path: the file or folder of a MODEL, malloc'd; NULL: it is on the hub. */
+static int find_path(const char *model, char **path, struct err *e)
 {
     struct hub_name name;
+    *path = NULL;
+    return hub_is_name(model, &name, path, e) < 0 ? -1 : 0;
+}
+
+static int find_model(const char *model, struct err *e)
+{
     char *path;
-    if (hub_is_name(model, &name, &path, e) < 0)
+    if (find_path(model, &path, e) != 0)
         return -1;
     const int rc = path && access(path, F_OK) != 0 ? err_sys(e, "%s", path) : 0;
     free(path);
     return rc;
 }
 
-/* Check before listening: each MODEL is a file, a folder or a name on the hub. */
-static int find_models(const struct serve_options *o, struct err *e)
+/* Only the thread that loads models may wait for a pipe or a device. */
+static int may_wait(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode);
+}
+
+static int check_model(const char *model, struct err *e)
+{
+    char *path;
+    if (find_path(model, &path, e) != 0)
+        return -1;
+    const int rc = path && !may_wait(path) ? open_model_check(prog, path, e) : 0;
+    free(path);
+    return rc;
+}
+
+/* Call f for each MODEL and for the file of --embedding-model. */
+static int each_model(const struct serve_options *o, int (*f)(const char *model, struct err *e), struct err *e)
 {
     const char *env = getenv("ZSE_MODEL"), *const *models = o->n_models ? o->models : &env;
     const int n = o->n_models ? o->n_models : env && *env ? 1 : 0;
+    for (int i = 0; i < n; i++)
+        if (f(models[i], e) != 0)
+            return -1;
+    return embeds_by_file(o) ? f(o->embedding_model, e) : 0;
+}
+
+/* Check before listening: each MODEL is a file, a folder or a name on the hub. */
+static int find_models(const struct serve_options *o, struct err *e)
+{
     if (o->model_dir && access(o->model_dir, F_OK) != 0)
         return err_sys(e, "--model-dir %s", o->model_dir);
-    for (int i = 0; i < n; i++)
-        if (find_model(models[i], e) != 0)
-            return -1;
-    return embeds_by_file(o) ? find_model(o->embedding_model, e) : 0;
+    return each_model(o, find_model, e);
 }
 
 static int load_models(const struct serve_options *o, struct server *s, struct err *e)
@@ -392,6 +423,8 @@ static int serve(struct serve_options *o, const struct serve_user *user, struct 
     };
     struct server *s = server_bind(&so, e);
     int rc = !s || (user && become_user(o, user, p, e)) ? -1 : 0;
+    if (rc == 0)
+        rc = each_model(o, check_model, e);     /* as that user: files are not parsed with root's privileges */
     if (rc == 0 && !(p->token = admin_token(p->home, e)))
         cli_note(prog, "%s: no administration over HTTP", e->msg);
     if (rc == 0)

@@ -416,7 +416,23 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   [ -z "$output" ]
   [ "$stderr" = "zse-serve: --model-dir /no/such: No such file or directory" ]
   run --separate-stderr zse-serve --port 0 README.md
-  [ "$status" = 1 ] && [ "${#stderr_lines[@]}" = 1 ] && [[ $stderr == "zse-serve: README.md: neither "* ]]
+  [ "$status" = 1 ]
+  [ -z "$output" ]
+  [ "${#stderr_lines[@]}" = 1 ]
+  [[ $stderr == "zse-serve: README.md: neither "* ]]
+  local m=$BATS_TEST_TMPDIR/m.zse n said
+  for n in 3 64 500 $(($(stat -c %s "$T/tiny.zse") - 1)); do
+    head -c "$n" "$T/tiny.zse" >"$m"
+    run -1 --separate-stderr zse-serve --port 0 "$m"
+    [ -z "$output" ] && [ "${#stderr_lines[@]}" = 1 ] && [[ $stderr == "zse-serve: $m: "* ]] || { echo "$n: $output $stderr"; return 1; }
+  done
+  for n in 4 8 16 60; do                        # the version, the size, the section table, the checksum
+    cp "$T/tiny.zse" "$m"
+    printf '\xfe' | dd of="$m" bs=1 seek="$n" conv=notrunc status=none
+    said=$(zse-info "$m" 2>&1) && return 1
+    run -1 --separate-stderr zse-serve --port 0 "$T/tiny.zse" "$m"
+    [ -z "$output" ] && [ "$stderr" = "zse-serve${said#zse-info}" ] || { echo "$n: $output $stderr, $said"; return 1; }
+  done
 }
 
 @test "SIGTERM lets streams end, SIGHUP opens the file again, kill -9 leaves nothing that hinders" {
