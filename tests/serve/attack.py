@@ -834,6 +834,7 @@ def bodies_that_are_bombs():
     made = {'n': {'n': 10**9}, 'n -1': {'n': -1}, 'n 1e300': {'n': 1e300}, 'max_tokens': {'max_tokens': 2**63}, 'max_tokens -1': {'max_tokens': -1}, 'logprobs': {'logprobs': 10**9},
             'logprobs -1': {'logprobs': -1}, 'best_of': {'best_of': 10**6},
             'stop': {'stop': ['a' * 10] * 100000}, 'long stop': {'stop': 'a' * 1000000}, 'bias': {'logit_bias': {str(i): 1e38 for i in range(100000)}},
+            'biases of few tokens': {'logit_bias': {'0' * (i // 500) + str(i % 500): 1 for i in range(50000)}},
             'bias of no token': {'logit_bias': {'-1': 1}}, 'top_k': {'top_k': 2**40}, 'top_p': {'top_p': -5},
             'priority': {'priority': 10**9}, 'ids': {'prompt': [2**31]}, 'ids -1': {'prompt': [-1]}, 'prompts': {'prompt': ['a'] * 100000}, 'long': {'prompt': 'a b ' * 1000000},
             'one letter': {'prompt': 'a' * 3000000},
@@ -1971,14 +1972,15 @@ def names_and_bodies_of_ollamas_api():
         {'options': {'num_predict': 2**70}}, {'options': {'num_predict': 1e300}}, {'options': {'stop': ['a' * 10] * 100_000}}, {'options': {'stop': 'a' * 1_000_000}}, {'options': {'temperature': -1}}, {'options': {'seed': 2**80}},
         {'options': []}, {'options': 'x'}, {'options': {'repeat_penalty': 0}}, {'options': {'top_k': 2**40}}, {'messages': [{'role': 'user', 'content': 'a b ' * 1_000_000}]},
         {'messages': [{'role': 'user'}] * 300_000}, {'messages': [[]]}, {'messages': 'a'}, {'messages': [{'role': 'assistant', 'tool_calls': 7}]}, {'messages': [{'role': 'x' * 1_000_000, 'content': 'a'}]},
-        {'tools': 'x'}, {'tools': [{}] * 1000}, {'format': 'xml'}, {'format': 7}, {'format': {'$ref': '#'}}, {'format': {'type': 'string', 'pattern': '(a*)*' * 10_000}}, {'format': deep(300)}, {'think': 'x' * 1_000_000}, {'think': 7})]
+        {'tools': 'x'}, {'tools': [{}] * 1000}, {'format': 'xml'}, {'format': 7}, {'format': {'$ref': '#'}}, {'format': {'type': 'string', 'pattern': '(a*)*' * 10_000}}, {'format': deep(300)}, {'think': 'x' * 1_000_000}, {'think': 7},
+        {'unknown': [{}] * 500_000}, {f'k{i}': 1 for i in range(300_000)}, {'options': {f'k{i}': 1 for i in range(300_000)}})]
     for path, bodies in (('chat', bombs), ('generate', [b'[' * 1_000_000, b'{"model":' * 200_000, b'{"model":"other","prompt":"\xff"}', b'', b'{}x', {'model': 'other', 'prompt': 'a' * 3_000_000, 'stream': False},
                                                         {'model': 'other', 'prompt': 'a', 'system': 'b ' * 1_000_000}, {'model': 'other', 'prompt': ['a']},
                                                         {'model': 'other', 'prompt': 'a', 'images': ['x'] * 100_000}]),
                          ('embed', [{'model': 'other', 'input': ['a' * 100] * 100_000}, {'model': 'other', 'input': [[[]]]}, {'model': 'other', 'input': 'a', 'dimensions': 2**31}])):
         for body in bodies:
             code, _, answer = s.ask('/api/' + path, body, key=s.token)
-            fine = isinstance(body, dict) and ('top_k' in body.get('options', {}) or 'format' in body)
+            fine = isinstance(body, dict) and ('top_k' in body.get('options', {}) or 'format' in body or 'unknown' in body)
             if not 400 <= code < 500 and not (fine and code == 200):
                 wrong[f'{path} {str(body)[:150]}'] = code, str(answer)[:200]
             s.lives(path)

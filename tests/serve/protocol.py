@@ -219,6 +219,9 @@ def broken_bodies():
         code, _, answer = send(post('/v1/completions', body))
         assert code == 400, (body[:60], code, answer)
         assert json.loads(answer)['error']['message'] == json.loads(answer)['detail']
+    # "5", "05" and "005": more members than tokens
+    code, _, answer = send(post('/v1/completions', {'prompt': 'a', 'logit_bias': {'0' * (i // 500) + str(i % 500): 1 for i in range(5000)}}))
+    assert code == 400 and 'members' in json.loads(answer)['detail'], answer
     assert status(post('/v1/completions', b'x' * 17_000_000)) == 413
     code, _, answer = send(post('/v1/completions', {'prompt': 'x' * 3_000_000}))        # large, but not too large: through the other thread
     assert code == 400 and json.loads(answer)['error']['code'] == 'context_length_exceeded', answer

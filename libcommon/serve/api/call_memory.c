@@ -72,6 +72,8 @@ void call_drop_prompt(struct call *c)
                                          "content", "tokens", "grammar", "regex", "query", "prediction" };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         json_object_del(c->json, names[i]);
+    json_decref(c->unknown);
+    c->unknown = NULL;
     json_decref(c->conversation.vars);
     c->conversation.vars = NULL;
     const size_t tree = tree_bytes(c->json);

@@ -52,6 +52,7 @@ void call_destroy(struct call *c)
     buf_release(&c->line);
     buf_release(&c->more);
     json_decref(c->json);
+    json_decref(c->unknown);
     json_decref(c->documents);
     hold_release(&c->hold);
     free(c);

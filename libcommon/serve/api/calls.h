@@ -108,6 +108,8 @@ struct call {
     struct prescan scan;
     struct buf body;                    /* freed once it is parsed */
     json_t *json;                       /* owned */
+    /* members of json that Ollama's bodies do not have, until call_drop_prompt; owned */
+    json_t *unknown;
     struct params params;
     int include_usage, running_usage;   /* running_usage: also in every event, so far */
     int n_logprobs, max_tokens;         /* n_logprobs -1: none; max_tokens 0: up to the context */

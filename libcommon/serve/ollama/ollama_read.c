@@ -65,23 +65,32 @@ static int read_keep_alive(struct call *c, struct problem *pr)
 
 /* ---- options ---- */
 
-/* Remove the members that Ollama's bodies do not have, which other bodies do.  fields_parse() has
- * made sure that there are few. */
-static void drop_unknown(json_t *body, body_set kind)
+/* Move the members that Ollama's bodies do not have, which other bodies do, out of the body.
+ * fields_parse() has made sure that there are few, but one may take long to free: the thread that
+ * prepares the call does that. */
+static int move_unknown(struct call *c, struct problem *pr)
 {
     const char *name;
     json_t *v;
     void *next;
-    json_object_foreach_safe(body, next, name, v)
-        if (!fields_find(name, strlen(name), kind))
-            json_object_del(body, name);
+    json_object_foreach_safe(c->json, next, name, v) {
+        if (fields_find(name, strlen(name), c->form->body))
+            continue;
+        if (!c->unknown)
+            c->unknown = json_object();
+        if (json_object_set(c->unknown, name, v) != 0)
+            return problem_nomem(pr);
+        json_object_del(c->json, name);
+    }
+    return 0;
 }
 
 int ollama_params(struct call *c, struct problem *pr)
 {
     const json_t *options = js_get(c->json, "options");
     struct params *p = &c->params;
-    drop_unknown(c->json, c->form->body);
+    if (move_unknown(c, pr) != 0)
+        return -1;
     if (options && fields_parse(options, BODY_OLLAMA_OPTIONS, p, pr) != 0)
         return -1;
     if (p->max_tokens <= 0)
