@@ -38,6 +38,7 @@ void calls_give_up(struct loaded_model *lm, uint64_t before_ns);
 struct problem;
 /* lm is ready, or opening it failed with p: advance or refuse the calls that wait for it. */
 void calls_loaded(struct server *s, struct loaded_model *lm, const struct problem *p);
+void calls_tick(struct server *s);      /* on_second: answer calls that wait for a model past --timeout with 504 */
 /* on_wake: advance prepared calls, take events of all engines */
 void calls_events(struct server *s);
 int calls_open(struct server *s, struct err *e);        /* starts the preparing threads */

@@ -165,6 +165,7 @@ static void on_second(void *user)
     struct server *s = user;
     models_check(s);
     models_tick(s);
+    calls_tick(s);
     guard_tick(s);
     ws_stats_tick(s);
     watch_tick(s);

@@ -132,6 +132,23 @@ loaded() { curl -s "$URL/health" | jq .models_loaded; }
   stop "$PID"
 }
 
+# bats test_tags=plain
+@test "a request that waits for a model ends at --timeout" {
+  local so=$B/tests/lib/stuck.so d=$BATS_TEST_TMPDIR
+  [ -e "$so" ] || skip "$so is not there (make unit)"
+  ZSE_STUCK=$d LD_PRELOAD=$so start "$d/log" --port 0 --timeout 1
+  await listens "$URL"
+  touch "$d/step"                               # opening a model waits
+  chat other -m 60 -o "$T/j" -w '%{http_code}' >"$T/code"
+  [ "$(cat "$T/code")" = 504 ]
+  jq -e '.error.code == "timeout"' "$T/j"
+  [ "$(loaded)" = 0 ]
+  rm "$d/step"
+  is_there() { [ "$(loaded)" = 1 ]; }
+  await is_there
+  stop "$PID"
+}
+
 @test "a client that leaves while a model loads, and SIGTERM then, leave nothing behind" {
   start "$BATS_TEST_TMPDIR/log" --port 0
   await listens "$URL"

@@ -402,12 +402,22 @@ static void parse(struct call *c, struct problem *pr)
         problem_err(pr, NULL, "invalid_json", &e);
 }
 
+static int is_late(const struct call *c)
+{
+    const double limit = c->s->o.timeout_s;
+    return limit > 0 && (double)(clock_ns() - c->start_ns) * 1e-9 > limit;
+}
+
+static void refuse_late(struct call *c)
+{
+    problem_set(&c->problem, 504, NULL, "timeout", "no complete answer within %g s", c->s->o.timeout_s);
+}
+
 void call_work(struct call *c)
 {
     struct problem *pr = &c->problem;
-    const double limit = c->s->o.timeout_s;
-    if (limit > 0 && (double)(clock_ns() - c->start_ns) * 1e-9 > limit) {
-        problem_set(pr, 504, NULL, "timeout", "no complete answer within %g s", limit);
+    if (is_late(c)) {
+        refuse_late(c);
     } else if (c->stage == STAGE_PROMPTS) {
         if (call_hold_prompts(c, pr) == 0 && (c->form->prepare(c, pr) != 0 || call_prediction(c, pr) != 0) &&
             !pr->status)
@@ -480,6 +490,21 @@ void calls_loaded(struct server *s, struct loaded_model *lm, const struct proble
             c->problem = *p;
         advance(c, c->body_bytes > INLINE_BODY);
     }
+}
+
+void calls_tick(struct server *s)
+{
+    struct call *late;
+    do {                                        /* from the beginning: the end of a call may change the list */
+        late = s->waiting;
+        while (late && !is_late(late))
+            late = late->next_preparing;
+        if (late) {
+            stop_waiting(late);
+            refuse_late(late);
+            call_conclude(late);
+        }
+    } while (late);
 }
 
 static void documents_found(struct call *c) { advance(c, 1); }
