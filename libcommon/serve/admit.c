@@ -57,9 +57,17 @@ static unsigned needs(enum access a)
     case ACCESS_CHAT:  return SCOPE_CHAT;
     case ACCESS_EMBED: return SCOPE_EMBEDDINGS;
     case ACCESS_READ:  return SCOPE_MODELS | SCOPE_ADMIN;
-    case ACCESS_ADMIN: return SCOPE_ADMIN;
+    case ACCESS_ADMIN: case ACCESS_ADMIN_MODEL: return SCOPE_ADMIN;
     default:           return SCOPE_ALL;
     }
+}
+
+static int has_scope(const struct key_info *k, const struct route *r) { return (k->scopes & needs(r->access)) != 0; }
+
+/* A key that is limited to models does not administer the server: see routes.h. */
+static int is_too_narrow(const struct key_info *k, const struct route *r)
+{
+    return r->access == ACCESS_ADMIN && k->models[0];
 }
 
 static void limit_headers(struct conn *c, const struct verdict *v)
@@ -146,9 +154,14 @@ static int admit_guess(struct server *s, struct conn *c, int64_t key)
 static int admit_key(struct server *s, struct conn *c, const struct route *r, struct access_record *record)
 {
     char scopes[32];
-    if (!(record->key.scopes & needs(r->access))) {
+    if (!has_scope(&record->key, r)) {
         reply_refusal(s, c, 403, "insufficient_scope", "%s needs a key of scope %s", r->path,
                       key_scopes_text(needs(r->access), scopes));
+        return 0;
+    }
+    if (is_too_narrow(&record->key, r)) {
+        reply_refusal(s, c, 403, "limited_to_models", "the key '%s' administers the models that it may use, not %s",
+                      record->key.name, r->path);
         return 0;
     }
     const struct verdict w = usage_admit(s->guard.usage, record->key.id, &record->key.limit);
@@ -194,10 +207,10 @@ int guard_knows(struct server *s, struct conn *c, const struct route *r, uint64_
         struct usage_stats used;
         *owner = (uint64_t)k.id << 1 | 1;
         usage_read(g->usage, k.id, &k.limit, &used);
-        return (k.scopes & needs(r->access)) && !may_be_guess(s, c, k.id, &v) && used.verdict.allowed;
+        return has_scope(&k, r) && !is_too_narrow(&k, r) && !may_be_guess(s, c, k.id, &v) && used.verdict.allowed;
     }
     *owner = address_number(client_address(s, c, address)) << 1;
-    return r->access != ACCESS_ADMIN && !guard_needs_key(s, c) &&
+    return !route_administers(r) && !guard_needs_key(s, c) &&
            address_peek(g->anonymous, client_address(s, c, address)).allowed;
 }
 
@@ -228,14 +241,14 @@ int guard_admits(struct server *s, struct conn *c, const struct route *r)
     record->has_key = state != KEY_UNKNOWN;
     if (state == KEY_GOOD)
         return admit_guess(s, c, record->key.id) && (record->by_key = 1) && admit_key(s, c, r, record);
-    if (required || (r->access == ACCESS_ADMIN && g->keys && state != KEY_UNKNOWN)) {
+    if (required || (route_administers(r) && g->keys && state != KEY_UNKNOWN)) {
         if (!key)
             return refuse(s, c, 401, "missing_api_key",
                           "API key required. Provide via X-API-Key header or Bearer token.");
         return refuse(s, c, 401, "invalid_api_key", state == KEY_EXPIRED ? "Invalid API key: it has expired" : state ==
                       KEY_DISABLED ? "Invalid API key: it is disabled" : "Invalid API key");
     }
-    if (r->access == ACCESS_ADMIN) {
+    if (route_administers(r)) {
         char text[320];
         snprintf(text, sizeof text, "%.120s needs the administrator's token or a key of scope admin: Authorization: Bearer TOKEN, from admin.token", r->path);
         return refuse(s, c, 401, "invalid_admin_token", text);

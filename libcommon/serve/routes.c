@@ -58,7 +58,7 @@ const struct route routes[] = {
       "Whether a model on the hub can be converted and runs here", JSON },
     { "GET", "/api/models/files", ROUTE_PLAIN, ACCESS_ADMIN, handle_model_files, 0,
       "Models on the disk of the server that can be loaded", JSON },
-    { "DELETE", "/api/models/files/", ROUTE_PREFIX, ACCESS_ADMIN, handle_model_remove, 0,
+    { "DELETE", "/api/models/files/", ROUTE_PREFIX, ACCESS_ADMIN_MODEL, handle_model_remove, 0,
       "Delete one of these files, unless it is loaded", JSON },
     { "GET", "/api/models/jobs", ROUTE_PLAIN, ACCESS_ADMIN, handle_jobs, 0,
       "List downloads and conversions, oldest first", JSON },
@@ -71,9 +71,9 @@ const struct route routes[] = {
       "Queue a failed or cancelled job again; it continues where it was", JSON },
     { "DELETE", "/api/models/jobs/{id}", ROUTE_PATTERN, ACCESS_ADMIN, handle_job_delete, 0,
       "Cancel a job, or remove one that has ended from the list", JSON },
-    { "POST", "/api/models/load", ROUTE_PLAIN, ACCESS_ADMIN, handle_load, BODY_LOAD,
+    { "POST", "/api/models/load", ROUTE_PLAIN, ACCESS_ADMIN_MODEL, handle_load, BODY_LOAD,
       "Load a model; the answer comes when it is ready", JSON },
-    { "POST", "/api/models/unload", ROUTE_PLAIN, ACCESS_ADMIN, handle_unload, BODY_UNLOAD,
+    { "POST", "/api/models/unload", ROUTE_PLAIN, ACCESS_ADMIN_MODEL, handle_unload, BODY_UNLOAD,
       "Unload a model; running requests end first", JSON },
     { "GET", "/api/stats", ROUTE_PLAIN, ACCESS_READ, handle_stats, 0, "State of the machine and of the models", JSON },
     { "GET", "/api/stats/gpu", ROUTE_PLAIN, ACCESS_READ, handle_stats_gpu, 0,
@@ -194,11 +194,11 @@ const struct route routes[] = {
       "Embed texts, in Ollama's format", JSON },
     { "POST", "/api/embeddings", ROUTE_OLLAMA, ACCESS_EMBED, handle_ollama_embeddings, BODY_OLLAMA_EMBEDDINGS,
       "Embed a text, in Ollama's older format", JSON },
-    { "POST", "/api/pull", ROUTE_OLLAMA, ACCESS_ADMIN, handle_ollama_pull, BODY_OLLAMA_PULL,
+    { "POST", "/api/pull", ROUTE_OLLAMA, ACCESS_ADMIN_MODEL, handle_ollama_pull, BODY_OLLAMA_PULL,
       "Download and convert a model, as zse-convert pull; Ollama's format", NDJSON },
-    { "POST", "/api/copy", ROUTE_OLLAMA, ACCESS_ADMIN, handle_ollama_copy, BODY_OLLAMA_COPY,
+    { "POST", "/api/copy", ROUTE_OLLAMA, ACCESS_ADMIN_MODEL, handle_ollama_copy, BODY_OLLAMA_COPY,
       "Give a model an alias, in Ollama's format", JSON },
-    { "DELETE", "/api/delete", ROUTE_OLLAMA, ACCESS_ADMIN, handle_ollama_delete, BODY_OLLAMA_MODEL,
+    { "DELETE", "/api/delete", ROUTE_OLLAMA, ACCESS_ADMIN_MODEL, handle_ollama_delete, BODY_OLLAMA_MODEL,
       "Delete a model with its aliases, or an alias, in Ollama's format", JSON },
     { "POST", "/mcp", ROUTE_PLAIN, ACCESS_CHAT, handle_mcp, BODY_MCP,
       "The Model Context Protocol, streamable HTTP: tools, models as resources, prompts", JSON },
@@ -255,6 +255,8 @@ int conn_route(const struct conn *c)
             return i;
     return -1;
 }
+
+int route_administers(const struct route *r) { return r->access == ACCESS_ADMIN || r->access == ACCESS_ADMIN_MODEL; }
 
 int route_is_ollama(int route) { return route >= 0 && routes[route].kind == ROUTE_OLLAMA; }
 

@@ -14,8 +14,10 @@
 struct server;
 
 /* The right that a key must have, where keys are required (ACCESS_KEY: any key does).
- * Administration always needs a key, or the administrator's token. */
-enum access { ACCESS_PUBLIC, ACCESS_KEY, ACCESS_CHAT, ACCESS_EMBED, ACCESS_READ, ACCESS_ADMIN };
+ * Administration always needs a key, or the administrator's token.  A key that is limited to models
+ * administers these alone: it gets ACCESS_ADMIN_MODEL, whose handlers ask guard_model() about each
+ * model that they change, and never ACCESS_ADMIN, with which it could make itself another key. */
+enum access { ACCESS_PUBLIC, ACCESS_KEY, ACCESS_CHAT, ACCESS_EMBED, ACCESS_READ, ACCESS_ADMIN_MODEL, ACCESS_ADMIN };
 /* ROUTE_PREFIX: an id follows the path.  ROUTE_PATTERN: the path contains names in braces, each of
  * which stands for characters other than a slash.  ROUTE_OLLAMA: plain, of Ollama's API, whose
  * errors are {"error": text}. */
@@ -31,6 +33,7 @@ struct route {
 };
 extern const struct route routes[];
 extern const int n_routes;
+int route_administers(const struct route *r);   /* ACCESS_ADMIN or ACCESS_ADMIN_MODEL */
 /* Will this request, of which only the head is there, need its body?  A request that will be
  * refused does not.  *owner: its tenant, if 1. */
 int routes_wants_body(struct server *s, struct conn *c, uint64_t *owner);

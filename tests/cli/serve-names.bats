@@ -132,6 +132,59 @@ loaded() { curl -s "$URL/health" | jq .models_loaded; }
   stop "$PID"
 }
 
+# as KEY [CURL ARGUMENT]... PATH: the status, with the error's code if there is one
+as() {
+  local key=$1 code
+  shift
+  code=$(curl -s -o "$T/as" -w '%{http_code}' -H "Authorization: Bearer $key" "${@:1:$#-1}" "$URL${*: -1}")
+  echo "$code$(jq -r '.error.code? // empty | " " + .' "$T/as" 2>/dev/null)"
+}
+
+@test "a key of scope admin that is limited to models administers these models alone" {
+  local key all path home=$BATS_TEST_TMPDIR/home
+  mkdir "$home"
+  cp -r "$ZSE_HOME/models" "$home/models"
+  key=$(ZSE_HOME=$home zse-apikey create k --scope admin,chat --model other --model 'mine*' --json | jq -r .key)
+  all=$(ZSE_HOME=$home zse-apikey create all --scope admin --json | jq -r .key)
+  ZSE_HOME=$home start "$BATS_TEST_TMPDIR/log" --port 0
+  await listens "$URL"
+  for path in /api/keys /api/models/jobs /api/models/files /api/audit/summary /api/models/search; do
+    [ "$(as "$key" "$path")" = "403 limited_to_models" ] || { echo "$path"; cat "$T/as"; return 1; }
+  done
+  [ "$(as "$key" -X POST /api/batching/enable)" = "403 limited_to_models" ]
+  [ "$(as "$key" -d '{"name":"free","scopes":"admin"}' /api/keys)" = "403 limited_to_models" ]
+  [ "$(as "$all" /api/keys)" = 200 ]
+  # load and unload: the file's name and the given one both count
+  [ "$(as "$key" -d "{\"model_path\":\"$home/models/tiny:1m.zse\"}" /api/models/load)" = "403 model_not_allowed" ]
+  [ "$(as "$key" -d "{\"model_path\":\"$home/models/tiny:1m.zse\",\"model_name\":\"mine\"}" /api/models/load)" = "403 model_not_allowed" ]
+  [ "$(as "$key" -d "{\"model_path\":\"$home/models/other.zse\",\"model_name\":\"tiny\"}" /api/models/load)" = "403 model_not_allowed" ]
+  [ "$(as "$key" -d "{\"model_name\":\"$home/models/tiny:1m.zse\"}" /api/models/load)" = "403 model_not_allowed" ]
+  [ "$(loaded)" = 0 ]
+  [ "$(as "$key" -d "{\"model_path\":\"$home/models/other.zse\"}" /api/models/load)" = 200 ]
+  [ "$(as "$all" -d "{\"model_path\":\"$home/models/tiny:1m.zse\"}" /api/models/load)" = 200 ]
+  [ "$(as "$key" -d '{"model_id":"tiny:1m"}' /api/models/unload)" = "403 model_not_allowed" ]
+  [ "$(as "$key" -d '{"model_id":"small"}' /api/models/unload)" = "403 model_not_allowed" ]
+  [ "$(as "$key" -d '{"model_id":"nosuch"}' /api/models/unload)" = "404 model_not_found" ]
+  [ "$(loaded)" = 2 ]
+  [ "$(as "$key" -d '{"model_id":"other"}' /api/models/unload)" = 200 ]
+  [ "$(as "$all" -d '{"model_id":"tiny:1m"}' /api/models/unload)" = 200 ]
+  # aliases, downloads, deletions
+  [ "$(as "$key" -d '{"source":"small","destination":"mine"}' /api/copy)" = 404 ]
+  [ "$(as "$key" -d '{"source":"other","destination":"theirs"}' /api/copy)" = 403 ]
+  [ "$(as "$key" -d '{"source":"other","destination":"mine"}' /api/copy)" = 200 ]
+  [ "$(as "$key" -d '{"model":"tiny:1m","stream":false}' /api/pull)" = 403 ]
+  [ "$(as "$key" -d '{"model":"a/tiny","stream":false}' /api/pull)" = 403 ]
+  [ "$(as "$key" -d '{"model":"other","stream":false}' /api/pull)" = 200 ]
+  for path in small tiny:1m tiny; do
+    [ "$(as "$key" -X DELETE -d "{\"model\":\"$path\"}" /api/delete)" = 404 ]
+    [ "$(as "$key" -X DELETE "/api/models/files/$path.zse")" = "404 no_such_file" ]
+  done
+  [ "$(as "$key" -X DELETE -d '{"model":"mine"}' /api/delete)" = 200 ]
+  [ "$(as "$key" -X DELETE /api/models/files/other.zse)" = 200 ]
+  [ "$(cd "$home/models" && echo *)" = "bad.zse small.zse tiny:1m.zse" ]
+  stop "$PID"
+}
+
 # bats test_tags=plain
 @test "a request that waits for a model ends at --timeout" {
   local so=$B/tests/lib/stuck.so d=$BATS_TEST_TMPDIR

@@ -344,15 +344,19 @@ void handle_model_files(struct server *s, struct conn *c, const char *rest)
 void handle_model_remove(struct server *s, struct conn *c, const char *rest)
 {
     const char *name = strrchr(rest, '/');
+    char *id = server_model_id(rest);
+    const int may = id && guard_lists_model(conn_record(c), id);
+    free(id);
     for (const struct loaded_model *lm = s->models; lm; lm = lm->next) {
         const char *slash = strrchr(lm->path, '/');
-        if (strcmp(slash ? slash + 1 : lm->path, name ? name + 1 : rest) == 0) {
+        if (may && strcmp(slash ? slash + 1 : lm->path, name ? name + 1 : rest) == 0) {
             reply_refusal(s, c, 409, "model_loaded", "the model %.80s is loaded from it: unload it first", lm->id);
             return;
         }
     }
-    struct catalog_question *q = strlen(rest) < sizeof q->words ? new_question(s, c, REMOVE_FILE) : NULL;
-    if (strlen(rest) >= sizeof q->words)
+    const int fits = may && strlen(rest) < sizeof ((struct catalog_question *)0)->words;
+    struct catalog_question *q = fits ? new_question(s, c, REMOVE_FILE) : NULL;
+    if (!fits)
         reply_refusal(s, c, 404, "no_such_file", "there is no such file");
     if (!q)
         return;

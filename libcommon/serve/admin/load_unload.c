@@ -55,6 +55,23 @@ static int read_choice(const struct params *p, struct model_choice *how, struct 
     return 0;
 }
 
+/* May the client load this file under this id (NULL: the one of the path)?  A key that is limited
+ * to models must be allowed both, so that it cannot give another model a name that it may use.  0:
+ * *pr says why not. */
+static int may_load(const struct conn *c, const char *path, const char *id, struct problem *pr)
+{
+    const struct access_record *record = conn_record(c);
+    char *own = server_model_id(path);
+    const int may = own && guard_lists_model(record, own) && (!id || guard_lists_model(record, id));
+    if (!own)
+        problem_nomem(pr);
+    else if (!may)
+        problem_set(pr, 403, "model_path", "model_not_allowed", "model_path: the key may not use %.200s",
+                    guard_lists_model(record, own) ? id : own);
+    free(own);
+    return may;
+}
+
 static int is_same_choice(const struct model_choice *a, const struct model_choice *b)
 {
     return strcmp(a->quantization, b->quantization) == 0 && strcmp(a->device, b->device) == 0 &&
@@ -77,6 +94,10 @@ void handle_load(struct server *s, struct conn *c, const char *rest)
         return;
     }
     char *path = named ? model_path_allowed(s, c, named, &pr) : NULL;
+    if (path && !may_load(c, path, id, &pr)) {
+        free(path);
+        path = NULL;
+    }
     if (!named)
         reply_refusal(s, c, 400, "missing", "model_path: missing");
     else if (!path)
@@ -111,9 +132,10 @@ void handle_unload(struct server *s, struct conn *c, const char *rest)
         return;
     }
     struct loaded_model *lm = models_find(s, p.model_id, &pr);
-    if (!lm && pr.status == 404 && models_forget(s, p.model_id)) {
+    const int may_forget = !lm && pr.status == 404 && guard_lists_model(conn_record(c), p.model_id);
+    if (may_forget && models_forget(s, p.model_id)) {
         reply_object(s, c, 200, json_pack("{s:b, s:s}", "success", 1, "message", "unloaded"));
-    } else if (!lm) {
+    } else if (!lm || guard_model(conn_record(c), lm->id, &pr) != 0) {
         reply_problem(s, c, &pr);
     } else {
         int running = lm->n_calls;

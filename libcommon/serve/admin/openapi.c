@@ -96,8 +96,8 @@ static json_t *operation(const struct route *r, int *bad)
         put(bad, j, "parameters", json_pack("[{s:s, s:s, s:{s:s, s:i, s:i}}]", "name", "limit", "in", "query", "schema",
                                             "type", "integer", "minimum", 1, "maximum", 1000));
     if (r->access != ACCESS_PUBLIC)             /* {}: without a key, too, while none is required */
-        put(bad, j, "security", json_pack(r->access == ACCESS_ADMIN ? "[{s:[]}]" : "[{s:[]}, {}]",
-                                          r->access == ACCESS_ADMIN ? "admin" : "key"));
+        put(bad, j, "security", json_pack(route_administers(r) ? "[{s:[]}]" : "[{s:[]}, {}]",
+                                          route_administers(r) ? "admin" : "key"));
     return j;
 }
 

@@ -249,20 +249,23 @@ static void not_changed(struct server *s, struct conn *c, int status, const stru
 void handle_ollama_copy(struct server *s, struct conn *c, const char *rest)
 {
     struct params p = { 0 };
-    struct problem ignored;
+    struct problem why;
     struct err e;
-    char plain[STORE_NAME_BYTES], alias[STORE_NAME_BYTES], found[STORE_NAME_BYTES];
+    char alias[STORE_NAME_BYTES], found[STORE_NAME_BYTES];
     json_t *body = read_body(s, c, BODY_OLLAMA_COPY, &p);
     (void)rest;
     if (!body)
         return;
     if (!p.source || !p.destination) {
         reply_refusal(s, c, 400, "missing", "source and destination are required");
-    } else if (named_find(s, named_plain(s, p.source, plain), found, &ignored) != 0) {
+    } else if (!ollama_named(s, c, p.source, found)) {
         not_found(s, c, p.source);
     } else {
+        const char *to = named_plain(s, p.destination, alias);
         record_model(conn_record(c), found);
-        if (store_alias(s->o.store, named_plain(s, p.destination, alias), found, &e) != 0)
+        if (guard_model(conn_record(c), to, &why) != 0)
+            reply_problem(s, c, &why);
+        else if (store_alias(s->o.store, to, found, &e) != 0)
             not_changed(s, c, e.code == ERR_FORMAT ? 400 : 500, &e);
         else
             reply_object(s, c, 200, json_object());
@@ -303,10 +306,10 @@ void handle_ollama_delete(struct server *s, struct conn *c, const char *rest)
     (void)rest;
     if (name) {
         name = named_plain(s, name, plain);
-        const int is_name = s->o.store && store_is_name(name);
-        if (is_name)
+        const int is_name = s->o.store && store_is_name(name), may = guard_lists_model(conn_record(c), name);
+        if (is_name && may)
             record_model(conn_record(c), name);
-        if (!is_name)
+        if (!is_name || !may)
             not_found(s, c, name);
         else if (ollama_is_loading(s, name))    /* its file is open: it would be served without one */
             reply_refusal(s, c, 409, "model_loading", "model '%.120s' is being loaded: try again later", name);

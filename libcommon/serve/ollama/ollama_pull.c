@@ -88,23 +88,20 @@ static int begin(struct server *s, struct conn *c, const char *word, int stream,
     struct err e;
     if (!s->jobs || !s->o.maker.resolve || !s->o.store)
         return problem_set(pr, 404, NULL, "no_jobs", "this server makes no models");
-    if (is_here(s, word)) {                     /* by its own name it is meant, whatever it was made of */
-        record_model(conn_record(c), word);
-        return 1;
-    }
+    if (is_here(s, word))                       /* by its own name it is meant, whatever it was made of */
+        return guard_model(conn_record(c), word, pr) == 0 ? 1 : -1;
     if (s->o.maker.resolve(word, &pulled, &e) != 0)
         return problem_set(pr, e.code == ERR_MEMORY ? 503 : 404, "model", "model_not_found", "%s", e.msg);
     char *path = store_path(s->o.store, pulled.name, &e);
-    int rc = 0;
-    record_model(conn_record(c), pulled.name);
-    if (!path) {
+    int rc = guard_model(conn_record(c), pulled.name, pr);
+    if (rc == 0 && !path) {
         rc = problem_set(pr, 400, "model", "invalid_value", "%s", e.msg);
-    } else if (is_here(s, pulled.name)) {
+    } else if (rc == 0 && is_here(s, pulled.name)) {
         rc = is_made_of(path, &pulled) ? 1
              : problem_set(pr, 409, "model", "model_exists",
                            "a model called %.120s is here, and not known to be made of %.140s: delete it first",
                            pulled.name, pulled.source);
-    } else {
+    } else if (rc == 0) {
         const struct job *j = jobs_convert(s, c, pulled.source, path, pulled.name, pulled.type, pr);
         rc = j ? jobs_watch(s, c, j, stream ? report_line : report_end, pr) : -1;
     }
