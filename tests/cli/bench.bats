@@ -26,6 +26,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
   check 'j["avg_latency_ms"] > 0 and j["peak_memory_gb"] > 0 and j["quantization"] == "keep" and "cpu" in j["device"]' <<<"$output"
 }
 
+# bats test_tags=plain
 @test "speed as text; -n 0 and -p 0 measure one half" {
   run zse-bench "$MODEL" -p 30 -n 5 -r 2
   [ "$status" = 0 ]
@@ -49,6 +50,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
 
 # ---- limits, and what is measured against them ----
 
+# bats test_tags=plain
 @test "limits: every figure is there, one thread does no more than the machine" {
   run --separate-stderr zse-bench limits --json
   [ "$status" = 0 ]
@@ -148,6 +150,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
   check 'j["rows"][0]["prefill_ratio"] == j["rows"][0]["decode_ratio"] == 1' <<<"$output"
 }
 
+# bats test_tags=plain
 @test "matmul: types, shapes and numbers of tokens" {
   types='nl4 int4 int8 nf4 bf16 ternary mxfp4 fp8' threads=()
   [ -z "${ZSE_SANITIZED-}" ] || types='nl4 bf16 ternary'       # most of the time measures the machine
@@ -172,6 +175,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
   [ "$status" = 2 ]
 }
 
+# bats test_tags=plain
 @test "ternary: both layouts against nl4" {
   run --separate-stderr zse-bench ternary --shape 100x512 --tokens 1,3 -r 1 --json
   [ "$status" = 0 ]
@@ -215,6 +219,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
   zse-bench logits "$MODEL" --ids '1 5 9 12' -o - | cmp - "$BATS_TEST_TMPDIR/a"
 }
 
+# bats test_tags=plain
 @test "perplexity: quantized activations of a parallel block with a shared expert are its own" {
   model=${ZSE_ORACLES:-../shared/oracles}/models/hf-2026/cohere2_moe
   [ -d "$model" ] || skip "no oracles (set ZSE_ORACLES)"
@@ -235,6 +240,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
 }
 
 # The same windows scored from the logits that zse-bench logits writes.
+# bats test_tags=plain
 @test "--kv: the types of keys and values differ, and other programs' names mean the same" {
   local type name
   perplexity() { zse-bench perplexity "$MODEL" "$TEXT" --window 64 --windows 1 --kv "$1" | jq -c .mean_nll; }
@@ -549,6 +555,7 @@ END
   [ "$status" = 77 ] && [[ "$stderr" == *"no llama-server"* ]]
 }
 
+# bats test_tags=plain
 @test "moe: experts that a step reads" {
   model=${ZSE_ORACLES:-../shared/oracles}/models/hf/qwen3_moe
   [ -d "$model" ] || skip "$model is not here"

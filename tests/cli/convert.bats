@@ -490,6 +490,7 @@ END
   rm -r "$T/moe" "$T/moe.zse" "$T/few"
 }
 
+# bats test_tags=plain
 @test "experts and layers with a state: good is nearer to the model than fast, best than good" {
   local models=${ZSE_ORACLES:-../shared/oracles}/models/hf name level text
   [ -d "$models/qwen3_moe" ] || skip "$models is not here"

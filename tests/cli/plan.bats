@@ -145,6 +145,7 @@ J
   done
 }
 
+# bats test_tags=plain
 @test "usage texts name the types that --plan compares, and all common types of -q" {
   local types
   types=$(zse-info models info Qwen2.5-0.5B --json | jq -r '.vram | keys_unsorted | join(" ")')
@@ -177,6 +178,7 @@ J
   [ -z "$(find "$T/cache" -name "*.zse")" ]
 }
 
+# bats test_tags=plain
 @test "--plan of a mixture of experts: more room for a step, and the weights that it keeps where not all fit" {
   local config=$T/config.json
   echo '{"model_type":"qwen3_moe","num_hidden_layers":2,"hidden_size":256,"intermediate_size":512,"num_attention_heads":4,"num_key_value_heads":4,"head_dim":64,"vocab_size":512,
@@ -247,6 +249,7 @@ J
   [ "$status" = 1 ] && [ ! -e "$T/y.zse" ] && [[ "$stderr" == *"there are 20.0 MB, 5.00 MB of them available"* ]]
 }
 
+# bats test_tags=plain
 @test "--verbose: memory step by step, and what was planned beside what is taken" {
   run --separate-stderr zse-chat "$Z" -p 'What is 2+2?' --temp 0 --verbose
   [ "$status" = 0 ]
