@@ -57,8 +57,9 @@ static double seconds(const struct tokenizer *t, const char *s, size_t n)
     return cpu_s() - start;
 }
 
-/* Sixteen times the text may take 96 times the time: n log n is 20 to 25, caches and page faults of
- * a busy machine have doubled that, a square is 256.  Times under 20 ms say nothing about growth. */
+/* Sixteen times the text may take 96 times the time: n log n is 20 to 25, caches and page faults
+ * of a busy machine have doubled that, a square is 256.  Times under 20 ms say nothing about
+ * growth. */
 static void near_linear(const char *path)
 {
     struct err e;
