@@ -423,8 +423,9 @@ static void run_round(struct core *k, const struct layer *l, int index, const st
     hook_experts(k, index, b, count, 0);
     for (int i = 0; i < count; i++) {
         const struct expert *e = b[i].x;
-        ops[i] = (struct op){ .l = e ? &e->gate : &l->gate, .up = e ? &e->up : &l->up, .in = &b[i].in, .kind = OP_MLP,
-                              .n_tokens = b[i].n, .expert = e != NULL,
+        const struct linear *up = e ? &e->up : &l->up, *gate = e ? &e->gate : &l->gate;
+        ops[i] = (struct op){ .l = k->c->gated ? gate : up, .up = k->c->gated ? up : NULL, .in = &b[i].in,
+                              .kind = OP_MLP, .n_tokens = b[i].n, .expert = e != NULL,
                               .out = e ? w->mid + (size_t)b[i].row * (size_t)m->intermediate_size : k->mlp,
                               .ldo = (size_t)(e ? m->intermediate_size : m->shared_size) };
     }
@@ -600,6 +601,7 @@ void moe_one(struct core *k, const struct layer *l, int index, int expert, const
 void moe_mid(struct core *k, const struct expert *x, const float *h, size_t ldh, int n, float *mid, size_t ldm)
 {
     const struct act_input in = { .x = h, .ldx = ldh, .cols = k->c->hidden_size };
-    core_linear(k, &(struct op){ .l = &x->gate, .up = &x->up, .in = &in, .out = mid, .ldo = ldm, .kind = OP_MLP,
-                                 .expert = 1 }, 1, n, NULL);
+    const int gated = k->c->gated;
+    core_linear(k, &(struct op){ .l = gated ? &x->gate : &x->up, .up = gated ? &x->up : NULL, .in = &in, .out = mid,
+                                 .ldo = ldm, .kind = OP_MLP, .expert = 1 }, 1, n, NULL);
 }

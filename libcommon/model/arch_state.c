@@ -53,7 +53,10 @@ nemotron_names = { .embed = "embeddings", .final_norm = "norm_f", .head = "lm_he
                    .attn_norm = "norm", .mlp_norm = "norm",
                    .q = "mixer.q_proj", .k = "mixer.k_proj", .v = "mixer.v_proj", .o = "mixer.o_proj", SSM("mixer."),
                    .up = "mixer.up_proj",
-                   .down = "mixer.down_proj" },
+                   .down = "mixer.down_proj", .router = "mixer.gate",
+                   .correction = "mixer.gate.e_score_correction_bias", .experts = "mixer.experts.",
+                   .expert_up = "up_proj", .expert_down = "down_proj", .shared_up = "mixer.shared_experts.up_proj",
+                   .shared_down = "mixer.shared_experts.down_proj" },
 qwen_names = { .embed = "embed_tokens", .final_norm = "norm", .head = "lm_head", .layer = "layers.",
                .attn_norm = "input_layernorm",
                .mlp_norm = "post_attention_layernorm", ATTN, .q_gated = 1, .q_norm = "self_attn.q_norm",
@@ -337,6 +340,28 @@ nomem:
     p->bad = 1;
 }
 
+/* A mixture of experts without gates, and a shared MLP of its own width. */
+static void nemotron_experts(struct parse *p, struct config *c)
+{
+    experts_parse(p, c, 8, 2, 7688);
+    const int shared = (int)parse_int(p, "n_shared_experts", 0, MOST_WIDTH, 1);
+    c->moe.shared_size = shared ? width(p, "moe_shared_expert_intermediate_size", 7688) : 0;
+    groups_parse(p, c, 1, 1);
+    sigmoid_router(p, c, 1, 1);
+    if (parse_int(p, "moe_latent_size", 0, MOST_WIDTH, 0))
+        parse_fail(p, ERR_UNSUPPORTED, "moe_latent_size is not supported");
+}
+
+static int any_named(const json_t *list, const char *name)
+{
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const char *one = json_string_value(json_array_get(list, i));
+        if (one && strcmp(one, name) == 0)
+            return 1;
+    }
+    return 0;
+}
+
 static void more_nemotron_h(struct parse *p, struct config *c)
 {
     static const struct recurrent otherwise = { .n_heads = 128, .head_dim = 64, .n_groups = 8, .state_size = 128,
@@ -344,7 +369,8 @@ static void more_nemotron_h(struct parse *p, struct config *c)
     static const struct layer_kind kinds[] = {
         { "linear_attention", MIXER_MAMBA2, FF_NONE }, { "mamba", MIXER_MAMBA2, FF_NONE },
         { "full_attention", MIXER_ATTENTION, FF_NONE },
-        { "attention", MIXER_ATTENTION, FF_NONE }, { "mlp", MIXER_NONE, FF_DENSE }, { 0 } };
+        { "attention", MIXER_ATTENTION, FF_NONE }, { "mlp", MIXER_NONE, FF_DENSE }, { "moe", MIXER_NONE, FF_MOE },
+        { 0 } };
     const json_t *types = parse_find(p, "layers_block_type|layer_types", NULL);
     const char *pattern = parse_string(p, "hybrid_override_pattern", ""),
                *act = parse_string(p, "mlp_hidden_act", "relu2");
@@ -353,15 +379,17 @@ static void more_nemotron_h(struct parse *p, struct config *c)
     if (p->bad)
         return;
     layers_resize(p, c, types ? json_array_size(types) : strlen(pattern));
+    if (!p->bad && (types ? any_named(types, "moe") : strchr(pattern, 'E') != NULL))
+        nemotron_experts(p, c);
     if (types)
         kinds_parse(p, c, "layers_block_type|layer_types", kinds);
     for (int i = 0; !types && i < c->n_layers && !p->bad; i++) {
-        static const char letters[] = "M*-";
-        static const unsigned char mixers[] = { MIXER_MAMBA2, MIXER_ATTENTION, MIXER_NONE },
-                                   ffs[] = { FF_NONE, FF_NONE, FF_DENSE };
+        static const char letters[] = "M*-E";
+        static const unsigned char mixers[] = { MIXER_MAMBA2, MIXER_ATTENTION, MIXER_NONE, MIXER_NONE },
+                                   ffs[] = { FF_NONE, FF_NONE, FF_DENSE, FF_MOE };
         const char *at = strchr(letters, pattern[i]);
         if (!at)
-            parse_fail(p, ERR_UNSUPPORTED, "hybrid_override_pattern: layer %d is '%c', expected M, * or -", i,
+            parse_fail(p, ERR_UNSUPPORTED, "hybrid_override_pattern: layer %d is '%c', expected M, *, - or E", i,
                        pattern[i]);
         else
             c->mixer[i] = mixers[at - letters], c->ff[i] = ffs[at - letters];
@@ -381,8 +409,8 @@ static void more_nemotron_h(struct parse *p, struct config *c)
     if (window_parse(p, 0))
         parse_fail(p, ERR_UNSUPPORTED, "sliding_window is not supported by this architecture");
     c->n_extra_layers = (int)parse_int(p, "num_nextn_predict_layers", 0, INT32_MAX, 0);
-    /* keys of layers with experts, which the model does not have, and of those that predict
-     * further tokens */
+    /* keys of layers with experts, which not all models have, and of those that predict further
+     * tokens */
     parse_find(p, "moe_intermediate_size|moe_latent_size|moe_shared_expert_intermediate_size|moe_shared_expert_overlap|mtp_layers_block_type|mtp_hybrid_override_pattern|"
                   "n_group|n_routed_experts|n_shared_experts|norm_topk_prob|num_experts_per_tok|routed_scaling_factor|topk_group|rope_theta|partial_rotary_factor", NULL);
 }

@@ -499,12 +499,12 @@ size_t config_state_bytes(const struct config *c)
 
 int64_t config_layer_parameters(const struct config *c, int layer, int per_token)
 {
-    const int moe = c->ff[layer] == FF_MOE;
-    int64_t n = config_mixer_parameters(c, layer) + (int64_t)(c->gated ? 3 : 2) * config_mlp_size(c, layer) *
+    const int moe = c->ff[layer] == FF_MOE, matrices = c->gated ? 3 : 2;
+    int64_t n = config_mixer_parameters(c, layer) + (int64_t)matrices * config_mlp_size(c, layer) *
                 c->hidden_size + 3 * (int64_t)c->hidden_size * c->ple_dim;
     if (moe)
-        n += (int64_t)c->moe.n_experts * c->hidden_size + (int64_t)(per_token ? c->moe.top_k : c->moe.n_experts) * 3 *
-             c->moe.intermediate_size * c->hidden_size;
+        n += (int64_t)c->moe.n_experts * c->hidden_size + (int64_t)(per_token ? c->moe.top_k : c->moe.n_experts) *
+             matrices * c->moe.intermediate_size * c->hidden_size;
     return n;
 }
 

@@ -99,7 +99,10 @@ struct part_fact layer_part_fact(const struct config *c, int layer, enum layer_p
 #define MATRIX(id, field, name, scope, of, reads, when, bias, rows, cols) \
     case LP_##id: return (struct part_fact){ (when) != 0, (when) != 0, bias, reads, rows, cols };
 #define EXPERT(id, field, name, reads, bias, rows, cols) \
-    case LP_##id: return (struct part_fact){ moe, moe, bias, reads, rows, cols };
+    case LP_##id: { \
+        const int has = moe && (c->gated || LP_##id != LP_EXPERT_GATE); \
+        return (struct part_fact){ has, has, bias, reads, rows, cols }; \
+    }
 #include "libcommon/model/parts.def"
     case N_LAYER_PARTS: break;
     }

@@ -332,7 +332,8 @@ static int add_expert_part(struct builder *b, int layer, int expert, enum layer_
     const int64_t rows = at.src_rows, n = c->moe.n_experts;
     const int64_t shape[3] = { n, at.in_out ? f.cols : rows, at.in_out ? rows : f.cols };
     struct weight_spec t = { .rows = f.rows, .cols = f.cols, .role = part_infos[part].role, .layer = layer,
-                             .expert = expert, .part = (int)part, .first_of_expert = part == LP_EXPERT_GATE };
+                             .expert = expert, .part = (int)part,
+                             .first_of_expert = part == (c->gated ? LP_EXPERT_GATE : LP_EXPERT_UP) };
     char base[160], full[192], inside[48], name[24];
     if (apart)
         snprintf(inside, sizeof inside, "%s%d.%s", b->n.experts, expert, at.stem);
@@ -397,15 +398,15 @@ static int add_moe(struct builder *b, int layer)
     if (m->shared_size && b->n.shared_gate_up) {
         if (add_gate_up(b, layer, b->n.shared_gate_up, m->shared_size) < 0)
             return -1;
-    } else if (m->shared_size && (spec_own_matrix(b, layer, LP_GATE, b->n.shared_gate) < 0 ||
+    } else if (m->shared_size && ((b->c->gated && spec_own_matrix(b, layer, LP_GATE, b->n.shared_gate) < 0) ||
                                   spec_own_matrix(b, layer, LP_UP, b->n.shared_up) < 0)) {
         return -1;
     }
     if (m->shared_size && spec_own_matrix(b, layer, LP_DOWN, b->n.shared_down) < 0)
         return -1;
     for (int i = 0; i < m->n_experts; i++)
-        if (add_expert_part(b, layer, i, LP_EXPERT_GATE) < 0 || add_expert_part(b, layer, i, LP_EXPERT_UP) < 0 ||
-            add_expert_part(b, layer, i, LP_EXPERT_DOWN) < 0)
+        if ((b->c->gated && add_expert_part(b, layer, i, LP_EXPERT_GATE) < 0) ||
+            add_expert_part(b, layer, i, LP_EXPERT_UP) < 0 || add_expert_part(b, layer, i, LP_EXPERT_DOWN) < 0)
             return -1;
     return 0;
 }

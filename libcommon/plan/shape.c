@@ -65,7 +65,7 @@ int plan_shape_of(struct plan_shape *s, const struct config *c, struct err *e)
         s->positions = ((int64_t)c->max_len + c->pos_offset) * c->hidden_size;
     s->positions += (int64_t)c->ple_vocab * c->n_layers * c->ple_dim;
     if (c->moe.n_experts) {
-        s->expert = 3 * (int64_t)c->hidden_size * c->moe.intermediate_size;
+        s->expert = (c->gated ? 3 : 2) * (int64_t)c->hidden_size * c->moe.intermediate_size;
         s->shared = c->moe.intermediate_size ? c->moe.shared_size / c->moe.intermediate_size : 0;
     }
     if (make_layers(s, e) != 0)

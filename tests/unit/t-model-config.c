@@ -42,9 +42,9 @@ static void test_defaults(void **state)
     struct config c;
     char text[80];
     for (int i = 0; (arch = config_architecture(i)); i++) {
-        /* nemotron_h's own default has layers with experts, which are refused */
+        /* nemotron_h has no default for the kinds of its layers */
         snprintf(text, sizeof text, "{\"model_type\": \"%s\"%s}", arch,
-                 strcmp(arch, "nemotron_h") == 0 ? ", \"hybrid_override_pattern\": \"M*-\"" : "");
+                 strcmp(arch, "nemotron_h") == 0 ? ", \"hybrid_override_pattern\": \"M*-E\"" : "");
         must_parse(&c, text);
         assert_string_equal(c.arch, arch);
         config_release(&c);
@@ -290,10 +290,12 @@ static const struct { const char *json, *says; } refused[] = {
     { "{\"model_type\": \"llama\", \"rope_parameters\": {\"llama_4_scaling_beta\": 0.1}}", "llama_4_scaling_beta" },
     { "{\"model_type\": \"qwen3\", \"vision_start_token_id\": 7}", "vision_start_token_id: 7 is not understood" },
     { "{\"model_type\": \"nemotron_h\"}", "layers_block_type is missing" },
-    { "{\"model_type\": \"nemotron_h\", \"hybrid_override_pattern\": \"ME\"}",
-      "layer 1 is 'E', expected M, * or -" },
-    { "{\"model_type\": \"nemotron_h\", \"layers_block_type\": [\"moe\"]}",
-      "layer 0 is \"moe\", which is not supported" },
+    { "{\"model_type\": \"nemotron_h\", \"hybrid_override_pattern\": \"MF\"}",
+      "layer 1 is 'F', expected M, *, - or E" },
+    { "{\"model_type\": \"nemotron_h\", \"layers_block_type\": [\"conv\"]}",
+      "layer 0 is \"conv\", which is not supported" },
+    { "{\"model_type\": \"nemotron_h\", \"layers_block_type\": [\"moe\"], \"moe_latent_size\": 64}",
+      "moe_latent_size is not supported" },
     { "{\"model_type\": \"mamba2\", \"num_heads\": 96}",
       "96 heads of 64 in Mamba2's layers, expected a product of 8192" },
     { "{\"model_type\": \"mamba2\", \"time_step_limit\": [1]}", "time_step_limit: expected two numbers" },
