@@ -151,6 +151,10 @@ static int read_tensor(struct rd *r, struct source_tensor *t, struct err *e)
         overflow |= dim[i] == 0 || dim[i] > INT64_MAX || n > (uint64_t)(INT64_MAX / 16) / (dim[i] ? dim[i] : 1);
         n *= overflow ? 1 : dim[i];
     }
+    if (t->n_dims == 4 && t->dim[0] == 1) {     /* convolutions of kimi-linear; quantization drops it */
+        t->n_dims = 3;
+        memmove(t->dim, t->dim + 1, 3 * sizeof *t->dim);
+    }
     uint32_t type = rd_u32(r, "tensor type");
     t->offset = rd_u64(r, "tensor offset");
     if (rd_bad(r, e))

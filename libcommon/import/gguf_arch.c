@@ -10,32 +10,8 @@
 
 /* ---- fields of single architectures ---- */
 
-static int has_bias(const struct gguf_translator *t, const char *part)
-{
-    char name[96];
-    snprintf(name, sizeof name, "blk.0.%s.bias", part);
-    return gguf_find_tensor(t, name) != NULL;
-}
-
-static int any_attn_bias(const struct gguf_translator *t) { return has_bias(t, "attn_q") || has_bias(t, "attn_qkv"); }
-
-static void window(struct gguf_translator *t)
-{
-    int64_t n;
-    if (gguf_key_int(t, "attention.sliding_window", 0, &n, NULL) == 0 && n > 0)
-        gguf_set_int(t, "sliding_window", n);
-    else
-        json_object_set_new(t->out, "sliding_window", json_null());
-}
-
-static void biases(struct gguf_translator *t)
-{
-    gguf_set_bool(t, "attention_bias", any_attn_bias(t));
-    gguf_set_bool(t, "mlp_bias", has_bias(t, "ffn_down"));
-}
-
-static void add_llama(struct gguf_translator *t) { biases(t); }
-static void add_phi3(struct gguf_translator *t) { window(t); }
+static void add_llama(struct gguf_translator *t) { gguf_add_biases(t); }
+static void add_phi3(struct gguf_translator *t) { gguf_window(t); }
 static void add_phi2(struct gguf_translator *t)
 {
     gguf_set_bool(t, "qk_layernorm", gguf_find_tensor(t, "blk.0.attn_q_norm.weight") != NULL);
@@ -48,87 +24,57 @@ static void add_smollm3(struct gguf_translator *t)
         json_array_append_new(use, json_integer((i + 1) % 4 != 0));
     json_object_set_new(t->out, "no_rope_layers", use);
     gguf_set_int(t, "no_rope_layer_interval", 4);
-    biases(t);
-}
-
-static void softcaps(struct gguf_translator *t)
-{
-    if (gguf_has_key(t, "attn_logit_softcapping"))
-        gguf_set_real(t, "attn_logit_softcapping", gguf_key_float(t, "attn_logit_softcapping", 50));
-    if (gguf_has_key(t, "final_logit_softcapping"))
-        gguf_set_real(t, "final_logit_softcapping", gguf_key_float(t, "final_logit_softcapping", 30));
-}
-
-/* The 27B models scale by hidden_size / n_heads instead of head_dim.  GGUF does not say so; the
- * number of layers tells. */
-static void add_gemma2(struct gguf_translator *t)
-{
-    window(t);
-    softcaps(t);
-    if (!gguf_has_key(t, "attn_logit_softcapping"))
-        gguf_set_real(t, "attn_logit_softcapping", 50);
-    if (!gguf_has_key(t, "final_logit_softcapping"))
-        gguf_set_real(t, "final_logit_softcapping", 30);
-    gguf_set_int(t, "query_pre_attn_scalar", t->n_layers == 46 ? t->hidden / t->heads : t->head_dim);
-    gguf_set_layer_types(t, 2);
-}
-
-static void add_gemma3(struct gguf_translator *t)
-{
-    window(t);
-    softcaps(t);
-    gguf_set_int(t, "query_pre_attn_scalar", t->n_layers == 62 ? t->hidden / t->heads : t->head_dim);
-    gguf_set_layer_types(t, 6);
+    gguf_add_biases(t);
 }
 
 static void add_stablelm(struct gguf_translator *t)
 {
     gguf_set_bool(t, "use_parallel_residual", gguf_key_float(t, "use_parallel_residual", 0) != 0);
-    gguf_set_bool(t, "use_qkv_bias", any_attn_bias(t));
+    gguf_set_bool(t, "use_qkv_bias", gguf_any_attn_bias(t));
     gguf_set_bool(t, "qk_layernorm", gguf_find_tensor(t, "blk.0.attn_q_norm.weight") != NULL);
 }
 
 static void add_starcoder2(struct gguf_translator *t)
 {
-    gguf_set_bool(t, "use_bias", any_attn_bias(t));
-    window(t);
+    gguf_set_bool(t, "use_bias", gguf_any_attn_bias(t));
+    gguf_window(t);
 }
 
 static void add_olmo(struct gguf_translator *t)
 {
     if (gguf_has_key(t, "attention.clamp_kqv"))
         gguf_set_real(t, "clip_qkv", gguf_key_float(t, "attention.clamp_kqv", 0));
-    gguf_set_bool(t, "attention_bias", any_attn_bias(t));
+    gguf_set_bool(t, "attention_bias", gguf_any_attn_bias(t));
 }
 
-static void add_granite(struct gguf_translator *t)
+void gguf_add_granite(struct gguf_translator *t)
 {
     gguf_set_real(t, "attention_multiplier", gguf_key_float(t, "attention.scale", 1 / sqrt((double)t->head_dim)));
     gguf_set_real(t, "embedding_multiplier", gguf_key_float(t, "embedding_scale", 1));
     gguf_set_real(t, "residual_multiplier", gguf_key_float(t, "residual_scale", 1));
     gguf_set_real(t, "logits_scaling", gguf_key_float(t, "logit_scale", 1));
-    biases(t);
+    gguf_add_biases(t);
 }
 
 static void add_cohere(struct gguf_translator *t)
 {
     gguf_set_real(t, "logit_scale", gguf_key_float(t, "logit_scale", 1));
     gguf_set_bool(t, "use_qk_norm", gguf_find_tensor(t, "blk.0.attn_q_norm.weight") != NULL);
-    gguf_set_bool(t, "attention_bias", any_attn_bias(t));
+    gguf_set_bool(t, "attention_bias", gguf_any_attn_bias(t));
 }
 
 static void add_cohere2(struct gguf_translator *t)
 {
     gguf_set_real(t, "logit_scale", gguf_key_float(t, "logit_scale", 1));
-    gguf_set_bool(t, "attention_bias", any_attn_bias(t));
-    window(t);
+    gguf_set_bool(t, "attention_bias", gguf_any_attn_bias(t));
+    gguf_window(t);
     gguf_set_layer_types(t, 4);
 }
 
 static void add_gptneox(struct gguf_translator *t)
 {
     gguf_set_bool(t, "use_parallel_residual", gguf_key_float(t, "use_parallel_residual", 1) != 0);
-    gguf_set_bool(t, "attention_bias", any_attn_bias(t));
+    gguf_set_bool(t, "attention_bias", gguf_any_attn_bias(t));
 }
 
 static void add_gptj(struct gguf_translator *t) { gguf_set_int(t, "rotary_dim", t->n_rot); }
@@ -142,7 +88,7 @@ static void add_falcon(struct gguf_translator *t)
 {
     int two_norms = gguf_find_tensor(t, "blk.0.attn_norm_2.weight") != NULL, grouped = two_norms || t->kv_heads > 1;
     gguf_set_bool(t, "alibi", 0);
-    gguf_set_bool(t, "bias", any_attn_bias(t));
+    gguf_set_bool(t, "bias", gguf_any_attn_bias(t));
     gguf_set_bool(t, "parallel_attn", 1);
     gguf_set_bool(t, "new_decoder_architecture", grouped);
     gguf_set_bool(t, "multi_query", t->kv_heads == 1);
@@ -169,7 +115,7 @@ static void add_mpt(struct gguf_translator *t)
     gguf_set_int(t, "max_seq_len", t->context);
     json_object_set_new(t->out, "expansion_ratio", t->ff % t->hidden ? json_real((double)t->ff / (double)t->hidden)
                                                                      : json_integer(t->ff / t->hidden));
-    gguf_set_bool(t, "no_bias", !any_attn_bias(t));
+    gguf_set_bool(t, "no_bias", !gguf_any_attn_bias(t));
     gguf_set_bool(t, "learned_pos_emb", gguf_find_tensor(t, "position_embd.weight") != NULL);
 }
 
@@ -181,93 +127,67 @@ static void add_bloom(struct gguf_translator *t)
     gguf_set_int(t, "seq_length", t->context);
 }
 
-static void add_nemotron(struct gguf_translator *t) { biases(t); }
+static void add_nemotron(struct gguf_translator *t) { gguf_add_biases(t); }
 
 static void add_exaone4(struct gguf_translator *t)
 {
-    window(t);
+    gguf_window(t);
     gguf_set_layer_types(t, js_get(t->out, "sliding_window") ? 4 : 0);
 }
 
-static void add_ernie(struct gguf_translator *t) { gguf_set_bool(t, "use_bias", any_attn_bias(t)); }
+static void add_ernie(struct gguf_translator *t) { gguf_set_bool(t, "use_bias", gguf_any_attn_bias(t)); }
 
 static void add_seed(struct gguf_translator *t)
 {
-    biases(t);
-    gguf_set_bool(t, "attention_out_bias", has_bias(t, "attn_output"));
+    gguf_add_biases(t);
+    gguf_set_bool(t, "attention_out_bias", gguf_has_bias(t, "attn_output"));
 }
 
-static void add_attention_bias(struct gguf_translator *t) { gguf_set_bool(t, "attention_bias", any_attn_bias(t)); }
+static void add_attention_bias(struct gguf_translator *t) { gguf_set_bool(t, "attention_bias", gguf_any_attn_bias(t)); }
 
 /* ---- mixtures of experts ---- */
 
-/* Copy a number, if it exists. */
-static void copy_int(struct gguf_translator *t, const char *key, const char *name)
-{
-    int64_t n;
-    if (gguf_has_key(t, key) && gguf_key_int(t, key, 0, &n, NULL) == 0)
-        gguf_set_int(t, name, n);
-}
-
-static void add_experts(struct gguf_translator *t)
-{
-    copy_int(t, "expert_used_count", "num_experts_per_tok");
-    copy_int(t, "expert_feed_forward_length", "moe_intermediate_size");
-}
-
 static void add_qwen2moe(struct gguf_translator *t)
 {
-    add_experts(t);
-    copy_int(t, "expert_shared_feed_forward_length", "shared_expert_intermediate_size");
-    gguf_set_bool(t, "qkv_bias", any_attn_bias(t));
+    gguf_add_experts(t);
+    gguf_copy_int(t, "expert_shared_feed_forward_length", "shared_expert_intermediate_size");
+    gguf_set_bool(t, "qkv_bias", gguf_any_attn_bias(t));
     gguf_set_bool(t, "norm_topk_prob", 0);
 }
 
 static void add_qwen3moe(struct gguf_translator *t)
 {
-    add_experts(t);
-    gguf_set_bool(t, "attention_bias", any_attn_bias(t));
+    gguf_add_experts(t);
+    gguf_set_bool(t, "attention_bias", gguf_any_attn_bias(t));
     gguf_set_bool(t, "norm_topk_prob", 1);
 }
 
 static void add_olmoe(struct gguf_translator *t)
 {
     add_olmo(t);
-    copy_int(t, "expert_used_count", "num_experts_per_tok");
+    gguf_copy_int(t, "expert_used_count", "num_experts_per_tok");
     gguf_set_bool(t, "norm_topk_prob", 0);
 }
 
 static void add_granitemoe(struct gguf_translator *t)
 {
-    add_granite(t);
+    gguf_add_granite(t);
     json_object_del(t->out, "mlp_bias");
-    copy_int(t, "expert_used_count", "num_experts_per_tok");
-}
-
-/* Layers that predict more tokens: GGUF counts them among the blocks. Returns the others. */
-static int64_t add_extra_layers(struct gguf_translator *t)
-{
-    int64_t extra;
-    if (!gguf_has_key(t, "nextn_predict_layers") || gguf_key_int(t, "nextn_predict_layers", 0, &extra, NULL) != 0 ||
-        extra <= 0 || extra >= t->n_layers)
-        return t->n_layers;
-    gguf_set_int(t, "num_nextn_predict_layers", extra);
-    gguf_set_int(t, "num_hidden_layers", t->n_layers - extra);
-    return t->n_layers - extra;
+    gguf_copy_int(t, "expert_used_count", "num_experts_per_tok");
 }
 
 /* The router of deepseek_v3 and of the models that adopted it. */
 static void add_sigmoid_router(struct gguf_translator *t)
 {
-    add_experts(t);
-    copy_int(t, "leading_dense_block_count", "first_k_dense_replace");
-    copy_int(t, "expert_shared_count", "n_shared_experts");
-    copy_int(t, "expert_group_count", "n_group");
-    copy_int(t, "expert_group_used_count", "topk_group");
+    gguf_add_experts(t);
+    gguf_copy_int(t, "leading_dense_block_count", "first_k_dense_replace");
+    gguf_copy_int(t, "expert_shared_count", "n_shared_experts");
+    gguf_copy_int(t, "expert_group_count", "n_group");
+    gguf_copy_int(t, "expert_group_used_count", "topk_group");
     gguf_set_real(t, "routed_scaling_factor", gguf_key_float(t, "expert_weights_scale", 1));
     gguf_set_bool(t, "norm_topk_prob", gguf_key_float(t, "expert_weights_norm", 0) != 0);
-    gguf_set_bool(t, "attention_bias", any_attn_bias(t));
-    add_extra_layers(t);
+    gguf_set_bool(t, "attention_bias", gguf_any_attn_bias(t));
+    gguf_add_extra_layers(t);
 }
 
 static void add_glm4moe(struct gguf_translator *t)
@@ -287,12 +207,10 @@ static void add_dots1(struct gguf_translator *t)
     json_object_set_new(t->out, "sliding_window", json_null());
 }
 
-/* Files that have kv_b in two parts keep the sizes of a head under other keys. */
-static void add_deepseek2(struct gguf_translator *t)
+void gguf_add_latent(struct gguf_translator *t)
 {
     int64_t key = t->head_dim, value = 0, q_rank = 0;
-    add_sigmoid_router(t);
-    copy_int(t, "attention.kv_lora_rank", "kv_lora_rank");
+    gguf_copy_int(t, "attention.kv_lora_rank", "kv_lora_rank");
     if (gguf_key_int(t, "attention.q_lora_rank", 0, &q_rank, NULL) == 0 && q_rank > 0)
         gguf_set_int(t, "q_lora_rank", q_rank);
     else
@@ -303,6 +221,12 @@ static void add_deepseek2(struct gguf_translator *t)
     gguf_set_int(t, "qk_rope_head_dim", t->n_rot);
     gguf_set_int(t, "qk_nope_head_dim", key - t->n_rot);
     gguf_set_int(t, "v_head_dim", value);
+}
+
+static void add_deepseek2(struct gguf_translator *t)
+{
+    add_sigmoid_router(t);
+    gguf_add_latent(t);
     if (gguf_key_float(t, "expert_gating_func", 1) == 2) {
         gguf_set_string(t, "model_type", "deepseek_v3");
         json_object_set_new(t->out, "architectures", json_pack("[s]", "DeepseekV3ForCausalLM"));
@@ -329,9 +253,9 @@ static void add_glm_dsa(struct gguf_translator *t)
     json_object_set_new(t->out, "architectures", json_pack("[s]", "GlmMoeDsaForCausalLM"));
     gguf_set_bool(t, "norm_topk_prob", gguf_key_float(t, "expert_weights_norm", 1) != 0);
     json_object_del(t->out, "topk_method");
-    copy_int(t, "attention.indexer.head_count", "index_n_heads");
-    copy_int(t, "attention.indexer.key_length", "index_head_dim");
-    copy_int(t, "attention.indexer.top_k", "index_topk");
+    gguf_copy_int(t, "attention.indexer.head_count", "index_n_heads");
+    gguf_copy_int(t, "attention.indexer.key_length", "index_head_dim");
+    gguf_copy_int(t, "attention.indexer.top_k", "index_topk");
     const json_int_t n = json_integer_value(json_object_get(t->out, "num_hidden_layers"));
     for (json_int_t i = 0; i < n; i++) {
         char name[96];
@@ -358,7 +282,7 @@ static void add_mistral3(struct gguf_translator *t)
 {
     json_t *rope = json_object_get(t->out, "rope_parameters");
     const double factor = gguf_key_float(t, "rope.scaling.yarn_log_multiplier", 0);
-    window(t);
+    gguf_window(t);
     set_temperature(t);
     if (factor != 0 && json_object_get(rope, "factor")) {
         json_object_set_new(rope, "mscale", gguf_real(factor));
@@ -383,8 +307,8 @@ static void add_minicpm3(struct gguf_translator *t)
 {
     const struct source_tensor *kv = gguf_find_tensor(t, "blk.0.attn_kv_b.weight");
     const int64_t nope = t->head_dim - t->n_rot, v = kv && kv->n_dims == 2 ? kv->dim[0] / t->heads - nope : 0;
-    copy_int(t, "attention.kv_lora_rank", "kv_lora_rank");
-    copy_int(t, "attention.q_lora_rank", "q_lora_rank");
+    gguf_copy_int(t, "attention.kv_lora_rank", "kv_lora_rank");
+    gguf_copy_int(t, "attention.q_lora_rank", "q_lora_rank");
     gguf_set_int(t, "qk_rope_head_dim", t->n_rot);
     gguf_set_int(t, "qk_nope_head_dim", nope);
     gguf_set_int(t, "v_head_dim", v > 0 ? v : t->hidden / t->heads);
@@ -392,12 +316,12 @@ static void add_minicpm3(struct gguf_translator *t)
 
 static void add_olmo2(struct gguf_translator *t)
 {
-    gguf_set_bool(t, "attention_bias", any_attn_bias(t));
+    gguf_set_bool(t, "attention_bias", gguf_any_attn_bias(t));
     if (!gguf_has_key(t, "attention.sliding_window"))
         return;
     gguf_set_string(t, "model_type", "olmo3");
     json_object_set_new(t->out, "architectures", json_pack("[s]", "Olmo3ForCausalLM"));
-    window(t);
+    gguf_window(t);
     gguf_set_layer_types(t, 4);
 }
 
@@ -407,7 +331,7 @@ static void add_apertus(struct gguf_translator *t)
     static const char *const names[][2] = { { "xielu.alpha_p", "zse_xielu_alpha_p" },
                                             { "xielu.alpha_n", "zse_xielu_alpha_n" },
                                             { "xielu.beta", "zse_xielu_beta" }, { "xielu.eps", "zse_xielu_eps" } };
-    gguf_set_bool(t, "attention_bias", any_attn_bias(t));
+    gguf_set_bool(t, "attention_bias", gguf_any_attn_bias(t));
     for (size_t k = 0; k < sizeof names / sizeof *names; k++) {
         const struct gguf_kv *kv = gguf_find(t->g, names[k][0]);
         json_t *list = json_array();
@@ -419,9 +343,9 @@ static void add_apertus(struct gguf_translator *t)
 
 static void add_phimoe(struct gguf_translator *t)
 {
-    window(t);
-    copy_int(t, "expert_used_count", "num_experts_per_tok");
-    gguf_set_bool(t, "attention_bias", any_attn_bias(t));
+    gguf_window(t);
+    gguf_copy_int(t, "expert_used_count", "num_experts_per_tok");
+    gguf_set_bool(t, "attention_bias", gguf_any_attn_bias(t));
     gguf_set_bool(t, "lm_head_bias", gguf_find_tensor(t, "output.bias") != NULL);
 }
 
@@ -440,7 +364,7 @@ static void add_exaone_moe(struct gguf_translator *t)
     rename_key(t, "n_shared_experts", "num_shared_experts");
     json_t *layers = json_object_get(t->out, "num_hidden_layers");
     t->n_layers = json_integer_value(layers);
-    window(t);
+    gguf_window(t);
     gguf_set_layer_types(t, js_get(t->out, "sliding_window") ? 4 : 0);
 }
 
@@ -454,16 +378,44 @@ static void add_afmoe(struct gguf_translator *t)
     if (!gguf_has_key(t, "expert_weights_norm"))
         gguf_set_bool(t, "route_norm", 1);
     gguf_set_bool(t, "mup_enabled", 1);             /* no key says so: true of the published models */
-    window(t);
+    gguf_window(t);
     gguf_set_layer_types(t, 4);
+}
+
+/* The router's normalization is not in a key; neither is, in older files, the factor on values. */
+static void add_mimo2(struct gguf_translator *t)
+{
+    json_t *kinds = json_array();
+    int64_t full = 0, local = 0;
+    t->n_layers = gguf_add_extra_layers(t);
+    gguf_add_experts(t);
+    gguf_copy_int(t, "expert_group_count", "n_group");
+    gguf_copy_int(t, "expert_group_used_count", "topk_group");
+    gguf_set_real(t, "routed_scaling_factor", gguf_key_float(t, "expert_weights_scale", 1));
+    gguf_set_int(t, "v_head_dim", t->value_dim);
+    gguf_set_real(t, "attention_value_scale", gguf_key_float(t, "attention.value_scale", 0.707));
+    gguf_set_bool(t, "attention_bias", gguf_any_attn_bias(t));
+    gguf_set_bool(t, "add_swa_attention_sink_bias", gguf_any_layer_has(t, ".attn_sinks.weight"));
+    gguf_window(t);
+    gguf_set_layer_types(t, 6);
+    const json_t *types = json_object_get(t->out, "layer_types");
+    for (int64_t i = 0; i < t->n_layers; i++) {
+        const char *type = json_string_value(json_array_get(types, (size_t)i));
+        int64_t *heads = type && strcmp(type, "full_attention") == 0 ? &full : &local;
+        *heads = *heads ? *heads : gguf_key_at(t, "attention.head_count_kv", i, t->heads);
+        json_array_append_new(kinds, json_string(gguf_layer_has(t, i, "ffn_gate_inp.weight") ? "sparse" : "dense"));
+    }
+    json_object_set_new(t->out, "mlp_layer_types", kinds);
+    gguf_set_int(t, "num_key_value_heads", full ? full : local);
+    gguf_set_int(t, "swa_num_key_value_heads", local ? local : full);
 }
 
 static void add_gpt_oss(struct gguf_translator *t)
 {
-    add_experts(t);
+    gguf_add_experts(t);
     if (json_object_get(t->out, "moe_intermediate_size"))
         json_object_set(t->out, "intermediate_size", json_object_get(t->out, "moe_intermediate_size"));
-    window(t);
+    gguf_window(t);
     gguf_set_layer_types(t, 2);
     json_t *rope = json_object_get(t->out, "rope_parameters");
     if (json_object_get(rope, "factor"))
@@ -472,343 +424,173 @@ static void add_gpt_oss(struct gguf_translator *t)
 
 static void add_ernie_moe(struct gguf_translator *t)
 {
-    add_experts(t);
-    gguf_set_bool(t, "use_bias", any_attn_bias(t));
-    copy_int(t, "expert_shared_count", "moe_num_shared_experts");
-    copy_int(t, "leading_dense_block_count", "moe_layer_start_index");
-    copy_int(t, "interleave_moe_layer_step", "moe_layer_interval");
+    gguf_add_experts(t);
+    gguf_set_bool(t, "use_bias", gguf_any_attn_bias(t));
+    gguf_copy_int(t, "expert_shared_count", "moe_num_shared_experts");
+    gguf_copy_int(t, "leading_dense_block_count", "moe_layer_start_index");
+    gguf_copy_int(t, "interleave_moe_layer_step", "moe_layer_interval");
 }
 
 static void add_hunyuan_moe(struct gguf_translator *t)
 {
-    add_experts(t);
-    gguf_set_bool(t, "attention_bias", any_attn_bias(t));
+    gguf_add_experts(t);
+    gguf_set_bool(t, "attention_bias", gguf_any_attn_bias(t));
     gguf_set_int(t, "num_shared_expert", gguf_find_tensor(t, "blk.0.ffn_up_shexp.weight") != NULL);
 }
 
 /* GGUF has no keys for chunks and temperatures: use the values of the published models */
 static void add_llama4(struct gguf_translator *t)
 {
-    add_experts(t);
-    copy_int(t, "expert_feed_forward_length", "intermediate_size");
+    gguf_add_experts(t);
+    gguf_copy_int(t, "expert_feed_forward_length", "intermediate_size");
     json_object_del(t->out, "moe_intermediate_size");
-    copy_int(t, "feed_forward_length", "intermediate_size_mlp");
-    copy_int(t, "interleave_moe_layer_step", "interleave_moe_layer_step");
-    gguf_set_bool(t, "attention_bias", any_attn_bias(t));
+    gguf_copy_int(t, "feed_forward_length", "intermediate_size_mlp");
+    gguf_copy_int(t, "interleave_moe_layer_step", "interleave_moe_layer_step");
+    gguf_set_bool(t, "attention_bias", gguf_any_attn_bias(t));
     gguf_set_bool(t, "use_qk_norm", gguf_key_float(t, "expert_count", 0) != 128);
-}
-
-/* ---- layers with a state ---- */
-
-/* Write "layer_types" or a similar field: names of layers with attention, with a state, and with
- * nothing but an MLP (NULL: there are none). */
-static void set_layer_kinds(struct gguf_translator *t, const char *key, const char *attention, const char *state,
-                            const char *mlp)
-{
-    json_t *kinds = json_array();
-    for (int64_t i = 0; i < t->n_layers; i++) {
-        const int attends = gguf_key_at(t, "attention.head_count_kv", i, 0) > 0, feeds = mlp &&
-            gguf_key_at(t, "feed_forward_length", i, 0) > 0;
-        json_array_append_new(kinds, json_string(attends ? attention : feeds ? mlp : state));
-    }
-    json_object_set_new(t->out, key, kinds);
-}
-
-static void add_lfm2(struct gguf_translator *t)
-{
-    copy_int(t, "shortconv.l_cache", "conv_L_cache");
-    gguf_set_bool(t, "block_auto_adjust_ff_dim", 0);
-    gguf_set_int(t, "block_ff_dim", t->ff);
-    set_layer_kinds(t, "layer_types", "full_attention", "conv", NULL);
-}
-
-static void add_lfm2moe(struct gguf_translator *t)
-{
-    add_experts(t);
-    copy_int(t, "shortconv.l_cache", "conv_L_cache");
-    copy_int(t, "leading_dense_block_count", "num_dense_layers");
-    gguf_set_real(t, "routed_scaling_factor", gguf_key_float(t, "expert_weights_scale", 1));
-    gguf_set_bool(t, "norm_topk_prob", gguf_key_float(t, "expert_weights_norm", 1) != 0);
-    set_layer_kinds(t, "layer_types", "full_attention", "conv", NULL);
-}
-
-/* Write Mamba2's sizes under an architecture's names. */
-static void set_mamba(struct gguf_translator *t, const char *heads_key, const char *head_dim_key,
-                      const char *groups_key,
-                      const char *state_key, const char *kernel_key)
-{
-    int64_t inner = 0, heads = 0;
-    gguf_key_int(t, "ssm.inner_size", 0, &inner, NULL);
-    gguf_key_int(t, "ssm.time_step_rank", 0, &heads, NULL);
-    gguf_set_int(t, heads_key, heads);
-    gguf_set_int(t, head_dim_key, heads > 0 ? inner / heads : 0);
-    copy_int(t, "ssm.group_count", groups_key);
-    copy_int(t, "ssm.state_size", state_key);
-    copy_int(t, "ssm.conv_kernel", kernel_key);
-}
-
-/* Does any layer have a tensor whose name ends in `end`? */
-static int any_layer_has(const struct gguf_translator *t, const char *end)
-{
-    const size_t m = strlen(end);
-    for (int i = 0; i < t->g->n_tensors; i++) {
-        const size_t n = strlen(t->g->tensors[i].name);
-        if (n > m && strcmp(t->g->tensors[i].name + n - m, end) == 0)
-            return 1;
-    }
-    return 0;
-}
-
-static void add_mamba2(struct gguf_translator *t)
-{
-    set_mamba(t, "num_heads", "head_dim", "n_groups", "state_size", "conv_kernel");
-    gguf_set_real(t, "expand", gguf_key_float(t, "ssm.inner_size", 0) / (double)t->hidden);
-    gguf_set_bool(t, "use_conv_bias", any_layer_has(t, ".ssm_conv1d.bias"));
-    static const char *const none[] = { "num_attention_heads", "num_key_value_heads", "intermediate_size",
-                                        "max_position_embeddings" };
-    for (size_t i = 0; i < sizeof none / sizeof *none; i++)
-        json_object_del(t->out, none[i]);
-}
-
-static void add_granitehybrid(struct gguf_translator *t)
-{
-    int64_t shared = t->ff;
-    add_granite(t);
-    json_object_del(t->out, "mlp_bias");
-    copy_int(t, "expert_used_count", "num_experts_per_tok");
-    if (!(gguf_key_float(t, "expert_count", 0) > 0))
-        gguf_set_int(t, "num_local_experts", 0);
-    gguf_key_int(t, "expert_shared_feed_forward_length", t->ff, &shared, NULL);
-    gguf_set_int(t, "shared_intermediate_size", shared);
-    set_mamba(t, "mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv");
-    gguf_set_real(t, "mamba_expand", gguf_key_float(t, "ssm.inner_size", 0) / (double)t->hidden);
-    gguf_set_bool(t, "mamba_conv_bias", any_layer_has(t, ".ssm_conv1d.bias"));
-    set_layer_kinds(t, "layer_types", "attention", "mamba", NULL);
-    /* how granite's files say whether it rotates */
-    const int rotates = gguf_key_float(t, "rope.scaling.finetuned", 1) != 0;
-    gguf_set_string(t, "position_embedding_type", rotates ? "rope" : "nope");
-    if (!rotates)
-        json_object_del(t->out, "rope_parameters");
-}
-
-/* Write the period and the offset of the marked layers: those of attention, or of experts. */
-static void set_period(struct gguf_translator *t, const char *period_key, const char *offset_key, const char *marks)
-{
-    const char *first = memchr(marks, 1, (size_t)t->n_layers);
-    const int64_t offset = first ? first - marks : t->n_layers;
-    const char *next = first ? memchr(first + 1, 1, (size_t)(t->n_layers - offset - 1)) : NULL;
-    gguf_set_int(t, period_key, next ? next - first : t->n_layers);
-    gguf_set_int(t, offset_key, offset);
-}
-
-static void add_jamba(struct gguf_translator *t)
-{
-    char *attends = calloc(2, (size_t)t->n_layers), *routes = attends ? attends + t->n_layers : NULL;
-    copy_int(t, "expert_used_count", "num_experts_per_tok");
-    copy_int(t, "ssm.conv_kernel", "mamba_d_conv");
-    copy_int(t, "ssm.state_size", "mamba_d_state");
-    copy_int(t, "ssm.time_step_rank", "mamba_dt_rank");
-    gguf_set_real(t, "mamba_expand", gguf_key_float(t, "ssm.inner_size", 0) / (double)t->hidden);
-    gguf_set_bool(t, "mamba_conv_bias", any_layer_has(t, ".ssm_conv1d.bias"));
-    gguf_set_bool(t, "mamba_proj_bias", any_layer_has(t, ".ssm_in.bias"));
-    for (int64_t i = 0; attends && i < t->n_layers; i++) {
-        char name[96];
-        snprintf(name, sizeof name, "blk.%lld.ffn_gate_inp.weight", (long long)i);
-        attends[i] = gguf_key_at(t, "attention.head_count_kv", i, 0) > 0;
-        routes[i] = gguf_find_tensor(t, name) != NULL;
-    }
-    if (attends) {
-        set_period(t, "attn_layer_period", "attn_layer_offset", attends);
-        set_period(t, "expert_layer_period", "expert_layer_offset", routes);
-    }
-    free(attends);
-}
-
-/* Its factors are part of the weights. */
-static void add_falcon_h1(struct gguf_translator *t)
-{
-    set_mamba(t, "mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv");
-    copy_int(t, "ssm.inner_size", "mamba_d_ssm");
-    gguf_set_bool(t, "mamba_rms_norm", any_layer_has(t, ".ssm_norm.weight"));
-    gguf_set_bool(t, "mamba_norm_before_gate", 0);
-    gguf_set_bool(t, "mamba_conv_bias", any_layer_has(t, ".ssm_conv1d.bias"));
-    gguf_set_bool(t, "mamba_proj_bias", any_layer_has(t, ".ssm_in.bias"));
-    gguf_set_bool(t, "projectors_bias", any_layer_has(t, ".ssm_out.bias"));
-    biases(t);
-}
-
-static void add_nemotron_h(struct gguf_translator *t)
-{
-    set_mamba(t, "mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel");
-    gguf_set_bool(t, "use_conv_bias", any_layer_has(t, ".ssm_conv1d.bias"));
-    set_layer_kinds(t, "layers_block_type", "attention", "mamba", "mlp");
-    biases(t);
-}
-
-static void add_delta_layers(struct gguf_translator *t)
-{
-    char k[160];
-    const struct gguf_kv *states = gguf_find(t->g, gguf_full_key(t, "attention.recurrent_layers", k, sizeof k));
-    int64_t every = 4;
-    gguf_set_bool(t, "attention_bias", any_attn_bias(t));
-    set_mamba(t, "linear_num_value_heads", "linear_value_head_dim", "linear_num_key_heads", "linear_key_head_dim",
-              "linear_conv_kernel_dim");
-    gguf_key_int(t, "full_attention_interval", 4, &every, NULL);
-    json_t *kinds = json_array();
-    for (int64_t i = 0, n = add_extra_layers(t); i < n; i++) {
-        const int attends = states && states->type == GGUF_ARR ? !gguf_key_at(t, "attention.recurrent_layers", i, 0)
-                                                               : every > 0 && (i + 1) % every == 0;
-        json_array_append_new(kinds, json_string(attends ? "full_attention" : "linear_attention"));
-    }
-    json_object_set_new(t->out, "layer_types", kinds);
-}
-
-static void add_qwen35(struct gguf_translator *t) { add_delta_layers(t); }
-
-static void add_qwen35moe(struct gguf_translator *t)
-{
-    add_experts(t);
-    copy_int(t, "expert_shared_feed_forward_length", "shared_expert_intermediate_size");
-    add_delta_layers(t);
-}
-
-static void add_qwen3next(struct gguf_translator *t)
-{
-    add_qwen35moe(t);
-    gguf_set_bool(t, "zse_z_apart", any_layer_has(t, ".attn_gate.weight"));
 }
 
 static const struct gguf_arch archs[] = {
     { "llama",         "llama",            "LlamaForCausalLM",          "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_CURRENT, 1, add_llama },
+      "silu",              SPELLING_CURRENT, ROPE_ONE, add_llama },
     { "qwen2",         "qwen2",            "Qwen2ForCausalLM",          "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_CURRENT, 1, NULL },
+      "silu",              SPELLING_CURRENT, ROPE_ONE, NULL },
     { "qwen3",         "qwen3",            "Qwen3ForCausalLM",          "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_CURRENT, 1, add_attention_bias },
+      "silu",              SPELLING_CURRENT, ROPE_ONE, add_attention_bias },
     { "smollm3",       "smollm3",          "SmolLM3ForCausalLM",        "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_CURRENT, 1, add_smollm3 },
+      "silu",              SPELLING_CURRENT, ROPE_ONE, add_smollm3 },
     { "phi2",          "phi",              "PhiForCausalLM",            "layer_norm_eps",     "hidden_act",
-      "gelu_new",          SPELLING_CURRENT, 1, add_phi2 },
+      "gelu_new",          SPELLING_CURRENT, ROPE_ONE, add_phi2 },
     { "phi3",          "phi3",             "Phi3ForCausalLM",           "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_CURRENT, 1, add_phi3 },
+      "silu",              SPELLING_CURRENT, ROPE_ONE, add_phi3 },
     { "gemma",         "gemma",            "GemmaForCausalLM",          "rms_norm_eps",       "hidden_activation",
-      "gelu_pytorch_tanh", SPELLING_CURRENT, 1, NULL },
+      "gelu_pytorch_tanh", SPELLING_CURRENT, ROPE_ONE, NULL },
     { "gemma2",        "gemma2",           "Gemma2ForCausalLM",         "rms_norm_eps",       "hidden_activation",
-      "gelu_pytorch_tanh", SPELLING_CURRENT, 1, add_gemma2 },
+      "gelu_pytorch_tanh", SPELLING_CURRENT, ROPE_ONE, gguf_add_gemma2 },
     { "gemma3",        "gemma3_text",      "Gemma3ForCausalLM",         "rms_norm_eps",       "hidden_activation",
-      "gelu_pytorch_tanh", SPELLING_CURRENT, 1, add_gemma3 },
+      "gelu_pytorch_tanh", SPELLING_CURRENT, ROPE_TWO, gguf_add_gemma3 },
+    { "gemma3n",       "gemma3n_text",     "Gemma3nForCausalLM",        "rms_norm_eps",       "hidden_activation",
+      "gelu_pytorch_tanh", SPELLING_HYBRID, ROPE_TWO, gguf_add_gemma3n },
+    { "gemma4",        "gemma4_text",      "Gemma4ForCausalLM",         "rms_norm_eps",       "hidden_activation",
+      "gelu_pytorch_tanh", SPELLING_HYBRID, ROPE_TWO, gguf_add_gemma4 },
     { "stablelm",      "stablelm",         "StableLmForCausalLM",       "layer_norm_eps",     "hidden_act",
-      "silu",              SPELLING_CURRENT, 1, add_stablelm },
+      "silu",              SPELLING_CURRENT, ROPE_ONE, add_stablelm },
     { "starcoder2",    "starcoder2",       "Starcoder2ForCausalLM",     "norm_epsilon",       "hidden_act",
-      "gelu_pytorch_tanh", SPELLING_CURRENT, 1, add_starcoder2 },
+      "gelu_pytorch_tanh", SPELLING_CURRENT, ROPE_ONE, add_starcoder2 },
     { "olmo",          "olmo",             "OlmoForCausalLM",           NULL,                 "hidden_act",
-      "silu",              SPELLING_CURRENT, 1, add_olmo },
+      "silu",              SPELLING_CURRENT, ROPE_ONE, add_olmo },
     { "olmo2",         "olmo2",            "Olmo2ForCausalLM",          "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_CURRENT, 1, add_olmo2 },
+      "silu",              SPELLING_CURRENT, ROPE_ONE, add_olmo2 },
     { "granite",       "granite",          "GraniteForCausalLM",        "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_CURRENT, 1, add_granite },
+      "silu",              SPELLING_CURRENT, ROPE_ONE, gguf_add_granite },
     { "command-r",     "cohere",           "CohereForCausalLM",         "layer_norm_eps",     "hidden_act",
-      "silu",              SPELLING_CURRENT, 1, add_cohere },
+      "silu",              SPELLING_CURRENT, ROPE_ONE, add_cohere },
     { "cohere2",       "cohere2",          "Cohere2ForCausalLM",        "layer_norm_eps",     "hidden_act",
-      "silu",              SPELLING_CURRENT, 1, add_cohere2 },
+      "silu",              SPELLING_CURRENT, ROPE_ONE, add_cohere2 },
     { "gpt2",          "gpt2",             "GPT2LMHeadModel",           "layer_norm_epsilon", "activation_function",
       "gelu_new",          SPELLING_GPT2,  0, NULL },
     { "gptneox",       "gpt_neox",         "GPTNeoXForCausalLM",        "layer_norm_eps",     "hidden_act",
-      "gelu",              SPELLING_CURRENT, 1, add_gptneox },
+      "gelu",              SPELLING_CURRENT, ROPE_ONE, add_gptneox },
     { "gptj",          "gptj",             "GPTJForCausalLM",           "layer_norm_epsilon", "activation_function",
       "gelu_new",          SPELLING_GPT2,  0, add_gptj },
     { "starcoder",     "gpt_bigcode",      "GPTBigCodeForCausalLM",     "layer_norm_epsilon", "activation_function",
       "gelu_pytorch_tanh", SPELLING_GPT2,  0, add_starcoder },
     { "falcon",        "falcon",           "FalconForCausalLM",         "layer_norm_epsilon", "activation",
-      "gelu",              SPELLING_CURRENT, 1, add_falcon },
+      "gelu",              SPELLING_CURRENT, ROPE_ONE, add_falcon },
     { "mpt",           "mpt",              "MptForCausalLM",            "layer_norm_epsilon", NULL,
       NULL,                SPELLING_OWN,   0, add_mpt },
     { "bloom",         "bloom",            "BloomForCausalLM",          "layer_norm_epsilon", NULL,
       NULL,                SPELLING_OWN,   0, add_bloom },
     { "nemotron",      "nemotron",         "NemotronForCausalLM",       "norm_eps",           "hidden_act",
-      "relu2",             SPELLING_CURRENT, 1, add_nemotron },
+      "relu2",             SPELLING_CURRENT, ROPE_ONE, add_nemotron },
     { "exaone4",       "exaone4",          "Exaone4ForCausalLM",        "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_CURRENT, 1, add_exaone4 },
+      "silu",              SPELLING_CURRENT, ROPE_ONE, add_exaone4 },
     { "ernie4_5",      "ernie4_5",         "Ernie4_5ForCausalLM",       "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_CURRENT, 1, add_ernie },
+      "silu",              SPELLING_CURRENT, ROPE_ONE, add_ernie },
     { "seed_oss",      "seed_oss",         "SeedOssForCausalLM",        "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_CURRENT, 1, add_seed },
+      "silu",              SPELLING_CURRENT, ROPE_ONE, add_seed },
     { "arcee",         "arcee",            "ArceeForCausalLM",          "rms_norm_eps",       "hidden_act",
-      "relu2",             SPELLING_CURRENT, 1, biases },
+      "relu2",             SPELLING_CURRENT, ROPE_ONE, gguf_add_biases },
     { "hunyuan-dense", "hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_CURRENT, 1, add_attention_bias },
+      "silu",              SPELLING_CURRENT, ROPE_ONE, add_attention_bias },
     { "glm4",          "glm4",             "Glm4ForCausalLM",           "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_CURRENT, 1, add_attention_bias },
+      "silu",              SPELLING_CURRENT, ROPE_ONE, add_attention_bias },
     { "llama+experts", "mixtral",          "MixtralForCausalLM",        "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_CURRENT, 1, add_experts },
+      "silu",              SPELLING_CURRENT, ROPE_ONE, gguf_add_experts },
     { "qwen2moe",      "qwen2_moe",        "Qwen2MoeForCausalLM",       "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_CURRENT, 1, add_qwen2moe },
+      "silu",              SPELLING_CURRENT, ROPE_ONE, add_qwen2moe },
     { "qwen3moe",      "qwen3_moe",        "Qwen3MoeForCausalLM",       "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_CURRENT, 1, add_qwen3moe },
+      "silu",              SPELLING_CURRENT, ROPE_ONE, add_qwen3moe },
     { "olmoe",         "olmoe",            "OlmoeForCausalLM",          "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_CURRENT, 1, add_olmoe },
+      "silu",              SPELLING_CURRENT, ROPE_ONE, add_olmoe },
     { "granitemoe",    "granitemoe",       "GraniteMoeForCausalLM",     "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_CURRENT, 1, add_granitemoe },
+      "silu",              SPELLING_CURRENT, ROPE_ONE, add_granitemoe },
     { "deepseek2",     "deepseek_v2",      "DeepseekV2ForCausalLM",     "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_CURRENT, 1, add_deepseek2 },
+      "silu",              SPELLING_CURRENT, ROPE_ONE, add_deepseek2 },
     { "glm-dsa",       "glm_moe_dsa",      "GlmMoeDsaForCausalLM",      "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_CURRENT, 1, add_glm_dsa },
+      "silu",              SPELLING_CURRENT, ROPE_ONE, add_glm_dsa },
     { "glm4moe",       "glm4_moe",         "Glm4MoeForCausalLM",        "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_CURRENT, 1, add_glm4moe },
+      "silu",              SPELLING_CURRENT, ROPE_ONE, add_glm4moe },
     { "dots1",         "dots1",            "Dots1ForCausalLM",          "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_CURRENT, 1, add_dots1 },
+      "silu",              SPELLING_CURRENT, ROPE_ONE, add_dots1 },
     { "ernie4_5-moe",  "ernie4_5_moe",     "Ernie4_5_MoeForCausalLM",   "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_CURRENT, 1, add_ernie_moe },
+      "silu",              SPELLING_CURRENT, ROPE_ONE, add_ernie_moe },
     { "hunyuan-moe",   "hunyuan_v1_moe",   "HunYuanMoEV1ForCausalLM",   "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_CURRENT, 1, add_hunyuan_moe },
+      "silu",              SPELLING_CURRENT, ROPE_ONE, add_hunyuan_moe },
     { "minimax-m2",    "minimax_m2",       "MiniMaxM2ForCausalLM",      "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_CURRENT, 1, add_experts },
+      "silu",              SPELLING_CURRENT, ROPE_ONE, gguf_add_experts },
     { "gpt-oss",       "gpt_oss",          "GptOssForCausalLM",         "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_CURRENT, 1, add_gpt_oss },
+      "silu",              SPELLING_CURRENT, ROPE_ONE, add_gpt_oss },
     { "llama4",        "llama4_text",      "Llama4ForCausalLM",         "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_CURRENT, 1, add_llama4 },
+      "silu",              SPELLING_CURRENT, ROPE_ONE, add_llama4 },
     { "qwen2vl",       "qwen2_vl_text",    "Qwen2VLForConditionalGeneration", "rms_norm_eps", "hidden_act",
-      "silu",              SPELLING_CURRENT, 1, NULL },
+      "silu",              SPELLING_CURRENT, ROPE_ONE, NULL },
     { "qwen3vl",       "qwen3_vl_text",    "Qwen3VLForConditionalGeneration", "rms_norm_eps", "hidden_act",
-      "silu",              SPELLING_CURRENT, 1, add_attention_bias },
+      "silu",              SPELLING_CURRENT, ROPE_ONE, add_attention_bias },
     { "qwen3vlmoe",    "qwen3_vl_moe_text", "Qwen3VLMoeForConditionalGeneration", "rms_norm_eps", "hidden_act",
-      "silu",              SPELLING_CURRENT, 1, add_qwen3moe },
+      "silu",              SPELLING_CURRENT, ROPE_ONE, add_qwen3moe },
     { "mistral3",      "ministral3",       "Ministral3ForCausalLM",     "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_CURRENT, 1, add_mistral3 },
+      "silu",              SPELLING_CURRENT, ROPE_ONE, add_mistral3 },
     { "mistral4",      "mistral4",         "Mistral4ForCausalLM",       "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_CURRENT, 1, add_mistral4 },
+      "silu",              SPELLING_CURRENT, ROPE_ONE, add_mistral4 },
     { "minicpm3",      "minicpm3",         "MiniCPM3ForCausalLM",       "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_CURRENT, 1, add_minicpm3 },
+      "silu",              SPELLING_CURRENT, ROPE_ONE, add_minicpm3 },
     { "jais2",         "jais2",            "Jais2ForCausalLM",          "layer_norm_eps",     "hidden_act",
-      "relu2",             SPELLING_CURRENT, 1, biases },
+      "relu2",             SPELLING_CURRENT, ROPE_ONE, gguf_add_biases },
     { "apertus",       "apertus",          "ApertusForCausalLM",        "rms_norm_eps",       "hidden_act",
-      "xielu",             SPELLING_CURRENT, 1, add_apertus },
+      "xielu",             SPELLING_CURRENT, ROPE_ONE, add_apertus },
     { "phimoe",        "phimoe",           "PhimoeForCausalLM",         "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_CURRENT, 1, add_phimoe },
+      "silu",              SPELLING_CURRENT, ROPE_ONE, add_phimoe },
     { "exaone-moe",    "exaone_moe",       "ExaoneMoeForCausalLM",      "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_CURRENT, 1, add_exaone_moe },
+      "silu",              SPELLING_CURRENT, ROPE_ONE, add_exaone_moe },
     { "afmoe",         "afmoe",            "AfmoeForCausalLM",          "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_CURRENT, 1, add_afmoe },
+      "silu",              SPELLING_CURRENT, ROPE_ONE, add_afmoe },
+    { "mimo2",         "mimo_v2_flash",    "MiMoV2FlashForCausalLM",    "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_VALUES, ROPE_TWO, add_mimo2 },
+    { "kimi-linear",   "kimi_linear",      "KimiLinearForCausalLM",     "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_HYBRID, 0, gguf_add_kimi_linear },
     { "lfm2moe",       "lfm2_moe",         "Lfm2MoeForCausalLM",        "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_HYBRID, 1, add_lfm2moe },
+      "silu",              SPELLING_HYBRID, ROPE_ONE, gguf_add_lfm2moe },
     { "lfm2",          "lfm2",             "Lfm2ForCausalLM",           "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_HYBRID, 1, add_lfm2 },
+      "silu",              SPELLING_HYBRID, ROPE_ONE, gguf_add_lfm2 },
     { "mamba2",        "mamba2",           "Mamba2ForCausalLM",         "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_HYBRID, 0, add_mamba2 },
+      "silu",              SPELLING_HYBRID, 0, gguf_add_mamba2 },
     { "granitehybrid", "granitemoehybrid", "GraniteMoeHybridForCausalLM", "rms_norm_eps",     "hidden_act",
-      "silu",              SPELLING_HYBRID, 1, add_granitehybrid },
+      "silu",              SPELLING_HYBRID, ROPE_ONE, gguf_add_granitehybrid },
     { "falcon-h1",     "falcon_h1",        "FalconH1ForCausalLM",       "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_HYBRID, 1, add_falcon_h1 },
+      "silu",              SPELLING_HYBRID, ROPE_ONE, gguf_add_falcon_h1 },
     { "jamba",         "jamba",            "JambaForCausalLM",          "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_HYBRID, 0, add_jamba },
+      "silu",              SPELLING_HYBRID, 0, gguf_add_jamba },
     { "nemotron_h",    "nemotron_h",       "NemotronHForCausalLM",      "rms_norm_eps",       "mlp_hidden_act",
-      "relu2",             SPELLING_HYBRID, 0, add_nemotron_h },
+      "relu2",             SPELLING_HYBRID, 0, gguf_add_nemotron_h },
+    { "nemotron_h_moe", "nemotron_h",      "NemotronHForCausalLM",      "rms_norm_eps",       "mlp_hidden_act",
+      "relu2",             SPELLING_HYBRID, 0, gguf_add_nemotron_h_moe },
     { "qwen3next",     "qwen3_next",       "Qwen3NextForCausalLM",      "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_HYBRID, 1, add_qwen3next },
+      "silu",              SPELLING_HYBRID, ROPE_ONE, gguf_add_qwen3next },
     { "qwen35",        "qwen3_5_text",     "Qwen3_5ForCausalLM",        "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_HYBRID, 1, add_qwen35 },
+      "silu",              SPELLING_HYBRID, ROPE_ONE, gguf_add_qwen35 },
     { "qwen35moe",     "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM",     "rms_norm_eps",       "hidden_act",
-      "silu",              SPELLING_HYBRID, 1, add_qwen35moe },
+      "silu",              SPELLING_HYBRID, ROPE_ONE, gguf_add_qwen35moe },
 };
 
 const struct gguf_arch *gguf_arch_find(const char *name)

@@ -9,7 +9,7 @@ struct gguf_translator {
     const struct gguf *g;
     char arch[64];              /* general.architecture, the prefix of the keys */
     json_t *out;
-    int64_t n_layers, hidden, heads, kv_heads, head_dim, n_rot, ff, context;
+    int64_t n_layers, hidden, heads, kv_heads, head_dim, value_dim, n_rot, ff, context;
     int hybrid;                 /* some keys have one number for each layer, 0 for layers without the part */
 };
 
@@ -37,21 +37,66 @@ void gguf_set_real(struct gguf_translator *t, const char *name, double v);
 /* "layer_types": windows in all layers but every `period`-th, unless a key lists them. */
 void gguf_set_layer_types(struct gguf_translator *t, int64_t period);
 
+/* Facts that tensors tell: biases of the first layer; a tensor of any layer whose name ends so. */
+int gguf_has_bias(const struct gguf_translator *t, const char *part);
+int gguf_any_attn_bias(const struct gguf_translator *t);
+int gguf_any_layer_has(const struct gguf_translator *t, const char *end);
+/* Does layer i have the tensor "blk.i.PART"? */
+int gguf_layer_has(const struct gguf_translator *t, int64_t i, const char *part);
+
+/* Fields that several architectures have. */
+void gguf_copy_int(struct gguf_translator *t, const char *key, const char *name);       /* if it exists */
+void gguf_window(struct gguf_translator *t);
+void gguf_add_biases(struct gguf_translator *t);
+void gguf_add_experts(struct gguf_translator *t);
+/* Layers that predict more tokens: GGUF counts them among the blocks. Returns the others. */
+int64_t gguf_add_extra_layers(struct gguf_translator *t);
+/* The share n / of, as a number that gives n again when multiplied by `of` and truncated. */
+double gguf_share(int64_t n, int64_t of);
+
+/* ---- gguf_arch_state.c, gguf_arch_gemma.c: fields of single architectures ---- */
+
+void gguf_add_lfm2(struct gguf_translator *t);
+void gguf_add_lfm2moe(struct gguf_translator *t);
+void gguf_add_mamba2(struct gguf_translator *t);
+void gguf_add_granitehybrid(struct gguf_translator *t);
+void gguf_add_jamba(struct gguf_translator *t);
+void gguf_add_falcon_h1(struct gguf_translator *t);
+void gguf_add_nemotron_h(struct gguf_translator *t);
+void gguf_add_nemotron_h_moe(struct gguf_translator *t);
+void gguf_add_qwen35(struct gguf_translator *t);
+void gguf_add_qwen35moe(struct gguf_translator *t);
+void gguf_add_qwen3next(struct gguf_translator *t);
+void gguf_add_kimi_linear(struct gguf_translator *t);
+void gguf_add_gemma2(struct gguf_translator *t);
+void gguf_add_gemma3(struct gguf_translator *t);
+void gguf_add_gemma3n(struct gguf_translator *t);
+void gguf_add_gemma4(struct gguf_translator *t);
+
 /* ---- gguf_arch.c: the architectures ---- */
+
+void gguf_add_granite(struct gguf_translator *t);
+/* The sizes of latent attention.  Files that have kv_b in two parts keep the sizes of a head under
+ * other keys. */
+void gguf_add_latent(struct gguf_translator *t);
 
 /* The names of the fields that hold an architecture's sizes. */
 enum gguf_spelling {
     SPELLING_CURRENT,           /* hidden_size, num_hidden_layers ... */
     SPELLING_HYBRID,            /* the same, with keys that may have one number for each layer */
+    SPELLING_VALUES,            /* the same, and values may have other sizes than keys */
     SPELLING_GPT2,              /* n_embd, n_layer ... */
     SPELLING_OWN,               /* written by add() */
 };
+
+/* One table of rotary positions; one for layers of full attention, one for those with a window. */
+enum { ROPE_ONE = 1, ROPE_TWO };
 
 struct gguf_arch {
     const char *gguf, *model_type, *class_name;         /* general.architecture; "model_type" and "architectures" */
     const char *eps, *act_key, *act;            /* fields of the norm's epsilon and of the activation; its value */
     enum gguf_spelling spelling;
-    int rope;                                           /* write rope_parameters */
+    int rope;                                           /* rope_parameters: ROPE_ONE, ROPE_TWO or 0 */
     void (*add)(struct gguf_translator *t);             /* fields of this architecture; NULL: none */
 };
 /* NULL: unknown. */

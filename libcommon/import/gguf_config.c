@@ -69,7 +69,7 @@ static int rope_factors(struct gguf_translator *t, json_t *rope, struct err *e)
     return 0;
 }
 
-static json_t *rope_parameters(struct gguf_translator *t, struct err *e)
+static json_t *rope_parameters(struct gguf_translator *t, int kind, struct err *e)
 {
     json_t *rope = json_pack("{s:s, s:o}", "rope_type", "default", "rope_theta",
                              gguf_real(gguf_key_float(t, "rope.freq_base", 10000)));
@@ -94,23 +94,13 @@ static json_t *rope_parameters(struct gguf_translator *t, struct err *e)
     }
     if (rope_factors(t, rope, e) < 0)
         goto fail;
-    if (strcmp(t->arch, "gemma3") == 0)
+    if (kind == ROPE_TWO)
         rope = json_pack("{s:o, s:{s:s, s:o}}", "full_attention", rope, "sliding_attention", "rope_type", "default",
                          "rope_theta", gguf_real(gguf_key_float(t, "rope.freq_base_swa", 10000)));
     return rope;
 fail:
     json_decref(rope);
     return NULL;
-}
-
-/* The fraction n_rot / head_dim as a number that gives n_rot again when multiplied by head_dim and
- * truncated. */
-static double rotated_share(int64_t n_rot, int64_t head_dim)
-{
-    double f = (double)n_rot / (double)head_dim;
-    while ((int64_t)(f * (double)head_dim) < n_rot)
-        f = nextafter(f, 2);
-    return f;
 }
 
 static void write_sizes(struct gguf_translator *t, const struct gguf_arch *a)
@@ -121,7 +111,7 @@ static void write_sizes(struct gguf_translator *t, const struct gguf_arch *a)
         gguf_set_int(t, "n_layer", t->n_layers);
         gguf_set_int(t, "n_inner", t->ff);
         gguf_set_int(t, "n_positions", t->context);
-    } else if (a->spelling == SPELLING_CURRENT || a->spelling == SPELLING_HYBRID) {
+    } else if (a->spelling != SPELLING_OWN) {
         gguf_set_int(t, "hidden_size", t->hidden);
         gguf_set_int(t, "intermediate_size", t->ff);
         gguf_set_int(t, "num_hidden_layers", t->n_layers);
@@ -137,9 +127,8 @@ static void write_sizes(struct gguf_translator *t, const struct gguf_arch *a)
         gguf_set_string(t, a->act_key, a->act);
 }
 
-static int read_sizes(struct gguf_translator *t, struct err *e)
+static int read_sizes(struct gguf_translator *t, const struct gguf_arch *a, struct err *e)
 {
-    int64_t value_length;
     if (gguf_key_int(t, "block_count", -1, &t->n_layers, e) < 0 ||
         gguf_key_int(t, "embedding_length", -1, &t->hidden, e) < 0 ||
         gguf_key_int(t, "attention.head_count", -1, &t->heads, e) < 0)
@@ -156,15 +145,15 @@ static int read_sizes(struct gguf_translator *t, struct err *e)
     int64_t even = t->hidden / t->heads;
     if (gguf_key_most(t, "attention.head_count_kv", t->heads, &t->kv_heads, e) < 0 ||
         gguf_key_int(t, "attention.key_length", even, &t->head_dim, e) < 0 ||
-        gguf_key_int(t, "attention.value_length", t->head_dim, &value_length, e) < 0 ||
+        gguf_key_int(t, "attention.value_length", t->head_dim, &t->value_dim, e) < 0 ||
         gguf_key_int(t, "rope.dimension_count", t->head_dim, &t->n_rot, e) < 0 ||
         gguf_key_most(t, "feed_forward_length", 4 * t->hidden, &t->ff, e) < 0 ||
         gguf_key_int(t, "context_length", 2048, &t->context, e) < 0)
         return -1;
-    if (value_length != t->head_dim && gguf_has_key(t, "attention.key_length") &&
-        !gguf_has_key(t, "attention.kv_lora_rank"))
+    if (t->value_dim != t->head_dim && gguf_has_key(t, "attention.key_length") &&
+        !gguf_has_key(t, "attention.kv_lora_rank") && a->spelling != SPELLING_VALUES)
         return err_set(e, ERR_UNSUPPORTED, "%s: keys have %" PRId64 " values a head, values %" PRId64, t->g->map.path,
-                       t->head_dim, value_length);
+                       t->head_dim, t->value_dim);
     if (t->head_dim < 1 || t->n_rot < 1 || t->n_rot > t->head_dim)
         return err_set(e, ERR_FORMAT, "%s: key %s.rope.dimension_count: %" PRId64 ", expected 1 to head_dim %" PRId64,
                        t->g->map.path, t->arch, t->n_rot, t->head_dim);
@@ -201,12 +190,12 @@ static int translate(struct gguf_translator *t, struct err *e)
     if (!a)
         gguf_set_string(t, "zse_gguf_architecture", t->arch);
     a = a ? a : &unknown;
-    t->hybrid = a->spelling == SPELLING_HYBRID;
+    t->hybrid = a->spelling == SPELLING_HYBRID || a->spelling == SPELLING_VALUES;
     if (a->class_name)
         json_object_set_new(t->out, "architectures", json_pack("[s]", a->class_name));
     gguf_set_bool(t, "zse_gguf", 1);
-    const int known = a != &unknown, sized = read_sizes(t, e) == 0;
-    if (known && !sized)
+    const int known = a != &unknown, sized = read_sizes(t, a, e) == 0;
+    if (known && !sized && t->g->n_tensors)
         return -1;
     write_vocabulary(t);
     if (!sized)                                 /* its tokenizer can be used without */
@@ -215,12 +204,12 @@ static int translate(struct gguf_translator *t, struct err *e)
     if (gguf_has_key(t, "expert_count") && gguf_key_float(t, "expert_count", 0) > 0)
         gguf_set_int(t, "num_local_experts", (int64_t)gguf_key_float(t, "expert_count", 0));
     if (a->rope) {
-        json_t *rope = rope_parameters(t, e);
+        json_t *rope = rope_parameters(t, a->rope, e);
         if (!rope)
             return -1;
         json_object_set_new(t->out, "rope_parameters", rope);
         if (t->n_rot != t->head_dim)
-            json_object_set_new(t->out, "partial_rotary_factor", json_real(rotated_share(t->n_rot, t->head_dim)));
+            json_object_set_new(t->out, "partial_rotary_factor", json_real(gguf_share(t->n_rot, t->head_dim)));
     }
     if (a->add)
         a->add(t);

@@ -127,3 +127,80 @@ void gguf_set_layer_types(struct gguf_translator *t, int64_t period)
     }
     json_object_set_new(t->out, "layer_types", types);
 }
+
+int gguf_has_bias(const struct gguf_translator *t, const char *part)
+{
+    char name[96];
+    snprintf(name, sizeof name, "blk.0.%s.bias", part);
+    return gguf_find_tensor(t, name) != NULL;
+}
+
+int gguf_any_attn_bias(const struct gguf_translator *t)
+{
+    return gguf_has_bias(t, "attn_q") || gguf_has_bias(t, "attn_qkv");
+}
+
+int gguf_layer_has(const struct gguf_translator *t, int64_t i, const char *part)
+{
+    char name[96];
+    snprintf(name, sizeof name, "blk.%" PRId64 ".%s", i, part);
+    return gguf_find_tensor(t, name) != NULL;
+}
+
+void gguf_window(struct gguf_translator *t)
+{
+    int64_t n;
+    if (gguf_key_int(t, "attention.sliding_window", 0, &n, NULL) == 0 && n > 0)
+        gguf_set_int(t, "sliding_window", n);
+    else
+        json_object_set_new(t->out, "sliding_window", json_null());
+}
+
+void gguf_add_biases(struct gguf_translator *t)
+{
+    gguf_set_bool(t, "attention_bias", gguf_any_attn_bias(t));
+    gguf_set_bool(t, "mlp_bias", gguf_has_bias(t, "ffn_down"));
+}
+
+void gguf_copy_int(struct gguf_translator *t, const char *key, const char *name)
+{
+    int64_t n;
+    if (gguf_has_key(t, key) && gguf_key_int(t, key, 0, &n, NULL) == 0)
+        gguf_set_int(t, name, n);
+}
+
+void gguf_add_experts(struct gguf_translator *t)
+{
+    gguf_copy_int(t, "expert_used_count", "num_experts_per_tok");
+    gguf_copy_int(t, "expert_feed_forward_length", "moe_intermediate_size");
+}
+
+int64_t gguf_add_extra_layers(struct gguf_translator *t)
+{
+    int64_t extra;
+    if (!gguf_has_key(t, "nextn_predict_layers") || gguf_key_int(t, "nextn_predict_layers", 0, &extra, NULL) != 0 ||
+        extra <= 0 || extra >= t->n_layers)
+        return t->n_layers;
+    gguf_set_int(t, "num_nextn_predict_layers", extra);
+    gguf_set_int(t, "num_hidden_layers", t->n_layers - extra);
+    return t->n_layers - extra;
+}
+
+int gguf_any_layer_has(const struct gguf_translator *t, const char *end)
+{
+    const size_t m = strlen(end);
+    for (int i = 0; i < t->g->n_tensors; i++) {
+        const size_t n = strlen(t->g->tensors[i].name);
+        if (n > m && strcmp(t->g->tensors[i].name + n - m, end) == 0)
+            return 1;
+    }
+    return 0;
+}
+
+double gguf_share(int64_t n, int64_t of)
+{
+    double f = (double)n / (double)of;
+    while ((int64_t)(f * (double)of) < n)
+        f = nextafter(f, 2);
+    return f;
+}

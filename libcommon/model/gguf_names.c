@@ -24,4 +24,12 @@ const struct weight_names gguf_names = {
     .in = "ssm_in", .in_ba = "ssm_ba", .conv = "ssm_conv1d", .a_log = "ssm_a", .dt_bias = "ssm_dt.bias", .d = "ssm_d",
     .gate_norm = "ssm_norm", .state_o = "ssm_out", .x_proj = "ssm_x", .dt_proj = "ssm_dt", .dt_norm = "ssm_dt_norm",
     .b_norm = "ssm_b_norm", .c_norm = "ssm_c_norm",
+    .router_scale = "ffn_gate_inp.scale", .expert_scale = "ffn_down_exps.scale", .dense_post_norm = "post_ffw_norm_1",
+    .expert_norm = "pre_ffw_norm_2", .expert_post_norm = "post_ffw_norm_2",
+    .ple_embed = "per_layer_token_embd", .ple_in = "per_layer_model_proj", .ple_in_norm = "per_layer_proj_norm",
+    .ple_gate = "inp_gate", .ple_up = "proj", .ple_norm = "post_norm", .layer_scale = "layer_output_scale.weight",
+    .altup_in = "altup_proj", .altup_out = "altup_unembd_proj", .altup_router = "altup_router.weight",
+    .altup_norm = "altup_router_norm", .altup_predict = "altup_predict_coef.weight",
+    .altup_correct = "altup_correct_coef.weight", .altup_scale = "altup_correct_scale.weight",
+    .laurel_in = "laurel_l", .laurel_out = "laurel_r", .laurel_norm = "laurel_post_norm",
 };

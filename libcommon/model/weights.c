@@ -642,6 +642,17 @@ static void stream_names(const struct builder *b, char *out, size_t room, const 
         snprintf(out + n, room - n, "}");
 }
 
+/* Add the projections of all streams but the first, which a GGUF keeps as one tensor. */
+static int add_stacked_streams(struct builder *b, const char *name, const char *stem, const struct weight_spec *t)
+{
+    const int64_t n = b->c->n_streams - 1, want[3] = { n, t->rows / n, t->cols };
+    char source[160], full[168], ours[40];
+    spec_path(b, source, sizeof source, -1, stem);
+    snprintf(full, sizeof full, "%s.weight", source);
+    snprintf(ours, sizeof ours, "%s.weight", name);
+    return spec_as(b, ours, full, want, 3, t) < 0 ? -1 : 0;
+}
+
 /* The name of a dense layer, which may be beside the model: without its prefix. */
 static void dense_name(const struct builder *b, char *source, size_t room, int i)
 {
@@ -667,6 +678,11 @@ static int add_end(struct builder *b, enum end_part part)
                        c->gguf ? "a GGUF" : "its checkpoints");
     if (p->kind == PART_NORM)
         return add_norm(b, -1, (int)part, p->name, stem, f.cols, c->biases & f.bias);
+    const struct weight_spec t = { .rows = f.rows, .cols = f.cols, .is_vector = p->kind == PART_VECTOR,
+                                   .role = p->role, .layer = -1, .expert = -1, .part = (int)part };
+    const int streams = part == EP_ALTUP_IN || part == EP_ALTUP_OUT;
+    if (streams && c->gguf)
+        return add_stacked_streams(b, p->name, stem, &t);
     char source[160];
     if (part == EP_HEAD) {
         const int found = find_head(b, source, sizeof source);
@@ -675,22 +691,18 @@ static int add_end(struct builder *b, enum end_part part)
     } else if (part == EP_DENSE_1 || part == EP_DENSE_2) {
         dense_name(b, source, sizeof source, part == EP_DENSE_2);
     } else {
-        char streams[160];
-        if (part == EP_ALTUP_IN || part == EP_ALTUP_OUT) {
-            stream_names(b, streams, sizeof streams, stem);
-            stem = streams;
+        char names[160];
+        if (streams) {
+            stream_names(b, names, sizeof names, stem);
+            stem = names;
         }
         spec_path(b, source, sizeof source, -1, stem);
     }
-    const struct weight_spec t = { .rows = f.rows, .cols = f.cols, .is_vector = p->kind == PART_VECTOR,
-                                   .role = p->role, .layer = -1, .part = (int)part };
     if (part >= EP_HYPER && part <= EP_HYPER_NORM) {           /* a whole name */
         const int64_t want[2] = { f.rows, f.cols };
         char ours[40];
         snprintf(ours, sizeof ours, "%s.weight", p->name);
-        struct weight_spec plain = t;
-        plain.expert = -1;
-        return spec_as(b, ours, source, f.rows == 1 ? want + 1 : want, f.rows == 1 ? 1 : 2, &plain) < 0 ? -1 : 0;
+        return spec_as(b, ours, source, f.rows == 1 ? want + 1 : want, f.rows == 1 ? 1 : 2, &t) < 0 ? -1 : 0;
     }
     return f.bias ? add_linear(b, p->name, source, 0, c->biases & f.bias, t)
                   : add(b, p->name, ".weight", source, 0, t);
@@ -784,7 +796,15 @@ static void state_names(struct builder *b)
         if (!exists(b, "output_norm.weight"))
             b->n.final_norm = gguf_names.embed_norm;    /* lfm2's name for it */
     }
-    if (b->c->recurrent.z_apart) {
+    if (b->c->recurrent.per_row) {                      /* Kimi delta attention */
+        b->n.in = "attn_{q,k,v}";
+        b->n.conv = "ssm_conv1d_{q,k,v}";
+        b->n.in_ba = "ssm_beta";
+        b->n.gate_a = "ssm_{f,g}_a";
+        b->n.in_f = "ssm_f_b";
+        b->n.in_z = "ssm_g_b";
+        b->n.state_o = NULL;
+    } else if (b->c->recurrent.z_apart) {
         b->n.in = gguf_names.qkv;
         b->n.in_z = "attn_gate";
         if (b->c->recurrent.ba_flat)

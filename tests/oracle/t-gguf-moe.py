@@ -9,6 +9,8 @@ import json
 import math
 import os
 import re
+import shutil
+import statistics
 import struct
 import sys
 import tempfile
@@ -27,26 +29,28 @@ except ImportError as e:
 
 LIMIT, STATE_LIMIT = 1e-4, 2e-4
 temp = tempfile.TemporaryDirectory()
-SKIPPED = re.compile(r"^(model\.)?(visual|vision_tower|vision_model|multi_modal_projector|mm_projector|mtp)\.")
+SKIPPED = re.compile(r"^(model\.)?(visual|vision_tower|vision_model|vision_embedder|audio_tower|embed_vision|embed_audio|multi_modal_projector|mm_projector|mtp)\.")
 # folder: its architecture in GGUF
 MODELS = {"mixtral": "llama", "olmoe": "olmoe", "granitemoe": "granitemoe", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "deepseek_v2": "deepseek2",
           "deepseek_v2_lite": "deepseek2", "deepseek_v3": "deepseek2", "kimi_k2": "deepseek2", "glm4_moe": "glm4moe", "dots1": "dots1", "minimax_m2": "minimax-m2",
           "gpt_oss": "gpt-oss", "hunyuan_moe": "hunyuan-moe", "ernie4_5_moe": "ernie4_5-moe", "llama4_text": "llama4", "lfm2": "lfm2", "mamba2": "mamba2",
-          "granitemoehybrid": "granitehybrid", "nemotron_h": "nemotron_h", "qwen3_next": "qwen3next"}
+          "granitemoehybrid": "granitehybrid", "nemotron_h": "nemotron_h", "nemotron_h-experts": "nemotron_h_moe", "qwen3_next": "qwen3next"}
 # Families of 2026; the third is added to what is written under the architecture's names.
 LATEST = {"qwen2_5_vl-vl": "qwen2vl", "qwen3_vl-vl": "qwen3vl", "qwen3_vl_moe-vl": "qwen3vlmoe", "ministral3": "mistral3", "mistral3-tied-vl": "mistral3",
           "mistral4": "mistral4", "glm4_moe_lite": "deepseek2", "kimi_k25-vl": "deepseek2", "minicpm3": "minicpm3", "jais2": "jais2", "phimoe": "phimoe",
           "exaone_moe": "exaone-moe", "afmoe": "afmoe", "lfm2_moe": "lfm2moe", "olmo3": "olmo2", "solar_open": "glm4moe", "internlm3": "llama",
           "apertus": "apertus", "qwen3_5": "qwen35", "qwen3_5_moe": "qwen35moe", "qwen3_5_moe-vl": "qwen35moe", "falcon_h1": "falcon-h1", "glm_moe_dsa": "glm-dsa",
-          "glm_moe_dsa-skip": "glm-dsa", "jamba": "jamba"}
+          "glm_moe_dsa-skip": "glm-dsa", "jamba": "jamba", "gemma3n": "gemma3n", "gemma3n-vl": "gemma3n", "gemma4": "gemma4", "gemma4-e": "gemma4",
+          "gemma4-moe": "gemma4", "gemma4-vl": "gemma4", "gemma4_unified-vl": "gemma4", "kimi_linear": "kimi-linear", "mimo_v2_flash": "mimo2"}
 MODELS |= LATEST
 LOGITS = {"minicpm3": 32 / 256}             # dim_model_base over the one that a GGUF implies
 PERMUTED = ("llama", "mistral3", "apertus", "granitemoe", "granitehybrid")
 # The attention chunk of llama4_text.  GGUF has no key for it and implies 8192: only the first 32
 # tokens have the same logits with both.
 CHUNK = 32
-STATES = ("lfm2", "lfm2moe", "mamba2", "granitehybrid", "nemotron_h", "qwen3next", "qwen35", "qwen35moe", "falcon-h1", "jamba")
+STATES = ("lfm2", "lfm2moe", "mamba2", "granitehybrid", "nemotron_h", "nemotron_h_moe", "qwen3next", "qwen35", "qwen35moe", "falcon-h1", "jamba")
 DELTA = ("qwen3next", "qwen35", "qwen35moe")
+WINDOWS = ("gemma3n", "gemma4", "mimo2")        # layers differ in their heads
 
 
 def tensors(folder):
@@ -66,6 +70,43 @@ def tensors(folder):
                 a = np.frombuffer(raw, {"F32": "<f4", "F16": "<f2"}[t["dtype"]]).astype("<f4")
             out[name] = a.reshape(t["shape"])
     return out
+
+
+def with_experts(name):
+    """A folder of nemotron_h whose last MLP is cut into a shared MLP and two experts.
+
+    The correction chooses these two of four.  Their sum is the MLP, so the logits are the same."""
+    folder = os.path.join(temp.name, name)
+    os.makedirs(folder, exist_ok=True)
+    source = os.path.join(ORACLES, "models", "hf", "nemotron_h")
+    c, named = load(os.path.join(source, "config.json")), tensors(source)
+    layer = max(i for i, kind in enumerate(c["layers_block_type"]) if kind == "mlp")
+    at = f"backbone.layers.{layer}.mixer."
+    up, down = named.pop(at + "up_proj.weight"), named.pop(at + "down_proj.weight")
+    shared, width = up.shape[0] // 2, up.shape[0] // 4
+    c["layers_block_type"][layer] = "moe"
+    c |= {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": width,
+          "moe_shared_expert_intermediate_size": shared, "norm_topk_prob": True, "routed_scaling_factor": 2.0}
+    named[at + "gate.weight"] = np.zeros((4, up.shape[1]), "<f4")
+    named[at + "gate.e_score_correction_bias"] = np.array([1, 0, 1, 0], "<f4")
+    named[at + "shared_experts.up_proj.weight"], named[at + "shared_experts.down_proj.weight"] = up[:shared], down[:, :shared]
+    for i in range(4):
+        rows = slice(shared + i // 2 * width, shared + (i // 2 + 1) * width)
+        flip = -1 if i % 2 else 1                       # the others compute something else
+        named[f"{at}experts.{i}.up_proj.weight"], named[f"{at}experts.{i}.down_proj.weight"] = flip * up[rows], down[:, rows]
+    head, data = {}, b""
+    for key, a in named.items():
+        raw = np.ascontiguousarray(a, dtype="<f4").tobytes()
+        head[key] = {"dtype": "F32", "shape": a.shape, "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(head).encode()
+    with open(os.path.join(folder, "model.safetensors"), "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + data)
+    with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as f:
+        json.dump(c, f)
+    for kept in ("expected.json", "logits.f32"):
+        shutil.copy(os.path.join(source, kept), folder)
+    return folder
 
 
 def permuted(a, heads):
@@ -130,9 +171,39 @@ def multiplied(name, a, c):
     return a * next((f for end, f in factors.items() if "." + end in "." + name), 1)
 
 
+def layered(named, arch, c):
+    """gemma3n, gemma4, mimo2 and kimi-linear: what their converters rename, stack and reshape."""
+    out = {}
+    for name, a in named.items():
+        layer = re.search(r"layers\.(\d+)\.", name)
+        if name.endswith(("altup.correct_output_scale", "layer_scalar", "attention_sink_bias", "experts.gate_up_proj", "experts.down_proj")):
+            name += ".weight"
+        elif name.endswith("router.scale"):
+            name = f"blk.{layer[1]}.ffn_gate_inp.scale"
+        elif name.endswith("router.per_expert_scale"):
+            name = f"blk.{layer[1]}.ffn_down_exps.scale"
+        elif name.endswith("_conv1d.weight"):
+            a = a.reshape(1, a.shape[0], 1, -1)
+        elif name.endswith("A_log"):
+            a = -np.exp(a)
+        elif name.endswith("dt_bias"):
+            name = name.replace("dt_bias", "dt_proj.bias")
+        elif re.search(r"block_sparse_moe\.(gate|up|down)_proj", name):
+            name = name.replace("block_sparse_moe", "mlp")
+        if ".altup_" not in name and "altup_projections." not in name and "altup_unembed" not in name:
+            out[name] = a
+    for stem in ("altup_projections", "altup_unembed_projections"):
+        parts = [named[f"model.{stem}.{i}.weight"] for i in range(c.get("altup_num_inputs", 1) - 1)]
+        if parts:
+            out[f"model.{stem}.weight"] = np.stack(parts)
+    return out
+
+
 def merge(all_tensors, c, arch, joined):
     """The converter's rearrangements, under Hugging Face's names."""
     out, experts = {}, {}
+    if arch in WINDOWS or arch == "kimi-linear":
+        all_tensors = layered(all_tensors, arch, c)
     for name, a in all_tensors.items():
         if arch == "falcon-h1":
             a = multiplied(name, a, c)
@@ -169,15 +240,15 @@ def merge(all_tensors, c, arch, joined):
             out[name + ".bias"] = a
         elif arch in DELTA and name.endswith("norm.weight"):
             out[name] = a + 1
-        elif "experts.gate_up_proj" in name:                    # gpt-oss: gate and up columns alternate
-            bias = name.endswith("_bias")
+        elif "experts.gate_up_proj" in name and arch == "gpt-oss":
+            bias = name.endswith("_bias")                       # gate and up columns alternate
             for part, first in (("gate_proj", 0), ("up_proj", 1)):
                 piece = a[..., first::2]
                 out[name.split("gate_up_proj")[0] + part + (".bias" if bias else ".weight")] = piece if bias else piece.swapaxes(1, 2)
         elif "experts.down_proj" in name and arch == "gpt-oss":
             bias = name.endswith("_bias")
             out[name.split("down_proj")[0] + "down_proj" + (".bias" if bias else ".weight")] = a if bias else a.swapaxes(1, 2)
-        elif arch in ("deepseek2", "glm-dsa") and name.endswith("kv_b_proj.weight"):
+        elif arch in ("deepseek2", "glm-dsa", "kimi-linear") and name.endswith("kv_b_proj.weight"):
             heads, nope, v = c["num_attention_heads"], c["qk_nope_head_dim"], c["v_head_dim"]
             b = a.reshape(heads, nope + v, a.shape[1])
             out[name.replace("kv_b_proj", "k_b_proj")] = b[:, :nope].swapaxes(1, 2)
@@ -193,6 +264,8 @@ def merge(all_tensors, c, arch, joined):
         else:
             out[name] = a
     for name, parts in experts.items():
+        if arch == "nemotron_h_moe":
+            name = name.replace("backbone", "model").replace("mixer", "mlp")
         if arch == "lfm2moe":
             layer, part = name.split("layers.")[1].split(".")[0], name.split(".w")[1][0]
             name = f"blk.{layer}.ffn_{dict(zip('132', ('gate', 'up', 'down')))[part]}_exps.weight"
@@ -230,8 +303,10 @@ def write_state_keys(w, c, arch):
         w.add_ssm_group_count(any_of("mamba_n_groups", "n_groups"))
         w.add_ssm_time_step_rank(heads)
         w.add_ssm_inner_size(heads * any_of("mamba_d_head", "mamba_head_dim", "head_dim"))
-    if ff:
-        w.add_feed_forward_length([ff if k == "mlp" else 0 for k in kinds] if arch == "nemotron_h" else ff)
+    if arch.startswith("nemotron_h"):
+        w.add_feed_forward_length([{"mlp": ff, "moe": c["moe_intermediate_size"]}.get(k, 0) for k in kinds])
+    elif ff:
+        w.add_feed_forward_length(ff)
     if arch in DELTA or arch == "falcon-h1":
         w.add_head_count_kv(kv)
     elif arch != "mamba2":
@@ -245,7 +320,94 @@ def write_state_keys(w, c, arch):
         w.add_rope_scaling_finetuned(c["position_embedding_type"] == "rope")
 
 
+def write_window_keys(w, c, arch):
+    """Keys of models whose layers have windows or not, and heads that differ."""
+    kinds, n, rope = c["layer_types"], c["num_hidden_layers"], c.get("rope_parameters") or {}
+    windows = [k == "sliding_attention" for k in kinds]
+    full = rope.get("full_attention", {"rope_theta": c.get("rope_theta")})
+    heads, dims = [c["num_key_value_heads"]] * n, [c["head_dim"]] * n
+    if arch == "mimo2":
+        heads = [c.get("swa_num_key_value_heads", 2 * heads[0]) if k else heads[0] for k in windows]
+    for i, own in (c.get("per_layer_config") or {}).items():
+        heads[int(i)], dims[int(i)] = own.get("num_key_value_heads", heads[int(i)]), own.get("head_dim", dims[int(i)])
+    w.add_block_count(n)
+    w.add_context_length(c["max_position_embeddings"])
+    w.add_embedding_length(c["hidden_size"])
+    w.add_head_count(c["num_attention_heads"])
+    w.add_head_count_kv(heads)
+    w.add_layer_norm_rms_eps(c["rms_norm_eps"])
+    w.add_sliding_window(c["sliding_window"])
+    w.add_sliding_window_pattern(windows)
+    w.add_rope_freq_base(full["rope_theta"])
+    w.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"] if rope else c["rope_local_base_freq"])
+    key = dims[windows.index(False)]
+    w.add_key_length(key)
+    w.add_value_length(c.get("v_head_dim", key))
+    if arch == "mimo2":
+        w.add_feed_forward_length(c["intermediate_size"])
+        w.add_expert_count(c["n_routed_experts"])
+        w.add_expert_used_count(c["num_experts_per_tok"])
+        w.add_expert_feed_forward_length(c["moe_intermediate_size"])
+        w.add_rope_dimension_count(int(key * full["partial_rotary_factor"]))
+        w.add_float32("mimo2.attention.value_scale", c["attention_value_scale"])
+        return
+    if c.get("final_logit_softcapping"):
+        w.add_final_logit_softcapping(c["final_logit_softcapping"])
+    w.add_shared_kv_layers(c.get("num_kv_shared_layers", 0))
+    w.add_embedding_length_per_layer_input(c.get("hidden_size_per_layer_input", 0))
+    if arch == "gemma3n":
+        w.add_feed_forward_length(c["intermediate_size"])
+        w.add_altup_active_idx(c["altup_active_idx"])
+        w.add_altup_num_inputs(c["altup_num_inputs"])
+        w.add_activation_sparsity_scale([statistics.NormalDist().inv_cdf(s) if s else -math.inf for s in c["activation_sparsity_pattern"]])
+        return
+    first_shared = n - c.get("num_kv_shared_layers", 0)
+    w.add_feed_forward_length([c["intermediate_size"] * (1 + (c.get("use_double_wide_mlp", False) and i >= first_shared)) for i in range(n)])
+    w.add_key_length_swa(c["head_dim"])
+    w.add_value_length_swa(c["head_dim"])
+    w.add_rope_dimension_count(key)
+    w.add_rope_dimension_count_swa(c["head_dim"])
+    if c.get("enable_moe_block"):
+        w.add_expert_count(c["num_experts"])
+        w.add_expert_used_count(c["top_k_experts"])
+        w.add_expert_feed_forward_length(c["moe_intermediate_size"])
+    turns = int(key * full["partial_rotary_factor"] / 2)
+    w.add_tensor("rope_freqs.weight", np.array([1.0] * turns + [1e30] * (key // 2 - turns), "<f4"))
+
+
+def write_kimi_keys(w, c):
+    latent, n = c["kv_lora_rank"], c["num_hidden_layers"]
+    linear = c["linear_attn_config"]
+    w.add_block_count(n)
+    w.add_context_length(c["model_max_length"])
+    w.add_embedding_length(c["hidden_size"])
+    w.add_feed_forward_length(c["intermediate_size"])
+    w.add_head_count(c["num_attention_heads"])
+    w.add_head_count_kv([int(i + 1 in linear["full_attn_layers"]) for i in range(n)])
+    w.add_layer_norm_rms_eps(c["rms_norm_eps"])
+    w.add_ssm_conv_kernel(linear["short_conv_kernel_size"])
+    w.add_kda_head_dim(linear["head_dim"])
+    w.add_kv_lora_rank(latent)
+    w.add_rope_dimension_count(c["qk_rope_head_dim"])
+    w.add_key_length(latent + c["qk_rope_head_dim"])
+    w.add_key_length_mla(c["qk_nope_head_dim"] + c["qk_rope_head_dim"])
+    w.add_value_length_mla(c["v_head_dim"])
+    w.add_expert_count(c["num_experts"])
+    w.add_expert_used_count(c["num_experts_per_token"])
+    w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    w.add_expert_feed_forward_length(c["moe_intermediate_size"])
+    w.add_expert_shared_count(c["num_shared_experts"])
+    w.add_leading_dense_block_count(c["first_k_dense_replace"])
+    w.add_expert_weights_scale(c["routed_scaling_factor"])
+
+
 def write_keys(w, c, arch):
+    if arch in WINDOWS:
+        write_window_keys(w, c, arch)
+        return
+    if arch == "kimi-linear":
+        write_kimi_keys(w, c)
+        return
     heads, hidden = c.get("num_attention_heads", 0), c["hidden_size"]
     for old, new in (("num_dense_layers", "first_k_dense_replace"), ("num_shared_experts", "n_shared_experts"),
                      ("route_scale", "routed_scaling_factor"), ("dim_model_base", "unused")):
@@ -267,10 +429,19 @@ def write_keys(w, c, arch):
     w.add_layer_norm_eps(eps)
     if "rope_theta" in c:
         w.add_rope_freq_base(c["rope_theta"])
-    if arch in ("lfm2", "mamba2", "nemotron_h"):
-        if arch == "nemotron_h":
-            w.add_key_length(head_dim)
-            w.add_value_length(head_dim)
+    if arch.startswith("nemotron_h"):
+        w.add_key_length(head_dim)
+        w.add_value_length(head_dim)
+    if arch == "nemotron_h_moe":
+        w.add_expert_count(c["n_routed_experts"])
+        w.add_expert_used_count(c["num_experts_per_tok"])
+        w.add_expert_feed_forward_length(c["moe_intermediate_size"])
+        w.add_expert_shared_feed_forward_length(c["moe_shared_expert_intermediate_size"])
+        w.add_expert_shared_count(c["n_shared_experts"])
+        w.add_expert_weights_norm(c["norm_topk_prob"])
+        w.add_expert_weights_scale(c["routed_scaling_factor"])
+        w.add_expert_group_count(c["n_group"])
+    if arch in ("lfm2", "mamba2", "nemotron_h", "nemotron_h_moe"):
         return
     n_experts = next((c[k] for k in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts") if k in c), 0)
     if n_experts:
@@ -377,11 +548,12 @@ def convert(folder, arch, path, more_experts=0, joined=False):
     w.close()
 
 
-def check(name, arch, joined=False):
-    folder = os.path.join(ORACLES, "models", "hf-2026" if name in LATEST else "hf", name)
+def check(name, arch, joined=False, as_folder=False):
+    folder = with_experts(name) if arch == "nemotron_h_moe" else os.path.join(ORACLES, "models", "hf-2026" if name in LATEST else "hf", name)
     path, model, out = (os.path.join(temp.name, n) for n in ("m.gguf", "m.zse", "logits"))
-    convert(folder, arch, path, joined=joined)
-    run("zse-convert", path, "-q", "f32", "-o", model, "--force")
+    if not as_folder:
+        convert(folder, arch, path, joined=joined)
+    run("zse-convert", folder if as_folder else path, "-q", "f32", "-o", model, "--force")
     expected, reference = load(os.path.join(folder, "expected.json")), floats(os.path.join(folder, "logits.f32"))
     worst, at = 0.0, 0
     for prompt in expected["prompts"]:
@@ -392,7 +564,7 @@ def check(name, arch, joined=False):
         run("zse-bench", "logits", model, "--ids", " ".join(map(str, ids)), "-o", out)
         got = [v * LOGITS.get(name, 1) for v in floats(out)]
         worst = max(worst, max(abs(a - b) for a, b in zip(got, want)) / max(abs(v) for v in want))
-    Tap.ok(worst <= (STATE_LIMIT if arch in STATES else LIMIT), f"{name} as GGUF {arch}{', one input projection' if joined else ''}: logits", f"| {name:18} | {worst:.2e} |")
+    Tap.ok(worst <= (STATE_LIMIT if arch in STATES else LIMIT), f"{name} as {'a folder' if as_folder else f'GGUF {arch}'}{', one input projection' if joined else ''}: logits", f"| {name:18} | {worst:.2e} |")
 
 
 def wrong_count():
@@ -415,6 +587,8 @@ for model_name, model_arch in MODELS.items():
         check(model_name, model_arch)
         if model_arch == "qwen3next":
             check(model_name, model_arch, joined=True)
+        if model_arch == "nemotron_h_moe":
+            check(model_name, model_arch, as_folder=True)
     except (RuntimeError, OSError, ValueError, AttributeError) as error:
         Tap.ok(False, f"{model_name} as GGUF {model_arch}: logits", str(error))
 Tap.done()

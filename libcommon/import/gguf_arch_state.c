@@ -1,0 +1,212 @@
+/* gguf_arch_state.c - the fields of architectures of GGUF files with a recurrent state. */
+#include "libcommon/import/gguf_arch.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Write "layer_types" or a similar field: names of layers with attention, with a state, and with
+ * nothing but an MLP (NULL: there are none). */
+static void set_layer_kinds(struct gguf_translator *t, const char *key, const char *attention, const char *state,
+                            const char *mlp)
+{
+    json_t *kinds = json_array();
+    for (int64_t i = 0; i < t->n_layers; i++) {
+        const int attends = gguf_key_at(t, "attention.head_count_kv", i, 0) > 0, feeds = mlp &&
+            gguf_key_at(t, "feed_forward_length", i, 0) > 0;
+        json_array_append_new(kinds, json_string(attends ? attention : feeds ? mlp : state));
+    }
+    json_object_set_new(t->out, key, kinds);
+}
+
+void gguf_add_lfm2(struct gguf_translator *t)
+{
+    gguf_copy_int(t, "shortconv.l_cache", "conv_L_cache");
+    gguf_set_bool(t, "block_auto_adjust_ff_dim", 0);
+    gguf_set_int(t, "block_ff_dim", t->ff);
+    set_layer_kinds(t, "layer_types", "full_attention", "conv", NULL);
+}
+
+void gguf_add_lfm2moe(struct gguf_translator *t)
+{
+    gguf_add_experts(t);
+    gguf_copy_int(t, "shortconv.l_cache", "conv_L_cache");
+    gguf_copy_int(t, "leading_dense_block_count", "num_dense_layers");
+    gguf_set_real(t, "routed_scaling_factor", gguf_key_float(t, "expert_weights_scale", 1));
+    gguf_set_bool(t, "norm_topk_prob", gguf_key_float(t, "expert_weights_norm", 1) != 0);
+    set_layer_kinds(t, "layer_types", "full_attention", "conv", NULL);
+}
+
+/* Write Mamba2's sizes under an architecture's names. */
+static void set_mamba(struct gguf_translator *t, const char *heads_key, const char *head_dim_key,
+                      const char *groups_key,
+                      const char *state_key, const char *kernel_key)
+{
+    int64_t inner = 0, heads = 0;
+    gguf_key_int(t, "ssm.inner_size", 0, &inner, NULL);
+    gguf_key_int(t, "ssm.time_step_rank", 0, &heads, NULL);
+    gguf_set_int(t, heads_key, heads);
+    gguf_set_int(t, head_dim_key, heads > 0 ? inner / heads : 0);
+    gguf_copy_int(t, "ssm.group_count", groups_key);
+    gguf_copy_int(t, "ssm.state_size", state_key);
+    gguf_copy_int(t, "ssm.conv_kernel", kernel_key);
+}
+
+void gguf_add_mamba2(struct gguf_translator *t)
+{
+    set_mamba(t, "num_heads", "head_dim", "n_groups", "state_size", "conv_kernel");
+    gguf_set_real(t, "expand", gguf_key_float(t, "ssm.inner_size", 0) / (double)t->hidden);
+    gguf_set_bool(t, "use_conv_bias", gguf_any_layer_has(t, ".ssm_conv1d.bias"));
+    static const char *const none[] = { "num_attention_heads", "num_key_value_heads", "intermediate_size",
+                                        "max_position_embeddings" };
+    for (size_t i = 0; i < sizeof none / sizeof *none; i++)
+        json_object_del(t->out, none[i]);
+}
+
+void gguf_add_granitehybrid(struct gguf_translator *t)
+{
+    int64_t shared = t->ff;
+    gguf_add_granite(t);
+    json_object_del(t->out, "mlp_bias");
+    gguf_copy_int(t, "expert_used_count", "num_experts_per_tok");
+    if (!(gguf_key_float(t, "expert_count", 0) > 0))
+        gguf_set_int(t, "num_local_experts", 0);
+    gguf_key_int(t, "expert_shared_feed_forward_length", t->ff, &shared, NULL);
+    gguf_set_int(t, "shared_intermediate_size", shared);
+    set_mamba(t, "mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv");
+    gguf_set_real(t, "mamba_expand", gguf_key_float(t, "ssm.inner_size", 0) / (double)t->hidden);
+    gguf_set_bool(t, "mamba_conv_bias", gguf_any_layer_has(t, ".ssm_conv1d.bias"));
+    set_layer_kinds(t, "layer_types", "attention", "mamba", NULL);
+    /* how granite's files say whether it rotates */
+    const int rotates = gguf_key_float(t, "rope.scaling.finetuned", 1) != 0;
+    gguf_set_string(t, "position_embedding_type", rotates ? "rope" : "nope");
+    if (!rotates)
+        json_object_del(t->out, "rope_parameters");
+}
+
+/* Write the period and the offset of the marked layers: those of attention, or of experts. */
+static void set_period(struct gguf_translator *t, const char *period_key, const char *offset_key, const char *marks)
+{
+    const char *first = memchr(marks, 1, (size_t)t->n_layers);
+    const int64_t offset = first ? first - marks : t->n_layers;
+    const char *next = first ? memchr(first + 1, 1, (size_t)(t->n_layers - offset - 1)) : NULL;
+    gguf_set_int(t, period_key, next ? next - first : t->n_layers);
+    gguf_set_int(t, offset_key, offset);
+}
+
+void gguf_add_jamba(struct gguf_translator *t)
+{
+    char *attends = calloc(2, (size_t)t->n_layers), *routes = attends ? attends + t->n_layers : NULL;
+    gguf_copy_int(t, "expert_used_count", "num_experts_per_tok");
+    gguf_copy_int(t, "ssm.conv_kernel", "mamba_d_conv");
+    gguf_copy_int(t, "ssm.state_size", "mamba_d_state");
+    gguf_copy_int(t, "ssm.time_step_rank", "mamba_dt_rank");
+    gguf_set_real(t, "mamba_expand", gguf_key_float(t, "ssm.inner_size", 0) / (double)t->hidden);
+    gguf_set_bool(t, "mamba_conv_bias", gguf_any_layer_has(t, ".ssm_conv1d.bias"));
+    gguf_set_bool(t, "mamba_proj_bias", gguf_any_layer_has(t, ".ssm_in.bias"));
+    for (int64_t i = 0; attends && i < t->n_layers; i++) {
+        char name[96];
+        snprintf(name, sizeof name, "blk.%lld.ffn_gate_inp.weight", (long long)i);
+        attends[i] = gguf_key_at(t, "attention.head_count_kv", i, 0) > 0;
+        routes[i] = gguf_find_tensor(t, name) != NULL;
+    }
+    if (attends) {
+        set_period(t, "attn_layer_period", "attn_layer_offset", attends);
+        set_period(t, "expert_layer_period", "expert_layer_offset", routes);
+    }
+    free(attends);
+}
+
+/* Its factors are part of the weights. */
+void gguf_add_falcon_h1(struct gguf_translator *t)
+{
+    set_mamba(t, "mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv");
+    gguf_copy_int(t, "ssm.inner_size", "mamba_d_ssm");
+    gguf_set_bool(t, "mamba_rms_norm", gguf_any_layer_has(t, ".ssm_norm.weight"));
+    gguf_set_bool(t, "mamba_norm_before_gate", 0);
+    gguf_set_bool(t, "mamba_conv_bias", gguf_any_layer_has(t, ".ssm_conv1d.bias"));
+    gguf_set_bool(t, "mamba_proj_bias", gguf_any_layer_has(t, ".ssm_in.bias"));
+    gguf_set_bool(t, "projectors_bias", gguf_any_layer_has(t, ".ssm_out.bias"));
+    gguf_add_biases(t);
+}
+
+void gguf_add_nemotron_h(struct gguf_translator *t)
+{
+    set_mamba(t, "mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel");
+    gguf_set_bool(t, "use_conv_bias", gguf_any_layer_has(t, ".ssm_conv1d.bias"));
+    set_layer_kinds(t, "layers_block_type", "attention", "mamba", "mlp");
+    gguf_add_biases(t);
+}
+
+void gguf_add_nemotron_h_moe(struct gguf_translator *t)
+{
+    json_t *kinds;
+    t->n_layers = gguf_add_extra_layers(t);
+    gguf_add_nemotron_h(t);
+    kinds = json_object_get(t->out, "layers_block_type");
+    for (int64_t i = 0; i < t->n_layers; i++)
+        if (gguf_layer_has(t, i, "ffn_gate_inp.weight"))
+            json_array_set_new(kinds, (size_t)i, json_string("moe"));
+    gguf_add_experts(t);
+    gguf_copy_int(t, "expert_shared_feed_forward_length", "moe_shared_expert_intermediate_size");
+    gguf_copy_int(t, "expert_shared_count", "n_shared_experts");
+    gguf_copy_int(t, "expert_group_count", "n_group");
+    gguf_copy_int(t, "expert_group_used_count", "topk_group");
+    gguf_copy_int(t, "moe_latent_size", "moe_latent_size");
+    gguf_set_real(t, "routed_scaling_factor", gguf_key_float(t, "expert_weights_scale", 1));
+    gguf_set_bool(t, "norm_topk_prob", gguf_key_float(t, "expert_weights_norm", 1) != 0);
+}
+
+static void add_delta_layers(struct gguf_translator *t)
+{
+    char k[160];
+    const struct gguf_kv *states = gguf_find(t->g, gguf_full_key(t, "attention.recurrent_layers", k, sizeof k));
+    int64_t every = 4;
+    gguf_set_bool(t, "attention_bias", gguf_any_attn_bias(t));
+    set_mamba(t, "linear_num_value_heads", "linear_value_head_dim", "linear_num_key_heads", "linear_key_head_dim",
+              "linear_conv_kernel_dim");
+    gguf_key_int(t, "full_attention_interval", 4, &every, NULL);
+    json_t *kinds = json_array();
+    for (int64_t i = 0, n = gguf_add_extra_layers(t); i < n; i++) {
+        const int attends = states && states->type == GGUF_ARR ? !gguf_key_at(t, "attention.recurrent_layers", i, 0)
+                                                               : every > 0 && (i + 1) % every == 0;
+        json_array_append_new(kinds, json_string(attends ? "full_attention" : "linear_attention"));
+    }
+    json_object_set_new(t->out, "layer_types", kinds);
+}
+
+void gguf_add_qwen35(struct gguf_translator *t) { add_delta_layers(t); }
+
+void gguf_add_qwen35moe(struct gguf_translator *t)
+{
+    gguf_add_experts(t);
+    gguf_copy_int(t, "expert_shared_feed_forward_length", "shared_expert_intermediate_size");
+    add_delta_layers(t);
+}
+
+void gguf_add_qwen3next(struct gguf_translator *t)
+{
+    gguf_add_qwen35moe(t);
+    gguf_set_bool(t, "zse_z_apart", gguf_any_layer_has(t, ".attn_gate.weight"));
+}
+
+/* Layers of Kimi delta attention count no KV heads; that the router normalizes is not in a key. */
+void gguf_add_kimi_linear(struct gguf_translator *t)
+{
+    t->n_layers = gguf_add_extra_layers(t);
+    gguf_add_latent(t);
+    gguf_add_experts(t);
+    gguf_copy_int(t, "leading_dense_block_count", "first_k_dense_replace");
+    gguf_copy_int(t, "expert_shared_count", "num_shared_experts");
+    gguf_copy_int(t, "expert_group_count", "num_expert_group");
+    gguf_copy_int(t, "expert_group_used_count", "topk_group");
+    gguf_set_real(t, "routed_scaling_factor", gguf_key_float(t, "expert_weights_scale", 1));
+    gguf_set_bool(t, "moe_renormalize", gguf_key_float(t, "expert_weights_norm", 1) != 0);
+    gguf_set_string(t, "moe_router_activation_func",
+                    gguf_key_float(t, "expert_gating_func", 2) == 2 ? "sigmoid" : "softmax");
+    gguf_set_int(t, "linear_num_heads", t->heads);
+    gguf_copy_int(t, "kda.head_dim", "linear_head_dim");
+    gguf_copy_int(t, "ssm.conv_kernel", "linear_conv_kernel_dim");
+    gguf_set_int(t, "model_max_length", t->context);
+    set_layer_kinds(t, "layer_types", "full_attention", "linear_attention", NULL);
+}
