@@ -201,8 +201,9 @@ int calibrate_load(struct conversion *cv, struct calibration *c, int index, stru
         const struct weight_spec *s = cv->recipes[i].spec;
         if (s->layer != index || s->expert >= 0)
             continue;
-        /* of the table of embeddings only the rows that occur: embed_rows() */
-        const int whole = index >= 0 || (end_infos[s->part].is_first && s->part != EP_EMBED);
+        /* of the tables of embeddings only the rows that occur: embed_rows() */
+        const int whole = index >= 0 || (end_infos[s->part].is_first && s->part != EP_EMBED &&
+                                         s->part != EP_PLE_EMBED);
         if (whole && load_weight(cv, c, &cv->recipes[i], e))
             return -1;
     }
@@ -211,19 +212,19 @@ int calibrate_load(struct conversion *cv, struct calibration *c, int index, stru
 
 /* ---- the embeddings of the tokens that occur, renumbered ---- */
 
-static const struct recipe *embedding(const struct conversion *cv)
+static const struct recipe *end_recipe(const struct conversion *cv, enum end_part part)
 {
     for (int i = 0; i < cv->n_recipes; i++)
-        if (cv->recipes[i].spec->layer < 0 && cv->recipes[i].spec->part == EP_EMBED)
+        if (cv->recipes[i].spec->layer < 0 && cv->recipes[i].spec->part == (int)part)
             return &cv->recipes[i];
     return NULL;
 }
 
-/* Rows ids[n] of the embedding as an f32 matrix; rounded: as in the new file. */
-static int embed_rows(struct conversion *cv, struct calibration *c, const int32_t *ids, int n, int rounded,
-                      struct mat *m, struct err *e)
+/* Rows ids[n] of a table of embeddings as an f32 matrix; rounded: as in the new file. */
+static int embed_rows(struct conversion *cv, struct calibration *c, enum end_part part, const int32_t *ids, int n,
+                      int rounded, struct mat *m, struct err *e)
 {
-    const struct recipe *p = embedding(cv);
+    const struct recipe *p = end_recipe(cv, part);
     const struct weight_spec *s = p->spec;
     struct row_reader rows;
     struct qrow q = { 0 };
@@ -243,12 +244,14 @@ static int embed_rows(struct conversion *cv, struct calibration *c, const int32_
         uint8_t *tile = to + (size_t)(i / TILE_ROWS) * m->tile_bytes;
         if (i % TILE_ROWS == 0)
             tile_clear(m, tile);
-        if (ids[i] < 0 || ids[i] >= s->rows) {
+        /* tokens beyond the table of the layers' embeddings have those of token 0 */
+        const int32_t row = part == EP_PLE_EMBED && ids[i] >= s->rows ? 0 : ids[i];
+        if (row < 0 || row >= s->rows) {
             err_set(e, ERR_FORMAT, "%s: the tokenizer gives token %" PRId32 ", the embedding has %" PRId64 " rows",
                     cv->source->path, ids[i], s->rows);
             goto done;
         }
-        if (row_reader_read(&rows, ids[i], 1, x, e))
+        if (row_reader_read(&rows, row, 1, x, e))
             goto done;
         if (rounded && p->make == MAKE_QUANT) {
             quantize_row(&p->m, x, NULL, QUANT_SEARCH, &q);
@@ -265,15 +268,24 @@ done:
     return rc;
 }
 
+void calibrate_window(struct calibration *c, uint8_t *kept, int window)
+{
+    if (kept)
+        cpu_layers_keep(c->run, kept + (size_t)window * c->kept_bytes);
+}
+
 static int embed_all(struct conversion *cv, struct calibration *c, const int32_t *unique, int n_unique, int rounded,
-                     float *x, struct err *e)
+                     float *x, uint8_t *kept, struct err *e)
 {
     size_t stride = (size_t)c->window_len * (size_t)cv->config.hidden_size;
-    if (embed_rows(cv, c, unique, n_unique, rounded, &c->m.embed.w, e))
+    if (embed_rows(cv, c, EP_EMBED, unique, n_unique, rounded, &c->m.embed.w, e) ||
+        (cv->config.ple_dim && embed_rows(cv, c, EP_PLE_EMBED, unique, n_unique, rounded, &c->m.ple_embed.w, e)))
         return -1;
-    for (int i = 0; i < c->n_windows; i++)
+    for (int i = 0; i < c->n_windows; i++) {
+        calibrate_window(c, kept, i);
         if (cpu_layers_embed(c->run, &c->m, c->ids + (size_t)i * (size_t)c->window_len, x + (size_t)i * stride, e))
             return -1;
+    }
     return 0;
 }
 
@@ -286,9 +298,12 @@ static int begin(struct conversion *cv, struct calibration *c, struct err *e)
         err_nomem(e, "calibration");
         goto done;
     }
+    const size_t kept = (size_t)c->n_windows * c->kept_bytes;
+    const int best = cv->effort == CONVERT_BEST;
     if (!(c->x = calibrate_hold(c, HOLD_STATES, floats * sizeof *c->x, "calibration", e)) ||
-        (cv->effort == CONVERT_BEST && !(c->xq = calibrate_hold(c, HOLD_STATES, floats * sizeof *c->xq, "calibration",
-                                                               e))))
+        (best && !(c->xq = calibrate_hold(c, HOLD_STATES, floats * sizeof *c->xq, "calibration", e))) ||
+        (kept && !(c->kept = calibrate_hold(c, HOLD_STATES, kept, "calibration", e))) ||
+        (kept && best && !(c->kept_q = calibrate_hold(c, HOLD_STATES, kept, "calibration", e))))
         goto done;
     memcpy(unique, c->ids, (size_t)n * sizeof *unique);
     qsort(unique, (size_t)n, sizeof *unique, by_id);
@@ -298,9 +313,9 @@ static int begin(struct conversion *cv, struct calibration *c, struct err *e)
     for (int i = 0; i < n; i++)
         c->ids[i] = (int32_t)((int32_t *)bsearch(&c->ids[i], unique, (size_t)n_unique, sizeof *unique, by_id) - unique);
     c->m.config.vocab_size = n_unique;
-    if (calibrate_load(cv, c, -1, e) || embed_all(cv, c, unique, n_unique, 0, c->x, e))
+    if (calibrate_load(cv, c, -1, e) || embed_all(cv, c, unique, n_unique, 0, c->x, c->kept, e))
         goto done;
-    if (c->xq && embed_all(cv, c, unique, n_unique, 1, c->xq, e))
+    if (c->xq && embed_all(cv, c, unique, n_unique, 1, c->xq, c->kept_q, e))
         goto done;
     rc = 0;
 done:
@@ -333,6 +348,7 @@ struct strength_hook {
     struct inputs *keep;
     int window;
     int moe;                            /* the layer stops before its experts, which then run for all windows at once */
+    struct inputs *apart;               /* their input goes here, where an MLP beside them has another */
     struct layer_calib *calib;
 };
 
@@ -341,6 +357,12 @@ static int watch_input(void *user, int layer, int role, const float *x, size_t l
     struct strength_hook *w = user;
     enum layer_input input = calibrate_input(role);
     (void)layer;
+    if (role == ROLE_EXPERT_GATE) {
+        for (int t = 0; t < n_tokens; t++)
+            memcpy(w->apart->x + ((size_t)w->window * (size_t)w->c->window_len + (size_t)t) * (size_t)w->apart->ld,
+                   x + (size_t)t * ldx, (size_t)cols * sizeof *x);
+        return 1;
+    }
     for (int t = 0; t < n_tokens && w->sum[input]; t++)
         for (int k = 0; k < cols; k++)
             w->sum[input][k] += (double)x[(size_t)t * ldx + (size_t)k] * (double)x[(size_t)t * ldx + (size_t)k];
@@ -393,8 +415,9 @@ void calibrate_forget_experts(struct conversion *cv, int layer)
     if (l) {
         free(l->experts);
         free(l->down_strength);
+        free(l->experts_strength);
         l->experts = NULL;
-        l->down_strength = NULL;
+        l->down_strength = l->experts_strength = NULL;
     }
 }
 
@@ -402,7 +425,44 @@ void calibrate_end_experts(struct calibration *c)
 {
     cpu_choice_release(&c->choice);
     spill_free(c->h.x);
+    free(c->sum);
+    free(c->norm);
     c->h = (struct inputs){ 0 };
+    c->sum = c->norm = NULL;
+}
+
+int calibrate_choose(const struct conversion *cv, struct calibration *c, int layer, const struct layer *w,
+                     const struct inputs *h, float *x, const struct cpu_hook *hook, struct err *e)
+{
+    const int n = c->n_windows * c->window_len, beside = cv->config.moe.beside;
+    const size_t hidden = (size_t)cv->config.hidden_size;
+    float *router = beside ? malloc((size_t)n * hidden * sizeof *router) : NULL;
+    if (w->mlp_post_norm.present)
+        c->sum = calloc((size_t)n * hidden, sizeof *c->sum);
+    int rc = (beside && !router) || (w->mlp_post_norm.present && !c->sum) ? err_nomem(e, "calibration of experts") : 0;
+    if (rc == 0 && beside)
+        cpu_layers_router(c->run, w, x, router, n);
+    if (rc == 0)
+        rc = cpu_layers_choose(c->run, layer, w, beside ? router : h->x, beside ? hidden : (size_t)h->ld,
+                               c->sum ? c->sum : x, n, &c->choice, hook, e);
+    free(router);
+    return rc;
+}
+
+void calibrate_add_experts(const struct conversion *cv, struct calibration *c, int layer, const struct layer *w,
+                           float *x, uint8_t *kept)
+{
+    const size_t window = (size_t)c->window_len * (size_t)cv->config.hidden_size;
+    if (cv->config.moe.beside) {
+        for (int i = 0; i < c->n_windows; i++) {
+            calibrate_window(c, kept, i);
+            cpu_layers_finish(c->run, layer, w, c->sum + (size_t)i * window, x + (size_t)i * window);
+        }
+    } else if (c->sum) {
+        cpu_layers_add(c->run, w, c->sum, x, c->n_windows * c->window_len);
+    }
+    free(c->sum);
+    c->sum = NULL;
 }
 
 /* ---- experts, one in memory at a time ---- */
@@ -447,24 +507,44 @@ static int run_experts(struct conversion *cv, struct calibration *c, int index, 
     const int n = c->n_windows * c->window_len, size = cv->config.moe.intermediate_size, kept = c->n_blocks;
     w->window = 0;
     cpu_choice_release(&c->choice);
-    const int normed = weights->mlp_post_norm.present;
-    float *sum = normed ? calloc((size_t)n * (size_t)cv->config.hidden_size, sizeof *sum) : c->x;
-    int rc = sum ? cpu_layers_choose(c->run, index, weights, h->x, (size_t)h->ld, sum, n, &c->choice, &hook, e)
-                 : err_nomem(e, "calibration of experts");
+    int rc = calibrate_choose(cv, c, index, weights, h, c->x, &hook, e);
     for (int i = 0; i < cv->config.moe.n_experts && rc == 0; i++) {
         if (c->choice.first[i] == c->choice.first[i + 1])
             continue;
         rc = load_expert(cv, c, index, i, kept, e) ? -1 : 0;
         if (rc == 0)
-            cpu_layers_expert(c->run, index, weights, i, h->x, (size_t)h->ld, sum, &c->choice, &hook);
+            cpu_layers_expert(c->run, index, weights, i, h->x, (size_t)h->ld, c->sum ? c->sum : c->x, &c->choice,
+                              &hook);
         for (int k = 0; k < size && rc == 0; k++)
             l->down_strength[k] += l->experts[i].down[k] / ((float)n * (float)cv->config.moe.top_k);
     }
-    if (rc == 0 && normed)
-        cpu_layers_add(c->run, weights, sum, c->x, n);
-    if (normed)
-        free(sum);
+    if (rc == 0)
+        calibrate_add_experts(cv, c, index, weights, c->x, c->kept);
     return rc;
+}
+
+/* Room for the input of experts that is not that of the MLP beside them. */
+static int hold_apart(const struct conversion *cv, struct calibration *c, struct err *e)
+{
+    const int hidden = cv->config.hidden_size;
+    const size_t n_tokens = (size_t)c->n_windows * (size_t)c->window_len;
+    calibrate_end_experts(c);
+    c->h = (struct inputs){ .n = hidden, .ld = linalg_pad(hidden) };
+    c->h.x = calibrate_hold(c, HOLD_STATES, n_tokens * (size_t)c->h.ld * sizeof *c->h.x, "the inputs of experts", e);
+    return c->h.x ? 0 : -1;
+}
+
+static int apart_strength(const struct conversion *cv, const struct calibration *c, struct layer_calib *l,
+                          struct err *e)
+{
+    const int n = c->n_windows * c->window_len;
+    l->experts_strength = calloc((size_t)cv->config.hidden_size, sizeof *l->experts_strength);
+    for (int t = 0; t < n && l->experts_strength; t++)
+        for (int k = 0; k < c->h.n; k++) {
+            const float x = c->h.x[(size_t)t * (size_t)c->h.ld + (size_t)k];
+            l->experts_strength[k] += x * x / (float)n;
+        }
+    return l->experts_strength ? 0 : err_nomem(e, "calibration of experts");
 }
 
 int calibrate_layer(struct conversion *cv, struct calibration *c, int index, struct inputs keep[N_INPUTS],
@@ -472,11 +552,14 @@ int calibrate_layer(struct conversion *cv, struct calibration *c, int index, str
 {
     const struct config *config = &cv->config;
     struct layer_calib *l = &cv->calib[index];
-    struct strength_hook w = { .c = c, .keep = keep, .moe = config->ff[index] == FF_MOE, .calib = l };
+    const int experts = config->ff[index] == FF_MOE, apart = experts && config->moe.beside;
+    struct strength_hook w = { .c = c, .keep = keep, .moe = experts && !apart, .apart = &c->h, .calib = l };
     struct cpu_hook hook = { .input = watch_input, .user = &w };
     struct inputs own[N_INPUTS] = { { 0 } };
     size_t n_tokens = (size_t)c->n_windows * (size_t)c->window_len;
-    int rc = w.moe ? remember_experts(cv, index, e) : 0;
+    int rc = experts ? remember_experts(cv, index, e) : 0;
+    if (rc == 0 && apart)
+        rc = hold_apart(cv, c, e);
     if (rc == 0 && w.moe && !keep) {
         own[INPUT_MLP] = (struct inputs){ .n = config->hidden_size, .ld = config->hidden_size };
         own[INPUT_MLP].x = calibrate_hold(c, HOLD_STATES, n_tokens * (size_t)config->hidden_size * sizeof(float),
@@ -498,13 +581,16 @@ int calibrate_layer(struct conversion *cv, struct calibration *c, int index, str
     }
     for (int i = 0; i < c->n_windows && rc == 0; i++) {
         w.window = i;
+        calibrate_window(c, c->kept, i);
         rc = cpu_layers_run(c->run, index, &c->m.layers[index], 1,
                             c->x + (size_t)i * (size_t)c->window_len * (size_t)config->hidden_size, &hook, e);
         if (rc == 0)
             rc = calibrate_progress(cv, c, keep ? "Quantizing" : "Calibrating", index, i + 1, e);
     }
-    if (rc == 0 && w.moe)
-        rc = run_experts(cv, c, index, &w, &w.keep[INPUT_MLP], e);
+    if (rc == 0 && apart)
+        rc = apart_strength(cv, c, l, e);
+    if (rc == 0 && experts)
+        rc = run_experts(cv, c, index, &w, apart ? &c->h : &w.keep[INPUT_MLP], e);
     spill_free(own[INPUT_MLP].x);
     for (int i = 0; i < N_INPUTS; i++) {
         for (int k = 0; k < calibrate_width(config, index, i) && l->strength[i] && w.sum[i]; k++)
@@ -533,9 +619,15 @@ int calibrate_head(struct conversion *cv, struct calibration *c, struct err *e)
     cv->head_strength = calloc((size_t)hidden, sizeof *cv->head_strength);
     if (!y || !sum || !cv->head_strength)
         rc = err_nomem(e, "calibration");
-    for (int i = 0; i < cv->n_recipes && rc == 0; i++)
-        if (cv->recipes[i].spec->layer < 0 && cv->recipes[i].spec->part == EP_FINAL_NORM)
+    for (int i = 0; i < cv->n_recipes && rc == 0; i++) {
+        const struct weight_spec *s = cv->recipes[i].spec;
+        if (s->layer < 0 && !end_infos[s->part].is_first && s->part <= EP_FINAL_NORM)
             rc = load_weight(cv, c, &cv->recipes[i], e);
+    }
+    for (int i = 0; i < c->n_windows && c->kept && rc == 0; i++) {
+        calibrate_window(c, c->kept, i);
+        cpu_layers_merge(c->run, &c->m, c->x + (size_t)i * (size_t)c->window_len * (size_t)hidden);
+    }
     const struct norm *norm = &c->m.final_norm;
     for (int t = 0; t < n && rc == 0; t++) {
         const float *x = c->x + (size_t)t * (size_t)hidden;
@@ -560,10 +652,13 @@ int calibrate_run(struct conversion *cv, struct calibration *c, struct err *e)
 {
     size_t bytes = (size_t)c->n_windows * (size_t)c->window_len * (size_t)cv->config.hidden_size * sizeof *c->x;
     /* input of the layer-by-layer quantization that follows */
-    float *first = calibrate_hold(c, HOLD_STATES, bytes, "calibration", e);
+    const size_t kept = (size_t)c->n_windows * c->kept_bytes;
+    uint8_t *first = calibrate_hold(c, HOLD_STATES, bytes + kept, "calibration", e);
     if (!first)
         return -1;
     memcpy(first, c->x, bytes);
+    if (kept)
+        memcpy(first + bytes, c->kept, kept);
     int rc = 0;
     for (int i = 0; i < cv->config.n_layers && rc == 0; i++) {
         rc = calibrate_load(cv, c, i, e);
@@ -577,6 +672,8 @@ int calibrate_run(struct conversion *cv, struct calibration *c, struct err *e)
     if (rc == 0)
         rc = calibrate_head(cv, c, e);
     memcpy(c->x, first, bytes);
+    if (kept)
+        memcpy(c->kept, first + bytes, kept);
     spill_free(first);
     return rc;
 }
@@ -655,9 +752,11 @@ static uint64_t count(const struct conversion *cv, const struct calibration *c, 
     /* the residual stream (best: after quantized layers too; mixed: and its beginning), with it
      * either the embeddings, or all inputs of a layer and of its experts, or that and the inputs
      * of one expert */
-    const uint64_t stream = tokens * hidden * (uint64_t)(1 + best + (cv->report->type.kind == CONVERT_MIXED)),
+    const uint64_t copies = (uint64_t)(1 + best + (cv->report->type.kind == CONVERT_MIXED)),
+                   stream = copies * (tokens * hidden + (uint64_t)c->n_windows * c->kept_bytes / sizeof(float)),
                    inputs = tokens * (width + (best ? entry : 0));
-    const uint64_t one = tokens * entry + (tokens + OTHER_TOKENS) * expert, embeddings = tokens * 2 * hidden;
+    const uint64_t one = tokens * entry + (tokens + OTHER_TOKENS) * expert,
+                   embeddings = tokens * (2 * hidden + (uint64_t)f->n_layers * (uint64_t)f->ple_dim);
     const uint64_t beside = inputs > one ? inputs : one;
     held[HOLD_STATES] = (stream + (beside > embeddings ? beside : embeddings)) * sizeof(float);
 
@@ -710,9 +809,12 @@ int calibrate_open(struct conversion *cv, struct calibration **out, struct err *
         return -1;
     if (choose_windows(cv, c, e))
         return -1;
-    c->run = cpu_layers_open(&cv->config, 1, c->window_len, cv->o->n_threads, cv->o->kernels, e);
+    struct config renumbered = cv->config;
+    renumbered.ple_vocab = INT32_MAX;           /* see embed_rows() */
+    c->run = cpu_layers_open(&renumbered, 1, c->window_len, cv->o->n_threads, cv->o->kernels, e);
     if (!c->run)
         return -1;
+    c->kept_bytes = cpu_layers_kept(c->run);
     place_kinds(cv, c);
     if (cv->o->before && cv->o->before(cv->o->before_user, cv->report, e))
         return -1;
@@ -741,5 +843,7 @@ void calibrate_close(struct calibration *c)
     free(c->ids);
     spill_free(c->x);
     spill_free(c->xq);
+    spill_free(c->kept);
+    spill_free(c->kept_q);
     free(c);
 }

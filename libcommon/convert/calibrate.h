@@ -36,6 +36,10 @@ struct calibration {
     int32_t *ids;               /* [n_windows * window_len], numbered within `embed` */
     float *x;                   /* input of the next layer in the float model, [n_tokens, hidden_size] */
     float *xq;                  /* the same after the quantized layers (best), or NULL */
+    /* [n_windows] of the memory that a window keeps between layers besides, see cpu_layers_kept();
+     * NULL: none */
+    uint8_t *kept, *kept_q;
+    size_t kept_bytes;          /* of one window */
     struct model m;             /* the source's weights: ends, and the layer that is loaded */
     struct model q;             /* its quantized twin (best) */
     void **blocks; int n_blocks, room;      /* memory of the loaded weights */
@@ -43,6 +47,8 @@ struct calibration {
      * the quantized layers), and the choice of experts. */
     struct inputs h;
     struct cpu_choice choice;
+    float *sum;                 /* of their outputs [n_tokens][hidden_size], where a norm follows */
+    float *norm;                /* of theirs alone (best), which is written before them */
 };
 
 /* Load the weights of layer `index` (-1: those before the first) from the source as floats into
@@ -61,6 +67,17 @@ void *calibrate_alloc(struct calibration *c, enum hold kind, size_t size, struct
  * choice of experts into c, and, unless keep is NULL, the inputs themselves into keep. */
 int calibrate_layer(struct conversion *cv, struct calibration *c, int index, struct inputs keep[N_INPUTS],
                     struct err *e);
+
+/* Let the next run be of this window; kept is c->kept or c->kept_q. */
+void calibrate_window(struct calibration *c, uint8_t *kept, int window);
+
+/* Choose the experts of all tokens, x being the residual stream: c->choice, and c->sum with the
+ * output of a shared MLP, where a norm follows (else it is added to x). */
+int calibrate_choose(const struct conversion *cv, struct calibration *c, int layer, const struct layer *w,
+                     const struct inputs *h, float *x, const struct cpu_hook *hook, struct err *e);
+/* x = the output of the layer, once all experts have added theirs to c->sum (or to x). */
+void calibrate_add_experts(const struct conversion *cv, struct calibration *c, int layer, const struct layer *w,
+                           float *x, uint8_t *kept);
 
 enum layer_input calibrate_input(int role);
 /* Report progress: a window of the windows of a layer. */

@@ -153,12 +153,15 @@ int channel_scale_layer(struct conversion *cv, int layer, float alpha, struct er
     struct layer_calib *l = &cv->calib[layer];
     const int mla = c->mixer[layer] == MIXER_MLA, q_a = mla && c->mla.q_rank, moe = c->ff[layer] == FF_MOE;
     const int both = c->mixer[layer] == MIXER_BOTH, state = mixer_has_state(c->mixer[layer]);
-    /* mamba1 has no norm after its gate; with renorm the residual reads a norm's output, too */
+    /* mamba1 has no norm after its gate; with renorm the residual reads a norm's output, too, and
+     * so does LAuReL */
     const int folds = c->renorm[0][0] == 0, folds_o = state && !both && c->mixer[layer] != MIXER_MAMBA1;
     const unsigned qkv = both ? 1u << ROLE_IN | 1u << ROLE_Q | 1u << ROLE_K | 1u << ROLE_V
         : state ? 1u << ROLE_IN | 1u << ROLE_IN_Z : q_a ? 1u << ROLE_Q_A | 1u << ROLE_KV_A : mla ? 1u <<
         ROLE_Q | 1u << ROLE_KV_A : 1u << ROLE_Q | 1u << ROLE_K | 1u << ROLE_V | 1u << ROLE_Q_GATE;
-    const unsigned mlp = 1u << ROLE_GATE | 1u << ROLE_UP | (moe ? 1u << ROLE_EXPERT_GATE | 1u << ROLE_EXPERT_UP : 0);
+    const unsigned mlp = 1u << ROLE_GATE | 1u << ROLE_UP |
+                         (moe && !c->moe.beside ? 1u << ROLE_EXPERT_GATE | 1u << ROLE_EXPERT_UP : 0);
+    const int gate_scales = c->gated || c->act == ACT_RELU || c->act == ACT_RELU2;
     int parallel = c->block == BLOCK_PARALLEL;
     for (int i = 0; i < N_INPUTS; i++) {
         free(l->scale[i]);
@@ -166,7 +169,7 @@ int channel_scale_layer(struct conversion *cv, int layer, float alpha, struct er
     }
     free(l->v_scale);
     l->v_scale = NULL;
-    if (folds && l->strength[INPUT_QKV] && has(cv, layer, ".attn_norm.weight") &&
+    if (folds && !c->laurel_rank && l->strength[INPUT_QKV] && has(cv, layer, ".attn_norm.weight") &&
         all_rounded(cv, layer, parallel ? qkv | mlp : qkv)) {
         if (scale_input(l, INPUT_QKV, c->hidden_size, alpha, e))
             return -1;
@@ -183,8 +186,8 @@ int channel_scale_layer(struct conversion *cv, int layer, float alpha, struct er
     if (q_a && l->strength[INPUT_Q_A] && all_rounded(cv, layer, 1u << ROLE_Q) &&
         scale_input(l, INPUT_Q_A, c->mla.q_rank, alpha, e))
         return -1;
-    if (moe && c->moe.act_limit == 0 && all_rounded(cv, layer, 1u << ROLE_EXPERT_UP | 1u << ROLE_EXPERT_DOWN) &&
-        scale_experts(cv, l, alpha, e))
+    if (moe && gate_scales && c->moe.act_limit == 0 &&
+        all_rounded(cv, layer, 1u << ROLE_EXPERT_UP | 1u << ROLE_EXPERT_DOWN) && scale_experts(cv, l, alpha, e))
         return -1;
     if (folds_o && l->strength[INPUT_O] && all_rounded(cv, layer, 1u << ROLE_O) &&
         scale_state_o(cv, l, layer, alpha, e))
@@ -194,11 +197,17 @@ int channel_scale_layer(struct conversion *cv, int layer, float alpha, struct er
         !has(cv, layer, ".attn_sub_norm.weight") &&
         all_rounded(cv, layer, 1u << ROLE_V | 1u << ROLE_O) && scale_o(cv, l, layer, alpha, e))
         return -1;
-    int homogeneous = !has(cv, layer, ".mlp_sub_norm.weight") &&
-                      (c->gated || c->act == ACT_RELU || c->act == ACT_RELU2);
+    int homogeneous = !has(cv, layer, ".mlp_sub_norm.weight") && gate_scales;
     if (l->strength[INPUT_DOWN] && homogeneous && all_rounded(cv, layer, 1u << ROLE_UP | 1u << ROLE_DOWN))
         return scale_input(l, INPUT_DOWN, config_mlp_size(c, layer), alpha, e);
     return 0;
+}
+
+/* Experts beside an MLP, and their router, have norms of their own. */
+const float *channel_scale_input(const struct conversion *cv, const struct recipe *p)
+{
+    const int apart = cv->config.moe.beside && p->spec->expert >= 0;
+    return p->input >= 0 && !apart && cv->calib ? cv->calib[p->spec->layer].scale[p->input] : NULL;
 }
 
 struct channel_scale channel_scale_of(const struct conversion *cv, const struct recipe *p)
@@ -208,6 +217,7 @@ struct channel_scale channel_scale_of(const struct conversion *cv, const struct 
     if (!cv->calib || s->layer < 0)
         return f;
     const struct layer_calib *l = &cv->calib[s->layer];
+    const float up_power = !cv->config.gated && cv->config.act == ACT_RELU2 ? 0.5f : 1;
     if (s->is_vector) {
         int weight = ends_in(s->name, ".weight");
         f.is_norm = 1;
@@ -220,8 +230,11 @@ struct channel_scale channel_scale_of(const struct conversion *cv, const struct 
             f.col = cv->config.block == BLOCK_PARALLEL ? NULL : l->scale[INPUT_MLP];
         else if (ends_in(s->name, ".q_a_norm.weight"))
             f.col = l->scale[INPUT_Q_A];
-        else if (s->expert >= 0)
-            f.col = ends_in(s->name, ".up_proj.bias") && l->experts ? l->experts[s->expert].scale : NULL;
+        else if (s->expert >= 0 && ends_in(s->name, ".up_proj.bias") && l->experts) {
+            f.col = l->experts[s->expert].scale;
+            f.row_power = up_power;
+        } else if (s->expert >= 0)
+            f.col = NULL;
         else if (ends_in(s->name, ".v_proj.bias") || ends_in(s->name, ".gate_norm.weight"))
             f.col = l->v_scale;
         else if (cv->config.mixer[s->layer] == MIXER_CONV &&
@@ -229,25 +242,26 @@ struct channel_scale channel_scale_of(const struct conversion *cv, const struct 
             f.col = l->v_scale;
         else if (ends_in(s->name, ".up_proj.bias")) {
             f.col = l->scale[INPUT_DOWN];
-            f.row_power = !cv->config.gated && cv->config.act == ACT_RELU2 ? 0.5f : 1;
+            f.row_power = up_power;
         }
         return f;
     }
-    if (p->input >= 0)
-        f.col = l->scale[p->input];
+    f.col = channel_scale_input(cv, p);
     if (s->role == ROLE_IN_BA || s->role == ROLE_INDEX_W)
         f.col = l->scale[INPUT_QKV];
-    if (s->role == ROLE_ROUTER || s->role == ROLE_SHARED_ROUTER)
+    if ((s->role == ROLE_ROUTER || s->role == ROLE_SHARED_ROUTER) && !cv->config.moe.beside)
         f.col = l->scale[INPUT_MLP];
-    if (s->role == ROLE_EXPERT_UP && l->experts)
+    if (s->role == ROLE_EXPERT_UP && l->experts) {
         f.row = l->experts[s->expert].scale;
+        f.row_power = up_power;
+    }
     if (s->role == ROLE_EXPERT_DOWN && l->experts)
         f.col = l->experts[s->expert].scale;
     if (s->role == ROLE_V)
         f.row = l->v_scale;
     if (s->role == ROLE_UP) {
         f.row = l->scale[INPUT_DOWN];
-        f.row_power = !cv->config.gated && cv->config.act == ACT_RELU2 ? 0.5f : 1;
+        f.row_power = up_power;
     }
     return f;
 }

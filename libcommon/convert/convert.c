@@ -301,7 +301,7 @@ static int write_tensors(struct conversion *cv, struct zwriter *w, struct calibr
             quantize_expert(cv, c, layer, p->spec->expert, e))
             return -1;
         expert = p->spec->expert;
-        p->scaled = cv->calib && p->input >= 0 && cv->calib[layer].scale[p->input];
+        p->scaled = channel_scale_input(cv, p) != NULL;
         const int rc = conversion_begin_tensor(w, p, e) ||
                        (cv->o->synthetic ? synthetic_tensor : encode_tensor)(cv, p, sink, w, e);
         /* a truncated file is the cause, whatever else failed */

@@ -329,12 +329,12 @@ int encode_importance(const struct conversion *cv, const struct recipe *p, float
     if (p->spec->expert >= 0 && l && l->experts) {
         const struct expert_calib *x = &l->experts[p->spec->expert];
         const int down = p->spec->role == ROLE_EXPERT_DOWN;
-        const float *all = down ? l->down_strength : l->strength[INPUT_MLP];
+        const float *all = down ? l->down_strength : l->experts_strength ? l->experts_strength : l->strength[INPUT_MLP];
         if (!all)
             return 0;
         expert_strength(down ? x->down : x->up, x->n_tokens, all, p->m.cols, out);
         d = out;
-        s = down ? x->scale : l->scale[INPUT_MLP];
+        s = down ? x->scale : channel_scale_input(cv, p);
     } else if (p->input >= 0 && cv->calib) {
         d = cv->calib[p->spec->layer].strength[p->input];
         s = cv->calib[p->spec->layer].scale[p->input];

@@ -50,6 +50,7 @@ struct layer_calib {
     float *v_scale;
     struct expert_calib *experts;   /* [n_experts] */
     float *down_strength;           /* strength of the inputs of down, over all experts */
+    float *experts_strength;        /* of gate and up, where experts beside an MLP have a norm of their own */
 };
 
 struct conversion {
@@ -107,6 +108,8 @@ struct channel_scale {
     int is_norm;            /* vector: (w + offset) / col - offset */
     float offset;
 };
+/* Factors of the columns of p as an input of the layer, or NULL. */
+const float *channel_scale_input(const struct conversion *cv, const struct recipe *p);
 struct channel_scale channel_scale_of(const struct conversion *cv, const struct recipe *p);
 /* a row of a matrix */
 void channel_scale_row(const struct channel_scale *f, int64_t row, float *x, int64_t cols);

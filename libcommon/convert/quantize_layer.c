@@ -107,6 +107,7 @@ struct gram_hook {
     float *h, *cross;                   /* [N][N] */
     float *x, *diff, *px, *pd;          /* [window_len][N], and packed */
     float *mlp;                         /* [window_len][hidden_size] input of a shared MLP beside experts, or NULL */
+    void *streams;                      /* a copy of the window's residual streams */
 };
 
 static int watch_input(void *user, int layer, int role, const float *x, size_t ldx, int n_tokens, int cols)
@@ -142,8 +143,15 @@ static int run_window(struct conversion *cv, struct calibration *c, int layer, s
 {
     const struct cpu_hook hook = { .input = watch_input, .user = w };
     struct cpu_choice ignored;
+    size_t streams;
+    calibrate_window(c, c->kept_q, w->window);
+    void *at = cpu_layers_streams(c->run, &streams);
+    if (streams)
+        memcpy(w->streams, at, streams);
     if (cpu_layers_run(c->run, layer, &c->q.layers[layer], 0, x, &hook, e))
         return -1;
+    if (streams)
+        memcpy(at, w->streams, streams);
     if (w->mlp && cpu_layers_choose(c->run, layer, &c->q.layers[layer], w->mlp, (size_t)cv->config.hidden_size, x,
                                     c->window_len, &ignored, &(struct cpu_hook){ .input = watch_input, .user = w }, e))
         return -1;
@@ -164,8 +172,11 @@ static int measure(struct conversion *cv, struct calibration *c, int layer, int 
 {
     size_t N = (size_t)kept->ld, hidden = (size_t)cv->config.hidden_size, window = (size_t)c->window_len * hidden;
     struct gram_hook w = { .cv = cv, .c = c, .input = input, .kept = kept, .scale = cv->calib[layer].scale[input] };
-    const int behind_experts = input == INPUT_DOWN && cv->config.ff[layer] == FF_MOE;
-    float *x = malloc(2 * window * sizeof *x);
+    const int behind_experts = input == INPUT_DOWN && cv->config.ff[layer] == FF_MOE && !cv->config.moe.beside;
+    size_t streams;
+    cpu_layers_streams(c->run, &streams);
+    float *x = malloc(2 * window * sizeof *x + streams);
+    w.streams = x ? x + 2 * window : NULL;
     w.mlp = x && behind_experts ? x + window : NULL;
     size_t floats = linalg_packed((int)N, c->window_len);
     w.x = calloc(4 * floats, sizeof *w.x);
@@ -325,14 +336,14 @@ static int quantize_input(struct conversion *cv, struct calibration *c, int laye
 
 /* ---- a layer ---- */
 
-struct input_copy { struct inputs *to; size_t at; };
+struct input_copy { struct inputs *to; size_t at; int role; };         /* role 0: gate or up, of whatever */
 
 /* Collect the input of experts, and stop there. */
 static int collect(void *user, int layer, int role, const float *x, size_t ldx, int n_tokens, int cols)
 {
     struct input_copy *w = user;
     (void)layer;
-    if (calibrate_input(role) != INPUT_MLP)
+    if (w->role ? role != w->role : calibrate_input(role) != INPUT_MLP)
         return 0;
     for (int t = 0; t < n_tokens; t++, w->at += (size_t)w->to->ld)
         memcpy(w->to->x + w->at, x + (size_t)t * ldx, (size_t)cols * sizeof *x);
@@ -343,21 +354,23 @@ static int collect(void *user, int layer, int role, const float *x, size_t ldx, 
 static int advance(struct conversion *cv, struct calibration *c, int layer, struct err *e)
 {
     const int hidden = cv->config.hidden_size, n = c->n_windows * c->window_len, moe = cv->config.ff[layer] == FF_MOE;
-    struct input_copy w = { &c->h, 0 };
+    struct input_copy w = { &c->h, 0, cv->config.moe.beside ? ROLE_EXPERT_GATE : 0 };
     const struct cpu_hook hook = { .input = collect, .user = &w };
     if (moe) {
+        spill_free(c->h.x);
         c->h = (struct inputs){ .n = hidden, .ld = linalg_pad(hidden) };
         if (!(c->h.x = calibrate_hold(c, HOLD_STATES, (size_t)n * (size_t)c->h.ld * sizeof *c->h.x,
                                       "the inputs of experts", e)))
             return -1;
     }
-    for (int i = 0; i < c->n_windows; i++)
+    for (int i = 0; i < c->n_windows; i++) {
+        calibrate_window(c, c->kept_q, i);
         if (cpu_layers_run(c->run, layer, &c->q.layers[layer], 0,
                            c->xq + (size_t)i * (size_t)c->window_len * (size_t)hidden, moe ? &hook : NULL, e))
             return -1;
+    }
     cpu_choice_release(&c->choice);
-    return moe ? cpu_layers_choose(c->run, layer, &c->q.layers[layer], c->h.x, (size_t)c->h.ld, c->xq, n, &c->choice,
-                                   NULL, e) : 0;
+    return moe ? calibrate_choose(cv, c, layer, &c->q.layers[layer], &c->h, c->xq, NULL, e) : 0;
 }
 
 /* Run the float model's layer and keep its inputs: kept, to be freed with spill_free in any
@@ -424,7 +437,7 @@ int quantize_layer_good(struct conversion *cv, struct calibration *c, int layer,
             scale_inputs(&kept[i], cv->calib[layer].scale[i], c->n_windows * c->window_len);
             rc = quantize_low(cv, c, layer, i, &kept[i], e);
         }
-        if (rc == 0 && i == INPUT_MLP && cv->config.ff[layer] == FF_MOE)
+        if (rc == 0 && i == INPUT_MLP && cv->config.ff[layer] == FF_MOE && !cv->config.moe.beside)
             c->h = kept[i];
         else
             spill_free(kept[i].x);
@@ -538,13 +551,28 @@ int quantize_expert(struct conversion *cv, struct calibration *c, int layer, int
         rc = quantize_rows(cv, c, layer, expert, 1, &mid, n, e);
     }
     if (rc == 0 && cv->effort == CONVERT_BEST)
-        cpu_layers_expert(c->run, layer, l, expert, c->h.x, (size_t)c->h.ld, c->xq, &c->choice, NULL);
+        cpu_layers_expert(c->run, layer, l, expert, c->h.x, (size_t)c->h.ld, c->sum ? c->sum : c->xq, &c->choice, NULL);
+    if (rc == 0 && cv->effort == CONVERT_BEST && expert == cv->config.moe.n_experts - 1)
+        calibrate_add_experts(cv, c, layer, l, c->xq, c->kept_q);
     spill_free(in.x);
     spill_free(mid.x);
     return rc;
 }
 
 /* ---- best ---- */
+
+/* Copy the norm of the experts' sum: its tensor is written before the last of them is done. */
+static int keep_norm(const struct conversion *cv, struct calibration *c, struct norm *norm, struct err *e)
+{
+    const size_t bytes = (size_t)cv->config.hidden_size * sizeof *c->norm;
+    if (!norm->present)
+        return 0;
+    if (!(c->norm = malloc(bytes)))
+        return err_nomem(e, "calibration of experts");
+    memcpy(c->norm, norm->w, bytes);
+    norm->w = c->norm;
+    return 0;
+}
 
 int quantize_layer_best(struct conversion *cv, struct calibration *c, int layer, struct err *e)
 {
@@ -562,6 +590,8 @@ int quantize_layer_best(struct conversion *cv, struct calibration *c, int layer,
         rc = quantize_input(cv, c, layer, i, &kept[i], e);
     if (rc == 0)
         rc = advance(cv, c, layer, e);
+    if (rc == 0)
+        rc = keep_norm(cv, c, &c->q.layers[layer].expert_post_norm, e);
     calibrate_unload(c);
     for (int i = 0; i < N_INPUTS; i++)
         spill_free(kept[i].x);

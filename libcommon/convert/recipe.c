@@ -540,7 +540,7 @@ int recipes_activations(struct conversion *cv, struct err *e)
         const int down = p->spec->role == ROLE_EXPERT_DOWN;
         const struct layer_calib *l = cv->calib && p->spec->layer >= 0 ? &cv->calib[p->spec->layer] : NULL;
         int scaled = cv->o->synthetic ? cv->o->effort != CONVERT_FAST : !l ? 0 : down ? l->experts &&
-                     l->experts[p->spec->expert].scale : p->input >= 0 && l->scale[p->input];
+                     l->experts[p->spec->expert].scale : channel_scale_input(cv, p) != NULL;
         /* ternary types have 128 */
         if (p->make != MAKE_QUANT || is_ternary(p->m.type) || qtype_takes_floats(qtype_info(p->m.type)) ||
             (p->input < 0 && !down) || !scaled)

@@ -78,18 +78,23 @@ static int describe_plan(struct resume *r, struct err *e)
 
 /* ---- the state of calibration ---- */
 
-struct state_block { float *data; size_t size; };
+enum { MOST_BLOCKS = 4 };
+struct state_block { void *data; size_t size; };
 
-/* The input of the next layer. */
-static int state_blocks(const struct resume *r, struct state_block out[2])
+/* The input of the next layer, and what else is kept between layers. */
+static int state_blocks(const struct resume *r, struct state_block out[MOST_BLOCKS])
 {
     if (!r->c || r->cv->effort == CONVERT_FAST)
         return 0;
     const size_t size = (size_t)r->c->n_windows * (size_t)r->c->window_len * (size_t)r->cv->config.hidden_size *
-                        sizeof(float);
-    out[0] = (struct state_block){ r->c->x, size };
-    out[1] = (struct state_block){ r->c->xq, size };
-    return r->c->xq ? 2 : 1;
+                        sizeof(float), kept = (size_t)r->c->n_windows * r->c->kept_bytes;
+    const struct state_block all[MOST_BLOCKS] = { { r->c->x, size }, { r->c->xq, size }, { r->c->kept, kept },
+                                                  { r->c->kept_q, kept } };
+    int n = 0;
+    for (int i = 0; i < MOST_BLOCKS; i++)
+        if (all[i].data)
+            out[n++] = all[i];
+    return n;
 }
 
 static int write_all(int fd, const void *data, size_t n)
@@ -109,7 +114,7 @@ static int write_all(int fd, const void *data, size_t n)
 /* 0 with the checksum of all blocks; -1: there is no space, or the disk fails. */
 static int write_state(const struct resume *r, uint32_t *crc)
 {
-    struct state_block p[2];
+    struct state_block p[MOST_BLOCKS];
     const int n = state_blocks(r, p), fd = n ? open(r->state[r->slot],
                                                     O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW,
                                               0600) : -1;
@@ -117,7 +122,10 @@ static int write_state(const struct resume *r, uint32_t *crc)
     *crc = 0;
     if (n == 0)
         return 0;
-    const uint64_t left = r->cv->total - r->cv->done, size = (uint64_t)n * p[0].size;
+    const uint64_t left = r->cv->total - r->cv->done;
+    uint64_t size = 0;
+    for (int i = 0; i < n; i++)
+        size += p[i].size;
     /* leave space for the model itself */
     int rc = fd >= 0 && fstatvfs(fd, &v) == 0 && (uint64_t)v.f_bavail * v.f_frsize > size + left ? 0 : -1;
     for (int i = 0; i < n && rc == 0; i++) {
@@ -136,7 +144,7 @@ static int write_state(const struct resume *r, uint32_t *crc)
 /* Compute the state's checksum, and with `keep` read the state into memory. */
 static int read_state(const struct resume *r, int slot, int keep, uint32_t *crc)
 {
-    struct state_block p[2];
+    struct state_block p[MOST_BLOCKS];
     char buffer[1 << 16];
     const int n = state_blocks(r, p), fd = n ? open(r->state[slot], O_RDONLY | O_CLOEXEC | O_NOFOLLOW) : -1;
     int rc = n == 0 || fd >= 0 ? 0 : -1;

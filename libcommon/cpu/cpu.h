@@ -11,7 +11,8 @@
  *   x [n_tokens, ldx]   the input, cols valid columns
  *   role   ROLE_Q (for q, k and v; with latent attention for q_a or q, and kv_a), ROLE_Q_A (the
  *          input of q after q_a), ROLE_O, ROLE_STATE_O (of a state beside attention), ROLE_GATE
- *          (for gate and up; ROLE_UP if there is no gate), ROLE_DOWN, ROLE_HEAD
+ *          (for gate and up; ROLE_UP if there is no gate), ROLE_DOWN, ROLE_EXPERT_GATE (for all
+ *          experts, if they are beside an MLP), ROLE_HEAD
  * cpu_layers_run calls it for each input of each window, in the order of the windows, with n_tokens
  * = window_len.  If it returns non-zero, the rest of the layer is skipped for this window only,
  * whose x is then undefined.  Other callers may ignore the result. */
@@ -67,6 +68,15 @@ struct cpu_layers *cpu_layers_open(const struct config *c, int n_windows, int wi
 void cpu_layers_close(struct cpu_layers *l);
 /* Bytes allocated so far; buffers of quantized inputs are allocated by the first run. */
 size_t cpu_layers_memory(const struct cpu_layers *l);
+/* Bytes that a window keeps between its layers besides x: embeddings of the layers, residual
+ * streams, keys and values that later layers read.  Models that have any (else 0) run one window at
+ * a time: open with n_windows 1. */
+size_t cpu_layers_kept(const struct cpu_layers *l);
+/* Keep them here from now on, 64-byte aligned (NULL: in memory of its own).  cpu_layers_embed fills
+ * them. */
+void cpu_layers_keep(struct cpu_layers *l, void *kept);
+/* The residual streams among them, which a run that a hook ends leaves half done; 0 bytes: none. */
+void *cpu_layers_streams(struct cpu_layers *l, size_t *bytes);
 /* x = layer(x) with these weights; with `exact`, in f32 activations.  hook may be NULL; its
  * argument `layer` is `index`. */
 int cpu_layers_run(struct cpu_layers *l, int index, const struct layer *w, int exact, float *x,
@@ -86,6 +96,11 @@ int cpu_layers_choose(struct cpu_layers *l, int index, const struct layer *w, co
                       int n, struct cpu_choice *c, const struct cpu_hook *hook, struct err *e);
 /* x += norm(y) for n tokens, if the layer has a norm after its experts; y is overwritten. */
 void cpu_layers_add(struct cpu_layers *l, const struct layer *w, float *y, float *x, int n);
+/* Experts beside an MLP, where a hook on ROLE_EXPERT_GATE ended the run of the layer: the router's
+ * input, out [n][hidden_size], from x; the rest of the layer for one window, with the sum of the
+ * experts' outputs, which is overwritten. */
+void cpu_layers_router(struct cpu_layers *l, const struct layer *w, const float *x, float *out, int n);
+void cpu_layers_finish(struct cpu_layers *l, int index, const struct layer *w, float *experts, float *x);
 void cpu_choice_release(struct cpu_choice *c);
 /* x += the output of w->experts[expert] for the tokens routed to it. */
 void cpu_layers_expert(struct cpu_layers *l, int index, const struct layer *w, int expert, const float *h, size_t ldh,
@@ -97,6 +112,8 @@ void cpu_layers_expert_mid(struct cpu_layers *l, const struct expert *x, const f
 /* x = input of layer 0 for ids [n_windows * window_len]: embeddings, positions, norm.  Needs embed,
  * pos_embed, embed_norm of m. */
 int cpu_layers_embed(struct cpu_layers *l, const struct model *m, const int32_t *ids, float *x, struct err *e);
+/* x = the output of the last layer, where it lies in several streams. */
+void cpu_layers_merge(struct cpu_layers *l, const struct model *m, float *x);
 /* Apply the final norm and the head to rows x [n][hidden_size], n <= window_len: logits
  * [n][vocab_size]. */
 int cpu_layers_logits(struct cpu_layers *l, const struct model *m, int exact, const float *x, int n, float *logits,

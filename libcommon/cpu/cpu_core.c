@@ -726,38 +726,60 @@ static int run_ff(struct core *k, const struct layer *l, int index, const struct
     return 0;
 }
 
+/* The input of the router beside an MLP (gemma4): x, normed and scaled on its own. */
+void core_beside_router(struct core *k, const struct layer *l, const float *x, float *out, int n)
+{
+    const int hidden = k->c->hidden_size;
+    const float by = 1 / sqrtf((float)hidden);
+    const struct norm norm = { .w = l->router_scale, .present = 1 };
+    rows_run(k, &(struct row_job){ .norm = &norm, .x = x, .out = out, .n = n, .cols = hidden });
+    for (size_t i = 0; i < (size_t)n * (size_t)hidden; i++)
+        out[i] *= by;
+}
+
+/* x += post norm of the sum of the MLP's output, in k->beside[0], and that of the experts, which is
+ * overwritten. */
+void core_beside_end(struct core *k, const struct layer *l, float *experts, float *x, int n)
+{
+    const int hidden = k->c->hidden_size;
+    float *dense = k->beside[0];
+    rows_run(k, &(struct row_job){ .norm = &l->expert_post_norm, .x = experts, .out = experts, .n = n,
+                                   .cols = hidden });
+    k->k->add(dense, dense, experts, 1, n * hidden);
+    rows_run(k, &(struct row_job){ .norm = &l->mlp_post_norm, .add = dense, .out = dense, .sum = x, .n = n,
+                                   .cols = hidden });
+}
+
 /* x += post norm of the sum of an MLP and experts, each with norms of its own (gemma4).  h, the
- * input of the MLP, is overwritten. */
+ * input of the MLP, is overwritten.  Returns 1 if the hook stopped it. */
 static int run_beside(struct core *k, const struct layer *l, int index, float *h, const struct act_input *in, float *x,
                       int n)
 {
     const struct config *c = k->c;
     const size_t hidden = (size_t)c->hidden_size;
-    const float by = 1 / sqrtf((float)c->hidden_size);
     const int size = config_mlp_size(c, index);
     struct act_input down, experts, router = { .x = k->beside[1], .ldx = hidden, .cols = c->hidden_size };
     float *dense = k->beside[0], *chosen = k->beside[1];
+    if (core_hook(k, index, ROLE_GATE, in, n))
+        return 1;
     core_linear(k, &(struct op){ .l = &l->gate, .up = &l->up, .in = in, .out = k->mlp, .ldo = (size_t)size,
                                  .kind = OP_MLP }, 1, n, NULL);
     core_layer_input(k, &down, k->mlp, size, n, l, INPUT_DOWN);
+    if (core_hook(k, index, ROLE_DOWN, &down, n))
+        return 1;
     core_linear(k, &(struct op){ .l = &l->down, .in = &down, .out = dense, .ldo = hidden, .kind = OP_STORE }, 1, n,
                 NULL);
     rows_run(k, &(struct row_job){ .norm = &l->dense_post_norm, .x = dense, .out = dense, .n = n,
                                    .cols = (int)hidden });
-    const struct norm router_norm = { .w = l->router_scale, .present = 1 };
-    rows_run(k, &(struct row_job){ .norm = &router_norm, .x = x, .out = chosen, .n = n, .cols = (int)hidden });
-    for (size_t i = 0; i < (size_t)n * hidden; i++)
-        chosen[i] *= by;
-    moe_route(k, l, &router, n);
     rows_run(k, &(struct row_job){ .norm = &l->expert_norm, .x = x, .out = h, .n = n, .cols = (int)hidden });
     core_layer_input(k, &experts, h, c->hidden_size, n, l, INPUT_MLP);
+    if (core_hook(k, index, ROLE_EXPERT_GATE, &experts, n))
+        return 1;
+    core_beside_router(k, l, x, chosen, n);
+    moe_route(k, l, &router, n);
     memset(chosen, 0, (size_t)n * hidden * sizeof *chosen);
     moe_run(k, l, index, NULL, &experts, chosen, n);
-    rows_run(k, &(struct row_job){ .norm = &l->expert_post_norm, .x = chosen, .out = chosen, .n = n,
-                                   .cols = (int)hidden });
-    k->k->add(dense, dense, chosen, 1, n * (int)hidden);
-    rows_run(k, &(struct row_job){ .norm = &l->mlp_post_norm, .add = dense, .out = dense, .sum = x, .n = n,
-                                   .cols = (int)hidden });
+    core_beside_end(k, l, chosen, x, n);
     return 0;
 }
 

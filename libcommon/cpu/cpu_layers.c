@@ -13,7 +13,63 @@ struct cpu_layers {
     int32_t *table, *tokens;
     uint8_t *kv;
     float *state;
+    /* bytes kept between layers: in memory of its own, or that of the caller */
+    uint8_t *own, *kept;
+    size_t ple_bytes, stream_bytes, beside_bytes, kv_bytes;
+    int *slot, n_slots;             /* [n_layers] keys and values that later layers read, or -1 */
 };
+
+static size_t up64(size_t n) { return (n + 63) / 64 * 64; }
+
+size_t cpu_layers_kept(const struct cpu_layers *l)
+{
+    return l->ple_bytes + l->stream_bytes + l->beside_bytes + (size_t)l->n_slots * l->kv_bytes;
+}
+
+void cpu_layers_keep(struct cpu_layers *l, void *kept)
+{
+    l->kept = kept ? kept : l->own;
+    if (l->ple_bytes)
+        l->core.ple = (float *)(void *)l->kept;
+    if (l->stream_bytes)
+        l->core.streams = (float *)(void *)(l->kept + l->ple_bytes);
+    if (l->beside_bytes)
+        l->core.beside[0] = (float *)(void *)(l->kept + l->ple_bytes + l->stream_bytes);
+}
+
+void *cpu_layers_streams(struct cpu_layers *l, size_t *bytes)
+{
+    *bytes = l->stream_bytes;
+    return l->kept + l->ple_bytes;
+}
+
+static int open_kept(struct cpu_layers *l, size_t n_blocks, struct err *e)
+{
+    const struct config *c = l->c;
+    const size_t row = (size_t)l->window_len * sizeof(float);
+    l->ple_bytes = up64(row * (size_t)c->n_layers * (size_t)c->ple_dim);
+    l->stream_bytes = up64(row * (size_t)(c->n_streams + c->hyper.n) * (size_t)c->hidden_size);
+    l->beside_bytes = c->moe.beside ? up64(row * (size_t)c->hidden_size) : 0;
+    l->kv_bytes = up64(n_blocks * l->core.kv_stride);
+    l->slot = malloc((size_t)c->n_layers * sizeof *l->slot);
+    if (!l->slot)
+        return err_nomem(e, "layer runs");
+    memset(l->slot, -1, (size_t)c->n_layers * sizeof *l->slot);
+    for (int i = 0; i < c->n_layers; i++)
+        if (config_shares_kv(c, i) && l->slot[c->kv_from[i]] < 0)
+            l->slot[c->kv_from[i]] = l->n_slots++;
+    const size_t all = cpu_layers_kept(l);
+    if (all && l->n_windows > 1)
+        return err_set(e, ERR_UNSUPPORTED, "layers of this model run one window at a time, found %d windows",
+                       l->n_windows);
+    l->own = all ? aligned_alloc(64, all) : NULL;
+    if (all && !l->own)
+        return err_nomem(e, "layer runs");
+    if (all)
+        memset(l->own, 0, all);
+    cpu_layers_keep(l, NULL);
+    return 0;
+}
 
 struct cpu_layers *cpu_layers_open(const struct config *c, int n_windows, int window_len, int n_threads,
                                    const char *kernels, struct err *e)
@@ -58,6 +114,8 @@ struct cpu_layers *cpu_layers_open(const struct config *c, int n_windows, int wi
     l->core.kv = l->kv;
     for (int i = 0; i < n_blocks; i++)
         l->table[i] = i;
+    if (open_kept(l, (size_t)n_blocks, e) < 0)
+        goto fail;
     return l;
 nomem:
     err_nomem(e, "layer runs");
@@ -77,13 +135,15 @@ void cpu_layers_close(struct cpu_layers *l)
     free(l->tokens);
     free(l->kv);
     free(l->state);
+    free(l->own);
+    free(l->slot);
     free(l);
 }
 
 size_t cpu_layers_memory(const struct cpu_layers *l)
 {
     const size_t n_blocks = ((size_t)l->window_len + KV_BLOCK - 1) / KV_BLOCK;
-    return l->core.bytes + n_blocks * l->core.kv_stride + config_state_bytes(l->c);
+    return l->core.bytes + n_blocks * l->core.kv_stride + config_state_bytes(l->c) + cpu_layers_kept(l);
 }
 
 static void begin_window(struct cpu_layers *l, struct step *s, struct batch_item *item, const int32_t *ids)
@@ -96,9 +156,11 @@ static void begin_window(struct cpu_layers *l, struct step *s, struct batch_item
 int cpu_layers_run(struct cpu_layers *l, int index, const struct layer *w, int exact, float *x,
                    const struct cpu_hook *hook, struct err *e)
 {
+    const int slot = l->slot[config_shares_kv(l->c, index) ? l->c->kv_from[index] : index];
     l->core.exact = exact;
     if (core_reserve(&l->core, w, 1, NULL, e) < 0)
         return -1;
+    l->core.kv = slot < 0 ? l->kv : l->kept + cpu_layers_kept(l) - (size_t)(l->n_slots - slot) * l->kv_bytes;
     l->core.hook = hook;
     for (int i = 0; i < l->n_windows; i++) {
         struct step s;
@@ -124,6 +186,17 @@ int cpu_layers_choose(struct cpu_layers *l, int index, const struct layer *w, co
 void cpu_layers_add(struct cpu_layers *l, const struct layer *w, float *y, float *x, int n)
 {
     core_add_normed(&l->core, &w->mlp_post_norm, y, x, n);
+}
+
+void cpu_layers_router(struct cpu_layers *l, const struct layer *w, const float *x, float *out, int n)
+{
+    core_beside_router(&l->core, w, x, out, n);
+}
+
+void cpu_layers_finish(struct cpu_layers *l, int index, const struct layer *w, float *experts, float *x)
+{
+    core_beside_end(&l->core, w, experts, x, l->window_len);
+    ple_run(&l->core, w, index, x, l->window_len);
 }
 
 void cpu_choice_release(struct cpu_choice *c)
@@ -164,6 +237,14 @@ int cpu_layers_embed(struct cpu_layers *l, const struct model *m, const int32_t 
         core_embed(&l->core, m, s.n_tokens, x + (size_t)i * (size_t)l->window_len * (size_t)l->c->hidden_size);
     }
     return 0;
+}
+
+void cpu_layers_merge(struct cpu_layers *l, const struct model *m, float *x)
+{
+    if (l->c->n_streams)
+        altup_end(&l->core, m, x, l->window_len);
+    else if (l->c->hyper.n)
+        hyper_end(&l->core, m, x, l->window_len);
 }
 
 int cpu_layers_logits(struct cpu_layers *l, const struct model *m, int exact, const float *x, int n, float *logits,

@@ -64,6 +64,9 @@ const struct prefetch *core_next(const struct core *k, int index, int loop);
 void core_norm_row(const struct core *k, float *out, const float *x, const struct norm *norm, int n);
 /* x += norm(y) for n rows; y is overwritten. */
 void core_add_normed(struct core *k, const struct norm *norm, float *y, float *x, int n);
+/* Experts beside an MLP: the input of the router, and the end of the layer's second half. */
+void core_beside_router(struct core *k, const struct layer *l, const float *x, float *out, int n);
+void core_beside_end(struct core *k, const struct layer *l, float *experts, float *x, int n);
 int core_hook(const struct core *k, int layer, int role, const struct act_input *in, int n);
 
 /* ---- feed-forward parts: x += f(in), for n tokens ---- */

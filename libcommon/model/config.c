@@ -664,7 +664,6 @@ const char *config_beyond_dense(const struct config *c)
 
 const char *config_uncalibrated(const struct config *c)
 {
-    return c->ple_dim ? "embeddings of each layer" : c->kv_from ? "shared keys and values"
-               : c->hyper.n ? "hyper-connections" : c->moe.beside ? "an MLP beside experts"
+    return c->hyper.n ? "hyper-connections"
                : c->indexer.top_k < MIN_INDEXED && shares_choice(c) ? "a shared choice of few tokens" : NULL;
 }

@@ -400,6 +400,104 @@ static void test_layers(void **state)
         skip();
 }
 
+/* The input of experts beside an MLP, at which the layer stops. */
+static int stop_at_experts(void *user, int layer, int role, const float *x, size_t ldx, int n_tokens, int cols)
+{
+    float *to = user;
+    (void)layer;
+    if (role != ROLE_EXPERT_GATE)
+        return 0;
+    for (int t = 0; t < n_tokens; t++)
+        memcpy(to + (size_t)t * (size_t)cols, x + (size_t)t * ldx, (size_t)cols * sizeof *x);
+    return 1;
+}
+
+enum { KEPT_WINDOWS = 2, KEPT_WINDOW = 40 };
+
+/* One layer of one window; experts beside an MLP one by one, as calibration runs them. */
+static void run_kept(struct cpu_layers *l, const struct model *m, int index, float *x)
+{
+    const struct config *c = &m->config;
+    const struct layer *w = &m->layers[index];
+    const size_t hidden = (size_t)c->hidden_size;
+    struct err e;
+    float h[KEPT_WINDOW * hidden], router[KEPT_WINDOW * hidden], sum[KEPT_WINDOW * hidden];
+    const struct cpu_hook stop = { .input = stop_at_experts, .user = h };
+    struct cpu_choice choice;
+    assert_int_equal(cpu_layers_run(l, index, w, 1, x, c->moe.beside ? &stop : NULL, &e), 0);
+    if (!c->moe.beside)
+        return;
+    memset(sum, 0, sizeof sum);
+    cpu_layers_router(l, w, x, router, KEPT_WINDOW);
+    assert_int_equal(cpu_layers_choose(l, index, w, router, hidden, sum, KEPT_WINDOW, &choice, NULL, &e), 0);
+    for (int i = 0; i < c->moe.n_experts; i++)
+        cpu_layers_expert(l, index, w, i, h, hidden, sum, &choice, NULL);
+    cpu_layers_finish(l, index, w, sum, x);
+    cpu_choice_release(&choice);
+}
+
+/* Windows in turn, layer by layer, where something besides x is kept between the layers: the logits
+ * of whole runs. */
+static void test_kept(void **state)
+{
+    (void)state;
+    static const char *const names[] = { "gemma3n", "gemma4-e", "gemma4-moe" };
+    struct err e;
+    int seen = 0;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        struct model *m = load(names[i]);
+        if (!m)
+            continue;
+        seen++;
+        const struct config *c = &m->config;
+        const size_t vocab = (size_t)c->vocab_size, floats = KEPT_WINDOW * (size_t)c->hidden_size;
+        int32_t ids[KEPT_WINDOWS][KEPT_WINDOW], table[BLOCKS_EACH];
+        for (int t = 0; t < KEPT_WINDOWS * KEPT_WINDOW; t++)
+            ids[t / KEPT_WINDOW][t % KEPT_WINDOW] = (int32_t)((unsigned)t * 31 % vocab);
+        for (int t = 0; t < BLOCKS_EACH; t++)
+            table[t] = t;
+        float *want = malloc(2 * KEPT_WINDOW * vocab * sizeof *want), *got = want + KEPT_WINDOW * vocab,
+              *x = malloc(KEPT_WINDOWS * floats * sizeof *x);
+        struct cpu_layers *l = cpu_layers_open(c, 1, KEPT_WINDOW, 2, NULL, &e);
+        assert_non_null(l);
+        const size_t bytes = cpu_layers_kept(l);
+        uint8_t *kept = aligned_alloc(64, KEPT_WINDOWS * bytes);
+        assert_true(bytes > 0 && kept && want && x);
+        memset(kept, 0, KEPT_WINDOWS * bytes);
+        for (int k = -1; k < c->n_layers; k++)
+            for (int w = 0; w < KEPT_WINDOWS; w++) {
+                cpu_layers_keep(l, kept + (size_t)w * bytes);
+                if (k < 0)
+                    assert_int_equal(cpu_layers_embed(l, m, ids[w], x + (size_t)w * floats, &e), 0);
+                else
+                    run_kept(l, m, k, x + (size_t)w * floats);
+            }
+        void *b = open_backend(m, 2, KV_F32, 1, NULL);
+        for (int w = 0; w < KEPT_WINDOWS; w++) {
+            const struct batch_item item = { .tokens = ids[w], .n_tokens = KEPT_WINDOW, .table = table,
+                                             .n_logits = KEPT_WINDOW };
+            assert_int_equal(backend_cpu.forward(b, &(struct batch){ &item, 1 }, want, &e), 0);
+            cpu_layers_keep(l, kept + (size_t)w * bytes);
+            cpu_layers_merge(l, m, x + (size_t)w * floats);
+            assert_int_equal(cpu_layers_logits(l, m, 1, x + (size_t)w * floats, KEPT_WINDOW, got, &e), 0);
+            for (size_t v = 0; v < KEPT_WINDOW * vocab; v++)
+                if (!(got[v] - want[v] < 1e-3f && want[v] - got[v] < 1e-3f))
+                    fail_msg("%s, window %d, logit %zu: got %g, want %g", names[i], w, v, (double)got[v],
+                             (double)want[v]);
+        }
+        assert_null(cpu_layers_open(c, 2, KEPT_WINDOW, 1, NULL, &e));
+        assert_non_null(strstr(e.msg, "one window at a time"));
+        backend_cpu.close(b);
+        cpu_layers_close(l);
+        free(kept);
+        free(want);
+        free(x);
+        model_close(m);
+    }
+    if (!seen)
+        skip();
+}
+
 /* ---- hidden states ---- */
 
 static int copy_head_input(void *user, int layer, int role, const float *x, size_t ldx, int n_tokens, int cols)
@@ -512,6 +610,7 @@ int main(void)
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_schedules), cmocka_unit_test(test_whole_blocks),
                                         cmocka_unit_test(test_wide_latent),
                                         cmocka_unit_test(test_latent_runs), cmocka_unit_test(test_layers),
+                                        cmocka_unit_test(test_kept),
                                         cmocka_unit_test(test_hidden), cmocka_unit_test(test_bad_batches) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

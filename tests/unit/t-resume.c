@@ -163,7 +163,8 @@ static const char *oracle(const char *name)
 struct run { const char *type, *folder; enum convert_effort effort; };
 static const struct run runs[] = {
     { "mixed", NULL, CONVERT_BEST }, { "nl4", NULL, CONVERT_FAST },
-    { "nl4", "hf/qwen3_next", CONVERT_BEST }, { "keep", "gguf/Q4_K_M.gguf", CONVERT_GOOD },
+    { "nl4", "hf/qwen3_next", CONVERT_BEST }, { "nl4", "hf-2026/gemma3n", CONVERT_BEST },
+    { "keep", "gguf/Q4_K_M.gguf", CONVERT_GOOD },
 };
 
 static const char *source_of(const struct run *r)
