@@ -54,7 +54,10 @@ int64_t gguf_add_extra_layers(struct gguf_translator *t);
 /* The share n / of, as a number that gives n again when multiplied by `of` and truncated. */
 double gguf_share(int64_t n, int64_t of);
 
-/* ---- gguf_arch_state.c, gguf_arch_gemma.c: fields of single architectures ---- */
+/* How the model makes a vector of a text, if it does. */
+void gguf_add_pooling(struct gguf_translator *t);
+
+/* ---- gguf_arch_*.c: fields of single architectures ---- */
 
 void gguf_add_lfm2(struct gguf_translator *t);
 void gguf_add_lfm2moe(struct gguf_translator *t);
@@ -72,6 +75,10 @@ void gguf_add_gemma2(struct gguf_translator *t);
 void gguf_add_gemma3(struct gguf_translator *t);
 void gguf_add_gemma3n(struct gguf_translator *t);
 void gguf_add_gemma4(struct gguf_translator *t);
+void gguf_add_gemma_embedding(struct gguf_translator *t);
+void gguf_add_bert(struct gguf_translator *t);
+void gguf_add_nomic_bert(struct gguf_translator *t);
+void gguf_add_modern_bert(struct gguf_translator *t);
 
 /* ---- gguf_arch.c: the architectures ---- */
 

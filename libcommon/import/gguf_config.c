@@ -213,6 +213,8 @@ static int translate(struct gguf_translator *t, struct err *e)
     }
     if (a->add)
         a->add(t);
+    if (a->model_type)
+        gguf_add_pooling(t);
     return 0;
 }
 

@@ -4,7 +4,7 @@
 /* GGUF has one set of names for all architectures; an architecture's own row says which of them
  * it has. */
 const struct weight_names gguf_names = {
-    .embed = "token_embd", .pos = "position_embd", .embed_norm = "token_embd_norm", .final_norm = "output_norm",
+    .embed = "token_embd", .types = "token_types", .pos = "position_embd", .embed_norm = "token_embd_norm", .final_norm = "output_norm",
     .head = "output", .layer = "blk.",
     .attn_norm = "attn_norm", .attn_post_norm = "post_attention_norm", .mlp_norm = "ffn_norm",
     .mlp_post_norm = "post_ffw_norm",

@@ -825,6 +825,10 @@ int weight_specs(const struct config *c, const struct weight_source *s, struct w
     }
     if (c->gguf && c->names->mlp_norm && !c->names->attn_post_norm && exists(&b, "blk.0.post_attention_norm.weight"))
         b.n.mlp_norm = gguf_names.attn_post_norm;       /* seed_oss: named by its place after attention */
+    if (c->gguf && c->norm_after_add) {                 /* encoders */
+        b.n.attn_post_norm = "attn_output_norm";
+        b.n.mlp_post_norm = "layer_output_norm";
+    }
     if (c->gguf)
         state_names(&b);
     if ((c->gguf ? 0 : find_prefix(&b)) < 0 || add_ends(&b, 1) < 0)

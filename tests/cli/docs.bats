@@ -317,6 +317,13 @@ update -qq
 
 @test "README.md lists every architecture of the tables, and no other" {
   grep -ohE 'ROW\("[a-z0-9_-]+"' libcommon/model/arch*.c | cut -d'"' -f2 | sort >"$BATS_TEST_TMPDIR/rows"
-  sed -n '/^By `model_type`/,/^A GPU runs/p' README.md | grep '^    ' | tr -s ' ' '\n' | sed '/^$/d' | sort >"$BATS_TEST_TMPDIR/listed"
+  sed -n '/^By `model_type`/,/^GGUF files/p' README.md | grep '^    ' | tr -s ' ' '\n' | sed '/^$/d' | sort >"$BATS_TEST_TMPDIR/listed"
   diff "$BATS_TEST_TMPDIR/rows" "$BATS_TEST_TMPDIR/listed"
+}
+
+@test "README.md lists every architecture of GGUF files, and no other" {
+  sed -n '/^static const struct gguf_arch archs/,$s/^    { "\([^"+]*\)",.*/\1/p' libcommon/import/gguf_arch.c | sort >"$BATS_TEST_TMPDIR/there"
+  sed -n '/^GGUF files may have/,/^A GPU runs/p' README.md | grep '^    ' | tr -s ' ' '\n' | sed '/^$/d' | sort >"$BATS_TEST_TMPDIR/listed"
+  diff "$BATS_TEST_TMPDIR/there" "$BATS_TEST_TMPDIR/listed"
+  [ "$(wc -l <"$BATS_TEST_TMPDIR/there")" -gt 60 ]
 }

@@ -15,7 +15,15 @@ import tempfile
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from common import BIN, ORACLES, Tap, load, need, run
 
+try:
+    from folders import add_plain_vocabulary, np, tensors, write
+    import gguf
+except ImportError:
+    gguf = None
 FOLDER = os.path.join(ORACLES, "models", "embed")
+# their architectures in GGUF; llama.cpp computes the other with an activation that no key names
+GGUF = {"bert-mean": "bert", "distilbert-mean": "bert", "xlm-roberta-mean": "bert", "nomic-bert-mean": "nomic-bert",
+        "modernbert-cls": "modern-bert", "embeddinggemma-mean": "gemma-embedding", "qwen3-last": "qwen3"}
 LIMIT = 1e-4
 temp = tempfile.TemporaryDirectory()
 
@@ -82,6 +90,64 @@ def check_vectors(name):
            ("" if ids == want["ids"] else ", OTHER IDS") + ("" if single == got else ", OTHER BITS ALONE"))
 
 
+def write_gguf(name, arch, path):
+    """The folder as a GGUF file of llama.cpp's converter; its vocabulary has no meaning."""
+    folder = os.path.join(FOLDER, name)
+    c, named = load(os.path.join(folder, "config.json")), tensors(folder)
+    w = gguf.GGUFWriter(path, arch)
+    offset = c["pad_token_id"] + 1 if c["model_type"] == "xlm-roberta" else 0
+    heads, rope = c.get("num_attention_heads") or c["n_heads"], c.get("rope_parameters") or {}
+    w.add_context_length(c["max_position_embeddings"] - offset)
+    w.add_block_count(c.get("num_hidden_layers") or c["n_layers"])
+    w.add_embedding_length(c.get("hidden_size") or c["dim"])
+    w.add_feed_forward_length(c.get("intermediate_size") or c["hidden_dim"])
+    w.add_head_count(heads)
+    w.add_head_count_kv(c.get("num_key_value_heads", heads))
+    w.add_layer_norm_eps(c.get("layer_norm_eps") or c.get("norm_eps") or 1e-12)
+    w.add_layer_norm_rms_eps(c.get("rms_norm_eps", 1e-6))
+    w.add_causal_attention(arch == "qwen3")
+    w.add_pooling_type({"mean": gguf.PoolingType.MEAN, "cls": gguf.PoolingType.CLS, "last": gguf.PoolingType.LAST}[name.split("-")[-1]])
+    if "head_dim" in c:
+        w.add_key_length(c["head_dim"])
+        w.add_value_length(c["head_dim"])
+    if rope:
+        w.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+        w.add_rope_freq_base_swa(rope.get("sliding_attention", rope)["rope_theta"])
+    if arch == "modern-bert":
+        w.add_sliding_window(c["local_attention"])
+        w.add_sliding_window_pattern(c["global_attn_every_n_layers"])
+    elif arch == "gemma-embedding":
+        w.add_sliding_window(c["sliding_window"])
+    add_plain_vocabulary(w, c["vocab_size"])
+    names = gguf.get_tensor_name_map(next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == arch), 16)
+    for key, a in named.items():
+        key = key.replace("bert.", "", 1) if key.startswith("bert.") else key.removeprefix("distilbert.")
+        if key.endswith("position_embeddings.weight"):
+            a = a[offset:]
+        if arch == "gemma-embedding" and key.endswith("norm.weight"):
+            a = a + 1
+        ours = names.get_name(key, try_suffixes=(".weight", ".bias")) or names.get_name("model." + key, try_suffixes=(".weight", ".bias"))
+        if ours:
+            w.add_tensor(ours, np.ascontiguousarray(a, dtype="<f4"))
+        elif not key.startswith("pooler."):
+            raise ValueError(f"the package gguf has no name for {key}")
+    for i, dense in enumerate(sorted(d for d in os.listdir(folder) if d.endswith("_Dense"))):
+        w.add_tensor(f"dense_{i + 2}.weight", tensors(os.path.join(folder, dense))["linear.weight"])
+    write(w)
+
+
+def check_gguf(name, arch):
+    want = load(os.path.join(FOLDER, name, "expected.json"))
+    path, model = (os.path.join(temp.name, f"{name}.{end}") for end in ("gguf", "gguf.zse"))
+    write_gguf(name, arch, path)
+    run("zse-convert", path, "-q", "f32", "-o", model, "--force")
+    with Server(model) as server:
+        got, _ = vectors(server, want["ids"])
+    component, cosine = errors(got, want["embeddings"])
+    Tap.ok(max(component, cosine) <= LIMIT and len(got[0]) == len(want["embeddings"][0]), f"{name} as GGUF {arch}: vectors",
+           f"component {component:.1e} cosine {cosine:.1e}")
+
+
 def logit(p):
     return math.log(p / (1 - p))
 
@@ -112,6 +178,8 @@ def main():
     for name in sorted(os.listdir(FOLDER)):
         if not name.startswith("reranker"):
             check_vectors(name)
+            if gguf and name in GGUF:
+                check_gguf(name, GGUF[name])
         else:
             check_scores(name)
     Tap.done()

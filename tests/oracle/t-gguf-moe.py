@@ -4,7 +4,6 @@
 The Python package gguf writes the oracles' Hugging Face folders as GGUF files, with its own names
 of the tensors, merged and split as llama.cpp's converter does.  The logits must lie within 1e-4
 (recurrent models: 2e-4) of the largest |logit| of those that transformers computes."""
-import glob
 import json
 import math
 import os
@@ -16,10 +15,10 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from common import ORACLES, ROOT, Tap, floats, load, need, run
+from common import ORACLES, Tap, floats, load, need, run
 
-sys.path += glob.glob(os.path.join(ROOT, "build", "venv", "lib", "python3*", "site-packages"))
 try:
+    from folders import add_plain_vocabulary, tensors, write
     import gguf
     import numpy as np
 except ImportError as e:
@@ -51,25 +50,6 @@ CHUNK = 32
 STATES = ("lfm2", "lfm2moe", "mamba2", "granitehybrid", "nemotron_h", "nemotron_h_moe", "qwen3next", "qwen35", "qwen35moe", "falcon-h1", "jamba")
 DELTA = ("qwen3next", "qwen35", "qwen35moe")
 WINDOWS = ("gemma3n", "gemma4", "mimo2")        # layers differ in their heads
-
-
-def tensors(folder):
-    """All tensors of a folder as f32 arrays."""
-    out = {}
-    for path in sorted(glob.glob(os.path.join(folder, "*.safetensors"))):
-        with open(path, "rb") as f:
-            data = f.read()
-        n = struct.unpack("<Q", data[:8])[0]
-        for name, t in json.loads(data[8:8 + n]).items():
-            if name == "__metadata__":
-                continue
-            raw = data[8 + n + t["data_offsets"][0]:8 + n + t["data_offsets"][1]]
-            if t["dtype"] == "BF16":
-                a = (np.frombuffer(raw, "<u2").astype("<u4") << 16).view("<f4")
-            else:
-                a = np.frombuffer(raw, {"F32": "<f4", "F16": "<f2"}[t["dtype"]]).astype("<f4")
-            out[name] = a.reshape(t["shape"])
-    return out
 
 
 def with_experts(name):
@@ -519,10 +499,7 @@ def convert(folder, arch, path, more_experts=0, joined=False):
         c["num_local_experts"] += more_experts
     write_keys(w, c, arch)
     vocab = c["vocab_size"]
-    w.add_tokenizer_model("gpt2")
-    w.add_token_list([f"<{i}>" for i in range(vocab)])
-    w.add_token_types([1] * vocab)
-    w.add_token_merges([])
+    add_plain_vocabulary(w, vocab)
     number = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == arch)
     names = gguf.get_tensor_name_map(number, 64)
     named = {n.replace("language_model.", ""): a for n, a in tensors(folder).items() if not SKIPPED.search(n)}
@@ -542,10 +519,7 @@ def convert(folder, arch, path, more_experts=0, joined=False):
         if ours is None:
             raise ValueError(f"the package gguf has no name for {name}")
         w.add_tensor(ours, np.ascontiguousarray(a, dtype="<f4"))
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
+    write(w)
 
 
 def check(name, arch, joined=False, as_folder=False):
