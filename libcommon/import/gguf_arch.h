@@ -7,6 +7,7 @@
 /* One translation of the keys of g into the fields of out. */
 struct gguf_translator {
     const struct gguf *g;
+    const struct source_tensor **by_name;       /* its tensors, sorted by name */
     char arch[64];              /* general.architecture, the prefix of the keys */
     json_t *out;
     int64_t n_layers, hidden, heads, kv_heads, head_dim, value_dim, n_rot, ff, context;

@@ -11,6 +11,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "libcommon/base/json.h"
@@ -228,6 +229,25 @@ static int check_finite(const struct gguf *g, struct err *e)
     return 0;
 }
 
+static int by_name(const void *a, const void *b)
+{
+    const struct source_tensor *const *x = a, *const *y = b;
+    return strcmp((*x)->name, (*y)->name);
+}
+
+/* Sort the tensors by name: translating looks up several for each layer. */
+static int sort_tensors(struct gguf_translator *t, struct err *e)
+{
+    const size_t n = (size_t)t->g->n_tensors;
+    t->by_name = malloc((n + 1) * sizeof *t->by_name);
+    if (!t->by_name)
+        return err_nomem(e, "config");
+    for (size_t i = 0; i < n; i++)
+        t->by_name[i] = &t->g->tensors[i];
+    qsort(t->by_name, n, sizeof *t->by_name, by_name);
+    return 0;
+}
+
 json_t *gguf_config(const struct gguf *g, struct err *e)
 {
     struct gguf_translator t = { .g = g, .out = json_object() };
@@ -242,9 +262,12 @@ json_t *gguf_config(const struct gguf *g, struct err *e)
         goto fail;
     }
     memcpy(t.arch, arch->s, arch->n);
-    if (check_finite(g, e) == 0 && translate(&t, e) == 0)
+    if (check_finite(g, e) == 0 && sort_tensors(&t, e) == 0 && translate(&t, e) == 0) {
+        free(t.by_name);
         return t.out;
+    }
 fail:
+    free(t.by_name);
     json_decref(t.out);
     return NULL;
 }

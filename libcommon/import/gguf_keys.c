@@ -21,9 +21,16 @@ int gguf_has_key(const struct gguf_translator *t, const char *key)
 
 const struct source_tensor *gguf_find_tensor(const struct gguf_translator *t, const char *name)
 {
-    for (int i = 0; i < t->g->n_tensors; i++)
-        if (strcmp(t->g->tensors[i].name, name) == 0)
-            return &t->g->tensors[i];
+    int low = 0, high = t->g->n_tensors;
+    while (low < high) {
+        const int middle = low + (high - low) / 2, order = strcmp(t->by_name[middle]->name, name);
+        if (order == 0)
+            return t->by_name[middle];
+        if (order < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
     return NULL;
 }
 
