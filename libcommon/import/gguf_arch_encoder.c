@@ -14,7 +14,8 @@ static void add_dense(const struct gguf_translator *t, json_t *list, const char 
                                               "out", (json_int_t)w->dim[0], "activation", "identity", "bias", 0));
 }
 
-/* pooling_type: 1 the mean, 2 the first token, 3 the last; 4 scores pairs, which its tensors tell. */
+/* pooling_type: 1 is the mean, 2 the first token, 3 the last; 4 (scores of pairs) has tensors of
+ * its own, which are refused. */
 void gguf_add_pooling(struct gguf_translator *t)
 {
     static const char *const names[] = { NULL, "mean", "cls", "last" };

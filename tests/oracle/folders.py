@@ -1,6 +1,6 @@
-"""folders.py - read the tensors of a Hugging Face folder, and find the package gguf, for oracle tests.
+"""folders.py - read tensors of Hugging Face folders and write GGUF files, for oracle tests.
 
-Needs numpy, which the package gguf brings along."""
+Needs the package gguf, which brings numpy along."""
 import glob
 import json
 import os
