@@ -894,7 +894,8 @@ def memory_of_requests():
     def again(i):
         try:
             return s.ask(*items[i % len(items)][:2], key=keys[i // len(items) % 2], timeout=120)
-        except ConnectionError:                 # refused while it was being sent
+        # refused while it was being sent, or cut, because there is no memory to keep the answer
+        except (ConnectionError, http.client.IncompleteRead):
             return (429,)
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         running = [pool.submit(again, i) for i in range(3 * len(items))]
