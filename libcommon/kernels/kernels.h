@@ -80,6 +80,11 @@ struct attn {
     int end;                        /* encoders: number of positions of the sequence; 0: causal */
     const uint8_t *base; const int32_t *table; size_t stride, k_offset, v_offset;
     struct kv_types kv;
+    /* Positions outside [rounded_from, rounded_to), multiples of 64, are read from blocks of f16,
+     * which lie at tail.base as the others at base; NULL: all are read from base.  Not with
+     * latents. */
+    struct { const uint8_t *base; const int32_t *table; size_t stride, k_offset, v_offset; } tail;
+    int rounded_from, rounded_to;
     /* scale > 0; softcap 0: none */
     float scale, softcap;
     const float *sinks;                                         /* [n_q_heads] or NULL */
@@ -92,6 +97,11 @@ struct attn {
      * part, part + 1 .., which follow each other in partial. */
     float *partial; int part;
 };
+/* The position is read from the tail. */
+static inline int attn_in_tail(const struct attn *a, int position)
+{
+    return a->tail.base && (position < a->rounded_from || position >= a->rounded_to);
+}
 /* Number of elements of a value. */
 static inline int attn_width(const struct attn *a) { return a->latent ? a->latent : a->head_dim; }
 /* Number of floats of a partial result: o, l and m, a multiple of 16. */

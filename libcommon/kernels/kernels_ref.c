@@ -272,6 +272,15 @@ static float kv_scale(enum kv_type type, const uint8_t *block, int slot, int hea
 
 struct softmax { float m, l[16]; };
 
+/* The block of a position, and the types of its keys and values. */
+static const uint8_t *find_block(const struct attn *a, int position, struct kv_types *types)
+{
+    const int in_tail = attn_in_tail(a, position);
+    *types = in_tail ? kv_both(KV_F16) : a->kv;
+    return in_tail ? a->tail.base + (size_t)a->tail.table[position / KV_BLOCK] * a->tail.stride
+                   : a->base + (size_t)a->table[position / KV_BLOCK] * a->stride;
+}
+
 static int first_seen(const struct attn *a, int at)
 {
     return a->chunk ? at / a->chunk * a->chunk : a->window && at - a->window + 1 > 0 ? at - a->window + 1 : 0;
@@ -304,17 +313,17 @@ static void attend_part(const struct attn *a, const float *q, int at, float slop
                         struct softmax *x)
 {
     const size_t hd = (size_t)a->head_dim;
-    const size_t row = (size_t)kv_padded(a->kv.value, a->head_dim);
     const int plain = a->softcap <= 0 && !a->alibi, base = begin / ATTN_PART * ATTN_PART;
     const float f = plain ? a->scale * LOG2E : LOG2E;
     float p[ATTN_PART] = { 0 }, most = -INFINITY;
+    struct kv_types types;
     for (int j = begin; j < end; j++) {
-        const uint8_t *k = a->base + (size_t)a->table[j / KV_BLOCK] * a->stride + a->k_offset;
+        const uint8_t *k = find_block(a, j, &types) + (attn_in_tail(a, j) ? a->tail.k_offset : a->k_offset);
         float s = 0;
         for (size_t d = 0; d < hd; d++)
-            s = fmaf(q[d], kv_load(a->kv.key, k, d * KV_BLOCK + (size_t)(j % KV_BLOCK)), s);
-        if (kv_has_scales(a->kv.key))
-            s *= kv_scale(a->kv.key, k, j % KV_BLOCK, a->head_dim);
+            s = fmaf(q[d], kv_load(types.key, k, d * KV_BLOCK + (size_t)(j % KV_BLOCK)), s);
+        if (kv_has_scales(types.key))
+            s *= kv_scale(types.key, k, j % KV_BLOCK, a->head_dim);
         if (!plain)
             s *= a->scale;
         if (a->softcap > 0)
@@ -336,11 +345,12 @@ static void attend_part(const struct attn *a, const float *q, int at, float slop
     }
     memset(o, 0, hd * sizeof *o);
     for (int j = begin; j < end; j++) {
-        const uint8_t *v = a->base + (size_t)a->table[j / KV_BLOCK] * a->stride + a->v_offset;
-        const float pj = kv_has_scales(a->kv.value) ? p[j - base] * kv_scale(a->kv.value, v, j % KV_BLOCK, a->head_dim)
+        const uint8_t *v = find_block(a, j, &types) + (attn_in_tail(a, j) ? a->tail.v_offset : a->v_offset);
+        const size_t row = (size_t)kv_padded(types.value, a->head_dim);
+        const float pj = kv_has_scales(types.value) ? p[j - base] * kv_scale(types.value, v, j % KV_BLOCK, a->head_dim)
                                                     : p[j - base];
         for (size_t d = 0; d < hd; d++)
-            o[d] = fmaf(pj, kv_load(a->kv.value, v, (size_t)(j % KV_BLOCK) * row + d), o[d]);
+            o[d] = fmaf(pj, kv_load(types.value, v, (size_t)(j % KV_BLOCK) * row + d), o[d]);
     }
 }
 

@@ -31,6 +31,17 @@ enum kv_type {
 };
 enum { KV_BLOCK = 16 };
 
+/* Where keys or values have less than 8 bits (kv_has_tail()), a token reads those of the first
+ * KV_SINKS tokens and of the newest ones, KV_TAIL and those of its own KV_TAIL_STEP, as f16: the
+ * token at pos what is from kv_tail_from(pos) on.  All are stored both ways at once.  What is read
+ * depends on positions alone, so no chunk of a prompt, reused prefix or batch changes it. */
+enum { KV_TAIL = 128, KV_TAIL_STEP = 64, KV_SINKS = 64 };
+
+static inline int kv_tail_from(int pos)
+{
+    return pos < KV_TAIL ? 0 : pos / KV_TAIL_STEP * KV_TAIL_STEP - KV_TAIL;
+}
+
 /* The types of a cache.  Latents (MLA) are keys that are also values: their type is `key`. */
 struct kv_types { enum kv_type key, value; };
 
@@ -84,6 +95,7 @@ static inline int kv_on_gpu(enum kv_type type)
 
 /* Elements share bytes: an element cannot be copied alone. */
 static inline int kv_packed(enum kv_type type) { return kv_bits(type) < 8; }
+static inline int kv_has_tail(struct kv_types t) { return kv_packed(t.key) || kv_packed(t.value); }
 /* Bytes of an element that is not packed. */
 static inline size_t kv_element_bytes(enum kv_type type) { return (size_t)kv_bits(type) / 8; }
 /* Bytes of n elements, a multiple of 16 for packed types. */

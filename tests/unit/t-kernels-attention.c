@@ -47,14 +47,24 @@ struct sequence {
     uint8_t *bytes;                                     /* blocks in an order of their own, other data between */
     int32_t *table;
     size_t stride;
+    uint8_t *tail;                                      /* NULL: there is none */
     struct attn a;
 };
 
 static void store(struct sequence *s, const struct kernels *k)
 {
     const size_t block = kv_block_bytes(s->kv.key, s->head_dim);
+    const size_t tail = kv_block_bytes(KV_F16, s->head_dim);
     memset(s->bytes, 0xff, (size_t)s->n_blocks * s->stride);
+    if (s->tail)
+        memset(s->tail, 0xff, (size_t)s->n_blocks * 2 * tail);
     for (int p = 0; p < s->len; p++) {
+        if (attn_in_tail(&s->a, p)) {
+            uint8_t *b = s->tail + (size_t)(p / KV_BLOCK) * 2 * tail;
+            k->kv_store_key(KV_F16, b + tail, p % KV_BLOCK, s->key + p * s->head_dim, s->head_dim);
+            k->kv_store_value(KV_F16, b, p % KV_BLOCK, s->value + p * s->head_dim, s->head_dim);
+            continue;
+        }
         uint8_t *b = s->bytes + (size_t)s->table[p / KV_BLOCK] * s->stride;
         k->kv_store_key(s->kv.key, b + 64, p % KV_BLOCK, s->key + p * s->head_dim, s->head_dim);
         k->kv_store_value(s->kv.value, b + 128 + block, p % KV_BLOCK, s->value + p * s->head_dim, s->head_dim);
@@ -114,6 +124,27 @@ static void open_mixed(struct sequence *s, int len, struct kv_types kv, int head
     };
 }
 
+/* Positions outside [from, to) lie in a tail, and only there. */
+static void add_tail(struct sequence *s, int from, int to)
+{
+    const size_t block = kv_block_bytes(KV_F16, s->head_dim);
+    s->tail = aligned((size_t)s->n_blocks * 2 * block);
+    int32_t *table = malloc((size_t)s->n_blocks * sizeof *table);
+    for (int b = 0; b < s->n_blocks; b++)
+        table[b] = b;
+    s->a.tail.base = s->tail;
+    s->a.tail.table = table;
+    s->a.tail.stride = 2 * block;
+    s->a.tail.k_offset = block;
+    s->a.rounded_from = from;
+    s->a.rounded_to = to;
+    for (int p = 0; p < s->len; p++)
+        for (int d = 0; d < s->head_dim && attn_in_tail(&s->a, p); d++) {
+            s->key_back[p * s->head_dim + d] = f16_to_f32(f32_to_f16(s->key[p * s->head_dim + d]));
+            s->value_back[p * s->head_dim + d] = f16_to_f32(f32_to_f16(s->value[p * s->head_dim + d]));
+        }
+}
+
 static void sequence_open(struct sequence *s, int len, enum kv_type type, int head_dim, int n_heads, struct rng *r)
 {
     open_mixed(s, len, kv_both(type), head_dim, n_heads, r);
@@ -122,6 +153,8 @@ static void sequence_open(struct sequence *s, int len, enum kv_type type, int he
 static void sequence_close(struct sequence *s)
 {
     free(s->key), free(s->value), free(s->q), free(s->key_back), free(s->value_back), free(s->bytes), free(s->table);
+    if (s->tail)
+        free((void *)(uintptr_t)s->a.tail.table), free(s->tail);
 }
 
 /* The last position that a query sees. */
@@ -265,6 +298,26 @@ static void mixed(void **state)
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         struct sequence s;
         open_mixed(&s, i == 0 ? LONG : SHORT, kinds[i], i % 2 ? 40 : 64, 1 + (int)i, &r);
+        check(&s);
+        sequence_close(&s);
+    }
+}
+
+/* Positions in a tail of f16, from which chunks of a part begin and end, beside rounded ones. */
+static void tails(void **state)
+{
+    (void)state;
+    static const struct { struct kv_types kv; int len, head_dim, n_heads, from, to; float softcap; } cases[] = {
+        { { KV_I4, KV_I4 }, LONG, 64, 3, 64, 896, 0 }, { { KV_I8, KV_I4 }, LONG, 80, 7, 64, 960, 0 },
+        { { KV_F16, KV_I4 }, LONG, 36, 1, 64, 704, 5 }, { { KV_I4, KV_F32 }, SHORT, 100, 2, 64, 128, 0 },
+        { { KV_I4, KV_I4 }, SHORT, 32, 4, 0, 64, 5 }, { { KV_I4, KV_I4 }, SHORT, 32, 1, 64, 0, 0 },
+    };
+    struct rng r = { 11 };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct sequence s;
+        open_mixed(&s, cases[i].len, cases[i].kv, cases[i].head_dim, cases[i].n_heads, &r);
+        add_tail(&s, cases[i].from, cases[i].to);
+        s.a.softcap = cases[i].softcap;
         check(&s);
         sequence_close(&s);
     }
@@ -431,7 +484,7 @@ static void extremes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(shapes), cmocka_unit_test(mixed), cmocka_unit_test(four_bits),
+        cmocka_unit_test(shapes), cmocka_unit_test(mixed), cmocka_unit_test(tails), cmocka_unit_test(four_bits),
         cmocka_unit_test(many_heads), cmocka_unit_test(variants), cmocka_unit_test(parts),
         cmocka_unit_test(both_ways),
             cmocka_unit_test(latents),
