@@ -68,8 +68,10 @@ static int stepper_open(struct stepper *s, const struct model *m, const struct r
         return err_set(e, ERR_UNSUPPORTED, "--device %s: these figures are shares of the CPU's limits; scripts/gpu-check measures GPUs", r->device);
     max_tokens = max_tokens < KV_BLOCK ? KV_BLOCK : max_tokens;
     max_tokens = max_tokens < n_seqs ? n_seqs : max_tokens;
-    const int n_blocks = n_seqs * s->blocks_each;
+    const int n_blocks = n_seqs * s->blocks_each, tail = config_tail(&m->config, r->kv, 0),
+              seen = context / KV_TAIL_STEP * KV_TAIL_STEP - KV_TAIL;
     const struct backend_options o = { .n_threads = r->threads, .kv = r->kv, .n_blocks = n_blocks,
+                                       .n_window_blocks = tail ? n_blocks : 0,
                                        .n_states = n_seqs, .max_tokens = max_tokens, .max_logits = n_seqs,
                                        .exact = r->exact, .kernels = r->kernels, .max_weights = (size_t)r->max_memory };
     if (check_context(&m->config, context, e) != 0)
@@ -85,11 +87,16 @@ static int stepper_open(struct stepper *s, const struct model *m, const struct r
         s->ids[i] = (int32_t)(rng_u64(&rng) % vocab);
     for (int i = 0; rc == 0 && i < n_blocks; i++)
         s->table[i] = i;
-    const struct batch first = { &(struct batch_item){ .tokens = s->ids, .n_tokens = KV_BLOCK, .table = s->table }, 1 };
+    const struct batch first = { &(struct batch_item){ .tokens = s->ids, .n_tokens = KV_BLOCK, .table = s->table,
+                                                       .window_table = s->table }, 1 };
     if (rc == 0 && context > 0)
         rc = forward(s, &first, e);
-    for (int i = 1; rc == 0 && context > 0 && i < n_blocks; i++)
+    for (int i = 1; rc == 0 && context > 0 && i < n_blocks; i++) {
+        const int at = i % s->blocks_each * KV_BLOCK;
         rc = backend_cpu.copy_block(s->b, 0, i, e);
+        if (rc == 0 && tail && (at < KV_SINKS || at >= seen))
+            rc = backend_cpu.copy_block(s->b, n_blocks, n_blocks + i, e);
+    }
     if (rc != 0)
         stepper_close(s);
     return rc;
@@ -101,9 +108,11 @@ static int stepper_time(struct stepper *s, int n_seqs, int n_tokens, double *sec
 {
     for (int i = 0; i < n_seqs; i++)
         s->items[i] = (struct batch_item){ .tokens = s->ids + i, .n_tokens = 1, .pos = s->context, .table = s->table +
+                                           (size_t)i * (size_t)s->blocks_each, .window_table = s->table +
                                            (size_t)i * (size_t)s->blocks_each, .state = i, .n_logits = 1 };
     if (n_tokens)
-        s->items[0] = (struct batch_item){ .tokens = s->ids, .n_tokens = n_tokens, .table = s->table, .n_logits = 1 };
+        s->items[0] = (struct batch_item){ .tokens = s->ids, .n_tokens = n_tokens, .table = s->table,
+                                           .window_table = s->table, .n_logits = 1 };
     const int steps = n_tokens ? 1 : STEPS;
     const uint64_t start = clock_ns();
     for (int i = 0; i < steps; i++)
@@ -377,6 +386,15 @@ static int choose_kv(const struct bench_options *o, const struct config *c, stru
     return n;
 }
 
+/* Bytes of keys and values that a token behind `context` others reads. */
+static double read_bytes(const struct config *c, struct kv_types kv, int context)
+{
+    const int n = context + 1, from = kv_tail_from(context), in_tail = from <= KV_SINKS ? n : n - from + KV_SINKS;
+    const double rounded = (double)config_kv_bytes(c, kv) / KV_BLOCK,
+                 f16 = (double)config_kv_bytes(c, kv_both(KV_F16)) / KV_BLOCK;
+    return config_tail(c, kv, 0) ? rounded * (n - in_tail) + f16 * in_tail : rounded * n;
+}
+
 static double number(const json_t *row, const char *key) { return json_number_value(json_object_get(row, key)); }
 
 static void print_kv_row(const json_t *row, int has_text)
@@ -434,16 +452,17 @@ int bench_kv(const struct bench_options *o, const char *model, const char *text)
         }
         for (int i = 0; i < n; i++) {
             const int k = i % n_kv, context = s[i].context;
-            const double f16_bytes = (double)config_kv_bytes(&m.model->config, kv[0]);
+            const double f16_bytes = read_bytes(&m.model->config, kv[0], context);
             char name[KV_TEXT];
             run.kv = kv[k];
-            share.kv_bytes = (double)config_kv_bytes(&m.model->config, run.kv) / KV_BLOCK;
-            const double t = rows[i].median, bytes = share.kv_bytes * (context + 1), speedup = rows[i - k].median / t,
-                         of = share_decode(&share, t, context + 1);
+            const double t = rows[i].median, bytes = read_bytes(&m.model->config, run.kv, context),
+                         speedup = rows[i - k].median / t;
+            share.kv_bytes = bytes / (context + 1);
+            const double of = share_decode(&share, t, context + 1);
             json_t *row = json_pack("{s:s, s:i, s:f, s:f, s:I, s:f, s:f, s:f, s:f}", "kv", kv_text(kv[k], name),
                                     "context", context, "step_s", t, "tokens_per_s", 1 / t, "kv_bytes",
                                     (json_int_t)bytes, "bytes_over_f16",
-                                    f16_bytes > 0 ? share.kv_bytes * KV_BLOCK / f16_bytes : 1,
+                                    f16_bytes > 0 ? bytes / f16_bytes : 1,
                                     "speed_over_f16", speedup, "ratio", t / rows[k].median, "share", of);
             if (text)
                 json_object_set_new(row, "kl_mean", json_real(kl[i]));

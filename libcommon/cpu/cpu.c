@@ -68,8 +68,11 @@ static int kv_open(struct cpu *b, struct err *e)
     const struct config *c = &b->m->config;
     struct core *k = &b->core;
     k->kv_stride = k->window_stride = 0;
-    for (int i = 0; i < b->n_layers; i++)
+    k->tail = b->o.n_window_blocks && config_tail(c, k->types, b->o.window);
+    for (int i = 0; i < b->n_layers; i++) {
         *(in_windows(b, i) ? &k->window_stride : &k->kv_stride) += config_layer_kv_bytes(c, i, k->types);
+        k->window_stride += k->tail ? config_layer_kv_bytes(c, i, kv_both(KV_F16)) : 0;
+    }
     if (__builtin_mul_overflow(k->kv_stride, (size_t)b->o.n_blocks, &b->kv_size) ||
         __builtin_mul_overflow(k->window_stride, (size_t)b->o.n_window_blocks, &b->window_size))
         return err_set(e, ERR_SHAPE, "a KV cache of %d blocks is too large", b->o.n_blocks);
@@ -162,9 +165,10 @@ static int check_batch(const struct cpu *b, const struct batch *batch, struct er
         if (b->core.state_stride && (it->state < 0 || it->state >= b->o.n_states))
             return err_set(e, ERR_SHAPE, "batch item %d: state %d, expected 0 to %d", i, it->state, b->o.n_states - 1);
         const int end = (it->pos + it->n_tokens - 1) / KV_BLOCK;
-        const int seen = it->pos - config_window(c, b->o.window) + 1;
+        const int seen = b->core.tail ? kv_tail_from(it->pos) : it->pos - config_window(c, b->o.window) + 1,
+                  sinks = b->core.tail ? KV_SINKS : b->o.sinks;
         for (int p = 0; b->o.n_window_blocks && p <= end; p++)
-            if ((p * KV_BLOCK < b->o.sinks || (p + 1) * KV_BLOCK > seen) &&
+            if ((p * KV_BLOCK < sinks || (p + 1) * KV_BLOCK > seen) &&
                 (!it->window_table || it->window_table[p] < 0 || it->window_table[p] >= b->o.n_window_blocks))
                 return err_set(e, ERR_SHAPE, "batch item %d: no window block for token %d", i, p * KV_BLOCK);
         for (int p = 0; p <= end; p++)
@@ -180,14 +184,14 @@ static int check_batch(const struct cpu *b, const struct batch *batch, struct er
     return 0;
 }
 
-/* Offset of the keys and values that a layer reads, in a KV block. */
-static size_t kv_offset(const struct cpu *b, int layer)
+/* Offset of the keys and values that a layer reads, in a KV block where all have these types. */
+static size_t kv_offset(const struct cpu *b, int layer, struct kv_types types)
 {
     const struct config *c = &b->m->config;
     size_t at = 0;
     for (int i = 0; i < (config_shares_kv(c, layer) ? c->kv_from[layer] : layer); i++)
         if (in_windows(b, i) == in_windows(b, layer))
-            at += config_layer_kv_bytes(c, i, b->core.types);
+            at += config_layer_kv_bytes(c, i, types);
     return at;
 }
 
@@ -206,7 +210,8 @@ static int run_layers(struct cpu *b, const struct batch *batch, struct err *e)
     core_embed(k, b->m, s.n_tokens, k->x);
     for (int i = 0; i < b->n_layers; i++) {
         residency_layer(k->residency, i);
-        s.kv_at = kv_offset(b, i);
+        s.kv_at = kv_offset(b, i, k->types);
+        s.tail_at = k->tail ? kv_offset(b, i, kv_both(KV_F16)) : 0;
         s.in_windows = in_windows(b, i);
         core_layer(k, &s, &b->m->layers[i], i, k->x);
         s.state_at += config_state_floats(c, i);

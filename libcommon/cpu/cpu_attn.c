@@ -156,6 +156,13 @@ static size_t head_offset(const struct attn_job *j, int head)
     return j->s->kv_at + (j->latent ? 0 : (size_t)head * (j->k_bytes + j->v_bytes));
 }
 
+/* In a block of the tail: bytes of the keys, or values, of a head, and the offset of its keys. */
+static size_t tail_bytes(const struct attn_job *j) { return kv_block_bytes(KV_F16, j->head_dim); }
+static size_t tail_offset(const struct attn_job *j, int head)
+{
+    return j->s->tail_at + (size_t)head * 2 * tail_bytes(j);
+}
+
 /* Store keys and values of tokens [first, first + n) of an item in the cache. */
 static void store(const struct attn_job *j, int item, int head, int first, int n)
 {
@@ -179,6 +186,12 @@ static void store(const struct attn_job *j, int item, int head, int first, int n
             turn(value, j->head_dim);
         k->k->kv_store_key(k->types.key, block, pos % KV_BLOCK, key, j->head_dim);
         k->k->kv_store_value(k->types.value, block + j->k_bytes, pos % KV_BLOCK, value, j->head_dim);
+        if (k->tail) {
+            uint8_t *tail = k->window_kv + (size_t)it->window_table[pos / KV_BLOCK] * k->window_stride +
+                            tail_offset(j, head);
+            k->k->kv_store_key(KV_F16, tail, pos % KV_BLOCK, key, j->head_dim);
+            k->k->kv_store_value(KV_F16, tail + tail_bytes(j), pos % KV_BLOCK, value, j->head_dim);
+        }
     }
 }
 
@@ -388,6 +401,16 @@ static void attend_part(void *arg, int i, int thread)
         .sinks = j->l->sinks ? j->l->sinks + head * group : NULL, .kv = k->types,
         .scale = c->attn_scale, .softcap = c->attn_softcap,
         .alibi = c->pos == POS_ALIBI ? k->alibi + head * group : NULL };
+    if (k->tail) {
+        const size_t keys = tail_offset(j, head);
+        a.tail.base = k->window_kv;
+        a.tail.table = it->window_table;
+        a.tail.stride = k->window_stride;
+        a.tail.k_offset = keys;
+        a.tail.v_offset = keys + tail_bytes(j);
+        a.rounded_from = KV_SINKS;
+        a.rounded_to = kv_tail_from(a.pos);             /* of all tokens of the run: see core_step() */
+    }
     /* only the last part has these positions */
     if (j->s->one_run_each && is_last && !j->latent && !config_shares_kv(c, j->index))
         store(j, ch->item, head, ch->first, ch->n);
@@ -617,6 +640,19 @@ static int add_runs(struct core *k, struct step *s, int item, int first, int n, 
     return n_runs;
 }
 
+/* The same of all tokens of an item, with one beginning of the tail for all tokens of a run. */
+static int add_tail_runs(struct core *k, struct step *s, int item, int most)
+{
+    const struct batch_item *it = &s->items[item];
+    int n_runs = 0;
+    for (int end = it->n_tokens, first; end > 0; end = first) {
+        first = (it->pos + end - 1) / KV_TAIL_STEP * KV_TAIL_STEP - it->pos;
+        first = first > 0 ? first : 0;
+        n_runs += add_runs(k, s, item, first, end - first, most);
+    }
+    return n_runs;
+}
+
 void core_step(struct core *k, struct step *s, const struct batch_item *items, int n_items, int *offset)
 {
     *s = (struct step){ .items = items, .n_items = n_items, .offset = offset, .one_run_each = 1 };
@@ -635,7 +671,8 @@ void core_step(struct core *k, struct step *s, const struct batch_item *items, i
         /* no run has tokens on both sides of the window's end */
         const int near = !k->window || it->pos + it->n_tokens <= k->window ? it->n_tokens
                          : it->pos < k->window ? k->window - it->pos : 0;
-        const int n_runs = add_runs(k, s, i, near, it->n_tokens - near, chunk) + add_runs(k, s, i, 0, near, chunk);
+        const int n_runs = k->tail ? add_tail_runs(k, s, i, chunk)
+            : add_runs(k, s, i, near, it->n_tokens - near, chunk) + add_runs(k, s, i, 0, near, chunk);
         s->one_run_each &= n_runs == 1;
     }
 }

@@ -117,9 +117,10 @@ struct core {
     struct kv_types types;
     uint8_t *kv;
     size_t kv_stride;
-    /* the same for separate window blocks */
+    /* the same for separate window blocks, of layers with a window or of the tail */
     uint8_t *window_kv;
     size_t window_stride;
+    int tail;                               /* all keys and values are also stored as f16 (kvtype.h) */
     /* Every layer attends to at most the newest `window` tokens and the first `sinks`; 0: windows
      * as the model has them.  far: cos and sin of each RoPE table for the last position of sinks
      * and window together, with the short factors and with the long ones; stream: a buffer of
@@ -183,6 +184,7 @@ struct step {
     /* offset of this layer's keys and values in a KV block */
     size_t kv_at;
     int in_windows;                         /* the layer uses window blocks */
+    size_t tail_at;                         /* offset of this layer's keys and values in a block of the tail */
     size_t state_at;                        /* offset of this layer in a sequence's state, in floats */
 };
 

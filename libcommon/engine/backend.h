@@ -25,8 +25,8 @@ struct batch_item {
     /* absolute position of tokens[0]; keys and values of [0, pos) are cached already */
     int pos;
     const int32_t *table;                   /* KV block numbers: position p lies in block table[p / KV_BLOCK] */
-    /* With n_window_blocks: the table of layers with a window.  Only the blocks of the sinks and
-     * those that one of the tokens sees are valid. */
+    /* With n_window_blocks: the table of layers with a window, or of the tail.  Only the blocks of
+     * the sinks and those that one of the tokens sees are valid. */
     const int32_t *window_table;
     /* Models with recurrent layers: index of the state after [0, pos), which these tokens update.
      * At pos 0 the state is initialized first.  No two items of a batch have the same. */
@@ -55,9 +55,9 @@ struct backend_options {
     int n_threads;                          /* 0: all processors */
     struct kv_types kv;
     int n_blocks;                           /* KV blocks of 16 tokens, for all layers together */
-    /* Number of separate blocks for layers with a window (config_layer_window()); 0: these layers
-     * use the common blocks.  copy_block, drop_block, save_block and load_block take window block w
-     * as block n_blocks + w. */
+    /* Number of separate blocks for layers with a window (config_layer_window()), or for the tail
+     * (config_tail()); 0: these layers use the common blocks, and there is no tail.  copy_block,
+     * drop_block, save_block and load_block take window block w as block n_blocks + w. */
     int n_window_blocks;
     /* Every layer attends to at most the newest `window` tokens and the first `sinks`, which take
      * the positions just before the window; 0: windows as the model has them.  Needs
@@ -155,8 +155,8 @@ struct backend {
     int (*copy_state)(void *b, int from, int to, struct err *e);
     void (*drop_state)(void *b, int state);     /* as drop_block */
     void (*device)(const void *b, struct backend_device *d);    /* NULL: there is no device */
-    /* Copy a block or a state out of the backend's memory and back.  Sizes: config_kv_bytes(), less
-     * config_window_bytes() if there are window blocks, which have that size; config_state_bytes().
+    /* Copy a block or a state out of the backend's memory and back.  Sizes: config_kv_bytes(), or
+     * with window blocks config_block_bytes() and config_window_bytes(); config_state_bytes().
      * The bytes are valid only for the same backend, model, types of keys and values, and
      * describe().  NULL: not supported. */
     void (*save_block)(const void *b, int32_t block, void *to);

@@ -46,6 +46,10 @@ static int set_sizes(struct engine *g, const struct config *c, const struct engi
         g->max_tokens = g->max_len;
     if (check_window(g, c, o, e) < 0)
         return -1;
+    const int tail = g->backend->windows ? config_tail(c, o->kv, g->window) : 0;
+    g->kept_tokens = tail ? tail : g->backend->windows ? config_window(c, g->window) : 0;
+    g->kept_sinks = tail ? KV_SINKS : g->sinks;
+    g->kv = o->kv;
     if (c->max_len > 0 && g->max_len > c->max_len && !o->window)
         return err_set(e, ERR_LIMIT, "a context of %d tokens, expected at most the model's %d", g->max_len, c->max_len);
     return 0;
@@ -58,21 +62,25 @@ struct blocks { int64_t all, windows; };
 
 /* Blocks for n_seqs sequences of full length.  A window also needs parts of the blocks at both
  * ends, and the tokens of a step come on top of the windows.  With `kept` there are up to twice as
- * many window blocks, so that ended conversations and common prefixes keep theirs. */
+ * many window blocks, so that ended conversations and common prefixes keep theirs; the larger
+ * blocks of a tail share those with the step. */
 static struct blocks blocks_wanted(const struct engine *g, const struct config *c, int n_seqs, int kept)
 {
-    const int tokens = g->backend->windows ? config_window(c, g->window) : 0;
-    const int64_t one = blocks_for(g->max_len), window = blocks_for(tokens) + 2 + blocks_for(g->sinks);
-    const int64_t step = blocks_for(g->max_tokens), saved = one - window - step;
+    const int tail = config_tail(c, g->kv, g->window);
+    const int64_t one = blocks_for(g->max_len), step = blocks_for(g->max_tokens),
+                  wanted = blocks_for(g->kept_tokens) + 2 + blocks_for(g->kept_sinks),
+                  window = tail && wanted > one ? one : wanted, saved = one - window - step;
     const int64_t more = !kept || saved < 0 ? 0 : saved / 2 < window ? saved / 2 : window;
-    return (struct blocks){ .all = one * n_seqs,
-                            .windows = tokens && (saved > 0 || g->window) ? (window + more) * n_seqs + step : 0 };
+    const int64_t beside = tail ? more * n_seqs > step ? more * n_seqs : step : more * n_seqs + step;
+    return (struct blocks){ .all = one * n_seqs, .windows = g->kept_tokens && (saved > 0 || g->window || tail)
+                                                                ? window * n_seqs + beside : 0 };
 }
 
 static uint64_t blocks_bytes(const struct engine *g, const struct config *c, struct kv_types kv, const struct blocks *b)
 {
-    const uint64_t window = b->windows ? config_window_bytes(c, kv, g->window) : 0;
-    return (uint64_t)b->all * (config_kv_bytes(c, kv) - window) + (uint64_t)b->windows * window;
+    return !b->windows ? (uint64_t)b->all * config_kv_bytes(c, kv)
+                       : (uint64_t)b->all * config_block_bytes(c, kv, g->window) +
+                         (uint64_t)b->windows * config_window_bytes(c, kv, g->window);
 }
 
 uint64_t engine_kv_needs(const struct config *c, const struct engine_options *o, int n_seqs)
@@ -107,7 +115,7 @@ static int fit_blocks(const struct engine *g, const struct config *c, const stru
         return 0;
     }
     const double part = (double)(o->kv_bytes - few) / (double)(many - few);
-    if (config_kv_bytes(c, o->kv) > config_window_bytes(c, o->kv, g->window))      /* else blocks cost nothing */
+    if (config_block_bytes(c, o->kv, g->window))        /* else blocks cost nothing */
         b->all = least.all + (int64_t)((double)(b->all - least.all) * part);
     b->windows = least.windows + (int64_t)((double)(b->windows - least.windows) * part);
     return 0;
@@ -217,8 +225,7 @@ struct engine *engine_open(const struct model *m, const struct tokenizer *t, con
         goto fail;
     g->kv = bo.kv;
     if (!(g->pool = kv_pool_open(bo.n_blocks, e)) ||
-        (bo.n_window_blocks && kv_pool_windows(g->pool, bo.n_window_blocks, config_window(c, g->window), g->sinks,
-                                                  e) < 0) ||
+        (bo.n_window_blocks && kv_pool_windows(g->pool, bo.n_window_blocks, g->kept_tokens, g->kept_sinks, e) < 0) ||
         open_states(g, o, bo.n_states, e) < 0)
         goto fail;
     g->limits = (struct engine_limits){ .max_running = g->max_seqs, .max_waiting = o->max_waiting,

@@ -181,6 +181,7 @@ struct engine {
     int vocab_size, n_allowed, max_len, max_seqs, max_tokens, prefixes;
     struct kv_types kv;
     int window, sinks;                  /* as in engine_options */
+    int kept_tokens, kept_sinks;        /* tokens that window blocks hold: the newest and the first */
     struct kv_pool *pool;
     struct disk *disk;                  /* NULL: prefixes are in memory only */
     struct state_pool *states; int snapshot_every;      /* NULL: the model has no recurrent layers */

@@ -15,7 +15,7 @@
 /* ---- opening ---- */
 
 /* Incremented when the bytes of a block change but the names of its types do not. */
-enum { BLOCK_FORMAT = 2 };
+enum { BLOCK_FORMAT = 3 };
 
 /* Bytes of a window block. */
 static size_t window_bytes(const struct engine *g)
@@ -25,7 +25,8 @@ static size_t window_bytes(const struct engine *g)
 
 static size_t block_bytes(const struct engine *g)
 {
-    return config_kv_bytes(&g->m->config, g->kv) - window_bytes(g);
+    return kv_pool_n_windows(g->pool) ? config_block_bytes(&g->m->config, g->kv, g->window)
+                                      : config_kv_bytes(&g->m->config, g->kv);
 }
 
 /* Everything except token ids that the bytes of a block depend on, as JSON.  Caller frees. */

@@ -295,7 +295,7 @@ static int window_fits(const struct engine *g, const struct request *r)
 {
     if (!kv_pool_n_windows(g->pool))
         return 1;
-    const int window = n_blocks(config_window(&g->m->config, g->window)) + 2 + n_blocks(g->sinks);
+    const int window = n_blocks(g->kept_tokens) + 2 + n_blocks(g->kept_sinks);
     const int want = n_blocks(r->n_ids + 1);
     return (want < window ? want : window) - (r->kv.end_window - r->kv.first_window) <=
            kv_pool_free_windows(g->pool) + kv_pool_idle_windows(g->pool);

@@ -587,9 +587,22 @@ int config_window(const struct config *c, int most)
     return n;
 }
 
+int config_tail(const struct config *c, struct kv_types types, int most)
+{
+    return kv_has_tail(types) && !config_window(c, most) && !c->both_ways && !c->embedding.pooling &&
+           config_kv_bytes(c, types) ? KV_TAIL + KV_TAIL_STEP : 0;
+}
+
+size_t config_block_bytes(const struct config *c, struct kv_types types, int most)
+{
+    return config_kv_bytes(c, types) - (config_tail(c, types, most) ? 0 : config_window_bytes(c, types, most));
+}
+
 size_t config_window_bytes(const struct config *c, struct kv_types types, int most)
 {
     size_t n = 0;
+    if (config_tail(c, types, most))
+        return config_kv_bytes(c, kv_both(KV_F16));
     for (int i = 0; i < c->n_layers; i++)
         n += config_layer_window(c, i, most) ? config_layer_kv_bytes(c, i, types) : 0;
     return n;

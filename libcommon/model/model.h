@@ -484,8 +484,14 @@ size_t config_kv_bytes(const struct config *c, struct kv_types types);
  * some at the beginning); 0: as the model has it. */
 int config_layer_window(const struct config *c, int layer, int most);
 int config_window(const struct config *c, int most);                /* the largest of them; 0: no layer has one */
-/* Bytes of one window block, of all layers with a window. */
+/* Bytes of one window block: of all layers with a window, or, with a tail, of all layers as f16. */
 size_t config_window_bytes(const struct config *c, struct kv_types types, int most);
+/* Bytes of a KV block beside window blocks. */
+size_t config_block_bytes(const struct config *c, struct kv_types types, int most);
+/* Keys and values of these types have a tail (kvtype.h), whose f16 lie in window blocks: so many of
+ * the newest tokens at most.  0: there is none, because the types need none or layers have
+ * windows. */
+int config_tail(const struct config *c, struct kv_types types, int most);
 int config_streams(const struct config *c, int layer, int most);    /* `most` is less than the layer's own window */
 /* Why no `most` can be set; NULL: it can. */
 const char *config_stream_problem(const struct config *c);

@@ -31,10 +31,10 @@ enum kv_type {
 };
 enum { KV_BLOCK = 16 };
 
-/* Where keys or values have less than 8 bits (kv_has_tail()), a token reads those of the first
- * KV_SINKS tokens and of the newest ones, KV_TAIL and those of its own KV_TAIL_STEP, as f16: the
- * token at pos what is from kv_tail_from(pos) on.  All are stored both ways at once.  What is read
- * depends on positions alone, so no chunk of a prompt, reused prefix or batch changes it. */
+/* If keys or values have less than 8 bits (kv_has_tail()), a token reads those of the first
+ * KV_SINKS tokens and of the newest ones as f16: the token at pos those from kv_tail_from(pos) on,
+ * its own KV_TAIL_STEP tokens and KV_TAIL before them.  Each is stored both ways at once.  The
+ * choice depends on positions alone, so no chunk of a prompt, reused prefix or batch changes it. */
 enum { KV_TAIL = 128, KV_TAIL_STEP = 64, KV_SINKS = 64 };
 
 static inline int kv_tail_from(int pos)

@@ -121,18 +121,20 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
 
 # bats test_tags=plain
 @test "kv: types at every context, as far as the model goes, and their distance from f16" {
-  run --separate-stderr zse-bench kv "$MODEL" --contexts 16,200 -r 2 --json
+  run --separate-stderr zse-bench kv "$MODEL" --contexts 16,1900 -r 2 --json
   [ "$status" = 0 ]
-  check '[(r["kv"], r["context"]) for r in j["rows"]] == [(k, c) for c in (16, 200) for k in ("f16", "i8", "k=i8,v=i4", "i4")]' <<<"$output"
+  check '[(r["kv"], r["context"]) for r in j["rows"]] == [(k, c) for c in (16, 1900) for k in ("f16", "i8", "k=i8,v=i4", "i4")]' <<<"$output"
   check 'all(r["share"] > 0 and r["step_s"] > 0 for r in j["rows"]) and j["rows"][0]["speed_over_f16"] == 1 and j["rows"][0]["ratio"] == 1' <<<"$output"
-  check 'j["rows"][0]["kv_bytes"] * 201 == j["rows"][4]["kv_bytes"] * 17' <<<"$output"
-  check '[r["kv_bytes"] for r in j["rows"][:4]] == sorted((r["kv_bytes"] for r in j["rows"][:4]), reverse=True)' <<<"$output"
-  check 'all(abs(r["bytes_over_f16"] * j["rows"][0]["kv_bytes"] - r["kv_bytes"]) < 1 for r in j["rows"][:4]) and "kl_mean" not in j["rows"][0]' <<<"$output"
-  run --separate-stderr zse-bench kv "$MODEL" "$TEXT" --kv v=q4_0 -r 1 --json
-  check '[(r["kv"], r["context"]) for r in j["rows"]] == [("f16", 128), ("k=f16,v=i4", 128)]' <<<"$output"
+  check 'j["rows"][0]["kv_bytes"] * 1901 == j["rows"][4]["kv_bytes"] * 17' <<<"$output"
+  check '[r["kv_bytes"] for r in j["rows"][4:]] == sorted((r["kv_bytes"] for r in j["rows"][4:]), reverse=True)' <<<"$output"
+  # beside 4 bits the newest tokens and the first ones are read as f16
+  check '[r["bytes_over_f16"] == 1 for r in j["rows"][:4]] == [True, False, True, True] and j["rows"][7]["bytes_over_f16"] < 0.5' <<<"$output"
+  check 'all(abs(r["bytes_over_f16"] * j["rows"][4]["kv_bytes"] - r["kv_bytes"]) < 1 for r in j["rows"][4:]) and "kl_mean" not in j["rows"][0]' <<<"$output"
+  run --separate-stderr zse-bench kv "$MODEL" "$TEXT" --kv v=q4_0 --contexts 600 -r 1 --json
+  check '[(r["kv"], r["context"]) for r in j["rows"]] == [("f16", 600), ("k=f16,v=i4", 600)]' <<<"$output"
   check 'j["rows"][0]["kl_mean"] == 0 and 0 < j["rows"][1]["kl_mean"] < 0.1' <<<"$output"
   # the same distance as quality's, which scores the same positions of a text of one window
-  q=$(zse-bench quality "$MODEL" "$MODEL" "$TEXT" --kv f16 --kv v=i4 --window 128 --windows 1)
+  q=$(zse-bench quality "$MODEL" "$MODEL" "$TEXT" --kv f16 --kv v=i4 --window 600 --windows 1)
   check "abs(j['rows'][1]['kl_mean'] - $(jq .kl_mean <<<"$q")) < 1e-12" <<<"$output"
   run -1 --separate-stderr zse-bench kv "$MODEL" /no/such -r 1
   [[ "$stderr" == *"/no/such"* ]]
@@ -243,7 +245,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
 # bats test_tags=plain
 @test "--kv: the types of keys and values differ, and other programs' names mean the same" {
   local type name
-  perplexity() { zse-bench perplexity "$MODEL" "$TEXT" --window 64 --windows 1 --kv "$1" | jq -c .mean_nll; }
+  perplexity() { zse-bench perplexity "$MODEL" "$TEXT" --window 400 --windows 1 --kv "$1" | jq -c .mean_nll; }
   local -A of
   for type in f32 bf16 f16 fp8 i8 i4 k=i8,v=i4; do
     of[$type]=$(perplexity $type)

@@ -61,6 +61,23 @@ ask() {
   [ "$ids" = "$longer" ]
 }
 
+@test "zse-chat --session: keys and values with 4 bits, whose newest ones are also there as f16" {
+  P="$(seq -s ' ' 1 200)"
+  ask -p "$P" --kv i4
+  local plain=$ids
+  [ "$prompt" -gt 320 ]                           # some are neither the first ones nor the newest
+  ask -p "$P" --kv i4 --session kv
+  [ "$ids" = "$plain" ]
+  ask -p "$P" --kv i4 --session kv
+  [ "$cached" -ge $((prompt - 64)) ]
+  [ "$ids" = "$plain" ]
+  ask -p "$P 201 202" --kv i4 --session kv
+  [ "$cached" -gt 0 ]
+  local longer=$ids
+  ask -p "$P 201 202" --kv i4
+  [ "$ids" = "$longer" ]
+}
+
 @test "zse-chat --window: beyond the model's context, and found again with --session" {
   ask -p "$P"
   local plain=$ids

@@ -15,11 +15,11 @@
 #include "libcommon/engine/engine.h"
 #include "tests/unit/tiny.h"
 
-enum { LEN = 160, N = 12, MOST = 3 };
+enum { ROOM = 448, N = 12, MOST = 3 };
 
 struct answer {
-    int32_t ids[LEN];
-    float logprob[LEN];
+    int32_t ids[ROOM];
+    float logprob[ROOM];
     int n;
     enum finish finish;
     float embedding[512];
@@ -40,7 +40,7 @@ static void hear(void *user, const struct token_event *ev)
 }
 
 struct job {
-    int32_t ids[LEN];
+    int32_t ids[ROOM];
     struct request_params p;
     struct answer got[MOST];
     void *users[MOST];
@@ -49,17 +49,20 @@ struct job {
 };
 
 static int window, sinks;               /* options of engines, and room for steps beside them; 0: none */
+static int len = 160;                   /* context of engines, at most ROOM */
 
 static struct engine *open_engine(const struct model *m, struct kv_types kv, int max_seqs, int max_tokens,
                                   int extra_blocks, int no_prefix_cache)
 {
     struct err e;
-    const size_t block = config_kv_bytes(&m->config, kv);
-    const struct engine_options o = { .kv = kv, .max_len = LEN, .max_seqs = max_seqs, .max_tokens = max_tokens,
+    const size_t block = config_kv_bytes(&m->config, kv),
+                 tail = config_tail(&m->config, kv, window) ? config_window_bytes(&m->config, kv, window) : 0;
+    const struct engine_options o = { .kv = kv, .max_len = len, .max_seqs = max_seqs, .max_tokens = max_tokens,
                                       .no_prefix_cache = no_prefix_cache, .n_threads = 2,
                                       .snapshots = 1 + extra_blocks, .snapshot_every = 32,
                                       .window = window, .sinks = sinks,
-                                      .kv_bytes = (size_t)(LEN / KV_BLOCK + extra_blocks + (window ? 10 : 0)) * block };
+                                      .kv_bytes = (size_t)(len / KV_BLOCK + extra_blocks + (window ? 10 : 0)) * block +
+                                                  (size_t)(20 + max_tokens / KV_BLOCK + extra_blocks) * tail };
     struct engine *g = engine_open(m, NULL, &o, &e);
     if (!g)
         fail_msg("%s", e.msg);
@@ -77,7 +80,7 @@ static void run(struct engine *g)
 
 static void make_job(struct job *j, struct rng *r, const int32_t *shared, int vocab)
 {
-    const int n = 1 + (int)(rng_u64(r) % 110), same = (int)(rng_u64(r) % (uint64_t)(n + 1));
+    const int n = 1 + (int)(rng_u64(r) % (uint64_t)(len - 50)), same = (int)(rng_u64(r) % (uint64_t)(n + 1));
     for (int i = 0; i < n; i++)
         j->ids[i] = i < same ? shared[i] : (int32_t)(rng_u64(r) % (uint64_t)vocab);
     memset(j->got, 0, sizeof j->got);
@@ -128,16 +131,16 @@ static void run_schedules(struct model *m, int rounds)
     static const struct kv_types kinds[] = { { KV_F32, KV_F32 }, { KV_I8, KV_I4 }, { KV_F16, KV_F16 },
                                              { KV_I8, KV_I8 }, { KV_I4, KV_I4 } };
     static struct job jobs[N];
-    int32_t shared[LEN];
+    int32_t shared[ROOM];
     struct err e;
     uint64_t preemptions = 0, cached = 0, copies = 0, with_windows = 0;
     assert_true(m->config.hidden_size <= 512);
     for (int round = 0; round < (getenv("ZSE_SANITIZED") ? 3 : rounds); round++) {
         struct rng r = { (uint64_t)round };
-        struct kv_types kv = kinds[round % 5];
+        struct kv_types kv = kinds[len == ROOM ? round % 2 ? 1 : 4 : round % 5];
         if (config_kv_problem(&m->config, kv))
             kv = kv_both(KV_F8);
-        for (int i = 0; i < LEN; i++)
+        for (int i = 0; i < len; i++)
             shared[i] = (int32_t)(rng_u64(&r) % (uint64_t)m->config.vocab_size);
         const int max_seqs = 1 + (int)(rng_u64(&r) % 6);
         struct engine *g = open_engine(m, kv, max_seqs, 8 + (int)(rng_u64(&r) % 90), (int)(rng_u64(&r) % 12), 0);
@@ -157,7 +160,10 @@ static void run_schedules(struct model *m, int rounds)
         engine_stats(g, &s);
         assert_int_equal(s.n_free_blocks + s.n_cached_blocks, s.n_blocks);
         assert_int_equal(s.n_free_window_blocks + s.n_cached_window_blocks, s.n_window_blocks);
-        with_windows += s.n_window_blocks > 0;
+        if (config_tail(&m->config, kv, window))
+            assert_true(s.n_window_blocks > 0);
+        else
+            with_windows += s.n_window_blocks > 0;
         preemptions += s.preemptions;
         cached += s.cached_tokens;
         copies += s.copies;
@@ -197,6 +203,15 @@ static void test_windows(void **state)
     m->config.window[0] = 20;
     m->config.chunk[2] = 32;
     run_schedules(m, 6);
+}
+
+/* Contexts beyond the tail of keys and values with 4 bits. */
+static void test_tail(void **state)
+{
+    (void)state;
+    len = ROOM;
+    run_schedules(load_tiny(), 4);
+    len = 160;
 }
 
 static void test_recurrent(void **state)
@@ -321,7 +336,7 @@ static void test_refused_windows(void **state)
         struct err e;
         if (!m)
             continue;
-        const struct engine_options o = { .window = WINDOW, .sinks = SINKS, .max_len = LEN };
+        const struct engine_options o = { .window = WINDOW, .sinks = SINKS, .max_len = len };
         assert_null(engine_open(m, NULL, &o, &e));
         if (!strstr(e.msg, refused[i].says))
             fail_msg("%s: %s", refused[i].name, e.msg);
@@ -357,7 +372,7 @@ static void test_smaller_vocabulary(void **state)
     struct err e;
     struct model *m = load_tiny(), *d = load_tiny();
     d->config.vocab_size = 1000;
-    const struct engine_options o = { .kv = kv_both(KV_F32), .max_len = LEN, .max_seqs = 2, .n_threads = 2,
+    const struct engine_options o = { .kv = kv_both(KV_F32), .max_len = len, .max_seqs = 2, .n_threads = 2,
                                       .draft_model = d, .draft = 3 };
     struct engine *g = engine_open(m, NULL, &o, &e);
     if (!g)
@@ -398,6 +413,7 @@ static void test_wrong_windows(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_schedules), cmocka_unit_test(test_windows),
+                                        cmocka_unit_test(test_tail),
                                         cmocka_unit_test(test_sinks), cmocka_unit_test(test_positions),
                                         cmocka_unit_test(test_architectures), cmocka_unit_test(test_refused_windows),
                                         cmocka_unit_test(test_smaller_vocabulary),
