@@ -1,5 +1,5 @@
-/* arch.c - list the architectures: defaults of keys that a config.json leaves out, facts that
- * never vary, and keys of their own. Facts: the configuration and modeling files of transformers
+/* arch.c - the table of architectures: defaults of keys that a config.json leaves out, facts that
+ * never vary, and keys of their own.  Facts: the configuration and modeling files of transformers
  * 5, and the papers and model cards they cite. */
 #include "libcommon/model/arch.h"
 
@@ -8,8 +8,7 @@
 
 #include "libcommon/base/json.h"
 
-/* Keys about training, storage or other runtimes, and repetitions of the weights or of other
- * keys. */
+/* Keys about training, storage or other runtimes, and keys that repeat others or the weights. */
 const char *const arch_ignored[] = {
     "architectures", "auto_map", "model_type", "dtype", "transformers_version", "transformers.js_config",
     "_name_or_path", "_model_name_or_path", "name", "license",
@@ -125,7 +124,7 @@ opt_post_names   = { OPT, .attn_post_norm = "self_attn_layer_norm", .mlp_post_no
 
 /* ---- keys of single architectures ---- */
 
-/* A number; `absent` where the key is left out, 0 where it is null. */
+/* A number; `absent` if the key is missing, 0 if it is null. */
 static double real_or_null(struct parse *p, const char *key, double absent)
 {
     return parse_real(p, key, json_object_get(p->json, key) ? 0 : absent);
@@ -162,7 +161,7 @@ static void more_llama(struct parse *p, struct config *c)
     parse_must_be(p, "rope_interleaved", 0);
 }
 
-/* A GGUF keeps the activation's parameters in arrays, one number for each layer. */
+/* A GGUF stores the activation's parameters in arrays, with one number per layer. */
 static void xielu_parse(struct parse *p, struct config *c)
 {
     static const char *const keys[N_XIELU] = { "zse_xielu_alpha_p", "zse_xielu_alpha_n", "zse_xielu_beta",
@@ -254,7 +253,8 @@ static void more_gemma(struct parse *p, struct config *c)
     attention_bias_parse(p, c);
     c->embed_scale = (float)sqrt((double)c->hidden_size);
     c->norm_offset = c->qk_norm_offset = c->gguf ? 0 : 1;
-    if (c->act == CONFIG_ACT_GELU)          /* early gemma models say "gelu" and were trained with the approximation */
+    /* early gemma models say "gelu", but were trained with the approximation */
+    if (c->act == CONFIG_ACT_GELU)
         c->act = CONFIG_ACT_GELU_TANH;
     c->both_ways = parse_bool(p, "use_bidirectional_attention", 0);
 }
@@ -269,7 +269,8 @@ static void more_gemma2(struct parse *p, struct config *c)
     set_windows(c, window, (int)parse_int(p, "sliding_window_pattern|_sliding_window_pattern", 1, INT32_MAX,
                                           gemma3 ? 6 : 2));
     layer_types_parse(p, c, window);
-    for (int i = 0; c->both_ways && i < c->n_layers; i++)       /* the half on each side */
+    /* the window covers half of it on each side */
+    for (int i = 0; c->both_ways && i < c->n_layers; i++)
         c->window[i] = c->window[i] ? c->window[i] / 2 + 1 : 0;
 }
 
@@ -357,7 +358,7 @@ static void more_cohere(struct parse *p, struct config *c)
     }
 }
 
-/* Only layers with a window rotate. */
+/* Let only layers with a window rotate. */
 static void rope_where_window(struct config *c)
 {
     for (int i = 0; i < c->n_layers; i++)
@@ -378,7 +379,7 @@ void exaone_windows_parse(struct parse *p, struct config *c)
     const int window = window_parse(p, 4096);
     const json_t *pattern = parse_find(p, "sliding_window_pattern", NULL);
     int period = 4;
-    if (json_is_string(pattern)) {          /* "LLLG": local, local, local, global */
+    if (json_is_string(pattern)) {          /* "LLLG": three local layers, then a global one */
         period = (int)strlen(json_string_value(pattern));
         if (period < 1 || strspn(json_string_value(pattern), "L") != (size_t)period - 1)
             parse_fail(p, ERR_UNSUPPORTED, "sliding_window_pattern \"%.40s\" is not supported",
@@ -442,7 +443,8 @@ static void more_falcon(struct parse *p, struct config *c)
     if (parse_bool(p, "alibi", 0)) {
         c->pos = POS_ALIBI;
         c->alibi_max_bias = 8;
-        c->alibi_scale = c->attn_scale;     /* falcon adds the slopes before it divides by sqrt(head_dim) */
+        /* falcon adds the slopes before the division by sqrt(head_dim) */
+        c->alibi_scale = c->attn_scale;
     }
     parse_must_be(p, "apply_residual_connection_post_layernorm", 0);
 }
@@ -665,7 +667,7 @@ static const struct arch archs[] = {
     { 0 }
 };
 
-/* Row i of all tables, NULL beyond the last. */
+/* Row i of all tables, NULL after the last. */
 static const struct arch *arch_at(int i)
 {
     static const struct arch *const tables[] = { archs, moe_archs, state_archs, hybrid_archs, gemma_archs,

@@ -1,5 +1,5 @@
-/* arch_encoder.c - list encoders: models whose tokens see those after them, and which make vectors
- * of texts and scores of pairs, not text. Facts: the configuration and modeling files of
+/* arch_encoder.c - the encoders: models whose tokens also see later tokens, and which make vectors
+ * of texts and scores of pairs instead of text.  Facts: the configuration and modeling files of
  * transformers 5, and config.json of the models on the hub. */
 #include <string.h>
 
@@ -28,7 +28,7 @@ modernbert_names = { .embed = "embeddings.tok_embeddings", .embed_norm = "embedd
 
 /* ---- keys ---- */
 
-/* The keys of all encoders; the head that predicts masked tokens is left out. */
+/* The keys of all encoders.  The head that predicts masked tokens is not used. */
 static void encoder_parse(struct parse *p, struct config *c)
 {
     c->both_ways = c->tied = 1;
@@ -51,7 +51,7 @@ static void more_bert(struct parse *p, struct config *c)
     c->n_types = (int)parse_int(p, "type_vocab_size", 0, 65536, 2);
 }
 
-/* Positions are counted from the number after the padding token's. */
+/* Positions start after the number of the padding token. */
 static void more_roberta(struct parse *p, struct config *c)
 {
     more_bert(p, c);
@@ -69,7 +69,8 @@ static void more_distilbert(struct parse *p, struct config *c)
 {
     encoder_parse(p, c);
     c->norm_after_add = 1;
-    parse_find(p, "sinusoidal_pos_embds|qa_dropout|seq_classif_dropout", NULL);     /* their table is stored too */
+    /* the table of positions is stored in the file */
+    parse_find(p, "sinusoidal_pos_embds|qa_dropout|seq_classif_dropout", NULL);
 }
 
 static void more_nomic(struct parse *p, struct config *c)
@@ -88,7 +89,7 @@ static void more_nomic(struct parse *p, struct config *c)
     parse_must_be(p, "rotary_emb_interleaved", 0);
     parse_must_be(p, "causal", 0);
     parse_must_be(p, "parallel_block", 0);
-    /* longer texts would get other frequencies */
+    /* longer texts would need other frequencies */
     const int trained = (int)parse_int(p, "max_trained_positions", 1, 1 << 28, c->max_len);
     if (parse_real(p, "rotary_scaling_factor", 0) != 0 && trained < c->max_len)
         c->max_len = trained;
@@ -106,7 +107,7 @@ static void more_modernbert(struct parse *p, struct config *c)
         c->biases |= BIAS_MLP;
     if (parse_bool(p, "norm_bias", 0))
         c->biases |= BIAS_NORM | BIAS_DENSE_NORM;
-    /* layers see local_attention / 2 tokens on each side; a window counts the token itself */
+    /* layers see local_attention / 2 tokens on each side; a window includes the token itself */
     const int window = (int)parse_int(p, "local_attention|sliding_window", 1, INT32_MAX / 2, 128) / 2 + 1,
               period = (int)parse_int(p, "global_attn_every_n_layers", 1, INT32_MAX, 3);
     for (int i = 0; i < c->n_layers; i++)

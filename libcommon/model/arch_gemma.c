@@ -1,7 +1,7 @@
-/* arch_gemma.c - list Gemma 3n and Gemma 4: layers of attention whose heads differ, keys and values
- * that later layers share, embeddings of each layer, experts beside an MLP, several residual
- * streams. Facts: the configuration and modeling files of transformers 5, and config.json of the
- * models on the hub. */
+/* arch_gemma.c - Gemma 3n and Gemma 4: layers with different attention heads, keys and values that
+ * later layers share, per-layer embeddings, experts beside an MLP, several residual streams.
+ * Facts: the configuration and modeling files of transformers 5, and config.json of the models on
+ * the hub. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,7 +45,7 @@ gemma3n_names = { .embed = "embed_tokens", .final_norm = "norm", .head = "lm_hea
 
 /* ---- keys ---- */
 
-/* An array of one number a layer, all `value` at first. */
+/* An array with one number per layer, all set to `value`. */
 static int *numbers(struct parse *p, const struct config *c, int value)
 {
     int *n = malloc((size_t)c->n_layers * sizeof *n);
@@ -58,7 +58,7 @@ static int *numbers(struct parse *p, const struct config *c, int value)
     return n;
 }
 
-/* Sizes that a layer has of its own, in "per_layer_config", by its number. */
+/* Read the sizes of one layer from "per_layer_config". */
 static void layer_sizes(struct parse *p, struct config *c, int layer, const json_t *json)
 {
     static const char *const none[] = { NULL };
@@ -78,7 +78,7 @@ static void layer_sizes(struct parse *p, struct config *c, int layer, const json
     json_decref(q.seen);
 }
 
-/* Layers of full attention have other heads; c->head_dim and c->n_kv_heads become the largest. */
+/* Layers of full attention have other heads; c->head_dim and c->n_kv_heads become the maxima. */
 static void heads_parse(struct parse *p, struct config *c, int global_dim)
 {
     const json_t *own = parse_find(p, "per_layer_config", NULL);
@@ -105,7 +105,7 @@ static void heads_parse(struct parse *p, struct config *c, int global_dim)
     }
 }
 
-/* The last layers read the keys and values of the last layer of their type before them. */
+/* The last layers read the keys and values of the last earlier layer of their type. */
 static void sharing_parse(struct parse *p, struct config *c, int absent)
 {
     const int n = (int)parse_int(p, "num_kv_shared_layers", 0, c->n_layers - 1, absent), first = c->n_layers - n;
@@ -142,7 +142,7 @@ static void windows_parse(struct parse *p, struct config *c, int absent, int per
     layer_types_parse(p, c, window);
 }
 
-/* The parts of Gemma 3n and 4. */
+/* Read the keys that Gemma 3n and 4 share. */
 static void gemma_parse(struct parse *p, struct config *c)
 {
     attention_bias_parse(p, c);
@@ -157,7 +157,7 @@ static void more_gemma4(struct parse *p, struct config *c)
     gemma_parse(p, c);
     windows_parse(p, c, 512, 6);
     const char *both_ways = parse_string(p, "use_bidirectional_attention", "vision");
-    if (strcmp(both_ways, "vision") != 0)           /* only within images */
+    if (strcmp(both_ways, "vision") != 0)           /* "vision": only within images */
         parse_fail(p, ERR_UNSUPPORTED, "use_bidirectional_attention \"%.40s\" is not supported", both_ways);
     c->k_is_v = parse_bool(p, "attention_k_eq_v", 0);
     heads_parse(p, c, 512);
@@ -176,7 +176,7 @@ static void more_gemma4(struct parse *p, struct config *c)
     parse_find(p, "num_experts|top_k_experts|moe_intermediate_size", NULL);
 }
 
-/* The number that a standard normal deviate is below with this probability. */
+/* Quantile of the standard normal distribution. */
 static double normal_quantile(double probability)
 {
     double low = -40, high = 40;
@@ -187,7 +187,7 @@ static double normal_quantile(double probability)
     return (low + high) / 2;
 }
 
-/* The share of gates that a layer cuts off, one for all layers or one each. */
+/* The fraction of gates that a layer cuts off, one number for all layers or one per layer. */
 static void sparsity_parse(struct parse *p, struct config *c)
 {
     const json_t *list = parse_find(p, "activation_sparsity_pattern", NULL);

@@ -1,6 +1,6 @@
-/* arch_hybrid.c - list the architectures of 2025 and 2026 with delta nets beside attention: gated
- * delta net (arXiv:2412.06464), Kimi delta attention (arXiv:2510.26692). Facts: the configuration
- * and modeling files of transformers 5, and config.json of the models on the hub. */
+/* arch_hybrid.c - architectures of 2025 and 2026 with delta nets beside attention: gated delta net
+ * (arXiv:2412.06464), Kimi delta attention (arXiv:2510.26692).  Facts: the configuration and
+ * modeling files of transformers 5, and config.json of the models on the hub. */
 #include <math.h>
 #include <string.h>
 
@@ -26,7 +26,7 @@ qwen3_5_names = { TOP, TWO_NORMS, ATTN("self_attn."), .q_gated = 1, QK_NORMS, ML
                   .in = "linear_attn.in_proj_qkv", .in_z = "linear_attn.in_proj_z",
                   .in_ba = "linear_attn.in_proj_{b,a}", .conv = "linear_attn.conv1d", RATES("linear_attn."),
                   .gate_norm = "linear_attn.norm", .state_o = "linear_attn.out_proj" },
-/* the layers of attention have their norms after attention and MLP */
+/* layers of attention have norms after attention and MLP */
 olmo_names = { TOP, .attn_norm = "input_layernorm|attention_layer_norm",
                .mlp_norm = "post_attention_layernorm|feedforward_layer_norm",
                .attn_post_norm = "post_attention_layernorm|feedforward_layer_norm",
@@ -91,7 +91,7 @@ static void more_olmo(struct parse *p, struct config *c)
     r->state_size = (int)parse_int(p, "linear_key_head_dim", 1, MOST_WIDTH, key_dim);
     r->head_dim = (int)parse_int(p, "linear_value_head_dim", 1, MOST_WIDTH, 2 * (int64_t)r->state_size);
     delta_check(p, r);
-    r->norm_eps = 1e-5f;                        /* not that of the other norms */
+    r->norm_eps = 1e-5f;                        /* not equal to that of the other norms */
     r->z_apart = r->ba_flat = 1;
     r->rate_scale = parse_bool(p, "linear_allow_neg_eigval", 1) ? 2 : 1;
     c->attn_post_norms = 1;
@@ -100,7 +100,7 @@ static void more_olmo(struct parse *p, struct config *c)
     parse_find(p, "linear_a_log_min|linear_a_log_max|linear_dt_min|linear_dt_max|linear_dt_init_floor", NULL);
 }
 
-/* Latent attention in layers of full attention, Kimi delta attention in the others. */
+/* Layers of full attention use latent attention, the others Kimi delta attention. */
 static void latent_kinds(struct parse *p, struct config *c)
 {
     static const struct layer_kind kinds[] = { { "linear_attention", MIXER_DELTA, -1 },
@@ -116,7 +116,7 @@ static void per_row_set(struct parse *p, struct config *c, int n_heads, int head
     delta_check(p, &c->recurrent);
 }
 
-/* The mixture of both: sigmoid router with groups, shared experts. */
+/* The mixture of experts of both: sigmoid router with groups, shared experts. */
 static void latent_experts(struct parse *p, struct config *c, int n, int top_k, int width, int groups, int top_groups,
                            int n_dense)
 {
@@ -128,7 +128,7 @@ static void latent_experts(struct parse *p, struct config *c, int n, int top_k, 
     sigmoid_router(p, c, 1, 2.5);
 }
 
-/* The 1-based numbers of layers in a list of linear_attn_config. */
+/* Read a list of linear_attn_config, which numbers layers from 1. */
 static void numbered_layers(struct parse *p, struct config *c, const char *key, int mixer)
 {
     const json_t *list = parse_find(p, key, NULL), *v;
@@ -185,7 +185,7 @@ static void more_kimi_linear(struct parse *p, struct config *c)
 
 static void more_bailing_hybrid(struct parse *p, struct config *c)
 {
-    /* a configuration that transformers wrote has the rotated dimensions as head_dim */
+    /* transformers writes the number of rotated dimensions as head_dim */
     const int dim = (int)parse_int(p, "linear_head_dim", 1, MOST_WIDTH, c->head_dim),
               heads = (int)parse_int(p, "linear_num_heads", 1, MOST_WIDTH, c->n_heads);
     silu_only(p, c);

@@ -1,6 +1,6 @@
-/* arch_mamba.c - list the architectures with Mamba layers beside layers of attention, or in the
- * same layers: Bamba, Jamba, Falcon-H1. Facts: the configuration and modeling files of
- * transformers 5, config.json of the models on the hub, and arXiv:2312.00752 (Mamba1). */
+/* arch_mamba.c - architectures with Mamba layers beside layers of attention, or in the same layers:
+ * Bamba, Jamba, Falcon-H1.  Facts: the configuration and modeling files of transformers 5,
+ * config.json of the models on the hub, and arXiv:2312.00752 (Mamba1). */
 #include <math.h>
 #include <string.h>
 
@@ -54,7 +54,7 @@ static void more_bamba(struct parse *p, struct config *c)
     parse_find(p, "z_loss_coefficient", NULL);
 }
 
-/* n factors; 1 each where the key is absent. */
+/* n factors; all 1 if the key is missing. */
 static void factors_parse(struct parse *p, const char *key, float *out, int n)
 {
     const json_t *list = parse_find(p, key, NULL);
@@ -90,7 +90,7 @@ static void more_falcon_h1(struct parse *p, struct config *c)
     r->scaled = 1;
     for (int i = 0; i < 5; i++)
         r->in_scale[i] *= in;
-    /* a factor on the input of q, k and v is one on the scores and one on the output */
+    /* a factor on the input of q, k and v equals one on the scores and one on the output */
     if (at != 1 && c->biases & BIAS_QKV)
         parse_fail(p, ERR_UNSUPPORTED, "attention_in_multiplier other than 1 with attention_bias is not supported");
     if (in != 1 && c->biases & BIAS_IN)
@@ -104,7 +104,7 @@ static void more_falcon_h1(struct parse *p, struct config *c)
     c->logit_scale = (float)parse_real(p, "lm_head_multiplier", 1);
 }
 
-/* The largest divisor of n up to 64: channels of a job. */
+/* The largest divisor of n up to 64: channels per job. */
 static int channels_of(int64_t n)
 {
     int d = 64;

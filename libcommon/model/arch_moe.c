@@ -1,7 +1,7 @@
-/* arch_moe.c - list the architectures with mixtures of experts, and those with multi-head latent
- * attention (which have experts too). Facts: the configuration and modeling files of
- * transformers 5, config.json of the models on the hub, and arXiv:2401.04088 (mixtral),
- * 2405.04434 (deepseek_v2), 2412.19437 (deepseek_v3). */
+/* arch_moe.c - architectures with mixtures of experts, and those with multi-head latent attention
+ * (which have experts too).  Facts: the configuration and modeling files of transformers 5,
+ * config.json of the models on the hub, and arXiv:2401.04088 (mixtral), 2405.04434 (deepseek_v2),
+ * 2412.19437 (deepseek_v3). */
 #include <math.h>
 #include <string.h>
 
@@ -95,7 +95,7 @@ static int64_t same_for_all(struct parse *p, const char *keys, int64_t min, int6
 
 enum { MOST_EXPERTS = 65536, MOST_WIDTH = 1 << 24 };
 
-/* Read the sizes; all layers have experts unless the caller changes that. */
+/* Read the sizes; all layers have experts until the caller changes that. */
 void experts_parse(struct parse *p, struct config *c, int n_experts, int top_k, int intermediate_size)
 {
     struct moe *m = &c->moe;
@@ -155,8 +155,8 @@ void shared_parse(struct parse *p, struct config *c, const char *keys, int other
         c->moe.shared_size = (int)size;
 }
 
-/* The router of deepseek_v3 and many others: sigmoid, correction, groups judged by their two
- * best. */
+/* The router of deepseek_v3 and many others: sigmoid, correction, groups scored by their two best
+ * experts. */
 void sigmoid_router(struct parse *p, struct config *c, int normalize, double scale)
 {
     struct moe *m = &c->moe;
@@ -196,7 +196,7 @@ static void more_granitemoe(struct parse *p, struct config *c)
     c->moe.router = ROUTER_TOP_SOFTMAX;
 }
 
-/* Layers with a dense MLP: all but every decoder_sparse_step-th, and the listed ones. */
+/* Layers with a dense MLP: all except every decoder_sparse_step-th, and the listed ones. */
 void sparse_layers_parse(struct parse *p, struct config *c)
 {
     const int step = (int)parse_int(p, "decoder_sparse_step", 1, INT32_MAX, 1);
@@ -234,7 +234,7 @@ static void more_qwen3_moe(struct parse *p, struct config *c)
         c->window[i] = window;
 }
 
-/* Its weights are always normalized, and no layer has a window. */
+/* The router's weights are always normalized, and no layer has a window. */
 static void more_qwen3_vl_moe(struct parse *p, struct config *c)
 {
     experts_parse(p, c, 60, 4, 1408);
@@ -284,7 +284,8 @@ static void more_deepseek_v2(struct parse *p, struct config *c)
     else
         parse_fail(p, ERR_UNSUPPORTED, "topk_method \"%.40s\" is not supported, expected \"greedy\" or \"group_limited_greedy\"", method);
     router_must_be(p, "scoring_func", "softmax", "softmax");
-    parse_must_be(p, "norm_topk_prob", 0);          /* as in transformers; no model has another value */
+    /* transformers ignores it, and no model has another value */
+    parse_must_be(p, "norm_topk_prob", 0);
     parse_must_be(p, "mlp_bias", 0);
     c->moe.scale = (float)parse_real(p, "routed_scaling_factor", 1);
 }
@@ -327,7 +328,8 @@ static void indexer_parse(struct parse *p, struct config *c, int n_heads, int pa
             parse_fail(p, ERR_UNSUPPORTED, "layer_types: layer %zu is not \"indexed_attention\"", i);
 }
 
-/* Layers that share the choice of an earlier one: a list, a pattern of letters, or a period. */
+/* Layers that reuse the choice of an earlier one: given as a list, a pattern of letters, or a
+ * period. */
 static void shared_indexers(struct parse *p, struct config *c)
 {
     const json_t *types = parse_find(p, "indexer_types", NULL);
@@ -413,8 +415,8 @@ static void more_minicpm3(struct parse *p, struct config *c)
     parse_must_be(p, "mlp_bias", 0);
 }
 
-/* Its long factors of LongRoPE hold beyond the original context, as in transformers 4; transformers
- * 5 takes the short ones there, with the long factor on cos and sin. */
+/* The long factors of LongRoPE apply past the original context, as in transformers 4; transformers
+ * 5 uses the short ones there, with the long factor on cos and sin. */
 static void more_phimoe(struct parse *p, struct config *c)
 {
     const int window = window_parse(p, 0);
@@ -430,7 +432,7 @@ static void more_phimoe(struct parse *p, struct config *c)
         parse_fail(p, ERR_FORMAT, "router_jitter_noise: expected a number from 0 on");
     for (int i = 0; i < c->n_layers; i++)
         c->window[i] = window;
-    parse_find(p, "input_jitter_noise", NULL);      /* training only */
+    parse_find(p, "input_jitter_noise", NULL);      /* used in training only */
 }
 
 static void more_hy_v3(struct parse *p, struct config *c)
@@ -467,7 +469,7 @@ static void more_exaone_moe(struct parse *p, struct config *c)
     sigmoid_router(p, c, 1, 2.5);
 }
 
-/* Every period-th layer from `first` on, counted from there, sees the whole text. */
+/* Every period-th layer, counted from layer `first`, sees the whole text. */
 static void windows_from(struct config *c, int first, int n, int period, int window)
 {
     for (int i = 0; i < n; i++)
@@ -535,7 +537,8 @@ static void more_afmoe(struct parse *p, struct config *c)
 static void mimo_windows(struct parse *p, struct config *c)
 {
     const json_t *hybrid = parse_find(p, "hybrid_layer_pattern", NULL);
-    const int64_t before = parse_int(p, "sliding_window_size", 1, INT32_MAX - 1, 0);     /* without the token itself */
+    /* without the token itself */
+    const int64_t before = parse_int(p, "sliding_window_size", 1, INT32_MAX - 1, 0);
     const int given = window_parse(p, 129), window = before ? (int)before + 1 : given;
     if (hybrid && (!json_is_array(hybrid) || json_array_size(hybrid) != (size_t)c->n_layers))
         parse_fail(p, ERR_FORMAT, "hybrid_layer_pattern: expected an array of num_hidden_layers = %d numbers",
@@ -548,7 +551,7 @@ static void mimo_windows(struct parse *p, struct config *c)
     layer_types_parse(p, c, window);
 }
 
-/* Layers with a window have other KV heads than those without. */
+/* Layers with a window have other KV heads than the rest. */
 static void mimo_heads(struct parse *p, struct config *c)
 {
     const int full = c->n_kv_heads, local = (int)parse_int(p, "swa_num_key_value_heads", 1, MOST_WIDTH,

@@ -1,7 +1,7 @@
-/* arch_state.c - list the architectures with layers that keep a state instead of keys and
- * values: short convolutions, Mamba2, gated delta net. Facts: the configuration and modeling
- * files of transformers 5, config.json of the models on the hub, and arXiv:2405.21060 (Mamba2),
- * 2412.06464 (gated delta net). */
+/* arch_state.c - architectures with layers that keep a state instead of keys and values: short
+ * convolutions, Mamba2, gated delta net.  Facts: the configuration and modeling files of
+ * transformers 5, config.json of the models on the hub, and arXiv:2405.21060 (Mamba2), 2412.06464
+ * (gated delta net). */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 #include "libcommon/model/arch.h"
 
 enum { MOST_WIDTH = 1 << 24, MOST_KERNEL = 64 };
-static const int64_t MOST_STATE = (int64_t)1 << 32;            /* numbers of a layer's state */
+static const int64_t MOST_STATE = (int64_t)1 << 32;            /* floats in the state of a layer */
 
 #define ATTN    .q = "self_attn.q_proj", .k = "self_attn.k_proj", .v = "self_attn.v_proj", .o = "self_attn.o_proj"
 #define SSM(at) .in = at "in_proj", .conv = at "conv1d", .a_log = at "A_log", .dt_bias = at "dt_bias", .d = at "D", \
@@ -72,7 +72,7 @@ qwen_names = { .embed = "embed_tokens", .final_norm = "norm", .head = "lm_head",
 
 /* ---- keys ---- */
 
-/* A number, or a spelling of infinity, which JSON does not have. */
+/* A number, or a spelling of infinity, which JSON lacks. */
 static float limit(struct parse *p, const char *key, const json_t *v)
 {
     const char *name = json_string_value(js_get(v, "__float__"));
@@ -101,7 +101,7 @@ static void time_step_parse(struct parse *p, struct recurrent *r)
                    (double)r->dt_max);
 }
 
-/* Keys about the initialization, and about how other runtimes cut the sequence. */
+/* Keys about initialization, and about how other runtimes divide the sequence. */
 static void training_keys(struct parse *p)
 {
     parse_find(p, "time_step_min|time_step_max|time_step_floor|time_step_rank|mamba_dt_min|mamba_dt_max|mamba_dt_init_floor|chunk_size|mamba_chunk_size|"
@@ -123,8 +123,8 @@ int64_t inner_parse(struct parse *p, const struct config *c, const char *key)
     return 1;
 }
 
-/* Read the sizes of Mamba2's layers, under the names of three architectures; inner: width
- * between its projections, 0: that of the heads. */
+/* Read the sizes of Mamba2's layers, under the names of three architectures; inner: width between
+ * its projections, 0: that of the heads. */
 void mamba_parse(struct parse *p, struct config *c, const struct recurrent *otherwise, int64_t inner)
 {
     struct recurrent *r = &c->recurrent;
@@ -280,7 +280,8 @@ static void more_mamba2(struct parse *p, struct config *c)
     mamba_parse(p, c, &otherwise, inner);
     if (parse_bool(p, "use_bias", 0))
         c->biases |= BIAS_IN;
-    c->n_heads = c->n_kv_heads = c->head_dim = c->intermediate_size = 1;        /* no attention, no MLP */
+    /* it has neither attention nor an MLP */
+    c->n_heads = c->n_kv_heads = c->head_dim = c->intermediate_size = 1;
 }
 
 static void more_granite(struct parse *p, struct config *c)
@@ -314,7 +315,8 @@ static void more_granite(struct parse *p, struct config *c)
     parse_find(p, "init_method|normalization_function", NULL);
 }
 
-/* The number of layers in the list or the pattern; num_hidden_layers repeats it, or is absent. */
+/* The length of the list or pattern is the number of layers; num_hidden_layers repeats it or is
+ * missing. */
 static void layers_resize(struct parse *p, struct config *c, size_t n)
 {
     if (n < 1 || n > 65536) {
@@ -409,7 +411,7 @@ static void more_nemotron_h(struct parse *p, struct config *c)
     if (window_parse(p, 0))
         parse_fail(p, ERR_UNSUPPORTED, "sliding_window is not supported by this architecture");
     c->n_extra_layers = (int)parse_int(p, "num_nextn_predict_layers", 0, INT32_MAX, 0);
-    /* keys of layers with experts, which not all models have, and of those that predict further
+    /* keys of layers with experts, which not all models have, and of layers that predict further
      * tokens */
     parse_find(p, "moe_intermediate_size|moe_latent_size|moe_shared_expert_intermediate_size|moe_shared_expert_overlap|mtp_layers_block_type|mtp_hybrid_override_pattern|"
                   "n_group|n_routed_experts|n_shared_experts|norm_topk_prob|num_experts_per_tok|routed_scaling_factor|topk_group|rope_theta|partial_rotary_factor", NULL);

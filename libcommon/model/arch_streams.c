@@ -1,7 +1,6 @@
-/* arch_streams.c - list the architectures with hyper-connections: DeepSeek V4, which also
- * compresses keys and chooses experts by tables, and Qwen4 preview.  Facts: the configuration
- * and modeling files of transformers 5, config.json of the models on the hub, and
- * arXiv:2512.24880. */
+/* arch_streams.c - architectures with hyper-connections: DeepSeek V4, which also compresses keys
+ * and chooses experts by tables, and Qwen4 preview.  Facts: the configuration and modeling files of
+ * transformers 5, config.json of the models on the hub, and arXiv:2512.24880. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -85,14 +84,14 @@ static void rates_parse(struct parse *p, int rate[2])
     }
 }
 
-/* Set what layer i is: -1 a window only, 0 with entries that an indexer chooses, 1 with entries. */
+/* Set the kind of layer i: -1 window only, 0 entries chosen by an indexer, 1 all entries. */
 static void set_kind(struct config *c, int i, int kind, const int rate[2])
 {
     c->rates[i] = kind < 0 ? 0 : rate[kind];
     c->indexed[i] = kind == 0 ? INDEX_FULL : INDEX_NONE;
 }
 
-/* The kinds of layers: layer_types, or compress_ratios, or the defaults. */
+/* Read the kinds of layers: layer_types, or compress_ratios, or the defaults. */
 static void layers_parse(struct parse *p, struct config *c)
 {
     static const char *const names[3] = { "sliding_attention", "compressed_sparse_attention",
@@ -127,7 +126,7 @@ static void layers_parse(struct parse *p, struct config *c)
     }
 }
 
-/* Layers whose experts a table chooses: mlp_layer_types, or the first num_hash_layers. */
+/* Read which layers choose experts by a table: mlp_layer_types, or the first num_hash_layers. */
 static void hashes_parse(struct parse *p, struct config *c)
 {
     const json_t *types = parse_find(p, "mlp_layer_types", NULL);
@@ -244,8 +243,8 @@ static uint64_t scramble(uint64_t x)
     return x ^ x >> 31;
 }
 
-/* The numbers of the hashes: factors of tokens by a seed, and a prime number of rows for each
- * head of each layer, one after the other from `base` on. */
+/* Make the parameters of the hashes: factors of tokens from a seed, and a prime number of rows for
+ * each head of each layer, the next larger ones from `base` on. */
 static void hashes_make(struct parse *p, struct config *c, int base, uint64_t seed, int64_t divisor)
 {
     struct ngram *g = &c->ngram;
@@ -271,7 +270,7 @@ static void hashes_make(struct parse *p, struct config *c, int base, uint64_t se
     }
 }
 
-/* The layers, from 1 on, that have embeddings of runs of tokens. */
+/* Read the layers, numbered from 1, that have embeddings of runs of tokens. */
 static void ngram_layers(struct parse *p, struct config *c)
 {
     const json_t *ids = parse_find(p, "ple_layer_ids", NULL), *v;
@@ -332,7 +331,7 @@ static void ngram_parse(struct parse *p, struct config *c)
         hashes_make(p, c, base, (uint64_t)seed, divisor);
 }
 
-/* The indexer of the layers with attention. */
+/* Read the indexer of the layers with attention. */
 static void blocks_parse(struct parse *p, struct config *c)
 {
     struct indexer *x = &c->indexer;

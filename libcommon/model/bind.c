@@ -27,8 +27,8 @@ static int wrong_shape(const struct binder *b, const struct zfile_tensor *t, int
                    (long long)cols);
 }
 
-/* Bind a plain f32 tensor of rows x cols (rows 1: a vector); *out stays NULL if it is absent and
- * optional. */
+/* Bind a plain f32 tensor of rows x cols (rows 1: a vector); *out stays NULL if it is optional and
+ * missing. */
 static int bind_plain(struct binder *b, const char *name, int64_t rows, int64_t cols, int optional, const float **out)
 {
     const struct zfile_tensor *t = zfile_find(b->z, name);
@@ -103,7 +103,7 @@ int model_experts(struct model *m, struct err *e)
     return 0;
 }
 
-/* Bind a weight to its field; PART_VECTOR: name is that of the tensor, otherwise without .weight
+/* Bind a weight to its field.  PART_VECTOR: name is that of the tensor; otherwise without .weight
  * and .bias. */
 static int bind_weight(struct binder *b, enum part_kind kind, const char *name, const struct part_fact *f, void *to)
 {
@@ -116,7 +116,7 @@ static int bind_weight(struct binder *b, enum part_kind kind, const char *name, 
     return bind_linear(b, name, f->rows, f->cols, biased, to);
 }
 
-/* Bind a part of layer i, of one expert if it is an expert's. */
+/* Bind a part of layer i; for parts of experts, that of one expert. */
 static int bind_part(struct binder *b, int i, enum layer_part part, const struct part_fact *f, int expert)
 {
     const struct part_info *p = &part_infos[part];

@@ -155,10 +155,10 @@ static int act_parse(struct parse *p, const struct arch *a)
     return 0;
 }
 
-/* Limits that no model reaches; their products stay far inside 63 bits. */
+/* Limits that no model reaches; their products stay far below 63 bits. */
 enum { MIN_INDEXED = 512 };      /* windows of calibration are no longer */
 
-/* Does a layer take the choice of tokens of an earlier one? */
+/* Whether a layer reuses the choice of tokens of an earlier one. */
 static int shares_choice(const struct config *c)
 {
     int shares = 0;
@@ -177,7 +177,7 @@ static void sizes_parse(struct parse *p, const struct arch *a, struct config *c)
     c->n_heads = (int)parse_int(p, "num_attention_heads|n_head|n_heads|num_heads", 1, MAX_WIDTH, a->n_heads);
     c->n_kv_heads = (int)parse_int(p, "num_kv_heads|n_head_kv|num_key_value_heads", 1, MAX_WIDTH,
                                    a->n_kv_heads ? a->n_kv_heads : c->n_heads);
-    const json_t *list = js_get(p->json, "intermediate_size");          /* gemma3n: one for each layer */
+    const json_t *list = js_get(p->json, "intermediate_size");          /* gemma3n: one per layer */
     if (json_is_array(list))
         c->intermediate_size = (int)json_integer_value(json_array_get(list, 0));
     else
@@ -240,7 +240,7 @@ void layer_types_parse(struct parse *p, struct config *c, int64_t window)
     }
 }
 
-/* Refuse values that make no sense for any architecture. */
+/* Refuse values that are invalid for every architecture. */
 static void check(struct parse *p, const struct config *c)
 {
     if (c->n_heads % c->n_kv_heads)
@@ -322,7 +322,8 @@ int config_parse(struct config *c, const json_t *json, struct err *e)
     const char *name = parse_string(&p, "model_type", NULL);
     const struct arch *a = name ? arch_find(name) : NULL;
     const char *foreign = parse_string(&p, "zse_gguf_architecture", NULL);
-    if (a && foreign) {                         /* known from Hugging Face's files, not from a GGUF */
+    /* known from Hugging Face's files, but not supported from a GGUF */
+    if (a && foreign) {
         parse_fail(&p, ERR_UNSUPPORTED, "GGUF files of architecture \"%.40s\" are not supported, only the model's own",
                    foreign);
         goto fail;

@@ -27,11 +27,11 @@ static void add_dense(struct parse *p, struct config *c, const char *stem, int i
 
 /* ---- classifiers with one label ---- */
 
-/* Heads by model_type: the first layer, if there is one, has the width of the states. */
+/* Heads by model_type; the first layer, if any, has the width of the states. */
 static const struct encoder_head {
     const char *arch, *first, *last;
     enum dense_act act;
-    int biased;                             /* of the last */
+    int biased;                             /* the last layer has a bias */
     enum embed pooling;
 } heads[] = {
     { "bert", "pooler.dense", "classifier", DENSE_TANH, 1, EMBED_FIRST },
@@ -54,7 +54,7 @@ static int is_classifier(const struct parse *p)
     return n >= sizeof end - 1 && strcmp(name + n - (sizeof end - 1), end) == 0;
 }
 
-/* 1: scores stay as they are.  Files name a class of torch, the sigmoid unless they do. */
+/* 1: no activation.  Files name a torch class; without one it is the sigmoid. */
 static int is_raw(struct parse *p)
 {
     const json_t *own = parse_find(p, "sentence_transformers", NULL);
@@ -105,7 +105,7 @@ static void head_parse(struct parse *p, struct config *c)
 
 /* ---- sentence-transformers ---- */
 
-/* A number at a key of an object of ours; range-checked. */
+/* A number in an object of ours; range-checked. */
 static int int_at(struct parse *p, const json_t *o, const char *key, int least, int absent)
 {
     const json_t *v = json_object_get(o, key);
@@ -187,7 +187,8 @@ void embedding_parse(struct parse *p, struct config *c)
         head_parse(p, c);
     else if (given)
         modules_parse(p, c, given);
-    else if (c->both_ways) {                /* no file says it: the default of sentence-transformers */
+    /* not in any file: the default of sentence-transformers */
+    else if (c->both_ways) {
         m->pooling = EMBED_MEAN;
         m->normalize = 1;
     }

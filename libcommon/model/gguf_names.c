@@ -1,4 +1,4 @@
-/* gguf_names.c - list the names of tensors in GGUF files. */
+/* gguf_names.c - the names of tensors in GGUF files. */
 #include "libcommon/model/arch.h"
 
 /* GGUF has one set of names for all architectures; an architecture's own row says which of them

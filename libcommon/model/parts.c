@@ -19,8 +19,8 @@ const struct part_info part_infos[N_LAYER_PARTS] = {
 #include "libcommon/model/parts.def"
 };
 
-/* A field of struct layer or struct expert without a row, or a role without a matrix, fails
- * here. */
+/* Fails the build for a field of struct layer or struct expert without a row, or a role without a
+ * matrix. */
 enum {
 #define NORM(...) + sizeof(struct norm)
 #define VECTOR(...) + sizeof(const float *)
@@ -47,7 +47,7 @@ _Static_assert(sizeof(struct layer) == LAYER_BYTES, "every weight of struct laye
 _Static_assert(sizeof(struct expert) == EXPERT_BYTES, "every matrix of struct expert has a row in parts.def");
 _Static_assert(N_ROLES - N_ENDS_ROLES == N_MATRIX_ROLES, "every role of a layer's matrices has a row in parts.def");
 
-/* Rows of a layer's matrix `in`. */
+/* Number of rows of a layer's matrix `in`. */
 static int64_t projected_rows(const struct config *c, int layer)
 {
     const int64_t channels = recurrent_channels(c, layer), width = recurrent_width(c, layer);
@@ -142,7 +142,7 @@ int64_t config_mixer_parameters(const struct config *c, int layer)
 
 int layer_readers(const struct layer *l, enum layer_input input, const struct linear *out[LAYER_READERS])
 {
-    const int q_a = l->q_a.w.data != NULL;      /* decides which input q reads */
+    const int q_a = l->q_a.w.data != NULL;      /* determines the input of q */
     const int gate_low = l->gate_a.w.data != NULL;
     const struct expert *x = l->experts;
     int n = 0;

@@ -1,5 +1,5 @@
-/* parts.h - the weights of a layer and those outside of the layers as tables to walk. Their rows
- * are in parts.def and ends.def. */
+/* parts.h - tables of the weights in a layer and outside the layers.  Their rows are in parts.def
+ * and ends.def. */
 #ifndef ZSE_MODEL_PARTS_H
 #define ZSE_MODEL_PARTS_H
 
@@ -16,18 +16,19 @@ enum layer_part {
     N_LAYER_PARTS
 };
 
-/* Inputs within a layer, in forward order. Matrices that read the same input share its quantized
+/* Inputs within a layer, in forward order.  Matrices with the same input share its quantized
  * activations, and a channel scale of it is folded into all of them. */
 enum layer_input {
     /* input of the mixer: read by q, k, v; q_a and kv_a; all projections of a layer with a state */
     INPUT_QKV,
     INPUT_Q_A,              /* q_norm(q_a(x)), read by q in latent attention */
-    INPUT_O,                /* output of the mixer */
-    INPUT_STATE_O,          /* MIXER_BOTH: that of its state */
-    INPUT_MLP,              /* input of gate and up, also of those of experts */
-    INPUT_DOWN,             /* input of down, of the dense or the shared MLP */
+    INPUT_O,                /* the output of the mixer */
+    INPUT_STATE_O,          /* MIXER_BOTH: the output of its state */
+    INPUT_MLP,              /* the input of gate and up, also of experts */
+    INPUT_DOWN,             /* the input of down, in the dense or the shared MLP */
     N_INPUTS,
-    INPUT_NONE = -1         /* shared with no other matrix (k_b, v_b, an expert's down), or never quantized (routers) */
+    /* read by one matrix only (k_b, v_b, an expert's down), or never quantized (routers) */
+    INPUT_NONE = -1
 };
 
 enum part_kind { PART_NORM, PART_VECTOR, PART_MATRIX, PART_EXPERT };
@@ -38,29 +39,29 @@ struct part_info {
     int role;                   /* enum weight_role; -1: not a matrix */
     int is_mixer;               /* belongs to the mixer, otherwise to the feed-forward half */
     int is_dense;               /* scope DENSE */
-    size_t offset;              /* in struct layer; PART_EXPERT: in struct expert */
+    size_t offset;              /* offset in struct layer; PART_EXPERT: in struct expert */
 };
 extern const struct part_info part_infos[N_LAYER_PARTS];
 
 /* A part in one layer of a model. */
 struct part_fact {
     int present;                /* the layer has it */
-    int stored;                 /* the layer has it with weights: a norm may have none */
+    int stored;                 /* the layer has it with weights; a norm may have none */
     int bias;                   /* BIAS_ bit, 0: none */
     int reads;                  /* enum layer_input; INPUT_NONE unless it is a matrix */
     int64_t rows, cols;         /* rows 1: a vector */
 };
 struct part_fact layer_part_fact(const struct config *c, int layer, enum layer_part part);
 
-/* Store the matrices of l that have weights and read `input` in out; returns their number, at
- * most LAYER_READERS. Of the experts, which all have the same types, those of the first. */
+/* Store the matrices of l that have weights and read `input` in out; returns their number, at most
+ * LAYER_READERS.  Experts are represented by the first, because all have the same types. */
 enum { LAYER_READERS = 6 };
 int layer_readers(const struct layer *l, enum layer_input input, const struct linear *out[LAYER_READERS]);
 
-/* The field of l that holds the part: struct norm, const float *, or struct linear; PART_EXPERT: of
+/* The field of l that holds the part: struct norm, const float * or struct linear; PART_EXPERT: in
  * this expert. */
 void *part_field(struct layer *l, int expert, enum layer_part part);
-/* The matrix of a layer; NULL: the part is no matrix (or an expert's), or has no weights here. */
+/* The matrix of a layer; NULL: the part is no matrix or an expert's, or has no weights here. */
 const struct linear *layer_matrix(const struct layer *l, enum layer_part part);
 
 /* ---- outside of the layers ---- */
@@ -79,12 +80,12 @@ struct end_info {
     int role;                   /* enum weight_role */
     int is_first;               /* before the layers, otherwise after them */
     int is_dense;               /* scope DENSE */
-    size_t offset;              /* in struct model */
+    size_t offset;              /* offset in struct model */
 };
 extern const struct end_info end_infos[N_END_PARTS];
 
 struct part_fact end_part_fact(const struct config *c, enum end_part part);
-/* The field of m that holds the part: struct norm, const float *, or struct linear. */
+/* The field of m that holds the part: struct norm, const float * or struct linear. */
 void *end_field(struct model *m, enum end_part part);
 /* The matrix; NULL: the part is no matrix, or has no weights here. */
 const struct linear *end_matrix(const struct model *m, enum end_part part);

@@ -1,8 +1,7 @@
-/* rope.c - compute frequencies of rotary positions (arXiv:2104.09864) and their variants for
- * longer contexts: linear (arXiv:2306.15595), YaRN (arXiv:2309.00071), LongRoPE
- * (arXiv:2402.13753), Llama 3.1's, and a larger base. f32 throughout, in the order of
- * transformers: at a large position the last bit of a frequency decides several bits of the
- * angle. */
+/* rope.c - frequencies of rotary positions (arXiv:2104.09864) and their variants for longer
+ * contexts: linear (arXiv:2306.15595), YaRN (arXiv:2309.00071), LongRoPE (arXiv:2402.13753), Llama
+ * 3.1's, and a larger base.  Computed in f32 in the order of transformers: at large positions the
+ * last bit of a frequency affects several bits of the angle. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +9,7 @@
 #include "libcommon/base/json.h"
 #include "libcommon/model/arch.h"
 
-/* mrope_: which pairs of dimensions rotate by time, height and width of an image; the three are
+/* mrope_: pairs of dimensions that rotate by time, height and width in an image; the three are
  * equal in text. */
 static const char *const rope_ignored[] = { "finetuned", "type", "mrope_section", "mrope_interleaved", NULL };
 
@@ -23,7 +22,7 @@ static void linear(struct parse *p, struct rope *r)
         r->inv_freq[i] /= factor;
 }
 
-/* A larger base for contexts beyond max_position_embeddings, which no context exceeds here. */
+/* A larger base for contexts longer than max_position_embeddings, which do not occur here. */
 static void dynamic(struct parse *p, const struct config *c)
 {
     parse_find(p, "factor", NULL);
@@ -31,7 +30,7 @@ static void dynamic(struct parse *p, const struct config *c)
         parse_fail(p, ERR_UNSUPPORTED, "rope_type \"dynamic\" with original_max_position_embeddings below max_position_embeddings %d is not supported", c->max_len);
 }
 
-/* Llama 3.1: divide frequencies with a wavelength beyond the training context, with a smooth
+/* Llama 3.1: divide frequencies with wavelengths longer than the training context, with a smooth
  * transition. */
 static void llama3(struct parse *p, struct rope *r, double original)
 {
@@ -51,7 +50,7 @@ static void llama3(struct parse *p, struct rope *r, double original)
     }
 }
 
-/* The dimension that makes `turns` turns over the training context. */
+/* The dimension that makes `turns` rotations over the training context. */
 static double yarn_dim(double turns, int dim, double theta, double original)
 {
     return dim * log(original / (turns * 2 * acos(-1))) / (2 * log(theta));
@@ -75,7 +74,8 @@ static void yarn(struct parse *p, struct config *c, struct rope *r, double theta
     }
     r->scale = (float)(given > 0 ? given : m != 0 && m_all != 0 ? mscale(factor, m) / mscale(factor, m_all)
                                                                 : mscale(factor, 1));
-    if (c->mla.kv_rank && m_all != 0)           /* deepseek: applied again to both sides of the scores */
+    /* deepseek: applied again to both factors of the scores */
+    if (c->mla.kv_rank && m_all != 0)
         c->attn_scale *= (float)(mscale(factor, m_all) * mscale(factor, m_all));
     double low = yarn_dim(fast, r->dim, theta, original), high = yarn_dim(slow, r->dim, theta, original);
     if (truncate) {
@@ -119,18 +119,19 @@ static float *factored(struct parse *p, const struct rope *r, const char *key, d
     return f;
 }
 
-/* ministral3: the growth of queries with their position. */
+/* ministral3: queries grow with their position. */
 static void rope_tempers(struct parse *p, struct config *c)
 {
     c->temperature_scale = (float)parse_real(p, "llama_4_scaling_beta", 0);
     c->temperature_floor = (int)parse_int(p, "original_max_position_embeddings", 1, 1 << 28, c->max_len);
     c->temperature_roped = 1;
-    parse_find(p, "max_position_embeddings", NULL);         /* repeated from the top level */
+    parse_find(p, "max_position_embeddings", NULL);         /* a copy of the top-level key */
     if (!isfinite(c->temperature_scale))
         parse_fail(p, ERR_FORMAT, "llama_4_scaling_beta is not a finite number");
 }
 
-/* A share of the pairs rotates, at frequencies for the whole head; the others stand still. */
+/* A fraction of the pairs rotates, at frequencies computed for the whole head; the others do
+ * not. */
 static void proportional(struct parse *p, struct rope *r, double theta)
 {
     const double share = parse_real(p, "partial_rotary_factor", 1), factor = parse_real(p, "factor", 1);
@@ -185,12 +186,12 @@ static void rope_add(struct parse *up, const struct arch *a, struct config *c, c
     if (json) {
         theta = parse_real(&p, "rope_theta", theta);
         type = parse_string(&p, "rope_type", "default");
-        parse_find(&p, "partial_rotary_factor", NULL);          /* repeated at the top level */
+        parse_find(&p, "partial_rotary_factor", NULL);          /* a copy of the top-level key */
     }
     if (!p.bad && !(theta > 0))
         parse_fail(&p, ERR_FORMAT, "rope_theta is %g, expected a positive number", theta);
     if (strcmp(type, "dynamic") == 0 && a->ntk_alpha && parse_find(&p, "alpha", NULL)) {
-        /* a fixed factor on the base, under this name */
+        /* a fixed factor on the base */
         theta *= pow(parse_real(&p, "alpha", 1), (double)dim / (dim - 2));
         parse_find(&p, "factor|beta_fast|beta_slow|mscale|mscale_all_dim|original_max_position_embeddings", NULL);
         type = "default";
@@ -232,7 +233,7 @@ done:
     json_decref(p.seen);
 }
 
-/* A table for each base that "layer_rope_theta" names; 0: the layer does not rotate. */
+/* One table per base in "layer_rope_theta"; 0: the layer does not rotate. */
 static void layer_thetas(struct parse *p, const struct arch *a, struct config *c, const json_t *rope, int dim)
 {
     const json_t *thetas = parse_find(p, "layer_rope_theta", NULL);
@@ -264,8 +265,8 @@ static void layer_thetas(struct parse *p, const struct arch *a, struct config *c
     }
 }
 
-/* A table for layers without entries, and one for those with entries, which alone is scaled
- * (deepseek_v4): rope_parameters has both, or the scaling of the latter. */
+/* A table for layers without entries, and one, which alone is scaled, for layers with entries
+ * (deepseek_v4): rope_parameters has both, or only the scaling of the latter. */
 static void compress_ropes(struct parse *p, const struct arch *a, struct config *c, const json_t *rope, int dim)
 {
     const json_t *plain = js_get(rope, "main"), *scaled = js_get(rope, "compress");
@@ -299,7 +300,7 @@ static void compress_ropes(struct parse *p, const struct arch *a, struct config 
     json_decref(other);
 }
 
-/* Size of the heads of layers with a window, or without one. */
+/* Size of the heads in layers with a window, or in those without. */
 static int widest_head(const struct config *c, int windowed)
 {
     for (int i = 0; i < c->n_layers && c->head_dims; i++)
@@ -335,7 +336,8 @@ void rope_parse(struct parse *p, const struct arch *a, struct config *c)
         return;
     }
     const json_t *full = js_get(rope, "full_attention"), *local = js_get(rope, "sliding_attention");
-    if (full || local || a->local_theta > 0) {       /* one for layers without a window, one for those with one */
+    /* one table for layers without a window, one for those with one */
+    if (full || local || a->local_theta > 0) {
         const char *key;
         json_t *v;
         json_object_foreach((json_t *)(full || local ? rope : NULL), key, v)

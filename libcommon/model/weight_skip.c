@@ -1,4 +1,4 @@
-/* weight_skip.c - tell why a tensor of a source may be left out. */
+/* weight_skip.c - the reasons why tensors of a source may be skipped. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,8 +8,8 @@
 
 enum weight_skip weight_skip(const struct config *c, const char *name)
 {
-    /* Causal masks and tables that older versions saved with the model; factors that are already
-     * in the GGUF's configuration. */
+    /* Causal masks and tables that older versions saved with the model; factors that the GGUF's
+     * configuration contains as well. */
     static const char *const ends[] = { "rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached",
                                         ".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias",
                                         ".attention.rotary_emb.inv_freq", ".slope_rate", ".layer_multipliers",
@@ -45,6 +45,6 @@ enum weight_skip weight_skip(const struct config *c, const char *name)
         return WEIGHT_PREDICTOR;
     char head[64];
     snprintf(head, sizeof head, "%s.weight", c->gguf ? gguf_names.head : c->names->head);
-    /* a tied head may be saved although it equals the embedding */
+    /* a tied head may be saved in addition to the embedding */
     return c->tied && ends_with(name, head) ? WEIGHT_BUFFER : WEIGHT_UNKNOWN;
 }
