@@ -19,7 +19,7 @@ static inline uint32_t u32(const uint8_t *p) { return u16(p) | (uint32_t)u16(p +
 static inline uint64_t u64(const uint8_t *p) { return u32(p) | (uint64_t)u32(p + 4) << 32; }
 static inline float half(const uint8_t *p) { return f16_to_f32(u16(p)); }
 
-/* ---- one number an element ---- */
+/* ---- formats without blocks ---- */
 
 static float f8_e4m3(uint8_t b)
 {
@@ -118,7 +118,8 @@ static void q8(float d, const uint8_t *qs, float *y, int n)
 }
 
 static void q8_0(const uint8_t *b, float *y) { q8(half(b), b + 2, y, QK); }
-static void q8_1(const uint8_t *b, float *y) { q8(half(b), b + 4, y, QK); }         /* d, d * sum (not needed), codes */
+/* d, d * sum (unused), codes */
+static void q8_1(const uint8_t *b, float *y) { q8(half(b), b + 4, y, QK); }
 static void q8_k(const uint8_t *b, float *y) { q8(f32_from_bits(u32(b)), b + 4, y, QK_K); }
 
 static void iq4_nl(const uint8_t *b, float *y)
@@ -140,7 +141,7 @@ static void mxfp4(const uint8_t *b, float *y)
     }
 }
 
-/* The scale of a group of NVFP4: e4m3 without a sign, and 0x7f counts as 0. */
+/* The scale of a group of NVFP4: e4m3 without a sign; 0x7f counts as 0. */
 static float ue4m3(uint8_t b)
 {
     int exp = b >> 3 & 15, man = b & 7;
@@ -183,8 +184,8 @@ static void q2_k(const uint8_t *b, float *y)
     }
 }
 
-/* hmask[32], qs[64], scales[12], d.  The high bit of element i is bit i/32 of hmask[i % 32];
- * where it is 0, 4 is subtracted. */
+/* hmask[32], qs[64], scales[12], d.  The high bit of element i is bit i/32 of hmask[i % 32]; if it
+ * is 0, 4 is subtracted. */
 static void q3_k(const uint8_t *b, float *y)
 {
     const uint8_t *qs = b + 32, *sc = b + 96;
@@ -260,8 +261,7 @@ static void iq4_xs(const uint8_t *b, float *y)
     }
 }
 
-/* Five digits to base 3 a byte, scaled to 256: digit i is what 3 * (byte * 3^i mod 256) carries
- * over. */
+/* Five base-3 digits in a byte, scaled to 256: digit i is the carry of 3 * (byte * 3^i mod 256). */
 static inline int trit(uint8_t byte, int i)
 {
     static const uint8_t pow3[5] = { 1, 3, 9, 27, 81 };
@@ -365,7 +365,7 @@ void ggml_decode(int type, const void *src, float *dst, int64_t n)
         types[t].block(p, dst + i);
 }
 
-/* ---- straight to our codes ---- */
+/* ---- directly to our codes ---- */
 
 static int is_ternary(int type) { return type == GGML_TQ1_0 || type == GGML_TQ2_0; }
 
@@ -399,7 +399,7 @@ int ggml_fits_t3(int type, const void *src, size_t size)
     return 1;
 }
 
-/* Codes of one block of 32 and where its scale lies. */
+/* Codes of one block of 32, and the position of its scale. */
 static void block32(int type, const uint8_t *b, uint8_t *code)
 {
     switch (type) {
@@ -419,7 +419,8 @@ static void block32(int type, const uint8_t *b, uint8_t *code)
     }
 }
 
-/* Codes and scales of one block of 64.  0xff is 480 to the decoder, which e4m3 cannot hold. */
+/* Codes and scales of one block of 64.  The reference decodes the scale 0xff as 480, which e4m3
+ * lacks. */
 static void block_nvfp4(const uint8_t *b, uint8_t *code, float *scale)
 {
     for (int g = 0; g < 4; g++) {
@@ -463,7 +464,7 @@ void ggml_to_qrow(int type, const void *src, const struct mat *m, struct qrow *q
     for (int g = 0; g < m->cols / m->group_size; g += groups_a_block, b += t->block_bytes) {
         uint8_t *code = q->code + (size_t)g * (size_t)m->group_size;
         if (is_ternary(type)) {
-            const int at = t->block_bytes - 2;          /* of the scale */
+            const int at = t->block_bytes - 2;          /* position of the scale */
             block_ternary(type, b, at, zero, code);
             for (int i = 0; i < groups_a_block; i++)
                 q->scale[g + i] = half(b + at);

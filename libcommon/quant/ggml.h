@@ -1,6 +1,6 @@
-/* ggml.h - the tensor types of GGUF files (and, under numbers of our own, those of safetensors
- * that GGUF lacks): sizes, names, decoding to f32.  Block layouts: the GGUF specification and
- * ggml's public headers. */
+/* ggml.h - the tensor types of GGUF files (and, under numbers of our own, those of safetensors that
+ * GGUF lacks): sizes, names, decoding to f32.  Block layouts: the GGUF specification and ggml's
+ * public headers. */
 #ifndef ZSE_QUANT_GGML_H
 #define ZSE_QUANT_GGML_H
 
@@ -10,7 +10,7 @@
 #include "libcommon/base/err.h"
 #include "libcommon/quant/tile.h"
 
-/* Matrices of quantized checkpoints that lie in several tensors, with their names for people:
+/* Matrices of quantized checkpoints that consist of several tensors, with their names for messages:
  * import/packed.h decodes them, ggml_decode does not. */
 #define SRC_PACKED_TYPES(X) \
     X(GPTQ, "GPTQ") X(AWQ, "AWQ") X(CT_INT, "CT-INT") X(CT_F8, "CT-FP8") X(F8_BLOCK, "FP8") X(MXFP4_BLOCKS, "MXFP4") \
@@ -51,13 +51,13 @@ void ggml_decode(int type, const void *src, float *dst, int64_t n);
  * kernels take codes as code + 128, 0..255, so it is fine.)  The others have a minimum or a
  * product of scales that f16 cannot hold. */
 int ggml_exact_type(int type, int *group_size);
-/* Does QT_T3 hold all of these blocks (TQ1_0 or TQ2_0)?  TQ2_0 has room for a fourth code, the
- * value 2, that only QT_T2 has. */
+/* Whether QT_T3 can represent all of these blocks (TQ1_0 or TQ2_0).  TQ2_0 has a fourth code, the
+ * value 2, that only QT_T2 can represent. */
 int ggml_fits_t3(int type, const void *src, size_t size);
-/* For the integer types among those: one row of blocks straight to codes and scales, no
- * rounding.  m->cols is a multiple of the block.  m is of the exact type and group; for TQ1_0
- * and TQ2_0 also of QT_I4, QT_T2 or (see above) QT_T3 with groups that divide 256.  (F32, F16,
- * BF16: ggml_decode and tile_put_float are exact.) */
+/* For the integer types among those: convert one row of blocks to codes and scales, without
+ * rounding.  m->cols is a multiple of the block.  m has the exact type and group; for TQ1_0 and
+ * TQ2_0 also QT_I4, QT_T2 or (see above) QT_T3 with groups that divide 256.  (F32, F16, BF16:
+ * ggml_decode and tile_put_float are exact.) */
 void ggml_to_qrow(int type, const void *src, const struct mat *m, struct qrow *q);
 
 #endif

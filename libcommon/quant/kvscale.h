@@ -9,8 +9,13 @@
 #include "libcommon/quant/half.h"
 #include "libcommon/quant/kvtype.h"
 
-/* The scale for a vector whose largest |x| has these bits (bits of |x| are ordered as |x|, and
- * NaN is above infinity), and the factor that is 1 / scale (0: all codes are 0). */
+/* The scale for a vector whose largest
+ * x
+ * has these bits (bits of
+ * x
+ * are ordered like
+ * x
+ * , and NaN is above infinity), and the factor 1 / scale (0: all codes are 0). */
 HALF_FUNCTION float kv_f8_scale_of(uint32_t most, float *factor)
 {
     *factor = 0;
@@ -33,7 +38,7 @@ static inline float kv_f8_scale(const float *x, int n, float *factor)
     return kv_f8_scale_of(most, factor);
 }
 
-/* The scale, and the factor from an element to its code (0: all codes are 0). */
+/* The scale, and the factor from elements to codes (0: all codes are 0). */
 static inline float kv_i4_scale(const float *x, int n, float *factor)
 {
     uint32_t most = 0;

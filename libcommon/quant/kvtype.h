@@ -51,7 +51,7 @@ static inline struct kv_types kv_both(enum kv_type type)
     return t;
 }
 
-/* As --kv and the keys of JSON say it. */
+/* The name used by --kv and in JSON. */
 static inline const char *kv_type_name(enum kv_type type)
 {
     static const char *const names[] = {
@@ -93,14 +93,14 @@ static inline int kv_on_gpu(enum kv_type type)
         0;
 }
 
-/* Elements share bytes: an element cannot be copied alone. */
+/* Whether elements share bytes, so that a single element cannot be copied. */
 static inline int kv_packed(enum kv_type type) { return kv_bits(type) < 8; }
 static inline int kv_has_tail(struct kv_types t) { return kv_packed(t.key) || kv_packed(t.value); }
 /* Bytes of an element that is not packed. */
 static inline size_t kv_element_bytes(enum kv_type type) { return (size_t)kv_bits(type) / 8; }
-/* Bytes of n elements, a multiple of 16 for packed types. */
+/* Bytes of n elements; n is a multiple of 16 for packed types. */
 static inline size_t kv_bytes_of(enum kv_type type, size_t n) { return n * (size_t)kv_bits(type) / 8; }
-/* Elements of a stored vector. */
+/* Number of elements in a stored vector. */
 static inline int kv_padded(enum kv_type type, int head_dim)
 {
     return kv_packed(type) ? (head_dim + 15) / 16 * 16 : head_dim;
@@ -118,8 +118,7 @@ static inline size_t kv_block_bytes(enum kv_type type, int head_dim)
     return (n + 63) / 64 * 64;
 }
 
-/* n of them, keys of an arbitrary set of tokens: [head_dim][n], then scales.  Not of packed
- * types. */
+/* n keys of an arbitrary set of tokens: [head_dim][n], then scales.  Not for packed types. */
 static inline size_t kv_entries_bytes(enum kv_type type, int head_dim, int n)
 {
     const size_t bytes = (size_t)n * ((size_t)head_dim * kv_element_bytes(type) +

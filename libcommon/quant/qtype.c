@@ -11,7 +11,7 @@ const int8_t nl4_value[16] = { -127, -97, -76, -59, -45, -31, -19, -8, 2, 12, 23
 #define nl4_i8 nl4_value
 static const float nl4_f32[16] = { -127, -97, -76, -59, -45, -31, -19, -8, 2, 12, 23, 34, 47, 62, 81, 111 };
 
-/* Integers a, a + 1, ...: the linear types' values. */
+/* Integers a, a + 1, ...: values of the linear types. */
 #define RUN4(T, a)  (T)(a), (T)((a) + 1), (T)((a) + 2), (T)((a) + 3)
 #define RUN16(T, a) RUN4(T, a), RUN4(T, (a) + 4), RUN4(T, (a) + 8), RUN4(T, (a) + 12)
 static const int8_t i4_i8[16] = { RUN16(int8_t, -8) };
@@ -80,7 +80,7 @@ const struct qtype_info *qtype_at(int i)
     return (size_t)i < sizeof in_order / sizeof *in_order ? &table[in_order[i]] : NULL;
 }
 
-/* By bits of a code; two types of one width fail the build (-Woverride-init). */
+/* By bits of a code; two types with the same width fail the build (-Woverride-init). */
 #define IF_CHOSEN_NONE(ID, bits)
 #define IF_CHOSEN_SMALL(ID, bits) [bits] = &table[QT_##ID],
 #define IF_CHOSEN_STEP IF_CHOSEN_SMALL

@@ -1,5 +1,5 @@
-/* qtype.h - the number formats of a .zse file: what a code means, and how codes and scales lie in a
- * tile.  The facts of each format stand in qtype.def. */
+/* qtype.h - the number formats of a .zse file: the meaning of codes, and the layout of codes and
+ * scales in a tile.  The facts of each format are in qtype.def. */
 #ifndef ZSE_QUANT_QTYPE_H
 #define ZSE_QUANT_QTYPE_H
 
@@ -21,7 +21,7 @@ enum qtype {
 #include "libcommon/quant/qtype.def"
 };
 
-/* Above every number. */
+/* Larger than every number. */
 union qtype_numbers {
 #define QTYPE(ID, number, ...) char ID[(number) + 1];
 #include "libcommon/quant/qtype.def"
@@ -34,12 +34,12 @@ enum scale_kind {
 };
 enum extra_kind { EXTRA_NONE, EXTRA_MIN_F16, EXTRA_ZERO_U8 };
 
-/* How a code becomes a value, before scale and extra. */
+/* How a code is converted to a value, before scale and extra. */
 enum code_kind {
     CODES_FLOAT,                /* f32, f16, bf16: the value itself */
     CODES_INT8,                 /* two's complement, -127..127 */
-    CODES_LINEAR,               /* value[code] goes up by 1 */
-    CODES_BOOK,                 /* value[code] goes up by more or less */
+    CODES_LINEAR,               /* values of consecutive codes differ by 1 */
+    CODES_BOOK,                 /* a codebook with other differences */
     CODES_E2M1,                 /* sign and magnitude; -0 is the second code of 0 */
     CODES_E4M3, CODES_E5M2,     /* OCP 8-bit floating point */
     CODES_TERNARY, CODES_BASE3, /* -1, 0, 1: two bits each, five a byte */
@@ -54,9 +54,10 @@ struct qtype_info {
     enum qtype type;
     const char *name;           /* "nl4" */
     enum option_choice choice;
-    const char *option;         /* "int4": of -q */
+    const char *option;         /* for -q: "int4" */
     int bits;                   /* of one code */
-    int plane[2];               /* bits of each plane a code is cut into, low bits first: 5 = 4 + 1; 0: none */
+    /* bits of the planes that a code is divided into, low bits first: 5 = 4 + 1; 0: none */
+    int plane[2];
     enum code_kind codes;
     enum scale_kind scale;
     enum extra_kind extra;
@@ -66,10 +67,11 @@ struct qtype_info {
     enum weight_acts acts;
     enum gpu_format_kind gpu;
     int is_float;               /* codes are f32, f16, bf16 */
-    int has_kernels;            /* 0: code and layout are reserved, nothing computes on it yet; mat_init refuses it */
-    int code_zero;              /* the code that means 0 (pads rows of a group), where there is one */
-    /* [1 << bits] integer value of each code for the integer kernels, NULL where the code is the
-     * value; i4m and i4z: the code, min and zero point come on top; e2m1: twice the value */
+    /* 0: code and layout are reserved, but nothing computes with the type; mat_init refuses it */
+    int has_kernels;
+    int code_zero;              /* the code for 0 (pads rows of a group), if there is one */
+    /* [1 << bits] integer value of each code for the integer kernels; NULL: the code is the value.
+     * i4m and i4z: the code, to which min or zero point are applied; e2m1: twice the value */
     const int8_t *value8;
     /* [1 << bits] exact value of each code (nf4: the NF4 levels times 127), NULL as above */
     const float *value;
@@ -80,7 +82,7 @@ static inline int qtype_is_ternary(const struct qtype_info *t)
 {
     return t->codes == CODES_TERNARY || t->codes == CODES_BASE3;
 }
-/* Activations are never rounded to int8: act_group is 0, the integer kernels are not for it. */
+/* Activations are never rounded to int8: act_group is 0, and the integer kernels do not apply. */
 static inline int qtype_takes_floats(const struct qtype_info *t) { return t->acts == ACTS_F32; }
 
 /* Bytes of a group's scale and extra. */

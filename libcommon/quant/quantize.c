@@ -1,10 +1,10 @@
 /* quantize.c - from f32 rows to codes.
  *
- * The search works on a group divided by its largest magnitude, weights divided by the largest,
- * so that nothing overflows.  For a trial scale the codes' values q give a = sum w x q and b =
- * sum w q^2; with the scale a/b those codes leave the error sum w x^2 - a^2/b, so the trial with
- * the largest a^2/b wins and its scale becomes a/b.  Sums run in 16 lanes that are added in a
- * fixed order: vectors of any width give the same bits. */
+ * The search works on a group divided by its largest magnitude, with importance divided by its
+ * largest value, so that nothing overflows.  For a trial scale, the codes' values q give a = sum w
+ * x q and b = sum w q^2; with the scale a/b these codes leave the error sum w x^2 - a^2/b, so the
+ * trial with the largest a^2/b wins, and its scale becomes a/b.  Sums use 16 lanes that are added
+ * in a fixed order, so vectors of any width give the same bits. */
 #include "libcommon/quant/quantize.h"
 
 #include <assert.h>
@@ -44,14 +44,14 @@ void qrow_decode(const struct mat *m, const struct qrow *q, float *out)
                      q->extra ? q->extra[g] : 0, out + k);
 }
 
-/* ---- the values a code can have, in units of the scale ---- */
+/* ---- the values of codes, in units of the scale ---- */
 
 struct grid {
     float low, high;            /* ends */
     int n;                      /* values of a codebook; 0: the integers from low to high */
-    float threshold[15];        /* between neighbours of the codebook */
+    float threshold[15];        /* limits between neighbours of the codebook */
     int16_t first, step[15];    /* 256 times the first value and the distances */
-    int one_sign;               /* a negative scale gains nothing, or does not exist */
+    int one_sign;               /* a negative scale would gain nothing, or is not possible */
     float trial_low, trial_high;        /* scales to try, in units of extreme / end */
 };
 
@@ -62,7 +62,7 @@ static void grid_init(struct grid *g, enum qtype type)
     switch (t->codes) {
     case CODES_INT8: g->low = -127; g->high = 127; break;
     case CODES_TERNARY: case CODES_BASE3: g->low = -1; g->high = 1; break;
-    case CODES_E2M1: g->low = -6; g->high = 6; break;   /* not linear: e2m1_nearest */
+    case CODES_E2M1: g->low = -6; g->high = 6; break;   /* not linear: see e2m1_nearest */
     default:
         g->low = t->value[0];
         g->high = t->value[(1 << t->bits) - 1];
@@ -99,9 +99,10 @@ static inline float clamp(float t, float low, float high)
     return t < high ? t : high;
 }
 
-/* A group, ready for trials. */
+/* A group that is prepared for trials. */
 struct group {
-    int n;                      /* a multiple of 32; columns beyond the matrix have x = w = 0 */
+    /* a multiple of 32; columns after the last of the matrix have x = w = 0 */
+    int n;
     float amax, extreme;        /* largest magnitude and its value, before normalising */
     float low, high;            /* least and largest x, normalised */
     float x[MAX_GROUP], w[MAX_GROUP], wx[MAX_GROUP];
@@ -118,8 +119,8 @@ static void linear_values(const struct grid *g, const float *restrict x, int n, 
             q[l] = round_even(clamp((x[l] - min) * inv, g->low, g->high));
 }
 
-/* 256 times the values of a codebook nearest to x / scale: eight a vector, in 16-bit fixed point
- * (good enough to choose a scale). */
+/* 256 times the values of a codebook nearest to x / scale: eight per vector, in 16-bit fixed point
+ * (precise enough for choosing a scale). */
 static void codebook_values(const struct grid *g, const struct group *d, float scale, float *restrict q)
 {
     typedef int16_t v8 __attribute__((vector_size(16)));
@@ -185,7 +186,7 @@ static float weighted(const struct group *d, const float *q)
     return lanes(s);
 }
 
-/* The sums for the codes that one scale gives; returns a^2 / b. */
+/* The sums for the codes of one trial scale; returns a^2 / b. */
 static float trial(const struct grid *g, const struct group *d, float scale, float *a, float *b)
 {
     float q[MAX_GROUP];
@@ -201,8 +202,8 @@ static float trial(const struct grid *g, const struct group *d, float scale, flo
     return *b > 0 ? *a * (*a / *b) : 0;
 }
 
-/* Copy and normalise n columns.  amax and wmax are given where they are not the group's own (one
- * scale a row), else 0. */
+/* Copy and normalise n columns.  amax and wmax are given if they are not those of the group (one
+ * scale per row), else 0. */
 static void group_init(struct group *d, const float *x, const float *importance, int valid, int n, float amax,
                        float wmax)
 {
@@ -230,8 +231,8 @@ static void group_init(struct group *d, const float *x, const float *importance,
 
 /* ---- scales ---- */
 
-/* The k-th of N_TRIALS factors from high to low, evenly spaced in 1/f; number N_TRIALS is
- * absmax's own 1, so that the search is never worse. */
+/* The k-th of N_TRIALS factors from high to low, evenly spaced in 1/f; factor N_TRIALS is 1, that
+ * of absmax, so that the search is never worse. */
 static float factor(const struct grid *g, int k)
 {
     if (k == N_TRIALS)
@@ -240,7 +241,7 @@ static float factor(const struct grid *g, int k)
     return 1 / (inv_high + (inv_low - inv_high) * ((float)k / (N_TRIALS - 1)));
 }
 
-/* Try `unit` times factor k; better than *best: keep it in *scale. */
+/* Try `unit` times factor k; if better than *best, store it in *scale. */
 static int improve(const struct grid *g, const struct group *d, float unit, int k, float *best, float *scale)
 {
     float a, b, worth = k < 0 || k > N_TRIALS ? 0 : trial(g, d, factor(g, k) * unit, &a, &b);
@@ -251,9 +252,9 @@ static int improve(const struct grid *g, const struct group *d, float unit, int 
     return 1;
 }
 
-/* Symmetric: the scale in units of amax.  The extreme goes to the longer end; turned, to the
- * shorter one.  Every other factor first, then the two beside the best: 23 trials leave 0.3 %
- * more error than all 39. */
+/* Symmetric: the scale in units of amax.  The extreme is mapped to the longer end, or, with the
+ * opposite sign, to the shorter one.  Every other factor is tried first, then the two beside the
+ * best: 23 trials leave 0.3 % more error than all 39. */
 static float search_scale(const struct grid *g, const struct group *d, enum quant_effort effort)
 {
     float end = -g->low > g->high ? g->low : g->high, other = end < 0 ? g->high : g->low;
@@ -274,8 +275,7 @@ static float search_scale(const struct grid *g, const struct group *d, enum quan
     return scale;
 }
 
-/* e2m1's code nearest to t; of two equally near the one with the even last bit, as the
- * specification rounds. */
+/* The e2m1 code nearest to t; ties go to the even last bit, as in the specification. */
 static uint8_t e2m1_nearest(float t)
 {
     const float a = fabsf(t);
@@ -283,8 +283,8 @@ static uint8_t e2m1_nearest(float t)
     return (uint8_t)(t < 0 && code ? code + 8 : code);
 }
 
-/* A power of two: the one that takes the largest magnitude to the codes of 4 to 8, of which
- * those above 6 are cut off; searched: it or a neighbour. */
+/* A power of two: the one that maps the largest magnitude to the codes of 4 to 8, where those above
+ * 6 are clipped; searched: it or a neighbour. */
 static float search_power(const struct group *d, enum quant_effort effort)
 {
     const float *value = qtype_info(QT_MXFP4)->value;
@@ -316,7 +316,7 @@ static float e4m3_unit(const struct mat *m, const float *x)
     return amax / (448 * 6) < FLT_MIN ? 0 : amax / (448 * 6);
 }
 
-/* The scale in that unit that takes the largest magnitude to 6; searched: it or one of the three
+/* The scale in that unit that maps the largest magnitude to 6; searched: it or one of the three
  * below and above. */
 static float search_e4m3(const struct group *d, enum quant_effort effort, float unit)
 {
@@ -328,7 +328,8 @@ static float search_e4m3(const struct group *d, enum quant_effort effort, float 
     for (int code = first - reach; code <= first + reach; code++) {
         if (code < 1 || code > 0x7e)
             continue;
-        const float scale = f8e4m3_to_f32((f8e4m3)code) * unit / d->amax;       /* of normalised values */
+        /* for normalised values */
+        const float scale = f8e4m3_to_f32((f8e4m3)code) * unit / d->amax;
         float err = 0;
         for (int i = 0; i < d->n; i++) {
             const float left = d->x[i] - scale * value[e2m1_nearest(d->x[i] / scale)];
@@ -359,8 +360,8 @@ static float search_zero(const struct group *d, enum quant_effort effort, float 
 }
 
 /* Scale and minimum: trial codes from several spans and centres, each refitted three times by
- * weighted least squares.  x becomes 0..1 here; results in units of the group's span above its
- * least value. */
+ * weighted least squares.  x is 0..1 here; results are in units of the group's span, above its
+ * minimum. */
 static void search_min(struct group *d, enum quant_effort effort, float *scale, float *min)
 {
     static const struct grid g = { .low = 0, .high = 15 };
@@ -388,7 +389,7 @@ static void search_min(struct group *d, enum quant_effort effort, float *scale, 
                     break;
                 s = (float)slope;
                 z = (float)base;
-                if (slope * wxq + base * swx > best) {          /* sum w x^2 less the error */
+                if (slope * wxq + base * swx > best) {          /* sum w x^2 minus the error */
                     best = slope * wxq + base * swx;
                     *scale = s;
                     *min = z;
@@ -431,14 +432,14 @@ static float to_f16(float f)
     return f16_to_f32(f32_to_f16(clamp(f, -65504, 65504)));
 }
 
-/* Group scales to 8-bit integers in units of the largest. */
+/* Round group scales to 8-bit integers in units of the largest. */
 static void integer_scales(const struct mat *m, struct qrow *q, float limit)
 {
     float amax = 0;
     for (int g = 0; g < m->n_groups; g++)
         amax = fabsf(q->scale[g]) > amax ? fabsf(q->scale[g]) : amax;
     q->row_scale = amax / limit;
-    if (q->row_scale < FLT_MIN)                 /* nothing, or too small to compute with */
+    if (q->row_scale < FLT_MIN)                 /* zero, or too small to compute with */
         q->row_scale = 0;
     for (int g = 0; g < m->n_groups; g++)
         q->scale[g] = q->row_scale > 0 ? clamp(round_even(q->scale[g] / q->row_scale), -limit, limit) : 0;
@@ -452,7 +453,7 @@ void quantize_scales(const struct mat *m, const float *x, const float *importanc
     struct group d;
     assert(!t->is_float && m->group_size <= MAX_GROUP);
     q->row_scale = 1;
-    if (t->codes == CODES_E4M3) {               /* a code has its own exponent: nothing to search */
+    if (t->codes == CODES_E4M3) {               /* every code has an exponent: nothing to search */
         for (int g = 0; g < m->n_groups; g++) {
             float amax = 0;
             for (int k = g * m->group_size; k < (g + 1) * m->group_size && k < m->cols; k++)
@@ -489,7 +490,8 @@ void quantize_scales(const struct mat *m, const float *x, const float *importanc
                 search_min(&d, effort, &scale, &extra);
                 extra = d.low * d.amax + extra * unit;
                 scale *= unit;
-                if (to_f16(scale) == 0)         /* no steps that small: the middle */
+                /* the step rounds to 0: use the middle of the range */
+                if (to_f16(scale) == 0)
                     extra = (d.low + d.high) / 2 * d.amax;
             }
             q->extra[g] = to_f16(extra);
@@ -514,7 +516,7 @@ void quantize_scales(const struct mat *m, const float *x, const float *importanc
 
 /* ---- codes ---- */
 
-/* The codes of n columns of a group. */
+/* Codes of n columns of a group. */
 static void group_codes(const struct grid *g, const float *x, int n, float scale, float min, float zero, float base,
                         uint8_t *code)
 {
@@ -529,7 +531,7 @@ static void group_codes(const struct grid *g, const float *x, int n, float scale
             i4 above = { 0 };
             memcpy(&v, t + i, sizeof v);
             for (int j = 0; j < g->n - 1; j++)
-                above -= v > (f4){ 0 } + g->threshold[j];       /* -1 where true */
+                above -= v > (f4){ 0 } + g->threshold[j];       /* -1 if true */
             memcpy(c + i, &above, sizeof above);
         }
     } else {

@@ -9,25 +9,25 @@
 
 enum quant_effort {
     QUANT_ABSMAX,       /* scale from the largest magnitude */
-    /* some 20 scales around it, both signs, least weighted squared error, refitted: never worse
-     * than absmax but for the rounding of the scale.  0.07 us a weight for nl4 (one core, SSE2),
-     * 0.02 for i8 */
+    /* about 20 scales around that, both signs, least weighted squared error, refitted: never worse
+     * than absmax, except for the rounding of the scale.  0.07 us per weight for nl4 (one core,
+     * SSE2), 0.02 for i8 */
     QUANT_SEARCH,
 };
 
-/* Quantize one row x[cols] for m->type into q (arrays sized by m, caller's).  importance [cols]
- * weights the squared error of each column (mean of the input's square); NULL: all equal.  Never
- * fails for finite x; deterministic. */
+/* Quantize one row x[cols] for m->type into q (arrays sized for m, the caller's).  importance
+ * [cols] weights the squared error of each column (mean of the input's square); NULL: all equal.
+ * Cannot fail for finite x; deterministic. */
 void quantize_row(const struct mat *m, const float *x, const float *importance, enum quant_effort effort,
                   struct qrow *q);
 
-/* Scales only (the first half of quantize_row), then codes for given scales: what error feedback
- * needs in two steps. */
+/* Scales only (the first half of quantize_row); then codes for given scales, as error feedback
+ * needs them. */
 void quantize_scales(const struct mat *m, const float *x, const float *importance, enum quant_effort effort,
                      struct qrow *q);
-/* Of two values equally near, codebooks take the lower code, the others the even number. */
+/* Ties go to the lower code in codebooks, otherwise to the even number. */
 void quantize_codes(const struct mat *m, const float *x, struct qrow *q);
-/* qrow with its arrays for m: one allocation in .code. */
+/* Allocate q's arrays for m, all in .code. */
 int qrow_init(struct qrow *q, const struct mat *m, struct err *e);
 void qrow_release(struct qrow *q);
 /* The row's values: out[cols]. */
