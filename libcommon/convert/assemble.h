@@ -6,13 +6,13 @@
 #include "libcommon/import/source.h"
 #include "libcommon/model/model.h"
 
-/* type: QT_F32, QT_F16, QT_BF16. Vectors are f32. Closed by model_close; s may be closed before.
- * Refuses what a conversion refuses: missing tensors, wrong shapes, tensors that the
- * architecture has no place for. */
+/* type: QT_F32, QT_F16, QT_BF16; vectors are f32.  Closed by model_close; s may be closed before.
+ * Refuses what a conversion refuses: missing tensors, wrong shapes, tensors that the architecture
+ * does not have. */
 struct model *model_assemble(const struct source *s, enum qtype type, struct err *e);
 
-/* The list of tensors, checked against the source's shapes (see weight_specs); every tensor of
- * the source is on it or ignorable. */
+/* The list of tensors, checked against the source's shapes (see weight_specs); fails if the source
+ * has other tensors that may not be skipped. */
 int source_weights(const struct config *c, const struct source *s, struct weight_spec **specs, int *n,
                    int skipped[N_WEIGHT_SKIPS], struct err *e);
 

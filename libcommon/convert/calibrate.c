@@ -372,7 +372,8 @@ static int watch_input(void *user, int layer, int role, const float *x, size_t l
             memcpy(in->x + ((size_t)w->window * (size_t)w->c->window_len + (size_t)t) * (size_t)in->ld,
                    x + (size_t)t * ldx, (size_t)cols * sizeof *x);
     }
-    w->window += w->moe && input == INPUT_DOWN;         /* the shared MLP takes one window after the other */
+    /* the shared MLP is called once per window */
+    w->window += w->moe && input == INPUT_DOWN;
     return w->moe && input == INPUT_MLP;
 }
 
@@ -749,9 +750,9 @@ static uint64_t count(const struct conversion *cv, const struct calibration *c, 
                ? (uint64_t)linalg_pad(f->moe.intermediate_size) : most;
     count_weights(cv, held);
     held[HOLD_H] = held[HOLD_LINV] = held[HOLD_C] = best ? most * most * sizeof(float) : 0;
-    /* the residual stream (best: after quantized layers too; mixed: and its beginning), with it
-     * either the embeddings, or all inputs of a layer and of its experts, or that and the inputs
-     * of one expert */
+    /* the residual stream (best: another one after quantized layers; mixed: and its start), and
+     * besides either the embeddings, or all inputs of a layer and of its experts, or these and the
+     * inputs of one expert */
     const uint64_t copies = (uint64_t)(1 + best + (cv->report->type.kind == CONVERT_MIXED)),
                    stream = copies * (tokens * hidden + (uint64_t)c->n_windows * c->kept_bytes / sizeof(float)),
                    inputs = tokens * (width + (best ? entry : 0));

@@ -9,8 +9,8 @@
 #include "libcommon/convert/linalg.h"
 #include "libcommon/cpu/cpu.h"
 
-/* Buffers that may go to spill files (spill.h) if there is a limit, in the order in which they
- * get memory: the most used first. One expert is always in memory. */
+/* Buffers that may be in spill files (spill.h) if memory is limited; the first ones, which are used
+ * most, get memory first.  One expert is always in memory. */
 enum hold {
     HOLD_EXPERT,                /* matrices of one expert */
     HOLD_H, HOLD_LINV,          /* matrices of error feedback, see gptq.h */
@@ -30,7 +30,7 @@ enum { OTHER_TOKENS = 64 };
 struct calibration {
     struct cpu_layers *run;
     const struct linalg_ops *ops;
-    const char *output;         /* borrowed; spill files lie beside it */
+    const char *output;         /* borrowed; spill files are created in its folder */
     unsigned in_file;           /* 1 << enum hold */
     int n_windows, window_len;
     int32_t *ids;               /* [n_windows * window_len], numbered within `embed` */
@@ -40,7 +40,8 @@ struct calibration {
      * NULL: none */
     uint8_t *kept, *kept_q;
     size_t kept_bytes;          /* of one window */
-    struct model m;             /* the source's weights: ends, and the layer that is loaded */
+    /* the source's weights: those outside the layers, and the loaded layer */
+    struct model m;
     struct model q;             /* its quantized twin (best) */
     void **blocks; int n_blocks, room;      /* memory of the loaded weights */
     /* Of the layer whose experts are being quantized: their input, channels scaled (best: after

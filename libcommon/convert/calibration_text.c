@@ -1,10 +1,10 @@
-/* calibration_text.c - the text that the model reads while it is converted, when no other is given.
+/* calibration_text.c - the default text that the model reads during a conversion.
  *
- * Written for this purpose: prose, contracts, letters, questions and answers, dialogue, tables
- * and mathematics, programs in Python, C, JavaScript, Rust, SQL, shell, Go and Java, JSON, HTML
- * and logs; mostly English, with German, French, Spanish, Portuguese, Italian, Dutch, Polish,
- * Turkish, Greek, Russian, Arabic, Hindi, Chinese, Japanese and Korean.  A mix matters: prose
- * alone makes a model quantized with it worse at code. */
+ * Written for this purpose: prose, contracts, letters, questions and answers, dialogue, tables and
+ * mathematics, programs in Python, C, JavaScript, Rust, SQL, shell, Go and Java, JSON, HTML and
+ * logs; mostly English, with German, French, Spanish, Portuguese, Italian, Dutch, Polish, Turkish,
+ * Greek, Russian, Arabic, Hindi, Chinese, Japanese and Korean.  The mix matters: prose alone makes
+ * a model quantized with it worse at code. */
 #include "libcommon/convert/internal.h"
 
 const char calibration_text[] =

@@ -1,9 +1,9 @@
-/* channel_scale.c - scale channels: s multiplies the columns that read a channel and divides the
- * layer before that makes the channel, so the model computes the same.
+/* channel_scale.c - channel scaling: s multiplies the columns that read a channel and divides the
+ * preceding weights that make the channel, so the model computes the same.
  *
- * There is an exact place for 1/s in
+ * 1/s can be applied exactly to
  *   - weights (and biases) of the norm before q, k, v or gate, up, if it has weights and its output
- *     has no other reader;
+ *     is read by nothing else;
  *   - rows of v, for the columns of o: attention is linear in v.  Heads that share a KV head share
  *     their s.  Not after clip_qkv;
  *   - the gated norm of mamba2 and delta net, and the filters of a short convolution, for the
@@ -101,8 +101,8 @@ static int scale_o(struct conversion *cv, struct layer_calib *l, int layer, floa
     return 0;
 }
 
-/* Scale o of a layer with a state: by element of the norm before it, which the delta net's heads
- * share, or by channel of the convolution. */
+/* Scale o of a layer with a state: per element of the norm before it, which the delta net's heads
+ * share, or per channel of the convolution. */
 static int scale_state_o(struct conversion *cv, struct layer_calib *l, int layer, float alpha, struct err *e)
 {
     const struct config *c = &cv->config;
@@ -127,7 +127,7 @@ static int scale_input(struct layer_calib *l, int input, int n, float alpha, str
     return l->scale[input] ? 0 : err_nomem(e, "channel scales");
 }
 
-/* Scale each expert by its own strengths; where few tokens came, mostly by those of all experts. */
+/* Scale each expert by its own strengths; those with few tokens mostly by those of all experts. */
 static int scale_experts(struct conversion *cv, struct layer_calib *l, float alpha, struct err *e)
 {
     const int n = cv->config.moe.intermediate_size;

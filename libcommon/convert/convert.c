@@ -59,7 +59,7 @@ static int same_file(const struct stat *a, const struct stat *b)
     return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
 }
 
-/* 1 if out is one of the files of the folder. */
+/* Whether out is one of the files of the folder. */
 static int in_folder(const char *folder, const struct stat *out)
 {
     DIR *d = opendir(folder);
@@ -69,7 +69,7 @@ static int in_folder(const char *folder, const struct stat *out)
         found = fstatat(dirfd(d), entry->d_name, &s, 0) == 0 && S_ISREG(s.st_mode) && same_file(&s, out);
         size_t n = strlen(entry->d_name);
         if (found && n > 4 && strcmp(entry->d_name + n - 4, ".zse") == 0)
-            found = 0;                      /* an earlier result kept beside its source */
+            found = 0;                      /* an earlier result in the source's folder */
     }
     if (d)
         closedir(d);
@@ -122,7 +122,7 @@ static int check_options(const struct convert_options *o, struct err *e)
 
 /* ---- what is in the source ---- */
 
-/* The part of the source tensor that this one uses, in bytes. */
+/* Size of the part of the source tensor that this one uses, in bytes. */
 static uint64_t share_of(const struct source_tensor *t, const struct weight_spec *s)
 {
     double n = 1;
@@ -268,11 +268,11 @@ int conversion_begin_tensor(struct zwriter *w, const struct recipe *p, struct er
     return zwriter_tensor(w, &z, e);
 }
 
-/* Write the tensors from n_done on; those before it are in the file already. */
+/* Write the tensors from n_done on; earlier ones are in the file already. */
 static int write_tensors(struct conversion *cv, struct zwriter *w, struct calibration *c, struct resume *resume,
                          int n_done, struct err *e)
 {
-    /* group: layer of the open group; expert: the one being written */
+    /* group: layer of the open group; expert: the expert being written */
     int group = n_done ? cv->recipes[n_done - 1].spec->layer : -2, expert = -1, seen_layers = 0;
     for (int i = 0; i < n_done; i++)
         seen_layers |= cv->recipes[i].spec->layer >= 0;

@@ -1,24 +1,23 @@
-/* convert.h - a Hugging Face folder or a GGUF file becomes one .zse file.
+/* convert.h - convert a Hugging Face folder or a GGUF file into one .zse file.
  *
- * Tensors stream from the source's mapping through a few rows of memory into the new file, which
- * appears whole or not at all.  The bytes of the result depend on the source, the options and the
- * version alone: not on the number of threads, the kernel set, the time or the paths.  (pow, exp
- * and log of the C library enter the scales of good and best as doubles rounded to floats; glibc
- * with and without fused multiplication gave the same files.)
+ * Tensors stream from the source's mapping, a few rows at a time, into the new file, which replaces
+ * the output only when it is complete.  The bytes of the result depend only on the source, the
+ * options and the version, not on the number of threads, the kernel set, the time or paths.  (pow,
+ * exp and log of the C library enter the scales of good and best as doubles rounded to floats;
+ * glibc with and without fused multiplication gave the same files.)
  *
- * How it is quantized (effort):
- *   fast   no model run: for every group the best of some 19 scales, all weights alike
- *   good   one float pass over about 3000 tokens of text, layer by layer, measures how strong each
- *          input channel of each linear layer is and
- *          the 64 directions that hold most of its inputs; channels are scaled into the layer
- *          before (alpha 0.5), scales are searched for the least error weighted by those strengths,
- *          codes chosen with error feedback (GPTQ) along those directions, then coordinate descent
+ * Quantization (effort):
+ *   fast   no model run: for every group the best of about 19 scales, with all weights equal
+ *   good   one float pass over about 3000 tokens of text, layer by layer, measures the strength
+ *          of each input channel of each linear layer, and the 64 directions with most of the
+ *          inputs' energy; channels are scaled into the preceding weights (alpha 0.5), scales are
+ *          searched for the least error weighted by these strengths, codes are chosen with error
+ *          feedback (GPTQ) along those directions, then by coordinate descent
  *   best   the same over about 16000 tokens with alpha 0.25; then layer by layer, on the inputs
- *          that the already quantized layers produce:
- *          a half-way correction towards the float model's outputs, error feedback (GPTQ) in order
- *          of falling strength, coordinate descent
- *   Layers with a state are run and scaled as attention is; every expert has the inputs of the
- *   tokens that go there, and no correction. */
+ *          made by the already quantized layers: a half-way correction towards the float model's
+ *          outputs, error feedback (GPTQ) in order of falling strength, coordinate descent
+ *   Layers with a state are run and scaled like attention; an expert is calibrated on the tokens
+ *   routed to it, without correction. */
 #ifndef ZSE_CONVERT_CONVERT_H
 #define ZSE_CONVERT_CONVERT_H
 
@@ -35,7 +34,8 @@
 /* The target of a matrix: a number format, or a rule. */
 enum convert_kind {
     CONVERT_TYPE,           /* .qtype */
-    /* the source's own grid if a type holds it exactly, else the nearest (see convert_keep_type) */
+    /* the source's own grid if a type represents it exactly, else the nearest (see
+     * convert_keep_type) */
     CONVERT_KEEP,
     CONVERT_MIXED,          /* 2 to 8 bits a tensor, chosen by measured error for a target size */
     CONVERT_FIT,            /* the finest single type that fits the target size */
@@ -54,7 +54,8 @@ const char *convert_part_name(enum convert_part part);
 
 /* A type for some matrices of some layers, of --quant: NAME=TYPE or NAME@FROM-TO=TYPE. */
 struct convert_rule {
-    unsigned roles;                     /* 1 << enum role: those of a projection's name; 0: those of part */
+    /* 1 << enum role: the roles of a projection's name; 0: those of part */
+    unsigned roles;
     enum convert_part part;
     int first_layer, last_layer;        /* -1, INT_MAX: all */
     struct convert_type type;
@@ -71,16 +72,17 @@ struct convert_options {
     const char *source, *output;        /* output NULL: plan only (report filled, nothing written) */
     /* see import/source.h: files still being downloaded, handling of lost pages; may be NULL */
     const struct source_options *open;
-    /* name of a model whose shape random weights get, or NULL; source is not read then */
+    /* name of a model whose shape is used with random weights, or NULL; source is not read then */
     const char *synthetic;
     /* with synthetic (any name) and output NULL: plan bf16 weights in the shape of this
      * config.json; borrowed */
     const json_t *config;
     struct convert_type type;
-    /* keep the grid of matrices of a quantized checkpoint (not of a GGUF) where a type holds it
-     * exactly; type is for the rest */
+    /* keep the grid of matrices of a quantized checkpoint (not of a GGUF) if a type represents it
+     * exactly; type applies to the others */
     int keep_grid;
-    int group_size;                     /* int4, int8: 32, 64, 128; -1: one scale a row (int8); 0: the type's default */
+    /* int4, int8: 32, 64, 128; -1: one scale per row (int8); 0: the type's default */
+    int group_size;
     /* globs on the names of tensors (ours or the source's): kept as stored */
     const char *const *skip; int n_skip;
     struct { int set; struct convert_type type; } part[N_PARTS];        /* other types for parts of the model */
@@ -91,23 +93,25 @@ struct convert_options {
     enum ternary_fit ternary;
     enum convert_effort effort;
     const char *calibration;            /* a text file; NULL: the built-in text */
-    /* most memory of calibration, besides one expert; the rest lies in spill files beside the
-     * output. 0: CONVERT_MOE_MEMORY for a mixture of experts, else no limit. Buffers of threads
-     * stay in memory in any case. */
+    /* most memory of calibration, besides one expert; the rest is in spill files in the output's
+     * folder.  0: CONVERT_MOE_MEMORY for a mixture of experts, else no limit.  Buffers of threads
+     * always stay in memory. */
     uint64_t calibration_memory;
     int n_threads;                      /* 0: all processors */
     const char *kernels;                /* NULL: the fastest this machine runs */
     /* replace any file at output; otherwise only an empty file and a .zse made of the same
      * source */
     int overwrite;
-    double checkpoint_s;                /* make a checkpoint after a layer if the last one is this long ago */
-    int no_resume;                      /* no checkpoints, and remove what an interrupted conversion left */
-    /* Asked about any other file at output, `what` describes it: 1 replaces it, 0 refuses. NULL:
-     * refused. */
+    /* make a checkpoint after a layer if the last one is at least this old */
+    double checkpoint_s;
+    /* make no checkpoints, and remove those of an interrupted conversion */
+    int no_resume;
+    /* Called if the output is another kind of file, described by `what`: 1 replaces it, 0 refuses.
+     * NULL: refused. */
     int (*replace)(void *user, const char *path, const char *what);
     void *replace_user;
     const struct progress *progress;    /* may be NULL */
-    void (*note)(void *user, const char *text);         /* warnings as they come up; may be NULL */
+    void (*note)(void *user, const char *text);         /* called with each warning; may be NULL */
     void *note_user;
     /* May be NULL. Called before any work, when weight_bytes and private_bytes are known: -1
      * with *e refuses. */
@@ -133,7 +137,7 @@ struct convert_tensor {
 
 struct convert_report {
     char arch[32];
-    struct convert_type type;           /* after FIT: what was chosen */
+    struct convert_type type;           /* after FIT: the chosen type */
     enum convert_effort effort;         /* actual effort: types that need no calibration are made with CONVERT_FAST */
     int n_tensors;
     struct convert_tensor *tensors;
@@ -143,20 +147,21 @@ struct convert_report {
     /* most memory of calibration, and most disk space of its spill files; known beforehand */
     uint64_t private_bytes, scratch_bytes;
     double seconds, calibration_seconds;
-    int n_inexact;                      /* with CONVERT_KEEP: tensors whose grid no type holds */
+    /* with CONVERT_KEEP: tensors whose grid no type represents */
+    int n_inexact;
     int n_requantized;                  /* tensors already quantized in the source and rounded again */
     int n_damped;                       /* matrices whose damping had to be raised (best) */
 };
 void convert_report_release(struct convert_report *r);
 
-/* 0, or -1 with the output as it was before; parts of an interrupted conversion may stay hidden
- * beside it (resume.h), from which the next conversion of the same source with the same options
- * resumes. ERR_CANCELLED when progress said stop. r may be NULL; it is valid (and to be
- * released) in any case. */
+/* 0, or -1 with the output unchanged; parts of an interrupted conversion may stay hidden beside it
+ * (resume.h), from which the next conversion of the same source with the same options resumes.
+ * ERR_CANCELLED if progress returned stop.  r may be NULL; it is valid (and must be released) in
+ * any case. */
 int convert_run(const struct convert_options *o, struct convert_report *r, struct err *e);
 
-/* The type that `keep` gives a source type of a GGUF or of plain tensors: its own grid (exact =
- * 1), or the smallest type that is next to exact. */
+/* The type used by `keep` for a source type of a GGUF or of plain tensors: its own grid (exact =
+ * 1), or the smallest type that is nearly exact. */
 enum qtype convert_keep_type(int source_type, int *group_size, int *exact);
 
 #endif

@@ -13,7 +13,7 @@
 
 enum { BATCH_BYTES = 8 << 20 };
 
-struct encode_worker { float *x, *decoded; struct qrow q; };      /* one for each thread */
+struct encode_worker { float *x, *decoded; struct qrow q; };      /* one per thread */
 
 struct tensor_encoder {
     struct conversion *cv;
@@ -53,8 +53,8 @@ void error_report(struct convert_tensor *t, const struct error_sums *s)
     t->exact = s->max == 0;
 }
 
-/* A scale with which every value of the group is a whole number of at most 127 steps, exactly;
- * 0: there is none. */
+/* A scale for which every value of the group is exactly an integer of at most 127; 0: there is
+ * none. */
 static float whole_step(const float *x, int n)
 {
     float amax = 0;
@@ -341,7 +341,7 @@ int encode_importance(const struct conversion *cv, const struct recipe *p, float
     } else if (p->spec->role == ROLE_HEAD || (p->spec->role == ROLE_EMBED && cv->config.tied)) {
         d = p->m.cols == cv->config.hidden_size ? cv->head_strength : NULL;
     }
-    /* A channel that the text never used must still come out sensibly: no channel weighs less
+    /* A channel that the text never used must still have usable weights: no channel weighs less
      * than a ten-thousandth of the mean. */
     double mean = 0;
     for (int i = 0; d && i < p->m.cols; i++)

@@ -1,17 +1,17 @@
 /* gptq.h - quantization with error feedback: choose the codes of a matrix so that its outputs, not
  * its weights, change least.
  *
- * With X~ the inputs that the layer will see (after the quantized layers before it) and X those of
+ * With X~ the inputs that the layer will have (after the quantized layers before it) and X those of
  * the float model, tokens in rows:
  *     H = X~'X~ + damping       C = (X - X~)'X~
  *   1. W += 0.5 W C inv(H)      half way to the weights whose outputs on X~ are nearest to those of
  *                               W on X (all the way overfits)
  *   2. scales of every group are searched for the least error weighted by diag H (quantize_scales),
  *      then fixed
- *   3. columns in order of falling diag H: round one, spread its error over those that follow
+ *   3. columns in order of falling diag H: round one, and spread its error over the next ones
  *      (GPTQ, arXiv:2210.17323, with its "act order")
  *   4. sweeps of coordinate descent: R = (W - Q) H; code_j <- nearest(Q_j + R_j / H_jj)
- * Tiles of 32 rows are independent of each other. */
+ * Tiles of 32 rows are independent. */
 #ifndef ZSE_CONVERT_GPTQ_H
 #define ZSE_CONVERT_GPTQ_H
 
@@ -30,8 +30,9 @@ struct gptq {
     float *h;                   /* H, damped, whole */
     float *c;                   /* C, or NULL: no correction */
     float *linv;                /* inverse Cholesky factor of H in the order below */
-    int *order;                 /* [N] columns by rising diag H, padding first: the last one is rounded first */
-    double damping;             /* share of the mean of diag H that was added */
+    /* [N] columns by rising diag H, padding first; the last one is rounded first */
+    int *order;
+    double damping;             /* fraction of the mean of diag H that was added */
     float correction;           /* 0.5 */
     int sweeps;                 /* 4; with H = D + UU' 1: four more gained nothing (0.0438 against 0.0435) */
     /* H = D + UU' (gptq_init_low): h, c and linv are NULL */
@@ -50,7 +51,7 @@ int gptq_init(struct gptq *g, const struct linalg_ops *o, struct pool *p, int n,
 int gptq_init_low(struct gptq *g, const struct linalg_ops *o, struct pool *p, int n, const float *x, size_t ldx,
                   int n_tokens, int rank, struct err *e);
 void gptq_release(struct gptq *g);
-/* order [N] = columns by rising diag[i * stride], i < n; those from n on, the padding, come
+/* order [N] = columns by rising diag[i * stride], i < n; columns from n on, the padding, come
  * first. */
 int gptq_order(int *order, const float *diag, size_t stride, int n, int N, struct err *e);
 

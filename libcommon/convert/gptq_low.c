@@ -1,15 +1,17 @@
 /* gptq_low.c - inputs described by few directions: H = D + UU', D diagonal, U [n, rank].
  *
- * Inputs of a linear layer have their energy in few directions that all tokens share, and 3000
- * tokens tell no more than these reliably; the rest of each channel counts as its own.  This takes
- * n * rank numbers instead of n * n, and no factorization of order n:
+ * Inputs of a linear layer have most of their energy in few directions that all tokens share, and
+ * 3000 tokens determine no more than these reliably; the rest of each channel is treated as
+ * independent.  This takes n * rank numbers instead of n * n, and no factorization of order n:
  *   U   Nystroem's approximation H Z inv(Z'HZ) Z'H with Z = orth(H Omega), Omega random (Halko,
  *       Martinsson, Tropp 2011, arXiv:0909.4061, section 5.5)
- *   p_j what column j, and those rounded after it (the set F), can make up for: when errors e_i of
- *   earlier columns have left s = sum of u_i e_i, the
- *       least of sum over F of d e^2 + |s + sum over F of u e|^2 is at e_j = -p_j s,  p_j =
- *       inv(I + sum over F of u u'/d) u_j / d_j (Woodbury); the inverse grows by a rank-1 update
- *       a column, from the last one on */
+ *   p_j the compensation by column j and those rounded after it (the set F): if the errors e_i of
+ *       earlier columns add up to s = sum of u_i e_i, the least of
+ *       sum over F of d e^2 +
+ * s + sum over F of u e
+ * ^2 is at e_j = -p_j s,
+ *       p_j = inv(I + sum over F of u u'/d) u_j / d_j (Woodbury); the inverse grows by a rank-1
+ *       update per column, from the last one on */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -133,7 +135,7 @@ static int nystroem(struct gptq *g, const float *z, const float *b, double *row,
     return 0;
 }
 
-/* g->p and g->d, from the column that is rounded last on. */
+/* Compute g->p and g->d, from the column that is rounded last on. */
 static int compensation(struct gptq *g, struct err *e)
 {
     int n = g->n, rank = g->rank;

@@ -26,7 +26,7 @@ struct recipe {
     const struct source_tensor *source;
     enum make make;
     struct mat m;
-    int input;              /* enum layer_input whose channels may be scaled; INPUT_NONE: none */
+    int input;              /* enum layer_input whose channels may be scaled */
     int exact, exact_group; /* our type that holds the source's grid exactly, and its group; -1: none */
     int scaled;             /* its columns were scaled after calibration */
     int fixed;              /* type chosen by --skip or --quant: mixed keeps it */
@@ -72,7 +72,7 @@ struct conversion {
  * case. */
 int conversion_open(struct conversion *cv, const struct convert_options *o, struct convert_report *r, struct err *e);
 void conversion_close(struct conversion *cv);
-/* Begin tensor p in the new file; its bytes follow. */
+/* Start tensor p in the new file; its bytes follow. */
 struct zwriter;
 int conversion_begin_tensor(struct zwriter *w, const struct recipe *p, struct err *e);
 void conversion_note(const struct conversion *cv, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
@@ -85,7 +85,7 @@ int conversion_check_replaced(const struct conversion *cv, struct err *e);
 /* ---- recipe.c: the form of each tensor ---- */
 int recipes_make(struct conversion *cv, struct err *e);
 uint64_t recipes_bytes(const struct conversion *cv);
-/* Choose a number format for one tensor, perhaps again. */
+/* Choose a number format for one tensor; may be called again. */
 int recipe_set(struct recipe *p, enum qtype type, int group_size, struct err *e);
 /* After calibration: set activation groups by what was scaled. */
 int recipes_activations(struct conversion *cv, struct err *e);
@@ -94,11 +94,11 @@ int is_float_source(int source_type);
 const char *convert_type_name(struct convert_type t);
 
 /* ---- channel_scale.c: scales of channels, folded into the layer before ---- */
-/* Mean squares of an expert's input channels from their sums, as if some tokens with the average
- * strengths, `all`, had been routed there too. */
+/* Mean squares of an expert's input channels from their sums, smoothed by some imaginary tokens
+ * with the average strengths, `all`. */
 void expert_strength(const float *sum, int n_tokens, const float *all, int n, float *out);
-/* Compute scales from strengths, where the architecture has an exact place for them and all
- * matrices concerned are quantized anyway. */
+/* Compute scales from strengths, if the architecture has an exact place for them and all matrices
+ * concerned are quantized anyway. */
 int channel_scale_layer(struct conversion *cv, int layer, float alpha, struct err *e);
 /* Factors on rows and columns of a tensor: value' = value * (col ? col[c] : 1) / (row ?
  * pow(row[r], row_power) : 1). */

@@ -1,9 +1,9 @@
-/* mixed.c - choose 2 to 8 bits for each tensor: begin with the fewest everywhere, then spend the
- * target's bytes where they remove most error.
+/* mixed.c - choose 2 to 8 bits for each tensor: start with the fewest everywhere, then spend the
+ * target's bytes where they reduce the error most.
  *
  * The error of a tensor is its relative output error, sum of strength * (w - w')^2 over sum of
  * strength * w^2 (of a sample of 64 rows), times its number of weights, times the effect of such an
- * error of that kind of matrix on the logits of a real model (v most, q least, the first two layers
+ * error in that kind of matrix on the logits of a real model (v most, q least, the first two layers
  * more than the others). */
 #include <inttypes.h>
 #include <stdlib.h>

@@ -442,14 +442,15 @@ int quantize_layer_good(struct conversion *cv, struct calibration *c, int layer,
         else
             spill_free(kept[i].x);
     }
-    c->q.layers[layer].experts = c->m.layers[layer].experts;            /* those that are quantized from now on */
+    /* those quantized from now on */
+    c->q.layers[layer].experts = c->m.layers[layer].experts;
     return rc;
 }
 
 /* ---- an expert ---- */
 
-/* An expert is quantized on its own tokens and some of all tokens with a small weight, which
- * count where hardly any were routed to it. */
+/* An expert is quantized on its own tokens and on a sample of all tokens with a small weight, which
+ * matters if hardly any tokens were routed to it. */
 static const float some_weight = 0.5f;          /* squared, times OTHER_TOKENS: 16 tokens */
 
 static int rows_of(const struct calibration *c, int expert, int *n_there)

@@ -151,8 +151,8 @@ int is_float_source(int source_type)
     return source_type == GGML_F32 || source_type == GGML_F16 || source_type == GGML_BF16 || source_type == GGML_F64;
 }
 
-/* Find our type that holds the source's grid exactly. Rows of the source's codes are ours, or,
- * where packed.h shows them transposed, its columns are. */
+/* Find the type that represents the source's grid exactly.  Rows of the source's codes are our rows
+ * or, if packed.h reports them as transposed, its columns are. */
 static void find_exact(struct recipe *p)
 {
     const struct source_tensor *t = p->source;
@@ -194,8 +194,8 @@ static int set_copy(struct recipe *p, enum qtype type, int group_size, struct er
     return mat_init(&p->m, type, group_size, act_group, p->spec->rows, p->spec->cols, e);
 }
 
-/* 1 if the source's codes can be copied where `type` with groups of group_size (0: any) is asked
- * for; the copy's type then goes to *copy, *copy_group. */
+/* Whether the source's codes can be copied for `type` with groups of group_size (0: any); the type
+ * of the copy goes to *copy, *copy_group. */
 static int copies_as(const struct recipe *p, enum qtype type, int group_size, enum qtype *copy, int *copy_group)
 {
     const struct source_tensor *t = p->source;
@@ -215,7 +215,7 @@ static int copies_as(const struct recipe *p, enum qtype type, int group_size, en
     return *copy == type || (type == QT_I4 && (*copy == QT_I4M || *copy == QT_I4Z));
 }
 
-/* Choose a number format for one tensor, perhaps again; rule: how to make it ternary. */
+/* Choose a number format for one tensor; may be called again.  rule: how to make it ternary. */
 static int set_quant(struct recipe *p, enum qtype type, int group_size, enum ternary_fit rule, struct err *e)
 {
     const struct weight_spec *s = p->spec;
@@ -266,7 +266,7 @@ static int set_keep(struct recipe *p, struct err *e)
     return mat_init(&p->m, type, group, group < 128 ? 32 : 128, s->rows, s->cols, e);
 }
 
-/* A matrix that was trained to be ternary: the codes of the packed checkpoint, or those of the
+/* A matrix that was trained as ternary: use the codes of the packed checkpoint, or those of the
  * trained floats. */
 static int set_bitnet(struct recipe *p, enum qtype type, struct err *e)
 {
@@ -298,14 +298,14 @@ static int set_type(struct conversion *cv, struct recipe *p, struct convert_type
     return set_quant(p, type.kind == CONVERT_MIXED ? QT_I8 : type.qtype, cv->o->group_size, cv->o->ternary, e);
 }
 
-/* Roles that have 8 bits where others have fewer: they are small, and the whole layer depends on
- * them.  Latents and their expansion, which every head reads; the indexer, because an error there
- * selects other tokens; the low-rank matrices of gates and of a state's rates. */
+/* Roles that have 8 bits if others have fewer: they are small, and the whole layer depends on them.
+ * Latents and their expansion, which every head reads; the indexer, because an error there selects
+ * other tokens; the low-rank matrices of gates and of a state's rates. */
 static const uint64_t narrow_roles = 1ull << ROLE_K_B | 1ull << ROLE_V_B | 1ull << ROLE_Q_A | 1ull << ROLE_KV_A |
                                      1ull << ROLE_INDEX_Q | 1ull << ROLE_INDEX_K | 1ull << ROLE_GATE_A |
                                      1ull << ROLE_X_PROJ;
 
-/* Choose the form of one tensor when the whole model gets `type`. */
+/* Choose the form of one tensor if the whole model gets `type`. */
 static int recipe_tensor(struct conversion *cv, struct recipe *p, struct convert_type type, struct err *e)
 {
     const struct convert_options *o = cv->o;
@@ -322,7 +322,7 @@ static int recipe_tensor(struct conversion *cv, struct recipe *p, struct convert
     }
     if (part == PART_EMBEDDINGS && cv->config.tied && p->spec->role == ROLE_EMBED && o->part[PART_LM_HEAD].set &&
         !o->part[PART_EMBEDDINGS].set)
-        part = PART_LM_HEAD;                /* one matrix is both */
+        part = PART_LM_HEAD;                /* one matrix serves as both */
     /* small, and an error would send tokens to other experts */
     if (p->spec->role == ROLE_ROUTER || p->spec->role == ROLE_SHARED_ROUTER || p->spec->role == ROLE_IN_BA ||
         p->spec->role == ROLE_INDEX_W || p->spec->role == ROLE_COMP_VALUE || p->spec->role == ROLE_COMP_SCORE ||
@@ -358,7 +358,7 @@ static int recipe_tensor(struct conversion *cv, struct recipe *p, struct convert
     if (ends && type.kind == CONVERT_TYPE && qtype_info(type.qtype)->bits < 8) {
         if (!is_float_source(p->source->type) && p->exact >= 0)
             return set_keep(p, e);
-        /* beside ternary layers the head is a third of the bytes that a token reads */
+        /* beside ternary layers the head is a third of the bytes read per token */
         return recipe_set(p, is_ternary(type.qtype) && !compressed ? QT_M6 : QT_I8, 0, e);
     }
     return set_type(cv, p, type, e);
@@ -372,13 +372,13 @@ uint64_t recipes_bytes(const struct conversion *cv)
     return sum;
 }
 
-/* nl4 is a size: layers and head, the bytes that a token reads, take at most 4 % more than 4 bits
- * in the layers and 8 in the head would.  Within it the head (and the embedding) has 6 bits, and
- * the savings go, in this order, where an error moved the output of a model most for its bytes: k
- * and v, which are small where heads share them and reach every later token; the first two layers,
- * on which all others build; then down, up and gate, from the first layer on.  Not in models with
- * experts: the other matrices are then a small part of the file and a large one of the bytes that a
- * token reads, and 5 and 6 bits take 1.6 times the time of 4 a byte (profile of a
+/* nl4 is a size: layers and head, the bytes read per token, take at most 4 % more than 4 bits in
+ * the layers and 8 in the head would.  Within that size the head (and the embedding) has 6 bits,
+ * and the savings are spent, in this order, where an error changed the output of a model most for
+ * its bytes: k and v, which are small if heads share them and affect every later token; the first
+ * two layers, on which all others build; then down, up and gate, from the first layer on.  Not in
+ * models with experts: there the other matrices are a small part of the file but a large one of the
+ * bytes read per token, and 5 and 6 bits take 1.6 times the time of 4 per byte (profile of a
  * DeepSeek-V2-Lite that decodes). */
 static const struct { unsigned roles; int first_layers; enum qtype type; } finer[] = {
     { 1u << ROLE_K | 1u << ROLE_V, 0, QT_M6 }, { ~0u, 2, QT_M5 }, { 1u << ROLE_DOWN, 0, QT_M5 },

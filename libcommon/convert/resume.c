@@ -37,7 +37,7 @@ static int next_layer(const struct resume *r)
 
 /* ---- what must be the same ---- */
 
-/* Identifies this build: another one may round differently. */
+/* Identifies this build, because another one may round differently. */
 static json_t *program(void)
 {
     struct stat st;
@@ -111,7 +111,7 @@ static int write_all(int fd, const void *data, size_t n)
     return 0;
 }
 
-/* 0 with the checksum of all blocks; -1: there is no space, or the disk fails. */
+/* 0 with the checksum of all blocks; -1: no space, or the disk fails. */
 static int write_state(const struct resume *r, uint32_t *crc)
 {
     struct state_block p[MOST_BLOCKS];
@@ -200,7 +200,8 @@ static void forget(const struct resume *r)
 {
     struct atomic_file f;
     struct err ignored;
-    if (atomic_open(&f, r->journal, &ignored) == 0)     /* removes what a crash left of an earlier one */
+    /* removes what a crash left of an earlier one */
+    if (atomic_open(&f, r->journal, &ignored) == 0)
         atomic_abort(&f);
     unlink(r->journal);
     unlink(r->state[0]);
@@ -326,7 +327,7 @@ static void begin_again(struct resume *r, const struct mat *before)
     r->cv->done = 0;
 }
 
-/* There is a parked file, *w: resume it or remove it. */
+/* Resume the parked file *w, or remove it. */
 static int go_on(struct resume *r, struct zwriter **w, int *n_done, struct err *e)
 {
     struct err why = { 0 };

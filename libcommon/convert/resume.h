@@ -1,22 +1,21 @@
-/* resume.h - resume an interrupted conversion at the layer where it stopped; the file is the same
- * byte for byte.
+/* resume.h - resume an interrupted conversion at the layer where it stopped; the resulting file is
+ * the same byte for byte.
  *
  * From time to time, between two groups of the file, a checkpoint is made: the new file is synced
- * and parked (zwriter_park), and beside it come
+ * and parked (zwriter_park), with these files beside it:
  *     .NAME.zse-state-0, -1    state of calibration between layers: the residual stream of all
  *                              tokens in the float model and, with best, after the quantized
- *                              layers;
- *                              written in turn, so that one of them is always whole
- *     .NAME.zse-journal        JSON: source, plan and program; the tensors that are written, with
- *                              their part of the report; the checksums of the groups and of the
- *                              state.  Written last, and atomically.
- * The journal thus never names anything that is not on the disk.  A resuming process has the lock
+ *                              layers; written alternately, so that one of them is always complete
+ *     .NAME.zse-journal        JSON: source, plan and program; the written tensors, with their
+ *                              part of the report; the checksums of the groups and of the state.
+ *                              Written last, and atomically.
+ * So the journal never names anything that is not on the disk.  A resuming process holds the lock
  * of the parked file, compares source, plan and program, reads the groups once and compares their
- * checksums; where anything differs, the conversion starts over.  Everything else is computed again
- * from the source: it does not depend on earlier work.
+ * checksums; if anything differs, the conversion starts over.  Everything else is recomputed from
+ * the source, as it does not depend on earlier work.
  *
- * Without a checkpoint (a short conversion) the new file is an ordinary temporary that the next
- * writer removes. */
+ * Without a checkpoint (a short conversion) the new file is an ordinary temporary file that the
+ * next writer removes. */
 #ifndef ZSE_CONVERT_RESUME_H
 #define ZSE_CONVERT_RESUME_H
 

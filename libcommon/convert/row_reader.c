@@ -51,9 +51,9 @@ static int open_transposed(struct row_reader *r, const struct source *s, const s
     return read_whole(r, s, t, map->first, end, width, e);
 }
 
-/* NVFP4 of a GGUF has no room for the scale of the whole tensor.  Writers put it into another one,
- * "x.scale" or "x.weight.scale" beside "x.weight".  Without it values would be wrong, so refuse all
- * but 1. */
+/* NVFP4 in a GGUF has no field for the scale of the whole tensor.  Writers store it in another
+ * tensor, "x.scale" or "x.weight.scale" beside "x.weight".  Ignoring it would give wrong values, so
+ * all scales except 1 are refused. */
 static int check_scale(const struct source *s, const struct source_tensor *t, struct err *e)
 {
     for (int i = 0; i < t->n_parts; i++)

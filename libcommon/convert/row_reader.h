@@ -15,11 +15,11 @@ struct row_reader {
     struct row_map map;
     int64_t n, cols;            /* of our tensor: n rows, or one row of cols elements that the map selects (vector) */
     int vector;
-    float *whole;               /* owned: decoded source rows, where ours cannot be read one by one */
+    float *whole;               /* owned: decoded source rows, if rows cannot be read one by one */
     int64_t whole_first;        /* the first of them */
 };
 
-/* The source's row (element of a vector, column of a transposed tensor) that is our row i. */
+/* The source's row (element of a vector, column of a transposed tensor) for our row i. */
 int64_t row_map_at(const struct row_map *m, int64_t i);
 
 /* rows 1 and vector: see struct row_reader. */
