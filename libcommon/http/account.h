@@ -20,7 +20,8 @@ struct tenant;
 /* Limits in bytes.  A tenant may hold half of `total`, but at least `request`.  All functions here
  * may be called by any thread. */
 struct account *account_open(size_t request, size_t total, struct err *e);
-void account_close(struct account *a);          /* NULL is fine; no hold may be left */
+/* NULL is fine; all holds must have been released */
+void account_close(struct account *a);
 
 struct hold {
     struct account *a;

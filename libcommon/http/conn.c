@@ -1,4 +1,4 @@
-/* conn.c - one connection: its life, its memory, its bytes, TLS handshakes and time limits.
+/* conn.c - one connection: its lifetime, memory, TLS handshakes, time limits and sending.
  *
  * conn_request.c reads requests and messages, conn_response.c writes responses. */
 #include "libcommon/http/conn.h"
@@ -125,7 +125,7 @@ void conn_kill(struct conn *c)
     conn_end_record(c);
     const int away = c->handshake.away && !handshakes_withdraw(l->handshakes, &c->handshake);
     if (!away) {
-        /* not left to close: a child between fork and exec may still hold the socket */
+        /* close() does not suffice: a child between fork and exec may still hold the socket */
         epoll_ctl(l->epoll, EPOLL_CTL_DEL, c->source.fd, NULL);
         close(c->source.fd);
     }
@@ -150,7 +150,7 @@ void conn_own(struct conn *c, uint64_t owner)
     conn_settle(c, 1);
 }
 
-/* Tell epoll what this connection waits for. */
+/* Update the events that epoll reports for this connection. */
 static void watch(struct conn *c)
 {
     int may_read = !c->eof && !(c->busy && c->mode == CONN_HTTP && c->in.size >= MAX_PIPELINED);
@@ -280,7 +280,7 @@ static void response_complete(struct conn *c)
 void conn_flush(struct conn *c)
 {
     const uint64_t sent = c->l->bytes_sent;
-    /* the rest in the next round: other connections have their turns */
+    /* the rest in the next round, so that other connections get their turn */
     while (c->sent < c->out.size && !c->out.failed && c->l->bytes_sent - sent < MAX_FLUSH) {
         long n = transmit(c, c->out.data + c->sent, c->out.size - c->sent);
         if (n == -2) {
@@ -312,7 +312,8 @@ void conn_flush(struct conn *c)
     if (!c->dead && !c->busy && c->mode != CONN_LINGER)
         conn_next_request(c);
     if (!c->dead && conn_hold_buffers(c) != HOLD_OK && c->out.size > HELD_FROM) {
-        conn_kill(c);                       /* there is no memory to keep the answer until the client reads it */
+        /* out of memory for the part that the client has not read */
+        conn_kill(c);
         return;
     }
     if (!c->dead && !c->busy && c->ssl && SSL_pending(c->ssl) > 0 && !c->eof)
@@ -325,10 +326,10 @@ void conn_flush(struct conn *c)
 
 /* ---- handshakes ---- */
 
-/* Check the announced sizes of a ClientHello before OpenSSL sees it: OpenSSL allocates as much as
- * they say, up to 131 kB, and real ones have 2 kB at most. The first bytes are a record of type 22
- * and length L, in it a message of type 1 and its length (RFC 8446, 4 and 5.1). SO_RCVLOWAT has
- * made sure that they are there. */
+/* Check the announced sizes of a ClientHello before OpenSSL parses it: OpenSSL allocates what they
+ * announce, up to 131 kB, and real ones have 2 kB at most.  The first bytes are a record of type 22
+ * and length L, which contains a message of type 1 and its length (RFC 8446, 4 and 5.1).
+ * SO_RCVLOWAT guarantees that they have arrived. */
 static int hello_is_fine(struct conn *c)
 {
     unsigned char b[HELLO_HEAD];
@@ -337,7 +338,7 @@ static int hello_is_fine(struct conn *c)
     c->hello_seen = 1;
     setsockopt(c->source.fd, SOL_SOCKET, SO_RCVLOWAT, &one, sizeof one);
     if (n < HELLO_HEAD)
-        return 1;                       /* the client has closed: SSL_accept will see it */
+        return 1;                       /* the client has closed, which SSL_accept will report */
     return b[0] == 22 && (b[3] || b[4] >= 4) && b[5] == 1 && (b[6] << 16 | b[7] << 8 | b[8]) <= MAX_HELLO;
 }
 

@@ -1,16 +1,16 @@
 /* conn.h - the event loop and its connections: listeners, requests, time limits, responses.
  *
- * One thread on epoll; all functions here except loop_wake belong to it.  A connection has one
- * request at a time; the next ones that the client sends (pipelining) wait.  An idle connection has
- * no buffers.  Writing never blocks: bytes that the socket does not take are kept.  A client that
- * takes nothing for stalled_s, or lets more than max_unsent pile up, is dropped.
+ * One thread on epoll, which makes all calls except loop_wake.  A connection has one request at a
+ * time; further ones that the client sends (pipelining) wait.  An idle connection has no buffers.
+ * Writing never blocks: bytes that the socket does not take are buffered.  A client that reads
+ * nothing for stalled_s, or lets more than max_unsent accumulate, is dropped.
  *
  * Memory of a connection whose bodies are not kept: the head (http.head_bytes), MAX_PIPELINED and
  * READ_SMALL bytes of what follows it, and its response.
  *
- * Why not libwebsockets (4.1 in Debian 12): it does not take chunked request bodies, answers its
- * limits with statuses of its own, and keeps more than 4 KB for an idle connection; most of this
- * would have to be written anyway.  TLS is OpenSSL. */
+ * Why not libwebsockets (4.1 in Debian 12): it does not accept chunked request bodies, chooses its
+ * own statuses for limits, and keeps more than 4 KB for an idle connection; most of this would have
+ * to be written anyway.  TLS is OpenSSL. */
 #ifndef ZSE_HTTP_CONN_H
 #define ZSE_HTTP_CONN_H
 
@@ -29,30 +29,31 @@ struct conn;
 struct loop_options {
     struct http_limits http;
     int max_connections;
-    /* Connections of one address without a key (places.h); 0: any number.  Unix sockets have no
+    /* Most connections of one address without a key (places.h); 0: no limit.  Unix sockets have no
      * addresses. */
     int max_per_address;
     size_t max_unsent;              /* bytes of a response that may wait for a slow client */
-    double head_s;                  /* a head must be complete after so long */
+    double head_s;                  /* a head must be complete after this time */
     double body_s;                  /* a body must arrive at 1 KB/s on average, with body_s more time in all */
     struct account *account;        /* of bodies and responses beyond HELD_FROM; NULL: they are not counted */
     double idle_s, stalled_s;       /* longest time between requests; without progress of a response */
-    /* a WebSocket silent for so long gets a ping, and after as long again it is closed; 0: never */
+    /* a WebSocket that is silent for this long gets a ping, and is closed after the same time
+     * again; 0: never */
     double ping_s;
-    /* A body follows, of SIZE bytes or SIZE_MAX (chunked).  Return 1 to keep it.  0: a small one is
-     * read and dropped, so that the connection can continue; for a large one on_request is called
-     * at once and the connection closes after the answer.  NULL: keep every body. */
+    /* A body follows, of SIZE bytes or SIZE_MAX (chunked).  Return 1 to keep it.  0: a small body
+     * is read and discarded, so that the connection can continue; for a large one on_request is
+     * called immediately, and the connection closes after the response.  NULL: keep every body. */
     int (*on_body)(void *user, struct conn *c, size_t size);
-    /* A request is complete: conn_request(c).  Answer it now or later, once. */
+    /* A request is complete: conn_request(c).  Respond to it once, now or later. */
     void (*on_request)(void *user, struct conn *c);
-    /* The client is gone before its answer was complete, and an exchange is set.  c is freed after
-     * this. */
+    /* The client has left before its response was complete, and an exchange is set.  c is freed
+     * after this call. */
     void (*on_gone)(void *user, struct conn *c);
-    /* Called if a record is set: the answer is complete (its exchange is still set), or the client
-     * is gone and there is no exchange.  conn_status is the status. */
+    /* Called if a record is set: the response is complete (its exchange is still set), or the
+     * client has left and there is no exchange.  conn_status is the status. */
     void (*on_answered)(void *user, struct conn *c);
-    /* A head or body was refused: answer it, or be NULL for a plain answer.  The connection closes
-     * after the answer. */
+    /* A head or body was refused: send a response.  NULL: a plain one is sent.  The connection
+     * closes after the response. */
     void (*on_refused)(void *user, struct conn *c, int status, const char *why);
     /* of a WebSocket; text is '\0'-terminated */
     void (*on_message)(void *user, struct conn *c, const char *text, size_t size);
@@ -80,18 +81,20 @@ void loop_stop_listening(struct loop *l);       /* removes the Unix socket; idle
 void loop_run(struct loop *l);                  /* until loop_quit */
 void loop_quit(struct loop *l);
 void loop_wake(struct loop *l);                 /* any thread: on_wake will be called in the loop's thread */
-/* Connections so far.  refused: with 503, because there were too many, in all or of the address. */
+/* Counts since the start.  refused: with 503, because there were too many, in total or from the
+ * address. */
 struct loop_counts { uint64_t accepted, evicted, refused; };
 const struct loop_counts *loop_counts(const struct loop *l);
 int loop_n_connections(const struct loop *l);
-int loop_n_unknown(const struct loop *l);       /* those on which no request has shown a valid key */
+/* connections on which no request has had a valid key */
+int loop_n_unknown(const struct loop *l);
 /* Connections with an unanswered request or unsent bytes, and WebSockets with an exchange. */
 int loop_n_busy(const struct loop *l);
 uint64_t loop_bytes_sent(const struct loop *l);
 
 /* ---- one connection ---- */
 const struct http_request *conn_request(const struct conn *c);
-/* moves the body; the connection does not hold its memory any more */
+/* moves the body, and releases its hold */
 void conn_take_body(struct conn *c, struct buf *to);
 enum { HELD_FROM = 1 << 16 };                   /* smaller buffers are not counted: max_connections bounds them */
 /* From on_body: hold a body of SIZE bytes (SIZE_MAX: chunked), and the response, for this tenant.
@@ -101,10 +104,9 @@ int conn_hold_problem(const struct conn *c, struct problem *pr);        /* 0: no
 int conn_has_body(const struct conn *c);        /* the body was kept, or the request has none */
 const char *conn_peer(const struct conn *c);    /* "127.0.0.1", "unix" */
 int conn_is_local(const struct conn *c);        /* its listener is loopback or a Unix socket */
-/* The request was admitted for this owner (a key, or an address where no key is needed):
- * places.h. */
+/* The request was admitted for this owner (a key, or an address if no key is needed): places.h. */
 void conn_own(struct conn *c, uint64_t owner);
-/* The work for the current request; NULL: none.  on_gone is called only while one is set. */
+/* The work for the current request; NULL: none.  on_gone is called only while it is set. */
 void conn_set_exchange(struct conn *c, void *exchange);
 void *conn_exchange(const struct conn *c);
 /* The owner's record of the current request; on_answered, which is called when it ends, resets
@@ -122,10 +124,11 @@ void conn_reply(struct conn *c, int status, const char *type, const void *body, 
 void conn_begin(struct conn *c, int status, const char *type);
 void conn_write(struct conn *c, const void *data, size_t size);
 void conn_end(struct conn *c);
-/* memory ran out: close it, so that the client sees that the response is not complete */
+/* out of memory: close the connection, so that the client sees that the response is incomplete */
 void conn_break(struct conn *c);
 int conn_is_complete(const struct conn *c);     /* all of the last response was written */
-int conn_status(const struct conn *c);          /* of the last response; 0: none was begun */
+/* status of the last response; 0: none was started */
+int conn_status(const struct conn *c);
 /* WebSockets.  Accept the request's upgrade: 0, or -1 after a refusal was sent. */
 int conn_upgrade(struct conn *c);
 int conn_is_websocket(const struct conn *c);

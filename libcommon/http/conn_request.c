@@ -36,7 +36,7 @@ static void refuse_memory(struct conn *c)
     conn_refuse(c, pr.status, pr.message);
 }
 
-/* A head is there whose body is still to come: its time limit begins, and 100 Continue is sent if
+/* A head is complete and its body is still to come: start its time limit, and send 100 Continue if
  * it is expected. */
 static void on_head_seen(struct conn *c)
 {
@@ -63,8 +63,8 @@ static void hand_over(struct conn *c, int whole)
     c->l->o.on_request(c->l->o.user, c);
 }
 
-/* A head announces a body: keep it, drop it as it comes, or do not read it at all. 0: the request
- * was handed over without it. */
+/* A head announces a body: keep it, discard it, or do not read it.  0: the request was passed on
+ * without it. */
 static int begin_body(struct conn *c)
 {
     struct http_parser *p = &c->parser;
@@ -154,14 +154,14 @@ void conn_next_request(struct conn *c)
 
 /* ---- bytes ---- */
 
-/* How many bytes to read at once without piling them up: a body is parsed at once, a head or the
- * next request waits in c->in. */
+/* Number of bytes to read at once without buffering too many: a body is parsed immediately, a head
+ * or the next request waits in c->in. */
 static size_t read_size(const struct conn *c)
 {
     return c->mode == CONN_HTTP && (c->busy || !c->parser.req) ? READ_SMALL : READ_SIZE;
 }
 
-/* Drop what arrives after our end: not decrypted and, from TCP, not even copied (tcp(7),
+/* Discard what arrives after our end: not decrypted and, from TCP, not even copied (tcp(7),
  * MSG_TRUNC). */
 static void read_past(struct conn *c)
 {
@@ -184,7 +184,7 @@ void conn_read(struct conn *c)
         read_past(c);
         return;
     }
-    /* epoll does not see the bytes that OpenSSL has read already */
+    /* epoll does not report the bytes that OpenSSL has read already */
     for (int round = 0; round < 16 || (c->ssl && SSL_pending(c->ssl) > 0); round++) {
         const size_t room = read_size(c);
         long n = conn_receive(c, bytes, room);
@@ -215,7 +215,7 @@ void conn_read(struct conn *c)
     }
     if (c->dead || !c->eof)
         return;
-    /* The client has closed: an answer that is being made is not wanted any more. */
+    /* The client has closed, so it will not read a response in progress. */
     if (c->exchange || c->mode != CONN_HTTP || (!c->busy && c->out.size == 0))
         conn_kill(c);
 }

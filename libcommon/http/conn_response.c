@@ -1,5 +1,5 @@
-/* conn_response.c - the writing side of a connection: responses, WebSocket frames, and what its
- * owner keeps at it. */
+/* conn_response.c - the writing side of a connection: responses, WebSocket frames, and the pointers
+ * that its owner attaches. */
 #include "libcommon/http/internal.h"
 
 #include <stdlib.h>

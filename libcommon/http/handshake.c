@@ -38,7 +38,7 @@ static void step(struct handshake *x)
 static void *run(void *arg)
 {
     struct handshakes *h = arg;
-    /* on Linux, of this thread: tokens of open connections come first */
+    /* on Linux this affects only this thread: responses of open connections take precedence */
     setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), NICE);
     pthread_mutex_lock(&h->lock);
     while (!h->stop) {

@@ -1,9 +1,9 @@
-/* handshake.h - TLS handshakes in threads of their own: a signature with an RSA key of 4096 bits
- * takes 5 to 15 ms, during which the event loop would answer no request.
+/* handshake.h - TLS handshakes in separate threads: a signature with an RSA key of 4096 bits takes
+ * 5 to 15 ms, during which the event loop could not do anything else.
  *
- * A connection submits its SSL whenever its socket has bytes for SSL_accept, and must not touch it
- * until it is back.  Addresses take turns.  One may have HANDSHAKES_PER_OWNER waiting; when the
- * queue is full, the last one of the address with most is dropped. */
+ * A connection submits its SSL whenever its socket has bytes for SSL_accept, and must not use it
+ * until it is returned.  Addresses take turns.  Each may have HANDSHAKES_PER_OWNER waiting; when
+ * the queue is full, the last one of the address with most is dropped. */
 #ifndef ZSE_HTTP_HANDSHAKE_H
 #define ZSE_HTTP_HANDSHAKE_H
 
@@ -33,13 +33,14 @@ struct handshakes;
 struct handshakes *handshakes_open(int n_threads, void (*wake)(void *user), void *user, struct err *e);
 /* waits until each thread has finished its step; nothing is away afterwards.  NULL is fine. */
 void handshakes_close(struct handshakes *h);
-/* 0, or -1: the address has enough waiting, or the queue is full and x would be the last one.
- * limited: HANDSHAKES_PER_OWNER applies.  *dropped: the one dropped for x, not away any more; NULL:
- * none. */
+/* 0, or -1: the address has enough waiting, or the queue is full and x would be the one to drop.
+ * limited: HANDSHAKES_PER_OWNER applies.  *dropped: the handshake dropped for x, no longer away;
+ * NULL: none. */
 int handshakes_submit(struct handshakes *h, struct handshake *x, int limited, struct handshake **dropped);
-/* Take it out of the queue.  1: it is not away any more; 0: a thread works on it, and
- * handshakes_back will return it. */
+/* Remove it from the queue.  1: it is no longer away; 0: a thread works on it, and handshakes_back
+ * will return it. */
 int handshakes_withdraw(struct handshakes *h, struct handshake *x);
-struct handshake *handshakes_back(struct handshakes *h);        /* those that are done, a list; NULL: none */
+/* list of finished handshakes; NULL: none */
+struct handshake *handshakes_back(struct handshakes *h);
 
 #endif

@@ -139,7 +139,7 @@ static enum http_answer request_line(struct http_parser *p, struct http_request 
         char *host = strchr(target, ':') + 3;
         r->default_port = host - target == 7 ? ":80" : ":443";
         const size_t n = strcspn(host, "/?");
-        /* one byte to the left, over a slash, to have space for its '\0' */
+        /* one byte to the left, over a slash, to make space for its '\0' */
         r->authority = memmove(host - 1, host, n);
         target = host + n;
         (host - 1)[n] = '\0';
@@ -330,8 +330,8 @@ static long line_at_front(const struct buf *in, size_t max)
     return (size_t)(end - in->data) > max ? -2 : (long)(end - in->data);
 }
 
-/* Is this nothing or a chunk extension?  It must not contain a bare LF: a less strict proxy would
- * take it for the end of the line and see other requests than this parser. */
+/* Whether this is empty or a chunk extension.  It must not contain a bare LF: a less strict proxy
+ * would treat it as the end of the line and see other requests than this parser. */
 static int is_extension(const char *s, size_t n)
 {
     size_t i = 0;

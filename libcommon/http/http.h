@@ -1,8 +1,8 @@
-/* http.h - a parser of HTTP/1.1 requests (RFC 9112): bytes in, whole requests out.  It has no
+/* http.h - a parser of HTTP/1.1 requests (RFC 9112): bytes in, complete requests out.  It uses no
  * sockets, so that it can be fuzzed.
  *
- * It is strict wherever requests could be smuggled: lines end with CR LF, no blank before a
- * colon, no folded lines, one Host, one length of the body.  A refusal has an HTTP status and a
+ * It is strict wherever requests could be smuggled: lines end with CR LF, no blank before a colon,
+ * no folded lines, one Host, one length of the body.  A refusal has an HTTP status and a
  * sentence. */
 #ifndef ZSE_HTTP_HTTP_H
 #define ZSE_HTTP_HTTP_H
@@ -42,7 +42,7 @@ struct http_parser {
     /* asked: HTTP_BODY_FOLLOWS was returned; drop_body: count and check the body, but do not keep
      * it */
     int asked, drop_body;
-    size_t trailer;             /* bytes of trailers so far */
+    size_t trailer;             /* size of the trailers so far */
     struct http_request *req;   /* owned; NULL until a head is complete */
     int status;                 /* of a refusal */
     char why[200];

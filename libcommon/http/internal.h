@@ -41,7 +41,7 @@ struct conn {
     int hello_seen;             /* the beginning of the ClientHello was checked */
     struct buf in, out, headers;
     struct hold hold;           /* of large buffers */
-    enum hold_answer no_hold;   /* the answer of the last hold_set, and the bytes it was for */
+    enum hold_answer no_hold;   /* result of the last failed hold_set, and its bytes */
     size_t not_held;
     size_t sent;                /* bytes of out */
     struct http_parser parser;
@@ -52,7 +52,7 @@ struct conn {
     int switching;              /* to WebSocket: the 101 is being sent */
     void *exchange, *record;
     uint64_t deadline_ns;       /* of a head, an idle connection, a handshake, lingering; 0: none */
-    uint64_t body_from_ns;      /* when the body began; 0: none has */
+    uint64_t body_from_ns;      /* when the body started; 0: it has not */
     uint64_t progress_ns;       /* when bytes of a response were last sent */
     size_t body_seen;           /* HTTP: 1 once bytes of a head are there; LINGER: bytes read past */
     /* of a WebSocket: when bytes last arrived; when a ping was sent since, 0: none */
@@ -69,11 +69,12 @@ struct loop {
     struct event_source wake, handshake_wake, signals;
     struct listener listener[MAX_LISTENERS];
     int n_listeners;
-    int spare;                  /* a descriptor to close when there are none left */
+    int spare;                  /* a descriptor to close when none are left */
     int deaf;                   /* listeners are not watched until the next second */
     SSL_CTX *tls;
     struct handshakes *handshakes;      /* NULL: no TLS, or not listening */
-    struct conn *conns, *away, *dead, *dirty;       /* away: dead ones in whose handshake a thread is */
+    /* away: dead ones whose handshake is still in a thread */
+    struct conn *conns, *away, *dead, *dirty;
     struct places *places;
     struct reaper *reaper;
     uint64_t second_ns, bytes_sent;
@@ -85,22 +86,24 @@ struct loop {
 struct conn *conn_open(struct loop *l, int fd, const struct listener *at, const char *peer, uint64_t address);
 void conn_ready(struct conn *c, uint32_t events);       /* epoll reported it */
 void conn_handshake_back(struct conn *c);
-void conn_flush(struct conn *c);            /* send what waits, then continue with the next request */
+/* send what is buffered, then continue with the next request */
+void conn_flush(struct conn *c);
 void conn_kill(struct conn *c);             /* close now; freed at the end of the round */
 void conn_free(struct conn *c);
 void conn_check_time(struct conn *c, uint64_t now);     /* close or refuse it if a time limit has passed */
 uint64_t conn_deadline(double s);           /* clock_ns() in s seconds */
 void conn_mark_dirty(struct conn *c);       /* flush it at the end of this round */
-/* Tell places whether it may be evicted: not while a call works for it, nor, with a good key,
- * while it has a request or an unsent answer.  active: it did something just now. */
+/* Update whether places may evict the connection: not while a call works for it, nor, with a valid
+ * key, while it has a request or unsent bytes.  active: it was used just now. */
 void conn_settle(struct conn *c, int active);
 void conn_forget_request(struct conn *c);   /* free it; the parser is ready for the next */
 void conn_end_record(struct conn *c);       /* on_answered, if it has a record */
-enum hold_answer conn_hold_buffers(struct conn *c);     /* hold what its buffers take now */
+/* raise the hold to the current size of its buffers */
+enum hold_answer conn_hold_buffers(struct conn *c);
 /* Bytes read, plain or TLS: > 0 how many, 0 the end, -1 none yet, -2 broken. */
 long conn_receive(struct conn *c, void *to, size_t n);
-/* Send our end and read past what the client still sends: closing at once could destroy our answer
- * on its way (RFC 9112, 9.6). */
+/* Send our end and discard what the client still sends: closing immediately could destroy our
+ * response in flight (RFC 9112, 9.6). */
 void conn_linger(struct conn *c);
 
 /* ---- conn_request.c ---- */

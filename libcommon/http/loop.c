@@ -27,7 +27,8 @@
 /* Unsent bytes that the kernel buffers for each connection; by default it is megabytes
  * (tcp_wmem). */
 enum { MAX_UNSENT_KERNEL = 1 << 16 };
-enum { TICKET_S = 3600 };               /* how long a session can be resumed without using the private key */
+/* time for which a session can be resumed without using the private key */
+enum { TICKET_S = 3600 };
 static const uint64_t second = 1000000000u;
 
 static int watch(struct loop *l, struct event_source *s, struct err *e)
@@ -260,7 +261,7 @@ int loop_bind_unix(struct loop *l, const char *path, struct err *e)
     mode_t before = umask(0177);
     int rc = fd < 0 ? -1 : bind(fd, (const struct sockaddr *)&a, sizeof a);
     umask(before);
-    /* now: another server must see that the name is taken */
+    /* before anything else: another server must see that the name is taken */
     if (rc != 0 || stat(path, &st) != 0 || listen(fd, 1024) != 0) {
         err_sys(e, "--socket %s", path);
         close_fd(fd);
@@ -347,7 +348,7 @@ static void turn_away(struct loop *l, int listener)
     l->spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
 }
 
-/* May one more connection of this address be accepted?  Another one may be evicted for it. */
+/* Whether another connection of this address may be accepted; one may be evicted for it. */
 static int may_accept(struct loop *l, const struct listener *at, uint64_t address)
 {
     struct place *evict;

@@ -28,8 +28,8 @@ static void skip_blanks(struct parameters *p)
         p->s++;
 }
 
-/* The next parameter: its name (n bytes) and the bytes of its value, quoted or not.  1; 0: there is
- * none; -1: malformed. */
+/* The next parameter: its name (n bytes) and the bytes of its value, quoted or not.  1; 0: no more;
+ * -1: malformed. */
 static int next_parameter(struct parameters *p, const char **name, size_t *n, const char **value, size_t *size)
 {
     skip_blanks(p);
@@ -212,7 +212,7 @@ static int behind(const char *s, size_t size, size_t at, size_t *next, struct pr
 
 static int parse(const char *s, size_t size, const char *delimiter, struct multipart *m, struct problem *pr)
 {
-    const size_t n = strlen(delimiter);     /* with CR LF before it, which the first one need not have */
+    const size_t n = strlen(delimiter);     /* with CR LF before it, which the first one may lack */
     size_t at = size >= 2 && memcmp(s, "\r\n", 2) == 0 ? 2 : 0;
     int more;
     if (size - at < n - 2 || memcmp(s + at, delimiter + 2, n - 2) != 0)

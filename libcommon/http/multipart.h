@@ -1,7 +1,7 @@
-/* multipart.h - a parser of multipart/form-data (RFC 7578) in a whole body: bytes in, parts out.
+/* multipart.h - a parser of multipart/form-data (RFC 7578) in a complete body: bytes in, parts out.
  *
  * It is strict: every line ends with CR LF, every part has a name, the last delimiter must be
- * there, and nothing but blanks may stand outside the parts. */
+ * present, and nothing except blanks may be outside the parts. */
 #ifndef ZSE_HTTP_MULTIPART_H
 #define ZSE_HTTP_MULTIPART_H
 

@@ -1,13 +1,13 @@
-/* places.h - the limit on connections: how many in all, how many of one owner, and which one is
- * evicted for a new one.
+/* places.h - the limits on connections, in total and per owner, and the choice of one to evict for
+ * a new one.
  *
- * The owner of a connection is the address it comes from (a number that the caller makes), and
- * from the first request with a valid key on, that key.  Until then it is unknown: an address
- * may have per_address unknown connections, and all unknown ones together leave an eighth of the
- * places to those with a key.  When there is no free place, a new connection evicts one that can
- * be spared: unknown before known, that of the largest owner among the PLACES_LOOK that were
- * quiet longest.  So idle connections never lock a client out, and owners with few connections
- * keep them.  No sockets here; one thread. */
+ * The owner of a connection is first its address (a number that the caller makes), and from the
+ * first request with a valid key on, that key.  Until then it is unknown: an address may have
+ * per_address unknown connections, and all unknown ones together leave an eighth of the places to
+ * those with a key.  When no place is free, a new connection evicts another one that is evictable:
+ * unknown before known, and of the PLACES_LOOK that were idle longest one of the owner with most.
+ * So idle connections never lock a client out, and owners with few connections keep them.  Uses no
+ * sockets; one thread. */
 #ifndef ZSE_HTTP_PLACES_H
 #define ZSE_HTTP_PLACES_H
 
@@ -20,7 +20,7 @@ struct place_owner;
 
 /* A member of the connection. */
 struct place {
-    /* lists of those that can be spared, of all owners and of its own, by last activity */
+    /* lists of evictable connections, of all owners and of its own, by last activity */
     struct { struct place *older, *newer; } all, own;
     struct place_owner *owner;          /* NULL: not entered */
     uint64_t active_ns;
@@ -29,11 +29,11 @@ struct place {
 
 struct places;
 struct places *places_open(int max, int per_address, struct err *e);        /* per_address 0: any number */
-void places_close(struct places *p);    /* NULL is fine; no connection may be left */
-/* May a connection of this address be accepted?  1: yes, once *evict (NULL: none) has left; 0: no.
- * limited 0: per_address does not apply, as for a Unix socket, whose clients all have one address.
- * Of its own address only a connection that was quiet for a second is evicted, so that a burst is
- * refused instead of interrupted. */
+void places_close(struct places *p);    /* NULL is fine; all connections must have left */
+/* Whether a connection of this address may be accepted.  1: yes, once *evict (NULL: none) has left;
+ * 0: no.  limited 0: per_address does not apply, as for a Unix socket, whose clients all have one
+ * address.  Connections of its own address are only evicted after a second without activity, so
+ * that a burst is refused instead of interrupted. */
 int places_room(struct places *p, uint64_t address, int limited, uint64_t now_ns, struct place **evict);
 /* 0, or -1 without memory; it can be spared */
 int places_enter(struct places *p, struct place *x, uint64_t address, uint64_t now_ns);

@@ -24,6 +24,7 @@ int problem_nomem(struct problem *p);           /* 503, out of memory; -1 */
 void problem_json(const struct problem *p, struct buf *out);
 /* Append {"error": message}, which Ollama's clients read. */
 void problem_text_json(const struct problem *p, struct buf *out);
-extern const char problem_unsaid[];             /* the JSON to send when there is no memory to write it */
+/* the JSON to send if there is no memory for any other */
+extern const char problem_unsaid[];
 
 #endif

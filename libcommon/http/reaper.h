@@ -1,8 +1,8 @@
-/* reaper.h - free large blocks in a thread of its own.
+/* reaper.h - free large blocks in a separate thread.
  *
- * Freeing a block gives its pages back one by one: 16 MB took 1 ms, and a hundred clients
- * leaving in the middle of their bodies would stop the event loop for 100 ms.  The thread is
- * started with the first block; if it cannot be, blocks are freed at once. */
+ * Freeing a block returns its pages one by one: 16 MB took 1 ms, and a hundred clients leaving in
+ * the middle of their bodies would stop the event loop for 100 ms.  The thread is started by the
+ * first block; if that fails, blocks are freed immediately. */
 #ifndef ZSE_HTTP_REAPER_H
 #define ZSE_HTTP_REAPER_H
 
