@@ -1,19 +1,19 @@
-/* config_mask.c - the mask of a config: which tokens may come next.
+/* config_mask.c - the mask of a config: the tokens that may come next.
  *
- * A mask is put together from the terminals on top of the stacks.  The effect of a token inside
- * a terminal does not depend on the stack and is kept for each state of a terminal: the tokens
- * that stay inside or end with it, and the places in the trie where it may end before the token
- * does.  Only the tokens below those places are checked with the stack (as Dong et al. 2024,
- * arXiv:2411.15100, divide them).  A state inside of a JSON string takes the runs of plain
- * characters from the vocabulary and looks at the other tokens alone. */
+ * A mask is assembled from the terminals on top of the stacks.  The effect of a token inside a
+ * terminal does not depend on the stack and is cached for each state of a terminal: the tokens that
+ * stay inside or end with it, and the nodes of the trie at which it may end before the token does.
+ * Only the tokens below these nodes are checked with the stack (the division of Dong et al. 2024,
+ * arXiv:2411.15100).  A state inside a JSON string takes the runs of plain characters from the
+ * vocabulary and checks only the other tokens. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "libcommon/grammar/grow.h"
 #include "libcommon/grammar/matcher_internal.h"
 
-/* The most characters of a JSON string that may come before its quotation mark; 0: e is not the
- * inside of a string. */
+/* The most characters of a JSON string that may precede its quotation mark; 0: e is not the inside
+ * of a string. */
 static int32_t string_run(const struct grammar *g, uint32_t e)
 {
     const struct exprs *s = &g->x;
@@ -145,7 +145,7 @@ fail:
     return NULL;
 }
 
-/* Tokens below node i of the trie, of which that node's bytes have led to the config. */
+/* Tokens below node i of the trie; the bytes of that node have led to the config. */
 static void below(struct grammar *g, const struct trie *t, uint32_t i, uint32_t config, uint32_t *mask)
 {
     uint32_t state[MAX_TOKEN + 4], base = t->depth[i];

@@ -1,4 +1,4 @@
-/* constrain.c - a matcher behind the interface that the engine calls. */
+/* constrain.c - implement the engine's constraint interface by a matcher. */
 #include "libcommon/grammar/constrain.h"
 
 static const uint32_t *mask(void *state) { return matcher_mask(state); }

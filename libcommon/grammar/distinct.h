@@ -1,9 +1,9 @@
-/* distinct.h - uniqueItems while an answer is written: the items of the arrays that are open.
+/* distinct.h - uniqueItems while an answer is generated: the items of open arrays.
  *
- * A context-free grammar cannot say whether an item was there before.  The grammar
- * marks the arrays whose items must differ (grammar.distinct); this follows the text of such an
- * array and keeps its items.  Their strings and numbers have one form each, so that equal values
- * are equal texts but for the order of properties. */
+ * A context-free grammar cannot express that an item is new.  The grammar marks the arrays whose
+ * items must differ (grammar.distinct); this module follows the text of such an array and stores
+ * its items.  Their strings and numbers have one form each, so equal values are equal texts except
+ * for the order of properties. */
 #ifndef ZSE_GRAMMAR_DISTINCT_H
 #define ZSE_GRAMMAR_DISTINCT_H
 
@@ -15,7 +15,7 @@
 struct distinct_item { uint32_t start, size; };
 struct distinct_level {
     uint8_t is_array, is_distinct;
-    /* in_item: an item has begun; ended: it has ended, and a comma or the bracket comes next. */
+    /* in_item: an item has started; ended: it has ended, and a comma or the bracket comes next */
     uint8_t in_item, ended;
     uint32_t start;                     /* of that item in the text */
     uint32_t first;                     /* of its earlier items in `item` */
@@ -27,22 +27,23 @@ struct distinct {
     char *text; uint32_t n, room;
     struct distinct_level *level; uint32_t n_levels, room_levels;
     struct distinct_item *item; uint32_t n_items, room_items;
-    uint32_t marks;                     /* arrays among the levels whose items must differ */
+    uint32_t marks;                     /* number of open arrays whose items must differ */
     uint8_t in_string, escaped;
 };
 
 void distinct_release(struct distinct *d);
 /* 0, or -1 without memory; then *to is all zero. */
 int distinct_copy(struct distinct *to, const struct distinct *from);
-/* Follow the next byte of a text that the grammar allows; marks: the open arrays after it whose
- * items must differ.  0; 1: an item was there before, or has a name twice; -1: out of memory. */
+/* Process the next byte of a text that the grammar allows; marks: number of open arrays after it
+ * whose items must differ.  0; 1: an item repeats an earlier one, or has a name twice; -1: out of
+ * memory. */
 int distinct_byte(struct distinct *d, int byte, uint32_t marks);
-/* The texts that would complete earlier items of a level again, sorted by bytes: the rests of
- * those that begin as the current item does. */
+/* The texts that would complete a repetition of an earlier item, sorted by bytes: the remainders of
+ * the earlier items that start like the current one. */
 struct distinct_rests {
     struct byte_span *v; uint32_t n;         /* v: owned by the caller */
-    int comma;                          /* the comma after the item before comes first */
-    int in_string, escaped;             /* where the text stands */
+    int comma;                          /* the comma after the previous item is still to come */
+    int in_string, escaped;             /* state at the end of the text */
 };
 /* 0, or -1 without memory. */
 int distinct_rests(const struct distinct *d, const struct distinct_level *l, struct distinct_rests *r);

@@ -1,4 +1,4 @@
-/* expr.c - the store of expressions: equal ones get equal numbers, and their work is counted. */
+/* expr.c - the store of expressions: equal ones get equal numbers, and work is counted. */
 #include "libcommon/grammar/expr_internal.h"
 
 #include <stdlib.h>
@@ -112,8 +112,8 @@ static int rehash(struct exprs *s)
     return 0;
 }
 
-/* The number of x; its arms or list, if it has any, are the last ones of the pool and are given
- * back if x is known. */
+/* The number of x; its arms or list, if any, are the last ones of the pool and are released if x
+ * exists already. */
 uint32_t expr_intern(struct exprs *s, const struct expr *x)
 {
     uint32_t k = hash(s, x) & (s->n_table - 1);

@@ -1,15 +1,15 @@
-/* expr.h - expressions: the one form that schemas, regular expressions and grammars become.
+/* expr.h - expressions, into which schemas, regular expressions and grammars are compiled.
  *
- * An expression is a number; equal expressions have equal numbers (they are hash-consed), so a set
+ * An expression is a number; equal expressions have equal numbers (they are hash-consed), so sets
  * of them can be compared and cached.  Regular expressions denote sets of byte strings and are
- * matched by derivatives: step(e, byte) is the expression for what may follow that byte (Brzozowski
- * 1964; Owens, Reppy, Turon 2009).  Repetition keeps its bounds as numbers, so x{1,100000} is one
- * node.  Above them stand the context-free ones (EXPR_TERM and later), which matcher.c runs with a
- * stack.
+ * matched by derivatives: step(e, byte) is the expression for the text that may follow that byte
+ * (Brzozowski 1964; Owens, Reppy, Turon 2009).  Repetition keeps its bounds as numbers, so
+ * x{1,100000} is one node.  Context-free expressions (EXPR_TERM and later) contain regular ones;
+ * matcher.c runs them with a stack.
  *
- * Nothing here frees single expressions: a store grows to its limit, then `failed` is set and
- * everything further is EXPR_NONE, until it is cut back to a mark.  The builder functions need
- * no checks in between; look at failed when done. */
+ * Single expressions are never freed: a store grows to its limit, then `failed` is set and every
+ * further result is EXPR_NONE, until it is truncated to a mark.  Calls of the builder functions
+ * need no checks in between; check failed at the end. */
 #ifndef ZSE_GRAMMAR_EXPR_H
 #define ZSE_GRAMMAR_EXPR_H
 
@@ -39,11 +39,11 @@ enum { EXPR_MANY = -1 };
 
 struct expr {
     uint8_t kind, flags;
-    /* Operands; WITHIN: b is what is left of the character under way, EXPR_EPSILON between two;
-     * BRANCH: first arm and number; UNION, BOTH, ANY_OF: first in `lists` and number. */
+    /* Operands; WITHIN: b is the rest of the current character, EXPR_EPSILON between two; BRANCH:
+     * first arm and number; UNION, BOTH, ANY_OF: first in `lists` and number. */
     uint32_t a, b;
     /* WITHIN: hi characters at most; REPEAT, TIMES: bounds, hi EXPR_MANY: none; RULE: lo is its
-     * index; CONCAT: lo parts at its front may be left out. */
+     * index; CONCAT: the first lo parts are optional. */
     int32_t lo, hi;
 };
 struct arm { uint8_t lo, hi; uint32_t to; };                /* bytes lo to hi, then `to` */
@@ -57,17 +57,19 @@ enum expr_failure {
     EXPR_PAUSED, EXPR_CANCELLED,    /* meter.pause_at, meter.cancel */
 };
 
-/* Two counts of steps.  `work` counts the steps that were taken; it says when to check for a pause
- * or a cancellation.  `spent` does not depend on the caches: a cached result counts as much as
- * computing it did when a call uses it for the first time, and 1 after that.  So an answer passes
- * a limit of `spent` always or never. */
+/* Two counts of steps.  `work` counts the steps that were executed; pauses and cancellation are
+ * checked by it.  `spent` does not depend on the caches: on its first use in a call, a cached
+ * result counts as much as computing it, and 1 after that.  So whether an answer exceeds a limit of
+ * `spent` is deterministic. */
 struct meter {
     /* check_at: the value of work at which meter_check() is called. */
     uint64_t work, check_at;
     uint64_t spent, most;           /* most: limit of spent */
-    /* Work when the derivative under way began; it is not in spent yet; 0: none is under way. */
+    /* value of work when the current derivative began, which is not in spent yet; 0: there is
+     * none */
     uint64_t derived_from;
-    uint64_t pause_at;              /* of work: fail with EXPR_PAUSED, to be asked again */
+    /* value of work at which to fail with EXPR_PAUSED; the call may be repeated */
+    uint64_t pause_at;
     const atomic_int *cancel;       /* not 0: fail with EXPR_CANCELLED; NULL: cannot be cancelled */
 };
 
@@ -80,8 +82,8 @@ static inline int first_use(uint64_t used[4], int i)
     return !before;
 }
 
-/* The fewest characters that end what is left of an expression (e) and of the character under
- * way (part). */
+/* The fewest characters that complete the rest of an expression (e) and of the current character
+ * (part). */
 struct within { uint32_t e, part, chars; };
 
 struct exprs {
@@ -109,14 +111,14 @@ void exprs_release(struct exprs *s);
 void exprs_fail(struct exprs *s, enum expr_failure why);
 /* Why it failed, as an error; 0 if it did not. */
 int exprs_check(const struct exprs *s, struct err *e);
-/* Forget the rows of next bytes (they come back as they are needed). */
+/* Drop the rows of next bytes (they are recomputed as needed). */
 void exprs_forget_rows(struct exprs *s);
 
 /* The size of a store; exprs_cut() forgets everything that was made after the mark. */
 struct exprs_mark { uint32_t n, n_arms, n_lists; };
 struct exprs_mark exprs_mark(const struct exprs *s);
 void exprs_cut(struct exprs *s, const struct exprs_mark *m);
-/* Free what is not used; only after exprs_cut(). */
+/* Free unused memory; only after exprs_cut(). */
 void exprs_shrink(struct exprs *s);
 
 /* Start counting: `spent` from 0 up to most, and after `pause` more steps of work fail with
@@ -157,22 +159,22 @@ uint32_t expr_either(struct exprs *s, uint32_t a, uint32_t b);
 uint32_t expr_repeat(struct exprs *s, uint32_t a, int32_t lo, int32_t hi);
 uint32_t expr_both(struct exprs *s, uint32_t a, uint32_t b);
 uint32_t expr_not(struct exprs *s, uint32_t a);
-/* Texts of e with at most hi characters (s->one_char).  Unlike expr_both() with a repetition,
- * which settles every pair of a state and a count, this looks at the states of e alone: from
- * each, the fewest characters to an end say whether it still can be reached.  0, or -1 where e
- * has more than max_states; then nothing is set. */
+/* Texts of e with at most hi characters (s->one_char).  Only the states of e are searched, while
+ * expr_both() with a repetition has a state for each pair of a state and a count: the fewest
+ * characters from each state to an end tell whether it can still be reached.  0, or -1 if e has
+ * more than max_states, with nothing changed. */
 int expr_within(struct exprs *s, uint32_t e, int32_t hi, uint32_t max_states, uint32_t *result);
-/* One of the texts, which are sorted by bytes (memcmp, shorter first) and distinct. */
+/* One of several texts, which are sorted by bytes (memcmp, shorter first) and distinct. */
 struct byte_span { const char *p; size_t n; };
-/* For qsort: by bytes, shorter first; p may be NULL where n is 0. */
+/* For qsort: by bytes, shorter first; p may be NULL if n is 0. */
 int text_compare(const void *a, const void *b);
 uint32_t expr_texts(struct exprs *s, const struct byte_span *t, size_t n);
 
-/* One character of the set, in UTF-8.  Ranges are sorted and disjoint; surrogates are left out. */
+/* One character of the set, in UTF-8.  Ranges are sorted and disjoint; surrogates are skipped. */
 struct char_range { uint32_t lo, hi; };
 uint32_t expr_chars(struct exprs *s, const struct char_range *r, int n);
-/* The same as it stands inside a JSON string: quotation mark, backslash and control characters
- * by their short escape or \u00XX. */
+/* The same inside a JSON string: quotation mark, backslash and control characters by their short
+ * escape or \u00XX. */
 uint32_t expr_json_chars(struct exprs *s, const struct char_range *r, int n);
 
 uint32_t expr_step(struct exprs *s, uint32_t e, int byte);
@@ -190,14 +192,14 @@ static inline uint32_t expr_walk(struct exprs *s, uint32_t e, int byte)
 }
 void expr_walk_start(struct exprs *s);
 static inline int expr_nullable(const struct exprs *s, uint32_t e) { return s->e[e].flags & EXPR_NULLABLE; }
-/* Decide for e and all that follows it whether anything matches, and mark what does not as dead;
- * expr_step then never returns a dead one.  Returns e or EXPR_NONE; fails over max_states.
- * Needed after BOTH and NOT only, cheap otherwise. */
+/* Determine for e and everything that follows it whether anything matches, and mark expressions
+ * that match nothing as dead; expr_step then never returns a dead one.  Returns e or EXPR_NONE;
+ * fails over max_states.  Needed after BOTH and NOT only, cheap otherwise. */
 uint32_t exprs_settle(struct exprs *s, uint32_t e, uint32_t max_states);
 int expr_matches(struct exprs *s, uint32_t e, const void *text, size_t n);
-/* Bit set of the bytes that e may begin with. */
+/* Bit set of the bytes with which e may start. */
 void expr_first(struct exprs *s, uint32_t e, uint64_t set[4]);
-/* Bit b is set where the bytes b-1 and b may be told apart by e. */
+/* Bit b is set if e may distinguish the bytes b-1 and b. */
 void expr_edges(struct exprs *s, uint32_t e, uint64_t set[4]);
 
 /* ---- context-free ---- */

@@ -1,4 +1,4 @@
-/* expr_build.c - expressions from smaller ones, in one normal form each. */
+/* expr_build.c - build expressions from smaller ones, in a normal form. */
 #include "libcommon/grammar/expr_internal.h"
 
 #include <stdlib.h>
@@ -62,7 +62,7 @@ static uint32_t concat_one(struct exprs *s, uint32_t a, uint32_t b)
         return a;
     const uint8_t fa = s->e[a].flags, fb = s->e[b].flags;
     const int32_t ahead = fa & EXPR_NULLABLE ? (s->e[b].kind == EXPR_CONCAT ? s->e[b].lo : 0) + 1 : 0;
-    /* A derivative recurses into each part that may be left out. */
+    /* A derivative recurses into each optional part. */
     if (ahead > EXPR_MAX_UNION) {
         exprs_fail(s, EXPR_AMBIGUOUS);
         return EXPR_NONE;
@@ -170,8 +170,8 @@ static uint32_t list_expr(struct exprs *s, uint8_t kind, uint8_t flags, const ui
     return expr_intern(s, &(struct expr){ .kind = kind, .flags = flags, .a = s->n_lists - n, .b = n });
 }
 
-/* The parts of v: expressions of the kind are replaced by their own parts, `unit` is left
- * out.  Returns few, or an array that the caller frees; NULL with failed set without memory. */
+/* The parts of v: expressions of the kind are replaced by their own parts, `unit` is skipped.
+ * Returns few, or an array that the caller frees; NULL with failed set if out of memory. */
 static uint32_t *parts_of(struct exprs *s, uint8_t kind, uint32_t unit, const uint32_t *v, uint32_t n, uint32_t few[32],
                           uint32_t *n_parts)
 {
@@ -226,7 +226,7 @@ uint32_t expr_union(struct exprs *s, const uint32_t *v, uint32_t n)
         all |= w[i] == EXPR_ALL;
         epsilon |= w[i] == EXPR_EPSILON;
     }
-    if (epsilon && m > 1) {             /* not needed where something else matches the empty text */
+    if (epsilon && m > 1) {             /* not needed if another part matches the empty text */
         for (uint32_t i = 0; i < m && epsilon; i++)
             if (w[i] != EXPR_EPSILON && s->e[w[i]].flags & EXPR_NULLABLE)
                 epsilon = 0;
@@ -283,7 +283,7 @@ uint32_t expr_repeat(struct exprs *s, uint32_t a, int32_t lo, int32_t hi)
                                      .lo = lo, .hi = hi });
 }
 
-/* Remove "any number of characters", which says nothing next to an expr_within(). */
+/* Remove "any number of characters", which adds no condition to an expr_within(). */
 static uint32_t without_implied(const struct exprs *s, uint32_t *w, uint32_t n)
 {
     int counted = 0;

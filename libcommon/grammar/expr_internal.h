@@ -13,14 +13,14 @@ static inline uint32_t expr_mix(uint32_t h, uint32_t x)
     return h ^ h >> 15;
 }
 
-/* The kinds whose operands lie in exprs.lists. */
+/* The kinds whose operands are in exprs.lists. */
 static inline int expr_has_list(const struct expr *x)
 {
     return x->kind == EXPR_UNION || x->kind == EXPR_BOTH || x->kind == EXPR_ANY_OF;
 }
 
-/* The number of x.  Its arms or list, if it has any, are the last ones of their array; they are
- * removed again if x has a number already. */
+/* The number of x.  Its arms or list, if any, are the last ones of their array; they are removed if
+ * x exists already. */
 uint32_t expr_intern(struct exprs *s, const struct expr *x);
 /* The text, then `then`. */
 uint32_t expr_text_then(struct exprs *s, const unsigned char *p, size_t n, uint32_t then);
@@ -28,8 +28,8 @@ uint32_t expr_text_then(struct exprs *s, const unsigned char *p, size_t n, uint3
 uint32_t expr_both_of(struct exprs *s, const uint32_t *v, uint32_t n);
 /* Like expr_edges(), in the same epoch and not counted as spent. */
 void expr_add_edges(struct exprs *s, uint32_t e, uint64_t set[4]);
-/* EXPR_WITHIN: e and what is left of the character under way (part), with at most hi characters;
- * EXPR_NONE where that many cannot end it. */
+/* EXPR_WITHIN: e and the rest of the current character (part), with at most hi characters;
+ * EXPR_NONE if that is not enough to end it. */
 uint32_t expr_within_left(struct exprs *s, uint32_t e, uint32_t part, int32_t hi);
 
 #endif

@@ -1,5 +1,5 @@
-/* expr_states.c - search all states of an expression: which are dead, and how far each is from
- * an end. */
+/* expr_states.c - search all states of an expression: find the dead ones, and the distance of each
+ * from an end. */
 #include "libcommon/grammar/expr_internal.h"
 
 #include <stdlib.h>
@@ -8,10 +8,10 @@
 #include "libcommon/grammar/graph.h"
 #include "libcommon/grammar/grow.h"
 
-/* The states found so far and the steps between them.  A state is an expression and, where
- * characters are counted, what is left of the character under way. */
+/* The states found so far and the steps between them.  A state is an expression and, if characters
+ * are counted, the rest of the current character. */
 struct states {
-    struct within *state; uint32_t n, room, most;       /* owned; most: no more than these */
+    struct within *state; uint32_t n, room, most;       /* owned; most: limit on n */
     /* owned: number of a state + 1, by open addressing. */
     uint32_t *index, n_index;
     struct graph steps;                                 /* from number to number */
@@ -25,7 +25,7 @@ static void states_release(struct states *w)
     graph_release(&w->steps);
 }
 
-/* The place of a state in the index, or the free place where it belongs. */
+/* The entry of a state in the index, or the free entry where it belongs. */
 static uint32_t *index_of(const struct states *w, uint32_t e, uint32_t part)
 {
     uint32_t k = expr_mix(expr_mix(7, e), part) & (w->n_index - 1);
@@ -182,8 +182,8 @@ uint32_t expr_within_left(struct exprs *s, uint32_t e, uint32_t part, int32_t hi
     return expr_intern(s, &(struct expr){ .kind = EXPR_WITHIN, .flags = flags, .a = e, .b = part, .hi = hi });
 }
 
-/* Find the states that follow those in w, and the steps to them.  0, or -1 as number_of(), and
- * where that takes too many steps. */
+/* Find the states that follow those in w, and the steps to them.  0, or -1 as in number_of(), or if
+ * that takes too many steps. */
 static int find_within_states(struct exprs *s, struct states *w)
 {
     const uint64_t most = s->meter.work + (uint64_t)w->most * 256;

@@ -1,4 +1,4 @@
-/* expr_step.c - derivatives: the expression for what may follow a byte, kept in rows. */
+/* expr_step.c - derivatives: the expression for the text that may follow a byte, cached in rows. */
 #include "libcommon/grammar/expr_internal.h"
 
 #include <stdlib.h>
@@ -106,7 +106,7 @@ static uint32_t new_row(struct exprs *s)
     return s->n_rows++;
 }
 
-/* Find one step that no row has yet; *cost is the work that it took. */
+/* Find one step that is in no row; *cost is the work for it. */
 static uint32_t find_step(struct exprs *s, uint32_t e, int byte, uint32_t row, uint8_t *cost)
 {
     const uint64_t from = s->meter.work;
@@ -161,7 +161,7 @@ uint32_t expr_walk_first(struct exprs *s, uint32_t e, int byte) { return step(s,
 
 void expr_walk_start(struct exprs *s)
 {
-    /* The numbers start over: no old number may equal the new ones. */
+    /* the counter wraps: no old number may equal the new ones */
     if (++s->walk == 0)
         for (uint32_t i = 1; i < s->n_rows; i++)
             s->costs[i].walk = UINT32_MAX;

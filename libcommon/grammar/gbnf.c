@@ -425,7 +425,9 @@ static uint32_t alternatives(struct gbnf_parser *p, int nested)
         }
         v[n++] = e;
         size_t at = p->at;
-        skip(p, 1);                     /* a line may begin with | */
+        /* a line may start with
+         *  */
+        skip(p, 1);
         if (peek(p) != '|') {
             p->at = at;
             break;

@@ -46,7 +46,7 @@ static void rules_in(const struct grammar *g, uint32_t e, uint8_t *mark, uint8_t
     }
 }
 
-/* Mark the rules that lie on a cycle of rules. */
+/* Mark the rules that are on a cycle of rules. */
 static int find_recursive(struct grammar *g, uint8_t *recursive, struct err *e)
 {
     const uint32_t n = g->n_rules;

@@ -1,4 +1,4 @@
-/* grammar.c - the life of a grammar, and what compilers of every syntax need of it. */
+/* grammar.c - the lifetime of a grammar, and helpers of the compilers of every syntax. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -50,7 +50,8 @@ static size_t bytes_now(const struct grammar *g)
                           (size_t)g->found_room * sizeof *g->found + (size_t)g->work_room * sizeof *g->work +
                           (size_t)g->rule_room * sizeof *g->rule + (size_t)g->category_room * sizeof *g->categories +
                           (size_t)g->n_delimited * sizeof *g->delimited;
-    return sizeof *g + store + tables + g->cache_bytes;         /* cache_bytes: what configs and terminals own */
+    /* cache_bytes: memory owned by configs and terminals */
+    return sizeof *g + store + tables + g->cache_bytes;
 }
 
 void grammar_count(struct grammar *g)
@@ -74,7 +75,7 @@ int grammar_over_budget(const struct grammar *g)
            grammar_bytes(g) > g->least_bytes + b->limit / LEAST_SHARE;
 }
 
-/* Forget what can be computed again. */
+/* Drop everything that can be recomputed. */
 void grammar_forget(struct grammar *g)
 {
     for (uint32_t i = 0; i < g->n_configs; i++) {

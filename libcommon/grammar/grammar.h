@@ -1,22 +1,22 @@
-/* grammar.h - answers that must have a form: JSON Schema, regular expressions and grammars become
- * masks over the vocabulary.
+/* grammar.h - constrained output: JSON Schema, regular expressions and grammars as masks over the
+ * vocabulary.
  *
- * Three steps.  A grammar_vocab holds the bytes of every token as a trie; one for each tokenizer.
- * A grammar is compiled from text, with a vocab or without (then it can only say which bytes it
- * accepts).  A matcher follows one answer.
+ * Three steps.  A grammar_vocab holds the bytes of every token as a trie; one per tokenizer.  A
+ * grammar is compiled from text, with a vocab or without (then it can only match bytes).  A matcher
+ * follows one answer.
  *
- * What the text cannot make certain is refused when it is compiled, with a sentence that names the
- * keyword and the place (the JSON pointer of a schema, line and column of a grammar, the character
- * of a regular expression): nothing is ignored.  zse(7) lists what is enforced.
+ * Conditions that cannot be enforced are refused when the grammar is compiled, with a message that
+ * names the keyword and the place (the JSON pointer of a schema, line and column of a grammar, the
+ * character of a regular expression); nothing is ignored.  zse(7) lists what is enforced.
  *
  * Bounded: every limit of grammar_options gives ERR_LIMIT.  Work is limited in counted steps, never
- * in time, and a cached result counts as much as computing it did: an answer passes or fails its
- * limits whatever else the grammar was used for.  A failure is that of one matcher; the grammar
- * stays usable.
+ * in time, and a cached result counts as much as computing it, so an answer stays within its limits
+ * or exceeds them regardless of other uses of the grammar.  A failure affects one matcher; the
+ * grammar stays usable.
  *
- * A vocab is read-only.  A grammar may be shared between threads: what it learns as it runs
- * (states, masks) lies behind a lock of its own, which a call holds as long as it runs.  A
- * matcher belongs to one thread at a time, but for matcher_cancel. */
+ * A vocab is read-only.  A grammar may be shared between threads: its caches (states, masks) have a
+ * lock, which every call holds while it runs.  A matcher belongs to one thread at a time, except
+ * for matcher_cancel. */
 #ifndef ZSE_GRAMMAR_GRAMMAR_H
 #define ZSE_GRAMMAR_GRAMMAR_H
 
@@ -30,9 +30,9 @@
 /* ---- a vocabulary ---- */
 
 struct grammar_vocab;
-/* t is borrowed until close.  vocab_size: of the logits, at least that of t; 0: that of t.
- * Refuses tokenizers whose tokens do not have bytes of their own (WordPiece).  Takes about 50 ms
- * for 150,000 tokens; any number of grammars may use it. */
+/* t is borrowed until close.  vocab_size: that of the logits, at least that of t; 0: that of t.
+ * Refuses tokenizers whose tokens have no bytes (WordPiece).  Takes about 50 ms for 150,000 tokens;
+ * any number of grammars may use it. */
 struct grammar_vocab *grammar_vocab_open(const struct tokenizer *t, int vocab_size, struct err *e);
 void grammar_vocab_close(struct grammar_vocab *v);
 /* The bytes that a token adds to an answer, borrowed; NULL for special and added tokens and for
@@ -51,24 +51,23 @@ enum { GRAMMAR_STEPS = 20000000 };
 struct tool_format;
 struct grammar_options {
     enum grammar_whitespace whitespace;
-    /* Schemas: objects that declare properties and say nothing of additionalProperties may have
-     * further ones, as JSON Schema has it; 0: they may not. */
+    /* Schemas: objects that declare properties without additionalProperties may have further ones,
+     * as in JSON Schema; 0: they may not. */
     int open_objects;
-    /* Parts that a grammar and its states may have, or one call may need; 0: 2,000,000 (about
-     * 100 MB). */
+    /* Most parts of a grammar and its states, or of one call; 0: 2,000,000 (about 100 MB). */
     uint32_t max_exprs;
     uint64_t max_work;          /* steps that compiling may take; 0: 20,000,000 (about a second) */
-    /* Steps that a call of a matcher may take; 0: GRAMMAR_STEPS.  An answer may take 8 times as
-     * many, and a 16th of it more for each token. */
+    /* Most steps of one call of a matcher; 0: GRAMMAR_STEPS.  An answer may take 8 times as many,
+     * and a 16th of that more for each token. */
     uint64_t max_steps;
     /* Once it is not 0, compiling fails soon; borrowed until it returns; NULL: it cannot be
      * cancelled. */
     const atomic_int *cancel;
-    /* The model writes its reasoning before the answer, as this family does (tools.h); NULL: the
-     * answer alone.  Needs a vocab. */
+    /* The model writes its reasoning before the answer, in the format of this family (tools.h);
+     * NULL: no reasoning.  Needs a vocab. */
     const struct tool_format *thinker;
-    /* With thinker: whether the prompt ended inside of the reasoning.  If not, the answer may
-     * begin with some. */
+    /* With thinker: whether the prompt ended inside the reasoning.  If not, the answer may start
+     * with reasoning. */
     int thinking;
 };
 
@@ -81,8 +80,8 @@ enum { GRAMMAR_REGEX_BYTES = 8192 };    /* most of a regular expression */
 /* A regular expression in ECMAScript's syntax; it must match the whole answer. */
 struct grammar *grammar_compile_regex(const struct grammar_vocab *v, const char *text, size_t size,
                                       const struct grammar_options *o, struct err *e);
-/* Rules in the manner of llama.cpp's GBNF; the answer is a `root`.  <name> is the special token
- * of that text, <[id]> the token with that id. */
+/* Rules in the syntax of llama.cpp's GBNF; the answer is a `root`.  <name> is the special token
+ * with that text, <[id]> the token with that id. */
 struct grammar *grammar_compile_gbnf(const struct grammar_vocab *v, const char *text, size_t size,
                                      const struct grammar_options *o, struct err *e);
 void grammar_close(struct grammar *g);          /* after its matchers */
@@ -94,18 +93,17 @@ struct matcher *matcher_open(struct grammar *g, struct err *e);
 void matcher_close(struct matcher *m);
 struct matcher *matcher_fork(const struct matcher *m);                  /* NULL: out of memory */
 
-/* Bit id of the mask is set if token id may come next; EOS ids are set exactly where the text
- * may end.  (vocab size + 31) / 32 words, borrowed until the next call with m.  Never NULL; no
- * bit at all is set if a limit was passed or memory ran out (matcher_error says which).  Needs a
- * vocab. */
+/* Bit id of the mask is set if token id may come next; EOS ids are set if and only if the text may
+ * end.  (vocab size + 31) / 32 words, borrowed until the next call with m.  Never NULL; no bit is
+ * set if a limit was passed or memory ran out (see matcher_error).  Needs a vocab. */
 const uint32_t *matcher_mask(struct matcher *m);
-/* 0, or -1 if the token may not come next; then m stays as it was.  An EOS is accepted where the
- * text may end; after it, only further EOS are. */
+/* 0, or -1 if the token may not come next; m is unchanged then.  An EOS is accepted if the text may
+ * end; after it, only further EOS are. */
 int matcher_accept(struct matcher *m, int32_t id);
 int matcher_accept_bytes(struct matcher *m, const void *bytes, size_t n);   /* the same for bytes */
-/* Tokens that must come next, as the tokenizer itself would write that text, up to room of them;
- * they are not accepted yet.  0 if the next byte is open or the cut into tokens is not certain:
- * the token in which the certain text ends is left out, as the open text may become part of it. */
+/* Tokens that must come next, as the tokenizer would split that text, up to `room` of them; they
+ * are not accepted yet.  0 if the next byte is open or the split into tokens is not certain: the
+ * token in which the certain text ends is excluded, as the text after it may become part of it. */
 int matcher_forced(struct matcher *m, int32_t *ids, int room);
 int matcher_complete(const struct matcher *m);                          /* may the text end here? */
 /* Nothing but the end may follow. */
@@ -113,15 +111,15 @@ int matcher_ended(const struct matcher *m);
 /* 0, or -1 with the error of an earlier call. */
 int matcher_error(const struct matcher *m, struct err *e);
 
-/* Limit the steps of mask, accept and forced from now on.  A call that reaches the limit, or
- * finds the grammar's lock taken, has no result: matcher_busy() is 1, m is unchanged, and the
- * same call later continues with the states found so far.  Twice the steps each time finish in
- * the end.  0: no limit. */
+/* Limit the steps of mask, accept and forced from now on.  A call that reaches the limit, or finds
+ * the grammar's lock taken, has no result: matcher_busy() is 1, m is unchanged, and the same call
+ * later continues with the states found so far.  Doubling the steps each time finishes eventually.
+ * 0: no limit. */
 void matcher_hurry(struct matcher *m, uint64_t steps);
 int matcher_busy(const struct matcher *m);
-/* Any thread: the call that runs, and all later ones, fail soon. */
+/* From any thread: the running call and all later ones fail soon. */
 void matcher_cancel(struct matcher *m);
-/* Steps so far, as the limits count them. */
+/* Steps so far, as counted for the limits. */
 uint64_t matcher_spent(const struct matcher *m);
 
 /* The keywords of functions that are not strict which are not enforced, as "function 'f':

@@ -93,8 +93,8 @@ static int32_t rule_between(const struct grammar *g, const uint8_t *state, const
     return 1;
 }
 
-/* A rule that begins with itself, + 1; 0: there is none.  An expression leads to those that may
- * begin it; state 1: on the path, 2: done. */
+/* Index + 1 of a rule that starts with itself; 0: none.  Expressions have edges to those that may
+ * start them; state 1: on the path, 2: done. */
 static int32_t left_recursive(const struct grammar *g, const uint8_t *empty, uint8_t *state, uint32_t *path)
 {
     const struct exprs *s = &g->x;
@@ -145,7 +145,7 @@ static int32_t left_recursive(const struct grammar *g, const uint8_t *empty, uin
     return 0;
 }
 
-/* Keep the config that every answer begins with, which matchers copy without the lock. */
+/* Store the initial config of every answer, which matchers copy without the lock. */
 static int keep_root(struct grammar *g, uint32_t root, struct err *e)
 {
     config_begin(g);

@@ -28,7 +28,7 @@ int graph_neighbours(const struct graph *g, enum graph_direction direction, stru
     const int back = direction == GRAPH_PREDECESSORS;
     const size_t n = g->n_nodes;
     memset(v, 0, sizeof *v);
-    /* a counting sort; while it runs, first[i + 1] is where the next neighbour of i goes */
+    /* a counting sort; during it, first[i + 1] is the index for the next neighbour of i */
     uint32_t *first = calloc(n + 2 + g->n_edges, sizeof *first);
     if (!first)
         return -1;
@@ -111,8 +111,8 @@ static int has_neighbour(const struct neighbours *v, uint32_t i, uint32_t node)
     return k < v->first[i + 1];
 }
 
-/* Strongly connected components by Kosaraju's two passes: the nodes of a component are those
- * that are reached against the edges from the node that a depth-first search left last. */
+/* Strongly connected components by Kosaraju's two passes: the nodes of a component are those that
+ * can be reached against the edges from the node that a depth-first search finished last. */
 int graph_cycles(const struct graph *g, uint8_t *on_cycle)
 {
     const size_t n = g->n_nodes;

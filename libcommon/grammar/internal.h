@@ -9,15 +9,16 @@
 #include "libcommon/grammar/id_map.h"
 #include "libcommon/grammar/vocab.h"
 
-/* A place where a text may stand: the rest of the terminal that it is in, and the stack below. */
+/* A position in the grammar: the rest of the current terminal, and the stack below it. */
 struct parse_thread { uint32_t e, stack; };
 
-/* All places where a text may stand, sorted and distinct; equal sets have the same number. */
+/* All positions that a text may have, sorted and distinct; equal sets have the same number. */
 struct parse_config {
     uint32_t first, n;                  /* in threads */
     uint8_t accepting, first_known;
     uint32_t hash;
-    uint32_t first_cost, mask_cost;     /* of finding first_bytes and mask: see struct meter */
+    /* cost of computing first_bytes and mask: see struct meter */
+    uint32_t first_cost, mask_cost;
     uint64_t first_bytes[4];
     uint32_t call;                      /* the call that used_next and used_first are of */
     uint8_t used_first; uint64_t used_next[4];          /* counted in full in that call already */
@@ -29,7 +30,8 @@ struct parse_config {
 
 /* The effect of every token on one terminal; it does not depend on the stack below. */
 struct terminal {
-    uint32_t e, cost, call;             /* cost: see struct meter; call: the last that used it */
+    /* cost: see struct meter; call: the last one that used it */
+    uint32_t e, cost, call;
     uint32_t n_ids, n_exits[2];         /* n_ids UINT32_MAX: bits */
     /* owned: tokens that fit into the terminal or end with it, as a list or as a bit set. */
     uint32_t *ids;
@@ -45,20 +47,19 @@ struct grammar {
     const struct grammar_vocab *v;      /* borrowed; may be NULL */
     struct grammar_options options;
     struct exprs x;
-    /* The config that every answer begins with. */
+    /* The initial config of every answer. */
     struct parse_thread *root_thread; uint32_t n_root_threads;
     int root_accepting;
     struct exprs_mark compiled;         /* the size of x when compiling ended */
     uint32_t *rule; uint32_t n_rules, rule_room;        /* bodies */
-    /* A rule that begins with itself, + 1, where grammar_finish() found one. */
+    /* index + 1 of a rule that starts with itself, if grammar_finish() found one */
     int32_t left_recursive;
-    /* One character inside a JSON string: with every escape, with the necessary ones; 0: not
-     * used. */
+    /* one character inside a JSON string: with every escape; with the necessary ones; 0: not
+     * used */
     uint32_t string_char[2];
     /* The categories of all characters, once a regular expression uses them. */
     struct category_run *categories; uint32_t n_categories, category_room;
-    /* Stands on the stack below each array whose items must differ (distinct.h); 0: there is
-     * none. */
+    /* on the stack below each array whose items must differ (distinct.h); 0: none */
     uint32_t distinct;
     uint64_t compile_work;
     char *relaxed;                      /* owned; see grammar_relaxed() */
@@ -68,8 +69,8 @@ struct grammar {
 
     pthread_mutex_t lock;               /* of all below, and of x, once it runs */
     uint32_t call;                      /* number of the call of a matcher that runs */
-    uint32_t store;                     /* counts how often x was cut back to what was compiled */
-    uint32_t generation;                /* of the configs: counts how often they were forgotten */
+    uint32_t store;                     /* counts how often x was truncated to the compiled part */
+    uint32_t generation;                /* counts how often configs were dropped */
     struct parse_config *config; uint32_t n_configs, config_room;
     struct parse_thread *thread; uint32_t n_threads, thread_room;
     uint32_t *config_table; uint32_t n_config_table;
@@ -94,10 +95,10 @@ struct grammar *grammar_new(const struct grammar_vocab *v, const struct grammar_
 int32_t grammar_rule(struct grammar *g);
 /* A terminal; EXPR_NONE if no text matches it. */
 uint32_t grammar_term(struct grammar *g, uint32_t regular);
-/* Visit the first states of a regular expression, so that one with too many alternatives fails
- * while the grammar is compiled. */
+/* Visit the first states of a regular expression, so that one with too many alternatives fails at
+ * compile time. */
 int grammar_probe(struct grammar *g, uint32_t regular, struct err *e);
-/* Let the reasoning that options.thinker describes come before *root. */
+/* Put the reasoning of options.thinker before *root. */
 int grammar_after_thought(struct grammar *g, uint32_t *root, struct err *e);
 /* Check and finish a complete grammar: refuse rules without an end and left recursion.  -1 closes
  * nothing. */

@@ -1,7 +1,7 @@
-/* matcher.c - a matcher follows one answer over bytes and tokens.
+/* matcher.c - follow one answer over bytes and tokens.
  *
  * The answer so far is a config of its grammar (parse_config.c).  Configs and masks are numbered
- * and kept in the grammar, under its lock, for all matchers. */
+ * and stored in the grammar, under its lock, for all matchers. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -37,8 +37,8 @@ static void next_call(struct grammar *g)
         g->terminal[i].call = UINT32_MAX;
 }
 
-/* Find the config of m again by its text: the numbers of expressions changed when the store was
- * cut back. */
+/* Find the config of m again by its text, because the numbers of expressions changed when the store
+ * was truncated. */
 static void replay(struct matcher *m)
 {
     struct grammar *g = m->g;
@@ -73,7 +73,7 @@ static void shrink(struct grammar *g)
     g->least_bytes = grammar_bytes(g);
 }
 
-/* Take the lock and begin to count.  -1: not now (busy), or m has failed before. */
+/* Take the lock and start counting.  -1: not now (busy), or m has failed before. */
 int matcher_enter(struct matcher *m, uint32_t *config)
 {
     struct grammar *g = m->g;
@@ -118,7 +118,7 @@ int matcher_enter(struct matcher *m, uint32_t *config)
     return 0;
 }
 
-/* Steps that this answer may have taken by now. */
+/* Steps that this answer may have taken so far. */
 static uint64_t allowance(const struct matcher *m)
 {
     return m->g->options.max_steps * BURST + m->g->options.max_steps / SUSTAINED * m->n_tokens;

@@ -1,4 +1,4 @@
-/* matcher_forced.c - the tokens that must come next. */
+/* matcher_forced.c - find the tokens that must come next. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,7 +7,7 @@
 
 enum { FORCED_BYTES = 256 };
 
-/* The one byte of the set, -1 if there are more. */
+/* The only byte of the set, -1 if there are more. */
 static int only_byte(const uint64_t set[4])
 {
     int byte = -1;
@@ -21,8 +21,8 @@ static int only_byte(const uint64_t set[4])
     return byte;
 }
 
-/* The number of the first n_ids tokens that stay the same when more text comes: after each byte
- * of the set. */
+/* Number of the first n_ids tokens that do not change when more text follows, for each byte of the
+ * set. */
 static size_t certain(const struct tokenizer *t, char *text, size_t n, const uint64_t set[4], const int32_t *ids,
                       size_t n_ids, struct err *e)
 {
@@ -60,9 +60,9 @@ static enum byte_class class_of(unsigned char c)
            : c == ' ' || (c >= '\t' && c <= '\r') ? BLANK : SYMBOL;
 }
 
-/* The number of bytes before the word in which the text ends, if the word may continue: tokenizers
- * cut text into words first, each a run of one class that may begin with a blank or a symbol, and
- * a longer word may be cut into other tokens from its beginning. */
+/* Number of bytes before the last word, if that word may continue: tokenizers first split text into
+ * words, each a run of one class that may start with a blank or a symbol, and a longer word may be
+ * split into other tokens from its start. */
 static size_t before_open_word(const char *text, size_t n, const uint64_t follow[4])
 {
     const enum byte_class c = class_of((unsigned char)text[n - 1]);
@@ -77,8 +77,8 @@ static size_t before_open_word(const char *text, size_t n, const uint64_t follow
     return i;
 }
 
-/* The text that must come next, at most FORCED_BYTES, and the bytes one of which follows it.
- * -1: no result. */
+/* The text that must come next, at most FORCED_BYTES, and the set of bytes that may follow it. -1:
+ * no result. */
 static int certain_text(struct matcher *m, char *text, size_t *size, uint64_t follow[4])
 {
     struct grammar *g = m->g;
@@ -105,7 +105,7 @@ static int certain_text(struct matcher *m, char *text, size_t *size, uint64_t fo
             if (n == VOCAB_NAME && (unsigned char)text[0] == VOCAB_TOKEN)
                 break;
         }
-        /* A token of its own comes next: nothing joins over it. */
+        /* a single special token comes next: tokens never join across it */
         const int named = byte == VOCAB_TOKEN && n && (unsigned char)text[0] != VOCAB_TOKEN;
         memset(follow, named || end ? 0 : 0xFF, 4 * sizeof *follow);
         if (known && c && n < FORCED_BYTES && !named && !end)
@@ -138,7 +138,7 @@ int matcher_forced(struct matcher *m, int32_t *out, int room)
         return 0;
     if (tokenizer_encode(g->v->t, text, n, 0, &ids, &n_ids, &e) == 0)
         n_ids = certain(g->v->t, text, n, follow, ids, n_ids, &e);
-    if (e.code == ERR_MEMORY) {         /* going on without the tokens would change the answer */
+    if (e.code == ERR_MEMORY) {         /* continuing without the tokens would change the answer */
         m->error = e;
         free(ids);
         return 0;

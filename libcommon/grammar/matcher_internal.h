@@ -20,13 +20,13 @@ int grammar_over_budget(const struct grammar *g);
 
 /* Start a config: nothing is found. */
 void config_begin(struct grammar *g);
-/* Add a place to what is found. */
+/* Add a position to the set being built. */
 void config_add(struct grammar *g, uint32_t e, uint32_t stack);
-/* Add all places where a text may stand that is about to match e and then the stack. */
+/* Add all positions of a text that is about to match e and then the stack. */
 void config_close_over(struct grammar *g, uint32_t e, uint32_t stack);
 /* The number of the config that was found; 0: nothing may follow (also after a failure). */
 uint32_t config_intern(struct grammar *g);
-/* The config after a byte; 0: the byte may not come next. */
+/* The config after a byte; 0: the byte is not allowed. */
 uint32_t config_step(struct grammar *g, uint32_t number, int byte);
 /* The config when a terminal above this stack has ended. */
 uint32_t config_after(struct grammar *g, uint32_t stack);
@@ -43,7 +43,7 @@ const uint32_t *config_mask(struct grammar *g, uint32_t number);
 struct matcher {
     struct grammar *g;
     uint32_t config, generation, store;
-    /* owned: all bytes accepted, to find the config again after the store was cut back. */
+    /* owned: all accepted bytes, to find the config again after the store was truncated */
     unsigned char *text; size_t n_text, text_room;
     /* owned: a copy of the config, to find it again after grammar_forget(). */
     struct parse_thread *thread; uint32_t n_threads, room;
@@ -59,17 +59,17 @@ struct matcher {
     struct err error;
 };
 
-/* Take the lock and begin to count; *config is the config of m.  -1: m is busy, or has failed
+/* Take the lock and start counting; *config is the config of m.  -1: m is busy, or has failed
  * before; the lock is not held. */
 int matcher_enter(struct matcher *m, uint32_t *config);
-/* Give the lock back.  A failure is this matcher's, not the grammar's.  -1: the call has no
- * result; 1: it is to be made again.  cut: 0 before the first try.  It is set where this call
- * found the store full of the states of other answers and cut it back; a call that fills the new
- * store, too, fails. */
+/* Release the lock.  A failure is that of the matcher, not of the grammar.  -1: the call has no
+ * result; 1: it is to be repeated.  cut: 0 before the first try; set if this call found the store
+ * full of the states of other answers and truncated it.  A call that fills the truncated store,
+ * too, fails. */
 int matcher_leave(struct matcher *m, int *cut);
 
-/* matcher_repeats.c: the config after the bytes, and the items in *next (all zero before); 0:
- * they may not come next. */
+/* matcher_repeats.c: the config after the bytes, and the items in *next (all zero before); 0: the
+ * bytes are not allowed. */
 uint32_t matcher_follow_bytes(struct matcher *m, uint32_t config, const unsigned char *p, size_t n,
                               struct distinct *next);
 /* Clear the tokens of m->mask that repeat an item. */

@@ -8,7 +8,8 @@
 
 enum { MAX_REPEAT = 2000 };
 
-/* The number of open arrays whose items must differ: the highest of all places of the config. */
+/* The number of open arrays whose items must differ: the maximum over all positions of the
+ * config. */
 static uint32_t distinct_marks(struct grammar *g, uint32_t config)
 {
     const struct parse_config *c = &g->config[config];
@@ -45,7 +46,7 @@ static int goes_on(const struct again *a)
     return !strchr("\"]}", t->p[t->n ? (int)t->n - 1 : -1]);
 }
 
-/* The place after one more byte; it has no texts if no text has that byte. */
+/* The position after one more byte; it has no texts if none of them has that byte. */
 static struct again again_after(const struct again *a, int byte)
 {
     struct again to = *a;
@@ -144,8 +145,8 @@ static int follow_distinct(struct matcher *m, struct distinct *d, uint32_t c, in
     return rc ? -1 : 0;
 }
 
-/* The config after the bytes, and the items in *next (all zero before); 0: the bytes may not
- * come next. */
+/* The config after the bytes, and the items in *next (all zero before); 0: the bytes are not
+ * allowed. */
 uint32_t matcher_follow_bytes(struct matcher *m, uint32_t config, const unsigned char *p, size_t n,
                              struct distinct *next)
 {

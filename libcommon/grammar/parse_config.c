@@ -1,4 +1,4 @@
-/* parse_config.c - configs: the sets of all places where a text may stand, and the steps between
+/* parse_config.c - configs: the sets of all positions that a text may have, and the steps between
  * them. */
 #include <stdlib.h>
 #include <string.h>
@@ -177,7 +177,7 @@ uint32_t config_intern(struct grammar *g)
     return g->n_configs++;
 }
 
-/* Reset what c counts for a call, if the last one was another call. */
+/* Reset the count of c for a call, if the last use was in another call. */
 static void uses(const struct grammar *g, struct parse_config *c)
 {
     if (c->call != g->call) {

@@ -389,8 +389,8 @@ static uint32_t set_expr(struct regex_parser *p, struct set *s)
     return p->json ? expr_json_chars(p->x, s->r, s->n) : expr_chars(p->x, s->r, s->n);
 }
 
-/* The place of a sequence: it begins or ends the expression, so that other text may stand before
- * or after a match, or an anchor stands there already. */
+/* The position of a sequence: it starts or ends the expression, so that other text may come before
+ * or after a match, unless there is an anchor. */
 enum { BEGINS = 1, ANCHORED_BEGIN = 2, ENDS = 4, ANCHORED_END = 8 };
 static struct regex_part alternatives(struct regex_parser *p, int top);
 
@@ -420,7 +420,7 @@ static int number(struct regex_parser *p, int32_t *v)
     return p->at > at;
 }
 
-/* The quantifier at the cursor, if there is one. */
+/* Read the quantifier at the cursor, if there is one. */
 static int quantifier(struct regex_parser *p, int32_t *lo, int32_t *hi)
 {
     size_t start = p->at;
@@ -492,8 +492,8 @@ static int ends_sequence(const struct regex_parser *p, size_t at)
     return at >= p->n || p->text[at] == '|' || p->text[at] == ')';
 }
 
-/* The places (BEGINS ...) that the group at the cursor takes over from the sequence around it: a
- * group with anchors or lookahead inside. */
+/* The positions (BEGINS ...) that the group at the cursor takes over from the sequence around it:
+ * those of a group with anchors or lookahead inside. */
 static int group_place(const struct regex_parser *p, int top, int is_first)
 {
     int looks, place = 0;
@@ -584,7 +584,7 @@ static struct regex_part atom(struct regex_parser *p, int place)
 /* look: 1 lookahead, -1 a negative one. */
 struct regex_item { struct regex_part p; int look; };
 
-/* (?=...) or (?!...): the parser stands at its beginning. */
+/* (?=...) or (?!...), with the parser at its start. */
 static struct regex_item lookahead(struct regex_parser *p)
 {
     struct regex_item it = { .look = starts(p, "(?=") ? 1 : -1 };
@@ -592,7 +592,7 @@ static struct regex_item lookahead(struct regex_parser *p)
     const int search = p->search;
     p->at += 3;
     p->depth++;
-    p->search = 2;                      /* it begins here, it may end anywhere */
+    p->search = 2;                      /* it starts here and may end anywhere */
     it.p = alternatives(p, BEGINS | ENDS);
     p->search = search;
     p->depth--;

@@ -8,9 +8,9 @@
 
 enum { MAX_SCHEMA = 8 << 20 };
 
-/* Sets of schemas that must hold together, and their members, all in all: with all combinations of
- * opposites, and then, where these are too many, with one alternative of each.  Both tries together
- * take less than a second. */
+/* Most sets of schemas that must hold together, and most members of all of them: first with all
+ * combinations of opposites, then, if these are too many, with one alternative of each.  Both tries
+ * together take less than a second. */
 static const struct { int sets, members; } limits[] = { { 20000, 290000 }, { 12000, 190000 } };
 
 uint32_t schema_regex_cached(struct schema *s, const char *text, size_t size, int json, int search, int32_t *min,
@@ -255,7 +255,7 @@ static void release(struct schema *s)
     free(s->table);
 }
 
-/* Whether uniqueItems stands anywhere in the document. */
+/* Whether uniqueItems occurs anywhere in the document. */
 static int has_unique(json_t *v)
 {
     const char *key;

@@ -23,7 +23,7 @@ enum {
     /* Keywords that were split off. */
     DONE_ANY_OF = 1, DONE_ONE_OF = 2, DONE_IF = 4, DONE_NOT = 8, DONE_DEPENDENT = 16, DONE_SOME = 32,
     MEMBER_FLAT = 64,                   /* its $ref and allOf are members, too */
-    /* Says what must not hold: evaluates nothing for unevaluatedProperties and unevaluatedItems. */
+    /* A negative condition: evaluates nothing for unevaluatedProperties and unevaluatedItems. */
     MEMBER_HIDDEN = 128,
 };
 struct member {
@@ -52,23 +52,23 @@ struct schema {
     struct grammar *g;
     struct schema_refs refs;
     json_t *root;
-    /* Those compiled before: the search mode and the text -> [expression, min, max]. */
+    /* Compiled regular expressions: from search mode and text to [expression, min, max]. */
     json_t *regexes;
     json_t *owned;                      /* array of schemas that were made on the way */
-    /* Those made of one schema of the document: the kind and its address -> [schema, partial]. */
+    /* Schemas made from one schema of the document: from kind and address to [schema, partial]. */
     json_t *made;
-    /* pairs: a made schema, the one of the document that it comes from. */
+    /* Pairs of a made schema and the one of the document that it comes from. */
     json_t **made_from; size_t n_made, made_room;
     struct memo *memo; uint32_t n_memo, memo_room;
     struct member *keys; uint32_t n_keys, keys_room;
     uint32_t *table; uint32_t n_table;
     uint32_t space, comma, colon, any_char, plain_char;             /* expressions */
     int depth, n_sets, n_set_members;
-    /* too_many: a limit on sets or members was passed.  brief: to stay within the limits, each
-     * negation has one alternative, and the grammar allows less. */
+    /* too_many: a limit on sets or members was exceeded.  brief: each negation has only one
+     * alternative, to stay within the limits; the grammar then allows less. */
     int too_many, brief;
-    /* Uses of negations that leave out a part, because it cannot be expressed.  The grammar then
-     * allows less than the schema, and an empty one does not show that nothing satisfies the
+    /* Number of uses of negations without a part that cannot be expressed.  The grammar then allows
+     * less than the schema, and an empty grammar does not prove that no value satisfies the
      * schema. */
     uint64_t n_partial;
     const json_t *partial_at; const char *partial_key;      /* the first of them */
@@ -79,7 +79,7 @@ struct schema {
     int one_form;
     int failed;
     int quiet;                          /* a trial: its errors are dropped */
-    /* Filled in where a keyword cannot be enforced; NULL: not wanted. */
+    /* receives a keyword that cannot be enforced; may be NULL */
     struct refusal *refusal;
     struct err *e;
 };
@@ -102,7 +102,7 @@ static inline int32_t larger(int32_t a, int64_t b) { return b > a ? (int32_t)b :
 
 /* ---- schema_error.c ---- */
 
-/* A JSON pointer; cut where it is too long. */
+/* A JSON pointer; truncated if it is too long. */
 struct schema_path { char text[256]; size_t n; };
 void schema_path_add(struct schema_path *p, const char *key);
 /* Whether the value `what` is `in` or inside of it; then its path is appended to *p. */
@@ -123,7 +123,7 @@ const json_t *schema_scope_inside(const struct member *m);
 struct branch_list { uint32_t *v; uint32_t n, room; };      /* v is owned */
 /* Add an alternative, unless it is EXPR_NONE. */
 void schema_add_branch(struct schema *s, struct branch_list *to, uint32_t e);
-/* Split one keyword with alternatives off: 1 if there was one; then *result is its branches. */
+/* Split one keyword with alternatives off: 1 if there was one; *result is then its branches. */
 int schema_split(struct schema *s, struct member *m, int n, uint32_t *result);
 /* Members without alternatives. */
 uint32_t schema_compile_types(struct schema *s, const struct member *m, int n);
@@ -131,7 +131,7 @@ uint32_t schema_compile_types(struct schema *s, const struct member *m, int n);
 /* Text under construction. */
 struct json_text { char *p; size_t n, room; int failed; };  /* p is owned */
 void text_put(struct json_text *b, const void *p, size_t n);
-/* A string as it stands inside of quotation marks, with the necessary escapes only. */
+/* A string inside quotation marks, with only the necessary escapes. */
 void text_put_string(struct json_text *b, const char *s, size_t n);
 
 /* Members that must all hold, compiled.  EXPR_NONE: nothing satisfies them, or it failed. */
@@ -148,7 +148,8 @@ uint32_t schema_regex(struct schema *s, const char *text, int json);
 /* The same for the text of a keyword; search: as regex_compile() has it. */
 uint32_t schema_regex_n(struct schema *s, const json_t *at, const char *keyword, const char *text, size_t size,
                         int search, int32_t *min, int32_t *max);
-/* The pattern of a member, or a key of its patternProperties: what it finds inside of strings. */
+/* The pattern of a member, or a key of its patternProperties: texts in which it is found, inside
+ * strings. */
 uint32_t schema_pattern(struct schema *s, const json_t *at, const char *keyword, const char *text, size_t size,
                         int32_t *min, int32_t *max);
 
@@ -164,8 +165,8 @@ uint32_t schema_object(struct schema *s, const struct member *m, int n);
 /* Whether the value satisfies the schema; -1: it cannot be said (failed is set). */
 int schema_valid(struct schema *s, const json_t *schema, const json_t *v);
 int schema_is_multiple(const json_t *a, const json_t *b);
-/* Schemas (a JSON array, owned by s) of which at least one is satisfied exactly where the given
- * one is not; NULL: they cannot be expressed (failed is set). */
+/* Schemas (a JSON array, owned by s), at least one of which is satisfied if and only if the given
+ * one is not; NULL: not expressible (failed is set). */
 json_t *schema_negate(struct schema *s, json_t *schema, int depth);
 int schema_refs_open(struct schema *s);
 void schema_refs_close(struct schema_refs *r);
@@ -193,12 +194,12 @@ json_t *schema_keep(struct schema *s, json_t *made, const json_t *from);        
 json_t *schema_some_declared(struct schema *s, const struct member *m, int n, json_t *some);
 /* Whether there may be properties that no member declares. */
 int schema_may_have_further(const struct schema *s, const struct member *m, int n);
-/* Names that a SOME_PROPERTY is about, but for its exceptions. */
+/* Names that a SOME_PROPERTY applies to, without its exceptions. */
 uint32_t schema_needed_names(struct schema *s, const json_t *some);
-/* A made schema that declares the names of further properties, where only few are possible and it
- * matters which there are; NULL: it does not, or the members declare them already. */
+/* A made schema that declares the names of further properties, if few are possible and it matters
+ * which of them exist; NULL: not the case, or the members declare them already. */
 json_t *schema_few_names(struct schema *s, const struct member *m, int n);
-/* One of the names of an array, as they stand inside of quotation marks. */
+/* One of the names of an array, inside quotation marks. */
 uint32_t schema_texts(struct schema *s, const json_t *names);
 json_t *schema_keys(const json_t *object);      /* the caller decrefs the array */
 /* The strings of a schema as a regular expression, inside of quotation marks, with the necessary

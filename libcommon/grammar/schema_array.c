@@ -6,8 +6,7 @@
 
 enum { MAX_CONTAINS = 3, MAX_UNIQUE = 8 };
 
-/* A `contains` whose matches count.  cap: counts above it make no difference, or are not
- * allowed. */
+/* A `contains` whose matches are counted.  cap: larger counts are equivalent, or not allowed. */
 struct contains { json_t *schema, *negation; int32_t min, max, cap; };
 
 struct array {
@@ -23,8 +22,8 @@ struct array {
     uint32_t *items;
 };
 
-/* Whether item i (-1: all later ones) is evaluated by a member next to u or inside of it.  *some:
- * the contains among them, which evaluate the items that they match. */
+/* Whether item i (-1: all later ones) is evaluated by a member next to u or inside it.  *some: the
+ * contains among them, which evaluate the items that they match. */
 static int is_item_evaluated(const struct member *m, int n, const struct member *u, int64_t i, json_t *some)
 {
     for (int j = 0; j < n; j++) {
@@ -90,7 +89,7 @@ static uint32_t after_comma(struct schema *s, int first, uint32_t e)
     return first ? e : expr_seq(&s->g->x, expr_term(&s->g->x, s->comma), e);
 }
 
-/* The schemas of place i (n_first: all later ones) for an item that counts for the contains of
+/* The schemas of position i (n_first: all later ones) for an item that counts for the contains of
  * the set. */
 static uint32_t counted_item(struct array *a, uint32_t i, uint32_t set)
 {
@@ -133,8 +132,7 @@ static int enough_counted(const struct array *a, uint32_t state)
     return 1;
 }
 
-/* All items after place `last`, where every later place is the same: one expression for each
- * state. */
+/* All items after position `last`, where all positions are alike: one expression for each state. */
 static void later_items(struct array *a, int32_t last, uint32_t *next)
 {
     struct exprs *x = &a->s->g->x;
@@ -170,7 +168,7 @@ static uint32_t items_in_turn(struct array *a)
 {
     struct exprs *x = &a->s->g->x;
     const uint32_t n_sets = 1u << a->n_counted;
-    /* from place `last` on there is a loop or the end */
+    /* from position `last` on there is a loop or the end */
     int32_t last = (int32_t)a->n_first;
     if (a->items[a->n_first * n_sets] == EXPR_NONE || a->n_counted)
         /* Otherwise later_items() counts to the minimum. */
@@ -207,7 +205,7 @@ static uint32_t items_in_turn(struct array *a)
     return r;
 }
 
-/* Add the contains of a member, if it has one that limits the counts. */
+/* Add the contains of a member, if it limits the counts. */
 static void add_counted(struct array *a, const struct member *m)
 {
     struct schema *s = a->s;
@@ -248,7 +246,7 @@ static uint32_t counted_items(struct array *a)
 }
 
 /* Arrays of a few values without repetition, in any order.  0: the items are not such values, or
- * there are too many of them; then *most is their number. */
+ * there are too many of them; *most is then their number. */
 static int few_values(struct schema *s, const struct member *m, int n, int32_t min, int32_t max, int32_t *most,
                       uint32_t *r)
 {
@@ -297,8 +295,8 @@ static int few_values(struct schema *s, const struct member *m, int n, int32_t m
     return 1;
 }
 
-/* The end of an array whose items must differ: a rule that is empty, so that it stands on the
- * stack as long as the array is open. */
+/* The end of an array whose items must differ: an empty rule, which is on the stack as long as the
+ * array is open. */
 static uint32_t distinct_mark(struct schema *s)
 {
     struct grammar *g = s->g;

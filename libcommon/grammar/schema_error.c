@@ -56,8 +56,8 @@ int schema_find_path(json_t *in, const json_t *what, struct schema_path *p, int 
 static const json_t *place(struct schema *s, const json_t *at, const char *keyword, struct schema_path *p)
 {
     memset(p, 0, sizeof *p);
-    /* A made schema has the place of the schema that it was made from, which may be a made one,
-     * too. */
+    /* A made schema has the location of the schema that it was made from, which may also be
+     * made. */
     for (size_t i = s->n_made; at && i--;) {
         struct schema_path inside = { .n = 0 };
         if (schema_find_path(s->made_from[2 * i], at, &inside, 0))

@@ -1,5 +1,5 @@
-/* schema_names.c - names of further properties, where only few are possible: they are declared, so
- * that they can be counted and told apart. */
+/* schema_names.c - names of further properties, if only few are possible: they are declared, so
+ * that they can be counted and distinguished. */
 #include "libcommon/grammar/schema.h"
 
 #include <stdio.h>
@@ -38,7 +38,7 @@ uint32_t schema_texts(struct schema *s, const json_t *names)
     return e;
 }
 
-/* The texts of an expression, as long as there are few. */
+/* The texts of an expression, if there are few. */
 struct listing { struct exprs *x; json_t *names; char text[MAX_NAME]; int steps; };
 
 static void add_name(struct listing *l, int n)
@@ -108,7 +108,7 @@ static uint32_t allowed_names(struct schema *s, const struct member *m, int n)
     return e;
 }
 
-/* Whether it makes a difference that the names can be told apart. */
+/* Whether it matters that the names can be distinguished. */
 static int must_count(struct schema *s, const struct member *m, int n)
 {
     int64_t least = 0, declared = 0, some = 0;
@@ -142,7 +142,7 @@ json_t *schema_few_names(struct schema *s, const struct member *m, int n)
     for (int i = 0; i < n && !s->failed; i++)
         if ((v = json_object_get(m[i].s, SOME_PROPERTY)))
             add_names(s, found, expr_both(x, allowed, schema_needed_names(s, v)));
-    s->failed = 0;                      /* an unsupported keyword is refused where it is compiled */
+    s->failed = 0;                      /* an unsupported keyword is refused when it is compiled */
     s->quiet = quiet;
     s->e = e;
     for (int i = 0; i < n; i++)

@@ -54,8 +54,8 @@ static struct decimal decimal_of(const json_t *v)
 
 static int fraction_digits(struct decimal d) { return d.digits && d.exponent < 0 ? -d.exponent : 0; }
 
-/* d * 10^f, rounded up or down; *exact says that it was not rounded.  A larger result than 10^18
- * becomes 10^18. */
+/* d * 10^f, rounded up or down; *exact: it was not rounded.  A result larger than 10^18 becomes
+ * 10^18. */
 static int64_t scaled(struct decimal d, int f, int up, int *exact)
 {
     const int64_t most = 1000000000000000000;
@@ -84,7 +84,7 @@ static int64_t scaled(struct decimal d, int f, int up, int *exact)
 }
 
 /* Numbers that are multiples of `multiple` and of none of `avoid`, all in units of the last digit
- * after the point.  modulus: the least common multiple of all, whose remainder says it. */
+ * after the point.  modulus: the least common multiple of all, whose remainder determines it. */
 struct residues { int64_t modulus, multiple, avoid[MAX_DIVISORS]; int n_avoid; };
 
 static int is_wanted(const struct residues *r, int64_t rest)
@@ -100,8 +100,8 @@ struct digits {
     int whole, fraction;                /* digits before and after the point */
     const struct residues *residues;
     char lo[WHOLE_DIGITS + 1], hi[WHOLE_DIGITS + 1];        /* all of them */
-    /* [digits left][remainder] the continuations between the bounds; 0: not known, 1 +
-     * expression.  Numbers of every length share it.  NULL: the bounds leave few numbers. */
+    /* [digits left][remainder] the continuations between the bounds; 0: unknown, else expression +
+     * 1. Shared by numbers of every length.  NULL: the bounds leave few numbers. */
     uint32_t *open;
 };
 
@@ -122,7 +122,7 @@ static uint32_t follow(struct digits *d, int at, int64_t rest, int low, int high
     if (known && *known)
         return *known - 1;
     d->x->meter.work += 8;
-    int ends = at >= d->whole;          /* as if only zeros followed */
+    int ends = at >= d->whole;          /* with zeros for the remaining digits */
     for (int i = at; i < n && low; i++)
         ends &= d->lo[i] == '0';
     int64_t left = rest;
@@ -261,9 +261,8 @@ static int divisor_digits(const struct number_rules *r)
     return f;
 }
 
-/* Digits after the point of a number that need not be whole: those of the divisors if it is a
- * multiple, else of the bounds, as long as REAL_DIGITS are enough for all digits (a double keeps
- * them). */
+/* Digits after the point of a number that need not be an integer: those of the divisors if it is a
+ * multiple, else of the bounds, unless the total exceeds REAL_DIGITS (which a double preserves). */
 static int digits_after_point(const struct number_rules *r)
 {
     int f = FREE_FRACTION;
@@ -310,7 +309,8 @@ static int64_t divisor_units(struct decimal d, int f, int whole)
 {
     int exact;
     int64_t k = scaled(d, f, 0, &exact);
-    /* Whole numbers that are multiples of 2.5 are those of 5: over the digits after its point. */
+    /* Integers that are multiples of 2.5 are multiples of 5: multiply by 10 per digit after the
+     * point. */
     if (!exact && whole) {
         int64_t den = 1;
         for (int e = d.exponent; e < 0 && den < 1000000000; e++)

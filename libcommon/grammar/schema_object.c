@@ -1,4 +1,4 @@
-/* schema_object.c - objects: declared properties in their order, then further ones. */
+/* schema_object.c - objects: declared properties in order, then further ones. */
 #include "libcommon/grammar/schema.h"
 
 #include <stdlib.h>
@@ -14,7 +14,8 @@ struct property_rules { json_t *properties, *patterns, *more, *left, *names; };
 struct object {
     struct schema *s;
     const struct member *m; int n;
-    struct property_rules *rules;       /* of each member; read once, because each property asks */
+    /* of each member; read once, because each property uses them */
+    struct property_rules *rules;
     struct property *p; int n_p, room;
     int32_t min, max;
     /* KEY : VALUE of further properties, without the first quotation mark; EXPR_NONE: none. */
@@ -178,7 +179,7 @@ static uint32_t without_texts(struct exprs *x, uint32_t e, const struct byte_spa
             j++;
         if (j > i && to != EXPR_NONE) {
             size_t rest = j - i;
-            /* a text that ends here is left out as a whole: its last byte is the quotation mark */
+            /* a text that ends here is excluded as a whole: its last byte is the quotation mark */
             to = t[i].n == depth + 1 ? (uint32_t)EXPR_NONE : without_texts(x, to, t + i, rest, depth + 1);
         }
         i = j;
@@ -260,8 +261,8 @@ static uint32_t other_keys(struct object *o, unsigned class)
 
 struct key_pattern { const char *text; uint32_t e; };
 
-/* The distinct patternProperties of all members: their number, or -1 where there are too many or
- * one is refused. */
+/* The distinct patternProperties of all members: their number, or -1 if there are too many or one
+ * is refused. */
 static int key_patterns(struct object *o, struct key_pattern *to)
 {
     int n = 0;
@@ -287,8 +288,8 @@ static int key_patterns(struct object *o, struct key_pattern *to)
 }
 
 /* The schemas of a further property that matches those patterns (keys of `matched`) and satisfies
- * the SOME_PROPERTY of the set `served`: their number in v, or -1 where there must be no such
- * property. */
+ * the SOME_PROPERTY of the set `served`: their number in v, or -1 if no such property is
+ * allowed. */
 static int further_schemas(struct object *o, const json_t *matched, unsigned served, struct member *v, int room)
 {
     int k = 0;
@@ -376,15 +377,16 @@ static uint32_t further(struct object *o, unsigned class, unsigned served)
     return s->failed ? (uint32_t)EXPR_NONE : expr_any_of(x, ways, n_ways);
 }
 
-/* The further properties that SOME_PROPERTY asks for, and the end of the object.  They come last,
- * because the last of equal names counts.  Each is of a class of its own: names that all
- * SOME_PROPERTY of the class and no others are about, so that no two are equal.  The classes come
- * in a fixed order. */
+/* The further properties that SOME_PROPERTY requires, and the end of the object.  They come last,
+ * because of equal names the last one counts.  Each has its own class: names that all SOME_PROPERTY
+ * of the class and no others apply to, so that no two are equal.  The classes have a fixed
+ * order. */
 struct needed {
     struct object *o;
     uint32_t comma, end;
     uint32_t property[N_CLASSES][N_CLASSES];    /* by class and served; 0: not known, 1 + expression */
-    /* By the next class, what is served, and how many come: 0: not known, 1 + expression. */
+    /* by the next class, the served set, and the number still to come; 0: unknown, else expression
+     * + 1 */
     uint32_t rest[N_CLASSES + 1][N_CLASSES][MAX_NEEDED + 1];
 };
 
@@ -396,8 +398,7 @@ static uint32_t needed_property(struct needed *d, unsigned class, unsigned serve
     return *known - 1;
 }
 
-/* `count` properties of class `class` and later ones, of which the first serve what is not in
- * `served`. */
+/* `count` properties of class `class` and later ones; the first satisfy those not in `served`. */
 static uint32_t needed_rest(struct needed *d, unsigned class, unsigned served, int count)
 {
     struct exprs *x = &d->o->s->g->x;
@@ -461,7 +462,7 @@ static void further_rows(struct object *o, int32_t cap, uint32_t comma, uint32_t
     }
 }
 
-/* From property i on; at least one has been written.  next: the part after it, without the
+/* From property i on, with at least one already written.  next: the part after it, without the
  * comma. */
 static uint32_t sequence(struct object *o)
 {
@@ -470,8 +471,8 @@ static uint32_t sequence(struct object *o)
     uint32_t end = expr_term(x, expr_concat(x, s->space, expr_byte(x, '}', '}'))),
              comma = expr_term(x, expr_concat(x, s->comma, expr_byte(x, '"', '"')));
     uint32_t quote = expr_term(x, expr_concat(x, s->space, expr_byte(x, '"', '"')));
-    /* The counts of properties up to cap make a difference.  The names of further properties
-     * cannot be told apart, so that they count as one for the minimum. */
+    /* Counts of properties matter up to cap.  The names of further properties cannot be
+     * distinguished, so they count as one for the minimum. */
     int32_t cap = o->max != EXPR_MANY ? o->max : o->min;
     if ((int64_t)(cap + 1) * (o->n_p + 2) > MAX_TABLE || cap > MAX_COUNTED)
         return schema_limit(s, o->m[0].s, "too many properties that must be counted");
@@ -519,8 +520,7 @@ static void count_bounds(struct object *o)
 }
 
 /* The declared properties in the order of the schema, then required ones that no member declares.
- * The order of schemas that were made says nothing, so theirs come last.  0, or -1 with the
- * schema failed. */
+ * The order in made schemas is arbitrary, so theirs come last.  0, or -1 with the schema failed. */
 static int declare_properties(struct object *o)
 {
     json_t *seen = json_object(), *v;
@@ -559,8 +559,8 @@ static void mark_required(struct object *o)
         }
 }
 
-/* Key and value of each declared property: the number of those that may be there; -1 if it
- * failed, or a required one may not be there. */
+/* Compile key and value of each declared property.  Returns the number of those that are allowed;
+ * -1: failed, or a required one is not allowed. */
 static int compile_properties(struct object *o)
 {
     struct exprs *x = &o->s->g->x;
@@ -579,8 +579,8 @@ static int compile_properties(struct object *o)
     return o->s->failed ? -1 : n_possible;
 }
 
-/* Further properties, and what SOME_PROPERTY asks for.  Two properties of one class are left out,
- * and objects with more SOME_PROPERTY than can be told apart: -1. */
+/* Further properties, and those that SOME_PROPERTY requires.  Excludes two properties of one class,
+ * and objects with more SOME_PROPERTY than can be distinguished: -1. */
 static int compile_further(struct object *o)
 {
     struct schema *s = o->s;
@@ -602,8 +602,8 @@ static int compile_further(struct object *o)
     return 0;
 }
 
-/* minProperties asks for more than one further property, which may have the same name: leave it
- * out where it is a part of a negation, else refuse it. */
+/* minProperties requires more than one further property, which may have equal names: ignore it in a
+ * negation, else refuse it. */
 static void refuse_min_properties(struct object *o)
 {
     struct schema *s = o->s;

@@ -130,7 +130,7 @@ static const char *base_of(const struct schema *s, const json_t *schema)
     }
 }
 
-/* Name a schema; of equal names the first one counts. */
+/* Name a schema; of equal names the first is used. */
 static int add_name(struct schema *s, const char *base, const char *fragment, json_t *schema)
 {
     char uri[2 * MAX_URI];
@@ -330,7 +330,7 @@ static json_t *resolve(struct schema *s, const json_t *at, const char *keyword, 
     else if (!json_is_object(v) && !json_is_boolean(v)) {
         schema_refuse(s, at, keyword, "it names a value that is no schema");
         v = NULL;
-    } else if (walk(s, v, base, 0) != 0) {              /* it may stand inside of an unknown keyword */
+    } else if (walk(s, v, base, 0) != 0) {              /* it may be inside an unknown keyword */
         v = NULL;
     }
     return v;

@@ -40,7 +40,7 @@ static uint32_t compile_with(struct schema *s, const struct member *m, int n, co
     return r;
 }
 
-/* A branch for each alternative, which comes from the member `of`. */
+/* Add a branch for each alternative, which comes from the member `of`. */
 static void any_with(struct schema *s, struct branch_list *to, const struct member *m, int n, const struct member *of,
                      json_t *alternatives, unsigned flags)
 {
@@ -70,8 +70,8 @@ static void first_with(struct schema *s, struct branch_list *to, const struct me
         }
 }
 
-/* Whether two schemas allow no value together with the members.  0 where that cannot be found
- * out. */
+/* Whether two schemas allow no common value together with the members.  0 if that cannot be
+ * determined. */
 static int disjoint(struct schema *s, const struct member *m, int n, json_t *a, json_t *b)
 {
     struct err *e = s->e, dropped;
@@ -90,7 +90,7 @@ static int disjoint(struct schema *s, const struct member *m, int n, json_t *a, 
     return !failed && !s->g->x.failed && r == EXPR_NONE && s->n_partial == partial;
 }
 
-/* The schema that was made of another one before, or NULL. */
+/* The schema that was made from another one earlier, or NULL. */
 static json_t *made_before(struct schema *s, char kind, const json_t *of)
 {
     char key[32];
@@ -219,8 +219,8 @@ static void split_dependencies(struct schema *s, struct branch_list *to, const s
     free(extra);
 }
 
-/* Alternatives for SOME_PROPERTY: each declared property may be the one, or a further property
- * is (schema_object() compiles that). */
+/* Alternatives for SOME_PROPERTY: each declared property may be the one, or a further property is
+ * (compiled by schema_object()). */
 static void split_some(struct schema *s, struct branch_list *to, const struct member *m, int n, int of)
 {
     json_t *all = schema_some_declared(s, m, n, json_object_get(m[of].s, SOME_PROPERTY)), *a;
@@ -239,8 +239,8 @@ static void split_some(struct schema *s, struct branch_list *to, const struct me
         schema_add_branch(s, to, schema_compile(s, m, n));
 }
 
-/* Whether an alternative of a negation, "this property is not there", holds whatever is written:
- * no member declares the property, and there are no further ones. */
+/* Whether an alternative of a negation, "this property is absent", holds for every value: no member
+ * declares the property, and no further ones are allowed. */
 static int is_absent(struct schema *s, const struct member *m, int n, const json_t *alternative)
 {
     json_t *properties = json_object_get(alternative, "properties"), *v, *x;
@@ -264,7 +264,8 @@ static int is_absent(struct schema *s, const struct member *m, int n, const json
     return closed && !schema_may_have_further(s, m, n);
 }
 
-/* Whether all that the other members allow satisfies one of the alternatives of a negation. */
+/* Whether everything that the other members allow satisfies one of the alternatives of a
+ * negation. */
 static int is_implied(struct schema *s, const struct member *m, int n, json_t *alternatives)
 {
     unsigned types = TYPE_ALL;
@@ -291,7 +292,7 @@ static int has_dependencies(const json_t *x)
            json_object_get(x, "dependencies");
 }
 
-/* Split member i, unless it has no alternatives (any more): 1 if it was split. */
+/* Split member i, unless it has no (more) alternatives: 1 if it was split. */
 static int split_member(struct schema *s, struct branch_list *to, struct member *m, int n, int i)
 {
     json_t *x = m[i].s, *v;

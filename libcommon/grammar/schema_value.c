@@ -38,7 +38,7 @@ void text_put_string(struct json_text *b, const char *s, size_t n)
     }
 }
 
-/* Write a value that is no array and no object. */
+/* Write a value that is neither an array nor an object. */
 static void put_value(struct json_text *b, const json_t *v)
 {
     char text[64];

@@ -1,4 +1,4 @@
-/* tool_call.c - read one call of a function, in the form that a family of models writes. */
+/* tool_call.c - read one function call, in the format of a family of models. */
 #include "libcommon/grammar/tool_call.h"
 
 #include <stdio.h>
@@ -40,7 +40,7 @@ int call_marker(struct json_cursor *c, const char *m)
     return DONE;
 }
 
-/* Read a whole JSON value: DONE with c after it, MORE, or BAD where it cannot become one. */
+/* Read a whole JSON value: DONE with c after it, MORE, or BAD if it cannot become one. */
 static int json_text(struct json_cursor *c, const char **from)
 {
     int depth = 0, in_string = 0;
@@ -170,7 +170,7 @@ static int object_call(struct tool_parser *p, const char *text, size_t n, struct
     return rc;
 }
 
-/* Read `"key" : "` and the text up to the next quotation mark; NULL where there is none. */
+/* Read `"key" : "` and the text up to the next quotation mark; NULL if it is missing. */
 static const char *text_member(struct json_cursor *k, const char *key, size_t *n)
 {
     char head[64];
@@ -298,7 +298,7 @@ static void trim(const struct tool_format *f, const char *after_key, struct tag 
         t->n_value--;
 }
 
-/* Read the rest of the marker after a key: it says whether the value is a string. */
+/* Read the rest of the marker after a key, which tells whether the value is a string. */
 static int type_of_tag(const struct tool_format *f, struct json_cursor *c, struct tag *t)
 {
     struct json_cursor json = *c;
@@ -471,7 +471,7 @@ static int read_named_call(struct tool_parser *p, struct json_cursor *k, struct 
             return end || k->end - k->p > 256 ? BAD : MORE;
         c->id = call_copy(p, from, n_id);
     }
-    /* the name ends where its characters do */
+    /* the name ends with the last of its characters */
     from = k->p;
     while (k->p < k->end && (strchr("_-.", *k->p) ? *k->p != '\0' : (*k->p >= '0' && *k->p <= '9') ||
                              ((*k->p | 32) >= 'a' && (*k->p | 32) <= 'z')))

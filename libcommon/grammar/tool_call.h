@@ -24,7 +24,7 @@ struct tool_parser {
     int failed;                         /* memory ran out */
 };
 
-/* MORE: text that is still to come decides. */
+/* MORE: depends on text that is still to come. */
 enum { MORE = 0, DONE = 1, BAD = -1 };
 
 /* The parts of one call, in text from `at` on. */
@@ -35,19 +35,19 @@ struct parsed_call {
     size_t end;                         /* bytes from at to after it */
 };
 void call_release(struct parsed_call *c);
-/* Read a call in text[at..n), which begins with the opening marker, or in a list.  `end`: no more
- * text comes. */
+/* Read a call in text[at..n), which starts with the opening marker, or in a list.  `end`: the text
+ * is complete. */
 int call_read(struct tool_parser *p, struct parsed_call *c, int end);
 
 struct json_cursor { const char *p, *end; };
 void call_blanks(struct json_cursor *c);
 /* Read a marker, with any blanks in and around it: DONE, MORE (it may come) or BAD. */
 int call_marker(struct json_cursor *c, const char *m);
-/* Read the closing marker, if the family has one: MORE while it may still come.  At the end of
- * the answer a part of it is enough. */
+/* Read the closing marker, if the family has one: MORE while it may still come.  At the end of the
+ * answer a part of it suffices. */
 int call_closing(const struct tool_parser *p, struct json_cursor *k, int end);
-/* NULL with p->failed set.  The parser then reads no more of the text: it would report text that
- * it could not read as text of the answer. */
+/* NULL with p->failed set.  The parser then ignores further text, because text that it could not
+ * read would be reported as text of the answer. */
 char *call_copy(struct tool_parser *p, const char *s, size_t n);
 
 #endif

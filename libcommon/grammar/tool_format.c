@@ -12,7 +12,7 @@ static const char *const cohere_noise[] = { "<|START_TEXT|>", "<|END_TEXT|>", "<
                                             "<|END_RESPONSE|>", NULL };
 static const char *const gigachat_noise[] = { "<|message_sep|>", NULL };
 
-/* In the order in which they are tried: the marker that says most comes first. */
+/* In the order in which they are tried: the most specific marker first. */
 static const struct tool_format formats[] = {
     { .name = "gpt-oss", .needles = { "<|channel|>", "<|message|>" }, .style = TOOL_NAMED, .section = "",
       .open = "<|channel|>commentary to=functions.",

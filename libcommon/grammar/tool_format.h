@@ -1,4 +1,4 @@
-/* tool_format.h - the form in which one family of models writes calls. */
+/* tool_format.h - the format in which a family of models writes calls. */
 #ifndef ZSE_GRAMMAR_TOOL_FORMAT_H
 #define ZSE_GRAMMAR_TOOL_FORMAT_H
 
@@ -10,7 +10,7 @@ enum tool_style {
     TOOL_NAMED,                         /* the name between markers, then the arguments as JSON */
     TOOL_TAGS,                          /* the name, then each argument between tags */
     TOOL_PYTHON,                        /* a list of calls as in Python: [name(key="value", n=1)] */
-    TOOL_QUOTED,                        /* {key:value}, whose strings stand between two value_close */
+    TOOL_QUOTED,                        /* {key:value}, with strings between two value_close */
 };
 
 /* An answer with calls: [section] call (between call)* [section_end], where a call is
@@ -33,16 +33,17 @@ struct tool_format {
     const char *name_key, *id_key;
     /* JSON_LIST: NULL: brackets, and commas between calls. */
     const char *list_open, *list_close;
-    const char *id_close;               /* NAMED: the marker after an id, which stands before the name; NULL: none */
+    /* NAMED: the marker after an id, which precedes the name; NULL: none */
+    const char *id_close;
     /* TAGS; value_open is part of key_close. */
     const char *key_open, *key_close, *value_close;
-    /* TAGS: key_close of an argument that is JSON and no string; NULL: the same. */
+    /* TAGS: key_close of an argument that is JSON and not a string; NULL: the same */
     const char *key_close_json;
     const char *think, *think_end;      /* around reasoning; NULL: <think>, </think> */
-    /* Of families in whose answers every part has a marker: that of the text, and what stands
-     * between reasoning and the next part.  NULL: no such family. */
+    /* Families in whose answers every part has a marker: that of the text, and the text between
+     * reasoning and the next part.  NULL: not such a family. */
     const char *text_open, *next_part;
-    /* Markers between parts that mean nothing, with the blanks after them, up to a NULL. */
+    /* Markers between parts that have no meaning, with the blanks after them; NULL-terminated. */
     const char *const *noise;
     int single;                         /* an answer has at most one call */
 };

@@ -1,4 +1,4 @@
-/* tool_grammar.c - grammars of answers that call functions, in each family's way. */
+/* tool_grammar.c - grammars of answers with function calls, in the format of each family. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +14,7 @@ struct tool_builder {
     const struct tool_grammar_options *o;       /* NULL: no calls */
     int thinking;
     uint32_t character, comma, colon;
-    /* All keywords of the function at hand are enforced, or refused. */
+    /* All keywords of the current function are enforced, or refused. */
     int strict;
     const json_t *loose;                /* an object: functions that may have any object; NULL: none */
     /* Array of strings: functions and their keywords that are not enforced; owned. */
@@ -31,8 +31,8 @@ static int is_eos(const struct grammar_vocab *v, int32_t id)
     return 0;
 }
 
-/* The text, where special tokens of the vocabulary stand for themselves.  *first: the id of the
- * token that it begins with, -1: text. */
+/* The text; special tokens of the vocabulary in it match themselves.  *first: the id of the token
+ * that it starts with, -1: text. */
 static uint32_t marker(struct tool_builder *k, const char *text, int32_t *first)
 {
     const struct grammar_vocab *v = k->g->v;
@@ -63,8 +63,8 @@ static uint32_t marker(struct tool_builder *k, const char *text, int32_t *first)
     return expr_concat(k->x, r, expr_text(k->x, text + at, n - at));
 }
 
-/* Any text without the marker, of which only the first line counts.  Special tokens may stand in
- * it, except the one that the marker begins with. */
+/* Any text without the marker, of which only the first line matters.  Special tokens are allowed,
+ * except the one that the marker starts with. */
 static uint32_t text_before(struct tool_builder *k, const char *stop, int specials)
 {
     const struct grammar_vocab *v = k->g->v;
@@ -286,8 +286,8 @@ static uint32_t any_of(struct tool_builder *k, uint32_t a, uint32_t b)
     return expr_any_of(k->x, (uint32_t[]){ a, b }, 2);
 }
 
-/* `before` { key assign value, ... } of an object's properties, in this order; where required, each
- * must come.  value() makes an expression of one. */
+/* `before` { key assign value, ... } of an object's properties, in this order; required ones must
+ * come.  value() makes an expression of one. */
 struct members {
     const char *function;
     char assign;
@@ -299,7 +299,7 @@ struct members {
 
 static int by_key(const void *a, const void *b) { return strcasecmp(*(const char *const *)a, *(const char *const *)b); }
 
-/* From the last property to the first: `first` where no property came before, `more` after one. */
+/* From the last property to the first: `first` if no property came before, `more` after one. */
 static uint32_t members_of(struct tool_builder *k, const struct members *m, const json_t *schema, int depth)
 {
     json_t *properties = json_object_get(schema, "properties"), *v;
@@ -329,7 +329,7 @@ static uint32_t members_of(struct tool_builder *k, const struct members *m, cons
     return k->failed ? (uint32_t)EXPR_NONE : first;
 }
 
-/* JSON is Python but for its words. */
+/* JSON is Python except for its words. */
 static uint32_t python_value(struct tool_builder *k, const struct members *m, const char *key, json_t *schema,
                              int depth)
 {
@@ -591,7 +591,7 @@ static uint32_t calls(struct tool_builder *k, const json_t *const *tools, int n,
     return all;
 }
 
-/* The reasoning before the answer: its rest, if it began in the prompt, or all of it. */
+/* The reasoning before the answer: its rest, if it started in the prompt, or all of it. */
 static uint32_t thought(struct tool_builder *k)
 {
     struct exprs *x = k->x;
@@ -663,8 +663,9 @@ static uint32_t answer(struct tool_builder *k, const json_t *const *tools, int n
     }
     const char *trigger = *f->section ? f->section : f->open;
     uint32_t before = k->o->reasoning ? thought(k) : (uint32_t)EXPR_EPSILON;
-    /* JSON alone: it begins with a brace, other text does not; after <|python_tag|> only a call
-     * may come. */
+    /* JSON alone starts with a brace, which other text does not; after <
+     * python_tag
+     * > only a call may come. */
     if (!*trigger || bare) {
         static const struct char_range no_brace[] = { { 0, 'z' }, { '|', 0x10FFFF } };
         uint32_t said = expr_concat(x, expr_chars(x, no_brace, 2), text_before(k, trigger, 0));
@@ -681,7 +682,7 @@ static uint32_t answer(struct tool_builder *k, const json_t *const *tools, int n
                                         expr_any_of(x, (uint32_t[]){ EXPR_EPSILON, all }, 2)));
 }
 
-/* The list as a text that may stand in a header: printable ASCII. */
+/* The list as a text that is allowed in a header: printable ASCII. */
 static char *list_text(const json_t *list)
 {
     char *text = malloc(GRAMMAR_RELAXED + 1);
@@ -751,8 +752,8 @@ static struct grammar *compile(const struct grammar_vocab *v, const struct tool_
     return g;
 }
 
-/* Of lenient functions, find those whose schema cannot be compiled by itself; after a few of them
- * all count as such, because each try may take long.  New reference; NULL without memory. */
+/* Of lenient functions, find those whose schema cannot be compiled on its own; after a few of them
+ * all are treated so, because each try may take long.  New reference; NULL: out of memory. */
 static json_t *find_loose(const struct grammar_vocab *v, const struct tool_format *f,
                           const struct tool_grammar_options *o)
 {

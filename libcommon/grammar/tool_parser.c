@@ -1,4 +1,4 @@
-/* tool_parser.c - find the calls in an answer while its text comes, and report text and calls. */
+/* tool_parser.c - find the calls in an answer while its text arrives, and report text and calls. */
 #include "libcommon/grammar/tool_call.h"
 
 #include <stdio.h>
@@ -35,8 +35,8 @@ static int begin_call(struct tool_parser *p, const char *name, const char *id)
     return 0;
 }
 
-/* Offset of the first marker at or after `from`.  Blanks in it do not matter: its first line
- * counts.  n minus the length of a possible beginning of it, if there is none. */
+/* Offset of the first marker at or after `from`.  Blanks in it are ignored: its first line is
+ * searched.  If there is none, n minus the length of a possible start of it. */
 static size_t find_marker(const struct tool_parser *p, size_t from, const char *m, int *found)
 {
     size_t len = strcspn(m, "\n");
@@ -69,7 +69,7 @@ static void content(struct tool_parser *p, size_t to)
 enum { MARK_NONE, MARK_THINK, MARK_CALL, MARK_SECTION, MARK_SECTION_END, MARK_NOISE };
 
 /* The first marker in the text that was not reported: its kind, offset and length.  MARK_NONE:
- * there is surely none up to *at. */
+ * there is certainly none before *at. */
 static int next_mark(const struct tool_parser *p, size_t *at, size_t *size)
 {
     const struct tool_format *f = p->f;
@@ -103,8 +103,8 @@ static int next_mark(const struct tool_parser *p, size_t *at, size_t *size)
     return which;
 }
 
-/* Report text up to `to`, where a marker begins or may begin.  0: it may turn out to stand
- * between calls. */
+/* Report text up to `to`, where a marker starts or may start.  0: it may turn out to be between
+ * calls. */
 static int text_until(struct tool_parser *p, size_t to, int which, int end)
 {
     if ((p->n_calls || p->in_section) && which && to - p->at <= 4) {       /* before a call, after another marker */
@@ -145,7 +145,7 @@ static int think_on(struct tool_parser *p, int end)
     return 1;
 }
 
-/* Read a call that begins here, or a list of calls.  0: it needs more text. */
+/* Read a call that starts here, or a list of calls.  0: it needs more text. */
 static int call_on(struct tool_parser *p, int end)
 {
     struct parsed_call c;
@@ -185,7 +185,7 @@ static int call_on(struct tool_parser *p, int end)
     return 1;
 }
 
-/* Whether a call of a list begins here, after blanks. */
+/* Whether a call of a list starts here, after blanks. */
 static int begins_call(const struct tool_parser *p, struct json_cursor *k)
 {
     call_blanks(k);

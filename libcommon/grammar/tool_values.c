@@ -1,5 +1,5 @@
-/* tool_values.c - read arguments as Python writes them (LFM2), and those whose strings stand
- * between marks (Gemma 4). */
+/* tool_values.c - read arguments in Python's syntax (LFM2), and those with strings between marks
+ * (Gemma 4). */
 #include "libcommon/grammar/tool_values.h"
 
 #include <stdlib.h>
@@ -93,8 +93,8 @@ static int marked(struct value_reader *r, const char **from, size_t *n)
     return MORE;
 }
 
-/* Is the quotation mark at `at` the last of its string?  Templates do not escape the marks in a
- * string, so that one counts which a comma or a bracket follows.  MORE: the text ends. */
+/* Whether the quotation mark at `at` is the last of its string.  Templates do not escape the marks
+ * in a string, so the one followed by a comma or a bracket counts.  MORE: the text ends. */
 static int closes(const struct value_reader *r, const char *at)
 {
     const char *p = at + 1;
@@ -115,7 +115,7 @@ static int hex(const char *s, int n)
     return v;
 }
 
-/* Read the escape after a backslash at s: returns its bytes; unknown ones mean themselves. */
+/* Read the escape after a backslash at s: returns its bytes; unknown ones stand for themselves. */
 static size_t escape(const char *s, size_t n, struct value_text *to)
 {
     static const char from[] = "nrtbf\\'\"/", into[] = "\n\r\t\b\f\\'\"/";
@@ -172,7 +172,7 @@ static int at_mark(const struct value_reader *r)
     return !m || memcmp(r->p, mark, there) != 0 ? BAD : there == m ? DONE : MORE;
 }
 
-/* outer: it is a member of the outermost object, whose open strings are shown. */
+/* outer: it is a member of the outermost object, whose incomplete strings are reported. */
 static int string(struct value_reader *r, int outer)
 {
     const int mark = at_mark(r);
