@@ -1,6 +1,6 @@
-/* gpu.h - the public interface of the device engine.  The build chooses one of three: CUDA, the
- * same kernels emulated on the processor (for tests), or stub.c, whose errors say why there is
- * none. */
+/* gpu.h - the public interface of the device engine.  The build selects one of three: CUDA; the
+ * same kernels emulated on the CPU (for tests); or stub.c, whose errors give the reason why there
+ * is none. */
 #ifndef ZSE_GPU_GPU_H
 #define ZSE_GPU_GPU_H
 
@@ -12,16 +12,15 @@ extern "C" {
 
 extern const char gpu_kind[];           /* "cuda", "emulated" or "none" */
 extern const struct backend backend_gpu;
-/* Devices that can be used; -1 and why if there is none. */
+/* Number of usable devices; -1 with the reason if there is none. */
 int gpu_count(struct err *e);
-/* Makes the context of a device, so that opening a model finds it: for a thread beside other
- * work. */
+/* Create the context of a device in advance, so that opening a model is faster; for a thread. */
 void gpu_warm_up(int device);
 
 /* The memory that backend_gpu.open takes with the same options, to the page, in bytes. */
 struct gpu_plan {
     char name[128];                     /* of the device */
-    /* that it would compute, the last ones and the head; the most that fit (0: none) */
+    /* layers that it would compute, the last ones and the head; most layers that fit (0: none) */
     int n_layers, most_layers;
     /* cached: f16 weight cache; work: activations and the step; reserve: an allowance for
      * the driver's own copies of graphs and kernels */
@@ -35,14 +34,14 @@ struct gpu_plan {
 };
 /* -1: no device, or a model that it cannot compute (ERR_UNSUPPORTED). */
 int gpu_plan(const struct model *m, const struct backend_options *o, struct gpu_plan *p, struct err *e);
-/* -1 with all numbers where it does not fit. */
+/* -1 with all numbers if it does not fit. */
 int gpu_plan_fits(const struct gpu_plan *p, const struct backend_options *o, struct err *e);
 
-/* Bytes a second, measured: of the device's memory (a copy's reads and writes), from pinned host
- * memory; dense f16 operations a second by the clock and number of its multiprocessors (0: a
- * kind that we do not know).  Takes 16 times the device's L2 of its memory meanwhile, and half
- * of that of pinned memory, whose allocation and first touch are most of the time: tenths of a
- * second where the L2 is 50 MB (estimated). */
+/* Measured bytes per second: of the device's memory (reads and writes of a copy), and from pinned
+ * host memory; dense f16 operations per second, from the clock and number of its multiprocessors
+ * (0: unknown architecture).  Temporarily takes 16 times the device's L2 of its memory, and half of
+ * that of pinned memory, whose allocation and first touch take most of the time: tenths of a second
+ * for an L2 of 50 MB (estimated). */
 struct gpu_speeds { double copy, upload, mma; };
 int gpu_measure(int device, struct gpu_speeds *out, struct err *e);
 
@@ -53,13 +52,13 @@ struct gpu_bench_row {
     int tokens;                         /* of attn_decode: sequences */
     double bytes, flop;                 /* that a launch must read and write; that it computes, 0: not counted */
     double seconds;                     /* of a launch, the median of the repeats */
-    /* the operations are integer mma's, of which a device does twice as many as of
-     * gpu_speeds.mma */
+    /* the operations are integer mma, of which a device does twice as many as of gpu_speeds.mma */
     int int8;
     int taken;                          /* with autotune: the engine takes this kernel for such a product */
 };
 struct gpu_bench_options {
-    int rows, cols, vocab;              /* of the widest matrices, of hidden states; tokens that there are */
+    /* of the widest matrices; of hidden states; size of the vocabulary */
+    int rows, cols, vocab;
     int n_heads, n_kv_heads, head_dim, context;     /* context: of sequences that decode */
     const int *tokens; int n_tokens;
     int repeats;

@@ -1,11 +1,10 @@
-/* backend.c - the step on a device: the host fills one pinned buffer a step (tokens, positions, KV
- * tables) and waits once, for the tokens drawn or for the logits; not even that where a step is
- * begun after another, whose tokens it finds on the device.
+/* backend.c - the step on a device: the host fills one pinned buffer per step (tokens, positions,
+ * KV tables) and waits once, for the drawn tokens or for the logits; not even that if a step is
+ * begun after another one, whose tokens it reads on the device.
  *
- * Steps of decoding alone are padded to 1, 2, 4 .. 64 tokens and replayed as graphs from the
- * second of a kind on, as far as there is memory for graphs.  Where the device has the last
- * layers only, the CPU's backend runs those before it, and their hidden states are handed over
- * once a step. */
+ * Steps that only decode are padded to 1, 2, 4 .. 64 tokens, and from the second of each kind on
+ * replayed as graphs, unless memory for graphs runs out.  If the device has only the last layers,
+ * the CPU backend runs those before it, and hands over their hidden states once per step. */
 #include "gpu/backend/internal.h"
 
 #include <stdio.h>
@@ -119,7 +118,7 @@ static int grow_step(struct gpu_backend *b, size_t n_tables, struct err *e)
     return memory_grow_step(b, 2 * need, e);
 }
 
-/* A slot that no step that is begun has. */
+/* A slot that no begun step uses. */
 static int next_slot(const struct gpu_backend *b) { return (b->first_begun + b->n_begun) % N_SLOTS; }
 
 static void use_slot(struct gpu_backend *b, int i)
@@ -128,7 +127,7 @@ static void use_slot(struct gpu_backend *b, int i)
     b->hids = b->slot[i].ids;
 }
 
-/* How the token after logits' row is drawn: d, or not at all. */
+/* Write the options for drawing the token after this row of logits: d, or NULL for none. */
 static void put_draw(struct gpu_backend *b, int row, const struct draw *d)
 {
     struct gpu_draw *to = (struct gpu_draw *)(b->hstep + draws_at(b)) + row;
@@ -142,7 +141,8 @@ static void put_draw(struct gpu_backend *b, int row, const struct draw *d)
                                  .n = { (uint32_t)d->n, (uint32_t)(d->n >> 32) } };
 }
 
-/* The arrays of a step. Returns the words to upload; *n_logits rows of logits are wanted. */
+/* Fill the arrays of a step.  Returns the number of words to upload; *n_logits: rows of logits that
+ * are wanted. */
 static size_t fill_step(struct gpu_backend *b, const struct batch *batch, int *n_logits)
 {
     const int long_from = config_long_from(&b->m->config), by_tiles = !b->exact && !b->o.strict &&
@@ -265,8 +265,9 @@ static struct gpu_graph *record(struct gpu_backend *b, struct err *e)
     return graph;
 }
 
-/* Run a whole decoding step; the second one of a kind is recorded.  If a graph cannot be made,
- * most likely for lack of memory, single launches run it; a lost device refuses those, too. */
+/* Run a whole decoding step; the second one of a kind is recorded.  If a graph cannot be made, most
+ * likely for lack of memory, its kernels are launched one by one; a lost device refuses these,
+ * too. */
 static int run_decode(struct gpu_backend *b, int bucket, int splits_bit, struct err *e)
 {
     struct gpu_graph **graph = &b->graph[bucket][splits_bit];
@@ -293,7 +294,7 @@ static int run_decode(struct gpu_backend *b, int bucket, int splits_bit, struct 
     return run_launches(b, e);
 }
 
-/* States after the final norm, where they are asked for. 1: some were. */
+/* Download states after the final norm, if they are wanted.  1: some were. */
 static int download_hidden(struct gpu_backend *b, const struct batch *batch, struct err *e)
 {
     const size_t hidden = (size_t)b->m->config.hidden_size, most = b->hlogits_room / hidden;
@@ -327,7 +328,7 @@ static int run_host(struct gpu_backend *b, const struct batch *batch, struct err
     return gpu_upload(b->g, GPU_COMPUTE, b->x, b->hx, n, e);
 }
 
-/* Copies the drawn tokens to the items that asked for them. */
+/* Copy the drawn tokens to the items that requested them. */
 static void take_tokens(const struct gpu_backend *b, const struct batch *batch)
 {
     for (int i = 0, row = 0; i < batch->n_items; row += batch->items[i++].n_logits)
@@ -335,8 +336,8 @@ static void take_tokens(const struct gpu_backend *b, const struct batch *batch)
             batch->items[i].draw->id = b->hids[row];
 }
 
-/* The step's arrays to the device, in the slot in use. Returns the bucket of its graph, -1 if it
- * has none, -2 if that failed; *n_logits rows of logits are wanted. */
+/* Upload the step's arrays to the current slot.  Returns the bucket of its graph, -1 if it has
+ * none, -2 on failure; *n_logits: rows of logits that are wanted. */
 static int upload_step(struct gpu_backend *b, const struct batch *batch, int may_graph, int *n_logits, int *splits_bit,
                        struct err *e)
 {
@@ -476,7 +477,7 @@ static size_t backend_kv_bytes(const void *backend)
     return b->kv_size + (b->host ? backend_cpu.kv_bytes(b->host) : 0);
 }
 
-/* Pinned memory, keys and values (wherever they lie), the host's layers. */
+/* Pinned memory, keys and values (on either side), the host's layers. */
 static size_t backend_memory(const void *backend)
 {
     const struct gpu_backend *b = backend;

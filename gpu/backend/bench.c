@@ -1,7 +1,6 @@
 /* bench.c - time every kernel alone on random operands: launches in a graph, timed by events.
- * Operands that differ between layers (weights, keys and values) exist in several copies, used in
- * turn, too many for any cache; rows written by the previous kernel may come from L2, as in a
- * model. */
+ * Operands that differ between layers (weights, keys and values) have several copies, used in turn,
+ * too many for any cache; rows written by the previous kernel may come from L2, as in a model. */
 #include "gpu/gpu.h"
 
 #include <math.h>
@@ -17,7 +16,8 @@
 
 enum { MOST_LAUNCHES = 64, MOST_COPIES = 64, MOST_OWNED = 24, PATTERN = 1 << 20, TILES = 8, MOST_SEQUENCES = 64,
        LEAST_TILED = 16 };
-static const double SLICE_S = 2e-3;     /* a timed graph lasts about as long, or one launch of each copy */
+/* a timed graph lasts about this long, or one launch per copy */
+static const double SLICE_S = 2e-3;
 
 struct bench;
 typedef int (*launch_fn)(struct bench *b, int copy, struct err *e);
@@ -28,7 +28,7 @@ struct bench {
     const struct gpu_bench_options *o;
     int most_tokens, n_sequences, blocks_each, n_blocks;
     struct gpu_event *from, *to;
-    uint8_t *pattern;                   /* pinned: what is uploaded again and again */
+    uint8_t *pattern;                   /* pinned: source of repeated uploads */
     double *seconds;                    /* [repeats] */
     void *owned[MOST_OWNED]; int n_owned;           /* device memory of this group of kernels */
     struct rng rng;
@@ -62,7 +62,7 @@ static void give_back(struct bench *b)
         gpu_free(b->g, b->owned[--b->n_owned]);
 }
 
-/* n bytes of which the pattern has the first. */
+/* Fill n bytes by repeating the first n_pattern bytes of the pattern. */
 static int spread(struct bench *b, void *to, size_t n, size_t n_pattern, struct err *e)
 {
     size_t done = n < n_pattern ? n : n_pattern;
@@ -145,8 +145,8 @@ static int taken(const struct bench *b)
                            gpu_matmul_hopper_takes(b->g, l) ? gpu_matmul_hopper : gpu_matmul);
 }
 
-/* The median of the repeats, after one that does not count; told with what a launch moves and
- * computes. */
+/* The median of the repeats, after a warm-up; reported with the bytes that a launch moves and the
+ * operations it computes. */
 static int measure(struct bench *b, launch_fn launch, const char *kernel, const char *type, int tokens, double bytes,
                    double flop, struct err *e)
 {
@@ -206,7 +206,7 @@ static struct gpu_mat device_mat(const struct mat *m, const uint8_t *data)
                              .n_tiles = m->n_tiles, .n_groups = m->n_groups, .group_shift = shift };
 }
 
-/* n times the matrix: random bits, but numbers where they are read as floats. */
+/* n copies of the matrix with random bits, but valid numbers if they are read as floats. */
 static uint8_t *weights(struct bench *b, const struct mat *m, int n, struct err *e)
 {
     const struct qtype_info *t = qtype_info(m->type);
@@ -241,8 +241,8 @@ static int operands(struct bench *b, const struct mat *m, size_t t, struct err *
     return (b->linear.act = halves(b, t * (size_t)m->cols_padded, e)) ? 0 : -1;
 }
 
-/* Matrices [rows][cols] of a type against each number of tokens from least to most: one matrix,
- * or with mlp two and their activation. */
+/* Matrices [rows][cols] of a type with each number of tokens from least to most: one matrix, or
+ * with mlp two and their activation. */
 static int linear(struct bench *b, const char *kernel,
                   int (*multiply)(struct gpu *, const struct gpu_linear *, struct err *), enum qtype type, int mlp,
                   int least, int most, struct err *e)

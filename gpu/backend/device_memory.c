@@ -1,5 +1,5 @@
-/* device_memory.c - the memory of a model on the device: counted in full before the first
- * allocation, refused with the numbers where it does not fit. */
+/* device_memory.c - the memory of a model on the device: counted completely before the first
+ * allocation, and refused with all numbers if it does not fit. */
 #include "gpu/backend/internal.h"
 
 #include <assert.h>
@@ -13,7 +13,8 @@
 
 enum {
     MAX_PARTS = 24 + 4 * MAX_ROPES,           /* pieces of device memory besides weights and cache */
-    PARTIAL_BYTES = 32 << 20,   /* most memory of split attention's partial results, unless one token needs more */
+    /* most memory for partial results of split attention, unless one token needs more */
+    PARTIAL_BYTES = 32 << 20,
 };
 
 static int stride_of(const struct mat *const *m, int n, int cols)
@@ -66,7 +67,7 @@ static int plan_arena(struct gpu_backend *b, struct part *part)
     const size_t nq = (size_t)c->n_heads * hd, nk = (size_t)c->n_kv_heads * hd, mlp = (size_t)c->intermediate_size;
     const size_t f = sizeof(float), h = sizeof(uint16_t),
                  per_row = (size_t)c->n_heads * (size_t)b->max_splits * (hd + 2) * f;
-    /* of the longest context; shorter ones: more */
+    /* for the longest context; shorter ones fit more rows */
     const size_t rows = PARTIAL_BYTES / per_row < 1 ? 1 : PARTIAL_BYTES / per_row < t ? PARTIAL_BYTES / per_row : t;
     b->partial_room = rows * per_row / f;
     b->logit_rows = b->o.max_logits < LOGIT_ROWS ? b->o.max_logits : LOGIT_ROWS;
@@ -153,7 +154,7 @@ static const char *megabytes(char out[32], size_t n)
     return out;
 }
 
-/* The first matrix on the device of which is() is true; NULL: none. */
+/* The first matrix on the device for which is() is true; NULL: none. */
 static const struct linear *device_matrix(const struct gpu_backend *b,
                                           int (*is)(const struct gpu_backend *b, const struct linear *l))
 {
@@ -207,7 +208,7 @@ static int check_model(const struct gpu_backend *b, struct err *e)
                             qtype_info(l->w.type)->name);
 }
 
-/* Every size there is, from b->m and b->o. Returns the number of parts. */
+/* List all sizes, from b->m and b->o.  Returns the number of parts. */
 static int size_up(struct gpu_backend *b, struct part *part, struct err *e)
 {
     const struct config *c = &b->m->config;
@@ -242,8 +243,8 @@ static int size_up(struct gpu_backend *b, struct part *part, struct err *e)
 /* The driver gives memory in pages of 2 MiB. */
 static size_t pages(size_t n) { return (n + ((size_t)2 << 20) - 1) >> 21 << 21; }
 
-/* Why steps of decoding are not replayed as graphs; NULL: they are, also where layers are the
- * processor's: the graph is of the others. */
+/* The reason why decoding steps are not replayed as graphs; NULL: they are, also if the CPU has
+ * some of the layers: the graph has the others. */
 static const char *graphs_off(const struct backend_options *o)
 {
     return o->no_graphs ? "--cuda-graphs off" : o->debug_sync ? "ZSE_DEBUG_SYNC waits after every kernel" : NULL;
@@ -264,7 +265,7 @@ static size_t reserve_of(const struct gpu_backend *b)
            NODE;
 }
 
-/* Why there are no copies of weights as f16; auto: not yet, see plan_cache. */
+/* The reason why there are no f16 copies of weights; auto: not decided here, see plan_cache. */
 static const char *cache_off(const struct gpu_backend *b)
 {
     if (b->o.cache_weights == CACHE_WEIGHTS_OFF)
@@ -314,7 +315,7 @@ static int plan_for(const struct model *m, const struct backend_options *o, int 
            p->cache_off ? err_set(e, ERR_SHAPE, "--cache-weights on: %s", p->cache_off) : 0;
 }
 
-/* The most layers that fit into the limit of p; 0: not one. */
+/* Most layers that fit into the limit of p; 0: none. */
 static int most_layers(const struct model *m, const struct backend_options *o, const struct gpu_plan *p)
 {
     struct gpu_plan one = *p;
@@ -325,7 +326,7 @@ static int most_layers(const struct model *m, const struct backend_options *o, c
     return 0;
 }
 
-/* --cache-weights auto: p is what is needed without. */
+/* --cache-weights auto; p is the memory needed without copies. */
 static void plan_cache(const struct model *m, const struct backend_options *o, struct gpu_plan *p)
 {
     static const size_t BESIDE = 2000000000;
@@ -358,7 +359,7 @@ static int plan_on(struct gpu *g, const struct model *m, const struct backend_op
 int gpu_plan(const struct model *m, const struct backend_options *o, struct gpu_plan *p, struct err *e)
 {
     struct gpu_plan ignored;
-    /* a model that no device can run is refused without one */
+    /* refuse a model that no device can run without looking for one */
     if (plan_for(m, o, o->device_layers, &ignored, e) < 0)
         return -1;
     struct gpu *g = gpu_open(o->device, 0, e);
@@ -386,7 +387,8 @@ int gpu_plan_fits(const struct gpu_plan *p, const struct backend_options *o, str
 int memory_grow_step(struct gpu_backend *b, size_t room, struct err *e)
 {
     int32_t *step = gpu_alloc(b->g, room * 4, "the step", e), *words[N_SLOTS] = { NULL };
-    int rc = step && gpu_sync(b->g, GPU_COMPUTE, e) == 0 ? 0 : -1;          /* it may be at the old ones */
+    /* wait, because the step may be using the old ones */
+    int rc = step && gpu_sync(b->g, GPU_COMPUTE, e) == 0 ? 0 : -1;
     for (int i = 0; rc == 0 && i < N_SLOTS; i++)
         if (!(words[i] = gpu_pinned(b->g, room * 4, "the step", e)))
             rc = -1;

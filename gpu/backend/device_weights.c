@@ -1,7 +1,7 @@
-/* device_weights.c - load a model's weights into one device allocation, in the order in which
- * they are needed.  Threads take chunks of CHUNK bytes in that order, copy them from the mapping
- * into their own pinned buffers and queue the transfer; the thread that queues the last chunk of a
- * part records the part's event. */
+/* device_weights.c - load a model's weights into one device allocation, in the order in which they
+ * are needed.  Threads take chunks of CHUNK bytes in that order, copy them from the mapping into
+ * their own pinned buffers, and queue the transfer; the thread that queues the last chunk of a part
+ * records the part's event. */
 #include "gpu/backend/device_weights.h"
 
 #include <pthread.h>
@@ -11,8 +11,8 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/base/pool.h"
 
-/* 4 MB: transfers of this size reach the link's speed.  8 threads: a core copies about 10 GB/s,
- * the link takes 25 to 55.  Two buffers each: one fills while the other leaves. */
+/* 4 MB: transfers of this size reach the full speed of the link.  8 threads: a core copies about 10
+ * GB/s, the link 25 to 55.  Two buffers each: one is filled while the other is sent. */
 enum { CHUNK = 4 << 20, MAX_LOADERS = 8, ALIGN = 256 };
 
 struct segment { const uint8_t *from; size_t offset, size; int part; };
@@ -29,7 +29,7 @@ struct dweights {
     struct segment *segments; int n_segments, room;
     struct segment *chunks; int n_chunks;
     int *left;                      /* [n_layers + 2] chunks of each part that are not queued yet */
-    struct gpu_event **event;       /* one for each part */
+    struct gpu_event **event;       /* one per part */
     pthread_t thread[MAX_LOADERS]; int n_threads, n_loaders;
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -87,7 +87,7 @@ static struct dlinear linear(struct weight_layout *p, const struct linear *l)
     return d;
 }
 
-/* The matrices of a layer, all of which prompts read. */
+/* The matrices of a layer, all of which are used for prompts. */
 enum {
 #define NORM(...)
 #define VECTOR(...)
@@ -218,7 +218,7 @@ size_t dweights_decoded_size(const struct model *m, int first_layer, int act_int
     return p.decoded_at;
 }
 
-/* Cut segments into chunks, and merge neighbours; left counts them. */
+/* Divide segments into chunks, and merge adjacent ones; left counts them. */
 static int cut(struct dweights *w)
 {
     int n = 0;

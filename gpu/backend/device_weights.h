@@ -28,8 +28,8 @@ size_t dweights_size(const struct model *m, int first_layer);
 /* Bytes that the processor reads then: the embedding and layers [0, first_layer); 0 with the
  * whole model on the device. */
 size_t dweights_host_size(const struct model *m, int first_layer);
-/* Bytes of f16 copies of the matrices that prompts read: those of quantized layers, but with
- * act_int8 not those that gpu_matmul_int8 takes. */
+/* Size of the f16 copies of matrices used for prompts: those of quantized layers, except with
+ * act_int8 those that gpu_matmul_int8 supports. */
 size_t dweights_decoded_size(const struct model *m, int first_layer, int act_int8);
 /* Start to load; m stays open until loading ends or dweights_close. decoded: with f16 copies,
  * which the compute stream makes of a layer when it first needs it, or of all once they are

@@ -1,6 +1,6 @@
-/* internal.h - the structures of the device's backend: backend.c (opening, the batch, graphs),
+/* internal.h - the structures of the device backend: backend.c (opening, the batch, graphs),
  * device_memory.c (its memory, counted before it is taken), layers.c (the kernels of a step in
- * their order). */
+ * order). */
 #ifndef ZSE_GPU_BACKEND_INTERNAL_H
 #define ZSE_GPU_BACKEND_INTERNAL_H
 
@@ -12,12 +12,12 @@ enum {
     TILE_TOKENS = 16,           /* from this many tokens of a sequence on, attention by tiles */
     MAX_GRAPH_TOKENS = 64, N_BUCKETS = BACKEND_BUCKETS, MAX_SPLIT_BITS = 16,
     STEP_ARRAYS = 6,
-    /* rows of a step whose tokens may be drawn here */
+    /* most rows of a step whose tokens may be drawn here */
     MAX_DRAWS = 4 * LOGIT_ROWS, DRAW_WORDS = sizeof(struct gpu_draw) / 4,
     MAX_BEGUN = 2, N_SLOTS = MAX_BEGUN + 1, NEVER = -1,
 };
 
-/* Pinned memory of a step: each that is begun keeps one, and there is one more for forward. */
+/* Pinned memory of a step: one for each begun step, and one more for forward. */
 struct step_slot { int32_t *words, *ids; struct gpu_event *done; };
 
 struct gpu_backend {
@@ -25,7 +25,8 @@ struct gpu_backend {
     struct backend_options o;
     struct gpu *g;
     struct dweights *w;
-    int first_layer;                /* the first that is the device's; those before are host's */
+    /* the first layer on the device; earlier ones are on the host */
+    int first_layer;
     void *host;                     /* cpu_first_open; NULL: all layers are the device's */
     int exact, floats;              /* floats: some matrix is f32, so inputs are kept as f32 too */
     int stride_hidden, stride_att, stride_mlp;
@@ -41,14 +42,14 @@ struct gpu_backend {
     /* host, pinned */
     struct step_slot slot[N_SLOTS];
     int32_t *hstep, *hids;                  /* of the slot in use */
-    /* hx: hidden states of the host's layers; hlogits: at least a row of logits, at least one of
-     * hidden states */
+    /* hx: hidden states of the host's layers; hlogits: space for at least one row of logits and one
+     * of hidden states */
     float *hx, *hlogits;
     size_t hlogits_room, pinned;            /* floats; bytes of all of them */
     size_t partial_room;                    /* floats */
     int max_splits, logit_rows;
-    /* steps that are begun and not ended; the slot of the first; rows of the last, whose tokens
-     * may be followed (0: of none) */
+    /* steps begun and not ended; slot of the first; rows of the last, whose tokens may be used by
+     * the next (0: none) */
     int n_begun, first_begun, n_follow;
     /* of the current step */
     int n, n_decode, n_tiles, splits;
@@ -60,8 +61,8 @@ struct gpu_backend {
     char name[224];
 };
 
-/* Arrays of a step, one after the other; then tiles, how tokens are drawn, and tables.  A token
- * below 0 is -1 - the row of ids where it is. */
+/* Arrays of a step, one after the other, followed by tiles, options for drawing, and tables.  A
+ * token below 0 is -1 - r: it is read from row r of ids. */
 enum { A_TOKEN, A_POS, A_LONG, A_TABLE, A_DECODE, A_LOGIT };
 static inline size_t array_size(const struct gpu_backend *b) { return (size_t)(b->o.max_tokens + MAX_GRAPH_TOKENS); }
 static inline int32_t *host_array(struct gpu_backend *b, int i) { return b->hstep + (size_t)i * array_size(b); }
@@ -73,7 +74,7 @@ static inline size_t draws_at(const struct gpu_backend *b)
 }
 static inline size_t tables_at(const struct gpu_backend *b) { return draws_at(b) + MAX_DRAWS * DRAW_WORDS; }
 
-/* Number of rows whose partial results of split attention fit, with this many splits a row; at
+/* Number of rows whose partial results of split attention fit, with this many splits per row; at
  * least 1 up to max_splits. */
 static inline int partial_rows(const struct gpu_backend *b, int splits)
 {
@@ -91,8 +92,8 @@ void memory_close(struct gpu_backend *b);
 int memory_grow_step(struct gpu_backend *b, size_t room, struct err *e);
 
 /* ---- layers.c: all of them queue work, none waits ---- */
-/* Runs the device's layers on the b->n tokens of the step; the input of the first one is computed
- * here, or lies in b->x if the host has layers before it. */
+/* Run the device's layers on the b->n tokens of the step.  The input of the first one is computed
+ * here, or is in b->x if the host has earlier layers. */
 int layers_run(struct gpu_backend *b, struct err *e);
 /* Logits of rows [first, first + n) of A_LOGIT into b->logits. */
 int layers_logits(struct gpu_backend *b, int first, int n, struct err *e);

@@ -1,13 +1,14 @@
-/* layers.c - the kernels of a step in their order, layer after layer as cpu_core.c does it, in the
- * device's stream.
+/* layers.c - the kernels of a step in order, layer after layer like cpu_core.c, in the device's
+ * stream.
  *
- * With act_int8, the f16 activations that matrices of i8r read are rounded to int8 before
- * them, and matmul_int8.cu computes.  Up to 16 tokens are computed by matvec.cu, more by matmul.cu
- * (or matmul_hopper.cu), which read their activations in another order; more than 128 read the f16
- * copies (decode.cu), if there are any, to the same bits.  With exact, and for matrices of f32,
- * activations stay f32 and matmul_f32.cu computes.
- * With strict, matvec.cu runs once for every 16 tokens, and attn_decode.cu computes all
- * attention: both give a token the same bits in any batch. */
+ * With act_int8, the f16 activations that i8r matrices read are first rounded to int8, and
+ * matmul_int8.cu computes the product.  Otherwise up to 16 tokens are computed by matvec.cu, more
+ * by matmul.cu (or matmul_hopper.cu), which read activations in another order; more than 128 tokens
+ * read the f16 copies (decode.cu), if there are any, with bit-identical results.  With exact, and
+ * for f32 matrices, activations stay f32 and matmul_f32.cu computes the product.
+ *
+ * With strict, matvec.cu runs once for every 16 tokens, and attn_decode.cu computes all attention:
+ * both give a token the same bits in any batch. */
 #include "gpu/backend/internal.h"
 
 #include "libcommon/model/arch.h"
@@ -36,8 +37,8 @@ static enum gpu_act_order order_of(const struct gpu_backend *b, int n)
     return n <= GPU_MATVEC_TOKENS || b->o.strict ? GPU_ACT_LANES : GPU_ACT_TILES;
 }
 
-/* Does it read int8 activations?  Those of an input, for whatever reads them before the next is
- * rounded. */
+/* Whether it reads int8 activations; if so for one matrix of an input, the input is rounded
+ * once. */
 static int in_int8(const struct gpu_backend *b, const struct dlinear *l)
 {
     return b->o.act_int8 && gpu_matmul_int8_takes(&l->w);
@@ -69,11 +70,11 @@ static int run_matvec(struct gpu_backend *b, const struct gpu_linear *all, struc
     return 0;
 }
 
-/* Matrices that read one input. */
+/* Multiply the matrices that read one input. */
 static int run_linear(struct gpu_backend *b, const struct input *in, const struct target *to, int n,
                       enum gpu_finish finish, float scale, float limit, struct err *e)
 {
-    int rounded = 0;                    /* once for all that want it */
+    int rounded = 0;                    /* rounded once for all matrices that need it */
     for (int i = 0; i < n; ) {
         struct gpu_linear l = begin(b, in, finish, scale, limit);
         const struct dlinear *first = to[i].l;
@@ -109,7 +110,7 @@ static int run_norm(struct gpu_backend *b, const struct dnorm *norm, float *x, u
                                              .order = order_of(b, b->n), .n = b->n, .cols = c->hidden_size }, e);
 }
 
-/* x += l(in), through post if there is one. */
+/* x += l(in), through the norm `post` if it is set. */
 static int add_residual(struct gpu_backend *b, const struct dlinear *l, const struct input *in,
                         const struct dnorm *post, struct err *e)
 {
@@ -237,7 +238,8 @@ static int run_layer(struct gpu_backend *b, int index, struct err *e)
                                .ldx = c->n_heads * c->head_dim };
     if (run_linear(b, &in, qkv, 3, GPU_STORE, 1, c->clip_qkv, e) < 0 || run_attention(b, l, index, e) < 0)
         return -1;
-    /* the MLP first: x is its input's source no more, but the order of the sums is the CPU's */
+    /* the MLP first: the source of its input is no longer needed, and this is the CPU's order of
+     * sums */
     if (c->block != BLOCK_SEQUENTIAL)
         return run_mlp(b, l, &in_mlp, e) < 0 ? -1 : add_residual(b, &l->o, &att, &l->attn_post_norm, e);
     if (add_residual(b, &l->o, &att, &l->attn_post_norm, e) < 0 ||

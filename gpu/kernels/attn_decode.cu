@@ -24,11 +24,11 @@
 
 enum { WARPS = 4, THREADS = WARPS * 32, MAX_GROUP = 8 };
 
-/* The first position that a token at pos sees. */
+/* The first position that a token at pos attends to. */
 DEVICE int first_seen(int pos, int window) { return window && pos - window + 1 > 0 ? pos - window + 1 : 0; }
 
-/* The work of a block: query heads first_head .. + n_group of one KV head, positions [from,
- * to) of the token's context; from is a KV block's begin. */
+/* The work of a block: query heads first_head .. + n_group of one KV head, positions [from, to) of
+ * the token's context; from is the start of a KV block. */
 struct split_job {
     /* start: position of score[0]; begin: first position seen */
     int t, pos, first_head, n_group, start, begin, from, to;
@@ -77,11 +77,11 @@ template <int KV, int GROUP> DEVICE void lane_scores(float s[GROUP][8], const fl
     }
 }
 
-/* The slot of the block whose sum a lane has after fold(). */
+/* The slot of the block for which a lane has the sum after fold(). */
 DEVICE int folded_slot(int lane) { return lane % 2 * 8 + (lane >> 4 & 1) * 4 + (lane >> 3 & 1) * 2 + (lane >> 2 & 1); }
 
 /* Sums over the 16 lanes with one position's parity: after exchanges with lanes 16, 8, 4 away a
- * lane has one position left; a last one, 2 away, ends the sum. */
+ * lane has one position left; a last exchange, 2 away, completes the sum. */
 DEVICE float fold(float s[8])
 {
     const int lane = threadIdx.x % 32;
@@ -97,7 +97,7 @@ DEVICE float fold(float s[8])
     return s[0] + __shfl_xor_sync(FULL_WARP, s[0], 2);
 }
 
-/* score [GROUP][GPU_SPLIT] of the 16 positions from p0 on, by a warp; -inf where a position is
+/* score [GROUP][GPU_SPLIT] of the 16 positions from p0 on, by a warp; -inf for positions that are
  * not seen. */
 template <int KV, int GROUP> DEVICE void score_block(float *score, const float *q, const gpu_attention &o,
                                                      const split_job &j, int p0)
@@ -178,7 +178,7 @@ template <int KV, int GROUP> __global__ __launch_bounds__(THREADS) void attn_spl
 {
     const split_job j = split_job_of<GROUP>(o, passes);
     if (j.from >= j.to)
-        return;                         /* the merge knows */
+        return;                         /* the merge kernel skips this split */
     const int n = o.head_dim, warp = threadIdx.x / 32, lanes = n / 8, rows = THREADS / lanes, row = threadIdx.x / lanes;
     SHARED(float, q);                   /* [GROUP][n] */
     float *score = q + GROUP * n;       /* [GROUP][GPU_SPLIT] */
@@ -207,8 +207,8 @@ template <int KV, int GROUP> __global__ __launch_bounds__(THREADS) void attn_spl
         }
 }
 
-/* One head of one token.  Every warp finds the maximum and the sum: two barriers less, and the
- * same numbers. */
+/* Merge one head of one token.  Every warp computes the maximum and the sum itself, which saves two
+ * barriers and gives the same numbers. */
 __global__ __launch_bounds__(THREADS) void attn_merge_kernel(gpu_attention o)
 {
     SHARED(float, weight);              /* [splits of the token] */

@@ -32,8 +32,8 @@ template <int DIM> struct shape {
     static constexpr int shared = tile * row + DIM * key_row + keys * row;
 };
 
-/* Piece `piece` of 16 bytes of row `row`: those that a matrix has of 8 neighbouring rows, and
- * those of neighbouring pieces, lie in different banks. */
+/* Offset of 16-byte piece `piece` of row `row`: the pieces of 8 neighbouring rows that form a
+ * matrix, and neighbouring pieces of a row, are in different banks. */
 template <int ROW_BYTES> DEVICE int swizzled(int row,
                                              int piece) { return row * ROW_BYTES +
                                                           (piece ^ (ROW_BYTES >= 128 ? row & 7 : row >> 1 & 3)) * 16; }
@@ -104,7 +104,7 @@ template <int DIM> DEVICE void copy_queries(uint8_t *queries, const gpu_attentio
 template <int KV, int DIM> DEVICE void copy_tile(const rooms<DIM> &r, const gpu_attention &o, const tile_job &j, int k0)
 {
     constexpr int KEYS = shape<DIM>::keys, GROUPS = KEYS / 8;
-    /* a thread's 8 positions, of which it has every so manieth element of the keys */
+    /* a thread's 8 positions; it has every GROUPS-th element of their keys */
     const int group = threadIdx.x % GROUPS, p = k0 + group * 8, n = o.head_dim;
     const uint8_t *block = p <= j.last ? block_of(o, j, p) : j.base;
     float scale[8];
@@ -178,8 +178,8 @@ template <int DIM> DEVICE void multiply_keys(scores<DIM> &s, const rooms<DIM> &r
     }
 }
 
-/* Scores as the softmax takes them: scaled, capped, biased; -inf where a query does not see a
- * position. */
+/* Finish scores for the softmax: scaled, capped, biased; -inf for positions that a query does not
+ * see. */
 template <int DIM> DEVICE void finish_scores(scores<DIM> &s, const gpu_attention &o, const tile_job &j, int k0)
 {
     const int lane = threadIdx.x % 32, pos0 = j.pos0 + threadIdx.x / 32 * 16 * shape<DIM>::strips + lane / 4;
@@ -201,8 +201,8 @@ template <int DIM> DEVICE void finish_scores(scores<DIM> &s, const gpu_attention
             }
 }
 
-/* Running sums of 16 queries over the positions so far, rows g and g + 8: outputs not yet divided
- * by the sums of weights. */
+/* Running sums of 16 queries over the positions so far, rows g and g + 8; outputs are not yet
+ * divided by the sums of weights. */
 template <int DIM> struct running { float out[DIM / 8][4], most[2], sum[2]; };
 
 /* Scores to weights; the sums of earlier tiles are rescaled to the new maximum. */
@@ -312,7 +312,7 @@ template <int DIM> __global__ __launch_bounds__(THREADS) void attn_prefill_kerne
         copy_any_tile(room, o, j, k0);
         __syncthreads();
         if (first >= j.n_queries || k0 > j.pos0 + first + 16 * f::strips - 1)
-            continue;                   /* no query of this warp sees it */
+            continue;                   /* no query of this warp attends to it */
         float s[f::strips][f::keys / 8][4];
         multiply_keys<DIM>(s, room);
         finish_scores<DIM>(s, o, j, k0);

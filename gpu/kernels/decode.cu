@@ -1,18 +1,18 @@
-/* decode.cu - decode a matrix to f16 once, which every 128 tokens of every prompt would do again.
+/* decode.cu - decode a matrix to f16 once, instead of for every 128 tokens of every prompt.
  *
- * shapes   w in kernel order, any type of fewer than 16 bits; out: the same tiles in the order of
- *          QT_F16 (quant/tile.h), the group's scale multiplied in, the row's
- *          left to the end: the operands that matmul.cu makes of the tile itself, so its sums are
- *          the same bits
- * tile     a warp: 32 rows x 32 k, one step after another of a tile of 32 rows
- * moves    the matrix once, and 2 bytes a weight out, in whole lines of 128 bytes
- * limit    HBM bandwidth; once, when a model is loaded
+ * shapes  w in kernel order, any type of fewer than 16 bits; out: the same tiles in the order of
+ *          QT_F16 (quant/tile.h), multiplied by the group's scale; the row's is applied at the end:
+ *          the same operands that matmul.cu makes of the tile, so its sums are bit-identical
+ * tile  a warp: 32 rows x 32 k, one step after another of a tile of 32 rows
+ * moves  the matrix once, and 2 bytes per weight out, in whole lines of 128 bytes
+ * limit  HBM bandwidth; runs once, when a model is loaded
  * checked  tests/unit/t-gpu-matmul.c */
 #include "gpu/kernels/operations.h"
 #include "gpu/prim/weights.cuh"
 #include "gpu/rt/launch.cuh"
 
-enum { WARPS = 4, MOST_BLOCKS = 8 };            /* blocks of a tile: what fills a codebook should do some steps */
+/* blocks per tile: filling a codebook should pay for some steps */
+enum { WARPS = 4, MOST_BLOCKS = 8 };
 
 template <int TYPE> __global__ __launch_bounds__(WARPS * 32) void decode_kernel(gpu_mat m, uint8_t *out)
 {

@@ -27,7 +27,7 @@ static __constant__ float nf4_level[16] = {
 #define VALUE_E2M1(values, zero, code) half_low(codebook[BOOK_##values][code])
 #define VALUE_BOOK(values, zero, code) \
     (BOOK_##values == BOOK_nf4 ? nf4_level[code] : half_low(codebook[BOOK_##values][code]))
-/* This kernel's formats: all that have one on the device; f(QT_ID, codes, ...) of them. */
+/* The formats of this kernel: all that have one on the device; f(QT_ID, codes, ...) for each. */
 #define TAKEN_NONE(...)
 #define TAKEN_FLOATS(...) TAKEN_F32(__VA_ARGS__)
 #define TAKEN_INTEGERS(...) TAKEN_F32(__VA_ARGS__) CODES_CASE(__VA_ARGS__)
@@ -68,8 +68,8 @@ DEVICE layout layout_of(int type)
     }
 }
 
-/* The place of step `step` of a row: its codes' first dword, the group's scale and extra; of two
- * groups of 16 the first one's, with the other's scale 4 bytes after. */
+/* Addresses of step `step` of a row: its codes' first dword, the group's scale and extra; of two
+ * groups of 16 those of the first, with the other's scale 4 bytes later. */
 struct place { const uint8_t *code, *scale, *extra; };
 DEVICE place place_of(const gpu_mat &m, const layout &a, const uint8_t *tile, int step, int row)
 {
@@ -96,7 +96,7 @@ DEVICE float scale_of_byte(const layout &a, uint8_t byte)
 }
 
 /* The 32 values of a row and step as codes_decode (quant/tile.h) defines them, without the row's
- * scale where there is one: s = row_scale * scale comes first there, so it is taken in here. */
+ * scale if there is one: s = row_scale * scale is computed first there, so it is included here. */
 DEVICE void decode_exact(float v[32], const gpu_mat &m, const layout &a, const uint8_t *tile, int step, int row)
 {
     const place q = place_of(m, a, tile, step, row);
@@ -123,7 +123,8 @@ DEVICE void decode_exact(float v[32], const gpu_mat &m, const layout &a, const u
         extra = half_low(*reinterpret_cast<const uint16_t *>(q.extra));
     else if (a.extra_size == 1)
         extra = (float)*q.extra;
-    const uint8_t *second = q.code + a.plane * 128;            /* the high plane: those types have groups of 32 */
+    /* the high plane; these types have groups of 32 */
+    const uint8_t *second = q.code + a.plane * 128;
 #pragma unroll
     for (int i = 0; i < 8; i++) {       /* k 4i .. 4i+3 */
         if (a.halves == 2 && i == 4)

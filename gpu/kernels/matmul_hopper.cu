@@ -54,7 +54,7 @@ DEVICE void decode_nl4(uint32_t v[4], uint32_t w, uint32_t scale, uint32_t minus
 {
     const uint32_t low = w & 0x77777777u, up = w << 4;
 #pragma unroll
-    /* codes of k 2i, 2i + 4, 2i + 1, 2i + 5; the mask: bytes of ones where a code is above 7 */
+    /* codes of k 2i, 2i + 4, 2i + 1, 2i + 5; mask: bytes of ones for codes above 7 */
     for (int i = 0; i < 2; i++) {
         const uint32_t at = i ? low >> 16 : low, mask = prmt(up, w, i ? 0xfbea : 0xd9c8);
         const uint32_t bytes = (prmt(NL4_0, NL4_4, at) & ~mask) | (prmt(NL4_8, NL4_12, at) & mask);
@@ -91,7 +91,8 @@ template <int TYPE> DEVICE void decode(operands a, const raw_step<TYPE> &raw, in
 /* The shared memory of a block. */
 struct stages {
     uint8_t *data;                      /* [STAGES][TOKENS][128 bytes], swizzled */
-    uint64_t *full, *empty;             /* [STAGES]: the bytes have come; all consumers' warps have read them */
+    /* [STAGES]: the bytes have arrived; all consumer warps have read them */
+    uint64_t *full, *empty;
 };
 
 /* Tiles of the work, in the order in which blocks take them. */
@@ -108,7 +109,7 @@ DEVICE tile_of_work tile_at(const work &w, int i)
     return { in / n, first + in % n };
 }
 
-/* One thread: has the copy engine fill stage after stage. */
+/* One thread makes the copy engine fill stage after stage. */
 template <int GROUPS> DEVICE void produce(const gpu_linear &l, const tensor_map &act, const stages &s)
 {
     const work w = work_of<GROUPS>(l);
@@ -160,7 +161,7 @@ template <int TYPE, int GROUPS> DEVICE void consume(const gpu_linear &l, const s
         for (int stage = 0; stage < n_stages; stage++, n++) {
             const uint64_t b = wgmma_tile(base + n % STAGES * STAGE_BYTES);
 #pragma unroll
-            /* one beyond the last repeats its weights, times activations of 0 */
+            /* a step after the last repeats its weights, times activations of 0 */
             for (int step = 0; step < STAGE_STEPS; step++) {
                 decode<TYPE>(a[step], raw[step], t);
                 load_step<TYPE>(raw[step], now.data, m, min((stage + 1) * STAGE_STEPS + step, last), g, t);
@@ -191,8 +192,8 @@ template <int TYPE, int GROUPS> DEVICE void consume(const gpu_linear &l, const s
     }
 }
 
-/* With 2 warpgroups a third one gives them the registers that it does not need for starting
- * copies. */
+/* With 2 warpgroups, a third one, which only starts copies, gives them the registers that it does
+ * not need. */
 template <int GROUPS> constexpr int THREADS = GROUPS == 2 ? 384 : GROUPS * 128 + 32;
 
 template <int TYPE, int GROUPS> __global__ __launch_bounds__(THREADS<GROUPS>, 1)
@@ -279,8 +280,8 @@ template <int TYPE> static int run_type(struct gpu *g, const gpu_linear *l, stru
     return run<TYPE, 2>(g, l, act, n_sms, e);
 }
 
-/* Its formats.  From how many tokens on, by the calculation above, not by measurements: with 128
- * or fewer a tile would be half empty. */
+/* The formats of this kernel, and the least number of tokens, by the calculation above, not by
+ * measurement: with 128 or fewer a tile would be half empty. */
 #define EACH_TAKEN(f) f(QT_NL4) f(QT_I4) f(QT_I4M) f(QT_I4Z) f(QT_I8) f(QT_I8R) f(QT_F16) f(QT_BF16)
 #define IS(type) case type:
 #define RUN(type) case type: return run_type<type>(g, l, e);

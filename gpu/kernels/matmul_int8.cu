@@ -45,8 +45,8 @@
 
 enum { MOST_COLS = 1 << 17, STEP_BYTES = 32 * 32, FEW_WARPS = 16, PAD_ROWS = 33, WARPS = 4, ACT_BLOCK = 512 };
 
-/* Rows 4g .. 4g+3 of a step times 8 tokens: low and high hold 4 k each of those rows.  c[p]:
- * rows 4g + 2p (tokens 2t, 2t+1) and 4g + 2p + 1. */
+/* Rows 4g .. 4g+3 of a step times 8 tokens: low and high hold 4 k each of these rows.  c[p]: rows
+ * 4g + 2p (tokens 2t, 2t+1) and 4g + 2p + 1. */
 DEVICE void multiply_codes(int *c0, int *c1, const uint4 &low, const uint4 &high, uint32_t x0, uint32_t x1)
 {
     mma_s8(c0, low.x, low.y, high.x, high.y, x0, x1);
@@ -135,8 +135,8 @@ template <int TOKENS8, int N> static int run_few(struct gpu *g, const gpu_linear
 
 /* ---- many tokens ---- */
 
-/* 64 k of a lane: rows 2g and 2g+1, then 16+2g and 17+2g, of lines t and t + 4 of two steps of
- * 32.  Where there is no second step the first is read again: its activations are 0. */
+/* 64 k of a lane: rows 2g and 2g+1, then 16+2g and 17+2g, of lines t and t + 4 of two steps of 32.
+ * If there is no second step, the first is read again; its activations are 0. */
 struct codes64 { uint2 low[2][2], high[2][2]; };       /* [step][rows] */
 DEVICE void load_codes(codes64 &w, const uint8_t *tile, int pair, int n_steps, int g, int t)
 {
@@ -172,7 +172,8 @@ template <int TOKENS> __global__ __launch_bounds__(WARPS * 32) void many_kernel(
     load_codes(next, data, 0, n_steps, g, t);
     for (int stage = 0; stage < stages.n_stages(); stage++) {
         copy_wait<STAGES - 2>();
-        __syncthreads();                /* this stage is there for all; the one before is read */
+        /* this stage has arrived for all threads; the previous one has been read */
+        __syncthreads();
         stages.fetch(stage + STAGES - 1);
 #pragma unroll
         for (int s = 0; s < STAGE_STEPS; s++) {
@@ -198,7 +199,7 @@ template <int TOKENS> __global__ __launch_bounds__(WARPS * 32) void many_kernel(
     copy_wait<0>();
     if (!has_rows)
         return;
-    /* Four rows in a row for each lane: of two neighbours one takes the rows below 16, the other
+    /* Four adjacent rows for each lane: of two neighbours one takes the rows below 16, the other
      * those from 16 on. */
     float y[2][4 * N8];
     const int odd = g & 1;

@@ -1,6 +1,6 @@
-/* operations.h - the operations of the device, one a file.  A wrapper checks nothing that the
- * backend has checked before, launches on the compute stream, never waits, never allocates.  All
- * pointers but those in the argument structs' own memory are device memory. */
+/* operations.h - the operations of the device, one per file.  A wrapper does not repeat the checks
+ * of the backend, launches on the compute stream, never waits, never allocates.  All pointers
+ * except those in the argument structs' own memory are device memory. */
 #ifndef ZSE_GPU_KERNELS_OPERATIONS_H
 #define ZSE_GPU_KERNELS_OPERATIONS_H
 
@@ -15,7 +15,7 @@ extern "C" {
 #endif
 
 enum { GPU_MATVEC_TOKENS = 16 };
-/* Up to GPU_MATVEC_TOKENS tokens; all matrices of one type and shape of groups; no f32;
+/* Up to GPU_MATVEC_TOKENS tokens; all matrices have the same type and group shape; no f32;
  * activations in GPU_ACT_LANES.  A token's result does not depend on n_tokens. */
 int gpu_matvec(struct gpu *g, const struct gpu_linear *l, struct err *e);
 /* Any number of tokens, one matrix, no GPU_MLP, no f32; activations in GPU_ACT_TILES. */
@@ -28,22 +28,23 @@ int gpu_matmul_hopper_takes(const struct gpu *g, const struct gpu_linear *l);
  * matrices, no GPU_MLP. */
 int gpu_matmul_f32(struct gpu *g, const struct gpu_linear *l, struct err *e);
 
-/* int8 activations and weights with one scale a row: any number of tokens, the same bits for a
- * token whatever their number; up to GPU_MATVEC_TOKENS as gpu_matvec takes its arguments, more
- * as gpu_matmul.  takes: is it a matrix for that? */
+/* int8 activations and weights with one scale per row: any number of tokens, with the same bits for
+ * a token in any batch; up to GPU_MATVEC_TOKENS with the arguments of gpu_matvec, more with those
+ * of gpu_matmul.  takes: whether it supports the matrix. */
 int gpu_matmul_int8(struct gpu *g, const struct gpu_linear *l, struct err *e);
 int gpu_matmul_int8_takes(const struct gpu_mat *w);
-/* code [n][GPU_CODE_STRIDE(cols)] = act [n][act_stride] / scale, to the nearest, ties to even,
- * where scale is the largest |act| of a token / 127; in the order of k, zeros after cols.  A
- * token with a NaN has scale NaN. */
+/* code [n][GPU_CODE_STRIDE(cols)] = act [n][act_stride] / scale, to nearest, ties to even; scale is
+ * the largest
+ * act
+ * of a token / 127; in the order of k, zeros after cols.  A token with a NaN has scale NaN. */
 #define GPU_CODE_STRIDE(cols) (((cols) + 63) / 64 * 64)
 int gpu_act_int8(struct gpu *g, const uint16_t *act, int act_stride, enum gpu_act_order order, int n, int cols,
                  int8_t *code, float *scale, struct err *e);
 
-/* A copy of a matrix of packed weights as f16, which gpu_matmul (and gpu_matmul_hopper) read to
- * the same bits; matvec and embed continue with the packed one, whose row scales both use. */
+/* An f16 copy of a matrix of packed weights, which gpu_matmul (and gpu_matmul_hopper) read with
+ * bit-identical results; matvec and embed still use the packed one, whose row scales both use. */
 enum { GPU_DECODED_STEP = 2048 };       /* bytes of 32 rows x 32 k */
-/* 0: it is not packed, and there is nothing to decode */
+/* 0: it is not packed, so there is nothing to decode */
 size_t gpu_decoded_size(int type, int n_tiles, int n_steps);
 struct gpu_mat gpu_decoded(const struct gpu_mat *m, const uint8_t *data);
 int gpu_decode(struct gpu *g, const struct gpu_mat *m, uint8_t *out, struct err *e);
@@ -52,8 +53,8 @@ int gpu_decode(struct gpu *g, const struct gpu_mat *m, uint8_t *out, struct err 
 enum { GPU_DECODED_TOKENS = 128 };
 
 /* x [n][cols] = row token[i] of w * scale (w->data NULL: 0), + pos_embed[pos[i] + pos_offset] if
- * there is one.  A token below 0 is drawn[-1 - token]; a token that was not drawn (-1)
- * counts as token 0. */
+ * that is set.  A token below 0 is drawn[-1 - token]; a token that was not drawn (-1) counts as
+ * token 0. */
 int gpu_embed(struct gpu *g, float *x, const struct gpu_mat *w, const int32_t *token, const int32_t *drawn,
               const int32_t *pos, int n, float scale, const float *pos_embed, int pos_offset, struct err *e);
 
@@ -75,8 +76,8 @@ struct gpu_norm {
 };
 int gpu_norm(struct gpu *g, const struct gpu_norm *o, struct err *e);
 
-/* act [n][stride] = f(gate) * up (up NULL: f(gate)); to f32 instead where out is not NULL
- * ([n][cols]). */
+/* act [n][stride] = f(gate) * up (up NULL: f(gate)); written as f32 to out [n][cols] instead if out
+ * is not NULL. */
 int gpu_act_mul(struct gpu *g, const float *gate, const float *up, int n, int cols, int function, float *out,
                 uint16_t *act, int act_stride, enum gpu_act_order order, struct err *e);
 /* act = f16 of x [n][cols]. */
@@ -88,11 +89,12 @@ int gpu_act_pack(struct gpu *g, const float *x, int n, int cols, uint16_t *act, 
 int gpu_rope_table(struct gpu *g, float *cosine, float *sine, const int32_t *pos, const int32_t *is_long, int n,
                    int dim, const float *freq, const float *freq_long, float scale, float scale_long, struct err *e);
 
-/* Where tokens and keys are: arrays of a step, in device memory. */
+/* Positions of tokens and addresses of keys: arrays of a step, in device memory. */
 struct gpu_step {
     /* [n]; -1: a token that only fills the batch: nothing is stored, its attention is 0 */
     const int32_t *pos;
-    const int32_t *table_of;            /* [n]: index into tables where the token's sequence begins */
+    /* [n]: index in tables of the first block of the token's sequence */
+    const int32_t *table_of;
     const int32_t *tables;              /* KV block numbers */
     int n;
 };
@@ -127,8 +129,7 @@ struct gpu_attention {
     const int32_t *rows; int n_rows;
     float *partial;                     /* [n_rows][n_heads][max_splits][head_dim + 2] */
     int max_splits;                     /* of this launch: at least the longest sequence's */
-    /* prefill: tiles of tokens of one sequence, as many as follow each other: first token and
-     * number */
+    /* prefill: tiles of consecutive tokens of one sequence: first token and number */
     const int32_t *tiles; int n_tiles;
 };
 /* positions of a split: fixed, so that a sequence's result does not depend on its neighbours */
@@ -141,10 +142,10 @@ int gpu_attn_prefill(struct gpu *g, const struct gpu_attention *o, struct err *e
 /* How a token is drawn from a row of logits: struct draw (libcommon/engine/draw.h) for kernels. */
 struct gpu_draw {
     float temperature, top_p, min_p;
-    int32_t top_k;                      /* -1: none is wanted */
+    int32_t top_k;                      /* -1: no token is wanted */
     uint32_t seed[2], n[2];             /* low word first */
 };
-/* id[i] = a token drawn from logits [n][vocab]; -1 if none is wanted, one is NaN or +inf, or
+/* id[i] = a token drawn from logits [n][vocab]; -1 if none is wanted, if one is NaN or +inf, or if
  * none is above -inf. */
 int gpu_sample(struct gpu *g, const float *logits, const struct gpu_draw *draws, int n, int vocab, int32_t *id,
                struct err *e);

@@ -11,7 +11,7 @@
 
 enum { BLOCK = 256 };
 
-/* norm of a row: value k of it.  x + scale_b * b where b is there. */
+/* Norm of a row: its value k, which is x + scale_b * b if b is set. */
 struct row_norm { float mean, inverse; };
 
 DEVICE row_norm measure(const float *x, const float *b, float scale_b, int n, int layer, float eps, float *room)

@@ -1,18 +1,19 @@
-/* sample.cu - from logits to tokens: libcommon/engine/sampler.h without what needs a history or a
- * mask.
+/* sample.cu - from logits to tokens: the options of libcommon/engine/sampler.h that need neither a
+ * history nor a mask.
  *
- * tile     a row a block: 1024 threads (128 where the vocabulary is small)
- * moves    the row from L2, where the head has just put it: once for its largest; again to
- *          draw; up to three times for each of top_k and top_p
- * limit    one SM's share of L2: 32 KB in flight at about 600 ns, so 4 * vocab bytes take 11 us at
- *          a vocabulary of 152 thousand (calculated); a copy of
- *          the row to the host takes as long at 55 GB/s, and the processor's sampler comes after it
+ * tile  a row per block: 1024 threads (128 for a small vocabulary)
+ * moves  the row from L2, where the head has just stored it: once for its largest; again to draw;
+ * up
+ *          to three times for each of top_k and top_p
+ * limit  one SM's part of L2: 32 KB in flight at about 600 ns, so 4 * vocab bytes take 11 us for a
+ *          vocabulary of 152 thousand (calculated); a copy of the row to the host takes as long at
+ *          55 GB/s, and is followed by the CPU's sampler
  * checked  tests/unit/t-gpu-sample.c: kept sets and frequencies against libcommon/engine/sampler.c
  *
- * Integers, so that no order of threads changes a result: a token's key is how far its tempered
- * logit lies below the largest in units of 2^-26, equal keys count as equal logits; its mass is
- * 2^40 * exp(-key), rounded.  Below exp(-28.4) that is 0, less than what f32 sums of a
- * vocabulary lose. */
+ * Integers, so that no order of threads changes a result: a token's key is the distance of its
+ * tempered logit from the largest in units of 2^-26, equal keys count as equal logits; its mass is
+ * 2^40 * exp(-key), rounded.  Below exp(-28.4) that is 0, less than the rounding of f32 sums over a
+ * vocabulary. */
 #include <float.h>
 
 #include "gpu/kernels/operations.h"
@@ -59,8 +60,8 @@ DEVICE unsigned long long warp_sum64(unsigned long long x)
     return x;
 }
 
-/* The lowest index of the largest logit, and that; -1 if one is NaN or +inf, or none is above
- * -inf.  All threads get it. */
+/* The lowest index of the largest logit, and its value; -1 if one is NaN or +inf, or none is above
+ * -inf.  Returned to all threads. */
 DEVICE int find_largest(sample_room *room, const float *x, int n, float *largest)
 {
     const int warp = threadIdx.x / 32, n_warps = blockDim.x / 32;
@@ -97,8 +98,8 @@ DEVICE int find_largest(sample_room *room, const float *x, int n, float *largest
     return bad ? -1 : at;
 }
 
-/* The bin in which the sum of amounts reaches what is wanted, by one warp: room->bin, and the
- * sum before it.  At the first level `fraction` of all is wanted, if it is above 0. */
+/* Find the bin in which the sum of amounts reaches `wanted`, by one warp: room->bin, and the sum
+ * before it.  At the first level, with fraction > 0, that fraction of all is wanted. */
 DEVICE void find_bin(sample_room *room, unsigned long long wanted, double fraction)
 {
     const int lane = threadIdx.x, first = lane * LANE_BINS;
@@ -124,9 +125,9 @@ DEVICE void find_bin(sample_room *room, unsigned long long wanted, double fracti
     }
 }
 
-/* The cut that leaves the fewest tokens with the wanted amount, of those that `within` keeps:
- * their number, or with fraction > 0 that share of their mass.  Digit by digit of the keys; it
- * ends early where a bin has one token, which comes in whole. */
+/* The cut that keeps the fewest tokens with the wanted amount, of those that `within` keeps: their
+ * number or, with fraction > 0, that fraction of their mass.  Searches the keys digit by digit, and
+ * ends early at a bin with one token, which is kept as a whole. */
 DEVICE sample_cut select(sample_room *room, const sample_row &r, const sample_cut &within, unsigned long long wanted,
                          double fraction)
 {

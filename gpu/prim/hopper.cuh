@@ -12,7 +12,7 @@
  * value as a __grid_constant__.  On a GPU the bytes of a CUtensorMap. */
 struct alignas(128) tensor_map { uint64_t word[16]; };
 
-/* Where p lies in the shared memory of the block. */
+/* Address of p in the shared memory of the block. */
 DEVICE uint32_t shared_address(const void *p)
 {
     return EITHER((uint32_t)__cvta_generic_to_shared(p), emulated_shared_address(p));
@@ -21,7 +21,7 @@ DEVICE uint32_t shared_address(const void *p)
 /* ---- barriers: a phase ends when `count` arrivals and all bytes that were announced have come;
  * then the next begins ---- */
 
-/* By one thread; barrier_fence and a barrier of the block must follow before anybody uses it. */
+/* Called by one thread; barrier_fence and a barrier of the block must follow before any use. */
 DEVICE void barrier_init(uint64_t *b, int count)
 {
     EITHER(asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(b)), "r"(count) : "memory"),
@@ -49,8 +49,8 @@ DEVICE void barrier_expect(uint64_t *b, int bytes)
                         "r"(bytes) : "memory"),
            emulated_barrier_arrive(b, bytes));
 }
-/* Until the phase of this parity (0: the first, third ...) has ended: at once if the one under
- * way has the other. */
+/* Wait until the phase of this parity (0: the first, third ...) has ended; returns at once if the
+ * current phase has the other parity. */
 DEVICE void barrier_wait(uint64_t *b, int parity)
 {
     EITHER(asm volatile("{\n"
@@ -64,10 +64,9 @@ DEVICE void barrier_wait(uint64_t *b, int parity)
 
 /* ---- the copy engine ---- */
 
-/* The tile whose first element is (row y, column x) of the map's matrix, to shared memory at a
- * multiple of 1024 bytes: rows of 128 bytes, one after the other, the 16-byte pieces of row r in
- * the order of piece ^ r % 8.  Elements outside the matrix are 0.  The bytes count for the
- * barrier. */
+/* Copy the tile whose first element is (row y, column x) of the map's matrix to shared memory at a
+ * multiple of 1024 bytes: rows of 128 bytes, with the 16-byte pieces of row r in the order of piece
+ * ^ r % 8.  Elements outside the matrix are 0.  The bytes count for the barrier. */
 DEVICE void tensor_load(void *to, const tensor_map &map, int x, int y, uint64_t *b)
 {
     EITHER(asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
@@ -83,15 +82,15 @@ template <int N> DEVICE void less_registers() { EITHER(asm volatile("setmaxnreg.
 
 /* ---- products of a warpgroup: 4 warps, the first a multiple of 4 ---- */
 
-/* How wgmma finds a matrix B as tensor_load puts it, k within the rows: eights of rows 1024
- * bytes apart, swizzled by 128 bytes; the leading offset is not used.  k is advanced by 16 by
- * adding 2. */
+/* Descriptor of a matrix B in the layout of tensor_load, k along the rows: groups of eight rows
+ * 1024 bytes apart, swizzled by 128 bytes; the leading offset is unused.  Adding 2 advances k by
+ * 16. */
 DEVICE uint64_t wgmma_tile(uint32_t address)
 {
     return (uint64_t)1 << 62 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 16 | (address & 0x3ffff) >> 4;
 }
 
-/* Before the first product, and where registers of a or c were touched since the last. */
+/* Before the first product, and if registers of a or c were accessed since the last one. */
 DEVICE void wgmma_fence() { EITHER(asm volatile("wgmma.fence.sync.aligned;" ::: "memory"), emulated_wgmma_fence()); }
 DEVICE void wgmma_commit()
 {
@@ -101,8 +100,8 @@ DEVICE void wgmma_commit()
 template <int N> DEVICE void wgmma_wait() { EITHER(asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N)
                                                                 : "memory"), emulated_wgmma_wait(N)); }
 
-/* c[64][128] = a[64][16] b[16][128] (+ c where add is not 0), f16 in, f32 out, begun and not
- * waited for.  Lane 4g + t of warp w has, of the rows 16w .. 16w + 15, what it has in mma_f16
+/* Start c[64][128] = a[64][16] b[16][128] (+ c if add is not 0), f16 in, f32 out, without waiting.
+ * Lane 4g + t of warp w has, of the rows 16w .. 16w + 15, the elements that it has in mma_f16
  * (prim.cuh): a[0..3], and for the columns 8i .. 8i + 7 c[4i .. 4i + 3]. */
 DEVICE void wgmma_f16(float c[64], const uint32_t a[4], uint64_t b, int add)
 {

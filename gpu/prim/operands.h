@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-/* struct mat as kernels see it; data in device memory, the bytes of the file. */
+/* struct mat for kernels; data is in device memory and has the bytes of the file. */
 struct gpu_mat {
     const uint8_t *data;
     uint64_t tile_bytes;
@@ -23,7 +23,7 @@ struct gpu_mat {
     const uint8_t *row_scales; uint64_t row_scales_step;
 };
 
-/* How activations lie (prim.cuh): as matvec reads them, or as matmul does. */
+/* Layout of activations (prim.cuh): as matvec reads them, or as matmul does. */
 enum gpu_act_order { GPU_ACT_LANES, GPU_ACT_TILES };
 
 /* The use of y = w x + bias. */
@@ -40,11 +40,11 @@ struct gpu_output {
 };
 enum { GPU_MAX_MATS = 3 };
 struct gpu_linear {
-    struct gpu_mat w[GPU_MAX_MATS];     /* read the same activations; GPU_MLP: gate, and up if there are two */
+    /* all read the same activations; GPU_MLP: gate, and up if there are two */
+    struct gpu_mat w[GPU_MAX_MATS];
     struct gpu_output to[GPU_MAX_MATS]; /* GPU_MLP: biases only */
     int n_mats;
-    /* [n_tokens][act_stride] f16, 16-byte aligned, in the order that the kernel wants (matmul_f32:
-     * x instead) */
+    /* [n_tokens][act_stride] f16, 16-byte aligned, in the kernel's order (matmul_f32: x instead) */
     const uint16_t *act;
     int act_stride;
     const float *x; int ldx;            /* f32 activations */

@@ -36,12 +36,12 @@ DEVICE float float_of(uint32_t u) { return EITHER(__uint_as_float(u), f32_from_b
 
 DEVICE uint32_t bits_of(float f) { return EITHER(__float_as_uint(f), f32_bits(f)); }
 
-/* exp and tanh to a few ulp of f32 (of 1: a small tanh is a difference), good enough beside f16. */
+/* exp and tanh to a few ulp of f32 (of 1: a small tanh is a difference), sufficient beside f16. */
 DEVICE float fast_exp(float x) { return EITHER(__expf(x), expf(x)); }
 DEVICE float fast_tanh(float x) { return EITHER(1 - __fdividef(2, 1 + __expf(2 * x)), 1 - 2 / (1 + expf(2 * x))); }
 
-/* Bytes of a (0..3) and b (4..7), chosen by the lower four nibbles of s; with 8 added, the sign
- * of the byte in all its bits.  (__byte_perm would clear those 8.) */
+/* Bytes of a (0..3) and b (4..7), selected by the lower four nibbles of s; a nibble + 8 replicates
+ * the sign of the byte instead.  (__byte_perm would clear that bit.) */
 DEVICE uint32_t prmt(uint32_t a, uint32_t b, uint32_t s)
 {
 #ifdef __CUDACC__
@@ -72,7 +72,8 @@ DEVICE uint64_t multiply_high(uint64_t a, uint64_t b)
 
 /* ---- memory ---- */
 
-/* Weights are read once a step: past L1, and first to leave L2's lines for what is read again. */
+/* Weights are read once per step: bypass L1, and evict them from L2 before data that is read
+ * again. */
 DEVICE uint4 load_stream(const void *p)
 {
 #ifdef __CUDACC__
@@ -128,7 +129,7 @@ static inline uint32_t emulated_pair(float a, float b) { return (uint32_t)f32_to
 DEVICE float half_low(uint32_t u) { return EITHER(__low2float(as_half2(u)), f16_to_f32((f16)u)); }
 DEVICE float half_high(uint32_t u) { return EITHER(__high2float(as_half2(u)), f16_to_f32((f16)(u >> 16))); }
 DEVICE uint32_t pack_half(float a, float b) { return EITHER(from_half2(__floats2half2_rn(a, b)), emulated_pair(a, b)); }
-/* The same, but what is too large for f16 becomes the largest f16. */
+/* The same, with values too large for f16 clamped to the largest f16. */
 DEVICE uint32_t pack_half_clamped(float a, float b)
 {
     const float most = 65504;

@@ -22,7 +22,7 @@ enum { TILE_OF_ROWS = 32, TABLE_BYTES = 256 * 32 * 4 };
  * groups of a unit; halves: groups of a step (2: of 16 k); table: codes are looked up; bias: the
  * code of 0. */
 template <int TYPE> struct format;
-/* Rows of codebook[] below; a format with a TABLE must have one. */
+/* Rows of codebook[] below; every format with a TABLE has one. */
 enum { BOOK_nl4, BOOK_nf4, BOOK_m2, BOOK_m3, BOOK_e2m1, N_BOOKS };
 #define BOOK_TABLE(values) BOOK_##values
 #define BOOK_INTEGERS(values) 0
@@ -274,7 +274,7 @@ DEVICE void act_pad(uint16_t *act, int n, int order, int thread, int n_threads)
         act[act_place(k, order)] = 0;
 }
 
-/* y within limit, if there is one: clipped, or bent for GPU_LOGITS. */
+/* y within limit, if there is one: clipped, or softly capped for GPU_LOGITS. */
 DEVICE float limited(const gpu_linear &l, float y)
 {
     if (l.limit <= 0)
@@ -322,13 +322,14 @@ template <int N, class PRODUCT> DEVICE void finish_few(const gpu_linear &l, int 
     }
 }
 
-/* A lane's four neighbouring rows of many tokens: factor * (y * scale + bias) + before is
- * stored.  Where nothing is added bias and before are -0: x + -0 is x. */
+/* Store factor * (y * scale + bias) + before for a lane's four neighbouring rows and many tokens.
+ * If nothing is added, bias and before are -0, because x + -0 is x. */
 struct finish_rows {
     float bias[4], scale[4], factor;
     float *out; int ldo;                /* the first row of token 0 */
     int n;                              /* number of the four rows that exist */
-    bool add, wide;                     /* wide: four floats an access, as the rows of the output lie on 16 bytes */
+    /* wide: four floats per access, as rows of the output are 16-byte aligned */
+    bool add, wide;
 };
 template <int TYPE> DEVICE finish_rows finish_begin(const gpu_linear &l, const gpu_output &to, const uint8_t *tile,
                                                     int row, int rows, float unit)
@@ -350,9 +351,9 @@ template <int TYPE> DEVICE finish_rows finish_begin(const gpu_linear &l, const g
     }
     return f;
 }
-/* y: the sums of n tokens of this lane from `at` on, as finish_tokens has them; four floats an
- * access.  TOGETHER: tokens whose old values are loaded before any of them is stored, as a store
- * delays later loads: 4 registers each. */
+/* y: the sums of n tokens of this lane from `at` on, as in finish_tokens; four floats per access.
+ * TOGETHER: tokens whose old values are loaded before any of them is stored, because a store delays
+ * later loads; takes 4 registers each. */
 template <int N8, int TOGETHER> DEVICE void finish_wide(const float y[2][4 * N8], const finish_rows &f, float *at,
                                                         int n)
 {
@@ -379,8 +380,8 @@ template <int N8, int TOGETHER> DEVICE void finish_wide(const float y[2][4 * N8]
         }
     }
 }
-/* The same where rows are fewer or lie anywhere, which is rare: v is indexed in a loop, so it
- * lies in local memory, and the code is a fifth as long. */
+/* The same for fewer or unaligned rows, which is rare: v is indexed in a loop, so it is in local
+ * memory, and the code is a fifth as long. */
 template <int N8> DEVICE void finish_narrow(const float y[2][4 * N8], const finish_rows &f, float *at, int n)
 {
     float v[2 * N8][4];
@@ -398,7 +399,7 @@ template <int N8> DEVICE void finish_narrow(const float y[2][4 * N8], const fini
             out[r] = fmaf(f.factor, v[i][r], f.add ? out[r] : -0.0f);
     }
 }
-/* The sums of a tile's tokens, of which there are first .. end - 1: those of token first + 8i +
+/* Store the sums of a tile's tokens, of which first .. end - 1 exist: those of token first + 8i +
  * 2t + k and the lane's rows are y[0][4i + k], y[0][4i + 2 + k], y[1][4i + k], y[1][4i + 2 + k]. */
 template <int N8, int TOGETHER> DEVICE void finish_tokens(const float y[2][4 * N8], const finish_rows &f,
                                                           const gpu_linear &l, int first, int end, int t)

@@ -1,16 +1,16 @@
-/* emulate.h - CUDA C++ for the processor: what a kernel source needs to compile with a plain C++
- * compiler and run without a GPU.
+/* emulate.h - CUDA C++ on the CPU: the declarations that a kernel source needs to compile with a
+ * plain C++ compiler and run without a GPU.
  *
- * The threads of a block are fibers of one thread, run in order; blocks follow each other.  A
- * warp's collectives (shuffles, votes, __syncwarp, mma, ldmatrix) wait until all 32 lanes came,
- * __syncthreads until all threads did; a block whose threads wait for something that cannot come is
- * an error that names the kernel.
+ * The threads of a block are fibers of one thread, run in order; blocks run one after the other.  A
+ * warp's collectives (shuffles, votes, __syncwarp, mma, ldmatrix) wait until all 32 lanes have
+ * arrived, __syncthreads until all threads have; a block whose threads wait for an event that
+ * cannot happen is an error that names the kernel.
  *
- * Checks, for a device opened with debug_sync: device memory and shared memory are known by
- * their bounds.  In objects compiled with -fsanitize=thread the compiler calls us at every
- * access (emulated.cc has those functions): outside of bounds, a read of shared memory that
- * was not written, and two threads at one byte of shared memory without a barrier between them, are
- * errors.  Lanes of a warp are ordered by its collectives. */
+ * Checks, for a device opened with debug_sync: the bounds of device memory and shared memory are
+ * tracked.  In objects compiled with -fsanitize=thread the compiler calls a function at every
+ * access (emulated.cc has these functions).  Errors are: accesses outside of bounds, a read of
+ * shared memory that was not written, and accesses of two threads to one byte of shared memory
+ * without a barrier between them.  Lanes of a warp are ordered by its collectives. */
 #ifndef ZSE_GPU_RT_EMULATE_H
 #define ZSE_GPU_RT_EMULATE_H
 
@@ -57,8 +57,8 @@ extern emulated_thread *emulated;       /* the thread that runs now */
 void *emulated_shared();
 void __syncthreads();
 
-/* A collective of the warp: every lane gives IN bytes, the last to come runs work(in of all
- * lanes, out of all lanes), every lane takes OUT bytes. */
+/* A collective of the warp: every lane passes IN bytes, the last to arrive runs work(in of all
+ * lanes, out of all lanes), every lane receives OUT bytes. */
 enum { EMULATED_SLOT = 64 };
 struct emulated_slots { alignas(16) uint8_t lane[32][EMULATED_SLOT]; };
 typedef void (*emulated_work)(const emulated_slots *in, emulated_slots *out, uint32_t lanes);
@@ -118,8 +118,8 @@ static inline int max(int a, int b) { return a > b ? a : b; }
 unsigned atomicAdd(unsigned *p, unsigned v);
 unsigned long long atomicAdd(unsigned long long *p, unsigned long long v);
 
-/* cp.async of prim.cuh: begin a copy of n bytes, end the thread's group of copies, wait until at
- * most n groups are under way. */
+/* cp.async of prim.cuh: start a copy of n bytes; end the thread's group of copies; wait until at
+ * most n groups are in flight. */
 void emulated_copy(void *to, const void *from, int n);
 void emulated_commit();
 void emulated_wait(int n);

@@ -40,7 +40,7 @@ struct warp { emulated_slots in, out; int n, n_done, arrived; unsigned generatio
 
 struct pending { fiber *f; int group; void *to; const void *from; int n; };
 
-/* One block at a time in the process: a test device, not a fast one. */
+/* One block at a time in the process: for tests, not for speed. */
 static struct block_machine {
     std::mutex lock;
     uint8_t *stacks;
@@ -48,7 +48,7 @@ static struct block_machine {
     warp warps[MAX_THREADS / 32];
     int n_threads, n_done, arrived;
     unsigned generation;                /* of the block's barrier; never goes back */
-    unsigned first_generation;          /* where this block began */
+    unsigned first_generation;          /* value at the start of this block */
     fiber *self;
 #if defined __x86_64__
     void *main_sp;
@@ -85,8 +85,8 @@ static void complain(const char *fmt, ...)
 
 static bool can_run(const fiber *f) { return !f->done && !(f->waits_for && *f->waits_for == f->generation); }
 
-/* From this fiber to the next lane of its warp that can run, as main() would; to main where
- * there is none. */
+/* Switch from this fiber to the next lane of its warp that can run, like main(); to main if there
+ * is none. */
 static void to_next()
 {
     fiber *const f = m.self;
@@ -111,7 +111,7 @@ static void to_next()
 #endif
 }
 
-/* The fiber that came back: f or another one behind it. */
+/* The fiber that came back: f, or one that was switched to after it. */
 static fiber *to_fiber(fiber *f)
 {
     m.self = f;
@@ -141,7 +141,8 @@ static void start(fiber *f, int i)
     uint8_t *stack = m.stacks + (size_t)i * STACK;
 #if defined __x86_64__
     void **top = (void **)(stack + STACK);
-    *--top = nullptr;                   /* where body() would return to; keeps the stack aligned as after a call */
+    /* return address of body(); keeps the stack aligned as after a call */
+    *--top = nullptr;
     *--top = (void *)body;
     for (int r = 0; r < 6; r++)
         *--top = nullptr;
@@ -208,13 +209,13 @@ void *emulated_shared() { return m.shared; }
 
 /* ---- checks ---- */
 
-/* Of every 4 bytes of shared memory: who wrote last and who read last, and when.  Generations
- * only grow, so what is older than the block never happened.  reader -2: several warps. */
+/* For every 4 bytes of shared memory: the last writer and reader, and when.  Generations only
+ * increase, so accesses before this block are recognized as such.  reader -2: several warps. */
 struct shadow { int16_t writer, reader; uint32_t write_block, write_warp, read_block, read_warp; };
 static shadow *shadows;
 static bool checking;                   /* a kernel of a device with debug_sync runs */
 
-/* Is what thread `other` did at (block, warp) before everything we do now? */
+/* Whether the access of thread `other` at (block, warp) is ordered before the current one. */
 static bool ordered(int other, uint32_t block, uint32_t warp_generation, int me)
 {
     return other == me || block != m.generation ||
@@ -241,7 +242,7 @@ static void check_shared(size_t at, size_t n, bool write)
         } else {
             if (!written)
                 return complain("read of byte %zu of shared memory, which no thread has written", 4 * i);
-            /* several warps as readers; within one warp the last reader stands for all up to the
+            /* several warps have reader -2; within a warp the last reader represents all up to the
              * next collective */
             const bool first = !was_read || s->read_block != m.generation;
             s->reader = first || (s->reader >= 0 && s->reader / 32 == me / 32) ? (int16_t)me : (int16_t)-2;
@@ -251,8 +252,8 @@ static void check_shared(size_t at, size_t n, bool write)
     }
 }
 
-/* Atomics do not disturb each other, but what others do to the same bytes without a barrier is a
- * race. */
+/* Atomics do not conflict with each other, but with other accesses to the same bytes without a
+ * barrier. */
 enum { ATOMIC = 0x7fe0 };               /* as the writer: a thread of no warp */
 
 static void check_atomic(const void *address, size_t n)
@@ -294,12 +295,12 @@ static void check(const void *address, size_t n, bool write)
         return check_shared(at, n, write);
     }
     const std::vector<memory_region> &all = m.gpu->regions;
-    /* by page: kernels take turns with a few arrays among many, and tables */
+    /* by page: kernels alternate between a few of many arrays, and tables */
     static struct { size_t last; uintptr_t page; uint64_t n_opened; } guesses[256];
     const uintptr_t page = (uintptr_t)p >> 12;
     auto &guess = guesses[page & 255];
     if (guess.page == page && guess.n_opened == emulated_regions)
-        return;                         /* of none of them, and none came since */
+        return;                         /* outside all of them, and none was opened since */
     const uint64_t n_opened = emulated_regions;
     for (size_t i = 0; i <= all.size(); i++) {
         const size_t j = i == 0 ? guess.last : i - 1;
@@ -405,7 +406,7 @@ void __tsan_func_exit(void) {}
 
 /* ---- launches ---- */
 
-/* Lanes of a warp, until none can go on.  1: some did. */
+/* Run the lanes of a warp until none can continue.  1: some ran. */
 static bool run_warp(int w)
 {
     bool any = false, again;

@@ -12,12 +12,12 @@ extern "C" {
  * is lost; 0: none. The next call that waits for the device reports it, with the kernel's name only
  * with debug_sync.  The device works again once all its users have closed it. */
 void emulated_fail(const char *kernel, int n);
-/* From now on there is no memory for graphs, or for launching them. */
+/* Simulate that there is no memory for graphs, or for launching them, from now on. */
 enum emulated_refusal { EMULATED_NOTHING, EMULATED_GRAPH, EMULATED_GRAPH_LAUNCH };
 void emulated_refuse(enum emulated_refusal what);
 /* From now on the devices together have `size` bytes of memory; 0: 4 GiB. */
 void emulated_memory(size_t size);
-/* Graphs launched in this process so far. */
+/* Number of graphs launched in this process. */
 int emulated_graphs(void);
 
 #ifdef __cplusplus

@@ -1,5 +1,5 @@
 /* emulated_device.cc - rt.h without a GPU: memory with bounds, a compute stream that runs late,
- * events, graphs, and the faults that tests ask for. */
+ * events, graphs, and the faults that tests request. */
 #include "gpu/rt/emulated.h"
 #include "gpu/rt/emulated_internal.h"
 
@@ -12,7 +12,7 @@ extern "C" { const char gpu_kind[] = "emulated"; }
 
 enum { MAX_REGIONS = 1 << 15 };
 
-/* The one device, as rt.cu has many. */
+/* The only device; rt.cu has many. */
 static struct {
     std::mutex lock;
     int n_handles;
@@ -57,7 +57,7 @@ static int refused(enum emulated_refusal what, struct err *e)
     return state.refuse == what ? err_set(e, ERR_DEVICE, "emulated:0: graph: a test leaves no memory for it") : 0;
 }
 
-/* The device's first failure: what every later call says. */
+/* Record the device's first failure, which every later call returns. */
 static int lose(const struct err *why, struct err *e)
 {
     std::lock_guard<std::mutex> guard(state.lock);
@@ -67,7 +67,7 @@ static int lose(const struct err *why, struct err *e)
     return -1;
 }
 
-/* As a GPU tells: the launch itself succeeds; the first call that waits fails, and knows no
+/* As on a GPU, the launch itself succeeds; the first call that waits fails, without the name of the
  * kernel. */
 static int ready(const char *what, struct err *e)
 {
@@ -97,7 +97,7 @@ static void enqueue(struct gpu *g, std::function<void()> what)
     g->n_queued++;
 }
 
-/* The first n things that it was ever given are done. */
+/* Run the queue up to item n. */
 static void work_off(struct gpu *g, uint64_t n)
 {
     std::lock_guard<std::mutex> working(g->working);
@@ -229,14 +229,14 @@ int gpu_info(const struct gpu *, struct gpu_info *info, struct err *)
     info->n_sms = 4;
     info->memory = memory_size();
     info->free = info->memory > state.taken ? info->memory - state.taken : 0;
-    info->l2 = 4 << 10;                 /* little, so that what is several times as large is still little */
+    info->l2 = 4 << 10;                 /* small, so that several times as much is still small */
     return 0;
 }
 
 int gpu_n_sms(const struct gpu *) { return 4; }
 int gpu_capability(const struct gpu *) { return 90; }
 
-/* The end lies against a page without access rights; bytes never written are NaN. */
+/* The end adjoins a page without access rights; bytes that were never written are NaN. */
 static void *region_open(struct gpu *g, size_t size, int pinned, const char *what, struct err *e)
 {
     const size_t page = 4096, n = ((size ? size : 1) + 255) / 256 * 256, all = (n + page - 1) / page * page + 2 * page;
@@ -257,7 +257,7 @@ static void *region_open(struct gpu *g, size_t size, int pinned, const char *wha
         return nullptr;
     }
     g->regions.push_back({ (uint8_t *)map, all, end - n, size, pinned });
-    emulated_regions++;                 /* last: a check beside us looks again */
+    emulated_regions++;                 /* last, because a concurrent check will look again */
     return end - n;
 }
 
@@ -372,7 +372,7 @@ int gpu_event_record(struct gpu *g, enum gpu_stream s, struct gpu_event *v, stru
     v->after = g->n_queued;
     return 0;
 }
-/* The copy stream waits for nothing of the compute stream, and has done what this one waits for. */
+/* The copy stream never waits for the compute stream, and has finished before this call. */
 int gpu_event_wait(struct gpu *, enum gpu_stream, struct gpu_event *, struct err *) { return 0; }
 int gpu_event_sync(struct gpu *g, struct gpu_event *v, struct err *e)
 {

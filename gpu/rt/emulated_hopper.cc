@@ -1,19 +1,19 @@
 /* emulated_hopper.cc - hopper.cuh without a GPU: barriers in shared memory, the copy engine,
  * products of a warpgroup, as the PTX ISA describes them.
  *
- * What is asynchronous happens as late as it may.  A copy arrives when no thread can go on without
- * it; a product is computed when it is waited for, from what shared memory and the operands hold
- * then, and until then its accumulators are not numbers.  Errors are:
- *   barriers   one that is not 8-byte aligned or was not initialised, or not shown to the copy
+ * Asynchronous operations happen as late as possible.  A copy arrives when no thread can continue
+ * without it.  A product is computed when it is waited for, from the contents of shared memory and
+ * operands at that time; until then its accumulators are NaN.  Errors are:
+ *   barriers   one that is not 8-byte aligned, not initialized, or not made visible to the copy
  *              engine; more arrivals or bytes than announced; a wait that never ends
- *   copies     to what is not 1024-byte aligned or outside of shared memory; over bytes that
- *              another copy or a product under way uses, or that were not read since the last
- *              copy; under way when the block ends
+ *   copies     to an address that is not 1024-byte aligned or outside shared memory; over bytes
+ *              that another copy or a product in flight uses, or that were not read since the last
+ *              copy; in flight when the block ends
  *   products   by less than 4 whole warps; descriptors that differ within them, or that are not
- *              those of wgmma_tile (offsets, alignment, bounds); of bytes that no copy
- *              brought, or whose barrier one of the threads has not waited for; without a fence
- *              after its registers were touched; operands written or accumulators touched while
- *              under way; not waited for when the block ends */
+ *              those of wgmma_tile (offsets, alignment, bounds); of bytes that no copy brought, or
+ *              whose barrier one of the threads has not waited for; without a fence after accesses
+ *              to its registers; operands written or accumulators accessed while in flight; not
+ *              waited for when the block ends */
 #include "gpu/rt/emulated_internal.h"
 #include "gpu/rt/emulate.h"
 
@@ -35,17 +35,18 @@ enum : uint32_t { MAGIC = 0x746d6170 };
 
 struct copy { hopper_map m; uint32_t to; int x, y, barrier; };
 
-/* Of 16 bytes of shared memory: the copy that brings or brought them. */
+/* State of 16 bytes of shared memory: the copy that brings or brought them. */
 struct piece { enum { NOTHING, UNDER_WAY, THERE } state; int barrier; unsigned phase; bool was_read; };
 
 struct product { int accumulator; const uint32_t *a[WARPGROUP]; uint64_t b; int add; };
-/* The registers of an accumulator in every lane, and what they hold while they are poisoned. */
+/* The registers of an accumulator in every lane, and their values while they are poisoned. */
 struct accumulator { float *c[WARPGROUP]; float held[WARPGROUP][COLUMNS / 2]; int n_under_way; };
 
 struct warpgroup {
     int arrived;
     unsigned generation;
-    float *c[WARPGROUP]; const uint32_t *a[WARPGROUP]; uint64_t b; int add;     /* of the product that is being begun */
+    /* of the product that is being started */
+    float *c[WARPGROUP]; const uint32_t *a[WARPGROUP]; uint64_t b; int add;
     std::vector<product> products;
     size_t n_done;                      /* of them, the first */
     std::vector<accumulator *> accumulators;
@@ -58,7 +59,7 @@ struct thread {
     registers used[MAX_REGISTERS]; int n_used;
     bool fenced;
     size_t n_begun, n_waited;           /* products */
-    std::vector<size_t> groups;         /* products begun at each commit */
+    std::vector<size_t> groups;         /* products started before each commit */
 };
 
 std::vector<barrier> barriers;
@@ -86,7 +87,7 @@ void end_phase_if_over(barrier *b)
     b->generation++;
 }
 
-/* 16-byte pieces that 128 bytes of a row begin at: swizzled by bits 7 to 9 of the address. */
+/* Swizzled address of a 16-byte piece: bits 4 to 6 are XORed with bits 7 to 9. */
 uint32_t swizzled(uint32_t at) { return at ^ (at >> 7 & 7) << 4; }
 
 uint8_t *shared_at(uint32_t at) { return static_cast<uint8_t *>(emulated_shared()) + at; }
@@ -113,7 +114,7 @@ void land(const copy &c)
     end_phase_if_over(b);
 }
 
-/* Where k 8 * half .. + 7 of column n of a product's B lie. */
+/* Address of k 8 * half .. + 7 of column n of a product's B. */
 uint32_t b_address(uint64_t b, int n, int half)
 {
     const uint32_t start = (uint32_t)(b & 0x3fff) << 4, stride = (uint32_t)(b >> 32 & 0x3fff) << 4;
@@ -130,7 +131,8 @@ bool uses(uint64_t b, uint32_t from, uint32_t to)
     return false;
 }
 
-/* Is B where and how the product will look for it, for every thread of the warpgroup? */
+/* Check that B is at the address and in the layout that the product will use, for every thread of
+ * the warpgroup. */
 void check_b(uint64_t b, int first_thread)
 {
     const uint32_t start = (uint32_t)(b & 0x3fff) << 4;
@@ -202,7 +204,7 @@ void use(thread *t, const void *p, size_t size, bool is_accumulator)
     t->used[t->n_used++] = { static_cast<const uint8_t *>(p), size, is_accumulator, t->n_begun + 1 };
 }
 
-/* The whole warpgroup has come. */
+/* The whole warpgroup has arrived. */
 void begin(warpgroup *g, int first_thread)
 {
     size_t i = 0;
@@ -392,7 +394,8 @@ bool hopper_go_on()
 {
     if (copies.empty())
         return false;
-    const copy c = copies.back();       /* the last first: nothing says that they come in order */
+    /* the last one first, because the order of copies is not guaranteed */
+    const copy c = copies.back();
     copies.pop_back();
     land(c);
     return true;

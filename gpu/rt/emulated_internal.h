@@ -14,7 +14,7 @@
 
 #include "gpu/rt/emulate.h"
 
-/* 99 KB: what a block of an sm_86 or sm_89 may have */
+/* 99 KB: the most that a block of an sm_86 or sm_89 can have */
 enum { EMULATED_THREADS = 1024, EMULATED_SHARED = 99 << 10 };
 
 struct memory_region { uint8_t *map; size_t map_size; uint8_t *p; size_t size; int pinned; };
@@ -23,7 +23,7 @@ struct memory_region { uint8_t *map; size_t map_size; uint8_t *p; size_t size; i
  * The copy stream runs its work at once. */
 struct gpu {
     int debug_sync;
-    /* room is made once and what is closed stays, as without a map: the checks of kernels read it
+    /* reserved once, and closed regions stay, because the checks of kernels read it without a lock
      * while loaders change it */
     std::vector<memory_region> regions;
     std::mutex lock;                    /* the loader's threads allocate little, but copy while kernels run */
@@ -34,13 +34,14 @@ struct gpu {
 };
 struct graph_node { const char *name; dim3 grid; int threads; size_t shared; std::function<void()> kernel; };
 struct gpu_graph { std::vector<graph_node> nodes; };
-struct gpu_event { uint64_t ns, after; };               /* after: number of items of the compute stream before it */
+/* number of items of the compute stream before it */
+struct gpu_event { uint64_t ns, after; };
 
 /* ---- emulated.cc ---- */
 /* Run a kernel, block after block.  -1 with *why: it broke a rule (ERR_DEVICE), or no memory. */
 int emulated_run(struct gpu *g, const char *name, dim3 grid, int threads, size_t shared,
                  const std::function<void()> &kernel, struct err *why);
-extern std::atomic<uint64_t> emulated_regions;          /* opened so far, of all devices */
+extern std::atomic<uint64_t> emulated_regions;          /* opened so far, on all devices */
 int emulated_me();                      /* number of the thread that runs */
 int emulated_n_threads();
 size_t emulated_shared_size();          /* of this launch */
@@ -52,12 +53,12 @@ void emulated_wait_for(const unsigned *generation, const char *what);
 void emulated_access(const void *p, size_t n, bool write);
 
 /* ---- emulated_hopper.cc ---- */
-void hopper_begin();                    /* a block begins */
-/* no thread can continue: one of the copies under way ends.  false: there is none */
+void hopper_begin();                    /* a block starts */
+/* no thread can continue: complete one of the copies in flight.  false: there is none */
 bool hopper_go_on();
 void hopper_end();                      /* all threads of a block have ended */
-/* This thread touches its registers: what the stack is to the emulation.  Only to be asked where
- * the block has begun products. */
+/* Whether this thread's registers (on the emulation's stack) are in use by a product.  Only valid
+ * if the block has started products. */
 extern bool hopper_has_products;
 void hopper_registers(const void *p, size_t n, bool write);
 

@@ -13,7 +13,7 @@ struct gpu {
 };
 /* 0, or -1 with the failure that lost the device. */
 int gpu_ready(struct gpu *g, struct err *e);
-/* Turn a CUDA error into a sentence; 0 if there is none. */
+/* Turn a CUDA error into a message; 0 if there is none. */
 int gpu_check(struct gpu *g, cudaError_t rc, const char *what, struct err *e);
 
 template <class... P, class... A>

@@ -1,5 +1,5 @@
-/* rt.cu - rt.h on a GPU.  The runtime is linked statically and loads the driver when it is first
- * asked, so the same binary runs where there is none. */
+/* rt.cu - rt.h on a GPU.  The runtime is linked statically and loads the driver at the first call,
+ * so the same binary runs on machines without one. */
 #include "gpu/rt/launch.cuh"
 
 #include <pthread.h>
@@ -13,8 +13,8 @@ extern "C" { extern const char gpu_kind[] = "cuda"; }
 struct gpu_event { cudaEvent_t event; };
 struct gpu_graph { cudaGraphExec_t exec; };
 
-/* Refused before anything ran, and what a graph says that was being recorded then: the device is
- * as it was. */
+/* Whether an error leaves the device usable: it was refused before anything ran, or is the
+ * consequence of that in a graph being recorded. */
 static int spares_device(cudaError_t rc)
 {
     return rc == cudaErrorMemoryAllocation || rc == cudaErrorInvalidValue || rc == cudaErrorInvalidConfiguration ||
@@ -55,7 +55,7 @@ int gpu_ready(struct gpu *g, struct err *e)
     return -1;
 }
 
-/* Selects this device before memory is freed: a thread that never chose one would make a context
+/* Select this device before memory is freed: a thread that has selected none would create a context
  * on the first. */
 static void choose(struct gpu *g)
 {
@@ -63,11 +63,11 @@ static void choose(struct gpu *g)
         cudaGetLastError();
 }
 
-/* A lost device without users: its context is given up, and a new one made.  The driver
- * keeps some failures for the life of the process. */
+/* Reset a lost device without users: its context is destroyed, and a new one made.  The driver
+ * keeps some failures for the lifetime of the process. */
 static void try_again(int device)
 {
-    cudaSetDevice(device);              /* may well answer with the old failure */
+    cudaSetDevice(device);              /* may still return the old failure */
     cudaDeviceReset();
     cudaGetLastError();
     if (cudaSetDevice(device) == cudaSuccess && cudaFree(nullptr) == cudaSuccess)
@@ -75,7 +75,7 @@ static void try_again(int device)
     cudaGetLastError();
 }
 
-/* One more handle, if the device is alive or comes back. */
+/* Add a handle, if the device works or can be recovered. */
 static int hold(int device, struct err *e)
 {
     int rc = 0;
@@ -180,7 +180,7 @@ int gpu_is_lost(struct gpu *g) { return is_lost[g->device]; }
 
 void gpu_warm_up(int device)
 {
-    pthread_mutex_lock(&devices_lock);          /* not beside a reset */
+    pthread_mutex_lock(&devices_lock);          /* not during a reset */
     if (cudaSetDevice(device) == cudaSuccess)
         cudaFree(nullptr);
     cudaGetLastError();

@@ -1,10 +1,10 @@
-/* rt.h - one device: memory, copies, events, graphs.  rt.cu answers with the CUDA runtime,
- * emulated_device.cc with the processor.
+/* rt.h - one device: memory, copies, events, graphs.  Implemented by rt.cu with the CUDA runtime,
+ * and by emulated_device.cc on the CPU.
  *
- * Errors say what was asked for and what the driver answered; after the first failure of a
- * kernel the device is lost, for all who hold it, and every later call fails with the same
- * sentence: requests end with an error, the process continues.  Memory that is not there and a
- * launch that is refused leave the device as it was. */
+ * Errors contain the request and the driver's answer.  After the first failure of a kernel the
+ * device is lost for all its holders, and every later call fails with the same message: requests
+ * end with an error, and the process continues.  Failed allocations and refused launches leave the
+ * device usable. */
 #ifndef ZSE_GPU_RT_RT_H
 #define ZSE_GPU_RT_RT_H
 
@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-struct gpu;                         /* launch.cuh knows its inside */
+struct gpu;                         /* defined in launch.cuh */
 struct gpu_event;
 struct gpu_graph;
 enum gpu_stream { GPU_COMPUTE, GPU_COPY };
@@ -35,18 +35,18 @@ struct gpu_info {
 
 extern const char gpu_kind[];       /* "cuda" or "emulated" */
 
-/* debug_sync: wait after every kernel, so that a failure names it; emulated: check every access
- * (see emulate.h). */
+/* debug_sync: wait after every kernel, so that a failure names it; emulated: also check every
+ * access (see emulate.h). */
 struct gpu *gpu_open(int device, int debug_sync, struct err *e);
-/* Frees all its memory; NULL is fine.  A lost device may come back once it has no users: the last
- * gpu_close tries, and so does gpu_open, whose error says why if it fails. */
+/* Frees all its memory; NULL is fine.  A lost device may be recovered once it has no users: the
+ * last gpu_close tries, and so does gpu_open, whose error has the reason if it fails. */
 void gpu_close(struct gpu *g);
 /* The calls of this thread go to g: before the first launch of a thread, as the device is a
  * property of the thread. */
 int gpu_use(struct gpu *g, struct err *e);
 int gpu_is_lost(struct gpu *g);
-/* Makes the context of a device, so that gpu_open finds it: from a thread, beside other work.
- * gpu_open reports failures. */
+/* Create the context of a device in advance, so that gpu_open is faster: from a thread.  Failures
+ * are reported by gpu_open. */
 void gpu_warm_up(int device);
 int gpu_count(struct err *e);       /* -1: no driver, or it does not work */
 int gpu_info(const struct gpu *g, struct gpu_info *info, struct err *e);
@@ -58,8 +58,8 @@ void gpu_free(struct gpu *g, void *p);
 void *gpu_pinned(struct gpu *g, size_t size, const char *what, struct err *e);
 void gpu_pinned_free(struct gpu *g, void *p);
 
-/* In the order of the stream; the host memory is pinned and stays untouched until the stream
- * came there. */
+/* In stream order; the host memory is pinned and must not change until the stream has reached the
+ * copy. */
 int gpu_upload(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, struct err *e);
 int gpu_download(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, struct err *e);
 int gpu_copy(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, struct err *e);
@@ -74,7 +74,7 @@ int gpu_event_wait(struct gpu *g, enum gpu_stream s, struct gpu_event *v, struct
 int gpu_event_sync(struct gpu *g, struct gpu_event *v, struct err *e);                          /* the host waits */
 int gpu_event_elapsed(struct gpu *g, struct gpu_event *from, struct gpu_event *to, double *seconds, struct err *e);
 
-/* Between begin and end, launches on GPU_COMPUTE are recorded, not run. */
+/* Launches on GPU_COMPUTE between begin and end are recorded, not run. */
 int gpu_graph_begin(struct gpu *g, struct err *e);
 struct gpu_graph *gpu_graph_end(struct gpu *g, struct err *e);
 int gpu_graph_launch(struct gpu *g, struct gpu_graph *graph, struct err *e);
