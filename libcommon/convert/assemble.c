@@ -42,7 +42,7 @@ static int is_part(const char *name, const struct weight_spec *specs, int n)
 int source_weights(const struct config *c, const struct source *s, struct weight_spec **specs, int *n,
                    int skipped[N_WEIGHT_SKIPS], struct err *e)
 {
-    const struct weight_source w = { source_shape, (void *)s, s->kind == SOURCE_GGUF };
+    const struct weight_source w = { source_shape, (void *)s };
     if (weight_specs(c, &w, specs, n, e) < 0)
         return err_prefix(e, "%s", s->path);
     const struct weight_spec **sorted = malloc((size_t)*n * sizeof *sorted);

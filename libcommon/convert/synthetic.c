@@ -343,7 +343,7 @@ int synthetic_open(struct conversion *cv, int *n_specs, struct err *e)
     text = tokenizer_json(shape->vocab, &size);
     if (add_file(s, "tokenizer.json", text, size, e) || config_parse(&cv->config, s->config, e))
         return -1;
-    const struct weight_source w = { shape->config ? NULL : shape_of, (void *)shape, 0 };
+    const struct weight_source w = { shape->config ? NULL : shape_of, (void *)shape };
     if (weight_specs(&cv->config, &w, &cv->specs, n_specs, e)) {
         cv->specs = NULL;
         return -1;

@@ -578,7 +578,6 @@ struct weight_source {
      * model of which only the config is known). */
     int (*shape)(void *user, const char *name, int *n_dims, int64_t dim[WEIGHT_DIMS]);
     void *user;
-    int is_gguf;
 };
 /* Every tensor of the model in forward order: embed, layer 0 .., final norm, head.  Shapes of the
  * source are checked against the config; a missing tensor is an error that names it.  *specs is
