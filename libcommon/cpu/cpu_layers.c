@@ -19,8 +19,6 @@ struct cpu_layers {
     int *slot, n_slots;             /* [n_layers] keys and values that later layers read, or -1 */
 };
 
-static size_t up64(size_t n) { return (n + 63) / 64 * 64; }
-
 size_t cpu_layers_kept(const struct cpu_layers *l)
 {
     return l->ple_bytes + l->stream_bytes + l->beside_bytes + (size_t)l->n_slots * l->kv_bytes;

@@ -66,8 +66,8 @@ int mla_reserve(struct core *k, const struct layer *l, struct err *e)
     for (int i = 0; i < 2; i++) {
         struct act_input in;
         core_forms(k, &in, &both[i], 1);
-        const size_t bytes = in.n_forms ? (k->k->act_bytes(HEAD_TOKENS, in.form[0].cols_padded, in.form[0].act_group) +
-                                           63) / 64 * 64 : 0;
+        const size_t bytes = in.n_forms ? up64(k->k->act_bytes(HEAD_TOKENS, in.form[0].cols_padded,
+                                                             in.form[0].act_group)) : 0;
         if (bytes <= w->act_bytes)
             continue;
         for (int t = 0; t < pool_size(k->pool); t++) {

@@ -81,8 +81,6 @@ void moe_close(struct core *k)
     *w = (struct moe_work){ 0 };
 }
 
-static size_t up64(size_t n) { return (n + 63) / 64 * 64; }
-
 /* Size in bytes of n tokens quantized for these matrices. */
 static size_t rounded(const struct core *k, const struct linear *const *l, int n_matrices, int n)
 {

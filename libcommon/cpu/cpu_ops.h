@@ -32,6 +32,9 @@ struct op {
     const float *act;           /* OP_MLP: parameters of the activation, enum xielu */
     int expert;                 /* OP_MLP of an expert, which may have another activation */
 };
+/* n rounded up to a multiple of 64: buffers start on cache lines. */
+static inline size_t up64(size_t n) { return (n + 63) / 64 * 64; }
+
 /* The matrix that the next loop starts with, and how threads divide that loop. */
 struct prefetch { const struct mat *w; int n_tiles, n_threads; };
 

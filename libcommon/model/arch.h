@@ -4,10 +4,10 @@
 
 #include "libcommon/model/model.h"
 
-/* Values of enum act_kind of kernels.h, which this layer may not include; cpu_core.c asserts that
+/* Values of enum act_kind of kernels.h, which this layer may not include; cpu_linear.c asserts that
  * they agree. */
 enum config_act { CONFIG_ACT_SILU, CONFIG_ACT_GELU, CONFIG_ACT_GELU_TANH, CONFIG_ACT_RELU, CONFIG_ACT_RELU2,
-                  CONFIG_ACT_GELU_QUICK, CONFIG_ACT_XIELU /* cpu_core.c computes it */ };
+                  CONFIG_ACT_GELU_QUICK, CONFIG_ACT_XIELU /* cpu_linear.c computes it */ };
 
 /* How a source stores the experts of a layer. */
 enum experts_form {
