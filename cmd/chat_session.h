@@ -1,0 +1,55 @@
+/* chat_session.h - private to the conversation of zse-chat: its state, and the functions that
+ * chat_conversation.c (input), chat_turn.c (one turn) and chat_commands.c (lines with /) share. */
+#ifndef ZSE_CMD_CHAT_SESSION_H
+#define ZSE_CMD_CHAT_SESSION_H
+
+#include "cmd/zse-chat.h"
+
+struct chat_session {
+    const struct chat_options *o;
+    const struct opened_model *m;       /* NULL: remote answers */
+    struct remote *remote;              /* NULL: m answers */
+    struct prompter prompter;
+    struct engine *engine;
+    json_t *messages;                   /* all messages, for /save */
+    /* oldest messages after the system message that are no longer sent, because the context is
+     * full */
+    size_t n_dropped;
+    int is_full_noted;                  /* the user was told that the context is full */
+    struct chat_file file;
+    struct chat_history history;
+    struct chat_tools *tools;           /* owned; NULL: none */
+    json_t *functions;                  /* owned: the tools of the last request; NULL: none */
+    json_t *lenient;                    /* owned: their names, as keys */
+    struct grammar_vocab *vocab;        /* owned; NULL: not needed yet */
+    struct answer_tools answer_tools;   /* its grammar is owned: of these functions, for calls */
+    int failed;                         /* the last turn */
+    int32_t *ids; int n_ids;            /* ids of the last turn, prompt and answer; NULL: none */
+    char *known; size_t known_size;     /* the text of the first n_known ids; NULL if they do not match */
+    int n_known;
+    struct request_stats last;
+    read_line_fn read_line;
+    void *user;
+};
+
+/* ---- chat_conversation.c ---- */
+extern volatile sig_atomic_t stop_answer;       /* set by Ctrl-C during an answer */
+
+/* ---- chat_turn.c ---- */
+/* Ask the question and print the answer; both become messages unless that fails. */
+void session_turn(struct chat_session *t, const char *text);
+void session_forget(struct chat_session *t);            /* the ids of the last turn no longer match */
+int message_is(const json_t *message, const char *role);
+json_t *session_system(const struct chat_session *t);   /* the system message; NULL: none */
+/* Record the conversation.  a: the answer that ends it; NULL: a question does. */
+void session_record(struct chat_session *t, const struct answer *a);
+
+/* ---- chat_commands.c ---- */
+void session_set_system(struct chat_session *t, const char *text);
+/* Whether text may be a command.  Text of several lines may have been pasted: there a slash begins
+ * a command only if the command exists. */
+int may_be_command(const char *text);
+int session_command(struct chat_session *t, const char *line);          /* 1: leave */
+void print_message(const json_t *m);
+
+#endif
