@@ -34,9 +34,8 @@ int gpu_matmul_f32(struct gpu *g, const struct gpu_linear *l, struct err *e);
 int gpu_matmul_int8(struct gpu *g, const struct gpu_linear *l, struct err *e);
 int gpu_matmul_int8_takes(const struct gpu_mat *w);
 /* code [n][GPU_CODE_STRIDE(cols)] = act [n][act_stride] / scale, to nearest, ties to even; scale is
- * the largest
- * act
- * of a token / 127; in the order of k, zeros after cols.  A token with a NaN has scale NaN. */
+ * the largest |act| of a token / 127; in the order of k, zeros after cols.  A token with a NaN has
+ * scale NaN. */
 #define GPU_CODE_STRIDE(cols) (((cols) + 63) / 64 * 64)
 int gpu_act_int8(struct gpu *g, const uint16_t *act, int act_stride, enum gpu_act_order order, int n, int cols,
                  int8_t *code, float *scale, struct err *e);

@@ -7,9 +7,7 @@
  *       Martinsson, Tropp 2011, arXiv:0909.4061, section 5.5)
  *   p_j the compensation by column j and those rounded after it (the set F): if the errors e_i of
  *       earlier columns add up to s = sum of u_i e_i, the least of
- *       sum over F of d e^2 +
- * s + sum over F of u e
- * ^2 is at e_j = -p_j s,
+ *       sum over F of d e^2 + |s + sum over F of u e|^2 is at e_j = -p_j s,
  *       p_j = inv(I + sum over F of u u'/d) u_j / d_j (Woodbury); the inverse grows by a rank-1
  *       update per column, from the last one on */
 #include <math.h>

@@ -425,8 +425,7 @@ static uint32_t alternatives(struct gbnf_parser *p, int nested)
         }
         v[n++] = e;
         size_t at = p->at;
-        /* a line may start with
-         *  */
+        /* a line may start with | */
         skip(p, 1);
         if (peek(p) != '|') {
             p->at = at;

@@ -663,9 +663,8 @@ static uint32_t answer(struct tool_builder *k, const json_t *const *tools, int n
     }
     const char *trigger = *f->section ? f->section : f->open;
     uint32_t before = k->o->reasoning ? thought(k) : (uint32_t)EXPR_EPSILON;
-    /* JSON alone starts with a brace, which other text does not; after <
-     * python_tag
-     * > only a call may come. */
+    /* JSON alone starts with a brace, which other text does not; after <|python_tag|> only a call
+     * may come. */
     if (!*trigger || bare) {
         static const struct char_range no_brace[] = { { 0, 'z' }, { '|', 0x10FFFF } };
         uint32_t said = expr_concat(x, expr_chars(x, no_brace, 2), text_before(k, trigger, 0));

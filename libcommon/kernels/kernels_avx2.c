@@ -5,10 +5,9 @@
  * values (linear codes of 4 bits, m5, mxfp4, ternary ones) are used as value - smallest value: the
  * sum of 32 k, which starts at the smallest value * the sum of activations, fits into 16 bits;
  * intermediate sums may wrap.  Of m6 the sums of two pairs fit.  For wide values (codebooks up to
- * 127, i8),
- * x
- * * (y * sign of x) is at most 127 * 127, so a pair fits and vpmaddwd widens it. 8-bit scales are
- * the multiplier of vpmaddwd, so the sums of an act group need no further instructions.
+ * 127, i8), |x| * (y * sign of x) is at most 127 * 127, so a pair fits and vpmaddwd widens it.
+ * 8-bit scales are the multiplier of vpmaddwd, so the sums of an act group need no further
+ * instructions.
  *
  * Many tokens, cycles of Zen 3 for 32 products: the bound of its four pipes, and the measured time
  * of the loop alone with its loads.  vpmaddubsw and vpmaddwd run on two of the pipes and take three
@@ -290,11 +289,9 @@ INLINE __m256i octet_scale(const struct qtype_info *type, __m256i x)
     return type->scale == SCALE_S8 ? _mm256_srai_epi16(x, 8) : _mm256_srli_epi16(x, 8);
 }
 
-/* Sums of pairs of products
- * x
- * * (y * sign of x), for any values.  x is the shared operand: the activations for the octets of
- * one token (vpsignb cannot negate -128, so weights must come from a table), or the weights for
- * several tokens. */
+/* Sums of pairs of products |x| * (y * sign of x), for any values.  x is the shared operand: the
+ * activations for the octets of one token (vpsignb cannot negate -128, so weights must come from a
+ * table), or the weights for several tokens. */
 INLINE __m256i wide_pairs(const int T, const int codes, __m256i v, __m256i b)
 {
     if (T == 1 && codes <= STREAM_TABLE_3)

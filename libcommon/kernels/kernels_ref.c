@@ -27,11 +27,7 @@ static int act_parts(int n_tokens) { return n_tokens; }
 /* The scale that maps n values to int8, and its inverse factor (0: all codes are 0). */
 static float int8_scale(const float *x, int n, float *factor)
 {
-    /* bits of
-     * x
-     * are ordered like
-     * x
-     * , and NaN is above infinity */
+    /* bits of |x| are ordered like |x|, and NaN is above infinity */
     uint32_t max = 0;
     for (int i = 0; i < n; i++) {
         uint32_t u = f32_bits(x[i]) & 0x7fffffff;

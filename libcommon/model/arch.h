@@ -89,8 +89,8 @@ struct parse {
     struct err *e;
     int bad;
 };
-/* keys: one or several spellings, "num_hidden_layers
- * n_layer"; returns the first that is present and not null. */
+/* keys: one or several spellings, "num_hidden_layers|n_layer"; returns the first that is present
+ * and not null. */
 json_t *parse_find(struct parse *p, const char *keys, const char **key);
 int64_t parse_int(struct parse *p, const char *keys, int64_t min, int64_t max, int64_t otherwise);
 double parse_real(struct parse *p, const char *keys, double otherwise);
@@ -154,11 +154,9 @@ const struct arch *arch_find(const char *name);         /* NULL: not found */
 /* wrapper.c: a checkpoint that contains a language model, by its outer model_type. */
 struct wrapper {
     const char *name;
-    /* "a
-     * b": keys that are not about the language model; NULL: none */
+    /* "a|b": keys that are not about the language model; NULL: none */
     const char *keys;
-    /* "a.
-     * b.": prefixes of the names of other tensors */
+    /* "a.|b.": prefixes of the names of other tensors */
     const char *tensors;
 };
 const struct wrapper *wrapper_find(const char *name);               /* NULL: not found */

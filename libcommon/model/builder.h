@@ -19,10 +19,9 @@ struct builder {
 };
 
 /* Each adds one of our tensors, if the layer has it, from the source's tensor `stem` (several
- * names: "a
- * b"); -1 with the builder's *e.  own_matrix: a matrix that is a tensor of its own; matrix: rows of
- * a tensor of src_rows rows; plain: a matrix stored as f32; as: from the tensor `full` of shape
- * want, 1: it is optional and missing. */
+ * names: "a|b"); -1 with the builder's *e.  own_matrix: a matrix that is a tensor of its own;
+ * matrix: rows of a tensor of src_rows rows; plain: a matrix stored as f32; as: from the tensor
+ * `full` of shape want, 1: it is optional and missing. */
 int spec_own_matrix(struct builder *b, int layer, enum layer_part part, const char *stem);
 int spec_matrix(struct builder *b, int layer, enum layer_part part, const char *source, struct row_map map,
                 int64_t src_rows);

@@ -9,13 +9,8 @@
 #include "libcommon/quant/half.h"
 #include "libcommon/quant/kvtype.h"
 
-/* The scale for a vector whose largest
- * x
- * has these bits (bits of
- * x
- * are ordered like
- * x
- * , and NaN is above infinity), and the factor 1 / scale (0: all codes are 0). */
+/* The scale for a vector whose largest |x| has these bits (bits of |x| are ordered like |x|, and
+ * NaN is above infinity), and the factor 1 / scale (0: all codes are 0). */
 HALF_FUNCTION float kv_f8_scale_of(uint32_t most, float *factor)
 {
     *factor = 0;
