@@ -230,16 +230,15 @@ int conversation_insert(struct history *h, struct owner *o, const struct convers
     return conversation_retitle(h, &c, given->title, p) || owner_count(h, o->id, 1, 0, 0, c.bytes, p) ? -1 : 0;
 }
 
-static json_t *create(struct history *h, const char *owner, const json_t *fields, json_t *text,
-                      struct history_problem *p)
+static json_t *create(struct history *h, const struct history_change *x, struct history_problem *p)
 {
     struct conversation_row c = { .settings = "{}", .tags = "[]", .next_message = 1, .active = -1 };
     struct owner o;
     char id[HISTORY_ID + 1];
     c.created = c.updated = history_now_ms();
     c.id = id;
-    if (conversation_fields(fields, &c, text, p) || conversation_new_id(id, p) || owner_find(h, owner, 1, &o, p) < 0 ||
-        owner_next(h, &o, &c.row, p))
+    if (conversation_fields(x->fields, &c, x->text, p) || conversation_new_id(id, p) ||
+        owner_find(h, x->owner, 1, &o, p) < 0 || owner_next(h, &o, &c.row, p))
         return NULL;
     c.bytes = conversation_bytes(&c);
     return conversation_insert(h, &o, &c, p) ? NULL : json_or_nomem(&c, p);
@@ -247,12 +246,7 @@ static json_t *create(struct history *h, const char *owner, const json_t *fields
 
 json_t *history_create(struct history *h, const char *owner, const json_t *fields, struct history_problem *p)
 {
-    if (sql_begin(h, 1, p))
-        return NULL;
-    json_t *text = json_array(), *made = create(h, owner, fields, text, p);
-    made = sql_end_json(h, made, p);
-    json_decref(text);
-    return made;
+    return sql_write(h, create, (struct history_change){ .owner = owner, .fields = fields }, p);
 }
 
 /* ---- read ---- */
@@ -371,15 +365,14 @@ static int active_field(struct history *h, const json_t *fields, struct conversa
     return rc < 0 ? -1 : 0;
 }
 
-static json_t *update(struct history *h, const char *owner, const char *id, const json_t *fields, json_t *text,
-                      struct history_problem *p)
+static json_t *update(struct history *h, const struct history_change *x, struct history_problem *p)
 {
     struct conversation_row c, old;
     struct owner o;
-    if (conversation_find(h, owner, id, &o, &c, p))
+    if (conversation_find(h, x->owner, x->id, &o, &c, p))
         return NULL;
     old = c;
-    if (conversation_fields(fields, &c, text, p) || active_field(h, fields, &c, p))
+    if (conversation_fields(x->fields, &c, x->text, p) || active_field(h, x->fields, &c, p))
         return NULL;
     const int64_t more = conversation_bytes(&c) - conversation_bytes(&old);
     c.bytes += more;
@@ -395,12 +388,7 @@ static json_t *update(struct history *h, const char *owner, const char *id, cons
 json_t *history_update(struct history *h, const char *owner, const char *id, const json_t *fields,
                        struct history_problem *p)
 {
-    if (sql_begin(h, 1, p))
-        return NULL;
-    json_t *text = json_array(), *out = update(h, owner, id, fields, text, p);
-    out = sql_end_json(h, out, p);
-    json_decref(text);
-    return out;
+    return sql_write(h, update, (struct history_change){ .owner = owner, .id = id, .fields = fields }, p);
 }
 
 /* ---- delete ---- */

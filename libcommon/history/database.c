@@ -189,6 +189,16 @@ json_t *sql_end_json(struct history *h, json_t *result, struct history_problem *
     return NULL;
 }
 
+json_t *sql_write(struct history *h, sql_change *make, struct history_change x, struct history_problem *p)
+{
+    if (sql_begin(h, 1, p))
+        return NULL;
+    x.text = json_array();
+    json_t *out = sql_end_json(h, make(h, &x, p), p);
+    json_decref(x.text);
+    return out;
+}
+
 int ask_memory(struct history *h, size_t bytes, struct history_problem *p)
 {
     if (!h->ask || h->ask(h->ask_user, bytes) == 0)

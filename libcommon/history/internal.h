@@ -37,6 +37,12 @@ int sql_begin(struct history *h, int write, struct history_problem *p);
 /* Commit if rc is 0, else roll back.  0, or -1 with *p. */
 int sql_end(struct history *h, int rc, struct history_problem *p);
 json_t *sql_end_json(struct history *h, json_t *result, struct history_problem *p);     /* the same for NULL or not */
+/* A change to a conversation, or with a number to one of its messages.  text: a list of json_t
+ * strings that live until the change is made. */
+struct history_change { const char *owner, *id; int64_t number; const json_t *fields; json_t *text; };
+typedef json_t *sql_change(struct history *h, const struct history_change *x, struct history_problem *p);
+/* Make a change in a transaction and return its result; NULL with *p. */
+json_t *sql_write(struct history *h, sql_change *make, struct history_change x, struct history_problem *p);
 /* Charge these bytes of memory to the answer.  0, or -1 with *p: it may not have them. */
 int ask_memory(struct history *h, size_t bytes, struct history_problem *p);
 int64_t history_now_ms(void);

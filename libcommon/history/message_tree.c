@@ -182,23 +182,22 @@ static int check_parent(struct history *h, const struct conversation_row *c, int
                                                  "parent_id: the conversation has no message %" PRId64, parent);
 }
 
-static json_t *add(struct history *h, const char *owner, const char *id, const json_t *fields, json_t *text,
-                   struct history_problem *p)
+static json_t *add(struct history *h, const struct history_change *x, struct history_problem *p)
 {
     static const char *const needed[] = { "role", "content" };
     struct conversation_row c;
     struct owner o;
     struct message_row m = { .tokens = -1, .latency = -1, .content = "", .metadata = "{}" };
-    const enum presence parent = field_presence(fields, "parent_id");
+    const enum presence parent = field_presence(x->fields, "parent_id");
     for (size_t i = 0; i < 2; i++)
-        if (field_presence(fields, needed[i]) == ABSENT) {
+        if (field_presence(x->fields, needed[i]) == ABSENT) {
             fault_set(p, HISTORY_BAD_VALUE, needed[i], "%s: missing", needed[i]);
             return NULL;
         }
-    if (message_fields(fields, &m, text, p) || conversation_find(h, owner, id, &o, &c, p))
+    if (message_fields(x->fields, &m, x->text, p) || conversation_find(h, x->owner, x->id, &o, &c, p))
         return NULL;
     m.parent = parent == GIVEN_NULL ? -1 : c.active;
-    if (parent == GIVEN && (field_number(fields, "parent_id", 1, INT64_C(1) << 40, &m.parent, p) ||
+    if (parent == GIVEN && (field_number(x->fields, "parent_id", 1, INT64_C(1) << 40, &m.parent, p) ||
                             check_parent(h, &c, m.parent, p)))
         return NULL;
     m.created = history_now_ms();
@@ -206,18 +205,13 @@ static json_t *add(struct history *h, const char *owner, const char *id, const j
     if (message_insert(h, &o, &c, &m, m.created, p) ||
         (!c.titled && m.role == message_role("user") && title_from(h, &c, m.content, p)))
         return NULL;
-    return json_or_nomem(&m, id, p);
+    return json_or_nomem(&m, x->id, p);
 }
 
 json_t *history_add(struct history *h, const char *owner, const char *id, const json_t *fields,
                     struct history_problem *p)
 {
-    if (sql_begin(h, 1, p))
-        return NULL;
-    json_t *text = json_array(), *out = add(h, owner, id, fields, text, p);
-    out = sql_end_json(h, out, p);
-    json_decref(text);
-    return out;
+    return sql_write(h, add, (struct history_change){ .owner = owner, .id = id, .fields = fields }, p);
 }
 
 /* ---- read ---- */
@@ -353,16 +347,15 @@ json_t *history_message(struct history *h, const char *owner, const char *id, in
 
 /* ---- change ---- */
 
-static json_t *edit(struct history *h, const char *owner, const char *id, int64_t number, const json_t *fields,
-                    json_t *text, struct history_problem *p)
+static json_t *edit(struct history *h, const struct history_change *x, struct history_problem *p)
 {
     struct conversation_row c;
     struct owner o;
     struct message_row m, old;
-    if (conversation_find(h, owner, id, &o, &c, p) || find_message(h, &c, number, &m, p))
+    if (conversation_find(h, x->owner, x->id, &o, &c, p) || find_message(h, &c, x->number, &m, p))
         return NULL;
     old = m;
-    if (message_fields(fields, &m, text, p))
+    if (message_fields(x->fields, &m, x->text, p))
         return NULL;
     const int64_t more = message_bytes(&m) - message_bytes(&old),
                   tokens = (m.tokens > 0 ? m.tokens : 0) - (old.tokens > 0 ? old.tokens : 0);
@@ -376,18 +369,14 @@ static json_t *edit(struct history *h, const char *owner, const char *id, int64_
                             INT64_C(0), c.active), p) ||
         owner_count(h, o.id, 0, 0, tokens, more, p))
         return NULL;
-    return json_or_nomem(&m, id, p);
+    return json_or_nomem(&m, x->id, p);
 }
 
 json_t *history_edit(struct history *h, const char *owner, const char *id, int64_t number, const json_t *fields,
                      struct history_problem *p)
 {
-    if (sql_begin(h, 1, p))
-        return NULL;
-    json_t *text = json_array(), *out = edit(h, owner, id, number, fields, text, p);
-    out = sql_end_json(h, out, p);
-    json_decref(text);
-    return out;
+    return sql_write(h, edit, (struct history_change){ .owner = owner, .id = id, .number = number,
+                                                       .fields = fields }, p);
 }
 
 /* ---- delete ---- */
