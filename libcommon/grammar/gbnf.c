@@ -340,11 +340,31 @@ static uint32_t repeated(struct gbnf_parser *p, uint32_t e)
     return repeated(p, expr_times(p->x, e, lo, hi));
 }
 
+struct expr_list { uint32_t *e, n, room; };     /* e owned */
+
+/* Append e; does nothing after a failure. */
+static void append(struct gbnf_parser *p, struct expr_list *list, uint32_t e)
+{
+    if (p->failed)
+        return;
+    if (list->n == list->room) {
+        uint32_t *w = realloc(list->e, (list->room = 2 * list->room + 16) * sizeof *w);
+        if (!w) {
+            p->failed = 1;
+            err_nomem(p->e, "a grammar");
+            return;
+        }
+        list->e = w;
+    }
+    list->e[list->n++] = e;
+}
+
 static uint32_t alternatives(struct gbnf_parser *p, int nested);
 
 static uint32_t sequence(struct gbnf_parser *p, int nested)
 {
-    uint32_t *v = NULL, n = 0, room = 0, r = EXPR_EPSILON;
+    struct expr_list list = { 0 };
+    uint32_t r = EXPR_EPSILON;
     while (!p->failed) {
         uint32_t e;
         int c = peek(p);
@@ -390,40 +410,22 @@ static uint32_t sequence(struct gbnf_parser *p, int nested)
             break;
         e = repeated(p, e);
         skip(p, nested);
-        if (n == room) {
-            uint32_t *w = realloc(v, (room = 2 * room + 16) * sizeof *v);
-            if (!w) {
-                p->failed = 1;
-                err_nomem(p->e, "a grammar");
-                break;
-            }
-            v = w;
-        }
-        v[n++] = e;
+        append(p, &list, e);
     }
-    while (!p->failed && n--)
-        r = expr_seq(p->x, v[n], r);
-    free(v);
+    while (!p->failed && list.n--)
+        r = expr_seq(p->x, list.e[list.n], r);
+    free(list.e);
     return r;
 }
 
 static uint32_t alternatives(struct gbnf_parser *p, int nested)
 {
-    uint32_t *v = NULL, n = 0, room = 0, r = EXPR_NONE;
+    struct expr_list list = { 0 };
+    uint32_t r = EXPR_NONE;
     for (;;) {
-        uint32_t e = sequence(p, nested);
+        append(p, &list, sequence(p, nested));
         if (p->failed)
             break;
-        if (n == room) {
-            uint32_t *w = realloc(v, (room = 2 * room + 16) * sizeof *v);
-            if (!w) {
-                p->failed = 1;
-                err_nomem(p->e, "a grammar");
-                break;
-            }
-            v = w;
-        }
-        v[n++] = e;
         size_t at = p->at;
         /* a line may start with | */
         skip(p, 1);
@@ -435,8 +437,8 @@ static uint32_t alternatives(struct gbnf_parser *p, int nested)
         skip(p, 1);
     }
     if (!p->failed)
-        r = expr_any_of(p->x, v, n);
-    free(v);
+        r = expr_any_of(p->x, list.e, list.n);
+    free(list.e);
     return r;
 }
 
