@@ -465,13 +465,14 @@ static void dots_i8(int32_t *out, const int8_t *rows, size_t stride, int n_rows,
     }
 }
 
-static void scan_delta(float *state, const float *q, const float *k, const float *v, float *out, int n, int dim,
-                       float decay, float rate)
+/* decay: that of row i is decay[i * each]; each is 0 or 1. */
+static void delta(float *state, const float *q, const float *k, const float *v, float *out, int n, int dim,
+                  const float *decay, int each, float rate)
 {
     for (int e = 0; e < dim; e++) {
         float *s = state + e, y = 0;
         for (int i = 0; i < n; i++) {
-            s[(size_t)i * (size_t)dim] *= decay;
+            s[(size_t)i * (size_t)dim] *= decay[i * each];
             y = fmaf(k[i], s[(size_t)i * (size_t)dim], y);
         }
         const float w = (v[e] - y) * rate;
@@ -484,23 +485,16 @@ static void scan_delta(float *state, const float *q, const float *k, const float
     }
 }
 
+static void scan_delta(float *state, const float *q, const float *k, const float *v, float *out, int n, int dim,
+                       float decay, float rate)
+{
+    delta(state, q, k, v, out, n, dim, &decay, 0, rate);
+}
+
 static void scan_delta_rows(float *state, const float *q, const float *k, const float *v, float *out, int n, int dim,
                             const float *decay, float rate)
 {
-    for (int e = 0; e < dim; e++) {
-        float *s = state + e, y = 0;
-        for (int i = 0; i < n; i++) {
-            s[(size_t)i * (size_t)dim] *= decay[i];
-            y = fmaf(k[i], s[(size_t)i * (size_t)dim], y);
-        }
-        const float w = (v[e] - y) * rate;
-        y = 0;
-        for (int i = 0; i < n; i++) {
-            s[(size_t)i * (size_t)dim] = fmaf(k[i], w, s[(size_t)i * (size_t)dim]);
-            y = fmaf(q[i], s[(size_t)i * (size_t)dim], y);
-        }
-        out[e] = y;
-    }
+    delta(state, q, k, v, out, n, dim, decay, 1, rate);
 }
 
 static void scan_mamba1(float *state, const float *b, const float *c, const float *x, float *out, int n, int dim,
