@@ -10,7 +10,8 @@ const char chat_fallback_template[] =
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
 
-/* jansson's functions that take a reference want it not const; the counter is all they change. */
+/* jansson's functions that take a reference need it not to be const; they only change the
+ * counter. */
 static json_t *shared(const json_t *j)
 {
     union { const json_t *in; json_t *out; } u = { .in = j };

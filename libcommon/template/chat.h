@@ -1,4 +1,4 @@
-/* chat.h - a conversation becomes the text that the model sees. */
+/* chat.h - render a conversation as the text that the model reads. */
 #ifndef ZSE_TEMPLATE_CHAT_H
 #define ZSE_TEMPLATE_CHAT_H
 
@@ -10,8 +10,7 @@
 #include "libcommon/base/err.h"
 #include "libcommon/template/template.h"
 
-/* For models that bring no template: ChatML, <|im_start|>role, newline, text, <|im_end|>,
- * newline. */
+/* For models without a template: ChatML, <|im_start|>role, newline, text, <|im_end|>, newline. */
 extern const char chat_fallback_template[];
 
 /* Render as transformers' apply_chat_template() does: messages, tools and documents (null where not

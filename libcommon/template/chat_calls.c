@@ -124,8 +124,8 @@ static int shorten_ids(json_t *m)
     return bad;
 }
 
-/* Turn arguments into JSON text, for templates that insert them as they are, or into objects.  Not
- * 0 without memory. */
+/* Convert arguments to JSON text, for templates that insert them verbatim, or to objects.  Not 0 if
+ * out of memory. */
 static int convert_arguments(json_t *m, int to_text)
 {
     json_t *call;
@@ -149,7 +149,7 @@ static int convert_arguments(json_t *m, int to_text)
 
 /* ---- to the prompt ---- */
 
-/* Ways to write a conversation, tried in this order until the template accepts one. */
+/* Forms of a conversation, tried in this order until the template accepts one. */
 enum { PLAIN, ARGUMENTS_AS_TEXT, NO_SYSTEM, N_WAYS };
 
 static int has_calls(const json_t *messages)

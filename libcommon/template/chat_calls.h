@@ -1,6 +1,6 @@
-/* chat_calls.h - a conversation with calls of functions becomes the text that the model sees, also
- * with templates that know no functions: they are described in the system message, and their calls
- * and results are written as text. */
+/* chat_calls.h - render a conversation with function calls as the text that the model reads, also
+ * with templates without functions: these are then described in the system message, and calls and
+ * results are written as text. */
 #ifndef ZSE_TEMPLATE_CHAT_CALLS_H
 #define ZSE_TEMPLATE_CHAT_CALLS_H
 

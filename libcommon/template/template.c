@@ -73,7 +73,7 @@ static void render(struct vm *vm, void *arg)
     const json_t *vars = arg;
     vm->vars = json_is_object(vars) ? val_from_json(vm, vars) : val_dict(vm);
     tmpl_exec(vm);
-    /* There is room for the '\0' even if nothing was written. */
+    /* allocates space for the '\0' even if nothing was written */
     vm_write(vm, "", 0);
     vm->out.data[vm->out.size] = '\0';
 }

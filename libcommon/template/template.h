@@ -17,7 +17,7 @@ struct tmpl;
 struct tmpl *tmpl_parse(const char *source, size_t size, const char *name, struct err *e);
 void tmpl_free(struct tmpl *t);
 
-/* Of one render.  Besides, it takes 1 MiB of stack. */
+/* Limits of one render, which also takes 1 MiB of stack. */
 struct tmpl_limits {
     size_t max_output;          /* bytes; 0: 16 MiB */
     size_t max_memory;          /* bytes, of values and output; 0: 64 MiB and 8 times max_output */

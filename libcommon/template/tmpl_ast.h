@@ -33,7 +33,7 @@ struct nodes { struct tmpl_node **v; int n, cap; };
 /* f(x), f(name=x), f(*x), f(**x). */
 struct arg { const struct str *name; int stars; struct tmpl_node *value; };
 
-/* The parser says what a, b and c hold, where it makes the node. */
+/* The parser documents a, b and c where it makes the node. */
 struct tmpl_node {
     uint8_t kind, op;           /* op: enum op of N_BINARY */
     uint8_t recursive, negated;
@@ -53,7 +53,7 @@ struct tmpl_node {
     uint8_t *ops;
     struct arg *args;
     int n_args;
-    const struct builtin *fn;   /* N_FILTER, N_TEST: NULL if there is none of this name */
+    const struct builtin *fn;   /* N_FILTER, N_TEST: NULL if none has this name */
 };
 
 struct tmpl {

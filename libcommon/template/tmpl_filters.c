@@ -1,5 +1,5 @@
-/* tmpl_filters.c - the filters that work on one value or text: x|upper, x|round, x|tojson ...
- * The table is at the end. */
+/* tmpl_filters.c - the filters of a single value or text: x|upper, x|round, x|tojson ...  The table
+ * is at the end. */
 #include "libcommon/template/tmpl_filters.h"
 
 #include <inttypes.h>
@@ -65,7 +65,7 @@ static FILTER(f_float)          /* default */
     return a[0].kind == K_MISSING ? val_float(0) : a[0];
 }
 
-/* Python rounds what the double really is, ties to even; printf does the same. */
+/* Python rounds the exact value of the double, ties to even; printf does the same. */
 static double round_digits(double x, int64_t digits)
 {
     char text[400];
@@ -390,7 +390,7 @@ static FILTER(f_striptags)
     struct val s = val_safe(val_str(vm, in), 0);
     struct sb b = { .vm = vm }, out = { .vm = vm };
     const char *p = s.s->data, *end = p + s.s->size;
-    /* comments, then tags; an unclosed one stays. */
+    /* comments, then tags; an unclosed one is kept */
     while (p < end) {
         const char *open = memchr(p, '<', (size_t)(end - p));
         int comment = open && end - open >= 4 && !memcmp(open, "<!--", 4);

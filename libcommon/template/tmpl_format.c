@@ -11,7 +11,7 @@
 
 #include "libcommon/base/utf8.h"
 
-enum { MAX_WIDTH = 1 << 20, MAX_PRECISION = 1000 };     /* beyond: refused, not cut */
+enum { MAX_WIDTH = 1 << 20, MAX_PRECISION = 1000 };     /* larger ones are refused */
 
 /* One conversion, from either language. */
 struct spec {

@@ -85,7 +85,7 @@ static FILTER(s_affix)          /* prefix, start, end; variant 1: endswith */
     return val_bool(0);
 }
 
-static FILTER(s_strip)          /* chars; variant: 1 left, 2 right, 3 both */
+static FILTER(s_strip)          /* variant: 1 left, 2 right, 3 both ends */
 {
     return str_strip(vm, in, arg_given(a[0]) ? arg_str(vm, a[0], NULL) : val_none(), variant);
 }

@@ -113,7 +113,7 @@ static struct val repeat(struct vm *vm, struct val seq, int64_t n)
 static struct val add_sequences(struct vm *vm, struct val a, struct val b)
 {
     if (a.kind == K_STR) {
-        int safe = a.flag | b.flag;             /* markup escapes what it is joined with */
+        int safe = a.flag | b.flag;             /* markup escapes the text that it is joined with */
         if (safe) {
             a = val_escape(vm, a);
             b = val_escape(vm, b);
@@ -260,7 +260,8 @@ static struct val type_item(struct vm *vm, struct val v, struct val key)
     }
 }
 
-/* v.name: what the type offers wins over what a dict holds, so d.items is always the method. */
+/* v.name: attributes of the type take precedence over keys of a dict, so d.items is always the
+ * method. */
 struct val op_getattr(struct vm *vm, struct val v, const struct str *name)
 {
     if (v.kind == K_UNDEF)

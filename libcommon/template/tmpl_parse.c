@@ -60,7 +60,7 @@ static struct tmpl_node *parse_target(struct tmpl_parser *p, int with_ns, const 
 
 static struct tmpl_node *parse_for(struct tmpl_parser *p, int line)
 {
-    /* a: target, b: what to walk, c: condition. */
+    /* a: target, b: iterable, c: condition */
     struct tmpl_node *n = tmpl_new_node(p, N_FOR, line);
     n->a = parse_target(p, 0, "in");
     if (!tmpl_skip_name(p, "in"))
@@ -116,7 +116,7 @@ static struct tmpl_node *parse_set(struct tmpl_parser *p, int line)
     return n;
 }
 
-/* (a, b=1): n->args are the parameters, value NULL where there is no default */
+/* (a, b=1): n->args are the parameters; value NULL: no default */
 static void parse_signature(struct tmpl_parser *p, struct tmpl_node *n)
 {
     int defaults = 0, cap = 0;

@@ -10,13 +10,13 @@ enum { MAX_BLOCK_DEPTH = 100 };
 
 struct tmpl_parser {
     struct vm *vm;
-    struct token *t;            /* the current one */
+    struct token *t;            /* the current token */
     struct dict *names;
     struct tmpl *special;       /* for the interned names of loop, caller, kwargs, varargs */
-    struct nodes blocks;        /* every {% block %}, to refuse one name twice */
+    struct nodes blocks;        /* every {% block %}, to refuse a duplicate name */
     /* Macros and call blocks around us: they note caller, kwargs, varargs. */
     struct tmpl_node *macro[MAX_BLOCK_DEPTH + 2];
-    /* Loops around us, NULL where a macro's body begins. */
+    /* The enclosing loops; NULL marks the start of a macro's body. */
     struct tmpl_node *loop[MAX_BLOCK_DEPTH + 2];
     int n_macros, n_loops, block_depth;
 };
@@ -39,7 +39,7 @@ struct tmpl_node *tmpl_parse_expr(struct tmpl_parser *p);
 /* An expression, or several with commas between them.  with_if: "a if b else c" is one; end_name:
  * a name that ends it, or NULL. */
 struct tmpl_node *tmpl_parse_tuple(struct tmpl_parser *p, int with_if, const char *end_name, int parenthesised);
-/* A filter after its |; input: NULL in a block that is filtered. */
+/* A filter after its |; input: NULL for a filter block. */
 struct tmpl_node *tmpl_parse_filter(struct tmpl_parser *p, struct tmpl_node *input);
 
 static inline int token_is_op(const struct token *t, const char *op) { return t->kind == T_OP && !strcmp(t->op, op); }

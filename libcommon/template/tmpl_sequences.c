@@ -1,6 +1,6 @@
-/* tmpl_sequences.c - the filters that walk a sequence: x|map, x|select, x|sort, x|join ...  The
- * table is at the end.  Those that Jinja makes generators are lazy here as well: they can be
- * walked once and have no length. */
+/* tmpl_sequences.c - the filters of sequences: x|map, x|select, x|sort, x|join ...  The table is at
+ * the end.  Filters that are generators in Jinja are lazy here as well: they can be iterated once
+ * and have no length. */
 #include "libcommon/template/tmpl_filters.h"
 
 #include <inttypes.h>
@@ -85,7 +85,7 @@ static FILTER(f_groupby)        /* attribute, default, case_sensitive */
             group = val_list(vm, 2);
             group.kind = K_TUPLE;
             group.flag = 1;
-            /* The first one's own spelling. */
+            /* in the spelling of the first item */
             list_push(vm, group.l, key_of(vm, item, a[0], a[1], 1));
             list_push(vm, group.l, val_list(vm, 0));
             list_push(vm, groups.l, group);

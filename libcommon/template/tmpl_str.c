@@ -79,7 +79,7 @@ size_t str_find_last(struct vm *vm, const struct str *s, size_t from, size_t end
 {
     vm_step(vm, 1);
     for (size_t i = end; i >= what->size && i - what->size >= from; i--) {
-        vm_step(vm, what->size / 64 + (i % 64 == 0));   /* each comparison may be as long as what */
+        vm_step(vm, what->size / 64 + (i % 64 == 0));   /* a comparison may be as long as `what` */
         if (!memcmp(s->data + i - what->size, what->data, what->size))
             return i - what->size;
         if (!i)

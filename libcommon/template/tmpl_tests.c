@@ -45,7 +45,8 @@ static FILTER(t_modulo)         /* variant 0: even, 1: odd, 2: divisibleby(num) 
 
 static FILTER(t_compare) { return val_bool(op_compare(vm, (enum op)variant, in, a[0])); }
 
-static FILTER(t_case)           /* lower, upper: all cased letters are, and there is one */
+/* lower, upper: all cased letters have that case, and there is at least one */
+static FILTER(t_case)
 {
     struct val s = val_str(vm, in);
     int cased = 0, n;

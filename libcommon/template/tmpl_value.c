@@ -22,7 +22,7 @@ void vm_fail(struct vm *vm, enum err_code code, const char *fmt, ...)
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
     err_set(vm->e, code, "%s: line %d: %s", vm->name, vm->line, text);
-    if (vm->e) {                                /* a name that was cut inside a character */
+    if (vm->e) {                                /* the name was cut inside a character */
         char *msg = vm->e->msg;
         for (size_t n = strlen(msg), at = 0; (at += utf8_valid(msg + at, n - at)) < n; at++)
             msg[at] = '?';
@@ -45,7 +45,7 @@ void *vm_alloc(struct vm *vm, size_t size)
             vm_fail(vm, ERR_MEMORY, "out of memory");
         vm->arena_bytes += want;
         fresh->size = want;
-        /* A big one of its own: continue filling the current chunk. */
+        /* a separate chunk: continue to fill the current one */
         if (c && want != CHUNK_SIZE) {
             fresh->next = c->next;
             c->next = fresh;
@@ -151,9 +151,9 @@ struct val val_slice(struct vm *vm, struct val s, size_t at, size_t size)
     return r;
 }
 
-/* {% set text = text ~ part %} in a loop must not copy the whole text each time: the
- * result takes the free bytes after the left string, unless another string has taken them.  No
- * holder of the left string sees them. */
+/* {% set text = text ~ part %} in a loop must not copy the whole text each time: the result uses
+ * the free bytes after the left string, unless another string has taken them.  Holders of the left
+ * string are not affected. */
 struct val val_concat(struct vm *vm, struct val a, struct val b)
 {
     const struct str *x = a.s, *y = b.s;
