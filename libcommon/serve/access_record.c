@@ -24,7 +24,7 @@ static void uuid(char out[37])
     }
 }
 
-/* The client's own id if it may stand in a header and in the log, else a new one. */
+/* The client's own id if it is allowed in a header and in the log, else a new one. */
 static void choose_id(const struct http_request *r, char out[REQUEST_ID + 1])
 {
     static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-";
@@ -79,7 +79,8 @@ void record_begin(struct server *s, struct conn *c)
 {
     struct access_record *record = record_new(s, c);
     char id[REQUEST_ID + 1];
-    if (!record)                                 /* out of memory: the answer gets an id anyway */
+    /* out of memory: the response gets an id all the same */
+    if (!record)
         choose_id(conn_request(c), id);
     conn_add_header(c, "X-Request-Id", record ? record->id : id);
     conn_set_record(c, record);

@@ -1,8 +1,8 @@
 /* access_record.h - one record for each request: the data of its line in the audit log, and the key
- * it was admitted by.
+ * by which it was admitted.
  *
- * A record lives from routes_request to the last byte of the answer; if the client leaves
- * before, to the end of the work for it. */
+ * A record lives from routes_request to the last byte of the response or, if the client leaves
+ * before that, to the end of the work for it. */
 #ifndef ZSE_SERVE_ACCESS_RECORD_H
 #define ZSE_SERVE_ACCESS_RECORD_H
 
@@ -34,7 +34,8 @@ struct access_record {
     struct key_info key;
 };
 
-/* A request begins: give the connection a record, and the answer its header X-Request-Id. */
+/* A request starts: attach a record to the connection, and set the response's header
+ * X-Request-Id. */
 void record_begin(struct server *s, struct conn *c);
 /* A record for a message of a WebSocket whose own record is `from`; NULL: out of memory. */
 struct access_record *record_message(struct server *s, struct conn *c, struct access_record *from);

@@ -1,5 +1,5 @@
 /* evicted.h - models that were unloaded automatically, because another one needed their memory or
- * because their file was written to.  The next request for one loads it again.
+ * because their file was changed.  The next request for one loads it again.
  *
  * Belongs to the loop's thread. */
 #ifndef ZSE_SERVE_EVICTED_H
@@ -18,19 +18,20 @@ struct evicted {
     char *id, *path;                    /* owned */
     struct model_choice how;
     int changed;                        /* its file was written to */
-    int failures; uint64_t failed_ns;   /* failures in a row to load it again; time of the last one */
+    /* consecutive failures to reload it; time of the last one */
+    int failures; uint64_t failed_ns;
 };
 
-/* Remember a model that is being unloaded.  Without memory it is forgotten: requests for it get
- * 404. */
+/* Remember a model that is being unloaded.  If memory is short it is not remembered, and requests
+ * for it get 404. */
 void models_remember(struct server *s, const struct loaded_model *lm, int changed);
-/* The id of an evicted model; of any one if id is NULL or "default", preferably a changed one.
- * Borrowed until models_recall(); NULL: none. */
+/* The id of an evicted model; of any one if id is NULL or "default", preferably one whose file
+ * changed. Borrowed until models_recall(); NULL: none. */
 const char *models_left(const struct server *s, const char *id);
-/* Load an evicted model again.  1: *pr tells the client to come back, or why that failed; 0: there
- * is none of this id. */
+/* Load an evicted model again.  1: *pr tells the client to retry, or why loading failed; 0: none
+ * has this id. */
 int models_recall(struct server *s, const char *id, struct problem *pr);
-/* those whose file was written to: the others had no memory */
+/* reload those whose file changed; the others were evicted for memory */
 void models_recall_changed(struct server *s);
 /* Seconds to wait before a health check may load it again; 0: none.  A request need not wait.
  * After each failure in a row the wait doubles, from 2 seconds to 64. */

@@ -26,7 +26,7 @@ struct exchange { enum exchange_kind kind; };
 /* ---- API calls ---- */
 /* Tokens that count against the key's limits; none of a request that was refused. */
 void call_charge(const struct call *c, int *prompt, int *completion);
-/* The client is gone: cancel the call, which takes over the access record, unless it is a
+/* The client has left: cancel the call, which takes over the access record, unless it is a
  * WebSocket's. */
 void call_gone(struct call *c, struct conn *client);
 void calls_cancel(struct loaded_model *lm);             /* every open call of the model */

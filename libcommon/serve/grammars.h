@@ -17,7 +17,7 @@ struct grammars *grammars_open(const struct tokenizer *t, struct err *e);
 void grammars_close(struct grammars *all);
 
 typedef struct grammar *grammar_maker(const struct grammar_vocab *v, const void *what, struct err *e);
-/* The grammar of this key (bytes that hold everything make depends on), compiled by make(what)
+/* The grammar with this key (bytes that contain everything make depends on), compiled by make(what)
  * if it is not in the cache.  NULL with *e. */
 struct shared_grammar *grammars_get(struct grammars *all, const char *key, size_t size, grammar_maker *make,
                                     const void *what, struct err *e);

@@ -1,4 +1,4 @@
-/* model_files.h - the models that lie in the folder of the server. */
+/* model_files.h - the model files in the server's folder. */
 #ifndef ZSE_SERVE_MODEL_FILES_H
 #define ZSE_SERVE_MODEL_FILES_H
 
@@ -11,7 +11,7 @@ enum { MAX_MODEL_FILES = 1000 };
  * "modified"}]} of the folder and of its folders, by name; names of hidden files are left out.  New
  * reference.  A folder that does not exist has no files. */
 json_t *model_files(const char *folder, struct err *e);
-/* Delete a .zse or .gguf of that list.  ERR_FORMAT: there is none of this name. */
+/* Delete a .zse or .gguf in that list.  ERR_FORMAT: none has this name. */
 json_t *model_file_remove(const char *folder, const char *name, struct err *e);
 
 #endif

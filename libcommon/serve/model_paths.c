@@ -9,7 +9,7 @@
 
 #include "libcommon/serve/internal.h"
 
-/* Neither a pipe nor a device: opening one could block the thread that loads all models. */
+/* Neither a pipe nor a device, which could block the thread that loads all models. */
 static int is_file_or_folder(const char *path)
 {
     struct stat st;
@@ -18,7 +18,7 @@ static int is_file_or_folder(const char *path)
 
 const char *model_folder(const struct server *s) { return s->o.model_dir ? s->o.model_dir : s->o.maker.folder; }
 
-/* The real path if it lies below the folder, else NULL. */
+/* The real path if it is below the folder, else NULL. */
 static char *below(const char *folder, const char *path)
 {
     char *dir = realpath(folder, NULL), *joined = NULL, *real = NULL;

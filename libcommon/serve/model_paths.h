@@ -10,7 +10,7 @@ struct server;
  * path for a client on this machine, and for others those below the folder of models.  malloc'd;
  * NULL: *pr gives the reason, the same one for files elsewhere and for missing ones. */
 char *model_path_allowed(const struct server *s, const struct conn *c, const char *path, struct problem *pr);
-/* The folder that a client sees: of --model-dir, else of models that were made here. */
+/* The folder shown to clients: that of --model-dir, else the one of models that were made here. */
 const char *model_folder(const struct server *s);
 
 #endif

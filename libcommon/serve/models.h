@@ -32,15 +32,16 @@ struct loaded_model {
     double load_s;                      /* how long loading took */
     struct served_model m;
     int opened;                         /* m is filled in */
-    int queued;                         /* LOADING: waits until models that were asked for before are open */
+    int queued;                         /* LOADING: waits until models requested earlier are open */
     int held;                           /* LOADING: opened, and waits until models that leave are closed */
-    /* named when the server started: if it fails and there is no other, the server ends */
+    /* given when the server started: if it fails and there is no other model, the server exits */
     int wanted;
     int named;                          /* named.c has loaded it */
     uint64_t loaded_by;                 /* the tenant for which named.c has loaded it */
     int owed;                           /* the load of another tenant has evicted it before: named.h */
     int shared;                         /* a tenant other than loaded_by has used it */
-    int keep_given; double keep_s;      /* the last request said how long it stays loaded; negative: for ever */
+    /* keep-alive time of the last request; negative: for ever */
+    int keep_given; double keep_s;
     int stalled;                        /* no step of its engine has ended for stall_s, and the warning is out */
     /* its file's time of writing has changed, and the engine compares the contents */
     int comparing;
@@ -59,7 +60,7 @@ struct loaded_model {
     struct sampling sampling;           /* defaults of its requests */
     uint64_t memory_bytes, vram_bytes;  /* weights and private memory; of a GPU's memory */
     char device[32];                    /* "cpu", "cuda:0" */
-    char about[DEVICE_LINE];            /* where it runs and the memory it takes there, for the log */
+    char about[DEVICE_LINE];            /* device and memory, for the log */
     struct engine_limits limits;        /* as set, while batching is on */
     int most_running;                   /* limits.max_running as opened */
     int batching;                       /* 0: one request at a time */

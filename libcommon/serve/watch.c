@@ -1,4 +1,4 @@
-/* watch.c - memory pressure and stalled engines: what follows from each reading. */
+/* watch.c - memory pressure and stalled engines: the reactions to each reading. */
 #include "libcommon/serve/watch.h"
 
 #include "libcommon/base/clock.h"
@@ -6,8 +6,9 @@
 #include "libcommon/serve/internal.h"
 #include "libcommon/serve/worker.h"
 
-/* Is less left than both the share and the amount? The share alone would refuse requests on a
- * large machine with plenty of memory, the amount alone on a small one whose model fills it. */
+/* Whether less is left than both the fraction and the amount.  The fraction alone would refuse
+ * requests on a large machine with plenty of memory, the amount alone on a small one whose model
+ * fills it. */
 static int below(uint64_t left, uint64_t most, double share, uint64_t bytes)
 {
     return (double)left < share * (double)most && left < bytes;

@@ -59,7 +59,7 @@ struct worker *worker_open(struct engine *g, void (*wake)(void *user), void *use
 /* End the thread after its current step; jobs that are not done get no more events.  -1: the step
  * did not end within patience_s; the worker and all that it uses must stay.  NULL is fine. */
 int worker_close(struct worker *w, double patience_s);
-/* any thread: seconds since the current step began; 0: it waits for work */
+/* any thread: seconds since the current step started; 0: it waits for work */
 double worker_step_s(const struct worker *w);
 /* Submit p->n (at least 1) jobs. The data that p points to must stay until their first event; the
  * constraint is copied, with ownership. 0, or -1 without memory; a refusal is an event. */

@@ -115,7 +115,7 @@ static void disconnect(struct connection *x)
     x->h = NULL;
 }
 
-/* Open the file, or open it again after another one has taken its place.  -1: x->why. */
+/* Open the file, or open it again after it was replaced.  -1: x->why. */
 static int connect_file(struct chats *h, struct connection *x)
 {
     char path[4096];
@@ -287,7 +287,7 @@ void chats_done(struct server *s)
     for (struct chat_job *next; j; j = next) {
         next = j->next;
         if (j->work == CHATS_EXPIRE)
-            h->expiring = j->number > 0;        /* continue at once while there is more */
+            h->expiring = j->number > 0;        /* continue immediately while more are expired */
         if (j->conn)
             answer(s, j);
         free_job(j);

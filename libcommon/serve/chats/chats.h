@@ -1,12 +1,12 @@
-/* chats.h - the endpoints of the chat history, and the threads that ask its database.
+/* chats.h - the endpoints of the chat history, and the threads that use its database.
  *
- * A request becomes a job.  Two threads, each with a connection of its own, take jobs in rounds:
- * the first job of each tenant, then the second of each, so that a tenant with many waiting delays
- * only its own.  The loop never waits for the disk.  Where the database cannot be used, jobs are
- * answered with the reason; everything else of the server continues.
+ * A request becomes a job.  Two threads, each with its own connection, take jobs in rounds: the
+ * first job of each tenant, then the second of each, so that a tenant with many waiting jobs delays
+ * only its own.  The loop never waits for the disk.  If the database cannot be used, jobs are
+ * answered with the reason; the rest of the server continues.
  *
  * The memory of a job is announced to the account (http/account.h): its body and the tree of it,
- * and its answer while it grows. */
+ * and its response while it grows. */
 #ifndef ZSE_SERVE_CHATS_CHATS_H
 #define ZSE_SERVE_CHATS_CHATS_H
 
@@ -19,19 +19,20 @@
 enum chat_work {
     CHATS_CREATE, CHATS_LIST, CHATS_DELETE_ALL, CHATS_GET, CHATS_UPDATE, CHATS_DELETE, CHATS_ADD, CHATS_MESSAGES,
     CHATS_MESSAGE, CHATS_EDIT, CHATS_REMOVE, CHATS_SEARCH, CHATS_EXPORT, CHATS_IMPORT, CHATS_STATS,
-    CHATS_EXPIRE,                       /* not a request: delete what is too old */
+    CHATS_EXPIRE,                       /* not a request: delete expired conversations */
 };
 
 struct chat_job {
     struct exchange exchange;           /* first: see exchange.h */
     struct chat_job *next;
     struct server *s;
-    struct conn *conn;                  /* the loop's; NULL: the client is gone, or there was none */
-    atomic_int gone;                    /* the same for the thread: the job need not begin */
+    /* used by the loop; NULL: the client has left, or there was none */
+    struct conn *conn;
+    atomic_int gone;                    /* the same for the thread: the job need not start */
     enum chat_work work;
     uint64_t tenant, round;
     char owner[32];
-    char id[48];                        /* of a conversation; longer ones do not exist */
+    char id[48];                        /* of a conversation; ids are never longer */
     int64_t number;                     /* of a message; 0: all */
     struct history_page page;
     struct history_filter filter;

@@ -1,5 +1,5 @@
-/* chats_jobs.c - do the jobs of the chat history: parse the body, ask the database, write the
- * answer. */
+/* chats_jobs.c - run the jobs of the chat history: parse the body, use the database, write the
+ * response. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>

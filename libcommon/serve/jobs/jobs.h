@@ -1,10 +1,10 @@
-/* jobs.h - downloads and conversions that an administrator has asked for over HTTP.
+/* jobs.h - downloads and conversions that an administrator requests over HTTP.
  *
- * One thread runs them one after the other, each in a child process of low priority (the
- * program's zse-convert or zse-info), which prints its progress as lines.  A job that is
- * cancelled, or that runs when the server stops, ends by SIGTERM and after some seconds by
- * SIGKILL; its downloads and converted parts stay on the disk, and the same request resumes
- * there.  The list of jobs lives as long as the server. */
+ * One thread runs them one after the other, each in a child process of low priority (the program's
+ * zse-convert or zse-info), which prints its progress as lines.  A job that is cancelled, or that
+ * runs when the server stops, is ended by SIGTERM and, some seconds later, SIGKILL; its downloads
+ * and converted parts stay on the disk, and the same request resumes there.  The list of jobs lives
+ * as long as the server. */
 #ifndef ZSE_SERVE_JOBS_JOBS_H
 #define ZSE_SERVE_JOBS_JOBS_H
 
@@ -64,7 +64,8 @@ struct job_watcher {
     struct conn *conn;
     char id[16];                        /* of the one job; "": all of them */
     job_report *report;                 /* of the one job */
-    uint64_t until_ns;                  /* its stream ends then, and the client asks again */
+    /* the stream ends at this time, and the client connects again */
+    uint64_t until_ns;
 };
 
 struct jobs {
@@ -75,9 +76,9 @@ struct jobs {
     pthread_cond_t work;
     struct job *list;                   /* oldest first */
     int n_made;
-    atomic_int stop, moved;             /* moved: something to tell the watchers */
+    atomic_int stop, moved;             /* moved: there is news for the watchers */
     struct job_watcher *watchers;       /* loop only */
-    uint64_t told_ns;                   /* when they were told last */
+    uint64_t told_ns;                   /* time of the last report to them */
 };
 
 /* ---- in the thread of the jobs: job_child.c ---- */
