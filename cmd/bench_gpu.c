@@ -1,4 +1,4 @@
-/* bench_gpu.c - time each GPU kernel by itself, also as a share of what the device can do. */
+/* bench_gpu.c - time each GPU kernel alone, also as a fraction of the device's limits. */
 #include "cmd/zse-bench.h"
 
 #include <stdio.h>

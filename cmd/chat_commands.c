@@ -45,8 +45,8 @@ static void clear(struct chat_session *t)
     session_forget(t);
 }
 
-/* Remove the last turn, from the user's message on; returns the text of that, malloc'd.  NULL:
- * there is none, which was said. */
+/* Remove the last turn, from the user's message on; returns the text of that, malloc'd.  NULL with
+ * a note: there is none. */
 static char *undo(struct chat_session *t)
 {
     const size_t first = session_system(t) != NULL;

@@ -223,7 +223,7 @@ void chat_print_escaped(const char *text, size_t size)
     putchar('\n');
 }
 
-/* Print an answer, or the reason why there is none: one bad prompt must not spoil the others.  0:
+/* Print an answer, or the reason why it is missing: one bad prompt must not spoil the others.  0:
  * there is no complete answer. */
 static int print_line(struct prompt_line *l, const struct chat_options *o, int number, const struct chat_marks *marks)
 {

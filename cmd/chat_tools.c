@@ -1,9 +1,9 @@
-/* chat_tools.c - the tools of --tools and --mcp-config: which there are, who may run them, and a
- * round of calls.
+/* chat_tools.c - the tools of --tools and --mcp-config: their list, the permission to run them, and
+ * a round of calls.
  *
  * An answer with calls is one message of the conversation.  Its "parts" are texts and calls with
- * their results, in the form in which the web interface stores them; chat_expand() makes the
- * messages of a request of them. */
+ * their results, in the form in which the web interface stores them; chat_expand() turns it into
+ * the messages of a request. */
 #include "cmd/zse-chat.h"
 
 #include <pthread.h>

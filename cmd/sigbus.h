@@ -11,8 +11,8 @@
 
 /* prog must stay valid.  A second call does nothing. */
 void sigbus_start(const char *prog);
-/* m must not move until sigbus_unguard(), which waits for handlers that use it.  Without memory to
- * guard it a note is printed, and m is treated like any other file. */
+/* m must not move until sigbus_unguard(), which waits for handlers that use it.  Out of memory, a
+ * note is printed, and m is treated like any other file. */
 void sigbus_guard(struct map *m);
 void sigbus_unguard(struct map *m);
 

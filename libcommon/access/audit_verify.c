@@ -62,8 +62,8 @@ static void missing(struct chain_walk *w, const char *fmt, ...)
     va_end(ap);
 }
 
-/* Does the caller want completeness at this place of the log?  Without since_hash and since_ms,
- * everywhere. */
+/* Whether the caller requires completeness at this position of the log.  Without since_hash and
+ * since_ms, everywhere. */
 static int is_asked(const struct chain_walk *w)
 {
     return (!w->want->since_hash || w->c->since_found) && (!w->want->since_ms || w->now_ms >= w->want->since_ms);

@@ -29,7 +29,7 @@ static int gguf_part(const char *name, int *n)
            used == ENDING && k > 0 && k <= *n && *n > 1 ? k : 0;
 }
 
-/* Is it a file that stands for a model?  Of a GGUF in parts only the first. */
+/* Whether it is a file that represents a model; of a GGUF in parts only the first. */
 static int is_file_of_a_model(const char *name)
 {
     int n;

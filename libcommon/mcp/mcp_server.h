@@ -1,8 +1,8 @@
-/* mcp_server.h - the answers of an MCP server to JSON-RPC messages, without a transport: over HTTP
- * and over standard input they are the same, but for headers and statuses.
+/* mcp_server.h - the answers of an MCP server to JSON-RPC messages, without a transport: they are
+ * the same over HTTP and over standard input, except for headers and statuses.
  *
- * Nothing is kept between two messages: a legacy client gets no session, so all of its requests
- * are answered as they come. */
+ * Nothing is kept between two messages: a legacy client gets no session, so each of its requests is
+ * answered independently. */
 #ifndef ZSE_MCP_MCP_SERVER_H
 #define ZSE_MCP_MCP_SERVER_H
 

@@ -233,8 +233,8 @@ static int is_flat(const json_t *v, int depth)
     return 1;
 }
 
-/* The schema of a tool; one that no prompt has room for becomes any object.  New reference; NULL
- * without memory. */
+/* The schema of a tool; one that is too large for a prompt becomes any object.  New reference;
+ * NULL: out of memory. */
 static json_t *bounded_schema(json_t *schema)
 {
     const size_t n = is_flat(schema, SCHEMA_DEPTH) ? json_dumpb(schema, NULL, 0, JSON_COMPACT) : 0;
@@ -353,7 +353,7 @@ static int connect_peer(struct mcp_peer *p, struct err *e)
     if (!p->c->url && stdio_open(p, e) != 0)
         return -1;
     const int modern = p->no_probe ? 0 : probe(p, e);
-    /* an old server may end at a message that it does not know: the next attempt sends none */
+    /* an old server may exit on an unknown message: the next attempt sends none */
     p->no_probe = modern < 0 && !p->c->url;
     if (modern < 0 || (!modern && initialize(p, e) != 0))
         return -1;

@@ -95,7 +95,7 @@ static int on_progress(void *user, curl_off_t a, curl_off_t b, curl_off_t c, cur
 
 /* ---- the headers ---- */
 
-/* Append "NAME: VALUE", the value in base64 if it may not stand in a header. */
+/* Append "NAME: VALUE", with the value in base64 if it is not allowed in a header. */
 static void add_header(const struct net *net, struct curl_slist **list, const char *name, const char *value)
 {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
@@ -122,7 +122,7 @@ static void add_header(const struct net *net, struct curl_slist **list, const ch
     free(text);
 }
 
-/* Arguments that the schema wants repeated in headers (x-mcp-header), at its top level. */
+/* Arguments that the schema requires to be repeated in headers (x-mcp-header), at its top level. */
 static void add_param_headers(const struct net *net, struct curl_slist **list, const json_t *schema,
                               const json_t *arguments)
 {
