@@ -135,6 +135,28 @@ static void check_job(struct job *j, int *n_stopped)
     }
 }
 
+enum { N_JOBS = 14 };                   /* of one engine */
+
+/* Submit the jobs at random times, cancel those that leave, and step until all have ended. */
+static void run_jobs(struct engine *g, struct job jobs[N_JOBS], struct rng *r, int32_t shared[3][MAX_LEN], int ahead)
+{
+    struct err e;
+    int n = 0, left = 0, n_steps = 0, steps[N_JOBS] = { 0 };
+    while (n < N_JOBS || left > 0) {
+        if (n < N_JOBS && rng_u64(r) % 3 == 0) {
+            random_job(&jobs[n], r, shared);
+            if (ahead && rng_u64(r) % 12)
+                make_drawable(&jobs[n]);
+            submit_job(g, &jobs[n++]);
+        }
+        for (int i = 0; i < n; i++)
+            if (steps[i]++ == jobs[i].leaves && jobs[i].got[0].finish == FINISH_NONE)
+                engine_cancel(g, jobs[i].requests[0]);
+        assert_int_not_equal(left = engine_step(g, &e), -1);
+        assert_true(n_steps++ < 100000);        /* it comes to an end */
+    }
+}
+
 static uint64_t n_slid;                 /* engines that had window blocks */
 
 /* Requests of all kinds come at random times into engines of all sizes, and of a backend that
@@ -142,8 +164,8 @@ static uint64_t n_slid;                 /* engines that had window blocks */
 static void random_schedules(int ahead)
 {
     uint64_t drafted = 0, accepted = 0, accepted_under_rules = 0;
-    enum { ROUNDS = 400, N = 14 };
-    static struct job jobs[N];
+    enum { ROUNDS = 400 };
+    static struct job jobs[N_JOBS];
     static int32_t shared[3][MAX_LEN];
     uint64_t preempted = 0, cached = 0, copies = 0, evicted = 0, cut = 0, late = 0;
     /* Each answer again, alone, takes most of the time: in builds that look for other errors in
@@ -155,7 +177,6 @@ static void random_schedules(int ahead)
         struct rng r = { (uint64_t)round };
         struct err e;
         struct engine_stats s;
-        int n = 0, left = 0, n_steps = 0, steps[N] = { 0 };
         const int max_seqs = 1 + (int)(rng_u64(&r) % 9), max_tokens = 1 + (int)(rng_u64(&r) % 64),
                   n_blocks = MAX_LEN / 16 + (int)(rng_u64(&r) % 12);
         if (round % 4 == 3 && !window_under_test) {
@@ -175,19 +196,7 @@ static void random_schedules(int ahead)
             l.draft = round % (DRAFT_MOST + 1);
             assert_int_equal(engine_set_limits(g, &l, &e), 0);
         }
-        while (n < N || left > 0) {
-            if (n < N && rng_u64(&r) % 3 == 0) {
-                random_job(&jobs[n], &r, shared);
-                if (ahead && rng_u64(&r) % 12)
-                    make_drawable(&jobs[n]);
-                submit_job(g, &jobs[n++]);
-            }
-            for (int i = 0; i < n; i++)
-                if (steps[i]++ == jobs[i].leaves && jobs[i].got[0].finish == FINISH_NONE)
-                    engine_cancel(g, jobs[i].requests[0]);
-            assert_int_not_equal(left = engine_step(g, &e), -1);
-            assert_true(n_steps++ < 100000);                    /* it comes to an end */
-        }
+        run_jobs(g, jobs, &r, shared, ahead);
         assert_all_free(g);
         engine_stats(g, &s);
         n_slid += s.n_window_blocks > 0;
@@ -204,9 +213,9 @@ static void random_schedules(int ahead)
         n_lookahead += last_fake->n_lookahead;
         n_undrawn += last_fake->n_undrawn;
         engine_close(g);
-        for (int i = 0; i < N && (check_all || round % 7 == 0); i++)
+        for (int i = 0; i < N_JOBS && (check_all || round % 7 == 0); i++)
             check_job(&jobs[i], &n_stopped);
-        for (int i = 0; i < N; i++)
+        for (int i = 0; i < N_JOBS; i++)
             accepted_under_rules += jobs[i].least ? (uint64_t)jobs[i].got[0].stats.n_accepted : 0;
         assert_int_equal(n_rules, 0);
         model.config.n_ropes = 0;
