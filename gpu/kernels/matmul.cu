@@ -4,7 +4,7 @@
  * tile     a block: 128 rows x 64 or 128 tokens, all k; 4 warps, each 32 rows and all tokens, so
  *          that every code is decoded once a block.  Weights come from
  *          global memory into registers, one step (32 k) ahead; activations through shared memory
- *          (prim/stages.cuh)
+ *          (prim/many_tokens.cuh)
  * moves    weights once per 64 or 128 tokens, activations once per 128 rows (both mostly from L2)
  * limit    mma.sync: two thirds of the wgmma peak on Hopper (413 cycles a step there, calculated).
  *          A step of a warp with 128 tokens is 350 instructions (nvcc 13.0, sm_90): 64 mma,
@@ -12,8 +12,7 @@
  *          memory for the four warps), some 250 for decoding and addresses
  * checked  tests/unit/t-gpu-matmul.c */
 #include "gpu/kernels/operations.h"
-#include "gpu/prim/stages.cuh"
-#include "gpu/prim/weights.cuh"
+#include "gpu/prim/many_tokens.cuh"
 #include "gpu/rt/launch.cuh"
 
 enum { WARPS = 4 };
@@ -36,38 +35,8 @@ template <int TYPE, int TOKENS> __global__ __launch_bounds__(WARPS * 32) void ma
 
     const uint32_t *table = table_fill<TYPE>(shared);
 
-    for (int i = 0; i < STAGES - 1; i++)
-        stages.fetch(i);
-
     float c[2][4 * N8] = {};
-    raw_step<TYPE> next;
-    load_step<TYPE>(next, data, m, 0, g, t);
-    for (int stage = 0; stage < stages.n_stages(); stage++) {
-        copy_wait<STAGES - 2>();
-        __syncthreads();                /* this stage is there for all; the one before is read */
-        stages.fetch(stage + STAGES - 1);
-#pragma unroll
-        for (int s = 0; s < STAGE_STEPS; s++) {
-            const int step = stage * STAGE_STEPS + s;
-            if (step >= m.n_steps)
-                break;
-            const raw_step<TYPE> raw = next;
-            if (step + 1 < m.n_steps)
-                load_step<TYPE>(next, data, m, step + 1, g, t);
-            uint32_t rows[4][4];
-#pragma unroll
-            for (int r = 0; r < 4; r++)
-                decode_row<TYPE>(rows[r], raw, r, t, table);
-#pragma unroll
-            for (int i = 0; i < N8; i++) {
-                uint32_t x[4];
-                stages.load(x, stage, s, i, lane);
-                multiply_rows(c[0] + 4 * i, rows[0], rows[1], make_uint4(x[0], x[1], x[2], x[3]));
-                multiply_rows(c[1] + 4 * i, rows[2], rows[3], make_uint4(x[0], x[1], x[2], x[3]));
-            }
-        }
-    }
-    copy_wait<0>();
+    multiply_many<TYPE, TOKENS>(c, data, m, stages, table, lane);
     if (!has_rows)
         return;
     finish_tokens<N8, 8>(c, finish_begin<TYPE>(l, l.to[0], data, tile * 32 + 4 * g, m.rows, ACT_UNIT), l, first_token,

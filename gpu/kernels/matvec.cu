@@ -14,29 +14,15 @@
  *          into the time of the bytes on an H200: at the edge
  * checked  tests/unit/t-gpu-matmul.c */
 #include "gpu/kernels/operations.h"
-#include "gpu/prim/weights.cuh"
+#include "gpu/prim/few_tokens.cuh"
 #include "gpu/rt/launch.cuh"
 
-enum { WARPS = 16, PAD_ROWS = 36 };     /* 36: lanes that store 4 rows of token 2t meet in no bank */
-
-/* Store the sums c of a lane in shared memory: to[N][8 * TOKENS8][PAD_ROWS]. */
-template <int TOKENS8, int N> DEVICE void store_sums(float *to, const float (&c)[N][TOKENS8][2][4], int g, int t)
-{
-#pragma unroll
-    for (int i = 0; i < N; i++)
-#pragma unroll
-        for (int b = 0; b < TOKENS8; b++)
-#pragma unroll
-            for (int k = 0; k < 2; k++)
-                *reinterpret_cast<float4 *>(to + (i * 8 * TOKENS8 + 8 * b + 2 * t + k) * PAD_ROWS + 4 * g) =
-                    make_float4(c[i][b][0][k], c[i][b][0][2 + k], c[i][b][1][k], c[i][b][1][2 + k]);
-}
+enum { WARPS = 16 };
 
 /* TOKENS8: tokens / 8; N: matrices multiplied side by side (gate and up) */
 template <int TYPE, int TOKENS8, int N> __global__ __launch_bounds__(WARPS * 32) void matvec_kernel(gpu_linear l)
 {
     typedef format<TYPE> f;
-    constexpr int LOADS = f::raw * N, STEPS = LOADS >= 8 ? 1 : LOADS >= 4 ? 2 : 4;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     SHARED(uint32_t, shared);
     /* [warp][N][8 * TOKENS8][PAD_ROWS]; before that, the codebook */
@@ -58,40 +44,11 @@ template <int TYPE, int TOKENS8, int N> __global__ __launch_bounds__(WARPS * 32)
     float c[N][TOKENS8][2][4];
     for (int i = 0; i < N * TOKENS8 * 8; i++)
         (&c[0][0][0][0])[i] = 0;
-    for (int first = warp * STEPS; first < m.n_steps; first += WARPS * STEPS) {
-        raw_step<TYPE> raw[N][STEPS];
-        uint4 x[STEPS][TOKENS8];
-#pragma unroll
-        for (int s = 0; s < STEPS; s++) {
-            if (first + s >= m.n_steps)
-                break;
-#pragma unroll
-            for (int i = 0; i < N; i++)
-                load_step<TYPE>(raw[i][s], data[i], m, first + s, g, t);
-        }
-#pragma unroll
-        for (int s = 0; s < STEPS; s++) {
-            if (first + s >= m.n_steps)
-                break;
-#pragma unroll
-            for (int b = 0; b < TOKENS8; b++) {
-                const int token = 8 * b + g;
-                x[s][b] = token < l.n_tokens ? load16(l.act + (size_t)token * l.act_stride + (first + s) * 32 + 8 * t)
-                                             : make_uint4(0, 0, 0, 0);
-            }
-#pragma unroll
-            for (int i = 0; i < N; i++)
-#pragma unroll
-                for (int p = 0; p < 2; p++) {
-                    uint32_t even[4], odd[4];
-                    decode_row<TYPE>(even, raw[i][s], 2 * p, t, table);
-                    decode_row<TYPE>(odd, raw[i][s], 2 * p + 1, t, table);
-#pragma unroll
-                    for (int b = 0; b < TOKENS8; b++)
-                        multiply_rows(c[i][b][p], even, odd, x[s][b]);
-                }
-        }
-    }
+    multiply_few<TYPE, TOKENS8, N, WARPS>(c, data, m, table, warp, g, t, [&](int b, int step) {
+        const int token = 8 * b + g;
+        return token < l.n_tokens ? load16(l.act + (size_t)token * l.act_stride + step * 32 + 8 * t)
+                                  : make_uint4(0, 0, 0, 0);
+    });
 
     if (f::table)
         __syncthreads();

@@ -8,13 +8,15 @@
 
 enum { STAGES = 3, STAGE_STEPS = 2 };
 
-template <int TOKENS, int THREADS> struct token_stages {
+/* GATHER: token i is row rows[i]; otherwise row i. */
+template <int TOKENS, int THREADS, bool GATHER = false> struct token_stages {
     static constexpr int BYTES = STAGE_STEPS * TOKENS * 64;
     uint8_t *room;                      /* [STAGES][BYTES] of shared memory */
     const uint8_t *from;                /* the first token's row, 16-byte aligned */
     int stride;                         /* bytes of a row, a multiple of 16 */
     /* tokens and steps beyond the end repeat the last: their results are not read */
     int n_tokens, n_steps;
+    const int *rows = nullptr;          /* [n_tokens] */
 
     DEVICE int n_stages() const { return (n_steps + STAGE_STEPS - 1) / STAGE_STEPS; }
 
@@ -26,8 +28,8 @@ template <int TOKENS, int THREADS> struct token_stages {
             for (int i = threadIdx.x; i < BYTES / 16; i += THREADS) {
                 const int quarter = i % 4, token = i / 4 % TOKENS,
                           step = min(stage * STAGE_STEPS + i / 4 / TOKENS, n_steps - 1);
-                copy_async(to + (i ^ (token >> 1 & 3)) * 16,
-                           from + (size_t)min(token, n_tokens - 1) * stride + step * 64 + quarter * 16);
+                const int at = min(token, n_tokens - 1), row = GATHER ? rows[at] : at;
+                copy_async(to + (i ^ (token >> 1 & 3)) * 16, from + (size_t)row * stride + step * 64 + quarter * 16);
             }
         }
         copy_commit();
