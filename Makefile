@@ -213,6 +213,7 @@ emulated: $(EMULATED_BINS)
 # CUDA runtime.  The interpreter runs where it was built, so it may use every instruction.
 PTX_CODE := arch=compute_80,code=compute_80
 $(B)/ptx/gpu/kernels/%_hopper.o: PTX_CODE := arch=compute_90a,code=compute_90a
+$(B)/ptx/gpu/kernels/expert_%.o: PTX_DEFINES := -DFEW_FORMATS
 PTXFLAGS := -std=c++20 -O2 -ftree-vectorize -g1 -march=native -I. -I$(dir $(realpath $(NVCC)))../include -Wall -Wextra \
             -Werror -ffp-contract=off -fno-math-errno -pthread
 PTX_OBJS := $(patsubst %.cu,$(B)/ptx/%.o,$(KERNELS) gpu/rt/rt.cu)
@@ -220,7 +221,7 @@ PTX_RUN  := $(patsubst %.cc,$(B)/ptx/%.o,$(wildcard tests/ptx/*.cc))
 PTX_TESTS := $(patsubst tests/unit/%.c,$(B)/ptx/%,$(wildcard tests/unit/t-gpu-*.c))
 $(B)/ptx/gpu/%.o: gpu/%.cu
 	@mkdir -p $(@D)
-	$(NVCC) -std=c++17 -O3 -fmad=false -lineinfo -I. -gencode $(PTX_CODE) --no-compress -MMD -MP -c -o $@ $<
+	$(NVCC) -std=c++17 -O3 -fmad=false -lineinfo -I. $(PTX_DEFINES) -gencode $(PTX_CODE) --no-compress -MMD -MP -c -o $@ $<
 $(B)/ptx/tests/ptx/%.o: tests/ptx/%.cc
 	@mkdir -p $(@D)
 	$(CXX) $(PTXFLAGS) -MMD -MP -c -o $@ $<

@@ -12,7 +12,7 @@
 #include "libcommon/model/arch.h"
 
 enum {
-    MAX_PARTS = 24 + 4 * MAX_ROPES,           /* pieces of device memory besides weights and cache */
+    MAX_PARTS = 36 + 4 * MAX_ROPES,           /* pieces of device memory besides weights and cache */
     /* most memory for partial results of split attention, unless one token needs more */
     PARTIAL_BYTES = 32 << 20,
 };
@@ -33,18 +33,23 @@ static void measure(struct gpu_backend *b)
     const struct config *c = &b->m->config;
     b->stride_hidden = stride_of(&(const struct mat *){ &b->m->head.w }, 1,
                                  c->hidden_size > c->embed_size ? c->hidden_size : c->embed_size);
-    b->stride_att = b->stride_mlp = 0;
+    b->stride_att = b->stride_mlp = b->stride_expert = b->mlp_size = 0;
     b->floats = b->exact || b->m->head.w.type == QT_F32;
     for (int i = b->first_layer; i < c->n_layers; i++) {
         const struct layer *l = &b->m->layers[i];
-        const struct mat *reads_hidden[] = { &l->q.w, &l->k.w, &l->v.w, &l->gate.w, &l->up.w }, *o = &l->o.w,
-                         *down = &l->down.w;
-        int s = stride_of(reads_hidden, 5, c->hidden_size);
+        const struct expert none = { 0 }, *x = l->experts ? l->experts : &none;
+        const struct mat *reads_hidden[] = { &l->q.w, &l->k.w, &l->v.w, &l->gate.w, &l->up.w, &x->gate.w, &x->up.w },
+                         *o = &l->o.w, *down = &l->down.w, *expert_down = &x->down.w;
+        int s = stride_of(reads_hidden, 7, c->hidden_size);
         b->stride_hidden = s > b->stride_hidden ? s : b->stride_hidden;
         s = stride_of(&o, 1, c->n_heads * c->head_dim);
         b->stride_att = s > b->stride_att ? s : b->stride_att;
-        s = stride_of(&down, 1, c->intermediate_size);
+        b->mlp_size = config_mlp_size(c, i) > b->mlp_size ? config_mlp_size(c, i) : b->mlp_size;
+        s = stride_of(&down, 1, config_mlp_size(c, i));
         b->stride_mlp = s > b->stride_mlp ? s : b->stride_mlp;
+        s = l->experts ? stride_of(&expert_down, 1, c->moe.intermediate_size) : 0;
+        b->stride_expert = s > b->stride_expert ? s : b->stride_expert;
+        b->floats |= l->experts != NULL;        /* the router reads f32: an error would send tokens to other experts */
         for (int j = 0; j < 5; j++)
             b->floats |= reads_hidden[j]->data && reads_hidden[j]->type == QT_F32;
         b->floats |= o->type == QT_F32 || down->type == QT_F32;
@@ -57,6 +62,28 @@ struct part { void *p; size_t bytes; };
 
 static size_t up256(size_t n) { return (n + 255) / 256 * 256; }
 
+/* The pieces for experts, for t tokens; act_expert is not among them, as it must stay filled. */
+static int plan_experts(struct gpu_backend *b, size_t t, struct part *part)
+{
+    const struct moe *m = &b->m->config.moe;
+    const size_t f = sizeof(float), experts = (size_t)m->n_experts, pairs = t * (size_t)m->top_k,
+                 tiles = experts + pairs / GPU_EXPERT_FEW, hidden = (size_t)b->m->config.hidden_size;
+    const size_t few = GPU_SPLITS((hidden + 31) / 32) * MAX_GRAPH_TOKENS;
+    int floats = 0, n = 0;
+    for (int i = b->first_layer; i < b->m->config.n_layers; i++)
+        floats |= b->m->layers[i].experts && experts_in_floats(b, b->m->layers[i].experts);
+    part[n++] = (struct part){ &b->route, (t > few ? t : few) * (experts + 1) * f };
+    part[n++] = (struct part){ &b->choice.id, pairs * sizeof(int32_t) };
+    part[n++] = (struct part){ &b->choice.weight, pairs * f };
+    part[n++] = (struct part){ &b->choice.shared, t * f };
+    part[n++] = (struct part){ &b->choice.order, pairs * sizeof(int32_t) };
+    part[n++] = (struct part){ &b->choice.tiles, (pairs < tiles ? pairs : tiles) * sizeof *b->choice.tiles };
+    part[n++] = (struct part){ &b->choice.n_tiles, sizeof(int32_t) };
+    part[n++] = (struct part){ &b->mid_expert, floats ? pairs * (size_t)m->intermediate_size * f : 0 };
+    part[n++] = (struct part){ &b->out_expert, pairs * hidden * f };
+    return n;
+}
+
 static int plan_arena(struct gpu_backend *b, struct part *part)
 {
     const struct config *c = &b->m->config;
@@ -64,7 +91,7 @@ static int plan_arena(struct gpu_backend *b, struct part *part)
                      MAX_GRAPH_TOKENS, hd = (size_t)c->head_dim;
     const size_t hidden = (size_t)c->hidden_size,
                  wide = hidden > (size_t)c->embed_size ? hidden : (size_t)c->embed_size;
-    const size_t nq = (size_t)c->n_heads * hd, nk = (size_t)c->n_kv_heads * hd, mlp = (size_t)c->intermediate_size;
+    const size_t nq = (size_t)c->n_heads * hd, nk = (size_t)c->n_kv_heads * hd, mlp = (size_t)b->mlp_size;
     const size_t f = sizeof(float), h = sizeof(uint16_t),
                  per_row = (size_t)c->n_heads * (size_t)b->max_splits * (hd + 2) * f;
     /* for the longest context; shorter ones fit more rows */
@@ -94,6 +121,7 @@ static int plan_arena(struct gpu_backend *b, struct part *part)
     part[n++] = (struct part){ &b->act2, c->block == BLOCK_PARALLEL2 ? t * (size_t)b->stride_hidden * h : 0 };
     part[n++] = (struct part){ &b->act_att, t * (size_t)b->stride_att * h };
     part[n++] = (struct part){ &b->act_mlp, t * (size_t)b->stride_mlp * h };
+    part[n++] = (struct part){ &b->act_expert, t * (size_t)c->moe.top_k * (size_t)b->stride_expert * h };
     part[n++] = (struct part){ &b->act_code, b->o.act_int8 ? t *
                                (size_t)GPU_CODE_STRIDE(most_of(b->stride_hidden, b->stride_att, b->stride_mlp)) : 0 };
     part[n++] = (struct part){ &b->act_scale, b->o.act_int8 ? t * f : 0 };
@@ -108,6 +136,8 @@ static int plan_arena(struct gpu_backend *b, struct part *part)
     part[n++] = (struct part){ &b->partial, b->partial_room * f };
     part[n++] = (struct part){ &b->logits, (size_t)b->logit_rows * (size_t)c->vocab_size * f };
     part[n++] = (struct part){ &b->ids, MAX_DRAWS * sizeof *b->ids };
+    if (b->stride_expert)
+        n += plan_experts(b, t, part + n);
     assert(n <= MAX_PARTS);
     return n;
 }
@@ -154,8 +184,15 @@ static const char *megabytes(char out[32], size_t n)
     return out;
 }
 
-/* The first matrix on the device for which is() is true; NULL: none. */
-static const struct linear *device_matrix(const struct gpu_backend *b,
+/* The matrix of a layer that is this part; of experts, which are all alike, that of the first. */
+static const struct linear *device_part(const struct layer *l, enum layer_part p)
+{
+    return part_infos[p].kind != PART_EXPERT ? layer_matrix(l, p)
+               : l->experts ? part_field((struct layer *)(uintptr_t)l, 0, p) : NULL;
+}
+
+/* The first matrix on the device for which is() is true, also among experts' or not; NULL: none. */
+static const struct linear *device_matrix(const struct gpu_backend *b, int experts,
                                           int (*is)(const struct gpu_backend *b, const struct linear *l))
 {
     const struct linear *l;
@@ -164,7 +201,7 @@ static const struct linear *device_matrix(const struct gpu_backend *b,
             return l;
     for (int i = b->first_layer; i < b->m->config.n_layers; i++)
         for (enum layer_part p = 0; p < N_LAYER_PARTS; p++)
-            if ((l = layer_matrix(&b->m->layers[i], p)) && is(b, l))
+            if ((experts || part_infos[p].kind != PART_EXPERT) && (l = device_part(&b->m->layers[i], p)) && is(b, l))
                 return l;
     return NULL;
 }
@@ -181,15 +218,39 @@ static int takes_int8(const struct gpu_backend *b, const struct linear *l)
     return l != &b->m->embed && gpu_matmul_int8_takes(&(struct gpu_mat){ .type = (int)l->w.type, .cols = l->w.cols });
 }
 
-/* int8 activations are for matrices that the device has. */
+/* int8 activations are for matrices that the device has; experts are multiplied as f16. */
 static int check_act(const struct gpu_backend *b, struct err *e)
 {
     if (!b->o.act_int8)
         return 0;
     if (b->exact)
         return err_set(e, ERR_UNSUPPORTED, "%s: activations are f32 (--exact) or int8 (--act), not both", gpu_kind);
-    return device_matrix(b, takes_int8) ? 0 : err_set(e, ERR_UNSUPPORTED, "--act int8: none of the matrices on the %s device is int8 with one scale a row (zse-convert -q int8 --group-size row makes them)",
+    return device_matrix(b, 0, takes_int8) ? 0 : err_set(e, ERR_UNSUPPORTED, "--act int8: none of the matrices on the %s device is int8 with one scale a row (zse-convert -q int8 --group-size row makes them)",
                              gpu_kind);
+}
+
+static int alike(const struct linear *a, const struct linear *b)
+{
+    return a->w.type == b->w.type && a->w.rows == b->w.rows && a->w.cols == b->w.cols &&
+           a->w.tile_bytes == b->w.tile_bytes && a->w.size == b->w.size && !a->bias == !b->bias;
+}
+
+/* Checks that the kernels of experts take those of this model. */
+static int check_experts(const struct gpu_backend *b, struct err *e)
+{
+    const struct moe *m = &b->m->config.moe;
+    const int groups = m->n_groups > 1 ? m->n_groups : 1;
+    if (m->n_experts > GPU_MAX_EXPERTS || m->top_k > GPU_MAX_TOP_K || groups > GPU_MAX_GROUPS)
+        return err_set(e, ERR_UNSUPPORTED, "%s: %d of %d experts in %d groups, expected at most %d of %d in %d",
+                       gpu_kind, m->top_k, m->n_experts, groups, GPU_MAX_TOP_K, GPU_MAX_EXPERTS, GPU_MAX_GROUPS);
+    for (int i = b->first_layer; i < b->m->config.n_layers; i++) {
+        const struct expert *x = b->m->layers[i].experts;
+        for (int k = 1; x && k < m->n_experts; k++)
+            if (!alike(&x->gate, &x[k].gate) || !alike(&x->up, &x[k].up) || !alike(&x->down, &x[k].down))
+                return err_set(e, ERR_UNSUPPORTED, "%s: layer %d: experts of different types run on the CPU only",
+                               gpu_kind, i);
+    }
+    return 0;
 }
 
 /* Checks that the device has kernels for its layers of this model. */
@@ -197,13 +258,15 @@ static int check_model(const struct gpu_backend *b, struct err *e)
 {
     const struct model *m = b->m;
     const struct config *c = &m->config;
-    if (config_beyond_dense(c))
-        return err_set(e, ERR_UNSUPPORTED, "%s: %s (%s) runs on the CPU only", gpu_kind, c->arch,
-                       config_beyond_dense(c));
+    const char *beyond = config_beyond(c, FEATURE_EXPERTS | FEATURE_SINKS);
+    if (beyond)
+        return err_set(e, ERR_UNSUPPORTED, "%s: %s (%s) runs on the CPU only", gpu_kind, c->arch, beyond);
     if (c->head_dim % 8 || c->head_dim > GPU_ATTN_MAX_DIM)
         return err_set(e, ERR_UNSUPPORTED, "%s: heads of %d elements, expected a multiple of 8 up to %d", gpu_kind,
                        c->head_dim, GPU_ATTN_MAX_DIM);
-    const struct linear *l = device_matrix(b, lacks_kernel);
+    if (c->moe.n_experts && check_experts(b, e) < 0)
+        return -1;
+    const struct linear *l = device_matrix(b, 1, lacks_kernel);
     return !l ? 0 : err_set(e, ERR_UNSUPPORTED, "%s: weights of type %s run on the CPU only", gpu_kind,
                             qtype_info(l->w.type)->name);
 }
@@ -254,14 +317,15 @@ static const char *graphs_off(const struct backend_options *o)
  * for each kernel of each possible graph. */
 static size_t reserve_of(const struct gpu_backend *b)
 {
-    enum { BASE = 32 << 20, NODE = 1 << 10, NODES_A_LAYER = 10, NODES_OF_ENDS = 8 };
+    enum { BASE = 32 << 20, NODE = 1 << 10, NODES_A_LAYER = 10, NODES_OF_EXPERTS = 6, NODES_OF_ENDS = 8 };
     int bits = 1;
     while (bits < MAX_SPLIT_BITS && 1 << (bits - 1) < b->max_splits)
         bits++;
     if (graphs_off(&b->o))
         return BASE;
     return BASE + (size_t)N_BUCKETS * (size_t)bits *
-           (size_t)((b->m->config.n_layers - b->first_layer) * (NODES_A_LAYER + 4 * b->o.act_int8) + NODES_OF_ENDS) *
+           (size_t)((b->m->config.n_layers - b->first_layer) *
+                    (NODES_A_LAYER + 4 * b->o.act_int8 + (b->stride_expert ? NODES_OF_EXPERTS : 0)) + NODES_OF_ENDS) *
            NODE;
 }
 

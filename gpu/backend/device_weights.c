@@ -70,28 +70,67 @@ static const float *vector(struct weight_layout *p, const float *v, size_t n)
     return v ? place(p, v, n * sizeof *v) : NULL;
 }
 
-static struct dlinear linear(struct weight_layout *p, const struct linear *l)
+static struct gpu_mat matrix(struct weight_layout *p, const struct mat *m)
 {
-    struct dlinear d = { 0 };
-    const struct mat *m = &l->w;
-    if (!m->data)
-        return d;
     int shift = 0;
     while (32 << shift < m->group_size)
         shift++;
-    d.w = (struct gpu_mat){ .tile_bytes = m->tile_bytes, .type = (int)m->type, .rows = m->rows, .cols = m->cols,
-                            .n_steps = m->cols_padded / 32,
-                            .n_tiles = m->n_tiles, .n_groups = m->n_groups, .group_shift = shift };
-    d.w.data = place(p, m->data, m->size);
-    d.bias = vector(p, l->bias, (size_t)m->rows);
+    return (struct gpu_mat){ .data = place(p, m->data, m->size), .tile_bytes = m->tile_bytes, .type = (int)m->type,
+                             .rows = m->rows, .cols = m->cols, .n_steps = m->cols_padded / 32,
+                             .n_tiles = m->n_tiles, .n_groups = m->n_groups, .group_shift = shift };
+}
+
+static struct dlinear linear(struct weight_layout *p, const struct linear *l)
+{
+    struct dlinear d = { 0 };
+    if (!l->w.data)
+        return d;
+    d.w = matrix(p, &l->w);
+    d.bias = vector(p, l->bias, (size_t)l->w.rows);
     return d;
 }
 
-/* The matrices of a layer, all of which are used for prompts. */
+/* Place the experts of a layer one after the other, as the file has them; they are equal in type
+ * and shape (device_memory.c has checked it), so each is as far from the next. */
+static struct dexperts place_experts(struct weight_layout *p, const struct expert *experts, int n)
+{
+    struct dexperts d = { 0 };
+    const size_t from = p->at;
+    for (int i = 0; i < n; i++) {
+        const struct dexperts one = {
+#define NORM(...)
+#define VECTOR(...)
+#define MATRIX(...)
+#define EXPERT(id, field, ...) .field.w = matrix(p, &experts[i].field.w),
+#include "libcommon/model/parts.def"
+        };
+        if (i == 0)
+            d = one;
+    }
+    const size_t stride = (p->at - from) / (size_t)n;
+#define NORM(...)
+#define VECTOR(...)
+#define MATRIX(...)
+#define EXPERT(id, field, ...) \
+    d.field.stride = stride; \
+    d.field.bias_stride = (int)((size_t)(experts->field.w.rows * (int)sizeof(float) + ALIGN - 1) / ALIGN * ALIGN / \
+                                sizeof(float)); \
+    for (int i = 0; i < n; i++) { \
+        const float *bias = vector(p, experts[i].field.bias, (size_t)experts->field.w.rows); \
+        d.field.bias = i == 0 ? bias : d.field.bias; \
+    }
+#include "libcommon/model/parts.def"
+    return d;
+}
+
+/* The matrices of a layer that prompts multiply often enough for copies: no routers, no experts. */
+#define COPIED_DENSE(x) x
+#define COPIED_EXTRA(x)
+#define COPIED_BEYOND(x)
 enum {
 #define NORM(...)
 #define VECTOR(...)
-#define MATRIX(id, field, name, scope, ...) KEEP_##scope(+ 1)
+#define MATRIX(id, field, name, scope, ...) COPIED_##scope(+ 1)
 #define EXPERT(...)
     LAYER_MATS = 0
 #include "libcommon/model/parts.def"
@@ -101,7 +140,7 @@ static void mats_of(struct dlayer *d, struct dlinear *mats[LAYER_MATS])
     int n = 0;
 #define NORM(...)
 #define VECTOR(...)
-#define MATRIX(id, field, name, scope, ...) KEEP_##scope(mats[n++] = &d->field;)
+#define MATRIX(id, field, name, scope, ...) COPIED_##scope(mats[n++] = &d->field;)
 #define EXPERT(...)
 #include "libcommon/model/parts.def"
 }
@@ -170,6 +209,7 @@ static struct dlayer layout_layer(struct weight_layout *p, const struct model *m
 #define MATRIX(id, field, name, scope, ...) KEEP_##scope(d.field = linear(p, &l->field);)
 #define EXPERT(...)
 #include "libcommon/model/parts.def"
+    d.experts = l->experts ? place_experts(p, l->experts, m->config.moe.n_experts) : (struct dexperts){ 0 };
     place_decoded(p, &d);
     return d;
 }

@@ -10,15 +10,26 @@
 /* w.data NULL: absent; decoded.data NULL: no f16 copy */
 struct dlinear { struct gpu_mat w, decoded; const float *bias; };
 struct dnorm { const float *w, *b; int present; };
-/* The weights of a dense layer, by the names that they have in struct layer. */
+/* The matrices of all experts of a layer, by the names that they have in struct expert; w.data
+ * NULL: the layer has none. */
+struct dexperts {
+#define NORM(...)
+#define VECTOR(...)
+#define MATRIX(...)
+#define EXPERT(id, field, ...) struct gpu_expert_mat field;
+#include "libcommon/model/parts.def"
+};
+/* The weights of a layer, by the names that they have in struct layer. */
 struct dlayer {
 #define KEEP_DENSE(field) field
+#define KEEP_EXTRA(field) field
 #define KEEP_BEYOND(field)
 #define NORM(id, field, name, scope, ...) KEEP_##scope(struct dnorm field;)
 #define VECTOR(id, field, name, scope, ...) KEEP_##scope(const float *field;)
 #define MATRIX(id, field, name, scope, ...) KEEP_##scope(struct dlinear field;)
 #define EXPERT(...)
 #include "libcommon/model/parts.def"
+    struct dexperts experts;
 };
 
 struct dweights;

@@ -29,13 +29,18 @@ struct gpu_backend {
     int first_layer;
     void *host;                     /* cpu_first_open; NULL: all layers are the device's */
     int exact, floats;              /* floats: some matrix is f32, so inputs are kept as f32 too */
-    int stride_hidden, stride_att, stride_mlp;
+    int stride_hidden, stride_att, stride_mlp, stride_expert;
+    int mlp_size;                   /* of the widest dense or shared MLP */
     /* device */
     uint8_t *kv; size_t kv_size, kv_stride; uint32_t kv_part;
     uint8_t *arena; size_t arena_size;
     float *x, *y, *hf, *hf2, *q, *k, *v, *attf, *gate, *up, *cosine[MAX_ROPES], *sine[MAX_ROPES], *alibi,
           *freq[MAX_ROPES], *freq_long[MAX_ROPES], *partial, *logits;
     uint16_t *act, *act2, *act_att, *act_mlp;
+    /* mixtures of experts: outputs of the router, the choice, and of each pair (gpu_choice) the
+     * activations before down, as f32 where an expert is f32, and its result */
+    float *route; struct gpu_choice choice;
+    uint16_t *act_expert; float *mid_expert, *out_expert;
     int8_t *act_code; float *act_scale;     /* act_int8: of the current matrices */
     int32_t *step; size_t step_room;        /* 4-byte words */
     int32_t *ids;                           /* [MAX_DRAWS] the tokens drawn last */
@@ -81,6 +86,15 @@ static inline int partial_rows(const struct gpu_backend *b, int splits)
     const struct config *c = &b->m->config;
     const size_t rows = b->partial_room / ((size_t)c->n_heads * (size_t)splits * (size_t)(c->head_dim + 2));
     return rows < array_size(b) ? (int)rows : (int)array_size(b);
+}
+
+/* Are these experts computed with f32 activations?  The kernels of f16 want gate and up to be
+ * of one kind. */
+static inline int experts_in_floats(const struct gpu_backend *b, const struct expert *x)
+{
+    const struct mat *gate = &x->gate.w, *up = &x->up.w;
+    return b->exact || gate->type == QT_F32 || x->down.w.type == QT_F32 || gate->type != up->type ||
+           gate->tile_bytes != up->tile_bytes;
 }
 
 /* ---- device_memory.c ---- */

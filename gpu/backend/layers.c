@@ -5,13 +5,23 @@
  * matmul_int8.cu computes the product.  Otherwise up to 16 tokens are computed by matvec.cu, more
  * by matmul.cu (or matmul_hopper.cu), which read activations in another order; more than 128 tokens
  * read the f16 copies (decode.cu), if there are any, with bit-identical results.  With exact, and
- * for f32 matrices, activations stay f32 and matmul_f32.cu computes the product.
+ * for f32 matrices, activations stay f32 and matmul_f32.cu computes the product.  Experts
+ * choose their kernels in the same way (expert_matvec.cu, expert_matmul.cu, matmul_f32.cu), but
+ * never int8 or copies.  The choice stays on the device: launches depend on the number of tokens
+ * alone.
  *
  * With strict, matvec.cu runs once for every 16 tokens, and attn_decode.cu computes all attention:
  * both give a token the same bits in any batch. */
 #include "gpu/backend/internal.h"
 
+#include <assert.h>
+
 #include "libcommon/model/arch.h"
+
+static_assert((int)ROUTER_SOFTMAX == GPU_ROUTER_SOFTMAX && (int)ROUTER_SIGMOID == GPU_ROUTER_SIGMOID &&
+              (int)ROUTER_SQRT_SOFTPLUS == GPU_ROUTER_SQRT_SOFTPLUS &&
+              (int)ROUTER_SPARSEMIXER == GPU_ROUTER_SPARSEMIXER &&
+              (int)ROUTER_TOP_SOFTMAX == GPU_ROUTER_TOP_SOFTMAX, "the device's numbers of routers are the model's");
 
 struct input { const uint16_t *act; int stride; const float *x; int ldx; };
 
@@ -110,15 +120,10 @@ static int run_norm(struct gpu_backend *b, const struct dnorm *norm, float *x, u
                                              .order = order_of(b, b->n), .n = b->n, .cols = c->hidden_size }, e);
 }
 
-/* x += l(in), through the norm `post` if it is set. */
-static int add_residual(struct gpu_backend *b, const struct dlinear *l, const struct input *in,
-                        const struct dnorm *post, struct err *e)
+/* x += post(y). */
+static int add_normed(struct gpu_backend *b, const struct dnorm *post, struct err *e)
 {
     const struct config *c = &b->m->config;
-    if (!post->present)
-        return run_linear(b, in, &(struct target){ l, b->x, c->hidden_size }, 1, GPU_ADD, c->residual_scale, 0, e);
-    if (run_linear(b, in, &(struct target){ l, b->y, c->hidden_size }, 1, GPU_STORE, 1, 0, e) < 0)
-        return -1;
     return gpu_norm(b->g, &(struct gpu_norm){ .layer_norm = c->norm == NORM_LAYER, .present = 1, .w = post->w,
                                               .b = post->b, .eps = c->norm_eps, .offset = c->norm_offset,
                                              .x = b->x, .ldx = c->hidden_size, .add = b->y,
@@ -126,11 +131,24 @@ static int add_residual(struct gpu_backend *b, const struct dlinear *l, const st
                                              .cols = c->hidden_size }, e);
 }
 
-static int run_mlp(struct gpu_backend *b, const struct dlayer *l, const struct input *in, struct err *e)
+/* x += l(in), through post if there is one. */
+static int add_residual(struct gpu_backend *b, const struct dlinear *l, const struct input *in,
+                        const struct dnorm *post, struct err *e)
+{
+    const struct config *c = &b->m->config;
+    if (!post->present)
+        return run_linear(b, in, &(struct target){ l, b->x, c->hidden_size }, 1, GPU_ADD, c->residual_scale, 0, e);
+    return run_linear(b, in, &(struct target){ l, b->y, c->hidden_size }, 1, GPU_STORE, 1, 0, e) < 0
+               ? -1 : add_normed(b, post, e);
+}
+
+/* The activations before down of a dense or shared MLP of this size: *down. */
+static int run_mlp_up(struct gpu_backend *b, const struct dlayer *l, int size, const struct input *in,
+                      struct input *down, struct err *e)
 {
     const struct config *c = &b->m->config;
     const struct dlinear *gate = c->gated ? &l->gate : &l->up, *up = c->gated ? &l->up : NULL;
-    struct input down = { .act = b->act_mlp, .stride = b->stride_mlp, .x = b->gate, .ldx = c->intermediate_size };
+    *down = (struct input){ .act = b->act_mlp, .stride = b->stride_mlp, .x = b->gate, .ldx = size };
     if (!in_floats(b, gate) && by_matvec(b) && !in_floats(b, &l->down) &&
         (!up || (up->w.type == gate->w.type && up->w.group_shift == gate->w.group_shift &&
                  up->w.n_steps == gate->w.n_steps))) {
@@ -146,17 +164,114 @@ static int run_mlp(struct gpu_backend *b, const struct dlayer *l, const struct i
         fused.act_out = b->act_mlp;
         fused.act_out_stride = b->stride_mlp;
         fused.code = in_int8(b, gate) ? b->act_code : NULL;
-        if ((fused.code && round_act(b, in, gate->w.cols, e) < 0) || run_matvec(b, &fused, e) < 0)
-            return -1;
-    } else {
-        const struct target to[2] = { { gate, b->gate, c->intermediate_size }, { up, b->up, c->intermediate_size } };
-        const int floats = in_floats(b, &l->down);
-        if (run_linear(b, in, to, up ? 2 : 1, GPU_STORE, 1, 0, e) < 0 ||
-            gpu_act_mul(b->g, b->gate, up ? b->up : NULL, b->n, c->intermediate_size, c->act, floats ? b->gate : NULL,
-                        floats ? NULL : b->act_mlp, b->stride_mlp, order_of(b, b->n), e) < 0)
+        return (fused.code && round_act(b, in, gate->w.cols, e) < 0) || run_matvec(b, &fused, e) < 0 ? -1 : 0;
+    }
+    const struct target to[2] = { { gate, b->gate, size }, { up, b->up, size } };
+    const int floats = in_floats(b, &l->down);
+    return run_linear(b, in, to, up ? 2 : 1, GPU_STORE, 1, 0, e) < 0 ||
+           gpu_act_mul(b->g, b->gate, up ? b->up : NULL, b->n, size, c->act, floats ? b->gate : NULL,
+                       floats ? NULL : b->act_mlp, b->stride_mlp, order_of(b, b->n), e) < 0 ? -1 : 0;
+}
+
+/* ---- mixtures of experts ---- */
+
+/* The choice of experts of all tokens, sorted into tiles of `tile` pairs. */
+static int run_route(struct gpu_backend *b, const struct dlayer *l, const struct input *in, int tile, struct err *e)
+{
+    const struct moe *m = &b->m->config.moe;
+    const int ld = m->n_experts + 1, few = b->n <= MAX_GRAPH_TOKENS || b->o.strict, top_k = m->top_k,
+              most = few && b->n > MAX_GRAPH_TOKENS ? MAX_GRAPH_TOKENS : b->n;
+    struct gpu_route r = { .part = b->route, .n_parts = few ? GPU_SPLITS(l->router.w.n_steps) : 1, .ld = ld,
+                           .part_stride = (size_t)most * (size_t)ld, .correction = l->correction,
+                           .n_experts = m->n_experts, .top_k = top_k, .router = (int)m->router,
+                           .n_groups = m->n_groups, .top_groups = m->top_groups, .group_best = m->group_best,
+                           .normalize = m->normalize, .norm_min = m->norm_min, .norm_add = m->norm_add,
+                           .scale = m->scale, .mask = m->mask, .tile = tile };
+    for (int t = 0; t < b->n; t += most) {
+        struct gpu_linear outputs = begin(b, in, GPU_STORE, 1, 0);
+        outputs.x += (size_t)t * (size_t)in->ldx;
+        outputs.n_tokens = r.n = b->n - t < most ? b->n - t : most;
+        outputs.n_splits = few ? r.n_parts : 0;
+        outputs.split_stride = r.part_stride;
+        outputs.w[outputs.n_mats] = l->router.w;
+        outputs.to[outputs.n_mats++] = (struct gpu_output){ l->router.bias, b->route, ld };
+        if (m->shared_gate) {
+            outputs.w[outputs.n_mats] = l->shared_router.w;
+            outputs.to[outputs.n_mats++] = (struct gpu_output){ l->shared_router.bias, b->route + m->n_experts, ld };
+        }
+        r.pos = array(b, A_POS) + t;
+        r.choice = b->choice;
+        r.choice.id += t * top_k;
+        r.choice.weight += t * top_k;
+        r.choice.shared = m->shared_gate ? b->choice.shared + t : NULL;
+        r.sort = b->n <= GPU_MATVEC_TOKENS;
+        if (gpu_matmul_f32(b->g, &outputs, e) < 0 || gpu_choose(b->g, &r, e) < 0)
             return -1;
     }
-    return add_residual(b, &l->down, &down, &l->mlp_post_norm, e);
+    r.n = b->n;
+    r.choice = b->choice;
+    return r.sort ? 0 : gpu_sort_pairs(b->g, &r, e);
+}
+
+/* Results of the chosen experts of every pair, in b->out_expert. */
+static int run_experts(struct gpu_backend *b, const struct dexperts *x, int floats, const struct input *in,
+                       struct err *e)
+{
+    const struct moe *m = &b->m->config.moe;
+    struct gpu_experts o = { .w = { x->gate, x->up }, .n_mats = 2, .n_experts = m->n_experts,
+                             .n_pairs = b->n * m->top_k, .choice = b->choice, .share = m->top_k,
+                             .act = in->act, .act_stride = in->stride, .x = in->x, .ldx = in->ldx,
+                             .out = b->mid_expert, .ldo = m->intermediate_size,
+                             .act_out = b->act_expert, .act_out_stride = b->stride_expert,
+                             .function = b->m->config.act, .alpha = m->act_alpha, .limit = m->act_limit };
+    int (*const run)(struct gpu *, const struct gpu_experts *, struct err *) =
+        floats ? gpu_expert_f32 : by_matvec(b) ? gpu_expert_matvec : gpu_expert_matmul;
+    if (run(b->g, &o, e) < 0)
+        return -1;
+    o.w[0] = x->down;
+    o.n_mats = o.share = 1;
+    o.act = b->act_expert;
+    o.act_stride = b->stride_expert;
+    o.x = b->mid_expert;
+    o.ldx = m->intermediate_size;
+    o.out = b->out_expert;
+    o.ldo = b->m->config.hidden_size;
+    return run(b->g, &o, e);
+}
+
+/* x += the experts and the shared MLP, through the norm behind them if there is one. */
+static int run_mixture(struct gpu_backend *b, const struct dlayer *l, int index, const struct input *in,
+                       struct err *e)
+{
+    const struct config *c = &b->m->config;
+    const struct moe *m = &c->moe;
+    const int floats = experts_in_floats(b, b->m->layers[index].experts), post = l->mlp_post_norm.present,
+              tile = floats || by_matvec(b) ? GPU_EXPERT_FEW : gpu_expert_pairs(b->n * m->top_k, m->n_experts);
+    struct input down;
+    if (run_route(b, l, in, tile, e) < 0)
+        return -1;
+    if (m->shared_size && (run_mlp_up(b, l, m->shared_size, in, &down, e) < 0 ||
+                           run_linear(b, &down, &(struct target){ &l->down, b->y, c->hidden_size }, 1, GPU_STORE, 1, 0,
+                                      e) < 0))
+        return -1;
+    if (run_experts(b, &l->experts, floats, in, e) < 0 ||
+        gpu_expert_sum(b->g, &(struct gpu_expert_sum){
+            .y = b->out_expert, .choice = b->choice, .shared = m->shared_size ? b->y : NULL,
+            .shared_weight = m->shared_gate ? b->choice.shared : NULL, .shared_scale = m->shared_scale,
+            .x = post ? NULL : b->x, .out = b->y, .scale = c->residual_scale, .n = b->n, .top_k = m->top_k,
+            .cols = c->hidden_size }, e) < 0)
+        return -1;
+    return post ? add_normed(b, &l->mlp_post_norm, e) : 0;
+}
+
+/* The feed-forward half of a layer. */
+static int run_ff(struct gpu_backend *b, const struct dlayer *l, int index, const struct input *in, struct err *e)
+{
+    struct input down;
+    if (b->m->config.ff[index] == FF_MOE)
+        return run_mixture(b, l, index, in, e);
+    return run_mlp_up(b, l, config_mlp_size(&b->m->config, index), in, &down, e) < 0
+               ? -1 : add_residual(b, &l->down, &down, &l->mlp_post_norm, e);
 }
 
 /* ---- attention ---- */
@@ -206,7 +321,8 @@ static int run_attention(struct gpu_backend *b, const struct dlayer *l, int inde
                                .act_stride = b->stride_att, .order = order_of(b, b->n),
                                .n_heads = c->n_heads, .n_kv_heads = c->n_kv_heads, .head_dim = c->head_dim,
                                .window = c->window[index], .scale = c->attn_scale, .softcap = c->attn_softcap,
-                               .alibi = c->pos == POS_ALIBI ? b->alibi : NULL, .step = step_of(b), .kv = kv,
+                               .alibi = c->pos == POS_ALIBI ? b->alibi : NULL, .sinks = l->sinks, .step = step_of(b),
+                               .kv = kv,
                                .partial = b->partial, .max_splits = b->splits,
                                .tiles = b->step + tiles_at(b), .n_tiles = b->n_tiles };
     const int at_once = partial_rows(b, b->splits);
@@ -241,11 +357,11 @@ static int run_layer(struct gpu_backend *b, int index, struct err *e)
     /* the MLP first: the source of its input is no longer needed, and this is the CPU's order of
      * sums */
     if (c->block != BLOCK_SEQUENTIAL)
-        return run_mlp(b, l, &in_mlp, e) < 0 ? -1 : add_residual(b, &l->o, &att, &l->attn_post_norm, e);
+        return run_ff(b, l, index, &in_mlp, e) < 0 ? -1 : add_residual(b, &l->o, &att, &l->attn_post_norm, e);
     if (add_residual(b, &l->o, &att, &l->attn_post_norm, e) < 0 ||
         run_norm(b, &l->mlp_norm, b->x, b->act, b->hf, &in, e) < 0)
         return -1;
-    return run_mlp(b, l, &in, e);
+    return run_ff(b, l, index, &in, e);
 }
 
 static int run_embed(struct gpu_backend *b, struct err *e)

@@ -215,7 +215,7 @@ __global__ __launch_bounds__(THREADS) void attn_merge_kernel(gpu_attention o)
     const int head = blockIdx.x, t = o.rows[blockIdx.y], n = o.head_dim, pos = o.step.pos[t], lane = threadIdx.x % 32;
     const int first = first_seen(pos, o.window) / GPU_SPLIT, n_splits = pos < 0 ? 0 : pos / GPU_SPLIT - first + 1;
     const float *part = o.partial + (((size_t)blockIdx.y * o.n_heads + head) * o.max_splits + first) * (n + 2);
-    float most = -INFINITY, sum = 0;
+    float most = o.sinks ? o.sinks[head] : -INFINITY, sum = 0;
     for (int s = lane; s < n_splits; s += 32)
         most = fmaxf(most, part[s * (n + 2) + n]);
     most = warp_max(most);
@@ -224,7 +224,7 @@ __global__ __launch_bounds__(THREADS) void attn_merge_kernel(gpu_attention o)
     __syncthreads();
     for (int s = lane; s < n_splits; s += 32)
         sum = fmaf(part[s * (n + 2) + n + 1], weight[s], sum);
-    sum = warp_sum(sum);
+    sum = warp_sum(sum) + (o.sinks ? expf(o.sinks[head] - most) : 0);
     for (int d = threadIdx.x; d < n; d += THREADS) {
         float v = 0;
 #pragma unroll 8

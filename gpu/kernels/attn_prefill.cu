@@ -273,7 +273,11 @@ template <int DIM> DEVICE void store_out(const running<DIM> &r, const gpu_attent
         const int row = first + lane / 4 + half * 8;
         if (row >= j.n_queries)
             continue;
-        const float inverse = 1 / sum;
+        float inverse = 1 / sum;
+        if (o.sinks) {                  /* one more score, without a value */
+            const float sink = o.sinks[j.head], most = fmaxf(sink, r.most[half]), by = fast_exp(r.most[half] - most);
+            inverse = by / (sum * by + fast_exp(sink - most));
+        }
         uint16_t *act = o.act + (size_t)(j.first + row) * o.act_stride;
         float *out = o.out + ((size_t)(j.first + row) * o.n_heads + j.head) * n;
 #pragma unroll

@@ -5,9 +5,12 @@
  *          reads a line of 128 bytes at a time
  * moves    the matrix once per 8 tokens
  * limit    HBM for f32 with few tokens; a plain loop of fma otherwise
- * checked  tests/unit/t-gpu-matmul.c */
+ * checked  tests/unit/t-gpu-matmul.c, t-gpu-experts.c
+ *
+ * With n_splits a block takes 256 k, and the reader of the sums adds those of the splits in their
+ * order: the router of a token, a matrix of few rows, is read by 8 times as many blocks. */
 #include "gpu/kernels/operations.h"
-#include "gpu/prim/weights.cuh"
+#include "gpu/prim/experts.cuh"
 #include "gpu/rt/launch.cuh"
 
 enum { WARPS = 8, TOKENS = 8, PAD = 33 };
@@ -143,6 +146,38 @@ DEVICE void decode_exact(float v[32], const gpu_mat &m, const layout &a, const u
     }
 }
 
+/* acc += a row of a tile, that of this lane, times tokens: this warp's share of the steps from
+ * first_step to end.  row(t): the activations of token t, which have no padding. */
+template <class ROW> DEVICE void multiply_exact(float (&acc)[TOKENS], const gpu_mat &m, const layout &a,
+                                                const uint8_t *data, int first_step, int end, int n, ROW row)
+{
+    const int lane = threadIdx.x % 32;
+    for (int step = first_step + threadIdx.x / 32; step < end; step += WARPS) {
+        float v[32];
+        decode_exact(v, m, a, data, step, lane);
+        const int k = min(32, m.cols - step * 32);
+#pragma unroll
+        for (int t = 0; t < TOKENS; t++) {
+            if (t >= n)
+                break;
+            const float *x = row(t) + step * 32;
+#pragma unroll
+            for (int i = 0; i < 32; i++)
+                if (i < k)
+                    acc[t] = fmaf(v[i], x[i], acc[t]);
+        }
+    }
+}
+
+/* The sum of a token and a row over the warps. */
+DEVICE float sum_of_warps(const float *sums, int token, int in_tile)
+{
+    float y = 0;
+    for (int w = 0; w < WARPS; w++)
+        y += sums[(w * TOKENS + token) * PAD + in_tile];
+    return y;
+}
+
 __global__ __launch_bounds__(WARPS * 32, 2) void matmul_f32_kernel(gpu_linear l)
 {
     SHARED(float, sums);                /* [WARPS][TOKENS][PAD] */
@@ -153,38 +188,25 @@ __global__ __launch_bounds__(WARPS * 32, 2) void matmul_f32_kernel(gpu_linear l)
     const gpu_mat &m = l.w[which];
     const layout a = layout_of(m.type);
     const uint8_t *data = m.data + (size_t)tile * m.tile_bytes;
-    const int first = blockIdx.y * TOKENS, n = min(TOKENS, l.n_tokens - first);
+    const int first = blockIdx.y * TOKENS, n = min(TOKENS, l.n_tokens - first), split = blockIdx.z;
     float acc[TOKENS];
 #pragma unroll
     for (int t = 0; t < TOKENS; t++)
         acc[t] = 0;
-    for (int step = warp; step < m.n_steps; step += WARPS) {
-        float v[32];
-        decode_exact(v, m, a, data, step, lane);
-        const int k = min(32, m.cols - step * 32);      /* x has no padding */
-#pragma unroll
-        for (int t = 0; t < TOKENS; t++) {
-            if (t >= n)
-                break;
-            const float *x = l.x + (size_t)(first + t) * l.ldx + step * 32;
-#pragma unroll
-            for (int i = 0; i < 32; i++)
-                if (i < k)
-                    acc[t] = fmaf(v[i], x[i], acc[t]);
-        }
-    }
+    multiply_exact(acc, m, a, data, split * GPU_SPLIT_STEPS,
+                   l.n_splits ? min(m.n_steps, (split + 1) * GPU_SPLIT_STEPS) : m.n_steps, n,
+                   [&](int t) { return l.x + (size_t)(first + t) * l.ldx; });
 #pragma unroll
     for (int t = 0; t < TOKENS; t++)
         sums[(warp * TOKENS + t) * PAD + lane] = acc[t];
     __syncthreads();
+    gpu_output to = l.to[which];
+    to.bias = split ? nullptr : to.bias;
+    to.out += split * l.split_stride;
     for (int o = threadIdx.x; o < n * 32; o += WARPS * 32) {
         const int t = o / 32, row = tile * 32 + o % 32;
-        if (row >= m.rows)
-            continue;
-        float y = 0;
-        for (int w = 0; w < WARPS; w++)
-            y += sums[(w * TOKENS + t) * PAD + o % 32];
-        finish_one(l, l.to[which], first + t, row, y);
+        if (row < m.rows)
+            finish_one(l, to, first + t, row, sum_of_warps(sums, t, o % 32));
     }
 }
 
@@ -193,8 +215,55 @@ extern "C" int gpu_matmul_f32(struct gpu *g, const struct gpu_linear *l, struct 
     unsigned tiles = 0;
     for (int i = 0; i < l->n_mats; i++)
         tiles += (unsigned)l->w[i].n_tiles;
-    return launch(g, "matmul_f32", matmul_f32_kernel, dim3(tiles, (unsigned)(l->n_tokens + TOKENS - 1) / TOKENS),
-                  WARPS * 32, sizeof(float) * WARPS * TOKENS * PAD, e, *l);
+    const dim3 grid(tiles, (unsigned)(l->n_tokens + TOKENS - 1) / TOKENS, (unsigned)(l->n_splits ? l->n_splits : 1));
+    return launch(g, "matmul_f32", matmul_f32_kernel, grid, WARPS * 32, sizeof(float) * WARPS * TOKENS * PAD, e, *l);
+}
+
+/* ---- the same for experts ---- */
+
+/* N: 2 for gate and up */
+template <int N> __global__ __launch_bounds__(WARPS * 32, 2) void expert_f32_kernel(gpu_experts o)
+{
+    SHARED(float, sums);                /* [N][WARPS][TOKENS][PAD] */
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    if (blockIdx.y >= (unsigned)*o.choice.n_tiles)
+        return;
+    const gpu_expert_tile e = o.choice.tiles[blockIdx.y];
+    const int32_t *pairs = o.choice.order + e.first;
+    const int rows = o.w[0].w.rows;
+#pragma unroll 1
+    for (int i = 0; i < N; i++) {
+        const gpu_mat &m = o.w[i].w;
+        float acc[TOKENS];
+#pragma unroll
+        for (int t = 0; t < TOKENS; t++)
+            acc[t] = 0;
+        multiply_exact(acc, m, layout_of(m.type), expert_rows(o.w[i], e.expert, blockIdx.x), 0, m.n_steps, e.n,
+                       [&](int t) { return o.x + (size_t)(pairs[t] / o.share) * o.ldx; });
+#pragma unroll
+        for (int t = 0; t < TOKENS; t++)
+            sums[((i * WARPS + warp) * TOKENS + t) * PAD + lane] = acc[t];
+    }
+    __syncthreads();
+    for (int k = threadIdx.x; k < e.n * 32; k += WARPS * 32) {
+        const int t = k / 32, row = blockIdx.x * 32 + k % 32;
+        if (row >= rows)
+            continue;
+        float y = expert_biased(o.w[0], e.expert, row, sum_of_warps(sums, t, k % 32));
+        if (N == 2)
+            y = expert_activation(o, y, expert_biased(o.w[1], e.expert, row,
+                                                      sum_of_warps(sums + WARPS * TOKENS * PAD, t, k % 32)));
+        o.out[(size_t)pairs[t] * o.ldo + row] = y;
+    }
+}
+
+extern "C" int gpu_expert_f32(struct gpu *g, const struct gpu_experts *o, struct err *e)
+{
+    static_assert((int)TOKENS == (int)GPU_EXPERT_FEW, "a tile is what a block takes");
+    const dim3 grid((unsigned)o->w[0].w.n_tiles, (unsigned)gpu_most_tiles(o->n_pairs, o->n_experts, TOKENS));
+    const size_t sums = sizeof(float) * WARPS * TOKENS * PAD;
+    return o->n_mats == 2 ? launch(g, "expert_f32", expert_f32_kernel<2>, grid, WARPS * 32, 2 * sums, e, *o)
+                          : launch(g, "expert_f32", expert_f32_kernel<1>, grid, WARPS * 32, sums, e, *o);
 }
 
 /* ---- embedding: rows of a matrix, as stored ---- */

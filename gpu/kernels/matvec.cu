@@ -10,7 +10,7 @@
  *          block, 2 blocks an SM; activations from L2, once a block
  *          (n * cols * 2 bytes: 11 % of 4-bit weights with one token, 90 % with 8)
  * limit    HBM bandwidth; 132 instructions per 16 bytes of nl4 and lane with up to 8 tokens (nvcc
- *          13.0, sm_90: 528 for four steps of a warp), where 131-148 issue slots fit
+ *          13.0, sm_90: 527 for four steps of a warp), where 131-148 issue slots fit
  *          into the time of the bytes on an H200: at the edge
  * checked  tests/unit/t-gpu-matmul.c */
 #include "gpu/kernels/operations.h"
@@ -44,10 +44,12 @@ template <int TYPE, int TOKENS8, int N> __global__ __launch_bounds__(WARPS * 32)
     float c[N][TOKENS8][2][4];
     for (int i = 0; i < N * TOKENS8 * 8; i++)
         (&c[0][0][0][0])[i] = 0;
+    const uint16_t *act[TOKENS8];
+#pragma unroll
+    for (int b = 0; b < TOKENS8; b++)
+        act[b] = 8 * b + g < l.n_tokens ? l.act + (size_t)(8 * b + g) * l.act_stride + 8 * t : nullptr;
     multiply_few<TYPE, TOKENS8, N, WARPS>(c, data, m, table, warp, g, t, [&](int b, int step) {
-        const int token = 8 * b + g;
-        return token < l.n_tokens ? load16(l.act + (size_t)token * l.act_stride + step * 32 + 8 * t)
-                                  : make_uint4(0, 0, 0, 0);
+        return act[b] ? load16(act[b] + step * 32) : make_uint4(0, 0, 0, 0);
     });
 
     if (f::table)

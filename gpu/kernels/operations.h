@@ -27,6 +27,8 @@ int gpu_matmul_hopper_takes(const struct gpu *g, const struct gpu_linear *l);
 /* f32 activations and the weights as stored, every type; any number of tokens and up to three
  * matrices, no GPU_MLP. */
 int gpu_matmul_f32(struct gpu *g, const struct gpu_linear *l, struct err *e);
+/* Blocks of k that gpu_linear.n_splits may be for a matrix of so many steps. */
+#define GPU_SPLITS(n_steps) (((n_steps) + GPU_SPLIT_STEPS - 1) / GPU_SPLIT_STEPS)
 
 /* int8 activations and weights with one scale per row: any number of tokens, with the same bits for
  * a token in any batch; up to GPU_MATVEC_TOKENS with the arguments of gpu_matvec, more with those
@@ -50,6 +52,57 @@ int gpu_decode(struct gpu *g, const struct gpu_mat *m, uint8_t *out, struct err 
 /* With more tokens a launch reads, and without a copy decodes, a matrix more than once; up to this
  * number the packed matrix, which has fewer bytes, is faster. */
 enum { GPU_DECODED_TOKENS = 128 };
+
+/* ---- mixtures of experts ---- */
+
+/* enum router_kind */
+enum gpu_router { GPU_ROUTER_SOFTMAX, GPU_ROUTER_SIGMOID, GPU_ROUTER_SQRT_SOFTPLUS, GPU_ROUTER_SPARSEMIXER,
+                  GPU_ROUTER_TOP_SOFTMAX };
+enum { GPU_MAX_EXPERTS = 1024, GPU_MAX_GROUPS = 32, GPU_MAX_TOP_K = 32 };
+/* Choose experts from the router's outputs, as cpu_moe.c does, and sort pairs by expert. */
+struct gpu_route {
+    /* [n_parts][n][ld], part_stride floats apart: outputs are the sums over parts; behind those of
+     * the experts that of the shared router, if choice.shared is not NULL */
+    const float *part; int n_parts; size_t part_stride; int ld;
+    const float *correction;            /* [n_experts] or NULL */
+    const int32_t *pos;                 /* [n]; below 0: the token chooses nothing */
+    int n, n_experts, top_k;
+    int router, n_groups, top_groups, group_best, normalize;    /* as in struct moe */
+    float norm_min, norm_add, scale, mask;
+    struct gpu_choice choice;
+    int tile;                           /* pairs of a tile at most */
+    int sort;                           /* gpu_choose: sort, too; for up to GPU_MATVEC_TOKENS tokens */
+};
+int gpu_choose(struct gpu *g, const struct gpu_route *r, struct err *e);
+int gpu_sort_pairs(struct gpu *g, const struct gpu_route *r, struct err *e);
+/* Most tiles that there can be: each has a pair, and only the last one of an expert is not full. */
+static inline int gpu_most_tiles(int n_pairs, int n_experts, int tile)
+{
+    const int most = n_experts + n_pairs / tile;
+    return n_pairs < most ? n_pairs : most;
+}
+
+/* Products of experts, all of one type; no f32; tiles of GPU_EXPERT_FEW pairs; activations in
+ * GPU_ACT_LANES.  A pair's result depends on nothing but its row. */
+enum { GPU_EXPERT_FEW = 8 };
+int gpu_expert_matvec(struct gpu *g, const struct gpu_experts *o, struct err *e);
+/* The same with tiles of 16 or 64 pairs, activations in GPU_ACT_TILES. */
+int gpu_expert_pairs(int n_pairs, int n_experts);
+int gpu_expert_matmul(struct gpu *g, const struct gpu_experts *o, struct err *e);
+/* f32 activations and the weights as stored, every type, tiles of GPU_EXPERT_FEW pairs. */
+int gpu_expert_f32(struct gpu *g, const struct gpu_experts *o, struct err *e);
+
+/* sum = shared_scale * shared_weight * shared + the weighted results of a token's experts, in the
+ * order of its choice; x += scale * sum, or out = sum where x is NULL.  shared [n][cols] may be
+ * NULL or out; shared_weight [n] NULL: 1. */
+struct gpu_expert_sum {
+    const float *y;                     /* [pair][cols] */
+    struct gpu_choice choice;
+    const float *shared, *shared_weight; float shared_scale;
+    float *x, *out; float scale;
+    int n, top_k, cols;
+};
+int gpu_expert_sum(struct gpu *g, const struct gpu_expert_sum *o, struct err *e);
 
 /* x [n][cols] = row token[i] of w * scale (w->data NULL: 0), + pos_embed[pos[i] + pos_offset] if
  * that is set.  A token below 0 is drawn[-1 - token]; a token that was not drawn (-1) counts as
@@ -122,6 +175,7 @@ struct gpu_attention {
     int n_heads, n_kv_heads, head_dim, window;
     float scale, softcap;
     const float *alibi;                 /* [n_heads] or NULL */
+    const float *sinks;                 /* [n_heads] scores without a value, or NULL */
     struct gpu_step step;
     struct gpu_kv kv;
     /* decode: the tokens rows[0..n_rows) */

@@ -57,6 +57,41 @@ struct gpu_linear {
     float scale, limit;
     int function;                       /* GPU_MLP: config.act */
     uint16_t *act_out; int act_out_stride;
+    /* gpu_matmul_f32, GPU_STORE: block z of n_splits takes GPU_SPLIT_STEPS steps of k and stores
+     * its sums split_stride floats behind those before, the bias in the first; 0: all k together */
+    int n_splits;
+    size_t split_stride;
+};
+enum { GPU_SPLIT_STEPS = 8 };
+
+/* A matrix of all experts of a layer, which are equal in type and shape: w is the first one's,
+ * `stride` bytes before the next; biases are bias_stride floats apart (NULL: none). */
+struct gpu_expert_mat { struct gpu_mat w; uint64_t stride; const float *bias; int bias_stride; };
+
+/* The choice of n tokens.  A pair is a token and one of its top_k experts: pair p is the choice p %
+ * top_k of token p / top_k.  Tiles are the work of a layer: up to `tile` pairs of one expert. */
+struct gpu_expert_tile { int32_t expert, first, n; };           /* pairs order[first .. first + n) */
+struct gpu_choice {
+    int32_t *id;                        /* [pair] expert, -1: the token chooses none */
+    float *weight;                      /* [pair] */
+    float *shared;                      /* [n] weight of the shared MLP, or NULL */
+    int32_t *order;                     /* pairs by expert, those of one expert ascending */
+    struct gpu_expert_tile *tiles; int32_t *n_tiles;
+};
+
+/* Products of the chosen experts with the rows of their pairs: silu(gate x) * up x, or down x. */
+struct gpu_experts {
+    struct gpu_expert_mat w[2];         /* gate and up; down */
+    int n_mats;                         /* 2: gate and up */
+    int n_experts, n_pairs;             /* n_pairs: n_tokens * top_k */
+    struct gpu_choice choice;
+    int share;                          /* pairs that read one row of activations: top_k, or 1 */
+    const uint16_t *act; int act_stride;        /* in the order that the kernel wants (f32: x instead) */
+    const float *x; int ldx;
+    float *out; int ldo;                /* [pair][ldo], of down, and of gate and up in f32 */
+    uint16_t *act_out; int act_out_stride;      /* [pair][stride], of gate and up */
+    int function;                       /* config.act */
+    float alpha, limit;                 /* as in struct moe */
 };
 
 /* The keys and values of one layer, in blocks of KV_BLOCK tokens. */

@@ -36,6 +36,8 @@ DEVICE float float_of(uint32_t u) { return EITHER(__uint_as_float(u), f32_from_b
 
 DEVICE uint32_t bits_of(float f) { return EITHER(__float_as_uint(f), f32_bits(f)); }
 
+DEVICE int bits_set(uint32_t u) { return EITHER(__popc(u), __builtin_popcount(u)); }
+
 /* exp and tanh to a few ulp of f32 (of 1: a small tanh is a difference), sufficient beside f16. */
 DEVICE float fast_exp(float x) { return EITHER(__expf(x), expf(x)); }
 DEVICE float fast_tanh(float x) { return EITHER(1 - __fdividef(2, 1 + __expf(2 * x)), 1 - 2 / (1 + expf(2 * x))); }

@@ -88,7 +88,7 @@ const char *engine_no_draft_layers(const struct config *c, const struct engine_o
         return "drafts of its first layers are made by the CPU only";
     if (n < 1 || n >= c->n_layers)
         return "expected at least one layer, and fewer than it has";
-    return config_beyond_dense(c);
+    return config_beyond(c, 0);
 }
 
 static int open_sizes(struct engine *g, struct draft_model *d, struct err *e)

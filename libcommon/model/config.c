@@ -637,7 +637,19 @@ int config_kv_layers(const struct config *c)
     return n;
 }
 
-const char *config_beyond_dense(const struct config *c)
+/* The first feature of the mixture beside a router, experts, and a shared MLP; NULL: none. */
+static const char *beyond_mixture(const struct config *c)
+{
+    if (c->moe.beside)
+        return "an MLP beside experts";
+    if (c->hashed)
+        return "experts chosen by a table of tokens";
+    if (c->moe.weigh_input)
+        return "weights on the inputs of experts";
+    return c->moe.act_limit > 0 && c->moe.act_alpha == 0 ? "MLPs with limits" : NULL;
+}
+
+const char *config_beyond(const struct config *c, unsigned features)
 {
     if (c->both_ways)
         return "attention to later tokens";
@@ -651,7 +663,7 @@ const char *config_beyond_dense(const struct config *c)
         return "recurrent layers";
     if (config_has_mixer(c, MIXER_NONE) || config_has_ff(c, FF_NONE))
         return "layers without a mixer or without an MLP";
-    if (config_has_ff(c, FF_MOE))
+    if (config_has_ff(c, FF_MOE) && !(features & FEATURE_EXPERTS))
         return "a mixture of experts";
     if (config_has_mixer(c, MIXER_MLA))
         return "multi-head latent attention";
@@ -672,7 +684,9 @@ const char *config_beyond_dense(const struct config *c)
         return "norms inside of attention and MLP";
     if (c->qk_norm != QK_NORM_NONE && c->names->q_norm && !*c->names->q_norm)
         return "norms of q and k without weights";
-    return c->attn_gate ? "gated attention" : c->sinks ? "attention sinks" : c->temperature_scale != 0
+    if (config_has_ff(c, FF_MOE) && beyond_mixture(c))
+        return beyond_mixture(c);
+    return c->attn_gate ? "gated attention" : c->sinks && !(features & FEATURE_SINKS) ? "attention sinks" : c->temperature_scale != 0
                ? "queries scaled by their position" : c->qk_norm_roped ? "norms of q and k in some layers" : NULL;
 }
 

@@ -533,9 +533,10 @@ size_t config_state_floats(const struct config *c, int layer);
 size_t config_state_bytes(const struct config *c);
 int recurrent_channels(const struct config *c, int layer);
 int recurrent_width(const struct config *c, int layer);
-/* The first feature that a backend with only plain or windowed attention and dense MLPs does not
- * support; NULL: it supports the model. */
-const char *config_beyond_dense(const struct config *c);
+/* Features of a backend beside plain or windowed attention and dense MLPs. */
+enum { FEATURE_EXPERTS = 1, FEATURE_SINKS = 2 };
+/* The first feature that a backend with these does not support; NULL: it supports the model. */
+const char *config_beyond(const struct config *c, unsigned features);
 
 /* ---- where weights come from (used when converting) ---- */
 

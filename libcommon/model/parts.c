@@ -5,7 +5,7 @@
 
 #include "libcommon/model/arch.h"
 
-enum { IS_MIXER = 1, IS_FF = 0, IS_DENSE = 1, IS_BEYOND = 0, IS_FIRST = 1, IS_LAST = 0 };
+enum { IS_MIXER = 1, IS_FF = 0, IS_DENSE = 1, IS_EXTRA = 0, IS_BEYOND = 0, IS_FIRST = 1, IS_LAST = 0 };
 
 const struct part_info part_infos[N_LAYER_PARTS] = {
 #define NORM(id, field, name, scope, of, ...) \

@@ -3,8 +3,9 @@
  * around the size of blocks, tiles and splits. */
 #include "tests/lib/gpu.h"
 
+enum { SLOPES = 1, SINKS = 2 };         /* of setup.more */
 struct setup { int n_heads, n_kv, dim, pos, n, window, rope, pairs, norm,
-               after; float softcap; int alibi; enum kv_type kv; };
+               after; float softcap; int more; enum kv_type kv; };
 
 /* Keys and values of `pos` tokens and then n tokens, in a cache whose blocks lie in random order
  * behind another sequence's; q becomes what the plain kernels make of it. */
@@ -12,7 +13,7 @@ struct job {
     const struct setup *s;
     int len, n_blocks;
     size_t part, stride, qrow, krow;    /* bytes; elements */
-    float *q, *k, *v, *w, *slopes, *cosine, *sine;
+    float *q, *k, *v, *w, *slopes, *sinks, *cosine, *sine;
     int32_t *table, *pos, *table_of, *rows;
     uint8_t *cache;
     struct gpu_kv kv;                   /* on the device, with what follows */
@@ -48,6 +49,7 @@ static void job_fill(struct job *j, const struct setup *s)
         }
     j->w = uniforms(&r, (size_t)hd, 0.5f, 1.5f);
     j->slopes = uniforms(&r, (size_t)s->n_heads, 0, 0.3f);
+    j->sinks = uniforms(&r, (size_t)s->n_heads, -1, 6);
     j->cosine = calloc(len * (size_t)hd, 4), j->sine = calloc(len * (size_t)hd, 4);
     j->pos = malloc(len * 4), j->table_of = malloc(len * 4), j->rows = malloc(len * 4),
         j->table = malloc((size_t)(j->n_blocks + 3) * 4);
@@ -71,7 +73,8 @@ static void job_fill(struct job *j, const struct setup *s)
 static void job_free(struct job *j)
 {
     gpu_free(device, j->kv.base), gpu_free(device, j->dq);
-    free(j->q), free(j->k), free(j->v), free(j->w), free(j->slopes), free(j->cosine), free(j->sine), free(j->table),
+    free(j->q), free(j->k), free(j->v), free(j->w), free(j->slopes), free(j->sinks);
+    free(j->cosine), free(j->sine), free(j->table),
         free(j->pos), free(j->table_of), free(j->rows), free(j->cache);
 }
 
@@ -160,7 +163,8 @@ static void attend_plainly(const struct job *j, float *want)
                                 .head_dim = s->dim, .pos = s->pos, .window = s->window, .base = j->cache,
                                 .table = j->table + 3, .stride = j->stride, .k_offset = keys,
                                 .v_offset = keys + j->part, .kv = kv_both(s->kv), .scale = 0.3f, .softcap = s->softcap,
-                                .alibi = s->alibi ? j->slopes + h * group : NULL };
+                                .alibi = s->more & SLOPES ? j->slopes + h * group : NULL,
+                                .sinks = s->more & SINKS ? j->sinks + h * group : NULL };
         kernels_ref.attention(&a, scratch);
     }
     free(scratch);
@@ -210,7 +214,9 @@ static void check(const struct setup *s)
                                .act = on_device((size_t)j.len * (size_t)act_stride * 2), .act_stride = act_stride,
                                .n_heads = s->n_heads, .n_kv_heads = s->n_kv, .head_dim = s->dim, .window = s->window,
                                .scale = 0.3f, .softcap = s->softcap,
-                               .alibi = s->alibi ? to_device(j.slopes, (size_t)s->n_heads * 4) : NULL, .step = j.step,
+                               .alibi = s->more & SLOPES ? to_device(j.slopes, (size_t)s->n_heads * 4) : NULL,
+                               .sinks = s->more & SINKS ? to_device(j.sinks, (size_t)s->n_heads * 4) : NULL,
+                               .step = j.step,
                                .kv = j.kv, .rows = to_device(j.rows, (size_t)j.len * 4), .n_rows = s->n,
                                .partial = on_device((size_t)s->n * (size_t)s->n_heads * (size_t)splits *
                                                     (size_t)(s->dim + 2) * 4), .max_splits = splits };
@@ -238,24 +244,25 @@ static void attention(void **state)
         { 2, 2, 32, 0, 17, 0, 0, 0, 0, 0, 0, 0, KV_I8 },
         { 2, 2, 32, 0, 17, 0, 0, 0, 0, 0, 0, 0, KV_F32 },
         { 4, 2, 64, 5, 66, 0, 64, 0, 1, 0, 0, 0, KV_F16 },
-        { 8, 2, 80, 60, 5, 20, 40, 1, 0, 0, 30, 0, KV_F16 },        /* window, part of a head rotated in pairs, cap */
+        { 8, 2, 80, 60, 5, 20, 40, 1, 0, 0, 30, SINKS, KV_F16 },    /* window, part of a head rotated in pairs, cap */
         { 3, 1, 96, 15, 18, 0, 96, 0, 2, 1, 0, 0, KV_I8 },          /* layer norm after the rotation, 3 heads share */
-        { 5, 1, 128, 0, 33, 0, 0, 0, 0, 0, 0, 1, KV_F16 },          /* slopes, 5 heads share */
+        { 5, 1, 128, 0, 33, 0, 0, 0, 0, 0, 0, SLOPES, KV_F16 },     /* slopes, 5 heads share */
         { 16, 1, 16, 30, 3, 0, 0, 0, 0, 0, 0, 0, KV_F32 },          /* two passes of 8 heads */
-        { 2, 1, 256, 0, 20, 0, 256, 0, 0, 0, 0, 0, KV_F16 },
+        { 2, 1, 256, 0, 20, 0, 256, 0, 0, 0, 0, SINKS, KV_F16 },
         { 2, 2, 16, 250, 9, 0, 16, 0, 0, 0, 0, 0, KV_F16 },         /* across the end of a split */
         { 2, 1, 32, 520, 2, 0, 0, 0, 0, 0, 0, 0, KV_F16 },
-        { 2, 1, 32, 530, 2, 300, 0, 0, 0, 0, 0, 1, KV_I8 },         /* a window that begins in the first split */
+        /* a window that begins in the first split */
+        { 2, 1, 32, 530, 2, 300, 0, 0, 0, 0, 0, SLOPES | SINKS, KV_I8 },
         { 2, 1, 32, 600, 2, 40, 0, 0, 0, 0, 0, 0, KV_F32 },         /* a window that leaves out whole splits */
         { 2, 2, 32, 0, 17, 0, 0, 0, 0, 0, 0, 0, KV_BF16 },
         { 2, 2, 32, 0, 17, 0, 0, 0, 0, 0, 0, 0, KV_F8 },
         { 2, 1, 64, 5, 66, 0, 64, 1, 1, 0, 0, 0, KV_F8 },         /* a norm, then pairs, whose lanes are others */
         { 4, 1, 80, 30, 5, 20, 40, 1, 0, 0, 30, 0, KV_F8 },         /* window, cap */
-        { 3, 1, 96, 0, 17, 0, 0, 0, 0, 0, 0, 1, KV_BF16 },          /* slopes */
+        { 3, 1, 96, 0, 17, 0, 0, 0, 0, 0, 0, SLOPES, KV_BF16 },     /* slopes */
         { 1, 1, 256, 0, 5, 3, 0, 0, 0, 0, 0, 0, KV_F8 },
         { 1, 1, 64, 3, 145, 0, 0, 0, 0, 0, 0, 0, KV_F16 },          /* more than a tile of queries */
-        /* the same with a window shorter than a warp's queries, slopes */
-        { 2, 1, 112, 20, 133, 37, 0, 0, 0, 0, 0, 1, KV_I8 },
+        /* the same with a window shorter than a warp's queries, slopes, sinks */
+        { 2, 1, 112, 20, 133, 37, 0, 0, 0, 0, 0, SLOPES | SINKS, KV_I8 },
         /* the same of large heads, whose tiles are half as large */
         { 1, 1, 144, 0, 66, 0, 0, 0, 0, 0, 0, 0, KV_BF16 },
         { 2, 1, 192, 9, 18, 0, 0, 0, 0, 0, 0, 0, KV_F16 },

@@ -128,23 +128,31 @@ static void test_windows(void **state)
     config_release(&c);
 }
 
-/* The reason why a backend of dense models refuses a family; NULL: it runs it. */
-static void test_beyond_dense(void **state)
+/* The reason why a backend with these features refuses a family; NULL: it runs it. */
+static void test_beyond(void **state)
 {
     (void)state;
-    static const struct { const char *keys, *says; } cases[] = {
-        { "\"model_type\": \"olmo3\"", NULL }, { "\"model_type\": \"helium\"", NULL },
-        { "\"model_type\": \"internlm3\"", NULL }, { "\"model_type\": \"jais2\"", NULL },
-        { "\"model_type\": \"qwen2_5_vl\", \"zse_wrapper\": \"qwen2_5_vl\"", NULL },
-        { "\"model_type\": \"ministral3\"", NULL },
+    enum { BOTH = FEATURE_EXPERTS | FEATURE_SINKS };
+    static const struct { const char *keys, *says; unsigned features; } cases[] = {
+        { "\"model_type\": \"mixtral\"", NULL, BOTH }, { "\"model_type\": \"qwen3_moe\"", NULL, BOTH },
+        { "\"model_type\": \"mixtral\"", "a mixture of experts", FEATURE_SINKS },
+        { "\"model_type\": \"gpt_oss\"", NULL, BOTH },
+        { "\"model_type\": \"gpt_oss\"", "attention sinks", FEATURE_EXPERTS },
+        { "\"model_type\": \"afmoe\"", "gated attention", BOTH },
+        { "\"model_type\": \"granite_swa\"", NULL, FEATURE_SINKS },
+        { "\"model_type\": \"deepseek_v3\"", "multi-head latent attention", BOTH },
+        { "\"model_type\": \"olmo3\"", NULL, 0 }, { "\"model_type\": \"helium\"", NULL, 0 },
+        { "\"model_type\": \"internlm3\"", NULL, 0 }, { "\"model_type\": \"jais2\"", NULL, 0 },
+        { "\"model_type\": \"qwen2_5_vl\", \"zse_wrapper\": \"qwen2_5_vl\"", NULL, 0 },
+        { "\"model_type\": \"ministral3\"", NULL, 0 },
         { "\"model_type\": \"ministral3\", \"rope_parameters\": {\"llama_4_scaling_beta\": 0.1}",
-          "queries scaled by their position" },
-        { "\"model_type\": \"granite_swa\"", "attention sinks" },
-        { "\"model_type\": \"nanochat\"", "norms of q and k without weights" },
-        { "\"model_type\": \"apertus\"", "an activation with parameters" },
-        { "\"model_type\": \"minicpm3\"", "multi-head latent attention" },
-        { "\"model_type\": \"afmoe\"", "a mixture of experts" },
-        { "\"model_type\": \"lfm2_moe\"", "recurrent layers" },
+          "queries scaled by their position", 0 },
+        { "\"model_type\": \"granite_swa\"", "attention sinks", 0 },
+        { "\"model_type\": \"nanochat\"", "norms of q and k without weights", 0 },
+        { "\"model_type\": \"apertus\"", "an activation with parameters", 0 },
+        { "\"model_type\": \"minicpm3\"", "multi-head latent attention", 0 },
+        { "\"model_type\": \"afmoe\"", "a mixture of experts", 0 },
+        { "\"model_type\": \"lfm2_moe\"", "recurrent layers", 0 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct config c;
@@ -153,7 +161,7 @@ static void test_beyond_dense(void **state)
                                 ? ", \"num_hidden_layers\": 2, \"layer_types\": [\"conv\", \"full_attention\"]" : "";
         snprintf(text, sizeof text, "{%s%s}", cases[i].keys, extra);
         must_parse(&c, text);
-        const char *says = config_beyond_dense(&c);
+        const char *says = config_beyond(&c, cases[i].features);
         if (!says != !cases[i].says || (says && strcmp(says, cases[i].says) != 0))
             fail_msg("%s: %s", text, says ? says : "runs");
         config_release(&c);
@@ -506,7 +514,7 @@ static void test_encoders(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults), cmocka_unit_test(test_windows), cmocka_unit_test(test_beyond_dense),
+        cmocka_unit_test(test_defaults), cmocka_unit_test(test_windows), cmocka_unit_test(test_beyond),
             cmocka_unit_test(test_refused),
         cmocka_unit_test(test_ignored), cmocka_unit_test(test_rope), cmocka_unit_test(test_encoders),
     };

@@ -1,0 +1,326 @@
+/* route.cu - the choice of experts: scores from the router's outputs, the best top_k and their
+ * weights, pairs of token and expert sorted into tiles of work; and the weighted sum of results.
+ *
+ * shapes   router outputs [n_parts][n][ld] f32 -> ids and weights [n * top_k], tiles for the
+ *          kernels of experts; results [n * top_k][cols] f32 -> [n][cols]
+ * tile     choose: a warp a token; lane i has experts i, i + 32 ...  sort: every block counts the
+ *          pairs of all experts in shared memory and places those of its own experts, a warp an
+ *          expert; up to 16 tokens one block of choose does both, so a layer has one launch less.
+ *          sum: 256 elements a block
+ * order    a token's choice and sum depend on nothing but its own scores; integer counts have no
+ *          order, and pairs of an expert ascend
+ * moves    choose: n * n_experts * 4 bytes for each part; sort: n * top_k * 4 bytes a block (80 KB
+ *          with 2048 tokens and 10 experts, from L2); sum: n * top_k * cols * 4 bytes
+ * limit    the launch, and shared memory: about 2 us for choose with 128 experts of which 8 are
+ *          chosen (calculated, not run on a GPU); sum: HBM with many tokens
+ * checked  tests/unit/t-gpu-experts.c */
+#include "gpu/kernels/operations.h"
+#include "gpu/prim/prim.cuh"
+#include "gpu/rt/launch.cuh"
+
+enum { WARPS = 8, BLOCK = WARPS * 32 };
+
+/* ---- the choice of a warp ---- */
+
+/* Floats in their order; 0 stands for what is taken, NaN comes behind all numbers. */
+DEVICE uint32_t key_of(float x)
+{
+    const uint32_t u = bits_of(x + 0.0f);       /* -0 is 0 */
+    return x != x ? 1 : u >> 31 ? ~u : u | 0x80000000u;
+}
+
+DEVICE float of_key(uint32_t key) { return float_of(key >> 31 ? key & 0x7fffffffu : ~key); }
+
+/* A lane's share of an array of keys: the largest and where it is; of equal ones the first. */
+struct best { uint32_t key; int at; };
+DEVICE best best_of_lane(const uint32_t *key, int n, int lane)
+{
+    best b = { 0, lane };
+    for (int i = lane; i < n; i += 32)
+        if (key[i] > b.key)
+            b = { key[i], i };
+    return b;
+}
+DEVICE best best_of_warp(best b)
+{
+    for (int i = 16; i; i /= 2) {
+        const uint32_t key = __shfl_xor_sync(FULL_WARP, b.key, i);
+        const int at = __shfl_xor_sync(FULL_WARP, b.at, i);
+        if (key > b.key || (key == b.key && at < b.at))
+            b = { key, at };
+    }
+    return b;
+}
+
+DEVICE float sigmoid(float x) { return 1 / (1 + expf(-x)); }
+
+DEVICE float score_of(int router, float x, float most)
+{
+    if (router == GPU_ROUTER_SIGMOID)
+        return sigmoid(x);
+    if (router == GPU_ROUTER_SQRT_SOFTPLUS) {   /* log(1 + e), where 1 + e is rounded to u */
+        const float e = expf(x), u = 1 + e;
+        return sqrtf(x > 20 ? x : u == 1 ? e : logf(u) * (e / (u - 1)));
+    }
+    return expf(x - most);
+}
+
+/* Outputs to scores, in place; each lane its own. */
+DEVICE void score_all(const gpu_route &r, float *score, int lane)
+{
+    float most = -INFINITY, sum = 0;
+    for (int i = lane; i < r.n_experts; i += 32)
+        most = fmaxf(most, score[i]);
+    most = warp_max(most);
+    for (int i = lane; i < r.n_experts; i += 32) {
+        score[i] = score_of(r.router, score[i], most);
+        sum += score[i];
+    }
+    sum = warp_sum(sum);
+    for (int i = lane; i < r.n_experts && r.router == GPU_ROUTER_SOFTMAX; i += 32)
+        score[i] /= sum;
+}
+
+/* Take the experts outside of the best groups; lane i has group i. */
+DEVICE void limit_groups(const gpu_route &r, uint32_t *key, int lane)
+{
+    const int size = r.n_experts / r.n_groups;
+    uint32_t mine = 0, chosen = 0;
+    __syncwarp();                       /* keys of other lanes */
+    if (lane < r.n_groups) {
+        float good = 0;
+        uint32_t above = ~0u;           /* key and place of the one before */
+        int last = -1;
+        for (int k = 0; k < r.group_best; k++) {
+            best b = { 0, size };
+            for (int i = 0; i < size; i++) {
+                const uint32_t u = key[lane * size + i];
+                if (u > b.key && (u < above || (u == above && i > last)))
+                    b = { u, i };
+            }
+            if (b.at == size)
+                break;
+            good += of_key(b.key);
+            above = b.key;
+            last = b.at;
+        }
+        mine = key_of(good);
+    }
+    for (int i = 0; i < r.top_groups; i++) {
+        const best b = best_of_warp({ mine, lane });
+        chosen |= 1u << b.at;
+        if (lane == b.at)
+            mine = 0;
+    }
+    __syncwarp();
+    for (int i = lane; i < r.n_experts; i += 32)
+        if (!(chosen >> i / size & 1))
+            key[i] = 0;
+}
+
+/* GPU_ROUTER_SPARSEMIXER: the weight of the best output, before it is taken. */
+DEVICE float sparse_weight(const gpu_route &r, const float *score, const uint32_t *key, float best_score, int lane)
+{
+    float sum = 0;
+    for (int i = lane; i < r.n_experts; i += 32) {
+        const float x = score[i], size = fabsf(x) > best_score ? fabsf(x) : best_score;
+        if (key[i] && !((best_score - x) / size > r.mask))
+            sum += expf(x - best_score);
+    }
+    return r.scale / warp_sum(sum);
+}
+
+/* The weight of choice `lane`, below top_k: from the chosen one's score, or 0. */
+DEVICE float weight_of(const gpu_route &r, float score, int lane)
+{
+    const bool mine = lane < r.top_k, top = r.router == GPU_ROUTER_TOP_SOFTMAX;
+    if (top) {
+        const float most = warp_max(mine ? score : -INFINITY);
+        score = mine ? expf(score - most) : 0;
+    }
+    float sum = warp_sum(mine ? score : 0) + r.norm_add;
+    sum = sum < r.norm_min ? r.norm_min : sum;
+    return (r.normalize || top ? score / sum : score) * r.scale;
+}
+
+/* One token.  room: [n_experts] scores and [n_experts] keys of this warp. */
+DEVICE void choose_token(const gpu_route &r, int token, float *room, int lane)
+{
+    float *score = room;
+    uint32_t *key = reinterpret_cast<uint32_t *>(room + r.n_experts);
+    const size_t row = (size_t)token * r.ld;
+    for (int i = lane; i < r.n_experts; i += 32) {
+        float x = 0;
+        for (int p = 0; p < r.n_parts; p++)
+            x += r.part[p * r.part_stride + row + i];
+        score[i] = x;
+        key[i] = key_of(x);
+    }
+    const bool corrected = r.router != GPU_ROUTER_TOP_SOFTMAX && r.router != GPU_ROUTER_SPARSEMIXER &&
+                           (r.correction || r.n_groups > 1);
+    if (r.router != GPU_ROUTER_TOP_SOFTMAX && r.router != GPU_ROUTER_SPARSEMIXER)
+        score_all(r, score, lane);
+    for (int i = lane; i < r.n_experts && corrected; i += 32)
+        key[i] = key_of(r.correction ? score[i] + r.correction[i] : score[i]);
+    if (corrected && r.n_groups > 1)
+        limit_groups(r, key, lane);
+    best mine = best_of_lane(key, r.n_experts, lane);
+    int id = 0;
+    float weight = 0;
+    for (int k = 0; k < r.top_k; k++) {
+        const best b = best_of_warp(mine);
+        const float s = __shfl_sync(FULL_WARP, lane == b.at % 32 ? score[b.at] : 0, b.at % 32),
+                    w = r.router == GPU_ROUTER_SPARSEMIXER ? sparse_weight(r, score, key, s, lane) : s;
+        if (lane == k) {
+            id = b.at;
+            weight = w;
+        }
+        if (lane == b.at % 32) {
+            key[b.at] = 0;
+            mine = best_of_lane(key, r.n_experts, lane);
+        }
+    }
+    if (r.router != GPU_ROUTER_SPARSEMIXER)
+        weight = weight_of(r, weight, lane);
+    if (lane < r.top_k) {
+        r.choice.id[token * r.top_k + lane] = r.pos[token] < 0 ? -1 : id;
+        r.choice.weight[token * r.top_k + lane] = weight;
+    }
+    if (lane == 0 && r.choice.shared) {
+        float x = 0;
+        for (int p = 0; p < r.n_parts; p++)
+            x += r.part[p * r.part_stride + row + r.n_experts];
+        r.choice.shared[token] = sigmoid(x);
+    }
+}
+
+/* ---- sorting ---- */
+
+/* x summed up over the lanes up to this one. */
+DEVICE int sum_to_lane(int x, int lane)
+{
+    for (int d = 1; d < 32; d *= 2) {
+        const int below = __shfl_sync(FULL_WARP, x, lane >= d ? lane - d : lane);
+        x += lane >= d ? below : 0;
+    }
+    return x;
+}
+
+/* The first pair and the first tile of every expert, from the numbers of their pairs. */
+DEVICE void place_experts(const gpu_route &r, const unsigned *count, int *pair, int *tile, int *total)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, each = (r.n_experts + BLOCK - 1) / BLOCK,
+              first = threadIdx.x * each, end = min(first + each, r.n_experts);
+    int pairs = 0, tiles = 0;
+    for (int i = first; i < end; i++) {
+        pairs += (int)count[i];
+        tiles += ((int)count[i] + r.tile - 1) / r.tile;
+    }
+    int pairs_to = sum_to_lane(pairs, lane), tiles_to = sum_to_lane(tiles, lane);
+    if (lane == 31) {
+        total[2 * warp] = pairs_to;
+        total[2 * warp + 1] = tiles_to;
+    }
+    __syncthreads();
+    for (int w = 0; w < warp; w++) {
+        pairs_to += total[2 * w];
+        tiles_to += total[2 * w + 1];
+    }
+    pairs_to -= pairs;
+    tiles_to -= tiles;
+    for (int i = first; i < end; i++) {
+        pair[i] = pairs_to;
+        tile[i] = tiles_to;
+        pairs_to += (int)count[i];
+        tiles_to += ((int)count[i] + r.tile - 1) / r.tile;
+    }
+    if (threadIdx.x == BLOCK - 1 && blockIdx.x == 0)
+        *r.choice.n_tiles = tiles_to;
+    __syncthreads();
+}
+
+/* By all threads of block `blockIdx.x` of gridDim.x. room: 3 * n_experts + 2 * WARPS words. */
+DEVICE void sort_pairs(const gpu_route &r, unsigned *room)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n_pairs = r.n * r.top_k;
+    unsigned *count = room;
+    int *pair = reinterpret_cast<int *>(room + r.n_experts), *tile = pair + r.n_experts, *total = tile + r.n_experts;
+    for (int i = threadIdx.x; i < r.n_experts; i += BLOCK)
+        count[i] = 0;
+    __syncthreads();
+    for (int p = threadIdx.x; p < n_pairs; p += BLOCK)
+        if (r.choice.id[p] >= 0)
+            atomicAdd(&count[r.choice.id[p]], 1u);
+    __syncthreads();
+    place_experts(r, count, pair, tile, total);
+    for (int i = threadIdx.x; i < r.n_experts && blockIdx.x == 0; i += BLOCK)
+        for (int at = 0, k = tile[i]; at < (int)count[i]; at += r.tile, k++)
+            r.choice.tiles[k] = { i, pair[i] + at, min(r.tile, (int)count[i] - at) };
+    for (int i = blockIdx.x * WARPS + warp; i < r.n_experts; i += gridDim.x * WARPS) {
+        int at = pair[i];
+        for (int p0 = 0; p0 < n_pairs && count[i]; p0 += 32) {
+            const int p = p0 + lane, mine = p < n_pairs && r.choice.id[p] == i;
+            const uint32_t all = __ballot_sync(FULL_WARP, mine);
+            if (mine)
+                r.choice.order[at + bits_set(all & ((1u << lane) - 1))] = p;
+            at += bits_set(all);
+        }
+    }
+}
+
+__global__ __launch_bounds__(BLOCK) void choose_kernel(gpu_route r)
+{
+    SHARED(float, room);                /* [WARPS][2 * n_experts] */
+    for (int token = blockIdx.x * WARPS + threadIdx.x / 32; token < r.n; token += gridDim.x * WARPS)
+        choose_token(r, token, room + (size_t)(threadIdx.x / 32) * 2 * r.n_experts, threadIdx.x % 32);
+    if (!r.sort)
+        return;
+    __syncthreads();                    /* the choices are there, and the room is free */
+    sort_pairs(r, reinterpret_cast<unsigned *>(room));
+}
+
+__global__ __launch_bounds__(BLOCK) void sort_kernel(gpu_route r)
+{
+    SHARED(unsigned, room);
+    sort_pairs(r, room);
+}
+
+static size_t sort_room(const struct gpu_route *r) { return sizeof(int) * (3 * (size_t)r->n_experts + 2 * WARPS); }
+
+extern "C" int gpu_choose(struct gpu *g, const struct gpu_route *r, struct err *e)
+{
+    const size_t choose = sizeof(float) * WARPS * 2 * (size_t)r->n_experts, sort = r->sort ? sort_room(r) : 0;
+    return launch(g, "choose", choose_kernel, dim3((unsigned)(r->sort ? 1 : (r->n + WARPS - 1) / WARPS)), BLOCK,
+                  choose > sort ? choose : sort, e, *r);
+}
+
+extern "C" int gpu_sort_pairs(struct gpu *g, const struct gpu_route *r, struct err *e)
+{
+    return launch(g, "sort", sort_kernel, dim3((unsigned)(r->n_experts + WARPS - 1) / WARPS), BLOCK, sort_room(r), e, *r);
+}
+
+/* ---- the sum ---- */
+
+__global__ __launch_bounds__(BLOCK) void expert_sum_kernel(struct gpu_expert_sum o)
+{
+    const int token = blockIdx.y, k = blockIdx.x * BLOCK + threadIdx.x;
+    const size_t at = (size_t)token * o.cols + k;
+    if (k >= o.cols)
+        return;
+    float sum = 0;
+    if (o.shared)
+        sum = o.shared_scale * (o.shared_weight ? o.shared_weight[token] : 1) * o.shared[at];
+    for (int i = token * o.top_k; i < (token + 1) * o.top_k; i++)
+        if (o.choice.id[i] >= 0)
+            sum = fmaf(o.choice.weight[i], o.y[(size_t)i * o.cols + k], sum);
+    if (o.x)
+        o.x[at] = fmaf(o.scale, sum, o.x[at]);
+    else
+        o.out[at] = sum;
+}
+
+extern "C" int gpu_expert_sum(struct gpu *g, const struct gpu_expert_sum *o, struct err *e)
+{
+    return launch(g, "expert_sum", expert_sum_kernel, dim3((unsigned)(o->cols + BLOCK - 1) / BLOCK, (unsigned)o->n),
+                  BLOCK, 0, e, *o);
+}

@@ -1,0 +1,32 @@
+/* experts.cuh - primitives of the kernels of experts: the address of a tile's weights, biases, the
+ * activation between gate and up, and down. */
+#ifndef ZSE_GPU_PRIM_EXPERTS_CUH
+#define ZSE_GPU_PRIM_EXPERTS_CUH
+
+#include "gpu/prim/weights.cuh"
+
+/* Tile `tile` of 32 rows of an expert's matrix. */
+DEVICE const uint8_t *expert_rows(const gpu_expert_mat &m, int expert, int tile)
+{
+    return m.w.data + expert * m.stride + (size_t)tile * m.w.tile_bytes;
+}
+
+/* y with its expert's bias. */
+DEVICE float expert_biased(const gpu_expert_mat &m, int expert, int row, float y)
+{
+    return m.bias ? y + m.bias[(size_t)expert * m.bias_stride + row] : y;
+}
+
+/* An element of the activations between gate and up, and down. */
+DEVICE float expert_activation(const gpu_experts &o, float gate, float up)
+{
+    if (o.limit > 0) {
+        gate = gate > o.limit ? o.limit : gate;
+        up = up < -o.limit ? -o.limit : up > o.limit ? o.limit : up;
+        if (o.alpha > 0)
+            return gate / (1 + expf(-o.alpha * gate)) * (up + 1);
+    }
+    return activation(gate, o.function) * up;
+}
+
+#endif
