@@ -239,10 +239,15 @@ static int alike(const struct linear *a, const struct linear *b)
 static int check_experts(const struct gpu_backend *b, struct err *e)
 {
     const struct moe *m = &b->m->config.moe;
+    enum { MOST_TILES = 65535 };        /* of a grid's y */
     const int groups = m->n_groups > 1 ? m->n_groups : 1;
+    const int64_t pairs = ((int64_t)b->o.max_tokens + MAX_GRAPH_TOKENS) * m->top_k;
     if (m->n_experts > GPU_MAX_EXPERTS || m->top_k > GPU_MAX_TOP_K || groups > GPU_MAX_GROUPS)
         return err_set(e, ERR_UNSUPPORTED, "%s: %d of %d experts in %d groups, expected at most %d of %d in %d",
                        gpu_kind, m->top_k, m->n_experts, groups, GPU_MAX_TOP_K, GPU_MAX_EXPERTS, GPU_MAX_GROUPS);
+    if (pairs / GPU_EXPERT_FEW + m->n_experts > MOST_TILES)
+        return err_set(e, ERR_UNSUPPORTED, "%s: steps of %d tokens with %d experts each are too large",
+                       gpu_kind, b->o.max_tokens, m->top_k);
     for (int i = b->first_layer; i < b->m->config.n_layers; i++) {
         const struct expert *x = b->m->layers[i].experts;
         for (int k = 1; x && k < m->n_experts; k++)

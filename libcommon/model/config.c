@@ -646,6 +646,8 @@ static const char *beyond_mixture(const struct config *c)
         return "experts chosen by a table of tokens";
     if (c->moe.weigh_input)
         return "weights on the inputs of experts";
+    if (!c->gated)
+        return "experts without a gate";
     return c->moe.act_limit > 0 && c->moe.act_alpha == 0 ? "MLPs with limits" : NULL;
 }
 

@@ -529,7 +529,10 @@ static void refused_mixtures(void **state)
     uint8_t *owned[MOST_EXPERT_MATS + 1];
     struct model *m = load("tiny", QT_F16);
     int n = make_mixture(m, QT_NL4, 32, owned);
-    const struct backend_options o = { .kv = { KV_F16, KV_F16 }, .n_blocks = 4, .max_tokens = 8, .max_logits = 8 };
+    struct backend_options o = { .kv = { KV_F16, KV_F16 }, .n_blocks = 4, .max_tokens = 1 << 19, .max_logits = 8 };
+    assert_null(backend_gpu.open(m, &o, &why));
+    assert_non_null(strstr(why.msg, "steps of 524288 tokens with 2 experts"));
+    o.max_tokens = 8;
     owned[n++] = quantize(&m->layers[2].experts[3].up, QT_I8, 32);
     assert_null(backend_gpu.open(m, &o, &why));
     assert_non_null(strstr(why.msg, "layer 2: experts of different types"));
