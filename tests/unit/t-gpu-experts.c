@@ -224,6 +224,42 @@ static void ties(void **state)
         }
 }
 
+/* The parts of a product that is split by k: their sum is the product, with one bias. */
+static void splits(void **state)
+{
+    (void)state;
+    enum { N = 9, OUTPUTS = 40, INPUTS = 600, LD = OUTPUTS + 1, PARTS = GPU_SPLITS((INPUTS + 31) / 32) };
+    struct rng g = { 31 };
+    struct mat m;
+    uint8_t *data = random_mat(&m, QT_F32, 32, OUTPUTS, INPUTS, &g);
+    float x[N * INPUTS], bias[OUTPUTS], w[INPUTS], *got = malloc(PARTS * N * LD * sizeof *got);
+    for (int i = 0; i < N * INPUTS; i++)
+        x[i] = uniform(&g, -1, 1);
+    for (int i = 0; i < OUTPUTS; i++)
+        bias[i] = uniform(&g, 50, 60);
+    const struct gpu_linear l = { .w = { gpu_mat_of(&m, to_device(data, m.size)) }, .n_mats = 1, .n_tokens = N,
+                                  .x = to_device(x, sizeof x), .ldx = INPUTS, .n_splits = PARTS,
+                                  .split_stride = N * LD,
+                                  .to = { { .bias = to_device(bias, sizeof bias), .ldo = LD,
+                                            .out = on_device(PARTS * N * LD * sizeof *got) } } };
+    assert_int_equal(PARTS, 3);
+    OK(gpu_matmul_f32(device, &l, &why));
+    from_device(got, l.to[0].out, PARTS * N * LD * sizeof *got);
+    for (int row = 0; row < OUTPUTS; row++) {
+        mat_decode_row(&m, row, w);
+        for (int t = 0; t < N; t++) {
+            double want = bias[row], sum = 0;
+            for (int k = 0; k < INPUTS; k++)
+                want += (double)w[k] * (double)x[t * INPUTS + k];
+            for (int p = 0; p < PARTS; p++)
+                sum += (double)got[(p * N + t) * LD + row];
+            if (!(fabs(sum - want) < 1e-3))
+                fail_msg("token %d, row %d: the parts are %g together, expected %g", t, row, sum, want);
+        }
+    }
+    free(got), free(data);
+}
+
 /* ---- products ---- */
 
 enum path { MATVEC, MATMUL, EXACT };
@@ -477,7 +513,8 @@ static void sums(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(choices), cmocka_unit_test(ties), cmocka_unit_test(products),
+    const struct CMUnitTest tests[] = { cmocka_unit_test(choices), cmocka_unit_test(ties), cmocka_unit_test(splits),
+                                        cmocka_unit_test(products),
                                         cmocka_unit_test(neighbours), cmocka_unit_test(sums) };
     return device_open() ? cmocka_run_group_tests(tests, NULL, NULL) : 0;
 }
