@@ -32,7 +32,7 @@ static int has(const struct conversion *cv, int layer, const char *end)
 }
 
 /* 1 if all matrices of these roles in the layer are quantized (not copied, not floats). */
-static int all_rounded(const struct conversion *cv, int layer, unsigned roles)
+static int all_rounded(const struct conversion *cv, int layer, uint64_t roles)
 {
     int n = 0;
     for (int i = 0; i < cv->n_recipes; i++) {
@@ -156,11 +156,11 @@ int channel_scale_layer(struct conversion *cv, int layer, float alpha, struct er
     /* mamba1 has no norm after its gate; with renorm the residual reads a norm's output, too, and
      * so does LAuReL */
     const int folds = c->renorm[0][0] == 0, folds_o = state && !both && c->mixer[layer] != MIXER_MAMBA1;
-    const unsigned qkv = both ? 1u << ROLE_IN | 1u << ROLE_Q | 1u << ROLE_K | 1u << ROLE_V
-        : state ? 1u << ROLE_IN | 1u << ROLE_IN_Z : q_a ? 1u << ROLE_Q_A | 1u << ROLE_KV_A : mla ? 1u <<
-        ROLE_Q | 1u << ROLE_KV_A : 1u << ROLE_Q | 1u << ROLE_K | 1u << ROLE_V | 1u << ROLE_Q_GATE;
-    const unsigned mlp = 1u << ROLE_GATE | 1u << ROLE_UP |
-                         (moe && !c->moe.beside ? 1u << ROLE_EXPERT_GATE | 1u << ROLE_EXPERT_UP : 0);
+    const uint64_t qkv = both ? 1ull << ROLE_IN | 1ull << ROLE_Q | 1ull << ROLE_K | 1ull << ROLE_V
+        : state ? 1ull << ROLE_IN | 1ull << ROLE_IN_Z : q_a ? 1ull << ROLE_Q_A | 1ull << ROLE_KV_A : mla ? 1ull <<
+        ROLE_Q | 1ull << ROLE_KV_A : 1ull << ROLE_Q | 1ull << ROLE_K | 1ull << ROLE_V | 1ull << ROLE_Q_GATE;
+    const uint64_t mlp = 1ull << ROLE_GATE | 1ull << ROLE_UP |
+                         (moe && !c->moe.beside ? 1ull << ROLE_EXPERT_GATE | 1ull << ROLE_EXPERT_UP : 0);
     const int gate_scales = c->gated || c->act == ACT_RELU || c->act == ACT_RELU2;
     int parallel = c->block == BLOCK_PARALLEL;
     for (int i = 0; i < N_INPUTS; i++) {
@@ -183,22 +183,22 @@ int channel_scale_layer(struct conversion *cv, int layer, float alpha, struct er
     if (folds && !parallel && l->strength[INPUT_MLP] && has(cv, layer, ".mlp_norm.weight") && all_rounded(cv, layer, mlp))
         if (scale_input(l, INPUT_MLP, c->hidden_size, alpha, e))
             return -1;
-    if (q_a && l->strength[INPUT_Q_A] && all_rounded(cv, layer, 1u << ROLE_Q) &&
+    if (q_a && l->strength[INPUT_Q_A] && all_rounded(cv, layer, 1ull << ROLE_Q) &&
         scale_input(l, INPUT_Q_A, c->mla.q_rank, alpha, e))
         return -1;
     if (moe && gate_scales && c->moe.act_limit == 0 &&
-        all_rounded(cv, layer, 1u << ROLE_EXPERT_UP | 1u << ROLE_EXPERT_DOWN) && scale_experts(cv, l, alpha, e))
+        all_rounded(cv, layer, 1ull << ROLE_EXPERT_UP | 1ull << ROLE_EXPERT_DOWN) && scale_experts(cv, l, alpha, e))
         return -1;
-    if (folds_o && l->strength[INPUT_O] && all_rounded(cv, layer, 1u << ROLE_O) &&
+    if (folds_o && l->strength[INPUT_O] && all_rounded(cv, layer, 1ull << ROLE_O) &&
         scale_state_o(cv, l, layer, alpha, e))
         return -1;
     if (!mla && (!state || both) && l->strength[INPUT_O] && c->clip_qkv == 0 && !c->v_norm &&
         !config_key_is_value(c, layer) &&
         !has(cv, layer, ".attn_sub_norm.weight") &&
-        all_rounded(cv, layer, 1u << ROLE_V | 1u << ROLE_O) && scale_o(cv, l, layer, alpha, e))
+        all_rounded(cv, layer, 1ull << ROLE_V | 1ull << ROLE_O) && scale_o(cv, l, layer, alpha, e))
         return -1;
     int homogeneous = !has(cv, layer, ".mlp_sub_norm.weight") && gate_scales;
-    if (l->strength[INPUT_DOWN] && homogeneous && all_rounded(cv, layer, 1u << ROLE_UP | 1u << ROLE_DOWN))
+    if (l->strength[INPUT_DOWN] && homogeneous && all_rounded(cv, layer, 1ull << ROLE_UP | 1ull << ROLE_DOWN))
         return scale_input(l, INPUT_DOWN, config_mlp_size(c, layer), alpha, e);
     return 0;
 }

@@ -55,7 +55,7 @@ const char *convert_part_name(enum convert_part part);
 /* A type for some matrices of some layers, of --quant: NAME=TYPE or NAME@FROM-TO=TYPE. */
 struct convert_rule {
     /* 1 << enum role: the roles of a projection's name; 0: those of part */
-    unsigned roles;
+    uint64_t roles;
     enum convert_part part;
     int first_layer, last_layer;        /* -1, INT_MAX: all */
     struct convert_type type;

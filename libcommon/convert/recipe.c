@@ -65,10 +65,10 @@ int convert_part_find(const char *name, size_t size)
 
 const char *convert_part_name(enum convert_part part) { return part_names[part]; }
 
-static const struct { const char *name; unsigned roles; } projections[] = {
-    { "q_proj", 1u << ROLE_Q }, { "k_proj", 1u << ROLE_K }, { "v_proj", 1u << ROLE_V }, { "o_proj", 1u << ROLE_O },
-    { "gate_proj", 1u << ROLE_GATE | 1u << ROLE_EXPERT_GATE }, { "up_proj", 1u << ROLE_UP | 1u << ROLE_EXPERT_UP },
-    { "down_proj", 1u << ROLE_DOWN | 1u << ROLE_EXPERT_DOWN },
+static const struct { const char *name; uint64_t roles; } projections[] = {
+    { "q_proj", 1ull << ROLE_Q }, { "k_proj", 1ull << ROLE_K }, { "v_proj", 1ull << ROLE_V }, { "o_proj", 1ull << ROLE_O },
+    { "gate_proj", 1ull << ROLE_GATE | 1ull << ROLE_EXPERT_GATE }, { "up_proj", 1ull << ROLE_UP | 1ull << ROLE_EXPERT_UP },
+    { "down_proj", 1ull << ROLE_DOWN | 1ull << ROLE_EXPERT_DOWN },
 };
 
 int convert_parse_rule(struct convert_rule *r, const char *text, struct err *e)
@@ -380,9 +380,9 @@ uint64_t recipes_bytes(const struct conversion *cv)
  * models with experts: there the other matrices are a small part of the file but a large one of the
  * bytes read per token, and 5 and 6 bits take 1.6 times the time of 4 per byte (profile of a
  * DeepSeek-V2-Lite that decodes). */
-static const struct { unsigned roles; int first_layers; enum qtype type; } finer[] = {
-    { 1u << ROLE_K | 1u << ROLE_V, 0, QT_M6 }, { ~0u, 2, QT_M5 }, { 1u << ROLE_DOWN, 0, QT_M5 },
-    { 1u << ROLE_UP, 0, QT_M5 }, { 1u << ROLE_GATE, 0, QT_M5 },
+static const struct { uint64_t roles; int first_layers; enum qtype type; } finer[] = {
+    { 1ull << ROLE_K | 1ull << ROLE_V, 0, QT_M6 }, { ~0ull, 2, QT_M5 }, { 1ull << ROLE_DOWN, 0, QT_M5 },
+    { 1ull << ROLE_UP, 0, QT_M5 }, { 1ull << ROLE_GATE, 0, QT_M5 },
 };
 
 static int is_head(const struct conversion *cv, const struct recipe *p)
