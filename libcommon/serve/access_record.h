@@ -12,12 +12,14 @@
 struct server;
 struct conn;
 
-/* Bytes of a client's X-Request-Id; of any id, with the number of a WebSocket's message. */
+/* Most bytes of an X-Request-Id from a client, and of any id: those of WebSocket messages end with
+ * a number. */
 enum { REQUEST_ID_GIVEN = 128, REQUEST_ID = REQUEST_ID_GIVEN + 12 };
 enum { PROMPT_LOGGED = 4096 };          /* bytes of a prompt */
 
 struct access_record {
-    /* X-Request-Id of the answer; of a WebSocket's message: the connection's, "/" and a number */
+    /* X-Request-Id of the answer; for a message of a WebSocket: the connection's id, "/" and a
+     * number */
     char id[REQUEST_ID + 1];
     unsigned n_messages;                /* of a WebSocket so far */
     char client[64];                    /* its address */
@@ -27,8 +29,8 @@ struct access_record {
     int has_key;                        /* key is filled in, valid or not */
     int is_admin;                       /* admitted by the administrator's token */
     int by_key;                         /* the key is valid */
-    int admitted;                       /* by the key or the token, or because none is needed */
-    int kept;                           /* of a WebSocket: its line is written; its messages are admitted by it */
+    int admitted;                       /* by its key or token, or because the server requires none */
+    int kept;                           /* of a WebSocket: its line is written, and it admits the messages */
     int64_t reserved;                   /* tokens of the key's limits; record_end settles them */
     int64_t settled;                    /* tokens that guard_settle has charged */
     struct key_info key;

@@ -11,8 +11,8 @@
 #include "libcommon/base/siphash.h"
 #include "libcommon/serve/internal.h"
 
-/* A script in a browser cannot set header fields of a WebSocket, except its subprotocols: it offers
- * "zse" and "zse-key.KEY".  NULL: there is no such one. */
+/* The key in the subprotocols of a WebSocket, the only header field that a script in a browser can
+ * set: it offers "zse" and "zse-key.KEY".  NULL: none. */
 static const char *protocol_key(const struct http_request *r, char *out, size_t room)
 {
     static const char prefix[] = "zse-key.";
@@ -29,8 +29,8 @@ static const char *protocol_key(const struct http_request *r, char *out, size_t 
     return NULL;
 }
 
-/* The key as the client sent it, or NULL; in text, of `room` bytes, if not in a header field of its
- * own. */
+/* The key as the client sent it, or NULL.  A key from a subprotocol or the query is copied to
+ * text [room]. */
 static const char *given_key(const struct server *s, const struct conn *c, char *text, size_t room)
 {
     const struct http_request *r = conn_request(c);
@@ -50,7 +50,7 @@ static int is_admin_token(const struct server *s, const char *given)
     return n && given && strlen(given) == n && CRYPTO_memcmp(given, s->admin_token, n) == 0;
 }
 
-/* The scopes of which a key needs one. */
+/* The scopes that permit the access; a key needs one of them. */
 static unsigned needs(enum access a)
 {
     switch (a) {
@@ -123,9 +123,9 @@ static uint64_t *seen_at(struct server *s, struct conn *c, int64_t key, uint64_t
     return &s->guard.seen[(h ^ h >> 29) * 0x9e3779b97f4a7c15u >> 54 & (SEEN - 1)];
 }
 
-/* Could a valid key be a lucky guess? From an address with too many wrong keys only keys are
- * accepted that were valid there before: a right guess looks like a wrong one, and a neighbour
- * behind the same address is not locked out. */
+/* Could a valid key be a lucky guess?  After too many wrong keys from an address, only keys that
+ * were valid there before are accepted: so a correct guess is indistinguishable from a wrong one,
+ * and other users behind the same address are not locked out. */
 static int may_be_guess(struct server *s, struct conn *c, int64_t key, struct verdict *v)
 {
     char address[64];
@@ -259,7 +259,7 @@ int guard_admits(struct server *s, struct conn *c, const struct route *r)
 
 /* ---- WebSockets ---- */
 
-/* Is the key, or the lack of one, by which a WebSocket was admitted still valid? */
+/* Is the key or token that admitted a WebSocket still valid, or, without one, still unnecessary? */
 static int still_good(const struct server *s, const struct conn *c, const struct access_record *record,
                       struct key_info *k)
 {
@@ -385,7 +385,7 @@ uint64_t guard_scope(const struct access_record *record)
     static const uint64_t key[2] = { 0x7a73652d73636f70u, 0x652d707265666978u };
     if (!record || (!record->has_key && !record->is_admin))
         return 0;
-    /* ids of keys begin again with another database, their times do not */
+    /* a new database starts the ids of keys again from the beginning, but not their times */
     const int64_t who[2] = { record->has_key ? record->key.id : 0, record->has_key ? record->key.created_s : 0 };
     return siphash(key, who, sizeof who) | 1;
 }

@@ -14,7 +14,7 @@ static void free_evicted(struct evicted *v)
     free(v);
 }
 
-/* Take it out of the list. NULL: it is not there. */
+/* Remove it from the list.  NULL: not found. */
 static struct evicted *take_evicted(struct server *s, const char *id)
 {
     struct evicted **at = &s->evicted, *v;
@@ -81,7 +81,7 @@ int models_wait_s(const struct server *s, const char *id)
     return now < until ? (int)((until - now) / 1000000000u) + 1 : 0;
 }
 
-/* Load v, which is in no list, again; it returns to the list if that fails. */
+/* Reload v, which has been removed from the list; put it back if that fails. */
 static void bring_back(struct server *s, struct evicted *v, struct problem *pr)
 {
     struct loaded_model *lm = models_load(s, v->path, v->id, &v->how, NULL, pr);

@@ -25,8 +25,8 @@ struct evicted {
 /* Remember a model that is being unloaded.  If memory is short it is not remembered, and requests
  * for it get 404. */
 void models_remember(struct server *s, const struct loaded_model *lm, int changed);
-/* The id of an evicted model; of any one if id is NULL or "default", preferably one whose file
- * changed. Borrowed until models_recall(); NULL: none. */
+/* The id of an evicted model.  If id is NULL or "default", any evicted model, preferably one whose
+ * file changed.  Borrowed until models_recall(); NULL: none. */
 const char *models_left(const struct server *s, const char *id);
 /* Load an evicted model again.  1: *pr tells the client to retry, or why loading failed; 0: none
  * has this id. */
@@ -36,7 +36,7 @@ void models_recall_changed(struct server *s);
 /* Seconds to wait before a health check may load it again; 0: none.  A request need not wait.
  * After each failure in a row the wait doubles, from 2 seconds to 64. */
 int models_wait_s(const struct server *s, const char *id);
-int models_forget(struct server *s, const char *id);    /* it is not loaded again; 0: there is none of this id */
+int models_forget(struct server *s, const char *id);    /* do not reload it; 0: none has this id */
 void models_forget_all(struct server *s);
 
 #endif

@@ -1,6 +1,6 @@
-/* exchange.h - work that goes on behind a request: an API call (api/calls.c), a model being
+/* exchange.h - the asynchronous work for a request: an API call (api/calls.c), a model being
  * loaded, a report (admin/access_endpoints.c), calls of tools (tools/tool_request.c), work on
- * documents (rag/), a question to the chat history (chats/chats.h) or to the catalog
+ * documents (rag/), a query of the chat history (chats/chats.h) or of the catalog
  * (admin/catalog.c), a stream of the progress of jobs (jobs/jobs.h). */
 #ifndef ZSE_SERVE_EXCHANGE_H
 #define ZSE_SERVE_EXCHANGE_H
@@ -24,7 +24,7 @@ enum exchange_kind {
 struct exchange { enum exchange_kind kind; };
 
 /* ---- API calls ---- */
-/* Tokens that count against the key's limits; none of a request that was refused. */
+/* Tokens that count against the key's limits; 0 for a refused request. */
 void call_charge(const struct call *c, int *prompt, int *completion);
 /* The client has left: cancel the call, which takes over the access record, unless it is a
  * WebSocket's. */
@@ -32,8 +32,8 @@ void call_gone(struct call *c, struct conn *client);
 void calls_cancel(struct loaded_model *lm);             /* every open call of the model */
 /* free its calls; its worker is closed, so no event follows */
 void calls_drop(struct loaded_model *lm);
-/* The engine's step does not end: answer the clients of calls that began by then with 503 and write
- * the calls' audit lines.  The calls stay until the engine returns. */
+/* The engine is stuck in a step: answer calls that began before before_ns with 503 and write their
+ * audit lines.  The calls are freed only when the step returns. */
 void calls_give_up(struct loaded_model *lm, uint64_t before_ns);
 struct problem;
 /* lm is ready, or opening it failed with p: advance or refuse the calls that wait for it. */
@@ -55,7 +55,7 @@ int rag_start(struct server *s, struct err *e);         /* its threads start wit
 void rag_stop(struct server *s);                        /* joins them; before calls_close and models_stop */
 void rag_release(struct server *s);                     /* after models_stop */
 void rag_tick(struct server *s);                        /* on_second: compute missing vectors */
-void rag_events(struct server *s);                      /* on_wake: answer what the threads have done */
+void rag_events(struct server *s);                      /* on_wake: answer requests that the threads have finished */
 struct access_record;
 struct problem;
 /* Search as POST /api/rag/context with this body, which is taken over, for the owner of the record.
@@ -68,30 +68,30 @@ int rag_ask(struct server *s, const struct access_record *record, struct loaded_
 int rag_ask_documents(struct server *s, const struct access_record *record, const char *id, int64_t offset, int limit,
                       void (*done)(void *user, json_t *answer, const struct problem *p), void *user,
                       struct problem *pr);
-void rag_gone(struct conn *c);                          /* the client is */
+void rag_gone(struct conn *c);                          /* the client is gone */
 
 /* ---- chat history ---- */
 int chats_open(struct server *s, struct err *e);        /* starts its threads, unless o.no_history */
 void chats_close(struct server *s);                     /* ends running jobs, joins them */
-void chats_done(struct server *s);                      /* on_wake: answer what they have done */
-void chats_tick(struct server *s);                      /* on_second: delete what is too old */
-void chats_gone(struct conn *c);                        /* the client is */
+void chats_done(struct server *s);                      /* on_wake: answer requests that they have finished */
+void chats_tick(struct server *s);                      /* on_second: delete expired conversations */
+void chats_gone(struct conn *c);                        /* the client is gone */
 
 /* ---- downloads and conversions: jobs/jobs.h ---- */
 int jobs_open(struct server *s, struct err *e);
-/* Ask the running one to end, and end the streams; does not wait. */
+/* Terminate the running job and end the streams; does not wait. */
 void jobs_stop(struct server *s);
-/* Wait for that, some seconds at most; before the audit log ends. */
+/* Wait a few seconds at most for the job to end; call it before the audit log is closed. */
 void jobs_join(struct server *s);
 void jobs_close(struct server *s);                      /* after jobs_join */
-void jobs_events(struct server *s);                     /* on_wake: what the thread has done */
+void jobs_events(struct server *s);                     /* on_wake: handle results of the thread */
 void jobs_tick(struct server *s);                       /* on_second */
-void jobs_gone(struct conn *c);                         /* the client is */
+void jobs_gone(struct conn *c);                         /* the client is gone */
 
 /* ---- registry and hub: admin/catalog.c ---- */
 /* Call work in a thread, with a folder that outlives the server (NULL: none) and a word of at most
- * 199 bytes, then reply in the loop.  answer: what work returned, borrowed; NULL: see e.  The
- * request is refused while too many wait. */
+ * 199 bytes, then reply in the loop.  answer: the result of work, borrowed; NULL: see e.  The
+ * request is refused if too many are waiting. */
 typedef json_t *catalog_work(const char *folder, const char *word, struct err *e);
 typedef void catalog_reply(struct server *s, struct conn *c, const char *word, json_t *answer, const struct err *e);
 void catalog_ask(struct server *s, struct conn *c, const char *folder, const char *word, catalog_work *work,
@@ -101,7 +101,7 @@ void catalog_ask(struct server *s, struct conn *c, const char *folder, const cha
 void catalog_remove(struct server *s, struct conn *c, const char *folder, const char *name, catalog_work *work,
                     catalog_reply *reply);
 int catalog_removes(const struct server *s, const char *name);          /* is it being removed? */
-void catalog_done(struct server *s);                    /* on_wake: answer the questions whose threads have ended */
+void catalog_done(struct server *s);                    /* on_wake: answer the requests whose threads have ended */
 void catalog_gone(struct conn *c);                      /* the client is gone */
 void catalog_close(struct server *s);                   /* before loop_close; does not wait for the hub */
 

@@ -1,8 +1,8 @@
 /* fields.h - the fields of every request body: one table for the parser and for /openapi.json.
  *
  * A field is used, or ignored because it cannot change the answer, or refused.  A name that is not
- * in the table is refused, but in bodies of Ollama's API, which ignores it, up to MAX_UNKNOWN of
- * them.  null is the same as a missing field. */
+ * in the table is refused; only bodies of Ollama's API may have up to MAX_UNKNOWN unknown names,
+ * which are ignored, as Ollama does.  null is the same as a missing field. */
 #ifndef ZSE_SERVE_FIELDS_H
 #define ZSE_SERVE_FIELDS_H
 
@@ -58,33 +58,34 @@ typedef uint64_t body_set;
 #define BODY_OLLAMA_PULL        BODY_BIT(38)
 #define BODY_LAST               BODY_OLLAMA_PULL
 
-/* Bodies of Ollama's API that ask for text; all its bodies, in which unknown fields are ignored. */
+/* OLLAMA_TEXT: bodies of Ollama's API that generate text.  OLLAMA: all bodies of this API, in which
+ * unknown fields are ignored. */
 #define OLLAMA_TEXT (BODY_OLLAMA_CHAT | BODY_OLLAMA_GENERATE)
 #define OLLAMA_CALLS (OLLAMA_TEXT | BODY_OLLAMA_EMBED | BODY_OLLAMA_EMBEDDINGS)
 #define OLLAMA (OLLAMA_CALLS | BODY_OLLAMA_OPTIONS | BODY_OLLAMA_MODEL | BODY_OLLAMA_COPY | BODY_OLLAMA_PULL)
 
 enum field_use { FIELD_USED, FIELD_IGNORED, FIELD_REFUSED };
-/* in params: int, int, float, double (a whole number), text */
+/* From FIELD_BOOL on, as members of params: int, int, float, double (a whole number), text. */
 enum field_type { FIELD_OTHER, FIELD_BOOL, FIELD_INT, FIELD_REAL, FIELD_DOUBLE, FIELD_STRING };
 
 struct field {
     const char *name;
-    body_set bodies;                    /* those it may be in */
+    body_set bodies;                    /* in which it is allowed */
     enum field_use use;
-    enum field_type type;               /* FIELD_OTHER: the code that uses it checks its form */
+    enum field_type type;               /* FIELD_OTHER: checked by the code that uses it */
     double min, max;                    /* range of numbers */
     size_t at;                          /* offset in struct params, of a number, truth value or string (borrowed) */
     unsigned given;                     /* bit to set in params.given; 0: none */
     const char *schema;                 /* JSON Schema of FIELD_OTHER */
     const char *about;                  /* its effect; of a refused field, the reason */
-    /* FIELD_REFUSED: is this a value that changes nothing?  NULL: there is none */
+    /* FIELD_REFUSED: is v a value that has no effect, and therefore accepted?  NULL: no value is */
     int (*harmless)(const json_t *v);
 };
-enum { MAX_UNKNOWN = 100 };             /* of a body of Ollama's API: each is compared with the whole table */
+enum { MAX_UNKNOWN = 100 };             /* bounds the work: each unknown name is compared with the whole table */
 extern const struct field fields[];
 extern const int n_fields;
 
-/* bodies that ask for vectors or scores, not for text */
+/* bodies whose answers are vectors or scores, not text */
 #define EMBEDS (BODY_EMBEDDING | BODY_RERANK | BODY_SCORE | BODY_OLLAMA_EMBED | BODY_OLLAMA_EMBEDDINGS)
 enum { GIVEN_SEED = 1, GIVEN_MAX_TOKENS = 2, GIVEN_MAX_COMPLETION_TOKENS = 4, GIVEN_N = 8, GIVEN_TOP_LOGPROBS = 16,
        GIVEN_LOGPROBS = 32 };
@@ -98,7 +99,7 @@ struct params {
     int parallel_calls;
     int add_special, parse_special, with_pieces, add_generation_prompt, dimensions;
     int top_n, return_documents;
-    int truncate;                       /* tokens of a text; -1: the context; 0: longer ones are refused */
+    int truncate;                       /* tokens to keep of a text; -1: the context; 0: longer texts are refused */
     const char *input_type, *prompt_name;       /* borrowed from the body */
     int max_running, max_waiting, chunk;
     int rate_limit, enabled, token_limit_minute, token_limit_day;

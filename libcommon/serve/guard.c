@@ -12,9 +12,9 @@
 
 /* ---- keys ---- */
 
-/* Drop the counters of keys that do not exist any more: those that had counters before the keys
- * were read again and are not among them. Only this frees them if zse-apikey died between its two
- * files, or if the file of keys was replaced. */
+/* Drop the counters of deleted keys: keys that had counters before the file of keys was reread and
+ * are no longer in it.  Nothing else frees these counters if zse-apikey died between writing its
+ * two files, or if the file of keys was replaced. */
 static void sweep(struct guard *g)
 {
     int64_t ids[USAGE_SLOTS];
@@ -77,7 +77,7 @@ void guard_refresh(struct server *s)
         g->refreshed_ns = 0;            /* the next request tries again */
     if (rc > 0 && !g->locked_ns)
         g->locked_ns = now;
-    /* a program that changes a key holds the lock for less */
+    /* a program that changes a key releases the lock sooner */
     if ((rc < 0 || now - g->locked_ns > 1000000000u) &&
         (g->trouble.code == ERR_NONE || strcmp(g->trouble.msg, e.msg) != 0)) {
         server_log(s, "%s; the keys read before stay valid", e.msg);

@@ -22,28 +22,28 @@ struct guard {
     struct keys *keys;                  /* NULL: none */
     struct usage *usage;                /* counters of keys */
     struct audit_log *audit;            /* NULL: nothing is logged */
-    uint64_t errors, entries;           /* of audit_stats, a second ago */
+    uint64_t errors, entries;           /* counters of audit_stats as of a second ago */
     int losing;                         /* lines are being lost, and the warning is out */
-    uint64_t dropped; int dropping;     /* the same of messages to the syslog server */
-    struct address_limits *anonymous, *refused;         /* requests without a key; requests with a wrong one */
+    uint64_t dropped; int dropping;     /* the same for messages to the syslog server */
+    struct address_limits *anonymous, *refused;         /* limits of requests without a key; with a wrong one */
     uint64_t refreshed_ns;              /* when the keys were last read */
-    uint64_t locked_ns;                 /* since when another program has locked the file of keys; 0: it has not */
+    uint64_t locked_ns;                 /* since when the file of keys is locked by another program; 0: it is not */
     struct err trouble;                 /* the error already logged about the file of keys; ERR_NONE: none */
-    struct access_report *reports;      /* being made by threads: admin/access_endpoints.c */
+    struct access_report *reports;      /* reports under construction in threads: admin/access_endpoints.c */
     uint64_t swept_ns;                  /* when the counters of deleted keys were last dropped */
-    uint64_t seen[SEEN];                /* keys that were valid, each with its address: hashes of both; 0: empty */
+    uint64_t seen[SEEN];                /* hashes of a key that was valid and its address; 0: unused entry */
 };
 
 /* Reads the keys.  A key file that exists and cannot be read is an error: the server must not run
  * as if there were no keys. */
 int guard_open(struct server *s, struct err *e);
-int guard_close(struct server *s);                      /* with guard_finish_audit and its result */
+int guard_close(struct server *s);                      /* calls guard_finish_audit and returns its result */
 void guard_tick(struct server *s);                      /* on_second */
 /* Wait, for AUDIT_PATIENCE_S at most, until the audit log is written; nothing more may be added.
  * -1: lines are left. */
 int guard_finish_audit(struct server *s);
 int guard_has_keys(const struct server *s);             /* keys are required, and there is at least one */
-void guard_refresh(struct server *s);                   /* read the keys again if the last time is a while ago */
+void guard_refresh(struct server *s);                   /* reread the keys if the last time is a while ago */
 
 /* ---- admission: admit.c ---- */
 int guard_needs_key(const struct server *s, const struct conn *c);      /* does a request here need a key? */
@@ -54,7 +54,7 @@ int guard_knows(struct server *s, struct conn *c, const struct route *r, uint64_
 int guard_admits(struct server *s, struct conn *c, const struct route *r);
 /* The record of a message on a WebSocket that guard_admits let in; NULL with *pr: refused. */
 struct access_record *guard_message(struct server *s, struct conn *c, struct problem *pr);
-int guard_still(struct server *s, struct conn *c);      /* is what a WebSocket was admitted by still valid? */
+int guard_still(struct server *s, struct conn *c);      /* is the credential that admitted a WebSocket still valid? */
 /* May the record's key use the model?  0, or -1 with *pr. */
 int guard_model(struct access_record *record, const char *model, struct problem *pr);
 /* The same without noting the model in the record: for lists. */

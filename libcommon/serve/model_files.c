@@ -57,7 +57,7 @@ static void add(json_t *files, const char *name, const char *path, const char *k
                                            "modified", (json_int_t)st->st_mtime));
 }
 
-/* Models in folder/under; with deeper, also those of folders in it that are no model. */
+/* Models in folder/under; deeper: also those in its subfolders that are not models themselves. */
 static void list(json_t *files, const char *folder, const char *under, int deeper)
 {
     struct dirent **found = NULL;

@@ -130,7 +130,7 @@ static void *run_tasks(void *arg)
 
 /* ---- in the loop ---- */
 
-/* Move out of the model what is to be closed; the loop still looks at the model itself. */
+/* Move the parts to close out of the model, because the loop still reads the model itself. */
 static struct closing take_out(struct loaded_model *lm)
 {
     const struct closing c = { lm->worker, lm->tmpl, lm->m, lm->opened, 0 };

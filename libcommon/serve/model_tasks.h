@@ -14,7 +14,7 @@ struct closing { struct worker *worker; struct tmpl *tmpl; struct served_model m
 struct task {
     struct task *next;
     enum task_kind kind;
-    struct loaded_model *lm;            /* OPEN: the thread fills it in, with lm->error where it failed */
+    struct loaded_model *lm;            /* OPEN: filled in by the thread, with lm->error if opening failed */
     struct closing closing;
 };
 
@@ -24,7 +24,7 @@ int tasks_open(struct server *s, struct err *e);        /* starts the thread; s-
 int task_give(struct server *s, enum task_kind kind, struct loaded_model *lm);
 /* a list of done tasks, oldest first; the caller frees them */
 struct task *tasks_done(struct server *s);
-/* Join the thread and close the models of tasks that it has not begun.  -1: an engine is stuck. */
+/* Join the thread and close the models of tasks that have not started.  -1: an engine is stuck. */
 int tasks_stop(struct server *s);
 void task_close_now(struct loaded_model *lm);           /* after tasks_stop: TASK_CLOSE, here and now */
 void tasks_close(struct server *s);

@@ -110,7 +110,7 @@ struct loaded_model *models_load(struct server *s, const char *path, const char 
         problem_set(pr, 409, "model_name", "model_exists", "a model with the id '%.80s' is there already", lm->id);
         goto fail;
     }
-    models_forget(s, lm->id);                   /* this one takes its place */
+    models_forget(s, lm->id);                   /* the new model replaces it */
     lm->s = s;
     lm->created = (int64_t)time(NULL);
     lm->started_ns = lm->used_ns = clock_ns();
@@ -179,15 +179,14 @@ static void tell_waiter(struct loaded_model *lm, const struct problem *p)
 
 static int is_busy(const struct loaded_model *lm) { return lm->n_calls || lm->preparing; }
 
-/* Does o go before p when memory is needed?  Models that no request uses go first, then the least
- * recently used. */
+/* Is o to be evicted before p?  Idle models first, then the least recently used. */
 static int goes_first(const struct loaded_model *o, const struct loaded_model *p)
 {
     return is_busy(o) != is_busy(p) ? is_busy(p) : o->used_ns < p->used_ns;
 }
 
-/* Memory of the models that lm cannot evict.  A model that a request loads by its name evicts idle
- * ones only: clients do not end the requests of others. */
+/* Memory of the models that lm cannot evict.  A model loaded because a request named it evicts idle
+ * models only, so that no client ends the requests of others. */
 static uint64_t memory_of_busy(const struct server *s, const struct loaded_model *lm)
 {
     uint64_t bytes = 0;
@@ -196,8 +195,8 @@ static uint64_t memory_of_busy(const struct server *s, const struct loaded_model
     return bytes;
 }
 
-/* Unload others of the models until lm fits beside them and those that are leaving. -1 with *pr: it
- * is too large by itself or beside busy models, or has to wait for those that leave: *wait is 1. */
+/* Unload other models until lm fits beside the rest.  -1 with *pr: it is too large, by itself or
+ * beside busy models, or, with *wait 1, it must wait until models that are leaving are closed. */
 static int evict_for(struct server *s, const struct loaded_model *lm, int *wait, struct problem *pr)
 {
     const uint64_t limit = s->o.max_memory;
@@ -256,7 +255,7 @@ static void take_place(struct loaded_model *lm)
     lm->replaces = NULL;
 }
 
-/* Opening failed: tell the log and the client that waits; the model is closed. */
+/* Opening failed: write it to the log and answer the waiting client; the model is closed. */
 static void on_load_failed(struct server *s, struct loaded_model *lm, const struct problem *pr)
 {
     /* the server was started for this model: its error ends the program */
@@ -267,7 +266,7 @@ static void on_load_failed(struct server *s, struct loaded_model *lm, const stru
     } else {
         server_log(s, "%s: %s", lm->id, pr->message);
     }
-    if (lm->recalled && !lm->named) {           /* one with a name is found by it */
+    if (lm->recalled && !lm->named) {           /* a model with a name is found by its name */
         lm->failures++;
         models_remember(s, lm, lm->changed);    /* the next request tries again */
     }
@@ -279,8 +278,8 @@ static void on_load_failed(struct server *s, struct loaded_model *lm, const stru
         lm->state = MODEL_LEAVING;              /* models_tick tries again */
 }
 
-/* Open the model that has been queued for longest, one after the other, so that no more than one
- * is open before it is known to fit.  If its size is known, others leave before it is opened. */
+/* Open the model that has been queued longest.  Models are opened one at a time, so that at most
+ * one is open that may turn out not to fit.  If its size is known, others are evicted first. */
 static void open_next(struct server *s)
 {
     struct problem pr = { 0 };
@@ -338,7 +337,7 @@ static void on_opened(struct server *s, struct loaded_model *lm)
     calls_loaded(s, lm, NULL);
 }
 
-/* A model has been closed: go on with those that waited for its memory. */
+/* A model has been closed: continue with models that waited for its memory. */
 static void on_closed(struct server *s)
 {
     for (struct loaded_model *lm = s->models, *next; lm; lm = next) {

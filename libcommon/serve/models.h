@@ -36,35 +36,36 @@ struct loaded_model {
     int held;                           /* LOADING: opened, and waits until models that leave are closed */
     /* given when the server started: if it fails and there is no other model, the server exits */
     int wanted;
-    int named;                          /* named.c has loaded it */
-    uint64_t loaded_by;                 /* the tenant for which named.c has loaded it */
-    int owed;                           /* the load of another tenant has evicted it before: named.h */
+    int named;                          /* loaded by named.c */
+    uint64_t loaded_by;                 /* named: the tenant whose request loaded it */
+    int owed;                           /* a free reload, after eviction by another tenant's load: named.h */
     int shared;                         /* a tenant other than loaded_by has used it */
     /* keep-alive time of the last request; negative: for ever */
     int keep_given; double keep_s;
     int stalled;                        /* no step of its engine has ended for stall_s, and the warning is out */
-    /* its file's time of writing has changed, and the engine compares the contents */
+    /* the modification time of its file has changed, and the engine compares the contents */
     int comparing;
     uint64_t touched;                   /* engine_stats.touched, as last logged */
-    /* it was evicted and is being loaded again; because its file was written to */
+    /* recalled: it was evicted and is being reloaded; changed: evicted because its file was written
+     * to */
     int recalled, changed;
-    int failures;                       /* to load it again, in a row */
-    struct err error;                   /* why it could not be opened; ERR_NONE: it was */
+    int failures;                       /* consecutive failures to reload it */
+    struct err error;                   /* of opening it; ERR_NONE: it was opened */
     struct worker *worker;              /* NULL while the model is loading or closing */
     struct tmpl *tmpl;                  /* owned; NULL: it has no chat template */
     char *bos, *eos;                    /* texts of the tokens; owned */
-    int thinks;                         /* its template knows <think> */
+    int thinks;                         /* its template supports <think> */
     int knows_tools;                    /* its template renders tools */
     const struct tool_format *calls_form;       /* how it writes calls */
     struct grammars *grammars;          /* owned; NULL: it has no tokenizer */
     struct sampling sampling;           /* defaults of its requests */
-    uint64_t memory_bytes, vram_bytes;  /* weights and private memory; of a GPU's memory */
+    uint64_t memory_bytes, vram_bytes;  /* weights and private memory; the part in a GPU's memory */
     char device[32];                    /* "cpu", "cuda:0" */
     char about[DEVICE_LINE];            /* device and memory, for the log */
-    struct engine_limits limits;        /* as set, while batching is on */
+    struct engine_limits limits;        /* as configured, for batching on */
     int most_running;                   /* limits.max_running as opened */
     int batching;                       /* 0: one request at a time */
-    int preparing;                      /* calls that a preparing thread works on or will */
+    int preparing;                      /* calls queued for or in a preparing thread */
     struct call *calls; int n_calls;    /* open ones */
     struct loaded_model *replaces;      /* reload: unloaded when this one is ready */
     struct conn *waiter;                /* the POST /api/models/load that waits for it; NULL: none */
@@ -73,22 +74,22 @@ struct loaded_model {
 
 /* A ready model by id; NULL or "default": the first.  NULL with *pr: none. */
 struct loaded_model *models_find(struct server *s, const char *id, struct problem *pr);
-/* Begin to load.  id NULL: from the path; how NULL: as the program was told.  NULL with *pr: the
- * id is taken, or no memory. */
+/* Start loading.  id NULL: derived from the path; how NULL: the options of the program.  NULL with
+ * *pr: the id is taken, or no memory. */
 struct loaded_model *models_load(struct server *s, const char *path, const char *id, const struct model_choice *how,
                                  struct loaded_model *replaces, struct problem *pr);
 /* the one being loaded in its place; NULL: none */
 struct loaded_model *models_successor(struct server *s, const struct loaded_model *lm);
-/* no new requests; closes when the running ones have ended */
+/* accept no new requests for it; it is closed when the running ones have ended */
 void models_unload(struct server *s, struct loaded_model *lm);
 void models_reload(struct server *s);                           /* SIGHUP: load every model again */
 void models_opened(struct server *s);                           /* on_wake: finish what model_tasks.c has done */
-/* close what has drained, cancel what drains too long, open the next one that is queued */
+/* close drained models, cancel calls of those that drain too long, open the next queued model */
 void models_tick(struct server *s);
 /* unload models whose file has changed since it was opened */
 void models_check(struct server *s);
 int models_start(struct server *s, struct err *e);
-void models_stop(struct server *s);                             /* close all; the loop does not run any more */
+void models_stop(struct server *s);                             /* close all, after the end of the loop */
 /* End the threads of the engines.  -1: an engine is in a step that does not end; the calls of its
  * model have their lines in the audit log, and nothing is freed. */
 int models_halt(struct server *s);

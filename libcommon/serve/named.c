@@ -1,4 +1,4 @@
-/* named.c - load the models that have names when they are asked for, and unload idle ones. */
+/* named.c - load models when requests name them, and unload idle ones. */
 #include "libcommon/serve/named.h"
 
 #include <stdio.h>
@@ -18,7 +18,7 @@ int named_find(const struct server *s, const char *id, char out[STORE_NAME_BYTES
     const int any = !id || strcmp(id, STORE_DEFAULT) == 0;
     for (const struct loaded_model *lm = any ? NULL : s->models; lm; lm = lm->next)
         if ((lm->state == MODEL_READY || lm->state == MODEL_LOADING) && !lm->named && strcmp(lm->id, id) == 0)
-            return 1;                           /* loaded by another way, which goes first */
+            return 1;                           /* loaded by other means, which takes precedence */
     int rc = store_find(s->o.store, any ? STORE_DEFAULT : id, out, &e);
     if (rc == 1 && any && models_n(s, MODEL_READY) == 0)
         rc = store_find_default(s->o.store, out, &e);
@@ -61,7 +61,7 @@ void named_set_keep(struct loaded_model *lm, double seconds, int is_admin)
     lm->keep_s = !is_admin && most >= 0 && (seconds < 0 || seconds > most) ? most : seconds;
 }
 
-/* ---- what tenants use ---- */
+/* ---- models in use by tenants ---- */
 
 static uint64_t hash_of(const char *id)
 {
@@ -74,7 +74,7 @@ static int is_recent(const struct model_use *u, uint64_t now)
     return u->at_ns && now - u->at_ns < (uint64_t)USED_RECENTLY_S * 1000000000u;
 }
 
-/* NULL: the tenant has not used the model recently. */
+/* The tenant's entry for the model; NULL: not used recently. */
 static struct model_use *find_use(struct server *s, uint64_t model, uint64_t tenant)
 {
     const uint64_t now = clock_ns();
@@ -97,7 +97,7 @@ void named_used(struct server *s, const struct loaded_model *lm, uint64_t tenant
             own = x;
     }
     if (!u)
-        u = n < USES_OF_TENANT ? oldest : own;  /* no tenant displaces the uses of all others */
+        u = n < USES_OF_TENANT ? oldest : own;  /* no tenant can displace the entries of all others */
     *u = (struct model_use){ model, tenant, clock_ns(), 0 };
 }
 
@@ -133,8 +133,8 @@ static double cost_now(const struct load_cost *c, uint64_t now)
     return left > 0 ? left : 0;
 }
 
-/* The tenant's place; a new tenant takes that of the one that owes least.  All are brought up to
- * date. */
+/* The tenant's entry; a new tenant replaces the one with the lowest cost.  Updates all entries to
+ * the current time. */
 static struct load_cost *cost_of(struct server *s, uint64_t tenant)
 {
     const uint64_t now = clock_ns();
@@ -178,7 +178,7 @@ void named_failed(struct server *s, const struct loaded_model *lm, const struct 
         u->owed = 1;
 }
 
-/* May the tenant load one more?  Loads that have not ended count: they may cost something. */
+/* May the tenant load one more model?  Unfinished loads count 1 each, as they may fail or evict. */
 static int may_load(struct server *s, uint64_t tenant, struct problem *pr)
 {
     double loads = cost_of(s, tenant)->loads;
@@ -215,7 +215,7 @@ struct loaded_model *named_load(struct server *s, const char *name, uint64_t ten
     return lm;
 }
 
-/* The least recently used model with a name that no request uses.  NULL: none. */
+/* The least recently used of the idle models with names.  NULL: none. */
 static struct loaded_model *find_idle(const struct server *s)
 {
     struct loaded_model *oldest = NULL;

@@ -20,7 +20,7 @@ void reply_json(struct server *s, struct conn *c, int status, const struct buf *
     conn_reply(c, status, "application/json", json->data, json->size);
 }
 
-/* Leave the folder out of the paths in a message: clients see names of files only. */
+/* Remove the folder from the paths in a message, so that clients see names of files only. */
 static void hide_home(const struct server *s, struct problem *p)
 {
     const size_t n = s->o.home ? strlen(s->o.home) : 0;

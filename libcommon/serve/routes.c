@@ -1,5 +1,5 @@
-/* routes.c - find the handler of a request in one table, which /openapi.json prints, too, and check
- * host, origin and key before it is called. */
+/* routes.c - find the handler of a request in a table, from which /openapi.json is also made, and
+ * check host, origin and key before calling it. */
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
@@ -291,7 +291,7 @@ static void host_name(const char *host, char *out, size_t room)
 }
 
 /* Defence against DNS rebinding: a web page whose own name resolves to this server must not reach
- * it where no key is needed, which is on loopback and with --no-auth. A numeric host cannot be
+ * it if no key is required, that is, on loopback and with --no-auth.  A numeric host cannot be
  * rebound, and a browser cannot reach a Unix socket. */
 static int host_is_ours(const struct server *s, const struct conn *c)
 {

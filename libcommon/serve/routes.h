@@ -13,10 +13,10 @@
 
 struct server;
 
-/* The right that a key must have, where keys are required (ACCESS_KEY: any key does).
- * Administration always needs a key, or the administrator's token.  A key that is limited to models
- * administers these alone: it gets ACCESS_ADMIN_MODEL, whose handlers ask guard_model() about each
- * model that they change, and never ACCESS_ADMIN, with which it could make itself another key. */
+/* The permission that a key must have if keys are required (ACCESS_KEY: any key).  Administration
+ * always requires a key or the administrator's token.  A key that is limited to certain models can
+ * administer only these: it has ACCESS_ADMIN_MODEL, whose handlers call guard_model() for each
+ * model that they change, and never ACCESS_ADMIN, which would allow it to create another key. */
 enum access { ACCESS_PUBLIC, ACCESS_KEY, ACCESS_CHAT, ACCESS_EMBED, ACCESS_READ, ACCESS_ADMIN_MODEL, ACCESS_ADMIN };
 /* ROUTE_PREFIX: an id follows the path.  ROUTE_PATTERN: the path contains names in braces, each of
  * which stands for characters other than a slash.  ROUTE_OLLAMA: plain, of Ollama's API, whose
@@ -34,8 +34,8 @@ struct route {
 extern const struct route routes[];
 extern const int n_routes;
 int route_administers(const struct route *r);   /* ACCESS_ADMIN or ACCESS_ADMIN_MODEL */
-/* Will this request, of which only the head is there, need its body?  A request that will be
- * refused does not.  *owner: its tenant, if 1. */
+/* Called with only the head of the request: 1 if its body is needed, with its tenant in *owner; 0
+ * if not, as for a request that will be refused. */
 int routes_wants_body(struct server *s, struct conn *c, uint64_t *owner);
 void routes_request(struct server *s, struct conn *c);
 int conn_route(const struct conn *c);           /* index in routes; -1: none */

@@ -67,8 +67,8 @@ static int on_body(void *user, struct conn *c, size_t size)
 
 static void on_request(void *user, struct conn *c) { routes_request(user, c); }
 
-/* The answer is complete, or the client is gone and no call works for it: a call that does has
- * taken over the record. */
+/* The answer is complete, or the client is gone and no call is left that would have taken over the
+ * record. */
 static void on_answered(void *user, struct conn *c)
 {
     struct server *s = user;
@@ -239,7 +239,7 @@ static int bind_everywhere(struct server *s, struct err *e)
 
 int server_is_reachable(const struct server *s, int local_listener) { return !local_listener || s->o.trust_proxy; }
 
-/* Listen, unless clients of other machines could come in without a key. */
+/* Listen, unless clients on other machines would be admitted without a key. */
 static int listen_if_guarded(struct server *s, struct err *e)
 {
     if (s->o.no_auth || guard_has_keys(s) || !server_is_reachable(s, loop_is_local(s->loop)))
@@ -249,8 +249,8 @@ static int listen_if_guarded(struct server *s, struct err *e)
     return err_set(e, ERR_UNSUPPORTED, "--host %s is reachable from other machines, and there are no keys: expected 127.0.0.1 or ::1, a key (zse-apikey create NAME), or --no-auth", s->o.host);
 }
 
-/* The defaults: an eighth of the machine's memory, from 64 MiB to 1 GiB, for all requests, and a
- * quarter of that for each. */
+/* The defaults: for all requests together an eighth of the machine's memory, but at least 64 MiB
+ * and at most 1 GiB; for each request a quarter of that. */
 static struct account *open_account(const struct server_options *o, struct err *e)
 {
     static const size_t most = (size_t)1 << 30, least = (size_t)64 << 20;

@@ -62,7 +62,7 @@ struct served_model {
     uint64_t file_bytes;
     void *handle;                       /* for the opener */
 };
-/* How a model is to be loaded; empty, 0: as the program was told. */
+/* How to load a model; an empty string or 0: as the program's options say. */
 struct model_choice { char quantization[32], device[32]; double target_gb; };
 struct model_opener {
     /* called from a thread of the server, for one model at a time */
@@ -76,30 +76,30 @@ struct model_opener {
 struct model_catalog {
     json_t *(*registry)(struct err *e);
     json_t *(*search)(const char *words, int limit, struct err *e);
-    /* ERR_FORMAT: id is no name */
+    /* ERR_FORMAT: id is not a valid name */
     json_t *(*check)(const char *id, struct err *e);
 };
 
-/* A download or a conversion that a client has asked for.  Strings are borrowed. */
+/* A download or a conversion requested by a client.  Strings are borrowed. */
 struct model_order {
     const char *source; int is_path;    /* org/name[@revision][:FILE] on the hub, or a path */
     const char *output;                 /* the .zse; NULL: only download it */
     const char *quantization, *quality; /* NULL: the defaults */
-    double target_gb;                   /* size of the weights; 0: by the type */
+    double target_gb;                   /* size of the weights; 0: given by the type */
 };
-/* A model that zse-convert pull would make: its name here, its type ("": the default), its source
- * on the hub (malloc'd), and the source's revision in the cache of downloads ("": it is no folder
- * there). */
+/* A model that zse-convert pull would make: its local name, its type ("": the default), its source
+ * on the hub (malloc'd), and the source's revision in the cache of downloads ("": the cache has no
+ * folder of it). */
 struct model_pulled { char name[128], type[16], revision[64]; char *source; };
 /* Child processes that make models: jobs/jobs.h. */
 struct model_maker {
-    /* The command that fulfils the order, a list of malloc'd strings that ends with NULL; it
+    /* The command line for the order, a list of malloc'd strings that ends with NULL; the command
      * prints progress as lines of JSON on standard error (cmd/cli.h).  NULL with *e; ERR_FORMAT:
-     * the order is wrong.  NULL: there are no jobs. */
+     * the order is wrong.  The member NULL: there are no jobs. */
     char **(*command)(const struct model_order *o, struct err *e);
     const char *folder;                 /* where models are written; it need not exist */
     const char *const *env;             /* ends with NULL */
-    /* 0, or -1 with *e: there is no such name.  NULL: there are no names. */
+    /* Look up a name: 0, or -1 with *e: unknown.  The member NULL: there are no names. */
     int (*resolve)(const char *word, struct model_pulled *p, struct err *e);
 };
 
@@ -123,7 +123,7 @@ struct server_options {
     struct audit_signer *audit_signer;  /* signs the heads of the log; borrowed; NULL: none */
     int audit_prompts;                  /* log prompts, too */
     int no_history;                     /* keep no chat history: its endpoints answer 404 */
-    int history_days;                   /* delete conversations without a change for so long; 0: never */
+    int history_days;                   /* delete conversations that have not changed for this long; 0: never */
     uint64_t history_bytes;             /* of one key's conversations; 0: the default */
     int history_conversations;          /* the same for their number */
     /* X-Forwarded-For names the client, on any machine: keys are required on loopback, too */
@@ -132,27 +132,27 @@ struct server_options {
     /* accepted Host names besides localhost; Host is checked on loopback, and with no_auth; "*":
      * any */
     const char *const *hosts; int n_hosts;
-    /* only models below it may be loaded over HTTP; NULL: any, by clients on this machine without a
-     * proxy */
+    /* only models below this folder may be loaded over HTTP; NULL: any file, but only for clients
+     * on this machine that do not come through a proxy */
     const char *model_dir;
-    /* folder of models that have names, loaded when a request names one; NULL: none are */
+    /* folder of models that have names, loaded when a request names one; NULL: there is none */
     const char *store;
     double keep_alive_s;                /* unload such a model after this time without a request; negative: never */
     int max_connections; size_t max_body;
-    /* connections of one address without a key, see places.h; 0: any number; not with trust_proxy
-     */
+    /* connections of one address without a key, see places.h; 0: no limit; unused with
+     * trust_proxy */
     int max_per_address;
-    /* bytes of a request, and of all requests (account.h); 0: by the machine's memory */
+    /* bytes of a request, and of all requests (account.h); 0: derived from the machine's memory */
     size_t max_request_memory, work_memory;
-    int max_queue;                      /* requests that may wait to be prepared; 0: any number */
+    int max_queue;                      /* requests that may wait to be prepared; 0: no limit */
     const char *embedding_model;        /* id of the model that computes vectors of documents; NULL: none */
-    int64_t rag_documents; uint64_t rag_bytes;          /* a key's documents, and their files, at most; 0: any */
+    int64_t rag_documents; uint64_t rag_bytes;          /* limits of each key's documents and their files; 0: none */
     int prefix_all;                     /* prefixes are reused across keys */
     const char *mcp_config;             /* MCP servers whose tools are offered (mcp/mcp_config.h); NULL: none */
     const char *const *mcp_env;         /* environment of those that are child processes; ends with NULL */
     double timeout_s;                   /* of a request; 0: none */
     double stall_s;                     /* /health answers 503 when a step of an engine takes longer; 0: never */
-    double drain_s;                     /* running requests may continue for so long after a shutdown or unload */
+    double drain_s;                     /* time that a shutdown or unload leaves running requests to finish */
     uint64_t max_memory;                /* bytes of weights and private memory of all models; 0: no limit */
     int no_watch;                       /* do not watch the machine's memory; see watch.h */
     const char *sysroot;                /* folder with proc and sys; NULL: / */
@@ -162,9 +162,9 @@ struct server_options {
 };
 
 struct server;
-/* Read the certificate and its key and bind the sockets: all that may need privileges. */
+/* Read the certificate and its key and bind the sockets: the steps that may need privileges. */
 struct server *server_bind(const struct server_options *o, struct err *e);
-/* Open everything else, as the user the process has become, and listen.  admin_token: borrowed;
+/* Open everything else, after the process has changed its user, and listen.  admin_token: borrowed;
  * NULL: no administration over HTTP. */
 int server_start(struct server *s, const char *admin_token, struct err *e);
 /* 0, or -1: lines of the audit log were not written; a warning said so.  SERVER_STUCK: the step of

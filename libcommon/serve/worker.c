@@ -17,7 +17,7 @@ struct command {
     struct command *next;
     enum command_kind kind;
     struct request_params params;
-    struct constraint constraint;       /* of params; state NULL: none, or the engine has it */
+    struct constraint constraint;       /* of params; state NULL: none, or owned by the engine */
     struct worker_job *jobs;
     struct engine_limits limits;
 };
@@ -73,8 +73,8 @@ static struct event *add_event(struct worker *w, struct worker_job *job)
     return ev;
 }
 
-/* An event of the job is lost: send no more, and cancel it.  It goes to events.lost once the engine
- * is done with it. */
+/* An event of the job is lost: send no more, and cancel it.  The job goes to events.lost when the
+ * engine has finished with it. */
 static void lose(struct worker *w, struct worker_job *job)
 {
     if (!job->lost && !job->done && job->request)
@@ -421,8 +421,8 @@ struct events *worker_take(struct worker *w)
     return b;
 }
 
-/* Keep only a few small batches for reuse: after a pause the loop gives back one for each step that
- * ran meanwhile. */
+/* Keep only a few small batches for reuse: after a pause of the loop, it returns one for each step
+ * that ran meanwhile. */
 void worker_give_back(struct worker *w, struct events *list)
 {
     enum { KEEP = 3, KEEP_BYTES = 1 << 16 };

@@ -37,7 +37,7 @@ struct choice {
     size_t n_chars;                     /* of the text before the next token */
     struct reasoning_splitter split;
     float *embedding; int n_embedding;  /* owned */
-    int ended, cancel_sent, cancel_done;       /* cancel_done: the worker has obeyed the cancellation */
+    int ended, cancel_sent, cancel_done;       /* cancel_done: the worker has cancelled the job */
     int said_role;                      /* the first event of the stream is out */
     enum finish finish;
     int stop;                           /* number of the stop string that ended it, from 1; 0: none */
@@ -60,9 +60,9 @@ struct call_form {
     /* From c->json to c->prompts.  Any thread: it reads only c->json, c->params and those parts of
      * the model that do not change. */
     int (*prepare)(struct call *c, struct problem *pr);
-    /* Read fields that the table does not, into c->params, in the loop.  NULL: there are none. */
+    /* Parse the fields that the table does not cover into c->params, in the loop.  NULL: none. */
     int (*params)(struct call *c, struct problem *pr);
-    int latest;                         /* a model "NAME:latest" is NAME, if it is no other one */
+    int latest;                         /* "NAME:latest" means NAME, unless a model has that whole name */
     void (*begin)(struct call *c);      /* write the first bytes of a stream */
     /* A token, or the end, of one choice.  NULL: the form needs no engine, and prepare made the
      * answer. */
@@ -86,7 +86,7 @@ struct call {
     struct call *prev, *next;           /* of the model's open calls */
     struct call *next_preparing;        /* in a list of call_prepare.c */
     uint64_t tenant, scope;             /* as guard_tenant and guard_scope say */
-    uint64_t round;                     /* in the queue of the preparing threads */
+    uint64_t round;                     /* of the queue of the preparing threads */
     struct server *s;
     struct conn *conn;                  /* NULL: the client is gone */
     /* owned: of a WebSocket's message, or of a client that is gone; else conn has it */
@@ -99,8 +99,8 @@ struct call {
     int64_t created;                    /* seconds since 1970 */
     struct hold hold;                   /* of the account: see call_memory.c */
     size_t kept_bytes;                  /* held besides answers */
-    size_t body_bytes;                  /* of the body as it came, less the fields that are ignored */
-    size_t answer_bytes, held_answers;  /* of answers so far; of which the hold has */
+    size_t body_bytes;                  /* size of the body as received, less the ignored fields */
+    size_t answer_bytes, held_answers;  /* of answers so far; bytes of answers that the hold covers */
     /* how next tokens are drafted; its predicted tokens are owned, and kept as `predicted` */
     struct draft_params draft;
     int32_t *predicted;
@@ -119,17 +119,17 @@ struct call {
     struct logit_bias *bias;            /* owned */
     struct prompt *prompts; int n_prompts;              /* owned */
     struct shared_grammar *grammar;     /* of the answers; NULL: they are unconstrained */
-    atomic_int cancelled;               /* no answer is wanted: a thread that compiles the grammar stops soon */
+    atomic_int cancelled;               /* tells a thread that compiles the grammar to stop soon */
     struct worker_job *jobs;                   /* [n_choices]; owned */
     struct choice *choices; int n_choices, n_open;      /* owned; n_open: jobs that have not ended */
-    int submitted, stage;               /* stage: the next one, see internal.h */
-    int n_sent;                         /* choices that the engine was given; n_open counts the others, too */
+    int submitted, stage;               /* stage: the next one to run, see internal.h */
+    int n_sent;                         /* choices submitted to the engine; n_open includes the others */
     int begun;                          /* form->begin was called */
     int n_events;                       /* of a stream whose events are numbered */
     int starts_thinking;                /* the prompt ends with <think> */
     struct conversation conversation;   /* owned */
     struct tool_rounds *rounds;         /* owned; NULL: no tools of the server */
-    json_t *documents;                  /* owned: the answer of /api/rag/context; NULL: none were wanted */
+    json_t *documents;                  /* owned: the answer of /api/rag/context; NULL: none requested */
     void (*documents_then)(struct call *c);
     const char *prefix;                 /* put before texts to embed, borrowed from the model; NULL: nothing */
     int raw_text;                       /* special tokens are part of the answer's text */
@@ -137,7 +137,7 @@ struct call {
     struct buf line;                    /* scratch: the event being written */
     struct buf more;                    /* members, each after a comma, of the next event of chat */
     struct problem problem;             /* status 0: none */
-    /* bound_ns: its model was there; first_ns: the first token; 0: not yet */
+    /* bound_ns: when its model was available; first_ns: the first token; 0: not yet */
     uint64_t start_ns, bound_ns, first_ns;
     int status;                         /* of the response, once the call has ended */
     int reported;                          /* the engine's, while jobs are open: see request_params */
@@ -149,7 +149,7 @@ void call_start(struct server *s, struct conn *c, struct access_record *record, 
                 const char *text, size_t size);
 
 /* ---- for the forms ---- */
-/* 1: the call wants vectors or scores, not text. */
+/* 1: the result is vectors or scores, not text. */
 int call_embeds(const struct call *c);
 struct access_record *call_record(const struct call *c);        /* NULL: none */
 void call_cancel(struct call *c);       /* of all its open choices */
@@ -184,13 +184,14 @@ void call_begin_lines(struct call *c, const char *type);        /* the same of a
 void call_head(const struct call *c, const char *object, struct buf *out);      /* up to the list of choices */
 /* end c->line and send it; finish NULL: more follows */
 void call_end_event(struct call *c, const char *finish);
-void call_end_stream(struct call *c);                           /* the usage, if it was asked for, and [DONE] */
+void call_end_stream(struct call *c);                           /* the usage, if requested, and [DONE] */
 void call_end_answer(struct call *c, struct buf *out);          /* the end of the list; replies and releases out */
 
 /* ---- embeddings.c ---- */
-/* Prompts of the texts in this field; refuses models that make no vectors.  0, or -1 with *pr. */
+/* Make prompts of the texts in this field; refuses models that are not for embedding.  0, or -1
+ * with *pr. */
 int call_embedding_prompts(struct call *c, const char *field, struct problem *pr);
-/* Cut the vector to the dimensions that the body asks for; returns how many it has. */
+/* Truncate the vector to the body's `dimensions`; returns its new length. */
 int call_cut_vector(const struct call *c, struct choice *ch);
 void call_vector_json(const float *x, int n, struct buf *out);
 /* Keep the vector of a choice: call_form.event of calls that embed. */
@@ -201,8 +202,8 @@ void call_take_vector(struct call *c, struct choice *ch, const struct events *b,
 int call_has_drafts(const struct call *c);
 
 /* ---- answer_grammar.c ---- */
-/* Compile the grammar that the body asks for (the conversation's format and tools, grammar,
- * regex), and give every prompt a matcher of it.  0, also if none is asked for, or -1 with *pr. */
+/* Compile the grammar that the body implies (the conversation's format and tools, grammar, regex),
+ * and give every prompt a matcher of it.  0 (also if there is no constraint), or -1 with *pr. */
 int call_answer_grammar(struct call *c, struct problem *pr);
 
 /* ---- token_text.c ---- */
