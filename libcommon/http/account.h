@@ -1,10 +1,10 @@
 /* account.h - the memory of requests, admitted before it is allocated: a limit for each request,
  * for each tenant and for all together.
  *
- * A hold is the part of one request.  It is raised to what the request is about to need, which
- * may be refused, and lowered as memory is freed.  The account counts announced bytes, not those
- * of malloc: estimates are upper bounds (t-serve.c and tests/fuzz compare them with the
- * allocated bytes). */
+ * A hold is the share of one request.  It is raised before the request allocates memory, which may
+ * be refused, and lowered as memory is freed.  The account counts the bytes of holds, not those of
+ * malloc: holds are upper bounds (t-serve.c and tests/fuzz compare them with the allocated
+ * bytes). */
 #ifndef ZSE_HTTP_ACCOUNT_H
 #define ZSE_HTTP_ACCOUNT_H
 
@@ -42,6 +42,6 @@ int hold_problem(const struct hold *h, enum hold_answer why, size_t bytes, struc
 struct account_stats { size_t used, peak, total, request; int n_holds; uint64_t refused; };
 void account_stats(struct account *a, struct account_stats *s);
 size_t account_request_limit(const struct account *a);
-void account_restart_peak(struct account *a);           /* the peak is counted from now on */
+void account_restart_peak(struct account *a);           /* restart the measurement of the peak */
 
 #endif

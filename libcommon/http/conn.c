@@ -106,7 +106,7 @@ void conn_end_record(struct conn *c)
         c->l->o.on_answered(c->l->o.user, c);
 }
 
-/* Have it freed at the end of the round. */
+/* Schedule it to be freed at the end of the round. */
 static void bury(struct conn *c)
 {
     c->next = c->l->dead;
@@ -177,7 +177,7 @@ void conn_mark_dirty(struct conn *c)
 /* The bytes of a buffer that count for the account. */
 static size_t held(size_t bytes) { return bytes > HELD_FROM ? bytes : 0; }
 
-/* Bytes that a body of this size may allocate: a growing buffer has room for half as much again. */
+/* Bytes that a body of this size may allocate: a growing buffer can be half as large again. */
 static size_t body_room(size_t size) { return held(size + size / 2); }
 
 enum hold_answer conn_hold_buffers(struct conn *c)
@@ -232,7 +232,7 @@ long conn_receive(struct conn *c, void *to, size_t n)
     return rc >= 0 ? (long)rc : errno == EAGAIN || errno == EINTR ? -1 : -2;
 }
 
-/* As conn_receive, but bytes out; never 0. */
+/* Send bytes; results as of conn_receive, but never 0. */
 static long transmit(struct conn *c, const void *from, size_t n)
 {
     if (c->ssl) {
@@ -326,9 +326,9 @@ void conn_flush(struct conn *c)
 
 /* ---- handshakes ---- */
 
-/* Check the announced sizes of a ClientHello before OpenSSL parses it: OpenSSL allocates what they
- * announce, up to 131 kB, and real ones have 2 kB at most.  The first bytes are a record of type 22
- * and length L, which contains a message of type 1 and its length (RFC 8446, 4 and 5.1).
+/* Check the sizes that a ClientHello announces before OpenSSL parses it, because OpenSSL allocates
+ * as many bytes, up to 131 kB; a real ClientHello has 2 kB at most.  The first bytes are a record
+ * of type 22 and length L, which contains a message of type 1 and its length (RFC 8446, 4 and 5.1).
  * SO_RCVLOWAT guarantees that they have arrived. */
 static int hello_is_fine(struct conn *c)
 {
@@ -342,8 +342,8 @@ static int hello_is_fine(struct conn *c)
     return b[0] == 22 && (b[3] || b[4] >= 4) && b[5] == 1 && (b[6] << 16 | b[7] << 8 | b[8]) <= MAX_HELLO;
 }
 
-/* Give the next step of the handshake to a thread. Until it is back epoll does not watch the
- * socket: it would report errors again and again. */
+/* Submit the next step of the handshake to a thread.  Until it returns, epoll does not watch the
+ * socket, because it would report an error again and again. */
 static void handshake(struct conn *c)
 {
     struct loop *l = c->l;

@@ -33,10 +33,10 @@ struct loop_options {
      * addresses. */
     int max_per_address;
     size_t max_unsent;              /* bytes of a response that may wait for a slow client */
-    double head_s;                  /* a head must be complete after this time */
+    double head_s;                  /* time limit of a head */
     double body_s;                  /* a body must arrive at 1 KB/s on average, with body_s more time in all */
-    struct account *account;        /* of bodies and responses beyond HELD_FROM; NULL: they are not counted */
-    double idle_s, stalled_s;       /* longest time between requests; without progress of a response */
+    struct account *account;        /* counts bodies and responses beyond HELD_FROM; NULL: not counted */
+    double idle_s, stalled_s;       /* longest time between requests; longest without progress of a response */
     /* a WebSocket that is silent for this long gets a ping, and is closed after the same time
      * again; 0: never */
     double ping_s;
@@ -73,7 +73,7 @@ int loop_bind(struct loop *l, const char *host, int *port, struct err *e);
 /* Bind a Unix socket of mode 0600.  It replaces a stale socket; a socket on which a program
  * listens, and a file of another kind, is an error. */
 int loop_bind_unix(struct loop *l, const char *path, struct err *e);
-int loop_listen(struct loop *l, struct err *e); /* on everything that was bound */
+int loop_listen(struct loop *l, struct err *e); /* on all bound sockets */
 /* Deliver these signals, which must be blocked in every thread, to on_signal. */
 int loop_signals(struct loop *l, const int *numbers, int n, struct err *e);
 int loop_is_local(const struct loop *l);        /* every listener is loopback or a Unix socket */
@@ -81,8 +81,8 @@ void loop_stop_listening(struct loop *l);       /* removes the Unix socket; idle
 void loop_run(struct loop *l);                  /* until loop_quit */
 void loop_quit(struct loop *l);
 void loop_wake(struct loop *l);                 /* any thread: on_wake will be called in the loop's thread */
-/* Counts since the start.  refused: with 503, because there were too many, in total or from the
- * address. */
+/* Counts since the start.  refused: connections that got 503 because there were too many, in total
+ * or from the address. */
 struct loop_counts { uint64_t accepted, evicted, refused; };
 const struct loop_counts *loop_counts(const struct loop *l);
 int loop_n_connections(const struct loop *l);
@@ -104,7 +104,7 @@ int conn_hold_problem(const struct conn *c, struct problem *pr);        /* 0: no
 int conn_has_body(const struct conn *c);        /* the body was kept, or the request has none */
 const char *conn_peer(const struct conn *c);    /* "127.0.0.1", "unix" */
 int conn_is_local(const struct conn *c);        /* its listener is loopback or a Unix socket */
-/* The request was admitted for this owner (a key, or an address if no key is needed): places.h. */
+/* The request was admitted; its owner is a key, or an address if no key is required: places.h. */
 void conn_own(struct conn *c, uint64_t owner);
 /* The work for the current request; NULL: none.  on_gone is called only while it is set. */
 void conn_set_exchange(struct conn *c, void *exchange);
@@ -119,14 +119,14 @@ void conn_add_header(struct conn *c, const char *name, const char *value);
 void conn_set_header(struct conn *c, const char *name, const char *value);
 /* Send a whole response. */
 void conn_reply(struct conn *c, int status, const char *type, const void *body, size_t size);
-/* Send a response in pieces: chunked, or for HTTP/1.0 until the connection closes.  Pieces are sent
- * at the end of the loop's round. */
+/* Send a response in pieces: chunked, or, for HTTP/1.0, ended by closing the connection.  Pieces
+ * are sent at the end of the loop's round. */
 void conn_begin(struct conn *c, int status, const char *type);
 void conn_write(struct conn *c, const void *data, size_t size);
 void conn_end(struct conn *c);
 /* out of memory: close the connection, so that the client sees that the response is incomplete */
 void conn_break(struct conn *c);
-int conn_is_complete(const struct conn *c);     /* all of the last response was written */
+int conn_is_complete(const struct conn *c);     /* is the last response written completely? */
 /* status of the last response; 0: none was started */
 int conn_status(const struct conn *c);
 /* WebSockets.  Accept the request's upgrade: 0, or -1 after a refusal was sent. */

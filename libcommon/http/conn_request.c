@@ -9,8 +9,8 @@
 
 #include "libcommon/base/clock.h"
 
-/* READ_SIZE: bytes read at once if they are parsed or dropped at once; READ_SMALL: if they may pile
- * up. */
+/* Bytes per read.  READ_SIZE: if they are parsed or dropped immediately; READ_SMALL: if they may
+ * accumulate. */
 enum { READ_SIZE = 1 << 16, READ_SMALL = 1 << 14, DROPPED_BODY = 1 << 16, MAX_WS_MESSAGE = 4 << 20,
        LINGER_BYTES = 64 << 20 };
 
@@ -36,8 +36,8 @@ static void refuse_memory(struct conn *c)
     conn_refuse(c, pr.status, pr.message);
 }
 
-/* A head is complete and its body is still to come: start its time limit, and send 100 Continue if
- * it is expected. */
+/* A head is complete and a body follows: start the body's time limit, and send 100 Continue if the
+ * client expects it. */
 static void on_head_seen(struct conn *c)
 {
     static const char go_on[] = "HTTP/1.1 100 Continue\r\n\r\n";
@@ -50,7 +50,7 @@ static void on_head_seen(struct conn *c)
     }
 }
 
-/* Give the request to its owner; whole 0: its body was not read. */
+/* Pass the request to on_request; whole 0: its body was not read. */
 static void hand_over(struct conn *c, int whole)
 {
     c->busy = 1;
@@ -76,7 +76,7 @@ static int begin_body(struct conn *c)
     return 0;
 }
 
-/* Parse the bytes that are there, and hand over a whole request. */
+/* Parse the received bytes, and pass on a complete request. */
 static void next_http(struct conn *c)
 {
     /* the first bytes of a request start its time limit */
@@ -110,7 +110,7 @@ static void next_http(struct conn *c)
     }
 }
 
-/* Parse the frames that are there, and hand over whole messages. */
+/* Parse the received frames, and pass on complete messages. */
 static void next_message(struct conn *c)
 {
     char data[125];
@@ -154,15 +154,15 @@ void conn_next_request(struct conn *c)
 
 /* ---- bytes ---- */
 
-/* Number of bytes to read at once without buffering too many: a body is parsed immediately, a head
- * or the next request waits in c->in. */
+/* Bytes to read at once without buffering too many: a body is parsed immediately, but a head or a
+ * pipelined request waits in c->in. */
 static size_t read_size(const struct conn *c)
 {
     return c->mode == CONN_HTTP && (c->busy || !c->parser.req) ? READ_SMALL : READ_SIZE;
 }
 
-/* Discard what arrives after our end: not decrypted and, from TCP, not even copied (tcp(7),
- * MSG_TRUNC). */
+/* Discard bytes that arrive after we shut down our side: they are not decrypted and, from TCP, not
+ * even copied (tcp(7), MSG_TRUNC). */
 static void read_past(struct conn *c)
 {
     char bytes[READ_SIZE];

@@ -19,7 +19,7 @@ struct handshakes {
     /* the queue, by round: the first of each address, then the second of each, and so on */
     struct handshake *first; int n;
     struct handshake *back;
-    uint64_t round;                     /* round of the one taken last */
+    uint64_t round;                     /* round of the last one taken */
     int stop;
     void (*wake)(void *user);
     void *user;
@@ -104,7 +104,7 @@ void handshakes_close(struct handshakes *h)
     free(h);
 }
 
-/* Set x->round and return the place of x in the queue; NULL: its address has enough there. */
+/* Set x->round and return the link where x is to be queued; NULL: its address has too many. */
 static struct handshake **place_of(struct handshakes *h, struct handshake *x, int limited)
 {
     int n = 0;

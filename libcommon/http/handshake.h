@@ -3,7 +3,7 @@
  *
  * A connection submits its SSL whenever its socket has bytes for SSL_accept, and must not use it
  * until it is returned.  Addresses take turns.  Each may have HANDSHAKES_PER_OWNER waiting; when
- * the queue is full, the last one of the address with most is dropped. */
+ * the queue is full, the address with the most handshakes in it loses its last one. */
 #ifndef ZSE_HTTP_HANDSHAKE_H
 #define ZSE_HTTP_HANDSHAKE_H
 
@@ -25,20 +25,20 @@ struct handshake {
     SSL *ssl;
     uint64_t owner, round;
     enum handshake_result result;
-    int away;                           /* submitted, and not back yet */
+    int away;                           /* submitted, and not yet returned */
 };
 
 struct handshakes;
-/* wake is called in a thread when handshakes_back has something. */
+/* wake is called by a thread when handshakes_back has results. */
 struct handshakes *handshakes_open(int n_threads, void (*wake)(void *user), void *user, struct err *e);
 /* waits until each thread has finished its step; nothing is away afterwards.  NULL is fine. */
 void handshakes_close(struct handshakes *h);
-/* 0, or -1: the address has enough waiting, or the queue is full and x would be the one to drop.
+/* 0, or -1: the address has too many waiting, or the queue is full and x would be dropped.
  * limited: HANDSHAKES_PER_OWNER applies.  *dropped: the handshake dropped for x, no longer away;
  * NULL: none. */
 int handshakes_submit(struct handshakes *h, struct handshake *x, int limited, struct handshake **dropped);
-/* Remove it from the queue.  1: it is no longer away; 0: a thread works on it, and handshakes_back
- * will return it. */
+/* Remove it from the queue.  1: it is no longer away; 0: a thread is working on it, and
+ * handshakes_back will return it. */
 int handshakes_withdraw(struct handshakes *h, struct handshake *x);
 /* list of finished handshakes; NULL: none */
 struct handshake *handshakes_back(struct handshakes *h);

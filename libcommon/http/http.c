@@ -238,8 +238,8 @@ static enum http_answer body_length(struct http_parser *p, struct http_request *
     return HTTP_MORE;
 }
 
-/* n bytes were read.  http_parse removes all of them from its buffer at once, in the end: many
- * small chunks must not move the rest of the buffer each time. */
+/* Consume n bytes.  http_parse removes all consumed bytes from the buffer once, at its end, so that
+ * many small chunks do not move the rest of the buffer each time. */
 static void skip(struct buf *left, size_t n)
 {
     left->data += n;
@@ -330,8 +330,8 @@ static long line_at_front(const struct buf *in, size_t max)
     return (size_t)(end - in->data) > max ? -2 : (long)(end - in->data);
 }
 
-/* Whether this is empty or a chunk extension.  It must not contain a bare LF: a less strict proxy
- * would treat it as the end of the line and see other requests than this parser. */
+/* Is this empty or a chunk extension?  It must not contain a bare LF: a less strict proxy would
+ * treat it as the end of the line and see other requests than this parser. */
 static int is_extension(const char *s, size_t n)
 {
     size_t i = 0;

@@ -1,8 +1,8 @@
 /* http.h - a parser of HTTP/1.1 requests (RFC 9112): bytes in, complete requests out.  It uses no
  * sockets, so that it can be fuzzed.
  *
- * It is strict wherever requests could be smuggled: lines end with CR LF, no blank before a colon,
- * no folded lines, one Host, one length of the body.  A refusal has an HTTP status and a
+ * It is strict in all that could help to smuggle requests: lines end with CR LF, no blank before a
+ * colon, no folded lines, one Host, one length of the body.  A refusal has an HTTP status and a
  * sentence. */
 #ifndef ZSE_HTTP_HTTP_H
 #define ZSE_HTTP_HTTP_H
@@ -25,7 +25,7 @@ struct http_request {
     char *head;                 /* owned: method, target and fields point into it */
     const char *method, *path;  /* path: percent-decoded, without the query, always begins with '/' (or is "*") */
     const char *query;          /* as sent, "" if there is none */
-    const char *authority;      /* of a target http://authority/path, the same as the Host header's; else NULL */
+    const char *authority;      /* of a target http://authority/path, equal to the Host header; else NULL */
     const char *default_port;   /* of that scheme: ":80" or ":443" */
     int minor;                  /* HTTP/1.minor: 0 or 1 */
     struct http_field { const char *name, *value; } field[HTTP_MAX_FIELDS];

@@ -1,5 +1,5 @@
-/* internal.h - the loop (loop.c: listeners, epoll, time) and its connections (conn*.c) from
- * inside. */
+/* internal.h - private parts of the loop (loop.c: listeners, epoll, time) and of its connections
+ * (conn*.c). */
 #ifndef ZSE_HTTP_INTERNAL_H
 #define ZSE_HTTP_INTERNAL_H
 
@@ -11,7 +11,7 @@
 #include "libcommon/http/reaper.h"
 
 enum source_kind { SOURCE_LISTENER, SOURCE_CONN, SOURCE_WAKE, SOURCE_HANDSHAKE, SOURCE_SIGNAL };
-/* MAX_PIPELINED: bytes of pipelined requests that are read */
+/* MAX_PIPELINED: most bytes of pipelined requests that are read ahead */
 enum { MAX_LISTENERS = 8, PEER_SIZE = 48, MAX_PIPELINED = 1 << 14 };
 
 /* The first member of every object that epoll's data points to. */
@@ -22,7 +22,7 @@ struct listener {
     int tls, local;
     char name[80];              /* its name in messages */
     char *path;                 /* of a Unix socket; owned */
-    uint64_t dev, ino;          /* of that path: only this very socket is removed */
+    uint64_t dev, ino;          /* of the socket at path, so that no other file is removed */
 };
 
 enum conn_mode { CONN_HANDSHAKE, CONN_HTTP, CONN_WEBSOCKET, CONN_LINGER };
@@ -34,14 +34,14 @@ struct conn {
     struct loop *l;
     SSL *ssl;                   /* NULL: plain */
     enum conn_mode mode;
-    uint32_t events;            /* that epoll watches */
+    uint32_t events;            /* watched by epoll */
     int local, dirty, dead;
     int eof;                    /* the client has closed its side */
     int ssl_wants_write;        /* reading waits until the socket is writable */
     int hello_seen;             /* the beginning of the ClientHello was checked */
     struct buf in, out, headers;
     struct hold hold;           /* of large buffers */
-    enum hold_answer no_hold;   /* result of the last failed hold_set, and its bytes */
+    enum hold_answer no_hold;   /* result of the last failed hold_set; not_held: its bytes */
     size_t not_held;
     size_t sent;                /* bytes of out */
     struct http_parser parser;
@@ -51,10 +51,10 @@ struct conn {
     int busy, begun, ended, chunked, head_only, close_after, status;
     int switching;              /* to WebSocket: the 101 is being sent */
     void *exchange, *record;
-    uint64_t deadline_ns;       /* of a head, an idle connection, a handshake, lingering; 0: none */
+    uint64_t deadline_ns;       /* for a head, an idle connection, a handshake, lingering; 0: none */
     uint64_t body_from_ns;      /* when the body started; 0: it has not */
     uint64_t progress_ns;       /* when bytes of a response were last sent */
-    size_t body_seen;           /* HTTP: 1 once bytes of a head are there; LINGER: bytes read past */
+    size_t body_seen;           /* HTTP: 1 once a head has begun; LINGER: discarded bytes */
     /* of a WebSocket: when bytes last arrived; when a ping was sent since, 0: none */
     uint64_t received_ns, pinged_ns;
     struct place place;
@@ -70,10 +70,10 @@ struct loop {
     struct listener listener[MAX_LISTENERS];
     int n_listeners;
     int spare;                  /* a descriptor to close when none are left */
-    int deaf;                   /* listeners are not watched until the next second */
+    int deaf;                   /* listeners are not watched before the next second */
     SSL_CTX *tls;
     struct handshakes *handshakes;      /* NULL: no TLS, or not listening */
-    /* away: dead ones whose handshake is still in a thread */
+    /* away: dead connections whose handshake is still in a thread */
     struct conn *conns, *away, *dead, *dirty;
     struct places *places;
     struct reaper *reaper;
@@ -93,8 +93,8 @@ void conn_free(struct conn *c);
 void conn_check_time(struct conn *c, uint64_t now);     /* close or refuse it if a time limit has passed */
 uint64_t conn_deadline(double s);           /* clock_ns() in s seconds */
 void conn_mark_dirty(struct conn *c);       /* flush it at the end of this round */
-/* Update whether places may evict the connection: not while a call works for it, nor, with a valid
- * key, while it has a request or unsent bytes.  active: it was used just now. */
+/* Update whether places may evict the connection: not while it has a running call, nor, with a
+ * valid key, while it has a request or unsent bytes.  active: it was used just now. */
 void conn_settle(struct conn *c, int active);
 void conn_forget_request(struct conn *c);   /* free it; the parser is ready for the next */
 void conn_end_record(struct conn *c);       /* on_answered, if it has a record */
@@ -102,13 +102,13 @@ void conn_end_record(struct conn *c);       /* on_answered, if it has a record *
 enum hold_answer conn_hold_buffers(struct conn *c);
 /* Bytes read, plain or TLS: > 0 how many, 0 the end, -1 none yet, -2 broken. */
 long conn_receive(struct conn *c, void *to, size_t n);
-/* Send our end and discard what the client still sends: closing immediately could destroy our
+/* Shut down our side and discard further bytes of the client: closing immediately could destroy our
  * response in flight (RFC 9112, 9.6). */
 void conn_linger(struct conn *c);
 
 /* ---- conn_request.c ---- */
 void conn_read(struct conn *c);             /* the socket is readable */
-void conn_next_request(struct conn *c);     /* continue with the bytes that are there */
-void conn_refuse(struct conn *c, int status, const char *why);  /* answer a request that was not understood; closes */
+void conn_next_request(struct conn *c);     /* parse the bytes received so far */
+void conn_refuse(struct conn *c, int status, const char *why);  /* answer a malformed request and close */
 
 #endif

@@ -24,7 +24,7 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/http/internal.h"
 
-/* Unsent bytes that the kernel buffers for each connection; by default it is megabytes
+/* Unsent bytes that the kernel buffers for each connection; its default is several megabytes
  * (tcp_wmem). */
 enum { MAX_UNSENT_KERNEL = 1 << 16 };
 /* time for which a session can be resumed without using the private key */
@@ -159,7 +159,7 @@ static void wake_for_handshakes(void *user)
     (void)n;                            /* EAGAIN: the counter is full, so the loop will wake up anyway */
 }
 
-/* Called by loop_listen, so that the threads run as the user that the process has become. */
+/* Called by loop_listen, so that the threads start after the process has changed its user. */
 static int open_handshakes(struct loop *l, struct err *e)
 {
     /* a flood of handshakes may use a quarter of the processors, at low priority */
@@ -261,7 +261,7 @@ int loop_bind_unix(struct loop *l, const char *path, struct err *e)
     mode_t before = umask(0177);
     int rc = fd < 0 ? -1 : bind(fd, (const struct sockaddr *)&a, sizeof a);
     umask(before);
-    /* before anything else: another server must see that the name is taken */
+    /* first of all, so that another server sees that the name is taken */
     if (rc != 0 || stat(path, &st) != 0 || listen(fd, 1024) != 0) {
         err_sys(e, "--socket %s", path);
         close_fd(fd);
@@ -336,8 +336,8 @@ static void watch_listeners(struct loop *l, int on)
 }
 
 /* Out of descriptors: accept the connection with the spare one and close it, so that the client
- * notices at once.  If even that fails (the spare one is gone, the kernel has no memory), the
- * listeners are not watched until the next second, because epoll would return at once each time. */
+ * notices immediately.  If even that fails (no spare descriptor is left, the kernel has no memory),
+ * the listeners are not watched before the next second, or epoll would never block. */
 static void turn_away(struct loop *l, int listener)
 {
     close_fd(l->spare);
@@ -348,7 +348,7 @@ static void turn_away(struct loop *l, int listener)
     l->spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
 }
 
-/* Whether another connection of this address may be accepted; one may be evicted for it. */
+/* May another connection of this address be accepted?  Another one may be evicted for it. */
 static int may_accept(struct loop *l, const struct listener *at, uint64_t address)
 {
     struct place *evict;
@@ -451,8 +451,8 @@ static void each_second(struct loop *l, uint64_t now)
         l->o.on_second(l->o.user);
 }
 
-/* Flush the connections that were written to in this round.  A pipelined request that is answered
- * by that is flushed in the next round, after all other connections. */
+/* Flush the connections written to in this round.  If flushing starts a pipelined request, its
+ * answer is flushed in the next round, after all other connections. */
 static void flush_dirty(struct loop *l)
 {
     struct conn *c = l->dirty, *next;

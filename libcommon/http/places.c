@@ -19,7 +19,7 @@ struct place_owner {
 struct places {
     int max, per_address, n, n_unknown;
     struct place_list spare[2];
-    uint64_t seed;                      /* clients may choose their addresses, but not their buckets */
+    uint64_t seed;                      /* random: clients that choose their addresses cannot choose buckets */
     unsigned mask;
     struct place_owner *bucket[];
 };

@@ -3,11 +3,11 @@
  *
  * The owner of a connection is first its address (a number that the caller makes), and from the
  * first request with a valid key on, that key.  Until then it is unknown: an address may have
- * per_address unknown connections, and all unknown ones together leave an eighth of the places to
- * those with a key.  When no place is free, a new connection evicts another one that is evictable:
- * unknown before known, and of the PLACES_LOOK that were idle longest one of the owner with most.
- * So idle connections never lock a client out, and owners with few connections keep them.  Uses no
- * sockets; one thread. */
+ * per_address unknown connections, and an eighth of the places is reserved for connections with a
+ * key.  When no place is free, a new connection evicts an evictable one: unknown ones first, and
+ * among the PLACES_LOOK that have been idle longest one of the owner that has the most.  So idle
+ * connections never lock a client out, and owners with few connections keep them.  Uses no sockets;
+ * one thread. */
 #ifndef ZSE_HTTP_PLACES_H
 #define ZSE_HTTP_PLACES_H
 
@@ -24,7 +24,7 @@ struct place {
     struct { struct place *older, *newer; } all, own;
     struct place_owner *owner;          /* NULL: not entered */
     uint64_t active_ns;
-    int known, spare;                   /* spare: in the lists */
+    int known, spare;                   /* spare: evictable, in the lists */
 };
 
 struct places;
@@ -35,12 +35,12 @@ void places_close(struct places *p);    /* NULL is fine; all connections must ha
  * address.  Connections of its own address are only evicted after a second without activity, so
  * that a burst is refused instead of interrupted. */
 int places_room(struct places *p, uint64_t address, int limited, uint64_t now_ns, struct place **evict);
-/* 0, or -1 without memory; it can be spared */
+/* x starts as evictable.  0, or -1 without memory. */
 int places_enter(struct places *p, struct place *x, uint64_t address, uint64_t now_ns);
 void places_leave(struct places *p, struct place *x);
-/* Make this its owner, and it known.  Without memory it stays as it was. */
+/* Set the owner of x and mark it as known.  Without memory nothing changes. */
 void places_own(struct places *p, struct place *x, uint64_t owner);
-/* spare: it can be spared; active: it did something just now. */
+/* spare: x is evictable; active: it was used just now. */
 void places_update(struct places *p, struct place *x, int spare, int active, uint64_t now_ns);
 int places_n(const struct places *p);
 int places_n_unknown(const struct places *p);

@@ -8,7 +8,7 @@
 
 struct problem {
     int status;                 /* 0: none */
-    char param[96];             /* the field it is about; "": none */
+    char param[96];             /* the field at fault; "": none */
     char code[48];              /* "context_length_exceeded"; "": none */
     char message[600];
 };

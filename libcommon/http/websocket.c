@@ -4,8 +4,8 @@
 #include <stdint.h>
 #include <string.h>
 
-/* the newer functions allocate memory, and crash later if their first call finds none (OpenSSL 3.0)
- */
+/* the newer functions allocate memory, and crash later if that fails in their first call
+ * (OpenSSL 3.0) */
 #define OPENSSL_SUPPRESS_DEPRECATED
 #include <openssl/evp.h>
 #include <openssl/sha.h>

@@ -1,5 +1,5 @@
-/* websocket.h - WebSocket frames (RFC 6455): bytes to whole messages, and frames to send.  No
- * sockets here. */
+/* websocket.h - WebSocket frames (RFC 6455): from bytes to complete messages, and frames to send.
+ * Uses no sockets. */
 #ifndef ZSE_HTTP_WEBSOCKET_H
 #define ZSE_HTTP_WEBSOCKET_H
 
