@@ -12,8 +12,8 @@
 #include "libcommon/grammar/grow.h"
 #include "libcommon/grammar/matcher_internal.h"
 
-/* The most characters of a JSON string that may precede its quotation mark; 0: e is not the inside
- * of a string. */
+/* Maximum number of characters before the closing quotation mark of a JSON string; 0: e is not the
+ * inside of a string. */
 static int32_t string_run(const struct grammar *g, uint32_t e)
 {
     const struct exprs *s = &g->x;
@@ -145,7 +145,7 @@ fail:
     return NULL;
 }
 
-/* Tokens below node i of the trie; the bytes of that node have led to the config. */
+/* Add the tokens below node i of the trie, whose bytes have led to the config. */
 static void below(struct grammar *g, const struct trie *t, uint32_t i, uint32_t config, uint32_t *mask)
 {
     uint32_t state[MAX_TOKEN + 4], base = t->depth[i];

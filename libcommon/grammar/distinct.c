@@ -66,7 +66,7 @@ static int same_value(const char *a, const char *b, uint32_t n)
     return same;
 }
 
-/* An object with a name twice would equal another text once it is read. */
+/* An object with a duplicate name would, when parsed, equal one with another text. */
 static int has_name_twice(const char *text, uint32_t n)
 {
     if (*text != '{' && *text != '[')

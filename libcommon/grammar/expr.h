@@ -28,22 +28,23 @@ enum expr_kind {
 };
 enum {                              /* expr.flags */
     EXPR_NULLABLE = 1,              /* matches the empty text */
-    /* Has BOTH or NOT inside: it may match nothing although it is not EXPR_NONE. */
+    /* Contains BOTH or NOT: it may match nothing although it is not EXPR_NONE. */
     EXPR_FILTERED = 2,
     EXPR_DEAD = 4,                  /* exprs_settle found that it matches nothing */
     EXPR_SETTLED = 8,               /* exprs_settle has checked it */
 };
-/* Matches nothing; the empty text; every text. */
+/* Expressions that match nothing, the empty text, and every text. */
 enum { EXPR_NONE = 0, EXPR_EPSILON = 1, EXPR_ALL = 2 };
 enum { EXPR_MANY = -1 };
 
 struct expr {
     uint8_t kind, flags;
-    /* Operands; WITHIN: b is the rest of the current character, EXPR_EPSILON between two; BRANCH:
-     * first arm and number; UNION, BOTH, ANY_OF: first in `lists` and number. */
+    /* Operands.  WITHIN: b is the rest of the current character, EXPR_EPSILON between characters;
+     * BRANCH: index of the first arm, and number of arms; UNION, BOTH, ANY_OF: index of the first
+     * operand in `lists`, and number of operands. */
     uint32_t a, b;
-    /* WITHIN: hi characters at most; REPEAT, TIMES: bounds, hi EXPR_MANY: none; RULE: lo is its
-     * index; CONCAT: the first lo parts are optional. */
+    /* WITHIN: hi characters at most; REPEAT, TIMES: bounds, hi EXPR_MANY: no upper one; RULE: lo is
+     * the index of the rule; CONCAT: the first lo parts are optional. */
     int32_t lo, hi;
 };
 struct arm { uint8_t lo, hi; uint32_t to; };                /* bytes lo to hi, then `to` */
@@ -57,23 +58,24 @@ enum expr_failure {
     EXPR_PAUSED, EXPR_CANCELLED,    /* meter.pause_at, meter.cancel */
 };
 
-/* Two counts of steps.  `work` counts the steps that were executed; pauses and cancellation are
- * checked by it.  `spent` does not depend on the caches: on its first use in a call, a cached
- * result counts as much as computing it, and 1 after that.  So whether an answer exceeds a limit of
- * `spent` is deterministic. */
+/* Two counts of steps.  `work` counts executed steps and determines when pauses and cancellation
+ * are checked.  `spent` does not depend on the caches: a cached result counts as much as computing
+ * it on its first use in a call, and 1 on later uses.  So it is deterministic whether an answer
+ * exceeds a limit of `spent`. */
 struct meter {
     /* check_at: the value of work at which meter_check() is called. */
     uint64_t work, check_at;
     uint64_t spent, most;           /* most: limit of spent */
-    /* value of work when the current derivative began, which is not in spent yet; 0: there is
-     * none */
+    /* value of work at the start of the current derivative, whose steps are not yet in spent; 0:
+     * no derivative is running */
     uint64_t derived_from;
     /* value of work at which to fail with EXPR_PAUSED; the call may be repeated */
     uint64_t pause_at;
     const atomic_int *cancel;       /* not 0: fail with EXPR_CANCELLED; NULL: cannot be cancelled */
 };
 
-/* The cost of each entry of a row, as cost_code(), and the entries that walk number `walk` used. */
+/* The cost of each entry of a row, encoded by cost_code(), and the entries used by walk number
+ * `walk`. */
 struct row_costs { uint32_t walk; uint64_t used[4]; uint8_t cost[256]; };
 static inline int first_use(uint64_t used[4], int i)
 {
@@ -96,9 +98,9 @@ struct exprs {
     uint32_t *state_of;
     uint32_t *rows; uint32_t n_rows, room_rows;             /* [256] each */
     struct row_costs *costs;                                /* of the rows */
-    /* Number of the walk that expr_walk() counts for. */
+    /* Number of the current walk: expr_walk_start(). */
     uint32_t walk;
-    /* A character, as expr_within() counts them; 0: not used. */
+    /* One character, the unit in which expr_within() counts; 0: not used. */
     uint32_t one_char;
     struct within *within; uint32_t n_within, room_within;  /* by open addressing */
     struct meter meter;
@@ -107,7 +109,7 @@ struct exprs {
 
 int exprs_init(struct exprs *s, uint32_t limit, struct err *e);
 void exprs_release(struct exprs *s);
-/* Set `failed`, unless it is set already. */
+/* Set `failed`; the first failure is kept. */
 void exprs_fail(struct exprs *s, enum expr_failure why);
 /* Why it failed, as an error; 0 if it did not. */
 int exprs_check(const struct exprs *s, struct err *e);
@@ -159,10 +161,10 @@ uint32_t expr_either(struct exprs *s, uint32_t a, uint32_t b);
 uint32_t expr_repeat(struct exprs *s, uint32_t a, int32_t lo, int32_t hi);
 uint32_t expr_both(struct exprs *s, uint32_t a, uint32_t b);
 uint32_t expr_not(struct exprs *s, uint32_t a);
-/* Texts of e with at most hi characters (s->one_char).  Only the states of e are searched, while
- * expr_both() with a repetition has a state for each pair of a state and a count: the fewest
- * characters from each state to an end tell whether it can still be reached.  0, or -1 if e has
- * more than max_states, with nothing changed. */
+/* Texts of e with at most hi characters (s->one_char).  This searches only the states of e, whereas
+ * expr_both() with a repetition would have a state for each pair of a state and a count: the
+ * minimum number of characters from each state to an end decides whether that end is still within
+ * reach.  0, or -1 with nothing changed if e has more than max_states. */
 int expr_within(struct exprs *s, uint32_t e, int32_t hi, uint32_t max_states, uint32_t *result);
 /* One of several texts, which are sorted by bytes (memcmp, shorter first) and distinct. */
 struct byte_span { const char *p; size_t n; };
@@ -178,8 +180,8 @@ uint32_t expr_chars(struct exprs *s, const struct char_range *r, int n);
 uint32_t expr_json_chars(struct exprs *s, const struct char_range *r, int n);
 
 uint32_t expr_step(struct exprs *s, uint32_t e, int byte);
-/* The same, for many steps from few expressions: each counts in full once between two calls of
- * expr_walk_start(). */
+/* The same, for many steps from few expressions: between two calls of expr_walk_start(), each
+ * counts in full only once. */
 uint32_t expr_walk_first(struct exprs *s, uint32_t e, int byte);
 static inline uint32_t expr_walk(struct exprs *s, uint32_t e, int byte)
 {
@@ -197,7 +199,7 @@ static inline int expr_nullable(const struct exprs *s, uint32_t e) { return s->e
  * fails over max_states.  Needed after BOTH and NOT only, cheap otherwise. */
 uint32_t exprs_settle(struct exprs *s, uint32_t e, uint32_t max_states);
 int expr_matches(struct exprs *s, uint32_t e, const void *text, size_t n);
-/* Bit set of the bytes with which e may start. */
+/* The set of bytes with which e may start, as bits. */
 void expr_first(struct exprs *s, uint32_t e, uint64_t set[4]);
 /* Bit b is set if e may distinguish the bytes b-1 and b. */
 void expr_edges(struct exprs *s, uint32_t e, uint64_t set[4]);

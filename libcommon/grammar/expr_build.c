@@ -116,8 +116,8 @@ static int by_body(const void *a, const void *b)
     return x->lo < y->lo ? -1 : x->lo > y->lo;
 }
 
-/* x{2,5} t and x{3,9} t are together x{2,9} t.  Without this, an expression that overlaps itself
- * has as many alternatives as its bounds are wide. */
+/* Merge x{2,5} t and x{3,9} t into x{2,9} t.  Otherwise an expression that overlaps itself would
+ * have one alternative for each number between its bounds. */
 static uint32_t merge_counted(struct exprs *s, uint32_t *v, uint32_t n)
 {
     struct counted_repeat few[16], *c = few;

@@ -12,7 +12,7 @@ struct lower {
     int depth, failed;
 };
 
-/* Mark the rules that the expression e names; their bodies are not followed.  seen: by
+/* Mark the rules named in the expression e, without following their bodies.  seen: by
  * expression. */
 static void rules_in(const struct grammar *g, uint32_t e, uint8_t *mark, uint8_t *seen, int depth, int *failed)
 {

@@ -6,7 +6,7 @@
 #include "libcommon/grammar/internal.h"
 #include "libcommon/grammar/matcher_internal.h"
 
-/* LEAST_SHARE: a grammar that has grown by less than this part of its budget forgets nothing. */
+/* LEAST_SHARE: a grammar that has grown by less than this part of its budget drops nothing. */
 enum { SETTLE_STATES = 1 << 15, LEAST_SHARE = 256 };
 
 struct grammar *grammar_new(const struct grammar_vocab *v, const struct grammar_options *o, struct err *e)

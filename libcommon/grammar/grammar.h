@@ -51,8 +51,8 @@ enum { GRAMMAR_STEPS = 20000000 };
 struct tool_format;
 struct grammar_options {
     enum grammar_whitespace whitespace;
-    /* Schemas: objects that declare properties without additionalProperties may have further ones,
-     * as in JSON Schema; 0: they may not. */
+    /* Schemas: 1: an object schema with properties and without additionalProperties allows further
+     * properties, as JSON Schema says; 0: it does not. */
     int open_objects;
     /* Most parts of a grammar and its states, or of one call; 0: 2,000,000 (about 100 MB). */
     uint32_t max_exprs;
@@ -60,7 +60,7 @@ struct grammar_options {
     /* Most steps of one call of a matcher; 0: GRAMMAR_STEPS.  An answer may take 8 times as many,
      * and a 16th of that more for each token. */
     uint64_t max_steps;
-    /* Once it is not 0, compiling fails soon; borrowed until it returns; NULL: it cannot be
+    /* Set it to nonzero to cancel compiling; borrowed until that returns; NULL: cannot be
      * cancelled. */
     const atomic_int *cancel;
     /* The model writes its reasoning before the answer, in the format of this family (tools.h);
@@ -93,7 +93,7 @@ struct matcher *matcher_open(struct grammar *g, struct err *e);
 void matcher_close(struct matcher *m);
 struct matcher *matcher_fork(const struct matcher *m);                  /* NULL: out of memory */
 
-/* Bit id of the mask is set if token id may come next; EOS ids are set if and only if the text may
+/* Bit id of the mask is set if token id may follow; EOS ids are set if and only if the text may
  * end.  (vocab size + 31) / 32 words, borrowed until the next call with m.  Never NULL; no bit is
  * set if a limit was passed or memory ran out (see matcher_error).  Needs a vocab. */
 const uint32_t *matcher_mask(struct matcher *m);
@@ -101,12 +101,13 @@ const uint32_t *matcher_mask(struct matcher *m);
  * end; after it, only further EOS are. */
 int matcher_accept(struct matcher *m, int32_t id);
 int matcher_accept_bytes(struct matcher *m, const void *bytes, size_t n);   /* the same for bytes */
-/* Tokens that must come next, as the tokenizer would split that text, up to `room` of them; they
- * are not accepted yet.  0 if the next byte is open or the split into tokens is not certain: the
- * token in which the certain text ends is excluded, as the text after it may become part of it. */
+/* Up to `room` tokens that must come next, split as the tokenizer would split their text; they are
+ * not accepted yet.  0 if the next byte is not determined, or the split into tokens is not: the
+ * token that contains the end of the determined text is excluded, because later text could join
+ * it. */
 int matcher_forced(struct matcher *m, int32_t *ids, int room);
 int matcher_complete(const struct matcher *m);                          /* may the text end here? */
-/* Nothing but the end may follow. */
+/* Is the text complete, with no possible continuation? */
 int matcher_ended(const struct matcher *m);
 /* 0, or -1 with the error of an earlier call. */
 int matcher_error(const struct matcher *m, struct err *e);
@@ -119,19 +120,19 @@ void matcher_hurry(struct matcher *m, uint64_t steps);
 int matcher_busy(const struct matcher *m);
 /* From any thread: the running call and all later ones fail soon. */
 void matcher_cancel(struct matcher *m);
-/* Steps so far, as counted for the limits. */
+/* Number of steps so far, as counted for the limits. */
 uint64_t matcher_spent(const struct matcher *m);
 
-/* The keywords of functions that are not strict which are not enforced, as "function 'f':
- * /properties/a/pattern", separated by commas.  Printable ASCII, at most GRAMMAR_RELAXED bytes;
- * borrowed.  NULL: every keyword is enforced. */
+/* The keywords that are not enforced (possible only in functions that are not strict), as
+ * "function 'f': /properties/a/pattern", separated by commas.  Printable ASCII, at most
+ * GRAMMAR_RELAXED bytes; borrowed.  NULL: every keyword is enforced. */
 enum { GRAMMAR_RELAXED = 1000 };
 const char *grammar_relaxed(const struct grammar *g);
 
-/* Without the lock, as of the last call that ended. */
+/* Bytes as of the last finished call; takes no lock. */
 size_t grammar_bytes(const struct grammar *g);
 
-/* Grammars that share a limit of their bytes.  While they have more together, each forgets its
+/* A limit on the total bytes of several grammars.  While it is exceeded, each grammar drops its
  * cached results before a call of a matcher; the compiled part stays. */
 struct grammar_budget { atomic_size_t used; size_t limit; };
 /* Before the first matcher; b is borrowed until close. */

@@ -106,7 +106,7 @@ static int32_t left_recursive(const struct grammar *g, const uint8_t *empty, uin
         while (n) {
             uint32_t i = path[n - 1];
             const struct expr *x = &s->e[i];
-            if (state[i] == 1 || state[i] == 2) {       /* all that it leads to is done */
+            if (state[i] == 1 || state[i] == 2) {       /* everything reachable from it is done */
                 state[i] = 2;
                 n--;
                 continue;

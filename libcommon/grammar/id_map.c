@@ -35,7 +35,7 @@ struct id_slot *id_map_at(struct id_map *m, uint64_t key, int *failed)
 
 void id_map_clear(struct id_map *m)
 {
-    if (m->room > 4096) {               /* once large, it would be slow to clear each time */
+    if (m->room > 4096) {               /* a large one would be slow to clear each time */
         free(m->slot);
         memset(m, 0, sizeof *m);
     } else if (m->n) {

@@ -12,7 +12,8 @@
 /* A position in the grammar: the rest of the current terminal, and the stack below it. */
 struct parse_thread { uint32_t e, stack; };
 
-/* All positions that a text may have, sorted and distinct; equal sets have the same number. */
+/* The set of all positions that a text may be at, sorted and distinct; equal sets have the same
+ * number. */
 struct parse_config {
     uint32_t first, n;                  /* in threads */
     uint8_t accepting, first_known;
@@ -20,20 +21,20 @@ struct parse_config {
     /* cost of computing first_bytes and mask: see struct meter */
     uint32_t first_cost, mask_cost;
     uint64_t first_bytes[4];
-    uint32_t call;                      /* the call that used_next and used_first are of */
+    uint32_t call;                      /* the call to which used_first and used_next belong */
     uint8_t used_first; uint64_t used_next[4];          /* counted in full in that call already */
-    /* [256] owned: config + 1 after a byte, 0: not known; and [256] bytes: its cost.  NULL: none
-     * known. */
+    /* owned: [256] config + 1 after each byte, 0: unknown; followed by [256] bytes, the costs.
+     * NULL: none is known. */
     uint32_t *next;
     uint32_t *mask;                     /* owned; NULL: not computed */
 };
 
 /* The effect of every token on one terminal; it does not depend on the stack below. */
 struct terminal {
-    /* cost: see struct meter; call: the last one that used it */
+    /* cost: see struct meter; call: the last call that used this terminal */
     uint32_t e, cost, call;
     uint32_t n_ids, n_exits[2];         /* n_ids UINT32_MAX: bits */
-    /* owned: tokens that fit into the terminal or end with it, as a list or as a bit set. */
+    /* owned: tokens that lie within the terminal or end where it ends, as a list or a bit set. */
     uint32_t *ids;
     /* owned: nodes where the terminal may end inside tokens, in the vocabulary's tries `all` and
      * `rest`. */
@@ -57,7 +58,7 @@ struct grammar {
     /* one character inside a JSON string: with every escape; with the necessary ones; 0: not
      * used */
     uint32_t string_char[2];
-    /* The categories of all characters, once a regular expression uses them. */
+    /* The categories of all characters; NULL until a regular expression uses them. */
     struct category_run *categories; uint32_t n_categories, category_room;
     /* on the stack below each array whose items must differ (distinct.h); 0: none */
     uint32_t distinct;
@@ -74,7 +75,7 @@ struct grammar {
     struct parse_config *config; uint32_t n_configs, config_room;
     struct parse_thread *thread; uint32_t n_threads, thread_room;
     uint32_t *config_table; uint32_t n_config_table;
-    /* owned: tokens with a comma or a closing bracket, once distinct.h needs them. */
+    /* owned: tokens with a comma or a closing bracket, made when distinct.h needs them. */
     int32_t *delimited; uint32_t n_delimited;
     /* Stack + 1 to the config after it is popped, + 1. */
     struct id_map after;
@@ -91,27 +92,27 @@ struct grammar {
 
 #define LEFT_RECURSION "a rule begins with itself (left recursion; write the repetition with * or at the end of the rule)"
 struct grammar *grammar_new(const struct grammar_vocab *v, const struct grammar_options *o, struct err *e);
-/* A number for a rule whose body follows. */
+/* Reserve a number for a rule whose body is set later. */
 int32_t grammar_rule(struct grammar *g);
-/* A terminal; EXPR_NONE if no text matches it. */
+/* Make a terminal; EXPR_NONE if no text matches it. */
 uint32_t grammar_term(struct grammar *g, uint32_t regular);
 /* Visit the first states of a regular expression, so that one with too many alternatives fails at
  * compile time. */
 int grammar_probe(struct grammar *g, uint32_t regular, struct err *e);
 /* Put the reasoning of options.thinker before *root. */
 int grammar_after_thought(struct grammar *g, uint32_t *root, struct err *e);
-/* Check and finish a complete grammar: refuse rules without an end and left recursion.  -1 closes
- * nothing. */
+/* Check and finish a complete grammar: refuse rules that cannot end and left recursion.  -1 leaves
+ * the grammar open. */
 int grammar_finish(struct grammar *g, uint32_t root, struct err *e);
-/* 0, or -1 when compiling took too much. */
+/* 0, or -1 if compiling exceeded a limit. */
 int grammar_check_work(const struct grammar *g, struct err *e);
 
 /* gbnf_lower.c: rules that do not contain themselves become parts of regular expressions, in the
  * other rules and in *root. */
 int grammar_lower(struct grammar *g, uint32_t *root, struct err *e);
 
-/* regex.c: a regular expression of a schema or alone.  json: characters as they stand in a JSON
- * string.  search: it need not match everything.  min and max: characters of a match
+/* regex.c: compile a regular expression.  json: it matches the inside of a JSON string, with its
+ * escapes.  search: a match may be a part of the text.  min and max: characters of a match
  * (EXPR_MANY: no bound); each may be NULL.  EXPR_NONE with *e set: refused. */
 uint32_t regex_compile(struct grammar *g, const char *text, size_t size, int json, int search, int32_t *min,
                        int32_t *max, struct err *e);

@@ -73,7 +73,7 @@ static void shrink(struct grammar *g)
     g->least_bytes = grammar_bytes(g);
 }
 
-/* Take the lock and start counting.  -1: not now (busy), or m has failed before. */
+/* Take the lock and start counting.  -1: busy, or m has failed before. */
 int matcher_enter(struct matcher *m, uint32_t *config)
 {
     struct grammar *g = m->g;
@@ -124,7 +124,7 @@ static uint64_t allowance(const struct matcher *m)
     return m->g->options.max_steps * BURST + m->g->options.max_steps / SUSTAINED * m->n_tokens;
 }
 
-/* Give the lock back.  A failure is this matcher's, not the grammar's. */
+/* Release the lock.  A failure is assigned to this matcher, not to the grammar. */
 int matcher_leave(struct matcher *m, int *cut)
 {
     struct grammar *g = m->g;

@@ -7,7 +7,7 @@
 
 enum { FORCED_BYTES = 256 };
 
-/* The only byte of the set, -1 if there are more. */
+/* The only byte of the set; -1: it has several. */
 static int only_byte(const uint64_t set[4])
 {
     int byte = -1;
@@ -60,9 +60,9 @@ static enum byte_class class_of(unsigned char c)
            : c == ' ' || (c >= '\t' && c <= '\r') ? BLANK : SYMBOL;
 }
 
-/* Number of bytes before the last word, if that word may continue: tokenizers first split text into
- * words, each a run of one class that may start with a blank or a symbol, and a longer word may be
- * split into other tokens from its start. */
+/* Number of bytes before the last word, if that word may continue.  Tokenizers first split text
+ * into words (runs of one class, which may start with a blank or a symbol), and if a word gets
+ * longer, all of its tokens may change. */
 static size_t before_open_word(const char *text, size_t n, const uint64_t follow[4])
 {
     const enum byte_class c = class_of((unsigned char)text[n - 1]);

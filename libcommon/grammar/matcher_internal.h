@@ -9,26 +9,26 @@
 
 /* ---- grammar.c ---- */
 
-/* Forget configs, masks and terminals, which can be computed again. */
+/* Drop configs, masks and terminals, which can be recomputed. */
 void grammar_forget(struct grammar *g);
 /* Publish the bytes of g, for itself and for its budget. */
 void grammar_count(struct grammar *g);
-/* Has g grown although the grammars of its budget have too many bytes? */
+/* Has g grown while the grammars of its budget are over their limit? */
 int grammar_over_budget(const struct grammar *g);
 
 /* ---- parse_config.c ---- */
 
-/* Start a config: nothing is found. */
+/* Start a new config, an empty set. */
 void config_begin(struct grammar *g);
 /* Add a position to the set being built. */
 void config_add(struct grammar *g, uint32_t e, uint32_t stack);
 /* Add all positions of a text that is about to match e and then the stack. */
 void config_close_over(struct grammar *g, uint32_t e, uint32_t stack);
-/* The number of the config that was found; 0: nothing may follow (also after a failure). */
+/* The number of the config just built; 0: nothing may follow (also after a failure). */
 uint32_t config_intern(struct grammar *g);
 /* The config after a byte; 0: the byte is not allowed. */
 uint32_t config_step(struct grammar *g, uint32_t number, int byte);
-/* The config when a terminal above this stack has ended. */
+/* The config after the end of a terminal on top of this stack. */
 uint32_t config_after(struct grammar *g, uint32_t stack);
 /* Bit set of the bytes that may come next; borrowed until the next call of any of these. */
 const uint64_t *config_first(struct grammar *g, uint32_t number);
@@ -51,7 +51,7 @@ struct matcher {
     uint32_t *mask;                                     /* owned; NULL without a vocabulary */
     /* Steps of all calls so far, and tokens accepted. */
     uint64_t spent, n_tokens;
-    /* A call gives up after this many steps, to be made again; 0: never. */
+    /* A call stops as busy after this many steps, and can be repeated; 0: never. */
     uint64_t pause;
     int busy;
     atomic_int cancelled;
@@ -62,10 +62,10 @@ struct matcher {
 /* Take the lock and start counting; *config is the config of m.  -1: m is busy, or has failed
  * before; the lock is not held. */
 int matcher_enter(struct matcher *m, uint32_t *config);
-/* Release the lock.  A failure is that of the matcher, not of the grammar.  -1: the call has no
- * result; 1: it is to be repeated.  cut: 0 before the first try; set if this call found the store
- * full of the states of other answers and truncated it.  A call that fills the truncated store,
- * too, fails. */
+/* Release the lock.  A failure is assigned to the matcher, not to the grammar.  -1: the call has no
+ * result; 1: repeat it.  cut: 0 before the first try; set to 1 if the store was full of states of
+ * other answers and has been truncated.  If the call then fills the truncated store as well, it
+ * fails. */
 int matcher_leave(struct matcher *m, int *cut);
 
 /* matcher_repeats.c: the config after the bytes, and the items in *next (all zero before); 0: the

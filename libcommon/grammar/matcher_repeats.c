@@ -1,4 +1,4 @@
-/* matcher_repeats.c - take the tokens out of a mask that repeat an item of an array with
+/* matcher_repeats.c - clear the tokens of a mask that would repeat an item of an array with
  * uniqueItems. */
 #include <stdlib.h>
 #include <string.h>
@@ -37,8 +37,8 @@ static int byte_at(const struct again *a, uint32_t k)
     return a->rests->comma && a->i == 0 ? ',' : i < t->n ? (unsigned char)t->p[i] : -1;
 }
 
-/* Whether one of the texts is complete.  A number may continue as another one, as all texts of its
- * place are numbers; a string, an array or an object cannot. */
+/* is_complete: one of the texts is complete.  goes_on: it may still continue: a number may become
+ * a longer one (all texts of its place are numbers); a string, an array or an object cannot. */
 static int is_complete(const struct again *a) { return a->first < a->end && byte_at(a, a->first) < 0; }
 static int goes_on(const struct again *a)
 {
@@ -134,7 +134,7 @@ static int each_distinct(struct matcher *m, const struct distinct *d, uint32_t c
     return all;
 }
 
-/* Follow a byte that leads to config c: 0, or -1 if an item is there twice. */
+/* Follow a byte that leads to config c: 0, or -1 if an item is repeated. */
 static int follow_distinct(struct matcher *m, struct distinct *d, uint32_t c, int byte)
 {
     if (!d->n_levels && byte != '[')
@@ -199,8 +199,8 @@ static int ends_item(const struct distinct *d, const char *p, size_t n)
     return 0;
 }
 
-/* Clear the tokens that repeat an item.  Those that continue an item are found from the texts
- * that would repeat one; those that end an item are tried. */
+/* Clear the tokens that repeat an item.  Tokens that continue an item are compared with the texts
+ * that would repeat one; tokens that end an item are tried. */
 void matcher_clear_repeated(struct matcher *m, uint32_t config)
 {
     struct grammar *g = m->g;

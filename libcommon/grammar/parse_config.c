@@ -123,7 +123,7 @@ static int grow_config_table(struct grammar *g)
     return 0;
 }
 
-/* The number of the set that was found; 0: nothing may follow (also after a failure). */
+/* The number of the set just built; 0: nothing may follow (also after a failure). */
 uint32_t config_intern(struct grammar *g)
 {
     uint32_t n = 0, h = 0x811C9DC5u;
@@ -177,7 +177,7 @@ uint32_t config_intern(struct grammar *g)
     return g->n_configs++;
 }
 
-/* Reset the count of c for a call, if the last use was in another call. */
+/* Reset the counts of c if its last use was in another call. */
 static void uses(const struct grammar *g, struct parse_config *c)
 {
     if (c->call != g->call) {

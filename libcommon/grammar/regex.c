@@ -5,9 +5,9 @@
  * match the same texts), classes, escapes, Unicode general categories, anchors at the ends,
  * lookahead outside of groups.  Back references, lookbehind and \b are refused.
  *
- * \d, \w and \s are those of ECMAScript.  Where a negated one stands (\W, [^\w]), what other
- * engines take for a digit, a word character or a blank is left out too, so that a text that is
- * made here satisfies all of them. */
+ * \d, \w and \s are those of ECMAScript.  Their negations (\W, [^\w]) also exclude characters that
+ * only other engines count as digits, word characters or blanks, so that generated text satisfies
+ * all engines. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -252,7 +252,7 @@ static int unicode_escape(struct regex_parser *p, uint32_t *c)
         if (hex_digits(p, 4, &low) == 0 && low >= 0xDC00 && low <= 0xDFFF)
             *c = 0x10000 + ((*c - 0xD800) << 10) + (low - 0xDC00);
         else
-            /* Half of a pair is a character of its own, which no text has. */
+            /* a lone surrogate is a character that occurs in no text */
             p->at = at;
     }
     return 0;

@@ -134,8 +134,8 @@ static struct memo *recall(struct schema *s, const struct member *m, int n)
     return &s->memo[s->n_memo - 1];
 }
 
-/* The entry of a set, whatever the order of its members; *is_new: it was made now.  NULL without
- * memory. */
+/* The entry of a set, regardless of the order of its members; *is_new: it was created.  NULL
+ * without memory. */
 static struct memo *recall_set(struct schema *s, const struct member_set *set, int *is_new)
 {
     struct member *sorted = malloc(((size_t)set->n + 1) * sizeof *sorted);
@@ -359,7 +359,7 @@ uint32_t grammar_schema_relaxed(struct grammar *g, json_t *root, json_t *dropped
         struct schema_path p = { .n = 0 };
         struct err why = { .code = ERR_NONE };
         const uint32_t r = compile_part(g, root, comma, colon, &refusal, &why);
-        /* A part of root, which is the caller's to change. */
+        /* A part of root, which the caller may change. */
         json_t *at = (json_t *)(uintptr_t)refusal.at;
         if (r != EXPR_NONE || why.code != ERR_UNSUPPORTED || !schema_find_path(root, at, &p, 0)) {
             if (r == EXPR_NONE)

@@ -1,6 +1,6 @@
 /* schema.h - compiling a JSON Schema, for the files schema*.c.
  *
- * A place in the document must satisfy a set of schema objects, which all hold (members).  $ref
+ * A place in the document must satisfy every schema of a set (its members).  $ref
  * and allOf add members; anyOf, oneOf, if and not split the set into alternatives; the rest is
  * compiled type by type.  Equal sets are compiled once, which ends recursion. */
 #ifndef ZSE_GRAMMAR_SCHEMA_H
@@ -15,15 +15,16 @@
 enum {
     MAX_NESTING = 200,                  /* of schemas */
     MAX_VALUE_DEPTH = 64,               /* of values in enum and const */
-    MAX_COUNTED = 4096,                 /* items or properties that are counted one by one */
-    MAX_TABLE = 400000,                 /* of them times the states of each */
+    MAX_COUNTED = 4096,                 /* of a count of items or properties */
+    MAX_TABLE = 400000,                 /* product of that count and the number of states */
 };
 
 enum {
     /* Keywords that were split off. */
     DONE_ANY_OF = 1, DONE_ONE_OF = 2, DONE_IF = 4, DONE_NOT = 8, DONE_DEPENDENT = 16, DONE_SOME = 32,
-    MEMBER_FLAT = 64,                   /* its $ref and allOf are members, too */
-    /* A negative condition: evaluates nothing for unevaluatedProperties and unevaluatedItems. */
+    MEMBER_FLAT = 64,                   /* its $ref and allOf were added as members */
+    /* A negated condition: it marks nothing as evaluated for unevaluatedProperties and
+     * unevaluatedItems. */
     MEMBER_HIDDEN = 128,
 };
 struct member {
@@ -35,7 +36,7 @@ struct member {
 };
 
 struct memo { uint32_t first, n, result; int rule, used, dropped, partial, loose; };
-/* members in `keys`; dropped: it failed, do not use it; partial, loose: see schema */
+/* n members in `keys` from `first` on; dropped: it failed, unusable; partial, loose: see schema */
 
 /* Base URIs and names of the document's schemas: schema_ref.c. */
 struct schema_refs {
@@ -54,7 +55,7 @@ struct schema {
     json_t *root;
     /* Compiled regular expressions: from search mode and text to [expression, min, max]. */
     json_t *regexes;
-    json_t *owned;                      /* array of schemas that were made on the way */
+    json_t *owned;                      /* array of schemas made while compiling */
     /* Schemas made from one schema of the document: from kind and address to [schema, partial]. */
     json_t *made;
     /* Pairs of a made schema and the one of the document that it comes from. */
@@ -67,25 +68,26 @@ struct schema {
     /* too_many: a limit on sets or members was exceeded.  brief: each negation has only one
      * alternative, to stay within the limits; the grammar then allows less. */
     int too_many, brief;
-    /* Number of uses of negations without a part that cannot be expressed.  The grammar then allows
-     * less than the schema, and an empty grammar does not prove that no value satisfies the
-     * schema. */
+    /* Number of uses of incomplete negations, which lack a part that cannot be expressed.  If it is
+     * not 0, the grammar allows less than the schema, and an empty grammar does not prove that no
+     * value satisfies the schema. */
     uint64_t n_partial;
     const json_t *partial_at; const char *partial_key;      /* the first of them */
     /* Set while two schemas are tested for a common value: the grammar may allow more than the
      * schema, but not less. */
     int loose;
-    /* Strings and numbers have one form each, as items are compared as texts (distinct.h). */
+    /* Every string and number can be written in one form only, because items are compared as texts
+     * (distinct.h). */
     int one_form;
     int failed;
-    int quiet;                          /* a trial: its errors are dropped */
+    int quiet;                          /* in a trial, whose errors are discarded */
     /* receives a keyword that cannot be enforced; may be NULL */
     struct refusal *refusal;
     struct err *e;
 };
 
-/* A keyword that cannot be enforced: the one of the schema `at` of the document, or "" for the
- * schema as a whole. */
+/* A keyword of the schema `at` of the document that cannot be enforced; "": the schema as a
+ * whole. */
 struct refusal { const json_t *at; char keyword[256]; };
 
 enum { TYPE_NULL = 1, TYPE_BOOLEAN = 2, TYPE_INTEGER = 4, TYPE_FRACTION = 8, TYPE_STRING = 16, TYPE_ARRAY = 32,
@@ -93,8 +95,8 @@ enum { TYPE_NULL = 1, TYPE_BOOLEAN = 2, TYPE_INTEGER = 4, TYPE_FRACTION = 8, TYP
 
 /* A schema as a part of g; EXPR_NONE with *e set.  comma and colon: punctuation with its blanks. */
 uint32_t grammar_schema_expr(struct grammar *g, json_t *root, uint32_t *comma, uint32_t *colon, struct err *e);
-/* The same without the keywords that cannot be enforced: they are taken out of root.  Their
- * places, as JSON pointers, are appended to the array `dropped`. */
+/* The same, but keywords that cannot be enforced are removed from root, and their JSON pointers are
+ * appended to the array `dropped`. */
 uint32_t grammar_schema_relaxed(struct grammar *g, json_t *root, json_t *dropped, uint32_t *comma, uint32_t *colon,
                                 struct err *e);
 
@@ -105,19 +107,20 @@ static inline int32_t larger(int32_t a, int64_t b) { return b > a ? (int32_t)b :
 /* A JSON pointer; truncated if it is too long. */
 struct schema_path { char text[256]; size_t n; };
 void schema_path_add(struct schema_path *p, const char *key);
-/* Whether the value `what` is `in` or inside of it; then its path is appended to *p. */
+/* Is the value `what` equal to `in` or contained in it?  Then its path is appended to *p. */
 int schema_find_path(json_t *in, const json_t *what, struct schema_path *p, int depth);
-/* Set the error of the keyword (or NULL) of the schema `at`, unless one is set: EXPR_NONE. */
+/* Set the error about a keyword (or NULL) of the schema `at`; the first error is kept.  Returns
+ * EXPR_NONE. */
 uint32_t schema_report(struct schema *s, const json_t *at, const char *keyword, enum err_code code, const char *why);
 
 /* ---- sets of members ---- */
 
 struct member_set { struct member *v; int n, room; };       /* v is owned */
-/* 1: added, 0: it was there before, -1. */
+/* 1: added, 0: already a member, -1: failed. */
 int schema_add_member(struct schema *s, struct member_set *to, const struct member *m);
 /* Add a member and all that $ref and allOf add to it: 0, 1 if nothing can satisfy it, -1. */
 int schema_flatten(struct schema *s, struct member_set *to, const struct member *given, int depth);
-/* The scope of what a member applies in place. */
+/* The scope of the schemas that a member applies in place. */
 const json_t *schema_scope_inside(const struct member *m);
 
 struct branch_list { uint32_t *v; uint32_t n, room; };      /* v is owned */
@@ -181,10 +184,10 @@ unsigned schema_types(struct schema *s, const json_t *schema);
 json_t *schema_enumerated(struct schema *s, const struct member *m, int n);
 /* The number of a keyword like minLength; -1 if it is not there, or refused. */
 int64_t schema_count(struct schema *s, const json_t *schema, const char *keyword);
-/* The regular expression of a format; NULL: it is not enforced. */
+/* The regular expression of a format; NULL: not enforced. */
 const char *schema_format(const char *name);
-/* The same, if the regular expression matches every string of the format, so that it has an
- * negation. */
+/* The same, if the regular expression matches every string of the format, so that it can be
+ * negated. */
 const char *schema_exact_format(const char *name);
 /* The same without lengths of its parts, for texts of at most 63 characters; NULL: it has no
  * such lengths. */
@@ -194,10 +197,10 @@ json_t *schema_keep(struct schema *s, json_t *made, const json_t *from);        
 json_t *schema_some_declared(struct schema *s, const struct member *m, int n, json_t *some);
 /* Whether there may be properties that no member declares. */
 int schema_may_have_further(const struct schema *s, const struct member *m, int n);
-/* Names that a SOME_PROPERTY applies to, without its exceptions. */
+/* The names to which a SOME_PROPERTY applies, without its exceptions. */
 uint32_t schema_needed_names(struct schema *s, const json_t *some);
-/* A made schema that declares the names of further properties, if few are possible and it matters
- * which of them exist; NULL: not the case, or the members declare them already. */
+/* A made schema that declares the names of further properties, if only few are possible and it
+ * matters which of them exist; NULL otherwise, and if the members declare them already. */
 json_t *schema_few_names(struct schema *s, const struct member *m, int n);
 /* One of the names of an array, inside quotation marks. */
 uint32_t schema_texts(struct schema *s, const json_t *names);
@@ -219,6 +222,6 @@ int schema_evaluates(const struct member *m, int n, const struct member *x, cons
 #define NOT_PATTERN "\1not pattern"
 #define NOT_MULTIPLE "\1not multiple"   /* numbers that are no multiples of this one */
 #define ONLY_FRACTION "\1fraction"       /* numbers that are not whole */
-#define MADE "\1made"                   /* a made schema: it does not say which properties there may be */
+#define MADE "\1made"                   /* a made schema: it does not determine which properties are allowed */
 
 #endif

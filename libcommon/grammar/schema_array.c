@@ -281,7 +281,7 @@ static int few_values(struct schema *s, const struct member *m, int n, int32_t m
     json_decref(values);
     if (max == EXPR_MANY || max > (int32_t)n_values)
         max = (int32_t)n_values;
-    /* By the set of the values that the array has already. */
+    /* Indexed by the set of the values that are already in the array. */
     for (int used = (1 << n_values) - 1; used >= 0; used--) {
         uint32_t to[MAX_UNIQUE + 1], c = 0;
         int count = __builtin_popcount((unsigned)used);

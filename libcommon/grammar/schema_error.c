@@ -52,7 +52,7 @@ int schema_find_path(json_t *in, const json_t *what, struct schema_path *p, int 
     return 0;
 }
 
-/* *p: the JSON pointer of the keyword.  Returns the schema of the document that it is in. */
+/* *p: the JSON pointer of the keyword.  Returns the schema of the document that contains it. */
 static const json_t *place(struct schema *s, const json_t *at, const char *keyword, struct schema_path *p)
 {
     memset(p, 0, sizeof *p);

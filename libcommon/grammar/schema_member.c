@@ -102,7 +102,7 @@ static int has_kind(const json_t *v, char kind)
 }
 
 /* Refuse keywords that are never enforced, and values of the wrong type, so that later code can
- * rely on the types.  Walks the keys that are there, because most schemas have few. */
+ * rely on the types.  Iterates over the schema's keys, because most schemas have few. */
 static int check_keywords(struct schema *s, json_t *m)
 {
     const char *key;
@@ -168,8 +168,8 @@ int schema_evaluates(const struct member *m, int n, const struct member *x, cons
     return scope == u->s;
 }
 
-/* Whether a schema only leads to others.  Such a schema need not be a member, so that equal
- * targets are compiled once. */
+/* Does the schema only refer to others?  Then it need not be a member, so that equal targets are
+ * compiled once. */
 static int is_wrapper(json_t *m)
 {
     static const char *const passive[] = { "$ref", "allOf", "title", "description", "default", "examples", "$comment",

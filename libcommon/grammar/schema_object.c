@@ -237,7 +237,7 @@ uint32_t schema_needed_names(struct schema *s, const json_t *some)
 }
 
 /* Keys (to the closing quotation mark) of further properties, which satisfy propertyNames.  class:
- * the set of SOME_PROPERTY that are about them, 0: whatever these are about. */
+ * the set of SOME_PROPERTY that apply to the keys; 0: keys of any class. */
 static uint32_t other_keys(struct object *o, unsigned class)
 {
     struct schema *s = o->s;
@@ -378,9 +378,9 @@ static uint32_t further(struct object *o, unsigned class, unsigned served)
 }
 
 /* The further properties that SOME_PROPERTY requires, and the end of the object.  They come last,
- * because of equal names the last one counts.  Each has its own class: names that all SOME_PROPERTY
- * of the class and no others apply to, so that no two are equal.  The classes have a fixed
- * order. */
+ * because the last of several equal names counts.  Each has its own class: the names to which all
+ * SOME_PROPERTY of the class and no others apply, so that no two names are equal.  The classes have
+ * a fixed order. */
 struct needed {
     struct object *o;
     uint32_t comma, end;

@@ -1,8 +1,8 @@
 /* schema_ref.c - $id, $anchor and $ref: base URIs and the schemas that references name.
  *
- * One walk over the document records each schema's base URI and where every URI of the document
- * leads (JSON Schema core, sections 8.2 and 9.2).  It follows the keywords that hold schemas, so
- * an $id inside an enum or an unknown keyword names nothing. */
+ * One walk over the document records the base URI of each schema and the target of every URI in the
+ * document (JSON Schema core, sections 8.2 and 9.2).  It visits only keywords that hold schemas, so
+ * an $id inside an enum or an unknown keyword has no effect. */
 #include "libcommon/grammar/schema.h"
 
 #include <stdlib.h>
@@ -130,7 +130,7 @@ static const char *base_of(const struct schema *s, const json_t *schema)
     }
 }
 
-/* Name a schema; of equal names the first is used. */
+/* Record the name of a schema; the first of several equal names is used. */
 static int add_name(struct schema *s, const char *base, const char *fragment, json_t *schema)
 {
     char uri[2 * MAX_URI];

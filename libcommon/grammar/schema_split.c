@@ -25,7 +25,7 @@ void schema_add_branch(struct schema *s, struct branch_list *to, uint32_t e)
     to->v[to->n++] = e;
 }
 
-/* The members, and these as well. */
+/* The members together with some more. */
 static uint32_t compile_with(struct schema *s, const struct member *m, int n, const struct member *extra, int n_extra)
 {
     struct member *v = malloc((size_t)(n + n_extra + 1) * sizeof *v);
@@ -100,7 +100,7 @@ static json_t *made_before(struct schema *s, char kind, const json_t *of)
     return json_array_get(known, 0);
 }
 
-/* Keep it, so that equal members are made once.  partial: n_partial before. */
+/* Store it, so that equal members are made only once.  partial: n_partial before. */
 static json_t *remember_made(struct schema *s, char kind, const json_t *of, json_t *made, uint64_t partial)
 {
     char key[32];

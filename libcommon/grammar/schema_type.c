@@ -66,7 +66,7 @@ json_t *schema_enumerated(struct schema *s, const struct member *m, int n)
     return to;
 }
 
-/* Remove the values from e that NOT_VALUES of a member names. */
+/* Remove from e the values listed by NOT_VALUES of a member. */
 static uint32_t without_values(struct schema *s, const struct member *m, int n, unsigned type, uint32_t e)
 {
     json_t *v;

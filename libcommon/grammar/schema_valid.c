@@ -77,7 +77,7 @@ static int matches(struct schema *s, const json_t *at, const char *keyword, cons
 
 static int valid(struct schema *s, const json_t *schema, const json_t *v, int depth);
 
-/* Whether this is a name that SOME_PROPERTY is about. */
+/* Does SOME_PROPERTY apply to this name? */
 static int is_some_name(struct schema *s, const json_t *some, const char *name, int depth)
 {
     const json_t *pattern = json_object_get(some, "pattern"), *names = json_object_get(some, "names");

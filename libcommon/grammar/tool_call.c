@@ -186,8 +186,8 @@ static const char *text_member(struct json_cursor *k, const char *key, size_t *n
     return end ? text : NULL;
 }
 
-/* {"name": ..., "arguments": {...}} in this order, perhaps incomplete: its name, and its
- * arguments as far as they are there. */
+/* {"name": ..., "arguments": {...}} in this order, possibly incomplete: its name, and the part of
+ * its arguments received so far. */
 static void object_head(struct tool_parser *p, struct json_cursor k, struct parsed_call *c)
 {
     const struct tool_format *f = p->f;
@@ -245,7 +245,7 @@ static json_t *tag_value(int string, const char *text, size_t n)
     return v ? v : json_stringn(text, n);
 }
 
-/* Add text to the arguments, which are a string of their own. */
+/* Append text to the arguments, which have a buffer of their own. */
 static void add(struct tool_parser *p, struct parsed_call *c, const char *text)
 {
     const size_t before = c->arguments ? strlen(c->arguments) : 0, n = strlen(text);

@@ -12,7 +12,7 @@ struct tool_parser {
     const struct tool_format *f;
     struct tool_parser_options o;
     struct rng rng;
-    char *text; size_t n, room, at;     /* text[at..n) has not been reported yet */
+    char *text; size_t n, room, at;     /* text[at..n) is not reported yet */
     /* in_list: text[at] is after a call of a list. */
     int thinking, in_list, in_section, said, n_calls;
     const char *think, *think_end;
@@ -41,13 +41,13 @@ int call_read(struct tool_parser *p, struct parsed_call *c, int end);
 
 struct json_cursor { const char *p, *end; };
 void call_blanks(struct json_cursor *c);
-/* Read a marker, with any blanks in and around it: DONE, MORE (it may come) or BAD. */
+/* Read a marker, with any blanks in and around it: DONE, MORE (incomplete so far) or BAD. */
 int call_marker(struct json_cursor *c, const char *m);
 /* Read the closing marker, if the family has one: MORE while it may still come.  At the end of the
  * answer a part of it suffices. */
 int call_closing(const struct tool_parser *p, struct json_cursor *k, int end);
-/* NULL with p->failed set.  The parser then ignores further text, because text that it could not
- * read would be reported as text of the answer. */
+/* Set p->failed and return NULL.  The parser then ignores further text, because the unread rest of
+ * a call would be reported as text of the answer. */
 char *call_copy(struct tool_parser *p, const char *s, size_t n);
 
 #endif

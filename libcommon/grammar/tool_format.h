@@ -25,7 +25,7 @@ enum tool_style {
  * has no such marker. */
 struct tool_format {
     const char *name;
-    const char *needles[3];             /* the template has all of them; NULL: end */
+    const char *needles[3];             /* strings that the template must contain, up to NULL */
     enum tool_style style;
     const char *section, *open, *before_arguments, *close, *between, *section_end;
     const char *arguments;              /* JSON: the key of the arguments; NULL: the name is their key */
@@ -40,8 +40,8 @@ struct tool_format {
     /* TAGS: key_close of an argument that is JSON and not a string; NULL: the same */
     const char *key_close_json;
     const char *think, *think_end;      /* around reasoning; NULL: <think>, </think> */
-    /* Families in whose answers every part has a marker: that of the text, and the text between
-     * reasoning and the next part.  NULL: not such a family. */
+    /* For families that mark every part of an answer: the marker of its text, and the text between
+     * reasoning and the next part.  NULL: other families. */
     const char *text_open, *next_part;
     /* Markers between parts that have no meaning, with the blanks after them; NULL-terminated. */
     const char *const *noise;

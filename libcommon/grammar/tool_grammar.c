@@ -63,8 +63,8 @@ static uint32_t marker(struct tool_builder *k, const char *text, int32_t *first)
     return expr_concat(k->x, r, expr_text(k->x, text + at, n - at));
 }
 
-/* Any text without the marker, of which only the first line matters.  Special tokens are allowed,
- * except the one that the marker starts with. */
+/* Any text that does not contain the first line of the marker.  Special tokens are allowed, except
+ * one with which the marker starts. */
 static uint32_t text_before(struct tool_builder *k, const char *stop, int specials)
 {
     const struct grammar_vocab *v = k->g->v;
@@ -329,7 +329,7 @@ static uint32_t members_of(struct tool_builder *k, const struct members *m, cons
     return k->failed ? (uint32_t)EXPR_NONE : first;
 }
 
-/* JSON is Python except for its words. */
+/* JSON is Python except for true, false and null. */
 static uint32_t python_value(struct tool_builder *k, const struct members *m, const char *key, json_t *schema,
                              int depth)
 {
@@ -621,7 +621,7 @@ int grammar_after_thought(struct grammar *g, uint32_t *root, struct err *e)
     return k.failed ? -1 : 0;
 }
 
-/* The answer without calls that options.content asks for. */
+/* An answer without calls, as options.content prescribes. */
 static uint32_t content_only(struct tool_builder *k)
 {
     k->g->options.open_objects = k->o->content_open;
@@ -751,8 +751,8 @@ static struct grammar *compile(const struct grammar_vocab *v, const struct tool_
     return g;
 }
 
-/* Of lenient functions, find those whose schema cannot be compiled on its own; after a few of them
- * all are treated so, because each try may take long.  New reference; NULL: out of memory. */
+/* Find the lenient functions whose schema cannot be compiled on its own.  After a few failures all
+ * of them count as such, because each try may take long.  New reference; NULL: out of memory. */
 static json_t *find_loose(const struct grammar_vocab *v, const struct tool_format *f,
                           const struct tool_grammar_options *o)
 {

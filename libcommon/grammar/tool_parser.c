@@ -68,8 +68,8 @@ static void content(struct tool_parser *p, size_t to)
 
 enum { MARK_NONE, MARK_THINK, MARK_CALL, MARK_SECTION, MARK_SECTION_END, MARK_NOISE };
 
-/* The first marker in the text that was not reported: its kind, offset and length.  MARK_NONE:
- * there is certainly none before *at. */
+/* The first marker in the unreported text: its kind, offset and length.  MARK_NONE: there is
+ * certainly none before *at. */
 static int next_mark(const struct tool_parser *p, size_t *at, size_t *size)
 {
     const struct tool_format *f = p->f;
@@ -88,7 +88,7 @@ static int next_mark(const struct tool_parser *p, size_t *at, size_t *size)
         if (here < *at || (here == *at && found && !which)) {
             *at = here;
             which = !found ? MARK_NONE : i < 4 ? i + 1 : MARK_NOISE;
-            *size = strcspn(marks[i], "\n");   /* without blanks, which may not be there yet */
+            *size = strcspn(marks[i], "\n");   /* without blanks, which may not have arrived yet */
         }
     }
     /* JSON alone counts only as the whole answer, or after another call; the >>> of
@@ -273,7 +273,7 @@ struct tool_parser *tool_parser_open(const struct tool_format *f, const struct t
     return p;
 }
 
-/* The last bytes that a call may have: of JSON, of a marker, of arguments in Python. */
+/* The bytes with which a call may end: of JSON, of a marker, of arguments in Python. */
 static int has_end(const char *s, size_t n)
 {
     return memchr(s, '}', n) || memchr(s, ']', n) || memchr(s, '>', n) || memchr(s, ')', n);

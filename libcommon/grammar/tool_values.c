@@ -74,7 +74,7 @@ static size_t word(struct value_reader *r, const char **from)
 
 /* ---- strings ---- */
 
-/* Read the text between two marks.  MORE: *n bytes of it are there. */
+/* Read the text between two marks.  MORE: only *n bytes of it have arrived. */
 static int marked(struct value_reader *r, const char **from, size_t *n)
 {
     const char *mark = r->f->value_close;

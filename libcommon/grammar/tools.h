@@ -1,5 +1,5 @@
-/* tools.h - calls of functions in an answer: the form that the model was taught, a parser for text
- * as it comes, and grammars that make calls well-formed.
+/* tools.h - calls of functions in an answer: the format that the model was trained on, a parser for
+ * streamed text, and grammars that make calls well-formed.
  *
  * The chat template shows the form: Hermes and Qwen (<tool_call> around JSON),
  * Llama 3 (JSON alone or after <|python_tag|>), Mistral ([TOOL_CALLS] before a list, or before name
@@ -25,7 +25,7 @@ struct tool_format;                     /* constant; shared by all */
  * Never NULL. */
 const struct tool_format *tool_format_detect(const char *template_text, size_t size);
 const struct tool_format *tool_format_find(const char *name);           /* NULL: no such one */
-/* Whether it marks reasoning (and more) otherwise than with <think>. */
+/* Does it use markers other than <think> for reasoning (and other parts)? */
 int tool_format_has_channels(const struct tool_format *f);
 /* Whether a prompt ends inside of reasoning. */
 int tool_format_begun(const struct tool_format *f, const char *prompt, size_t size);
@@ -58,9 +58,9 @@ struct tool_parser_options {
     const json_t *tools;
     int reasoning;                      /* the prompt ended inside of <think> */
     int no_calls;                       /* tool_choice none: only reasoning is split off */
-    /* Report arguments while they come.  Else a call is reported when it is complete, so that a
-     * call that is cut off or malformed is reported as text.  Set it where a grammar makes every
-     * call well-formed. */
+    /* Report arguments as they arrive.  Otherwise a call is reported when it is complete, and a
+     * truncated or malformed call is reported as text.  Set it if a grammar makes every call
+     * well-formed. */
     int stream_arguments;
     unsigned long long seed;            /* of the ids of calls */
     void (*on_event)(void *user, const struct tool_event *ev);
@@ -71,7 +71,7 @@ struct tool_parser *tool_parser_open(const struct tool_format *f, const struct t
 /* Read the text of the answer, in pieces of any size.  -1 only without memory: a malformed call
  * is read as text. */
 int tool_parser_push(struct tool_parser *p, const char *text, size_t size, struct err *e);
-/* The answer ends: report the text that was held back. */
+/* The answer has ended: report the text held back so far. */
 int tool_parser_finish(struct tool_parser *p, struct err *e);
 /* Whether the text so far ends inside of reasoning. */
 int tool_parser_thinking(const struct tool_parser *p);
@@ -88,15 +88,15 @@ struct tool_grammar_options {
      * NULL: none.  Of the other functions the keywords that cannot be enforced are ignored:
      * grammar_relaxed() lists them. */
     const json_t *strict;
-    /* An object whose keys are functions of others, whose schemas are not trusted to be valid or
-     * small: a schema that cannot be compiled allows any object, and is listed by
-     * grammar_relaxed(); NULL: none. */
+    /* An object whose keys are functions from third parties, whose schemas may be invalid or large:
+     * a schema that cannot be compiled allows any object, and is listed by grammar_relaxed();
+     * NULL: none. */
     const json_t *lenient;
     /* Exactly one call, of this function (a named tool_choice, with TOOL_REQUIRED); NULL: any. */
     const char *only;
-    enum tool_choice choice;            /* AUTO: free text, and from an opening marker on a call */
+    enum tool_choice choice;            /* AUTO: free text; an opening marker starts a call */
     int parallel;                       /* more than one call may come */
-    /* As for the parser; models that think may do so before a required call in any case. */
+    /* As for the parser; a reasoning model may also think before a required call in any case. */
     int reasoning;
     int no_reasoning;                   /* the model never thinks before a required call */
     /* With AUTO: the schema of an answer without calls, borrowed for the call; NULL: any text. */

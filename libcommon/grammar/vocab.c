@@ -42,7 +42,7 @@ static int hex(int c)
            c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/* Write the bytes of one token to out: never more than the vocabulary has for it. */
+/* Write the bytes of one token to out, never more than its entry in the vocabulary has. */
 static size_t token_bytes(const struct decoding *d, const char *p, size_t n, char *out)
 {
     size_t k = 0;

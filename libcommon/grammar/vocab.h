@@ -4,8 +4,9 @@
 
 #include "libcommon/grammar/grammar.h"
 
-/* Special and added tokens stand in the trie as VOCAB_TOKEN and three bytes of their id, highest
- * first.  No UTF-8 has that byte, so only a grammar that names such a token accepts it. */
+/* Special and added tokens are stored in the trie as VOCAB_TOKEN and three bytes of their id,
+ * highest first.  That byte is not valid in UTF-8, so only a grammar that names such a token
+ * accepts it. */
 /* Tokens of more than MAX_TOKEN bytes are never allowed. */
 enum { VOCAB_TOKEN = 0xFF, VOCAB_NAME = 4, VOCAB_RUNS = 32, MAX_TOKEN = 4096 };
 
@@ -24,7 +25,7 @@ struct grammar_vocab {
     int size;                   /* ids */
     size_t n_words;             /* of a mask */
     char *bytes; uint32_t *at;  /* [size + 1]: bytes of id are bytes[at[id] .. at[id + 1]) */
-    /* [size] 1: special or added, 2: its bytes are in no text (not UTF-8, none). */
+    /* [size] 1: special or added, 2: never in a text (its bytes are not UTF-8, or it has none). */
     uint8_t *named;
     const int32_t *eos; int n_eos;
     struct trie all;
