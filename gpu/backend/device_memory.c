@@ -13,6 +13,8 @@
 
 enum {
     MAX_PARTS = 36 + 4 * MAX_ROPES,           /* pieces of device memory besides weights and cache */
+    /* blocks of a launch in its second dimension: tokens of a step, or tiles of experts */
+    MOST_IN_GRID = 65535,
     /* most memory for partial results of split attention, unless one token needs more */
     PARTIAL_BYTES = 32 << 20,
 };
@@ -33,7 +35,8 @@ static void measure(struct gpu_backend *b)
     const struct config *c = &b->m->config;
     b->stride_hidden = stride_of(&(const struct mat *){ &b->m->head.w }, 1,
                                  c->hidden_size > c->embed_size ? c->hidden_size : c->embed_size);
-    b->stride_att = b->stride_mlp = b->stride_expert = b->mlp_size = 0;
+    b->stride_att = b->stride_mlp = b->stride_expert = b->mlp_size = b->shared_apart = 0;
+    b->floats_att = b->exact;
     b->floats = b->exact || b->m->head.w.type == QT_F32;
     for (int i = b->first_layer; i < c->n_layers; i++) {
         const struct layer *l = &b->m->layers[i];
@@ -44,8 +47,10 @@ static void measure(struct gpu_backend *b)
         b->stride_hidden = s > b->stride_hidden ? s : b->stride_hidden;
         s = stride_of(&o, 1, c->n_heads * c->head_dim);
         b->stride_att = s > b->stride_att ? s : b->stride_att;
-        b->mlp_size = config_mlp_size(c, i) > b->mlp_size ? config_mlp_size(c, i) : b->mlp_size;
-        s = stride_of(&down, 1, config_mlp_size(c, i));
+        const int size = config_mlp_size(c, i);
+        b->shared_apart |= size && b->mlp_size && size != b->mlp_size;
+        b->mlp_size = size > b->mlp_size ? size : b->mlp_size;
+        s = stride_of(&down, 1, size);
         b->stride_mlp = s > b->stride_mlp ? s : b->stride_mlp;
         s = l->experts ? stride_of(&expert_down, 1, c->moe.intermediate_size) : 0;
         b->stride_expert = s > b->stride_expert ? s : b->stride_expert;
@@ -53,6 +58,7 @@ static void measure(struct gpu_backend *b)
         for (int j = 0; j < 5; j++)
             b->floats |= reads_hidden[j]->data && reads_hidden[j]->type == QT_F32;
         b->floats |= o->type == QT_F32 || down->type == QT_F32;
+        b->floats_att |= o->type == QT_F32;
     }
 }
 
@@ -62,7 +68,8 @@ struct part { void *p; size_t bytes; };
 
 static size_t up256(size_t n) { return (n + 255) / 256 * 256; }
 
-/* The pieces for experts, for t tokens; act_expert is not among them, as it must stay filled. */
+/* The pieces for experts, for t tokens, but act_expert: that lies among the other rows of
+ * activations, which memory_open fills with zeros. */
 static int plan_experts(struct gpu_backend *b, size_t t, struct part *part)
 {
     const struct moe *m = &b->m->config.moe;
@@ -112,7 +119,7 @@ static int plan_arena(struct gpu_backend *b, struct part *part)
         : 0 };
     part[n++] = (struct part){ &b->hf2, b->floats && c->block == BLOCK_PARALLEL2 ? t * hidden * f : 0 };
     part[n++] = (struct part){ &b->q, t * nq * f };
-    part[n++] = (struct part){ &b->attf, b->floats ? t * nq * f : 0 };
+    part[n++] = (struct part){ &b->attf, b->floats_att ? t * nq * f : 0 };
     part[n++] = (struct part){ &b->k, t * nk * f };
     part[n++] = (struct part){ &b->v, t * nk * f };
     part[n++] = (struct part){ &b->gate, t * mlp * f };
@@ -121,6 +128,7 @@ static int plan_arena(struct gpu_backend *b, struct part *part)
     part[n++] = (struct part){ &b->act2, c->block == BLOCK_PARALLEL2 ? t * (size_t)b->stride_hidden * h : 0 };
     part[n++] = (struct part){ &b->act_att, t * (size_t)b->stride_att * h };
     part[n++] = (struct part){ &b->act_mlp, t * (size_t)b->stride_mlp * h };
+    part[n++] = (struct part){ &b->act_shared, b->shared_apart ? t * (size_t)b->stride_mlp * h : 0 };
     part[n++] = (struct part){ &b->act_expert, t * (size_t)c->moe.top_k * (size_t)b->stride_expert * h };
     part[n++] = (struct part){ &b->act_code, b->o.act_int8 ? t *
                                (size_t)GPU_CODE_STRIDE(most_of(b->stride_hidden, b->stride_att, b->stride_mlp)) : 0 };
@@ -232,20 +240,21 @@ static int check_act(const struct gpu_backend *b, struct err *e)
 static int alike(const struct linear *a, const struct linear *b)
 {
     return a->w.type == b->w.type && a->w.rows == b->w.rows && a->w.cols == b->w.cols &&
-           a->w.tile_bytes == b->w.tile_bytes && a->w.size == b->w.size && !a->bias == !b->bias;
+           a->w.group_size == b->w.group_size && a->w.n_groups == b->w.n_groups &&
+           a->w.cols_padded == b->w.cols_padded && a->w.tile_bytes == b->w.tile_bytes && a->w.size == b->w.size &&
+           !a->bias == !b->bias;
 }
 
 /* Checks that the kernels of experts take those of this model. */
 static int check_experts(const struct gpu_backend *b, struct err *e)
 {
     const struct moe *m = &b->m->config.moe;
-    enum { MOST_TILES = 65535 };        /* of a grid's y */
     const int groups = m->n_groups > 1 ? m->n_groups : 1;
     const int64_t pairs = ((int64_t)b->o.max_tokens + MAX_GRAPH_TOKENS) * m->top_k;
     if (m->n_experts > GPU_MAX_EXPERTS || m->top_k > GPU_MAX_TOP_K || groups > GPU_MAX_GROUPS)
-        return err_set(e, ERR_UNSUPPORTED, "%s: %d of %d experts in %d groups, expected at most %d of %d in %d",
+        return err_set(e, ERR_UNSUPPORTED, "%s: each token chooses %d of %d experts in %d groups, expected at most %d of %d experts in %d groups",
                        gpu_kind, m->top_k, m->n_experts, groups, GPU_MAX_TOP_K, GPU_MAX_EXPERTS, GPU_MAX_GROUPS);
-    if (pairs / GPU_EXPERT_FEW + m->n_experts > MOST_TILES)
+    if (pairs / GPU_EXPERT_FEW + m->n_experts > MOST_IN_GRID)
         return err_set(e, ERR_UNSUPPORTED, "%s: steps of %d tokens with %d experts each are too large",
                        gpu_kind, b->o.max_tokens, m->top_k);
     for (int i = b->first_layer; i < b->m->config.n_layers; i++) {
@@ -283,6 +292,9 @@ static int size_up(struct gpu_backend *b, struct part *part, struct err *e)
     if (b->o.n_blocks < 1 || b->o.max_tokens < 1 || b->o.max_logits < 0 || b->o.max_logits > b->o.max_tokens)
         return err_set(e, ERR_SHAPE, "%s: %d KV blocks, %d tokens, %d logits: expected at least 1, 1, and no more logits than tokens", gpu_kind, b->o.n_blocks, b->o.max_tokens,
                        b->o.max_logits);
+    if (b->o.max_tokens > MOST_IN_GRID)
+        return err_set(e, ERR_UNSUPPORTED, "%s: steps of %d tokens, expected at most %d", gpu_kind, b->o.max_tokens,
+                       MOST_IN_GRID);
     b->exact = b->o.exact;
     b->first_layer = b->o.device_layers > 0 && b->o.device_layers < c->n_layers ? c->n_layers - b->o.device_layers : 0;
     if (check_model(b, e) < 0 || check_act(b, e) < 0)

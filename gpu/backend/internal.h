@@ -29,14 +29,18 @@ struct gpu_backend {
     int first_layer;
     void *host;                     /* cpu_first_open; NULL: all layers are the device's */
     int exact, floats;              /* floats: some matrix is f32, so inputs are kept as f32 too */
+    int floats_att;                 /* the same of o and its input */
     int stride_hidden, stride_att, stride_mlp, stride_expert;
     int mlp_size;                   /* of the widest dense or shared MLP */
+    /* shared MLPs are not as wide as dense ones: rows of their own, or the wider ones' values would
+     * be left in the padding of the narrower ones */
+    int shared_apart;
     /* device */
     uint8_t *kv; size_t kv_size, kv_stride; uint32_t kv_part;
     uint8_t *arena; size_t arena_size;
     float *x, *y, *hf, *hf2, *q, *k, *v, *attf, *gate, *up, *cosine[MAX_ROPES], *sine[MAX_ROPES], *alibi,
           *freq[MAX_ROPES], *freq_long[MAX_ROPES], *partial, *logits;
-    uint16_t *act, *act2, *act_att, *act_mlp;
+    uint16_t *act, *act2, *act_att, *act_mlp, *act_shared;
     /* mixtures of experts: outputs of the router, the choice, and of each pair (gpu_choice) the
      * activations before down, as f32 where an expert is f32, and its result */
     float *route; struct gpu_choice choice;

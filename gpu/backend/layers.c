@@ -142,13 +142,14 @@ static int add_residual(struct gpu_backend *b, const struct dlinear *l, const st
                ? -1 : add_normed(b, post, e);
 }
 
-/* The activations before down of a dense or shared MLP of this size: *down. */
-static int run_mlp_up(struct gpu_backend *b, const struct dlayer *l, int size, const struct input *in,
+/* The activations before down of a dense or shared MLP of this size: *down, in `act`
+ * unless they are f32. */
+static int run_mlp_up(struct gpu_backend *b, const struct dlayer *l, int size, const struct input *in, uint16_t *act,
                       struct input *down, struct err *e)
 {
     const struct config *c = &b->m->config;
     const struct dlinear *gate = c->gated ? &l->gate : &l->up, *up = c->gated ? &l->up : NULL;
-    *down = (struct input){ .act = b->act_mlp, .stride = b->stride_mlp, .x = b->gate, .ldx = size };
+    *down = (struct input){ .act = act, .stride = b->stride_mlp, .x = b->gate, .ldx = size };
     if (!in_floats(b, gate) && by_matvec(b) && !in_floats(b, &l->down) &&
         (!up || (up->w.type == gate->w.type && up->w.group_shift == gate->w.group_shift &&
                  up->w.n_steps == gate->w.n_steps))) {
@@ -161,7 +162,7 @@ static int run_mlp_up(struct gpu_backend *b, const struct dlayer *l, int size, c
             fused.to[1].bias = up->bias;
             fused.n_mats = 2;
         }
-        fused.act_out = b->act_mlp;
+        fused.act_out = act;
         fused.act_out_stride = b->stride_mlp;
         fused.code = in_int8(b, gate) ? b->act_code : NULL;
         return (fused.code && round_act(b, in, gate->w.cols, e) < 0) || run_matvec(b, &fused, e) < 0 ? -1 : 0;
@@ -170,16 +171,18 @@ static int run_mlp_up(struct gpu_backend *b, const struct dlayer *l, int size, c
     const int floats = in_floats(b, &l->down);
     return run_linear(b, in, to, up ? 2 : 1, GPU_STORE, 1, 0, e) < 0 ||
            gpu_act_mul(b->g, b->gate, up ? b->up : NULL, b->n, size, c->act, floats ? b->gate : NULL,
-                       floats ? NULL : b->act_mlp, b->stride_mlp, order_of(b, b->n), e) < 0 ? -1 : 0;
+                       floats ? NULL : act, b->stride_mlp, order_of(b, b->n), e) < 0 ? -1 : 0;
 }
 
 /* ---- mixtures of experts ---- */
 
-/* The choice of experts of all tokens, sorted into tiles of `tile` pairs. */
+/* The choice of experts of all tokens, sorted into tiles of `tile` pairs.  With strict and exact, a
+ * token's sums are the same in any batch. */
 static int run_route(struct gpu_backend *b, const struct dlayer *l, const struct input *in, int tile, struct err *e)
 {
     const struct moe *m = &b->m->config.moe;
-    const int ld = m->n_experts + 1, few = b->n <= MAX_GRAPH_TOKENS || b->o.strict, top_k = m->top_k,
+    const int ld = m->n_experts + 1, top_k = m->top_k,
+              few = b->n <= MAX_GRAPH_TOKENS || b->o.strict || b->exact,
               most = few && b->n > MAX_GRAPH_TOKENS ? MAX_GRAPH_TOKENS : b->n;
     struct gpu_route r = { .part = b->route, .n_parts = few ? GPU_SPLITS(l->router.w.n_steps) : 1, .ld = ld,
                            .part_stride = (size_t)most * (size_t)ld, .correction = l->correction,
@@ -250,7 +253,8 @@ static int run_mixture(struct gpu_backend *b, const struct dlayer *l, int index,
     struct input down;
     if (run_route(b, l, in, tile, e) < 0)
         return -1;
-    if (m->shared_size && (run_mlp_up(b, l, m->shared_size, in, &down, e) < 0 ||
+    uint16_t *act = b->shared_apart ? b->act_shared : b->act_mlp;
+    if (m->shared_size && (run_mlp_up(b, l, m->shared_size, in, act, &down, e) < 0 ||
                            run_linear(b, &down, &(struct target){ &l->down, b->y, c->hidden_size }, 1, GPU_STORE, 1, 0,
                                       e) < 0))
         return -1;
@@ -270,7 +274,7 @@ static int run_ff(struct gpu_backend *b, const struct dlayer *l, int index, cons
     struct input down;
     if (b->m->config.ff[index] == FF_MOE)
         return run_mixture(b, l, index, in, e);
-    return run_mlp_up(b, l, config_mlp_size(&b->m->config, index), in, &down, e) < 0
+    return run_mlp_up(b, l, config_mlp_size(&b->m->config, index), in, b->act_mlp, &down, e) < 0
                ? -1 : add_residual(b, &l->down, &down, &l->mlp_post_norm, e);
 }
 

@@ -225,7 +225,7 @@ static void against_cpu(struct model *m, enum kv_type kv, int exact, double limi
 
 /* ---- mixtures of experts ---- */
 
-enum { N_EXPERTS = 6, EXPERT_SIZE = 80, MOST_EXPERT_MATS = 64 };
+enum { N_EXPERTS = 6, EXPERT_SIZE = 80, SHARED_SIZE = 300, MOST_EXPERT_MATS = 64 };
 
 /* A matrix of random numbers up to `most`, rounded to a type. */
 static uint8_t *random_linear(struct linear *l, enum qtype type, int group, int rows, int cols, float most,
@@ -249,7 +249,7 @@ static uint8_t *random_linear(struct linear *l, enum qtype type, int group, int 
 }
 
 /* The model of load("tiny") whose second and third layer choose 2 of N_EXPERTS; the MLP that they
- * had is the shared one. Returns the number of owned, for free(). */
+ * had is replaced by a narrower one, which is shared. Returns the number of owned, for free(). */
 static int make_mixture(struct model *m, enum qtype type, int group, uint8_t *owned[MOST_EXPERT_MATS])
 {
     struct rng r = { 20 };
@@ -257,7 +257,7 @@ static int make_mixture(struct model *m, enum qtype type, int group, uint8_t *ow
     const int hidden = c->hidden_size;
     int n = 0;
     c->moe = (struct moe){ .n_experts = N_EXPERTS, .top_k = 2, .intermediate_size = EXPERT_SIZE,
-                           .shared_size = c->intermediate_size, .shared_gate = 1, .router = ROUTER_SOFTMAX,
+                           .shared_size = SHARED_SIZE, .shared_gate = 1, .router = ROUTER_SOFTMAX,
                            .normalize = 1, .scale = 1, .shared_scale = 0.5f };
     c->ff[1] = c->ff[2] = FF_MOE;
     OK(model_experts(m, &why));
@@ -266,6 +266,9 @@ static int make_mixture(struct model *m, enum qtype type, int group, uint8_t *ow
         /* large: choices that are nearly equal would depend on rounding */
         owned[n++] = random_linear(&l->router, QT_F32, 32, N_EXPERTS, hidden, 2, &r);
         owned[n++] = random_linear(&l->shared_router, QT_F32, 32, 1, hidden, 1, &r);
+        owned[n++] = random_linear(&l->gate, type, group, SHARED_SIZE, hidden, 0.2f, &r);
+        owned[n++] = random_linear(&l->up, type, group, SHARED_SIZE, hidden, 0.2f, &r);
+        owned[n++] = random_linear(&l->down, type, group, hidden, SHARED_SIZE, 0.2f, &r);
         for (int k = 0; k < N_EXPERTS; k++) {
             owned[n++] = random_linear(&l->experts[k].gate, type, group, EXPERT_SIZE, hidden, 0.2f, &r);
             owned[n++] = random_linear(&l->experts[k].up, type, group, EXPERT_SIZE, hidden, 0.2f, &r);
@@ -278,7 +281,7 @@ static int make_mixture(struct model *m, enum qtype type, int group, uint8_t *ow
 static void mixtures(void **state)
 {
     (void)state;
-    static const struct { enum qtype type; int group; } cases[] = { { QT_NL4, 32 }, { QT_F32, 32 } };
+    static const struct { enum qtype type; int group; } cases[] = { { QT_NL4, 32 }, { QT_F32, 32 }, { QT_I4Z, 128 } };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         uint8_t *owned[MOST_EXPERT_MATS];
         char what[40];
@@ -515,7 +518,7 @@ static void batches(void **state)
     struct model *m = load("tiny", QT_F16);
     check_batches(m);
     uint8_t *owned[MOST_EXPERT_MATS];
-    int n = make_mixture(m, QT_I4Z, 64, owned);
+    int n = make_mixture(m, QT_I4Z, 128, owned);
     check_batches(m);
     while (n)
         free(owned[--n]);
@@ -529,20 +532,29 @@ static void refused_mixtures(void **state)
     uint8_t *owned[MOST_EXPERT_MATS + 1];
     struct model *m = load("tiny", QT_F16);
     int n = make_mixture(m, QT_NL4, 32, owned);
-    struct backend_options o = { .kv = { KV_F16, KV_F16 }, .n_blocks = 4, .max_tokens = 1 << 19, .max_logits = 8 };
+    struct backend_options o = { .kv = { KV_F16, KV_F16 }, .n_blocks = 4, .max_tokens = 65536, .max_logits = 8 };
     assert_null(backend_gpu.open(m, &o, &why));
-    assert_non_null(strstr(why.msg, "steps of 524288 tokens with 2 experts"));
+    assert_non_null(strstr(why.msg, "steps of 65536 tokens, expected at most 65535"));
+    o.max_tokens = 65535;
+    m->config.moe.top_k = 8;
+    assert_null(backend_gpu.open(m, &o, &why));
+    assert_non_null(strstr(why.msg, "steps of 65535 tokens with 8 experts"));
+    m->config.moe.top_k = 2;
     o.max_tokens = 8;
     owned[n++] = quantize(&m->layers[2].experts[3].up, QT_I8, 32);
     assert_null(backend_gpu.open(m, &o, &why));
     assert_non_null(strstr(why.msg, "layer 2: experts of different types"));
+    m->config.gated = 0;
+    assert_null(backend_gpu.open(m, &o, &why));
+    assert_non_null(strstr(why.msg, "experts without a gate"));
+    m->config.gated = 1;
     m->config.moe.beside = 1;
     assert_null(backend_gpu.open(m, &o, &why));
     assert_non_null(strstr(why.msg, "an MLP beside experts"));
     m->config.moe.beside = 0;
     m->config.moe.top_k = 33;
     assert_null(backend_gpu.open(m, &o, &why));
-    assert_non_null(strstr(why.msg, "33 of 6 experts"));
+    assert_non_null(strstr(why.msg, "each token chooses 33 of 6 experts"));
     m->config.moe.top_k = 2;
     while (n)
         free(owned[--n]);
