@@ -91,9 +91,9 @@ template <int TYPE, int PAIRS, int N> __global__ __launch_bounds__(WARPS * 32) v
 
 template <int TYPE, int PAIRS, int N> static int run(struct gpu *g, const gpu_experts *o, struct err *e)
 {
-    const size_t stages = STAGES * STAGE_STEPS * PAIRS * 64, up = sizeof(float) * 2 * PAIRS * PAD;
+    const size_t stages = STAGES * STAGE_STEPS * PAIRS * 64;
     static_assert(2 * PAD * 4 <= STAGES * STAGE_STEPS * 64, "the sums of up fit where the stages were");
-    const size_t shared = (format<TYPE>::table ? TABLE_BYTES : 0) + (stages > up ? stages : up) + PAIRS * sizeof(int);
+    const size_t shared = (format<TYPE>::table ? TABLE_BYTES : 0) + stages + PAIRS * sizeof(int);
     const dim3 grid((unsigned)(o->w[0].w.n_tiles + WARPS / N - 1) / (WARPS / N),
                     (unsigned)gpu_most_tiles(o->n_pairs, o->n_experts, PAIRS));
     return launch(g, "expert_matmul", expert_matmul_kernel<TYPE, PAIRS, N>, grid, WARPS * 32, shared, e, *o);

@@ -20,11 +20,10 @@ DEVICE float expert_biased(const gpu_expert_mat &m, int expert, int row, float y
 /* An element of the activations between gate and up, and down. */
 DEVICE float expert_activation(const gpu_experts &o, float gate, float up)
 {
-    if (o.limit > 0) {
+    if (o.alpha > 0) {
         gate = gate > o.limit ? o.limit : gate;
         up = up < -o.limit ? -o.limit : up > o.limit ? o.limit : up;
-        if (o.alpha > 0)
-            return gate / (1 + expf(-o.alpha * gate)) * (up + 1);
+        return gate / (1 + expf(-o.alpha * gate)) * (up + 1);
     }
     return activation(gate, o.function) * up;
 }

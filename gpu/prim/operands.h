@@ -91,7 +91,7 @@ struct gpu_experts {
     float *out; int ldo;                /* [pair][ldo], of down, and of gate and up in f32 */
     uint16_t *act_out; int act_out_stride;      /* [pair][stride], of gate and up */
     int function;                       /* config.act */
-    float alpha, limit;                 /* as in struct moe */
+    float alpha, limit;                 /* as in struct moe; both 0, or both above */
 };
 
 /* The keys and values of one layer, in blocks of KV_BLOCK tokens. */
