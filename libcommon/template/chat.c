@@ -1,4 +1,4 @@
-/* chat.c - turn a conversation into the text that the model sees. */
+/* chat.c - render a conversation as the text that the model reads. */
 #include "libcommon/template/chat.h"
 
 #include <string.h>

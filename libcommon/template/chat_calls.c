@@ -7,7 +7,7 @@
 
 #include "libcommon/base/siphash.h"
 
-/* ---- templates that know no tools ---- */
+/* ---- templates without support for tools ---- */
 
 static const char *role_of(const json_t *m)
 {
@@ -21,7 +21,7 @@ static const char *content_of(const json_t *m)
     return content ? content : "";
 }
 
-/* The text that was written to f, as a value; NULL without memory. */
+/* The text written to f, as a JSON string; NULL without memory. */
 static json_t *finish_text(FILE *f, char **text, const size_t *size)
 {
     const int bad = ferror(f) | fclose(f);

@@ -13,7 +13,7 @@
 
 struct tmpl;
 
-/* Parse.  Errors name the line: "template: line 12: expected ...". name is used in messages. */
+/* Parse.  Errors give the line: "template: line 12: expected ...".  name: for messages. */
 struct tmpl *tmpl_parse(const char *source, size_t size, const char *name, struct err *e);
 void tmpl_free(struct tmpl *t);
 

@@ -1,5 +1,5 @@
-/* tmpl_ast.h - inside the template engine: tokens and the tree.  Both live in the arena of the
- * parse. */
+/* tmpl_ast.h - private to the template engine: tokens and the syntax tree.  Both are allocated in
+ * the arena of the parse. */
 #ifndef ZSE_TEMPLATE_TMPL_AST_H
 #define ZSE_TEMPLATE_TMPL_AST_H
 
@@ -14,8 +14,8 @@ struct token {
     struct val value;           /* T_DATA, T_NAME, T_STRING: text; T_INT, T_FLOAT */
 };
 
-/* All tokens of the source, T_END last.  White space control is applied: data is the text to
- * write. */
+/* All tokens of the source, T_END last.  White space control has been applied: T_DATA is the text
+ * to output. */
 struct token *tmpl_lex(struct vm *vm, const char *source, size_t size);
 
 enum node_kind {
@@ -33,13 +33,13 @@ struct nodes { struct tmpl_node **v; int n, cap; };
 /* f(x), f(name=x), f(*x), f(**x). */
 struct arg { const struct str *name; int stars; struct tmpl_node *value; };
 
-/* The parser documents a, b and c where it makes the node. */
+/* a, b and c are documented where the parser makes the node. */
 struct tmpl_node {
     uint8_t kind, op;           /* op: enum op of N_BINARY */
     uint8_t recursive, negated;
-    /* N_MACRO, N_CALL_BLOCK: the body names them. */
+    /* N_MACRO, N_CALL_BLOCK: the body uses these names. */
     uint8_t uses_caller, uses_kwargs, uses_varargs;
-    /* N_FOR: the body makes macros, which keep the scope of their iteration. */
+    /* N_FOR: the body defines macros, which keep the scope of their iteration. */
     uint8_t captures;
     int line, depth;            /* depth of the expression below */
     /* names, attributes, macros; points into the table of names: equal names are the same
@@ -53,14 +53,14 @@ struct tmpl_node {
     uint8_t *ops;
     struct arg *args;
     int n_args;
-    const struct builtin *fn;   /* N_FILTER, N_TEST: NULL if none has this name */
+    const struct builtin *fn;   /* N_FILTER, N_TEST: NULL if the name is unknown */
 };
 
 struct tmpl {
     struct arena_chunk *chunks;
     char *name;
     struct nodes body;
-    const struct str *loop, *caller, *kwargs, *varargs;     /* these names as the tree holds them */
+    const struct str *loop, *caller, *kwargs, *varargs;     /* interned: the pointers used in the tree */
 };
 
 /* Tokens to tree; fills t->body and the names. */

@@ -164,7 +164,7 @@ static void push_arg(struct vm *vm, struct args *a, int *cap, struct val v)
     a->pos[a->n_pos++] = v;
 }
 
-/* The arguments of a call, filter or test.  They die with *space. */
+/* The arguments of a call, filter or test, valid as long as *space. */
 static struct args eval_args(struct vm *vm, const struct tmpl_node *n, struct arg_space *space)
 {
     struct args a = { space->pos, 0, 0, space->kw };
@@ -232,7 +232,7 @@ static const struct kwarg *find_kwarg(const struct args *args, const struct str 
     return NULL;
 }
 
-/* The keyword arguments that no parameter took. */
+/* The keyword arguments that match no parameter. */
 static struct val extra_kwargs(struct vm *vm, const struct tmpl_node *def, const struct args *args)
 {
     struct val rest = val_dict(vm);
@@ -373,7 +373,7 @@ static struct val eval_call(struct vm *vm, const struct tmpl_node *n, struct val
     return val_call(vm, callee, &args);
 }
 
-/* A filter or test; input is the text of a block where the chain starts with none. */
+/* A filter or test; input: the text of a block, if the chain has no expression at its start. */
 static struct val eval_apply(struct vm *vm, const struct tmpl_node *n, struct val block_text)
 {
     struct arg_space space;

@@ -312,7 +312,7 @@ static void wrap_line(struct wrap *w, const uint32_t *c, size_t n)
     while (at < n) {
         size_t end = chunk_end(c, n, at, w->hyphens), start = at, used = 0, last = at;
         vm_step(w->vm, 4);
-        /* No blanks before a line, the paragraph's first excepted. */
+        /* Remove blanks at the start of every line except the first of a paragraph. */
         if (!first && blank_chunk(c, at, end)) {
             at = end;
             continue;
@@ -323,7 +323,7 @@ static void wrap_line(struct wrap *w, const uint32_t *c, size_t n)
             at = end;
             end = at < n ? chunk_end(c, n, at, w->hyphens) : at;
         }
-        if (at < n && end - at > w->width) {            /* a chunk that fits no line */
+        if (at < n && end - at > w->width) {            /* a chunk longer than a line */
             size_t room = w->width - used;
             if (w->break_long) {
                 size_t cut = at + room, hyphen = cut;

@@ -4,7 +4,7 @@
 
 #include "libcommon/template/tmpl_value.h"
 
-/* The head of a function for a row of struct builtin.  Most of them read only a part of it. */
+/* The head of a function for a row of struct builtin.  Most functions use only some parameters. */
 #define FILTER(name) struct val name(struct vm *vm __attribute__((unused)), struct val in __attribute__((unused)), \
     const struct val *a __attribute__((unused)), const struct args *args __attribute__((unused)), \
         int variant __attribute__((unused)))

@@ -1,6 +1,6 @@
-/* tmpl_lex.c - template source to tokens, with the white space control of Jinja set to
- * trim_blocks and lstrip_blocks: the newline after a block or comment goes, and so do blanks
- * between the start of a line and one. */
+/* tmpl_lex.c - template source to tokens, with Jinja's white space control set to trim_blocks and
+ * lstrip_blocks: this removes the newline after a block or comment, and the blanks between the
+ * start of a line and a block or comment. */
 #include "libcommon/template/tmpl_ast.h"
 
 #include <stdlib.h>
@@ -105,8 +105,8 @@ static void lex_comment(struct lexer *x)
     after_close(x, at + 2, sign, 0);
 }
 
-/* "{%" [-+] WORD [-+] "%}" at at?  Then *sign is the first sign, *close_sign the second, *end
- * the offset after. */
+/* Is there a "{%" [-+] WORD [-+] "%}" at offset `at`?  Then *sign is the first sign, *close_sign
+ * the second, *end the offset after it. */
 static int bare_tag(const struct lexer *x, size_t at, const char *word, char *sign, char *close_sign, size_t *end)
 {
     size_t p = at + 2;

@@ -223,7 +223,7 @@ static size_t index_of(int64_t i, size_t n, int *ok)
     return (size_t)i;
 }
 
-/* v[key] as the type itself has it.  K_MISSING: no such item, or nothing that takes brackets. */
+/* v[key], items only.  K_MISSING: no such item, or the type has no items. */
 static struct val type_item(struct vm *vm, struct val v, struct val key)
 {
     int ok;

@@ -14,7 +14,7 @@ struct tmpl_parser {
     struct dict *names;
     struct tmpl *special;       /* for the interned names of loop, caller, kwargs, varargs */
     struct nodes blocks;        /* every {% block %}, to refuse a duplicate name */
-    /* Macros and call blocks around us: they note caller, kwargs, varargs. */
+    /* The enclosing macros and call blocks, which record uses of caller, kwargs, varargs. */
     struct tmpl_node *macro[MAX_BLOCK_DEPTH + 2];
     /* The enclosing loops; NULL marks the start of a macro's body. */
     struct tmpl_node *loop[MAX_BLOCK_DEPTH + 2];
@@ -23,12 +23,12 @@ struct tmpl_parser {
 
 /* Fail at the current token: "expected ..., got ...". */
 _Noreturn void tmpl_unexpected(struct tmpl_parser *p, const char *expected);
-/* Skip the token if it is this one: 1 if it was. */
+/* If the current token is this one, skip it and return 1; else 0. */
 int tmpl_skip_op(struct tmpl_parser *p, const char *op);
 int tmpl_skip_name(struct tmpl_parser *p, const char *name);
 void tmpl_expect_op(struct tmpl_parser *p, const char *op);
 void tmpl_expect_block_end(struct tmpl_parser *p);
-/* The name as the tree holds it: equal names are the same pointer. */
+/* Intern a name: equal names are the same pointer. */
 const struct str *tmpl_intern(struct tmpl_parser *p, struct val name);
 const struct str *tmpl_expect_name(struct tmpl_parser *p, const char *expected);
 

@@ -99,7 +99,7 @@ struct tmpl_node *tmpl_new_node(struct tmpl_parser *p, enum node_kind kind, int 
     return n;
 }
 
-/* n has child below it.  The evaluator recurses, so the depth is bounded here. */
+/* Account for child below n.  The evaluator recurses, so the depth is bounded here. */
 static struct tmpl_node *adopt(struct tmpl_parser *p, struct tmpl_node *n, const struct tmpl_node *child)
 {
     if (child && child->depth >= n->depth)
@@ -150,7 +150,7 @@ static void note_special_name(struct tmpl_parser *p, const struct str *name)
     }
 }
 
-/* (args): positional, name=value, *list, **dict, in the order Python wants them. */
+/* (args): positional, name=value, *list, **dict, in the order that Python requires. */
 static void parse_args(struct tmpl_parser *p, struct tmpl_node *call)
 {
     /* 0: positional, 1: keywords, 2: after *x, 3: after **x. */
@@ -283,7 +283,7 @@ static struct tmpl_node *parse_primary(struct tmpl_parser *p)
     struct token *t = p->t;
     if (t->kind == T_NAME)
         return parse_name(p);
-    if (t->kind == T_STRING) {                  /* neighbours are one string */
+    if (t->kind == T_STRING) {                  /* adjacent literals form one string */
         struct val v = t->value;
         for (p->t++; p->t->kind == T_STRING; p->t++)
             v = val_concat(p->vm, v, p->t->value);

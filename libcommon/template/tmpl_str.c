@@ -366,8 +366,8 @@ int char_printable(uint32_t c)
     }
 }
 
-/* A capital sigma at at ends a word: a cased letter before it, none after it, marks ignored on
- * both sides. */
+/* Is the capital sigma at offset `at` the end of a word?  It is if a cased letter precedes it and
+ * none follows, ignoring marks on both sides. */
 static int final_sigma(const char *p, size_t at, size_t size)
 {
     int n, before = 0;

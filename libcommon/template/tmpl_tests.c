@@ -1,4 +1,4 @@
-/* tmpl_tests.c - "x is odd" and its like, and the global functions: range(), namespace(),
+/* tmpl_tests.c - tests such as "x is odd", and the global functions: range(), namespace(),
  * raise_exception() ... */
 #include "libcommon/template/tmpl_filters.h"
 

@@ -151,9 +151,9 @@ struct val val_slice(struct vm *vm, struct val s, size_t at, size_t size)
     return r;
 }
 
-/* {% set text = text ~ part %} in a loop must not copy the whole text each time: the result uses
- * the free bytes after the left string, unless another string has taken them.  Holders of the left
- * string are not affected. */
+/* {% set text = text ~ part %} in a loop must not copy the whole text each time: the result extends
+ * the left string into the free bytes after it, unless another string already uses them.  Other
+ * references to the left string are not affected. */
 struct val val_concat(struct vm *vm, struct val a, struct val b)
 {
     const struct str *x = a.s, *y = b.s;

@@ -1,5 +1,5 @@
-/* tmpl_value.h - inside the template engine: values with Python's meaning, the arena they live in,
- * and how a parse or a render fails.
+/* tmpl_value.h - private to the template engine: values with Python's semantics, their arena, and
+ * the handling of failures of a parse or a render.
  *
  * One struct vm lives for one tmpl_parse() or one tmpl_render().  All memory comes from its
  * arena, so nothing is freed singly, and vm_fail() jumps out of any depth to the one setjmp() of
@@ -50,7 +50,7 @@ struct val {
 struct str {
     const char *data;           /* '\0' does not end it */
     size_t size, n_chars;
-    struct grow *grow;          /* the buffer data ends in, if it may be appended to in place */
+    struct grow *grow;          /* the buffer at whose end data lies, if appending in place is possible */
 };
 struct val_list { struct val *v; size_t n, cap, pos; };
 struct dict {                   /* keeps the order of insertion */
@@ -122,7 +122,7 @@ void *vm_alloc(struct vm *vm, size_t size);                     /* zeroed, align
 void *vm_array(struct vm *vm, size_t n, size_t size);           /* the same for n * size, checked */
 void vm_free_arena(struct arena_chunk *chunks);
 void vm_step(struct vm *vm, size_t n);                          /* count n steps */
-/* One deeper; vm_leave() undoes it. */
+/* Count one more level of nesting; vm_leave() undoes it. */
 void vm_enter(struct vm *vm);
 static inline void vm_leave(struct vm *vm) { vm->nest--; }
 void vm_write(struct vm *vm, const char *data, size_t size);    /* to the output */
