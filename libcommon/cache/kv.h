@@ -102,9 +102,11 @@ int32_t prefix_end(const struct kv_table *t, const struct kv_pool *p);
  * prefix_take would take, and partial ones beside them.  n_tokens: length up to the node's end. */
 void prefix_visit(const struct kv_table *t, const struct kv_pool *p, const int32_t *ids, int n,
                   void (*visit)(void *user, int32_t block, int n_tokens), void *user);
-/* Take a window block for a node without one; the caller fills it immediately.  -1: it has one, or
- * none is available. */
-int32_t prefix_window(struct kv_pool *p, int32_t block);
+/* Let t hold the window block of its block end_window, so that those of the blocks after it do not
+ * evict it.  1: *window is a new one, which the caller, who knows its contents, fills immediately;
+ * 0: it exists already, or it is missing and t goes on behind it; -1: it is missing and one of the
+ * sinks, so no sequence can continue. */
+int prefix_window(struct kv_table *t, struct kv_pool *p, int known, int32_t *window);
 /* A number that identifies the node in this block and is never reused; 0: it holds no node. */
 uint64_t prefix_serial(const struct kv_pool *p, int32_t block);
 

@@ -104,16 +104,6 @@ void window_release(struct kv_pool *p, int32_t block, int list)
         set_free(p, block);
 }
 
-int32_t prefix_window(struct kv_pool *p, int32_t block)
-{
-    if (!p->window || !p->node[block].n_tokens || p->window[block].number >= 0 ||
-        p->n_free_windows + p->n_idle_windows == 0)
-        return -1;
-    give(p, block);
-    window_release(p, block, TRAIL);
-    return p->window[block].number;
-}
-
 /* ---- those of a table ---- */
 
 void window_add(struct kv_table *t, struct kv_pool *p, int i)
@@ -157,6 +147,19 @@ void window_reuse(struct kv_table *t, struct kv_pool *p, int first)
     p->window[t->block[t->end_window - 1]].list = KEPT;
     if (t->end_window == p->n_sinks)            /* past the sinks */
         window_jump(t, p, first);
+}
+
+int prefix_window(struct kv_table *t, struct kv_pool *p, int known, int32_t *window)
+{
+    const int i = t->end_window, is_new = p->window[t->block[i]].number < 0;
+    assert(i < t->n_blocks);
+    if (is_new && (!known || p->n_free_windows + p->n_idle_windows == 0)) {
+        window_jump(t, p, i + 1);
+        return t->end_window > i ? 0 : -1;
+    }
+    window_add(t, p, i);
+    *window = t->window[i];
+    return is_new;
 }
 
 void window_cut(struct kv_table *t, struct kv_pool *p, int n_blocks)

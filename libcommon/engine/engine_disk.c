@@ -144,6 +144,7 @@ struct disk_search { struct kv_table t; struct disk_key key; int at; };
 /* Read the blocks of a file that holds n_tokens tokens from x->at on.  0: no block is free. */
 static int load_blocks(struct engine *g, struct disk_search *x, const struct disk_data *data, int n_tokens)
 {
+    kv_table_slide(&x->t, g->pool);
     if (kv_table_reserve(&x->t, g->pool, x->at + n_tokens) != 0)
         return 0;
     for (int i = x->t.n_nodes; i < x->t.n_blocks; i++)
@@ -152,14 +153,20 @@ static int load_blocks(struct engine *g, struct disk_search *x, const struct dis
     return 1;
 }
 
-/* Read those window blocks of the file's nodes, now in x->t, that are missing. */
-static void load_windows(struct engine *g, const struct disk_search *x, const struct disk_data *data, int n_tokens)
+/* Let x->t hold the window blocks of the file's nodes, and read those that are missing.  0: one of
+ * a sink is missing. */
+static int load_windows(struct engine *g, struct disk_search *x, const struct disk_data *data)
 {
-    for (int i = 0; data->windows && i * KV_BLOCK < n_tokens; i++) {
-        const int32_t window = prefix_window(g->pool, x->t.block[x->at / KV_BLOCK + i]);
-        if (window >= 0)
+    while (kv_pool_n_windows(g->pool) && x->t.end_window < x->t.n_blocks) {
+        const int i = x->t.end_window - x->at / KV_BLOCK;
+        int32_t window;
+        const int rc = prefix_window(&x->t, g->pool, data->windows != NULL, &window);
+        if (rc < 0)
+            return 0;
+        if (rc > 0)
             g->backend->load_block(g->b, kv_pool_size(g->pool) + window, data->windows + (size_t)i * window_bytes(g));
     }
+    return 1;
 }
 
 static void load_state(struct engine *g, const struct disk_search *x, const uint8_t *from)
@@ -208,7 +215,7 @@ static void load_tail(struct engine *g, struct disk_search *x, const struct requ
     memcpy(ids + x->at, data.ids, (size_t)data.n_tokens * sizeof *ids);
     if (load_blocks(g, x, &data, data.n_tokens)) {
         prefix_enter(&x->t, g->pool, ids, 1);
-        load_windows(g, x, &data, data.n_tokens);
+        load_windows(g, x, &data);
         if (g->states && data.state)
             load_state(g, x, data.state);
     }
@@ -237,7 +244,8 @@ void prefixes_load(struct engine *g, struct request *r)
         if (!disk_read(g->disk, DISK_IS_RUN, &x.key, r->ids + x.at, &data) || !load_blocks(g, &x, &data, DISK_RUN))
             goto done;
         prefix_enter(&x.t, g->pool, r->ids, 0);
-        load_windows(g, &x, &data, DISK_RUN);
+        if (!load_windows(g, &x, &data))
+            goto done;
         disk_next(g->disk, &x.key, r->ids + x.at);
     }
     if (g->states && x.at == x.t.n_tokens && x.at > 0 && disk_read(g->disk, DISK_IS_STATE, &x.key, NULL, &data))

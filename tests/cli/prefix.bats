@@ -78,6 +78,20 @@ ask() {
   [ "$ids" = "$longer" ]
 }
 
+@test "zse-chat --session: a prefix that is longer than all window blocks is found to its end" {
+  P="$(seq -s ' ' 1 300)"
+  for kv in 'i4' 'i8 --window 192'; do
+    # shellcheck disable=SC2086
+    ask -p "$P" -n 1 --kv $kv --session "kv $kv"
+    local plain=$ids
+    [ "$prompt" -gt 1000 ]
+    # shellcheck disable=SC2086
+    ask -p "$P" -n 1 --kv $kv --session "kv $kv"
+    [ "$cached" -ge $((prompt - 64)) ]
+    [ "$ids" = "$plain" ]
+  done
+}
+
 @test "zse-chat --window: beyond the model's context, and found again with --session" {
   ask -p "$P"
   local plain=$ids

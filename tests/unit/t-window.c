@@ -82,6 +82,58 @@ static void test_prefix(void **state)
     kv_pool_close(p);
 }
 
+/* Read blocks and window blocks of a prefix as the folder of prefixes does.  Returns the number of
+ * window blocks that it brought back. */
+static int load_again(struct kv_pool *p, const int32_t *ids, int n_blocks, int n_sinks, int32_t (*content)[16])
+{
+    struct err e;
+    struct kv_table t;
+    int given = 0, rc = 0;
+    int32_t window;
+    assert_int_equal(kv_table_init(&t, n_blocks * 16, &e), 0);
+    if (kv_table_reserve(&t, p, n_blocks * 16) == 0) {
+        t.n_tokens = n_blocks * 16;
+        prefix_enter(&t, p, ids, 0);
+        while (rc >= 0 && t.end_window < n_blocks) {
+            const int i = t.end_window;
+            t.n_tokens = i * 16;
+            kv_table_slide(&t, p);
+            rc = prefix_window(&t, p, i % 5 != 4 || i * 16 < n_sinks, &window);
+            if (rc > 0)
+                memcpy(content[window], ids + i * 16, sizeof *content);
+            given += rc > 0;
+        }
+    }
+    kv_table_release(&t, p);
+    return given;
+}
+
+/* A prefix that is longer than all window blocks keeps those of its sinks and of its end, also
+ * where other sequences ended. */
+static void test_loads(void **state)
+{
+    (void)state;
+    enum { N = 640 };
+    struct err e;
+    struct kv_table t;
+    static int32_t ids[N], others[N], content[12][16];
+    struct kv_pool *p = kv_pool_open(2 * N / 16, &e);
+    assert_int_equal(kv_pool_windows(p, 12, 65, 40, &e), 0);    /* 3 sinks, and up to 6 blocks */
+    for (int i = 0; i < N; i++)
+        ids[i] = i, others[i] = -i;
+    for (int pass = 0; pass < 2; pass++) {
+        int32_t *from = pass ? ids : others;
+        load_again(p, from, N / 16 - 1, N, content);
+        assert_int_equal(kv_table_init(&t, N, &e), 0);
+        assert_int_equal(prefix_take(&t, p, from, N), N - 16);
+        for (int i = 0; i < t.end_window; i++)
+            if (i < 3 || i >= t.first_window)
+                assert_int_equal(content[t.window[i]][15], from[i * 16 + 15]);
+        kv_table_release(&t, p);
+    }
+    kv_pool_close(p);
+}
+
 /* Random sequences over few tokens against the sequences themselves: each sees in its window what
  * the same tokens put there, whichever prefixes it took, copied or shared. */
 static void run_random(int n_sinks)
@@ -149,13 +201,7 @@ static void run_random(int n_sinks)
                     assert_int_equal(content[t[k].window[pos / 16]][pos % 16], ids[k][pos]);
         }
         assert_int_equal(n_wanted + kv_pool_free_windows(p) + kv_pool_idle_windows(p), N_WINDOWS);
-        /* the folder of prefixes brings a node's window block back */
-        const int at = a->n_nodes ? (int)(rng_u64(&r) % (uint64_t)a->n_nodes) : -1;
-        const int32_t window = at >= 0 ? prefix_window(p, a->block[at]) : -1;
-        if (window >= 0) {
-            memcpy(content[window], ids[i] + at * 16, sizeof *content);
-            given++;
-        }
+        given += load_again(p, ids[i], (int)(rng_u64(&r) % (uint64_t)(a->n_nodes + 1)), n_sinks, content);
     }
     assert_true(taken > 8000 && copied > 1000 && shared > 500 && given > 100 && kv_pool_evictions(p) > 500);
     for (int i = 0; i < N_TABLES; i++)
@@ -180,6 +226,7 @@ static void test_sinks(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_slides), cmocka_unit_test(test_prefix),
+                                        cmocka_unit_test(test_loads),
                                         cmocka_unit_test(test_random), cmocka_unit_test(test_sinks) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
