@@ -62,8 +62,7 @@ struct blocks { int64_t all, windows; };
 
 /* Blocks for n_seqs sequences of full length.  A window also needs parts of the blocks at both
  * ends, and the tokens of a step come on top of the windows.  With `kept` there are up to twice as
- * many window blocks, so that ended conversations and common prefixes keep theirs; the larger
- * blocks of a tail share those with the step. */
+ * many window blocks, so that ended conversations and common prefixes keep theirs. */
 static struct blocks blocks_wanted(const struct engine *g, const struct config *c, int n_seqs, int kept)
 {
     const int tail = config_tail(c, g->kv, g->window);
@@ -71,9 +70,8 @@ static struct blocks blocks_wanted(const struct engine *g, const struct config *
                   wanted = blocks_for(g->kept_tokens) + 2 + blocks_for(g->kept_sinks),
                   window = tail && wanted > one ? one : wanted, saved = one - window - step;
     const int64_t more = !kept || saved < 0 ? 0 : saved / 2 < window ? saved / 2 : window;
-    const int64_t beside = tail ? more * n_seqs > step ? more * n_seqs : step : more * n_seqs + step;
     return (struct blocks){ .all = one * n_seqs, .windows = g->kept_tokens && (saved > 0 || g->window || tail)
-                                                                ? window * n_seqs + beside : 0 };
+                                                                ? (window + more) * n_seqs + step : 0 };
 }
 
 static uint64_t blocks_bytes(const struct engine *g, const struct config *c, struct kv_types kv, const struct blocks *b)

@@ -222,9 +222,9 @@ stop() {
   wait "$PID" || true
   PID=
 }
-# cached_for [KEY]: tokens of the prompt that were not computed
+# cached_for [KEY]: tokens of the prompt that were not computed, before an answer of N
 cached_for() {
-  jq -n --arg p "$P" '{prompt: $p, max_tokens: 24, temperature: 0, model: "m"}' |
+  jq -n --arg p "$P" --argjson n "${N:-24}" '{prompt: $p, max_tokens: $n, temperature: 0, model: "m"}' |
     curl -sf ${1:+-H "X-API-Key: $1"} -H 'Content-Type: application/json' -d @- "$URL/v1/completions" >answer
   jq .usage.prompt_tokens_details.cached_tokens answer
 }
@@ -240,6 +240,18 @@ cached_for() {
     serve --prefix-cache kv:100MB
     [ "$(cached_for)" -gt 0 ]
     [ "$(jq .choices[0].text answer)" = "$plain" ]
+  done
+}
+
+@test "zse-serve --kv i4: two conversations in turn keep their prefixes" {
+  local turn one two N=1
+  one="$(seq -s ' ' 1 200)" two="$(seq -s ' ' 201 400)"
+  serve --kv i4 --max-seqs 1
+  for turn in 1 2 3; do
+    for P in "$one" "$two"; do
+      cached=$(cached_for)
+      [ $turn = 1 ] || [ "$cached" -ge $(($(jq .usage.prompt_tokens answer) - 64)) ]
+    done
   done
 }
 
