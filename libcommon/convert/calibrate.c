@@ -201,7 +201,7 @@ int calibrate_load(struct conversion *cv, struct calibration *c, int index, stru
         const struct weight_spec *s = cv->recipes[i].spec;
         if (s->layer != index || s->expert >= 0)
             continue;
-        /* of the tables of embeddings only the rows that occur: embed_rows() */
+        /* tables of embeddings: only the rows that occur, see embed_rows() */
         const int whole = index >= 0 || (end_infos[s->part].is_first && s->part != EP_EMBED &&
                                          s->part != EP_PLE_EMBED);
         if (whole && load_weight(cv, c, &cv->recipes[i], e))
@@ -348,7 +348,7 @@ struct strength_hook {
     struct inputs *keep;
     int window;
     int moe;                            /* the layer stops before its experts, which then run for all windows at once */
-    struct inputs *apart;               /* their input goes here, where an MLP beside them has another */
+    struct inputs *apart;               /* the experts' input is stored here if an MLP beside them has another */
     struct layer_calib *calib;
 };
 
@@ -524,7 +524,7 @@ static int run_experts(struct conversion *cv, struct calibration *c, int index, 
     return rc;
 }
 
-/* Room for the input of experts that is not that of the MLP beside them. */
+/* Allocate the input of experts that differs from the input of the MLP beside them. */
 static int hold_apart(const struct conversion *cv, struct calibration *c, struct err *e)
 {
     const int hidden = cv->config.hidden_size;
@@ -705,7 +705,7 @@ static void count_weights(const struct conversion *cv, uint64_t held[N_HOLDS])
         if (s->layer < 0)
             continue;
         if (!s->is_vector && loaded_form(p, &m, NULL))
-            continue;                           /* loading it will report why */
+            continue;                           /* loading it will report the error */
         if (s->layer != before->layer)
             loaded = rounded = 0;
         if (s->layer != before->layer || s->expert != before->expert)

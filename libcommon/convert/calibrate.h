@@ -15,7 +15,7 @@ enum hold {
     HOLD_EXPERT,                /* matrices of one expert */
     HOLD_H, HOLD_LINV,          /* matrices of error feedback, see gptq.h */
     HOLD_WEIGHTS,               /* the layer's other matrices as the source has them */
-    HOLD_ROUNDED,               /* the same as in the new file */
+    HOLD_ROUNDED,               /* these matrices as in the new file */
     HOLD_C,                     /* C of error feedback */
     HOLD_STATES,                /* rows of all tokens: the stream, inputs of a layer */
     N_HOLDS
@@ -61,7 +61,7 @@ void calibrate_unload(struct calibration *c);
 void calibrate_end_experts(struct calibration *c);
 /* Zeroed memory of this kind, freed with spill_free; `what` names it in the error. */
 void *calibrate_hold(const struct calibration *c, enum hold kind, size_t size, const char *what, struct err *e);
-/* The same that lives until calibrate_unload. */
+/* The same, valid until calibrate_unload. */
 void *calibrate_alloc(struct calibration *c, enum hold kind, size_t size, struct err *e);
 
 /* Run layer `index` of c->m over c->x in place: strengths of its inputs into the conversion, the
@@ -69,7 +69,7 @@ void *calibrate_alloc(struct calibration *c, enum hold kind, size_t size, struct
 int calibrate_layer(struct conversion *cv, struct calibration *c, int index, struct inputs keep[N_INPUTS],
                     struct err *e);
 
-/* Let the next run be of this window; kept is c->kept or c->kept_q. */
+/* Select the window of the next run; kept is c->kept or c->kept_q. */
 void calibrate_window(struct calibration *c, uint8_t *kept, int window);
 
 /* Choose the experts of all tokens, x being the residual stream: c->choice, and c->sum with the

@@ -3,7 +3,7 @@
  *
  * 1/s can be applied exactly to
  *   - weights (and biases) of the norm before q, k, v or gate, up, if it has weights and its output
- *     is read by nothing else;
+ *     has no other readers;
  *   - rows of v, for the columns of o: attention is linear in v.  Heads that share a KV head share
  *     their s.  Not after clip_qkv;
  *   - the gated norm of mamba2 and delta net, and the filters of a short convolution, for the

@@ -304,7 +304,7 @@ static int write_tensors(struct conversion *cv, struct zwriter *w, struct calibr
         p->scaled = channel_scale_input(cv, p) != NULL;
         const int rc = conversion_begin_tensor(w, p, e) ||
                        (cv->o->synthetic ? synthetic_tensor : encode_tensor)(cv, p, sink, w, e);
-        /* a truncated file is the cause, whatever else failed */
+        /* a truncated file is the cause of any other failure */
         if (source_check(cv->source, p->source, e) || rc)
             return -1;
         spill_free(p->data);

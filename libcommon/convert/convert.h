@@ -34,7 +34,7 @@
 /* The target of a matrix: a number format, or a rule. */
 enum convert_kind {
     CONVERT_TYPE,           /* .qtype */
-    /* the source's own grid if a type represents it exactly, else the nearest (see
+    /* the source's own grid if a type represents it exactly, else that of the nearest type (see
      * convert_keep_type) */
     CONVERT_KEEP,
     CONVERT_MIXED,          /* 2 to 8 bits a tensor, chosen by measured error for a target size */
@@ -59,7 +59,7 @@ struct convert_rule {
     enum convert_part part;
     int first_layer, last_layer;        /* -1, INT_MAX: all */
     struct convert_type type;
-    const char *text; int text_len;     /* as it was written, for messages; borrowed */
+    const char *text; int text_len;     /* the rule as given by the user, for messages; borrowed */
 };
 /* NAME: a part, or q_proj k_proj v_proj o_proj gate_proj up_proj down_proj (experts' too);
  * layers count from 0.  -1 with *e. */
@@ -99,8 +99,8 @@ struct convert_options {
     uint64_t calibration_memory;
     int n_threads;                      /* 0: all processors */
     const char *kernels;                /* NULL: the fastest this machine runs */
-    /* replace any file at output; otherwise only an empty file and a .zse made of the same
-     * source */
+    /* replace any file at output; otherwise only an empty file or a .zse made from the same source
+     * is replaced */
     int overwrite;
     /* make a checkpoint after a layer if the last one is at least this old */
     double checkpoint_s;

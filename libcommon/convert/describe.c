@@ -19,7 +19,7 @@ static const char *base_name(const char *path)
     return path + at;
 }
 
-/* The last component of a path: no folder of this machine gets into the file. */
+/* The last component of a path, so that the file contains no folder names of this machine. */
 static json_t *json_base_name(const char *path)
 {
     const char *base = base_name(path);

@@ -196,7 +196,7 @@ int gptq_init_low(struct gptq *g, const struct linalg_ops *o, struct pool *p, in
     pool_run(p, blocks, times_x_transposed, &back);
     orthonormal(z, n, rank, q);
     pool_run(p, token_blocks, times_x, &forth);
-    back.to = g->p;                                     /* B, until the compensation takes its place */
+    back.to = g->p;                                     /* holds B first, and the compensation later */
     pool_run(p, blocks, times_x_transposed, &back);
     if (nystroem(g, z, g->p, q, e) == 0 && gptq_order(g->order, g->diag, 1, n, n, e) == 0 && compensation(g, e) == 0)
         rc = 0;

@@ -42,7 +42,7 @@ static int remember(void *user, const void *data, size_t n, struct err *e)
     return 0;
 }
 
-/* Put p->data in its place in the quantized model. */
+/* Make the quantized model use p->data. */
 static int place(struct conversion *cv, struct calibration *c, struct recipe *p, struct err *e)
 {
     struct weight_place to = weight_place(&c->q, p->spec);
@@ -336,7 +336,7 @@ static int quantize_input(struct conversion *cv, struct calibration *c, int laye
 
 /* ---- a layer ---- */
 
-struct input_copy { struct inputs *to; size_t at; int role; };         /* role 0: gate or up, of whatever */
+struct input_copy { struct inputs *to; size_t at; int role; };         /* role 0: any gate or up */
 
 /* Collect the input of experts, and stop there. */
 static int collect(void *user, int layer, int role, const float *x, size_t ldx, int n_tokens, int cols)

@@ -35,7 +35,7 @@ static int next_layer(const struct resume *r)
     return r->layer + 1 < r->cv->config.n_layers ? r->layer + 1 : r->cv->config.n_layers;
 }
 
-/* ---- what must be the same ---- */
+/* ---- identity of source, plan and program ---- */
 
 /* Identifies this build, because another one may round differently. */
 static json_t *program(void)
@@ -81,7 +81,7 @@ static int describe_plan(struct resume *r, struct err *e)
 enum { MOST_BLOCKS = 4 };
 struct state_block { void *data; size_t size; };
 
-/* The input of the next layer, and what else is kept between layers. */
+/* The input of the next layer, and other data kept between layers. */
 static int state_blocks(const struct resume *r, struct state_block out[MOST_BLOCKS])
 {
     if (!r->c || r->cv->effort == CONVERT_FAST)
@@ -200,7 +200,7 @@ static void forget(const struct resume *r)
 {
     struct atomic_file f;
     struct err ignored;
-    /* removes what a crash left of an earlier one */
+    /* removes remains of an earlier one after a crash */
     if (atomic_open(&f, r->journal, &ignored) == 0)
         atomic_abort(&f);
     unlink(r->journal);

@@ -9,7 +9,7 @@
  *     .NAME.zse-journal        JSON: source, plan and program; the written tensors, with their
  *                              part of the report; the checksums of the groups and of the state.
  *                              Written last, and atomically.
- * So the journal never names anything that is not on the disk.  A resuming process holds the lock
+ * So everything that the journal names is on the disk.  A resuming process holds the lock
  * of the parked file, compares source, plan and program, reads the groups once and compares their
  * checksums; if anything differs, the conversion starts over.  Everything else is recomputed from
  * the source, as it does not depend on earlier work.

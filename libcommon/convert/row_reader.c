@@ -26,7 +26,7 @@ static int wrong_shape(const struct row_reader *r, const struct source *s, const
                    " are asked for", s->path, t->name, height, width, r->n, r->cols);
 }
 
-/* Decode rows [first, end) of the source and keep them. */
+/* Decode rows [first, end) of the source and store them. */
 static int read_whole(struct row_reader *r, const struct source *s, const struct source_tensor *t, int64_t first,
                       int64_t end, int64_t width, struct err *e)
 {

@@ -302,7 +302,7 @@ static int add_own_tensors(struct conversion *cv, int n, struct err *e)
     return 0;
 }
 
-/* Make a source from a configuration alone: every tensor that it asks for, as bf16. */
+/* Make a source from a configuration alone: every tensor that it implies, as bf16. */
 static int config_open(struct conversion *cv, int *n_specs, struct err *e)
 {
     const struct weight_source all = { 0 };

@@ -65,8 +65,8 @@ static int add_from_config(json_t *all, const json_t *config, const char *path, 
     return 0;
 }
 
-/* Later ones win: the list in tokenizer_config.json is the older way, files of their own the
- * newer one. */
+/* Later ones take precedence: the list in tokenizer_config.json is the older form, separate files
+ * are the newer one. */
 static int collect_folder(const struct source *s, json_t *all, char **bos, char **eos, struct err *e)
 {
     static const char folder[] = "additional_chat_templates/";

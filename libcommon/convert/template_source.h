@@ -10,12 +10,12 @@
 #include "libcommon/import/source.h"
 
 /* All templates of a source: {"default": text, "tool_use": text ...}, empty if there are none.
- * New reference; NULL on failure.  *bos, *eos: texts of these tokens as the tokenizer's
- * configuration names them, malloc'd; NULL where it names none. */
+ * New reference; NULL on failure.  *bos, *eos: texts of these tokens according to the tokenizer's
+ * configuration, malloc'd; NULL if it has none. */
 json_t *template_collect(const struct source *s, char **bos, char **eos, struct err *e);
 
-/* The template of the .zse, GGUF file or folder at path; name NULL: the default one.  A model
- * without any gives *text NULL and 0; a name that is not there is an error.  The caller frees
+/* The template of the .zse, GGUF file or folder at path; name NULL: the default one.  For a model
+ * without templates *text is NULL and the result 0; an unknown name is an error.  The caller frees
  * all three; *bos, *eos NULL: there are none. */
 int template_from_path(const char *path, const char *name, char **text, char **bos, char **eos, struct err *e);
 
