@@ -79,6 +79,7 @@ static const struct { const char *name, *from[3], *to[3]; int most_steps; } edit
     { "a name of more words", { " total" }, { " sum of all" }, 21 },
     { "words put in", { "warn (" }, { "if ( loud ) warn (" }, 15 },
     { "words left out", { "else skipped ++ ; " }, { "" }, 12 },
+    { "three words left out", { "- 1 ; k >=" }, { "k >=" }, 10 },
     { "a sentence replaced", { "log_value ( name , total ) ;" }, { "puts ( text + 5 ) ; done = 1 ;" }, 21 },
     { "three places", { "> limit", "free ( a ) ;", "0 ; for" }, { ">= limit", "", "0 , x = 3 ; for" }, 22 },
 };

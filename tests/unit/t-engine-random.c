@@ -371,6 +371,41 @@ static void test_twin(void **state)
     draft_model_under_test = NULL;
 }
 
+/* With a draft model that is always right every step adds a whole draft and one more token, however
+ * few tokens of prompts a step may have; and the draft model computes each token once.  A request
+ * may ask for the drafter all the same. */
+static void test_draft_model_work(void **state)
+{
+    (void)state;
+    enum { PROMPT = 8, ANSWER = 41, DRAFT = 3 };
+    struct err e;
+    static struct answer a;
+    const int32_t ids[PROMPT] = { 1, 2, 3, 1, 2, 3, 1, 2 };
+    struct request_params p = params(ids, PROMPT, &a);
+    p.ignore_eos = 1;
+    p.max_tokens = ANSWER;
+    draft_model_under_test = &fake_twin;
+    struct engine *g = open_with(1, 16, MAX_LEN / 16, 1);
+    assert_true(engine_has_drafter(g));
+    for (int chunk = 0; chunk < 2; chunk++) {           /* the first gives it the time of a step */
+        assert_int_equal(engine_set_limits(g, &(struct engine_limits){ .max_running = 1, .draft = DRAFT,
+                                                                       .chunk = chunk }, &e), 0);
+        last_fake->n_computed = 0;
+        submit(g, &p, &a);
+        run_to_end(g);
+        assert_int_equal(a.stats.n_drafted, a.stats.n_accepted);
+        assert_in_range(a.stats.n_drafted, (ANSWER - 8) * DRAFT / (DRAFT + 1), ANSWER);
+        assert_in_range(last_fake->n_computed, ANSWER, PROMPT + ANSWER);
+    }
+    last_fake->n_computed = 0;
+    p.draft.use = DRAFT_NGRAM;
+    submit(g, &p, &a);
+    run_to_end(g);
+    assert_int_equal(last_fake->n_computed, 0);
+    engine_close(g);
+    draft_model_under_test = NULL;
+}
+
 /* Once the draft model fails, answers go on without it; a request cannot ask for one that is not
  * there. */
 static void test_failing_draft_model(void **state)
@@ -533,6 +568,7 @@ static void test_draft_option(void **state)
     assert_non_null(g);
     engine_limits(g, &l);
     assert_int_equal(l.draft, 7);
+    assert_true(engine_has_drafter(g));
     engine_close(g);
     for (o.draft = -1; o.draft <= DRAFT_MOST + 1; o.draft += DRAFT_MOST + 2) {
         assert_null(engine_open(&model, tokenizer, &o, &e));
@@ -545,7 +581,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_schedules), cmocka_unit_test(test_hybrid_schedules), cmocka_unit_test(test_steps_ahead),
         cmocka_unit_test(test_drafts), cmocka_unit_test(test_hybrid_drafts), cmocka_unit_test(test_hybrid_begins_anew),
-        cmocka_unit_test(test_draft_model),
+        cmocka_unit_test(test_draft_model), cmocka_unit_test(test_draft_model_work),
         cmocka_unit_test(test_twin), cmocka_unit_test(test_failing_draft_model), cmocka_unit_test(test_windows),
         cmocka_unit_test(test_hybrid_windows), cmocka_unit_test(test_end_without_window),
         cmocka_unit_test(test_end_beside_another), cmocka_unit_test(test_without_drafts),

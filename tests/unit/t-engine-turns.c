@@ -374,13 +374,44 @@ static void test_first_chunk(void **state)
     engine_close(g);
 }
 
+/* The length of a draft that makes most tokens in the time of a step, if each drafted token is as
+ * often right and costs as much of a step; with recurrent layers, what a wrong draft makes the next
+ * step compute again counts too. */
+static void test_draft_length(void **state)
+{
+    (void)state;
+    static const struct { float right, cost; int n, n_recurrent; } cases[] = {
+        { 0.6f, 0.1f, 3, 3 }, { 0.5f, 0.25f, 1, 1 }, { 0.9f, 0.1f, 10, 7 }, { 0.8f, 0.02f, 11, 11 },
+        { 0.2f, 0.3f, 0, 0 } };
+    static struct answer a;
+    struct err e;
+    for (int recurrent = 0; recurrent < 2; recurrent++) {
+        set_hybrid(recurrent);
+        struct engine *g = open_with(1, 64, MAX_LEN / 16, 1);
+        struct request_params p = params((const int32_t[]){ 1, 2, 3 }, 3, &a);
+        p.ignore_eos = 1;
+        p.draft.use = DRAFT_ON;
+        submit(g, &p, &a);
+        assert_int_equal(engine_step(g, &e), 1);
+        g->pace.alone_ns[1] = 1e6f;
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+            g->pace.draft_ns[1] = cases[i].cost * 1e6f;
+            g->running[0]->draft.trust[0] = cases[i].right;
+            assert_int_equal(draft_length(g, g->running[0], 0, 1, DRAFT_MOST, 0),
+                             recurrent ? cases[i].n_recurrent : cases[i].n);
+        }
+        engine_close(g);
+    }
+    set_hybrid(0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_turns), cmocka_unit_test(test_priority), cmocka_unit_test(test_deadline),
             cmocka_unit_test(test_cancel),
         cmocka_unit_test(test_queue), cmocka_unit_test(test_chunk), cmocka_unit_test(test_pace),
-        cmocka_unit_test(test_first_chunk), cmocka_unit_test(test_step_size),
+        cmocka_unit_test(test_first_chunk), cmocka_unit_test(test_step_size), cmocka_unit_test(test_draft_length),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -298,6 +298,7 @@ static void test_logprobs(void **state)
             submit(g, &p, &a);
             run_to_end(g);
         }
+        assert_int_equal(last_fake->largest_step, 32);          /* the rows of logits of a step for prompts */
         assert_int_equal(a.n_prompt, N);
         assert_true(isnan(a.prompt_logprob[0]));
         memcpy(ids + N, a.ids, (size_t)a.n * sizeof *ids);
@@ -520,6 +521,21 @@ static void test_refused(void **state)
         assert_non_null(strstr(e.msg, cases[i].word));
     }
     ids[0] = 0;
+    static const struct { int priority, n, n_logprobs, min_tokens, draft; const char *word; } ranges[] = {
+        { MAX_PRIORITY + 1, 0, 0, 0, 0, "priority" }, { -MAX_PRIORITY - 1, 0, 0, 0, 0, "priority" },
+        { 0, -1, 0, 0, 0, "n is -1" }, { 0, 1025, 0, 0, 0, "n is 1025" }, { 0, 0, -2, 0, 0, "logprobs" },
+        { 0, 0, 0, -1, 0, "min_tokens" }, { 0, 0, 0, 0, -1, "a draft" }, { 0, 0, 0, 0, DRAFT_MOST + 1, "a draft" },
+    };
+    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++) {
+        struct request_params p = params(ids, 3, &a);
+        p.priority = ranges[i].priority;
+        p.n = ranges[i].n;
+        p.n_logprobs = ranges[i].n_logprobs;
+        p.min_tokens = ranges[i].min_tokens;
+        p.draft.most = ranges[i].draft;
+        assert_null(engine_submit(g, &p, &e));
+        assert_non_null(strstr(e.msg, ranges[i].word));
+    }
     assert_int_equal(engine_step(g, &e), 0);
     assert_int_equal(a.n_calls, 0);
     engine_close(g);
