@@ -10,6 +10,8 @@ struct gguf_translator {
     const struct source_tensor **by_name;       /* its tensors, sorted by name */
     char arch[64];              /* general.architecture, the prefix of the keys */
     json_t *out;
+    struct err *bad;            /* the first fault of a key that was read without an err */
+    int64_t n_blocks;           /* block_count; n_layers may lack layers that predict more tokens */
     int64_t n_layers, hidden, heads, kv_heads, head_dim, value_dim, n_rot, ff, context;
     int hybrid;                 /* some keys have one number for each layer, 0 for layers without the part */
 };
@@ -20,8 +22,14 @@ struct gguf_translator {
 const char *gguf_full_key(const struct gguf_translator *t, const char *key, char *buf, size_t room);
 int gguf_has_key(const struct gguf_translator *t, const char *key);
 const struct source_tensor *gguf_find_tensor(const struct gguf_translator *t, const char *name);        /* NULL: none */
+/* Note a fault: the translation fails with the first one. */
+void gguf_fail(const struct gguf_translator *t, enum err_code code, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+/* gguf_key_float, gguf_key_at, and gguf_key_int without an err note what is wrong with a key that
+ * exists. */
 double gguf_key_float(const struct gguf_translator *t, const char *key, double otherwise);
-/* A whole number, or an array of equal ones for the layers.  otherwise < 0: the key must exist. */
+/* A whole number, or an array of equal ones for the layers.  otherwise < 0: the key must exist.
+ * *out keeps its value when it fails. */
 int gguf_key_int(const struct gguf_translator *t, const char *key, int64_t otherwise, int64_t *out, struct err *e);
 /* The number of layer i, for keys that may have one for each layer. */
 int64_t gguf_key_at(const struct gguf_translator *t, const char *key, int64_t i, int64_t otherwise);

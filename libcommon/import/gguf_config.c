@@ -143,6 +143,7 @@ static int read_sizes(struct gguf_translator *t, const struct gguf_arch *a, stru
     if (t->n_layers > 65536)
         return err_set(e, ERR_FORMAT, "%s: key %s.block_count: %" PRId64 " layers", t->g->map.path, t->arch,
                        t->n_layers);
+    t->n_blocks = t->n_layers;
     int64_t even = t->hidden / t->heads;
     if (gguf_key_most(t, "attention.head_count_kv", t->heads, &t->kv_heads, e) < 0 ||
         gguf_key_int(t, "attention.key_length", even, &t->head_dim, e) < 0 ||
@@ -202,8 +203,9 @@ static int translate(struct gguf_translator *t, struct err *e)
     if (!sized)                                 /* its tokenizer can be used without */
         return 0;
     write_sizes(t, a);
-    if (gguf_has_key(t, "expert_count") && gguf_key_float(t, "expert_count", 0) > 0)
-        gguf_set_int(t, "num_local_experts", (int64_t)gguf_key_float(t, "expert_count", 0));
+    int64_t experts;
+    if (gguf_key_int(t, "expert_count", 0, &experts, NULL) == 0 && experts > 0)
+        gguf_set_int(t, "num_local_experts", experts);
     if (a->rope) {
         json_t *rope = rope_parameters(t, a->rope, e);
         if (!rope)
@@ -216,6 +218,8 @@ static int translate(struct gguf_translator *t, struct err *e)
         a->add(t);
     if (a->model_type)
         gguf_add_pooling(t);
+    if (known && t->g->n_tensors && t->bad->code)
+        return err_set(e, t->bad->code, "%s", t->bad->msg);
     return 0;
 }
 
@@ -250,7 +254,8 @@ static int sort_tensors(struct gguf_translator *t, struct err *e)
 
 json_t *gguf_config(const struct gguf *g, struct err *e)
 {
-    struct gguf_translator t = { .g = g, .out = json_object() };
+    struct err bad = { 0 };
+    struct gguf_translator t = { .g = g, .out = json_object(), .bad = &bad };
     const struct gguf_str *arch = gguf_str(g, "general.architecture");
     if (!t.out) {
         err_nomem(e, "config");

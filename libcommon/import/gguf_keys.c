@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,29 +35,76 @@ const struct source_tensor *gguf_find_tensor(const struct gguf_translator *t, co
     return NULL;
 }
 
+void gguf_fail(const struct gguf_translator *t, enum err_code code, const char *fmt, ...)
+{
+    char text[sizeof t->bad->msg];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    if (!t->bad->code)
+        err_set(t->bad, code, "%s: %s", t->g->map.path, text);
+}
+
+/* The place for an error: e, or the first fault of the translation. */
+static struct err *place(const struct gguf_translator *t, struct err *e)
+{
+    return e ? e : t->bad->code ? NULL : t->bad;
+}
+
 double gguf_key_float(const struct gguf_translator *t, const char *key, double otherwise)
 {
     char k[160];
-    return gguf_float(t->g, gguf_full_key(t, key, k, sizeof k), otherwise);
+    const struct gguf_kv *kv = gguf_find(t->g, gguf_full_key(t, key, k, sizeof k));
+    int good = kv && kv->elem != GGUF_STR && kv->n > 0 && isfinite(gguf_array_float(kv, 0));
+    for (uint64_t i = 1; good && i < kv->n; i++)
+        good = gguf_array_float(kv, i) == gguf_array_float(kv, 0);
+    if (kv && !good)
+        gguf_fail(t, ERR_FORMAT, "key %s: expected a finite number", k);
+    return good ? gguf_array_float(kv, 0) : otherwise;
+}
+
+/* Element i as a whole number from 0 to INT32_MAX. */
+static int whole(const struct gguf_translator *t, const struct gguf_kv *kv, uint64_t i, int64_t *out, struct err *e)
+{
+    const double v = gguf_array_float(kv, i);
+    if (!(v >= 0 && v <= INT32_MAX && v == floor(v)))
+        return err_set(e, ERR_FORMAT, "%s: key %s: %.17g is out of range, expected 0 to %d", t->g->map.path, kv->key, v,
+                       INT32_MAX);
+    *out = (int64_t)v;
+    return 0;
+}
+
+/* An array must have one element for each layer. */
+static int fits(const struct gguf_translator *t, const struct gguf_kv *kv)
+{
+    return kv->elem != GGUF_STR && (kv->type != GGUF_ARR || kv->n == (uint64_t)t->n_blocks ||
+                                    kv->n == (uint64_t)t->n_layers);
 }
 
 int gguf_key_int(const struct gguf_translator *t, const char *key, int64_t otherwise, int64_t *out, struct err *e)
 {
     char k[160];
     const struct gguf_kv *kv = gguf_find(t->g, gguf_full_key(t, key, k, sizeof k));
-    if (!kv) {
+    int64_t first = 0, v = 0;
+    e = place(t, e);
+    if (!kv && otherwise >= 0) {
         *out = otherwise;
-        return otherwise >= 0 ? 0 : err_set(e, ERR_FORMAT, "%s: key %s is missing", t->g->map.path, k);
+        return 0;
     }
+    if (!kv)
+        return err_set(e, ERR_FORMAT, "%s: key %s is missing", t->g->map.path, k);
     if (kv->elem == GGUF_STR || kv->n < 1)
         return err_set(e, ERR_FORMAT, "%s: key %s: expected a number", t->g->map.path, k);
-    *out = gguf_array_int(kv, 0);
+    if (whole(t, kv, 0, &first, e) < 0)
+        return -1;
     for (uint64_t i = 1; i < kv->n; i++)
-        if (gguf_array_int(kv, i) != *out)
+        if (whole(t, kv, i, &v, e) < 0)
+            return -1;
+        else if (v != first)
             return err_set(e, ERR_UNSUPPORTED, "%s: key %s: %" PRId64 " in layer 0 but %" PRId64 " in layer %" PRIu64,
-                           t->g->map.path, k, *out, gguf_array_int(kv, i), i);
-    if (*out < 0 || *out > INT32_MAX)
-        return err_set(e, ERR_FORMAT, "%s: key %s: %" PRId64 " is out of range", t->g->map.path, k, *out);
+                           t->g->map.path, k, first, v, i);
+    *out = first;
     return 0;
 }
 
@@ -64,10 +112,12 @@ int64_t gguf_key_at(const struct gguf_translator *t, const char *key, int64_t i,
 {
     char k[160];
     const struct gguf_kv *kv = gguf_find(t->g, gguf_full_key(t, key, k, sizeof k));
-    if (!kv || kv->elem == GGUF_STR || kv->n < 1)
-        return otherwise;
-    return kv->type != GGUF_ARR ? gguf_array_int(kv, 0) : (uint64_t)i < kv->n ? gguf_array_int(kv, (uint64_t)i)
-                                                                              : otherwise;
+    int64_t v = otherwise;
+    if (kv && !fits(t, kv))
+        gguf_fail(t, ERR_FORMAT, "key %s: expected a number, or %" PRId64 " of them", k, t->n_blocks);
+    else if (kv && (kv->type != GGUF_ARR || (uint64_t)i < kv->n))
+        whole(t, kv, kv->type == GGUF_ARR ? (uint64_t)i : 0, &v, place(t, NULL));
+    return v;
 }
 
 int gguf_key_most(const struct gguf_translator *t, const char *key, int64_t otherwise, int64_t *out, struct err *e)
@@ -79,13 +129,13 @@ int gguf_key_most(const struct gguf_translator *t, const char *key, int64_t othe
     if (kv->elem == GGUF_STR || kv->n < 1 || (kv->type == GGUF_ARR && kv->n != (uint64_t)t->n_layers))
         return err_set(e, ERR_FORMAT, "%s: key %s: expected a number, or %" PRId64 " of them", t->g->map.path, k,
                        t->n_layers);
-    *out = 0;
+    int64_t most = 0, n = 0;
     for (uint64_t i = 0; i < kv->n; i++) {
-        const int64_t n = gguf_array_int(kv, i);
-        if (n < 0 || n > INT32_MAX)
-            return err_set(e, ERR_FORMAT, "%s: key %s: %" PRId64 " is out of range", t->g->map.path, k, n);
-        *out = n > *out ? n : *out;
+        if (whole(t, kv, i, &n, place(t, e)) < 0)
+            return -1;
+        most = n > most ? n : most;
     }
+    *out = most;
     return 0;
 }
 
@@ -185,9 +235,13 @@ void gguf_add_experts(struct gguf_translator *t)
 int64_t gguf_add_extra_layers(struct gguf_translator *t)
 {
     int64_t extra;
-    if (!gguf_has_key(t, "nextn_predict_layers") || gguf_key_int(t, "nextn_predict_layers", 0, &extra, NULL) != 0 ||
-        extra <= 0 || extra >= t->n_layers)
+    if (gguf_key_int(t, "nextn_predict_layers", 0, &extra, NULL) != 0 || extra == 0)
         return t->n_layers;
+    if (extra >= t->n_layers) {
+        gguf_fail(t, ERR_FORMAT, "key %s.nextn_predict_layers: %" PRId64 " of %" PRId64 " layers", t->arch, extra,
+                  t->n_layers);
+        return t->n_layers;
+    }
     gguf_set_int(t, "num_nextn_predict_layers", extra);
     gguf_set_int(t, "num_hidden_layers", t->n_layers - extra);
     return t->n_layers - extra;

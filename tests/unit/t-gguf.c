@@ -325,6 +325,9 @@ static void test_parts(void **state)
 
 enum { HIDDEN = 64, HEADS = 4, KV = 2, LAYERS = 6, VOCAB = 40 };
 
+/* Keys that model_file adds, packed, behind those that every file has. */
+static struct { struct file f; uint64_t n; } more;
+
 /* A model of an architecture as far as gguf_config looks: keys, and tensors without much data. */
 static struct file *model_file(const char *arch, int kv_heads, const char *const *more_tensors)
 {
@@ -333,8 +336,9 @@ static struct file *model_file(const char *arch, int kv_heads, const char *const
     uint64_t n = 1;
     for (int i = 0; more_tensors[i]; i++)
         n++;
-    header(&f, 3, n, 13);
+    header(&f, 3, n, 13 + more.n);
     kv_str(&f, "general.architecture", arch);
+    bytes(&f, more.f.b, more.f.n);
 #define KEY(name) (snprintf(k, sizeof k, "%s." name, arch), k)
     kv_u32(&f, KEY("block_count"), LAYERS);
     kv_u32(&f, KEY("embedding_length"), HIDDEN);
@@ -527,6 +531,64 @@ static void bad_keys(void **state)
     }
 }
 
+/* A value of a key that model_file adds. */
+struct value { const char *key; uint32_t type; double number; const char *text; };
+
+static void add_value(const struct value *v)
+{
+    key(&more.f, v->key, v->type);
+    if (v->type == GGUF_STR)
+        str(&more.f, v->text);
+    else if (v->type == GGUF_U64)
+        u64(&more.f, (uint64_t)v->number);
+    else if (v->type == GGUF_I32)
+        u32(&more.f, (uint32_t)(int32_t)v->number);
+    else if (v->type == GGUF_BOOL)
+        bytes(&more.f, &(uint8_t){ v->number != 0 }, 1);
+    else if (v->type == GGUF_F32)
+        bytes(&more.f, &(float){ (float)v->number }, 4);
+    else
+        u32(&more.f, (uint32_t)v->number);
+    more.n++;
+}
+
+/* The configuration of a file with the keys of `more` is refused with these words, and `more` is
+ * empty afterwards. */
+static void config_refused(const char *arch, const char *const *tensors, const char *words, enum err_code code)
+{
+    struct err e = { 0 };
+    struct file *f = model_file(arch, KV, tensors);
+    put_file(f->b, f->n);
+    struct gguf *g = gguf_open(path, &e);
+    if (!g)
+        fail_msg("%s", e.msg);
+    json_t *c = gguf_config(g, &e);
+    if (c || !strstr(e.msg, words) || e.code != code)
+        fail_msg("%s: expected '%s' (%d), got '%s' (%d)", arch, words, code, c ? "a config" : e.msg, e.code);
+    gguf_close(g);
+    more.f.n = more.n = 0;
+}
+
+/* A key that is there and cannot be used is not replaced by a default. */
+static void values_out_of_range(void **state)
+{
+    (void)state;
+    static const struct { const char *arch; struct value v; const char *words; } cases[] = {
+        { "kimi-linear", { "kimi-linear.attention.key_length_mla", GGUF_U64, 0x1p63 + 4096, NULL }, "out of range" },
+        { "gemma3n", { "gemma3n.altup.active_idx", GGUF_I32, -1, NULL }, "-1 is out of range" },
+        { "glm4moe", { "glm4moe.expert_shared_count", GGUF_STR, 0, "7" }, "expected a number" },
+        { "qwen3moe", { "qwen3moe.expert_used_count", GGUF_U64, 0x1p40, NULL }, "1099511627776 is out of range" },
+        { "nemotron_h_moe", { "nemotron_h_moe.moe_latent_size", GGUF_STR, 0, "64" }, "expected a number" },
+        { "qwen3moe", { "qwen3moe.expert_count", GGUF_F32, 1e30, NULL }, "qwen3moe.expert_count: " },
+        { "granite", { "granite.logit_scale", GGUF_STR, 0, "8" }, "granite.logit_scale: expected a finite number" },
+        { "glm4moe", { "glm4moe.nextn_predict_layers", GGUF_U32, LAYERS, NULL }, "6 of 6 layers" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        add_value(&cases[i].v);
+        config_refused(cases[i].arch, (const char *const[]){ "rope_freqs.weight", NULL }, cases[i].words, ERR_FORMAT);
+    }
+}
+
 static int setup(void **state)
 {
     (void)state;
@@ -549,7 +611,7 @@ int main(void)
             cmocka_unit_test(every_byte_changed), cmocka_unit_test(fields),
         cmocka_unit_test(architectures), cmocka_unit_test(unknown_architectures),
         cmocka_unit_test(tensors_say_what_keys_do_not), cmocka_unit_test(scales_beside_nvfp4),
-        cmocka_unit_test(bad_keys),
+        cmocka_unit_test(bad_keys), cmocka_unit_test(values_out_of_range),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
