@@ -65,6 +65,8 @@ double gguf_share(int64_t n, int64_t of);
 
 /* How the model makes a vector of a text, if it does. */
 void gguf_add_pooling(struct gguf_translator *t);
+/* Refuse a direction of attention other than the architecture's. */
+void gguf_check_direction(const struct gguf_translator *t);
 
 /* ---- gguf_arch_*.c: fields of single architectures ---- */
 

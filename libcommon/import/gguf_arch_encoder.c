@@ -1,6 +1,8 @@
 /* gguf_arch_encoder.c - the fields of GGUF files of models that make vectors of texts. */
 #include "libcommon/import/gguf_arch.h"
 
+#include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 /* A dense layer behind the pooling, if the file has it. */
@@ -14,19 +16,36 @@ static void add_dense(const struct gguf_translator *t, json_t *list, const char 
                                               "out", (json_int_t)w->dim[0], "activation", "identity", "bias", 0));
 }
 
-/* pooling_type: 1 is the mean, 2 the first token, 3 the last; 4 (scores of pairs) has tensors of
- * its own, which are refused. */
+/* pooling_type: 1 is the mean, 2 the first token, 3 the last. */
 void gguf_add_pooling(struct gguf_translator *t)
 {
     static const char *const names[] = { NULL, "mean", "cls", "last" };
     int64_t kind = 0;
-    if (gguf_key_int(t, "pooling_type", 0, &kind, NULL) < 0 || kind < 1 || kind > 3)
+    if (!gguf_has_key(t, "pooling_type") || gguf_key_int(t, "pooling_type", 0, &kind, NULL) < 0)
         return;
+    if (kind < 1 || kind > 3) {
+        gguf_fail(t, ERR_UNSUPPORTED,
+                  "key %s.pooling_type: %" PRId64 "%s is not supported, expected 1 (mean), 2 (cls) or 3 (last)",
+                  t->arch, kind, kind == 0 ? " (none: a vector for each token)" : kind == 4 ? " (rank: a reranker)"
+                                                                                            : "");
+        return;
+    }
     json_t *dense = json_array();
     add_dense(t, dense, "dense_2");
     add_dense(t, dense, "dense_3");
     json_object_set_new(t->out, "zse_embedding", json_pack("{s:s, s:b, s:o}", "pooling", names[kind], "normalize", 1,
                                                            "dense", dense));
+}
+
+void gguf_check_direction(const struct gguf_translator *t)
+{
+    static const char *const encoders[] = { "bert", "nomic-bert", "modern-bert", "gemma-embedding" };
+    int causal = 1;
+    for (size_t i = 0; i < sizeof encoders / sizeof *encoders; i++)
+        causal &= strcmp(t->arch, encoders[i]) != 0;
+    if ((gguf_key_float(t, "attention.causal", causal) != 0) != causal)
+        gguf_fail(t, ERR_UNSUPPORTED, "key %s.attention.causal: %s is not supported for this architecture", t->arch,
+                  causal ? "false" : "true");
 }
 
 /* The number of rows of a table, 0: there is none. */

@@ -216,8 +216,10 @@ static int translate(struct gguf_translator *t, struct err *e)
     }
     if (a->add)
         a->add(t);
-    if (a->model_type)
+    if (a->model_type) {
         gguf_add_pooling(t);
+        gguf_check_direction(t);
+    }
     if (known && t->g->n_tensors && t->bad->code)
         return err_set(e, t->bad->code, "%s", t->bad->msg);
     return 0;

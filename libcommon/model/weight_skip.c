@@ -34,7 +34,8 @@ enum weight_skip weight_skip(const struct config *c, const char *name)
     for (size_t i = 0; i < sizeof begins / sizeof *begins; i++)
         if (strncmp(name, begins[i].begin, strlen(begins[i].begin)) == 0)
             return begins[i].why;
-    for (size_t i = 0; c->both_ways && i < sizeof prefixes / sizeof *prefixes; i++)
+    /* GGUF files have none of these; their cls. scores pairs */
+    for (size_t i = 0; c->both_ways && !c->gguf && i < sizeof prefixes / sizeof *prefixes; i++)
         for (size_t k = 0; k < sizeof trained_with / sizeof *trained_with; k++)
             if (strncmp(name, prefixes[i], strlen(prefixes[i])) == 0 &&
                 strncmp(name + strlen(prefixes[i]), trained_with[k], strlen(trained_with[k])) == 0)

@@ -589,6 +589,33 @@ static void values_out_of_range(void **state)
     }
 }
 
+/* Rerankers, vectors of single tokens, and decoders that look both ways are refused by name. */
+static void pooling_and_direction(void **state)
+{
+    (void)state;
+    static const struct { const char *arch; struct value v; const char *words; enum err_code code; } cases[] = {
+        { "bert", { "bert.pooling_type", GGUF_U32, 4, NULL }, "pooling_type: 4 (rank: a reranker)", ERR_UNSUPPORTED },
+        { "qwen3", { "qwen3.pooling_type", GGUF_U32, 0, NULL }, "pooling_type: 0 (none", ERR_UNSUPPORTED },
+        { "qwen3", { "qwen3.pooling_type", GGUF_U32, 7, NULL }, "pooling_type: 7 is not supported", ERR_UNSUPPORTED },
+        { "bert", { "bert.pooling_type", GGUF_STR, 0, "mean" }, "expected a number", ERR_FORMAT },
+        { "qwen3", { "qwen3.attention.causal", GGUF_BOOL, 0, NULL }, "causal: false is not supported", ERR_UNSUPPORTED },
+        { "bert", { "bert.attention.causal", GGUF_BOOL, 1, NULL }, "causal: true is not supported", ERR_UNSUPPORTED },
+    };
+    static const char *const none[] = { NULL };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        add_value(&cases[i].v);
+        config_refused(cases[i].arch, none, cases[i].words, cases[i].code);
+    }
+    add_value(&(struct value){ "qwen3.attention.causal", GGUF_BOOL, 1, NULL });
+    json_decref(config_of(model_file("qwen3", KV, none)));
+    more.f.n = more.n = 0;
+    struct config c = { .both_ways = 1, .gguf = 1 };
+    assert_int_equal(weight_skip(&c, "cls.weight"), WEIGHT_UNKNOWN);
+    assert_int_equal(weight_skip(&c, "cls.output.weight"), WEIGHT_UNKNOWN);
+    c.gguf = 0;
+    assert_int_equal(weight_skip(&c, "cls.predictions.bias"), WEIGHT_TRAINING);
+}
+
 static int setup(void **state)
 {
     (void)state;
@@ -612,6 +639,7 @@ int main(void)
         cmocka_unit_test(architectures), cmocka_unit_test(unknown_architectures),
         cmocka_unit_test(tensors_say_what_keys_do_not), cmocka_unit_test(scales_beside_nvfp4),
         cmocka_unit_test(bad_keys), cmocka_unit_test(values_out_of_range),
+        cmocka_unit_test(pooling_and_direction),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
