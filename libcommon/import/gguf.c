@@ -236,9 +236,10 @@ static int check_tensors(struct gguf *g, struct err *e)
     return bad;
 }
 
-static int check_keys(const struct gguf *g, struct err *e)
+/* Sort the keys for gguf_find, and check that they are unique. */
+static int sort_keys(struct gguf *g, struct err *e)
 {
-    const struct gguf_kv **sorted = calloc((size_t)g->n_kv + 1, sizeof *sorted);
+    const struct gguf_kv **sorted = g->by_key = calloc((size_t)g->n_kv + 1, sizeof *sorted);
     if (!sorted)
         return err_nomem(e, "keys");
     for (int i = 0; i < g->n_kv; i++)
@@ -249,7 +250,6 @@ static int check_keys(const struct gguf *g, struct err *e)
         if (strcmp(sorted[i - 1]->key, sorted[i]->key) == 0)
             bad = err_set(e, ERR_FORMAT, "%s: offset %" PRIu64 ": key %s occurs twice", g->map.path, sorted[i]->offset,
                           sorted[i]->key);
-    free(sorted);
     return bad;
 }
 
@@ -283,7 +283,7 @@ static int read_header(struct gguf *g, struct rd *r, struct err *e)
     while (g->n_kv < (int)n_kv)
         if (read_kv(r, &g->kv[g->n_kv++], e) < 0)
             return -1;
-    if (check_keys(g, e) < 0)
+    if (sort_keys(g, e) < 0)
         return -1;
     while (g->n_tensors < (int)n_tensors)
         if (read_tensor(r, &g->tensors[g->n_tensors++], e) < 0)
@@ -429,6 +429,7 @@ void gguf_close(struct gguf *g)
     for (int i = 0; i < g->n_parts; i++)
         gguf_close(g->parts[i]);
     free(g->parts);
+    free(g->by_key);
     free(g->kv);
     free(g->tensors);
     map_close(&g->map);
@@ -437,9 +438,16 @@ void gguf_close(struct gguf *g)
 
 const struct gguf_kv *gguf_find(const struct gguf *g, const char *key)
 {
-    for (int i = 0; i < g->n_kv; i++)
-        if (strcmp(g->kv[i].key, key) == 0)
-            return &g->kv[i];
+    int low = 0, high = g->n_kv;
+    while (low < high) {
+        const int middle = low + (high - low) / 2, order = strcmp(g->by_key[middle]->key, key);
+        if (order == 0)
+            return g->by_key[middle];
+        if (order < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
     return NULL;
 }
 

@@ -31,6 +31,7 @@ struct gguf {
     uint64_t alignment, data_offset;
     int n_kv;
     struct gguf_kv *kv;
+    const struct gguf_kv **by_key;      /* the same, sorted */
     int n_tensors;
     struct source_tensor *tensors;
     struct map map;
