@@ -387,6 +387,8 @@ static void add_mimo2(struct gguf_translator *t)
 {
     json_t *kinds = json_array();
     int64_t full = 0, local = 0;
+    gguf_check_sigmoid(t);
+    gguf_check_head(t);
     t->n_layers = gguf_add_extra_layers(t);
     gguf_add_experts(t);
     gguf_copy_int(t, "expert_group_count", "n_group");

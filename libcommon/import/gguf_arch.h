@@ -57,6 +57,9 @@ int gguf_layer_has(const struct gguf_translator *t, int64_t i, const char *part)
 void gguf_copy_int(struct gguf_translator *t, const char *key, const char *name);       /* if it exists */
 void gguf_window(struct gguf_translator *t);
 void gguf_add_biases(struct gguf_translator *t);
+/* For architectures whose router has a sigmoid, and for those whose head is never tied. */
+void gguf_check_sigmoid(const struct gguf_translator *t);
+void gguf_check_head(const struct gguf_translator *t);
 void gguf_add_experts(struct gguf_translator *t);
 /* Layers that predict more tokens: GGUF counts them among the blocks. Returns the others. */
 int64_t gguf_add_extra_layers(struct gguf_translator *t);

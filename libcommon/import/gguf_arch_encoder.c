@@ -74,9 +74,14 @@ void gguf_add_modern_bert(struct gguf_translator *t)
     char k[160];
     const struct gguf_str *act = gguf_str(t->g, gguf_full_key(t, "hidden_act", k, sizeof k));
     gguf_copy_int(t, "attention.sliding_window", "local_attention");
+    const struct gguf_kv *pattern = gguf_find(t->g, gguf_full_key(t, "attention.sliding_window_pattern", k, sizeof k));
+    if (pattern && pattern->type == GGUF_ARR)
+        gguf_fail(t, ERR_UNSUPPORTED, "key %s: a list of layers is not supported, expected a number", k);
     gguf_copy_int(t, "attention.sliding_window_pattern", "global_attn_every_n_layers");
     if (act && act->n == 4 && memcmp(act->s, "silu", 4) == 0)
         gguf_set_string(t, "hidden_activation", "silu");
+    else if (act && !(act->n == 4 && memcmp(act->s, "gelu", 4) == 0))
+        gguf_fail(t, ERR_UNSUPPORTED, "key %s.hidden_act: only \"gelu\" and \"silu\" are supported", t->arch);
 }
 
 void gguf_add_gemma_embedding(struct gguf_translator *t)

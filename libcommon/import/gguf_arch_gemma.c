@@ -97,6 +97,10 @@ static void proportional(struct gguf_translator *t)
     const json_t *factors = json_object_get(rope, "long_factor");
     const size_t n = json_array_size(factors);
     size_t rotated = 0;
+    if (!n)
+        gguf_fail(t, ERR_FORMAT, "tensor rope_freqs.weight is missing");
+    if (json_object_get(rope, "factor"))
+        gguf_fail(t, ERR_UNSUPPORTED, "keys %s.rope.scaling: gemma4 is only supported without a factor", t->arch);
     while (rotated < n && json_number_value(json_array_get(factors, rotated)) == 1)
         rotated++;
     for (size_t i = rotated; i < n; i++)

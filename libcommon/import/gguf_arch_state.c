@@ -141,6 +141,7 @@ void gguf_add_nemotron_h(struct gguf_translator *t)
 void gguf_add_nemotron_h_moe(struct gguf_translator *t)
 {
     json_t *kinds;
+    gguf_check_sigmoid(t);
     t->n_layers = gguf_add_extra_layers(t);
     gguf_add_nemotron_h(t);
     kinds = json_object_get(t->out, "layers_block_type");
@@ -193,6 +194,7 @@ void gguf_add_qwen3next(struct gguf_translator *t)
 /* Layers of Kimi delta attention count no KV heads; that the router normalizes is not in a key. */
 void gguf_add_kimi_linear(struct gguf_translator *t)
 {
+    gguf_check_head(t);
     t->n_layers = gguf_add_extra_layers(t);
     gguf_add_latent(t);
     gguf_add_experts(t);

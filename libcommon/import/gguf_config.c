@@ -121,9 +121,12 @@ static void write_sizes(struct gguf_translator *t, const struct gguf_arch *a)
         gguf_set_int(t, "head_dim", t->head_dim);
         gguf_set_int(t, "max_position_embeddings", t->context);
     }
+    const char *eps = a->eps && strncmp(a->eps, "rms", 3) == 0 ? "attention.layer_norm_rms_epsilon"
+                                                                : "attention.layer_norm_epsilon";
+    if (a->eps && !gguf_has_key(t, eps))
+        gguf_fail(t, ERR_FORMAT, "key %s.%s is missing", t->arch, eps);
     if (a->eps)
-        gguf_set_real(t, a->eps, gguf_key_float(t, strncmp(a->eps, "rms", 3) == 0 ? "attention.layer_norm_rms_epsilon"
-                                                                        : "attention.layer_norm_epsilon", 1e-5));
+        gguf_set_real(t, a->eps, gguf_key_float(t, eps, 1e-5));
     if (a->act_key)
         gguf_set_string(t, a->act_key, a->act);
 }

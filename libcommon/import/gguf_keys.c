@@ -173,13 +173,14 @@ void gguf_set_layer_types(struct gguf_translator *t, int64_t period)
 {
     char k[160];
     const struct gguf_kv *kv = gguf_find(t->g, gguf_full_key(t, "attention.sliding_window_pattern", k, sizeof k));
-    if (kv && kv->type != GGUF_ARR && kv->type != GGUF_STR && gguf_array_int(kv, 0) > 0)
-        period = gguf_array_int(kv, 0);
+    if (kv && kv->type != GGUF_ARR && gguf_key_int(t, "attention.sliding_window_pattern", period, &period, NULL) == 0 &&
+        period == 0)
+        gguf_fail(t, ERR_FORMAT, "key %s: 0 is out of range, expected at least 1", k);
     json_t *types = json_array();
     for (int64_t i = 0; i < t->n_layers; i++) {
         int window = period > 0 && (i + 1) % period != 0;
-        if (kv && kv->type == GGUF_ARR && kv->elem != GGUF_STR && (uint64_t)i < kv->n)
-            window = gguf_array_int(kv, (uint64_t)i) != 0;
+        if (kv && kv->type == GGUF_ARR)
+            window = gguf_key_at(t, "attention.sliding_window_pattern", i, 0) != 0;
         json_array_append_new(types, json_string(window ? "sliding_attention" : "full_attention"));
     }
     json_object_set_new(t->out, "layer_types", types);
@@ -202,6 +203,20 @@ int gguf_layer_has(const struct gguf_translator *t, int64_t i, const char *part)
     char name[96];
     snprintf(name, sizeof name, "blk.%" PRId64 ".%s", i, part);
     return gguf_find_tensor(t, name) != NULL;
+}
+
+void gguf_check_sigmoid(const struct gguf_translator *t)
+{
+    int64_t n = 0;
+    if (gguf_key_int(t, "expert_gating_func", 0, &n, NULL) == 0 && n != 0 && n != 2)
+        gguf_fail(t, ERR_UNSUPPORTED, "key %s.expert_gating_func: %" PRId64 " is not supported, expected 2 (sigmoid)",
+                  t->arch, n);
+}
+
+void gguf_check_head(const struct gguf_translator *t)
+{
+    if (!gguf_find_tensor(t, "output.weight"))
+        gguf_fail(t, ERR_FORMAT, "tensor output.weight is missing");
 }
 
 void gguf_window(struct gguf_translator *t)

@@ -511,15 +511,17 @@ static void bad_keys(void **state)
     static const char *const none[] = { NULL };
     static const struct { const char *from, *to, *words; } cases[] = {
         { "llama.block_count", "llama.block_counX", "key llama.block_count is missing" },
+        { "llama.attention.layer_norm_rms_epsilon", "llama.attention.layer_norm_rms_epsiloX",
+          "key llama.attention.layer_norm_rms_epsilon is missing" },
         { "llama.rope.freq_base", "llama.rope.freq_base", "is not a finite number" },
     };
-    for (size_t i = 0; i < 2; i++) {
+    for (size_t i = 0; i < 3; i++) {
         struct err e = { 0 };
         struct file *f = model_file("llama", KV, none);
         uint8_t *hit = memmem(f->b, f->n, cases[i].from, strlen(cases[i].from));
         assert_non_null(hit);
         memcpy(hit, cases[i].to, strlen(cases[i].to));
-        if (i == 1)
+        if (i == 2)
             memset(hit + strlen(cases[i].to) + 4, 0xff, 4);
         put_file(f->b, f->n);
         struct gguf *g = gguf_open(path, &e);
@@ -539,7 +541,12 @@ static void add_value(const struct value *v)
     key(&more.f, v->key, v->type);
     if (v->type == GGUF_STR)
         str(&more.f, v->text);
-    else if (v->type == GGUF_U64)
+    else if (v->type == GGUF_ARR) {             /* of `number` ones */
+        u32(&more.f, GGUF_U32);
+        u64(&more.f, (uint64_t)v->number);
+        for (int i = 0; i < (int)v->number; i++)
+            u32(&more.f, 1);
+    } else if (v->type == GGUF_U64)
         u64(&more.f, (uint64_t)v->number);
     else if (v->type == GGUF_I32)
         u32(&more.f, (uint32_t)(int32_t)v->number);
@@ -585,7 +592,7 @@ static void values_out_of_range(void **state)
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         add_value(&cases[i].v);
-        config_refused(cases[i].arch, (const char *const[]){ "rope_freqs.weight", NULL }, cases[i].words, ERR_FORMAT);
+        config_refused(cases[i].arch, (const char *const[]){ "output.weight", NULL }, cases[i].words, ERR_FORMAT);
     }
 }
 
@@ -598,7 +605,7 @@ static void pooling_and_direction(void **state)
         { "qwen3", { "qwen3.pooling_type", GGUF_U32, 0, NULL }, "pooling_type: 0 (none", ERR_UNSUPPORTED },
         { "qwen3", { "qwen3.pooling_type", GGUF_U32, 7, NULL }, "pooling_type: 7 is not supported", ERR_UNSUPPORTED },
         { "bert", { "bert.pooling_type", GGUF_STR, 0, "mean" }, "expected a number", ERR_FORMAT },
-        { "qwen3", { "qwen3.attention.causal", GGUF_BOOL, 0, NULL }, "causal: false is not supported", ERR_UNSUPPORTED },
+        { "qwen3", { "qwen3.attention.causal", GGUF_BOOL, 0, NULL }, "causal: false is not", ERR_UNSUPPORTED },
         { "bert", { "bert.attention.causal", GGUF_BOOL, 1, NULL }, "causal: true is not supported", ERR_UNSUPPORTED },
     };
     static const char *const none[] = { NULL };
@@ -614,6 +621,38 @@ static void pooling_and_direction(void **state)
     assert_int_equal(weight_skip(&c, "cls.output.weight"), WEIGHT_UNKNOWN);
     c.gguf = 0;
     assert_int_equal(weight_skip(&c, "cls.predictions.bias"), WEIGHT_TRAINING);
+}
+
+/* Lists of layers with windows that do not fit, and facts that would be lost. */
+static void facts_that_do_not_fit(void **state)
+{
+    (void)state;
+    static const struct { const char *arch; struct value v; const char *words, *tensor; enum err_code code; }
+    cases[] = {
+        { "gemma3n", { "gemma3n.attention.sliding_window_pattern", GGUF_ARR, LAYERS - 1, NULL }, "or 6 of them", NULL,
+          ERR_FORMAT },
+        { "gemma3n", { "gemma3n.attention.sliding_window_pattern", GGUF_ARR, LAYERS + 1, NULL }, "or 6 of them", NULL,
+          ERR_FORMAT },
+        { "gemma3n", { "gemma3n.attention.sliding_window_pattern", GGUF_ARR, 0, NULL }, "or 6 of them", NULL,
+          ERR_FORMAT },
+        { "gemma3n", { "gemma3n.attention.sliding_window_pattern", GGUF_STR, 0, "5" }, "expected a number", NULL,
+          ERR_FORMAT },
+        { "modern-bert", { "modern-bert.attention.sliding_window_pattern", GGUF_ARR, LAYERS, NULL },
+          "a list of layers is not supported", NULL, ERR_UNSUPPORTED },
+        { "modern-bert", { "modern-bert.hidden_act", GGUF_STR, 0, "relu" }, "only \"gelu\" and \"silu\"", NULL,
+          ERR_UNSUPPORTED },
+        { "gemma4", { "gemma4.unread", GGUF_U32, 0, NULL }, "rope_freqs.weight is missing", NULL, ERR_FORMAT },
+        { "gemma4", { "gemma4.rope.scaling.factor", GGUF_F32, 8, NULL }, "without a factor", "rope_freqs.weight",
+          ERR_UNSUPPORTED },
+        { "kimi-linear", { "kimi-linear.unread", GGUF_U32, 0, NULL }, "output.weight is missing", NULL, ERR_FORMAT },
+        { "mimo2", { "mimo2.expert_gating_func", GGUF_U32, 1, NULL }, "expected 2 (sigmoid)", NULL, ERR_UNSUPPORTED },
+        { "nemotron_h_moe", { "nemotron_h_moe.expert_gating_func", GGUF_U32, 1, NULL }, "expected 2 (sigmoid)", NULL,
+          ERR_UNSUPPORTED },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        add_value(&cases[i].v);
+        config_refused(cases[i].arch, (const char *const[]){ cases[i].tensor, NULL }, cases[i].words, cases[i].code);
+    }
 }
 
 static int setup(void **state)
@@ -639,7 +678,7 @@ int main(void)
         cmocka_unit_test(architectures), cmocka_unit_test(unknown_architectures),
         cmocka_unit_test(tensors_say_what_keys_do_not), cmocka_unit_test(scales_beside_nvfp4),
         cmocka_unit_test(bad_keys), cmocka_unit_test(values_out_of_range),
-        cmocka_unit_test(pooling_and_direction),
+        cmocka_unit_test(pooling_and_direction), cmocka_unit_test(facts_that_do_not_fit),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
