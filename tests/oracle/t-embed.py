@@ -178,8 +178,10 @@ def main():
     for name in sorted(os.listdir(FOLDER)):
         if not name.startswith("reranker"):
             check_vectors(name)
-            if gguf and name in GGUF:
+            if name in GGUF and gguf:
                 check_gguf(name, GGUF[name])
+            elif name in GGUF:
+                Tap.skip(f"{name} as GGUF {GGUF[name]}: vectors", "no Python package gguf: scripts/deps installs it")
         else:
             check_scores(name)
     Tap.done()

@@ -52,10 +52,12 @@ DELTA = ("qwen3next", "qwen35", "qwen35moe")
 WINDOWS = ("gemma3n", "gemma4", "mimo2")        # layers differ in their heads
 
 
-def with_experts(name):
-    """A folder of nemotron_h whose last MLP is cut into a shared MLP and two experts.
+def with_experts(name, normalized=True):
+    """A folder of nemotron_h whose last MLP is cut into a shared MLP and four experts.
 
-    The correction chooses these two of four.  Their sum is the MLP, so the logits are the same."""
+    The correction chooses these four of eight.  Each has the score 1/2, so with weights that add up
+    to 1 and a scale of 4, or without and with a scale of 2, their sum is the MLP, so the logits are
+    the same."""
     folder = os.path.join(temp.name, name)
     os.makedirs(folder, exist_ok=True)
     source = os.path.join(ORACLES, "models", "hf", "nemotron_h")
@@ -63,14 +65,14 @@ def with_experts(name):
     layer = max(i for i, kind in enumerate(c["layers_block_type"]) if kind == "mlp")
     at = f"backbone.layers.{layer}.mixer."
     up, down = named.pop(at + "up_proj.weight"), named.pop(at + "down_proj.weight")
-    shared, width = up.shape[0] // 2, up.shape[0] // 4
+    shared, width = up.shape[0] // 2, up.shape[0] // 8
     c["layers_block_type"][layer] = "moe"
-    c |= {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": width,
-          "moe_shared_expert_intermediate_size": shared, "norm_topk_prob": True, "routed_scaling_factor": 2.0}
-    named[at + "gate.weight"] = np.zeros((4, up.shape[1]), "<f4")
-    named[at + "gate.e_score_correction_bias"] = np.array([1, 0, 1, 0], "<f4")
+    c |= {"n_routed_experts": 8, "num_experts_per_tok": 4, "n_shared_experts": 1, "moe_intermediate_size": width,
+          "moe_shared_expert_intermediate_size": shared, "norm_topk_prob": normalized, "routed_scaling_factor": 4.0 if normalized else 2.0}
+    named[at + "gate.weight"] = np.zeros((8, up.shape[1]), "<f4")
+    named[at + "gate.e_score_correction_bias"] = np.array([1, 0] * 4, "<f4")
     named[at + "shared_experts.up_proj.weight"], named[at + "shared_experts.down_proj.weight"] = up[:shared], down[:, :shared]
-    for i in range(4):
+    for i in range(8):
         rows = slice(shared + i // 2 * width, shared + (i // 2 + 1) * width)
         flip = -1 if i % 2 else 1                       # the others compute something else
         named[f"{at}experts.{i}.up_proj.weight"], named[f"{at}experts.{i}.down_proj.weight"] = flip * up[rows], down[:, rows]
@@ -522,8 +524,8 @@ def convert(folder, arch, path, more_experts=0, joined=False):
     write(w)
 
 
-def check(name, arch, joined=False, as_folder=False):
-    folder = with_experts(name) if arch == "nemotron_h_moe" else os.path.join(ORACLES, "models", "hf-2026" if name in LATEST else "hf", name)
+def check(name, arch, joined=False, as_folder=False, normalized=True):
+    folder = with_experts(name, normalized) if arch == "nemotron_h_moe" else os.path.join(ORACLES, "models", "hf-2026" if name in LATEST else "hf", name)
     path, model, out = (os.path.join(temp.name, n) for n in ("m.gguf", "m.zse", "logits"))
     if not as_folder:
         convert(folder, arch, path, joined=joined)
@@ -538,7 +540,7 @@ def check(name, arch, joined=False, as_folder=False):
         run("zse-bench", "logits", model, "--ids", " ".join(map(str, ids)), "-o", out)
         got = [v * LOGITS.get(name, 1) for v in floats(out)]
         worst = max(worst, max(abs(a - b) for a, b in zip(got, want)) / max(abs(v) for v in want))
-    Tap.ok(worst <= (STATE_LIMIT if arch in STATES else LIMIT), f"{name} as {'a folder' if as_folder else f'GGUF {arch}'}{', one input projection' if joined else ''}: logits", f"| {name:18} | {worst:.2e} |")
+    Tap.ok(worst <= (STATE_LIMIT if arch in STATES else LIMIT), f"{name} as {'a folder' if as_folder else f'GGUF {arch}'}{', one input projection' if joined else ''}{'' if normalized else ', weights as they are'}: logits", f"| {name:18} | {worst:.2e} |")
 
 
 def wrong_count():
@@ -563,6 +565,7 @@ for model_name, model_arch in MODELS.items():
             check(model_name, model_arch, joined=True)
         if model_arch == "nemotron_h_moe":
             check(model_name, model_arch, as_folder=True)
+            check(model_name, model_arch, normalized=False)
     except (RuntimeError, OSError, ValueError, AttributeError) as error:
         Tap.ok(False, f"{model_name} as GGUF {model_arch}: logits", str(error))
 Tap.done()
