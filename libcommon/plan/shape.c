@@ -158,18 +158,22 @@ static int64_t guess_attention(const struct plan_shape *s, const struct guess *g
 }
 
 /* A layer that layer_types names otherwise ("linear_attention") keeps no keys and values; its
- * parameters are taken to be as many. */
+ * parameters are taken to be as many.  part: the letter of hybrid_override_pattern, whose layers
+ * have a mixer (M, *) or an MLP (-) or experts (E); 0: both. */
 static void guess_layer(struct plan_layer *l, const struct plan_shape *s, const struct guess *g, int i,
-                        const char *kind)
+                        const char *kind, char part)
 {
     const int64_t h = s->hidden_size, matrices = g->gated ? 3 : 2;
-    const int attention = !kind || strcmp(kind, "full_attention") == 0 || strcmp(kind, "sliding_attention") == 0;
+    const int attention = part ? part == '*'
+                               : !kind || strcmp(kind, "full_attention") == 0 || strcmp(kind, "sliding_attention") == 0;
     l->has_experts = s->n_experts > 0 && i >= g->n_dense_layers &&
-                     (g->expert_every == 1 || (i + 1) % g->expert_every == 0);
+                     (g->expert_every == 1 || (i + 1) % g->expert_every == 0) && (!part || part == 'E');
     l->router = l->has_experts ? h * s->n_experts : 0;
-    *(l->has_experts ? &l->shared_mlp : &l->dense_mlp) = matrices * h *
-                                                         (l->has_experts ? g->shared_size : s->intermediate_size);
-    l->mixer = guess_attention(s, g);
+    if (l->has_experts)
+        l->shared_mlp = matrices * h * g->shared_size;
+    else if (!part || part == '-')
+        l->dense_mlp = matrices * h * s->intermediate_size;
+    l->mixer = !part || part == '*' || part == 'M' ? guess_attention(s, g) : 0;
     l->norms = 2 * h + (g->kv_rank ? g->kv_rank + g->q_rank : 0);
     l->window = kind && strcmp(kind, "sliding_attention") != 0 ? 0 : g->window;
     if (!attention)
@@ -188,8 +192,8 @@ int plan_shape_guess(struct plan_shape *s, const json_t *config, struct err *e)
         return err_set(e, ERR_FORMAT, "config.json: found %s, expected an object", js_kind(config));
     const json_t *c = json_is_object(js_get(config, "text_config")) ? js_get(config, "text_config") : config;
     const json_t *kinds = js_get(c, "layer_types"), *off = js_get(c, "use_sliding_window");
-    const char *type;
-    if (js_string_or(c, "model_type", "", &type, e))
+    const char *type, *pattern;
+    if (js_string_or(c, "model_type", "", &type, e) || js_string_or(c, "hybrid_override_pattern", "", &pattern, e))
         return err_prefix(e, "config.json");
     if (NUMBER(s->n_layers, -1, "num_hidden_layers", "n_layer", "n_layers") ||
         NUMBER(s->hidden_size, -1, "hidden_size", "n_embd", "d_model") ||
@@ -219,7 +223,8 @@ int plan_shape_guess(struct plan_shape *s, const json_t *config, struct err *e)
     s->expert = s->n_experts ? (g.gated ? 3 : 2) * (int64_t)s->hidden_size * g.expert_size : 0;
     s->shared = s->n_experts && g.expert_size ? g.shared_size / g.expert_size : 0;
     for (int i = 0; i < s->n_layers; i++)
-        guess_layer(&s->layer[i], s, &g, i, json_string_value(json_array_get(kinds, (size_t)i)));
+        guess_layer(&s->layer[i], s, &g, i, json_string_value(json_array_get(kinds, (size_t)i)),
+                    strlen(pattern) == (size_t)s->n_layers ? pattern[i] : 0);
     return 0;
 }
 
