@@ -191,7 +191,7 @@ enum command {
     COMMAND_HELP, COMMAND_CLEAR, COMMAND_SYSTEM, COMMAND_STATS, COMMAND_SAVE, COMMAND_LOAD, COMMAND_EXIT,
     COMMAND_HISTORY, COMMAND_TITLE, COMMAND_TOOLS, COMMAND_RETRY, COMMAND_UNDO, N_COMMANDS
 };
-/* argument: what must follow the name; NULL: nothing need to. */
+/* argument: required after the name; NULL: none is. */
 static const struct { const char *name, *argument; } commands[N_COMMANDS] = {
     [COMMAND_HELP] = { "/help", NULL },       [COMMAND_CLEAR] = { "/clear", NULL },
     [COMMAND_SYSTEM] = { "/system", NULL },   [COMMAND_STATS] = { "/stats", NULL },

@@ -50,7 +50,7 @@ int gpu_measure(int device, struct gpu_speeds *out, struct err *e);
 struct gpu_bench_row {
     const char *kernel, *type;          /* "matvec", "nl4"; attention: the type of keys and values; sample: the way */
     int tokens;                         /* of attn_decode: sequences */
-    double bytes, flop;                 /* that a launch must read and write; that it computes, 0: not counted */
+    double bytes, flop;                 /* of a launch: traffic; operations, 0: not counted */
     double seconds;                     /* of a launch, the median of the repeats */
     /* the operations are integer mma, of which a device does twice as many as of gpu_speeds.mma */
     int int8;

@@ -323,8 +323,8 @@ static int size_up(struct gpu_backend *b, struct part *part, struct err *e)
 /* The driver gives memory in pages of 2 MiB. */
 static size_t pages(size_t n) { return (n + ((size_t)2 << 20) - 1) >> 21 << 21; }
 
-/* The reason why decoding steps are not replayed as graphs; NULL: they are, also if the CPU has
- * some of the layers: the graph has the others. */
+/* Why decode steps are not replayed as graphs; NULL: they are.  Layers on the CPU are outside of
+ * the graph. */
 static const char *graphs_off(const struct backend_options *o)
 {
     return o->no_graphs ? "--cuda-graphs off" : o->debug_sync ? "ZSE_DEBUG_SYNC waits after every kernel" : NULL;

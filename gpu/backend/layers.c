@@ -47,8 +47,7 @@ static enum gpu_act_order order_of(const struct gpu_backend *b, int n)
     return n <= GPU_MATVEC_TOKENS || b->o.strict ? GPU_ACT_LANES : GPU_ACT_TILES;
 }
 
-/* Whether it reads int8 activations; if so for one matrix of an input, the input is rounded
- * once. */
+/* Whether the matrix reads int8 activations; an input is rounded once for all matrices that do. */
 static int in_int8(const struct gpu_backend *b, const struct dlinear *l)
 {
     return b->o.act_int8 && gpu_matmul_int8_takes(&l->w);

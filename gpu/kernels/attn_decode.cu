@@ -119,7 +119,7 @@ template <int KV, int GROUP> DEVICE void score_block(float *score, const float *
     }
 }
 
-/* A head's scores to weights, by a warp; their largest and their sum go to the merge. */
+/* A warp turns a head's scores into softmax weights; their maximum and sum go to the merge. */
 DEVICE void soften(float *score, const split_job &j, float *to_merge)
 {
     const int lane = threadIdx.x % 32, first = j.from - j.start,

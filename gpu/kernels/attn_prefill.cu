@@ -104,7 +104,7 @@ template <int DIM> DEVICE void copy_queries(uint8_t *queries, const gpu_attentio
 template <int KV, int DIM> DEVICE void copy_tile(const rooms<DIM> &r, const gpu_attention &o, const tile_job &j, int k0)
 {
     constexpr int KEYS = shape<DIM>::keys, GROUPS = KEYS / 8;
-    /* a thread's 8 positions; it has every GROUPS-th element of their keys */
+    /* a thread's 8 positions; it has every (THREADS / GROUPS)-th element of their keys */
     const int group = threadIdx.x % GROUPS, p = k0 + group * 8, n = o.head_dim;
     const uint8_t *block = p <= j.last ? block_of(o, j, p) : j.base;
     float scale[8];

@@ -1,11 +1,11 @@
 /* decode.cu - decode a matrix to f16 once, instead of for every 128 tokens of every prompt.
  *
- * shapes  w in kernel order, any type of fewer than 16 bits; out: the same tiles in the order of
+ * shapes   w in kernel order, any type of fewer than 16 bits; out: the same tiles in the order of
  *          QT_F16 (quant/tile.h), multiplied by the group's scale; the row's is applied at the end:
  *          the same operands that matmul.cu makes of the tile, so its sums are bit-identical
- * tile  a warp: 32 rows x 32 k, one step after another of a tile of 32 rows
- * moves  the matrix once, and 2 bytes per weight out, in whole lines of 128 bytes
- * limit  HBM bandwidth; runs once, when a model is loaded
+ * tile     a warp: 32 rows x 32 k, one step after another of a tile of 32 rows
+ * moves    the matrix once, and 2 bytes per weight out, in whole lines of 128 bytes
+ * limit    HBM bandwidth; runs once, when a model is loaded
  * checked  tests/unit/t-gpu-matmul.c */
 #include "gpu/kernels/operations.h"
 #include "gpu/prim/weights.cuh"

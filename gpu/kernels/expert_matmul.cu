@@ -1,4 +1,4 @@
-/* expert_matmul.cu - the chosen experts of many tokens, as expert_matvec.cu has it for few.
+/* expert_matmul.cu - the chosen experts of many tokens; expert_matvec.cu is for few.
  *
  * shapes   as there, with tiles of 16 or 64 pairs of one expert
  * tile     a block: 64 rows of gate and of up, or 128 rows of down, times the pairs of a tile, all

@@ -192,8 +192,8 @@ template <int TYPE, int GROUPS> DEVICE void consume(const gpu_linear &l, const s
     }
 }
 
-/* With 2 warpgroups, a third one, which only starts copies, gives them the registers that it does
- * not need. */
+/* With 2 warpgroups that multiply, the producer of copies is a whole warpgroup, too, so that it can
+ * give up registers to them. */
 template <int GROUPS> constexpr int THREADS = GROUPS == 2 ? 384 : GROUPS * 128 + 32;
 
 template <int TYPE, int GROUPS> __global__ __launch_bounds__(THREADS<GROUPS>, 1)

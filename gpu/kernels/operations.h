@@ -59,11 +59,11 @@ enum { GPU_DECODED_TOKENS = 128 };
 enum gpu_router { GPU_ROUTER_SOFTMAX, GPU_ROUTER_SIGMOID, GPU_ROUTER_SQRT_SOFTPLUS, GPU_ROUTER_SPARSEMIXER,
                   GPU_ROUTER_TOP_SOFTMAX };
 enum { GPU_MAX_EXPERTS = 1024, GPU_MAX_GROUPS = 32, GPU_MAX_TOP_K = 32 };
-/* Choose experts from the router's outputs, as cpu_moe.c does, and sort pairs by expert.  Scores
- * that are no numbers come behind all that are; cpu_moe.c takes one that is first, first. */
+/* Choose experts from the router's outputs, as cpu_moe.c does, and sort pairs by expert.  NaN
+ * scores rank last; cpu_moe.c differs only if the first score is NaN: it ranks that one first. */
 struct gpu_route {
-    /* [n_parts][n][ld], part_stride floats apart: outputs are the sums over parts; behind those of
-     * the experts that of the shared router, if choice.shared is not NULL */
+    /* [n_parts][n][ld], part_stride floats apart: outputs are the sums over parts; the
+     * column after the experts' is the shared router's, if choice.shared is not NULL */
     const float *part; int n_parts; size_t part_stride; int ld;
     const float *correction;            /* [n_experts] or NULL */
     const int32_t *pos;                 /* [n]; below 0: the token chooses nothing */

@@ -1,13 +1,12 @@
-/* sample.cu - from logits to tokens: the options of libcommon/engine/sampler.h that need neither a
- * history nor a mask.
+/* sample.cu - from logits to tokens by temperature, top_k, top_p and min_p, without a history or a
+ * mask; libcommon/engine/sampler.c does the rest.
  *
- * tile  a row per block: 1024 threads (128 for a small vocabulary)
- * moves  the row from L2, where the head has just stored it: once for its largest; again to draw;
- * up
- *          to three times for each of top_k and top_p
- * limit  one SM's part of L2: 32 KB in flight at about 600 ns, so 4 * vocab bytes take 11 us for a
- *          vocabulary of 152 thousand (calculated); a copy of the row to the host takes as long at
- *          55 GB/s, and is followed by the CPU's sampler
+ * tile     a row per block: 1024 threads (128 for a small vocabulary)
+ * moves    the row from L2, where the head has just stored it: once for its largest; again to
+ *          draw; up to three times for each of top_k and top_p
+ * limit    one SM's share of L2 bandwidth: 32 KB in flight at about 600 ns, so 4 * vocab bytes take
+ *          11 us for a vocabulary of 152 thousand (calculated); a copy of the row to the host takes
+ *          as long at 55 GB/s, and is followed by the CPU's sampler
  * checked  tests/unit/t-gpu-sample.c: kept sets and frequencies against libcommon/engine/sampler.c
  *
  * Integers, so that no order of threads changes a result: a token's key is the distance of its

@@ -57,8 +57,8 @@ void hopper_begin();                    /* a block starts */
 /* no thread can continue: complete one of the copies in flight.  false: there is none */
 bool hopper_go_on();
 void hopper_end();                      /* all threads of a block have ended */
-/* Whether this thread's registers (on the emulation's stack) are in use by a product.  Only valid
- * if the block has started products. */
+/* Report an access to registers of this thread (on the emulation's stack) that a product in flight
+ * uses.  Only to be called if the block has started products. */
 extern bool hopper_has_products;
 void hopper_registers(const void *p, size_t n, bool write);
 

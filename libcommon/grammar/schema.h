@@ -168,8 +168,8 @@ uint32_t schema_object(struct schema *s, const struct member *m, int n);
 /* Whether the value satisfies the schema; -1: it cannot be said (failed is set). */
 int schema_valid(struct schema *s, const json_t *schema, const json_t *v);
 int schema_is_multiple(const json_t *a, const json_t *b);
-/* Schemas (a JSON array, owned by s), at least one of which is satisfied if and only if the given
- * one is not; NULL: not expressible (failed is set). */
+/* The negation as a JSON array of schemas, owned by s: a value matches one of them if and only if
+ * it does not match the given schema.  NULL: not expressible (failed is set). */
 json_t *schema_negate(struct schema *s, json_t *schema, int depth);
 int schema_refs_open(struct schema *s);
 void schema_refs_close(struct schema_refs *r);

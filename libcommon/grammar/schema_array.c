@@ -246,7 +246,7 @@ static uint32_t counted_items(struct array *a)
 }
 
 /* Arrays of a few values without repetition, in any order.  0: the items are not such values, or
- * there are too many of them; *most is then their number. */
+ * there are too many of them.  *most: the smaller of max and the number of values. */
 static int few_values(struct schema *s, const struct member *m, int n, int32_t min, int32_t max, int32_t *most,
                       uint32_t *r)
 {

@@ -309,8 +309,8 @@ static int64_t divisor_units(struct decimal d, int f, int whole)
 {
     int exact;
     int64_t k = scaled(d, f, 0, &exact);
-    /* Integers that are multiples of 2.5 are multiples of 5: multiply by 10 per digit after the
-     * point. */
+    /* Integers that are multiples of 2.5 = 5/2 are multiples of 5: take the numerator of the
+     * reduced fraction. */
     if (!exact && whole) {
         int64_t den = 1;
         for (int e = d.exponent; e < 0 && den < 1000000000; e++)

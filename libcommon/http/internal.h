@@ -41,7 +41,7 @@ struct conn {
     int hello_seen;             /* the beginning of the ClientHello was checked */
     struct buf in, out, headers;
     struct hold hold;           /* of large buffers */
-    enum hold_answer no_hold;   /* result of the last failed hold_set; not_held: its bytes */
+    enum hold_answer no_hold;   /* result of the last hold_set; not_held: its bytes */
     size_t not_held;
     size_t sent;                /* bytes of out */
     struct http_parser parser;

@@ -64,7 +64,8 @@ INLINE void prefetch_128(const float *p)
     _mm_prefetch((const char *)p, _MM_HINT_T0), _mm_prefetch((const char *)(p + 16), _MM_HINT_T0);
 }
 
-/* Split n columns of x [n_tokens][ldx] into parts of n_k columns, padded with zeros. */
+/* Split each value of x [n_tokens][n] (rows ldx apart) into three bf16 parts; columns n to n_k are
+ * zero. */
 static void split_parts(uint16_t *parts, const float *x, size_t ldx, int n_tokens, int W, int n, int n_k)
 {
     const vi odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25, 23,

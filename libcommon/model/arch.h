@@ -16,7 +16,7 @@ enum experts_form {
     /* STACKED, with gates and ups in one tensor, gate first (granitemoe) */
     EXPERTS_FUSED,
     EXPERTS_FUSED_BARE,         /* FUSED, names without ".weight" (mistral4) */
-    EXPERTS_FUSED_IN_OUT,       /* FUSED, matrices stored as [in, out] (llama4) */
+    EXPERTS_FUSED_IN_OUT,       /* FUSED_BARE, matrices stored as [in, out] (llama4) */
     /* FUSED_IN_OUT, gate and up interleaved column by column (gpt-oss) */
     EXPERTS_PAIRED_IN_OUT,
 };

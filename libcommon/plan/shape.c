@@ -157,9 +157,9 @@ static int64_t guess_attention(const struct plan_shape *s, const struct guess *g
     return 2 * h * heads * g->head_dim + 2 * h * g->n_kv_heads * g->head_dim;
 }
 
-/* A layer that layer_types names otherwise ("linear_attention") keeps no keys and values; its
- * parameters are taken to be as many.  part: the letter of hybrid_override_pattern, whose layers
- * have a mixer (M, *) or an MLP (-) or experts (E); 0: both. */
+/* A layer that layer_types names otherwise ("linear_attention") keeps no keys and values; it is
+ * assumed to have as many parameters as attention.  part: the letter of hybrid_override_pattern,
+ * whose layers have a mixer (M, *) or an MLP (-) or experts (E); 0: both. */
 static void guess_layer(struct plan_layer *l, const struct plan_shape *s, const struct guess *g, int i,
                         const char *kind, char part)
 {

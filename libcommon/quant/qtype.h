@@ -107,8 +107,8 @@ const struct qtype_info *qtype_at(int i);
 /* Types that zse-convert chooses by itself (column chosen), finest first; NULL after the last. */
 const struct qtype_info *qtype_chosen(int i);
 
-/* 16 values for groups of 32, learned on the weights of real models; the sign of the scale turns
- * the long end either way. */
+/* 16 values for groups of 32, learned on the weights of real models.  They are asymmetric; a
+ * negative scale mirrors them. */
 extern const int8_t nl4_value[16];
 
 #ifdef __cplusplus

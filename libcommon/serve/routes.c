@@ -398,7 +398,7 @@ void routes_request(struct server *s, struct conn *c)
     } else if (!guard_admits(s, c, &routes[at])) {
         return;
     } else if (routes[at].body && routes[at].kind != ROUTE_WEBSOCKET && !conn_has_body(c)) {
-        /* admitted now, but the body was not kept when it began */
+        /* the key is valid now, but was not when the body began, so the body was discarded */
         struct problem pr;
         conn_set_header(c, "Retry-After", "1");
         if (conn_hold_problem(c, &pr) != 0)

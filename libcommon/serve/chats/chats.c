@@ -162,8 +162,8 @@ static void do_job(struct chats *h, int i, struct connection *x, struct chat_job
         if (set_busy(h, i, x->h))
             chats_run(j, x->h);
         set_busy(h, i, NULL);
-        /* another file may be put in the place of a damaged one; FTS5 does not recover when its
-         * memory ran out */
+        /* reopen: a damaged file may have been replaced, and FTS5 stays broken after it ran out of
+         * memory */
         if (j->problem.status == 503)
             disconnect(x);
         else if (!j->problem.status)

@@ -210,7 +210,7 @@ static void add_form(struct rag_job *j, struct rag_store *r, const struct form *
     else if (utf8_valid(shown, strlen(shown)) != strlen(shown))
         problem_set(&j->problem, 400, "name", "invalid_value", "name: expected UTF-8");
     else if (copy_names(j, shown, collection, &d) == 0 && parse_metadata(j, f->metadata, &d) == 0)
-        /* the type follows from the file's own name if the shown one says none */
+        /* if the shown name implies no type, the file's own name may */
         add_file(j, r, &d, type ? type : rag_type_known(shown) || !f->file->filename ? ""
                                                                                      : ending_of(f->file->filename),
                  f->file->data, f->file->size);
