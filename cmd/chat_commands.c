@@ -18,7 +18,7 @@ static const char help[] =
     "/system TEXT   set the system message; without TEXT: remove it\n"
     "/stats         figures of the last answer and of memory\n"
     "/save FILE     write the conversation as JSON\n"
-    "/load FILE     go on with a saved conversation\n"
+    "/load FILE     continue a saved conversation\n"
     "/history TEXT  list recorded conversations; with TEXT: those with these words\n"
     "/tools         list the tools that the model may call\n"
     "/title TEXT    give the conversation another title in the history\n"

@@ -49,7 +49,7 @@ static const char usage[] =
     "      --keep-alive TIME      without MODEL: unload a model after this time without a request,\n"
     "                             as 90s, 5m or 2h; -1: never (default: 5m)\n"
     "      --max-memory SIZE      weights and memory of all models; the least recently used are evicted (default: no limit)\n"
-    "      --no-memory-watch      go on when memory runs short (default: below 3 % and 1 GiB refuse new requests, below 2 % and 256 MiB exit)\n"
+    "      --no-memory-watch      keep running when memory runs short (default: below 3 % and 1 GiB refuse new requests, below 2 % and 256 MiB exit)\n"
     "      --no-prefix-cache      compute every prompt from its beginning\n"
     "      --prefix-cache DIR     also keep keys and values of prompts in this folder, for the time after a restart; DIR:SIZE: at most SIZE (default: 10GB)\n"
     "      --prefix-scope key|all  reuse what was computed for a key only for that key (default), or for all: then times tell what others asked\n"

@@ -31,7 +31,7 @@ complete -c zse-serve -l kv-bytes -x -d 'memory for keys and values of each mode
 complete -c zse-serve -l model-dir -r -d 'load models over the API only from this folder (default from anywhere, for clients of this machine only)'
 complete -c zse-serve -l keep-alive -x -d 'without MODEL unload a model after this time without a request,'
 complete -c zse-serve -l max-memory -x -d 'weights and memory of all models; the least recently used are evicted (default no limit)'
-complete -c zse-serve -l no-memory-watch -d 'go on when memory runs short (default below 3 % and 1 GiB refuse new requests, below 2 % and 256 MiB exit)'
+complete -c zse-serve -l no-memory-watch -d 'keep running when memory runs short (default below 3 % and 1 GiB refuse new requests, below 2 % and 256 MiB exit)'
 complete -c zse-serve -l no-prefix-cache -d 'compute every prompt from its beginning'
 complete -c zse-serve -l prefix-cache -r -d 'also keep keys and values of prompts in this folder, for the time after a restart; DIRSIZE at most SIZE (default 10GB)'
 complete -c zse-serve -l prefix-scope -x -a 'key all' -d 'reuse what was computed for a key only for that key (default), or for all then times tell what others asked'
