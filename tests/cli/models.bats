@@ -7,6 +7,7 @@ setup() {
   A=$BATS_FILE_TMPDIR/all T=$BATS_TEST_TMPDIR
 }
 
+# bats test_tags=plain
 @test "the list: 19 models of ZSE 1.2, 5 of them marked, and more" {
   zse-info models list --json --zse12 | jq -e 'length == 19 and (map(select(.zse_optimized)) | length) == 5'
   jq -e 'length >= 40 and (map(.model_id) | unique | length) == length' "$A"
@@ -36,6 +37,7 @@ setup() {
   jq -e 'all(.supported or (.unsupported_reason | length) > 0)' "$A"
 }
 
+# bats test_tags=plain
 @test "filters combine" {
   zse-info models list --json -c code -v 8 -q nl4 >"$T/j"
   jq -e 'length > 0 and all((.categories | index("code")) and .vram.nl4 <= 7200000000)' "$T/j"
@@ -80,6 +82,7 @@ with_names() {
 }
 answer() { (cd / && zse-chat "$@" --temp 0 -p 'What is 2+2?'); }
 
+# bats test_tags=plain
 @test "every name of the registry has a short form of its own, which pull would find" {
   jq -e '(map(.pull) | unique | length) == length' "$A"
   jq -e '[.[] | select(.name == ("SmolLM2-135M", "Mistral-Small-3.2-24B", "Qwen3-4B-2507", "phi-4", "Mixtral-8x7B", "gemma-3-270m", "gemma-4-E4B")) | .pull] | sort ==

@@ -355,6 +355,7 @@ server_state() { curl -s "$URL/api/tools" | jq -r --arg n "$1" '.servers[] | sel
   kill -TERM "$PID" && wait "$PID"
 }
 
+# bats test_tags=plain
 @test "forty tools: the second turn of a conversation computes only what is new" {
   local URL PID f=$BATS_TEST_TMPDIR/mcp.json
   config 'many=many 36' >"$f"
