@@ -27,7 +27,7 @@ int gpu_matmul_hopper_takes(const struct gpu *g, const struct gpu_linear *l);
 /* f32 activations and the weights as stored, every type; any number of tokens and up to three
  * matrices, no GPU_MLP. */
 int gpu_matmul_f32(struct gpu *g, const struct gpu_linear *l, struct err *e);
-/* Blocks of k that gpu_linear.n_splits may be for a matrix of so many steps. */
+/* The number of parts into which k may be split (gpu_linear.n_splits), from the steps of k. */
 #define GPU_SPLITS(n_steps) (((n_steps) + GPU_SPLIT_STEPS - 1) / GPU_SPLIT_STEPS)
 
 /* int8 activations and weights with one scale per row: any number of tokens, with the same bits for

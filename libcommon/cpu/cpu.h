@@ -15,7 +15,7 @@
  *          experts, if they are beside an MLP), ROLE_HEAD
  * cpu_layers_run calls it for each input of each window, in the order of the windows, with n_tokens
  * = window_len.  If it returns non-zero, the rest of the layer is skipped for this window only,
- * whose x is then undefined.  Other callers may ignore the result. */
+ * and x of the window is undefined.  Other callers may ignore the result. */
 struct cpu_hook {
     int (*input)(void *user, int layer, int role, const float *x, size_t ldx, int n_tokens, int cols);
     void *user;

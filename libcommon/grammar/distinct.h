@@ -34,9 +34,9 @@ struct distinct {
 void distinct_release(struct distinct *d);
 /* 0, or -1 without memory; then *to is all zero. */
 int distinct_copy(struct distinct *to, const struct distinct *from);
-/* Process the next byte of a text that the grammar allows; marks: number of open arrays after it
- * whose items must differ.  0; 1: an item repeats an earlier one, or has a name twice; -1: out of
- * memory. */
+/* Process the next byte of a text that the grammar allows.  marks: number of open arrays with
+ * uniqueItems after this byte.  Returns 0; 1 if an item repeats an earlier one, or an object has a
+ * name twice; -1 if memory runs out. */
 int distinct_byte(struct distinct *d, int byte, uint32_t marks);
 /* The texts that would complete a repetition of an earlier item, sorted by bytes: the remainders of
  * the earlier items that start like the current one. */

@@ -158,8 +158,9 @@ static int64_t guess_attention(const struct plan_shape *s, const struct guess *g
 }
 
 /* A layer that layer_types names otherwise ("linear_attention") keeps no keys and values; it is
- * assumed to have as many parameters as attention.  part: the letter of hybrid_override_pattern,
- * whose layers have a mixer (M, *) or an MLP (-) or experts (E); 0: both. */
+ * assumed to have as many parameters as attention.  part: the layer's letter in
+ * hybrid_override_pattern: a mixer (M, *), an MLP (-) or experts (E) alone; 0: there is no such
+ * pattern. */
 static void guess_layer(struct plan_layer *l, const struct plan_shape *s, const struct guess *g, int i,
                         const char *kind, char part)
 {

@@ -359,7 +359,7 @@ static void test_folder(void **state)
                               .block_bytes = BLOCK };
     assert_null(disk_open(&o, &e));
     assert_non_null(strstr(e.msg, "mode 777"));
-    if (access("/sys", F_OK) == 0) {                    /* where no folder can be made, also by root */
+    if (access("/sys", F_OK) == 0) {                    /* not even root can make a folder in /sys */
         o.folder = "/sys/zse-none";
         assert_null(disk_open(&o, &e));
         assert_null(strstr(e.msg, "No such file"));     /* the reason is that of making it */

@@ -120,7 +120,7 @@ static void check_sorted(const struct gpu_route *r, const int32_t *id)
     free(order), free(tiles);
 }
 
-/* Arrays of a choice of so many pairs. */
+/* Allocate the arrays of a choice for n tokens and n_pairs pairs. */
 static struct gpu_choice choice_of(int n, int n_pairs)
 {
     return (struct gpu_choice){ .id = on_device((size_t)n_pairs * 4), .weight = on_device((size_t)n_pairs * 4),

@@ -108,8 +108,8 @@ static int load_again(struct kv_pool *p, const int32_t *ids, int n_blocks, int n
     return given;
 }
 
-/* A prefix that is longer than all window blocks keeps those of its sinks and of its end, also
- * where other sequences ended. */
+/* A prefix that is longer than all window blocks keeps those of its sinks and of its end, also if
+ * blocks of ended sequences fill the pool. */
 static void test_loads(void **state)
 {
     (void)state;
