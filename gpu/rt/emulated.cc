@@ -1,5 +1,5 @@
 /* emulated.cc - run a kernel without a GPU: its threads as fibers, its memory accesses checked. */
-#include "gpu/rt/emulated_internal.h"
+#include "gpu/rt/internal.h"
 
 #include <stdarg.h>
 #include <stdio.h>

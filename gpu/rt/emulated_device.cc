@@ -1,7 +1,7 @@
 /* emulated_device.cc - rt.h without a GPU: memory with bounds, a compute stream that runs late,
  * events, graphs, and the faults that tests request. */
 #include "gpu/rt/emulated.h"
-#include "gpu/rt/emulated_internal.h"
+#include "gpu/rt/internal.h"
 
 #include <stdio.h>
 #include <sys/mman.h>

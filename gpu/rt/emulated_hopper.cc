@@ -14,7 +14,7 @@
  *              whose barrier one of the threads has not waited for; without a fence after accesses
  *              to its registers; operands written or accumulators accessed while in flight; not
  *              waited for when the block ends */
-#include "gpu/rt/emulated_internal.h"
+#include "gpu/rt/internal.h"
 #include "gpu/rt/emulate.h"
 
 #include <math.h>

@@ -2,7 +2,7 @@
 #ifndef ZSE_CPU_CPU_ATTN_H
 #define ZSE_CPU_CPU_ATTN_H
 
-#include "libcommon/cpu/cpu_core.h"
+#include "libcommon/cpu/internal.h"
 
 /* Index >= i of the next token of an item that is its first or starts a KV block; it->n_tokens if
  * there is none. */

@@ -6,7 +6,7 @@
  * activations are done by the caller alone if that is little work (decoding), else in loops of
  * their own.  Every output element is computed by one job in an order that does not depend on other
  * jobs, so results are bit-identical for every number of threads and every batch. */
-#include "libcommon/cpu/cpu_core.h"
+#include "libcommon/cpu/internal.h"
 
 #include <math.h>
 #include <string.h>

@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "libcommon/cpu/cpu_core.h"
 #include "libcommon/cpu/cpu_ops.h"
+#include "libcommon/cpu/internal.h"
 #include "libcommon/model/arch.h"
 
 _Static_assert((int)CONFIG_ACT_SILU == ACT_SILU && (int)CONFIG_ACT_GELU == ACT_GELU &&

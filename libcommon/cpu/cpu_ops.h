@@ -3,7 +3,7 @@
 #ifndef ZSE_CPU_CPU_OPS_H
 #define ZSE_CPU_CPU_OPS_H
 
-#include "libcommon/cpu/cpu_core.h"
+#include "libcommon/cpu/internal.h"
 
 enum {
     /* Loops over at most this many elements are run by the caller alone: about 10 us, several times

@@ -3,7 +3,7 @@
 #ifndef ZSE_CPU_CPU_SPARSE_H
 #define ZSE_CPU_CPU_SPARSE_H
 
-#include "libcommon/cpu/cpu_core.h"
+#include "libcommon/cpu/internal.h"
 
 /* The item of a batch that a token belongs to. */
 int sparse_item(const struct step *s, int token);

@@ -4,7 +4,7 @@
 
 #include "libcommon/base/file.h"
 #include "libcommon/base/pool.h"
-#include "libcommon/engine/engine_core.h"
+#include "libcommon/engine/internal.h"
 
 static int check_window(struct engine *g, const struct config *c, const struct engine_options *o, struct err *e)
 {

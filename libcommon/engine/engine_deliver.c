@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "libcommon/base/clock.h"
-#include "libcommon/engine/engine_core.h"
+#include "libcommon/engine/internal.h"
 
 /* Number (from 1) of the stop string that is this special token; 0: none is. */
 static int stop_of(const struct request *r, int32_t id)

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "libcommon/engine/engine_core.h"
+#include "libcommon/engine/internal.h"
 #include "libcommon/format/zfile.h"
 
 /* ---- opening ---- */

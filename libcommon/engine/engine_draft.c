@@ -27,7 +27,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "libcommon/engine/engine_core.h"
+#include "libcommon/engine/internal.h"
 
 /* Before any measurement: acceptance rates by grade, and the time of a drafted token in steps. */
 static const float FIRST_TRUST[DRAFT_GRADES] = { 0.3f, 0.5f, 0.7f, 0.85f, [GRADE_RESUMED] = 0.8f, [GRADE_EDIT] = 0.4f,

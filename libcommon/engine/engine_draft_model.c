@@ -17,7 +17,7 @@
 #include <string.h>
 
 #include "libcommon/base/clock.h"
-#include "libcommon/engine/engine_core.h"
+#include "libcommon/engine/internal.h"
 
 enum { FIRST_PAUSE = 16, LONGEST_PAUSE = 256 };
 

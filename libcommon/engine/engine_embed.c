@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "libcommon/engine/engine_core.h"
+#include "libcommon/engine/internal.h"
 
 /* Widest row of the dense layers, and of the states. */
 static int widest(const struct config *c)

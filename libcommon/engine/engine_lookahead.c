@@ -7,7 +7,7 @@
  * user of the block overwrites them. */
 #include <string.h>
 
-#include "libcommon/engine/engine_core.h"
+#include "libcommon/engine/internal.h"
 
 /* Whether a step of these n items can be begun. */
 static int can_begin(const struct engine *g, int n)

@@ -17,7 +17,7 @@
 
 #include "libcommon/base/clock.h"
 #include "libcommon/base/thread.h"
-#include "libcommon/engine/engine_core.h"
+#include "libcommon/engine/internal.h"
 
 enum { N_THREADS = 2 };
 static const uint64_t QUICK = 50000, FIRST = 500000;            /* about 0.5 ms and 5 ms */

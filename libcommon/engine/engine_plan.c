@@ -26,7 +26,7 @@
 #include <string.h>
 
 #include "libcommon/base/clock.h"
-#include "libcommon/engine/engine_core.h"
+#include "libcommon/engine/internal.h"
 
 enum { LEAST_CHUNK = 8, FIRST_CHUNK = 32 };
 /* below 2, to leave a margin for noise; below half, so that the median is a long step */

@@ -2,7 +2,7 @@
  * of any request in O(log n). */
 #include <stdlib.h>
 
-#include "libcommon/engine/engine_core.h"
+#include "libcommon/engine/internal.h"
 
 int goes_before(const struct request *a, const struct request *b, enum which which)
 {

@@ -5,7 +5,7 @@
 
 #include "libcommon/base/clock.h"
 #include "libcommon/base/plural.h"
-#include "libcommon/engine/engine_core.h"
+#include "libcommon/engine/internal.h"
 
 /* ---- submit ---- */
 

@@ -1,7 +1,7 @@
 /* engine_step.c - one step: end cancelled requests, plan (engine_plan.c), compute
  * (engine_lookahead.c), deliver (engine_deliver.c). */
 #include "libcommon/base/clock.h"
-#include "libcommon/engine/engine_core.h"
+#include "libcommon/engine/internal.h"
 #include "libcommon/format/zfile.h"
 
 static void count_step(struct engine *g, uint64_t ns)

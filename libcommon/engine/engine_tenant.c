@@ -18,7 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "libcommon/engine/engine_core.h"
+#include "libcommon/engine/internal.h"
 
 /* Tokens that a step of priority below 0 counts as: about as many as AGEING_S seconds compute. */
 enum { STEP_TOKENS = 1000 };

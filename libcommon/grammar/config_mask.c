@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "libcommon/grammar/grow.h"
-#include "libcommon/grammar/matcher_internal.h"
+#include "libcommon/grammar/matcher.h"
 
 /* Maximum number of characters before the closing quotation mark of a JSON string; 0: e is not the
  * inside of a string. */

@@ -1,5 +1,5 @@
 /* expr.c - the store of expressions: equal ones get equal numbers, and work is counted. */
-#include "libcommon/grammar/expr_internal.h"
+#include "libcommon/grammar/expr_store.h"
 
 #include <stdlib.h>
 #include <string.h>

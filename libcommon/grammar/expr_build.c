@@ -1,5 +1,5 @@
 /* expr_build.c - build expressions from smaller ones, in a normal form. */
-#include "libcommon/grammar/expr_internal.h"
+#include "libcommon/grammar/expr_store.h"
 
 #include <stdlib.h>
 #include <string.h>

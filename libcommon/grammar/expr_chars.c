@@ -1,5 +1,5 @@
 /* expr_chars.c - sets of texts and of characters as expressions over the bytes of UTF-8. */
-#include "libcommon/grammar/expr_internal.h"
+#include "libcommon/grammar/expr_store.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* expr_states.c - search all states of an expression: find the dead ones, and the distance of each
  * from an end. */
-#include "libcommon/grammar/expr_internal.h"
+#include "libcommon/grammar/expr_store.h"
 
 #include <stdlib.h>
 #include <string.h>

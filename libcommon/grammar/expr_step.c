@@ -1,5 +1,5 @@
 /* expr_step.c - derivatives: the expression for the text that may follow a byte, cached in rows. */
-#include "libcommon/grammar/expr_internal.h"
+#include "libcommon/grammar/expr_store.h"
 
 #include <stdlib.h>
 #include <string.h>

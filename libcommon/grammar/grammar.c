@@ -4,7 +4,7 @@
 
 #include "libcommon/grammar/grow.h"
 #include "libcommon/grammar/internal.h"
-#include "libcommon/grammar/matcher_internal.h"
+#include "libcommon/grammar/matcher.h"
 
 /* LEAST_SHARE: a grammar that has grown by less than this part of its budget drops nothing. */
 enum { SETTLE_STATES = 1 << 15, LEAST_SHARE = 256 };

@@ -4,7 +4,7 @@
 
 #include "libcommon/grammar/graph.h"
 #include "libcommon/grammar/internal.h"
-#include "libcommon/grammar/matcher_internal.h"
+#include "libcommon/grammar/matcher.h"
 
 static int is_context_free(const struct expr *x) { return x->kind >= EXPR_TERM && x->kind <= EXPR_RULE; }
 

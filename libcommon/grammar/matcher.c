@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "libcommon/grammar/grow.h"
-#include "libcommon/grammar/matcher_internal.h"
+#include "libcommon/grammar/matcher.h"
 
 enum { MAX_CONFIGS = 1 << 15, FORGET_STEPS = 1 << 22, BURST = 8, SUSTAINED = 16 };
 static const size_t max_cache = (size_t)64 << 20;

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "libcommon/base/utf8.h"
-#include "libcommon/grammar/matcher_internal.h"
+#include "libcommon/grammar/matcher.h"
 
 enum { FORCED_BYTES = 256 };
 

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "libcommon/grammar/grow.h"
-#include "libcommon/grammar/matcher_internal.h"
+#include "libcommon/grammar/matcher.h"
 
 enum { MAX_THREADS = 16384 };
 static const size_t max_growth = (size_t)256 << 20;

@@ -11,7 +11,7 @@
 #include "libcommon/base/siphash.h"
 #include "libcommon/base/thread.h"
 #include "libcommon/base/utf8.h"
-#include "libcommon/mcp/peer_internal.h"
+#include "libcommon/mcp/internal.h"
 
 enum { FULL_NAME = 64, MAX_PAGES = 64, LONGEST_PAUSE_S = 64 };
 /* of a tool: larger ones would leave no room in a prompt */

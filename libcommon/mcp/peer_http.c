@@ -6,7 +6,7 @@
 
 #include "libcommon/base/json.h"
 #include "libcommon/hub/net.h"
-#include "libcommon/mcp/peer_internal.h"
+#include "libcommon/mcp/internal.h"
 
 /* One request on its way. */
 struct post {

@@ -5,7 +5,7 @@
 
 #include "libcommon/base/json.h"
 #include "libcommon/base/utf8.h"
-#include "libcommon/mcp/peer_internal.h"
+#include "libcommon/mcp/internal.h"
 
 struct result_body { char *data; size_t size, left; };         /* left: bytes beyond MCP_RESULT_MAX */
 

@@ -9,7 +9,7 @@
 
 #include "libcommon/base/clock.h"
 #include "libcommon/base/json.h"
-#include "libcommon/mcp/peer_internal.h"
+#include "libcommon/mcp/internal.h"
 
 enum { MAX_RUBBISH = 100, READ_BYTES = 64 << 10, MAX_ENV = 256 };
 

@@ -1,7 +1,7 @@
 /* t-engine-turns.c - the order of requests: turns, priorities with ageing, deadlines, cancels,
  * the queue and its limits, how much of a prompt goes into a step, and how even steps are. */
 #include "libcommon/cpu/cpu.h"
-#include "libcommon/engine/engine_core.h"
+#include "libcommon/engine/internal.h"
 #include "tests/unit/engine_fake.h"
 
 /* A conversation goes on, is edited, is cut short: what is known of it to the token is not

@@ -1,7 +1,7 @@
-/* peer_internal.h - the parts of a peer: peer.c (thread, tools, calls), peer_stdio.c (child
+/* internal.h - the parts of a peer: peer.c (thread, tools, calls), peer_stdio.c (child
  * processes), peer_http.c (URLs), peer_result.c (what tools return). */
-#ifndef ZSE_MCP_PEER_INTERNAL_H
-#define ZSE_MCP_PEER_INTERNAL_H
+#ifndef ZSE_MCP_INTERNAL_H
+#define ZSE_MCP_INTERNAL_H
 
 #include <pthread.h>
 #include <stdint.h>

@@ -1,7 +1,7 @@
-/* cpu_core.h - one layer of a decoder on the CPU, for a ragged batch; cpu.c (the backend) and
+/* internal.h - one layer of a decoder on the CPU, for a ragged batch; cpu.c (the backend) and
  * cpu_layers.c (single layers) run it. */
-#ifndef ZSE_CPU_CPU_CORE_H
-#define ZSE_CPU_CPU_CORE_H
+#ifndef ZSE_CPU_INTERNAL_H
+#define ZSE_CPU_INTERNAL_H
 
 #include <stdatomic.h>
 

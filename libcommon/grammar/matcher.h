@@ -1,8 +1,8 @@
-/* matcher_internal.h - run a grammar: configs, masks and matchers.
+/* matcher.h - run a grammar: configs, masks and matchers.
  *
  * Everything here needs the grammar's lock, or a grammar that is not shared yet. */
-#ifndef ZSE_GRAMMAR_MATCHER_INTERNAL_H
-#define ZSE_GRAMMAR_MATCHER_INTERNAL_H
+#ifndef ZSE_GRAMMAR_MATCHER_H
+#define ZSE_GRAMMAR_MATCHER_H
 
 #include "libcommon/grammar/distinct.h"
 #include "libcommon/grammar/internal.h"

@@ -1,7 +1,7 @@
-/* emulated_internal.h - the interface between the parts of the emulation: emulated.cc (running a
+/* internal.h - the interface between the parts of the emulation: emulated.cc (running a
  * kernel), emulated_hopper.cc (compute capability 9.0) and emulated_device.cc (rt.h). */
-#ifndef ZSE_GPU_RT_EMULATED_INTERNAL_H
-#define ZSE_GPU_RT_EMULATED_INTERNAL_H
+#ifndef ZSE_GPU_RT_INTERNAL_H
+#define ZSE_GPU_RT_INTERNAL_H
 
 #include <stddef.h>
 #include <stdint.h>

@@ -1,6 +1,6 @@
-/* expr_internal.h - the parts of the store that only the files expr*.c use. */
-#ifndef ZSE_GRAMMAR_EXPR_INTERNAL_H
-#define ZSE_GRAMMAR_EXPR_INTERNAL_H
+/* expr_store.h - the parts of the store that only the files expr*.c use. */
+#ifndef ZSE_GRAMMAR_EXPR_STORE_H
+#define ZSE_GRAMMAR_EXPR_STORE_H
 
 #include "libcommon/grammar/expr.h"
 

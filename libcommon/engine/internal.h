@@ -1,4 +1,4 @@
-/* engine_core.h - the internals of the engine, by file:
+/* internal.h - the internals of the engine, by file:
  *   engine.c            opening, closing, limits, figures
  *   engine_step.c       the step
  *   engine_request.c    a request from engine_submit to its last callback
@@ -12,8 +12,8 @@
  *   engine_draft_model.c    drafts of a second model
  *   engine_deliver.c    from the rows of a step to tokens, text and callbacks
  *   engine_masks.c      the work of constraints */
-#ifndef ZSE_ENGINE_ENGINE_CORE_H
-#define ZSE_ENGINE_ENGINE_CORE_H
+#ifndef ZSE_ENGINE_INTERNAL_H
+#define ZSE_ENGINE_INTERNAL_H
 
 #include "libcommon/cache/disk.h"
 #include "libcommon/cache/kv.h"
