@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "libcommon/cpu/turn.h"
+#include "libcommon/cpu/hadamard.h"
 #include "libcommon/kernels/approx.h"
 
 /* Consecutive runs of queries; q and att start with token0 of the step.  latent: keys are rotated
@@ -137,9 +137,9 @@ static void prepare(const struct attn_job *j, float *x, const struct norm *norm,
 }
 
 /* Whether vectors of this layer are rotated before they are rounded to `type`. */
-static int turned(const struct attn_job *j, enum kv_type type)
+static int is_rotated(const struct attn_job *j, enum kv_type type)
 {
-    return kv_turned(type) && !j->latent && !config_indexes(j->k->c, j->index);
+    return kv_rotated(type) && !j->latent && !config_indexes(j->k->c, j->index);
 }
 
 /* Block table of this layer. */
@@ -180,10 +180,10 @@ static void store(const struct attn_job *j, int item, int head, int first, int n
         if (k->c->v_norm)
             k->k->rms_norm(value, value, NULL, (int)hd, k->c->norm_eps, 0);
         prepare(j, key, &j->l->k_norm, head, token, 0);
-        if (turned(j, k->types.key))
-            turn(key, j->head_dim);
-        if (turned(j, k->types.value))
-            turn(value, j->head_dim);
+        if (is_rotated(j, k->types.key))
+            hadamard_rotate(key, j->head_dim);
+        if (is_rotated(j, k->types.value))
+            hadamard_rotate(value, j->head_dim);
         k->k->kv_store_key(k->types.key, block, pos % KV_BLOCK, key, j->head_dim);
         k->k->kv_store_value(k->types.value, block + j->k_bytes, pos % KV_BLOCK, value, j->head_dim);
         if (k->tail) {
@@ -231,17 +231,17 @@ static void prepare_queries(const struct attn_job *j, const struct query_run *ch
                 prepare(j, row, &j->l->q_norm, head * j->group + g, token + t, far);
             if (tempered)
                 temper(c, row, j->head_dim, position(j->k, j->k->pos[token + t]));
-            if (turned(j, j->k->types.key))
-                turn(row, j->head_dim);
+            if (is_rotated(j, j->k->types.key))
+                hadamard_rotate(row, j->head_dim);
         }
 }
 
 /* Rotate the outputs of a run and KV head back. */
 static void turn_outputs(const struct attn_job *j, const struct attn *a)
 {
-    for (int t = 0; t < a->n_tokens && turned(j, j->k->types.value); t++)
+    for (int t = 0; t < a->n_tokens && is_rotated(j, j->k->types.value); t++)
         for (int g = 0; g < j->group; g++)
-            turn(a->out + (size_t)t * a->out_token_stride + (size_t)(g * j->head_dim), j->head_dim);
+            hadamard_rotate(a->out + (size_t)t * a->out_token_stride + (size_t)(g * j->head_dim), j->head_dim);
 }
 
 static const struct query_run *run_of_job(const struct attn_job *j, int job)

@@ -191,8 +191,8 @@ static void sum_channels(void *arg, int i, int thread)
 /* Rotate the last dimensions of n_heads rows by cos and sin. */
 static void rotate(const struct core *k, float *x, int n_heads, int dim, const float *cosine, const float *sine)
 {
-    const int turned = k->c->mla.rope_dim;
-    k->k->rope(x + dim - turned, cosine, sine, n_heads, (size_t)dim, turned, 1);
+    const int rope_dim = k->c->mla.rope_dim;
+    k->k->rope(x + dim - rope_dim, cosine, sine, n_heads, (size_t)dim, rope_dim, 1);
 }
 
 /* Norm, rotate and store the entry that ends with a token. */

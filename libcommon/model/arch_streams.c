@@ -340,13 +340,13 @@ static void blocks_parse(struct parse *p, struct config *c)
     x->head_dim = (int)parse_int(p, "indexer_head_dim", 2, MOST_INDEX_DIM, 0);
     x->block = (int)parse_int(p, "indexer_compress_ratio", 1, MOST_RATE, 0);
     const int budget = (int)parse_int(p, "indexer_budget", 1, INT32_MAX, 0),
-              turned = (int)(c->head_dim * parse_real(p, "partial_rotary_factor", 0.25));
+              rope_dim = (int)(c->head_dim * parse_real(p, "partial_rotary_factor", 0.25));
     if (parse_int(p, "indexer_kv_heads", 1, MOST_WIDTH, 1) != 1)
         parse_fail(p, ERR_UNSUPPORTED, "indexer_kv_heads: expected 1");
     if (p->bad || (!x->n_heads && !x->head_dim && !x->block && !budget))
         return;
     if (!x->n_heads || !x->head_dim || !x->block || budget < x->block || budget % x->block ||
-        (int64_t)x->n_heads * x->head_dim > MOST_WIDTH || turned > x->head_dim)
+        (int64_t)x->n_heads * x->head_dim > MOST_WIDTH || rope_dim > x->head_dim)
         parse_fail(p, ERR_SHAPE, "indexer_n_heads %d of indexer_head_dim %d, indexer_budget %d in runs of indexer_compress_ratio %d: does not fit",
                    x->n_heads, x->head_dim, budget, x->block);
     x->top_k = x->block ? budget / x->block : 0;

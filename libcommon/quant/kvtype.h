@@ -12,7 +12,7 @@
  * scale, so that dividing by it rounds nothing and keys far beyond 448 (as some models have)
  * keep their size.  i4: -8 to 7, scale = the element furthest from 0, over -8; head_dim is rounded
  * up to a multiple of 16.  Before they are rounded to i8 or i4 on the CPU, keys and values are
- * rotated by a Hadamard matrix (libcommon/cpu/turn.h), which spreads large channels over all of
+ * rotated by a Hadamard matrix (libcommon/cpu/hadamard.h), which spreads large channels over all of
  * them; latents, and those of layers with an indexer, are not.
  * A vector whose amax is below 2^-100 is stored as 0; where there is Inf or NaN the scale is NaN.
  * A block begins 64-byte aligned and its size is a multiple of 64.
@@ -77,9 +77,9 @@ static inline int kv_has_scales(enum kv_type type)
         0;
 }
 
-static inline int kv_turned(enum kv_type type)
+static inline int kv_rotated(enum kv_type type)
 {
-#define KVTYPE(id, name, bits, scaled, turned, gpu) type == KV_##id ? turned :
+#define KVTYPE(id, name, bits, scaled, rotated, gpu) type == KV_##id ? rotated :
     return
 #include "libcommon/quant/kvtype.def"
         0;
@@ -87,7 +87,7 @@ static inline int kv_turned(enum kv_type type)
 
 static inline int kv_on_gpu(enum kv_type type)
 {
-#define KVTYPE(id, name, bits, scaled, turned, gpu) type == KV_##id ? gpu :
+#define KVTYPE(id, name, bits, scaled, rotated, gpu) type == KV_##id ? gpu :
     return
 #include "libcommon/quant/kvtype.def"
         0;

@@ -263,7 +263,7 @@ static float search_scale(const struct grid *g, const struct group *d, enum quan
     if (effort == QUANT_ABSMAX || d->amax == 0)
         return scale;
     improve(g, d, unit, N_TRIALS, &best, &scale);
-    for (int turned = 0; turned < (g->one_sign ? 1 : 2); turned++, unit = sign / other)
+    for (int flipped = 0; flipped < (g->one_sign ? 1 : 2); flipped++, unit = sign / other)
         for (int k = 0; k < N_TRIALS; k += 2)
             if (improve(g, d, unit, k, &best, &scale)) {
                 best_unit = unit;

@@ -1,9 +1,9 @@
-/* turn.c - rotate vectors by a Hadamard matrix. */
-#include "libcommon/cpu/turn.h"
+/* hadamard.c - rotate vectors by a Hadamard matrix. */
+#include "libcommon/cpu/hadamard.h"
 
 #include <math.h>
 
-void turn(float *x, int n)
+void hadamard_rotate(float *x, int n)
 {
     const int run = n & -n;
     const float scale = 1 / sqrtf((float)run);
