@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "libcommon/base/file.h"
-#include "libcommon/convert/assemble.h"
+#include "libcommon/convert/source_weights.h"
 #include "libcommon/convert/spill.h"
 #include "libcommon/convert/gptq.h"
 #include "libcommon/convert/tokenizer_source.h"

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "libcommon/base/clock.h"
-#include "libcommon/convert/assemble.h"
+#include "libcommon/convert/source_weights.h"
 #include "libcommon/convert/spill.h"
 #include "libcommon/convert/describe.h"
 #include "libcommon/convert/internal.h"

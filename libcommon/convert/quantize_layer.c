@@ -22,7 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "libcommon/convert/assemble.h"
+#include "libcommon/convert/source_weights.h"
 #include "libcommon/convert/spill.h"
 #include "libcommon/convert/calibrate.h"
 #include "libcommon/convert/gptq.h"

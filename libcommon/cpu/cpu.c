@@ -11,20 +11,6 @@
 #include "libcommon/cpu/cpu_attn.h"
 #include "libcommon/cpu/cpu_ops.h"
 
-struct cpu {
-    const struct model *m;
-    struct backend_options o;
-    struct core core;
-    struct pool *pool;
-    struct cpu_hook hook;
-    int *offset;                    /* [max_tokens] */
-    const float **rows;             /* [max_logits] */
-    /* it runs layers [0, n_layers); if the model has more, a device runs the others and the head */
-    int n_layers;
-    size_t kv_size, window_size, states_size;
-    char name[64];
-};
-
 static void cpu_close(void *backend)
 {
     struct cpu *b = backend;
@@ -401,11 +387,4 @@ void cpu_streamed(void *backend, struct cpu_streamed *s)
     *s = (struct cpu_streamed){ 0 };
     if (c)
         expert_cache_stats(c, s);
-}
-
-void cpu_set_hook(void *backend, const struct cpu_hook *hook)
-{
-    struct cpu *b = backend;
-    b->hook = hook ? *hook : (struct cpu_hook){ 0 };
-    b->core.hook = hook ? &b->hook : NULL;
 }

@@ -23,8 +23,6 @@ struct cpu_hook {
      * ROLE_EXPERT_DOWN.  May be NULL. */
     void (*expert)(void *user, int layer, int expert, int role, const float *x, size_t ldx, int n_tokens, int cols);
 };
-/* Call it before the first forward.  NULL removes the hook. */
-void cpu_set_hook(void *backend, const struct cpu_hook *hook);
 
 /* Start counting the tokens routed to each expert: returns [n_layers][n_experts], all 0; another
  * call restarts at 0.  Borrowed until close.  NULL with *e if the model has no experts or memory is

@@ -188,6 +188,20 @@ struct step {
     size_t state_at;                        /* offset of this layer in a sequence's state, in floats */
 };
 
+/* The backend, its void * in struct backend. */
+struct cpu {
+    const struct model *m;
+    struct backend_options o;
+    struct core core;
+    struct pool *pool;
+    int *offset;                    /* [max_tokens] */
+    const float **rows;             /* [max_logits] */
+    /* it runs layers [0, n_layers); if the model has more, a device runs the others and the head */
+    int n_layers;
+    size_t kv_size, window_size, states_size;
+    char name[64];
+};
+
 /* Most tokens of a step, at least 32, for which a core fits into `memory` bytes. */
 int core_tokens(const struct config *c, const struct kernels *kernels, int n_threads, int64_t max_len, size_t memory);
 /* max_len: tokens of the longest possible context. */

@@ -38,7 +38,6 @@ void grammar_vocab_close(struct grammar_vocab *v);
 /* The bytes that a token adds to an answer, borrowed; NULL for special and added tokens and for
  * ids without text. */
 const char *grammar_vocab_bytes(const struct grammar_vocab *v, int32_t id, size_t *size);
-int grammar_vocab_size(const struct grammar_vocab *v);
 
 /* ---- a grammar ---- */
 
@@ -120,8 +119,6 @@ void matcher_hurry(struct matcher *m, uint64_t steps);
 int matcher_busy(const struct matcher *m);
 /* From any thread: the running call and all later ones fail soon. */
 void matcher_cancel(struct matcher *m);
-/* Number of steps so far, as counted for the limits. */
-uint64_t matcher_spent(const struct matcher *m);
 
 /* The keywords that are not enforced (possible only in functions that are not strict), as
  * "function 'f': /properties/a/pattern", separated by commas.  Printable ASCII, at most

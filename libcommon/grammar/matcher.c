@@ -312,7 +312,6 @@ int matcher_accept(struct matcher *m, int32_t id)
 void matcher_hurry(struct matcher *m, uint64_t steps) { m->pause = steps; }
 int matcher_busy(const struct matcher *m) { return m->busy; }
 void matcher_cancel(struct matcher *m) { atomic_store_explicit(&m->cancelled, 1, memory_order_relaxed); }
-uint64_t matcher_spent(const struct matcher *m) { return m->spent; }
 
 int matcher_complete(const struct matcher *m) { return m->ended || m->accepting; }
 

@@ -13,7 +13,7 @@ static const char *const cohere_noise[] = { "<|START_TEXT|>", "<|END_TEXT|>", "<
 static const char *const gigachat_noise[] = { "<|message_sep|>", NULL };
 
 /* In the order in which they are tried: the most specific marker first. */
-static const struct tool_format formats[] = {
+const struct tool_format tool_formats[] = {
     { .name = "gpt-oss", .needles = { "<|channel|>", "<|message|>" }, .style = TOOL_NAMED, .section = "",
       .open = "<|channel|>commentary to=functions.",
       .before_arguments = " <|constrain|>json<|message|>", .close = "<|call|>", .between = "<|start|>assistant",
@@ -116,29 +116,21 @@ static const struct tool_format formats[] = {
     { .name = "json", .needles = { NULL }, .style = TOOL_JSON, .section = "", .open = "", .close = "", .between = "\n",
       .section_end = "", .arguments = "arguments" },
 };
-enum { N_FORMATS = sizeof formats / sizeof *formats };
+const int n_tool_formats = sizeof tool_formats / sizeof *tool_formats;
 
 const struct tool_format *tool_format_detect(const char *text, size_t size)
 {
-    for (int i = 0; text && i < N_FORMATS; i++) {
-        int all = formats[i].needles[0] != NULL;
-        for (int k = 0; k < 3 && formats[i].needles[k]; k++)
-            all &= memmem(text, size, formats[i].needles[k], strlen(formats[i].needles[k])) != NULL;
+    for (int i = 0; text && i < n_tool_formats; i++) {
+        int all = tool_formats[i].needles[0] != NULL;
+        for (int k = 0; k < 3 && tool_formats[i].needles[k]; k++)
+            all &= memmem(text, size, tool_formats[i].needles[k], strlen(tool_formats[i].needles[k])) != NULL;
         /* the Hermes template for Llama 3 speaks of "parameters", too */
-        if (all && !strcmp(formats[i].name, "llama3") && memmem(text, size, "<tool_call>", 11))
+        if (all && !strcmp(tool_formats[i].name, "llama3") && memmem(text, size, "<tool_call>", 11))
             all = 0;
         if (all)
-            return &formats[i];
+            return &tool_formats[i];
     }
-    return &formats[N_FORMATS - 1];
-}
-
-const struct tool_format *tool_format_find(const char *name)
-{
-    for (int i = 0; i < N_FORMATS; i++)
-        if (!strcmp(formats[i].name, name))
-            return &formats[i];
-    return NULL;
+    return &tool_formats[n_tool_formats - 1];
 }
 
 int tool_format_has_channels(const struct tool_format *f) { return f->think != NULL; }

@@ -47,5 +47,8 @@ struct tool_format {
     const char *const *noise;
     int single;                         /* an answer has at most one call */
 };
+/* The most specific first; the last is JSON alone. */
+extern const struct tool_format tool_formats[];
+extern const int n_tool_formats;
 
 #endif

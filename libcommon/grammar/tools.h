@@ -24,7 +24,6 @@ struct tool_format;                     /* constant; shared by all */
 /* template_text NULL or without any known marker: JSON alone ({"name": ..., "arguments": ...}).
  * Never NULL. */
 const struct tool_format *tool_format_detect(const char *template_text, size_t size);
-const struct tool_format *tool_format_find(const char *name);           /* NULL: no such one */
 /* Does it use markers other than <think> for reasoning (and other parts)? */
 int tool_format_has_channels(const struct tool_format *f);
 /* Whether a prompt ends inside of reasoning. */

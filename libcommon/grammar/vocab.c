@@ -292,8 +292,6 @@ const char *grammar_vocab_bytes(const struct grammar_vocab *v, int32_t id, size_
     return v->bytes + v->at[id];
 }
 
-int grammar_vocab_size(const struct grammar_vocab *v) { return v->size; }
-
 int vocab_name(const struct grammar_vocab *v, int32_t id, unsigned char name[VOCAB_NAME])
 {
     if (id < 0 || id >= v->size || v->named[id] != 1)

@@ -1,26 +1,9 @@
 /* account.c - limits on the memory of requests: totals, and tenants in a hash table. */
 #include "libcommon/http/account.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 
-enum { N_CHAINS = 256 };
-
-struct tenant {
-    struct tenant *next;
-    uint64_t id;
-    size_t bytes;
-    int n_holds;
-};
-
-struct account {
-    pthread_mutex_t lock;
-    size_t request, tenant, total;              /* limits */
-    size_t used, peak;
-    int n_holds;
-    uint64_t refused;
-    struct tenant *chain[N_CHAINS];             /* tenants with a hold, by id */
-};
+#include "libcommon/http/internal.h"
 
 struct account *account_open(size_t request, size_t total, struct err *e)
 {
@@ -47,7 +30,7 @@ void account_close(struct account *a)
 /* The link to this tenant; *link is NULL if it has no hold. */
 static struct tenant **find(struct account *a, uint64_t id)
 {
-    struct tenant **at = &a->chain[(id ^ id >> 32) % N_CHAINS];
+    struct tenant **at = &a->chain[(id ^ id >> 32) % ACCOUNT_CHAINS];
     while (*at && (*at)->id != id)
         at = &(*at)->next;
     return at;
@@ -137,13 +120,6 @@ void account_stats(struct account *a, struct account_stats *s)
     pthread_mutex_lock(&a->lock);
     *s = (struct account_stats){ .used = a->used, .peak = a->peak, .total = a->total, .request = a->request,
                                  .n_holds = a->n_holds, .refused = a->refused };
-    pthread_mutex_unlock(&a->lock);
-}
-
-void account_restart_peak(struct account *a)
-{
-    pthread_mutex_lock(&a->lock);
-    a->peak = a->used;
     pthread_mutex_unlock(&a->lock);
 }
 

@@ -42,6 +42,5 @@ int hold_problem(const struct hold *h, enum hold_answer why, size_t bytes, struc
 struct account_stats { size_t used, peak, total, request; int n_holds; uint64_t refused; };
 void account_stats(struct account *a, struct account_stats *s);
 size_t account_request_limit(const struct account *a);
-void account_restart_peak(struct account *a);           /* restart the measurement of the peak */
 
 #endif

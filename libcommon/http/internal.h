@@ -4,6 +4,7 @@
 #define ZSE_HTTP_INTERNAL_H
 
 #include <openssl/ssl.h>
+#include <pthread.h>
 
 #include "libcommon/http/conn.h"
 #include "libcommon/http/handshake.h"
@@ -16,6 +17,24 @@ enum { MAX_LISTENERS = 8, PEER_SIZE = 48, MAX_PIPELINED = 1 << 14 };
 
 /* The first member of every object that epoll's data points to. */
 struct event_source { enum source_kind kind; int fd; };
+
+enum { ACCOUNT_CHAINS = 256 };
+
+struct tenant {
+    struct tenant *next;
+    uint64_t id;
+    size_t bytes;
+    int n_holds;
+};
+
+struct account {
+    pthread_mutex_t lock;
+    size_t request, tenant, total;              /* limits */
+    size_t used, peak;
+    int n_holds;
+    uint64_t refused;
+    struct tenant *chain[ACCOUNT_CHAINS];             /* tenants with a hold, by id */
+};
 
 struct listener {
     struct event_source source;

@@ -493,12 +493,6 @@ int64_t gguf_int(const struct gguf *g, const char *key, int64_t otherwise)
     return kv ? gguf_array_int(kv, 0) : otherwise;
 }
 
-double gguf_float(const struct gguf *g, const char *key, double otherwise)
-{
-    const struct gguf_kv *kv = scalar(g, key);
-    return kv ? gguf_array_float(kv, 0) : otherwise;
-}
-
 const struct gguf_str *gguf_str(const struct gguf *g, const char *key)
 {
     const struct gguf_kv *kv = gguf_find(g, key);

@@ -43,9 +43,9 @@ struct gguf {
 struct gguf *gguf_open(const char *path, struct err *e);
 void gguf_close(struct gguf *g);
 const struct gguf_kv *gguf_find(const struct gguf *g, const char *key);             /* NULL: none */
-/* Scalars with a default; other integer and float types are converted. */
+/* The value of a scalar, converted from any integer or float type; `otherwise` if key is absent or
+ * no number. */
 int64_t gguf_int(const struct gguf *g, const char *key, int64_t otherwise);
-double gguf_float(const struct gguf *g, const char *key, double otherwise);
 /* NULL: absent or not a string.  The string is not terminated. */
 const struct gguf_str *gguf_str(const struct gguf *g, const char *key);
 int64_t gguf_array_int(const struct gguf_kv *kv, uint64_t i);

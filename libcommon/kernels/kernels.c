@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-static const struct kernels *const all[] = {
+const struct kernels *const kernels_all[] = {
 #ifdef ZSE_X86
     &kernels_amx, &kernels_avx512, &kernels_avxvnni, &kernels_avx2,
 #endif
@@ -13,21 +13,19 @@ static const struct kernels *const all[] = {
     &kernels_ref, NULL
 };
 
-const struct kernels *const *kernels_all(void) { return all; }
-
 const struct kernels *kernels_pick(const char *want, struct err *e)
 {
     char names[64] = "";
-    for (int i = 0; all[i]; i++) {
-        if (!want || strcmp(want, all[i]->name) == 0) {
-            if (all[i]->supported())
-                return all[i];
+    for (int i = 0; kernels_all[i]; i++) {
+        if (!want || strcmp(want, kernels_all[i]->name) == 0) {
+            if (kernels_all[i]->supported())
+                return kernels_all[i];
             if (want) {
                 err_set(e, ERR_UNSUPPORTED, "kernels '%s': this processor lacks the instructions they need", want);
                 return NULL;
             }
         }
-        strcat(strcat(names, i ? ", " : ""), all[i]->name);
+        strcat(strcat(names, i ? ", " : ""), kernels_all[i]->name);
     }
     err_set(e, ERR_UNSUPPORTED, "kernels '%s': no such set; there are %s", want ? want : "", names);
     return NULL;

@@ -188,7 +188,7 @@ extern const struct kernels kernels_ref;
 extern const struct kernels kernels_avx2, kernels_avxvnni, kernels_avx512, kernels_amx;     /* on x86-64 only */
 extern const struct kernels kernels_neon, kernels_dotprod, kernels_i8mm;                    /* on ARM64 only */
 /* All sets compiled in, fastest first, NULL-terminated. */
-const struct kernels *const *kernels_all(void);
+extern const struct kernels *const kernels_all[];
 /* The fastest set that this machine supports; WANT: a set by name (NULL: choose).  NULL with *e if
  * it is not supported. */
 const struct kernels *kernels_pick(const char *want, struct err *e);

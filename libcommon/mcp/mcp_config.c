@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "libcommon/base/file.h"
 #include "libcommon/base/json.h"
 
 enum { MAX_FILE = 1 << 20 };
@@ -129,17 +130,21 @@ static int read_servers(struct mcp_config *c, struct err *e)
 int mcp_config_parse(struct mcp_config *c, const char *path, const char *text, size_t size, struct err *e)
 {
     memset(c, 0, sizeof *c);
-    if (!(c->json = js_parse(path, text, size, e)))
+    if (!(c->json = js_parse_python(path, text, size, e)))
         return -1;
     return read_servers(c, e) == 0 ? 0 : err_prefix(e, "%s", path);
 }
 
 int mcp_config_load(struct mcp_config *c, const char *path, struct err *e)
 {
+    size_t size;
     memset(c, 0, sizeof *c);
-    if (!(c->json = js_load(path, MAX_FILE, e)))
+    char *text = file_read(path, MAX_FILE, &size, e);
+    if (!text)
         return -1;
-    return read_servers(c, e) == 0 ? 0 : err_prefix(e, "%s", path);
+    const int rc = mcp_config_parse(c, path, text, size, e);
+    free(text);
+    return rc;
 }
 
 void mcp_config_release(struct mcp_config *c)

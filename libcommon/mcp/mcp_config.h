@@ -27,6 +27,7 @@ struct mcp_config {
 };
 /* 0, or -1 with *e naming server and field.  Release it either way. */
 int mcp_config_load(struct mcp_config *c, const char *path, struct err *e);
+/* The same for the text of such a file; path is used in messages. */
 int mcp_config_parse(struct mcp_config *c, const char *path, const char *text, size_t size, struct err *e);
 void mcp_config_release(struct mcp_config *c);
 /* Is name in a list of names, which may end in *?  NULL: no. */

@@ -17,6 +17,7 @@
 #include "libcommon/base/rng.h"
 #include "libcommon/convert/tokenizer_source.h"
 #include "libcommon/grammar/grammar.h"
+#include "libcommon/grammar/matcher.h"
 
 static struct tokenizer *tokenizer;
 static struct grammar_vocab *vocab;
@@ -44,7 +45,7 @@ static int differs(const struct matcher *m, const uint32_t *mask)
 {
     int n = 0, n_eos;
     const int32_t *eos = tokenizer_eos(tokenizer, &n_eos);
-    for (int32_t id = 0; id < grammar_vocab_size(vocab); id++) {
+    for (int32_t id = 0; id < vocab->size; id++) {
         struct matcher *f = matcher_fork(m);
         int is_eos = 0;
         for (int i = 0; i < n_eos; i++)
@@ -69,15 +70,15 @@ static json_t *walk(struct grammar *g, struct rng *r, int max_tokens, int check,
     for (int k = 0; m && k < max_tokens && !ended; k++) {
         int32_t forced[64], id = -1;
         int n_f = matcher_forced(m, forced, 64);
-        const uint64_t before = matcher_spent(m);
+        const uint64_t before = m->spent;
         uint64_t t = clock_ns();
         const uint32_t *mask = matcher_mask(m);
         took(clock_ns() - t);
-        if (matcher_spent(m) - before > most_steps)
-            most_steps = matcher_spent(m) - before;
+        if (m->spent - before > most_steps)
+            most_steps = m->spent - before;
         if (check && k % 5 == 0)
             *n_differs += differs(m, mask);
-        int words = (grammar_vocab_size(vocab) + 31) / 32, count = 0;
+        int words = (vocab->size + 31) / 32, count = 0;
         for (int i = 0; i < words; i++)
             count += __builtin_popcount(mask[i]);
         if (count == 0) {
@@ -128,7 +129,7 @@ static json_t *walk(struct grammar *g, struct rng *r, int max_tokens, int check,
             n += size;
         }
     }
-    sum_steps += m ? matcher_spent(m) : 0;
+    sum_steps += m ? m->spent : 0;
     matcher_close(m);
     json_t *x = ended ? json_stringn(text ? text : "", n) : json_null();
     if (!x)
@@ -229,7 +230,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "%s\n", e.msg);
         return 1;
     }
-    fprintf(stderr, "%d tokens, trie made in %.1f ms\n", grammar_vocab_size(vocab), (double)(clock_ns() - t) * 1e-6);
+    fprintf(stderr, "%d tokens, trie made in %.1f ms\n", vocab->size, (double)(clock_ns() - t) * 1e-6);
     while (getline(&line, &line_room, stdin) > 0) {
         json_error_t je;
         json_t *q = json_loads(line, 0, &je), *a = q ? answer(q) : json_pack("{s:s}", "error", "not JSON");

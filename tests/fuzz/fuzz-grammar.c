@@ -8,6 +8,7 @@
 
 #include "libcommon/grammar/internal.h"
 #include "libcommon/grammar/tools.h"
+#include "tests/unit/tool_formats.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

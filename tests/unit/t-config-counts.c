@@ -18,8 +18,8 @@
 #include <math.h>
 
 #include "libcommon/base/json.h"
-#include "libcommon/convert/assemble.h"
 #include "libcommon/cpu/cpu.h"
+#include "tests/unit/assemble.h"
 
 enum { TOKENS = 20, RUNS = 4, BLOCKS = (TOKENS + KV_BLOCK - 1) / KV_BLOCK, MOST_SLOTS = 4096 };
 

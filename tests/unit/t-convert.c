@@ -20,7 +20,7 @@
 
 #include "libcommon/base/file.h"
 #include "libcommon/base/rng.h"
-#include "libcommon/convert/assemble.h"
+#include "libcommon/convert/source_weights.h"
 #include "libcommon/convert/internal.h"
 #include "libcommon/cpu/cpu.h"
 #include "libcommon/format/zfile.h"

@@ -11,8 +11,8 @@
 #include <cmocka.h>
 
 #include "libcommon/base/rng.h"
-#include "libcommon/convert/assemble.h"
 #include "libcommon/engine/engine.h"
+#include "tests/unit/assemble.h"
 #include "tests/unit/tiny.h"
 
 enum { ROOM = 448, N = 12, MOST = 3 };

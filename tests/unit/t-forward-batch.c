@@ -133,7 +133,7 @@ static int check_mixed(const struct model *m, const char *name, struct kv_types 
         bad += run_mixed(b, &s, want, vocab, &r);
         backend_cpu.close(b);
     }
-    const struct kernels *const *sets = kernels_all();
+    const struct kernels *const *sets = kernels_all;
     for (int i = 0; sets[i]; i++) {
         if (!sets[i]->supported() || (sets[i] == &kernels_ref && !plain))
             continue;
@@ -359,7 +359,7 @@ static void test_layers(void **state)
         struct watch whole = { .stop_at = -1 }, single = { .stop_at = -1 };
         void *b = open_backend(m, 2, KV_F32, 1, NULL);
         float *logits = malloc(WINDOW * vocab * sizeof *logits), *x = malloc(WINDOWS * WINDOW * hidden * sizeof *x);
-        cpu_set_hook(b, &(struct cpu_hook){ .input = watch_input, .user = &whole });
+        ((struct cpu *)b)->core.hook = &(struct cpu_hook){ .input = watch_input, .user = &whole };
         for (int w = 0; w < WINDOWS; w++) {
             const struct batch_item item = { .tokens = ids + w * WINDOW, .n_tokens = WINDOW, .table = table };
             assert_int_equal(backend_cpu.forward(b, &(struct batch){ &item, 1 }, logits, &e), 0);
@@ -533,12 +533,12 @@ static void test_hidden(void **state)
               *logits = malloc(N * vocab * sizeof *logits);
         void *b = open_backend(m, 2, KV_F16, 0, NULL);
         assert_int_equal(m->config.embed_size, hidden);
-        cpu_set_hook(b, &(struct cpu_hook){ .input = copy_head_input, .user = head });
+        ((struct cpu *)b)->core.hook = &(struct cpu_hook){ .input = copy_head_input, .user = head };
         struct batch_item item = { .tokens = ids, .n_tokens = N, .table = table, .n_logits = N, .hidden = got,
                                    .n_hidden = N };
         assert_int_equal(backend_cpu.forward(b, &(struct batch){ &item, 1 }, logits, &e), 0);
         assert_memory_equal(got, head, N * hidden * sizeof *got);
-        cpu_set_hook(b, NULL);
+        ((struct cpu *)b)->core.hook = NULL;
         memset(got, 0, N * hidden * sizeof *got);
         item = (struct batch_item){ .tokens = ids, .n_tokens = CUT, .table = table, .hidden = got, .n_hidden = CUT };
         assert_int_equal(backend_cpu.forward(b, &(struct batch){ &item, 1 }, logits, &e), 0);

@@ -15,10 +15,10 @@
 #include <cmocka.h>
 
 #include "libcommon/base/json.h"
-#include "libcommon/convert/assemble.h"
 #include "libcommon/engine/backend.h"
 #include "libcommon/kernels/kernels.h"
 #include "libcommon/model/arch.h"
+#include "tests/unit/assemble.h"
 
 static const double LIMIT = 1e-4;
 enum { MAX_TOKENS = 256, N_BLOCKS = 64, SHORT = 8 };

@@ -127,8 +127,8 @@ static void reads(void **state)
         assert_int_equal(g->n_tensors, 3);
         assert_int_equal(gguf_int(g, "some", 0), 7);
         assert_int_equal(gguf_int(g, "none", 9), 9);
-        assert_true(gguf_float(g, "other", 0) == 0.5);
-        assert_true(gguf_float(g, "some", 0) == 7);
+        assert_true(gguf_array_float(gguf_find(g, "other"), 0) == 0.5);
+        assert_true(gguf_array_float(gguf_find(g, "some"), 0) == 7);
         assert_int_equal(gguf_str(g, "general.architecture")->n, 5);
         assert_null(gguf_str(g, "some"));
         const struct gguf_kv *n = gguf_find(g, "numbers"), *s = gguf_find(g, "strings");

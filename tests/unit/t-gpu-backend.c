@@ -9,8 +9,8 @@
 #include "gpu/backend/internal.h"
 #include "gpu/gpu.h"
 #include "gpu/rt/emulated.h"
-#include "libcommon/convert/assemble.h"
 #include "libcommon/engine/engine.h"
+#include "tests/unit/assemble.h"
 
 #pragma weak emulated_fail              /* a GPU has no injected faults */
 #pragma weak emulated_graphs            /* nor count */

@@ -7,8 +7,8 @@
 #include "gpu/gpu.h"
 #include "gpu/rt/emulated.h"
 #include "libcommon/base/json.h"
-#include "libcommon/convert/assemble.h"
 #include "libcommon/engine/backend.h"
+#include "tests/unit/assemble.h"
 
 #pragma weak emulated_fail              /* a GPU has no injected faults */
 

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "libcommon/base/rng.h"
+#include "libcommon/grammar/matcher.h"
 #include "tests/unit/tiny_vocab.h"
 
 static struct grammar *gbnf(const char *text, uint32_t max_exprs)
@@ -74,9 +75,9 @@ static void parts_are_freed_for_the_next_answer(void **state)
             const char c = "([{"[rng_u64(&r) % 3];
             assert_int_equal(matcher_accept_bytes(a[i], &c, 1), 0);
             assert_int_equal(matcher_accept_bytes(b[i], &c, 1), 0);
-            assert_int_equal(matcher_spent(a[i]), matcher_spent(b[i]));
+            assert_int_equal(a[i]->spent, b[i]->spent);
             const uint32_t *want = matcher_mask(a[i]);
-            assert_memory_equal(matcher_mask(b[i]), want, ((size_t)grammar_vocab_size(vocab) + 31) / 32 * sizeof *want);
+            assert_memory_equal(matcher_mask(b[i]), want, ((size_t)vocab->size + 31) / 32 * sizeof *want);
             if (k % 50 == 0) {
                 struct matcher *f = matcher_fork(b[i]);
                 assert_int_equal(matcher_accept_bytes(f, "x", 1), 0);
@@ -120,7 +121,7 @@ static uint64_t masks_of(struct grammar *g, uint64_t seed, const struct grammar_
     struct rng r = { seed };
     struct matcher *m = matcher_open(g, &e);
     uint64_t hash = 1;
-    const int n = grammar_vocab_size(vocab);
+    const int n = vocab->size;
     assert_non_null(m);
     for (int k = 0; k < TOKENS; k++) {
         const uint32_t *mask = matcher_mask(m);
@@ -136,7 +137,7 @@ static uint64_t masks_of(struct grammar *g, uint64_t seed, const struct grammar_
         if (b && atomic_load(&b->used) > *most)
             *most = atomic_load(&b->used);
     }
-    hash = (hash ^ matcher_spent(m)) * 0x9E3779B97F4A7C15u;
+    hash = (hash ^ m->spent) * 0x9E3779B97F4A7C15u;
     matcher_close(m);
     return hash;
 }

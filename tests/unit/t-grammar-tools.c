@@ -17,6 +17,7 @@
 #include "libcommon/base/rng.h"
 #include "libcommon/convert/tokenizer_source.h"
 #include "libcommon/grammar/tools.h"
+#include "tests/unit/tool_formats.h"
 
 static const char tools_text[] =
     "[{\"type\":\"function\",\"function\":{\"name\":\"get_weather\",\"parameters\":{\"type\":\"object\",\"properties\":{\"city\":{\"type\":\"string\"},\"days\":{\"type\":\"integer\"}},\"required\":[\"city\"]}}},"

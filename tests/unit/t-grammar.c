@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "libcommon/base/rng.h"
+#include "libcommon/grammar/matcher.h"
 #include "tests/lib/cpu.h"
 #include "tests/unit/tiny_vocab.h"
 
@@ -550,7 +551,7 @@ static void walk(enum kind kind, const char *text, uint64_t seed, int steps)
         fail_msg("%s: %s", text, e.msg);
     struct rng r = { seed };
     struct matcher *m = matcher_open(g, &e);
-    int n_eos, n = grammar_vocab_size(vocab);
+    int n_eos, n = vocab->size;
     const int32_t *eos = tokenizer_eos(tokenizer, &n_eos);
     for (int k = 0; k < steps; k++) {
         int32_t allowed[1 << 16];
@@ -738,7 +739,7 @@ static void *run_job(void *p)
         for (int i = 0; i < 60; i++) {
             const uint32_t *mask = matcher_mask(m);
             int32_t id;
-            int n = grammar_vocab_size(vocab);
+            int n = vocab->size;
             do
                 id = (int32_t)(rng_u64(&r) % (uint64_t)n);
             while (!bit(mask, id));
@@ -809,7 +810,7 @@ static uint64_t story(struct grammar *g, uint64_t seed, int steps, uint64_t paus
     struct matcher *m = matcher_open(g, &e);
     struct rng r = { seed };
     uint64_t hash = 1;
-    const int n = grammar_vocab_size(vocab), words = (n + 31) / 32;
+    const int n = vocab->size, words = (n + 31) / 32;
     for (int k = 0; k < steps && matcher_error(m, &e) == 0; k++) {
         const uint32_t *mask;
         int32_t id;
@@ -821,7 +822,7 @@ static uint64_t story(struct grammar *g, uint64_t seed, int steps, uint64_t paus
         } while (matcher_busy(m));
         for (int i = 0; i < words; i++)
             hash = (hash ^ mask[i]) * 0x9E3779B97F4A7C15u;
-        hash = (hash ^ matcher_spent(m)) * 0x9E3779B97F4A7C15u;
+        hash = (hash ^ m->spent) * 0x9E3779B97F4A7C15u;
         int tries = 0;
         do
             id = (int32_t)(rng_u64(&r) % (uint64_t)n);
@@ -830,7 +831,7 @@ static uint64_t story(struct grammar *g, uint64_t seed, int steps, uint64_t paus
             break;
         for (p = pause; matcher_hurry(m, p), matcher_accept(m, id) != 0 && matcher_busy(m); p *= 2)
             ;
-        hash = (hash ^ matcher_spent(m)) * 0x9E3779B97F4A7C15u;
+        hash = (hash ^ m->spent) * 0x9E3779B97F4A7C15u;
     }
     for (const char *c = e.msg; *c; c++)
         hash = hash * 31 + (unsigned char)*c;
@@ -877,7 +878,7 @@ static void a_costly_answer_fails_alone(void **state)
     struct matcher *m = matcher_open(g, &e), *other = matcher_open(g, &e);
     const double t = cpu_s();
     const uint32_t *mask = matcher_mask(m);
-    for (int i = 0; i < (grammar_vocab_size(vocab) + 31) / 32; i++)
+    for (int i = 0; i < (vocab->size + 31) / 32; i++)
         assert_int_equal(mask[i], 0);
     assert_int_equal(matcher_error(m, &e), -1);
     assert_int_equal(e.code, ERR_LIMIT);

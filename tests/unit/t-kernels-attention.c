@@ -19,13 +19,13 @@
 /* Every set that runs here, those once that have the same functions for attention. */
 static int is_new(const struct kernels *const *k)
 {
-    for (const struct kernels *const *i = kernels_all(); i < k; i++)
+    for (const struct kernels *const *i = kernels_all; i < k; i++)
         if ((*i)->supported() && (*i)->attention == (*k)->attention && (*i)->kv_store_key == (*k)->kv_store_key &&
             (*i)->kv_store_value == (*k)->kv_store_value && (*i)->attention_merge == (*k)->attention_merge)
             return 0;
     return (*k)->supported();
 }
-#define FOR_SETS(k) for (const struct kernels *const *k = kernels_all(); *k; k++) if (is_new(k))
+#define FOR_SETS(k) for (const struct kernels *const *k = kernels_all; *k; k++) if (is_new(k))
 
 enum { SHORT = 150, LONG = 1040 };
 

@@ -143,7 +143,7 @@ static int same(float a, float b) { return f32_bits(a) == f32_bits(b) || (a != a
 /* 1 if another set that runs here, before this one, has the same function. */
 static int is_repeated(const struct kernels *const *k, int exact)
 {
-    for (const struct kernels *const *i = kernels_all(); i < k; i++)
+    for (const struct kernels *const *i = kernels_all; i < k; i++)
         if ((*i)->supported() && (exact ? (*i)->matmul_f32 == (*k)->matmul_f32 : (*i)->matmul == (*k)->matmul))
             return 1;
     return 0;
@@ -154,7 +154,7 @@ static void sets_agree(const struct mat *m, const float *x, size_t ldx, int exac
 {
     const size_t ldo = (size_t)m->rows + 3;
     const int most = getenv("ZSE_EMULATED") ? 9 : MAX_TOKENS;
-    for (const struct kernels *const *k = kernels_all(); *k; k++) {
+    for (const struct kernels *const *k = kernels_all; *k; k++) {
         if (!(*k)->supported() || is_repeated(k, exact))
             continue;
         const float *want = strcmp((*k)->name, "amx") == 0 ? want_amx : want_most;
@@ -342,7 +342,7 @@ static void ordered(void **state)
     struct mat m;
     uint8_t *data = random_mat(&m, QT_BF16, 32, 0, 70, 300, 0, &r);
     float *x = random_activations(MORE, 300, 300, &r), *want = run(&kernels_ref, &m, x, 300, MORE, 1, m.n_tiles);
-    for (const struct kernels *const *k = kernels_all(); *k; k++) {
+    for (const struct kernels *const *k = kernels_all; *k; k++) {
         const struct kernels *o = kernels_ordered(*k);
         assert_string_equal(o->name, strcmp((*k)->name, "amx") ? (*k)->name : "avx512");
         if (!(*k)->supported())
@@ -368,7 +368,7 @@ static void bad_activations(void **state)
     float *clean = run(&kernels_ref, &m, x, 100, 4, 0, 9);
     x[1 * 100 + 70] = NAN;
     x[2 * 100 + 3] = -INFINITY;
-    for (const struct kernels *const *k = kernels_all(); *k; k++) {
+    for (const struct kernels *const *k = kernels_all; *k; k++) {
         if (!(*k)->supported())
             continue;
         float *got = run(*k, &m, x, 100, 4, 0, 9);
@@ -389,7 +389,7 @@ static void bad_activations(void **state)
 static void sizes_never_fall(void **state)
 {
     (void)state;
-    for (const struct kernels *const *k = kernels_all(); *k; k++) {
+    for (const struct kernels *const *k = kernels_all; *k; k++) {
         if (!(*k)->supported())
             continue;
         for (int cols = 32; cols <= 16384; cols *= 2)
@@ -458,7 +458,7 @@ static void few_tokens_in_larger_buffers(void **state)
         uint8_t *data = random_mat(&m, types[i], types[i] == QT_FP8 ? 128 : 32, types[i] == QT_NL4 ? 64 : 0, ROWS, COLS,
                                    0, &r);
         float *x = random_activations(MOST, COLS, COLS, &r);
-        for (const struct kernels *const *k = kernels_all(); *k; k++)
+        for (const struct kernels *const *k = kernels_all; *k; k++)
             for (size_t n = 0; (*k)->supported() && *k != &kernels_ref && n < sizeof tokens / sizeof *tokens; n++)
                 check_buffers(*k, &m, x, COLS, tokens[n][0], tokens[n][1], guard);
         free(x);

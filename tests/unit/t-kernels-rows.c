@@ -19,7 +19,7 @@
 static const int sizes[] = { 1, 2, 7, 15, 16, 17, 31, 33, 64, 100, 576, 1537 };
 enum { N_SIZES = sizeof sizes / sizeof *sizes, MAX = 1600 };
 
-#define FOR_SETS(k) for (const struct kernels *const *k = kernels_all(); *k; k++) if ((*k)->supported())
+#define FOR_SETS(k) for (const struct kernels *const *k = kernels_all; *k; k++) if ((*k)->supported())
 
 static float uniform(struct rng *r, float from, float to) { return from + (to - from) * (float)rng_double(r); }
 

@@ -30,7 +30,9 @@
 #include "libcommon/grammar/constrain.h"
 #include "libcommon/grammar/grammar.h"
 #include "libcommon/grammar/tools.h"
+#include "libcommon/grammar/vocab.h"
 #include "libcommon/template/chat.h"
+#include "tests/unit/tool_formats.h"
 
 /* ---- allocations ---- */
 
@@ -272,7 +274,7 @@ static int answer(struct grammar *g, int32_t *ids, int *n, struct err *e)
     struct matcher *m = matcher_open(g, e);
     if (!m)
         return -1;
-    const int n_ids = grammar_vocab_size(vocab);
+    const int n_ids = vocab->size;
     for (*n = 0; *n < MOST && !matcher_ended(m);) {
         int32_t forced[8];
         const int n_forced = matcher_forced(m, forced, 8);

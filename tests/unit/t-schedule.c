@@ -221,11 +221,11 @@ static void run_schedules(const char *name, int rounds)
             continue;
         }
         run_alone(m, (enum kv_type)kv, s);
-        for (const struct kernels *const *k = kernels_all(); *k; k++) {
+        for (const struct kernels *const *k = kernels_all; *k; k++) {
             if (!(*k)->supported() || *k == &kernels_ref)
                 continue;
             /* with each type of keys and values at most one set */
-            const int long_ones = rounds == ROUNDS || (kv + (int)(k - kernels_all())) % KV_TYPES == 0;
+            const int long_ones = rounds == ROUNDS || (kv + (int)(k - kernels_all)) % KV_TYPES == 0;
             void *b[THREADS];
             for (int i = 0; i < THREADS; i++)
                 b[i] = open_backend(m, i + 1, (enum kv_type)kv, MOST_TOKENS, (*k)->name);

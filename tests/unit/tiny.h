@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "libcommon/convert/assemble.h"
 #include "libcommon/quant/quantize.h"
+#include "tests/unit/assemble.h"
 
 /* "tiny", or a folder of the oracles; NULL where it is not there. */
 static inline struct model *load(const char *name)

@@ -1,15 +1,10 @@
-/* assemble.h - a model in memory straight from its source, every matrix in one float type: the
- * reference for conversions. */
-#ifndef ZSE_CONVERT_ASSEMBLE_H
-#define ZSE_CONVERT_ASSEMBLE_H
+/* source_weights.h - the weights of a model: the tensors of its source, checked, and their places
+ * in struct model. */
+#ifndef ZSE_CONVERT_SOURCE_WEIGHTS_H
+#define ZSE_CONVERT_SOURCE_WEIGHTS_H
 
 #include "libcommon/import/source.h"
 #include "libcommon/model/model.h"
-
-/* type: QT_F32, QT_F16, QT_BF16; vectors are f32.  Closed by model_close; s may be closed before.
- * Refuses what a conversion refuses: missing tensors, wrong shapes, tensors that the architecture
- * does not have. */
-struct model *model_assemble(const struct source *s, enum qtype type, struct err *e);
 
 /* The list of tensors, checked against the source's shapes (see weight_specs); fails if the source
  * has other tensors that may not be skipped. */
