@@ -73,15 +73,15 @@ DEVICE layout layout_of(int type)
 
 /* Addresses of step `step` of a row: its codes' first dword, the group's scale and extra; of two
  * groups of 16 those of the first, with the other's scale 4 bytes later. */
-struct place { const uint8_t *code, *scale, *extra; };
-DEVICE place place_of(const gpu_mat &m, const layout &a, const uint8_t *tile, int step, int row)
+struct row_data { const uint8_t *code, *scale, *extra; };
+DEVICE row_data row_data_of(const gpu_mat &m, const layout &a, const uint8_t *tile, int step, int row)
 {
     const int group = a.halves == 2 ? 2 * step : step >> m.group_shift, unit = group / a.unit, in_unit = group % a.unit,
               n = min(a.unit, m.n_groups - unit * a.unit);
     const int group_bytes = ((a.bits * 128) << m.group_shift) / a.halves, at = (row / 4 * n + in_unit) * 4 + row % 4;
     const int full = scale_area(a.unit, a.scale_size) + scale_area(a.unit, a.extra_size) + a.unit * group_bytes;
     const uint8_t *p = tile + (a.row_scale ? 128 : 0) + (size_t)unit * full;
-    place q;
+    row_data q;
     q.scale = p + at * a.scale_size;
     p += scale_area(n, a.scale_size);
     q.extra = p + at * a.extra_size;
@@ -102,7 +102,7 @@ DEVICE float scale_of_byte(const layout &a, uint8_t byte)
  * scale if there is one: s = row_scale * scale is computed first there, so it is included here. */
 DEVICE void decode_exact(float v[32], const gpu_mat &m, const layout &a, const uint8_t *tile, int step, int row)
 {
-    const place q = place_of(m, a, tile, step, row);
+    const row_data q = row_data_of(m, a, tile, step, row);
     if (a.bits >= 16) {
 #pragma unroll
         for (int i = 0; i < 32; i++) {

@@ -126,14 +126,14 @@ template <int GROUPS> DEVICE void produce(const gpu_linear &l, const tensor_map 
     }
 }
 
-/* A warp's share of a tile: a tile of the file, the first where there is none. */
-struct share { int tile, token; bool there; const uint8_t *data; };
-template <int TYPE, int GROUPS> DEVICE share share_of(const gpu_linear &l, const work &w, int i,
-                                                      raw_step<TYPE> raw[STAGE_STEPS])
+/* A warp's part of a tile: a tile of the file, the first where there is none. */
+struct tile_part { int tile, token; bool there; const uint8_t *data; };
+template <int TYPE, int GROUPS> DEVICE tile_part tile_part_of(const gpu_linear &l, const work &w, int i,
+                                                                  raw_step<TYPE> raw[STAGE_STEPS])
 {
     const gpu_mat &m = l.w[0];
     const tile_of_work at = tile_at(w, i);
-    share s;
+    tile_part s;
     s.tile = at.row * 4 * GROUPS + threadIdx.x / 32;
     s.token = at.token * TOKENS;
     s.there = s.tile < m.n_tiles;
@@ -155,9 +155,9 @@ template <int TYPE, int GROUPS> DEVICE void consume(const gpu_linear &l, const s
     operands a[STAGE_STEPS];
     raw_step<TYPE> raw[STAGE_STEPS];
     unsigned n = 0;                     /* stages read */
-    share next = share_of<TYPE, GROUPS>(l, w, blockIdx.x, raw);
+    tile_part next = tile_part_of<TYPE, GROUPS>(l, w, blockIdx.x, raw);
     for (int i = blockIdx.x; i < n_work; i += gridDim.x) {
-        const share now = next;
+        const tile_part now = next;
         for (int stage = 0; stage < n_stages; stage++, n++) {
             const uint64_t b = wgmma_tile(base + n % STAGES * STAGE_BYTES);
 #pragma unroll
@@ -184,7 +184,7 @@ template <int TYPE, int GROUPS> DEVICE void consume(const gpu_linear &l, const s
         if (lane == 0)
             barrier_arrive(&s.empty[(n - 1) % STAGES]);
         if (i + (int)gridDim.x < n_work)
-            next = share_of<TYPE, GROUPS>(l, w, i + gridDim.x, raw);
+            next = tile_part_of<TYPE, GROUPS>(l, w, i + gridDim.x, raw);
         if (!now.there)
             continue;
         finish_tokens<TOKENS / 8, 2>(c, finish_begin<TYPE>(l, l.to[0], now.data, now.tile * 32 + 4 * g, m.rows,

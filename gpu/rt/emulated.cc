@@ -38,7 +38,7 @@ struct fiber {
 };
 struct warp { emulated_slots in, out; int n, n_done, arrived; unsigned generation; const char *what; };
 
-struct pending { fiber *f; int group; void *to; const void *from; int n; };
+struct async_copy { fiber *f; int group; void *to; const void *from; int n; };
 
 /* One block at a time in the process: for tests, not for speed. */
 static struct block_machine {
@@ -59,7 +59,7 @@ static struct block_machine {
     const char *name;
     uint8_t *shared;
     size_t shared_size;
-    std::vector<pending> copies;
+    std::vector<async_copy> copies;
     struct gpu *gpu;
     char error[400];
 } m;
@@ -340,7 +340,7 @@ void emulated_commit() { m.self->n_groups++; }
 void emulated_wait(int n)
 {
     size_t left = 0;
-    for (const pending &c : m.copies) {
+    for (const async_copy &c : m.copies) {
         if (c.f != m.self || c.group >= m.self->n_groups - n) {
             m.copies[left++] = c;
             continue;
@@ -349,7 +349,7 @@ void emulated_wait(int n)
         check_access(c.to, (size_t)c.n, true);
         memcpy(c.to, c.from, (size_t)c.n);
     }
-    m.copies.resize(left, pending());
+    m.copies.resize(left, async_copy());
 }
 
 /* For emulated_hopper.cc. */

@@ -36,7 +36,7 @@ enum : uint32_t { MAGIC = 0x746d6170 };
 struct copy { hopper_map m; uint32_t to; int x, y, barrier; };
 
 /* State of 16 bytes of shared memory: the copy that brings or brought them. */
-struct piece { enum { NOTHING, UNDER_WAY, THERE } state; int barrier; unsigned phase; bool was_read; };
+struct shared_piece { enum { NOTHING, UNDER_WAY, THERE } state; int barrier; unsigned phase; bool was_read; };
 
 struct product { int accumulator; const uint32_t *a[WARPGROUP]; uint64_t b; int add; };
 /* The registers of an accumulator in every lane, and their values while they are poisoned. */
@@ -64,7 +64,7 @@ struct thread {
 
 std::vector<barrier> barriers;
 std::vector<copy> copies;
-piece pieces[EMULATED_SHARED / PIECE];
+shared_piece pieces[EMULATED_SHARED / PIECE];
 thread threads[EMULATED_THREADS];
 warpgroup warpgroups[EMULATED_THREADS / WARPGROUP];
 
@@ -105,7 +105,7 @@ void land(const copy &c)
             }
             const uint32_t to = swizzled(c.to + 128u * (uint32_t)row + 16u * (uint32_t)i);
             memcpy(shared_at(to), v, 16);
-            pieces[to / PIECE] = { piece::THERE, c.barrier, barriers[(size_t)c.barrier].n_phases + 1, false };
+            pieces[to / PIECE] = { shared_piece::THERE, c.barrier, barriers[(size_t)c.barrier].n_phases + 1, false };
         }
     barrier *b = &barriers[(size_t)c.barrier];
     b->bytes -= c.m.box_rows * 128;
@@ -147,10 +147,10 @@ void check_b(uint64_t b, int first_thread)
             if (at + PIECE > emulated_shared_size())
                 return emulated_complain("wgmma: column %d lies at %u of %zu bytes of shared memory", n, at,
                                          emulated_shared_size());
-            const piece &p = pieces[at / PIECE];
-            if (p.state != piece::THERE)
+            const shared_piece &p = pieces[at / PIECE];
+            if (p.state != shared_piece::THERE)
                 return emulated_complain("wgmma: column %d at %u of shared memory, which %s", n, at, p.state ==
-                                         piece::UNDER_WAY ? "a copy is still writing" : "no copy has written");
+                                         shared_piece::UNDER_WAY ? "a copy is still writing" : "no copy has written");
             for (int i = first_thread; i < first_thread + WARPGROUP; i++)
                 if ((int)(threads[i].seen[p.barrier] - p.phase) < 0)
                     return emulated_complain("wgmma: column %d at %u of shared memory, for whose copy thread %d has not waited", n, at, i);
@@ -313,10 +313,11 @@ void emulated_tensor_load(void *to, const uint64_t from[16], int x, int y, uint6
             emulated_access(reinterpret_cast<const uint8_t *>(c.m.base) + (uint64_t)row * c.m.stride + 2 * (uint64_t)k,
                             16, false);
     for (uint32_t i = c.to / PIECE; i < (c.to + size) / PIECE; i++) {
-        if (pieces[i].state == piece::UNDER_WAY || (pieces[i].state == piece::THERE && !pieces[i].was_read))
-            return emulated_complain("a copy over byte %u of shared memory, which %s", i * PIECE, pieces[i].state ==
-                                     piece::UNDER_WAY ? "another is still writing" : "was not read since the last");
-        pieces[i] = { piece::UNDER_WAY, c.barrier, 0, false };
+        const shared_piece &p = pieces[i];
+        if (p.state == shared_piece::UNDER_WAY || (p.state == shared_piece::THERE && !p.was_read))
+            return emulated_complain("a copy over byte %u of shared memory, which %s", i * PIECE, p.state ==
+                                     shared_piece::UNDER_WAY ? "another is still writing" : "was not read since the last");
+        pieces[i] = { shared_piece::UNDER_WAY, c.barrier, 0, false };
     }
     for (warpgroup &g : warpgroups)
         for (size_t i = g.n_done; i < g.products.size(); i++)

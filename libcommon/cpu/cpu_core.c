@@ -84,7 +84,7 @@ static void sub_norm(struct core *k, const struct norm *norm, float *x, int n, i
 
 /* x += l(in), or x += post(l(in)) if the layer has a norm there; y is a buffer of the size of x. */
 static void add_residual(struct core *k, const struct linear *l, const struct act_input *in, const struct norm *post,
-                         float *x, float *y, int n, const struct prefetch *prefetch)
+                         float *x, float *y, int n, const struct next_loop *prefetch)
 {
     const size_t hidden = (size_t)k->c->hidden_size;
     if (!post->present) {

@@ -272,7 +272,7 @@ static void linear_part(void *arg, int i, int thread)
 
 static void prefetch_next(const void *arg, int thread)
 {
-    const struct prefetch *a = arg;
+    const struct next_loop *a = arg;
     if (!a->w->data)
         return;
     const int tile = share_begin(a->n_tiles, a->n_threads, thread);
@@ -283,7 +283,8 @@ static void prefetch_next(const void *arg, int thread)
             __builtin_prefetch(a->w->data + at + i, 0, 2);
 }
 
-static void run(struct core *k, const struct op *ops, int n_ops, int n_tokens, int sum, const struct prefetch *prefetch)
+static void run(struct core *k, const struct op *ops, int n_ops, int n_tokens, int sum,
+                const struct next_loop *prefetch)
 {
     struct linear_job j = { .k = k, .ops = ops, .n_ops = n_ops, .n_tokens = n_tokens, .sum = sum,
                             .n_threads = pool_size(k->pool) };
@@ -298,11 +299,11 @@ static void run(struct core *k, const struct op *ops, int n_ops, int n_tokens, i
         pool_run(k->pool, j.each * j.n_threads, linear_part, &j);
 }
 
-void core_linear(struct core *k, const struct op *ops, int n_ops, int n_tokens, const struct prefetch *prefetch)
+void core_linear(struct core *k, const struct op *ops, int n_ops, int n_tokens, const struct next_loop *prefetch)
 {
     run(k, ops, n_ops, n_tokens, 0, prefetch);
 }
-void core_linear_sum(struct core *k, const struct op *ops, int n_ops, int n_tokens, const struct prefetch *prefetch)
+void core_linear_sum(struct core *k, const struct op *ops, int n_ops, int n_tokens, const struct next_loop *prefetch)
 {
     run(k, ops, n_ops, n_tokens, 1, prefetch);
 }
@@ -322,18 +323,18 @@ int core_prefetch(struct core *k, const struct model *m, struct err *e)
         const struct mat *end = next ? next->q_a.w.data ? &next->q_a.w : next->in.w.data
                                     ? &next->in.w : &next->q.w : m->embed_out.w.data ? &m->embed_out.w : &m->head.w;
         const int more = !next ? 0 : next->kv_a.w.data ? next->kv_a.w.n_tiles : next->k.w.n_tiles + next->v.w.n_tiles;
-        struct prefetch *a = k->prefetch + i * LOOPS;
-        a[LOOP_QKV] = (struct prefetch){ &l->o.w, l->o.w.n_tiles, n_threads };
-        a[LOOP_O] = (struct prefetch){ up, up->n_tiles, n_threads };
+        struct next_loop *a = k->prefetch + i * LOOPS;
+        a[LOOP_QKV] = (struct next_loop){ &l->o.w, l->o.w.n_tiles, n_threads };
+        a[LOOP_O] = (struct next_loop){ up, up->n_tiles, n_threads };
         /* of the shared MLP, if there is one */
-        a[LOOP_UP] = (struct prefetch){ &l->down.w, l->down.w.n_tiles, n_threads };
-        a[LOOP_DOWN] = (struct prefetch){ end, end->n_tiles + more, n_threads };
+        a[LOOP_UP] = (struct next_loop){ &l->down.w, l->down.w.n_tiles, n_threads };
+        a[LOOP_DOWN] = (struct next_loop){ end, end->n_tiles + more, n_threads };
     }
     return 0;
 }
 
 /* The weights of the next loop, or NULL. */
-const struct prefetch *core_next(const struct core *k, int index, int loop)
+const struct next_loop *core_next(const struct core *k, int index, int loop)
 {
     return k->prefetch ? k->prefetch + index * LOOPS + loop : NULL;
 }

@@ -36,7 +36,7 @@ struct op {
 static inline size_t up64(size_t n) { return (n + 63) / 64 * 64; }
 
 /* The matrix that the next loop starts with, and how threads divide that loop. */
-struct prefetch { const struct mat *w; int n_tiles, n_threads; };
+struct next_loop { const struct mat *w; int n_tiles, n_threads; };
 
 /* Set up the quantized forms of their input that these matrices need; none for matrices on the f32
  * path. */
@@ -53,16 +53,16 @@ int core_has_forms(const struct core *k, const struct act_input *in, const struc
 void core_multiply(const struct core *k, const struct linear *l, const struct act_input *in, int t0, int t1,
                    int n_tokens, float *out, size_t ldo, int thread);
 /* Several matrices in one parallel loop; prefetch may be NULL. */
-void core_linear(struct core *k, const struct op *ops, int n_ops, int n_tokens, const struct prefetch *prefetch);
+void core_linear(struct core *k, const struct op *ops, int n_ops, int n_tokens, const struct next_loop *prefetch);
 /* Several matrices with the same number of rows that are added to the same outputs: a job has the
  * same tiles of all of them, in order. */
-void core_linear_sum(struct core *k, const struct op *ops, int n_ops, int n_tokens, const struct prefetch *prefetch);
+void core_linear_sum(struct core *k, const struct op *ops, int n_ops, int n_tokens, const struct next_loop *prefetch);
 /* out [n][ldo] = n_rows rows of l from `first` on, which need not be whole tiles; room:
  * core_rows_room(n_rows) floats for each of n tokens */
 void core_linear_rows(struct core *k, const struct linear *l, const struct act_input *in, int first, int n_rows,
                       float *room, int n, float *out, size_t ldo);
 static inline size_t core_rows_room(int n_rows) { return ((size_t)n_rows / TILE_ROWS + 2) * TILE_ROWS; }
-const struct prefetch *core_next(const struct core *k, int index, int loop);
+const struct next_loop *core_next(const struct core *k, int index, int loop);
 /* out = norm of one row of n elements. */
 void core_norm_row(const struct core *k, float *out, const float *x, const struct norm *norm, int n);
 /* x += norm(y) for n rows; y is overwritten. */

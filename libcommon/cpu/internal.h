@@ -168,7 +168,7 @@ struct core {
     float *states; size_t state_stride;     /* states of sequences, borrowed; stride in floats */
     const struct cpu_hook *hook;
     /* [n_layers][LOOPS] weights to prefetch at the end of each loop; NULL: none */
-    struct prefetch *prefetch;
+    struct next_loop *prefetch;
     struct residency *residency;            /* borrowed; NULL: all weights may stay in memory */
 };
 enum { LOOP_QKV, LOOP_O, LOOP_UP, LOOP_DOWN, LOOPS };

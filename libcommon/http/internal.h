@@ -89,7 +89,7 @@ struct loop {
     struct listener listener[MAX_LISTENERS];
     int n_listeners;
     int spare;                  /* a descriptor to close when none are left */
-    int deaf;                   /* listeners are not watched before the next second */
+    int paused;                 /* listeners are not watched before the next second */
     SSL_CTX *tls;
     struct handshakes *handshakes;      /* NULL: no TLS, or not listening */
     /* away: dead connections whose handshake is still in a thread */

@@ -328,7 +328,7 @@ static void peer_name(const struct sockaddr_storage *a, char out[PEER_SIZE])
 /* Let epoll watch the listeners, or not. */
 static void watch_listeners(struct loop *l, int on)
 {
-    l->deaf = !on;
+    l->paused = !on;
     for (int i = 0; i < l->n_listeners; i++) {
         struct epoll_event ev = { .events = on ? EPOLLIN : 0, .data.ptr = &l->listener[i].source };
         epoll_ctl(l->epoll, EPOLL_CTL_MOD, l->listener[i].source.fd, &ev);
@@ -441,7 +441,7 @@ static void each_second(struct loop *l, uint64_t now)
     if (now - l->second_ns < second)
         return;
     l->second_ns = now;
-    if (l->deaf)
+    if (l->paused)
         watch_listeners(l, 1);
     for (struct conn *c = l->conns, *next; c; c = next) {
         next = c->next;

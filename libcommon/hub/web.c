@@ -349,7 +349,7 @@ static int again(struct web *w, struct web_job *j, int64_t wait_s)
     uint64_t wait = (uint64_t)250000000 << j->tries;
     char text[200];
     /* give up soon if the hub never answered */
-    if (++j->tries >= (w->heard ? MAX_TRIES : FIRST_TRIES) || wait_s > MAX_WAIT_S)
+    if (++j->tries >= (w->responded ? MAX_TRIES : FIRST_TRIES) || wait_s > MAX_WAIT_S)
         return -1;
     if (wait_s >= 0)
         wait = (uint64_t)wait_s * 1000000000u;
@@ -367,7 +367,7 @@ static int worth_another_try(const struct web *w, CURLcode rc)
     case CURLE_PARTIAL_FILE: case CURLE_RECV_ERROR: case CURLE_SEND_ERROR: case CURLE_GOT_NOTHING:
     case CURLE_OPERATION_TIMEDOUT: return 1;
     case CURLE_COULDNT_CONNECT: case CURLE_COULDNT_RESOLVE_HOST: case CURLE_COULDNT_RESOLVE_PROXY:
-    case CURLE_SSL_CONNECT_ERROR: return w->heard;
+    case CURLE_SSL_CONNECT_ERROR: return w->responded;
     default: return 0;
     }
 }
@@ -429,7 +429,7 @@ static int judge(struct web *w, struct web_job *j, CURLcode rc, struct err *e)
     }
     if (j->enough)
         return 1;
-    w->heard |= status != 0 && status < 500;
+    w->responded |= status != 0 && status < 500;
     if (rc != CURLE_OK && j->error_size <= MAX_ERROR)
         return worth_another_try(w, rc) && again(w, j, -1) == 0 ? 0 : explain_curl(w, j, rc, e);
     if (status / 100 == 3)
@@ -529,7 +529,7 @@ int web_open(struct web *w, struct err *e)
 {
     w->first = NULL;
     w->last = &w->first;
-    w->n_active = w->heard = 0;
+    w->n_active = w->responded = 0;
     w->refused = 0;
     w->multi = NULL;
     if (net_open(&w->net, e) != 0)

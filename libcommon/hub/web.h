@@ -56,7 +56,7 @@ struct web {
     int n_connections;
     CURLM *multi;
     struct web_job *first, **last;      /* waiting or running */
-    int n_active, heard;                /* heard: some response has arrived */
+    int n_active, responded;            /* responded: some response has arrived */
     long refused;                       /* the final 401, 403 or 404; 0: none */
     struct err error;                   /* error of body() or done() */
     /* jobs for which it returns 1 start first; may be NULL */

@@ -322,10 +322,10 @@ static void trim(struct rag_vectors *v)
 
 /* ---- the search ---- */
 
-struct best { struct near *out; int n, most; double sum, squares; int64_t visited; };
+struct nearest { struct near *out; int n, most; double sum, squares; int64_t visited; };
 
 /* Keep the best as a heap whose root is the worst of them. */
-static void offer(struct best *b, int64_t chunk, float similarity)
+static void offer(struct nearest *b, int64_t chunk, float similarity)
 {
     int i;
     if (b->n < b->most) {
@@ -356,7 +356,7 @@ static int in_ranges(const int64_t *ranges, int n, int64_t chunk)
 }
 
 static void scan(const struct kernels *k, const struct vector_copy *c, const int8_t *q, float scale,
-                 const int64_t *ranges, int n_ranges, struct best *b)
+                 const int64_t *ranges, int n_ranges, struct nearest *b)
 {
     int32_t dots[ROWS_AT_ONCE];
     for (int from = 0; from < c->n; from += ROWS_AT_ONCE) {
@@ -386,7 +386,7 @@ int rag_nearest(struct rag_vectors *v, struct rag_store *r, const char *model, c
                 const int64_t *collections, int n_collections, const int64_t *ranges, int n_ranges, struct near *out,
                 int most, double *mean, double *deviation, struct err *e)
 {
-    struct best b = { .out = out, .most = most };
+    struct nearest b = { .out = out, .most = most };
     const int64_t row = rag_model_row(r, model, e);
     const size_t stride = ((size_t)size + ALIGN - 1) / ALIGN * ALIGN;
     *mean = *deviation = 0;

@@ -262,7 +262,7 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
     -n "$([ -n "${ZSE_SANITIZED-}" ] && echo 400 || echo 1500)" -b 10 --requests 10 --ignore-eos >"$log.bench" 3>&- &
   local bench=$!
   until [ "$(waiting)" -ge 6 ]; do kill -0 $bench; done
-  [ "$(curl -s -H "X-API-Key: $one" "$URL/api/batching" | jq .engines.tiny.shares)" = 1 ]
+  [ "$(curl -s -H "X-API-Key: $one" "$URL/api/batching" | jq .engines.tiny.tenants)" = 1 ]
   [ "$(curl -s -H "X-API-Key: $one" "$URL/v1/completions" -d '{"prompt":"a","max_tokens":2}' | jq -r .usage.completion_tokens)" -gt 0 ]
   wait $bench
   grep -q '10 requests, 10 at once, 0 failed' "$log.bench"

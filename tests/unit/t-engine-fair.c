@@ -253,7 +253,7 @@ static void test_full_queue(void **state)
     engine_close(g);
 }
 
-/* Thousands of shares of one request each are all served, and nothing is kept of them. */
+/* Thousands of tenants with one request each are all served, and nothing is kept of them. */
 static void test_many_shares(void **state)
 {
     (void)state;

@@ -15,7 +15,7 @@ static json_t *batching_object(const struct server *s)
         enabled &= lm->batching;
         json_t *j = json_pack("{s:b, s:{s:i, s:i, s:i}, s:i, s:i, s:i, s:I, s:I, s:I, s:I}", "enabled", lm->batching,
                               "config", "max_batch_size", l.max_running, "chunk", l.chunk, "max_queue", l.max_waiting,
-                              "processing", e.n_running, "queued", e.n_waiting, "shares", e.n_tenants, "submitted",
+                              "processing", e.n_running, "queued", e.n_waiting, "tenants", e.n_tenants, "submitted",
                               (json_int_t)e.requests, "completed", (json_int_t)e.finished, "cancelled",
                               (json_int_t)e.cancelled, "failed", (json_int_t)e.failed);
         json_object_update_new(j, json_pack("{s:I, s:I, s:I, s:f, s:f}", "iterations", (json_int_t)e.steps, "tokens",

@@ -63,7 +63,7 @@ enum presence { ALWAYS, WITH_AUDIT, WITH_SYSLOG };
            "Answers being generated.") \
     METRIC(zse_requests_waiting, "gauge", e->n_waiting, \
            "Answers waiting to be generated.") \
-    METRIC(zse_shares, "gauge", e->n_tenants, \
+    METRIC(zse_tenants, "gauge", e->n_tenants, \
            "Tenants (keys and addresses) with running or waiting answers.") \
     METRIC(zse_prompt_tokens_total, "counter", e->prompt_tokens, \
            "Tokens of prompts.") \
