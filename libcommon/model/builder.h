@@ -1,5 +1,4 @@
-/* builder.h - private to weights.c and weights_streams.c: the list of tensors under
- * construction. */
+/* builder.h - private to builder.c and weights*.c: the list of tensors under construction. */
 #ifndef ZSE_MODEL_BUILDER_H
 #define ZSE_MODEL_BUILDER_H
 
@@ -30,10 +29,33 @@ int spec_vector(struct builder *b, int layer, enum layer_part part, const char *
 int spec_layer_norm(struct builder *b, int layer, enum layer_part part, const char *stem);
 int spec_as(struct builder *b, const char *ours, const char *full, const int64_t *want, int n_want,
             const struct weight_spec *t);
+/* Add tensor name + suffix of ours, t.rows x t.cols, from the source's tensor source + suffix of
+ * src_rows rows (0: as many).  A missing optional tensor is left out. */
+int spec_tensor(struct builder *b, const char *name, const char *suffix, const char *source, int64_t src_rows,
+                struct weight_spec t);
+/* Add a norm of n elements that the source keeps at `stem`, and its bias if biased. */
+int spec_norm(struct builder *b, int layer, int part, const char *name, const char *stem, int64_t n, int biased);
+/* Add a matrix and its bias (of a GGUF: if it holds one), t.rows rows through t.map of a source of
+ * src_rows rows (0: as many). */
+int spec_linear(struct builder *b, const char *name, const char *source, int64_t src_rows, int biased,
+                struct weight_spec t);
+int spec_exists(const struct builder *b, const char *name);
+/* 1 if the source has it with this number of dimensions. */
+int spec_has_dims(const struct builder *b, const char *name, int n_dims);
 /* The full name of a tensor, or of a weight or bias without that suffix: the first name in `stem`
  * that exists, else the last. */
 void spec_path(const struct builder *b, char *out, size_t room, int layer, const char *stem);
 
+/* Add all tensors of a part of a layer; 0, or -1 with the builder's *e. */
+int spec_layer(struct builder *b, int i);
+int spec_mlp(struct builder *b, int layer);
+/* Gate and up of n rows each from one matrix, gate first. */
+int spec_gate_up(struct builder *b, int layer, const char *stem, int64_t n);
+int spec_moe(struct builder *b, int layer);
+/* Find out how a folder keeps its experts: checkpoints of one architecture have them apart or
+ * stacked, as the version of transformers that wrote them did. */
+void spec_find_experts(struct builder *b);
+int spec_state(struct builder *b, int layer);
 int spec_compressed(struct builder *b, int i);
 int spec_hyper(struct builder *b, int i);
 int spec_altup(struct builder *b, int i);
