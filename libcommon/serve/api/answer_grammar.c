@@ -1,14 +1,15 @@
-/* answer_grammar.c - the grammar of the answers: of response_format, tools, grammar or regex. */
+/* answer_grammar.c - compile the grammar of an answer, from response_format, tools, grammar or
+ * regex. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "libcommon/base/json.h"
 #include "libcommon/serve/api/calls.h"
 
-/* The source of a grammar. */
+/* The source from which a grammar is compiled. */
 struct answer_grammar {
     const char *param;
-    const char *text; size_t size;      /* of a schema, grammar or regular expression */
+    const char *text; size_t size;      /* the text of a schema, grammar or regular expression */
     struct grammar_options options;
     const struct tool_format *format;
     struct tool_grammar_options tools;
@@ -26,7 +27,7 @@ static struct grammar *make(const struct grammar_vocab *v, const void *what, str
     return grammar_compile_schema(v, s->text, s->size, &s->options, e);
 }
 
-/* Read grammar or regex of the body: at most one of them. */
+/* Read the field "grammar" or "regex"; the body may have one of them. */
 static int read_text(const struct call *c, struct answer_grammar *s, struct problem *pr)
 {
     static const char *const params[] = { "grammar", "regex" };
@@ -62,7 +63,7 @@ static void use_tools(struct call *c, json_t *schema, struct answer_grammar *s)
                                               .content_open = s->options.open_objects };
 }
 
-/* Write everything that the grammar depends on, as its key in the cache. */
+/* Write everything that the grammar depends on: its key in the cache. */
 static int key_of(const struct answer_grammar *s, struct buf *key)
 {
     char *tools = s->tools.tools ? json_dumps(s->tools.tools, JSON_COMPACT) : NULL;
@@ -99,7 +100,7 @@ static int call_grammar(struct call *c, const char *param, const struct buf *key
                            "ignore_eos: it continues after the end, but %s defines the end", param);
     c->grammar = grammars_get(c->lm->grammars, key->data, key->size, make, what, &e);
     const size_t n = strlen(param);
-    /* of grammars and regular expressions, the parameter's name is in the sentence */
+    /* messages about grammars and regular expressions begin with the parameter's name */
     const int says_where = strncmp(e.msg, param, n) == 0 && e.msg[n] == ':';
     if (!c->grammar)
         return e.code == ERR_MEMORY ? problem_set(pr, 503, NULL, "overloaded", "%s: %s", param, e.msg)

@@ -44,7 +44,7 @@ void choice_text(const struct choice *ch, enum part_kind kind, struct buf *out)
 
 static struct answer_part *new_part(struct choice *ch, enum part_kind kind)
 {
-    if ((ch->n_parts & (ch->n_parts - 1)) == 0) {               /* grow to the next power of 2 */
+    if ((ch->n_parts & (ch->n_parts - 1)) == 0) {               /* the array grows to the next power of 2 */
         struct answer_part *p = realloc(ch->part, (ch->n_parts ? 2 * (size_t)ch->n_parts : 1) * sizeof *p);
         if (!p)
             return NULL;
@@ -61,7 +61,7 @@ static void no_memory(struct choice *ch)
     call_cancel(ch->call);
 }
 
-/* Append to the last part, if it is of this kind, or begin a new one. */
+/* Append text to the last part if it is of this kind, else begin a new part. */
 static void add_delta(struct choice *ch, enum part_kind kind, const char *text, size_t size)
 {
     struct answer_part *p = ch->n_parts ? &ch->part[ch->n_parts - 1] : NULL;
@@ -80,7 +80,7 @@ static void on_part(void *user, const struct tool_event *ev)
 {
     struct choice *ch = user;
     struct answer_part *p;
-    if (ch->call->problem.status)       /* the last part may be incomplete */
+    if (ch->call->problem.status)       /* without memory the last part may be incomplete */
         return;
     switch (ev->kind) {
     case TOOL_CONTENT:

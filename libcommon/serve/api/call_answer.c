@@ -17,7 +17,7 @@ void call_totals(const struct call *c, struct token_counts *t)
         t->accepted += ch->stats.n_accepted;
         t->predicted_right += ch->stats.n_predicted_right;
         t->predicted_wrong += ch->stats.n_predicted_wrong;
-        /* answers to one prompt share it: only the first reports what the cache saved */
+        /* count cached tokens once a prompt: its other answers share the prefix */
         if (i == 0 || ch->prompt != c->choices[i - 1].prompt)
             t->cached += ch->stats.n_cached;
     }
@@ -74,7 +74,7 @@ void call_begin_stream(struct call *c) { call_begin_lines(c, "text/event-stream;
 void call_begin_lines(struct call *c, const char *type)
 {
     conn_add_header(c->conn, "Cache-Control", "no-cache");
-    conn_add_header(c->conn, "X-Accel-Buffering", "no");        /* else nginx buffers the events */
+    conn_add_header(c->conn, "X-Accel-Buffering", "no");        /* nginx would buffer the events */
     conn_begin(c->conn, 200, type);
     metrics_count(&c->s->metrics, c->route, 200);
 }
@@ -145,7 +145,7 @@ void call_fail_answer(struct call *c, const struct problem *p)
         return;
     }
     record_error(call_record(c), p);
-    buf_str(&c->line, "data: ");                /* the stream has begun: its status is sent already */
+    buf_str(&c->line, "data: ");                /* the status was sent when the stream began */
     problem_json(p, &c->line);
     buf_str(&c->line, "\n\n");
     call_send_event(c);

@@ -30,7 +30,7 @@ static json_t *last_question(json_t *messages)
     return NULL;
 }
 
-/* The text of the last message of the user.  The whole body is checked later. */
+/* The text of the user's last message.  The rest of the body is checked later. */
 static int question_text(const struct call *c, struct buf *out, struct problem *pr)
 {
     static const char *const types[] = { "text", NULL };
@@ -39,10 +39,10 @@ static int question_text(const struct call *c, struct buf *out, struct problem *
         return problem_set(pr, 400, "rag", "no_question", "rag: the conversation has no message of the user to search with");
     if (conversation_text(js_get(m, "content"), types, "messages", out, pr))
         return -1;
-    if (out->size > QUERY_BYTES)                /* its end: long messages begin with pasted text */
+    if (out->size > QUERY_BYTES)                /* keep the end: long messages begin with pasted text */
         buf_drop(out, out->size - QUERY_BYTES + 4);
     for (size_t i = 0; i < 4 && out->size && ((unsigned char)*out->data & 0xc0) == 0x80; i++)
-        buf_drop(out, 1);                       /* the rest of a character */
+        buf_drop(out, 1);                       /* drop the rest of a cut character */
     for (size_t i = 0; i < out->size; i++)
         if (out->data[i] == '\0')
             out->data[i] = ' ';
@@ -79,7 +79,7 @@ static json_t *question(const struct call *c, struct problem *pr)
 
 /* ---- the search ---- */
 
-/* The result, in the loop: what it takes is kept with the call. */
+/* The search has ended: keep its result with the call.  Runs in the loop. */
 static void on_found(void *user, json_t *answer, const struct problem *p)
 {
     struct call *c = user;
@@ -104,7 +104,7 @@ int documents_ask(struct call *c, void (*then)(struct call *c), struct problem *
 
 /* ---- the prompt ---- */
 
-/* Append text with `what` broken up by a blank after its first byte wherever it stands. */
+/* Append text; wherever `what` occurs in it, a blank is inserted after its first byte. */
 static void add_broken(const char *text, size_t size, const char *what, size_t n, struct buf *out)
 {
     const char *end = text + size, *found;
@@ -127,10 +127,11 @@ static void replace(struct buf *text, const char *what, size_t n)
     *text = out;
 }
 
-/* Nothing in a passage may end the marked part, or become a special token of the model. */
+/* Change the text of passages so that it cannot close the marked part or contain a special token of
+ * the model. */
 static void disarm(const struct tokenizer *t, struct buf *text)
 {
-    for (size_t i = 0; i + sizeof begins <= text->size; i++)        /* in any case of letters */
+    for (size_t i = 0; i + sizeof begins <= text->size; i++)        /* compare without regard to case */
         if (strncasecmp(text->data + i, begins, sizeof begins - 1) == 0 ||
             strncasecmp(text->data + i, ends, sizeof ends - 1) == 0)
             text->data[i] = '[';

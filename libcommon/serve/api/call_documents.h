@@ -11,10 +11,11 @@
 struct call;
 
 int documents_wanted(const struct call *c);
-/* Begin to search; the loop calls `then` when it is done, or c->problem is set.  0, or -1 with
+/* Start the search; the loop calls `then` when it is done or c->problem is set.  0, or -1 with
  * *pr. */
 int documents_ask(struct call *c, void (*then)(struct call *c), struct problem *pr);
-/* Put the passages before the last question of c->conversation.  Any thread.  0, or -1 with *pr. */
+/* Insert the passages before the last question of c->conversation.  Any thread.  0, or -1 with
+ * *pr. */
 int documents_insert(struct call *c, struct problem *pr);
 /* Append ,"citations":[...],"rag":{...} if the request asked for documents. */
 void documents_json(const struct call *c, struct buf *out);

@@ -1,5 +1,5 @@
-/* call_drafts.c - speculation of a call: the fields "speculative" and "prediction".  Neither can
- * change an answer. */
+/* call_drafts.c - parse the fields "speculative" and "prediction".  Neither can change an
+ * answer. */
 #include "libcommon/serve/api/internal.h"
 
 #include <stdlib.h>
@@ -74,7 +74,7 @@ int call_speculative(struct call *c, struct problem *pr)
     return 0;
 }
 
-/* The text of {"type": "content", "content": ...}. */
+/* The text of a prediction, {"type": "content", "content": ...}. */
 static int prediction_text(const json_t *v, struct buf *text, struct problem *pr)
 {
     static const char *const types[] = { "text", NULL };
@@ -92,8 +92,8 @@ static int prediction_text(const json_t *v, struct buf *text, struct problem *pr
     return conversation_text(json_object_get(v, "content"), types, PREDICTION, text, pr);
 }
 
-/* Tokens of an answer are predicted as far as one can go; text that is certain to be after that is
- * not tokenized. */
+/* Tokenize the predicted text.  An answer cannot be longer than the context allows, so text beyond
+ * that many tokens is skipped. */
 static int tokenize(struct call *c, const struct buf *text, struct problem *pr)
 {
     enum { LONG_TOKEN = 16, SLACK = 4096 };

@@ -1,4 +1,5 @@
-/* call_events.c - events of the engine: tokens and ends of answers, handed to the call's form. */
+/* call_events.c - take events of the engine, tokens and ends of answers, and pass them to the
+ * call's form. */
 #include "libcommon/serve/api/internal.h"
 
 #include "libcommon/base/clock.h"
@@ -33,7 +34,7 @@ static void on_finish(struct call *c, struct choice *ch, const struct events *b,
         problem_set(&c->problem, 504, NULL, "timeout", "no complete answer within %g s", c->s->o.timeout_s);
     }
     if (c->problem.status)
-        call_cancel(c);                         /* the other answers of this call */
+        call_cancel(c);                         /* cancel the other answers of this call */
 }
 
 static void on_token(struct call *c, struct choice *ch, uint64_t now)
@@ -46,7 +47,7 @@ static void on_token(struct call *c, struct choice *ch, uint64_t now)
     if (ch->last_ns)
         histogram_add(&m->between_tokens, (double)(now - ch->last_ns) * 1e-9);
     ch->last_ns = now;
-    ch->stats.n_generated++;                    /* until the end of the answer, which has all counts */
+    ch->stats.n_generated++;                    /* a running count; the event that ends the answer brings all counts */
     m->tokens++;
     metrics_tokens(&c->s->metrics, 1);
 }
@@ -70,7 +71,8 @@ static void on_event(struct events *b, const struct event *ev, uint64_t now)
     if (ev->last)
         on_finish(c, ch, b, ev);
     if (c->conn && !c->problem.status) {
-        if (call_is_stream(c) && !c->begun) {           /* not earlier: a refusal needs its own status */
+        /* the stream begins with the first token, because a refusal has a status of its own */
+        if (call_is_stream(c) && !c->begun) {
             c->begun = 1;
             c->form->begin(c);
         }
@@ -95,7 +97,7 @@ static void on_lost(struct choice *ch)
     end_if_over(c);
 }
 
-/* The engine's thread has obeyed worker_cancel. */
+/* The engine's thread has cancelled the job. */
 static void on_cancel_done(struct choice *ch)
 {
     ch->cancel_done = 1;
@@ -109,7 +111,7 @@ void call_events(struct loaded_model *lm)
     for (struct events *b = list; b; b = b->next) {
         for (int i = 0; i < b->n_events; i++)
             on_event(b, &b->event[i], now);
-        for (struct worker_job *j = b->lost, *next; j; j = next) {     /* its call may be freed */
+        for (struct worker_job *j = b->lost, *next; j; j = next) {     /* freeing the call would free the list's node */
             next = j->next_lost;
             if (j->on_event)
                 j->on_event(j, b, NULL);

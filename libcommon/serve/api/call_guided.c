@@ -1,4 +1,4 @@
-/* call_guided.c - vLLM's names for what constrains an answer: guided_json, guided_regex,
+/* call_guided.c - read vLLM's fields for structured output: guided_json, guided_regex,
  * guided_choice, guided_grammar, and structured_outputs with the same members.  They become the
  * fields response_format, regex or grammar of the body. */
 #include "libcommon/serve/api/internal.h"
@@ -8,10 +8,10 @@
 #include "libcommon/base/json.h"
 #include "libcommon/grammar/grammar.h"
 
-enum { SCHEMA_TEXT = 32 << 10,          /* bytes of a schema that is written as a string */
-       TREE_FACTOR = 90 };              /* bytes of a tree for each byte of its text: see prescan.h */
+enum { SCHEMA_TEXT = 32 << 10,          /* largest schema written as a string, in bytes */
+       TREE_FACTOR = 90 };              /* bytes of a JSON tree for each byte of its text: see prescan.h */
 
-/* Set a field of the body, unless there is a constraint already; takes over value. */
+/* Set a field of the body, unless another constraint is set already; takes over value. */
 static int set_field(struct call *c, const char *param, const char *field, json_t *value, struct problem *pr)
 {
     static const char *const others[] = { "response_format", "regex", "grammar" };
@@ -46,17 +46,17 @@ static int set_schema(struct call *c, const char *param, json_t *v, struct probl
     return problem_set(pr, 400, param, "invalid_type", "%s: found %s, expected a JSON Schema", param, js_kind(v));
 }
 
-/* One of several texts, as a regular expression. */
+/* Translate a list of choices into a regular expression. */
 static int set_choice(struct call *c, const char *param, json_t *v, struct problem *pr)
 {
     struct buf b = { 0 };
     const json_t *text;
-    size_t i, bytes = 1;                        /* of "(a|b)", without backslashes */
+    size_t i, bytes = 1;                        /* "(a|b)" takes at least so many bytes; backslashes come on top */
     json_array_foreach(v, i, text)
         bytes += json_string_length(text) + 1;
     if (bytes == 1)
         return problem_set(pr, 400, param, "invalid_type", "%s: expected a list of texts", param);
-    if (bytes > GRAMMAR_REGEX_BYTES)            /* before it is built: the loop does that */
+    if (bytes > GRAMMAR_REGEX_BYTES)            /* refuse it before it is built, because this runs in the loop */
         return problem_set(pr, 400, param, "out_of_range",
                            "%s: a list of %zu bytes, with a byte more for each text, expected at most %d", param,
                            bytes - 1, GRAMMAR_REGEX_BYTES - 1);
@@ -91,7 +91,7 @@ static int apply(struct call *c, const char *param, const char *kind, json_t *v,
         return set_field(c, param, kind, json_incref(v), pr);
     if (strcmp(kind, "json_object") == 0 && json_is_true(v))
         return set_field(c, param, "response_format", json_pack("{s:s}", "type", "json_object"), pr);
-    if (json_is_false(v))               /* json_object, and options of other decoders */
+    if (json_is_false(v))               /* json_object, and the options of other decoders */
         return 0;
     return problem_set(pr, 400, param, "unsupported_parameter",
                        "%s: %.40s: expected json, regex, choice, grammar or json_object", param, kind);

@@ -1,9 +1,9 @@
-/* call_memory.c - the memory of a call: every part is announced to the account (http/account.h)
- * before it is allocated.
+/* call_memory.c - account for the memory of a call: every part is reserved in the account
+ * (http/account.h) before it is allocated.
  *
- * A call holds everything whose size its client determines: the body, its JSON tree (prescan.h),
+ * A call reserves everything whose size its client determines: the body, its JSON tree (prescan.h),
  * the template's values, the tokenizer's working memory, token ids, and for each answer the part
- * that the engine keeps for it.  The text of answers is held in steps of ANSWER_STEP. */
+ * that the engine keeps for it.  The text of answers is reserved in steps of ANSWER_STEP. */
 #include "libcommon/serve/api/internal.h"
 
 #include <string.h>
@@ -28,7 +28,7 @@ int call_keep(struct call *c, size_t more, struct problem *pr)
     return -1;
 }
 
-/* Bytes that one answer has allocated. */
+/* Number of bytes allocated for one answer. */
 static size_t choice_bytes(const struct choice *ch)
 {
     size_t n = ch->text.room + ch->logprobs.room + ch->values.room + ch->tops.room + ch->offsets.room;
@@ -86,7 +86,7 @@ void call_drop_prompt(struct call *c)
 static size_t engine_bytes(const struct call *c, int n)
 {
     const int embed = call_embeds(c), max_len = c->lm->m.max_len;
-    /* two copies, and as text */
+    /* two copies of the vector, and its text */
     const size_t embedding = embed ? (size_t)config_embedding_size(&c->lm->m.model->config) * 64 : 0;
     size_t bytes = 0, stops = (size_t)c->n_stop_ids * sizeof *c->stop_ids;
     for (int i = 0; i < c->n_stop; i++)

@@ -1,4 +1,4 @@
-/* call_params.c - the parameters of a call: its model and every field of its body. */
+/* call_params.c - parse the parameters of a call: its model and every field of its body. */
 #include "libcommon/serve/api/internal.h"
 #include "libcommon/tools/round.h"
 
@@ -10,7 +10,7 @@
 #include "libcommon/base/json.h"
 #include "libcommon/serve/named.h"
 
-/* A text or a list of at most `most` texts into out, borrowed from v. */
+/* Parse a string, or a list of at most `most` strings, into out; they are borrowed from v. */
 static int parse_texts(const json_t *v, const char *name, int most, size_t most_bytes, const char **out, int *n_out,
                        struct problem *pr)
 {
@@ -88,7 +88,7 @@ static int parse_bias(struct call *c, struct problem *pr)
     if (!json_is_object(v))
         return problem_set(pr, 400, "logit_bias", "invalid_type",
                            "logit_bias: found %s, expected an object of token ids", js_kind(v));
-    if (json_object_size(v) > (size_t)vocab)            /* "1", "01" and "001": the loop reads them all */
+    if (json_object_size(v) > (size_t)vocab) /* "1", "01" and "001" are one token, and the loop reads every member */
         return problem_set(pr, 400, "logit_bias", "out_of_range", "logit_bias: %zu members, the model has %d tokens",
                            json_object_size(v), vocab);
     if (call_keep(c, (json_object_size(v) + 1) * sizeof *c->bias, pr) != 0)
@@ -174,8 +174,8 @@ static int check_params(struct call *c, struct problem *pr)
     return 0;
 }
 
-/* May the call use a model of the folder of names?  By the model's name, or by an alias that the
- * key allows. */
+/* Whether the call may use this model of the folder of named models: by its name, or by an alias
+ * that the key allows. */
 static int may_use(const struct call *c, const char *asked, const char *name, struct problem *pr)
 {
     struct problem why, ignored;
@@ -186,8 +186,8 @@ static int may_use(const struct call *c, const char *asked, const char *name, st
     return -1;
 }
 
-/* The model is not loaded: begin to load it if it has a name.  1: c->awaited is loading; 0: there
- * is none of this name, or it is not for this call; *pr says why. */
+/* Start loading a named model that is not loaded.  1: c->awaited is loading; 0: no model has this
+ * name, or the call may not use it, and *pr has the reason. */
 static int await_named(struct call *c, const char *asked, struct problem *pr)
 {
     char name[STORE_NAME_BYTES];
@@ -206,7 +206,7 @@ static int await_named(struct call *c, const char *asked, struct problem *pr)
     return 1;
 }
 
-/* Find the model, loading it again if it was evicted, and link the call to it.  Returns as
+/* Find the model, loading it again if it was evicted, and link the call to it.  Returns the same as
  * call_bind. */
 static int find_model(struct call *c, const char *name, struct problem *pr)
 {

@@ -1,8 +1,8 @@
-/* call_prepare.c - the threads that prepare calls: large bodies are parsed, and grammars compiled,
- * without holding up the event loop and with it the tokens of other calls.
+/* call_prepare.c - the threads that prepare calls: they parse large bodies and compile grammars, so
+ * that the event loop can go on sending the tokens of other calls.
  *
  * The queue is ordered in rounds: the first call of each tenant, then the second of each, and so
- * on, so that a tenant with many calls waiting delays only its own. */
+ * on, so that a tenant with many waiting calls delays only its own. */
 #include "libcommon/serve/api/internal.h"
 
 #include <malloc.h>
@@ -22,20 +22,20 @@ struct preparing {
     int n_threads, n_started;
     pthread_mutex_t lock;
     pthread_cond_t work;
-    struct call *first;                 /* the queue, by round */
-    int n;                              /* calls in it */
-    uint64_t round;                     /* round of the call that was taken last */
-    struct call *done, **done_last;     /* for the loop, oldest first */
-    struct call *current[N_PREPARING];  /* the call that each thread works on; NULL: none */
-    struct call *dropped;               /* ended calls, too large to be freed by the loop */
-    size_t freed_bytes;                 /* since memory was last given back to the system */
-    int untrimmed;                      /* has a call begun or ended since then? */
-    uint64_t changed_ns;                /* when the last call began or ended */
+    struct call *first;                 /* the queue, in order of round */
+    int n;                              /* length of the queue */
+    uint64_t round;                     /* the round of the call that was taken last */
+    struct call *done, **done_last;     /* calls for the loop to continue with, oldest first */
+    struct call *current[N_PREPARING];  /* the call each thread works on; NULL: none */
+    struct call *dropped;               /* ended calls that are too large for the loop to free */
+    size_t freed_bytes;                 /* bytes freed since memory was last returned to the system */
+    int untrimmed;                      /* a call has begun or ended since memory was last returned */
+    uint64_t changed_ns;                /* time when the last call began or ended */
     int stop;
     struct loop *loop;
 };
 
-/* Under the lock. */
+/* Move a call to the done list.  The caller holds the lock. */
 static void add_done(struct preparing *p, struct call *c)
 {
     c->next_preparing = NULL;
@@ -49,8 +49,8 @@ static int refuse_queued(struct call *c, int most)
                        "%d request%s already waiting to be prepared, expected at most %d", most, plural(most), most);
 }
 
-/* One more than the last round in which this tenant has a call, at least the round after the one
- * being served.  *last: the link to the last call of the queue.  Under the lock. */
+/* The round for a new call of this tenant: one after its last queued call, and not before the
+ * current round.  *last: the link to the last call of the queue.  The caller holds the lock. */
 static uint64_t next_round(struct preparing *p, uint64_t tenant, struct call ***last)
 {
     uint64_t round = p->round + 1;
@@ -70,7 +70,8 @@ int prepare_submit(struct call *c)
     int rc = 0;
     pthread_mutex_lock(&p->lock);
     c->round = next_round(p, c->tenant, &last);
-    if (most && p->n >= most && last && (*last)->round > c->round) {    /* refuse a call of a later round instead */
+    /* drop a queued call of a later round, and queue this one */
+    if (most && p->n >= most && last && (*last)->round > c->round) {
         struct call *out = *last;
         *last = NULL;
         p->n--;
@@ -96,7 +97,7 @@ void prepare_withdraw(struct call *c)
 {
     struct preparing *p = c->s->preparing;
     if (!p)
-        return;                                 /* the server is being closed */
+        return;                                 /* the server is closing */
     pthread_mutex_lock(&p->lock);
     struct call **at = &p->first;
     while (*at && *at != c)
@@ -138,7 +139,7 @@ static void give_memory_back(void)
 #endif
 }
 
-/* Bytes that these calls hold. */
+/* Number of bytes that these calls hold. */
 static size_t bytes_of_dropped(const struct call *c)
 {
     size_t n = 0;
@@ -155,7 +156,8 @@ static void destroy_calls(struct call *c)
     }
 }
 
-/* Wait for work, or until memory can be given back after a second without any.  Under the lock. */
+/* Wait for work, or until there was none for a second and memory can be returned to the system.
+ * The caller holds the lock. */
 static void wait_for_work(struct preparing *p)
 {
     while (!p->first && !p->dropped && !p->stop) {
@@ -170,7 +172,8 @@ static void wait_for_work(struct preparing *p)
     }
 }
 
-/* Take the next call of the queue (NULL: none) and all calls to be freed.  Under the lock. */
+/* Take the next call of the queue (NULL: none) and all calls to be freed.  The caller holds the
+ * lock. */
 static struct call *take_work(struct preparing *p, struct call **dropped, int *trim)
 {
     struct call *c = p->first;
@@ -194,7 +197,7 @@ static void *prepare(void *arg)
     struct preparing *p = arg;
     pthread_mutex_lock(&p->lock);
     const int i = p->n_started++;
-    for (;;) {                          /* the lock is held here */
+    for (;;) {                          /* each round begins and ends with the lock held */
         struct call *dropped;
         int trim;
         wait_for_work(p);
@@ -261,7 +264,7 @@ void calls_close(struct server *s)
     pthread_mutex_unlock(&p->lock);
     while (p->n_threads > 0)
         pthread_join(p->thread[--p->n_threads], NULL);
-    s->preparing = NULL;                        /* from here on call_free frees at once */
+    s->preparing = NULL;                        /* from now on call_free frees in the calling thread */
     free_calls(p->first);
     free_calls(p->done);
     destroy_calls(p->dropped);

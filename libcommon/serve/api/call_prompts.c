@@ -1,4 +1,5 @@
-/* call_prompts.c - the prompts of a call: text or token ids of the body to checked token ids. */
+/* call_prompts.c - make the prompts of a call: text or token ids of the body become checked token
+ * ids. */
 #include "libcommon/serve/api/internal.h"
 
 #include <stdlib.h>
@@ -33,9 +34,9 @@ static int check_length(const struct call *c, const struct prompt *p, const char
     return 0;
 }
 
-/* Refuse a text that is far longer than the context after tokenizing its beginning: all of it would
- * cost time, and TOKENIZE_BYTES of memory for each byte. SLACK: tokens at the cut that could have
- * merged with text after it. */
+/* Refuse a text that is far longer than the context after tokenizing only its beginning: tokenizing
+ * all of it would take time, and TOKENIZE_BYTES of memory for each byte.  SLACK: tokens at the cut
+ * that could have merged with the text after it. */
 static int check_beginning(struct call *c, const char *text, size_t size, unsigned flags, const char *field,
                            struct problem *pr)
 {
@@ -59,14 +60,14 @@ static int check_beginning(struct call *c, const char *text, size_t size, unsign
                        c->lm->id, max_len);
 }
 
-/* Most tokens of a text that the body asks to be cut; 0: none is. */
+/* The number of tokens to which the body asks that texts be cut; 0: it does not ask. */
 static int cut_length(const struct call *c)
 {
     const int max_len = c->lm->m.max_len, most = c->params.truncate;
     return most == -1 || most > max_len ? max_len : most;
 }
 
-/* Cut a text, but keep the tokens that the tokenizer puts after all texts. */
+/* Cut a prompt, but keep the tokens that the tokenizer appends to all texts. */
 static void truncate(const struct call *c, struct prompt *p)
 {
     int n;
@@ -79,7 +80,8 @@ static void truncate(const struct call *c, struct prompt *p)
     p->n_ids = most;
 }
 
-/* The beginning of a text that is certain to have more tokens than it is cut to; or all of it. */
+/* The number of bytes of text to tokenize: a beginning that has certainly more tokens than remain
+ * after the cut, or all of it. */
 static size_t cut_bytes(const struct call *c, const char *text, size_t size)
 {
     enum { LONGEST_TOKEN = 64 };
@@ -107,7 +109,7 @@ int call_tokenize(struct call *c, int i, const char *text, size_t size, int spec
     p->n_ids = n > INT32_MAX ? INT32_MAX : (int)n;
     if (call_embeds(c) && bos)
         truncate(c, p);
-    /* a tokenizer that appends EOS to every text would end the answer at once */
+    /* some tokenizers append EOS to every text, which would end the answer at once */
     if (bos && !call_embeds(c)) {
         int n_eos;
         const int32_t *eos = tokenizer_eos(t, &n_eos);
@@ -141,7 +143,7 @@ static int ids_prompt(struct call *c, int i, const json_t *list, const char *fie
     return check_length(c, p, field, pr);
 }
 
-/* Keep the prompt's text for echo. -1: no memory. */
+/* Keep the prompt's text for the option echo.  -1: no memory. */
 static int keep_text(struct prompt *p, const char *text, size_t size)
 {
     if ((p->text = malloc(size + 1)))
@@ -150,7 +152,7 @@ static int keep_text(struct prompt *p, const char *text, size_t size)
     return p->text ? 0 : -1;
 }
 
-/* Tokenize a text with the model's prompt before it. */
+/* Tokenize a text after the model's prefix for it. */
 static int with_prefix(struct call *c, int i, const char *text, size_t size, const char *field, struct problem *pr)
 {
     const size_t n = strlen(c->prefix);

@@ -1,4 +1,4 @@
-/* calls.c - the life of a call: its stages, the jobs it gives to the engine, its end. */
+/* calls.c - the life of a call: its stages, its jobs for the engine, its end. */
 #include "libcommon/serve/api/internal.h"
 
 #include <stdio.h>
@@ -14,7 +14,7 @@ static int stop_waiting(struct call *c);
 
 /* ---- freeing ---- */
 
-/* Free prompts, answers and jobs. */
+/* Free the prompts, answers and jobs of a round. */
 static void free_round(struct call *c)
 {
     for (int i = 0; i < c->n_prompts; i++) {
@@ -73,8 +73,8 @@ void call_charge(const struct call *c, int *prompt, int *completion)
         *prompt = *completion = 0;
 }
 
-/* End the record of a call whose connection does not: of a WebSocket's message, or of a client that
- * is gone. */
+/* Finish the access record of a call that owns one: for a WebSocket's message, or after the client
+ * has disconnected.  In all other cases the connection finishes it. */
 static void end_record(struct call *c)
 {
     int prompt, completion;
@@ -85,7 +85,7 @@ static void end_record(struct call *c)
 
 void call_free(struct call *c)
 {
-    end_record(c);                               /* still there if the server is closed before the call ends */
+    end_record(c);                               /* the record still exists if the server closes before the call ends */
     for (int i = 0; i < c->n_prompts; i++)
         if (c->prompts[i].constraint.state)
             c->prompts[i].constraint.close(c->prompts[i].constraint.state);
@@ -99,7 +99,7 @@ void call_free(struct call *c)
             c->next->prev = c->prev;
         c->lm->n_calls--;
         c->lm->used_ns = clock_ns();
-        grammars_release(c->grammar);           /* before its model may be closed */
+        grammars_release(c->grammar);           /* release it before its model may be closed */
         c->grammar = NULL;
     }
     if (prepare_free(c) != 0)
@@ -114,7 +114,7 @@ void calls_drop(struct loaded_model *lm)
 
 /* ---- the end ---- */
 
-/* The call has ended: count it in the metrics. */
+/* Count an ended call in the metrics. */
 static void count_call(struct call *c)
 {
     struct recent_call r = { .route = c->route, .status = c->status };
@@ -157,7 +157,7 @@ void call_conclude(struct call *c)
         if (c->conn)
             conn_set_exchange(c->conn, NULL);
     } else {
-        c->status = 499;                        /* nginx's status for a client that closed */
+        c->status = 499;                        /* nginx's status for a client that closed the connection */
     }
     if (c->form->event)
         count_call(c);
@@ -173,7 +173,7 @@ int call_is_over(const struct call *c)
     return 1;
 }
 
-/* The answers that the engine was not asked for are over. */
+/* End the answers that were never submitted to the engine. */
 static void drop_unsent(struct call *c)
 {
     for (; c->submitted && c->n_sent < c->n_choices; c->n_sent++) {
@@ -274,8 +274,8 @@ static int make_choices(struct call *c, struct problem *pr)
     return 0;
 }
 
-/* Reserve the tokens of prompts and answers of the key's limits. An answer without max_tokens gets
- * what the limits leave, at least LEAST_ANSWER. */
+/* Reserve tokens of the prompts and answers from the key's limits.  An answer without max_tokens
+ * gets the rest of the limits, at least LEAST_ANSWER. */
 static int reserve_tokens(struct call *c, struct problem *pr)
 {
     enum { LEAST_ANSWER = 16 };
@@ -301,8 +301,8 @@ static int reserve_tokens(struct call *c, struct problem *pr)
     return 0;
 }
 
-/* Name in a header the schema keywords that the grammar does not enforce, of functions that are not
- * strict. */
+/* List in a response header the schema keywords that the grammar does not enforce, for functions
+ * that are not strict. */
 static void show_relaxed(const struct call *c)
 {
     const char *relaxed = c->grammar ? grammar_relaxed(shared_grammar(c->grammar)) : NULL;
@@ -313,17 +313,18 @@ static void show_relaxed(const struct call *c)
 static enum embed pooling_of(const struct call *c)
 {
     const struct config *config = &c->lm->m.model->config;
-    /* a language model that scores is asked for its next token */
+    /* a score of a language model is read from the probabilities of its next token */
     const int scores = (c->form->body & (BODY_RERANK | BODY_SCORE)) != 0;
     return scores && !config->embedding.pooling ? EMBED_STATE : config_pooling(config);
 }
 
-/* The request of every prompt to the engine, but for its ids and its constraint. */
+/* The parameters that all requests of this call to the engine share; ids and constraint differ. */
 static struct request_params engine_request(struct call *c)
 {
     const struct params *p = &c->params;
     const int embed = call_embeds(c);
-    /* max_tokens = 0 of a completion asks for the prompt only: completions.c hides the one token */
+    /* a completion with max_tokens = 0 asks for the prompt only: completions.c hides the one
+     * token */
     const int prompt_only = c->form->body == BODY_COMPLETION && p->given & GIVEN_MAX_TOKENS;
     struct request_params rp = { .sampling = p->sampling, .max_tokens = c->max_tokens ? c->max_tokens : prompt_only,
                                  .stop = c->stop, .n_stop = c->n_stop, .ignore_eos = p->ignore_eos,
@@ -338,8 +339,8 @@ static struct request_params engine_request(struct call *c)
     return rp;
 }
 
-/* Choices of a call that the engine may have at once.  Of texts to embed these are as many as keep
- * its batches full: a request for 2048 vectors must not fill the queue. */
+/* Number of choices that the engine may have at once.  For embeddings just enough to keep its
+ * batches full, so that a request for 2048 vectors does not fill the queue. */
 static int most_sent(const struct call *c)
 {
     const struct engine_limits *l = &c->lm->limits;
@@ -386,7 +387,7 @@ static void submit(struct call *c)
 
 /* ---- stages ---- */
 
-/* Parse the body, which is freed. */
+/* Parse the body and free its text. */
 static void parse(struct call *c, struct problem *pr)
 {
     struct err e;
@@ -431,7 +432,7 @@ void call_work(struct call *c)
     }
 }
 
-/* Is there a schema, grammar or regular expression to compile? */
+/* Whether the call has a schema, grammar or regular expression to compile. */
 static int must_compile(const struct call *c)
 {
     static const char *const names[] = { "response_format", "grammar", "regex", "tools", "text", "output_config",
@@ -448,14 +449,14 @@ static void advance(struct call *c, int large);
 
 static void wait_for_model(struct call *c)
 {
-    struct call **end = &c->s->waiting;         /* in order: the first to come is the first to run */
+    struct call **end = &c->s->waiting;         /* append: waiting calls run in the order of their arrival */
     while (*end)
         end = &(*end)->next_preparing;
     c->next_preparing = NULL;
     *end = c;
 }
 
-/* Take the call out of the list of those that wait.  0: it does not wait. */
+/* Remove the call from the list of waiting calls.  0: it is not in it. */
 static int stop_waiting(struct call *c)
 {
     struct call **at = &c->s->waiting;
@@ -472,7 +473,7 @@ static int stop_waiting(struct call *c)
 void calls_loaded(struct server *s, struct loaded_model *lm, const struct problem *p)
 {
     struct call **at = &s->waiting, *mine = NULL, **end = &mine, *c;
-    while ((c = *at)) {                         /* a call that goes on may wait again, for another model */
+    while ((c = *at)) {                         /* a call that continues may wait again, for another model */
         if (c->awaited != lm) {
             at = &c->next_preparing;
             continue;
@@ -495,7 +496,7 @@ void calls_loaded(struct server *s, struct loaded_model *lm, const struct proble
 void calls_tick(struct server *s)
 {
     struct call *late;
-    do {                                        /* from the beginning: the end of a call may change the list */
+    do { /* restart from the beginning, because ending a call may change the list */
         late = s->waiting;
         while (late && !is_late(late))
             late = late->next_preparing;
@@ -509,8 +510,8 @@ void calls_tick(struct server *s)
 
 static void documents_found(struct call *c) { advance(c, 1); }
 
-/* The current stage is done: go on with the next, here or in a preparing thread. large: the body
- * is, so the next stage runs in a thread, too. */
+/* The current stage is done: continue with the next, here or in a preparing thread. large: the body
+ * is large, so the next stage runs in a thread. */
 static void advance(struct call *c, int large)
 {
     while (c->conn && !c->problem.status) {
@@ -568,8 +569,7 @@ void call_prepare_again(struct call *c)
         call_conclude(c);
 }
 
-/* whole: the body of the connection's request, moved; else a copy of the text of a WebSocket's
- * message. */
+/* whole: take the body of the connection's request; else copy the text of a WebSocket's message. */
 static void take_body(struct call *c, int whole, const char *text, size_t size)
 {
     if (whole)
@@ -583,7 +583,7 @@ static void take_body(struct call *c, int whole, const char *text, size_t size)
         call_hold(c, 0, &c->problem);
 }
 
-/* There is no memory for a call. */
+/* Refuse a request for lack of memory. */
 static void refuse_call(struct server *s, struct conn *conn, struct access_record *record)
 {
     if (!record) {

@@ -1,7 +1,7 @@
-/* calls.h - an API request that generates: from its body to prompts, through the engine, to an
+/* calls.h - an API request that uses a model: from its body to prompts, through the engine, to an
  * answer or a stream of events.
  *
- * A call is what all forms share.  A form (chat_completions.c, responses.c, messages.c,
+ * A call is the part that all forms share.  A form (chat_completions.c, responses.c, messages.c,
  * completions.c, embeddings.c, rerank.c, text.c, wschat.c) reads its body and writes its answer.
  *
  * A call belongs to the loop's thread, except while a preparing thread works on it. */
@@ -19,186 +19,188 @@
 #include "libcommon/serve/internal.h"
 
 enum { MAX_STOP = 16, MAX_STOP_BYTES = 1024, MAX_CHOICES = 256,
-       MAX_TEXTS = 2048 };              /* of a request for vectors, as at OpenAI */
+       MAX_TEXTS = 2048 };              /* inputs of one request for vectors; the limit of OpenAI */
 
 struct call;
 
 /* One of the answers to a prompt. */
 struct choice {
-    struct worker_job *job;                    /* of call.jobs */
+    struct worker_job *job;                    /* its element of call.jobs */
     struct call *call;
-    int index, prompt;                  /* in call.choices and call.prompts */
-    struct buf text;                    /* so far, where the answer is not streamed */
-    struct answer_part *part; int n_parts;              /* of a conversation's answer; owned */
+    int index, prompt;                  /* its index in call.choices, and its prompt's in call.prompts */
+    struct buf text;                    /* the text so far, if the answer is not streamed */
+    struct answer_part *part; int n_parts;              /* the parts of a conversation's answer; owned */
     struct tool_parser *parser;         /* owned; NULL: the answer cannot contain calls */
-    /* JSON of the tokens so far: chat uses the first, completions all */
+    /* JSON of the tokens so far: chat uses only logprobs, completions use all four */
     struct buf logprobs, values, tops, offsets;
     int n_logprobs;
-    size_t n_chars;                     /* of the text before the next token */
+    size_t n_chars;                     /* characters of the answer before the next token */
     struct reasoning_splitter split;
     float *embedding; int n_embedding;  /* owned */
     int ended, cancel_sent, cancel_done;       /* cancel_done: the worker has cancelled the job */
-    int said_role;                      /* the first event of the stream is out */
+    int said_role;                      /* the first event of the choice was sent */
     enum finish finish;
-    int stop;                           /* number of the stop string that ended it, from 1; 0: none */
-    int n_reasoning;                    /* tokens of reasoning */
-    size_t n_bytes;                     /* of text, parts and lists above, as counted in call.answer_bytes */
+    int stop;                           /* index of the stop string that ended it, from 1; 0: none */
+    int n_reasoning;                    /* number of tokens of reasoning */
+    size_t n_bytes;                     /* bytes of the text, parts and lists above, as counted in call.answer_bytes */
     struct request_stats stats;
     uint64_t last_ns;                   /* time of its last token */
 };
 
 struct prompt {
     int32_t *ids; int n_ids;            /* owned */
-    char *text; size_t text_size;       /* for echo; owned, else NULL */
-    int second;                         /* of a pair: first token of the second text; 0: it is one text */
-    struct constraint constraint;       /* of its answers; state NULL: none, or the engine owns it */
+    char *text; size_t text_size;       /* kept for the option echo; owned, else NULL */
+    int second; /* of a pair of texts: index of the second text's first token; 0: a single text */
+    struct constraint constraint;       /* constrains its answers; state NULL: no constraint, or the engine owns it */
 };
 
 struct call_form {
     body_set body;
-    const char *prefix;                 /* of ids: "chatcmpl-" */
-    /* From c->json to c->prompts.  Any thread: it reads only c->json, c->params and those parts of
-     * the model that do not change. */
+    const char *prefix;                 /* prefix of the ids of answers: "chatcmpl-" */
+    /* Make c->prompts from c->json.  Any thread: it reads only c->json, c->params and the constant
+     * parts of the model. */
     int (*prepare)(struct call *c, struct problem *pr);
     /* Parse the fields that the table does not cover into c->params, in the loop.  NULL: none. */
     int (*params)(struct call *c, struct problem *pr);
-    int latest;                         /* "NAME:latest" means NAME, unless a model has that whole name */
+    int latest;                         /* "NAME:latest" means NAME, unless a model has exactly that name */
     void (*begin)(struct call *c);      /* write the first bytes of a stream */
-    /* A token, or the end, of one choice.  NULL: the form needs no engine, and prepare made the
+    /* A token of a choice, or its end.  NULL: the form needs no engine, because prepare made the
      * answer. */
     void (*event)(struct call *c, struct choice *ch, const struct events *b, const struct event *ev);
     /* New text of a part of a conversation's answer, called by conversation_event.  begins: the
      * part is new.  NULL: the form has no conversation. */
     void (*delta)(struct call *c, struct choice *ch, const struct answer_part *p, int begins, const char *text,
                   size_t size);
-    /* Of forms with tools of the server, in streams: a call is about to run; its result.  In
-     * each answer, when all of a round have run: append the round to rounds->items (NULL: the form
-     * has no items). */
+    /* Only forms with tools of the server have these. tool_call, tool_result: in a stream, a call
+     * is about to run; its result has arrived. round_end: all calls of a round have run; append the
+     * round to rounds->items (NULL: the form has no items). */
     void (*tool_call)(struct call *c, const struct answer_part *p);
     void (*tool_result)(struct call *c, const struct answer_part *p, const struct call_result *t);
     void (*round_end)(struct call *c, const struct choice *ch);
-    void (*end)(struct call *c);        /* every choice has ended: write the answer, or the end of the stream */
+    void (*end)(struct call *c);        /* every choice has ended: write the answer, or end the stream */
     void (*fail)(struct call *c, const struct problem *p);      /* called instead of end */
 };
 
 struct call {
-    struct exchange exchange;           /* first: see exchange.h */
-    struct call *prev, *next;           /* of the model's open calls */
-    struct call *next_preparing;        /* in a list of call_prepare.c */
-    uint64_t tenant, scope;             /* as guard_tenant and guard_scope say */
-    uint64_t round;                     /* of the queue of the preparing threads */
+    struct exchange exchange;           /* must be the first member: see exchange.h */
+    struct call *prev, *next;           /* list of the model's open calls */
+    struct call *next_preparing;        /* link in a list of call_prepare.c */
+    uint64_t tenant, scope;             /* results of guard_tenant and guard_scope */
+    uint64_t round;                     /* its round in the queue of the preparing threads */
     struct server *s;
-    struct conn *conn;                  /* NULL: the client is gone */
-    /* owned: of a WebSocket's message, or of a client that is gone; else conn has it */
+    struct conn *conn;                  /* NULL: the client has disconnected */
+    /* owned if it belongs to a WebSocket's message or the client has disconnected; else conn owns
+     * it */
     struct access_record *record;
     struct loaded_model *lm;            /* NULL until the body is parsed */
-    struct loaded_model *awaited;       /* the model that is loading for it; NULL: none */
+    struct loaded_model *awaited;       /* the model that is being loaded for this call; NULL: none */
     const struct call_form *form;
-    int route;                          /* index in routes */
+    int route;                          /* index in the table of routes */
     char id[48], client[64];
     int64_t created;                    /* seconds since 1970 */
-    struct hold hold;                   /* of the account: see call_memory.c */
-    size_t kept_bytes;                  /* held besides answers */
-    size_t body_bytes;                  /* size of the body as received, less the ignored fields */
-    size_t answer_bytes, held_answers;  /* of answers so far; bytes of answers that the hold covers */
-    /* how next tokens are drafted; its predicted tokens are owned, and kept as `predicted` */
+    struct hold hold;                   /* reservation in the account: see call_memory.c */
+    size_t kept_bytes;                  /* bytes reserved besides answers */
+    size_t body_bytes;                  /* bytes of the body as received, without ignored fields */
+    size_t answer_bytes, held_answers;  /* bytes of the answers so far; bytes of answers that the hold covers */
+    /* drafting of next tokens; its predicted tokens are owned, and kept as `predicted` */
     struct draft_params draft;
     int32_t *predicted;
     int predicts;                       /* the body has a prediction */
     struct prescan scan;
-    struct buf body;                    /* freed once it is parsed */
+    struct buf body;                    /* freed when it has been parsed */
     json_t *json;                       /* owned */
-    /* members of json that Ollama's bodies do not have, until call_drop_prompt; owned */
+    /* members of json that Ollama's bodies do not have; owned; freed by call_drop_prompt */
     json_t *unknown;
     struct params params;
-    int include_usage, running_usage;   /* running_usage: also in every event, so far */
+    int include_usage, running_usage;   /* running_usage: every event has the usage so far */
     int n_logprobs, max_tokens;         /* n_logprobs -1: none; max_tokens 0: up to the context */
     const char *stop[MAX_STOP]; int n_stop;             /* borrowed from json */
     int32_t *stop_ids; int n_stop_ids;  /* owned */
     const char *breaker[DRY_MAX_BREAKERS];              /* dry_sequence_breakers, borrowed from json */
     struct logit_bias *bias;            /* owned */
     struct prompt *prompts; int n_prompts;              /* owned */
-    struct shared_grammar *grammar;     /* of the answers; NULL: they are unconstrained */
-    atomic_int cancelled;               /* tells a thread that compiles the grammar to stop soon */
+    struct shared_grammar *grammar;     /* grammar of the answers; NULL: they are unconstrained */
+    atomic_int cancelled;               /* tells a thread that compiles the grammar to stop */
     struct worker_job *jobs;                   /* [n_choices]; owned */
     struct choice *choices; int n_choices, n_open;      /* owned; n_open: jobs that have not ended */
     int submitted, stage;               /* stage: the next one to run, see internal.h */
-    int n_sent;                         /* choices submitted to the engine; n_open includes the others */
+    int n_sent;                         /* choices submitted to the engine; n_open counts the others as well */
     int begun;                          /* form->begin was called */
-    int n_events;                       /* of a stream whose events are numbered */
+    int n_events;                       /* events so far, of streams that number them */
     int starts_thinking;                /* the prompt ends with <think> */
     struct conversation conversation;   /* owned */
     struct tool_rounds *rounds;         /* owned; NULL: no tools of the server */
-    json_t *documents;                  /* owned: the answer of /api/rag/context; NULL: none requested */
+    json_t *documents;                  /* the answer of /api/rag/context; owned; NULL: none requested */
     void (*documents_then)(struct call *c);
-    const char *prefix;                 /* put before texts to embed, borrowed from the model; NULL: nothing */
+    const char *prefix;                 /* text before each text to embed, borrowed from the model; NULL: none */
     int raw_text;                       /* special tokens are part of the answer's text */
-    struct buf head;                    /* the bytes that begin every event of a stream */
+    struct buf head;                    /* bytes that begin every event of a stream */
     struct buf line;                    /* scratch: the event being written */
-    struct buf more;                    /* members, each after a comma, of the next event of chat */
+    struct buf more;                    /* members of the next event of chat, each after a comma */
     struct problem problem;             /* status 0: none */
-    /* bound_ns: when its model was available; first_ns: the first token; 0: not yet */
+    /* bound_ns: when its model was available; first_ns: when the first token came; 0: not yet */
     uint64_t start_ns, bound_ns, first_ns;
-    int status;                         /* of the response, once the call has ended */
-    int reported;                          /* the engine's, while jobs are open: see request_params */
+    int status;                         /* HTTP status of the response; set when the call has ended */
+    int reported;                          /* owned by the engine while jobs are open: see request_params */
 };
 
-/* Begin a call.  record: of a WebSocket's message, taken over, whose text is copied; NULL: of the
- * connection, whose body is taken. */
+/* Start a call. record: of a WebSocket's message, whose text is copied; the call takes the record
+ * over.  NULL: take the request's body from the connection. */
 void call_start(struct server *s, struct conn *c, struct access_record *record, const struct call_form *form,
                 const char *text, size_t size);
 
 /* ---- for the forms ---- */
-/* 1: the result is vectors or scores, not text. */
+/* 1: the result is vectors or scores, no text. */
 int call_embeds(const struct call *c);
-struct access_record *call_record(const struct call *c);        /* NULL: none */
-void call_cancel(struct call *c);       /* of all its open choices */
-/* Hold `more` bytes besides what the call keeps, until the next call_hold.  0, or -1 with *pr (413,
- * 429 or 503); 0 bytes always succeed. */
+struct access_record *call_record(const struct call *c);        /* NULL: it has none */
+void call_cancel(struct call *c);       /* cancel all open choices */
+/* Reserve `more` bytes beyond those kept, until the next call_hold.  0, or -1 with *pr (413, 429 or
+ * 503); 0 bytes always succeed. */
 int call_hold(struct call *c, size_t more, struct problem *pr);
-/* Hold `more` bytes as long as the call lives.  0, or -1 with *pr. */
+/* Reserve `more` bytes for the rest of the call's life.  0, or -1 with *pr. */
 int call_keep(struct call *c, size_t more, struct problem *pr);
-/* Bytes that tokenizing needs for each byte of valid UTF-8, at most (spaces in SentencePiece
+/* Most bytes that tokenizing needs for each byte of valid UTF-8 (spaces in SentencePiece
  * vocabularies). */
 enum { TOKENIZE_BYTES = 144 };
 /* Allocate n prompts.  0, or -1 with *pr. */
 int call_prompts(struct call *c, int n, struct problem *pr);
-/* Tokenize text into prompt i.  special: texts of special tokens become those tokens; bos: add BOS
- * and whatever else the tokenizer adds.  0, or -1 with *pr about `field`. */
+/* Tokenize text into prompt i. special: names of special tokens in the text become those tokens;
+ * bos: add BOS and all other tokens that the tokenizer adds.  0, or -1 with *pr about `field`. */
 int call_tokenize(struct call *c, int i, const char *text, size_t size, int special, int bos, struct problem *pr,
                   const char *field);
 /* Make prompts of the field "prompt" or "input": text, ids, or a list of either.  0, or -1 with
  * *pr. */
 int call_any_prompts(struct call *c, const char *field, int special, struct problem *pr);
 int call_is_stream(const struct call *c);
-void call_usage(const struct call *c, struct buf *out);         /* {"prompt_tokens":...} */
-void call_totals(const struct call *c, struct token_counts *t);         /* of all prompts and answers */
-/* Append ,"speculation":{...} if a choice could have drafts. */
+void call_usage(const struct call *c, struct buf *out);         /* append {"prompt_tokens":...} */
+void call_totals(const struct call *c, struct token_counts *t);         /* sum over all prompts and answers */
+/* Append ,"speculation":{...} if any choice could draft. */
 void call_speculation(const struct call *c, struct buf *out);
 const char *call_finish_name(enum finish f);                    /* "stop" or "length" */
 void call_send_event(struct call *c);                           /* send c->line and empty it */
-void call_fail_answer(struct call *c, const struct problem *p); /* the usual call_form.fail */
+void call_fail_answer(struct call *c, const struct problem *p); /* the default for call_form.fail */
 void call_begin_stream(struct call *c);                         /* send status and headers of server-sent events */
-void call_begin_lines(struct call *c, const char *type);        /* the same of a stream of this media type */
+void call_begin_lines(struct call *c, const char *type);        /* call_begin_stream with another media type */
 /* Parts of the answers of chat and text completions: */
-void call_head(const struct call *c, const char *object, struct buf *out);      /* up to the list of choices */
+/* append everything before the list of choices */
+void call_head(const struct call *c, const char *object, struct buf *out);
 /* end c->line and send it; finish NULL: more follows */
 void call_end_event(struct call *c, const char *finish);
-void call_end_stream(struct call *c);                           /* the usage, if requested, and [DONE] */
-void call_end_answer(struct call *c, struct buf *out);          /* the end of the list; replies and releases out */
+void call_end_stream(struct call *c);                           /* send the usage, if requested, and [DONE] */
+void call_end_answer(struct call *c, struct buf *out);          /* close the list of choices; send and release out */
 
 /* ---- embeddings.c ---- */
-/* Make prompts of the texts in this field; refuses models that are not for embedding.  0, or -1
- * with *pr. */
+/* Tokenize the texts of this field for embedding; refuses models that cannot embed.  0, or -1 with
+ * *pr. */
 int call_embedding_prompts(struct call *c, const char *field, struct problem *pr);
 /* Truncate the vector to the body's `dimensions`; returns its new length. */
 int call_cut_vector(const struct call *c, struct choice *ch);
 void call_vector_json(const float *x, int n, struct buf *out);
-/* Keep the vector of a choice: call_form.event of calls that embed. */
+/* Keep the vector of a choice: call_form.event of the calls that embed. */
 void call_take_vector(struct call *c, struct choice *ch, const struct events *b, const struct event *ev);
 
 /* ---- call_drafts.c ---- */
-/* Whether answers of this call have drafts. */
+/* Whether tokens are drafted for answers of this call. */
 int call_has_drafts(const struct call *c);
 
 /* ---- answer_grammar.c ---- */
@@ -207,9 +209,9 @@ int call_has_drafts(const struct call *c);
 int call_answer_grammar(struct call *c, struct problem *pr);
 
 /* ---- token_text.c ---- */
-/* Append the bytes that a token stands for in the middle of a text. */
+/* Append the bytes of a token in the middle of a text. */
 void token_bytes(const struct tokenizer *t, int32_t id, struct buf *out);
-/* Append them as a JSON string; bytes that are not UTF-8 become "bytes:\\xe2\\x82". */
+/* Append these bytes as a JSON string; bytes that are not UTF-8 become "bytes:\\xe2\\x82". */
 void token_json(const char *bytes, size_t n, struct buf *out);
 void logprob_json(float x, struct buf *out);
 

@@ -23,7 +23,7 @@ static void token_entry(const struct tokenizer *t, int32_t id, float logprob, st
     buf_release(&bytes);
 }
 
-/* An element of logprobs.content. */
+/* Write an element of logprobs.content. */
 static void logprob_entry(const struct call *c, const struct events *b, const struct event *ev, struct buf *out)
 {
     const struct tokenizer *t = c->lm->m.tokenizer;
@@ -46,7 +46,7 @@ static void begin(struct call *c)
     buf_str(&c->head, "data: ");
     call_head(c, "chat.completion.chunk", &c->head);
     call_begin_stream(c);
-    if (c->documents) {                         /* an event without choices, before the first token */
+    if (c->documents) {                         /* send an event without choices before the first token */
         buf_add(&c->line, c->head.data, c->head.size);
         buf_str(&c->line, "]");
         documents_json(c, &c->line);
@@ -61,7 +61,7 @@ static const char *finish_of(const struct choice *ch)
            !choice_cut(ch) ? "tool_calls" : call_finish_name(ch->finish);
 }
 
-/* Begin a delta; the first one of a choice has the role. */
+/* Begin a delta; the first delta of a choice has the role. */
 static void begin_delta(struct call *c, struct choice *ch, const char *content)
 {
     buf_add(&c->line, c->head.data, c->head.size);
@@ -91,7 +91,7 @@ static void delta(struct call *c, struct choice *ch, const struct answer_part *p
                   size_t size)
 {
     const char *comma = ch->said_role ? "" : ",";
-    if (!call_is_stream(c) || (p->kind == PART_CALL && c->rounds))      /* see send_calls */
+    if (!call_is_stream(c) || (p->kind == PART_CALL && c->rounds))      /* calls of a round are sent by send_calls */
         return;
     if (p->kind == PART_CALL) {
         begin_delta(c, ch, ",\"content\":null");
@@ -120,8 +120,8 @@ static void delta(struct call *c, struct choice *ch, const struct answer_part *p
     end_delta(c, ch, NULL);
 }
 
-/* The calls of a round that the server does not run, each whole: which ones it runs is known only
- * when all have ended. */
+/* Send the calls of a round that the client has to run.  Each is sent whole, because it is known
+ * only at the end of the round whether the server runs it. */
 static void send_calls(struct call *c, struct choice *ch)
 {
     for (int i = 0; i < ch->n_parts; i++) {
@@ -169,7 +169,7 @@ static void on_event(struct call *c, struct choice *ch, const struct events *b, 
         rounds_judge(c, ch);
     if (!call_is_stream(c) || c->problem.status || (c->rounds && c->rounds->runs_next))
         return;
-    /* tokens without text; those of a call may have none */
+    /* tokens without text; tokens of a call may have none */
     if ((!ch->said_role && !ch->parser) || ch->logprobs.size) {
         begin_delta(c, ch, ",\"content\":\"\"");
         end_delta(c, ch, NULL);
@@ -178,7 +178,7 @@ static void on_event(struct call *c, struct choice *ch, const struct events *b, 
         send_calls(c, ch);
         rounds_stop_json(c, "call_", &c->more);
     }
-    if (ev->last) {                             /* the last event is an empty delta with the finish reason */
+    if (ev->last) {                             /* the last event has an empty delta and the finish reason */
         begin_delta(c, ch, ",\"content\":\"\"");
         end_delta(c, ch, finish_of(ch));
     }
@@ -250,7 +250,7 @@ static void end(struct call *c)
 
 static int prepare(struct call *c, struct problem *pr)
 {
-    if (c->rounds)                              /* a later round: its messages are there */
+    if (c->rounds)                              /* in later rounds the messages exist already */
         return conversation_prepare(c, pr);
     return chat_read(c->json, c->params.parallel_calls, &c->conversation, pr) == 0 &&
            documents_insert(c, pr) == 0 && rounds_open(c, pr) == 0 ? conversation_prepare(c, pr) : -1;

@@ -71,7 +71,7 @@ static void begin(struct call *c)
     call_begin_stream(c);
 }
 
-/* max_tokens = 0 requests only the prompt: the engine makes one token, which is hidden. */
+/* max_tokens = 0 asks for the prompt only: the engine generates one token, which is hidden. */
 static int only_prompt(const struct call *c) { return c->max_tokens == 0; }
 
 static void send_piece(struct call *c, struct choice *ch, const char *text, size_t size, int last)
@@ -100,7 +100,7 @@ static void on_event(struct call *c, struct choice *ch, const struct events *b, 
         ch->stats.n_generated = 0;
         ch->finish = FINISH_LENGTH;
     }
-    if (!ch->said_role && p->text && !ev->is_prompt) {      /* echo: before the first token */
+    if (!ch->said_role && p->text && !ev->is_prompt) { /* the option echo: send the prompt before the first token */
         buf_add(&ch->text, p->text, p->text_size);
         if (c->n_logprobs < 0)
             ch->n_chars = utf8_count(p->text, p->text_size);

@@ -26,7 +26,7 @@ int conversation_render(const struct loaded_model *lm, const struct conversation
            problem_set(pr, 400, t->param, "template_error", "%s: %s", t->param, e.msg);
 }
 
-/* Do the answers need a parser of calls, besides the splitting at </think>? */
+/* Whether answers need a parser of calls, besides the split at </think>. */
 static int reads_calls(const struct call *c)
 {
     return (c->conversation.tools && c->conversation.choice != CALLS_NONE) ||
@@ -44,7 +44,7 @@ int conversation_prepare(struct call *c, struct problem *pr)
                          tool_format_begun(c->lm->calls_form, text, size);
     c->raw_text = reads_calls(c);
     if (!c->rounds) {
-        json_decref(c->conversation.messages);          /* the text contains them */
+        json_decref(c->conversation.messages);          /* the rendered text contains them */
         c->conversation.messages = NULL;
     }
     int rc = call_tokenize(c, 0, text, size, 1, 0, pr, c->conversation.param);

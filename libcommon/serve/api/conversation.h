@@ -23,67 +23,68 @@ struct loaded_model;
 enum call_choice { CALLS_AUTO, CALLS_NONE, CALLS_REQUIRED };
 
 struct conversation {
-    const char *param;                  /* the body's field with the messages: "messages", "input" */
+    const char *param;                  /* the body's field that has the messages: "messages", "input" */
     json_t *messages;                   /* owned */
     json_t *tools;                      /* owned: [{"type": "function", "function": {...}}]; NULL: none */
     /* owned: an object whose keys are the functions with strict: true; NULL: none */
     json_t *strict;
-    json_t *lenient;                    /* owned: likewise, those of MCP servers; NULL: none */
+    json_t *lenient;                    /* owned: an object whose keys are the functions of MCP servers; NULL: none */
     json_t *vars;                       /* owned: variables of the template; NULL: none */
-    /* Of the answer, {"type": "json_schema", ...}; borrowed; NULL: none. */
+    /* Format of the answer, {"type": "json_schema", ...}; borrowed; NULL: none. */
     const json_t *format; const char *format_param;
     enum call_choice choice;
-    const char *only;                   /* the one function to call; borrowed; NULL: any */
-    int serial;                         /* at most one call in an answer */
-    int all_tools;                      /* tools: "server": all tools of the server, see tool_rounds.h */
-    struct tmpl_limits limits;          /* of the template; 0: its own */
+    const char *only;                   /* the only function that may be called; borrowed; NULL: any */
+    int serial;                         /* at most one call in each answer */
+    int all_tools;                      /* the body has "tools": "server", all tools of the server: see tool_rounds.h */
+    struct tmpl_limits limits;          /* limits of the template; 0: its defaults */
 };
 void conversation_release(struct conversation *t);
 
 /* ---- reading bodies ---- */
-/* Read a body into *t.  0, or -1 with *pr; *t must be released either way.  These need no
- * server, so that any JSON can be tried. */
+/* Read a body into *t.  0, or -1 with *pr; *t must be released either way.  No server is needed, so
+ * tests can pass any JSON. */
 int chat_read(const json_t *body, int parallel, struct conversation *t, struct problem *pr);
 int responses_read(const json_t *body, int parallel, struct conversation *t, struct problem *pr);
 int messages_read(const json_t *body, struct conversation *t, struct problem *pr);
 /* The schema of a response_format, also of json_object: a new reference.  NULL: the format is text
- * (pr->status 0), or *pr. */
+ * (pr->status 0), or an error in *pr. */
 json_t *format_schema(const json_t *format, const char *param, struct problem *pr);
-/* Whether that form has strict: false. */
+/* Whether that format has strict: false. */
 int format_is_loose(const json_t *format);
-/* A list of OpenAI's messages, normalized: contents become text, arguments of calls objects.  New
- * reference; NULL with *pr. */
+/* Normalize a list of OpenAI's messages: contents become text, arguments of calls become objects.
+ * New reference; NULL with *pr. */
 json_t *conversation_messages(const json_t *messages, struct problem *pr);
-/* Append the text of a content: a string, or a list of parts of the given types.  0, or -1 with
- * *pr. */
+/* Append the text of a message's content: a string, or a list of parts of the given types.  0, or
+ * -1 with *pr. */
 int conversation_text(const json_t *content, const char *const *types, const char *param, struct buf *out,
                       struct problem *pr);
-/* Check the choice among the functions.  0, or -1 with *pr. */
+/* Check the tool choice against the functions.  0, or -1 with *pr. */
 int conversation_check_tools(struct conversation *t, struct problem *pr);
 /* Add a function to t->tools.  parameters: borrowed; NULL: none.  0, or -1 with *pr. */
 int conversation_add_tool(struct conversation *t, const char *name, const json_t *description, const json_t *parameters,
                           const char *param, struct problem *pr);
-/* Add all functions of the body's "tools", or note that it is "server".  function_of returns the
- * object with name, description and strict of one of them (NULL with *pr: not a function); the
+/* Add all functions of the body's "tools", or note that it is "server". function_of returns the
+ * object of a tool that has name, description and strict (NULL with *pr: not a function); the
  * schema of its arguments is in the key `parameters`. */
 int conversation_read_tools(struct conversation *t, const json_t *body, const char *parameters,
                             const json_t *(*function_of)(const json_t *tool, const char *param, struct problem *pr),
                             struct problem *pr);
-/* The object with the name, of a tool as chat completions write it: for conversation_read_tools. */
+/* A tool's object with the name, in the form of chat completions: for conversation_read_tools. */
 const json_t *chat_function_of(const json_t *tool, const char *param, struct problem *pr);
-/* Read tool_choice, in that form, too.  0, or -1 with *pr. */
+/* Read tool_choice in the form of chat completions.  0, or -1 with *pr. */
 int chat_read_choice(const json_t *body, struct conversation *t, struct problem *pr);
 /* Add the body's chat_template_kwargs to t->vars. */
 int conversation_read_vars(struct conversation *t, const json_t *body, struct problem *pr);
-/* Is v, the field `name`, a list that is not empty?  expected: "a list of at least 1 message".
- * 0, or -1 with *pr. */
+/* Check that v, the field `name`, is a list that is not empty. expected: "a list of at least 1
+ * message".  0, or -1 with *pr. */
 int conversation_check_list(const json_t *v, const char *name, const char *expected, struct problem *pr);
 json_t *conversation_string(const struct buf *text);    /* NULL without memory */
-/* Append a message in the terms of chat completions.  id: of the call that a tool's message answers
+/* Append a message in the form of chat completions. id: of the call that a tool's message answers
  * (borrowed); NULL: none. */
 int conversation_add_message(json_t *messages, const char *role, json_t *id, const struct buf *text,
                              struct problem *pr);
-/* Add a call to a message of the model (all borrowed); append to its reasoning. */
+/* conversation_add_call: add a call to a message of the model (all borrowed).
+ * conversation_add_reasoning: append to its reasoning. */
 int conversation_add_call(json_t *message, json_t *id, json_t *name, json_t *arguments, struct problem *pr);
 int conversation_add_reasoning(json_t *message, const char *text, size_t size, struct problem *pr);
 
@@ -91,7 +92,7 @@ int conversation_add_reasoning(json_t *message, const char *text, size_t size, s
 /* Render the prompt: *text is malloc'd.  0, or -1 with *pr. */
 int conversation_render(const struct loaded_model *lm, const struct conversation *t, int generation_prompt, char **text,
                         size_t *size, struct problem *pr);
-/* From c->conversation to the prompt and the grammar of c. */
+/* Make the prompt and the grammar of c from c->conversation. */
 int conversation_prepare(struct call *c, struct problem *pr);
 /* Open the parser that splits the answer into parts.  0, or -1 without memory. */
 int conversation_open_parser(struct choice *ch);
@@ -100,15 +101,15 @@ int conversation_open_parser(struct choice *ch);
 enum part_kind { PART_TEXT, PART_REASONING, PART_CALL };
 struct answer_part {
     enum part_kind kind;
-    int index;                          /* in choice.part */
-    char *id, *name;                    /* of a call; owned */
+    int index;                          /* its index in choice.part */
+    char *id, *name;                    /* only of a call; owned */
     struct buf text;                    /* of a call: its arguments */
 };
 /* Split an event of the engine into parts: they are stored in ch->part, and the form's delta is
  * called for each new piece of text. */
 void conversation_event(struct call *c, struct choice *ch, const struct events *b, const struct event *ev);
 int choice_calls(const struct choice *ch);              /* number of calls */
-int choice_cut(const struct choice *ch);                /* a stop string ended it inside a call */
+int choice_cut(const struct choice *ch);                /* Whether a stop string ended it inside a call. */
 /* Append all text, or all reasoning, of an answer. */
 void choice_text(const struct choice *ch, enum part_kind kind, struct buf *out);
 void choice_release(struct choice *ch);                 /* free its parts and its parser */

@@ -1,5 +1,5 @@
-/* conversation_read.c - read messages, functions and response formats of bodies; read the body of
- * chat completions. */
+/* conversation_read.c - read the messages, functions and response formats of bodies, and the body
+ * of chat completions. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,8 +45,8 @@ int conversation_text(const json_t *content, const char *const *types, const cha
     return out->failed ? problem_nomem(pr) : 0;
 }
 
-/* The calls of a message of the model, their arguments as objects, as templates expect them.  New
- * reference; NULL with *pr. */
+/* Copy the calls of a message of the model, with their arguments as objects, which templates
+ * expect.  New reference; NULL with *pr. */
 static json_t *calls_of(const json_t *list, const char *param, struct problem *pr)
 {
     json_t *out = json_array();
@@ -65,7 +65,7 @@ static json_t *calls_of(const json_t *list, const char *param, struct problem *p
             goto fail;
         }
         json_error_t je;
-        json_t *copy = json_deep_copy(call);            /* without memory jansson leaves out values */
+        json_t *copy = json_deep_copy(call);            /* a copy made without memory lacks values */
         json_t *object = json_is_string(arguments)
                              ? json_loadb(json_string_value(arguments), json_string_length(arguments), 0, &je) : NULL;
         int bad = !json_equal(copy, call) || (json_is_string(arguments) && !object && js_no_memory(&je));
@@ -85,7 +85,7 @@ fail:
     return NULL;
 }
 
-/* One message, its content as text.  New reference; NULL with *pr. */
+/* Copy a message with its content as text.  New reference; NULL with *pr. */
 static json_t *plain_message(const json_t *m, const char *param, struct problem *pr)
 {
     static const char *const roles[] = { "system", "developer", "user", "assistant", "tool", "function" };
@@ -103,9 +103,9 @@ static json_t *plain_message(const json_t *m, const char *param, struct problem 
     }
     union { const json_t *in; json_t *out; } u = { .in = m };
     json_object_foreach(u.out, key, v)
-        if (!json_is_null(v))           /* templates test whether a key exists */
+        if (!json_is_null(v))           /* a template may test whether the key exists */
             bad |= json_object_set(copy, key, v);
-    if (strcmp(role, "developer") == 0) /* OpenAI's newer name of that role; templates know the old one */
+    if (strcmp(role, "developer") == 0) /* OpenAI's newer name of the role "system", which templates do not know */
         bad |= json_object_set_new(copy, "role", json_string("system"));
     if (bad) {
         problem_nomem(pr);
@@ -197,7 +197,7 @@ int conversation_add_reasoning(json_t *message, const char *text, size_t size, s
     return rc;
 }
 
-/* The effort of a body, in the place where its API has it. */
+/* The reasoning effort of a body; each API has it in another field. */
 static json_t *find_effort(const json_t *body)
 {
     json_t *v = js_get(body, "reasoning_effort");
@@ -205,8 +205,8 @@ static json_t *find_effort(const json_t *body)
     return v ? v : js_get(js_get(body, "output_config"), "effort");
 }
 
-/* Set a variable of the template that is one of these words, unless the body's own variables have
- * it. */
+/* Set a variable of the template to v, which must be one of these words, unless the body's template
+ * variables set it. */
 static int add_word(struct conversation *t, const char *name, json_t *v, const char *const *known, struct problem *pr)
 {
     const char *text = json_string_value(v);
@@ -222,7 +222,7 @@ static int add_word(struct conversation *t, const char *name, json_t *v, const c
     return json_object_get(t->vars, name) || json_object_set(t->vars, name, v) == 0 ? 0 : problem_nomem(pr);
 }
 
-/* Add reasoning_effort and verbosity to the variables. */
+/* Copy reasoning_effort and verbosity to the template's variables. */
 static int read_effort(struct conversation *t, const json_t *body, struct problem *pr)
 {
     static const char *const efforts[] = { "none", "minimal", "low", "medium", "high", "xhigh", "max", NULL },
@@ -287,7 +287,7 @@ int conversation_add_tool(struct conversation *t, const char *name, const json_t
     return rc ? problem_nomem(pr) : 0;
 }
 
-/* Note whether the function that was added last is strict. */
+/* Remember whether the function that was added last is strict. */
 static int add_strict(struct conversation *t, const json_t *strict, struct problem *pr)
 {
     const json_t *last = json_array_get(t->tools, json_array_size(t->tools) - 1);
@@ -388,7 +388,7 @@ json_t *format_schema(const json_t *format, const char *param, struct problem *p
         return NULL;
     }
     const json_t *inside = js_get(format, "json_schema");
-    /* Chat Completions has one more level than Responses */
+    /* Chat Completions nests the schema one level deeper than Responses */
     json_t *schema = js_get(inside ? inside : format, "schema");
     if (!json_is_object(schema) && !json_is_boolean(schema)) {
         problem_set(pr, 400, param, schema ? "invalid_type" : "missing",

@@ -1,5 +1,5 @@
 /* embeddings.c - POST /v1/embeddings: the vector of a text.  An embedding model pools as its files
- * say; of others it is the mean of the final hidden states, scaled to length 1. */
+ * say; for other models it is the mean of the final hidden states, scaled to length 1. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -79,7 +79,7 @@ static void end(struct call *c)
     buf_release(&out);
 }
 
-/* Refuse a name that the model has no prompt of. */
+/* Refuse a prompt name that the model does not have. */
 static int no_prompt(const struct embedding *m, const char *name, struct problem *pr)
 {
     char list[200] = "none";
@@ -93,7 +93,7 @@ static int no_prompt(const struct embedding *m, const char *name, struct problem
                        "prompt_name: '%.40s' is no prompt of this model, which has: %s", name, list);
 }
 
-/* Set the text that goes before each input. */
+/* Choose the text that goes before each input. */
 static int choose_prompt(struct call *c, const struct embedding *m, struct problem *pr)
 {
     const char *name = c->params.prompt_name, *type = c->params.input_type;

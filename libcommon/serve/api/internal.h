@@ -10,33 +10,33 @@
 
 #include "libcommon/serve/api/calls.h"
 
-/* The next stage of a call.  PARSE: the body to a tree.  DOCUMENTS: passages for it.  PROMPTS: the
- * tree to token ids and a grammar.  READY: submitted to the engine. */
+/* The next stage of a call.  PARSE: parse the body into a tree.  DOCUMENTS: search its passages.
+ * PROMPTS: make token ids and a grammar from the tree.  READY: submit it to the engine. */
 enum { STAGE_PARSE, STAGE_DOCUMENTS, STAGE_PROMPTS, STAGE_READY };
-enum { ANSWER_COPIES = 3 };             /* of an answer's text: its parts, the JSON, what waits for the client */
+enum { ANSWER_COPIES = 3 };             /* copies of an answer's text: its parts, the JSON, unsent output */
 
 /* ---- calls.c ---- */
 /* Run the current stage, PARSE or PROMPTS; errors go to c->problem.  Any thread. */
 void call_work(struct call *c);
-/* Give the engine as many prompts as may be under way together, after a part of them has ended. */
+/* Submit more prompts to the engine, up to the number that may run together, when some have
+ * ended. */
 void call_submit_more(struct call *c);
-int call_is_over(const struct call *c);         /* every answer has ended, and every cancellation is obeyed */
-/* Nothing runs any more for this call: answer its client, write its record, free it. */
+int call_is_over(const struct call *c);         /* every answer has ended, and every cancellation was confirmed */
+/* Answer the client, write the record and free the call; no thread uses it any more. */
 void call_conclude(struct call *c);
 void call_free(struct call *c);
-void call_destroy(struct call *c);              /* the memory alone; any thread */
-/* Forget the prompt and the answer of a round that has ended. */
+void call_destroy(struct call *c);              /* free only its memory; any thread */
+/* Drop the prompt and the answer of a finished round. */
 void call_end_round(struct call *c);
-void call_prepare_again(struct call *c);        /* the prompt and the grammar of the next round */
+void call_prepare_again(struct call *c);        /* make the prompt and the grammar of the next round */
 
 /* ---- call_params.c ---- */
-/* c->lm and c->params from c->json.  0; 1: c->awaited is loading, try again when it is ready; -1
- * with *pr. */
+/* Set c->lm and c->params from c->json.  0; 1: c->awaited is loading, try again when it is ready;
+ * -1 with *pr. */
 int call_bind(struct call *c, struct problem *pr);
 
 /* ---- call_guided.c ---- */
-/* Read vLLM's fields that constrain an answer into those of ours, in c->json.  0, or -1 with
- * *pr. */
+/* Translate vLLM's fields for structured output to our fields, in c->json.  0, or -1 with *pr. */
 int call_guided(struct call *c, struct problem *pr);
 
 /* ---- call_drafts.c ---- */
@@ -44,35 +44,36 @@ int call_guided(struct call *c, struct problem *pr);
 int call_speculative(struct call *c, struct problem *pr);
 /* Tokenize the field "prediction" into c->draft, once.  0, or -1 with *pr.  Any thread. */
 int call_prediction(struct call *c, struct problem *pr);
-size_t call_draft_bytes(const struct call *c, size_t len);      /* of an answer of `len` tokens with its prompt */
+/* bytes for the drafts of an answer of `len` tokens, with its prompt */
+size_t call_draft_bytes(const struct call *c, size_t len);
 
 /* ---- call_memory.c ---- */
-/* Hold what the text of ch has grown by since the last time.  -1 with c->problem. */
+/* Reserve memory for the text that ch has gained since the last time.  -1 with c->problem. */
 int call_hold_answer(struct call *c, struct choice *ch);
-/* Keep what the engine and the choices need for n answers to each prompt, but for keys and
- * values (the engine's own) and the text of answers.  0, or -1 with *pr. */
+/* Reserve the memory of the engine and of choices for n answers to each prompt, without keys and
+ * values (which the engine owns) and without the text of answers.  0, or -1 with *pr. */
 int call_keep_answers(struct call *c, int n, struct problem *pr);
-void call_drop_answers(struct call *c, int n);  /* the reverse */
-/* Hold what STAGE_PROMPTS needs besides the tree: of a conversation two copies of the tree, the
- * template's values and its output, whose limits follow from the size of the body and from what
- * one request may hold.  0, or -1 with *pr. */
+void call_drop_answers(struct call *c, int n);  /* undo call_keep_answers */
+/* Reserve the memory of STAGE_PROMPTS besides the tree: for a conversation two copies of the tree,
+ * the template's values and its output, whose limits follow from the size of the body and from the
+ * limit of one request.  0, or -1 with *pr. */
 int call_hold_prompts(struct call *c, struct problem *pr);
-/* The prompt has its token ids: free what the body said of it.  Any thread. */
+/* Free the fields of the body from which the prompt was made.  Any thread. */
 void call_drop_prompt(struct call *c);
 
 /* ---- call_events.c ---- */
-void call_events(struct loaded_model *lm);      /* all events of its engine so far */
+void call_events(struct loaded_model *lm);      /* handle all events that its engine has queued */
 
 /* ---- call_prepare.c ---- */
 /* Queue the call's current stage for a preparing thread.  -1 with c->problem: --max-queue calls
- * wait already, and none of them is of a later round, which would be refused instead. */
+ * wait already, and none is of a later round, which would be dropped instead. */
 int prepare_submit(struct call *c);
-/* The client is gone: a call that no thread has begun moves from the queue to the done ones.
- * One that a thread works on becomes done in time. */
+/* The client has disconnected: move the call from the queue to the done list, unless a thread works
+ * on it, in which case it becomes done in time. */
 void prepare_withdraw(struct call *c);
-struct call *prepare_take_done(struct server *s);       /* a list by next_preparing, oldest first */
-/* Free a large call in a preparing thread: a tree of a million values takes most of a second.
- * -1: it is small, or the threads have ended. */
+struct call *prepare_take_done(struct server *s);       /* list linked by next_preparing, oldest first */
+/* Let a preparing thread free a large call: a tree of a million values takes most of a second.  -1:
+ * it is small, or the threads have ended. */
 int prepare_free(struct call *c);
 
 #endif

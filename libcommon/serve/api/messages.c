@@ -1,4 +1,4 @@
-/* messages.c - POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages. */
+/* messages.c - POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 
 static int prepare(struct call *c, struct problem *pr)
 {
-    if (c->rounds)                              /* a later round: its messages are there */
+    if (c->rounds)                              /* in later rounds the messages exist already */
         return conversation_prepare(c, pr);
     return messages_read(c->json, &c->conversation, pr) == 0 &&
            rounds_open(c, pr) == 0 ? conversation_prepare(c, pr) : -1;
@@ -16,7 +16,7 @@ static int prepare(struct call *c, struct problem *pr)
 
 /* ---- the answer ---- */
 
-/* how ids of calls begin */
+/* prefix of the ids of calls */
 #define OWN_ID "toolu_"
 #define SERVER_ID "mcptoolu_"
 
@@ -42,7 +42,8 @@ static void stop_json(const struct call *c, struct buf *out)
         buf_str(out, "null");
 }
 
-/* The input of a call.  Arguments that were cut off are not valid JSON: their input is empty. */
+/* Write the input of a call.  Arguments that were cut off are not valid JSON: their input is
+ * empty. */
 static void input_json(const struct answer_part *p, int whole, struct buf *out)
 {
     json_error_t je;
@@ -56,7 +57,8 @@ static void input_json(const struct answer_part *p, int whole, struct buf *out)
     json_decref(input);
 }
 
-/* Blocks of a call that the server runs, and of its result: those of Anthropic's MCP connector. */
+/* Write the blocks of a call that the server runs, and of its result, like Anthropic's MCP
+ * connector. */
 static void use_json(const struct call *c, const struct answer_part *p, int whole, struct buf *out)
 {
     const char *server = rounds_server(c, p->name);
@@ -79,7 +81,7 @@ static void result_json(const struct answer_part *p, const struct call_result *t
     buf_str(out, "}]}");
 }
 
-/* A content block; whole 0: as it begins in a stream, without content. */
+/* Write a content block; whole 0: its beginning in a stream, without content. */
 static void block_json(const struct answer_part *p, int whole, struct buf *out)
 {
     const size_t n = whole ? p->text.size : 0;
@@ -100,10 +102,10 @@ static void block_json(const struct answer_part *p, int whole, struct buf *out)
     out->failed |= p->text.failed;
 }
 
-/* The blocks of the last round, and of a round whose calls the server ran. */
+/* Write the blocks of the last round, or of a round whose calls the server ran. */
 static void blocks_json(const struct choice *ch, int calls, struct buf *out)
 {
-    const int apart = ch->call->rounds != NULL;         /* the calls after the other parts */
+    const int apart = ch->call->rounds != NULL;         /* calls come after the other parts */
     for (int pass = 0; pass <= apart; pass++)
         for (int i = 0; i < ch->n_parts; i++) {
             const struct answer_part *p = &ch->part[i];
@@ -190,7 +192,7 @@ static void part_delta(struct call *c, const struct choice *ch, const struct ans
     event_end(c);
 }
 
-/* A call whose arguments are known, as a block of its own. */
+/* Send a call with its complete arguments as a block. */
 static void whole_call(struct call *c, const struct choice *ch, const struct answer_part *p, int runs)
 {
     begin_block(c, rounds_number(c, ch, p));
@@ -219,7 +221,7 @@ static void delta(struct call *c, struct choice *ch, const struct answer_part *p
                   size_t size)
 {
     const struct answer_part *open = begins ? rounds_streamed(c, ch, p->index) : NULL;
-    if (!call_is_stream(c) || (p->kind == PART_CALL && c->rounds))      /* see on_event */
+    if (!call_is_stream(c) || (p->kind == PART_CALL && c->rounds))      /* calls of a round are sent by on_event */
         return;
     if (open)
         close_block(c, rounds_number(c, ch, open));

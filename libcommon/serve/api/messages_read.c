@@ -22,7 +22,7 @@ static int add_result(json_t *messages, const json_t *block, const char *param, 
     return rc;
 }
 
-/* Add a block of the model's message to m and its text. */
+/* Add a block of the assistant to m, and its text to the text of m. */
 static int add_own_block(json_t *m, const json_t *block, const char *type, struct buf *text, const char *param,
                          struct problem *pr)
 {
@@ -35,7 +35,7 @@ static int add_own_block(json_t *m, const json_t *block, const char *type, struc
     if (strcmp(type, "thinking") == 0 && json_is_string(thought))
         return conversation_add_reasoning(m, json_string_value(thought), json_string_length(thought), pr);
     if (strcmp(type, "redacted_thinking") == 0)
-        return 0;                       /* encrypted: no model here could read it */
+        return 0;                       /* skip it: encrypted content is of no use to a model here */
     json_t *id = json_object_get(block, "id"), *name = json_object_get(block, "name"),
            *input = json_object_get(block, "input");
     if ((strcmp(type, "tool_use") != 0 && strcmp(type, "mcp_tool_use") != 0) || !json_is_string(id) ||
@@ -46,7 +46,7 @@ static int add_own_block(json_t *m, const json_t *block, const char *type, struc
     return conversation_add_call(m, id, name, input, pr);
 }
 
-/* Append a message of the model with its text, which is emptied; takes ownership of m. */
+/* Append a message of the assistant with its text, which is emptied; takes ownership of m. */
 static int end_own(json_t *messages, json_t *m, struct buf *text, struct problem *pr)
 {
     const int rc = json_object_set_new(m, "content", conversation_string(text)) == 0 &&
@@ -56,8 +56,8 @@ static int end_own(json_t *messages, json_t *m, struct buf *text, struct problem
     return rc;
 }
 
-/* Add the blocks of the model.  Results of tools that the server ran end a message: the next block
- * begins another one, as in the rounds of that answer. */
+/* Add the blocks of the assistant.  A result of a tool that the server ran ends a message: the next
+ * block begins another one, as in the rounds of that answer. */
 static int add_own(json_t *messages, const json_t *content, const char *param, struct problem *pr)
 {
     json_t *m = json_pack("{s:s}", "role", "assistant");
@@ -90,7 +90,7 @@ static int add_own(json_t *messages, const json_t *content, const char *param, s
     return rc;
 }
 
-/* Add a user's blocks: results become messages of their own, before the text. */
+/* Add the blocks of the user: results become messages of their own, before the text. */
 static int add_users(json_t *messages, const json_t *content, const char *param, struct problem *pr)
 {
     const json_t *block;
@@ -191,7 +191,7 @@ static int read_choice(const json_t *body, struct conversation *t, struct proble
                        "tool_choice: expected {type: auto}, {type: any}, {type: none} or {type: tool, name}");
 }
 
-/* Read thinking, which becomes the variable enable_thinking of templates, and the format of the
+/* Read "thinking", which becomes the template's variable enable_thinking, and the format of the
  * answer in output_config. */
 static int read_settings(const json_t *body, struct conversation *t, struct problem *pr)
 {

@@ -11,8 +11,8 @@ static int is_digit(char c) { return c >= '0' && c <= '9'; }
 
 /* ---- one valid value ---- */
 
-/* Each function reads from offset `at` and returns the offset behind what it read; 0: it is not
- * there. */
+/* Each function reads one thing at offset `at` and returns the offset after it; 0: something else
+ * is there. */
 
 static size_t skip_blanks(const char *s, size_t size, size_t at)
 {
@@ -79,7 +79,7 @@ static size_t skip_scalar(const char *s, size_t size, size_t at)
     return skip_number(s, size, at);
 }
 
-/* A key and its colon. */
+/* Skip a key and its colon. */
 static size_t skip_key(const char *s, size_t size, size_t at)
 {
     at = skip_string(s, size, skip_blanks(s, size, at));
@@ -87,7 +87,7 @@ static size_t skip_key(const char *s, size_t size, size_t at)
     return at < size && s[at] == ':' ? at + 1 : 0;
 }
 
-/* A whole value, of at most JSON_DEPTH levels. */
+/* Skip a value of at most JSON_DEPTH levels. */
 static size_t skip_value(const char *s, size_t size, size_t at)
 {
     unsigned char is_object[JSON_DEPTH];
@@ -112,7 +112,7 @@ static size_t skip_value(const char *s, size_t size, size_t at)
         } else if (!(at = skip_scalar(s, size, at))) {
             return 0;
         }
-        /* behind a value: close the levels that end here, or go on with the next value */
+        /* after a value: close the levels that end here, or continue with the next value */
         for (;; depth--) {
             if (depth == 0)
                 return at;
@@ -141,7 +141,7 @@ static size_t blank(char *s, size_t from, size_t to)
     return to - from;
 }
 
-/* The ignored fields met so far; a body has few of them. */
+/* Ignored fields seen so far; a body has few of them. */
 struct ignored_fields { const struct field *f[32]; int n; };
 
 static int is_twice(struct ignored_fields *seen, const struct field *f)
@@ -158,7 +158,7 @@ static int is_twice(struct ignored_fields *seen, const struct field *f)
 static int blank_ignored(char *s, size_t size, body_set kind, struct prescan *p, struct problem *pr)
 {
     struct ignored_fields seen = { .n = 0 };
-    /* comma: the one before this member; 0: it is the first that stays */
+    /* comma: offset of the comma before this member; 0: no member before it was kept */
     size_t at = skip_blanks(s, size, 0), comma = 0;
     if (at >= size || s[at] != '{')
         return 0;
@@ -191,12 +191,12 @@ static int blank_ignored(char *s, size_t size, body_set kind, struct prescan *p,
 /* ---- the size of the tree ---- */
 
 /* Bytes that jansson 2.13 and 2.14 allocate on a 64-bit machine, with malloc's 16 bytes for each
- * block, and with both the old and the new table while one is doubled.  An object: 72 and 8
- * chains of 16; a member: its key, 56 and the chain; an array: 40 and 8 pointers; an element: 3
- * pointers; a string: 32 and its bytes; a number: 24. */
+ * block; while a table doubles, the old and the new one count.  An object: 72 and 8 chains of 16; a
+ * member: its key, 56 and the chain; an array: 40 and 8 pointers; an element: 3 pointers; a string:
+ * 32 and its bytes; a number: 24. */
 enum { OBJECT_BYTES = 280, ARRAY_BYTES = 184, STRING_BYTES = 160, NUMBER_BYTES = 64, WORD_BYTES = 24 };
 
-/* Count every token, valid or not: at least as many as jansson reads before it stops. */
+/* Count every token, valid or not, which is at least as many as jansson reads before it stops. */
 static int count(const char *s, size_t size, struct prescan *p, struct problem *pr)
 {
     size_t longest = 0;
@@ -228,8 +228,8 @@ static int count(const char *s, size_t size, struct prescan *p, struct problem *
             p->tree_bytes += number ? NUMBER_BYTES : WORD_BYTES;
         }
     }
-    p->tree_bytes += 4 * longest + 1024;        /* the parser's copy of a token, which doubles as it grows */
-    p->tree_bytes += huge ? size + size / 8 : 0;        /* js_parse() makes a second text */
+    p->tree_bytes += 4 * longest + 1024;        /* the parser's copy of a token, whose buffer doubles as it grows */
+    p->tree_bytes += huge ? size + size / 8 : 0;        /* js_parse() copies the text */
     return 0;
 }
 

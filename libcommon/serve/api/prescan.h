@@ -1,8 +1,8 @@
 /* prescan.h - a pass over the JSON text of a body before jansson makes a tree of it.
  *
  * A tree takes up to 90 times as much memory as its text ("[{},{},{}]"), so its size is computed
- * first.  Members of the body that change nothing (FIELD_IGNORED) are overwritten with blanks: they
- * never become a tree. */
+ * first.  Ignored members of the body (FIELD_IGNORED) are overwritten with blanks, so they never
+ * become part of the tree. */
 #ifndef ZSE_SERVE_API_PRESCAN_H
 #define ZSE_SERVE_API_PRESCAN_H
 
@@ -10,15 +10,15 @@
 
 #include "libcommon/serve/fields.h"
 
-enum { JSON_DEPTH = 512 };              /* levels of a body */
+enum { JSON_DEPTH = 512 };              /* most levels of a body */
 
 struct prescan {
-    size_t tree_bytes;                  /* upper bound of what jansson allocates for it, on a 64-bit glibc */
-    size_t text_bytes;                  /* of its strings */
+    size_t tree_bytes;                  /* upper bound of jansson's allocations for the tree, on a 64-bit glibc */
+    size_t text_bytes;                  /* bytes of strings */
     size_t n_blanked;                   /* bytes of ignored members; the text keeps its size, lines and columns */
 };
-/* Scan a body of this kind and blank what it ignores.  Malformed text is left to jansson, which
- * refuses it; its allocations before that are counted, too.  -1 with *pr: more than JSON_DEPTH
+/* Scan a body of this kind and blank its ignored members.  Malformed text is left to jansson, which
+ * refuses it; its allocations before that are counted as well.  -1 with *pr: more than JSON_DEPTH
  * levels, or an ignored member occurs twice. */
 int prescan_body(char *text, size_t size, body_set kind, struct prescan *p, struct problem *pr);
 

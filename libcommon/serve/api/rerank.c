@@ -1,9 +1,9 @@
-/* rerank.c - POST /v1/rerank and /v1/score: how well documents answer a query, or texts fit each
- * other.
+/* rerank.c - POST /v1/rerank and /v1/score: how well documents answer a query, or how similar texts
+ * are.
  *
- * A cross-encoder reads both texts as one sequence, and its score goes through the sigmoid unless
- * its files say otherwise.  Of an embedding model the score is the cosine of two vectors.  Of a
- * language model with ChatML tokens, asked as Qwen3-Reranker wants it, the score is the probability
+ * A cross-encoder reads both texts as one sequence, and the sigmoid is applied to its score unless
+ * its files say otherwise.  With an embedding model the score is the cosine of two vectors.  With a
+ * language model that has ChatML tokens, prompted like Qwen3-Reranker, the score is the probability
  * of "yes" against "no" as the first token of its answer. */
 #include <math.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@
 
 enum way { WAY_PAIR, WAY_COSINE, WAY_YES_NO };
 
-/* The texts of a request: score i is of first[n_first == 1 ? 0 : i] and second[i]. */
+/* The texts of a request: score i compares first[n_first == 1 ? 0 : i] with second[i]. */
 struct texts { const json_t *first, *second; size_t n_first, n; };
 
 static const json_t *at(const json_t *list, size_t i)
@@ -40,7 +40,7 @@ static int check_list(const json_t *list, const char *name, struct problem *pr)
     for (size_t i = 0; i < length(list); i++)
         if (!json_is_string(at(list, i)))
             return problem_set(pr, 400, name, "invalid_type", "%s: element %zu: expected text", name, i);
-    /* half of them: other models than rerankers embed those of both lists */
+    /* half as many: an embedding model embeds both lists */
     if (length(list) < 1 || length(list) > MAX_TEXTS / 2)
         return problem_set(pr, 400, name, "out_of_range", "%s: %zu texts, expected 1 to %d", name, length(list),
                            MAX_TEXTS / 2);
@@ -89,7 +89,8 @@ static int add_ids(struct call *c, struct prompt *p, const char *text, size_t si
     return 0;
 }
 
-/* Cut a prompt to what the model takes, if that is asked for, keeping its last n_end tokens. */
+/* If the body asks for it, cut a prompt to the length that the model takes, keeping its last n_end
+ * tokens. */
 static int fit(const struct call *c, struct prompt *p, int n_end, struct problem *pr)
 {
     const int asked = c->params.truncate, max_len = c->lm->m.max_len,
@@ -109,7 +110,8 @@ static int add_text(struct call *c, struct prompt *p, const json_t *text, struct
     return add_ids(c, p, json_string_value(text), json_string_length(text), 0, "documents", pr);
 }
 
-/* [CLS] a [SEP] b [SEP], as the tokenizer puts ids around one text; RoBERTa has two separators. */
+/* Make [CLS] a [SEP] b [SEP] with the ids that the tokenizer puts around one text; RoBERTa has two
+ * separators. */
 static int pair(struct call *c, struct prompt *p, const json_t *a, const json_t *b, struct problem *pr)
 {
     const struct embedding *m = &c->lm->m.model->config.embedding;
@@ -117,7 +119,7 @@ static int pair(struct call *c, struct prompt *p, const json_t *a, const json_t 
     const int32_t *end = tokenizer_suffix(c->lm->m.tokenizer, &n_end);
     if (add_ids(c, p, json_string_value(a), json_string_length(a), TOKENIZE_ADD_SPECIAL, "query", pr) != 0)
         return -1;
-    if (json_string_length(b) == 0)             /* transformers takes an empty second text for none */
+    if (json_string_length(b) == 0)             /* transformers treats an empty second text as none */
         return fit(c, p, n_end, pr);
     const int twice = m->pair_twice ? 2 : 1;
     int32_t *all = realloc(p->ids, ((size_t)p->n_ids + (size_t)(twice * n_end) + 1) * sizeof *all);
@@ -137,7 +139,7 @@ static int pair(struct call *c, struct prompt *p, const json_t *a, const json_t 
     return fit(c, p, n_end, pr);
 }
 
-/* The question that Qwen3-Reranker was trained on; the texts cannot add special tokens. */
+/* Make the prompt on which Qwen3-Reranker was trained; special tokens in the texts stay text. */
 static int question(struct call *c, struct prompt *p, const json_t *a, const json_t *b, struct problem *pr)
 {
     static const char begin[] = "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct provided. Note that the answer can only be \"yes\" or \"no\".<|im_end|>\n<|im_start|>user\n",
@@ -207,7 +209,7 @@ static double cosine(const struct choice *a, const struct choice *b)
     return aa > 0 && bb > 0 ? ab / sqrt(aa * bb) : 0;
 }
 
-/* The probability of yes, of the state before the first token of the answer. */
+/* The probability of "yes", from the state before the first token of the answer. */
 static double yes_no(const struct call *c, const struct choice *ch, float *row)
 {
     const struct model *m = c->lm->m.model;
@@ -222,7 +224,7 @@ static double yes_no(const struct call *c, const struct choice *ch, float *row)
     return 1 / (1 + exp(logit[1] - logit[0]));
 }
 
-/* Scores of all texts; NULL: no memory. */
+/* Compute the scores of all texts; NULL: no memory. */
 static double *scores(const struct call *c, size_t *n)
 {
     const struct config *config = &c->lm->m.model->config;

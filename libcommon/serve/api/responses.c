@@ -1,5 +1,5 @@
-/* responses.c - POST /v1/responses: OpenAI's Responses, without state: every request contains its
- * whole conversation. */
+/* responses.c - POST /v1/responses: OpenAI's Responses API, without state: every request contains
+ * its whole conversation. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 
 static int prepare(struct call *c, struct problem *pr)
 {
-    if (c->rounds)                              /* a later round: its messages are there */
+    if (c->rounds)                              /* in later rounds the messages exist already */
         return conversation_prepare(c, pr);
     return responses_read(c->json, c->params.parallel_calls, &c->conversation, pr) == 0 &&
            rounds_open(c, pr) == 0 ? conversation_prepare(c, pr) : -1;
@@ -37,7 +37,7 @@ static void text_part(const struct answer_part *p, int whole, struct buf *out)
     buf_str(out, "}");
 }
 
-/* An element of output; status "in_progress": without its content. */
+/* Write an element of output; status "in_progress": without its content. */
 static void item_json(const struct call *c, const struct answer_part *p, const char *status, struct buf *out)
 {
     const int whole = strcmp(status, "in_progress") != 0;
@@ -71,7 +71,8 @@ static void string_json(const char *name, const char *text, size_t size, struct 
         buf_str(out, "null");
 }
 
-/* A call that the server runs, as OpenAI writes those of MCP servers; t NULL: it still runs. */
+/* Write a call that the server runs, in the form of OpenAI's calls of MCP servers; t NULL: it is
+ * still running. */
 static void call_item_json(const struct call *c, const struct answer_part *p, const struct call_result *t,
                            struct buf *out)
 {
@@ -89,11 +90,12 @@ static void call_item_json(const struct call *c, const struct answer_part *p, co
     out->failed |= p->text.failed;
 }
 
-/* The items of the last round, and of a round whose calls the server ran, without those calls. */
+/* Write the items of the last round, or of a round whose calls the server ran, without those
+ * calls. */
 static void items_json(const struct call *c, int calls, const char *last, struct buf *out)
 {
     const struct choice *ch = &c->choices[0];
-    const int apart = c->rounds != NULL;                /* the calls after the other parts */
+    const int apart = c->rounds != NULL;                /* calls come after the other parts */
     for (int pass = 0; pass <= apart; pass++)
         for (int i = 0; i < ch->n_parts; i++) {
             const struct answer_part *p = &ch->part[i];
@@ -133,7 +135,8 @@ static void field_json(const struct call *c, const char *name, const char *other
     free(text);
 }
 
-/* The response object. status "in_progress": nothing is there yet. p: the error; NULL: none. */
+/* Write the response object. status "in_progress": it has no content yet. p: the error; NULL:
+ * none. */
 static void response_json(const struct call *c, const char *status, const struct problem *p, struct buf *out)
 {
     const struct choice *ch = &c->choices[0];
@@ -297,7 +300,7 @@ static void delta(struct call *c, struct choice *ch, const struct answer_part *p
                                          [PART_REASONING] = "response.reasoning_text.delta",
                                          [PART_CALL] = "response.function_call_arguments.delta" };
     const struct answer_part *open = begins ? rounds_streamed(c, ch, p->index) : NULL;
-    if (!call_is_stream(c) || (p->kind == PART_CALL && c->rounds))      /* see on_event */
+    if (!call_is_stream(c) || (p->kind == PART_CALL && c->rounds))      /* calls of a round are sent by on_event */
         return;
     if (open)
         close_item(c, open, "completed");
@@ -318,7 +321,7 @@ static void delta(struct call *c, struct choice *ch, const struct answer_part *p
     event_end(c);
 }
 
-/* A call that the server does not run, once all of its round have ended. */
+/* Send a call that the client has to run, when all calls of its round have ended. */
 static void whole_call(struct call *c, const struct answer_part *p, const char *status)
 {
     item_event(c, p, "response.output_item.added", "in_progress");

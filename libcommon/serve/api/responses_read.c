@@ -6,7 +6,7 @@
 #include "libcommon/base/json.h"
 #include "libcommon/serve/api/conversation.h"
 
-/* The message of the model to which an item belongs: the last message, if it is the model's and
+/* The assistant's message to which an item belongs: the last message, if it is the assistant's and
  * does not have the key closed_by yet, else a new one.  Borrowed; NULL: out of memory. */
 static json_t *open_answer(json_t *messages, const char *closed_by)
 {
@@ -66,7 +66,7 @@ static int add_output(json_t *messages, const json_t *item, const char *param, s
     return rc;
 }
 
-/* A call that the server ran, and its result. */
+/* Add a call that the server ran, and its result. */
 static int add_server_call(json_t *messages, const json_t *item, const char *param, struct problem *pr)
 {
     json_t *id = json_object_get(item, "id"), *name = json_object_get(item, "name"),

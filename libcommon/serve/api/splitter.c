@@ -1,4 +1,4 @@
-/* splitter.c - find <think> and </think> in a text that arrives in pieces. */
+/* splitter.c - find <think> and </think> in a text that arrives in chunks. */
 #include "libcommon/serve/api/splitter.h"
 
 #include <string.h>
@@ -7,7 +7,7 @@ static const char open_tag[] = "<think>", close_tag[] = "</think>";
 
 static int is_blank(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
 
-/* Number of bytes at the end of text that may begin the tag. */
+/* Number of bytes at the end of text that may be the beginning of the tag. */
 static size_t tag_begins(const char *text, size_t n, const char *tag)
 {
     size_t most = strlen(tag) - 1;
@@ -17,7 +17,7 @@ static size_t tag_begins(const char *text, size_t n, const char *tag)
     return 0;
 }
 
-/* Decide whether the text begins with <think>.  All of it is held until that is known. */
+/* Decide whether the text begins with <think>. It is held back until that is known. */
 static void decide(struct reasoning_splitter *s, struct buf *text)
 {
     size_t blanks = 0, n = strlen(open_tag);
@@ -65,7 +65,7 @@ void splitter_push(struct reasoning_splitter *s, const char *text, size_t size, 
     } else if (all.size && !last && all.size <= sizeof s->held) {
         memcpy(s->held, all.data, all.size);
         s->n_held = all.size;
-    } else if (all.size) {                      /* more blanks than are held, and no tag */
+    } else if (all.size) {                      /* there are more blanks than can be held, and no tag */
         s->state = SPLIT_ANSWER;
         buf_add(answer, all.data, all.size);
     }

@@ -1,5 +1,5 @@
-/* splitter.h - separate the reasoning that a model writes between <think> and </think> from its
- * answer, as the text arrives. */
+/* splitter.h - separate reasoning between <think> and </think> from the rest of an answer, as the
+ * text arrives. */
 #ifndef ZSE_SERVE_API_SPLITTER_H
 #define ZSE_SERVE_API_SPLITTER_H
 
@@ -9,8 +9,8 @@
 
 struct reasoning_splitter {
     enum { SPLIT_UNDECIDED, SPLIT_REASONING, SPLIT_ANSWER } state;      /* the caller sets the first one */
-    int strip;                          /* drop blanks until something else comes */
-    char held[16]; size_t n_held;       /* bytes that may begin a tag */
+    int strip;                          /* drop blanks until other text comes */
+    char held[16]; size_t n_held;       /* bytes that may be the beginning of a tag */
 };
 
 /* Append new text to reasoning and answer.  last: no text follows, so held bytes are released. */

@@ -8,10 +8,10 @@
 
 /* ---- /v1/models ---- */
 
-/* Clients of Anthropic send this header with every request. */
+/* Anthropic's clients send this header with every request. */
 static int is_anthropic(const struct conn *c) { return http_field(conn_request(c), "anthropic-version") != NULL; }
 
-/* A model in Anthropic's form.  NULL without memory. */
+/* Write a model in Anthropic's form.  NULL without memory. */
 static json_t *anthropic_model(const json_t *m)
 {
     const char *id = json_string_value(json_object_get(m, "id"));
@@ -36,7 +36,7 @@ static json_t *anthropic_list(const json_t *list)
     return all;
 }
 
-/* Answer with a model, or a list, in the form that the client reads. */
+/* Answer with a model, or a list, in the form that the client expects. */
 static void reply_models(struct server *s, struct conn *c, const struct buf *out, json_t *(*other)(const json_t *m))
 {
     if (out->failed || !is_anthropic(c)) {
@@ -121,7 +121,7 @@ static int tokenize(struct call *c, struct problem *pr)
     if (tokenizer_encode(c->lm->m.tokenizer, json_string_value(text), json_string_length(text), flags, &ids, &n, &e) !=
         0)
         return problem_err(pr, "content", NULL, &e);
-    /* JSON writes a byte as at most 6, and the pieces have no more bytes than the text */
+    /* a byte takes at most 6 bytes in JSON, and the pieces have no more bytes than the text */
     const size_t each = c->params.with_pieces ? 48 : 8,
                  pieces = c->params.with_pieces ? 6 * json_string_length(text) : 0;
     const int rc = call_hold(c, n * sizeof *ids + 3 * (n * each + pieces), pr);
@@ -131,8 +131,8 @@ static int tokenize(struct call *c, struct problem *pr)
     return rc;
 }
 
-/* Bytes of memory for each byte of a text: the text, its JSON (twice as it grows), and the unsent
- * answer. */
+/* Bytes of memory for each byte of a text: the text, its JSON (twice while it grows), and the
+ * unsent answer. */
 enum { TEXT_BYTES = 8 };
 
 static int detokenize(struct call *c, struct problem *pr)

@@ -9,8 +9,8 @@
 
 static int hex(char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1; }
 
-/* Decode a token of a byte-level vocabulary, which writes each byte as a printable character.
- * 0: it is not written that way. */
+/* Decode a token of a byte-level vocabulary, in which each byte is a printable character.  0: it is
+ * not of that form. */
 static int byte_level(const char *s, size_t n, struct buf *out)
 {
     size_t before = out->size;
@@ -46,7 +46,7 @@ void token_bytes(const struct tokenizer *t, int32_t id, struct buf *out)
         buf_add(out, &byte, 1);
         return;
     }
-    for (size_t i = 0; i < n;) {                /* SentencePiece writes U+2581 for a blank */
+    for (size_t i = 0; i < n;) {                /* SentencePiece has U+2581 in place of a blank */
         int blank = n - i >= 3 && memcmp(s + i, "\xE2\x96\x81", 3) == 0;
         buf_add(out, blank ? " " : s + i, 1);
         i += blank ? 3 : 1;

@@ -1,4 +1,5 @@
-/* tool_rounds.c - run the tools that an answer calls, and begin the next round with the results. */
+/* tool_rounds.c - run the tools that an answer calls, and start the next round with their
+ * results. */
 #include "libcommon/serve/api/tool_rounds.h"
 
 #include <stdlib.h>
@@ -37,7 +38,7 @@ static json_t *read_wanted(const struct call *c, const json_t *list, struct prob
     return json_incref(u.out);
 }
 
-/* The schema of a tool of an MCP server may be anything: that is no fault of the request. */
+/* Accept any schema of an MCP server's tool: the client cannot change it. */
 static int add_lenient(struct call *c, const char *name)
 {
     struct tool_facts facts;
@@ -104,7 +105,7 @@ int rounds_open(struct call *c, struct problem *pr)
                            c->params.n);
     if (c->n_logprobs >= 0)
         return problem_set(pr, 400, "logprobs", "unsupported_parameter", "logprobs: not with tools of the server");
-    /* the messages stay until the last round, and each round's prompt needs copies of them */
+    /* the messages are kept until the last round, and each round's prompt needs copies of them */
     const size_t messages = c->scan.tree_bytes + c->scan.text_bytes;
     c->scan.text_bytes += c->scan.tree_bytes;
     return call_keep(c, messages, pr);
@@ -141,7 +142,7 @@ static int needs_confirmation(const struct call *c, const char *name)
     return toolbox_find(c->s->toolbox, name, &facts) && facts.confirm && !mcp_named(c->rounds->confirmed, name);
 }
 
-/* Stop for this reason because of call p. */
+/* Stop after this round, for this reason and because of call p. */
 static void stop_for(struct tool_rounds *r, const char *why, const struct answer_part *p)
 {
     if (r->stop != why) {
@@ -334,8 +335,8 @@ static void on_result(void *user, int i)
 
 /* ---- from one round to the next ---- */
 
-/* The model's message of this round, as OpenAI writes it, and the results.  New reference; NULL
- * without memory. */
+/* The model's message of this round in OpenAI's form, and the results.  New reference; NULL without
+ * memory. */
 static json_t *round_messages(const struct call *c)
 {
     const struct choice *ch = &c->choices[0];
@@ -366,7 +367,7 @@ static json_t *round_messages(const struct call *c)
     return NULL;
 }
 
-/* Bytes of the texts and the trees of messages that call_keep has to know. */
+/* Number of bytes of these messages, text and trees, to reserve with call_keep. */
 static size_t messages_bytes(const json_t *list)
 {
     char *text = json_dumps(list, JSON_COMPACT);
@@ -396,12 +397,12 @@ static int add_messages(struct call *c, struct problem *pr)
     return rc;
 }
 
-/* Keep the text and the counts of the round that has ended. */
+/* Add the text and the counts of the finished round to the totals. */
 static void add_up(struct call *c)
 {
     struct tool_rounds *r = c->rounds;
     const struct choice *ch = &c->choices[0];
-    struct token_counts all;                    /* of all rounds so far */
+    struct token_counts all;                    /* counts of all rounds so far */
     call_totals(c, &all);
     r->before = all;
     choice_text(ch, PART_TEXT, &r->text);
@@ -410,7 +411,7 @@ static void add_up(struct call *c)
     r->n_calls += choice_calls(ch);
 }
 
-/* Let the form keep its items of this round, which are held like the messages. */
+/* Let the form keep its items of this round; their memory is reserved like that of messages. */
 static int end_round(struct call *c, struct problem *pr)
 {
     struct buf *items = &c->rounds->items;
@@ -433,7 +434,7 @@ static void next_round(struct call *c)
     c->max_tokens = 0;
     if (r->max_tokens)
         c->max_tokens = r->max_tokens > r->before.completion ? r->max_tokens - r->before.completion : 1;
-    c->conversation.choice = CALLS_AUTO;                /* a required call was made */
+    c->conversation.choice = CALLS_AUTO;                /* the required call was made */
     c->conversation.only = NULL;
     call_prepare_again(c);
 }
@@ -469,7 +470,7 @@ int rounds_continue(struct call *c)
         if (p->kind != PART_CALL)
             continue;
         json_t *v = json_loadb(p->text.data ? p->text.data : "{}", p->text.data ? p->text.size : 2, 0, NULL);
-        arguments[n] = v ? v : json_null();             /* the tool refuses what is no object */
+        arguments[n] = v ? v : json_null();             /* the tool itself refuses arguments that are no object */
         calls[n] = (struct tool_call){ p->id, p->name, arguments[n] };
         n++;
         if (sends_events(c))

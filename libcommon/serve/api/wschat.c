@@ -5,8 +5,8 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/serve/api/calls.h"
 
-/* Accept the upgrade: 0, or -1 after a refusal.  Of the subprotocols that a browser offered the
- * answer names "zse" only: the other one is its key, see admit.c. */
+/* Accept the upgrade: 0, or -1 after a refusal.  A browser offers two subprotocols: "zse", which
+ * the response names, and its key, see admit.c. */
 static int upgrade(struct server *s, struct conn *c)
 {
     const int route = conn_route(c);
@@ -40,7 +40,7 @@ static void send_line(struct call *c)
 
 static void begin(struct call *c) { (void)c; }
 
-/* Only a conversation with tools is split into parts: else all text is sent as it is. */
+/* Only a conversation with tools is split into parts: all other text is sent unchanged. */
 static int has_parts(const struct call *c) { return c->conversation.tools != NULL; }
 
 static void send_text(struct call *c, const char *type, const char *text, size_t size)
@@ -51,7 +51,7 @@ static void send_text(struct call *c, const char *type, const char *text, size_t
     send_line(c);
 }
 
-/* Calls are sent when all of them have ended: the server may run them. */
+/* Calls are sent when all of them have ended, because the server may run them. */
 static void delta(struct call *c, struct choice *ch, const struct answer_part *p, int begins, const char *text,
                   size_t size)
 {
@@ -96,7 +96,7 @@ static void tool_result(struct call *c, const struct answer_part *p, const struc
     send_line(c);
 }
 
-/* The calls of the last round, which are the client's. */
+/* Write the calls of the last round that the client has to run. */
 static void calls_json(const struct choice *ch, struct buf *out)
 {
     for (int i = 0; i < choice_calls(ch); i++) {
@@ -163,7 +163,7 @@ static int prepare(struct call *c, struct problem *pr)
 {
     char *text;
     size_t size;
-    if (c->rounds)                              /* a later round: its messages are there */
+    if (c->rounds)                              /* in later rounds the messages exist already */
         return conversation_prepare(c, pr);
     if (chat_read(c->json, c->params.parallel_calls, &c->conversation, pr) != 0 || rounds_open(c, pr) != 0)
         return -1;
