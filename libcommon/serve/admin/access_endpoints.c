@@ -1,8 +1,8 @@
 /* access_endpoints.c - /api/keys and /api/audit.
  *
- * Each question and each change is a report, made in a thread of its own, so that the loop never
- * waits: a question to the audit log (one at a time) may read gigabytes, and the file of keys
- * may be locked by another program or lie on a slow disk. */
+ * Each query and each change is a report, made in a thread of its own, so that the loop never
+ * waits: a query of the audit log (one at a time) may read gigabytes, and the file of keys may be
+ * locked by another program or lie on a slow disk. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -23,7 +23,7 @@ struct access_report {
     struct access_report *next;
     enum report_kind kind;
     struct server *s;
-    struct conn *conn;                  /* NULL: the client is gone */
+    struct conn *conn;                  /* NULL: the client has disconnected */
     pthread_t thread;
     atomic_int done;
     const char *folder;
@@ -31,11 +31,11 @@ struct access_report {
     int limit, all;
     struct audit_filter filter;
     char key[128], path[256], method[16];
-    struct key_info info;               /* of KEYS_*: the key that is created or changed */
-    int enabled;                        /* of KEYS_ENABLE */
-    int required;                       /* the setting after KEYS_REQUIRED or KEYS_CREATE (the first key sets it) */
-    int outlived;                       /* KEYS_CREATE: a key of this name was deleted meanwhile */
-    json_t *answer;                     /* NULL: see e */
+    struct key_info info;               /* for KEYS_*: the key to create or change */
+    int enabled;                        /* for KEYS_ENABLE */
+    int required; /* whether keys are required after KEYS_REQUIRED or KEYS_CREATE (the first key sets it) */
+    int outlived;                       /* KEYS_CREATE: a key of this name was deleted at the same time */
+    json_t *answer;                     /* NULL: the error is in e */
     struct err e;
 };
 
@@ -226,13 +226,13 @@ static void refuse_report(struct server *s, const struct access_report *r)
         reply_refusal(s, r->conn, 404, "no_such_key", "%s", r->e.msg);
 }
 
-/* Put a change into force before it is answered, even if the file cannot be read at the moment. */
+/* Apply a change before it is answered, even if the file cannot be read at the moment. */
 static void apply(struct server *s, struct access_report *r)
 {
     struct guard *g = &s->guard;
     struct err ignored;
     if (is_of_keys(r))
-        g->refreshed_ns = 0;                    /* read the file again at once */
+        g->refreshed_ns = 0;                    /* read the file again at the next request */
     if (!r->answer)
         return;
     if (r->kind == KEYS_DELETE) {
@@ -242,15 +242,15 @@ static void apply(struct server *s, struct access_report *r)
             o->outlived |= o->kind == KEYS_CREATE && strcmp(o->info.name, r->info.name) == 0;
     }
     if (r->kind == KEYS_ROTATE || (r->kind == KEYS_ENABLE && !r->enabled))
-        keys_forget(g->keys, r->info.id);       /* until the next refresh */
+        keys_forget(g->keys, r->info.id);       /* keep it out until the next refresh */
     if ((r->kind == KEYS_CREATE && !r->outlived) || r->kind == KEYS_ROTATE)
-        /* without memory: the next refresh finds it */
+        /* without memory the next refresh adds it */
         keys_learn(g->keys, &r->info, json_string_value(json_object_get(r->answer, "key")), &ignored);
     if (r->kind == KEYS_REQUIRED || (r->kind == KEYS_CREATE && r->required))
         keys_learn_required(g->keys, r->required);
 }
 
-/* Answer a report that is done and out of the list. */
+/* Answer a finished report, which is no longer in the list. */
 static void end_report(struct server *s, struct access_report *r)
 {
     pthread_join(r->thread, NULL);
@@ -301,7 +301,7 @@ int guard_close(struct server *s)
 
 /* ---- keys, the routes ---- */
 
-/* NULL: it was refused. */
+/* Start a report about keys; NULL: refused, and the client has the answer. */
 static struct access_report *keys_report(struct server *s, struct conn *c, enum report_kind kind)
 {
     struct access_report *r = s->guard.keys ? calloc(1, sizeof *r) : NULL;
@@ -323,7 +323,7 @@ void handle_keys(struct server *s, struct conn *c, const char *rest)
         start_report(s, c, r);
 }
 
-/* Read the body into *k.  0: it was refused. */
+/* Read the body into *k.  0: refused, and the client has the answer. */
 static int read_key(struct server *s, struct conn *c, const struct params *p, struct key_info *k)
 {
     struct err e;
@@ -359,7 +359,8 @@ void handle_key_create(struct server *s, struct conn *c, const char *rest)
     json_decref(body);
 }
 
-/* A report about the key of this name, of n bytes.  NULL: it was refused. */
+/* Start a report about the key of this name, of n bytes.  NULL: refused, and the client has the
+ * answer. */
 static struct access_report *named_report(struct server *s, struct conn *c, enum report_kind kind, const char *name,
                                           size_t n)
 {
@@ -425,7 +426,7 @@ void handle_keys_required(struct server *s, struct conn *c, const char *rest)
 
 /* ---- the audit log, the routes ---- */
 
-/* *out: a number of the query, or the default.  0: it was refused as out of range. */
+/* Set *out to a number of the query, or to the default.  0: refused as out of range. */
 static int query_number(struct server *s, struct conn *c, const char *name, double least, double most, double otherwise,
                         double *out)
 {
@@ -504,7 +505,7 @@ void handle_audit_clear(struct server *s, struct conn *c, const char *rest)
     start_report(s, c, r);
 }
 
-/* Answered from memory: no file is read. */
+/* Answer from memory; no file is read. */
 void handle_audit_recent(struct server *s, struct conn *c, const char *rest)
 {
     enum { MOST = 500 };

@@ -1,4 +1,4 @@
-/* batching.c - /api/batching: how the engines batch requests, and changes to it. */
+/* batching.c - /api/batching: show how the engines batch requests, and change it. */
 #include "libcommon/serve/admin/statistics.h"
 #include "libcommon/serve/internal.h"
 
@@ -35,7 +35,7 @@ void handle_batching(struct server *s, struct conn *c, const char *rest)
     reply_object(s, c, 200, batching_object(s));
 }
 
-/* 0, or -1 without memory. */
+/* Returns 0, or -1 without memory. */
 static int set_batching(struct loaded_model *lm, int on)
 {
     struct engine_limits l = lm->limits;

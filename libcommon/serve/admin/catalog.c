@@ -1,7 +1,7 @@
 /* catalog.c - GET /api/models/registry, search and check: well-known models, and models on the hub.
  *
- * The program answers the questions (struct model_catalog), each in a thread: the hub may be slow.
- * One question to the hub at a time.  The registry never changes: it is computed once. */
+ * The program provides the answers (struct model_catalog), each in a thread, because the hub may be
+ * slow.  The hub gets one request at a time.  The registry never changes: it is computed once. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -19,22 +19,23 @@ enum { LIMIT_DEFAULT = 20, LIMIT_MOST = 50, WAITING_MOST = 8 };
 struct registry_filter { char category[32], size[16], id[200]; double max_vram_gb; int recommended; };
 
 struct catalog_question {
-    struct exchange exchange;           /* first: see exchange.h */
+    struct exchange exchange;           /* must be the first member: see exchange.h */
     struct catalog_question *next;
     struct server *s;
-    struct conn *conn;                  /* NULL: the client is gone */
+    struct conn *conn;                  /* NULL: the client has disconnected */
     struct model_catalog catalog;
     pthread_t thread;
-    /* set to 1 by its thread at the end, or by catalog_close, after which the thread frees it */
+    /* set to 1 by the thread at its end, or by catalog_close, after which the thread frees the
+     * question */
     atomic_int over;
     enum question_kind kind;
     char words[200];
     int limit;
-    const char *folder;                 /* of models; borrowed from the options */
+    const char *folder;                 /* folder of models; borrowed from the options */
     struct registry_filter filter;
-    catalog_work *work;                 /* of ASK_OTHER and REMOVE_NAME */
+    catalog_work *work;                 /* for ASK_OTHER and REMOVE_NAME */
     catalog_reply *reply;
-    json_t *answer;                     /* NULL: see e */
+    json_t *answer;                     /* NULL: the error is in e */
     struct err e;
 };
 
@@ -53,7 +54,7 @@ static void *answer_question(void *user)
     else
         q->answer = q->kind == ASK_REGISTRY ? c->registry(&q->e) : q->kind == ASK_SEARCH
                     ? c->search(q->words, q->limit, &q->e) : c->check(q->words, &q->e);
-    if (atomic_exchange(&q->over, 1)) {         /* the server is gone, and its loop with it */
+    if (atomic_exchange(&q->over, 1)) {         /* the server and its loop are closed */
         json_decref(q->answer);
         free(q);
     } else {
@@ -147,7 +148,7 @@ void catalog_close(struct server *s)
         s->questions = q->next;
         const pthread_t thread = q->thread;
         if (!atomic_exchange(&q->over, 1)) {
-            pthread_detach(thread);             /* the hub may take a minute; the thread frees q */
+            pthread_detach(thread);             /* detach it, since the hub may take a minute; the thread frees q */
             continue;
         }
         pthread_join(thread, NULL);
@@ -158,7 +159,7 @@ void catalog_close(struct server *s)
     s->registry = NULL;
 }
 
-/* NULL: it was refused. */
+/* Make a question; NULL: refused, and the client has the answer. */
 static struct catalog_question *new_question(struct server *s, struct conn *c, enum question_kind kind)
 {
     int n = 0, same = 0;
@@ -234,7 +235,8 @@ int catalog_removes(const struct server *s, const char *name)
 
 /* ---- the routes ---- */
 
-/* Copy a word of the query that must be one of these.  0: it was refused. */
+/* Copy a word of the query that must be one of these.  0: refused, and the client has the
+ * answer. */
 static int query_word(struct server *s, struct conn *c, const char *name, const char *const *words, char *out,
                       size_t room)
 {

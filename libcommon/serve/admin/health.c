@@ -4,7 +4,7 @@
 #include "libcommon/serve/admin/statistics.h"
 #include "libcommon/serve/internal.h"
 
-/* {"status": status} with 503 and Retry-After.  reason NULL: none. */
+/* Answer {"status": status} with 503 and Retry-After. reason NULL: none. */
 static void reply_unhealthy(struct server *s, struct conn *c, const char *status, const char *reason, int wait_s)
 {
     char wait[16];
@@ -20,7 +20,7 @@ void handle_health(struct server *s, struct conn *c, const char *rest)
     const char *left = ready || loading ? NULL : models_left(s, NULL);
     const int wait_s = left ? models_wait_s(s, left) : 0;
     (void)rest;
-    if (left && !wait_s)                /* load it again: a client that waits for health would wait forever */
+    if (left && !wait_s)                /* load it again, or a client that waits for health would wait forever */
         models_recall(s, left, &ignored);
     const struct loaded_model *stalled = s->draining ? NULL : stall_find(s);
     if (stalled) {

@@ -9,7 +9,7 @@
 #include "libcommon/serve/internal.h"
 #include "libcommon/serve/model_paths.h"
 
-/* A ready model of this path, and of this id if one is given. */
+/* Find a ready model of this path, and of this id if one is given. */
 static struct loaded_model *find_loaded(const struct server *s, const char *path, const char *id)
 {
     struct loaded_model *o = s->models;
@@ -18,8 +18,8 @@ static struct loaded_model *find_loaded(const struct server *s, const char *path
     return o;
 }
 
-/* Begin to load; the connection waits for the end.  old: a model whose file may have changed and
- * that the new one replaces; NULL: none. */
+/* Start loading; the connection waits for the end. old: a model whose file may have changed and
+ * which the new one replaces; NULL: none. */
 static void begin_load(struct server *s, struct conn *c, const char *path, const char *id,
                        const struct model_choice *how, struct loaded_model *old)
 {
@@ -38,7 +38,7 @@ static void begin_load(struct server *s, struct conn *c, const char *path, const
     }
 }
 
-/* The fields quantization, device and target_vram_gb.  -1 with *pr. */
+/* Read the fields quantization, device and target_vram_gb.  -1 with *pr. */
 static int read_choice(const struct params *p, struct model_choice *how, struct problem *pr)
 {
     *how = (struct model_choice){ .target_gb = (double)p->target_gb };
@@ -55,9 +55,9 @@ static int read_choice(const struct params *p, struct model_choice *how, struct 
     return 0;
 }
 
-/* May the client load this file under this id (NULL: the one of the path)?  A key that is limited
- * to models must be allowed both, so that it cannot give another model a name that it may use.  0:
- * *pr says why not. */
+/* Whether the client may load this file under this id (NULL: the one of the path).  A key that is
+ * limited to models must be allowed both, so that it cannot give another model a name that it may
+ * use.  0: not allowed, with the reason in *pr. */
 static int may_load(const struct conn *c, const char *path, const char *id, struct problem *pr)
 {
     const struct access_record *record = conn_record(c);

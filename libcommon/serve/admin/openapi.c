@@ -6,7 +6,7 @@
 
 #include "libcommon/serve/internal.h"
 
-/* Set a member; *bad: there was no memory for it. */
+/* Set a member.  *bad is set to 1 if memory runs out. */
 static void put(int *bad, json_t *object, const char *key, json_t *value)
 {
     *bad |= json_object_set_new(object, key, value);
@@ -56,7 +56,7 @@ static json_t *path_parameter(const char *name, size_t size)
                      "string");
 }
 
-/* The parameters of a path: those in braces, or what follows it. */
+/* List the parameters of a path: those in braces, or the rest of the path. */
 static json_t *path_parameters(const struct route *r, int *bad)
 {
     json_t *all = json_array();
@@ -69,7 +69,7 @@ static json_t *path_parameters(const struct route *r, int *bad)
     return all;
 }
 
-/* "get" */
+/* "GET" becomes "get" */
 static const char *lower(const char *method)
 {
     static const char *const names[][2] = { { "GET", "get" }, { "DELETE", "delete" }, { "PATCH", "patch" } };
@@ -95,7 +95,7 @@ static json_t *operation(const struct route *r, int *bad)
     if (r->handle == handle_requests)
         put(bad, j, "parameters", json_pack("[{s:s, s:s, s:{s:s, s:i, s:i}}]", "name", "limit", "in", "query", "schema",
                                             "type", "integer", "minimum", 1, "maximum", 1000));
-    if (r->access != ACCESS_PUBLIC)             /* {}: without a key, too, while none is required */
+    if (r->access != ACCESS_PUBLIC) /* {} allows requests without a key; it is listed while no key is required */
         put(bad, j, "security", json_pack(route_administers(r) ? "[{s:[]}]" : "[{s:[]}, {}]",
                                           route_administers(r) ? "admin" : "key"));
     return j;
@@ -106,7 +106,7 @@ static json_t *description(int *bad)
     json_t *paths = json_object();
     for (int i = 0; i < n_routes; i++) {
         const struct route *r = &routes[i];
-        if (r->handle == handle_asset)          /* not a part of the API */
+        if (r->handle == handle_asset)          /* files of the web interface are no part of the API */
             continue;
         json_t *key = json_sprintf("%s%s", r->path, r->kind == ROUTE_PREFIX ? "{id}" : "");
         json_t *item = json_object_get(paths, json_string_value(key));
@@ -127,7 +127,7 @@ static json_t *description(int *bad)
                      "bearer", "key", "type", "http", "scheme", "bearer");
 }
 
-/* Public and not limited in rate, so it is made only once. */
+/* The description is public and not limited in rate, so it is made only once. */
 void handle_openapi(struct server *s, struct conn *c, const char *rest)
 {
     (void)rest;

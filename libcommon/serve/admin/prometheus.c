@@ -7,7 +7,7 @@
 
 #include "libcommon/serve/internal.h"
 
-/* The sources of the server's metrics. */
+/* The data from which the server's metrics are computed. */
 struct sources {
     const struct server *s;
     struct account_stats account;
@@ -136,7 +136,7 @@ static const struct model_metric {
     MODEL_METRICS(MODEL_ROW)
 };
 
-/* The same values under the names that vLLM has, for routers and autoscalers made for it. */
+/* The same values under vLLM's names, for routers and autoscalers written for vLLM. */
 static const struct model_metric vllm_metrics[] = {
     { "vllm:num_requests_running", "gauge", "As zse_requests_running.", zse_requests_running },
     { "vllm:num_requests_waiting", "gauge", "As zse_requests_waiting.", zse_requests_waiting },
@@ -172,7 +172,7 @@ static const struct histogram_metric { const char *name, *help; size_t at; } his
 
 #define LENGTH(array) (sizeof (array) / sizeof *(array))
 
-/* A label's value; a line break in it becomes a blank. */
+/* Write a label's value; a line break becomes a blank. */
 static void label(struct buf *out, const char *text)
 {
     for (; *text; text++) {
@@ -201,7 +201,7 @@ static void of_server(const struct server_metric *m, const struct sources *x, st
     number(out, m->value(x));
 }
 
-/* The beginning of a model's line; vLLM calls the label model_name. */
+/* Write the beginning of a model's line; vLLM calls the label model_name. */
 static void model_line(const char *name, const struct loaded_model *lm, struct buf *out)
 {
     buf_printf(out, "%s{%s=\"", name, strncmp(name, "vllm:", 5) == 0 ? "model_name" : "model");
@@ -209,7 +209,7 @@ static void model_line(const char *name, const struct loaded_model *lm, struct b
     buf_str(out, "\"");
 }
 
-/* One line for every model that is not being opened or closed. */
+/* Write a line for every model that is not being opened or closed. */
 static void of_models(const struct model_metric *m, const struct server *s, struct buf *out)
 {
     about(out, m->name, m->type, m->help);
@@ -224,7 +224,7 @@ static void of_models(const struct model_metric *m, const struct server *s, stru
     }
 }
 
-/* The shape of the cache, in labels, as vLLM has it. */
+/* Write the cache's configuration as labels, like vLLM. */
 static void cache_config(const struct server *s, struct buf *out)
 {
     static const char name[] = "vllm:cache_config_info";

@@ -1,5 +1,5 @@
-/* statistics.c - GET /api/stats and /api/analytics: the machine, its GPUs, the models, their
- * requests. */
+/* statistics.c - GET /api/stats and /api/analytics: figures of the machine, its GPUs, the models
+ * and their requests. */
 #include "libcommon/serve/admin/statistics.h"
 
 #include <math.h>
@@ -29,8 +29,8 @@ int server_n_calls(const struct server *s)
 
 /* ---- GPUs ---- */
 
-/* Ask NVML, which is loaded at the first question, for the GPUs: their number, or 0 with the
- * reason. With sysroot set the server describes another machine, whose GPUs NVML does not know. */
+/* Get the GPUs from NVML, which is loaded at the first call: their number, or 0 with the reason.
+ * With sysroot set the server describes another machine, of whose GPUs NVML knows nothing. */
 static int read_gpus(struct server *s, struct machine_gpu *gpu, char why[160])
 {
     if (s->o.sysroot) {
@@ -74,7 +74,7 @@ static json_t *gpus_array(struct server *s, char why[160])
     return list;
 }
 
-/* The memory that each model has taken on a GPU, as it was planned. */
+/* The planned memory of each model on each GPU. */
 static json_t *on_gpus(const struct server *s)
 {
     json_t *list = json_array();
@@ -98,7 +98,7 @@ static json_t *on_gpus(const struct server *s)
 
 /* ---- the machine and the models ---- */
 
-/* Total and available bytes by /proc/meminfo, which counts in kB. */
+/* Read total and available bytes from /proc/meminfo, which counts in kB. */
 static void memory_info(double *total, double *available)
 {
     char line[200];
@@ -114,7 +114,8 @@ static void memory_info(double *total, double *available)
     *available *= 1024;
 }
 
-/* The busy part of all processors since the last call, or since the machine started. */
+/* The busy share of all processors since the last call, or since the machine started, in
+ * percent. */
 static double cpu_percent(struct server *s)
 {
     unsigned long long v[8] = { 0 }, sum = 0, idle;
@@ -132,7 +133,7 @@ static double cpu_percent(struct server *s)
     return total > 0 ? round2(100 * busy / total) : 0;
 }
 
-/* The memory of requests: see account.h. */
+/* Figures of the memory of requests: see account.h. */
 static json_t *work_memory(struct server *s)
 {
     struct account_stats a;
@@ -186,7 +187,7 @@ static const char *state_name(enum model_state state)
 static json_t *model_stats(const struct loaded_model *lm)
 {
     struct engine_stats e = { 0 };
-    if (!lm->worker)                             /* it is being opened or closed by another thread */
+    if (!lm->worker)                             /* another thread is opening or closing it */
         return json_pack("{s:s, s:s, s:s}", "model_id", lm->id, "model_name", lm->path, "state", state_name(lm->state));
     worker_stats(lm->worker, &e, NULL);
     json_t *j = json_pack("{s:s, s:s, s:s, s:s, s:f, s:f, s:I, s:I, s:I, s:I}", "model_id", lm->id, "model_name",

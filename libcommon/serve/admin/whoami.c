@@ -1,5 +1,5 @@
-/* whoami.c - GET /api/whoami: what the caller's key may do, and what this server offers, for pages
- * that show only that. */
+/* whoami.c - GET /api/whoami: the permissions of the caller's key and the features of this server,
+ * so that pages can hide the rest. */
 #include <string.h>
 
 #include "libcommon/serve/internal.h"
@@ -12,7 +12,7 @@ static int has_route(const char *path)
     return i < n_routes;
 }
 
-/* The scopes of a caller as a list. */
+/* List the scopes of a caller. */
 static json_t *scope_list(unsigned scopes)
 {
     static const struct { unsigned bit; const char *name; } names[] = {
@@ -25,7 +25,7 @@ static json_t *scope_list(unsigned scopes)
     return list;
 }
 
-/* Tools and documents are of use if a chat request can name them. */
+/* List the features of this server; tools and documents count if a chat request can name them. */
 static json_t *features(const struct server *s)
 {
     return json_pack("{s:b, s:b, s:b, s:b, s:b, s:b}", "history", has_route("/api/chat/conversations") && !s->o.no_history, "documents",
@@ -45,8 +45,8 @@ static json_t *who(const struct server *s, const struct access_record *record, i
                      k && k->expires_s ? json_integer((json_int_t)k->expires_s) : json_null(), "features", features(s));
 }
 
-/* Without a key the answer says nothing that a refusal would not.
- * With one, the key is checked and counted as for any other request. */
+/* Without a key the answer says no more than a refusal would.  A given key is checked and counted
+ * as for any other request. */
 void handle_whoami(struct server *s, struct conn *c, const char *rest)
 {
     const struct http_request *r = conn_request(c);

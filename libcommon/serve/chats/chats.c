@@ -12,7 +12,7 @@
 #include "libcommon/base/plural.h"
 
 enum { N_THREADS = 2, MAX_WAITING = 512, MAX_OF_TENANT = 64, EXPIRE_EVERY_S = 60 };
-#define RETRY_NS 2000000000u            /* a database that could not be opened is tried again after this time */
+#define RETRY_NS 2000000000u            /* delay before a database that could not be opened is tried again */
 
 struct chats {
     struct server *s;
@@ -20,17 +20,17 @@ struct chats {
     int n_threads;
     pthread_mutex_t lock;
     pthread_cond_t work;
-    /* all below: under the lock */
-    struct chat_job *first;             /* the queue, by round */
+    /* the members below are protected by the lock */
+    struct chat_job *first;             /* the queue, in order of round */
     int n;
-    uint64_t round;                     /* of the job that was taken last */
+    uint64_t round;                     /* round of the job that was taken last */
     struct chat_job *done, **done_last;
-    struct history *busy[N_THREADS];    /* used by a job of each thread; NULL: none */
+    struct history *busy[N_THREADS];    /* the connection that a job of each thread uses; NULL: none */
     int n_started;
-    char trouble[600];                  /* for the log; "": nothing new */
+    char trouble[600];                  /* a message for the log; "": none */
     char logged[600];                   /* the last message that was logged */
     int stop;
-    /* the loop's */
+    /* used by the loop only */
     uint64_t expired_ns;                /* when the last job of CHATS_EXPIRE was queued */
     int expiring;
 };
@@ -44,7 +44,7 @@ static void add_done(struct chats *h, struct chat_job *j)
     h->done_last = &j->next;
 }
 
-/* Put the job after those of its round.  -1: too many wait. */
+/* Insert the job after the others of its round.  -1: too many wait. */
 static int enqueue(struct chats *h, struct chat_job *j)
 {
     struct chat_job **at = &h->first;
@@ -98,7 +98,7 @@ struct connection { struct history *h; struct history_problem why; uint64_t trie
 
 static void file_of(const struct server *s, char path[4096]) { snprintf(path, 4096, "%s/chats.db", s->o.home); }
 
-/* Note a problem of the file for the log, once. */
+/* Keep a problem of the file for the log, once. */
 static void note(struct chats *h, const char *text)
 {
     pthread_mutex_lock(&h->lock);
@@ -115,7 +115,7 @@ static void disconnect(struct connection *x)
     x->h = NULL;
 }
 
-/* Open the file, or open it again after it was replaced.  -1: x->why. */
+/* Open the file, or reopen it after it was replaced.  -1 with x->why. */
 static int connect_file(struct chats *h, struct connection *x)
 {
     char path[4096];
@@ -144,7 +144,7 @@ static int connect_file(struct chats *h, struct connection *x)
     return 0;
 }
 
-/* Note the connection that thread i uses, for chats_close.  0: the server is closing. */
+/* Record the connection that thread i uses, for chats_close.  0: the server is closing. */
 static int set_busy(struct chats *h, int i, struct history *used)
 {
     pthread_mutex_lock(&h->lock);
@@ -181,12 +181,12 @@ static void *work(void *arg)
     struct connection x = { 0 };
     char path[4096];
     file_of(h->s, path);
-    if (access(path, F_OK) == 0 && connect_file(h, &x) != 0)    /* it is made at its first use */
+    if (access(path, F_OK) == 0 && connect_file(h, &x) != 0)    /* the file is created by the first job that uses it */
         note(h, x.why.e.msg);
     loop_wake(h->s->loop);
     pthread_mutex_lock(&h->lock);
     const int i = h->n_started++;
-    for (;;) {                          /* the lock is held here */
+    for (;;) {                          /* each round begins and ends with the lock held */
         while (!h->first && !h->stop)
             pthread_cond_wait(&h->work, &h->lock);
         struct chat_job *j = h->first;
@@ -287,7 +287,7 @@ void chats_done(struct server *s)
     for (struct chat_job *next; j; j = next) {
         next = j->next;
         if (j->work == CHATS_EXPIRE)
-            h->expiring = j->number > 0;        /* continue immediately while more are expired */
+            h->expiring = j->number > 0;        /* continue immediately while more have expired */
         if (j->conn)
             answer(s, j);
         free_job(j);

@@ -5,8 +5,8 @@
  * only its own.  The loop never waits for the disk.  If the database cannot be used, jobs are
  * answered with the reason; the rest of the server continues.
  *
- * The memory of a job is announced to the account (http/account.h): its body and the tree of it,
- * and its response while it grows. */
+ * The memory of a job is reserved in the account (http/account.h): its body and the tree of it, and
+ * its response while it grows. */
 #ifndef ZSE_SERVE_CHATS_CHATS_H
 #define ZSE_SERVE_CHATS_CHATS_H
 
@@ -19,41 +19,42 @@
 enum chat_work {
     CHATS_CREATE, CHATS_LIST, CHATS_DELETE_ALL, CHATS_GET, CHATS_UPDATE, CHATS_DELETE, CHATS_ADD, CHATS_MESSAGES,
     CHATS_MESSAGE, CHATS_EDIT, CHATS_REMOVE, CHATS_SEARCH, CHATS_EXPORT, CHATS_IMPORT, CHATS_STATS,
-    CHATS_EXPIRE,                       /* not a request: delete expired conversations */
+    CHATS_EXPIRE,                       /* delete expired conversations; this is no request */
 };
 
 struct chat_job {
-    struct exchange exchange;           /* first: see exchange.h */
+    struct exchange exchange;           /* must be the first member: see exchange.h */
     struct chat_job *next;
     struct server *s;
-    /* used by the loop; NULL: the client has left, or there was none */
+    /* used by the loop; NULL: the client has disconnected, or there was none */
     struct conn *conn;
-    atomic_int gone;                    /* the same for the thread: the job need not start */
+    atomic_int gone;                    /* tells the thread that the client has disconnected: the job need not start */
     enum chat_work work;
     uint64_t tenant, round;
     char owner[32];
-    char id[48];                        /* of a conversation; ids are never longer */
-    int64_t number;                     /* of a message; 0: all */
+    char id[48];                        /* id of a conversation; none is longer */
+    int64_t number;                     /* number of a message; 0: all */
     struct history_page page;
     struct history_filter filter;
-    char folder[HISTORY_NAME + 1], tag[HISTORY_TAG + 1], query[HISTORY_QUERY + 1];      /* of the filter */
+    char folder[HISTORY_NAME + 1], tag[HISTORY_TAG + 1], query[HISTORY_QUERY + 1];      /* values of the filter */
     int markdown, download, copy;
     struct buf body;
     struct hold hold;
-    size_t body_bytes;                  /* held for the body and its tree */
+    size_t body_bytes;                  /* bytes reserved for the body and its tree */
     /* the answer */
     struct problem problem;             /* status 0: none */
-    char *text; size_t text_size;       /* owned */
-    char *name;                         /* of the file of a download; owned */
+    char *text; size_t text_size;       /* the response; owned */
+    char *name;                         /* file name of a download; owned */
 };
 
 /* ---- chats.c ---- */
-/* Queue a job, of which this takes ownership; a refusal is answered. */
+/* Queue a job, or answer with a refusal; takes it over. */
 void chats_submit(struct chat_job *j);
 
 /* ---- chats_jobs.c ---- */
-/* Do a job, in a thread: fills in text or problem. */
+/* Run a job in a thread: sets text or problem. */
 void chats_run(struct chat_job *j, struct history *h);
-int chats_problem(const struct history_problem *p, struct problem *pr);         /* as an answer; -1 */
+/* translate a problem of the history to a response; returns -1 */
+int chats_problem(const struct history_problem *p, struct problem *pr);
 
 #endif

@@ -1,4 +1,4 @@
-/* chats_endpoints.c - requests to /api/chat become jobs: paths and queries are checked here. */
+/* chats_endpoints.c - turn requests to /api/chat into jobs; paths and queries are checked here. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +7,8 @@
 
 /* ---- queries ---- */
 
-/* A whole number of the query, or the default.  0: it was refused. */
+/* Read a whole number of the query, or take the default.  0: refused, and the client has the
+ * answer. */
 static int query_number(struct server *s, struct conn *c, const char *name, int64_t least, int64_t most,
                         int64_t otherwise, int64_t *out)
 {
@@ -30,7 +31,8 @@ static int is_true(const struct conn *c, const char *name)
     return v && (strcmp(v, "true") == 0 || strcmp(v, "1") == 0);
 }
 
-/* Is the query's value one of two words? *second: it is the second.  0: it was refused. */
+/* Check that a value of the query is one of two words.  *second: it is the second.  0: refused, and
+ * the client has the answer. */
 static int query_choice(struct server *s, struct conn *c, const char *name, const char *first, const char *other,
                         int *second)
 {
@@ -45,7 +47,7 @@ static int query_choice(struct server *s, struct conn *c, const char *name, cons
 
 /* ---- jobs ---- */
 
-/* The owner of the conversations that a request sees: its key, else this machine. */
+/* The owner of the conversations that a request can see: its key, else this machine. */
 static void owner_of(const struct access_record *record, char out[32])
 {
     if (record && record->has_key)
@@ -54,7 +56,8 @@ static void owner_of(const struct access_record *record, char out[32])
         strcpy(out, "");
 }
 
-/* The ids of a path "ID/messages/NUMBER".  0: there can be no such message, which was answered. */
+/* Read the ids of a path "ID/messages/NUMBER".  0: no such message can exist, and the client has
+ * the answer. */
 static int read_ids(struct server *s, struct conn *c, const char *rest, struct chat_job *j)
 {
     const size_t n = strcspn(rest, "/");
@@ -63,7 +66,7 @@ static int read_ids(struct server *s, struct conn *c, const char *rest, struct c
     snprintf(j->id, sizeof j->id, "%.*s", (int)(n < sizeof j->id ? n : sizeof j->id - 1), rest);
     if (j->work != CHATS_MESSAGE && j->work != CHATS_EDIT && j->work != CHATS_REMOVE)
         return 1;
-    if (!last || strcmp(last, "/messages") == 0)        /* all messages */
+    if (!last || strcmp(last, "/messages") == 0)        /* the path names all messages */
         return 1;
     j->number = strtoll(last + 1, &end, 10);
     if (last[1] >= '1' && last[1] <= '9' && !*end)
@@ -72,7 +75,7 @@ static int read_ids(struct server *s, struct conn *c, const char *rest, struct c
     return 0;
 }
 
-/* A new job; NULL: it was refused. */
+/* Make a job; NULL: refused, and the client has the answer. */
 static struct chat_job *new_job(struct server *s, struct conn *c, const char *rest, enum chat_work work)
 {
     struct chat_job *j = s->chats ? calloc(1, sizeof *j) : NULL;
@@ -105,7 +108,7 @@ static void submit(struct server *s, struct conn *c, const char *rest, enum chat
         chats_submit(j);
 }
 
-/* The same with the request's body. */
+/* Make a job with the request's body and submit it. */
 static void submit_body(struct server *s, struct conn *c, const char *rest, enum chat_work work)
 {
     struct chat_job *j = new_job(s, c, rest, work);

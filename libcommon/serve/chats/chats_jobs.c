@@ -49,7 +49,7 @@ static body_set kind_of(enum chat_work work)
     }
 }
 
-/* Parse JSON text into an object whose memory is held.  NULL with *pr. */
+/* Parse JSON text into an object whose memory is reserved.  NULL with *pr. */
 static json_t *parse_held(struct chat_job *j, char *text, size_t size, struct problem *pr)
 {
     struct prescan scan;
@@ -70,7 +70,8 @@ static json_t *parse_held(struct chat_job *j, char *text, size_t size, struct pr
     return out;
 }
 
-/* The body as an object with known fields; no body is an empty one.  NULL with *pr. */
+/* Parse the body as an object with known fields; an empty body is an empty object.  NULL with
+ * *pr. */
 static json_t *parse_body(struct chat_job *j, struct problem *pr)
 {
     struct params ignored = { 0 };
@@ -83,7 +84,8 @@ static json_t *parse_body(struct chat_job *j, struct problem *pr)
     return NULL;
 }
 
-/* The exported file inside an answer of export, if the body is one.  Takes the reference. */
+/* If the body is a whole answer of export, return the exported file inside it.  Takes over the
+ * reference. */
 static json_t *unwrap(struct chat_job *j, json_t *body, struct problem *pr)
 {
     const char *content = json_string_value(json_object_get(body, "content"));
@@ -100,7 +102,7 @@ static json_t *unwrap(struct chat_job *j, json_t *body, struct problem *pr)
 
 /* ---- answers ---- */
 
-/* The text of an object, whose reference is taken; NULL: see p. */
+/* Store an object as the job's text; takes over its reference.  NULL: the problem is in p. */
 static void put_json(struct chat_job *j, json_t *out, const struct history_problem *p)
 {
     if (!out) {
@@ -172,7 +174,7 @@ static void expire(struct chat_job *j, struct history *h)
         chats_problem(&p, &j->problem);
 }
 
-/* Jobs with a body. */
+/* Run a job that has a body. */
 static void run_body(struct chat_job *j, struct history *h)
 {
     struct history_problem p = { 0 };

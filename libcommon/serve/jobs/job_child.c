@@ -1,4 +1,4 @@
-/* job_child.c - run the program that downloads or converts, and read what it prints. */
+/* job_child.c - run the program that downloads or converts, and read its output. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -18,14 +18,14 @@
 #include "libcommon/serve/internal.h"
 #include "libcommon/serve/jobs/jobs.h"
 
-/* grace: between SIGTERM and SIGKILL, of a cancelled job and when the server stops.  RATE_NS: a
- * rate is measured over the time since the step began, but over half a minute at most. */
+/* GRACE_*: seconds between SIGTERM and SIGKILL, for a cancelled job and when the server stops.
+ * RATE_NS: a rate is measured since the step began, but over at most the last half minute. */
 enum { POLL_MS = 100, LINE = 4096, GRACE_CANCEL_S = 15, GRACE_STOP_S = 4, MOST_S = 48 * 3600 };
 #define RATE_NS UINT64_C(30000000000)
 
 static void measure(struct job_progress *p, uint64_t done, uint64_t now)
 {
-    if (now - p->first_ns > RATE_NS) {          /* forget half of it, so that the rate follows the network */
+    if (now - p->first_ns > RATE_NS) {          /* forget half of the period, so that the rate follows the network */
         const double half = (double)(now - p->first_ns) / 2;
         p->first = done - (uint64_t)((double)(done - p->first) / 2);
         p->first_ns = now - (uint64_t)half;
@@ -54,7 +54,7 @@ int job_read_line(const char *line, struct job_progress *p, char *message, size_
         p->total = (uint64_t)total;
         p->at_ns = now_ns;
         measure(p, p->done, now_ns);
-    } else if (*line) {                         /* "zse-convert: what happened" */
+    } else if (*line) {                         /* "zse-convert: message" */
         const char *colon = strncmp(line, "zse-", 4) == 0 ? strstr(line, ": ") : NULL;
         const char *said = colon ? colon + 2 : line;
         static const char nothing_here[] = "no such file or folder here; on the hub: ";
@@ -69,7 +69,7 @@ int job_read_line(const char *line, struct job_progress *p, char *message, size_
 
 /* ---- the process ---- */
 
-/* Make the child the first that the kernel ends when memory runs out, not the server. */
+/* Make the kernel end the child, and not the server, when memory runs out. */
 static void offer_to_oom_killer(pid_t pid)
 {
     char path[40];
@@ -77,12 +77,12 @@ static void offer_to_oom_killer(pid_t pid)
     const int fd = open(path, O_WRONLY | O_CLOEXEC);
     if (fd < 0)
         return;
-    if (write(fd, "1000", 4) < 0)               /* no /proc like Linux's: the job runs without it */
+    if (write(fd, "1000", 4) < 0)               /* without Linux's /proc the job runs all the same */
         errno = 0;
     close(fd);
 }
 
-/* A line at a time from the child's messages; a longer one is cut. */
+/* The current line of the child's messages; a longer line is cut. */
 struct line_reader { char text[LINE]; size_t n; };
 
 static void take_line(struct jobs *js, struct job *j, struct line_reader *r)
@@ -99,7 +99,7 @@ static void take_line(struct jobs *js, struct job *j, struct line_reader *r)
         loop_wake(js->s->loop);
 }
 
-/* 1: there may be more; 0: its end. */
+/* Read once.  1: more may come; 0: end of file. */
 static int read_some(struct jobs *js, struct job *j, int fd, struct line_reader *r)
 {
     char bytes[4096];
@@ -115,7 +115,7 @@ static int read_some(struct jobs *js, struct job *j, int fd, struct line_reader 
     return n > 0;
 }
 
-/* Wait for its end while reading; ask it to end when the job is cancelled.  Returns its status. */
+/* Read until the child ends, and send it signals when the job is cancelled.  Returns its status. */
 static int wait_for(struct jobs *js, struct job *j, pid_t pid, int fd, int *ended)
 {
     struct line_reader r = { .n = 0 };
@@ -153,7 +153,8 @@ int job_run(struct jobs *js, struct job *j)
     struct err e;
     pid_t pid;
     int fd, ended = 0;
-    /* in that folder org/name is a name on the hub, or a model there, but no other file */
+    /* run it in that folder, where org/name means a name on the hub or a model there, but no other
+     * file */
     const struct spawn program = { .argv = (const char *const *)j->command, .env = js->s->o.maker.env,
                                    .folder = js->s->o.maker.folder, .in = -1, .err = &fd };
     if (spawn_start(&program, &pid, &e) != 0) {
@@ -162,13 +163,13 @@ int job_run(struct jobs *js, struct job *j)
         pthread_mutex_unlock(&js->lock);
         return -1;
     }
-    setpriority(PRIO_PROCESS, (id_t)pid, 10);   /* answers come first */
+    setpriority(PRIO_PROCESS, (id_t)pid, 10);   /* low priority: answers are more urgent */
     offer_to_oom_killer(pid);
     const int status = wait_for(js, j, pid, fd, &ended);
     close(fd);
     pthread_mutex_lock(&js->lock);
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) {
-        if (strncmp(j->message, "downloading ", 12) == 0)       /* it is over; warnings stay */
+        if (strncmp(j->message, "downloading ", 12) == 0)       /* clear the progress; warnings stay */
             j->message[0] = '\0';
         pthread_mutex_unlock(&js->lock);
         return 0;

@@ -1,4 +1,4 @@
-/* jobs.c - the list of jobs, their thread, and the clients that watch them. */
+/* jobs.c - the list of jobs, the thread that runs them, and the clients that watch them. */
 #include "libcommon/serve/jobs/jobs.h"
 
 #include <stdio.h>
@@ -12,7 +12,7 @@
 #include "libcommon/base/thread.h"
 #include "libcommon/serve/internal.h"
 
-#define TELL_NS UINT64_C(250000000)             /* least time between two reports to watchers */
+#define TELL_NS UINT64_C(250000000)             /* shortest time between two reports to watchers */
 
 /* ---- the thread ---- */
 
@@ -92,7 +92,7 @@ void jobs_remove(struct jobs *js, struct job *j)
     job_free(j);
 }
 
-/* The oldest jobs that have ended go when there are too many. */
+/* Remove the oldest ended jobs if there are too many. */
 static void trim(struct jobs *js)
 {
     int n = 0;
@@ -173,7 +173,7 @@ static void drop_watcher(struct jobs *js, struct job_watcher *w)
     free(w);
 }
 
-/* Report to the clients that wait for one job. */
+/* Report to the clients that wait for a single job. */
 static void tell_waiting(struct jobs *js)
 {
     for (struct job_watcher *w = js->watchers, *next; w; w = next) {
@@ -223,7 +223,7 @@ void jobs_gone(struct conn *c)
     drop_watcher(w->in, w);
 }
 
-/* End the streams: of all clients, or of those whose time is over. */
+/* End the streams of all clients, or of those whose time is over. */
 static void end_streams(struct jobs *js, uint64_t now)
 {
     for (struct job_watcher *w = js->watchers, *next; w; w = next) {
@@ -258,7 +258,7 @@ static void write_line(struct server *s, const struct job *j)
         audit_log_add(s->guard.audit, &x, j->has_key, 1);
 }
 
-/* Load the model of a job, in place of an older version of it. */
+/* Load the model that a job made, in place of an older version. */
 static void load_result(struct server *s, struct job *j)
 {
     struct problem pr;
@@ -288,7 +288,7 @@ void jobs_events(struct server *s)
     pthread_mutex_unlock(&js->lock);
     const uint64_t now = clock_ns();
     if (!ended && now - js->told_ns < TELL_NS)
-        return;                                 /* jobs_tick does it */
+        return;                                 /* jobs_tick retries it */
     atomic_store(&js->moved, 0);
     js->told_ns = now;
     jobs_tell(js, NULL);
@@ -335,7 +335,7 @@ void jobs_join(struct server *s)
         pthread_join(js->thread, NULL);
     js->started = 0;
     atomic_store(&js->moved, 1);
-    jobs_events(s);                             /* the audit lines of what has ended */
+    jobs_events(s);                             /* write the audit lines of jobs that have ended */
 }
 
 void jobs_close(struct server *s)

@@ -3,8 +3,8 @@
  * One thread runs them one after the other, each in a child process of low priority (the program's
  * zse-convert or zse-info), which prints its progress as lines.  A job that is cancelled, or that
  * runs when the server stops, is ended by SIGTERM and, some seconds later, SIGKILL; its downloads
- * and converted parts stay on the disk, and the same request resumes there.  The list of jobs lives
- * as long as the server. */
+ * and converted parts stay on the disk, and the same request resumes from them.  The list of jobs
+ * lives as long as the server. */
 #ifndef ZSE_SERVE_JOBS_JOBS_H
 #define ZSE_SERVE_JOBS_JOBS_H
 
@@ -26,45 +26,45 @@ struct job_progress {
     char step[80], unit[16];            /* name of the step; unit of done and total */
     uint64_t done, total;
     double rate;                        /* units a second; 0: not known yet */
-    uint64_t at_ns, first, first_ns;    /* of the last report; where the step's rate begins */
+    uint64_t at_ns, first, first_ns;    /* time of the last report; amount and time at which the rate's period began */
 };
 
 struct job {
     struct job *next;
     char id[16];
     char *source, *path;                /* owned; path: the .zse, NULL: download only */
-    char name[JOB_NAME_MAX + 1];        /* of the model; "" without path */
+    char name[JOB_NAME_MAX + 1];        /* name of the model; "" without path */
     char quantization[32], quality[16];
     double target_gb;
-    int is_path, load;                  /* load: the model is loaded at the end */
+    int is_path, load;                  /* load: load the model when it is made */
     char **command;                     /* owned */
-    /* of the client, for the audit log */
+    /* the client, for the audit log */
     char request[REQUEST_ID + 1], client[64], key[KEY_NAME_MAX + 1];
     int has_key;
     atomic_int cancel;
-    /* under the lock of struct jobs */
+    /* the members below are protected by the lock of struct jobs */
     enum job_state state;
     struct job_progress progress;
     int64_t created_s, started_s, ended_s;
     char message[512];                  /* the last message; after a failure, the reason */
-    uint64_t bytes;                     /* of the .zse, when it is done */
-    int told;                           /* the loop has seen its end */
+    uint64_t bytes;                     /* size of the .zse when it is done */
+    int told;                           /* the loop has handled its end */
 };
 
-/* Write the state of a job, as job_object() describes it, to a client that watches it.  last: the
- * job has ended, and so does the answer. */
+/* Write the state of a job, as returned by job_object(), to a client that watches it. last: the job
+ * has ended, so end the response as well. */
 typedef void job_report(struct server *s, struct conn *c, const json_t *job, int last);
 
 /* A client that reads /api/models/jobs/events, or waits for one job. */
 struct jobs;
 struct job_watcher {
-    struct exchange exchange;           /* first: see exchange.h */
+    struct exchange exchange;           /* must be the first member: see exchange.h */
     struct job_watcher *next;
     struct jobs *in;
     struct conn *conn;
-    char id[16];                        /* of the one job; "": all of them */
-    job_report *report;                 /* of the one job */
-    /* the stream ends at this time, and the client connects again */
+    char id[16];                        /* id of the watched job; "": all jobs */
+    job_report *report;                 /* writes the reports of the watched job */
+    /* time when the stream ends, after which the client connects again */
     uint64_t until_ns;
 };
 
@@ -74,39 +74,39 @@ struct jobs {
     int started;
     pthread_mutex_t lock;
     pthread_cond_t work;
-    struct job *list;                   /* oldest first */
+    struct job *list;                   /* list of jobs, oldest first */
     int n_made;
-    atomic_int stop, moved;             /* moved: there is news for the watchers */
-    struct job_watcher *watchers;       /* loop only */
-    uint64_t told_ns;                   /* time of the last report to them */
+    atomic_int stop, moved;             /* moved: there are changes to report */
+    struct job_watcher *watchers;       /* used by the loop only */
+    uint64_t told_ns;                   /* time of the last report to the watchers */
 };
 
 /* ---- in the thread of the jobs: job_child.c ---- */
-/* Run the job's command until it ends.  0; -1: it failed, or was cancelled, and message says
- * why. */
+/* Run the job's command until it ends.  0; -1: it failed or was cancelled, with the reason in
+ * message. */
 int job_run(struct jobs *js, struct job *j);
 /* Read a line that the child printed.  Progress goes to p, anything else to message [room].  1:
  * it was progress. */
 int job_read_line(const char *line, struct job_progress *p, char *message, size_t room, uint64_t now_ns);
 
 /* ---- in the loop ---- */
-/* Under the lock.  New reference. */
+/* The job as JSON. New reference.  The caller holds the lock. */
 json_t *job_object(const struct job *j);
 struct job *job_find(struct jobs *js, const char *id);
-/* Put a job into the list, which takes it over, and start the thread if need be.  -1 with *e. */
+/* Append a job to the list, which takes it over, and start the thread if none runs.  -1 with *e. */
 int jobs_add(struct jobs *js, struct job *j, struct err *e);
-/* Queue a job again that has failed or was cancelled. */
+/* Queue a failed or cancelled job again. */
 void jobs_again(struct jobs *js, struct job *j);
 void jobs_remove(struct jobs *js, struct job *j);
 void job_free(struct job *j);
-int jobs_n_open(struct jobs *js);       /* queued and running ones */
-/* A job that makes a .zse at path, a model called name, of a source on the hub.  type "": the
- * default.  Borrowed; NULL with *pr. */
+int jobs_n_open(struct jobs *js);       /* number of queued and running jobs */
+/* Make a job that converts a source on the hub to a .zse at path, for a model called name. type "":
+ * the default.  Borrowed; NULL with *pr. */
 struct job *jobs_convert(struct server *s, struct conn *c, const char *source, const char *path, const char *name,
                          const char *type, struct problem *pr);
 /* Let a client watch a job to its end.  -1 with *pr: too many watch. */
 int jobs_watch(struct server *s, struct conn *c, const struct job *j, job_report *report, struct problem *pr);
-/* Send the list to a client, or to all. */
+/* Send the list to one client, or to all. */
 void jobs_tell(struct jobs *js, struct conn *c);
 
 #endif

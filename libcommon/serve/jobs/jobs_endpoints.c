@@ -1,4 +1,4 @@
-/* jobs_endpoints.c - /api/models/jobs: order a download or a conversion, watch it, cancel it. */
+/* jobs_endpoints.c - /api/models/jobs: start a download or a conversion, watch it, cancel it. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,11 +12,11 @@
 #include "libcommon/serve/jobs/jobs.h"
 #include "libcommon/serve/model_paths.h"
 
-enum { WATCH_S = 600 };                         /* a stream ends after so long: keys expire */
+enum { WATCH_S = 600 };                         /* a stream ends after this time, because keys expire */
 
 static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
 
-/* Jobs of this server; NULL: it has none, which was answered. */
+/* The jobs of this server; NULL: it has none, and the client has the answer. */
 static struct jobs *jobs_of(struct server *s, struct conn *c)
 {
     if (!s->jobs)
@@ -32,7 +32,7 @@ static const char *last_part(const char *path)
     return slash ? slash + 1 : path;
 }
 
-/* The name of the new model: as given, else "NAME-TYPE".  -1 with *pr. */
+/* Choose the name of the new model: the given one, else "NAME-TYPE".  -1 with *pr. */
 static int choose_name(struct job *j, const struct params *p, struct problem *pr)
 {
     char base[JOB_NAME_MAX + 1];
@@ -60,7 +60,7 @@ static int choose_name(struct job *j, const struct params *p, struct problem *pr
     return 0;
 }
 
-/* Every folder of path. */
+/* Create all missing folders of path. */
 static int make_folder(const char *path, struct problem *pr)
 {
     char *copy = strdup(path);
@@ -78,7 +78,7 @@ static int make_folder(const char *path, struct problem *pr)
     return rc;
 }
 
-/* The source's path, as one that every program finds.  Caller frees; NULL with *pr. */
+/* The source's absolute path, valid in every working folder.  Caller frees; NULL with *pr. */
 static char *real_source(const struct server *s, const struct conn *c, const char *source, struct problem *pr)
 {
     char *path = model_path_allowed(s, c, source, pr), *real = path ? realpath(path, NULL) : NULL;
@@ -99,7 +99,7 @@ static int place_output(const struct server *s, struct job *j, struct problem *p
     return j->path ? 0 : problem_nomem(pr);
 }
 
-/* Fields of the body, the paths, and the command.  -1 with *pr. */
+/* Set the fields of the body, the paths, and the command.  -1 with *pr. */
 static int fill_in(struct server *s, struct conn *c, struct job *j, const struct params *p, struct problem *pr)
 {
     struct err e;
@@ -148,7 +148,8 @@ static void note_client(struct job *j, const struct access_record *record)
     j->has_key = record->is_admin || record->by_key;
 }
 
-/* 0, or -1 with *pr: a job that is not over makes the same file, or there are too many. */
+/* Whether the job can be added.  0, or -1 with *pr: an unfinished job makes the same file, or there
+ * are too many. */
 static int has_room(struct jobs *js, const struct job *j, struct problem *pr)
 {
     int n = 0;
@@ -252,8 +253,8 @@ void handle_jobs(struct server *s, struct conn *c, const char *rest)
     reply_object(s, c, 200, json_pack("{s:o, s:s}", "jobs", list, "folder", s->o.maker.folder));
 }
 
-/* The job of a path "ID" or "ID/resume"; NULL: there is none, which was answered.  A job that has
- * just ended has its line in the audit log before anything else happens to it. */
+/* Find the job of a path "ID" or "ID/resume"; NULL: there is none, and the client has the answer.
+ * The audit line of a job that has just ended is written first. */
 static struct job *find(struct server *s, struct conn *c, const char *rest)
 {
     char id[sizeof ((struct job *)0)->id];
@@ -275,8 +276,8 @@ void handle_job(struct server *s, struct conn *c, const char *rest)
         reply_job(s, c, 200, j);
 }
 
-/* A job that runs or waits is cancelled; one that is over leaves the list.  One that ended since
- * find() is still "cancelling": its audit line is not written yet. */
+/* Cancel a running or waiting job; remove an ended one from the list.  A job that ended since
+ * find() is still "cancelling", because its audit line is not written yet. */
 void handle_job_delete(struct server *s, struct conn *c, const char *rest)
 {
     struct job *j = find(s, c, rest);
@@ -323,7 +324,7 @@ void handle_job_resume(struct server *s, struct conn *c, const char *rest)
     }
 }
 
-/* NULL with *pr: too many watch, or the server stops. */
+/* Add a watcher; NULL with *pr: there are too many, or the server stops. */
 static struct job_watcher *add_watcher(struct server *s, struct conn *c, struct problem *pr)
 {
     struct jobs *js = s->jobs;
@@ -351,7 +352,7 @@ int jobs_watch(struct server *s, struct conn *c, const struct job *j, job_report
         return -1;
     snprintf(w->id, sizeof w->id, "%s", j->id);
     w->report = report;
-    w->until_ns = UINT64_MAX;                   /* the end of the job, or of the server */
+    w->until_ns = UINT64_MAX;                   /* watch until the job or the server ends */
     return 0;
 }
 

@@ -13,33 +13,33 @@
 
 #include "libcommon/serve/api/calls.h"
 
-/* The version that /api/version names: clients ask for a least one. */
+/* The version that /api/version reports: clients require a minimum. */
 #define OLLAMA_VERSION "0.12.6"
 
 /* ---- ollama_read.c ---- */
-/* Read options and keep_alive: call_form.params.  0, or -1 with *pr. */
+/* Read options and keep_alive: the call_form.params of these forms.  0, or -1 with *pr. */
 int ollama_params(struct call *c, struct problem *pr);
-/* From c->json to c->prompts: call_form.prepare. */
+/* Make c->prompts from c->json: the call_form.prepare of these forms. */
 int ollama_prepare_chat(struct call *c, struct problem *pr);
 int ollama_prepare_generate(struct call *c, struct problem *pr);
-/* Read a keep_alive: seconds, or a duration such as "1h30m"; negative: for ever.  0, or -1 with
+/* Read a keep_alive: seconds, or a duration such as "1h30m"; negative: forever.  0, or -1 with
  * *pr. */
 int ollama_keep_alive(const json_t *v, double *seconds, struct problem *pr);
 
 /* ---- ollama_text.c ---- */
-void ollama_time(struct buf *out, int64_t s, long ns);          /* "2026-11-23T17:52:11.123456Z" */
+void ollama_time(struct buf *out, int64_t s, long ns);          /* append "2026-11-23T17:52:11.123456Z" */
 /* Append ,"total_duration":...,"load_duration":...; nanoseconds. */
 void ollama_durations(const struct call *c, struct buf *out);
-/* The model as the client wrote it. */
+/* The model's name as the client wrote it. */
 const char *ollama_model(const struct call *c);
 
 /* ---- ollama_models.c ---- */
-/* A ready model of this name, for a key that may use it; NULL: none. */
+/* Find a ready model of this name that the client's key may use; NULL: none. */
 struct loaded_model *ollama_find(struct server *s, struct conn *c, const char *name);
-/* Is there a model of the folder of names, loaded or not, for a key that may use it?  found: its
- * name, an alias replaced by what it stands for. */
+/* Whether the folder of named models has this model, loaded or not, and the client's key may use
+ * it. found: its name, with aliases resolved. */
 int ollama_named(struct server *s, struct conn *c, const char *name, char found[STORE_NAME_BYTES]);
-/* Is this model of the folder of names being loaded? */
+/* Whether this named model is being loaded. */
 int ollama_is_loading(const struct server *s, const char *name);
 
 #endif

@@ -25,7 +25,7 @@ static double n_parameters(const struct zfile *f)
     return n;
 }
 
-/* "134.5M", "7.6B" */
+/* A number of parameters as text: "134.5M", "7.6B". */
 static json_t *size_of(double n)
 {
     return n <= 0 ? json_string("") : n < 1e9 ? json_sprintf("%.2fM", n * 1e-6) : json_sprintf("%.1fB", n * 1e-9);
@@ -88,7 +88,7 @@ json_t *ollama_digest(uint64_t dev, uint64_t ino, uint64_t bytes, int64_t modifi
     return json_string(hex);
 }
 
-/* A file that is no .zse has a name, size and time only. */
+/* Describe a file; one that is no .zse has only a name, size and time. */
 static json_t *describe(const char *folder, const struct store_model *m, int whole)
 {
     struct err ignored;

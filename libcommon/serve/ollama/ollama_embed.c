@@ -67,10 +67,10 @@ static const struct call_form load_embeddings = { .body = BODY_OLLAMA_EMBEDDINGS
                                                   .prepare = prepare_nothing, .params = ollama_params, .latest = 1,
                                                   .end = end_one, .fail = call_fail_answer };
 
-/* A body whose field has no text.  Ollama answers it with no vector. */
+/* Whether the body has no text in this field, to which Ollama answers with no vector. */
 static int is_empty(const struct buf *b, const char *field)
 {
-    enum { SMALL = 4096 };                      /* larger bodies have a text */
+    enum { SMALL = 4096 };                      /* larger bodies certainly have a text */
     struct err e;
     json_t *body = b->size && b->size <= SMALL ? js_parse("body", b->data, b->size, &e) : NULL;
     const json_t *v = js_get(body, field);

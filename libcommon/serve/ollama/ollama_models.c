@@ -87,7 +87,7 @@ void handle_ollama_ps(struct server *s, struct conn *c, const char *rest)
     for (const struct loaded_model *lm = s->models; lm && !bad; lm = lm->next) {
         if (!is_listed(conn_record(c), lm))
             continue;
-        /* A model that stays for ever ends in the last year that all clients can write. */
+        /* A model that is kept forever gets the last year that all clients can write. */
         const double keep = named_keep(s, lm), used = (double)(clock_ns() - lm->used_ns) * 1e-9;
         json_t *m = loaded_tag(lm), *end = keep >= 0 && keep < 1e9
                         ? time_json((int64_t)((double)now.tv_sec + (keep > used ? keep - used : 0)))
@@ -128,7 +128,7 @@ static void reply_tags(struct server *s, struct conn *c, const char *word, json_
     size_t i;
     int bad = !list;
     (void)word;
-    (void)e;                                    /* a folder that cannot be read has no models */
+    (void)e;                                    /* an unreadable folder counts as one without models */
     for (const struct loaded_model *lm = s->models; lm && !bad; lm = lm->next)
         if (is_listed(conn_record(c), lm) && !has_name(answer, lm->id))
             bad = json_array_append_new(list, loaded_tag(lm)) != 0;
@@ -156,7 +156,7 @@ static void not_found(struct server *s, struct conn *c, const char *name)
     reply_refusal(s, c, 404, "model_not_found", "model '%.120s' not found", name);
 }
 
-/* The name in a body, in model or name; NULL: it was refused. */
+/* The field "model" or "name" of a body; NULL: refused, and the client has the answer. */
 static const char *name_of(struct server *s, struct conn *c, const struct params *p)
 {
     const char *name = p->model && *p->model ? p->model : p->name;
@@ -166,7 +166,8 @@ static const char *name_of(struct server *s, struct conn *c, const struct params
     return NULL;
 }
 
-/* The answer of /api/show; takes over details, info, capabilities and config (NULL: not wanted). */
+/* Make the answer of /api/show; takes over details, info, capabilities and config (NULL: not
+ * wanted). */
 static json_t *show_json(const char *tmpl, int64_t modified_s, json_t *details, json_t *info, json_t *capabilities,
                          json_t *config)
 {
@@ -227,7 +228,7 @@ void handle_ollama_show(struct server *s, struct conn *c, const char *rest)
             show_loaded(s, c, lm, p.verbose);
         else if (!ollama_named(s, c, name, found))
             not_found(s, c, name);
-        else                                    /* a key for an alias does not see the model's own name */
+        else /* a key that may use only the alias does not see the model's own name */
             catalog_ask(s, c, s->o.store,
                         guard_lists_model(conn_record(c), found) ? found : named_plain(s, name, plain), ollama_store,
                         p.verbose ? reply_verbose : reply_show);
@@ -237,7 +238,7 @@ void handle_ollama_show(struct server *s, struct conn *c, const char *rest)
 
 /* ---- changes ---- */
 
-/* The folder could not be changed: say why, without its path. */
+/* Answer that the folder could not be changed, without its path. */
 static void not_changed(struct server *s, struct conn *c, int status, const struct err *e)
 {
     struct problem pr;
@@ -283,7 +284,7 @@ static json_t *remove_model(const char *folder, const char *name, struct err *e)
     return out;
 }
 
-/* The model is unloaded when its file is gone, also if the client is (c NULL). */
+/* Unload the model whose file was deleted, even if the client has disconnected (c NULL). */
 static void reply_delete(struct server *s, struct conn *c, const char *word, json_t *answer, const struct err *e)
 {
     for (struct loaded_model *lm = answer ? s->models : NULL; lm; lm = lm->next)
@@ -311,7 +312,7 @@ void handle_ollama_delete(struct server *s, struct conn *c, const char *rest)
             record_model(conn_record(c), name);
         if (!is_name || !may)
             not_found(s, c, name);
-        else if (ollama_is_loading(s, name))    /* its file is open: it would be served without one */
+        else if (ollama_is_loading(s, name))    /* its file is open, so it would be served without a file */
             reply_refusal(s, c, 409, "model_loading", "model '%.120s' is being loaded: try again later", name);
         else
             catalog_remove(s, c, s->o.store, name, remove_model, reply_delete);

@@ -1,6 +1,6 @@
-/* ollama_pull.c - POST /api/pull: a job (serve/jobs) that downloads and converts a model, and its
- * progress as lines of JSON.  The job continues when the client leaves; /api/models/jobs cancels
- * it. */
+/* ollama_pull.c - POST /api/pull: start a job (serve/jobs) that downloads and converts a model, and
+ * report its progress as lines of JSON. The job continues after the client disconnects;
+ * /api/models/jobs cancels it. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,14 +15,14 @@ static const char *state_of(const json_t *job)
     return state ? state : "lost";
 }
 
-/* NULL: it was made. */
+/* Why the job failed; NULL: it did not. */
 static const char *failure(const json_t *job)
 {
     const char *why = json_string_value(js_get(job, "message"));
     return strcmp(state_of(job), "done") == 0 ? NULL : why ? why : "the job has not ended";
 }
 
-/* Write a line, which is freed. */
+/* Write a line of JSON and free it. */
 static void write_line(struct conn *c, json_t *line)
 {
     char *text = line ? json_dumps(line, JSON_COMPACT) : NULL;
@@ -70,7 +70,7 @@ static int is_here(const struct server *s, const char *name)
     return named_find(s, name, found, &ignored) == 0 && strcmp(found, name) == 0;
 }
 
-/* Was the model made of this source?  It notes the revision, which has one source. */
+/* Whether the model was made from this source, as far as the revision in its file tells. */
 static int is_made_of(const char *path, const struct model_pulled *p)
 {
     struct err ignored;
@@ -81,14 +81,14 @@ static int is_made_of(const char *path, const struct model_pulled *p)
     return same;
 }
 
-/* Begin the job.  1: the model is there already; -1 with *pr. */
+/* Start the job.  1: the model exists already; -1 with *pr. */
 static int begin(struct server *s, struct conn *c, const char *word, int stream, struct problem *pr)
 {
     struct model_pulled pulled = { .source = NULL };
     struct err e;
     if (!s->jobs || !s->o.maker.resolve || !s->o.store)
         return problem_set(pr, 404, NULL, "no_jobs", "this server makes no models");
-    if (is_here(s, word))                       /* by its own name it is meant, whatever it was made of */
+    if (is_here(s, word)) /* a client that uses the model's own name means it, whatever its source was */
         return guard_model(conn_record(c), word, pr) == 0 ? 1 : -1;
     if (s->o.maker.resolve(word, &pulled, &e) != 0)
         return problem_set(pr, e.code == ERR_MEMORY ? 503 : 404, "model", "model_not_found", "%s", e.msg);

@@ -1,4 +1,4 @@
-/* ollama_read.c - the bodies of /api/chat and /api/generate. */
+/* ollama_read.c - read the bodies of /api/chat and /api/generate. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +9,8 @@
 
 /* ---- keep_alive ---- */
 
-/* A duration of Go, such as "1h30m" or "-1m"; a number alone is seconds.  -1: it is none. */
+/* Read a duration in Go's form, such as "1h30m" or "-1m"; a bare number is seconds.  -1: it is
+ * none. */
 static int read_duration(const char *text, double *seconds)
 {
     static const struct { const char *name; double s; } units[] = {
@@ -24,7 +25,7 @@ static int read_duration(const char *text, double *seconds)
         size_t i = 0;
         const size_t digits = strspn(text, "0123456789.");
         const double x = strtod(text, &end);
-        if (digits == 0 || end != text + digits)        /* strtod takes more than digits */
+        if (digits == 0 || end != text + digits)        /* strtod accepts more than digits */
             return -1;
         const size_t n = strspn(end, "numsh");
         while (i < sizeof units / sizeof *units && !(strlen(units[i].name) == n && memcmp(units[i].name, end, n) == 0))
@@ -50,7 +51,7 @@ int ollama_keep_alive(const json_t *v, double *seconds, struct problem *pr)
     return 0;
 }
 
-/* Keep the model loaded for as long as this client wants, if no other one uses it. */
+/* Keep the model loaded for as long as this client wants, if no other client uses it. */
 static int read_keep_alive(struct call *c, struct problem *pr)
 {
     const json_t *v = js_get(c->json, "keep_alive");
@@ -65,9 +66,9 @@ static int read_keep_alive(struct call *c, struct problem *pr)
 
 /* ---- options ---- */
 
-/* Move the members that Ollama's bodies do not have, which other bodies do, out of the body.
- * fields_parse() has made sure that there are few, but one may take long to free: the thread that
- * prepares the call does that. */
+/* Move members that Ollama's bodies do not have, but other bodies do, out of the body.
+ * fields_parse() has limited their number, but one may take long to free, so the thread that
+ * prepares the call frees them. */
 static int move_unknown(struct call *c, struct problem *pr)
 {
     const char *name;
@@ -97,7 +98,7 @@ int ollama_params(struct call *c, struct problem *pr)
         p->given &= ~(unsigned)GIVEN_MAX_TOKENS;
     if (p->max_tokens < 0)
         p->max_tokens = 0;
-    if (p->seed < 0)                            /* -1: a random one */
+    if (p->seed < 0)                            /* -1: choose a random seed */
         p->given &= ~(unsigned)GIVEN_SEED;
     if (call_embeds(c))
         p->truncate = p->truncates ? -1 : 0;
@@ -113,8 +114,8 @@ static int refuse_images(const json_t *m, const char *param, struct problem *pr)
     return problem_set(pr, 400, param, "unsupported_parameter", "%s: images: no model here sees images", param);
 }
 
-/* The calls of a message with ids, which Ollama's have not: *n counts those of the conversation.
- * New reference; NULL without memory. */
+/* Copy the calls of a message and add ids, which Ollama's calls do not have; *n counts the calls of
+ * the conversation.  New reference; NULL without memory. */
 static json_t *with_ids(const json_t *calls, int *n)
 {
     json_t *out = json_array();
@@ -131,8 +132,8 @@ static json_t *with_ids(const json_t *calls, int *n)
     return out;
 }
 
-/* Append one message in the terms of chat completions.  n_calls, n_results: of the conversation so
- * far; results follow the calls in their order. */
+/* Append a message in the form of chat completions. n_calls, n_results: numbers in the conversation
+ * so far; results follow the calls in the same order. */
 static int add_message(json_t *out, const json_t *m, const char *param, int *n_calls, int *n_results,
                        struct problem *pr)
 {
@@ -200,7 +201,7 @@ static int read_think(struct call *c, struct problem *pr)
     return set_var(&c->conversation, "enable_thinking", json_boolean(!json_is_false(v)), pr);
 }
 
-/* The format as a response_format, in c->json, which the conversation borrows. */
+/* Translate the field "format" to a response_format in c->json, which the conversation borrows. */
 static int read_format(struct call *c, struct problem *pr)
 {
     json_t *v = js_get(c->json, "format"), *format = NULL;
@@ -221,7 +222,7 @@ static int read_format(struct call *c, struct problem *pr)
     return 0;
 }
 
-/* The settings and the messages, which are taken over, to the prompt. */
+/* Make the prompt from the settings and the messages, which are taken over. */
 static int prepare(struct call *c, json_t *messages, int rc, struct problem *pr)
 {
     struct conversation *t = &c->conversation;
@@ -245,7 +246,7 @@ int ollama_prepare_chat(struct call *c, struct problem *pr)
     return prepare(c, messages, rc, pr);
 }
 
-/* A text of the body; NULL: there is none.  -1 with *pr. */
+/* Read a string of the body; NULL: it has none.  -1 with *pr. */
 static int text_of(const struct call *c, const char *name, const char **text, size_t *size, struct problem *pr)
 {
     const json_t *v = js_get(c->json, name);
@@ -265,7 +266,7 @@ static int add_text(json_t *messages, const char *role, const char *text, size_t
     return rc;
 }
 
-/* The prompt as it is. */
+/* Use the prompt without a template. */
 static int prepare_raw(struct call *c, const char *text, size_t size, struct problem *pr)
 {
     c->conversation.param = "prompt";

@@ -1,4 +1,4 @@
-/* ollama_text.c - POST /api/chat and /api/generate: lines of JSON, or one object. */
+/* ollama_text.c - POST /api/chat and /api/generate: write lines of JSON, or one object. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,7 +42,7 @@ static void begin_object(const struct call *c, struct buf *out)
     ollama_time(out, now.tv_sec, now.tv_nsec);
 }
 
-/* The calls of an answer, each with its arguments as an object: {} if they were cut off. */
+/* Write the calls of an answer, each with its arguments as an object: {} if they were cut off. */
 static void calls_json(const struct choice *ch, struct buf *out)
 {
     int n = 0;
@@ -67,7 +67,7 @@ static void calls_json(const struct choice *ch, struct buf *out)
     }
 }
 
-/* The text and the reasoning of an object, and its calls if ch is given. */
+/* Write the text and the reasoning of an object, and its calls if ch is given. */
 static void content_json(const struct call *c, const struct choice *ch, const struct buf *text,
                          const struct buf *thought, struct buf *out)
 {
@@ -87,7 +87,7 @@ static void content_json(const struct call *c, const struct choice *ch, const st
     out->failed |= text->failed | thought->failed;
 }
 
-/* The members of the last object: why the answer ended, counts and times. */
+/* Write the members of the last object: why the answer ended, counts and times. */
 static void end_object(const struct call *c, const char *why, struct buf *out)
 {
     struct token_counts t;
@@ -170,7 +170,7 @@ static void fail(struct call *c, const struct problem *p)
         return;
     }
     record_error(call_record(c), p);
-    problem_text_json(p, &c->line);             /* the stream has begun: its status is sent already */
+    problem_text_json(p, &c->line);             /* the status was sent when the stream began */
     buf_str(&c->line, "\n");
     call_send_event(c);
     conn_end(c->conn);
@@ -216,7 +216,7 @@ static const struct call_form load_generate = { .body = BODY_OLLAMA_GENERATE, .p
                                                 .prepare = prepare_nothing, .params = ollama_params, .latest = 1,
                                                 .end = end_load, .fail = call_fail_answer };
 
-/* Unload a model with a name, unless other clients use it, too. */
+/* Unload a named model, unless other clients use it. */
 static void unload(struct server *s, struct conn *c, const struct call_form *form, const char *model)
 {
     char name[STORE_NAME_BYTES];
@@ -248,10 +248,11 @@ static void unload(struct server *s, struct conn *c, const struct call_form *for
     buf_release(&out);
 }
 
-/* A body without a prompt loads its model, or with keep_alive 0 unloads it.  1: this was one. */
+/* A body without a prompt loads its model, or with keep_alive 0 unloads it.  1: it was such a
+ * body. */
 static int only_loads(struct server *s, struct conn *c, const struct call_form *form)
 {
-    enum { SMALL = 4096 };                      /* larger bodies have a prompt */
+    enum { SMALL = 4096 };                      /* larger bodies certainly have a prompt */
     const struct buf *b = &conn_request(c)->body;
     struct err e;
     json_t *body = b->size && b->size <= SMALL ? js_parse("body", b->data, b->size, &e) : NULL;

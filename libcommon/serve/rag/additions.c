@@ -25,7 +25,8 @@ static void refuse_duplicate(struct rag_job *j, struct rag_document *there)
     rag_document_release(there);
 }
 
-/* Cut the text and store it.  *d has name, type, metadata and the facts of the file. */
+/* Split the text into chunks and store them.  *d has name, type, metadata and the facts of the
+ * file. */
 static int store_text(struct rag_job *j, struct rag_store *r, struct rag_document *d, const struct rag_text *t)
 {
     const struct rag_quota q = quota_of(j);
@@ -46,7 +47,7 @@ static int store_text(struct rag_job *j, struct rag_store *r, struct rag_documen
     return rc ? -1 : 0;
 }
 
-/* Check what the client said of the document, and whether it may be stored. */
+/* Check the client's description of the document, and whether the document may be stored. */
 static int admit(struct rag_job *j, struct rag_store *r, struct rag_document *d, const void *data, size_t size)
 {
     const struct rag_quota q = quota_of(j);
@@ -70,7 +71,7 @@ static int admit(struct rag_job *j, struct rag_store *r, struct rag_document *d,
 
 static int problem_of_extract(struct rag_job *j, const struct err *e)
 {
-    if (j->problem.status)                  /* of the account */
+    if (j->problem.status)                  /* the account refused the memory */
         return -1;
     if (e->code == ERR_UNSUPPORTED)
         return problem_set(&j->problem, 415, "file_type", "unsupported_file_type", "%s", e->msg);
@@ -85,7 +86,7 @@ static int problem_of_extract(struct rag_job *j, const struct err *e)
 
 static int hold_text(void *user, size_t bytes) { return rag_hold(user, bytes); }
 
-/* Add the document whose file is data; d->type may be "": it follows from the name. */
+/* Add the document whose file is data. d->type may be "": then it follows from the name. */
 static void add_file(struct rag_job *j, struct rag_store *r, struct rag_document *d, const char *type, const void *data,
                      size_t size)
 {
@@ -120,7 +121,7 @@ static int copy_metadata(struct rag_job *j, const json_t *v, struct rag_document
     return d->metadata ? 0 : problem_nomem(&j->problem);
 }
 
-/* The name and the collection, which the client has chosen, into d. */
+/* Copy the name and the collection, which the client chose, to d. */
 static int copy_names(struct rag_job *j, const char *name, const char *collection, struct rag_document *d)
 {
     if (!name)
@@ -158,7 +159,7 @@ static const char *ending_of(const char *name)
     return dot ? dot + 1 : "";
 }
 
-/* The parts of the form by name. */
+/* The parts of the form, one member for each name. */
 struct form { const struct multipart_part *file, *name, *collection, *type, *metadata; };
 
 static int read_form(struct rag_job *j, const struct multipart *m, struct form *f)
@@ -186,7 +187,7 @@ static int read_form(struct rag_job *j, const struct multipart *m, struct form *
     return f->file ? 0 : problem_set(&j->problem, 400, "file", "missing", "file: missing");
 }
 
-/* A part as text in a buffer of its own; NULL: it was not given, or there is no memory. */
+/* Copy a part as text; NULL: it was not given, or memory ran out. */
 static char *part_text(const struct multipart_part *p) { return p ? strndup(p->data, p->size) : NULL; }
 
 static int parse_metadata(struct rag_job *j, const struct multipart_part *p, struct rag_document *d)
@@ -210,7 +211,7 @@ static void add_form(struct rag_job *j, struct rag_store *r, const struct form *
     else if (utf8_valid(shown, strlen(shown)) != strlen(shown))
         problem_set(&j->problem, 400, "name", "invalid_value", "name: expected UTF-8");
     else if (copy_names(j, shown, collection, &d) == 0 && parse_metadata(j, f->metadata, &d) == 0)
-        /* if the shown name implies no type, the file's own name may */
+        /* if the displayed name implies no type, the file's own name may */
         add_file(j, r, &d, type ? type : rag_type_known(shown) || !f->file->filename ? ""
                                                                                      : ending_of(f->file->filename),
                  f->file->data, f->file->size);

@@ -86,10 +86,10 @@ void rag_run_get(struct rag_job *j, struct rag_store *r)
     rag_document_release(&d);
 }
 
-/* The text whose chunks these are: they overlap, and leave out the blanks between them. */
+/* Join the text of these chunks, which overlap and leave out the blanks between them. */
 static void join_chunks(const struct rag_chunk *list, int n, struct buf *out)
 {
-    uint64_t at = 0;                        /* of the text so far */
+    uint64_t at = 0;                        /* offset of the end of the text so far */
     for (int i = 0; i < n; i++) {
         const size_t size = strlen(list[i].text);
         const uint64_t offset = list[i].offset;

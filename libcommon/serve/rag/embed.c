@@ -9,8 +9,8 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/base/utf8.h"
 
-/* Tokens of a text at most; numbers of the tenant of the index, and of its priority: the requests
- * of clients go first. */
+/* EMBED_TOKENS: most tokens of a text.  INDEX_PRIORITY: priority of the index, below the requests
+ * of clients. */
 enum { EMBED_TOKENS = 512, INDEX_PRIORITY = -MAX_PRIORITY, RETRY_S = 10 };
 #define INDEX_TENANT UINT64_MAX
 
@@ -36,7 +36,7 @@ int rag_vector_size(const struct rag_job *j) { return config_embedding_size(&j->
 
 /* ---- in the thread ---- */
 
-/* The text with the model's prompt before it, cut to what may have EMBED_TOKENS; malloc'd. */
+/* Put the model's prompt before the text, cut so that both may have EMBED_TOKENS; malloc'd. */
 static char *with_prompt(const struct rag_job *j, const char *text, size_t size, size_t *n)
 {
     const char *prompt = config_prompt(&j->embedder->m.model->config, j->run == rag_run_index);
@@ -68,7 +68,7 @@ int rag_add_text(struct rag_job *j, const char *text, size_t size)
         return problem_err(&j->problem, NULL, NULL, &e);
     if (most > (size_t)j->embedder->m.max_len)
         most = (size_t)j->embedder->m.max_len;
-    if (n > most && (size_t)n_end < most)           /* [SEP] or EOS stays at the end */
+    if (n > most && (size_t)n_end < most)           /* keep [SEP] or EOS at the end */
         memcpy(t->ids + most - n_end, end, (size_t)n_end * sizeof *end);
     t->n = (int)(n < most ? n : most);
     j->n_texts++;
@@ -84,7 +84,7 @@ void rag_drop_texts(struct rag_job *j)
     j->n_texts = 0;
 }
 
-/* Chunks without a vector, then their vectors, in turn, until there are none. */
+/* Take chunks without a vector, and store their vectors, by turns, until all have one. */
 void rag_run_index(struct rag_job *j, struct rag_store *r)
 {
     const int size = rag_vector_size(j);
@@ -120,7 +120,7 @@ static void embedded(struct rag_job *j)
     rag_job_push(j);
 }
 
-/* The worker's event of one text; ev NULL: it was lost. */
+/* Handle the worker's event for a text; ev NULL: the event was lost. */
 static void on_event(struct worker_job *w, const struct events *b, const struct event *ev)
 {
     struct rag_job *j = w->user;
@@ -142,7 +142,7 @@ void rag_embed(struct rag_job *j)
     const int indexes = j->run == rag_run_index;
     j->vectors = calloc((size_t)j->n_texts, (size_t)rag_vector_size(j) * sizeof *j->vectors);
     j->embed_failed = !j->vectors || lm->state != MODEL_READY || !lm->worker;
-    j->n_open = 1;                              /* ourselves, until all are submitted */
+    j->n_open = 1;                              /* count this function until all texts are submitted */
     j->next = *list;
     *list = j;
     memset(j->jobs, 0, sizeof j->jobs);

@@ -1,11 +1,11 @@
-/* endpoints.c - the routes of /api/rag: from a request to its job. */
+/* endpoints.c - the routes of /api/rag: turn requests into jobs. */
 #include "libcommon/serve/rag/internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* A parameter of the query that is a whole number.  -1: it was refused. */
+/* Read a whole number of the query.  -1: refused, and the client has the answer. */
 static int query_number(struct rag_job *j, const char *name, int64_t least, int64_t most, int64_t *out)
 {
     char text[32], *end;
@@ -26,7 +26,7 @@ static void refuse(struct rag_job *j)
     rag_job_free(j);
 }
 
-/* The first ready model counts tokens, as long as the job lives. */
+/* Let the first ready model count tokens while the job lives. */
 static void use_tokenizer(struct rag_job *j)
 {
     struct problem ignored;
@@ -48,7 +48,7 @@ static void start(struct server *s, struct conn *c, enum rag_lane lane,
     rag_job_submit(j);
 }
 
-/* A job about the id or name that follows the path. */
+/* Start a job about the id or name that follows the path. */
 static void start_about(struct server *s, struct conn *c, const char *rest, enum rag_lane lane,
                         void (*run)(struct rag_job *j, struct rag_store *r))
 {
@@ -58,7 +58,7 @@ static void start_about(struct server *s, struct conn *c, const char *rest, enum
         return;
     const char *chunks = http_query(conn_request(c), "chunks", text, sizeof text);
     j->with_chunks = chunks && (strcmp(chunks, "true") == 0 || strcmp(chunks, "1") == 0);
-    /* too long: there is none of this name, either */
+    /* no name is so long: let the job find none */
     snprintf(j->id, sizeof j->id, "%s", strlen(rest) < sizeof j->id ? rest : "?");
     rag_use_embedding(j);
     rag_job_submit(j);

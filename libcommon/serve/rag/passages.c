@@ -1,4 +1,4 @@
-/* passages.c - jobs that search documents and make contexts of what they find. */
+/* passages.c - jobs that search documents and make contexts of the passages. */
 #include "libcommon/serve/rag/internal.h"
 
 #include <math.h>
@@ -9,7 +9,7 @@
 
 /* ---- the request ---- */
 
-/* A text or a list of texts, borrowed from v, into out [RAG_MAX_FILTER]. */
+/* Read a string, or a list of strings, into out [RAG_MAX_FILTER]; borrowed from v. */
 static int read_texts(struct rag_job *j, const json_t *v, const char *name, const char **out, int *n)
 {
     const size_t size = json_is_array(v) ? json_array_size(v) : v != NULL;
@@ -39,7 +39,7 @@ static int read_query(struct rag_job *j, const json_t *body, const struct params
     w->q.owner = j->owner;
     w->q.text = p->query;
     w->q.size = strlen(p->query);
-    if (w->q.size > RAG_QUERY && !j->done)              /* of a chat, the beginning is used */
+    if (w->q.size > RAG_QUERY && !j->done)              /* for a chat the beginning of a long query is used */
         return problem_set(&j->problem, 413, "query", "out_of_range", "query: %zu bytes, expected at most %d", w->q.size,
                            RAG_QUERY);
     w->q.size = w->q.size < RAG_QUERY ? w->q.size : RAG_QUERY;
@@ -60,7 +60,7 @@ static int read_query(struct rag_job *j, const json_t *body, const struct params
            read_texts(j, js_get(body, "document_ids"), "document_ids", w->documents, &w->q.n_documents) ? -1 : 0;
 }
 
-/* Use the query's vector, or ask for it: 1: the job runs again when it is there.  -1 with
+/* Use the query's vector, or ask for it.  1: the job runs again when the vector is there.  -1 with
  * j->problem. */
 static int wants_vector(struct rag_job *j, struct rag_query *q)
 {
@@ -84,7 +84,8 @@ static int wants_vector(struct rag_job *j, struct rag_query *q)
     return 0;
 }
 
-/* Parse the body and search.  Returns the tree; NULL with j->problem, or with a wanted vector. */
+/* Parse the body and search.  Returns the tree; NULL with j->problem, or if it asked for a
+ * vector. */
 static json_t *search(struct rag_job *j, struct rag_store *r, body_set kind, struct params *p,
                       struct rag_hits *hits)
 {

@@ -1,4 +1,5 @@
-/* service.c - the threads that work on documents, and the way of jobs to them and back. */
+/* service.c - the threads that work on documents, the queues of jobs, and their return to the
+ * loop. */
 #include "libcommon/serve/rag/internal.h"
 
 #include <pthread.h>
@@ -17,7 +18,7 @@ struct rag_thread {
     struct rag_service *v;
     pthread_t thread;
     enum rag_lane lane;
-    struct rag_job *current;            /* NULL: none */
+    struct rag_job *current;            /* the job that the thread runs; NULL: none */
 };
 
 struct rag_service {
@@ -26,19 +27,21 @@ struct rag_service {
     pthread_cond_t work[RAG_LANES];
     struct rag_thread thread[RAG_THREADS];
     int n_threads, stop;
-    /* protected by the lock; queues by round, done ones oldest first */
+    /* protected by the lock; queues are ordered by round, finished jobs by age */
     struct rag_job *queue[RAG_LANES], *done;
-    uint64_t round[RAG_LANES];          /* of the job that was taken last */
-    /* for the loop */
+    uint64_t round[RAG_LANES];          /* round of the job that was taken last */
+    /* used by the loop only */
     struct rag_job *embedding;
     struct rag_index index;
-    struct rag_vectors *vectors;        /* any thread */
-    char trouble[sizeof ((struct problem *)0)->message];        /* of the file, as last logged; for the loop */
+    struct rag_vectors *vectors;        /* used by any thread */
+    /* trouble with the file, as last logged; used by the loop only */
+    char trouble[sizeof ((struct problem *)0)->message];
 };
 
 /* ---- jobs ---- */
 
-/* Documents belong to the key, not to its name: a later key of the same name has others. */
+/* Documents belong to the key, not to its name: a later key with the same name does not see
+ * them. */
 static void owner_of(const struct access_record *record, char out[RAG_OWNER + 1])
 {
     *out = '\0';
@@ -46,7 +49,7 @@ static void owner_of(const struct access_record *record, char out[RAG_OWNER + 1]
         snprintf(out, RAG_OWNER + 1, "key %lld of %lld", (long long)record->key.id, (long long)record->key.created_s);
 }
 
-/* A job for the owner of a record; NULL with *pr. */
+/* Make a job for the owner of a record; NULL with *pr. */
 static struct rag_job *make_job(struct server *s, const struct access_record *record, struct problem *pr)
 {
     if (!s->rag || !s->o.home) {
@@ -153,7 +156,7 @@ static size_t count_tokens(void *user, const char *text, size_t size)
     size_t n;
     struct err ignored;
     if (tokenizer_encode(user, text, size, 0, &ids, &n, &ignored))
-        return size;                        /* without memory: at most one token a byte */
+        return size;                        /* without memory use the bound: at most one token a byte */
     free(ids);
     return n;
 }
@@ -166,7 +169,7 @@ struct token_counter rag_counter(const struct rag_job *j)
 
 /* ---- threads ---- */
 
-/* Write the answer of a connection's job as text: a large one would stop the loop for a while. */
+/* Write the answer as text in the thread, because a large one would block the loop. */
 static void write_answer(struct rag_job *j)
 {
     if (!j->answer || j->done || j->run == rag_run_index)
@@ -176,8 +179,8 @@ static void write_answer(struct rag_job *j)
     j->answer = NULL;
 }
 
-/* Run a job with the thread's connection, which is opened if there is none, or if another file has
- * taken the place of its own. */
+/* Run a job with the thread's connection, which is opened if there is none or if its file was
+ * replaced. */
 static void run_job(struct rag_job *j, struct rag_store **r)
 {
     struct err e;
@@ -191,19 +194,19 @@ static void run_job(struct rag_job *j, struct rag_store **r)
         rag_problem(j, &e, "rag_unavailable");
         return;
     }
-    j->kept = 0;                            /* of an earlier run */
+    j->kept = 0;                            /* drop the bytes of an earlier run */
     rag_set_cancel(*r, &j->cancelled);
     rag_set_time(*r, j->lane == RAG_READ ? RAG_READ_S : 0);
     j->run(j, *r);
     write_answer(j);
     rag_set_cancel(*r, NULL);
-    if (j->problem.status == 503) {             /* the next job opens the file anew */
+    if (j->problem.status == 503) {             /* close the connection, so that the next job opens the file again */
         rag_close(*r);
         *r = NULL;
     }
 }
 
-/* Whether a thread adds a document of this tenant; with the lock. */
+/* Whether a thread adds a document of this tenant.  The caller holds the lock. */
 static int is_adding(const struct rag_service *v, uint64_t tenant)
 {
     for (int i = 0; i < v->n_threads; i++)
@@ -212,7 +215,7 @@ static int is_adding(const struct rag_service *v, uint64_t tenant)
     return 0;
 }
 
-/* Take the first job of the lane that may run now out of its queue; with the lock. */
+/* Take the first job of the lane that may run now from its queue.  The caller holds the lock. */
 static struct rag_job *take_job(struct rag_service *v, enum rag_lane lane)
 {
     struct rag_job **at = &v->queue[lane];
@@ -230,7 +233,7 @@ static void *work(void *arg)
     struct rag_service *v = t->v;
     struct rag_store *r = NULL;
     pthread_mutex_lock(&v->lock);
-    for (;;) {                              /* the lock is held here */
+    for (;;) {                              /* each round begins and ends with the lock held */
         struct rag_job *j = NULL, **end = &v->done;
         while (!v->stop && !(j = take_job(v, t->lane)))
             pthread_cond_wait(&v->work[t->lane], &v->lock);
@@ -256,7 +259,7 @@ static void *work(void *arg)
     return NULL;
 }
 
-/* Start the threads with the first job. */
+/* Start the threads for the first job. */
 static int start_threads(struct rag_service *v)
 {
     while (v->n_threads < RAG_THREADS) {
@@ -296,8 +299,8 @@ static int queue(struct rag_job *j)
         own += (*end)->tenant == j->tenant;
     const int most = own >= RAG_WAITING_TENANT ? own : n >= RAG_WAITING ? n : 0;
     if (!most) {
-        /* behind the jobs of its round: each tenant has one in a round, so that none waits for all
-         * of another */
+        /* append it to its round: each tenant has one job in a round, so none waits for all jobs of
+         * another */
         j->round = v->round[j->lane] + 1;
         for (const struct rag_job *o = v->queue[j->lane]; o; o = o->next)
             if (o->tenant == j->tenant && o->round >= j->round)
@@ -524,13 +527,13 @@ void rag_stop(struct server *s)
     pthread_mutex_destroy(&v->lock);
 }
 
-/* The engines have ended: no event comes for the texts that were being embedded. */
+/* The engines have ended, so no events come for the texts that were being embedded. */
 void rag_release(struct server *s)
 {
     if (!s->rag)
         return;
     for (struct rag_job *j = s->rag->embedding; j; j = j->next)
-        j->embedder = j->lm = NULL;             /* their models are gone */
+        j->embedder = j->lm = NULL;             /* their models are closed */
     free_jobs(s->rag->embedding);
     free(s->rag);
     s->rag = NULL;

@@ -1,6 +1,7 @@
-/* mcp_documents.c - the documents of a key as resources of MCP: resources/list and resources/read.
+/* mcp_documents.c - serve the documents of a key as MCP resources: resources/list and
+ * resources/read.
  *
- * The threads of /api/rag find them, so the request waits like one that calls a tool. */
+ * The threads of /api/rag find them, so the request waits like a request that calls a tool. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +10,7 @@
 #include "libcommon/serve/internal.h"
 #include "libcommon/serve/tools/tool_request.h"
 
-#define MIME "text/plain"                /* as extracted, whatever the file was */
+#define MIME "text/plain"                /* the extracted text, for every kind of file */
 
 static json_t *resource(const json_t *document)
 {
@@ -75,7 +76,7 @@ void mcp_documents_start(struct server *s, struct conn *c, struct mcp_answer *a)
         r->s = s;
         r->conn = c;
         r->mcp = *a;
-        if (a->is_read)                 /* too long: there is none of this id, either */
+        if (a->is_read)                 /* no id is so long: the document does not exist */
             snprintf(r->document, sizeof r->document, "%s",
                      *a->name && strlen(a->name) < sizeof r->document ? a->name : "?");
         r->mcp.name = NULL;

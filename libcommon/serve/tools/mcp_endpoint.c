@@ -1,8 +1,8 @@
 /* mcp_endpoint.c - POST /mcp: the Model Context Protocol over streamable HTTP.
  *
  * Every answer is one JSON object, so there are no streams and no sessions; GET and DELETE are
- * refused with 405, as the protocol has it for a server without them.  Host, Origin and key are
- * checked as for any other path. */
+ * refused with 405, as the protocol requires of such a server.  Host, Origin and key are checked as
+ * for any other path. */
 #include <string.h>
 
 #include "libcommon/base/json.h"

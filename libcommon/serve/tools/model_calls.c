@@ -1,4 +1,5 @@
-/* model_calls.c - find calls by the scan for JSON, then by the markers of families of models. */
+/* model_calls.c - find calls in a text: first JSON in any place, then the markers of families of
+ * models. */
 #include "libcommon/serve/tools/model_calls.h"
 
 #include <string.h>
@@ -10,7 +11,7 @@
 
 struct reading { json_t *calls; struct buf name, arguments; int open; };
 
-/* The call that was being read is complete. */
+/* Store the call that has been read completely. */
 static void finish_call(struct reading *r)
 {
     struct err ignored;
@@ -38,7 +39,7 @@ static void on_event(void *user, const struct tool_event *ev)
     }
 }
 
-/* Calls in the form of the family whose markers the text has. */
+/* Read calls in the format of the family whose markers occur in the text. */
 static int family_calls(const struct tool_format *f, const char *text, size_t size, json_t *calls, struct err *e)
 {
     struct reading r = { .calls = calls };

@@ -1,5 +1,5 @@
-/* model_calls.h - the calls of tools in a text of any model: the forms of call_scan.h, else those
- * that a family of models marks in its own way. */
+/* model_calls.h - calls of tools in a text of any model: in the forms of call_scan.h, else in the
+ * format of a family of models. */
 #ifndef ZSE_SERVE_TOOLS_MODEL_CALLS_H
 #define ZSE_SERVE_TOOLS_MODEL_CALLS_H
 
@@ -9,7 +9,7 @@
 
 #include "libcommon/base/err.h"
 
-/* A new list of {"name": text, "arguments": object}; NULL with *e. */
+/* Return a new list of {"name": text, "arguments": object}; NULL with *e. */
 json_t *model_calls(const char *text, size_t size, struct err *e);
 
 #endif

@@ -1,4 +1,4 @@
-/* rag_tool.c - search documents for a model. */
+/* rag_tool.c - let a model search documents. */
 #include "libcommon/serve/tools/rag_tool.h"
 
 #include <stdlib.h>
@@ -33,7 +33,7 @@ static void on_answer(void *user, json_t *answer, const struct problem *p)
     free(a);
 }
 
-/* The body of the search; NULL with *e. */
+/* Make the body of a search request; NULL with *e. */
 static json_t *body_of(const json_t *arguments, struct err *e)
 {
     json_t *schema = js_parse(rag_tool.name, rag_tool.parameters, strlen(rag_tool.parameters), e),

@@ -1,15 +1,14 @@
-/* rag_tool.h - the tool rag_search: the documents of /api/rag, for models.  It runs in the threads
- * of the documents, not in those of the toolbox. */
+/* rag_tool.h - the tool rag_search, with which models search the documents of /api/rag.  It runs in
+ * the threads of the documents, not in those of the toolbox. */
 #ifndef ZSE_SERVE_TOOLS_RAG_TOOL_H
 #define ZSE_SERVE_TOOLS_RAG_TOOL_H
 
 #include "libcommon/serve/internal.h"
 #include "libcommon/tools/native.h"
 
-extern const struct native_tool rag_tool;       /* run is NULL */
-/* Begin to search the documents of the record's owner.  done is called by the loop, later, with a
- * malloc'd text that it takes over (NULL: *e), unless the server stops before.  0, or -1 with
- * *e. */
+extern const struct native_tool rag_tool;       /* its member run is NULL */
+/* Start searching the documents of the record's owner.  The loop calls done later, unless the
+ * server stops before, with a malloc'd text that done takes over (NULL: *e).  0, or -1 with *e. */
 int rag_tool_start(struct server *s, const struct access_record *record, const json_t *arguments,
                    void (*done)(void *user, char *text, const struct err *e), void *user, struct err *e);
 

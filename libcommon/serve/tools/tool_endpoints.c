@@ -18,7 +18,7 @@ void handle_tool_functions(struct server *s, struct conn *c, const char *rest)
     reply_object(s, c, 200, json_pack("{s:o}", "functions", toolbox_functions(s->toolbox, NULL)));
 }
 
-/* An element of "tools". */
+/* Make an element of the list "tools". */
 static json_t *tool_json(struct toolbox *b, const json_t *entry)
 {
     const json_t *function = json_object_get(entry, "function");
@@ -114,7 +114,8 @@ void handle_tool_execute(struct server *s, struct conn *c, const char *rest)
     json_decref(body);
 }
 
-/* The calls in the body's content, each with an id.  New reference; NULL: it was refused. */
+/* Find the calls in the body's content and give each an id.  New reference; NULL: refused, and the
+ * client has the answer. */
 static json_t *parse_content(struct server *s, struct conn *c, const json_t *body)
 {
     const json_t *content = js_get(body, "content");

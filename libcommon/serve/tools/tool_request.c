@@ -25,7 +25,7 @@ void tool_request_gone(struct conn *c)
 {
     struct tool_request *r = conn_exchange(c);
     r->conn = NULL;
-    if (!r->batch)                      /* mcp_documents.c frees it */
+    if (!r->batch)                      /* a request for documents is freed by mcp_documents.c */
         return;
     release(r);
     free(r);

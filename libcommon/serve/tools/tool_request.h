@@ -12,16 +12,16 @@ struct tool_request {
     struct conn *conn;
     struct tool_batch *batch;           /* NULL: the request waits for documents */
     void (*answer)(struct tool_request *r);             /* all calls have ended: reply */
-    json_t *calls;                      /* owned: the calls as found in a text; NULL: none */
-    struct mcp_answer mcp;              /* owned: of a request to /mcp */
-    char document[32];                  /* id of the one to read; "": list them */
+    json_t *calls;                      /* owned: the calls found in a text; NULL: none */
+    struct mcp_answer mcp;              /* owned: the answer to a request to /mcp */
+    char document[32];                  /* id of the document to read; "": list them */
 };
 
-/* Run the calls and answer when they have ended; without memory or threads, refuse the request.
- * Takes over what `from` owns. */
+/* Run the calls and answer when all have ended; without memory or threads, refuse the request.
+ * Takes over the owned members of `from`. */
 void tool_request_start(struct server *s, struct conn *c, const struct tool_call *call, int n,
                         struct tool_request from);
-/* Answer a request to /mcp about documents; takes over a. */
+/* Answer a request to /mcp for documents; takes over a. */
 void mcp_documents_start(struct server *s, struct conn *c, struct mcp_answer *a);
 
 #endif

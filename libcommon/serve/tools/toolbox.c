@@ -1,4 +1,4 @@
-/* toolbox.c - the threads that run tools, and the queue before them. */
+/* toolbox.c - the threads that run tools, and the queue of calls for them. */
 #include "libcommon/serve/tools/toolbox.h"
 
 #include <pthread.h>
@@ -16,26 +16,26 @@
 #include "libcommon/serve/tools/rag_tool.h"
 #include "libcommon/tools/native.h"
 
-/* Calls that run at once: of built-in tools, and of each MCP server, so that one that never answers
- * does not take all threads. */
+/* OF_GROUP: calls that may run at once of the built-in tools, and of each MCP server, so that a
+ * server that never answers does not block all threads. */
 enum { OF_GROUP = 4, MAX_THREADS = OF_GROUP * (1 + MCP_MAX_SERVERS), MAX_WAITING = 256, MAX_OF_TENANT = 64 };
 
-/* One call.  Queue and threads see only runs; the loop sees batches. */
+/* One call.  The queue and the threads handle runs, the loop handles batches. */
 struct tool_run {
-    struct tool_run *next;              /* in the queue, or in the list of the done ones */
-    struct tool_batch *batch;           /* NULL: it was freed, the result is not needed; loop only */
-    struct toolbox *box;                /* NULL: the loop has taken it back; loop only */
+    struct tool_run *next;              /* link in the queue, or in the list of finished runs */
+    struct tool_batch *batch;           /* NULL: the batch was freed and the result is not needed; loop only */
+    struct toolbox *box;                /* NULL: the loop has taken the run back; loop only */
     uint64_t tenant;
-    int group;                          /* number of its MCP server + 1; 0: built in */
+    int group;                          /* index of its MCP server + 1; 0: built in */
     char id[TOOL_ID_MAX + 1], name[TOOL_NAME_MAX + 1];
     json_t *arguments;                  /* owned */
     atomic_int cancelled;
-    char *text;                         /* owned; NULL: e */
-    int is_error;                       /* text is the message of an error */
+    char *text;                         /* the result; owned; NULL: the error is in e */
+    int is_error;                       /* text is an error message */
     struct err e;
     uint64_t start_ns, end_ns;
-    int64_t at_ms;                      /* Unix time of the start */
-    /* of the client, for the audit log */
+    int64_t at_ms;                      /* Unix time when it started */
+    /* the client, for the audit log */
     char request[REQUEST_ID + 1], client[64], key[KEY_NAME_MAX + 1], *agent;
     int has_key;
 };
@@ -52,12 +52,12 @@ struct toolbox {
     struct server *s;
     pthread_mutex_t lock;
     pthread_cond_t work;
-    struct tool_run *first, *last;      /* the queue */
-    struct tool_run *done, **done_last; /* for the loop, oldest first */
+    struct tool_run *first, *last;      /* the queue of runs */
+    struct tool_run *done, **done_last; /* finished runs for the loop, oldest first */
     int n_waiting, n_threads, n_idle, stop;
     pthread_t thread[MAX_THREADS];
-    int running[1 + MCP_MAX_SERVERS];   /* by group */
-    struct tool_run *searches;          /* running ones of rag_search; loop only */
+    int running[1 + MCP_MAX_SERVERS];   /* number of running calls of each group */
+    struct tool_run *searches;          /* running calls of rag_search; loop only */
     struct toolset *tools;
 };
 
@@ -77,7 +77,7 @@ json_t *toolbox_functions(struct toolbox *b, const json_t *wanted)
     json_t *list = toolset_functions(b->tools, wanted);
     if (!list || (wanted && !mcp_named(wanted, rag_tool.name)))
         return list;
-    /* after the built-in tools */
+    /* MCP tools come after the built-in ones */
     size_t i = 0;
     const json_t *f;
     while ((f = json_array_get(list, i)) && native_find(json_string_value(json_object_get(json_object_get(f, "function"), "name"))))
@@ -100,7 +100,7 @@ json_t *toolbox_mcp_tools(struct toolbox *b)
 
 /* ---- in the threads ---- */
 
-/* Take the first run of the queue whose group may have another one.  Under the lock. */
+/* Take the first run of the queue whose group may run another call.  The caller holds the lock. */
 static struct tool_run *take_run(struct toolbox *b)
 {
     struct tool_run **at = &b->first, *before = NULL, *r;
@@ -136,7 +136,7 @@ static void *work(void *arg)
         r->end_ns = clock_ns();
         pthread_mutex_lock(&b->lock);
         b->running[r->group]--;
-        pthread_cond_broadcast(&b->work);       /* a run of this group may wait */
+        pthread_cond_broadcast(&b->work);       /* a waiting run of this group may start now */
         r->next = NULL;
         *b->done_last = r;
         b->done_last = &r->next;
@@ -178,14 +178,14 @@ static struct tool_run *run_new(struct server *s, const struct access_record *re
         r->has_key = record->by_key || record->is_admin;
     }
     r->arguments = json_deep_copy(c->arguments);
-    /* without memory jansson leaves out values */
+    /* a copy made without memory lacks values */
     if (r->arguments && json_equal(r->arguments, c->arguments))
         return r;
     run_free(r);
     return NULL;
 }
 
-/* Start a thread if all are busy.  Under the lock. */
+/* Start a thread if all are busy.  The caller holds the lock. */
 static int more_threads(struct toolbox *b, int n)
 {
     while (b->n_idle < n && b->n_threads < OF_GROUP * (1 + toolset_n_servers(b->tools))) {
@@ -197,7 +197,7 @@ static int more_threads(struct toolbox *b, int n)
     return b->n_threads > 0 ? 0 : -1;
 }
 
-/* Put the runs into the queue, except searches of documents.  -1 with *e. */
+/* Queue the runs, except searches of documents.  -1 with *e. */
 static int queue(struct toolbox *b, struct tool_batch *batch, struct err *e)
 {
     int rc = 0, of_tenant = 0, n = 0;
@@ -227,7 +227,7 @@ static int queue(struct toolbox *b, struct tool_batch *batch, struct err *e)
     return rc;
 }
 
-/* In a thread or in the loop: the run has ended, the loop will take it back. */
+/* The run has ended, in a thread or in the loop: let the loop take it back. */
 static void run_ended(struct toolbox *b, struct tool_run *r)
 {
     pthread_mutex_lock(&b->lock);
@@ -309,7 +309,7 @@ void batch_free(struct tool_batch *b)
         return;
     batch_cancel(b);
     for (int i = 0; i < b->n; i++) {
-        if (!b->run[i]->box)                    /* taken back */
+        if (!b->run[i]->box)                    /* run i was taken back already */
             run_free(b->run[i]);
         else
             b->run[i]->batch = NULL;
@@ -321,7 +321,8 @@ static void write_line(struct server *s, const struct tool_run *r)
 {
     char path[TOOL_NAME_MAX + 16], id[sizeof r->request + sizeof r->id + 1];
     struct tool_facts facts;
-    /* not logged: the name of an unknown tool and messages, which quote the client or the model */
+    /* the log omits names of unknown tools and messages, because they quote the client or the
+     * model */
     const int known = toolbox_find(s->toolbox, r->name, &facts);
     const char *error = s->o.audit_prompts && !r->text ? r->e.msg : r->e.code == ERR_CANCELLED ? "cancelled" : "the tool reported an error";
     snprintf(path, sizeof path, "/api/tools/%s", known ? r->name : "(unknown)");
@@ -352,7 +353,7 @@ static void take_back(struct server *s, struct tool_run *r)
     b->n_left--;
     const int last = b->n_left == 0;
     if (b->result)
-        b->result(b->user, i);          /* may not free the batch; done may */
+        b->result(b->user, i);          /* result must not free the batch; done may */
     if (last)
         b->done(b->user);
 }
@@ -373,7 +374,7 @@ void tools_done(struct server *s)
 
 /* ---- opening and closing ---- */
 
-/* In the peer's thread. */
+/* Runs in the peer's thread. */
 static void peer_changed(void *user, const char *name, const char *text)
 {
     server_log(user, "MCP server %s: %s", name, text);

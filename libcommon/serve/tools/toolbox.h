@@ -2,9 +2,8 @@
  * MCP servers of --mcp-config.
  *
  * A batch is one or more calls that run side by side in threads of the toolbox, which are started
- * as they are needed.  The loop starts a batch and is called back when it is complete; each call
- * leaves a line in the audit log.  All functions belong to the loop's thread unless they say
- * otherwise. */
+ * when needed.  The loop starts a batch and is called back when it is complete; each call is
+ * recorded in the audit log.  All functions are for the loop's thread unless stated otherwise. */
 #ifndef ZSE_SERVE_TOOLS_TOOLBOX_H
 #define ZSE_SERVE_TOOLS_TOOLBOX_H
 
@@ -23,15 +22,16 @@ struct tool_batch;
 enum { TOOL_NAME_MAX = 128, TOOL_ID_MAX = 64 };
 
 /* ---- which tools there are: any thread ---- */
-/* 0: there is no such tool. */
+/* Describe a tool; 0: there is none of this name. */
 int toolbox_find(struct toolbox *b, const char *name, struct tool_facts *facts);
-/* A new list of {"type": "function", "function": {...}} in an order that does not change; NULL
- * without memory.  wanted: names, with * at their end for any that begin so; NULL: all. */
+/* Return a new list of {"type": "function", "function": {...}} in a constant order; NULL without
+ * memory. wanted: names of tools; a * at the end matches all names with that beginning; NULL: all
+ * tools. */
 json_t *toolbox_functions(struct toolbox *b, const json_t *wanted);
-/* The built-in tools as MCP lists them; NULL without memory. */
+/* Return the built-in tools in MCP's form; NULL without memory. */
 json_t *toolbox_mcp_tools(struct toolbox *b);
-/* The MCP servers: a new list of {"name", "transport", "state", "n_tools", "error"}; NULL without
- * memory. */
+/* Return the MCP servers as a new list of {"name", "transport", "state", "n_tools", "error"}; NULL
+ * without memory. */
 json_t *toolbox_servers(struct toolbox *b);
 
 /* ---- calls ---- */
@@ -41,22 +41,22 @@ struct tool_call {
 };
 struct tool_result {
     const char *id, *name;
-    const char *text; size_t size;      /* the result, or the message of the error; valid UTF-8 */
+    const char *text; size_t size;      /* the result, or the error message; valid UTF-8 */
     int is_error;
     double ms;
 };
-/* Start n calls for the client of the record (NULL: unknown).  done is called in the loop when all
- * have ended, and result, if it is not NULL, after each; never before this returns.  NULL with
+/* Start n calls for the client of the record (NULL: unknown).  The loop calls done when all have
+ * ended, and result, if it is not NULL, after each; never before this function returns.  NULL with
  * *e: no memory, no thread, or too many calls wait. */
 struct tool_batch *toolbox_start(struct server *s, const struct access_record *record, const struct tool_call *call,
                                  int n, void (*result)(void *user, int i), void (*done)(void *user), void *user,
                                  struct err *e);
 int batch_size(const struct tool_batch *b);
-/* Of call i, which has ended; borrowed from the batch. */
+/* The result of call i, which has ended; borrowed from the batch. */
 struct tool_result batch_result(const struct tool_batch *b, int i);
-/* Free a batch; one that still runs is stopped, and nothing is called back.  NULL is fine. */
+/* Free a batch.  A running batch is stopped without calling back.  NULL is fine. */
 void batch_free(struct tool_batch *b);
-/* Make the calls end soon, as errors. */
+/* Cancel the calls: they end soon, with an error. */
 void batch_cancel(struct tool_batch *b);
 
 #endif

@@ -30,7 +30,7 @@ static const struct asset assets[] = {
 #undef ASSET
 };
 
-/* A number of four bytes at the end of a gzip file (RFC 1952): its CRC-32, then its size. */
+/* Read a number of four bytes at the end of a gzip file (RFC 1952): its CRC-32, then its size. */
 static uint32_t trailer(const struct asset *a, int from_end)
 {
     const unsigned char *p = a->end - from_end;
@@ -47,7 +47,7 @@ static const struct asset *find(const char *name)
 
 /* ---- sending them ---- */
 
-/* Is gzip in the list, or *, with a weight that is not 0? */
+/* Whether gzip, or *, is in the list with a weight other than 0. */
 static int accepts_gzip(const char *list)
 {
     while (list && *list) {
@@ -62,7 +62,7 @@ static int accepts_gzip(const char *list)
     return 0;
 }
 
-/* The file as it was before gzip, malloc'd; NULL: out of memory. */
+/* Decompress the file; malloc'd; NULL: out of memory. */
 static unsigned char *inflated(const struct asset *a, size_t size)
 {
     z_stream z = { .next_in = (unsigned char *)(uintptr_t)a->begin, .avail_in = (unsigned)(a->end - a->begin) };
@@ -98,7 +98,7 @@ static void send_body(struct server *s, struct conn *c, const struct asset *a)
     free(plain);
 }
 
-/* Is one of the tags of If-None-Match this one, or is it *? */
+/* Whether If-None-Match has this tag, or *. */
 static int is_known(const char *list, const char *tag)
 {
     return list && (strstr(list, tag) || strcmp(list, "*") == 0);
@@ -123,7 +123,7 @@ static void send_asset(struct server *s, struct conn *c, const struct asset *a, 
 
 void page_reply(struct server *s, struct conn *c)
 {
-    /* Trusted Types: a script that tried to make elements from text would fail. */
+    /* Trusted Types make scripts fail that create elements from text */
     conn_add_header(c, "Content-Security-Policy",
                     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
                     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -139,8 +139,8 @@ void handle_page(struct server *s, struct conn *c, const char *rest)
     page_reply(s, c);
 }
 
-/* rest: VERSION/NAME.  A page of another build, still open in a browser, gets this build's file,
- * which must not be kept under the old name. */
+/* rest: VERSION/NAME. If a page of another build is still open in a browser, it gets this build's
+ * file, which must not be cached under the old name. */
 void handle_asset(struct server *s, struct conn *c, const char *rest)
 {
     const char *slash = strchr(rest, '/');

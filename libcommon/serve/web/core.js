@@ -69,7 +69,7 @@ export function icon(name) {
     svg('path', { d: ICONS[name] || '' }));
 }
 
-// A button with an icon only; its label is the tooltip, too.
+// A button that has only an icon; its label is also the tooltip.
 export function iconButton(name, label, onclick, attributes) {
   return h('button.icon-button', { type: 'button', 'aria-label': label, title: label, onclick, ...attributes },
     icon(name));
@@ -150,7 +150,7 @@ export async function request(path, { method, body, form, signal, keepalive } = 
 export const api = async (path, options) => (await request(path, options)).json();
 
 let described = null;
-// /openapi.json, read once.
+// The description in /openapi.json, read once.
 export function spec() {
   described ||= api('/openapi.json').catch(e => { described = null; throw e; });
   return described;
@@ -253,7 +253,7 @@ export function toast(text, kind, action) {
   setTimeout(() => { e.classList.add('leaving'); setTimeout(() => e.remove(), 250); }, action ? 7000 : 4500);
 }
 
-// Say what went wrong, unless the person did it.
+// Show what went wrong, unless the user cancelled it.
 export function fail(e) {
   if (e && e.name !== 'AbortError' && e.status !== 401) toast(e.message || String(e), 'bad');
 }
@@ -525,7 +525,7 @@ async function start() {
   try {
     const r = await fetch('/api/whoami',
       { headers: key ? { Authorization: 'Bearer ' + key } : {}, cache: 'no-store' });
-    if (r.status === 401) {                     // the key that was kept is not valid any more
+    if (r.status === 401) {                     // the stored key is no longer valid
       keepKey('');
       who = await (await fetch('/api/whoami', { cache: 'no-store' })).json();
     } else if (!r.ok) {

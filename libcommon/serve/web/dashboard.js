@@ -1,4 +1,4 @@
-// dashboard.js - the state of the server: figures every two seconds by WebSocket, the last hour.
+// dashboard.js - the state of the server: figures of the last hour, updated by WebSocket every 2 s.
 
 import { h, svg, icon, add, api, socket, pageHead, spinner, emptyState, number, bytes, short, span, ago, plural,
   may } from './core.js';
@@ -15,7 +15,7 @@ function niceMax(v) {
 
 const tick = v => v >= 1000 ? short(v) : v % 1 === 0 ? String(v) : v.toFixed(v < 1 ? 2 : 1);
 
-// A chart of one series: values of equal distance in time, the newest last; times in seconds.
+// A chart of one series: values at equal intervals, the newest last; times in seconds.
 export function chart(title, values, { format = v => number(v), bars = false, times } = {}) {
   const most = niceMax(Math.max(0, ...values)), n = values.length, width = W - LEFT, height = H - BOTTOM;
   const x = i => LEFT + (bars ? (i + .5) / n : n > 1 ? i / (n - 1) : 1) * width,
@@ -246,7 +246,7 @@ class Dashboard {
   }
 }
 
-// Rows of texts or elements; the columns of `numbers` are aligned to the right.
+// A table of texts or elements; columns in `numbers` are aligned to the right.
 export function table(heads, rows, numbers = []) {
   return h('.rows', { tabindex: '0', role: 'region', 'aria-label': 'Table' },
     h('table', {}, h('thead', {},

@@ -49,7 +49,7 @@ function groupOf(path) {
     : null;
 }
 
-// A body to begin with: the fields that are needed, or a question.
+// An example body: the required fields, or a question.
 function sample(path, schema) {
   if (schema.properties?.messages)
     return { messages: [{ role: 'user', content: 'What is the capital of France?' }],
@@ -96,7 +96,7 @@ function tryForm(method, path, op) {
 function show(text, type) {
   const most = 20000;
   let t = text;
-  if (type.includes('json')) try { t = JSON.stringify(JSON.parse(text), null, 2); } catch { /* as it is */ }
+  if (type.includes('json')) try { t = JSON.stringify(JSON.parse(text), null, 2); } catch { /* leave it unchanged */ }
   return codeBlock(t.length > most ? t.slice(0, most) + '\n…' : t, type.includes('json') ? 'json' : 'text');
 }
 

@@ -47,7 +47,7 @@ export function titleOf(text) {
   return line.length > 60 ? line.slice(0, 59).trimEnd() + '…' : line || 'New Chat';
 }
 
-// The same in localStorage: one entry of conversations, and one of messages for each.
+// The same methods on localStorage: one entry for all conversations, one for the messages of each.
 class LocalHistory {
   local = true;
 

@@ -10,7 +10,7 @@ export const needsAdmin = what =>
 export const problem = (e, again) => h('.note.bad', { role: 'alert' }, icon('warn'),
   h('span', {}, e.message, ' ', again && h('button.link', { type: 'button', onclick: again }, 'Try again')));
 
-// An input for a property of a JSON Schema, and how to read it: undefined if it was left alone.
+// An input for a property of a JSON Schema, and a function that reads it: undefined if untouched.
 export function inputOf(name, schema) {
   const kind = schema.enum ? 'enum' : schema.type;
   if (kind === 'boolean' || kind === 'enum') {
@@ -171,7 +171,7 @@ class Keys {
 
 const csvCell = v => {
   let t = v == null ? '' : String(v);
-  if (/^[=+\-@\t\r]/.test(t) && typeof v !== 'number') t = "'" + t;             // a spreadsheet must not compute it
+  if (/^[=+\-@\t\r]/.test(t) && typeof v !== 'number') t = "'" + t;             // keep a spreadsheet from evaluating it
   return /[",\n\r]/.test(t) ? `"${t.replaceAll('"', '""')}"` : t;
 };
 
@@ -216,7 +216,7 @@ class Audit {
     const query = new URLSearchParams(Object.entries(this.fields).map(([n, e]) => [n, e.value])
       .filter(([, v]) => v !== ''));
     try {
-      // one question at a time
+      // the server answers one query at a time
       const s = await api('/api/audit/summary?hours=' + this.fields.hours.value);
       this.entries = (await api('/api/audit/query?' + query)).entries;
       if (this.left) return;

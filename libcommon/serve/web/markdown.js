@@ -1,12 +1,12 @@
 // markdown.js - Markdown to elements: headings, lists, quotes, tables, highlighted code, links, and
 // math as MathML.
 //
-// The text comes from a model, a document or a tool: none of it becomes markup.  Elements are made
+// The text comes from a model, a document or a tool: it never becomes markup.  Elements are made
 // one by one, HTML in the text stays text, links are http, https or mailto, and images are links.
 
 import { h, icon, copyText } from './core.js';
 
-const DEPTH = 12;                               // of lists and quotes inside each other, and of emphasis
+const DEPTH = 12;                               // most levels of lists and quotes in each other, and of emphasis
 
 // ---- blocks ----
 
@@ -60,7 +60,7 @@ function endOfList(lines, i) {
   return end;
 }
 
-// [kind, first line, line after the last] of each block.
+// Yield [kind, first line, line after the last] of each block.
 function* blocks(lines) {
   for (let i = 0, end; i < lines.length; i = end) {
     end = i + 1;
@@ -119,7 +119,7 @@ function list(lines, depth, o) {
       const task = /^\[([ xX])\] /.exec(item[0] || '');
       if (task) item[0] = item[0].slice(4);
       const content = render(item, depth + 1, o);
-      // the first paragraph of a tight list is not one
+      // a tight list has no paragraph in its items
       if (!loose && content[0]?.tagName === 'P') content.splice(0, 1, ...content[0].childNodes);
       return h('li' + (task ? '.task' : ''), {},
         task && h('input', { type: 'checkbox', checked: task[1] !== ' ', disabled: true, 'aria-label': 'Task' }),
@@ -169,7 +169,7 @@ function render(lines, depth, o) {
 
 export const markdown = (text, o = {}) => render(text.replace(/\r\n?/g, '\n').split('\n'), 0, o);
 
-// A view that grows: only blocks whose text has changed are made again.
+// A view of a growing text: only blocks whose text has changed are made again.
 export class MarkdownView {
   constructor(root, o = {}) {
     this.root = root;
@@ -209,7 +209,7 @@ const BARE = /https?:\/\/[^\s<>"'`]{1,2000}/y;
 const MATH_INLINE = /\$\$([^$]{1,2000})\$\$|\$(?![\s$\d.,]*\$|\s)([^$\n]{0,999}[^\s$\\])\$(?![\d\w])|\\\(([\s\S]{1,1000}?)\\\)/y;
 const CITATION = /\[(\d{1,2})\](?!\()/y;
 
-// The address if a link may lead there, or null.
+// The address if links may lead there, else null.
 export function safeAddress(text) {
   const plain = text.replace(/\\([!-/:-@[-`{-~])/g, '$1');
   if (!/^(?:https?:\/\/|mailto:)/i.test(plain)) return null;
@@ -222,7 +222,7 @@ export function safeAddress(text) {
 const link = (address, content) => h('a', { href: address, target: '_blank', rel: 'noopener noreferrer nofollow' },
   content);
 
-// One element at text[i]: [element, index after it], or null.
+// Parse one element at text[i]: [element, index after it], or null.
 function element(text, i, depth, o) {
   const c = text[i];
   let m;
@@ -331,7 +331,7 @@ const KEYWORDS = {
     while`),
   none: new Set(),
 };
-// [keywords, comments, are quotes ' for one character, is case ignored]
+// [keywords, comments, whether ' quotes single characters, whether case is ignored]
 const LANGUAGES = {};
 for (const [names, spec] of [
   ['c cpp c++ h hpp cc cuda cu objc glsl', ['c', 'c', true]], ['js javascript jsx mjs ts typescript tsx', ['js', 'c']],
@@ -451,7 +451,7 @@ class Latex {
   peek() { while (/^\s+$/.test(this.tokens[this.i] || '')) this.i++; return this.tokens[this.i]; }
   next() { this.peek(); return this.tokens[this.i++]; }
 
-  // The text of {...} as it is.
+  // Read {...} as plain text.
   raw() {
     if (this.peek() !== '{') return this.next() || '';
     let text = '', level = 0;
@@ -600,7 +600,7 @@ class Latex {
   }
 }
 
-// LaTeX that cannot be read is shown as it is; its source is the label of what can.
+// LaTeX that cannot be parsed is shown as text; parsed math has its source as label.
 export function math(text, display) {
   try {
     const p = new Latex(text, display), row = p.row(() => false);

@@ -71,7 +71,7 @@ class Models {
     try {
       properties = (await spec())
         .paths['/api/models/load'].post.requestBody.content['application/json'].schema.properties;
-    } catch { /* the two fields that there are always */ }
+    } catch { /* the two fields that are always there */ }
     const labels = { model_path: 'Path', model_name: 'Name', quantization: 'Type of the weights',
       target_vram_gb: 'Memory of the weights in GB', device: 'Device' };
     const order = Object.entries(properties).filter(([, f]) => !/^(Ignored|Refused)/.test(f.description || ''))
@@ -101,7 +101,7 @@ class Models {
     this.load.replaceChildren(head, form);
   }
 
-  // The registry, and the hub.
+  // Draw the registry, and the search on the hub.
   async drawHub() {
     const paths = (await spec().catch(() => ({ paths: {} }))).paths;
     if (this.left || !paths['/api/models/registry']) return;
@@ -184,7 +184,7 @@ class Models {
 
   // ---- downloads and conversions ----
 
-  // Follow the jobs; a stream ends after some minutes, and is asked for again.
+  // Follow the jobs; a stream ends after some minutes, and is opened again.
   async watch() {
     this.watching = new AbortController();
     while (!this.left) {
@@ -202,7 +202,7 @@ class Models {
 
   drawJobs(jobs) {
     const open = jobs.filter(j => j.state === 'done').length;
-    if (open !== this.made) {                   // something has been made: the lists above and below change
+    if (open !== this.made) {                   // a job has ended: the lists above and below change
       if (this.made !== undefined) { this.draw(); this.drawDisk(); }
       this.made = open;
     }
@@ -253,7 +253,7 @@ class Models {
     try { await run(); } catch (e) { fail(e); button.disabled = false; }
   }
 
-  // A dialog that orders a conversion: of a model on the hub, or of a file of the server.
+  // Show a dialog that starts a conversion: of a model on the hub, or of a file of the server.
   async get(source) {
     const option = ([value, text]) => h('option', { value }, text);
     const type = h('select', {}, [['', 'nl4: 4.5 bits, the best for its size'], ['int8', 'int8: half of 16 bits'],

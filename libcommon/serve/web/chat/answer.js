@@ -11,7 +11,7 @@ export class Answer {
   constructor(history, conv, path) {
     this.history = history;
     this.conv = conv;
-    this.path = path;                           // up to the message that it answers
+    this.path = path;                           // the branch up to the message that it answers
     this.abort = new AbortController();
     this.confirmed = new Set();
     this.message = { id: 'live', parent_id: path.at(-1)?.id ?? null, role: 'assistant', content: '', live: true,
@@ -66,7 +66,7 @@ export class Answer {
     }
   }
 
-  // One request.  Returns why calls wait, or null.
+  // Send one request.  Returns why calls wait, or null.
   async round() {
     const open = [], from = performance.now();
     let first = 0, last = 0, stop = null, used = null;
@@ -98,7 +98,7 @@ export class Answer {
     return open.length ? stop || { reason: 'client_function', ids: open.map(c => c.id) } : null;
   }
 
-  // Ask about calls, and run those that are allowed.  false: there is nothing to go on with.
+  // Ask about calls, and run those that are allowed.  false: there is nothing to continue with.
   async settle(stop) {
     const calls = this.parts.filter(p => p.type === 'call' && p.state === 'waiting');
     if (stop.reason === 'max_rounds' || stop.reason === 'client_function') {
@@ -158,7 +158,7 @@ export class Answer {
       ? this.decoded / this.decode_s : undefined });
   }
 
-  // The message for the history, without what grows too large there.
+  // The message for the history, without parts that would take too much space there.
   stored() {
     const m = this.message, parts = this.parts.map(({ at, ...p }) => ({ ...p,
       ...(p.type === 'reasoning' && { text: p.text.slice(0, STORED_THOUGHTS) }),

@@ -11,7 +11,7 @@ export async function chooseTools(settings) {
     const { tools, servers } = await api('/api/tools'), before = settings.chat.conv.settings.tools || [],
       chosen = new Set(before.filter(n => tools.some(t => t.name === n)));
     if (chosen.size < before.length)
-      await settings.change({ tools: chosen.size ? [...chosen] : null });         // of a server that is gone
+      await settings.change({ tools: chosen.size ? [...chosen] : null }); // drop tools of servers that no longer exist
     const set = () => settings.change({ tools: chosen.size ? [...chosen] : null }).catch(fail);
     const line = t => {
       const check = h('input', { type: 'checkbox', checked: chosen.has(t.name), onchange: () => {
@@ -53,7 +53,7 @@ export async function chooseDocuments(settings) {
         before = Array.isArray(now) ? now : [],
         chosen = new Set(before.filter(id => documents.some(d => d.id === id)));
       if (chosen.size < before.length)
-        await settings.change({ documents: chosen.size ? [...chosen] : null });         // deleted meanwhile
+        await settings.change({ documents: chosen.size ? [...chosen] : null });         // deleted by another page
       const all = h('input',
         { type: 'checkbox', checked: now === 'all', onchange: () => set(all.checked ? 'all' : null) });
       const line = d => {

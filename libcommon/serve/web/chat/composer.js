@@ -7,7 +7,7 @@ import { chooseTools, chooseDocuments } from './choosers.js';
 
 const LARGE_FILE = 200_000;
 
-// The message with the texts of its files before it.
+// The message, preceded by the texts of its files.
 export function withFiles(text, files) {
   const pasted = files.filter(f => f.text !== undefined);
   return pasted.map(f => `<document name="${f.name.replace(/["<>\n]/g, ' ')}">\n${f.text}\n</document>\n\n`)
@@ -21,7 +21,7 @@ export class Composer {
     this.root = this.drawBox();
   }
 
-  // All that depends on the conversation that is shown.
+  // Draw everything that depends on the shown conversation.
   draw() {
     this.drawFiles();
     this.drawModel();
@@ -30,7 +30,7 @@ export class Composer {
     this.grow();
   }
 
-  // Put back a message that could not be sent.
+  // Restore a message that could not be sent.
   restore(text, files) {
     this.input.value = text;
     this.files = files;
@@ -135,7 +135,7 @@ export class Composer {
     this.input.focus();
   }
 
-  // A short text goes into the message; other files become documents of the server, if it has them.
+  // Insert a short text into the message; make other files documents of the server, if it has them.
   async readFile(f, file) {
     const head = new Uint8Array(await file.slice(0, 4096).arrayBuffer()), binary = head.includes(0) ||
       /\.(pdf|docx|odt|epub)$/i.test(file.name);

@@ -1,12 +1,12 @@
-// list.js - the conversations at the side: groups, tags, search, menus, import and export.
+// list.js - the sidebar of conversations: groups, tags, search, menus, import and export.
 
 import { h, icon, iconButton, menu, confirmBox, prompt, toast, fail, saveFile, pickFiles, plural, toggleDrawer }
   from '../core.js';
 import { running } from './answer.js';
 import { showShortcuts } from './shortcuts.js';
 
-// ChatGPT's conversations.json and Open WebUI's export are lists of trees, a file of LM Studio is
-// one conversation of messages in versions; null: it is none of them.
+// Recognize the files of other programs.  ChatGPT's conversations.json and Open WebUI's export are
+// lists of trees, a file of LM Studio is a conversation whose messages have versions; else null.
 function foreignOf(data) {
   const list = Array.isArray(data) ? data : [data];
   if (list.length && list.every(c => c?.mapping)) return { format: 'chatgpt', list };
@@ -34,7 +34,7 @@ export class ConversationList {
         iconButton('more', 'More', ev => this.sideMenu(ev.currentTarget), { class: 'icon-button small' })));
   }
 
-  // Mark the row of the conversation that is shown.
+  // Highlight the row of the shown conversation.
   markCurrent(id) {
     for (const r of this.box.querySelectorAll('.conv-row'))
       r.classList.toggle('current', !!id && r.firstChild.hash === '#' + id);
@@ -224,7 +224,7 @@ export class ConversationList {
     } catch (e) { fail(e); }
   }
 
-  // The conversations of another program's file, one by one.
+  // Import the conversations of another program's file, one by one.
   async importMany({ format, list }) {
     let n = 0, last = null, why = null;
     for (const conversation of list) {

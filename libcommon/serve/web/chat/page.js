@@ -14,7 +14,7 @@ import { partsOf } from './prompt.js';
 import { Settings } from './settings.js';
 import { showShortcuts } from './shortcuts.js';
 
-let page = null;                                // the chat page that is shown, or null
+let page = null;                                // the shown chat page, or null
 
 class Chat {
   constructor(root) {
@@ -180,7 +180,7 @@ class Chat {
     const listed = files.map(f => ({ name: f.name, size: f.size, ...(f.document && { document: f.document }) }));
     const meta = metadata || (files.length ? { text, files: listed } : {});
     try {
-      // the history would take the first line of a pasted file
+      // the history would use the first line of a pasted file as title
       if (!this.conv.id) await this.create(files.length ? titleOf(text || files[0].name) : undefined);
       const uploaded = files.filter(f => f.document).map(f => f.document);
       if (uploaded.length && this.conv.settings.documents !== 'all')
@@ -202,7 +202,7 @@ class Chat {
     history.replaceState(null, '', '/chat#' + conv.id);
   }
 
-  // Keep a message; one that cannot be stored stays on the page.
+  // Store a message; one that cannot be stored stays on the page.
   async store(message, conv = this.conv, store = this.history) {
     let m;
     try { m = await store.add(conv.id, message); } catch (e) {
@@ -224,7 +224,7 @@ class Chat {
     a.go().then(() => this.finish(a));
   }
 
-  // Show the answer as it grows: once a frame.
+  // Redraw the answer as it grows, at most once a frame.
   follow(a) {
     let drawn = false;
     this.box.setAttribute('aria-busy', 'true');
@@ -261,7 +261,7 @@ class Chat {
     if (v) {
       v.message = m;
       m.metadata ||= {};
-      // the parts keep their views: nothing jumps, and what was unfolded stays so
+      // keep the views of the parts: nothing jumps, and unfolded parts stay unfolded
       if (m.metadata.parts || v.parts.length === 1) {
         m.metadata.parts ||= partsOf({ ...m });
         v.parts.forEach((p, i) => { p.message = m; p.part = m.metadata.parts[i] ?? p.part; });
@@ -286,7 +286,7 @@ class Chat {
   resend(m, text) {
     if (this.answer()) return;
     const files = m.metadata?.files, old = m.metadata?.text ?? m.content;
-    // documents that were pasted before the text stay there
+    // keep documents that were pasted before the text
     const content = m.content.endsWith(old) ? m.content.slice(0, m.content.length - old.length) + text : text;
     this.store({ role: 'user', content, parent_id: m.parent_id, metadata: files ? { ...m.metadata, text } : {} })
       .then(x => {

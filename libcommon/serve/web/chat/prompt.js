@@ -1,4 +1,4 @@
-// prompt.js - the messages of a conversation, as the model gets them.
+// prompt.js - make the messages of a conversation that the model gets.
 //
 // An answer is a list of parts: text, reasoning, and calls of tools with their results.
 

@@ -34,7 +34,7 @@ export class Settings {
     }, 500);
   }
 
-  // Draw an open panel again, for another conversation.
+  // Redraw an open panel for another conversation.
   redraw() {
     if (!this.panel) return;
     this.panel.remove();
@@ -106,7 +106,7 @@ export class Settings {
       } }, 'Use for new chats'));
   }
 
-  // Every number and text that the API takes, from its description.
+  // Draw every number and text that the API takes, from its description.
   async drawMore(box) {
     try {
       const schema = (await spec())
