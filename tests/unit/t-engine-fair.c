@@ -14,18 +14,18 @@ static const int32_t *prompt(int which, int n)
     return ids;
 }
 
-static struct request_params asked(struct answer *a, uint64_t share, int which, int n_ids, int n_answer)
+static struct request_params asked(struct answer *a, uint64_t tenant, int which, int n_ids, int n_answer)
 {
     struct request_params p = params(prompt(which, n_ids), n_ids, a);
-    p.tenant = share;
+    p.tenant = tenant;
     p.max_tokens = n_answer;
     p.ignore_eos = 1;
     return p;
 }
 
-static void add(struct engine *g, struct answer *a, uint64_t share, int which, int n_ids, int n_answer)
+static void add(struct engine *g, struct answer *a, uint64_t tenant, int which, int n_ids, int n_answer)
 {
-    struct request_params p = asked(a, share, which, n_ids, n_answer);
+    struct request_params p = asked(a, tenant, which, n_ids, n_answer);
     submit(g, &p, a);
 }
 
@@ -149,7 +149,10 @@ static void test_no_debt(void **state)
 {
     (void)state;
     static struct answer a[MANY], b[MANY], long_b;
+    struct err e;
     struct engine *g = open_engine(4, 64, 40);
+    /* a fixed chunk: by default it follows the time of steps */
+    assert_int_equal(engine_set_limits(g, &(struct engine_limits){ .max_running = 4, .chunk = 40 }, &e), 0);
     for (int i = 0; i < 20; i++) {                      /* alone for long */
         add(g, &a[i], A, i, 60, 60);
         run_to_end(g);
@@ -254,7 +257,7 @@ static void test_full_queue(void **state)
 }
 
 /* Thousands of tenants with one request each are all served, and nothing is kept of them. */
-static void test_many_shares(void **state)
+static void test_many_tenants(void **state)
 {
     (void)state;
     enum { N = 3000 };
@@ -312,7 +315,7 @@ static void test_one_after_another(void **state)
 }
 
 /* Nothing is preempted for a request that would still have too few blocks. */
-static void test_no_room_in_vain(void **state)
+static void test_no_useless_preemption(void **state)
 {
     (void)state;
     static struct answer a[2], b, c;
@@ -338,23 +341,23 @@ static void test_no_room_in_vain(void **state)
 }
 
 /* Requests that fail together: once something was reported of one, the others are not refused. */
-static void test_heard_of_one(void **state)
+static void test_one_report_admits_the_others(void **state)
 {
     (void)state;
     static struct answer a[12], b;
-    static int heard[12];
+    static int reported[12];
     struct err e;
     for (int together = 0; together < 2; together++) {
         struct engine *g = open_engine(2, 64, 40);
         assert_int_equal(engine_set_limits(g, &(struct engine_limits){ .max_running = 2, .max_waiting = 10 }, &e), 0);
-        memset(heard, 0, sizeof heard);
+        memset(reported, 0, sizeof reported);
         for (int i = 0; i < 12; i++) {
             struct request_params p = asked(&a[i], A, i, 20, 10);
-            p.reported = &heard[together && (i == 0 || i > 8) ? 0 : i];
+            p.reported = &reported[together && (i == 0 || i > 8) ? 0 : i];
             submit(g, &p, &a[i]);
         }
         step(g, 2);
-        assert_true(a[0].n > 0 && heard[0]);
+        assert_true(a[0].n > 0 && reported[0]);
         add(g, &b, B, 500, 20, 10);
         for (int i = 2; i < 12; i++)
             assert_int_equal(a[i].finish, i == (together ? 8 : 11) ? FINISH_REFUSED : FINISH_NONE);
@@ -368,9 +371,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_one_beside_many), cmocka_unit_test(test_tokens), cmocka_unit_test(test_prompts),
             cmocka_unit_test(test_no_debt),
-        cmocka_unit_test(test_standing_back), cmocka_unit_test(test_full_queue), cmocka_unit_test(test_many_shares),
-        cmocka_unit_test(test_one_after_another), cmocka_unit_test(test_no_room_in_vain),
-        cmocka_unit_test(test_heard_of_one),
+        cmocka_unit_test(test_standing_back), cmocka_unit_test(test_full_queue), cmocka_unit_test(test_many_tenants),
+        cmocka_unit_test(test_one_after_another), cmocka_unit_test(test_no_useless_preemption),
+        cmocka_unit_test(test_one_report_admits_the_others),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
