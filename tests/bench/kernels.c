@@ -179,7 +179,6 @@ static void bench_type(const struct kernels *k, enum qtype type, int group, int 
 static void bench_attention(const struct kernels *k, enum kv_type type, int head_dim, int heads, int len, int n)
 {
     enum { COPIES = 64 };
-    static const char *const names[] = { "f32", "f16", "i8" };
     const size_t block = kv_block_bytes(type, head_dim), blocks = (size_t)(len + KV_BLOCK - 1) / KV_BLOCK,
                  width = (size_t)heads * (size_t)head_dim;
     const int copies = (size_t)COPIES * blocks * block * 2 > FOOTPRINT ? (int)(FOOTPRINT / (blocks * block * 2))
@@ -213,7 +212,7 @@ static void bench_attention(const struct kernels *k, enum kv_type type, int head
         double d = (double)(clock_ns() - t);
         best = d < best ? d : best;
     }
-    printf("%-7s attention kv %-3s dim %d heads %d len %d n %-4d %8.3f ms  %5.1f GB/s = %.2f of reading  %.2f of the FMA peak\n", k->name, names[type], head_dim, heads, len, n, best / 1e6,
+    printf("%-7s attention kv %-3s dim %d heads %d len %d n %-4d %8.3f ms  %5.1f GB/s = %.2f of reading  %.2f of the FMA peak\n", k->name, kv_type_name(type), head_dim, heads, len, n, best / 1e6,
            bytes / best, bytes / best / bandwidth, pairs * heads * head_dim * 2 / best / peak);
     free(table), free(q), free(out), free(x), free(scratch);
 }
