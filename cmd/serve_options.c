@@ -62,6 +62,7 @@ static const char usage[] =
     "      --max-request-memory SIZE  memory of a request: body, its JSON, prompt, answers (default: a quarter of --work-memory)\n"
     "      --work-memory SIZE     memory of all requests together, half of it for one key or address (default: 1/8 of the machine's, at most 1GiB)\n"
     "      --embedding-model ID|FILE  a loaded model, default for the first, or a file to load, that computes vectors of documents; without: words only\n"
+    "      --rerank-model ID|FILE  a loaded model, or a file to load, that orders the passages found in documents by reading them with the question\n"
     "      --rag-documents N      documents that a key may store for searching, 0: no limit (default: 10000)\n"
     "      --rag-bytes SIZE       size of their files together (default: 1GB)\n"
     "      --mcp-config FILE      offer the tools of these MCP servers: {\"mcpServers\": {NAME: {\"command\", \"args\"} or {\"url\"}}}\n"
@@ -84,7 +85,8 @@ enum {
     OPT_QUERY_KEY, OPT_ANONYMOUS, OPT_AUDIT_FOLDER, OPT_AUDIT_SIZE, OPT_AUDIT_ANONYMOUS, OPT_AUDIT_FILES,
     OPT_AUDIT_SYSLOG, OPT_AUDIT_SIGN, OPT_AUDIT_PROMPTS, OPT_NO_AUDIT, OPT_MEMORY, OPT_NO_PREFIX, OPT_TIMEOUT,
     OPT_DRAIN, OPT_STALL, OPT_CONNECTIONS, OPT_PER_ADDRESS, OPT_BODY, OPT_QUIET, OPT_PLAN, OPT_CONFIG, OPT_NO_WATCH,
-    OPT_MODEL_DIR, OPT_USER, OPT_REQUEST_MEMORY, OPT_WORK_MEMORY, OPT_EMBEDDING, OPT_RAG_DOCUMENTS, OPT_RAG_BYTES,
+    OPT_MODEL_DIR, OPT_USER, OPT_REQUEST_MEMORY, OPT_WORK_MEMORY, OPT_EMBEDDING, OPT_RERANK, OPT_RAG_DOCUMENTS,
+    OPT_RAG_BYTES,
     OPT_NO_HISTORY, OPT_HISTORY_DAYS, OPT_HISTORY_SIZE, OPT_HISTORY_CONVERSATIONS, OPT_MCP_STDIO,
     OPT_MCP_CONFIG, OPT_KEEP_ALIVE, OPT_PREFIX_CACHE, OPT_PREFIX_SCOPE,
 };
@@ -120,7 +122,7 @@ static const struct option options[] = {
     { "max-connections", required_argument, NULL, OPT_CONNECTIONS },
     { "max-per-address", required_argument, NULL, OPT_PER_ADDRESS }, { "max-body", required_argument, NULL, OPT_BODY },
     { "max-request-memory", required_argument, NULL, OPT_REQUEST_MEMORY },
-    { "embedding-model", required_argument, NULL, OPT_EMBEDDING },
+    { "embedding-model", required_argument, NULL, OPT_EMBEDDING }, { "rerank-model", required_argument, NULL, OPT_RERANK },
     { "rag-documents", required_argument, NULL, OPT_RAG_DOCUMENTS },
     { "rag-bytes", required_argument, NULL, OPT_RAG_BYTES },
     { "work-memory", required_argument, NULL, OPT_WORK_MEMORY }, { "quiet", no_argument, NULL, OPT_QUIET },
@@ -248,6 +250,7 @@ static int take(struct serve_options *o, int c, const char *arg)
     case OPT_REQUEST_MEMORY: return work_memory("--max-request-memory", arg, &o->max_request_memory);
     case OPT_WORK_MEMORY: return work_memory("--work-memory", arg, &o->work_memory);
     case OPT_EMBEDDING: o->embedding_model = arg; return 0;
+    case OPT_RERANK: o->rerank_model = arg; return 0;
     case OPT_RAG_DOCUMENTS: return whole("--rag-documents", arg, 0, INT32_MAX, &o->rag_documents);
     case OPT_RAG_BYTES: return cli_parse_size(prog, "--rag-bytes", arg, &o->rag_bytes);
     case OPT_MCP_CONFIG: o->mcp_config = arg; return 0;

@@ -164,10 +164,11 @@ static void print_addresses(const struct serve_options *o, const struct server *
     fflush(stdout);
 }
 
-/* --embedding-model names a file, a folder or a model on the hub, not the id of a MODEL. */
-static int embeds_by_file(const struct serve_options *o)
+/* Does --embedding-model or --rerank-model name a file, a folder or a model on the hub, not the id
+ * of a MODEL? */
+static int is_file(const char *name)
 {
-    const char *name = o->embedding_model, *dot = name ? strrchr(name, '.') : NULL;
+    const char *dot = name ? strrchr(name, '.') : NULL;
     return name && (strchr(name, '/') || (dot && (strcmp(dot, ".zse") == 0 || strcmp(dot, ".gguf") == 0)));
 }
 
@@ -206,7 +207,7 @@ static int check_model(const char *model, struct err *e)
     return rc;
 }
 
-/* Call f for each MODEL and for the file of --embedding-model. */
+/* Call f for each MODEL and for the files of --embedding-model and --rerank-model. */
 static int each_model(const struct serve_options *o, int (*f)(const char *model, struct err *e), struct err *e)
 {
     const char *env = getenv("ZSE_MODEL"), *const *models = o->n_models ? o->models : &env;
@@ -214,7 +215,9 @@ static int each_model(const struct serve_options *o, int (*f)(const char *model,
     for (int i = 0; i < n; i++)
         if (f(models[i], e) != 0)
             return -1;
-    return embeds_by_file(o) ? f(o->embedding_model, e) : 0;
+    if (is_file(o->embedding_model) && f(o->embedding_model, e) != 0)
+        return -1;
+    return is_file(o->rerank_model) ? f(o->rerank_model, e) : 0;
 }
 
 /* Check before listening: each MODEL is a file, a folder or a name on the hub. */
@@ -233,8 +236,10 @@ static int load_models(const struct serve_options *o, struct server *s, struct e
     for (int i = 0; i < o->n_models; i++)
         if (server_load(s, o->models[i], i < o->n_names ? o->names[i] : NULL, e) != 0)
             return err_prefix(e, "%s", o->models[i]);
-    if (embeds_by_file(o) && server_load(s, o->embedding_model, NULL, e) != 0)
+    if (is_file(o->embedding_model) && server_load(s, o->embedding_model, NULL, e) != 0)
         return err_prefix(e, "%s", o->embedding_model);
+    if (is_file(o->rerank_model) && server_load(s, o->rerank_model, NULL, e) != 0)
+        return err_prefix(e, "%s", o->rerank_model);
     return 0;
 }
 
@@ -399,7 +404,8 @@ static void stop_last_resort(struct last_resort *l)
 /* Run until stopped.  user: the user to become; NULL: stay. */
 static int serve(struct serve_options *o, const struct serve_user *user, struct server_folders *p, struct err *e)
 {
-    char *embeds = embeds_by_file(o) ? server_model_id(o->embedding_model) : NULL;
+    char *embeds = is_file(o->embedding_model) ? server_model_id(o->embedding_model) : NULL,
+         *reranks = is_file(o->rerank_model) ? server_model_id(o->rerank_model) : NULL;
     const struct server_options so = {
         .opener = { open_served, close_served, o },
         .catalog = { catalog_registry, catalog_search, catalog_check },
@@ -416,7 +422,8 @@ static int serve(struct serve_options *o, const struct serve_user *user, struct 
         .model_dir = o->model_dir, .store = p->store, .keep_alive_s = o->keep_alive_s,
         .max_connections = o->max_connections, .max_per_address = o->max_per_address,
         .max_body = o->max_body, .max_request_memory = o->max_request_memory, .work_memory = o->work_memory,
-        .embedding_model = embeds ? embeds : o->embedding_model, .rag_documents = o->rag_documents,
+        .embedding_model = embeds ? embeds : o->embedding_model,
+        .rerank_model = reranks ? reranks : o->rerank_model, .rag_documents = o->rag_documents,
         .rag_bytes = o->rag_bytes,
         .max_queue = o->max_queue, .timeout_s = o->timeout_s, .drain_s = o->drain_s, .stall_s = o->stall_s,
         .prefix_all = o->prefix_all, .mcp_config = o->mcp_config, .mcp_env = p->env,
@@ -452,6 +459,7 @@ static int serve(struct serve_options *o, const struct serve_user *user, struct 
         end_at_once("a model's step takes too long: exiting without it");
     stop_last_resort(&l);
     free(embeds);
+    free(reranks);
     return closed || rc;
 }
 

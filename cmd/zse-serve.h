@@ -27,7 +27,7 @@ struct serve_options {
     uint64_t audit_bytes, audit_anonymous_bytes;                /* 0: not given */
     int audit_files;                                            /* 0: not given */
     size_t max_request_memory, work_memory;                     /* 0: not given */
-    const char *embedding_model;
+    const char *embedding_model, *rerank_model;
     int rag_documents; uint64_t rag_bytes;
     uint64_t kv_bytes, max_memory, max_body;                    /* 0: not given */
     double timeout_s, drain_s, stall_s;

@@ -44,6 +44,7 @@ complete -c zse-serve -l max-body -x -d 'largest body of a request (default 16MB
 complete -c zse-serve -l max-request-memory -x -d 'memory of a request body, its JSON, prompt, answers (default a quarter of --work-memory)'
 complete -c zse-serve -l work-memory -x -d 'memory of all requests together, half of it for one key or address (default 1/8 of the machines, at most 1GiB)'
 complete -c zse-serve -l embedding-model -x -a 'ID FILE' -d 'a loaded model, default for the first, or a file to load, that computes vectors of documents; without words only'
+complete -c zse-serve -l rerank-model -x -a 'ID FILE' -d 'a loaded model, or a file to load, that orders the passages found in documents by reading them with the question'
 complete -c zse-serve -l rag-documents -x -d 'documents that a key may store for searching, 0 no limit (default 10000)'
 complete -c zse-serve -l rag-bytes -x -d 'size of their files together (default 1GB)'
 complete -c zse-serve -l mcp-config -r -d 'offer the tools of these MCP servers {mcpServers {NAME {command, args} or {url}}}'

@@ -140,12 +140,36 @@ static int read_hits(struct rag_store *r, const struct rag_query *q, const struc
         struct rag_hit *h = &out->hit[out->n];
         rc = read_hit(r, s, best[i].chunk, h, e);
         h->score = best[i].score;
+        h->own = best[i].score * best[i].own;
         h->bm25 = best[i].bm25;
         h->similarity = best[i].similarity;
         out->n += rc <= 0;                  /* a hit that is not whole is freed with the others */
     }
     sqlite3_finalize(s);
     return rc < 0 ? -1 : 0;
+}
+
+static const char below_min_score[] = "no passage has a score of min_score or more";
+
+static void release_hit(struct rag_hit *h)
+{
+    free(h->chunk.heading);
+    free(h->chunk.text);
+    free(h->name);
+}
+
+void rag_hits_keep(struct rag_hits *hits, int top_k, double min_score)
+{
+    const int before = hits->n;
+    hits->n = 0;
+    for (int i = 0; i < before; i++) {
+        if (hits->n < top_k && hits->hit[i].own >= min_score)
+            hits->hit[hits->n++] = hits->hit[i];
+        else
+            release_hit(&hits->hit[i]);
+    }
+    if (before && !hits->n)
+        snprintf(hits->reason, sizeof hits->reason, "%s", below_min_score);
 }
 
 /* ---- the search ---- */
@@ -276,7 +300,7 @@ static int search(struct rag_store *r, const struct rag_query *q, const struct s
     if (rc == 0)
         rc = read_hits(r, q, best, n, hits, e);
     if (rc == 0 && hits->n == 0)
-        snprintf(hits->reason, sizeof hits->reason, "%s", n ? "no passage has a score of min_score or more"
+        snprintf(hits->reason, sizeof hits->reason, "%s", n ? below_min_score
                  : q->mode == RAG_VECTOR ? k.n_near ? "no passage is nearer than unrelated ones are"
                                                     : "the documents have no vectors yet"
                  : words.n == 0 ? "the query has no word" : k.n_near
@@ -311,11 +335,8 @@ int rag_search(struct rag_store *r, const struct rag_query *q, struct rag_hits *
 
 void rag_hits_release(struct rag_hits *h)
 {
-    for (int i = 0; i < h->n; i++) {
-        free(h->hit[i].chunk.heading);
-        free(h->hit[i].chunk.text);
-        free(h->hit[i].name);
-    }
+    for (int i = 0; i < h->n; i++)
+        release_hit(&h->hit[i]);
     free(h->hit);
     *h = (struct rag_hits){ 0 };
 }

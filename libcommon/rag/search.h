@@ -37,6 +37,7 @@ struct rag_hit {
     char *name;                             /* of the document; owned */
     int has_pages;                          /* the document has more than one */
     double score;                           /* 0 to 1 */
+    double own;                             /* by its own relevance alone: what min_score is about */
     double bm25, similarity;                /* NAN: that search did not find it */
 };
 struct rag_hits {
@@ -46,6 +47,8 @@ struct rag_hits {
 };
 /* ERR_FORMAT: an unknown collection or document. */
 int rag_search(struct rag_store *r, const struct rag_query *q, struct rag_hits *hits, struct err *e);
+/* Keep the first top_k of those whose own score is min_score or more. */
+void rag_hits_keep(struct rag_hits *hits, int top_k, double min_score);
 void rag_hits_release(struct rag_hits *h);
 
 /* ---- a context for a prompt ---- */

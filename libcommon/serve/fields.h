@@ -116,7 +116,7 @@ struct params {
     const char *quantization, *device, *quality, *kind, *source;        /* borrowed from the body */
     float target_gb;
     int load;
-    int rag_top_k, rag_max_tokens;
+    int rag_top_k, rag_max_tokens, rerank;
     float min_score;
     unsigned given;
 };

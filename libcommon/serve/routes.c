@@ -201,7 +201,7 @@ const struct route routes[] = {
     { "DELETE", "/api/delete", ROUTE_OLLAMA, ACCESS_ADMIN_MODEL, handle_ollama_delete, BODY_OLLAMA_MODEL,
       "Delete a model with its aliases, or an alias, in Ollama's format", JSON },
     { "POST", "/mcp", ROUTE_PLAIN, ACCESS_CHAT, handle_mcp, BODY_MCP,
-      "The Model Context Protocol, streamable HTTP: tools, models as resources, prompts", JSON },
+      "The Model Context Protocol, streamable HTTP: tools, models and documents as resources, prompts", JSON },
     { "GET", "/ws/chat", ROUTE_WEBSOCKET, ACCESS_CHAT, handle_ws_chat, BODY_WS_CHAT,
       "WebSocket: conversations in, {type: token | done | error} out", JSON },
     { "GET", "/ws/stats", ROUTE_WEBSOCKET, ACCESS_READ, handle_ws_stats, 0, "WebSocket: stats and analytics every 2 s",

@@ -146,6 +146,7 @@ struct server_options {
     size_t max_request_memory, work_memory;
     int max_queue;                      /* requests that may wait to be prepared; 0: no limit */
     const char *embedding_model;        /* id of the model that computes vectors of documents; NULL: none */
+    const char *rerank_model;           /* id of the model that orders found passages; NULL: none */
     int64_t rag_documents; uint64_t rag_bytes;          /* limits of each key's documents and their files; 0: none */
     int prefix_all;                     /* prefixes are reused across keys */
     const char *mcp_config;             /* MCP servers whose tools are offered (mcp/mcp_config.h); NULL: none */

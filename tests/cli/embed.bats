@@ -160,3 +160,40 @@ EOT
   jq -e --argjson s "$text" '[.results[] | select(.document_name == "far away.md") | (.similarity - $s | fabs) < 0.01] | all' "$T/hits"
   kill -TERM "$PID" && wait "$PID"
 }
+
+@test "zse-serve --rerank-model FILE: a reranker orders the passages of documents" {
+  local log=$BATS_TEST_TMPDIR/log URL PID
+  search() { curl -s "$URL/api/rag/search" -d "$1"; }
+  ready() { curl -s "$URL/api/rag/stats" | jq -c .reranker; }
+  run -1 zse-serve "$T/tiny.zse" --port 0 --rerank-model "$T/nowhere.zse"
+  [[ $output == *"nowhere.zse: No such file"* ]]
+  mkfifo "$log"
+  ZSE_HOME=$BATS_TEST_TMPDIR/home zse-serve "$T/tiny.zse" --port 0 --rerank-model "$T/rerank.zse" >"$log" 2>"$log.err" 3>&- &
+  PID=$!
+  read -r _ _ URL <"$log"
+  await listens "$URL"
+  await says '{"model":"rerank","ready":true}' ready
+  local i long="the dog"
+  for i in {1..80}; do long+=" ran"; done
+  for i in "the cat sat" "a dog ran" "far away the cat" "cat cat cat" "$long and a cat"; do
+    jq -n --arg t "$i" '{name: $t[:20], content: $t}' | curl -s "$URL/api/rag/documents" -d @- >/dev/null
+  done
+  search '{"query":"cat dog","top_k":10}' >"$T/hits"
+  [ "$(jq -c '[.reranked_by, (.results | length)]' "$T/hits")" = '["rerank",5]' ]
+  [ "$(jq '[.results[].score] | . == (sort | reverse) and (unique | length) == 5' "$T/hits")" = true ]
+  # the scores are those of /v1/score; a long passage is cut to what the model takes
+  curl -s "$URL/v1/score" -d '{"model":"rerank","text_1":"cat dog","text_2":["the cat sat","a dog ran","far away the cat","cat cat cat"]}' >"$T/s"
+  [ "$(jq '[.data[].score * 1e5 | round] | sort' "$T/s")" = "$(jq '[.results[] | select(.chunk.content | length < 40) | .score * 1e5 | round] | sort' "$T/hits")" ]
+  [ "$(search '{"query":"cat dog","top_k":2}' | jq -c '[.results[].chunk.id]')" = "$(jq -c '[.results[:2][].chunk.id]' "$T/hits")" ]
+  [ "$(search '{"query":"cat dog","rerank":false}' | jq -c '[.reranked_by, .results[0].score]')" = '[null,1]' ]
+  [ "$(search "{\"query\":\"cat dog\",\"top_k\":10,\"min_score\":$(jq '(.results[1].score + .results[2].score) / 2' "$T/hits")}" | jq '.results | length')" = 2 ]
+  [ "$(search '{"query":"cat dog","min_score":1}' | jq -c '[.reranked_by, .reason, .results]')" = '["rerank","no passage has a score of min_score or more",[]]' ]
+  [ "$(search '{"query":"unseen"}' | jq -c '[.reranked_by, .results]')" = '[null,[]]' ]
+  [ "$(curl -s "$URL/api/rag/context" -d '{"query":"cat dog","top_k":2}' | jq -c '[.reranked_by, [.sources[].chunk_id]]')" = \
+    "[\"rerank\",$(jq -c '[.results[:2][].chunk.id]' "$T/hits")]" ]
+  # unloaded: passages keep their order
+  [ "$(curl -s -H "Authorization: Bearer $(cat "$BATS_TEST_TMPDIR/home/admin.token")" "$URL/api/models/unload" -d '{"model_id":"rerank"}' | jq .success)" = true ]
+  [ "$(search '{"query":"cat dog"}' | jq -c '[.reranked_by, .results[0].score]')" = '[null,1]' ]
+  [ "$(ready)" = '{"model":"rerank","ready":false}' ]
+  kill -TERM "$PID" && wait "$PID"
+}

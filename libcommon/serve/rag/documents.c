@@ -192,6 +192,12 @@ static json_t *embedding_object(const struct rag_job *j, const struct rag_totals
                      "pending", (json_int_t)(t->chunks - t->vectors));
 }
 
+static json_t *reranker_object(const struct rag_job *j)
+{
+    const char *id = j->reranker ? j->reranker->id : j->s->o.rerank_model;
+    return id ? json_pack("{s:s,s:b}", "model", id, "ready", j->reranker != NULL) : json_null();
+}
+
 void rag_run_stats(struct rag_job *j, struct rag_store *r)
 {
     const struct server_options *o = &j->s->o;
@@ -204,10 +210,10 @@ void rag_run_stats(struct rag_job *j, struct rag_store *r)
     json_t *formats = json_object();
     for (int i = 0; i < RAG_TYPES; i++)
         json_object_set_new(formats, rag_type_name((enum rag_type)i), json_boolean(rag_type_works((enum rag_type)i)));
-    j->answer = json_pack("{s:I,s:I,s:I,s:I,s:{s:o,s:o},s:o,s:I,s:o}", "documents", (json_int_t)t.documents, "chunks",
+    j->answer = json_pack("{s:I,s:I,s:I,s:I,s:{s:o,s:o},s:o,s:I,s:o,s:o}", "documents", (json_int_t)t.documents, "chunks",
                           (json_int_t)t.chunks, "bytes", (json_int_t)t.bytes, "collections", (json_int_t)t.collections,
                           "quota", "documents", o->rag_documents ? json_integer(o->rag_documents) : json_null(),
                           "bytes", o->rag_bytes ? json_integer((json_int_t)o->rag_bytes) : json_null(), "formats",
                           formats, "max_file_bytes", (json_int_t)o->max_body, "embedding",
-                          embedding_object(j, &t));
+                          embedding_object(j, &t), "reranker", reranker_object(j));
 }

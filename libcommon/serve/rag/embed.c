@@ -1,5 +1,5 @@
-/* embed.c - vectors of texts by the embedding model, through the worker of its engine; and the job
- * that gives vectors to the chunks that have none. */
+/* embed.c - vectors of texts by the embedding model, or scores of pairs by the reranker, through the
+ * worker of its engine; and the job that gives vectors to the chunks that have none. */
 #include "libcommon/serve/rag/internal.h"
 
 #include <stdio.h>
@@ -16,19 +16,29 @@ enum { EMBED_TOKENS = 512, INDEX_PRIORITY = -MAX_PRIORITY, RETRY_S = 10 };
 
 /* ---- the model ---- */
 
-void rag_use_embedding(struct rag_job *j)
+/* A ready model, kept until the job ends; NULL: none. */
+static struct loaded_model *use(struct rag_job *j, const char *id)
 {
-    const char *id = j->s->o.embedding_model;
     struct problem ignored;
-    if (!id)
-        return;
-    snprintf(j->model, sizeof j->model, "%s", id);
-    struct loaded_model *lm = models_n(j->s, MODEL_READY) ? models_find(j->s, id, &ignored) : NULL;
+    struct loaded_model *lm = id && models_n(j->s, MODEL_READY) ? models_find(j->s, id, &ignored) : NULL;
     if (!lm || !lm->m.tokenizer)
-        return;
-    snprintf(j->model, sizeof j->model, "%s", lm->id);
-    j->embedder = lm;
+        return NULL;
     lm->preparing++;
+    return lm;
+}
+
+void rag_use_models(struct rag_job *j)
+{
+    const struct server_options *o = &j->s->o;
+    if (o->embedding_model) {
+        j->embedder = use(j, o->embedding_model);
+        snprintf(j->model, sizeof j->model, "%s", j->embedder ? j->embedder->id : o->embedding_model);
+    }
+    j->reranker = j->run == rag_run_index ? NULL : use(j, o->rerank_model);
+    if (j->reranker && !j->reranker->m.model->config.embedding.scores) {
+        j->reranker->preparing--;
+        j->reranker = NULL;
+    }
 }
 
 const char *rag_model(const struct rag_job *j) { return *j->model ? j->model : NULL; }
@@ -71,6 +81,7 @@ int rag_add_text(struct rag_job *j, const char *text, size_t size)
     if (n > most && (size_t)n_end < most)           /* keep [SEP] or EOS at the end */
         memcpy(t->ids + most - n_end, end, (size_t)n_end * sizeof *end);
     t->n = (int)(n < most ? n : most);
+    t->second = 0;
     j->n_texts++;
     return 0;
 }
@@ -90,9 +101,9 @@ void rag_run_index(struct rag_job *j, struct rag_store *r)
     const int size = rag_vector_size(j);
     struct err e;
     int rc = 0;
-    if (j->embedding == RAG_EMBEDDED)
+    if (j->embedding == RAG_COMPUTED)
         rc = rag_put_vectors(r, j->model, j->pending, j->n_pending, j->vectors, size, &e);
-    else if (j->embedding == RAG_NOT_EMBEDDED)
+    else if (j->embedding == RAG_NOT_COMPUTED)
         problem_set(&j->problem, 503, NULL, "embedding_failed", "%s computes no vectors", j->model);
     rag_pending_release(j->pending, j->n_pending);
     j->n_pending = 0;
@@ -110,13 +121,22 @@ void rag_run_index(struct rag_job *j, struct rag_store *r)
 
 /* ---- in the loop ---- */
 
-static void embedded(struct rag_job *j)
+/* The model that computes for the job, and the count of numbers that it makes of each text. */
+static struct loaded_model *computing(const struct rag_job *j, int *size)
+{
+    *size = j->ranking == RAG_WANTED ? 1 : rag_vector_size(j);
+    return j->ranking == RAG_WANTED ? j->reranker : j->embedder;
+}
+
+int rag_wants(const struct rag_job *j) { return j->embedding == RAG_WANTED || j->ranking == RAG_WANTED; }
+
+static void computed(struct rag_job *j)
 {
     struct rag_job **at = rag_embedding_list(j->s);
     while (*at != j)
         at = &(*at)->next;
     *at = j->next;
-    j->embedding = j->embed_failed ? RAG_NOT_EMBEDDED : RAG_EMBEDDED;
+    *(j->ranking == RAG_WANTED ? &j->ranking : &j->embedding) = j->failed ? RAG_NOT_COMPUTED : RAG_COMPUTED;
     rag_job_push(j);
 }
 
@@ -124,32 +144,36 @@ static void embedded(struct rag_job *j)
 static void on_event(struct worker_job *w, const struct events *b, const struct event *ev)
 {
     struct rag_job *j = w->user;
-    const int size = rag_vector_size(j), i = (int)(w - j->jobs);
+    const int i = (int)(w - j->jobs);
+    int size;
+    computing(j, &size);
     if (ev && !ev->last)
         return;
     if (ev && ev->n_embedding == size)
         memcpy(j->vectors + (size_t)i * (size_t)size, event_embedding(b, ev), (size_t)size * sizeof *j->vectors);
     else
-        j->embed_failed = 1;
+        j->failed = 1;
     if (--j->n_open == 0)
-        embedded(j);
+        computed(j);
 }
 
-void rag_embed(struct rag_job *j)
+void rag_compute(struct rag_job *j)
 {
-    struct loaded_model *lm = j->embedder;
+    int size;
+    struct loaded_model *lm = computing(j, &size);
     struct rag_job **list = rag_embedding_list(j->s);
     const int indexes = j->run == rag_run_index;
-    j->vectors = calloc((size_t)j->n_texts, (size_t)rag_vector_size(j) * sizeof *j->vectors);
-    j->embed_failed = !j->vectors || lm->state != MODEL_READY || !lm->worker;
+    j->vectors = calloc((size_t)j->n_texts, (size_t)size * sizeof *j->vectors);
+    j->failed = !j->vectors || lm->state != MODEL_READY || !lm->worker;
     j->n_open = 1;                              /* count this function until all texts are submitted */
+    j->reported = 0;
     j->next = *list;
     *list = j;
     memset(j->jobs, 0, sizeof j->jobs);
-    for (int i = 0; i < j->n_texts && !j->embed_failed; i++) {
+    for (int i = 0; i < j->n_texts && !j->failed; i++) {
         const struct request_params p = { .ids = j->texts[i].ids, .n_ids = j->texts[i].n, .sampling = lm->sampling,
                                           .n_logprobs = -1, .embed = config_pooling(&lm->m.model->config), .n = 1,
-                                          .reported = &j->reported,
+                                          .second = j->texts[i].second, .reported = &j->reported,
                                           .tenant = indexes ? INDEX_TENANT : j->tenant,
                                           .priority = indexes ? INDEX_PRIORITY : 0 };
         j->jobs[i].user = j;
@@ -157,10 +181,10 @@ void rag_embed(struct rag_job *j)
         if (worker_submit(lm->worker, &p, &j->jobs[i]) == 0)
             j->n_open++;
         else
-            j->embed_failed = 1;
+            j->failed = 1;
     }
     if (--j->n_open == 0)
-        embedded(j);
+        computed(j);
 }
 
 /* ---- the index ---- */
@@ -173,7 +197,7 @@ void rag_tick(struct server *s)
     struct rag_job *j = rag_job_internal(s, RAG_WRITE, rag_run_index);
     if (!j)
         return;
-    rag_use_embedding(j);
+    rag_use_models(j);
     if (!j->embedder) {
         rag_job_free(j);                        /* the model is not ready: try again in a second */
         return;

@@ -44,7 +44,7 @@ static void start(struct server *s, struct conn *c, enum rag_lane lane,
     if (!j)
         return;
     use_tokenizer(j);
-    rag_use_embedding(j);
+    rag_use_models(j);
     rag_job_submit(j);
 }
 
@@ -60,7 +60,7 @@ static void start_about(struct server *s, struct conn *c, const char *rest, enum
     j->with_chunks = chunks && (strcmp(chunks, "true") == 0 || strcmp(chunks, "1") == 0);
     /* no name is so long: let the job find none */
     snprintf(j->id, sizeof j->id, "%s", strlen(rest) < sizeof j->id ? rest : "?");
-    rag_use_embedding(j);
+    rag_use_models(j);
     rag_job_submit(j);
 }
 
@@ -83,7 +83,7 @@ void handle_rag_upload(struct server *s, struct conn *c, const char *rest)
         return;
     }
     use_tokenizer(j);
-    rag_use_embedding(j);
+    rag_use_models(j);
     rag_job_submit(j);
 }
 
@@ -108,7 +108,7 @@ void handle_rag_list(struct server *s, struct conn *c, const char *rest)
         return;
     }
     j->limit = (int)limit;
-    rag_use_embedding(j);
+    rag_use_models(j);
     rag_job_submit(j);
 }
 

@@ -11,7 +11,8 @@
  *   documents.c   jobs that list and delete
  *   additions.c   jobs that add
  *   passages.c    jobs that search and make contexts
- *   embed.c       vectors of queries and chunks */
+ *   embed.c       vectors of queries and chunks, by the worker of a model
+ *   rank.c        scores of passages, by a reranker */
 #ifndef ZSE_SERVE_RAG_INTERNAL_H
 #define ZSE_SERVE_RAG_INTERNAL_H
 
@@ -27,10 +28,12 @@ enum rag_lane { RAG_READ, RAG_WRITE, RAG_ADD, RAG_LANES };
 /* numbers of threads; most jobs that may wait in a lane, in all and of one tenant */
 enum { RAG_READERS = 2, RAG_ADDERS = 3, RAG_THREADS = RAG_READERS + RAG_ADDERS + 1, RAG_WAITING = 64,
        RAG_WAITING_TENANT = 8 };
-enum { RAG_TEXTS = 8 };                  /* texts that are embedded together */
+enum { RAG_TEXTS = 8 };                  /* chunks that are embedded together */
+/* A reranker scores this many passages, or top_k if that is more.  RAG_ASKED: texts of a job. */
+enum { RAG_RANKED = 20, RAG_ASKED = RAG_MAX_TOP_K };
 enum { RAG_READ_S = 10 };               /* time limit of a job of RAG_READ, in seconds */
 enum { RAG_QUERY = 64 << 10 };          /* largest query, in bytes */
-enum { RAG_JOB_BYTES = 16 << 10 };      /* bytes that the smallest job reserves in the account */
+enum { RAG_JOB_BYTES = 32 << 10 };      /* bytes that the smallest job reserves in the account */
 
 struct rag_job {
     struct exchange exchange;           /* must be the first member: see exchange.h */
@@ -55,14 +58,17 @@ struct rag_job {
     /* Only a job without a connection has it: the loop calls it at the end of the job. */
     void (*done)(void *user, json_t *answer, const struct problem *p);
     void *user;
-    /* Vectors of texts: a run asks for them and has them when it runs again: embed.c */
+    /* Vectors or scores of texts: a run asks for them and has them when it runs again: embed.c */
     struct loaded_model *embedder;      /* the model that embeds; NULL: none is ready; kept while the job lives */
+    struct loaded_model *reranker;      /* the model that scores passages; the same */
     char model[128];                    /* name of the model of the vectors; "": none */
-    enum { RAG_IDLE, RAG_WANTED, RAG_EMBEDDED, RAG_NOT_EMBEDDED } embedding;
-    struct rag_text_ids { int32_t *ids; int n; } texts[RAG_TEXTS];      /* owned */
-    struct worker_job jobs[RAG_TEXTS];
-    int n_texts, n_open, embed_failed, reported;
-    float *vectors;                     /* [n_texts][size]; owned */
+    enum rag_asked { RAG_IDLE, RAG_WANTED, RAG_COMPUTED, RAG_NOT_COMPUTED } embedding, ranking;
+    /* owned; second: index of the first token of a pair's second text */
+    struct rag_text_ids { int32_t *ids; int n, second; } texts[RAG_ASKED];
+    struct worker_job jobs[RAG_ASKED];
+    int n_texts, n_open, failed, reported;
+    float *vectors;                     /* [n_texts][size], or scores [n_texts]; owned */
+    struct rag_hits hits;               /* passages whose scores are being computed; owned */
     /* chunks without vectors that the index job works on */
     struct rag_pending pending[RAG_TEXTS]; int n_pending; int64_t after;
     /* the answer */
@@ -88,7 +94,7 @@ json_t *rag_body(struct rag_job *j, body_set kind, struct params *p);
 int rag_problem(struct rag_job *j, const struct err *e, const char *code);
 struct token_counter rag_counter(const struct rag_job *j);
 /* ---- embed.c ---- */
-void rag_use_embedding(struct rag_job *j);              /* called in the loop: the job may ask for vectors */
+void rag_use_models(struct rag_job *j);                 /* called in the loop: the job may ask for vectors and scores */
 /* The id of the model whose vectors the job uses; NULL: none. */
 const char *rag_model(const struct rag_job *j);
 int rag_vector_size(const struct rag_job *j);
@@ -96,8 +102,17 @@ int rag_vector_size(const struct rag_job *j);
 int rag_add_text(struct rag_job *j, const char *text, size_t size);
 void rag_drop_texts(struct rag_job *j);
 void rag_run_index(struct rag_job *j, struct rag_store *r);
-void rag_embed(struct rag_job *j);      /* called in the loop: compute the vectors, then run the job again */
+/* Called in the loop: compute what the job wants, then run the job again. */
+int rag_wants(const struct rag_job *j);
+void rag_compute(struct rag_job *j);
 void rag_index_ended(struct server *s, int failed);
+/* ---- rank.c ---- */
+/* Called in a run: order the passages by the reranker's scores, and keep top_k with min_score or
+ * more.  1: j->hits keeps them, and the job runs again when their scores are computed.  0, or -1
+ * with j->problem. */
+int rag_rank(struct rag_job *j, const struct rag_query *q, int top_k, double min_score, struct rag_hits *hits);
+/* The reranker that ordered the passages; NULL: none did. */
+const char *rag_ranked_by(const struct rag_job *j);
 /* dirty: there may be chunks without vectors */
 struct rag_index { int dirty, running; uint64_t retry_ns; };
 

@@ -32,6 +32,8 @@ static int read_texts(struct rag_job *j, const json_t *v, const char *name, cons
 
 struct question { const char *collections[RAG_MAX_FILTER], *documents[RAG_MAX_FILTER]; struct rag_query q; };
 
+static int is_ranked(const struct rag_job *j, const struct params *p) { return j->reranker && p->rerank; }
+
 static int read_query(struct rag_job *j, const json_t *body, const struct params *p, struct question *w)
 {
     if (!p->query || !*p->query)
@@ -43,8 +45,8 @@ static int read_query(struct rag_job *j, const json_t *body, const struct params
         return problem_set(&j->problem, 413, "query", "out_of_range", "query: %zu bytes, expected at most %d", w->q.size,
                            RAG_QUERY);
     w->q.size = w->q.size < RAG_QUERY ? w->q.size : RAG_QUERY;
-    w->q.top_k = p->rag_top_k;
-    w->q.min_score = p->min_score;
+    w->q.top_k = is_ranked(j, p) && p->rag_top_k < RAG_RANKED ? RAG_RANKED : p->rag_top_k;
+    w->q.min_score = is_ranked(j, p) ? 0 : p->min_score;
     w->q.collections = w->collections;
     w->q.documents = w->documents;
     if (p->mode && rag_mode_parse(p->mode, &w->q.mode))
@@ -72,10 +74,10 @@ static int wants_vector(struct rag_job *j, struct rag_query *q)
         j->embedding = RAG_WANTED;
         return 1;
     }
-    if (j->embedding != RAG_EMBEDDED && q->mode == RAG_VECTOR)
+    if (j->embedding != RAG_COMPUTED && q->mode == RAG_VECTOR)
         return problem_set(&j->problem, 503, NULL, "embedding_failed", "%s did not compute the vector of the query",
                            j->model);
-    if (j->embedding == RAG_EMBEDDED) {
+    if (j->embedding == RAG_COMPUTED) {
         q->model = j->model;
         q->vector = j->vectors;
         q->n_vector = rag_vector_size(j);
@@ -84,22 +86,36 @@ static int wants_vector(struct rag_job *j, struct rag_query *q)
     return 0;
 }
 
-/* Parse the body and search.  Returns the tree; NULL with j->problem, or if it asked for a
- * vector. */
+/* Find passages, or take those found before their scores were asked for. */
+static int find(struct rag_job *j, struct rag_store *r, struct rag_query *q, const struct params *p,
+                struct rag_hits *hits)
+{
+    struct err e;
+    if (j->ranking != RAG_IDLE) {
+        *hits = j->hits;
+        j->hits = (struct rag_hits){ 0 };
+    } else if (wants_vector(j, q)) {
+        return -1;
+    } else if (rag_search(r, q, hits, &e)) {
+        return rag_problem(j, &e, strstr(e.msg, "no collection") ? "no_such_collection" : "no_such_document");
+    }
+    return is_ranked(j, p) && rag_rank(j, q, p->rag_top_k, p->min_score, hits) ? -1 : 0;
+}
+
+/* Parse the body and search.  Returns the tree; NULL with j->problem, or if it asked for vectors or
+ * scores. */
 static json_t *search(struct rag_job *j, struct rag_store *r, body_set kind, struct params *p,
                       struct rag_hits *hits)
 {
     json_t *body = rag_body(j, kind, p);
     struct question *w = body ? calloc(1, sizeof *w) : NULL;
-    struct err e;
-    int rc = -1;
     if (body && !w)
         problem_nomem(&j->problem);
-    if (w && read_query(j, body, p, w) == 0 && wants_vector(j, &w->q) == 0 && (rc = rag_search(r, &w->q, hits, &e)))
-        rag_problem(j, &e, strstr(e.msg, "no collection") ? "no_such_collection" : "no_such_document");
+    const int rc = w && read_query(j, body, p, w) == 0 ? find(j, r, &w->q, p, hits) : -1;
     free(w);
     if (rc == 0)
         return body;
+    rag_hits_release(hits);
     json_decref(body);
     return NULL;
 }
@@ -131,7 +147,7 @@ static json_t *reason_of(const struct rag_hits *h) { return *h->reason ? json_st
 
 void rag_run_search(struct rag_job *j, struct rag_store *r)
 {
-    struct params p = { .rag_top_k = 5 };
+    struct params p = { .rag_top_k = 5, .rerank = 1 };
     struct rag_hits hits = { 0 };
     json_t *body = search(j, r, BODY_RAG_SEARCH, &p, &hits);
     if (!body)
@@ -139,15 +155,16 @@ void rag_run_search(struct rag_job *j, struct rag_store *r)
     json_t *array = json_array();
     for (int i = 0; i < hits.n; i++)
         json_array_append_new(array, hit_object(&hits.hit[i]));
-    j->answer = json_pack("{s:O,s:s,s:o,s:o}", "query", json_object_get(body, "query"), "mode",
-                          rag_mode_name(hits.mode), "reason", reason_of(&hits), "results", array);
+    j->answer = json_pack("{s:O,s:s,s:s?,s:o,s:o}", "query", json_object_get(body, "query"), "mode",
+                          rag_mode_name(hits.mode), "reranked_by", rag_ranked_by(j), "reason", reason_of(&hits),
+                          "results", array);
     rag_hits_release(&hits);
     json_decref(body);
 }
 
 void rag_run_context(struct rag_job *j, struct rag_store *r)
 {
-    struct params p = { .rag_top_k = 3, .rag_max_tokens = 1000 };
+    struct params p = { .rag_top_k = 3, .rag_max_tokens = 1000, .rerank = 1 };
     const struct token_counter counter = rag_counter(j);
     struct rag_hits hits = { 0 };
     struct rag_context c = { 0 };
@@ -161,8 +178,9 @@ void rag_run_context(struct rag_job *j, struct rag_store *r)
         json_t *sources = json_array();
         for (int i = 0; i < c.n; i++)
             json_array_append_new(sources, source_object(&hits.hit[c.passage[i].hit], i + 1, c.passage[i].size));
-        j->answer = json_pack("{s:o,s:I,s:o,s:o}", "context", json_stringn(c.text, c.size), "tokens",
-                              (json_int_t)c.tokens, "reason", reason_of(&hits), "sources", sources);
+        j->answer = json_pack("{s:o,s:I,s:s?,s:o,s:o}", "context", json_stringn(c.text, c.size), "tokens",
+                              (json_int_t)c.tokens, "reranked_by", rag_ranked_by(j), "reason", reason_of(&hits),
+                              "sources", sources);
     }
     rag_context_release(&c);
     rag_hits_release(&hits);

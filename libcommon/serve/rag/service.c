@@ -98,7 +98,10 @@ void rag_job_free(struct rag_job *j)
         j->lm->preparing--;
     if (j->embedder)
         j->embedder->preparing--;
+    if (j->reranker)
+        j->reranker->preparing--;
     rag_drop_texts(j);
+    rag_hits_release(&j->hits);
     rag_pending_release(j->pending, j->n_pending);
     free(j->content_type);
     buf_release(&j->body);
@@ -293,6 +296,8 @@ static int queue(struct rag_job *j)
     int n = 0, own = 0;
     if (start_threads(v))
         return problem_set(&j->problem, 503, NULL, NULL, "no thread available");
+    for (const struct rag_job *o = v->embedding; o; o = o->next)        /* the model computes for them */
+        own += o->tenant == j->tenant;
     pthread_mutex_lock(&v->lock);
     struct rag_job **end = &v->queue[j->lane];
     for (; *end; end = &(*end)->next, n++)
@@ -332,7 +337,7 @@ static int ask(struct rag_job *j, void (*done)(void *user, json_t *answer, const
     j->lane = RAG_READ;
     j->done = done;
     j->user = user;
-    rag_use_embedding(j);
+    rag_use_models(j);
     if (rag_hold(j, 0) == 0 && queue(j) == 0)
         return 0;
     *pr = j->problem;
@@ -416,8 +421,8 @@ static void note_trouble(struct rag_service *v, const struct problem *pr)
 static void end_job(struct rag_job *j)
 {
     struct conn *c = j->conn;
-    if (j->embedding == RAG_WANTED && !j->problem.status && !atomic_load(&j->cancelled)) {
-        rag_embed(j);
+    if (rag_wants(j) && !j->problem.status && !atomic_load(&j->cancelled)) {
+        rag_compute(j);
         return;
     }
     if (!j->answer && !j->text && !j->problem.status)
@@ -533,7 +538,7 @@ void rag_release(struct server *s)
     if (!s->rag)
         return;
     for (struct rag_job *j = s->rag->embedding; j; j = j->next)
-        j->embedder = j->lm = NULL;             /* their models are closed */
+        j->embedder = j->reranker = j->lm = NULL;      /* their models are closed */
     free_jobs(s->rag->embedding);
     free(s->rag);
     s->rag = NULL;
