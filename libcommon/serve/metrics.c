@@ -47,16 +47,19 @@ void metrics_count(struct metrics *m, int route, int status)
     m->count[m->n_counts++] = (struct route_count){ route, status, 1 };
 }
 
-uint64_t memory_resident(void)
+uint64_t memory_resident(uint64_t *files)
 {
-    unsigned long long size, resident = 0;
+    unsigned long long size, resident = 0, shared = 0;
     FILE *f = fopen("/proc/self/statm", "re");
     if (f) {
-        if (fscanf(f, "%llu %llu", &size, &resident) != 2)
-            resident = 0;
+        if (fscanf(f, "%llu %llu %llu", &size, &resident, &shared) != 3)
+            resident = shared = 0;
         fclose(f);
     }
-    return (uint64_t)resident * (uint64_t)sysconf(_SC_PAGESIZE);
+    const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    if (files)
+        *files = (uint64_t)shared * page;
+    return (uint64_t)resident * page;
 }
 
 /* The slot of this minute; one of an hour ago is emptied. */
@@ -82,7 +85,7 @@ void metrics_call_ended(struct metrics *m, const struct recent_call *r, double d
     at->requests++;
     at->tokens += (uint64_t)r->completion_tokens;
     at->latency_s += r->latency_s;
-    at->memory = memory_resident();
+    at->memory = memory_resident(NULL);
     if (at->memory > m->peak_memory)
         m->peak_memory = at->memory;
     /* all of it at once: growing it would fragment the heap */

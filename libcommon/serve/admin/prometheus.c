@@ -42,7 +42,7 @@ enum presence { ALWAYS, WITH_AUDIT, WITH_SYSLOG };
            "Lines of the audit log that could not be sent to the syslog server.") \
     METRIC(zse_uptime_seconds, "gauge", ALWAYS, (int64_t)time(NULL) - x->s->started, \
            "Time since the start.") \
-    METRIC(process_resident_memory_bytes, "gauge", ALWAYS, memory_resident(), \
+    METRIC(process_resident_memory_bytes, "gauge", ALWAYS, memory_resident(NULL), \
            "Resident memory, including file pages of the models.") \
     METRIC(zse_work_memory_bytes, "gauge", ALWAYS, x->account.used, \
            "Memory that requests hold: bodies, their JSON, prompts, unsent answers.") \

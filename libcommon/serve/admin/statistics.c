@@ -147,18 +147,21 @@ json_t *stats_object(struct server *s)
 {
     char host[256] = "", why[160];
     double total, available;
+    uint64_t files;
+    const uint64_t resident = memory_resident(&files);
     json_t *models = json_array();
     gethostname(host, sizeof host - 1);
     memory_info(&total, &available);
     for (const struct loaded_model *lm = s->models; lm; lm = lm->next)
         if (lm->state == MODEL_READY)
             json_array_append_new(models, json_pack("{s:s, s:s}", "id", lm->id, "name", lm->path));
-    return json_pack("{s:s, s:f, s:f, s:f, s:f, s:o, s:o, s:f, s:f, s:f, s:i, s:i, s:o}", "hostname", host,
+    return json_pack("{s:s, s:f, s:f, s:f, s:f, s:o, s:o, s:f, s:f, s:f, s:f, s:i, s:i, s:o}", "hostname", host,
                      "cpu_percent", cpu_percent(s), "memory_percent",
                      total > 0 ? round2(100 * (total - available) / total) : 0.0, "memory_used_gb",
                      round2((total - available) / GB), "memory_total_gb", round2(total / GB), "gpus",
                      gpus_array(s, why), "models_loaded", models, "uptime_seconds", round2(server_uptime_s(s)),
-                     "process_memory_gb", round2((double)memory_resident() / GB), "tokens_per_sec",
+                     "process_memory_gb", round2((double)resident / GB), "process_file_memory_gb",
+                     round2((double)files / GB), "tokens_per_sec",
                      metrics_rate(&s->metrics), "active_requests", server_n_calls(s), "connections",
                      loop_n_connections(s->loop), "work_memory", work_memory(s));
 }
@@ -197,6 +200,8 @@ static json_t *model_stats(const struct loaded_model *lm)
                           (json_int_t)lm->metrics.requests, "tokens_generated", (json_int_t)lm->metrics.tokens,
                           "prompt_tokens", (json_int_t)lm->metrics.prompt_tokens, "cached_tokens",
                           (json_int_t)lm->metrics.cached_tokens);
+    json_object_update_new(j, json_pack("{s:I, s:I}", "weight_bytes", (json_int_t)lm->m.model->weight_bytes,
+                                        "private_bytes", (json_int_t)e.private_bytes));
     json_object_update_new(j, json_pack("{s:I, s:I, s:i, s:i, s:i, s:i, s:i, s:i, s:i}", "memory_bytes",
                                         (json_int_t)lm->memory_bytes, "kv_bytes", (json_int_t)e.kv_bytes,
                                         "kv_blocks", e.n_blocks, "kv_blocks_free", e.n_free_blocks, "kv_blocks_prefix",

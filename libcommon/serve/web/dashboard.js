@@ -155,8 +155,11 @@ class Dashboard {
       card('Latency', a.avg_latency_ms < 1000 ? number(a.avg_latency_ms) : number(a.avg_latency_ms / 1000, 1),
         a.avg_latency_ms < 1000 ? 'ms' : 's', `${number(a.requests_per_minute, 1)} requests a minute`),
       card('Memory', s.process_memory_gb.toFixed(2), 'GB',
-        `of ${number(s.memory_total_gb, 1)} GB; the machine uses ${number(s.memory_percent)} %`,
-        meter('memory', s.process_memory_gb / s.memory_total_gb,
+        `${s.process_file_memory_gb.toFixed(2)} GB of that are files; the machine uses ` +
+          `${number(s.memory_percent)} % of ${number(s.memory_total_gb, 1)} GB`,
+        meter('memory: pages of files, the rest of this process, other processes',
+          s.process_file_memory_gb / s.memory_total_gb,
+          (s.process_memory_gb - s.process_file_memory_gb) / s.memory_total_gb,
           Math.max(0, s.memory_used_gb - s.process_memory_gb) / s.memory_total_gb)),
       card('Prefix cache', prompt ? number(100 * cached / prompt) : '–', prompt ? '% of prompts' : '',
         `${short(cached)} tokens were not computed again`),
@@ -177,7 +180,8 @@ class Dashboard {
             facts([['Keys and values', `${number(used * 100)} % used, ${number(prefix * 100)} % prefix`],
               ['Running', m.running], ['Waiting', m.waiting], ['Requests', number(m.request_count)],
               ['Generated', short(m.tokens_generated)],
-              ['Private memory', bytes(m.memory_bytes)], ['Of that, KV', bytes(m.kv_bytes)],
+              ['Weights', bytes(m.weight_bytes)], ['Private memory', bytes(m.private_bytes)],
+              ['Of that, KV', bytes(m.kv_bytes)],
               ['Context', `${short(m.context)} tokens`], m.vram_used_gb ? ['GPU memory', `${m.vram_used_gb} GB`]
               : null, ['Loaded in', `${m.load_time.toFixed(2)} s`]])]);
     };

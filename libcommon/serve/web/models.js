@@ -43,7 +43,8 @@ class Models {
     const unload = h('button', { type: 'button', disabled: m.state !== 'ready', onclick: () => this.unload(m) },
       'Unload');
     const rows = m.context === undefined ? []
-      : [['Context', `${number(m.context)} tokens`], ['Private memory', bytes(m.memory_bytes)],
+      : [['Context', `${number(m.context)} tokens`], ['Weights', bytes(m.weight_bytes)],
+        ['Private memory', bytes(m.private_bytes)],
         ['Requests', number(m.request_count)], ['Generated', `${short(m.tokens_generated)} tokens`],
         ['Running', m.running], ['Loaded in', `${m.load_time.toFixed(2)} s`]];
     return h('.card', {},
