@@ -1,6 +1,6 @@
 // choosers.js - the dialogs that choose the tools and the documents of a conversation.
 
-import { h, icon, iconButton, dialog, toast, fail, spinner, pickFiles, api, bytes, plural } from '../core.js';
+import { h, icon, iconButton, dialog, toast, fail, spinner, pickFiles, api, bytes, plural, number } from '../core.js';
 
 export async function chooseTools(settings) {
   const box = h('.stack', {}, spinner('Loading the tools'));
@@ -49,9 +49,9 @@ export async function chooseDocuments(settings) {
   const set = documents => settings.change({ documents }).then(draw, fail);
   const draw = async () => {
     try {
-      const { documents } = await api('/api/rag/documents?limit=1000'), now = settings.chat.conv.settings.documents,
-        before = Array.isArray(now) ? now : [],
-        chosen = new Set(before.filter(id => documents.some(d => d.id === id)));
+      const { documents, total } = await api('/api/rag/documents?limit=1000'),
+        now = settings.chat.conv.settings.documents, before = Array.isArray(now) ? now : [],
+        chosen = new Set(before.filter(id => total > documents.length || documents.some(d => d.id === id)));
       if (chosen.size < before.length)
         await settings.change({ documents: chosen.size ? [...chosen] : null });         // deleted by another page
       const all = h('input',
@@ -76,7 +76,8 @@ export async function chooseDocuments(settings) {
       };
       box.replaceChildren(documents.length ? h('label.check', {}, all, h('strong', {}, 'All documents'))
         : h('p.muted', {}, 'There are no documents yet. Upload text, Markdown, HTML or PDF.'),
-        ...documents.map(line));
+        ...documents.map(line), total > documents.length && h('p.muted', {},
+          `The newest ${number(documents.length)} of ${number(total)} documents are listed.`) || '');
     } catch (e) { box.replaceChildren(h('p.form-problem', {}, e.message)); }
   };
   draw();

@@ -147,9 +147,8 @@ export class Composer {
       form.append('collection', 'chats');
       try { f.document = (await api('/api/rag/documents/upload', { form })).id; } catch (e) {
         if (e.status !== 409) throw e;
-        const same = (await api('/api/rag/documents?limit=1000')).documents.find(d => d.name === file.name);
-        if (!same) throw e;
-        f.document = same.id;
+        f.document = /already: ([\w-]+),/.exec(e.message)?.[1];         // under this or another name
+        if (!f.document) throw e;
       }
     } else {
       throw new Error(binary ? `${file.name}: this server reads text files only.`

@@ -122,18 +122,22 @@ export class MessageView {
     const last = parts.at(-1), meta = m.metadata || {};
     if (m.live && (!last || (last.type === 'call' && last.state !== 'ask')))
       this.after = h('span.cursor', { role: 'status', 'aria-label': 'The model works' });
-    else if (meta.error) this.after = h('.note.bad', { role: 'alert' }, icon('warn'), h('span', {}, meta.error));
-    else if (!m.live && (meta.note || meta.found || meta.finish === 'length'))
-      this.after = h('.note', {},
-      h('span', {}, meta.note || meta.found || 'The answer was cut off at the longest length.'));
-    else if (!m.live && meta.stopped && !parts.length)
-      this.after = h('.note', {}, h('span', {}, 'Stopped before the first word.'));
-    else if (!m.live && meta.citations?.length)
-      this.after = h('.sources', { 'aria-label': 'Sources' },
-      meta.citations.map(c => h('button.chip', { type: 'button', onclick: () => showSource(c) }, `${c.index}`,
-        h('span', {}, c.document_name + (c.page ? `, p. ${c.page}` : '')))));
+    else if (meta.error || !m.live) this.after = this.below(meta, !parts.length);
     if (this.after) this.content.append(this.after);
     if (!m.live || !this.footDrawn) this.drawFoot();
+  }
+
+  // What follows the text: an error or a note, and the sources.
+  below(meta, empty) {
+    const note = meta.note || meta.found ||
+      (meta.finish === 'length' && 'The answer was cut off at the longest length.') ||
+      (meta.stopped && empty && 'Stopped before the first word.');
+    return h('.below', {},
+      meta.error ? h('.note.bad', { role: 'alert' }, icon('warn'), h('span', {}, meta.error))
+      : note ? h('.note', {}, h('span', {}, note)) : null,
+      meta.citations?.length ? h('.sources', { 'aria-label': 'Sources' },
+        meta.citations.map(c => h('button.chip', { type: 'button', onclick: () => showSource(c) }, `${c.index}`,
+          h('span', {}, c.document_name + (c.page ? `, p. ${c.page}` : ''))))) : null);
   }
 
   figures() {
