@@ -33,6 +33,7 @@ teardown() {
   curl -s -X POST "$HUB/_release" -d '{}' >/dev/null || true
   local p
   for p in $(jobs -p); do kill -KILL "$p" 2>/dev/null || true; done
+  [ -z "${MOUNTED-}" ] || umount -l "$MOUNTED"
 }
 
 admin() { curl -s -H "Authorization: Bearer $(cat "$ZSE_HOME/admin.token")" "$@"; }
@@ -95,6 +96,29 @@ refused() { order "$1" | jq -r '.error | "\(.code): \(.message)"'; }
   id=$(order '{"source":"test/tiny","kind":"download"}' | jq -r .id)
   await is_over "$id"
   says 'done' state "$id"
+}
+
+@test "a disk that fills up under a job: it fails with the reason, and goes on when there is room" {
+  local id models=$ZSE_HOME/models
+  [ "$(id -u)" = 0 ] || skip "only root can mount a file system"
+  mkdir -p "$models"
+  mount -t tmpfs -o size=40m tmpfs "$models" 2>/dev/null || skip "no permission to mount a file system"
+  MOUNTED=$models
+  rm -rf "$HF_HOME"
+  fault '{"file":"model.safetensors","kind":"hold","times":1,"at":"cdn"}'
+  id=$(order '{"source":"test/tiny","quality":"fast","name":"full","load":false}' | jq -r .id)
+  await eval "[ \"\$(admin $URL/api/models/jobs/$id | jq '.progress.done // 0')\" -gt 100000 ]"
+  head -c 50M /dev/zero >"$models/fill" 2>/dev/null || true
+  curl -s -X POST "$HUB/_release" -d '{}' >/dev/null
+  await is_over "$id"
+  [ "$(state "$id")" = failed ]
+  [[ "$(message "$id")" == *"where there is room for"* ]]
+  [ "$(admin "$URL/api/models/files" | jq '[.files[] | select(.name == "full.zse")] | length')" = 0 ]
+  rm "$models/fill"
+  admin -X POST "$URL/api/models/jobs/$id/resume" | jq -e '.state == "queued" or .state == "running"'
+  await is_over "$id"
+  [ "$(state "$id")" = done ]
+  zse-info --verify "$models/full.zse"
 }
 
 @test "refusals of a hub are reported in words: a gated model, a missing one, a wrong hash, no hub, no model" {

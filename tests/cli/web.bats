@@ -137,12 +137,12 @@ in_browser() {
   in_browser conversation without_history branches elsewhere stop files
 }
 
-@test "in a browser: texts of others stay texts, tools wait for permission" {
-  in_browser hostile_texts tools documents
+@test "in a browser: texts of others stay texts, tools wait for permission, files of other programs" {
+  in_browser hostile_texts tools documents other_programs
 }
 
-@test "in a browser: keys and scopes, administration" {
-  in_browser few_scopes administration
+@test "in a browser: keys and scopes, administration, models from the hub" {
+  in_browser few_scopes administration model_jobs
 }
 
 # bats test_tags=plain
