@@ -127,7 +127,7 @@ export class MessageView {
     if (!m.live || !this.footDrawn) this.drawFoot();
   }
 
-  // What follows the text: an error or a note, and the sources.
+  // The error or note below the text, and the sources.
   below(meta, empty) {
     const note = meta.note || meta.found ||
       (meta.finish === 'length' && 'The answer was cut off at the longest length.') ||
