@@ -50,8 +50,8 @@ void metrics_count(struct metrics *m, int route, int status);
 void metrics_call_ended(struct metrics *m, const struct recent_call *r, double decode_s);
 void metrics_tokens(struct metrics *m, int n);          /* n tokens were generated just now */
 double metrics_rate(struct metrics *m);                 /* tokens a second over the last 5 whole seconds */
-/* Resident bytes of this process; *files: the part that is pages of files, above all weights.  files
- * may be NULL. */
+/* Resident bytes of this process; *files: the part that is pages of files, above all weights.
+ * files may be NULL. */
 uint64_t memory_resident(uint64_t *files);
 struct engine_stats;
 double kv_use(const struct engine_stats *e);            /* fraction of the blocks that running requests hold */

@@ -1,5 +1,5 @@
-/* embed.c - vectors of texts by the embedding model, or scores of pairs by the reranker, through the
- * worker of its engine; and the job that gives vectors to the chunks that have none. */
+/* embed.c - vectors of texts by the embedding model, or scores of pairs by the reranker, through
+ * the worker of its engine; and the job that gives vectors to the chunks that have none. */
 #include "libcommon/serve/rag/internal.h"
 
 #include <stdio.h>
