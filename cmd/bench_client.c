@@ -17,7 +17,7 @@ enum { MOST_ANSWER = 1 << 24,           /* bytes of a line of a stream, or of an
 struct transfer {
     struct client_stream s;
     struct client *client;
-    struct transfer *next;               /* of client.running */
+    struct transfer *next;               /* list of running transfers */
     CURL *curl;
     const struct client_events *events;
     struct buf body, got;               /* got: the incomplete last line of a stream, or an answer so far */

@@ -195,7 +195,7 @@ static const char *const states[2] = { "warm", "dropped" };
 
 struct cold {
     const struct bench_options *o;
-    char *path, *chat, *prompt;         /* of the .zse; of zse-chat; the prompt's text */
+    char *path, *chat, *prompt;         /* path of the .zse; path of zse-chat; text of the prompt */
     char threads[16], context[16], layers[16];
     struct gpu_speeds gpu; size_t gpu_bytes;        /* on a GPU: its speeds, and the bytes that are copied to it */
     int n_tokens;

@@ -47,7 +47,8 @@ struct load {
     /* running: requests that count; answering: those that had text; settled: background streams
      * with a steady rate */
     int running, answering, settled, measuring;
-    double start_s, end_s, changed_s;   /* of the measurement; changed_s: when `answering` last changed or text came */
+    /* the measurement began and ended; changed_s: when `answering` last changed or text came */
+    double start_s, end_s, changed_s;
     /* the results */
     int started, done, n_failures;
     struct failure failures[N_FAILURES];

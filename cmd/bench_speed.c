@@ -31,7 +31,7 @@ struct sequence {
 struct run_state {
     int n_first;                        /* sequences that have their first token */
     int failed;
-    struct err error;                   /* of the last one that failed */
+    struct err error;                   /* error of the last step that failed */
 };
 
 static void on_token(void *user, const struct token_event *ev)
@@ -146,7 +146,7 @@ struct speed {
     struct summary prefill, decode;         /* tokens/s of the whole batch */
     struct summary first, latency;          /* s to the first token; s of one run's decoding */
     struct work_limits share;                     /* the limits that the shares below refer to */
-    double prefill_share, amx_share, decode_share;      /* of the limit; 0: unknown */
+    double prefill_share, amx_share, decode_share;      /* fractions of the limits; 0: unknown */
     double total_s, peak_bytes;             /* all runs together; most resident memory */
     uint64_t file_bytes;
 };

@@ -11,7 +11,7 @@
 #include "libcommon/history/history.h"
 
 static const char prog[] = "zse-chat";
-#define OWNER ""                        /* of conversations of this machine */
+#define OWNER ""                        /* owner of conversations of this machine */
 
 static struct history *open_file(int read_only, struct history_problem *p)
 {

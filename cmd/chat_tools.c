@@ -24,7 +24,7 @@
 
 static const char prog[] = "zse-chat";
 #define START_S 30.0                    /* for MCP servers to start */
-enum { SHOWN_BYTES = 200 };             /* of arguments and results */
+enum { SHOWN_BYTES = 200 };             /* most bytes shown of arguments and results */
 
 struct chat_tools {
     struct toolset *set;

@@ -133,7 +133,7 @@ int cli_fail(const char *prog, const struct err *e)
     return CLI_FAILED;
 }
 
-static int flush_errno;     /* of the first write that failed: stdio keeps only the fact */
+static int flush_errno;     /* errno of the first failed write, which stdio does not keep */
 
 void cli_flush(void)
 {

@@ -106,7 +106,7 @@ void cli_die_of_interrupt(void);
 struct cli_progress {
     struct progress progress;       /* hand &p.progress to the library */
     int on, ended;                  /* ended: its last line was written (json) */
-    uint64_t start_ns, drawn_ns;    /* of the current step */
+    uint64_t start_ns, drawn_ns;    /* when the current step began, and when it was last drawn */
     uint64_t first;                 /* `done` of the step's first report: earlier work does not count in the rate */
     char what[64];
 };

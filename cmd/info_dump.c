@@ -63,7 +63,7 @@ static void decode_row(const struct zfile_tensor *t, int64_t row, float *out)
 
 /* The source tensor, as assembled so far from its pieces. */
 struct assembly {
-    int64_t rows, cols;                 /* of the source, before transposing */
+    int64_t rows, cols;                 /* shape in the source, before transposing */
     int n_dims;                         /* 1 if every piece is a vector */
     int by_rows;                        /* our rows are whole rows of the source: each is written when it is decoded */
     int64_t widest;                     /* columns of the widest piece */

@@ -22,7 +22,7 @@
 
 struct contents {
     int has_config, has_tokenizer, n_safetensors, n_gguf, n_zse;
-    uint64_t bytes;                     /* of safetensors at the top level; 0: unknown */
+    uint64_t bytes;                     /* size of the safetensors at the top level; 0: unknown */
 };
 
 static struct contents look_through(const json_t *info)

@@ -129,7 +129,7 @@ struct opened_model {
     int bounded;                    /* --max-memory: do not read weights in advance */
     enum verify_mode verify;        /* --verify */
     struct model_verify *check;           /* the running check of the checksums; NULL: none */
-    struct opened_model *draft;     /* of --spec draft:MODEL, owned; NULL: none */
+    struct opened_model *draft;     /* model of --spec draft:MODEL, owned; NULL: none */
     int in_cache;                   /* an automatic conversion */
     uint64_t mapped_ns;             /* when the .zse was mapped and checked: clock_ns() */
     pthread_t warmer; int warming;  /* creates the GPU's context while the file is opened */

@@ -125,7 +125,7 @@ static int row_rates(struct plan_rates *out, const struct kernels *k, struct err
 /* ---- attention: heads of 512 positions in f16, shared among threads; the last token, and a
  * whole prompt ---- */
 
-enum { POSITIONS = 512, HEADS_EACH = 4, QUERIES = 96 /* of a KV head in one chunk, in the engine */ };
+enum { POSITIONS = 512, HEADS_EACH = 4, QUERIES = 96 /* of a KV head in one chunk of the engine */ };
 
 struct heads {
     const struct kernels *k;

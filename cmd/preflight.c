@@ -216,7 +216,7 @@ struct forecast {
     double prefill, decode;                                     /* tokens/s; 0: unknown */
     struct plan_rates rates;                                    /* valid if decode is known */
     const struct gpu_plan *gpu;
-    int n_layers;                                               /* of the model; only with gpu */
+    int n_layers;                                               /* layers of the model; only with gpu */
 };
 
 /* The measured rates that the prediction is based on. */

@@ -76,8 +76,8 @@ struct work_limits {
     /* operations of the linear layers, per token; without the head, which prefill computes once */
     double int8_op, f32_op;
     double weight_bytes;                /* read in each step: layers and head; of experts those of one token */
-    double expert_bytes;                /* those experts' part, all layers together */
-    double kv_bytes;                    /* of one token in the KV cache */
+    double expert_bytes;                /* the part of weight_bytes that is experts, in all layers */
+    double kv_bytes;                    /* bytes of one token in the KV cache */
     struct gpu_speeds gpu; int on_gpu;  /* used instead of l if on_gpu */
 };
 /* Count the work of a token in m as r runs it, and measure the limits of n_threads (0: all). */

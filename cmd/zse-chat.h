@@ -32,7 +32,7 @@ struct chat_options {
     /* --continue: the beginning of an id, "": the last conversation; NULL: not given */
     const char *reopen;
     int list_history, no_history;       /* --history: query is MODEL's place */
-    const char *query;                  /* of --history; NULL: list all */
+    const char *query;                  /* argument of --history; NULL: list all */
     /* --on-full stop: refuse a turn that does not fit the context; else drop the oldest turns */
     int stop_when_full;
     int parallel, max_tokens;           /* max_tokens 0: until the context is full */

@@ -15,13 +15,13 @@ struct serve_options {
         quiet, plan, no_watch, mcp_stdio;
     int query_keys, anonymous_limit, no_audit, audit_prompts;
     int no_history, history_days, history_conversations;        /* 0: not given */
-    uint64_t history_bytes;                                     /* the same */
+    uint64_t history_bytes;                                     /* --history-bytes */
     char *prefix_folder;                                        /* NULL: not given; owned */
     int prefix_all;                                             /* --prefix-scope all */
     const char *mcp_config;                                     /* NULL: not given */
     const char *audit_syslog, *audit_sign;                      /* NULL: not given */
     const char *audit_folder;                                   /* NULL: audit in the home folder */
-    double keep_alive_s;                                        /* of models that have names; negative: for ever */
+    double keep_alive_s;                                        /* keep-alive time of named models; negative: forever */
     const char *model_dir;                                      /* NULL: not given */
     const char *user;                                           /* NULL: keep the identity */
     uint64_t audit_bytes, audit_anonymous_bytes;                /* 0: not given */

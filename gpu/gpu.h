@@ -19,7 +19,7 @@ void gpu_warm_up(int device);
 
 /* The memory that backend_gpu.open takes with the same options, to the page, in bytes. */
 struct gpu_plan {
-    char name[128];                     /* of the device */
+    char name[128];                     /* name of the device */
     /* layers that it would compute, the last ones and the head; most layers that fit (0: none) */
     int n_layers, most_layers;
     /* cached: f16 weight cache; work: activations and the step; reserve: an allowance for
@@ -28,7 +28,7 @@ struct gpu_plan {
     size_t needed;                      /* all five */
     size_t limit;                       /* the free memory, or max_device if that is less */
     size_t total, free;                 /* the device's memory, now */
-    size_t host_weights, host_kv;       /* of the layers that stay the processor's */
+    size_t host_weights, host_kv;       /* bytes of the layers that stay on the CPU */
     const char *cache_off;              /* why cached is 0, static; NULL: it is not */
     const char *graphs_off;             /* why no graphs are replayed, static; NULL: they are */
 };
@@ -49,15 +49,15 @@ int gpu_measure(int device, struct gpu_speeds *out, struct err *e);
  * number of tokens, in order. */
 struct gpu_bench_row {
     const char *kernel, *type;          /* "matvec", "nl4"; attention: the type of keys and values; sample: the way */
-    int tokens;                         /* of attn_decode: sequences */
-    double bytes, flop;                 /* of a launch: traffic; operations, 0: not counted */
-    double seconds;                     /* of a launch, the median of the repeats */
+    int tokens;                         /* attn_decode: number of sequences */
+    double bytes, flop;                 /* traffic and operations of a launch; flop 0: not counted */
+    double seconds;                     /* median time of a launch over the repeats */
     /* the operations are integer mma, of which a device does twice as many as of gpu_speeds.mma */
     int int8;
     int taken;                          /* with autotune: the engine takes this kernel for such a product */
 };
 struct gpu_bench_options {
-    /* of the widest matrices; of hidden states; size of the vocabulary */
+    /* shape of the widest matrices; width of hidden states; size of the vocabulary */
     int rows, cols, vocab;
     int n_heads, n_kv_heads, head_dim, context;     /* context: of sequences that decode */
     const int *tokens; int n_tokens;

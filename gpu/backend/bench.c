@@ -32,7 +32,7 @@ struct bench {
     double *seconds;                    /* [repeats] */
     void *owned[MOST_OWNED]; int n_owned;           /* device memory of this group of kernels */
     struct rng rng;
-    /* of the current kernel */
+    /* copies of the current kernel's operands */
     int n_copies;
     struct gpu_linear linear; int (*multiply)(struct gpu *g, const struct gpu_linear *l, struct err *e);
     size_t mat_bytes;

@@ -31,7 +31,7 @@ struct gpu_backend {
     int exact, floats;              /* floats: some matrix is f32, so inputs are kept as f32 too */
     int floats_att;                 /* the same of o and its input */
     int stride_hidden, stride_att, stride_mlp, stride_expert;
-    int mlp_size;                   /* of the widest dense or shared MLP */
+    int mlp_size;                   /* width of the widest dense or shared MLP */
     /* shared MLPs are not as wide as dense ones: rows of their own, or the wider ones' values would
      * be left in the padding of the narrower ones */
     int shared_apart;
@@ -50,7 +50,7 @@ struct gpu_backend {
     int32_t *ids;                           /* [MAX_DRAWS] the tokens drawn last */
     /* host, pinned */
     struct step_slot slot[N_SLOTS];
-    int32_t *hstep, *hids;                  /* of the slot in use */
+    int32_t *hstep, *hids;                  /* host buffers of the slot in use */
     /* hx: hidden states of the host's layers; hlogits: space for at least one row of logits and one
      * of hidden states */
     float *hx, *hlogits;
@@ -60,7 +60,7 @@ struct gpu_backend {
     /* steps begun and not ended; slot of the first; rows of the last, whose tokens may be used by
      * the next (0: none) */
     int n_begun, first_begun, n_follow;
-    /* of the current step */
+    /* numbers of the current step */
     int n, n_decode, n_tiles, splits;
     struct gpu_graph *graph[N_BUCKETS][MAX_SPLIT_BITS];
     int seen[N_BUCKETS][MAX_SPLIT_BITS];    /* NEVER: there was no memory for a graph */

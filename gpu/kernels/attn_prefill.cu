@@ -25,7 +25,7 @@ enum { WARPS = 4, THREADS = WARPS * 32 };
 
 /* DIM: head_dim rounded up to 64, 128 or 256; elements beyond head_dim are 0. */
 template <int DIM> struct shape {
-    static constexpr int strips = DIM <= 128 ? 2 : 1;           /* of 16 queries, a warp */
+    static constexpr int strips = DIM <= 128 ? 2 : 1;           /* strips of 16 queries that a warp takes */
     static constexpr int tile = WARPS * 16 * strips;
     static constexpr int keys = DIM <= 64 ? 64 : 32;            /* positions at a time */
     static constexpr int row = DIM * 2, key_row = keys * 2;     /* bytes */
@@ -261,7 +261,7 @@ template <int DIM> DEVICE void multiply_values(running<DIM> r[shape<DIM>::strips
     }
 }
 
-/* Of the 16 queries from `first` on. */
+/* Store the outputs of the 16 queries from `first` on. */
 template <int DIM> DEVICE void store_out(const running<DIM> &r, const gpu_attention &o, const tile_job &j, int first)
 {
     const int lane = threadIdx.x % 32, n = o.head_dim;

@@ -41,7 +41,7 @@ enum {
     TOKENS = 128, STAGE_STEPS = 2, STAGE_BYTES = TOKENS * STAGE_STEPS * 64, STAGES = 4,
     /* tiles of tokens that are walked before the next tile of rows, so that both stay in L2 */
     TOGETHER = 16,
-    ALIGN = 1024,               /* of a stage: the pattern of the swizzle repeats so */
+    ALIGN = 1024,               /* alignment of a stage, at which the pattern of the swizzle repeats */
     SHARED_BYTES = ALIGN + STAGES * (STAGE_BYTES + 2 * 8),
 };
 

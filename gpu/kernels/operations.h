@@ -124,7 +124,7 @@ struct gpu_norm {
     const float *add; int after_add; float scale;
     float *out; int ldo;
     uint16_t *act; int act_stride;
-    enum gpu_act_order order;           /* of act */
+    enum gpu_act_order order;           /* order of act */
     int n, cols;
 };
 int gpu_norm(struct gpu *g, const struct gpu_norm *o, struct err *e);
@@ -172,7 +172,7 @@ struct gpu_attention {
     const float *q;
     float *out;                         /* f32 [n][n_heads * head_dim], or NULL */
     uint16_t *act; int act_stride;      /* f16 for the next linear layer, or NULL */
-    enum gpu_act_order order;           /* of act */
+    enum gpu_act_order order;           /* order of act */
     int n_heads, n_kv_heads, head_dim, window;
     float scale, softcap;
     const float *alibi;                 /* [n_heads] or NULL */
@@ -182,7 +182,7 @@ struct gpu_attention {
     /* decode: the tokens rows[0..n_rows) */
     const int32_t *rows; int n_rows;
     float *partial;                     /* [n_rows][n_heads][max_splits][head_dim + 2] */
-    int max_splits;                     /* of this launch: at least the longest sequence's */
+    int max_splits;                     /* for this launch: at least the longest sequence's */
     /* prefill: tiles of consecutive tokens of one sequence: first token and number */
     const int32_t *tiles; int n_tiles;
 };

@@ -35,8 +35,8 @@ template <int TOKENS, int THREADS, bool GATHER = false> struct token_stages {
         copy_commit();
     }
 
-    /* Of step s of a stage and tokens 8i .. 8i+7: lane 4g + t gets bytes 4t .. 4t+3 of the four
-     * pieces of token 8i + g. */
+    /* Load the activations of step s of a stage, tokens 8i .. 8i+7: lane 4g + t gets bytes 4t ..
+     * 4t+3 of the four pieces of token 8i + g. */
     DEVICE void load(uint32_t x[4], int stage, int s, int i, int lane) const
     {
         load_matrices(x, room + stage % STAGES * BYTES +

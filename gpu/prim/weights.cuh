@@ -45,7 +45,7 @@ enum { BOOK_nl4, BOOK_nf4, BOOK_m2, BOOK_m3, BOOK_e2m1, N_BOOKS };
 /* One step of a lane, as loaded. */
 template <int TYPE> struct raw_step {
     uint4 code[format<TYPE>::raw];
-    uint2 scale, extra;                 /* of the lane's 4 rows: f16 in both, 8-bit in scale.x */
+    uint2 scale, extra;                 /* for the lane's 4 rows: f16 in both, 8-bit in scale.x */
 };
 
 DEVICE int scale_area(int n, int size) { return (n * TILE_OF_ROWS * size + 63) & ~63; }

@@ -34,7 +34,7 @@ struct fiber {
     unsigned generation;
     const char *waits_in;
     bool done;
-    int n_groups;                       /* of copy_async, committed */
+    int n_groups;                       /* committed groups of copy_async */
 };
 struct warp { emulated_slots in, out; int n, n_done, arrived; unsigned generation; const char *what; };
 
@@ -47,7 +47,7 @@ static struct block_machine {
     fiber fibers[MAX_THREADS];
     warp warps[MAX_THREADS / 32];
     int n_threads, n_done, arrived;
-    unsigned generation;                /* of the block's barrier; never goes back */
+    unsigned generation;                /* counts the passes of the block's barrier; never goes back */
     unsigned first_generation;          /* value at the start of this block */
     fiber *self;
 #if defined __x86_64__

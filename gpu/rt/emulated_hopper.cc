@@ -45,10 +45,10 @@ struct accumulator { float *c[WARPGROUP]; float held[WARPGROUP][COLUMNS / 2]; in
 struct warpgroup {
     int arrived;
     unsigned generation;
-    /* of the product that is being started */
+    /* operands of the product that is being started */
     float *c[WARPGROUP]; const uint32_t *a[WARPGROUP]; uint64_t b; int add;
     std::vector<product> products;
-    size_t n_done;                      /* of them, the first */
+    size_t n_done;                      /* index of the first that is not done */
     std::vector<accumulator *> accumulators;
 };
 

@@ -29,7 +29,8 @@ struct gpu {
     std::mutex lock;                    /* the loader's threads allocate little, but copy while kernels run */
     bool recording;
     struct gpu_graph *graph;
-    std::deque<std::function<void()>> queue; uint64_t n_queued, n_done;     /* of the compute stream; lock */
+    /* launches of the compute stream, and their numbers; protected by lock */
+    std::deque<std::function<void()>> queue; uint64_t n_queued, n_done;
     std::mutex working;                 /* held while queued work runs */
 };
 struct graph_node { const char *name; dim3 grid; int threads; size_t shared; std::function<void()> kernel; };
@@ -44,7 +45,7 @@ int emulated_run(struct gpu *g, const char *name, dim3 grid, int threads, size_t
 extern std::atomic<uint64_t> emulated_regions;          /* opened so far, on all devices */
 int emulated_me();                      /* number of the thread that runs */
 int emulated_n_threads();
-size_t emulated_shared_size();          /* of this launch */
+size_t emulated_shared_size();          /* size of the shared memory of this launch */
 bool emulated_checks();
 void emulated_complain(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 /* Until *generation changes. */

@@ -25,9 +25,9 @@
 enum { LOOK_MS = 20, LAST_LOOKS = 50 };
 
 struct audit {
-    pthread_mutex_t writing;                /* of w; held while waiting for the lock of the folder and for the disk */
+    pthread_mutex_t writing; /* protects w; held while waiting for the lock of the folder and for the disk */
     struct audit_writer w;
-    pthread_mutex_t mutex;                  /* of everything below; held only briefly */
+    pthread_mutex_t mutex;                  /* protects everything below; held only briefly */
     char *recent[AUDIT_RECENT]; uint64_t n_recent;      /* ring; the newest is n_recent - 1 */
     struct audit_stats stats;
     pthread_t compressor; int compressing, stopping, work;      /* the thread that compresses */

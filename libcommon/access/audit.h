@@ -84,7 +84,7 @@ int audit_has_key(const char *text);        /* does it contain something like an
 void audit_lost(struct audit *a, const struct err *why);            /* count a line that could not be written */
 
 struct audit_stats {
-    uint64_t entries, errors, rotations;    /* of this process; errors: lines dropped */
+    uint64_t entries, errors, rotations;    /* counts of this process; errors: dropped lines */
     int recent;                             /* in memory */
     char last_error[512];
     uint64_t last_error_ns;                 /* when, by clock_ns(); 0: never */

@@ -40,7 +40,7 @@ void audit_log_close(struct audit_log *l);              /* after audit_log_finis
 void audit_log_add(struct audit_log *l, const struct audit_entry *x, int has_key, int admitted);
 /* Call it about once a second. */
 void audit_log_tick(struct audit_log *l);
-void audit_log_stats(struct audit_log *l, struct audit_stats *s);       /* of both chains together */
+void audit_log_stats(struct audit_log *l, struct audit_stats *s);       /* sums over both chains */
 int audit_log_syslog_stats(struct audit_log *l, struct audit_syslog_stats *s);      /* 0: there is no syslog server */
 int audit_log_waiting(struct audit_log *l);             /* lines */
 /* The newest lines of both chains, newest first.  Returns their number, at most n.  Caller frees

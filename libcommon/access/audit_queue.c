@@ -15,7 +15,7 @@ struct audit_queue {
     struct audit *a;
     size_t max_bytes;
     pthread_t thread;
-    pthread_mutex_t mutex;                  /* of everything below */
+    pthread_mutex_t mutex;                  /* protects everything below */
     pthread_cond_t wake, done;
     struct waiting *first, **last;
     size_t bytes;

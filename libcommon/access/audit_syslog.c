@@ -26,7 +26,7 @@ struct audit_syslog {
     char host[256], port[32], name[256];    /* name: host name of this machine */
     int fd;                                 /* used by the thread; -1: not connected */
     pthread_t thread;
-    pthread_mutex_t mutex;                  /* of everything below */
+    pthread_mutex_t mutex;                  /* protects everything below */
     pthread_cond_t wake, done;
     struct syslog_message *first, **last;
     size_t bytes;

@@ -29,8 +29,8 @@ struct chain_walk {
     /* number of files that the announced retention should have removed; < 0: not known yet */
     int beyond;
     int keep;                               /* retention announced last; 0: never */
-    /* of the first line of the oldest file: it has a number; it says that everything before was
-     * cleared */
+    /* whether the first line of the oldest file has a number, and whether it says that everything
+     * before was cleared */
     int oldest_numbered, oldest_cleared;
 };
 

@@ -6,7 +6,7 @@
 
 struct audit_want {                         /* NULL, 0: not checked */
     const char *expect;                     /* a hash noted earlier, which must be in the chain */
-    const char *since_hash;                 /* the same, and no later line may be missing */
+    const char *since_hash;                 /* like expect, and no later line may be missing */
     /* a public key (audit_sign.h): all signatures must be made with it and cover the log except its
      * newest minutes */
     struct audit_signer *key;

@@ -11,7 +11,7 @@ struct audit_writer {
     enum audit_chain chain;
     uint64_t max_bytes;
     int keep;
-    int fd;                                 /* of the current file; -1: not open */
+    int fd;                                 /* descriptor of the current file; -1: not open */
     uint64_t end;                           /* its size after this process last wrote; UINT64_MAX: unknown */
     struct audit_end last;                  /* the line that ends there */
     struct sha256 *sha;

@@ -21,7 +21,7 @@ struct limit {
 struct verdict {
     int allowed;
     int never;                              /* usage_reserve: the request needs more than the whole limit */
-    const char *unit;   /* of the refusing limit, or of requests: "/min", " tokens/min", " tokens/day" */
+    const char *unit;   /* unit of the refusing limit, or of requests: "/min", " tokens/min", " tokens/day" */
     int64_t limit, current, remaining;      /* values of that limit; limit 0: none */
     /* tokens: part of current that running requests may still use; amount that usage_reserve
      * wanted */

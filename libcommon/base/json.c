@@ -20,7 +20,7 @@ static char *reals_for_huge(const char *text, size_t size, size_t *new_size)
     size_t n = 0;
     int in_string = 0;
     for (size_t i = 0; out && i < size;) {
-        size_t digits = 0, length = 0;                  /* of the number that begins here */
+        size_t digits = 0, length = 0;                  /* digits and characters of the number that begins here */
         if (!in_string && (text[i] == '-' || isdigit((unsigned char)text[i])))
             for (; i + length < size && strchr("+-.eE0123456789", text[i + length]) && text[i + length]; length++)
                 digits += isdigit((unsigned char)text[i + length]) != 0;

@@ -42,12 +42,12 @@ uint64_t kv_pool_evictions(const struct kv_pool *p);    /* nodes evicted so far 
 int kv_pool_windows(struct kv_pool *p, int n, int window_tokens, int sink_tokens, struct err *e);
 int kv_pool_n_windows(const struct kv_pool *p);
 int kv_pool_free_windows(const struct kv_pool *p);      /* free window blocks */
-/* those that no table holds, which can be evicted */
+/* number of blocks in no table, which can be evicted */
 int kv_pool_idle_windows(const struct kv_pool *p);
 /* window block of a block; -1: none */
 int32_t kv_pool_window(const struct kv_pool *p, int32_t block);
 
-struct kv_table {                                       /* of one sequence */
+struct kv_table {                                       /* the blocks of one sequence */
     int32_t *block; int n_blocks, room;                 /* owned */
     int n_tokens;                                       /* positions that hold keys and values */
     /* root: its tree, 0 or 1 of scope 0, else see kv_table_scope; the first n_nodes blocks are

@@ -35,21 +35,21 @@ struct calibration {
     int n_windows, window_len;
     int32_t *ids;               /* [n_windows * window_len], numbered within `embed` */
     float *x;                   /* input of the next layer in the float model, [n_tokens, hidden_size] */
-    float *xq;                  /* the same after the quantized layers (best), or NULL */
+    float *xq;                  /* x after the quantized layers (best), or NULL */
     /* [n_windows] of the memory that a window keeps between layers besides, see cpu_layers_kept();
      * NULL: none */
     uint8_t *kept, *kept_q;
-    size_t kept_bytes;          /* of one window */
+    size_t kept_bytes;          /* bytes kept of one window */
     /* the source's weights: those outside the layers, and the loaded layer */
     struct model m;
     struct model q;             /* its quantized twin (best) */
     void **blocks; int n_blocks, room;      /* memory of the loaded weights */
-    /* Of the layer whose experts are being quantized: their input, channels scaled (best: after
-     * the quantized layers), and the choice of experts. */
+    /* Inputs of the layer whose experts are being quantized, channels scaled (best: after the
+     * quantized layers), and the choice of experts. */
     struct inputs h;
     struct cpu_choice choice;
-    float *sum;                 /* of their outputs [n_tokens][hidden_size], where a norm follows */
-    float *norm;                /* of theirs alone (best), which is written before them */
+    float *sum;                 /* sums of the experts' outputs [n_tokens][hidden_size], if a norm follows */
+    float *norm;                /* the norm for the experts alone (best), written before their outputs */
 };
 
 /* Load the weights of layer `index` (-1: those before the first) from the source as floats into

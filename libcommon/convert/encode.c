@@ -23,7 +23,7 @@ struct tensor_encoder {
     const float *importance;
     float absmean;                      /* MAKE_ABSMEAN */
     struct encode_worker *workers; int n_workers;
-    uint8_t *tiles;                     /* of one batch */
+    uint8_t *tiles;                     /* tiles of one batch */
     int tile0, batch;
     struct error_sums *stats;                /* [batch] */
     struct err *errors;                 /* [batch] */

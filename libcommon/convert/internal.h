@@ -37,7 +37,7 @@ struct recipe {
 
 /* Sums over the tokens routed to one expert of the squares of the inputs of gate and up, and of
  * down. */
-struct expert_calib { int n_tokens; float *up, *down; float *scale; /* of down's columns, or NULL */ };
+struct expert_calib { int n_tokens; float *up, *down; float *scale; /* channel scales of down's columns, or NULL */ };
 
 /* Results of calibration for one layer. All vectors are malloc'd; NULL: not known, or nothing to
  * scale. */
@@ -50,7 +50,7 @@ struct layer_calib {
     float *v_scale;
     struct expert_calib *experts;   /* [n_experts] */
     float *down_strength;           /* strength of the inputs of down, over all experts */
-    float *experts_strength;        /* of gate and up, where experts beside an MLP have a norm of their own */
+    float *experts_strength;        /* strengths of gate and up, if experts beside an MLP have a norm of their own */
 };
 
 struct conversion {

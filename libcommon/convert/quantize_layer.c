@@ -102,7 +102,7 @@ struct gram_hook {
     struct conversion *cv;
     struct calibration *c;
     int input, window, seen;
-    const struct inputs *kept;          /* of the float model */
+    const struct inputs *kept;          /* inputs in the float model */
     const float *scale;                 /* channels of x~ are the float model's divided by this, or NULL */
     float *h, *cross;                   /* [N][N] */
     float *x, *diff, *px, *pd;          /* [window_len][N], and packed */
@@ -442,7 +442,7 @@ int quantize_layer_good(struct conversion *cv, struct calibration *c, int layer,
         else
             spill_free(kept[i].x);
     }
-    /* those quantized from now on */
+    /* the experts that are quantized from now on */
     c->q.layers[layer].experts = c->m.layers[layer].experts;
     return rc;
 }

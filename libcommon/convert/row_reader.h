@@ -13,7 +13,7 @@ struct row_reader {
     const struct source *source;
     const struct source_tensor *tensor;
     struct row_map map;
-    int64_t n, cols;            /* of our tensor: n rows, or one row of cols elements that the map selects (vector) */
+    int64_t n, cols; /* shape of our tensor: n rows, or one row of cols elements that the map selects (vector) */
     int vector;
     float *whole;               /* owned: decoded source rows, if rows cannot be read one by one */
     int64_t whole_first;        /* the first of them */

@@ -373,7 +373,7 @@ enum { BATCH_BYTES = 8 << 20 };
 struct random_tensor {
     const struct mat *m;
     float size;                 /* root mean square of the weights */
-    uint64_t seed;              /* of the tensor */
+    uint64_t seed;              /* seed of the tensor */
     int tile0;
     uint8_t *tiles;
     struct random_worker { struct qrow q; float *x; } *workers;

@@ -409,7 +409,7 @@ static void attend_part(void *arg, int i, int thread)
         a.tail.k_offset = keys;
         a.tail.v_offset = keys + tail_bytes(j);
         a.rounded_from = KV_SINKS;
-        a.rounded_to = kv_tail_from(a.pos);             /* of all tokens of the run: see core_step() */
+        a.rounded_to = kv_tail_from(a.pos);             /* one beginning for all tokens of the run: see core_step() */
     }
     /* only the last part has these positions */
     if (j->s->one_run_each && is_last && !j->latent && !config_shares_kv(c, j->index))

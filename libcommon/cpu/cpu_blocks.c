@@ -21,8 +21,8 @@ struct block_job {
     const struct step *s;
     const struct layer *l;
     int index, first, n, block, heads, head_dim;                /* heads: those with keys */
-    struct sparse_keys keys;                    /* of runs */
-    size_t kv_bytes;                            /* of keys of one head */
+    struct sparse_keys keys;                    /* keys of runs of tokens */
+    size_t kv_bytes;                            /* bytes of the keys of one head */
 };
 
 /* ---- memory ---- */

@@ -326,7 +326,7 @@ int core_prefetch(struct core *k, const struct model *m, struct err *e)
         struct next_loop *a = k->prefetch + i * LOOPS;
         a[LOOP_QKV] = (struct next_loop){ &l->o.w, l->o.w.n_tiles, n_threads };
         a[LOOP_O] = (struct next_loop){ up, up->n_tiles, n_threads };
-        /* of the shared MLP, if there is one */
+        /* in a mixture of experts, down of the shared MLP */
         a[LOOP_UP] = (struct next_loop){ &l->down.w, l->down.w.n_tiles, n_threads };
         a[LOOP_DOWN] = (struct next_loop){ end, end->n_tiles + more, n_threads };
     }

@@ -145,7 +145,7 @@ struct core {
     float *cos[MAX_ROPES], *sin[MAX_ROPES]; /* by RoPE table: [max_tokens, dim / 2], factor included */
     float *alibi;                           /* [n_heads] */
     int32_t *token;
-    int *pos, *long_rope, *type;            /* of each token */
+    int *pos, *long_rope, *type;            /* of each token: position, whether it uses the long rope, type */
     struct query_run *runs;
     float *partial;                         /* [n_partial] results of parts */
     size_t n_partial;

@@ -25,7 +25,7 @@ struct residency {
     struct page_span *span; int n_spans;  /* in order of use: the layers, then slices of the head */
     int n_layers, slice_tiles;
     const struct zfile *z;              /* borrowed */
-    uint8_t *tile;                      /* of residency_row */
+    uint8_t *tile;                      /* buffer of residency_row */
     /* groups without a layer: the embedding, the head, the last norm */
     struct page_span *other; int n_others;
     struct expert_cache *experts;       /* NULL: experts are part of the layers */

@@ -29,7 +29,7 @@ struct change { int from, n_from, to, n_to, score; };
 
 struct ngram_index {
     const int32_t *predicted; int n_predicted;          /* borrowed */
-    const int32_t *ids;     /* of the current call */
+    const int32_t *ids;     /* argument of the current call */
     int n;                  /* tokens of the corpus */
     /* end of the latest trigram with this hash (the index after its last token); 0: none */
     int32_t head[HEADS];

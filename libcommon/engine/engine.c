@@ -141,7 +141,7 @@ static const char *no_drafts(const struct config *c, const struct engine_options
 
 static int most_seqs(const struct engine_options *o) { return o->max_seqs > 0 ? o->max_seqs : 1; }
 
-/* States reserved for those before a draft. */
+/* Number of states to reserve: a draft keeps a copy of the state before it. */
 static int draft_states(const struct config *c, const struct engine_options *o)
 {
     return no_drafts(c, o) ? 0 : most_seqs(o) < ENGINE_DRAFT_STATES ? most_seqs(o) : ENGINE_DRAFT_STATES;

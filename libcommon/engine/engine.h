@@ -149,7 +149,7 @@ enum { MAX_PRIORITY = 1000, AGEING_S = 10, MAX_STOP_IDS = 128 };
 struct request_params {
     const int32_t *ids; int n_ids;              /* the prompt; copied */
     struct sampling sampling;
-    int max_tokens;                             /* of the answer; 0: until the context is full */
+    int max_tokens;                             /* most tokens of the answer; 0: until the context is full */
     /* stop strings: they end the answer, are not part of it and may span tokens; copied */
     const char *const *stop; int n_stop;
     int keep_special;                           /* special tokens are part of the text */
@@ -231,7 +231,7 @@ struct request_stats {
     int n_prompt, n_cached, n_generated;
     /* tokens drafted, and how many of them were right */
     int n_drafted, n_accepted;
-    /* those copied from draft_params.predicted: right and wrong ones */
+    /* tokens drafted from draft_params.predicted: right ones and wrong ones */
     int n_predicted_right, n_predicted_wrong;
     double queue_s;                                 /* seconds from submit to start */
     /* seconds from start to first token, and from first to last */

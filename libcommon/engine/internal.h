@@ -173,7 +173,7 @@ struct engine {
     const struct tokenizer *t;          /* borrowed, may be NULL */
     const struct backend *backend;
     void *b;
-    const struct drafter *drafter;      /* of requests that name none; NULL: no drafts */
+    const struct drafter *drafter;      /* drafter of requests that name none; NULL: no drafts */
     struct draft_model *draft_model;    /* NULL: there is none */
     /* the reason why no request can have drafts; NULL: they can */
     const char *no_drafts;
@@ -198,7 +198,7 @@ struct engine {
     struct request **batched;           /* [max_seqs] the request of items[i]; NULL: it has ended */
     struct batch_item *items;           /* [max_seqs] */
     struct draw *draws;                 /* [max_seqs] of items */
-    int n_items;                        /* of the step in hand */
+    int n_items;                        /* items of the current step */
     /* n_begun: steps begun and not ended; 1 between calls if lookahead.n > 0 */
     struct lookahead lookahead; int n_begun;
     float *logits;                      /* [max_seqs + PROMPT_ROWS, vocab_size] */

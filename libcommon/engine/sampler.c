@@ -39,7 +39,7 @@ struct sampler_scratch {
     const struct kernels *kernels;
     const struct tokenizer *t;          /* borrowed, may be NULL */
     struct cand *cand; int n_cand;
-    int *repeat; int n_repeat;          /* of DRY, by position */
+    int *repeat; int n_repeat;          /* lengths of repetitions for DRY, by position */
     uint64_t *seen, epoch; uint32_t *count; int n_seen;         /* by id: the last pass that met it; how often */
     struct logit_bias *saved; size_t n_saved;   /* logits before they were changed */
 };

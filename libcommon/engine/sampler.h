@@ -38,10 +38,10 @@ int sampler_draw(const struct sampler *s, int n, struct draw *d);
 /* id is bit id % 32 of word id / 32; ids from n on are not allowed */
 struct allowed { const uint32_t *bits; int n; };
 
-struct logprobs {                   /* of the distribution before logits are changed */
+struct logprobs {                   /* log probabilities before any option changes the logits */
     /* input: number wanted, at most MAX_TOP_LOGPROBS; output: number returned */
     int n_top;
-    float logprob;                  /* of the token */
+    float logprob;                  /* log probability of the token */
     struct top_logprob top[MAX_TOP_LOGPROBS];           /* most likely first, ties by lower id */
 };
 /* Log probabilities of token id and of the most likely ones, without sampling. */

@@ -19,8 +19,8 @@ enum {
 struct zse_header {
     char magic[4];              /* "ZSE\0" */
     uint8_t major, minor, patch, zero;
-    uint64_t size;              /* of the whole file */
-    uint64_t table_offset;      /* of the section table */
+    uint64_t size;              /* size of the whole file */
+    uint64_t table_offset;      /* offset of the section table */
     uint32_t n_sections;
     uint32_t table_crc;         /* CRC-32 of the section table */
     uint8_t reserved[28];       /* 0 */

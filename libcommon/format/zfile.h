@@ -55,7 +55,7 @@ struct zfile_tensor {
     const char *source_type;            /* "GPTQ", "Q4_0": the source's number format if it is quantized; else NULL */
     int grid_kept;                      /* codes and scales are those of the source, without rounding */
     struct row_map map;
-    int n_dims;                         /* of our tensor: 1 or 2 */
+    int n_dims;                         /* dimensions of our tensor: 1 or 2 */
     int64_t dim[2];                     /* outermost first */
     int64_t source_rows, source_cols;   /* shape of the source tensor as a matrix, before transposing */
     int tiled;                          /* 1: m is in kernel order; 0: plain row-major f32, f16 or bf16 (m.type) */

@@ -19,7 +19,7 @@ struct zlist {
     struct zfile_tensor *tensor;        /* [n]; names are borrowed from the section or the JSON */
     /* hash table [mask + 1]: upper half of the hash of a name, 1 + index of its tensor; 0: free */
     uint64_t *slot; uint32_t mask;
-    uint64_t key[2];                    /* of the hash, random: no file can choose names that collide */
+    uint64_t key[2];                    /* random key of the hash: no file can choose names that collide */
 };
 /* data: the mapping; groups: already checked */
 struct zlist_file { const uint8_t *data; const struct zfile_group *groups; int n_groups; };

@@ -20,16 +20,16 @@ struct zwriter {
     struct atomic_file f;
     uint8_t *buffer;                    /* [BUFFER] bytes to be written */
     size_t n;
-    uint32_t crc;                       /* of the current group or section */
+    uint32_t crc;                       /* checksum of the current group or section */
     json_t *groups, *originals;
-    struct blob records, maps, strings; /* of section TNSR */
+    struct blob records, maps, strings; /* contents of section TNSR */
     /* offset of the last source's name in strings: tensors of one source follow each other */
     uint32_t source;
     json_t *group;                      /* the current one, borrowed; NULL: none */
     uint64_t group_offset, weights_end;
     uint64_t left;                      /* bytes still missing of the current tensor */
     int replaying;                      /* the file has the bytes already: only positions and lists are made */
-    char name[160];                     /* of the current tensor, for messages */
+    char name[160];                     /* name of the current tensor, for messages */
     struct blob tokenizer, packed;      /* packed: the zlib streams of all originals */
     struct zse_section sections[8];
     uint32_t n_sections;

@@ -90,14 +90,14 @@ struct within { uint32_t e, part, chars; };
 
 struct exprs {
     struct expr *e; uint32_t n, room, limit;
-    uint32_t *table; uint32_t n_table;                      /* of the hash: power of two */
+    uint32_t *table; uint32_t n_table;                      /* hash table; n_table is a power of two */
     struct arm *arms; uint32_t n_arms, room_arms;
     uint32_t *lists; uint32_t n_lists, room_lists;
-    uint32_t *memo, *memo_of, epoch;                        /* of one derivative */
+    uint32_t *memo, *memo_of, epoch;                        /* results of one derivative */
     /* [room] index of the row of next bytes, 0: none. */
     uint32_t *state_of;
     uint32_t *rows; uint32_t n_rows, room_rows;             /* [256] each */
-    struct row_costs *costs;                                /* of the rows */
+    struct row_costs *costs;                                /* costs of the rows */
     /* Number of the current walk: expr_walk_start(). */
     uint32_t walk;
     /* One character, the unit in which expr_within() counts; 0: not used. */

@@ -23,7 +23,7 @@ struct gbnf_parser {
     struct exprs *x;
     const char *text; size_t n, at;
     struct rule_name *names; uint32_t n_names, room;
-    uint32_t *table; uint32_t n_table;          /* of names: index + 1 */
+    uint32_t *table; uint32_t n_table;          /* hash table of names: index + 1 */
     int depth, failed;
     struct err *e;
 };

@@ -7,7 +7,7 @@
 
 struct lower {
     struct grammar *g;
-    uint8_t *recursive;                 /* by rule */
+    uint8_t *recursive;                 /* for each rule, whether it contains itself */
     uint32_t *done;                     /* by rule: lowered + 1 */
     int depth, failed;
 };

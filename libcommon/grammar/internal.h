@@ -68,7 +68,7 @@ struct grammar {
     size_t least_bytes;                 /* when compiling ended, or after shrinking */
     struct grammar_budget *budget;      /* borrowed; NULL: none */
 
-    pthread_mutex_t lock;               /* of all below, and of x, once it runs */
+    pthread_mutex_t lock;               /* protects everything below, and x after compiling */
     uint32_t call;                      /* number of the call of a matcher that runs */
     uint32_t store;                     /* counts how often x was truncated to the compiled part */
     uint32_t generation;                /* counts how often configs were dropped */

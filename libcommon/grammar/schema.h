@@ -13,9 +13,9 @@
 
 /* Limits that several files check. */
 enum {
-    MAX_NESTING = 200,                  /* of schemas */
-    MAX_VALUE_DEPTH = 64,               /* of values in enum and const */
-    MAX_COUNTED = 4096,                 /* of a count of items or properties */
+    MAX_NESTING = 200,                  /* most schemas in each other */
+    MAX_VALUE_DEPTH = 64,               /* most levels of values in enum and const */
+    MAX_COUNTED = 4096,                 /* most items or properties that are counted */
     MAX_TABLE = 400000,                 /* product of that count and the number of states */
 };
 

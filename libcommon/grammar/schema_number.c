@@ -189,7 +189,7 @@ static int64_t gcd(int64_t a, int64_t b)
 struct number_rules {
     struct number_bound { const json_t *v, *at; const char *key; int is_min, exclusive; } bound[64];
     int n_bounds;
-    /* Of multipleOf and NOT_MULTIPLE. */
+    /* from multipleOf and NOT_MULTIPLE */
     struct number_divisor { struct decimal d; int avoid; } divisor[MAX_DIVISORS]; int n_divisors, n_multiples;
     const json_t *multiple_at;          /* the schema of one of them */
 };

@@ -14,7 +14,7 @@ struct property_rules { json_t *properties, *patterns, *more, *left, *names; };
 struct object {
     struct schema *s;
     const struct member *m; int n;
-    /* of each member; read once, because each property uses them */
+    /* rules of each member; read once, because each property uses them */
     struct property_rules *rules;
     struct property *p; int n_p, room;
     int32_t min, max;

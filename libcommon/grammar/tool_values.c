@@ -239,7 +239,7 @@ static int list(struct value_reader *r, int depth)
         blanks(r);
         if (r->p == r->end)
             return MORE;
-        if (*r->p == ']') {                     /* of an empty list, or after a last comma */
+        if (*r->p == ']') {                     /* the list is empty, or ends with a comma */
             r->p++;
             break;
         }

@@ -46,7 +46,7 @@ struct tool_event {
     enum tool_event_kind kind;
     /* Borrowed for the call; of TOOL_CALL: the name, '\0' after it. */
     const char *text; size_t size;
-    int index;                          /* of the call in the answer, from 0 */
+    int index;                          /* index of the call in the answer, from 0 */
     /* TOOL_CALL: "call_" and 24 hexadecimal digits, or what the model wrote; borrowed until
      * close. */
     const char *id;
@@ -61,7 +61,7 @@ struct tool_parser_options {
      * truncated or malformed call is reported as text.  Set it if a grammar makes every call
      * well-formed. */
     int stream_arguments;
-    unsigned long long seed;            /* of the ids of calls */
+    unsigned long long seed;            /* seed of the ids of calls */
     void (*on_event)(void *user, const struct tool_event *ev);
     void *user;
 };
@@ -78,7 +78,7 @@ void tool_parser_close(struct tool_parser *p);
 
 /* ---- enforcing ---- */
 
-enum { MAX_TOOLS = 512 };               /* of one request */
+enum { MAX_TOOLS = 512 };               /* most tools of one request */
 enum tool_choice { TOOL_AUTO, TOOL_REQUIRED };
 struct tool_grammar_options {
     /* Array of {"type": "function", "function": {"name", "parameters"}}, borrowed for the call. */

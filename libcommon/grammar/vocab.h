@@ -23,7 +23,7 @@ struct trie {
 struct grammar_vocab {
     const struct tokenizer *t;
     int size;                   /* ids */
-    size_t n_words;             /* of a mask */
+    size_t n_words;             /* words of a mask */
     char *bytes; uint32_t *at;  /* [size + 1]: bytes of id are bytes[at[id] .. at[id + 1]) */
     /* [size] 1: special or added, 2: never in a text (its bytes are not UTF-8, or it has none). */
     uint8_t *named;

@@ -14,7 +14,7 @@ enum {
     MAX_TERMS = 16, MAX_WORDS = 32, MAX_HITS = 100, MATCHES = 3,
     ROWS_VISITED = 20000,               /* most messages that a search visits */
     BEFORE = 60, SNIPPET = 200,         /* bytes of a snippet, and of it before the first hit */
-    SCANNED = 1 << 20,                  /* of a message, to find the place of its snippet */
+    SCANNED = 1 << 20,                  /* bytes of a message that are searched for the place of its snippet */
 };
 
 /* A word, or words that follow each other. */

@@ -99,7 +99,7 @@ struct tree_walk {
 static const json_t *message_of(const json_t *node)
 {
     const json_t *m = json_object_get(node, "message");
-    return m ? m : node;                /* of Open WebUI, a node is the message */
+    return m ? m : node;                /* in Open WebUI's export a node is the message */
 }
 
 /* Add the node's message, if it has one to show, below the message `above` (0: none).  Returns the

@@ -21,7 +21,7 @@
 enum {
     HISTORY_TITLE = 512, HISTORY_NAME = 256, HISTORY_SYSTEM = 1 << 20, HISTORY_SETTINGS = 64 << 10,
     HISTORY_METADATA = 256 << 10, HISTORY_MESSAGE = 4 << 20, HISTORY_TAGS = 32, HISTORY_TAG = 64,
-    HISTORY_MESSAGES = 100000,          /* of a conversation */
+    HISTORY_MESSAGES = 100000,          /* most messages of a conversation */
     HISTORY_QUERY = 512,                /* bytes of a search */
     HISTORY_ID = 16,                    /* characters of a conversation's id */
     HISTORY_PAGE_BYTES = 8 << 20,       /* most bytes in a page of messages */
@@ -29,7 +29,7 @@ enum {
 
 enum history_fault {
     HISTORY_FINE,
-    HISTORY_NOT_FOUND, HISTORY_BAD_VALUE, HISTORY_EXISTS, HISTORY_TOO_LARGE, HISTORY_QUOTA,     /* of the caller */
+    HISTORY_NOT_FOUND, HISTORY_BAD_VALUE, HISTORY_EXISTS, HISTORY_TOO_LARGE, HISTORY_QUOTA, /* faults of the caller */
     HISTORY_NO_MEMORY, HISTORY_BUSY, HISTORY_DAMAGED, HISTORY_READ_ONLY, HISTORY_FULL, HISTORY_UNAVAILABLE,
 };
 struct history_problem {
@@ -38,7 +38,7 @@ struct history_problem {
     struct err e;
 };
 
-/* Of one owner.  0: the default, which history_default_limits has. */
+/* Limits of one owner.  0: the default, which history_default_limits has. */
 struct history_limits { int64_t conversations, bytes; };
 extern const struct history_limits history_default_limits;
 

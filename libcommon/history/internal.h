@@ -17,7 +17,7 @@ struct history {
     char *path;
     struct history_limits limits;
     sqlite3_stmt *stmt[N_STATEMENTS];   /* prepared at first use */
-    uint64_t deadline_ns;               /* of the operation; 0: none */
+    uint64_t deadline_ns;               /* deadline of the operation; 0: none */
     int (*ask)(void *user, size_t bytes); void *ask_user;       /* NULL: any size */
 };
 
@@ -26,7 +26,7 @@ struct history {
 int fault_set(struct history_problem *p, enum history_fault f, const char *field, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 int fault_nomem(struct history_problem *p);
-int fault_sql(struct history *h, struct history_problem *p);    /* of the last call of SQLite */
+int fault_sql(struct history *h, struct history_problem *p);    /* the fault of SQLite's last call */
 /* A statement, reset and bound.  types has a letter for each value: i and n int64_t, D double, t
  * text (NULL: null); a negative n or D is null.  Borrowed; NULL with *p. */
 sqlite3_stmt *sql_bind(struct history *h, enum statement which, struct history_problem *p, const char *types, ...);

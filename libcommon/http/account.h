@@ -26,7 +26,7 @@ void account_close(struct account *a);
 struct hold {
     struct account *a;
     struct tenant *tenant;                      /* NULL: nothing is held yet */
-    uint64_t id;                                /* of the tenant */
+    uint64_t id;                                /* id of the tenant */
     size_t bytes;
 };
 static inline struct hold hold_for(struct account *a, uint64_t id) { return (struct hold){ a, NULL, id, 0 }; }

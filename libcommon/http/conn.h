@@ -55,7 +55,7 @@ struct loop_options {
     /* A head or body was refused: send a response.  NULL: a plain one is sent.  The connection
      * closes after the response. */
     void (*on_refused)(void *user, struct conn *c, int status, const char *why);
-    /* of a WebSocket; text is '\0'-terminated */
+    /* A message of a WebSocket; text is '\0'-terminated. */
     void (*on_message)(void *user, struct conn *c, const char *text, size_t size);
     void (*on_wake)(void *user);                /* after loop_wake */
     void (*on_second)(void *user);              /* about once a second */

@@ -25,8 +25,8 @@ struct http_request {
     char *head;                 /* owned: method, target and fields point into it */
     const char *method, *path;  /* path: percent-decoded, without the query, always begins with '/' (or is "*") */
     const char *query;          /* as sent, "" if there is none */
-    const char *authority;      /* of a target http://authority/path, equal to the Host header; else NULL */
-    const char *default_port;   /* of that scheme: ":80" or ":443" */
+    const char *authority;      /* authority of a target http://authority/path, equal to the Host header; else NULL */
+    const char *default_port;   /* default port of that scheme: ":80" or ":443" */
     int minor;                  /* HTTP/1.minor: 0 or 1 */
     struct http_field { const char *name, *value; } field[HTTP_MAX_FIELDS];
     int n_fields;
@@ -38,13 +38,13 @@ struct http_parser {
     enum { HTTP_HEAD, HTTP_BODY, HTTP_CHUNK_SIZE, HTTP_CHUNK, HTTP_CHUNK_END, HTTP_TRAILER, HTTP_COMPLETE } state;
     size_t scanned;             /* bytes of the head without its end, so far */
     size_t left;                /* bytes still to come of the body or of the chunk */
-    size_t body_bytes;          /* of the body so far, kept or dropped */
+    size_t body_bytes;          /* bytes of the body so far, kept or dropped */
     /* asked: HTTP_BODY_FOLLOWS was returned; drop_body: count and check the body, but do not keep
      * it */
     int asked, drop_body;
     size_t trailer;             /* size of the trailers so far */
     struct http_request *req;   /* owned; NULL until a head is complete */
-    int status;                 /* of a refusal */
+    int status;                 /* status of a refusal */
     char why[200];
 };
 

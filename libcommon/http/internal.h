@@ -40,8 +40,8 @@ struct listener {
     struct event_source source;
     int tls, local;
     char name[80];              /* its name in messages */
-    char *path;                 /* of a Unix socket; owned */
-    uint64_t dev, ino;          /* of the socket at path, so that no other file is removed */
+    char *path;                 /* path of a Unix socket; owned */
+    uint64_t dev, ino;          /* identity of the socket at path, so that no other file is removed */
 };
 
 enum conn_mode { CONN_HANDSHAKE, CONN_HTTP, CONN_WEBSOCKET, CONN_LINGER };
@@ -59,14 +59,14 @@ struct conn {
     int ssl_wants_write;        /* reading waits until the socket is writable */
     int hello_seen;             /* the beginning of the ClientHello was checked */
     struct buf in, out, headers;
-    struct hold hold;           /* of large buffers */
+    struct hold hold;           /* reservation for large buffers */
     enum hold_answer no_hold;   /* result of the last hold_set; not_held: its bytes */
     size_t not_held;
     size_t sent;                /* bytes of out */
     struct http_parser parser;
     struct ws_parser *ws;       /* owned; NULL: not a WebSocket */
     int tag;
-    /* of the current request */
+    /* state of the current request */
     int busy, begun, ended, chunked, head_only, close_after, status;
     int switching;              /* to WebSocket: the 101 is being sent */
     void *exchange, *record;
@@ -74,7 +74,7 @@ struct conn {
     uint64_t body_from_ns;      /* when the body started; 0: it has not */
     uint64_t progress_ns;       /* when bytes of a response were last sent */
     size_t body_seen;           /* HTTP: 1 once a head has begun; LINGER: discarded bytes */
-    /* of a WebSocket: when bytes last arrived; when a ping was sent since, 0: none */
+    /* for a WebSocket: when bytes last arrived; when a ping was sent since, 0: none */
     uint64_t received_ns, pinged_ns;
     struct place place;
     /* away: a thread may use ssl and the socket, which must stay even if the connection is dead */

@@ -11,7 +11,7 @@ enum ws_opcode { WS_CONTINUATION = 0, WS_TEXT = 1, WS_BINARY = 2, WS_CLOSE = 8, 
 
 struct ws_parser {
     struct buf message;         /* the fragments so far */
-    int opcode;                 /* of the current message; 0: none */
+    int opcode;                 /* opcode of the current message; 0: none */
     int closed;                 /* a close frame has arrived: everything after it is ignored */
 };
 

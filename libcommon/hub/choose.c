@@ -49,7 +49,7 @@ static int is_small(const char *name)
     for (int i = 0; i < CHOOSE_N_OPTIONAL; i++)
         if (strcmp(name, choose_optional[i]) == 0)
             return 1;
-    /* of sentence-transformers: pooling, and dense layers with their few weights */
+    /* files of sentence-transformers: pooling, and dense layers with their few weights */
     static const char *const patterns[] = { "additional_chat_templates/*.jinja", "[0-9]_*/config.json",
                                             "[0-9]_Dense/model.safetensors" };
     for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++)

@@ -28,7 +28,7 @@ struct machine {
     double max_mhz;                         /* 0: unknown */
     int virtual_machine;
     const char *isa[MACHINE_ISA]; int n_isa;        /* relevant instruction sets, "avx2", "avx512_vnni" ...; static */
-    /* of the first processor; type D, I or U */
+    /* caches of the first processor; type D, I or U */
     struct { int level; char type; uint64_t size; int n_sharing; } cache[MACHINE_CACHES]; int n_caches;
     struct memory memory;
     /* memory modules present, and millions of transfers a second (SMBIOS, readable by root only);
@@ -39,7 +39,7 @@ struct machine {
     struct { char name[32], model[64]; const char *kind; uint64_t size; } disk[MACHINE_DISKS]; int n_disks;
     char thp[16];                           /* transparent huge pages: "always", "madvise", "never"; "": unknown */
     uint64_t huge_2m, huge_2m_free, huge_1g;        /* reserved pages */
-    char governor[32];                      /* of the first processor that has one; "": none (virtual machines) */
+    char governor[32]; /* governor of the first processor that has one; "": none (virtual machines) */
     struct machine_gpu gpu[MACHINE_GPUS]; int n_gpus;
     char no_gpu[160];                       /* reason why n_gpus is 0 */
 };

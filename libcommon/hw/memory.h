@@ -20,7 +20,7 @@ void cgroup_find(struct cgroup *g, const char *root, const char *controller);
 int cgroup_up(struct cgroup *g);
 
 struct memory {                 /* bytes */
-    uint64_t total, available, free, cached, swap_total, swap_free;     /* of the machine: /proc/meminfo */
+    uint64_t total, available, free, cached, swap_total, swap_free;     /* memory of the machine: /proc/meminfo */
     uint64_t limit;             /* smallest limit of this process's control groups; 0: none below total */
     /* remainder below that limit; the group's page cache counts as free, because it can be
      * reclaimed */

@@ -22,7 +22,7 @@ enum {
     READ_MOST = 1024 * MB,
     READ_PASSES = 3,            /* for each number of streams */
     STREAMS_MOST = 4,
-    COMPUTE_NS = 4000000,       /* of one pass of arithmetic */
+    COMPUTE_NS = 4000000,       /* time of one pass of arithmetic */
     COMPUTE_PASSES = 9,
     FILE_MOST = 256 * MB,       /* bytes of a file that are read through the page cache */
     DISK_MOST = 512 * MB,
@@ -109,9 +109,9 @@ static const struct roofline_loops *pick(size_t loop)
 
 struct pass {
     const struct roofline_loops *loops;
-    const uint8_t *data; size_t size; int streams;      /* of each thread: [n_threads][size] */
+    const uint8_t *data; size_t size; int streams;      /* a buffer for each thread: [n_threads][size] */
     double (*compute)(int rounds); int rounds;
-    int fd;                                     /* of the file to map */
+    int fd;                                     /* descriptor of the file to map */
     _Atomic int failed;
 };
 

@@ -585,7 +585,7 @@ static int ternary_take(struct packed_indexer *x, struct packed *p, const struct
 /* ---- the checkpoint ---- */
 
 struct packed_kind {
-    const char *end;                    /* of the name of the codes */
+    const char *end;                    /* end of the name of the codes */
     int from[2];                        /* their types */
     const char *name;                   /* takes the place of `end` */
     int type;

@@ -71,7 +71,7 @@ void packed_free(struct packed *p);             /* NULL is fine */
 
 /* Rows [row, row + n) of the tensor as source.h sees it. */
 void packed_read(const struct packed *p, int64_t row, int64_t n, float *out);
-size_t packed_bytes(const struct packed *p);    /* of all parts */
+size_t packed_bytes(const struct packed *p);    /* bytes of all parts */
 
 /* Our type that holds every value exactly, with its group size; -1: none.  Reads all scales. */
 int packed_exact(const struct packed *p, int *group_size);

@@ -29,7 +29,7 @@ struct source_tensor {
     const uint8_t *data;            /* NULL: its file is being downloaded, see source_wait */
     size_t size;
     int shard;                      /* index into the files, for messages */
-    uint64_t offset;                /* of data in its file */
+    uint64_t offset;                /* offset of the data in its file */
     /* a matrix of a quantized checkpoint, whose codes are data and size (packed.h); NULL: a plain
      * tensor */
     struct packed *packed;
@@ -67,7 +67,7 @@ struct source {
  * read once they have arrived. */
 struct source_shard {
     const char *name;
-    uint64_t size;                  /* of the whole file */
+    uint64_t size;                  /* size of the whole file */
     /* the first bytes, including all of the header; NULL: the file is already in the folder */
     const uint8_t *head;
     size_t head_size;

@@ -24,14 +24,14 @@ struct mcp_peer {
     void (*changed)(void *user, const char *name, const char *text);
     void *user;
     pthread_t thread;
-    pthread_mutex_t lock;               /* of everything below, but for `writing` and the thread's own */
+    pthread_mutex_t lock;               /* protects everything below, but for `writing` and the thread's own */
     pthread_cond_t news;                /* an answer, a state, stop */
     atomic_int stop;
     enum mcp_state state;
     char error[300];
     json_t *tools;                      /* owned; NULL: none yet */
     int modern;                         /* revision 2026-07-28 */
-    char version[16];                   /* of a legacy server */
+    char version[16];                   /* protocol version of a legacy server */
     int stale;                          /* the server says that its tools have changed; a URL: connect again */
     json_int_t next_id;
     struct pending *pending;
@@ -39,9 +39,9 @@ struct mcp_peer {
     struct child child;
     pthread_mutex_t writing;
     atomic_int torn;                    /* a message was written in part: no other may follow */
-    char *line; size_t n_line, room;    /* of the thread: what was read of a message */
+    char *line; size_t n_line, room;    /* used by the thread: the part of a message that was read */
     int n_rubbish, no_probe;
-    char said[300];                     /* of the thread: what `changed` was told last */
+    char said[300];                     /* used by the thread: the last text passed to `changed` */
     char stderr_tail[200]; size_t n_tail;
     /* URL */
     char session[256];

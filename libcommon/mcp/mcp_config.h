@@ -18,7 +18,7 @@ struct mcp_server_config {
     const json_t *tools;                /* patterns of the tools that are offered; NULL: all */
     const json_t *confirm;              /* patterns of tools that need a confirmation, besides destructive ones */
     const json_t *auto_approve;         /* patterns of tools that need none */
-    double timeout_s;                   /* of a call */
+    double timeout_s;                   /* time limit of a call */
 };
 struct mcp_config {
     json_t *json;                       /* owned; everything above is borrowed from it */

@@ -26,7 +26,7 @@ enum { MCP_PAGE = 1000 };               /* documents in an answer to resources/l
 struct mcp_headers { const char *version, *method, *name, *session; };
 
 struct mcp_answer {
-    int status;                         /* of HTTP */
+    int status;                         /* HTTP status */
     json_t *message;                    /* owned; NULL: none (a notification), or a call */
     /* A call of a tool, which the caller runs and answers with mcp_call_answer: */
     int is_call;
@@ -38,7 +38,7 @@ struct mcp_answer {
     int is_list;
     json_t *resources;                  /* owned: those before the documents */
     int64_t from;
-    int is_read;                        /* of the document `name`: mcp_read_answer */
+    int is_read;                        /* the request reads the document `name`: mcp_read_answer */
 };
 /* Answer one message.  headers NULL: not over HTTP.  Never fails: without memory the status is 503
  * and the message NULL. */

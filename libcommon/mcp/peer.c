@@ -14,7 +14,7 @@
 #include "libcommon/mcp/internal.h"
 
 enum { FULL_NAME = 64, MAX_PAGES = 64, LONGEST_PAUSE_S = 64 };
-/* of a tool: larger ones would leave no room in a prompt */
+/* Limits of a tool; a larger description would leave no room in a prompt. */
 enum { SCHEMA_DEPTH = 40, SCHEMA_BYTES = 64 << 10, DESCRIPTION_BYTES = 8 << 10 };
 #define PROBE_S 10.0                    /* for the answer to server/discover, starting included */
 #define CONNECT_S 60.0

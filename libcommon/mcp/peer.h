@@ -16,7 +16,7 @@
 
 enum {
     MCP_MESSAGE_MAX = 8 << 20,          /* bytes of a message of a server */
-    MCP_RESULT_MAX = 256 << 10,         /* of the text of a result; the rest is cut off */
+    MCP_RESULT_MAX = 256 << 10,         /* bytes of the text of a result; the rest is cut off */
     MCP_TOOLS_MAX = 256,                /* tools of one server */
 };
 

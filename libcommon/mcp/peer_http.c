@@ -13,7 +13,7 @@ struct post {
     struct mcp_peer *p;
     const atomic_int *cancelled;
     char *body; size_t size, room;
-    size_t scanned;                     /* of body, an event stream, so far */
+    size_t scanned;                     /* bytes of body, an event stream, that were scanned */
     int is_stream, too_large;
     json_int_t id;
     json_t *answer;                     /* owned; NULL: none yet */

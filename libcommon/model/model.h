@@ -73,8 +73,8 @@ enum router_kind {
 };
 struct moe {
     int n_experts, top_k;       /* 0: no layer has experts */
-    int intermediate_size;      /* of one expert */
-    int shared_size;            /* of the shared MLPs together; 0: none */
+    int intermediate_size;      /* width of one expert */
+    int shared_size;            /* width of the shared MLPs together; 0: none */
     /* the shared MLP's output is multiplied by the sigmoid of a router of its own (qwen2_moe) */
     int shared_gate;
     enum router_kind router;
@@ -101,7 +101,7 @@ struct mla {
     /* dimensions of a head's query and key: those without rotation, then those with it */
     int nope_dim, rope_dim;
     int v_dim;                  /* size of a head's value */
-    float norm_eps;             /* of the norms of both latents */
+    float norm_eps;             /* epsilon of the norms of both latents */
 };
 
 /* Sparse attention over latents (arXiv:2512.02556, section 2.1): a token attends to the top_k
@@ -441,10 +441,10 @@ struct model {
     struct linear ple_embed, ple_in;    /* config.ple_dim: [ple_vocab, n_layers * ple_dim], and from the embedding */
     /* [(n_streams - 1) * hidden_size, hidden_size]: from the embedding to streams, and back */
     struct linear altup_in, altup_out;
-    struct norm ple_in_norm;            /* of each layer's ple_dim elements */
+    struct norm ple_in_norm;            /* norm of each layer's ple_dim elements */
     /* config.hyper: weights of the mix that the final norm reads */
     const float *hyper, *hyper_bias, *hyper_scale;
-    const float *hyper_norm;                            /* of hyper.rank */
+    const float *hyper_norm;                            /* norm of hyper.rank */
     struct linear hyper_down, hyper_up;
     const float *pos_embed;         /* [max_len + pos_offset, hidden_size] f32 or NULL */
     const float *type_embed;        /* [n_types, hidden_size] f32 or NULL */

@@ -5,10 +5,10 @@
 
 /* Place of an expert's matrix in the source's tensor. */
 struct expert_place {
-    const char *stem;               /* of the tensor */
+    const char *stem;               /* stem of the tensor's name */
     int in_out, bare;               /* stored [in, out]; named without ".weight" */
     int64_t src_rows;               /* rows of one expert: the matrix's own, or those of gate and up together */
-    int64_t offset, run, stride;    /* of the expert's rows, see struct row_map */
+    int64_t offset, run, stride;    /* the expert's rows, see struct row_map */
 };
 
 static struct expert_place expert_place(const struct builder *b, enum layer_part part, int64_t rows)

@@ -16,7 +16,7 @@ struct budget_options {
     double rank_bytes;                      /* memory of a GPU */
     double headroom_bytes;                  /* to be left free */
     int context;                            /* tokens wanted; 0: none in particular */
-    /* of one expert on the GPU, see budget_expert_bytes; 0: experts stay in host memory */
+    /* bytes of one expert on the GPU, see budget_expert_bytes; 0: experts stay in host memory */
     double expert_bytes;
     /* with expert_bytes: buffer for the experts of 1/divisor of the layers; 1: of all; 0: of one
      * layer */
@@ -28,7 +28,7 @@ struct budget_rank {
     double attention /* or another mixer */, dense_mlp, shared_mlp, router_norms, embedding, head;     /* bytes */
     double weights;                         /* their sum */
     double experts;                         /* buffer for experts */
-    double states;                          /* of one sequence, in recurrent layers */
+    double states;                          /* bytes of a sequence's states in recurrent layers */
     double free;                            /* left for keys and values; negative: it does not fit */
     double kv_token;                        /* bytes of a token */
     double tokens;
@@ -37,7 +37,7 @@ struct budget {
     int n_ranks;
     struct budget_rank rank[BUDGET_RANKS];
     int bottleneck;                         /* rank with the fewest tokens */
-    double tokens;                          /* of the bottleneck: max_total_tokens */
+    double tokens;                          /* tokens that the bottleneck can hold: max_total_tokens */
     double context;                         /* tokens, at most max_position_embeddings */
     /* share of a GPU's memory for weights, keys and values of `context` tokens, on the fullest
      * rank: mem_fraction_static */

@@ -21,11 +21,11 @@ struct plan_weights {
     /* read for one token: without an embedding that is only looked up, and only the chosen
      * experts */
     uint64_t step_bytes;
-    uint64_t by_type[PLAN_QTYPES];              /* of step_bytes */
+    uint64_t by_type[PLAN_QTYPES];              /* parts of step_bytes */
     /* multiplications and additions of a token in the linear layers of a prompt, without the
      * head */
     double ops[PLAN_QTYPES];
-    uint64_t layer_bytes;                       /* of one layer, the mean */
+    uint64_t layer_bytes;                       /* mean bytes of a layer */
 };
 /* Add one tensor: our name ("layers.3.q_proj.weight"), type, elements, bytes.  active: the share
  * of it that a token uses (1; top_k / n_experts of an expert). */
@@ -85,10 +85,10 @@ struct plan_rates {
      * token, many */
     double attend[2];
     double f32;                                 /* flop/s: recurrences */
-    double sync_s;                              /* of one parallel loop */
-    /* of a float in one thread: normed and added to the residual; quantized; gated */
+    double sync_s;                              /* time to synchronize one parallel loop */
+    /* time for a float in one thread: normed and added to the residual; quantized; gated */
     double norm_s, round_s, act_s;
-    double pick_s;                              /* of a logit, in the search for the most likely token */
+    double pick_s;                              /* time for a logit, in the search for the most likely token */
 };
 /* Tokens a second.  0: a rate is missing. */
 double plan_decode(const struct plan_shape *s, const struct plan_weights *w, const struct plan_rates *r,

@@ -21,7 +21,7 @@ struct plan_layer {
     int64_t norms;
     int has_experts;                        /* n_experts of them, each of plan_shape.expert parameters */
     /* in the cache and in attention */
-    /* of one token: keys and values of all heads, or with MLA one row of latent and rotated key;
+    /* for one token: keys and values of all heads, or with MLA one row of latent and rotated key;
      * 0: nothing */
     int kv_rows, kv_width;
     int index_width;                        /* elements of the indexer's key of a token; 0: none */
@@ -31,7 +31,7 @@ struct plan_layer {
     /* multiplications (and additions) of a token with each token that it attends to */
     int64_t attended;
     int window;                             /* most tokens that it attends to, 0: all */
-    int64_t state_bytes;                    /* of a sequence in a layer with a state, whatever its length; 0: none */
+    int64_t state_bytes; /* bytes of a sequence in a layer with a state, whatever its length; 0: none */
 };
 
 struct plan_shape {
@@ -53,7 +53,7 @@ void plan_shape_release(struct plan_shape *s);
 /* Parameters of the whole. */
 struct plan_params {
     int64_t embedding, head;                /* head 0: tied */
-    int64_t norms;                          /* of all layers and the last one */
+    int64_t norms;                          /* elements of the norms of all layers and of the last norm */
     int n_expert_layers;
     int64_t total, active;                  /* active: used by one token; the embedding only counts if it is the head */
 };

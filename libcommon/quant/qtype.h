@@ -55,7 +55,7 @@ struct qtype_info {
     const char *name;           /* "nl4" */
     enum option_choice choice;
     const char *option;         /* for -q: "int4" */
-    int bits;                   /* of one code */
+    int bits;                   /* bits of one code */
     /* bits of the planes that a code is divided into, low bits first: 5 = 4 + 1; 0: none */
     int plane[2];
     enum code_kind codes;

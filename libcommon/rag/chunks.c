@@ -27,7 +27,7 @@ struct cutter {
     const struct token_counter *counter;
     struct unit *unit; int n_units, room;
     char level[6][HEADING_BYTES + 1];   /* the current headings of Markdown */
-    int heading, page;                  /* of the current position; heading -1: none */
+    int heading, page;                  /* heading and page at the current position; heading -1: none */
     enum boundary before;               /* strongest boundary since the last unit */
     struct chunk_list *list;
     struct err *e;

@@ -18,19 +18,19 @@ size_t token_count(const struct token_counter *c, const char *text, size_t size)
 enum { CHUNK_TOKENS = 256, CHUNK_OVERLAP = 32 };
 
 struct chunk_options {
-    size_t tokens, overlap;             /* of a chunk, at most; repeated from the chunk before, at most; 0: defaults */
+    size_t tokens, overlap;             /* most tokens of a chunk, and most that repeat the chunk before; 0: defaults */
     int markdown;                       /* headings of Markdown, else of plain text */
     struct token_counter counter;
 };
 
 struct chunk {
     size_t offset, size;                /* in the text; never empty */
-    int page;                           /* of its first byte, from 1 */
+    int page;                           /* page of its first byte, from 1 */
     const char *heading;                /* "Guide > Install"; "" if there is none; borrowed from the list */
 };
 struct chunk_list {
     struct chunk *chunk; int n;         /* owned */
-    int pages;                          /* of the text: 1 more than its form feeds */
+    int pages;                          /* pages of the text: 1 more than its form feeds */
     char **headings; int n_headings;    /* owned */
 };
 /* text is valid UTF-8.  0, or -1 with *e: out of memory, or more than MAX_CHUNKS chunks. */

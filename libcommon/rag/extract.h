@@ -27,8 +27,8 @@ struct rag_budget { int (*hold)(void *user, size_t bytes); void *user; size_t us
 struct rag_extract_options {
     struct rag_budget *budget;          /* NULL: none; the bytes of the text stay in it */
     const atomic_int *cancel;           /* ends a program that runs; NULL: never */
-    double timeout_s;                   /* of a program; 0: 60 */
-    size_t memory_bytes;                /* of a program; 0: 1 GiB */
+    double timeout_s;                   /* time limit of a program; 0: 60 */
+    size_t memory_bytes;                /* memory limit of a program; 0: 1 GiB */
 };
 struct rag_text { char *text; size_t size; int markdown; };     /* owned */
 /* ERR_FORMAT: the file is damaged, encrypted, or has no text; ERR_UNSUPPORTED: no program for it;

@@ -16,7 +16,7 @@ struct rag_store {
     uint64_t until_ns;                  /* deadline of waiting for other connections */
     uint64_t late_ns;                   /* deadline of statements; 0: none */
     const atomic_int *cancel;
-    struct collector *collector;        /* of the query that runs: bm25.c */
+    struct collector *collector;        /* collector of the running query: bm25.c */
 };
 
 /* *e from the last error of SQLite; returns -1. */

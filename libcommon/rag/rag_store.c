@@ -32,13 +32,13 @@ static const char schema[] =
     "CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5 (scope, heading, text, content='',"
     " tokenize='porter unicode61 remove_diacritics 2');"
     "CREATE TABLE IF NOT EXISTS models (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, size INTEGER NOT NULL);"
-    "DROP TABLE IF EXISTS vectors;"         /* of version 1, where it was empty */
+    "DROP TABLE IF EXISTS vectors;"         /* left over from version 1, where it was empty */
     "CREATE TABLE vectors (model INTEGER NOT NULL, collection INTEGER NOT NULL, number INTEGER NOT NULL, chunk INTEGER NOT NULL,"
     " scale REAL NOT NULL, data BLOB NOT NULL, PRIMARY KEY (model, collection, number)) WITHOUT ROWID;"
     "CREATE UNIQUE INDEX vectors_of ON vectors (chunk, model);"
     "PRAGMA user_version = 2;";
 enum { SCHEMA_VERSION = 2 };
-#define PATIENCE_NS 5000000000u         /* of waiting for other connections */
+#define PATIENCE_NS 5000000000u         /* how long to wait for other connections */
 
 /* ---- SQLite ---- */
 

@@ -37,7 +37,7 @@ void rag_set_time(struct rag_store *r, double seconds);
 /* ---- documents ---- */
 
 struct rag_document {
-    int64_t row;                        /* of the table; not for clients */
+    int64_t row;                        /* row of the table; not for clients */
     char id[RAG_ID];                    /* "doc-" and 16 hexadecimal digits */
     char owner[RAG_OWNER + 1], collection[RAG_COLLECTION + 1];
     char *name, *type, *metadata;       /* owned; metadata: JSON text */
@@ -51,7 +51,7 @@ void rag_document_release(struct rag_document *d);
 /* Is name a name of a collection: 1 to RAG_COLLECTION bytes of UTF-8 without control characters? */
 int rag_check_collection(const char *name, struct err *e);
 
-struct rag_quota { int64_t documents; uint64_t bytes; };        /* of an owner; 0: any number */
+struct rag_quota { int64_t documents; uint64_t bytes; };        /* limits of an owner; 0: any number */
 /* Would a document of file_size bytes and this hash be taken?  0; 1 if the same one is there
  * (*there is filled in); -1 with *e. */
 int rag_admit(struct rag_store *r, const struct rag_document *d, const struct rag_quota *q, struct rag_document *there,

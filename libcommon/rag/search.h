@@ -34,7 +34,7 @@ struct rag_query {
 struct rag_hit {
     struct rag_chunk chunk;
     char document[RAG_ID], collection[RAG_COLLECTION + 1];
-    char *name;                             /* of the document; owned */
+    char *name;                             /* name of the document; owned */
     int has_pages;                          /* the document has more than one */
     double score;                           /* 0 to 1 */
     double own;                             /* by its own relevance alone: what min_score is about */

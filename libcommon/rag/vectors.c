@@ -25,7 +25,7 @@ struct vector_copy {
 struct rag_vectors {
     const struct kernels *k;
     size_t most_bytes;
-    pthread_mutex_t lock;               /* of everything below, and held during a search */
+    pthread_mutex_t lock;               /* protects everything below, and is held during a search */
     struct vector_copy *first;
     uint64_t searches;
 };

@@ -12,17 +12,17 @@
 struct server;
 struct conn;
 
-/* Most bytes of an X-Request-Id from a client, and of any id: those of WebSocket messages end with
- * a number. */
+/* Most bytes of an X-Request-Id from a client, and of any id: ids of WebSocket messages end with a
+ * number. */
 enum { REQUEST_ID_GIVEN = 128, REQUEST_ID = REQUEST_ID_GIVEN + 12 };
-enum { PROMPT_LOGGED = 4096 };          /* bytes of a prompt */
+enum { PROMPT_LOGGED = 4096 };          /* most bytes of a logged prompt */
 
 struct access_record {
     /* X-Request-Id of the answer; for a message of a WebSocket: the connection's id, "/" and a
      * number */
     char id[REQUEST_ID + 1];
-    unsigned n_messages;                /* of a WebSocket so far */
-    char client[64];                    /* its address */
+    unsigned n_messages;                /* messages of a WebSocket so far */
+    char client[64];                    /* address of the client */
     char *method, *path, *agent, *model, *error, *prompt;       /* owned; NULL: none */
     int64_t at_ms;                      /* milliseconds since 1970 */
     uint64_t start_ns;
@@ -30,7 +30,7 @@ struct access_record {
     int is_admin;                       /* admitted by the administrator's token */
     int by_key;                         /* the key is valid */
     int admitted;                       /* by its key or token, or because the server requires none */
-    int kept;                           /* of a WebSocket: its line is written, and it admits the messages */
+    int kept; /* record of a WebSocket: its line is written, and it is kept to admit the messages */
     int64_t reserved;                   /* tokens of the key's limits; record_end settles them */
     int64_t settled;                    /* tokens that guard_settle has charged */
     struct key_info key;

@@ -1,4 +1,4 @@
-/* admit.c - admission of requests: which key they have, what it may do, and how often. */
+/* admit.c - admission of requests: which key they have, what it permits, and how often. */
 #include "libcommon/serve/guard.h"
 
 #include <stdio.h>
@@ -29,8 +29,8 @@ static const char *protocol_key(const struct http_request *r, char *out, size_t 
     return NULL;
 }
 
-/* The key as the client sent it, or NULL.  A key from a subprotocol or the query is copied to
- * text [room]. */
+/* The key that the client sent, or NULL. A key from a subprotocol or the query is copied to text
+ * [room]. */
 static const char *given_key(const struct server *s, const struct conn *c, char *text, size_t room)
 {
     const struct http_request *r = conn_request(c);
@@ -64,7 +64,7 @@ static unsigned needs(enum access a)
 
 static int has_scope(const struct key_info *k, const struct route *r) { return (k->scopes & needs(r->access)) != 0; }
 
-/* A key that is limited to models does not administer the server: see routes.h. */
+/* A key that is limited to models cannot administer the server: see routes.h. */
 static int is_too_narrow(const struct key_info *k, const struct route *r)
 {
     return r->access == ACCESS_ADMIN && k->models[0];
@@ -232,7 +232,7 @@ int guard_admits(struct server *s, struct conn *c, const struct route *r)
     const char *key = given_key(s, c, query, sizeof query);
     if (is_admin_token(s, key)) {
         if (!admit_guess(s, c, 0))
-            return 0;           /* refused: the answer has freed the record */
+            return 0;           /* refused: the response has freed the record */
         return record->is_admin = record->admitted = 1;
     }
     guard_refresh(s);
@@ -259,7 +259,8 @@ int guard_admits(struct server *s, struct conn *c, const struct route *r)
 
 /* ---- WebSockets ---- */
 
-/* Is the key or token that admitted a WebSocket still valid, or, without one, still unnecessary? */
+/* Whether the key or token that admitted a WebSocket is still valid; without a key, whether none is
+ * required still. */
 static int still_good(const struct server *s, const struct conn *c, const struct access_record *record,
                       struct key_info *k)
 {
@@ -381,11 +382,11 @@ uint64_t guard_tenant(const struct access_record *record)
 
 uint64_t guard_scope(const struct access_record *record)
 {
-    /* fixed: scopes are the same after a restart */
+    /* a constant key, so that scopes are the same after a restart */
     static const uint64_t key[2] = { 0x7a73652d73636f70u, 0x652d707265666978u };
     if (!record || (!record->has_key && !record->is_admin))
         return 0;
-    /* a new database starts the ids of keys again from the beginning, but not their times */
+    /* a new database numbers keys from the beginning, so the time of creation is hashed as well */
     const int64_t who[2] = { record->has_key ? record->key.id : 0, record->has_key ? record->key.created_s : 0 };
     return siphash(key, who, sizeof who) | 1;
 }

@@ -14,7 +14,7 @@ struct problem;
 struct server;
 
 struct evicted {
-    struct evicted *next;               /* by time of eviction, latest last */
+    struct evicted *next;               /* in order of eviction, latest last */
     char *id, *path;                    /* owned */
     struct model_choice how;
     int changed;                        /* its file was written to */
@@ -31,12 +31,12 @@ const char *models_left(const struct server *s, const char *id);
 /* Load an evicted model again.  1: *pr tells the client to retry, or why loading failed; 0: none
  * has this id. */
 int models_recall(struct server *s, const char *id, struct problem *pr);
-/* reload those whose file changed; the others were evicted for memory */
+/* reload models whose file changed; the others were evicted for memory */
 void models_recall_changed(struct server *s);
 /* Seconds to wait before a health check may load it again; 0: none.  A request need not wait.
  * After each failure in a row the wait doubles, from 2 seconds to 64. */
 int models_wait_s(const struct server *s, const char *id);
-int models_forget(struct server *s, const char *id);    /* do not reload it; 0: none has this id */
+int models_forget(struct server *s, const char *id);    /* do not reload the model; 0: none has this id */
 void models_forget_all(struct server *s);
 
 #endif

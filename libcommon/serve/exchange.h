@@ -26,10 +26,10 @@ struct exchange { enum exchange_kind kind; };
 /* ---- API calls ---- */
 /* Tokens that count against the key's limits; 0 for a refused request. */
 void call_charge(const struct call *c, int *prompt, int *completion);
-/* The client has left: cancel the call, which takes over the access record, unless it is a
+/* The client has disconnected: cancel the call, which takes over the access record, unless it is a
  * WebSocket's. */
 void call_gone(struct call *c, struct conn *client);
-void calls_cancel(struct loaded_model *lm);             /* every open call of the model */
+void calls_cancel(struct loaded_model *lm);             /* cancel every open call of the model */
 /* free its calls; its worker is closed, so no event follows */
 void calls_drop(struct loaded_model *lm);
 /* The engine is stuck in a step: answer calls that began before before_ns with 503 and write their
@@ -42,40 +42,40 @@ void calls_tick(struct server *s);      /* on_second: answer calls that wait for
 /* on_wake: advance prepared calls, take events of all engines */
 void calls_events(struct server *s);
 int calls_open(struct server *s, struct err *e);        /* starts the preparing threads */
-void calls_close(struct server *s);                     /* joins them and frees their calls */
+void calls_close(struct server *s);                     /* join them and free their calls */
 
 /* ---- tools: tools/toolbox.c, tools/tool_request.c ---- */
 int tools_open(struct server *s, struct err *e);
-void tools_close(struct server *s);                     /* joins the threads; every batch has been freed */
-void tools_done(struct server *s);                      /* on_wake: hand back the calls that have ended */
-void tool_request_gone(struct conn *c);                 /* the client is gone */
+void tools_close(struct server *s);                     /* join the threads; every batch has been freed */
+void tools_done(struct server *s);                      /* on_wake: return the calls that have ended */
+void tool_request_gone(struct conn *c);                 /* the client has disconnected */
 
 /* ---- documents ---- */
 int rag_start(struct server *s, struct err *e);         /* its threads start with the first request */
-void rag_stop(struct server *s);                        /* joins them; before calls_close and models_stop */
-void rag_release(struct server *s);                     /* after models_stop */
+void rag_stop(struct server *s);                        /* join them; call it before calls_close and models_stop */
+void rag_release(struct server *s);                     /* call it after models_stop */
 void rag_tick(struct server *s);                        /* on_second: compute missing vectors */
 void rag_events(struct server *s);                      /* on_wake: answer requests that the threads have finished */
 struct access_record;
 struct problem;
-/* Search as POST /api/rag/context with this body, which is taken over, for the owner of the record.
- * done is called by the loop with the answer (borrowed) or the problem, unless the server stops
- * before.  lm: its tokenizer counts tokens; NULL: code points are counted.  0, or -1 with *pr. */
+/* Search for the owner of the record with this body of POST /api/rag/context, which is taken over.
+ * The loop calls done with the answer (borrowed) or the problem, unless the server stops before.
+ * lm: its tokenizer counts tokens; NULL: code points are counted.  0, or -1 with *pr. */
 int rag_ask(struct server *s, const struct access_record *record, struct loaded_model *lm, json_t *body,
             void (*done)(void *user, json_t *answer, const struct problem *p), void *user, struct problem *pr);
-/* The same for GET /api/rag/documents, with limit and offset; or for the document of this id, if it
- * is not "", with the member text. */
+/* List the owner's documents like GET /api/rag/documents, with limit and offset; with an id that is
+ * not "", get that document, with the member text. */
 int rag_ask_documents(struct server *s, const struct access_record *record, const char *id, int64_t offset, int limit,
                       void (*done)(void *user, json_t *answer, const struct problem *p), void *user,
                       struct problem *pr);
-void rag_gone(struct conn *c);                          /* the client is gone */
+void rag_gone(struct conn *c);                          /* the client has disconnected */
 
 /* ---- chat history ---- */
 int chats_open(struct server *s, struct err *e);        /* starts its threads, unless o.no_history */
-void chats_close(struct server *s);                     /* ends running jobs, joins them */
+void chats_close(struct server *s);                     /* end running jobs, join the threads */
 void chats_done(struct server *s);                      /* on_wake: answer requests that they have finished */
 void chats_tick(struct server *s);                      /* on_second: delete expired conversations */
-void chats_gone(struct conn *c);                        /* the client is gone */
+void chats_gone(struct conn *c);                        /* the client has disconnected */
 
 /* ---- downloads and conversions: jobs/jobs.h ---- */
 int jobs_open(struct server *s, struct err *e);
@@ -83,10 +83,10 @@ int jobs_open(struct server *s, struct err *e);
 void jobs_stop(struct server *s);
 /* Wait a few seconds at most for the job to end; call it before the audit log is closed. */
 void jobs_join(struct server *s);
-void jobs_close(struct server *s);                      /* after jobs_join */
+void jobs_close(struct server *s);                      /* call it after jobs_join */
 void jobs_events(struct server *s);                     /* on_wake: handle results of the thread */
 void jobs_tick(struct server *s);                       /* on_second */
-void jobs_gone(struct conn *c);                         /* the client is gone */
+void jobs_gone(struct conn *c);                         /* the client has disconnected */
 
 /* ---- registry and hub: admin/catalog.c ---- */
 /* Call work in a thread, with a folder that outlives the server (NULL: none) and a word of at most
@@ -96,13 +96,13 @@ typedef json_t *catalog_work(const char *folder, const char *word, struct err *e
 typedef void catalog_reply(struct server *s, struct conn *c, const char *word, json_t *answer, const struct err *e);
 void catalog_ask(struct server *s, struct conn *c, const char *folder, const char *word, catalog_work *work,
                  catalog_reply *reply);
-/* The same, where work removes the model or alias of this name.  reply is called in any case: c is
- * NULL if the client is gone. */
+/* Remove the model or alias of this name with `work`. reply is called in any case: c is NULL if the
+ * client has disconnected. */
 void catalog_remove(struct server *s, struct conn *c, const char *folder, const char *name, catalog_work *work,
                     catalog_reply *reply);
-int catalog_removes(const struct server *s, const char *name);          /* is it being removed? */
+int catalog_removes(const struct server *s, const char *name);          /* whether this model is being removed */
 void catalog_done(struct server *s);                    /* on_wake: answer the requests whose threads have ended */
-void catalog_gone(struct conn *c);                      /* the client is gone */
-void catalog_close(struct server *s);                   /* before loop_close; does not wait for the hub */
+void catalog_gone(struct conn *c);                      /* the client has disconnected */
+void catalog_close(struct server *s);                   /* call it before loop_close; does not wait for the hub */
 
 #endif

@@ -36,7 +36,7 @@ static int only_encrypted(const json_t *v)
     size_t n = json_array_size(v), i = 0;
     while (i < n && is_word(json_array_get(v, i), "reasoning.encrypted_content"))
         i++;
-    return json_is_array(v) && i == n;          /* clients cope with an answer without it */
+    return json_is_array(v) && i == n;          /* clients can handle a response without it */
 }
 /* ---- the table ---- */
 
@@ -389,7 +389,7 @@ const struct field *fields_find(const char *name, size_t n, body_set kind)
     return NULL;
 }
 
-/* v with the fewest digits that read back as v. */
+/* Write v with the fewest digits that read back as v. */
 static const char *plain(char out[32], double v)
 {
     if (fabs(v) < 1e15 && v == floor(v)) {
@@ -464,7 +464,7 @@ int fields_parse(const json_t *body, body_set kind, struct params *p, struct pro
     int n_unknown = 0;
     if (!json_is_object(body))
         return problem_set(pr, 400, NULL, "invalid_type", "the body: found %s, expected an object", js_kind(body));
-    union { const json_t *in; json_t *out; } u = { .in = body };       /* jansson's iterators take no const objects */
+    union { const json_t *in; json_t *out; } u = { .in = body }; /* jansson's iterators take no pointers to const */
     json_object_foreach(u.out, name, v) {
         const struct field *f = fields_find(name, strlen(name), kind);
         if (!f && kind & OLLAMA && ++n_unknown <= MAX_UNKNOWN)

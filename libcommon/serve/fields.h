@@ -52,7 +52,7 @@ typedef uint64_t body_set;
 #define BODY_OLLAMA_GENERATE    BODY_BIT(32)
 #define BODY_OLLAMA_EMBED       BODY_BIT(33)
 #define BODY_OLLAMA_EMBEDDINGS  BODY_BIT(34)
-#define BODY_OLLAMA_OPTIONS     BODY_BIT(35)    /* the field options of these four */
+#define BODY_OLLAMA_OPTIONS     BODY_BIT(35)    /* the member "options" of these four bodies */
 #define BODY_OLLAMA_MODEL       BODY_BIT(36)
 #define BODY_OLLAMA_COPY        BODY_BIT(37)
 #define BODY_OLLAMA_PULL        BODY_BIT(38)
@@ -65,12 +65,13 @@ typedef uint64_t body_set;
 #define OLLAMA (OLLAMA_CALLS | BODY_OLLAMA_OPTIONS | BODY_OLLAMA_MODEL | BODY_OLLAMA_COPY | BODY_OLLAMA_PULL)
 
 enum field_use { FIELD_USED, FIELD_IGNORED, FIELD_REFUSED };
-/* From FIELD_BOOL on, as members of params: int, int, float, double (a whole number), text. */
+/* From FIELD_BOOL on, types are members of params: int, int, float, double (a whole number),
+ * text. */
 enum field_type { FIELD_OTHER, FIELD_BOOL, FIELD_INT, FIELD_REAL, FIELD_DOUBLE, FIELD_STRING };
 
 struct field {
     const char *name;
-    body_set bodies;                    /* in which it is allowed */
+    body_set bodies;                    /* bodies that may have it */
     enum field_use use;
     enum field_type type;               /* FIELD_OTHER: checked by the code that uses it */
     double min, max;                    /* range of numbers */
@@ -78,14 +79,14 @@ struct field {
     unsigned given;                     /* bit to set in params.given; 0: none */
     const char *schema;                 /* JSON Schema of FIELD_OTHER */
     const char *about;                  /* its effect; of a refused field, the reason */
-    /* FIELD_REFUSED: is v a value that has no effect, and therefore accepted?  NULL: no value is */
+    /* FIELD_REFUSED: whether v is a value without effect, which is accepted; NULL: no value is */
     int (*harmless)(const json_t *v);
 };
-enum { MAX_UNKNOWN = 100 };             /* bounds the work: each unknown name is compared with the whole table */
+enum { MAX_UNKNOWN = 100 };             /* limits the work: each unknown name is compared with the whole table */
 extern const struct field fields[];
 extern const int n_fields;
 
-/* bodies whose answers are vectors or scores, not text */
+/* bodies whose responses are vectors or scores, not text */
 #define EMBEDS (BODY_EMBEDDING | BODY_RERANK | BODY_SCORE | BODY_OLLAMA_EMBED | BODY_OLLAMA_EMBEDDINGS)
 enum { GIVEN_SEED = 1, GIVEN_MAX_TOKENS = 2, GIVEN_MAX_COMPLETION_TOKENS = 4, GIVEN_N = 8, GIVEN_TOP_LOGPROBS = 16,
        GIVEN_LOGPROBS = 32 };
@@ -99,7 +100,7 @@ struct params {
     int parallel_calls;
     int add_special, parse_special, with_pieces, add_generation_prompt, dimensions;
     int top_n, return_documents;
-    int truncate;                       /* tokens to keep of a text; -1: the context; 0: longer texts are refused */
+    int truncate; /* tokens to keep of a text; -1: as many as the context; 0: longer texts are refused */
     const char *input_type, *prompt_name;       /* borrowed from the body */
     int max_running, max_waiting, chunk;
     int rate_limit, enabled, token_limit_minute, token_limit_day;
@@ -121,9 +122,9 @@ struct params {
     unsigned given;
 };
 
-/* The field of this name (n bytes) in bodies of this kind; NULL: none. */
+/* Find the field of this name (n bytes) in bodies of this kind; NULL: none. */
 const struct field *fields_find(const char *name, size_t n, body_set kind);
-/* Read all fields of the object into p, which holds the defaults.  0, or -1 with *pr. */
+/* Read all fields of the object into p, which has the defaults.  0, or -1 with *pr. */
 int fields_parse(const json_t *body, body_set kind, struct params *p, struct problem *pr);
 
 #endif

@@ -67,7 +67,8 @@ size_t grammars_bytes(const struct grammars *all)
     return atomic_load_explicit(&all->budget.used, memory_order_relaxed);
 }
 
-/* Find a grammar by key, count its use and move it to the front; NULL: none.  Under the lock. */
+/* Find a grammar by key, count its use and move it to the front; NULL: none.  The caller holds the
+ * lock. */
 static struct shared_grammar *find(struct grammars *all, const char *key, size_t size)
 {
     for (struct shared_grammar **at = &all->first; *at; at = &(*at)->next) {
@@ -84,7 +85,7 @@ static struct shared_grammar *find(struct grammars *all, const char *key, size_t
 }
 
 /* Move unused grammars to *out, to be freed outside the lock, until one more fits; -1: all are in
- * use.  Under the lock. */
+ * use.  The caller holds the lock. */
 static int evict_unused(struct grammars *all, struct shared_grammar **out)
 {
     size_t out_bytes = 0;
@@ -150,7 +151,7 @@ struct shared_grammar *grammars_get(struct grammars *all, const char *key, size_
     if (!(g = make_one(v, &all->budget, key, size, make, what, e)))
         return NULL;
     pthread_mutex_lock(&all->lock);
-    struct shared_grammar *other = find(all, key, size);        /* another thread compiled it meanwhile */
+    struct shared_grammar *other = find(all, key, size); /* another thread may have compiled it at the same time */
     if (!other) {
         g->next = all->first;
         all->first = g;

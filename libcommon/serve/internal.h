@@ -29,11 +29,11 @@ struct server {
     uint64_t start_ns, drain_by_ns;
     int64_t started;
     struct rng ids;
-    struct err error;                   /* of server_run */
+    struct err error;                   /* result of server_run */
     /* models */
     struct loaded_model *models;
     struct evicted *evicted;
-    struct load_cost load_costs[LOAD_TENANTS];  /* these three: named.c */
+    struct load_cost load_costs[LOAD_TENANTS];  /* these three belong to named.c */
     struct model_use uses[USES];
     struct model_size sizes[SIZES]; int next_size;
     struct opening *opening;            /* the thread of model_tasks.c */
@@ -43,8 +43,8 @@ struct server {
     struct chats *chats;                /* threads of the chat history; NULL: --no-history */
     struct metrics metrics;
     struct guard guard;
-    struct catalog_question *questions; /* to the registry and the hub: admin/catalog.c */
-    json_t *registry;                   /* its models, owned; NULL: not computed yet */
+    struct catalog_question *questions; /* questions to the registry and the hub: admin/catalog.c */
+    json_t *registry;                   /* models of the registry, owned; NULL: not computed yet */
     struct jobs *jobs;                  /* downloads and conversions; NULL: o.maker has no command */
     struct rag_service *rag;            /* documents: rag/service.c */
     struct account *account;            /* memory of requests */
@@ -52,15 +52,15 @@ struct server {
     struct nvml *nvml; char no_nvml[160];       /* NULL: not loaded yet, or no_nvml gives the reason */
     uint64_t ws_stats_ns;               /* when /ws/stats was last sent */
     struct memory_watch watch;
-    char *openapi;                      /* the answer of /openapi.json, owned; NULL: not made yet */
+    char *openapi;                      /* response of /openapi.json, owned; NULL: not made yet */
 };
 
 /* Accept no new clients; running calls may continue for drain_s. */
 void server_stop(struct server *s, double drain_s);
 void server_log(struct server *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-/* to o.warn, which is not suppressed */
+/* write a message to o.warn, which is never suppressed */
 void server_warn(struct server *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-/* "PREFIX" and 24 hexadecimal digits. */
+/* Write "PREFIX" and 24 hexadecimal digits. */
 void server_id(struct server *s, const char *prefix, char out[48]);
 
 #endif

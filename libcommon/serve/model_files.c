@@ -14,7 +14,7 @@
 #include "libcommon/base/json.h"
 #include "libcommon/base/utf8.h"
 
-/* "zse", "gguf", or NULL. */
+/* The kind of a file, by its name: "zse", "gguf", or NULL. */
 static const char *kind_of(const char *name)
 {
     static const char *const kinds[] = { "zse", "gguf" };
@@ -25,7 +25,7 @@ static const char *kind_of(const char *name)
     return NULL;
 }
 
-/* Bytes of the files in a folder with config.json. */
+/* Total size of the files in a folder with config.json. */
 static uint64_t folder_bytes(const char *path)
 {
     uint64_t sum = 0;
@@ -57,7 +57,8 @@ static void add(json_t *files, const char *name, const char *path, const char *k
                                            "modified", (json_int_t)st->st_mtime));
 }
 
-/* Models in folder/under; deeper: also those in its subfolders that are not models themselves. */
+/* List the models in folder/under; deeper: also those in its subfolders that are not models
+ * themselves. */
 static void list(json_t *files, const char *folder, const char *under, int deeper)
 {
     struct dirent **found = NULL;

@@ -7,11 +7,11 @@
 #include "libcommon/base/err.h"
 
 enum { MAX_MODEL_FILES = 1000 };
-/* {"folder", "free_bytes", "files": [{"name", "path", "kind": zse, gguf or folder, "bytes",
- * "modified"}]} of the folder and of its folders, by name; names of hidden files are left out.  New
- * reference.  A folder that does not exist has no files. */
+/* List the models of the folder and of its subfolders, by name, without hidden files: {"folder",
+ * "free_bytes", "files": [{"name", "path", "kind": zse, gguf or folder, "bytes", "modified"}]}.
+ * New reference.  A folder that does not exist has no files. */
 json_t *model_files(const char *folder, struct err *e);
-/* Delete a .zse or .gguf in that list.  ERR_FORMAT: none has this name. */
+/* Delete a .zse or .gguf of that list.  ERR_FORMAT: none has this name. */
 json_t *model_file_remove(const char *folder, const char *name, struct err *e);
 
 #endif

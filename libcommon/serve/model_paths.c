@@ -1,4 +1,4 @@
-/* model_paths.c - check the paths that requests name. */
+/* model_paths.c - check paths that requests name. */
 #include "libcommon/serve/model_paths.h"
 
 #include <stdio.h>
@@ -9,7 +9,8 @@
 
 #include "libcommon/serve/internal.h"
 
-/* Neither a pipe nor a device, which could block the thread that loads all models. */
+/* Whether it is a file or a folder: a pipe or a device could block the thread that loads all
+ * models. */
 static int is_file_or_folder(const char *path)
 {
     struct stat st;
@@ -18,7 +19,7 @@ static int is_file_or_folder(const char *path)
 
 const char *model_folder(const struct server *s) { return s->o.model_dir ? s->o.model_dir : s->o.maker.folder; }
 
-/* The real path if it is below the folder, else NULL. */
+/* The resolved path if it is below the folder, else NULL. */
 static char *below(const char *folder, const char *path)
 {
     char *dir = realpath(folder, NULL), *joined = NULL, *real = NULL;

@@ -26,7 +26,7 @@ int task_give(struct server *s, enum task_kind kind, struct loaded_model *lm);
 struct task *tasks_done(struct server *s);
 /* Join the thread and close the models of tasks that have not started.  -1: an engine is stuck. */
 int tasks_stop(struct server *s);
-void task_close_now(struct loaded_model *lm);           /* after tasks_stop: TASK_CLOSE, here and now */
+void task_close_now(struct loaded_model *lm);           /* TASK_CLOSE in the calling thread; call it after tasks_stop */
 void tasks_close(struct server *s);
 
 #endif

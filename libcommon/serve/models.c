@@ -42,7 +42,7 @@ static void free_model(struct loaded_model *lm)
     for (struct loaded_model *o = lm->s->models; o; o = o->next)
         if (o->replaces == lm)
             o->replaces = NULL;
-    grammars_close(lm->grammars);                /* its engine, which uses them, is closed */
+    grammars_close(lm->grammars);                /* the engine, which used them, is closed */
     free(lm->bos);
     free(lm->eos);
     free(lm->path);
@@ -88,7 +88,7 @@ struct loaded_model *models_find(struct server *s, const char *id, struct proble
 
 /* ---- loading ---- */
 
-/* Is this id taken?  A model and its successor have the same. */
+/* Whether this id is in use; a model and its successor have the same. */
 static int id_is_taken(const struct server *s, const char *id, const struct loaded_model *replaces)
 {
     for (const struct loaded_model *o = s->models; o; o = o->next)
@@ -179,7 +179,7 @@ static void tell_waiter(struct loaded_model *lm, const struct problem *p)
 
 static int is_busy(const struct loaded_model *lm) { return lm->n_calls || lm->preparing; }
 
-/* Is o to be evicted before p?  Idle models first, then the least recently used. */
+/* Whether o is evicted before p: idle models first, then the least recently used. */
 static int goes_first(const struct loaded_model *o, const struct loaded_model *p)
 {
     return is_busy(o) != is_busy(p) ? is_busy(p) : o->used_ns < p->used_ns;
@@ -268,14 +268,14 @@ static void on_load_failed(struct server *s, struct loaded_model *lm, const stru
     }
     if (lm->recalled && !lm->named) {           /* a model with a name is found by its name */
         lm->failures++;
-        models_remember(s, lm, lm->changed);    /* the next request tries again */
+        models_remember(s, lm, lm->changed);    /* the next request retries */
     }
     tell_waiter(lm, pr);
     named_failed(s, lm, pr);
     const struct problem told = named_problem(s, pr);
     calls_loaded(s, lm, &told);
     if (task_give(s, TASK_CLOSE, lm) != 0)
-        lm->state = MODEL_LEAVING;              /* models_tick tries again */
+        lm->state = MODEL_LEAVING;              /* models_tick retries */
 }
 
 /* Open the model that has been queued longest.  Models are opened one at a time, so that at most
@@ -299,7 +299,7 @@ static void open_next(struct server *s)
         lm->queued = 0;
         lm->memory_bytes = 0;
         on_load_failed(s, lm, &pr);
-        loop_wake(s->loop);                     /* for the next one */
+        loop_wake(s->loop);                     /* open the next one as well */
     } else if (task_give(s, TASK_OPEN, lm) == 0) {
         lm->queued = 0;                         /* without memory: tried again in a second */
     }

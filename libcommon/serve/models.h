@@ -26,10 +26,10 @@ struct loaded_model {
     char *id, *path;                    /* owned */
     struct model_choice how;
     enum model_state state;
-    int64_t created;                    /* seconds since 1970 */
+    int64_t created;                    /* Unix time of loading */
     /* loading began; last request; LEAVING: calls are cancelled then */
     uint64_t started_ns, used_ns, leave_by_ns;
-    double load_s;                      /* how long loading took */
+    double load_s;                      /* duration of loading, in seconds */
     struct served_model m;
     int opened;                         /* m is filled in */
     int queued;                         /* LOADING: waits until models requested earlier are open */
@@ -40,7 +40,7 @@ struct loaded_model {
     uint64_t loaded_by;                 /* named: the tenant whose request loaded it */
     int owed;                           /* a free reload, after eviction by another tenant's load: named.h */
     int shared;                         /* a tenant other than loaded_by has used it */
-    /* keep-alive time of the last request; negative: for ever */
+    /* keep-alive time of the last request; negative: forever */
     int keep_given; double keep_s;
     int stalled;                        /* no step of its engine has ended for stall_s, and the warning is out */
     /* the modification time of its file has changed, and the engine compares the contents */
@@ -50,7 +50,7 @@ struct loaded_model {
      * to */
     int recalled, changed;
     int failures;                       /* consecutive failures to reload it */
-    struct err error;                   /* of opening it; ERR_NONE: it was opened */
+    struct err error;                   /* error of opening the model; ERR_NONE: it was opened */
     struct worker *worker;              /* NULL while the model is loading or closing */
     struct tmpl *tmpl;                  /* owned; NULL: it has no chat template */
     char *bos, *eos;                    /* texts of the tokens; owned */
@@ -66,7 +66,7 @@ struct loaded_model {
     int most_running;                   /* limits.max_running as opened */
     int batching;                       /* 0: one request at a time */
     int preparing;                      /* calls queued for or in a preparing thread */
-    struct call *calls; int n_calls;    /* open ones */
+    struct call *calls; int n_calls;    /* open calls */
     struct loaded_model *replaces;      /* reload: unloaded when this one is ready */
     struct conn *waiter;                /* the POST /api/models/load that waits for it; NULL: none */
     struct model_metrics metrics;
@@ -89,7 +89,7 @@ void models_tick(struct server *s);
 /* unload models whose file has changed since it was opened */
 void models_check(struct server *s);
 int models_start(struct server *s, struct err *e);
-void models_stop(struct server *s);                             /* close all, after the end of the loop */
+void models_stop(struct server *s);                             /* close all models after the end of the loop */
 /* End the threads of the engines.  -1: an engine is in a step that does not end; the calls of its
  * model have their lines in the audit log, and nothing is freed. */
 int models_halt(struct server *s);

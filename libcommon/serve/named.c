@@ -74,7 +74,7 @@ static int is_recent(const struct model_use *u, uint64_t now)
     return u->at_ns && now - u->at_ns < (uint64_t)USED_RECENTLY_S * 1000000000u;
 }
 
-/* The tenant's entry for the model; NULL: not used recently. */
+/* Find the tenant's entry for the model; NULL: not used recently. */
 static struct model_use *find_use(struct server *s, uint64_t model, uint64_t tenant)
 {
     const uint64_t now = clock_ns();
@@ -178,7 +178,8 @@ void named_failed(struct server *s, const struct loaded_model *lm, const struct 
         u->owed = 1;
 }
 
-/* May the tenant load one more model?  Unfinished loads count 1 each, as they may fail or evict. */
+/* Whether the tenant may load another model.  Unfinished loads count 1 each, as they may fail or
+ * evict. */
 static int may_load(struct server *s, uint64_t tenant, struct problem *pr)
 {
     double loads = cost_of(s, tenant)->loads;

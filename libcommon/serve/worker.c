@@ -17,7 +17,7 @@ struct command {
     struct command *next;
     enum command_kind kind;
     struct request_params params;
-    struct constraint constraint;       /* of params; state NULL: none, or owned by the engine */
+    struct constraint constraint;       /* from params; state NULL: none, or owned by the engine */
     struct worker_job *jobs;
     struct engine_limits limits;
 };
@@ -28,7 +28,7 @@ struct worker {
     void *user;
     pthread_t thread;
     pthread_mutex_t lock;
-    pthread_cond_t work, over;          /* over: the thread is ending */
+    pthread_cond_t work, over;          /* over: signalled when the thread ends */
     atomic_uint_fast64_t began_ns;      /* clock_ns() at which the current step began; 0: it waits for work */
     /* protected by the lock */
     struct command *first, **last;
@@ -217,7 +217,7 @@ static void run_command(struct worker *w, struct command *c)
         engine_trim(w->g);
         break;
     case COMMAND_LIMITS:
-        engine_set_limits(w->g, &c->limits, &ignored);      /* the caller has checked them */
+        engine_set_limits(w->g, &c->limits, &ignored);      /* the caller has checked the limits */
         break;
     }
 }
@@ -274,7 +274,7 @@ static void *work(void *arg)
             return NULL;
         }
         while (!w->batch && !(w->batch = take_spare(w)))
-            ;                               /* a few hundred bytes: wait until other threads free some */
+            ;                               /* it takes a few hundred bytes: wait until other threads free some */
         while (list) {
             struct command *next = list->next;
             run_command(w, list);

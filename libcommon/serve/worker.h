@@ -43,7 +43,7 @@ struct event {
     struct request_stats stats;         /* with last */
 };
 
-struct events {                         /* of one or more steps */
+struct events {                         /* the events of one or more steps */
     struct events *next;
     struct event *event;
     int n_events, room;
@@ -64,15 +64,15 @@ double worker_step_s(const struct worker *w);
 /* Submit p->n (at least 1) jobs. The data that p points to must stay until their first event; the
  * constraint is copied, with ownership. 0, or -1 without memory; a refusal is an event. */
 int worker_submit(struct worker *w, const struct request_params *p, struct worker_job *jobs);
-/* 0, or -1 without memory: the answer continues */
+/* 0, or -1 without memory, in which case the answer continues */
 int worker_cancel(struct worker *w, struct worker_job *job);
 int worker_limits(struct worker *w, const struct engine_limits *l);     /* 0, or -1 without memory */
 void worker_trim(struct worker *w);             /* engine_trim, between two steps */
 void worker_check(struct worker *w);            /* engine_check before the next step; worker_stats has the result */
-/* All events so far, oldest first; NULL: none.  To be given back. */
+/* Take all events so far, oldest first; NULL: none.  Return them with worker_give_back. */
 struct events *worker_take(struct worker *w);
 void worker_give_back(struct worker *w, struct events *list);
-/* As of the last step; s and l may be NULL. */
+/* Statistics and limits as of the last step; s and l may be NULL. */
 void worker_stats(struct worker *w, struct engine_stats *s, struct engine_limits *l);
 
 static inline const struct top_logprob *event_top(const struct events *b, const struct event *ev)

@@ -24,10 +24,10 @@ void store_make_name(char out[STORE_NAME_BYTES], const char *text);
 
 struct store_model {
     char name[STORE_NAME_BYTES];
-    char of[STORE_NAME_BYTES];          /* of an alias: the name it stands for; else "" */
+    char of[STORE_NAME_BYTES];          /* the name that an alias stands for; else "" */
     uint64_t bytes;
     int64_t modified_s, used_s;         /* Unix time; used_s 0: never */
-    uint64_t dev, ino;                  /* of the file; an alias has those of its model */
+    uint64_t dev, ino;                  /* identity of the file; for an alias, of its model's file */
 };
 /* The models of the folder by name, aliases included; an alias whose model is gone is left out.  A
  * folder that does not exist has none.  Returns their number, or -1 with *e; free(*list). */

@@ -98,7 +98,7 @@ struct out { char *data; size_t size, cap; };
 struct vm {
     jmp_buf fail;
     struct err *e;
-    const char *name;           /* of the template, for messages */
+    const char *name;           /* name of the template, for messages */
     int line;                   /* being worked on */
     struct arena_chunk *chunks;
     size_t arena_bytes, max_arena;

@@ -16,7 +16,7 @@ enum { END = 1, VERBATIM = 2 };
 enum { FAILED_REGEX = 4 };            /* besides enum tbuf_failure */
 
 struct stage {
-    struct tbuf held;               /* of the current token (DEC_SUFFIX: the token before) */
+    struct tbuf held;               /* text held of the current token (DEC_SUFFIX: of the token before) */
     struct tbuf last;               /* DEC_CTC: the token before */
     uint64_t index;                 /* tokens seen */
     /* DEC_BYTE_FALLBACK: in a run of bytes; DEC_STRIP: past the beginning of the token. */
@@ -32,7 +32,7 @@ struct detok_state {
     struct stage *stage;
     struct regex_scratch *regex;
     struct tbuf raw, out, tmp;      /* raw: left the last stage, may end inside a character */
-    struct err *e;                  /* of the running call */
+    struct err *e;                  /* error of the running call */
     int failed;
 };
 

@@ -32,7 +32,7 @@ static int by_pattern(const void *pa, const void *pb)
         return c;
     if (a->text.n != b->text.n)
         return a->text.n < b->text.n ? -1 : 1;
-    /* Of equal ones the special wins, then the first. */
+    /* of equal texts the special token wins, then the first */
     int special = (int)(b->a->flags & ADDED_SPECIAL) - (int)(a->a->flags & ADDED_SPECIAL);
     return special ? special : a->order < b->order ? -1 : 1;
 }
@@ -112,7 +112,7 @@ static struct tokb_merge *pack_merges(const struct tok_spec *s, struct tokb_head
             at = at + 1 == n ? 0 : at + 1;
             steps++;
         }
-        /* Of equal pairs the last rank counts, as in the Hugging Face library. */
+        /* of equal pairs the last rank counts, as in the Hugging Face library */
         m[at] = s->merge[i];
         if (steps > h->merge_probes)
             h->merge_probes = steps;

@@ -112,7 +112,7 @@ struct tokb_op {
 struct tokb_header {
     char magic[4];                  /* "TOKB" */
     uint32_t version;
-    uint64_t size;                  /* of the block */
+    uint64_t size;                  /* size of the block */
     /* FNV-1a over this header with checksum 0, then OPS, then TEXT. */
     uint32_t checksum;
     uint32_t model, flags;

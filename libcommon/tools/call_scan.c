@@ -82,7 +82,7 @@ static int skip_value(struct text_span *s, int depth)
 struct scan {
     json_t *calls;
     int marked;                         /* inside of a ```tool fence or <tool_call> */
-    char name[MAX_NAME + 1];            /* of <tool_call name=...>; "": none */
+    char name[MAX_NAME + 1];            /* name in <tool_call name=...>; "": none */
     struct err *e;
     int failed;
 };

@@ -11,7 +11,7 @@
 #include <jansson.h>
 
 enum {
-    ROUNDS_DEFAULT = 8, ROUNDS_MAX = 32,                /* of one answer */
+    ROUNDS_DEFAULT = 8, ROUNDS_MAX = 32,                /* rounds of one answer */
     ROUND_CALLS_MAX = 64,                               /* calls in a round */
     ROUND_RESULT_MAX = 64 << 10,                        /* bytes of a result; the rest is cut off */
 };

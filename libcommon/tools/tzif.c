@@ -127,7 +127,7 @@ static int parse(struct tz *z, const char *name, const uint8_t *data, size_t siz
     const int version = data[4] == 0 ? 1 : data[4] - '0';
     if (version < 1 || version > 9)
         return err_set(e, ERR_FORMAT, "%s: offset 4: version is byte %d", name, data[4]);
-    if (version > 1) {                          /* the same again, with 64 bits */
+    if (version > 1) {                          /* the same data again, with 64-bit times */
         at = HEADER + block_bytes(&b);
         if (read_block(name, data, size, at, 8, &b, e) != 0)
             return -1;

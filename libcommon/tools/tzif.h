@@ -30,7 +30,7 @@ struct tz_day { char form; int month, week, day; int32_t time_s; };
 struct tz_rule {
     struct tz_moment standard, daylight;
     int has_daylight;
-    struct tz_day start, end;           /* of daylight time */
+    struct tz_day start, end;           /* when daylight time begins and ends */
 };
 /* 0, or -1 with *e.  A daylight time without days is refused: they would depend on the machine. */
 int tz_rule_parse(const char *text, size_t size, struct tz_rule *r, struct err *e);
