@@ -9,6 +9,8 @@
 #include "libcommon/base/rng.h"
 #include "libcommon/hw/memory.h"
 
+QTYPE_SCALES_HERE(7);
+
 enum {
     /* bytes of copies of the matrix; used in turn, so that each is read from memory, as in a large
      * model */

@@ -14,6 +14,8 @@
 #include "libcommon/quant/half.h"
 #include "libcommon/quant/tile.h"
 
+QTYPE_SCALES_HERE(7);
+
 enum { MOST_LAUNCHES = 64, MOST_COPIES = 64, MOST_OWNED = 24, PATTERN = 1 << 20, TILES = 8, MOST_SEQUENCES = 64,
        LEAST_TILED = 16 };
 /* a timed graph lasts about this long, or one launch per copy */

@@ -90,6 +90,8 @@ DEVICE row_data row_data_of(const gpu_mat &m, const layout &a, const uint8_t *ti
     return q;
 }
 
+QTYPE_SCALES_HERE(7);
+
 DEVICE float scale_of_byte(const layout &a, uint8_t byte)
 {
     /* f16's bits 7 places lower, worth 2^-8; the file has no NaN */

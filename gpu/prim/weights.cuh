@@ -42,6 +42,9 @@ enum { BOOK_nl4, BOOK_nf4, BOOK_m2, BOOK_m3, BOOK_e2m1, N_BOOKS };
     };
 #include "libcommon/quant/qtype.def"
 
+QTYPE_SCALES_HERE(7);
+QTYPE_EXTRAS_HERE(3);
+
 /* One step of a lane, as loaded. */
 template <int TYPE> struct raw_step {
     uint4 code[format<TYPE>::raw];

@@ -9,6 +9,9 @@
 #include "libcommon/convert/spill.h"
 #include "libcommon/quant/half.h"
 
+QTYPE_EXTRAS_HERE(3);
+QTYPE_CODES_HERE(9);
+
 /* The code of a level, levels in rising order. */
 static int level_code(const struct qtype_info *t, int i)
 {

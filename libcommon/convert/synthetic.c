@@ -13,6 +13,10 @@
 #include "libcommon/quant/half.h"
 #include "libcommon/quant/quantize.h"
 
+QTYPE_SCALES_HERE(7);
+QTYPE_EXTRAS_HERE(3);
+QTYPE_CODES_HERE(9);
+
 /* ---- the models: from their config.json on the hub ---- */
 
 static const struct synthetic_shape {

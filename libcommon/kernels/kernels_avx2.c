@@ -329,6 +329,8 @@ INLINE void m6_sums(const int T, const int O, const uint8_t *line, const int8_t 
         }
 }
 
+STREAM_KINDS_HERE(14);
+
 INLINE void step_sums(const int T, const int O, const int codes, const struct qtype_info *type, const int n_k,
                       const struct weights *w, __m256i table, const uint8_t *line, const int8_t *code,
                       const int32_t *seed, const __m256i scale[4], __m256i sum[][4], uintptr_t *next)

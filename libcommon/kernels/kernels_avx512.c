@@ -213,6 +213,8 @@ INLINE void group_factors(const int O, const struct qtype_info *type, const uint
         group_scales(type, unit, n, g, scale_f, extra);
 }
 
+STREAM_KINDS_HERE(14);
+
 INLINE void step_sums(const int T, const int O, const int codes, const struct qtype_info *type, const int n_k,
                       const struct weights *w, vi table, const uint8_t *line, const int8_t *code, const int32_t *seed,
                       const vi scale[4], vi sum[][4], uintptr_t *next)

@@ -114,6 +114,8 @@ INLINE __m256i few_seed(const int codes, int32_t seed)
     return _mm256_set1_epi32(codes == STREAM_FROM_0 ? 0 : seed / less);
 }
 
+STREAM_KINDS_HERE(14);
+
 INLINE void step_sums(const int T, const int O, const int codes, const struct qtype_info *type, const int n_k,
                       const struct weights *w, __m256i table, const uint8_t *line, const int8_t *code,
                       const int32_t *seed, const __m256i scale[4], __m256i sum[][4], uintptr_t *next)

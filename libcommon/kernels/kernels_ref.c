@@ -8,6 +8,9 @@
 #include "libcommon/quant/half.h"
 #include "libcommon/quant/kvscale.h"
 
+QTYPE_SCALES_HERE(7);
+QTYPE_EXTRAS_HERE(3);
+
 static int supported(void) { return 1; }
 
 /* ---- activations: per token [act groups] scale, then [cols_padded] int8 ---- */

@@ -27,8 +27,11 @@
  *   T2, T3                          the loops of ternary.inc, if they are faster */
 enum stream_kind {
     STREAM_TABLE, STREAM_TABLE_2, STREAM_TABLE_3, STREAM_SMALL, STREAM_LINEAR, STREAM_FROM_0, STREAM_FROM_M1,
-    STREAM_PLUS_1, STREAM_PLUS_2, STREAM_BYTES, STREAM_UNPACKED, STREAM_T2, STREAM_T3, STREAM_NONE
+    STREAM_PLUS_1, STREAM_PLUS_2, STREAM_BYTES, STREAM_UNPACKED, STREAM_T2, STREAM_T3, STREAM_NONE, N_STREAM_KINDS
 };
+/* Stands before every step_sums() and at the sizes below: a new kind fails the build there. */
+#define STREAM_KINDS_HERE(n) _Static_assert(N_STREAM_KINDS == (n), "a new kind of stream needs a case here")
+STREAM_KINDS_HERE(14);
 /* Bits of a code in the planes of a tile, and bytes of 32 k. */
 #define LOW_BITS(codes) \
     ((codes) >= STREAM_BYTES ? 8 \

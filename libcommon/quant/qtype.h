@@ -32,7 +32,7 @@ enum scale_kind {
 #define QTYPE_SCALE(KIND, ...) SCALE_##KIND,
 #include "libcommon/quant/qtype.def"
 };
-enum extra_kind { EXTRA_NONE, EXTRA_MIN_F16, EXTRA_ZERO_U8 };
+enum extra_kind { EXTRA_NONE, EXTRA_MIN_F16, EXTRA_ZERO_U8, N_EXTRA_KINDS };
 
 /* How a code is converted to a value, before scale and extra. */
 enum code_kind {
@@ -43,7 +43,23 @@ enum code_kind {
     CODES_E2M1,                 /* sign and magnitude; -0 is the second code of 0 */
     CODES_E4M3, CODES_E5M2,     /* OCP 8-bit floating point */
     CODES_TERNARY, CODES_BASE3, /* -1, 0, 1: two bits each, five a byte */
+    N_CODE_KINDS
 };
+enum {
+    N_SCALE_KINDS = 0
+#define QTYPE_SCALE(...) + 1
+#include "libcommon/quant/qtype.def"
+};
+/* Stands in every file that has cases for these kinds: a new kind fails the build there. */
+#ifdef __cplusplus
+#define QTYPE_STATIC_ASSERT static_assert
+#else
+#define QTYPE_STATIC_ASSERT _Static_assert
+#endif
+#define QTYPE_SCALES_HERE(n) QTYPE_STATIC_ASSERT(N_SCALE_KINDS == (n), "a new kind of scale needs a case here")
+#define QTYPE_EXTRAS_HERE(n) QTYPE_STATIC_ASSERT(N_EXTRA_KINDS == (n), "a new kind of extra needs a case here")
+#define QTYPE_CODES_HERE(n) QTYPE_STATIC_ASSERT(N_CODE_KINDS == (n), "a new kind of code needs a case here")
+
 /* The rounding of activations: qtype.def, acts. */
 enum weight_acts { ACTS_NONE, ACTS_F32, ACTS_I8, ACTS_I8_128 };
 enum gpu_format_kind { GPU_FORMAT_NONE, GPU_FORMAT_F32, GPU_FORMAT_FLOATS, GPU_FORMAT_INTEGERS, GPU_FORMAT_TABLE };

@@ -15,6 +15,10 @@
 
 #include "libcommon/quant/half.h"
 
+QTYPE_SCALES_HERE(7);
+QTYPE_EXTRAS_HERE(3);
+QTYPE_CODES_HERE(9);
+
 enum { MAX_GROUP = 256, LANES = 16, N_TRIALS = 19 };
 
 int qrow_init(struct qrow *q, const struct mat *m, struct err *e)

@@ -10,6 +10,9 @@
 #include "libcommon/quant/half.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "a .zse file is mapped as it lies: little endian");
+QTYPE_SCALES_HERE(7);
+QTYPE_EXTRAS_HERE(3);
+QTYPE_CODES_HERE(9);
 
 enum { LINE = 128, MAX_GROUP = 256, T3_LINES = 13, STEP = 32 };         /* STEP: kernels take that many k at a time */
 
