@@ -181,11 +181,7 @@ static void add_sigmoid_router(struct gguf_translator *t)
 {
     gguf_add_experts(t);
     gguf_copy_int(t, "leading_dense_block_count", "first_k_dense_replace");
-    gguf_copy_int(t, "expert_shared_count", "n_shared_experts");
-    gguf_copy_int(t, "expert_group_count", "n_group");
-    gguf_copy_int(t, "expert_group_used_count", "topk_group");
-    gguf_set_real(t, "routed_scaling_factor", gguf_key_float(t, "expert_weights_scale", 1));
-    gguf_set_bool(t, "norm_topk_prob", gguf_key_float(t, "expert_weights_norm", 0) != 0);
+    gguf_add_router(t, 0);
     gguf_set_bool(t, "attention_bias", gguf_any_attn_bias(t));
     gguf_add_extra_layers(t);
 }

@@ -61,6 +61,9 @@ void gguf_add_biases(struct gguf_translator *t);
 void gguf_check_sigmoid(const struct gguf_translator *t);
 void gguf_check_head(const struct gguf_translator *t);
 void gguf_add_experts(struct gguf_translator *t);
+/* Shared experts, groups, and the factor on a router's weights.  normalizes: whether the weights
+ * are normalized if no key tells. */
+void gguf_add_router(struct gguf_translator *t, int normalizes);
 /* Layers that predict more tokens: GGUF counts them among the blocks. Returns the others. */
 int64_t gguf_add_extra_layers(struct gguf_translator *t);
 /* The share n / of, as a number that gives n again when multiplied by `of` and truncated. */

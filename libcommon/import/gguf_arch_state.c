@@ -150,12 +150,8 @@ void gguf_add_nemotron_h_moe(struct gguf_translator *t)
             json_array_set_new(kinds, (size_t)i, json_string("moe"));
     gguf_add_experts(t);
     gguf_copy_int(t, "expert_shared_feed_forward_length", "moe_shared_expert_intermediate_size");
-    gguf_copy_int(t, "expert_shared_count", "n_shared_experts");
-    gguf_copy_int(t, "expert_group_count", "n_group");
-    gguf_copy_int(t, "expert_group_used_count", "topk_group");
     gguf_copy_int(t, "moe_latent_size", "moe_latent_size");
-    gguf_set_real(t, "routed_scaling_factor", gguf_key_float(t, "expert_weights_scale", 1));
-    gguf_set_bool(t, "norm_topk_prob", gguf_key_float(t, "expert_weights_norm", 1) != 0);
+    gguf_add_router(t, 1);
 }
 
 static void add_delta_layers(struct gguf_translator *t)

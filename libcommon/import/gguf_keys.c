@@ -247,6 +247,15 @@ void gguf_add_experts(struct gguf_translator *t)
     gguf_copy_int(t, "expert_feed_forward_length", "moe_intermediate_size");
 }
 
+void gguf_add_router(struct gguf_translator *t, int normalizes)
+{
+    gguf_copy_int(t, "expert_shared_count", "n_shared_experts");
+    gguf_copy_int(t, "expert_group_count", "n_group");
+    gguf_copy_int(t, "expert_group_used_count", "topk_group");
+    gguf_set_real(t, "routed_scaling_factor", gguf_key_float(t, "expert_weights_scale", 1));
+    gguf_set_bool(t, "norm_topk_prob", gguf_key_float(t, "expert_weights_norm", normalizes) != 0);
+}
+
 int64_t gguf_add_extra_layers(struct gguf_translator *t)
 {
     int64_t extra;
