@@ -119,7 +119,7 @@ int serve_pull_resolve(const char *word, struct model_pulled *out, struct err *e
     struct pulled p;
     struct hub_name name;
     if (*word == '/' || *word == '.')           /* never a file of the server */
-        return err_set(e, ERR_FORMAT, "'%.140s' is no name of a model", word);
+        return err_set(e, ERR_FORMAT, "'%.140s' is not a valid model name", word);
     if (pull_resolve(&p, word, NULL, e) != 0 || hub_parse_name(&name, p.source, e) != 0) {
         pull_release(&p);
         return -1;

@@ -220,7 +220,7 @@ int guard_admits(struct server *s, struct conn *c, const struct route *r)
     struct access_record *record = conn_record(c);
     char query[128];
     if (!s->o.query_keys && http_query(conn_request(c), "api_key", query, sizeof query)) {
-        reply_refusal(s, c, 400, "key_in_query", "api_key in the address ends in logs: send it as X-API-Key or Authorization: Bearer (--allow-query-key lets it through)");
+        reply_refusal(s, c, 400, "key_in_query", "api_key in the URL would be written to logs: send it as X-API-Key or Authorization: Bearer (--allow-query-key lets it through)");
         return 0;
     }
     if (r->access == ACCESS_PUBLIC)

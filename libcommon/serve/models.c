@@ -107,7 +107,7 @@ struct loaded_model *models_load(struct server *s, const char *path, const char 
         goto fail;
     }
     if (id_is_taken(s, lm->id, replaces)) {
-        problem_set(pr, 409, "model_name", "model_exists", "a model with the id '%.80s' is there already", lm->id);
+        problem_set(pr, 409, "model_name", "model_exists", "a model with the id '%.80s' exists already", lm->id);
         goto fail;
     }
     models_forget(s, lm->id);                   /* the new model replaces it */

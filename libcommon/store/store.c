@@ -41,7 +41,7 @@ char *store_path(const char *folder, const char *name, struct err *e)
 {
     char *path;
     if (!store_is_name(name)) {
-        err_set(e, ERR_FORMAT, "'%.140s' is no name of a model: expected letters, digits, and . _ - : + after the first, at most %d bytes",
+        err_set(e, ERR_FORMAT, "'%.140s' is not a valid model name: expected letters, digits, and . _ - : + after the first, at most %d bytes",
                 name, STORE_NAME_BYTES - 1);
         return NULL;
     }

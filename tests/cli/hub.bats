@@ -837,5 +837,5 @@ kept_half() { [ -n "$(find "$XDG_CACHE_HOME" -name '.*.part.zse-*' -size +100k)"
   run -2 --separate-stderr zse-convert pull test/tiny -o x.zse
   run -2 --separate-stderr zse-convert test/tiny --as x -o x.zse
   run -1 --separate-stderr zse-convert pull test/tiny --as ../x
-  [[ $stderr == *"'../x' is no name of a model"* ]]
+  [[ $stderr == *"'../x' is not a valid model name"* ]]
 }

@@ -325,7 +325,7 @@ void handle_hub_search(struct server *s, struct conn *c, const char *rest)
 void handle_hub_check(struct server *s, struct conn *c, const char *rest)
 {
     if (strlen(rest) >= sizeof ((struct catalog_question *)0)->words) {
-        reply_refusal(s, c, 400, "invalid_value", "'%.80s...' is no name of a model", rest);
+        reply_refusal(s, c, 400, "invalid_value", "'%.80s...' is not a valid model name", rest);
         return;
     }
     struct catalog_question *q = new_question(s, c, ASK_CHECK);

@@ -140,7 +140,7 @@ static const struct model_metric {
 static const struct model_metric vllm_metrics[] = {
     { "vllm:num_requests_running", "gauge", "As zse_requests_running.", zse_requests_running },
     { "vllm:num_requests_waiting", "gauge", "As zse_requests_waiting.", zse_requests_waiting },
-    { "vllm:kv_cache_usage_perc", "gauge", "As zse_kv_use_ratio; 1: all.", zse_kv_use_ratio },
+    { "vllm:kv_cache_usage_perc", "gauge", "The value of zse_kv_use_ratio; 1: all blocks.", zse_kv_use_ratio },
     { "vllm:gpu_cache_usage_perc", "gauge", "The older name of vllm:kv_cache_usage_perc.", zse_kv_use_ratio },
     { "vllm:prefix_cache_queries_total", "counter", "As zse_prompt_tokens_total.", zse_prompt_tokens_total },
     { "vllm:prefix_cache_hits_total", "counter", "As zse_prefix_hit_tokens_total.", zse_prefix_hit_tokens_total },

@@ -232,7 +232,7 @@ static void unload(struct server *s, struct conn *c, const struct call_form *for
         return;
     }
     if (lm && !lm->named) {
-        reply_refusal(s, c, 400, "not_named", "%.120s was loaded by the administrator: it stays", model);
+        reply_refusal(s, c, 400, "not_named", "%.120s was loaded by the administrator and cannot be unloaded here", model);
         return;
     }
     if (lm && !(record && record->is_admin) && (lm->shared || lm->loaded_by != guard_tenant(record))) {
