@@ -182,9 +182,9 @@ static int set_ternary(struct recipe *p, enum qtype type, int group_size, struct
     return 0;
 }
 
-/* Copy codes and scales, in the exact type or in another that holds them. The channels of a
- * GGUF's groups of 128 are even enough for one activation scale; those of a checkpoint were not
- * scaled for it. */
+/* Copy codes and scales, in the exact type or in another that holds them.  In a GGUF with groups of
+ * 128 the channels of a group are similar enough for one activation scale; in a checkpoint they
+ * were not scaled for it. */
 static int set_copy(struct recipe *p, enum qtype type, int group_size, struct err *e)
 {
     p->make = MAKE_COPY;

@@ -348,18 +348,19 @@ uint64_t draft_model_spent(const struct engine *g);             /* nanoseconds, 
 
 /* ---- engine_disk.c ---- */
 int prefixes_open(struct engine *g, const struct engine_options *o, const struct backend_options *bo, struct err *e);
-/* Bring what the folder has of r's prefix into the tree; once a request. */
+/* Load the part of r's prefix that the folder has into the prefix tree; once per request. */
 void prefixes_load(struct engine *g, struct request *r);
-/* Give whole runs of r's tokens to the folder that it may lack. */
+/* Queue complete runs of r's tokens that the folder may lack. */
 void prefixes_save(struct engine *g, struct request *r);
-void prefixes_save_state(struct engine *g, struct request *r);  /* behind its last token, if runs end there */
-/* Give the rest as well; r's blocks are still there. */
+void prefixes_save_state(struct engine *g, struct request *r);  /* state after its last token, if runs end there */
+/* Queue the partial last run as well; call it before r's blocks are released. */
 void prefixes_save_end(struct engine *g, struct request *r);
 
 /* ---- engine_deliver.c ---- */
 void deliver_row(struct engine *g, struct request *r, float *logits);  /* choose r's next token; r may be gone */
 void deliver_step(struct engine *g, int n_items);
-/* Keys, values and state of n more tokens of r are there: count them, enter them as a prefix. */
+/* Count n more tokens of r whose keys, values and state are computed, and add them to the prefix
+ * tree. */
 void step_computed(struct engine *g, struct request *r, int n);
 void deliver_late(struct engine *g);                    /* requests whose constraint has become ready go on */
 

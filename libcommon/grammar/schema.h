@@ -72,7 +72,7 @@ struct schema {
      * not 0, the grammar allows less than the schema, and an empty grammar does not prove that no
      * value satisfies the schema. */
     uint64_t n_partial;
-    const json_t *partial_at; const char *partial_key;      /* the first of them */
+    const json_t *partial_at; const char *partial_key;      /* where the first of them is */
     /* Set while two schemas are tested for a common value: the grammar may allow more than the
      * schema, but not less. */
     int loose;
@@ -128,16 +128,16 @@ struct branch_list { uint32_t *v; uint32_t n, room; };      /* v is owned */
 void schema_add_branch(struct schema *s, struct branch_list *to, uint32_t e);
 /* Split one keyword with alternatives off: 1 if there was one; *result is then its branches. */
 int schema_split(struct schema *s, struct member *m, int n, uint32_t *result);
-/* Members without alternatives. */
+/* Compile members that have no alternatives left. */
 uint32_t schema_compile_types(struct schema *s, const struct member *m, int n);
 
 /* Text under construction. */
 struct json_text { char *p; size_t n, room; int failed; };  /* p is owned */
 void text_put(struct json_text *b, const void *p, size_t n);
-/* A string inside quotation marks, with only the necessary escapes. */
+/* Append a string in quotation marks, with only the necessary escapes. */
 void text_put_string(struct json_text *b, const char *s, size_t n);
 
-/* Members that must all hold, compiled.  EXPR_NONE: nothing satisfies them, or it failed. */
+/* Compile members that must all hold.  EXPR_NONE: nothing satisfies them, or it failed. */
 uint32_t schema_compile(struct schema *s, const struct member *m, int n);
 /* Errors: "schema: /properties/a/pattern: ..."; all return EXPR_NONE and set failed. */
 uint32_t schema_refuse(struct schema *s, const json_t *at, const char *keyword, const char *why);
@@ -156,7 +156,7 @@ uint32_t schema_regex_n(struct schema *s, const json_t *at, const char *keyword,
 uint32_t schema_pattern(struct schema *s, const json_t *at, const char *keyword, const char *text, size_t size,
                         int32_t *min, int32_t *max);
 
-/* A JSON value of the schema as one text. */
+/* JSON values of the schema, each as one text. */
 uint32_t schema_values(struct schema *s, json_t *const *v, size_t n);
 uint32_t schema_number(struct schema *s, const struct member *m, int n, int whole, int fraction);
 /* The inside of the strings that the members allow, without quotation marks. canonical: with the

@@ -10,7 +10,7 @@
         int variant __attribute__((unused)))
 
 const struct builtin *builtin_find(const struct builtin *table, size_t n, const char *name, size_t size);
-/* tmpl_sequences.c. */
+/* The filters of tmpl_sequences.c; NULL: none has this name. */
 const struct builtin *tmpl_sequence_filter(const char *name, size_t size);
 
 #endif

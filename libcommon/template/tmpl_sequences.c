@@ -148,7 +148,7 @@ static FILTER(f_last)
 
 static FILTER(f_list) { return val_to_list(vm, in); }
 
-static FILTER(f_sum)            /* attribute, start */
+static FILTER(f_sum)            /* arguments: attribute, start */
 {
     struct iter it;
     struct val item, total = a[1].kind == K_MISSING ? val_int(0) : a[1];
