@@ -376,13 +376,3 @@ void mat_decode_row(const struct mat *m, int64_t row, float *out)
         codes_decode(m, code, m->cols - k < n ? m->cols - k : n, row_scale, scale, extra, out + k);
     }
 }
-
-void mat_encode_float(const struct mat *m, uint8_t *out, const float *x, size_t ldx)
-{
-    for (int i = 0; i < m->n_tiles; i++) {
-        uint8_t *tile = out + (size_t)i * m->tile_bytes;
-        tile_clear(m, tile);
-        for (int r = 0; r < TILE_ROWS && i * TILE_ROWS + r < m->rows; r++)
-            tile_put_float(m, tile, r, x + (size_t)(i * TILE_ROWS + r) * ldx);
-    }
-}

@@ -92,10 +92,6 @@ void codes_decode(const struct mat *m, const uint8_t *code, int n, float row_sca
 /* Row `row` of the matrix as f32, exactly the values the type defines.  out [cols]. */
 void mat_decode_row(const struct mat *m, int64_t row, float *out);
 
-/* Encode a dense f32 matrix x [rows, ldx] into a float type in out[size] (for tests and
- * calibration). */
-void mat_encode_float(const struct mat *m, uint8_t *out, const float *x, size_t ldx);
-
 #ifdef __cplusplus
 }
 #endif

@@ -21,6 +21,14 @@
   [ -z "$bad" ] || { echo "$bad"; return 1; }
 }
 
+@test "LAYERS has no cycle: no folder may include one that may include it" {
+  awk '!/^#/ && NF { me = $1; sub(":$", "", me); for (i = 2; i <= NF; i++) print ($i ~ /^gpu/ ? "" : "libcommon/") $i, me }' \
+    libcommon/LAYERS >"$BATS_TEST_TMPDIR/may"
+  [ "$(wc -l <"$BATS_TEST_TMPDIR/may")" -gt 100 ]
+  run tsort "$BATS_TEST_TMPDIR/may"
+  [ "$status" = 0 ] || { echo "$output" | grep '^tsort:'; return 1; }
+}
+
 # Sets of kernels and the two runtimes of a device define the same structs, each for itself.
 @test "a name leads to one place: no two files of the programs share a name, no two structs a tag" {
   names=$(find libcommon gpu cmd -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | sed 's|.*/||' | sort | uniq -d)

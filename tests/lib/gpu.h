@@ -20,6 +20,7 @@
 #include "libcommon/kernels/kernels.h"
 #include "libcommon/quant/half.h"
 #include "libcommon/quant/quantize.h"
+#include "tests/lib/encode.h"
 
 static struct gpu *device;
 static struct err why;

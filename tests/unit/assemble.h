@@ -9,6 +9,7 @@
 #include "libcommon/convert/row_reader.h"
 #include "libcommon/convert/source_weights.h"
 #include "libcommon/model/parts.h"
+#include "tests/lib/encode.h"
 
 /* One allocation for all weights, in two passes: sizes, then values. */
 static inline int read_weight(struct model *m, const struct source *s, const struct weight_spec *w,

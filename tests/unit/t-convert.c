@@ -25,6 +25,7 @@
 #include "libcommon/cpu/cpu.h"
 #include "libcommon/format/zfile.h"
 #include "libcommon/quant/ggml.h"
+#include "tests/lib/encode.h"
 
 static const char tiny[] = "models/tiny";
 static char dir[64];

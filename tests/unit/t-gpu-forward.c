@@ -2,6 +2,7 @@
  * dense oracle folders, in f32 (1e-4 of the largest |logit|) and with f16 weights (2e-2), greedy
  * ids equal but for gaps below the error; and quantized models, windows, ragged batches, graphs,
  * KV formats against the CPU. */
+#include "tests/lib/encode.h"
 #include "tests/lib/gpu.h"
 
 #include "gpu/gpu.h"

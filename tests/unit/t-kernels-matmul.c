@@ -16,6 +16,7 @@
 #include "libcommon/kernels/kernels.h"
 #include "libcommon/quant/half.h"
 #include "libcommon/quant/quantize.h"
+#include "tests/lib/encode.h"
 
 enum { MAX_TOKENS = 20, MORE = 37 };            /* MORE: where tile units come in; panels of 13, 13, 11 */
 

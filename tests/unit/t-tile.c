@@ -14,6 +14,7 @@
 #include "libcommon/quant/half.h"
 #include "libcommon/quant/quantize.h"
 #include "libcommon/quant/tile.h"
+#include "tests/lib/encode.h"
 
 static const enum qtype int_types[] = { QT_I8, QT_I8R, QT_I4, QT_I4M, QT_I4Z, QT_NL4, QT_NF4, QT_M2, QT_M3, QT_M5,
                                         QT_M6, QT_MXFP4, QT_T2, QT_T3, QT_FP8, QT_NVFP4 };
