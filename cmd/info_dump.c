@@ -182,7 +182,7 @@ static int dump_zse(const struct zfile *z, const char *name, struct atomic_file 
         free(a.seen);
         return r;
     }
-    t = zfile_find(z, name);                            /* by our name: as stored here */
+    t = zfile_find(z, name);                            /* named as in the .zse: dump it as stored */
     if (!t)
         return err_set(e, ERR_FORMAT, "%s: there is no tensor %s", zfile_path(z), name);
     float *row = malloc((size_t)t->m.cols * sizeof *row);

@@ -32,7 +32,7 @@ struct run_options {
     struct kv_types kv, kv_before; int kv_given;
     int window, sinks, sinks_given; /* --window, --sinks; window 0: as the model has it */
     int exact;
-    int no_prefix_cache;            /* not an option: zse-bench computes every prompt */
+    int no_prefix_cache;            /* has no option: set by zse-bench, which computes every prompt */
     /* not options: folder of prefixes, NULL: none; its size, 0: the engine's default; the program
      * that is told when it fails */
     const char *prefix_folder, *prefix_prog; uint64_t prefix_bytes;

@@ -7,7 +7,7 @@
 
 struct pulled {
     char name[STORE_NAME_BYTES];        /* the name that the model gets */
-    char type[16];                      /* as for -q, from the end of the name; "": the default */
+    char type[16];                      /* spelled as for -q, taken from the end of the name; "": the default */
     char *source, *path;                /* org/name on the hub, a file or a folder; the .zse; owned */
 };
 /* Resolve word: a short name or a name of the registry, which may end in a dash and a type,

@@ -52,7 +52,7 @@ static struct engine_options serve_engine_options(const struct serve_options *o,
                                                   const struct opened_model *m)
 {
     struct engine_options eo = run_engine_options(&o->run, o->max_seqs, context_of(c, &o->run));
-    if (c->embedding.pooling)                   /* as the engine has them, see ask_backend() */
+    if (c->embedding.pooling)                   /* the engine keeps f32 for these models: see ask_backend() */
         eo.kv = kv_both(KV_F32);
     eo.max_waiting = o->max_queue;
     eo.no_prefix_cache = o->no_prefix_cache;
@@ -433,7 +433,7 @@ static int serve(struct serve_options *o, const struct serve_user *user, struct 
     struct server *s = server_bind(&so, e);
     int rc = !s || (user && become_user(o, user, p, e)) ? -1 : 0;
     if (rc == 0)
-        rc = each_model(o, check_model, e);     /* as that user: files are not parsed with root's privileges */
+        rc = each_model(o, check_model, e);     /* runs as that user: files are not parsed with root's privileges */
     if (rc == 0 && !(p->token = admin_token(p->home, e)))
         cli_note(prog, "%s: no administration over HTTP", e->msg);
     if (rc == 0)

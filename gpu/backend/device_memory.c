@@ -101,7 +101,7 @@ static int plan_arena(struct gpu_backend *b, struct arena_part *part)
     const size_t nq = (size_t)c->n_heads * hd, nk = (size_t)c->n_kv_heads * hd, mlp = (size_t)b->mlp_size;
     const size_t f = sizeof(float), h = sizeof(uint16_t),
                  per_row = (size_t)c->n_heads * (size_t)b->max_splits * (hd + 2) * f;
-    /* for the longest context; shorter ones fit more rows */
+    /* rows for the longest context; more rows fit with shorter ones */
     const size_t rows = PARTIAL_BYTES / per_row < 1 ? 1 : PARTIAL_BYTES / per_row < t ? PARTIAL_BYTES / per_row : t;
     b->partial_room = rows * per_row / f;
     b->logit_rows = b->o.max_logits < LOGIT_ROWS ? b->o.max_logits : LOGIT_ROWS;

@@ -9,7 +9,7 @@
 
 enum {
     LOGIT_ROWS = 64,            /* rows of logits at a time */
-    TILE_TOKENS = 16,           /* from this many tokens of a sequence on, attention by tiles */
+    TILE_TOKENS = 16,           /* attention works by tiles from this many tokens of a sequence on */
     MAX_GRAPH_TOKENS = 64, N_BUCKETS = BACKEND_BUCKETS, MAX_SPLIT_BITS = 16,
     STEP_ARRAYS = 6,
     /* most rows of a step whose tokens may be drawn here */

@@ -254,7 +254,7 @@ static void check_shared(size_t at, size_t n, bool write)
 
 /* Atomics do not conflict with each other, but with other accesses to the same bytes without a
  * barrier. */
-enum { ATOMIC = 0x7fe0 };               /* as the writer: a thread of no warp */
+enum { ATOMIC = 0x7fe0 };               /* stands for the writer; no thread of a warp has this number */
 
 static void check_atomic(const void *address, size_t n)
 {

@@ -166,7 +166,7 @@ static int compress_file(struct audit *a, const char *path, struct err *e)
         close(in);
         return 0;
     }
-    fdatasync(in);                          /* here, so that no request waits for the disk */
+    fdatasync(in);                          /* write it to the disk here, so that no request waits */
     char *buffer = malloc(1 << 16);
     int out = open(temp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600), rc = -1;
     gzFile z = out >= 0 ? gzdopen(dup(out), "w6") : NULL;

@@ -16,7 +16,7 @@ struct audit_reader {
     int at;                                 /* index of the file */
     char *buffer; size_t room, begin, end;
     int skipping, ended;                    /* inside a line that is too long; at the end of the file */
-    uint64_t line_no;                       /* in the file, counted from 1 */
+    uint64_t line_no;                       /* number of the line in the file, from 1 */
     struct audit_head head; int has_head;   /* as it was when the files were opened */
 };
 

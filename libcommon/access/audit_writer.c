@@ -446,7 +446,7 @@ static int clear_chain(const char *folder, enum audit_chain chain, int all, uint
     if (rc == 0)
         rc = audit_files_list(&f, folder, chain, e);
     if (rc == 0 && f.n == 0 && !audit_head_read(folder, chain, &head)) {
-        rc = audit_writer_begin(&w, e);           /* so that both chains exist */
+        rc = audit_writer_begin(&w, e);           /* write a first line, so that both chains exist */
     } else if (rc == 0) {
         rc = count_ahead(&counted, w.path, e) || (lock = audit_lock(folder, 1, e)) < 0 ? -1 : 0;
         if (rc == 0 && audit_head_read(folder, chain, &head) && head.keep)

@@ -31,7 +31,7 @@ struct keys {
     int absent;                                     /* the file is missing; the tables are empty ones in memory */
     uint64_t until_ns;                              /* deadline of waiting for other connections */
     int locked;                                     /* the last error was a lock held past the deadline */
-    struct known *known; int n_known, required;     /* as of the last refresh */
+    struct known *known; int n_known, required;     /* keys at the time of the last refresh */
     int64_t seen;                                   /* PRAGMA data_version at that time; -1: never */
 };
 

@@ -76,7 +76,7 @@ enum key_state keys_check_id(const struct keys *k, int64_t id, struct key_info *
 int keys_learn(struct keys *k, const struct key_info *info, const char *text, struct err *e);
 void keys_learn_required(struct keys *k, int required);
 void keys_forget(struct keys *k, int64_t id);           /* after keys_delete */
-int keys_known_required(const struct keys *k);          /* also after keys_create() has made the first key */
+int keys_known_required(const struct keys *k);          /* 1 also after keys_create() has made the first key */
 int keys_known(const struct keys *k);       /* number of keys */
 
 #endif

@@ -149,7 +149,7 @@ int prefix_copy(struct kv_table *t, struct kv_pool *p, const int32_t *ids, int n
     int32_t b = nearest(p, parent_of(t, p), ids + t->n_tokens, n - t->n_tokens, 0, &k);
     if (b < 0)
         return 0;
-    pool_hold(p, b);                    /* so that it is not evicted for the copy */
+    pool_hold(p, b);                    /* hold it, so that it is not evicted for the copy */
     window_hold(p, b);
     if (kv_table_reserve(t, p, t->n_tokens + k) != 0 || kv_table_windows(t, p, t->n_tokens + k) != 0)
         k = 0;

@@ -80,7 +80,7 @@ struct cpu_layers *cpu_layers_open(const struct config *c, int n_windows, int wi
     const struct kernels *k = kernels_pick(kernels, e);
     if (!k)
         return NULL;
-    /* so that a conversion gives the same bytes on every machine */
+    /* a conversion must give the same bytes on every machine */
     k = kernels_ordered(k);
     struct cpu_layers *l = calloc(1, sizeof *l);
     const int n_blocks = (window_len + KV_BLOCK - 1) / KV_BLOCK;

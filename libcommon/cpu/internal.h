@@ -142,7 +142,7 @@ struct core {
     float *mix;                             /* config.hyper: [max_tokens][n * (n + 1)], see cpu_hyper.c */
     float *streams, *laurel, *laurel_mid, *sparse;
     float *beside[2];                       /* moe.beside: outputs of the MLP and of the experts */
-    float *cos[MAX_ROPES], *sin[MAX_ROPES]; /* by RoPE table: [max_tokens, dim / 2], factor included */
+    float *cos[MAX_ROPES], *sin[MAX_ROPES]; /* for each RoPE table: [max_tokens, dim / 2], factor included */
     float *alibi;                           /* [n_heads] */
     int32_t *token;
     int *pos, *long_rope, *type;            /* of each token: position, whether it uses the long rope, type */

@@ -15,7 +15,7 @@ enum { UNKNOWN, PLAIN, HEAD, BREAKER };
 struct tail { int32_t *id; int n; };    /* owned */
 struct breaker {
     char text[DRY_BREAKER_BYTES + 1]; size_t size;
-    struct tail tail[DRY_BREAKER_BYTES];        /* by the bytes of text before it, from 1 on */
+    struct tail tail[DRY_BREAKER_BYTES];        /* element i: the tail after the first i bytes of text, from 1 on */
 };
 
 struct dry {

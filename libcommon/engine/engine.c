@@ -113,7 +113,7 @@ static int fit_blocks(const struct engine *g, const struct config *c, const stru
         return 0;
     }
     const double part = (double)(o->kv_bytes - few) / (double)(many - few);
-    if (config_block_bytes(c, o->kv, g->window))        /* else blocks cost nothing */
+    if (config_block_bytes(c, o->kv, g->window))        /* otherwise blocks take no memory */
         b->all = least.all + (int64_t)((double)(b->all - least.all) * part);
     b->windows = least.windows + (int64_t)((double)(b->windows - least.windows) * part);
     return 0;

@@ -27,7 +27,7 @@ struct masks {
     pthread_t thread[N_THREADS]; int n_threads;
     pthread_mutex_t lock;
     pthread_cond_t begun, ended;
-    /* under the lock */
+    /* the members below are protected by the lock */
     struct request *first;              /* queued, fewest steps first, then first come, first served */
     struct request *current[N_THREADS]; /* the request that each thread works on, or NULL */
     int n_first;                        /* number of first turns that have not ended */
@@ -77,7 +77,7 @@ static int take_turn(struct request *r, uint64_t steps)
     return 0;
 }
 
-/* Under the lock. */
+/* The caller holds the lock. */
 static void enqueue(struct masks *m, struct request *r)
 {
     struct request **at = &m->first;
@@ -90,7 +90,7 @@ static void enqueue(struct masks *m, struct request *r)
     pthread_cond_broadcast(&m->begun);
 }
 
-/* The next request for thread i; NULL: none.  Under the lock. */
+/* The next request for thread i; NULL: none.  The caller holds the lock. */
 static struct request *dequeue(struct masks *m, int i)
 {
     struct request **at = &m->first;

@@ -327,7 +327,7 @@ void request_finish(struct engine *g, struct request *r, const struct token_even
         if (*link)
             *link = r->next_cancelled;
     }
-    r->cancelled = 1;                   /* so that cancelling it in the callback does nothing */
+    r->cancelled = 1;                   /* cancelling it in the callback then does nothing */
     if (r->on_token)
         r->on_token(r->user, ev);
     request_free(g, r);

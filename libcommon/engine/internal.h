@@ -340,7 +340,7 @@ void draft_model_close(struct engine *g);
 size_t draft_model_bytes(const struct engine *g);               /* its memory */
 void draft_model_trim(struct engine *g);
 int draft_model_init(struct engine *g, struct request *r, struct err *e);       /* r's drafts are by the model */
-void draft_model_release(struct engine *g, struct request *r);  /* as request_release(), with its prefix kept */
+void draft_model_release(struct engine *g, struct request *r);  /* like request_release(), but keeps r's prefix */
 void draft_model_free(struct engine *g, struct request *r);
 /* Fill in the drafts of running requests, and compute at most `chunk` tokens of their prompts. */
 void draft_model_guess(struct engine *g, int n_decoding, int chunk);

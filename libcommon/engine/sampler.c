@@ -40,7 +40,7 @@ struct sampler_scratch {
     const struct tokenizer *t;          /* borrowed, may be NULL */
     struct cand *cand; int n_cand;
     int *repeat; int n_repeat;          /* lengths of repetitions for DRY, by position */
-    uint64_t *seen, epoch; uint32_t *count; int n_seen;         /* by id: the last pass that met it; how often */
+    uint64_t *seen, epoch; uint32_t *count; int n_seen; /* for each id: the last pass that met it, and how often */
     struct logit_bias *saved; size_t n_saved;   /* logits before they were changed */
 };
 
@@ -558,7 +558,7 @@ static int forbid(float *logits, int n, const struct allowed *a, int32_t *best, 
             for (int i = 0; i < 32 && !bad; i++)
                 x[i] = -INFINITY;
         } else {
-            uint32_t u[32];             /* as integers, so that a bit needs no branch */
+            uint32_t u[32];             /* seen as integers, a bit needs no branch */
             for (int i = 0; i < 32; i++)
                 bad |= !(x[i] <= FLT_MAX);
             memcpy(u, x, sizeof u);

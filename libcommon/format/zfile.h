@@ -51,7 +51,7 @@ static inline int64_t row_map_first(const struct row_map *m, int64_t i)
 
 struct zfile_tensor {
     const char *name;                   /* ours: "layers.3.q_proj.weight" */
-    const char *source_name;            /* in the source: "model.layers.3.self_attn.q_proj.weight" */
+    const char *source_name;            /* name in the source: "model.layers.3.self_attn.q_proj.weight" */
     const char *source_type;            /* "GPTQ", "Q4_0": the source's number format if it is quantized; else NULL */
     int grid_kept;                      /* codes and scales are those of the source, without rounding */
     struct row_map map;
@@ -62,7 +62,7 @@ struct zfile_tensor {
     struct mat m;                       /* m.data is set; of plain tensors only rows, cols, type, size and data */
     int page;                           /* for the writer: begin at a page whatever its size (an expert) */
     int group;                          /* index into groups */
-    uint64_t offset;                    /* in the file */
+    uint64_t offset;                    /* offset of the data in the file */
 };
 
 /* Tensors that are contiguous in the file: "embed", "layer" 0.., "head". */

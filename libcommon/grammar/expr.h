@@ -102,7 +102,7 @@ struct exprs {
     uint32_t walk;
     /* One character, the unit in which expr_within() counts; 0: not used. */
     uint32_t one_char;
-    struct within *within; uint32_t n_within, room_within;  /* by open addressing */
+    struct within *within; uint32_t n_within, room_within;  /* hash table with open addressing */
     struct meter meter;
     enum expr_failure failed;
 };

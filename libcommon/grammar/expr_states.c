@@ -14,7 +14,7 @@ struct states {
     struct within *state; uint32_t n, room, most;       /* owned; most: limit on n */
     /* owned: number of a state + 1, by open addressing. */
     uint32_t *index, n_index;
-    struct graph steps;                                 /* from number to number */
+    struct graph steps;                                 /* edges between the numbers of states */
     int too_many;
 };
 

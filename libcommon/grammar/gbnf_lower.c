@@ -8,7 +8,7 @@
 struct lower {
     struct grammar *g;
     uint8_t *recursive;                 /* for each rule, whether it contains itself */
-    uint32_t *done;                     /* by rule: lowered + 1 */
+    uint32_t *done;                     /* for each rule, its lowered expression + 1 */
     int depth, failed;
 };
 

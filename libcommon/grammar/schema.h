@@ -40,7 +40,7 @@ struct memo { uint32_t first, n, result; int rule, used, dropped, partial, loose
 
 /* Base URIs and names of the document's schemas: schema_ref.c. */
 struct schema_refs {
-    /* By open addressing. */
+    /* Hash table with open addressing. */
     struct { const json_t *schema; const char *base; } *slot; uint32_t n, room;
     json_t *names;                      /* URI with its fragment -> schema */
     json_t *dynamic;                    /* array: the names of all $dynamicAnchor */

@@ -46,7 +46,7 @@ static enum hold_answer may_grow(const struct account *a, const struct hold *h, 
     return more > a->total || a->used > a->total - more ? HOLD_TOTAL : HOLD_OK;
 }
 
-/* Under the lock. */
+/* The caller holds the lock. */
 static enum hold_answer join(struct account *a, struct hold *h)
 {
     struct tenant **at = find(a, h->id);

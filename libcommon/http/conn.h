@@ -78,7 +78,7 @@ int loop_listen(struct loop *l, struct err *e); /* on all bound sockets */
 int loop_signals(struct loop *l, const int *numbers, int n, struct err *e);
 int loop_is_local(const struct loop *l);        /* every listener is loopback or a Unix socket */
 void loop_stop_listening(struct loop *l);       /* removes the Unix socket; idle connections close */
-void loop_run(struct loop *l);                  /* until loop_quit */
+void loop_run(struct loop *l);                  /* runs until loop_quit */
 void loop_quit(struct loop *l);
 void loop_wake(struct loop *l);                 /* any thread: on_wake will be called in the loop's thread */
 /* Counts since the start.  refused: connections that got 503 because there were too many, in total

@@ -24,7 +24,7 @@ struct http_limits {
 struct http_request {
     char *head;                 /* owned: method, target and fields point into it */
     const char *method, *path;  /* path: percent-decoded, without the query, always begins with '/' (or is "*") */
-    const char *query;          /* as sent, "" if there is none */
+    const char *query;          /* the query as sent; "": none */
     const char *authority;      /* authority of a target http://authority/path, equal to the Host header; else NULL */
     const char *default_port;   /* default port of that scheme: ":80" or ":443" */
     int minor;                  /* HTTP/1.minor: 0 or 1 */
@@ -65,7 +65,7 @@ const char *http_field(const struct http_request *r, const char *name);
 int http_has_token(const char *list, const char *token);
 /* The value of a key in the query, percent-decoded, in out; NULL: it is missing or does not fit. */
 const char *http_query(const struct http_request *r, const char *key, char *out, size_t room);
-int http_query_has(const struct http_request *r, const char *key);      /* with whatever value */
+int http_query_has(const struct http_request *r, const char *key); /* whether the query has the key, with any value */
 const char *http_reason(int status);            /* "Not Found" */
 
 #endif

@@ -212,7 +212,7 @@ static int behind(const char *s, size_t size, size_t at, size_t *next, struct pr
 
 static int parse(const char *s, size_t size, const char *delimiter, struct multipart *m, struct problem *pr)
 {
-    const size_t n = strlen(delimiter);     /* with CR LF before it, which the first one may lack */
+    const size_t n = strlen(delimiter); /* the delimiter includes the CR LF before it, which the first one may lack */
     size_t at = size >= 2 && memcmp(s, "\r\n", 2) == 0 ? 2 : 0;
     int more;
     if (size - at < n - 2 || memcmp(s + at, delimiter + 2, n - 2) != 0)

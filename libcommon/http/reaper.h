@@ -16,6 +16,6 @@ struct reaper;
 /* NULL: no memory; the functions below accept it, and free at once */
 struct reaper *reaper_open(void);
 void reaper_close(struct reaper *r);                    /* frees the remaining blocks */
-void reaper_take(struct reaper *r, struct buf *b);      /* as buf_release, but in the thread if the buffer is large */
+void reaper_take(struct reaper *r, struct buf *b);      /* like buf_release, but a thread frees a large buffer */
 
 #endif

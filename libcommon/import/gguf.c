@@ -365,7 +365,7 @@ static int take_tensors(struct gguf *g, struct gguf *part, int k, struct err *e)
         all[g->n_tensors] = part->tensors[i];
         all[g->n_tensors++].shard = k;
     }
-    part->n_tensors = 0;                /* so that their names are freed once */
+    part->n_tensors = 0;                /* the names belong to the first part now, which frees them */
     return 0;
 }
 

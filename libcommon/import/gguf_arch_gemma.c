@@ -77,7 +77,7 @@ void gguf_add_gemma3n(struct gguf_translator *t)
     gguf_window(t);
     softcaps(t);
     gguf_set_layer_types(t, 5);
-    shared_kv(t, t->n_layers > 20 ? t->n_layers - 20 : 0);          /* as in the published models */
+    shared_kv(t, t->n_layers > 20 ? t->n_layers - 20 : 0);          /* true of the published models */
     layer_embeddings(t, 256);
     sparsity(t);
     gguf_copy_int(t, "altup.num_inputs", "altup_num_inputs");

@@ -180,7 +180,7 @@ void amx_matmul_f32(float *out, size_t ldo, const struct mat *m, int tile0, int 
     for (int i = tile0; i < tile1; i += tiles)
         for (int k0 = 0; k0 < m->cols_padded; k0 += block) {
             const int n_k = m->cols_padded - k0 < block ? m->cols_padded - k0 : block;
-            if (i == tile0 || m->cols_padded > block)   /* else they have been split already */
+            if (i == tile0 || m->cols_padded > block)   /* otherwise they have been split already */
                 split_parts(parts, x + k0, ldx, n_tokens, 2 * bf16_tokens(n_tokens), m->cols - k0, n_k);
             multiply_block(m, i, tile1 - i < tiles ? tile1 - i : tiles, k0, n_k, (const uint8_t *)parts, n_tokens, c,
                            out, ldo);

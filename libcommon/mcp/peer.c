@@ -16,7 +16,7 @@
 enum { FULL_NAME = 64, MAX_PAGES = 64, LONGEST_PAUSE_S = 64 };
 /* Limits of a tool; a larger description would leave no room in a prompt. */
 enum { SCHEMA_DEPTH = 40, SCHEMA_BYTES = 64 << 10, DESCRIPTION_BYTES = 8 << 10 };
-#define PROBE_S 10.0                    /* for the answer to server/discover, starting included */
+#define PROBE_S 10.0                    /* time for the answer to server/discover, including the start of the server */
 #define CONNECT_S 60.0
 #define RELIST_S 1.0                    /* at least, between two lists of the tools */
 #define FRESH_S 300.0                   /* the tools of a URL are listed again after it */

@@ -91,7 +91,7 @@ static void more_olmo(struct parse *p, struct config *c)
     r->state_size = (int)parse_int(p, "linear_key_head_dim", 1, MOST_WIDTH, key_dim);
     r->head_dim = (int)parse_int(p, "linear_value_head_dim", 1, MOST_WIDTH, 2 * (int64_t)r->state_size);
     delta_check(p, r);
-    r->norm_eps = 1e-5f;                        /* not equal to that of the other norms */
+    r->norm_eps = 1e-5f;                        /* differs from the epsilon of the other norms */
     r->z_apart = r->ba_flat = 1;
     r->rate_scale = parse_bool(p, "linear_allow_neg_eigval", 1) ? 2 : 1;
     c->attn_post_norms = 1;

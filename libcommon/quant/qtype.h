@@ -91,7 +91,7 @@ struct qtype_info {
     const int8_t *value8;
     /* [1 << bits] exact value of each code (nf4: the NF4 levels times 127), NULL as above */
     const float *value;
-    enum type_chosen chosen;    /* by zse-convert itself */
+    enum type_chosen chosen;    /* the choices of zse-convert that may use it */
 };
 
 static inline int qtype_is_ternary(const struct qtype_info *t)

@@ -9,7 +9,7 @@
 struct scope {
     int64_t *collection; int n_collections;             /* owned */
     int64_t *document; int n_documents;                 /* owned; 0: all of the collections */
-    int64_t chunks, words;                              /* in the collections */
+    int64_t chunks, words;                              /* totals of the collections */
 };
 
 struct ranked { int64_t chunk; double score, coverage; };

@@ -24,7 +24,7 @@ struct chunk_options {
 };
 
 struct chunk {
-    size_t offset, size;                /* in the text; never empty */
+    size_t offset, size;                /* place in the text; never empty */
     int page;                           /* page of its first byte, from 1 */
     const char *heading;                /* "Guide > Install"; "" if there is none; borrowed from the list */
 };

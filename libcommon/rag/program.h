@@ -10,7 +10,7 @@
 #include "libcommon/rag/text_build.h"
 
 struct program_limits {
-    double timeout_s;                   /* by the clock, and of the processor */
+    double timeout_s;                   /* limit of wall time and of processor time */
     size_t memory_bytes;                /* address space */
     const atomic_int *cancel;           /* NULL: never */
 };

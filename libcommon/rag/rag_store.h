@@ -76,7 +76,7 @@ void rag_documents_free(struct rag_document *list, int n);
 struct rag_chunk {
     int64_t id;
     int number, page;                   /* number: from 0 in its document; page: from 1 */
-    uint64_t offset;                    /* in the extracted text */
+    uint64_t offset;                    /* offset in the extracted text */
     char *heading, *text;               /* owned */
 };
 void rag_chunks_free(struct rag_chunk *list, int n);

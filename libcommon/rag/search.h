@@ -28,7 +28,7 @@ struct rag_query {
     double min_score;
     /* the query's vector of length 1 by this model; NULL: none, so that only BM25 runs */
     const char *model; const float *vector; int n_vector;
-    struct rag_vectors *vectors;            /* with model: vectors.h */
+    struct rag_vectors *vectors;            /* given together with model: vectors.h */
 };
 
 struct rag_hit {
@@ -41,7 +41,7 @@ struct rag_hit {
     double bm25, similarity;                /* NAN: that search did not find it */
 };
 struct rag_hits {
-    struct rag_hit *hit; int n;             /* by descending score; owned */
+    struct rag_hit *hit; int n;             /* hits by descending score; owned */
     enum rag_mode mode;                     /* the searches that ran */
     char reason[160];                       /* why there is no hit; "": there is one */
 };

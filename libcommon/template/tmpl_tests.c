@@ -123,7 +123,7 @@ const struct builtin *tmpl_test(const char *name, size_t size)
 
 /* ---- global functions */
 
-enum { MAX_RANGE = 100000 };    /* as Jinja's sandbox */
+enum { MAX_RANGE = 100000 };    /* the limit of Jinja's sandbox */
 
 static FILTER(g_range)          /* stop | start, stop, step */
 {

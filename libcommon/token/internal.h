@@ -22,7 +22,7 @@ struct tokenizer {
     const uint32_t *added_first[2];
     const struct tokb_op *op[3];
     const int32_t *prefix, *suffix, *eos;
-    struct regex **regex[3];            /* by op; NULL where it has none */
+    struct regex **regex[3];            /* for each operation; NULL if it has none */
     int uses_regex;
 };
 

@@ -34,7 +34,7 @@ struct tok_spec {
     struct tbuf text;
     enum tokb_model model;
     uint32_t flags;                                 /* MODEL_* */
-    struct spec_token *token;   uint32_t n_tokens, token_room;      /* by id */
+    struct spec_token *token;   uint32_t n_tokens, token_room;      /* indexed by id */
     struct tokb_merge *merge;   uint32_t n_merges, merge_room;
     struct spec_added *added;   uint32_t n_added, added_room;
     /* normalizers, pre-tokenizers, decoders; a, b: in text. */

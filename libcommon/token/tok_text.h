@@ -22,7 +22,7 @@ int tbuf_reserve(struct tbuf *b, size_t more);          /* room for n + more byt
  * tokenizer needs. */
 static inline size_t tbuf_growth(size_t n) { return n > SIZE_MAX / 512 ? SIZE_MAX : (1 << 20) + 256 * n; }
 void tbuf_add(struct tbuf *b, const void *p, size_t n);
-void tbuf_char(struct tbuf *b, uint32_t c);             /* as UTF-8 */
+void tbuf_char(struct tbuf *b, uint32_t c);             /* append a character as UTF-8 */
 void tbuf_release(struct tbuf *b);
 static inline void tbuf_swap(struct tbuf *a, struct tbuf *b)
 {
