@@ -95,8 +95,6 @@ void pace_learn(struct engine *g, uint64_t step_ns)
 {
     struct pace *p = &g->pace;
     const float ns = (float)step_ns;
-    if (g->limits.chunk)
-        return;
     if (p->n_decoding == 0) {           /* a first guess, which includes reading the weights */
         if (p->token_ns == 0 && p->n_prompt >= FIRST_CHUNK)
             p->token_ns = ns / (float)p->n_prompt;
@@ -108,13 +106,16 @@ void pace_learn(struct engine *g, uint64_t step_ns)
             follow(&p->draft_ns[p->n_decoding], (ns > alone ? ns - alone : alone / 64) / (float)p->n_drafted, 1 / 8.0f);
         return;
     }
+    /* with any chunk, because the length of drafts depends on it */
+    if (p->n_prompt == 0)
+        follow(&p->alone_ns[p->n_decoding], ns, 1 / 8.0f);
+    if (g->limits.chunk)
+        return;
     note_ratio(p, ratio > 1 ? ratio : 1);
     const float wanted = STRETCH * p->sorted[(int)(USUAL * PACE_STEPS)];
     p->stretch += ((wanted < MOST_STRETCH ? wanted : MOST_STRETCH) - p->stretch) / PACE_STEPS;
-    if (p->n_prompt == 0)
-        follow(&p->alone_ns[p->n_decoding], ns, 1 / 8.0f);
     /* smaller chunks cost more per token */
-    else if (alone > 0 && p->n_prompt >= p->chunk / 2)
+    if (p->n_prompt > 0 && alone > 0 && p->n_prompt >= p->chunk / 2)
         follow(&p->token_ns, ns > alone ? (ns - alone) / (float)p->n_prompt : p->token_ns / 2, 1 / 4.0f);
 }
 

@@ -406,6 +406,26 @@ static void test_draft_model_work(void **state)
     draft_model_under_test = NULL;
 }
 
+/* Drafts whose length follows from measured times are made also where the size of chunks does
+ * not. */
+static void test_fixed_chunk(void **state)
+{
+    (void)state;
+    struct err e;
+    static struct answer a;
+    const int32_t ids[] = { 1, 2, 3, 1, 2, 3, 1, 2 };
+    struct request_params p = params(ids, 8, &a);
+    p.ignore_eos = 1;
+    draft_model_under_test = &fake_twin;
+    struct engine *g = open_with(1, 16, MAX_LEN / 16, 0);
+    assert_int_equal(engine_set_limits(g, &(struct engine_limits){ .max_running = 1, .chunk = 4 }, &e), 0);
+    submit(g, &p, &a);
+    run_to_end(g);
+    assert_true(a.stats.n_drafted > 0);
+    engine_close(g);
+    draft_model_under_test = NULL;
+}
+
 /* Once the draft model fails, answers go on without it; a request cannot ask for one that is not
  * there. */
 static void test_failing_draft_model(void **state)
@@ -582,6 +602,7 @@ int main(void)
         cmocka_unit_test(test_schedules), cmocka_unit_test(test_hybrid_schedules), cmocka_unit_test(test_steps_ahead),
         cmocka_unit_test(test_drafts), cmocka_unit_test(test_hybrid_drafts), cmocka_unit_test(test_hybrid_begins_anew),
         cmocka_unit_test(test_draft_model), cmocka_unit_test(test_draft_model_work),
+        cmocka_unit_test(test_fixed_chunk),
         cmocka_unit_test(test_twin), cmocka_unit_test(test_failing_draft_model), cmocka_unit_test(test_windows),
         cmocka_unit_test(test_hybrid_windows), cmocka_unit_test(test_end_without_window),
         cmocka_unit_test(test_end_beside_another), cmocka_unit_test(test_without_drafts),
