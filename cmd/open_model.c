@@ -668,10 +668,10 @@ int run_spec(const struct run_options *r, const struct opened_model *o, struct e
     static const char *const names[] = { [SPEC_NGRAM] = "ngram", [SPEC_DRAFT] = "draft", [SPEC_SELF] = "self" };
     const char *why = r->spec == SPEC_OFF || r->spec == SPEC_AUTO ? NULL : engine_no_drafts(o->model, eo);
     struct engine_options own = *eo;
-    if (!why && r->spec == SPEC_SELF)
-        why = engine_no_draft_layers(&o->model->config, eo, r->draft_layers);
     if (why)
         return err_set(e, ERR_UNSUPPORTED, "--spec %s: %s", names[r->spec], why);
+    if (r->spec == SPEC_SELF && engine_check_draft_layers(&o->model->config, eo, r->draft_layers, e) != 0)
+        return err_prefix(e, "--spec self");
     eo->draft_layers = r->spec == SPEC_SELF ? r->draft_layers : 0;
     if (!o->draft)
         return 0;

@@ -66,7 +66,7 @@ struct engine_options {
     int draft;                      /* initial engine_limits.draft, 0 to DRAFT_MOST */
     /* Makes the drafts of requests that name no drafter: another model, borrowed, which
      * engine_check_draft_model() accepts; or the first draft_layers layers of the model itself,
-     * which engine_no_draft_layers() accepts.  NULL, 0: neither. */
+     * which engine_check_draft_layers() accepts.  NULL, 0: neither. */
     const struct model *draft_model; int draft_layers;
 };
 
@@ -77,8 +77,8 @@ const char *engine_no_drafts(const struct model *m, const struct engine_options 
  * tokens as the model's.  -1 with *e: the first difference. */
 int engine_check_draft_model(const struct model *draft, const struct tokenizer *model_tokenizer,
                              const struct tokenizer *draft_tokenizer, struct err *e);
-/* The reason why the first n layers of a model cannot make drafts, static; NULL: they can. */
-const char *engine_no_draft_layers(const struct config *c, const struct engine_options *o, int n);
+/* Check that the first n layers of a model can make drafts.  -1 with *e: the reason why not. */
+int engine_check_draft_layers(const struct config *c, const struct engine_options *o, int n, struct err *e);
 
 /* Number of recurrent states that the engine takes: for running sequences, snapshots and drafts. 0:
  * the model has no recurrent layers. */

@@ -82,13 +82,19 @@ int engine_check_draft_model(const struct model *draft, const struct tokenizer *
     return 0;
 }
 
-const char *engine_no_draft_layers(const struct config *c, const struct engine_options *o, int n)
+int engine_check_draft_layers(const struct config *c, const struct engine_options *o, int n, struct err *e)
 {
+    const char *beyond = config_beyond(c, 0);
     if (o->backend && o->backend->device)
-        return "drafts of its first layers are made by the CPU only";
+        return err_set(e, ERR_UNSUPPORTED, "drafts of the first layers are made by the CPU only");
+    if (beyond)
+        return err_set(e, ERR_UNSUPPORTED, "no drafts of the first layers: %s", beyond);
+    if (c->n_layers < 2)
+        return err_set(e, ERR_LIMIT, "the model has one layer, drafts of the first layers need two");
     if (n < 1 || n >= c->n_layers)
-        return "expected at least one layer, and fewer than it has";
-    return config_beyond(c, 0);
+        return err_set(e, ERR_LIMIT, "drafts of %d layers, expected 1 to %d: the model has %d", n, c->n_layers - 1,
+                       c->n_layers);
+    return 0;
 }
 
 static int open_sizes(struct engine *g, struct draft_model *d, struct err *e)
@@ -113,13 +119,12 @@ int draft_model_open(struct engine *g, const struct engine_options *o, const str
         return 0;
     struct draft_model *d = g->draft_model = calloc(1, sizeof *d);
     struct backend_options own = *bo;
-    const char *why = o->draft_model ? NULL : engine_no_draft_layers(&g->m->config, o, o->draft_layers);
     if (!d)
         return err_nomem(e, "draft model");
     if (g->window)
         return err_set(e, ERR_UNSUPPORTED, "a draft model has no window");
-    if (why)
-        return err_set(e, ERR_UNSUPPORTED, "%d layers for drafts: %s", o->draft_layers, why);
+    if (!o->draft_model && engine_check_draft_layers(&g->m->config, o, o->draft_layers, e) != 0)
+        return -1;
     d->m = o->draft_model;
     if (!d->m) {
         d->part = *g->m;

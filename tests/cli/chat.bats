@@ -164,7 +164,7 @@ subprocess.run(sys.argv[1:], stdin=b)' zse-chat "$MODEL" -n 1 --json -p Summariz
     jq -e '.speculation | .accepted_tokens > 0 and .drafted_tokens > .accepted_tokens' "$BATS_TEST_TMPDIR/self"
   done
   run ! zse-chat "$MODEL" --spec self:99 -p hi
-  [[ "$output" == *"--spec self: expected at least one layer, and fewer than it has"* ]]
+  [[ "$output" == *"--spec self: drafts of 99 layers, expected 1 to "*": the model has "* ]]
   run ! zse-chat "$MODEL" --spec draft:/none.zse -p hi
   [[ "$output" == */none.zse* ]]
   zse-convert models/tiny -q f32 -o "$BATS_TEST_TMPDIR/f32.zse" 2>/dev/null
