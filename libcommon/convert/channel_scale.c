@@ -214,7 +214,7 @@ struct channel_scale channel_scale_of(const struct conversion *cv, const struct 
 {
     const struct weight_spec *s = p->spec;
     struct channel_scale f = { .row_power = 1 };
-    if (!cv->calib || s->layer < 0)
+    if (!cv->calib || s->layer < 0 || s->layer == cv->config.n_layers)
         return f;
     const struct layer_calib *l = &cv->calib[s->layer];
     const float up_power = !cv->config.gated && cv->config.act == ACT_RELU2 ? 0.5f : 1;

@@ -268,6 +268,13 @@ int conversion_begin_tensor(struct zwriter *w, const struct recipe *p, struct er
     return zwriter_tensor(w, &z, e);
 }
 
+int conversion_group(const struct conversion *cv, struct zwriter *w, int layer, int seen_layers, struct err *e)
+{
+    if (layer == cv->config.n_layers)
+        return zwriter_group(w, "mtp", -1, e);
+    return zwriter_group(w, layer >= 0 ? "layer" : seen_layers ? "head" : "embed", layer, e);
+}
+
 /* Write the tensors from n_done on; earlier ones are in the file already. */
 static int write_tensors(struct conversion *cv, struct zwriter *w, struct calibration *c, struct resume *resume,
                          int n_done, struct err *e)
@@ -279,25 +286,27 @@ static int write_tensors(struct conversion *cv, struct zwriter *w, struct calibr
     for (int i = n_done; i < cv->n_recipes; i++) {
         struct recipe *p = &cv->recipes[i];
         int layer = p->spec->layer;
+        /* calibration does not run layers that predict further tokens */
+        const int calibrated = cv->effort != CONVERT_FAST && layer < cv->config.n_layers;
         if (layer != group) {
             if (resume_checkpoint(resume, w, i, e))
                 return -1;
             if (group >= 0)
                 calibrate_forget_experts(cv, group);
-            if (layer >= 0 && cv->effort != CONVERT_FAST &&
+            if (layer >= 0 && calibrated &&
                 (cv->effort == CONVERT_BEST ? quantize_layer_best : quantize_layer_good)(cv, c, layer, e))
                 return -1;
             if (layer < 0 && seen_layers && cv->effort != CONVERT_FAST && !cv->config.tied && calibrate_head(cv, c, e))
                 return -1;
-            if (zwriter_group(w, layer >= 0 ? "layer" : seen_layers ? "head" : "embed", layer, e))
+            if (conversion_group(cv, w, layer, seen_layers, e))
                 return -1;
-            if (layer >= 0 && cv->o->layer)
+            if (layer >= 0 && layer < cv->config.n_layers && cv->o->layer)
                 cv->o->layer(cv->o->layer_user, layer);
             group = layer;
             expert = -1;
             seen_layers |= layer >= 0;
         }
-        if (p->spec->expert != expert && p->spec->expert >= 0 && cv->effort != CONVERT_FAST &&
+        if (p->spec->expert != expert && p->spec->expert >= 0 && calibrated &&
             quantize_expert(cv, c, layer, p->spec->expert, e))
             return -1;
         expert = p->spec->expert;
@@ -355,7 +364,7 @@ static int wants_calibration(const struct conversion *cv)
 static int calibrate(struct conversion *cv, struct calibration **c, struct err *e)
 {
     double start = clock_s();
-    cv->calib = calloc((size_t)cv->config.n_layers, sizeof *cv->calib);
+    cv->calib = calloc((size_t)cv->config.n_layers + 1, sizeof *cv->calib);
     if (!cv->calib)
         return err_nomem(e, "calibration");
     if (calibrate_open(cv, c, e))

@@ -62,7 +62,8 @@ struct conversion {
     int n_recipes;
     struct recipe *recipes;             /* recipes of the tensors that exist, in forward order */
     struct pool *pool;
-    struct layer_calib *calib;      /* [n_layers], NULL without calibration */
+    /* [n_layers + 1], NULL without calibration; the last: nothing is known of predictors */
+    struct layer_calib *calib;
     float *head_strength;           /* [hidden_size] or NULL */
     enum convert_effort effort;
     uint64_t done, total;           /* bytes of weights, for progress */
@@ -75,6 +76,8 @@ void conversion_close(struct conversion *cv);
 /* Start tensor p in the new file; its bytes follow. */
 struct zwriter;
 int conversion_begin_tensor(struct zwriter *w, const struct recipe *p, struct err *e);
+/* Begin the group of this layer, or of the weights outside of layers (-1), before or after them. */
+int conversion_group(const struct conversion *cv, struct zwriter *w, int layer, int seen_layers, struct err *e);
 void conversion_note(const struct conversion *cv, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* ---- replace.c ---- */

@@ -390,6 +390,12 @@ static int is_head(const struct conversion *cv, const struct recipe *p)
     return p->spec->role == ROLE_HEAD || (p->spec->role == ROLE_EMBED && cv->config.tied);
 }
 
+/* A layer that predicts further tokens takes nothing from the budget of the others. */
+static int is_next(const struct conversion *cv, const struct recipe *p)
+{
+    return p->spec->layer == cv->config.n_layers;
+}
+
 static int is_end(const struct recipe *p)
 {
     return recipe_part(p->spec) == PART_EMBEDDINGS || recipe_part(p->spec) == PART_LM_HEAD;
@@ -402,7 +408,7 @@ static int plan_finer(struct conversion *cv, struct err *e)
     uint64_t limit = 0, used = 0;
     for (int i = 0; i < cv->n_recipes; i++) {
         struct recipe *p = &cv->recipes[i];
-        if (p->make != MAKE_QUANT || p->fixed)
+        if (p->make != MAKE_QUANT || p->fixed || is_next(cv, p))
             continue;
         limit += !is_end(p) || is_head(cv, p) ? p->m.size : 0;
         if (is_end(p) && recipe_set(p, QT_M6, 0, e))
@@ -414,7 +420,7 @@ static int plan_finer(struct conversion *cv, struct err *e)
         for (int i = 0; i < cv->n_recipes; i++) {
             struct recipe *p = &cv->recipes[i];
             struct mat m;
-            if (p->make != MAKE_QUANT || p->fixed || is_end(p) || p->m.type != QT_NL4 ||
+            if (p->make != MAKE_QUANT || p->fixed || is_next(cv, p) || is_end(p) || p->m.type != QT_NL4 ||
                 !(finer[k].roles >> p->spec->role & 1) ||
                 (finer[k].first_layers && p->spec->layer >= finer[k].first_layers))
                 continue;

@@ -266,7 +266,7 @@ static int replay(struct resume *r, struct zwriter *w, const json_t *journal, in
         const int layer = p->spec->layer;
         if (restore_tensor(p, json_array_get(rows, (size_t)i), e))
             return -1;
-        if (layer != group && zwriter_group(w, layer >= 0 ? "layer" : seen_layers ? "head" : "embed", layer, e))
+        if (layer != group && conversion_group(r->cv, w, layer, seen_layers, e))
             return -1;
         group = layer;
         seen_layers |= layer >= 0;

@@ -73,7 +73,8 @@ struct weight_place weight_place(struct model *m, const struct weight_spec *w)
     struct weight_place p = { 0 };
     const int end = w->layer < 0;
     void *field = end ? end_field(m, (enum end_part)w->part)
-                      : part_field(&m->layers[w->layer], w->expert, (enum layer_part)w->part);
+                      : part_field(w->layer < m->config.n_layers ? &m->layers[w->layer] : m->predictor->layers,
+                                   w->expert, (enum layer_part)w->part);
     switch (end ? end_infos[w->part].kind : part_infos[w->part].kind) {
     case PART_NORM:     p.norm = field; break;
     case PART_VECTOR:   p.plain = field; break;

@@ -12,6 +12,7 @@ struct binder {
     const struct zfile *z;
     float *shifted;             /* [norms][hidden_size] layer norm weights with norm_offset added */
     size_t n_shifted;
+    int predictor;              /* m is the predictor of a model */
     struct err *e;
 };
 
@@ -121,10 +122,13 @@ static int bind_part(struct binder *b, int i, enum layer_part part, const struct
 {
     const struct part_info *p = &part_infos[part];
     char name[80];
+    char layer[24] = "mtp";
+    if (!b->predictor)
+        snprintf(layer, sizeof layer, "layers.%d", i);
     if (p->kind == PART_EXPERT)
-        snprintf(name, sizeof name, "layers.%d.experts.%d.%s", i, expert, p->name);
+        snprintf(name, sizeof name, "%s.experts.%d.%s", layer, expert, p->name);
     else
-        snprintf(name, sizeof name, "layers.%d.%s", i, p->name);
+        snprintf(name, sizeof name, "%s.%s", layer, p->name);
     return bind_weight(b, p->kind, name, f, part_field(&b->m->layers[i], expert, part));
 }
 
@@ -165,6 +169,32 @@ static int bind_ends(struct binder *b)
     return bind_weight(b, PART_MATRIX, "head", &head, &m->head);
 }
 
+int model_predictor(struct model *m, struct err *e)
+{
+    struct model *p = m->predictor = calloc(1, sizeof *p);
+    if (!p || !(p->layers = calloc(1, sizeof *p->layers)))
+        return err_nomem(e, "model");
+    if (config_predictor(&m->config, &p->config) < 0)
+        return err_set(e, ERR_UNSUPPORTED, "a layer that predicts further tokens is not supported for %s",
+                       m->config.arch);
+    p->embed = m->embed;
+    p->head = m->head;
+    model_norms(p);
+    return model_experts(p, e);
+}
+
+/* Bind the layer that predicts a further token, if the file has one. */
+static int bind_predictor(struct binder *b)
+{
+    struct binder own = { .z = b->z, .predictor = 1, .e = b->e };
+    if (!zfile_find(b->z, "mtp.next_in_proj.weight"))
+        return 0;
+    if (model_predictor(b->m, b->e) < 0)
+        return -1;
+    own.m = b->m->predictor;
+    return bind_layer(&own, 0);
+}
+
 struct model *model_bind(struct zfile *z, struct err *e)
 {
     struct model *m = calloc(1, sizeof *m);
@@ -193,6 +223,8 @@ struct model *model_bind(struct zfile *z, struct err *e)
     for (int i = 0; i < c->n_layers; i++)
         if (bind_layer(&b, i) < 0)
             goto fail;
+    if (bind_predictor(&b) < 0)
+        goto fail;
     return m;
 fail:
     model_close(m);
@@ -207,6 +239,11 @@ void model_close(struct model *m)
         free(m->layers[i].experts);
     free(m->layers);
     free(m->owned);
+    if (m->predictor && m->predictor->layers)
+        free(m->predictor->layers->experts);
+    if (m->predictor)
+        free(m->predictor->layers);
+    free(m->predictor);
     config_release(&m->config);
     zfile_close(m->file);
     free(m);

@@ -112,7 +112,7 @@ void spec_path(const struct builder *b, char *out, size_t room, int layer, const
         if (layer < 0)
             snprintf(out, room, "%s%.*s", b->prefix, (int)(end - stem), stem);
         else
-            snprintf(out, room, "%s%s%d.%.*s", b->prefix, b->n.layer, layer, (int)(end - stem), stem);
+            snprintf(out, room, "%s%s%d.%.*s", b->prefix, b->n.layer, b->first_layer + layer, (int)(end - stem), stem);
         char probe[200];
         snprintf(probe, sizeof probe, "%s.weight", out);
         if (!*end || spec_exists(b, out) || spec_exists(b, probe))

@@ -12,6 +12,7 @@ struct builder {
     const struct weight_names *have;
     struct weight_names n;                  /* names in the source */
     char prefix[48];                        /* prefix of all names except the head's */
+    int first_layer;                        /* number of layer 0 in names */
     struct weight_spec *specs;
     int n_specs, room;
     struct err *e;
@@ -55,6 +56,9 @@ int spec_moe(struct builder *b, int layer);
 /* Find out how a folder keeps its experts: checkpoints of one architecture have them apart or
  * stacked, as the version of transformers that wrote them did. */
 void spec_find_experts(struct builder *b);
+/* The layer that predicts a further token, if the source has one of a supported form; -1: out of
+ * memory. */
+int spec_predictor(struct builder *b);
 int spec_state(struct builder *b, int layer);
 int spec_compressed(struct builder *b, int i);
 int spec_hyper(struct builder *b, int i);

@@ -510,6 +510,28 @@ int64_t config_layer_parameters(const struct config *c, int layer, int per_token
 }
 
 static int any(const unsigned char *kinds, int n, int kind) { return memchr(kinds, kind, (size_t)n) != NULL; }
+
+int config_predictor(const struct config *c, struct config *out)
+{
+    int like = c->n_layers - 1;
+    while (like >= 0 && c->mixer[like] != MIXER_ATTENTION && c->mixer[like] != MIXER_MLA)
+        like--;
+    if (like < 0 || c->gguf || c->both_ways || c->embed_size != c->hidden_size || c->pos != POS_ROPE ||
+        c->norm != NORM_RMS || c->block != BLOCK_SEQUENTIAL || c->head_dims || c->kv_heads || c->kv_from ||
+        c->mlp_sizes || c->rates || c->hashed || c->indexer.n_heads || c->hyper.n || c->ngram.size || c->ple_dim ||
+        c->n_streams || c->laurel_rank || c->cutoff || c->xielu || c->moe.beside || c->renorm[0][0] != 0)
+        return -1;
+    *out = *c;
+    out->predicts = out->n_layers = 1;
+    out->n_extra_layers = 0;
+    out->mixer += like;
+    out->ff += like;
+    out->window += like;
+    out->chunk += like;
+    out->rope_of += like;
+    return 0;
+}
+
 enum embed config_pooling(const struct config *c)
 {
     return c->embedding.pooling ? c->embedding.pooling : EMBED_MEAN;

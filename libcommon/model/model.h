@@ -334,8 +334,10 @@ struct config {
     /* minimax: the residual is the first factor times the norm's output, and the second applies to
      * the addend; for mixers with a state, attention, experts; 0: off */
     float renorm[3][2];
-    /* further layers of the source that predict more tokens: not used */
+    /* layers of the source after the last one, which predict further tokens */
     int n_extra_layers;
+    /* it describes such a layer, as a model with one layer (config_predictor()) */
+    int predicts;
     int *rope_of;                           /* [n_layers] index into ropes, -1: none; owned */
     /* Encoders: a token also sees later tokens; in layers with a window those within it on both
      * sides. */
@@ -352,6 +354,9 @@ struct config {
  * the result, are refused by name. */
 int config_parse(struct config *c, const json_t *json, struct err *e);
 void config_release(struct config *c);
+/* The config of a layer that predicts a further token, as a model with one layer, which is like
+ * the last layer of c with attention; its arrays belong to c.  -1: it is not supported here. */
+int config_predictor(const struct config *c, struct config *out);
 /* How vectors of texts are pooled: by the mean, unless the model says otherwise. */
 enum embed config_pooling(const struct config *c);
 /* The text that the model expects before a query or a document; NULL: none.  Borrowed. */
@@ -430,6 +435,10 @@ struct layer {
     struct linear laurel_in, laurel_out;
     struct norm laurel_norm;
     const float *layer_scale;               /* [1] factor on the layer's output, or NULL */
+    /* config.predicts: norms of the embedding and of the state, the matrix [hidden_size, 2 *
+     * hidden_size] that makes the layer's input of both, the norm before the head */
+    struct norm next_embed_norm, next_state_norm, next_final_norm;
+    struct linear next_in;
 };
 
 struct model {
@@ -454,6 +463,9 @@ struct model {
     struct linear head;             /* the embedding if tied */
     struct zfile *file;             /* owned; NULL for models assembled in memory */
     void *owned;                    /* freed by model_close */
+    /* The layer that predicts a further token, as a model with one layer and without a file: it
+     * shares the arrays of config, the embedding and the head.  NULL: there is none.  Owned. */
+    struct model *predictor;
     uint64_t weight_bytes;          /* size of all weights */
 };
 
@@ -462,6 +474,8 @@ struct model {
 struct model *model_bind(struct zfile *z, struct err *e);
 void model_close(struct model *m);
 
+/* Allocate m->predictor, whose weights are unset. */
+int model_predictor(struct model *m, struct err *e);
 /* Set `present` in all norms that the architecture has. */
 void model_norms(struct model *m);
 /* Allocate the experts of all layers that have them; model_close frees them. */
@@ -550,7 +564,8 @@ struct weight_spec {
      * 1) */
     int is_vector;
     int role;                       /* enum weight_role */
-    int layer, expert;              /* -1: not in a layer; not of an expert */
+    /* -1: not in a layer; not of an expert.  layer n_layers: config_predictor() */
+    int layer, expert;
     /* enum layer_part (parts.h); outside layers enum end_part; for a bias that of its matrix or
      * norm */
     int part;
@@ -567,7 +582,7 @@ enum weight_role {
     ROLE_HYPER_ATTN_DOWN, ROLE_HYPER_ATTN_UP, ROLE_HYPER_ATTN_INJECT, ROLE_HYPER_FF_DOWN, ROLE_HYPER_FF_UP,
     ROLE_HYPER_FF_INJECT, ROLE_NGRAM_EMBED, ROLE_NGRAM_KEY, ROLE_NGRAM_VALUE, ROLE_COMP_VALUE, ROLE_COMP_SCORE,
     ROLE_INDEX_VALUE, ROLE_INDEX_SCORE, ROLE_O_A, ROLE_INDEX_Q, ROLE_INDEX_K,
-    ROLE_INDEX_W, ROLE_LAUREL_IN, ROLE_LAUREL_OUT, ROLE_X_PROJ, ROLE_DT_PROJ, ROLE_STATE_O,
+    ROLE_INDEX_W, ROLE_LAUREL_IN, ROLE_LAUREL_OUT, ROLE_X_PROJ, ROLE_DT_PROJ, ROLE_STATE_O, ROLE_NEXT_IN,
     N_ROLES
 };
 

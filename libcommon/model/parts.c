@@ -59,6 +59,9 @@ static int64_t projected_rows(const struct config *c, int layer)
 
 struct part_fact layer_part_fact(const struct config *c, int layer, enum layer_part part)
 {
+    struct config predictor;
+    if (layer == c->n_layers)
+        return config_predictor(c, &predictor) == 0 ? layer_part_fact(&predictor, 0, part) : (struct part_fact){ 0 };
     const struct weight_names *names = c->names;
     const struct mla *m = &c->mla;
     const struct recurrent *r = &c->recurrent;

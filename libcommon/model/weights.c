@@ -194,7 +194,7 @@ int weight_specs(const struct config *c, const struct weight_source *s, struct w
     for (int i = 0; i < c->n_layers; i++)
         if (spec_layer(&b, i) < 0)
             goto fail;
-    if (add_ends(&b, 0) < 0)
+    if (add_ends(&b, 0) < 0 || spec_predictor(&b) < 0)
         goto fail;
     *specs = b.specs;
     *n = b.n_specs;

@@ -94,7 +94,7 @@ static inline struct model *model_assemble(const struct source *s, enum qtype ty
     if (source_weights(&m->config, s, &specs, &n, NULL, e) < 0)
         goto fail;
     model_norms(m);
-    if (model_experts(m, e) < 0) {
+    if (model_experts(m, e) < 0 || (specs[n - 1].layer == m->config.n_layers && model_predictor(m, e) < 0)) {
         free(specs);
         goto fail;
     }
@@ -105,6 +105,10 @@ static inline struct model *model_assemble(const struct source *s, enum qtype ty
     m->config.tied = !m->head.w.data;
     if (m->config.tied)
         m->head.w = m->embed.w;
+    if (m->predictor) {
+        m->predictor->embed = m->embed;
+        m->predictor->head = m->head;
+    }
     return m;
 fail:
     model_close(m);
