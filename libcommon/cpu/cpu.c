@@ -100,6 +100,7 @@ static void *open_layers(const struct model *m, const struct backend_options *o,
     if (!b->pool || core_open(&b->core, &m->config, kernels, b->pool, o->max_tokens, (int64_t)o->n_blocks * KV_BLOCK,
                               o->exact, o->kv, e) < 0 ||
         core_reserve(&b->core, m->layers, n_layers, whole ? &m->head : NULL, e) < 0 ||
+        (m->config.predicts && core_reserve(&b->core, NULL, 0, &m->layers->next_in, e) < 0) ||
         (whole && core_prefetch(&b->core, m, e) < 0) || kv_open(b, e) < 0 ||
         (o->window && attn_open_stream(&b->core, o->window, o->sinks, e) < 0))
         goto fail;
@@ -148,6 +149,8 @@ static int check_batch(const struct cpu *b, const struct batch *batch, struct er
         for (int t = 0; t < it->n_tokens; t++)
             if (it->tokens[t] < 0 || it->tokens[t] >= c->vocab_size)
                 return err_set(e, ERR_SHAPE, "token %d is outside the vocabulary of %d", it->tokens[t], c->vocab_size);
+        if (c->predicts && !it->states)
+            return err_set(e, ERR_SHAPE, "batch item %d: no states before the tokens", i);
         if (b->core.state_stride && (it->state < 0 || it->state >= b->o.n_states))
             return err_set(e, ERR_SHAPE, "batch item %d: state %d, expected 0 to %d", i, it->state, b->o.n_states - 1);
         const int end = (it->pos + it->n_tokens - 1) / KV_BLOCK;
@@ -194,6 +197,8 @@ static int run_layers(struct cpu *b, const struct batch *batch, struct err *e)
     core_step(k, &s, batch->items, batch->n_items, b->offset);
     core_ropes(k, &s);
     core_embed(k, b->m, s.n_tokens, k->x);
+    if (c->predicts)
+        core_predict(k, b->m, &s, k->x);
     for (int i = 0; i < b->n_layers; i++) {
         residency_layer(k->residency, i);
         s.kv_at = kv_offset(b, i, k->types);

@@ -64,10 +64,40 @@ void core_embed(struct core *k, const struct model *m, int n, float *x)
         hyper_begin(k, x, n);
 }
 
+struct pair_job { struct core *k; const struct layer *l; const struct step *s; const float *x; };
+
+/* Norm the embeddings and states of item i, side by side. */
+static void pair_rows(void *arg, int i, int thread)
+{
+    (void)thread;
+    const struct pair_job *j = arg;
+    const struct batch_item *it = &j->s->items[i];
+    const size_t hidden = (size_t)j->k->c->hidden_size;
+    for (int t = 0; t < it->n_tokens; t++) {
+        const size_t at = (size_t)j->s->offset[i] + (size_t)t;
+        float *out = j->k->pair + at * 2 * hidden;
+        core_norm_row(j->k, out, j->x + at * hidden, &j->l->next_embed_norm, (int)hidden);
+        core_norm_row(j->k, out + hidden, it->states + (size_t)t * hidden, &j->l->next_state_norm, (int)hidden);
+    }
+}
+
+void core_predict(struct core *k, const struct model *m, const struct step *s, float *x)
+{
+    const struct linear *in_proj = &m->layers->next_in;
+    const int hidden = k->c->hidden_size;
+    struct pair_job j = { k, m->layers, s, x };
+    struct act_input in;
+    pool_run(k->pool, s->n_items, pair_rows, &j);
+    core_input(k, &in, 0, k->pair, 2 * hidden, s->n_tokens, &in_proj, 1);
+    core_linear(k, &(struct op){ .l = in_proj, .in = &in, .out = x, .ldo = (size_t)hidden, .kind = OP_STORE }, 1,
+                s->n_tokens, NULL);
+}
+
 void core_final_norm(struct core *k, const struct model *m, const float *x, float *out)
 {
-    if (m->final_norm.present)
-        core_norm_row(k, out, x, &m->final_norm, k->c->hidden_size);
+    const struct norm *norm = k->c->predicts ? &m->layers->next_final_norm : &m->final_norm;
+    if (norm->present)
+        core_norm_row(k, out, x, norm, k->c->hidden_size);
     else
         memcpy(out, x, (size_t)k->c->hidden_size * sizeof *out);
 }

@@ -15,7 +15,7 @@ enum {
     /* With more threads, jobs have one tile: every thread holds the outputs of a job, and has few
      * tiles anyway. */
     FEW_THREADS = 8,
-    MAX_PARTS = 31 + 2 * MAX_ROPES,         /* regions besides those of threads */
+    MAX_PARTS = 32 + 2 * MAX_ROPES,         /* regions besides those of threads */
 };
 
 struct arena_part { void *p; size_t bytes; };
@@ -90,6 +90,7 @@ static size_t widest_input(const struct config *c)
     cols = (size_t)m->q_rank > cols ? (size_t)m->q_rank : cols;
     cols = m->kv_rank && (size_t)m->nope_dim > cols ? (size_t)m->nope_dim : cols;
     cols = cols > (size_t)c->hidden_size ? cols : (size_t)c->hidden_size;
+    cols = c->predicts && 2 * (size_t)c->hidden_size > cols ? 2 * (size_t)c->hidden_size : cols;
     cols = cols > (size_t)c->embed_size ? cols : (size_t)c->embed_size;
     cols = cols > (size_t)c->moe.intermediate_size ? cols : (size_t)c->moe.intermediate_size;
     for (int i = 0; i < c->n_layers; i++)
@@ -117,7 +118,7 @@ int core_tokens(const struct config *c, const struct kernels *kernels, int n_thr
                     (size_t)(c->n_layers + 1) * (size_t)c->ple_dim + (c->moe.beside ? 2 * hidden : 0) +
                     (size_t)(c->n_streams + c->hyper.n) * hidden + (size_t)(c->hyper.n * (c->hyper.n + 1)) +
                     (c->n_streams ? 2 * TILE_ROWS : 0) + (c->laurel_rank ? hidden + (size_t)c->laurel_rank : 0) +
-                    (c->cutoff ? widest_mlp(c) : 0);
+                    (c->cutoff ? widest_mlp(c) : 0) + (c->predicts ? 2 * hidden : 0);
     for (int i = 0; i < c->n_ropes; i++)
         floats += (size_t)c->ropes[i].dim;
     /* the widest quantized input, in both slots if both are used; per-token integers */
@@ -168,6 +169,7 @@ static int list_regions(struct core *k, struct arena_part *parts, int64_t max_le
     parts[n++] = (struct arena_part){ &k->laurel, c->laurel_rank ? row * hidden : 0 };
     parts[n++] = (struct arena_part){ &k->laurel_mid, row * (size_t)c->laurel_rank };
     parts[n++] = (struct arena_part){ &k->sparse, c->cutoff ? row * widest_mlp(c) : 0 };
+    parts[n++] = (struct arena_part){ &k->pair, c->predicts ? row * 2 * hidden : 0 };
     for (int i = 0; i < 2; i++)
         parts[n++] = (struct arena_part){ &k->beside[i], c->moe.beside ? row * hidden : 0 };
     for (int i = 0; i < c->n_ropes; i++) {

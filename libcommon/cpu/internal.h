@@ -141,6 +141,7 @@ struct core {
     float *wide[2], *low;
     float *mix;                             /* config.hyper: [max_tokens][n * (n + 1)], see cpu_hyper.c */
     float *streams, *laurel, *laurel_mid, *sparse;
+    float *pair;                            /* config.predicts: [max_tokens][2 * hidden_size] */
     float *beside[2];                       /* moe.beside: outputs of the MLP and of the experts */
     float *cos[MAX_ROPES], *sin[MAX_ROPES]; /* for each RoPE table: [max_tokens, dim / 2], factor included */
     float *alibi;                           /* [n_heads] */
@@ -220,6 +221,9 @@ void core_step(struct core *k, struct step *s, const struct batch_item *items, i
 void core_ropes(struct core *k, const struct step *s);
 /* x [n_tokens, hidden] = input of layer 0. */
 void core_embed(struct core *k, const struct model *m, int n_tokens, float *x);
+/* config.predicts: x [n_tokens, hidden], the embeddings, becomes the input of the layer, which is
+ * made of them and of the items' states. */
+void core_predict(struct core *k, const struct model *m, const struct step *s, float *x);
 /* x = layer(x). Returns 1 if the hook stopped it. */
 int core_layer(struct core *k, const struct step *s, const struct layer *l, int index, float *x);
 /* out = final norm of x, one row. */

@@ -42,6 +42,10 @@ struct batch_item {
     /* Encoders, where an item is a whole sequence: position of the first token of the second text,
      * which has type 1 if the model has types; 0: there is one text. */
     int second;
+    /* Models that predict further tokens (config.predicts): the final states of the tokens before
+     * these, [n_tokens][hidden_size], from the model or, for drafted tokens, from this one.  May be
+     * the same memory as `hidden`. */
+    const float *states;
     /* output: states of the last n_hidden tokens after the final norm, [n_hidden][hidden_size] */
     float *hidden; int n_hidden;
 };
