@@ -190,7 +190,7 @@ static int parse_spec_model(const char *prog, const char *arg, struct run_option
 
 static int parse_spec(const char *prog, const char *arg, struct run_options *r)
 {
-    static const char *const names[] = { "off", "auto", "ngram" };
+    static const char *const names[] = { "off", "auto", "ngram", "mtp" };
     long long n = 0;
     r->draft_layers = 0;
     r->draft_model = NULL;
@@ -201,6 +201,11 @@ static int parse_spec(const char *prog, const char *arg, struct run_options *r)
             return CLI_USAGE;
         arg = "ngram";
     }
+    if (strncmp(arg, "mtp:", 4) == 0) {
+        if (cli_parse_int(prog, "--spec mtp:N", arg + 4, 1, ENGINE_PREDICTED_MOST, &n) != 0)
+            return CLI_USAGE;
+        arg = "mtp";
+    }
     r->draft = (int)n;
     for (int i = 0; i < (int)(sizeof names / sizeof *names); i++)
         if (strcmp(arg, names[i]) == 0) {
@@ -208,7 +213,7 @@ static int parse_spec(const char *prog, const char *arg, struct run_options *r)
             r->spec_given = 1;
             return 0;
         }
-    return cli_wrong(prog, "--spec: '%s', expected auto, ngram, ngram:N, draft:MODEL, self:LAYERS or off", arg);
+    return cli_wrong(prog, "--spec: '%s', expected auto, ngram, ngram:N, mtp, draft:MODEL, self:LAYERS or off", arg);
 }
 
 int run_option(const char *prog, int c, const char *arg, struct run_options *r)
@@ -665,14 +670,17 @@ struct engine_options run_engine_options(const struct run_options *r, int max_se
 
 int run_spec(const struct run_options *r, const struct opened_model *o, struct engine_options *eo, struct err *e)
 {
-    static const char *const names[] = { [SPEC_NGRAM] = "ngram", [SPEC_DRAFT] = "draft", [SPEC_SELF] = "self" };
+    static const char *const names[] = { [SPEC_NGRAM] = "ngram", [SPEC_MTP] = "mtp", [SPEC_DRAFT] = "draft", [SPEC_SELF] = "self" };
     const char *why = r->spec == SPEC_OFF || r->spec == SPEC_AUTO ? NULL : engine_no_drafts(o->model, eo);
     struct engine_options own = *eo;
     if (why)
         return err_set(e, ERR_UNSUPPORTED, "--spec %s: %s", names[r->spec], why);
     if (r->spec == SPEC_SELF && engine_check_draft_layers(&o->model->config, eo, r->draft_layers, e) != 0)
         return err_prefix(e, "--spec self");
+    if (r->spec == SPEC_MTP && engine_check_predictor(o->model, eo, e) != 0)
+        return err_prefix(e, "--spec mtp");
     eo->draft_layers = r->spec == SPEC_SELF ? r->draft_layers : 0;
+    eo->predictor = r->spec == SPEC_MTP;
     if (!o->draft)
         return 0;
     eo->draft_model = o->draft->model;

@@ -22,7 +22,7 @@
 
 /* ---- options that control how a model runs ---- */
 /* Speculation: AUTO: where the model and the device allow it; the others: else an error. */
-enum spec { SPEC_OFF, SPEC_AUTO, SPEC_NGRAM, SPEC_DRAFT, SPEC_SELF };
+enum spec { SPEC_OFF, SPEC_AUTO, SPEC_NGRAM, SPEC_MTP, SPEC_DRAFT, SPEC_SELF };
 struct run_options {
     const char *type;               /* -q: the type to convert to; NULL: $ZSE_QUANTIZATION, else as stored */
     const char *kernels;
@@ -48,7 +48,7 @@ struct run_options {
     int gpu_layers, gpu_layers_given;       /* --gpu-layers: GPU_LAYERS_AUTO, or a number */
     int strict;                     /* --strict */
     enum spec spec; int spec_given; /* --spec */
-    /* N of ngram:N, draft:N:MODEL and self:N:LAYERS, 0: chosen by what pays; LAYERS; MODEL */
+    /* N of ngram:N, mtp:N, draft:N:MODEL, self:N:LAYERS, 0: chosen by what pays; LAYERS; MODEL */
     int draft, draft_layers; const char *draft_model;
     int no_graphs, graphs_given;    /* --cuda-graphs */
     int act_int8, act_given;        /* --act */
@@ -98,7 +98,8 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
 /* For programs that answer. */
 #define SPEC_LONG_OPTION { "spec", required_argument, NULL, OPT_SPEC }
 #define SPEC_HELP \
-    "      --spec auto|ngram|off  guess next tokens from earlier text and check several in a step, for the same answers sooner (default: off)\n" \
+    "      --spec auto|ngram|mtp|off  guess next tokens from earlier text and check several in a step, for the same answers sooner (default: off)\n" \
+    "                             mtp: guesses of the model's own layer that predicts further tokens\n" \
     "                             draft:MODEL: guesses of a smaller model with the same tokenizer; self:LAYERS: of the model's first layers\n"
 /* For programs whose answers may be longer than the model's context. */
 #define STREAM_LONG_OPTIONS { "window", required_argument, NULL, OPT_STREAM }, { "sinks", required_argument, NULL, OPT_SINKS }

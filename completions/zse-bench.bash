@@ -22,7 +22,7 @@ _zse_bench() {
     --key) COMPREPLY=(); return ;;
     --temp) COMPREPLY=(); return ;;
     --seed) COMPREPLY=(); return ;;
-    --spec) COMPREPLY=($(compgen -W "auto ngram" -- "$cur")); return ;;
+    --spec) COMPREPLY=($(compgen -W "auto ngram mtp" -- "$cur")); return ;;
     --timeout) COMPREPLY=(); return ;;
     --ids) COMPREPLY=(); return ;;
     -o|--output) COMPREPLY=($(compgen -f -- "$cur")); return ;;

@@ -54,7 +54,7 @@ _zse_chat() {
     --verify) COMPREPLY=($(compgen -W "auto first never" -- "$cur")); return ;;
     --window) COMPREPLY=(); return ;;
     --sinks) COMPREPLY=(); return ;;
-    --spec) COMPREPLY=($(compgen -W "auto ngram off" -- "$cur")); return ;;
+    --spec) COMPREPLY=($(compgen -W "auto ngram mtp off" -- "$cur")); return ;;
     --max-memory) COMPREPLY=(); return ;;
   esac
   case $cur in

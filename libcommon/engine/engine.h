@@ -24,6 +24,9 @@ enum {
     ENGINE_SNAPSHOTS = 8,               /* default of engine_options.snapshots */
     /* most sequences with recurrent layers that have drafts in one step */
     ENGINE_DRAFT_STATES = 4,
+    /* most tokens of a draft by a layer that predicts further tokens: it was trained to predict
+     * one, and is less often right about each that follows */
+    ENGINE_PREDICTED_MOST = 3,
     ENGINE_MOST_SINKS = 256,
 };
 
@@ -68,6 +71,9 @@ struct engine_options {
      * engine_check_draft_model() accepts; or the first draft_layers layers of the model itself,
      * which engine_check_draft_layers() accepts.  NULL, 0: neither. */
     const struct model *draft_model; int draft_layers;
+    /* Instead of these: drafts by the model's layer that predicts further tokens, which
+     * engine_check_predictor() accepts. */
+    int predictor;
 };
 
 /* The reason why no drafter can be used, static; NULL: one can. */
@@ -79,6 +85,9 @@ int engine_check_draft_model(const struct model *draft, const struct tokenizer *
                              const struct tokenizer *draft_tokenizer, struct err *e);
 /* Check that the first n layers of a model can make drafts.  -1 with *e: the reason why not. */
 int engine_check_draft_layers(const struct config *c, const struct engine_options *o, int n, struct err *e);
+
+/* Check that the model's layer that predicts further tokens can make drafts.  -1 with *e. */
+int engine_check_predictor(const struct model *m, const struct engine_options *o, struct err *e);
 
 /* Number of recurrent states that the engine takes: for running sequences, snapshots and drafts. 0:
  * the model has no recurrent layers. */

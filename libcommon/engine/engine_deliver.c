@@ -374,6 +374,9 @@ void deliver_step(struct engine *g, int n_items)
         struct request *r = g->batched[i];
         if (!r || r->cancelled)                 /* cancelled since the step was begun */
             continue;
+        r->draft.rows = g->items[i].hidden;
+        r->draft.row_pos = g->items[i].pos;
+        r->draft.n_rows = r->draft.by_model && g->items[i].n_hidden ? g->items[i].n_tokens - r->draft.n_used : 0;
         /* the number of valid tokens is known only after draft_deliver() */
         if (r->draft.spare >= 0)
             draft_return_state(r);

@@ -204,6 +204,7 @@ void draft_observe(struct request *r, int32_t id)
 static void take_drafted(struct engine *g, struct request *r)
 {
     r->draft.accepted++;
+    r->draft.n_rows += r->draft.n_rows > 0;
     r->draft.accepted_predicted += r->draft.next.predicted;
     g->count.accepted++;
     if (g->states)

@@ -1,5 +1,5 @@
-/* engine_draft_model.c - drafts made by a second, smaller model or by the first layers of the model
- * itself.
+/* engine_draft_model.c - drafts made by a second, smaller model, by the first layers of the model
+ * itself or by its layer that predicts further tokens.
  *
  * Before a step is planned, the draft model catches up on the requests that are to have drafts,
  * then computes one token of each draft per pass, for all of them together.  It samples with the
@@ -17,25 +17,9 @@
 #include <string.h>
 
 #include "libcommon/base/clock.h"
-#include "libcommon/engine/internal.h"
+#include "libcommon/engine/draft_model.h"
 
 enum { FIRST_PAUSE = 16, LONGEST_PAUSE = 256 };
-
-struct draft_model {
-    const struct model *m;              /* borrowed, or &part */
-    struct model part;                  /* the first layers of the main model */
-    void *b;
-    struct kv_pool *pool;
-    int max_len, failed;
-    /* [max_seqs] items of a pass and their requests; requests with drafts in this step, and the
-     * lengths of these */
-    struct batch_item *items; struct request **batched, **drafting; int *length; int n_drafting;
-    /* [max_seqs][vocab_size] of the draft model; [vocab_size] of the main model */
-    float *logits, *row;
-    /* time of a pass that adds a token to each draft; 0: unknown */
-    float pass_ns;
-    uint64_t spent_ns;                  /* time in passes before this step */
-};
 
 /* ---- the two models ---- */
 
@@ -112,10 +96,19 @@ static int open_sizes(struct engine *g, struct draft_model *d, struct err *e)
                                                                                     : err_nomem(e, "draft model");
 }
 
+int engine_check_predictor(const struct model *m, const struct engine_options *o, struct err *e)
+{
+    if (o->backend && o->backend->device)
+        return err_set(e, ERR_UNSUPPORTED, "drafts of a layer that predicts further tokens are made by the CPU only");
+    if (!m->predictor)
+        return err_set(e, ERR_UNSUPPORTED, "the model has no layer that predicts further tokens");
+    return 0;
+}
+
 int draft_model_open(struct engine *g, const struct engine_options *o, const struct backend_options *bo,
                      struct err *e)
 {
-    if (g->no_drafts || (!o->draft_model && !o->draft_layers))
+    if (g->no_drafts || (!o->draft_model && !o->draft_layers && !o->predictor))
         return 0;
     struct draft_model *d = g->draft_model = calloc(1, sizeof *d);
     struct backend_options own = *bo;
@@ -123,9 +116,10 @@ int draft_model_open(struct engine *g, const struct engine_options *o, const str
         return err_nomem(e, "draft model");
     if (g->window)
         return err_set(e, ERR_UNSUPPORTED, "a draft model has no window");
-    if (!o->draft_model && engine_check_draft_layers(&g->m->config, o, o->draft_layers, e) != 0)
+    if (o->predictor ? engine_check_predictor(g->m, o, e) != 0
+                     : !o->draft_model && engine_check_draft_layers(&g->m->config, o, o->draft_layers, e) != 0)
         return -1;
-    d->m = o->draft_model;
+    d->m = o->predictor ? g->m->predictor : o->draft_model;
     if (!d->m) {
         d->part = *g->m;
         d->part.config.n_layers = o->draft_layers;
@@ -134,7 +128,8 @@ int draft_model_open(struct engine *g, const struct engine_options *o, const str
     own.n_states = own.n_window_blocks = own.device_layers = 0;
     own.max_weights = own.max_device = 0;
     own.max_logits = g->max_seqs;
-    if (open_sizes(g, d, e) != 0 || !(d->pool = kv_pool_open(bo->n_blocks, e)))
+    if (open_sizes(g, d, e) != 0 || (o->predictor && predictor_open(g, d, e) != 0) ||
+        !(d->pool = kv_pool_open(bo->n_blocks, e)))
         return -1;
     return (d->b = g->backend->open(d->m, &own, e)) ? 0 : err_prefix(e, "draft model");
 }
@@ -153,6 +148,7 @@ void draft_model_close(struct engine *g)
     free(d->length);
     free(d->logits);
     free(d->row);
+    predictor_close(d);
     free(d);
     g->draft_model = NULL;
 }
@@ -161,7 +157,8 @@ size_t draft_model_bytes(const struct engine *g)
 {
     const struct draft_model *d = g->draft_model;
     const size_t row = (size_t)g->vocab_size * sizeof *d->row;
-    return d ? g->backend->memory(d->b) + kv_pool_bytes(d->pool) + ((size_t)g->max_seqs + 1) * row : 0;
+    return d ? g->backend->memory(d->b) + kv_pool_bytes(d->pool) + ((size_t)g->max_seqs + 1) * row +
+               predictor_bytes(g) : 0;
 }
 
 static void drop_block(void *user, int32_t block)
@@ -183,6 +180,9 @@ int draft_model_init(struct engine *g, struct request *r, struct err *e)
 {
     struct draft_model *d = g->draft_model;
     r->draft.by_model = 1;
+    r->draft.last_pos = -1;
+    if (d->rows && !(r->draft.last = malloc((size_t)g->m->config.hidden_size * sizeof *r->draft.last)))
+        return err_nomem(e, "drafts");
     return kv_table_init(&r->draft.kv, d->max_len, e) != 0 ? -1 : kv_table_scope(&r->draft.kv, d->pool, r->scope, e);
 }
 
@@ -203,6 +203,10 @@ void draft_model_release(struct engine *g, struct request *r)
     struct drafting *d = &r->draft;
     if (!d->by_model)
         return;
+    if (g->draft_model->rows) {
+        predictor_release(g, r);
+        return;
+    }
     count_seen(r);
     if (d->kv.n_tokens > 0 && g->prefixes)
         prefix_enter(&d->kv, g->draft_model->pool, r->ids, 1);
@@ -214,12 +218,18 @@ void draft_model_free(struct engine *g, struct request *r)
 {
     if (r->draft.by_model)
         kv_table_release(&r->draft.kv, g->draft_model->pool);
+    free(r->draft.last);
+}
+
+float *draft_model_rows(const struct engine *g, const struct request *r, int n)
+{
+    const struct draft_model *d = g->draft_model;
+    return r->draft.by_model && d->rows ? d->rows + (size_t)n * (size_t)g->m->config.hidden_size : NULL;
 }
 
 /* ---- passes ---- */
 
-/* Reserve blocks for n_tokens tokens of r, unshared where new ones are written. */
-static int reserve(struct engine *g, struct request *r, int n_tokens)
+int draft_reserve(struct engine *g, struct request *r, int n_tokens)
 {
     struct draft_model *d = g->draft_model;
     struct err ignored;
@@ -228,15 +238,6 @@ static int reserve(struct engine *g, struct request *r, int n_tokens)
     if (rc > 0 && g->backend->copy_block(d->b, from, to, &ignored) != 0)
         d->failed = 1;
     return rc < 0 || d->failed ? -1 : kv_table_reserve(&r->draft.kv, d->pool, n_tokens);
-}
-
-static int run_pass(struct engine *g, int n)
-{
-    struct draft_model *d = g->draft_model;
-    struct err ignored;
-    if (n && g->backend->forward(d->b, &(struct batch){ d->items, n }, d->logits, &ignored) != 0)
-        d->failed = 1;
-    return n && !d->failed;
 }
 
 /* Append the next token of r's draft, from a row of the draft model. */
@@ -254,12 +255,40 @@ static void add_token(struct engine *g, struct request *r, const float *logits)
         next->token[next->n++] = id;
 }
 
+/* Append a token to each draft from the rows of a pass of n items. */
+static void take_rows(struct engine *g, int n)
+{
+    struct draft_model *d = g->draft_model;
+    const float *logits = d->logits;
+    for (int i = 0; i < n; i++) {
+        if (!d->items[i].n_logits)
+            continue;
+        add_token(g, d->batched[i], logits);
+        logits += d->m->config.vocab_size;
+    }
+}
+
+int draft_pass(struct engine *g, int n)
+{
+    struct draft_model *d = g->draft_model;
+    struct err ignored;
+    if (!n || d->failed)
+        return 0;
+    if (g->backend->forward(d->b, &(struct batch){ d->items, n }, d->logits, &ignored) != 0) {
+        d->failed = 1;
+        return 0;
+    }
+    take_rows(g, n);
+    return 1;
+}
+
 /* Length of r's draft. */
 static int wanted(struct engine *g, struct request *r, int n_decoding, int room)
 {
     struct draft_model *d = g->draft_model;
     struct drafting *x = &r->draft;
-    const int left = d->max_len - r->n_ids;
+    const int most = d->rows ? ENGINE_PREDICTED_MOST : DRAFT_MOST, longest = d->max_len - r->n_ids,
+              left = longest < most ? longest : most;
     if (!decodes(r) || pace_alone(g, n_decoding) <= 0)
         return 0;
     const int n = draft_length(g, r, GRADE_MODEL, n_decoding, room < left ? room : left, d->pass_ns);
@@ -306,7 +335,7 @@ static void plan_first(struct engine *g, struct request *r, int length, int *n, 
     const int lag = r->n_ids - kv->n_tokens, small = lag <= 2 * FORCED,
               most = small || left->chunk > left->total ? left->total : left->chunk,
               n_tokens = lag - !length < most ? lag - !length : most;
-    if (n_tokens <= 0 || reserve(g, r, kv->n_tokens + n_tokens) != 0)
+    if (n_tokens <= 0 || draft_reserve(g, r, kv->n_tokens + n_tokens) != 0)
         return;
     left->total -= n_tokens;
     left->chunk -= small ? 0 : n_tokens;
@@ -329,27 +358,16 @@ static int plan_next(struct engine *g)
         struct request *r = d->drafting[i];
         struct drafting *x = &r->draft;
         const int pos = x->kv.n_tokens + x->n_fed;
-        if (x->next.n <= x->n_fed || x->next.n >= d->length[i] || reserve(g, r, pos + 1) != 0)
+        if (x->next.n <= x->n_fed || x->next.n >= d->length[i] || draft_reserve(g, r, pos + 1) != 0)
             continue;
         x->fed[x->n_fed] = x->next.token[x->n_fed];
+        float *own = d->rows ? d->own + (size_t)i * (size_t)g->m->config.hidden_size : NULL;
         d->items[n] = (struct batch_item){ .tokens = &x->fed[x->n_fed++], .n_tokens = 1, .pos = pos,
-                                           .table = x->kv.block, .n_logits = 1, .seq_len = pos + 1 };
+                                           .table = x->kv.block, .n_logits = 1, .seq_len = pos + 1,
+                                           .states = own, .hidden = own, .n_hidden = own != NULL };
         d->batched[n++] = r;
     }
     return n;
-}
-
-/* Append a token to each draft from the rows of a pass of n items. */
-static void take_rows(struct engine *g, int n)
-{
-    struct draft_model *d = g->draft_model;
-    const float *logits = d->logits;
-    for (int i = 0; i < n; i++) {
-        if (!d->items[i].n_logits)
-            continue;
-        add_token(g, d->batched[i], logits);
-        logits += d->m->config.vocab_size;
-    }
 }
 
 void draft_model_guess(struct engine *g, int n_decoding, int chunk)
@@ -357,7 +375,7 @@ void draft_model_guess(struct engine *g, int n_decoding, int chunk)
     struct draft_model *d = g->draft_model;
     const uint64_t begin = clock_ns();
     struct draft_budget left = { g->max_tokens, chunk };
-    int n = 0, n_passes = 0, n_sharing = 0;
+    int n = 0, used = 0, n_passes = 0, n_sharing = 0, only_drafts = 1;
     if (!d)
         return;
     d->n_drafting = 0;
@@ -371,23 +389,25 @@ void draft_model_guess(struct engine *g, int n_decoding, int chunk)
     }
     for (int i = 0; i < g->n_running && !d->failed; i++) {
         struct request *r = g->running[i];
-        if (!r->draft.by_model || r->draft.unknown || r->late || r->n_ids >= d->max_len)
+        if (!r->draft.by_model || r->draft.unknown || r->n_ids >= d->max_len || (r->late && !d->rows))
             continue;
-        const int length = wanted(g, r, n_decoding, DRAFT_ROWS / (n_sharing ? n_sharing : 1));
-        if (length || !decodes(r))
+        const int length = r->late ? 0 : wanted(g, r, n_decoding, DRAFT_ROWS / (n_sharing ? n_sharing : 1));
+        only_drafts &= decodes(r);
+        if (d->rows)
+            predictor_feed(g, r, length, &n, &used);
+        else if (length || !decodes(r))
             plan_first(g, r, length, &n, &left);
     }
-    const int only_drafts = n == d->n_drafting;
-    while (!d->failed && run_pass(g, n)) {
-        take_rows(g, n);
+    only_drafts = d->rows ? only_drafts : n == d->n_drafting;
+    while (draft_pass(g, n)) {
         n = plan_next(g);
         n_passes++;
     }
     if (d->failed)
         for (int i = 0; i < d->n_drafting; i++)
             d->drafting[i]->draft.next.n = 0;
-    d->spent_ns = n_passes || n ? clock_ns() - begin : 0;
-    if (n_passes && only_drafts) {
+    d->spent_ns = n_passes || n || d->rows ? clock_ns() - begin : 0;
+    if (n_passes && d->n_drafting && only_drafts) {
         const float each = (float)d->spent_ns / (float)n_passes;
         d->pass_ns += d->pass_ns > 0 ? ((each < 2 * d->pass_ns ? each : 2 * d->pass_ns) - d->pass_ns) / 8 : each;
     }

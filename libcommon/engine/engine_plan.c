@@ -516,7 +516,7 @@ static int can_draw(const struct request *r, const struct batch_item *item, stru
 
 int plan_batch(struct engine *g)
 {
-    int n = 0, n_hidden = 0;
+    int n = 0, n_hidden = 0, n_states = 0;
     g->pace.n_decoding = g->pace.n_prompt = g->pace.n_drafted = 0;
     for (int decoding = 1; decoding >= 0; decoding--) {
         for (int i = 0; i < g->n_running; i++) {
@@ -532,9 +532,11 @@ int plan_batch(struct engine *g)
                 item->n_hidden = r->planned;
             else if (r->embed == EMBED_LAST || r->embed == EMBED_STATE)
                 item->n_hidden = r->kv.n_tokens + r->planned == r->n_ids;
-            if (item->n_hidden)
+            if (!item->n_hidden && (item->hidden = draft_model_rows(g, r, n_states)))
+                n_states += item->n_hidden = r->planned;
+            else if (item->n_hidden)
                 item->hidden = g->hidden + (size_t)n_hidden * (size_t)g->m->config.hidden_size;
-            n_hidden += item->n_hidden;
+            n_hidden += r->embed ? item->n_hidden : 0;
             /* tokens recomputed after a wrong draft cost as much as drafted ones */
             g->pace.n_drafted += g->states && decoding ? r->planned - 1 : r->draft.n_used;
             *(decoding ? &g->pace.n_decoding : &g->pace.n_prompt) += decoding ? 1 : r->planned;

@@ -10,6 +10,7 @@
  *   engine_disk.c       prefixes in a folder
  *   engine_draft.c      speculation: drafts in a step, and what is kept of them
  *   engine_draft_model.c    drafts of a second model
+ *   engine_predictor.c  drafts of a layer that predicts further tokens
  *   engine_deliver.c    from the rows of a step to tokens, text and callbacks
  *   engine_masks.c      the work of constraints */
 #ifndef ZSE_ENGINE_INTERNAL_H
@@ -89,6 +90,10 @@ struct drafting {
     /* the sequence has a token that the draft model lacks: no drafts */
     int unknown;
     int32_t fed[DRAFT_MOST]; int n_fed;
+    /* Of a predictor: states after ids[row_pos ..], n_rows of the last step, and a copy of the last
+     * one known, after ids[last_pos]; -1: none.  kv begins with the state after ids[base]. */
+    const float *rows; int row_pos, n_rows;
+    float *last; int last_pos, base;
     /* because no draft pays: steps without a draft, and how many of them are left */
     int pause, rest;
     float trust[DRAFT_GRADES];
@@ -342,6 +347,9 @@ void draft_model_trim(struct engine *g);
 int draft_model_init(struct engine *g, struct request *r, struct err *e);       /* r's drafts are by the model */
 void draft_model_release(struct engine *g, struct request *r);  /* like request_release(), but keeps r's prefix */
 void draft_model_free(struct engine *g, struct request *r);
+/* Memory for the final states of r's tokens in a step, behind those of n others; NULL: r's drafts
+ * are made without states. */
+float *draft_model_rows(const struct engine *g, const struct request *r, int n);
 /* Fill in the drafts of running requests, and compute at most `chunk` tokens of their prompts. */
 void draft_model_guess(struct engine *g, int n_decoding, int chunk);
 uint64_t draft_model_spent(const struct engine *g);             /* nanoseconds, before this step */

@@ -152,6 +152,50 @@ subprocess.run(sys.argv[1:], stdin=b)' zse-chat "$MODEL" -n 1 --json -p Summariz
   [ "$(field ids <<<"$j")" = "$(ask -p "What is 2+2?" --ids -n 3)" ]
 }
 
+@test "--spec mtp: the same tokens as without it; a layer that knows the next token is right; no such layer is refused" {
+  local m t s
+  for m in "deepseek 0" "qwen 0" "deepseek 0.1" "qwen 0.1" "deepseek state"; do
+    set -- $m
+    python3 -S tests/lib/predictor.py "$1" "$2" "$BATS_TEST_TMPDIR/$1$2"
+    zse-convert "$BATS_TEST_TMPDIR/$1$2" -o "$BATS_TEST_TMPDIR/$1$2.zse" -q f32 >/dev/null 2>"$BATS_TEST_TMPDIR/notes"
+    run cat "$BATS_TEST_TMPDIR/notes"
+    [ "$output" = "" ] || { echo "$output"; return 1; }
+    for t in 0 1; do
+      for s in off mtp:3 mtp; do
+        zse-chat "$BATS_TEST_TMPDIR/$1$2.zse" --spec $s --temp $t --seed 3 -p "What is the capital of France?" -n 120 \
+          --ignore-eos --ids --json >"$BATS_TEST_TMPDIR/$s"
+        diff <(jq -c .ids "$BATS_TEST_TMPDIR/off") <(jq -c .ids "$BATS_TEST_TMPDIR/$s")
+      done
+      jq -e '.speculation | .drafted_tokens >= .accepted_tokens and .accepted_tokens > 10' "$BATS_TEST_TMPDIR/mtp:3"
+      [ "$2" = 0.1 ] || jq -e '.speculation | .accepted_tokens > 80 and .drafted_tokens <= .accepted_tokens + 3' \
+        "$BATS_TEST_TMPDIR/mtp:3"
+    done
+  done
+  zse-convert "$BATS_TEST_TMPDIR/qwen0.1" -o "$BATS_TEST_TMPDIR/m.zse" >/dev/null
+  zse-info "$BATS_TEST_TMPDIR/m.zse" --verify >/dev/null
+  echo '{"type": "array", "items": {"type": "integer"}, "maxItems": 30}' >"$BATS_TEST_TMPDIR/schema"
+  for s in off mtp:2; do
+    zse-chat "$BATS_TEST_TMPDIR/m.zse" --spec $s --json-schema "$BATS_TEST_TMPDIR/schema" --seed 3 -p hi -n 60 --ids \
+      --json >"$BATS_TEST_TMPDIR/$s"
+  done
+  diff <(jq -c .ids "$BATS_TEST_TMPDIR/off") <(jq -c .ids "$BATS_TEST_TMPDIR/mtp:2")
+  jq -e '.speculation.drafted_tokens > 0' "$BATS_TEST_TMPDIR/mtp:2"
+  # a layer of another form is left out
+  python3 -S - "$BATS_TEST_TMPDIR/qwen0" <<'P'
+import sys
+path = sys.argv[1] + "/model.safetensors"
+data = open(path, "rb").read().replace(b"mtp.layers.0.mlp.up_proj", b"mtp.layers.0.mlp.xx_proj")
+open(path, "wb").write(data)
+P
+  run zse-convert "$BATS_TEST_TMPDIR/qwen0" -o "$BATS_TEST_TMPDIR/left.zse" -q f32
+  [ "$status" = 0 ]
+  [[ $output == *"15 tensors that predict further tokens are skipped"* ]]
+  run -1 zse-chat "$BATS_TEST_TMPDIR/left.zse" --spec mtp -p hi
+  run -1 zse-chat "$MODEL" --spec mtp -p hi
+  [[ "$output" == *"--spec mtp: the model has no layer that predicts further tokens"* ]]
+  run -2 zse-chat "$MODEL" --spec mtp:4 -p hi
+}
+
 @test "--spec draft and self: the same tokens; the model's own guesses are right; a model that does not fit is refused" {
   local prompt="What is the capital of France? What is the capital of Italy?" t s
   for t in 0 1; do
@@ -209,8 +253,8 @@ E
   jq -e '.speculation.accepted_tokens > 0' "$BATS_TEST_TMPDIR/ngram:15"
   zse-chat "$MODEL" --spec ngram:1 --verbose -p "$prompt" -n 9 --ignore-eos 2>&1 >/dev/null | grep -E 'guesses: [0-9]+ tokens?, [0-9]+ of them right; 9 tokens'
   run ! zse-chat "$MODEL" --spec medusa -p hi
-  [[ "$output" == *"--spec: 'medusa', expected auto, ngram, ngram:N, draft:MODEL, self:LAYERS or off"* ]]
-  for s in ngram: ngram:0 ngram:16 ngram:x auto:3 draft: "draft:16:$MODEL" self: self:0 self:16:2 self:x; do
+  [[ "$output" == *"--spec: 'medusa', expected auto, ngram, ngram:N, mtp, draft:MODEL, self:LAYERS or off"* ]]
+  for s in ngram: ngram:0 ngram:16 ngram:x mtp: mtp:0 auto:3 draft: "draft:16:$MODEL" self: self:0 self:16:2 self:x; do
     run -2 zse-chat "$MODEL" --spec $s -p hi
     [[ "$output" == *--spec* ]]
   done

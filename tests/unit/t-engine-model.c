@@ -50,6 +50,7 @@ struct job {
 
 static int window, sinks;               /* options of engines, and room for steps beside them; 0: none */
 static int len = 160;                   /* context of engines, at most ROOM */
+static int predicts;                    /* the model's predictor makes drafts; 2: of a fixed length */
 
 static struct engine *open_engine(const struct model *m, struct kv_types kv, int max_seqs, int max_tokens,
                                   int extra_blocks, int no_prefix_cache)
@@ -60,7 +61,8 @@ static struct engine *open_engine(const struct model *m, struct kv_types kv, int
     const struct engine_options o = { .kv = kv, .max_len = len, .max_seqs = max_seqs, .max_tokens = max_tokens,
                                       .no_prefix_cache = no_prefix_cache, .n_threads = 2,
                                       .snapshots = 1 + extra_blocks, .snapshot_every = 32,
-                                      .window = window, .sinks = sinks,
+                                      .window = window, .sinks = sinks, .predictor = predicts > 0,
+                                      .draft = predicts > 1 ? predicts - 1 : 0,
                                       .kv_bytes = (size_t)(len / KV_BLOCK + extra_blocks + (window ? 10 : 0)) * block +
                                                   (size_t)(20 + max_tokens / KV_BLOCK + extra_blocks) * tail };
     struct engine *g = engine_open(m, NULL, &o, &e);
@@ -133,7 +135,8 @@ static void run_schedules(struct model *m, int rounds)
     static struct job jobs[N];
     int32_t shared[ROOM];
     struct err e;
-    uint64_t preemptions = 0, cached = 0, copies = 0, with_windows = 0;
+    uint64_t preemptions = 0, cached = 0, copies = 0, with_windows = 0, drafted = 0, accepted = 0;
+    const int predicted = predicts;
     assert_true(m->config.hidden_size <= 512);
     for (int round = 0; round < (getenv("ZSE_SANITIZED") ? 3 : rounds); round++) {
         struct rng r = { (uint64_t)round };
@@ -143,6 +146,7 @@ static void run_schedules(struct model *m, int rounds)
         for (int i = 0; i < len; i++)
             shared[i] = (int32_t)(rng_u64(&r) % (uint64_t)m->config.vocab_size);
         const int max_seqs = 1 + (int)(rng_u64(&r) % 6);
+        predicts = predicted ? 1 + round % 4 : 0;
         struct engine *g = open_engine(m, kv, max_seqs, 8 + (int)(rng_u64(&r) % 90), (int)(rng_u64(&r) % 12), 0);
         int n = 0, left = 0;
         while (n < N || left > 0) {
@@ -167,12 +171,17 @@ static void run_schedules(struct model *m, int rounds)
         preemptions += s.preemptions;
         cached += s.cached_tokens;
         copies += s.copies;
+        drafted += s.drafted;
+        accepted += s.accepted;
         engine_close(g);
+        predicts = 0;
         for (int i = 0; i < N; i++)
             check_job(m, kv, &jobs[i]);
     }
     assert_true(preemptions >= 10 && cached > 1000 && copies > 20);
     assert_int_equal(with_windows > 0, config_window(&m->config, window) > 0);
+    if (predicted)
+        assert_true(drafted > accepted + 100 && accepted >= (strcmp(m->config.arch, "llama") == 0 ? 20 : 0));
     model_close(m);
 }
 
@@ -191,6 +200,66 @@ static void test_schedules(void **state)
 {
     (void)state;
     run_schedules(load_tiny(), 12);
+}
+
+/* Give a model a layer that predicts further tokens: its last layer, after the sum of embedding and
+ * state.  Returns the memory of the sum's matrix. */
+static float *give_predictor(struct model *m)
+{
+    struct err e;
+    const int n = m->config.hidden_size;
+    struct mat in;
+    assert_int_equal(model_predictor(m, &e), 0);
+    assert_int_equal(mat_init(&in, QT_F32, 32, 0, n, 2 * n, &e), 0);
+    struct layer *l = m->predictor->layers;
+    const struct norm norms[] = { l->next_embed_norm, l->next_state_norm, l->next_final_norm };
+    float *sum = calloc((size_t)n * 2 * (size_t)n, sizeof *sum), *tiled = aligned_alloc(64, (in.size + 63) / 64 * 64);
+    for (int i = 0; i < n; i++)
+        sum[(size_t)i * 2 * (size_t)n + (size_t)i] = sum[(size_t)i * 2 * (size_t)n + (size_t)(n + i)] = 1;
+    mat_encode_float(&in, (uint8_t *)tiled, sum, (size_t)n * 2);
+    in.data = (const uint8_t *)tiled;
+    free(sum);
+    *l = m->layers[m->config.n_layers - 1];
+    l->next_embed_norm = norms[0];
+    l->next_state_norm = norms[1];
+    l->next_final_norm = norms[2];
+    l->next_embed_norm.w = l->next_state_norm.w = l->next_final_norm.w = m->final_norm.w;
+    l->next_in.w = in;
+    return tiled;
+}
+
+/* A layer that predicts further tokens changes no answer. */
+static void test_predictor(void **state)
+{
+    (void)state;
+    struct model *m = load_tiny();
+    float *in = give_predictor(m);
+    predicts = 1;
+    run_schedules(m, 4);
+    free(in);
+}
+
+/* The same for latent attention with experts, and for recurrent layers, with predictors of random
+ * weights, which are seldom right. */
+static void test_foreign_predictors(void **state)
+{
+    (void)state;
+    static const char *const names[] = { "glm4_moe_lite", "qwen3_5" };
+    int n = 0;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        struct model *m = load(names[i]);
+        if (!m)
+            continue;
+        assert_non_null(m->predictor);
+        predicts = 1;
+        run_schedules(m, 4);
+        n++;
+    }
+    predicts = 0;
+    if (!n) {
+        print_message("# skipped: none of the models is here\n");
+        skip();
+    }
 }
 
 /* Layers whose windows free their blocks.  An answer alone has steps as long as the context, for
@@ -413,6 +482,7 @@ static void test_wrong_windows(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_schedules), cmocka_unit_test(test_windows),
+                                        cmocka_unit_test(test_predictor), cmocka_unit_test(test_foreign_predictors),
                                         cmocka_unit_test(test_tail),
                                         cmocka_unit_test(test_sinks), cmocka_unit_test(test_positions),
                                         cmocka_unit_test(test_architectures), cmocka_unit_test(test_refused_windows),
