@@ -157,7 +157,7 @@ static void add_report(const struct planned *p, const struct convert_report *r, 
 {
     *w = (struct plan_weights){ 0 };
     for (int i = 0; i < r->n_tensors; i++)
-        plan_add_tensor(w, r->tensors[i].name, r->tensors[i].type,
+        plan_add_tensor(w, r->tensors[i].name, r->tensors[i].copies, r->tensors[i].type,
                         (uint64_t)r->tensors[i].rows * (uint64_t)r->tensors[i].cols, r->tensors[i].bytes,
                         active_share(p, r->tensors[i].name), p->shape.tied, p->shape.n_layers);
 }
@@ -214,7 +214,7 @@ void planned_file(const struct planned *p, const struct zfile *z, struct plan_we
     for (int i = 0; i < zfile_n_tensors(z); i++) {
         const struct zfile_tensor *t = zfile_tensor(z, i);
         const uint64_t n = (uint64_t)t->dim[0] * (uint64_t)(t->n_dims > 1 ? t->dim[1] : 1);
-        plan_add_tensor(w, t->name, t->m.type, n, t->m.size, active_share(p, t->name), tied, p->shape.n_layers);
+        plan_add_tensor(w, t->name, 1, t->m.type, n, t->m.size, active_share(p, t->name), tied, p->shape.n_layers);
     }
 }
 

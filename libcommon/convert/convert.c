@@ -196,7 +196,7 @@ static int open_report(struct conversion *cv, struct err *e)
         *t = (struct convert_tensor){ .name = strdup(p->spec->name), .source_name = strdup(p->source->name),
                                       .source_type = p->source->type,
                                       .rows = p->spec->rows, .cols = p->spec->cols, .vector = p->spec->is_vector,
-                                      .source_bytes = p->source_bytes };
+                                      .copies = p->spec->copies, .source_bytes = p->source_bytes };
         if (!t->name || !t->source_name)
             return err_nomem(e, "the report");
         if (cv->o->synthetic) {
@@ -204,7 +204,7 @@ static int open_report(struct conversion *cv, struct err *e)
             t->source_bytes = 0;
         }
         p->report = t;
-        r->n_params += (uint64_t)t->rows * (uint64_t)t->cols;
+        r->n_params += (uint64_t)t->copies * (uint64_t)t->rows * (uint64_t)t->cols;
         r->bytes_in += t->source_bytes;
     }
     return 0;

@@ -74,7 +74,7 @@ struct convert_options {
     const struct source_options *open;
     /* name of a model whose shape is used with random weights, or NULL; source is not read then */
     const char *synthetic;
-    /* with synthetic (any name) and output NULL: plan bf16 weights in the shape of this
+    /* with synthetic (any name), output NULL and no skip: plan bf16 weights in the shape of this
      * config.json; borrowed */
     const json_t *config;
     struct convert_type type;
@@ -130,6 +130,8 @@ struct convert_tensor {
     int group_size, act_group;          /* 0 for float types */
     int64_t rows, cols;
     int vector;                         /* a norm or bias: always f32 */
+    /* 1; with convert_options.config the first expert of a layer stands for all: their number */
+    int copies;
     int exact;                          /* every value as in the source (after folding: as in the folded source) */
     double max_error, rel_error;        /* largest |w - w'|; sqrt(sum (w - w')^2 / sum w^2) */
     uint64_t bytes, source_bytes;

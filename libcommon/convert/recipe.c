@@ -368,7 +368,7 @@ uint64_t recipes_bytes(const struct conversion *cv)
 {
     uint64_t sum = 0;
     for (int i = 0; i < cv->n_recipes; i++)
-        sum += cv->recipes[i].m.size;
+        sum += (uint64_t)cv->recipes[i].spec->copies * cv->recipes[i].m.size;
     return sum;
 }
 

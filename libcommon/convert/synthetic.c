@@ -306,10 +306,11 @@ static int add_own_tensors(struct conversion *cv, int n, struct err *e)
     return 0;
 }
 
-/* Make a source from a configuration alone: every tensor that it implies, as bf16. */
+/* Make a source from a configuration alone: every tensor that it implies, as bf16; one expert of a
+ * layer stands for all. */
 static int config_open(struct conversion *cv, int *n_specs, struct err *e)
 {
-    const struct weight_source all = { 0 };
+    const struct weight_source all = { .one_expert = 1 };
     struct source *s = cv->source = calloc(1, sizeof *s);
     if (!s || !(s->path = strdup(cv->o->synthetic)))
         return err_nomem(e, cv->o->synthetic);
@@ -347,7 +348,7 @@ int synthetic_open(struct conversion *cv, int *n_specs, struct err *e)
     text = tokenizer_json(shape->vocab, &size);
     if (add_file(s, "tokenizer.json", text, size, e) || config_parse(&cv->config, s->config, e))
         return -1;
-    const struct weight_source w = { shape->config ? NULL : shape_of, (void *)shape };
+    const struct weight_source w = { .shape = shape->config ? NULL : shape_of, .user = (void *)shape };
     if (weight_specs(&cv->config, &w, &cv->specs, n_specs, e)) {
         cv->specs = NULL;
         return -1;

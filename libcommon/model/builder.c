@@ -75,6 +75,7 @@ int spec_as(struct builder *b, const char *ours, const char *full, const int64_t
     if (!s)
         return -1;
     *s = *t;
+    s->copies = b->s->one_expert && t->expert >= 0 ? b->c->moe.n_experts : 1;
     if (strlen(full) >= sizeof s->source)
         return err_set(b->e, ERR_SHAPE, "tensor '%s': a name of %zu characters, expected less than %zu", full,
                        strlen(full), sizeof s->source);

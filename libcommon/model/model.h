@@ -570,6 +570,7 @@ struct weight_spec {
      * norm */
     int part;
     int first_of_expert;            /* begins the range of an expert */
+    int copies;                     /* number of equal tensors that it stands for: see one_expert */
     int optional;                   /* may be missing in the source (biases) */
 };
 enum weight_role {
@@ -594,6 +595,9 @@ struct weight_source {
      * model of which only the config is known). */
     int (*shape)(void *user, const char *name, int *n_dims, int64_t dim[WEIGHT_DIMS]);
     void *user;
+    /* for sizes alone: list the first expert of a layer for all, with copies = n_experts (else
+     * copies are 1) */
+    int one_expert;
 };
 /* Every tensor of the model in forward order: embed, layer 0 .., final norm, head.  Shapes of the
  * source are checked against the config; a missing tensor is an error that names it.  *specs is

@@ -112,7 +112,7 @@ int spec_moe(struct builder *b, int layer)
     }
     if (m->shared_size && spec_own_matrix(b, layer, LP_DOWN, b->n.shared_down) < 0)
         return -1;
-    for (int i = 0; i < m->n_experts; i++)
+    for (int i = 0; i < (b->s->one_expert ? 1 : m->n_experts); i++)
         if ((b->c->gated && add_expert_part(b, layer, i, LP_EXPERT_GATE) < 0) ||
             add_expert_part(b, layer, i, LP_EXPERT_UP) < 0 || add_expert_part(b, layer, i, LP_EXPERT_DOWN) < 0)
             return -1;

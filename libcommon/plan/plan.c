@@ -7,24 +7,25 @@
 
 /* ---- sizes ---- */
 
-void plan_add_tensor(struct plan_weights *w, const char *name, enum qtype type, uint64_t n, uint64_t bytes,
+void plan_add_tensor(struct plan_weights *w, const char *name, int copies, enum qtype type, uint64_t n, uint64_t bytes,
                      double active, int tied, int n_layers)
 {
+    const uint64_t all = (uint64_t)copies, used = all * (uint64_t)((double)bytes * active);
     const int in_layer = strncmp(name, "layers.", 7) == 0, is_head = strncmp(name, "head.", 5) == 0 ||
         (tied && strncmp(name, "embed.", 6) == 0);
     /* norms and biases are f32 and small */
     const int matrix = (int)type < PLAN_QTYPES && (in_layer || is_head) && type != QT_F32;
-    w->bytes += bytes;
+    w->bytes += all * bytes;
     if (in_layer)
-        w->layer_bytes += bytes / (uint64_t)n_layers;
+        w->layer_bytes += all * (bytes / (uint64_t)n_layers);
     if (!in_layer && !is_head)
         return;
-    w->step_bytes += (uint64_t)((double)bytes * active);
+    w->step_bytes += used;
     if (!matrix)
         return;
-    w->by_type[type] += (uint64_t)((double)bytes * active);
+    w->by_type[type] += used;
     if (in_layer)
-        w->ops[type] += 2.0 * (double)n * active;
+        w->ops[type] += (double)copies * 2.0 * (double)n * active;
 }
 
 /* Bytes of a KV block of a layer beside its keys and values: an indexer's keys, entries. */

@@ -27,9 +27,9 @@ struct plan_weights {
     double ops[PLAN_QTYPES];
     uint64_t layer_bytes;                       /* mean bytes of a layer */
 };
-/* Add one tensor: our name ("layers.3.q_proj.weight"), type, elements, bytes.  active: the share
- * of it that a token uses (1; top_k / n_experts of an expert). */
-void plan_add_tensor(struct plan_weights *w, const char *name, enum qtype type, uint64_t n, uint64_t bytes,
+/* Add equal tensors (copies of one): our name ("layers.3.q_proj.weight"), type, elements and bytes
+ * of each.  active: the share of it that a token uses (1; top_k / n_experts of an expert). */
+void plan_add_tensor(struct plan_weights *w, const char *name, int copies, enum qtype type, uint64_t n, uint64_t bytes,
                      double active, int tied, int n_layers);
 
 /* Bytes of one token's keys and values in our cache, all layers. */

@@ -26,7 +26,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     struct config c;
     if (s->config && config_parse(&c, s->config, &e) == 0) {
-        const struct weight_source w = { shape, s };
+        const struct weight_source w = { .shape = shape, .user = s };
         struct weight_spec *specs;
         int n;
         if (weight_specs(&c, &w, &specs, &n, &e) == 0)

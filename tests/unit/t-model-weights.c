@@ -45,7 +45,7 @@ static int specs_of(const struct config *c, const struct shape *shapes, const ch
                     struct weight_spec **specs, int *n, struct err *e)
 {
     struct fake f = { shapes, prefix, without };
-    const struct weight_source s = { shape_of, &f };
+    const struct weight_source s = { .shape = shape_of, .user = &f };
     return weight_specs(c, &s, specs, n, e);
 }
 
@@ -319,7 +319,7 @@ static void test_experts(void **state)
               "\"num_experts\": 2, \"num_experts_per_tok\": 1, \"moe_intermediate_size\": 4, \"tie_word_embeddings\": true, " TINY "}");
     for (int form = 0; form < 3; form++) {
         struct stacked at = { form == 1, form == 2 };
-        const struct weight_source s = { stacked_shape, &at };
+        const struct weight_source s = { .shape = stacked_shape, .user = &at };
         struct weight_spec *specs;
         struct err e;
         int n;

@@ -192,10 +192,12 @@ static uint64_t planned(const char *synthetic, const json_t *config, const char 
 static void sizes_are_the_writers(void **state)
 {
     static const char *const types[] = { "bf16", "int8", "int4", "nf4", "nl4", "f32" },
-        *const names[] = { "SmolLM2-135M", "Qwen2.5-0.5B", "Qwen3-8B", "Llama-3.2-1B" };
+        *const names[] = { "SmolLM2-135M", "Qwen2.5-0.5B", "Qwen3-8B", "Llama-3.2-1B", "DeepSeek-V2-Lite",
+                            "gpt-oss-20b" };
     (void)state;
     for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
-        for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        /* experts, which are all listed where a model is written, in one type */
+        for (size_t i = 0; i < sizeof names / sizeof *names - (strcmp(types[t], "nl4") ? 2 : 0); i++) {
             const uint64_t config_alone = planned(names[i], config_of(names[i]), types[t]),
                            known = planned(names[i], NULL, types[t]);
             if (config_alone != known)
@@ -564,8 +566,8 @@ static void predictions(void **state)
             fail_msg("%s", e.msg);
         for (int k = 0; k < report.n_tensors; k++) {
             const struct convert_tensor *t = &report.tensors[k];
-            plan_add_tensor(&w, t->name, t->type, (uint64_t)t->rows * (uint64_t)t->cols, t->bytes, 1, s->tied,
-                            s->n_layers);
+            plan_add_tensor(&w, t->name, t->copies, t->type, (uint64_t)t->rows * (uint64_t)t->cols, t->bytes, 1,
+                            s->tied, s->n_layers);
         }
         convert_report_release(&report);
         for (int k = 0; k < 3; k++) {
