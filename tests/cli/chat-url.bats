@@ -79,9 +79,9 @@ What is 2+2?<|im_end|>
     --repeat-last-n 4 --presence-penalty 0.1 \
     --frequency-penalty -0.2 --logit-bias 5=-inf --seed 3 --stop a --stop b --ignore-eos --no-think -n 12
   want='{"temperature":0.7,"top_k":3,"top_p":0.9,"min_p":0.1,"typical_p":0.8,"repetition_penalty":1.1,"repeat_last_n":4,"presence_penalty":0.1,"frequency_penalty":-0.2,"logit_bias":{"5":-100.0},"seed":3,"stop":["a","b"],"ignore_eos":true,"chat_template_kwargs":{"enable_thinking":false},"max_tokens":12}'
-  [ "$(jq -cS 'del(.messages, .model, .stream, .stream_options)' <<<"$output")" = "$(jq -cS . <<<"$want")" ] ||
+  jq -e --argjson want "$want" 'del(.messages, .model, .stream, .stream_options) == $want' <<<"$output" ||
     { echo "$output"; return 1; }
-  [ "$(jq -c .messages <<<"$output")" = '[{"role":"system","content":"Be"},{"role":"user","content":"hi"}]' ]
+  jq -e '.messages == [{"role":"system","content":"Be"},{"role":"user","content":"hi"}]' <<<"$output"
   fake -m echo -p hi -n 0
   [ "$(jq -c 'keys' <<<"$output")" = '["messages","model","stream","stream_options"]' ]
   for flag in '-q int8' '--threads 1' '--ctx 9' '--kv f16' '--kernels ref' '--device cpu' '--cuda-graphs on' '--act int8' '--cache-weights auto' --exact '--max-memory 1GB' '--template LICENSE' --ids --plan --force; do
@@ -104,7 +104,8 @@ What is 2+2?<|im_end|>
   [ "$output" = 'Grüße, 世界!' ]
   [ -z "$stderr" ]
   fake -p hi --json
-  [ "$(jq -c '[.text, .reasoning, .finish_reason, .model, .usage]' <<<"$output")" = '["Grüße, 世界!","Let me see.","stop","plain",{"prompt_tokens":7,"completion_tokens":3,"total_tokens":10,"cached_tokens":2}]' ]
+  jq -e '[.text, .reasoning, .finish_reason, .model, .usage] ==
+    ["Grüße, 世界!","Let me see.","stop","plain",{"prompt_tokens":7,"completion_tokens":3,"total_tokens":10,"cached_tokens":2}]' <<<"$output"
   fake -m whole -p hi --json
   [ "$(jq -c '[.text, .reasoning, has("usage")]' <<<"$output")" = '["All at once.","So.",false]' ]
   fake -m busy -p hi

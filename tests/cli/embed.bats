@@ -121,7 +121,7 @@ EOT
   [ "$(jq '[.results[].relevance_score] | . == (sort | reverse) and (.[0] <= 1) and (.[1] >= 0)' "$T/r")" = true ]
   [ "$(jq -r '.results[0] | [.index, .document.text] | @tsv' "$T/r")" = "$(jq -r '.results[0].index' "$T/r")"$'\t'"$(jq -r '["a dog ran","the cat sat","far away"][.results[0].index]' "$T/r")" ]
   # [CLS] cat [SEP] ... [SEP]: 7 + 7 + 6
-  [ "$(jq -c '.usage' "$T/r")" = '{"prompt_tokens":20,"total_tokens":20}' ]
+  jq -e '.usage == {"prompt_tokens":20,"total_tokens":20}' "$T/r"
   post score '{"model":"rerank","text_1":"cat","text_2":["a dog ran","the cat sat","far away"]}' >"$T/s"
   [ "$(jq '.data[1].score' "$T/s")" = "$(post score '{"model":"rerank","text_1":["dog","cat"],"text_2":["a","the cat sat"]}' | jq '.data[1].score')" ]
   [ "$(jq -c '[.data | to_entries | sort_by(-.value.score) | .[:2][].key]' "$T/s")" = "$(jq -c '[.results[].index]' "$T/r")" ]

@@ -148,7 +148,7 @@ J
 # bats test_tags=plain
 @test "usage texts name the types that --plan compares, and all common types of -q" {
   local types
-  types=$(zse-info models info Qwen2.5-0.5B --json | jq -r '.vram | keys_unsorted | join(" ")')
+  types=$(zse-info models info Qwen2.5-0.5B --json | jq -r '.vram | keys | join(" ")')
   [ "$types" = "bf16 int8 nl4" ]
   zse-convert --help | grep -q "as ${types// int8 nl4/, int8 and nl4}, and the types that fit"
   zse-info models list --help | grep -q "goes by: ${types// /, } "

@@ -144,7 +144,7 @@ active_requests throughput_tok_s total_requests total_tokens" ]
   # disabled, enabled, and with a new secret: each at once
   old=$(admin "$URL/api/keys" -d '{"name":"new.key-1","scopes":"chat"}' | jq -r .key)
   [ "$(status -H "X-API-Key: $old" "$URL/v1/models")" = 200 ]
-  [ "$(admin -X PATCH "$URL/api/keys/new.key-1" -d '{"enabled":false}' | jq -c .)" = '{"success":true,"name":"new.key-1","enabled":false}' ]
+  admin -X PATCH "$URL/api/keys/new.key-1" -d '{"enabled":false}' | jq -e '. == {"success":true,"name":"new.key-1","enabled":false}'
   [ "$(status -H "X-API-Key: $old" "$URL/v1/models")" = 401 ]
   admin -X PATCH "$URL/api/keys/new.key-1" -d '{"enabled":true}' >"$BATS_TEST_TMPDIR/out"
   await says 200 status -H "X-API-Key: $old" "$URL/v1/models"
@@ -373,7 +373,7 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   [ "$(admin "$URL/api/batching" -d '{"max_batch_size":2}' | jq .config.max_batch_size)" = 2 ]
   [ "$(admin "$URL/api/batching" -d '{"max_batch_size":33}' | jq -r .error.code)" = out_of_range ]
   [ "$(admin "$URL/api/batching" -d '{"chunk":64}' | jq .config.chunk)" = 64 ]
-  [ "$(admin "$URL/api/batching" -d '{"chunk":0}' | jq -c .config)" = '{"max_batch_size":2,"chunk":0,"max_queue":1000}' ]
+  admin "$URL/api/batching" -d '{"chunk":0}' | jq -e '.config == {"max_batch_size":2,"chunk":0,"max_queue":1000}'
   [ "$(admin -X POST "$URL/api/batching/disable" | jq .enabled)" = false ]
   [ "$(ask "$QUESTION" | jq -r '.choices[0].message.content')" = "2 + 2 = 4" ]
   [ "$(curl -s "$URL/api/batching" | jq -c '[.enabled, .engines.tiny.config.max_batch_size]')" = '[false,1]' ]

@@ -22,8 +22,8 @@ execute() { post /api/tools/execute "{\"name\":\"$1\",\"arguments\":$2}" | jq -r
   [ "$(execute parse_json '{"json":"{\"data\":{\"items\":[{\"name\":\"x\"}]}}","path":"data.items[0].name"}')" = x ]
   [ "$(execute string_ops '{"operation":"reverse","text":"añb"}')" = bña ]
   [[ "$(execute datetime '{"timezone":"+02:00"}')" == *+02:00* ]]
-  [ "$(post /api/tools/execute '{"name":"calculator","tool_call_id":"c1","arguments":{"expression":"1"}}' | jq -c .)" = \
-    '{"tool_call_id":"c1","name":"calculator","result":"1","error":null}' ]
+  post /api/tools/execute '{"name":"calculator","tool_call_id":"c1","arguments":{"expression":"1"}}' |
+    jq -e '. == {"tool_call_id":"c1","name":"calculator","result":"1","error":null}'
   [ "$(execute calculator '{}' .error)" = "expression: missing" ]
   [ "$(execute eval '{}' .error.code)" = unknown_tool ]
   [ "$(execute calculator '[]' .error.code)" = invalid_type ]
