@@ -137,10 +137,14 @@ in_browser() {
   in_browser conversation without_history branches elsewhere stop files
 }
 
+# One is enough for a sanitizer of the server: its endpoints have command tests, and the browser's
+# own work, which takes most of the time, does not depend on the build.
+# bats test_tags=plain
 @test "in a browser: texts of others stay texts, tools wait for permission, files of other programs" {
   in_browser hostile_texts tools documents other_programs
 }
 
+# bats test_tags=plain
 @test "in a browser: keys and scopes, administration, models from the hub" {
   in_browser few_scopes administration model_jobs
 }
