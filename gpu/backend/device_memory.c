@@ -64,13 +64,13 @@ static void measure(struct gpu_backend *b)
 
 static int most_of(int x, int y, int z) { return x > y ? x > z ? x : z : y > z ? y : z; }
 
-struct arena_part { void *p; size_t bytes; };
+struct buffer_place { void *p; size_t bytes; };
 
 static size_t up256(size_t n) { return (n + 255) / 256 * 256; }
 
 /* The pieces for experts, for t tokens, but act_expert: that lies among the other rows of
  * activations, which memory_open fills with zeros. */
-static int plan_experts(struct gpu_backend *b, size_t t, struct arena_part *part)
+static int plan_experts(struct gpu_backend *b, size_t t, struct buffer_place *part)
 {
     const struct moe *m = &b->m->config.moe;
     const size_t f = sizeof(float), experts = (size_t)m->n_experts, pairs = t * (size_t)m->top_k,
@@ -79,19 +79,19 @@ static int plan_experts(struct gpu_backend *b, size_t t, struct arena_part *part
     int floats = 0, n = 0;
     for (int i = b->first_layer; i < b->m->config.n_layers; i++)
         floats |= b->m->layers[i].experts && experts_in_floats(b, b->m->layers[i].experts);
-    part[n++] = (struct arena_part){ &b->route, (t > few ? t : few) * (experts + 1) * f };
-    part[n++] = (struct arena_part){ &b->choice.id, pairs * sizeof(int32_t) };
-    part[n++] = (struct arena_part){ &b->choice.weight, pairs * f };
-    part[n++] = (struct arena_part){ &b->choice.shared, t * f };
-    part[n++] = (struct arena_part){ &b->choice.order, pairs * sizeof(int32_t) };
-    part[n++] = (struct arena_part){ &b->choice.tiles, (pairs < tiles ? pairs : tiles) * sizeof *b->choice.tiles };
-    part[n++] = (struct arena_part){ &b->choice.n_tiles, sizeof(int32_t) };
-    part[n++] = (struct arena_part){ &b->mid_expert, floats ? pairs * (size_t)m->intermediate_size * f : 0 };
-    part[n++] = (struct arena_part){ &b->out_expert, pairs * hidden * f };
+    part[n++] = (struct buffer_place){ &b->route, (t > few ? t : few) * (experts + 1) * f };
+    part[n++] = (struct buffer_place){ &b->choice.id, pairs * sizeof(int32_t) };
+    part[n++] = (struct buffer_place){ &b->choice.weight, pairs * f };
+    part[n++] = (struct buffer_place){ &b->choice.shared, t * f };
+    part[n++] = (struct buffer_place){ &b->choice.order, pairs * sizeof(int32_t) };
+    part[n++] = (struct buffer_place){ &b->choice.tiles, (pairs < tiles ? pairs : tiles) * sizeof *b->choice.tiles };
+    part[n++] = (struct buffer_place){ &b->choice.n_tiles, sizeof(int32_t) };
+    part[n++] = (struct buffer_place){ &b->mid_expert, floats ? pairs * (size_t)m->intermediate_size * f : 0 };
+    part[n++] = (struct buffer_place){ &b->out_expert, pairs * hidden * f };
     return n;
 }
 
-static int plan_arena(struct gpu_backend *b, struct arena_part *part)
+static int plan_arena(struct gpu_backend *b, struct buffer_place *part)
 {
     const struct config *c = &b->m->config;
     const size_t t = (size_t)(b->o.max_tokens > GPU_MATVEC_TOKENS ? b->o.max_tokens : GPU_MATVEC_TOKENS) +
@@ -113,37 +113,37 @@ static int plan_arena(struct gpu_backend *b, struct arena_part *part)
         b->logit_rows = n;
     }
     int n = 0;
-    part[n++] = (struct arena_part){ &b->x, t * hidden * f };
-    part[n++] = (struct arena_part){ &b->y, t * hidden * f };
-    part[n++] = (struct arena_part){ &b->hf, b->floats || b->m->embed_in.w.data || b->m->embed_out.w.data
+    part[n++] = (struct buffer_place){ &b->x, t * hidden * f };
+    part[n++] = (struct buffer_place){ &b->y, t * hidden * f };
+    part[n++] = (struct buffer_place){ &b->hf, b->floats || b->m->embed_in.w.data || b->m->embed_out.w.data
         ? t * wide * f : 0 };
-    part[n++] = (struct arena_part){ &b->hf2, b->floats && c->block == BLOCK_PARALLEL2 ? t * hidden * f : 0 };
-    part[n++] = (struct arena_part){ &b->q, t * nq * f };
-    part[n++] = (struct arena_part){ &b->attf, b->floats_att ? t * nq * f : 0 };
-    part[n++] = (struct arena_part){ &b->k, t * nk * f };
-    part[n++] = (struct arena_part){ &b->v, t * nk * f };
-    part[n++] = (struct arena_part){ &b->gate, t * mlp * f };
-    part[n++] = (struct arena_part){ &b->up, t * mlp * f };
-    part[n++] = (struct arena_part){ &b->act, t * (size_t)b->stride_hidden * h };
-    part[n++] = (struct arena_part){ &b->act2, c->block == BLOCK_PARALLEL2 ? t * (size_t)b->stride_hidden * h : 0 };
-    part[n++] = (struct arena_part){ &b->act_att, t * (size_t)b->stride_att * h };
-    part[n++] = (struct arena_part){ &b->act_mlp, t * (size_t)b->stride_mlp * h };
-    part[n++] = (struct arena_part){ &b->act_shared, b->shared_apart ? t * (size_t)b->stride_mlp * h : 0 };
-    part[n++] = (struct arena_part){ &b->act_expert, t * (size_t)c->moe.top_k * (size_t)b->stride_expert * h };
-    part[n++] = (struct arena_part){ &b->act_code, b->o.act_int8 ? t *
+    part[n++] = (struct buffer_place){ &b->hf2, b->floats && c->block == BLOCK_PARALLEL2 ? t * hidden * f : 0 };
+    part[n++] = (struct buffer_place){ &b->q, t * nq * f };
+    part[n++] = (struct buffer_place){ &b->attf, b->floats_att ? t * nq * f : 0 };
+    part[n++] = (struct buffer_place){ &b->k, t * nk * f };
+    part[n++] = (struct buffer_place){ &b->v, t * nk * f };
+    part[n++] = (struct buffer_place){ &b->gate, t * mlp * f };
+    part[n++] = (struct buffer_place){ &b->up, t * mlp * f };
+    part[n++] = (struct buffer_place){ &b->act, t * (size_t)b->stride_hidden * h };
+    part[n++] = (struct buffer_place){ &b->act2, c->block == BLOCK_PARALLEL2 ? t * (size_t)b->stride_hidden * h : 0 };
+    part[n++] = (struct buffer_place){ &b->act_att, t * (size_t)b->stride_att * h };
+    part[n++] = (struct buffer_place){ &b->act_mlp, t * (size_t)b->stride_mlp * h };
+    part[n++] = (struct buffer_place){ &b->act_shared, b->shared_apart ? t * (size_t)b->stride_mlp * h : 0 };
+    part[n++] = (struct buffer_place){ &b->act_expert, t * (size_t)c->moe.top_k * (size_t)b->stride_expert * h };
+    part[n++] = (struct buffer_place){ &b->act_code, b->o.act_int8 ? t *
                                (size_t)GPU_CODE_STRIDE(most_of(b->stride_hidden, b->stride_att, b->stride_mlp)) : 0 };
-    part[n++] = (struct arena_part){ &b->act_scale, b->o.act_int8 ? t * f : 0 };
+    part[n++] = (struct buffer_place){ &b->act_scale, b->o.act_int8 ? t * f : 0 };
     for (int i = 0; i < c->n_ropes; i++) {
         const size_t half = (size_t)c->ropes[i].dim / 2;
-        part[n++] = (struct arena_part){ &b->cosine[i], t * half * f };
-        part[n++] = (struct arena_part){ &b->sine[i], t * half * f };
-        part[n++] = (struct arena_part){ &b->freq[i], half * f };
-        part[n++] = (struct arena_part){ &b->freq_long[i], c->ropes[i].inv_freq_long ? half * f : 0 };
+        part[n++] = (struct buffer_place){ &b->cosine[i], t * half * f };
+        part[n++] = (struct buffer_place){ &b->sine[i], t * half * f };
+        part[n++] = (struct buffer_place){ &b->freq[i], half * f };
+        part[n++] = (struct buffer_place){ &b->freq_long[i], c->ropes[i].inv_freq_long ? half * f : 0 };
     }
-    part[n++] = (struct arena_part){ &b->alibi, c->pos == POS_ALIBI ? (size_t)c->n_heads * f : 0 };
-    part[n++] = (struct arena_part){ &b->partial, b->partial_room * f };
-    part[n++] = (struct arena_part){ &b->logits, (size_t)b->logit_rows * (size_t)c->vocab_size * f };
-    part[n++] = (struct arena_part){ &b->ids, MAX_DRAWS * sizeof *b->ids };
+    part[n++] = (struct buffer_place){ &b->alibi, c->pos == POS_ALIBI ? (size_t)c->n_heads * f : 0 };
+    part[n++] = (struct buffer_place){ &b->partial, b->partial_room * f };
+    part[n++] = (struct buffer_place){ &b->logits, (size_t)b->logit_rows * (size_t)c->vocab_size * f };
+    part[n++] = (struct buffer_place){ &b->ids, MAX_DRAWS * sizeof *b->ids };
     if (b->stride_expert)
         n += plan_experts(b, t, part + n);
     assert(n <= MAX_PARTS);
@@ -286,7 +286,7 @@ static int check_model(const struct gpu_backend *b, struct err *e)
 }
 
 /* List all sizes, from b->m and b->o.  Returns the number of parts. */
-static int size_up(struct gpu_backend *b, struct arena_part *part, struct err *e)
+static int size_up(struct gpu_backend *b, struct buffer_place *part, struct err *e)
 {
     const struct config *c = &b->m->config;
     if (b->o.n_blocks < 1 || b->o.max_tokens < 1 || b->o.max_logits < 0 || b->o.max_logits > b->o.max_tokens)
@@ -387,7 +387,7 @@ static int plan_for(const struct model *m, const struct backend_options *o, int 
                     struct err *e)
 {
     struct gpu_backend b = { .m = m, .o = *o };
-    struct arena_part part[MAX_PARTS];
+    struct buffer_place part[MAX_PARTS];
     b.o.device_layers = device_layers;
     if (size_up(&b, part, e) < 0)
         return -1;
@@ -503,7 +503,7 @@ static int open_slots(struct gpu_backend *b, struct err *e)
 int memory_open(struct gpu_backend *b, struct err *e)
 {
     const struct config *c = &b->m->config;
-    struct arena_part part[MAX_PARTS];
+    struct buffer_place part[MAX_PARTS];
     const int n = size_up(b, part, e);
     if (n < 0 || plan_on(b->g, b->m, &b->o, &b->plan, e) < 0 || gpu_plan_fits(&b->plan, &b->o, e) < 0)
         return -1;
