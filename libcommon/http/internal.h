@@ -11,12 +11,12 @@
 #include "libcommon/http/places.h"
 #include "libcommon/http/reaper.h"
 
-enum source_kind { SOURCE_LISTENER, SOURCE_CONN, SOURCE_WAKE, SOURCE_HANDSHAKE, SOURCE_SIGNAL };
+enum event_source_kind { SOURCE_LISTENER, SOURCE_CONN, SOURCE_WAKE, SOURCE_HANDSHAKE, SOURCE_SIGNAL };
 /* MAX_PIPELINED: most bytes of pipelined requests that are read ahead */
 enum { MAX_LISTENERS = 8, PEER_SIZE = 48, MAX_PIPELINED = 1 << 14 };
 
 /* The first member of every object that epoll's data points to. */
-struct event_source { enum source_kind kind; int fd; };
+struct event_source { enum event_source_kind kind; int fd; };
 
 enum { ACCOUNT_CHAINS = 256 };
 

@@ -113,11 +113,13 @@ const struct backend backend_cpu = { .name = "fake", .step_tokens = fake_step_to
 static struct tokenizer *tokenizer;
 static json_t *described;
 
-static int open_served(void *user, const char *path, struct served_model *m, struct err *e)
+static int open_served(void *user, const char *path, const struct model_choice *how, struct served_model *m,
+                       struct err *e)
 {
     const struct engine_options o = { .max_len = MAX_LEN, .max_seqs = 8, .max_tokens = 64, .kv = { KV_F32, KV_F32 } };
     (void)user;
     (void)path;
+    (void)how;
     *m = (struct served_model){ .model = &model, .tokenizer = tokenizer, .json = described, .max_len = MAX_LEN,
                                 .quantization = "f32" };
     return (m->engine = engine_open(&model, tokenizer, &o, e)) ? 0 : -1;
