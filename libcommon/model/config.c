@@ -537,6 +537,8 @@ enum embed config_pooling(const struct config *c)
     return c->embedding.pooling ? c->embedding.pooling : EMBED_MEAN;
 }
 
+int config_second_type(const struct config *c, int at) { return c->embedding.pair_types ? at : 0; }
+
 int config_embedding_size(const struct config *c)
 {
     return c->embedding.n_dense ? c->embedding.dense[c->embedding.n_dense - 1].out : c->hidden_size;

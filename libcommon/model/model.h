@@ -361,6 +361,9 @@ int config_predictor(const struct config *c, struct config *out);
 enum embed config_pooling(const struct config *c);
 /* The text that the model expects before a query or a document; NULL: none.  Borrowed. */
 const char *config_prompt(const struct config *c, int document);
+/* The token at which type 1 begins in a pair whose second text begins at token `at`; 0: all tokens
+ * are of type 0. */
+int config_second_type(const struct config *c, int at);
 /* Length of the vector that the model makes of a text. */
 int config_embedding_size(const struct config *c);
 /* Length from which sequences use LongRoPE's long factors; 0: never. */

@@ -197,3 +197,23 @@ EOT
   [ "$(ready)" = '{"model":"rerank","ready":false}' ]
   kill -TERM "$PID" && wait "$PID"
 }
+
+@test "a search has the scores of /v1/score also of a model whose tokens have one type" {
+  local log=$BATS_TEST_TMPDIR/log URL PID
+  search() { curl -s "$URL/api/rag/search" -d "$1"; }
+  cp -r "$T/rerank" "$T/plain"
+  echo '{"model_input_names":["input_ids","attention_mask"]}' >"$T/plain/tokenizer_config.json"
+  zse-convert "$T/plain" -q f32 -o "$T/plain.zse" >/dev/null 2>&1
+  mkfifo "$log"
+  ZSE_HOME=$BATS_TEST_TMPDIR/home zse-serve "$T/tiny.zse" --port 0 --rerank-model "$T/plain.zse" >"$log" 2>"$log.err" 3>&- &
+  PID=$!
+  read -r _ _ URL <"$log"
+  await listens "$URL"
+  await says true eval 'curl -s "$URL/api/rag/stats" | jq .reranker.ready'
+  for i in "the cat sat" "a dog ran" "cat cat cat"; do
+    jq -n --arg t "$i" '{name: $t, content: $t}' | curl -s "$URL/api/rag/documents" -d @- >/dev/null
+  done
+  curl -s "$URL/v1/score" -d '{"model":"plain","text_1":"cat dog","text_2":["the cat sat","a dog ran","cat cat cat"]}' >"$T/s"
+  [ "$(search '{"query":"cat dog"}' | jq -c '[.results[].score * 1e5 | round] | sort')" = "$(jq -c '[.data[].score * 1e5 | round] | sort' "$T/s")" ]
+  kill -TERM "$PID" && wait "$PID"
+}

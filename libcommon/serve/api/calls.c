@@ -357,7 +357,7 @@ void call_submit_more(struct call *c)
         struct prompt *p = &c->prompts[c->n_sent / n];
         rp.ids = p->ids;
         rp.n_ids = p->n_ids;
-        rp.second = c->lm->m.model->config.embedding.pair_types ? p->second : 0;
+        rp.second = config_second_type(&c->lm->m.model->config, p->second);
         rp.constraint = p->constraint.state ? &p->constraint : NULL;
         if (worker_submit(c->lm->worker, &rp, &c->jobs[c->n_sent]) != 0) {
             problem_nomem(&c->problem);

@@ -173,7 +173,8 @@ void rag_compute(struct rag_job *j)
     for (int i = 0; i < j->n_texts && !j->failed; i++) {
         const struct request_params p = { .ids = j->texts[i].ids, .n_ids = j->texts[i].n, .sampling = lm->sampling,
                                           .n_logprobs = -1, .embed = config_pooling(&lm->m.model->config), .n = 1,
-                                          .second = j->texts[i].second, .reported = &j->reported,
+                                          .second = config_second_type(&lm->m.model->config, j->texts[i].second),
+                                          .reported = &j->reported,
                                           .tenant = indexes ? INDEX_TENANT : j->tenant,
                                           .priority = indexes ? INDEX_PRIORITY : 0 };
         j->jobs[i].user = j;
