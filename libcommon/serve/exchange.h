@@ -63,6 +63,10 @@ struct problem;
  * lm: its tokenizer counts tokens; NULL: code points are counted.  0, or -1 with *pr. */
 int rag_ask(struct server *s, const struct access_record *record, struct loaded_model *lm, json_t *body,
             void (*done)(void *user, json_t *answer, const struct problem *p), void *user, struct problem *pr);
+/* Cancel the searches whose done would get this user; done is called soon, with a problem. */
+void rag_cancel(struct server *s, const void *user);
+/* A model has drained long enough: searches go on without it. */
+void rag_unload(struct server *s);
 /* List the owner's documents like GET /api/rag/documents, with limit and offset; with an id that is
  * not "", get that document, with the member text. */
 int rag_ask_documents(struct server *s, const struct access_record *record, const char *id, int64_t offset, int limit,

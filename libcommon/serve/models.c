@@ -58,6 +58,13 @@ int models_n(const struct server *s, enum model_state state)
     return n;
 }
 
+int models_window(const struct loaded_model *lm)
+{
+    const struct engine_limits *l = &lm->limits;
+    const int wait = l->max_waiting && l->max_waiting < l->max_running ? l->max_waiting : l->max_running;
+    return l->max_running + wait;
+}
+
 struct loaded_model *models_find(struct server *s, const char *id, struct problem *pr)
 {
     char name[STORE_NAME_BYTES];
@@ -384,6 +391,7 @@ static void close_drained(struct server *s)
             task_give(s, TASK_CLOSE, lm);        /* without memory: retried in a second */
         } else if (now > lm->leave_by_ns) {
             calls_cancel(lm);
+            rag_unload(s);
             if (now > lm->leave_by_ns + ENGINE_PATIENCE_S * 1000000000u && lm->worker &&
                 worker_step_s(lm->worker) > ENGINE_PATIENCE_S)
                 calls_give_up(lm, now);

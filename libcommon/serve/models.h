@@ -67,6 +67,7 @@ struct loaded_model {
     int batching;                       /* 0: one request at a time */
     int preparing;                      /* calls queued for or in a preparing thread */
     struct call *calls; int n_calls;    /* open calls */
+    int rag_texts;                      /* texts of searches that its engine has: rag/embed.c */
     struct loaded_model *replaces;      /* reload: unloaded when this one is ready */
     struct conn *waiter;                /* the POST /api/models/load that waits for it; NULL: none */
     struct model_metrics metrics;
@@ -95,6 +96,9 @@ void models_stop(struct server *s);                             /* close all mod
 int models_halt(struct server *s);
 void models_leave(struct server *s);                            /* after models_halt: end all calls */
 int models_n(const struct server *s, enum model_state state);
+/* Number of texts of one request for vectors or scores that the engine may have at once: just
+ * enough to keep its batches full, so that 2048 texts do not fill the queue. */
+int models_window(const struct loaded_model *lm);
 void model_json(const struct loaded_model *lm, struct buf *out);        /* an element of /v1/models */
 
 #endif

@@ -21,6 +21,8 @@ struct worker_job {
     /* called by call_events for each event, with NULL if the last one was lost; NULL: user is a
      * choice of a call */
     void (*on_event)(struct worker_job *job, const struct events *b, const struct event *ev);
+    /* called by call_events for a job with on_event when its worker_cancel is done */
+    void (*on_cancel_done)(struct worker_job *job);
     struct worker *worker;              /* from here on: for the worker's thread only */
     struct request *request;
     int cancelled, done, lost;          /* lost: an event is missing, so no more follow */

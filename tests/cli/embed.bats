@@ -198,14 +198,14 @@ EOT
   kill -TERM "$PID" && wait "$PID"
 }
 
-@test "a search has the scores of /v1/score also of a model whose tokens have one type" {
+@test "a reranker of one type of tokens: the scores of /v1/score, 40 searches at once, cancelling" {
   local log=$BATS_TEST_TMPDIR/log URL PID
   search() { curl -s "$URL/api/rag/search" -d "$1"; }
   cp -r "$T/rerank" "$T/plain"
   echo '{"model_input_names":["input_ids","attention_mask"]}' >"$T/plain/tokenizer_config.json"
   zse-convert "$T/plain" -q f32 -o "$T/plain.zse" >/dev/null 2>&1
   mkfifo "$log"
-  ZSE_HOME=$BATS_TEST_TMPDIR/home zse-serve "$T/tiny.zse" --port 0 --rerank-model "$T/plain.zse" >"$log" 2>"$log.err" 3>&- &
+  ZSE_HOME=$BATS_TEST_TMPDIR/home zse-serve "$T/tiny.zse" --port 0 --rerank-model "$T/plain.zse" --max-queue 2 >"$log" 2>"$log.err" 3>&- &
   PID=$!
   read -r _ _ URL <"$log"
   await listens "$URL"
@@ -215,5 +215,27 @@ EOT
   done
   curl -s "$URL/v1/score" -d '{"model":"plain","text_1":"cat dog","text_2":["the cat sat","a dog ran","cat cat cat"]}' >"$T/s"
   [ "$(search '{"query":"cat dog"}' | jq -c '[.results[].score * 1e5 | round] | sort')" = "$(jq -c '[.data[].score * 1e5 | round] | sort' "$T/s")" ]
+  # they wait for the model, and so do 40 searches at once; deleting and listing go on meanwhile
+  local i many=()
+  for ((i = 0; i < 400; i++)); do echo "cat $i dog the mat on which the cat sat while a dog ran far away to its home, ."; done >"$T/long"
+  jq -n --rawfile t "$T/long" '{name: "long", content: $t}' | curl -s "$URL/api/rag/documents" -d @- >/dev/null
+  for ((i = 0; i < 40; i++)); do many+=("$URL/api/rag/search"); done
+  curl -sZ --parallel-immediate --parallel-max 40 "${many[@]}" -d '{"query":"cat dog","top_k":40}' -w '\n' >"$T/all"
+  [ "$(jq -r .reranked_by "$T/all" | sort | uniq -c | xargs)" = "40 plain" ]
+  # the client leaves: its pairs are cancelled, and those that have not been sent never are
+  sent() { curl -s "$URL/api/batching" | jq '.engines.plain.submitted'; }
+  more() { [ "$(sent)" -gt "$1" ]; }
+  idle() { [ "$(curl -s "$URL/api/batching" | jq '.engines.plain | .processing + .queued')" = 0 ]; }
+  local before=$(sent) each=$(head -n 1 "$T/all" | jq '.results | length')
+  curl -sZ --parallel-immediate "${many[@]:0:20}" -d '{"query":"cat dog","top_k":40}' >/dev/null &
+  local searches=$!
+  curl -sZ --parallel-immediate "${many[@]/%api*/v1/chat/completions}" -d '{"model":"tiny","max_tokens":1,"rag":{"top_k":40},"messages":[{"role":"user","content":"cat dog"}]}' >/dev/null &
+  await more "$before"
+  kill -KILL $! $searches
+  wait $! $searches || true
+  await idle
+  await idle
+  [ "$(sent)" -lt $((before + 20 * each)) ]
+  [ "$(search '{"query":"cat dog"}' | jq -r .reranked_by)" = plain ]
   kill -TERM "$PID" && wait "$PID"
 }

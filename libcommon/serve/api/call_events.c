@@ -120,7 +120,10 @@ void call_events(struct loaded_model *lm)
         }
         for (struct worker_job *j = b->cancel_done, *next; j; j = next) {
             next = j->next_cancel_done;
-            on_cancel_done(j->user);
+            if (j->on_event)
+                j->on_cancel_done(j);
+            else
+                on_cancel_done(j->user);
         }
     }
     if (list)

@@ -211,6 +211,8 @@ void call_gone(struct call *c, struct conn *client)
     c->conn = NULL;
     atomic_store(&c->cancelled, 1);
     call_cancel(c);
+    if (c->stage == STAGE_DOCUMENTS)
+        rag_cancel(c->s, c);
     prepare_withdraw(c);
     if (rounds_waiting(c) || stop_waiting(c))
         call_conclude(c);
@@ -339,20 +341,10 @@ static struct request_params engine_request(struct call *c)
     return rp;
 }
 
-/* Number of choices that the engine may have at once.  For embeddings just enough to keep its
- * batches full, so that a request for 2048 vectors does not fill the queue. */
-static int most_sent(const struct call *c)
-{
-    const struct engine_limits *l = &c->lm->limits;
-    const int wait = l->max_waiting && l->max_waiting < l->max_running ? l->max_waiting : l->max_running,
-              most = l->max_running + wait;
-    return call_embeds(c) && most > 0 ? most : c->n_choices;
-}
-
 void call_submit_more(struct call *c)
 {
     struct request_params rp = engine_request(c);
-    const int n = rp.n, most = most_sent(c);
+    const int n = rp.n, most = call_embeds(c) ? models_window(c->lm) : c->n_choices;
     while (c->n_sent < c->n_choices && c->n_sent - (c->n_choices - c->n_open) < most) {
         struct prompt *p = &c->prompts[c->n_sent / n];
         rp.ids = p->ids;

@@ -130,14 +130,17 @@ static struct loaded_model *computing(const struct rag_job *j, int *size)
 
 int rag_wants(const struct rag_job *j) { return j->embedding == RAG_WANTED || j->ranking == RAG_WANTED; }
 
-static void computed(struct rag_job *j)
+static int is_index(const struct rag_job *j) { return j->run == rag_run_index; }
+static int is_cancelled(const struct rag_job *j) { return atomic_load(&j->cancelled); }
+
+/* The model has answered for a text, or never will. */
+static void end_text(struct rag_job *j, int i)
 {
-    struct rag_job **at = rag_embedding_list(j->s);
-    while (*at != j)
-        at = &(*at)->next;
-    *at = j->next;
-    *(j->ranking == RAG_WANTED ? &j->ranking : &j->embedding) = j->failed ? RAG_NOT_COMPUTED : RAG_COMPUTED;
-    rag_job_push(j);
+    int size;
+    struct loaded_model *lm = computing(j, &size);
+    j->texts[i].open = 0;
+    j->n_open--;
+    lm->rag_texts -= !is_index(j);
 }
 
 /* Handle the worker's event for a text; ev NULL: the event was lost. */
@@ -153,39 +156,92 @@ static void on_event(struct worker_job *w, const struct events *b, const struct 
         memcpy(j->vectors + (size_t)i * (size_t)size, event_embedding(b, ev), (size_t)size * sizeof *j->vectors);
     else
         j->failed = 1;
-    if (--j->n_open == 0)
-        computed(j);
+    end_text(j, i);
+    rag_compute_more(j->s);
+}
+
+static void on_cancel_done(struct worker_job *w)
+{
+    struct rag_job *j = w->user;
+    j->n_cancelling--;
+    rag_compute_more(j->s);
+}
+
+static void send_text(struct rag_job *j, struct loaded_model *lm)
+{
+    const int i = j->n_sent++;
+    struct rag_computing *c = rag_computing_of(j->s);
+    const struct request_params p = { .ids = j->texts[i].ids, .n_ids = j->texts[i].n, .sampling = lm->sampling,
+                                      .n_logprobs = -1, .embed = config_pooling(&lm->m.model->config), .n = 1,
+                                      .second = config_second_type(&lm->m.model->config, j->texts[i].second),
+                                      .reported = &j->reported, .tenant = is_index(j) ? INDEX_TENANT : j->tenant,
+                                      .priority = is_index(j) ? INDEX_PRIORITY : 0 };
+    c->round = j->round > c->round ? j->round : c->round;
+    j->jobs[i].user = j;
+    j->jobs[i].on_event = on_event;
+    j->jobs[i].on_cancel_done = on_cancel_done;
+    if (worker_submit(lm->worker, &p, &j->jobs[i])) {
+        j->failed = 1;
+        return;
+    }
+    j->texts[i].open = 1;
+    j->n_open++;
+    lm->rag_texts += !is_index(j);
+}
+
+/* Cancel the texts that the engine has. */
+static void cancel_texts(struct rag_job *j, struct loaded_model *lm)
+{
+    for (int i = 0; i < j->n_sent && lm->worker; i++)
+        if (j->texts[i].open && !j->texts[i].cancelled && worker_cancel(lm->worker, &j->jobs[i]) == 0) {
+            j->texts[i].cancelled = 1;
+            j->n_cancelling++;
+        }
+}
+
+/* Send texts of the job while there is room.  The few of the index wait in the engine behind those
+ * of others, so they take no room.  1: all have ended. */
+static int compute_texts(struct rag_job *j)
+{
+    int size;
+    struct loaded_model *lm = computing(j, &size);
+    const int left = !lm->worker || (lm->state != MODEL_READY && clock_ns() > lm->leave_by_ns);
+    j->failed |= left || is_cancelled(j);
+    while (!j->failed && j->n_sent < j->n_texts && (is_index(j) || lm->rag_texts < models_window(lm)))
+        send_text(j, lm);
+    if (j->failed)
+        cancel_texts(j, lm);
+    return j->n_open == 0 && j->n_cancelling == 0 && (j->failed || j->n_sent == j->n_texts);
+}
+
+void rag_compute_more(struct server *s)
+{
+    struct rag_computing *c = rag_computing_of(s);
+    struct rag_job **at = &c->first, *j;
+    while (!c->stopped && (j = *at)) {
+        if (!compute_texts(j)) {
+            at = &j->next;
+            continue;
+        }
+        *at = j->next;
+        *(j->ranking == RAG_WANTED ? &j->ranking : &j->embedding) = j->failed ? RAG_NOT_COMPUTED : RAG_COMPUTED;
+        rag_job_push(j);
+    }
 }
 
 void rag_compute(struct rag_job *j)
 {
+    struct rag_computing *c = rag_computing_of(j->s);
     int size;
-    struct loaded_model *lm = computing(j, &size);
-    struct rag_job **list = rag_embedding_list(j->s);
-    const int indexes = j->run == rag_run_index;
+    computing(j, &size);
     j->vectors = calloc((size_t)j->n_texts, (size_t)size * sizeof *j->vectors);
-    j->failed = !j->vectors || lm->state != MODEL_READY || !lm->worker;
-    j->n_open = 1;                              /* count this function until all texts are submitted */
-    j->reported = 0;
-    j->next = *list;
-    *list = j;
+    j->failed = !j->vectors;
+    j->n_open = j->n_sent = j->n_cancelling = j->reported = 0;
     memset(j->jobs, 0, sizeof j->jobs);
-    for (int i = 0; i < j->n_texts && !j->failed; i++) {
-        const struct request_params p = { .ids = j->texts[i].ids, .n_ids = j->texts[i].n, .sampling = lm->sampling,
-                                          .n_logprobs = -1, .embed = config_pooling(&lm->m.model->config), .n = 1,
-                                          .second = config_second_type(&lm->m.model->config, j->texts[i].second),
-                                          .reported = &j->reported,
-                                          .tenant = indexes ? INDEX_TENANT : j->tenant,
-                                          .priority = indexes ? INDEX_PRIORITY : 0 };
-        j->jobs[i].user = j;
-        j->jobs[i].on_event = on_event;
-        if (worker_submit(lm->worker, &p, &j->jobs[i]) == 0)
-            j->n_open++;
-        else
-            j->failed = 1;
-    }
-    if (--j->n_open == 0)
-        computed(j);
+    for (int i = 0; i < j->n_texts; i++)
+        j->texts[i].open = j->texts[i].cancelled = 0;
+    rag_insert(&c->first, j, c->round);
+    rag_compute_more(j->s);
 }
 
 /* ---- the index ---- */

@@ -25,9 +25,10 @@
 /* RAG_ADD: extract the text of documents, which takes up to a minute, and store it; RAG_WRITE:
  * short changes. */
 enum rag_lane { RAG_READ, RAG_WRITE, RAG_ADD, RAG_LANES };
-/* numbers of threads; most jobs that may wait in a lane, in all and of one tenant */
+/* numbers of threads; most jobs that may wait in a lane, in all and of one tenant; most searches
+ * that may wait, for a thread or for a model */
 enum { RAG_READERS = 2, RAG_ADDERS = 3, RAG_THREADS = RAG_READERS + RAG_ADDERS + 1, RAG_WAITING = 64,
-       RAG_WAITING_TENANT = 8 };
+       RAG_WAITING_TENANT = 8, RAG_SEARCHES = 1024, RAG_SEARCHES_TENANT = 128 };
 enum { RAG_TEXTS = 8 };                  /* chunks that are embedded together */
 /* A reranker scores this many passages, or top_k if that is more.  RAG_ASKED: texts of a job. */
 enum { RAG_RANKED = 20, RAG_ASKED = RAG_MAX_TOP_K };
@@ -63,10 +64,10 @@ struct rag_job {
     struct loaded_model *reranker;      /* the model that scores passages; the same */
     char model[128];                    /* name of the model of the vectors; "": none */
     enum rag_asked { RAG_IDLE, RAG_WANTED, RAG_COMPUTED, RAG_NOT_COMPUTED } embedding, ranking;
-    /* owned; second: index of the first token of a pair's second text */
-    struct rag_text_ids { int32_t *ids; int n, second; } texts[RAG_ASKED];
+    /* owned; second: index of the first token of a pair's second text; open: the engine has it */
+    struct rag_text_ids { int32_t *ids; int n, second, open, cancelled; } texts[RAG_ASKED];
     struct worker_job jobs[RAG_ASKED];
-    int n_texts, n_open, failed, reported;
+    int n_texts, n_sent, n_open, n_cancelling, failed, reported;
     float *vectors;                     /* [n_texts][size], or scores [n_texts]; owned */
     struct rag_hits hits;               /* passages whose scores are being computed; owned */
     /* chunks without vectors that the index job works on */
@@ -105,6 +106,8 @@ void rag_run_index(struct rag_job *j, struct rag_store *r);
 /* Called in the loop: compute what the job wants, then run the job again. */
 int rag_wants(const struct rag_job *j);
 void rag_compute(struct rag_job *j);
+/* Send texts to the engines, and cancel those of jobs that were cancelled or whose model leaves. */
+void rag_compute_more(struct server *s);
 void rag_index_ended(struct server *s, int failed);
 /* ---- rank.c ---- */
 /* Called in a run: order the passages by the reranker's scores, and keep top_k with min_score or
@@ -118,10 +121,16 @@ struct rag_index { int dirty, running; uint64_t retry_ns; };
 
 /* ---- service.c, for embed.c ---- */
 struct rag_index *rag_index_of(struct server *s);
-struct rag_job **rag_embedding_list(struct server *s);  /* list of jobs whose vectors are being computed */
+/* Jobs whose vectors or scores are being computed, or that wait for it.  round: of the job whose
+ * text was sent last; stopped: no more texts are sent. */
+struct rag_computing { struct rag_job *first; uint64_t round; int stopped; };
+struct rag_computing *rag_computing_of(struct server *s);
+/* Insert the job into a list that is ordered by rounds; `current` has begun.  Each tenant has one
+ * search and one other job in a round, so that none waits for all jobs of another. */
+void rag_insert(struct rag_job **list, struct rag_job *j, uint64_t current);
 struct rag_job *rag_job_internal(struct server *s, enum rag_lane lane,
                                  void (*run)(struct rag_job *j, struct rag_store *r));
-void rag_job_push(struct rag_job *j);                   /* queue the job without regard to limits */
+void rag_job_push(struct rag_job *j);                   /* queue the job again, without regard to limits */
 struct rag_vectors *rag_vectors_of(struct server *s);
 
 json_t *rag_document_object(struct rag_job *j, const struct rag_document *d);

@@ -31,7 +31,7 @@ struct rag_service {
     struct rag_job *queue[RAG_LANES], *done;
     uint64_t round[RAG_LANES];          /* round of the job that was taken last */
     /* used by the loop only */
-    struct rag_job *embedding;
+    struct rag_computing computing;
     struct rag_index index;
     struct rag_vectors *vectors;        /* used by any thread */
     /* trouble with the file, as last logged; used by the loop only */
@@ -289,31 +289,47 @@ static void refuse(struct rag_job *j)
     reply_problem(s, c, &pr);
 }
 
+static int is_search(const struct rag_job *j) { return j->run == rag_run_search || j->run == rag_run_context; }
+
+void rag_insert(struct rag_job **list, struct rag_job *j, uint64_t current)
+{
+    j->round = current + 1;
+    for (const struct rag_job *o = *list; o; o = o->next)
+        if (o->tenant == j->tenant && is_search(o) == is_search(j) && o->round >= j->round)
+            j->round = o->round + 1;
+    while (*list && (*list)->round <= j->round)
+        list = &(*list)->next;
+    j->next = *list;
+    *list = j;
+}
+
+/* Count the jobs of a list that are searches like j, or no searches like it, and those of its
+ * tenant. */
+static void count(const struct rag_job *list, const struct rag_job *j, int *n, int *own)
+{
+    for (; list; list = list->next) {
+        const int like = is_search(list) == is_search(j);
+        *n += like;
+        *own += like && list->tenant == j->tenant;
+    }
+}
+
 /* Queue the job.  -1 with j->problem: too many wait. */
 static int queue(struct rag_job *j)
 {
     struct rag_service *v = j->s->rag;
+    const int search = is_search(j);
     int n = 0, own = 0;
     if (start_threads(v))
         return problem_set(&j->problem, 503, NULL, NULL, "no thread available");
-    for (const struct rag_job *o = v->embedding; o; o = o->next)        /* the model computes for them */
-        own += o->tenant == j->tenant;
+    if (search)
+        count(v->computing.first, j, &n, &own);
     pthread_mutex_lock(&v->lock);
-    struct rag_job **end = &v->queue[j->lane];
-    for (; *end; end = &(*end)->next, n++)
-        own += (*end)->tenant == j->tenant;
-    const int most = own >= RAG_WAITING_TENANT ? own : n >= RAG_WAITING ? n : 0;
+    count(v->queue[j->lane], j, &n, &own);
+    const int most = own >= (search ? RAG_SEARCHES_TENANT : RAG_WAITING_TENANT) ? own
+                   : n >= (search ? RAG_SEARCHES : RAG_WAITING) ? n : 0;
     if (!most) {
-        /* append it to its round: each tenant has one job in a round, so none waits for all jobs of
-         * another */
-        j->round = v->round[j->lane] + 1;
-        for (const struct rag_job *o = v->queue[j->lane]; o; o = o->next)
-            if (o->tenant == j->tenant && o->round >= j->round)
-                j->round = o->round + 1;
-        for (end = &v->queue[j->lane]; *end && (*end)->round <= j->round;)
-            end = &(*end)->next;
-        j->next = *end;
-        *end = j;
+        rag_insert(&v->queue[j->lane], j, v->round[j->lane]);
         pthread_cond_signal(&v->work[j->lane]);
     }
     pthread_mutex_unlock(&v->lock);
@@ -378,7 +394,7 @@ int rag_ask_documents(struct server *s, const struct access_record *record, cons
 }
 
 struct rag_index *rag_index_of(struct server *s) { return &s->rag->index; }
-struct rag_job **rag_embedding_list(struct server *s) { return &s->rag->embedding; }
+struct rag_computing *rag_computing_of(struct server *s) { return &s->rag->computing; }
 struct rag_vectors *rag_vectors_of(struct server *s) { return s->rag->vectors; }
 
 struct rag_job *rag_job_internal(struct server *s, enum rag_lane lane,
@@ -393,15 +409,17 @@ struct rag_job *rag_job_internal(struct server *s, enum rag_lane lane,
     return j;
 }
 
+/* A search goes before those that have not begun; the index goes behind all. */
 void rag_job_push(struct rag_job *j)
 {
     struct rag_service *v = j->s->rag;
     pthread_mutex_lock(&v->lock);
-    struct rag_job **end = &v->queue[j->lane];
-    while (*end)
-        end = &(*end)->next;
-    j->next = NULL;
-    *end = j;
+    struct rag_job **at = &v->queue[j->lane];
+    j->round = v->round[j->lane];
+    while (*at && (!is_search(j) || (*at)->round <= j->round))
+        at = &(*at)->next;
+    j->next = *at;
+    *at = j;
     pthread_cond_broadcast(&v->work[j->lane]);
     pthread_mutex_unlock(&v->lock);
 }
@@ -475,6 +493,35 @@ void rag_gone(struct conn *c)
     struct rag_job *j = conn_exchange(c);
     j->conn = NULL;
     atomic_store(&j->cancelled, 1);
+    rag_compute_more(j->s);
+}
+
+void rag_unload(struct server *s)
+{
+    if (s->rag)
+        rag_compute_more(s);
+}
+
+static void cancel_asked(struct rag_job *j, const void *user)
+{
+    for (; j; j = j->next)
+        if (j->done && j->user == user)
+            atomic_store(&j->cancelled, 1);
+}
+
+void rag_cancel(struct server *s, const void *user)
+{
+    struct rag_service *v = s->rag;
+    if (!v)
+        return;
+    pthread_mutex_lock(&v->lock);
+    cancel_asked(v->queue[RAG_READ], user);
+    for (int i = 0; i < v->n_threads; i++)
+        if (v->thread[i].current && v->thread[i].current->user == user && v->thread[i].current->done)
+            atomic_store(&v->thread[i].current->cancelled, 1);
+    pthread_mutex_unlock(&v->lock);
+    cancel_asked(v->computing.first, user);
+    rag_compute_more(s);
 }
 
 int rag_start(struct server *s, struct err *e)
@@ -512,6 +559,7 @@ void rag_stop(struct server *s)
     struct rag_service *v = s->rag;
     if (!v)
         return;
+    v->computing.stopped = 1;
     pthread_mutex_lock(&v->lock);
     v->stop = 1;
     for (int i = 0; i < v->n_threads; i++)
@@ -532,14 +580,14 @@ void rag_stop(struct server *s)
     pthread_mutex_destroy(&v->lock);
 }
 
-/* The engines have ended, so no events come for the texts that were being embedded. */
+/* The engines have ended, so no events come for the texts that they had. */
 void rag_release(struct server *s)
 {
     if (!s->rag)
         return;
-    for (struct rag_job *j = s->rag->embedding; j; j = j->next)
+    for (struct rag_job *j = s->rag->computing.first; j; j = j->next)
         j->embedder = j->reranker = j->lm = NULL;      /* their models are closed */
-    free_jobs(s->rag->embedding);
+    free_jobs(s->rag->computing.first);
     free(s->rag);
     s->rag = NULL;
 }

@@ -55,19 +55,21 @@ static json_t *body_of(const json_t *arguments, struct err *e)
     return NULL;
 }
 
-int rag_tool_start(struct server *s, const struct access_record *record, const json_t *arguments,
+void *rag_tool_start(struct server *s, const struct access_record *record, const json_t *arguments,
                    void (*done)(void *user, char *text, const struct err *e), void *user, struct err *e)
 {
     struct asking *a = malloc(sizeof *a);
     struct problem pr;
     json_t *body = a ? body_of(arguments, e) : NULL;
-    if (!a)
-        return err_nomem(e, "search");
+    if (!a) {
+        err_nomem(e, "search");
+        return NULL;
+    }
     *a = (struct asking){ done, user };
     if (body && rag_ask(s, record, NULL, body, on_answer, a, &pr) == 0)
-        return 0;
+        return a;
     if (body)
         err_set(e, ERR_LIMIT, "%s", pr.message);
     free(a);
-    return -1;
+    return NULL;
 }

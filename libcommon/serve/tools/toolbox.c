@@ -29,6 +29,7 @@ struct tool_run {
     int group;                          /* index of its MCP server + 1; 0: built in */
     char id[TOOL_ID_MAX + 1], name[TOOL_NAME_MAX + 1];
     json_t *arguments;                  /* owned */
+    void *search;                       /* running search of documents, for rag_cancel; NULL: none; loop only */
     atomic_int cancelled;
     char *text;                         /* the result; owned; NULL: the error is in e */
     int is_error;                       /* text is an error message */
@@ -244,6 +245,7 @@ static void on_search(void *user, char *text, const struct err *e)
     while (*at != r)
         at = &(*at)->next;
     *at = r->next;
+    r->search = NULL;
     r->text = text;
     r->e = *e;
     r->end_ns = clock_ns();
@@ -253,7 +255,7 @@ static void on_search(void *user, char *text, const struct err *e)
 static void start_search(struct server *s, const struct access_record *record, struct tool_run *r)
 {
     r->start_ns = r->end_ns = clock_ns();
-    if (rag_tool_start(s, record, r->arguments, on_search, r, &r->e) == 0) {
+    if ((r->search = rag_tool_start(s, record, r->arguments, on_search, r, &r->e))) {
         r->next = s->toolbox->searches;
         s->toolbox->searches = r;
     } else {
@@ -299,8 +301,11 @@ struct tool_result batch_result(const struct tool_batch *b, int i)
 
 void batch_cancel(struct tool_batch *b)
 {
-    for (int i = 0; i < b->n; i++)
+    for (int i = 0; i < b->n; i++) {
         atomic_store(&b->run[i]->cancelled, 1);
+        if (b->run[i]->search)
+            rag_cancel(b->run[i]->box->s, b->run[i]->search);
+    }
 }
 
 void batch_free(struct tool_batch *b)
