@@ -8,6 +8,8 @@
 B       ?= build
 PREFIX  ?= /usr/local
 CFLAGS  ?= -O2 -g
+# Warnings are errors in scripts/check, but not for those who build with another compiler.
+WERROR  ?=
 VERSION := 0.1.0
 NVCC    ?= $(shell command -v nvcc)
 GPU     ?= auto
@@ -29,9 +31,10 @@ endif
 PKG_CFLAGS := $(shell $(PKG_CONFIG) --cflags $(PKGS))
 PKG_LIBS   := $(shell $(PKG_CONFIG) --libs $(PKGS))
 # -ffp-contract=off: sums round the same way in every build; the kernels call fma explicitly.
-FLAGS   := -std=c11 -D_GNU_SOURCE -DZSE_VERSION='"$(VERSION)"' -I. $(PKG_CFLAGS) -Wall -Wextra -Werror \
+# -fdebug-prefix-map: a build in another folder gives the same bytes.
+FLAGS   := -std=c11 -D_GNU_SOURCE -DZSE_VERSION='"$(VERSION)"' -I. $(PKG_CFLAGS) -Wall -Wextra $(WERROR) \
            -Wstrict-prototypes -Wmissing-prototypes -Wshadow -ffp-contract=off -fno-math-errno -pthread \
-           $(CFLAGS)
+           $(if $(filter -g%,$(CFLAGS)),-fdebug-prefix-map=$(CURDIR)=.) $(CPPFLAGS) $(CFLAGS)
 
 # The device engine: gpu/backend in C, gpu/kernels and gpu/rt in CUDA C++, compiled for a GPU (nvcc)
 # or for the emulation (the C++ compiler).
@@ -41,7 +44,7 @@ ifeq ($(DEVICE),cuda)
 CUDA    := $(patsubst %/bin/,%,$(dir $(realpath $(NVCC))))
 SMS     ?= 80 86 89 90
 # -fmad=false has the same purpose as -ffp-contract=off.
-NVFLAGS := -std=c++17 -O3 -fmad=false -I. -Xcompiler -Wall,-Wextra -Werror all-warnings --threads 2
+NVFLAGS := -std=c++17 -O3 -fmad=false -I. -Xcompiler -Wall,-Wextra $(if $(WERROR),-Werror all-warnings) --threads 2
 # The front end takes half of the time; it runs once, for the oldest architecture: only *_hopper.cu
 # needs more.  The PTX is for future GPUs.
 COMMA   := ,
@@ -54,7 +57,7 @@ GPU_LIBS := -L$(CUDA)/lib64 -L$(CUDA)/lib -lcudart_static -lstdc++ -ldl -lrt
 endif
 # Every memory access of an emulated kernel is checked if the compiler has -fsanitize=thread: its
 # calls go to our checks, the sanitizer's library is not linked.
-EMUFLAGS := -std=c++17 -O2 -g1 -I. -Wall -Wextra -Werror -Wno-unknown-pragmas -Wno-unknown-warning-option \
+EMUFLAGS := -std=c++17 -O2 -g1 -I. -Wall -Wextra $(WERROR) -Wno-unknown-pragmas -Wno-unknown-warning-option \
             -Wno-tsan -Wno-psabi -ffp-contract=off -fno-math-errno -pthread
 # These objects do not depend on CC and CFLAGS: builds may share them (E=build/emulated).
 E       ?= $(B)/emulated
@@ -198,13 +201,13 @@ $(B)/tests/bench/%: $(O)/tests/bench/%.o $(B)/libzse.a
 # Libraries that a test preloads (LD_PRELOAD): never built with a sanitizer.
 $(B)/tests/lib/%.so: tests/lib/%.c
 	@mkdir -p $(@D)
-	$(CC) -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Werror -shared -fPIC -o $@ $<
+	$(CC) -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra $(WERROR) -shared -fPIC -o $@ $<
 
 unit: $(UNIT) $(B)/tests/lib/nomem.so $(B)/tests/lib/stuck.so
 
-# Compiler warnings for the tests and for the device's backend, which other builds do not compile.
+# Compiler warnings for tests, fuzz targets and the device's backend, which other builds do not compile.
 syntax:
-	$(CC) $(FLAGS) -DZSE_X86 -fsyntax-only $(wildcard tests/unit/t-*.c tests/lib/*.c gpu/backend/*.c)
+	$(CC) $(FLAGS) -DZSE_X86 -fsyntax-only $(wildcard tests/unit/t-*.c tests/lib/*.c tests/fuzz/*.c tests/bench/*.c gpu/backend/*.c)
 
 EMULATED_BINS := $(addprefix $(B)/emulated/,zse-chat zse-bench zse-serve)
 emulated: $(EMULATED_BINS)
@@ -215,7 +218,7 @@ PTX_CODE := arch=compute_80,code=compute_80
 $(B)/ptx/gpu/kernels/%_hopper.o: PTX_CODE := arch=compute_90a,code=compute_90a
 $(B)/ptx/gpu/kernels/expert_%.o: PTX_DEFINES := -DFEW_FORMATS
 PTXFLAGS := -std=c++20 -O2 -ftree-vectorize -g1 -march=native -I. -I$(dir $(realpath $(NVCC)))../include -Wall -Wextra \
-            -Werror -ffp-contract=off -fno-math-errno -pthread
+            $(WERROR) -ffp-contract=off -fno-math-errno -pthread
 PTX_OBJS := $(patsubst %.cu,$(B)/ptx/%.o,$(KERNELS) gpu/rt/rt.cu)
 PTX_RUN  := $(patsubst %.cc,$(B)/ptx/%.o,$(wildcard tests/ptx/*.cc))
 PTX_TESTS := $(patsubst tests/unit/%.c,$(B)/ptx/%,$(wildcard tests/unit/t-gpu-*.c))
