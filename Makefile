@@ -8,7 +8,7 @@
 B       ?= build
 PREFIX  ?= /usr/local
 CFLAGS  ?= -O2 -g
-# Warnings are errors in scripts/check, but not for those who build with another compiler.
+# scripts/check makes errors of warnings; other compilers may have more warnings than it knows.
 WERROR  ?=
 VERSION := 0.1.0
 NVCC    ?= $(shell command -v nvcc)
@@ -205,9 +205,10 @@ $(B)/tests/lib/%.so: tests/lib/%.c
 
 unit: $(UNIT) $(B)/tests/lib/nomem.so $(B)/tests/lib/stuck.so
 
-# Compiler warnings for tests, fuzz targets and the device's backend, which other builds do not compile.
+# Compiler warnings for tests, fuzz targets and the device's backend, which not all builds compile.
 syntax:
-	$(CC) $(FLAGS) -DZSE_X86 -fsyntax-only $(wildcard tests/unit/t-*.c tests/lib/*.c tests/fuzz/*.c tests/bench/*.c gpu/backend/*.c)
+	$(CC) $(FLAGS) -DZSE_X86 -fsyntax-only \
+	  $(wildcard tests/unit/t-*.c tests/lib/*.c tests/fuzz/*.c tests/bench/*.c gpu/backend/*.c)
 
 EMULATED_BINS := $(addprefix $(B)/emulated/,zse-chat zse-bench zse-serve)
 emulated: $(EMULATED_BINS)

@@ -10,8 +10,8 @@
 static const char *const configs[] = {
     "{\"quant_method\":\"gptq\",\"bits\":4,\"group_size\":4}",
     "{\"quant_method\":\"awq\",\"bits\":4,\"group_size\":2}",
-    "{\"quant_method\":\"compressed-tensors\",\"config_groups\":{\"a\":{\"weights\":{\"num_bits\":4,\"strategy\":\"group\",\"group_size\":32}},"
-    "\"b\":{\"weights\":{\"num_bits\":8,\"strategy\":\"channel\",\"symmetric\":false}},\"c\":{\"weights\":{\"type\":\"float\"}}}}",
+    ("{\"quant_method\":\"compressed-tensors\",\"config_groups\":{\"a\":{\"weights\":{\"num_bits\":4,\"strategy\":\"group\",\"group_size\":32}},"
+    "\"b\":{\"weights\":{\"num_bits\":8,\"strategy\":\"channel\",\"symmetric\":false}},\"c\":{\"weights\":{\"type\":\"float\"}}}}"),
     "{\"quant_method\":\"fp8\",\"weight_block_size\":[2,4]}",
     "{\"quant_method\":\"mxfp4\"}",
     "{\"quant_method\":\"bitnet\"}",

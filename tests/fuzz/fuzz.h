@@ -15,7 +15,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 static int fuzz_fd = -1;
 
 /* The same name each time, with data as contents. */
-static const char *fuzz_file(const void *data, size_t size)
+static inline const char *fuzz_file(const void *data, size_t size)
 {
     static char path[64];
     if (fuzz_fd < 0) {
