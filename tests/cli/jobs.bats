@@ -117,7 +117,7 @@ refused() { order "$1" | jq -r '.error | "\(.code): \(.message)"'; }
   rm "$models/fill"
   admin -X POST "$URL/api/models/jobs/$id/resume" | jq -e '.state == "queued" or .state == "running"'
   await is_over "$id"
-  [ "$(state "$id")" = done ]
+  [ "$(state "$id")" = "done" ]
   zse-info --verify "$models/full.zse"
 }
 
