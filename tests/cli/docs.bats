@@ -327,3 +327,15 @@ update -qq
   diff "$BATS_TEST_TMPDIR/there" "$BATS_TEST_TMPDIR/listed"
   [ "$(wc -l <"$BATS_TEST_TMPDIR/there")" -gt 60 ]
 }
+
+@test "debian/: the version is the Makefile's, the libraries to build with are those of scripts/deps" {
+  local package
+  cd "$BATS_TEST_DIRNAME/../.."
+  [ "$(sed -nE '1s/^zse \(([^)]+)\).*/\1/p' debian/changelog)" = "$(sed -nE 's/^VERSION := //p' Makefile)" ]
+  for package in $(sed -nE 's/^build="(.*)"/\1/p' scripts/deps | tr ' ' '\n' | grep -E '^(lib.*-dev|zlib1g-dev|pkg-config)$' | grep -v '^libc6'); do
+    grep -qE "^ $package(,| <|$)" debian/control || { echo "debian/control lacks $package"; return 1; }
+  done
+  # the unit is that of scripts/deploy, with the folder of the package
+  grep -q "scripts/deploy/zse-serve.service" debian/rules
+  grep -q '^ExecStart=/usr/local/bin/zse-serve ' scripts/deploy/zse-serve.service
+}
