@@ -88,6 +88,8 @@ int conversion_check_replaced(const struct conversion *cv, struct err *e);
 /* ---- recipe.c: the form of each tensor ---- */
 int recipes_make(struct conversion *cv, struct err *e);
 uint64_t recipes_bytes(const struct conversion *cv);
+/* Whether it is a tensor of a layer that predicts further tokens. */
+int recipe_is_next(const struct conversion *cv, const struct recipe *p);
 /* Choose a number format for one tensor; may be called again. */
 int recipe_set(struct recipe *p, enum qtype type, int group_size, struct err *e);
 /* After calibration: set activation groups by what was scaled. */

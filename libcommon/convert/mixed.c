@@ -4,7 +4,9 @@
  * The error of a tensor is its relative output error, sum of strength * (w - w')^2 over sum of
  * strength * w^2 (of a sample of 64 rows), times its number of weights, times the effect of such an
  * error in that kind of matrix on the logits of a real model (v most, q least, the first two layers
- * more than the others). */
+ * more than the others).
+ *
+ * A layer that predicts further tokens changes no answer: it gets what all others leave. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -118,13 +120,13 @@ static void measure_tensor(void *arg, int i, int thread)
 }
 
 /* The step up that removes most error a byte, if it fits into `room`; -1: none. Steps that save
- * no error are skipped. */
-static int best_step(const struct type_choice *c, int n, uint64_t room, int *to)
+ * no error are skipped.  next: of layers that predict further tokens, else of all others. */
+static int best_step(const struct conversion *cv, const struct type_choice *c, int n, uint64_t room, int next, int *to)
 {
     int best = -1;
     double most = 0;
     for (int i = 0; i < n; i++)
-        for (int k = c[i].step + 1; k < N_STEPS; k++) {
+        for (int k = c[i].step + 1; k < N_STEPS && recipe_is_next(cv, c[i].p) == next; k++) {
             uint64_t more = c[i].bytes[k] - c[i].bytes[c[i].step];
             double gain = c[i].error[c[i].step] - c[i].error[k];
             if (c[i].bytes[k] <= c[i].bytes[c[i].step] || more > room || gain / (double)more <= most)
@@ -161,10 +163,11 @@ int mixed_assign(struct conversion *cv, struct err *e)
     if (rc == 0 && fixed + used > cv->o->target_bytes)
         rc = err_set(e, ERR_LIMIT, "%s: with 2 bits everywhere the weights take %" PRIu64
                      " bytes, more than the target of %" PRIu64, cv->source->path, fixed + used, cv->o->target_bytes);
-    for (int i; rc == 0 && (i = best_step(c, n, cv->o->target_bytes - fixed - used, &to)) >= 0;) {
-        used += c[i].bytes[to] - c[i].bytes[c[i].step];
-        c[i].step = to;
-    }
+    for (int next = 0; next < 2; next++)
+        for (int i; rc == 0 && (i = best_step(cv, c, n, cv->o->target_bytes - fixed - used, next, &to)) >= 0;) {
+            used += c[i].bytes[to] - c[i].bytes[c[i].step];
+            c[i].step = to;
+        }
     for (int i = 0; i < n && rc == 0; i++)
         rc = recipe_set(c[i].p, type_of_step(c[i].step)->type, 0, e);
     free(c);

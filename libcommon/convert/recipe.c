@@ -390,8 +390,7 @@ static int is_head(const struct conversion *cv, const struct recipe *p)
     return p->spec->role == ROLE_HEAD || (p->spec->role == ROLE_EMBED && cv->config.tied);
 }
 
-/* A layer that predicts further tokens takes nothing from the budget of the others. */
-static int is_next(const struct conversion *cv, const struct recipe *p)
+int recipe_is_next(const struct conversion *cv, const struct recipe *p)
 {
     return p->spec->layer == cv->config.n_layers;
 }
@@ -408,7 +407,7 @@ static int plan_finer(struct conversion *cv, struct err *e)
     uint64_t limit = 0, used = 0;
     for (int i = 0; i < cv->n_recipes; i++) {
         struct recipe *p = &cv->recipes[i];
-        if (p->make != MAKE_QUANT || p->fixed || is_next(cv, p))
+        if (p->make != MAKE_QUANT || p->fixed || recipe_is_next(cv, p))
             continue;
         limit += !is_end(p) || is_head(cv, p) ? p->m.size : 0;
         if (is_end(p) && recipe_set(p, QT_M6, 0, e))
@@ -420,7 +419,7 @@ static int plan_finer(struct conversion *cv, struct err *e)
         for (int i = 0; i < cv->n_recipes; i++) {
             struct recipe *p = &cv->recipes[i];
             struct mat m;
-            if (p->make != MAKE_QUANT || p->fixed || is_next(cv, p) || is_end(p) || p->m.type != QT_NL4 ||
+            if (p->make != MAKE_QUANT || p->fixed || recipe_is_next(cv, p) || is_end(p) || p->m.type != QT_NL4 ||
                 !(finer[k].roles >> p->spec->role & 1) ||
                 (finer[k].first_layers && p->spec->layer >= finer[k].first_layers))
                 continue;
@@ -453,10 +452,29 @@ static enum qtype stored_float(const struct conversion *cv)
     return bytes[0] > bytes[1] + bytes[2] ? QT_F32 : bytes[1] > bytes[2] ? QT_BF16 : QT_F16;
 }
 
+/* Where the weights are larger than the target, make layers that predict further tokens nl4: they
+ * change no answer. */
+static int shrink_next(struct conversion *cv, struct err *e)
+{
+    if (recipes_bytes(cv) <= cv->o->target_bytes)
+        return 0;
+    for (int i = 0; i < cv->n_recipes; i++) {
+        struct recipe *p = &cv->recipes[i];
+        const struct recipe was = *p;
+        if (!recipe_is_next(cv, p) || p->fixed)
+            continue;
+        if (recipe_tensor(cv, p, (struct convert_type){ CONVERT_TYPE, QT_NL4 }, e))
+            return err_prefix(e, "tensor %s", p->source->name);
+        if (p->m.size > was.m.size)
+            *p = was;
+    }
+    return 0;
+}
+
 static int try_to_fit(struct conversion *cv, enum qtype type, int *fits, struct err *e)
 {
     cv->report->type = (struct convert_type){ CONVERT_TYPE, type };
-    if (recipes_of_type(cv, cv->report->type, e))
+    if (recipes_of_type(cv, cv->report->type, e) || shrink_next(cv, e))
         return -1;
     *fits = recipes_bytes(cv) <= cv->o->target_bytes;
     return 0;
@@ -533,6 +551,8 @@ int recipes_make(struct conversion *cv, struct err *e)
     }
     if (cv->report->type.kind == CONVERT_MIXED && !o->target_bytes)
         return err_set(e, ERR_UNSUPPORTED, "mixed needs a target size: it spends the bytes where they count most");
+    if (cv->report->type.kind != CONVERT_MIXED && o->target_bytes && shrink_next(cv, e))
+        return -1;
     if (cv->report->type.kind != CONVERT_MIXED && o->target_bytes && recipes_bytes(cv) > o->target_bytes)
         return err_set(e, ERR_LIMIT, "%s: as %s the weights take %" PRIu64 " bytes, more than the target of %" PRIu64,
                        cv->source->path, convert_type_name(cv->report->type), recipes_bytes(cv), o->target_bytes);
