@@ -145,7 +145,8 @@ static int open_files(struct conversion *cv, int *n_specs, struct err *e)
     if (config_parse(&cv->config, cv->source->config, e))
         return err_prefix(e, "%s", cv->source->path);
     int skipped[N_WEIGHT_SKIPS] = { 0 };
-    if (source_weights(&cv->config, cv->source, &cv->specs, n_specs, skipped, e)) {
+    struct err left_out = { 0 };
+    if (source_weights(&cv->config, cv->source, &cv->specs, n_specs, skipped, &left_out, e)) {
         cv->specs = NULL;
         return -1;
     }
@@ -153,7 +154,8 @@ static int open_files(struct conversion *cv, int *n_specs, struct err *e)
         conversion_note(cv, "%d tensors of encoders are skipped: image input is left out",
                         skipped[WEIGHT_ENCODER]);
     if (skipped[WEIGHT_PREDICTOR])
-        conversion_note(cv, "%d tensors that predict further tokens are skipped", skipped[WEIGHT_PREDICTOR]);
+        conversion_note(cv, "%d tensors that predict further tokens are skipped%s%s", skipped[WEIGHT_PREDICTOR],
+                        left_out.code ? ": " : "", left_out.msg);
     if (skipped[WEIGHT_TRAINING])
         conversion_note(cv, "%d tensors of heads that only training used are skipped", skipped[WEIGHT_TRAINING]);
     return 0;

@@ -7,9 +7,10 @@
 #include "libcommon/model/model.h"
 
 /* The list of tensors, checked against the source's shapes (see weight_specs); fails if the source
- * has other tensors that may not be skipped. */
+ * has other tensors that may not be skipped.  skipped: counts of these; left_out: if code is
+ * set, why those that predict further tokens are.  Both may be NULL. */
 int source_weights(const struct config *c, const struct source *s, struct weight_spec **specs, int *n,
-                   int skipped[N_WEIGHT_SKIPS], struct err *e);
+                   int skipped[N_WEIGHT_SKIPS], struct err *left_out, struct err *e);
 
 /* The place of a weight in a model: its linear layer or norm, and the pointer of a vector. */
 struct weight_place { struct linear *linear; struct norm *norm; const float **plain; };

@@ -67,7 +67,8 @@ static void more_qwen3_5(struct parse *p, struct config *c)
     c->recurrent.z_apart = c->recurrent.ba_flat = 1;
     c->recurrent.tiled = c->gguf;
     c->n_extra_layers = (int)parse_int(p, "num_nextn_predict_layers", 0, 65536, 0);
-    parse_find(p, "mamba_ssm_dtype|mlp_only_layers|mtp_num_hidden_layers|mtp_use_dedicated_embeddings", NULL);
+    c->next_embeds = parse_bool(p, "mtp_use_dedicated_embeddings", 0);
+    parse_find(p, "mamba_ssm_dtype|mlp_only_layers|mtp_num_hidden_layers", NULL);
 }
 
 static void more_qwen3_5_moe(struct parse *p, struct config *c)

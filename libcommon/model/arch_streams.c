@@ -390,7 +390,8 @@ static void more_qwen4_exp(struct parse *p, struct config *c)
     if ((int64_t)h->n * c->hidden_size > MOST_WIDTH)
         parse_fail(p, ERR_SHAPE, "hc_count %d of hidden_size %d, expected a product of at most %d", h->n,
                    c->hidden_size, MOST_WIDTH);
-    parse_find(p, "mamba_ssm_dtype|mlp_only_layers|mtp_num_hidden_layers|mtp_use_dedicated_embeddings", NULL);
+    c->next_embeds = parse_bool(p, "mtp_use_dedicated_embeddings", 0);
+    parse_find(p, "mamba_ssm_dtype|mlp_only_layers|mtp_num_hidden_layers", NULL);
     if (!p->bad)
         ngram_parse(p, c);
     if (!p->bad)

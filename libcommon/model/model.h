@@ -336,6 +336,7 @@ struct config {
     float renorm[3][2];
     /* layers of the source after the last one, which predict further tokens */
     int n_extra_layers;
+    int next_embeds;            /* these have an embedding of their own */
     /* it describes such a layer, as a model with one layer (config_predictor()) */
     int predicts;
     int *rope_of;                           /* [n_layers] index into ropes, -1: none; owned */
@@ -601,6 +602,8 @@ struct weight_source {
     /* for sizes alone: list the first expert of a layer for all, with copies = n_experts (else
      * copies are 1) */
     int one_expert;
+    /* output, may be NULL: why a layer that predicts further tokens is not listed */
+    struct err *left_out;
 };
 /* Every tensor of the model in forward order: embed, layer 0 .., final norm, head.  Shapes of the
  * source are checked against the config; a missing tensor is an error that names it.  *specs is

@@ -7,7 +7,7 @@
 #include "libcommon/model/builder.h"
 
 /* How checkpoints name such a layer: after the last layer, with its own parts in it (DeepSeek-V3,
- * GLM-4.5), or apart from the model (Qwen3-Next, Qwen3.5, EXAONE). */
+ * GLM-4.5), or apart from the model (Qwen3-Next, Qwen3.5). */
 struct predictor_names {
     const char *prefix;             /* NULL: that of the model, whose next layer it is */
     int part_of;                    /* the layer that `embed_norm` and so on belong to; -1: none */
@@ -73,6 +73,11 @@ int spec_predictor(struct builder *b)
     }
     if (!n)
         return 0;
+    if (b->c->next_embeds) {
+        if (b->s->left_out)
+            err_set(b->s->left_out, ERR_UNSUPPORTED, "they have an embedding of their own (mtp_use_dedicated_embeddings)");
+        return 0;
+    }
     p.n = *b->have;
     spec_find_experts(&p);
     const int rc = add_own(&p, n->part_of, LP_NEXT_EMBED_NORM, n->embed_norm) < 0 ||
@@ -86,6 +91,8 @@ int spec_predictor(struct builder *b)
         return -1;
     if (rc)                                 /* of another form: it is left out */
         b->n_specs = first;
+    if (rc && b->s->left_out)
+        *b->s->left_out = *b->e;
     rename_specs(b, first, layer);
     return 0;
 }
