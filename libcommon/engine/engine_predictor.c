@@ -88,7 +88,7 @@ static int first_entry(struct engine *g, struct request *r, int end, int drafts)
     if (x->n_rows && x->last_pos < x->row_pos - 1)
         x->last_pos = -1;
     const int known = x->last_pos >= 0 && (!x->n_rows || x->last_pos < x->row_pos) ? x->last_pos : x->row_pos;
-    if (kv->n_blocks == 0 && g->prefixes && known > 0)
+    if (kv->n_blocks == 0 && x->base == 0 && g->prefixes && known > 0)
         prefix_take(kv, g->draft_model->pool, r->ids + 1, known);
     const int next = x->base + kv->n_tokens;
     if (next < known && (kv->n_tokens == 0 || known - next > LONG_GAP)) {

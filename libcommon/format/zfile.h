@@ -65,7 +65,7 @@ struct zfile_tensor {
     uint64_t offset;                    /* offset of the data in the file */
 };
 
-/* Tensors that are contiguous in the file: "embed", "layer" 0.., "head". */
+/* Tensors that are contiguous in the file: "embed", "layer" 0.., "head", "mtp". */
 struct zfile_group {
     const char *kind;
     int layer;                          /* -1 unless kind is "layer" */
