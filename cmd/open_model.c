@@ -280,6 +280,8 @@ int run_options_check(const char *prog, struct run_options *r)
         r->sinks = 4;
     if (r->window && r->sinks > r->window)
         return cli_wrong(prog, "--sinks: %d, expected no more than the window of %d", r->sinks, r->window);
+    if (r->spec == SPEC_MTP && r->max_memory)
+        return cli_wrong(prog, "--spec mtp and --max-memory exclude each other: the layer that makes the guesses is not streamed");
     if (r->exact && r->act_given)
         return cli_wrong(prog, "--exact keeps activations as f32: it excludes --act");
     if (r->mode.given && r->type)

@@ -22,7 +22,7 @@ const char *preflight_root(void)
 }
 
 /* Bytes needed, and the memory that this process may have: at most, and right now. */
-struct need { uint64_t weights, kv, states, workspace, most, now; };
+struct need { uint64_t weights, kv, states, workspace, drafts, most, now; };
 
 static uint64_t kv_of(const struct config *c, const struct engine_options *eo)
 {
@@ -54,6 +54,7 @@ static int sum_up(struct need *n, const struct subject *s, const struct run_opti
     n->kv = p ? p->host_kv : kv_of(c, eo);
     n->states = (uint64_t)engine_n_states(c, eo) * config_state_bytes(c);
     n->workspace = planned_workspace(&planned);
+    n->drafts = 0;
     struct memory m;
     if (memory_read(&m, preflight_root(), e) != 0)
         return -1;
@@ -64,9 +65,28 @@ static int sum_up(struct need *n, const struct subject *s, const struct run_opti
     return 0;
 }
 
+/* Count the layer that makes drafts (--spec mtp): its weights, its keys and values in as many
+ * blocks as the model has, its activations, and the states and logits of drafts. */
+static void add_drafts(struct need *n, const struct opened_model *o, const struct engine_options *eo)
+{
+    const struct model *m = o->model->predictor;
+    if (!eo->predictor || !m)
+        return;
+    const uint64_t block = config_kv_bytes(&o->model->config, eo->kv),
+                   n_seqs = eo->max_seqs > 1 ? (uint64_t)eo->max_seqs : 1,
+                   blocks = eo->kv_bytes && block ? eo->kv_bytes / block
+                                                  : n_seqs * (((uint64_t)eo->max_len + KV_BLOCK - 1) / KV_BLOCK),
+                   tokens = (uint64_t)(eo->max_tokens ? eo->max_tokens : BACKEND_STEP_TOKENS);
+    const struct planned planned = { .shape = { .vocab_size = m->config.vocab_size },
+                                     .step_bytes = cpu_step_memory(&m->config) };
+    n->drafts = m->weight_bytes + blocks * config_kv_bytes(&m->config, eo->kv) +
+                planned_workspace(&planned) + (tokens + n_seqs) * 2 * (uint64_t)m->config.hidden_size * sizeof(float) +
+                n_seqs * (uint64_t)m->config.vocab_size * sizeof(float);
+}
+
 static int fits(const struct need *n, const char *name, int *tight, struct err *e)
 {
-    return plan_preflight(name, n->weights, n->kv + n->states, n->workspace, n->most, n->now, tight, e);
+    return plan_preflight(name, n->weights, n->kv + n->states, n->workspace + n->drafts, n->most, n->now, tight, e);
 }
 
 /* ---- the GPU ---- */
@@ -143,7 +163,7 @@ uint64_t preflight_kv_room(const struct opened_model *o, const struct engine_opt
  * space for.  1 if that was done. */
 static int stream_experts(const char *prog, const struct subject *s, const struct need *n, struct engine_options *eo)
 {
-    const uint64_t least = n->most < n->now ? n->most : n->now, rest = n->kv + n->states + n->workspace,
+    const uint64_t least = n->most < n->now ? n->most : n->now, rest = n->kv + n->states + n->workspace + n->drafts,
                    usable = least / 10 * 9;
     if (!s->config->moe.n_experts || eo->backend || eo->max_weights || usable <= rest)
         return 0;
@@ -169,6 +189,7 @@ int preflight_check(const char *prog, const struct opened_model *o, const struct
     /* without figures from the system nothing is refused */
     if (sum_up(&n, &s, r, eo, eo->backend ? &p : NULL, &why) != 0)
         return 0;
+    add_drafts(&n, o, eo);
     if (fits(&n, o->name, &tight, &why) == 0) {
         if (tight)
             cli_note(prog, "%s: memory is tight: more than 90 %% of it will be in use", o->name);
@@ -210,6 +231,7 @@ void preflight_compare(const char *prog, const struct opened_model *o, const str
 struct forecast {
     const char *name, *type, *device;
     uint64_t weights, cached, kv, states, workspace, reserve;   /* cached, reserve: of a GPU; bytes */
+    uint64_t drafts;                                            /* of the layer that makes them; bytes */
     uint64_t needed, memory, available;                         /* bytes */
     int max_len, fits;
     const char *why;                                            /* NULL if it fits */
@@ -250,6 +272,8 @@ static void print_forecast_json(const struct forecast *f)
     if (!g)
         set_bytes(j, "state_bytes", f->states);
     set_bytes(j, "workspace_bytes", f->workspace);
+    if (f->drafts)
+        set_bytes(j, "draft_bytes", f->drafts);
     set_bytes(j, "needed_bytes", f->needed);
     set_bytes(j, "memory_bytes", f->memory);
     set_bytes(j, "available_bytes", f->available);
@@ -275,6 +299,7 @@ static void print_forecast(const struct forecast *f)
     const struct { const char *title; uint64_t size; int is_rare; } sizes[] = {         /* is_rare: not printed if 0 */
         { "weights", f->weights, 0 }, { "f16 weight cache", f->cached, 1 }, { "keys and values", f->kv, 0 },
         { "states", f->states, 1 }, { "workspace", f->workspace, 0 }, { "reserve", f->reserve, 1 },
+        { "guesses", f->drafts, 1 },
         { "together", f->needed, 0 }, { "memory", f->memory, 0 }, { "available now", f->available, 0 },
     };
     char size[CLI_BYTES];
@@ -315,16 +340,18 @@ static void predict(struct forecast *f, const struct subject *s, const struct pl
 }
 
 /* The plan for the CPU alone.  A model whose experts are streamed fits: only the weights that stay
- * in memory count. */
-static int plan_processor(const char *prog, const struct subject *s, const struct planned *p,
-                          const struct plan_weights *w, const struct run_options *r, struct engine_options *eo,
-                          int json)
+ * in memory count.  o NULL: it is not open. */
+static int plan_processor(const char *prog, const struct subject *s, const struct opened_model *o,
+                          const struct planned *p, const struct plan_weights *w, const struct run_options *r,
+                          struct engine_options *eo, int json)
 {
     struct need n;
     struct err e, why;
     int tight;
     if (sum_up(&n, s, r, eo, NULL, &e) != 0)
         return cli_fail(prog, &e);
+    if (o)
+        add_drafts(&n, o, eo);
     int ok = fits(&n, s->name, &tight, &why) == 0;
     if (!ok && stream_experts(prog, s, &n, eo)) {
         n.weights = eo->max_weights;
@@ -332,8 +359,9 @@ static int plan_processor(const char *prog, const struct subject *s, const struc
     }
     struct forecast f = { .name = s->name, .type = s->type, .device = "cpu", .weights = n.weights, .kv = n.kv,
                           .states = n.states, .workspace = n.workspace,
-                          .needed = n.weights + n.kv + n.states + n.workspace, .memory = n.most, .available = n.now,
-                          .max_len = eo->max_len, .fits = ok, .why = ok ? NULL : why.msg };
+                          .drafts = n.drafts, .needed = n.weights + n.kv + n.states + n.workspace + n.drafts,
+                          .memory = n.most, .available = n.now, .max_len = eo->max_len, .fits = ok,
+                          .why = ok ? NULL : why.msg };
     predict(&f, s, p, w, r);
     return finish_plan(&f, json);
 }
@@ -348,7 +376,7 @@ static int plan_opened(const char *prog, const struct opened_model *o, const str
     int rc = planned_of(&p, &o->model->config, &e);
     if (rc == 0) {
         planned_file(&p, o->model->file, &w);
-        rc = plan_processor(prog, &s, &p, &w, r, eo, json);
+        rc = plan_processor(prog, &s, o, &p, &w, r, eo, json);
     } else {
         rc = cli_fail(prog, &e);
     }
@@ -360,7 +388,7 @@ int preflight_plan_unopened(const char *prog, const struct unopened *u, const st
                             struct engine_options *eo, int json)
 {
     const struct subject s = { .name = u->name, .type = u->type, .config = &u->config, .weights = u->w.bytes };
-    return plan_processor(prog, &s, &u->planned, &u->w, r, eo, json);
+    return plan_processor(prog, &s, NULL, &u->planned, &u->w, r, eo, json);
 }
 
 int preflight_plan(const char *prog, const struct opened_model *o, const struct run_options *r,
@@ -372,6 +400,8 @@ int preflight_plan(const char *prog, const struct opened_model *o, const struct 
     struct backend_options bo;
     struct err e, why;
     int tight;
+    if (r->spec == SPEC_MTP && run_spec(r, o, eo, &e) != 0)
+        return cli_fail(prog, &e);
     const int settled = eo->backend ? settle(prog, o, r, eo, &device, &why) : 0;
     if (settled < 0 && plan_device(o, eo, &bo, &device, &e) < 0)
         return cli_fail(prog, &e);
