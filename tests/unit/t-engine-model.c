@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
+#include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -239,7 +240,159 @@ static void test_predictor(void **state)
     free(in);
 }
 
-/* The same for latent attention with experts, and for recurrent layers, with predictors of random
+enum { TOKENS = 5, WIDE = 1024 };       /* of the computation below: tokens, most elements of a row */
+
+static void multiply(const struct linear *l, const float *x, float *out)
+{
+    float row[WIDE];
+    for (int r = 0; r < l->w.rows; r++) {
+        double sum = 0;
+        mat_decode_row(&l->w, r, row);
+        for (int k = 0; k < l->w.cols; k++)
+            sum += (double)row[k] * (double)x[k];
+        out[r] = (float)sum;
+    }
+}
+
+static void normalize(const struct config *c, const struct norm *norm, const float *x, float *out)
+{
+    double sum = 0;
+    for (int i = 0; i < c->hidden_size; i++)
+        sum += (double)x[i] * (double)x[i];
+    const double by = 1 / sqrt(sum / c->hidden_size + (double)c->norm_eps);
+    for (int i = 0; i < c->hidden_size; i++)
+        out[i] = (float)((double)x[i] * by * (double)norm->w[i]);
+}
+
+static void rotate(float *x, int n_heads, int dim, int pos)
+{
+    for (int i = 0; i < n_heads * dim / 2; i++) {
+        float *a = x + i / (dim / 2) * dim + i % (dim / 2), *b = a + dim / 2;
+        const double by = pos * pow(10000, -2.0 * (i % (dim / 2)) / dim), u = (double)*a, v = (double)*b;
+        *a = (float)(u * cos(by) - v * sin(by));
+        *b = (float)(v * cos(by) + u * sin(by));
+    }
+}
+
+static void attend(const struct config *c, const float *q, float (*keys)[WIDE], float (*values)[WIDE], int n,
+                   float *out)
+{
+    const int dim = c->head_dim;
+    for (int h = 0; h < c->n_heads; h++) {
+        const int from = h / (c->n_heads / c->n_kv_heads) * dim;
+        double weight[TOKENS], sum = 0;
+        for (int t = 0; t < n; t++) {
+            double score = 0;
+            for (int i = 0; i < dim; i++)
+                score += (double)q[h * dim + i] * (double)keys[t][from + i];
+            sum += weight[t] = exp(score / sqrt(dim));
+        }
+        for (int i = 0; i < dim; i++) {
+            double value = 0;
+            for (int t = 0; t < n; t++)
+                value += weight[t] / sum * (double)values[t][from + i];
+            out[h * dim + i] = (float)value;
+        }
+    }
+}
+
+/* The logits of a predictor with a layer of the tiny model, in the plainest way. */
+static void predict_plainly(const struct model *p, const int32_t *ids, const float *states, float *logits)
+{
+    static float keys[TOKENS][WIDE], values[TOKENS][WIDE], x[WIDE], y[WIDE], q[WIDE], h[WIDE], up[WIDE];
+    const struct config *c = &p->config;
+    const struct layer *l = p->layers;
+    const int n = c->hidden_size;
+    assert_true(2 * n <= WIDE && c->intermediate_size <= WIDE);
+    for (int t = 0; t < TOKENS; t++) {
+        mat_decode_row(&p->embed.w, ids[t], x);
+        normalize(c, &l->next_embed_norm, x, y);
+        normalize(c, &l->next_state_norm, states + t * n, y + n);
+        multiply(&l->next_in, y, x);
+        normalize(c, &l->attn_norm, x, y);
+        multiply(&l->q, y, q);
+        multiply(&l->k, y, keys[t]);
+        multiply(&l->v, y, values[t]);
+        rotate(q, c->n_heads, c->head_dim, t);
+        rotate(keys[t], c->n_kv_heads, c->head_dim, t);
+        attend(c, q, keys, values, t + 1, h);
+        multiply(&l->o, h, y);
+        for (int i = 0; i < n; i++)
+            x[i] += y[i];
+        normalize(c, &l->mlp_norm, x, y);
+        multiply(&l->gate, y, h);
+        multiply(&l->up, y, up);
+        for (int i = 0; i < c->intermediate_size; i++)
+            h[i] *= up[i] / (1 + expf(-h[i]));
+        multiply(&l->down, h, y);
+        for (int i = 0; i < n; i++)
+            x[i] += y[i];
+        normalize(c, &l->next_final_norm, x, y);
+        multiply(&p->head, y, logits + t * c->vocab_size);
+    }
+}
+
+/* A predictor computes what it should, with norms that differ from channel to channel, in one step
+ * and in two; the states that it reads and writes are those after the final norm. */
+static void test_prediction(void **state)
+{
+    (void)state;
+    struct model *m = load_tiny();
+    float *in = give_predictor(m);
+    const struct config *c = &m->config;
+    const int n = c->hidden_size, v = c->vocab_size;
+    struct layer *l = m->predictor->layers;
+    struct norm *const norms[] = { &l->next_embed_norm, &l->next_state_norm, &l->next_final_norm };
+    struct rng r = { 7 };
+    struct err e;
+    int32_t ids[TOKENS];
+    const int32_t table[] = { 1 };
+    float *weights = malloc((size_t)n * 2 * (size_t)n * sizeof *weights),
+          *scales = malloc(3 * (size_t)n * sizeof *scales),
+          *states = malloc(2 * TOKENS * (size_t)n * sizeof *states), *hidden = states + TOKENS * n,
+          *want = malloc(2 * TOKENS * (size_t)v * sizeof *want), *got = want + TOKENS * v;
+    for (int i = 0; i < 2 * n * n; i++)
+        weights[i] = ((float)(rng_u64(&r) % 2001) - 1000) / 1000 / 8;
+    mat_encode_float(&l->next_in.w, (uint8_t *)in, weights, (size_t)n * 2);
+    for (int i = 0; i < 3 * n; i++)
+        scales[i] = 0.25f + (float)(rng_u64(&r) % 1000) / 500;
+    for (int i = 0; i < 3; i++)
+        norms[i]->w = scales + i * n;
+    for (int i = 0; i < TOKENS * n; i++)
+        states[i] = ((float)(rng_u64(&r) % 2001) - 1000) / 300;
+    for (int i = 0; i < TOKENS; i++)
+        ids[i] = (int32_t)(rng_u64(&r) % (uint64_t)v);
+    predict_plainly(m->predictor, ids, states, want);
+    const struct backend_options o = { .n_threads = 1, .kv = kv_both(KV_F32), .n_blocks = 2, .max_tokens = TOKENS,
+                                       .max_logits = TOKENS, .exact = 1 };
+    void *b = backend_cpu.open(m->predictor, &o, &e);
+    assert_non_null(b);
+    for (int first = TOKENS - 2; first <= TOKENS; first += 2) {
+        memset(got, 0, TOKENS * (size_t)v * sizeof *got);
+        for (int at = 0, to = first; at < TOKENS; at = to, to = TOKENS) {
+            const struct batch_item item = { .tokens = ids + at, .n_tokens = to - at, .pos = at, .table = table,
+                                             .n_logits = to - at, .seq_len = TOKENS, .states = states + at * n,
+                                             .hidden = hidden + at * n, .n_hidden = to - at };
+            assert_int_equal(backend_cpu.forward(b, &(struct batch){ &item, 1 }, got + at * v, &e), 0);
+        }
+        for (int i = 0; i < TOKENS * v; i++)
+            assert_float_equal(got[i], want[i], 2e-3f);
+        for (int t = 0; t < TOKENS; t++) {
+            multiply(&m->head, hidden + t * n, want + t * v);
+            for (int i = 0; i < v; i++)
+                assert_float_equal(got[t * v + i], want[t * v + i], 2e-3f);
+        }
+    }
+    backend_cpu.close(b);
+    model_close(m);
+    free(weights);
+    free(scales);
+    free(states);
+    free(want);
+    free(in);
+}
+
+/* Schedules with latent attention and experts, and for recurrent layers, with predictors of random
  * weights, which are seldom right. */
 static void test_foreign_predictors(void **state)
 {
@@ -482,7 +635,8 @@ static void test_wrong_windows(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_schedules), cmocka_unit_test(test_windows),
-                                        cmocka_unit_test(test_predictor), cmocka_unit_test(test_foreign_predictors),
+                                        cmocka_unit_test(test_predictor), cmocka_unit_test(test_prediction),
+                                        cmocka_unit_test(test_foreign_predictors),
                                         cmocka_unit_test(test_tail),
                                         cmocka_unit_test(test_sinks), cmocka_unit_test(test_positions),
                                         cmocka_unit_test(test_architectures), cmocka_unit_test(test_refused_windows),
