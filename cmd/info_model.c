@@ -426,6 +426,9 @@ static void add_zse(const struct info *i, json_t *d)
     }
     if (zfile_n_groups(i->z))
         json_object_set_new(d, "tensor_data_offset", json_integer((json_int_t)zfile_group(i->z, 0)->offset));
+    for (int k = 0; k < zfile_n_groups(i->z); k++)
+        if (strcmp(zfile_group(i->z, k)->kind, "mtp") == 0)
+            json_object_set_new(d, "mtp_bytes", json_integer((json_int_t)zfile_group(i->z, k)->size));
     json_t *names = json_array();
     for (int k = 0; k < zfile_n_originals(i->z); k++)
         json_array_append_new(names, json_string(zfile_original_name(i->z, k, NULL)));

@@ -143,6 +143,9 @@ static void print_overview(const json_t *d)
         print_types(m);
     else
         line("weights", "none");
+    if (int_of(d, "mtp_bytes"))
+        line("predictor", "a layer of %s predicts a further token: --spec mtp",
+             cli_bytes_both(b, (uint64_t)int_of(d, "mtp_bytes")));
     const json_t *kv = js_get(m, "kv_bytes_per_token");
     if (kv) {
         printf("%-15s %s a token in f16, ", "KV cache", cli_bytes(b, (uint64_t)int_of(kv, "f16")));

@@ -180,6 +180,18 @@ subprocess.run(sys.argv[1:], stdin=b)' zse-chat "$MODEL" -n 1 --json -p Summariz
   done
   diff <(jq -c .ids "$BATS_TEST_TMPDIR/off") <(jq -c .ids "$BATS_TEST_TMPDIR/mtp:2")
   jq -e '.speculation.drafted_tokens > 0' "$BATS_TEST_TMPDIR/mtp:2"
+  [ "$(zse-info "$BATS_TEST_TMPDIR/m.zse" --json | jq .mtp_bytes)" -gt 30000 ]
+  zse-info "$BATS_TEST_TMPDIR/m.zse" | grep -q '^predictor .* predicts a further token'
+  run ! grep -q predictor <(zse-info "$MODEL")
+  zse-chat "$BATS_TEST_TMPDIR/m.zse" --exact --plan --json >"$BATS_TEST_TMPDIR/plan"
+  zse-chat "$BATS_TEST_TMPDIR/m.zse" --exact --plan --json --spec mtp | jq -e --slurpfile off "$BATS_TEST_TMPDIR/plan" \
+    '.draft_bytes > 8e6 and .needed_bytes == $off[0].needed_bytes + .draft_bytes and ($off[0] | has("draft_bytes") | not)'
+  run -1 zse-chat "$MODEL" --plan --spec mtp
+  # a size is spent on the layers that make answers; then this one has what is left
+  zse-convert "$BATS_TEST_TMPDIR/qwen0.1" -o "$BATS_TEST_TMPDIR/m.zse" -q mixed -m 130kB >/dev/null
+  zse-info "$BATS_TEST_TMPDIR/m.zse" --json | jq -e '[.tensors[] | select(.name | test("^mtp.*_proj")) | .type] | unique == ["m2"]'
+  zse-convert "$BATS_TEST_TMPDIR/qwen0.1" -o "$BATS_TEST_TMPDIR/m.zse" -q int8 -m 300kB >/dev/null
+  zse-info "$BATS_TEST_TMPDIR/m.zse" --json | jq -e '[.tensors[] | select(.name | test("^mtp.*_proj")) | .type] | unique == ["nl4"]'
   # a layer of another form is left out
   python3 -S - "$BATS_TEST_TMPDIR/qwen0" <<'P'
 import sys
@@ -189,11 +201,17 @@ open(path, "wb").write(data)
 P
   run zse-convert "$BATS_TEST_TMPDIR/qwen0" -o "$BATS_TEST_TMPDIR/left.zse" -q f32
   [ "$status" = 0 ]
-  [[ $output == *"15 tensors that predict further tokens are skipped"* ]]
+  [[ $output == *"15 tensors that predict further tokens are skipped: tensor 'mtp.layers.0.mlp.up_proj.weight' is missing"* ]]
+  sed -i 's/{/{"mtp_use_dedicated_embeddings": true, /' "$BATS_TEST_TMPDIR/qwen0.1/config.json"
+  run zse-convert "$BATS_TEST_TMPDIR/qwen0.1" -o "$BATS_TEST_TMPDIR/own.zse" -q f32
+  [ "$status" = 0 ]
+  [[ $output == *"15 tensors that predict further tokens are skipped: they have an embedding of their own"* ]]
   run -1 zse-chat "$BATS_TEST_TMPDIR/left.zse" --spec mtp -p hi
   run -1 zse-chat "$MODEL" --spec mtp -p hi
   [[ "$output" == *"--spec mtp: the model has no layer that predicts further tokens"* ]]
   run -2 zse-chat "$MODEL" --spec mtp:4 -p hi
+  run -2 zse-chat "$MODEL" --spec mtp --max-memory 1GB -p hi
+  [[ "$output" == *"--spec mtp and --max-memory exclude each other"* ]]
 }
 
 @test "--spec draft and self: the same tokens; the model's own guesses are right; a model that does not fit is refused" {
