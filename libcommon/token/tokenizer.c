@@ -459,6 +459,12 @@ done:
 int tokenizer_vocab_size(const struct tokenizer *t) { return (int)t->h.n_tokens; }
 int32_t tokenizer_bos(const struct tokenizer *t) { return t->h.bos; }
 
+const int32_t *tokenizer_prefix(const struct tokenizer *t, int *n)
+{
+    *n = (int)t->h.n_prefix;
+    return t->prefix;
+}
+
 const int32_t *tokenizer_suffix(const struct tokenizer *t, int *n)
 {
     *n = (int)t->h.n_suffix;

@@ -86,7 +86,8 @@ int tokenizer_vocab_size(const struct tokenizer *t);                /* largest i
 int32_t tokenizer_bos(const struct tokenizer *t);                   /* -1: none */
 /* All ids that end an answer (EOS, EOT, list of generation_config). */
 const int32_t *tokenizer_eos(const struct tokenizer *t, int *n);
-/* The ids that ADD_SPECIAL puts after a text, borrowed. */
+/* The ids that ADD_SPECIAL puts before a text, and after it; borrowed. */
+const int32_t *tokenizer_prefix(const struct tokenizer *t, int *n);
 const int32_t *tokenizer_suffix(const struct tokenizer *t, int *n);
 int tokenizer_is_special(const struct tokenizer *t, int32_t id);
 /* Id of the token whose text is exactly this (special tokens by their text), -1 if none. */

@@ -215,6 +215,12 @@ EOT
   done
   curl -s "$URL/v1/score" -d '{"model":"plain","text_1":"cat dog","text_2":["the cat sat","a dog ran","cat cat cat"]}' >"$T/s"
   [ "$(search '{"query":"cat dog"}' | jq -c '[.results[].score * 1e5 | round] | sort')" = "$(jq -c '[.data[].score * 1e5 | round] | sort' "$T/s")" ]
+  # of a long query the end is read, in which a chat has its question
+  local pasted="the mat . far away"
+  for i in {1..8}; do pasted+=" $pasted"; [ ${#pasted} -lt 2000 ] || break; done
+  score() { search "$1" | jq '[.results[] | select(.document_name == "a dog ran").score]'; }
+  [ "$(score "{\"query\":\"far $pasted a dog ran\"}")" = "$(score "{\"query\":\"cat $pasted a dog ran\"}")" ]
+  [ "$(score "{\"query\":\"$pasted a dog ran\"}")" != "$(score "{\"query\":\"$pasted a dog sat\"}")" ]
   # they wait for the model, and so do 40 searches at once; deleting and listing go on meanwhile
   local i many=()
   for ((i = 0; i < 400; i++)); do echo "cat $i dog the mat on which the cat sat while a dog ran far away to its home, ."; done >"$T/long"

@@ -12,57 +12,64 @@ enum { PAIR_TOKENS = 512, QUERY_TOKENS = 128, TOKEN_BYTES = 16 };
 
 const char *rag_ranked_by(const struct rag_job *j) { return j->ranking == RAG_COMPUTED ? j->reranker->id : NULL; }
 
-/* Append the tokens of a text, at most `most` of them, to p; with TOKENIZE_ADD_SPECIAL in flags the
- * last n_end of them stay. */
-static int add_tokens(struct rag_job *j, struct rag_text_ids *p, const char *text, size_t size, unsigned flags,
-                      int n_end, int most)
+static void append(struct rag_text_ids *p, const int32_t *ids, size_t n)
 {
-    const size_t limit = (size_t)most * TOKEN_BYTES,
-                 bytes = size <= limit ? size : limit - utf8_incomplete(text, limit);
-    int32_t *ids;
-    size_t n;
-    struct err e;
-    if (tokenizer_encode(j->reranker->m.tokenizer, text, bytes, flags, &ids, &n, &e))
-        return problem_err(&j->problem, NULL, NULL, &e);
-    if (n > (size_t)most) {
-        memmove(ids + most - n_end, ids + n - n_end, (size_t)n_end * sizeof *ids);
-        n = (size_t)most;
-    }
     if (n)
         memcpy(p->ids + p->n, ids, n * sizeof *ids);
     p->n += (int)n;
+}
+
+/* Append the first tokens of a text, at most `most` of them; with from_end, the last. */
+static int add_tokens(struct rag_job *j, struct rag_text_ids *p, const char *text, size_t size, int from_end, int most)
+{
+    const size_t limit = (size_t)most * TOKEN_BYTES;
+    int32_t *ids;
+    size_t n;
+    struct err e;
+    if (size > limit && from_end) {
+        const char *end = text + size;
+        text = end - limit;
+        while (text < end && ((unsigned char)*text & 0xc0) == 0x80)     /* the rest of a cut character */
+            text++;
+        size = (size_t)(end - text);
+    } else if (size > limit) {
+        size = limit - utf8_incomplete(text, limit);
+    }
+    if (tokenizer_encode(j->reranker->m.tokenizer, text, size, 0, &ids, &n, &e))
+        return problem_err(&j->problem, NULL, NULL, &e);
+    const size_t kept = n < (size_t)most ? n : (size_t)most;
+    append(p, from_end ? ids + n - kept : ids, kept);
     free(ids);
     return 0;
 }
 
-/* [CLS] query [SEP] passage [SEP]; RoBERTa has two separators in the middle. */
+/* [CLS] query [SEP] passage [SEP]; RoBERTa has two separators in the middle.  A long query keeps
+ * its end, as in a chat's search: the question follows the text that was pasted. */
 static int add_pair(struct rag_job *j, const struct rag_query *q, const char *passage)
 {
     const int max_len = j->reranker->m.max_len, most = max_len < PAIR_TOKENS ? max_len : PAIR_TOKENS;
     const int n_query = most / 2 < QUERY_TOKENS ? most / 2 : QUERY_TOKENS;
-    const int twice = j->reranker->m.model->config.embedding.pair_twice;
     struct rag_text_ids *p = &j->texts[j->n_texts];
-    int n_end;
-    const int32_t *end = tokenizer_suffix(j->reranker->m.tokenizer, &n_end);
-    if (most < 4 * (n_end + 2))
+    int n_begin, n_end;
+    const int32_t *begin = tokenizer_prefix(j->reranker->m.tokenizer, &n_begin),
+                  *end = tokenizer_suffix(j->reranker->m.tokenizer, &n_end);
+    if (n_query < 2 * (n_begin + n_end + 1))
         return problem_set(&j->problem, 503, NULL, "reranker_unusable", "%s takes %d tokens, too few for a pair",
                            j->reranker->id, most);
     if (!(p->ids = malloc((size_t)most * sizeof *p->ids)))
         return problem_nomem(&j->problem);
     j->n_texts++;
     p->n = 0;
-    if (add_tokens(j, p, q->text, q->size, TOKENIZE_ADD_SPECIAL, n_end, n_query))
+    append(p, begin, (size_t)n_begin);
+    if (add_tokens(j, p, q->text, q->size, 1, n_query - n_begin - n_end))
         return -1;
-    if (twice && n_end) {
-        memcpy(p->ids + p->n, end, (size_t)n_end * sizeof *end);
-        p->n += n_end;
-    }
+    append(p, end, (size_t)n_end);
+    if (j->reranker->m.model->config.embedding.pair_twice)
+        append(p, end, (size_t)n_end);
     p->second = p->n;
-    if (add_tokens(j, p, passage, strlen(passage), 0, 0, most - n_end - p->n))
+    if (add_tokens(j, p, passage, strlen(passage), 0, most - n_end - p->n))
         return -1;
-    if (n_end)
-        memcpy(p->ids + p->n, end, (size_t)n_end * sizeof *end);
-    p->n += n_end;
+    append(p, end, (size_t)n_end);
     return 0;
 }
 
