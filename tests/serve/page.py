@@ -634,6 +634,10 @@ def dashboard(browser, s):
     expect(p.locator('svg.chart').count() >= 4 and p.locator('.model-name').inner_text() == 'tiny', 'charts')
     weights = p.locator('.facts div', has_text='Weights').inner_text()
     expect(re.search(r'[1-9][\d.]* [kM]B', weights), weights)
+    module = next(r.url for r in t.sent if re.search(r'/dashboard[^/]*\.js', r.url))
+    parts = p.evaluate("""async url => (await import(url)).memoryParts({ memory_total_gb: 10, memory_used_gb: 2,
+        process_memory_gb: 4, process_file_memory_gb: 3 })""", module)
+    expect(parts == [0.3, 0.1, 0.1], f'pages of files are no part of the used memory: {parts}')
     t.end()
 
 

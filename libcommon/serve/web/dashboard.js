@@ -80,6 +80,13 @@ const meter = (label, ...parts) => h('.meter', { role: 'img', 'aria-label': labe
 const facts = rows =>
   h('dl.facts', {}, rows.filter(Boolean).map(([name, value]) => h('div', {}, h('dt', {}, name), h('dd', {}, value))));
 
+/* Parts of the machine's memory: pages of files, the rest of this process, other processes.  Used memory has no
+   pages of files, which the machine can drop. */
+export function memoryParts(s) {
+  const own = s.process_memory_gb - s.process_file_memory_gb;
+  return [s.process_file_memory_gb, own, Math.max(0, s.memory_used_gb - own)].map(x => x / s.memory_total_gb);
+}
+
 // ---- the page ----
 
 class Dashboard {
@@ -155,12 +162,9 @@ class Dashboard {
       card('Latency', a.avg_latency_ms < 1000 ? number(a.avg_latency_ms) : number(a.avg_latency_ms / 1000, 1),
         a.avg_latency_ms < 1000 ? 'ms' : 's', `${number(a.requests_per_minute, 1)} requests a minute`),
       card('Memory', s.process_memory_gb.toFixed(2), 'GB',
-        `${s.process_file_memory_gb.toFixed(2)} GB of that are files; the machine uses ` +
+        `${s.process_file_memory_gb.toFixed(2)} GB of that are pages of files; without such pages the machine uses ` +
           `${number(s.memory_percent)} % of ${number(s.memory_total_gb, 1)} GB`,
-        meter('memory: pages of files, the rest of this process, other processes',
-          s.process_file_memory_gb / s.memory_total_gb,
-          (s.process_memory_gb - s.process_file_memory_gb) / s.memory_total_gb,
-          Math.max(0, s.memory_used_gb - s.process_memory_gb) / s.memory_total_gb)),
+        meter('memory: pages of files, the rest of this process, other processes', ...memoryParts(s))),
       card('Prefix cache', prompt ? number(100 * cached / prompt) : '–', prompt ? '% of prompts' : '',
         `${short(cached)} tokens were not computed again`),
       card('Uptime', span(s.uptime_seconds), '', `${s.hostname} · processors ${number(s.cpu_percent)} %`));
