@@ -324,6 +324,9 @@ static void on_opened(struct server *s, struct loaded_model *lm)
     if (lm->error.code != ERR_NONE || !lm->m.engine)
         problem_set(&pr, lm->error.code == ERR_IO ? 404 : lm->error.code == ERR_MEMORY ? 503 : 400, "model_path",
                     "load_failed", "%s", lm->error.msg);
+    else if (s->o.rerank_model && strcmp(s->o.rerank_model, lm->id) == 0 && !lm->m.model->config.embedding.scores)
+        problem_set(&pr, 400, "model_path", "load_failed", "--rerank-model: %s is no reranker: it gives no scores to pairs",
+                    lm->id);
     else if (evict_for(s, lm, &wait, &pr) == 0 && !(lm->worker = worker_open(lm->m.engine, wake, s->loop, &e)))
         problem_set(&pr, 503, NULL, NULL, "%s", e.msg);
     lm->held = wait;

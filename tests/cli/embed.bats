@@ -167,6 +167,8 @@ EOT
   ready() { curl -s "$URL/api/rag/stats" | jq -c .reranker; }
   run -1 zse-serve "$T/tiny.zse" --port 0 --rerank-model "$T/nowhere.zse"
   [[ $output == *"nowhere.zse: No such file"* ]]
+  run -1 zse-serve --port 0 --rerank-model "$T/bare.zse"
+  [[ $output == *"--rerank-model: bare is no reranker"* ]]
   mkfifo "$log"
   ZSE_HOME=$BATS_TEST_TMPDIR/home zse-serve "$T/tiny.zse" --port 0 --rerank-model "$T/rerank.zse" >"$log" 2>"$log.err" 3>&- &
   PID=$!
