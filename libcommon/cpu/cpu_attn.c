@@ -237,7 +237,7 @@ static void prepare_queries(const struct attn_job *j, const struct query_run *ch
 }
 
 /* Rotate the outputs of a run and KV head back. */
-static void turn_outputs(const struct attn_job *j, const struct attn *a)
+static void rotate_outputs(const struct attn_job *j, const struct attn *a)
 {
     for (int t = 0; t < a->n_tokens && is_rotated(j, j->k->types.value); t++)
         for (int g = 0; g < j->group; g++)
@@ -375,7 +375,7 @@ static void attend_beyond(const struct attn_job *j, const struct query_run *ch, 
     for (int p = first; split && p <= last; p++)
         merge_part(j, a, p, sum, partial + (size_t)(p - first) * size);
     finish_rows(j, a, sum);
-    turn_outputs(j, a);
+    rotate_outputs(j, a);
 }
 
 static void attend_part(void *arg, int i, int thread)
@@ -421,7 +421,7 @@ static void attend_part(void *arg, int i, int thread)
     if (ch->n_parts == 1) {
         prepare_queries(j, ch, head, k->q + at, row, 0);
         k->k->attention(&a, k->scratch[thread]);
-        turn_outputs(j, &a);
+        rotate_outputs(j, &a);
         return;
     }
     float *q = k->rotated[thread];
@@ -439,7 +439,7 @@ static void attend_part(void *arg, int i, int thread)
         a.part = ch->part;
         a.partial = partial;
         k->k->attention_merge(&a);
-        turn_outputs(j, &a);
+        rotate_outputs(j, &a);
     }
 }
 

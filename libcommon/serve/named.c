@@ -188,7 +188,7 @@ static int may_load(struct server *s, uint64_t tenant, struct problem *pr)
     if (loads <= LOADS_AT_ONCE - 1)
         return 0;
     return problem_set(pr, 429, "model", LOADS_CODE,
-                       "too many models loaded for this tenant failed or evicted those of others: try again in %d s", LOAD_EVERY_S);
+                       "too many models loaded for this key or address failed or evicted those of others: try again in %d s", LOAD_EVERY_S);
 }
 
 struct loaded_model *named_load(struct server *s, const char *name, uint64_t tenant, struct problem *pr)
