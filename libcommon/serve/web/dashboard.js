@@ -80,8 +80,8 @@ const meter = (label, ...parts) => h('.meter', { role: 'img', 'aria-label': labe
 const facts = rows =>
   h('dl.facts', {}, rows.filter(Boolean).map(([name, value]) => h('div', {}, h('dt', {}, name), h('dd', {}, value))));
 
-/* Parts of the machine's memory: pages of files, the rest of this process, other processes.  Used memory has no
-   pages of files, which the machine can drop. */
+// Parts of the machine's memory: pages of files, the rest of this process, other processes.  Used
+// memory has no pages of files, which the machine can drop.
 export function memoryParts(s) {
   const own = s.process_memory_gb - s.process_file_memory_gb;
   return [s.process_file_memory_gb, own, Math.max(0, s.memory_used_gb - own)].map(x => x / s.memory_total_gb);
