@@ -225,7 +225,7 @@ EOT
   [ "$(score "{\"query\":\"$pasted a dog ran\"}")" != "$(score "{\"query\":\"$pasted a dog sat\"}")" ]
   # they wait for the model, and so do 40 searches at once; deleting and listing go on meanwhile
   local i many=()
-  for ((i = 0; i < 400; i++)); do echo "cat $i dog the mat on which the cat sat while a dog ran far away to its home, ."; done >"$T/long"
+  for ((i = 0; i < 1600; i++)); do echo "cat $i dog the mat on which the cat sat while a dog ran far away to its home, ."; done >"$T/long"
   jq -n --rawfile t "$T/long" '{name: "long", content: $t}' | curl -s "$URL/api/rag/documents" -d @- >/dev/null
   for ((i = 0; i < 40; i++)); do many+=("$URL/api/rag/search"); done
   curl -sZ --parallel-immediate --parallel-max 40 "${many[@]}" -d '{"query":"cat dog","top_k":40}' -w '\n' >"$T/all"
@@ -234,16 +234,16 @@ EOT
   sent() { curl -s "$URL/api/batching" | jq '.engines.plain.submitted'; }
   more() { [ "$(sent)" -gt "$1" ]; }
   idle() { [ "$(curl -s "$URL/api/batching" | jq '.engines.plain | .processing + .queued')" = 0 ]; }
-  local before=$(sent) each=$(head -n 1 "$T/all" | jq '.results | length')
-  curl -sZ --parallel-immediate "${many[@]:0:20}" -d '{"query":"cat dog","top_k":40}' >/dev/null &
+  local before=$(sent) each=$(search '{"query":"cat dog","top_k":100,"rerank":false}' | jq '.results | length')
+  curl -sZ --parallel-immediate "${many[@]:0:20}" -d '{"query":"cat dog","top_k":100}' >/dev/null &
   local searches=$!
-  curl -sZ --parallel-immediate "${many[@]/%api*/v1/chat/completions}" -d '{"model":"tiny","max_tokens":1,"rag":{"top_k":40},"messages":[{"role":"user","content":"cat dog"}]}' >/dev/null &
+  curl -sZ --parallel-immediate "${many[@]/%api*/v1/chat/completions}" -d '{"model":"tiny","max_tokens":1,"rag":{"top_k":100},"messages":[{"role":"user","content":"cat dog"}]}' >/dev/null &
   await more "$before"
   kill -KILL $! $searches
   wait $! $searches || true
   await idle
   await idle
-  [ "$(sent)" -lt $((before + 20 * each)) ]
+  [ "$(sent)" -lt $((before + 40 * each)) ]
   [ "$(search '{"query":"cat dog"}' | jq -r .reranked_by)" = plain ]
   kill -TERM "$PID" && wait "$PID"
 }

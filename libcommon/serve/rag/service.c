@@ -516,6 +516,7 @@ void rag_cancel(struct server *s, const void *user)
         return;
     pthread_mutex_lock(&v->lock);
     cancel_asked(v->queue[RAG_READ], user);
+    cancel_asked(v->done, user);
     for (int i = 0; i < v->n_threads; i++)
         if (v->thread[i].current && v->thread[i].current->user == user && v->thread[i].current->done)
             atomic_store(&v->thread[i].current->cancelled, 1);
