@@ -234,7 +234,9 @@ EOT
   sent() { curl -s "$URL/api/batching" | jq '.engines.plain.submitted'; }
   more() { [ "$(sent)" -gt "$1" ]; }
   idle() { [ "$(curl -s "$URL/api/batching" | jq '.engines.plain | .processing + .queued')" = 0 ]; }
-  local before=$(sent) each=$(search '{"query":"cat dog","top_k":100,"rerank":false}' | jq '.results | length')
+  local before each
+  before=$(sent)
+  each=$(search '{"query":"cat dog","top_k":100,"rerank":false}' | jq '.results | length')
   curl -sZ --parallel-immediate "${many[@]:0:20}" -d '{"query":"cat dog","top_k":100}' >/dev/null &
   local searches=$!
   curl -sZ --parallel-immediate "${many[@]/%api*/v1/chat/completions}" -d '{"model":"tiny","max_tokens":1,"rag":{"top_k":100},"messages":[{"role":"user","content":"cat dog"}]}' >/dev/null &
