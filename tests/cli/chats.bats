@@ -413,7 +413,7 @@ talk() { printf '%s\n' "$@" | tests/lib/talk zse-chat "${CHAT[@]}" >"$T/said" ||
   jq -e '.total == 1 and .conversations[0].message_count == 4' "$T/list" || { cat "$T/list"; return 1; }
   # a conversation that goes on knows what can be taken back; the only turn takes the record with it
   CHAT=("$T/tiny.zse" --temp 0 "--continue=$id")
-  talk 'expect >' 'send /undo' ready 'send /undo' ready 'send /undo' 'expect there is no question yet' 'key d' 'end 0'
+  talk 'expect >' 'send /undo' ready 'send /undo' ready 'send /undo' 'expect there is no question yet' ready 'key d' 'end 0'
   run zse-chat --history --json
   [ "$(jq -r .total <<<"$output")" = 0 ] || { echo "$output"; return 1; }
 }
