@@ -452,8 +452,8 @@ static enum qtype stored_float(const struct conversion *cv)
     return bytes[0] > bytes[1] + bytes[2] ? QT_F32 : bytes[1] > bytes[2] ? QT_BF16 : QT_F16;
 }
 
-/* Where the weights are larger than the target, make layers that predict further tokens nl4: they
- * change no answer. */
+/* A layer that predicts further tokens becomes nl4 if the weights are larger than the target: it
+ * changes no answer. */
 static int shrink_next(struct conversion *cv, struct err *e)
 {
     if (recipes_bytes(cv) <= cv->o->target_bytes)

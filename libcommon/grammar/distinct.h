@@ -17,7 +17,7 @@ struct distinct_level {
     uint8_t is_array, is_distinct;
     /* in_item: an item has started; ended: it has ended, and a comma or the bracket comes next */
     uint8_t in_item, ended;
-    uint32_t start;                     /* where that item begins in the text */
+    uint32_t start;                     /* offset of that item in the text */
     uint32_t first;                     /* index in `item` of the first of its earlier items */
 };
 

@@ -72,7 +72,7 @@ struct schema {
      * not 0, the grammar allows less than the schema, and an empty grammar does not prove that no
      * value satisfies the schema. */
     uint64_t n_partial;
-    const json_t *partial_at; const char *partial_key;      /* where the first of them is */
+    const json_t *partial_at; const char *partial_key;      /* the schema and keyword of the first */
     /* Set while two schemas are tested for a common value: the grammar may allow more than the
      * schema, but not less. */
     int loose;

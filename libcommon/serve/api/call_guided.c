@@ -51,7 +51,7 @@ static int set_choice(struct call *c, const char *param, json_t *v, struct probl
 {
     struct buf b = { 0 };
     const json_t *text;
-    size_t i, bytes = 1;                        /* "(a|b)" takes at least so many bytes; backslashes come on top */
+    size_t i, bytes = 1;                        /* of "(a|b)", without its backslashes */
     json_array_foreach(v, i, text)
         bytes += json_string_length(text) + 1;
     if (bytes == 1)
