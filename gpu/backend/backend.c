@@ -1,6 +1,6 @@
 /* backend.c - the step on a device: the host fills one pinned buffer per step (tokens, positions,
- * KV tables) and waits once, for the drawn tokens or for the logits; not even that if a step is
- * begun after another one, whose tokens it reads on the device.
+ * KV tables) and waits once, for the drawn tokens or for the logits.  A step that is begun while
+ * the previous one runs reads its tokens on the device, so the host need not wait between them.
  *
  * Steps that only decode are padded to 1, 2, 4 .. 64 tokens, and from the second of each kind on
  * replayed as graphs, unless memory for graphs runs out.  If the device has only the last layers,
@@ -107,8 +107,8 @@ static int check_batch(const struct gpu_backend *b, const struct batch *batch, i
     return 0;
 }
 
-/* Tables of sequences that share blocks may be longer than the cache has blocks: the only memory
- * that grows. */
+/* Grow the memory of steps, the only memory that grows: sequences can share blocks, so that their
+ * tables together have more entries than the cache has blocks. */
 static int grow_step(struct gpu_backend *b, size_t n_tables, struct err *e)
 {
     const size_t need = tables_at(b) + n_tables;
@@ -184,8 +184,9 @@ static size_t fill_step(struct gpu_backend *b, const struct batch *batch, int *n
     return tables_at(b) + (size_t)at;
 }
 
-/* A step of decoding alone: padded to a power of two, splits too, so that few graphs serve all.
- * -1: it is something else. */
+/* Pad a step that only decodes to a power of two of tokens, and the number of splits to another, so
+ * that few graphs serve all steps.  Returns the bucket of the number of tokens; -1 for another kind
+ * of step, or if graphs are off. */
 static int pad_decode(struct gpu_backend *b, int n_logits, int *splits_bit)
 {
     if (b->n > MAX_GRAPH_TOKENS || b->n != b->n_decode || n_logits != b->n || b->o.debug_sync)
@@ -212,7 +213,7 @@ static int pad_decode(struct gpu_backend *b, int n_logits, int *splits_bit)
     return bucket;
 }
 
-/* Rows [first, first + n) of logits, and the tokens drawn from them. */
+/* Compute rows [first, first + n) of logits, and draw tokens from them. */
 static int run_logits(struct gpu_backend *b, int first, int n, struct err *e)
 {
     if (layers_logits(b, first, n, e) < 0)
@@ -223,7 +224,7 @@ static int run_logits(struct gpu_backend *b, int first, int n, struct err *e)
                       b->m->config.vocab_size, b->ids + first, e);
 }
 
-/* To the host: the tokens, and the logits unless every row has its token. */
+/* Download the drawn tokens, and the logits unless every row has had its token drawn. */
 static int download_logits(struct gpu_backend *b, int first, int n, float *logits, struct err *e)
 {
     const struct gpu_draw *draw = (const struct gpu_draw *)(b->hstep + draws_at(b)) + first;
@@ -250,7 +251,7 @@ static int run_launches(struct gpu_backend *b, struct err *e)
     return layers_run(b, e) < 0 ? -1 : run_logits(b, 0, b->n, e);
 }
 
-/* The same as a graph. */
+/* Record the same as a graph. */
 static struct gpu_graph *record(struct gpu_backend *b, struct err *e)
 {
     if (gpu_graph_begin(b->g, e) < 0)
@@ -294,7 +295,8 @@ static int run_decode(struct gpu_backend *b, int bucket, int splits_bit, struct 
     return run_launches(b, e);
 }
 
-/* Download states after the final norm, if they are wanted.  1: some were. */
+/* Download the states after the final norm that the batch requests.  1: some were requested; 0:
+ * none; -1: failure. */
 static int download_hidden(struct gpu_backend *b, const struct batch *batch, struct err *e)
 {
     const size_t hidden = (size_t)b->m->config.hidden_size, most = b->hlogits_room / hidden;
@@ -366,7 +368,7 @@ static int run_forward(struct gpu_backend *b, const struct batch *batch, float *
                                                           e) < 0)
             return -1;
     }
-    /* the pinned step is written again by the next */
+    /* wait, because the next step overwrites the pinned buffer */
     return n_logits || any ? 0 : gpu_sync(b->g, GPU_COMPUTE, e);
 }
 
@@ -384,7 +386,7 @@ static int backend_forward(void *backend, const struct batch *batch, float *logi
     use_slot(b, next_slot(b));
     b->n_follow = 0;
     if (run_forward(b, batch, logits, e) < 0) {
-        gpu_sync(b->g, GPU_COMPUTE, &ignored);          /* the device may be at the slot that the next step writes */
+        gpu_sync(b->g, GPU_COMPUTE, &ignored);          /* the device may still read the slot */
         return -1;
     }
     take_tokens(b, batch);
@@ -477,7 +479,8 @@ static size_t backend_kv_bytes(const void *backend)
     return b->kv_size + (b->host ? backend_cpu.kv_bytes(b->host) : 0);
 }
 
-/* Pinned memory, keys and values (on either side), the host's layers. */
+/* Bytes of pinned memory, of keys and values on the device, and of the host's layers with their
+ * keys and values. */
 static size_t backend_memory(const void *backend)
 {
     const struct gpu_backend *b = backend;

@@ -1,6 +1,7 @@
 /* bench.c - time every kernel alone on random operands: launches in a graph, timed by events.
  * Operands that differ between layers (weights, keys and values) have several copies, used in turn,
- * too many for any cache; rows written by the previous kernel may come from L2, as in a model. */
+ * which together are larger than any cache.  Rows that the previous kernel wrote may come from L2,
+ * as in a model. */
 #include "gpu/gpu.h"
 
 #include <math.h>
@@ -18,7 +19,7 @@ QTYPE_SCALES_HERE(7);
 
 enum { MOST_LAUNCHES = 64, MOST_COPIES = 64, MOST_OWNED = 24, PATTERN = 1 << 20, TILES = 8, MOST_SEQUENCES = 64,
        LEAST_TILED = 16 };
-/* a timed graph lasts about this long, or one launch per copy */
+/* a timed graph lasts about this long, but has at least one launch per copy */
 static const double SLICE_S = 2e-3;
 
 struct bench;
@@ -147,8 +148,8 @@ static int taken(const struct bench *b)
                            gpu_matmul_hopper_takes(b->g, l) ? gpu_matmul_hopper : gpu_matmul);
 }
 
-/* The median of the repeats, after a warm-up; reported with the bytes that a launch moves and the
- * operations it computes. */
+/* Measure and report the median time of a launch over the repeats, after a warm-up.  bytes, flop:
+ * the traffic and the operations of a launch. */
 static int measure(struct bench *b, launch_fn launch, const char *kernel, const char *type, int tokens, double bytes,
                    double flop, struct err *e)
 {
@@ -190,7 +191,8 @@ static int copies_of(const struct bench *b, size_t bytes)
 
 /* ---- linear layers ---- */
 
-/* Groups as large as the type has them, but 64 for int8. */
+/* Describe a matrix of this type and shape; its groups are the largest of the type, but 64 for
+ * int8. */
 static int mat_of(struct mat *m, enum qtype type, int rows, int cols, struct err *e)
 {
     const struct qtype_info *t = qtype_info(type);
@@ -208,7 +210,8 @@ static struct gpu_mat device_mat(const struct mat *m, const uint8_t *data)
                              .n_tiles = m->n_tiles, .n_groups = m->n_groups, .group_shift = shift };
 }
 
-/* n copies of the matrix with random bits, but valid numbers if they are read as floats. */
+/* n copies of the matrix with random bits, such that all values that are read as floats are
+ * finite. */
 static uint8_t *weights(struct bench *b, const struct mat *m, int n, struct err *e)
 {
     const struct qtype_info *t = qtype_info(m->type);
@@ -232,7 +235,7 @@ static uint8_t *weights(struct bench *b, const struct mat *m, int n, struct err 
     return rc < 0 ? NULL : data;
 }
 
-/* Bytes that the current matrices read for t tokens. */
+/* Make the operands of the current product for t tokens. */
 static int operands(struct bench *b, const struct mat *m, size_t t, struct err *e)
 {
     if (b->multiply == gpu_matmul_f32)
@@ -385,7 +388,7 @@ static int launch_rope(struct bench *b, int copy, struct err *e)
                           e);
 }
 
-/* first, first + step, ... on the device. */
+/* An array in device memory whose element i is (first + i % modulus) * step. */
 static int32_t *series(struct bench *b, int n, int first, int step, int modulus, struct err *e)
 {
     int32_t *x = malloc((size_t)n * sizeof *x), *p = NULL;
@@ -399,7 +402,7 @@ static int32_t *series(struct bench *b, int n, int first, int step, int modulus,
     return p;
 }
 
-/* Keys and values of a type in all blocks, as prepare writes them. */
+/* Fill all blocks with keys and values of a type, by the kernel that prepares attention. */
 static int fill_cache(struct bench *b, enum kv_type type, struct err *e)
 {
     struct gpu_prepare *p = &b->prepare;
@@ -485,7 +488,7 @@ static int prefill(struct bench *b, struct err *e)
 
 static int attention(struct bench *b, struct err *e)
 {
-    static const enum kv_type types[] = { KV_I8, KV_F8, KV_F16 };       /* the last is also the prompts' */
+    static const enum kv_type types[] = { KV_I8, KV_F8, KV_F16 };       /* prompts use the last */
     const struct gpu_bench_options *o = b->o;
     const size_t t = (size_t)b->most_tokens, nq = (size_t)o->n_heads * (size_t)o->head_dim,
                  nk = (size_t)o->n_kv_heads * (size_t)o->head_dim;

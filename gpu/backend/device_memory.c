@@ -28,8 +28,8 @@ static int stride_of(const struct mat *const *m, int n, int cols)
     return stride;
 }
 
-/* Widths of the rounded activations: the widest padding among the matrices that read them; and
- * is there f32? */
+/* Set the widths of rows of activations, each the largest padded width among the matrices that read
+ * them, and find out whether any matrix needs f32. */
 static void measure(struct gpu_backend *b)
 {
     const struct config *c = &b->m->config;
@@ -54,7 +54,7 @@ static void measure(struct gpu_backend *b)
         b->stride_mlp = s > b->stride_mlp ? s : b->stride_mlp;
         s = l->experts ? stride_of(&expert_down, 1, c->moe.intermediate_size) : 0;
         b->stride_expert = s > b->stride_expert ? s : b->stride_expert;
-        b->floats |= l->experts != NULL;        /* the router reads f32: an error would send tokens to other experts */
+        b->floats |= l->experts != NULL;        /* the router reads f32: rounding changes choices */
         for (int j = 0; j < 5; j++)
             b->floats |= reads_hidden[j]->data && reads_hidden[j]->type == QT_F32;
         b->floats |= o->type == QT_F32 || down->type == QT_F32;
@@ -68,8 +68,8 @@ struct buffer_place { void *p; size_t bytes; };
 
 static size_t up256(size_t n) { return (n + 255) / 256 * 256; }
 
-/* The pieces for experts, for t tokens, but act_expert: that lies among the other rows of
- * activations, which memory_open fills with zeros. */
+/* List the memory for experts with t tokens, without act_expert: that lies among the other rows of
+ * activations, which memory_open fills with zeros.  Returns the number of parts. */
 static int plan_experts(struct gpu_backend *b, size_t t, struct buffer_place *part)
 {
     const struct moe *m = &b->m->config.moe;
@@ -150,7 +150,8 @@ static int plan_arena(struct gpu_backend *b, struct buffer_place *part)
     return n;
 }
 
-/* Small tables, once, through the step's pinned memory, which is empty yet. */
+/* Upload a small table when the backend opens, through the step's pinned memory, which no step uses
+ * yet. */
 static int upload_table(struct gpu_backend *b, float *to, const float *from, int n, struct err *e)
 {
     memcpy(b->hstep, from, (size_t)n * sizeof *from);
@@ -192,14 +193,16 @@ static const char *megabytes(char out[32], size_t n)
     return out;
 }
 
-/* The matrix of a layer that is this part; of experts, which are all alike, that of the first. */
+/* The matrix of a layer that is this part; for experts, which all have the same types and shapes,
+ * that of the first. */
 static const struct linear *device_part(const struct layer *l, enum layer_part p)
 {
     return part_infos[p].kind != PART_EXPERT ? layer_matrix(l, p)
                : l->experts ? part_field((struct layer *)(uintptr_t)l, 0, p) : NULL;
 }
 
-/* The first matrix on the device for which is() is true, also among experts' or not; NULL: none. */
+/* The first matrix on the device for which is() is true, or NULL; with `experts` the matrices of
+ * experts are searched, too. */
 static const struct linear *device_matrix(const struct gpu_backend *b, int experts,
                                           int (*is)(const struct gpu_backend *b, const struct linear *l))
 {
@@ -220,13 +223,14 @@ static int lacks_kernel(const struct gpu_backend *b, const struct linear *l)
     return qtype_info(l->w.type)->gpu == GPU_FORMAT_NONE;
 }
 
-/* The embedding is looked up, never multiplied. */
+/* Does l read int8 activations?  The embedding does not: it is looked up, never multiplied. */
 static int takes_int8(const struct gpu_backend *b, const struct linear *l)
 {
     return l != &b->m->embed && gpu_matmul_int8_takes(&(struct gpu_mat){ .type = (int)l->w.type, .cols = l->w.cols });
 }
 
-/* int8 activations are for matrices that the device has; experts are multiplied as f16. */
+/* Check that --act int8 has an effect: some matrix on the device reads int8 activations.  Experts
+ * are multiplied as f16. */
 static int check_act(const struct gpu_backend *b, struct err *e)
 {
     if (!b->o.act_int8)
@@ -285,7 +289,8 @@ static int check_model(const struct gpu_backend *b, struct err *e)
                             qtype_info(l->w.type)->name);
 }
 
-/* List all sizes, from b->m and b->o.  Returns the number of parts. */
+/* Compute all sizes from b->m and b->o, and list the parts of the arena.  Returns their number; -1
+ * with *e. */
 static int size_up(struct gpu_backend *b, struct buffer_place *part, struct err *e)
 {
     const struct config *c = &b->m->config;
@@ -346,7 +351,8 @@ static size_t reserve_of(const struct gpu_backend *b)
            NODE;
 }
 
-/* The reason why there are no f16 copies of weights; auto: not decided here, see plan_cache. */
+/* The reason why there are no f16 copies of weights; NULL: there are.  With auto it is the reason
+ * that holds unless plan_cache() finds enough memory. */
 static const char *cache_off(const struct gpu_backend *b)
 {
     if (b->o.cache_weights == CACHE_WEIGHTS_OFF)
@@ -396,7 +402,7 @@ static int plan_for(const struct model *m, const struct backend_options *o, int 
            p->cache_off ? err_set(e, ERR_SHAPE, "--cache-weights on: %s", p->cache_off) : 0;
 }
 
-/* Most layers that fit into the limit of p; 0: none. */
+/* The largest number of layers that fit into the limit of p; 0: none. */
 static int most_layers(const struct model *m, const struct backend_options *o, const struct gpu_plan *p)
 {
     struct gpu_plan one = *p;
@@ -407,7 +413,8 @@ static int most_layers(const struct model *m, const struct backend_options *o, c
     return 0;
 }
 
-/* --cache-weights auto; p is the memory needed without copies. */
+/* --cache-weights auto: decide whether to keep f16 copies.  p: the plan without copies, replaced by
+ * the plan with them if there is enough memory. */
 static void plan_cache(const struct model *m, const struct backend_options *o, struct gpu_plan *p)
 {
     static const size_t BESIDE = 2000000000;
@@ -440,7 +447,7 @@ static int plan_on(struct gpu *g, const struct model *m, const struct backend_op
 int gpu_plan(const struct model *m, const struct backend_options *o, struct gpu_plan *p, struct err *e)
 {
     struct gpu_plan ignored;
-    /* refuse a model that no device can run without looking for one */
+    /* before opening a device: refuse a model that no device can run */
     if (plan_for(m, o, o->device_layers, &ignored, e) < 0)
         return -1;
     struct gpu *g = gpu_open(o->device, 0, e);
@@ -508,7 +515,7 @@ int memory_open(struct gpu_backend *b, struct err *e)
     if (n < 0 || plan_on(b->g, b->m, &b->o, &b->plan, e) < 0 || gpu_plan_fits(&b->plan, &b->o, e) < 0)
         return -1;
     const size_t hx = b->first_layer ? (size_t)b->o.max_tokens * (size_t)c->hidden_size : 0;
-    /* first: the copy runs while the rest is made */
+    /* the weights first: they are copied while the rest is allocated */
     if (!(b->w = dweights_open(b->g, b->m, b->first_layer, b->plan.cached > 0, b->o.act_int8, e)) ||
         !(b->arena = gpu_alloc(b->g, b->arena_size, "activations", e)) ||
         !(b->kv = gpu_alloc(b->g, b->kv_size, "keys and values", e)) || memory_grow_step(b, b->step_room, e) < 0 ||
@@ -521,8 +528,8 @@ int memory_open(struct gpu_backend *b, struct err *e)
         memcpy(part[i].p, &at, sizeof at);
         at += up256(part[i].bytes);
     }
-    /* the padding of activation rows stays 0 from here on, and tokens that only pad a step
-     * find numbers */
+    /* the padding of activation rows stays 0 from here on, and tokens that only pad a step read
+     * finite numbers */
     if (gpu_fill(b->g, GPU_COMPUTE, b->act, 0, (size_t)((uint8_t *)(c->n_ropes ? (void *)b->cosine[0]
                                                                                : (void *)b->alibi) - (uint8_t *)b->act),
                                                                                e) < 0 ||

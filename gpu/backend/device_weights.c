@@ -90,8 +90,8 @@ static struct dlinear linear(struct weight_layout *p, const struct linear *l)
     return d;
 }
 
-/* Place the experts of a layer one after the other, as the file has them; they are equal in type
- * and shape (device_memory.c has checked it), so each is as far from the next. */
+/* Place the experts of a layer one after the other, as the file has them.  They are equal in type
+ * and shape (device_memory.c has checked it), so their distances are equal. */
 static struct dexperts place_experts(struct weight_layout *p, const struct expert *experts, int n)
 {
     struct dexperts d = { 0 };
@@ -176,7 +176,7 @@ static struct dlinear outer(struct weight_layout *p, const struct linear *l, enu
     return head;
 }
 
-/* Place the weights before the layers, or those after them. */
+/* Place the weights before the layers (first), or those after them. */
 static void layout_ends(struct weight_layout *p, const struct model *m, int first)
 {
     struct dends *d = &p->w->ends;
@@ -214,8 +214,8 @@ static struct dlayer layout_layer(struct weight_layout *p, const struct model *m
     return d;
 }
 
-/* Lay out all weights in order; fills the tables of w if it has memory, and returns the size in
- * any case. */
+/* Lay out all weights in order, and return their size in bytes.  If w has memory already, fill its
+ * tables, too. */
 static size_t layout_all(struct dweights *w, const struct model *m, int first_layer)
 {
     const struct config *c = &m->config;
@@ -258,7 +258,7 @@ size_t dweights_decoded_size(const struct model *m, int first_layer, int act_int
     return p.decoded_at;
 }
 
-/* Divide segments into chunks, and merge adjacent ones; left counts them. */
+/* Divide segments into chunks, merge adjacent ones, and count the chunks of each part in left. */
 static int cut(struct dweights *w)
 {
     int n = 0;

@@ -12,12 +12,12 @@ enum {
     TILE_TOKENS = 16,           /* attention works by tiles from this many tokens of a sequence on */
     MAX_GRAPH_TOKENS = 64, N_BUCKETS = BACKEND_BUCKETS, MAX_SPLIT_BITS = 16,
     STEP_ARRAYS = 6,
-    /* most rows of a step whose tokens may be drawn here */
+    /* tokens are drawn on the device for the first MAX_DRAWS rows of logits of a step only */
     MAX_DRAWS = 4 * LOGIT_ROWS, DRAW_WORDS = sizeof(struct gpu_draw) / 4,
     MAX_BEGUN = 2, N_SLOTS = MAX_BEGUN + 1, NEVER = -1,
 };
 
-/* Pinned memory of a step: one for each begun step, and one more for forward. */
+/* Pinned memory of a step: one slot for each step in flight, and one more for forward(). */
 struct step_slot { int32_t *words, *ids; struct gpu_event *done; };
 
 struct gpu_backend {
@@ -27,13 +27,13 @@ struct gpu_backend {
     struct dweights *w;
     /* the first layer on the device; earlier ones are on the host */
     int first_layer;
-    void *host;                     /* cpu_first_open; NULL: all layers are the device's */
+    void *host;                     /* from cpu_first_open; NULL: all layers are on the device */
     int exact, floats;              /* floats: some matrix is f32, so inputs are kept as f32 too */
-    int floats_att;                 /* the same of o and its input */
+    int floats_att;                 /* some matrix o is f32, so its input is kept as f32 too */
     int stride_hidden, stride_att, stride_mlp, stride_expert;
     int mlp_size;                   /* width of the widest dense or shared MLP */
-    /* shared MLPs are not as wide as dense ones: rows of their own, or the wider ones' values would
-     * be left in the padding of the narrower ones */
+    /* shared MLPs and dense ones differ in width, so the shared ones have activation rows of their
+     * own: in common rows, values of the wider MLP would stay in the padding of the narrower one */
     int shared_apart;
     /* device */
     uint8_t *kv; size_t kv_size, kv_stride; uint32_t kv_part;
@@ -57,8 +57,8 @@ struct gpu_backend {
     size_t hlogits_room, pinned;            /* floats; bytes of all of them */
     size_t partial_room;                    /* floats */
     int max_splits, logit_rows;
-    /* steps begun and not ended; slot of the first; rows of the last, whose tokens may be used by
-     * the next (0: none) */
+    /* number of steps begun and not ended; slot of the first of them; n_follow: rows of the last
+     * step whose drawn tokens the next step may read on the device (0: none) */
     int n_begun, first_begun, n_follow;
     /* numbers of the current step */
     int n, n_decode, n_tiles, splits;
@@ -71,7 +71,7 @@ struct gpu_backend {
 };
 
 /* Arrays of a step, one after the other, followed by tiles, options for drawing, and tables.  A
- * token below 0 is -1 - r: it is read from row r of ids. */
+ * token -1 - r below 0 stands for the token that the device has drawn into ids[r]. */
 enum { A_TOKEN, A_POS, A_LONG, A_TABLE, A_DECODE, A_LOGIT };
 static inline size_t array_size(const struct gpu_backend *b) { return (size_t)(b->o.max_tokens + MAX_GRAPH_TOKENS); }
 static inline int32_t *host_array(struct gpu_backend *b, int i) { return b->hstep + (size_t)i * array_size(b); }
@@ -92,8 +92,8 @@ static inline int partial_rows(const struct gpu_backend *b, int splits)
     return rows < array_size(b) ? (int)rows : (int)array_size(b);
 }
 
-/* Are these experts computed with f32 activations?  The kernels of f16 want gate and up to be
- * of one kind. */
+/* Are these experts computed with f32 activations?  The kernels for f16 activations need gate and
+ * up to have the same type and group size. */
 static inline int experts_in_floats(const struct gpu_backend *b, const struct expert *x)
 {
     const struct mat *gate = &x->gate.w, *up = &x->up.w;
@@ -102,7 +102,8 @@ static inline int experts_in_floats(const struct gpu_backend *b, const struct ex
 }
 
 /* ---- device_memory.c ---- */
-/* b has m, o and g: everything else that it needs, or nothing, with the numbers. */
+/* Count and allocate all memory of a backend whose m, o and g are set.  If it does not fit, nothing
+ * is allocated and *e names the sizes. */
 int memory_open(struct gpu_backend *b, struct err *e);
 void memory_close(struct gpu_backend *b);
 /* Allocate pinned and device memory for steps of `room` words.  The previous memory is freed once
@@ -110,8 +111,8 @@ void memory_close(struct gpu_backend *b);
 int memory_grow_step(struct gpu_backend *b, size_t room, struct err *e);
 
 /* ---- layers.c: all of them queue work, none waits ---- */
-/* Run the device's layers on the b->n tokens of the step.  The input of the first one is computed
- * here, or is in b->x if the host has earlier layers. */
+/* Run the device's layers on the b->n tokens of the step.  Their input is the embedding, which is
+ * looked up here, or is already in b->x if the host has earlier layers. */
 int layers_run(struct gpu_backend *b, struct err *e);
 /* Logits of rows [first, first + n) of A_LOGIT into b->logits. */
 int layers_logits(struct gpu_backend *b, int first, int n, struct err *e);

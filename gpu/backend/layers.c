@@ -39,7 +39,7 @@ static struct gpu_linear begin(const struct gpu_backend *b, const struct input *
 
 static int in_floats(const struct gpu_backend *b, const struct dlinear *l) { return b->exact || l->w.type == QT_F32; }
 
-/* Do its tokens go through matvec.cu? */
+/* Does matvec.cu multiply the tokens of this step? */
 static int by_matvec(const struct gpu_backend *b) { return b->n <= GPU_MATVEC_TOKENS || b->o.strict; }
 /* The order of the activations of n tokens. */
 static enum gpu_act_order order_of(const struct gpu_backend *b, int n)
@@ -57,7 +57,7 @@ static int round_act(struct gpu_backend *b, const struct input *in, int cols, st
     return gpu_act_int8(b->g, in->act, in->stride, order_of(b, b->n), b->n, cols, b->act_code, b->act_scale, e);
 }
 
-/* Any number of tokens, GPU_MATVEC_TOKENS at a time. */
+/* Multiply any number of tokens with matvec.cu, GPU_MATVEC_TOKENS at a time. */
 static int run_matvec(struct gpu_backend *b, const struct gpu_linear *all, struct err *e)
 {
     for (int t = 0; t < all->n_tokens; t += GPU_MATVEC_TOKENS) {
@@ -130,7 +130,7 @@ static int add_normed(struct gpu_backend *b, const struct dnorm *post, struct er
                                              .cols = c->hidden_size }, e);
 }
 
-/* x += l(in), through post if there is one. */
+/* x += l(in); if post is present, x += post(l(in)). */
 static int add_residual(struct gpu_backend *b, const struct dlinear *l, const struct input *in,
                         const struct dnorm *post, struct err *e)
 {
@@ -141,8 +141,8 @@ static int add_residual(struct gpu_backend *b, const struct dlinear *l, const st
                ? -1 : add_normed(b, post, e);
 }
 
-/* The activations before down of a dense or shared MLP of this size: *down, in `act`
- * unless they are f32. */
+/* Compute gate and up of a dense or shared MLP of this size.  *down: the input of down, in `act`
+ * unless it is f32. */
 static int run_mlp_up(struct gpu_backend *b, const struct dlayer *l, int size, const struct input *in, uint16_t *act,
                       struct input *down, struct err *e)
 {
@@ -175,8 +175,8 @@ static int run_mlp_up(struct gpu_backend *b, const struct dlayer *l, int size, c
 
 /* ---- mixtures of experts ---- */
 
-/* The choice of experts of all tokens, sorted into tiles of `tile` pairs.  With strict and exact, a
- * token's sums are the same in any batch. */
+/* Choose the experts of all tokens, and sort the pairs into tiles of `tile` pairs.  With strict or
+ * exact a token's sums in the router are the same in any batch. */
 static int run_route(struct gpu_backend *b, const struct dlayer *l, const struct input *in, int tile, struct err *e)
 {
     const struct moe *m = &b->m->config.moe;
@@ -215,7 +215,7 @@ static int run_route(struct gpu_backend *b, const struct dlayer *l, const struct
     return r.sort ? 0 : gpu_sort_pairs(b->g, &r, e);
 }
 
-/* Results of the chosen experts of every pair, in b->out_expert. */
+/* Compute the result of each pair's expert, in b->out_expert. */
 static int run_experts(struct gpu_backend *b, const struct dexperts *x, int floats, const struct input *in,
                        struct err *e)
 {
@@ -241,7 +241,8 @@ static int run_experts(struct gpu_backend *b, const struct dexperts *x, int floa
     return run(b->g, &o, e);
 }
 
-/* x += the experts and the shared MLP, through the norm behind them if there is one. */
+/* x += the weighted sum of the experts and the shared MLP, normalized first if the layer has a norm
+ * after them. */
 static int run_mixture(struct gpu_backend *b, const struct dlayer *l, int index, const struct input *in,
                        struct err *e)
 {
@@ -357,8 +358,8 @@ static int run_layer(struct gpu_backend *b, int index, struct err *e)
                                .ldx = c->n_heads * c->head_dim };
     if (run_linear(b, &in, qkv, 3, GPU_STORE, 1, c->clip_qkv, e) < 0 || run_attention(b, l, index, e) < 0)
         return -1;
-    /* the MLP first: the source of its input is no longer needed, and this is the CPU's order of
-     * sums */
+    /* Parallel blocks: add the MLP first.  Its input is computed already, and the CPU adds in this
+     * order. */
     if (c->block != BLOCK_SEQUENTIAL)
         return run_ff(b, l, index, &in_mlp, e) < 0 ? -1 : add_residual(b, &l->o, &att, &l->attn_post_norm, e);
     if (add_residual(b, &l->o, &att, &l->attn_post_norm, e) < 0 ||

@@ -1,21 +1,20 @@
 /* attn_decode.cu - attention of single tokens, the context cut into splits of GPU_SPLIT positions:
- * decoding, and everything where f32 counts.
+ * for decoding, and for prompts where --exact or --strict needs f32.
  *
  * tile     a block of 4 warps: one token, one KV head with all query heads that share it, one
- *          split.  Scores: a warp takes KV blocks of 16 positions,
- *          a lane every 16th element of 8 of them, so that a warp's load is 512 bytes in a row of
- *          f16; the lanes' sums are folded by exchanges that halve each time.  Values: a thread has
- *          8 elements, positions follow each other.
- * moves    keys and values of the split once, for all heads that share them: 4 * head_dim bytes a
- *          position and KV head of f16 and bf16, 2 * head_dim + 8 of
- *          fp8 and i8 (calculated)
- * limit    HBM for long contexts: per key element and query head one fma, 4 heads use a third of an
- *          SM's lanes at an H200's bandwidth (calculated); codes
- *          of 8 bits halve the bytes and add two instructions for four elements
+ *          split.  Scores: a warp takes KV blocks of 16 positions; a lane has every 16th element of
+ *          8 of them, so that a load of the warp is 512 contiguous bytes of f16; the lanes' sums
+ *          are folded by exchanges of half as many values each time.  Values: a thread has 8
+ *          elements and loops over positions.
+ * moves    keys and values of the split once, for all heads that share them: for each position and
+ *          KV head 4 * head_dim bytes of f16 or bf16, 2 * head_dim + 8 of fp8 or i8 (calculated)
+ * limit    HBM for long contexts: with one fma per key element and query head, 4 heads use a third
+ *          of an SM's lanes at an H200's bandwidth (calculated); codes of 8 bits halve the bytes
+ *          and add two instructions for four elements
  * checked  tests/unit/t-gpu-attention.c
  *
- * A second kernel merges the splits: a split's weight once, by lanes over splits; then the
- * values in the order of the splits, a thread an element.  Nothing depends on the other tokens
+ * A second kernel merges the splits.  First its threads compute the weights of the splits, then
+ * each thread adds up one element in the order of the splits.  Nothing depends on the other tokens
  * of the batch. */
 #include "gpu/kernels/operations.h"
 #include "gpu/prim/kv.cuh"
@@ -53,8 +52,8 @@ template <int GROUP> DEVICE split_job split_job_of(const gpu_attention &o, int p
     return j;
 }
 
-/* s[h][i]: this lane's share of q[h] . key of position 8 * (lane % 2) + i of the block: every
- * 16th element. */
+/* s[h][i]: this lane's part of the product of q[h] with the key of position 8 * (lane % 2) + i of
+ * the block: the sum over every 16th element. */
 template <int KV, int GROUP> DEVICE void lane_scores(float s[GROUP][8], const float *q, const uint8_t *block, int n)
 {
     const int lane = threadIdx.x % 32;
@@ -80,8 +79,9 @@ template <int KV, int GROUP> DEVICE void lane_scores(float s[GROUP][8], const fl
 /* The slot of the block for which a lane has the sum after fold(). */
 DEVICE int folded_slot(int lane) { return lane % 2 * 8 + (lane >> 4 & 1) * 4 + (lane >> 3 & 1) * 2 + (lane >> 2 & 1); }
 
-/* Sums over the 16 lanes with one position's parity: after exchanges with lanes 16, 8, 4 away a
- * lane has one position left; a last exchange, 2 away, completes the sum. */
+/* Sum up s over the 16 lanes that have the same positions.  After exchanges with the lanes at
+ * distance 16, 8 and 4 a lane has one position left; a last exchange at distance 2 completes its
+ * sum. */
 DEVICE float fold(float s[8])
 {
     const int lane = threadIdx.x % 32;
@@ -97,8 +97,8 @@ DEVICE float fold(float s[8])
     return s[0] + __shfl_xor_sync(FULL_WARP, s[0], 2);
 }
 
-/* score [GROUP][GPU_SPLIT] of the 16 positions from p0 on, by a warp; -inf for positions that are
- * not seen. */
+/* One warp computes score [GROUP][GPU_SPLIT] for the 16 positions from p0 on; those that the token
+ * does not attend to get -inf. */
 template <int KV, int GROUP> DEVICE void score_block(float *score, const float *q, const gpu_attention &o,
                                                      const split_job &j, int p0)
 {
@@ -140,8 +140,8 @@ DEVICE void soften(float *score, const split_job &j, float *to_merge)
     }
 }
 
-/* part [rows][GROUP][head_dim]: weights times values; a thread has 8 elements, and every rows-th
- * position of its row. */
+/* part [rows][GROUP][head_dim]: sums of weights times values.  A thread has 8 elements, and adds up
+ * every rows-th position from position `row` on. */
 template <int KV, int GROUP> DEVICE void add_values(float *part, const float *score, const gpu_attention &o,
                                                     const split_job &j, int rows, int row, int d)
 {

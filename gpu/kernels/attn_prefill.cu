@@ -1,18 +1,20 @@
 /* attn_prefill.cu - attention of many tokens of a sequence, on the tensor cores (online softmax:
  * arXiv:2205.14135; tiles as in arXiv:2307.08691).
  *
- * tile     a block of 4 warps: 128 queries of one head, a warp 32 of them; heads of more than 128
- *          elements: 64, a warp 16.  Queries lie in shared memory as f16; keys and values come
- *          32 positions at a time beside them (64 with heads of 64).  Keys lie in the cache as
- *          [head_dim][16 tokens], values as [16 tokens][head_dim]: both are what ldmatrix.trans
- *          wants, so nothing is transposed.  16-byte pieces of rows are swizzled, so that an 8 x 8
- *          matrix lies in 32 different banks and nothing is padded: 48 KB with heads of 128, two
- *          blocks on the 100 KB of sm_86 and sm_89
- * moves    the keys and values before a tile once a tile and query head (from L2 mostly)
+ * tile     a block of 4 warps: 128 queries of one head, 32 for each warp; for heads of more than
+ *          128 elements 64 queries, 16 for each warp.  Queries are in shared memory as f16, and
+ *          beside them keys and values of 32 positions at a time (64 for heads of 64 elements).
+ *          The cache has keys as [head_dim][16 tokens], values as [16 tokens][head_dim]: both are
+ *          what ldmatrix.trans needs, so nothing is transposed.  16-byte pieces of rows are
+ *          swizzled, so that an 8 x 8 matrix lies in 32 different banks without padding.  With
+ *          heads of 128 elements that is 48 KB, so that two blocks fit into the 100 KB of sm_86
+ *          and sm_89
+ * moves    for each tile and query head the keys and values of all positions up to the tile once
+ *          (mostly from L2)
  * limit    Hopper, heads of 128, calculated for 128 queries by 32 positions: 48 LDSM.x4 a warp (16
- *          for keys, 16 for values, 16 for queries) are 768 cycles of shared memory for the
- *          block, 128 more to write the tile; its products take mma.sync 826.  With 16 queries a
- *          warp the same products took 1280 cycles of shared memory
+ *          for keys, 16 for values, 16 for queries) are 768 cycles of shared memory for the block,
+ *          and writing the tile takes 128 more; mma.sync needs 826 cycles for the products.  With
+ *          16 queries a warp the same products took 1280 cycles of shared memory
  * checked  tests/unit/t-gpu-attention.c
  *
  * Only the copy to shared memory depends on the format of keys and values, at run time. */
@@ -32,8 +34,8 @@ template <int DIM> struct shape {
     static constexpr int shared = tile * row + DIM * key_row + keys * row;
 };
 
-/* Offset of 16-byte piece `piece` of row `row`: the pieces of 8 neighbouring rows that form a
- * matrix, and neighbouring pieces of a row, are in different banks. */
+/* Byte offset of 16-byte piece `piece` of row `row`.  The pieces of 8 adjacent rows that form a
+ * matrix are in different banks, and so are adjacent pieces of a row. */
 template <int ROW_BYTES> DEVICE int swizzled(int row,
                                              int piece) { return row * ROW_BYTES +
                                                           (piece ^ (ROW_BYTES >= 128 ? row & 7 : row >> 1 & 3)) * 16; }
@@ -73,7 +75,7 @@ DEVICE uint4 pack_eight(const float v[8])
                       pack_half_clamped(v[6], v[7]));
 }
 
-/* 8 elements times their scales as f16, from element e on of a block. */
+/* 8 elements of a block from element e on, times their scales, as f16. */
 template <int KV> DEVICE uint4 load_as_half(const uint8_t *block, int e, const float scale[8])
 {
     if (KV == KV_F16)
@@ -86,7 +88,7 @@ template <int KV> DEVICE uint4 load_as_half(const uint8_t *block, int e, const f
     return pack_eight(v);
 }
 
-/* Elements beyond head_dim or the last query are 0. */
+/* Copy the queries of a tile to shared memory; elements beyond head_dim or the last query are 0. */
 template <int DIM> DEVICE void copy_queries(uint8_t *queries, const gpu_attention &o, const tile_job &j)
 {
     const int n = o.head_dim;
@@ -100,11 +102,12 @@ template <int DIM> DEVICE void copy_queries(uint8_t *queries, const gpu_attentio
     }
 }
 
-/* Keys and values of the positions from k0 on. */
+/* Copy the keys and values of the positions from k0 on to shared memory. */
 template <int KV, int DIM> DEVICE void copy_tile(const rooms<DIM> &r, const gpu_attention &o, const tile_job &j, int k0)
 {
     constexpr int KEYS = shape<DIM>::keys, GROUPS = KEYS / 8;
-    /* a thread's 8 positions; it has every (THREADS / GROUPS)-th element of their keys */
+    /* a thread copies 8 positions from p on, and of their keys every (THREADS / GROUPS)-th
+     * element */
     const int group = threadIdx.x % GROUPS, p = k0 + group * 8, n = o.head_dim;
     const uint8_t *block = p <= j.last ? block_of(o, j, p) : j.base;
     float scale[8];
@@ -143,8 +146,8 @@ template <int DIM> DEVICE void copy_any_tile(const rooms<DIM> &r, const gpu_atte
     }
 }
 
-/* Accumulators of 16 queries by positions: lane 4g + t has the rows g (0, 1) and g + 8 (2, 3),
- * columns 8i + 2t and 8i + 2t + 1. */
+/* Accumulators of strips of 16 queries (rows) by positions (columns).  Lane 4g + t has row g in the
+ * elements [0] and [1], row g + 8 in [2] and [3], of the columns 8i + 2t and 8i + 2t + 1. */
 template <int DIM> using scores = float[shape<DIM>::strips][shape<DIM>::keys / 8][4];
 
 /* s = q . keys */
@@ -178,8 +181,8 @@ template <int DIM> DEVICE void multiply_keys(scores<DIM> &s, const rooms<DIM> &r
     }
 }
 
-/* Finish scores for the softmax: scaled, capped, biased; -inf for positions that a query does not
- * see. */
+/* Scale, cap and bias the scores for the softmax; positions that a query does not attend to get
+ * -inf. */
 template <int DIM> DEVICE void finish_scores(scores<DIM> &s, const gpu_attention &o, const tile_job &j, int k0)
 {
     const int lane = threadIdx.x % 32, pos0 = j.pos0 + threadIdx.x / 32 * 16 * shape<DIM>::strips + lane / 4;
@@ -201,11 +204,11 @@ template <int DIM> DEVICE void finish_scores(scores<DIM> &s, const gpu_attention
             }
 }
 
-/* Running sums of 16 queries over the positions so far, rows g and g + 8; outputs are not yet
- * divided by the sums of weights. */
+/* Running sums over the positions so far for the rows g and g + 8 of 16 queries; out is not yet
+ * divided by the sum of weights. */
 template <int DIM> struct running { float out[DIM / 8][4], most[2], sum[2]; };
 
-/* Scores to weights; the sums of earlier tiles are rescaled to the new maximum. */
+/* Turn scores into weights, and rescale the sums of earlier tiles to the new maximum. */
 template <int DIM> DEVICE void soften(running<DIM> &r, float s[shape<DIM>::keys / 8][4])
 {
 #pragma unroll
@@ -234,7 +237,8 @@ template <int DIM> DEVICE void soften(running<DIM> &r, float s[shape<DIM>::keys 
         }
 }
 
-/* out += weights . values: the scores' accumulators are the fragments of this product. */
+/* out += weights . values.  The accumulators of the scores have the layout that this product needs
+ * for its operand. */
 template <int DIM> DEVICE void multiply_values(running<DIM> r[shape<DIM>::strips], const scores<DIM> &s,
                                                const uint8_t *values)
 {
@@ -312,7 +316,7 @@ template <int DIM> __global__ __launch_bounds__(THREADS) void attn_prefill_kerne
         r[m] = { {}, { -INFINITY, -INFINITY }, { 0, 0 } };
     const int begin = o.window && j.pos0 - o.window + 1 > 0 ? (j.pos0 - o.window + 1) / f::keys * f::keys : 0;
     for (int k0 = begin; k0 <= j.last; k0 += f::keys) {
-        __syncthreads();                /* the tile before is read */
+        __syncthreads();                /* all warps have read the previous tile */
         copy_any_tile(room, o, j, k0);
         __syncthreads();
         if (first >= j.n_queries || k0 > j.pos0 + first + 16 * f::strips - 1)

@@ -1,9 +1,9 @@
 /* decode.cu - decode a matrix to f16 once, instead of for every 128 tokens of every prompt.
  *
  * shapes   w in kernel order, any type of fewer than 16 bits; out: the same tiles in the order of
- *          QT_F16 (quant/tile.h), multiplied by the group's scale; the row's is applied at the end:
- *          the same operands that matmul.cu makes of the tile, so its sums are bit-identical
- * tile     a warp: 32 rows x 32 k, one step after another of a tile of 32 rows
+ *          QT_F16 (quant/tile.h), multiplied by the group's scale, but not by the row's.  These are
+ *          the operands that matmul.cu makes of a tile, so its sums are bit-identical
+ * tile     a warp decodes 32 rows x 32 k at a time, one step of a tile of 32 rows after the other
  * moves    the matrix once, and 2 bytes per weight out, in whole lines of 128 bytes
  * limit    HBM bandwidth; runs once, when a model is loaded
  * checked  tests/unit/t-gpu-matmul.c */
@@ -11,7 +11,7 @@
 #include "gpu/prim/weights.cuh"
 #include "gpu/rt/launch.cuh"
 
-/* blocks per tile: filling a codebook should pay for some steps */
+/* MOST_BLOCKS per tile, so that a block decodes several steps for each codebook that it fills */
 enum { WARPS = 4, MOST_BLOCKS = 8 };
 
 template <int TYPE> __global__ __launch_bounds__(WARPS * 32) void decode_kernel(gpu_mat m, uint8_t *out)

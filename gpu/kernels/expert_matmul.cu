@@ -1,14 +1,16 @@
 /* expert_matmul.cu - the chosen experts of many tokens; expert_matvec.cu is for few.
  *
- * shapes   as there, with tiles of 16 or 64 pairs of one expert
+ * shapes   as expert_matvec.cu, with tiles of 16 or 64 pairs of one expert
  * tile     a block: 64 rows of gate and of up, or 128 rows of down, times the pairs of a tile, all
- *          k; 4 warps, each 32 rows and all pairs (prim/many_tokens.cuh), whose rows of activations
- *          are gathered as they are copied.  The two warps that have up hand their sums to those of
- *          gate through shared memory, so gate and up never go to global memory
+ *          k; 4 warps, each 32 rows and all pairs (prim/many_tokens.cuh).  Copies to shared memory
+ *          gather the rows of activations of the pairs.  The two warps that compute up pass their
+ *          sums to those that compute gate through shared memory, so that outputs of gate and up
+ *          are never written to global memory
  * moves    the weights of each chosen expert once per 16 or 64 of its pairs; rows of activations
  *          once per 64 or 128 rows (from L2); results of down 4 bytes an element, for expert_sum
  * limit    HBM bandwidth while an expert has fewer than about 200 pairs, then mma.sync.  A tile
- *          that is not full wastes products: so 16 pairs where the mean of an expert is below 32
+ *          that is not full wastes products, so tiles have 16 pairs where experts have fewer than
+ *          32 on average
  * checked  tests/unit/t-gpu-experts.c */
 #include "gpu/kernels/operations.h"
 #include "gpu/prim/experts.cuh"
@@ -99,7 +101,7 @@ template <int TYPE, int PAIRS, int N> static int run(struct gpu *g, const gpu_ex
     return launch(g, "expert_matmul", expert_matmul_kernel<TYPE, PAIRS, N>, grid, WARPS * 32, shared, e, *o);
 }
 
-/* A tile of 64 pairs is for experts that have half of them, on average. */
+/* Pairs of a tile: 64 if experts have at least 32 pairs on average, else 16. */
 extern "C" int gpu_expert_pairs(int n_pairs, int n_experts) { return n_pairs / 32 < n_experts ? 16 : 64; }
 
 template <int TYPE> static int run_type(struct gpu *g, const gpu_experts *o, struct err *e)

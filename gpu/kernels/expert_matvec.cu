@@ -1,12 +1,13 @@
-/* expert_matvec.cu - the chosen experts of few tokens: act = f(gate x) * up x, or y = down x, of
+/* expert_matvec.cu - the chosen experts of few tokens: act = f(gate x) * up x, or y = down x, for
  * each pair of a token and one of its experts.
  *
- * shapes   w as matvec.cu, for each expert; activations [token] or [pair][act_stride] f16; the work
- *          is a list of tiles, up to 8 pairs of one expert each, made on the device (route.cu): the
- *          grid is as large as the longest list needs, and depends on the number of tokens alone
+ * shapes   w as in matvec.cu, for each expert; activations [token] or [pair][act_stride] f16.  The
+ *          work is a list of tiles, each up to 8 pairs of one expert, which route.cu makes on the
+ *          device.  The grid is large enough for the longest possible list, so it depends only on
+ *          the number of tokens
  * tile     a block: 32 rows (of gate and up), all k, and every gridDim.y-th tile of the list, so
  *          that the codebook, 32 KB of shared memory, is filled once for several experts; 8 warps
- *          take chunks of k in turn, their partial sums meet in the order of the warps
+ *          take chunks of k in turn, and their partial sums are added in the order of the warps
  * moves    the weights of each chosen expert once from HBM, whichever tokens chose it.
  *          Qwen3-30B-A3B, nl4, one token: 8 of 128 experts, 13.4 MB for gate and up, 6.7 MB for
  *          down a layer, where attention has 10 MB; activations from L2

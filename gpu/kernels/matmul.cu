@@ -8,8 +8,8 @@
  * moves    weights once per 64 or 128 tokens, activations once per 128 rows (both mostly from L2)
  * limit    mma.sync: two thirds of the wgmma peak on Hopper (413 cycles a step there, calculated).
  *          A step of a warp with 128 tokens is 350 instructions (nvcc 13.0, sm_90): 64 mma,
- *          16 LDSM.x4, 16 LDS for the codebook (with what comes by cp.async 384 cycles of shared
- *          memory for the four warps), some 250 for decoding and addresses
+ *          16 LDSM.x4, 16 LDS for the codebook, some 250 for decoding and addresses.  Shared memory
+ *          is busy for 384 cycles for the four warps, including the writes of cp.async
  * checked  tests/unit/t-gpu-matmul.c */
 #include "gpu/kernels/operations.h"
 #include "gpu/prim/many_tokens.cuh"

@@ -1,14 +1,15 @@
 /* matmul_f32.cu - y = w x with f32 activations and the weights exactly as stored, for every type:
  * --exact, f32 matrices, small projections.
  *
- * tile     a block: 32 rows x 8 tokens; 8 warps take steps of 32 k in turn, lane = row: a warp
- *          reads a line of 128 bytes at a time
+ * tile     a block: 32 rows x 8 tokens; 8 warps take steps of 32 k in turn; a lane has one row, so
+ *          that a warp reads a line of 128 bytes at a time
  * moves    the matrix once per 8 tokens
  * limit    HBM for f32 with few tokens; a plain loop of fma otherwise
  * checked  tests/unit/t-gpu-matmul.c, t-gpu-experts.c
  *
- * With n_splits a block takes 256 k, and the reader of the sums adds those of the splits in their
- * order: the router of a token, a matrix of few rows, is read by 8 times as many blocks. */
+ * With n_splits a block takes 256 k, and the kernel that reads the sums adds up those of the splits
+ * in order.  That is for routers, which have few rows: 8 times as many blocks read a router of 2048
+ * columns. */
 #include "gpu/kernels/operations.h"
 #include "gpu/prim/experts.cuh"
 #include "gpu/rt/launch.cuh"
@@ -30,7 +31,7 @@ static __constant__ float nf4_level[16] = {
 #define VALUE_E2M1(values, zero, code) half_low(codebook[BOOK_##values][code])
 #define VALUE_BOOK(values, zero, code) \
     (BOOK_##values == BOOK_nf4 ? nf4_level[code] : half_low(codebook[BOOK_##values][code]))
-/* The formats of this kernel: all that have one on the device; f(QT_ID, codes, ...) for each. */
+/* f(QT_ID, codes, ...) for each format of this kernel: all formats that the device supports. */
 #define TAKEN_NONE(...)
 #define TAKEN_FLOATS(...) TAKEN_F32(__VA_ARGS__)
 #define TAKEN_INTEGERS(...) TAKEN_F32(__VA_ARGS__) CODES_CASE(__VA_ARGS__)
@@ -71,8 +72,9 @@ DEVICE layout layout_of(int type)
     }
 }
 
-/* Addresses of step `step` of a row: its codes' first dword, the group's scale and extra; of two
- * groups of 16 those of the first, with the other's scale 4 bytes later. */
+/* Addresses of step `step` of a row: the first dword of its codes, and the scale and the extra of
+ * its group.  A step with two groups of 16 has the address of the first scale; the second scale is
+ * 4 bytes later. */
 struct row_data { const uint8_t *code, *scale, *extra; };
 DEVICE row_data row_data_of(const gpu_mat &m, const layout &a, const uint8_t *tile, int step, int row)
 {
@@ -100,8 +102,9 @@ DEVICE float scale_of_byte(const layout &a, uint8_t byte)
     return a.scale == SCALE_U8 ? (float)byte : (float)(int8_t)byte;
 }
 
-/* The 32 values of a row and step as codes_decode (quant/tile.h) defines them, without the row's
- * scale if there is one: s = row_scale * scale is computed first there, so it is included here. */
+/* The 32 values of a row and step, with the same bits as those of codes_decode (quant/tile.h).
+ * The row's scale, if the format has one, is included, because codes_decode multiplies the
+ * group's scale by it first. */
 DEVICE void decode_exact(float v[32], const gpu_mat &m, const layout &a, const uint8_t *tile, int step, int row)
 {
     const row_data q = row_data_of(m, a, tile, step, row);
@@ -148,8 +151,8 @@ DEVICE void decode_exact(float v[32], const gpu_mat &m, const layout &a, const u
     }
 }
 
-/* acc += a row of a tile, that of this lane, times tokens: this warp's share of the steps from
- * first_step to end.  row(t): the activations of token t, which have no padding. */
+/* acc += this lane's row of a tile times the tokens, over this warp's part of the steps
+ * [first_step, end).  row(t) returns the activations of token t, which have no padding. */
 template <class ROW> DEVICE void multiply_exact(float (&acc)[TOKENS], const gpu_mat &m, const layout &a,
                                                 const uint8_t *data, int first_step, int end, int n, ROW row)
 {
@@ -221,7 +224,7 @@ extern "C" int gpu_matmul_f32(struct gpu *g, const struct gpu_linear *l, struct 
     return launch(g, "matmul_f32", matmul_f32_kernel, grid, WARPS * 32, sizeof(float) * WARPS * TOKENS * PAD, e, *l);
 }
 
-/* ---- the same for experts ---- */
+/* ---- products of experts ---- */
 
 /* N: 2 for gate and up */
 template <int N> __global__ __launch_bounds__(WARPS * 32, 2) void expert_f32_kernel(gpu_experts o)

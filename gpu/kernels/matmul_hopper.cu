@@ -5,26 +5,27 @@
  * tile     a block: 256 rows (2 warpgroups; 1 where an nl4 matrix has too few tiles for the
  *          device's multiprocessors) x 128 tokens, all k, one tile after the other.  A warpgroup
  *          takes 128 rows as two wgmma m64n128k16: warp w has the 32 rows of one tile of the file,
- *          and its lanes' 4 rows go to rows g and g + 8 of the first product and of the second, as
+ *          and the 4 rows of a lane are rows g and g + 8 of the first product and of the second, as
  *          in matmul.cu.  Weights come from global memory into registers, two steps (32 k) ahead,
- *          and are decoded there into the operand A; the decoding of a step runs beside the
- *          products of the one before.  Activations are the operand B: one more warp has the copy
- *          engine bring 64 k x 128 tokens at a time, four stages ahead; barriers in shared memory
- *          count the bytes that came and the warps that have read a stage
+ *          and are decoded there into the operand A; a step is decoded while the products of the
+ *          previous step run.  Activations are the operand B: one more warp makes the copy engine
+ *          load 64 k x 128 tokens at a time, four stages ahead; barriers in shared memory count
+ *          the bytes that have arrived and the warps that have read a stage
  *
- * Calculated, not measured, for 256 rows x 128 tokens of nl4 and a multiprocessor; the unit is
- * cycles for 32 k, whose products take the tensor cores 512 (2048 fma a cycle):
+ * Calculated, not measured, for 256 rows x 128 tokens of nl4 on one multiprocessor.  The unit is
+ * cycles for 32 k; the products take 512 of them on the tensor cores (2048 fma a cycle):
  * tensor   512
  * shared   256 for B (each m64n128k16 reads 4 KB, 128 bytes a cycle), 64 to write B, 40 for the
  *          weights on their way through L1: 70 %.  A codebook in shared memory, as
  *          matmul.cu has it, would add 128: so the values of nl4 are chosen by prmt in registers
- * issue    counted in the machine code of nvcc 13.0: 326 instructions a warp and 64 k, so by two
- *          warps a scheduler 326 slots: 64 %; some 165 of them on the integer pipe, which
- *          takes one every other cycle: 330, 64 %.  No spills; ptxas serialises no wgmma
- * L2       8.7 KB of weights and 16 KB of activations for 64 k: 24 bytes a cycle, 17 at the aim;
- *          the usual f16 tiles (128 x 256) take 48
- * ends     of a tile of 4096 k (65,500 cycles): 128 KB of results, 4,000 to 8,000 cycles that no
- *          product covers; the copies of the next tile continue meanwhile
+ * issue    counted in the machine code of nvcc 13.0: a warp has 326 instructions for 64 k, so the
+ *          two warps of a scheduler take 326 issue slots for 32 k: 64 %.  Some 165 of them use the
+ *          integer pipe, which accepts one every other cycle: 330 cycles, 64 %.  No spills; ptxas
+ *          serialises no wgmma
+ * L2       8.7 KB of weights and 16 KB of activations for 64 k: 24 bytes a cycle, 17 at the aimed
+ *          rate; the usual f16 tiles (128 x 256) take 48
+ * ends     at the end of a tile of 4096 k (65,500 cycles) 128 KB of results are stored: 4,000 to
+ *          8,000 cycles without products, while the copies of the next tile continue
  * limit    tensor cores.  Aim: 0.70 of their peak at 4096 tokens; the ends alone cost 8 to 11 %,
  *          the last wave of 512 tiles on 132 multiprocessors 3 %
  * checked  tests/unit/t-gpu-matmul.c, emulated bit for bit against matmul.cu */
@@ -39,7 +40,8 @@
 
 enum {
     TOKENS = 128, STAGE_STEPS = 2, STAGE_BYTES = TOKENS * STAGE_STEPS * 64, STAGES = 4,
-    /* tiles of tokens that are walked before the next tile of rows, so that both stay in L2 */
+    /* number of tiles of tokens that are computed before the next tile of rows, so that weights and
+     * activations stay in L2 */
     TOGETHER = 16,
     ALIGN = 1024,               /* alignment of a stage, at which the pattern of the swizzle repeats */
     SHARED_BYTES = ALIGN + STAGES * (STAGE_BYTES + 2 * 8),
@@ -48,8 +50,9 @@ enum {
 /* nl4's values + 128, by code. */
 enum : uint32_t { NL4_0 = 0x45341f01, NL4_4 = 0x786d6153, NL4_8 = 0xa2978c82, NL4_12 = 0xefd1beaf };
 
-/* The 8 values of a row as decode_row gives them, times 1/16: its codes w; the group's scale s
- * as f16 pair s / 16, and -1152 times that.  1024 + 128 + value is 0x6480 + value. */
+/* The 8 values of a row as decode_row returns them, times 1/16.  w: the codes; scale: 1/16 of the
+ * group's scale, twice as f16; minus: -1152 times that.  The bytes are values + 128, and with the
+ * high byte 0x64 each is the f16 of 1024 + 128 + value. */
 DEVICE void decode_nl4(uint32_t v[4], uint32_t w, uint32_t scale, uint32_t minus)
 {
     const uint32_t low = w & 0x77777777u, up = w << 4;
@@ -75,7 +78,7 @@ template <int TYPE> DEVICE void decode(operands a, const raw_step<TYPE> &raw, in
     for (int i = 0; i < 4; i++) {
         uint32_t v[4];
         if (TYPE == QT_NL4) {
-            /* (1152 + s) / 16 - 72 */
+            /* s / 16 of the int8 scale s: (1024 + 128 + s) / 16 - 72, exactly */
             const uint32_t s = half_fma(prmt(raw.scale.x ^ 0x80808080u, 0x64646464u,
                                                 (uint32_t)(i | 4 << 4 | i << 8 | 4 << 12)), 0x2c002c00u, 0xd480d480u);
             decode_nl4(v, word_of(raw.code[0], i), s, half_mul(s, 0xe480e480u));
@@ -95,7 +98,8 @@ struct stages {
     uint64_t *full, *empty;
 };
 
-/* Tiles of the work, in the order in which blocks take them. */
+/* The numbers of tiles of rows and of tokens, and one pair of them; tile_at() is the order in which
+ * blocks take the pairs. */
 struct work { int n_rows, n_tokens; };
 struct tile_of_work { int row, token; };
 template <int GROUPS> DEVICE work work_of(const gpu_linear &l)
@@ -119,14 +123,15 @@ template <int GROUPS> DEVICE void produce(const gpu_linear &l, const tensor_map 
         const int token = tile_at(w, i).token * TOKENS;
         for (int stage = 0; stage < n_stages; stage++, n++) {
             const unsigned slot = n % STAGES, round = n / STAGES;
-            barrier_wait(&s.empty[slot], (int)(round & 1) ^ 1);         /* the first round finds them empty */
+            barrier_wait(&s.empty[slot], (int)(round & 1) ^ 1);         /* returns at once in the first round */
             barrier_expect(&s.full[slot], STAGE_BYTES);
             tensor_load(s.data + slot * STAGE_BYTES, act, stage * STAGE_STEPS * 32, token, &s.full[slot]);
         }
     }
 }
 
-/* A warp's part of a tile: a tile of the file, the first where there is none. */
+/* A warp's part of a tile is a tile of the file; beyond the last one `there` is false, and the
+ * first is read. */
 struct tile_part { int tile, token; bool there; const uint8_t *data; };
 template <int TYPE, int GROUPS> DEVICE tile_part tile_part_of(const gpu_linear &l, const work &w, int i,
                                                                   raw_step<TYPE> raw[STAGE_STEPS])
@@ -161,7 +166,7 @@ template <int TYPE, int GROUPS> DEVICE void consume(const gpu_linear &l, const s
         for (int stage = 0; stage < n_stages; stage++, n++) {
             const uint64_t b = wgmma_tile(base + n % STAGES * STAGE_BYTES);
 #pragma unroll
-            /* a step after the last repeats its weights, times activations of 0 */
+            /* in place of a step after the last, the last one is multiplied by activations of 0 */
             for (int step = 0; step < STAGE_STEPS; step++) {
                 decode<TYPE>(a[step], raw[step], t);
                 load_step<TYPE>(raw[step], now.data, m, min((stage + 1) * STAGE_STEPS + step, last), g, t);
@@ -192,8 +197,8 @@ template <int TYPE, int GROUPS> DEVICE void consume(const gpu_linear &l, const s
     }
 }
 
-/* With 2 warpgroups that multiply, the producer of copies is a whole warpgroup, too, so that it can
- * give up registers to them. */
+/* Threads of a block.  Beside 2 warpgroups that multiply, the producer of copies is a whole
+ * warpgroup, too, because only a warpgroup can release registers to others. */
 template <int GROUPS> constexpr int THREADS = GROUPS == 2 ? 384 : GROUPS * 128 + 32;
 
 template <int TYPE, int GROUPS> __global__ __launch_bounds__(THREADS<GROUPS>, 1)
@@ -224,7 +229,7 @@ void matmul_hopper_kernel(gpu_linear l, const __grid_constant__ tensor_map act)
     }
 }
 
-/* The activations for the copy engine; elements beyond the tokens or the steps are 0. */
+/* Make the tensor map of the activations; elements beyond the tokens or the steps read as 0. */
 static int map_act(struct gpu *g, tensor_map *to, const gpu_linear *l, struct err *e)
 {
 #ifdef __CUDACC__
@@ -274,7 +279,7 @@ template <int TYPE> static int run_type(struct gpu *g, const gpu_linear *l, stru
     const int n_sms = gpu_n_sms(g), large = (l->w[0].n_tiles + 7) / 8 * ((l->n_tokens + TOKENS - 1) / TOKENS);
     if (map_act(g, &act, l, e) < 0)
         return -1;
-    if constexpr (TYPE == QT_NL4)       /* half as many kernels to compile for the others */
+    if constexpr (TYPE == QT_NL4)       /* only nl4 has kernels of 1 warpgroup, to compile fewer */
         if (large < n_sms)
             return run<TYPE, 1>(g, l, act, n_sms, e);
     return run<TYPE, 2>(g, l, act, n_sms, e);

@@ -1,21 +1,22 @@
-/* matmul_int8.cu - y = w x with weights of 8 bits (i8r: a scale a row) and activations of 8 bits (a
- * scale a token): products of integers, exact sums, the scales at the end.
+/* matmul_int8.cu - y = w x with 8-bit weights (i8r: one scale per row) and 8-bit activations (one
+ * scale per token): integer products, exact sums, the scales applied at the end.
  *
  * shapes   w in kernel order; activations int8 in the order of k (gpu_act_int8)
- * order    a line of a tile has 4 k of 32 rows, a dword a row, and that is what a register of
- *          mma.m16n8k32 holds: operands are used as loaded, without shifts or masks.  The mma's
- *          order of k and rows is free if both sides agree.  For few tokens lane 4g +
- *          t takes rows 4g .. 4g+3 of lines 2t and 2t+1, so that its activations are 8 bytes in a
- *          row.  For many, lines t and t+4, as ldmatrix gives activations, and rows by twos: the
- *          four registers of an operand are two loads of 8 bytes (of loads of 16 they would be
- *          halves, which nvcc 13.0 puts together again for every mma: 414 instructions a step)
- * bits     integer sums have no order: a token's bits depend neither on the kernel nor on the
- *          tokens beside it.  127 * 128 * cols stays below 2^31 up to MOST_COLS
+ * order    a line of a tile has 4 k of 32 rows, one dword per row, which is what a register of
+ *          mma.m16n8k32 holds: operands are used as loaded, without shifts or masks.  k and rows
+ *          can have any order in an mma if both operands agree.  For few tokens lane 4g + t takes
+ *          rows 4g .. 4g+3 of lines 2t and 2t+1, so that its activations are 8 contiguous bytes.
+ *          For many tokens it takes lines t and t+4, because that is the order in which ldmatrix
+ *          delivers activations, and pairs of rows, so that the four registers of an operand are
+ *          two loads of 8 bytes.  (With loads of 16 bytes an operand would be halves of two loads,
+ *          and nvcc 13.0 moves them together for every mma: 414 instructions a step)
+ * bits     integer sums do not depend on their order, so a token's result depends neither on the
+ *          kernel nor on the other tokens.  127 * 128 * cols stays below 2^31 up to MOST_COLS
  * checked  tests/unit/t-gpu-matmul-int8.c
  *
  * matvec_int8, up to 16 tokens
- * tile     a block: 32 rows (of two matrices for gate and up), all k: 16 warps take 128 k in turn;
- *          their sums meet in shared memory by atomics
+ * tile     a block: 32 rows (of two matrices for gate and up), all k: 16 warps take 128 k in turn,
+ *          and add up their sums in shared memory with atomics
  * moves    the matrix once from HBM, 16 bytes a lane, 8 loads in flight a lane: 64 KB a block, 2
  *          blocks an SM; activations from L2, once a block (n * cols bytes: 3 % of the
  *          weights with one token, 25 % with 8)
@@ -28,16 +29,16 @@
  *          shared memory (prim/stages.cuh)
  * moves    weights once per 64 or 128 tokens, activations once per 128 rows (both mostly from L2)
  * limit    mma.sync, which does twice the operations of f16.  A step of a warp with 128 tokens is
- *          274 instructions (nvcc 13.0, sm_90), 64 of them mma, which are 512 cycles where a
- *          multiprocessor does 2048 multiply-adds a cycle (sm_80); 16 LDSM.x4, with what comes by
- *          cp.async 320 cycles of shared memory for the four warps
+ *          274 instructions (nvcc 13.0, sm_90), 64 of them mma, which take 512 cycles where a
+ *          multiprocessor does 2048 multiply-adds a cycle (sm_80), and 16 LDSM.x4.  Shared memory
+ *          is busy for 320 cycles for the four warps, including the writes of cp.async
  *
  * act_int8
- * tile     a token a block of 512 threads; the second read of the row hits L1
+ * tile     one token per block of 512 threads; the second read of the row hits L1
  * moves    2 bytes an element in, 1 out
- * limit    the launch itself with few tokens: four a layer, which is what int8 activations cost
- *          there.  The norms could do it, but not the kernel of gate and up, whose rows are
- *          complete only when all of its blocks are done */
+ * limit    with few tokens the launch itself: int8 activations cost four more launches a layer.
+ *          The norms could round their outputs, but the kernel of gate and up could not, because
+ *          its rows are complete only when all of its blocks are done */
 #include "gpu/kernels/operations.h"
 #include "gpu/prim/stages.cuh"
 #include "gpu/prim/weights.cuh"
@@ -114,7 +115,7 @@ template <int TOKENS8, int N> __global__ __launch_bounds__(FEW_WARPS * 32,
 #pragma unroll
         for (int b = 0; b < TOKENS8; b++)
 #pragma unroll
-            for (int j = 0; j < 8; j++)         /* token 2t + (j & 1), row 4g + j / 2 */
+            for (int j = 0; j < 8; j++)         /* j: token 2t + (j & 1), row 4g + j / 2 */
                 atomicAdd(sums + (i * 8 * TOKENS8 + 8 * b + 2 * t + (j & 1)) * PAD_ROWS + 4 * g + j / 2,
                           (unsigned)c[i][b][j / 4][j % 4]);
     __syncthreads();
@@ -135,8 +136,9 @@ template <int TOKENS8, int N> static int run_few(struct gpu *g, const gpu_linear
 
 /* ---- many tokens ---- */
 
-/* 64 k of a lane: rows 2g and 2g+1, then 16+2g and 17+2g, of lines t and t + 4 of two steps of 32.
- * If there is no second step, the first is read again; its activations are 0. */
+/* A lane's codes of 64 k (two steps): rows 2g and 2g+1, then 16+2g and 17+2g, of lines t (low) and
+ * t + 4 (high).  If there is no second step, the first is read again, and the activations of the
+ * second are 0. */
 struct codes64 { uint2 low[2][2], high[2][2]; };       /* [step][rows] */
 DEVICE void load_codes(codes64 &w, const uint8_t *tile, int pair, int n_steps, int g, int t)
 {
@@ -199,8 +201,8 @@ template <int TOKENS> __global__ __launch_bounds__(WARPS * 32) void many_kernel(
     copy_wait<0>();
     if (!has_rows)
         return;
-    /* Four adjacent rows for each lane: of two neighbours one takes the rows below 16, the other
-     * those from 16 on. */
+    /* Exchange sums so that each lane has four adjacent rows: of two neighbouring g one takes rows
+     * below 16, the other rows from 16 on. */
     float y[2][4 * N8];
     const int odd = g & 1;
 #pragma unroll
@@ -247,7 +249,7 @@ __global__ __launch_bounds__(ACT_BLOCK) void act_int8_kernel(const uint16_t *act
     SHARED(float, room);                /* [ACT_BLOCK / 32] */
     const uint16_t *x = act + (size_t)blockIdx.x * act_stride;
     const int padded = act_padded(cols), stride = GPU_CODE_STRIDE(cols);
-    uint32_t most = 0;                  /* bits of |x| are ordered as |x|, NaN above all */
+    uint32_t most = 0;                  /* bits of |x| compare like |x|; NaN is above all */
     for (int i = threadIdx.x; i < padded / 8; i += ACT_BLOCK) {
         const uint4 v = load16(x + 8 * i);
 #pragma unroll

@@ -2,16 +2,15 @@
  *
  * shapes   w in kernel order, any type but f32; activations [n][act_stride] f16
  * tile     a block: 32 rows (of two matrices for gate and up), all k: 16 warps take chunks of k in
- *          turn, 128 k for 4-bit codes; the 16 partial sums meet in shared
- *          memory in the order of the warps, so a token's result depends on nothing but its own
- *          activations; they lie where the codebook was, so that no launch needs more than the 99
- *          KB of sm_86 and sm_89
+ *          turn, 128 k for 4-bit codes.  The 16 partial sums are added up in shared memory in the
+ *          order of the warps, so a token's result depends only on its own activations.  They
+ *          overwrite the codebook, so that no launch needs more than the 99 KB of sm_86 and sm_89
  * moves    the matrix once from HBM, 16 bytes a lane, up to 8 loads in flight a lane: 64 KB a
  *          block, 2 blocks an SM; activations from L2, once a block
  *          (n * cols * 2 bytes: 11 % of 4-bit weights with one token, 90 % with 8)
- * limit    HBM bandwidth; 132 instructions per 16 bytes of nl4 and lane with up to 8 tokens (nvcc
- *          13.0, sm_90: 527 for four steps of a warp), where 131-148 issue slots fit
- *          into the time of the bytes on an H200: at the edge
+ * limit    HBM bandwidth; with up to 8 tokens a lane has 132 instructions per 16 bytes of nl4 (nvcc
+ *          13.0, sm_90: 527 for four steps of a warp), and an H200 has 131 to 148 issue slots in
+ *          the time in which the bytes arrive: at the edge
  * checked  tests/unit/t-gpu-matmul.c */
 #include "gpu/kernels/operations.h"
 #include "gpu/prim/few_tokens.cuh"
@@ -25,7 +24,7 @@ template <int TYPE, int TOKENS8, int N> __global__ __launch_bounds__(WARPS * 32)
     typedef format<TYPE> f;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     SHARED(uint32_t, shared);
-    /* [warp][N][8 * TOKENS8][PAD_ROWS]; before that, the codebook */
+    /* [warp][N][8 * TOKENS8][PAD_ROWS]; holds the codebook until all codes are decoded */
     float *sums = reinterpret_cast<float *>(shared);
 
     int which = 0, tile = blockIdx.x;

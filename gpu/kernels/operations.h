@@ -1,6 +1,6 @@
-/* operations.h - the operations of the device, one per file.  A wrapper does not repeat the checks
- * of the backend, launches on the compute stream, never waits, never allocates.  All pointers
- * except those in the argument structs' own memory are device memory. */
+/* operations.h - the operations of the device, one per file.  A wrapper launches kernels on the
+ * compute stream; it relies on the checks of the backend, never waits and never allocates.  The
+ * argument structs are host memory, and their pointers point to device memory. */
 #ifndef ZSE_GPU_KERNELS_OPERATIONS_H
 #define ZSE_GPU_KERNELS_OPERATIONS_H
 
@@ -20,8 +20,8 @@ enum { GPU_MATVEC_TOKENS = 16 };
 int gpu_matvec(struct gpu *g, const struct gpu_linear *l, struct err *e);
 /* Any number of tokens, one matrix, no GPU_MLP, no f32; activations in GPU_ACT_TILES. */
 int gpu_matmul(struct gpu *g, const struct gpu_linear *l, struct err *e);
-/* The same by wgmma, with the sums in the same order; takes: is it a device, a format and a
- * number of tokens for that? */
+/* gpu_matmul with wgmma: the sums have the same order, so the bits are the same.  takes: 1 if the
+ * device, the format and the number of tokens are supported. */
 int gpu_matmul_hopper(struct gpu *g, const struct gpu_linear *l, struct err *e);
 int gpu_matmul_hopper_takes(const struct gpu *g, const struct gpu_linear *l);
 /* f32 activations and the weights as stored, every type; any number of tokens and up to three
@@ -35,9 +35,9 @@ int gpu_matmul_f32(struct gpu *g, const struct gpu_linear *l, struct err *e);
  * of gpu_matmul.  takes: whether it supports the matrix. */
 int gpu_matmul_int8(struct gpu *g, const struct gpu_linear *l, struct err *e);
 int gpu_matmul_int8_takes(const struct gpu_mat *w);
-/* code [n][GPU_CODE_STRIDE(cols)] = act [n][act_stride] / scale, to nearest, ties to even; scale is
- * the largest |act| of a token / 127; in the order of k, zeros after cols.  A token with a NaN has
- * scale NaN. */
+/* code [n][GPU_CODE_STRIDE(cols)] = act [n][act_stride] / scale, rounded to nearest, ties to even,
+ * in the order of k, with zeros after cols.  scale [n] is the largest |act| of the token / 127; it
+ * is NaN for a token with a NaN. */
 #define GPU_CODE_STRIDE(cols) (((cols) + 63) / 64 * 64)
 int gpu_act_int8(struct gpu *g, const uint16_t *act, int act_stride, enum gpu_act_order order, int n, int cols,
                  int8_t *code, float *scale, struct err *e);
@@ -45,12 +45,13 @@ int gpu_act_int8(struct gpu *g, const uint16_t *act, int act_stride, enum gpu_ac
 /* An f16 copy of a matrix of packed weights, which gpu_matmul (and gpu_matmul_hopper) read with
  * bit-identical results; matvec and embed still use the packed one, whose row scales both use. */
 enum { GPU_DECODED_STEP = 2048 };       /* bytes of 32 rows x 32 k */
-/* 0: it is not packed, so there is nothing to decode */
+/* Bytes of the copy; 0: the type is not packed, so there is nothing to decode */
 size_t gpu_decoded_size(int type, int n_tiles, int n_steps);
 struct gpu_mat gpu_decoded(const struct gpu_mat *m, const uint8_t *data);
 int gpu_decode(struct gpu *g, const struct gpu_mat *m, uint8_t *out, struct err *e);
-/* With more tokens a launch reads, and without a copy decodes, a matrix more than once; up to this
- * number the packed matrix, which has fewer bytes, is faster. */
+/* Up to this number of tokens the packed matrix is used: it has fewer bytes, and a launch reads
+ * and decodes it only once.  With more tokens a launch reads a matrix several times, so the copy,
+ * which needs no decoding, is used. */
 enum { GPU_DECODED_TOKENS = 128 };
 
 /* ---- mixtures of experts ---- */
@@ -59,8 +60,8 @@ enum { GPU_DECODED_TOKENS = 128 };
 enum gpu_router { GPU_ROUTER_SOFTMAX, GPU_ROUTER_SIGMOID, GPU_ROUTER_SQRT_SOFTPLUS, GPU_ROUTER_SPARSEMIXER,
                   GPU_ROUTER_TOP_SOFTMAX };
 enum { GPU_MAX_EXPERTS = 1024, GPU_MAX_GROUPS = 32, GPU_MAX_TOP_K = 32 };
-/* Choose experts from the router's outputs, as cpu_moe.c does, and sort pairs by expert.  NaN
- * scores rank last; cpu_moe.c differs only if the first score is NaN: it ranks that one first. */
+/* Choose experts from the router's outputs, as cpu_moe.c does, and sort pairs by expert.  Scores
+ * that are NaN rank last, also in cpu_moe.c, except that there a NaN of expert 0 ranks first. */
 struct gpu_route {
     /* [n_parts][n][ld], part_stride floats apart: outputs are the sums over parts; the
      * column after the experts' is the shared router's, if choice.shared is not NULL */
@@ -71,23 +72,25 @@ struct gpu_route {
     int router, n_groups, top_groups, group_best, normalize;    /* as in struct moe */
     float norm_min, norm_add, scale, mask;
     struct gpu_choice choice;
-    int tile;                           /* pairs of a tile at most */
-    int sort;                           /* gpu_choose: sort, too; for up to GPU_MATVEC_TOKENS tokens */
+    int tile;                           /* most pairs of a tile */
+    int sort;                           /* gpu_choose also sorts; n <= GPU_MATVEC_TOKENS */
 };
 int gpu_choose(struct gpu *g, const struct gpu_route *r, struct err *e);
 int gpu_sort_pairs(struct gpu *g, const struct gpu_route *r, struct err *e);
-/* Most tiles that there can be: each has a pair, and only the last one of an expert is not full. */
+/* Upper bound of the number of tiles: no tile is empty, and only the last one of an expert can be
+ * partly filled. */
 static inline int gpu_most_tiles(int n_pairs, int n_experts, int tile)
 {
     const int most = n_experts + n_pairs / tile;
     return n_pairs < most ? n_pairs : most;
 }
 
-/* Products of experts, all of one type; no f32; tiles of GPU_EXPERT_FEW pairs; activations in
- * GPU_ACT_LANES.  A pair's result depends on nothing but its row. */
+/* Products of experts whose matrices have one type, not f32; tiles of GPU_EXPERT_FEW pairs;
+ * activations in GPU_ACT_LANES.  A pair's result depends only on its row of activations. */
 enum { GPU_EXPERT_FEW = 8 };
 int gpu_expert_matvec(struct gpu *g, const struct gpu_experts *o, struct err *e);
-/* The same with tiles of 16 or 64 pairs, activations in GPU_ACT_TILES. */
+/* The same products for many tokens: activations in GPU_ACT_TILES, tiles of gpu_expert_pairs()
+ * pairs, which is 16 or 64. */
 int gpu_expert_pairs(int n_pairs, int n_experts);
 int gpu_expert_matmul(struct gpu *g, const struct gpu_experts *o, struct err *e);
 /* f32 activations and the weights as stored, every type, tiles of GPU_EXPERT_FEW pairs. */
@@ -105,15 +108,16 @@ struct gpu_expert_sum {
 };
 int gpu_expert_sum(struct gpu *g, const struct gpu_expert_sum *o, struct err *e);
 
-/* x [n][cols] = row token[i] of w * scale (w->data NULL: 0), + pos_embed[pos[i] + pos_offset] if
- * that is set.  A token below 0 is drawn[-1 - token]; a token that was not drawn (-1) counts as
- * token 0. */
+/* Row i of x [n][cols] = row token[i] of w * scale (0 if w->data is NULL), plus row pos[i] +
+ * pos_offset of pos_embed if that is not NULL.  A token below 0 stands for drawn[-1 - token]; if no
+ * token was drawn there (-1), row 0 of w is read. */
 int gpu_embed(struct gpu *g, float *x, const struct gpu_mat *w, const int32_t *token, const int32_t *drawn,
               const int32_t *pos, int n, float scale, const float *pos_embed, int pos_offset, struct err *e);
 
-/* Norms of rows [n][cols] f32.  Where add is not NULL the result goes into the residual:
+/* Norms of rows [n][cols] f32.  If add is not NULL, the residual x is updated:
  *   after_add 0: x += scale * norm(add);   1: x = norm(x + scale * add)
- * otherwise to out (f32) or act (f16), which may be both NULL only with add.  w, b may be NULL. */
+ * out (f32) and act (f16) receive the result, and may both be NULL only with add.  w and b may be
+ * NULL. */
 struct gpu_norm {
     int layer_norm;                     /* 0: RMS */
     int present;                        /* 0: copy */
@@ -152,8 +156,8 @@ struct gpu_step {
     int n;
 };
 
-/* Norms of heads and rotation of q (in place) and of keys, then keys and values into their
- * blocks. */
+/* Normalize and rotate the heads of q (in place) and of the keys, then store keys and values in
+ * their KV blocks. */
 struct gpu_prepare {
     float *q; const float *k, *v;       /* [n][n_heads * head_dim], [n][n_kv_heads * head_dim] */
     int n_heads, n_kv_heads, head_dim;
@@ -193,14 +197,15 @@ enum { GPU_ATTN_MAX_DIM = 256 };
 #define GPU_ATTN_TILE(head_dim) ((head_dim) <= 128 ? 128 : 64)          /* most tokens of a tile */
 int gpu_attn_prefill(struct gpu *g, const struct gpu_attention *o, struct err *e);
 
-/* How a token is drawn from a row of logits: struct draw (libcommon/engine/draw.h) for kernels. */
+/* Options for drawing a token from a row of logits: struct draw (libcommon/engine/draw.h) for
+ * kernels. */
 struct gpu_draw {
     float temperature, top_p, min_p;
     int32_t top_k;                      /* -1: no token is wanted */
     uint32_t seed[2], n[2];             /* low word first */
 };
-/* id[i] = a token drawn from logits [n][vocab]; -1 if none is wanted, if one is NaN or +inf, or if
- * none is above -inf. */
+/* id[i] = a token drawn from row i of logits [n][vocab]; -1 if no token is wanted, if a logit of
+ * the row is NaN or +inf, or if all are -inf. */
 int gpu_sample(struct gpu *g, const float *logits, const struct gpu_draw *draws, int n, int vocab, int32_t *id,
                struct err *e);
 

@@ -2,8 +2,8 @@
  * rotation, the KV cache.
  *
  * tile     one head of one token a warp: q heads, then key heads, then value heads
- * moves    q read and written, k and v read, once; the cache's element once (keys lie with 16
- *          tokens side by side: a key's elements are 32 bytes apart)
+ * moves    q read and written, k and v read, the cache written, each once (the cache has keys as
+ *          [head_dim][16 tokens], so the elements of a key are 32 bytes apart)
  * limit    launch-bound with one token
  * checked  tests/unit/t-gpu-attention.c */
 #include "gpu/kernels/operations.h"
@@ -36,7 +36,7 @@ extern "C" int gpu_rope_table(struct gpu *g, float *cosine, float *sine, const i
                   freq, freq_long, scale, scale_long);
 }
 
-/* One head's row in shared memory, by one warp. */
+/* Normalize one head's row in shared memory, by one warp. */
 DEVICE void norm_head(float *x, const float *w, const float *b, int n, int kind, float eps, float offset, int lane)
 {
     float mean = 0, sum = 0;
@@ -64,8 +64,8 @@ DEVICE void rotate(float *x, const float *cosine, const float *sine, int dim, in
     }
 }
 
-/* A token's key or value into its slot of a block, by one warp; scales as
- * libcommon/quant/kvtype.h says, and NaN stays NaN. */
+/* Store a token's key or value in its slot of a block, by one warp.  Scales are those of
+ * libcommon/quant/kvtype.h; NaN stays NaN. */
 DEVICE void store_head(uint8_t *block, int type, int is_k, int slot, const float *x, int n, int lane)
 {
     float scale = 1, factor = 1;

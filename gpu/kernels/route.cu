@@ -7,8 +7,8 @@
  *          pairs of all experts in shared memory and places those of its own experts, a warp an
  *          expert; up to 16 tokens one block of choose does both, so a layer has one launch less.
  *          sum: 256 elements a block
- * order    a token's choice and sum depend on nothing but its own scores; integer counts have no
- *          order, and pairs of an expert ascend
+ * order    a token's choice and sum depend only on its own scores; integer counts do not depend on
+ *          the order of threads, and the pairs of an expert are sorted
  * moves    choose: n * n_experts * 4 bytes for each part; sort: n * top_k * 4 bytes a block (80 KB
  *          with 2048 tokens and 10 experts, from L2); sum: n * top_k * cols * 4 bytes
  * limit    the launch, and shared memory: about 2 us for choose with 128 experts of which 8 are
@@ -22,7 +22,8 @@ enum { WARPS = 8, BLOCK = WARPS * 32 };
 
 /* ---- the choice of a warp ---- */
 
-/* Floats in their order; 0 stands for what is taken, NaN comes behind all numbers. */
+/* A key that orders floats: larger floats have larger keys, NaN has a smaller one than all numbers,
+ * and 0 marks an expert that is taken already. */
 DEVICE uint32_t key_of(float x)
 {
     const uint32_t u = bits_of(x + 0.0f);       /* -0 is 0 */
@@ -31,7 +32,7 @@ DEVICE uint32_t key_of(float x)
 
 DEVICE float of_key(uint32_t key) { return float_of(key >> 31 ? key & 0x7fffffffu : ~key); }
 
-/* A lane's share of an array of keys: the largest and where it is; of equal ones the first. */
+/* The largest of a lane's keys and its index; of equal keys the first. */
 struct candidate { uint32_t key; int at; };
 DEVICE candidate best_of_lane(const uint32_t *key, int n, int lane)
 {
@@ -65,7 +66,7 @@ DEVICE float score_of(int router, float x, float most)
     return expf(x - most);
 }
 
-/* Outputs to scores, in place; each lane its own. */
+/* Turn the router's outputs into scores, in place; a lane does its own experts. */
 DEVICE void score_all(const gpu_route &r, float *score, int lane)
 {
     float most = -INFINITY, sum = 0;
@@ -81,7 +82,7 @@ DEVICE void score_all(const gpu_route &r, float *score, int lane)
         score[i] /= sum;
 }
 
-/* Take the experts outside of the best groups; lane i has group i. */
+/* Mark the experts outside of the best groups as taken; lane i has group i. */
 DEVICE void limit_groups(const gpu_route &r, uint32_t *key, int lane)
 {
     const int size = r.n_experts / r.n_groups;
@@ -89,7 +90,7 @@ DEVICE void limit_groups(const gpu_route &r, uint32_t *key, int lane)
     __syncwarp();                       /* keys of other lanes */
     if (lane < r.n_groups) {
         float good = 0;
-        uint32_t above = ~0u;           /* key and place of the one before */
+        uint32_t above = ~0u;           /* key of the previous best; last: its index */
         int last = -1;
         for (int k = 0; k < r.group_best; k++) {
             candidate b = { 0, size };
@@ -118,7 +119,8 @@ DEVICE void limit_groups(const gpu_route &r, uint32_t *key, int lane)
             key[i] = 0;
 }
 
-/* GPU_ROUTER_SPARSEMIXER: the weight of the best output, before it is taken. */
+/* GPU_ROUTER_SPARSEMIXER: the weight of the best expert; call it before that expert is marked as
+ * taken. */
 DEVICE float sparse_weight(const gpu_route &r, const float *score, const uint32_t *key, float best_score, int lane)
 {
     float sum = 0;
@@ -130,7 +132,8 @@ DEVICE float sparse_weight(const gpu_route &r, const float *score, const uint32_
     return r.scale / warp_sum(sum);
 }
 
-/* The weight of choice `lane`, below top_k: from the chosen one's score, or 0. */
+/* The weight of choice number `lane`, computed from the score of the chosen expert; 0 for lanes
+ * from top_k on. */
 DEVICE float weight_of(const gpu_route &r, float score, int lane)
 {
     const bool mine = lane < r.top_k, top = r.router == GPU_ROUTER_TOP_SOFTMAX;
@@ -143,7 +146,7 @@ DEVICE float weight_of(const gpu_route &r, float score, int lane)
     return (r.normalize || top ? score / sum : score) * r.scale;
 }
 
-/* One token.  room: [n_experts] scores and [n_experts] keys of this warp. */
+/* Choose the experts of one token, by one warp.  room: [n_experts] scores and [n_experts] keys. */
 DEVICE void choose_token(const gpu_route &r, int token, float *room, int lane)
 {
     float *score = room;
@@ -196,7 +199,7 @@ DEVICE void choose_token(const gpu_route &r, int token, float *room, int lane)
 
 /* ---- sorting ---- */
 
-/* x summed up over the lanes up to this one. */
+/* The sum of x over the lanes up to and including this one. */
 DEVICE int sum_to_lane(int x, int lane)
 {
     for (int d = 1; d < 32; d *= 2) {
@@ -206,7 +209,8 @@ DEVICE int sum_to_lane(int x, int lane)
     return x;
 }
 
-/* The first pair and the first tile of every expert, from the numbers of their pairs. */
+/* Compute the index of the first pair and of the first tile of every expert from count, the numbers
+ * of their pairs. */
 DEVICE void place_experts(const gpu_route &r, const unsigned *count, int *pair, int *tile, int *total)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, each = (r.n_experts + BLOCK - 1) / BLOCK,
@@ -239,7 +243,8 @@ DEVICE void place_experts(const gpu_route &r, const unsigned *count, int *pair, 
     __syncthreads();
 }
 
-/* By all threads of block `blockIdx.x` of gridDim.x. room: 3 * n_experts + 2 * WARPS words. */
+/* Sort pairs by expert, with all threads of this block as part blockIdx.x of gridDim.x.  room: 3 *
+ * n_experts + 2 * WARPS words. */
 DEVICE void sort_pairs(const gpu_route &r, unsigned *room)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n_pairs = r.n * r.top_k;
@@ -275,7 +280,7 @@ __global__ __launch_bounds__(BLOCK) void choose_kernel(gpu_route r)
         choose_token(r, token, room + (size_t)(threadIdx.x / 32) * 2 * r.n_experts, threadIdx.x % 32);
     if (!r.sort)
         return;
-    __syncthreads();                    /* the choices are there, and the room is free */
+    __syncthreads();                    /* the choices are stored, and the room can be reused */
     sort_pairs(r, reinterpret_cast<unsigned *>(room));
 }
 

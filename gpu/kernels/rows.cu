@@ -11,7 +11,8 @@
 
 enum { BLOCK = 256 };
 
-/* Norm of a row: its value k, which is x + scale_b * b if b is set. */
+/* The mean and the inverse deviation of a row's values.  Value k of a row is x[k], or x[k] +
+ * scale_b * b[k] if b is not NULL. */
 struct row_norm { float mean, inverse; };
 
 DEVICE row_norm measure(const float *x, const float *b, float scale_b, int n, int layer, float eps, float *room)

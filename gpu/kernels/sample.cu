@@ -1,18 +1,18 @@
-/* sample.cu - from logits to tokens by temperature, top_k, top_p and min_p, without a history or a
- * mask; libcommon/engine/sampler.c does the rest.
+/* sample.cu - draw tokens from logits by temperature, top_k, top_p and min_p.  Requests that need a
+ * history or a mask are left to libcommon/engine/sampler.c.
  *
  * tile     a row per block: 1024 threads (128 for a small vocabulary)
- * moves    the row from L2, where the head has just stored it: once for its largest; again to
- *          draw; up to three times for each of top_k and top_p
+ * moves    the row from L2, where the head has just stored it: once to find the largest logit, once
+ *          to draw, and up to three times for each of top_k and top_p
  * limit    one SM's share of L2 bandwidth: 32 KB in flight at about 600 ns, so 4 * vocab bytes take
- *          11 us for a vocabulary of 152 thousand (calculated); a copy of the row to the host takes
- *          as long at 55 GB/s, and is followed by the CPU's sampler
+ *          11 us for a vocabulary of 152 thousand (calculated); copying the row to the host would
+ *          take as long at 55 GB/s, and the CPU's sampler would follow
  * checked  tests/unit/t-gpu-sample.c: kept sets and frequencies against libcommon/engine/sampler.c
  *
- * Integers, so that no order of threads changes a result: a token's key is the distance of its
- * tempered logit from the largest in units of 2^-26, equal keys count as equal logits; its mass is
- * 2^40 * exp(-key), rounded.  Below exp(-28.4) that is 0, less than the rounding of f32 sums over a
- * vocabulary. */
+ * All sums are of integers, so that no order of threads changes a result.  A token's key is the
+ * distance of its logit from the largest one, divided by the temperature, in units of 2^-26; tokens
+ * with equal keys count as equally likely.  Its mass is 2^40 * exp(-distance), rounded.  From a
+ * distance of 28.4 on that is 0, which is less than the rounding of f32 sums over a vocabulary. */
 #include <float.h>
 
 #include "gpu/kernels/operations.h"
@@ -34,7 +34,8 @@ struct sample_room {
 
 struct sample_row { const float *x; int n; float most, temperature, min_p; };
 
-/* Keys below `key` are kept, and the first `ties`, in order of ids, of those equal to it. */
+/* The kept tokens: all with a key below `key`, and of those with this key the first `ties`, in
+ * order of ids. */
 struct sample_cut { uint32_t key; unsigned long long ties; };
 
 DEVICE uint32_t key_of(const sample_row &r, int i)
@@ -59,8 +60,8 @@ DEVICE unsigned long long warp_sum64(unsigned long long x)
     return x;
 }
 
-/* The lowest index of the largest logit, and its value; -1 if one is NaN or +inf, or none is above
- * -inf.  Returned to all threads. */
+/* The index of the largest logit (the lowest one if there are several), and its value; -1 if a
+ * logit is NaN or +inf, or if all are -inf.  All threads get the result. */
 DEVICE int find_largest(sample_room *room, const float *x, int n, float *largest)
 {
     const int warp = threadIdx.x / 32, n_warps = blockDim.x / 32;
@@ -97,8 +98,9 @@ DEVICE int find_largest(sample_room *room, const float *x, int n, float *largest
     return bad ? -1 : at;
 }
 
-/* Find the bin in which the sum of amounts reaches `wanted`, by one warp: room->bin, and the sum
- * before it.  At the first level, with fraction > 0, that fraction of all is wanted. */
+/* One warp finds the bin in which the sum of amounts reaches `wanted`: its index in room->bin, the
+ * sum of the bins before it in room->before.  If fraction > 0 (at the first level), that fraction
+ * of the sum of all bins is wanted instead. */
 DEVICE void find_bin(sample_room *room, unsigned long long wanted, double fraction)
 {
     const int lane = threadIdx.x, first = lane * LANE_BINS;
@@ -124,9 +126,9 @@ DEVICE void find_bin(sample_room *room, unsigned long long wanted, double fracti
     }
 }
 
-/* The cut that keeps the fewest tokens with the wanted amount, of those that `within` keeps: their
- * number or, with fraction > 0, that fraction of their mass.  Searches the keys digit by digit, and
- * ends early at a bin with one token, which is kept as a whole. */
+/* Of the tokens that `within` keeps, find the cut that keeps the fewest and still has the wanted
+ * amount: `wanted` tokens or, with fraction > 0, that fraction of their mass.  The keys are
+ * searched digit by digit; the search ends early at a bin with one token, which is kept. */
 DEVICE sample_cut select(sample_room *room, const sample_row &r, const sample_cut &within, unsigned long long wanted,
                          double fraction)
 {
@@ -172,8 +174,8 @@ DEVICE sample_cut select(sample_room *room, const sample_row &r, const sample_cu
     return cut;
 }
 
-/* The token at which the sum of masses, in order of ids, passes random / 2^64 of the whole: each
- * warp adds up a piece of the row, the piece that it falls into is divided again. */
+/* The token at which the sum of masses, in order of ids, passes the fraction random / 2^64 of the
+ * total.  Each warp adds up a piece of the row, and the piece with that token is divided again. */
 DEVICE int draw(sample_room *room, const sample_row &r, const sample_cut &cut, uint64_t random)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n_warps = blockDim.x / 32;

@@ -5,7 +5,7 @@
 
 #include "gpu/prim/weights.cuh"
 
-enum { PAD_ROWS = 36 };                 /* 36: lanes that store 4 rows of token 2t meet in no bank */
+enum { PAD_ROWS = 36 };                 /* 36: lanes that store 4 rows of token 2t have no bank conflicts */
 
 /* Store the sums c of a lane in shared memory: to[N][8 * TOKENS8][PAD_ROWS]. */
 template <int TOKENS8, int N> DEVICE void store_sums(float *to, const float (&c)[N][TOKENS8][2][4], int g, int t)
@@ -20,8 +20,9 @@ template <int TOKENS8, int N> DEVICE void store_sums(float *to, const float (&c)
                     make_float4(c[i][b][0][k], c[i][b][0][2 + k], c[i][b][1][k], c[i][b][1][2 + k]);
 }
 
-/* c += the tiles at data of N matrices with the facts of m, times tokens: the share of a warp of
- * WARPS.  act(b, step): the 8 activations of this lane in the step, of token 8b + g. */
+/* Add one warp's part of a product to c: the tiles at data[0..N) of N matrices, which have the type
+ * and shape of m, times the tokens; WARPS warps divide the steps of k.  act(b, step) returns the 8
+ * activations of token 8b + g that this lane needs for a step. */
 template <int TYPE, int TOKENS8, int N, int WARPS, class ACT>
 DEVICE void multiply_few(float (&c)[N][TOKENS8][2][4], const uint8_t *const (&data)[N], const gpu_mat &m,
                          const uint32_t *table, int warp, int g, int t, ACT act)

@@ -1,4 +1,4 @@
-/* hopper.cuh - instructions of compute capability 9.0, with its emulated form
+/* hopper.cuh - instructions of compute capability 9.0, with their emulated forms
  * (gpu/rt/emulated_hopper.cc): barriers in shared memory that count arrivals and bytes, copies
  * of tiles by the copy engine, products of a warpgroup.  Only files that are compiled for sm_90a
  * alone include it.  PTX ISA 8.x and 9.x, sections "mbarrier", "cp.async.bulk.tensor",
@@ -18,8 +18,8 @@ DEVICE uint32_t shared_address(const void *p)
     return EITHER((uint32_t)__cvta_generic_to_shared(p), emulated_shared_address(p));
 }
 
-/* ---- barriers: a phase ends when `count` arrivals and all bytes that were announced have come;
- * then the next begins ---- */
+/* ---- barriers: a phase ends after `count` arrivals and all announced bytes; then the next one
+ * begins ---- */
 
 /* Called by one thread; barrier_fence and a barrier of the block must follow before any use. */
 DEVICE void barrier_init(uint64_t *b, int count)
@@ -27,7 +27,7 @@ DEVICE void barrier_init(uint64_t *b, int count)
     EITHER(asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(b)), "r"(count) : "memory"),
            emulated_barrier_init(b, count));
 }
-/* Shows the barriers that this thread initialised to the copy engine. */
+/* Make the barriers that this thread initialised visible to the copy engine. */
 DEVICE void barrier_fence()
 {
 #ifdef __CUDACC__
@@ -42,7 +42,7 @@ DEVICE void barrier_arrive(uint64_t *b)
     EITHER(asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(shared_address(b)) : "memory"),
            emulated_barrier_arrive(b, 0));
 }
-/* Arrives and announces bytes. */
+/* Arrive at the barrier, and announce bytes that its phase has to wait for. */
 DEVICE void barrier_expect(uint64_t *b, int bytes)
 {
     EITHER(asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(shared_address(b)),
@@ -90,13 +90,15 @@ DEVICE uint64_t wgmma_tile(uint32_t address)
     return (uint64_t)1 << 62 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 16 | (address & 0x3ffff) >> 4;
 }
 
-/* Before the first product, and if registers of a or c were accessed since the last one. */
+/* Call this before the first product, and before each product whose registers a or c were accessed
+ * since the previous one. */
 DEVICE void wgmma_fence() { EITHER(asm volatile("wgmma.fence.sync.aligned;" ::: "memory"), emulated_wgmma_fence()); }
 DEVICE void wgmma_commit()
 {
     EITHER(asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"), emulated_wgmma_commit());
 }
-/* Until at most N groups are under way.  Before that, a may not be written and c not be touched. */
+/* Wait until at most N committed groups of products are in flight.  Until then their a must not be
+ * written and their c must not be accessed. */
 template <int N> DEVICE void wgmma_wait() { EITHER(asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N)
                                                                 : "memory"), emulated_wgmma_wait(N)); }
 

@@ -11,7 +11,8 @@ template <int KV> constexpr int KV_SCALED = KV == KV_I8 || KV == KV_F8;
  * worth 1/256 (kv_scale makes up for it); NaN, which is never stored, becomes 480. */
 DEVICE uint32_t kv_f8_pair(uint32_t high_bytes) { return (high_bytes & 0x80008000) | (high_bytes >> 1 & 0x3f803f80); }
 
-/* 8 elements from e on; with scales, the result must still be multiplied by kv_scale. */
+/* Load 8 elements from element e on.  In formats with scales the result must still be multiplied
+ * by kv_scale(). */
 template <int KV> DEVICE void kv_load(float v[8], const uint8_t *block, int e)
 {
     if (KV == KV_F32) {
@@ -43,7 +44,8 @@ template <int KV> DEVICE void kv_load(float v[8], const uint8_t *block, int e)
     }
 }
 
-/* The factor of kv_load's elements of the token in this slot; n: head_dim. */
+/* The factor for the elements that kv_load() returns for the token in this slot (1 without scales);
+ * n: head_dim. */
 template <int KV> DEVICE float kv_scale(const uint8_t *block, int n, int slot)
 {
     if (!KV_SCALED<KV>)

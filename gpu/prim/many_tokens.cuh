@@ -7,7 +7,8 @@
 #include "gpu/prim/stages.cuh"
 #include "gpu/prim/weights.cuh"
 
-/* c += the tile at data with the facts of m, times TOKENS tokens, for all threads of the block.
+/* c += the tile at data, of a matrix with the type and shape of m, times TOKENS tokens.  All
+ * threads of the block must call it.
  * Lane 4g + t: c[r / 2][4i + k + r % 2 * 2] is row 4g + r of token 8i + 2t + k. */
 template <int TYPE, int TOKENS, class TOKEN_STAGES>
 DEVICE void multiply_many(float (&c)[2][TOKENS / 2], const uint8_t *data, const gpu_mat &m, const TOKEN_STAGES &stages,
@@ -20,7 +21,7 @@ DEVICE void multiply_many(float (&c)[2][TOKENS / 2], const uint8_t *data, const 
     load_step<TYPE>(next, data, m, 0, g, t);
     for (int stage = 0; stage < stages.n_stages(); stage++) {
         copy_wait<STAGES - 2>();
-        __syncthreads();                /* this stage is there for all; the one before is read */
+        __syncthreads();                /* all have this stage, and have read the one before */
         stages.fetch(stage + STAGES - 1);
 #pragma unroll
         for (int s = 0; s < STAGE_STEPS; s++) {

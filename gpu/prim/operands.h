@@ -18,7 +18,7 @@ struct gpu_mat {
     const uint8_t *data;
     uint64_t tile_bytes;
     int type, rows, cols, n_steps;      /* steps of 32 k: cols_padded / 32 */
-    int n_tiles, n_groups, group_shift; /* 32 << group_shift: group size, 0: or 16 */
+    int n_tiles, n_groups, group_shift; /* group size: 32 << group_shift; with 0 also 16 */
     /* QT_F16 of gpu_decoded: [32] f32 for each tile, row_scales_step bytes apart; NULL: none */
     const uint8_t *row_scales; uint64_t row_scales_step;
 };
@@ -40,7 +40,7 @@ struct gpu_output {
 };
 enum { GPU_MAX_MATS = 3 };
 struct gpu_linear {
-    /* all read the same activations; GPU_MLP: gate, and up if there are two */
+    /* all n_mats matrices read the same activations; GPU_MLP: gate, and up if there are two */
     struct gpu_mat w[GPU_MAX_MATS];
     struct gpu_output to[GPU_MAX_MATS]; /* GPU_MLP: biases only */
     int n_mats;
@@ -52,24 +52,27 @@ struct gpu_linear {
     const int8_t *code;
     const float *code_scale;
     int n_tokens;
-    int wgmma;                          /* gpu_matmul: gpu_matmul_hopper, if it takes this */
+    int wgmma;                          /* gpu_matmul calls gpu_matmul_hopper if that supports it */
     enum gpu_finish finish;
     float scale, limit;
     int function;                       /* GPU_MLP: config.act */
     uint16_t *act_out; int act_out_stride;
-    /* gpu_matmul_f32, GPU_STORE: block z of n_splits takes GPU_SPLIT_STEPS steps of k and stores
-     * its sums split_stride floats behind those before, the bias in the first; 0: all k together */
+    /* gpu_matmul_f32 with GPU_STORE: k is divided into n_splits parts of GPU_SPLIT_STEPS steps, and
+     * the sums of part z are stored at out + z * split_stride; part 0 includes the bias.  n_splits
+     * 0: k is not divided */
     int n_splits;
     size_t split_stride;
 };
 enum { GPU_SPLIT_STEPS = 8 };
 
-/* A matrix of all experts of a layer, which are equal in type and shape: w is the first one's,
- * `stride` bytes before the next; biases are bias_stride floats apart (NULL: none). */
+/* One matrix of each expert of a layer; they are equal in type and shape.  w is that of expert 0,
+ * and those of the others follow at multiples of `stride` bytes.  bias: that of expert 0, the
+ * others at multiples of bias_stride floats; NULL: none. */
 struct gpu_expert_mat { struct gpu_mat w; uint64_t stride; const float *bias; int bias_stride; };
 
-/* The choice of n tokens.  A pair is a token and one of its top_k experts: pair p is the choice p %
- * top_k of token p / top_k.  Tiles are the work of a layer: up to `tile` pairs of one expert. */
+/* The experts that n tokens have chosen.  A pair is a token and one of its top_k experts: pair p is
+ * choice p % top_k of token p / top_k.  A tile, up to `tile` pairs of one expert, is the unit of
+ * work of the kernels of experts. */
 struct gpu_expert_tile { int32_t expert, first, n; };           /* pairs order[first .. first + n) */
 struct gpu_choice {
     int32_t *id;                        /* [pair] expert, -1: the token chooses none */
@@ -85,13 +88,13 @@ struct gpu_experts {
     int n_mats;                         /* 2: gate and up */
     int n_experts, n_pairs;             /* n_pairs: n_tokens * top_k */
     struct gpu_choice choice;
-    int share;                          /* pairs that read one row of activations: top_k, or 1 */
-    const uint16_t *act; int act_stride;        /* in the order that the kernel wants (f32: x instead) */
+    int share;                          /* number of pairs that read the same row: top_k, or 1 */
+    const uint16_t *act; int act_stride;        /* in the order of the kernel (f32: x instead) */
     const float *x; int ldx;
     float *out; int ldo;                /* [pair][ldo], of down, and of gate and up in f32 */
     uint16_t *act_out; int act_out_stride;      /* [pair][stride], of gate and up */
     int function;                       /* config.act */
-    float alpha, limit;                 /* as in struct moe; both 0, or both above */
+    float alpha, limit;                 /* as in struct moe; both are 0, or both above 0 */
 };
 
 /* The keys and values of one layer, in blocks of KV_BLOCK tokens. */

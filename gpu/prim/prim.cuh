@@ -38,7 +38,8 @@ DEVICE uint32_t bits_of(float f) { return EITHER(__float_as_uint(f), f32_bits(f)
 
 DEVICE int bits_set(uint32_t u) { return EITHER(__popc(u), __builtin_popcount(u)); }
 
-/* exp and tanh to a few ulp of f32 (of 1: a small tanh is a difference), sufficient beside f16. */
+/* exp and tanh with errors of a few ulp, which is enough for results that are rounded to f16.  The
+ * ulp of tanh are those of 1: a small tanh is the difference of two numbers near 1. */
 DEVICE float fast_exp(float x) { return EITHER(__expf(x), expf(x)); }
 DEVICE float fast_tanh(float x) { return EITHER(1 - __fdividef(2, 1 + __expf(2 * x)), 1 - 2 / (1 + expf(2 * x))); }
 
@@ -112,8 +113,8 @@ DEVICE void copy_async(void *to, const void *from)
            emulated_copy(to, from, 16));
 }
 DEVICE void copy_commit() { EITHER(asm volatile("cp.async.commit_group;" ::: "memory"), emulated_commit()); }
-/* Until at most N of this thread's groups are under way; a barrier must follow before others'
- * bytes are read. */
+/* Wait until at most N of this thread's groups of copies are in flight.  A barrier must follow
+ * before the thread reads bytes that other threads have copied. */
 template <int N> DEVICE void copy_wait() { EITHER(asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"),
                                                   emulated_wait(N)); }
 
@@ -131,7 +132,7 @@ static inline uint32_t emulated_pair(float a, float b) { return (uint32_t)f32_to
 DEVICE float half_low(uint32_t u) { return EITHER(__low2float(as_half2(u)), f16_to_f32((f16)u)); }
 DEVICE float half_high(uint32_t u) { return EITHER(__high2float(as_half2(u)), f16_to_f32((f16)(u >> 16))); }
 DEVICE uint32_t pack_half(float a, float b) { return EITHER(from_half2(__floats2half2_rn(a, b)), emulated_pair(a, b)); }
-/* The same, with values too large for f16 clamped to the largest f16. */
+/* pack_half with values that are too large for f16 clamped to the largest f16. */
 DEVICE uint32_t pack_half_clamped(float a, float b)
 {
     const float most = 65504;
@@ -255,7 +256,8 @@ DEVICE void load_matrices_transposed(uint32_t r[4], const void *row)
 #endif
 }
 
-/* The same as they are: lane 4g + t gets of matrix i the elements [g][2t] and [g][2t+1]. */
+/* The same load without transposing: lane 4g + t gets of matrix i the elements [g][2t] and
+ * [g][2t+1]. */
 DEVICE void load_matrices(uint32_t r[4], const void *row)
 {
 #ifdef __CUDACC__
@@ -301,14 +303,14 @@ DEVICE float block_sum(float x, float *room)
     return sum;
 }
 
-/* ---- activations as linear layers read them ---- f16 of x / ACT_UNIT: values to a million fit,
- * and what f16 drops at the small end is 1e-6.  Codes lie in bytes as k, k+4, so that pairs come
- * out of them without moving: k is stored in pairs (0,4) (1,5) (2,6) (3,7) of every 8.  A lane
- * 4g + t decodes the 8 k from 8t on of 32, so for GPU_ACT_LANES, read by lanes from memory, its
- * four pairs lie together, pair j of it at 4t + j.  GPU_ACT_TILES, for matrices that ldmatrix
- * and wgmma read from shared memory, has it at 4j + t: 16 bytes there are one pair for each of
- * the four lanes.  A kernel that writes a row writes zeros up to act_padded(), as the row may have
- * been written in the other order before. */
+/* ---- activations as linear layers read them ---- They are f16 of x / ACT_UNIT: values up to a
+ * million fit, and the smallest values lose about 1e-6.  A byte of 4-bit codes has those of k and
+ * k + 4, so activations are stored in the same pairs, (0,4) (1,5) (2,6) (3,7) of every 8, and codes
+ * need not be moved.  Of a step of 32 k, lane 4g + t decodes the 8 k from 8t on.  In the order
+ * GPU_ACT_LANES, which lanes read from memory, its pair j is at 4t + j, so that its four pairs are
+ * adjacent.  In the order GPU_ACT_TILES, which ldmatrix and wgmma read from shared memory, it is at
+ * 4j + t, so that 16 bytes hold one pair for each of the four lanes.  A kernel that writes a row
+ * writes zeros up to act_padded(), because the row may have been written in the other order. */
 #define ACT_UNIT 16.0f
 DEVICE int act_padded(int n) { return (n + 31) & ~31; }
 DEVICE int act_place(int k, int order)

@@ -14,13 +14,14 @@ template <int TOKENS, int THREADS, bool GATHER = false> struct token_stages {
     uint8_t *room;                      /* [STAGES][BYTES] of shared memory */
     const uint8_t *from;                /* the first token's row, 16-byte aligned */
     int stride;                         /* bytes of a row, a multiple of 16 */
-    /* tokens and steps beyond the end repeat the last: their results are not read */
+    /* beyond the end the last token or step is read again; the results are not used */
     int n_tokens, n_steps;
     const int *rows = nullptr;          /* [n_tokens] */
 
     DEVICE int n_stages() const { return (n_steps + STAGE_STEPS - 1) / STAGE_STEPS; }
 
-    /* Ask for a stage, where there is one; a group of copies in any case. */
+    /* Start to copy a stage, if there is one.  Commits a group of copies in any case, so that
+     * copy_wait() can count stages. */
     DEVICE void fetch(int stage) const
     {
         if (stage < n_stages()) {

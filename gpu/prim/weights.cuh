@@ -1,4 +1,4 @@
-/* weights.cuh - from the bytes of a tile to mma fragments, for every number format.
+/* weights.cuh - decode the bytes of a tile to mma fragments, for every number format.
  *
  * A warp takes 32 rows x 32 k at a time (a step).  Lane 4g + t has rows 4g..4g+3 and k 8t..8t+7 of
  * it: its 16-byte loads are, for 4-bit codes, one line of the four (quant/tile.h) at the quad of
@@ -7,9 +7,9 @@
  * prim.cuh orders activations, so that two mma take them as they are, rows 4g and 4g+1 as the rows
  * g and g+8 of one pair of mma, 4g+2 and 4g+3 of another.
  *
- * The group's scale is multiplied in (f16, one rounding of 2^-12); the row's scale is left to
- * the end.  Codebooks are read from shared memory: 256 pairs by byte, a copy for every lane, so
- * that no two lanes meet in a bank. */
+ * The values are multiplied by their group's scale (in f16, with one rounding of 2^-12); the row's
+ * scale is applied to the finished sums.  Codebooks are read from shared memory: 256 pairs of
+ * values, indexed by a byte of two codes, with a copy for every lane to avoid bank conflicts. */
 #ifndef ZSE_GPU_PRIM_WEIGHTS_CUH
 #define ZSE_GPU_PRIM_WEIGHTS_CUH
 
@@ -18,9 +18,9 @@
 
 enum { TILE_OF_ROWS = 32, TABLE_BYTES = 256 * 32 * 4 };
 
-/* The facts of a format that make its code (quant/qtype.def).  raw: 16-byte loads of a step; unit:
- * groups of a unit; halves: groups of a step (2: of 16 k); table: codes are looked up; bias: the
- * code of 0. */
+/* The properties of a format on which its code depends (quant/qtype.def).  raw: number of 16-byte
+ * loads of a step; unit: number of groups of a unit; halves: number of groups in a step (2: groups
+ * of 16 k); table: codes are looked up; bias: the code of value 0. */
 template <int TYPE> struct format;
 /* Rows of codebook[] below; every format with a TABLE has one. */
 enum { BOOK_nl4, BOOK_nf4, BOOK_m2, BOOK_m3, BOOK_e2m1, N_BOOKS };
@@ -106,7 +106,8 @@ DEVICE uint32_t pair_of_bytes(uint32_t low, uint32_t high, int j, int bias)
     return half_add(u, minus);
 }
 
-/* Rows that a quad's lane decodes: row i (0..3), its 8 values as pairs (0,4) (1,5) (2,6) (3,7). */
+/* The decode_ functions decode row i (0..3) of the lane's four: its 8 values, as the pairs (0,4)
+ * (1,5) (2,6) (3,7). */
 
 /* The values of formats without codes, as f16. */
 template <int TYPE> DEVICE void decode_floats(uint32_t v[4], const raw_step<TYPE> &r, int i)
@@ -134,7 +135,7 @@ template <int TYPE> DEVICE void decode_codes(uint32_t v[4], const raw_step<TYPE>
     typedef format<TYPE> f;
     const uint32_t w = word_of(r.code[0], i), w1 = word_of(r.code[1 % f::raw], i);
     if (f::table) {
-        uint32_t b = w;                 /* byte j: code of k j, of k j+4 above it */
+        uint32_t b = w;                 /* byte j: the codes of k = j (low half) and j + 4 */
         if (f::bits < 4) {
             const uint32_t c = w >> 4 * (t & 1);
             b = (c & 0x03030303u) | (c & 0x0c0c0c0cu) << 2;
@@ -172,7 +173,7 @@ template <int TYPE> DEVICE void decode_codes(uint32_t v[4], const raw_step<TYPE>
     }
 }
 
-/* The scale of the row's group, twice. */
+/* The scale of the row's group as f16, in both halves. */
 template <int TYPE> DEVICE uint32_t decode_scale(const raw_step<TYPE> &r, int i)
 {
     typedef format<TYPE> f;
@@ -192,7 +193,7 @@ template <int TYPE> DEVICE uint32_t decode_scale(const raw_step<TYPE> &r, int i)
     return s;
 }
 
-/* The values, scaled by their group. */
+/* The values, multiplied by the scale of their group. */
 template <int TYPE> DEVICE void decode_row(uint32_t v[4], const raw_step<TYPE> &r, int i, int t, const uint32_t *table)
 {
     typedef format<TYPE> f;
@@ -240,7 +241,7 @@ static __constant__ uint16_t codebook[N_BOOKS][16] = {
       0xc400, 0xc600 },
 };
 
-/* The codebook of TYPE in all its copies; the block's threads share the work, a barrier must
+/* Write all copies of the codebook of TYPE.  The block's threads divide the work; a barrier must
  * follow.  Returns this lane's copy. */
 template <int TYPE> DEVICE const uint32_t *table_fill(uint32_t *table)
 {
@@ -254,7 +255,7 @@ template <int TYPE> DEVICE const uint32_t *table_fill(uint32_t *table)
     return table + threadIdx.x % 32;
 }
 
-/* ---- what happens to a finished sum ---- */
+/* ---- storing finished sums ---- */
 
 DEVICE float activation(float x, int function)
 {
@@ -270,7 +271,7 @@ DEVICE float activation(float x, int function)
 
 DEVICE uint16_t act_of(float x) { return (uint16_t)pack_half_clamped(x * (1 / ACT_UNIT), 0); }
 
-/* Zeros after a row of n; threads 0 .. n_threads - 1 share the work. */
+/* Store zeros after the n values of a row; threads 0 .. n_threads - 1 divide the work. */
 DEVICE void act_pad(uint16_t *act, int n, int order, int thread, int n_threads)
 {
     for (int k = n + thread; k < act_padded(n); k += n_threads)
@@ -291,15 +292,16 @@ DEVICE float finished(const gpu_linear &l, float y, float before)
     return l.finish == GPU_ADD ? fmaf(l.scale, y, before) : limited(l, l.finish == GPU_LOGITS ? y * l.scale : y);
 }
 
-/* Element (token, row) of matrix i; y with the row's scale. */
+/* Store element (token, row) of an output; the row's scale is already in y. */
 DEVICE void finish_one(const gpu_linear &l, const gpu_output &to, int token, int row, float y)
 {
     float *out = to.out + (size_t)token * to.ldo + row;
     *out = finished(l, to.bias ? y + to.bias[row] : y, l.finish == GPU_ADD ? *out : 0);
 }
 
-/* The elements of a tile of matrix `which`, or of the tiles of gate and up, for few tokens, by a
- * block: product(i, token, row in the tile) is matrix which + i's, with the row's scale. */
+/* Store a block's results for few tokens: the elements of a tile of matrix `which`, or with N 2 the
+ * activations that the tiles of gate and up make.  product(i, token, row in the tile) returns the
+ * sum of matrix which + i, multiplied by the row's scale. */
 template <int N, class PRODUCT> DEVICE void finish_few(const gpu_linear &l, int which, int tile, int n_threads,
                                                        PRODUCT product)
 {
@@ -354,9 +356,9 @@ template <int TYPE> DEVICE finish_rows finish_begin(const gpu_linear &l, const g
     }
     return f;
 }
-/* y: the sums of n tokens of this lane from `at` on, as in finish_tokens; four floats per access.
- * TOGETHER: tokens whose old values are loaded before any of them is stored, because a store delays
- * later loads; takes 4 registers each. */
+/* Store y, this lane's sums of n tokens in the layout of finish_tokens, from `at` on, four floats
+ * per access.  The old values of TOGETHER tokens are loaded before any of them is stored, because a
+ * store delays later loads; each token takes 4 registers. */
 template <int N8, int TOGETHER> DEVICE void finish_wide(const float y[2][4 * N8], const finish_rows &f, float *at,
                                                         int n)
 {
@@ -383,8 +385,8 @@ template <int N8, int TOGETHER> DEVICE void finish_wide(const float y[2][4 * N8]
         }
     }
 }
-/* The same for fewer or unaligned rows, which is rare: v is indexed in a loop, so it is in local
- * memory, and the code is a fifth as long. */
+/* The same for fewer than four rows or unaligned ones, which are rare.  Indexing v in a loop places
+ * it in local memory, but makes the code a fifth as long. */
 template <int N8> DEVICE void finish_narrow(const float y[2][4 * N8], const finish_rows &f, float *at, int n)
 {
     float v[2 * N8][4];

@@ -114,7 +114,8 @@ static inline uint32_t __ballot_sync(uint32_t, int p)
 static inline float rsqrtf(float x) { return 1 / sqrtf(x); }
 static inline int min(int a, int b) { return a < b ? a : b; }
 static inline int max(int a, int b) { return a > b ? a : b; }
-/* Ordered among themselves; not with other accesses, which need a barrier. */
+/* Atomic operations are ordered among themselves, but not with other accesses: those need a
+ * barrier. */
 unsigned atomicAdd(unsigned *p, unsigned v);
 unsigned long long atomicAdd(unsigned long long *p, unsigned long long v);
 
@@ -126,7 +127,8 @@ void emulated_wait(int n);
 
 /* Compute capability 9.0 (emulated_hopper.cc), as documented in gpu/prim/hopper.cuh.
  * map: a matrix [rows][cols] of f16 with rows `stride` bytes apart, copied in tiles of
- * box_rows x 64, swizzled by 128 bytes.  NULL, or why the driver would refuse it. */
+ * box_rows x 64, swizzled by 128 bytes.  Returns NULL, or the reason why the driver would refuse
+ * the map. */
 const char *emulated_tensor_map(uint64_t map[16], const void *base, int cols, int rows, uint64_t stride, int box_rows);
 uint32_t emulated_shared_address(const void *p);
 void emulated_barrier_init(uint64_t *b, int count);

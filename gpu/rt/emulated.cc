@@ -30,7 +30,7 @@ struct fiber {
 #else
     ucontext_t context;
 #endif
-    const unsigned *waits_for;          /* runs again when *waits_for != generation; NULL: can run */
+    const unsigned *waits_for;          /* can run if this is NULL or *waits_for != generation */
     unsigned generation;
     const char *waits_in;
     bool done;
@@ -40,7 +40,8 @@ struct warp { emulated_slots in, out; int n, n_done, arrived; unsigned generatio
 
 struct async_copy { fiber *f; int group; void *to; const void *from; int n; };
 
-/* One block at a time in the process: for tests, not for speed. */
+/* The state of the running block.  Only one block runs at a time in the process, because the
+ * emulation is for tests, not for speed. */
 static struct block_machine {
     std::mutex lock;
     uint8_t *stacks;
@@ -85,8 +86,8 @@ static void complain(const char *fmt, ...)
 
 static bool can_run(const fiber *f) { return !f->done && !(f->waits_for && *f->waits_for == f->generation); }
 
-/* Switch from this fiber to the next lane of its warp that can run, like main(); to main if there
- * is none. */
+/* Switch from this fiber to the next lane of its warp that can run, or to the scheduler (main) if
+ * there is none. */
 static void to_next()
 {
     fiber *const f = m.self;
@@ -111,7 +112,7 @@ static void to_next()
 #endif
 }
 
-/* The fiber that came back: f, or one that was switched to after it. */
+/* Run f.  Returns the fiber that switched back: f, or one that to_next() has switched to since. */
 static fiber *to_fiber(fiber *f)
 {
     m.self = f;
@@ -209,8 +210,9 @@ void *emulated_shared() { return m.shared; }
 
 /* ---- checks ---- */
 
-/* For every 4 bytes of shared memory: the last writer and reader, and when.  Generations only
- * increase, so accesses before this block are recognized as such.  reader -2: several warps. */
+/* For every 4 bytes of shared memory: the threads that last wrote and read it, and the generations
+ * of the block and the warp then.  Generations only increase, so that accesses of earlier blocks
+ * are recognized.  reader -2: threads of several warps. */
 struct shadow { int16_t writer, reader; uint32_t write_block, write_warp, read_block, read_warp; };
 static shadow *shadows;
 static bool checking;                   /* a kernel of a device with debug_sync runs */
@@ -242,8 +244,8 @@ static void check_shared(size_t at, size_t n, bool write)
         } else {
             if (!written)
                 return complain("read of byte %zu of shared memory, which no thread has written", 4 * i);
-            /* several warps have reader -2; within a warp the last reader represents all up to the
-             * next collective */
+            /* if several warps have read, reader is -2; within a warp the last reader stands for
+             * all that read before the next collective */
             const bool first = !was_read || s->read_block != m.generation;
             s->reader = first || (s->reader >= 0 && s->reader / 32 == me / 32) ? (int16_t)me : (int16_t)-2;
             s->read_block = m.generation;
@@ -252,8 +254,8 @@ static void check_shared(size_t at, size_t n, bool write)
     }
 }
 
-/* Atomics do not conflict with each other, but with other accesses to the same bytes without a
- * barrier. */
+/* Atomics do not conflict with each other, but they do with other accesses to the same bytes
+ * without a barrier in between. */
 enum { ATOMIC = 0x7fe0 };               /* stands for the writer; no thread of a warp has this number */
 
 static void check_atomic(const void *address, size_t n)
@@ -295,12 +297,13 @@ static void check(const void *address, size_t n, bool write)
         return check_shared(at, n, write);
     }
     const std::vector<memory_region> &all = m.gpu->regions;
-    /* by page: kernels alternate between a few of many arrays, and tables */
+    /* a cache by page, because kernels alternate between a few of many arrays and tables.  last:
+     * index of the region found last; page: a page that was in no region when n_opened were open */
     static struct { size_t last; uintptr_t page; uint64_t n_opened; } guesses[256];
     const uintptr_t page = (uintptr_t)p >> 12;
     auto &guess = guesses[page & 255];
     if (guess.page == page && guess.n_opened == emulated_regions)
-        return;                         /* outside all of them, and none was opened since */
+        return;                         /* not in a region, and none was opened since */
     const uint64_t n_opened = emulated_regions;
     for (size_t i = 0; i <= all.size(); i++) {
         const size_t j = i == 0 ? guess.last : i - 1;
@@ -334,7 +337,7 @@ template <class T> static T add(T *p, T v)
 unsigned atomicAdd(unsigned *p, unsigned v) { return add(p, v); }
 unsigned long long atomicAdd(unsigned long long *p, unsigned long long v) { return add(p, v); }
 
-/* Copies happen as late as they may, so that a missing wait shows. */
+/* Copies are done as late as the rules allow, so that a missing wait becomes visible. */
 void emulated_copy(void *to, const void *from, int n) { m.copies.push_back({ m.self, m.self->n_groups, to, from, n }); }
 void emulated_commit() { m.self->n_groups++; }
 void emulated_wait(int n)

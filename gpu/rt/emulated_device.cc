@@ -18,11 +18,13 @@ static struct {
     int n_handles;
     struct err lost;                    /* the first failure; code ERR_NONE: none */
     bool failed;                        /* a kernel failed, and no call has reported it yet */
-    char fail_kernel[64];               /* emulated_fail; no string: tests may call it before constructors run */
-    int fail_at;                        /* launches until then; 0: none is to fail */
+    /* of emulated_fail; not a std::string, because tests may call it before constructors run */
+    char fail_kernel[64];
+    int fail_at;                        /* number of launches until the failure; 0: none */
     int n_graphs;                       /* launched */
     enum emulated_refusal refuse;       /* emulated_refuse */
-    std::atomic<size_t> memory, taken;  /* emulated_memory; of it, in pages of 2 MiB */
+    /* bytes of emulated_memory, and allocated bytes of it, in whole pages of 2 MiB */
+    std::atomic<size_t> memory, taken;
 } state;
 
 /* ---- faults ---- */
@@ -117,7 +119,7 @@ static void work_off(struct gpu *g, uint64_t n)
 }
 static void work_off(struct gpu *g) { work_off(g, UINT64_MAX); }
 
-/* Is this the launch that emulated_fail meant? */
+/* Is this the launch that emulated_fail() chose? */
 static bool must_fail(const char *name)
 {
     std::lock_guard<std::mutex> guard(state.lock);
@@ -236,7 +238,8 @@ int gpu_info(const struct gpu *, struct gpu_info *info, struct err *)
 int gpu_n_sms(const struct gpu *) { return 4; }
 int gpu_capability(const struct gpu *) { return 90; }
 
-/* The end adjoins a page without access rights; bytes that were never written are NaN. */
+/* Map a region whose end adjoins a page without access rights, and fill it with bytes that are NaN
+ * as floats. */
 static void *region_open(struct gpu *g, size_t size, int pinned, const char *what, struct err *e)
 {
     const size_t page = 4096, n = ((size ? size : 1) + 255) / 256 * 256, all = (n + page - 1) / page * page + 2 * page;
@@ -298,7 +301,7 @@ static void region_close(struct gpu *g, void *p)
 void gpu_free(struct gpu *g, void *p)
 {
     if (p)
-        work_off(g);                    /* waits for the device, as CUDA's does */
+        work_off(g);                    /* freeing waits for the device, as cudaFree does */
     region_close(g, p);
 }
 void gpu_pinned_free(struct gpu *g, void *p) { region_close(g, p); }
@@ -357,7 +360,7 @@ int gpu_sync(struct gpu *g, enum gpu_stream s, struct err *e)
 struct gpu_event *gpu_event_open(struct gpu *, struct err *) { return new gpu_event(); }
 void gpu_event_close(struct gpu *g, struct gpu_event *v)
 {
-    work_off(g, v->after);              /* it is still to be written */
+    work_off(g, v->after);              /* run the queue up to the event, which writes v */
     delete v;
 }
 int gpu_event_record(struct gpu *g, enum gpu_stream s, struct gpu_event *v, struct err *)

@@ -26,7 +26,7 @@ namespace {
 
 enum { WARPGROUP = 128, COLUMNS = 128, MAX_BARRIERS = 32, MAX_REGISTERS = 16, PIECE = 16, PATTERN = 1024 };
 
-/* n_phases: ended */
+/* n_phases: number of phases that have ended; shown: it is visible to the copy engine */
 struct barrier { uint32_t at; bool shown; int count, pending; long bytes; unsigned n_phases, generation; };
 
 /* A tensor map of the emulation. */
@@ -35,7 +35,8 @@ enum : uint32_t { MAGIC = 0x746d6170 };
 
 struct copy { hopper_map m; uint32_t to; int x, y, barrier; };
 
-/* State of 16 bytes of shared memory: the copy that brings or brought them. */
+/* State of 16 bytes of shared memory: the barrier and the phase of the copy that brings or has
+ * brought them, and whether they were read since. */
 struct shared_piece { enum { NOTHING, UNDER_WAY, THERE } state; int barrier; unsigned phase; bool was_read; };
 
 struct product { int accumulator; const uint32_t *a[WARPGROUP]; uint64_t b; int add; };
@@ -52,13 +53,13 @@ struct warpgroup {
     std::vector<accumulator *> accumulators;
 };
 
-/* last: the product that uses them, + 1 */
+/* Registers that products in flight use.  last: 1 + the index of the last such product. */
 struct registers { const uint8_t *p; size_t size; bool accumulator; size_t last; };
 struct thread {
-    unsigned seen[MAX_BARRIERS];        /* phases that it has waited for */
+    unsigned seen[MAX_BARRIERS];        /* number of phases that it has waited for */
     registers used[MAX_REGISTERS]; int n_used;
     bool fenced;
-    size_t n_begun, n_waited;           /* products */
+    size_t n_begun, n_waited;           /* numbers of products */
     std::vector<size_t> groups;         /* products started before each commit */
 };
 
@@ -114,7 +115,7 @@ void land(const copy &c)
     end_phase_if_over(b);
 }
 
-/* Address of k 8 * half .. + 7 of column n of a product's B. */
+/* Address of the 8 elements of column n of a product's B whose k begins at 8 * half. */
 uint32_t b_address(uint64_t b, int n, int half)
 {
     const uint32_t start = (uint32_t)(b & 0x3fff) << 4, stride = (uint32_t)(b >> 32 & 0x3fff) << 4;
@@ -157,7 +158,8 @@ void check_b(uint64_t b, int first_thread)
         }
 }
 
-/* 64 x 16 times 16 x 128: each sum first among its 16 products, as mma_f16's. */
+/* Compute a product of 64 x 16 and 16 x 128: the 16 products of an element are summed up before
+ * they are added to the accumulator, as in mma_f16. */
 void compute(warpgroup *g, const product &p)
 {
     static float a[64][16], b[16][COLUMNS];
@@ -204,7 +206,7 @@ void use(thread *t, const void *p, size_t size, bool is_accumulator)
     t->used[t->n_used++] = { static_cast<const uint8_t *>(p), size, is_accumulator, t->n_begun + 1 };
 }
 
-/* The whole warpgroup has arrived. */
+/* Start a product, after all threads of the warpgroup have arrived. */
 void begin(warpgroup *g, int first_thread)
 {
     size_t i = 0;
@@ -233,7 +235,7 @@ void begin(warpgroup *g, int first_thread)
 
 bool hopper_has_products;
 
-/* ---- what kernels call ---- */
+/* ---- functions that kernels call ---- */
 
 uint32_t emulated_shared_address(const void *p)
 {
@@ -372,12 +374,12 @@ void emulated_wgmma_wait(int n)
         compute(g, g->products[g->n_done]);
 }
 
-/* ---- what emulated.cc calls ---- */
+/* ---- functions that emulated.cc calls ---- */
 
 void hopper_begin()
 {
     copies.clear();
-    if (barriers.empty())               /* nothing of this was used since the last time */
+    if (barriers.empty())               /* no kernel has used barriers since the last reset */
         return;
     barriers.clear();
     hopper_has_products = false;

@@ -23,8 +23,8 @@ struct memory_region { uint8_t *map; size_t map_size; uint8_t *p; size_t size; i
  * The copy stream runs its work at once. */
 struct gpu {
     int debug_sync;
-    /* reserved once, and closed regions stay, because the checks of kernels read it without a lock
-     * while loaders change it */
+    /* capacity is reserved once, and closed regions stay in it, because the checks of kernels read
+     * it without a lock while loaders change it */
     std::vector<memory_region> regions;
     std::mutex lock;                    /* the loader's threads allocate little, but copy while kernels run */
     bool recording;
@@ -35,11 +35,12 @@ struct gpu {
 };
 struct graph_node { const char *name; dim3 grid; int threads; size_t shared; std::function<void()> kernel; };
 struct gpu_graph { std::vector<graph_node> nodes; };
-/* number of items of the compute stream before it */
+/* ns: clock time; after: number of items of the compute stream before the event */
 struct gpu_event { uint64_t ns, after; };
 
 /* ---- emulated.cc ---- */
-/* Run a kernel, block after block.  -1 with *why: it broke a rule (ERR_DEVICE), or no memory. */
+/* Run a kernel, block after block.  -1 with *why if a check failed (ERR_DEVICE) or memory ran
+ * out. */
 int emulated_run(struct gpu *g, const char *name, dim3 grid, int threads, size_t shared,
                  const std::function<void()> &kernel, struct err *why);
 extern std::atomic<uint64_t> emulated_regions;          /* opened so far, on all devices */
@@ -48,14 +49,14 @@ int emulated_n_threads();
 size_t emulated_shared_size();          /* size of the shared memory of this launch */
 bool emulated_checks();
 void emulated_complain(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
-/* Until *generation changes. */
+/* Suspend this thread until *generation changes; `what` names the event in errors. */
 void emulated_wait_for(const unsigned *generation, const char *what);
-/* This thread reads or writes n bytes. */
+/* Check an access of this thread to n bytes. */
 void emulated_access(const void *p, size_t n, bool write);
 
 /* ---- emulated_hopper.cc ---- */
 void hopper_begin();                    /* a block starts */
-/* no thread can continue: complete one of the copies in flight.  false: there is none */
+/* Complete one of the copies in flight, because no thread can continue.  false: there is none. */
 bool hopper_go_on();
 void hopper_end();                      /* all threads of a block have ended */
 /* Report an access to registers of this thread (on the emulation's stack) that a product in flight

@@ -1,5 +1,5 @@
-/* launch.cuh - launch a kernel: the same line on a GPU and in the emulation, since <<<>>> is
- * no C++. */
+/* launch.cuh - launch a kernel: the same line of code on a GPU and in the emulation, since
+ * <<<>>> is not C++. */
 #ifndef ZSE_GPU_RT_LAUNCH_CUH
 #define ZSE_GPU_RT_LAUNCH_CUH
 
@@ -11,7 +11,7 @@ struct gpu {
     int device, debug_sync, n_sms, capability;
     cudaStream_t stream[2];
 };
-/* 0, or -1 with the failure that lost the device. */
+/* 0 if the device can be used; -1 with the failure that lost it. */
 int gpu_ready(struct gpu *g, struct err *e);
 /* Turn a CUDA error into a message; 0 if there is none. */
 int gpu_check(struct gpu *g, cudaError_t rc, const char *what, struct err *e);

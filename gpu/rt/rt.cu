@@ -13,16 +13,16 @@ extern "C" { extern const char gpu_kind[] = "cuda"; }
 struct gpu_event { cudaEvent_t event; };
 struct gpu_graph { cudaGraphExec_t exec; };
 
-/* Whether an error leaves the device usable: it was refused before anything ran, or is the
- * consequence of that in a graph being recorded. */
+/* Does an error leave the device usable?  It does if a call was refused before anything ran, or if
+ * such a refusal spoilt a graph that is being recorded. */
 static int spares_device(cudaError_t rc)
 {
     return rc == cudaErrorMemoryAllocation || rc == cudaErrorInvalidValue || rc == cudaErrorInvalidConfiguration ||
            rc == cudaErrorLaunchOutOfResources || rc == cudaErrorStreamCaptureInvalidated;
 }
 
-/* A context is the process's, and so is its loss: of every device its handles, and the first
- * failure that lost it (code ERR_NONE: none). */
+/* A context belongs to the process, so its loss does, too.  For every device: the number of its
+ * handles, and the first failure, which lost it (code ERR_NONE: none). */
 enum { MAX_DEVICES = 64 };
 static struct { int n_handles; struct err lost; } devices[MAX_DEVICES];
 static std::atomic<bool> is_lost[MAX_DEVICES];         /* the same, for frequent checks without the lock */
@@ -332,7 +332,7 @@ int gpu_event_elapsed(struct gpu *g, struct gpu_event *from, struct gpu_event *t
     return 0;
 }
 
-/* Thread local: the loader's copies continue meanwhile. */
+/* Capture in thread-local mode, so that the copies of the loading threads continue. */
 int gpu_graph_begin(struct gpu *g, struct err *e)
 {
     return gpu_ready(g, e) < 0 ? -1 : gpu_check(g,

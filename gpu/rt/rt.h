@@ -27,9 +27,9 @@ struct gpu_info {
     int major, minor;               /* compute capability */
     int n_sms;
     size_t memory, free, l2;        /* bytes; free: now */
-    double bandwidth;               /* bytes/s by clock and width of the memory; 0: unknown */
-    /* dense f16 operations/s of the matrix units by clock and number, a multiplication and an
-     * addition being two; 0: unknown */
+    double bandwidth;               /* bytes/s, from clock and width of the memory; 0: unknown */
+    /* dense f16 operations/s of the matrix units, calculated from their clock and number; a
+     * multiply-add counts as two; 0: unknown */
     double mma;
 };
 
@@ -41,12 +41,12 @@ struct gpu *gpu_open(int device, int debug_sync, struct err *e);
 /* Frees all its memory; NULL is fine.  A lost device may be recovered once it has no users: the
  * last gpu_close tries, and so does gpu_open, whose error has the reason if it fails. */
 void gpu_close(struct gpu *g);
-/* The calls of this thread go to g: before the first launch of a thread, as the device is a
- * property of the thread. */
+/* Select the device of g for this thread.  Every thread must do so before its first launch, because
+ * CUDA keeps the current device per thread. */
 int gpu_use(struct gpu *g, struct err *e);
 int gpu_is_lost(struct gpu *g);
-/* Create the context of a device in advance, so that gpu_open is faster: from a thread.  Failures
- * are reported by gpu_open. */
+/* Create the context of a device in advance, so that gpu_open is faster.  This takes time: call it
+ * from a separate thread.  gpu_open reports failures. */
 void gpu_warm_up(int device);
 int gpu_count(struct err *e);       /* -1: no driver, or it does not work */
 int gpu_info(const struct gpu *g, struct gpu_info *info, struct err *e);
@@ -54,12 +54,12 @@ int gpu_info(const struct gpu *g, struct gpu_info *info, struct err *e);
 /* Device memory, 256-byte aligned; `what` is its name in errors. */
 void *gpu_alloc(struct gpu *g, size_t size, const char *what, struct err *e);
 void gpu_free(struct gpu *g, void *p);
-/* Host memory that copies at the link's speed. */
+/* Pinned host memory: copies from and to it reach the link's full speed. */
 void *gpu_pinned(struct gpu *g, size_t size, const char *what, struct err *e);
 void gpu_pinned_free(struct gpu *g, void *p);
 
-/* In stream order; the host memory is pinned and must not change until the stream has reached the
- * copy. */
+/* Queue a copy of n bytes in stream order.  Host memory must be pinned, and must not change until
+ * the stream has done the copy. */
 int gpu_upload(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, struct err *e);
 int gpu_download(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, struct err *e);
 int gpu_copy(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, struct err *e);
@@ -69,7 +69,7 @@ int gpu_sync(struct gpu *g, enum gpu_stream s, struct err *e);
 struct gpu_event *gpu_event_open(struct gpu *g, struct err *e);
 void gpu_event_close(struct gpu *g, struct gpu_event *v);
 int gpu_event_record(struct gpu *g, enum gpu_stream s, struct gpu_event *v, struct err *e);
-/* s waits, not the host */
+/* Let stream s wait for the event; the host does not wait. */
 int gpu_event_wait(struct gpu *g, enum gpu_stream s, struct gpu_event *v, struct err *e);
 int gpu_event_sync(struct gpu *g, struct gpu_event *v, struct err *e);                          /* the host waits */
 int gpu_event_elapsed(struct gpu *g, struct gpu_event *from, struct gpu_event *to, double *seconds, struct err *e);
@@ -80,7 +80,7 @@ struct gpu_graph *gpu_graph_end(struct gpu *g, struct err *e);
 int gpu_graph_launch(struct gpu *g, struct gpu_graph *graph, struct err *e);
 void gpu_graph_close(struct gpu *g, struct gpu_graph *graph);
 
-/* Multiprocessors; compute capability, 90 for 9.0. */
+/* Number of multiprocessors; compute capability, as 90 for 9.0. */
 int gpu_n_sms(const struct gpu *g);
 int gpu_capability(const struct gpu *g);
 
