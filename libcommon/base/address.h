@@ -4,10 +4,11 @@
 
 #include <stdint.h>
 
-/* The part of an address that counts, as text: IPv6 without its last 64 bits, IPv4 mapped into IPv6
- * as IPv4.  Returns address or out. */
+/* The text that stands for a client in limits: an IPv6 address with its last 64 bits set to 0, an
+ * IPv4 address that is mapped into IPv6 as plain IPv4, anything else unchanged.  Returns address or
+ * out. */
 const char *address_counted_as(const char *address, char out[48]);
-/* A 64-bit hash of that text. */
+/* A 64-bit hash of address_counted_as(address). */
 uint64_t address_number(const char *address);
 
 #endif

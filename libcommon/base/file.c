@@ -185,7 +185,8 @@ fail:
     return NULL;
 }
 
-/* Remove temporaries of the same name that killed writers left: those without a lock. */
+/* Remove temporaries of the same name that killed writers left behind: no process has a lock on
+ * those. */
 static void sweep(const struct atomic_file *f)
 {
     const char *name = strrchr(f->temp, '/');

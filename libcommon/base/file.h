@@ -29,10 +29,11 @@ struct map {
 int map_open(struct map *m, const char *path, struct err *e);
 void map_close(struct map *m);
 #define MAP_LOST "cannot be read any more: it was cut while it was in use, or its disk fails"
-/* Is the mapping still the file that was opened?  -1: pages were lost, or the file was written to.
- * (A renamed or removed file does not change.) */
+/* 0 if the file has not changed since map_open(); -1 with *e if pages of the mapping were lost or
+ * the file was written to.  Renaming or removing the file is no change. */
 int map_check(const struct map *m, struct err *e);
-/* The same, but a later modification time is no error: returns 0 and that time. */
+/* The same, but accept a changed modification time: *written_ns is the present one.  -1 with *e if
+ * pages were lost or the size has changed. */
 int map_whole(const struct map *m, int64_t *written_ns, struct err *e);
 #define MAP_CHANGED "was written to while it was in use; it can be replaced by another file, but not changed"
 
@@ -51,8 +52,9 @@ void file_give(int fd, const char *path);
  * passed to file_give(); an existing file keeps its owner. */
 int file_open_made(const char *path, int flags);
 
-/* Can only this user and root have created or replaced the file?  st is of a private file, folder
- * is the folder that contains it.  -1: others can; *e says why. */
+/* 0 if a private file at `path` with status st in `folder` is safe from other users: its mode has
+ * no bits for them, it belongs to this user, to root or to the owner of folder, and only that owner
+ * can write to folder.  -1 with *e that names the reason. */
 struct stat;
 int file_is_ours(const char *path, const struct stat *st, const char *folder, struct err *e);
 

@@ -238,7 +238,7 @@ void pool_close(struct pool *p)
     if (!p)
         return;
     atomic_store(&p->stop, 1);
-    /* otherwise a worker could still go to sleep on the old value */
+    /* with the old value a worker could still go to sleep, and pool_close() would wait forever */
     atomic_store(&p->epoch, p->loop + 1);
     wake_workers(p);
     for (int i = 1; i < p->n_threads; i++)

@@ -19,12 +19,13 @@ struct pool;
 struct pool *pool_open(int n_threads, struct err *e);
 void pool_close(struct pool *p);            /* NULL is fine */
 int pool_size(const struct pool *p);
-/* Processors in this process's affinity mask, without slow ones: pool_big_cpus(). */
+/* The number of processors in this process's affinity mask, without slow ones: see
+ * pool_big_cpus(). */
 int pool_n_cpus(void);
-/* The number of processors of set with at least half the capacity of its fastest (big.LITTLE:
- * /sys/devices/system/cpu/cpuN/cpu_capacity, below root unless that is NULL): every loop would wait
- * for the others.  All of set where the system does not tell.  The kernel puts busy threads on the
- * fast processors. */
+/* The number of processors of `set` that have at least half the capacity of its fastest one.  The
+ * slow cores of big.LITTLE do not count, because every loop would wait for them.  Capacities are in
+ * ROOT/sys/devices/system/cpu/cpuN/cpu_capacity (root NULL: "/"); if one is missing, all of set
+ * count.  The kernel puts busy threads on the fast processors. */
 int pool_big_cpus(const cpu_set_t *set, const char *root);
 
 /* Run fn(arg, i, thread) for every i in [0, n), each exactly once, thread in [0, pool_size);

@@ -1,5 +1,6 @@
-/* thread.h - start a thread that blocks signals: they are for the program's main thread, whose
- * handlers may jump.  Synchronous signals stay unblocked: a page that cannot be read. */
+/* thread.h - start a thread that blocks signals, which are meant for the program's main thread,
+ * because its handlers may longjmp.  SIGBUS stays unblocked: the thread that touches a page that
+ * cannot be read must handle it. */
 #ifndef ZSE_BASE_THREAD_H
 #define ZSE_BASE_THREAD_H
 

@@ -31,8 +31,8 @@ int utf8_encode(uint32_t c, char *out);
 /* Offset of the first byte that is not part of valid UTF-8; size if all are. */
 size_t utf8_valid(const char *s, size_t size);
 
-/* Number of bytes at the end (0 to 3) that begin an incomplete character: an incremental writer
- * keeps them back. */
+/* Number of bytes (0 to 3) of an incomplete character at the end of s.  A writer that sends text in
+ * pieces holds them back until the rest arrives. */
 size_t utf8_incomplete(const char *s, size_t size);
 
 /* Number of code points; an invalid byte counts as one. */
@@ -44,7 +44,8 @@ size_t utf8_offset(const char *s, size_t size, size_t i);
 /* Offset of the code point that ends before byte `at` (at > 0). */
 size_t utf8_prev(const char *s, size_t at);
 
-/* Is it white space by Unicode's White_Space and Python's str.isspace() (with U+001C to U+001F)? */
+/* 1 if c is white space by Unicode's White_Space or by Python's str.isspace() (U+001C to
+ * U+001F). */
 int utf8_is_space(uint32_t c);
 
 #ifdef __cplusplus
