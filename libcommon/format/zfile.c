@@ -458,7 +458,7 @@ static int in_page_cache(const void *from, size_t n)
 {
     enum { MOST = 4096 };
     unsigned char there[MOST];
-    /* a page may be larger than the file's */
+    /* the machine's pages may be larger than ZSE_PAGE */
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), first = (uintptr_t)from / page * page,
                     pages = ((uintptr_t)from + n - first + page - 1) / page;
     for (uintptr_t i = 0; i < pages; i += MOST) {

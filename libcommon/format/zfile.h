@@ -15,14 +15,16 @@
 #include "libcommon/base/err.h"
 #include "libcommon/quant/tile.h"
 
-/* How the rows of a tensor follow from a tensor of the source, so that it can be exported again
- * under its original name and in its original order.  Row i of ours is row  offset + (i / run) *
- * stride + i % run  of the source.  Then, if pairs > 0, source row 2*j + h within every head of
- * `pairs` rows is our row j + h * pairs/2 (llama-style GGUF files interleave the halves of q and
- * k).  transposed: the source stores [in, out] (GPT-2's Conv1D), so source rows and columns change
- * places in the above.  If the source holds several such matrices, one below the other (experts),
- * our columns are the source's rows from `first` on.  With slice > 0, each block of `slice` rows of
- * ours starts again with the first column, `slice_stride` rows further down (heads). */
+/* How a tensor follows from one of the source, so that it can be exported again under its original
+ * name and in its original order.
+ *   rows         our row i is the source's row  offset + i / run * stride + i % run
+ *   pairs > 0    i is replaced before that: row j + h * pairs/2 of a head of `pairs` rows by row
+ *                2*j + h of the same head (llama-style GGUF files interleave the halves of q and k)
+ *   transposed   the source stores [in, out] (GPT-2's Conv1D): the row computed above is the
+ *                source's column, and our column k is the source's row first + k (first > 0: it
+ *                holds several matrices, one below the other, as for experts)
+ *   slice > 0    transposed only: our rows are blocks of `slice` rows (heads); in block n, i is
+ *                counted from the beginning of the block, and `first` is n * slice_stride larger */
 struct row_map {
     int64_t offset, run, stride;        /* run 0: identity */
     int pairs;
@@ -88,7 +90,7 @@ int zfile_is(const void *head, size_t size);                    /* do these firs
 const char *zfile_path(const struct zfile *z);
 size_t zfile_size(const struct zfile *z);
 const void *zfile_data(const struct zfile *z);                  /* the whole mapping */
-/* Is the file unchanged since it was opened?  0: it is.  -1: it was changed, or pages were lost.  1
+/* 0: the file is unchanged since it was opened.  -1 with *e: it was changed, or pages were lost.  1
  * with *e: its modification time has changed; zfile_compare() finds out whether its contents have.
  * Any thread. */
 int zfile_check(const struct zfile *z, struct err *e);
@@ -100,7 +102,7 @@ struct map *zfile_map(struct zfile *z);     /* borrowed: for map_check() and for
  * -1 if the file cannot be read there. */
 int zfile_pread(const struct zfile *z, const void *from, size_t n, void *out);
 /* A descriptor that reads the file past the page cache (O_DIRECT); the caller closes it.  -1: the
- * file system has none. */
+ * file system does not support it. */
 int zfile_direct(const struct zfile *z);
 /* zfile_pread for whole pages of the file (ZSE_PAGE): from and out are aligned to them; bytes of
  * out after the end of the file are left alone.  Reads from the page cache if all pages are there
