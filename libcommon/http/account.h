@@ -1,9 +1,9 @@
 /* account.h - the memory of requests, admitted before it is allocated: a limit for each request,
  * for each tenant and for all together.
  *
- * A hold is the share of one request.  It is raised before the request allocates memory, which may
- * be refused, and lowered as memory is freed.  The account counts the bytes of holds, not those of
- * malloc: holds are upper bounds (t-serve.c and tests/fuzz compare them with the allocated
+ * A hold is the memory reserved for one request.  It is raised before the request allocates memory,
+ * which may be refused, and lowered as memory is freed.  The account counts the bytes of holds, not
+ * those of malloc: holds are upper bounds (t-serve.c and tests/fuzz compare them with the allocated
  * bytes). */
 #ifndef ZSE_HTTP_ACCOUNT_H
 #define ZSE_HTTP_ACCOUNT_H
@@ -32,8 +32,9 @@ struct hold {
 static inline struct hold hold_for(struct account *a, uint64_t id) { return (struct hold){ a, NULL, id, 0 }; }
 
 enum hold_answer { HOLD_OK, HOLD_REQUEST, HOLD_TENANT, HOLD_TOTAL, HOLD_NOMEM };
-/* Set the hold to `bytes`.  Lowering it always succeeds; if raising it is refused, it keeps its
- * value. */
+/* Set the hold to `bytes`.  HOLD_OK, or the limit that refuses it: of the request, of the tenant,
+ * of all together; HOLD_NOMEM: out of memory.  Lowering it always succeeds; if raising it is
+ * refused, it keeps its value. */
 enum hold_answer hold_set(struct hold *h, size_t bytes);
 void hold_release(struct hold *h);
 /* The problem of a refusal: 413, 429 or 503, naming the limit and its option.  Returns -1. */

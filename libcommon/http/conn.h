@@ -34,31 +34,33 @@ struct loop_options {
     int max_per_address;
     size_t max_unsent;              /* bytes of a response that may wait for a slow client */
     double head_s;                  /* time limit of a head */
-    double body_s;                  /* a body must arrive at 1 KB/s on average, with body_s more time in all */
+    double body_s;                  /* a body may take body_s, plus a second for each KB received */
     struct account *account;        /* counts bodies and responses beyond HELD_FROM; NULL: not counted */
     double idle_s, stalled_s;       /* longest time between requests; longest without progress of a response */
     /* a WebSocket that is silent for this long gets a ping, and is closed after the same time
      * again; 0: never */
     double ping_s;
-    /* A body follows, of SIZE bytes or SIZE_MAX (chunked).  Return 1 to keep it.  0: a small body
-     * is read and discarded, so that the connection can continue; for a large one on_request is
-     * called immediately, and the connection closes after the response.  NULL: keep every body. */
+    /* Called before a body of SIZE bytes (SIZE_MAX: chunked) is read.  Returns 1 to keep it.  After
+     * 0, a small body is read and discarded, so that the connection can continue; for a large one
+     * on_request is called immediately, and the connection closes after the response.  NULL: keep
+     * every body. */
     int (*on_body)(void *user, struct conn *c, size_t size);
-    /* A request is complete: conn_request(c).  Respond to it once, now or later. */
+    /* Called when a request (conn_request(c)) is complete.  Respond to it once, now or later. */
     void (*on_request)(void *user, struct conn *c);
-    /* The client has left before its response was complete, and an exchange is set.  c is freed
-     * after this call. */
+    /* Called if the client disconnects before its response is complete while an exchange is set.  c
+     * is freed after this call. */
     void (*on_gone)(void *user, struct conn *c);
-    /* Called if a record is set: the response is complete (its exchange is still set), or the
-     * client has left and there is no exchange.  conn_status is the status. */
+    /* Called if a record is set when the response is complete (its exchange is still set) or when
+     * the client has disconnected (there is no exchange any more).  conn_status(c) is the
+     * status. */
     void (*on_answered)(void *user, struct conn *c);
-    /* A head or body was refused: send a response.  NULL: a plain one is sent.  The connection
-     * closes after the response. */
+    /* Called when a head or body is refused: send a response, after which the connection closes.
+     * NULL: a plain one is sent. */
     void (*on_refused)(void *user, struct conn *c, int status, const char *why);
-    /* A message of a WebSocket; text is '\0'-terminated. */
+    /* Called with a message of a WebSocket; text is '\0'-terminated. */
     void (*on_message)(void *user, struct conn *c, const char *text, size_t size);
-    void (*on_wake)(void *user);                /* after loop_wake */
-    void (*on_second)(void *user);              /* about once a second */
+    void (*on_wake)(void *user);                /* called after loop_wake() */
+    void (*on_second)(void *user);              /* called about once a second */
     void (*on_signal)(void *user, int number);
     void *user;
 };

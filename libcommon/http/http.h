@@ -36,7 +36,7 @@ struct http_request {
 
 struct http_parser {
     enum { HTTP_HEAD, HTTP_BODY, HTTP_CHUNK_SIZE, HTTP_CHUNK, HTTP_CHUNK_END, HTTP_TRAILER, HTTP_COMPLETE } state;
-    size_t scanned;             /* bytes of the head without its end, so far */
+    size_t scanned;             /* bytes of the input searched so far without finding the end of the head */
     size_t left;                /* bytes still to come of the body or of the chunk */
     size_t body_bytes;          /* bytes of the body so far, kept or dropped */
     /* asked: HTTP_BODY_FOLLOWS was returned; drop_body: count and check the body, but do not keep

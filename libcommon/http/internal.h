@@ -62,7 +62,7 @@ struct conn {
     struct hold hold;           /* reservation for large buffers */
     enum hold_answer no_hold;   /* result of the last hold_set; not_held: its bytes */
     size_t not_held;
-    size_t sent;                /* bytes of out */
+    size_t sent;                /* how many bytes of out have been sent */
     struct http_parser parser;
     struct ws_parser *ws;       /* owned; NULL: not a WebSocket */
     int tag;

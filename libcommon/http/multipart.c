@@ -92,8 +92,8 @@ static int hex(char c)
     return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
 }
 
-/* The text of a quoted value: \" and \\ of RFC 7578, %22 %0D %0A of browsers; all: every %XX.  NULL
- * without memory. */
+/* Decode a quoted value: \" and \\ (RFC 7578), and %22, %0D and %0A, as browsers write them; with
+ * `all`, every %XX.  NULL without memory. */
 static char *unquote(const char *s, size_t n, int all)
 {
     char *out = malloc(n + 1), *to = out;
