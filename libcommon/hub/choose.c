@@ -29,7 +29,8 @@ static int gguf_part(const char *name, int *n)
            used == ENDING && k > 0 && k <= *n && *n > 1 ? k : 0;
 }
 
-/* Whether it is a file that represents a model; of a GGUF in parts only the first. */
+/* 1 if the file stands for a model: a .zse, a GGUF in one file, or the first part of a GGUF in
+ * several. */
 static int is_file_of_a_model(const char *name)
 {
     int n;
@@ -105,7 +106,8 @@ static int take_file(struct file_choice *c, const char *repo, const char *pick, 
                    n ? "more than one of its files" : "no GGUF or .zse file of it", *list ? list : "none");
 }
 
-/* Without pick and safetensors: the only file, else the most common quantization. */
+/* Choose without a pick in a repository without safetensors: its only file, else the GGUF of the
+ * most usual quantization. */
 static int take_usual(struct file_choice *c, const char *repo, struct err *e)
 {
     static const char *const usual[] = { "Q4_K_M", "Q4_0", "Q8_0", "BF16", "F16" };
@@ -129,7 +131,7 @@ static int take_usual(struct file_choice *c, const char *repo, struct err *e)
                    repo);
 }
 
-/* The file, and all parts if it is the first of several. */
+/* Put c->file into c->weights, with all other parts if it is the first of several. */
 static int take_parts(struct file_choice *c, const char *repo, struct err *e)
 {
     int n = 1;

@@ -14,7 +14,8 @@ struct file_choice {
     int indexed;                                /* an index lists the weights: weights is empty, see choose_indexed */
     const char *file;                           /* the GGUF or .zse that is the model; NULL: the folder is */
 };
-/* pick "": safetensors, else the only file or the usual quantization.  repo: for messages. */
+/* Choose the files.  pick names a file or its quantization; "": take the safetensors, else the only
+ * GGUF or .zse, else the GGUF of the most usual quantization.  repo: for messages.  -1 with *e. */
 int choose(struct file_choice *c, const char *repo, const char *pick, const char *const *names, int n, struct err *e);
 /* Read the shards from the text of model.safetensors.index.json into weights (borrowed from
  * names). */

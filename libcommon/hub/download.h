@@ -15,8 +15,8 @@ uint64_t spans_bytes(const struct spans *s);
 struct download_file {
     char *name, *url;               /* owned; url: its address at the hub */
     char etag[160];
-    int64_t size;                   /* -1: the hub did not say */
-    int unsized;                    /* the hub did not; size is the number of bytes received */
+    int64_t size;                   /* -1: the hub did not tell it and the file is not complete yet */
+    int unsized;                    /* the hub did not tell the size: it is the number of bytes received */
     int has_sha256;                 /* etag is the SHA-256 of the content: large files, which are fetched in ranges */
     /* etag is git's object id, the SHA-1 of "blob SIZE\0" and the content: small files */
     int has_git_sha1;

@@ -131,8 +131,8 @@ static int numbered_complete(const char *snapshot, const char *first)
     return 1;
 }
 
-/* Look for the model in the cache: *path (malloc'd) is set if it can be used.  1: and it is
- * complete; 0: small files may be missing. */
+/* Look for the model in the cache.  *path (malloc'd): what can be used of it, NULL if nothing.
+ * Returns 1 if the hub need not be asked, 0 if files or a better choice may be missing. */
 static int look_in_cache(const struct hub_name *name, const char *folder, const char *commit, char **path)
 {
     struct err ignored;
@@ -145,8 +145,8 @@ static int look_in_cache(const struct hub_name *name, const char *folder, const 
         goto done;
     if (c.file) {
         *path = hub_cache_path(snapshot, "%s", c.file);
-        /* Without a pick, the repository may also have safetensors, or a preferred quantization,
-         * unless an earlier call has found out. */
+        /* Without a pick, the repository may also have safetensors, which are preferred; it has
+         * none if an earlier call has noted that. */
         sure = *name->pick || hub_cache_has(folder, commit, "model.safetensors") < 0;
     } else if (c.indexed ? has_shards(snapshot) : numbered_complete(snapshot, c.weights[0])) {
         /* an index beside it is not needed */

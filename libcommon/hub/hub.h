@@ -51,9 +51,9 @@ struct hub_options {
      * `bytes` are still to be downloaded; -1 with *e refuses.  May be NULL. */
     int (*before_weights)(void *user, const char *folder, uint64_t bytes, struct err *e);
     void *before_user;
-    /* All NULL, or called for weights in several safetensors with an index: announce() with their
-     * heads when the download begins, arrived() for each that is complete and checked (in the
-     * snapshot).  shards are borrowed during the call. */
+    /* All three NULL, or called if an index names several safetensors files: announce() with the
+     * heads of all shards when the download begins (-1 refuses); arrived() for each shard that is
+     * complete, checked and in the snapshot.  shards are borrowed during the call. */
     /* -1 refuses */
     int (*announce)(void *user, const char *folder, const struct hub_shard *shards, int n, struct err *e);
     void (*arrived)(void *user, int shard);

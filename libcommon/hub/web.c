@@ -17,7 +17,7 @@ enum { MAX_REDIRECTS = 8, MAX_TRIES = 6, FIRST_TRIES = 4, MAX_WAIT_S = 120, STAL
 
 /* ---- URLs ---- */
 
-/* Length of "https://host:port"; 0 if that is no URL of HTTP. */
+/* Length of "https://host:port"; 0 if url is not an HTTP URL. */
 static size_t origin_length(const char *url)
 {
     size_t scheme = strncasecmp(url, "https://", 8) == 0 ? 8 : strncasecmp(url, "http://", 7) == 0 ? 7 : 0;
@@ -296,7 +296,8 @@ static void detach(struct web *w, struct web_job *j)
 
 /* ---- errors and retries ---- */
 
-/* "message" or "error" of a JSON body, else of the header. */
+/* The error message of a response: the header X-Error-Message, else "error" or "error.message" of a
+ * JSON body, else "". */
 static void body_error(const struct web_job *j, char *out, size_t room)
 {
     json_t *v = json_loadb(j->head_text, j->head_size, 0, NULL), *error = json_object_get(v, "error");
@@ -372,7 +373,8 @@ static int worth_another_try(const struct web *w, CURLcode rc)
     }
 }
 
-/* Follow a redirect.  0: continue there; 1: it is the answer; -1. */
+/* Handle a redirect.  0: j->url is the new address, to be requested next; 1: the redirect itself is
+ * the answer (a HEAD with the linked ETag); -1 with *e. */
 static int redirect(struct web *w, struct web_job *j, struct err *e)
 {
     char *target = NULL;
@@ -419,7 +421,8 @@ static int start_over(struct web_job *j)
     return 0;
 }
 
-/* Handle the end of an exchange.  1: the job is done; 0: it continues later; -1. */
+/* Handle the end of an exchange.  1: the job is done; 0: it is tried again or redirected; -1 with
+ * *e. */
 static int judge(struct web *w, struct web_job *j, CURLcode rc, struct err *e)
 {
     long status = j->answer.status;
