@@ -51,10 +51,11 @@ int machine_has(const struct machine *m, const char *isa);
  * the quota, at least 1. */
 int machine_threads(const struct machine *m);
 
-/* The GPUs that NVML (libnvidia-ml.so.1, loaded by this call) reports, without a context on them.
- * 0 and the reason if there are none. */
+/* Fill in out with the GPUs that NVML (libnvidia-ml.so.1, loaded by this call) reports.  Makes no
+ * CUDA context.  Returns their number; 0 with the reason in why. */
 int machine_gpus(struct machine_gpu *out, int room, char why[160]);
-/* The same for frequent calls: the library is loaded once.  NULL and the reason without NVML. */
+/* The same for frequent calls: nvml_open() loads the library once.  NULL if that fails, with the
+ * reason in why. */
 struct nvml;
 struct nvml *nvml_open(char why[160]);
 void nvml_close(struct nvml *n);            /* NULL is fine */

@@ -72,8 +72,8 @@ void cgroup_find(struct cgroup *g, const char *root, const char *controller)
                       ? group_path(text, controller, path, sizeof path) : 0;
     if (version && sys_read(root, "/proc/self/mountinfo", text, BIG_FILE) > 0 &&
         mount_point(text, version, controller, top, sizeof top, at, sizeof at)) {
-        /* A container sees its own group at the top of the mount: the common part of the path and
-         * the mount's root is not below the mount point. */
+        /* In a container the root of the mount is the container's own group (`top`): the beginning
+         * of path that equals it does not appear below the mount point. */
         const size_t n = strlen(top);
         const char *below = strcmp(top, "/") == 0 ? path : strncmp(path, top, n) == 0 &&
                             (path[n] == '/' || !path[n]) ? path + n : "";
@@ -93,8 +93,8 @@ int cgroup_up(struct cgroup *g)
     return 1;
 }
 
-/* One folder's limit (hard: without memory.high; UINT64_MAX: none) and its use without page cache;
- * 0: no limit. */
+/* Read the limits of one group and its use without page cache, in bytes.  *hard is the limit
+ * without memory.high, UINT64_MAX if there is none.  Returns 1; 0 if the group has no limit. */
 static int group_limit(const struct cgroup *g, const char *root, uint64_t *limit, uint64_t *hard, uint64_t *used)
 {
     static const long long none = 1ll << 60;            /* version 1 writes "none" as a number near 2^63 */
@@ -117,7 +117,8 @@ static int group_limit(const struct cgroup *g, const char *root, uint64_t *limit
     return 1;
 }
 
-/* Update the smallest limit and the smallest remainder; 0: this one does not limit. */
+/* Update *least, the smallest limit so far (0: none), and *least_left, the least memory left below
+ * a limit.  Returns 0 if this limit is not below the machine's total, else 1. */
 static int count_limit(uint64_t limit, uint64_t used, uint64_t total, uint64_t *least, uint64_t *least_left)
 {
     const uint64_t left = limit > used ? limit - used : 0;

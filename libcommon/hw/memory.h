@@ -1,5 +1,6 @@
-/* memory.h - memory available to this process: of the machine, within the limits of control groups,
- * and whether it is short.  Reads a handful of small files, cheap enough for once a second. */
+/* memory.h - the memory that this process can use, which is that of the machine within the limits
+ * of its control groups, and how short it is.  Reads only a few small files, so it can be called
+ * once a second. */
 #ifndef ZSE_HW_MEMORY_H
 #define ZSE_HW_MEMORY_H
 
@@ -22,15 +23,15 @@ int cgroup_up(struct cgroup *g);
 struct memory {                 /* bytes */
     uint64_t total, available, free, cached, swap_total, swap_free;     /* memory of the machine: /proc/meminfo */
     uint64_t limit;             /* smallest limit of this process's control groups; 0: none below total */
-    /* remainder below that limit; the group's page cache counts as free, because it can be
-     * reclaimed */
+    /* bytes that can be allocated before that limit is reached; the group's page cache counts as
+     * free, because it can be reclaimed */
     uint64_t left;
     uint64_t hard, hard_left;   /* the same for limits beyond which processes are killed (without memory.high) */
     int limit_version;          /* version of the limiting group: 1 or 2 */
-    /* percentage of the last 10 s in which all tasks waited for memory (PSI "full", of the group if
-     * it has one); -1: unknown */
+    /* percentage of the last 10 s in which all tasks waited for memory (PSI "full"), of the group
+     * if the kernel reports it, else of the machine; -1: unknown */
     double stalled10;
-    int stalled_own;            /* it is the group's own value, not the machine's */
+    int stalled_own;            /* 1: stalled10 is the group's value; 0: the machine's */
 };
 /* -1: /proc/meminfo is missing or unusable. */
 int memory_read(struct memory *m, const char *root, struct err *e);
@@ -38,7 +39,7 @@ int memory_read(struct memory *m, const char *root, struct err *e);
 uint64_t memory_most(const struct memory *m);
 uint64_t memory_now(const struct memory *m);
 
-/* Memory pressure by the used fraction of the total: */
+/* Memory pressure by the used fraction of the total: below 50 %, 75 %, 90 %, 97 %, and above. */
 enum pressure { PRESSURE_LOW, PRESSURE_NORMAL, PRESSURE_HIGH, PRESSURE_CRITICAL, PRESSURE_OOM };
 /* below 50 %, 75 %, 90 %, 97 %, and above. */
 enum pressure pressure_of(uint64_t used, uint64_t total);

@@ -17,7 +17,8 @@
 
 enum {
     MB = 1 << 20,
-    /* or four times the last cache, up to READ_MOST, so that caches hold little of a pass */
+    /* Least and most bytes to read in a pass; in between, four times the last-level cache, so that
+     * caches hold little of it. */
     READ_LEAST = 256 * MB,
     READ_MOST = 1024 * MB,
     READ_PASSES = 3,            /* for each number of streams */
