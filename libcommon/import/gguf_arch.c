@@ -240,7 +240,8 @@ static void add_deepseek2(struct gguf_translator *t)
     }
 }
 
-/* Layers without an indexer of their own take the choice of the one before. */
+/* A layer without an indexer of its own attends to the tokens that the layer before it has
+ * chosen. */
 static void add_glm_dsa(struct gguf_translator *t)
 {
     json_t *types = json_array();
@@ -261,7 +262,7 @@ static void add_glm_dsa(struct gguf_translator *t)
     json_object_set_new(t->out, "indexer_types", types);
 }
 
-/* The growth of queries with their position, and factors on cos and sin that cancel. */
+/* Write the fields by which queries are scaled up at large positions, as in Llama 4. */
 static void set_temperature(struct gguf_translator *t)
 {
     json_t *rope = json_object_get(t->out, "rope_parameters");
@@ -297,8 +298,8 @@ static void add_mistral4(struct gguf_translator *t)
     json_object_del(t->out, "topk_method");
 }
 
-/* The converter does not write the factors on embeddings, layers and logits: those of the published
- * model.  The size of values follows from a tensor. */
+/* The converter writes no keys for the factors on embeddings, layers and logits, so the defaults
+ * apply, which are those of the published model.  The size of values follows from a tensor. */
 static void add_minicpm3(struct gguf_translator *t)
 {
     const struct source_tensor *kv = gguf_find_tensor(t, "blk.0.attn_kv_b.weight");
@@ -378,7 +379,8 @@ static void add_afmoe(struct gguf_translator *t)
     gguf_set_layer_types(t, 4);
 }
 
-/* The router's normalization is not in a key; neither is, in older files, the factor on values. */
+/* No key says that the router's weights are normalized.  Older files have no key for the factor on
+ * values: 0.707 is that of the published model. */
 static void add_mimo2(struct gguf_translator *t)
 {
     json_t *kinds = json_array();

@@ -46,7 +46,8 @@ void gguf_set_real(struct gguf_translator *t, const char *name, double v);
 /* "layer_types": windows in all layers but every `period`-th, unless a key lists them. */
 void gguf_set_layer_types(struct gguf_translator *t, int64_t period);
 
-/* Facts that tensors tell: biases of the first layer; a tensor of any layer whose name ends so. */
+/* Facts that only the tensors tell: layer 0 has "blk.0.PART.bias"; it has a bias of q, or of q, k
+ * and v together; some tensor's name ends in `end`. */
 int gguf_has_bias(const struct gguf_translator *t, const char *part);
 int gguf_any_attn_bias(const struct gguf_translator *t);
 int gguf_any_layer_has(const struct gguf_translator *t, const char *end);
@@ -57,19 +58,21 @@ int gguf_layer_has(const struct gguf_translator *t, int64_t i, const char *part)
 void gguf_copy_int(struct gguf_translator *t, const char *key, const char *name);       /* if it exists */
 void gguf_window(struct gguf_translator *t);
 void gguf_add_biases(struct gguf_translator *t);
-/* For architectures whose router has a sigmoid, and for those whose head is never tied. */
+/* Refuse a router that does not use a sigmoid, and a file without a head (output.weight).  For
+ * architectures that have no others. */
 void gguf_check_sigmoid(const struct gguf_translator *t);
 void gguf_check_head(const struct gguf_translator *t);
 void gguf_add_experts(struct gguf_translator *t);
-/* Shared experts, groups, and the factor on a router's weights.  normalizes: whether the weights
- * are normalized if no key tells. */
+/* Write the number of shared experts, the groups of experts, and the factor on the router's
+ * weights.  normalizes: 1 if the weights are normalized when no key tells. */
 void gguf_add_router(struct gguf_translator *t, int normalizes);
-/* Layers that predict more tokens: GGUF counts them among the blocks. Returns the others. */
+/* Write the number of layers that predict more tokens (MTP), which GGUF counts among the blocks.
+ * Returns the number of the other layers. */
 int64_t gguf_add_extra_layers(struct gguf_translator *t);
-/* The share n / of, as a number that gives n again when multiplied by `of` and truncated. */
+/* The fraction n / of, as a number that gives n again when multiplied by `of` and truncated. */
 double gguf_share(int64_t n, int64_t of);
 
-/* How the model makes a vector of a text, if it does. */
+/* Write how the model makes one vector of a text, if it is a model for embeddings. */
 void gguf_add_pooling(struct gguf_translator *t);
 /* Refuse a direction of attention other than the architecture's. */
 void gguf_check_direction(const struct gguf_translator *t);
@@ -100,8 +103,8 @@ void gguf_add_modern_bert(struct gguf_translator *t);
 /* ---- gguf_arch.c: the architectures ---- */
 
 void gguf_add_granite(struct gguf_translator *t);
-/* The sizes of latent attention.  Files that have kv_b in two parts keep the sizes of a head under
- * other keys. */
+/* Write the sizes of latent attention (MLA).  Files that store kv_b in two parts have the sizes of
+ * a head under other keys. */
 void gguf_add_latent(struct gguf_translator *t);
 
 /* The names of the fields that hold an architecture's sizes. */
@@ -113,7 +116,8 @@ enum gguf_spelling {
     SPELLING_OWN,               /* written by add() */
 };
 
-/* One table of rotary positions; one for layers of full attention, one for those with a window. */
+/* ROPE_ONE: the same rotary positions in all layers; ROPE_TWO: one set for layers of full
+ * attention, one for layers with a window. */
 enum { ROPE_ONE = 1, ROPE_TWO };
 
 struct gguf_arch {

@@ -48,14 +48,15 @@ void gguf_check_direction(const struct gguf_translator *t)
                   causal ? "false" : "true");
 }
 
-/* The number of rows of a table, 0: there is none. */
+/* The number of rows of a table; 0 if the file does not have it. */
 static int64_t rows_of(const struct gguf_translator *t, const char *name)
 {
     const struct source_tensor *table = gguf_find_tensor(t, name);
     return table ? table->n_dims == 1 ? 1 : table->dim[0] : 0;
 }
 
-/* DistilBERT has no types of tokens; the positions of RoBERTa begin with the first that is used. */
+/* DistilBERT has no token types.  In RoBERTa's table of positions, the first row belongs to the
+ * first position that is used: the converter drops the rows before it. */
 void gguf_add_bert(struct gguf_translator *t)
 {
     const int64_t positions = rows_of(t, "position_embd.weight");

@@ -89,8 +89,8 @@ void gguf_add_gemma3n(struct gguf_translator *t)
     json_object_set_new(t->out, "intermediate_size", widths);
 }
 
-/* Factors of 1, then factors so large that the other pairs stand still: rope_type "proportional".
- * Other factors stay as they are. */
+/* Write rope_type "proportional" if the file's RoPE factors are 1 for the first pairs and, for the
+ * others, so large that these do not rotate.  Any other factors stay as they are. */
 static void proportional(struct gguf_translator *t)
 {
     json_t *all = json_object_get(t->out, "rope_parameters"), *rope = json_object_get(all, "full_attention");

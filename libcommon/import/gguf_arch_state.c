@@ -77,14 +77,15 @@ void gguf_add_granitehybrid(struct gguf_translator *t)
     gguf_set_real(t, "mamba_expand", gguf_key_float(t, "ssm.inner_size", 0) / (double)t->hidden);
     gguf_set_bool(t, "mamba_conv_bias", gguf_any_layer_has(t, ".ssm_conv1d.bias"));
     set_layer_kinds(t, "layer_types", "attention", "mamba", NULL);
-    /* how granite's files say whether it rotates */
+    /* granite's files say with this key whether attention uses RoPE */
     const int rotates = gguf_key_float(t, "rope.scaling.finetuned", 1) != 0;
     gguf_set_string(t, "position_embedding_type", rotates ? "rope" : "nope");
     if (!rotates)
         json_object_del(t->out, "rope_parameters");
 }
 
-/* Write the period and the offset of the marked layers: those of attention, or of experts. */
+/* Write the period and the offset of the marked layers, which are those with attention or those
+ * with experts. */
 static void set_period(struct gguf_translator *t, const char *period_key, const char *offset_key, const char *marks)
 {
     const char *first = memchr(marks, 1, (size_t)t->n_layers);
@@ -117,7 +118,8 @@ void gguf_add_jamba(struct gguf_translator *t)
     free(attends);
 }
 
-/* Its factors are part of the weights. */
+/* The converter has multiplied the weights by Falcon-H1's factors, so no fields are written for
+ * them. */
 void gguf_add_falcon_h1(struct gguf_translator *t)
 {
     set_mamba(t, "mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv");
@@ -187,7 +189,8 @@ void gguf_add_qwen3next(struct gguf_translator *t)
     gguf_set_bool(t, "zse_z_apart", gguf_any_layer_has(t, ".attn_gate.weight"));
 }
 
-/* Layers of Kimi delta attention count no KV heads; that the router normalizes is not in a key. */
+/* Layers with Kimi delta attention have 0 KV heads in the file.  No key says that the router's
+ * weights are normalized. */
 void gguf_add_kimi_linear(struct gguf_translator *t)
 {
     gguf_check_head(t);

@@ -30,13 +30,14 @@ struct source_inner {
 char *source_join(const char *dir, const char *name, struct err *e);
 /* Is there a regular file of this name in the folder? */
 int source_has(const char *dir, const char *name);
-/* Is its name one of a file of safetensors?  For scandir(). */
+/* 1 if the entry's name ends in .safetensors: a filter for scandir(). */
 int source_is_shard(const struct dirent *d);
 /* Map a file, under the guard of the source's options. */
 int source_map(const struct source *s, struct input_file *p, struct err *e);
 /* Sort the tensors by name; -1 if two have the same. */
 int source_sort(struct source *s, struct err *e);
-/* Keep the configuration, as hf_config_normalize() has it; takes raw, NULL: *e is set already. */
+/* Set s->config to hf_config_normalize(raw).  Takes ownership of raw; NULL: reading it failed, and
+ * *e is set already.  path: for messages. */
 int source_normalize(struct source *s, json_t *raw, const char *path, struct err *e);
 int source_open_folder(struct source *s, struct err *e);
 

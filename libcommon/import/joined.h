@@ -1,5 +1,5 @@
-/* joined.h - tensors of a source that are seen as one, rows below rows: "x.{q,k,v}_proj.weight" is
- * x.q_proj.weight, x.k_proj.weight and x.v_proj.weight. */
+/* joined.h - several tensors of a source, stacked by rows and seen as one: "x.{q,k,v}_proj.weight"
+ * is x.q_proj.weight, x.k_proj.weight and x.v_proj.weight. */
 #ifndef ZSE_IMPORT_JOINED_H
 #define ZSE_IMPORT_JOINED_H
 

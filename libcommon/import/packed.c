@@ -43,7 +43,8 @@ static int config_fail(const struct packed_indexer *x, const char *key, const ch
     return err_set(x->e, ERR_UNSUPPORTED, "%s: quantization_config: %s: %s", x->s->path, key, what);
 }
 
-/* Every key that says something is one of `known`, which ends with NULL. */
+/* Refuse every key of o that is not in `known` (which ends with NULL), unless its value is null,
+ * false or empty. */
 static int check_keys(const struct packed_indexer *x, const json_t *o, const char *const *known)
 {
     const char *key;
@@ -90,7 +91,7 @@ static int gptq_config(struct packed_indexer *x, const json_t *q)
 {
     static const char *const known[] = { "quant_method", "bits", "group_size", "desc_act", "sym", "checkpoint_format",
                                          "format", "pack_dtype", "lm_head",
-        /* how it was made, or is run elsewhere */
+        /* settings of the quantizer and of other programs: ignored */
         "damp_percent", "damp_auto_increment", "static_groups", "true_sequential", "model_name_or_path",
             "model_file_base_name", "quantizer", "meta", "tokenizer",
         "dataset", "exllama_config", "use_exllama", "disable_exllama", "max_input_length", "cache_block_outputs",
@@ -230,7 +231,8 @@ static int ct_weights(struct packed_indexer *x, const json_t *w)
 
 static int ct_config(struct packed_indexer *x, const json_t *q)
 {
-    /* input and output activations, the cache: ignored, as we compute with floats or int8 */
+    /* the quantization of activations and of the KV cache is ignored, as we compute with floats or
+     * int8 */
     static const char *const known[] = { "quant_method", "format", "config_groups", "ignore", "quantization_status",
                                          "global_compression_ratio", "kv_cache_scheme", "sparsity_config", "version",
                                          NULL };
@@ -262,7 +264,8 @@ static int ct_config(struct packed_indexer *x, const json_t *q)
 /* ModelOpt: quantization_config in config.json, or "quantization" in hf_quant_config.json. */
 static int modelopt_config(struct packed_indexer *x, const json_t *q)
 {
-    /* rounding of input activations and of the cache; matrices left out, which the tensors tell */
+    /* ignored: the quantization of activations and of the KV cache, and the list of matrices that
+     * are not quantized, which follows from the tensors */
     static const char *const known[] = { "quant_method", "quant_algo", "config_groups", "ignore", "kv_cache_scheme",
                                          "producer", "group_size", "kv_cache_quant_algo", "exclude_modules",
                                          NULL };
@@ -323,7 +326,7 @@ static int has_dims(const struct source_tensor *t, int n, int64_t a, int64_t b, 
 static void part_set(struct source_tensor *part, const struct source_tensor *t)
 {
     *part = *t;
-    part->name = NULL;                  /* it goes with the list */
+    part->name = NULL;                  /* the name is freed with the list of tensors */
 }
 
 /* A part of the shape [a, b] (n 1: [a]) and of 32-bit words or floats. */
@@ -341,7 +344,8 @@ static int part_take(const struct packed_indexer *x, struct source_tensor *part,
     return 0;
 }
 
-/* The group of each input: kept only where that differs from their order. */
+/* Take g_idx, the group of each input.  It is dropped if the groups are consecutive runs of inputs,
+ * as without g_idx. */
 static int order_take(const struct packed_indexer *x, struct packed *p, const struct source_tensor *t)
 {
     int plain = 1;
@@ -390,7 +394,8 @@ static int grouped_take(struct packed_indexer *x, struct packed *p, const struct
     return order ? order_take(x, p, order) : gptq && x->needs_order ? -1 : 0;
 }
 
-/* Do these scales belong to a matrix of p's size under scheme c?  Then p says how they lie. */
+/* 1 if the shape of scales t fits a matrix of p's size under scheme c.  Sets the fields of p that
+ * locate the scale of an element. */
 static int scales_fit(struct packed *p, const struct source_tensor *t, const struct scheme *c)
 {
     const int single = t->size == (size_t)ggml_type_info(t->type)->block_bytes;
@@ -399,7 +404,7 @@ static int scales_fit(struct packed *p, const struct source_tensor *t, const str
     p->row_step = 1;
     p->group_step = 0;
     switch (c->strategy) {
-    case BY_TENSOR_GROUP:               /* nvfp4_take has its own */
+    case BY_TENSOR_GROUP:               /* nvfp4_take() checks the scales itself */
         return 0;
     case BY_TENSOR:
         p->row_group = p->rows;
@@ -586,7 +591,7 @@ static int ternary_take(struct packed_indexer *x, struct packed *p, const struct
 
 struct packed_kind {
     const char *end;                    /* end of the name of the codes */
-    int from[2];                        /* their types */
+    int from[2];                        /* types that the codes may have */
     const char *name;                   /* takes the place of `end` */
     int type;
     enum packed_layout layout;
@@ -629,7 +634,8 @@ static const struct packed_method {
     { "modelopt", modelopt_config, modelopt_kinds },
 };
 
-/* Make one tensor of the codes at index i and what belongs to them. */
+/* Make one tensor of the codes at index i and the tensors with their scales, zero points and
+ * order. */
 static int join(struct packed_indexer *x, int i, const struct packed_kind *k)
 {
     struct source_tensor *t = &x->s->tensors[i];
@@ -653,7 +659,8 @@ static int join(struct packed_indexer *x, int i, const struct packed_kind *k)
     return asprintf(&x->rename[i], "%.*s%s", (int)stem, t->name, k->name) < 0 ? err_nomem(x->e, t->name) : 0;
 }
 
-/* Scales of activations and of caches: for programs that compute in these formats. */
+/* 1 for scales of activations and of the KV cache, which only programs that compute in these
+ * formats use. */
 static int is_beside_weights(const char *name)
 {
     static const char *const ends[] = { ".input_scale", ".output_scale", ".input_zero_point", ".output_zero_point",
@@ -679,7 +686,7 @@ static int join_all(struct packed_indexer *x, const struct packed_method *m)
     return 0;
 }
 
-/* Take what was joined out of the list; the others move up. */
+/* Remove the tensors that became parts of others from the list, and rename the joined ones. */
 static void close_ranks(struct packed_indexer *x)
 {
     int n = 0;

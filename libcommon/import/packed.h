@@ -5,8 +5,8 @@
  * nvfp4), ModelOpt (nvfp4; older ones in hf_quant_config.json), fp8 with scales of blocks
  * (DeepSeek) or of a tensor, MXFP4 experts (gpt-oss), GPTQ, AWQ, BitNet.  packed_index() replaces
  * the parts by one tensor with the name and shape of the matrix before quantization; its values are
- * decoded row by row.  The tensors tell the quantized matrices; lists of modules to leave out only
- * repeat that.
+ * decoded row by row.  The tensors show which matrices are quantized, so the configuration's lists
+ * of modules that are not quantized are ignored.
  *
  * Source of the layouts and the meaning of codes: the libraries that write them (AutoGPTQ, AutoAWQ,
  * compressed-tensors, ModelOpt, transformers). */
@@ -20,30 +20,32 @@
 #include "libcommon/quant/tile.h"
 
 enum packed_layout {
-    /* words of 32 / bits neighbouring k, low bits first: [cols * bits / 32][rows]; zero points
-     * likewise along rows */
+    /* [cols * bits / 32][rows]: each 32-bit word has the codes of 32 / bits neighbouring k, the
+     * first in the lowest bits; zero points are packed in the same way, but along rows */
     PACKED_GPTQ,
-    /* words of 8 rows of 4 bits, in the order 0 2 4 6 1 3 5 7: [cols][rows / 8]; zero points
-     * likewise */
+    /* [cols][rows / 8]: each 32-bit word has the 4-bit codes of 8 neighbouring rows in the order 0
+     * 2 4 6 1 3 5 7; zero points are packed in the same way */
     PACKED_AWQ,
-    /* compressed-tensors: words of 32 / bits neighbouring k: [rows][words]; zero points likewise,
-     * but along rows */
+    /* compressed-tensors, [rows][words]: each 32-bit word has the codes of 32 / bits neighbouring
+     * k, the first in the lowest bits; zero points are packed in the same way, but along rows */
     PACKED_WORDS,
     PACKED_I8,              /* [rows][cols] */
     PACKED_F8,              /* [rows][cols] */
-    /* [experts][rows][cols / 32][16]: two a byte, low nibble first; seen as [experts][cols][rows],
-     * as the plain checkpoint has it */
+    /* [experts][rows][cols / 32][16]: two codes a byte, the first in the low nibble; the tensor is
+     * seen as [experts][cols][rows], as it is in a checkpoint that is not quantized */
     PACKED_MXFP4,
-    PACKED_NVFP4,           /* [rows][cols / 2]: two a byte, low nibble first; groups of 16 whose scales are e4m3 */
-    /* four rows a byte, 2 bits each: rows r, r + rows/4, ...: [rows / 4][cols]; value code - 1, 3
-     * stands for nothing */
+    /* [rows][cols / 2]: two codes a byte, the first in the low nibble; groups of 16 with e4m3
+     * scales */
+    PACKED_NVFP4,
+    /* [rows / 4][cols]: 2-bit codes of four rows a byte: rows r, r + rows/4 and so on; the value is
+     * code - 1, and code 3 is invalid (read as NaN) */
     PACKED_TERNARY,
 };
 
-/* value(row, k) = (code - zero) * scale, or / scale where `divide` says so; NVFP4: tensor_scale *
- * scale is rounded to f32 first.  The scale of (row, k)
- * is element row / row_group * row_step + group * group_step, with group = order ? order[k] :
- * k / col_group; the zero point depends on row and group only. */
+/* value(row, k) = (code - zero) * scale, or (code - zero) / scale if `divide` is set; NVFP4:
+ * tensor_scale * scale is rounded to f32 first.  The scale of (row, k) is element row / row_group *
+ * row_step + group * group_step, with group = order ? order[k] : k / col_group; the zero point
+ * depends on row and group only. */
 struct packed {
     enum packed_layout layout;
     int bits, divide;
@@ -51,7 +53,8 @@ struct packed {
     int64_t expert_rows;            /* MXFP4: outputs of one expert */
     int64_t row_group, col_group, row_step, group_step, n_groups;
     float tensor_scale;             /* NVFP4: times every scale; else 1 */
-    int zero, zero_add;             /* the zero point if no tensor has them; added to those of the tensor */
+    /* zero: the zero point if no tensor has any; zero_add: added to those of the tensor */
+    int zero, zero_add;
     struct source_tensor code, scale, zeros, order;     /* data NULL: none */
 };
 
@@ -75,8 +78,8 @@ size_t packed_bytes(const struct packed *p);    /* bytes of all parts */
 
 /* Our type that holds every value exactly, with its group size; -1: none.  Reads all scales. */
 int packed_exact(const struct packed *p, int *group_size);
-/* Row `row` (of rows, experts joined) as codes of that type; its values, if asked for, are
- * finite. */
+/* The codes, scales and zero points of row `row` (rows of all experts are counted in sequence) in
+ * the type that packed_exact() returned. */
 void packed_row(const struct packed *p, const struct mat *m, int64_t row, struct qrow *q);
 
 #endif

@@ -136,7 +136,8 @@ static int scales_fit_f16(const struct packed *p)
     return 1;
 }
 
-/* Far from where a product with a code is no number, or loses bits. */
+/* 1 if all scales are 0 or so far from f32's limits that scale * code neither overflows nor loses
+ * bits. */
 static int scales_fit_fp8(const struct packed *p)
 {
     int64_t n = (int64_t)(p->scale.size / (size_t)ggml_type_info(p->scale.type)->block_bytes);
@@ -148,13 +149,14 @@ static int scales_fit_fp8(const struct packed *p)
     return 1;
 }
 
-/* Tensor scales with which no product with a scale and a code leaves f32's normal numbers. */
+/* 1 if tensor_scale * scale * code is always a normal f32 number. */
 static int scales_fit_nvfp4(const struct packed *p)
 {
     return p->tensor_scale > 0x1p-100f && p->tensor_scale < 0x1p100f;
 }
 
-/* The largest of our group sizes that the groups of the source are made of; 0: none. */
+/* The largest of our group sizes (128, 64, 32) that divides the source's; any if that is a whole
+ * row.  0: none does. */
 static int our_group(const struct packed *p)
 {
     for (int g = 128; g >= 32; g /= 2)
@@ -196,7 +198,7 @@ int packed_exact(const struct packed *p, int *group_size)
         return scales_fit_f16(p) ? QT_T2 : -1;
     int middle = zero_in_the_middle(p);
     if (p->bits > 4 && !middle)
-        return -1;                                          /* differences of 9 bits */
+        return -1;                                          /* code - zero point would take 9 bits */
     if (p->bits > 4 && p->col_group >= p->cols) {
         *group_size = 32;
         return QT_I8R;

@@ -63,8 +63,8 @@ struct source {
     void *private_;
 };
 
-/* Safetensors of a folder that are being downloaded: their heads tell the tensors, their data is
- * read once they have arrived. */
+/* Files of safetensors in a folder that are still being downloaded: their tensors are known from
+ * their heads, and their data is read once they have arrived. */
 struct source_shard {
     const char *name;
     uint64_t size;                  /* size of the whole file */
@@ -95,7 +95,8 @@ void source_close(struct source *s);
 /* NULL: none.  A name with braces, "x.{q,k,v}_proj.weight" or "x.{0..3}", joins the rows of
  * several tensors; the first look-up of such a name is not thread-safe. */
 const struct source_tensor *source_find(const struct source *s, const char *name);
-/* Name of part i of a name with braces: 1; 0: it has no such part, or has no braces. */
+/* Write the name of part i of a name with braces to out: 1.  0: there is no part i, or the name has
+ * no braces. */
 int source_part_name(const char *name, int i, char *out, size_t room);
 const struct source_file *source_file(const struct source *s, const char *name);        /* NULL: none */
 

@@ -359,7 +359,7 @@ int source_open_folder(struct source *s, struct err *e)
         return 0;
     if (packed_config(s, e) < 0)
         return -1;
-    /* its index reads data */
+    /* packed_index() reads the data of tensors */
     if ((js_get(s->config, "quantization_config") || js_get(s->config, "compression_config")) && source_wait(s, NULL, e) < 0)
         return -1;
     if (packed_index(s, e) < 0)
