@@ -54,7 +54,7 @@ json_t *peer_request(struct mcp_peer *p, const char *method, const json_t *param
 /* A message with our version and capabilities in params._meta where the revision wants it. */
 json_t *peer_message(struct mcp_peer *p, const char *method, const json_t *params, json_int_t id);
 
-/* ---- peer_stdio.c; by the peer's thread unless they say otherwise ---- */
+/* ---- peer_stdio.c: called by the peer's thread only, except where noted ---- */
 int stdio_open(struct mcp_peer *p, struct err *e);
 void stdio_close(struct mcp_peer *p);
 /* Read for at most ms and hand out answers.  -1 with *e: the server is gone or must go. */

@@ -17,7 +17,7 @@ struct mcp_server_config {
     const json_t *env, *headers;        /* objects of texts; NULL: none */
     const json_t *tools;                /* patterns of the tools that are offered; NULL: all */
     const json_t *confirm;              /* patterns of tools that need a confirmation, besides destructive ones */
-    const json_t *auto_approve;         /* patterns of tools that need none */
+    const json_t *auto_approve;         /* patterns of tools that need no confirmation */
     double timeout_s;                   /* time limit of a call */
 };
 struct mcp_config {
@@ -30,7 +30,8 @@ int mcp_config_load(struct mcp_config *c, const char *path, struct err *e);
 /* The same for the text of such a file; path is used in messages. */
 int mcp_config_parse(struct mcp_config *c, const char *path, const char *text, size_t size, struct err *e);
 void mcp_config_release(struct mcp_config *c);
-/* Is name in a list of names, which may end in *?  NULL: no. */
+/* 1 if name is in a list of names, in which a * at the end stands for any characters; patterns
+ * NULL: 0. */
 int mcp_named(const json_t *patterns, const char *name);
 
 #endif

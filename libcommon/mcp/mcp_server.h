@@ -10,7 +10,8 @@
 
 #include "libcommon/mcp/protocol.h"
 
-/* The offer of a server.  Functions return new references, NULL without memory. */
+/* The tools and resources that a server offers.  Functions return new references, NULL without
+ * memory. */
 struct mcp_host {
     json_t *(*tools)(void *user);       /* [{"name", "description", "inputSchema", "annotations"}] */
     int (*has_tool)(void *user, const char *name);
@@ -31,7 +32,7 @@ struct mcp_answer {
     /* A call of a tool, which the caller runs and answers with mcp_call_answer: */
     int is_call;
     const char *name;                   /* borrowed from the message */
-    json_t *arguments, *id;             /* an object; of the request; owned */
+    json_t *arguments, *id;             /* arguments is an object, id that of the request; owned */
     int modern;
     /* A list of resources, of which the caller finds the documents from number `from` on, and
      * answers with mcp_list_answer: */
@@ -48,16 +49,18 @@ void mcp_answer(const struct mcp_host *h, const json_t *message, const struct mc
 json_t *mcp_parse_error(const char *why);
 /* The answer to a call, from its result or the message of its error.  NULL without memory. */
 json_t *mcp_call_answer(const struct mcp_answer *a, const char *text, int is_error);
-/* Takes ownership of documents (resources); more: there are further ones.  NULL without memory. */
+/* The answer to a list.  Takes ownership of documents, a list of resources; more: 1 if further ones
+ * follow.  NULL without memory. */
 json_t *mcp_list_answer(struct mcp_answer *a, json_t *documents, int more);
-/* The text of a document.  NULL without memory. */
+/* The answer to the reading of a document, with its text.  NULL without memory. */
 json_t *mcp_read_answer(const struct mcp_answer *a, const char *uri, const char *mime_type, const char *text);
 json_t *mcp_no_resource(const struct mcp_answer *a, const char *why);
 void mcp_answer_release(struct mcp_answer *a);
 
 /* ---- prompts.c ---- */
 json_t *mcp_prompts(void);                              /* the list */
-/* The prompt with its arguments put in; NULL: *why has the reason, or memory ran out (""). */
+/* The prompt with its arguments put in.  NULL with the reason in why; if why is "", memory ran
+ * out. */
 json_t *mcp_prompt(const char *name, const json_t *arguments, char why[160]);
 
 #endif

@@ -18,8 +18,8 @@ enum { FULL_NAME = 64, MAX_PAGES = 64, LONGEST_PAUSE_S = 64 };
 enum { SCHEMA_DEPTH = 40, SCHEMA_BYTES = 64 << 10, DESCRIPTION_BYTES = 8 << 10 };
 #define PROBE_S 10.0                    /* time for the answer to server/discover, including the start of the server */
 #define CONNECT_S 60.0
-#define RELIST_S 1.0                    /* at least, between two lists of the tools */
-#define FRESH_S 300.0                   /* the tools of a URL are listed again after it */
+#define RELIST_S 1.0                    /* least time between two requests for the list of tools */
+#define FRESH_S 300.0                   /* the tools of a server at a URL are listed again after this time */
 
 /* ---- requests ---- */
 
@@ -321,7 +321,8 @@ static void copy_plain(char *out, size_t room, const char *text)
     out[n] = '\0';
 }
 
-/* reason NULL: keep the last reason, which is shown while the server starts again. */
+/* Set the state.  reason NULL: keep the last reason, which is shown while the server starts
+ * again. */
 static void set_state(struct mcp_peer *p, enum mcp_state state, const char *reason)
 {
     char text[400], plain[sizeof p->error];
@@ -360,7 +361,8 @@ static int connect_peer(struct mcp_peer *p, struct err *e)
     return list_tools(p, e);
 }
 
-/* Has the server said that its tools have changed, or is it time to ask? */
+/* 1 if the tools have to be listed again: the server said that they have changed, or (at a URL)
+ * FRESH_S have passed since `listed`. */
 static int take_stale(struct mcp_peer *p, double listed)
 {
     if (clock_s() < listed + RELIST_S)

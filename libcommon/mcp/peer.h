@@ -28,9 +28,9 @@ enum mcp_state { MCP_STARTING, MCP_READY, MCP_FAILED };
 struct mcp_peer *mcp_peer_open(const struct mcp_server_config *c, const char *const *env,
                                void (*changed)(void *user, const char *name, const char *text), void *user,
                                struct err *e);
-/* Begin to end: calls end soon, as errors.  Any thread. */
+/* Tell the peer to end; running calls soon return errors.  Does not wait for it.  Any thread. */
 void mcp_peer_stop(struct mcp_peer *p);
-/* Ends its child process, and all calls as errors.  NULL is fine. */
+/* End the child process; all running calls return errors.  NULL is fine. */
 void mcp_peer_close(struct mcp_peer *p);
 const struct mcp_server_config *mcp_peer_config(const struct mcp_peer *p);
 /* why: why it failed, or "" if it is ready or starts for the first time */
@@ -42,9 +42,9 @@ enum mcp_state mcp_peer_state(struct mcp_peer *p, int *n_tools, char why[300]);
 json_t *mcp_peer_tools(struct mcp_peer *p);
 /* One of them by its full name: a new reference; NULL: there is none. */
 json_t *mcp_peer_tool(struct mcp_peer *p, const char *full);
-/* Call a tool, by its full name.  malloc'd text, also of an error that the tool reports
- * (*is_error 1); NULL with *e: no answer.  Ends soon after *cancelled is set.  Any thread, several
- * at once. */
+/* Call a tool by its full name.  Returns malloc'd text, which may be that of an error that the tool
+ * reports (*is_error 1); NULL with *e if there is no answer.  Ends soon after *cancelled is set.
+ * Any thread, several at once. */
 char *mcp_peer_call(struct mcp_peer *p, const char *full, const json_t *arguments, const atomic_int *cancelled,
                     int *is_error, struct err *e);
 

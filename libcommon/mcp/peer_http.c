@@ -64,7 +64,8 @@ static size_t on_body(char *data, size_t one, size_t n, void *user)
     t->size += n;
     if (t->is_stream)
         scan_events(t);
-    return t->is_stream && t->answer ? 0 : n;   /* the stream may stay open: its answer is here */
+    /* the answer is here, but the server may keep the stream open: end it */
+    return t->is_stream && t->answer ? 0 : n;
 }
 
 static size_t on_header(char *data, size_t one, size_t n, void *user)

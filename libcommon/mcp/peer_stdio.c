@@ -233,7 +233,8 @@ int stdio_read(struct mcp_peer *p, int ms, struct err *e)
     if (f[1].revents & POLLIN)
         read_stderr(p);
     else if (f[1].revents & POLLHUP && !(f[0].revents))
-        poll(f, 1, ms);                         /* its end alone would keep us busy */
+        /* wait for output only: with a closed standard error, polling both would return at once */
+        poll(f, 1, ms);
     if (!f[0].revents)
         return 0;
     if (p->room < p->n_line + READ_BYTES + 1) {

@@ -14,12 +14,13 @@
 
 struct toolset;
 
-/* config: path of a file as mcp_config_load reads it, NULL: built-in tools only.  env and changed:
- * as of mcp_peer_open; env is borrowed until the end.  NULL with *e. */
+/* config: path of a file as mcp_config_load() reads it; NULL: built-in tools only.  env and changed
+ * are those of mcp_peer_open(); env is borrowed until toolset_close().  NULL with *e. */
 struct toolset *toolset_open(const char *config, const char *const *env,
                              void (*changed)(void *user, const char *name, const char *text), void *user,
                              struct err *e);
-/* Begin to end: calls of MCP tools end soon, as errors. */
+/* Tell the MCP servers to end; running calls of their tools soon return errors.  Does not wait for
+ * them. */
 void toolset_stop(struct toolset *s);
 void toolset_close(struct toolset *s);                  /* NULL is fine */
 
