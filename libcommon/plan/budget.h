@@ -9,7 +9,7 @@ enum { BUDGET_RANKS = 64 };
 
 struct budget_options {
     int n_ranks, layers[BUDGET_RANKS];      /* layers of each rank, in order; n_ranks 0: all on one */
-    /* bytes a parameter of attention, dense and shared MLPs: 2 (bf16), 1 (int8), 0.5 (int4);
+    /* bytes for each parameter of attention, dense and shared MLPs: 2 (bf16), 1 (int8), 0.5 (int4);
      * router, norms, embedding and head are bf16 */
     double linear_bytes;
     int kv_element_bytes;                   /* 1 (fp8), 2 (bf16) */
@@ -18,8 +18,8 @@ struct budget_options {
     int context;                            /* tokens wanted; 0: none in particular */
     /* bytes of one expert on the GPU, see budget_expert_bytes; 0: experts stay in host memory */
     double expert_bytes;
-    /* with expert_bytes: buffer for the experts of 1/divisor of the layers; 1: of all; 0: of one
-     * layer */
+    /* with expert_bytes > 0: the buffer holds the experts of 1/divisor of the layers; 1: of all
+     * layers; 0: of one layer */
     int divisor;
 };
 
@@ -39,19 +39,20 @@ struct budget {
     int bottleneck;                         /* rank with the fewest tokens */
     double tokens;                          /* tokens that the bottleneck can hold: max_total_tokens */
     double context;                         /* tokens, at most max_position_embeddings */
-    /* share of a GPU's memory for weights, keys and values of `context` tokens, on the fullest
-     * rank: mem_fraction_static */
+    /* the fraction of a GPU's memory that weights, and keys and values of `context` tokens, take on
+     * the fullest rank: mem_fraction_static */
     double fraction;
 };
 /* Refused: layers that do not add up to the model's, more ranks than BUDGET_RANKS. */
 int budget_make(struct budget *b, const struct plan_shape *s, const struct budget_options *o, struct err *e);
 
-/* n layers over ranks as evenly as possible, the first ranks take the remainder. */
+/* Distribute n_layers over the ranks as evenly as possible; the first ranks take the remainder. */
 void budget_partition(int n_layers, int n_ranks, int *layers);
-/* One routed expert, packed codes of this many bits and a bf16 scale for every group of weights. */
+/* Bytes of one routed expert: packed codes of `bits` bits, and a bf16 scale for each group of
+ * weights. */
 double budget_expert_bytes(const struct plan_shape *s, int bits, int group_size);
-/* The buffer for experts: those of all layers, shared ones included, divided by the divisor;
- * divisor 0: the routed experts of one layer. */
+/* Bytes of the buffer for experts: those of all layers, shared ones included, divided by the
+ * divisor; divisor 0: the routed experts of one layer. */
 double budget_expert_buffer(const struct plan_shape *s, double expert_bytes, int divisor);
 
 #endif

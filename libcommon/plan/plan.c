@@ -28,7 +28,8 @@ void plan_add_tensor(struct plan_weights *w, const char *name, int copies, enum 
         w->ops[type] += (double)copies * 2.0 * (double)n * active;
 }
 
-/* Bytes of a KV block of a layer beside its keys and values: an indexer's keys, entries. */
+/* Bytes that a KV block of a layer holds besides keys and values: keys of an indexer, and
+ * compressed entries. */
 static uint64_t beside_keys(const struct plan_layer *l, enum kv_type type)
 {
     if (l->entries)
@@ -135,17 +136,18 @@ int plan_times(double memory, double bytes)
 /* parallel loops of a layer: q with k and v, attention, o, gate with up, down */
 enum { LOOPS = 5 };
 
-/* A state's float is multiplied by its decay, two fma, one load and one store: three operations
- * and a store for two fma, where two units do an fma each cycle and one stores. */
+/* The fraction of the peak rate of FMAs that recurrences reach.  A float of a state is loaded,
+ * multiplied by its decay, goes through two FMAs and is stored: three operations for two that
+ * count, and a store, of which a processor does one a cycle beside two FMAs. */
 static const double STATE_SHARE = 0.5;
 
-/* Tokens that a layer sees of `context`. */
+/* The number of tokens of `context` that a layer attends to. */
 static double seen_by(const struct plan_layer *l, double context)
 {
     return l->window && context > l->window ? l->window : context;
 }
 
-/* Width between gate, up and down of the matrices that a token uses. */
+/* The intermediate size of the MLPs and experts that a token uses, added up. */
 static double inner_width(const struct plan_shape *s, const struct plan_layer *l)
 {
     const double parameters = (double)(l->dense_mlp + l->shared_mlp) +

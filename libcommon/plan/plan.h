@@ -27,8 +27,9 @@ struct plan_weights {
     double ops[PLAN_QTYPES];
     uint64_t layer_bytes;                       /* mean bytes of a layer */
 };
-/* Add equal tensors (copies of one): our name ("layers.3.q_proj.weight"), type, elements and bytes
- * of each.  active: the share of it that a token uses (1; top_k / n_experts of an expert). */
+/* Add `copies` equal tensors: our name ("layers.3.q_proj.weight"), the type, and n elements and
+ * `bytes` of each.  active: the fraction of them that a token uses (1; top_k / n_experts for
+ * experts). */
 void plan_add_tensor(struct plan_weights *w, const char *name, int copies, enum qtype type, uint64_t n, uint64_t bytes,
                      double active, int tied, int n_layers);
 
@@ -50,8 +51,8 @@ struct plan_choice {                            /* one way to run a model, fines
     uint64_t bytes;                             /* weights, keys and values, workspace */
     double prefill, decode;                     /* tokens a second; 0: unknown */
 };
-/* Seconds of a typical exchange: a prompt of 512 tokens, an answer of 128. Without a prefill
- * rate only the answer; 0: unknown. */
+/* Seconds of a typical exchange: a prompt of 512 tokens and an answer of 128; only the answer if
+ * the rate of prefill is unknown; 0 if that of decode is. */
 double plan_exchange(const struct plan_choice *c);
 /* Index of the choice, or -1: nothing fits.
  *   auto             the finest type that fits with a tenth of the memory left free and takes,
@@ -65,9 +66,9 @@ int plan_choose(const struct plan_choice *c, int n, enum plan_mode mode, uint64_
 /* The part of a memory that may be planned with. */
 static inline uint64_t plan_usable(uint64_t memory) { return memory / 10 * 9 + memory % 10 * 9 / 10; }
 
-/* Check whether weights that stay in memory and private bytes fit, else all the numbers: ERR_LIMIT
- * if they are more than 95 % of `most`, ERR_MEMORY if they are only more than `now`; *tight is set
- * beyond 90 % of `most`. */
+/* Check whether weights + kv + workspace fit.  0 if they do; -1 with all the numbers in *e:
+ * ERR_LIMIT if they exceed 95 % of `most`, else ERR_MEMORY if they exceed `now`.  *tight is 1 if
+ * they exceed 90 % of `most`, else 0. */
 int plan_preflight(const char *what, uint64_t weights, uint64_t kv, uint64_t workspace, uint64_t most, uint64_t now,
                    int *tight, struct err *e);
 
@@ -81,14 +82,15 @@ struct plan_rates {
     /* op/s of weights of a type times many tokens, including the quantization of activations */
     double multiply[PLAN_QTYPES];
     double memory;                              /* bytes/s of reading memory: keys and values, states */
-    /* multiplications (and additions) a second of attention, keys and values in cache: one
-     * token, many */
+    /* multiply-adds a second of attention with keys and values in cache: [0] for one token, [1] for
+     * many */
     double attend[2];
     double f32;                                 /* flop/s: recurrences */
     double sync_s;                              /* time to synchronize one parallel loop */
-    /* time for a float in one thread: normed and added to the residual; quantized; gated */
+    /* seconds that one thread takes for a float: to norm it and add it to the residual; to quantize
+     * it; to apply the activation of an MLP */
     double norm_s, round_s, act_s;
-    double pick_s;                              /* time for a logit, in the search for the most likely token */
+    double pick_s;                              /* seconds for a logit in the search for the most likely token */
 };
 /* Tokens a second.  0: a rate is missing. */
 double plan_decode(const struct plan_shape *s, const struct plan_weights *w, const struct plan_rates *r,

@@ -1,15 +1,15 @@
-/* registry.h - models that people run, with the fields of their config.json: sizes are computed
- * from these, never typed.
+/* registry.h - the registry of well-known models, with the fields of their config.json: sizes are
+ * computed from these, never typed.
  *
  * The data is libcommon/plan/models.json, linked into the library: an array of
  *   id            on the hub, "Qwen/Qwen2.5-7B-Instruct"
  *   name, description, license, provider, categories (chat, instruct, code, reasoning), tags
  *   recommended   a good first choice of its size
- *   zse12         one of the 19 models of ZSE 1.2's list;  zse_optimized: marked there as converted
- *                 and verified
+ *   zse12         one of the 19 models in the list of ZSE 1.2
+ *   zse_optimized marked there as converted and verified
  *   context       tokens that it was trained for, by its model card, where config.json allows more;
  *                 else absent
- *   config        as config.json has them
+ *   config        the fields as config.json has them
  * Facts: the config.json and model card of each on huggingface.co. */
 #ifndef ZSE_PLAN_REGISTRY_H
 #define ZSE_PLAN_REGISTRY_H
@@ -20,9 +20,9 @@
 
 /* New reference to the array. */
 json_t *registry_load(struct err *e);
-/* The model of this id or name, in any case of letters; a unique part of an id does, too, and a
- * size like "7B" is the first model whose name ends in it.  Borrowed; NULL with *e (which lists
- * the candidates). */
+/* The model of this id or name, in any case of letters; a unique part of an id is enough, and a
+ * size like "7B" stands for the first model whose name ends in it.  Borrowed; NULL with *e (which
+ * lists the candidates). */
 const json_t *registry_find(const json_t *registry, const char *name, struct err *e);
 
 /* The short name of a model: its family, a colon, and its size and variant, in lower case:
