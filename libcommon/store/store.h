@@ -33,17 +33,19 @@ struct store_model {
  * folder that does not exist has none.  Returns their number, or -1 with *e; free(*list). */
 int store_list(const char *folder, struct store_model **list, struct err *e);
 
-/* Find the model that a word names: a model or an alias of this name, else the only one whose name
- * is the word, a colon, and a tag.  0, and out holds the name; 1: there is none; -1 with *e:
- * several have the name, or the folder cannot be read. */
+/* Find the model that a word names: a model or an alias of this name, else the only model whose
+ * name is the word followed by a colon and a tag.  0, and out holds the name; 1: there is none; -1
+ * with *e: several have the name, or the folder cannot be read. */
 int store_find(const char *folder, const char *word, char out[STORE_NAME_BYTES], struct err *e);
-/* The model to use when none is named: the default, else the only one.  As store_find. */
+/* The model to use when none is named: the default, else the only one.  Returns as store_find
+ * does. */
 int store_find_default(const char *folder, char out[STORE_NAME_BYTES], struct err *e);
 
 /* Replace the name of an alias by the name it stands for. */
 void store_follow(const char *folder, char name[STORE_NAME_BYTES]);
 
-/* The path of a name, which need not exist.  Caller frees; NULL with *e: it is no name. */
+/* The path of the file for a name, which need not exist.  Caller frees; NULL with *e: it is no
+ * valid name. */
 char *store_path(const char *folder, const char *name, struct err *e);
 /* The path of the model that a word names, as store_find; NULL, *e untouched: there is none. */
 char *store_lookup(const char *folder, const char *word, struct err *e);
