@@ -48,8 +48,8 @@ struct model_work {
     size_t node_room;
     int failed;
 };
-/* Ids of one word (valid UTF-8, not empty).  whole: not a part of a longer one that was cut by
- * PAIRS. */
+/* Append the ids of one word (valid UTF-8, not empty) to out.  whole: 0 if it is a part of a longer
+ * word that was cut with the help of PAIRS. */
 int model_word(const struct tokenizer *t, struct model_work *w, const char *s, size_t n, int whole, struct tok_ids *out,
                struct err *e);
 void model_work_release(struct model_work *w);

@@ -203,7 +203,8 @@ static int merges(struct tok_spec *s, const struct tokenizer_gguf *g, struct err
         const char *space = n > 1 ? memchr(p + 1, ' ', n - 1) : NULL;
         if (!space)
             return err_set(e, ERR_FORMAT, "tokenizer.ggml.merges: element %d: '%.*s', expected two parts and a blank between", i, n > 100 ? 100 : (int)n, p);
-        /* a pair that makes no token cannot happen: cut-down vocabularies keep such merges */
+        /* 1 is no error: vocabularies that were cut down keep merges whose result is no token, and
+         * these never apply */
         if (tok_spec_merge(s, p, (size_t)(space - p), space + 1, n - (size_t)(space - p) - 1, 0, e) < 0)
             return -1;
     }
@@ -219,7 +220,7 @@ static int32_t valid(const struct tokenizer_gguf *g, int32_t id, int32_t otherwi
 
 static int ends_answer(struct tok_spec *s, const struct tokenizer_gguf *g, struct err *e)
 {
-    /* There <|end|> ends a message only. */
+    /* in the format harmony, <|end|> ends only a message, not the answer */
     int harmony = tok_spec_find(s, "<|return|>", 10) >= 0 && tok_spec_find(s, "<|call|>", 8) >= 0;
     if (tok_spec_eos(s, g->eot < g->n_tokens ? g->eot : -1, e))
         return -1;

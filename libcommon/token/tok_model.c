@@ -165,12 +165,13 @@ static int32_t char_id(const struct tokenizer *t, struct model_work *w, const ch
     return id >= 0 && (uint32_t)id < t->h.n_tokens ? id : -1;
 }
 
-/* First symbols of a word.  Characters without a token: their bytes, or the unknown token (one
- * for a run of them if the model fuses), or nothing.  Returns their number. */
+/* Write the first symbols of a word to w->sym.  A character without a token becomes its bytes, or
+ * the unknown token (one for a run of them with MODEL_FUSE_UNK), or nothing.  Returns the number of
+ * symbols. */
 static uint32_t first_symbols(const struct tokenizer *t, struct model_work *w, const char *s, size_t n)
 {
     uint32_t k = 0;
-    int unknown = 0;                /* one waits to be written */
+    int unknown = 0;                /* 1: an unknown token is still to be written */
     int can_unk = t->h.unk >= 0;
     for (size_t i = 0; i < n;) {
         int len;
@@ -200,8 +201,8 @@ static uint32_t first_symbols(const struct tokenizer *t, struct model_work *w, c
     return k;
 }
 
-/* How the symbol at `left` joins with the next one, by merges or (s not NULL) by the score of
- * their common text. */
+/* Set rank and joined of the symbol at `left`: how it joins with the next one, by merges or, if s
+ * is not NULL, by the score of their common text. */
 static void rate(const struct tokenizer *t, struct model_work *w, const char *s, uint32_t left)
 {
     struct model_symbol *l = &w->sym[left];
@@ -214,7 +215,9 @@ static void rate(const struct tokenizer *t, struct model_work *w, const char *s,
             return;
         float score = (float)t->scores[l->joined];
         uint32_t bits;
-        memcpy(&bits, &score, 4);       /* ascending as unsigned numbers, then turned round */
+        /* make the bits ascend with the score as an unsigned number, then negate them: the best
+         * score is the lowest rank */
+        memcpy(&bits, &score, 4);
         l->rank = ~(bits ^ (bits >> 31 ? 0xFFFFFFFFu : 0x80000000u));
     } else {
         const struct tokb_merge *m = find_merge(t, (uint32_t)l->id, (uint32_t)w->sym[l->next].id);

@@ -6,7 +6,7 @@
 #include "libcommon/token/tok_norm.h"
 #include "libcommon/token/tok_spec.h"
 
-/* The lists of the block that the specification does not have in this form. */
+/* The lists of the block that struct tok_spec lacks or has in another form. */
 struct tables {
     struct tokb_op ops[TOKB_MAX_OPS];
     struct tokb_added *added;
@@ -136,9 +136,9 @@ static void accelerators(const struct tok_spec *s, int32_t chars[TOKB_CHARS], in
     }
 }
 
-/* Whether a word may be cut where no token spans.  Only if each character gives the same symbols
- * whatever is next to it: all bytes have tokens, and no merge uses one of these under a name
- * that is not its text. */
+/* 1 if a word may be cut between two bytes that no token contains next to each other.  This needs
+ * each character to give the same symbols whatever is next to it: all bytes have tokens, and no
+ * merge uses such a byte token by its name "<0x..>". */
 static int may_cut(const struct tok_spec *s, const int32_t chars[TOKB_CHARS], const int32_t bytes[256])
 {
     if ((s->model != MODEL_BPE && s->model != MODEL_BPE_SCORE) || s->next_prefix.size || s->end_suffix.size)

@@ -17,8 +17,9 @@ struct pieces {
 };
 void pieces_release(struct pieces *l);
 
-/* io: text before, text of the pieces after (some steps rewrite it).  work, spare: buffers to
- * use.  out gets the pieces; none is empty.  w may be NULL when no op has an expression. */
+/* io holds the text, and afterwards the text of the pieces, because some steps rewrite it.  work
+ * and spare are scratch buffers.  out gets the pieces; none is empty.  w may be NULL when no op has
+ * an expression. */
 int pretok_run(const struct tokb_op *op, uint32_t n, const char *text, struct regex *const *regex,
                struct regex_scratch *w, struct tbuf *io, struct tbuf *work, int at_start, struct pieces *out,
                struct pieces *spare, struct err *e);

@@ -25,8 +25,8 @@ struct regex_scratch;               /* one a thread and call */
 struct regex_scratch *regex_scratch_open(void);
 void regex_scratch_close(struct regex_scratch *s);
 
-/* First match in valid UTF-8 s[0..n) at or after `from`: 1 with its bounds, 0 none, -1 over
- * PCRE2's limits. */
+/* Find the first match in valid UTF-8 s[0..n) at or after `from`: 1 with its bounds; 0: there is
+ * none; -1 with *e: the match exceeds PCRE2's limits. */
 int regex_find(const struct regex *r, struct regex_scratch *w, const char *s, size_t n, size_t from, size_t *begin,
                size_t *end, struct err *e);
 

@@ -18,15 +18,15 @@ struct spec_token {
     uint8_t in_vocab;                               /* the model may produce it from text */
 };
 
-/* Look for it in the normalized text: with the pattern normalized too, or with U+2581 for spaces
- * (SentencePiece's user-defined pieces). */
+/* Search for an added token in the normalized text: ADDED_NORMALIZED with its pattern normalized
+ * too, ADDED_ESCAPED with U+2581 for the pattern's spaces (SentencePiece's user-defined pieces). */
 enum { ADDED_NORMALIZED = 1, ADDED_ESCAPED = 2 };
 
 struct spec_added {
     struct spec_str str;
     int32_t id;
     uint32_t flags;                                 /* ADDED_* */
-    /* ADDED_NORMALIZED, ADDED_ESCAPED, or 0: look for it in the text as given. */
+    /* ADDED_NORMALIZED, ADDED_ESCAPED, or 0: search for it in the text as given. */
     int normalized;
 };
 
@@ -55,12 +55,13 @@ struct spec_str tok_spec_str(struct tok_spec *s, const char *p, size_t n);
 /* 0 or -1.  An id that is set twice keeps its last text; ids above TOKB_MAX_IDS are refused. */
 int tok_spec_token(struct tok_spec *s, int64_t id, const char *p, size_t n, double score, int flags, int in_vocab,
                    struct err *e);
-/* After the last token of the vocabulary: the search table. */
+/* Build the search table of the vocabulary; call it after the last token. */
 int tok_spec_index(struct tok_spec *s, struct err *e);
 /* -1: not in the vocabulary. */
 int32_t tok_spec_find(const struct tok_spec *s, const char *p, size_t n);
-/* Pairs in order of rank; both parts and their union must be in the vocabulary (a pair that is
- * not there: 1 and nothing is added). */
+/* Append a merge; its rank is the number of merges before it.  The two parts and the text of both
+ * together (without the first `cut` bytes of right) must be in the vocabulary: if one is not,
+ * nothing is added and 1 is returned. */
 int tok_spec_merge(struct tok_spec *s, const char *left, size_t n_left, const char *right, size_t n_right, size_t cut,
                    struct err *e);
 int tok_spec_added(struct tok_spec *s, const char *p, size_t n, int32_t id, uint32_t flags, int normalized,
@@ -76,9 +77,9 @@ int tok_spec_split(struct tok_spec *s, const char *regex, int behaviour, struct 
 /* GPT-2's own expression, then bytes as printable characters. */
 extern const char tok_gpt2_regex[];
 
-/* append, or put first; not if it is there at that end. */
+/* Append id to the list, or put it `first`, unless it is already at that end. */
 int tok_spec_id(int32_t **list, uint32_t *n, int32_t id, int first, struct err *e);
-/* Append if new. */
+/* Append id to the ids that end an answer, unless it is one already. */
 int tok_spec_eos(struct tok_spec *s, int32_t id, struct err *e);
 
 int tok_spec_pack(struct tok_spec *s, void **blob, size_t *size, struct err *e);
@@ -94,8 +95,8 @@ int tok_sentencepiece_compile(struct tok_spec *s, const void *model, size_t size
 int tok_gpt2_compile(struct tok_spec *s, const struct tokenizer_files *f, struct err *e);
 /* tok_gguf.c. */
 int tok_gguf_compile(struct tok_spec *s, const struct tokenizer_gguf *g, struct err *e);
-/* The steps that all SentencePiece sources have: spaces as U+2581, an optional space in front,
- * bytes for unknown characters. */
+/* Add the decoders that all SentencePiece sources share: U+2581 to spaces, byte tokens to bytes,
+ * and (prefix) the removal of the space that was put in front. */
 int tok_spec_spm_decoders(struct tok_spec *s, int prefix, int unless_skipped, struct err *e);
 
 #endif

@@ -31,9 +31,9 @@ static inline void tbuf_swap(struct tbuf *a, struct tbuf *b)
     *b = t;
 }
 
-/* Append s as valid UTF-8: each longest beginning of a character that is not completed, and each
- * other stray byte, becomes U+FFFD.  Returns how many bytes were used: with `more` to come, a
- * possible beginning at the end is left. */
+/* Append s, with invalid UTF-8 replaced: the longest valid beginning of a character that is not
+ * completed becomes one U+FFFD, and so does every other stray byte.  Returns the number of bytes
+ * used; with `more` (text follows), an incomplete character at the end is not used yet. */
 size_t text_sanitize(struct tbuf *out, const char *s, size_t n, int more);
 
 /* The code point at s in valid UTF-8, and its length. */
@@ -51,9 +51,9 @@ static inline uint32_t text_next(const char *s, int *n)
 /* The same for the character that ends before s + at (at > 0). */
 uint32_t text_prev(const char *s, size_t at, int *n);
 
-/* Offset of the first `what` in s[0..n), n if there is none (also if it is empty).  Made for
- * short ones.  Unlike memmem it touches nothing behind a hit, so that a loop over all hits is
- * linear under AddressSanitizer, too. */
+/* Offset of the first `what` in s[0..n); n if there is none or `what` is empty.  Meant for short
+ * texts.  Unlike memmem() it touches nothing behind a hit, so that a loop over all hits is linear
+ * under AddressSanitizer, too. */
 size_t text_find(const char *s, size_t n, const char *what, size_t n_what);
 
 int text_is_space(uint32_t c);          /* White_Space */

@@ -261,7 +261,7 @@ struct encoding {
     struct err *e;
 };
 
-/* whole: not a part that was cut off a longer word. */
+/* whole: 0 if these n bytes are a part of a longer word that was cut. */
 static int add_word(struct encoding *x, size_t at, size_t n, int whole)
 {
     const char *s = x->word.p + at;

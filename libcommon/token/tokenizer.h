@@ -38,7 +38,7 @@ int tokenizer_compile_files(const struct tokenizer_files *f, void **blob, size_t
 struct tokenizer_gguf {
     const char *model;                  /* "gpt2", "llama", "bert", "t5", ... */
     const char *pre;                    /* tokenizer.ggml.pre, may be NULL */
-    /* general.name, may be NULL: Phi-3 files do not say otherwise that special tokens eat the
+    /* general.name; may be NULL.  Only by this name do we know Phi-3, whose special tokens take the
      * blanks after them. */
     const char *name;
     int n_tokens;
@@ -77,8 +77,8 @@ enum {
 int tokenizer_encode(const struct tokenizer *t, const char *text, size_t size, unsigned flags,
                      int32_t **ids, size_t *n_ids, struct err *e);
 
-/* The text of ids as UTF-8; bytes that are not become U+FFFD.  skip_special leaves special
- * tokens out.  *text is malloc'd and '\0'-terminated.  Unknown ids are an error. */
+/* The text of ids as UTF-8; bytes that are not valid UTF-8 become U+FFFD.  skip_special leaves
+ * special tokens out.  *text is malloc'd and '\0'-terminated.  Unknown ids are an error. */
 int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n_ids, int skip_special,
                      char **text, size_t *size, struct err *e);
 
@@ -90,10 +90,10 @@ const int32_t *tokenizer_eos(const struct tokenizer *t, int *n);
 const int32_t *tokenizer_prefix(const struct tokenizer *t, int *n);
 const int32_t *tokenizer_suffix(const struct tokenizer *t, int *n);
 int tokenizer_is_special(const struct tokenizer *t, int32_t id);
-/* Id of the token whose text is exactly this (special tokens by their text), -1 if none. */
+/* The id of the token with exactly this text, special tokens included; -1: none. */
 int32_t tokenizer_find(const struct tokenizer *t, const char *text, size_t size);
-/* The token's bytes as it stands in the vocabulary file; NULL for an unused id. Borrowed from
- * the blob. */
+/* The text of a token as the vocabulary file has it; NULL for an unused id.  Borrowed from the
+ * blob. */
 const char *tokenizer_token(const struct tokenizer *t, int32_t id, size_t *size);
 /* "bpe", "bpe-fallback", "unigram", "wordpiece". */
 const char *tokenizer_kind(const struct tokenizer *t);
@@ -105,10 +105,10 @@ struct detok {
     struct detok_state *state;          /* private, owned */
 };
 int detok_init(struct detok *d, const struct tokenizer *t, int skip_special, struct err *e);
-/* Text that became certain with this id: borrowed until the next call, may be empty (size 0).
- * The concatenation over all ids plus detok_flush equals tokenizer_decode of all ids. */
+/* The text that no later id can change any more: borrowed until the next call, may be empty (size
+ * 0).  The concatenation over all ids plus detok_flush equals tokenizer_decode of all ids. */
 int detok_push(struct detok *d, int32_t id, const char **text, size_t *size, struct err *e);
-/* rest, incomplete bytes as U+FFFD. */
+/* The rest of the text; an incomplete character becomes U+FFFD. */
 int detok_flush(struct detok *d, const char **text, size_t *size, struct err *e);
 void detok_release(struct detok *d);
 

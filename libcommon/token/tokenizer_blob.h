@@ -68,7 +68,8 @@ enum {      /* FLAGS */
 };
 
 struct tokb_slot { uint32_t hash, id; };            /* id TOKB_EMPTY: free */
-/* Left TOKB_EMPTY: free; the pair becomes id; lower ranks first. */
+/* left TOKB_EMPTY: a free slot.  The pair left, right becomes id; pairs of lower rank are joined
+ * first. */
 struct tokb_merge { uint32_t left, right, rank, id; };
 #define TOKB_EMPTY 0xFFFFFFFFu
 
@@ -101,7 +102,7 @@ enum tokb_op_type {
 };
 enum split_behaviour { SPLIT_REMOVED, SPLIT_ISOLATED, SPLIT_PREVIOUS, SPLIT_NEXT, SPLIT_CONTIGUOUS, SPLIT_INVERT = 16 };
 enum metaspace { METASPACE_FIRST = 1, METASPACE_ALWAYS = 2, METASPACE_SPLIT = 4 };
-/* DEC_STRIP: not if the first id was a special token that is left out. */
+/* DEC_STRIP with this bit: strip nothing if the first id was a special token that was skipped. */
 enum { STRIP_UNLESS_SKIPPED = 1u << 31 };
 
 struct tokb_op {
@@ -123,11 +124,11 @@ struct tokb_header {
     int32_t bos, unk, pad;
     uint32_t n_prefix, n_suffix, n_eos;
     uint32_t n_added[2], n_ops[3];
-    /* TEXT; WordPiece: before a word's first piece. */
+    /* in TEXT; WordPiece: the prefix of a word's first piece */
     uint32_t word_prefix, word_prefix_size;
-    /* Before later pieces: WordPiece and BPE (continuing_subword_prefix). */
+    /* the prefix of a word's later pieces: WordPiece and BPE (continuing_subword_prefix) */
     uint32_t next_prefix, next_prefix_size;
-    uint32_t end_suffix, end_suffix_size;           /* BPE: after a word's last character */
+    uint32_t end_suffix, end_suffix_size;           /* BPE: the suffix of a word's last character */
     uint32_t max_word_chars;        /* WordPiece: longer words are unknown; 0: no limit */
     uint32_t pad0;
     double unk_score;               /* unigram */
