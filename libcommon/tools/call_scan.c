@@ -5,8 +5,8 @@
 
 #include "libcommon/base/json.h"
 
-/* SCAN_WORK: a text of brackets is read once for each of them; the rest of it is given up after so
- * many times its size. */
+/* A text of nothing but open brackets would be read again for each of them: the scan ends when the
+ * bytes read without finding a value exceed SCAN_WORK times the text's size plus SCAN_FREE. */
 enum { MAX_NAME = 128, SCAN_WORK = 8, SCAN_FREE = 65536 };
 
 /* ---- the end of a JSON value ---- */
@@ -213,7 +213,7 @@ json_t *call_scan(const char *text, size_t size, struct err *e)
     struct scan s = { .calls = json_array(), .e = e };
     struct text_span t = { text, text + size };
     struct err ignored;
-    size_t work = 0;                    /* bytes of texts that were no value */
+    size_t work = 0;                    /* bytes read that turned out to be no JSON value */
     if (!s.calls) {
         err_nomem(e, "calls");
         return NULL;

@@ -24,7 +24,7 @@ struct round_call { const char *id, *name, *arguments; size_t size; };      /* a
 /* The message of a model that calls tools, as OpenAI writes it; NULL without memory, or if a text
  * is not UTF-8. */
 json_t *round_message(const char *text, size_t size, const struct round_call *call, int n);
-/* The message of a result, likewise. */
+/* The message with the result of a call, as OpenAI writes it; NULL without memory. */
 json_t *round_result(const char *id, const char *text, size_t size, int is_error);
 
 #endif

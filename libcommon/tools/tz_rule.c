@@ -127,7 +127,7 @@ bad:
 
 static int is_leap(int64_t y) { return (y % 4 == 0 && y % 100 != 0) || y % 400 == 0; }
 
-/* Local seconds since 1970 of the day and time in this year. */
+/* The day and time of d in this year, as seconds of local time since 1970. */
 static int64_t day_in(const struct tz_day *d, int64_t year)
 {
     static const int length[] = { 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31 };

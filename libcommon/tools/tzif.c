@@ -13,7 +13,7 @@ enum { HEADER = 44, MAX_TYPES = 256, TYPE_BYTES = 6 };
 
 struct tz {
     int64_t *at;                        /* transitions, ascending */
-    uint8_t *type; int n;               /* the type from each on */
+    uint8_t *type; int n;               /* the type that applies from each transition on */
     struct tz_moment *types; int n_types;               /* the first: before all transitions */
     int has_rule;                       /* after the last transition */
     struct tz_rule rule;
