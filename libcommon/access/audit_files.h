@@ -12,7 +12,7 @@
 
 struct audit_file {
     char *path;                             /* owned */
-    int gz, current;                        /* is it compressed; is it the file being written */
+    int gz, current;                        /* gz: it is compressed; current: it is the file being written */
     uint64_t size;                          /* on disk */
     int64_t changed_s;                      /* Unix time of its last line, approximately */
 };

@@ -35,8 +35,8 @@ struct audit_log *audit_log_open(const struct audit_log_options *o, struct err *
  * not be used again in this process. */
 int audit_log_finish(struct audit_log *l, double patience_s);
 void audit_log_close(struct audit_log *l);              /* after audit_log_finish; NULL is fine */
-/* Cannot fail, never waits.  admitted: the request was let in, by its key or because no key is
- * needed. */
+/* Add a request.  Cannot fail, never waits.  has_key: with a valid key or the administrator's
+ * token; admitted: it was let in, by its key or because no key is needed. */
 void audit_log_add(struct audit_log *l, const struct audit_entry *x, int has_key, int admitted);
 /* Call it about once a second. */
 void audit_log_tick(struct audit_log *l);

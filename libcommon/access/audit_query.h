@@ -32,8 +32,8 @@ struct audit_filter {                       /* all conditions must hold */
     double min_latency_ms;
 };
 
-/* lines: entries; requests: including merged ones; bad: lines that are no entries (partial lines of
- * a crash, foreign text), which are skipped. */
+/* lines: number of entries; requests: number of requests, including merged ones; bad: number of
+ * lines that are no entries (partial lines of a crash, foreign text), which are skipped. */
 struct audit_scan { uint64_t lines, requests, bad; int files; };
 
 /* Call fn for every entry that passes the filter, in order.  A non-zero result of fn ends the scan,

@@ -27,12 +27,14 @@ void audit_reader_close(struct audit_reader *r);
 /* 1 and a line without its '\n'; 0 at the end; -1 on errors.  *whole 0: the file ends inside the
  * line, or the line is too long to be one of ours. */
 int audit_reader_next(struct audit_reader *r, const char **line, size_t *size, int *whole, struct err *e);
-/* 1: an entry; 0: a line about the chain; -1: foreign or incomplete. */
+/* Read the fields of a line into *r.  1: it is an entry; 0: it is about the chain itself; -1: it is
+ * incomplete or foreign. */
 int audit_reader_parse(const char *line, size_t size, struct audit_record *r);
 
 struct audit_cursor { const char *p, *end; };
 struct audit_value { struct audit_text text; int is_string; };
-/* The next "key":value: 1; 0 after the last; -1: not in the form in which lines are written. */
+/* Read the next "key":value of a line.  1; 0 after the last; -1: the line is not in the form that
+ * our writer uses. */
 int audit_next_field(struct audit_cursor *c, struct audit_text *key, struct audit_value *v);
 int audit_text_is(const struct audit_text *t, const char *s);
 int64_t audit_int_of(const struct audit_value *v);                  /* -1: not a number */

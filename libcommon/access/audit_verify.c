@@ -62,8 +62,8 @@ static void missing(struct chain_walk *w, const char *fmt, ...)
     va_end(ap);
 }
 
-/* Whether the caller requires completeness at this position of the log.  Without since_hash and
- * since_ms, everywhere. */
+/* 1 if the caller requires that no line is missing at this position of the log: after since_hash
+ * and from since_ms on, or everywhere if neither is given. */
 static int is_asked(const struct chain_walk *w)
 {
     return (!w->want->since_hash || w->c->since_found) && (!w->want->since_ms || w->now_ms >= w->want->since_ms);

@@ -68,11 +68,11 @@ enum key_state { KEY_GOOD, KEY_UNKNOWN, KEY_DISABLED, KEY_EXPIRED };
 /* By the state of the last refresh.  Takes the same time for all texts of one length, whatever keys
  * exist. */
 enum key_state keys_check(const struct keys *k, const char *text, struct key_info *info);
-/* The same for a key that was valid before. */
+/* The state of a key that was valid before, by its id. */
 enum key_state keys_check_id(const struct keys *k, int64_t id, struct key_info *info);
 /* Take over a change made through another connection, without waiting for the next refresh, which
  * reads everything again. */
-/* after keys_create; no effect if known; -1: no memory */
+/* the new key of keys_create(); no effect if it is known already; -1: out of memory */
 int keys_learn(struct keys *k, const struct key_info *info, const char *text, struct err *e);
 void keys_learn_required(struct keys *k, int required);
 void keys_forget(struct keys *k, int64_t id);           /* after keys_delete */

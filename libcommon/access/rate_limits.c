@@ -293,7 +293,7 @@ static struct verdict judge_both(const struct usage *u, const struct usage_slot 
     return a;
 }
 
-/* used: requests that count against this one. */
+/* used: the number of requests in the window, which count against the next one. */
 static struct verdict judge_all(const struct usage *u, const struct usage_slot *s, const struct limit *l, uint64_t used,
                                 uint32_t oldest, uint32_t now)
 {
