@@ -46,23 +46,26 @@ struct disk *disk_open(const struct disk_options *o, struct err *e);
 void disk_close(struct disk *d);        /* waits until the queue is written; NULL is fine */
 
 struct disk_key { uint64_t h[2]; };
-/* the key before the first token; the key after a run */
+/* disk_first: the key before the first token; disk_next: replace *k by the key after a run */
 void disk_first(const struct disk *d, uint64_t scope, int variant, struct disk_key *k);
 void disk_next(const struct disk *d, struct disk_key *k, const int32_t ids[DISK_RUN]);
 
-/* Contents of a file: a run after the key, the tail after it, or the state at the key. */
+/* The contents of a file: the run that follows the key, the tail that follows it, or the state at
+ * the key. */
 enum disk_kind { DISK_IS_RUN, DISK_IS_TAIL, DISK_IS_STATE };
 int disk_has(const struct disk *d, enum disk_kind kind, const struct disk_key *k, const int32_t *ids);
 
 /* Reading.  The data stays in a buffer until the next call: the blocks of the run, their window
  * blocks (NULL: none), then, for a tail, the state. */
 struct disk_data { int n_tokens; int32_t ids[DISK_RUN]; const uint8_t *blocks, *windows, *state; };
-/* 1: found; 0: not found, or damaged and removed.  ids: of a run, DISK_RUN tokens. */
+/* 1, and *data is set; 0: there is no such file, or it was damaged and has been removed.  ids: the
+ * DISK_RUN tokens of a run. */
 int disk_read(struct disk *d, enum disk_kind kind, const struct disk_key *k, const int32_t *ids,
               struct disk_data *data);
 
-/* Writing: the caller fills in the blocks and the state of the disk_write, and the thread writes
- * it. NULL: the queue is full, memory is short, or the folder is read-only. */
+/* Writing: the caller fills in the blocks and the state of the returned disk_write, and after
+ * disk_commit() the thread writes it.  NULL: the queue is full, memory is short, or the folder is
+ * read-only. */
 struct disk_write;
 struct disk_write *disk_begin(struct disk *d, enum disk_kind kind, const struct disk_key *k, const int32_t *ids,
                               int n_tokens);

@@ -21,7 +21,7 @@
 #include "libcommon/base/err.h"
 #include "libcommon/quant/kvtype.h"
 
-/* Trees share nothing.  A scope has two, because LongRoPE rotates keys of long sequences
+/* Trees share no blocks.  A scope has two, because LongRoPE rotates keys of long sequences
  * differently. */
 enum { KV_ROOTS = 2 };
 
@@ -64,7 +64,7 @@ void kv_table_release(struct kv_table *t, struct kv_pool *p);           /* relea
 /* Reserve blocks for positions [0, n_tokens).  -1: the pool is empty (nothing changed).  Allocates
  * no memory. */
 int kv_table_reserve(struct kv_table *t, struct kv_pool *p, int n_tokens);
-/* Truncate to 0, or to a length whose window t still has. */
+/* Cut the sequence to n_tokens: 0, or a length for which t still has the window blocks. */
 void kv_table_truncate(struct kv_table *t, struct kv_pool *p, int n_tokens);
 /* Release the window blocks that the token after n_tokens does not see. */
 void kv_table_slide(struct kv_table *t, struct kv_pool *p);
@@ -96,16 +96,17 @@ int prefix_copy(struct kv_table *t, struct kv_pool *p, const int32_t *ids, int n
  * be released.  If the tree has the same tokens already, t takes that block and releases its
  * own. */
 void prefix_enter(struct kv_table *t, struct kv_pool *p, const int32_t *ids, int all);
-/* The node that ends with t's last token; -1: none. */
+/* The block number of the node that ends with t's last token; -1: there is none. */
 int32_t prefix_end(const struct kv_table *t, const struct kv_pool *p);
 /* Call visit for the nodes that continue t with ids [.., n) by all of their tokens: those that
  * prefix_take would take, and partial ones beside them.  n_tokens: length up to the node's end. */
 void prefix_visit(const struct kv_table *t, const struct kv_pool *p, const int32_t *ids, int n,
                   void (*visit)(void *user, int32_t block, int n_tokens), void *user);
-/* Let t hold the window block of its block end_window, so that those of the blocks after it do not
- * evict it.  1: *window is a new one, which the caller, who knows its contents, fills immediately;
- * 0: it exists already, or it is missing and t goes on behind it; -1: it is missing and one of the
- * sinks, so no sequence can continue. */
+/* Let t hold the window block of its block number end_window, before those of later blocks are
+ * taken, which could evict it.  known: 1 if the caller knows the contents.
+ *   1     it is missing and known: *window is a new one, which the caller fills immediately
+ *   0     it exists and t holds it; or it cannot be had, and t holds only window blocks after it
+ *   -1    it cannot be had, but is one of the sinks, so no sequence can continue */
 int prefix_window(struct kv_table *t, struct kv_pool *p, int known, int32_t *window);
 /* A number that identifies the node in this block and is never reused; 0: it holds no node. */
 uint64_t prefix_serial(const struct kv_pool *p, int32_t block);

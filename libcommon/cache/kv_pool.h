@@ -38,7 +38,7 @@ struct kv_pool {
 
 void pool_hold(struct kv_pool *p, int32_t block);
 void pool_drop(struct kv_pool *p, int32_t block);
-/* takes a free block, else that of an idle node, of which there must be one */
+/* takes a free block, else evicts an idle node; one of the two must exist */
 int32_t pool_take(struct kv_pool *p);
 void prefix_remove(struct kv_pool *p, int32_t block);   /* removes a leaf */
 
@@ -50,14 +50,16 @@ void window_lose(struct kv_pool *p, int32_t block);
 void window_add(struct kv_table *t, struct kv_pool *p, int i);
 /* whether t holds the window block of its block i */
 int window_is_held(const struct kv_table *t, const struct kv_pool *p, int i);
-/* jump: t is about to take nodes, and needs no window blocks before block `first` except sinks.
- * reuse: after each node, hold its window block if t needs it. */
+/* window_jump: t is about to take nodes and will need no window blocks before block `first` except
+ * those of sinks: release them, and continue at `first`.  window_reuse: called after each taken
+ * node; t holds its window block if it needs it. */
 void window_jump(struct kv_table *t, struct kv_pool *p, int first);
 void window_reuse(struct kv_table *t, struct kv_pool *p, int first);
 /* t keeps only window blocks of its first n_blocks */
 void window_cut(struct kv_table *t, struct kv_pool *p, int n_blocks);
-/* t is about to replace its block i: by `known`, which has the same contents, or by `to`, to which
- * the caller copies them; for the copy a window block must be free or idle. */
+/* t is about to replace its block i.  window_move: by `known`, which has the same contents.
+ * window_copy: by `to`, to which the caller copies them; a window block must be free or idle for
+ * the copy. */
 void window_move(struct kv_table *t, struct kv_pool *p, int i, int32_t known);
 void window_copy(struct kv_table *t, struct kv_pool *p, int i, int32_t to);
 /* adds a reference to the window block of a block, if any */

@@ -63,7 +63,7 @@ void prefix_remove(struct kv_pool *p, int32_t block)
     x->n_tokens = 0;
 }
 
-/* Whether all window blocks that the token after n_tokens sees exist, if the last n_known of n
+/* 1 if all window blocks that the token after n_tokens sees exist, given that the last n_known of n
  * blocks have one. */
 static int window_is_known(const struct kv_pool *p, int n_known, int n, int n_tokens)
 {
@@ -76,8 +76,8 @@ static int known_windows(const struct kv_table *t)
     return t->n_nodes - t->first_window;
 }
 
-/* Number of blocks after taking as many nodes that continue t as possible: the sequence must be
- * able to continue after the last one. */
+/* The number of blocks that t would have after taking as many nodes as possible.  The sequence must
+ * be able to continue after the last one, so its window blocks must exist. */
 static int takeable(const struct kv_table *t, const struct kv_pool *p, const int32_t *ids, int n)
 {
     int most = t->n_nodes, known = known_windows(t);

@@ -6,8 +6,9 @@
  * the prefix tree (kv.h).  A snapshot is lost when its node is evicted.  state_take returns a free
  * state, else a lost snapshot, else the least recently used snapshot.
  *
- * Some states can be reserved as spare states.  Sequences and snapshots never take the last of
- * these, and holders of spare states take no others, so that neither waits for the other. */
+ * Some states can be reserved as spare states.  Taking a state for a sequence or a snapshot always
+ * leaves the spare states that are not in use, and no more spare states than reserved are taken, so
+ * that neither kind waits for the other. */
 #ifndef ZSE_CACHE_STATE_H
 #define ZSE_CACHE_STATE_H
 
@@ -29,7 +30,8 @@ void state_drop(struct state_pool *s, int state);       /* frees a held state */
 void state_set_aside(struct state_pool *s, int n);
 /* takes a spare state; -1: all are held */
 int state_take_spare(struct state_pool *s, const struct kv_pool *p);
-/* Free a spare state, or the one that its holder has replaced by it. */
+/* Free a state that state_take_spare() returned.  If its holder has exchanged it for its ordinary
+ * state, it passes that one instead. */
 void state_drop_spare(struct state_pool *s, int state);
 /* Turn a held state into the snapshot of this node; it is freed if the node has one already. */
 void state_keep(struct state_pool *s, const struct kv_pool *p, int32_t block, int state);
@@ -41,8 +43,9 @@ void state_used(struct state_pool *s, int state);
 /* Free lost snapshots, then call drop(user, state) for each free state. */
 void state_trim(struct state_pool *s, const struct kv_pool *p, void (*drop)(void *user, int state), void *user);
 
-/* Number of tokens of ids [0, n) before the last snapshot in the tree that continues t, or t's own
- * number of tokens if there is none.  t as for prefix_take. */
+/* The number of tokens of ids [0, n) up to the latest snapshot in the tree on a continuation of t,
+ * or t's own number of tokens if there is none.  *snapshot: its state, or -1.  t must be as for
+ * prefix_take(). */
 int state_prefix(const struct state_pool *s, const struct kv_pool *p, const struct kv_table *t, const int32_t *ids,
                  int n, int *snapshot);
 

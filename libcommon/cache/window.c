@@ -40,7 +40,7 @@ int window_seen(const struct kv_pool *p, int n_tokens)
     return p->window && first > 0 ? first / KV_BLOCK : 0;
 }
 
-/* ---- those that no table holds ---- */
+/* ---- window blocks that no table holds ---- */
 
 static void leave_list(struct kv_pool *p, int32_t block)
 {
@@ -104,7 +104,7 @@ void window_release(struct kv_pool *p, int32_t block, int list)
         set_free(p, block);
 }
 
-/* ---- those of a table ---- */
+/* ---- window blocks that a table holds ---- */
 
 void window_add(struct kv_table *t, struct kv_pool *p, int i)
 {
