@@ -28,7 +28,7 @@ struct query {
 
 /* ---- the query ---- */
 
-/* The words of text[0..size) as a term; none: it has no effect. */
+/* Add the words of text[0..size) as a term; without words it has no effect. */
 static int add_term(struct query *q, const char *text, size_t size, struct history_problem *p)
 {
     size_t at = 0;
@@ -109,7 +109,7 @@ static int term_ends(const struct query *q, const struct term *t, const struct w
     return 1;
 }
 
-/* Hits in the text, from the first one to the end of its snippet; their number. */
+/* Find hits in the text, from the first one to the end of its snippet.  Returns their number. */
 static int find_hits(const struct query *q, const char *text, size_t size, struct hit hit[MAX_HITS])
 {
     struct word last[MAX_WORDS];

@@ -30,7 +30,7 @@ static void put_time(json_t *out, const char *name, const json_t *time)
         json_object_set_new(out, name, js_time((int64_t)v));
 }
 
-/* At most `most` bytes, whole characters. */
+/* The text, cut to at most `most` bytes at the end of a character. */
 static json_t *cut(const char *text, size_t most)
 {
     size_t n = strlen(text);
@@ -205,7 +205,8 @@ static char *version_text(const json_t *version)
     return NULL;
 }
 
-/* Add one version below `above`.  Its number, or `above` if it has nothing to show; -1 with *p. */
+/* Add one version below the message `above`.  Returns its number, or `above` if it has nothing to
+ * show; -1 with *p. */
 static int64_t add_version(json_t *messages, const json_t *version, int64_t above, struct history_problem *p)
 {
     const char *role = text_of(version, "role"), *model = text_of(json_object_get(version, "senderInfo"), "senderName");
@@ -225,7 +226,8 @@ static int64_t add_version(json_t *messages, const json_t *version, int64_t abov
     return out && json_array_append_new(messages, out) == 0 ? number : fault_nomem(p);
 }
 
-/* Add all versions of a message.  The number of the selected one, or `above`; -1 with *p. */
+/* Add all versions of a message.  Returns the number of the selected one, or `above` if that has
+ * nothing to show; -1 with *p. */
 static int64_t add_versions(json_t *messages, const json_t *message, int64_t above, struct history_problem *p)
 {
     const json_t *version, *versions = json_object_get(message, "versions");

@@ -49,12 +49,13 @@ struct history *history_open(const char *folder, const struct history_limits *li
 /* The same without creating or changing anything. */
 struct history *history_open_read(const char *folder, struct history_problem *p);
 void history_close(struct history *h);          /* NULL is fine */
-/* Any thread, as long as h is open: the running operation ends, HISTORY_UNAVAILABLE. */
+/* Make the running operation end with HISTORY_UNAVAILABLE.  May be called by any thread while h is
+ * open. */
 void history_interrupt(struct history *h);
-/* Set the time limit of an operation in seconds; beyond it: HISTORY_UNAVAILABLE. */
+/* Set the time limit of each operation, in seconds; beyond it, it ends with HISTORY_UNAVAILABLE. */
 void history_set_deadline(struct history *h, double seconds);
-/* ask(user, bytes) is called before an answer grows to `bytes` of memory; -1 refuses it:
- * HISTORY_TOO_LARGE. */
+/* ask(user, bytes) is called before an answer grows to `bytes` of memory.  If it returns -1, the
+ * operation ends with HISTORY_TOO_LARGE. */
 void history_set_budget(struct history *h, int (*ask)(void *user, size_t bytes), void *user);
 
 /* ---- conversations: new references, NULL with *p ---- */
@@ -64,7 +65,7 @@ struct history_filter { const char *folder, *tag; int limit; int64_t offset; }; 
 /* {"conversations", "total", "limit", "offset"}: pinned ones first, then the newest change
  * first. */
 json_t *history_list(struct history *h, const char *owner, const struct history_filter *f, struct history_problem *p);
-/* An absent field stays, null resets it. */
+/* Change a conversation: an absent field keeps its value, null resets it. */
 json_t *history_update(struct history *h, const char *owner, const char *id, const json_t *fields,
                        struct history_problem *p);
 int history_delete(struct history *h, const char *owner, const char *id, struct history_problem *p);
@@ -94,13 +95,14 @@ int64_t history_remove(struct history *h, const char *owner, const char *id, int
 /* ---- search, export, import, statistics ---- */
 /* {"query", "results": [{"conversation", "title_match", "matches"}], "more"} */
 json_t *history_search(struct history *h, const char *owner, const char *query, int limit, struct history_problem *p);
-/* The file of a conversation, malloc'd; *name: malloc'd, too. */
+/* The exported text of a conversation, malloc'd; *name: a name for its file, malloc'd. */
 char *history_export_json(struct history *h, const char *owner, const char *id, char **name,
                           struct history_problem *p);
 char *history_export_markdown(struct history *h, const char *owner, const char *id, char **name,
                               struct history_problem *p);
-/* doc: an exported conversation, or {format, conversation} of another program (foreign.h).
- * copy: under a new id; else an id that exists is HISTORY_EXISTS. */
+/* doc: an exported conversation, or {format, conversation} of another program (foreign.h).  copy:
+ * import it under a new id; otherwise it keeps its id, and HISTORY_EXISTS is the fault if that
+ * exists. */
 json_t *history_import(struct history *h, const char *owner, const json_t *doc, int copy, struct history_problem *p);
 /* {"conversations", "messages", "total_tokens", "bytes", "limits"} */
 json_t *history_stats(struct history *h, const char *owner, struct history_problem *p);

@@ -27,8 +27,8 @@ int fault_set(struct history_problem *p, enum history_fault f, const char *field
     __attribute__((format(printf, 4, 5)));
 int fault_nomem(struct history_problem *p);
 int fault_sql(struct history *h, struct history_problem *p);    /* the fault of SQLite's last call */
-/* A statement, reset and bound.  types has a letter for each value: i and n int64_t, D double, t
- * text (NULL: null); a negative n or D is null.  Borrowed; NULL with *p. */
+/* Reset a statement and bind its values.  types has a letter for each value: i and n int64_t, D
+ * double, t text (NULL: null); a negative n or D is null.  Borrowed; NULL with *p. */
 sqlite3_stmt *sql_bind(struct history *h, enum statement which, struct history_problem *p, const char *types, ...);
 int sql_step(struct history *h, sqlite3_stmt *s, struct history_problem *p);    /* 1: a row, 0: the end, -1 with *p */
 /* a statement without rows; s NULL: -1 */
@@ -36,7 +36,8 @@ int sql_run(struct history *h, sqlite3_stmt *s, struct history_problem *p);
 int sql_begin(struct history *h, int write, struct history_problem *p);
 /* Commit if rc is 0, else roll back.  0, or -1 with *p. */
 int sql_end(struct history *h, int rc, struct history_problem *p);
-json_t *sql_end_json(struct history *h, json_t *result, struct history_problem *p);     /* the same for NULL or not */
+/* sql_end() for a JSON result: commits and returns it; result NULL: rolls back */
+json_t *sql_end_json(struct history *h, json_t *result, struct history_problem *p);
 /* A change to a conversation, or with a number to one of its messages.  text: a list of json_t
  * strings that live until the change is made. */
 struct history_change { const char *owner, *id; int64_t number; const json_t *fields; json_t *text; };
@@ -68,15 +69,15 @@ struct conversation_row {                   /* a row; strings are borrowed from 
 };
 void conversation_read(sqlite3_stmt *s, struct conversation_row *c);
 json_t *conversation_json(const struct conversation_row *c);
-/* The row and its owner.  0, or -1 with *p. */
+/* Find a conversation and its owner.  0, or -1 with *p. */
 int conversation_find(struct history *h, const char *owner, const char *id, struct owner *o, struct conversation_row *c,
                       struct history_problem *p);
 /* The next row of a conversation that is read by its row id: 0, or -1 with *p. */
 int conversation_by_row(struct history *h, int64_t row, struct conversation_row *c, struct history_problem *p);
 int conversation_insert(struct history *h, struct owner *o, const struct conversation_row *c,
                         struct history_problem *p);
-/* Members of fields into *c, whose strings they own or *text does (a list of json_t strings).
- * partial: absent members stay. */
+/* Read the members of fields into *c, whose strings then belong to fields or to *text (a list of
+ * json_t strings); absent members leave *c unchanged.  0, or -1 with *p. */
 int conversation_fields(const json_t *fields, struct conversation_row *c, json_t *text, struct history_problem *p);
 int conversation_retitle(struct history *h, const struct conversation_row *c, const char *title,
                          struct history_problem *p);
@@ -95,7 +96,8 @@ void message_read(sqlite3_stmt *s, struct message_row *m);
 json_t *message_json(const struct message_row *m, const char *conversation);
 int64_t message_bytes(const struct message_row *m);
 int message_fields(const json_t *fields, struct message_row *m, json_t *text, struct history_problem *p);
-/* Add a row, its index and the counters; c->active and c->next_message follow. */
+/* Add a message: its row, its words in the index, and the counters of its conversation and owner;
+ * updates c to match. */
 int message_insert(struct history *h, struct owner *o, struct conversation_row *c, struct message_row *m, int64_t now,
                    struct history_problem *p);
 /* history_messages inside a transaction; *held: bytes that the answer takes so far. */
@@ -116,13 +118,14 @@ int field_bool(const json_t *fields, const char *name, int *out, struct history_
 /* An object or a list as JSON text, kept alive by `text`. */
 int field_json(const json_t *fields, const char *name, int is_list, size_t most, json_t *text, const char **out,
                struct history_problem *p);
-int time_parse(const char *text, int64_t *ms);          /* js_time() reversed; -1: another form */
+int time_parse(const char *text, int64_t *ms);          /* reverses js_time(); -1: the text has another form */
 
 /* ---- index_words.c: text to words of the index ---- */
-struct word { size_t at, end; char text[72]; int n; };  /* bytes of the source; the folded word, not terminated */
+/* at, end: its bytes in the source; text [n]: the folded word, not terminated */
+struct word { size_t at, end; char text[72]; int n; };
 /* The next word at or after *at; 0: there is none. */
 int word_next(const char *text, size_t size, size_t *at, struct word *w);
-/* All words with blanks between, malloc'd; NULL: no memory. */
+/* All words of a text, with blanks between them, malloc'd; NULL: out of memory. */
 char *words_of(const char *text, size_t size);
 
 #endif

@@ -75,7 +75,7 @@ static json_t *json_or_nomem(const struct message_row *m, const char *conversati
     return j;
 }
 
-/* 0: it is there; -1 with *p. */
+/* Read a message of the conversation into *m.  0, or -1 with *p: there is none. */
 static int find_message(struct history *h, const struct conversation_row *c, int64_t number, struct message_row *m,
                         struct history_problem *p)
 {
@@ -173,7 +173,7 @@ int message_insert(struct history *h, struct owner *o, struct conversation_row *
            owner_count(h, o->id, 0, 1, tokens, bytes, p) ? -1 : 0;
 }
 
-/* Does the message exist? 0, or -1 with *p: parent_id is wrong. */
+/* Check that the parent exists.  0, or -1 with *p, which names parent_id. */
 static int check_parent(struct history *h, const struct conversation_row *c, int64_t parent, struct history_problem *p)
 {
     sqlite3_stmt *s = sql_bind(h, SQL_MESSAGE_PARENT, p, "ii", c->row, parent);
