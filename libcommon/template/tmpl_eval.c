@@ -373,7 +373,8 @@ static struct val eval_call(struct vm *vm, const struct tmpl_node *n, struct val
     return val_call(vm, callee, &args);
 }
 
-/* A filter or test; input: the text of a block, if the chain has no expression at its start. */
+/* Apply a filter or test.  block_text: the text of a block, for a chain of filters that does not
+ * start with an expression. */
 static struct val eval_apply(struct vm *vm, const struct tmpl_node *n, struct val block_text)
 {
     struct arg_space space;

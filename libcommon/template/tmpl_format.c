@@ -31,7 +31,8 @@ static void check_sizes(struct vm *vm, const struct spec *sp)
                 sp->width, sp->precision, MAX_WIDTH, MAX_PRECISION);
 }
 
-/* digits = [whole][rest], whole being the digits that are grouped by size; prefix: "0x". */
+/* Lay out a number.  Its digits are followed by any other text (a fraction, an exponent); only the
+ * digits are grouped by group_size.  prefix: "0x". */
 static struct val lay_out_number(struct vm *vm, const struct spec *sp, int negative, const char *prefix,
                                  const char *digits, int group_size)
 {

@@ -13,8 +13,8 @@
 
 /* ---- str */
 
-/* start and stop of find(), count() ...: code points, negative from the end.  Sets the part in
- * bytes; 0 if not even "" is found there. */
+/* The start and stop of find(), count() and others are counted in code points; negative ones count
+ * from the end.  Sets *from and *to, in bytes; 0 if not even "" is found there. */
 static int str_range(struct vm *vm, struct val s, struct val start, struct val stop, size_t *from, size_t *to)
 {
     int64_t n = (int64_t)s.s->n_chars, i = arg_int(vm, start, 0), k = arg_int(vm, stop, n);

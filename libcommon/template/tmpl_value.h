@@ -28,7 +28,8 @@ enum { VIEW_KEYS, VIEW_VALUES, VIEW_ITEMS };
 
 struct val {
     uint8_t kind;               /* enum kind */
-    /* K_STR: safe (markup); K_VIEW: which; K_TUPLE: of groupby, with .grouper and .list. */
+    /* K_STR: 1 if it is safe (markup); K_VIEW: VIEW_KEYS ...; K_TUPLE: 1 if it is an item of
+     * groupby, with .grouper and .list */
     uint8_t flag;
     union {
         int64_t i;              /* K_BOOL, K_INT */
@@ -60,7 +61,8 @@ struct dict {                   /* keeps the order of insertion */
     size_t n_slots;
 };
 struct range { int64_t start, stop, step; size_t n; };
-/* owner: K_MISSING for a variable. */
+/* the result of looking up key in a value of kind owner; owner K_MISSING: of an undefined
+ * variable */
 struct undef { struct val key; uint8_t owner; const char *hint; };
 struct bound_method { struct val self; const struct builtin *fn; };
 struct joiner { struct val sep; int used; };
@@ -99,7 +101,7 @@ struct vm {
     jmp_buf fail;
     struct err *e;
     const char *name;           /* name of the template, for messages */
-    int line;                   /* being worked on */
+    int line;                   /* the line of the template being parsed or rendered */
     struct arena_chunk *chunks;
     size_t arena_bytes, max_arena;
     /* rendering only */
@@ -107,7 +109,7 @@ struct vm {
     size_t max_output;
     uint64_t steps, max_steps;
     int depth, max_depth;       /* calls and blocks */
-    int nest;                   /* C recursion, whatever the reason */
+    int nest;                   /* depth of recursion in C */
     int autoescape;
     int64_t now;
     struct tmpl_scope *scope, *root;
@@ -131,13 +133,13 @@ void vm_write(struct vm *vm, const char *data, size_t size);    /* to the output
 struct val val_text(struct vm *vm, const char *data, size_t size);      /* copied */
 struct val val_cstr(struct vm *vm, const char *s);
 struct val val_format(struct vm *vm, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-/* Shares the bytes. */
+/* a part of a string, which shares its bytes */
 struct val val_slice(struct vm *vm, struct val s, size_t at, size_t size);
-/* Two K_STR; linear when repeated. */
+/* Concatenate two strings.  Appending to the same string again and again takes linear time. */
 struct val val_concat(struct vm *vm, struct val a, struct val b);
-/* Owner K_MISSING: a variable. */
+/* The undefined value of owner[key]; owner of kind K_MISSING: of the variable `key`. */
 struct val val_undef(struct vm *vm, struct val owner, struct val key);
-/* undefined, with this message. */
+/* an undefined value whose use fails with this message */
 struct val val_hint(struct vm *vm, const char *hint);
 struct val val_list(struct vm *vm, size_t cap);
 struct val val_dict(struct vm *vm);
@@ -152,18 +154,18 @@ static inline struct val val_safe(struct val s, int safe) { s.flag = safe != 0; 
 
 /* ---- lists and dicts */
 void list_push(struct vm *vm, struct val_list *l, struct val v);
-/* Fails on a key without hash. */
+/* The value of a key, NULL if it is missing.  Fails on a key that cannot be hashed. */
 struct val *dict_find(struct vm *vm, const struct dict *d, struct val key);
 void dict_set(struct vm *vm, struct dict *d, struct val key, struct val value);
 int dict_remove(struct vm *vm, struct dict *d, struct val key, struct val *was);
-/* Mapping or pairs. */
+/* from: a mapping, or a sequence of pairs */
 void dict_update(struct vm *vm, struct dict *d, struct val from);
 
 /* ---- what values are */
 const char *val_type(struct val v);             /* Python's name: "str", "int", "NoneType" */
 int val_truth(struct val v);
 int val_equal(struct vm *vm, struct val a, struct val b);
-/* <0, 0, >0; 2: unordered (NaN). */
+/* -1, 0 or 1, as a < b, a == b or a > b; 2: they are unordered (NaN) */
 int val_compare(struct vm *vm, struct val a, struct val b, const char *op);
 int val_contains(struct vm *vm, struct val seq, struct val x);
 int val_len(struct val v, size_t *n);           /* 0 if it has none */
@@ -178,25 +180,25 @@ int iter_next(struct vm *vm, struct iter *it, struct val *out);
 struct val val_to_list(struct vm *vm, struct val v);            /* a fresh list of its items */
 
 /* ---- text of values (tmpl_text.c) */
-/* str(v); K_STR comes back as it is. */
+/* Python's str(v); a string is returned unchanged. */
 struct val val_str(struct vm *vm, struct val v);
 struct val val_repr(struct vm *vm, struct val v);
-/* Repr with escapes for all that is not ASCII. */
+/* Python's ascii(v): val_repr() with escapes for all characters that are not ASCII. */
 struct val val_ascii(struct vm *vm, struct val v);
 struct val val_json(struct vm *vm, struct val v, int ensure_ascii, struct val indent, struct val separators,
                     int sort_keys);
 struct val val_pprint(struct vm *vm, struct val v);
-/* &, <, >, ', " as HTML; the result is safe. */
+/* Escape &, <, >, ' and " for HTML.  The result is marked as safe. */
 struct val val_escape(struct vm *vm, struct val v);
-/* Shortest that reads back: 1.0, 1e+16. */
+/* Write the fewest digits that read back as x, as Python does: 1.0, 1e+16. */
 void float_repr(double x, char out[32]);
 int str_to_int(const char *s, size_t size, int base, int64_t *out);
 int str_to_float(const char *s, size_t size, double *out);
 
 /* ---- formatting (tmpl_format.c) */
-/* Str % arg. */
+/* Python's format % arg. */
 struct val fmt_percent(struct vm *vm, struct val format, struct val arg);
-/* str.format(). */
+/* Python's format.format(args). */
 struct val fmt_braces(struct vm *vm, struct val format, const struct args *args);
 struct val fmt_strftime(struct vm *vm, struct val format, int64_t now);
 
@@ -206,12 +208,12 @@ enum op { OP_ADD, OP_SUB, OP_MUL, OP_DIV, OP_FLOORDIV, OP_MOD, OP_POW, OP_EQ, OP
 struct val op_binary(struct vm *vm, enum op op, struct val a, struct val b);
 int op_compare(struct vm *vm, enum op op, struct val a, struct val b);
 struct val op_negate(struct vm *vm, struct val v, int minus);
-/* Methods and properties only; K_MISSING: none. */
+/* A method or a property of the type; K_MISSING: it has none of this name. */
 struct val op_attr(struct vm *vm, struct val v, const struct str *name);
 struct val op_getattr(struct vm *vm, struct val v, const struct str *name);     /* v.name */
 struct val op_getitem(struct vm *vm, struct val v, struct val key);             /* v[key] */
 struct val op_slice(struct vm *vm, struct val v, struct val start, struct val stop, struct val step);
-/* filters' attribute="a.0.b". */
+/* Follow a path as in the filters' attribute="a.0.b". */
 struct val op_path(struct vm *vm, struct val v, struct val path, struct val fallback);
 
 /* ---- strings (tmpl_str.c): sizes in bytes, case mapping over code points */
@@ -222,39 +224,39 @@ void sb_str(struct sb *b, struct val s);
 void sb_char(struct sb *b, uint32_t c);
 void sb_fill(struct sb *b, struct val fill, size_t n);                  /* n times */
 struct val sb_done(struct sb *b);
-/* SIZE_MAX: not there. */
+/* Offset of `what` at or after `from`; SIZE_MAX: there is none. */
 size_t str_find(struct vm *vm, const struct str *s, size_t from, const struct str *what);
-/* The last that lies in [from, end). */
+/* Offset of the last `what` that lies in [from, end); SIZE_MAX: there is none. */
 size_t str_find_last(struct vm *vm, const struct str *s, size_t from, size_t end, const struct str *what);
 struct val str_replace(struct vm *vm, struct val s, struct val old, struct val new, int64_t count);
-/* 1 left, 2 right, 3 both. */
+/* sides: 1 left, 2 right, 3 both */
 struct val str_strip(struct vm *vm, struct val s, struct val chars, int sides);
 struct val str_split(struct vm *vm, struct val s, struct val sep, int64_t max, int from_right);
 struct val str_splitlines(struct vm *vm, struct val s, int keep_ends);
 enum str_case { CASE_UPPER, CASE_LOWER, CASE_TITLE, CASE_CAPITALIZE, CASE_SWAP, CASE_FOLD };
 struct val str_case(struct vm *vm, struct val s, enum str_case how);
-/* '<', '>', '^'. */
+/* align: '<' left, '>' right, '^' centered */
 struct val str_pad(struct vm *vm, struct val s, int64_t width, struct val fill, int align);
 int char_printable(uint32_t c);
-/* letter, digit or underscore. */
+/* 1 for a letter, digit or underscore */
 int char_word(uint32_t c);
 int char_case(uint32_t c);                                              /* 'u', 'l', 't' or 0 */
 
 /* ---- running (tmpl_eval.c), and the tables of functions */
-/* vm->t with vm->vars, into vm->out. */
+/* Render vm->t with the variables vm->vars; appends to vm->out. */
 void tmpl_exec(struct vm *vm);
 struct val builtin_call(struct vm *vm, const struct builtin *b, struct val in, const struct args *args);
 const struct builtin *tmpl_filter(const char *name, size_t size);       /* NULL: no such filter */
 const struct builtin *tmpl_test(const char *name, size_t size);
 const struct builtin *tmpl_global(const char *name, size_t size);
 const struct builtin *tmpl_method(struct val self, const char *name, size_t size);
-/* K_MISSING: no such attribute. */
+/* an attribute of the variable loop; K_MISSING: there is none of this name */
 struct val loop_attr(struct vm *vm, struct loop_state *l, const char *name);
 struct val loop_cycle(struct vm *vm, struct loop_state *l, const struct args *args);
 struct val loop_changed(struct vm *vm, struct loop_state *l, const struct args *args);
 struct val macro_attr(struct vm *vm, const struct macro *m, const char *name);
 
-/* ---- arguments of builtins: a default where K_MISSING, a failure where of the wrong type */
+/* ---- arguments of builtins: `absent` for K_MISSING; a value of the wrong type is a failure */
 int64_t arg_int(struct vm *vm, struct val v, int64_t absent);
 int arg_bool(struct val v, int absent);
 struct val arg_str(struct vm *vm, struct val v, const char *absent);
