@@ -25,19 +25,20 @@ struct batch_item {
     /* absolute position of tokens[0]; keys and values of [0, pos) are cached already */
     int pos;
     const int32_t *table;                   /* KV block numbers: position p lies in block table[p / KV_BLOCK] */
-    /* With n_window_blocks: the table of layers with a window, or of the tail.  Only the blocks of
-     * the sinks and those that one of the tokens sees are valid. */
+    /* With n_window_blocks: the table of layers with a window, or of the tail.  Only the entries of
+     * the sinks' blocks and of blocks that these tokens attend to are valid. */
     const int32_t *window_table;
     /* Models with recurrent layers: index of the state after [0, pos), which these tokens update.
      * At pos 0 the state is initialized first.  No two items of a batch have the same. */
     int state;
-    /* With n_logits 1: how the backend may draw the next token itself instead of returning logits
-     * (draw.h); NULL: it returns logits. */
+    /* With n_logits 1: options with which the backend may draw the next token itself instead of
+     * returning logits (draw.h); NULL: it returns logits. */
     struct draw *draw;
     /* number of last tokens whose logits are wanted, 0..n_tokens */
     int n_logits;
     /* Length of the whole sequence as far as it is known; 0: pos + n_tokens.  LongRoPE chooses its
-     * factors by it: a sequence that reaches config_long_from() is recomputed from position 0. */
+     * factors by this length, so a sequence that reaches config_long_from() is recomputed from
+     * position 0. */
     int seq_len;
     /* Encoders, where an item is a whole sequence: position of the first token of the second text,
      * which has type 1 if the model has types; 0: there is one text. */
@@ -63,8 +64,8 @@ struct backend_options {
      * (config_tail()); 0: these layers use the common blocks, and there is no tail.  copy_block,
      * drop_block, save_block and load_block take window block w as block n_blocks + w. */
     int n_window_blocks;
-    /* Every layer attends to at most the newest `window` tokens and the first `sinks`, which take
-     * the positions just before the window; 0: windows as the model has them.  Needs
+    /* Every layer attends to at most the newest `window` tokens and the first `sinks` tokens, which
+     * are given the positions just before the window; window 0: the model's own windows.  Needs
      * n_window_blocks. */
     int window, sinks;
     /* states of sequences with recurrent layers, config_state_bytes() each; 0 for other models */
@@ -81,8 +82,8 @@ struct backend_options {
     int device_layers;
     /* most bytes of GPU memory to take; 0: all that is free */
     size_t max_device;
-    /* Makes a GPU's results independent of chunks, prefixes and the number of tokens in a step,
-     * too.  Those of the CPU always are. */
+    /* Make a GPU's results independent of chunks, prefixes and the number of tokens in a step.  The
+     * CPU's results always are. */
     int strict;
     int debug_sync;                         /* wait after every kernel of a GPU, so that a failure names it */
     /* multiply many tokens by wgmma on compute capability 9.0 */
@@ -135,13 +136,14 @@ struct backend {
     int (*step_tokens)(const struct config *c, int n_threads, int64_t max_len, const char *kernels);
     /* model is borrowed until close. All memory is taken here; forward allocates nothing. */
     void *(*open)(const struct model *m, const struct backend_options *o, struct err *e);
-    /* Run the batch; logits [sum of n_logits][vocab_size] f32 in order of items. */
+    /* Run the batch and wait for it.  logits: output, [sum of n_logits][vocab_size] f32 in order of
+     * items. */
     int (*forward)(void *b, const struct batch *batch, float *logits, struct err *e);
-    /* Asynchronous steps; NULL: not supported.  begin returns 1 if the step was launched, after
-     * which nothing of the batch is needed; 0 if only forward can run it, and nothing was done; -1
-     * on failure.  Every item has one row of logits and a draw.  Its token may be one that the last
-     * begun step draws (batch_item.follows) unless forward ran since.  At most two steps may be
-     * begun and not ended. */
+    /* Asynchronous steps; NULL: not supported.  begin returns 1 if the step was launched (the batch
+     * may then be freed), 0 if nothing was done because only forward can run it, -1 on failure.
+     * Every item has one row of logits and a draw.  An item's token may be one that the last begun
+     * step draws (batch_item.follows), unless forward ran since.  At most two steps may be begun
+     * and not ended. */
     int (*begin)(void *b, const struct batch *batch, struct err *e);
     /* Wait for the oldest begun step and store its tokens in the draws of its items.  It returns no
      * logits: if a token stays -1, forward has to compute the same step again.  batch NULL: discard

@@ -1,6 +1,6 @@
-/* constraint.h - the tokens that an answer may have at each position, as the engine sees them.
- * Grammars, schemas and regular expressions implement it (libcommon/grammar); the engine is
- * independent of them.
+/* constraint.h - the interface through which the engine learns the tokens that an answer may have
+ * at each position.  Grammars, schemas and regular expressions implement it (libcommon/grammar);
+ * the engine is independent of them.
  *
  * Ownership: struct constraint is copied.  `state` belongs to the caller until engine_submit
  * succeeds, then to the engine, which calls close once.  If a request has n answers, each has a
@@ -25,14 +25,15 @@ struct constraint {
      * EOS tokens have their bits exactly when complete() is 1.  Borrowed until the next accept.
      * NULL: every token is allowed. */
     const uint32_t *(*mask)(void *state);
-    /* Append this token, which the answer has already.  0; -1: it was not allowed, which is a bug,
-     * or see error.  The answer then ends with FINISH_ERROR. */
+    /* Append a token that was added to the answer.  0, or -1 if the constraint failed (see
+     * error) or the token was not allowed, which is a bug; the answer then ends with
+     * FINISH_ERROR. */
     int (*accept)(void *state, int32_t id);
-    /* Write up to `room` ids of tokens that must come next, each the only one that its mask allows,
-     * and return their number (0: there is a choice).  Changes nothing: the engine calls accept for
-     * each.  Called after every token of the answer and after the last forced one.  Forced tokens
-     * are computed in one step without sampling (one by one if log probabilities are wanted).  May
-     * be NULL. */
+    /* Write up to `room` ids of tokens that must come next, because the mask allows only one token
+     * at each of these positions, and return their number (0: there is a choice).  The state does
+     * not change: the engine calls accept for each id.  Called after every token of the answer and
+     * after the last forced one.  Forced tokens are computed in one step without sampling (one by
+     * one if log probabilities are wanted).  May be NULL. */
     int (*forced)(void *state, int32_t *ids, int room);
     /* An independent copy at the same position; NULL: out of memory.  Needed for n > 1. */
     void *(*fork)(void *state);
@@ -41,11 +42,12 @@ struct constraint {
     /* -1 with *e: a call above ran out of memory or passed a limit, and the answer ends.  0: no
      * error.  May be NULL. */
     int (*error)(void *state, struct err *e);
-    /* For constraints whose calls may take long; all three NULL: they never do.  hurry: from now on
-     * mask, accept and forced give up after `steps` steps and wait for no lock; 0: no limit.  A
-     * call that gives up has no result, but keeps what it computed: repeating it with twice the
-     * steps each time finishes.  busy: 1 if the last of these calls gave up.  cancel, from any
-     * thread: the running call and all later ones fail soon. */
+    /* For constraints whose calls may take long; all three are NULL if calls are always short.
+     *   hurry   from now on mask, accept and forced give up after `steps` steps and do not wait for
+     *           locks; 0: no limit.  A call that gives up returns no result, but its work is kept:
+     *           repeating it, each time with twice the steps, succeeds in the end
+     *   busy    1 if the last of these calls gave up
+     *   cancel  called by any thread: the running call and all later ones fail soon */
     void (*hurry)(void *state, uint64_t steps);
     int (*busy)(void *state);
     void (*cancel)(void *state);

@@ -7,9 +7,9 @@
 #include <stdint.h>
 
 enum {
-    /* tokens of a draft; with the last token of the answer they make a step of 16 */
+    /* most tokens of a draft; with the last token of the answer they make a step of 16 tokens */
     DRAFT_MOST = 15,
-    /* The evidence for a draft.  0 to 3: more and more equal tokens before it. */
+    /* The evidence for a draft.  Grades 0 to 3: the more tokens before it are equal, the higher. */
     GRADE_RESUMED = 4,      /* copying resumes after an edit */
     GRADE_EDIT,             /* an edit may be over */
     GRADE_PREDICTED,        /* the start of the predicted tokens */
@@ -46,14 +46,14 @@ enum draft_use {
 struct draft_params {
     enum draft_use use;
     int most;                           /* tokens of a draft, 1 to DRAFT_MOST; 0: DRAFT_MOST */
-    /* Tokens that the answer is expected to have; copied.  With some of them, DRAFT_DEFAULT means
-     * drafts, whatever the options say. */
+    /* Tokens that the answer is expected to have; copied.  If n_predicted > 0, DRAFT_DEFAULT
+     * enables drafts even if the engine's options do not. */
     const int32_t *predicted; int n_predicted;
 };
 
-/* Guesses that the text continues as it did after the longest earlier occurrence of the last tokens
- * (at least 3), in the predicted tokens, the prompt or the answer; also after an edit of the copied
- * text.  Takes 6 bytes a token, and 64 kB. */
+/* A drafter that looks for the longest earlier occurrence of the last tokens (at least 3) in the
+ * predicted tokens, the prompt and the answer, and guesses that the text continues as it did there;
+ * it also follows a copied text across an edit.  Takes 64 kB, and 6 bytes per token. */
 extern const struct drafter drafter_ngram;
 
 #endif

@@ -1,15 +1,15 @@
-/* draft_ngram.c - guess that the tokens after an earlier occurrence of the last ones follow again,
- * also after an edit of the copied text.
+/* draft_ngram.c - find an earlier occurrence of the last tokens, and guess that the tokens after it
+ * follow again; edits of a copied text are followed, too.
  *
  * The corpus is the predicted tokens, then the sequence itself.  Every trigram that ends before the
  * last token is in a hash table of chains, the latest first.  A guess starts at the place in the
  * chain of the last trigram that has the longest common context with the end of the sequence.
  *
- * From then on that place (the source) is followed: it advances with every token that it guesses
- * right.  If the answer differs from it after a run that was copied, an edit begins.  The edit ends
- * when the last two tokens match the source again, not far after the point where it began.  The
- * replaced and the new tokens are recorded, so that the same change is guessed when the same source
- * tokens come again (a name that is changed throughout).
+ * From then on that place (the source) is followed: it advances with every token that is guessed
+ * right.  If the answer differs from the source after a run of copied tokens, an edit begins.  The
+ * edit ends when the last two tokens match the source again, not far after the point where it
+ * began.  The replaced and the new tokens are recorded, so that the same change is guessed when the
+ * same source tokens come again (as for a name that is changed throughout).
  *
  * A guess that reaches the end of the corpus continues with its own first tokens, so that
  * repetitions of any period are guessed to any length. */
@@ -35,10 +35,10 @@ struct ngram_index {
     int32_t head[HEADS];
     int32_t *before;        /* [room] by end of a trigram: end of the previous one in its chain */
     int room, n_entered;    /* trigrams that end at n_entered or earlier are in the chains */
-    /* index of the source token expected next, -1: none; number of tokens guessed right since the
-     * last edit, and before that */
+    /* place: index of the source token expected next, or -1; run: number of tokens guessed right
+     * since the last edit; copied: number guessed right before that edit */
     int place, run, copied;
-    /* an edit is in progress; where it began in the source and in the answer */
+    /* whether an edit is in progress; the indexes where it began in the source and in the answer */
     int editing, edit_from, edit_to;
     struct change change[MOST_CHANGES]; int n_changes, next_change;
     int n_seen;             /* number of tokens processed by advance() */
@@ -50,7 +50,7 @@ static void *ngram_open(const int32_t *predicted, int n)
     if (s) {
         s->predicted = predicted;
         s->n_predicted = n;
-        s->place = n ? 0 : -1;          /* the answer may start like the predicted one */
+        s->place = n ? 0 : -1;          /* expect the answer to start like the predicted tokens */
     }
     return s;
 }
@@ -77,7 +77,7 @@ static int equal(const struct ngram_index *s, int a, int b, int n)
     return i == n;
 }
 
-/* First token, and end, of the part that contains token i: the predicted tokens or the sequence. */
+/* Begin and end of the part of the corpus (predicted tokens, sequence) that contains token i. */
 static int part_begin(const struct ngram_index *s, int i) { return i < s->n_predicted ? 0 : s->n_predicted; }
 static int part_end(const struct ngram_index *s, int i) { return i < s->n_predicted ? s->n_predicted : s->n; }
 
@@ -116,7 +116,8 @@ static void enter(struct ngram_index *s)
     }
 }
 
-/* Number of equal tokens before `end` and before the end of the corpus, at most MOST_COMPARED. */
+/* Number of tokens before `end` that equal the tokens before the end of the corpus, at most
+ * MOST_COMPARED. */
 static int common(const struct ngram_index *s, int end)
 {
     const int part = end - part_begin(s, end - 1), ids = s->n - s->n_predicted;
@@ -127,8 +128,8 @@ static int common(const struct ngram_index *s, int end)
     return n;
 }
 
-/* The place with the longest common context with the end of the sequence, and the length of that
- * context; -1: none of at least GRAM tokens. */
+/* The place whose preceding tokens have the longest match with the end of the sequence; *n_common:
+ * the length of the match.  -1: no match has GRAM tokens. */
 static int find(const struct ngram_index *s, int *n_common)
 {
     int best = -1, end = s->n - s->n_predicted > GRAM ? s->head[hash(s, s->n)] : 0;
@@ -175,7 +176,7 @@ static void resume(struct ngram_index *s, int place, int n_right)
     s->editing = 0;
 }
 
-/* Whether the edit up to token i equals an earlier change; if so, resume. */
+/* If the edit up to token i equals an earlier change, resume and return 1; otherwise return 0. */
 static int ends_as_before(struct ngram_index *s, int i)
 {
     const int n = i + 1 - s->edit_to;
@@ -190,7 +191,7 @@ static int ends_as_before(struct ngram_index *s, int i)
     return 0;
 }
 
-/* Whether the last tokens up to i match the source again; if so, resume. */
+/* If the last tokens up to i match the source again, resume and return 1; otherwise return 0. */
 static int ends_in_source(struct ngram_index *s, int i)
 {
     const int n = i + 1 - s->edit_to - RESYNC, end = part_end(s, s->edit_from);
@@ -281,8 +282,9 @@ static int guess_change(const struct ngram_index *s, int most, struct draft *d)
     return 0;
 }
 
-/* During an edit: guess that it is over, and that the source continues after its first token equal
- * to the last one, or else after one replaced token. */
+/* During an edit: guess that the edit is over.  The source then continues after its first token
+ * that equals the last token or, if there is none and the edit has one token, after one replaced
+ * token. */
 static void guess_end(const struct ngram_index *s, int most, struct draft *d)
 {
     const int n = s->n - s->edit_to, end = part_end(s, s->edit_from);

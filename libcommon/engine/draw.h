@@ -1,5 +1,5 @@
-/* draw.h - a token that the backend chooses where the logits are, which then need not be copied to
- * the host. */
+/* draw.h - options for a token that the backend draws itself, so that its logits need not be copied
+ * to the host. */
 #ifndef ZSE_ENGINE_DRAW_H
 #define ZSE_ENGINE_DRAW_H
 
@@ -14,8 +14,9 @@ struct draw {
     float top_p, min_p;         /* 1, 0: off */
     /* random number n of this seed (philox.h), independent of the rest of the batch */
     uint64_t seed, n;
-    /* -1 before the step.  A backend that draws writes the token and no row of logits; one that
-     * does not (the CPU), or that finds NaN or infinities, leaves -1 and writes the logits. */
+    /* -1 before the step.  A backend that draws the token writes it here, and does not return the
+     * row of logits.  A backend that cannot draw (the CPU), or that finds NaN or infinities, leaves
+     * -1 and returns the logits. */
     int32_t id;
 };
 

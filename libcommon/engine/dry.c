@@ -15,7 +15,7 @@ enum { UNKNOWN, PLAIN, HEAD, BREAKER };
 struct tail { int32_t *id; int n; };    /* owned */
 struct breaker {
     char text[DRY_BREAKER_BYTES + 1]; size_t size;
-    struct tail tail[DRY_BREAKER_BYTES];        /* element i: the tail after the first i bytes of text, from 1 on */
+    struct tail tail[DRY_BREAKER_BYTES];        /* element i >= 1: the tail after i bytes of text */
 };
 
 struct dry {
@@ -24,8 +24,8 @@ struct dry {
     const struct tokenizer *t;          /* borrowed; NULL: no breakers */
     struct breaker *breaker; int n_breakers, longest_tail;
     uint8_t *kind;                      /* [vocab_size / 4 + 1] */
-    /* Positions below `checked` are no heads of complete breakers except `head` (-1: none), whose
-     * breaker ends before `end`. */
+    /* Of the positions below `checked` only `head` (-1: none) is the head of a complete breaker,
+     * which ends before `end`. */
     int checked, head, end;
 };
 
@@ -119,7 +119,7 @@ static int match_word(const struct dry *d, const char *word, size_t size,
     return whole;
 }
 
-/* tokens after the head; the longest tail among them, -1: none */
+/* The tokens after a head, and the length of the longest tail that they start with; -1: none. */
 struct dry_match { const int32_t *next; int n_next, length; };
 
 static void longest_tail(void *user, const struct tail *t)
@@ -172,11 +172,10 @@ static int breaker_at(struct dry *d, const int32_t *history, int n, int at)
     return m.length;
 }
 
-/* The position after the last breaker, at least `from`; breakers whose head is before `from` do not
- * count. */
+/* The position after the last breaker whose head is at `from` or later; `from` if there is none. */
 static int last_breaker(struct dry *d, const int32_t *history, int n, int from)
 {
-    /* heads before it are final: all tokens of their tails are known */
+    /* heads before `settled` need not be checked again: all tokens of their tails are known */
     const int settled = n - d->longest_tail;
     if (!d->n_breakers)
         return from;

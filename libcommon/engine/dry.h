@@ -15,14 +15,14 @@
 #include "libcommon/token/tokenizer.h"
 
 struct dry;
-/* Copies the breakers.  t is borrowed until dry_close; NULL: there are no breakers. */
+/* Copies the breakers of s.  t is borrowed until dry_close(); without t there are no breakers. */
 struct dry *dry_open(const struct sampling *s, const struct tokenizer *t, int vocab_size, struct err *e);
 void dry_close(struct dry *d);          /* NULL is fine */
 
 /* Lengths of repetitions at the end of history [n].  For i from the returned position to n - 1,
- * repeat[i] is how many tokens before i equal the last tokens of history; n is returned if nothing
- * is repeated.  repeat has room for n.  Takes linear time.  Each call must extend the previous
- * history. */
+ * repeat[i] is the number of tokens just before i that equal the last tokens of history; returns n
+ * if nothing is repeated.  repeat has space for n.  Takes linear time.  Each call must extend the
+ * previous history. */
 int dry_repeats(struct dry *d, const int32_t *history, int n, int *repeat);
 /* The amount to subtract from the logit of this token, which would continue a repetition of this
  * length; 0: no penalty. */

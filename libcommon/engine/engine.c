@@ -42,7 +42,7 @@ static int set_sizes(struct engine *g, const struct config *c, const struct engi
                                               : BACKEND_STEP_TOKENS;
     if (g->max_tokens < g->max_seqs)
         g->max_tokens = g->max_seqs;
-    if (c->both_ways && g->max_tokens < g->max_len)         /* a step must hold a whole sequence */
+    if (c->both_ways && g->max_tokens < g->max_len)         /* an encoder needs whole sequences */
         g->max_tokens = g->max_len;
     if (check_window(g, c, o, e) < 0)
         return -1;
@@ -60,9 +60,10 @@ static int blocks_for(int64_t n_tokens) { return (int)((n_tokens + KV_BLOCK - 1)
 /* Numbers of blocks in the pool; windows 0: no separate window blocks. */
 struct blocks { int64_t all, windows; };
 
-/* Blocks for n_seqs sequences of full length.  A window also needs parts of the blocks at both
- * ends, and the tokens of a step come on top of the windows.  With `kept` there are up to twice as
- * many window blocks, so that ended conversations and common prefixes keep theirs. */
+/* Numbers of blocks for n_seqs sequences of full length.  A window has two more blocks, because
+ * it can begin and end within blocks, and the tokens of a step are added once.  With `kept`
+ * there are up to twice as many window blocks, so that ended conversations and common prefixes
+ * keep theirs. */
 static struct blocks blocks_wanted(const struct engine *g, const struct config *c, int n_seqs, int kept)
 {
     const int tail = config_tail(c, g->kv, g->window);
@@ -91,7 +92,8 @@ uint64_t engine_kv_needs(const struct config *c, const struct engine_options *o,
     return blocks_bytes(&g, c, o->kv, &b);
 }
 
-/* As many blocks as fit into o->kv_bytes, at least those of one sequence. */
+/* Compute the numbers of blocks that fit into o->kv_bytes.  -1 if that is less than one sequence
+ * needs. */
 static int fit_blocks(const struct engine *g, const struct config *c, const struct engine_options *o, struct blocks *b,
                       struct err *e)
 {
@@ -141,7 +143,7 @@ static const char *no_drafts(const struct config *c, const struct engine_options
 
 static int most_seqs(const struct engine_options *o) { return o->max_seqs > 0 ? o->max_seqs : 1; }
 
-/* Number of states to reserve: a draft keeps a copy of the state before it. */
+/* Number of states to reserve for drafts, each of which keeps a copy of the state before it. */
 static int draft_states(const struct config *c, const struct engine_options *o)
 {
     return no_drafts(c, o) ? 0 : most_seqs(o) < ENGINE_DRAFT_STATES ? most_seqs(o) : ENGINE_DRAFT_STATES;
@@ -166,7 +168,8 @@ static int ask_backend(const struct engine *g, const struct engine_options *o, s
     struct blocks blocks;
     if (pool_blocks(g, &g->m->config, o, &blocks, e) < 0)
         return -1;
-    /* texts to embed need keys and values for one step only: no reason to round them */
+    /* keys and values of texts to embed live for one step only, so rounding them would save
+     * little */
     const struct kv_types kv = g->m->config.embedding.pooling ? kv_both(KV_F32) : o->kv;
     *b = (struct backend_options){ .n_threads = o->n_threads, .kv = kv, .n_blocks = (int)blocks.all,
                                    .n_window_blocks = (int)blocks.windows, .window = g->window, .sinks = g->sinks,
@@ -239,7 +242,7 @@ struct engine *engine_open(const struct model *m, const struct tokenizer *t, con
     g->no_drafts = engine_no_drafts(m, o);
     g->drafter = g->no_drafts ? NULL : o->drafter;
     g->n_rows = g->max_seqs;
-    /* pages are allocated by their first use */
+    /* the system allocates pages at their first use, so unused rows take no memory */
     g->logits = malloc(((size_t)g->max_seqs + PROMPT_ROWS) * (size_t)g->vocab_size * sizeof *g->logits);
     g->row = malloc((size_t)(g->vocab_size > c->hidden_size ? g->vocab_size : c->hidden_size) * sizeof *g->row);
     g->pace.alone_ns = calloc((size_t)g->max_seqs + 1, sizeof *g->pace.alone_ns);

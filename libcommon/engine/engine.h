@@ -24,8 +24,8 @@ enum {
     ENGINE_SNAPSHOTS = 8,               /* default of engine_options.snapshots */
     /* most sequences with recurrent layers that have drafts in one step */
     ENGINE_DRAFT_STATES = 4,
-    /* most tokens of a draft by a layer that predicts further tokens: it was trained to predict
-     * one, and is less often right about each that follows */
+    /* most tokens of a draft by a layer that predicts further tokens: the layer was trained to
+     * predict one, and its later guesses are right less often */
     ENGINE_PREDICTED_MOST = 3,
     ENGINE_MOST_SINKS = 256,
 };
@@ -45,19 +45,20 @@ struct engine_options {
     /* see backend_options */
     int device, debug_sync, device_layers, strict, wgmma, no_graphs, act_int8, cache_weights;
     size_t max_device;
-    /* Models with recurrent layers: a prefix is reused only from snapshots of its state.  They are
-     * taken behind the last token of a sequence that ends or is preempted, and every snapshot_every
-     * tokens.  A snapshot takes config_state_bytes(); with no_prefix_cache there are none. */
+    /* Models with recurrent layers: a prefix is reused only up to a snapshot of the state.
+     * Snapshots are taken every snapshot_every tokens, and after the last token of a sequence
+     * that ends or is preempted.  A snapshot takes config_state_bytes(); with no_prefix_cache
+     * there are none. */
     int snapshots, snapshot_every;  /* 0: ENGINE_SNAPSHOTS, 512; snapshot_every a multiple of 16 */
-    /* Each token attends to the newest `window` tokens, at least KV_BLOCK, and the first `sinks`,
-     * at most `window` and ENGINE_MOST_SINKS; max_len may exceed the model's.  0: windows as the
-     * model has them. */
+    /* Each token attends to the newest `window` tokens (at least KV_BLOCK) and the first `sinks`
+     * tokens (at most `window` and ENGINE_MOST_SINKS), and max_len may exceed the model's.  window
+     * 0: the model's own windows. */
     int window, sinks;
     size_t kv_bytes;                /* 0: enough for max_seqs x max_len */
     /* most bytes of the model's file that may be resident, see residency.h; 0: no limit */
     size_t max_weights;
     /* Makes the drafts of requests that name no drafter (engine_draft.c); answers do not depend on
-     * it. Not used if engine_no_drafts() gives a reason.  NULL: such requests have no drafts. */
+     * it.  Unused if engine_no_drafts() returns a reason.  NULL: such requests have no drafts. */
     const struct drafter *drafter;
     /* Folder that keeps prefixes on disk as well (cache/disk.h), and its largest size in bytes, 0:
      * 10 GB; NULL: prefixes are kept in memory only.  Refused if the backend cannot save blocks;
@@ -67,12 +68,12 @@ struct engine_options {
     void (*prefix_note)(void *user, const char *text);
     void *prefix_user;
     int draft;                      /* initial engine_limits.draft, 0 to DRAFT_MOST */
-    /* Makes the drafts of requests that name no drafter: another model, borrowed, which
-     * engine_check_draft_model() accepts; or the first draft_layers layers of the model itself,
-     * which engine_check_draft_layers() accepts.  NULL, 0: neither. */
+    /* Drafts of requests that name no drafter are made by another model (borrowed), which
+     * engine_check_draft_model() accepts, or by the first draft_layers layers of the model itself,
+     * which engine_check_draft_layers() accepts.  NULL, 0: by neither. */
     const struct model *draft_model; int draft_layers;
-    /* Instead of these: drafts by the model's layer that predicts further tokens, which
-     * engine_check_predictor() accepts. */
+    /* Make drafts with the model's layer that predicts further tokens, which
+     * engine_check_predictor() accepts; draft_model and draft_layers are then ignored. */
     int predictor;
 };
 
@@ -89,16 +90,16 @@ int engine_check_draft_layers(const struct config *c, const struct engine_option
 /* Check that the model's layer that predicts further tokens can make drafts.  -1 with *e. */
 int engine_check_predictor(const struct model *m, const struct engine_options *o, struct err *e);
 
-/* Number of recurrent states that the engine takes: for running sequences, snapshots and drafts. 0:
- * the model has no recurrent layers. */
+/* Number of recurrent states that the engine allocates, for running sequences, snapshots and
+ * drafts; 0 if the model has no recurrent layers. */
 int engine_n_states(const struct config *c, const struct engine_options *o);
 
 /* Bytes of keys and values for n_seqs <= max_seqs sequences of full length.  Layers with a window
- * need only their windows, the tokens of a step and kept prefixes.  0: engine_open refuses the
- * options. */
+ * store only their windows, the tokens of a step and kept prefixes.  0: engine_open() would refuse
+ * the options. */
 uint64_t engine_kv_needs(const struct config *c, const struct engine_options *o, int n_seqs);
 
-/* The options that engine_open gives the backend, for memory planning. */
+/* Compute the options that engine_open() would pass to the backend, for memory planning. */
 int engine_backend_options(const struct model *m, const struct engine_options *o, struct backend_options *b,
                            struct err *e);
 
@@ -107,10 +108,10 @@ struct engine;
 const char *engine_drafts(const struct engine *g);
 /* Whether requests that do not say so have drafts.  Any thread may call it. */
 int engine_has_drafter(const struct engine *g);
-/* or draft layers; any thread may call it */
+/* Whether the engine has a draft model or draft layers.  Any thread may call it. */
 int engine_has_draft_model(const struct engine *g);
-/* tokenizer may be NULL if no stop strings are used and no text is wanted.  model and tokenizer are
- * borrowed. */
+/* m and t are borrowed until engine_close().  t may be NULL; then requests have no text and no stop
+ * strings. */
 struct engine *engine_open(const struct model *m, const struct tokenizer *t, const struct engine_options *o,
                            struct err *e);
 void engine_close(struct engine *g);        /* frees remaining requests without a last callback */
@@ -118,11 +119,12 @@ void engine_close(struct engine *g);        /* frees remaining requests without 
 /* Limits that can change at run time, from the next step on. */
 struct engine_limits {
     int max_running;                /* 1 to max_seqs of the options */
-    /* most prompt tokens of a step while answers run (INT_MAX: as many as fit); 0: chosen from
-     * measured times, so that answers keep their pace */
+    /* most prompt tokens of a step in which answers run, too (INT_MAX: as many as fit); 0: chosen
+     * from measured times, so that answers keep their pace */
     int chunk;
     int max_waiting;                /* 0: no limit */
-    /* tokens of each draft, if they fit; 0: chosen from measured times and acceptance rates */
+    /* tokens of each draft, or fewer if a step has no space for them; 0: chosen from measured times
+     * and acceptance rates */
     int draft;
 };
 int engine_set_limits(struct engine *g, const struct engine_limits *l, struct err *e);
@@ -140,16 +142,16 @@ struct token_event {
     /* with FINISH_STOP: number (from 1) of the stop string found; 0: an EOS or a stop id */
     int stop;
     const struct err *error;            /* with FINISH_ERROR, FINISH_REFUSED */
-    /* With n_logprobs >= 0, else 0 and NULL: natural logarithms of the model's own distribution at
-     * this position, before bias, penalties, constraint and temperature.  top: the n_top most
-     * likely tokens in descending order, ties by lower id; the chosen token may not be among
-     * them. */
+    /* With n_logprobs >= 0, otherwise 0 and NULL: natural logarithms of probabilities in the
+     * model's own distribution at this position, before bias, penalties, constraint and
+     * temperature.  top: the n_top most likely tokens in descending order, ties by lower id; the
+     * chosen token need not be among them. */
     float logprob;
     const struct top_logprob *top; int n_top;
     /* prompt_logprobs: id is a token of the prompt (the first has no logprob: NAN, n_top 0) */
     int is_prompt;
-    /* with `embed`, in the last call: config_embedding_size() values, of length 1 unless the model
-     * does not normalize */
+    /* with `embed`, in the last call: a vector of config_embedding_size() elements; its length is 1
+     * unless the model does not normalize */
     const float *embedding; int n_embedding;
 };
 
@@ -168,11 +170,11 @@ struct request_params {
     /* The answer has at least this many tokens: before that neither an EOS nor a stop id is chosen
      * (unless the constraint allows nothing else), and stop strings are ignored. */
     int min_tokens;
-    /* -1: no log probabilities; 0 to MAX_TOP_LOGPROBS: those of the chosen token and of this many
-     * of the most likely ones */
+    /* -1: no log probabilities; 0 to MAX_TOP_LOGPROBS: that of the chosen token, and those of this
+     * number of most likely tokens */
     int n_logprobs;
-    /* log probabilities of the prompt's tokens, too, reported before the answer; needs n_logprobs
-     * >= 0, and computes the whole prompt */
+    /* report log probabilities of the prompt's tokens, too, before the answer; needs n_logprobs >=
+     * 0, and computes the whole prompt without the prefix cache */
     int prompt_logprobs;
     /* return a vector instead of an answer: the final hidden states, pooled, through the model's
      * dense layers if it has some, and scaled to length 1 (unless config.embedding says
@@ -184,16 +186,16 @@ struct request_params {
      * throughput */
     uint64_t tenant;
     /* Prefixes are reused only among requests of the same scope, in memory and on disk, so that the
-     * time of a prompt reveals nothing about other scopes.  0: the scope shared by requests without
-     * one. */
+     * time that a prompt takes reveals nothing about other scopes.  0: the common scope of all
+     * requests that have none. */
     uint64_t scope;
     /* -MAX_PRIORITY to MAX_PRIORITY: higher first among the requests of a tenant.  AGEING_S seconds
      * of waiting raise it by one, so that nothing starves.  Below 0 the request also yields to
      * other tenants, for a while. */
     int priority;
-    /* A flag, 0 at first, shared by requests that are useless without each other; borrowed until
-     * the last of them ends.  Once one of them has reported something, none of them is refused any
-     * more. NULL: the request stands alone. */
+    /* A flag, 0 at first, of a group of requests that are useless without each other; borrowed
+     * until the last of them ends.  Once one request of the group has reported something, none
+     * of them is refused any more.  NULL: the request belongs to no group. */
     int *reported;
     uint64_t deadline_ns;                       /* clock_ns() at which it ends with FINISH_DEADLINE; 0: none */
     struct draft_params draft;
@@ -212,27 +214,28 @@ struct request_params {
 };
 
 struct request;
-/* Returns the first of its n requests.  Refused with ERR_LIMIT: an empty prompt, ids outside the
- * vocabulary, a prompt longer than max_len, parameters out of range, a full queue of max_waiting
- * requests.  If another tenant has more of those, its last one is refused instead: it ends within
- * this call, with FINISH_REFUSED.  Refused with ERR_IO: the model's file has changed.  A request
- * belongs to the engine and is freed after its last callback. */
+/* Submit p->n requests, and return the first.  NULL with ERR_LIMIT for an empty prompt, ids outside
+ * the vocabulary, a prompt longer than max_len, parameters out of range, or a full queue of
+ * max_waiting requests.  If the queue is full and another tenant has more requests in it, that
+ * tenant's last one is refused instead: it ends within this call, with FINISH_REFUSED.  NULL with
+ * ERR_IO if the model's file has changed.  A request belongs to the engine and is freed after its
+ * last callback. */
 struct request *engine_submit(struct engine *g, const struct request_params *p, struct err *e);
-/* Frees its KV blocks immediately; the last callback (FINISH_CANCELLED) comes with the next
- * engine_step.  Not to be called after the last callback. */
+/* Cancel r: its KV blocks are freed immediately, its last callback (FINISH_CANCELLED) comes with
+ * the next engine_step().  Must not be called after the last callback. */
 void engine_cancel(struct engine *g, struct request *r);
 
-/* One step. Returns the number of requests that run or wait (0: idle), -1 on a failure of the
- * backend or of the model's file (all running requests end with FINISH_ERROR). */
+/* Run one step.  Returns the number of requests that run or wait (0: idle); -1 if the backend
+ * failed or the model's file has changed: all running requests then end with FINISH_ERROR. */
 int engine_step(struct engine *g, struct err *e);
 
-/* Checks that the model's file has not changed, as every step does.  If the file was touched, all
- * of it is read and compared with its checksums.  -1: it has changed, and nothing can be computed
- * any more. */
+/* Check that the model's file has not changed, as every step does.  If the file was touched, it is
+ * read completely and compared with its checksums.  -1: it has changed, and all later requests
+ * fail. */
 int engine_check(struct engine *g, struct err *e);
 
-/* Frees memory: evicts prefixes that no request uses, and returns the memory of blocks and states
- * that hold nothing. */
+/* Free memory: evict prefixes that no request uses, and return the memory of unused blocks and
+ * states to the system. */
 void engine_trim(struct engine *g);
 
 struct request_stats {
@@ -256,7 +259,8 @@ struct engine_stats {
     size_t kv_bytes, private_bytes, draft_bytes;
     /* n_cached_blocks: blocks of unused prefixes, which can be evicted */
     int n_blocks, n_free_blocks, n_cached_blocks;
-    /* The same of separate window blocks.  n_cached_window_blocks: those that no request sees. */
+    /* The same numbers for separate window blocks.  n_cached_window_blocks: blocks that no request
+     * attends to. */
     int n_window_blocks, n_free_window_blocks, n_cached_window_blocks;
     int n_running, n_waiting, n_tenants;             /* n_tenants: tenants that have requests */
     /* running requests that skip steps until their constraint is ready */
@@ -268,12 +272,12 @@ struct engine_stats {
      * cache */
     uint64_t prompt_tokens, cached_tokens;
     uint64_t generated_tokens;
-    /* files of the prefix folder: read, written, removed because they were damaged; failed
-     * writes */
+    /* numbers of files of the prefix folder that were read, written, and removed because they were
+     * damaged; number of failed writes */
     uint64_t disk_read, disk_written, disk_damaged, disk_failed;
     /* drafted tokens that steps computed, and how many of them were right */
     uint64_t drafted, accepted;
-    /* submitted; ended by stop or length; by cancel or deadline; by an error */
+    /* requests submitted; ended by stop or length; by cancel or deadline; by an error or refusal */
     uint64_t requests, finished, cancelled, failed;
     /* requests preempted, prefix blocks evicted, blocks copied on write */
     uint64_t preemptions, evictions, copies;
@@ -282,16 +286,16 @@ struct engine_stats {
     /* times that the model's file was touched and found unchanged */
     uint64_t touched;
     uint64_t step_ns;                               /* all steps together */
-    /* number of steps shorter than 2^i us (and not shorter than 2^(i-1)); the last: all longer
-     * ones */
+    /* element i: number of steps of at least 2^(i-1) and less than 2^i us; the last element: of all
+     * longer ones */
     uint64_t step_times[STEP_TIMES];
     const char *backend;
     struct backend_device device;
 };
 void engine_stats(const struct engine *g, struct engine_stats *s);
 
-/* Computes the logits after each of ids, in chunks, as a new sequence: for zse-bench logits,
- * perplexity and quality.  logits [n_ids - from][vocab_size]: those of positions >= from. */
+/* Compute the logits after each of ids, in chunks, as a new sequence: for zse-bench logits,
+ * perplexity and quality.  logits: output, [n_ids - from][vocab_size], of the positions >= from. */
 int engine_logits(struct engine *g, const int32_t *ids, int n_ids, int from, float *logits, struct err *e);
 
 #endif

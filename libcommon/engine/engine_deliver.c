@@ -7,7 +7,7 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/engine/internal.h"
 
-/* Number (from 1) of the stop string that is this special token; 0: none is. */
+/* Number (from 1) of the stop string that is this special token; 0: no stop string is. */
 static int stop_of(const struct request *r, int32_t id)
 {
     for (int i = 0; i < r->n_stop_ids; i++)
@@ -47,8 +47,8 @@ static void forbid(uint32_t *mask, const int32_t *ids, int n, int vocab_size)
             mask[ids[i] / 32] &= ~(1u << ids[i] % 32);
 }
 
-/* Before min_tokens: remove the tokens that end an answer from *a, and the EOS even with
- * ignore_eos. *a does not change if nothing else is allowed: a complete grammar has to end. */
+/* Before min_tokens: remove the tokens that end an answer from *a, EOS tokens even with ignore_eos.
+ * *a does not change if no other token is allowed, because a complete grammar has to end. */
 static void forbid_ends(struct engine *g, const struct request *r, struct allowed *a)
 {
     int n_eos = 0;
@@ -99,7 +99,7 @@ static int add_token(struct engine *g, struct request *r, int32_t id, const stru
     r->work.id = id;
     g->count.generated_tokens++;
     r->ids[r->n_ids++] = id;
-    /* the rotation factors change here: the next step recomputes all keys */
+    /* from this length on LongRoPE has other factors, so the next step recomputes all keys */
     if (r->n_ids == long_rope_from(g)) {
         request_release(g, r, 1);
         r->kv.root++;
@@ -124,9 +124,9 @@ static int add_token(struct engine *g, struct request *r, int32_t id, const stru
     return r->cancelled;
 }
 
-/* Pass the last token to the constraint and append the tokens that it forces.  If log probabilities
- * are wanted, these wait for their logits; so does the rest of a long run, to keep other requests
- * from waiting. */
+/* Pass the last token to the constraint, and append the tokens that it forces.  If log
+ * probabilities are wanted, each forced token waits for its logits.  The rest of a long run
+ * waits, too, so that it does not delay other requests. */
 static void go_on(struct engine *g, struct request *r)
 {
     enum { AT_ONCE = 4 * FORCED_AT_ONCE };
@@ -150,7 +150,7 @@ static void go_on(struct engine *g, struct request *r)
     }
 }
 
-/* The constraint has no mask for these logits yet: keep them until it has. */
+/* Keep a copy of the logits until the constraint has computed its mask for them. */
 static void sit_out(struct engine *g, struct request *r, const float *logits)
 {
     struct err e;
@@ -186,7 +186,7 @@ static void choose(struct engine *g, struct request *r, float *logits, int32_t d
     if (drawn >= 0) {
         id = drawn;
     } else if (r->at_forced < r->n_forced) {
-        /* no random number is used, as for forced tokens that need no logits */
+        /* draws no random number, like forced tokens that need no logits */
         id = r->forced[r->at_forced++];
         if (r->n_logprobs >= 0)
             rc = logprobs_of(g->scratch, logits, g->vocab_size, id, &lp, &e);
@@ -208,7 +208,7 @@ static void choose(struct engine *g, struct request *r, float *logits, int32_t d
 
 void deliver_row(struct engine *g, struct request *r, float *logits) { choose(g, r, logits, -1); }
 
-/* The prompt is done: siblings start with its blocks and its last logits. */
+/* r's prompt is computed: start its siblings with its blocks and its last logits. */
 static void start_siblings(struct engine *g, struct request *r, const float *logits)
 {
     struct request *s;
@@ -223,7 +223,7 @@ static void start_siblings(struct engine *g, struct request *r, const float *log
         if (s->cancelled)
             continue;
         memcpy(g->row, logits, (size_t)g->vocab_size * sizeof *logits);
-        /* no state is free: the sibling computes the prompt again */
+        /* if no state is free, the sibling computes the prompt again */
         if (g->states && (r->slot < 0 || (s->slot = state_take(g->states, g->pool)) < 0)) {
             choose(g, s, g->row, -1);
             continue;
@@ -261,7 +261,8 @@ static void tell_prompt(struct request *r, const struct logprobs *lp)
         tell(s, &ev);
 }
 
-/* Handle the logits of the n tokens before position `end`; the last may be for the answer. */
+/* Handle the logits of the n tokens before position `end`: those within the prompt are reported,
+ * and the last one may choose the next token of the answer. */
 static void deliver_logits(struct engine *g, struct request *r, float *logits, int n, int end, int32_t drawn)
 {
     for (int i = 0; i < n && !r->cancelled; i++, logits += g->vocab_size) {
@@ -285,8 +286,8 @@ static void deliver_logits(struct engine *g, struct request *r, float *logits, i
     }
 }
 
-/* Add the states h [n][hidden_size] of a step to those pooled so far; end: position after the last.
- * They are added one by one, so that the sum does not depend on chunks. */
+/* Add the states h [n][hidden_size] of a step to r->pooled; end: the position after the last of
+ * them. They are added one by one, so that the sum does not depend on chunks. */
 static void pool_states(const struct engine *g, struct request *r, const float *h, int n, int end)
 {
     const int hidden = g->m->config.hidden_size, first = end == n;
@@ -301,7 +302,7 @@ static void deliver_hidden(struct engine *g, struct request *r, const float *h, 
     pool_states(g, r, h, n, end);
     if (end < r->n_ids)
         return;
-    /* points into the request's memory, which is freed with it */
+    /* points into g->dense */
     const float *out;
     const int size = embed_finish(g->m, r->embed, r->n_ids, r->pooled, g->dense, &e, &out);
     if (size < 0) {

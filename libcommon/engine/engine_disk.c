@@ -3,9 +3,9 @@
  * While a request runs, each complete run of its tokens is copied into the queue of the folder's
  * thread; when it ends or is preempted, its partial last run follows, with the recurrent state.
  * Before a request starts, the runs of its prefix that the prefix tree lacks are read and entered
- * there as idle nodes; after that only the tree is used.  So results are the same from memory, from
- * disk and computed, and a preempted request is read from disk rather than recomputed if
- * possible. */
+ * there as idle nodes; after that only the tree is used.  So results do not depend on whether a
+ * prefix was computed, kept in memory or read from disk, and the blocks of a preempted request are
+ * read from disk if possible instead of being recomputed. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -77,7 +77,8 @@ int prefixes_open(struct engine *g, const struct engine_options *o, const struct
 
 /* ---- writing ---- */
 
-/* Queue a file with n_tokens tokens after r's saved ones.  0: it cannot be written now. */
+/* Queue a file with the n_tokens tokens after those of r that are saved already.  1; 0: the queue
+ * cannot take it now. */
 static int save(struct engine *g, struct request *r, enum disk_kind kind, int n_tokens)
 {
     struct disk_write *w = disk_begin(g->disk, kind, &r->saved, r->ids + r->n_saved, n_tokens);
@@ -138,7 +139,8 @@ void prefixes_save_end(struct engine *g, struct request *r)
 
 /* ---- reading ---- */
 
-/* A search: t holds the nodes so far; the files continue after `at` tokens, at key. */
+/* The state of a search for a prefix.  t: the nodes found so far; at: number of tokens of the files
+ * read so far; key: the key of the next file. */
 struct disk_search { struct kv_table t; struct disk_key key; int at; };
 
 /* Read the blocks of a file that holds n_tokens tokens from x->at on.  0: no block is free. */
@@ -153,8 +155,8 @@ static int load_blocks(struct engine *g, struct disk_search *x, const struct dis
     return 1;
 }
 
-/* Let x->t hold the window blocks of the file's nodes, and read those that are missing.  0: one of
- * a sink is missing. */
+/* Make x->t hold the window blocks of the file's nodes, and read missing ones from the file.  0: a
+ * block of a sink is missing. */
 static int load_windows(struct engine *g, struct disk_search *x, const struct disk_data *data)
 {
     while (kv_pool_n_windows(g->pool) && x->t.end_window < x->t.n_blocks) {
@@ -196,7 +198,8 @@ static int find_end(struct engine *g, const struct request *r, struct disk_key k
     return disk_has(g->disk, DISK_IS_TAIL, &key, NULL) ? at : end;
 }
 
-/* Read the partial last run of a sequence that ended after these runs, as far as r shares it. */
+/* If a sequence that ended after these runs left a partial last run, read the part of it that r
+ * has, too. */
 static void load_tail(struct engine *g, struct disk_search *x, const struct request *r)
 {
     struct disk_data data;

@@ -60,7 +60,7 @@ int embed_finish(const struct model *m, enum embed pooling, int n_tokens, const 
     float *x = work, *y = work + room, *row = work + 2 * room;
     double sum = 0;
     int n = c->hidden_size;
-    /* a mean that is normalized afterwards can stay a sum */
+    /* a sum that is normalized afterwards need not be divided */
     for (int i = 0; i < n; i++)
         x[i] = pooling == EMBED_MEAN && (d->n_dense || !normalize) ? pooled[i] / (float)n_tokens : pooled[i];
     for (int k = 0; k < d->n_dense; k++) {

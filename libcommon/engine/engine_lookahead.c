@@ -2,9 +2,9 @@
  * next one before this one's tokens are read, so that the device never waits for the host.
  *
  * The next step depends only on this one's tokens, which are on the device.  It can be planned if
- * all running requests decode, none joins, and blocks are free.  A request that ends with its token
- * leaves a row that is discarded: its keys and values lie after the last valid token, and the next
- * user of the block overwrites them. */
+ * all running requests decode, none joins, and blocks are free.  If a request ends with the token
+ * of this step, its row of the next step is discarded; the keys and values of that row come after
+ * the last valid token, and the next user of the block overwrites them. */
 #include <string.h>
 
 #include "libcommon/engine/internal.h"
@@ -18,15 +18,15 @@ static int can_begin(const struct engine *g, int n)
     return g->backend->begin && !g->states && n > 0;
 }
 
-/* Plans the step after that of the n items into g->lookahead.  Returns the number of its items; 0:
- * it cannot be planned yet. */
+/* Plan the step after that of the n items, in g->lookahead.  Returns the number of its items; 0: it
+ * cannot be planned yet. */
 static int plan_lookahead(struct engine *g, int n)
 {
     struct lookahead *a = &g->lookahead;
     int n_alive = 0;
     for (int i = 0; i < n; i++)
         n_alive += g->batched[i] != NULL;
-    /* a constrained request joins a step only when its mask is ready, so not this one */
+    /* a late request joins only when its mask is ready, so it does not join this step */
     for (int i = 0; i < g->n_running; i++)
         n_alive += g->running[i]->late != LATE_NOT;
     a->n = 0;
@@ -34,9 +34,9 @@ static int plan_lookahead(struct engine *g, int n)
         return 0;
     for (int i = 0; i < n; i++) {
         struct request *r = g->batched[i];
-        if (!r || r->n_ids + 1 == r->limit)             /* it ends with the token of this step */
+        if (!r || r->n_ids + 1 == r->limit)             /* r ends with the token of this step */
             continue;
-        if (r->draft.by_model)                          /* its draft starts with that token */
+        if (r->draft.by_model)                          /* the draft needs the token of this step */
             return a->n = 0;
         if (r->n_ids + 1 == long_rope_from(g) || kv_table_reserve(&r->kv, g->pool, r->n_ids + 1) != 0 ||
             !sampler_draw(r->sampler, r->n_ids + 1 - r->n_prompt, &a->draws[a->n]))
@@ -58,7 +58,7 @@ static void drop_begun(struct engine *g)
     g->lookahead.n = 0;
 }
 
-/* 1: some row of the step has no token. */
+/* Whether some row of the step has no token. */
 static int any_missing(const struct engine *g, int n)
 {
     for (int i = 0; i < n; i++)
@@ -88,8 +88,8 @@ static int run_again(struct engine *g, int n, struct err *e)
     return g->backend->forward(g->b, &(struct batch){ g->items, n_left }, g->logits, e) < 0 ? -1 : n_left;
 }
 
-/* Launch the next step if possible, then wait for the step of the items, which was launched before
- * it. */
+/* Launch the next step if possible, then wait for the current step of n items, which is running
+ * already.  Returns the number of its items, or -1. */
 static int finish_begun(struct engine *g, int n, struct err *e)
 {
     if (plan_lookahead(g, n)) {

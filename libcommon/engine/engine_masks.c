@@ -6,10 +6,10 @@
  * its KV blocks and a copy of its logits; its output does not change.  The engine's own thread only
  * makes calls that give up after QUICK steps.
  *
- * Fairness: work runs in turns.  The first turn, of FIRST steps, is taken in one thread, all others
- * in a second one; each has twice the steps of the previous one, and shorter turns go first.  So a
- * slow constraint delays others by FIRST steps in the first thread, and by one turn in the
- * second. */
+ * Fairness: work is divided into turns.  The first turn of a constraint has FIRST steps and runs in
+ * the first thread; its later turns run in the second thread, each with twice as many steps as the
+ * one before, and shorter turns go first.  So a slow constraint delays others by FIRST steps in the
+ * first thread, and by one turn in the second. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,7 +28,7 @@ struct masks {
     pthread_mutex_t lock;
     pthread_cond_t begun, ended;
     /* the members below are protected by the lock */
-    struct request *first;              /* queued, fewest steps first, then first come, first served */
+    struct request *first;              /* the queue: fewest steps first, then by arrival */
     struct request *current[N_THREADS]; /* the request that each thread works on, or NULL */
     int n_first;                        /* number of first turns that have not ended */
     int stop;
@@ -77,7 +77,7 @@ static int take_turn(struct request *r, uint64_t steps)
     return 0;
 }
 
-/* The caller holds the lock. */
+/* Insert r into the queue.  The caller holds the lock. */
 static void enqueue(struct masks *m, struct request *r)
 {
     struct request **at = &m->first;
@@ -161,8 +161,8 @@ static struct masks *start(void)
     return m;
 }
 
-/* Queue the work for the threads; if there are none, do it now, within its limits.  1: it is
- * done. */
+/* Queue r's work for the threads and return 0.  If no thread can be started, do the work now, and
+ * return whether it is done. */
 static int hand_over(struct engine *g, struct request *r)
 {
     if (!g->masks && !(g->masks = start()))
@@ -198,7 +198,7 @@ void masks_begin(struct engine *g, int n_items)
     }
 }
 
-/* Wait until `until` at most; the lock is held. */
+/* Wait for the end of a turn, at most until the time `until`.  The caller holds the lock. */
 static int wait_until(struct masks *m, uint64_t until)
 {
     const struct timespec t = { (time_t)(until / 1000000000), (long)(until % 1000000000) };

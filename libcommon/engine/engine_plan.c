@@ -10,18 +10,18 @@
  * and its ids stay, so its answer is the same.  The pool holds at least one sequence of full
  * length, so the first request in turn always advances.
  *
- * Pace: beside decoding requests a step takes as many prompt tokens as make it about STRETCH times
- * as long as usual, where "usual" is the USUAL quantile of the last PACE_STEPS steps.  While
- * prompts are rare, that is the time without prompts.  While prompts are in most steps it grows, up
- * to MOST_STRETCH times the time without them: then more prompt tokens in a step make all requests
- * faster, and the gaps between tokens are long but even.  Longer steps mean fewer steps with
- * prompts; if that made most steps short again, the stretch would oscillate, so it moves by a
- * PACE_STEPSth at a time and settles in between.
+ * Pace: a step with decoding requests takes a number of prompt tokens that makes it about STRETCH
+ * times as long as usual, where "usual" is the USUAL quantile of the last PACE_STEPS steps.  While
+ * prompts are rare, the usual time is that without prompts.  While prompts are in most steps it
+ * grows, up to MOST_STRETCH times the time without them: more prompt tokens in a step then make all
+ * requests faster, and the gaps between tokens are long but even.  Longer steps mean that fewer
+ * steps have prompts.  If most steps then became short again, the stretch would oscillate, so it
+ * moves by a PACE_STEPSth of the difference at a time, and settles in between.
  *
- * Tried and dropped: adjusting at once, and by the median, oscillated: one gap in a hundred was up
- * to 3.4 times the median.  With single steps of 100 ms, fewer than one in a hundred, the first
- * token of consecutive prompts of 512 came no earlier, and one gap in a hundred was three times the
- * median. */
+ * Tried and dropped: following the median of the last steps at once oscillated, and one gap in a
+ * hundred was up to 3.4 times the median gap.  With single steps of 100 ms, fewer than one in a
+ * hundred, the first token of consecutive prompts of 512 tokens came no earlier, and one gap in a
+ * hundred was three times the median. */
 #include <assert.h>
 #include <string.h>
 
@@ -29,7 +29,8 @@
 #include "libcommon/engine/internal.h"
 
 enum { LEAST_CHUNK = 8, FIRST_CHUNK = 32 };
-/* below 2, to leave a margin for noise; below half, so that the median is a long step */
+/* STRETCH is below 2, to leave a margin for noise.  USUAL is below a half, so that the median is a
+ * long step only if more than half of the steps are. */
 static const float STRETCH = 1.8f, MOST_STRETCH = 4, USUAL = 0.4f;
 
 /* ---- pace ---- */
@@ -45,14 +46,15 @@ float pace_alone(const struct engine *g, int n)
     return 0;
 }
 
-/* Number of prompt tokens that make a step last `stretch` times as long as without them. */
+/* Number of prompt tokens that make a step last `stretch` times as long as one without prompts,
+ * which takes `alone` ns. */
 static int stretched(const struct engine *g, float alone, float stretch)
 {
     const float each = g->pace.token_ns, n = alone > 0 && each > 0 ? (stretch - 1) * alone / each : FIRST_CHUNK;
     return n < LEAST_CHUNK ? LEAST_CHUNK : n > (float)g->max_tokens ? g->max_tokens : (int)n;
 }
 
-/* Most prompt tokens of a step beside n_decoding requests. */
+/* Most prompt tokens of a step in which n_decoding requests decode. */
 static int chunk_tokens(const struct engine *g, int n_decoding)
 {
     if (n_decoding == 0)
@@ -62,7 +64,8 @@ static int chunk_tokens(const struct engine *g, int n_decoding)
     return stretched(g, pace_alone(g, n_decoding), g->pace.stretch);
 }
 
-/* Move a running mean towards a sample; outliers, as from a busy machine, count little. */
+/* Move a running mean towards a sample.  A sample counts as at most twice the mean, so that
+ * outliers on a busy machine change little. */
 static void follow(float *mean, float sample, float weight)
 {
     *mean += *mean > 0 ? ((sample < 2 * *mean ? sample : 2 * *mean) - *mean) * weight : sample;
@@ -106,7 +109,7 @@ void pace_learn(struct engine *g, uint64_t step_ns)
             follow(&p->draft_ns[p->n_decoding], (ns > alone ? ns - alone : alone / 64) / (float)p->n_drafted, 1 / 8.0f);
         return;
     }
-    /* with any chunk, because the length of drafts depends on it */
+    /* measured whatever limits.chunk is, because the length of drafts depends on it */
     if (p->n_prompt == 0)
         follow(&p->alone_ns[p->n_decoding], ns, 1 / 8.0f);
     if (g->limits.chunk)
@@ -114,7 +117,7 @@ void pace_learn(struct engine *g, uint64_t step_ns)
     note_ratio(p, ratio > 1 ? ratio : 1);
     const float wanted = STRETCH * p->sorted[(int)(USUAL * PACE_STEPS)];
     p->stretch += ((wanted < MOST_STRETCH ? wanted : MOST_STRETCH) - p->stretch) / PACE_STEPS;
-    /* smaller chunks cost more per token */
+    /* only from large chunks, because small ones cost more per token */
     if (p->n_prompt > 0 && alone > 0 && p->n_prompt >= p->chunk / 2)
         follow(&p->token_ns, ns > alone ? (ns - alone) / (float)p->n_prompt : p->token_ns / 2, 1 / 4.0f);
 }
@@ -168,12 +171,13 @@ static int awaits(const struct engine *g, const struct request *r)
     return 0;
 }
 
-/* A prefix of a request with recurrent layers: what its latest snapshot covers, or nothing. */
-/* snapshot: -1: none; before, n_tokens: tokens of the request before and with the prefix */
+/* A prefix of a request with recurrent layers, up to its latest snapshot.  snapshot: its index, -1:
+ * none; before, n_tokens: number of tokens that the request had without and has with the prefix. */
 struct beginning { int snapshot, before, n_tokens; };
 
-/* Hold the complete blocks of the prefix.  Nothing is copied: r runs only after finish_beginning(),
- * else drop_beginning() releases them. */
+/* Find the latest snapshot of a prefix of r, and hold the complete blocks of that prefix.
+ * Nothing is copied yet: if r can run, finish_beginning() follows; if not, drop_beginning()
+ * releases them. */
 static struct beginning find_beginning(struct engine *g, struct request *r)
 {
     struct beginning b = { .snapshot = -1, .before = r->kv.n_tokens };
@@ -190,7 +194,7 @@ static struct beginning find_beginning(struct engine *g, struct request *r)
 static void drop_beginning(struct engine *g, struct request *r, const struct beginning *b)
 {
     if (b->snapshot >= 0 && kv_pool_n_windows(g->pool))
-        /* the window of its former position is lost: it starts from nothing */
+        /* the window before the former position is lost, so r starts from the first token again */
         request_release(g, r, 0);
     else if (b->snapshot >= 0)
         kv_table_truncate(&r->kv, g->pool, b->before);
@@ -205,7 +209,7 @@ static void finish_beginning(struct engine *g, struct request *r, const struct b
         return;
     if (r->kv.n_tokens < b->n_tokens && prefix_copy(&r->kv, g->pool, r->ids, b->n_tokens, &from, &to))
         copy_block(g, from, to);
-    if (r->kv.n_tokens != b->n_tokens) {        /* no block for the last, partial block */
+    if (r->kv.n_tokens != b->n_tokens) {        /* no block is free for the last, partial one */
         r->begins_anew = 1;
         drop_beginning(g, r, b);
         return;
@@ -215,7 +219,7 @@ static void finish_beginning(struct engine *g, struct request *r, const struct b
     count_cached(r, b->n_tokens - b->before);
 }
 
-/* Release the blocks of a waiting request.  0: none has any. */
+/* Release the blocks of a waiting request.  0: no waiting request has any. */
 static int reclaim(struct engine *g)
 {
     for (const struct tenant_queue *s = g->tenants; s && g->n_holding; s = s->next)
@@ -227,8 +231,8 @@ static int reclaim(struct engine *g)
     return 0;
 }
 
-/* Take a state for a request that is about to run.  Besides the states reserved for drafts there
- * are as many as requests that may run, so if none is free, waiting requests hold some. */
+/* Take a state for a request that is about to run.  Without the states reserved for drafts there is
+ * one for each request that may run, so if none is free, waiting requests hold some. */
 static void take_state(struct engine *g, struct request *r)
 {
     while (g->states && r->slot < 0 && (r->slot = state_take(g->states, g->pool)) < 0) {
@@ -238,7 +242,8 @@ static void take_state(struct engine *g, struct request *r)
     }
 }
 
-/* Take the known prefix before a chunk is computed.  0: r waits for a block of another request. */
+/* Take the known prefix of r from the prefix tree before a chunk is computed.  0: another request
+ * computes r's next block in this step, so r waits. */
 static int take_prefix(struct engine *g, struct request *r)
 {
     int32_t from, to;
@@ -278,7 +283,8 @@ static void preempt(struct engine *g, int i)
     g->count.preemptions++;
 }
 
-/* Reserve blocks for the planned tokens, unshared where r writes.  -1: the pool is empty. */
+/* Reserve blocks for the planned tokens; a shared block that r writes to is copied.  -1: the
+ * pool is empty. */
 static int reserve(struct engine *g, struct request *r)
 {
     int32_t from, to;
@@ -302,8 +308,9 @@ static int window_fits(const struct engine *g, const struct request *r)
            kv_pool_free_windows(g->pool) + kv_pool_idle_windows(g->pool);
 }
 
-/* Give r a place, blocks for all of its tokens, and one more block if possible; preempts requests
- * only if r fits then.  Blocks are copied only at the end, because r may wait for long. */
+/* Give r a place and blocks for all of its tokens and one more token, and return 1; 0: r has to
+ * wait. Requests are preempted only if r fits then.  Blocks are copied only at the end, because
+ * r may have to wait for long. */
 static int make_fit(struct engine *g, struct request *r)
 {
     struct beginning b = { .snapshot = -1 };
@@ -332,7 +339,7 @@ static int make_fit(struct engine *g, struct request *r)
         return 0;
     }
     if (held && !r->holds)
-        b.snapshot = -1;                        /* r itself lost its blocks */
+        b.snapshot = -1;                        /* reclaim() released r's own blocks */
     take_state(g, r);
     finish_beginning(g, r, &b);
     return kv_table_reserve(&r->kv, g->pool, r->n_ids) == 0;
@@ -372,7 +379,8 @@ int may_admit(const struct engine *g)
 
 int decodes(const struct request *r) { return r->first_ns && r->n_ids - r->kv.n_tokens <= FORCED; }
 
-/* Most tokens of a chunk such that at most `rows` of them need logits for prompt_logprobs. */
+/* The largest number of tokens of a chunk of which at most `rows` need logits for
+ * prompt_logprobs. */
 static int rows_limit(const struct request *r, int rows)
 {
     if (!r->prompt_logprobs || r->n_reported >= r->n_prompt)
@@ -419,12 +427,12 @@ static void plan_draft(struct engine *g, struct request *r, struct room *room)
 static void plan_one(struct engine *g, struct request *r, struct room *room)
 {
     const int decoding = decodes(r);
-    take_state(g, r);                           /* it gave up its state to restart */
+    take_state(g, r);                           /* a request that restarts has released its state */
     if (!decoding && !take_prefix(g, r))
         return;
     const int most = decoding ? room->total + 1 : least(least(room->total, room->chunk), rows_limit(r, room->rows));
     r->planned = least(r->n_ids - r->kv.n_tokens, most);
-    /* an encoder computes a whole sequence or nothing */
+    /* an encoder computes a sequence as a whole, or not in this step */
     if (g->m->config.both_ways && r->planned < r->n_ids)
         r->planned = 0;
     if (g->states && enters_prefixes(g, r))             /* stop at the position of a snapshot */
@@ -490,13 +498,14 @@ void plan_step(struct engine *g)
         if (!r || !decodes(r))
             continue;
         g->to_plan[i] = NULL;
-        if (r->state == RUNNING)                /* it was not preempted while others were planned */
+        if (r->state == RUNNING)                /* not preempted while others were planned */
             plan_one(g, r, &room);
     }
     while (room.total > 0 && room.chunk > 0 && (r = next_to_plan(g, n)))
         plan_one(g, r, &room);
     room = all;
-    /* all were preempted: the awaited request, and those that waited for it */
+    /* nothing is planned, because a request was preempted for whose blocks the others waited: plan
+     * one of these */
     if (!any_planned(g))
         for (int i = 0; i < g->n_running; i++)
             if (!g->running[i]->late) {

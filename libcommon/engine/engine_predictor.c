@@ -1,16 +1,16 @@
 /* engine_predictor.c - drafts of a layer that was trained with the model to predict a further token
  * (multi-token prediction, arXiv:2412.19437, section 2.2).
  *
- * It reads the model's final state after a token, and the next token; its output gives the token
+ * The layer reads the model's final state after a token, and the next token, and predicts the token
  * after that.  So every step of the main model also returns its final states, and the predictor
- * computes keys and values of its own from them before the next step overwrites the rows.  Further
+ * computes its own keys and values from them before the next step overwrites the rows.  Further
  * tokens of a draft are made from the predictor's own state; their keys and values are computed
  * again with the model's states when the tokens are known.
  *
  * Entry i of its keys and values is made of the state after ids[base + i] and of the token after
- * that.  Where the main model took a prefix from the cache, there are no states: the predictor
- * looks the prefix up in a tree of its own, reads zeros in a short gap, and begins anew behind a
- * long one.  All of that makes drafts worse, never answers. */
+ * that.  Where the main model took a prefix from the cache, states are missing: the predictor looks
+ * the prefix up in a tree of its own; in place of the states of a short gap it reads zeros, and
+ * after a long gap it begins anew.  That makes drafts worse, but does not change answers. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -59,7 +59,7 @@ void predictor_release(struct engine *g, struct request *r)
     x->last_pos = -1;
 }
 
-/* The state after ids[pos]; NULL: it is unknown. */
+/* The main model's state after ids[pos]; NULL: it is not known. */
 static const float *state_after(const struct engine *g, const struct drafting *x, int pos)
 {
     if (pos >= x->row_pos && pos < x->row_pos + x->n_rows)
@@ -67,7 +67,7 @@ static const float *state_after(const struct engine *g, const struct drafting *x
     return pos == x->last_pos ? x->last : NULL;
 }
 
-/* Put the states after ids [from, from + n) behind those of the pass. */
+/* Copy the states after ids [from, from + n) to `to`, with zeros for those that are not known. */
 static void copy_states(const struct engine *g, const struct drafting *x, int from, int n, float *to)
 {
     for (int i = 0; i < n; i++, to += row_floats(g)) {
@@ -79,8 +79,8 @@ static void copy_states(const struct engine *g, const struct drafting *x, int fr
     }
 }
 
-/* Choose the first entry of r to compute, of those before `end`: its index in ids.  drafts: the
- * logits after the last one are needed. */
+/* Choose the first entry of r to compute before `end`, and return its index in ids.  drafts: a
+ * draft is made, so the last entry is computed again if it is computed already, for its logits. */
 static int first_entry(struct engine *g, struct request *r, int end, int drafts)
 {
     struct drafting *x = &r->draft;
@@ -103,7 +103,7 @@ static int first_entry(struct engine *g, struct request *r, int end, int drafts)
     return next;
 }
 
-/* Keep the last state, whose next token may be unknown. */
+/* Keep a copy of the last state for the next step, because its next token may not be known yet. */
 static void keep_last(const struct engine *g, struct drafting *x)
 {
     if (x->n_rows) {

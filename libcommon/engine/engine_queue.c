@@ -1,5 +1,5 @@
-/* engine_queue.c - binary heaps of requests, each of which stores its index: insertion and removal
- * of any request in O(log n). */
+/* engine_queue.c - binary heaps of requests.  A request stores its index in the heap, so any
+ * request can be removed in O(log n). */
 #include <stdlib.h>
 
 #include "libcommon/engine/internal.h"

@@ -54,7 +54,8 @@ static int check_params(const struct engine *g, const struct request_params *p, 
     return 0;
 }
 
-/* Whether the queue has space for n requests, if necessary after refusing others. */
+/* Check that the queue has space for n requests; if not, refuse requests of other tenants.  -1:
+ * there is no space. */
 static int check_queue(struct engine *g, const struct tenant_queue *s, int n, struct err *e)
 {
     const int room = g->limits.max_waiting + g->limits.max_running - g->n_running - g->n_waiting - g->n_pending;
@@ -135,7 +136,7 @@ fail:
 
 void request_free(struct engine *g, struct request *r)
 {
-    while (r->siblings) {               /* only if the engine closes */
+    while (r->siblings) {               /* happens only when the engine closes */
         struct request *s = r->siblings;
         r->siblings = s->next_sibling;
         request_free(g, s);
@@ -297,7 +298,7 @@ static void unlink_request(struct engine *g, struct request *r)
     }
 }
 
-/* r ends before its prompt is done: its first sibling continues in its place. */
+/* r ends before its prompt is computed: make its first sibling continue in its place. */
 static void hand_over(struct engine *g, struct request *r)
 {
     struct request *heir = r->siblings;
@@ -320,14 +321,14 @@ void request_finish(struct engine *g, struct request *r, const struct token_even
     lookahead_forget(g, r);
     *(ev->finish == FINISH_STOP || ev->finish == FINISH_LENGTH ? &g->count.finished : ev->finish == FINISH_ERROR ||
       ev->finish == FINISH_REFUSED ? &g->count.failed : &g->count.cancelled) += 1;
-    if (r->cancelled) {                 /* at the latest in its own last callback */
+    if (r->cancelled) {                 /* it may be in the list of cancelled requests */
         struct request **link = &g->cancelled;
         while (*link && *link != r)
             link = &(*link)->next_cancelled;
         if (*link)
             *link = r->next_cancelled;
     }
-    r->cancelled = 1;                   /* cancelling it in the callback then does nothing */
+    r->cancelled = 1;                   /* so that engine_cancel() in the callback does nothing */
     if (r->on_token)
         r->on_token(r->user, ev);
     request_free(g, r);

@@ -1,16 +1,16 @@
 /* engine_tenant.c - fair queueing: tenants get equal throughput, however many requests each has.
  *
  * While requests wait, each tenant is charged the tokens that are computed for it, and the tenant
- * with the fewest goes first: into a place among the running requests, and with its prompt into a
- * step.  Tokens are charged as they are computed, because the length of an answer is not known
- * before (Sheng et al., arXiv:2401.00588).
+ * with the smallest count goes first, both when a place among the running requests is free and when
+ * a step has space for prompt tokens.  Tokens are charged as they are computed, because the length
+ * of an answer is not known before (Sheng et al., arXiv:2401.00588).
  *
- * Tokens computed while nothing waited are no debt, and a tenant without waiting requests gathers
- * no credit: when a tenant begins to wait, its count rises to that of the least served tenant that
- * waits already, and at least to the level, which is the average that each tenant got since
- * requests wait.  A tenant is kept while it has requests, so there are never more tenants than
- * requests.  A tenant that comes back at once starts with a new count, but the level rises past
- * those that stayed, so it cannot pass them for ever.
+ * Tokens computed while nothing waits are not held against a tenant, and a tenant without waiting
+ * requests gathers no credit: when a tenant begins to wait, its count is raised to that of the
+ * least served tenant that waits already, and at least to the level, the average charge per tenant
+ * since requests began to wait.  A tenant is kept while it has requests, so there are never more
+ * tenants than requests.  A tenant that leaves and comes back at once starts with a new count, but
+ * the level rises past the counts of tenants that stayed, so it cannot go before them for ever.
  *
  * When all places are taken, a tenant that runs at least two requests fewer than another one
  * preempts a request of that tenant; its computed tokens stay in the prefix tree while there are
@@ -20,7 +20,8 @@
 
 #include "libcommon/engine/internal.h"
 
-/* Tokens that a step of priority below 0 counts as: about as many as AGEING_S seconds compute. */
+/* Tokens for which one step of priority below 0 counts: about the number computed in AGEING_S
+ * seconds. */
 enum { STEP_TOKENS = 1000 };
 
 /* ---- the list ---- */
@@ -77,7 +78,8 @@ void tenant_charge(struct engine *g, struct request *r, int n)
     r->charged = end;
 }
 
-/* Raise the counts of tenants that begin to wait; `planned` is the rest of their prompts. */
+/* Raise the counts of tenants that begin to wait, and set `planned` to the number of prompt tokens
+ * that the running requests of each tenant still have to compute. */
 void tenants_settle(struct engine *g)
 {
     uint64_t least = UINT64_MAX;
@@ -109,7 +111,7 @@ void tenants_settle(struct engine *g)
 
 /* ---- order ---- */
 
-/* Between tenants only priorities below 0 count. */
+/* The priority of r in comparisons with other tenants, where only priorities below 0 count. */
 static int standing(const struct request *r) { return r->priority < 0 ? r->priority : 0; }
 
 static int64_t tokens(const struct request *r)
@@ -136,8 +138,8 @@ struct request *tenant_next(const struct engine *g)
     return best;
 }
 
-/* Whether the waiting request r preempts the running v: only if r still goes first afterwards, so
- * that they do not preempt each other in turn. */
+/* Whether the waiting request r may preempt the running v.  It may only if r still goes first
+ * afterwards, so that they do not preempt each other in turn. */
 static int yields(const struct request *v, const struct request *r)
 {
     if (v->tenant == r->tenant)
@@ -173,7 +175,7 @@ int tenant_would_fit(struct engine *g, const struct request *r, int missing)
         g->n_running--;
         memmove(&g->running[i], &g->running[i + 1], (size_t)(g->n_running - i) * sizeof *g->running);
     }
-    /* once nothing runs, waiting requests release their blocks */
+    /* if nothing runs any more, reclaim() can take the blocks of waiting requests */
     const int fits = (g->n_running < most && missing <= 0) || g->n_running == 0;
     for (int i = 0, at = 0; i < n; i++) {
         struct request *v = g->to_plan[i];
@@ -202,14 +204,15 @@ int tenant_of_most(const struct engine *g)
 
 static int n_queued(const struct tenant_queue *s) { return s->n - s->n_running; }
 
-/* Whether r may still be refused: no callback has reported anything of it, nor of a request that is
- * useless without it.  Refusing a leader does not end its siblings. */
+/* Whether r may still be refused: no callback has reported anything of it or of another request of
+ * its group (request_params.reported).  Refusing a leader does not end its siblings. */
 static int can_leave(const struct request *r)
 {
     return !r->first_ns && !r->cancelled && !r->n_reported && !(r->reported && *r->reported);
 }
 
-/* Number of requests of s that may be refused for a tenant that then has `others` in the queue. */
+/* Number of queued requests of s that may be refused in favour of a tenant that then has `others`
+ * requests in the queue. */
 static int n_spare(const struct tenant_queue *s, int others)
 {
     int n = 0;
@@ -246,7 +249,7 @@ int tenant_make_room(struct engine *g, const struct tenant_queue *own, int n, in
             if (s != own && n_spare(s, others) > 0 && (!most || n_queued(s) > n_queued(most)))
                 most = s;
         struct request *r = most ? last_in_turn(most) : NULL;
-        /* a callback has cancelled or ended more requests than that */
+        /* callbacks have ended other requests, so fewer than `spare` are left */
         if (!r)
             return 0;
         err_set(&e, ERR_LIMIT, "%d requests are waiting, expected at most %d; %d of them are of this client, and others have fewer", g->n_waiting + g->n_pending,

@@ -69,8 +69,8 @@ static int hold(struct answer_text *a, const char *text, size_t size, struct err
     return 0;
 }
 
-/* Offset of the first complete stop string in the held text, and its number; n_held: there is
- * none. */
+/* Offset of the first complete stop string in the held text (n_held if there is none), and its
+ * number in *number. */
 static size_t find_stop(const struct answer_text *a, int *number)
 {
     for (size_t at = 0; at < a->n_held; at++)
@@ -82,7 +82,7 @@ static size_t find_stop(const struct answer_text *a, int *number)
     return a->n_held;
 }
 
-/* Offset from which on the held text could be the start of a stop string. */
+/* Offset in the held text from which on it could be the start of a stop string. */
 static size_t find_beginning(const struct answer_text *a)
 {
     for (size_t at = 0; at < a->n_held; at++)

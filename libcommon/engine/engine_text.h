@@ -19,13 +19,14 @@ struct answer_text {
     char *held; size_t n_held, room, given;
 };
 
-/* Refuses stop strings that are empty or not UTF-8, and any stop string without a tokenizer.
- * Initializes in place; needs a release also after a failure. */
+/* Initialize *a; it must be released even if this fails.  Stop strings that are empty or not UTF-8
+ * are refused, and without a tokenizer all of them are. */
 int answer_text_init(struct answer_text *a, const struct tokenizer *t, int keep_special, const char *const *stop,
                      int n_stop, struct err *e);
-/* Append id (-1: none) and return the text that became final; last: return all that is left. *text
- * is borrowed until the next call.  *stopped: number (from 1) of the stop string that is complete;
- * the text ends before it.  Allocates only for a token longer than any before. */
+/* Append id (-1: no token) and return the text that became final; with `last` all text that is
+ * left. *text is borrowed until the next call.  *stopped: number (from 1) of the stop string
+ * that was completed (the text ends before it), or 0.  Allocates only for a token longer than
+ * any before. */
 int answer_text_push(struct answer_text *a, int32_t id, int last, const char **text, size_t *size, int *stopped,
                      struct err *e);
 void answer_text_release(struct answer_text *a);

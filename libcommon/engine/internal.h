@@ -30,8 +30,8 @@ enum which { BY_TURN, BY_DEADLINE };
 enum {
     /* most rows of logits of a step beside those of next tokens: for prompts and drafts */
     PROMPT_ROWS = 32,
-    DRAFT_ROWS = 16,                    /* most of these rows for drafts */
-    MOST_DRAFTING = 8,                  /* no drafts beside more decoding requests than this */
+    DRAFT_ROWS = 16,                    /* most of the PROMPT_ROWS that drafts may take */
+    MOST_DRAFTING = 8,                  /* no drafts if more requests than this decode */
     PACE_STEPS = 64,
     FORCED_AT_ONCE = 64,                /* most forced tokens from one call of a constraint */
     /* most tokens of a decoding request in a step: forced ones and one more */
@@ -49,10 +49,10 @@ struct tenant_queue {
     int n, n_running, held;
     struct queue waiting;               /* BY_TURN */
     uint64_t served;                    /* tokens charged; comparable between tenants */
-    /* Tokens of its running prompts charged in advance while a step is planned: first all that are
-     * missing, then only those in this step. */
+    /* Prompt tokens of its running requests, charged in advance while a step is planned: first all
+     * tokens still to compute, then only those in this step. */
     int64_t planned;
-    /* requests of it wait for their first token; whether some did before this step */
+    /* whether some of its requests wait for their first token; whether some did in the last step */
     int waits, waited;
 };
 
@@ -64,7 +64,7 @@ struct constraint_work {
     enum work_state state;              /* guarded by the lock of the masks */
     struct request *next;               /* in the queue */
     uint64_t steps;                     /* step limit of its next turn */
-    /* still to do: accept the token `id`, get forced tokens, compute the mask */
+    /* flags of work still to do: accept the token `id`, get forced tokens, compute the mask */
     int accept, forced, mask;
     int32_t id;
     int asked;                          /* forced tokens were requested since the last token */
@@ -75,29 +75,31 @@ struct constraint_work {
  * trust: acceptance rate of drafts, by grade. */
 struct drafting {
     const struct drafter *drafter;      /* NULL: no drafts */
-    /* state of the drafter; opened: at the first draft.  Opened and NULL: out of memory */
+    /* The drafter's state, opened at the first draft (then `opened` is 1).  NULL although opened:
+     * there was no memory. */
     void *state; int opened;
     int32_t *predicted; int n_predicted;        /* owned */
     int most;                           /* most tokens of a draft */
     struct draft next; int n_used;
-    /* Index of a second recurrent state while the step has a draft: before the step's tokens are
-     * chosen it holds the state before the step, then the one after the draft; -1: there is
-     * none. */
+    /* Index of a second recurrent state while the step has a draft; -1: none.  It holds the state
+     * before the step until the step's tokens are chosen, and then the state after the draft. */
     int spare;
-    /* The draft model makes its drafts.  It has computed kv.n_tokens tokens of ids, and after these
-     * `fed`, which were drafted. */
+    /* by_model: the draft model makes the drafts.  It has computed kv.n_tokens tokens of ids, and
+     * after those the drafted tokens `fed`. */
     int by_model; struct kv_table kv;
     /* the sequence has a token that the draft model lacks: no drafts */
     int unknown;
     int32_t fed[DRAFT_MOST]; int n_fed;
-    /* Of a predictor: states after ids[row_pos ..], n_rows of the last step, and a copy of the last
-     * one known, after ids[last_pos]; -1: none.  kv begins with the state after ids[base]. */
+    /* For a predictor: the n_rows states of the last step, of which row i is the state after
+     * ids[row_pos + i]; and a copy of the last known state, after ids[last_pos] (-1: none).
+     * Entry 0 of kv is made of the state after ids[base]. */
     const float *rows; int row_pos, n_rows;
     float *last; int last_pos, base;
-    /* because no draft pays: steps without a draft, and how many of them are left */
+    /* drafts pause because none pays: length of the pause in steps, and steps left of it */
     int pause, rest;
     float trust[DRAFT_GRADES];
-    /* tokens drafted and accepted so far, and how many of each came from the predicted tokens */
+    /* numbers of tokens drafted and accepted so far, and of those copied from the predicted
+     * tokens */
     int drafted, accepted, drafted_predicted, accepted_predicted;
 };
 
@@ -111,20 +113,20 @@ struct request {
     int charged;                        /* tokens charged to its tenant */
     struct request *leader, *siblings;  /* siblings are PENDING, linked by next_sibling */
     struct request *next_sibling, *next_cancelled;
-    /* Keys of its two heaps by enum which: the smaller key first, ties by order.  at: index in the
-     * heap, -1: not in it. */
+    /* Its keys in the two kinds of heaps (enum which): smaller keys come first, ties in the
+     * order of submission.  at: its index in the heap; -1: not in it. */
     int64_t key[2]; int at[2];
     uint64_t order;                     /* order of submission */
     int32_t *ids;                       /* [limit] prompt and answer */
     int n_ids, n_prompt, n_cached, limit;
     struct kv_table kv;
-    /* index of its recurrent state, which is that after kv.n_tokens tokens; -1: none */
+    /* index of its recurrent state (the state after kv.n_tokens tokens); -1: none */
     int slot;
     /* restoring a snapshot failed, so it starts without a prefix */
     int begins_anew;
     struct sampler *sampler;
     struct answer_text text;
-    /* id of each stop string that is a special token, which has no text; -1: it is text */
+    /* for each stop string: the id of the special token that it is, or -1 if it is plain text */
     int32_t *stop_ids; int n_stop_ids;
     int32_t *end_ids; int n_end_ids;    /* stop_ids of request_params, owned */
     int min_tokens;
@@ -134,7 +136,7 @@ struct request {
     struct constraint_work work;
     enum late late;                     /* its constraint is not ready, so it skips steps */
     float *late_logits;                 /* [vocab_size] with LATE_MASK, owned */
-    /* next tokens, if each needs its own logits */
+    /* forced tokens that come next, if each of them needs its own logits */
     int32_t forced[FORCED_AT_ONCE]; int n_forced, at_forced;
     float *pooled;                      /* [hidden_size] sum of hidden states so far; only with embed */
     enum embed embed;
@@ -144,28 +146,30 @@ struct request {
     /* See request_params.reported; borrowed; NULL: the request stands alone. */
     int *reported;
     int cancelled, holds;               /* holds: WAITING, but has KV blocks */
-    int planned;                        /* tokens of it in this step */
+    int planned;                        /* number of its tokens in this step */
     struct drafting draft;
     uint64_t scope;                     /* scope of its prefixes */
-    /* Prefix folder: tokens of it that were passed to the folder, and their key.  searched: its
-     * prefix was looked up. */
+    /* Prefix folder.  n_saved: number of its tokens that were passed to the folder; saved: their
+     * key; searched: its prefix was looked up. */
     int n_saved, searched; struct disk_key saved;
     void (*on_token)(void *user, const struct token_event *ev);
     void *user;
     uint64_t submitted_ns, started_ns, first_ns, last_ns;
 };
 
-/* Measured time of steps, from which the number of prompt tokens beside answers is chosen. */
+/* Measured times of steps, from which the number of prompt tokens in steps with answers is
+ * chosen. */
 struct pace {
-    /* [max_seqs + 1] time of a step that only decodes, by number of requests; 0: unknown */
+    /* [max_seqs + 1] time of a step that only decodes, indexed by the number of requests; 0:
+     * unknown */
     float *alone_ns;
-    /* duration of the last steps relative to decoding alone; the same sorted; index of the
-     * oldest */
+    /* ratio: durations of the last steps, relative to steps that only decode; sorted: the same
+     * sorted; at: index of the oldest in ratio */
     float ratio[PACE_STEPS], sorted[PACE_STEPS]; int at;
     float token_ns;                     /* time that a prompt token adds to a step; 0: unknown */
-    /* [max_seqs + 1] time that a drafted token adds, by number of requests */
+    /* [max_seqs + 1] time that a drafted token adds, indexed by the number of requests */
     float *draft_ns;
-    float stretch;                      /* target time of a step with prompts, relative to decoding alone */
+    float stretch;                      /* target ratio of a step with prompts to one without */
     int chunk;                          /* most prompt tokens of this step */
     int n_decoding, n_prompt, n_drafted;        /* numbers of this step */
 };
@@ -196,7 +200,7 @@ struct engine {
     struct request **to_plan;           /* [max_seqs] scratch */
     /* in order of arrival; n_waiting: requests of all tenants */
     struct tenant_queue *tenants; int n_tenants, n_waiting;
-    double level;                       /* average charge of a tenant since requests wait */
+    double level;                       /* average charge per tenant since requests began to wait */
     struct queue deadlines;
     struct request *cancelled;
     int n_pending, n_holding;
@@ -229,13 +233,13 @@ int is_broken(struct engine *g);
 
 /* ---- engine_request.c ---- */
 void request_free(struct engine *g, struct request *r);
-/* The last callback, with ev->finish as the reason; frees r. */
+/* Call r's last callback, with ev->finish as the reason, and free r. */
 void request_finish(struct engine *g, struct request *r, const struct token_event *ev);
-/* End without another token; delivers the text that was held back. */
+/* End r without another token; the text that was held back is delivered. */
 void request_finish_early(struct engine *g, struct request *r, enum finish why, const struct err *error);
 /* End requests that were cancelled or are past their deadline. */
 void requests_sweep(struct engine *g, uint64_t now);
-/* Release its blocks; with `enter` their contents stay in the prefix tree. */
+/* Release r's blocks; with `enter` their contents stay in the prefix tree. */
 void request_release(struct engine *g, struct request *r, int enter);
 
 int queue_reserve(struct queue *q, int n);
@@ -259,15 +263,15 @@ int tenant_goes_before(const struct request *a, const struct request *b);
 struct request *tenant_next(const struct engine *g);
 /* index of the running request to preempt for r, or -1 */
 int tenant_yields(const struct engine *g, const struct request *r);
-/* Whether r, which lacks `missing` blocks, would get them and a place if every request that
- * tenant_yields() returns were preempted. */
+/* Whether r, which lacks `missing` blocks, would get them and a place among the running requests if
+ * all requests that tenant_yields() returns were preempted. */
 int tenant_would_fit(struct engine *g, const struct request *r, int missing);
-/* index of the running request to preempt for blocks: the last in turn of the tenant that runs
- * most */
+/* index of the running request to preempt when blocks run out: of the tenant with most running
+ * requests, the last in turn */
 int tenant_of_most(const struct engine *g);
-/* Refuse `missing` waiting requests of other tenants to make space in the queue for n new requests
- * of `own`: only of tenants that have more requests than `own` with these.  0: there are not that
- * many. */
+/* Refuse `missing` waiting requests of other tenants, so that the queue has space for n new
+ * requests of `own`.  Only tenants that have more requests in the queue than `own` would then
+ * have lose any.  1; 0 if that does not suffice. */
 int tenant_make_room(struct engine *g, const struct tenant_queue *own, int n, int missing);
 
 /* ---- engine_plan.c ---- */
@@ -278,12 +282,12 @@ void plan_step(struct engine *g);
 int plan_batch(struct engine *g);
 void pace_init(struct pace *p);
 void pace_learn(struct engine *g, uint64_t step_ns);
-/* Time of a step in which n requests decode: measured, else that of the nearest number that was; 0:
- * unknown. */
+/* Measured time of a step in which n requests decode, or else of the nearest number of requests
+ * that was measured; 0: unknown. */
 float pace_alone(const struct engine *g, int n);
 int enters_prefixes(const struct engine *g, const struct request *r);
 void copy_state(struct engine *g, int from, int to);
-/* config_long_from(), unless a window keeps every token from seeing that many; 0: never. */
+/* config_long_from(); 0: never, or no token attends to that many because of a window. */
 int long_rope_from(const struct engine *g);
 
 /* Whether a waiting request could start now if there were blocks for it. */
@@ -293,7 +297,7 @@ int may_admit(const struct engine *g);
 /* Plan and compute a step.  Returns the number of its items, whose rows are to be delivered; 0:
  * nothing to do; -1: the backend failed. */
 int lookahead_run(struct engine *g, struct err *e);
-/* r ends: discard its rows in steps that are begun. */
+/* Discard the rows of r, which ends, in the steps that are in flight. */
 void lookahead_forget(struct engine *g, const struct request *r);
 
 /* ---- engine_masks.c ---- */
@@ -303,18 +307,18 @@ void masks_begin(struct engine *g, int n_items);
 void masks_end(struct engine *g);
 /* 1: the mask is ready (or the constraint failed); 0: a thread computes it. */
 int masks_ready(struct engine *g, struct request *r);
-/* 1: work.accept is done, and forced tokens were requested if none were left; 0: a thread does
+/* Accept r's last token and request forced tokens if none are left.  1: done; 0: a thread does
  * it. */
 int masks_advance(struct engine *g, struct request *r);
-/* Every running request is late: wait until one is not, some milliseconds at most. */
+/* Every running request is late: wait, some milliseconds at most, until one's work is done. */
 void masks_wait(struct engine *g);
 void masks_forget(struct engine *g, struct request *r); /* r is about to be freed */
 void masks_close(struct masks *m);                      /* before the requests are freed; NULL is fine */
 
 /* ---- engine_embed.c ---- */
-/* The vector that the model makes of pooled states (with EMBED_MEAN their sum over n_tokens): *out,
- * in work, which has embed_work() floats.  Returns the number of its elements; -1: they are not
- * finite, or have no length. */
+/* Compute the vector that the model makes of pooled states (with EMBED_MEAN `pooled` is their
+ * sum over n_tokens).  *out points into work, which has embed_work() floats.  Returns the number
+ * of elements; -1 if they are not finite, or if a vector to normalize has length 0. */
 int embed_finish(const struct model *m, enum embed pooling, int n_tokens, const float *pooled, float *work,
                  struct err *e, const float **out);
 size_t embed_work(const struct config *c);
@@ -322,19 +326,20 @@ size_t embed_work(const struct config *c);
 /* ---- engine_draft.c ---- */
 int draft_init(struct engine *g, struct request *r, const struct draft_params *p, struct err *e);
 void draft_release(struct request *r);
-/* Put a draft of r's next tokens behind its ids for a step in which n_decoding requests decode.
- * Returns their number, at most `room`. */
+/* Append a draft of r's next tokens to its ids for a step in which n_decoding requests decode.
+ * Returns the number of drafted tokens, at most `room`. */
 int draft_plan(struct engine *g, struct request *r, int n_decoding, int room);
 void draft_drop(struct engine *g, struct request *r);   /* the step has no room for the planned draft */
 /* Copy r's state before a step with a draft; -1: there is no place for it. */
 int draft_save_state(struct engine *g, struct request *r);
 void draft_return_state(struct request *r);             /* that copy is r's state again */
 void draft_observe(struct request *r, int32_t id);        /* id was chosen in a step without a draft */
-/* Choose tokens from the rows of this item, which has a draft, as far as the draft is right. */
+/* Choose tokens from the rows of an item with a draft, until one differs from the draft or no
+ * row is left. */
 void draft_deliver(struct engine *g, int item, float *logits);
 
-/* Tokens of a draft of this grade, where each costs guess_ns before the step; -1: there is room for
- * none. */
+/* Number of tokens that a draft of this grade should have if making each takes guess_ns before the
+ * step; -1 if the step has no space for any. */
 int draft_length(const struct engine *g, const struct request *r, int grade, int n_decoding, int room,
                  float guess_ns);
 
@@ -347,8 +352,8 @@ void draft_model_trim(struct engine *g);
 int draft_model_init(struct engine *g, struct request *r, struct err *e);       /* r's drafts are by the model */
 void draft_model_release(struct engine *g, struct request *r);  /* like request_release(), but keeps r's prefix */
 void draft_model_free(struct engine *g, struct request *r);
-/* Memory for the final states of r's tokens in a step, behind those of n others; NULL: r's drafts
- * are made without states. */
+/* Memory for the final states of r's tokens in a step, after those of n other tokens; NULL if r's
+ * drafts are made without states. */
 float *draft_model_rows(const struct engine *g, const struct request *r, int n);
 /* Fill in the drafts of running requests, and compute at most `chunk` tokens of their prompts. */
 void draft_model_guess(struct engine *g, int n_decoding, int chunk);
@@ -356,7 +361,7 @@ uint64_t draft_model_spent(const struct engine *g);             /* nanoseconds, 
 
 /* ---- engine_disk.c ---- */
 int prefixes_open(struct engine *g, const struct engine_options *o, const struct backend_options *bo, struct err *e);
-/* Load the part of r's prefix that the folder has into the prefix tree; once per request. */
+/* Load the part of r's prefix that the folder has into the prefix tree; done once per request. */
 void prefixes_load(struct engine *g, struct request *r);
 /* Queue complete runs of r's tokens that the folder may lack. */
 void prefixes_save(struct engine *g, struct request *r);

@@ -1,4 +1,4 @@
-/* sampler.c - from logits to a token, in this order, all on one copy of the logits:
+/* sampler.c - choose a token from logits.  The steps, all on the same copy of the logits:
  *   1. Tokens that the constraint forbids get -inf; the logit bias is added.
  *   2. Penalties: repetition (Keskar et al. 2019, section 4.1: a positive logit is divided, a
  *      negative one multiplied), then presence and frequency (subtracted, as in OpenAI's API),
@@ -7,12 +7,13 @@
  *   4. With temperature 0, top_p 0 or top_k 1 the largest logit is the choice, ties to the lower
  *      id.  Otherwise the logits are divided by the temperature.
  *   5. top_k, typical_p (arXiv:2202.00666), top_p (arXiv:1904.09751) and min_p (arXiv:2407.01082)
- *      cut the distribution, each renormalising the tokens that the one before kept; top_p and
- *      typical_p keep the token that crosses the sum.
- *   6. XTC (exclude top choices, as llama.cpp and koboldcpp have it), if one random number says so:
- *      of the tokens with at least xtc_threshold only the least likely stays.
+ *      cut the distribution, each renormalising the tokens that the filter before it kept; top_p
+ *      and typical_p keep the token with which the sum reaches the limit.
+ *   6. XTC (exclude top choices, as in llama.cpp and koboldcpp) is applied with a probability, for
+ *      which one random number is drawn: of the tokens with a probability of at least xtc_threshold
+ *      only the least likely is kept.
  *   7. One random number draws from the rest.
- * llama.cpp has the same order, but for the temperature, which it applies last.
+ * The order is that of llama.cpp, except that llama.cpp applies the temperature last.
  *
  * Nothing is sorted: top_k keeps a heap of k, and the sums are found by selection, which is linear
  * in the vocabulary on average. */
@@ -111,7 +112,8 @@ static int greedy(const struct sampling *s)
 {
     return s->temperature == 0 || s->top_p == 0 || s->typical_p == 0 || s->top_k == 1;
 }
-/* At a threshold above 0.5 no two tokens reach it. */
+/* Whether XTC can have an effect.  It has none with a threshold above 0.5, which no two tokens can
+ * reach. */
 static int excludes_top(const struct sampling *s)
 {
     return s->xtc_probability > 0 && s->xtc_threshold <= 0.5f && !greedy(s);
@@ -182,7 +184,7 @@ void sampler_accept(struct sampler *s, int32_t id, int generated)
         s->n_prompt = s->n_history;
 }
 
-/* Whether the present pass meets id for the first time. */
+/* Whether the current pass sees id for the first time. */
 static int first_time(struct sampler *s, int32_t id)
 {
     int first = s->c->seen[id] != s->c->epoch;
@@ -255,8 +257,8 @@ static void penalise(struct sampler *s, float *logits)
         penalise_repeats(s, logits);
 }
 
-/* The lowest id with the largest logit.  Finds the largest value of each block first, so that only
- * one block has to be searched. */
+/* Find the lowest id with the largest logit.  The largest value of each block is found first, so
+ * that only one block has to be searched for the id. */
 static int find_max(const struct sampler_scratch *c, const float *x, int n, int32_t *best, struct err *e)
 {
     enum { PIECE = 1024 };
@@ -295,7 +297,8 @@ static void swap(struct cand *a, struct cand *b)
     *b = t;
 }
 
-/* Restore the heap of n whose root is the last in order: move c[i] down to its place. */
+/* Restore the heap c [n], whose root is the candidate that is last in order, by moving c[i] down to
+ * its place. */
 static void sink(struct cand *c, int n, int i)
 {
     for (int child; (child = 2 * i + 1) < n; i = child) {
@@ -307,8 +310,8 @@ static void sink(struct cand *c, int n, int i)
     }
 }
 
-/* The k largest of x[n] into c, unordered.  Ids are visited in ascending order, so among equals the
- * lower ids stay. */
+/* Store the k largest of x[n] in c, unordered.  Ids are visited in ascending order, so among equal
+ * values the lower ids stay. */
 static int keep_top(struct cand *c, int k, const float *x, int n)
 {
     int held = 0;
@@ -369,7 +372,7 @@ static int keep_mass(struct cand *c, int n, double target)
         if (sum >= target)
             return i + 1;
     }
-    return hi;                          /* rounding: the sum in this order is a few ulp less */
+    return hi;                          /* rounding made the sum in this order a few ulp smaller */
 }
 
 static double sum_of(const struct cand *c, int n)
@@ -380,7 +383,8 @@ static double sum_of(const struct cand *c, int n)
     return sum;
 }
 
-/* Keep the tokens whose surprise is nearest to the expected one. */
+/* Keep the tokens whose surprise (-log of the probability) is nearest to its expected value, with a
+ * total probability of p. */
 static int keep_typical(struct cand *c, int n, float p)
 {
     double sum = sum_of(c, n), entropy = 0;
@@ -443,7 +447,7 @@ static int exclude_top(struct sampler *s, struct cand *c, int n, double *sum)
     return kept;
 }
 
-/* Draw from the candidates that top_k, typical_p and top_p leave. */
+/* Draw a token from the candidates that top_k, typical_p and top_p keep. */
 static int32_t draw_filtered(struct sampler *s, const float *logits, float max)
 {
     struct cand *c = s->c->cand;
@@ -474,8 +478,8 @@ static int32_t draw_filtered(struct sampler *s, const float *logits, float max)
     return c[kept - 1].id;
 }
 
-/* Draw if only temperature and min_p are set, in order of ids.  Computing the weights twice is
- * cheaper than storing them. */
+/* Draw a token if only temperature and min_p are set, in order of ids.  Computing the weights twice
+ * is cheaper than storing them. */
 static int32_t draw_all(struct sampler *s, const float *x, int32_t best)
 {
     double sum = 0;
@@ -530,8 +534,9 @@ int logprobs_of(const struct sampler_scratch *c, const float *logits, int vocab_
     return 0;
 }
 
-/* Set logits that are not allowed to -inf, and find the largest in the same pass as find_max does.
- * Words without a bit are filled; in others each lane is selected, which compilers vectorize. */
+/* Set logits that are not allowed to -inf, and in the same pass find the largest as find_max()
+ * does. For a word without bits all 32 logits are filled; otherwise each is selected without a
+ * branch, which compilers vectorize. */
 static int forbid(float *logits, int n, const struct allowed *a, int32_t *best, struct err *e)
 {
     static const uint32_t lane[32] = { 1u << 0,  1u << 1,  1u << 2,  1u << 3,  1u << 4,  1u << 5,  1u << 6,  1u << 7,
@@ -558,7 +563,7 @@ static int forbid(float *logits, int n, const struct allowed *a, int32_t *best, 
             for (int i = 0; i < 32 && !bad; i++)
                 x[i] = -INFINITY;
         } else {
-            uint32_t u[32];             /* seen as integers, a bit needs no branch */
+            uint32_t u[32];             /* as integers, logits can be selected without a branch */
             for (int i = 0; i < 32; i++)
                 bad |= !(x[i] <= FLT_MAX);
             memcpy(u, x, sizeof u);

@@ -1,5 +1,5 @@
-/* sampler.h - from logits to a token.  sampler.c and zse-chat(1) list the steps in their order:
- * bias and penalties, temperature, filters, draw. */
+/* sampler.h - choose a token from logits.  sampler.c and zse-chat(1) list the steps in order: bias
+ * and penalties, temperature, filters, draw. */
 #ifndef ZSE_ENGINE_SAMPLER_H
 #define ZSE_ENGINE_SAMPLER_H
 
@@ -21,21 +21,21 @@ struct sampler_scratch *sampler_scratch_open(const struct tokenizer *t, struct e
 void sampler_scratch_close(struct sampler_scratch *c);
 
 struct sampler;
-/* scratch is borrowed and grows here to what this sampler needs. */
+/* scratch is borrowed; its memory grows here to the size that this sampler needs. */
 struct sampler *sampler_open(const struct sampling *s, int vocab_size, int max_len, struct sampler_scratch *scratch,
                              struct err *e);
 void sampler_close(struct sampler *s);
 /* Append a token of the prompt (0) or of the answer (1) to the history. */
 void sampler_accept(struct sampler *s, int32_t id, int generated);
 
-/* As sampler_pick, for the token `ahead` positions after the next one, using only the history that
- * is known; s does not change. */
+/* Pick a token as sampler_pick() does, but for the position `ahead` positions after the next one,
+ * with the history known now; s does not change. */
 int sampler_guess(struct sampler *s, float *logits, int ahead, int32_t *id, struct err *e);
 
 /* Whether a backend can choose token n of the answer.  1: *d has the options. */
 int sampler_draw(const struct sampler *s, int n, struct draw *d);
 
-/* id is bit id % 32 of word id / 32; ids from n on are not allowed */
+/* A mask of allowed ids: id is bit id % 32 of word id / 32; ids from n on are not allowed. */
 struct allowed { const uint32_t *bits; int n; };
 
 struct logprobs {                   /* log probabilities before any option changes the logits */
@@ -48,10 +48,10 @@ struct logprobs {                   /* log probabilities before any option chang
 int logprobs_of(const struct sampler_scratch *c, const float *logits, int vocab_size, int32_t id, struct logprobs *lp,
                 struct err *e);
 
-/* Ties go to the lower id.  Changes the logits.  Logits that are NaN or all -inf are an error
- * (ERR_FORMAT "logits ... NaN").  allowed: all other tokens get logits of -inf before bias and
- * penalties; NULL: all are allowed.  lp: log probabilities of the chosen token; may be NULL.
- * Allocates nothing, except when DRY decodes a token for the first time. */
+/* Choose the next token; ties go to the lower id.  Changes the logits.  Fails with ERR_FORMAT
+ * ("logits ... NaN") if a logit is NaN or all are -inf.  allowed: all other tokens get logits of
+ * -inf before bias and penalties; NULL: all are allowed.  lp: receives log probabilities; may be
+ * NULL.  Allocates nothing, except when DRY decodes a token for the first time. */
 int sampler_pick(struct sampler *s, float *logits, const struct allowed *allowed, int32_t *id, struct logprobs *lp,
                  struct err *e);
 #endif

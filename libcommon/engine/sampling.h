@@ -39,7 +39,7 @@ struct sampling_option {
     int is_whole;                       /* an int; else a float */
     size_t at;                          /* in struct sampling */
     double min, max, value;             /* value: the default */
-    int by_model;                       /* generation_config may set it */
+    int by_model;                       /* a model's generation_config may set it */
     const char *help;
 };
 extern const struct sampling_option sampling_options[N_SAMPLING_OPTIONS];
@@ -48,8 +48,8 @@ double sampling_get(const struct sampling *s, const struct sampling_option *o);
 void sampling_set(struct sampling *s, const struct sampling_option *o, double value);
 
 struct sampling sampling_defaults(void);
-/* Applies the model's generation_config (NULL or not an object: nothing to apply).  Errors name the
- * field; sampling_check checks the ranges. */
+/* Apply a model's generation_config (NULL or not an object: nothing to apply).  Errors name the
+ * field; sampling_check() checks the ranges. */
 int sampling_config(struct sampling *s, const json_t *config, struct err *e);
 /* Checks ranges; the error names the field, its value and the range. */
 int sampling_check(const struct sampling *s, int vocab_size, struct err *e);
