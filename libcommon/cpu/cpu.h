@@ -54,7 +54,7 @@ void cpu_streamed(void *backend, struct cpu_streamed *s);
  * MB. */
 enum { CPU_STEP_LEAST = 26 << 20 };
 size_t cpu_step_memory(const struct config *c);
-/* backend.step_tokens: 512, or as many as that memory allows (at least 32). */
+/* The value of backend.step_tokens: 512, or as many tokens as that memory allows (at least 32). */
 int cpu_step_tokens(const struct config *c, int n_threads, int64_t max_len, const char *kernels);
 
 /* ---- single layers, for quantization layer by layer ----
@@ -70,10 +70,11 @@ size_t cpu_layers_memory(const struct cpu_layers *l);
  * streams, keys and values that later layers read.  Models that have any (else 0) run one window at
  * a time: open with n_windows 1. */
 size_t cpu_layers_kept(const struct cpu_layers *l);
-/* Keep them here from now on, 64-byte aligned (NULL: in memory of its own).  cpu_layers_embed fills
- * them. */
+/* Keep these bytes at `kept`, 64-byte aligned, from now on; NULL: in memory of l's own.
+ * cpu_layers_embed() fills them. */
 void cpu_layers_keep(struct cpu_layers *l, void *kept);
-/* The residual streams among them, which a run that a hook ends leaves half done; 0 bytes: none. */
+/* The residual streams among these bytes; *bytes 0: there are none.  If a hook ends a run early,
+ * they are half updated. */
 void *cpu_layers_streams(struct cpu_layers *l, size_t *bytes);
 /* x = layer(x) with these weights; with `exact`, in f32 activations.  hook may be NULL; its
  * argument `layer` is `index`. */
@@ -94,9 +95,10 @@ int cpu_layers_choose(struct cpu_layers *l, int index, const struct layer *w, co
                       int n, struct cpu_choice *c, const struct cpu_hook *hook, struct err *e);
 /* x += norm(y) for n tokens, if the layer has a norm after its experts; y is overwritten. */
 void cpu_layers_add(struct cpu_layers *l, const struct layer *w, float *y, float *x, int n);
-/* Experts beside an MLP, where a hook on ROLE_EXPERT_GATE ended the run of the layer: the router's
- * input, out [n][hidden_size], from x; the rest of the layer for one window, with the sum of the
- * experts' outputs, which is overwritten. */
+/* Experts beside an MLP, after a hook on ROLE_EXPERT_GATE has ended the run of the layer.
+ * cpu_layers_router: compute the router's input, out [n][hidden_size], from x.  cpu_layers_finish:
+ * run the rest of the layer for one window; `experts`, the sum of the experts' outputs, is
+ * overwritten. */
 void cpu_layers_router(struct cpu_layers *l, const struct layer *w, const float *x, float *out, int n);
 void cpu_layers_finish(struct cpu_layers *l, int index, const struct layer *w, float *experts, float *x);
 void cpu_choice_release(struct cpu_choice *c);
@@ -110,7 +112,8 @@ void cpu_layers_expert_mid(struct cpu_layers *l, const struct expert *x, const f
 /* x = input of layer 0 for ids [n_windows * window_len]: embeddings, positions, norm.  Needs embed,
  * pos_embed, embed_norm of m. */
 int cpu_layers_embed(struct cpu_layers *l, const struct model *m, const int32_t *ids, float *x, struct err *e);
-/* x = the output of the last layer, where it lies in several streams. */
+/* Models with several residual streams: x = the output of the last layer, merged from the
+ * streams. */
 void cpu_layers_merge(struct cpu_layers *l, const struct model *m, float *x);
 /* Apply the final norm and the head to rows x [n][hidden_size], n <= window_len: logits
  * [n][vocab_size]. */

@@ -44,18 +44,18 @@ void core_forms(const struct core *k, struct act_input *in, const struct linear 
 /* Quantize x for the matrices that read it. */
 void core_input(struct core *k, struct act_input *in, int slot, const float *x, int cols, int n_tokens,
                 const struct linear *const *l, int n);
-/* The same for those matrices of a layer that read `input`, in the slot of that input. */
+/* Quantize x for those matrices of a layer that read `input`, in the slot of that input. */
 void core_layer_input(struct core *k, struct act_input *in, const float *x, int cols, int n_tokens,
                       const struct layer *l, enum layer_input input);
 /* 1 if `in` has all forms that these matrices need. */
 int core_has_forms(const struct core *k, const struct act_input *in, const struct linear *const *l, int n);
-/* Tiles [t0, t1) of y = w x + bias; out points to row 0. */
+/* Compute tiles [t0, t1) of y = w x + bias; out points to row 0. */
 void core_multiply(const struct core *k, const struct linear *l, const struct act_input *in, int t0, int t1,
                    int n_tokens, float *out, size_t ldo, int thread);
-/* Several matrices in one parallel loop; prefetch may be NULL. */
+/* Run several linear layers in one parallel loop; prefetch may be NULL. */
 void core_linear(struct core *k, const struct op *ops, int n_ops, int n_tokens, const struct next_loop *prefetch);
-/* Several matrices with the same number of rows that are added to the same outputs: a job has the
- * same tiles of all of them, in order. */
+/* The same for matrices with equal numbers of rows whose results are added to the same outputs: a
+ * job has the same tiles of all of them, in order. */
 void core_linear_sum(struct core *k, const struct op *ops, int n_ops, int n_tokens, const struct next_loop *prefetch);
 /* out [n][ldo] = n_rows rows of l from `first` on, which need not be whole tiles; room:
  * core_rows_room(n_rows) floats for each of n tokens */
@@ -67,7 +67,8 @@ const struct next_loop *core_next(const struct core *k, int index, int loop);
 void core_norm_row(const struct core *k, float *out, const float *x, const struct norm *norm, int n);
 /* x += norm(y) for n rows; y is overwritten. */
 void core_add_normed(struct core *k, const struct norm *norm, float *y, float *x, int n);
-/* Experts beside an MLP: the input of the router, and the end of the layer's second half. */
+/* Experts beside an MLP: compute the input of the router; finish the feed-forward half of the
+ * layer. */
 void core_beside_router(struct core *k, const struct layer *l, const float *x, float *out, int n);
 void core_beside_end(struct core *k, const struct layer *l, float *experts, float *x, int n);
 int core_hook(const struct core *k, int layer, int role, const struct act_input *in, int n);
@@ -76,16 +77,16 @@ int core_hook(const struct core *k, int layer, int role, const struct act_input 
 /* cpu_moe.c */
 int moe_run(struct core *k, const struct layer *l, int index, const struct act_input *router,
             const struct act_input *in, float *x, int n);
-/* Routing alone; moe_run without a router's input uses the result. */
+/* Only choose the experts; moe_run() without a router's input then uses this choice. */
 void moe_route(struct core *k, const struct layer *l, const struct act_input *router, int n);
-/* The same one expert at a time, for any number of tokens, see cpu_layers_choose and
- * cpu_layers_expert; cpu_layers_expert_mid takes at most max_tokens. */
+/* Run experts one at a time, for any number of tokens: see cpu_layers_choose and cpu_layers_expert.
+ * moe_mid (cpu_layers_expert_mid) takes at most max_tokens. */
 int moe_choose(struct core *k, const struct layer *l, int index, const float *h, size_t ldh, float *x, int n,
                struct cpu_choice *c, struct err *e);
 void moe_one(struct core *k, const struct layer *l, int index, int expert, const float *h, size_t ldh, float *x,
              const struct cpu_choice *c);
 void moe_mid(struct core *k, const struct expert *x, const float *h, size_t ldh, int n, float *mid, size_t ldm);
-/* floats per token in addition to the common buffers */
+/* number of floats per token that experts need besides the common buffers */
 size_t moe_floats(const struct config *c);
 int moe_open(struct core *k, struct err *e);
 void moe_close(struct core *k);
@@ -151,8 +152,8 @@ int blocks_open(struct core *k, int64_t max_len, struct err *e);
 void blocks_close(struct core *k);
 /* cpu_ngram.c: add values made from the embeddings of runs of tokens to the streams */
 void ngram_run(struct core *k, const struct step *s, const struct layer *l, int index);
-/* cpu_state.c: layers with a state; and the gate of attention: its number of gates per token, and x
- * [n][cols] *= sigmoid of k->state.gate */
+/* cpu_state.c: state_run runs layers with a state.  state_gates: number of gates of attention per
+ * token; state_gate: x [n][cols] *= sigmoid of the gates in k->state.gate. */
 int state_run(struct core *k, const struct step *s, const struct layer *l, int index, const float *h, const float **o,
               int *cols);
 int state_gates(const struct config *c);

@@ -117,7 +117,7 @@ struct core {
     struct kv_types types;
     uint8_t *kv;
     size_t kv_stride;
-    /* the same for separate window blocks, of layers with a window or of the tail */
+    /* the same for window blocks, which are of layers with a window or of the tail */
     uint8_t *window_kv;
     size_t window_stride;
     int tail;                               /* all keys and values are also stored as f16 (kvtype.h) */
@@ -135,18 +135,19 @@ struct core {
     /* [max_tokens, hidden_size]: output of experts that is normed before it is added */
     float *sum;
     float *ple, *ple_mid;                   /* config.ple_dim: of all layers; of one */
-    /* config.n_streams: [max_tokens][n_streams][hidden_size], LAuReL's addend, its channels; the
-     * gates and ups of a layer whose gates are cut off */
-    /* hyper.rank: [max_tokens][n * hidden_size]; [rank], or a row of the ngram table */
+    /* wide: hyper.rank: [max_tokens][n * hidden_size]; low: [max_tokens] rows of rank elements, or
+     * of the ngram table */
     float *wide[2], *low;
     float *mix;                             /* config.hyper: [max_tokens][n * (n + 1)], see cpu_hyper.c */
+    /* streams: [max_tokens][n_streams][hidden_size]; laurel: LAuReL's addend; laurel_mid: its
+     * channels; sparse: the gates and ups of a layer whose gates are cut off */
     float *streams, *laurel, *laurel_mid, *sparse;
     float *pair;                            /* config.predicts: [max_tokens][2 * hidden_size] */
     float *beside[2];                       /* moe.beside: outputs of the MLP and of the experts */
     float *cos[MAX_ROPES], *sin[MAX_ROPES]; /* for each RoPE table: [max_tokens, dim / 2], factor included */
     float *alibi;                           /* [n_heads] */
     int32_t *token;
-    int *pos, *long_rope, *type;            /* of each token: position, whether it uses the long rope, type */
+    int *pos, *long_rope, *type;            /* for each token: its position, whether it uses the long rope, its type */
     struct query_run *runs;
     float *partial;                         /* [n_partial] results of parts */
     size_t n_partial;
@@ -180,7 +181,7 @@ struct step {
     int n_items, n_tokens;
     const int *offset;                      /* [n_items] offset of each item's first token */
     int n_runs;
-    /* every item is one run, whose jobs store its keys and values themselves */
+    /* 1: every item is one run, and the jobs of that run store its keys and values themselves */
     int one_run_each;
     /* offset of this layer's keys and values in a KV block */
     size_t kv_at;

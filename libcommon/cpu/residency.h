@@ -26,13 +26,12 @@ void residency_close(struct residency *r);      /* NULL is fine */
  * One call at a time. */
 void residency_row(struct residency *r, const struct mat *m, int64_t row, float *out);
 
-/* All of these accept NULL: memory is not bounded. */
-/* All of these accept NULL: memory is not bounded. */
+/* These functions accept r NULL, which means that memory is not bounded. */
 struct expert_cache *residency_experts(const struct residency *r);
 void residency_layer(struct residency *r, int layer);           /* the step enters this layer */
 void residency_looked_up(struct residency *r);                  /* the embedding was read */
-/* The head is used in slices: their number, at least 1.  The step enters slice i, which has tiles
- * [*tile0, *tile1) of m->head. */
+/* The head is used in slices.  residency_head_slices: their number, at least 1.  residency_head:
+ * the step enters slice i, which has tiles [*tile0, *tile1) of m->head. */
 int residency_head_slices(const struct residency *r);
 void residency_head(struct residency *r, int i, const struct mat *head, int *tile0, int *tile1);
 
