@@ -135,7 +135,7 @@ int window_parse(struct parse *p, int absent)
     return (int)parse_int(p, "sliding_window", 0, INT32_MAX, json_object_get(p->json, "sliding_window") ? 0 : absent);
 }
 
-/* Every layer i with (i + 1) % period != 0; period 0: every layer. */
+/* Give every layer i with (i + 1) % period != 0 this window; period 0: every layer. */
 static void set_windows(struct config *c, int window, int period)
 {
     for (int i = 0; i < c->n_layers; i++)

@@ -40,10 +40,10 @@ struct weight_names {
     const char *index_q, *index_k, *index_w, *index_norm;
     /* compressed attention; without ".weight", except for the biases */
     const char *comp_value, *comp_score, *comp_norm, *comp_bias, *index_value, *index_score, *index_bias, *o_a;
-    /* hyper-connections, whole names: of the model, of attention, of the MLP */
+    /* hyper-connections; whole names, of the model's end, of attention and of the MLP */
     const char *hyper, *hyper_bias, *hyper_scale, *hyper_attn, *hyper_attn_bias, *hyper_attn_scale, *hyper_ff,
         *hyper_ff_bias, *hyper_ff_scale;
-    /* the same with gates; the norms are whole names */
+    /* the same for hyper-connections with gates (struct hyper.rank); the norms are whole names */
     const char *hyper_norm, *hyper_down, *hyper_up, *hyper_attn_norm, *hyper_attn_down, *hyper_attn_up,
         *hyper_attn_inject, *hyper_ff_norm, *hyper_ff_down, *hyper_ff_up, *hyper_ff_inject;
     /* embeddings of runs of tokens; the norms and the convolution are whole names */
@@ -54,29 +54,31 @@ struct weight_names {
     const char *sinks;                      /* whole name */
     /* gemma4's experts beside an MLP; whole names except for the norms */
     const char *router_scale, *expert_scale, *dense_post_norm, *expert_norm, *expert_post_norm;
-    /* per-layer embeddings: of the model, then of a layer; layer_scale is a whole name */
+    /* per-layer embeddings: tensors of the model, then of a layer; layer_scale is a whole name */
     const char *ple_embed, *ple_in, *ple_in_norm, *ple_gate, *ple_up, *ple_norm, *layer_scale;
-    /* AltUp: of the model, up to the number of a stream; of a layer, before "...weight" or whole */
+    /* AltUp: altup_in and altup_out, of the model, are followed by the number of a stream; the
+     * others, of a layer, are whole names except altup_norm */
     const char *altup_in, *altup_out, *altup_router, *altup_norm, *altup_predict, *altup_correct, *altup_scale;
     const char *laurel_in, *laurel_out, *laurel_norm;
     /* mixture of experts */
     const char *router, *correction /* whole name */, *shared_router, *shared_gate, *shared_up, *shared_down;
     enum experts_form experts_form;
-    /* "mlp.experts.": followed, with EXPERTS_APART, by the number and a dot, and by these */
+    /* "mlp.experts.", followed by expert_gate and so on; with EXPERTS_APART the number of the
+     * expert and a dot come in between */
     const char *experts;
     const char *expert_gate, *expert_up, *expert_down;
-    /* one matrix, gate first; shared_gate and shared_up are then NULL */
+    /* one matrix instead of shared_gate and shared_up, which are then NULL; gate first */
     const char *shared_gate_up;
-    /* layers with a state; conv: also with its bias, the others are whole names.  state_o NULL:
-     * o */
+    /* layers with a state; conv stands for its weights and its bias; a_log, dt_bias and d are whole
+     * names.  state_o NULL: the output projection is `o` */
     const char *in, *in_ba, *in_z, *gate_a, *in_f, *conv, *a_log, *dt_bias, *d, *gate_norm;
     const char *x_proj, *dt_proj, *dt_norm, *b_norm, *c_norm, *state_o;
-    int q_gated;                            /* rows of q: each head's query, followed by its gate */
-    /* rows of qkv: for each KV head its query heads, key and value; otherwise all q, all k, all
-     * v */
+    int q_gated;                            /* 1: the rows of q are each head's query, followed by its gate */
+    /* 1: the rows of qkv are, for each KV head, its query heads, its key and its value; 0: all q,
+     * all k, all v */
     int qkv_grouped;
     int conv1d;                             /* matrices of the layers are stored as [in, out] */
-    int gguf_permuted;                      /* a GGUF interleaves the halves of q and k */
+    int gguf_permuted;                      /* 1: a GGUF interleaves the halves of q and k */
 };
 extern const struct weight_names gguf_names;
 
@@ -181,8 +183,9 @@ void multipliers_parse(struct parse *p, struct config *c);      /* granite's fac
 void qwen_window_parse(struct parse *p, struct config *c);
 /* windows in all layers except every sliding_window_pattern-th, which does not rotate */
 void exaone_windows_parse(struct parse *p, struct config *c);
-/* Mixtures of experts (arch_moe.c): sizes, with experts in all layers; then in all but every
- * decoder_sparse_step-th and the listed layers. */
+/* Mixtures of experts (arch_moe.c).  experts_parse: the sizes; all layers get experts.
+ * sparse_layers_parse: only every decoder_sparse_step-th layer keeps them, and not those of
+ * mlp_only_layers. */
 void experts_parse(struct parse *p, struct config *c, int n_experts, int top_k, int intermediate_size);
 void sparse_layers_parse(struct parse *p, struct config *c);
 void dense_first(struct parse *p, struct config *c, int otherwise);
@@ -191,8 +194,8 @@ void groups_parse(struct parse *p, struct config *c, int n_groups, int top_group
 void shared_parse(struct parse *p, struct config *c, const char *keys, int otherwise);
 void sigmoid_router(struct parse *p, struct config *c, int normalize, double scale);
 void mla_parse(struct parse *p, struct config *c);
-/* Layers with a state (arch_state.c): the kinds of layers in layer_types; sizes and layers of the
- * delta net. */
+/* Layers with a state (arch_state.c).  kinds_parse: the kinds of layers in layer_types.
+ * delta_parse: the sizes and layers of the delta net. */
 struct layer_kind { const char *name; int mixer, ff; };
 void kinds_parse(struct parse *p, struct config *c, const char *keys, const struct layer_kind *kinds);
 void silu_only(struct parse *p, const struct config *c);

@@ -537,7 +537,7 @@ static void more_afmoe(struct parse *p, struct config *c)
 static void mimo_windows(struct parse *p, struct config *c)
 {
     const json_t *hybrid = parse_find(p, "hybrid_layer_pattern", NULL);
-    /* without the token itself */
+    /* sliding_window_size does not count the token itself */
     const int64_t before = parse_int(p, "sliding_window_size", 1, INT32_MAX - 1, 0);
     const int given = window_parse(p, 129), window = before ? (int)before + 1 : given;
     if (hybrid && (!json_is_array(hybrid) || json_array_size(hybrid) != (size_t)c->n_layers))

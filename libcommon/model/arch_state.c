@@ -113,7 +113,7 @@ static int width(struct parse *p, const char *keys, int otherwise)
     return (int)parse_int(p, keys, 1, MOST_WIDTH, otherwise);
 }
 
-/* The width between Mamba2's projections. */
+/* Read the width of the rows between Mamba2's input and output projections. */
 int64_t inner_parse(struct parse *p, const struct config *c, const char *key)
 {
     const double by = parse_real(p, key, 2), inner = by * c->hidden_size;

@@ -64,7 +64,7 @@ static struct weight_spec *push(struct builder *b)
 }
 
 /* Add one tensor of ours from the source's tensor `full`, which must have the shape want; t has
- * the rest. 1: missing and optional. */
+ * everything but the two names.  1: it is optional and missing. */
 int spec_as(struct builder *b, const char *ours, const char *full, const int64_t *want, int n_want,
             const struct weight_spec *t)
 {
@@ -184,7 +184,8 @@ int spec_vector(struct builder *b, int layer, enum layer_part part, const char *
         return 0;
     spec_path(b, full, sizeof full, layer, stem);
     int64_t found[WEIGHT_DIMS];
-    int n = 0, ones = 0, whole = 0;             /* dimensions of one element, of all elements */
+    /* n dimensions, of which `ones` have 1 element and `whole` all f.cols */
+    int n = 0, ones = 0, whole = 0;
     const int shaped = b->s->shape && b->s->shape(b->s->user, full, &n, found) == 0;
     for (int i = 0; shaped && i < n; i++) {
         whole += found[i] == f.cols;

@@ -18,10 +18,12 @@ struct builder {
     struct err *e;
 };
 
-/* Each adds one of our tensors, if the layer has it, from the source's tensor `stem` (several
- * names: "a|b"); -1 with the builder's *e.  own_matrix: a matrix that is a tensor of its own;
- * matrix: rows of a tensor of src_rows rows; plain: a matrix stored as f32; as: from the tensor
- * `full` of shape want, 1: it is optional and missing. */
+/* Each function adds one of our tensors, if the layer has it, made from the source's tensor `stem`
+ * (several names: "a|b").  0, or -1 with the builder's *e.
+ *   spec_own_matrix    a matrix that is a tensor of its own in the source
+ *   spec_matrix        a matrix whose rows `map` selects from a tensor of src_rows rows
+ *   spec_plain         a matrix stored as f32
+ *   spec_as            made from the tensor `full` of shape want; 1: it is optional and missing */
 int spec_own_matrix(struct builder *b, int layer, enum layer_part part, const char *stem);
 int spec_matrix(struct builder *b, int layer, enum layer_part part, const char *source, struct row_map map,
                 int64_t src_rows);
@@ -41,7 +43,7 @@ int spec_norm(struct builder *b, int layer, int part, const char *name, const ch
 int spec_linear(struct builder *b, const char *name, const char *source, int64_t src_rows, int biased,
                 struct weight_spec t);
 int spec_exists(const struct builder *b, const char *name);
-/* 1 if the source has it with this number of dimensions. */
+/* 1 if the source has a tensor of this name with n_dims dimensions. */
 int spec_has_dims(const struct builder *b, const char *name, int n_dims);
 /* The full name of a tensor, or of a weight or bias without that suffix: the first name in `stem`
  * that exists, else the last. */

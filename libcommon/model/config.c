@@ -155,10 +155,9 @@ static int act_parse(struct parse *p, const struct arch *a)
     return 0;
 }
 
-/* Limits that no model reaches; their products stay far below 63 bits. */
 enum { MIN_INDEXED = 512 };      /* windows of calibration are no longer */
 
-/* Whether a layer reuses the choice of tokens of an earlier one. */
+/* 1 if any layer reuses the choice of tokens of an earlier one. */
 static int shares_choice(const struct config *c)
 {
     int shares = 0;
@@ -167,6 +166,7 @@ static int shares_choice(const struct config *c)
     return shares;
 }
 
+/* Limits that no model reaches; their products stay far below 63 bits. */
 enum { MAX_LAYERS = 65536, MAX_WIDTH = 1 << 24, MAX_VOCAB = 1 << 28, MAX_LEN = 1 << 28, MAX_EXPERTS = 1 << 20 };
 
 static void sizes_parse(struct parse *p, const struct arch *a, struct config *c)
@@ -661,7 +661,8 @@ int config_kv_layers(const struct config *c)
     return n;
 }
 
-/* The first feature of the mixture beside a router, experts, and a shared MLP; NULL: none. */
+/* The first feature of the mixture of experts besides a router, plain experts and a shared MLP;
+ * NULL: there is none. */
 static const char *beyond_mixture(const struct config *c)
 {
     if (c->moe.beside)

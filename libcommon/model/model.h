@@ -82,7 +82,7 @@ struct moe {
     int correction;
     int n_groups, top_groups;   /* only experts of the best groups are chosen; n_groups 0 or 1: no groups */
     int group_best;             /* the score of a group is the sum of its group_best best experts */
-    int normalize;              /* weights are divided by their sum, after adding norm_add and at least norm_min, */
+    int normalize;              /* weights are divided by the larger of norm_min and their sum + norm_add, */
     float norm_min, norm_add;
     float scale;                /* and multiplied by this */
     float shared_scale;         /* factor on the shared MLP */
@@ -123,7 +123,7 @@ enum index_kind { INDEX_NONE, INDEX_FULL, INDEX_SHARED };
 struct compressed { int o_groups, o_rank; };
 
 /* Hyper-connections (arXiv:2409.19606): n residual streams; each half of a layer reads a mix of
- * them and adds its output to all.  0: one stream. */
+ * them and adds its output to all.  n 0: one stream. */
 struct hyper {
     int n;
     /* the streams are mixed by a matrix whose rows and columns sum to 1; steps and epsilon of the
@@ -215,8 +215,8 @@ enum { BIAS_Q = 1, BIAS_K = 2, BIAS_V = 4, BIAS_O = 8, BIAS_GATE = 16, BIAS_UP =
 /* Parameters of the activation xIELU. */
 enum xielu { XIELU_ALPHA_P, XIELU_ALPHA_N, XIELU_BETA, XIELU_EPS, N_XIELU };
 
-/* How the final states of a text's tokens become one vector: their sum, the last, the first. */
-/* STATE: the last one, not scaled. */
+/* How the final states of a text's tokens become one vector: their mean, the last, the first. */
+/* STATE: the last one, never scaled to length 1. */
 enum embed { EMBED_NONE, EMBED_MEAN, EMBED_LAST, EMBED_FIRST, EMBED_STATE };
 
 /* A model that makes vectors of texts, or scores of pairs of texts: the pooled state, followed by
@@ -268,7 +268,8 @@ struct config {
     float alibi_max_bias, alibi_scale;      /* 8; factor on the slopes (falcon: 1/sqrt(head_dim)) */
     int n_ropes; struct rope ropes[MAX_ROPES];      /* gemma3: global and local */
     int act;                                /* enum act_kind of kernels.h by value: see arch.h */
-    float *xielu;                           /* [n_layers][N_XIELU], of a GGUF; NULL: weights of the layers; owned */
+    /* [n_layers][N_XIELU] from the configuration of a GGUF; NULL: they are weights; owned */
+    float *xielu;
     int gated;                              /* down(act(gate(x)) * up(x)) or down(act(up(x))) */
     float embed_scale, residual_scale, logit_scale, attn_scale;     /* 1, 1, 1, 1/sqrt(head_dim) by default */
     float attn_softcap, final_softcap, clip_qkv;                    /* 0: none */
@@ -323,9 +324,11 @@ struct config {
     /* A second embedding with ple_dim elements for each layer, which adds a gated projection of
      * them (gemma3n, gemma4); 0: none.  Tokens from ple_vocab on use row 0. */
     int ple_dim, ple_vocab;
-    /* AltUp (arXiv:2301.13310, gemma3n): number of residual streams, of which each layer computes
-     * one, and predicts and corrects the others; 0: one.  Rank of LAuReL (arXiv:2411.07501).
-     * gate_cutoff per layer in standard deviations above the mean, NULL or 0: none; owned. */
+    /* AltUp (arXiv:2301.13310, gemma3n): n_streams residual streams (0: one), of which each layer
+     * computes number `stream`, and predicts and corrects the others; scale_corrected: the result
+     * is multiplied by altup_scale.  laurel_rank: rank of LAuReL (arXiv:2411.07501).  cutoff
+     * [n_layers]: gates below this number of standard deviations above the mean are cut off; NULL
+     * or 0: none; owned. */
     int n_streams, stream, scale_corrected, laurel_rank;
     float *cutoff;
     /* falcon_h1: factors on the outputs of attention and of the state, on the input of the gate's
@@ -334,10 +337,10 @@ struct config {
     /* minimax: the residual is the first factor times the norm's output, and the second applies to
      * the addend; for mixers with a state, attention, experts; 0: off */
     float renorm[3][2];
-    /* layers of the source after the last one, which predict further tokens */
+    /* layers of the source after layer n_layers - 1, which predict further tokens */
     int n_extra_layers;
     int next_embeds;            /* these have an embedding of their own */
-    /* it describes such a layer, as a model with one layer (config_predictor()) */
+    /* 1: this config describes such a layer, as a model with one layer (config_predictor()) */
     int predicts;
     int *rope_of;                           /* [n_layers] index into ropes, -1: none; owned */
     /* Encoders: a token also sees later tokens; in layers with a window those within it on both
@@ -365,7 +368,7 @@ const char *config_prompt(const struct config *c, int document);
 /* The token at which type 1 begins in a pair whose second text begins at token `at`; 0: all tokens
  * are of type 0. */
 int config_second_type(const struct config *c, int at);
-/* Length of the vector that the model makes of a text. */
+/* The number of elements of the vector that the model makes of a text. */
 int config_embedding_size(const struct config *c);
 /* Length from which sequences use LongRoPE's long factors; 0: never. */
 int config_long_from(const struct config *c);
@@ -393,7 +396,8 @@ struct layer {
     struct linear q_a, kv_a, k_b, v_b;
     struct norm q_a_norm, kv_norm;
     struct linear q_gate;           /* config.attn_gate */
-    /* INDEX_FULL: queries from the input of q; keys; weights of heads; a layer norm of the keys */
+    /* INDEX_FULL: index_q makes the indexer's queries from the input of q, index_k its keys,
+     * index_w the weights of its heads; index_norm norms the keys, index_q_norm the queries */
     struct linear index_q, index_k, index_w;
     struct norm index_norm, index_q_norm;
     /* MIXER_COMPRESSED: values that the entries sum up, and scores for their softmax, per channel,
@@ -403,8 +407,8 @@ struct layer {
     struct linear comp_value, comp_score, index_value, index_score, o_a;
     const float *comp_bias, *index_bias;
     struct norm comp_norm;
-    /* config.hyper: [n * (n + 2), n * hidden_size] scores of mixes, their bias and scale, of both
-     * halves */
+    /* config.hyper, for each half of the layer: [n * (n + 2), n * hidden_size] from the streams to
+     * the scores of their mix, the bias of the scores, and their scales */
     const float *hyper_attn, *hyper_attn_bias, *hyper_attn_scale, *hyper_ff, *hyper_ff_bias, *hyper_ff_scale;
     const float *hyper_attn_norm, *hyper_ff_norm;       /* [n * hidden_size], of hyper.rank */
     struct linear hyper_attn_down, hyper_attn_up, hyper_attn_inject, hyper_ff_down, hyper_ff_up, hyper_ff_inject;
@@ -414,11 +418,14 @@ struct layer {
     /* Layers with a state: in_ba makes the delta net's learning and decay rates, group by group for
      * its heads; o is the output projection */
     struct linear in, in_ba, in_z;  /* in_z: recurrent.z_apart */
-    /* mamba1: from channels to time steps, B and C; from time steps to channels */
+    /* mamba1: x_proj maps channels to the low-rank time steps, B and C; dt_proj maps those time
+     * steps to channels */
     struct linear x_proj, dt_proj;
     struct norm dt_norm, b_norm, c_norm;
     struct linear state_o;          /* MIXER_BOTH: the output projection of the state; o is that of attention */
-    struct linear gate_a, in_f;     /* recurrent.per_row; gate_a [2 * gate_rank]: input of in_f, of in_z */
+    /* recurrent.per_row; the outputs of gate_a [2 * gate_rank] are the inputs of in_f and of
+     * in_z */
+    struct linear gate_a, in_f;
     const float *conv, *conv_bias;  /* [conv_kernel][channels], [channels] or NULL */
     const float *a_log, *dt_bias, *d;       /* [n_heads]; a_log from a GGUF: minus its exponential; d: mamba2 only */
     struct norm gate_norm;          /* mamba2: of all heads together; delta net: of one */
@@ -427,20 +434,24 @@ struct layer {
     const float *correction;        /* [n_experts] or NULL */
     const float *token_experts;     /* config.hashed: [vocab_size][top_k] numbers of experts */
     struct expert *experts;         /* [n_experts] */
-    /* moe.beside: scales of the router's input; [n_experts] factors on the experts' weights */
+    /* moe.beside: router_scale [hidden_size] scales the router's input, expert_scale [n_experts]
+     * the weights of the experts */
     const float *router_scale, *expert_scale;
     struct norm dense_post_norm, expert_norm, expert_post_norm;
     struct linear ple_gate, ple_up;         /* config.ple_dim */
     struct norm ple_norm;
-    /* AltUp: scores of the streams [n_streams, hidden_size] from a norm, coefficients [n_streams^2,
-     * n_streams] of predictions, [n_streams, n_streams] of corrections, the scale of the result */
+    /* AltUp: altup_norm norms the computed stream; altup_router [n_streams, hidden_size] makes
+     * scores of it; altup_predict [n_streams^2, n_streams] and altup_correct [n_streams, n_streams]
+     * make the coefficients of predictions and corrections from the scores; altup_scale multiplies
+     * the result */
     struct norm altup_norm;
     const float *altup_router, *altup_predict, *altup_correct, *altup_scale;
     struct linear laurel_in, laurel_out;
     struct norm laurel_norm;
     const float *layer_scale;               /* [1] factor on the layer's output, or NULL */
-    /* config.predicts: norms of the embedding and of the state, the matrix [hidden_size, 2 *
-     * hidden_size] that makes the layer's input of both, the norm before the head */
+    /* config.predicts: next_embed_norm and next_state_norm norm the embedding and the state;
+     * next_in [hidden_size, 2 * hidden_size] makes the layer's input of both; next_final_norm is
+     * the norm before the head */
     struct norm next_embed_norm, next_state_norm, next_final_norm;
     struct linear next_in;
 };
@@ -451,11 +462,13 @@ struct model {
     /* outside of the layers: the rows of ends.def */
     struct linear embed;            /* [vocab_size, embed width] */
     struct linear embed_in, embed_out;  /* opt-350m: project_in, project_out; absent otherwise */
-    struct linear ple_embed, ple_in;    /* config.ple_dim: [ple_vocab, n_layers * ple_dim], and from the embedding */
-    /* [(n_streams - 1) * hidden_size, hidden_size]: from the embedding to streams, and back */
+    /* config.ple_dim: [ple_vocab, n_layers * ple_dim]; ple_in maps the embedding to the same row */
+    struct linear ple_embed, ple_in;
+    /* [(n_streams - 1) * hidden_size, hidden_size]: altup_in maps the embedding to the other
+     * streams, altup_out maps these back */
     struct linear altup_in, altup_out;
     struct norm ple_in_norm;            /* norm of each layer's ple_dim elements */
-    /* config.hyper: weights of the mix that the final norm reads */
+    /* config.hyper: scores, bias and scale of the mix that the final norm reads */
     const float *hyper, *hyper_bias, *hyper_scale;
     const float *hyper_norm;                            /* norm of hyper.rank */
     struct linear hyper_down, hyper_up;
@@ -484,32 +497,34 @@ int model_predictor(struct model *m, struct err *e);
 void model_norms(struct model *m);
 /* Allocate the experts of all layers that have them; model_close frees them. */
 int model_experts(struct model *m, struct err *e);
-/* Rows and cols of a linear layer by role, in this layer (ignored for roles outside layers). */
+/* The rows and columns of the linear layer with this role in this layer (ignored for roles outside
+ * layers). */
 void config_linear_shape(const struct config *c, int layer, int role, int64_t *rows, int64_t *cols);
 /* Width of a layer's gate and up, in the dense or the shared MLP; 0: it has neither. */
 int config_mlp_size(const struct config *c, int layer);
-/* Attention of a layer: size of its heads, number of KV heads, and whether it reads the keys and
- * values of an earlier layer, or uses its keys as values. */
+/* Attention of a layer: size of its heads, number of its KV heads, sizes of a key and of a value
+ * without padding, and whether it reads the keys and values of an earlier layer or uses its keys as
+ * values. */
 int config_head_dim(const struct config *c, int layer);
 int config_kv_heads(const struct config *c, int layer);
 int config_key_dim(const struct config *c, int layer);
 int config_value_dim(const struct config *c, int layer);
 int config_shares_kv(const struct config *c, int layer);
 int config_key_is_value(const struct config *c, int layer);
-/* Bytes of a layer's keys and values in a KV block, 0: it stores none. */
-/* Most entries of MIXER_COMPRESSED that begin or end in a KV block; channels with scores: as many
- * as an entry has, or twice as many. */
+/* The most entries of MIXER_COMPRESSED, or keys of runs of tokens (struct indexer.block), that end
+ * in one KV block; 0: the layer has neither. */
 int config_entries(const struct config *c, int layer);
-/* Index of a layer among those with embeddings of runs of tokens, -1: it has none; floats in their
- * state. */
+/* config_ngram: the index of a layer among those with embeddings of runs of tokens; -1: it has
+ * none.  config_ngram_floats: the size of their state in this layer. */
 int config_ngram(const struct config *c, int layer);
 size_t config_ngram_floats(const struct config *c, int layer);
 int config_indexes(const struct config *c, int layer);      /* the layer has an indexer of its own */
+/* Bytes of a layer's keys and values in a KV block; 0: it stores none. */
 size_t config_layer_kv_bytes(const struct config *c, int layer, struct kv_types types);
 /* The first feature that calibration does not support; NULL: it supports the model. */
 const char *config_uncalibrated(const struct config *c);
-/* Number of weights in a layer's matrices; per_token: only those that one token uses; in the mixer
- * only. */
+/* config_layer_parameters: number of weights in a layer's matrices, or (per_token) only of those
+ * that one token uses.  config_mixer_parameters: only of the mixer. */
 int64_t config_layer_parameters(const struct config *c, int layer, int per_token);
 int64_t config_mixer_parameters(const struct config *c, int layer);
 /* 1 if any layer is of this kind. */
@@ -517,9 +532,9 @@ int config_has_mixer(const struct config *c, enum mixer_kind kind);
 int config_has_ff(const struct config *c, enum ff_kind kind);
 /* Bytes of one KV block of all layers; 0: no layer has attention. */
 size_t config_kv_bytes(const struct config *c, struct kv_types types);
-/* Number of tokens that the layer sees at most, so that its keys and values may be in window
- * blocks; 0: all, or it reads more than attention does.  most: limit on the newest tokens that any
- * layer sees (besides the sinks); 0: as the model has it. */
+/* The most tokens that the layer sees, so that its keys and values may be in window blocks; 0: it
+ * sees all, or its keys are read by more than plain attention.  most: limit on the newest tokens
+ * that any layer sees (besides the sinks); 0: only the model's own windows apply. */
 int config_layer_window(const struct config *c, int layer, int most);
 /* the largest window of all layers; 0: none */
 int config_window(const struct config *c, int most);
@@ -530,7 +545,7 @@ size_t config_block_bytes(const struct config *c, struct kv_types types, int mos
 /* Number of newest tokens whose keys and values of these types are also kept as f16, in window
  * blocks (the tail, see kvtype.h).  0: none, because the types need none or layers have windows. */
 int config_tail(const struct config *c, struct kv_types types, int most);
-/* whether `most` is less than the layer's own window */
+/* 1 if `most` limits this layer: it has no window of its own, or a larger one */
 int config_streams(const struct config *c, int layer, int most);
 /* The reason why `most` cannot be set; NULL: it can. */
 const char *config_stream_problem(const struct config *c);
@@ -545,8 +560,8 @@ static inline int mixer_has_state(int kind)
 {
     return kind == MIXER_CONV || (kind >= MIXER_MAMBA2 && kind <= MIXER_BOTH);
 }
-/* Layers with a state: floats of a sequence's state in this layer (0: none), its bytes in all
- * layers, channels of the convolution, width of o's input. */
+/* Layers with a state: number of floats in a sequence's state in this layer (0: it has none); bytes
+ * of the states of all layers; number of channels of the convolution; width of the input of o. */
 size_t config_state_floats(const struct config *c, int layer);
 size_t config_state_bytes(const struct config *c);
 int recurrent_channels(const struct config *c, int layer);

@@ -233,7 +233,8 @@ done:
     json_decref(p.seen);
 }
 
-/* One table per base in "layer_rope_theta"; 0: the layer does not rotate. */
+/* Make a table for each distinct base in "layer_rope_theta", which has one base for each layer; 0:
+ * the layer does not rotate. */
 static void layer_thetas(struct parse *p, const struct arch *a, struct config *c, const json_t *rope, int dim)
 {
     const json_t *thetas = parse_find(p, "layer_rope_theta", NULL);
@@ -265,8 +266,9 @@ static void layer_thetas(struct parse *p, const struct arch *a, struct config *c
     }
 }
 
-/* A table for layers without entries, and one, which alone is scaled, for layers with entries
- * (deepseek_v4): rope_parameters has both, or only the scaling of the latter. */
+/* deepseek_v4: make two tables, one for layers without compressed entries and one for layers with
+ * them, of which only the second is scaled.  rope_parameters has both, or only the scaling of the
+ * second. */
 static void compress_ropes(struct parse *p, const struct arch *a, struct config *c, const json_t *rope, int dim)
 {
     const json_t *plain = js_get(rope, "main"), *scaled = js_get(rope, "compress");

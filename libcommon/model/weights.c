@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Find the head: it is beside the model, without its prefix, or with that of the language model
- * inside a larger one. */
+/* Find the head's full name, which has no prefix, or one of its own.  1; 0: the source has no
+ * head. */
 static int find_head(const struct builder *b, char *source, size_t room)
 {
     static const char *const prefixes[] = { "", "language_model.", "model." };
@@ -35,8 +35,8 @@ static const char *end_stem(const struct weight_names *n, enum end_part part)
     return NULL;
 }
 
-/* The name of the projections of all streams but the first, which a source keeps apart: one matrix
- * of ours. */
+/* Write the joined name "STEM{0,1,...}" of the projections of all streams but the first, which are
+ * tensors of their own in the source and one matrix of ours. */
 static void stream_names(const struct builder *b, char *out, size_t room, const char *stem)
 {
     size_t n = (size_t)snprintf(out, room, "%s{", stem);
@@ -57,7 +57,7 @@ static int add_stacked_streams(struct builder *b, const char *name, const char *
     return spec_as(b, ours, full, want, 3, t) < 0 ? -1 : 0;
 }
 
-/* The name of a dense layer, which may be beside the model: without its prefix. */
+/* The name of a dense layer: with the model's prefix if that exists, else without it. */
 static void dense_name(const struct builder *b, char *source, size_t room, int i)
 {
     const char *stem = b->c->embedding.dense[i].stem;

@@ -43,7 +43,7 @@ static int add_own(struct builder *b, int part_of, enum layer_part part, const c
     return spec_as(b, ours, full, norm ? want + 1 : want, norm ? 1 : 2, &t);
 }
 
-/* Give the specs from `first` on the names and the layer of the predictor. */
+/* Rename all specs from index `first` on as tensors of the predictor, and set their layer. */
 static void rename_specs(struct builder *b, int first, int layer)
 {
     static const char ours[] = "layers.0.";
