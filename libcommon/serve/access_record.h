@@ -1,8 +1,8 @@
 /* access_record.h - one record for each request: the data of its line in the audit log, and the key
  * by which it was admitted.
  *
- * A record lives from routes_request to the last byte of the response or, if the client leaves
- * before that, to the end of the work for it. */
+ * A record lives from routes_request() to the last byte of the response or, if the client
+ * disconnects before that, to the end of the work for the request. */
 #ifndef ZSE_SERVE_ACCESS_RECORD_H
 #define ZSE_SERVE_ACCESS_RECORD_H
 
@@ -12,8 +12,8 @@
 struct server;
 struct conn;
 
-/* Most bytes of an X-Request-Id from a client, and of any id: ids of WebSocket messages end with a
- * number. */
+/* Most bytes of an X-Request-Id from a client, and of any id: those of WebSocket messages are
+ * longer by a number at the end. */
 enum { REQUEST_ID_GIVEN = 128, REQUEST_ID = REQUEST_ID_GIVEN + 12 };
 enum { PROMPT_LOGGED = 4096 };          /* most bytes of a logged prompt */
 
@@ -26,30 +26,30 @@ struct access_record {
     char *method, *path, *agent, *model, *error, *prompt;       /* owned; NULL: none */
     int64_t at_ms;                      /* milliseconds since 1970 */
     uint64_t start_ns;
-    int has_key;                        /* key is filled in, valid or not */
+    int has_key;                        /* `key` is filled in, whether it is valid or not */
     int is_admin;                       /* admitted by the administrator's token */
     int by_key;                         /* the key is valid */
-    int admitted;                       /* by its key or token, or because the server requires none */
-    int kept; /* record of a WebSocket: its line is written, and it is kept to admit the messages */
-    int64_t reserved;                   /* tokens of the key's limits; record_end settles them */
+    int admitted;                       /* by its key or token, or as the server requires none */
+    int kept; /* a WebSocket's record: its line is written, and it stays to admit its messages */
+    int64_t reserved;                   /* tokens of the key's limits, reserved until record_end */
     int64_t settled;                    /* tokens that guard_settle has charged */
     struct key_info key;
 };
 
-/* A request starts: attach a record to the connection, and set the response's header
+/* Attach a new record to the connection whose request starts, and set the response's header
  * X-Request-Id. */
 void record_begin(struct server *s, struct conn *c);
-/* A record for a message of a WebSocket whose own record is `from`; NULL: out of memory. */
+/* Make a record for a message of a WebSocket whose own record is `from`; NULL: out of memory. */
 struct access_record *record_message(struct server *s, struct conn *c, struct access_record *from);
-/* Note what was wrong.  Of a body that was not understood only the kind of error and the field are
- * noted: the message quotes the client's text.  record NULL is fine. */
+/* Note the error of a refused request.  For a body that was not understood only the kind of error
+ * and the field are noted, because the message quotes the client's text.  record NULL is fine. */
 void record_error(struct access_record *record, const struct problem *p);
 /* Note the model, unless one is noted.  record NULL is fine. */
 void record_model(struct access_record *record, const char *model);
 /* Note the prompt, if prompts are logged. */
 void record_prompt(const struct server *s, struct access_record *record, const char *text, size_t size);
-/* Count the tokens against the key, write the line, free the record (status 101: keep it).  Tokens
- * < 0: the request has none. */
+/* Charge the tokens to the key, write the line, and free the record (status 101: keep it).  Numbers
+ * of tokens below 0: the request has none. */
 void record_end(struct server *s, struct access_record *record, int status, int prompt_tokens, int completion_tokens);
 
 #endif

@@ -1,5 +1,5 @@
-/* evicted.h - models that were unloaded automatically, because another one needed their memory or
- * because their file was changed.  The next request for one loads it again.
+/* evicted.h - models that were unloaded automatically, because another model needed their memory or
+ * because their file was changed.  The next request for such a model loads it again.
  *
  * Belongs to the loop's thread. */
 #ifndef ZSE_SERVE_EVICTED_H
@@ -22,21 +22,22 @@ struct evicted {
     int failures; uint64_t failed_ns;
 };
 
-/* Remember a model that is being unloaded.  If memory is short it is not remembered, and requests
+/* Remember a model that is being unloaded.  If malloc fails it is not remembered, and requests
  * for it get 404. */
 void models_remember(struct server *s, const struct loaded_model *lm, int changed);
-/* The id of an evicted model.  If id is NULL or "default", any evicted model, preferably one whose
- * file changed.  Borrowed until models_recall(); NULL: none. */
+/* The id of the evicted model that a request for `id` means; if id is NULL or "default", that of
+ * any evicted model, preferably one whose file changed.  Borrowed until models_recall(); NULL:
+ * none. */
 const char *models_left(const struct server *s, const char *id);
-/* Load an evicted model again.  1: *pr tells the client to retry, or why loading failed; 0: none
- * has this id. */
+/* Load an evicted model again.  1: *pr tells the client to retry, or why loading failed; 0: no
+ * evicted model has this id. */
 int models_recall(struct server *s, const char *id, struct problem *pr);
-/* reload models whose file changed; the others were evicted for memory */
+/* Reload the models that were evicted because their file changed, not those evicted for memory. */
 void models_recall_changed(struct server *s);
-/* Seconds to wait before a health check may load it again; 0: none.  A request need not wait.
- * After each failure in a row the wait doubles, from 2 seconds to 64. */
+/* Seconds until a health check may load the evicted model again; 0: now.  Requests need not wait.
+ * After each consecutive failure the wait doubles, from 2 seconds to 64. */
 int models_wait_s(const struct server *s, const char *id);
-int models_forget(struct server *s, const char *id);    /* do not reload the model; 0: none has this id */
+int models_forget(struct server *s, const char *id);    /* do not reload the model; 0: not found */
 void models_forget_all(struct server *s);
 
 #endif

@@ -24,19 +24,20 @@ enum exchange_kind {
 struct exchange { enum exchange_kind kind; };
 
 /* ---- API calls ---- */
-/* Tokens that count against the key's limits; 0 for a refused request. */
+/* The numbers of tokens to charge to the key's limits; 0 for a refused request. */
 void call_charge(const struct call *c, int *prompt, int *completion);
 /* The client has disconnected: cancel the call, which takes over the access record, unless it is a
  * WebSocket's. */
 void call_gone(struct call *c, struct conn *client);
 void calls_cancel(struct loaded_model *lm);             /* cancel every open call of the model */
-/* free its calls; its worker is closed, so no event follows */
+/* Free the calls of a model whose worker is closed, so that no event follows. */
 void calls_drop(struct loaded_model *lm);
-/* The engine is stuck in a step: answer calls that began before before_ns with 503 and write their
- * audit lines.  The calls are freed only when the step returns. */
+/* Called when the engine is stuck in a step: answer calls that began before before_ns with 503 and
+ * write their audit lines.  The calls are freed only when the step returns. */
 void calls_give_up(struct loaded_model *lm, uint64_t before_ns);
 struct problem;
-/* lm is ready, or opening it failed with p: advance or refuse the calls that wait for it. */
+/* Advance the calls that wait for lm, which is ready; or refuse them, if opening it failed with
+ * p. */
 void calls_loaded(struct server *s, struct loaded_model *lm, const struct problem *p);
 void calls_tick(struct server *s);      /* on_second: answer calls that wait for a model past --timeout with 504 */
 /* on_wake: advance prepared calls, take events of all engines */
@@ -58,14 +59,16 @@ void rag_tick(struct server *s);                        /* on_second: compute mi
 void rag_events(struct server *s);                      /* on_wake: answer requests that the threads have finished */
 struct access_record;
 struct problem;
-/* Search for the owner of the record with this body of POST /api/rag/context, which is taken over.
- * The loop calls done with the answer (borrowed) or the problem, unless the server stops before.
- * lm: its tokenizer counts tokens; NULL: code points are counted.  0, or -1 with *pr. */
+/* Search the documents of the record's owner with this body of POST /api/rag/context, which is
+ * taken over.  The loop calls done with the answer (borrowed) or the problem, unless the server
+ * stops before.  Tokens are counted by the tokenizer of lm; NULL: code points are counted.  0,
+ * or -1 with *pr. */
 int rag_ask(struct server *s, const struct access_record *record, struct loaded_model *lm, json_t *body,
             void (*done)(void *user, json_t *answer, const struct problem *p), void *user, struct problem *pr);
-/* Cancel the searches whose done would get this user; done is called soon, with a problem. */
+/* Cancel the searches that were started with this `user`; their done is called soon, with a
+ * problem. */
 void rag_cancel(struct server *s, const void *user);
-/* A model has drained long enough: searches go on without it. */
+/* Called when a model has drained long enough: searches that use it continue without it. */
 void rag_unload(struct server *s);
 /* List the owner's documents like GET /api/rag/documents, with limit and offset; with an id that is
  * not "", get that document, with the member text. */
@@ -93,9 +96,9 @@ void jobs_tick(struct server *s);                       /* on_second */
 void jobs_gone(struct conn *c);                         /* the client has disconnected */
 
 /* ---- registry and hub: admin/catalog.c ---- */
-/* Call work in a thread, with a folder that outlives the server (NULL: none) and a word of at most
- * 199 bytes, then reply in the loop.  answer: the result of work, borrowed; NULL: see e.  The
- * request is refused if too many are waiting. */
+/* Call `work` in a thread, with a folder name that outlives the server (NULL: none) and a word
+ * of at most 199 bytes, and then `reply` in the loop, with the result of `work` (borrowed), or
+ * with NULL and an error in e.  The request is refused if too many are waiting. */
 typedef json_t *catalog_work(const char *folder, const char *word, struct err *e);
 typedef void catalog_reply(struct server *s, struct conn *c, const char *word, json_t *answer, const struct err *e);
 void catalog_ask(struct server *s, struct conn *c, const char *folder, const char *word, catalog_work *work,

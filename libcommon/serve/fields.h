@@ -65,8 +65,8 @@ typedef uint64_t body_set;
 #define OLLAMA (OLLAMA_CALLS | BODY_OLLAMA_OPTIONS | BODY_OLLAMA_MODEL | BODY_OLLAMA_COPY | BODY_OLLAMA_PULL)
 
 enum field_use { FIELD_USED, FIELD_IGNORED, FIELD_REFUSED };
-/* From FIELD_BOOL on, types are members of params: int, int, float, double (a whole number),
- * text. */
+/* The types from FIELD_BOOL on are stored in members of struct params of type int, int, float,
+ * double (for whole numbers) and const char *. */
 enum field_type { FIELD_OTHER, FIELD_BOOL, FIELD_INT, FIELD_REAL, FIELD_DOUBLE, FIELD_STRING };
 
 struct field {
@@ -78,8 +78,9 @@ struct field {
     size_t at;                          /* offset in struct params, of a number, truth value or string (borrowed) */
     unsigned given;                     /* bit to set in params.given; 0: none */
     const char *schema;                 /* JSON Schema of FIELD_OTHER */
-    const char *about;                  /* its effect; of a refused field, the reason */
-    /* FIELD_REFUSED: whether v is a value without effect, which is accepted; NULL: no value is */
+    const char *about;                  /* its effect, or why the field is refused */
+    /* FIELD_REFUSED: whether v is a value without effect, which is accepted; NULL: none is
+     * accepted */
     int (*harmless)(const json_t *v);
 };
 enum { MAX_UNKNOWN = 100 };             /* limits the work: each unknown name is compared with the whole table */
@@ -100,7 +101,7 @@ struct params {
     int parallel_calls;
     int add_special, parse_special, with_pieces, add_generation_prompt, dimensions;
     int top_n, return_documents;
-    int truncate; /* tokens to keep of a text; -1: as many as the context; 0: longer texts are refused */
+    int truncate; /* tokens to keep of a text; -1: the context's size; 0: longer texts are refused */
     const char *input_type, *prompt_name;       /* borrowed from the body */
     int max_running, max_waiting, chunk;
     int rate_limit, enabled, token_limit_minute, token_limit_day;

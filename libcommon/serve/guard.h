@@ -24,23 +24,23 @@ struct guard {
     struct audit_log *audit;            /* NULL: nothing is logged */
     uint64_t errors, entries;           /* counters of audit_stats a second ago */
     int losing;                         /* lines are being lost, and a warning was logged */
-    uint64_t dropped; int dropping;     /* likewise for messages to the syslog server */
+    uint64_t dropped; int dropping;     /* the same for messages to the syslog server */
     struct address_limits *anonymous, *refused; /* limits of requests without a key, and of requests with a wrong key */
     uint64_t refreshed_ns;              /* when the keys were last read */
     uint64_t locked_ns;                 /* when another program locked the file of keys; 0: it is not locked */
     struct err trouble;                 /* the error already logged about the file of keys; ERR_NONE: none */
     struct access_report *reports;      /* reports under construction in threads: admin/access_endpoints.c */
     uint64_t swept_ns;                  /* when the counters of deleted keys were last dropped */
-    uint64_t seen[SEEN];                /* hashes of a key that was valid and its address; 0: unused entry */
+    uint64_t seen[SEEN];                /* hashes of a valid key and its address; 0: unused entry */
 };
 
-/* Reads the keys.  A key file that exists and cannot be read is an error: the server must not run
- * as if there were no keys. */
+/* Read the keys, and open counters and the audit log.  A key file that exists but cannot be read is
+ * an error, because the server must not run as if there were no keys. */
 int guard_open(struct server *s, struct err *e);
 int guard_close(struct server *s);                      /* calls guard_finish_audit and returns its result */
 void guard_tick(struct server *s);                      /* on_second */
-/* Wait, for AUDIT_PATIENCE_S at most, until the audit log is written; nothing more may be added.
- * -1: lines are left. */
+/* Wait until the audit log is written, at most AUDIT_PATIENCE_S seconds; no lines may be added
+ * after this call.  -1: some lines were not written. */
 int guard_finish_audit(struct server *s);
 int guard_has_keys(const struct server *s);             /* whether keys are required and at least one exists */
 void guard_refresh(struct server *s);                   /* reread the keys if the last time is too long ago */
@@ -51,14 +51,16 @@ int guard_needs_key(const struct server *s, const struct conn *c);
 /* Whether guard_admits would admit this request; nothing is counted.  *owner: the result of
  * guard_tenant; for ACCESS_PUBLIC the tenant of the address. */
 int guard_knows(struct server *s, struct conn *c, const struct route *r, uint64_t *owner);
-/* 1: the request is admitted; 0: it was refused. */
+/* Admit a request to this route and return 1, or refuse it and return 0. */
 int guard_admits(struct server *s, struct conn *c, const struct route *r);
-/* The record of a message on a WebSocket that guard_admits let in; NULL with *pr: refused. */
+/* Make the record of a message on a WebSocket that guard_admits() admitted; NULL with *pr: the
+ * message is refused. */
 struct access_record *guard_message(struct server *s, struct conn *c, struct problem *pr);
 int guard_still(struct server *s, struct conn *c); /* whether the credential that admitted a WebSocket is still valid */
 /* Check that the record's key may use the model.  0, or -1 with *pr. */
 int guard_model(struct access_record *record, const char *model, struct problem *pr);
-/* guard_model without noting the model in the record: for lists. */
+/* Whether the record's key may use the model; for lists, so the model is not noted in the
+ * record. */
 int guard_lists_model(const struct access_record *record, const char *model);
 /* Whether the record's key may make the server load a model.  A key that may only read the state
  * may not. */
@@ -66,18 +68,20 @@ int guard_may_load(const struct access_record *record);
 /* Whether the client administers the server: by the administrator's token, by a key of scope admin,
  * or without a key on a server that other machines cannot reach. */
 int guard_administers(const struct server *s, const struct conn *c);
-/* Reserve LEAST to MOST tokens (prompts and all answers) from the key's limits.  *granted: their
- * number; MOST if there is no limit.  -1 with *pr: 429, or 400 if they can never fit. c: the
- * connection whose response gets X-RateLimit headers; NULL: none. */
+/* Reserve at least `least` and at most `most` tokens (prompts and all answers) from the key's
+ * limits. *granted: the number reserved, `most` if there is no limit.  -1 with *pr: 429, or 400
+ * if the limits can never allow `least`.  c: the connection whose response gets X-RateLimit
+ * headers; NULL: none. */
 int guard_reserve(struct server *s, struct conn *c, struct access_record *record, int64_t least, int64_t most,
                   int64_t *granted, struct problem *pr);
-/* Charge tokens to the key and release the reservation: the request continues, with a new one. */
+/* Charge `used` tokens to the key and release the reservation of a request that continues; the
+ * caller then makes a new reservation. */
 void guard_settle(struct server *s, struct access_record *record, int64_t used);
-/* The tenant of a request: its key, else its address.  Tenants share memory and the engine
- * evenly. */
+/* The tenant of a request: a number for its key or, without a key, for its address.  Tenants share
+ * memory and the engine evenly. */
 uint64_t guard_tenant(const struct access_record *record);
-/* The scope of a request's prefixes (engine.h): its key, the administrator, or 0 for all without a
- * key.  It is the same after a restart. */
+/* The scope of a request's prefixes (engine.h): a number for its key or for the administrator; 0
+ * for all requests without a key.  It is the same after a restart. */
 uint64_t guard_scope(const struct access_record *record);
 
 /* ---- admin/access_endpoints.c ---- */

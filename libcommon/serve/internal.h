@@ -33,7 +33,7 @@ struct server {
     /* models */
     struct loaded_model *models;
     struct evicted *evicted;
-    struct load_cost load_costs[LOAD_TENANTS];  /* these three belong to named.c */
+    struct load_cost load_costs[LOAD_TENANTS];  /* load_costs, uses and sizes belong to named.c */
     struct model_use uses[USES];
     struct model_size sizes[SIZES]; int next_size;
     struct opening *opening;            /* the thread of model_tasks.c */

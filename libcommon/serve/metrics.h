@@ -1,5 +1,5 @@
-/* metrics.h - the server's counters and histograms for /metrics, and the last calls and the last
- * hour for /api/analytics. */
+/* metrics.h - the server's counters and histograms for /metrics, and the records of the last calls
+ * and of the last hour for /api/analytics. */
 #ifndef ZSE_SERVE_METRICS_H
 #define ZSE_SERVE_METRICS_H
 
@@ -8,7 +8,8 @@
 
 enum { MAX_ROUTES = 64, HISTOGRAM_BUCKETS = 16, MINUTES = 60, MAX_RECENT_CALLS = 10000 };
 
-extern const double histogram_bounds[HISTOGRAM_BUCKETS];        /* upper bounds in seconds; a last bucket has none */
+/* Upper bounds of buckets, in seconds; a histogram has one more bucket, without a bound. */
+extern const double histogram_bounds[HISTOGRAM_BUCKETS];
 struct histogram {                      /* histogram of durations in seconds */
     uint64_t bucket[HISTOGRAM_BUCKETS + 1], count;
     double sum;
@@ -28,7 +29,8 @@ struct recent_call {
     int64_t at;                         /* milliseconds since 1970 */
 };
 
-/* A minute of the last hour. memory: resident bytes at the end of its last call. */
+/* Sums of one minute of the last hour.  memory: resident bytes when the minute's last call
+ * ended. */
 struct minute { int64_t minute; uint64_t requests, tokens; double latency_s; uint64_t memory; };
 
 struct route_count { int route, status; uint64_t n; };
@@ -50,8 +52,8 @@ void metrics_count(struct metrics *m, int route, int status);
 void metrics_call_ended(struct metrics *m, const struct recent_call *r, double decode_s);
 void metrics_tokens(struct metrics *m, int n);          /* add n tokens generated just now */
 double metrics_rate(struct metrics *m);                 /* tokens a second over the last 5 whole seconds */
-/* Resident bytes of this process; *files: the part that is pages of files, above all weights.
- * files may be NULL. */
+/* Resident bytes of this process.  *files: those of them that are pages of files, mainly
+ * weights; may be NULL. */
 uint64_t memory_resident(uint64_t *files);
 struct engine_stats;
 double kv_use(const struct engine_stats *e);            /* fraction of the KV blocks that running requests hold */

@@ -11,7 +11,8 @@ enum { MAX_MODEL_FILES = 1000 };
  * "free_bytes", "files": [{"name", "path", "kind": zse, gguf or folder, "bytes", "modified"}]}.
  * New reference.  A folder that does not exist has no files. */
 json_t *model_files(const char *folder, struct err *e);
-/* Delete a .zse or .gguf of that list.  ERR_FORMAT: none has this name. */
+/* Delete a .zse or .gguf file that model_files() lists by this name.  NULL with *e; ERR_FORMAT:
+ * there is none. */
 json_t *model_file_remove(const char *folder, const char *name, struct err *e);
 
 #endif

@@ -6,12 +6,13 @@ struct conn;
 struct problem;
 struct server;
 
-/* Resolve a path that a request may load: below --model-dir; without that option any path for a
- * client on this machine, and for others one below the folder of models. malloc'd; NULL: *pr gives
- * the reason, which is the same for files elsewhere and for missing ones. */
+/* Resolve a path in a request to load a model.  With --model-dir it must be below that folder.
+ * Without it, clients on this machine may name any path, and other clients only paths below the
+ * folder of models.  Returns a malloc'd path, or NULL with *pr, which does not reveal whether a
+ * file in another folder exists. */
 char *model_path_allowed(const struct server *s, const struct conn *c, const char *path, struct problem *pr);
-/* The folder to show to clients: that of --model-dir, else the one of models that were made
- * here. */
+/* The folder of models to show to clients: that of --model-dir, otherwise the one in which this
+ * server makes models. */
 const char *model_folder(const struct server *s);
 
 #endif

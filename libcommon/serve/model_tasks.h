@@ -5,10 +5,11 @@
 
 #include "libcommon/serve/models.h"
 
-enum { ENGINE_PATIENCE_S = 3 };         /* how long an engine may take to end its step when its model is closed */
+enum { ENGINE_PATIENCE_S = 3 };         /* most seconds that closing a model waits for its engine's step */
 enum task_kind { TASK_OPEN, TASK_CLOSE };
 
-/* The parts of a model that are to be closed.  stuck: the engine's step does not end; they stay. */
+/* The parts of a model that are to be closed.  stuck: the engine's step does not end, so that they
+ * cannot be closed. */
 struct closing { struct worker *worker; struct tmpl *tmpl; struct served_model m; int opened, stuck; };
 
 struct task {
@@ -18,11 +19,11 @@ struct task {
     struct closing closing;
 };
 
-int tasks_open(struct server *s, struct err *e);        /* starts the thread; s->opening */
+int tasks_open(struct server *s, struct err *e);        /* start the thread, and set s->opening */
 /* Queue a task.  TASK_CLOSE takes the engine and the template out of the model at once.  0, or -1
  * without memory. */
 int task_give(struct server *s, enum task_kind kind, struct loaded_model *lm);
-/* a list of done tasks, oldest first; the caller frees them */
+/* Take the list of tasks that are done, oldest first; the caller frees them. */
 struct task *tasks_done(struct server *s);
 /* Join the thread and close the models of tasks that have not started.  -1: an engine is stuck. */
 int tasks_stop(struct server *s);

@@ -17,32 +17,34 @@
 
 struct call;
 
-/* LEAVING: no new calls, waiting for the running ones.  CLOSING: the thread closes it. */
+/* LEAVING: the model gets no new calls, and its running ones end.  CLOSING: a thread closes it. */
 enum model_state { MODEL_LOADING, MODEL_READY, MODEL_LEAVING, MODEL_CLOSING };
 
 struct loaded_model {
-    struct loaded_model *next;          /* by time of loading; the first ready one is the default */
+    struct loaded_model *next;          /* in order of loading; the first ready one is default */
     struct server *s;
     char *id, *path;                    /* owned */
     struct model_choice how;
     enum model_state state;
     int64_t created;                    /* Unix time of loading */
-    /* loading began; last request; LEAVING: calls are cancelled then */
+    /* times of clock_ns(): when loading began, of the last request, and (LEAVING) when its calls
+     * are cancelled */
     uint64_t started_ns, used_ns, leave_by_ns;
     double load_s;                      /* duration of loading, in seconds */
     struct served_model m;
     int opened;                         /* m is filled in */
     int queued;                         /* LOADING: waits until models requested earlier are open */
-    int held;                           /* LOADING: opened, and waits until models that leave are closed */
-    /* given when the server started: if it fails and there is no other model, the server exits */
+    int held;                           /* LOADING: opened; waits until leaving models are closed */
+    /* named at the server's start: if opening it fails and no other model is open, the server
+     * exits */
     int wanted;
     int named;                          /* loaded by named.c */
     uint64_t loaded_by;                 /* named: the tenant whose request loaded it */
-    int owed;                           /* a free reload, after eviction by another tenant's load: named.h */
+    int owed;                           /* another tenant's load evicted it: a free reload (named.h) */
     int shared;                         /* a tenant other than loaded_by has used it */
-    /* keep-alive time of the last request; negative: forever */
+    /* keep_given: a request has set a keep-alive time, keep_s seconds (negative: forever) */
     int keep_given; double keep_s;
-    int stalled;                        /* no step of its engine has ended for stall_s, and the warning is out */
+    int stalled;                        /* no step has ended for stall_s seconds, which was logged */
     /* the modification time of its file has changed, and the engine compares the contents */
     int comparing;
     uint64_t touched;                   /* engine_stats.touched, as last logged */
@@ -62,42 +64,43 @@ struct loaded_model {
     uint64_t memory_bytes, vram_bytes;  /* weights and private memory; the part in a GPU's memory */
     char device[32];                    /* "cpu", "cuda:0" */
     char about[DEVICE_LINE];            /* device and memory, for the log */
-    struct engine_limits limits;        /* as configured, for batching on */
-    int most_running;                   /* limits.max_running as opened */
+    struct engine_limits limits;        /* the configured limits, in use while batching is on */
+    int most_running;                   /* limits.max_running when the model was opened */
     int batching;                       /* 0: one request at a time */
     int preparing;                      /* calls queued for or in a preparing thread */
     struct call *calls; int n_calls;    /* open calls */
-    int rag_texts;                      /* texts of searches that its engine has: rag/embed.c */
-    struct loaded_model *replaces;      /* reload: unloaded when this one is ready */
+    int rag_texts;                      /* number of texts of searches in its engine: rag/embed.c */
+    struct loaded_model *replaces;      /* the model to unload when this one is ready; NULL: none */
     struct conn *waiter;                /* the POST /api/models/load that waits for it; NULL: none */
     struct model_metrics metrics;
 };
 
-/* A ready model by id; NULL or "default": the first.  NULL with *pr: none. */
+/* Find a ready model by its id; id NULL or "default": the first one.  NULL with *pr: there is
+ * none. */
 struct loaded_model *models_find(struct server *s, const char *id, struct problem *pr);
-/* Start loading.  id NULL: derived from the path; how NULL: the options of the program.  NULL with
- * *pr: the id is taken, or no memory. */
+/* Start loading a model.  id NULL: it is derived from the path; how NULL: as the program's options
+ * say.  NULL with *pr: the id is taken, or there is no memory. */
 struct loaded_model *models_load(struct server *s, const char *path, const char *id, const struct model_choice *how,
                                  struct loaded_model *replaces, struct problem *pr);
-/* the one being loaded in its place; NULL: none */
+/* The model that is being loaded in place of lm; NULL: none. */
 struct loaded_model *models_successor(struct server *s, const struct loaded_model *lm);
-/* accept no new requests for it; it is closed when the running ones have ended */
+/* Stop accepting requests for lm, and close it when its running requests have ended. */
 void models_unload(struct server *s, struct loaded_model *lm);
 void models_reload(struct server *s);                           /* SIGHUP: load every model again */
-void models_opened(struct server *s);                           /* on_wake: finish what model_tasks.c has done */
+void models_opened(struct server *s);                           /* on_wake: handle tasks that are done */
 /* close drained models, cancel calls of those that drain too long, open the next queued model */
 void models_tick(struct server *s);
 /* unload models whose file has changed since it was opened */
 void models_check(struct server *s);
 int models_start(struct server *s, struct err *e);
 void models_stop(struct server *s);                             /* close all models after the end of the loop */
-/* End the threads of the engines.  -1: an engine is in a step that does not end; the calls of its
- * model have their lines in the audit log, and nothing is freed. */
+/* End the threads of the engines.  -1: an engine is in a step that does not end; the lines of its
+ * calls were written to the audit log, and nothing was freed. */
 int models_halt(struct server *s);
 void models_leave(struct server *s);                            /* after models_halt: end all calls */
 int models_n(const struct server *s, enum model_state state);
-/* Number of texts of one request for vectors or scores that the engine may have at once: just
- * enough to keep its batches full, so that 2048 texts do not fill the queue. */
+/* Most texts of one request for vectors or scores that are in the engine at the same time: just
+ * enough to fill its batches, so that a request with 2048 texts does not fill the queue. */
 int models_window(const struct loaded_model *lm);
 void model_json(const struct loaded_model *lm, struct buf *out);        /* an element of /v1/models */
 

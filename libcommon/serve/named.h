@@ -24,43 +24,46 @@ struct server;
  * that came second pays for all loads. */
 enum { LOAD_TENANTS = 64, LOADS_AT_ONCE = 8, LOAD_EVERY_S = 10, USED_RECENTLY_S = 300 };
 #define LOADS_CODE "too_many_loads"
-struct load_cost { uint64_t tenant, at_ns; double loads; };     /* loads as of at_ns; at_ns 0: unused entry */
-/* The last request of a tenant for a model (a hash of its name), which may have been unloaded
- * since.  at_ns 0: unused entry; owed: the tenant may reload it at no cost. */
+/* loads: the part of the budget that is used up at at_ns; at_ns 0: unused entry */
+struct load_cost { uint64_t tenant, at_ns; double loads; };
+/* The time of a tenant's last request for a model, which may have been unloaded since.  model: a
+ * hash of its name; at_ns 0: unused entry; owed: the tenant may reload it at no cost. */
 enum { USES = 256, USES_OF_TENANT = 32 };
 struct model_use { uint64_t model, tenant, at_ns; int owed; };
 void named_used(struct server *s, const struct loaded_model *lm, uint64_t tenant);
-/* Loading lm evicts `other`: charge the tenant that loads lm. */
+/* Charge the tenant that loads lm for evicting `other`. */
 void named_charge(struct server *s, const struct loaded_model *lm, const struct loaded_model *other);
-/* Loading lm failed with *pr: charge its tenant, unless it failed because other models are busy. */
+/* Charge the tenant that loads lm, which failed with *pr, unless the reason is that other models
+ * are busy. */
 void named_failed(struct server *s, const struct loaded_model *lm, const struct problem *pr);
 #define BUSY_CODE "models_busy"
 
-/* The memory that a model took when it was last open, which is freed before it is opened again.
- * 0: not known, as after an error. */
+/* The memory that a model took when it was last open; so much is freed before it is opened
+ * again.  0: not known, as after an error. */
 enum { SIZES = 64 };
 struct model_size { uint64_t model, bytes; };
 void named_note_size(struct server *s, const struct loaded_model *lm, uint64_t bytes);
 uint64_t named_size(const struct server *s, const struct loaded_model *lm);
 
-/* Resolve the id in a request (NULL or "default": the default model) to the name of a model;
- * aliases are replaced by their targets.  0; 1: there is none, or the server has no models with
- * names; -1 with *pr. */
+/* Resolve the id in a request (NULL or "default": the default model) to the name of a model, and
+ * aliases to their targets.  0; 1: no model has this name, or the server has no models with names;
+ * -1 with *pr. */
 int named_find(const struct server *s, const char *id, char out[STORE_NAME_BYTES], struct problem *pr);
-/* id, or, if it ends with ":latest" and no model or alias has that whole name, out with the name
- * without this suffix. */
+/* Returns id; but if it ends with ":latest" and no model or alias has that whole name, returns the
+ * name without the suffix, in out. */
 const char *named_plain(const struct server *s, const char *id, char out[STORE_NAME_BYTES]);
-/* How long lm stays loaded after its last request; negative: for ever. */
+/* Seconds for which lm stays loaded after its last request; negative: for ever. */
 double named_keep(const struct server *s, const struct loaded_model *lm);
 /* Set the keep-alive time of lm from a request; negative: for ever.  Ignored if other tenants use
  * lm.  Clients that do not administer the server get at most KEEP_TIMES times --keep-alive. */
 enum { KEEP_TIMES = 12 };
 void named_set_keep(struct loaded_model *lm, double seconds, int is_admin);
-/* The model of this name, which is loading; starts to load it for the tenant if necessary.  NULL
- * with *pr: no memory, or the tenant has exhausted its budget of loads. */
+/* Start to load the model of this name for the tenant, unless it is loading already, and return it.
+ * NULL with *pr: no memory, or the tenant has exhausted its budget of loads. */
 struct loaded_model *named_load(struct server *s, const char *name, uint64_t tenant, struct problem *pr);
-/* Opening lm failed: if the reason is a lack of memory that unloading can cure (ERR_MEMORY, but not
- * a fixed limit) and another model is idle, unload that one and retry.  1: a retry is under way. */
+/* Called when opening lm failed: if the reason is a lack of memory that unloading can cure
+ * (ERR_MEMORY, but not a fixed limit) and another model is idle, unload that one and retry.  1: a
+ * retry has started; 0: none. */
 int named_retry(struct server *s, struct loaded_model *lm);
 /* The problem reported to calls that waited for a model: p without the path of the folder. */
 struct problem named_problem(const struct server *s, const struct problem *p);
@@ -70,7 +73,7 @@ void named_tick(struct server *s);
 /* Append elements of /v1/models for models that are not loaded and for aliases, restricted to those
  * that the record's key may use; *n counts elements. */
 void named_json(const struct server *s, const struct access_record *record, struct buf *out, int *n);
-/* The same for one name.  0: there is none. */
+/* Append the element of /v1/models for one such name.  0: there is none. */
 int named_json_one(const struct server *s, const struct access_record *record, const char *id, struct buf *out);
 
 #endif

@@ -15,7 +15,7 @@ enum { INLINE_BODY = 32 << 10 };        /* larger bodies are parsed in another t
 /* Whole answers, each counted for its route. */
 void reply_json(struct server *s, struct conn *c, int status, const struct buf *json);
 void reply_problem(struct server *s, struct conn *c, const struct problem *p);
-/* takes the reference; NULL: 503 */
+/* Answer with json, whose reference is taken over; NULL (no memory): answer 503. */
 void reply_object(struct server *s, struct conn *c, int status, json_t *json);
 void reply_refusal(struct server *s, struct conn *c, int status, const char *code, const char *fmt, ...)
     __attribute__((format(printf, 5, 6)));
@@ -24,7 +24,8 @@ json_t *read_body(struct server *s, struct conn *c, body_set kind, struct params
 /* Can clients on other machines reach this listener, directly or through a trusted proxy?
  * local_listener: it is loopback or a Unix socket. */
 int server_is_reachable(const struct server *s, int local_listener);
-/* The address of the client, by X-Forwarded-For with trust_proxy; in out, or borrowed from c. */
+/* The address of the client; with trust_proxy it is taken from X-Forwarded-For.  The text is in
+ * out, or borrowed from c. */
 const char *client_address(const struct server *s, const struct conn *c, char out[64]);
 
 #endif

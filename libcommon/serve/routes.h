@@ -19,8 +19,8 @@ struct server;
  * model that they change, and never ACCESS_ADMIN, which would allow it to create another key. */
 enum access { ACCESS_PUBLIC, ACCESS_KEY, ACCESS_CHAT, ACCESS_EMBED, ACCESS_READ, ACCESS_ADMIN_MODEL, ACCESS_ADMIN };
 /* ROUTE_PREFIX: an id follows the path.  ROUTE_PATTERN: the path contains names in braces, each of
- * which stands for characters other than a slash.  ROUTE_OLLAMA: plain, of Ollama's API, whose
- * errors are {"error": text}. */
+ * which stands for characters other than a slash.  ROUTE_OLLAMA: a plain path of Ollama's API, in
+ * which errors are {"error": text}. */
 enum route_kind { ROUTE_PLAIN, ROUTE_PREFIX, ROUTE_PATTERN, ROUTE_WEBSOCKET, ROUTE_OLLAMA };
 
 struct route {
@@ -29,21 +29,21 @@ struct route {
     enum access access;
     void (*handle)(struct server *s, struct conn *c, const char *rest);
     body_set body;                      /* one kind (fields.h); 0: none */
-    const char *about, *answer;         /* for /openapi.json: one line; the media type */
+    const char *about, *answer;         /* for /openapi.json: a line; the answer's media type */
 };
 extern const struct route routes[];
 extern const int n_routes;
 int route_administers(const struct route *r);   /* ACCESS_ADMIN or ACCESS_ADMIN_MODEL */
-/* Called with only the head of the request: 1 if its body is needed, with its tenant in *owner; 0
- * if not, as for a request that will be refused. */
+/* Called when only the head of the request has arrived.  1: its body is needed, *owner is its
+ * tenant; 0: it is not needed, because the request will be refused or has no use for it. */
 int routes_wants_body(struct server *s, struct conn *c, uint64_t *owner);
 void routes_request(struct server *s, struct conn *c);
 int conn_route(const struct conn *c);           /* index in routes; -1: none */
 int route_is_ollama(int route);                 /* of Ollama's API */
 int route_of(void (*handle)(struct server *s, struct conn *c, const char *rest));
 
-/* ---- handlers: rest is what follows the path of a ROUTE_PREFIX; of a ROUTE_PATTERN, the path from
- * its first name in braces ---- */
+/* ---- handlers.  rest: for a ROUTE_PREFIX the text after the path; for a ROUTE_PATTERN the path
+ * from the place of the first name in braces on ---- */
 void handle_chat(struct server *s, struct conn *c, const char *rest);
 void handle_responses(struct server *s, struct conn *c, const char *rest);
 void handle_messages(struct server *s, struct conn *c, const char *rest);

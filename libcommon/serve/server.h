@@ -62,7 +62,7 @@ struct served_model {
     uint64_t file_bytes;
     void *handle;                       /* for the opener */
 };
-/* How to load a model; an empty string or 0: as the program's options say. */
+/* Options for loading a model; an empty string or 0 stands for the program's own option. */
 struct model_choice { char quantization[32], device[32]; double target_gb; };
 struct model_opener {
     /* called from a thread of the server, for one model at a time */
@@ -88,18 +88,19 @@ struct model_order {
     double target_gb;                   /* size of the weights; 0: given by the type */
 };
 /* A model that zse-convert pull would make: its local name, its type ("": the default), its source
- * on the hub (malloc'd), and the source's revision in the cache of downloads ("": the cache has no
- * folder of it). */
+ * on the hub (malloc'd), and the revision of that source in the cache of downloads ("": the source
+ * is not in the cache). */
 struct model_pulled { char name[128], type[16], revision[64]; char *source; };
 /* Child processes that make models: jobs/jobs.h. */
 struct model_maker {
-    /* The command line for the order, a list of malloc'd strings that ends with NULL; the command
-     * prints progress as lines of JSON on standard error (cmd/cli.h).  NULL with *e; ERR_FORMAT:
-     * the order is wrong.  The member NULL: there are no jobs. */
+    /* Returns the command line for the order, a list of malloc'd strings that ends with NULL; the
+     * command prints progress as lines of JSON on standard error (cmd/cli.h).  NULL with *e;
+     * ERR_FORMAT: the order is wrong.  If the member is NULL, the server has no jobs. */
     char **(*command)(const struct model_order *o, struct err *e);
     const char *folder;                 /* where models are written; it need not exist */
     const char *const *env;             /* ends with NULL */
-    /* Look up a name: 0, or -1 with *e: unknown.  The member NULL: there are no names. */
+    /* Looks up a name: 0, or -1 with *e if it is unknown.  If the member is NULL, there are no
+     * names. */
     int (*resolve)(const char *word, struct model_pulled *p, struct err *e);
 };
 
@@ -119,18 +120,19 @@ struct server_options {
     uint64_t audit_bytes;               /* size at which a file is rotated; 0: the default */
     uint64_t audit_anonymous_bytes;     /* the same for requests without a valid key; 0: as audit_bytes */
     int audit_files;                    /* rotated files to keep; 0: the default */
-    const char *audit_syslog;           /* also send lines there (audit_syslog.h); NULL: nowhere */
+    const char *audit_syslog;           /* syslog server that gets the lines, too; NULL: none */
     struct audit_signer *audit_signer;  /* signs the heads of the log; borrowed; NULL: none */
     int audit_prompts;                  /* log prompts, too */
     int no_history;                     /* keep no chat history: its endpoints answer 404 */
     int history_days;                   /* delete conversations that have not changed for this long; 0: never */
-    uint64_t history_bytes;             /* of one key's conversations; 0: the default */
-    int history_conversations;          /* the same for their number */
-    /* X-Forwarded-For names the client, on any machine: keys are required on loopback, too */
+    uint64_t history_bytes;             /* most bytes of one key's conversations; 0: the default */
+    int history_conversations;          /* most conversations of one key; 0: the default */
+    /* trust X-Forwarded-For, by which any machine can be the client; so keys are required on
+     * loopback, too */
     int trust_proxy;
     const char *const *origins; int n_origins;      /* origins of web pages that may use the API; "*": all */
-    /* accepted Host names besides localhost; Host is checked on loopback, and with no_auth; "*":
-     * any */
+    /* names accepted in Host besides localhost ("*": any); Host is checked on loopback and with
+     * no_auth */
     const char *const *hosts; int n_hosts;
     /* only models below this folder may be loaded over HTTP; NULL: any file, but only for clients
      * on this machine that do not come through a proxy */
@@ -139,10 +141,11 @@ struct server_options {
     const char *store;
     double keep_alive_s;                /* unload such a model after this time without a request; negative: never */
     int max_connections; size_t max_body;
-    /* connections of one address without a key, see places.h; 0: no limit; unused with
+    /* most connections of one address without a key (places.h); 0: no limit; unused with
      * trust_proxy */
     int max_per_address;
-    /* bytes of a request, and of all requests (account.h); 0: derived from the machine's memory */
+    /* most bytes of memory for one request, and for all requests together (account.h); 0: derived
+     * from the machine's memory */
     size_t max_request_memory, work_memory;
     int max_queue;                      /* requests that may wait to be prepared; 0: no limit */
     const char *embedding_model;        /* id of the model that computes vectors of documents; NULL: none */
@@ -150,7 +153,7 @@ struct server_options {
     int64_t rag_documents; uint64_t rag_bytes;          /* limits of each key's documents and their files; 0: none */
     int prefix_all;                     /* prefixes are reused across keys */
     const char *mcp_config;             /* MCP servers whose tools are offered (mcp/mcp_config.h); NULL: none */
-    const char *const *mcp_env;         /* environment of those that are child processes; ends with NULL */
+    const char *const *mcp_env;         /* environment of those started as processes; ends with NULL */
     double timeout_s;                   /* of a request; 0: none */
     double stall_s;                     /* /health answers 503 when a step of an engine takes longer; 0: never */
     double drain_s;                     /* time that a shutdown or unload leaves running requests to finish */
@@ -168,12 +171,12 @@ struct server *server_bind(const struct server_options *o, struct err *e);
 /* Open everything else, after the process has changed its user, and listen.  admin_token: borrowed;
  * NULL: no administration over HTTP. */
 int server_start(struct server *s, const char *admin_token, struct err *e);
-/* 0, or -1: lines of the audit log were not written; a warning said so.  SERVER_STUCK: the step of
- * an engine does not end; the audit log is written, nothing is freed, and the process must end by
- * _exit.  NULL is fine. */
+/* Close the server; NULL is fine.  0; -1: some lines of the audit log could not be written,
+ * which was logged as a warning; SERVER_STUCK: the step of an engine does not end, the audit log
+ * was written, nothing was freed, and the process must end by _exit(). */
 enum { SERVER_STUCK = 1 };
 int server_close(struct server *s);
-/* any thread, while server_close hangs: write as much of the audit log as possible */
+/* Write as much of the audit log as possible; for another thread, while server_close() hangs. */
 int server_finish_audit(struct server *s);
 /* Instead of server_close, before the process ends at once: drop the clients and write the audit
  * lines of their requests.  0 or -1 as server_close. */
@@ -182,12 +185,12 @@ int server_port(const struct server *s);                /* 0: no TCP */
 int server_is_loading(const struct server *s);          /* if so, server_close waits for the opener */
 /* The id that a model gets from its path: "tiny" of "models/tiny.zse"; malloc'd. */
 char *server_model_id(const char *path);
-/* Load a model in the background.  name NULL: from the path. */
+/* Load a model in the background.  name NULL: the id is made from the path. */
 int server_load(struct server *s, const char *path, const char *name, struct err *e);
 /* Block SIGTERM, SIGINT and SIGHUP; to be called before any other thread is started. */
 void server_block_signals(void);
-/* Run until SIGTERM or SIGINT: 0 after draining.  -1 with *e: a model of server_load could not be
- * opened and there is no other, or memory ran out. */
+/* Run until SIGTERM or SIGINT, and return 0 after draining.  -1 with *e: a model of server_load()
+ * could not be opened and there is no other one, or memory ran out. */
 int server_run(struct server *s, struct err *e);
 
 #endif

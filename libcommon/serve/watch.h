@@ -10,19 +10,20 @@
 
 enum watch_state {
     WATCH_FINE,
-    /* Less than 3 % (and 1 GiB) is left, until 4 % (or 1.25 GiB) is left: models are admitted up to
-     * 95 %.  Or less than 15 % is left, and all tasks of this process's own control group stall on
-     * memory for a quarter of the time, until they stall for less than a tenth. */
+    /* Begins when less than 3 % and less than 1 GiB of memory are left, and ends when 4 % or
+     * 1.25 GiB are left again.  (Models are admitted up to 95 %.)  Also begins when less than 15
+     * % is left and all tasks of this process's own control group stall on memory for a quarter
+     * of the time, and ends when they stall for less than a tenth. */
     WATCH_TRIM,
-    /* Less than 2 % (and 256 MiB) is left of the limits at which the system ends processes, a
-     * second after TRIM began. */
+    /* Less than 2 % and less than 256 MiB are left below the limits at which the system ends
+     * processes, and TRIM began at least a second ago. */
     WATCH_END,
 };
-/* The state that one reading asks for, after the state `before`.  The percentages are of
- * memory_most, and memory_now is left. */
+/* The state that follows from one reading m and the state `before`.  Percentages are those of
+ * memory_most(m), and memory_now(m) bytes are left. */
 enum watch_state watch_next(enum watch_state before, const struct memory *m);
-/* asked: the state that the last reading asked for.  It takes two readings in a row to get to a
- * worse state, and one to get to a better one. */
+/* asked: the state that followed from the last reading.  The state becomes worse after two such
+ * readings in a row, and better after one. */
 struct memory_watch { enum watch_state state, asked; };
 void watch_step(struct memory_watch *w, const struct memory *m);
 

@@ -11,17 +11,17 @@
 
 struct worker;
 
-/* One answer that the engine makes.  The submitter owns the memory, and keeps it until the event
- * with `last`, or events.lost, has delivered the job, and after worker_cancel also until
- * events.cancel_done has. */
+/* One answer that the engine makes.  The submitter owns the memory.  It must keep the job until it
+ * has received the job's event with `last`, or the job in events.lost; after worker_cancel() also
+ * until it has received the job in events.cancel_done. */
 struct event;
 struct events;
 struct worker_job {
     void *user;
-    /* called by call_events for each event, with NULL if the last one was lost; NULL: user is a
-     * choice of a call */
+    /* call_events() calls this for each event, with ev NULL if the last event was lost.  on_event
+     * NULL: the job's user is a choice of a call */
     void (*on_event)(struct worker_job *job, const struct events *b, const struct event *ev);
-    /* called by call_events for a job with on_event when its worker_cancel is done */
+    /* if on_event is set, call_events() calls this when worker_cancel() of the job is done */
     void (*on_cancel_done)(struct worker_job *job);
     struct worker *worker;              /* from here on: for the worker's thread only */
     struct request *request;
@@ -50,21 +50,23 @@ struct events {                         /* the events of one or more steps */
     struct event *event;
     int n_events, room;
     struct buf bytes;
-    /* jobs that ended, but memory ran out for their last event; to be read after the events */
+    /* jobs that ended, but without memory for their last event; to be read after the events */
     struct worker_job *lost;
-    /* jobs whose worker_cancel is done: the thread does not touch them again for it */
+    /* jobs whose worker_cancel() is done: the thread does not use them for it any more */
     struct worker_job *cancel_done;
 };
 
 /* wake is called from the thread when there are events.  g is borrowed until worker_close. */
 struct worker *worker_open(struct engine *g, void (*wake)(void *user), void *user, struct err *e);
 /* End the thread after its current step; jobs that are not done get no more events.  -1: the step
- * did not end within patience_s; the worker and all that it uses must stay.  NULL is fine. */
+ * did not end within patience_s, so the worker and everything it uses must not be freed.  NULL is
+ * fine. */
 int worker_close(struct worker *w, double patience_s);
 /* any thread: seconds since the current step started; 0: it waits for work */
 double worker_step_s(const struct worker *w);
-/* Submit p->n (at least 1) jobs. The data that p points to must stay until their first event; the
- * constraint is copied, with ownership. 0, or -1 without memory; a refusal is an event. */
+/* Submit p->n (at least 1) jobs.  The data that p points to must stay until their first events; the
+ * constraint is copied, and its state taken over.  0, or -1 without memory; if the engine refuses
+ * the jobs, that is an event. */
 int worker_submit(struct worker *w, const struct request_params *p, struct worker_job *jobs);
 /* 0, or -1 without memory, in which case the answer continues */
 int worker_cancel(struct worker *w, struct worker_job *job);

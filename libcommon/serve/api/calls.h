@@ -1,8 +1,9 @@
-/* calls.h - an API request that uses a model: from its body to prompts, through the engine, to an
- * answer or a stream of events.
+/* calls.h - a call: an API request that uses a model, from its body to prompts, through the engine,
+ * to an answer or a stream of events.
  *
- * A call is the part that all forms share.  A form (chat_completions.c, responses.c, messages.c,
- * completions.c, embeddings.c, rerank.c, text.c, wschat.c) reads its body and writes its answer.
+ * Calls have several forms (chat_completions.c, responses.c, messages.c, completions.c,
+ * embeddings.c, rerank.c, text.c, wschat.c).  A form reads the body and writes the answer; struct
+ * call and the functions here are common to all forms.
  *
  * A call belongs to the loop's thread, except while a preparing thread works on it. */
 #ifndef ZSE_SERVE_API_CALLS_H
@@ -38,7 +39,7 @@ struct choice {
     struct reasoning_splitter split;
     float *embedding; int n_embedding;  /* owned */
     int ended, cancel_sent, cancel_done;       /* cancel_done: the worker has cancelled the job */
-    int said_role;                      /* the first event of the choice was sent */
+    int said_role;                      /* the first event, which has the role, was sent */
     enum finish finish;
     int stop;                           /* index of the stop string that ended it, from 1; 0: none */
     int n_reasoning;                    /* number of tokens of reasoning */
@@ -71,9 +72,10 @@ struct call_form {
      * part is new.  NULL: the form has no conversation. */
     void (*delta)(struct call *c, struct choice *ch, const struct answer_part *p, int begins, const char *text,
                   size_t size);
-    /* Only forms with tools of the server have these. tool_call, tool_result: in a stream, a call
-     * is about to run; its result has arrived. round_end: all calls of a round have run; append the
-     * round to rounds->items (NULL: the form has no items). */
+    /* Only forms that support tools of the server have these.  tool_call, tool_result: called in a
+     * stream when a call of a tool is about to run, and when its result has arrived.  round_end:
+     * called when all calls of a round have run, to append the round to rounds->items (NULL: the
+     * form has no items). */
     void (*tool_call)(struct call *c, const struct answer_part *p);
     void (*tool_result)(struct call *c, const struct answer_part *p, const struct call_result *t);
     void (*round_end)(struct call *c, const struct choice *ch);
@@ -85,7 +87,7 @@ struct call {
     struct exchange exchange;           /* must be the first member: see exchange.h */
     struct call *prev, *next;           /* list of the model's open calls */
     struct call *next_preparing;        /* link in a list of call_prepare.c */
-    uint64_t tenant, scope;             /* results of guard_tenant and guard_scope */
+    uint64_t tenant, scope;             /* results of guard_tenant() and guard_scope() */
     uint64_t round;                     /* its round in the queue of the preparing threads */
     struct server *s;
     struct conn *conn;                  /* NULL: the client has disconnected */
@@ -124,7 +126,7 @@ struct call {
     struct worker_job *jobs;                   /* [n_choices]; owned */
     struct choice *choices; int n_choices, n_open;      /* owned; n_open: jobs that have not ended */
     int submitted, stage;               /* stage: the next one to run, see internal.h */
-    int n_sent;                         /* choices submitted to the engine; n_open counts the others as well */
+    int n_sent;                         /* choices submitted so far; n_open also counts the rest */
     int begun;                          /* form->begin was called */
     int n_events;                       /* events so far, of streams that number them */
     int starts_thinking;                /* the prompt ends with <think> */
@@ -138,24 +140,26 @@ struct call {
     struct buf line;                    /* scratch: the event being written */
     struct buf more;                    /* members of the next event of chat, each after a comma */
     struct problem problem;             /* status 0: none */
-    /* bound_ns: when its model was available; first_ns: when the first token came; 0: not yet */
+    /* times of clock_ns(): start_ns of the request, bound_ns when its model was available, first_ns
+     * of the first token; 0: not yet */
     uint64_t start_ns, bound_ns, first_ns;
     int status;                         /* HTTP status of the response; set when the call has ended */
     int reported;                          /* owned by the engine while jobs are open: see request_params */
 };
 
-/* Start a call. record: of a WebSocket's message, whose text is copied; the call takes the record
- * over.  NULL: take the request's body from the connection. */
+/* Start a call for a message of a WebSocket: the text is copied, and the call takes over the
+ * message's record.  record NULL: start it for a request, whose body is taken from the
+ * connection. */
 void call_start(struct server *s, struct conn *c, struct access_record *record, const struct call_form *form,
                 const char *text, size_t size);
 
 /* ---- for the forms ---- */
-/* 1: the result is vectors or scores, no text. */
+/* Whether the result of the call is vectors or scores instead of text. */
 int call_embeds(const struct call *c);
 struct access_record *call_record(const struct call *c);        /* NULL: it has none */
 void call_cancel(struct call *c);       /* cancel all open choices */
-/* Reserve `more` bytes beyond those kept, until the next call_hold.  0, or -1 with *pr (413, 429 or
- * 503); 0 bytes always succeed. */
+/* Reserve `more` bytes beyond those of call_keep(), until the next call_hold().  0, or -1 with *pr
+ * (413, 429 or 503); 0 bytes always succeed. */
 int call_hold(struct call *c, size_t more, struct problem *pr);
 /* Reserve `more` bytes for the rest of the call's life.  0, or -1 with *pr. */
 int call_keep(struct call *c, size_t more, struct problem *pr);
@@ -193,10 +197,10 @@ void call_end_answer(struct call *c, struct buf *out);          /* close the lis
 /* Tokenize the texts of this field for embedding; refuses models that cannot embed.  0, or -1 with
  * *pr. */
 int call_embedding_prompts(struct call *c, const char *field, struct problem *pr);
-/* Truncate the vector to the body's `dimensions`; returns its new length. */
+/* Truncate the vector to the body's `dimensions`; returns its new number of elements. */
 int call_cut_vector(const struct call *c, struct choice *ch);
 void call_vector_json(const float *x, int n, struct buf *out);
-/* Keep the vector of a choice: call_form.event of the calls that embed. */
+/* Keep the vector of a choice; this is the call_form.event of calls that embed. */
 void call_take_vector(struct call *c, struct choice *ch, const struct events *b, const struct event *ev);
 
 /* ---- call_drafts.c ---- */
@@ -209,7 +213,7 @@ int call_has_drafts(const struct call *c);
 int call_answer_grammar(struct call *c, struct problem *pr);
 
 /* ---- token_text.c ---- */
-/* Append the bytes of a token in the middle of a text. */
+/* Append the bytes that a token has in the middle of a text. */
 void token_bytes(const struct tokenizer *t, int32_t id, struct buf *out);
 /* Append these bytes as a JSON string; bytes that are not UTF-8 become "bytes:\\xe2\\x82". */
 void token_json(const char *bytes, size_t n, struct buf *out);

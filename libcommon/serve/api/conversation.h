@@ -1,8 +1,9 @@
 /* conversation.h - conversations: the common part of /v1/chat/completions, /v1/responses and
  * /v1/messages.
  *
- * Each form translates its body into a struct conversation, in the terms of chat completions.  From
- * there to the prompt, the grammar and the parts of the answer all three are the same. */
+ * Each of these forms translates its body into a struct conversation, in the terms of chat
+ * completions.  The code that makes the prompt and the grammar, and splits the answer into parts,
+ * is the same for all three. */
 #ifndef ZSE_SERVE_API_CONVERSATION_H
 #define ZSE_SERVE_API_CONVERSATION_H
 
@@ -41,15 +42,15 @@ struct conversation {
 void conversation_release(struct conversation *t);
 
 /* ---- reading bodies ---- */
-/* Read a body into *t.  0, or -1 with *pr; *t must be released either way.  No server is needed, so
- * tests can pass any JSON. */
+/* Read a body into *t.  0, or -1 with *pr; *t must be released in both cases.  These functions need
+ * no server, so that tests can pass any JSON. */
 int chat_read(const json_t *body, int parallel, struct conversation *t, struct problem *pr);
 int responses_read(const json_t *body, int parallel, struct conversation *t, struct problem *pr);
 int messages_read(const json_t *body, struct conversation *t, struct problem *pr);
-/* The schema of a response_format, also of json_object: a new reference.  NULL: the format is text
- * (pr->status 0), or an error in *pr. */
+/* The schema of a response_format, also for json_object.  New reference; NULL if the format is text
+ * (pr->status 0), or with an error in *pr. */
 json_t *format_schema(const json_t *format, const char *param, struct problem *pr);
-/* Whether that format has strict: false. */
+/* Whether a response_format has strict: false. */
 int format_is_loose(const json_t *format);
 /* Normalize a list of OpenAI's messages: contents become text, arguments of calls become objects.
  * New reference; NULL with *pr. */
@@ -63,13 +64,13 @@ int conversation_check_tools(struct conversation *t, struct problem *pr);
 /* Add a function to t->tools.  parameters: borrowed; NULL: none.  0, or -1 with *pr. */
 int conversation_add_tool(struct conversation *t, const char *name, const json_t *description, const json_t *parameters,
                           const char *param, struct problem *pr);
-/* Add all functions of the body's "tools", or note that it is "server". function_of returns the
- * object of a tool that has name, description and strict (NULL with *pr: not a function); the
- * schema of its arguments is in the key `parameters`. */
+/* Add all functions of the body's "tools"; if it is "server", set t->all_tools.  function_of
+ * returns the object of a tool that has name, description and strict (NULL with *pr: it is no
+ * function); the schema of the arguments is in that object's key `parameters`. */
 int conversation_read_tools(struct conversation *t, const json_t *body, const char *parameters,
                             const json_t *(*function_of)(const json_t *tool, const char *param, struct problem *pr),
                             struct problem *pr);
-/* A tool's object with the name, in the form of chat completions: for conversation_read_tools. */
+/* The function_of for conversation_read_tools in the form of chat completions. */
 const json_t *chat_function_of(const json_t *tool, const char *param, struct problem *pr);
 /* Read tool_choice in the form of chat completions.  0, or -1 with *pr. */
 int chat_read_choice(const json_t *body, struct conversation *t, struct problem *pr);
@@ -79,8 +80,8 @@ int conversation_read_vars(struct conversation *t, const json_t *body, struct pr
  * message".  0, or -1 with *pr. */
 int conversation_check_list(const json_t *v, const char *name, const char *expected, struct problem *pr);
 json_t *conversation_string(const struct buf *text);    /* NULL without memory */
-/* Append a message in the form of chat completions. id: of the call that a tool's message answers
- * (borrowed); NULL: none. */
+/* Append a message in the form of chat completions.  id: the id of the call that this message of a
+ * tool answers (borrowed); NULL: none. */
 int conversation_add_message(json_t *messages, const char *role, json_t *id, const struct buf *text,
                              struct problem *pr);
 /* conversation_add_call: add a call to a message of the model (all borrowed).
@@ -88,7 +89,7 @@ int conversation_add_message(json_t *messages, const char *role, json_t *id, con
 int conversation_add_call(json_t *message, json_t *id, json_t *name, json_t *arguments, struct problem *pr);
 int conversation_add_reasoning(json_t *message, const char *text, size_t size, struct problem *pr);
 
-/* ---- to the prompt ---- */
+/* ---- making the prompt ---- */
 /* Render the prompt: *text is malloc'd.  0, or -1 with *pr. */
 int conversation_render(const struct loaded_model *lm, const struct conversation *t, int generation_prompt, char **text,
                         size_t *size, struct problem *pr);
@@ -102,14 +103,14 @@ enum part_kind { PART_TEXT, PART_REASONING, PART_CALL };
 struct answer_part {
     enum part_kind kind;
     int index;                          /* its index in choice.part */
-    char *id, *name;                    /* only of a call; owned */
-    struct buf text;                    /* of a call: its arguments */
+    char *id, *name;                    /* of a call, otherwise NULL; owned */
+    struct buf text;                    /* the text so far; of a call its arguments */
 };
 /* Split an event of the engine into parts: they are stored in ch->part, and the form's delta is
  * called for each new piece of text. */
 void conversation_event(struct call *c, struct choice *ch, const struct events *b, const struct event *ev);
 int choice_calls(const struct choice *ch);              /* number of calls */
-int choice_cut(const struct choice *ch);                /* Whether a stop string ended it inside a call. */
+int choice_cut(const struct choice *ch);                /* whether a stop string ended it inside a call */
 /* Append all text, or all reasoning, of an answer. */
 void choice_text(const struct choice *ch, enum part_kind kind, struct buf *out);
 void choice_release(struct choice *ch);                 /* free its parts and its parser */

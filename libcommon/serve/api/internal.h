@@ -2,27 +2,28 @@
  *
  *   calls.c          stages, submission, the end        call_prepare.c   the preparing threads
  *   call_params.c    model and fields of the body       call_prompts.c   prompts to token ids
- *   call_memory.c    what a call holds of the account   call_events.c    events of the engine
+ *   call_memory.c    memory that a call reserves     call_events.c    events of the engine
  *   call_answer.c    usage, events and errors        tool_rounds.c    rounds with tools
- *   call_drafts.c    speculation and predictions    call_guided.c    vLLM's structured outputs */
+ *   call_drafts.c    speculation and predictions     call_guided.c    vLLM's structured outputs */
 #ifndef ZSE_SERVE_API_INTERNAL_H
 #define ZSE_SERVE_API_INTERNAL_H
 
 #include "libcommon/serve/api/calls.h"
 
-/* The next stage of a call.  PARSE: parse the body into a tree.  DOCUMENTS: search its passages.
- * PROMPTS: make token ids and a grammar from the tree.  READY: submit it to the engine. */
+/* The next stage of a call.  PARSE: parse the body into a JSON tree.  DOCUMENTS: search passages of
+ * documents for it.  PROMPTS: make token ids and a grammar.  READY: submit it to the engine. */
 enum { STAGE_PARSE, STAGE_DOCUMENTS, STAGE_PROMPTS, STAGE_READY };
 enum { ANSWER_COPIES = 3 };             /* copies of an answer's text: its parts, the JSON, unsent output */
 
 /* ---- calls.c ---- */
 /* Run the current stage, PARSE or PROMPTS; errors go to c->problem.  Any thread. */
 void call_work(struct call *c);
-/* Submit more prompts to the engine, up to the number that may run together, when some have
- * ended. */
+/* Submit further prompts to the engine in place of those that have ended, up to the number that may
+ * run together. */
 void call_submit_more(struct call *c);
 int call_is_over(const struct call *c);         /* every answer has ended, and every cancellation was confirmed */
-/* Answer the client, write the record and free the call; no thread uses it any more. */
+/* Answer the client, write the record and free the call.  No other thread may use the call any
+ * more. */
 void call_conclude(struct call *c);
 void call_free(struct call *c);
 void call_destroy(struct call *c);              /* free only its memory; any thread */
@@ -44,11 +45,11 @@ int call_guided(struct call *c, struct problem *pr);
 int call_speculative(struct call *c, struct problem *pr);
 /* Tokenize the field "prediction" into c->draft, once.  0, or -1 with *pr.  Any thread. */
 int call_prediction(struct call *c, struct problem *pr);
-/* bytes for the drafts of an answer of `len` tokens, with its prompt */
+/* Bytes that the drafts of an answer take; len: its tokens and those of its prompt. */
 size_t call_draft_bytes(const struct call *c, size_t len);
 
 /* ---- call_memory.c ---- */
-/* Reserve memory for the text that ch has gained since the last time.  -1 with c->problem. */
+/* Reserve memory for the text added to ch since the last call.  -1 with c->problem. */
 int call_hold_answer(struct call *c, struct choice *ch);
 /* Reserve the memory of the engine and of choices for n answers to each prompt, without keys and
  * values (which the engine owns) and without the text of answers.  0, or -1 with *pr. */
@@ -65,15 +66,16 @@ void call_drop_prompt(struct call *c);
 void call_events(struct loaded_model *lm);      /* handle all events that its engine has queued */
 
 /* ---- call_prepare.c ---- */
-/* Queue the call's current stage for a preparing thread.  -1 with c->problem: --max-queue calls
- * wait already, and none is of a later round, which would be dropped instead. */
+/* Queue the call's current stage for a preparing thread.  If --max-queue calls wait already, a call
+ * of a later round is dropped to make space.  -1 with c->problem if there is none. */
 int prepare_submit(struct call *c);
-/* The client has disconnected: move the call from the queue to the done list, unless a thread works
- * on it, in which case it becomes done in time. */
+/* Move a call whose client has disconnected from the queue to the done list.  A call on which a
+ * thread works gets there when the thread has finished. */
 void prepare_withdraw(struct call *c);
 struct call *prepare_take_done(struct server *s);       /* list linked by next_preparing, oldest first */
-/* Let a preparing thread free a large call: a tree of a million values takes most of a second.  -1:
- * it is small, or the threads have ended. */
+/* Let a preparing thread free a large call, because freeing a tree of a million values takes
+ * most of a second.  -1: the call is small or the threads have ended, so the caller must free
+ * it. */
 int prepare_free(struct call *c);
 
 #endif

@@ -18,8 +18,8 @@ struct prescan {
     size_t n_blanked;                   /* bytes of ignored members; the text keeps its size, lines and columns */
 };
 /* Scan a body of this kind and blank its ignored members.  Malformed text is left to jansson, which
- * refuses it; its allocations before that are counted as well.  -1 with *pr: more than JSON_DEPTH
- * levels, or an ignored member occurs twice. */
+ * refuses it; jansson's allocations before that are counted, too.  -1 with *pr if the text has more
+ * than JSON_DEPTH levels, or an ignored member occurs twice. */
 int prescan_body(char *text, size_t size, body_set kind, struct prescan *p, struct problem *pr);
 
 #endif

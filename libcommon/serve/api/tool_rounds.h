@@ -1,11 +1,11 @@
 /* tool_rounds.h - an answer in several rounds: the model calls tools of the server, they run, and
  * the model continues with their results, until it answers without a call.
  *
- * A round takes the way of any call through the engine: prompt, grammar, submission, events.  When
- * the answer of a round has ended, rounds_judge() decides what happens to its calls.  If the server
- * may run all of them, they run in the threads of tools/toolbox.h, their results become messages,
- * and the next round's prompt begins with the whole prompt of the last one, which the prefix cache
- * has.  Otherwise the client gets the calls, like calls of its own functions.
+ * A round passes through the stages of any call: prompt, grammar, submission, events.  When the
+ * answer of a round has ended, rounds_judge() decides what happens to its calls.  If the server may
+ * run all of them, they run in the threads of tools/toolbox.h, and their results become messages.
+ * The prompt of the next round begins with the whole prompt of the last one, which is in the prefix
+ * cache.  Otherwise the client gets the calls, like calls of its own functions.
  *
  * Limits: max_tool_rounds, and those of tools/round.h for the calls and results of a round; the
  * context, max_tokens and the request's time limit apply to all rounds together. */
@@ -41,16 +41,18 @@ struct tool_rounds {
     json_t *wanted;                     /* owned: the tools of the server that this request may use; NULL: all */
     int round;                          /* the current round, from 1 */
     int runs_next;                      /* set by rounds_judge: the server runs the calls of this round */
-    const char *stop; /* set by rounds_judge: why it does not ("confirm", ...); NULL: the answer has no calls */
+    /* set by rounds_judge if runs_next is 0: the reason ("confirm", ...); NULL: there are no
+     * calls */
+    const char *stop;
     json_t *stop_ids;                   /* owned: ids of the calls that caused the stop */
     struct tool_batch *batch;           /* the calls that are running; NULL: none */
     int said_role;                      /* choice.said_role, because every round makes new choices */
     int cancelled;                      /* the call was cancelled while tools ran */
-    struct buf text, reasoning;         /* text of the rounds before */
-    struct buf items; int n_items;      /* items of the rounds before, written by the form's round_end */
-    int n_results, n_calls;             /* results in this round so far; calls in the rounds before */
+    struct buf text, reasoning;         /* of the earlier rounds */
+    struct buf items; int n_items;      /* items of the earlier rounds, from the form's round_end */
+    int n_results, n_calls;             /* results in this round so far; calls in earlier rounds */
     int max_tokens;                     /* limit for all rounds together; 0: none */
-    struct token_counts before;         /* counts of the rounds before */
+    struct token_counts before;         /* sums over the earlier rounds */
 };
 
 /* Add the tools of the server that the body names to c->conversation.  1; 0 if it names none; -1
@@ -61,21 +63,22 @@ int rounds_open(struct call *c, struct problem *pr);
 void rounds_close(struct call *c);
 /* Decide what happens to the calls of ch, whose answer has ended. */
 void rounds_judge(struct call *c, struct choice *ch);
-/* Every choice has ended: if rounds_judge decided so, run the tools and return 1; the call
- * continues when they are done. */
+/* Called when every choice has ended.  1: rounds_judge() decided to run the tools, so they were
+ * started, and the call continues when they are done; 0: the call ends. */
 int rounds_continue(struct call *c);
 int rounds_waiting(const struct call *c);               /* whether the call waits for tools */
 /* Whether this is a tool of the server, in a request that may use any. */
 int rounds_has(const struct call *c, const char *name);
 /* Append the members tool_stop and tool_messages, each after a comma, to a whole answer or to the
- * last event of a stream. prefix: of the form's ids, in place of "call_". */
+ * last event of a stream.  prefix: the prefix of the form's ids, used in place of "call_". */
 void rounds_stop_json(const struct call *c, const char *prefix, struct buf *out);
 void rounds_messages_json(const struct call *c, struct buf *out);
 
 /* ---- for the forms ---- */
-/* Write the id of a call as a JSON string; prefix in place of "call_". */
+/* Write the id of a call as a JSON string, with `prefix` in place of "call_". */
 void call_id_json(const char *id, const char *prefix, struct buf *out);
-/* choice_call: the part that has call i.  The other: the index of a part among the calls. */
+/* choice_call: the part with call number i.  choice_call_index: the number of the call in part
+ * p. */
 const struct answer_part *choice_call(const struct choice *ch, int i);
 int choice_call_index(const struct choice *ch, const struct answer_part *p);
 /* Write a call that is about to run, or its result, as the JSON object of chat and the
@@ -91,7 +94,7 @@ void rounds_text(const struct choice *ch, int kind, struct buf *out);
  * rounds.  With tools of the server the calls of a round come after its other parts, because what
  * happens to them is known only when all have ended. */
 int rounds_number(const struct call *c, const struct choice *ch, const struct answer_part *p);
-/* The last of the first `end` parts that is streamed while it is generated; NULL: none. */
+/* Of the first `end` parts, the last one that is streamed while it is generated; NULL: none. */
 const struct answer_part *rounds_streamed(const struct call *c, const struct choice *ch, int end);
 /* The name of the MCP server of a tool; "zse" if it is built in. */
 const char *rounds_server(const struct call *c, const char *name);

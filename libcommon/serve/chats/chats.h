@@ -5,8 +5,8 @@
  * only its own.  The loop never waits for the disk.  If the database cannot be used, jobs are
  * answered with the reason; the rest of the server continues.
  *
- * The memory of a job is reserved in the account (http/account.h): its body and the tree of it, and
- * its response while it grows. */
+ * The memory of a job is reserved in the account (http/account.h): its body, the JSON tree of the
+ * body, and the response as it grows. */
 #ifndef ZSE_SERVE_CHATS_CHATS_H
 #define ZSE_SERVE_CHATS_CHATS_H
 
@@ -28,7 +28,7 @@ struct chat_job {
     struct server *s;
     /* used by the loop; NULL: the client has disconnected, or there was none */
     struct conn *conn;
-    atomic_int gone;                    /* tells the thread that the client has disconnected: the job need not start */
+    atomic_int gone;                    /* the client has disconnected, so the job need not start */
     enum chat_work work;
     uint64_t tenant, round;
     char owner[32];
@@ -48,13 +48,13 @@ struct chat_job {
 };
 
 /* ---- chats.c ---- */
-/* Queue a job, or answer with a refusal; takes it over. */
+/* Queue a job, or answer its request with a refusal; takes over the job. */
 void chats_submit(struct chat_job *j);
 
 /* ---- chats_jobs.c ---- */
 /* Run a job in a thread: sets text or problem. */
 void chats_run(struct chat_job *j, struct history *h);
-/* translate a problem of the history to a response; returns -1 */
+/* Translate a problem of the history into one of a response; returns -1. */
 int chats_problem(const struct history_problem *p, struct problem *pr);
 
 #endif

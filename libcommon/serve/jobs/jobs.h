@@ -26,7 +26,9 @@ struct job_progress {
     char step[80], unit[16];            /* name of the step; unit of done and total */
     uint64_t done, total;
     double rate;                        /* units a second; 0: not known yet */
-    uint64_t at_ns, first, first_ns;    /* time of the last report; amount and time at which the rate's period began */
+    /* at_ns: time of the last report; first, first_ns: amount and time at the start of the
+     * period over which the rate is measured */
+    uint64_t at_ns, first, first_ns;
 };
 
 struct job {
@@ -36,9 +38,9 @@ struct job {
     char name[JOB_NAME_MAX + 1];        /* name of the model; "" without path */
     char quantization[32], quality[16];
     double target_gb;
-    int is_path, load;                  /* load: load the model when it is made */
+    int is_path, load;                  /* load: load the model when the job has made it */
     char **command;                     /* owned */
-    /* the client, for the audit log */
+    /* the client's data for the audit log */
     char request[REQUEST_ID + 1], client[64], key[KEY_NAME_MAX + 1];
     int has_key;
     atomic_int cancel;
@@ -51,8 +53,8 @@ struct job {
     int told;                           /* the loop has handled its end */
 };
 
-/* Write the state of a job, as returned by job_object(), to a client that watches it. last: the job
- * has ended, so end the response as well. */
+/* A function that writes the state of a job, as returned by job_object(), to a client that watches
+ * it.  last: the job has ended, so the function ends the response, too. */
 typedef void job_report(struct server *s, struct conn *c, const json_t *job, int last);
 
 /* A client that reads /api/models/jobs/events, or waits for one job. */
@@ -82,11 +84,11 @@ struct jobs {
 };
 
 /* ---- in the thread of the jobs: job_child.c ---- */
-/* Run the job's command until it ends.  0; -1: it failed or was cancelled, with the reason in
- * message. */
+/* Run the job's command until it ends.  0; -1 if it failed or was cancelled, with the reason in
+ * j->message. */
 int job_run(struct jobs *js, struct job *j);
-/* Read a line that the child printed.  Progress goes to p, anything else to message [room].  1:
- * it was progress. */
+/* Parse a line that the child printed.  Progress is stored in p, any other line in message [room].
+ * 1: the line was progress. */
 int job_read_line(const char *line, struct job_progress *p, char *message, size_t room, uint64_t now_ns);
 
 /* ---- in the loop ---- */
@@ -100,11 +102,11 @@ void jobs_again(struct jobs *js, struct job *j);
 void jobs_remove(struct jobs *js, struct job *j);
 void job_free(struct job *j);
 int jobs_n_open(struct jobs *js);       /* number of queued and running jobs */
-/* Make a job that converts a source on the hub to a .zse at path, for a model called name. type "":
- * the default.  Borrowed; NULL with *pr. */
+/* Start a job that converts a source on the hub to a .zse at path, for a model called name.
+ * type "": the default.  The job is borrowed; NULL with *pr. */
 struct job *jobs_convert(struct server *s, struct conn *c, const char *source, const char *path, const char *name,
                          const char *type, struct problem *pr);
-/* Let a client watch a job to its end.  -1 with *pr: too many watch. */
+/* Let a client watch a job until it ends.  -1 with *pr: there are too many watchers. */
 int jobs_watch(struct server *s, struct conn *c, const struct job *j, job_report *report, struct problem *pr);
 /* Send the list to one client, or to all. */
 void jobs_tell(struct jobs *js, struct conn *c);

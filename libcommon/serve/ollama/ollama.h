@@ -6,8 +6,8 @@
  *   ollama_models.c   lists of models, aliases, deletion
  *   ollama_pull.c     downloads
  *
- * Models are those of /v1/models, by the same keys; "NAME:latest" is NAME.  Fields and options that
- * are not known are ignored, as Ollama does. */
+ * The models are those of /v1/models, and the same keys are needed; "NAME:latest" means NAME.
+ * Unknown fields and options are ignored, as Ollama does. */
 #ifndef ZSE_SERVE_OLLAMA_OLLAMA_H
 #define ZSE_SERVE_OLLAMA_OLLAMA_H
 
@@ -28,7 +28,7 @@ int ollama_keep_alive(const json_t *v, double *seconds, struct problem *pr);
 
 /* ---- ollama_text.c ---- */
 void ollama_time(struct buf *out, int64_t s, long ns);          /* append "2026-11-23T17:52:11.123456Z" */
-/* Append ,"total_duration":...,"load_duration":...; nanoseconds. */
+/* Append ,"total_duration":...,"load_duration":... (in nanoseconds). */
 void ollama_durations(const struct call *c, struct buf *out);
 /* The model's name as the client wrote it. */
 const char *ollama_model(const struct call *c);
@@ -36,8 +36,8 @@ const char *ollama_model(const struct call *c);
 /* ---- ollama_models.c ---- */
 /* Find a ready model of this name that the client's key may use; NULL: none. */
 struct loaded_model *ollama_find(struct server *s, struct conn *c, const char *name);
-/* Whether the folder of named models has this model, loaded or not, and the client's key may use
- * it. found: its name, with aliases resolved. */
+/* Whether the folder of named models has this model (loaded or not) and the client's key may use
+ * it. found: receives its name, with aliases resolved. */
 int ollama_named(struct server *s, struct conn *c, const char *name, char found[STORE_NAME_BYTES]);
 /* Whether this named model is being loaded. */
 int ollama_is_loading(const struct server *s, const char *name);

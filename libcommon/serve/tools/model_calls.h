@@ -1,5 +1,5 @@
-/* model_calls.h - calls of tools in a text of any model: in the forms of call_scan.h, else in the
- * format of a family of models. */
+/* model_calls.h - find calls of tools in a text that any model wrote: in the forms of
+ * call_scan.h, or else in the format of a family of models. */
 #ifndef ZSE_SERVE_TOOLS_MODEL_CALLS_H
 #define ZSE_SERVE_TOOLS_MODEL_CALLS_H
 

@@ -17,7 +17,7 @@ struct tool_request {
     char document[32];                  /* id of the document to read; "": list them */
 };
 
-/* Run the calls and answer when all have ended; without memory or threads, refuse the request.
+/* Run the n calls and answer when all have ended; if memory or threads run out, refuse the request.
  * Takes over the owned members of `from`. */
 void tool_request_start(struct server *s, struct conn *c, const struct tool_call *call, int n,
                         struct tool_request from);

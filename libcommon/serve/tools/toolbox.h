@@ -21,12 +21,12 @@ struct tool_batch;
 
 enum { TOOL_NAME_MAX = 128, TOOL_ID_MAX = 64 };
 
-/* ---- which tools there are: any thread ---- */
-/* Describe a tool; 0: there is none of this name. */
+/* ---- the list of tools: any thread ---- */
+/* Describe a tool in *facts.  1; 0: there is no tool of this name. */
 int toolbox_find(struct toolbox *b, const char *name, struct tool_facts *facts);
 /* Return a new list of {"type": "function", "function": {...}} in a constant order; NULL without
- * memory. wanted: names of tools; a * at the end matches all names with that beginning; NULL: all
- * tools. */
+ * memory.  wanted: the names of the tools to list, where a * at the end stands for any further
+ * characters; NULL: all tools. */
 json_t *toolbox_functions(struct toolbox *b, const json_t *wanted);
 /* Return the built-in tools in MCP's form; NULL without memory. */
 json_t *toolbox_mcp_tools(struct toolbox *b);
@@ -45,9 +45,9 @@ struct tool_result {
     int is_error;
     double ms;
 };
-/* Start n calls for the client of the record (NULL: unknown).  The loop calls done when all have
- * ended, and result, if it is not NULL, after each; never before this function returns.  NULL with
- * *e: no memory, no thread, or too many calls wait. */
+/* Start n calls for the client of the record (NULL: unknown).  After this function has returned,
+ * the loop calls `result` (unless it is NULL) when a call has ended, and `done` when all have
+ * ended. NULL with *e: no memory, no thread, or too many calls wait. */
 struct tool_batch *toolbox_start(struct server *s, const struct access_record *record, const struct tool_call *call,
                                  int n, void (*result)(void *user, int i), void (*done)(void *user), void *user,
                                  struct err *e);
