@@ -173,7 +173,8 @@ static int check_batch(const struct cpu *b, const struct batch *batch, struct er
     return 0;
 }
 
-/* Offset of the keys and values that a layer reads, in a KV block where all have these types. */
+/* The offset of the keys and values that this layer reads in a KV block in which all layers have
+ * these types. */
 static size_t kv_offset(const struct cpu *b, int layer, struct kv_types types)
 {
     const struct config *c = &b->m->config;

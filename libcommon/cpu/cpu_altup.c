@@ -34,7 +34,7 @@ static float dot(const float *a, const float *b, int n)
 
 static float magnitude(const float *x, int n) { return dot(x, x, n) / (float)n; }
 
-/* The scores of the streams for one row; h [hidden_size] is scratch. */
+/* Compute the scores of the streams from one row x; h [hidden_size] is scratch. */
 static void scores(const struct altup_job *j, const float *x, float *h, float *out)
 {
     const struct config *c = j->k->c;
@@ -152,7 +152,8 @@ static void correct_token(void *arg, int t, int thread)
     }
 }
 
-/* Add the addend that the layer's embedding makes of the corrected stream to the others. */
+/* Compute an addend from the layer's embedding and the corrected stream, and add it to the other
+ * streams. */
 static void add_token(void *arg, int t, int thread)
 {
     (void)thread;

@@ -15,15 +15,15 @@
 #include "libcommon/cpu/hadamard.h"
 #include "libcommon/kernels/approx.h"
 
-/* Consecutive runs of queries; q and att start with token0 of the step.  latent: keys are rotated
- * and stored already. */
+/* Consecutive runs of queries; rows of q and att begin with token token0 of the step.  latent: 1 if
+ * keys are rotated and stored already. */
 struct attn_job { struct core *k; const struct step *s; const struct layer *l; int index, latent,
                   group; struct query_run *runs; int n_runs, token0, head_dim, groups;
                   size_t k_bytes, v_bytes; };
 
 enum {
-    /* Most heads of a job that reads the latents.  Each job reads them again, but with more heads
-     * per job threads would be idle. */
+    /* Most heads of a job that reads latents.  Fewer heads per job would read the latents more
+     * often, more would leave threads idle. */
     LATENT_HEADS = 8,
     /* most tokens of consecutive runs over latents, and most bytes of their q and att */
     LATENT_TOKENS = 128,
@@ -42,9 +42,10 @@ int attn_groups(const struct config *c)
 
 /* ---- windows of any model, with sinks (arXiv:2309.17453) ---- */
 
-/* Whether the layer sees the newest k->window tokens and the sinks, with the positions of a cache
- * of just these tokens: past its end, queries see the sinks as from its last position.  Stored keys
- * keep their rotation, because only differences of positions matter. */
+/* 1 if the layer sees only the newest k->window tokens and the sinks.  Their positions are those of
+ * a cache that holds just these tokens: a query past the end of that cache has its last position
+ * when it sees the sinks.  Stored keys keep their rotation, because only differences of positions
+ * matter. */
 static int streams(const struct core *k, int index) { return config_streams(k->c, index, k->window); }
 
 static int window_of(const struct core *k, int index) { return streams(k, index) ? k->window : k->c->window[index]; }
@@ -74,7 +75,7 @@ static int run_tokens_of(const struct config *c, int groups)
     return group < ATTN_ROWS ? ATTN_ROWS / group : 1;
 }
 
-/* Most rows of a job. */
+/* The most rows (queries of one head) of a job. */
 static size_t stream_rows(const struct core *k)
 {
     int group = 1;
@@ -109,8 +110,8 @@ int attn_open_stream(struct core *k, int window, int sinks, struct err *e)
 
 void attn_close_stream(struct core *k) { free(k->stream); }
 
-/* Norm and rotate one head's row, in the order of the architecture; far: for the last position of
- * sinks and window. */
+/* Norm and rotate one head's row, in the order of the architecture.  far: rotate it for the last
+ * position of the cache of sinks and window. */
 static void prepare(const struct attn_job *j, float *x, const struct norm *norm, int head, int token, int far)
 {
     const struct core *k = j->k;
@@ -136,7 +137,7 @@ static void prepare(const struct attn_job *j, float *x, const struct norm *norm,
     }
 }
 
-/* Whether vectors of this layer are rotated before they are rounded to `type`. */
+/* 1 if vectors of this layer are rotated by hadamard_rotate() before they are rounded to `type`. */
 static int is_rotated(const struct attn_job *j, enum kv_type type)
 {
     return kv_rotated(type) && !j->latent && !config_indexes(j->k->c, j->index);
@@ -156,7 +157,8 @@ static size_t head_offset(const struct attn_job *j, int head)
     return j->s->kv_at + (j->latent ? 0 : (size_t)head * (j->k_bytes + j->v_bytes));
 }
 
-/* In a block of the tail: bytes of the keys, or values, of a head, and the offset of its keys. */
+/* The tail's blocks: bytes of the keys (or of the values) of one head, and the offset of a head's
+ * keys. */
 static size_t tail_bytes(const struct attn_job *j) { return kv_block_bytes(KV_F16, j->head_dim); }
 static size_t tail_offset(const struct attn_job *j, int head)
 {
@@ -258,15 +260,15 @@ static const struct query_run *run_of_job(const struct attn_job *j, int job)
     return &c[low];
 }
 
-/* Whether runs from this position on see sinks that their window does not cover. */
+/* 1 if a run that starts at this position sees sinks that its window does not cover. */
 static int beyond(const struct attn_job *j, int pos)
 {
     return !j->latent && streams(j->k, j->index) && j->k->sinks && pos >= j->k->window;
 }
 
-/* The partial results of a run for the sinks before its window, and those of its rows for one
- * part: [tokens][group][attn_partial(head_dim)] each.  q: rotated for their positions, far: for the
- * last one of the cache [tokens][group][head_dim]. */
+/* Compute the partial results of a run for the sinks before its window: partial
+ * [tokens][group][attn_partial(head_dim)].  a->q has the queries rotated for their own positions,
+ * far [tokens][group][head_dim] those rotated for the last position of the cache. */
 static void attend_sinks(const struct attn_job *j, const struct attn *a, const float *far, float *partial, int thread)
 {
     const struct core *k = j->k;
@@ -287,7 +289,7 @@ static void attend_sinks(const struct attn_job *j, const struct attn *a, const f
     }
 }
 
-/* Merge the result of one more part into a row: o, followed by l [16] and m. */
+/* Merge the result of one more part into a row, which holds o, then l [16] and m. */
 static void merge_rows(float *to, const float *from, int head_dim)
 {
     const size_t size = attn_partial(head_dim);
@@ -320,7 +322,7 @@ static void finish_rows(const struct attn_job *j, const struct attn *a, const fl
             float *out = a->out + (size_t)t * a->out_token_stride + (size_t)g * a->out_head_stride, sum = 0, by = 1;
             for (int i = 0; i < 16; i++)
                 sum += from[size - 32 + (size_t)i];
-            if (a->sinks) {                     /* the model's own: terms of the sum without a value */
+            if (a->sinks) {                     /* sinks of the model are terms of the sum that have no value */
                 const float s = a->sinks[g] * 1.44269504f, m = from[size - 16], most = s > m ? s : m;
                 by = approx_exp2(m - most);
                 sum = sum * by + approx_exp2(s - most);
@@ -330,8 +332,8 @@ static void finish_rows(const struct attn_job *j, const struct attn *a, const fl
         }
 }
 
-/* A run past the end of sinks and window: all parts of it, or only part `part`.  own: its
- * queries. */
+/* Compute attention for a run past the end of the cache of sinks and window: all parts of it or, if
+ * it is split, only part `part`.  own: its queries. */
 static void attend_beyond(const struct attn_job *j, const struct query_run *ch, int head, int part, struct attn *a,
                           float *own, int thread)
 {
@@ -409,7 +411,7 @@ static void attend_part(void *arg, int i, int thread)
         a.tail.k_offset = keys;
         a.tail.v_offset = keys + tail_bytes(j);
         a.rounded_from = KV_SINKS;
-        a.rounded_to = kv_tail_from(a.pos);             /* one beginning for all tokens of the run: see core_step() */
+        a.rounded_to = kv_tail_from(a.pos);             /* the same for all tokens of the run: see add_tail_runs() */
     }
     /* only the last part has these positions */
     if (j->s->one_run_each && is_last && !j->latent && !config_shares_kv(c, j->index))
@@ -459,7 +461,7 @@ static int plan_jobs(const struct attn_job *j)
         const int pos = s->items[ch->item].pos + ch->first, first = span ? pos / span * span : window &&
             pos - window + 1 > 0 ? pos - window + 1 : 0, last = pos + ch->n - 1;
         const int n_parts = last / ATTN_PART - first / ATTN_PART + 1, rows = ch->n * group;
-        /* and one for the sinks */
+        /* one result for each part, and one for the sinks */
         const size_t need = (size_t)((n_parts + beyond(j, pos)) * groups) * (size_t)rows * attn_partial(j->head_dim);
         ch->job = n_jobs;
         ch->n_parts = 1;
@@ -640,7 +642,8 @@ static int add_runs(struct core *k, struct step *s, int item, int first, int n, 
     return n_runs;
 }
 
-/* The same of all tokens of an item, with one beginning of the tail for all tokens of a run. */
+/* Divide all tokens of an item into runs, so that the tail begins at the same position for all
+ * tokens of a run; returns their number. */
 static int add_tail_runs(struct core *k, struct step *s, int item, int most)
 {
     const struct batch_item *it = &s->items[item];

@@ -57,7 +57,7 @@ size_t compress_floats(const struct config *c)
            core_rows_room(c->compressed.o_rank);
 }
 
-/* Most keys and entries that a token sees, and most entries that an indexer scores. */
+/* The most keys and entries that a token sees; *scored: the most entries that an indexer scores. */
 static int seen_at_most(const struct config *c, int64_t max_len, int *scored)
 {
     int64_t most = 0, n;
@@ -309,7 +309,8 @@ static void attend_part(void *arg, int i, int thread)
     k->k->attention(&a, k->scratch[thread]);
 }
 
-/* A batch of tokens at a time: choose entries, copy the keys and entries that are seen, attend. */
+/* Compute attention, a batch of tokens at a time: choose entries, copy the keys and entries that
+ * are seen, attend to the copy. */
 static void attend(struct compress_job *j)
 {
     const struct compress_work *w = &j->k->compress;

@@ -225,7 +225,7 @@ static int run_attention(struct core *k, const struct step *s, const struct laye
         { .l = &l->v, .in = &in, .out = k->value, .ldo = (size_t)kv_cols, .kind = OP_STORE, .limit = c->clip_qkv },
         { .l = &l->q_gate, .in = &in, .out = k->state.gate, .ldo = (size_t)state_gates(c), .kind = OP_STORE } };
     struct op here[4];
-    /* fewer for layers that share keys or use keys as values */
+    /* fewer matrices in layers that share keys or use keys as values */
     int n_ops = 0;
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
         if (ops[i].l->w.data)
@@ -263,7 +263,8 @@ static int run_both(struct core *k, const struct step *s, const struct layer *l,
     return 0;
 }
 
-/* x = norm(x) * its factor; the next half of the layer has a factor of its own (minimax). */
+/* minimax: x = h, the normed x, times the first factor of this half of the layer (`which`); the
+ * second one becomes the factor of the addend. */
 static void renorm(struct core *k, const float *h, float *x, int n, int which)
 {
     const float *by = k->c->renorm[which];

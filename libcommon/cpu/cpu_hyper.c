@@ -8,8 +8,8 @@
 
 enum { MOST_STREAMS = 16, SUMS = 16 };
 
-/* Weights of the scores of one half of a layer, or of the end: [rows][n * hidden_size], bias,
- * scale. */
+/* The weights [rows][n * hidden_size], bias and scale that make the scores of one half of a layer,
+ * or of the model's end. */
 struct mixer { const float *w, *bias, *scale; };
 struct hyper_job { struct core *k; struct mixer m; const struct norm *norm; float *x; };
 
@@ -51,7 +51,7 @@ static float dot(const float *restrict a, const float *restrict b, size_t n)
 
 static float sigmoid(float x) { return 1 / (1 + expf(-x)); }
 
-/* Score i of the streams x; by: 1 / their length. */
+/* Score i of the streams x; by: 1 / the length of x. */
 static float score(const struct hyper_job *j, const float *x, float by, int i, int scale)
 {
     const size_t all = (size_t)j->k->c->hyper.n * (size_t)j->k->c->hidden_size;

@@ -176,8 +176,8 @@ static void cap_logits(float *x, int n, float scale, float cap)
             x[i] = cap * tanhf(x[i] / cap);
 }
 
-/* g * sigmoid(a g) * (u + 1) = silu(a g) * ((u + 1) / a), which act_mul computes.  a 0: apply the
- * limits only. */
+/* Apply the limits to g and u, and scale them so that act_mul(), which computes silu(g) * u, gives
+ * g * sigmoid(a g) * (u + 1) = silu(a g) * ((u + 1) / a).  a 0: apply the limits only. */
 static void clamp_gated(float *g, float *u, int n, float alpha, float limit)
 {
     for (int i = 0; i < n; i++) {
@@ -349,7 +349,7 @@ int core_prefetch(struct core *k, const struct model *m, struct err *e)
     return 0;
 }
 
-/* The weights of the next loop, or NULL. */
+/* The weights of the loop after `loop` of this layer, or NULL. */
 const struct next_loop *core_next(const struct core *k, int index, int loop)
 {
     return k->prefetch ? k->prefetch + index * LOOPS + loop : NULL;

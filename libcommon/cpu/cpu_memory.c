@@ -12,8 +12,8 @@
 enum {
     /* most tiles of a job: 128 rows, so that its outputs stay in the L2 cache */
     TILE_JOB = 4,
-    /* With more threads, jobs have one tile: every thread holds the outputs of a job, and has few
-     * tiles anyway. */
+    /* With more threads than this, jobs have one tile: each thread has a buffer for the outputs of
+     * a job, and few tiles to compute. */
     FEW_THREADS = 8,
     MAX_PARTS = 32 + 2 * MAX_ROPES,         /* regions besides those of threads */
 };
@@ -38,8 +38,9 @@ static int arena_open(struct core *k, struct arena_part *parts, int n, struct er
     return 0;
 }
 
-/* The slope of each head: m = max_bias, n is the largest power of two <= n_heads; heads after n lie
- * between the others (arXiv:2108.12409 and its code). */
+/* The ALiBi slope of each head, times alibi_scale.  n is the largest power of two <= n_heads: the
+ * first n heads have 2^(-max_bias * i / n), i from 1 on, the others lie between these
+ * (arXiv:2108.12409 and its code). */
 static void alibi_slopes(float *slope, const struct config *c)
 {
     int n = 1;
@@ -60,8 +61,8 @@ static size_t thread_scratch(const struct config *c, const struct kernels *kerne
     return up64(matmul > attn ? matmul : attn);
 }
 
-/* Floats of a token between gate, up and down (dense or shared MLP), in opt's narrow rows before
- * the head, and in the values of latent attention. */
+/* Floats of a token in k->mlp: the intermediate rows of an MLP (dense or shared), opt's narrow rows
+ * before the head, or the values of latent attention. */
 static size_t widest_mlp(const struct config *c)
 {
     const size_t grouped = (size_t)c->compressed.o_groups * (size_t)c->compressed.o_rank;

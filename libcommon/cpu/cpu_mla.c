@@ -15,7 +15,7 @@
 
 enum { HEAD_TOKENS = 64 };          /* tokens per job of a head */
 
-/* consecutive tokens; q and att start with token0 */
+/* A job over n consecutive tokens; rows of q and att begin with token token0 of the step. */
 struct mla_job { struct core *k; const struct layer *l; int index, token0, n; };
 
 static size_t head_floats(const struct config *c)

@@ -238,8 +238,8 @@ static void choose(const struct moe *m, float *score, const float *correction, i
     weigh(m, weight);
 }
 
-/* Take the experts that a table lists for a token, each once; 0 stands for numbers that are no
- * expert. */
+/* Take the experts that a table lists for a token, each once (a repeated one becomes the next free
+ * one); numbers that are no expert count as 0. */
 static void look_up(const struct moe *m, float *score, const float *experts, int *id, float *weight)
 {
     unsigned char taken[m->n_experts];
@@ -307,7 +307,8 @@ static void sort_by_expert(const struct moe *m, const int *id, const float *weig
 struct round_job { struct core *k; const struct layer *l; const struct act_input *in; struct batch_expert *b; int n,
                    down; };
 
-/* Gather an expert's tokens, or use its intermediate rows, and quantize them for its matrices. */
+/* Quantize the input of an expert for its matrices: of gate and up after gathering its tokens, of
+ * down from its intermediate rows. */
 static void quantize_expert_input(void *arg, int i, int thread)
 {
     (void)thread;
@@ -333,7 +334,7 @@ static void quantize_expert_input(void *arg, int i, int thread)
                               in->form[p].act_group, part);
 }
 
-/* Put the quantized input at `at`; returns the bytes used. */
+/* Place the quantized forms of an input at `at`; returns the bytes that they use. */
 static size_t place(const struct core *k, struct act_input *in, int n, uint8_t *at)
 {
     size_t used = 0;
@@ -344,8 +345,8 @@ static size_t place(const struct core *k, struct act_input *in, int n, uint8_t *
     return used;
 }
 
-/* Gather experts from *expert on, as many as fit and at most `most`.  whole: `in` is still
- * quantized. */
+/* Gather experts from *expert on: as many as fit into the buffers, at most `most`; returns their
+ * number.  whole: 1 if `in` still holds its quantized forms. */
 static int gather(struct core *k, const struct layer *l, const struct act_input *in, int n, int whole, int *expert,
                   int most, struct batch_expert *b)
 {
@@ -451,7 +452,7 @@ static struct batch_expert shared_mlp(const struct core *k, const struct act_inp
                                   .weight = k->c->moe.shared_gate ? k->moe.shared_score : NULL };
 }
 
-/* The result is in moe.id and moe.weight; n <= max_tokens. */
+/* Choose the experts of n <= max_tokens tokens; the result is in moe.id and moe.weight. */
 void moe_route(struct core *k, const struct layer *l, const struct act_input *in, int n)
 {
     const struct moe *m = &k->c->moe;
@@ -468,8 +469,8 @@ void moe_route(struct core *k, const struct layer *l, const struct act_input *in
         pool_run(k->pool, n, route_token, &job);
 }
 
-/* Guess the choice of the next layer with experts from the input of this layer's router, ignoring
- * the output of this layer's experts, and prefetch it. */
+/* Guess which experts the next layer with experts will choose: give its router the present residual
+ * x, which lacks the output of this layer's experts.  Prefetch them. */
 static void guess_next(struct core *k, const struct layer *l, int index, struct expert_cache *cache, const float *x,
                        int n)
 {
@@ -579,7 +580,7 @@ int moe_choose(struct core *k, const struct layer *l, int index, const float *h,
     return ok ? 0 : -1;
 }
 
-/* at most max_tokens at a time */
+/* Run one expert, at most max_tokens tokens at a time. */
 void moe_one(struct core *k, const struct layer *l, int index, int expert, const float *h, size_t ldh, float *x,
              const struct cpu_choice *c)
 {

@@ -83,7 +83,8 @@ static void norm_parts(const struct core *k, float *out, const float *x, const f
         k->k->rms_norm(out + s * hidden, x + s * hidden, w + s * hidden, hidden, k->c->norm_eps, k->c->norm_offset);
 }
 
-/* wide[0]: keys, later gated values; wide[1]: queries, later inputs of the convolution. */
+/* Compute the gated values of one token.  wide[0] holds keys, afterwards the gated values; wide[1]
+ * holds queries, afterwards the inputs of the convolution. */
 static void gate_token(void *arg, int t, int thread)
 {
     (void)thread;
@@ -107,7 +108,7 @@ static void gate_token(void *arg, int t, int thread)
     norm_parts(k, query, key, j->l->ngram_conv_norm);
 }
 
-/* Some channels of an item: streams += value + silu(convolution). */
+/* streams += value + silu(convolution), for some channels of an item. */
 static void conv_part(void *arg, int i, int thread)
 {
     (void)thread;

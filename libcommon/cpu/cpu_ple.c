@@ -39,7 +39,7 @@ void ple_embed(struct core *k, const struct model *m, int n, const float *x)
     pool_run(k->pool, n, embed_token, &j);
 }
 
-/* A token's gate times the layer's embedding. */
+/* ple_mid = the activated gate of a token times its embedding for this layer. */
 static void gate_token(void *arg, int t, int thread)
 {
     (void)thread;

@@ -90,7 +90,8 @@ static inline void load_as(const enum kv_type type, const int n, const uint8_t *
                                             kv_has_scales(type) ? scale[slot + e] : 1);
 }
 
-/* `type` is a constant in each inlined copy of the loop. */
+/* Call load_as() with `type` as a constant, so that each inlined copy of its loop is compiled for
+ * one type. */
 static inline void load_keys(enum kv_type type, const int n, const uint8_t *keys, int slots, int slot, int dim,
                              float *out)
 {

@@ -21,7 +21,7 @@ struct state_job {
 };
 /* Channels [to, to + n) of the convolution, which are columns [from, from + n) of the
  * projection. */
-/* part: of the delta net: 0 a query, 1 a key, 2 values */
+/* delta net: part 0 is a query, 1 a key, 2 values. */
 struct channel_run { int from, to, n, part; };
 
 /* ---- memory ---- */
@@ -55,7 +55,7 @@ static size_t gate_floats(const struct config *c)
     return c->attn_gate ? (size_t)state_gates(c) : 0;
 }
 
-/* Mamba1: outputs of x_proj. */
+/* The number of outputs of Mamba1's x_proj; 0: there are no such layers. */
 static size_t low_floats(const struct config *c)
 {
     return config_has_mixer(c, MIXER_MAMBA1) ? (size_t)(c->recurrent.dt_rank + 2 * c->recurrent.state_size) : 0;
@@ -92,7 +92,8 @@ void state_close(struct core *k)
     k->state = (struct state_work){ 0 };
 }
 
-/* An item's state in this layer: input rows of the convolution, then heads. */
+/* The state of an item in this layer: input rows of the convolution, then the states of the
+ * heads. */
 static float *state_of(const struct state_job *j, int item)
 {
     return j->k->states + (size_t)j->s->items[item].state * j->k->state_stride + j->s->state_at;
@@ -221,7 +222,7 @@ static void decays(const struct state_job *j, int head, float *x)
                                    : expf(rate * softplus(x[i] + bias[i]));
 }
 
-/* Norm the parts of x_proj's outputs: the time steps, B, C. */
+/* Mamba1: norm the three parts of x_proj's outputs, which are the time steps, B and C. */
 static void steps_part(void *arg, int t, int thread)
 {
     (void)thread;
@@ -249,8 +250,8 @@ static void mamba1_token(const struct state_job *j, int head, int token, float *
     j->k->k->act_mul(out, dt + j->width, out, dim, ACT_SILU);
 }
 
-/* The projection has a query, key and value per head; the state decays more slowly in later layers
- * and heads. */
+/* Lightning attention: run one token of a head, whose projection has a query, a key and a value.
+ * The state decays more slowly in later layers and heads. */
 static void lightning_token(const struct state_job *j, int head, int token, float *state)
 {
     const struct recurrent *r = j->r;
@@ -378,7 +379,8 @@ static void mamba1_inputs(struct core *k, struct state_job *j, int n)
                                  .kind = OP_STORE }, 1, n, NULL);
 }
 
-/* Project the inputs of the rows' decays and, through fewer channels, of the gates. */
+/* Kimi delta attention: compute the decay rates of the rows from the hidden state or, with
+ * gate_rank, the decay rates and the gates from fewer channels. */
 static void row_gates(struct core *k, const struct state_job *j, const struct act_input *in, int n)
 {
     const struct layer *l = j->l;

@@ -26,10 +26,10 @@ enum { OUT, COMING, IN };
 struct expert_slot {
     uintptr_t from, to;                 /* whole pages of the mapped file */
     int frame;                          /* index of its frame, unless the state is OUT */
-    /* log2 of the decayed number of uses (halved every HALF_LIFE), plus the time of that sum in
-     * HALF_LIFEs, so that values of different times can be compared */
+    /* log2 of the number of uses (each counts half after HALF_LIFE) at the time of the last one,
+     * plus that time in HALF_LIFEs, so that values of different times can be compared */
     float use;
-    unsigned char state, wanted, used, guessed;        /* used: by the current round */
+    unsigned char state, wanted, used, guessed;        /* used: 1 if the current round uses it */
 };
 
 struct expert_cache {
@@ -57,8 +57,8 @@ static size_t bytes(const struct expert_slot *s) { return s->to - s->from; }
 
 /* ---- the thread ---- */
 
-/* The slot to evict: the least used one that is not requested, else the last one of `wanted` after
- * index `before`; -1: none. */
+/* The slot to evict: the least used one that is not requested; if all are, the last one in `wanted`
+ * whose index is larger than `before`; -1: there is none. */
 static int victim(const struct expert_cache *c, int before)
 {
     int best = -1;
@@ -169,8 +169,8 @@ static int find_ranges(struct expert_cache *c, int layer, uintptr_t begin, uintp
     return 0;
 }
 
-/* Either all layers with experts have such ranges, or the cache is not used: files may order
- * tensors and groups in any way. */
+/* Find the ranges of all layers with experts.  If any layer has none, the cache is not used: files
+ * may order tensors and groups in any way. */
 static int find_all(struct expert_cache *c)
 {
     const struct zfile *z = c->m->file;
@@ -354,7 +354,7 @@ void expert_cache_guess(struct expert_cache *c, int layer, const int *expert, in
 {
     pthread_mutex_lock(&c->lock);
     c->n_guess = 0;
-    /* the most likely last, because the last is taken first */
+    /* in reverse, because the guess that is stored last is read first */
     for (int i = n - 1; i >= 0; i--) {
         struct expert_slot *s = c->slot + (size_t)layer * (size_t)c->n_experts + expert[i];
         if (s->guessed)
