@@ -5,8 +5,8 @@
 #include "libcommon/engine/constraint.h"
 #include "libcommon/grammar/grammar.h"
 
-/* *c is filled in with a new matcher of g, which goes to the engine with the request;
- * c->close(c->state) if it is refused.  -1 with *e. */
+/* Fill in *c with a new matcher of g.  It belongs to the engine once a request with it was
+ * accepted; if the request is refused, call c->close(c->state).  0, or -1 with *e. */
 int constrain(struct constraint *c, struct grammar *g, struct err *e);
 
 #endif

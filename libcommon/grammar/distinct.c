@@ -66,7 +66,8 @@ static int same_value(const char *a, const char *b, uint32_t n)
     return same;
 }
 
-/* An object with a duplicate name would, when parsed, equal one with another text. */
+/* 1 if an object in the text has a name twice: when parsed, it would equal an object with another
+ * text. */
 static int has_name_twice(const char *text, uint32_t n)
 {
     if (*text != '{' && *text != '[')
@@ -76,7 +77,8 @@ static int has_name_twice(const char *text, uint32_t n)
     return !v;
 }
 
-/* The item of the innermost level has ended: 0, 1 if it was there before, -1. */
+/* End the item of the innermost level.  0; 1 if an earlier item equals it, or it has a name twice;
+ * -1 without memory. */
 static int end_item(struct distinct *d)
 {
     struct distinct_level *l = d->n_levels ? &d->level[d->n_levels - 1] : NULL;

@@ -23,7 +23,8 @@ struct distinct_level {
 
 /* All zero: no such array is open. */
 struct distinct {
-    /* From the outermost such array on, without blanks between its parts. */
+    /* the text from the beginning of the outermost such array on, without blanks between its
+     * parts */
     char *text; uint32_t n, room;
     struct distinct_level *level; uint32_t n_levels, room_levels;
     struct distinct_item *item; uint32_t n_items, room_items;
@@ -39,7 +40,7 @@ int distinct_copy(struct distinct *to, const struct distinct *from);
  * name twice; -1 if memory runs out. */
 int distinct_byte(struct distinct *d, int byte, uint32_t marks);
 /* The texts that would complete a repetition of an earlier item, sorted by bytes: the remainders of
- * the earlier items that start like the current one. */
+ * those earlier items that start with the text of the current one. */
 struct distinct_rests {
     struct byte_span *v; uint32_t n;         /* v: owned by the caller */
     int comma;                          /* the comma after the previous item is still to come */
@@ -47,7 +48,8 @@ struct distinct_rests {
 };
 /* 0, or -1 without memory. */
 int distinct_rests(const struct distinct *d, const struct distinct_level *l, struct distinct_rests *r);
-/* A place inside or outside of a string; distinct_follow() moves it over the next byte. */
+/* Whether a place in a text is inside of a string, and after a backslash there; distinct_follow()
+ * moves it over the next byte. */
 struct distinct_place { uint8_t in_string, escaped; };
 void distinct_follow(struct distinct_place *p, int byte);
 

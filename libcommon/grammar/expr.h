@@ -111,9 +111,9 @@ int exprs_init(struct exprs *s, uint32_t limit, struct err *e);
 void exprs_release(struct exprs *s);
 /* Set `failed`; the first failure is kept. */
 void exprs_fail(struct exprs *s, enum expr_failure why);
-/* Why it failed, as an error; 0 if it did not. */
+/* 0, or -1 with *e that says why the store has failed. */
 int exprs_check(const struct exprs *s, struct err *e);
-/* Drop the rows of next bytes (they are recomputed as needed). */
+/* Drop the cached rows of next bytes, which are recomputed as needed. */
 void exprs_forget_rows(struct exprs *s);
 
 /* The size of a store; exprs_cut() forgets everything that was made after the mark. */
@@ -175,13 +175,13 @@ uint32_t expr_texts(struct exprs *s, const struct byte_span *t, size_t n);
 /* One character of the set, in UTF-8.  Ranges are sorted and disjoint; surrogates are skipped. */
 struct char_range { uint32_t lo, hi; };
 uint32_t expr_chars(struct exprs *s, const struct char_range *r, int n);
-/* The same inside a JSON string: quotation mark, backslash and control characters by their short
- * escape or \u00XX. */
+/* The same inside a JSON string, in which the quotation mark, the backslash and control characters
+ * are written as their short escape or as \u00XX. */
 uint32_t expr_json_chars(struct exprs *s, const struct char_range *r, int n);
 
 uint32_t expr_step(struct exprs *s, uint32_t e, int byte);
 /* The same, for many steps from few expressions: between two calls of expr_walk_start(), each
- * counts in full only once. */
+ * different step counts in full only once. */
 uint32_t expr_walk_first(struct exprs *s, uint32_t e, int byte);
 static inline uint32_t expr_walk(struct exprs *s, uint32_t e, int byte)
 {
@@ -210,7 +210,7 @@ uint32_t expr_seq(struct exprs *s, uint32_t a, uint32_t b);
 uint32_t expr_any_of(struct exprs *s, const uint32_t *v, uint32_t n);
 uint32_t expr_times(struct exprs *s, uint32_t a, int32_t lo, int32_t hi);
 uint32_t expr_rule(struct exprs *s, int32_t index);
-/* rest EXPR_NONE: the bottom. */
+/* A stack: top on top of the stack `rest`; rest EXPR_NONE: the empty stack. */
 uint32_t expr_cell(struct exprs *s, uint32_t top, uint32_t rest);
 
 #endif

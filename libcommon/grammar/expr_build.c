@@ -170,8 +170,9 @@ static uint32_t list_expr(struct exprs *s, uint8_t kind, uint8_t flags, const ui
     return expr_intern(s, &(struct expr){ .kind = kind, .flags = flags, .a = s->n_lists - n, .b = n });
 }
 
-/* The parts of v: expressions of the kind are replaced by their own parts, `unit` is skipped.
- * Returns few, or an array that the caller frees; NULL with failed set if out of memory. */
+/* Collect the parts of v: expressions of this kind are replaced by their own parts, and `unit` is
+ * skipped.  Returns few, or an array that the caller frees; NULL with failed set if out of
+ * memory. */
 static uint32_t *parts_of(struct exprs *s, uint8_t kind, uint32_t unit, const uint32_t *v, uint32_t n, uint32_t few[32],
                           uint32_t *n_parts)
 {

@@ -84,7 +84,7 @@ done:
 static int regular(const struct exprs *s, uint32_t e) { return e == EXPR_EPSILON || s->e[e].kind == EXPR_TERM; }
 static uint32_t inside(const struct exprs *s, uint32_t e) { return e == EXPR_EPSILON ? e : s->e[e].a; }
 
-/* e, as a terminal if all of it is regular. */
+/* The lowered form of e: a terminal if all of it is regular. */
 static uint32_t lower(struct lower *l, uint32_t e)
 {
     struct exprs *s = &l->g->x;

@@ -8,11 +8,11 @@
 
 static int is_context_free(const struct expr *x) { return x->kind >= EXPR_TERM && x->kind <= EXPR_RULE; }
 
-/* By context-free expression: it can end (alive), it can be empty. */
+/* For each context-free expression: alive: it can end; empty: it can match the empty text. */
 struct classes { uint8_t *alive, *empty; };
 
-/* Update the classes of i from its operands: 1 if they changed.  operand: the one that changed,
- * EXPR_NONE: any of them.  Of long lists only that one is read. */
+/* Update the classes of i from its operands; returns 1 if they changed.  operand: the one that
+ * changed, or EXPR_NONE for any of them; of a long list of operands only that one is read. */
 static int classify_one(const struct grammar *g, const struct classes *c, uint32_t i, uint32_t operand)
 {
     const struct exprs *s = &g->x;
@@ -53,7 +53,8 @@ static uint32_t operands(const struct grammar *g, uint32_t i, uint32_t two[2], c
     }
 }
 
-/* Least fixed points, by a queue of the expressions that changed: each changes twice at most. */
+/* Compute the least fixed points with a queue of the expressions that changed; each changes twice
+ * at most. */
 static int classify(const struct grammar *g, const struct classes *c, struct err *e)
 {
     const uint32_t n = g->x.n, *list;

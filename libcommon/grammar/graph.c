@@ -77,8 +77,8 @@ int graph_reach(const struct neighbours *v, uint8_t *marked)
     return 0;
 }
 
-/* The nodes in the order in which a depth-first search leaves them.  path, at and seen: scratch,
- * seen all zero. */
+/* Set order[] to the nodes in the order in which a depth-first search leaves them.  path, at and
+ * seen are scratch; seen is all zero. */
 static void finishing_order(const struct neighbours *v, uint32_t *order, uint32_t *path, uint32_t *at, uint8_t *seen)
 {
     uint32_t n = 0;

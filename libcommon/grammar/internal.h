@@ -22,14 +22,15 @@ struct parse_config {
     uint32_t first_cost, mask_cost;
     uint64_t first_bytes[4];
     uint32_t call;                      /* the call to which used_first and used_next belong */
-    uint8_t used_first; uint64_t used_next[4];          /* counted in full in that call already */
+    /* used_first 1, bit of used_next set: the cost was counted in full in that call already */
+    uint8_t used_first; uint64_t used_next[4];
     /* owned: [256] config + 1 after each byte, 0: unknown; followed by [256] bytes, the costs.
      * NULL: none is known. */
     uint32_t *next;
     uint32_t *mask;                     /* owned; NULL: not computed */
 };
 
-/* The effect of every token on one terminal; it does not depend on the stack below. */
+/* The effect of every token on one terminal, which does not depend on the stack below. */
 struct terminal {
     /* cost: see struct meter; call: the last call that used this terminal */
     uint32_t e, cost, call;
@@ -60,12 +61,12 @@ struct grammar {
     uint32_t string_char[2];
     /* The categories of all characters; NULL until a regular expression uses them. */
     struct category_run *categories; uint32_t n_categories, category_room;
-    /* on the stack below each array whose items must differ (distinct.h); 0: none */
+    /* the mark on the stack below each array whose items must differ (distinct.h); 0: not used */
     uint32_t distinct;
     uint64_t compile_work;
     char *relaxed;                      /* owned; see grammar_relaxed() */
     atomic_size_t bytes;                /* grammar_bytes(), to be read without the lock */
-    size_t least_bytes;                 /* when compiling ended, or after shrinking */
+    size_t least_bytes;                 /* bytes at the end of compiling, or after shrinking */
     struct grammar_budget *budget;      /* borrowed; NULL: none */
 
     pthread_mutex_t lock;               /* protects everything below, and x after compiling */
@@ -77,9 +78,9 @@ struct grammar {
     uint32_t *config_table; uint32_t n_config_table;
     /* owned: tokens with a comma or a closing bracket, made when distinct.h needs them. */
     int32_t *delimited; uint32_t n_delimited;
-    /* Stack + 1 to the config after it is popped, + 1. */
+    /* maps stack + 1 to 1 + the config after its top is popped */
     struct id_map after;
-    struct id_map terminals;               /* expression + 1 to its terminal, + 1 */
+    struct id_map terminals;               /* maps expression + 1 to 1 + its terminal */
     struct terminal *terminal; uint32_t n_terminals, terminal_room;
     size_t cache_bytes;
     uint32_t n_masks;

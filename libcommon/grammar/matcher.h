@@ -13,7 +13,8 @@
 void grammar_forget(struct grammar *g);
 /* Publish the bytes of g, for itself and for its budget. */
 void grammar_count(struct grammar *g);
-/* Has g grown while the grammars of its budget are over their limit? */
+/* 1 if the grammars of g's budget are over their limit and g has grown since it last dropped its
+ * results. */
 int grammar_over_budget(const struct grammar *g);
 
 /* ---- parse_config.c ---- */
@@ -22,7 +23,7 @@ int grammar_over_budget(const struct grammar *g);
 void config_begin(struct grammar *g);
 /* Add a position to the set being built. */
 void config_add(struct grammar *g, uint32_t e, uint32_t stack);
-/* Add all positions of a text that is about to match e and then the stack. */
+/* Add all positions of a text that must continue with e and then with the stack. */
 void config_close_over(struct grammar *g, uint32_t e, uint32_t stack);
 /* The number of the config just built; 0: nothing may follow (also after a failure). */
 uint32_t config_intern(struct grammar *g);

@@ -21,8 +21,8 @@ static int only_byte(const uint64_t set[4])
     return byte;
 }
 
-/* Number of the first n_ids tokens that do not change when more text follows, for each byte of the
- * set. */
+/* How many of the n_ids tokens of the text stay the same when more text follows it, whichever byte
+ * of the set comes first. */
 static size_t certain(const struct tokenizer *t, char *text, size_t n, const uint64_t set[4], const int32_t *ids,
                       size_t n_ids, struct err *e)
 {

@@ -27,7 +27,8 @@ static uint32_t distinct_marks(struct grammar *g, uint32_t config)
 static int is_blank(int byte) { return byte == ' ' || byte == '\n' || byte == '\t' || byte == '\r'; }
 static int is_delimiter(int byte) { return byte == ',' || byte == ']' || byte == '}' || is_blank(byte); }
 
-/* A place in the texts that would repeat an item: texts first to end - 1 are equal up to byte i. */
+/* A place in the texts that would repeat an item: the texts first to end - 1 have the same first i
+ * bytes, which are those written so far. */
 struct again { struct distinct_rests *rests; uint32_t first, end, i; struct distinct_place place; };
 
 static int byte_at(const struct again *a, uint32_t k)
@@ -59,7 +60,7 @@ static struct again again_after(const struct again *a, int byte)
     return to;
 }
 
-/* Whether every continuation from the config repeats an item. */
+/* 1 if every continuation from the config repeats an item. */
 static int repeats(struct grammar *g, const struct again *a, uint32_t config, int depth)
 {
     uint64_t set[4];
@@ -153,7 +154,7 @@ uint32_t matcher_follow_bytes(struct matcher *m, uint32_t config, const unsigned
     struct grammar *g = m->g;
     if (distinct_copy(next, &m->distinct) != 0)
         exprs_fail(&g->x, EXPR_NO_MEMORY);
-    /* The cost of the copy: a mask makes one for each of many tokens. */
+    /* count the cost of the copy, which is made for each of many tokens of a mask */
     meter_step(&g->x, 1 + next->n / 64 + next->n_items / 8);
     for (size_t i = 0; i < n && config && !g->x.failed; i++) {
         config = config_step(g, config, p[i]);

@@ -584,7 +584,7 @@ static struct regex_part atom(struct regex_parser *p, int place)
 /* look: 1 lookahead, -1 a negative one. */
 struct regex_item { struct regex_part p; int look; };
 
-/* (?=...) or (?!...), with the parser at its start. */
+/* Read (?=...) or (?!...), at the start of which the parser is. */
 static struct regex_item lookahead(struct regex_parser *p)
 {
     struct regex_item it = { .look = starts(p, "(?=") ? 1 : -1 };
@@ -615,7 +615,7 @@ static struct regex_item quantified(struct regex_parser *p, int place)
     return it;
 }
 
-/* The items of a sequence one after the other, then r. */
+/* Concatenate the items of a sequence, and r after them. */
 static struct regex_part join_items(struct regex_parser *p, const struct regex_item *v, uint32_t n,
                                     struct regex_part r)
 {

@@ -154,7 +154,8 @@ static struct memo *recall_set(struct schema *s, const struct member_set *set, i
     return memo;
 }
 
-/* The result of a set that was compiled before; a rule, while it is being compiled. */
+/* The result of a set that was compiled before; while it is still being compiled (recursion), a
+ * rule for it. */
 static uint32_t known_result(struct schema *s, struct memo *memo)
 {
     s->n_partial += (uint64_t)memo->partial;

@@ -36,7 +36,8 @@ struct member {
 };
 
 struct memo { uint32_t first, n, result; int rule, used, dropped, partial, loose; };
-/* n members in `keys` from `first` on; dropped: it failed, unusable; partial, loose: see schema */
+/* A compiled set: n members in `keys` from `first` on.  dropped: it failed and cannot be used;
+ * partial, loose: see struct schema. */
 
 /* Base URIs and names of the document's schemas: schema_ref.c. */
 struct schema_refs {
@@ -69,7 +70,7 @@ struct schema {
      * alternative, to stay within the limits; the grammar then allows less. */
     int too_many, brief;
     /* Number of uses of incomplete negations, which lack a part that cannot be expressed.  If it is
-     * not 0, the grammar allows less than the schema, and an empty grammar does not prove that no
+     * not 0, the grammar allows less than the schema, so an empty grammar does not prove that no
      * value satisfies the schema. */
     uint64_t n_partial;
     const json_t *partial_at; const char *partial_key;      /* the schema and keyword of the first */
@@ -93,7 +94,8 @@ struct refusal { const json_t *at; char keyword[256]; };
 enum { TYPE_NULL = 1, TYPE_BOOLEAN = 2, TYPE_INTEGER = 4, TYPE_FRACTION = 8, TYPE_STRING = 16, TYPE_ARRAY = 32,
        TYPE_OBJECT = 64, TYPE_ALL = 127 };
 
-/* A schema as a part of g; EXPR_NONE with *e set.  comma and colon: punctuation with its blanks. */
+/* Compile a schema as a part of g; EXPR_NONE with *e set.  *comma and *colon: the punctuation with
+ * the blanks that it may have. */
 uint32_t grammar_schema_expr(struct grammar *g, json_t *root, uint32_t *comma, uint32_t *colon, struct err *e);
 /* The same, but keywords that cannot be enforced are removed from root, and their JSON pointers are
  * appended to the array `dropped`. */
@@ -118,7 +120,7 @@ uint32_t schema_report(struct schema *s, const json_t *at, const char *keyword, 
 struct member_set { struct member *v; int n, room; };       /* v is owned */
 /* 1: added, 0: already a member, -1: failed. */
 int schema_add_member(struct schema *s, struct member_set *to, const struct member *m);
-/* Add a member and all that $ref and allOf add to it: 0, 1 if nothing can satisfy it, -1. */
+/* Add a member and all that $ref and allOf add to it.  0; 1: nothing can satisfy it; -1: failed. */
 int schema_flatten(struct schema *s, struct member_set *to, const struct member *given, int depth);
 /* The scope of the schemas that a member applies in place. */
 const json_t *schema_scope_inside(const struct member *m);
@@ -126,7 +128,8 @@ const json_t *schema_scope_inside(const struct member *m);
 struct branch_list { uint32_t *v; uint32_t n, room; };      /* v is owned */
 /* Add an alternative, unless it is EXPR_NONE. */
 void schema_add_branch(struct schema *s, struct branch_list *to, uint32_t e);
-/* Split one keyword with alternatives off: 1 if there was one; *result is then its branches. */
+/* Split off one keyword with alternatives.  1 if there was one: *result is then the union of its
+ * branches. */
 int schema_split(struct schema *s, struct member *m, int n, uint32_t *result);
 /* Compile members that have no alternatives left. */
 uint32_t schema_compile_types(struct schema *s, const struct member *m, int n);
@@ -143,33 +146,33 @@ uint32_t schema_compile(struct schema *s, const struct member *m, int n);
 uint32_t schema_refuse(struct schema *s, const json_t *at, const char *keyword, const char *why);
 uint32_t schema_limit(struct schema *s, const json_t *at, const char *why);
 uint32_t schema_nomem(struct schema *s);
-/* A regular expression as regex_compile() has it, compiled once for each text. */
+/* As regex_compile(), but each text is compiled only once. */
 uint32_t schema_regex_cached(struct schema *s, const char *text, size_t size, int json, int search, int32_t *min,
                              int32_t *max, struct err *e);
-/* A regular expression of ours; json: of the inside of a string. */
+/* Compile a regular expression of our own; json: it describes the inside of a string. */
 uint32_t schema_regex(struct schema *s, const char *text, int json);
-/* The same for the text of a keyword; search: as regex_compile() has it. */
+/* The same for the regular expression of a keyword of the schema; search as in regex_compile(). */
 uint32_t schema_regex_n(struct schema *s, const json_t *at, const char *keyword, const char *text, size_t size,
                         int search, int32_t *min, int32_t *max);
-/* The pattern of a member, or a key of its patternProperties: texts in which it is found, inside
- * strings. */
+/* Compile the pattern of a member, or a key of its patternProperties: the insides of strings in
+ * which it is found. */
 uint32_t schema_pattern(struct schema *s, const json_t *at, const char *keyword, const char *text, size_t size,
                         int32_t *min, int32_t *max);
 
-/* JSON values of the schema, each as one text. */
+/* One of these JSON values, each of which is written in one way only. */
 uint32_t schema_values(struct schema *s, json_t *const *v, size_t n);
 uint32_t schema_number(struct schema *s, const struct member *m, int n, int whole, int fraction);
-/* The inside of the strings that the members allow, without quotation marks. canonical: with the
- * necessary escapes only. */
+/* The inside of the strings that the members allow, without quotation marks.  canonical: 1: only
+ * with the necessary escapes. */
 uint32_t schema_string(struct schema *s, const struct member *m, int n, int canonical);
 uint32_t schema_array(struct schema *s, const struct member *m, int n);
 uint32_t schema_object(struct schema *s, const struct member *m, int n);
 
-/* Whether the value satisfies the schema; -1: it cannot be said (failed is set). */
+/* 1 if the value satisfies the schema, 0 if not, -1 if that cannot be decided (failed is set). */
 int schema_valid(struct schema *s, const json_t *schema, const json_t *v);
 int schema_is_multiple(const json_t *a, const json_t *b);
-/* The negation as a JSON array of schemas, owned by s: a value matches one of them if and only if
- * it does not match the given schema.  NULL: not expressible (failed is set). */
+/* The negation of a schema as a JSON array of schemas, owned by s: a value matches one of them if
+ * and only if it does not match the given schema.  NULL: it cannot be expressed (failed is set). */
 json_t *schema_negate(struct schema *s, json_t *schema, int depth);
 int schema_refs_open(struct schema *s);
 void schema_refs_close(struct schema_refs *r);
@@ -184,13 +187,13 @@ unsigned schema_types(struct schema *s, const json_t *schema);
 json_t *schema_enumerated(struct schema *s, const struct member *m, int n);
 /* The number of a keyword like minLength; -1 if it is not there, or refused. */
 int64_t schema_count(struct schema *s, const json_t *schema, const char *keyword);
-/* The regular expression of a format; NULL: not enforced. */
+/* The regular expression of a format; NULL: the format is not enforced. */
 const char *schema_format(const char *name);
 /* The same, if the regular expression matches every string of the format, so that it can be
  * negated. */
 const char *schema_exact_format(const char *name);
-/* The same without lengths of its parts, for texts of at most 63 characters; NULL: it has no
- * such lengths. */
+/* The same without limits on the lengths of its parts, for texts of at most 63 characters; NULL:
+ * the format has no such limits. */
 const char *schema_short_format(const char *name);
 json_t *schema_keep(struct schema *s, json_t *made, const json_t *from);        /* steals made */
 /* Schemas (as of schema_negate) for SOME_PROPERTY among the declared properties of the members. */
@@ -208,7 +211,7 @@ json_t *schema_keys(const json_t *object);      /* the caller decrefs the array 
 /* The strings of a schema as a regular expression, inside of quotation marks, with the necessary
  * escapes only.  exact: all of them, or it is refused; else some may be missing. */
 uint32_t schema_strings(struct schema *s, json_t *schema, int exact, int depth);
-/* Whether x is in the scope of the member u (struct member.scope), so that u counts the items or
+/* 1 if x is in the scope of the member u (struct member.scope), so that u counts the items or
  * properties that x evaluates. */
 int schema_evaluates(const struct member *m, int n, const struct member *x, const struct member *u);
 #define NEGATION "its negation (of not, if or overlapping oneOf) cannot be enforced"

@@ -54,7 +54,7 @@ static json_t *unevaluated_item(struct schema *s, const struct member *m, int n,
     return r;
 }
 
-/* The schemas of item i (those of all later ones for i < 0), and `more`. */
+/* Compile item i (i < 0: any later item), which must also satisfy `more`. */
 static uint32_t item(struct schema *s, const struct member *m, int n, int64_t i, json_t *const *more, int n_more)
 {
     struct member *v = calloc((size_t)(2 * n + n_more + 1), sizeof *v);
@@ -89,8 +89,8 @@ static uint32_t after_comma(struct schema *s, int first, uint32_t e)
     return first ? e : expr_seq(&s->g->x, expr_term(&s->g->x, s->comma), e);
 }
 
-/* The schemas of position i (n_first: all later ones) for an item that counts for the contains of
- * the set. */
+/* Compile an item at position i (n_first: at any later position) that matches the contains of the
+ * set.  It must not match those others whose maximum counts. */
 static uint32_t counted_item(struct array *a, uint32_t i, uint32_t set)
 {
     json_t *more[MAX_CONTAINS];
@@ -104,8 +104,8 @@ static uint32_t counted_item(struct array *a, uint32_t i, uint32_t set)
     return item(a->s, a->m, a->n, i < a->n_first ? (int64_t)i : -1, more, n);
 }
 
-/* The state after an item that counts for the set; n_states: the item is not allowed, or a
- * smaller set gives the same state. */
+/* The state of the counts after an item that matches the contains of the set; n_states: the item is
+ * not allowed, or a smaller set gives the same state. */
 static uint32_t count_items(const struct array *a, uint32_t state, uint32_t set)
 {
     uint32_t unit = 1, to = state;
@@ -132,7 +132,8 @@ static int enough_counted(const struct array *a, uint32_t state)
     return 1;
 }
 
-/* All items after position `last`, where all positions are alike: one expression for each state. */
+/* All items from position `last` on, where all positions are alike: sets next[] to an expression
+ * for each state of the counts. */
 static void later_items(struct array *a, int32_t last, uint32_t *next)
 {
     struct exprs *x = &a->s->g->x;

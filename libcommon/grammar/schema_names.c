@@ -51,7 +51,7 @@ static void add_name(struct listing *l, int n)
     json_decref(name);
 }
 
-/* 0, or -1: there are too many, or they are too long. */
+/* List the texts of e.  0, or -1: there are too many, or they are too long. */
 static int list_texts(struct listing *l, uint32_t e, int n)
 {
     uint64_t set[4];
@@ -108,7 +108,7 @@ static uint32_t allowed_names(struct schema *s, const struct member *m, int n)
     return e;
 }
 
-/* Whether it matters that the names can be distinguished. */
+/* 1 if it matters that the names can be distinguished. */
 static int must_count(struct schema *s, const struct member *m, int n)
 {
     int64_t least = 0, declared = 0, some = 0;

@@ -99,9 +99,10 @@ struct digits {
     struct exprs *x;
     int whole, fraction;                /* digits before and after the point */
     const struct residues *residues;
-    char lo[WHOLE_DIGITS + 1], hi[WHOLE_DIGITS + 1];        /* all of them */
-    /* [digits left][remainder] the continuations between the bounds; 0: unknown, else expression +
-     * 1. Shared by numbers of every length.  NULL: the bounds leave few numbers. */
+    char lo[WHOLE_DIGITS + 1], hi[WHOLE_DIGITS + 1];        /* the bounds, with all digits before and after the point */
+    /* [digits left][remainder] the continuations of numbers that no longer equal a bound: 0:
+     * unknown, else 1 + expression.  Shared by numbers of every length.  NULL: not used, because
+     * the bounds leave few numbers. */
     uint32_t *open;
 };
 
@@ -122,7 +123,7 @@ static uint32_t follow(struct digits *d, int at, int64_t rest, int low, int high
     if (known && *known)
         return *known - 1;
     d->x->meter.work += 8;
-    int ends = at >= d->whole;          /* with zeros for the remaining digits */
+    int ends = at >= d->whole;          /* 1 if the number may end here, with zeros for the remaining digits */
     for (int i = at; i < n && low; i++)
         ends &= d->lo[i] == '0';
     int64_t left = rest;
@@ -412,7 +413,7 @@ uint32_t schema_number(struct schema *s, const struct member *m, int n, int whol
     return r;
 }
 
-/* a is a multiple of b, as decimals. */
+/* 1 if a is a multiple of b; both are taken as decimal numbers. */
 int schema_is_multiple(const json_t *a, const json_t *b)
 {
     struct decimal x = decimal_of(a), y = decimal_of(b);

@@ -341,9 +341,9 @@ int schema_may_have_further(const struct schema *s, const struct member *m, int 
     return open || !declared || s->loose || s->g->options.open_objects;
 }
 
-/* Further properties, or (class not 0) one of this class that satisfies the SOME_PROPERTY of the
- * set `served`: for each set of patterns that a key may match, the keys and the schemas of the
- * value. */
+/* One further property; class not 0: one whose name is of this class and which satisfies the
+ * SOME_PROPERTY of the set `served`.  For each set of patterns that a key may match, there is a
+ * branch with these keys and the schemas of their value. */
 static uint32_t further(struct object *o, unsigned class, unsigned served)
 {
     struct schema *s = o->s;
@@ -384,7 +384,7 @@ static uint32_t further(struct object *o, unsigned class, unsigned served)
 struct needed {
     struct object *o;
     uint32_t comma, end;
-    uint32_t property[N_CLASSES][N_CLASSES];    /* by class and served; 0: not known, 1 + expression */
+    uint32_t property[N_CLASSES][N_CLASSES];    /* 1 + expression, by class and served set; 0: not known */
     /* by the next class, the served set, and the number still to come; 0: unknown, else expression
      * + 1 */
     uint32_t rest[N_CLASSES + 1][N_CLASSES][MAX_NEEDED + 1];
@@ -398,7 +398,8 @@ static uint32_t needed_property(struct needed *d, unsigned class, unsigned serve
     return *known - 1;
 }
 
-/* `count` properties of class `class` and later ones; the first satisfy those not in `served`. */
+/* `count` more properties, whose classes are `class` and later ones, and the end; together they
+ * satisfy all SOME_PROPERTY that are not in `served`. */
 static uint32_t needed_rest(struct needed *d, unsigned class, unsigned served, int count)
 {
     struct exprs *x = &d->o->s->g->x;
@@ -422,7 +423,8 @@ static uint32_t needed_rest(struct needed *d, unsigned class, unsigned served, i
     return *known - 1;
 }
 
-/* needed[t]: t properties that satisfy all SOME_PROPERTY, and the end. */
+/* Fill in needed[t]: t properties that together satisfy all SOME_PROPERTY, and the end of the
+ * object. */
 static void needed_ends(struct object *o, uint32_t comma, uint32_t end, uint32_t needed[MAX_NEEDED + 1])
 {
     struct needed *d = calloc(1, sizeof *d);
@@ -438,8 +440,8 @@ static void needed_ends(struct object *o, uint32_t comma, uint32_t end, uint32_t
     free(d);
 }
 
-/* After all declared properties: key[c] is the part after a quotation mark with c properties so
- * far, done[c] the part after a value. */
+/* Fill in what may come after all declared properties: key[c] after the quotation mark of a key,
+ * done[c] after a value, if the object has c properties so far. */
 static void further_rows(struct object *o, int32_t cap, uint32_t comma, uint32_t end, uint32_t *key, uint32_t *done)
 {
     struct exprs *x = &o->s->g->x;
@@ -462,8 +464,9 @@ static void further_rows(struct object *o, int32_t cap, uint32_t comma, uint32_t
     }
 }
 
-/* From property i on, with at least one already written.  next: the part after it, without the
- * comma. */
+/* The object: its properties in order, from the last one to the first.  key[c] and done[c] are what
+ * may come from property i on, after a quotation mark or after a value, if the object has c
+ * properties so far. */
 static uint32_t sequence(struct object *o)
 {
     struct schema *s = o->s;
@@ -481,7 +484,7 @@ static uint32_t sequence(struct object *o)
              *done2 = rows + 3 * n;
     if (!rows)
         return schema_nomem(s);
-    int needed = 0;                     /* required ones from here on */
+    int needed = 0;                     /* number of required properties from property i on */
     further_rows(o, cap, comma, end, key, done);
     for (int i = o->n_p - 1; i >= 0; i--) {
         const struct property *p = &o->p[i];
@@ -508,7 +511,7 @@ static uint32_t sequence(struct object *o)
     return expr_seq(x, expr_term(x, expr_byte(x, '{', '{')), r);
 }
 
-/* minProperties and maxProperties of all members. */
+/* Read minProperties and maxProperties of all members. */
 static void count_bounds(struct object *o)
 {
     for (int k = 0; k < o->n && !o->s->failed; k++) {

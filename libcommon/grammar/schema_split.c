@@ -25,7 +25,7 @@ void schema_add_branch(struct schema *s, struct branch_list *to, uint32_t e)
     to->v[to->n++] = e;
 }
 
-/* The members together with some more. */
+/* Compile the members together with some more. */
 static uint32_t compile_with(struct schema *s, const struct member *m, int n, const struct member *extra, int n_extra)
 {
     struct member *v = malloc((size_t)(n + n_extra + 1) * sizeof *v);
@@ -70,8 +70,8 @@ static void first_with(struct schema *s, struct branch_list *to, const struct me
         }
 }
 
-/* Whether two schemas allow no common value together with the members.  0 if that cannot be
- * determined. */
+/* 1 if two schemas have no common value together with the members; 0 if they have one, or if that
+ * cannot be determined. */
 static int disjoint(struct schema *s, const struct member *m, int n, json_t *a, json_t *b)
 {
     struct err *e = s->e, dropped;
@@ -100,7 +100,7 @@ static json_t *made_before(struct schema *s, char kind, const json_t *of)
     return json_array_get(known, 0);
 }
 
-/* Store it, so that equal members are made only once.  partial: n_partial before. */
+/* Store a made schema, so that it is made only once.  partial: n_partial before it was made. */
 static json_t *remember_made(struct schema *s, char kind, const json_t *of, json_t *made, uint64_t partial)
 {
     char key[32];
@@ -122,7 +122,8 @@ static json_t *negation_of(struct schema *s, json_t *schema)
     return remember_made(s, 'o', schema, schema_keep(s, json_pack("{s:O}", "anyOf", alternatives), schema), partial);
 }
 
-/* oneOf: each alternative without the values that others allow, too. */
+/* oneOf: add a branch for each alternative, without the values that other alternatives allow,
+ * too. */
 static void one_with(struct schema *s, struct branch_list *to, const struct member *m, int n, const struct member *of,
                      json_t *alternatives)
 {
@@ -158,8 +159,8 @@ static void one_with(struct schema *s, struct branch_list *to, const struct memb
     }
 }
 
-/* Each entry of dependentRequired and dependentSchemas: without the property, or with the
- * property and its dependency. */
+/* Make alternatives of each entry of dependentRequired and dependentSchemas: the property is
+ * absent, or it is present and its dependency holds. */
 static json_t *dependencies(struct schema *s, json_t *m)
 {
     static const char *const keys[] = { "dependentRequired", "dependentSchemas", "dependencies" };
@@ -272,7 +273,7 @@ static int is_implied(struct schema *s, const struct member *m, int n, json_t *a
     json_t *v;
     size_t k;
     for (int i = 0; i < n; i++) {
-        /* their values are written as they are */
+        /* values of const and enum are written as they are */
         if (json_object_get(m[i].s, "const") || json_object_get(m[i].s, "enum"))
             return 0;
         types &= schema_types(s, m[i].s);

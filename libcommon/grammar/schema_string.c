@@ -57,7 +57,8 @@ static uint32_t member_string(struct schema *s, const json_t *m, struct lengths 
     return r;
 }
 
-/* r with lengths between the bounds; -1 if it has too many states, then *result is not set. */
+/* Set *result to r limited to lengths between the bounds; -1 if that has too many states, and
+ * *result is not set. */
 static int within_lengths(struct schema *s, uint32_t r, const struct lengths *l, uint32_t *result)
 {
     struct exprs *x = &s->g->x;

@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A member without the keywords that were split off and those whose schemas are members, too: the
- * branch has members for these, and a trial of two alternatives must not check the others.  own:
- * also without its enum, because the values to check come from there. */
+/* A member's schema without the keywords that were split off and those whose schemas are members
+ * themselves: the branch has members for these, and a trial of two alternatives must not check the
+ * others.  own: 1: also without its enum, because the values to check come from there. */
 static json_t *left_of(struct schema *s, const struct member *m, int own)
 {
     static const struct { unsigned done; const char *key[3]; } split[] = {

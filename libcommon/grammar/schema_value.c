@@ -62,7 +62,7 @@ static void put_value(struct json_text *b, const json_t *v)
     }
 }
 
-/* An array or object, with the blanks that its punctuation may have. */
+/* An expression for an array or object, with the blanks that its punctuation may have. */
 static uint32_t container(struct schema *s, const json_t *v, int depth)
 {
     struct exprs *x = &s->g->x;

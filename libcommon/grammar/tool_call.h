@@ -24,7 +24,8 @@ struct tool_parser {
     int failed;                         /* memory ran out */
 };
 
-/* MORE: depends on text that is still to come. */
+/* Results of reading: DONE; BAD: the text is no call; MORE: that depends on text that is still to
+ * come. */
 enum { MORE = 0, DONE = 1, BAD = -1 };
 
 /* The parts of one call, in text from `at` on. */
@@ -43,8 +44,8 @@ struct json_cursor { const char *p, *end; };
 void call_blanks(struct json_cursor *c);
 /* Read a marker, with any blanks in and around it: DONE, MORE (incomplete so far) or BAD. */
 int call_marker(struct json_cursor *c, const char *m);
-/* Read the closing marker, if the family has one: MORE while it may still come.  At the end of the
- * answer a part of it suffices. */
+/* Read the closing marker, if the family has one.  MORE while it may still come; at the end of the
+ * answer, a part of it suffices. */
 int call_closing(const struct tool_parser *p, struct json_cursor *k, int end);
 /* Set p->failed and return NULL.  The parser then ignores further text, because the unread rest of
  * a call would be reported as text of the answer. */

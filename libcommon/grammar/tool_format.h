@@ -21,8 +21,8 @@ enum tool_style {
  *                close
  *   PYTHON       open [ name before_arguments key=value, ... ) , ... ] close
  *   QUOTED       open name before_arguments key:value, ... } close
- * Blanks and line breaks around markers and JSON are skipped when reading.  "" where a family
- * has no such marker. */
+ * Blanks and line breaks around markers and JSON are skipped when reading.  A marker that a family
+ * does not have is "". */
 struct tool_format {
     const char *name;
     const char *needles[3];             /* strings that the template must contain, up to NULL */
@@ -37,7 +37,8 @@ struct tool_format {
     const char *id_close;
     /* TAGS; value_open is part of key_close. */
     const char *key_open, *key_close, *value_close;
-    /* TAGS: key_close of an argument that is JSON and not a string; NULL: the same */
+    /* TAGS: key_close of an argument that is JSON instead of a string; NULL: key_close is the same
+     * for both */
     const char *key_close_json;
     const char *think, *think_end;      /* around reasoning; NULL: <think>, </think> */
     /* For families that mark every part of an answer: the marker of its text, and the text between
@@ -47,7 +48,7 @@ struct tool_format {
     const char *const *noise;
     int single;                         /* an answer has at most one call */
 };
-/* The most specific first; the last is JSON alone. */
+/* All families: the most specific first; the last is JSON without markers. */
 extern const struct tool_format tool_formats[];
 extern const int n_tool_formats;
 

@@ -31,8 +31,8 @@ static int is_eos(const struct grammar_vocab *v, int32_t id)
     return 0;
 }
 
-/* The text; special tokens of the vocabulary in it match themselves.  *first: the id of the token
- * that it starts with, -1: text. */
+/* An expression for the text, in which special tokens of the vocabulary match themselves.  *first:
+ * the id of the token that it starts with, -1: it starts with plain text. */
 static uint32_t marker(struct tool_builder *k, const char *text, int32_t *first)
 {
     const struct grammar_vocab *v = k->g->v;
@@ -109,7 +109,7 @@ static void no_memory(struct tool_builder *k)
     k->failed = 1;
 }
 
-/* A keyword of a function is not enforced. */
+/* Note that a keyword of a function is not enforced. */
 static void relax(struct tool_builder *k, const char *function, const char *place)
 {
     if (json_array_append_new(k->relaxed, json_sprintf("function '%s': %s", function, place)) != 0)
@@ -299,7 +299,8 @@ struct members {
 
 static int by_key(const void *a, const void *b) { return strcasecmp(*(const char *const *)a, *(const char *const *)b); }
 
-/* From the last property to the first: `first` if no property came before, `more` after one. */
+/* Build the members of an object from the last property to the first: `first` is used if no
+ * property came before, `more` after one. */
 static uint32_t members_of(struct tool_builder *k, const struct members *m, const json_t *schema, int depth)
 {
     json_t *properties = json_object_get(schema, "properties"), *v;
@@ -452,7 +453,7 @@ static uint32_t own_arguments(struct tool_builder *k, const char *name, const js
     return expr_seq(k->x, r, literal(k, python ? ")" : "}"));
 }
 
-/* Any arguments: none that a schema checks. */
+/* Any arguments in the family's own notation, without a schema. */
 static uint32_t any_own(struct tool_builder *k, const char *name)
 {
     const int python = k->f->style == TOOL_PYTHON;

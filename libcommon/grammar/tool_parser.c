@@ -103,8 +103,8 @@ static int next_mark(const struct tool_parser *p, size_t *at, size_t *size)
     return which;
 }
 
-/* Report text up to `to`, where a marker starts or may start.  0: it may turn out to be between
- * calls. */
+/* Report text up to `to`, where a marker starts or may start.  1; 0: wait for more text, because
+ * these are blanks that may stand between calls. */
 static int text_until(struct tool_parser *p, size_t to, int which, int end)
 {
     if ((p->n_calls || p->in_section) && which && to - p->at <= 4) {       /* before a call, after another marker */
@@ -273,7 +273,8 @@ struct tool_parser *tool_parser_open(const struct tool_format *f, const struct t
     return p;
 }
 
-/* The bytes with which a call may end: of JSON, of a marker, of arguments in Python. */
+/* 1 if the text has a byte with which a call may end: of JSON, of a marker, or of arguments in
+ * Python. */
 static int has_end(const char *s, size_t n)
 {
     return memchr(s, '}', n) || memchr(s, ']', n) || memchr(s, '>', n) || memchr(s, ')', n);
@@ -301,7 +302,7 @@ int tool_parser_push(struct tool_parser *p, const char *text, size_t size, struc
     if (!strcmp(p->f->name, "functionary-3.2") && !p->said && p->n - p->at >= 7 &&
         !memcmp(p->text + p->at, ">>>all\n", 7))
         p->at += 7;
-    /* A call that needs more text cannot end with these bytes: do not read it again from its
+    /* a call that needs more text is not complete with these bytes: do not read it again from its
      * beginning */
     if (p->waiting && !p->o.stream_arguments && !has_end(text, size))
         return 0;

@@ -24,9 +24,9 @@ struct tool_format;                     /* constant; shared by all */
 /* template_text NULL or without any known marker: JSON alone ({"name": ..., "arguments": ...}).
  * Never NULL. */
 const struct tool_format *tool_format_detect(const char *template_text, size_t size);
-/* Does it use markers other than <think> for reasoning (and other parts)? */
+/* 1 if it uses markers other than <think> for reasoning (and for other parts of an answer). */
 int tool_format_has_channels(const struct tool_format *f);
-/* Whether a prompt ends inside of reasoning. */
+/* 1 if the prompt ends inside of reasoning. */
 int tool_format_begun(const struct tool_format *f, const char *prompt, size_t size);
 /* Whether its templates refuse ids of calls that are not 9 letters or digits. */
 int tool_format_has_short_ids(const struct tool_format *f);
@@ -95,7 +95,8 @@ struct tool_grammar_options {
     const char *only;
     enum tool_choice choice;            /* AUTO: free text; an opening marker starts a call */
     int parallel;                       /* more than one call may come */
-    /* As for the parser; a reasoning model may also think before a required call in any case. */
+    /* 1: the prompt ended inside of reasoning.  In any case a reasoning model may think before a
+     * required call. */
     int reasoning;
     int no_reasoning;                   /* the model never thinks before a required call */
     /* With AUTO: the schema of an answer without calls, borrowed for the call; NULL: any text. */
