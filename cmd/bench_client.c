@@ -138,7 +138,7 @@ static void take_error(struct client_stream *s, const json_t *error)
         snprintf(s->error, sizeof s->error, "%.200s", *text ? text : "an error without a message");
 }
 
-/* One event of the stream: its data. */
+/* Handle one event of the stream, given its data. */
 static void take_event(struct transfer *r, const char *data, size_t n)
 {
     struct client_stream *s = &r->s;

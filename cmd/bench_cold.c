@@ -40,7 +40,7 @@ static const struct { const char *name, *mark, *what; } phases[N_PHASES] = {
     [FIRST_TOKEN] = { "first_token", NULL, "the token becomes text and arrives" },
 };
 
-/* On a GPU: phases between its own marks, beside those above. */
+/* On a GPU: phases between marks of its own, in addition to those above. */
 enum { CONTEXT, COPY, OVERLAP, AFTER_CONTEXT, N_DEVICE };
 static const struct { const char *name, *what; } device_phases[N_DEVICE] = {
     [CONTEXT] = { "context_s", "the rest of creating the context, which began with the opening" },
@@ -131,7 +131,7 @@ static void device_times(struct starts *s, int i, const json_t *marks)
     s->device[AFTER_CONTEXT][i] = (first - context) * 1e-9;
 }
 
-/* One start of zse-chat. */
+/* Measure one start of zse-chat. */
 static int start_ours(const char *const *argv, struct starts *s, int i, int *n_tokens, struct err *e)
 {
     double first;
@@ -199,7 +199,7 @@ struct cold {
     char threads[16], context[16], layers[16];
     struct gpu_speeds gpu; size_t gpu_bytes;        /* on a GPU: its speeds, and the bytes that are copied to it */
     int n_tokens;
-    double alone;                       /* seconds of the prefill in a process that is warmed up */
+    double alone;                       /* seconds of the same prefill in a process that has warmed up */
     struct starts ours[2], peer[2];
     const char *kept[2];                /* why the pages of our model, or of the peer's, could not be evicted */
 };

@@ -66,7 +66,8 @@ static void compare(const struct gpu_report *p)
     }
 }
 
-/* Heads as in models of this width, four of which share a KV head. */
+/* Choose the number and size of heads as models of this width have them, with four heads for each
+ * KV head. */
 static int choose_heads(struct gpu_bench_options *g)
 {
     g->head_dim = g->cols >= 1024 ? 128 : g->cols >= 256 ? 64 : 32;

@@ -142,7 +142,8 @@ struct score_rows {
     const int32_t *next;                /* [n] */
     int vocab;
     double *nll, *reference_nll, *kl;   /* [n] */
-    /* [n] common share of the five most likely tokens; cosine of the logit vectors */
+    /* [n] fraction of the five most likely tokens that both rows have in common; cosine of the
+     * logit vectors */
     double *top5, *cosine;
     unsigned char *same;                /* [n] */
 };
@@ -162,7 +163,7 @@ static void find_top(const float *x, int n, int k, int *top)
     }
 }
 
-/* Share of the five largest of x that are among the five largest of y. */
+/* The fraction of the five largest of x that are among the five largest of y. */
 static double top_overlap(const float *x, const float *y, int n)
 {
     int a[TOP], b[TOP], common = 0;
@@ -321,7 +322,7 @@ static void weights_crc(const struct opened_model *m, char out[9])
     snprintf(out, 9, "%08lx", (unsigned long)crc);
 }
 
-/* Everything needed to reproduce the figures. */
+/* Add everything that is needed to reproduce the figures. */
 static void add_identities(json_t *j, const struct side *reference, const struct side *model)
 {
     char crc[9];

@@ -99,7 +99,7 @@ static int time_step(struct engine *g, const int32_t *ids, int n_ids, int most, 
     return engine_step(g, e);
 }
 
-/* Every size once without counting, then `repeats` times in turn. */
+/* Measure a step of every size: once without counting it, then `repeats` times in turn. */
 static int time_steps(const struct bench_options *o, const struct opened_model *m, const int32_t *ids, int n_ids,
                       struct steps *s, struct err *e)
 {
@@ -120,7 +120,8 @@ static int time_steps(const struct bench_options *o, const struct opened_model *
     return rc;
 }
 
-/* Time of a step with n tokens in steps of one, between the measured ones. */
+/* The time of a step with n tokens as a multiple of that with one token, interpolated between the
+ * measured sizes. */
 static double ratio_at(const struct steps *s, double n)
 {
     int i = 1;
@@ -136,7 +137,7 @@ static json_t *show_steps(const struct bench_options *o, const struct steps *s)
     if (!o->json)
         printf("%10s %12s %10s %12s\n", "tokens", "ms a step", "ratio", "break-even");
     for (int i = 0; i < N_SIZES; i++) {
-        /* the share of the drafted tokens that must be right */
+        /* the fraction of drafted tokens that must be right so that the step is worth its time */
         const double even = sizes[i] > 1 ? (s->ratio[i] - 1) / (sizes[i] - 1) : 0;
         if (!o->json)
             printf("%10d %12.3f %10.2f %12.2f\n", sizes[i], s->seconds[i] * 1e3, s->ratio[i], even);
@@ -146,8 +147,9 @@ static json_t *show_steps(const struct bench_options *o, const struct steps *s)
     return list;
 }
 
-/* The length that is best if a guessed token after right ones is right with probability `a`, and
- * the tokens that it makes in the time of one: (1 - a^(k+1)) / (1 - a) / (time of k + 1 tokens). */
+/* The best number k of guessed tokens, if a guess after right guesses is right with probability
+ * `a`.  *speed: the tokens that a step then yields in the time of a step with one token: (1 -
+ * a^(k+1)) / (1 - a) / (time of k + 1 tokens). */
 static int best_length(const struct steps *s, double a, double *speed)
 {
     int best = 0;
@@ -208,7 +210,7 @@ static int add_case(struct spec_case *c, int *n, const char *name, const char *p
     return c[*n - 1].name && c[*n - 1].prompt ? 0 : err_nomem(e, "cases");
 }
 
-/* Lines of {"name", "prompt"}; path NULL: the built-in ones. */
+/* Read lines of {"name", "prompt"} from path; NULL: use the built-in ones. */
 static struct spec_case *read_cases(const char *path, int *n, struct err *e)
 {
     enum { MOST_BYTES = 16 << 20, BUILTIN = sizeof builtin / sizeof *builtin };
@@ -252,7 +254,7 @@ static struct spec_case *read_cases(const char *path, int *n, struct err *e)
 
 struct totals { double plain_s, spec_s; int tokens, steps, drafted, accepted; };
 
-/* Both answers to a prompt, `repeats` times in turn. */
+/* Measure the answers to a prompt with and without guesses, `repeats` times in turn. */
 static int run_case(struct engine *g, const struct bench_options *o, const struct spec_case *c, const int32_t *ids,
                     int n_ids, const struct steps *s, struct totals *all, json_t *list, struct err *e)
 {

@@ -148,7 +148,7 @@ static int measure_rows(struct row *rows, int n, int repeats, struct err *e)
     return rc;
 }
 
-/* The head of every table. */
+/* The members with which every table's JSON begins. */
 static json_t *table_json(const struct bench_options *o, const struct opened_model *m, const char *device,
                           const struct roofline *l)
 {

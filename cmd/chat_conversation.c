@@ -33,7 +33,8 @@ static int append(char **text, const char *line)
     return 0;
 }
 
-/* Read one input of one or several lines, malloc'd.  NULL: *interrupted, or the end. */
+/* Read one input, which may have several lines; malloc'd.  NULL at the end of the input, or if
+ * *interrupted is set. */
 static char *read_input(struct chat_session *t, int *interrupted)
 {
     char *text = NULL, *line;
@@ -42,7 +43,7 @@ static char *read_input(struct chat_session *t, int *interrupted)
         char *from = line;
         size_t n = strlen(line);
         if (!text && !quoted && n >= 3 && memcmp(line, "\"\"\"", 3) == 0 && !strchr(line, '\n')) {
-            /* but not in pasted lines */
+            /* """ begins a text of several lines, except in pasted lines */
             quoted = 1;
             from += 3;
             n -= 3;

@@ -71,7 +71,8 @@ static int sync_conversation(struct chat_history *c, const char *system, const c
     return 0;
 }
 
-/* Calls of tools and reasoning, which the web interface shows besides the text.  NULL: none. */
+/* The metadata of a message: calls of tools and reasoning, which the web interface shows besides
+ * the text.  NULL: there are none. */
 static json_t *metadata_of(const json_t *message, const struct answer *a)
 {
     json_t *m = json_object(), *parts = json_object_get(message, "parts");
@@ -162,7 +163,7 @@ void chat_history_sync(struct chat_history *c, const json_t *messages, const cha
     history_set_deadline(c->h, 10);
     if (sync_conversation(c, system_of(messages), model, &p) || sync_messages(c, messages, a, &p))
         give_up(c, &p);
-    else if (json_array_size(messages) == first) {      /* its only turn failed: as if it had not been */
+    else if (json_array_size(messages) == first) {      /* its only turn failed: remove the conversation */
         history_delete(c->h, OWNER, c->id, &p);
         chat_history_new(c);
     }
@@ -287,7 +288,7 @@ static void print_results(const json_t *answer)
     }
 }
 
-/* All conversations, or those that a search finds.  NULL with *p. */
+/* The list of all conversations, or of those that a search finds.  NULL with *p. */
 static json_t *ask(struct history *h, const char *query, int most, struct history_problem *p)
 {
     const struct history_filter f = { .limit = most };

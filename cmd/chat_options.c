@@ -356,7 +356,7 @@ void chat_options_release(struct chat_options *o)
     chat_grammar_close(o);
 }
 
-/* A list of texts into body. */
+/* Put a list of texts into body. */
 static int put_texts(json_t *body, const char *field, const char *flag, const char *const *text, int n, struct err *e)
 {
     json_t *list = json_array();

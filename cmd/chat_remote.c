@@ -282,7 +282,7 @@ static void remote_request_close(struct remote_request *x, CURLM *multi)
     x->is_open = 0;
 }
 
-/* prompt: an array of messages, or with --raw a string. */
+/* Start a request.  prompt: an array of messages, or with --raw a string. */
 static int remote_request_start(struct remote_request *x, struct remote *r, CURLM *multi, struct answer *a,
                                 json_t *prompt,
                           struct err *e)
@@ -548,7 +548,7 @@ void remote_close(struct remote *r)
     free(r);
 }
 
-/* The field rag of a request: collections of documents, or all. */
+/* Add the field "rag" of a request: collections of documents, or all of them. */
 static int add_documents(const struct chat_options *o, json_t *fields, struct err *e)
 {
     json_t *names = json_array();
@@ -666,7 +666,7 @@ static int once(struct remote *r, const struct chat_options *o, struct err *e)
 
 struct remote_line { struct remote_request x; struct answer answer; json_t *prompt; struct err refused; int started; };
 
-/* 0: there is no complete answer. */
+/* Print the answer to a line, or the reason why it is missing.  0: there is no complete answer. */
 static int print_line(const struct remote *r, const struct chat_options *o, struct remote_line *l, int number)
 {
     if (l->refused.code == ERR_NONE && l->x.error.code != ERR_NONE)
@@ -692,7 +692,8 @@ static int print_line(const struct remote *r, const struct chat_options *o, stru
     return l->refused.code == ERR_NONE && !cut;
 }
 
-/* --parallel requests at once; answers in the order of the lines. */
+/* Run the requests of all lines, --parallel at once, and print the answers in the order of the
+ * lines. */
 static int run_lines(struct remote *r, const struct chat_options *o, struct remote_line *lines, int n, struct err *e)
 {
     CURLM *multi = r->net.multi_init();

@@ -22,10 +22,12 @@ struct chat_session {
     json_t *functions;                  /* owned: the tools of the last request; NULL: none */
     json_t *lenient;                    /* owned: their names, as keys */
     struct grammar_vocab *vocab;        /* owned; NULL: not needed yet */
-    struct answer_tools answer_tools;   /* its grammar is owned: of these functions, for calls */
+    struct answer_tools answer_tools;   /* its grammar, owned, makes calls of these functions well-formed */
     int failed;                         /* the last turn */
     int32_t *ids; int n_ids;            /* ids of the last turn, prompt and answer; NULL: none */
-    char *known; size_t known_size;     /* the text of the first n_known ids; NULL if they do not match */
+    /* the text of the first n_known ids; NULL: not known, because they do not match the
+     * conversation */
+    char *known; size_t known_size;
     int n_known;
     struct request_stats last;
     read_line_fn read_line;
@@ -38,10 +40,12 @@ extern volatile sig_atomic_t stop_answer;       /* set by Ctrl-C during an answe
 /* ---- chat_turn.c ---- */
 /* Ask the question and print the answer; both become messages unless that fails. */
 void session_turn(struct chat_session *t, const char *text);
-void session_forget(struct chat_session *t);            /* the ids of the last turn no longer match */
+/* forget the ids of the last turn, which no longer match the conversation */
+void session_forget(struct chat_session *t);
 int message_is(const json_t *message, const char *role);
 json_t *session_system(const struct chat_session *t);   /* the system message; NULL: none */
-/* Record the conversation.  a: the answer that ends it; NULL: a question does. */
+/* Record the conversation in the history.  a: the answer with which it ends; NULL: it ends with a
+ * question. */
 void session_record(struct chat_session *t, const struct answer *a);
 
 /* ---- chat_commands.c ---- */
@@ -49,7 +53,7 @@ void session_set_system(struct chat_session *t, const char *text);
 /* Whether text may be a command.  Text of several lines may have been pasted: there a slash begins
  * a command only if the command exists. */
 int may_be_command(const char *text);
-int session_command(struct chat_session *t, const char *line);          /* 1: leave */
+int session_command(struct chat_session *t, const char *line);          /* 1: the command ends the conversation */
 void print_message(const json_t *m);
 
 #endif

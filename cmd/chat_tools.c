@@ -23,7 +23,7 @@
 #include "libcommon/tools/round.h"
 
 static const char prog[] = "zse-chat";
-#define START_S 30.0                    /* for MCP servers to start */
+#define START_S 30.0                    /* longest wait for MCP servers to start */
 enum { SHOWN_BYTES = 200 };             /* most bytes shown of arguments and results */
 
 struct chat_tools {
@@ -74,7 +74,7 @@ static int want_servers(struct chat_tools *c)
     return bad;
 }
 
-/* Each name must be that of a tool. */
+/* Refuse names that are not those of tools. */
 static int check_names(struct chat_tools *c, const char *option, const json_t *names, struct err *e)
 {
     const json_t *v;
@@ -177,7 +177,7 @@ static int is_allowed(const struct chat_tools *c, const char *name)
            (toolset_find(c->set, name, &facts) && (facts.approved || (facts.read_only && !facts.confirm)));
 }
 
-/* Ask the user.  1: run it. */
+/* Ask the user whether the call may run.  1: it may. */
 static int ask(struct chat_tools *c, const struct answer_call *call, read_line_fn read_line, void *user)
 {
     int interrupted = 0;

@@ -134,8 +134,8 @@ static int room_for_answer(const struct chat_session *t, int context)
     return t->o->max_tokens && t->o->max_tokens < most ? t->o->max_tokens : most;
 }
 
-/* Text and ids of the conversation, without its oldest turns where too little space is left for an
- * answer.  Then twice that space is freed, so that the next turns find the prompt cached.  A
+/* Render the conversation and tokenize it, without its oldest turns where too little space is left
+ * for an answer.  Then twice that space is freed, so that the next turns find the prompt cached.  A
  * conversation that cannot be shortened is accepted as long as one token is left. */
 static int fit_context(struct chat_session *t, char **text, size_t *size, int32_t **ids, int *n, struct err *e)
 {
@@ -183,8 +183,8 @@ static int run_remote(struct chat_session *t, struct answer *a, struct err *e)
     }
 }
 
-/* The functions of the next request, if they have changed: the servers of --mcp-config may start
- * again with others. */
+/* Update the functions of the next request if they have changed: the servers of --mcp-config may
+ * have restarted with others. */
 static int update_tools(struct chat_session *t, struct err *e)
 {
     json_t *functions = t->tools ? chat_tools_functions(t->tools) : NULL, *f;
@@ -216,7 +216,7 @@ static int update_tools(struct chat_session *t, struct err *e)
     return 0;
 }
 
-/* Make calls in the answer to this prompt well-formed. */
+/* Prepare the grammar that makes calls in the answer to this prompt well-formed. */
 static int prepare_tools(struct chat_session *t, struct answer *a, const char *text, size_t size, struct err *e)
 {
     struct answer_tools *x = &t->answer_tools;
@@ -299,9 +299,9 @@ static int may_run(const struct chat_session *t, const struct answer *a, int rou
     return whole && round < ROUNDS_DEFAULT;
 }
 
-/* The answer in rounds: the model calls tools, they run, and it continues with their results.  With
- * calls, parts becomes the list of texts and calls of the message that is appended; a is the last
- * answer. */
+/* Get the answer, in rounds: the model calls tools, they run, and it continues with their results.
+ * If there were calls, *parts becomes the list of texts and calls of the message that is appended;
+ * a is the last answer. */
 static int run_rounds(struct chat_session *t, struct answer *a, json_t **parts, int *n_refused, struct err *e)
 {
     for (int round = 1;; round++) {

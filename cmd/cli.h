@@ -19,9 +19,9 @@
 
 enum { CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2 };
 
-/* Call first in main(): opens closed standard descriptors so that reading or writing them fails.
- * Otherwise the next file that is opened, a model or a database, would get such a number and the
- * messages. */
+/* Call this first in main(): it opens closed standard descriptors so that reading or writing them
+ * fails.  Otherwise the next file that is opened, a model or a database, could get the number of
+ * such a descriptor, and messages would be written to it. */
 void cli_start(void);
 int cli_help(const char *usage);                            /* prints usage on stdout: 0 */
 int cli_version(const char *prog);                          /* prints "prog 0.1.0" on stdout: 0 */
@@ -40,14 +40,14 @@ int cli_getopt(int argc, char *const *argv, const char *letters, const struct op
 /* The name nearest to a mistyped word, NULL if none is near.  names: the first of n pointers,
  * stride bytes apart; NULL and "" are skipped. */
 const char *cli_nearest(const char *word, const void *names, size_t stride, size_t n);
-/* Print "prog: 'WORD' is not a command", with the nearest one: 2. */
+/* Print "prog: 'WORD' is not a command" and suggest the nearest one: 2. */
 int cli_no_command(const char *prog, const char *word, const void *names, size_t stride, size_t n);
 /* For an argument that is a command or a MODEL: 1 if the word is not a file, has no slash, and is
  * near to one of the names. */
 int cli_is_mistyped(const char *word, const void *names, size_t stride, size_t n);
 /* Flush stdout; a full disk or a closed pipe shows here or nowhere: 0 or 1. */
 int cli_finish(const char *prog);
-/* Flush it now; cli_finish reports errors. */
+/* Flush stdout now; cli_finish() reports errors. */
 void cli_flush(void);
 /* One JSON object and a newline on stdout. */
 void cli_json(const json_t *json);
@@ -55,14 +55,13 @@ void cli_json(const json_t *json);
 /* Ask a question on the terminal: 1 if the answer begins with y, else 0, also without a
  * terminal. */
 int cli_ask(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
-/* The key for a server: given, else ZSE_API_KEY, else OPENAI_API_KEY of the environment; NULL:
- * none. */
+/* The key for a server: `given`, else $ZSE_API_KEY, else $OPENAI_API_KEY; NULL: there is none. */
 const char *cli_api_key(const char *given);
 /* path with a leading ~/ replaced by the user's home.  Caller frees; NULL: out of memory. */
 char *cli_expand_home(const char *path);
 
-/* Output for -o FILE: like atomic_open and atomic_commit, but "-" is standard output, and a model
- * is never replaced by another kind of file. */
+/* The output of -o FILE.  Like atomic_open() and atomic_commit(), but "-" is standard output, and a
+ * model is never replaced by a file of another kind. */
 int cli_output_open(struct atomic_file *f, const char *path, struct err *e);
 int cli_output_commit(struct atomic_file *f, struct err *e);
 
@@ -85,8 +84,8 @@ const char *cli_bytes_both(char out[CLI_BYTES], uint64_t n);
 const char *cli_duration(char out[CLI_BYTES], double seconds);
 
 /* For programs that hold keys: no core file, and no other process of the same user may read this
- * one's memory (ptrace, /proc/PID/mem).  The kernel forgets the second half when the user id
- * changes: call it again then. */
+ * one's memory (ptrace, /proc/PID/mem).  The kernel allows the latter again when the user id
+ * changes: call this function again then. */
 void cli_hide_memory(void);
 
 /* From now on Ctrl-C and SIGTERM do not end the program: cli_interrupted() returns the signal's

@@ -114,8 +114,8 @@ char *conv_cache_path(const char *source, const char *type, struct err *e)
                    : NULL;
 }
 
-/* The path zse/HASH-TYPE.END, by the source's path: for use before its content is known, and for
- * locks. */
+/* The path zse/HASH-TYPE.END, where HASH is that of the source's path: for locks, and for
+ * conversions that begin before the source's content is known. */
 static char *place_by_path(const char *source, const char *type, const char *end, struct err *e)
 {
     char *real = realpath(source, NULL);
@@ -299,7 +299,8 @@ int conv_cache_make(const struct conv_cache_request *a, const char *source, cons
 int conv_cache_arriving(const struct conv_cache_request *a, struct hub_stream *stream, char **source, char **path,
                        struct err *e)
 {
-    /* a name by path, since the final name depends on content that is still to come */
+    /* name it by the source's path, because the final name depends on content that is still to
+     * come */
     char *name = place_by_path(*source, a->type, "part", e);
     *path = NULL;
     if (!name) {

@@ -38,8 +38,8 @@ static int device_layers(const struct planned *p, const struct plan_weights *w, 
     return all + workspace - (uint64_t)layers * each <= plan_usable(r->beside) ? layers : 0;
 }
 
-/* The choice for one model, or NULL if nothing fits (or it does not run here); *failed: *e has a
- * message.  With r->beside also a model that fits only in both memories together. */
+/* The choice for one model; NULL if nothing fits, if it does not run here, or (*failed) with a
+ * message in *e.  With r->beside, a model may also fit only in both memories together. */
 static json_t *choose(const json_t *m, const struct hardware_options *o, const struct budget_room *r,
                       const struct plan_rates *rates, int *failed, struct err *e)
 {

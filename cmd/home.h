@@ -9,13 +9,13 @@
  * $HOME is not set, as under cron). Caller frees; NULL on failure. */
 char *home_folder(const char *wanted, struct err *e);
 
-/* Its folder models, whether it exists or not.  Caller frees; NULL on failure. */
+/* The path of the folder of models, whether it exists or not.  Caller frees; NULL on failure. */
 char *home_models(struct err *e);
 /* Find a MODEL of the command line that is no file: the path of the model of that name in the
  * folder of models.  Caller frees.  NULL, *e untouched: there is none; NULL with e->code: several
  * have the name. */
 char *home_find_model(const char *word, struct err *e);
-int home_names_model(const char *word);     /* 1: there is one, or several have the name */
+int home_names_model(const char *word);     /* 1 if home_find_model() finds a model, or if several have the name */
 /* word itself if it exists or names no model of the folder, else the path of that model.  Caller
  * frees; NULL with *e. */
 char *home_model_path(const char *word, struct err *e);

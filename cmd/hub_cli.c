@@ -121,8 +121,8 @@ void hub_setup_release(struct hub_setup *s)
     free(s->cache);
 }
 
-/* Before the weights are downloaded: whether the architecture runs here, then the caller's
- * check. */
+/* Called before the weights are downloaded: check that the architecture runs here, then call the
+ * caller's check. */
 static int check_config(void *user, const char *folder, uint64_t bytes, struct err *e)
 {
     const struct hub_before *b = user;
