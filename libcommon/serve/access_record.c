@@ -79,7 +79,7 @@ void record_begin(struct server *s, struct conn *c)
 {
     struct access_record *record = record_new(s, c);
     char id[REQUEST_ID + 1];
-    /* out of memory: the response still gets an id */
+    /* without memory there is no record, but the response still gets an id */
     if (!record)
         choose_id(conn_request(c), id);
     conn_add_header(c, "X-Request-Id", record ? record->id : id);
@@ -102,7 +102,7 @@ void record_error(struct access_record *record, const struct problem *p)
     char text[sizeof p->code + sizeof p->param + 2];
     if (!record || record->error)
         return;
-    /* an unknown name is text of the client, which is not logged */
+    /* the name of an unknown parameter is the client's text, which is not logged */
     const int named = p->param[0] && strcmp(p->code, "unknown_parameter") != 0;
     snprintf(text, sizeof text, "%s%s%s", p->code, p->code[0] && named ? ": " : "", named ? p->param : "");
     record->error = strdup(p->status == 400 && text[0] ? text : p->message);

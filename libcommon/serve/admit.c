@@ -1,4 +1,4 @@
-/* admit.c - admission of requests: which key they have, what it permits, and how often. */
+/* admit.c - admit requests: find their key, and check its permissions and limits. */
 #include "libcommon/serve/guard.h"
 
 #include <stdio.h>
@@ -12,7 +12,7 @@
 #include "libcommon/serve/internal.h"
 
 /* The key in the subprotocols of a WebSocket, the only header field that a script in a browser can
- * set: it offers "zse" and "zse-key.KEY".  NULL: none. */
+ * set: the script offers "zse" and "zse-key.KEY".  NULL: there is none. */
 static const char *protocol_key(const struct http_request *r, char *out, size_t room)
 {
     static const char prefix[] = "zse-key.";
@@ -110,8 +110,8 @@ static int refuse(struct server *s, struct conn *c, int status, const char *code
 
 /* ---- guesses ---- */
 
-/* The slot of guard.seen for this key (0: the administrator's token) at the client's address;
- * *mark: its value if the key was valid there before. */
+/* The slot of guard.seen for this key (0: the administrator's token) and the client's address.
+ * *mark: the value that the slot has if the key was valid at this address before. */
 static uint64_t *seen_at(struct server *s, struct conn *c, int64_t key, uint64_t *mark)
 {
     char address[64];
@@ -124,8 +124,8 @@ static uint64_t *seen_at(struct server *s, struct conn *c, int64_t key, uint64_t
 }
 
 /* Could a valid key be a lucky guess?  After too many wrong keys from an address, only keys that
- * were valid there before are accepted: so a correct guess is indistinguishable from a wrong one,
- * and other users behind the same address are not locked out. */
+ * were valid at that address before are accepted.  So the client cannot tell a correct guess
+ * from a wrong one, and other users behind the same address are not locked out. */
 static int may_be_guess(struct server *s, struct conn *c, int64_t key, struct verdict *v)
 {
     char address[64];
@@ -179,8 +179,8 @@ static int admit_anonymous(struct server *s, struct conn *c, struct access_recor
     return w.allowed || too_many(s, c, &w);
 }
 
-/* A reachable listener always needs a key, even if the setting or the file of keys has changed
- * since the start. */
+/* A listener that other machines can reach always needs a key, even if the setting or the file of
+ * keys has changed since the start. */
 int guard_needs_key(const struct server *s, const struct conn *c)
 {
     const struct keys *keys = s->guard.keys;
@@ -259,8 +259,8 @@ int guard_admits(struct server *s, struct conn *c, const struct route *r)
 
 /* ---- WebSockets ---- */
 
-/* Whether the key or token that admitted a WebSocket is still valid; without a key, whether none is
- * required still. */
+/* Whether the key or token that admitted a WebSocket is still valid.  For one admitted without a
+ * key: whether the server still requires none. */
 static int still_good(const struct server *s, const struct conn *c, const struct access_record *record,
                       struct key_info *k)
 {

@@ -14,7 +14,7 @@ static void free_evicted(struct evicted *v)
     free(v);
 }
 
-/* Remove it from the list.  NULL: not found. */
+/* Remove the model of this id from the list, and return it.  NULL: not found. */
 static struct evicted *take_evicted(struct server *s, const char *id)
 {
     struct evicted **at = &s->evicted, *v;
@@ -25,7 +25,7 @@ static struct evicted *take_evicted(struct server *s, const char *id)
     return v;
 }
 
-/* Append to the list. */
+/* Append v to the list. */
 static void put_evicted(struct server *s, struct evicted *v)
 {
     struct evicted **end = &s->evicted;

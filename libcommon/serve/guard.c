@@ -12,9 +12,9 @@
 
 /* ---- keys ---- */
 
-/* Drop the counters of deleted keys: keys that had counters before the file of keys was reread and
- * are no longer in it.  Nothing else frees these counters if zse-apikey died between writing its
- * two files, or if the file of keys was replaced. */
+/* Drop the counters of deleted keys, that is, of keys that had counters before the file of keys was
+ * reread and are no longer in it.  Nothing else frees these counters if zse-apikey died between
+ * writing its two files, or if the file of keys was replaced. */
 static void sweep(struct guard *g)
 {
     int64_t ids[USAGE_SLOTS];
@@ -47,7 +47,7 @@ static int open_keys(struct server *s, struct err *e)
     if (keys_refresh(g->keys, e) != 0)
         return err_prefix(e, "the keys cannot be read");
     g->refreshed_ns = clock_ns();
-    keys_set_patience(g->keys, 0);              /* the loop must not wait for a lock: it retries */
+    keys_set_patience(g->keys, 0);              /* the loop retries instead of waiting for a lock */
     if (!(g->usage = usage_open(s->o.home, e))) {
         server_log(s, "%s: the use of keys is counted in this process only, and lost when it ends", e->msg);
         if (!(g->usage = usage_open_here(s->o.home, e)))
@@ -77,7 +77,7 @@ void guard_refresh(struct server *s)
         g->refreshed_ns = 0;            /* the next request retries */
     if (rc > 0 && !g->locked_ns)
         g->locked_ns = now;
-    /* a program that changes a key holds the lock for less than this */
+    /* a program that changes a key holds the lock for less than this second */
     if ((rc < 0 || now - g->locked_ns > 1000000000u) &&
         (g->trouble.code == ERR_NONE || strcmp(g->trouble.msg, e.msg) != 0)) {
         server_log(s, "%s; the keys read before stay valid", e.msg);

@@ -62,7 +62,7 @@ uint64_t memory_resident(uint64_t *files)
     return (uint64_t)resident * page;
 }
 
-/* The slot of this minute; an old one is cleared first. */
+/* The slot of the current minute; a slot with an older minute is cleared first. */
 static struct minute *this_minute(struct metrics *m)
 {
     int64_t now = (int64_t)time(NULL) / 60;
@@ -88,7 +88,7 @@ void metrics_call_ended(struct metrics *m, const struct recent_call *r, double d
     at->memory = memory_resident(NULL);
     if (at->memory > m->peak_memory)
         m->peak_memory = at->memory;
-    /* allocate the whole ring: growing it would fragment the heap */
+    /* allocate the whole ring at once, because growing it would fragment the heap */
     if (!m->recent_calls && !(m->recent_calls = calloc(MAX_RECENT_CALLS, sizeof *m->recent_calls)))
         return;
     m->recent_calls[m->next] = *r;

@@ -9,7 +9,7 @@
 
 #include "libcommon/serve/internal.h"
 
-/* Whether it is a file or a folder: a pipe or a device could block the thread that loads all
+/* Whether path is a file or a folder.  A pipe or a device could block the thread that loads all
  * models. */
 static int is_file_or_folder(const char *path)
 {
@@ -19,7 +19,7 @@ static int is_file_or_folder(const char *path)
 
 const char *model_folder(const struct server *s) { return s->o.model_dir ? s->o.model_dir : s->o.maker.folder; }
 
-/* The resolved path if it is below the folder, else NULL. */
+/* Resolve a path; NULL unless it is below the folder. */
 static char *below(const char *folder, const char *path)
 {
     char *dir = realpath(folder, NULL), *joined = NULL, *real = NULL;

@@ -30,7 +30,7 @@ static char *token_text(const struct tokenizer *t, int32_t id)
     return strndup(text ? text : "", text ? size : 0);
 }
 
-/* The chat template, and what follows from it: reasoning, the form of calls. */
+/* Read the chat template, and derive from it whether the model reasons and how it writes calls. */
 static int read_template(struct loaded_model *lm, struct err *e)
 {
     const json_t *own = js_get(lm->m.json, "chat_template"), *named = js_get(lm->m.json, "chat_templates");
@@ -55,7 +55,7 @@ static int read_template(struct loaded_model *lm, struct err *e)
     return lm->tmpl ? 0 : -1;
 }
 
-/* The defaults of requests: the model's generation_config, else sampling_defaults. */
+/* Set the defaults of requests: sampling_defaults, changed by the model's generation_config. */
 static int read_sampling(struct loaded_model *lm, struct err *e)
 {
     lm->sampling = sampling_defaults();
@@ -130,7 +130,7 @@ static void *run_tasks(void *arg)
 
 /* ---- in the loop ---- */
 
-/* Move the parts to close out of the model, because the loop still reads the model itself. */
+/* Move the parts to close out of the model, because the loop still uses the rest of it. */
 static struct closing take_out(struct loaded_model *lm)
 {
     const struct closing c = { lm->worker, lm->tmpl, lm->m, lm->opened, 0 };

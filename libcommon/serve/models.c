@@ -95,7 +95,8 @@ struct loaded_model *models_find(struct server *s, const char *id, struct proble
 
 /* ---- loading ---- */
 
-/* Whether this id is in use; a model and its successor have the same. */
+/* Whether this id is in use, except by the model `replaces` and its successors, which share an
+ * id. */
 static int id_is_taken(const struct server *s, const char *id, const struct loaded_model *replaces)
 {
     for (const struct loaded_model *o = s->models; o; o = o->next)
@@ -117,7 +118,7 @@ struct loaded_model *models_load(struct server *s, const char *path, const char 
         problem_set(pr, 409, "model_name", "model_exists", "a model with the id '%.80s' exists already", lm->id);
         goto fail;
     }
-    models_forget(s, lm->id);                   /* the new model replaces it */
+    models_forget(s, lm->id);                   /* the new model replaces an evicted one */
     lm->s = s;
     lm->created = (int64_t)time(NULL);
     lm->started_ns = lm->used_ns = clock_ns();
@@ -186,14 +187,14 @@ static void tell_waiter(struct loaded_model *lm, const struct problem *p)
 
 static int is_busy(const struct loaded_model *lm) { return lm->n_calls || lm->preparing; }
 
-/* Whether o is evicted before p: idle models first, then the least recently used. */
+/* Whether o is evicted before p: idle models are evicted first, then the least recently used. */
 static int goes_first(const struct loaded_model *o, const struct loaded_model *p)
 {
     return is_busy(o) != is_busy(p) ? is_busy(p) : o->used_ns < p->used_ns;
 }
 
-/* Memory of the models that lm cannot evict.  A model loaded because a request named it evicts idle
- * models only, so that no client ends the requests of others. */
+/* Memory of the busy models that lm cannot evict.  A model loaded because a request named it evicts
+ * only idle models, so that no client can end the requests of others. */
 static uint64_t memory_of_busy(const struct server *s, const struct loaded_model *lm)
 {
     uint64_t bytes = 0;
@@ -202,8 +203,9 @@ static uint64_t memory_of_busy(const struct server *s, const struct loaded_model
     return bytes;
 }
 
-/* Unload other models until lm fits beside the rest.  -1 with *pr: it is too large, by itself or
- * beside busy models, or, with *wait 1, it must wait until models that are leaving are closed. */
+/* Unload other models until lm fits into memory with the rest.  -1 with *pr if lm is too large, by
+ * itself or together with busy models.  -1 with *wait 1 if it has to wait until leaving models are
+ * closed. */
 static int evict_for(struct server *s, const struct loaded_model *lm, int *wait, struct problem *pr)
 {
     const uint64_t limit = s->o.max_memory;
@@ -245,8 +247,8 @@ static int evict_for(struct server *s, const struct loaded_model *lm, int *wait,
 
 static void wake(void *user) { loop_wake(user); }
 
-/* lm takes the place of its predecessor in the list, the first of which is the default model, and
- * the predecessor is unloaded. */
+/* Move lm to the place of its predecessor in the list (the first model is the default), and unload
+ * the predecessor. */
 static void take_place(struct loaded_model *lm)
 {
     struct server *s = lm->s;
@@ -262,10 +264,10 @@ static void take_place(struct loaded_model *lm)
     lm->replaces = NULL;
 }
 
-/* Opening failed: write it to the log and answer the waiting client; the model is closed. */
+/* Called when opening failed: log the error, answer the waiting client and close the model. */
 static void on_load_failed(struct server *s, struct loaded_model *lm, const struct problem *pr)
 {
-    /* the server was started for this model: its error ends the program */
+    /* a model named at the server's start, and no other is open: its error ends the program */
     if (lm->wanted && models_n(s, MODEL_READY) + models_n(s, MODEL_LOADING) == 1) {
         s->failed = 1;
         err_set(&s->error, lm->error.code ? lm->error.code : ERR_MEMORY, "%s", pr->message);
@@ -286,7 +288,8 @@ static void on_load_failed(struct server *s, struct loaded_model *lm, const stru
 }
 
 /* Open the model that has been queued longest.  Models are opened one at a time, so that at most
- * one is open that may turn out not to fit.  If its size is known, others are evicted first. */
+ * one open model can turn out not to fit.  If the model's size is known, others are evicted
+ * first. */
 static void open_next(struct server *s)
 {
     struct problem pr = { 0 };
@@ -347,7 +350,7 @@ static void on_opened(struct server *s, struct loaded_model *lm)
     calls_loaded(s, lm, NULL);
 }
 
-/* A model has been closed: continue with models that waited for its memory. */
+/* Called when a model has been closed: continue with models that waited for its memory. */
 static void on_closed(struct server *s)
 {
     for (struct loaded_model *lm = s->models, *next; lm; lm = next) {
@@ -412,7 +415,7 @@ void models_unload(struct server *s, struct loaded_model *lm)
     close_drained(s);
 }
 
-/* Is the file still the one that was opened? 0, or -1 with *e. */
+/* Check that the model's file is still the one that was opened.  0, or -1 with *e. */
 static int check_file(struct server *s, struct loaded_model *lm, struct err *e)
 {
     struct engine_stats es;

@@ -97,7 +97,7 @@ void named_used(struct server *s, const struct loaded_model *lm, uint64_t tenant
             own = x;
     }
     if (!u)
-        u = n < USES_OF_TENANT ? oldest : own;  /* no tenant can displace the entries of all others */
+        u = n < USES_OF_TENANT ? oldest : own;  /* so that no tenant displaces all other entries */
     *u = (struct model_use){ model, tenant, clock_ns(), 0 };
 }
 
@@ -133,8 +133,8 @@ static double cost_now(const struct load_cost *c, uint64_t now)
     return left > 0 ? left : 0;
 }
 
-/* The tenant's entry; a new tenant replaces the one with the lowest cost.  Updates all entries to
- * the current time. */
+/* The tenant's entry; for a new tenant the entry with the lowest cost is reused.  All entries are
+ * updated to the current time. */
 static struct load_cost *cost_of(struct server *s, uint64_t tenant)
 {
     const uint64_t now = clock_ns();
@@ -178,8 +178,8 @@ void named_failed(struct server *s, const struct loaded_model *lm, const struct 
         u->owed = 1;
 }
 
-/* Whether the tenant may load another model.  Unfinished loads count 1 each, as they may fail or
- * evict. */
+/* Whether the tenant may load another model.  Each unfinished load counts 1, because it may
+ * still fail or evict a model. */
 static int may_load(struct server *s, uint64_t tenant, struct problem *pr)
 {
     double loads = cost_of(s, tenant)->loads;

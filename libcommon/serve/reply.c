@@ -97,8 +97,8 @@ json_t *read_body(struct server *s, struct conn *c, body_set kind, struct params
     return NULL;
 }
 
-/* The address alone of "10.0.0.1:5678" or "[2001:db8::1]:5678", as some proxies write it: the port
- * differs for each connection. */
+/* Copy the address without the port of "10.0.0.1:5678" or "[2001:db8::1]:5678", as some proxies
+ * write it, because the port differs for each connection. */
 static void without_port(const char *text, char out[64])
 {
     const char *colon = strchr(text, ':');
@@ -114,7 +114,7 @@ const char *client_address(const struct server *s, const struct conn *c, char ou
 {
     const struct http_request *r = s->o.trust_proxy ? conn_request(c) : NULL;
     const char *list = NULL;
-    /* the last field: a proxy may add its own after the client's */
+    /* use the last such field, because a proxy may add its own after the client's */
     for (int i = 0; r && i < r->n_fields; i++)
         if (strcasecmp(r->field[i].name, "X-Forwarded-For") == 0)
             list = r->field[i].value;

@@ -290,9 +290,9 @@ static void host_name(const char *host, char *out, size_t room)
     snprintf(out, room, "%.*s", (int)(n < room ? n : room - 1), host);
 }
 
-/* Defence against DNS rebinding: a web page whose own name resolves to this server must not reach
- * it if no key is required, that is, on loopback and with --no-auth.  A numeric host cannot be
- * rebound, and a browser cannot reach a Unix socket. */
+/* Check the Host header, as a defence against DNS rebinding: if no key is required (on loopback and
+ * with --no-auth), a web page whose own name resolves to this server must not reach it.  A numeric
+ * host cannot be rebound, and a browser cannot reach a Unix socket. */
 static int host_is_ours(const struct server *s, const struct conn *c)
 {
     const char *host = http_field(conn_request(c), "Host");
@@ -398,7 +398,8 @@ void routes_request(struct server *s, struct conn *c)
     } else if (!guard_admits(s, c, &routes[at])) {
         return;
     } else if (routes[at].body && routes[at].kind != ROUTE_WEBSOCKET && !conn_has_body(c)) {
-        /* the key is valid now, but was not when the body began, so the body was discarded */
+        /* the key has become valid since the body began, when it was not, so the body was
+         * discarded */
         struct problem pr;
         conn_set_header(c, "Retry-After", "1");
         if (conn_hold_problem(c, &pr) != 0)

@@ -67,8 +67,8 @@ static int on_body(void *user, struct conn *c, size_t size)
 
 static void on_request(void *user, struct conn *c) { routes_request(user, c); }
 
-/* The answer is complete, or the client is gone and no call is left that would have taken over the
- * record. */
+/* Called when the answer is complete, or when the client has disconnected and no call has taken
+ * over the record. */
 static void on_answered(void *user, struct conn *c)
 {
     struct server *s = user;
@@ -249,8 +249,8 @@ static int listen_if_guarded(struct server *s, struct err *e)
     return err_set(e, ERR_UNSUPPORTED, "--host %s is reachable from other machines, and there are no keys: expected 127.0.0.1 or ::1, a key (zse-apikey create NAME), or --no-auth", s->o.host);
 }
 
-/* The defaults: for all requests together an eighth of the machine's memory, but at least 64 MiB
- * and at most 1 GiB; for each request a quarter of that. */
+/* Open the account of the requests' memory.  By default all requests together get an eighth of the
+ * machine's memory, but at least 64 MiB and at most 1 GiB, and each request a quarter of that. */
 static struct account *open_account(const struct server_options *o, struct err *e)
 {
     static const size_t most = (size_t)1 << 30, least = (size_t)64 << 20;

@@ -6,9 +6,9 @@
 #include "libcommon/serve/internal.h"
 #include "libcommon/serve/worker.h"
 
-/* Whether less is left than both the fraction and the amount.  The fraction alone would refuse
- * requests on a large machine with plenty of memory, the amount alone on a small one whose model
- * fills it. */
+/* Whether less than the fraction `share` of `most` and less than `bytes` is left.  The fraction
+ * alone would refuse requests on a large machine with plenty of memory, the amount alone on a
+ * small machine that the model fills. */
 static int below(uint64_t left, uint64_t most, double share, uint64_t bytes)
 {
     return (double)left < share * (double)most && left < bytes;
@@ -59,7 +59,8 @@ void watch_tick(struct server *s)
                    (double)memory_most(&m) * 1e-9, m.stalled10 > 0 ? m.stalled10 : 0);
     if (now == WATCH_FINE && before != WATCH_FINE)
         server_log(s, "memory is back: %.2f GB are left", (double)memory_now(&m) * 1e-9);
-    /* every second, and when it ends: requests that end meanwhile leave prefixes */
+    /* trim every second while memory is short, and when that ends, because requests that end
+     * meanwhile leave prefixes */
     if (now == WATCH_TRIM || before == WATCH_TRIM)
         for (struct loaded_model *lm = s->models; lm; lm = lm->next)
             if (lm->worker)

@@ -73,8 +73,8 @@ static struct event *add_event(struct worker *w, struct worker_job *job)
     return ev;
 }
 
-/* An event of the job is lost: send no more, and cancel it.  The job goes to events.lost when the
- * engine has finished with it. */
+/* Called when an event of the job is lost: cancel the job and send no more events of it.  It is
+ * passed to events.lost when the engine has finished with it. */
 static void lose(struct worker *w, struct worker_job *job)
 {
     if (!job->lost && !job->done && job->request)
@@ -274,7 +274,7 @@ static void *work(void *arg)
             return NULL;
         }
         while (!w->batch && !(w->batch = take_spare(w)))
-            ;                               /* it takes a few hundred bytes: wait until other threads free some */
+            ;                               /* wait until other threads free a few hundred bytes */
         while (list) {
             struct command *next = list->next;
             run_command(w, list);
@@ -421,8 +421,8 @@ struct events *worker_take(struct worker *w)
     return b;
 }
 
-/* Keep only a few small batches for reuse: after a pause of the loop, it returns one for each step
- * that ran meanwhile. */
+/* Keep only a few small batches for reuse: after a pause the loop returns one for each step that
+ * ran meanwhile. */
 void worker_give_back(struct worker *w, struct events *list)
 {
     enum { KEEP = 3, KEEP_BYTES = 1 << 16 };

@@ -34,7 +34,7 @@ struct access_report {
     struct key_info info;               /* for KEYS_*: the key to create or change */
     int enabled;                        /* for KEYS_ENABLE */
     int required; /* whether keys are required after KEYS_REQUIRED or KEYS_CREATE (the first key sets it) */
-    int outlived;                       /* KEYS_CREATE: a key of this name was deleted at the same time */
+    int outlived;                       /* KEYS_CREATE: another request deleted a key of this name */
     json_t *answer;                     /* NULL: the error is in e */
     struct err e;
 };
@@ -226,7 +226,8 @@ static void refuse_report(struct server *s, const struct access_report *r)
         reply_refusal(s, r->conn, 404, "no_such_key", "%s", r->e.msg);
 }
 
-/* Apply a change before it is answered, even if the file cannot be read at the moment. */
+/* Apply a change to the keys in memory before it is answered, because the file cannot always be
+ * read at once. */
 static void apply(struct server *s, struct access_report *r)
 {
     struct guard *g = &s->guard;
@@ -242,7 +243,7 @@ static void apply(struct server *s, struct access_report *r)
             o->outlived |= o->kind == KEYS_CREATE && strcmp(o->info.name, r->info.name) == 0;
     }
     if (r->kind == KEYS_ROTATE || (r->kind == KEYS_ENABLE && !r->enabled))
-        keys_forget(g->keys, r->info.id);       /* keep it out until the next refresh */
+        keys_forget(g->keys, r->info.id);       /* the old key is invalid from now on */
     if ((r->kind == KEYS_CREATE && !r->outlived) || r->kind == KEYS_ROTATE)
         /* without memory the next refresh adds it */
         keys_learn(g->keys, &r->info, json_string_value(json_object_get(r->answer, "key")), &ignored);
@@ -505,7 +506,7 @@ void handle_audit_clear(struct server *s, struct conn *c, const char *rest)
     start_report(s, c, r);
 }
 
-/* Answer from memory; no file is read. */
+/* Answer with the last lines, which are in memory: no file is read. */
 void handle_audit_recent(struct server *s, struct conn *c, const char *rest)
 {
     enum { MOST = 500 };

@@ -25,8 +25,8 @@ struct catalog_question {
     struct conn *conn;                  /* NULL: the client has disconnected */
     struct model_catalog catalog;
     pthread_t thread;
-    /* set to 1 by the thread at its end, or by catalog_close, after which the thread frees the
-     * question */
+    /* set to 1 by the thread when it has finished, or by catalog_close(); the one that finds it set
+     * frees the question */
     atomic_int over;
     enum question_kind kind;
     char words[200];

@@ -20,7 +20,7 @@ void handle_health(struct server *s, struct conn *c, const char *rest)
     const char *left = ready || loading ? NULL : models_left(s, NULL);
     const int wait_s = left ? models_wait_s(s, left) : 0;
     (void)rest;
-    if (left && !wait_s)                /* load it again, or a client that waits for health would wait forever */
+    if (left && !wait_s)                /* load it: clients may be waiting for this answer */
         models_recall(s, left, &ignored);
     const struct loaded_model *stalled = s->draining ? NULL : stall_find(s);
     if (stalled) {

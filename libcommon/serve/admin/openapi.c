@@ -95,7 +95,7 @@ static json_t *operation(const struct route *r, int *bad)
     if (r->handle == handle_requests)
         put(bad, j, "parameters", json_pack("[{s:s, s:s, s:{s:s, s:i, s:i}}]", "name", "limit", "in", "query", "schema",
                                             "type", "integer", "minimum", 1, "maximum", 1000));
-    if (r->access != ACCESS_PUBLIC) /* {} allows requests without a key; it is listed while no key is required */
+    if (r->access != ACCESS_PUBLIC) /* {}: the key is optional, as a server may require none */
         put(bad, j, "security", json_pack(route_administers(r) ? "[{s:[]}]" : "[{s:[]}, {}]",
                                           route_administers(r) ? "admin" : "key"));
     return j;

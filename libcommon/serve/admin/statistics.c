@@ -29,8 +29,9 @@ int server_n_calls(const struct server *s)
 
 /* ---- GPUs ---- */
 
-/* Get the GPUs from NVML, which is loaded at the first call: their number, or 0 with the reason.
- * With sysroot set the server describes another machine, of whose GPUs NVML knows nothing. */
+/* Read the GPUs from NVML, which is loaded at the first call.  Returns their number, or 0 with
+ * the reason in `why`.  With o.sysroot set the server describes another machine, whose GPUs NVML
+ * does not know. */
 static int read_gpus(struct server *s, struct machine_gpu *gpu, char why[160])
 {
     if (s->o.sysroot) {
@@ -74,7 +75,7 @@ static json_t *gpus_array(struct server *s, char why[160])
     return list;
 }
 
-/* The planned memory of each model on each GPU. */
+/* List each model on a GPU with its planned memory there. */
 static json_t *on_gpus(const struct server *s)
 {
     json_t *list = json_array();
@@ -114,8 +115,8 @@ static void memory_info(double *total, double *available)
     *available *= 1024;
 }
 
-/* The busy share of all processors since the last call, or since the machine started, in
- * percent. */
+/* The percentage of time for which all processors together were busy since the last call; at the
+ * first call, since the machine started. */
 static double cpu_percent(struct server *s)
 {
     unsigned long long v[8] = { 0 }, sum = 0, idle;

@@ -45,8 +45,8 @@ static json_t *who(const struct server *s, const struct access_record *record, i
                      k && k->expires_s ? json_integer((json_int_t)k->expires_s) : json_null(), "features", features(s));
 }
 
-/* Without a key the answer says no more than a refusal would.  A given key is checked and counted
- * as for any other request. */
+/* Without a key the answer reveals no more than a refusal would.  A key that is given is checked
+ * and counted as for any other request. */
 void handle_whoami(struct server *s, struct conn *c, const char *rest)
 {
     const struct http_request *r = conn_request(c);

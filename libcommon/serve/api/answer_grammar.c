@@ -63,7 +63,7 @@ static void use_tools(struct call *c, json_t *schema, struct answer_grammar *s)
                                               .content_open = s->options.open_objects };
 }
 
-/* Write everything that the grammar depends on: its key in the cache. */
+/* Write the key of the grammar in the cache: everything on which the grammar depends. */
 static int key_of(const struct answer_grammar *s, struct buf *key)
 {
     char *tools = s->tools.tools ? json_dumps(s->tools.tools, JSON_COMPACT) : NULL;

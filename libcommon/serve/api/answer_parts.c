@@ -80,7 +80,7 @@ static void on_part(void *user, const struct tool_event *ev)
 {
     struct choice *ch = user;
     struct answer_part *p;
-    if (ch->call->problem.status)       /* without memory the last part may be incomplete */
+    if (ch->call->problem.status)       /* memory ran out, and the last part may be incomplete */
         return;
     switch (ev->kind) {
     case TOOL_CONTENT:

@@ -17,7 +17,7 @@ void call_totals(const struct call *c, struct token_counts *t)
         t->accepted += ch->stats.n_accepted;
         t->predicted_right += ch->stats.n_predicted_right;
         t->predicted_wrong += ch->stats.n_predicted_wrong;
-        /* count cached tokens once a prompt: its other answers share the prefix */
+        /* count the cached tokens of a prompt once, though all its answers share the prefix */
         if (i == 0 || ch->prompt != c->choices[i - 1].prompt)
             t->cached += ch->stats.n_cached;
     }

@@ -49,7 +49,7 @@ static int question_text(const struct call *c, struct buf *out, struct problem *
     return out->size ? 0 : problem_set(pr, 400, "rag", "no_question", "rag: the last message of the user is empty");
 }
 
-/* The body of a request to /api/rag/context.  NULL with *pr. */
+/* Make the body of a request to /api/rag/context for this call.  NULL with *pr. */
 static json_t *question(const struct call *c, struct problem *pr)
 {
     const json_t *v = js_get(c->json, "rag");
@@ -79,7 +79,7 @@ static json_t *question(const struct call *c, struct problem *pr)
 
 /* ---- the search ---- */
 
-/* The search has ended: keep its result with the call.  Runs in the loop. */
+/* Called by the loop when the search has ended: keep its result in the call, and continue. */
 static void on_found(void *user, json_t *answer, const struct problem *p)
 {
     struct call *c = user;
@@ -104,7 +104,7 @@ int documents_ask(struct call *c, void (*then)(struct call *c), struct problem *
 
 /* ---- the prompt ---- */
 
-/* Append text; wherever `what` occurs in it, a blank is inserted after its first byte. */
+/* Append text, with a blank inserted after the first byte of each occurrence of `what`. */
 static void add_broken(const char *text, size_t size, const char *what, size_t n, struct buf *out)
 {
     const char *end = text + size, *found;

@@ -92,8 +92,8 @@ static int prediction_text(const json_t *v, struct buf *text, struct problem *pr
     return conversation_text(json_object_get(v, "content"), types, PREDICTION, text, pr);
 }
 
-/* Tokenize the predicted text.  An answer cannot be longer than the context allows, so text beyond
- * that many tokens is skipped. */
+/* Tokenize the predicted text.  An answer cannot be longer than the context, so text beyond that
+ * many tokens is skipped. */
 static int tokenize(struct call *c, const struct buf *text, struct problem *pr)
 {
     enum { LONG_TOKEN = 16, SLACK = 4096 };

@@ -47,7 +47,7 @@ static void on_token(struct call *c, struct choice *ch, uint64_t now)
     if (ch->last_ns)
         histogram_add(&m->between_tokens, (double)(now - ch->last_ns) * 1e-9);
     ch->last_ns = now;
-    ch->stats.n_generated++;                    /* a running count; the event that ends the answer brings all counts */
+    ch->stats.n_generated++;                    /* until the last event, which has all counts */
     m->tokens++;
     metrics_tokens(&c->s->metrics, 1);
 }
@@ -71,7 +71,7 @@ static void on_event(struct events *b, const struct event *ev, uint64_t now)
     if (ev->last)
         on_finish(c, ch, b, ev);
     if (c->conn && !c->problem.status) {
-        /* the stream begins with the first token, because a refusal has a status of its own */
+        /* begin the stream only now: before the first token a refusal could set another status */
         if (call_is_stream(c) && !c->begun) {
             c->begun = 1;
             c->form->begin(c);
@@ -85,7 +85,7 @@ static void on_event(struct events *b, const struct event *ev, uint64_t now)
     end_if_over(c);
 }
 
-/* The event with the answer's end was lost because memory ran out. */
+/* Called when the answer's last event was lost because memory ran out. */
 static void on_lost(struct choice *ch)
 {
     struct call *c = ch->call;
@@ -97,7 +97,7 @@ static void on_lost(struct choice *ch)
     end_if_over(c);
 }
 
-/* The engine's thread has cancelled the job. */
+/* Called when the engine's thread has cancelled the job. */
 static void on_cancel_done(struct choice *ch)
 {
     ch->cancel_done = 1;

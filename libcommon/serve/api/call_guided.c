@@ -51,7 +51,7 @@ static int set_choice(struct call *c, const char *param, json_t *v, struct probl
 {
     struct buf b = { 0 };
     const json_t *text;
-    size_t i, bytes = 1;                        /* of "(a|b)", without its backslashes */
+    size_t i, bytes = 1;                        /* size of "(a|b)" without backslashes */
     json_array_foreach(v, i, text)
         bytes += json_string_length(text) + 1;
     if (bytes == 1)
@@ -91,7 +91,7 @@ static int apply(struct call *c, const char *param, const char *kind, json_t *v,
         return set_field(c, param, kind, json_incref(v), pr);
     if (strcmp(kind, "json_object") == 0 && json_is_true(v))
         return set_field(c, param, "response_format", json_pack("{s:s}", "type", "json_object"), pr);
-    if (json_is_false(v))               /* json_object, and the options of other decoders */
+    if (json_is_false(v))               /* an option that is off, also one of other decoders */
         return 0;
     return problem_set(pr, 400, param, "unsupported_parameter",
                        "%s: %.40s: expected json, regex, choice, grammar or json_object", param, kind);

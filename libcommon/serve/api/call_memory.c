@@ -86,7 +86,7 @@ void call_drop_prompt(struct call *c)
 static size_t engine_bytes(const struct call *c, int n)
 {
     const int embed = call_embeds(c), max_len = c->lm->m.max_len;
-    /* two copies of the vector, and its text */
+    /* 64 bytes per element, for two copies of the vector and its text */
     const size_t embedding = embed ? (size_t)config_embedding_size(&c->lm->m.model->config) * 64 : 0;
     size_t bytes = 0, stops = (size_t)c->n_stop_ids * sizeof *c->stop_ids;
     for (int i = 0; i < c->n_stop; i++)

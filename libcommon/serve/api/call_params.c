@@ -88,7 +88,7 @@ static int parse_bias(struct call *c, struct problem *pr)
     if (!json_is_object(v))
         return problem_set(pr, 400, "logit_bias", "invalid_type",
                            "logit_bias: found %s, expected an object of token ids", js_kind(v));
-    if (json_object_size(v) > (size_t)vocab) /* "1", "01" and "001" are one token, and the loop reads every member */
+    if (json_object_size(v) > (size_t)vocab) /* "1" and "01" are one token; limit the loop's work */
         return problem_set(pr, 400, "logit_bias", "out_of_range", "logit_bias: %zu members, the model has %d tokens",
                            json_object_size(v), vocab);
     if (call_keep(c, (json_object_size(v) + 1) * sizeof *c->bias, pr) != 0)
@@ -174,8 +174,8 @@ static int check_params(struct call *c, struct problem *pr)
     return 0;
 }
 
-/* Whether the call may use this model of the folder of named models: by its name, or by an alias
- * that the key allows. */
+/* Whether the call may use this named model: its key must allow the model's name, or the alias by
+ * which the request asked for it. */
 static int may_use(const struct call *c, const char *asked, const char *name, struct problem *pr)
 {
     struct problem why, ignored;

@@ -1,5 +1,5 @@
-/* call_prepare.c - the threads that prepare calls: they parse large bodies and compile grammars, so
- * that the event loop can go on sending the tokens of other calls.
+/* call_prepare.c - the threads that prepare calls: they parse large bodies and compile grammars,
+ * while the event loop continues to send the tokens of other calls.
  *
  * The queue is ordered in rounds: the first call of each tenant, then the second of each, and so
  * on, so that a tenant with many waiting calls delays only its own. */
@@ -49,8 +49,9 @@ static int refuse_queued(struct call *c, int most)
                        "%d request%s already waiting to be prepared, expected at most %d", most, plural(most), most);
 }
 
-/* The round for a new call of this tenant: one after its last queued call, and not before the
- * current round.  *last: the link to the last call of the queue.  The caller holds the lock. */
+/* The round for a new call of this tenant: the one after that of its last queued call, but not
+ * before the current round.  *last: the link to the last call of the queue.  The caller holds
+ * the lock. */
 static uint64_t next_round(struct preparing *p, uint64_t tenant, struct call ***last)
 {
     uint64_t round = p->round + 1;
@@ -156,8 +157,8 @@ static void destroy_calls(struct call *c)
     }
 }
 
-/* Wait for work, or until there was none for a second and memory can be returned to the system.
- * The caller holds the lock. */
+/* Wait for work, or until no call has begun or ended for TRIM_IDLE_S seconds, so that memory can be
+ * returned to the system.  The caller holds the lock. */
 static void wait_for_work(struct preparing *p)
 {
     while (!p->first && !p->dropped && !p->stop) {
@@ -197,7 +198,7 @@ static void *prepare(void *arg)
     struct preparing *p = arg;
     pthread_mutex_lock(&p->lock);
     const int i = p->n_started++;
-    for (;;) {                          /* each round begins and ends with the lock held */
+    for (;;) {                          /* each iteration begins and ends with the lock held */
         struct call *dropped;
         int trim;
         wait_for_work(p);

@@ -34,9 +34,9 @@ static int check_length(const struct call *c, const struct prompt *p, const char
     return 0;
 }
 
-/* Refuse a text that is far longer than the context after tokenizing only its beginning: tokenizing
- * all of it would take time, and TOKENIZE_BYTES of memory for each byte.  SLACK: tokens at the cut
- * that could have merged with the text after it. */
+/* Tokenize the beginning of a long text, and refuse the text if the beginning alone is longer than
+ * the context: tokenizing all of it would take time, and TOKENIZE_BYTES of memory for each byte.
+ * SLACK: number of tokens at the cut that could have merged with the text after it. */
 static int check_beginning(struct call *c, const char *text, size_t size, unsigned flags, const char *field,
                            struct problem *pr)
 {
@@ -60,14 +60,15 @@ static int check_beginning(struct call *c, const char *text, size_t size, unsign
                        c->lm->id, max_len);
 }
 
-/* The number of tokens to which the body asks that texts be cut; 0: it does not ask. */
+/* The number of tokens to which texts are to be cut by the body's option; 0: not at all. */
 static int cut_length(const struct call *c)
 {
     const int max_len = c->lm->m.max_len, most = c->params.truncate;
     return most == -1 || most > max_len ? max_len : most;
 }
 
-/* Cut a prompt, but keep the tokens that the tokenizer appends to all texts. */
+/* Cut a prompt to cut_length(); the tokens that the tokenizer appends to all texts are kept at its
+ * end. */
 static void truncate(const struct call *c, struct prompt *p)
 {
     int n;
@@ -80,8 +81,8 @@ static void truncate(const struct call *c, struct prompt *p)
     p->n_ids = most;
 }
 
-/* The number of bytes of text to tokenize: a beginning that has certainly more tokens than remain
- * after the cut, or all of it. */
+/* The number of bytes of text to tokenize: a beginning that certainly has more tokens than remain
+ * after the cut, or the whole text. */
 static size_t cut_bytes(const struct call *c, const char *text, size_t size)
 {
     enum { LONGEST_TOKEN = 64 };

@@ -303,8 +303,8 @@ static int reserve_tokens(struct call *c, struct problem *pr)
     return 0;
 }
 
-/* List in a response header the schema keywords that the grammar does not enforce, for functions
- * that are not strict. */
+/* List in a response header the schema keywords of functions that are not strict and that the
+ * grammar does not enforce. */
 static void show_relaxed(const struct call *c)
 {
     const char *relaxed = c->grammar ? grammar_relaxed(shared_grammar(c->grammar)) : NULL;
@@ -325,8 +325,8 @@ static struct request_params engine_request(struct call *c)
 {
     const struct params *p = &c->params;
     const int embed = call_embeds(c);
-    /* a completion with max_tokens = 0 asks for the prompt only: completions.c hides the one
-     * token */
+    /* a completion with max_tokens 0 returns only the prompt; completions.c hides the one token
+     * that the engine generates */
     const int prompt_only = c->form->body == BODY_COMPLETION && p->given & GIVEN_MAX_TOKENS;
     struct request_params rp = { .sampling = p->sampling, .max_tokens = c->max_tokens ? c->max_tokens : prompt_only,
                                  .stop = c->stop, .n_stop = c->n_stop, .ignore_eos = p->ignore_eos,
@@ -502,8 +502,8 @@ void calls_tick(struct server *s)
 
 static void documents_found(struct call *c) { advance(c, 1); }
 
-/* The current stage is done: continue with the next, here or in a preparing thread. large: the body
- * is large, so the next stage runs in a thread. */
+/* Continue after a stage with the next one, here or in a preparing thread.  large: the body is
+ * large, so the next stage runs in a thread. */
 static void advance(struct call *c, int large)
 {
     while (c->conn && !c->problem.status) {
@@ -561,7 +561,8 @@ void call_prepare_again(struct call *c)
         call_conclude(c);
 }
 
-/* whole: take the body of the connection's request; else copy the text of a WebSocket's message. */
+/* Set c->body: take it from the connection's request (whole), or copy the text of a WebSocket's
+ * message. */
 static void take_body(struct call *c, int whole, const char *text, size_t size)
 {
     if (whole)

@@ -120,8 +120,8 @@ static void delta(struct call *c, struct choice *ch, const struct answer_part *p
     end_delta(c, ch, NULL);
 }
 
-/* Send the calls of a round that the client has to run.  Each is sent whole, because it is known
- * only at the end of the round whether the server runs it. */
+/* Send the calls of a round that the client has to run.  They are sent whole, because only the
+ * end of the round decides whether the server runs them. */
 static void send_calls(struct call *c, struct choice *ch)
 {
     for (int i = 0; i < ch->n_parts; i++) {
@@ -169,7 +169,7 @@ static void on_event(struct call *c, struct choice *ch, const struct events *b, 
         rounds_judge(c, ch);
     if (!call_is_stream(c) || c->problem.status || (c->rounds && c->rounds->runs_next))
         return;
-    /* tokens without text; tokens of a call may have none */
+    /* send an empty text for the first token or for logprobs; tokens of a call may have no text */
     if ((!ch->said_role && !ch->parser) || ch->logprobs.size) {
         begin_delta(c, ch, ",\"content\":\"\"");
         end_delta(c, ch, NULL);

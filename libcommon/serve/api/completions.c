@@ -71,7 +71,8 @@ static void begin(struct call *c)
     call_begin_stream(c);
 }
 
-/* max_tokens = 0 asks for the prompt only: the engine generates one token, which is hidden. */
+/* Whether the answer is only the prompt, as max_tokens 0 requests; the one token that the engine
+ * generates is hidden. */
 static int only_prompt(const struct call *c) { return c->max_tokens == 0; }
 
 static void send_piece(struct call *c, struct choice *ch, const char *text, size_t size, int last)

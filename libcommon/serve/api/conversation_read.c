@@ -65,7 +65,7 @@ static json_t *calls_of(const json_t *list, const char *param, struct problem *p
             goto fail;
         }
         json_error_t je;
-        json_t *copy = json_deep_copy(call);            /* a copy made without memory lacks values */
+        json_t *copy = json_deep_copy(call);            /* if memory runs out, values are missing */
         json_t *object = json_is_string(arguments)
                              ? json_loadb(json_string_value(arguments), json_string_length(arguments), 0, &je) : NULL;
         int bad = !json_equal(copy, call) || (json_is_string(arguments) && !object && js_no_memory(&je));
@@ -103,9 +103,9 @@ static json_t *plain_message(const json_t *m, const char *param, struct problem 
     }
     union { const json_t *in; json_t *out; } u = { .in = m };
     json_object_foreach(u.out, key, v)
-        if (!json_is_null(v))           /* a template may test whether the key exists */
+        if (!json_is_null(v))           /* no key for null: templates test whether a key exists */
             bad |= json_object_set(copy, key, v);
-    if (strcmp(role, "developer") == 0) /* OpenAI's newer name of the role "system", which templates do not know */
+    if (strcmp(role, "developer") == 0) /* templates know OpenAI's older name, "system" */
         bad |= json_object_set_new(copy, "role", json_string("system"));
     if (bad) {
         problem_nomem(pr);
@@ -197,7 +197,7 @@ int conversation_add_reasoning(json_t *message, const char *text, size_t size, s
     return rc;
 }
 
-/* The reasoning effort of a body; each API has it in another field. */
+/* The reasoning effort of a body, from the field that the body's API has for it. */
 static json_t *find_effort(const json_t *body)
 {
     json_t *v = js_get(body, "reasoning_effort");

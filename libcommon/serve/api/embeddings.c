@@ -1,5 +1,5 @@
 /* embeddings.c - POST /v1/embeddings: the vector of a text.  An embedding model pools as its files
- * say; for other models it is the mean of the final hidden states, scaled to length 1. */
+ * say; for other models the vector is the mean of the final hidden states, scaled to length 1. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -11,8 +11,8 @@ static int is_digit(char c) { return c >= '0' && c <= '9'; }
 
 /* ---- one valid value ---- */
 
-/* Each function reads one thing at offset `at` and returns the offset after it; 0: something else
- * is there. */
+/* Each of these functions reads one element at offset `at` and returns the offset after it; 0:
+ * there is something else. */
 
 static size_t skip_blanks(const char *s, size_t size, size_t at)
 {
@@ -158,7 +158,7 @@ static int is_twice(struct ignored_fields *seen, const struct field *f)
 static int blank_ignored(char *s, size_t size, body_set kind, struct prescan *p, struct problem *pr)
 {
     struct ignored_fields seen = { .n = 0 };
-    /* comma: offset of the comma before this member; 0: no member before it was kept */
+    /* comma: offset of the comma after the last member that was kept; 0: none was kept so far */
     size_t at = skip_blanks(s, size, 0), comma = 0;
     if (at >= size || s[at] != '{')
         return 0;
@@ -190,13 +190,13 @@ static int blank_ignored(char *s, size_t size, body_set kind, struct prescan *p,
 
 /* ---- the size of the tree ---- */
 
-/* Bytes that jansson 2.13 and 2.14 allocate on a 64-bit machine, with malloc's 16 bytes for each
- * block; while a table doubles, the old and the new one count.  An object: 72 and 8 chains of 16; a
- * member: its key, 56 and the chain; an array: 40 and 8 pointers; an element: 3 pointers; a string:
- * 32 and its bytes; a number: 24. */
+/* Bytes that jansson 2.13 and 2.14 allocate on a 64-bit machine, including malloc's 16 bytes for
+ * each block; while a table doubles, the old and the new one count.  An object takes 72 bytes
+ * and 8 chains of 16; a member 56 bytes, its key and its part of the chains; an array 40 bytes
+ * and 8 pointers; an element 3 pointers; a string 32 bytes and its text; a number 24 bytes. */
 enum { OBJECT_BYTES = 280, ARRAY_BYTES = 184, STRING_BYTES = 160, NUMBER_BYTES = 64, WORD_BYTES = 24 };
 
-/* Count every token, valid or not, which is at least as many as jansson reads before it stops. */
+/* Count every token, valid or not, so that none that jansson reads before it stops is missed. */
 static int count(const char *s, size_t size, struct prescan *p, struct problem *pr)
 {
     size_t longest = 0;

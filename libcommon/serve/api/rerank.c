@@ -1,5 +1,5 @@
-/* rerank.c - POST /v1/rerank and /v1/score: how well documents answer a query, or how similar texts
- * are.
+/* rerank.c - POST /v1/rerank and /v1/score: score how well documents answer a query, or how similar
+ * texts are.
  *
  * A cross-encoder reads both texts as one sequence, and the sigmoid is applied to its score unless
  * its files say otherwise.  With an embedding model the score is the cosine of two vectors.  With a
@@ -14,7 +14,7 @@
 
 enum way { WAY_PAIR, WAY_COSINE, WAY_YES_NO };
 
-/* The texts of a request: score i compares first[n_first == 1 ? 0 : i] with second[i]. */
+/* The texts of a request.  Score i, of n, compares first[n_first == 1 ? 0 : i] with second[i]. */
 struct texts { const json_t *first, *second; size_t n_first, n; };
 
 static const json_t *at(const json_t *list, size_t i)
@@ -40,7 +40,7 @@ static int check_list(const json_t *list, const char *name, struct problem *pr)
     for (size_t i = 0; i < length(list); i++)
         if (!json_is_string(at(list, i)))
             return problem_set(pr, 400, name, "invalid_type", "%s: element %zu: expected text", name, i);
-    /* half as many: an embedding model embeds both lists */
+    /* half of MAX_TEXTS for each list, because an embedding model embeds both */
     if (length(list) < 1 || length(list) > MAX_TEXTS / 2)
         return problem_set(pr, 400, name, "out_of_range", "%s: %zu texts, expected 1 to %d", name, length(list),
                            MAX_TEXTS / 2);
@@ -89,8 +89,8 @@ static int add_ids(struct call *c, struct prompt *p, const char *text, size_t si
     return 0;
 }
 
-/* If the body asks for it, cut a prompt to the length that the model takes, keeping its last n_end
- * tokens. */
+/* Check the length of a prompt.  If it is too long, cut it as the field `truncate` requests,
+ * keeping its last n_end tokens; without that field it is refused. */
 static int fit(const struct call *c, struct prompt *p, int n_end, struct problem *pr)
 {
     const int asked = c->params.truncate, max_len = c->lm->m.max_len,

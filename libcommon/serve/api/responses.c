@@ -37,7 +37,7 @@ static void text_part(const struct answer_part *p, int whole, struct buf *out)
     buf_str(out, "}");
 }
 
-/* Write an element of output; status "in_progress": without its content. */
+/* Write an element of `output`; with status "in_progress" its content is left out. */
 static void item_json(const struct call *c, const struct answer_part *p, const char *status, struct buf *out)
 {
     const int whole = strcmp(status, "in_progress") != 0;
@@ -90,8 +90,8 @@ static void call_item_json(const struct call *c, const struct answer_part *p, co
     out->failed |= p->text.failed;
 }
 
-/* Write the items of the last round, or of a round whose calls the server ran, without those
- * calls. */
+/* Write the items of a round: of the last one, or of one whose calls the server ran, then without
+ * those calls. */
 static void items_json(const struct call *c, int calls, const char *last, struct buf *out)
 {
     const struct choice *ch = &c->choices[0];
@@ -135,7 +135,7 @@ static void field_json(const struct call *c, const char *name, const char *other
     free(text);
 }
 
-/* Write the response object. status "in_progress": it has no content yet. p: the error; NULL:
+/* Write the response object; with status "in_progress" it has no content yet.  p: the error; NULL:
  * none. */
 static void response_json(const struct call *c, const char *status, const struct problem *p, struct buf *out)
 {

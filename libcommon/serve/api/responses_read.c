@@ -6,8 +6,9 @@
 #include "libcommon/base/json.h"
 #include "libcommon/serve/api/conversation.h"
 
-/* The assistant's message to which an item belongs: the last message, if it is the assistant's and
- * does not have the key closed_by yet, else a new one.  Borrowed; NULL: out of memory. */
+/* The message of the assistant to which an item belongs: the last message, if its role is
+ * assistant and it does not have the key closed_by yet, otherwise a new one.  Borrowed; NULL:
+ * out of memory. */
 static json_t *open_answer(json_t *messages, const char *closed_by)
 {
     const size_t n = json_array_size(messages);

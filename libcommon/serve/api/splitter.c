@@ -7,7 +7,7 @@ static const char open_tag[] = "<think>", close_tag[] = "</think>";
 
 static int is_blank(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
 
-/* Number of bytes at the end of text that may be the beginning of the tag. */
+/* Number of bytes at the end of text that could be the first bytes of the tag. */
 static size_t tag_begins(const char *text, size_t n, const char *tag)
 {
     size_t most = strlen(tag) - 1;
@@ -17,7 +17,7 @@ static size_t tag_begins(const char *text, size_t n, const char *tag)
     return 0;
 }
 
-/* Decide whether the text begins with <think>. It is held back until that is known. */
+/* Decide whether the text begins with <think>; the text is held back until that is known. */
 static void decide(struct reasoning_splitter *s, struct buf *text)
 {
     size_t blanks = 0, n = strlen(open_tag);

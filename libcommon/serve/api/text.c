@@ -8,7 +8,8 @@
 
 /* ---- /v1/models ---- */
 
-/* Anthropic's clients send this header with every request. */
+/* Whether a client of Anthropic's API sent the request: these send this header with every
+ * request. */
 static int is_anthropic(const struct conn *c) { return http_field(conn_request(c), "anthropic-version") != NULL; }
 
 /* Write a model in Anthropic's form.  NULL without memory. */
@@ -131,8 +132,8 @@ static int tokenize(struct call *c, struct problem *pr)
     return rc;
 }
 
-/* Bytes of memory for each byte of a text: the text, its JSON (twice while it grows), and the
- * unsent answer. */
+/* Bytes of memory to reserve for each byte of a text: for the text, its JSON (whose buffer
+ * doubles as it grows), and the unsent answer. */
 enum { TEXT_BYTES = 8 };
 
 static int detokenize(struct call *c, struct problem *pr)

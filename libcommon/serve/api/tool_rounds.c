@@ -12,7 +12,8 @@
 
 /* ---- the tools of a request ---- */
 
-/* The patterns of server_tools; each must name a tool.  New reference; NULL with *pr. */
+/* Read the patterns of server_tools, each of which must match a tool.  New reference; NULL with
+ * *pr. */
 static json_t *read_wanted(const struct call *c, const json_t *list, struct problem *pr)
 {
     const json_t *v;
@@ -127,7 +128,7 @@ void rounds_close(struct call *c)
     c->rounds = NULL;
 }
 
-/* ---- what happens to the calls of a round ---- */
+/* ---- deciding about the calls of a round ---- */
 
 int rounds_has(const struct call *c, const char *name)
 {
@@ -142,7 +143,7 @@ static int needs_confirmation(const struct call *c, const char *name)
     return toolbox_find(c->s->toolbox, name, &facts) && facts.confirm && !mcp_named(c->rounds->confirmed, name);
 }
 
-/* Stop after this round, for this reason and because of call p. */
+/* Stop after this round, for the reason `why`, which call p causes. */
 static void stop_for(struct tool_rounds *r, const char *why, const struct answer_part *p)
 {
     if (r->stop != why) {
@@ -335,8 +336,8 @@ static void on_result(void *user, int i)
 
 /* ---- from one round to the next ---- */
 
-/* The model's message of this round in OpenAI's form, and the results.  New reference; NULL without
- * memory. */
+/* Make a list of the model's message of this round, in OpenAI's form, and the messages with the
+ * results.  New reference; NULL without memory. */
 static json_t *round_messages(const struct call *c)
 {
     const struct choice *ch = &c->choices[0];
@@ -434,7 +435,7 @@ static void next_round(struct call *c)
     c->max_tokens = 0;
     if (r->max_tokens)
         c->max_tokens = r->max_tokens > r->before.completion ? r->max_tokens - r->before.completion : 1;
-    c->conversation.choice = CALLS_AUTO;                /* the required call was made */
+    c->conversation.choice = CALLS_AUTO;                /* a call that was required has been made */
     c->conversation.only = NULL;
     call_prepare_again(c);
 }

@@ -40,7 +40,8 @@ static void send_line(struct call *c)
 
 static void begin(struct call *c) { (void)c; }
 
-/* Only a conversation with tools is split into parts: all other text is sent unchanged. */
+/* Whether the answer is split into parts.  Without tools it is not, and its text is sent
+ * unchanged. */
 static int has_parts(const struct call *c) { return c->conversation.tools != NULL; }
 
 static void send_text(struct call *c, const char *type, const char *text, size_t size)
@@ -51,7 +52,8 @@ static void send_text(struct call *c, const char *type, const char *text, size_t
     send_line(c);
 }
 
-/* Calls are sent when all of them have ended, because the server may run them. */
+/* Send new text of a part, unless it is a call: calls are sent when all have ended, because the
+ * server may run them. */
 static void delta(struct call *c, struct choice *ch, const struct answer_part *p, int begins, const char *text,
                   size_t size)
 {

@@ -44,7 +44,7 @@ static void add_done(struct chats *h, struct chat_job *j)
     h->done_last = &j->next;
 }
 
-/* Insert the job after the others of its round.  -1: too many wait. */
+/* Insert the job into the queue, after the others of its round.  -1: too many jobs wait. */
 static int enqueue(struct chats *h, struct chat_job *j)
 {
     struct chat_job **at = &h->first;
@@ -98,7 +98,7 @@ struct connection { struct history *h; struct history_problem why; uint64_t trie
 
 static void file_of(const struct server *s, char path[4096]) { snprintf(path, 4096, "%s/chats.db", s->o.home); }
 
-/* Keep a problem of the file for the log, once. */
+/* Keep a problem of the file for the log, unless it is the one that was logged last. */
 static void note(struct chats *h, const char *text)
 {
     pthread_mutex_lock(&h->lock);
@@ -181,12 +181,13 @@ static void *work(void *arg)
     struct connection x = { 0 };
     char path[4096];
     file_of(h->s, path);
-    if (access(path, F_OK) == 0 && connect_file(h, &x) != 0)    /* the file is created by the first job that uses it */
+    /* a missing file is not opened here: the first job that uses it creates it */
+    if (access(path, F_OK) == 0 && connect_file(h, &x) != 0)
         note(h, x.why.e.msg);
     loop_wake(h->s->loop);
     pthread_mutex_lock(&h->lock);
     const int i = h->n_started++;
-    for (;;) {                          /* each round begins and ends with the lock held */
+    for (;;) {                          /* each iteration begins and ends with the lock held */
         while (!h->first && !h->stop)
             pthread_cond_wait(&h->work, &h->lock);
         struct chat_job *j = h->first;

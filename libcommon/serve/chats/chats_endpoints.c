@@ -47,7 +47,8 @@ static int query_choice(struct server *s, struct conn *c, const char *name, cons
 
 /* ---- jobs ---- */
 
-/* The owner of the conversations that a request can see: its key, else this machine. */
+/* The owner of the conversations that a request can use: its key or, without a key, this
+ * machine. */
 static void owner_of(const struct access_record *record, char out[32])
 {
     if (record && record->has_key)

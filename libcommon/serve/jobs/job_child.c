@@ -19,7 +19,7 @@
 #include "libcommon/serve/jobs/jobs.h"
 
 /* GRACE_*: seconds between SIGTERM and SIGKILL, for a cancelled job and when the server stops.
- * RATE_NS: a rate is measured since the step began, but over at most the last half minute. */
+ * RATE_NS: longest period over which a rate is measured; it begins when the step begins. */
 enum { POLL_MS = 100, LINE = 4096, GRACE_CANCEL_S = 15, GRACE_STOP_S = 4, MOST_S = 48 * 3600 };
 #define RATE_NS UINT64_C(30000000000)
 
@@ -77,7 +77,7 @@ static void offer_to_oom_killer(pid_t pid)
     const int fd = open(path, O_WRONLY | O_CLOEXEC);
     if (fd < 0)
         return;
-    if (write(fd, "1000", 4) < 0)               /* without Linux's /proc the job runs all the same */
+    if (write(fd, "1000", 4) < 0)               /* the job runs even if this fails */
         errno = 0;
     close(fd);
 }
@@ -99,7 +99,7 @@ static void take_line(struct jobs *js, struct job *j, struct line_reader *r)
         loop_wake(js->s->loop);
 }
 
-/* Read once.  1: more may come; 0: end of file. */
+/* Read the child's messages once.  1: more may come; 0: end of file. */
 static int read_some(struct jobs *js, struct job *j, int fd, struct line_reader *r)
 {
     char bytes[4096];
@@ -153,8 +153,8 @@ int job_run(struct jobs *js, struct job *j)
     struct err e;
     pid_t pid;
     int fd, ended = 0;
-    /* run it in that folder, where org/name means a name on the hub or a model there, but no other
-     * file */
+    /* run it in the folder of models, so that org/name can mean a model on the hub or a model in
+     * that folder, but no other file */
     const struct spawn program = { .argv = (const char *const *)j->command, .env = js->s->o.maker.env,
                                    .folder = js->s->o.maker.folder, .in = -1, .err = &fd };
     if (spawn_start(&program, &pid, &e) != 0) {

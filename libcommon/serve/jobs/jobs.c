@@ -173,7 +173,7 @@ static void drop_watcher(struct jobs *js, struct job_watcher *w)
     free(w);
 }
 
-/* Report to the clients that wait for a single job. */
+/* Send reports to the clients that watch a single job. */
 static void tell_waiting(struct jobs *js)
 {
     for (struct job_watcher *w = js->watchers, *next; w; w = next) {
@@ -223,7 +223,7 @@ void jobs_gone(struct conn *c)
     drop_watcher(w->in, w);
 }
 
-/* End the streams of all clients, or of those whose time is over. */
+/* End the streams whose time is over at `now`; UINT64_MAX: of all clients. */
 static void end_streams(struct jobs *js, uint64_t now)
 {
     for (struct job_watcher *w = js->watchers, *next; w; w = next) {
@@ -241,7 +241,7 @@ static void end_streams(struct jobs *js, uint64_t now)
     }
 }
 
-/* ---- what the server calls ---- */
+/* ---- functions that the server calls ---- */
 
 static void write_line(struct server *s, const struct job *j)
 {

@@ -148,8 +148,8 @@ static void note_client(struct job *j, const struct access_record *record)
     j->has_key = record->is_admin || record->by_key;
 }
 
-/* Whether the job can be added.  0, or -1 with *pr: an unfinished job makes the same file, or there
- * are too many. */
+/* Check that the job can be added.  -1 with *pr: an unfinished job does the same, or there are too
+ * many. */
 static int has_room(struct jobs *js, const struct job *j, struct problem *pr)
 {
     int n = 0;
@@ -237,7 +237,7 @@ fail:
     return NULL;
 }
 
-/* ---- the others ---- */
+/* ---- the other endpoints ---- */
 
 void handle_jobs(struct server *s, struct conn *c, const char *rest)
 {
@@ -276,8 +276,8 @@ void handle_job(struct server *s, struct conn *c, const char *rest)
         reply_job(s, c, 200, j);
 }
 
-/* Cancel a running or waiting job; remove an ended one from the list.  A job that ended since
- * find() is still "cancelling", because its audit line is not written yet. */
+/* Cancel a running or waiting job, or remove an ended one from the list.  A job that has ended
+ * since find() is reported as "cancelling", because its audit line is not written yet. */
 void handle_job_delete(struct server *s, struct conn *c, const char *rest)
 {
     struct job *j = find(s, c, rest);

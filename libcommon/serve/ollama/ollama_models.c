@@ -228,7 +228,7 @@ void handle_ollama_show(struct server *s, struct conn *c, const char *rest)
             show_loaded(s, c, lm, p.verbose);
         else if (!ollama_named(s, c, name, found))
             not_found(s, c, name);
-        else /* a key that may use only the alias does not see the model's own name */
+        else /* a key that may use only the alias must not learn the model's own name */
             catalog_ask(s, c, s->o.store,
                         guard_lists_model(conn_record(c), found) ? found : named_plain(s, name, plain), ollama_store,
                         p.verbose ? reply_verbose : reply_show);
@@ -312,7 +312,7 @@ void handle_ollama_delete(struct server *s, struct conn *c, const char *rest)
             record_model(conn_record(c), name);
         if (!is_name || !may)
             not_found(s, c, name);
-        else if (ollama_is_loading(s, name))    /* its file is open, so it would be served without a file */
+        else if (ollama_is_loading(s, name))    /* or it would be served after its file was deleted */
             reply_refusal(s, c, 409, "model_loading", "model '%.120s' is being loaded: try again later", name);
         else
             catalog_remove(s, c, s->o.store, name, remove_model, reply_delete);

@@ -88,7 +88,7 @@ static int begin(struct server *s, struct conn *c, const char *word, int stream,
     struct err e;
     if (!s->jobs || !s->o.maker.resolve || !s->o.store)
         return problem_set(pr, 404, NULL, "no_jobs", "this server makes no models");
-    if (is_here(s, word)) /* a client that uses the model's own name means it, whatever its source was */
+    if (is_here(s, word)) /* the name of a model that this server has, whatever its source is */
         return guard_model(conn_record(c), word, pr) == 0 ? 1 : -1;
     if (s->o.maker.resolve(word, &pulled, &e) != 0)
         return problem_set(pr, e.code == ERR_MEMORY ? 503 : 404, "model", "model_not_found", "%s", e.msg);

@@ -9,8 +9,8 @@
 
 /* ---- keep_alive ---- */
 
-/* Read a duration in Go's form, such as "1h30m" or "-1m"; a bare number is seconds.  -1: it is
- * none. */
+/* Read a duration in Go's form, such as "1h30m" or "-1m"; a bare number means seconds.  -1: the
+ * text is not a duration. */
 static int read_duration(const char *text, double *seconds)
 {
     static const struct { const char *name; double s; } units[] = {
@@ -66,9 +66,9 @@ static int read_keep_alive(struct call *c, struct problem *pr)
 
 /* ---- options ---- */
 
-/* Move members that Ollama's bodies do not have, but other bodies do, out of the body.
- * fields_parse() has limited their number, but one may take long to free, so the thread that
- * prepares the call frees them. */
+/* Move members that Ollama's bodies do not have, but other bodies do, from the body to
+ * c->unknown. fields_parse() has limited their number, but freeing one may take long, so the
+ * thread that prepares the call does it. */
 static int move_unknown(struct call *c, struct problem *pr)
 {
     const char *name;
@@ -132,8 +132,8 @@ static json_t *with_ids(const json_t *calls, int *n)
     return out;
 }
 
-/* Append a message in the form of chat completions. n_calls, n_results: numbers in the conversation
- * so far; results follow the calls in the same order. */
+/* Append a message in the form of chat completions.  *n_calls, *n_results: numbers of calls and
+ * results in the conversation so far; results come in the order of the calls. */
 static int add_message(json_t *out, const json_t *m, const char *param, int *n_calls, int *n_results,
                        struct problem *pr)
 {

@@ -1,7 +1,7 @@
 /* mcp_documents.c - serve the documents of a key as MCP resources: resources/list and
  * resources/read.
  *
- * The threads of /api/rag find them, so the request waits like a request that calls a tool. */
+ * The threads of /api/rag find the documents, and the request waits like one that calls a tool. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -76,7 +76,7 @@ void mcp_documents_start(struct server *s, struct conn *c, struct mcp_answer *a)
         r->s = s;
         r->conn = c;
         r->mcp = *a;
-        if (a->is_read)                 /* no id is so long: the document does not exist */
+        if (a->is_read)                 /* an id longer than any: the document does not exist */
             snprintf(r->document, sizeof r->document, "%s",
                      *a->name && strlen(a->name) < sizeof r->document ? a->name : "?");
         r->mcp.name = NULL;

@@ -11,7 +11,7 @@
 
 struct reading { json_t *calls; struct buf name, arguments; int open; };
 
-/* Store the call that has been read completely. */
+/* Store the call that is being read, which is complete. */
 static void finish_call(struct reading *r)
 {
     struct err ignored;

@@ -16,8 +16,8 @@
 #include "libcommon/serve/tools/rag_tool.h"
 #include "libcommon/tools/native.h"
 
-/* OF_GROUP: calls that may run at once of the built-in tools, and of each MCP server, so that a
- * server that never answers does not block all threads. */
+/* OF_GROUP: most calls that run at the same time in each group (the built-in tools, each MCP
+ * server), so that a server that never answers does not block all threads. */
 enum { OF_GROUP = 4, MAX_THREADS = OF_GROUP * (1 + MCP_MAX_SERVERS), MAX_WAITING = 256, MAX_OF_TENANT = 64 };
 
 /* One call.  The queue and the threads handle runs, the loop handles batches. */
@@ -62,7 +62,7 @@ struct toolbox {
     struct toolset *tools;
 };
 
-/* ---- which tools there are ---- */
+/* ---- the list of tools ---- */
 
 static int is_rag(const char *name) { return strcmp(name, rag_tool.name) == 0; }
 
@@ -179,7 +179,7 @@ static struct tool_run *run_new(struct server *s, const struct access_record *re
         r->has_key = record->by_key || record->is_admin;
     }
     r->arguments = json_deep_copy(c->arguments);
-    /* a copy made without memory lacks values */
+    /* if memory ran out, the copy lacks values */
     if (r->arguments && json_equal(r->arguments, c->arguments))
         return r;
     run_free(r);
@@ -228,7 +228,7 @@ static int queue(struct toolbox *b, struct tool_batch *batch, struct err *e)
     return rc;
 }
 
-/* The run has ended, in a thread or in the loop: let the loop take it back. */
+/* Pass a run that has ended, in a thread or in the loop, back to the loop. */
 static void run_ended(struct toolbox *b, struct tool_run *r)
 {
     pthread_mutex_lock(&b->lock);
@@ -379,7 +379,7 @@ void tools_done(struct server *s)
 
 /* ---- opening and closing ---- */
 
-/* Runs in the peer's thread. */
+/* Log a change of a peer; called in the peer's thread. */
 static void peer_changed(void *user, const char *name, const char *text)
 {
     server_log(user, "MCP server %s: %s", name, text);
