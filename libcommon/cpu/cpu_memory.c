@@ -122,7 +122,7 @@ int core_tokens(const struct config *c, const struct kernels *kernels, int n_thr
                     (c->cutoff ? widest_mlp(c) : 0) + (c->predicts ? 2 * hidden : 0);
     for (int i = 0; i < c->n_ropes; i++)
         floats += (size_t)c->ropes[i].dim;
-    /* the widest quantized input, in both slots if both are used; per-token integers */
+    /* bytes of the widest quantized input of a token, in both slots if both are used */
     const size_t rounded = kernels->act_bytes(TRY, (int)(cols + 127) / 128 * 128, 32) / TRY *
                            (c->block == BLOCK_SEQUENTIAL ? 1 : 2);
     const size_t scratch = thread_scratch(c, kernels, TRY, cols), fixed_scratch = thread_scratch(c, kernels, 1, cols);
