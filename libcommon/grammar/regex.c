@@ -602,7 +602,7 @@ static struct regex_item lookahead(struct regex_parser *p)
     return it;
 }
 
-/* An atom with its quantifier. */
+/* Read an atom with its quantifier. */
 static struct regex_item quantified(struct regex_parser *p, int place)
 {
     struct regex_item it = { .p = atom(p, place) };

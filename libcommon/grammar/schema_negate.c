@@ -13,7 +13,8 @@ static void add(json_t *to, json_t *made)
 
 static json_t *negated(struct schema *s, json_t *schema, int depth);
 
-/* {KEY: {NAME: ALTERNATIVES}} for one property. */
+/* Negate `properties` for one property: it exists and has a value that its schema does not
+ * allow. */
 static int negate_property(struct schema *s, json_t *to, const char *name, json_t *sub, int depth)
 {
     json_t *alternatives = negated(s, sub, depth + 1);
@@ -91,7 +92,8 @@ static int extend_by(struct schema *s, json_t *to, json_t *other, int depth)
     return rc;
 }
 
-/* {"type": "array", KEY: any value that v does not allow} */
+/* Add an array whose keyword `negation` (items or contains) has the values that v does not
+ * allow. */
 static int negate_elements(struct schema *s, json_t *to, const char *negation, json_t *v, int depth)
 {
     json_t *alternatives = negated(s, v, depth + 1);
@@ -116,7 +118,7 @@ static int negate_any_of(struct schema *s, json_t *to, json_t *list, int depth)
     return 0;
 }
 
-/* None of the alternatives, or two of them. */
+/* Negate oneOf: none of the alternatives holds, or two of them do.  1: there are too many pairs. */
 static int negate_one_of(struct schema *s, json_t *to, json_t *list, int depth)
 {
     enum { MAX_PAIRS = 28 };
@@ -131,7 +133,7 @@ static int negate_one_of(struct schema *s, json_t *to, json_t *list, int depth)
     return 0;
 }
 
-/* The condition holds and `then` does not, or neither the condition nor `else` holds. */
+/* Negate if: the condition holds and `then` does not, or neither the condition nor `else` holds. */
 static int negate_if(struct schema *s, json_t *to, json_t *schema, int depth)
 {
     json_t *test = json_object_get(schema, "if"), *yes = json_object_get(schema, "then"),
@@ -153,7 +155,7 @@ static int negate_if(struct schema *s, json_t *to, json_t *schema, int depth)
     return rc;
 }
 
-/* The property is there, and its dependency is not satisfied. */
+/* Negate dependencies: the property is there, and its dependency is not satisfied. */
 static int negate_dependencies(struct schema *s, json_t *to, json_t *v, int depth)
 {
     const char *name;
@@ -175,7 +177,7 @@ static int negate_dependencies(struct schema *s, json_t *to, json_t *v, int dept
     return 0;
 }
 
-/* One of the first items does not satisfy its schema. */
+/* Negate prefixItems: one of the first items does not satisfy its schema. */
 static int negate_first_items(struct schema *s, json_t *to, json_t *list, int depth)
 {
     json_t *x;
@@ -195,7 +197,7 @@ static int negate_first_items(struct schema *s, json_t *to, json_t *list, int de
     return 0;
 }
 
-/* Fewer of the items than minContains, or more than maxContains. */
+/* Negate contains: it matches fewer items than minContains, or more than maxContains. */
 static int negate_contains(struct schema *s, json_t *to, const json_t *schema, json_t *v, int depth)
 {
     const int64_t least = schema_count(s, schema, "minContains"), most = schema_count(s, schema, "maxContains");
@@ -220,7 +222,8 @@ json_t *schema_keys(const json_t *object)
     return to;
 }
 
-/* Some property does not satisfy additionalProperties, patternProperties or propertyNames. */
+/* Negate additionalProperties, patternProperties or propertyNames: some property does not satisfy
+ * it. */
 static int negate_some(struct schema *s, json_t *to, const json_t *schema, const char *key, json_t *v, int depth)
 {
     const char *pattern;
@@ -246,7 +249,8 @@ static int negate_some(struct schema *s, json_t *to, const json_t *schema, const
     return 0;
 }
 
-/* There is at least one item after those with a schema of their own, where none is allowed. */
+/* Negate `items: false` after prefixItems: there is at least one more item.  1: v is a schema other
+ * than true and false. */
 static int negate_later_items(json_t *to, const json_t *first, const json_t *v)
 {
     if (!json_is_false(v))

@@ -582,8 +582,9 @@ static int compile_properties(struct object *o)
     return o->s->failed ? -1 : n_possible;
 }
 
-/* Further properties, and those that SOME_PROPERTY requires.  Excludes two properties of one class,
- * and objects with more SOME_PROPERTY than can be distinguished: -1. */
+/* Compile further properties, and collect the SOME_PROPERTY of the members.  Objects in which two
+ * required further properties are of one class are left out.  -1: there are more SOME_PROPERTY than
+ * can be distinguished, so no object is allowed. */
 static int compile_further(struct object *o)
 {
     struct schema *s = o->s;

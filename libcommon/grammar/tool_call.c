@@ -140,7 +140,7 @@ static const char *raw_member(const char *text, size_t n, const char *key, size_
     return NULL;
 }
 
-/* One {"name", "arguments"} object. */
+/* Read a call that is one {"name", "arguments"} object. */
 static int object_call(struct tool_parser *p, const char *text, size_t n, struct parsed_call *c)
 {
     /* A schema allows a key twice. */
@@ -238,7 +238,8 @@ static int is_string(const json_t *tool, const char *key)
     return type && !strcmp(type, "string");
 }
 
-/* An argument that was written as text: a string, or JSON if it is JSON. */
+/* The value of an argument that was written as text: with `string` that text, else the JSON value
+ * that it is, or the text if it is none. */
 static json_t *tag_value(int string, const char *text, size_t n)
 {
     json_t *v = string ? NULL : json_loadb(text, n, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, NULL);
@@ -425,7 +426,7 @@ static int read_object_call(struct tool_parser *p, struct json_cursor *k, struct
     return rc == DONE && !bare && !list ? call_closing(p, k, end) : rc;
 }
 
-/* The text between the name and the arguments. */
+/* Read the text between the name and the arguments. */
 static int after_name(struct tool_parser *p, struct json_cursor *k, struct parsed_call *c, int end)
 {
     const struct tool_format *f = p->f;

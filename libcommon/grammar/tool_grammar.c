@@ -202,7 +202,7 @@ static uint32_t tag_value(struct tool_builder *k, const char *function, const ch
                 r = expr_either(k->x, r, expr_text(k->x, json_string_value(v), json_string_length(v)));
         return term(k, values ? r : text_before(k, end, 0));
     }
-    /* JSON; references go to the whole schema */
+    /* the value is JSON; references in it point into the whole schema, so keep its definitions */
     json_t *whole = json_is_object(schema) ? json_copy(schema) : json_object();
     if (json_object_get(root, "$defs") && !json_object_get(whole, "$defs"))
         json_object_set(whole, "$defs", json_object_get(root, "$defs"));

@@ -36,7 +36,7 @@ static void put(struct value_text *t, const char *s, size_t n)
     t->s[t->n] = '\0';
 }
 
-/* A JSON string; an open one has no closing quotation mark. */
+/* Write a JSON string; `open`: without its closing quotation mark. */
 static int put_string(struct value_text *t, const char *s, size_t n, int open)
 {
     if (utf8_valid(s, n) != n && !open)
@@ -219,7 +219,7 @@ static int scalar(struct value_reader *r)
     return DONE;
 }
 
-/* After a value: DONE with the bracket read, or, 2, with the comma read. */
+/* Read what follows a value: a comma (returns 2) or the closing bracket (returns DONE). */
 static int goes_on(struct value_reader *r, char bracket)
 {
     blanks(r);
@@ -303,7 +303,7 @@ static int member(struct value_reader *r, char assign, int first, int depth)
     return rc;
 }
 
-/* name assign value, ... bracket: from the first name on. */
+/* Read the members NAME assign VALUE, ... and the closing bracket, from the first name on. */
 static int object(struct value_reader *r, char assign, char bracket, int depth)
 {
     const size_t begin = r->out.n + 1;
