@@ -153,7 +153,8 @@ static int take_parts(struct file_choice *c, const char *repo, struct err *e)
     return 0;
 }
 
-/* All safetensors at the top level, without duplicates under another name. */
+/* Take all safetensors at the top level, except files that hold the same weights again or only an
+ * adapter. */
 static int take_safetensors(struct file_choice *c)
 {
     int one = has(c, "model.safetensors");
