@@ -41,7 +41,6 @@ uint64_t memory_now(const struct memory *m);
 
 /* Memory pressure by the used fraction of the total: below 50 %, 75 %, 90 %, 97 %, and above. */
 enum pressure { PRESSURE_LOW, PRESSURE_NORMAL, PRESSURE_HIGH, PRESSURE_CRITICAL, PRESSURE_OOM };
-/* below 50 %, 75 %, 90 %, 97 %, and above. */
 enum pressure pressure_of(uint64_t used, uint64_t total);
 const char *pressure_name(enum pressure p);         /* "LOW" */
 
