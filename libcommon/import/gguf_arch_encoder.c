@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A dense layer behind the pooling, if the file has it. */
+/* Add the dense layer of this name after the pooling, if the file has it. */
 static void add_dense(const struct gguf_translator *t, json_t *list, const char *name)
 {
     char full[40];

@@ -64,7 +64,7 @@ double gguf_key_float(const struct gguf_translator *t, const char *key, double o
     return good ? gguf_array_float(kv, 0) : otherwise;
 }
 
-/* Element i as a whole number from 0 to INT32_MAX. */
+/* Read element i as a whole number from 0 to INT32_MAX.  0, or -1 with *e. */
 static int whole(const struct gguf_translator *t, const struct gguf_kv *kv, uint64_t i, int64_t *out, struct err *e)
 {
     const double v = gguf_array_float(kv, i);
@@ -75,7 +75,7 @@ static int whole(const struct gguf_translator *t, const struct gguf_kv *kv, uint
     return 0;
 }
 
-/* An array must have one element for each layer. */
+/* 1 if the key has one number, or one for each layer. */
 static int fits(const struct gguf_translator *t, const struct gguf_kv *kv)
 {
     return kv->elem != GGUF_STR && (kv->type != GGUF_ARR || kv->n == (uint64_t)t->n_blocks ||

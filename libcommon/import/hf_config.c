@@ -32,7 +32,8 @@ static json_t *lift_text_config(const json_t *config)
         json_object_del(out, "vision_config");
         return out;
     }
-    if (tied)                           /* whether the whole is tied, which its parts need not know */
+    /* the wrapper says whether embeddings are tied, which its text_config need not repeat */
+    if (tied)
         json_object_set(out, "tie_word_embeddings", tied);
     const char *key;
     json_object_foreach((json_t *)config, key, v)

@@ -36,7 +36,7 @@ int source_part_name(const char *name, int i, char *out, size_t room)
     return n > 0 && (size_t)n < room;
 }
 
-/* The parts agree in all dimensions but the first. */
+/* 1 if two parts agree in all dimensions but the first. */
 static int fits(const struct source_tensor *a, const struct source_tensor *b)
 {
     return a->n_dims == b->n_dims && a->n_dims > 0 &&

@@ -135,7 +135,7 @@ static int awq_config(struct packed_indexer *x, const json_t *q)
     return group_size_at(x, q, js_get(q, "group_size") ? "group_size" : "q_group_size", 128, &c->group_size);
 }
 
-/* [rows, columns] of a block of scales. */
+/* Read a key with the [rows, columns] that share a scale. */
 static int block_at(const struct packed_indexer *x, const json_t *o, const char *key, int64_t block[2])
 {
     const json_t *v = js_get(o, key);
@@ -188,7 +188,7 @@ static int bitnet_config(struct packed_indexer *x, const json_t *q)
     return 0;
 }
 
-/* NVFP4's groups are of 16. */
+/* Refuse any group_size of NVFP4 but 16. */
 static int nvfp4_group(const struct packed_indexer *x, const json_t *o)
 {
     int64_t size;
@@ -329,7 +329,8 @@ static void part_set(struct source_tensor *part, const struct source_tensor *t)
     part->name = NULL;                  /* the name is freed with the list of tensors */
 }
 
-/* A part of the shape [a, b] (n 1: [a]) and of 32-bit words or floats. */
+/* Take a part, which must have the shape [a, b] (n 1: [a]) and consist of 32-bit words, or of
+ * floats. */
 static int part_take(const struct packed_indexer *x, struct source_tensor *part, const struct source_tensor *t,
                      int words, int n, int64_t a, int64_t b)
 {
@@ -444,7 +445,7 @@ static const struct scheme *scheme_of(const struct packed_indexer *x, struct pac
     return NULL;
 }
 
-/* compressed-tensors' weight_shape: the matrix before packing. */
+/* Read compressed-tensors' weight_shape, the shape of the matrix before packing. */
 static int shape_take(const struct packed_indexer *x, struct packed *p, const struct source_tensor *t)
 {
     float size[2];
@@ -482,7 +483,7 @@ static int words_take(struct packed_indexer *x, struct packed *p, const struct s
     return order ? order_take(x, p, order) : 0;
 }
 
-/* A plain matrix of 8-bit numbers with scales beside it. */
+/* Take a plain matrix of 8-bit numbers with scales beside it. */
 static int bytes_take(struct packed_indexer *x, struct packed *p, const struct source_tensor *main, size_t stem)
 {
     const int floats = p->layout == PACKED_F8;
@@ -534,7 +535,7 @@ static int mxfp4_take(struct packed_indexer *x, struct packed *p, const struct s
     return 0;
 }
 
-/* The f32 scale of the whole matrix; compressed-tensors stores its reciprocal. */
+/* Take the f32 scale of the whole matrix; compressed-tensors stores its reciprocal. */
 static int tensor_scale_take(const struct packed_indexer *x, struct packed *p, const struct source_tensor *t,
                              int reciprocal)
 {
