@@ -121,8 +121,8 @@ int stdio_write(struct mcp_peer *p, const json_t *message, double timeout_s, str
 
 /* ---- reading ---- */
 
-/* Answer a request of the server: only ping is known.  A server that does not read gets no answer:
- * one of this size is written as a whole or not at all. */
+/* Answer a request of the server: only ping is known.  The answer is so small that it is written as
+ * a whole or, if the server does not read, not at all. */
 static void answer_server(struct mcp_peer *p, const json_t *id, const char *method)
 {
     enum { MOST_ID = 256 };
