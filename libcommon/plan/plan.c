@@ -136,9 +136,9 @@ int plan_times(double memory, double bytes)
 /* parallel loops of a layer: q with k and v, attention, o, gate with up, down */
 enum { LOOPS = 5 };
 
-/* The fraction of the peak rate of FMAs that recurrences reach.  A float of a state is loaded,
- * multiplied by its decay, goes through two FMAs and is stored: three operations for two that
- * count, and a store, of which a processor does one a cycle beside two FMAs. */
+/* The fraction of the peak rate of FMAs that recurrences reach.  The state's floats take two FMAs
+ * each, which count, but also a multiplication by the decay, a load and a store; a core does only
+ * one store in the time of two FMAs. */
 static const double STATE_SHARE = 0.5;
 
 /* The number of tokens of `context` that a layer attends to. */
