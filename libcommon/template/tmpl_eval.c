@@ -604,7 +604,7 @@ static enum flow exec_for(struct vm *vm, const struct tmpl_node *n, struct val s
         flow = exec_all(vm, &n->items);
         completed |= flow == FLOW_NEXT;
     }
-    /* As in Jinja, also after nothing but break and continue. */
+    /* as in Jinja, also if every iteration ended by break or continue */
     if (!completed && n->orelse.n) {
         vm->scope = push_scope(vm, outer);
         exec_all(vm, &n->orelse);
@@ -672,7 +672,7 @@ static enum flow exec_with(struct vm *vm, const struct tmpl_node *n)
 {
     struct tmpl_scope *outer = vm->scope, *inner = push_scope(vm, outer);
     deeper(vm);
-    for (int i = 0; i < n->orelse.n; i += 2) {          /* all values are read outside */
+    for (int i = 0; i < n->orelse.n; i += 2) {          /* all values are evaluated in the outer scope */
         vm->scope = outer;
         struct val v = eval(vm, n->orelse.v[i + 1]);
         vm->scope = inner;
