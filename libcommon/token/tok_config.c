@@ -130,7 +130,7 @@ int tok_config_apply(struct tok_spec *s, const struct tokenizer_files *f, struct
     else if (s->pad < 0)
         s->pad = id_of(s, json_object_get(generation, "pad_token_id"));
     if (said_eos && eos >= 0)
-        s->n_eos = 0;                   /* the source's own guess gives way */
+        s->n_eos = 0;                   /* drop the EOS that the tokenizer itself implies */
     if (tok_spec_eos(s, eos, e) || eos_ids(s, json_object_get(generation, "eos_token_id"), e))
         goto done;
     if (!json_object_get(generation, "eos_token_id") &&

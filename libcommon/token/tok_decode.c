@@ -31,7 +31,7 @@ struct detok_state {
     size_t n_in;                    /* bytes of tokens so far */
     struct stage *stage;
     struct regex_scratch *regex;
-    struct tbuf raw, out, tmp;      /* raw: left the last stage, may end inside a character */
+    struct tbuf raw, out, tmp;      /* raw: bytes that have left the last stage, which may end inside a character */
     struct err *e;                  /* error of the running call */
     int failed;
 };
@@ -97,7 +97,7 @@ static int byte_token(const char *s, size_t n)
     return (hi > 15 ? hi - 6 : hi) << 4 | (lo > 15 ? lo - 6 : lo);
 }
 
-/* Printable stand-ins back to bytes; a token with any other character stays as it is. */
+/* Convert printable stand-ins back to bytes; a token with any other character stays as it is. */
 static void bytes_token(struct detok_state *d, uint32_t k, const char *s, size_t n)
 {
     d->tmp.n = 0;
@@ -143,7 +143,7 @@ static void strip_stage(struct detok_state *d, uint32_t k, const struct tokb_op 
             st->stripped++;
         } else if (na && !off && st->stripped < start && !(how & END) && st->held.n < na &&
                    !memcmp(st->held.p ? st->held.p : "", a, st->held.n)) {
-            return;                     /* may become one more */
+            return;                     /* may still become another copy of the content to strip */
         } else {
             st->inside = 1;
         }
@@ -189,7 +189,7 @@ static void ctc_token(struct detok_state *d, struct stage *st, const struct tokb
     d->failed |= st->last.failed;
 }
 
-/* A whole token at a stage that works on tokens.  Consumes b. */
+/* Run a stage that needs whole tokens on one token.  Consumes b. */
 static void whole_token(struct detok_state *d, uint32_t k, const struct tokb_op *op, struct tbuf *b, int how)
 {
     const struct tokenizer *t = d->t;
@@ -281,7 +281,7 @@ static void emit(struct detok_state *d, uint32_t k, const char *s, size_t n, int
         tbuf_add(&st->held, s, n);
         return;
     case DEC_SUFFIX:
-        if (how & END) {                /* the token before is not the last one */
+        if (how & END) {                /* so the token before it was not the last one */
             if (st->index++) {
                 struct tbuf to = { 0 };
                 norm_replace(&to, st->last.p, st->last.n, d->t->text + op->a, op->a_size, " ", 1);
@@ -379,7 +379,7 @@ static int push_id(struct detok_state *d, int32_t id)
     return 0;
 }
 
-/* raw to out: whole characters now, with `end` the rest too. */
+/* Move the whole characters of raw to out; with `end`, also the rest. */
 static int settle(struct detok_state *d, int end)
 {
     size_t used = text_sanitize(&d->out, d->raw.p, d->raw.n, !end);

@@ -316,7 +316,8 @@ static int edge(struct ctx *c, int64_t id, int before)
     return 0;
 }
 
-/* A later processor of a Sequence puts its ids around those of the earlier ones. */
+/* Read the ids that the post-processor TemplateProcessing puts around a text.  A later processor of
+ * a Sequence puts its ids around those of the earlier ones. */
 static int template_processing(struct ctx *c, const json_t *o)
 {
     struct tok_spec inner = *c->s;

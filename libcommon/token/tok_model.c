@@ -133,7 +133,7 @@ static int room_for(struct model_work *w, size_t n, struct err *e)
     return 0;
 }
 
-/* The bytes as <0x..> tokens, all of them or none. */
+/* Set ids to the <0x..> tokens of the bytes.  1; 0: the vocabulary lacks one of them. */
 static int byte_ids(const struct tokenizer *t, const char *s, size_t n, int32_t *ids)
 {
     for (size_t i = 0; i < n; i++) {
@@ -327,7 +327,7 @@ static int bpe_score(const struct tokenizer *t, struct model_work *w, const char
 
 static double sum_of(const struct tokenizer *t, double a, double b)
 {
-    /* Decides between ways of the same score. */
+    /* the rounding decides between segmentations whose scores are nearly equal */
     return t->h.flags & MODEL_FLOAT_SCORES ? (double)((float)a + (float)b) : a + b;
 }
 
@@ -410,7 +410,7 @@ static int wordpiece(const struct tokenizer *t, const char *s, size_t n, struct 
     for (size_t i = 0; t->h.max_word_chars && i < n; i++)
         chars += ((unsigned char)s[i] & 0xC0) != 0x80;
     int known = !t->h.max_word_chars || chars <= t->h.max_word_chars;
-    struct tbuf text = { 0 };           /* prefix + what is left */
+    struct tbuf text = { 0 };           /* the prefix and the rest of the word */
     for (size_t at = 0; known && at < n;) {
         uint32_t n_pre = at ? t->h.next_prefix_size : t->h.word_prefix_size;
         text.n = 0;

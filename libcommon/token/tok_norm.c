@@ -57,7 +57,7 @@ static int charsmap_open(struct charsmap *m, const char *p, size_t n)
 
 static uint32_t unit(const struct charsmap *m, size_t i)
 {
-    uint32_t u = 0xFF;                  /* outside: a label that no key byte has */
+    uint32_t u = 0xFF;                  /* outside of the array: a label that no byte of a key has */
     if (i < m->n_units)
         memcpy(&u, m->units + 4 * i, 4);
     return u;
@@ -92,7 +92,7 @@ static size_t charsmap_find(const struct charsmap *m, const char *s, size_t n, i
     return found;
 }
 
-/* As SentencePiece does it: at each position the longest entry. */
+/* Apply the map as SentencePiece does: at each position, its longest entry. */
 static void charsmap_longest(struct tbuf *out, const struct charsmap *m, const char *s, size_t n)
 {
     for (size_t i = 0; i < n;) {
@@ -110,8 +110,8 @@ static void charsmap_longest(struct tbuf *out, const struct charsmap *m, const c
     }
 }
 
-/* As the Hugging Face library does it: a short grapheme cluster as a whole, else each of its
- * characters; shortest entry. */
+/* Apply the map as the Hugging Face library does: a short grapheme cluster is replaced as a whole
+ * if possible, else each of its characters; the shortest entry counts. */
 static void charsmap_graphemes(struct tbuf *out, const struct charsmap *m, const char *s, size_t n)
 {
     for (size_t i = 0; i < n;) {
@@ -158,7 +158,7 @@ static void strip(struct tbuf *out, const char *s, size_t n, uint32_t sides)
 static void spaces(struct tbuf *out, const char *s, size_t n, uint32_t how)
 {
     int squeeze = how & 1;
-    /* It does not distinguish the mark from the space. */
+    /* SentencePiece does not distinguish its mark from the space */
     while (squeeze && n && (s[n - 1] == ' ' || (n >= 3 && !memcmp(s + n - 3, "\xE2\x96\x81", 3))))
         n -= s[n - 1] == ' ' ? 1 : 3;
     while (squeeze && n && *s == ' ')

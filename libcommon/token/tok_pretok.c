@@ -141,7 +141,7 @@ static void fixed_length(const char *s, struct pretok_piece word, uint32_t chars
     }
 }
 
-/* Steps that rewrite the text: the words go to `to`, one after the other. */
+/* Run a step that rewrites text on one word; the result is appended to `to` and added to out. */
 static int rewrite(const struct tokb_op *op, const char *arg, const char *s, struct pretok_piece word, struct tbuf *to,
                    struct pieces *out, struct err *e)
 {

@@ -136,9 +136,10 @@ static int escape_common(struct tr *t, struct tbuf *o)
     return 0;
 }
 
-/* One operand of a set is complete: copy it if it is the last, else make it a condition on the
- * character that the last one matches.  negated: the usual set, without operators or nested sets,
- * takes the ^ into itself. */
+/* Append a complete operand of a set to `all`: the last operand as a matcher of one character, an
+ * earlier one as a lookahead that restricts the character which the last one matches.  negated: for
+ * a set without operators or nested sets the ^ goes into its brackets, and *negated becomes 0;
+ * NULL: the set has operators. */
 static void operand(struct tbuf *all, struct tbuf *flat, struct tbuf *nested, int last, int *negated)
 {
     int usual = negated && flat->n;

@@ -133,8 +133,8 @@ static int read_options(struct pb b, int normalizer, struct spm_options *o, stru
     return rc ? bad(&b, normalizer ? "normalizer_spec" : "trainer_spec", e) : 0;
 }
 
-/* Scores of Unigram: that of the unknown token is far below the least, and a user-defined piece
- * beats any way of cutting it up. */
+/* Set the scores of Unigram: the unknown token is far below the lowest score, and a user-defined
+ * piece beats every way of splitting it. */
 static void unigram_scores(struct tok_spec *s)
 {
     double least = 0, most = 0;

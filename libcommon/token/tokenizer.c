@@ -310,7 +310,7 @@ static int add_words(struct encoding *x)
     return 0;
 }
 
-/* Text without added tokens, normalized, to ids. */
+/* Append the ids of normalized text that contains no added tokens. */
 static int add_text(struct encoding *x, const char *s, size_t n, int at_start)
 {
     const struct tokenizer *t = x->t;
