@@ -68,7 +68,8 @@ EACH(get_e4m3, 1, f8_e4m3(*p))
 EACH(get_e5m2, 1, f16_to_f32((f16)(*p << 8)))
 EACH(get_e8m0, 1, e8m0(*p))
 
-/* ---- blocks of 32: the first 16 elements in the low nibbles, the others in the high ones ---- */
+/* ---- blocks of 32: the low nibbles have the first 16 elements, the high nibbles the others
+ * ---- */
 
 static void q4_0(const uint8_t *b, float *y)
 {
@@ -88,7 +89,7 @@ static void q4_1(const uint8_t *b, float *y)
     }
 }
 
-/* The fifth bit of element j is bit j of a dword. */
+/* The code of element j of 5 bits: the fifth bit is bit j of `high`. */
 static inline int five(const uint8_t *qs, uint32_t high, int j)
 {
     int low = j < 16 ? qs[j] & 15 : qs[j - 16] >> 4;
@@ -118,7 +119,7 @@ static void q8(float d, const uint8_t *qs, float *y, int n)
 }
 
 static void q8_0(const uint8_t *b, float *y) { q8(half(b), b + 2, y, QK); }
-/* d, d * sum (unused), codes */
+/* Layout: d, d * sum of codes (unused), codes. */
 static void q8_1(const uint8_t *b, float *y) { q8(half(b), b + 4, y, QK); }
 static void q8_k(const uint8_t *b, float *y) { q8(f32_from_bits(u32(b)), b + 4, y, QK_K); }
 
@@ -131,7 +132,7 @@ static void iq4_nl(const uint8_t *b, float *y)
     }
 }
 
-/* The table of values is doubled, so the scale is half of 2^(e - 127). */
+/* The table has twice the values, so the scale is half of 2^(e - 127). */
 static void mxfp4(const uint8_t *b, float *y)
 {
     float d = f32_from_bits(b[0] < 2 ? 0x00200000u << b[0] : (uint32_t)(b[0] - 1) << 23);
@@ -141,7 +142,7 @@ static void mxfp4(const uint8_t *b, float *y)
     }
 }
 
-/* The scale of a group of NVFP4: e4m3 without a sign; 0x7f counts as 0. */
+/* The scale of a group of NVFP4: an e4m3 without a sign; 0x7f counts as 0. */
 static float ue4m3(uint8_t b)
 {
     int exp = b >> 3 & 15, man = b & 7;
@@ -150,7 +151,8 @@ static float ue4m3(uint8_t b)
     return exp ? f32_from_bits((uint32_t)(exp + 120) << 23 | (uint32_t)man << 20) : (float)man * 0x1p-9f;
 }
 
-/* 64 elements: 4 scales, then per 16 elements 8 bytes; the table is doubled here too. */
+/* A block has 64 elements: 4 scales, then 8 bytes for each 16 elements.  The table has twice the
+ * values, so scales are halved. */
 static void nvfp4(const uint8_t *b, float *y)
 {
     for (int g = 0; g < 4; g++, y += 16) {
@@ -162,7 +164,7 @@ static void nvfp4(const uint8_t *b, float *y)
     }
 }
 
-/* 128 signs. */
+/* A block has 128 elements: d, then the signs of the elements. */
 static void q1_0(const uint8_t *b, float *y)
 {
     float d = half(b);
@@ -172,8 +174,8 @@ static void q1_0(const uint8_t *b, float *y)
 
 /* ---- super-blocks of 256 ---- */
 
-/* scales[16] (low nibble scale, high nibble min), qs[64], d, dmin; 128 elements share 32 bytes,
- * two bits each. */
+/* Layout: scales[16] (low nibble: scale, high nibble: min), qs[64], d, dmin.  32 bytes of qs have
+ * 128 elements of two bits. */
 static void q2_k(const uint8_t *b, float *y)
 {
     const uint8_t *qs = b + 16;
@@ -184,8 +186,8 @@ static void q2_k(const uint8_t *b, float *y)
     }
 }
 
-/* hmask[32], qs[64], scales[12], d.  The high bit of element i is bit i/32 of hmask[i % 32]; if it
- * is 0, 4 is subtracted. */
+/* Layout: hmask[32], qs[64], scales[12], d.  The high bit of element i is bit i / 32 of hmask[i %
+ * 32]; if it is 0, 4 is subtracted. */
 static void q3_k(const uint8_t *b, float *y)
 {
     const uint8_t *qs = b + 32, *sc = b + 96;
@@ -200,9 +202,10 @@ static void q3_k(const uint8_t *b, float *y)
     }
 }
 
-/* 6-bit scale and min of group g of 8: s[0..3] and s[4..7] hold those of 0..3 in their low bits
- * and the high bits of 4..7's in their top two; the low nibbles of 4..7's are in s[8..11], min
- * above. */
+/* The 6-bit scale and min of group g of 8.  The low 6 bits of s[0..3] and s[4..7] are the scales
+ * and minima of groups 0..3; their top two bits are the top two bits of those of groups 4..7.
+ * s[8..11] have the other bits of groups 4..7: the scale's in the low nibble, the min's in the
+ * high one. */
 static void scale_min(const uint8_t *s, int g, int *scale, int *min)
 {
     if (g < 4) {
@@ -214,8 +217,8 @@ static void scale_min(const uint8_t *s, int g, int *scale, int *min)
     }
 }
 
-/* d, dmin, scales[12], qs[128]; q5_k has qh[32] before qs, whose bit g is the fifth bit of group
- * g. */
+/* Layout: d, dmin, scales[12], qs[128].  q5_k has qh[32] before qs; bit g of a byte there is the
+ * fifth bit of an element of group g. */
 static void q45_k(const uint8_t *b, float *y, const uint8_t *qh, const uint8_t *qs)
 {
     float d = half(b), dmin = half(b + 2);
@@ -233,7 +236,7 @@ static void q45_k(const uint8_t *b, float *y, const uint8_t *qh, const uint8_t *
 static void q4_k(const uint8_t *b, float *y) { q45_k(b, y, NULL, b + 16); }
 static void q5_k(const uint8_t *b, float *y) { q45_k(b, y, b + 16, b + 48); }
 
-/* ql[128], qh[64], int8 scales[16], d */
+/* Layout: ql[128], qh[64], int8 scales[16], d. */
 static void q6_k(const uint8_t *b, float *y)
 {
     float d = half(b + 208);
@@ -246,7 +249,8 @@ static void q6_k(const uint8_t *b, float *y)
     }
 }
 
-/* d, scales_h (2 bits a group), scales_l[4] (4 bits), qs[128] */
+/* Layout: d, scales_h (the upper 2 bits of each group's scale), scales_l[4] (the lower 4 bits),
+ * qs[128]. */
 static void iq4_xs(const uint8_t *b, float *y)
 {
     float d = half(b);
@@ -261,14 +265,16 @@ static void iq4_xs(const uint8_t *b, float *y)
     }
 }
 
-/* Five base-3 digits in a byte, scaled to 256: digit i is the carry of 3 * (byte * 3^i mod 256). */
+/* Digit i of a byte with five base-3 digits, which is their number scaled to 256: the digit is the
+ * carry, beyond 8 bits, of 3 * (byte * 3^i mod 256). */
 static inline int trit(uint8_t byte, int i)
 {
     static const uint8_t pow3[5] = { 1, 3, 9, 27, 81 };
     return (uint8_t)(byte * pow3[i]) * 3 >> 8;
 }
 
-/* qs[48]: 32 bytes = 160 elements, 16 bytes = 80; qh[4] = 16 elements, four a byte; d */
+/* Layout: qs[48] (five elements per byte: 160 in the first 32 bytes, 80 in the other 16), qh[4] (16
+ * elements, four per byte), d. */
 static void tq1_0(const uint8_t *b, float *y)
 {
     float d = half(b + 52);
@@ -365,7 +371,7 @@ void ggml_decode(int type, const void *src, float *dst, int64_t n)
         types[t].block(p, dst + i);
 }
 
-/* ---- directly to our codes ---- */
+/* ---- conversion to codes of .zse types ---- */
 
 static int is_ternary(int type) { return type == GGML_TQ1_0 || type == GGML_TQ2_0; }
 
@@ -431,7 +437,7 @@ static void block_nvfp4(const uint8_t *b, uint8_t *code, float *scale)
 }
 
 /* Codes of one block of 256 values of -1, 0, 1 (and 2): the block is decoded with scale 1, and
- * code_zero added. */
+ * code_zero is added to the values.  at: offset of the scale in the block. */
 static void block_ternary(int type, const uint8_t *b, int at, int code_zero, uint8_t *code)
 {
     float y[QK_K];

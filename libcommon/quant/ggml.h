@@ -1,6 +1,6 @@
-/* ggml.h - the tensor types of GGUF files (and, under numbers of our own, those of safetensors that
- * GGUF lacks): sizes, names, decoding to f32.  Block layouts: the GGUF specification and ggml's
- * public headers. */
+/* ggml.h - the tensor types of GGUF files, and of safetensors files: sizes, names, decoding to f32.
+ * Types that GGUF lacks have numbers of our own (SRC_).  The block layouts are those of the GGUF
+ * specification and of ggml's public headers. */
 #ifndef ZSE_QUANT_GGML_H
 #define ZSE_QUANT_GGML_H
 
@@ -10,8 +10,8 @@
 #include "libcommon/base/err.h"
 #include "libcommon/quant/tile.h"
 
-/* Matrices of quantized checkpoints that consist of several tensors, with their names for messages:
- * import/packed.h decodes them, ggml_decode does not. */
+/* Kinds of matrices that consist of several tensors, in quantized checkpoints, with their names for
+ * messages.  import/packed.h decodes them; ggml_decode() does not. */
 #define SRC_PACKED_TYPES(X) \
     X(GPTQ, "GPTQ") X(AWQ, "AWQ") X(CT_INT, "CT-INT") X(CT_F8, "CT-FP8") X(F8_BLOCK, "FP8") X(MXFP4_BLOCKS, "MXFP4") \
     X(BITNET, "BITNET") X(NVFP4_BLOCKS, "NVFP4")
@@ -39,25 +39,31 @@ struct ggml_type_info {
 };
 const struct ggml_type_info *ggml_type_info(int type);                  /* NULL: unknown */
 
-/* n is a multiple of block; src [n / block * block_bytes], any alignment.  Bit-exact with the
- * reference decoders (f32 arithmetic in their order). */
+/* Decode n elements, a multiple of the type's block, from src [n / block * block_bytes], which
+ * may have any alignment.  The results have the same bits as those of the reference decoders,
+ * because f32 operations are done in the same order. */
 void ggml_decode(int type, const void *src, float *dst, int64_t n);
 
-/* The .zse type that holds every value exactly; -1: none.  F32, F16, BF16: the same; Q4_0:
- * QT_I4, Q4_1: QT_I4M, both group 32; TQ1_0: QT_T3, TQ2_0: QT_T2, both group 256; MXFP4:
- * QT_MXFP4 (but for the scale 255, which is none); NVFP4: QT_NVFP4 group 16 (but for the scale
- * 0xff, which no quantizer writes and qrow has as NAN); Q8_0, Q8_1, and at more bytes Q5_0 and
- * IQ4_NL: QT_I8 group 32.  (A file may hold the code -128, which the quantizers never write:
- * kernels take codes as code + 128, 0..255, so it is fine.)  The others have a minimum or a
- * product of scales that f16 cannot hold. */
+/* The .zse type that represents every value of this GGML type exactly, and its group size; -1:
+ * there is none, because the type has a minimum or a product of scales that f16 cannot hold.
+ *     F32, F16, BF16           the same types
+ *     Q4_0, Q4_1               QT_I4, QT_I4M, groups of 32
+ *     TQ1_0, TQ2_0             QT_T3, QT_T2, groups of 256
+ *     MXFP4                    QT_MXFP4; the scale 255 (NaN) is not representable
+ *     NVFP4                    QT_NVFP4, groups of 16; the scale 0xff, which no quantizer writes,
+ *                              is not representable and becomes NAN in a qrow
+ *     Q8_0, Q8_1, Q5_0, IQ4_NL QT_I8, groups of 32 (the last two take more bytes than in GGUF)
+ * A Q8 file may have the code -128, which quantizers never write; kernels add 128 to codes, so they
+ * support it. */
 int ggml_exact_type(int type, int *group_size);
-/* Whether QT_T3 can represent all of these blocks (TQ1_0 or TQ2_0).  TQ2_0 has a fourth code, the
- * value 2, that only QT_T2 can represent. */
+/* Whether QT_T3 can represent all of these blocks of TQ1_0 or TQ2_0.  TQ2_0 has a fourth code, for
+ * the value 2, which only QT_T2 can represent. */
 int ggml_fits_t3(int type, const void *src, size_t size);
-/* For the integer types among those: convert one row of blocks to codes and scales, without
- * rounding.  m->cols is a multiple of the block.  m has the exact type and group; for TQ1_0 and
- * TQ2_0 also QT_I4, QT_T2 or (see above) QT_T3 with groups that divide 256.  (F32, F16, BF16:
- * ggml_decode and tile_put_float are exact.) */
+/* Convert one row of blocks to codes and scales without rounding, for a type for which
+ * ggml_exact_type() returns an integer type.  m has that type and group size; for TQ1_0 and
+ * TQ2_0 it may also be QT_I4, QT_T2 or (see ggml_fits_t3) QT_T3 with groups that divide 256.
+ * m->cols is a multiple of the block.  (For F32, F16 and BF16 ggml_decode() and tile_put_float()
+ * are exact.) */
 void ggml_to_qrow(int type, const void *src, const struct mat *m, struct qrow *q);
 
 #endif

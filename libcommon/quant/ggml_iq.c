@@ -1,9 +1,10 @@
 /* ggml_iq.c - the GGML types whose codes are indexes into grids of 4 or 8 values.
  *
- * The grids are facts of the format: which points a file's indexes mean.  They were read from
- * the data of the gguf Python package (gguf/quants.py, grid_hex of each type, MIT), which itself
- * packs ggml's tables: a point is a u16, for the 2- and 1-bit grids 8 digits of 2 bits, for the
- * 3-bit grids 4 digits of 4 bits, first element lowest; a digit indexes the list of magnitudes. */
+ * The grids are part of the format: they define the points that the indexes in a file stand for.
+ * They were read from the data of the gguf Python package (gguf/quants.py, grid_hex of each type,
+ * MIT), which packs ggml's tables.  Here a point is a u16: for the 2- and 1-bit grids 8 digits of 2
+ * bits, for the 3-bit grids 4 digits of 4 bits, with the first element in the lowest bits.  A digit
+ * is an index into the list of magnitudes. */
 #include "libcommon/quant/ggml_iq.h"
 
 #include <stddef.h>
@@ -388,7 +389,7 @@ static inline uint16_t u16(const uint8_t *p) { return (uint16_t)(p[0] | p[1] << 
 static inline uint32_t u32(const uint8_t *p) { return u16(p) | (uint32_t)u16(p + 2) << 16; }
 static inline float half(const uint8_t *p) { return f16_to_f32(u16(p)); }
 
-/* Seven signs are stored, the eighth makes the number of minuses even. */
+/* Eight signs from the seven that are stored: the eighth makes the number of minus signs even. */
 static inline uint8_t signs7(uint32_t s)
 {
     s &= 127;
@@ -427,7 +428,7 @@ void ggml_iq2_xxs(const uint8_t *b, float *y)
     }
 }
 
-/* d; qs[32] of u16: 9 bits index, 7 signs; scales[8], a nibble for 16 elements */
+/* Layout: d; qs[32] of u16 (index in 9 bits, then 7 signs); scales[8], a nibble for 16 elements. */
 void ggml_iq2_xs(const uint8_t *b, float *y)
 {
     float d = half(b);
@@ -438,7 +439,7 @@ void ggml_iq2_xs(const uint8_t *b, float *y)
     }
 }
 
-/* d; qs[32], signs[32], qh[8] (two high bits of each index), scales[8] */
+/* Layout: d; qs[32], signs[32], qh[8] (the two high bits of each index), scales[8]. */
 void ggml_iq2_s(const uint8_t *b, float *y)
 {
     float d = half(b);
@@ -449,7 +450,8 @@ void ggml_iq2_s(const uint8_t *b, float *y)
     }
 }
 
-/* d; qs[64]; per 32 elements a dword: 4 x 7 signs, scale in the top 4 bits */
+/* Layout: d; qs[64]; for each 32 elements a dword with four times 7 signs, and a scale in the top 4
+ * bits. */
 void ggml_iq3_xxs(const uint8_t *b, float *y)
 {
     float d = half(b);
@@ -461,7 +463,8 @@ void ggml_iq3_xxs(const uint8_t *b, float *y)
     }
 }
 
-/* d; qs[64], qh[8] (ninth bit of each index), signs[32], scales[4], a nibble for 32 elements */
+/* Layout: d; qs[64], qh[8] (the ninth bit of each index), signs[32], scales[4], a nibble for 32
+ * elements. */
 void ggml_iq3_s(const uint8_t *b, float *y)
 {
     float d = half(b);
@@ -472,14 +475,15 @@ void ggml_iq3_s(const uint8_t *b, float *y)
     }
 }
 
-/* 8 values of the 1-bit grid: -1, 0, 1, all shifted by delta. */
+/* 8 values of a 1-bit grid point: -1, 0 or 1, plus delta, times dl. */
 static inline void point1(uint16_t point, float delta, float dl, float *y)
 {
     for (int j = 0; j < 8; j++)
         y[j] = dl * ((float)((point >> 2 * j & 3) - 1) + delta);
 }
 
-/* d; qs[32]; qh[8] of u16 for 32 elements: 4 x 3 high bits, 3 bits scale, sign of delta */
+/* Layout: d; qs[32]; qh[8], a u16 for each 32 elements: the high 3 bits of four indexes, 3 bits of
+ * scale, and the sign of delta. */
 void ggml_iq1_s(const uint8_t *b, float *y)
 {
     float d = half(b);
@@ -490,8 +494,9 @@ void ggml_iq1_s(const uint8_t *b, float *y)
     }
 }
 
-/* qs[32]; qh[16], a nibble for 8 elements: 3 high bits, sign of delta; scales[4] of u16: 4 x 3
- * bits for 16 elements each, and in the top nibbles the f16 d, lowest first */
+/* Layout: qs[32]; qh[16], a nibble for each 8 elements: the high 3 bits of the index, and the
+ * sign of delta; scales[4] of u16: four scales of 3 bits, for 16 elements each, and in the top
+ * nibbles the f16 d, lowest nibble first. */
 void ggml_iq1_m(const uint8_t *b, float *y)
 {
     f16 h = 0;

@@ -1,6 +1,6 @@
-/* half.h - f16, bf16 and f8e4m3 as plain C, rounding to nearest even.  IEEE 754-2019; bf16 is
- * the upper half of an f32; f8e4m3 is E4M3 of "OCP 8-bit Floating Point Specification" 1.0: up
- * to 448, no infinity, 0x7f and 0xff are NaN. */
+/* half.h - conversions of f16, bf16 and f8e4m3 in plain C, rounding to nearest even.  f16 is
+ * binary16 of IEEE 754-2019; bf16 is the upper half of an f32; f8e4m3 is E4M3 of the "OCP 8-bit
+ * Floating Point Specification" 1.0: magnitudes up to 448, no infinity, 0x7f and 0xff are NaN. */
 #ifndef ZSE_QUANT_HALF_H
 #define ZSE_QUANT_HALF_H
 
@@ -38,7 +38,7 @@ HALF_FUNCTION f16 f32_to_f16(float f)
         return (f16)(sign | 0x7e00);    /* NaN */
     if (u >= 0x477ff000)                /* rounds to 65536 or more */
         return (f16)(sign | 0x7c00);
-    if (u < 0x38800000) {               /* below the smallest normal: adding 0.5 aligns the last bit to 2^-24 */
+    if (u < 0x38800000) {               /* subnormal: adding 0.5 aligns the last bit to 2^-24 */
         float a = f32_from_bits(u) + 0.5f;
         return (f16)(sign | (f32_bits(a) - 0x3f000000));
     }
@@ -74,7 +74,7 @@ HALF_FUNCTION f8e4m3 f32_to_f8e4m3(float f)
         return (f8e4m3)(sign | 0x7f);
     if (u >= 0x43e00000)                /* 448 */
         return (f8e4m3)(sign | 0x7e);
-    if (u < 0x3c800000)                 /* below the smallest normal, 2^-6: adding 2^14 aligns the last bit to 2^-9 */
+    if (u < 0x3c800000)                 /* subnormal: adding 2^14 aligns the last bit to 2^-9 */
         return (f8e4m3)(sign | (f32_bits(f32_from_bits(u) + 0x1p14f) - 0x46800000));
     return (f8e4m3)(sign | (((u + 0x7ffff + (u >> 20 & 1)) >> 20) - (120 << 3)));
 }

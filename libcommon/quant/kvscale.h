@@ -1,5 +1,5 @@
-/* kvscale.h - the scale of a key or value stored as fp8, scale and codes of one stored as i4
- * (kvtype.h). */
+/* kvscale.h - compute the scale of a key or value that is stored as fp8, and the scale and the
+ * codes of one that is stored as i4 (kvtype.h). */
 #ifndef ZSE_QUANT_KVSCALE_H
 #define ZSE_QUANT_KVSCALE_H
 
@@ -9,8 +9,8 @@
 #include "libcommon/quant/half.h"
 #include "libcommon/quant/kvtype.h"
 
-/* The scale for a vector whose largest |x| has these bits (bits of |x| are ordered like |x|, and
- * NaN is above infinity), and the factor 1 / scale (0: all codes are 0). */
+/* The fp8 scale of a vector; most: the bits of its largest |x| (bits of |x| are ordered like
+ * |x|, and NaN is above infinity).  *factor: 1 / scale; 0: all codes are 0. */
 HALF_FUNCTION float kv_f8_scale_of(uint32_t most, float *factor)
 {
     *factor = 0;
@@ -18,7 +18,8 @@ HALF_FUNCTION float kv_f8_scale_of(uint32_t most, float *factor)
         return NAN;
     if (most < 0x0d800000)              /* 2^-100 */
         return 0;
-    const uint32_t exponent = ((most + 0x1fffff) >> 23) - 8;    /* 448 = 1.75 * 2^8: what is above 1.75 goes one up */
+    /* 448 = 1.75 * 2^8, so a significand above 1.75 needs the next power of two */
+    const uint32_t exponent = ((most + 0x1fffff) >> 23) - 8;
     *factor = f32_from_bits((254 - exponent) << 23);
     return f32_from_bits(exponent << 23);
 }
@@ -33,7 +34,7 @@ static inline float kv_f8_scale(const float *x, int n, float *factor)
     return kv_f8_scale_of(most, factor);
 }
 
-/* The scale, and the factor from elements to codes (0: all codes are 0). */
+/* The i4 scale of a vector.  *factor: the factor from elements to codes; 0: all codes are 0. */
 static inline float kv_i4_scale(const float *x, int n, float *factor)
 {
     uint32_t most = 0;
@@ -63,7 +64,8 @@ static inline int kv_i4_code(const float *x, int n, int i, float factor)
     return (int)(code > 7 ? 7 : code) & 15;
 }
 
-/* Tokens 8 apart share bytes of keys: one thread at a time may store keys in a block. */
+/* Store a key or value in a slot of a block.  The keys of slots i and i + 8 share bytes, so only
+ * one thread at a time may store keys in a block. */
 static inline void kv_i4_store(uint8_t *block, int slot, int is_key, const float *x, int head_dim)
 {
     const int padded = kv_padded(KV_I4, head_dim), shift = slot < 8 ? 0 : 4;

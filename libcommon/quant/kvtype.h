@@ -1,6 +1,6 @@
 /* kvtype.h - the storage of keys and values: blocks of 16 tokens of one KV head of one layer.
- *   keys    f32, f16, bf16     [head_dim][16]      tokens side by side: a vector of scores needs no
- *                                                  transposing
+ *   keys    f32, f16, bf16     [head_dim][16]: an element of 16 tokens is a vector, so that scores
+ *                              of 16 tokens need no transposing
  *           i8, fp8            [head_dim][16] codes of 8 bits, then 16 f32 scales, one a token
  *           i4                 [head_dim][8]: bytes with the codes of tokens i (low) and i + 8,
  *                              then 16 f32 scales
@@ -8,17 +8,18 @@
  *           i8, fp8            [16][head_dim] codes, then 16 f32 scales
  *           i4                 [16][head_dim / 16][8]: bytes with the codes of elements i (low) and
  *                              i + 8 of 16, then 16 f32 scales
- * i8: int8, scale = amax / 127.  fp8: f8e4m3, scale = the least power of two with amax <= 448 *
- * scale, so that dividing by it rounds nothing and keys far beyond 448 (as some models have)
- * keep their size.  i4: -8 to 7, scale = the element furthest from 0, over -8; head_dim is rounded
- * up to a multiple of 16.  Before they are rounded to i8 or i4 on the CPU, keys and values are
- * rotated by a Hadamard matrix (libcommon/cpu/hadamard.h), which spreads large channels over all of
- * them; latents, and those of layers with an indexer, are not.
- * A vector whose amax is below 2^-100 is stored as 0; where there is Inf or NaN the scale is NaN.
- * A block begins 64-byte aligned and its size is a multiple of 64.
+ * i8: int8, scale = amax / 127.  fp8: f8e4m3; the scale is the least power of two with amax <=
+ * 448 * scale, so that dividing by it is exact, and keys far beyond 448 (as some models have) are
+ * not clipped.  i4: codes -8 to 7; the scale is the element furthest from 0, divided by -8;
+ * head_dim is rounded up to a multiple of 16.  Before they are rounded to i8 or i4 on the CPU,
+ * keys and values are rotated by a Hadamard matrix (libcommon/cpu/hadamard.h), which spreads
+ * large channels over all channels; latents, and keys and values of layers with an indexer, are
+ * not rotated.
+ * A vector whose amax is below 2^-100 is stored as 0; the scale of a vector with Inf or NaN is NaN.
+ * A block is 64-byte aligned and its size is a multiple of 64.
  *
- * A vector is rounded alone, once, when it is stored: what a query sees does not depend on chunks
- * of the prompt, on a reused prefix or on the batch. */
+ * Each vector is rounded by itself, once, when it is stored, so the keys and values that a query
+ * reads do not depend on chunks of the prompt, on a reused prefix or on the batch. */
 #ifndef ZSE_QUANT_KVTYPE_H
 #define ZSE_QUANT_KVTYPE_H
 
@@ -31,10 +32,12 @@ enum kv_type {
 };
 enum { KV_BLOCK = 16 };
 
-/* If keys or values have less than 8 bits (kv_has_tail()), a token reads those of the first
- * KV_SINKS tokens and of the newest ones as f16: the token at pos those from kv_tail_from(pos) on,
- * its own KV_TAIL_STEP tokens and KV_TAIL before them.  Each is stored both ways at once.  The
- * choice depends on positions alone, so no chunk of a prompt, reused prefix or batch changes it. */
+/* If keys or values have fewer than 8 bits (kv_has_tail()), a token reads the keys and values of
+ * the first KV_SINKS tokens and of the newest tokens (the tail) as f16.  For the token at pos
+ * the tail begins at kv_tail_from(pos): it is the aligned run of KV_TAIL_STEP tokens that
+ * contains pos, and the KV_TAIL tokens before it.  Each key and value is stored in both forms at
+ * once.  The choice depends only on positions, and not on chunks of a prompt, reused prefixes or
+ * the batch. */
 enum { KV_TAIL = 128, KV_TAIL_STEP = 64, KV_SINKS = 64 };
 
 static inline int kv_tail_from(int pos)
@@ -118,7 +121,7 @@ static inline size_t kv_block_bytes(enum kv_type type, int head_dim)
     return (n + 63) / 64 * 64;
 }
 
-/* n keys of an arbitrary set of tokens: [head_dim][n], then scales.  Not for packed types. */
+/* Bytes of the keys of n arbitrary tokens: [head_dim][n], then scales.  Not for packed types. */
 static inline size_t kv_entries_bytes(enum kv_type type, int head_dim, int n)
 {
     const size_t bytes = (size_t)n * ((size_t)head_dim * kv_element_bytes(type) +

@@ -6,12 +6,12 @@
 
 const int8_t nl4_value[16] = { -127, -97, -76, -59, -45, -31, -19, -8, 2, 12, 23, 34, 47, 62, 81, 111 };
 
-/* Value tables: X_i8 for the integer kernels, X_f32 for everything else; X is the column `values`
- * of qtype.def. */
+/* Tables of values: X_i8 for the integer kernels, X_f32 for all other uses; X is the column
+ * `values` of qtype.def. */
 #define nl4_i8 nl4_value
 static const float nl4_f32[16] = { -127, -97, -76, -59, -45, -31, -19, -8, 2, 12, 23, 34, 47, 62, 81, 111 };
 
-/* Integers a, a + 1, ...: values of the linear types. */
+/* The 4 or 16 integers from a on: values of the linear types. */
 #define RUN4(T, a)  (T)(a), (T)((a) + 1), (T)((a) + 2), (T)((a) + 3)
 #define RUN16(T, a) RUN4(T, a), RUN4(T, (a) + 4), RUN4(T, (a) + 8), RUN4(T, (a) + 12)
 static const int8_t i4_i8[16] = { RUN16(int8_t, -8) };
@@ -33,9 +33,9 @@ static const float nf4_f32[16] = {
 };
 static const int8_t nf4_i8[16] = { -127, -88, -67, -50, -36, -23, -12, 0, 10, 20, 31, 43, 56, 71, 92, 127 };
 
-/* Lloyd-Max on groups of 32 normal numbers whose scale is searched as quantize.c does it, both
- * signs; rounded to integers.  Mean squared errors there: m2 .0952, m3 .0228, nl4's values .0054
- * (linear 4 bits .0063), m5 .00162, m6 .00042. */
+/* Codebooks found by the Lloyd-Max algorithm on groups of 32 normal numbers whose scales (of both
+ * signs) are searched as in quantize.c, and rounded to integers.  Mean squared errors on these
+ * numbers: m2 .0952, m3 .0228, nl4's values .0054 (linear 4 bits .0063), m5 .00162, m6 .00042. */
 static const int8_t m2_i8[4] = { -127, -44, 18, 89 };
 static const float m2_f32[4] = { -127, -44, 18, 89 };
 static const int8_t m3_i8[8] = { -127, -77, -45, -18, 7, 33, 64, 105 };
@@ -80,7 +80,8 @@ const struct qtype_info *qtype_at(int i)
     return (size_t)i < sizeof in_order / sizeof *in_order ? &table[in_order[i]] : NULL;
 }
 
-/* By bits of a code; two types with the same width fail the build (-Woverride-init). */
+/* The chosen type for each number of bits of a code; two types with the same number fail the build
+ * (-Woverride-init). */
 #define IF_CHOSEN_NONE(ID, bits)
 #define IF_CHOSEN_SMALL(ID, bits) [bits] = &table[QT_##ID],
 #define IF_CHOSEN_STEP IF_CHOSEN_SMALL

@@ -21,7 +21,7 @@ enum qtype {
 #include "libcommon/quant/qtype.def"
 };
 
-/* Larger than every number. */
+/* A union whose size is larger than every number. */
 union qtype_numbers {
 #define QTYPE(ID, number, ...) char ID[(number) + 1];
 #include "libcommon/quant/qtype.def"
@@ -39,10 +39,10 @@ enum code_kind {
     CODES_FLOAT,                /* f32, f16, bf16: the value itself */
     CODES_INT8,                 /* two's complement, -127..127 */
     CODES_LINEAR,               /* values of consecutive codes differ by 1 */
-    CODES_BOOK,                 /* a codebook with other differences */
+    CODES_BOOK,                 /* values from a codebook */
     CODES_E2M1,                 /* sign and magnitude; -0 is the second code of 0 */
     CODES_E4M3, CODES_E5M2,     /* OCP 8-bit floating point */
-    CODES_TERNARY, CODES_BASE3, /* -1, 0, 1: two bits each, five a byte */
+    CODES_TERNARY, CODES_BASE3, /* -1, 0, 1: in two bits each; five digits in a byte */
     N_CODE_KINDS
 };
 enum {
@@ -50,7 +50,8 @@ enum {
 #define QTYPE_SCALE(...) + 1
 #include "libcommon/quant/qtype.def"
 };
-/* Stands in every file that has cases for these kinds: a new kind fails the build there. */
+/* Written in every file that has cases for these kinds, so that a new kind fails the build
+ * there. */
 #ifdef __cplusplus
 #define QTYPE_STATIC_ASSERT static_assert
 #else
@@ -83,22 +84,26 @@ struct qtype_info {
     enum weight_acts acts;
     enum gpu_format_kind gpu;
     int is_float;               /* codes are f32, f16, bf16 */
-    /* 0: code and layout are reserved, but nothing computes with the type; mat_init refuses it */
+    /* 0: the type's number and layout are reserved, but there are no kernels; mat_init() refuses
+     * it */
     int has_kernels;
-    int code_zero;              /* the code for 0 (pads rows of a group), if there is one */
-    /* [1 << bits] integer value of each code for the integer kernels; NULL: the code is the value.
-     * i4m and i4z: the code, to which min or zero point are applied; e2m1: twice the value */
+    int code_zero;              /* the code for 0, used as padding; if the type has one */
+    /* [1 << bits] the integer value of each code for the integer kernels; NULL: the code is the
+     * value.  For i4m and i4z the value before min or zero point are applied; for e2m1 twice the
+     * value */
     const int8_t *value8;
-    /* [1 << bits] exact value of each code (nf4: the NF4 levels times 127), NULL as above */
+    /* [1 << bits] the exact value of each code (nf4: the NF4 levels times 127); NULL: the code
+     * is */
     const float *value;
-    enum type_chosen chosen;    /* the choices of zse-convert that may use it */
+    enum type_chosen chosen;    /* the automatic choices of zse-convert that may pick the type */
 };
 
 static inline int qtype_is_ternary(const struct qtype_info *t)
 {
     return t->codes == CODES_TERNARY || t->codes == CODES_BASE3;
 }
-/* Activations are never rounded to int8: act_group is 0, and the integer kernels do not apply. */
+/* Whether activations are never rounded to int8 for this type; then act_group is 0, and only the
+ * f32 matmul supports the type. */
 static inline int qtype_takes_floats(const struct qtype_info *t) { return t->acts == ACTS_F32; }
 
 /* Bytes of a group's scale and extra. */
@@ -123,8 +128,8 @@ const struct qtype_info *qtype_at(int i);
 /* Types that zse-convert chooses by itself (column chosen), finest first; NULL after the last. */
 const struct qtype_info *qtype_chosen(int i);
 
-/* 16 values for groups of 32, learned on the weights of real models.  They are asymmetric; a
- * negative scale mirrors them. */
+/* The 16 values of nl4, for groups of 32, learned on the weights of real models.  They are
+ * asymmetric; a negative scale mirrors them. */
 extern const int8_t nl4_value[16];
 
 #ifdef __cplusplus

@@ -1,10 +1,10 @@
-/* quantize.c - from f32 rows to codes.
+/* quantize.c - quantize f32 rows to codes.
  *
  * The search works on a group divided by its largest magnitude, with importance divided by its
- * largest value, so that nothing overflows.  For a trial scale, the codes' values q give a = sum w
- * x q and b = sum w q^2; with the scale a/b these codes leave the error sum w x^2 - a^2/b, so the
- * trial with the largest a^2/b wins, and its scale becomes a/b.  Sums use 16 lanes that are added
- * in a fixed order, so vectors of any width give the same bits. */
+ * largest value, so that nothing overflows.  For the values q of the codes of a trial scale, let
+ * a = sum w x q and b = sum w q^2.  With the scale a/b these codes leave the error sum w x^2 -
+ * a^2/b, so the trial with the largest a^2/b wins, and the scale becomes its a/b.  Sums have 16
+ * lanes that are added in a fixed order, so vectors of any width give the same bits. */
 #include "libcommon/quant/quantize.h"
 
 #include <assert.h>
@@ -52,11 +52,11 @@ void qrow_decode(const struct mat *m, const struct qrow *q, float *out)
 
 struct grid {
     float low, high;            /* ends */
-    int n;                      /* values of a codebook; 0: the integers from low to high */
-    float threshold[15];        /* limits between neighbours of the codebook */
-    int16_t first, step[15];    /* 256 times the first value and the distances */
-    int one_sign;               /* a negative scale would gain nothing, or is not possible */
-    float trial_low, trial_high;        /* scales to try, in units of extreme / end */
+    int n;                      /* number of values of a codebook; 0: the integers from low to high */
+    float threshold[15];        /* limits between neighbouring values of the codebook */
+    int16_t first, step[15];    /* 256 times the first value, and 256 times the distances */
+    int one_sign;               /* negative scales are not tried: no gain, or not possible */
+    float trial_low, trial_high;        /* range of scales to try, in units of extreme / end */
 };
 
 static void grid_init(struct grid *g, enum qtype type)
@@ -79,13 +79,14 @@ static void grid_init(struct grid *g, enum qtype type)
             g->step[i] = (int16_t)((int)(t->value[i + 1] * 256) - (int)(t->value[i] * 256));
         }
     }
-    /* by bits; least error on a model's weights, with equal and with very unequal importance */
+    /* indexed by bits; these had the least error on a model's weights, both with equal and with
+     * very unequal importance */
     static const float trial_low[9] = { 0, 0, .40f, .60f, .68f, .78f, .90f, 0, .97f };
     static const float trial_high[9] = { 0, 0, 1.3f, 1.4f, 1.45f, 1.15f, 1.10f, 0, 1.08f };
     g->trial_low = trial_low[t->bits];
     g->trial_high = trial_high[t->bits];
-    /* a normal number's best step is .44 of the extreme of 256, .47 of that of 128, .57 of that of
-     * 32 */
+    /* for normal numbers the best step is .44 of the extreme of 256 numbers, .47 of that of 128 and
+     * .57 of that of 32 */
     if (qtype_is_ternary(t))
         g->trial_low = .25f, g->trial_high = 1;
     g->one_sign = qtype_is_ternary(t) || t->codes == CODES_E2M1 || t->codes == CODES_INT8 || t->scale == SCALE_U8;
@@ -103,17 +104,17 @@ static inline float clamp(float t, float low, float high)
     return t < high ? t : high;
 }
 
-/* A group that is prepared for trials. */
+/* A normalised group, ready for trials. */
 struct group {
     /* a multiple of 32; columns after the last of the matrix have x = w = 0 */
     int n;
-    float amax, extreme;        /* largest magnitude and its value, before normalising */
+    float amax, extreme;        /* largest magnitude, and the value that has it, not normalised */
     float low, high;            /* least and largest x, normalised */
     float x[MAX_GROUP], w[MAX_GROUP], wx[MAX_GROUP];
     int16_t fixed[2][MAX_GROUP];        /* 32767 x and -32767 x, for codebooks */
 };
 
-/* Values of a linear grid nearest to (x - min) / scale. */
+/* q: the values of a linear grid nearest to (x - min) / scale. */
 static void linear_values(const struct grid *g, const float *restrict x, int n, float min, float scale,
                           float *restrict q)
 {
@@ -123,8 +124,8 @@ static void linear_values(const struct grid *g, const float *restrict x, int n, 
             q[l] = round_even(clamp((x[l] - min) * inv, g->low, g->high));
 }
 
-/* 256 times the values of a codebook nearest to x / scale: eight per vector, in 16-bit fixed point
- * (precise enough for choosing a scale). */
+/* q: 256 times the values of a codebook nearest to x / scale.  Eight elements at a time are
+ * compared in 16-bit fixed point, which is precise enough for choosing a scale. */
 static void codebook_values(const struct grid *g, const struct group *d, float scale, float *restrict q)
 {
     typedef int16_t v8 __attribute__((vector_size(16)));
@@ -150,7 +151,8 @@ static void codebook_values(const struct grid *g, const struct group *d, float s
 
 typedef float f4 __attribute__((vector_size(16)));
 
-/* The 16 lanes of four vectors, in pairs: l with l + 8, then l + 4, l + 2, l + 1. */
+/* The sum of the 16 lanes of four vectors, added in pairs: lane l and l + 8, then l + 4, l + 2,
+ * l + 1. */
 static inline float lanes(const f4 *s)
 {
     f4 v = (s[0] + s[2]) + (s[1] + s[3]);
@@ -176,7 +178,7 @@ static void sums(const struct group *d, const float *q, float *a, float *b)
     *b = lanes(sb);
 }
 
-/* sum w q */
+/* The sum of w q. */
 static float weighted(const struct group *d, const float *q)
 {
     f4 s[4] = { { 0 } };
@@ -190,7 +192,7 @@ static float weighted(const struct group *d, const float *q)
     return lanes(s);
 }
 
-/* The sums for the codes of one trial scale; returns a^2 / b. */
+/* Compute a and b for the codes of one trial scale; returns a^2 / b. */
 static float trial(const struct grid *g, const struct group *d, float scale, float *a, float *b)
 {
     float q[MAX_GROUP];
@@ -206,8 +208,8 @@ static float trial(const struct grid *g, const struct group *d, float scale, flo
     return *b > 0 ? *a * (*a / *b) : 0;
 }
 
-/* Copy and normalise n columns.  amax and wmax are given if they are not those of the group (one
- * scale per row), else 0. */
+/* Copy and normalise n columns, of which `valid` exist.  amax, wmax: the largest magnitude and
+ * importance of the whole row, for types with one scale per row; 0: use those of the group. */
 static void group_init(struct group *d, const float *x, const float *importance, int valid, int n, float amax,
                        float wmax)
 {
@@ -235,8 +237,8 @@ static void group_init(struct group *d, const float *x, const float *importance,
 
 /* ---- scales ---- */
 
-/* The k-th of N_TRIALS factors from high to low, evenly spaced in 1/f; factor N_TRIALS is 1, that
- * of absmax, so that the search is never worse. */
+/* The k-th of N_TRIALS factors from high to low, evenly spaced in 1/f.  Factor number N_TRIALS
+ * is 1, that of QUANT_ABSMAX, so that the search is never worse. */
 static float factor(const struct grid *g, int k)
 {
     if (k == N_TRIALS)
@@ -245,7 +247,8 @@ static float factor(const struct grid *g, int k)
     return 1 / (inv_high + (inv_low - inv_high) * ((float)k / (N_TRIALS - 1)));
 }
 
-/* Try `unit` times factor k; if better than *best, store it in *scale. */
+/* Try the scale `unit` times factor k.  If it is better than *best, store it in *scale, update
+ * *best and return 1. */
 static int improve(const struct grid *g, const struct group *d, float unit, int k, float *best, float *scale)
 {
     float a, b, worth = k < 0 || k > N_TRIALS ? 0 : trial(g, d, factor(g, k) * unit, &a, &b);
@@ -256,9 +259,9 @@ static int improve(const struct grid *g, const struct group *d, float unit, int 
     return 1;
 }
 
-/* Symmetric: the scale in units of amax.  The extreme is mapped to the longer end, or, with the
- * opposite sign, to the shorter one.  Every other factor is tried first, then the two beside the
- * best: 23 trials leave 0.3 % more error than all 39. */
+/* Search the scale of a type without extras, in units of amax.  The extreme is mapped to the longer
+ * end of the grid, or, with the opposite sign, to the shorter end.  Every other factor is tried
+ * first, then the two next to the best: these 23 trials leave 0.3 % more error than all 39. */
 static float search_scale(const struct grid *g, const struct group *d, enum quant_effort effort)
 {
     float end = -g->low > g->high ? g->low : g->high, other = end < 0 ? g->high : g->low;
@@ -287,8 +290,8 @@ static uint8_t e2m1_nearest(float t)
     return (uint8_t)(t < 0 && code ? code + 8 : code);
 }
 
-/* A power of two: the one that maps the largest magnitude to the codes of 4 to 8, where those above
- * 6 are clipped; searched: it or a neighbour. */
+/* The scale of a type whose scales are powers of two: the one that maps the largest magnitude to
+ * 4 to 8, where values above 6 are clipped; with QUANT_SEARCH the best of it and its neighbours. */
 static float search_power(const struct group *d, enum quant_effort effort)
 {
     const float *value = qtype_info(QT_MXFP4)->value;
@@ -310,8 +313,8 @@ static float search_power(const struct group *d, enum quant_effort effort)
     return ldexpf(1, best_e < -127 ? -127 : best_e > 125 ? 125 : best_e);
 }
 
-/* Scales of e4m3 in units of one f32 scale: the group with the largest magnitude has the largest
- * scale, 448, and its largest code, 6. */
+/* The f32 scale of a row whose group scales are e4m3: the group with the row's largest magnitude
+ * gets the largest scale, 448, and this magnitude the largest code, 6. */
 static float e4m3_unit(const struct mat *m, const float *x)
 {
     float amax = 0;
@@ -320,8 +323,8 @@ static float e4m3_unit(const struct mat *m, const float *x)
     return amax / (448 * 6) < FLT_MIN ? 0 : amax / (448 * 6);
 }
 
-/* The scale in that unit that maps the largest magnitude to 6; searched: it or one of the three
- * below and above. */
+/* The e4m3 scale of a group, in that unit, which maps the largest magnitude to 6; with QUANT_SEARCH
+ * the best of it and the three scales below and above. */
 static float search_e4m3(const struct group *d, enum quant_effort effort, float unit)
 {
     const float *value = qtype_info(QT_NVFP4)->value;
@@ -332,7 +335,7 @@ static float search_e4m3(const struct group *d, enum quant_effort effort, float 
     for (int code = first - reach; code <= first + reach; code++) {
         if (code < 1 || code > 0x7e)
             continue;
-        /* for normalised values */
+        /* the scale for the normalised values */
         const float scale = f8e4m3_to_f32((f8e4m3)code) * unit / d->amax;
         float err = 0;
         for (int i = 0; i < d->n; i++) {
@@ -345,8 +348,8 @@ static float search_e4m3(const struct group *d, enum quant_effort effort, float 
     return best_scale;
 }
 
-/* Integer zero point: for each zero near the one that min and max suggest, a linear grid from
- * -zero to 15 - zero. */
+/* Search scale and integer zero point: for each zero point near the one that min and max
+ * suggest, the scale of a linear grid from -zero to 15 - zero. */
 static float search_zero(const struct group *d, enum quant_effort effort, float *zero)
 {
     float low = d->low < 0 ? d->low : 0, high = d->high > 0 ? d->high : 0, scale = (high - low) / 15, best = 0;
@@ -363,9 +366,9 @@ static float search_zero(const struct group *d, enum quant_effort effort, float 
     return scale;
 }
 
-/* Scale and minimum: trial codes from several spans and centres, each refitted three times by
- * weighted least squares.  x is 0..1 here; results are in units of the group's span, above its
- * minimum. */
+/* Search scale and minimum: the codes of several spans and centres are tried, each refitted three
+ * times by weighted least squares.  x is scaled to 0..1 here; results are in units of the group's
+ * span, and relative to its minimum. */
 static void search_min(struct group *d, enum quant_effort effort, float *scale, float *min)
 {
     static const struct grid g = { .low = 0, .high = 15 };
@@ -402,7 +405,7 @@ static void search_min(struct group *d, enum quant_effort effort, float *scale, 
         }
 }
 
-/* One f32 scale for the whole row, in units of its largest magnitude amax. */
+/* Search one f32 scale for the whole row, in units of its largest magnitude amax. */
 static float search_row(const struct mat *m, const struct grid *g, const float *x, const float *importance,
                         enum quant_effort effort, float amax)
 {
@@ -436,7 +439,8 @@ static float to_f16(float f)
     return f16_to_f32(f32_to_f16(clamp(f, -65504, 65504)));
 }
 
-/* Round group scales to 8-bit integers in units of the largest. */
+/* Round group scales to integers of at most `limit`, in units of the row's scale: the largest
+ * becomes `limit`. */
 static void integer_scales(const struct mat *m, struct qrow *q, float limit)
 {
     float amax = 0;
@@ -457,7 +461,7 @@ void quantize_scales(const struct mat *m, const float *x, const float *importanc
     struct group d;
     assert(!t->is_float && m->group_size <= MAX_GROUP);
     q->row_scale = 1;
-    if (t->codes == CODES_E4M3) {               /* every code has an exponent: nothing to search */
+    if (t->codes == CODES_E4M3) {               /* codes have exponents, so a search gains nothing */
         for (int g = 0; g < m->n_groups; g++) {
             float amax = 0;
             for (int k = g * m->group_size; k < (g + 1) * m->group_size && k < m->cols; k++)
@@ -494,7 +498,7 @@ void quantize_scales(const struct mat *m, const float *x, const float *importanc
                 search_min(&d, effort, &scale, &extra);
                 extra = d.low * d.amax + extra * unit;
                 scale *= unit;
-                /* the step rounds to 0: use the middle of the range */
+                /* the scale rounds to 0 as f16: use the middle of the range as minimum */
                 if (to_f16(scale) == 0)
                     extra = (d.low + d.high) / 2 * d.amax;
             }

@@ -1,6 +1,6 @@
-/* quantize.h - from f32 rows to codes: round to nearest, and scale search weighted by the
- * importance of inputs.  The quantizers with error feedback, which need activations, are in
- * convert/. */
+/* quantize.h - quantize f32 rows to codes, by rounding to nearest or with a search of scales
+ * that is weighted by the importance of inputs.  Quantizers with error feedback, which need
+ * activations, are in convert/. */
 #ifndef ZSE_QUANT_QUANTIZE_H
 #define ZSE_QUANT_QUANTIZE_H
 
@@ -9,23 +9,24 @@
 
 enum quant_effort {
     QUANT_ABSMAX,       /* scale from the largest magnitude */
-    /* about 20 scales around that, both signs, least weighted squared error, refitted: never worse
-     * than absmax, except for the rounding of the scale.  0.07 us per weight for nl4 (one core,
-     * SSE2), 0.02 for i8 */
+    /* of about 20 scales around that one, with both signs, the one with the least weighted squared
+     * error, refitted by least squares.  Never worse than QUANT_ABSMAX, except for the rounding of
+     * the scale.  Takes 0.07 us per weight for nl4 (one core, SSE2), 0.02 us for i8 */
     QUANT_SEARCH,
 };
 
-/* Quantize one row x[cols] for m->type into q (arrays sized for m, the caller's).  importance
- * [cols] weights the squared error of each column (mean of the input's square); NULL: all equal.
- * Cannot fail for finite x; deterministic. */
+/* Quantize one row x [cols] for m->type into the caller's q, whose arrays have sizes for m.
+ * importance [cols] weights the squared error of each column (it is the mean square of that input);
+ * NULL: all equal.  Cannot fail for finite x; deterministic. */
 void quantize_row(const struct mat *m, const float *x, const float *importance, enum quant_effort effort,
                   struct qrow *q);
 
-/* Scales only (the first half of quantize_row); then codes for given scales, as error feedback
- * needs them. */
+/* The two halves of quantize_row(), for error feedback: choose the scales; then choose codes for
+ * the scales in q. */
 void quantize_scales(const struct mat *m, const float *x, const float *importance, enum quant_effort effort,
                      struct qrow *q);
-/* Ties go to the lower code in codebooks, otherwise to the even number. */
+/* Round to the nearest value; ties go to the lower code in codebooks, otherwise to the even
+ * number. */
 void quantize_codes(const struct mat *m, const float *x, struct qrow *q);
 /* Allocate q's arrays for m, all in .code. */
 int qrow_init(struct qrow *q, const struct mat *m, struct err *e);

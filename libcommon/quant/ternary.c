@@ -13,7 +13,7 @@ const char *ternary_name(enum ternary_fit fit)
     return (unsigned)fit < N_TERNARY ? names[fit] : NULL;
 }
 
-/* Magnitudes below this are rounded to 0. */
+/* The magnitude below which a weight is rounded to 0. */
 static double threshold(enum ternary_fit fit, double mean, double rms, double amax)
 {
     switch (fit) {

@@ -14,12 +14,13 @@ QTYPE_SCALES_HERE(7);
 QTYPE_EXTRAS_HERE(3);
 QTYPE_CODES_HERE(9);
 
-enum { LINE = 128, MAX_GROUP = 256, T3_LINES = 13, STEP = 32 };         /* STEP: kernels take that many k at a time */
+/* STEP: the number of k that kernels process at a time */
+enum { LINE = 128, MAX_GROUP = 256, T3_LINES = 13, STEP = 32 };
 
 static size_t scale_size(const struct qtype_info *t) { return (size_t)scale_bytes(t->scale); }
 static size_t extra_size(const struct qtype_info *t) { return (size_t)extra_bytes(t->extra); }
 
-/* Groups of a full unit. */
+/* Number of groups in a full unit. */
 static int unit_groups(const struct qtype_info *t, int group_size)
 {
     static const int groups[] = {
@@ -35,7 +36,7 @@ static size_t area(int n, size_t size)
     return ((size_t)n * TILE_ROWS * size + 63) / 64 * 64;
 }
 
-/* "i8: group size is 16, not 32, 64 or 128" */
+/* Fail with a message such as "i8: group size is 16, not 32, 64 or 128". */
 static int group_size_fail(const struct qtype_info *t, int group_size, struct err *e)
 {
     char sizes[64];
@@ -101,7 +102,7 @@ int mat_unit_n(const struct mat *m, int unit)
     return left < m->unit_groups ? left : m->unit_groups;
 }
 
-/* Place of (group, row) within an area of elements of SIZE bytes. */
+/* Offset of (group, row) within an area whose elements have `size` bytes. */
 static size_t in_area(const struct mat *m, int group, int row, size_t size)
 {
     int n = mat_unit_n(m, group / m->unit_groups), i = group % m->unit_groups;
@@ -129,9 +130,9 @@ size_t mat_group_offset(const struct mat *m, int group)
          + (size_t)(group % m->unit_groups) * m->group_bytes;
 }
 
-/* One plane of BITS bits of one row's codes of a group: four k at a time, as they lie side by
- * side in a dword.  p points at the row's dword of the first line; SHIFT is the plane's place in
- * the code. */
+/* Read one plane of a row's codes of a group, four k at a time, because these are adjacent in a
+ * dword.  p points to the row's dword of the first line.  The plane has `bits` bits, and its lowest
+ * bit is bit `shift` of the code. */
 static inline void plane_get(const uint8_t *p, uint8_t *code, int n, int bits, int shift)
 {
     const uint32_t mask = 0x01010101u * ((1u << bits) - 1);
@@ -159,7 +160,8 @@ static inline void plane_put(uint8_t *p, const uint8_t *code, int n, int bits, i
     }
 }
 
-/* Base 3: 20 k a line, the last 16 (qtype.h); p points at the row's dword of the first line. */
+/* Read the codes of a row of a group in base 3: 20 k per line, 16 in the last (qtype.h).  p
+ * points to the row's dword of the first line. */
 static void base3_get(const uint8_t *p, uint8_t *code)
 {
     for (int line = 0; line < T3_LINES; line++, p += LINE)
@@ -181,8 +183,8 @@ static void base3_put(uint8_t *p, const uint8_t *code)
         }
 }
 
-/* All planes of a row's codes of one group; p points at the group's codes.  Constant widths so
- * that the loops unroll. */
+/* Read all planes of a row's codes of one group; p points to the group's codes.  The widths are
+ * constants, so that the loops are unrolled. */
 static void group_get(const struct mat *m, const struct qtype_info *t, const uint8_t *p, int row, uint8_t *code)
 {
     int n = m->group_size;
@@ -227,7 +229,7 @@ static float scale_get(const struct qtype_info *t, const uint8_t *p)
     case SCALE_S8:  return (float)(int8_t)*p;
     case SCALE_U8:  return (float)*p;
     case SCALE_E4M3: return f8e4m3_to_f32(*p);
-    /* 2^-127 is below the normal numbers */
+    /* code 0 is 2^-127, which is subnormal */
     case SCALE_E8M0: return f32_from_bits(*p ? (uint32_t)*p << 23 : 0x00400000);
     default:        return 1;
     }
@@ -339,7 +341,7 @@ void codes_decode(const struct mat *m, const uint8_t *code, int n, float row_sca
             out[i] = s * ((float)code[i] - extra);
 }
 
-/* A row of a float matrix: p points at the row's dword of the first line. */
+/* Decode a row of a float matrix; p points to the row's dword of the first line. */
 static void decode_float(enum qtype type, const uint8_t *p, float *out, int cols)
 {
     uint32_t w;
