@@ -1,10 +1,10 @@
 /* approx.h - exp, tanh and erf in f32, the same bits in every set of kernels.
  *
- * The polynomials are minimax fits (Lawson's iteration in double, then rounded to f32); every set
- * evaluates them by Horner's rule with fma, so the scalar functions here are the definition of the
- * vectors in vec_avx2.inc and vec_avx512.inc.  Largest errors (tests/unit/t-kernels-rows.c):
+ * The polynomials are minimax fits (Lawson's iteration in double, then rounded to f32).  Every set
+ * evaluates them by Horner's rule with fma, so the scalar functions here define the results of the
+ * vector functions in math.inc.  Largest errors (tests/unit/t-kernels-rows.c):
  *     exp   1 ulp;  below -87: 0;  above 88: exp(88)
- *     exp2  2.1 ulp;  below -125: 0;  above 127: undefined, softmax takes it of 0 at most
+ *     exp2  2.1 ulp;  below -125: 0;  above 127: undefined (arguments of softmax are at most 0)
  *     tanh  2 ulp
  *     erf   2 ulp */
 #ifndef ZSE_KERNELS_APPROX_H
@@ -22,7 +22,7 @@
 /* exp(r) = 1 + r + r^2 P(r), |r| <= ln(2)/2 */
 static const float exp_coef[5] = { 0x1.fffffcp-2f, 0x1.555482p-3f, 0x1.55593cp-5f, 0x1.1245c8p-7f, 0x1.6a107cp-10f };
 /* exp2(n + r) = 2^n (1 + r P(r)), |r| <= 1/2.  Adding EXP2_MAGIC rounds to an integer and leaves
- * n + 127 in the low bits, where a shift finds it. */
+ * n + 127 in the low bits, from which a shift makes the f32 2^n. */
 #define EXP2_MIN    -125.0f
 #define EXP2_MAGIC  (0x1.8p+23f + 127.0f)
 static const float exp2_coef[5] = { 0x1.62e42ap-1f, 0x1.ebf9bcp-3f, 0x1.c6b752p-5f, 0x1.3cea88p-7f, 0x1.5bba08p-10f };

@@ -1,23 +1,24 @@
 /* floats_amx.c - the f32 matmul of bf16 weights on the tile unit (AMX-BF16: Sapphire Rapids and
  * later).  Other types use the AVX-512 set.
  *
- * A bf16 has 8 of an f32's 24 bits, so an activation is the exact sum of three bf16, and three
- * products with tiles of weights give the result of f32 multiply-adds, in another order: a tile
- * instruction multiplies 16 tokens x 32 k by 32 k x 16 rows in 16 cycles, 16 times the rate of the
- * vectors; a third of that remains.  (vdpbf16ps, the vectors' own product of bf16, has half of
- * their f32 rate here.)  Tiles of a file have the layout of the unit and are never unpacked.  Few
- * tokens use the same method, as a token's bits must not depend on their number: one token reads
- * weights at 0.92 of a read loop instead of 1.0 (in vectors, with these sums, at 0.77); 16 and 256
- * tokens take 0.45 of the vectors' time.  256 tokens reach a quarter of the tile unit's peak, not a
- * third: x is split again for every 4 tiles, and sums are stored and reloaded.
+ * A bf16 has 8 of the 24 bits of an f32's significand, so an activation is the exact sum of three
+ * bf16, and three products with tiles of weights give the result of f32 multiply-adds, in another
+ * order.  A tile instruction multiplies 16 tokens x 32 k by 32 k x 16 rows in 16 cycles, 16 times
+ * the rate of vector instructions; three products leave a third of that.  (vdpbf16ps, the vector
+ * instruction for bf16, has half of the f32 rate here.)  Tiles in a file have the layout of the
+ * tile unit and are never unpacked.  Few tokens use the same method, because a token's bits must
+ * not depend on the number of tokens: one token reads weights at 0.92 of the rate of a read loop
+ * instead of 1.0 (vector instructions with these sums: 0.77); 16 and 256 tokens take 0.45 of the
+ * time of vector instructions.  256 tokens reach a quarter of the tile unit's peak instead of a
+ * third, because x is split again for every 4 tiles, and sums are stored and reloaded.
  *
  * tdpbf16ps sums even and odd k separately, by fma and from 0, and adds both sums to the
  * accumulator.  So, for a row and a token:
  *     acc = 0;  for each 32 k in order, for the parts of x from the last to the first:
  *         even = odd = 0;  even = fma(part[k], w[k], even), odd = fma(part[k + 1], w[k + 1], odd)
  *         in order of k;  acc += even + odd
- * Parts are truncated, not rounded: part[0] = the upper 16 bits of x, part[1] = those of x -
- * part[0], part[2] = the rest.  Numbers below 2^-126 count as 0. */
+ * Parts are truncated, not rounded: part[0] is the upper 16 bits of x, part[1] the upper 16 bits of
+ * x - part[0], part[2] the rest.  Numbers below 2^-126 count as 0. */
 #define SET(name) avx512_##name
 
 #include "libcommon/kernels/vec_avx512.inc"
@@ -25,10 +26,10 @@
 #include "libcommon/kernels/prefetch.inc"
 #include "libcommon/kernels/results.inc"
 
-/* Number of tiles of weights that share a conversion, and k of a block: with half as many k, sums
- * would be stored and reloaded twice as often (1.2 instead of 1.4 of the vectors' f32 peak).  Few
- * tokens, up to one panel, have longer blocks and process tiles one after the other: a single
- * stream from memory. */
+/* BF16_TILES: number of tiles of weights that share a conversion of activations; BF16_K: k of a
+ * block.  With half as many k, sums would be stored and reloaded twice as often (1.2 instead of 1.4
+ * times the f32 peak of vector instructions).  Few tokens, up to one panel, have longer blocks
+ * (BF16_K_FEW) and process tiles one after the other, so that memory is read as a single stream. */
 enum { BF16_TILES = 4, BF16_K = 256, BF16_ROWS = 16, BF16_K_FEW = 1024 };
 INLINE int bf16_k(int n_tokens) { return n_tokens <= BF16_ROWS ? BF16_K_FEW : BF16_K; }
 
@@ -37,12 +38,14 @@ INLINE int bf16_panels(int n_tokens) { return n_panels(n_tokens, BF16_ROWS); }
 INLINE int bf16_tokens(int n_tokens) { return n_panels(n_tokens, bf16_panels(n_tokens)); }
 INLINE size_t bf16_all(int n_tokens) { return (size_t)((bf16_panels(n_tokens) + 1) / 2 * 2 * bf16_tokens(n_tokens)); }
 
-/* Sums [BF16_TILES][tokens][32] f32, then for each two panels of W tokens, parts [bf16_k /
- * 32][3][W][32] bf16: with a stride of all tokens they would map to few sets of the L1 cache. */
+/* Bytes of scratch: sums [BF16_TILES][tokens][32] f32, then, for each two panels of W tokens
+ * together, parts [bf16_k / 32][3][W][32] bf16.  (With all tokens in one array the stride would map
+ * the parts to few sets of the L1 cache.) */
 INLINE size_t bf16_bytes(size_t all, int n_k) { return all * (size_t)(BF16_TILES * TILE_ROWS * 4 + n_k * 3 * 2); }
 
-/* Few tokens need more scratch than a few more do, and panels are evened out, so 49 tokens need
- * less than 48: this bound never decreases, because it must also fit any smaller number. */
+/* An upper bound of the scratch that never decreases with the number of tokens, because it must
+ * also fit any smaller number.  (What n tokens need does decrease: few tokens have longer
+ * blocks, and panels are evened out, so that 49 tokens need less than 48.) */
 size_t amx_floats_scratch(int n_tokens)
 {
     const int few = n_tokens < BF16_ROWS ? n_tokens : BF16_ROWS, panels = (bf16_panels(n_tokens) + 1) / 2 * 2;
@@ -99,8 +102,8 @@ static void begin(int T)
     __asm__ volatile("ldtilecfg %0" : : "m"(c));
 }
 
-/* One or two panels of T tokens with n_k of a tile at w: c [T][32] of each += x * w.  FIRST: c is
- * still undefined. */
+/* Multiply one or two panels of T tokens by n_k of a tile at w: c [T][32] of each += x * w.
+ * first: c is not initialized yet and counts as 0. */
 INLINE void multiply(const int two, int first, const uint8_t *parts, int T, const uint8_t *w, int n_k, float *c,
                      struct prefetch how)
 {
@@ -174,13 +177,14 @@ void amx_matmul_f32(float *out, size_t ldo, const struct mat *m, int tile0, int 
     float *c = scratch;
     const int block = bf16_k(n_tokens), tiles = n_tokens <= BF16_ROWS ? 1 : BF16_TILES;
     uint16_t *parts = (uint16_t *)(c + BF16_TILES * all * TILE_ROWS);
-    /* Tokens that only pad a panel: their products are unused, but denormals would be slow. */
+    /* Clear tokens that only pad a panel: their products are unused, but denormals would be
+     * slow. */
     memset(parts, 0, all * (size_t)block * 3 * 2);
     begin(bf16_tokens(n_tokens));
     for (int i = tile0; i < tile1; i += tiles)
         for (int k0 = 0; k0 < m->cols_padded; k0 += block) {
             const int n_k = m->cols_padded - k0 < block ? m->cols_padded - k0 : block;
-            if (i == tile0 || m->cols_padded > block)   /* otherwise they have been split already */
+            if (i == tile0 || m->cols_padded > block)   /* otherwise x has been split already */
                 split_parts(parts, x + k0, ldx, n_tokens, 2 * bf16_tokens(n_tokens), m->cols - k0, n_k);
             multiply_block(m, i, tile1 - i < tiles ? tile1 - i : tiles, k0, n_k, (const uint8_t *)parts, n_tokens, c,
                            out, ldo);

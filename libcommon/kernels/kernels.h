@@ -1,9 +1,9 @@
 /* kernels.h - the CPU operations, once per instruction set.
  *
- * One rule for all sets: the result for a row and a token does not depend on how many tokens, rows
- * or threads are beside it.  And every set gives the same bits, because the order of every sum and
- * the place of every rounding (f32, fma where written) is fixed here; but for bf16 weights on AMX,
- * whose products have an order of their own (floats_amx.c); kernels_ordered() does without it.
+ * Two rules hold for all sets.  The result for a row and a token does not depend on the number of
+ * other tokens, rows or threads.  Every set gives the same bits, because the order of every sum and
+ * the place of every rounding (f32, fma where written) is fixed here.  The only exception are bf16
+ * weights on AMX, whose sums have another order (floats_amx.c); kernels_ordered() avoids that.
  *
  * Integer matmul, for every row r and token t:
  *     step = min(group_size, act_group)                 k that share one weight scale and one
@@ -14,18 +14,18 @@
  *                                          inner = fma((float)isum, w_scale[r, s], inner)
  *             types with min or zero:      inner = fma(w_min[r, s], (float)sum of a8, inner)
  *                                          (zero: w_min = -w_scale * zero)
- *         types with 8-bit scales:         inner += isum * w_scale[r, s]  instead, exact in int32;
- *                                          rounded once, to f32, at the end of A
+ *         types with 8-bit scales:         instead inner += isum * w_scale[r, s], exact in int32,
+ *                                          rounded to f32 once, at the end of A
  *         acc = fma(inner, a_scale[t, A], acc)
  *     out = acc * row_scale[r]                          (types with row scales)
  * mxfp4's value8 are twice its values, so its w_scale is half the scale.  nf4's levels are rounded
  * to 1/127 in this path (value8); decoding and the float path use them exactly.  Activations:
- * a_scale = amax / 127, a8 = x * (127 / amax) rounded to nearest even; a group whose amax is below
- * 2^-100 is 0, one that holds an infinity or a NaN has codes 0 and a_scale NaN, so that the result
- * is NaN.
+ * a_scale = amax / 127, a8 = x * (127 / amax) rounded to nearest even.  A group whose amax is below
+ * 2^-100 becomes 0; a group with an infinity or a NaN gets codes 0 and a_scale NaN, so that the
+ * result is NaN.
  *
- * Sums over a row (norms): 16 partial sums, element i goes to sum i % 16 by fma (layer_norm's
- * mean: by +), then sum j += sum j + 8, + 4, + 2, + 1. */
+ * Sums over a row (norms): there are 16 partial sums; element i is added to sum i % 16 by fma (for
+ * layer_norm's mean by +).  Then, for d = 8, 4, 2, 1, sum j + d is added to sum j for all j < d. */
 #ifndef ZSE_KERNELS_H
 #define ZSE_KERNELS_H
 
@@ -40,7 +40,8 @@ extern "C" {
 #endif
 
 /* Attention of n_tokens consecutive queries of one sequence, for the query heads that share one KV
- * head.  Query i is at position pos + i and sees positions [begin_i, pos + i], where begin_i is
+ * head.  Query i is at position pos + i and attends to ("sees") positions [begin_i, pos + i], where
+ * begin_i is
  *     with a window: max(0, pos + i - window + 1);  with chunks: (pos + i) / chunk * chunk;  else 0
  * With end > 0 it also sees the positions after it, up to end - 1, and with a window up to
  * pos + i + window - 1.  KV block b (positions 16*b .. 16*b+15) of this head lies at
@@ -49,7 +50,7 @@ extern "C" {
  * Parts of 512 positions (512*p .. 512*p+511) are computed independently, by any thread at any
  * time, and merged in order.  In a part, for its positions j in [begin_i, pos + i]:
  *     s[j] = sum of q[d] * k[j][d], in order of d, one fma each
- *            types with scales: of the codes, then s[j] *= the key's scale
+ *            types with scales: the sum over the codes, then s[j] *= the key's scale
  *     f    = scale * log2(e);  with softcap or alibi: s[j] *= scale, then f = log2(e) and
  *            softcap: s[j] = softcap * tanh(s[j] / softcap)
  *            alibi:   s[j] = fma(slope, j - (pos + i), s[j])
@@ -58,31 +59,31 @@ extern "C" {
  *     l[0..15] = 0;  for each 64 positions of the part in order:
  *            l[i] = l[i] + ((p[i] + p[i+16]) + (p[i+32] + p[i+48]))
  *     o[d] = 0;  o[d] = fma(p[j], v[j][d], o[d]) in order of j
- *            types with scales: p[j] * the value's scale, and the codes
- * The result of the first part that a query sees is kept; each further one (m', l', o') is merged:
+ *            types with scales: p[j] times the value's scale, and v the codes
+ * The result of the first part that a query sees is kept; each further part (m', l', o') is merged:
  *     n = max(m, m');  a = exp2(m - n), b = exp2(m' - n)
  *     l[i] = fma(l'[i], b, l[i] * a), o[d] = fma(o'[d], b, o[d] * a);  m = n
  * out[d] = o[d] / sum of l (summed as above).  exp2 and tanh as in approx.h.  With a sink z of the
  * head, s = z * log2(e):
  *     n = max(m, s), a = exp2(m - n);  out[d] = o[d] * a / fma(sum of l, a, exp2(s - n))
  * With latent > 0, values are the first `latent` elements of the keys and have no other storage
- * (v_offset is k_offset), and out has as many elements.  In a part, o[d] is then the sum over the
- * 16 slots i of a block (summed as above) of the results of fma(p[j], k[j][d], o) over the blocks
- * in order; types with scales: the key's. */
+ * (v_offset is k_offset), and out has `latent` elements.  In a part, there is then one sum for each
+ * of the 16 slots of a block, to which fma(p[j], k[j][d], sum) adds the blocks in order; o[d] is
+ * the sum of these 16 (summed as above).  Types with scales use the key's. */
 enum { ATTN_PART = 512 };
 
 struct attn {
     const float *q; size_t q_token_stride, q_head_stride;       /* in floats */
     float *out; size_t out_token_stride, out_head_stride;
     int n_tokens, n_q_heads, head_dim;
-    /* window, chunk: 0: none; at most one is set */
+    /* window, chunk: tokens; 0: none; at most one is set */
     int pos, window, chunk;
     int end;                        /* encoders: number of positions of the sequence; 0: causal */
     const uint8_t *base; const int32_t *table; size_t stride, k_offset, v_offset;
     struct kv_types kv;
-    /* Positions outside [rounded_from, rounded_to), multiples of 64, are read from blocks of f16,
-     * which lie at tail.base as the others at base; NULL: all are read from base.  Not with
-     * latents. */
+    /* If tail.base is not NULL, positions outside of [rounded_from, rounded_to), both multiples
+     * of 64, are read from blocks of f16 in `tail`, whose members have the same meaning as those
+     * above.  Not with latents. */
     struct { const uint8_t *base; const int32_t *table; size_t stride, k_offset, v_offset; } tail;
     int rounded_from, rounded_to;
     /* scale > 0; softcap 0: none */
@@ -91,13 +92,13 @@ struct attn {
     int latent;
     /* [n_q_heads] slopes of distances, or NULL */
     const float *alibi;
-    /* To divide a long context between threads: if partial is set, attention computes only part
-     * `part`, into partial [n_tokens * n_q_heads][attn_partial(head_dim)], and does not write the
-     * rows of queries that do not see that part.  attention_merge then computes out from parts
-     * part, part + 1 .., which follow each other in partial. */
+    /* For dividing a long context between threads: if partial is not NULL, attention() computes
+     * only part `part`, into partial [n_tokens * n_q_heads][attn_partial(head_dim)], without the
+     * rows of queries that do not see that part.  attention_merge() then computes out from the
+     * parts part, part + 1 .., which are stored one after the other in partial. */
     float *partial; int part;
 };
-/* The position is read from the tail. */
+/* Whether keys and values of this position are read from the tail. */
 static inline int attn_in_tail(const struct attn *a, int position)
 {
     return a->tail.base && (position < a->rounded_from || position >= a->rounded_to);
@@ -111,30 +112,30 @@ struct kernels {
     const char *name;                                   /* "ref", "avx2", "i8mm": see below */
     int (*supported)(void);
 
-    /* Activations for the integer matmul: rounded once per token and act_group, shared by every
-     * matrix that reads them with the same cols_padded and act_group.  The layout of act is private
-     * to the set; act is 64-byte aligned.  x [n_tokens, ldx] f32, cols valid; padded with 0 to
-     * cols_padded. act_bytes never decreases as n_tokens grows, so a buffer also fits fewer tokens.
-     * Parts are independent (for threads): part p of act_parts(n_tokens). */
+    /* Round the activations x [n_tokens, ldx] f32 for the integer matmul, with one scale per
+     * token and act_group.  All matrices with the same cols_padded and act_group share the
+     * result; columns from cols to cols_padded count as 0.  act is 64-byte aligned, and its
+     * layout is private to the set.  act_bytes never decreases as n_tokens grows, so a buffer
+     * also fits fewer tokens.  The work has act_parts(n_tokens) independent parts, for threads. */
     size_t (*act_bytes)(int n_tokens, int cols_padded, int act_group);
     int (*act_parts)(int n_tokens);
     void (*act_pack)(void *act, const float *x, size_t ldx, int n_tokens, int cols, int cols_padded, int act_group,
                      int part);
 
-    /* Writes out[t * ldo + r] for the rows r of tiles [tile0, tile1), except rows past w->rows.
-     * Integer types only.  scratch: scratch_bytes(n, cols_padded) of this thread for any n >=
-     * n_tokens, 64-byte aligned. */
+    /* Compute out[t * ldo + r] for the rows r of tiles [tile0, tile1), except rows past w->rows.
+     * Integer types only.  scratch: memory of this thread of scratch_bytes(n, cols_padded) bytes
+     * for any n >= n_tokens, 64-byte aligned. */
     void (*matmul)(float *out, size_t ldo, const struct mat *w, int tile0, int tile1,
                    const void *act, int n_tokens, void *scratch);
-    /* The same with f32 activations and weights exactly as stored (every type that has kernels):
-     * out = sum over k in order, one fma each (bf16 on AMX: as in floats_amx.c, no less exact). x
-     * [n_tokens, ldx], w->cols valid. */
+    /* The same with f32 activations x [n_tokens, ldx] and weights exactly as stored, for every
+     * type that has kernels: out is the sum over k < w->cols in order, with one fma each (bf16
+     * on AMX: as described in floats_amx.c, and no less exact). */
     void (*matmul_f32)(float *out, size_t ldo, const struct mat *w, int tile0, int tile1,
                        const float *x, size_t ldx, int n_tokens, void *scratch);
-    /* for at most n_tokens tokens; never decreases as n_tokens or cols_padded grows */
+    /* bytes of scratch for at most n_tokens tokens; never less for more tokens or columns */
     size_t (*scratch_bytes)(int n_tokens, int cols_padded);
 
-    /* Rows of n f32 values, with any alignment; out may be x (a). */
+    /* Operations on a row of n f32 values, with any alignment; out may be the same as x (or a). */
     /* x * (1 / sqrt(mean(x^2)+eps)) * (w + w_offset); w NULL: 1 */
     void (*rms_norm)(float *out, const float *x, const float *w, int n, float eps, float w_offset);
     /* w, b may be NULL */
@@ -144,10 +145,11 @@ struct kernels {
     /* act(gate) * up; up NULL: act(gate).  enum act_kind */
     void (*act_mul)(float *out, const float *gate, const float *up, int n, int act);
     float (*largest)(const float *x, int n);            /* NaN if one is NaN or +inf, -inf if n is 0 */
-    /* dim rotated, cos/sin [dim/2]; pairs: (0,1),(2,3).. else (i, i+dim/2) */
+    /* Rotate the first dim elements of each head; cos, sin [dim/2].  pairs 1: elements (0,1), (2,3)
+     * .. form pairs; 0: elements (i, i + dim/2) do */
     void (*rope)(float *x, const float *cos, const float *sin, int n_heads, size_t head_stride, int dim, int pairs);
-    /* out[r] = sum of rows[r * stride + i] * q[i], values -127 to 127; stride a multiple of 64,
-     * rows and q aligned to 64 */
+    /* out[r] = sum over i < stride of rows[r * stride + i] * q[i], of values -127 to 127; stride
+     * is a multiple of 64, rows and q are 64-byte aligned */
     void (*dots_i8)(int32_t *out, const int8_t *rows, size_t stride, int n_rows, const int8_t *q);
 
     /* One step of a linear recurrence of one head: state [n][dim], x, v, out [dim], b, c, q, k [n].
@@ -169,8 +171,8 @@ struct kernels {
      *         out[e] = fma(d[e], x[e], y) */
     void (*scan_mamba1)(float *state, const float *b, const float *c, const float *x, float *out, int n, int dim,
                         const float *a_log, size_t lda, const float *dt, const float *d);
-    /* Scores of an indexer for the 16 tokens of a block: q [n_heads][dim], k [dim][16],
-     * weight [n_heads].  For each token:
+    /* Compute the scores of an indexer for the 16 tokens of a block: q [n_heads][dim], k [dim][16],
+     * weight [n_heads].  For each token, over the heads h and elements d in order:
      *         a = fma(q[h][d], k[d], a) from 0, out = fma(weight[h], max(a, 0), out) from 0 */
     void (*index_block)(float *out, const float *q, int n_heads, int dim, const float *weight, const float *k);
 
@@ -189,11 +191,11 @@ extern const struct kernels kernels_avx2, kernels_avxvnni, kernels_avx512, kerne
 extern const struct kernels kernels_neon, kernels_dotprod, kernels_i8mm;                    /* on ARM64 only */
 /* All sets compiled in, fastest first, NULL-terminated. */
 extern const struct kernels *const kernels_all[];
-/* The fastest set that this machine supports; WANT: a set by name (NULL: choose).  NULL with *e if
- * it is not supported. */
+/* The set named `want`, or with NULL the fastest one that this machine supports.  NULL with *e if
+ * the named set is not supported. */
 const struct kernels *kernels_pick(const char *want, struct err *e);
-/* k; for a set whose float products have an order of their own (amx), another set that is supported
- * wherever k is and gives the same bits as all others. */
+/* Returns k, unless k sums float products in another order than the other sets (amx): then
+ * returns a set that is supported wherever k is and gives the same bits as all others. */
 const struct kernels *kernels_ordered(const struct kernels *k);
 
 #ifdef __cplusplus

@@ -3,13 +3,13 @@
  *
  * tdpbssd adds to C [T tokens][16 rows] int32 the products of A [T][K] int8 activations and B [K /
  * 4][16 rows][4] int8 weights, the layout of unpacked lines; K is 32 or 64 k that share their
- * scales, so the integer sums are those of kernels.h.  The vector units read the sums from memory
- * and scale them.  A product takes a hundred cycles from loads to sums, so the vectors work on the
- * sums of the previous group.  While the tile unit computes, it takes one of the two ports that
- * convert and multiply floats, so steps of 32, where each product of 16 cycles yields 16 vectors to
- * convert and 16 fma, gain little.  8-bit scales are folded into the weights instead: code * scale
- * has 16 bits, high and low byte are multiplied separately, and the vectors have work only once per
- * act group.
+ * scales, so the integer sums are those of kernels.h.  Vector instructions read the sums from
+ * memory and scale them.  A product takes a hundred cycles from loads to sums, so vector
+ * instructions work on the sums of the previous group meanwhile.  While the tile unit computes,
+ * it takes one of the two ports that convert and multiply floats, so steps of 32 k, where each
+ * product of 16 cycles yields 16 vectors to convert and 16 fma, gain little.  8-bit scales are
+ * folded into the weights instead: code * scale has 16 bits, its high and low bytes are
+ * multiplied separately, and vector instructions have work only once per act group.
  *
  * Activations are stored in blocks of BLOCK_K k; in a block panel by panel of T tokens each (the
  * last may hold fewer); in a panel:
@@ -41,11 +41,12 @@ static int amx_supported(void)
            syscall(SYS_arch_prctl, ARCH_REQ_TILES, XFEATURE_TILE_DATA) == 0;
 }
 
-/* Not for fewer tokens, nor for steps of 32 only: they would be no faster. */
+/* Whether the tile unit is faster than AVX-512; with fewer tokens, and with steps of 32, it is
+ * not. */
 INLINE int amx_worth(int n_tokens, int act_group) { return n_tokens >= AMX_MIN && act_group > 32; }
 
 INLINE int amx_panels(int n_tokens) { return n_panels(n_tokens, AMX_ROWS); }
-/* tokens of a panel */
+/* Tokens of a panel; the last may hold fewer. */
 INLINE int amx_tokens(int n_tokens) { return n_panels(n_tokens, amx_panels(n_tokens)); }
 
 /* Offsets in a panel of the scales and of the sums of each granularity. */
@@ -222,7 +223,7 @@ struct amx_job {
     const struct rows *to;      /* NULL: more k follow */
 };
 
-/* The last panel may hold fewer tokens. */
+/* Prefetch the rows of the results of panel p, the last of which may hold fewer tokens. */
 INLINE void amx_prefetch_rows(const struct amx_job *j, int p)
 {
     if (j->to)
@@ -306,8 +307,8 @@ INLINE void amx_scale_folded(const struct amx_group *g, const int32_t *sums, int
     FIRST(1) "tdpbssd %%tmm7, %%tmm4, %%tmm1\n" "tileloadd 64(%[h],%[s128]), %%tmm6\n" "tileloadd 64(%[l],%[s128]), %%tmm7\n" \
     FIRST(2) "tdpbssd %%tmm6, %%tmm4, %%tmm2\n" FIRST(3) "tdpbssd %%tmm7, %%tmm4, %%tmm3\n"
 
-/* Store the sums of the last group, to [4][16][16], and start the next one with its first tile of
- * codes; the second form continues with another tile. */
+/* Store the sums of the previous group, to [4][16][16], and start the next group with its first
+ * tile of codes.  amx_more() continues with another tile. */
 INLINE void amx_first(int32_t *to, const int8_t *a, const int8_t *high, const int8_t *low)
 {
 #define FIRST(x) "tilestored %%tmm" #x ", 1024*" #x "(%[to],%[s64])\n" "tilezero %%tmm" #x "\n"
@@ -357,8 +358,9 @@ static void amx_folded(const struct amx_job *j)
             amx_scale_folded(&group[(u - 2) % 4], sums + u % 2 * 1024, r, T);
 }
 
-/* Multiply lines of signed codes [n_k / 4][32][4] by the 8-bit scales of their steps: the products'
- * high bytes replace them, and low gets the rest; 256 * high + low, both signed. */
+/* Multiply lines of signed codes [n_k / 4][32][4] by the 8-bit scales of their steps.  A product is
+ * 256 * high + low, both signed: the high bytes replace the codes, the low bytes are stored in
+ * `low`. */
 static void amx_fold(const struct weights *w, struct scratch *s, int8_t *low, int n_k)
 {
     const __m512i half = _mm512_set1_epi16(128);

@@ -27,15 +27,16 @@ enum { BLOCK_K = 512, PANEL_MAX = 6, STREAM_MAX = 12, BIAS = 128, SEED_PER_STEP 
 
 #include "libcommon/kernels/acts.inc"
 
-/* Codes of the next block, prefetched line by line while this one is multiplied; step 0: none. */
+/* The codes of the next block, which are prefetched line by line while this block is multiplied;
+ * step 0: no prefetch. */
 struct code_prefetch { const uint8_t *p; size_t step; };
 
-/* d [T][2] = seed + dot products of 32 rows, T tokens, n lines of 4 k (a multiple of 8). In
- * assembly because compilers move and spill the 12 sums of T = 6 if they see the loop, which costs
- * a third of the speed.  (More than 6 occur only for few tokens of the rarer types; the others
- * stream.)  Every other token is broadcast by the dot products themselves: two loads a cycle allow
- * that, and three instructions less per line are 5 % if another hyperthread takes half of the
- * decoder. */
+/* d [T][2] = seed + dot products of 32 rows, T tokens, n lines of 4 k (a multiple of 8).  It is in
+ * assembly because compilers that see the loop move and spill the 12 sums of T = 6, which costs a
+ * third of the speed.  (T above 6 occurs only with few tokens of the rarer types; the other types
+ * stream.)  For every other token the broadcast is part of the dot product's memory operand: two
+ * loads a cycle allow that, and three instructions less per line gain 5 % if another hyperthread
+ * takes half of the decoder. */
 #define LINE_LOADED(T, j, t) \
     "vpbroadcastd 4*(" #T "*" #j "+" #t ")(%[a]), %%zmm31\n" "vpdpbusd %%zmm31, %%zmm29, %[x" #t "]\n" \
         "vpdpbusd %%zmm31, %%zmm30, %[y" #t "]\n"
@@ -98,9 +99,9 @@ INLINE void dot_lines(const int T, __m512i d[][2], const int8_t *w, const int8_t
     }
 }
 
-/* Run one panel of T tokens through an unpacked block: c [T][32] += weights * activations.  ONE: an
- * act group is one step, and the running sums stay in registers.  MANY, INT: those of an act group
- * stay there (INT: as int32) and are added to c after each act group. */
+/* Run one panel of T tokens through an unpacked block: c [T][32] += weights * activations.  ONE:
+ * an act group is one step, and the running sums stay in registers.  MANY, INT: the sums of an
+ * act group stay in registers (INT: as int32) and are added to c after each act group. */
 enum { MANY, ONE, INT };
 INLINE void dot_panel(const int T, const int kind, const struct weights *w, const struct scratch *s, int n_groups,
                       struct act_panel a, float *c, struct code_prefetch *next)
@@ -170,8 +171,8 @@ INLINE void dot_panel(const int T, const int kind, const struct weights *w, cons
 enum { TERNARY_IN_PLACE = 2, TERNARY_BY_B = 4, TERNARY_TWICE = 1 };
 #include "libcommon/kernels/ternary.inc"
 
-/* Codes of line `out` of 8 in the low bits of bytes, whose other bits are undefined: `bits` of them
- * are in low, `more` above these are in the plane at high. */
+/* Codes of line `out` of 8, in the low bits of bytes whose other bits are undefined: `bits` bits
+ * of a code are in low, the `more` bits above them in the plane at high. */
 INLINE __m512i stream_codes(__m512i low, const uint8_t *high, const int bits, const int more, const int out)
 {
     const int at = out * bits % 8, shift = out * more % 8 - bits;
@@ -220,8 +221,8 @@ INLINE void step_sums(const int T, const int O, const int codes, const struct qt
                       const vi scale[4], vi sum[][4], uintptr_t *next)
 {
     const int bits = LOW_BITS(codes), more = HIGH_BITS(codes), n_lines = n_k * bits / 32;
-    const int lines = 4;                                /* a step of 32 k of 4 bits has no more */
-    /* Two accumulators per sum, or the chain of dot products would be too long. */
+    const int lines = 4;                                /* a step of 32 k with 4 bits has 4 lines */
+    /* With few sums each has two accumulators, or the chain of dot products would be too long. */
     const int split = T <= 2;
     vi d[STREAM_MAX][2], e[STREAM_MAX][2];
     EACH_SUM(t, r)
@@ -279,8 +280,8 @@ INLINE void dot_panels(const int T, const int kind, const struct weights *w, con
 UP_TO_6(DOT, dot_many, MANY) UP_TO_6(DOT, dot_one, ONE) UP_TO_12(DOT, dot_int, INT)
 typedef void dot_fn(const struct weights *, const struct scratch *, int, const struct act_block *, int, int, float *,
                     const uint8_t *, const struct rows *);
-/* By kind and number of tokens.  Types with 8-bit scales that do not stream come here with few
- * tokens, in one panel. */
+/* The functions for each kind and number of tokens.  Few tokens, in one panel, occur here only for
+ * types with 8-bit scales that do not stream. */
 static dot_fn *const dots[3][STREAM_MAX + 1] = { { UP_TO_6(ENTRY, dot_many) }, { UP_TO_6(ENTRY, dot_one) },
                                                  { UP_TO_12(ENTRY, dot_int) } };
 
@@ -290,7 +291,7 @@ void SET(matmul)(float *out, size_t ldo, const struct mat *m, int tile0, int til
     struct scratch *s = scratch;
     const struct weights w = weights_init(m, BIAS);
     const struct act_blocks blocks = act_blocks(act, n_tokens, m, w.step);
-    /* The first n_more panels have one token more. */
+    /* The first n_more panels have one more token. */
     const int panels = act_panels(n_tokens), tokens = n_tokens / panels, n_more = n_tokens % panels;
     const int kind = has_int_scale(w.type) ? INT : w.n_steps == 1 ? ONE : MANY;
     stream_fn *stream = stream_of(w.type, n_tokens);

@@ -66,7 +66,7 @@ INLINE void dot_panel(const int T, const struct weights *w, const struct scratch
         const float *scale = s->scale + 16 * half, *min = s->min + 16 * half;
         float *c = c0 + 16 * half;
         for (int g = 0; g < n_groups; g++) {
-            vf inner[PANEL_MAX];                        /* int32 bits if the scales are 8-bit */
+            vf inner[PANEL_MAX];                        /* with 8-bit scales the bits of int32 */
             UNROLL for (int t = 0; t < T; t++)
                 inner[t] = vf_set(0);
             for (int i = 0; i < w->n_steps; i++) {
@@ -97,7 +97,8 @@ INLINE void dot_panel(const int T, const struct weights *w, const struct scratch
 
 #define VECTORS(T, codes) ((T) == 1 ? 4 : (T) == 2 ? 2 : 1)
 
-/* S8: as add_scaled() needs it, the scale and 256 times the scale.  U8: int32. */
+/* Scales in the form that add_scaled() needs.  S8: the scale and 256 times the scale, as 16-bit
+ * pairs.  U8: int32. */
 INLINE __m256i octet_scale(const struct qtype_info *type, __m256i x)
 {
     if (type->scale == SCALE_S8)
@@ -105,8 +106,8 @@ INLINE __m256i octet_scale(const struct qtype_info *type, __m256i x)
     return _mm256_srli_epi32(x, 24);
 }
 
-/* Initial sums, from the seed for values + 128; codes that are not looked up have a smaller
- * bias. */
+/* Initial sums, derived from the seed, which is for values + 128: codes that are not looked up
+ * have a smaller bias. */
 INLINE __m256i few_seed(const int codes, int32_t seed)
 {
     const int less = codes == STREAM_LINEAR ? 16 : codes == STREAM_FROM_M1 ? 128 : codes == STREAM_PLUS_1 ? 8

@@ -1,5 +1,5 @@
-/* kernels_ref.c - the operations of kernels.h in plain C, one at a time: the definition for the
- * tests, and the kernels of machines that have no others. */
+/* kernels_ref.c - the operations of kernels.h in plain C, element by element: the reference for the
+ * tests, and the kernels of machines for which there is no other set. */
 #include <math.h>
 #include <string.h>
 
@@ -13,7 +13,7 @@ QTYPE_EXTRAS_HERE(3);
 
 static int supported(void) { return 1; }
 
-/* ---- activations: per token [act groups] scale, then [cols_padded] int8 ---- */
+/* ---- activations: for each token [act groups] f32 scales, then [cols_padded] int8 codes ---- */
 
 static size_t token_bytes(int cols_padded, int act_group)
 {
@@ -290,7 +290,7 @@ static int last_seen(const struct attn *a, int at)
     return !a->end ? at : a->window && at + a->window < a->end ? at + a->window - 1 : a->end - 1;
 }
 
-/* Values are the keys' first elements. */
+/* Sum up values that are the first elements of the keys (kernels.h: latent). */
 static void attend_latent(const struct attn *a, const float *p, int begin, int end, float *o)
 {
     const int base = begin / ATTN_PART * ATTN_PART;
@@ -468,7 +468,7 @@ static void dots_i8(int32_t *out, const int8_t *rows, size_t stride, int n_rows,
     }
 }
 
-/* decay: that of row i is decay[i * each]; each is 0 or 1. */
+/* The decay of row i is decay[i * each]; each is 0 (one decay for all rows) or 1. */
 static void delta(float *state, const float *q, const float *k, const float *v, float *out, int n, int dim,
                   const float *decay, int each, float rate)
 {

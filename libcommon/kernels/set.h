@@ -5,8 +5,8 @@
 
 #include "libcommon/kernels/kernels.h"
 
-/* Under sanitizers, loops are not unrolled and functions not inlined: their memory accesses are
- * checked all the same, and compiling takes a tenth of the time. */
+/* Under sanitizers, loops are not unrolled and functions are not inlined: memory accesses are still
+ * checked, and compiling takes a tenth of the time. */
 #if defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__
 #define INLINE static inline
 #define UNROLL
@@ -19,20 +19,24 @@
 #endif
 #endif
 
-/* How the values of codes are found for few tokens (qtype.def, column stream).
- *   TABLE, TABLE_2, TABLE_3, SMALL  looked up: codes of 4, 2, 3 bits, of 4 with values up to 12
- *   LINEAR, FROM_0, FROM_M1         the code is the value plus 8, 0, 1: of 4, 4, 2 bits
- *   PLUS_1, PLUS_2                  the value plus 16 in 5 bits, plus 32 in 6 bits
- *   BYTES, UNPACKED                 bytes as in a tile; unpacked with the set's bias
- *   T2, T3                          the loops of ternary.inc, if they are faster */
+/* How kernels for few tokens find the values of codes (qtype.def, column stream).
+ *   TABLE, TABLE_2, TABLE_3  looked up in a table, for codes of 4, 2 and 3 bits
+ *   SMALL                    the same for codes of 4 bits with values up to 12
+ *   LINEAR, FROM_0, FROM_M1  value = code - 8 (4 bits), code (4 bits), code - 1 (2 bits)
+ *   PLUS_1, PLUS_2           value = code - 16 (5 bits in two planes), code - 32 (6 bits)
+ *   BYTES                    bytes as they are in the tile
+ *   UNPACKED                 unpacked to bytes first, with the set's bias
+ *   T2, T3                   by the loops of ternary.inc, where they are faster */
 enum stream_kind {
     STREAM_TABLE, STREAM_TABLE_2, STREAM_TABLE_3, STREAM_SMALL, STREAM_LINEAR, STREAM_FROM_0, STREAM_FROM_M1,
     STREAM_PLUS_1, STREAM_PLUS_2, STREAM_BYTES, STREAM_UNPACKED, STREAM_T2, STREAM_T3, STREAM_NONE, N_STREAM_KINDS
 };
-/* Stands before every step_sums() and at the sizes below: a new kind fails the build there. */
+/* Written before every step_sums() and the sizes below, so that a new kind fails the build
+ * there. */
 #define STREAM_KINDS_HERE(n) _Static_assert(N_STREAM_KINDS == (n), "a new kind of stream needs a case here")
 STREAM_KINDS_HERE(14);
-/* Bits of a code in the planes of a tile, and bytes of 32 k. */
+/* LOW_BITS, HIGH_BITS: bits of a code in the first and in the second plane of a tile;
+ * CODE_BYTES_32: bytes of the codes of a tile for 32 k. */
 #define LOW_BITS(codes) \
     ((codes) >= STREAM_BYTES ? 8 \
      : (codes) == STREAM_TABLE_2 || (codes) == STREAM_TABLE_3 || (codes) == STREAM_FROM_M1 ? 2 : 4)
@@ -42,7 +46,7 @@ STREAM_KINDS_HERE(14);
 /* A loop over the sums of T tokens with O vectors of rows. */
 #define EACH_SUM(t, r) UNROLL for (int t = 0; t < T; t++) UNROLL for (int r = 0; r < O; r++)
 
-/* f(1, ...) f(2, ...) .. f(n, ...): a function for each number of tokens. */
+/* Expands to f(1, ...) f(2, ...) .. f(n, ...), to define a function for each number of tokens. */
 #define UP_TO_0(...)
 #define UP_TO_1(f, ...) f(1, __VA_ARGS__)
 #define UP_TO_2(f, ...) UP_TO_1(f, __VA_ARGS__) f(2, __VA_ARGS__)
@@ -106,8 +110,8 @@ INTEGERS_OF(avxvnni)
 ROWS_OF(neon) SCAN_OF(neon) ATTENTION_OF(neon) FLOATS_OF(neon) INTEGERS_OF(neon)
 INTEGERS_OF(dotprod) INTEGERS_OF(i8mm)
 
-/* Definition of a set's table: its own integer matmul, the f32 matmul and the other operations of
- * the same or another set. */
+/* Definition of a set's table.  ints, floats, rest: the sets that provide the integer matmul,
+ * the f32 matmul and the other operations. */
 #define KERNELS_SET(name, supported, ints, floats, rest) { \
     name, supported, ints##_act_bytes, ints##_act_parts, ints##_act_pack, ints##_matmul, floats##_matmul_f32, \
     ints##_scratch_bytes, \
