@@ -248,8 +248,9 @@ static void unload(struct server *s, struct conn *c, const struct call_form *for
     buf_release(&out);
 }
 
-/* Handle a body without a prompt, which loads its model, or with keep_alive 0 unloads it.  0:
- * the body has a prompt. */
+/* A body without a prompt only loads its model, or with keep_alive 0 unloads it.  1: it was such a
+ * body with keep_alive 0, and is answered; -1: the caller has to load the model; 0: the body has a
+ * prompt. */
 static int only_loads(struct server *s, struct conn *c, const struct call_form *form)
 {
     enum { SMALL = 4096 };                      /* larger bodies certainly have a prompt */
