@@ -29,7 +29,7 @@ struct drafter {
      * borrowed until close; n may be 0.  NULL: out of memory */
     void *(*open)(const int32_t *predicted, int n);
     /* Guess the tokens after ids [0, n_ids), at most `most` <= DRAFT_MOST; d->n 0: no guess.  ids
-     * extend those of the previous call by at least one token. */
+     * are those of the previous call, or extend them. */
     void (*guess)(void *state, const int32_t *ids, int n_ids, int most, struct draft *d);
     void (*close)(void *state);         /* NULL is fine */
 };
@@ -38,7 +38,7 @@ struct drafter {
 enum draft_use {
     DRAFT_DEFAULT,                      /* as in the engine's options */
     DRAFT_OFF,
-    /* the engine's draft model or drafter, else drafter_ngram */
+    /* the engine's draft model and drafter, or one of them, else drafter_ngram */
     DRAFT_ON,
     DRAFT_NGRAM,                        /* the engine's drafter, else drafter_ngram */
     DRAFT_MODEL,                        /* the engine's draft model; refused if it has none */

@@ -221,6 +221,7 @@ struct engine *engine_open(const struct model *m, const struct tokenizer *t, con
     if (t && tokenizer_vocab_size(t) < c->vocab_size)
         g->n_allowed = tokenizer_vocab_size(t);
     pace_init(&g->pace);
+    draft_policy_init(g);
     g->deadlines.which = BY_DEADLINE;
     if (set_sizes(g, c, o, e) < 0 || ask_backend(g, o, &bo, e) < 0)
         goto fail;

@@ -199,7 +199,7 @@ static void choose(struct engine *g, struct request *r, float *logits, int32_t d
                                                           r->n_logprobs >= 0 ? &lp : NULL, &e);
     }
     if (rc == 0)
-        draft_observe(r, id);
+        draft_observe(g, r, id);
     if (rc != 0)
         request_finish_early(g, r, FINISH_ERROR, &e);
     else if (!add_token(g, r, id, r->n_logprobs >= 0 ? &lp : NULL))

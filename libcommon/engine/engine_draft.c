@@ -18,11 +18,16 @@
  * right tokens, followed by a new draft if that pays.
  *
  * Length of a draft, unless engine_limits.draft sets it: a request tracks, for each grade, how
- * often a drafted token was right after right ones (for an unused draft: its first one), and the
- * engine tracks what a drafted token adds to a step.  With probability p and a cost of c steps per
- * token, a draft of k tokens yields (1 + p + p^2 + .. + p^k) / (1 + kc) tokens in the time of one.
- * The best k is taken.  Beside more than MOST_DRAFTING decoding requests there are no drafts: such
- * steps are bound by arithmetic rather than by memory, and have few rows left. */
+ * often a drafted token was right after right ones (for an unused draft: its first one), and starts
+ * from the average of earlier requests.  The engine tracks what a drafted token adds to a step.
+ * With probability p and a cost of c steps per token, a draft of k tokens yields
+ * (1 + p + p^2 + .. + p^k) / (1 + kc) tokens in the time of one.  The best k is taken.  While no
+ * draft pays, the measured cost slowly decays, so that a cost measured on a busy machine is
+ * measured again.  Beside more than MOST_DRAFTING decoding requests there are no drafts: such
+ * steps are bound by arithmetic rather than by memory, and have few rows left.
+ *
+ * A request may have both a drafter and a draft model (engine_draft_model.c); each step takes the
+ * draft that yields more tokens. */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,7 +38,12 @@
 static const float FIRST_TRUST[DRAFT_GRADES] = { 0.3f, 0.5f, 0.7f, 0.85f, [GRADE_RESUMED] = 0.8f, [GRADE_EDIT] = 0.4f,
                                                   [GRADE_PREDICTED] = 0.7f, [GRADE_MODEL] = 0.7f },
                    FIRST_COST = 0.125f;
-static const float LEARNING = 1 / 8.0f;
+/* weight of a new observation for the request and for the average of all */
+static const float LEARNING = 1 / 8.0f, LEARNING_ALL = 1 / 64.0f;
+/* share of the measured cost that decays with each unused draft */
+static const float FORGETTING = 1 / 1024.0f;
+
+void draft_policy_init(struct engine *g) { memcpy(g->trust, FIRST_TRUST, sizeof FIRST_TRUST); }
 
 int draft_init(struct engine *g, struct request *r, const struct draft_params *p, struct err *e)
 {
@@ -44,12 +54,14 @@ int draft_init(struct engine *g, struct request *r, const struct draft_params *p
     if (g->no_drafts || p->use == DRAFT_OFF || (p->use == DRAFT_DEFAULT && !by_default))
         return 0;
     d->most = p->most ? p->most : DRAFT_MOST;
+    memcpy(d->trust, g->trust, sizeof d->trust);
     g->n_rows = g->n_rows > g->max_seqs + DRAFT_ROWS ? g->n_rows : g->max_seqs + DRAFT_ROWS;
+    d->drafter = by_model || g->drafter ? g->drafter : &drafter_ngram;
     if (by_model) {
-        memcpy(d->trust, FIRST_TRUST, sizeof FIRST_TRUST);
+        if (p->use == DRAFT_MODEL)
+            d->drafter = NULL;
         return draft_model_init(g, r, e);
     }
-    d->drafter = g->drafter ? g->drafter : &drafter_ngram;
     if (!p->n_predicted)
         return 0;
     if (!(d->predicted = malloc((size_t)p->n_predicted * sizeof *d->predicted)))
@@ -65,8 +77,8 @@ static int has_drafter(struct request *r)
     struct drafting *d = &r->draft;
     if (!d->drafter)
         return 0;
-    if (!d->state && !d->opened && (d->state = d->drafter->open(d->predicted, d->n_predicted)))
-        memcpy(d->trust, FIRST_TRUST, sizeof FIRST_TRUST);
+    if (!d->opened)
+        d->state = d->drafter->open(d->predicted, d->n_predicted);
     d->opened = 1;
     return d->state != NULL;
 }
@@ -97,14 +109,17 @@ static int draft_room(const struct engine *g, const struct request *r, int room)
 }
 
 /* Length of a draft, up to `most`, that gives the highest rate of tokens beside n_decoding
- * requests. again: number of other tokens that the next step recomputes with the right ones unless
- * all of the draft is right; -1: nothing is recomputed.  guess_ns: time to draft a token. */
-static int best_length(const struct engine *g, float trust, int n_decoding, int most, int again, float guess_ns)
+ * requests: *rate of them in the time of one.  again: number of other tokens that the next step
+ * recomputes with the right ones unless all of the draft is right; -1: nothing is recomputed.
+ * guess_ns: time to draft a token. */
+static int best_length(const struct engine *g, float trust, int n_decoding, int most, int again, float guess_ns,
+                       float *rate)
 {
     const float alone = pace_alone(g, n_decoding), each = g->pace.draft_ns[n_decoding];
     const float verify = each > 0 ? each * (float)n_decoding / alone : FIRST_COST;
-    float right = 1, tokens = 1, best_rate = 1;
+    float right = 1, tokens = 1;
     int best = 0;
+    *rate = 1;
     if (alone <= 0)
         return 0;
     for (int k = 1; k <= most; k++) {
@@ -113,26 +128,41 @@ static int best_length(const struct engine *g, float trust, int n_decoding, int 
         float time = 1 + (float)k * (verify + guess_ns / alone);
         if (again >= 0)
             time += (1 - right) * ((float)again + tokens - 1) * verify;
-        if (tokens > best_rate * time) {
-            best_rate = tokens / time;
+        if (tokens > *rate * time) {
+            *rate = tokens / time;
             best = k;
         }
     }
     return best;
 }
 
-int draft_length(const struct engine *g, const struct request *r, int grade, int n_decoding, int room,
-                 float guess_ns)
+/* Tokens of a step with a draft of n tokens. */
+static float expected(float trust, int n)
 {
+    float right = 1, tokens = 1;
+    for (int k = 0; k < n; k++)
+        tokens += right *= trust;
+    return tokens;
+}
+
+int draft_length(const struct engine *g, const struct request *r, int grade, int n_decoding, int room,
+                 float guess_ns, float *rate)
+{
+    const float trust = r->draft.trust[grade];
     int most = draft_room(g, r, room);
     most = r->draft.most < most ? r->draft.most : most;
-    if (most <= 0 || (n_decoding > MOST_DRAFTING && !g->limits.draft))
+    *rate = 1;
+    if (most <= 0 || draft_is_full(g, n_decoding))
         return -1;
-    if (g->limits.draft)
-        return g->limits.draft < most ? g->limits.draft : most;
-    return best_length(g, r->draft.trust[grade], n_decoding, most, g->states ? r->n_ids - r->kv.n_tokens : -1,
-                       guess_ns);
+    if (g->limits.draft) {
+        most = g->limits.draft < most ? g->limits.draft : most;
+        *rate = expected(trust, most);
+        return most;
+    }
+    return best_length(g, trust, n_decoding, most, g->states ? r->n_ids - r->kv.n_tokens : -1, guess_ns, rate);
 }
+
+int draft_is_full(const struct engine *g, int n_decoding) { return n_decoding > MOST_DRAFTING && !g->limits.draft; }
 
 /* Put the first n tokens of r's draft, in `next`, into the step. */
 static int use_draft(struct request *r, int n)
@@ -142,20 +172,27 @@ static int use_draft(struct request *r, int n)
     return r->draft.n_used;
 }
 
-int draft_plan(struct engine *g, struct request *r, int n_decoding, int room)
+void draft_by_text(const struct engine *g, struct request *r, int n_decoding, struct draft *out)
 {
     struct drafting *d = &r->draft;
-    struct draft *next = &d->next;
-    if (d->by_model)
+    out->n = 0;
+    if (draft_is_full(g, n_decoding) || !has_drafter(r))
+        return;
+    d->drafter->guess(d->state, r->ids, r->n_ids, DRAFT_MOST, out);
+    for (int i = 0; i < out->n; i++)
+        if (out->token[i] < 0 || out->token[i] >= g->vocab_size)
+            out->n = i;
+}
+
+int draft_plan(struct engine *g, struct request *r, int n_decoding, int room)
+{
+    struct draft *next = &r->draft.next;
+    float rate;
+    if (r->draft.by_model)
         return use_draft(r, draft_room(g, r, next->n < room ? next->n : room));
-    next->n = d->n_used = 0;
-    if (!has_drafter(r) || (n_decoding > MOST_DRAFTING && !g->limits.draft))
-        return 0;
-    d->drafter->guess(d->state, r->ids, r->n_ids, DRAFT_MOST, next);
-    for (int i = 0; i < next->n; i++)
-        if (next->token[i] < 0 || next->token[i] >= g->vocab_size)
-            next->n = i;
-    return use_draft(r, draft_length(g, r, next->grade, n_decoding, next->n < room ? next->n : room, 0));
+    r->draft.n_used = 0;
+    draft_by_text(g, r, n_decoding, next);
+    return use_draft(r, draft_length(g, r, next->grade, n_decoding, next->n < room ? next->n : room, 0, &rate));
 }
 
 void draft_drop(struct engine *g, struct request *r)
@@ -185,18 +222,23 @@ static void swap_states(struct request *r)
 
 void draft_return_state(struct request *r) { swap_states(r); }
 
-/* Update the acceptance rate with one more drafted token, right or not. */
-static void learn(struct drafting *d, int right)
+/* Update the acceptance rates with one more drafted token, right or not. */
+static void learn(struct engine *g, struct drafting *d, int grade, int right)
 {
-    float *trust = &d->trust[d->next.grade];
-    *trust += ((float)right - *trust) * LEARNING;
+    d->trust[grade] += ((float)right - d->trust[grade]) * LEARNING;
+    g->trust[grade] += ((float)right - g->trust[grade]) * LEARNING_ALL;
 }
 
-void draft_observe(struct request *r, int32_t id)
+void draft_observe(struct engine *g, struct request *r, int32_t id)
 {
-    if (r->draft.next.n > 0)
-        learn(&r->draft, id == r->draft.next.token[0]);
-    r->draft.next.n = 0;
+    struct drafting *d = &r->draft;
+    if (d->next.n > 0) {
+        learn(g, d, d->next.grade, id == d->next.token[0]);
+        g->pace.draft_ns[g->pace.n_decoding] *= 1 - FORGETTING;
+    }
+    if (d->other.n > 0)
+        learn(g, d, d->other.grade, id == d->other.token[0]);
+    d->next.n = d->other.n = 0;
 }
 
 /* Count a right drafted token of r, whose keys and values are computed.  A recurrent state is that
@@ -220,7 +262,7 @@ static int take_right(struct engine *g, struct request *r, int first, int n, int
 {
     for (; *right < n && first + *right < r->n_ids; ++*right) {
         const int is_right = r->ids[first + *right] == r->draft.next.token[*right];
-        learn(&r->draft, is_right);
+        learn(g, &r->draft, r->draft.next.grade, is_right);
         /* a late constraint has not seen the last token, so the next step recomputes it */
         if (!is_right || (r->late && first + *right + 1 == r->n_ids))
             return 0;

@@ -282,20 +282,38 @@ int draft_pass(struct engine *g, int n)
     return 1;
 }
 
-/* Length of r's draft. */
+/* Take the guess of r's drafter, if it yields more than `rate` tokens in the time of one. */
+static int takes_other(struct engine *g, struct request *r, int n_decoding, int room, float rate)
+{
+    struct drafting *x = &r->draft;
+    float other_rate;
+    const int most = x->other.n < room ? x->other.n : room,
+              n = draft_length(g, r, x->other.grade, n_decoding, most, 0, &other_rate);
+    if (n <= 0 || other_rate <= rate)
+        return 0;
+    x->next = x->other;
+    x->next.n = n;
+    x->other.n = 0;
+    return 1;
+}
+
+/* Length of r's draft by the model; 0: none, or a draft by its drafter, in x->next. */
 static int wanted(struct engine *g, struct request *r, int n_decoding, int room)
 {
     struct draft_model *d = g->draft_model;
     struct drafting *x = &r->draft;
     const int most = d->rows ? ENGINE_PREDICTED_MOST : DRAFT_MOST, longest = d->max_len - r->n_ids,
               left = longest < most ? longest : most;
+    float rate;
     if (!decodes(r) || pace_alone(g, n_decoding) <= 0)
         return 0;
-    const int n = draft_length(g, r, GRADE_MODEL, n_decoding, room < left ? room : left, d->pass_ns);
-    if (n > 0) {
+    const int n = draft_length(g, r, GRADE_MODEL, n_decoding, room < left ? room : left, d->pass_ns, &rate);
+    if (n > 0)
         x->pause = x->rest = 0;
+    if (takes_other(g, r, n_decoding, room, rate))
+        return 0;
+    if (n > 0)
         return n;
-    }
     if (n < 0 || x->rest-- > 0)
         return 0;
     x->pause = x->pause ? 2 * x->pause : FIRST_PAUSE;
@@ -370,28 +388,50 @@ static int plan_next(struct engine *g)
     return n;
 }
 
+/* Forget the last step's drafts.  Returns the number of requests that share this step's. */
+static int begin_drafts(struct engine *g, int n_decoding)
+{
+    int n_sharing = 0;
+    for (int i = 0; i < g->n_running; i++) {
+        struct request *r = g->running[i];
+        struct drafting *x = &r->draft;
+        if (!x->by_model)
+            continue;
+        x->next = (struct draft){ .grade = GRADE_MODEL };
+        x->other.n = 0;
+        if (!r->late && decodes(r))
+            draft_by_text(g, r, n_decoding, &x->other);
+        n_sharing += decodes(r);
+    }
+    return n_sharing ? n_sharing : 1;
+}
+
+/* Whether the draft model can go on with r. */
+static int can_draft(const struct draft_model *d, const struct request *r)
+{
+    return !r->draft.unknown && !d->failed && r->n_ids < d->max_len && (!r->late || d->rows);
+}
+
 void draft_model_guess(struct engine *g, int n_decoding, int chunk)
 {
     struct draft_model *d = g->draft_model;
     const uint64_t begin = clock_ns();
     struct draft_budget left = { g->max_tokens, chunk };
-    int n = 0, used = 0, n_passes = 0, n_sharing = 0, only_drafts = 1;
+    int n = 0, used = 0, n_passes = 0, only_drafts = 1;
     if (!d)
         return;
     d->n_drafting = 0;
     d->spent_ns = 0;
+    const int room = DRAFT_ROWS / begin_drafts(g, n_decoding);
     for (int i = 0; i < g->n_running; i++) {
-        struct drafting *x = &g->running[i]->draft;
-        if (!x->by_model)
-            continue;
-        x->next = (struct draft){ .grade = GRADE_MODEL };
-        n_sharing += decodes(g->running[i]);
-    }
-    for (int i = 0; i < g->n_running && !d->failed; i++) {
         struct request *r = g->running[i];
-        if (!r->draft.by_model || r->draft.unknown || r->n_ids >= d->max_len || (r->late && !d->rows))
+        if (!r->draft.by_model)
             continue;
-        const int length = r->late ? 0 : wanted(g, r, n_decoding, DRAFT_ROWS / (n_sharing ? n_sharing : 1));
+        if (!can_draft(d, r)) {
+            takes_other(g, r, n_decoding, room, 1);
+            continue;
+        }
+        const int length = r->late ? 0 : wanted(g, r, n_decoding, room);
         only_drafts &= decodes(r);
         if (d->rows)
             predictor_feed(g, r, length, &n, &used);

@@ -81,6 +81,8 @@ struct drafting {
     int32_t *predicted; int n_predicted;        /* owned */
     int most;                           /* most tokens of a draft */
     struct draft next; int n_used;
+    /* with a draft model: the drafter's guess, which is not used */
+    struct draft other;
     /* Index of a second recurrent state while the step has a draft; -1: none.  It holds the state
      * before the step until the step's tokens are chosen, and then the state after the draft. */
     int spare;
@@ -219,6 +221,8 @@ struct engine {
     int n_rows;                         /* most rows of logits used so far */
     struct masks *masks;                /* NULL until a step needs it */
     struct pace pace;
+    /* acceptance rates of drafts of all requests, by grade: those that a new request starts with */
+    float trust[DRAFT_GRADES];
     struct engine_limits limits;
     int copy_failed; struct err copy_error;
     int broken; struct err broken_error;        /* the model's file has changed since it was opened */
@@ -324,6 +328,9 @@ int embed_finish(const struct model *m, enum embed pooling, int n_tokens, const 
 size_t embed_work(const struct config *c);
 
 /* ---- engine_draft.c ---- */
+void draft_policy_init(struct engine *g);
+/* Whether no request has drafts because too many decode. */
+int draft_is_full(const struct engine *g, int n_decoding);
 int draft_init(struct engine *g, struct request *r, const struct draft_params *p, struct err *e);
 void draft_release(struct request *r);
 /* Append a draft of r's next tokens to its ids for a step in which n_decoding requests decode.
@@ -333,15 +340,19 @@ void draft_drop(struct engine *g, struct request *r);   /* the step has no room 
 /* Copy r's state before a step with a draft; -1: there is no place for it. */
 int draft_save_state(struct engine *g, struct request *r);
 void draft_return_state(struct request *r);             /* that copy is r's state again */
-void draft_observe(struct request *r, int32_t id);        /* id was chosen in a step without a draft */
+/* id was chosen where it could have been guessed, but no draft was used */
+void draft_observe(struct engine *g, struct request *r, int32_t id);
 /* Choose tokens from the rows of an item with a draft, until one differs from the draft or no
  * row is left. */
 void draft_deliver(struct engine *g, int item, float *logits);
 
+/* The guess of r's drafter; no tokens if it has none, or too many requests decode. */
+void draft_by_text(const struct engine *g, struct request *r, int n_decoding, struct draft *out);
 /* Number of tokens that a draft of this grade should have if making each takes guess_ns before the
- * step; -1 if the step has no space for any. */
+ * step; -1 if the step has no space for any.  *rate: tokens in the time of one, 1 without a
+ * draft. */
 int draft_length(const struct engine *g, const struct request *r, int grade, int n_decoding, int room,
-                 float guess_ns);
+                 float guess_ns, float *rate);
 
 /* ---- engine_draft_model.c; without a draft model they do nothing ---- */
 int draft_model_open(struct engine *g, const struct engine_options *o, const struct backend_options *bo,

@@ -64,6 +64,7 @@ static struct engine *open_engine(const struct model *m, struct kv_types kv, int
                                       .snapshots = 1 + extra_blocks, .snapshot_every = 32,
                                       .window = window, .sinks = sinks, .predictor = predicts > 0,
                                       .draft = predicts > 1 ? predicts - 1 : 0,
+                                      .drafter = predicts % 2 ? &drafter_ngram : NULL,
                                       .kv_bytes = (size_t)(len / KV_BLOCK + extra_blocks + (window ? 10 : 0)) * block +
                                                   (size_t)(20 + max_tokens / KV_BLOCK + extra_blocks) * tail };
     struct engine *g = engine_open(m, NULL, &o, &e);

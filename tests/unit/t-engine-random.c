@@ -327,6 +327,15 @@ static void test_draft_model(void **state)
     draft_model_under_test = NULL;
 }
 
+/* Nor do a drafter and a draft model together. */
+static void test_both(void **state)
+{
+    (void)state;
+    drafter_under_test = &drafter_fake;
+    test_draft_model(state);
+    drafter_under_test = NULL;
+}
+
 /* A draft model that computes what the model computes, from the right keys and values with the
  * right random numbers, is never wrong: alone, beside others, after preemption, with prefixes. */
 static void test_twin(void **state)
@@ -604,7 +613,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_schedules), cmocka_unit_test(test_hybrid_schedules), cmocka_unit_test(test_steps_ahead),
         cmocka_unit_test(test_drafts), cmocka_unit_test(test_hybrid_drafts), cmocka_unit_test(test_hybrid_begins_anew),
-        cmocka_unit_test(test_draft_model), cmocka_unit_test(test_draft_model_work),
+        cmocka_unit_test(test_draft_model), cmocka_unit_test(test_both), cmocka_unit_test(test_draft_model_work),
         cmocka_unit_test(test_fixed_chunk),
         cmocka_unit_test(test_twin), cmocka_unit_test(test_failing_draft_model), cmocka_unit_test(test_windows),
         cmocka_unit_test(test_hybrid_windows), cmocka_unit_test(test_end_without_window),

@@ -397,7 +397,8 @@ static void test_draft_length(void **state)
         for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
             g->pace.draft_ns[1] = cases[i].cost * 1e6f;
             g->running[0]->draft.trust[0] = cases[i].right;
-            assert_int_equal(draft_length(g, g->running[0], 0, 1, DRAFT_MOST, 0),
+            float rate;
+            assert_int_equal(draft_length(g, g->running[0], 0, 1, DRAFT_MOST, 0, &rate),
                              recurrent ? cases[i].n_recurrent : cases[i].n);
         }
         engine_close(g);
