@@ -320,6 +320,7 @@ int chat_options_parse(struct chat_options *o, int argc, char **argv)
     memset(o, 0, sizeof *o);
     o->sampling = sampling_defaults();
     o->max_tokens = 1024;
+    o->run.spec = SPEC_AUTO;
     o->parallel = 8;
     o->stop = calloc((size_t)argc + 1, sizeof *o->stop);
     o->bias = calloc((size_t)argc + 1, sizeof *o->bias);

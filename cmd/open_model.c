@@ -670,6 +670,14 @@ struct engine_options run_engine_options(const struct run_options *r, int max_se
                                     .draft = r->draft };
 }
 
+/* Whether --spec auto uses the model's layer that predicts further tokens. */
+static int auto_predicts(const struct run_options *r, const struct opened_model *o, const struct engine_options *eo)
+{
+    struct err ignored;
+    return !engine_no_drafts(o->model, eo) && !r->max_memory && !eo->max_weights && !eo->window &&
+           engine_check_predictor(o->model, eo, &ignored) == 0;
+}
+
 int run_spec(const struct run_options *r, const struct opened_model *o, struct engine_options *eo, struct err *e)
 {
     static const char *const names[] = { [SPEC_NGRAM] = "ngram", [SPEC_MTP] = "mtp", [SPEC_DRAFT] = "draft", [SPEC_SELF] = "self" };
@@ -682,7 +690,7 @@ int run_spec(const struct run_options *r, const struct opened_model *o, struct e
     if (r->spec == SPEC_MTP && engine_check_predictor(o->model, eo, e) != 0)
         return err_prefix(e, "--spec mtp");
     eo->draft_layers = r->spec == SPEC_SELF ? r->draft_layers : 0;
-    eo->predictor = r->spec == SPEC_MTP;
+    eo->predictor = r->spec == SPEC_MTP || (r->spec == SPEC_AUTO && auto_predicts(r, o, eo));
     if (!o->draft)
         return 0;
     eo->draft_model = o->draft->model;

@@ -21,7 +21,8 @@
 #include "libcommon/token/tokenizer.h"
 
 /* ---- options that control how a model runs ---- */
-/* Speculation: AUTO: where the model and the device allow it; the others: else an error. */
+/* Speculation: AUTO: ngram, and mtp where the model has it, as far as the model and the device allow
+ * it; the others: else an error. */
 enum spec { SPEC_OFF, SPEC_AUTO, SPEC_NGRAM, SPEC_MTP, SPEC_DRAFT, SPEC_SELF };
 struct run_options {
     const char *type;               /* -q: the type to convert to; NULL: $ZSE_QUANTIZATION, else as stored */
@@ -98,8 +99,8 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
 /* For programs that answer. */
 #define SPEC_LONG_OPTION { "spec", required_argument, NULL, OPT_SPEC }
 #define SPEC_HELP \
-    "      --spec auto|ngram|mtp|off  guess next tokens from earlier text and check several in a step, for the same answers sooner (default: off)\n" \
-    "                             mtp: guesses of the model's own layer that predicts further tokens\n" \
+    "      --spec auto|ngram|mtp|off  guess next tokens and check several in a step where that pays, for the same answers sooner (default: auto)\n" \
+    "                             ngram: guesses from earlier text; mtp: of the model's own layer that predicts further tokens; auto: of both\n" \
     "                             draft:MODEL: guesses of a smaller model with the same tokenizer; self:LAYERS: of the model's first layers\n"
 /* For programs whose answers may be longer than the model's context. */
 #define STREAM_LONG_OPTIONS { "window", required_argument, NULL, OPT_STREAM }, { "sinks", required_argument, NULL, OPT_SINKS }

@@ -65,7 +65,7 @@ static int sum_up(struct need *n, const struct subject *s, const struct run_opti
     return 0;
 }
 
-/* Count the layer that makes drafts (--spec mtp): its weights, its keys and values in as many
+/* Count the layer that makes drafts (--spec mtp, auto): its weights, its keys and values in as many
  * blocks as the model has, its activations, and the states and logits of drafts. */
 static void add_drafts(struct need *n, const struct opened_model *o, const struct engine_options *eo)
 {
@@ -87,6 +87,19 @@ static void add_drafts(struct need *n, const struct opened_model *o, const struc
 static int fits(const struct need *n, const char *name, int *tight, struct err *e)
 {
     return plan_preflight(name, n->weights, n->kv + n->states, n->workspace + n->drafts, n->most, n->now, tight, e);
+}
+
+/* As fits(); if need be without the layer that makes drafts, which --spec auto can do without. */
+static int fits_somehow(struct need *n, const char *name, const struct run_options *r, struct engine_options *eo,
+                        int *tight, struct err *e)
+{
+    if (fits(n, name, tight, e) == 0)
+        return 0;
+    if (r->spec != SPEC_AUTO || !n->drafts)
+        return -1;
+    n->drafts = 0;
+    eo->predictor = 0;
+    return fits(n, name, tight, e);
 }
 
 /* ---- the GPU ---- */
@@ -190,7 +203,7 @@ int preflight_check(const char *prog, const struct opened_model *o, const struct
     if (sum_up(&n, &s, r, eo, eo->backend ? &p : NULL, &why) != 0)
         return 0;
     add_drafts(&n, o, eo);
-    if (fits(&n, o->name, &tight, &why) == 0) {
+    if (fits_somehow(&n, o->name, r, eo, &tight, &why) == 0) {
         if (tight)
             cli_note(prog, "%s: memory is tight: more than 90 %% of it will be in use", o->name);
         return 0;
@@ -352,7 +365,7 @@ static int plan_processor(const char *prog, const struct subject *s, const struc
         return cli_fail(prog, &e);
     if (o)
         add_drafts(&n, o, eo);
-    int ok = fits(&n, s->name, &tight, &why) == 0;
+    int ok = fits_somehow(&n, s->name, r, eo, &tight, &why) == 0;
     if (!ok && stream_experts(prog, s, &n, eo)) {
         n.weights = eo->max_weights;
         ok = 1;
@@ -400,7 +413,7 @@ int preflight_plan(const char *prog, const struct opened_model *o, const struct 
     struct backend_options bo;
     struct err e, why;
     int tight;
-    if (r->spec == SPEC_MTP && run_spec(r, o, eo, &e) != 0)
+    if ((r->spec == SPEC_MTP || r->spec == SPEC_AUTO) && run_spec(r, o, eo, &e) != 0)
         return cli_fail(prog, &e);
     const int settled = eo->backend ? settle(prog, o, r, eo, &device, &why) : 0;
     if (settled < 0 && plan_device(o, eo, &bo, &device, &e) < 0)

@@ -313,7 +313,8 @@ int serve_options_parse(struct serve_options *o, int argc, char **argv)
     struct err e;
     *o = (struct serve_options){ .port = 8000, .max_seqs = 32, .max_queue = 1000, .timeout_s = 600, .drain_s = 30,
                                  .stall_s = 60, .max_connections = 4096, .max_per_address = 512, .max_body = 16000000,
-                                 .keep_alive_s = 300, .rag_documents = 10000, .rag_bytes = 1000000000 };
+                                 .keep_alive_s = 300, .rag_documents = 10000, .rag_bytes = 1000000000,
+                                 .run.spec = SPEC_AUTO };
     const char *config = find_config(argc, argv, &n_models, &n_names);
     if (serve_config_open(&o->config, config, options, argc, argv, n_models, n_names, &e) != 0)
         return cli_fail(prog, &e);

@@ -90,7 +90,7 @@ static int open_served(void *user, const char *path, const struct model_choice *
     *m = (struct served_model){ .model = opened->model, .tokenizer = opened->tokenizer, .json = opened->json,
                                 .max_len = max_len,
                                 .quantization = json_string_value(type), .file_bytes = opened->model->weight_bytes,
-                                .handle = opened };
+                                .counts_drafts = o->run.spec_given, .handle = opened };
     if (run_spec(&o->run, opened, &eo, e) == 0 && preflight_check(prog, opened, &o->run, &eo, e) == 0 &&
         (m->engine = engine_open(opened->model, opened->tokenizer, &eo, e))) {
         preflight_compare(prog, opened, &o->run, &eo, m->engine);

@@ -60,6 +60,7 @@ struct served_model {
     int max_len;                        /* tokens of a sequence */
     const char *quantization;           /* type of the weights, as text */
     uint64_t file_bytes;
+    int counts_drafts;                  /* each answer tells how many tokens were drafted for it */
     void *handle;                       /* for the opener */
 };
 /* Options for loading a model; an empty string or 0 stands for the program's own option. */

@@ -161,7 +161,7 @@ subprocess.run(sys.argv[1:], stdin=b)' zse-chat "$MODEL" -n 1 --json -p Summariz
     run cat "$BATS_TEST_TMPDIR/notes"
     [ "$output" = "" ] || { echo "$output"; return 1; }
     for t in 0 1; do
-      for s in off mtp:3 mtp; do
+      for s in off mtp:3 mtp auto; do
         zse-chat "$BATS_TEST_TMPDIR/$1$2.zse" --spec $s --temp $t --seed 3 -p "What is the capital of France?" -n 120 \
           --ignore-eos --ids --json >"$BATS_TEST_TMPDIR/$s"
         diff <(jq -c .ids "$BATS_TEST_TMPDIR/off") <(jq -c .ids "$BATS_TEST_TMPDIR/$s")
@@ -183,9 +183,18 @@ subprocess.run(sys.argv[1:], stdin=b)' zse-chat "$MODEL" -n 1 --json -p Summariz
   [ "$(zse-info "$BATS_TEST_TMPDIR/m.zse" --json | jq .mtp_bytes)" -gt 30000 ]
   zse-info "$BATS_TEST_TMPDIR/m.zse" | grep -q '^predictor .* predicts a further token'
   run ! grep -q predictor <(zse-info "$MODEL")
-  zse-chat "$BATS_TEST_TMPDIR/m.zse" --exact --plan --json >"$BATS_TEST_TMPDIR/plan"
-  zse-chat "$BATS_TEST_TMPDIR/m.zse" --exact --plan --json --spec mtp | jq -e --slurpfile off "$BATS_TEST_TMPDIR/plan" \
-    '.draft_bytes > 8e6 and .needed_bytes == $off[0].needed_bytes + .draft_bytes and ($off[0] | has("draft_bytes") | not)'
+  zse-chat "$BATS_TEST_TMPDIR/m.zse" --exact --plan --json --spec off >"$BATS_TEST_TMPDIR/plan"
+  for s in mtp auto; do
+    zse-chat "$BATS_TEST_TMPDIR/m.zse" --exact --plan --json --spec $s | jq -e --slurpfile off "$BATS_TEST_TMPDIR/plan" \
+      '.draft_bytes > 8e6 and .needed_bytes == $off[0].needed_bytes + .draft_bytes and ($off[0] | has("draft_bytes") | not)'
+  done
+  # auto does without the layer where it cannot be used
+  for s in "--max-memory 1GB" "--window 64"; do
+    # shellcheck disable=SC2086
+    zse-chat "$BATS_TEST_TMPDIR/m.zse" $s --plan --json | jq -e 'has("draft_bytes") | not'
+    # shellcheck disable=SC2086
+    zse-chat "$BATS_TEST_TMPDIR/m.zse" $s -p hi -n 3 --ignore-eos >/dev/null
+  done
   run -1 zse-chat "$MODEL" --plan --spec mtp
   # a size is spent on the layers that make answers; then this one has what is left
   zse-convert "$BATS_TEST_TMPDIR/qwen0.1" -o "$BATS_TEST_TMPDIR/m.zse" -q mixed -m 130kB >/dev/null
@@ -264,6 +273,7 @@ E
   jq -e --slurpfile most "$BATS_TEST_TMPDIR/ngram:15" \
     '.speculation.drafted_tokens as $n | $n > 0 and $n < $most[0].speculation.drafted_tokens' "$BATS_TEST_TMPDIR/one"
   jq -e 'has("speculation") | not' "$BATS_TEST_TMPDIR/off"
+  zse-chat "$MODEL" -p hi -n 2 --json | jq -e 'has("speculation")'            # the default is auto
   for s in off ngram:15; do
     zse-chat "$MODEL" --spec $s --temp 1 --seed 3 -p "$prompt" --regex '[A-Za-z ?]{150,200}' --ids --json >"$BATS_TEST_TMPDIR/$s"
   done

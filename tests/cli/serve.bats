@@ -562,7 +562,6 @@ chat() {
   done
   chat ',"speculative":{"method":"off"},"prediction":{"type":"content","content":"Paris"}' |
     jq -e --argjson t "$text" '.[0] == $t and .[1].completion_tokens_details.accepted_prediction_tokens == 0 and (.[1] | has("speculation") | not)'
-  # the model and its server have no guesses unless a request asks
   stop "$PID"
   # a draft model, here the model itself, is never wrong
   start "$BATS_TEST_TMPDIR/draft" "$T/tiny.zse" --port 0 --spec "draft:4:$T/tiny.zse"
@@ -573,7 +572,10 @@ chat() {
   chat ',"speculative":{"method":"ngram"}' | jq -e --argjson t "$text" '.[0] == $t and (.[1].speculation | .drafted_tokens > .accepted_tokens)'
   chat ',"speculative":{"method":"off"}' | jq -e --argjson t "$text" '.[0] == $t and (.[1] | has("speculation") | not)'
   stop "$PID"
+  # by default there are guesses, but only a request that asks for them is told their number
   URL=http://127.0.0.1:$MAIN_PORT
+  chat '' | jq -e --argjson t "$text" '.[0] == $t and (.[1] | has("speculation") | not)'
+  chat ',"speculative":{"method":"auto"}' | jq -e --argjson t "$text" '.[0] == $t and (.[1] | has("speculation"))'
   chat ',"speculative":{"method":"ngram","max_tokens":3}' | jq -e --argjson t "$text" '.[0] == $t and (.[1] | has("speculation"))'
   for f in '"speculative":1' '"speculative":{"method":"medusa"}' '"speculative":{"method":"draft"}' '"speculative":{"max_tokens":0}' '"speculative":{"max_tokens":16}' \
       '"speculative":{"max_tokens":1.5}' '"speculative":{"k":1}' '"prediction":"x"' '"prediction":{"content":"x"}' \

@@ -26,7 +26,7 @@ void call_totals(const struct call *c, struct token_counts *t)
 void call_speculation(const struct call *c, struct buf *out)
 {
     struct token_counts t;
-    if (!call_has_drafts(c))
+    if (!call_has_drafts(c) || !(c->lm->m.counts_drafts || c->draft.use != DRAFT_DEFAULT || c->draft.n_predicted))
         return;
     call_totals(c, &t);
     buf_printf(out, ",\"speculation\":{\"drafted_tokens\":%d,\"accepted_tokens\":%d}", t.drafted, t.accepted);

@@ -178,7 +178,8 @@ int call_any_prompts(struct call *c, const char *field, int special, struct prob
 int call_is_stream(const struct call *c);
 void call_usage(const struct call *c, struct buf *out);         /* append {"prompt_tokens":...} */
 void call_totals(const struct call *c, struct token_counts *t);         /* sum over all prompts and answers */
-/* Append ,"speculation":{...} if any choice could draft. */
+/* Append ,"speculation":{...} if the answers could have drafts and the request or the program's
+ * options asked for some. */
 void call_speculation(const struct call *c, struct buf *out);
 const char *call_finish_name(enum finish f);                    /* "stop" or "length" */
 void call_send_event(struct call *c);                           /* send c->line and empty it */
