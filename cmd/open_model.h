@@ -21,8 +21,8 @@
 #include "libcommon/token/tokenizer.h"
 
 /* ---- options that control how a model runs ---- */
-/* Speculation: AUTO: ngram, and mtp where the model has it, as far as the model and the device allow
- * it; the others: else an error. */
+/* Speculation: AUTO: ngram, and mtp where the model has it, as far as model and device allow; with
+ * the others a model or device that does not allow it is an error. */
 enum spec { SPEC_OFF, SPEC_AUTO, SPEC_NGRAM, SPEC_MTP, SPEC_DRAFT, SPEC_SELF };
 struct run_options {
     const char *type;               /* -q: the type to convert to; NULL: $ZSE_QUANTIZATION, else as stored */
