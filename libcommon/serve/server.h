@@ -174,7 +174,7 @@ struct server *server_bind(const struct server_options *o, struct err *e);
 int server_start(struct server *s, const char *admin_token, struct err *e);
 /* Close the server; NULL is fine.  0; -1: some lines of the audit log could not be written,
  * which was logged as a warning; SERVER_STUCK: the step of an engine does not end, the audit log
- * was written, nothing was freed, and the process must end by _exit(). */
+ * was written, nothing was freed, and the process must end without the exit handlers. */
 enum { SERVER_STUCK = 1 };
 int server_close(struct server *s);
 /* Write as much of the audit log as possible; for another thread, while server_close() hangs. */
