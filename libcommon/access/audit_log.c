@@ -14,7 +14,7 @@ struct chain { struct audit *audit; struct audit_queue *queue; struct audit_merg
 struct audit_log {
     struct chain chain[AUDIT_CHAINS];
     struct audit_syslog *syslog;            /* NULL: none */
-    struct audit_syslog_stats sent;         /* when it was closed */
+    struct audit_syslog_stats sent;         /* its counters when it was closed */
     int has_syslog;
     int is_signing;
     uint64_t merging_ns;                    /* clock_ns() of the last flush */

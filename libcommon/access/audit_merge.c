@@ -8,13 +8,13 @@
 #include "libcommon/access/audit_line.h"
 #include "libcommon/base/address.h"
 
-/* Groups that one address may not take: for other paths of each address, and for other
- * addresses. */
+/* The last groups are reserved: RESERVED_PATHS to collect all further paths of one address,
+ * RESERVED_ADDRESSES to collect all further addresses. */
 enum { RESERVED_PATHS = 32, RESERVED_ADDRESSES = 32, PREFIX_MAX = 64 };
 
 struct merge_group {
     uint64_t hash, client_hash;
-    struct audit_entry x;                   /* its strings point to those below */
+    struct audit_entry x;                   /* its strings point to the arrays below */
     char path[192], client[64], agent[96], method[24], key[72], model[96], error[128], first_id[160], last_id[160];
     int has_path, has_agent, has_method, has_key, has_model, has_error;
     int path_is_cut;                        /* paths differ: path is their common beginning */

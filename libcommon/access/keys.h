@@ -61,8 +61,8 @@ int keys_required(struct keys *k, int *required, struct err *e);
 int keys_set_required(struct keys *k, int required, struct err *e);
 
 /* ---- for the server ---- */
-/* Read changes.  The known keys stay if the file cannot be read: 1: another program has it locked
- * at the moment; -1: it is damaged or missing. */
+/* Read the changes in the file.  0, or: 1: another program has the file locked at the moment; -1:
+ * it is damaged or missing.  In both cases the known keys stay. */
 int keys_refresh(struct keys *k, struct err *e);
 enum key_state { KEY_GOOD, KEY_UNKNOWN, KEY_DISABLED, KEY_EXPIRED };
 /* By the state of the last refresh.  Takes the same time for all texts of one length, whatever keys
