@@ -28,7 +28,7 @@ struct disk_head {
     uint32_t order, kind, n_tokens, has;        /* order: byte order of the machine that wrote it */
     uint64_t n_bytes;                           /* size of the data: blocks, state */
     struct disk_key model;
-    /* key of a run or tail: that of the run before it; of a state: its own */
+    /* of a run or tail: the key of the run before it; of a state: its own key */
     struct disk_key key;
     int32_t ids[DISK_RUN];
     uint64_t data_sum, sum;
@@ -58,7 +58,7 @@ struct disk {
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t work;
-    struct disk_write *queue, **last;           /* under the lock, like the rest */
+    struct disk_write *queue, **last;           /* used under the lock, as are the fields below up to `ending` */
     size_t queued;
     int started, ending;
     _Atomic uint64_t written, failed;
