@@ -22,7 +22,8 @@ json_t *client_ask(struct client *c, const char *path, const char *body, double 
 struct client_stream {
     void *user;
     int kind, n_own;                            /* the caller's: a kind of its own, and a counter */
-    double start_s, first_s, last_s, end_s;     /* first_s, last_s: of its text; 0: no text yet */
+    /* first_s, last_s: when its first and its newest text arrived; 0: no text yet */
+    double start_s, first_s, last_s, end_s;
     int n_events;                               /* events that had text */
     int prompt_tokens, cached_tokens, completion_tokens;        /* counted by the server, -1: not reported */
     char error[256];                            /* "": it ended without an error */

@@ -66,7 +66,7 @@ static void *fixed_open(const int32_t *predicted, int n)
     (void)predicted, (void)n;
     return malloc(1);
 }
-/* Guesses of full length, which are mostly wrong: only their cost matters. */
+/* Guess as many tokens as allowed.  Most guesses are wrong, but only their cost is measured. */
 static void fixed_guess(void *state, const int32_t *ids, int n_ids, int most, struct draft *d)
 {
     (void)state;

@@ -131,7 +131,7 @@ struct row {
     double median;
 };
 
-/* Measure every row once without counting, then `repeats` times in turn. */
+/* Measure every row once to warm up, which is not recorded, then `repeats` times in turn. */
 static int measure_rows(struct row *rows, int n, int repeats, struct err *e)
 {
     double *room = calloc((size_t)n * (size_t)repeats, sizeof *room), ignored;
@@ -435,7 +435,8 @@ int bench_kv(const struct bench_options *o, const char *model, const char *text)
     for (int i = 0; rc == 0 && text && i < contexts.n; i++)
         if ((rc = check_context(&m.model->config, contexts.v[i], &e)) == 0)
             rc = bench_kv_distance(o, &m, text, contexts.v[i], kv, n_kv, kl + i * n_kv, &e);
-    for (int i = 0; rc == 0 && i < contexts.n; i++) {               /* the types of a context, one after the other */
+    /* all types of one context, then those of the next */
+    for (int i = 0; rc == 0 && i < contexts.n; i++) {
         for (int k = 0; rc == 0 && k < n_kv; k++, n++) {
             run.kv = kv[k];
             rc = stepper_open(&s[n], m.model, &run, 1, contexts.v[i], 0, &e);

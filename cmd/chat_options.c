@@ -47,7 +47,7 @@ static const char usage_begin[] =
     "      --ids                  the ids of the answer's tokens as a JSON array; with --json: as well\n"
     "\n"
     "  -n, --max-tokens N         tokens of an answer (default: 1024); 0: until the context is full\n";
-/* here the sampling options */
+/* between these two texts, usage prints the sampling options */
 static const char usage_end[] =
     "      --dry-sequence-breaker TEXT  DRY: TEXT ends repetitions, instead of line ends, ':', '\"' and '*'; can be given again; '': none\n"
     "      --logit-bias ID=X      add X to the logit of token ID (also -inf); can be given again\n"
@@ -266,7 +266,8 @@ static int check_url(struct chat_options *o)
     return 0;
 }
 
-/* --history: a list needs no model. */
+/* Check the options of --history, which needs no model: an argument in its place is the text to
+ * search for. */
 static int check_history(struct chat_options *o)
 {
     o->query = o->model;

@@ -30,7 +30,7 @@ struct chat_tools {
     struct toolset *set;
     const char **env;                   /* owned list */
     json_t *wanted;                     /* patterns of the tools that are offered */
-    json_t *allowed;                    /* patterns of the tools that need no question; grows by "always" */
+    json_t *allowed;                    /* patterns of the tools that need no question; the answer "always" adds one */
     int yes;
 };
 

@@ -99,7 +99,8 @@ static void *run(void *user)
     sigset_t pipe;
     sigemptyset(&pipe);
     sigaddset(&pipe, SIGPIPE);
-    /* blocked for closed connections only: a closed output still ends the program */
+    /* SIGPIPE is blocked in this thread only, so that a closed connection does not end the program;
+     * a closed standard output still does */
     pthread_sigmask(SIG_BLOCK, &pipe, NULL);
     const int rc = hub_fetch(&s->setup.o, &s->name, &path, &e);
     cli_progress_clear();
