@@ -208,7 +208,8 @@ static int run_beside(struct core *k, const struct layer *l, int index, float *h
     return 0;
 }
 
-/* Attention with keys and values of its own; *out = k->att.  Returns 1 if the hook stopped it. */
+/* Run attention of a layer that has keys and values of its own; *out is set to k->att.  Returns 1
+ * if the hook stopped it. */
 static int run_attention(struct core *k, const struct step *s, const struct layer *l, int index, const float *h,
                          const float **out, int *cols)
 {
@@ -320,7 +321,8 @@ static int run_layer(struct core *k, const struct step *s, const struct layer *l
         return 1;
     /* the MLP first, because k->h[0] may be its input */
     if (c->block != BLOCK_SEQUENTIAL) {
-        /* if it was stopped, the caller adds the MLP itself, so attention is added in any case */
+        /* if the hook stopped the MLP, its caller adds the MLP's output itself; attention is always
+         * added here */
         const int stopped = run_ff(k, l, index, &in_mlp, x, n);
         add_residual(k, &l->o, &o, &l->attn_post_norm, x, k->h[0], n, core_next(k, index, LOOP_O));
         return stopped;

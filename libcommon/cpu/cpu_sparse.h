@@ -24,7 +24,7 @@ uint8_t *sparse_place(const struct sparse_keys *p, int item, int i, int *slot);
 /* Copy a key of dim elements with its scale, between blocks with to_slots and from_slots keys. */
 void sparse_copy_key(enum kv_type type, int dim, uint8_t *to, int to_slots, int to_slot, const uint8_t *from,
                      int from_slots, int from_slot);
-/* The same for a value; blocks have KV_BLOCK of them. */
+/* Copy a value of dim elements with its scale, between blocks of KV_BLOCK values. */
 void sparse_copy_value(enum kv_type type, int dim, uint8_t *to, int to_slot, const uint8_t *from, int from_slot);
 
 /* Cosines and sines for the first token of run i of `rate` tokens; each [r->dim / 2]. */

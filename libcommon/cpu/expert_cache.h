@@ -21,7 +21,7 @@ struct expert_cache;
 struct expert_cache *expert_cache_open(const struct model *m, struct err *e);
 void expert_cache_close(struct expert_cache *c);                /* NULL is fine */
 
-/* smallest size in bytes with which it works */
+/* the smallest max_bytes that expert_cache_start() accepts */
 size_t expert_cache_least(const struct expert_cache *c);
 size_t expert_cache_all(const struct expert_cache *c);          /* bytes of all experts */
 /* first byte of a layer's experts; NULL: it has none */

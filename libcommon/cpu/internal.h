@@ -69,7 +69,8 @@ struct index_work {
     int *chosen, *n_chosen;
     uint8_t *latents;
     int32_t *table;                         /* 0, 1, 2 ..: block table of the copied latents */
-    /* tokens per batch; most positions chosen; most positions scored */
+    /* batch: tokens per batch; most, room: limits on the positions of one token that are chosen,
+     * and that are scored */
     int batch, most, room;
     size_t stride;                          /* bytes of a token's latents */
 };
@@ -83,7 +84,8 @@ struct compress_work {
     int *chosen, *n_chosen;
     int32_t *table;                         /* 0, 1, 2 ..: block table of the copied keys */
     uint8_t *keys, *one;                    /* one: a block per thread */
-    /* tokens per batch; most entries that one token sees, and scores */
+    /* batch: tokens per batch; most, room: limits on the entries that one token sees, and that are
+     * scored for it */
     int batch, most, room;
     size_t stride, one_bytes;               /* bytes of a token's keys; of a block */
 };
@@ -96,7 +98,8 @@ struct block_work {
     int *chosen, *n_chosen;
     int32_t *table;
     uint8_t *keys, *one;
-    /* tokens per batch; most runs that one token chooses, and scores */
+    /* batch: tokens per batch; most, room: limits on the runs that are chosen for one token, and
+     * that are scored for it */
     int batch, most, room;
     size_t stride, one_bytes;
 };
