@@ -43,7 +43,8 @@ _Static_assert(sizeof(struct zse_section) == 32, "section");
 /* Section TNSR: this, the records, the maps, the strings. */
 struct zse_tensors {
     uint32_t n_tensors, n_maps;
-    uint32_t n_string_bytes;    /* the first is 0, so that 0 is the empty string, and so is the last */
+    /* the first and the last byte are 0: offset 0 is the empty string, and the last string ends */
+    uint32_t n_string_bytes;
     uint32_t zero;
 };
 _Static_assert(sizeof(struct zse_tensors) == 16, "list of tensors");
