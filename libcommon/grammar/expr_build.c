@@ -39,7 +39,7 @@ uint32_t expr_byte(struct exprs *s, int lo, int hi)
     return expr_arms(s, &a, 1);
 }
 
-/* The text, then `then`. */
+/* Build it backwards, from the last byte of the text. */
 uint32_t expr_text_then(struct exprs *s, const unsigned char *p, size_t n, uint32_t then)
 {
     while (n--)

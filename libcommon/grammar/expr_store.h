@@ -22,7 +22,7 @@ static inline int expr_has_list(const struct expr *x)
 /* The number of x, which is added unless an equal expression exists.  The caller has appended its
  * arms or list, if any, to their array; they are removed if x exists. */
 uint32_t expr_intern(struct exprs *s, const struct expr *x);
-/* The text, then `then`. */
+/* The expression of the text p[0..n), followed by the expression `then`. */
 uint32_t expr_text_then(struct exprs *s, const unsigned char *p, size_t n, uint32_t then);
 /* expr_both() of n expressions. */
 uint32_t expr_both_of(struct exprs *s, const uint32_t *v, uint32_t n);

@@ -46,7 +46,7 @@ struct matcher {
     uint32_t config, generation, store;
     /* owned: all accepted bytes, to find the config again after the store was truncated */
     unsigned char *text; size_t n_text, text_room;
-    /* owned: a copy of the config, to find it again after grammar_forget(). */
+    /* thread: owned, a copy of the config, to find it again after grammar_forget(). */
     struct parse_thread *thread; uint32_t n_threads, room;
     int accepting, ended;
     uint32_t *mask;                                     /* owned; NULL without a vocabulary */

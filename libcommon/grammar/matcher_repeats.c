@@ -188,7 +188,7 @@ static int find_delimited(struct grammar *g)
     return 0;
 }
 
-/* Whether an item, or a value around it, ends inside of the bytes. */
+/* 1 if an item, or a value around it, ends inside of these bytes. */
 static int ends_item(const struct distinct *d, const char *p, size_t n)
 {
     struct distinct_place place = { d->in_string, d->escaped };

@@ -592,7 +592,7 @@ static struct regex_item lookahead(struct regex_parser *p)
     const int search = p->search;
     p->at += 3;
     p->depth++;
-    p->search = 2;                      /* it starts here and may end anywhere */
+    p->search = 2;                      /* a match of the lookahead starts here and may end anywhere */
     it.p = alternatives(p, BEGINS | ENDS);
     p->search = search;
     p->depth--;

@@ -337,7 +337,7 @@ uint32_t schema_array(struct schema *s, const struct member *m, int n)
         unique = 0;
     else
         r = counted_items(&a);
-    /* [ space items space ], and [] without one */
+    /* the array is [ space items space ], and [] without a space */
     uint32_t open = expr_term(x, expr_concat(x, expr_byte(x, '[', '['), s->space)),
              close = expr_term(x, expr_concat(x, s->space, expr_byte(x, ']', ']')));
     r = expr_seq(x, r, close);

@@ -34,8 +34,8 @@
 #define RELATIVE(u) "(?:" ROOTED(u) "|" NO_COLON(u) "+" SEGMENTS(u) "|)" TAIL(u)
 #define VARIABLE "(?:[A-Za-z0-9_]|" PERCENT ")(?:\\.?(?:[A-Za-z0-9_]|" PERCENT "))*(?::[1-9][0-9]{0,3}|\\*)?"
 
-/* ECMA-262, of characters, escapes, classes with the usual ranges, repetitions and groups, with
- * groups in them. */
+/* A subset of ECMA-262 regular expressions: characters, escapes, classes with the usual ranges,
+ * repetitions, and groups that may have groups in them. */
 #define RE_ESCAPE "\\\\[dDsSwWfnrtv0\\\\^$.*+?()\\[\\]{}|/-]"
 #define RE_CLASS "\\[\\^?(?:a-z|A-Z|0-9|[^\\\\\\[\\]^-]|" RE_ESCAPE ")+-?\\]"
 #define RE_ATOM(group) "(?:[^\\\\^$.*+?()\\[\\]{}|]|\\.|" RE_ESCAPE "|" RE_CLASS group ")"

@@ -54,8 +54,8 @@ static int negate_type(struct schema *s, json_t *to, const json_t *schema)
     return s->failed ? -1 : 0;
 }
 
-/* Keywords whose negation is another keyword with the same number, or the next one.  1: the
- * keyword is none of them. */
+/* Negate a keyword whose negation is another keyword with the same number or the next one.  1: the
+ * keyword is none of these. */
 static int negate_bound(json_t *to, const json_t *schema, const char *key, json_t *v)
 {
     static const struct { const char *key, *type, *negation; int by; const char *draft4; } bounds[] = {
@@ -259,7 +259,8 @@ static int negate_later_items(json_t *to, const json_t *first, const json_t *v)
     return 0;
 }
 
-/* Keywords that hold schemas. 1: it is none of them, or a part of its negation is no schema. */
+/* Negate a keyword that holds schemas.  1: the keyword is none of these, or the negation would have
+ * a part that is no schema. */
 static int negate_nested(struct schema *s, json_t *to, json_t *schema, const char *key, json_t *v, int depth)
 {
     const char *name;
@@ -326,7 +327,7 @@ static json_t *schema_of(const json_t *v)
 /* Exclude these values: empty arrays and objects by their size, others part by part. */
 static int negate_values(struct schema *s, json_t *to, const json_t *at, json_t *values, int depth)
 {
-    enum { MAX_EXCLUDED = 8 };          /* arrays and objects: each has several alternatives */
+    enum { MAX_EXCLUDED = 8 };          /* a limit on arrays and objects, because each adds several alternatives */
     json_t *made = json_pack("{s:[]}", NOT_VALUES), *all = json_pack("[O]", made), *v;
     size_t i;
     int rc = 0;
@@ -354,7 +355,7 @@ static int negate_values(struct schema *s, json_t *to, const json_t *at, json_t 
     return rc;
 }
 
-/* Keywords that hold values. 1: it is none of them. */
+/* Negate a keyword that holds values.  1: the keyword is none of these. */
 static int negate_plain(struct schema *s, json_t *to, const json_t *schema, const char *key, json_t *v, int depth)
 {
     json_t *x;
@@ -433,7 +434,7 @@ static json_t *negated(struct schema *s, json_t *schema, int depth)
         if (rc < 0)
             goto fail;
     }
-    /* A negation that leaves out a part allows less than it could, which is sound. */
+    /* If a part is left out, the negation allows less than it could, but nothing wrong. */
     if (left_out) {
         if (!json_array_size(to)) {
             schema_refuse(s, schema, left_out, NEGATION);

@@ -42,7 +42,8 @@ static void remove_dots(char *path)
     *to = '\0';
 }
 
-/* ref (n bytes, without a fragment) as seen from base: RFC 3986, section 5.2.  -1: too long. */
+/* Resolve the reference ref (n bytes, without a fragment) against base, as in RFC 3986, section
+ * 5.2.  Returns 0; -1: the result is too long. */
 static int join(const char *base, const char *ref, size_t n, char out[MAX_URI])
 {
     size_t keep = strlen(base), start = scheme(base), path;
@@ -90,7 +91,7 @@ static uint32_t slot_of(const struct schema_refs *r, const json_t *schema)
     return k;
 }
 
-/* Record the base of a schema: 1 if it is new, 0 if it was known, -1 without memory. */
+/* Record the base of a schema.  1: it is new; 0: the schema had one already; -1: out of memory. */
 static int set_base(struct schema *s, const json_t *schema, const char *base)
 {
     struct schema_refs *r = &s->refs, old = *r;
@@ -165,7 +166,8 @@ static int walk_each(struct schema *s, json_t *in, const char *base, int depth)
     return 0;
 }
 
-/* The base that $id (id before draft 6) sets, or the given one; NULL: it failed. */
+/* The base of a schema: the one that its $id (id before draft 6) sets, or else the given one.
+ * NULL: it failed. */
 static const char *own_base(struct schema *s, json_t *schema, const char *base)
 {
     const char *id = json_string_value(json_object_get(schema, s->refs.draft4 ? "id" : "$id"));

@@ -53,8 +53,8 @@ static void any_with(struct schema *s, struct branch_list *to, const struct memb
     }
 }
 
-/* The first alternative of a negation that allows anything: that a property is not there, if
- * possible. */
+/* Add the first alternative of a negation that any value matches.  Alternatives that require no
+ * property are tried first. */
 static void first_with(struct schema *s, struct branch_list *to, const struct member *m, int n, json_t *alternatives)
 {
     json_t *v;

@@ -86,7 +86,7 @@ static uint32_t without_values(struct schema *s, const struct member *m, int n, 
                 else
                     return schema_refuse(s, m[i].s, NULL, "a number with a fraction cannot be excluded");
                 e = expr_both(&s->g->x, e, expr_not(&s->g->x, schema_regex(s, text, 0)));
-                /* other ways to write it have an exponent */
+                /* the number can also be written with an exponent: exclude all such texts */
                 if (type & TYPE_FRACTION)
                     e = expr_both(&s->g->x, e, expr_not(&s->g->x, schema_regex(s, ".*[eE].*", 0)));
             }

@@ -472,7 +472,7 @@ static int read_named_call(struct tool_parser *p, struct json_cursor *k, struct 
             return end || k->end - k->p > 256 ? BAD : MORE;
         c->id = call_copy(p, from, n_id);
     }
-    /* the name ends with the last of its characters */
+    /* the name ends before the first character that cannot be in a name */
     from = k->p;
     while (k->p < k->end && (strchr("_-.", *k->p) ? *k->p != '\0' : (*k->p >= '0' && *k->p <= '9') ||
                              ((*k->p | 32) >= 'a' && (*k->p | 32) <= 'z')))

@@ -286,8 +286,9 @@ static uint32_t any_of(struct tool_builder *k, uint32_t a, uint32_t b)
     return expr_any_of(k->x, (uint32_t[]){ a, b }, 2);
 }
 
-/* `before` { key assign value, ... } of an object's properties, in this order; required ones must
- * come.  value() makes an expression of one. */
+/* How members_of() makes the expression of an object's members: for each property its key, `assign`
+ * and value, with `comma` between members, in the order of the schema.  value() makes the
+ * expression of one property's value. */
 struct members {
     const char *function;
     char assign;

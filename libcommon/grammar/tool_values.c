@@ -164,7 +164,8 @@ static int quoted(struct value_reader *r, struct value_text *to)
     return MORE;
 }
 
-/* 1 if the text may begin a marked string; DONE if it does. */
+/* DONE: the text begins with the mark of a string; MORE: it may, but more text is needed; BAD: it
+ * does not, or strings have no mark. */
 static int at_mark(const struct value_reader *r)
 {
     const char *mark = r->f->style == TOOL_QUOTED ? r->f->value_close : "";
@@ -172,7 +173,8 @@ static int at_mark(const struct value_reader *r)
     return !m || memcmp(r->p, mark, there) != 0 ? BAD : there == m ? DONE : MORE;
 }
 
-/* outer: it is a member of the outermost object, whose incomplete strings are reported. */
+/* Read a string.  outer: it is a member of the outermost object, whose incomplete strings are
+ * reported. */
 static int string(struct value_reader *r, int outer)
 {
     const int mark = at_mark(r);
