@@ -52,7 +52,8 @@ void history_close(struct history *h);          /* NULL is fine */
 /* Make the running operation end with HISTORY_UNAVAILABLE.  May be called by any thread while h is
  * open. */
 void history_interrupt(struct history *h);
-/* Set the time limit of each operation, in seconds; beyond it, it ends with HISTORY_UNAVAILABLE. */
+/* Set the time limit of each operation, in seconds; an operation that takes longer ends with
+ * HISTORY_UNAVAILABLE. */
 void history_set_deadline(struct history *h, double seconds);
 /* ask(user, bytes) is called before an answer grows to `bytes` of memory.  If it returns -1, the
  * operation ends with HISTORY_TOO_LARGE. */

@@ -54,8 +54,8 @@ int64_t history_now_ms(void);
 enum { OWNER_SHIFT = 40 };
 #define HISTORY_UNTITLED "New Chat"
 struct owner { int64_t id, conversations, messages, tokens, bytes, next; };
-/* make: 1: a missing owner is added.  1: found; 0: there is none (only without make); -1 with
- * *p. */
+/* Find an owner.  make 1: a missing owner is added.  1: found; 0: there is no such owner (only with
+ * make 0); -1 with *p. */
 int owner_find(struct history *h, const char *name, int make, struct owner *o, struct history_problem *p);
 int owner_next(struct history *h, struct owner *o, int64_t *row, struct history_problem *p);   /* a new row id */
 int owner_count(struct history *h, int64_t id, int conversations, int64_t messages, int64_t tokens, int64_t bytes,
@@ -109,7 +109,8 @@ const char *message_role_name(int role);
 /* ---- members.c: values of members ---- */
 enum presence { ABSENT, GIVEN_NULL, GIVEN };
 enum presence field_presence(const json_t *fields, const char *name);
-/* Read a member that is there: 0, or -1 with *p.  Strings are borrowed from fields. */
+/* Read a member of `fields` that is present.  0, or -1 with *p.  Strings are borrowed from
+ * fields. */
 int field_text(const json_t *fields, const char *name, size_t least, size_t most, const char **out,
                struct history_problem *p);
 int field_number(const json_t *fields, const char *name, int64_t least, int64_t most, int64_t *out,

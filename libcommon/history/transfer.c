@@ -248,7 +248,7 @@ static int import_messages(struct history *h, struct owner *o, struct conversati
     return 0;
 }
 
-/* active_leaf of the imported conversation, which has all its messages by now. */
+/* Set active_leaf of the imported conversation, whose messages have all been added by now. */
 static int import_active(struct history *h, struct conversation_row *c, const json_t *fields, const struct numbers *k,
                          struct history_problem *p)
 {
