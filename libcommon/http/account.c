@@ -46,7 +46,7 @@ static enum hold_answer may_grow(const struct account *a, const struct hold *h, 
     return more > a->total || a->used > a->total - more ? HOLD_TOTAL : HOLD_OK;
 }
 
-/* The caller holds the lock. */
+/* Add h to its tenant, which is made if it is new.  The caller holds the lock. */
 static enum hold_answer join(struct account *a, struct hold *h)
 {
     struct tenant **at = find(a, h->id);
@@ -59,7 +59,8 @@ static enum hold_answer join(struct account *a, struct hold *h)
     return HOLD_OK;
 }
 
-/* Under the lock, with h->bytes 0. */
+/* Take h from its tenant, which is freed after its last hold.  h->bytes must be 0; the caller holds
+ * the lock. */
 static void leave(struct account *a, struct hold *h)
 {
     struct tenant **at = find(a, h->id), *t = *at;

@@ -106,7 +106,8 @@ int conn_hold_problem(const struct conn *c, struct problem *pr);        /* 0: no
 int conn_has_body(const struct conn *c);        /* the body was kept, or the request has none */
 const char *conn_peer(const struct conn *c);    /* "127.0.0.1", "unix" */
 int conn_is_local(const struct conn *c);        /* its listener is loopback or a Unix socket */
-/* The request was admitted; its owner is a key, or an address if no key is required: places.h. */
+/* Call when the request was admitted: c then counts as `owner`'s, which stands for an API key, or
+ * for an address if no key is required (places.h). */
 void conn_own(struct conn *c, uint64_t owner);
 /* The work for the current request; NULL: none.  on_gone is called only while it is set. */
 void conn_set_exchange(struct conn *c, void *exchange);

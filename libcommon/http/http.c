@@ -175,7 +175,8 @@ static enum http_answer field_line(struct http_parser *p, struct http_request *r
     return HTTP_MORE;
 }
 
-/* The value of a field that may occur once; *twice: it occurs more often. */
+/* The value of a field that may occur only once; NULL: there is none.  *twice is set to 1 if it
+ * occurs more often. */
 static const char *once(const struct http_request *r, const char *name, int *twice)
 {
     const char *value = NULL;

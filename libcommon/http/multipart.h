@@ -16,7 +16,8 @@ struct multipart_part {
     const char *data; size_t size;      /* borrowed from the body */
 };
 struct multipart { struct multipart_part part[MULTIPART_PARTS]; int n; };
-/* content_type: the header of the request.  0, or -1 with *pr: 415 for another type, 400. */
+/* content_type: the Content-Type of the request.  0, or -1 with *pr: 415 if it is another type, 400
+ * if the body is malformed. */
 int multipart_parse(const char *content_type, const char *body, size_t size, struct multipart *m, struct problem *pr);
 void multipart_release(struct multipart *m);
 
