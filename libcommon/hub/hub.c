@@ -115,7 +115,8 @@ static int has_shards(const char *snapshot)
     return all;
 }
 
-/* model-00001-of-00003.safetensors: are all three there? */
+/* 1 if all files of the numbered set are there to which `first` belongs, such as
+ * model-00001-of-00003.safetensors; also 1 if its name has no such numbers. */
 static int numbered_complete(const char *snapshot, const char *first)
 {
     int i, n, used;
@@ -149,7 +150,7 @@ static int look_in_cache(const struct hub_name *name, const char *folder, const 
          * none if an earlier call has noted that. */
         sure = *name->pick || hub_cache_has(folder, commit, "model.safetensors") < 0;
     } else if (c.indexed ? has_shards(snapshot) : numbered_complete(snapshot, c.weights[0])) {
-        /* an index beside it is not needed */
+        /* a single model.safetensors needs no index beside it */
         int one = !c.indexed && strcmp(c.weights[0], "model.safetensors") == 0;
         *path = strdup(snapshot);
         sure = 1;

@@ -178,8 +178,8 @@ done:
 
 /* ---- locks ---- */
 
-/* Take a flock, waiting in short steps so that the wait can be cancelled.  0; -1: another process
- * has it; -2: *e. */
+/* Lock the file with flock(), waiting in short steps so that the wait can be cancelled.  0; -1:
+ * another process has it; -2: *e. */
 static int lock_file(int fd, const char *path, const struct hub_options *o, int wait, struct err *e)
 {
     const struct timespec piece = { .tv_nsec = 50000000 };

@@ -52,7 +52,7 @@ int web_is_here(const char *url)
     return 0;
 }
 
-/* May the token be sent there?  Over https, and to this machine. */
+/* 1 if the token may be sent to this URL: it uses https, or leads to this machine. */
 static int is_private(const char *url) { return is_https(url) || web_is_here(url); }
 
 /* ---- one response ---- */

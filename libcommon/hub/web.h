@@ -61,7 +61,7 @@ struct web {
     int n_active, responded;            /* responded: some response has arrived */
     long refused;                       /* the final 401, 403 or 404; 0: none */
     struct err error;                   /* error of body() or done() */
-    /* jobs for which it returns 1 start first; may be NULL */
+    /* jobs for which prefer() returns 1 start before the others; may be NULL */
     int (*prefer)(void *user, const struct web_job *j);
     /* Called several times a second; non-zero ends everything with ERR_CANCELLED. */
     int (*tick)(void *user);                        /* may be NULL */
