@@ -151,7 +151,8 @@ static int read_tensor(struct rd *r, struct source_tensor *t, struct err *e)
         overflow |= dim[i] == 0 || dim[i] > INT64_MAX || n > (uint64_t)(INT64_MAX / 16) / (dim[i] ? dim[i] : 1);
         n *= overflow ? 1 : dim[i];
     }
-    if (t->n_dims == 4 && t->dim[0] == 1) {     /* convolutions of kimi-linear; quantization drops it */
+    /* convolutions of kimi-linear; llama.cpp's quantization drops this first dimension */
+    if (t->n_dims == 4 && t->dim[0] == 1) {
         t->n_dims = 3;
         memmove(t->dim, t->dim + 1, 3 * sizeof *t->dim);
     }

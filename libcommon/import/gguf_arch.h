@@ -18,7 +18,7 @@ struct gguf_translator {
 
 /* ---- gguf_keys.c: keys, given without "ARCH.", and fields ---- */
 
-/* "ARCH.KEY" in buf. */
+/* Write "ARCH.KEY", with the name of the architecture, to buf; returns buf. */
 const char *gguf_full_key(const struct gguf_translator *t, const char *key, char *buf, size_t room);
 int gguf_has_key(const struct gguf_translator *t, const char *key);
 const struct source_tensor *gguf_find_tensor(const struct gguf_translator *t, const char *name);        /* NULL: none */
@@ -110,10 +110,10 @@ void gguf_add_latent(struct gguf_translator *t);
 /* The names of the fields that hold an architecture's sizes. */
 enum gguf_spelling {
     SPELLING_CURRENT,           /* hidden_size, num_hidden_layers ... */
-    SPELLING_HYBRID,            /* the same, with keys that may have one number for each layer */
-    SPELLING_VALUES,            /* the same, and values may have other sizes than keys */
+    SPELLING_HYBRID,            /* as SPELLING_CURRENT, but keys may have one number for each layer */
+    SPELLING_VALUES,            /* as SPELLING_HYBRID, and values may have other sizes than keys */
     SPELLING_GPT2,              /* n_embd, n_layer ... */
-    SPELLING_OWN,               /* written by add() */
+    SPELLING_OWN,               /* add() writes these fields */
 };
 
 /* ROPE_ONE: the same rotary positions in all layers; ROPE_TWO: one set for layers of full

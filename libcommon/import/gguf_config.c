@@ -203,7 +203,7 @@ static int translate(struct gguf_translator *t, struct err *e)
     if (known && !sized && t->g->n_tensors)
         return -1;
     write_vocabulary(t);
-    if (!sized)                                 /* its tokenizer can be used without */
+    if (!sized)                                 /* a file without sizes can still serve as a tokenizer */
         return 0;
     write_sizes(t, a);
     int64_t experts;
