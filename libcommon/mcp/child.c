@@ -12,7 +12,8 @@
 
 #include "libcommon/base/clock.h"
 
-/* In the child, between fork and exec: only calls that are safe there. */
+/* Become the program argv: runs in the child between fork and exec, so it may only make calls that
+ * are safe there. */
 static void become(const int from[3], int report, const char *const *argv, const char *const *env, const char *cwd)
 {
     union { const char *const *in; char *const *out; } a = { .in = argv }, v = { .in = env };
@@ -23,7 +24,7 @@ static void become(const int from[3], int report, const char *const *argv, const
     sigprocmask(SIG_SETMASK, &none, NULL);
     setpgid(0, 0);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    for (int i = 0; i < 3; i++)                 /* above the standard ones, so that none is overwritten */
+    for (int i = 0; i < 3; i++)                 /* move them above 0, 1 and 2, so that dup2() overwrites none of them */
         fd[i] = fcntl(from[i], F_DUPFD, 10);
     report = fcntl(report, F_DUPFD_CLOEXEC, 20);
     for (int i = 0; i < 3; i++)
@@ -85,7 +86,7 @@ done:
     return rc;
 }
 
-/* Wait for the process, at most until then.  1: it has ended. */
+/* Wait for the process until until_ns (clock_ns()) at most.  1: it has ended; 0: it still runs. */
 static int wait_for(pid_t pid, int *status, uint64_t until_ns)
 {
     for (;;) {

@@ -49,7 +49,8 @@ static void remove_pending(struct mcp_peer *p, struct pending *w)
     *at = w->next;
 }
 
-/* Wait for an answer; the peer's thread reads meanwhile, which may be this one. */
+/* Wait for an answer.  Only the peer's thread reads messages: if this is that thread, it reads them
+ * here. */
 static int wait_answer(struct mcp_peer *p, struct pending *w, double until, const atomic_int *cancelled, struct err *e)
 {
     const int reads = pthread_equal(pthread_self(), p->thread);
@@ -212,7 +213,7 @@ static void full_name(const struct mcp_peer *p, const char *tool, char out[FULL_
     }
 }
 
-/* Is a value nested at most so deep? */
+/* 1 if arrays and objects in v are nested at most `depth` levels deep. */
 static int is_flat(const json_t *v, int depth)
 {
     union { const json_t *in; json_t *out; } u = { .in = v };
@@ -266,7 +267,7 @@ static int add_tool(struct mcp_peer *p, json_t *list, const json_t *t, struct er
     full_name(p, name, full);
     json_array_foreach(list, i, other)
         if (strcmp(json_string_value(json_object_get(other, "full")), full) == 0)
-            return 0;                           /* the first one of a name counts */
+            return 0;                           /* of tools with the same name, only the first is kept */
     const int read_only = json_is_true(js_get(hints, "readOnlyHint")),
               destructive = json_is_true(js_get(hints, "destructiveHint")) && !read_only,
               approved = mcp_named(p->c->auto_approve, name),

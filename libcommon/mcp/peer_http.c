@@ -8,7 +8,7 @@
 #include "libcommon/hub/net.h"
 #include "libcommon/mcp/internal.h"
 
-/* One request on its way. */
+/* A request that was sent, and what has arrived of its response. */
 struct post {
     struct mcp_peer *p;
     const atomic_int *cancelled;
@@ -123,7 +123,8 @@ static void add_header(const struct net *net, struct curl_slist **list, const ch
     free(text);
 }
 
-/* Arguments that the schema requires to be repeated in headers (x-mcp-header), at its top level. */
+/* Add a header for each argument at the top level that the schema wants repeated in one
+ * (x-mcp-header). */
 static void add_param_headers(const struct net *net, struct curl_slist **list, const json_t *schema,
                               const json_t *arguments)
 {

@@ -10,7 +10,7 @@ enum { MAX_ARGUMENTS = 2 };
 static const struct mcp_prompt {
     const char *name, *title, *description;
     struct { const char *name, *description; int required; const char *otherwise; } argument[MAX_ARGUMENTS];
-    const char *text[MAX_ARGUMENTS];                    /* before each argument, in their order */
+    const char *text[MAX_ARGUMENTS];                    /* text[k] comes before the value of argument k */
 } prompts[] = {
     { "summarize", "Summarize", "Summarize a text",
       { { "length", "for example: one paragraph", 0, "a few sentences" }, { "text", "the text", 1, NULL } },
