@@ -117,7 +117,8 @@ static void per_row_set(struct parse *p, struct config *c, int n_heads, int head
     delta_check(p, &c->recurrent);
 }
 
-/* The mixture of experts of both: sigmoid router with groups, shared experts. */
+/* Read the mixture of experts of kimi_linear and bailing_hybrid: a sigmoid router with groups, and
+ * shared experts. */
 static void latent_experts(struct parse *p, struct config *c, int n, int top_k, int width, int groups, int top_groups,
                            int n_dense)
 {

@@ -72,7 +72,7 @@ gpt_oss_names    = { BASE, .sinks = "self_attn.sinks", .router = "mlp.router", .
 
 /* ---- keys ---- */
 
-/* A number, or (hunyuan) an array with the same number for every layer. */
+/* Read a number, or (hunyuan) an array that has the same number for every layer. */
 static int64_t same_for_all(struct parse *p, const char *keys, int64_t min, int64_t max, int64_t otherwise)
 {
     const char *key;
@@ -196,7 +196,8 @@ static void more_granitemoe(struct parse *p, struct config *c)
     c->moe.router = ROUTER_TOP_SOFTMAX;
 }
 
-/* Layers with a dense MLP: all except every decoder_sparse_step-th, and the listed ones. */
+/* Find the layers with experts: every decoder_sparse_step-th layer, except those that
+ * mlp_only_layers names.  The others have a dense MLP. */
 void sparse_layers_parse(struct parse *p, struct config *c)
 {
     const int step = (int)parse_int(p, "decoder_sparse_step", 1, INT32_MAX, 1);

@@ -52,7 +52,7 @@ void spec_path(const struct builder *b, char *out, size_t room, int layer, const
 /* Add all tensors of a part of a layer; 0, or -1 with the builder's *e. */
 int spec_layer(struct builder *b, int i);
 int spec_mlp(struct builder *b, int layer);
-/* Gate and up of n rows each from one matrix, gate first. */
+/* Add gate and up, of n rows each, which the source stores as one matrix with gate first. */
 int spec_gate_up(struct builder *b, int layer, const char *stem, int64_t n);
 int spec_moe(struct builder *b, int layer);
 /* Find out how a folder keeps its experts: checkpoints of one architecture have them apart or

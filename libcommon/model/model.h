@@ -197,7 +197,8 @@ struct rope {                   /* a table of rotations; layers refer to it by i
     int dim;                    /* rotated dimensions of a head */
     int pairs;                  /* 1: (0,1),(2,3)...; 0: (i, i + dim/2) */
     float *inv_freq;            /* [dim/2], owned by the config */
-    /* longrope: used for whole sequences longer than original_max; else NULL */
+    /* longrope: used for all positions of a sequence that is longer than original_max; otherwise
+     * NULL */
     float *inv_freq_long;
     int original_max;
     /* factor on cos and sin (the attention factor of yarn and longrope), otherwise 1 */
@@ -208,7 +209,7 @@ struct rope {                   /* a table of rotations; layers refer to it by i
  * have". */
 enum { BIAS_Q = 1, BIAS_K = 2, BIAS_V = 4, BIAS_O = 8, BIAS_GATE = 16, BIAS_UP = 32, BIAS_DOWN = 64, BIAS_NORM = 128,
        BIAS_HEAD = 256, BIAS_QK_NORM = 512,
-       BIAS_ROUTER = 1024, BIAS_EXPERTS = 2048, BIAS_IN = 4096 /* in, and o of layers with a state */,
+       BIAS_ROUTER = 1024, BIAS_EXPERTS = 2048, BIAS_IN = 4096 /* `in` and `o` of layers with a state */,
        BIAS_OUT = 8192 /* state_o */, BIAS_INDEX = 16384 /* index_norm */, BIAS_DENSE_1 = 32768,
        BIAS_DENSE_2 = 65536, BIAS_DENSE_NORM = 131072, BIAS_QKV = 7, BIAS_MLP = 112 };
 
@@ -428,7 +429,7 @@ struct layer {
     struct linear gate_a, in_f;
     const float *conv, *conv_bias;  /* [conv_kernel][channels], [channels] or NULL */
     const float *a_log, *dt_bias, *d;       /* [n_heads]; a_log from a GGUF: minus its exponential; d: mamba2 only */
-    struct norm gate_norm;          /* mamba2: of all heads together; delta net: of one */
+    struct norm gate_norm;          /* mamba2: a norm over all heads together; delta net: over one head */
     /* FF_MOE */
     struct linear router, shared_router;
     const float *correction;        /* [n_experts] or NULL */
@@ -545,7 +546,7 @@ size_t config_block_bytes(const struct config *c, struct kv_types types, int mos
 /* Number of newest tokens whose keys and values of these types are also kept as f16, in window
  * blocks (the tail, see kvtype.h).  0: none, because the types need none or layers have windows. */
 int config_tail(const struct config *c, struct kv_types types, int most);
-/* 1 if `most` limits this layer: it has no window of its own, or a larger one */
+/* 1 if `most` limits this layer: it has no window of its own, or one that is larger than `most`. */
 int config_streams(const struct config *c, int layer, int most);
 /* The reason why `most` cannot be set; NULL: it can. */
 const char *config_stream_problem(const struct config *c);

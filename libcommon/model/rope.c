@@ -74,7 +74,7 @@ static void yarn(struct parse *p, struct config *c, struct rope *r, double theta
     }
     r->scale = (float)(given > 0 ? given : m != 0 && m_all != 0 ? mscale(factor, m) / mscale(factor, m_all)
                                                                 : mscale(factor, 1));
-    /* deepseek: applied again to both factors of the scores */
+    /* deepseek: scores are also multiplied by the square of this factor */
     if (c->mla.kv_rank && m_all != 0)
         c->attn_scale *= (float)(mscale(factor, m_all) * mscale(factor, m_all));
     double low = yarn_dim(fast, r->dim, theta, original), high = yarn_dim(slow, r->dim, theta, original);

@@ -82,7 +82,8 @@ static int add_shared_router(struct builder *b, int layer)
     return spec_as(b, "shared_router.weight", full, flat ? want + 1 : want, flat ? 1 : 2, &t);
 }
 
-/* Add what a mixture of experts beside an MLP has: that MLP, scales of the router, norms. */
+/* Add the weights of a layer with experts beside an MLP: those of the MLP, the scales of the
+ * router, and the norms. */
 static int add_beside(struct builder *b, int layer)
 {
     const struct weight_names *n = &b->n;

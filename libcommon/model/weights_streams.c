@@ -100,7 +100,7 @@ int spec_ngram(struct builder *b, int i)
     return spec_as(b, part_infos[LP_NGRAM_CONV].name, source, want, 3, &t) < 0 ? -1 : 0;
 }
 
-/* An indexer's queries and keys, in one matrix, and their norms. */
+/* Add the matrix in which an indexer's queries and keys are stored together, and their norms. */
 int spec_blocks(struct builder *b, int i)
 {
     const struct indexer *x = &b->c->indexer;
