@@ -43,7 +43,8 @@ struct budget {
      * the fullest rank: mem_fraction_static */
     double fraction;
 };
-/* Refused: layers that do not add up to the model's, more ranks than BUDGET_RANKS. */
+/* Returns -1 with *e if the given layers do not add up to the model's, or if there are more ranks
+ * than BUDGET_RANKS. */
 int budget_make(struct budget *b, const struct plan_shape *s, const struct budget_options *o, struct err *e);
 
 /* Distribute n_layers over the ranks as evenly as possible; the first ranks take the remainder. */

@@ -18,8 +18,8 @@ enum { PLAN_QTYPES = QTYPE_NUMBERS };
 /* Weights by number format. */
 struct plan_weights {
     uint64_t bytes;                             /* all of them, as they lie in the file */
-    /* read for one token: without an embedding that is only looked up, and only the chosen
-     * experts */
+    /* bytes that are read for one token: an embedding that is only looked up is left out, and of
+     * the experts only the chosen ones count */
     uint64_t step_bytes;
     uint64_t by_type[PLAN_QTYPES];              /* parts of step_bytes */
     /* multiplications and additions of a token in the linear layers of a prompt, without the

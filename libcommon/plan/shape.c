@@ -48,9 +48,10 @@ static void layer_of(struct plan_layer *l, const struct config *c, int i)
     l->entries = config_entries(c, i);
     if (c->indexer.block && l->entries)
         l->window = (c->indexer.top_k + 1) * c->indexer.block;
-    else if (l->entries)                        /* beside the window: those that are chosen, or all */
+    /* beside the window, a token sees the entries that an indexer chooses, or all */
+    else if (l->entries)
         l->window += l->index_width ? c->indexer.top_k : c->max_len / c->rates[i];
-    /* scores and sums */
+    /* for the scores, then for the weighted sums of values */
     l->attended = mla ? (int64_t)c->n_heads * (2 * c->mla.kv_rank + c->mla.rope_dim)
                       : 2 * (int64_t)c->n_heads * config_head_dim(c, i);
 }
@@ -110,7 +111,7 @@ static int guess_experts(struct plan_shape *s, struct guess *g, const json_t *c,
         NUMBER(g->expert_size, s->intermediate_size, "moe_intermediate_size") ||
         NUMBER(g->n_dense_layers, 0, "first_k_dense_replace", "num_dense_layers") ||
         NUMBER(g->expert_every, 1, "decoder_sparse_step", "moe_layer_freq") ||
-        /* llama4 has one, and no key for it */
+        /* llama4 has one shared expert, and no key for their number */
         NUMBER(n_shared, js_get(c, "intermediate_size_mlp") != NULL, "n_shared_experts", "num_shared_experts",
                "moe_num_shared_experts"))
         return -1;
@@ -124,7 +125,7 @@ static int guess_experts(struct plan_shape *s, struct guess *g, const json_t *c,
     return 0;
 }
 
-/* Sizes that no model has would overflow the counts. */
+/* Refuse sizes that no model has: they would overflow the counts. */
 static int check_sizes(const struct plan_shape *s, const struct guess *g, struct err *e)
 {
     enum { MOST_LAYERS = 1 << 16 };             /* limit of layers, and of experts */

@@ -21,8 +21,8 @@ struct plan_layer {
     int64_t norms;
     int has_experts;                        /* n_experts of them, each of plan_shape.expert parameters */
     /* in the cache and in attention */
-    /* for one token: keys and values of all heads, or with MLA one row of latent and rotated key;
-     * 0: nothing */
+    /* for one token: rows of keys and values, one of each for every head; with MLA or compressed
+     * attention a single row; 0: it stores none */
     int kv_rows, kv_width;
     int index_width;                        /* elements of the indexer's key of a token; 0: none */
     /* compressed attention: entries that a KV block holds, and keys of an indexer for each; 0:
