@@ -87,7 +87,7 @@ static void link_target(int dir, const char *name, char out[STORE_NAME_BYTES])
     name_of(to, out);
 }
 
-/* Fill in the model of this file.  0: it is none. */
+/* Fill in *m for this file.  1, or 0: the file is no model. */
 static int describe(int dir, const char *file, struct store_model *m)
 {
     struct stat st;
