@@ -14,7 +14,7 @@ struct tmpl_scope {
 
 struct loop_state {
     const struct tmpl_node *node;
-    struct tmpl_scope *scope;        /* around the loop: where a recursive call continues */
+    struct tmpl_scope *scope;        /* the scope around the loop, in which loop(...) runs the loop again */
     struct iter it;
     struct val sequence, before, now, after, changed;
     int64_t index0;

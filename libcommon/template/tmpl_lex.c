@@ -14,7 +14,8 @@ struct lexer {
     struct vm *vm;
     const char *s;
     size_t size, at;
-    /* line_starting: at is after a newline that was read as part of a tag or as data. */
+    /* line_starting: 1 if `at` is just after a newline that was read as part of a tag or as
+     * data. */
     int line, line_starting;
     struct token *tokens;
     size_t n, cap;

@@ -79,7 +79,7 @@ static struct val float_op(struct vm *vm, enum op op, double a, double b)
             fail(vm, "float division by zero");
         if (op == OP_DIV)
             return val_float(a / b);
-        r = fmod(a, b);                         /* the sign of the divisor, as in Python */
+        r = fmod(a, b);                         /* the remainder gets the sign of the divisor, as in Python */
         if (r != 0 && (r < 0) != (b < 0))
             r += b;
         if (op == OP_MOD)
@@ -333,7 +333,8 @@ struct val op_slice(struct vm *vm, struct val v, struct val start, struct val st
     int64_t n = (int64_t)len, step = arg_int(vm, step_val, 1);
     if (step == 0)
         fail(vm, "slice step cannot be zero");
-    if (step > n + 1)                           /* one item at most, and no overflow */
+    /* such a step takes one item at most; a smaller number does the same and cannot overflow */
+    if (step > n + 1)
         step = n + 1;
     else if (step < -(n + 1))
         step = -(n + 1);

@@ -324,8 +324,8 @@ static struct tmpl_node *parse_statement(struct tmpl_parser *p, const char *ends
     fail(p->vm, "unknown tag '%.*s'", n, t->value.s->data);
 }
 
-/* Statements up to {% one of ends; p->t is then that word.  ends NULL: to the end of the
- * template. */
+/* Read statements up to a {% followed by one of the words in ends; p->t is then that word.  ends
+ * NULL: to the end of the template. */
 static void parse_list_of(struct tmpl_parser *p, struct nodes *body, const char *ends)
 {
     int opened = p->t->line;

@@ -36,8 +36,8 @@ struct tmpl_node *tmpl_new_node(struct tmpl_parser *p, enum node_kind kind, int 
 void tmpl_nodes_push(struct tmpl_parser *p, struct nodes *l, struct tmpl_node *n);
 
 struct tmpl_node *tmpl_parse_expr(struct tmpl_parser *p);
-/* An expression, or several with commas between them.  with_if: "a if b else c" is one; end_name:
- * a name that ends it, or NULL. */
+/* An expression, or several with commas between them.  with_if: each may be "a if b else c";
+ * end_name: a name that ends it, or NULL. */
 struct tmpl_node *tmpl_parse_tuple(struct tmpl_parser *p, int with_if, const char *end_name, int parenthesised);
 /* A filter after its |; input: NULL for a filter block. */
 struct tmpl_node *tmpl_parse_filter(struct tmpl_parser *p, struct tmpl_node *input);

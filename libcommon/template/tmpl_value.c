@@ -603,7 +603,7 @@ int iter_next(struct vm *vm, struct iter *it, struct val *out)
         if (it->i >= v.s->size)
             return 0;
         utf8_next(v.s->data + it->i, v.s->size - it->i, &n);
-        /* As in Python, the characters of markup are plain. */
+        /* As in Python (markupsafe), the characters of a safe string are not safe themselves. */
         *out = val_safe(val_slice(vm, v, it->i, (size_t)n), 0);
         it->i += (size_t)n;
         return 1;
