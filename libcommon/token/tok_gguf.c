@@ -337,9 +337,10 @@ static int t5(struct tok_spec *s, const struct tokenizer_gguf *g, struct err *e)
     return escape_spaces(s, e) ? -1 : tok_spec_spm_decoders(s, prefix, 1, e);
 }
 
-/* The converter of llama.cpp writes "##ing" as "ing" and "the" as U+2581 "the".  Embeddings made
- * with it and with us must agree, so this is its way with marks (all are dropped), Hangul (the
- * first letter stays) and long words (no limit), not the Hugging Face library's. */
+/* The converter of llama.cpp writes "##ing" as "ing" and "the" as U+2581 "the".  Embeddings that
+ * llama.cpp made must agree with ours, so texts are normalized as llama.cpp does it, not as the
+ * Hugging Face library does: all marks are dropped, only the first letter of a Hangul syllable
+ * stays, and the length of words is not limited. */
 static int bert(struct tok_spec *s, const struct tokenizer_gguf *g, struct err *e)
 {
     s->model = MODEL_WORDPIECE;

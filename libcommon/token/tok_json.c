@@ -179,7 +179,7 @@ static int behaviour_of(struct ctx *c, const json_t *o, const char *otherwise, u
 static int metaspace_scheme(struct ctx *c, const json_t *o, uint32_t *number)
 {
     const char *scheme = json_string_value(json_object_get(o, "prepend_scheme"));
-    if (!scheme)                        /* files from before there was a choice */
+    if (!scheme)                        /* older files have no prepend_scheme, only this flag */
         scheme = bool_of(o, "add_prefix_space", 1) ? "always" : "never";
     if (!strcmp(scheme, "always"))
         *number = METASPACE_ALWAYS;
@@ -509,7 +509,7 @@ static int model(struct ctx *c, const json_t *o)
     const char *type = json_string_value(json_object_get(o, "type"));
     if (!json_is_object(o))
         return wrong(c, "no model");
-    if (!type)                          /* old files do not say it */
+    if (!type)                          /* old files do not name the type of the model */
         type = json_is_array(json_object_get(o, "vocab")) ? "Unigram" : json_object_get(o, "merges") ? "BPE" :
                json_object_get(o, "continuing_subword_prefix") ? "WordPiece" : "WordLevel";
     if (!strcmp(type, "BPE"))

@@ -246,7 +246,7 @@ static void join_all(const struct tokenizer *t, struct model_work *w, const char
         uint32_t at = (uint32_t)top;
         struct model_symbol *l = &w->sym[at];
         if (l->rank != top >> 32 || l->rank == NONE)
-            continue;                   /* it has changed since */
+            continue;                   /* the symbol changed after this entry was added */
         struct model_symbol *r = &w->sym[l->next];
         if (s)
             w->span[at].size += w->span[l->next].size;
@@ -386,7 +386,7 @@ static int unigram(const struct tokenizer *t, struct model_work *w, const char *
             tok_ids_add(out, node[next].id);
             continue;
         }
-        /* A run of unknown characters is one. */
+        /* Join a run of unknown characters to one token. */
         while (fuse && next < n && UNKNOWN_AT(node[next].from))
             next = node[next].from;
         int32_t id = tok_lookup_text(t, s + i, next - i);

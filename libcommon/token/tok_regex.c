@@ -214,7 +214,7 @@ static int set(struct tr *t, struct tbuf *o)
         negated = 1;
         t->i++;
     }
-    if (peek(t, 0) == ']') {            /* a bracket in first place is a member */
+    if (peek(t, 0) == ']') {            /* a ] that comes first in a set belongs to the set */
         put(&flat, "\\]");
         t->i++;
     }
@@ -473,7 +473,7 @@ int regex_find(const struct regex *r, struct regex_scratch *w, const char *s, si
     }
     const PCRE2_SIZE *o = pcre2_get_ovector_pointer(w->md);
     *begin = o[0];
-    *end = o[1] < o[0] ? o[0] : o[1];       /* \K in a lookahead may turn them round */
+    *end = o[1] < o[0] ? o[0] : o[1];       /* \K in a lookahead may put the end before the beginning */
     if (*begin < from)
         *begin = *end = from;
     return 1;

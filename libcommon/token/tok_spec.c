@@ -188,7 +188,8 @@ int tok_spec_op_regex(struct tok_spec *s, int stage, enum tokb_op_type type, uin
     struct tbuf pattern = { 0 };
     int rc = regex_translate(&pattern, a, na, e);
     if (!rc) {
-        /* Refuse a bad one now. */
+        /* Compile it once, so that a bad expression is refused now and not when it is first
+         * used. */
         struct regex *r = regex_open(pattern.p ? pattern.p : "", pattern.n, e);
         rc = r ? tok_spec_op(s, stage, type, number, pattern.p, pattern.n, b, nb, e) : -1;
         regex_close(r);

@@ -70,11 +70,11 @@ int tok_spec_added(struct tok_spec *s, const char *p, size_t n, int32_t id, uint
 enum { SPEC_NORM, SPEC_PRE, SPEC_DEC };
 int tok_spec_op(struct tok_spec *s, int stage, enum tokb_op_type type, uint32_t number, const char *a, size_t na,
                 const char *b, size_t nb, struct err *e);
-/* The same with a regular expression in Oniguruma's syntax as a. */
+/* Like tok_spec_op(), but a is a regular expression in Oniguruma's syntax. */
 int tok_spec_op_regex(struct tok_spec *s, int stage, enum tokb_op_type type, uint32_t number, const char *a, size_t na,
                       const char *b, size_t nb, struct err *e);
 int tok_spec_split(struct tok_spec *s, const char *regex, int behaviour, struct err *e);
-/* GPT-2's own expression, then bytes as printable characters. */
+/* The regular expression by which GPT-2 splits a text into words. */
 extern const char tok_gpt2_regex[];
 
 /* Append id to the list, or put it `first`, unless it is already at that end. */

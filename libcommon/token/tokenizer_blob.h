@@ -47,9 +47,9 @@ enum tokb_section {
 enum tokb_model { MODEL_BPE = 1, MODEL_BPE_SCORE, MODEL_UNIGRAM, MODEL_WORDPIECE, MODEL_WORDLEVEL };
 
 enum {      /* tokb_header.flags */
-    MODEL_IGNORE_MERGES = 1,        /* a word that is a token is that token */
+    MODEL_IGNORE_MERGES = 1,        /* a word that is in the vocabulary becomes that token, whatever the merges say */
     MODEL_BYTE_FALLBACK = 2,        /* a symbol without a token becomes <0x..> tokens */
-    MODEL_FUSE_UNK = 4,             /* neighbouring unknowns are one */
+    MODEL_FUSE_UNK = 4,             /* unknown characters next to each other become one token */
     MODEL_ADDS_BOS = 8,             /* the first prefix id is BOS */
     /* unigram: sums of scores are rounded to float, as SentencePiece has them. */
     MODEL_FLOAT_SCORES = 32,
@@ -96,7 +96,7 @@ enum tokb_op_type {
     /* decoders */
     DEC_BYTES = 64, DEC_BYTE_FALLBACK, DEC_FUSE,
     DEC_STRIP /* a: content; number: start | stop << 16 */, DEC_REPLACE, DEC_REPLACE_REGEX,
-    DEC_METASPACE /* a; number 1: the first token loses its own */, DEC_WORDPIECE /* a: prefix; number 1: clean up */,
+    DEC_METASPACE /* a; number 1: no space before the first token */, DEC_WORDPIECE /* a: prefix; number 1: clean up */,
     DEC_SUFFIX /* a */, DEC_CTC /* a: pad, b: word delimiter; number 1: clean up */, DEC_JOIN_SPACE, DEC_CLEAN_SPACES,
     DEC_LAST,
 };
