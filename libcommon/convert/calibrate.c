@@ -201,7 +201,7 @@ int calibrate_load(struct conversion *cv, struct calibration *c, int index, stru
         const struct weight_spec *s = cv->recipes[i].spec;
         if (s->layer != index || s->expert >= 0)
             continue;
-        /* tables of embeddings: only the rows that occur, see embed_rows() */
+        /* not tables of embeddings: embed_rows() loads only the rows of tokens that occur */
         const int whole = index >= 0 || (end_infos[s->part].is_first && s->part != EP_EMBED &&
                                          s->part != EP_PLE_EMBED);
         if (whole && load_weight(cv, c, &cv->recipes[i], e))
@@ -220,7 +220,8 @@ static const struct recipe *end_recipe(const struct conversion *cv, enum end_par
     return NULL;
 }
 
-/* Rows ids[n] of a table of embeddings as an f32 matrix; rounded: as in the new file. */
+/* Make an f32 matrix of the rows ids[0..n) of a table of embeddings; with `rounded` their values
+ * are those of the new file. */
 static int embed_rows(struct conversion *cv, struct calibration *c, enum end_part part, const int32_t *ids, int n,
                       int rounded, struct mat *m, struct err *e)
 {
@@ -244,7 +245,7 @@ static int embed_rows(struct conversion *cv, struct calibration *c, enum end_par
         uint8_t *tile = to + (size_t)(i / TILE_ROWS) * m->tile_bytes;
         if (i % TILE_ROWS == 0)
             tile_clear(m, tile);
-        /* tokens beyond the table of the layers' embeddings have those of token 0 */
+        /* the layers' embeddings may have fewer rows than the vocabulary: other tokens use row 0 */
         const int32_t row = part == EP_PLE_EMBED && ids[i] >= s->rows ? 0 : ids[i];
         if (row < 0 || row >= s->rows) {
             err_set(e, ERR_FORMAT, "%s: the tokenizer gives token %" PRId32 ", the embedding has %" PRId64 " rows",
@@ -347,8 +348,8 @@ struct strength_hook {
     double *sum[N_INPUTS];              /* [cols] */
     struct inputs *keep;
     int window;
-    int moe;                            /* the layer stops before its experts, which then run for all windows at once */
-    struct inputs *apart;               /* the experts' input is stored here if an MLP beside them has another */
+    int moe;                            /* stop the layer before its experts, which run later */
+    struct inputs *apart;               /* the experts' input, if an MLP beside them has another */
     struct layer_calib *calib;
 };
 
@@ -468,7 +469,8 @@ void calibrate_add_experts(const struct conversion *cv, struct calibration *c, i
 
 /* ---- experts, one in memory at a time ---- */
 
-/* kept: blocks of the layer's other weights. */
+/* Load one expert in place of the previous one.  kept: number of memory blocks of the layer's other
+ * weights. */
 static int load_expert(struct conversion *cv, struct calibration *c, int layer, int expert, int kept, struct err *e)
 {
     while (c->n_blocks > kept)
@@ -497,8 +499,8 @@ static int remember_experts(struct conversion *cv, int index, struct err *e)
     return l->experts && l->down_strength ? 0 : err_nomem(e, "calibration of experts");
 }
 
-/* Run the experts of a layer after the attention of all windows; h: their input. Their choice
- * stays in c->choice. */
+/* Run the experts of a layer, after its attention has run for all windows.  h: the experts'
+ * input; the choice of experts stays in c->choice. */
 static int run_experts(struct conversion *cv, struct calibration *c, int index, struct strength_hook *w,
                        const struct inputs *h, struct err *e)
 {
@@ -570,7 +572,7 @@ int calibrate_layer(struct conversion *cv, struct calibration *c, int index, str
     }
     for (int i = 0; i < N_INPUTS && rc == 0; i++) {
         if (i == INPUT_MLP && config->block == BLOCK_PARALLEL && !keep)
-            continue;                   /* same as the input of q, k, v */
+            continue;                   /* it is the input of q, k and v */
         free(l->strength[i]);
         l->strength[i] = NULL;
         if (!calibrate_width(config, index, i))
@@ -652,7 +654,7 @@ int calibrate_head(struct conversion *cv, struct calibration *c, struct err *e)
 int calibrate_run(struct conversion *cv, struct calibration *c, struct err *e)
 {
     size_t bytes = (size_t)c->n_windows * (size_t)c->window_len * (size_t)cv->config.hidden_size * sizeof *c->x;
-    /* input of the layer-by-layer quantization that follows */
+    /* keep the first layer's input for quantize_layer_*(), which runs the layers again */
     const size_t kept = (size_t)c->n_windows * c->kept_bytes;
     uint8_t *first = calibrate_hold(c, HOLD_STATES, bytes + kept, "calibration", e);
     if (!first)
@@ -689,15 +691,15 @@ static int widest(const struct config *c, int input)
     return most;
 }
 
-/* Sizes of a layer's matrices without experts, and of one expert, as loaded and as in the new
- * file. */
+/* Compute the sizes of a layer's matrices without its experts, and of one expert, both as loaded
+ * and as in the new file. */
 static void count_weights(const struct conversion *cv, uint64_t held[N_HOLDS])
 {
     uint64_t loaded = 0, rounded = 0, expert = 0;
     for (int i = 0; i < cv->n_recipes; i++) {
         const struct recipe *p = &cv->recipes[i];
         const struct weight_spec *s = p->spec, *before = i ? cv->recipes[i - 1].spec : s;
-        /* mixed: at most int8 */
+        /* mixed chooses int8 at most */
         const uint64_t n = (uint64_t)s->rows * (uint64_t)s->cols,
                        most = cv->report->type.kind == CONVERT_MIXED ? n * 5 / 4 : 0;
         const uint64_t result = most > p->m.size ? most : p->m.size;
@@ -705,7 +707,7 @@ static void count_weights(const struct conversion *cv, uint64_t held[N_HOLDS])
         if (s->layer < 0)
             continue;
         if (!s->is_vector && loaded_form(p, &m, NULL))
-            continue;                           /* loading it will report the error */
+            continue;                           /* the error is reported when it is loaded */
         if (s->layer != before->layer)
             loaded = rounded = 0;
         if (s->layer != before->layer || s->expert != before->expert)
@@ -730,8 +732,8 @@ static int has_experts(const struct config *f)
     return 0;
 }
 
-/* Most bytes that calibration will hold: kinds that may go to spill files, and the rest, which
- * are buffers of a window of text and of each thread. */
+/* Compute the most bytes that calibration will hold: held [N_HOLDS] for the kinds that may be in
+ * spill files; returns the rest, buffers of a window of text and of each thread. */
 static uint64_t count(const struct conversion *cv, const struct calibration *c, uint64_t held[N_HOLDS])
 {
     const struct config *f = &cv->config;
@@ -750,9 +752,9 @@ static uint64_t count(const struct conversion *cv, const struct calibration *c, 
                ? (uint64_t)linalg_pad(f->moe.intermediate_size) : most;
     count_weights(cv, held);
     held[HOLD_H] = held[HOLD_LINV] = held[HOLD_C] = best ? most * most * sizeof(float) : 0;
-    /* the residual stream (best: another one after quantized layers; mixed: and its start), and
-     * besides either the embeddings, or all inputs of a layer and of its experts, or these and the
-     * inputs of one expert */
+    /* One residual stream (best has another one, after the quantized layers; mixed also keeps
+     * the first layer's input).  Besides that, the largest of: the embeddings; all inputs of a
+     * layer and of its experts; the latter and the inputs of one expert. */
     const uint64_t copies = (uint64_t)(1 + best + (cv->report->type.kind == CONVERT_MIXED)),
                    stream = copies * (tokens * hidden + (uint64_t)c->n_windows * c->kept_bytes / sizeof(float)),
                    inputs = tokens * (width + (best ? entry : 0));

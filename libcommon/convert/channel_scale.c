@@ -1,15 +1,16 @@
-/* channel_scale.c - channel scaling: s multiplies the columns that read a channel and divides the
- * preceding weights that make the channel, so the model computes the same.
+/* channel_scale.c - channel scaling: a scale s multiplies the columns that read a channel, and
+ * divides the preceding weights that produce the channel, so the model's results stay the same.
  *
  * 1/s can be applied exactly to
- *   - weights (and biases) of the norm before q, k, v or gate, up, if it has weights and its output
- *     has no other readers;
- *   - rows of v, for the columns of o: attention is linear in v.  Heads that share a KV head share
- *     their s.  Not after clip_qkv;
+ *   - weights (and biases) of the norm before q, k, v or before gate, up, if the norm has weights
+ *     and no other matrix reads its output;
+ *   - rows of v, for the columns of o, because attention is linear in v.  Heads that share a KV
+ *     head have the same s.  Not with clip_qkv;
  *   - the gated norm of mamba2 and delta net, and the filters of a short convolution, for the
  *     columns of their o;
- *   - rows of up, for the columns of down: down(act(gate) * up) is linear in up.  Without a gate
- *     relu is homogeneous (relu^2 takes s^(1/2)). */
+ *   - rows of up, for the columns of down, because down(act(gate) * up) is linear in up.  Without a
+ *     gate only if the activation is relu, which is homogeneous, or relu^2, where up is divided by
+ *     s^(1/2). */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,7 +54,7 @@ void expert_strength(const float *sum, int n_tokens, const float *all, int n, fl
         out[i] = ((sum ? sum[i] : 0) + AVERAGE_TOKENS * all[i]) / (float)(n_tokens + AVERAGE_TOKENS);
 }
 
-/* s_j = (d_j / mean d)^(alpha / 2), clipped, geometric mean 1. */
+/* Scales s_j = (d_j / mean d)^(alpha / 2), clipped, and normalized to a geometric mean of 1. */
 static float *scales_from(const float *d, int n, float alpha)
 {
     float *s = malloc((size_t)n * sizeof *s);
@@ -73,8 +74,8 @@ static float *scales_from(const float *d, int n, float alpha)
     return s;
 }
 
-/* Strengths of o's inputs, averaged over the heads that share a KV head: [KV heads][value_dim]
- * = rows of v. */
+/* Strengths of o's inputs, averaged over the heads that share a KV head: [KV heads][value_dim], one
+ * for each row of v. */
 static float *shared_strength(const struct config *c, int layer, const float *d)
 {
     int dim = config_value_dim(c, layer), share = c->n_heads / config_kv_heads(c, layer);
@@ -101,8 +102,8 @@ static int scale_o(struct conversion *cv, struct layer_calib *l, int layer, floa
     return 0;
 }
 
-/* Scale o of a layer with a state: per element of the norm before it, which the delta net's heads
- * share, or per channel of the convolution. */
+/* Scale the columns of o in a layer with a state, with one scale per element of the norm before o
+ * (common to all heads of the delta net) or per channel of the convolution. */
 static int scale_state_o(struct conversion *cv, struct layer_calib *l, int layer, float alpha, struct err *e)
 {
     const struct config *c = &cv->config;
@@ -127,7 +128,8 @@ static int scale_input(struct layer_calib *l, int input, int n, float alpha, str
     return l->scale[input] ? 0 : err_nomem(e, "channel scales");
 }
 
-/* Scale each expert by its own strengths; those with few tokens mostly by those of all experts. */
+/* Scale each expert by its own strengths; for experts with few tokens the strengths of all experts
+ * count most. */
 static int scale_experts(struct conversion *cv, struct layer_calib *l, float alpha, struct err *e)
 {
     const int n = cv->config.moe.intermediate_size;
@@ -153,8 +155,8 @@ int channel_scale_layer(struct conversion *cv, int layer, float alpha, struct er
     struct layer_calib *l = &cv->calib[layer];
     const int mla = c->mixer[layer] == MIXER_MLA, q_a = mla && c->mla.q_rank, moe = c->ff[layer] == FF_MOE;
     const int both = c->mixer[layer] == MIXER_BOTH, state = mixer_has_state(c->mixer[layer]);
-    /* mamba1 has no norm after its gate; with renorm the residual reads a norm's output, too, and
-     * so does LAuReL */
+    /* mamba1 has no norm after its gate; with renorm and with LAuReL the residual stream reads the
+     * norm's output, too */
     const int folds = c->renorm[0][0] == 0, folds_o = state && !both && c->mixer[layer] != MIXER_MAMBA1;
     const uint64_t qkv = both ? 1ull << ROLE_IN | 1ull << ROLE_Q | 1ull << ROLE_K | 1ull << ROLE_V
         : state ? 1ull << ROLE_IN | 1ull << ROLE_IN_Z : q_a ? 1ull << ROLE_Q_A | 1ull << ROLE_KV_A : mla ? 1ull <<
@@ -203,7 +205,8 @@ int channel_scale_layer(struct conversion *cv, int layer, float alpha, struct er
     return 0;
 }
 
-/* Experts beside an MLP, and their router, have norms of their own. */
+/* NULL for experts beside an MLP and for their router: they read norms of their own, not the
+ * MLP's. */
 const float *channel_scale_input(const struct conversion *cv, const struct recipe *p)
 {
     const int apart = cv->config.moe.beside && p->spec->expert >= 0;

@@ -59,7 +59,7 @@ static int same_file(const struct stat *a, const struct stat *b)
     return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
 }
 
-/* Whether out is one of the files of the folder. */
+/* Whether the file `out` is one of the files of the folder, except an earlier .zse. */
 static int in_folder(const char *folder, const struct stat *out)
 {
     DIR *d = opendir(folder);
@@ -120,9 +120,9 @@ static int check_options(const struct convert_options *o, struct err *e)
     return 0;
 }
 
-/* ---- what is in the source ---- */
+/* ---- the source's tensors ---- */
 
-/* Size of the part of the source tensor that this one uses, in bytes. */
+/* Bytes of the part of the source tensor t that our tensor s uses. */
 static uint64_t share_of(const struct source_tensor *t, const struct weight_spec *s)
 {
     double n = 1;
@@ -315,7 +315,8 @@ static int write_tensors(struct conversion *cv, struct zwriter *w, struct calibr
         p->scaled = channel_scale_input(cv, p) != NULL;
         const int rc = conversion_begin_tensor(w, p, e) ||
                        (cv->o->synthetic ? synthetic_tensor : encode_tensor)(cv, p, sink, w, e);
-        /* a truncated file is the cause of any other failure */
+        /* if the source's file was truncated, report that instead of a failure that it has
+         * caused */
         if (source_check(cv->source, p->source, e) || rc)
             return -1;
         spill_free(p->data);
@@ -332,7 +333,7 @@ static int write_file(struct conversion *cv, struct calibration *c, struct err *
     struct resume *resume = resume_open(cv, c, &w, &n_done, e);
     if (!resume)
         return -1;
-    /* wait also for files without a used tensor */
+    /* also wait for the download of files that contain no used tensor */
     if (write_tensors(cv, w, c, resume, n_done, e) || describe_files(cv, w, e) || source_wait(cv->source, NULL, e))
         goto done;
     json = describe_json(cv, e);         /* contains a key computed from the bytes of all tensors */

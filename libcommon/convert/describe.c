@@ -47,7 +47,7 @@ int describe_files(struct conversion *cv, struct zwriter *w, struct err *e)
     return 0;
 }
 
-/* "license: apache-2.0" in the front matter of a model card. */
+/* The license from the front matter of a model card ("license: apache-2.0"); NULL: none. */
 static json_t *license_of_card(const struct source_file *readme)
 {
     static const char key[] = "license:";
@@ -137,7 +137,8 @@ static json_t *provenance(const struct conversion *cv, struct err *e)
     return p;
 }
 
-/* The default chat template as "chat_template", the others by name under "chat_templates". */
+/* Add the default chat template as "chat_template", and the others by name under
+ * "chat_templates". */
 static int add_templates(const struct conversion *cv, json_t *json, struct err *e)
 {
     char *bos = NULL, *eos = NULL;

@@ -9,7 +9,7 @@
 
 /* Write the tokenizer block and small files of the source. */
 int describe_files(struct conversion *cv, struct zwriter *w, struct err *e);
-/* The JSON section. New reference. */
+/* Make the JSON section of the file.  New reference. */
 json_t *describe_json(struct conversion *cv, struct err *e);
 
 #endif

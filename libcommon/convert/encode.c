@@ -85,7 +85,8 @@ static void near_i8(const struct mat *m, const float *x, struct qrow *q)
     }
 }
 
-/* At most 16 levels at equal distances above the smallest value; every number of steps is tried. */
+/* Find at most 16 levels at equal distances, from the smallest value on; every number of levels is
+ * tried. */
 static void near_i4m(const struct mat *m, const float *x, struct qrow *q)
 {
     memset(q->code, 0, (size_t)m->cols_padded);
@@ -115,7 +116,7 @@ static void near_i4m(const struct mat *m, const float *x, struct qrow *q)
     }
 }
 
-/* Choose codes by the exact scale, which is then rounded to f16. */
+/* Choose the codes of the row with the exact scale, which is rounded to f16 only afterwards. */
 static void one_scale(const struct mat *m, const float *x, float scale, struct qrow *q)
 {
     for (int g = 0; g < m->n_groups; g++)
@@ -175,7 +176,7 @@ static int encode_row(struct tensor_encoder *c, struct encode_worker *w, uint8_t
     if (row_reader_read(&c->rows, row, 1, w->x, e))
         return -1;
     if (p->make == MAKE_FLOAT) {
-        channel_scale_row(&c->fold, row, w->x, m->cols);         /* routers; other floats are not scaled */
+        channel_scale_row(&c->fold, row, w->x, m->cols);         /* has factors for routers only */
         if (float_row(m, tile, r, w->x, w->decoded, p, row, e))
             return -1;
         error_add(s, w->x, w->decoded, m->cols);
@@ -240,7 +241,7 @@ static int advance(struct conversion *cv, size_t n, struct err *e)
     return 0;
 }
 
-/* Plain f32: norms, biases, tables of positions. */
+/* Encode a tensor of plain f32: norms, biases, tables of positions. */
 static int encode_plain(struct conversion *cv, struct recipe *p, const struct tensor_encoder *c, sink_fn *sink,
                         void *user, struct err *e)
 {
@@ -341,8 +342,8 @@ int encode_importance(const struct conversion *cv, const struct recipe *p, float
     } else if (p->spec->role == ROLE_HEAD || (p->spec->role == ROLE_EMBED && cv->config.tied)) {
         d = p->m.cols == cv->config.hidden_size ? cv->head_strength : NULL;
     }
-    /* A channel that the text never used must still have usable weights: no channel weighs less
-     * than a ten-thousandth of the mean. */
+    /* A channel that the text never used must still get usable weights, so every channel has at
+     * least a ten-thousandth of the mean importance. */
     double mean = 0;
     for (int i = 0; d && i < p->m.cols; i++)
         mean += (double)d[i] / p->m.cols;

@@ -12,7 +12,7 @@
 QTYPE_EXTRAS_HERE(3);
 QTYPE_CODES_HERE(9);
 
-/* The code of a level, levels in rising order. */
+/* The code of level i; levels are in rising order. */
 static int level_code(const struct qtype_info *t, int i)
 {
     switch (t->codes) {
@@ -29,7 +29,7 @@ int level_grid_of(const struct mat *m, struct level_grid *g)
     if (t->is_float)
         return -1;
     memset(g, 0, sizeof *g);
-    if (t->codes == CODES_E4M3) {                       /* 126 of either sign, and 0 */
+    if (t->codes == CODES_E4M3) {                       /* 126 levels of each sign, and 0 */
         g->n = 253;
         for (int i = 0; i < g->n; i++)
             g->level[i] = f8e4m3_to_f32((f8e4m3)level_code(t, i));
@@ -102,7 +102,7 @@ int gptq_init(struct gptq *g, const struct linalg_ops *o, struct pool *p, int n,
     for (int i = 0; i < n; i++)
         mean += (double)h[(size_t)i * (size_t)N + (size_t)i] / n;
     if (!(mean > 0))
-        mean = 1;                                       /* all inputs are 0: any code will do */
+        mean = 1;                                       /* all inputs are 0: codes do not matter */
     for (int i = n; i < N; i++)
         h[(size_t)i * (size_t)N + (size_t)i] = (float)mean;
     if (gptq_order(g->order, h, (size_t)N + 1, n, N, e) < 0)
@@ -142,17 +142,17 @@ void gptq_release(struct gptq *g)
 
 /* Panels of a tile: element (column j, row r) at [j * PANEL + r]. */
 struct panels {
-    float *w;               /* the weights aimed at */
+    float *w;               /* the target weights, corrected */
     float *q;               /* their rounded values */
-    float *t;               /* work: weights in rounding order, then R */
+    float *t;               /* scratch: first weights in rounding order, then R */
     float *scale, *offset;  /* [group][PANEL]: value = scale * level + offset */
-    float *raw, *extra;     /* [group][PANEL]: as a qrow has them */
+    float *raw, *extra;     /* [group][PANEL]: scale and extra as in a qrow */
     float *row_scale;       /* [PANEL] */
     uint8_t *code;
 };
 
-/* Floats of one [group][PANEL] array: groups are 16 columns or more, and a matrix is padded by
- * at most 255 columns. */
+/* Number of floats of one [group][PANEL] array: groups have at least 16 columns, and a matrix is
+ * padded by at most 255 columns. */
 static size_t group_floats(const struct gptq *g) { return ((size_t)g->N + 256) / 16 * PANEL; }
 
 size_t gptq_scratch(const struct gptq *g)
@@ -193,7 +193,8 @@ static void correct(const struct gptq *g, const struct linalg_ops *o, const stru
             s->w[g->order[i] * PANEL + r] += g->correction * s->t[i * PANEL + r];
 }
 
-/* Round column j of the panel (values x [32]): q, code, and the remaining error. */
+/* Round column j of the panel, whose values are x [32]: store q and the code, and the remaining
+ * error in left. */
 static void round_column(const struct linalg_ops *o, const struct mat *m, const struct level_grid *grid,
                          const struct panels *s, int j, const float *x, float *left)
 {
@@ -211,7 +212,8 @@ static void round_column(const struct linalg_ops *o, const struct mat *m, const 
     }
 }
 
-/* GPTQ: from the strongest column (the last in order) down; errors are passed on block by block. */
+/* GPTQ: round the columns from the strongest (the last in order) to the weakest; errors are
+ * passed on block by block. */
 static void feed_back(const struct gptq *g, const struct linalg_ops *o, const struct mat *m,
                       const struct level_grid *grid, const struct panels *s)
 {

@@ -1,15 +1,15 @@
-/* gptq_low.c - inputs described by few directions: H = D + UU', D diagonal, U [n, rank].
+/* gptq_low.c - describe inputs by few directions: H = D + UU', D diagonal, U [n, rank].
  *
  * Inputs of a linear layer have most of their energy in few directions that all tokens share, and
- * 3000 tokens determine no more than these reliably; the rest of each channel is treated as
- * independent.  This takes n * rank numbers instead of n * n, and no factorization of order n:
- *   U   Nystroem's approximation H Z inv(Z'HZ) Z'H with Z = orth(H Omega), Omega random (Halko,
+ * 3000 tokens determine only these reliably; the rest of each channel is treated as independent of
+ * the others.  This takes n * rank numbers instead of n * n, and no factorization of order n:
+ *   U   is Nystroem's approximation H Z inv(Z'HZ) Z'H with Z = orth(H Omega), Omega random (Halko,
  *       Martinsson, Tropp 2011, arXiv:0909.4061, section 5.5)
- *   p_j the compensation by column j and those rounded after it (the set F): if the errors e_i of
- *       earlier columns add up to s = sum of u_i e_i, the least of
- *       sum over F of d e^2 + |s + sum over F of u e|^2 is at e_j = -p_j s,
- *       p_j = inv(I + sum over F of u u'/d) u_j / d_j (Woodbury); the inverse grows by a rank-1
- *       update per column, from the last one on */
+ *   p_j is how column j compensates earlier errors.  Let F be the set of column j and of the
+ *       columns rounded after it, and s = sum of u_i e_i over the errors e_i of the columns
+ *       before.  The minimum of sum over F of d e^2 + |s + sum over F of u e|^2 is at e_j = -p_j
+ *       s, with p_j = inv(I + sum over F of u u'/d) u_j / d_j (Woodbury).  The inverse is updated
+ *       by a rank-1 matrix for each column, from the last one on */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +17,7 @@
 #include "libcommon/base/rng.h"
 #include "libcommon/convert/gptq.h"
 
-enum { BLOCK = 128 };           /* tokens or channels of a job */
+enum { BLOCK = 128 };           /* number of tokens or channels of a job */
 
 struct x_product {
     const struct linalg_ops *o;
@@ -27,7 +27,7 @@ struct x_product {
     int n, n_tokens, rank;
 };
 
-/* y [n_tokens, rank] = x z, a block of tokens */
+/* Job i of y [n_tokens, rank] = x z: a block of tokens. */
 static void times_x(void *arg, int i, int thread)
 {
     const struct x_product *s = arg;
@@ -41,7 +41,7 @@ static void times_x(void *arg, int i, int thread)
                         s->from + (size_t)k * rank + c, rank, s->n - k < BLOCK ? s->n - k : BLOCK, 1);
 }
 
-/* z [n, rank] = x' y, a block of channels */
+/* Job i of z [n, rank] = x' y: a block of channels. */
 static void times_x_transposed(void *arg, int i, int thread)
 {
     const struct x_product *s = arg;
@@ -73,8 +73,8 @@ static void add(double *to, const double *v, double by, int n)
         to[i] += by * v[i];
 }
 
-/* Columns of z [n, rank] orthonormal (Gram-Schmidt, each projection twice); a column without
- * anything new becomes 0.  q [rank, n] is scratch. */
+/* Make the columns of z [n, rank] orthonormal (Gram-Schmidt, with each projection done twice); a
+ * column that depends on earlier ones becomes 0.  q [rank, n] is scratch. */
 static void orthonormal(float *z, int n, int rank, double *q)
 {
     for (int c = 0; c < rank; c++) {
@@ -95,8 +95,8 @@ static void orthonormal(float *z, int n, int rank, double *q)
             z[(size_t)k * (size_t)rank + (size_t)c] = (float)q[(size_t)c * (size_t)n + (size_t)k];
 }
 
-/* a [rank, rank], lower triangle, to its Cholesky factor; directions without energy get a huge
- * pivot, so that they count for nothing. */
+/* Replace the lower triangle of a [rank, rank] by its Cholesky factor.  Directions without
+ * energy get a huge pivot, so that they have no effect. */
 static void factor(double *a, int rank)
 {
     double most = 0;
@@ -111,7 +111,7 @@ static void factor(double *a, int rank)
     }
 }
 
-/* u from Z'HZ = Z'B and B = HZ: B inv(L)' */
+/* Compute U = B inv(L)', where B = HZ and L is the Cholesky factor of Z'HZ = Z'B. */
 static int nystroem(struct gptq *g, const float *z, const float *b, double *row, struct err *e)
 {
     int n = g->n, rank = g->rank;
@@ -196,7 +196,7 @@ int gptq_init_low(struct gptq *g, const struct linalg_ops *o, struct pool *p, in
     pool_run(p, blocks, times_x_transposed, &back);
     orthonormal(z, n, rank, q);
     pool_run(p, token_blocks, times_x, &forth);
-    back.to = g->p;                                     /* holds B first, and the compensation later */
+    back.to = g->p;                                     /* p holds B until compensation() */
     pool_run(p, blocks, times_x_transposed, &back);
     if (nystroem(g, z, g->p, q, e) == 0 && gptq_order(g->order, g->diag, 1, n, n, e) == 0 && compensation(g, e) == 0)
         rc = 0;

@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* tokens of one pass of a Gram matrix (a panel of them stays in L1); rows of a job */
+/* TOKENS: tokens of one pass of a Gram matrix, so that a panel of them stays in L1; ROWS: rows of a
+ * job */
 enum { TOKENS = 128, ROWS = 96 };
 
 const struct linalg_ops *const *linalg_all(void)
@@ -38,8 +39,8 @@ struct panel_job {
     int N, t, at, symmetric;
 };
 
-/* Pack panel i of x [t, ldx] into contiguous blocks: block c has tokens c * TOKENS .., each with
- * its 32 columns side by side. In place, rows would map to few sets of the cache. */
+/* Pack panel i of x [t, ldx] into contiguous blocks: block c has the tokens from c * TOKENS on,
+ * each with its 32 columns.  (Unpacked, rows would map to few sets of the cache.) */
 static void pack_panel(void *arg, int i, int thread)
 {
     (void)thread;
@@ -49,8 +50,8 @@ static void pack_panel(void *arg, int i, int thread)
         memcpy(to + (size_t)t * PANEL, s->a + (size_t)t * s->ldx + (size_t)i * PANEL, PANEL * sizeof *to);
 }
 
-/* Column panel i of out += A'B from packed A and B; of a symmetric matrix only the blocks from
- * the diagonal down. */
+/* Compute column panel i of out += A'B from packed A and B; for a symmetric matrix only the
+ * blocks from the diagonal down. */
 static void product_panel(void *arg, int i, int thread)
 {
     (void)thread;
@@ -133,8 +134,8 @@ static int factor_small(float *a, size_t lda)
     return 0;
 }
 
-/* Subtract the contribution of earlier columns from rows of block column `at` (from the diagonal
- * down). small: those columns of the diagonal rows, transposed. */
+/* Subtract the contribution of earlier columns from the rows of block column `at`, from the
+ * diagonal down.  small: the earlier columns of the diagonal block's rows, transposed. */
 static void column_update(void *arg, int i, int thread)
 {
     (void)thread;
@@ -144,7 +145,8 @@ static void column_update(void *arg, int i, int thread)
     s->o->panel(a + s->at, (size_t)s->N, n, a, 1, s->N, s->small, PANEL, s->at, -1);
 }
 
-/* Multiply rows below the diagonal block by the inverse of its factor, transposed (small). */
+/* Multiply the rows below the diagonal block by the transposed inverse of that block's factor
+ * (`small`). */
 static void column_solve(void *arg, int i, int thread)
 {
     (void)thread;
@@ -158,7 +160,7 @@ static void column_solve(void *arg, int i, int thread)
     s->o->panel(a, (size_t)s->N, n, x, 1, PANEL, s->small, PANEL, PANEL, 1);
 }
 
-/* Left-looking, a block column at a time: most of the work is one long panel product. */
+/* Left-looking: one block column at a time, so that most of the work is one long panel product. */
 int linalg_cholesky(const struct linalg_ops *o, struct pool *p, float *a, int N, struct err *e)
 {
     float *small = malloc((size_t)N * PANEL * sizeof *small), inverse[PANEL * PANEL];

@@ -1,9 +1,9 @@
 /* linalg.h - the linear algebra of error feedback: Gram matrices, Cholesky factors, their inverses.
  *
- * Square matrices are row-major f32 with N columns and N rows, N a multiple of 32 (linalg_pad;
- * identity in the padding).  Everything is built on one operation on a panel of 32 columns, so rows
- * or columns of the result are independent and every element is summed in one order, whatever the
- * number of threads. */
+ * Square matrices are row-major f32 with N columns and N rows; N is a multiple of 32 (linalg_pad),
+ * and the padding is an identity matrix.  All functions are built on one operation on a panel of 32
+ * columns.  Rows or columns of the result are independent, and every element is summed in one
+ * order, so results do not depend on the number of threads. */
 #ifndef ZSE_CONVERT_LINALG_H
 #define ZSE_CONVERT_LINALG_H
 
@@ -17,7 +17,7 @@ enum { PANEL = 32 };
 
 /* The levels of a number format for error feedback: value = scale * level[code] + offset. */
 struct level_grid {
-    int n;                      /* levels, ascending */
+    int n;                      /* number of levels, which ascend */
     int linear;                 /* level[i] = level[0] + i */
     float level[256], middle[256];      /* middle[i]: halfway between level i and i + 1 */
 };
@@ -29,7 +29,7 @@ struct linalg_ops {
      * < 32 */
     void (*panel)(float *p, size_t ldp, int n, const float *u, ptrdiff_t sj, ptrdiff_t sk, const float *e, size_t lde,
                   int nj, float sign);
-    /* Nearest levels of t [32]: level [32] and its index [32]. */
+    /* Find the levels nearest to t [32]: level [32] and index [32]. */
     void (*nearest)(const struct level_grid *g, const float *t, float *level, int32_t *index);
 };
 extern const struct linalg_ops linalg_plain;
@@ -41,20 +41,20 @@ const struct linalg_ops *const *linalg_all(void);
 
 static inline int linalg_pad(int n) { return (n + PANEL - 1) / PANEL * PANEL; }
 
-/* Tokens are multiplied in packed form: x [t, ldx], columns n..N zero, ldx >= N, to packed
- * [linalg_packed(N, t)]. */
+/* linalg_gram and linalg_cross read tokens in packed form.  linalg_pack converts x [t, ldx],
+ * with zeros in the columns from n to N and ldx >= N, to packed [linalg_packed(N, t)] floats. */
 size_t linalg_packed(int N, int t);
 void linalg_pack(struct pool *p, float *packed, const float *x, size_t ldx, int N, int t);
-/* H += X'X, lower triangle (whole blocks) only. */
+/* H += X'X; only the blocks of the lower triangle. */
 void linalg_gram(const struct linalg_ops *o, struct pool *p, float *h, int N, const float *packed, int t);
 /* C += A'B */
 void linalg_cross(const struct linalg_ops *o, struct pool *p, float *c, int N, const float *a, const float *b, int t);
 /* Copy the lower triangle to the upper one. */
 void linalg_mirror(struct pool *p, float *h, int N);
-/* Lower triangle of A becomes L with A = L L'; the upper triangle becomes 0.  -1 if A is not
- * positive definite (a is garbage then). */
+/* Replace the lower triangle of A by L with A = L L', and the upper triangle by 0.  -1 if A is not
+ * positive definite; the contents of a are then undefined. */
 int linalg_cholesky(const struct linalg_ops *o, struct pool *p, float *a, int N, struct err *e);
-/* L becomes its inverse. */
+/* Replace the lower triangular L by its inverse. */
 int linalg_invert_lower(const struct linalg_ops *o, struct pool *p, float *l, int N, struct err *e);
 
 #endif

@@ -1,5 +1,5 @@
-/* linalg_plain.c - panel operations for any processor, bit-identical to the other sets: calls fma()
- * if the processor has no such instruction. */
+/* linalg_plain.c - panel operations for any processor, bit-identical to the other sets, because
+ * they call fma() if the processor has no such instruction. */
 #include <math.h>
 
 enum { WIDTH = 4, BLOCK = 2 };

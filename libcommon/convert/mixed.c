@@ -1,12 +1,14 @@
 /* mixed.c - choose 2 to 8 bits for each tensor: start with the fewest everywhere, then spend the
  * target's bytes where they reduce the error most.
  *
- * The error of a tensor is its relative output error, sum of strength * (w - w')^2 over sum of
- * strength * w^2 (of a sample of 64 rows), times its number of weights, times the effect of such an
- * error in that kind of matrix on the logits of a real model (v most, q least, the first two layers
- * more than the others).
+ * The error of a tensor is a product of three factors: its relative output error, that is the sum
+ * of strength * (w - w')^2 divided by the sum of strength * w^2, of a sample of 64 rows; its
+ * number of weights; and the measured effect of such an error in that kind of matrix on the
+ * logits of a real model (v has the largest, q the least, the first two layers more than the
+ * others).
  *
- * A layer that predicts further tokens changes no answer: it gets what all others leave. */
+ * A layer that predicts further tokens changes no answer, so it gets only bytes that all others
+ * leave. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,8 +17,8 @@
 #include "libcommon/convert/internal.h"
 #include "libcommon/quant/quantize.h"
 
-/* The steps of a tensor, from 0: the types of qtype.def's column `chosen` that quantize, the fewest
- * bits first. */
+/* The steps of a tensor, numbered from 0: the quantized types of qtype.def's column `chosen`,
+ * the type with the fewest bits first. */
 #define STEPS_NONE
 #define STEPS_SMALL + 1
 #define STEPS_STEP + 1
@@ -119,8 +121,9 @@ static void measure_tensor(void *arg, int i, int thread)
     free(x);
 }
 
-/* The step up that removes most error a byte, if it fits into `room`; -1: none. Steps that save
- * no error are skipped.  next: of layers that predict further tokens, else of all others. */
+/* The index of the tensor, and in *to the step, whose choice removes most error per byte among
+ * those that fit into `room`; -1: there is none.  Steps that remove no error are skipped.  next:
+ * search only layers that predict further tokens; 0: only the others. */
 static int best_step(const struct conversion *cv, const struct type_choice *c, int n, uint64_t room, int next, int *to)
 {
     int best = -1;

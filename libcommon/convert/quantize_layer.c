@@ -1,15 +1,16 @@
-/* quantize_layer.c - quantize a layer with error feedback (see gptq.h): good, on the inputs of the
- * float model, in few directions; best, on the inputs after the quantized layers before it.
+/* quantize_layer.c - quantize a layer with error feedback (see gptq.h): good uses the inputs of the
+ * float model, described by few directions; best uses the inputs that the quantized layers before
+ * it compute.
  *
- * best: the inputs of o, of gate and up, and of down depend on matrices of the same layer that were
- * quantized just before, so the layer runs four times up to the matrix in question, and a fifth
- * time to its end.
+ * With best the inputs of o, of gate and up, and of down depend on matrices of the same layer that
+ * were quantized just before.  So the layer runs four times up to the matrix to quantize, and a
+ * fifth time to its end.
  *
- * Experts are quantized one after the other as they are written, each on the tokens routed to it:
- * one expert's bytes are in memory at a time.
+ * Experts are quantized one after the other as they are written, each on the tokens routed to it,
+ * so that the bytes of only one expert are in memory.
  *
- * Memory of a layer, with T tokens, the widest input N (enum hold in calibrate.h says which of it
- * may lie in spill files):
+ * Memory of a layer, with T tokens and the widest input N (enum hold in calibrate.h lists the kinds
+ * that may be in spill files):
  *   run_layer        x [T, hidden] -> x of the next layer; kept: all inputs of the layer in the
  *                    float model [T, their widths]; the layer's weights; experts are loaded one by
  *                    one
@@ -76,7 +77,8 @@ static uint8_t *hold_result(const struct calibration *c, const struct recipe *p,
     return calibrate_hold(c, p->spec->expert >= 0 ? HOLD_EXPERT : HOLD_ROUNDED, p->m.size, p->source->name, e);
 }
 
-/* expert -1: tensors of no expert. */
+/* Encode the layer's tensors that are made without error feedback, of this expert or (-1) of no
+ * expert. */
 static int encode_rest(struct conversion *cv, struct calibration *c, int layer, int expert, struct err *e)
 {
     for (int i = 0; i < cv->n_recipes; i++) {
@@ -103,9 +105,9 @@ struct gram_hook {
     struct calibration *c;
     int input, window, seen;
     const struct inputs *kept;          /* inputs in the float model */
-    const float *scale;                 /* channels of x~ are the float model's divided by this, or NULL */
+    const float *scale;                 /* the float model's channels are divided by it; or NULL */
     float *h, *cross;                   /* [N][N] */
-    float *x, *diff, *px, *pd;          /* [window_len][N], and packed */
+    float *x, *diff, *px, *pd;          /* [window_len][N]; px, pd: the same packed */
     float *mlp;                         /* [window_len][hidden_size] input of a shared MLP beside experts, or NULL */
     void *streams;                      /* a copy of the window's residual streams */
 };
@@ -137,7 +139,7 @@ static int watch_input(void *user, int layer, int role, const float *x, size_t l
     return 1;                           /* the rest of the layer is not needed */
 }
 
-/* Run a window up to w->input; after a shared MLP no expert is needed. */
+/* Run a window through the layer up to w->input.  A shared MLP is run for that, but no expert. */
 static int run_window(struct conversion *cv, struct calibration *c, int layer, struct gram_hook *w, float *x,
                       struct err *e)
 {
@@ -160,7 +162,7 @@ static int run_window(struct conversion *cv, struct calibration *c, int layer, s
     return calibrate_progress(cv, c, "Quantizing", layer, c->n_windows, e);
 }
 
-/* [N][N], zero */
+/* Allocate a matrix [N][N] of zeros. */
 static float *hold_matrix(const struct calibration *c, enum hold kind, size_t N, struct err *e)
 {
     return calibrate_hold(c, kind, N * N * sizeof(float), "the covariance of inputs", e);
@@ -338,7 +340,7 @@ static int quantize_input(struct conversion *cv, struct calibration *c, int laye
 
 struct input_copy { struct inputs *to; size_t at; int role; };         /* role 0: any gate or up */
 
-/* Collect the input of experts, and stop there. */
+/* A hook that copies the experts' input, and stops the layer there. */
 static int collect(void *user, int layer, int role, const float *x, size_t ldx, int n_tokens, int cols)
 {
     struct input_copy *w = user;
@@ -373,8 +375,8 @@ static int advance(struct conversion *cv, struct calibration *c, int layer, stru
     return moe ? calibrate_choose(cv, c, layer, &c->q.layers[layer], &c->h, c->xq, NULL, e) : 0;
 }
 
-/* Run the float model's layer and keep its inputs: kept, to be freed with spill_free in any
- * case. Its weights stay loaded. */
+/* Run the float model's layer, and store its inputs in kept, which must be freed with
+ * spill_free() even if this fails.  The layer's weights stay loaded. */
 static int run_layer(struct conversion *cv, struct calibration *c, int layer, struct inputs kept[N_INPUTS],
                      struct err *e)
 {
@@ -395,7 +397,7 @@ static int run_layer(struct conversion *cv, struct calibration *c, int layer, st
     return calibrate_layer(cv, c, layer, kept, e);
 }
 
-/* Divide channels by their scales, as the scaled matrices see them. */
+/* Divide channels by their scales, because the scaled matrices read them so. */
 static void scale_inputs(const struct inputs *kept, const float *s, int n_tokens)
 {
     for (int t = 0; s && kept->x && t < n_tokens; t++)
@@ -442,7 +444,7 @@ int quantize_layer_good(struct conversion *cv, struct calibration *c, int layer,
         else
             spill_free(kept[i].x);
     }
-    /* the experts that are quantized from now on */
+    /* from now on the quantized model uses the loaded expert, which is quantized next */
     c->q.layers[layer].experts = c->m.layers[layer].experts;
     return rc;
 }
@@ -451,7 +453,7 @@ int quantize_layer_good(struct conversion *cv, struct calibration *c, int layer,
 
 /* An expert is quantized on its own tokens and on a sample of all tokens with a small weight, which
  * matters if hardly any tokens were routed to it. */
-static const float some_weight = 0.5f;          /* squared, times OTHER_TOKENS: 16 tokens */
+static const float some_weight = 0.5f;          /* the sample counts as OTHER_TOKENS * 0.5^2 = 16 tokens */
 
 static int rows_of(const struct calibration *c, int expert, int *n_there)
 {
@@ -478,7 +480,7 @@ static void weigh_rows(const struct inputs *x, int from, int n, float by)
         x->x[i] *= by;
 }
 
-/* Compute H of these rows: good in few directions, best whole. */
+/* Compute H of these rows: for good from few directions, for best as a whole. */
 static int gptq_of_rows(struct conversion *cv, struct calibration *c, struct gptq *g, const struct inputs *x, int n,
                         struct err *e)
 {
@@ -584,7 +586,7 @@ int quantize_layer_best(struct conversion *cv, struct calibration *c, int layer,
         rc = channel_scale_layer(cv, layer, alpha_best, e);
     if (rc == 0)
         rc = recipes_activations(cv, e);
-    c->q.layers[layer] = c->m.layers[layer];            /* matrices that are not quantized yet */
+    c->q.layers[layer] = c->m.layers[layer];            /* no matrix is quantized yet */
     if (rc == 0)
         rc = encode_rest(cv, c, layer, -1, e);
     for (int i = 0; i < N_INPUTS && rc == 0; i++)

@@ -9,7 +9,7 @@
 #include "libcommon/import/packed.h"
 #include "libcommon/quant/ggml.h"
 
-/* Arguments of -q besides those of qtype.def, and other spellings of some of these. */
+/* Arguments of -q that are not in qtype.def, and other spellings of some that are. */
 static const struct { const char *name; struct convert_type type; } names[] = {
     { "mixed", { CONVERT_MIXED, 0 } },    { "keep", { CONVERT_KEEP, 0 } },      { "fit", { CONVERT_FIT, 0 } },
     { "fp16", { CONVERT_TYPE, QT_F16 } }, { "fp32", { CONVERT_TYPE, QT_F32 } }, { "t3", { CONVERT_TYPE, QT_T3 } },
@@ -99,7 +99,7 @@ int convert_parse_rule(struct convert_rule *r, const char *text, struct err *e)
     return convert_parse_type(&r->type, equals + 1, e);
 }
 
-/* The last rule for this matrix, or NULL. */
+/* The last rule that applies to this matrix, or NULL. */
 static const struct convert_rule *rule_of(const struct convert_options *o, const struct weight_spec *s,
                                           enum convert_part part)
 {
@@ -123,7 +123,8 @@ enum convert_part recipe_part(const struct weight_spec *s)
     return p->kind == PART_EXPERT ? PART_EXPERTS : p->is_mixer ? PART_ATTENTION : PART_MLP;
 }
 
-/* The delta net's rates stay as they are, so no scale is folded into them. */
+/* The input whose channels may be scaled for this tensor.  None for the delta net's rates, which
+ * are not changed. */
 static int input_of(const struct config *c, const struct weight_spec *s)
 {
     if (s->layer < 0 || s->is_vector || s->role == ROLE_IN_BA)
@@ -140,7 +141,8 @@ enum qtype convert_keep_type(int source_type, int *group_size, int *exact)
     *group_size = 32;
     switch (source_type) {
     case GGML_F64:  return QT_F32;
-    /* 16 steps above a minimum, like ours; its scale is a product that has to be rounded to f16 */
+    /* like QT_I4M it has 16 steps above a minimum, but its scale is a product, which must be
+     * rounded to f16 */
     case GGML_Q4_K: return QT_I4M;
     default:        return QT_I8;
     }
@@ -151,8 +153,8 @@ int is_float_source(int source_type)
     return source_type == GGML_F32 || source_type == GGML_F16 || source_type == GGML_BF16 || source_type == GGML_F64;
 }
 
-/* Find the type that represents the source's grid exactly.  Rows of the source's codes are our rows
- * or, if packed.h reports them as transposed, its columns are. */
+/* Find the type that represents the source's values exactly.  The rows of the source's codes
+ * must be our rows, or if packed.h reports the codes as transposed, their columns must be. */
 static void find_exact(struct recipe *p)
 {
     const struct source_tensor *t = p->source;
@@ -168,7 +170,8 @@ static void find_exact(struct recipe *p)
 
 static int is_ternary(enum qtype type) { return qtype_is_ternary(qtype_info(type)); }
 
-/* t3 pads columns to whole groups of 256; t2 if that takes as few bytes. */
+/* Choose t3 or t2.  t3 pads columns to whole groups of 256; if t2 takes no more bytes, it is
+ * used. */
 static int set_ternary(struct recipe *p, enum qtype type, int group_size, struct err *e)
 {
     const struct weight_spec *s = p->spec;
@@ -182,9 +185,9 @@ static int set_ternary(struct recipe *p, enum qtype type, int group_size, struct
     return 0;
 }
 
-/* Copy codes and scales, in the exact type or in another that holds them.  In a GGUF with groups of
- * 128 the channels of a group are similar enough for one activation scale; in a checkpoint they
- * were not scaled for it. */
+/* Copy codes and scales in the exact type, or in another type that can represent them.  In a
+ * GGUF with groups of 128 the channels of a group are similar enough for one activation scale;
+ * in checkpoints channels were not scaled for that. */
 static int set_copy(struct recipe *p, enum qtype type, int group_size, struct err *e)
 {
     p->make = MAKE_COPY;
@@ -194,8 +197,8 @@ static int set_copy(struct recipe *p, enum qtype type, int group_size, struct er
     return mat_init(&p->m, type, group_size, act_group, p->spec->rows, p->spec->cols, e);
 }
 
-/* Whether the source's codes can be copied for `type` with groups of group_size (0: any); the type
- * of the copy goes to *copy, *copy_group. */
+/* Whether the source's codes can be copied if `type` with groups of group_size (0: any) is
+ * requested. *copy, *copy_group: the type and the group size of the copy. */
 static int copies_as(const struct recipe *p, enum qtype type, int group_size, enum qtype *copy, int *copy_group)
 {
     const struct source_tensor *t = p->source;
@@ -258,7 +261,8 @@ static int set_keep(struct recipe *p, struct err *e)
         return mat_init(&p->m, type, 32, 0, s->rows, s->cols, e);
     }
     p->make = MAKE_NEAR;
-    /* rows are not whole blocks; (twice) their values are whole numbers */
+    /* rows are not whole blocks, so they cannot be copied; but their values, or twice their values,
+     * are whole numbers, which int8 represents */
     if (t->codes == CODES_E2M1 || is_ternary(type)) {
         type = QT_I8;
         group = 32;
@@ -266,12 +270,12 @@ static int set_keep(struct recipe *p, struct err *e)
     return mat_init(&p->m, type, group, group < 128 ? 32 : 128, s->rows, s->cols, e);
 }
 
-/* A matrix that was trained as ternary: use the codes of the packed checkpoint, or those of the
- * trained floats. */
+/* A matrix that was trained as ternary: use the codes of the packed checkpoint, or round the
+ * trained floats as in training. */
 static int set_bitnet(struct recipe *p, enum qtype type, struct err *e)
 {
     p->make = !p->source->packed ? MAKE_ABSMEAN : p->exact >= 0 ? MAKE_COPY : MAKE_NEAR;
-    /* one scale for the matrix: as few copies of it as possible without padding */
+    /* the matrix has one scale: choose large groups, to store few copies of it, but no padding */
     return set_ternary(p, type, type == QT_T2 && p->spec->cols % 256 == 0 ? 256 : 0, e);
 }
 
@@ -283,7 +287,7 @@ static int matches(const struct convert_options *o, const struct recipe *p)
     return 0;
 }
 
-/* Routers are f32 if weights are quantized, since channels may be scaled. */
+/* The type of routers: f32 if weights are quantized, because channels may be scaled. */
 static enum qtype router_type(struct convert_type type, int source_type)
 {
     const int as_is = type.kind == CONVERT_KEEP || (type.kind == CONVERT_TYPE && qtype_info(type.qtype)->is_float);
@@ -298,9 +302,9 @@ static int set_type(struct conversion *cv, struct recipe *p, struct convert_type
     return set_quant(p, type.kind == CONVERT_MIXED ? QT_I8 : type.qtype, cv->o->group_size, cv->o->ternary, e);
 }
 
-/* Roles that have 8 bits if others have fewer: they are small, and the whole layer depends on them.
- * Latents and their expansion, which every head reads; the indexer, because an error there selects
- * other tokens; the low-rank matrices of gates and of a state's rates. */
+/* Roles that get 8 bits if other matrices get fewer, because they are small and the whole layer
+ * depends on them: latents and their expansion, which every head reads; the indexer, because an
+ * error there selects other tokens; the low-rank matrices of gates and of a state's rates. */
 static const uint64_t narrow_roles = 1ull << ROLE_K_B | 1ull << ROLE_V_B | 1ull << ROLE_Q_A | 1ull << ROLE_KV_A |
                                      1ull << ROLE_INDEX_Q | 1ull << ROLE_INDEX_K | 1ull << ROLE_GATE_A |
                                      1ull << ROLE_X_PROJ;
@@ -322,8 +326,8 @@ static int recipe_tensor(struct conversion *cv, struct recipe *p, struct convert
     }
     if (part == PART_EMBEDDINGS && cv->config.tied && p->spec->role == ROLE_EMBED && o->part[PART_LM_HEAD].set &&
         !o->part[PART_EMBEDDINGS].set)
-        part = PART_LM_HEAD;                /* one matrix serves as both */
-    /* small, and an error would send tokens to other experts */
+        part = PART_LM_HEAD;                /* tied: one matrix is both embedding and head */
+    /* these are small, and an error in a router would send tokens to other experts */
     if (p->spec->role == ROLE_ROUTER || p->spec->role == ROLE_SHARED_ROUTER || p->spec->role == ROLE_IN_BA ||
         p->spec->role == ROLE_INDEX_W || p->spec->role == ROLE_COMP_VALUE || p->spec->role == ROLE_COMP_SCORE ||
         p->spec->role == ROLE_INDEX_VALUE || p->spec->role == ROLE_INDEX_SCORE ||
@@ -354,11 +358,12 @@ static int recipe_tensor(struct conversion *cv, struct recipe *p, struct convert
         return set_keep(p, e);
     const int compressed = narrow_roles >> p->spec->role & 1;
     int ends = part == PART_EMBEDDINGS || part == PART_LM_HEAD || compressed;
-    /* or the source's own grid if a type holds it */
+    /* embedding and head get 8 or 6 bits instead of fewer, unless the source's values can be
+     * copied */
     if (ends && type.kind == CONVERT_TYPE && qtype_info(type.qtype)->bits < 8) {
         if (!is_float_source(p->source->type) && p->exact >= 0)
             return set_keep(p, e);
-        /* beside ternary layers the head is a third of the bytes read per token */
+        /* with ternary layers the head is a third of the bytes read per token, so it gets 6 bits */
         return recipe_set(p, is_ternary(type.qtype) && !compressed ? QT_M6 : QT_I8, 0, e);
     }
     return set_type(cv, p, type, e);
@@ -372,14 +377,14 @@ uint64_t recipes_bytes(const struct conversion *cv)
     return sum;
 }
 
-/* nl4 is a size: layers and head, the bytes read per token, take at most 4 % more than 4 bits in
- * the layers and 8 in the head would.  Within that size the head (and the embedding) has 6 bits,
- * and the savings are spent, in this order, where an error changed the output of a model most for
- * its bytes: k and v, which are small if heads share them and affect every later token; the first
- * two layers, on which all others build; then down, up and gate, from the first layer on.  Not in
- * models with experts: there the other matrices are a small part of the file but a large one of the
- * bytes read per token, and 5 and 6 bits take 1.6 times the time of 4 per byte (profile of a
- * DeepSeek-V2-Lite that decodes). */
+/* nl4 stands for a size: layers and head (the bytes read per token) take at most 4 % more than 4
+ * bits in the layers and 8 bits in the head would.  Within that size head and embedding get 6
+ * bits, and the bytes saved are spent where an error per byte had changed a model's output most,
+ * in this order: k and v, which are small if heads share them, and which affect every later
+ * token; the first two layers, on which all others build; then down, up and gate, from the first
+ * layer on.  Not in models with experts: there the other matrices are a small part of the file
+ * but a large part of the bytes read per token, and 5 and 6 bits take 1.6 times as long per byte
+ * as 4 bits (from a profile of DeepSeek-V2-Lite during decoding). */
 static const struct { uint64_t roles; int first_layers; enum qtype type; } finer[] = {
     { 1ull << ROLE_K | 1ull << ROLE_V, 0, QT_M6 }, { ~0ull, 2, QT_M5 }, { 1ull << ROLE_DOWN, 0, QT_M5 },
     { 1ull << ROLE_UP, 0, QT_M5 }, { 1ull << ROLE_GATE, 0, QT_M5 },
@@ -452,8 +457,8 @@ static enum qtype stored_float(const struct conversion *cv)
     return bytes[0] > bytes[1] + bytes[2] ? QT_F32 : bytes[1] > bytes[2] ? QT_BF16 : QT_F16;
 }
 
-/* A layer that predicts further tokens becomes nl4 if the weights are larger than the target: it
- * changes no answer. */
+/* Make a layer that predicts further tokens nl4 if the weights are larger than the target,
+ * because that layer changes no answer. */
 static int shrink_next(struct conversion *cv, struct err *e)
 {
     if (recipes_bytes(cv) <= cv->o->target_bytes)
@@ -567,7 +572,7 @@ int recipes_activations(struct conversion *cv, struct err *e)
         const struct layer_calib *l = cv->calib && p->spec->layer >= 0 ? &cv->calib[p->spec->layer] : NULL;
         int scaled = cv->o->synthetic ? cv->o->effort != CONVERT_FAST : !l ? 0 : down ? l->experts &&
                      l->experts[p->spec->expert].scale : channel_scale_input(cv, p) != NULL;
-        /* ternary types have 128 */
+        /* ternary types have an act_group of 128 anyway */
         if (p->make != MAKE_QUANT || is_ternary(p->m.type) || qtype_takes_floats(qtype_info(p->m.type)) ||
             (p->input < 0 && !down) || !scaled)
             continue;

@@ -1,5 +1,5 @@
-/* replace.c - check that an output file may be replaced: an empty file and a .zse made of the
- * same source may, anything else only if the caller allows it. */
+/* replace.c - check that an output file may be replaced.  An empty file and a .zse made from the
+ * same source may be replaced, any other file only if the caller allows it. */
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -14,7 +14,7 @@ static const char *text_of(const json_t *o, const char *key)
     return s ? s : "";
 }
 
-/* 1 if a .zse with this provenance was made of the conversion's source, 0, or -1 with *e. */
+/* Whether a .zse with this provenance was made from the conversion's source; -1 with *e. */
 static int is_same_source(const struct conversion *cv, const json_t *provenance, struct err *e)
 {
     char key[33];

@@ -21,7 +21,7 @@ struct resume {
     struct conversion *cv;
     struct calibration *c;          /* NULL: no state is carried from layer to layer */
     int off;                        /* no checkpoints */
-    int kept;                       /* the file keeps its name, and a journal names it */
+    int kept;                       /* the file is parked under its name, and a journal names it */
     int layer;                      /* layers in the last checkpoint */
     double last_s;
     char *journal, *state[2];       /* names */
@@ -37,7 +37,7 @@ static int next_layer(const struct resume *r)
 
 /* ---- identity of source, plan and program ---- */
 
-/* Identifies this build, because another one may round differently. */
+/* Describe this build of the program, because another build may round differently. */
 static json_t *program(void)
 {
     struct stat st;
@@ -56,8 +56,8 @@ static int describe_source(struct resume *r, struct err *e)
     return r->source ? 0 : err_nomem(e, "the journal of the conversion");
 }
 
-/* Types and everything that decides the codes. Activation groups may still change: they are
- * stored with the written tensors. */
+/* Describe the types and all options on which codes depend.  Activation groups, which may still
+ * change, are stored with the written tensors instead. */
 static int describe_plan(struct resume *r, struct err *e)
 {
     const struct conversion *cv = r->cv;
@@ -81,7 +81,8 @@ static int describe_plan(struct resume *r, struct err *e)
 enum { MOST_BLOCKS = 4 };
 struct state_block { void *data; size_t size; };
 
-/* The input of the next layer, and other data kept between layers. */
+/* List the memory blocks of the state: the input of the next layer, and other data kept between
+ * layers. */
 static int state_blocks(const struct resume *r, struct state_block out[MOST_BLOCKS])
 {
     if (!r->c || r->cv->effort == CONVERT_FAST)
@@ -111,7 +112,7 @@ static int write_all(int fd, const void *data, size_t n)
     return 0;
 }
 
-/* 0 with the checksum of all blocks; -1: no space, or the disk fails. */
+/* Write the state; *crc: the checksum of all blocks.  -1: there is no space, or writing failed. */
 static int write_state(const struct resume *r, uint32_t *crc)
 {
     struct state_block p[MOST_BLOCKS];
@@ -200,7 +201,7 @@ static void forget(const struct resume *r)
 {
     struct atomic_file f;
     struct err ignored;
-    /* removes remains of an earlier one after a crash */
+    /* opening removes the remains of a file that a crash has left */
     if (atomic_open(&f, r->journal, &ignored) == 0)
         atomic_abort(&f);
     unlink(r->journal);
@@ -222,8 +223,8 @@ static int restore_tensor(struct recipe *p, const json_t *row, struct err *e)
     return mat_init(&p->m, p->m.type, p->m.group_size, act_group, p->spec->rows, p->spec->cols, e);
 }
 
-/* The journal, if it is of this source, plan and program; NULL with the reason in *e, as the end
- * of a sentence. */
+/* Read the journal, and check that it is for this source, plan and program.  NULL with the
+ * reason in *e, worded as the end of a sentence. */
 static json_t *read_journal(struct resume *r, struct err *e)
 {
     size_t size;
@@ -252,8 +253,8 @@ static json_t *read_journal(struct resume *r, struct err *e)
 
 /* ---- resuming ---- */
 
-/* Read the lists, positions and checksums of the file's content; the recipes of the tensors are
- * restored. */
+/* Restore the lists, positions and checksums of the file's contents in w, and the recipes of the
+ * tensors. */
 static int replay(struct resume *r, struct zwriter *w, const json_t *journal, int *n_done, struct err *e)
 {
     const json_t *rows = json_object_get(journal, "tensors");
@@ -282,8 +283,8 @@ static int replay(struct resume *r, struct zwriter *w, const json_t *journal, in
     return 0;
 }
 
-/* 1: w and the state are as in the journal; 0: the conversion starts over, with the reason in
- * *e, as the end of a sentence. */
+/* Bring w and the state to the point that the journal describes, and return 1.  0: the
+ * conversion has to start over, with the reason in *e, worded as the end of a sentence. */
 static int take_up(struct resume *r, struct zwriter *w, int *n_done, struct err *e)
 {
     int64_t slot = 0, crc = 0, damped = 0, layers = 0;
@@ -377,9 +378,9 @@ struct resume *resume_open(struct conversion *cv, struct calibration *c, struct 
     const int found = zwriter_resume(w, cv->o->output, e);
     if (found < 0 || (found == 1 && go_on(r, w, n_done, e)))
         goto fail;
-    r->off |= found == 2;                   /* another process converts to this name and has its own checkpoints */
+    r->off |= found == 2;                   /* another process is converting to this name */
     if (found == 0)
-        forget(r);                          /* its file was committed just before the process died */
+        forget(r);                          /* the file was committed before the process died */
     if (!*w && !(*w = zwriter_open(cv->o->output, e)))
         goto fail;
     r->last_s = clock_s();

@@ -23,15 +23,16 @@
 #include "libcommon/format/zfile.h"
 
 struct resume;
-/* The writer for the output (*w, also when the conversion starts over), and *n_done: tensors
- * that are in it already; their recipes and c (NULL: no calibration) are restored. NULL with *e. */
+/* Open the writer for the output, *w, resuming an interrupted conversion if possible.  *n_done:
+ * number of tensors that are in it already (0: the conversion starts from the beginning); their
+ * recipes, and c (NULL: no calibration), are restored.  NULL with *e. */
 struct resume *resume_open(struct conversion *cv, struct calibration *c, struct zwriter **w, int *n_done,
                            struct err *e);
 /* Make a checkpoint if it is time for one, between two groups, with n_done tensors written. -1
  * with *e only if writing the file itself failed. */
 int resume_checkpoint(struct resume *r, struct zwriter *w, int n_done, struct err *e);
-/* End: rc 0, or -1 with *e. Closes w (NULL: committed already). A parked file stays if the same
- * command can resume it. */
+/* End a conversion, which succeeded (rc 0) or failed (rc -1, with *e), and close w (NULL: it is
+ * committed already).  A parked file is kept if the same command can resume from it. */
 void resume_close(struct resume *r, struct zwriter *w, int rc, const struct err *e);
 
 #endif

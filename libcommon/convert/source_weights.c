@@ -27,7 +27,8 @@ static int by_name(const void *key, const void *b)
     return strcmp(key, (*(const struct weight_spec *const *)b)->source);
 }
 
-/* 1 if a joined source of these weights has this part. */
+/* Whether the tensor `name` is one of the parts of which a source tensor of these weights is
+ * joined. */
 static int is_part(const char *name, const struct weight_spec *specs, int n)
 {
     char part[160];

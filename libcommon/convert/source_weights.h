@@ -6,9 +6,10 @@
 #include "libcommon/import/source.h"
 #include "libcommon/model/model.h"
 
-/* The list of tensors, checked against the source's shapes (see weight_specs); fails if the source
- * has other tensors that may not be skipped.  skipped: counts of these; left_out: if code is
- * set, why those that predict further tokens are.  Both may be NULL. */
+/* List the tensors of a model, and check the source's shapes (see weight_specs).  Fails if the
+ * source has other tensors that must not be skipped.  skipped: numbers of skipped tensors, by
+ * reason; left_out: if its code is set, the reason why the tensors that predict further tokens
+ * are skipped. Both may be NULL. */
 int source_weights(const struct config *c, const struct source *s, struct weight_spec **specs, int *n,
                    int skipped[N_WEIGHT_SKIPS], struct err *left_out, struct err *e);
 

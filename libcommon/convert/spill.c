@@ -8,7 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Named so that file.h's atomic_open() removes it, should the process die before the unlink. */
+/* Create a file and unlink it.  Its name is one that atomic_open() (file.h) removes, in case the
+ * process dies before the unlink. */
 static int open_unnamed(const char *beside, struct err *e)
 {
     const char *slash = strrchr(beside, '/');
@@ -33,7 +34,7 @@ void *spill_file(const char *beside, size_t size, struct err *e)
     if ((fd = open_unnamed(beside, e)) < 0)
         return NULL;
     if (all > size && (off_t)all > 0)
-        /* a full disk fails here, not with SIGBUS later */
+        /* allocate now, so that a full disk is an error here instead of a SIGBUS later */
         while ((rc = posix_fallocate(fd, 0, (off_t)all)) == EINTR)
             ;
     if (rc == 0 && (p = mmap(NULL, all, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)) == MAP_FAILED)

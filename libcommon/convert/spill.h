@@ -1,9 +1,9 @@
 /* spill.h - large buffers that are allocated and freed with every tensor, mapped from anonymous
  * memory or from a spill file.
  *
- * malloc would put them into the heap (glibc raises its mmap threshold whenever a mapped block is
- * freed), and small allocations between them would keep it from shrinking: 474 MB instead of 25 for
- * a model of 1.5 billion weights. */
+ * malloc would put such buffers into the heap (glibc raises its mmap threshold whenever a mapped
+ * block is freed), and small allocations between them would keep the heap from shrinking: it
+ * took 474 MB instead of 25 for a model of 1.5 billion weights. */
 #ifndef ZSE_CONVERT_SPILL_H
 #define ZSE_CONVERT_SPILL_H
 
@@ -24,9 +24,9 @@ static inline void *spill_alloc(size_t size)
     return (char *)p + SPILL_HEAD;
 }
 
-/* The same in a spill file: an unnamed file in the folder of the file `beside`, fully allocated on
- * disk.  Its pages are page cache, which the kernel writes back and drops when memory is short.
- * NULL with *e. */
+/* Allocate a buffer in a spill file: an unnamed file in the folder of the file `beside`, fully
+ * allocated on disk.  Its pages are page cache, which the kernel writes back and drops when
+ * memory is short.  NULL with *e. */
 void *spill_file(const char *beside, size_t size, struct err *e);
 
 /* Free either kind. */

@@ -17,7 +17,7 @@ QTYPE_SCALES_HERE(7);
 QTYPE_EXTRAS_HERE(3);
 QTYPE_CODES_HERE(9);
 
-/* ---- the models: from their config.json on the hub ---- */
+/* ---- the models, with values of their config.json on the hub ---- */
 
 static const struct synthetic_shape {
     const char *name, *type;
@@ -119,7 +119,7 @@ static const struct synthetic_shape *find_shape(const char *name, struct err *e)
     return NULL;
 }
 
-/* The last three ids, so that the 256 bytes can be the first. */
+/* Special tokens, which have the last three ids, so that the 256 bytes can have the first ones. */
 enum { N_SPECIAL = 3, N_BYTES = 256 };
 static const char *const special[N_SPECIAL] = { "<|endoftext|>", "<|im_start|>", "<|im_end|>" };
 
@@ -151,7 +151,8 @@ static json_t *config_of(const struct synthetic_shape *s)
 /* ---- the tokenizer: a token for each byte; the rest of the vocabulary is only written, never
  * read ---- */
 
-/* GPT-2's spelling of a byte: itself where it prints, else a character from 256 on, in order. */
+/* GPT-2's character for a byte: the byte itself if it is printable, otherwise the next character
+ * from 256 on. */
 static int byte_char(int byte)
 {
     int printable[] = { '!', '~', 0xa1, 0xac, 0xae, 0xff }, others = 0;
@@ -176,7 +177,7 @@ static void put_char(FILE *f, int c)
         fprintf(f, "%c%c", 0xc0 | c >> 6, 0x80 | (c & 0x3f));
 }
 
-/* " aaaa" ... " zzzz": enough for 456976. */
+/* Write word i of " aaaa" ... " zzzz", which are 456976 words. */
 static void put_word(FILE *f, int i)
 {
     char word[5] = "";
@@ -388,12 +389,12 @@ struct random_tensor {
 static float code_size(const struct qtype_info *t)
 {
     double n = t->value ? 1 << t->bits : 128, sum = 0, sum2 = 0;
-    if (qtype_is_ternary(t))                    /* half of them 0: random_row */
+    if (qtype_is_ternary(t))                    /* half of the codes are 0: random_row */
         return 0.70710678f;
     if (t->codes == CODES_E4M3)                 /* from .5 to below 2: random_row */
         return 1.1588f;
     for (int i = 0; i < (int)n; i++) {
-        double v = t->value ? (double)t->value[i] : 2 * i - 127;        /* int8: the odd codes, see random_row */
+        double v = t->value ? (double)t->value[i] : 2 * i - 127;        /* int8: only odd codes */
         sum += v / n;
         sum2 += v * v / n;
     }
@@ -408,13 +409,13 @@ static void random_row(const struct mat *m, float size, struct rng *r, struct qr
     const uint64_t mask = 0x0101010101010101u * (t->bits == 8 ? 0xff : (1u << t->bits) - 1),
                    set = t->bits == 8 ? 0x0101010101010101u : 0;
     float unit = size / code_size(t);
-    for (int k = 0; k < m->cols; k += 8) {              /* 8 bits: odd codes only, because -128 is none */
+    for (int k = 0; k < m->cols; k += 8) {              /* 8 bits: only odd codes, so never -128 */
         uint64_t v = (rng_u64(r) & mask) | set;
-        if (qtype_is_ternary(t))                        /* 3 is no code: 1 instead */
+        if (qtype_is_ternary(t))                        /* replace 3, which is no code, by 1 */
             v ^= (v & v >> 1 & 0x0101010101010101u) << 1;
         if (t->codes == CODES_E4M3)
             v = (v & 0x8f8f8f8f8f8f8f8fu) | 0x3030303030303030u;
-        memcpy(q->code + k, &v, 8);                     /* room for whole words: qrow_init */
+        memcpy(q->code + k, &v, 8);                     /* qrow_init() allocates whole words */
     }
     memset(q->code + m->cols, t->code_zero, (size_t)(m->cols_padded - m->cols));
     /* 97: root mean square of 64..127 */
@@ -448,7 +449,7 @@ static void make_tile(void *arg, int i, int thread)
             tile_put(m, tile, k, &w->q);
             continue;
         }
-        for (int j = 0; j < m->cols; j++)               /* uniform, so sqrt(3) times as wide */
+        for (int j = 0; j < m->cols; j++)               /* uniform up to sqrt(3) times the RMS */
             w->x[j] = (float)(int32_t)rng_u64(&r) * 0x1p-31f * 1.7320508f * c->size;
         tile_put_float(m, tile, k, w->x);
     }
@@ -462,7 +463,7 @@ static int advance(struct conversion *cv, size_t n, struct err *e)
     return 0;
 }
 
-/* Norms are 1, biases small. */
+/* Make a vector: norms are 1, biases are small. */
 static int vector(struct conversion *cv, struct recipe *p, struct rng *r,
                   int (*sink)(void *, const void *, size_t, struct err *), void *user, struct err *e)
 {
@@ -494,8 +495,7 @@ int synthetic_tensor(struct conversion *cv, struct recipe *p,
     size_t fit = BATCH_BYTES / m->tile_bytes, batch = fit < (size_t)n_threads ? (size_t)n_threads : fit;
     if (batch > (size_t)m->n_tiles)
         batch = (size_t)m->n_tiles;
-    /* An output is then about as large as an input: products of all channels, each with one of
-     * cols. */
+    /* With this size outputs, which are sums of cols products, are about as large as inputs. */
     struct random_tensor c = { .m = m, .size = 1 / sqrtf((float)m->cols), .seed = rng_u64(&names),
                        .tiles = spill_alloc(batch * m->tile_bytes),
                        .workers = calloc((size_t)n_threads, sizeof *c.workers) };

@@ -1,17 +1,17 @@
-/* synthetic.h - models of random weights in the shapes of known ones, to measure speed and memory
- * without their files.
+/* synthetic.h - make models with random weights in the shapes of known models, to measure speed and
+ * memory without the models' files.
  *
- * Nothing is read and nothing quantized: codes are random, scales keep the activations of a deep
- * model near 1.  The bytes depend on the name, the types and the quality alone.  With o->config
- * only a plan can be made. */
+ * Nothing is read and nothing is quantized: codes are random, and scales are such that the
+ * activations of a deep model stay near 1.  The bytes depend only on the name, the types and the
+ * quality.  With o->config only a plan can be made. */
 #ifndef ZSE_CONVERT_SYNTHETIC_H
 #define ZSE_CONVERT_SYNTHETIC_H
 
 #include "libcommon/convert/internal.h"
 
-/* Make source (configuration, a byte-level tokenizer of the true size, one tensor without data
- * for each weight), config and weights of o->synthetic in the conversion. Of source.h's
- * functions only source_file may be used on it. */
+/* Set source, config and weights of the conversion for the model o->synthetic.  The source has
+ * the configuration, a byte-level tokenizer of the true size, and a tensor without data for each
+ * weight; of the functions in source.h only source_file() may be used on it. */
 int synthetic_open(struct conversion *cv, int *n_specs, struct err *e);
 void synthetic_close(struct source *s);         /* in place of source_close; NULL is fine */
 /* Pass every byte of tensor p, in order, to sink. */

@@ -22,14 +22,15 @@ static json_t *parse_file(const struct source *s, const char *name, struct err *
     return j;
 }
 
-/* *out: a copy of s, NULL where there is none. */
+/* *out: a copy of s; NULL if s is NULL. */
 static int copy(const char *s, size_t n, char **out, struct err *e)
 {
     *out = s ? strndup(s, n) : NULL;
     return s && !*out ? err_nomem(e, "the text of a token") : 0;
 }
 
-/* A token is written as its text or as {"content": text, ...}. */
+/* *out: the text of the token with this key, which is written as a string or as {"content": text,
+ * ...}. */
 static int token_text(const json_t *config, const char *key, char **out, struct err *e)
 {
     const json_t *t = js_get(config, key);
@@ -46,7 +47,8 @@ static int add_text(json_t *all, const char *name, const char *path, const void 
     return json_object_set_new(all, name, j) < 0 ? err_nomem(e, "chat template") : 0;
 }
 
-/* "chat_template": text, or [{"name": ..., "template": ...}] */
+/* Add the templates of "chat_template", which is a text, or a list [{"name": ..., "template":
+ * ...}]. */
 static int add_from_config(json_t *all, const json_t *config, const char *path, struct err *e)
 {
     const json_t *t = js_get(config, "chat_template"), *item;
@@ -65,8 +67,8 @@ static int add_from_config(json_t *all, const json_t *config, const char *path, 
     return 0;
 }
 
-/* Later ones take precedence: the list in tokenizer_config.json is the older form, separate files
- * are the newer one. */
+/* Collect the templates of a folder.  Separate files replace templates of tokenizer_config.json,
+ * which is the older form. */
 static int collect_folder(const struct source *s, json_t *all, char **bos, char **eos, struct err *e)
 {
     static const char folder[] = "additional_chat_templates/";
@@ -149,7 +151,7 @@ json_t *template_collect(const struct source *s, char **bos, char **eos, struct 
 
 /* ---- a .zse file */
 
-/* BOS and EOS as tokenizer_config.json named them, if it was kept; else by their ids. */
+/* The texts of BOS and EOS, from the kept tokenizer_config.json, or else from their ids. */
 static int zse_tokens(const struct zfile *z, char **bos, char **eos, struct err *e)
 {
     size_t size, n_token;
@@ -189,7 +191,7 @@ static int zse_tokens(const struct zfile *z, char **bos, char **eos, struct err 
 static json_t *collect_zse(const struct zfile *z, char **bos, char **eos, struct err *e)
 {
     const json_t *one = js_get(zfile_json(z), "chat_template"), *named = js_get(zfile_json(z), "chat_templates");
-    /* copying does not change it */
+    /* the cast is safe: json_copy() does not change it */
     json_t *all = json_is_object(named) ? json_copy((json_t *)(uintptr_t)named) : json_object();
     if (!all) {
         err_nomem(e, "chat templates");

@@ -26,7 +26,7 @@ static const struct gguf_kv *array(const struct gguf *g, const char *key, int n,
     return kv;
 }
 
-/* Pointers and lengths of a list of texts, each in its own array. */
+/* Make arrays of the pointers and of the lengths of a list of texts. */
 static int texts(const struct gguf_kv *kv, const char *const **p, size_t **n, struct err *e)
 {
     size_t count = (size_t)kv->n ? (size_t)kv->n : 1;
@@ -42,7 +42,7 @@ static int texts(const struct gguf_kv *kv, const char *const **p, size_t **n, st
     return 0;
 }
 
-/* *out: a copy, NULL where there is none. */
+/* *out: a copy of the text with this key; NULL if there is none. */
 static int string(const struct gguf *g, const char *key, char **out, struct err *e)
 {
     const struct gguf_str *s = gguf_str(g, key);
@@ -174,7 +174,8 @@ static int from_zse(const char *path, void **blob, size_t *size, struct err *e)
     return rc;
 }
 
-/* tokenizer.json or tokenizer.model alone, or with tokenizer_config.json next to it. */
+/* Compile a file tokenizer.json or tokenizer.model, and use tokenizer_config.json if it is in
+ * the same folder. */
 static int from_file(const char *path, int json, void **blob, size_t *size, struct err *e)
 {
     const char *slash = strrchr(path, '/');
