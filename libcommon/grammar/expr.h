@@ -186,8 +186,10 @@ uint32_t expr_walk_first(struct exprs *s, uint32_t e, int byte);
 static inline uint32_t expr_walk(struct exprs *s, uint32_t e, int byte)
 {
     const uint32_t row = s->state_of[e];
+    if (!row)                                          /* the table may not exist yet */
+        return expr_walk_first(s, e, byte);
     const struct row_costs *c = &s->costs[row];
-    if (!row || c->walk != s->walk || !(c->used[byte >> 6] >> (byte & 63) & 1))
+    if (c->walk != s->walk || !(c->used[byte >> 6] >> (byte & 63) & 1))
         return expr_walk_first(s, e, byte);
     meter_step(s, 1);
     return s->rows[(size_t)row * 256 + (size_t)byte];
