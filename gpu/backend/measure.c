@@ -10,7 +10,8 @@ enum { REPEATS = 8 };
 
 struct buffers { uint8_t *a, *b, *host; struct gpu_event *from, *to; size_t bytes; };
 
-/* Bytes a second of the best of REPEATS copies; up: from the host. */
+/* Measure the bytes a second of the fastest of REPEATS copies: with `up` from the host, else
+ * within the device, where reading and writing both count. */
 static int time_copies(struct gpu *g, const struct buffers *v, int up, double *rate, struct err *e)
 {
     double s;

@@ -19,7 +19,8 @@
 
 enum { WARPS = 4, PAD = 33 };
 
-/* The sums of a lane, with the scales of the rows: value of row 4g + r of pair 8i + 2t + k. */
+/* Multiply the sums of a lane by ACT_UNIT and by the scales of their rows.  The lane has rows 4g +
+ * r, r = 0..3, of the pairs 8i + 2t + k, k = 0..1. */
 template <int TYPE, int PAIRS> DEVICE void scale_rows(float (&c)[2][PAIRS / 2], const uint8_t *data, int g)
 {
 #pragma unroll

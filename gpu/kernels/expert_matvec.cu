@@ -11,9 +11,10 @@
  * moves    the weights of each chosen expert once from HBM, whichever tokens chose it.
  *          Qwen3-30B-A3B, nl4, one token: 8 of 128 experts, 13.4 MB for gate and up, 6.7 MB for
  *          down a layer, where attention has 10 MB; activations from L2
- * limit    HBM bandwidth: 3.1 and 1.6 us at 4.3 TB/s; one token has 192 and 512 blocks of 70 and 13
- *          KB, whose codebooks take about as long as the bytes of down (calculated, not run on a
- *          GPU); 132 and 155 instructions per 16 bytes of nl4 and lane (nvcc 13.0, sm_90)
+ * limit    HBM bandwidth: at 4.3 TB/s 3.1 us for gate and up, 1.6 us for down.  For one token gate
+ *          and up have 192 blocks that read 70 KB each, down 512 blocks that read 13 KB each;
+ *          filling the codebooks of these takes about as long as reading down.  (Calculated, not
+ *          run on a GPU.)  132 and 155 instructions per 16 bytes of nl4 and lane (nvcc 13.0, sm_90)
  * checked  tests/unit/t-gpu-experts.c */
 #include "gpu/kernels/operations.h"
 #include "gpu/prim/experts.cuh"

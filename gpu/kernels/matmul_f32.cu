@@ -96,7 +96,7 @@ QTYPE_SCALES_HERE(7);
 
 DEVICE float scale_of_byte(const layout &a, uint8_t byte)
 {
-    /* f16's bits 7 places lower, worth 2^-8; the file has no NaN */
+    /* E4M3's bits, 7 places higher, are an f16 of 2^-8 times the value; 7f and ff do not occur */
     if (a.scale == SCALE_E4M3)
         return 256 * half_low((uint32_t)(byte & 0x80) << 8 | (uint32_t)(byte & 0x7f) << 7);
     return a.scale == SCALE_U8 ? (float)byte : (float)(int8_t)byte;

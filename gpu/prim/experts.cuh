@@ -1,5 +1,5 @@
-/* experts.cuh - primitives of the kernels of experts: the address of a tile's weights, biases, the
- * activation between gate and up, and down. */
+/* experts.cuh - primitives of the kernels of experts: the address of a tile's weights, biases, and
+ * the activation that makes the input of down from the outputs of gate and up. */
 #ifndef ZSE_GPU_PRIM_EXPERTS_CUH
 #define ZSE_GPU_PRIM_EXPERTS_CUH
 
@@ -17,7 +17,7 @@ DEVICE float expert_biased(const gpu_expert_mat &m, int expert, int row, float y
     return m.bias ? y + m.bias[(size_t)expert * m.bias_stride + row] : y;
 }
 
-/* An element of the activations between gate and up, and down. */
+/* An element of the input of down, from the outputs of gate and up for it. */
 DEVICE float expert_activation(const gpu_experts &o, float gate, float up)
 {
     if (o.alpha > 0) {

@@ -181,7 +181,7 @@ template <int TYPE> DEVICE uint32_t decode_scale(const raw_step<TYPE> &r, int i)
     if (f::scales == SCALE_F16) {
         const uint32_t h = i < 2 ? r.scale.x : r.scale.y;
         s = prmt(h, h, i % 2 ? 0x3232 : 0x1010);
-    } else if (f::scales == SCALE_E4M3) {       /* f16's bits 7 places lower, worth 2^-8 */
+    } else if (f::scales == SCALE_E4M3) {       /* 7 places higher: f16 of 2^-8 times the value */
         const uint32_t b = r.scale.x >> 8 * i, h = (b & 0x80) << 8 | (b & 0x7f) << 7;
         s = half_mul(h | h << 16, 0x5c005c00u);
     } else {

@@ -41,8 +41,9 @@ int audit_tail(int fd, const char *path, struct audit_end *last, uint64_t *end, 
  * covers, or 0 if there is none.  *seq: the line's number, or 0. */
 size_t audit_line_end(const char *line, size_t size, const char **hash, uint64_t *seq);
 
-/* FOLDER/requests.head and anonymous.head: the end of the chain and the retention, as the last
- * writer left them; reveals an end that was cut off.  Call these under the lock. */
+/* The contents of FOLDER/requests.head or anonymous.head: the end of the chain and the retention,
+ * as the last writer left them.  A log that ends earlier was cut off.  Call these functions under
+ * the lock. */
 struct audit_head { struct audit_end end; int keep; };
 /* 1; 0: missing or malformed */
 int audit_head_read(const char *folder, enum audit_chain chain, struct audit_head *head);

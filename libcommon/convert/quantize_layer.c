@@ -564,7 +564,8 @@ int quantize_expert(struct conversion *cv, struct calibration *c, int layer, int
 
 /* ---- best ---- */
 
-/* Copy the norm of the experts' sum: its tensor is written before the last of them is done. */
+/* Keep a copy of the norm of the experts' sum: calibrate_unload() frees its tensor before the last
+ * expert is quantized. */
 static int keep_norm(const struct conversion *cv, struct calibration *c, struct norm *norm, struct err *e)
 {
     const size_t bytes = (size_t)cv->config.hidden_size * sizeof *c->norm;

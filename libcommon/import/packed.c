@@ -365,7 +365,8 @@ static int order_take(const struct packed_indexer *x, struct packed *p, const st
     return 0;
 }
 
-/* Codes of words, scales and zero points [groups][rows]: GPTQ and AWQ. */
+/* Take a matrix of GPTQ or AWQ: codes in 32-bit words; scales, and zero points in words, for each
+ * group and row. */
 static int grouped_take(struct packed_indexer *x, struct packed *p, const struct source_tensor *main, size_t stem)
 {
     const struct scheme *c = &x->schemes[0];

@@ -18,8 +18,9 @@ const char *sentence_folder(const json_t *list, size_t i);
 /* modules.json, checked: known types, folders that are plain names.  NULL with *e, or (no error,
  * *found 0) where the source has none. */
 json_t *sentence_modules(const struct source *s, int *found, struct err *e);
-/* 1 if the tokenizer tells the two texts of a pair apart (token_type_ids), as tokenizer_config.json
- * says or the class that it names does; also without that file. */
+/* 1 if the two texts of a pair get different token_type_ids: those are in model_input_names of
+ * tokenizer_config.json, or it has no such list and its tokenizer_class is not
+ * PreTrainedTokenizerFast.  1 also if that file is missing. */
 int sentence_pair_types(const struct source *s);
 /* The object zse_embedding of our configuration:
  *   pooling "mean" "last" "cls"   normalize   max_seq_length   prompts   default_prompt_name

@@ -234,7 +234,7 @@ INLINE void amx_prefetch_rows(const struct amx_job *j, int p)
 enum { AMX_SLOTS = 8 };
 INLINE unsigned amx_slots(int n_steps) { return n_steps == 4 ? 8 : 4; }
 
-/* The part of the vectors' work that overlaps with step u. */
+/* The part of scaling a group that overlaps with the products of step u. */
 INLINE void amx_vector_part(const int n_steps, const int has_min, const struct amx_group group[4], const int32_t *sums,
                       unsigned u, unsigned late, int T)
 {
@@ -247,7 +247,7 @@ INLINE void amx_vector_part(const int n_steps, const int has_min, const struct a
 }
 
 /* Run all panels through an unpacked block.  During step u the sums of step u - 2 are stored, and
- * the vectors do a part of the work of the group whose sums are complete. */
+ * vector instructions do a part of scaling the last group whose sums are all stored. */
 INLINE void amx_steps(const int n_steps, const int has_min, const struct amx_job *j)
 {
     const int T = j->T, act_group = j->w->m->act_group, step = j->w->step, n = step > 64 ? step / 64 : 1;
@@ -325,7 +325,7 @@ INLINE void amx_more(const int8_t *a, const int8_t *high, const int8_t *low)
 }
 
 /* Run all panels through a folded block.  During group u the sums of group u - 1 are stored, and
- * the vectors scale those of u - 2. */
+ * vector instructions scale those of group u - 2. */
 static void amx_folded(const struct amx_job *j)
 {
     const int T = j->T, act_group = j->w->m->act_group;

@@ -32,14 +32,15 @@ int spec_vector(struct builder *b, int layer, enum layer_part part, const char *
 int spec_layer_norm(struct builder *b, int layer, enum layer_part part, const char *stem);
 int spec_as(struct builder *b, const char *ours, const char *full, const int64_t *want, int n_want,
             const struct weight_spec *t);
-/* Add tensor name + suffix of ours, t.rows x t.cols, from the source's tensor source + suffix of
- * src_rows rows (0: as many).  A missing optional tensor is left out. */
+/* Add our tensor `name` + `suffix` of shape [t.rows, t.cols], made from the source's tensor
+ * `source` + `suffix`, which has src_rows rows (0: as many as ours).  If the source lacks an
+ * optional tensor, nothing is added. */
 int spec_tensor(struct builder *b, const char *name, const char *suffix, const char *source, int64_t src_rows,
                 struct weight_spec t);
 /* Add a norm of n elements that the source keeps at `stem`, and its bias if biased. */
 int spec_norm(struct builder *b, int layer, int part, const char *name, const char *stem, int64_t n, int biased);
-/* Add a matrix and its bias (of a GGUF: if it holds one), t.rows rows through t.map of a source of
- * src_rows rows (0: as many). */
+/* Add a matrix of t.rows rows, which t.map selects from the src_rows rows of the source's tensor
+ * (0: as many as ours), and its bias if `biased`; for a GGUF its bias if the file has one. */
 int spec_linear(struct builder *b, const char *name, const char *source, int64_t src_rows, int biased,
                 struct weight_spec t);
 int spec_exists(const struct builder *b, const char *name);

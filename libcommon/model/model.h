@@ -401,10 +401,12 @@ struct layer {
      * index_w the weights of its heads; index_norm norms the keys, index_q_norm the queries */
     struct linear index_q, index_k, index_w;
     struct norm index_norm, index_q_norm;
-    /* MIXER_COMPRESSED: values that the entries sum up, and scores for their softmax, per channel,
-     * with a bias for each position in an entry; the same for the keys of an indexer, which scores
-     * entries.  With an indexer each has two sums, one after the other: for the next entry and for
-     * this one.  o_a reads the output of attention, o the output of o_a */
+    /* MIXER_COMPRESSED: an entry summarizes a run of tokens; each of its channels is the mean of
+     * the tokens' comp_value, weighted by the softmax of their comp_score + comp_bias (one for
+     * each position in the run).  index_value, index_score and index_bias make the keys of the
+     * entries for an indexer in the same way.  With an indexer the runs overlap and each token
+     * counts in two entries: the first half of the rows is for the next entry, the second half for
+     * the current one.  o_a reads the output of attention, o the output of o_a */
     struct linear comp_value, comp_score, index_value, index_score, o_a;
     const float *comp_bias, *index_bias;
     struct norm comp_norm;

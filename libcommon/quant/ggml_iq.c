@@ -415,7 +415,8 @@ static inline void point3(uint16_t point, const float *level, uint8_t signs, flo
     }
 }
 
-/* d; per 32 elements 4 index bytes and a dword: 4 x 7 signs, scale in the top 4 bits */
+/* d; for each 32 elements 4 bytes, indexes of grid points, and a dword: four times the signs of 8
+ * elements in 7 bits, then a scale of 4 bits */
 void ggml_iq2_xxs(const uint8_t *b, float *y)
 {
     float d = half(b);

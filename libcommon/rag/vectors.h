@@ -26,9 +26,11 @@ struct rag_vectors *rag_vectors_open(const struct kernels *k, size_t most_bytes,
 void rag_vectors_close(struct rag_vectors *v);          /* NULL is fine */
 
 struct near { int64_t chunk; float similarity; };
-/* The nearest `most` of the chunks in the collections by descending similarity (a cosine), of the
- * documents whose chunks lie in ranges [2 * n_ranges] if there are any.  *mean and *deviation: of
- * all that were visited.  Returns how many, -1 with *e. */
+/* Find the `most` chunks of the collections with the largest cosine similarity to `vector`, sorted
+ * by it.  If n_ranges is not 0, only chunks with ids in one of ranges [n_ranges][2] (first, last)
+ * are compared, so that a search can be limited to some documents.  *mean and *deviation describe
+ * the similarities of all chunks that were compared.  Returns the number of chunks in out; -1 with
+ * *e. */
 int rag_nearest(struct rag_vectors *v, struct rag_store *r, const char *model, const float *vector, int size,
                 const int64_t *collections, int n_collections, const int64_t *ranges, int n_ranges, struct near *out,
                 int most, double *mean, double *deviation, struct err *e);

@@ -1,10 +1,10 @@
 /* tok_decode.c - ids to text, one id at a time.
  *
  * The decoders of tokenizer.json map a list of tokens to a list of tokens.  Here each is a stage
- * that is fed token by token and hands on what has become certain: a token arrives in chunks,
- * the last marked END.  After DEC_FUSE and DEC_BYTES there is one endless token, which ends when
- * the text does.  Decoding a whole list runs the same stages, so that both ways give the same
- * text. */
+ * that receives one token after the other and passes on each byte as soon as no later token can
+ * change it.  A token is passed on in chunks, the last of them marked END.  DEC_FUSE and DEC_BYTES
+ * join all tokens: the stages after them receive the whole text as one token.  Decoding a whole
+ * list runs the same stages, so that both ways give the same text. */
 #include <stdlib.h>
 #include <string.h>
 
