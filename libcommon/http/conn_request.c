@@ -200,7 +200,9 @@ void conn_read(struct conn *c)
         }
         c->received_ns = clock_ns();
         c->pinged_ns = 0;
-        conn_settle(c, 1);
+        /* bytes of a head are no activity until it is complete: a client that trickles heads must
+         * not keep its places from others of its address */
+        conn_settle(c, c->place.known || c->busy || c->mode != CONN_HTTP || c->parser.req != NULL);
         buf_add(&c->in, bytes, (size_t)n);
         if (c->in.failed) {
             conn_kill(c);

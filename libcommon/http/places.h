@@ -6,8 +6,9 @@
  * per_address unknown connections, and an eighth of the places is reserved for connections with a
  * key.  When no place is free, a new connection evicts an evictable one: unknown ones first, and
  * among the PLACES_LOOK that have been idle longest one of the owner that has the most.  So idle
- * connections never lock a client out, and owners with few connections keep them.  Uses no sockets;
- * one thread. */
+ * connections never lock a client out, and owners with few connections keep them.  The caller
+ * decides which bytes are activity (conn_request.c: those of an unfinished head are not).  Uses no
+ * sockets; one thread. */
 #ifndef ZSE_HTTP_PLACES_H
 #define ZSE_HTTP_PLACES_H
 

@@ -69,6 +69,7 @@ class Server:
 
     def __init__(self, *args, home=None, model=True, cwd=None, core=None, env=None):
         self.home = home or new_home()
+        self.drain = float(args[args.index('--drain') + 1]) if '--drain' in args else 30
         self.err = open(self.home.parent / (self.home.name + '.err'), 'a+')
         limit = (lambda: resource.setrlimit(resource.RLIMIT_CORE, (core, core))) if core is not None else None
         self.p = subprocess.Popen([BUILD / 'zse-serve', '--port', '0', '--threads', '2', *([TINY] if model else []), *map(str, args)],
@@ -155,10 +156,19 @@ class Server:
         return log_of(self.home, 'requests') + log_of(self.home, 'anonymous')
 
     def stop(self, how=signal.SIGTERM):
-        if self.p.poll() is None:
-            self.p.send_signal(how)
-        self.p.wait(60)
-        servers.remove(self)
+        "End it; SIGTERM: with 0, not much later than --drain allows.  Returns the seconds that it took."
+        expect(self.p.poll() is None, f'the server has ended with {self.p.returncode}: {self.said()[-300:]}')
+        began = time.monotonic()
+        self.p.send_signal(how)
+        try:
+            code = self.p.wait(self.drain + 60 * SLOW)
+        finally:
+            servers.remove(self)
+        seconds = time.monotonic() - began
+        if how == signal.SIGTERM:
+            expect(code == 0, f'SIGTERM ends the server with {code}: {self.said()[-300:]}')
+            expect(seconds < self.drain + 5 * SLOW, f'SIGTERM ends the server after {seconds:.1f} s, --drain {self.drain}')
+        return seconds
 
 
 def log_of(home, chain):
@@ -686,6 +696,70 @@ def four_thousand_idle_connections():
 
 
 @attempt
+def heads_that_trickle():
+    "700 half heads of the address of a good key, a byte more of each every 0.2 s; new connections of the key meanwhile"
+    home = new_home()
+    key = make_key(home, 'a', '--scope', 'models')
+    s = Server(home=home)
+    held, over = [], threading.Event()
+    for _ in range(700):
+        with contextlib.suppress(OSError):
+            held.append(s.open(b'GET /health HTTP/1.1\r\nX: '))
+
+    def trickle():
+        while not over.wait(.2):
+            for c in held:
+                with contextlib.suppress(OSError):
+                    c.send(b'x')
+
+    def served():
+        with contextlib.suppress(OSError):
+            return s.status('/v1/models', key=key, timeout=20) == 200
+        return False
+    sender = threading.Thread(target=trickle, daemon=True)
+    sender.start()
+    try:
+        # connections of an address are evicted once they are a second old
+        expect(until(served, 10), 'the key is never served')
+        failed = sum(not served() for _ in range(30))
+        expect(not failed, f'{failed} of 30 new connections of the key were refused')
+    finally:
+        over.set()
+        sender.join()
+    seconds = s.stop()
+    for c in held:
+        c.close()
+    return f'30 of 30 served; SIGTERM beside them: {seconds:.2f} s'
+
+
+@attempt
+def a_stop_in_any_state():
+    "SIGTERM with --drain 2 beside 1000 idle connections, half heads, half bodies, answers and pages that are not read, WebSockets, a queue of long answers, uploads of 16 MB, 5000 requests in one connection"
+    up = ['Upgrade: websocket', 'Connection: Upgrade', 'Sec-WebSocket-Version: 13', 'Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==']
+    big = json.dumps({**SHORT, 'metadata': {'a': [{}] * 3000000}}).encode()
+    answer = {**LONG, 'n': 8}
+    states = {'idle': (1000, b'', None), 'half heads': (400, b'GET /health HTTP/1.1\r\nX: ', None),
+              'half bodies': (300, request('/v1/completions', method='POST', fields=['Content-Length: 100']) + b'{', None),
+              'streams that are not read': (40, request('/v1/completions', answer), 1024), 'pages that are not read': (200, request('/openapi.json') * 60, 1024),
+              'WebSockets': (100, request('/ws/chat', fields=up), None), 'a queue': (200, request('/v1/completions', LONG), None),
+              'uploads': (12, request('/v1/completions', big), None), 'a pipeline': (4, request('/v1/models') * 5000, 1024)}
+    took = {}
+    for what, (n, data, receive) in states.items():
+        s = Server('--drain', '2')
+        held = [s.open(b'', receive=receive) for _ in range(n)]
+
+        def send(i):
+            with contextlib.suppress(OSError):          # the server closes it, or does not read on
+                held[i].settimeout(2)
+                held[i].sendall(data)
+        many(min(n, 16), lambda i: [send(k) for k in range(i, n, 16)])
+        took[what] = s.stop()
+        for c in held:
+            c.close()
+    return ', '.join(f'{what} {seconds:.2f} s' for what, seconds in took.items())
+
+
+@attempt
 def a_flood_of_handshakes():
     "8 threads of clients that only shake hands, against an RSA key of 4096 bits; an open connection, a new client and one that resumes its session meanwhile; 300 that say nothing, 50 that break off, hellos that announce 131 kB"
     cert, key = T / 'cert.pem', T / 'key.pem'
@@ -1071,12 +1145,8 @@ def grammars_that_take_all_the_time():
         mild.append(timed(short))
         s.lives('beside hostile grammars')
     ending.set()                            # an answer that ends from now on may say that the server stops
-    began = time.monotonic()
-    s.p.send_signal(signal.SIGTERM)
-    expect(s.p.wait(60) == 0, f'it ended with {s.p.returncode}')
-    seconds = time.monotonic() - began
+    seconds = s.stop()
     over.set()
-    servers.remove(s)
     for t in runners:
         t.join(20)
     expect(not wrong, f'{wrong}')
@@ -1849,12 +1919,9 @@ def jobs_that_are_many():
         s.lives('beside jobs that come and go')
     expect(most <= 1, f'{most} children at once')
     expect(until(lambda: s.status(jobs, {'source': 'a/last', 'kind': 'download'}, key=s.token) in (202, 503, 409)), 'no order is taken')
-    left, began = children(s), time.monotonic()
-    s.p.send_signal(signal.SIGTERM)
-    expect(s.p.wait(60) == 0, f'it ended with {s.p.returncode}: {s.said()[-300:]}')
-    seconds = time.monotonic() - began
+    left = children(s)
+    seconds = s.stop()
     over.set()
-    servers.remove(s)
     for t in runners:
         t.join(20)
     expect(not wrong, f'{wrong}')
