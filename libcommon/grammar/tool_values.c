@@ -189,8 +189,8 @@ static int string(struct value_reader *r, int outer)
     }
     struct value_text t = { 0 };
     int rc = quoted(r, &t);
-    if (rc == DONE)
-        rc = put_string(&r->out, t.s ? t.s : "", t.n, 0);
+    if ((rc == DONE || (rc == MORE && outer)) && put_string(&r->out, t.s ? t.s : "", t.n, rc == MORE) == BAD)
+        rc = BAD;
     r->out.failed |= t.failed;
     free(t.s);
     return rc;

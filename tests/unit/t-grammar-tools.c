@@ -237,7 +237,8 @@ static void a_cut_answer_keeps_its_calls(void **state)
         { "glm", "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n<arg_key>days</arg_key>\n<arg_value>1", "call(get_weather){\"city\":\"Rome\"", 0 },
         { "gemma4", "<|tool_call>call:now{}<tool_call|><|tool_call>call:get_weather{days:1,city:<|\"|>Ro\xC3", "call(now){} call(get_weather){\"days\":1,\"city\":\"Ro", 0 },
         { "gemma4", "<|tool_call>call:now{a:1,b:[1,2", "call(now){\"a\":1", 0 },
-        { "lfm2", "<|tool_call_start|>[now(), get_weather(days=1, city=\"Ro", "call(now){} call(get_weather){\"days\":1", 0 },
+        { "lfm2", "<|tool_call_start|>[now(), get_weather(days=1, city=\"Ro", "call(now){} call(get_weather){\"days\":1,\"city\":\"Ro", 0 },
+        { "lfm2", "<|tool_call_start|>[get_weather(city='a\\'\\u00e9\\u00e", "call(get_weather){\"city\":\"a'\xC3\xA9", 0 },
         { "lfm2", "<|tool_call_start|>[now(), ", "call(now){}", 0 },
         { "lfm2", "<|tool_call_start|>[now()]<|tool_ca", "call(now){}", 0 },
         { "cohere", "<|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"now\", \"parameters\": {}},\n    {\"tool_call_id\": \"1\", \"tool_name\": \"get_weather\", \"parameters\": {\"ci", "call(now){} call(get_weather){\"ci", 0 },
@@ -260,6 +261,96 @@ static void a_cut_answer_keeps_its_calls(void **state)
     struct heard h;
     read_in_pieces(&whole, 4, 0, &h);
     assert_string_equal(h.text, whole.want);
+}
+
+/* ---- every format, from its row in the table ---- */
+
+/* Append a call of get_weather for the city, in the form f; *open: the bytes up to the city. */
+static size_t write_call(char *to, const struct tool_format *f, int first, const char *city, size_t *open)
+{
+    const char *named = strcmp(f->name, "functionary-3.2") == 0 && first ? "" : f->open;   /* in the prompt */
+    const int list = f->style == TOOL_JSON_LIST, python = f->style == TOOL_PYTHON, begins = first || (!list && !python);
+    size_t n = (size_t)sprintf(to, "%s%s", first ? f->section : "", begins ? named : "");
+    if (list || python)
+        n += (size_t)sprintf(to + n, "%s", !first ? ", " : f->list_open ? f->list_open : "[");
+    if ((f->style == TOOL_JSON || list) && f->arguments)
+        n += (size_t)sprintf(to + n, "{%s%s%s\"%s\": \"get_weather\", \"%s\": {\"city\": \"", f->id_key ? "\"" : "",
+                             f->id_key ? f->id_key : "", f->id_key ? "\": \"0\", " : "",
+                             f->name_key ? f->name_key : "name", f->arguments);
+    else if (list)
+        n += (size_t)sprintf(to + n, "{\"get_weather\": {\"city\": \"");
+    else
+        n += (size_t)sprintf(to + n, "%s%sget_weather%s%s", f->id_close ? "abcdefghij" : "", f->id_close ? f->id_close : "",
+                             f->before_arguments,
+                             f->style == TOOL_NAMED ? "{\"city\": \"" : python ? "city=\"" : f->style == TOOL_QUOTED ? "city:" : "");
+    if (f->style == TOOL_TAGS)
+        n += (size_t)sprintf(to + n, "%scity%s", f->key_open, f->key_close);
+    if (f->style == TOOL_QUOTED)
+        n += (size_t)sprintf(to + n, "%s", f->value_close);
+    *open = n;
+    n += (size_t)sprintf(to + n, "%s%s", city, f->style == TOOL_TAGS || f->style == TOOL_QUOTED ? f->value_close
+                                             : python ? "\")" : f->style == TOOL_NAMED ? "\"}" : "\"}}");
+    if (f->style == TOOL_QUOTED)
+        n += (size_t)sprintf(to + n, "}");
+    return n + (size_t)sprintf(to + n, "%s", list || python ? "" : f->close);
+}
+
+static size_t count(const char *text, char c)
+{
+    size_t n = 0;
+    for (; *text; text++)
+        n += *text == c;
+    return n;
+}
+
+/* Of a string of which 100 bytes have arrived, most have been handed on. */
+static void strings_come_while_they_are_written(void **state)
+{
+    (void)state;
+    for (int i = 0; i < n_tool_formats; i++) {
+        char city[101], text[2048];
+        size_t open;
+        memset(city, 'X', 100);
+        city[100] = '\0';
+        write_call(text, &tool_formats[i], 1, city, &open);
+        struct heard h = { .last = -1 };
+        struct tool_parser_options o = { .tools = tools, .stream_arguments = 1, .on_event = hear, .user = &h };
+        struct tool_parser *p = tool_parser_open(&tool_formats[i], &o, NULL);
+        for (size_t k = 0; k < open + 100; k++)
+            assert_int_equal(tool_parser_push(p, text + k, 1, NULL), 0);
+        tool_parser_close(p);
+        if (count(h.text, 'X') < 70)
+            fail_msg("%s: of %s only %s is heard", tool_formats[i].name, text, h.text);
+    }
+}
+
+/* Wherever the second call is cut, the first one is read whole. */
+static void a_cut_in_the_second_call_keeps_the_first(void **state)
+{
+    (void)state;
+    for (int i = 0; i < n_tool_formats; i++) {
+        const struct tool_format *f = &tool_formats[i];
+        char text[2048];
+        size_t open, first = write_call(text, f, 1, "Rome", &open), n = first;
+        if (f->single)
+            continue;
+        n += (size_t)sprintf(text + n, "%s", f->style == TOOL_JSON_LIST || f->style == TOOL_PYTHON ? "" : f->between);
+        n += write_call(text + n, f, 0, "Oslo", &open);
+        for (size_t cut = first; cut <= n; cut++)
+            for (int stream = 0; stream < 2; stream++) {
+                char part[2048];
+                struct sample s = { f->name, part, NULL, 0 };
+                struct heard h;
+                memcpy(part, text, cut);
+                part[cut] = '\0';
+                read_in_pieces(&s, 7, stream, &h);
+                const char *rome = strstr(h.text, "Rome\"}");
+                if (strncmp(h.text, "call(get_weather){\"city\":", 25) != 0 || !rome || rome - h.text > 30)
+                    fail_msg("%s: %s is read as %s", f->name, part, h.text);
+                if (cut == n && h.n_calls != 2)
+                    fail_msg("%s: %s is read as %d calls: %s", f->name, part, h.n_calls, h.text);
+            }
+    }
 }
 
 /* Cut anywhere, or with any byte changed, it is read as something, and no text is lost under
@@ -759,6 +850,8 @@ int main(void)
         cmocka_unit_test(calls_are_read_in_pieces_of_any_size),
         cmocka_unit_test(a_malformed_call_keeps_its_arguments), cmocka_unit_test(malformed_values_are_text),
         cmocka_unit_test(a_cut_answer_keeps_its_calls),
+        cmocka_unit_test(strings_come_while_they_are_written),
+        cmocka_unit_test(a_cut_in_the_second_call_keeps_the_first),
         cmocka_unit_test(keywords_that_are_not_enforced_are_listed),
         cmocka_unit_test(a_damaged_answer_is_read_as_something),
         cmocka_unit_test(templates_tell_their_format),
