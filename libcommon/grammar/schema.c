@@ -301,7 +301,8 @@ static int init(struct schema *s, struct grammar *g, struct err *e)
 static int nothing_left(struct schema *s)
 {
     if (!s->n_partial)
-        return err_set(s->e, ERR_FORMAT, "schema: nothing can satisfy it");
+        return s->long_numbers ? err_set(s->e, ERR_LIMIT, "schema: nothing but numbers of more digits than are supported can satisfy it")
+                               : err_set(s->e, ERR_FORMAT, "schema: nothing can satisfy it");
     schema_refuse(s, s->partial_at, s->partial_key, NEGATION);
     return -1;
 }

@@ -80,6 +80,7 @@ struct schema {
     /* Every string and number can be written in one form only, because items are compared as texts
      * (distinct.h). */
     int one_form;
+    int long_numbers;                   /* numbers were left out because they have too many digits */
     int failed;
     int quiet;                          /* in a trial, whose errors are discarded */
     /* receives a keyword that cannot be enforced; may be NULL */

@@ -283,13 +283,19 @@ static int digits_after_point(const struct number_rules *r)
     return f < 0 ? 0 : f;
 }
 
+static int64_t power_of_10(int n)
+{
+    int64_t v = 1;
+    for (int i = 0; i < n; i++)
+        v *= 10;
+    return v;
+}
+
 /* The range of value * 10^f that all bounds leave of numbers with `digits` digits. */
 static void range_of(const struct number_rules *r, int f, int digits, int64_t *lo, int64_t *hi)
 {
-    int64_t top = 1;
+    const int64_t top = power_of_10(digits);
     int exact;
-    for (int i = 0; i < digits; i++)
-        top *= 10;
     *lo = -(top - 1);
     *hi = top - 1;
     for (int i = 0; i < r->n_bounds; i++) {
@@ -364,6 +370,8 @@ static uint32_t in_range(struct schema *s, const struct number_rules *rules, int
     struct exprs *x = &s->g->x;
     int64_t lo, hi;
     range_of(rules, f, digits, &lo, &hi);
+    if (lo >= power_of_10(digits) || hi <= -power_of_10(digits))
+        s->long_numbers = 1;
     uint32_t r = EXPR_NONE;
     if (hi >= 0 && lo <= hi)
         r = between(x, lo > 0 ? lo : 0, hi, f, residues);

@@ -364,6 +364,8 @@ static void refusals_name_the_place(void **state)
         { SCHEMA, "{\"const\":[1],\"unevaluatedItems\":false}", "schema: /unevaluatedItems: it can be checked" },
         { SCHEMA, "{\"contains\":{\"format\":\"email\"},\"maxContains\":1}", "schema: /contains/format: its negation" },
         { SCHEMA, "{\"type\":\"integer\",\"minimum\":5,\"maximum\":4}", "nothing can satisfy it" },
+        { SCHEMA, "{\"type\":\"integer\",\"minimum\":18446744073709551610}", "more digits than are supported" },
+        { SCHEMA, "{\"type\":\"number\",\"maximum\":-1e300}", "more digits than are supported" },
         { SCHEMA, "{\"type\":\"object\",\"properties\":{\"a\":{\"$ref\":\"#\"}},\"required\":[\"a\"]}",
           "no text of finite length" },
         { SCHEMA, "{\"minLength\":-1}", "schema: /minLength: expected a whole number" },
