@@ -295,7 +295,8 @@ static int may_run(const struct chat_session *t, const struct answer *a, int rou
     for (int i = 0; i < a->n_calls; i++)
         whole = whole && a->call[i].id && a->call[i].name;
     if (whole && round >= ROUNDS_DEFAULT)
-        cli_note(prog, "the model called tools in %d rounds: no more of them run in this turn", round - 1);
+        cli_note(prog, "the model called tools in %d round%s: no more of them run in this turn", round - 1,
+                 plural(round - 1));
     return whole && round < ROUNDS_DEFAULT;
 }
 

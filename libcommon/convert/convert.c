@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "libcommon/base/clock.h"
+#include "libcommon/base/plural.h"
 #include "libcommon/convert/source_weights.h"
 #include "libcommon/convert/spill.h"
 #include "libcommon/convert/describe.h"
@@ -151,13 +152,16 @@ static int open_files(struct conversion *cv, int *n_specs, struct err *e)
         return -1;
     }
     if (skipped[WEIGHT_ENCODER])
-        conversion_note(cv, "%d tensors of encoders are skipped: image input is left out",
-                        skipped[WEIGHT_ENCODER]);
+        conversion_note(cv, "%d tensor%s of encoders %s skipped: image input is left out",
+                        skipped[WEIGHT_ENCODER], plural(skipped[WEIGHT_ENCODER]), plural_are(skipped[WEIGHT_ENCODER]));
     if (skipped[WEIGHT_PREDICTOR])
-        conversion_note(cv, "%d tensors that predict further tokens are skipped%s%s", skipped[WEIGHT_PREDICTOR],
+        conversion_note(cv, "%d tensor%s for predicting further tokens %s skipped%s%s", skipped[WEIGHT_PREDICTOR],
+                        plural(skipped[WEIGHT_PREDICTOR]), plural_are(skipped[WEIGHT_PREDICTOR]),
                         left_out.code ? ": " : "", left_out.msg);
     if (skipped[WEIGHT_TRAINING])
-        conversion_note(cv, "%d tensors of heads that only training used are skipped", skipped[WEIGHT_TRAINING]);
+        conversion_note(cv, "%d tensor%s of heads that only training used %s skipped",
+                        skipped[WEIGHT_TRAINING], plural(skipped[WEIGHT_TRAINING]),
+                        plural_are(skipped[WEIGHT_TRAINING]));
     return 0;
 }
 

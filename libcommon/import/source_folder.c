@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "libcommon/base/json.h"
+#include "libcommon/base/plural.h"
 #include "libcommon/base/suffix.h"
 #include "libcommon/import/packed.h"
 #include "libcommon/import/safetensors.h"
@@ -207,7 +208,7 @@ static int open_unindexed(struct source *s, struct err *e)
         }
     }
     if (n != total) {
-        err_set(e, ERR_FORMAT, "%s: %d safetensors files, but %s says %d", s->path, n, list[0]->d_name, total);
+        err_set(e, ERR_FORMAT, "%s: %d safetensors file%s, but %s says %d", s->path, n, plural(n), list[0]->d_name, total);
         goto done;
     }
     r = 0;

@@ -8,6 +8,7 @@
 
 #include "libcommon/base/clock.h"
 #include "libcommon/base/json.h"
+#include "libcommon/base/plural.h"
 #include "libcommon/base/siphash.h"
 #include "libcommon/base/thread.h"
 #include "libcommon/base/utf8.h"
@@ -336,8 +337,8 @@ static void set_state(struct mcp_peer *p, enum mcp_state state, const char *reas
     if (state == MCP_FAILED)
         for (struct pending *w = p->pending; w; w = w->next)
             w->failed = 1;
-    snprintf(text, sizeof text, "ready, %zu tools, revision %s", json_array_size(p->tools),
-             p->modern ? MCP_MODERN : p->version);
+    snprintf(text, sizeof text, "ready, %zu tool%s, revision %s", json_array_size(p->tools),
+             plural((int64_t)json_array_size(p->tools)), p->modern ? MCP_MODERN : p->version);
     pthread_cond_broadcast(&p->news);
     pthread_mutex_unlock(&p->lock);
     /* a server that fails in the same way again and again is reported once */

@@ -70,7 +70,8 @@ char *result_text(const json_t *result, int *is_error, struct err *e)
         add(&t, dump, strlen(dump));
     free(dump);
     if (t.left)
-        t.size += (size_t)sprintf(t.data + t.size, "\n[%zu more bytes were cut off]", t.left);
+        t.size += (size_t)sprintf(t.data + t.size, "\n[%zu more byte%s cut off]", t.left,
+                                 t.left == 1 ? " was" : "s were");
     t.data[t.size] = '\0';
     return t.data;
 }

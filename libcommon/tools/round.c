@@ -20,7 +20,8 @@ char *round_content(const char *text, size_t size, int is_error, size_t *n)
     *n = n_head + kept;
     out[*n] = '\0';
     if (kept < size)
-        *n += (size_t)sprintf(out + *n, "\n[%zu more bytes were cut off]", size - kept);
+        *n += (size_t)sprintf(out + *n, "\n[%zu more byte%s cut off]", size - kept,
+                              size - kept == 1 ? " was" : "s were");
     return out;
 }
 
