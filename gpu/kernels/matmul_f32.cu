@@ -16,14 +16,10 @@
 
 enum { WARPS = 8, TOKENS = 8, PAD = 33 };
 
-/* f32 of the NF4 levels times 127: quant/qtype.c */
+/* The levels of NF4 times 127. */
 static __constant__ float nf4_level[16] = {
-    -127.0f, (float)(-0.6961928009986877 * 127), (float)(-0.5250730514526367 * 127),
-        (float)(-0.39491748809814453 * 127), (float)(-0.28444138169288635 * 127),
-    (float)(-0.18477343022823334 * 127), (float)(-0.09105003625154495 * 127), 0, (float)(0.07958029955625534 * 127),
-    (float)(0.16093020141124725 * 127), (float)(0.24611230194568634 * 127), (float)(0.33791524171829224 * 127),
-    (float)(0.44070982933044434 * 127), (float)(0.5626170039176941 * 127),
-    (float)(0.7229568362236023 * 127), 127.0f,
+#define NF4_LEVEL(x) (float)((x) * 127),
+#include "libcommon/quant/nf4.def"
 };
 
 #define VALUE_INT8(values, zero, code) (float)(int8_t)(code)

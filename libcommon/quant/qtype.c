@@ -23,15 +23,15 @@ static const float m5_f32[32] = { RUN16(float, -16), RUN16(float, 0) };
 static const int8_t m6_i8[64] = { RUN16(int8_t, -32), RUN16(int8_t, -16), RUN16(int8_t, 0), RUN16(int8_t, 16) };
 static const float m6_f32[64] = { RUN16(float, -32), RUN16(float, -16), RUN16(float, 0), RUN16(float, 16) };
 
-/* NormalFloat: Dettmers and others 2023, QLoRA, arXiv:2305.14314, appendix E; here times 127. */
-#define NF4(x) (float)((x) * 127.0)
+/* The levels of NormalFloat times 127. */
 static const float nf4_f32[16] = {
-    NF4(-1.0), NF4(-0.6961928009986877), NF4(-0.5250730514526367), NF4(-0.39491748809814453),
-    NF4(-0.28444138169288635), NF4(-0.18477343022823334), NF4(-0.09105003625154495), NF4(0.0),
-    NF4(0.07958029955625534), NF4(0.16093020141124725), NF4(0.24611230194568634), NF4(0.33791524171829224),
-    NF4(0.44070982933044434), NF4(0.5626170039176941), NF4(0.7229568362236023), NF4(1.0),
+#define NF4_LEVEL(x) (float)((x) * 127.0),
+#include "libcommon/quant/nf4.def"
 };
-static const int8_t nf4_i8[16] = { -127, -88, -67, -50, -36, -23, -12, 0, 10, 20, 31, 43, 56, 71, 92, 127 };
+static const int8_t nf4_i8[16] = {
+#define NF4_LEVEL(x) (int8_t)((x) * 127.0 + ((x) < 0 ? -0.5 : 0.5)),
+#include "libcommon/quant/nf4.def"
+};
 
 /* Codebooks found by the Lloyd-Max algorithm on groups of 32 normal numbers whose scales (of both
  * signs) are searched as in quantize.c, and rounded to integers.  Mean squared errors on these
