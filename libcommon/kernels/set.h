@@ -42,6 +42,15 @@ STREAM_KINDS_HERE(14);
      : (codes) == STREAM_TABLE_2 || (codes) == STREAM_TABLE_3 || (codes) == STREAM_FROM_M1 ? 2 : 4)
 #define HIGH_BITS(codes) ((codes) == STREAM_PLUS_1 || (codes) == STREAM_TABLE_3 ? 1 : (codes) == STREAM_PLUS_2 ? 2 : 0)
 #define CODE_BYTES_32(codes) (128 * (LOW_BITS(codes) + HIGH_BITS(codes)))
+/* A row of qtype.def whose planes have other bits than its kind of stream reads fails the build.
+ * T2, T3 and NONE do not read planes by these macros. */
+#define READS(stream, low, high) (LOW_BITS(stream) == (low) && HIGH_BITS(stream) == (high))
+#define QTYPE(ID, number, name, choice, option, codes, values, zero, low, high, \
+              scale, extra, row, sizes, group, acts, stream, ...) \
+    _Static_assert(STREAM_##stream >= STREAM_T2 || READS(STREAM_##stream, low, high), \
+                   "the kind of stream of " #ID " reads planes of other bits");
+#include "libcommon/quant/qtype.def"
+#undef READS
 
 /* A loop over the sums of T tokens with O vectors of rows. */
 #define EACH_SUM(t, r) UNROLL for (int t = 0; t < T; t++) UNROLL for (int r = 0; r < O; r++)
