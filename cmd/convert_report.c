@@ -15,7 +15,7 @@ const char *convert_type_label(struct convert_type t)
     case CONVERT_KEEP:  return "keep";
     case CONVERT_MIXED: return "mixed";
     case CONVERT_FIT:   return "fit";
-    default:            return t.qtype == QT_I8 ? "int8" : t.qtype == QT_I4 ? "int4" : qtype_info(t.qtype)->name;
+    default:            return qtype_info(t.qtype)->option;
     }
 }
 
@@ -149,8 +149,8 @@ void convert_print_text(const struct convert_options *o, const struct convert_re
            convert_type_label(r->type), r->n_calibration_tokens ? ", " : "",
            r->n_calibration_tokens ? efforts[r->effort] : "", cli_duration(time, r->seconds));
     for (int i = 0; i < n; i++)
-        printf("  %-8s to %-6s %4d matrices  %9s%s\n", source_name(pairs[i].source), qtype_info(pairs[i].type)->name,
-               pairs[i].tensors, cli_bytes(out, pairs[i].bytes),
+        printf("  %-8s to %-6s %4d %-8s  %9s%s\n", source_name(pairs[i].source), qtype_info(pairs[i].type)->name,
+               pairs[i].tensors, pairs[i].tensors == 1 ? "matrix" : "matrices", cli_bytes(out, pairs[i].bytes),
                pairs[i].source < 0 ? "" : pairs[i].exact ? "  exact" : o->output ? "  rounded" : "");
     free(pairs);
 }

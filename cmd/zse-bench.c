@@ -197,6 +197,7 @@ static int parse_seed(const char *arg, uint64_t *out)
 
 static int take(struct bench_options *o, int c, const char *arg)
 {
+    const struct sampling_option *temp = &sampling_options[SAMPLING_temperature];
     switch (c) {
     case 'p': return parse_whole("--prompt", arg, 0, 1 << 20, &o->prompt);
     case 'n': return parse_whole("--generate", arg, 0, 1 << 20, &o->generate);
@@ -215,7 +216,7 @@ static int take(struct bench_options *o, int c, const char *arg)
     case OPT_API: return parse_api(arg, &o->api);
     case OPT_SEED: return parse_seed(arg, &o->seed);
     case OPT_TIMEOUT: return cli_parse_float(prog, "--timeout", arg, 0, 1e6, &o->timeout_s);
-    case OPT_TEMP: return cli_parse_float(prog, "--temp", arg, 0, 2, &o->temperature);
+    case OPT_TEMP: return cli_parse_float(prog, "--temp", arg, temp->min, temp->max, &o->temperature);
     case OPT_SERVED: o->served = arg; return 0;
     case OPT_KEY: o->key = arg; return 0;
     case OPT_IGNORE_EOS: o->ignore_eos = 1; return 0;
@@ -295,7 +296,7 @@ static int check_arguments(enum command c, unsigned given, int n, char **args)
     if (c == SPEED && n > 1)
         return cli_usage(usage);
     if (n < commands[c].least || n > commands[c].most)
-        return cli_wrong(prog, "%s: %d arguments, expected %d%s", commands[c].name, n, commands[c].least,
+        return cli_wrong(prog, "%s: %d argument%s, expected %d%s", commands[c].name, n, plural(n), commands[c].least,
                          commands[c].most == commands[c].least ? "" : commands[c].most == 1 ? " or 1" : " to 2");
     for (int i = 0; i < N_SPECIAL; i++)
         if (given >> i & 1 && !strchr(commands[c].letters, special[i].letter))
