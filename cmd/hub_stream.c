@@ -6,7 +6,7 @@
 
 #include "cmd/hub_cli.h"
 
-enum state { ASKING, COMING, ENDED };
+enum stream_state { ASKING, COMING, ENDED };
 
 struct hub_stream {
     struct hub_setup setup;
@@ -18,7 +18,7 @@ struct hub_stream {
     pthread_t thread;
     pthread_mutex_t lock;               /* protects all members below */
     pthread_cond_t moved;
-    enum state state;
+    enum stream_state state;
     int stop, known, wanted;            /* wanted: index of the shard that the conversion waits for, or -1 */
     int rc; struct err e;               /* result of the download */
     char *path, *folder;                /* path: fetched; folder: where shards arrive */

@@ -33,16 +33,16 @@ DEVICE uint32_t key_of(float x)
 DEVICE float of_key(uint32_t key) { return float_of(key >> 31 ? key & 0x7fffffffu : ~key); }
 
 /* The largest of a lane's keys and its index; of equal keys the first. */
-struct candidate { uint32_t key; int at; };
-DEVICE candidate best_of_lane(const uint32_t *key, int n, int lane)
+struct best_key { uint32_t key; int at; };
+DEVICE best_key best_of_lane(const uint32_t *key, int n, int lane)
 {
-    candidate b = { 0, lane };
+    best_key b = { 0, lane };
     for (int i = lane; i < n; i += 32)
         if (key[i] > b.key)
             b = { key[i], i };
     return b;
 }
-DEVICE candidate best_of_warp(candidate b)
+DEVICE best_key best_of_warp(best_key b)
 {
     for (int i = 16; i; i /= 2) {
         const uint32_t key = __shfl_xor_sync(FULL_WARP, b.key, i);
@@ -93,7 +93,7 @@ DEVICE void limit_groups(const gpu_route &r, uint32_t *key, int lane)
         uint32_t above = ~0u;           /* key of the previous best; last: its index */
         int last = -1;
         for (int k = 0; k < r.group_best; k++) {
-            candidate b = { 0, size };
+            best_key b = { 0, size };
             for (int i = 0; i < size; i++) {
                 const uint32_t u = key[lane * size + i];
                 if (u > b.key && (u < above || (u == above && i > last)))
@@ -108,7 +108,7 @@ DEVICE void limit_groups(const gpu_route &r, uint32_t *key, int lane)
         mine = key_of(good);
     }
     for (int i = 0; i < r.top_groups; i++) {
-        const candidate b = best_of_warp({ mine, lane });
+        const best_key b = best_of_warp({ mine, lane });
         chosen |= 1u << b.at;
         if (lane == b.at)
             mine = 0;
@@ -167,11 +167,11 @@ DEVICE void choose_token(const gpu_route &r, int token, float *room, int lane)
         key[i] = key_of(r.correction ? score[i] + r.correction[i] : score[i]);
     if (corrected && r.n_groups > 1)
         limit_groups(r, key, lane);
-    candidate mine = best_of_lane(key, r.n_experts, lane);
+    best_key mine = best_of_lane(key, r.n_experts, lane);
     int id = 0;
     float weight = 0;
     for (int k = 0; k < r.top_k; k++) {
-        const candidate b = best_of_warp(mine);
+        const best_key b = best_of_warp(mine);
         const float s = __shfl_sync(FULL_WARP, lane == b.at % 32 ? score[b.at] : 0, b.at % 32),
                     w = r.router == GPU_ROUTER_SPARSEMIXER ? sparse_weight(r, score, key, s, lane) : s;
         if (lane == k) {

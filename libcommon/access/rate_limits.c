@@ -16,7 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "libcommon/access/window.h"
+#include "libcommon/access/rate_window.h"
 #include "libcommon/base/address.h"
 #include "libcommon/base/clock.h"
 #include "libcommon/base/file.h"

@@ -81,7 +81,7 @@ static int add_scope(struct kv_pool *p, struct err *e)
     const int n = p->n_scopes;
     if (n >= INT32_MAX / KV_ROOTS - p->n_blocks)
         return err_set(e, ERR_LIMIT, "KV pool: %d scopes", n);
-    struct scope *scope = realloc(p->scope, ((size_t)n + 1) * sizeof *scope);
+    struct kv_scope *scope = realloc(p->scope, ((size_t)n + 1) * sizeof *scope);
     if (scope)
         p->scope = scope;
     struct node *node = realloc(p->node, ((size_t)p->n_blocks + ((size_t)n + 1) * KV_ROOTS) * sizeof *node);
@@ -89,7 +89,7 @@ static int add_scope(struct kv_pool *p, struct err *e)
         p->node = node;
     if (!scope || !node)
         return err_nomem(e, "KV pool");
-    scope[n] = (struct scope){ 0 };
+    scope[n] = (struct kv_scope){ 0 };
     for (int i = 0; i < KV_ROOTS; i++)
         node[p->n_blocks + n * KV_ROOTS + i] = (struct node){ .child = -1 };
     return p->n_scopes++;

@@ -28,7 +28,7 @@ struct kv_pool {
     int32_t oldest, newest;     /* list of idle nodes */
     uint64_t evictions, serials;
     /* each has KV_ROOTS roots; a scope is free if no table uses it and its trees are empty */
-    struct scope { uint64_t id; int refs; } *scope; int n_scopes;
+    struct kv_scope { uint64_t id; int refs; } *scope; int n_scopes;
     struct window *window;      /* [n_blocks]; NULL: there are no window blocks */
     /* n_sinks: in blocks */
     int n_windows, n_free_windows, n_idle_windows, window_tokens, n_sinks;

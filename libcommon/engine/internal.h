@@ -24,7 +24,7 @@
 #include "libcommon/engine/engine_text.h"
 
 /* PENDING: waits for the prompt of its leader, the first of the n requests that share one. */
-enum state { PENDING, WAITING, RUNNING };
+enum request_state { PENDING, WAITING, RUNNING };
 enum which { BY_TURN, BY_DEADLINE };
 
 enum {
@@ -110,7 +110,7 @@ struct drafting {
 enum late { LATE_NOT, LATE_MASK, LATE_ADVANCE };
 
 struct request {
-    enum state state;
+    enum request_state state;
     struct tenant_queue *tenant;
     int charged;                        /* tokens charged to its tenant */
     struct request *leader, *siblings;  /* siblings are PENDING, linked by next_sibling */

@@ -8,7 +8,7 @@
 
 #include "libcommon/access/keys.h"
 #include "libcommon/access/rate_limits.h"
-#include "libcommon/access/window.h"
+#include "libcommon/access/rate_window.h"
 #include "libcommon/base/clock.h"
 
 static void windows_slide(void **state)

@@ -16,9 +16,9 @@ struct sources {
     int has_audit, has_syslog;
 };
 
-enum presence { ALWAYS, WITH_AUDIT, WITH_SYSLOG };
+enum shown_when { ALWAYS, WITH_AUDIT, WITH_SYSLOG };
 
-/* METRIC(name, type, presence, value of x (struct sources), help) */
+/* METRIC(name, type, shown, value of x (struct sources), help) */
 #define SERVER_METRICS(METRIC) \
     METRIC(zse_http_connections, "gauge", ALWAYS, loop_n_connections(x->s->loop), \
            "Open connections.") \
@@ -106,7 +106,7 @@ enum presence { ALWAYS, WITH_AUDIT, WITH_SYSLOG };
     METRIC(zse_grammar_memory_bytes, "gauge", grammars_bytes(lm->grammars), \
            "Compiled grammars and schemas, in use or kept for a later request.")
 
-#define SERVER_VALUE(name, type, presence, value, help) \
+#define SERVER_VALUE(name, type, shown, value, help) \
     static double name(const struct sources *x) { (void)x; return (double)(value); }
 SERVER_METRICS(SERVER_VALUE)
 
@@ -121,10 +121,10 @@ MODEL_METRICS(MODEL_VALUE)
 
 static const struct server_metric {
     const char *name, *type, *help;
-    enum presence presence;
+    enum shown_when shown;
     double (*value)(const struct sources *x);
 } server_metrics[] = {
-#define SERVER_ROW(name, type, presence, value, help) { #name, type, help, presence, name },
+#define SERVER_ROW(name, type, shown, value, help) { #name, type, help, shown, name },
     SERVER_METRICS(SERVER_ROW)
 };
 
@@ -194,7 +194,7 @@ static void number(struct buf *out, double v)
 
 static void of_server(const struct server_metric *m, const struct sources *x, struct buf *out)
 {
-    if ((m->presence == WITH_AUDIT && !x->has_audit) || (m->presence == WITH_SYSLOG && !x->has_syslog))
+    if ((m->shown == WITH_AUDIT && !x->has_audit) || (m->shown == WITH_SYSLOG && !x->has_syslog))
         return;
     about(out, m->name, m->type, m->help);
     buf_printf(out, "%s ", m->name);

@@ -33,7 +33,7 @@ int choice_cut(const struct choice *ch)
     return !arguments;
 }
 
-void choice_text(const struct choice *ch, enum part_kind kind, struct buf *out)
+void choice_text(const struct choice *ch, enum answer_part_kind kind, struct buf *out)
 {
     for (int i = 0; i < ch->n_parts; i++)
         if (ch->part[i].kind == kind) {
@@ -42,7 +42,7 @@ void choice_text(const struct choice *ch, enum part_kind kind, struct buf *out)
         }
 }
 
-static struct answer_part *new_part(struct choice *ch, enum part_kind kind)
+static struct answer_part *new_part(struct choice *ch, enum answer_part_kind kind)
 {
     if ((ch->n_parts & (ch->n_parts - 1)) == 0) {               /* the array grows to the next power of 2 */
         struct answer_part *p = realloc(ch->part, (ch->n_parts ? 2 * (size_t)ch->n_parts : 1) * sizeof *p);
@@ -62,7 +62,7 @@ static void no_memory(struct choice *ch)
 }
 
 /* Append text to the last part if it is of this kind, else begin a new part. */
-static void add_delta(struct choice *ch, enum part_kind kind, const char *text, size_t size)
+static void add_delta(struct choice *ch, enum answer_part_kind kind, const char *text, size_t size)
 {
     struct answer_part *p = ch->n_parts ? &ch->part[ch->n_parts - 1] : NULL;
     int begins = !p || p->kind != kind;

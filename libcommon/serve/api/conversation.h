@@ -99,9 +99,9 @@ int conversation_prepare(struct call *c, struct problem *pr);
 int conversation_open_parser(struct choice *ch);
 
 /* ---- parts of the answer ---- */
-enum part_kind { PART_TEXT, PART_REASONING, PART_CALL };
+enum answer_part_kind { PART_TEXT, PART_REASONING, PART_CALL };
 struct answer_part {
-    enum part_kind kind;
+    enum answer_part_kind kind;
     int index;                          /* its index in choice.part */
     char *id, *name;                    /* of a call, otherwise NULL; owned */
     struct buf text;                    /* the text so far; of a call its arguments */
@@ -112,7 +112,7 @@ void conversation_event(struct call *c, struct choice *ch, const struct events *
 int choice_calls(const struct choice *ch);              /* number of calls */
 int choice_cut(const struct choice *ch);                /* whether a stop string ended it inside a call */
 /* Append all text, or all reasoning, of an answer. */
-void choice_text(const struct choice *ch, enum part_kind kind, struct buf *out);
+void choice_text(const struct choice *ch, enum answer_part_kind kind, struct buf *out);
 void choice_release(struct choice *ch);                 /* free its parts and its parser */
 
 #endif

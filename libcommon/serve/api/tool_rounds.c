@@ -259,7 +259,7 @@ void rounds_text(const struct choice *ch, int kind, struct buf *out)
             buf_str(out, rounds_gap(ch->call, ch, &ch->part[i]));
             break;
         }
-    choice_text(ch, (enum part_kind)kind, out);
+    choice_text(ch, (enum answer_part_kind)kind, out);
 }
 
 int rounds_number(const struct call *c, const struct choice *ch, const struct answer_part *p)

@@ -1,11 +1,11 @@
-/* window.h - count events in the last minute or day by buckets: a sliding window without locks.
+/* rate_window.h - count events in the last minute or day by buckets: a sliding window, no locks.
  *
  * A bucket holds the number of its time span and a count in one word, so threads and processes add
  * with one compare-and-swap, and an outdated bucket is recognised.  A window consists of whole
  * buckets and reaches up to one bucket further back than its name says: limits hold in any span,
  * and events leave the window up to one bucket late. */
-#ifndef ZSE_ACCESS_WINDOW_H
-#define ZSE_ACCESS_WINDOW_H
+#ifndef ZSE_ACCESS_RATE_WINDOW_H
+#define ZSE_ACCESS_RATE_WINDOW_H
 
 #include <stdatomic.h>
 #include <stdint.h>
