@@ -28,7 +28,8 @@ int audit_files_remove(const char *folder, enum audit_chain chain, struct err *e
 
 /* Lock FOLDER/audit.lock: a descriptor that unlocks when closed, or -1. */
 int audit_lock(const char *folder, int exclusive, struct err *e);
-/* The same, exclusive, without waiting; -2: another process or thread holds it. */
+/* Like audit_lock() with `exclusive` set, but without waiting; -2: another process or thread holds
+ * the lock. */
 int audit_try_lock(const char *folder, struct err *e);
 
 /* The end of a chain: number and hash of its last line.  seq 0: the chain is empty, or its lines

@@ -36,7 +36,7 @@ int key_allows_model(const struct key_info *k, const char *model);
 struct keys;
 /* Creates the folder (mode 0700) and the file if they are missing. */
 struct keys *keys_open(const char *folder, struct err *e);
-/* The same, but fails if the file is missing: a new, empty file would have no keys. */
+/* Like keys_open(), but fails if the file is missing: a new, empty file would have no keys. */
 struct keys *keys_open_again(const char *folder, struct err *e);
 /* Read-only: nothing is written.  While the file is missing there are no keys; keys_refresh notices
  * when it appears.  Changes fail or are lost. */
