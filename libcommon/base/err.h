@@ -28,7 +28,7 @@ struct err {
 int err_set(struct err *e, enum err_code code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* The same after a failed system call: appends ": " and strerror(errno); code ERR_IO. */
+/* Like err_set(), after a failed system call: appends ": " and strerror(errno); code ERR_IO. */
 int err_sys(struct err *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* Put "WORDS: " before an existing message; returns -1. */

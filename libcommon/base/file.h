@@ -32,8 +32,8 @@ void map_close(struct map *m);
 /* 0 if the file has not changed since map_open(); -1 with *e if pages of the mapping were lost or
  * the file was written to.  Renaming or removing the file is no change. */
 int map_check(const struct map *m, struct err *e);
-/* The same, but accept a changed modification time: *written_ns is the present one.  -1 with *e if
- * pages were lost or the size has changed. */
+/* Like map_check(), but a changed modification time is accepted: *written_ns is set to the present
+ * one.  -1 with *e if pages were lost or the size has changed. */
 int map_whole(const struct map *m, int64_t *written_ns, struct err *e);
 #define MAP_CHANGED "was written to while it was in use; it can be replaced by another file, but not changed"
 

@@ -16,10 +16,10 @@
 /* Errors read "config.json: line 3, column 7: ...".  Refuses duplicate keys and invalid UTF-8.  New
  * reference, or NULL. */
 json_t *js_parse(const char *name, const void *text, size_t size, struct err *e);
-/* The same for the output of Python: Infinity and NaN, which are not JSON, become strings of these
- * names. */
+/* Like js_parse(), for the output of Python: Infinity and NaN, which are not JSON, become strings
+ * of these names. */
 json_t *js_parse_python(const char *name, const void *text, size_t size, struct err *e);
-/* The same for a file of at most max bytes. */
+/* Like js_parse_python(), for a file of at most max bytes. */
 json_t *js_load(const char *path, size_t max, struct err *e);
 
 /* Did jansson fail for lack of memory?  It does not always say so. */

@@ -33,9 +33,9 @@ int pool_big_cpus(const cpu_set_t *set, const char *root);
  * others, so an item's result must not depend on its thread.  Calls must not nest and must come
  * from one thread at a time. */
 void pool_run(struct pool *p, int n, void (*fn)(void *arg, int i, int thread), void *arg);
-/* The same; then each thread that ran an item calls after(after_arg, thread) once it finds no more
- * items, perhaps while later loops run.  The data that after() reads must not change and must live
- * until pool_close.  Meant for prefetching while other threads still work. */
+/* Like pool_run(); then each thread that ran an item calls after(after_arg, thread) once it finds
+ * no more items, perhaps while later loops run.  The data that after() reads must not change and
+ * must live until pool_close.  Meant for prefetching while other threads still work. */
 void pool_run_after(struct pool *p, int n, void (*fn)(void *arg, int i, int thread), void *arg,
                     void (*after)(const void *arg, int thread), const void *after_arg);
 

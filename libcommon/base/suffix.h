@@ -11,7 +11,7 @@ static inline int ends_with(const char *s, const char *end)
     return n >= m && strcmp(s + n - m, end) == 0;
 }
 
-/* The same without regard to the case of ASCII letters. */
+/* Like ends_with(), without regard to the case of ASCII letters. */
 static inline int ends_with_any_case(const char *s, const char *end)
 {
     const size_t n = strlen(s), m = strlen(end);

@@ -13,7 +13,7 @@ extern "C" {
  * surrogate, above U+10FFFF, cut short) gives -1 and *n = 1; size must not be 0. */
 int32_t utf8_decode(const char *s, size_t size, int *n);
 
-/* The same, but invalid bytes give U+FFFD. */
+/* Like utf8_decode(), but invalid bytes give U+FFFD. */
 static inline uint32_t utf8_next(const char *s, size_t size, int *n)
 {
     if ((unsigned char)*s < 0x80) {
