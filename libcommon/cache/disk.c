@@ -460,7 +460,7 @@ static int open_folder(struct disk *d, struct err *e)
     if (st.st_mode & 022)
         return err_set(e, ERR_IO, "%s: mode %03o, expected 700: others could change its contents", d->folder,
                        (unsigned)st.st_mode & 0777);
-    /* a read-only folder may lack it: then nothing is found */
+    /* not an error: from a folder that cannot be written, files are only read */
     d->writes = faccessat(d->fd, ".", W_OK | X_OK, AT_EACCESS) == 0;
     return 0;
 }
