@@ -103,7 +103,8 @@ struct summary summarise(double *v, int n)
     return s;
 }
 
-/* Summary of one field of all runs: seconds, or with an amount the rate amount / seconds. */
+/* The summary of one field of all runs: of the seconds or, if amount is not 0, of the rates amount
+ * / seconds. */
 static struct summary of_runs(const struct speed_run *runs, int n, size_t field, double amount)
 {
     struct summary s = { 0 };

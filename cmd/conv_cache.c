@@ -288,7 +288,7 @@ static int convert(const struct conv_cache_request *a, struct hub_stream *stream
 
 int conv_cache_make(const struct conv_cache_request *a, const char *source, const char *path, struct err *e)
 {
-    char *here = (char *)(uintptr_t)source;             /* convert() changes it only for the source of a stream */
+    char *here = (char *)(uintptr_t)source;             /* convert() changes *source only if there is a stream */
     cli_note(a->prog, "converting %s once, to %s (%s)", a->asked, path, a->type);
     if (convert(a, NULL, &here, path, e) != 0)
         return -1;

@@ -31,8 +31,8 @@ void conv_cache_unlock(struct conv_cache_lock *l);
 /* With the lock: make the file at path, clean the cache, and print where the file is and how to
  * convert without the cache. */
 int conv_cache_make(const struct conv_cache_request *a, const char *source, const char *path, struct err *e);
-/* The same for a source that is still downloading (run_conversion closes the stream); *path is
- * malloc'd. */
+/* Like conv_cache_make(), for a source that is still downloading (run_conversion closes the
+ * stream).  *path is malloc'd. */
 int conv_cache_arriving(const struct conv_cache_request *a, struct hub_stream *stream, char **source, char **path,
                        struct err *e);
 

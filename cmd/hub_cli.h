@@ -30,8 +30,8 @@ json_t *hub_config(const struct hub_name *name, struct err *e);
  * hub says about the model; NULL: look in the cache only. */
 int hub_quant_config(const struct hub_options *o, const struct hub_name *name, const json_t *info, json_t *config,
                      struct err *e);
-/* 1 if its weights are safetensors, also if HF_HUB_OFFLINE forbids to ask; 0 if the model is one
- * file (GGUF or .zse); -1 with *e. */
+/* 1 if its weights are safetensors, also if HF_HUB_OFFLINE forbids asking the hub; 0 if the model
+ * is one file (GGUF or .zse); -1 with *e. */
 int hub_has_safetensors(const struct hub_name *name, struct err *e);
 /* The path in the cache if the model is complete there, else NULL.  Caller frees. */
 char *hub_cached(const struct hub_name *name);
