@@ -54,8 +54,8 @@ void core_multiply(const struct core *k, const struct linear *l, const struct ac
                    int n_tokens, float *out, size_t ldo, int thread);
 /* Run several linear layers in one parallel loop; prefetch may be NULL. */
 void core_linear(struct core *k, const struct op *ops, int n_ops, int n_tokens, const struct next_loop *prefetch);
-/* The same for matrices with equal numbers of rows whose results are added to the same outputs: a
- * job has the same tiles of all of them, in order. */
+/* Like core_linear(), for matrices with equal numbers of rows whose results are added to the same
+ * outputs: a job computes the same tiles of all matrices, one matrix after the other. */
 void core_linear_sum(struct core *k, const struct op *ops, int n_ops, int n_tokens, const struct next_loop *prefetch);
 /* out [n][ldo] = n_rows rows of l from `first` on, which need not be whole tiles; room:
  * core_rows_room(n_rows) floats for each of n tokens */

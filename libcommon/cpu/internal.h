@@ -76,9 +76,9 @@ struct index_work {
 };
 
 /* Buffers of compressed attention.  For a step: the compressed query; values and scores of entries,
- * complete entries; the same of the indexer, its queries and weights; inputs and outputs of o_a.
- * For a batch of tokens: scores of entries, the chosen ones and their number, and the keys and
- * entries that the tokens see. */
+ * complete entries; values, scores and entries of the indexer, and its queries and weights; inputs
+ * and outputs of o_a.  For a batch of tokens: scores of entries, the chosen ones and their number,
+ * and the keys and entries that the tokens see. */
 struct compress_work {
     float *q_a, *value, *score, *entry, *index_value, *index_score, *index_entry, *q, *weight, *group, *tiles, *scores;
     int *chosen, *n_chosen;
@@ -120,7 +120,7 @@ struct core {
     struct kv_types types;
     uint8_t *kv;
     size_t kv_stride;
-    /* the same for window blocks, which are of layers with a window or of the tail */
+    /* window blocks, in the same way: they hold the layers with a window, or the tail */
     uint8_t *window_kv;
     size_t window_stride;
     int tail;                               /* all keys and values are also stored as f16 (kvtype.h) */
@@ -154,7 +154,8 @@ struct core {
     struct query_run *runs;
     float *partial;                         /* [n_partial] results of parts */
     size_t n_partial;
-    atomic_int *parts_left;                 /* [MERGES a thread] of a run and KV head: the job that ends last merges */
+    /* [MERGES * n_threads] unfinished parts of a run and KV head; the job that ends last merges */
+    atomic_int *parts_left;
     void *act[N_SLOTS][MAX_SHARED];
     size_t act_bytes[N_SLOTS][MAX_SHARED];
     /* one for each thread */
