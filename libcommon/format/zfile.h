@@ -79,10 +79,10 @@ struct zfile;
 struct map;
 struct map_guard;
 struct zfile *zfile_open(const char *path, struct err *e);
-/* The same with two additions.  If the weights have at most `most` bytes, a thread prefaults their
- * pages in the order of the file while the caller goes on.  guard, for a handler of lost pages:
- * add() is called before any page of the mapping is read, remove() before it is unmapped; either
- * may be NULL.  Fails if pages were lost meanwhile. */
+/* Like zfile_open(), with two additions.  If the weights have at most `most` bytes, a thread
+ * prefaults their pages in the order of the file while the caller goes on.  guard, for a handler of
+ * lost pages: add() is called before any page of the mapping is read, remove() before it is
+ * unmapped; either may be NULL.  Fails if pages were lost meanwhile. */
 struct zfile *zfile_open_guarded(const char *path, uint64_t most, const struct map_guard *guard, struct err *e);
 void zfile_close(struct zfile *z);                              /* NULL is fine */
 int zfile_is(const void *head, size_t size);                    /* do these first bytes look like a .zse file? */
@@ -131,9 +131,9 @@ int zfile_original_read(const struct zfile *z, int i, void *out, struct err *e);
 
 /* Read every byte and compare all checksums; the error names section or group and offset. */
 int zfile_verify(const struct zfile *z, struct err *e);
-/* The same in pieces.  Units before *at (initially 0) are skipped; *at counts the units done.  No
- * further unit is begun once *stop is set (stop may be NULL).  1: all units are done; 0: stopped;
- * -1: damage. */
+/* Like zfile_verify(), in pieces.  Units before *at (initially 0) are skipped; *at counts the units
+ * done.  No further unit is begun once *stop is set (stop may be NULL).  1: all units are done; 0:
+ * stopped; -1: damage. */
 int zfile_verify_from(const struct zfile *z, int *at, const _Atomic int *stop, struct err *e);
 /* Make zfile_check() fail with *e from now on.  To be called once, from any thread. */
 void zfile_set_damage(struct zfile *z, const struct err *e);
