@@ -175,13 +175,13 @@ uint32_t expr_texts(struct exprs *s, const struct byte_span *t, size_t n);
 /* One character of the set, in UTF-8.  Ranges are sorted and disjoint; surrogates are skipped. */
 struct char_range { uint32_t lo, hi; };
 uint32_t expr_chars(struct exprs *s, const struct char_range *r, int n);
-/* The same inside a JSON string, in which the quotation mark, the backslash and control characters
- * are written as their short escape or as \u00XX. */
+/* Like expr_chars(), but inside a JSON string, in which the quotation mark, the backslash and
+ * control characters are written as their short escape or as \u00XX. */
 uint32_t expr_json_chars(struct exprs *s, const struct char_range *r, int n);
 
 uint32_t expr_step(struct exprs *s, uint32_t e, int byte);
-/* The same, for many steps from few expressions: between two calls of expr_walk_start(), each
- * different step counts in full only once. */
+/* Like expr_step(), for many steps from few expressions: between two calls of expr_walk_start(),
+ * each different step counts in full only once. */
 uint32_t expr_walk_first(struct exprs *s, uint32_t e, int byte);
 static inline uint32_t expr_walk(struct exprs *s, uint32_t e, int byte)
 {

@@ -30,9 +30,9 @@
 /* ---- a vocabulary ---- */
 
 struct grammar_vocab;
-/* t is borrowed until close.  vocab_size: that of the logits, at least that of t; 0: that of t.
- * Refuses tokenizers whose tokens have no bytes (WordPiece).  Takes about 50 ms for 150,000 tokens;
- * any number of grammars may use it. */
+/* t is borrowed until close.  vocab_size: number of logits, at least the number of tokens of t; 0:
+ * equal to it.  Refuses tokenizers whose tokens have no bytes (WordPiece).  Takes about 50 ms for
+ * 150,000 tokens; any number of grammars may use it. */
 struct grammar_vocab *grammar_vocab_open(const struct tokenizer *t, int vocab_size, struct err *e);
 void grammar_vocab_close(struct grammar_vocab *v);
 /* The bytes that a token adds to an answer, borrowed; NULL for special and added tokens and for

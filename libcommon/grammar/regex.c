@@ -509,7 +509,7 @@ static int group_place(const struct regex_parser *p, int top, int is_first)
     return place;
 }
 
-/* place: of a group, as group_place() has it. */
+/* Read one atom.  place: if it is a group, its positions as group_place() returns them. */
 static struct regex_part atom(struct regex_parser *p, int place)
 {
     struct regex_part r = { EXPR_NONE, 1, 1 };

@@ -73,7 +73,7 @@ struct schema {
      * not 0, the grammar allows less than the schema, so an empty grammar does not prove that no
      * value satisfies the schema. */
     uint64_t n_partial;
-    const json_t *partial_at; const char *partial_key;      /* the schema and keyword of the first */
+    const json_t *partial_at; const char *partial_key;      /* the schema and keyword of the first of them */
     /* Set while two schemas are tested for a common value: the grammar may allow more than the
      * schema, but not less. */
     int loose;
@@ -98,8 +98,8 @@ enum { TYPE_NULL = 1, TYPE_BOOLEAN = 2, TYPE_INTEGER = 4, TYPE_FRACTION = 8, TYP
 /* Compile a schema as a part of g; EXPR_NONE with *e set.  *comma and *colon: the punctuation with
  * the blanks that it may have. */
 uint32_t grammar_schema_expr(struct grammar *g, json_t *root, uint32_t *comma, uint32_t *colon, struct err *e);
-/* The same, but keywords that cannot be enforced are removed from root, and their JSON pointers are
- * appended to the array `dropped`. */
+/* Like grammar_schema_expr(), but keywords that cannot be enforced are removed from root, and their
+ * JSON pointers are appended to the array `dropped`. */
 uint32_t grammar_schema_relaxed(struct grammar *g, json_t *root, json_t *dropped, uint32_t *comma, uint32_t *colon,
                                 struct err *e);
 
@@ -152,7 +152,8 @@ uint32_t schema_regex_cached(struct schema *s, const char *text, size_t size, in
                              int32_t *max, struct err *e);
 /* Compile a regular expression of our own; json: it describes the inside of a string. */
 uint32_t schema_regex(struct schema *s, const char *text, int json);
-/* The same for the regular expression of a keyword of the schema; search as in regex_compile(). */
+/* Compile the regular expression text[0..size) of a keyword of the schema `at`; search, min and max
+ * are those of regex_compile(). */
 uint32_t schema_regex_n(struct schema *s, const json_t *at, const char *keyword, const char *text, size_t size,
                         int search, int32_t *min, int32_t *max);
 /* Compile the pattern of a member, or a key of its patternProperties: the insides of strings in
@@ -190,11 +191,11 @@ json_t *schema_enumerated(struct schema *s, const struct member *m, int n);
 int64_t schema_count(struct schema *s, const json_t *schema, const char *keyword);
 /* The regular expression of a format; NULL: the format is not enforced. */
 const char *schema_format(const char *name);
-/* The same, if the regular expression matches every string of the format, so that it can be
- * negated. */
+/* Like schema_format(), but NULL unless the regular expression matches every string of the format,
+ * so that it can be negated. */
 const char *schema_exact_format(const char *name);
-/* The same without limits on the lengths of its parts, for texts of at most 63 characters; NULL:
- * the format has no such limits. */
+/* Like schema_format(), but without limits on the lengths of the parts, for texts of at most 63
+ * characters.  NULL: the format has no such limits. */
 const char *schema_short_format(const char *name);
 json_t *schema_keep(struct schema *s, json_t *made, const json_t *from);        /* steals made */
 /* Schemas (as of schema_negate) for SOME_PROPERTY among the declared properties of the members. */

@@ -20,7 +20,8 @@
 #define IPV6 "(?:(?:" H16 ":){7}" H16 "|(?:" H16 ":){1,7}:|(?:" H16 ":){1,6}:" H16 "|(?:" H16 ":){1,5}(?::" H16 "){1,2}|(?:" H16 ":){1,4}(?::" H16 "){1,3}|(?:" H16 ":){1,3}(?::" H16 "){1,4}|" \
              "(?:" H16 ":){1,2}(?::" H16 "){1,5}|" H16 ":(?::" H16 "){1,6}|:(?::" H16 "){1,7}|::)"
 
-/* RFC 3986 (U: "") and 3987 (U: characters beyond ASCII). */
+/* Parts of URIs (RFC 3986) and IRIs (RFC 3987): u is "" or, for IRIs, UCS, the characters beyond
+ * ASCII. */
 #define UCS "\\u{A0}-\\u{D7FF}\\u{F900}-\\u{FDCF}\\u{FDF0}-\\u{FFEF}\\u{10000}-\\u{1FFFD}\\u{20000}-\\u{2FFFD}"
 #define PERCENT "%[0-9A-Fa-f]{2}"
 #define PCHAR(u) "(?:[A-Za-z0-9._~!$&'()*+,;=:@" u "-]|" PERCENT ")"

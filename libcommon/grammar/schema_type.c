@@ -6,9 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A member's schema without the keywords that were split off and those whose schemas are members
- * themselves: the branch has members for these, and a trial of two alternatives must not check the
- * others.  own: 1: also without its enum, because the values to check come from there. */
+/* The schema of a member without the keywords that are handled elsewhere: those that were split
+ * off, and $ref and allOf, whose schemas are members themselves.  A trial of one alternative must
+ * not check the others.  own 1: also without its enum, because the values to check come from
+ * there. */
 static json_t *left_of(struct schema *s, const struct member *m, int own)
 {
     static const struct { unsigned done; const char *key[3]; } split[] = {

@@ -238,8 +238,8 @@ static int is_string(const json_t *tool, const char *key)
     return type && !strcmp(type, "string");
 }
 
-/* The value of an argument that was written as text: with `string` that text, else the JSON value
- * that it is, or the text if it is none. */
+/* The value of an argument that was written as text.  With `string`, it is that text; otherwise the
+ * JSON value that the text is, or the text itself if it is not JSON. */
 static json_t *tag_value(int string, const char *text, size_t n)
 {
     json_t *v = string ? NULL : json_loadb(text, n, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, NULL);

@@ -107,7 +107,8 @@ static int next_mark(const struct tool_parser *p, size_t *at, size_t *size)
  * these are blanks that may stand between calls. */
 static int text_until(struct tool_parser *p, size_t to, int which, int end)
 {
-    if ((p->n_calls || p->in_section) && which && to - p->at <= 4) {       /* before a call, after another marker */
+    /* short text between markers, before a call */
+    if ((p->n_calls || p->in_section) && which && to - p->at <= 4) {
         struct json_cursor b = { p->text + p->at, p->text + to };
         while (b.p < b.end && strchr(" \t\r\n;,", *b.p) && *b.p)
             b.p++;
@@ -172,10 +173,10 @@ static int call_on(struct tool_parser *p, int end)
         if (!p->named && begin_call(p, c.name, c.id) == 0)
             hand_on(p, TOOL_ARGUMENTS, c.arguments, strlen(c.arguments), NULL);
         p->at += c.end;
-    } else if (!p->named) {             /* it is text: at least the first byte, up to the next marker */
+    } else if (!p->named) {             /* no call: report the text up to the next marker, at least its first byte */
         content(p, p->at + 1 <= p->n ? p->at + 1 : p->n);
     } else {
-        p->at = p->n;                   /* its beginning was reported: nothing to add */
+        p->at = p->n;                   /* not a call after all, but its beginning was reported: drop the rest */
     }
     if (rc != MORE) {
         p->named = 0;
@@ -200,7 +201,7 @@ static int begins_call(const struct tool_parser *p, struct json_cursor *k)
 static int list_on(struct tool_parser *p, int end)
 {
     struct json_cursor k = { p->text + p->at, p->text + p->n }, next = k;
-    if (begins_call(p, &k) == DONE)     /* the comma before it was read */
+    if (begins_call(p, &k) == DONE)     /* the comma before this call was read earlier */
         return call_on(p, end);
     int rc = call_marker(&k, "]");
     if (rc == DONE) {
@@ -212,7 +213,7 @@ static int list_on(struct tool_parser *p, int end)
     }
     if (rc == MORE && !end)
         return 0;
-    p->in_list = 0;                     /* it has ended, or text follows */
+    p->in_list = 0;                     /* the list has ended, or other text follows */
     p->at = rc == MORE ? p->n : (size_t)(k.p - p->text);
     return 1;
 }
@@ -244,7 +245,7 @@ static int step(struct tool_parser *p, int end)
         p->in_section = which == MARK_SECTION;
         break;
     case MARK_NOISE:
-        p->said = 0;                    /* the blanks after it belong to it */
+        p->said = 0;                    /* blanks after the marker are dropped with it */
         break;
     default:
         break;
