@@ -226,7 +226,7 @@ int conversation_insert(struct history *h, struct owner *o, const struct convers
                             (int64_t)c.titled, c.model, c.system_prompt, c.settings, c.folder, c.tags,
                             (int64_t)c.pinned, c.created, c.updated, c.bytes), p))
         return -1;
-    c.title = NULL;                     /* none is in the index yet */
+    c.title = NULL;                     /* no title is in the index yet */
     return conversation_retitle(h, &c, given->title, p) || owner_count(h, o->id, 1, 0, 0, c.bytes, p) ? -1 : 0;
 }
 

@@ -46,7 +46,7 @@ struct history;
 /* Opens or creates the file; the folder is created, too.  limits NULL: the defaults.  NULL with
  * *p. */
 struct history *history_open(const char *folder, const struct history_limits *limits, struct history_problem *p);
-/* The same without creating or changing anything. */
+/* Open the file for reading: nothing is created or changed.  NULL with *p. */
 struct history *history_open_read(const char *folder, struct history_problem *p);
 void history_close(struct history *h);          /* NULL is fine */
 /* Make the running operation end with HISTORY_UNAVAILABLE.  May be called by any thread while h is

@@ -31,7 +31,7 @@ int fault_sql(struct history *h, struct history_problem *p);    /* the fault of 
  * double, t text (NULL: null); a negative n or D is null.  Borrowed; NULL with *p. */
 sqlite3_stmt *sql_bind(struct history *h, enum statement which, struct history_problem *p, const char *types, ...);
 int sql_step(struct history *h, sqlite3_stmt *s, struct history_problem *p);    /* 1: a row, 0: the end, -1 with *p */
-/* a statement without rows; s NULL: -1 */
+/* run a statement that returns no rows; 0 or -1 */
 int sql_run(struct history *h, sqlite3_stmt *s, struct history_problem *p);
 int sql_begin(struct history *h, int write, struct history_problem *p);
 /* Commit if rc is 0, else roll back.  0, or -1 with *p. */

@@ -317,7 +317,7 @@ json_t *history_import(struct history *h, const char *owner, const json_t *doc, 
 {
     struct numbers k = { .list = NULL };
     const char *format = json_string_value(json_object_get(doc, "format"));
-    if (format && foreign_is(format)) {         /* its id is of another form: ours is new */
+    if (format && foreign_is(format)) {         /* the other program's id has another form: make a new one */
         json_t *own = foreign_document(format, json_object_get(doc, "conversation"), p),
                *made = own ? history_import(h, owner, own, 1, p) : NULL;
         json_decref(own);
