@@ -21,7 +21,8 @@ struct place_owner;
 
 /* A member of the connection. */
 struct place {
-    /* lists of evictable connections, of all owners and of its own, by last activity */
+    /* neighbours in two lists of evictable connections, all and those of its owner, by last
+     * activity */
     struct { struct place *older, *newer; } all, own;
     struct place_owner *owner;          /* NULL: not entered */
     uint64_t active_ns;
