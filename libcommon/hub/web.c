@@ -26,7 +26,7 @@ static size_t origin_length(const char *url)
 
 static int is_https(const char *url) { return strncasecmp(url, "https://", 8) == 0; }
 
-/* The same without a port that is the scheme's default. */
+/* Like origin_length(), but without a port that is the scheme's default. */
 static size_t plain_origin(const char *url)
 {
     size_t n = origin_length(url);
