@@ -54,8 +54,8 @@ int machine_threads(const struct machine *m);
 /* Fill in out with the GPUs that NVML (libnvidia-ml.so.1, loaded by this call) reports.  Makes no
  * CUDA context.  Returns their number; 0 with the reason in why. */
 int machine_gpus(struct machine_gpu *out, int room, char why[160]);
-/* The same for frequent calls: nvml_open() loads the library once.  NULL if that fails, with the
- * reason in why. */
+/* For frequent calls: nvml_open() loads the library once (NULL with the reason in why if that
+ * fails), and nvml_gpus() is like machine_gpus(). */
 struct nvml;
 struct nvml *nvml_open(char why[160]);
 void nvml_close(struct nvml *n);            /* NULL is fine */

@@ -26,7 +26,7 @@ struct memory {                 /* bytes */
     /* bytes that can be allocated before that limit is reached; the group's page cache counts as
      * free, because it can be reclaimed */
     uint64_t left;
-    uint64_t hard, hard_left;   /* the same for limits beyond which processes are killed (without memory.high) */
+    uint64_t hard, hard_left;   /* like limit and left, but without memory.high, which only slows a process down */
     int limit_version;          /* version of the limiting group: 1 or 2 */
     /* percentage of the last 10 s in which all tasks waited for memory (PSI "full"), of the group
      * if the kernel reports it, else of the machine; -1: unknown */

@@ -9,9 +9,11 @@
 /* Read the file at root + path, cut to fit, and append '\0'.  Returns the number of bytes, or -1 if
  * there is no such file. */
 long sys_read(const char *root, const char *path, char *out, size_t room);
-/* The same for one line of text, without its newline and surrounding blanks.  0 or -1. */
+/* Read a file of one line into out, without its newline and surrounding blanks.  The path is root,
+ * followed by fmt and its arguments.  0, or -1 if there is no such file. */
 int sys_line(char *out, size_t room, const char *root, const char *fmt, ...) __attribute__((format(printf, 4, 5)));
-/* The same for a whole number; `otherwise` if there is none. */
+/* The whole number in a file that has one line, as sys_line() reads it; `otherwise` if there is
+ * none. */
 long long sys_number(long long otherwise, const char *root, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 /* The number in a line "KEY 123" or "KEY: 123 kB" of text, without its unit; `otherwise` if there
  * is no such line. */
