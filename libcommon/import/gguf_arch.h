@@ -28,8 +28,8 @@ void gguf_fail(const struct gguf_translator *t, enum err_code code, const char *
 /* gguf_key_float, gguf_key_at, and gguf_key_int without an err note what is wrong with a key that
  * exists. */
 double gguf_key_float(const struct gguf_translator *t, const char *key, double otherwise);
-/* A whole number, or an array of equal ones for the layers.  otherwise < 0: the key must exist.
- * *out keeps its value when it fails. */
+/* Read a whole number, or an array with the same number for every layer.  otherwise < 0: the key
+ * must exist.  *out keeps its value when it fails. */
 int gguf_key_int(const struct gguf_translator *t, const char *key, int64_t otherwise, int64_t *out, struct err *e);
 /* The number of layer i, for keys that may have one for each layer. */
 int64_t gguf_key_at(const struct gguf_translator *t, const char *key, int64_t i, int64_t otherwise);
@@ -59,7 +59,7 @@ void gguf_copy_int(struct gguf_translator *t, const char *key, const char *name)
 void gguf_window(struct gguf_translator *t);
 void gguf_add_biases(struct gguf_translator *t);
 /* Refuse a router that does not use a sigmoid, and a file without a head (output.weight).  For
- * architectures that have no others. */
+ * architectures whose models all use a sigmoid and have a head. */
 void gguf_check_sigmoid(const struct gguf_translator *t);
 void gguf_check_head(const struct gguf_translator *t);
 void gguf_add_experts(struct gguf_translator *t);

@@ -119,7 +119,7 @@ static void layer_heads(struct gguf_translator *t)
     const json_t *types = json_object_get(t->out, "layer_types");
     json_t *own = json_object();
     int64_t local = t->head_dim, rotated = 0;
-    int one = 0;                                /* a layer has keys without values */
+    int one = 0;                                /* 1 if a layer has keys without values */
     gguf_key_int(t, "attention.key_length_swa", t->head_dim, &local, NULL);
     gguf_key_int(t, "rope.dimension_count_swa", local, &rotated, NULL);
     for (int64_t i = 0; i < t->n_layers; i++) {

@@ -61,7 +61,7 @@ struct packed {
 /* Older checkpoints of ModelOpt say only in hf_quant_config.json how they are quantized: put that
  * into s->config, where the newer ones have it.  Before packed_index(). */
 int packed_config(struct source *s, struct err *e);
-/* The same for a config and the parsed file; NULL is fine. */
+/* Like packed_config(), for a config and the parsed hf_quant_config.json; either may be NULL. */
 void packed_config_from(json_t *config, json_t *file);
 /* Remove what a config says about its quantization if packed_index() knows the method, because
  * config_parse() refuses it.  1: removed. */
