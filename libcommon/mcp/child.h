@@ -7,7 +7,7 @@
 
 #include "libcommon/base/err.h"
 
-struct child { pid_t pid; int in, out, err; };          /* in: to write to it; -1: closed */
+struct child { pid_t pid; int in, out, err; };          /* in: the pipe to its standard input; -1: closed */
 
 /* Start a program (sought in PATH).  argv and env end with NULL.  It is killed if the thread that
  * calls this ends.  The pipes do not block. */

@@ -11,7 +11,7 @@ enum { MCP_MAX_SERVERS = 32, MCP_NAME_MAX = 32 };
 
 struct mcp_server_config {
     const char *name;                   /* letters, digits, _ and - */
-    const char *command, *cwd;          /* a child process; NULL: url; cwd NULL: ours */
+    const char *command, *cwd;          /* command: of a child process; NULL: it has a url; cwd NULL: our own */
     const char **args; int n_args;      /* owned; borrowed texts */
     const char *url;                    /* http:// or https:// */
     const json_t *env, *headers;        /* objects of texts; NULL: none */
@@ -27,7 +27,7 @@ struct mcp_config {
 };
 /* 0, or -1 with *e naming server and field.  Release it either way. */
 int mcp_config_load(struct mcp_config *c, const char *path, struct err *e);
-/* The same for the text of such a file; path is used in messages. */
+/* Like mcp_config_load(), for the text of such a file; path is only used in messages. */
 int mcp_config_parse(struct mcp_config *c, const char *path, const char *text, size_t size, struct err *e);
 void mcp_config_release(struct mcp_config *c);
 /* 1 if name is in a list of names, in which a * at the end stands for any characters; patterns

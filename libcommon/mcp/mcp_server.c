@@ -83,8 +83,8 @@ static void reply(struct asked *q, json_t *result)
     q->a->status = q->a->message ? 200 : 503;
 }
 
-/* A result that a client may cache for some time, which revision 2026-07-28 requires to be
- * stated. */
+/* Add to a result how long a client may cache it, and for whom, as revision 2026-07-28 requires.
+ * NULL: out of memory. */
 static json_t *cacheable(const struct mcp_answer *a, json_t *result, int ttl_ms, const char *scope)
 {
     if (result && a->modern && (json_object_set_new(result, "ttlMs", json_integer(ttl_ms)) ||

@@ -28,7 +28,8 @@ struct mcp_headers { const char *version, *method, *name, *session; };
 
 struct mcp_answer {
     int status;                         /* HTTP status */
-    json_t *message;                    /* owned; NULL: none (a notification), or a call */
+    /* owned; NULL: none is sent (to a notification), or the caller makes it: see below */
+    json_t *message;
     /* A call of a tool, which the caller runs and answers with mcp_call_answer: */
     int is_call;
     const char *name;                   /* borrowed from the message */

@@ -40,7 +40,7 @@ enum mcp_state mcp_peer_state(struct mcp_peer *p, int *n_tools, char why[300]);
  * "readOnly", "destructive", "confirm", "approved"}; full is SERVER__TOOL, in the letters and the
  * length that a chat request allows.  NULL without memory. */
 json_t *mcp_peer_tools(struct mcp_peer *p);
-/* One of them by its full name: a new reference; NULL: there is none. */
+/* The tool with this full name, a new reference; NULL: there is none. */
 json_t *mcp_peer_tool(struct mcp_peer *p, const char *full);
 /* Call a tool by its full name.  Returns malloc'd text, which may be that of an error that the tool
  * reports (*is_error 1); NULL with *e if there is no answer.  Ends soon after *cancelled is set.
