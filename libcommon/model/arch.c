@@ -269,7 +269,7 @@ static void more_gemma2(struct parse *p, struct config *c)
     set_windows(c, window, (int)parse_int(p, "sliding_window_pattern|_sliding_window_pattern", 1, INT32_MAX,
                                           gemma3 ? 6 : 2));
     layer_types_parse(p, c, window);
-    /* the window covers half of it on each side */
+    /* the number counts tokens on both sides: half of it lies on each side of the token */
     for (int i = 0; c->both_ways && i < c->n_layers; i++)
         c->window[i] = c->window[i] ? c->window[i] / 2 + 1 : 0;
 }

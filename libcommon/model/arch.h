@@ -29,7 +29,7 @@ struct weight_names {
     const char *dense, *dense_norm;
     const char *layer;                      /* "layers.": followed by the number and a dot */
     const char *attn_norm, *attn_post_norm, *mlp_norm, *mlp_post_norm, *q_norm, *k_norm;
-    const char *attn_sub_norm, *mlp_sub_norm;       /* bitnet: of the inputs of o and down */
+    const char *attn_sub_norm, *mlp_sub_norm;       /* bitnet: norms of the inputs of o and down */
     const char *qkv;                        /* one matrix for q, k and v, which are then NULL */
     const char *q, *k, *v, *o, *q_gate;
     const char *gate_up;                    /* gate first */
@@ -43,7 +43,7 @@ struct weight_names {
     /* hyper-connections; whole names, of the model's end, of attention and of the MLP */
     const char *hyper, *hyper_bias, *hyper_scale, *hyper_attn, *hyper_attn_bias, *hyper_attn_scale, *hyper_ff,
         *hyper_ff_bias, *hyper_ff_scale;
-    /* the same for hyper-connections with gates (struct hyper.rank); the norms are whole names */
+    /* hyper-connections with gates (struct hyper.rank); the norms are whole names */
     const char *hyper_norm, *hyper_down, *hyper_up, *hyper_attn_norm, *hyper_attn_down, *hyper_attn_up,
         *hyper_attn_inject, *hyper_ff_norm, *hyper_ff_down, *hyper_ff_up, *hyper_ff_inject;
     /* embeddings of runs of tokens; the norms and the convolution are whole names */

@@ -59,8 +59,8 @@ int spec_moe(struct builder *b, int layer);
 /* Find out how a folder keeps its experts: checkpoints of one architecture have them apart or
  * stacked, as the version of transformers that wrote them did. */
 void spec_find_experts(struct builder *b);
-/* The layer that predicts a further token, if the source has one of a supported form; -1: out of
- * memory. */
+/* Add the layer that predicts a further token, if the source has one of a supported form.  0; -1:
+ * out of memory. */
 int spec_predictor(struct builder *b);
 int spec_state(struct builder *b, int layer);
 int spec_compressed(struct builder *b, int i);

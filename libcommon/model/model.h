@@ -62,8 +62,9 @@ enum ff_kind {
 enum router_kind {
     /* scores are the softmax over all experts; the largest are chosen, and are the weights */
     ROUTER_SOFTMAX,
-    ROUTER_SIGMOID,             /* the same with the sigmoid of each output */
-    /* the same with the square root of the softplus of each output (deepseek_v4) */
+    ROUTER_SIGMOID,             /* like ROUTER_SOFTMAX, but scores are the sigmoids of the outputs */
+    /* like ROUTER_SOFTMAX, but scores are the square roots of the softplus of the outputs
+     * (deepseek_v4) */
     ROUTER_SQRT_SOFTPLUS,
     /* the two largest outputs are chosen; the weight of each is its softmax over the outputs that
      * are not larger and at most a fraction `mask` below it (arXiv:2409.12136) */
@@ -586,7 +587,8 @@ struct weight_spec {
      * 1) */
     int is_vector;
     int role;                       /* enum weight_role */
-    /* -1: not in a layer; not of an expert.  layer n_layers: config_predictor() */
+    /* layer -1: outside the layers; layer n_layers: the layer of config_predictor(); expert -1: not
+     * of an expert */
     int layer, expert;
     /* enum layer_part (parts.h); outside layers enum end_part; for a bias that of its matrix or
      * norm */

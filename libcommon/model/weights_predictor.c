@@ -9,7 +9,7 @@
 /* How checkpoints name such a layer: after the last layer, with its own parts in it (DeepSeek-V3,
  * GLM-4.5), or apart from the model (Qwen3-Next, Qwen3.5). */
 struct predictor_names {
-    const char *prefix;             /* NULL: that of the model, whose next layer it is */
+    const char *prefix;             /* NULL: it is named like the model's layers, with the next number */
     int part_of;                    /* the layer that `embed_norm` and so on belong to; -1: none */
     const char *embed_norm, *state_norm, *in, *final_norm;
 };
@@ -89,7 +89,7 @@ int spec_predictor(struct builder *b)
     b->room = p.room;
     if (rc && b->e->code == ERR_MEMORY)
         return -1;
-    if (rc)                                 /* of another form: it is left out */
+    if (rc)                                 /* the layer has another form: leave it out */
         b->n_specs = first;
     if (rc && b->s->left_out)
         *b->s->left_out = *b->e;
