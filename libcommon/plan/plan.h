@@ -35,7 +35,7 @@ void plan_add_tensor(struct plan_weights *w, const char *name, int copies, enum 
 
 /* Bytes of one token's keys and values in our cache, all layers. */
 uint64_t plan_kv_token(const struct plan_shape *s, enum kv_type type);
-/* The same for a whole context, in blocks. */
+/* Bytes of the keys and values of n_tokens tokens in our cache, in whole blocks, all layers. */
 uint64_t plan_kv_bytes(const struct plan_shape *s, enum kv_type type, int64_t n_tokens);
 
 /* ---- fitting ---- */

@@ -28,13 +28,14 @@ static void layer_of(struct plan_layer *l, const struct config *c, int i)
     l->has_experts = moe;
     l->router = moe ? h * c->moe.n_experts : 0;
     *(moe ? &l->shared_mlp : &l->dense_mlp) = matrices * h * config_mlp_size(c, i);
-    l->dense_mlp += 3 * h * c->ple_dim;         /* its gate, its projection, its share of ple_in */
-    if (i == 0 && c->n_streams)                 /* the projections of the streams at both ends */
+    l->dense_mlp += 3 * h * c->ple_dim;         /* embeddings of the layer: gate, projection, share of ple_in */
+    if (i == 0 && c->n_streams)                 /* the projections into the streams and out of them */
         l->dense_mlp += 2 * (int64_t)(c->n_streams - 1) * h * h;
     l->mixer = config_mixer_parameters(c, i);
     l->norms = ((c->mixer[i] != MIXER_NONE) + (c->ff[i] != FF_NONE)) * h + (mla ? c->mla.kv_rank + c->mla.q_rank : 0);
     const int64_t streams = (int64_t)c->hyper.n * h;
-    if (c->hyper.rank)                          /* the gates before the MLP, and at the end of the last layer */
+    /* gates before the MLP; layer 0 also counts those after the last layer */
+    if (c->hyper.rank)
         l->dense_mlp += (2 * (i == 0 ? 2 : 1) * (int64_t)c->hyper.rank + c->hyper.n) * streams;
     else
         l->norms += 2 * streams * (c->hyper.n + 2);                             /* kept in f32 like norms */
