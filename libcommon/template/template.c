@@ -45,8 +45,8 @@ struct tmpl *tmpl_parse(const char *text, size_t size, const char *name, struct 
         err_nomem(e, "a template");
         return NULL;
     }
-    /* A token takes two bytes of source or more; the tree is bounded by the source, the limits
-     * are for accidents. */
+    /* A token takes at least two bytes of the source, so the source bounds the tree; the limits
+     * only catch mistakes of ours. */
     struct vm vm = { .e = e, .name = t->name, .line = 1,
                      .max_arena = ((size_t)64 << 20) + (size < SIZE_MAX / 1024 ? size * 512 : SIZE_MAX / 4),
         .max_steps = UINT64_MAX / 2 };

@@ -121,7 +121,7 @@ struct vm {
 _Noreturn void vm_fail(struct vm *vm, enum err_code code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 #define fail(vm, ...) vm_fail(vm, ERR_FORMAT, __VA_ARGS__)
 void *vm_alloc(struct vm *vm, size_t size);                     /* zeroed, aligned to 16 */
-void *vm_array(struct vm *vm, size_t n, size_t size);           /* the same for n * size, checked */
+void *vm_array(struct vm *vm, size_t n, size_t size);           /* vm_alloc(n * size); fails if that overflows */
 void vm_free_arena(struct arena_chunk *chunks);
 void vm_step(struct vm *vm, size_t n);                          /* count n steps */
 /* Count one more level of nesting; vm_leave() undoes it. */
