@@ -281,7 +281,7 @@ static void emit(struct detok_state *d, uint32_t k, const char *s, size_t n, int
         tbuf_add(&st->held, s, n);
         return;
     case DEC_SUFFIX:
-        if (how & END) {                /* so the token before it was not the last one */
+        if (how & END) {                /* a whole token has come, so the token before it was not the last one */
             if (st->index++) {
                 struct tbuf to = { 0 };
                 norm_replace(&to, st->last.p, st->last.n, d->t->text + op->a, op->a_size, " ", 1);

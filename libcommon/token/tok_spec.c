@@ -13,7 +13,8 @@ void tok_spec_init(struct tok_spec *s)
 {
     memset(s, 0, sizeof *s);
     s->bos = s->unk = s->pad = -1;
-    /* Make the text not NULL; if this fails, the first text reports it. */
+    /* Allocate the text, so that it is not NULL.  A failure is reported when the first text is
+     * added. */
     tbuf_reserve(&s->text, 1);
 }
 

@@ -48,7 +48,7 @@ static inline uint32_t text_next(const char *s, int *n)
         return *n = 3, (p[0] & 0x0Fu) << 12 | (p[1] & 0x3Fu) << 6 | (p[2] & 0x3Fu);
     return *n = 4, (p[0] & 0x07u) << 18 | (p[1] & 0x3Fu) << 12 | (p[2] & 0x3Fu) << 6 | (p[3] & 0x3Fu);
 }
-/* The same for the character that ends before s + at (at > 0). */
+/* The code point that ends before s + at (at > 0), and its length. */
 uint32_t text_prev(const char *s, size_t at, int *n);
 
 /* Offset of the first `what` in s[0..n); n if there is none or `what` is empty.  Meant for short
