@@ -80,7 +80,8 @@ static void add_drafts(struct need *n, const struct opened_model *o, const struc
     const struct planned planned = { .shape = { .vocab_size = m->config.vocab_size },
                                      .step_bytes = cpu_step_memory(&m->config) };
     n->drafts = m->weight_bytes + blocks * config_kv_bytes(&m->config, eo->kv) +
-                planned_workspace(&planned) + (tokens + n_seqs) * 2 * (uint64_t)m->config.hidden_size * sizeof(float) +
+                planned_workspace(&planned) + (2 * tokens + (1 + ENGINE_KEPT_STATES) * n_seqs) *
+                (uint64_t)m->config.hidden_size * sizeof(float) +
                 n_seqs * (uint64_t)m->config.vocab_size * sizeof(float);
 }
 

@@ -36,10 +36,10 @@ int draft_pass(struct engine *g, int n);
 int predictor_open(struct engine *g, struct draft_model *d, struct err *e);
 void predictor_close(struct draft_model *d);
 size_t predictor_bytes(const struct engine *g);
-/* Add the states that the main model has computed for r since the last call to the pass, which has
- * *n items and *used tokens; a state whose next token is not known yet is left out.  A full pass is
- * run.  length: tokens of r's draft; 0: no draft. */
-void predictor_feed(struct engine *g, struct request *r, int length, int *n, int *used);
+/* Add the states that the main model has computed for r to the pass of *n items and *used tokens,
+ * as far as the tokens after them are known; runs it when it is full.  length: of r's draft, 0:
+ * none, so that states may wait. */
+void predictor_feed(struct engine *g, struct request *r, int length, int n_decoding, int *n, int *used);
 /* Keep the keys and values of r as a prefix, and forget its states. */
 void predictor_release(struct engine *g, struct request *r);
 

@@ -28,6 +28,8 @@ enum {
      * predict one, and its later guesses are right less often */
     ENGINE_PREDICTED_MOST = 3,
     ENGINE_MOST_SINKS = 256,
+    /* states of a request that a layer that predicts further tokens has yet to read */
+    ENGINE_KEPT_STATES = 16,
 };
 
 struct engine_options {

@@ -180,9 +180,7 @@ int draft_model_init(struct engine *g, struct request *r, struct err *e)
 {
     struct draft_model *d = g->draft_model;
     r->draft.by_model = 1;
-    r->draft.last_pos = -1;
-    if (d->rows && !(r->draft.last = malloc((size_t)g->m->config.hidden_size * sizeof *r->draft.last)))
-        return err_nomem(e, "drafts");
+    r->draft.whole = -1;
     return kv_table_init(&r->draft.kv, d->max_len, e) != 0 ? -1 : kv_table_scope(&r->draft.kv, d->pool, r->scope, e);
 }
 
@@ -218,7 +216,7 @@ void draft_model_free(struct engine *g, struct request *r)
 {
     if (r->draft.by_model)
         kv_table_release(&r->draft.kv, g->draft_model->pool);
-    free(r->draft.last);
+    free(r->draft.kept);
 }
 
 float *draft_model_rows(const struct engine *g, const struct request *r, int n)
@@ -434,11 +432,12 @@ void draft_model_guess(struct engine *g, int n_decoding, int chunk)
         const int length = r->late ? 0 : wanted(g, r, n_decoding, room);
         only_drafts &= decodes(r);
         if (d->rows)
-            predictor_feed(g, r, length, &n, &used);
+            predictor_feed(g, r, length, n_decoding, &n, &used);
         else if (length || !decodes(r))
             plan_first(g, r, length, &n, &left);
     }
-    only_drafts = d->rows ? only_drafts : n == d->n_drafting;
+    /* not where states had waited */
+    only_drafts = d->rows ? only_drafts && used <= 4 * d->n_drafting : n == d->n_drafting;
     while (draft_pass(g, n)) {
         n = plan_next(g);
         n_passes++;

@@ -7,16 +7,20 @@
  * tokens of a draft are made from the predictor's own state; their keys and values are computed
  * again with the model's states when the tokens are known.
  *
+ * While a request has no drafts, nothing is computed: copies of the newest KEPT states wait for the
+ * next draft, which computes all of their entries in one pass.  Prompts are computed at once.
+ *
  * Entry i of its keys and values is made of the state after ids[base + i] and of the token after
- * that.  Where the main model took a prefix from the cache, states are missing: the predictor looks
- * the prefix up in a tree of its own; in place of the states of a short gap it reads zeros, and
- * after a long gap it begins anew.  That makes drafts worse, but does not change answers. */
+ * that.  Where states are missing, because drafts were paused for long or because the main model
+ * took a prefix from the cache that the predictor's own tree lacks, the entries before the gap stay
+ * and those behind it follow them directly: local distances are right, and `base` grows by the
+ * length of the gap.  That makes drafts a little worse, never answers. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "libcommon/engine/draft_model.h"
 
-enum { LONG_GAP = 2 * KV_BLOCK };
+enum { KEPT = ENGINE_KEPT_STATES };
 
 static size_t row_floats(const struct engine *g) { return (size_t)g->m->config.hidden_size; }
 
@@ -38,7 +42,7 @@ void predictor_close(struct draft_model *d)
 
 size_t predictor_bytes(const struct engine *g)
 {
-    return g->draft_model->rows ? (2 * (size_t)g->max_tokens + 2 * (size_t)g->max_seqs) * row_floats(g) *
+    return g->draft_model->rows ? (2 * (size_t)g->max_tokens + (1 + KEPT) * (size_t)g->max_seqs) * row_floats(g) *
                                   sizeof(float) : 0;
 }
 
@@ -47,88 +51,117 @@ static void restart(struct engine *g, struct request *r)
 {
     kv_table_truncate(&r->draft.kv, g->draft_model->pool, 0);
     r->draft.base = 0;
+    r->draft.whole = -1;
 }
 
 void predictor_release(struct engine *g, struct request *r)
 {
     struct drafting *x = &r->draft;
-    if (x->kv.n_tokens > 0 && x->base == 0 && g->prefixes)
+    if (x->whole >= 0)
+        kv_table_truncate(&x->kv, g->draft_model->pool, x->whole);
+    if (x->kv.n_tokens > 0 && g->prefixes)
         prefix_enter(&x->kv, g->draft_model->pool, r->ids + 1, 1);
     restart(g, r);
-    x->next.n = x->n_fed = x->n_rows = 0;
-    x->last_pos = -1;
+    x->next.n = x->n_fed = x->n_rows = x->n_kept = 0;
+    free(x->kept);
+    x->kept = NULL;
 }
 
-/* The main model's state after ids[pos]; NULL: it is not known. */
+/* Whether the rows of the last step follow the kept states, some of which they may replace. */
+static int rows_follow(const struct drafting *x, int row_pos)
+{
+    return x->n_kept && row_pos > x->kept_pos && row_pos <= x->kept_pos + x->n_kept;
+}
+
+/* The oldest token whose state and all newer ones are known. */
+static int first_known(const struct drafting *x)
+{
+    return x->n_rows && !rows_follow(x, x->row_pos) ? x->row_pos : x->kept_pos;
+}
+
+/* The state after ids[pos], which is known. */
 static const float *state_after(const struct engine *g, const struct drafting *x, int pos)
 {
-    if (pos >= x->row_pos && pos < x->row_pos + x->n_rows)
-        return x->rows + (size_t)(pos - x->row_pos) * row_floats(g);
-    return pos == x->last_pos ? x->last : NULL;
+    return x->n_rows && pos >= x->row_pos ? x->rows + (size_t)(pos - x->row_pos) * row_floats(g)
+                                          : x->kept + (size_t)(pos % KEPT) * row_floats(g);
 }
 
-/* Copy the states after ids [from, from + n) to `to`, with zeros for those that are not known. */
+/* Put the states after ids [from, from + n) behind those of the pass. */
 static void copy_states(const struct engine *g, const struct drafting *x, int from, int n, float *to)
 {
-    for (int i = 0; i < n; i++, to += row_floats(g)) {
-        const float *state = state_after(g, x, from + i);
-        if (state)
-            memcpy(to, state, row_floats(g) * sizeof *to);
-        else
-            memset(to, 0, row_floats(g) * sizeof *to);
+    for (int i = 0; i < n; i++, to += row_floats(g))
+        memcpy(to, state_after(g, x, from + i), row_floats(g) * sizeof *to);
+}
+
+/* Keep the newest rows of the last step; if memory is short, none. */
+static void keep_rows(const struct engine *g, struct drafting *x)
+{
+    const int n = x->n_rows < KEPT ? x->n_rows : KEPT, from = x->row_pos + x->n_rows - n;
+    x->n_rows = 0;
+    if (n == 0 || (!x->kept && !(x->kept = malloc(KEPT * row_floats(g) * sizeof *x->kept))))
+        return;
+    if (rows_follow(x, from)) {
+        x->n_kept = from - x->kept_pos;
+    } else {
+        x->kept_pos = from;
+        x->n_kept = 0;
+    }
+    for (int pos = from; pos < from + n; pos++)
+        memcpy(x->kept + (size_t)(pos % KEPT) * row_floats(g), x->rows + (size_t)(pos - x->row_pos) * row_floats(g),
+               row_floats(g) * sizeof *x->kept);
+    x->n_kept += n;
+    if (x->n_kept > KEPT) {
+        x->kept_pos += x->n_kept - KEPT;
+        x->n_kept = KEPT;
     }
 }
 
-/* Choose the first entry of r to compute before `end`, and return its index in ids.  drafts: a
- * draft is made, so the last entry is computed again if it is computed already, for its logits. */
+/* Take the entries before ids[known] that the tree has. */
+static void take_prefix(struct engine *g, struct request *r, int known)
+{
+    struct draft_model *d = g->draft_model;
+    struct kv_table *kv = &r->draft.kv;
+    struct err ignored;
+    int32_t from, to;
+    prefix_take(kv, d->pool, r->ids + 1, known);
+    if (prefix_copy(kv, d->pool, r->ids + 1, known, &from, &to) &&
+        g->backend->copy_block(d->b, from, to, &ignored) != 0)
+        d->failed = 1;
+}
+
+/* Choose the first entry of r to compute, of those before `end`: its index in ids.  drafts: the
+ * logits after the last one are needed. */
 static int first_entry(struct engine *g, struct request *r, int end, int drafts)
 {
     struct drafting *x = &r->draft;
     struct kv_table *kv = &x->kv;
-    if (x->n_rows && x->last_pos < x->row_pos - 1)
-        x->last_pos = -1;
-    const int known = x->last_pos >= 0 && (!x->n_rows || x->last_pos < x->row_pos) ? x->last_pos : x->row_pos;
-    if (kv->n_blocks == 0 && x->base == 0 && g->prefixes && known > 0)
-        prefix_take(kv, g->draft_model->pool, r->ids + 1, known);
+    const int known = first_known(x);
+    if (kv->n_blocks == 0 && x->whole < 0 && g->prefixes && known > 0)
+        take_prefix(g, r, known);
     const int next = x->base + kv->n_tokens;
-    if (next < known && (kv->n_tokens == 0 || known - next > LONG_GAP)) {
-        restart(g, r);
-        x->base = known;
+    if (next < known) {
+        x->whole = x->whole < 0 ? kv->n_tokens : x->whole;
+        x->base = known - kv->n_tokens;
         return known;
     }
-    if (drafts && next == end && kv->n_tokens > kv->n_nodes * KV_BLOCK && state_after(g, x, end - 1)) {
+    if (drafts && next == end && end > known && kv->n_tokens > kv->n_nodes * KV_BLOCK) {
         kv->n_tokens--;
         return next - 1;
     }
     return next;
 }
 
-/* Keep a copy of the last state for the next step, because its next token may not be known yet. */
-static void keep_last(const struct engine *g, struct drafting *x)
-{
-    if (x->n_rows) {
-        x->last_pos = x->row_pos + x->n_rows - 1;
-        memcpy(x->last, x->rows + (size_t)(x->n_rows - 1) * row_floats(g), row_floats(g) * sizeof *x->last);
-    }
-    x->n_rows = 0;
-}
-
-void predictor_feed(struct engine *g, struct request *r, int length, int *n, int *used)
+/* Add the states of r's tokens from `at` to `end` to the pass. */
+static void add_entries(struct engine *g, struct request *r, int at, int end, int length, int *n, int *used)
 {
     struct draft_model *d = g->draft_model;
     struct drafting *x = &r->draft;
-    x->n_fed = 0;
-    if (!x->n_rows && x->last_pos < 0)
-        return;
-    const int newest = x->n_rows ? x->row_pos + x->n_rows : x->last_pos + 1,
-              end = newest < r->n_ids - 1 ? newest : r->n_ids - 1;
-    int at = first_entry(g, r, end, length > 0);
     while (at < end) {
         const int room = g->max_tokens - *used, count = end - at < room ? end - at : room,
                   last = at + count == r->n_ids - 1 && length > 0;
         if (draft_reserve(g, r, at - x->base + count) != 0) {
             restart(g, r);
-            break;
+            return;
         }
         float *states = d->states + (size_t)*used * row_floats(g);
         copy_states(g, x, at, count, states);
@@ -149,5 +182,16 @@ void predictor_feed(struct engine *g, struct request *r, int length, int *n, int
             *n = *used = 0;
         }
     }
-    keep_last(g, x);
+}
+
+void predictor_feed(struct engine *g, struct request *r, int length, int n_decoding, int *n, int *used)
+{
+    struct drafting *x = &r->draft;
+    const int newest = x->n_rows ? x->row_pos + x->n_rows : x->kept_pos + x->n_kept,
+              end = newest < r->n_ids - 1 ? newest : r->n_ids - 1,
+              waits = !length && decodes(r) && x->n_rows <= KEPT;
+    x->n_fed = 0;
+    if ((x->n_rows || x->n_kept) && !waits && !draft_is_full(g, n_decoding))
+        add_entries(g, r, first_entry(g, r, end, length > 0), end, length, n, used);
+    keep_rows(g, x);
 }

@@ -92,11 +92,12 @@ struct drafting {
     /* the sequence has a token that the draft model lacks: no drafts */
     int unknown;
     int32_t fed[DRAFT_MOST]; int n_fed;
-    /* For a predictor: the n_rows states of the last step, of which row i is the state after
-     * ids[row_pos + i]; and a copy of the last known state, after ids[last_pos] (-1: none).
-     * Entry 0 of kv is made of the state after ids[base]. */
+    /* For a predictor: the n_rows states of the last step (borrowed), of which row i is the state
+     * after ids[row_pos + i]; copies of the n_kept states from kept_pos on, in a ring (owned).
+     * Entries of kv before `whole` are made of the states after ids[0], ids[1] and so on (-1: all
+     * are), later ones of the states after ids[base + entry]. */
     const float *rows; int row_pos, n_rows;
-    float *last; int last_pos, base;
+    float *kept; int kept_pos, n_kept, base, whole;
     /* drafts pause because none pays: length of the pause in steps, and steps left of it */
     int pause, rest;
     float trust[DRAFT_GRADES];

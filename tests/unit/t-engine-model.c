@@ -12,7 +12,7 @@
 #include <cmocka.h>
 
 #include "libcommon/base/rng.h"
-#include "libcommon/engine/engine.h"
+#include "libcommon/engine/draft_model.h"
 #include "tests/unit/assemble.h"
 #include "tests/unit/tiny.h"
 
@@ -238,6 +238,107 @@ static void test_predictor(void **state)
     float *in = give_predictor(m);
     predicts = 1;
     run_schedules(m, 4);
+    free(in);
+}
+
+/* The CPU backend, which counts the tokens that a predictor computes. */
+static struct { void *b; int n; } counted;
+
+static void *open_counted(const struct model *m, const struct backend_options *o, struct err *e)
+{
+    void *b = backend_cpu.open(m, o, e);
+    if (m->config.predicts)
+        counted.b = b;
+    return b;
+}
+
+static int forward_counted(void *b, const struct batch *batch, float *logits, struct err *e)
+{
+    for (int i = 0; b == counted.b && i < batch->n_items; i++)
+        counted.n += batch->items[i].n_tokens;
+    return backend_cpu.forward(b, batch, logits, e);
+}
+
+static struct request *submit(struct engine *g, const int32_t *ids, int n, struct answer *a)
+{
+    struct request_params p = { .ids = ids, .n_ids = n, .sampling = sampling_defaults(), .n_logprobs = -1,
+                                .ignore_eos = 1, .on_token = hear, .max_tokens = 60, .user = a };
+    struct err e;
+    p.sampling.temperature = 0;
+    memset(a, 0, sizeof *a);
+    struct request *r = engine_submit(g, &p, &e);
+    assert_non_null(r);
+    return r;
+}
+
+static void steps(struct engine *g, int n)
+{
+    struct err e;
+    while (n-- > 0)
+        assert_true(engine_step(g, &e) > 0);
+}
+
+/* While a request has no drafts, or too many requests decode, the layer that predicts further
+ * tokens computes nothing but prompts; then it goes on from the newest states. */
+static void test_predictor_waits(void **state)
+{
+    (void)state;
+    enum { PROMPT = 40, MANY = 10 };
+    static struct answer a, want, many[MANY];
+    struct backend counting = backend_cpu;
+    struct model *m = load_tiny();
+    float *in = give_predictor(m);
+    struct err e;
+    int32_t ids[PROMPT + 8];
+    struct request_stats s;
+    counting.open = open_counted;
+    counting.forward = forward_counted;
+    counted.n = 0;
+    for (int i = 0; i < PROMPT; i++)
+        ids[i] = 5 + i * 7 % 900;
+    const struct engine_options o = { .backend = &counting, .kv = kv_both(KV_F32), .max_len = 160, .max_seqs = MANY,
+                                      .n_threads = 1, .predictor = 1 };
+    struct engine *g = engine_open(m, NULL, &o, &e);
+    assert_non_null(g);
+    struct request *r = submit(g, ids, PROMPT, &a);
+    steps(g, 1);
+    r->draft.trust[GRADE_MODEL] = 0;
+    r->draft.rest = 100;
+    steps(g, 30);
+    assert_int_equal(counted.n, PROMPT);
+    assert_int_equal(engine_set_limits(g, &(struct engine_limits){ .max_running = MANY, .draft = 2 }, &e), 0);
+    steps(g, 1);
+    /* kept states, that of the last step, and one for the second token of the draft */
+    assert_int_equal(counted.n, PROMPT + ENGINE_KEPT_STATES + 2);
+    assert_int_equal(r->draft.whole, PROMPT);
+    request_stats(r, &s);
+    assert_true(s.n_drafted > 0);
+    run(g);
+    /* a prompt that repeats this one: its entries are in the predictor's tree, but for the last */
+    memcpy(ids + PROMPT, a.ids, 8 * sizeof *ids);
+    counted.n = 0;
+    submit(g, ids, PROMPT + 8, &want);
+    steps(g, 2);
+    assert_in_range(counted.n, 1, 8 + 2);
+    run(g);
+    assert_memory_equal(want.ids, a.ids + 8, 52 * sizeof *want.ids);
+    assert_int_equal(engine_set_limits(g, &(struct engine_limits){ .max_running = MANY }, &e), 0);
+    for (int i = 0; i < MANY; i++)
+        submit(g, ids + i, 4, &many[i]);
+    for (int i = 0; i < MANY; i++)
+        while (many[i].n == 0)
+            steps(g, 1);
+    const int before = counted.n;
+    steps(g, 10);
+    assert_int_equal(counted.n, before);
+    engine_close(g);
+    g = engine_open(m, NULL, &(struct engine_options){ .kv = kv_both(KV_F32), .max_len = 160, .n_threads = 1 }, &e);
+    assert_non_null(g);
+    submit(g, ids, PROMPT, &want);
+    run(g);
+    assert_memory_equal(want.ids, a.ids, 60 * sizeof *want.ids);
+    engine_close(g);
+    model_close(m);
     free(in);
 }
 
@@ -636,7 +737,8 @@ static void test_wrong_windows(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_schedules), cmocka_unit_test(test_windows),
-                                        cmocka_unit_test(test_predictor), cmocka_unit_test(test_prediction),
+                                        cmocka_unit_test(test_predictor), cmocka_unit_test(test_predictor_waits),
+                                        cmocka_unit_test(test_prediction),
                                         cmocka_unit_test(test_foreign_predictors),
                                         cmocka_unit_test(test_tail),
                                         cmocka_unit_test(test_sinks), cmocka_unit_test(test_positions),
