@@ -161,7 +161,7 @@ static int knows_end(const struct audit_writer *w, const char *path)
     return n && strncmp(path, w->known_path, n) == 0 && (!path[n] || strcmp(path + n, ".gz") == 0);
 }
 
-/* The last line of a compressed file, found in one pass. */
+/* Find the last line of a compressed file, in one pass. */
 static int compressed_end(const char *path, struct audit_end *end, struct err *e)
 {
     gzFile z = gzopen(path, "re");
@@ -182,7 +182,7 @@ static int compressed_end(const char *path, struct audit_end *end, struct err *e
     return rc;
 }
 
-/* The last line of the newest rotated file, for a current file that is missing or empty. */
+/* Find the last line of the newest rotated file, when the current file is missing or empty. */
 static int rotated_end(struct audit_writer *w, struct audit_end *end, struct err *e)
 {
     struct audit_files f;
@@ -273,7 +273,7 @@ static int catch_up(struct audit_writer *w, struct err *e)
 
 /* ---- rotation ---- */
 
-/* A name for the file to rotate, greater than all existing ones. */
+/* Make a name for the file to rotate, greater than all existing ones. */
 static int rotated_name(const struct audit_writer *w, char *out, size_t size, struct err *e)
 {
     struct audit_files f;
@@ -400,7 +400,7 @@ static int count_ahead(struct line_count *c, const char *path, struct err *e)
     return fstat(c->fd, &c->st) ? err_sys(e, "%s", path) : count_lines(c->fd, &c->at, &c->lines, path, e);
 }
 
-/* Number of lines of the current file; 0 if there is none. */
+/* Set *lines to the number of lines of the current file; 0 if there is none. */
 static int count_rest(const struct line_count *c, uint64_t *lines, const char *path, struct err *e)
 {
     struct stat st;

@@ -140,7 +140,7 @@ static int make_file(struct keys *k, struct err *e)
     return file_is_ours(k->path, &st, folder_of(k, folder), e);
 }
 
-/* The number that a PRAGMA returns. */
+/* Set *n to the number that a PRAGMA returns. */
 static int pragma(struct keys *k, const char *sql, int64_t *n, struct err *e)
 {
     sqlite3_stmt *s = prepare(k, sql, e);

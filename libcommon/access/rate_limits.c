@@ -511,8 +511,9 @@ struct address_limits *address_limits_open(int n, int requests_minute, struct er
 
 void address_limits_close(struct address_limits *a) { free(a); }
 
-/* Find an address in its eight possible places; with `take`, put it in the least recently used one.
- * Few others are displaced by a flood of addresses.  NULL: it has no place. */
+/* Find an address in its eight possible places, so that a flood of addresses displaces few others.
+ * With `take`, an address without a place gets the least recently used one.  NULL: it has no
+ * place. */
 static struct address *place_of(struct address_limits *a, const char *given, int take)
 {
     char text[48];
