@@ -7,7 +7,7 @@
 #include <spawn.h>
 #include <unistd.h>
 
-/* The program's file `fd` is the write end of a pipe, or /dev/null if there is none. */
+/* Make the program's file `fd` the write end `end` of a pipe, or /dev/null if there is none. */
 static void give_output(posix_spawn_file_actions_t *files, int fd, int end)
 {
     if (end >= 0)
