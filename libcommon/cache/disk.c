@@ -479,7 +479,9 @@ static int find_secret(struct disk *d, struct err *e)
             return err_sys(e, "%s: a random number", d->folder);
         if (!d->writes)
             return 0;
-        if (n >= 0)                     /* cut off: earlier files can no longer be found */
+        /* the file of the secret is too short: make another one; files written so far can no longer
+         * be found */
+        if (n >= 0)
             unlinkat(d->fd, "secret", 0);
         char temp[TEMP_ROOM];
         const int made = open_temp(d, temp);
