@@ -150,7 +150,8 @@ struct score_rows {
 
 enum { TOP = 5 };
 
-/* The indices of the k largest of x [n], largest first; among equals the lowest index first. */
+/* Find the indices of the k largest of x [n], largest first; among equals the lowest index comes
+ * first. */
 static void find_top(const float *x, int n, int k, int *top)
 {
     for (int i = 0, have = 0; i < n; i++) {

@@ -71,8 +71,8 @@ static void take_text(struct remote_request *x, const char *text, size_t n, int 
     answer_add(x->a, text, n, thought);
 }
 
-/* A member of a list of calls: the first one of a call has its id and its name, and each has a
- * piece of the arguments. */
+/* Take one member of a list of calls.  The first member for a call has its id and its name, and
+ * each has a piece of the arguments. */
 static void take_call(struct remote_request *x, const json_t *v, int i)
 {
     const json_t *index = json_object_get(v, "index"), *f = json_object_get(v, "function"),

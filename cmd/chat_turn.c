@@ -332,7 +332,7 @@ static int run_rounds(struct chat_session *t, struct answer *a, json_t **parts, 
     }
 }
 
-/* The text of a message with parts. */
+/* Set "content" of a message that has parts to their texts, one after the other. */
 static void join_parts(json_t *message)
 {
     const json_t *p, *text;

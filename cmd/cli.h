@@ -49,7 +49,7 @@ int cli_is_mistyped(const char *word, const void *names, size_t stride, size_t n
 int cli_finish(const char *prog);
 /* Flush stdout now; cli_finish() reports errors. */
 void cli_flush(void);
-/* One JSON object and a newline on stdout. */
+/* Print one JSON object and a newline on stdout. */
 void cli_json(const json_t *json);
 
 /* Ask a question on the terminal: 1 if the answer begins with y, else 0, also without a
