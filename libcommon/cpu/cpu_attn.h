@@ -39,9 +39,9 @@ void attn_prepare(struct core *k, const struct step *s, const struct layer *l, i
 int attn_rows(const struct config *c, int max_tokens);
 /* Store the keys of a step in the cache: the latents, followed by the rotated key. */
 void attn_store_latents(struct core *k, const struct step *s);
-/* Attention over latents for consecutive runs, the first token of which is token0 of the step: from
- * q [tokens][n_heads * head_dim], in the space of the latents, to the first kv_rank columns of
- * every head of att. */
+/* Attend to the latents for consecutive runs, whose first token is token0 of the step.  Reads q
+ * [tokens][n_heads * head_dim], in the space of the latents, and writes the first kv_rank columns
+ * of every head of att. */
 void attn_run_latent(struct core *k, const struct step *s, const struct layer *l, int index, struct query_run *runs,
                      int n_runs, int token0);
 

@@ -228,7 +228,7 @@ static void make_entries(struct compress_job *j, const struct entries *x)
 /* Number of entries that a token sees: those of complete runs. */
 static int n_entries(const struct compress_job *j, int token) { return (j->k->pos[token] + 1) / j->rate; }
 
-/* The entries that a token attends to, ascending. */
+/* Choose the entries that a token attends to, in ascending order. */
 static void choose_token(void *arg, int slot, int thread)
 {
     (void)thread;

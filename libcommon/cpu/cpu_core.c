@@ -151,7 +151,7 @@ static int run_ff(struct core *k, const struct layer *l, int index, const struct
     return 0;
 }
 
-/* The input of the router beside an MLP (gemma4): x, normed and scaled on its own. */
+/* Compute the input of the router beside an MLP (gemma4): x, normed and scaled on its own. */
 void core_beside_router(struct core *k, const struct layer *l, const float *x, float *out, int n)
 {
     const int hidden = k->c->hidden_size;

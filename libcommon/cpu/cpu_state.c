@@ -132,7 +132,7 @@ static void multiply(float *restrict x, const float *restrict by, int n)
         x[i] *= by[i];
 }
 
-/* The activation and norms after the convolution. */
+/* Apply the activation and the norms that come after the convolution. */
 static void after_conv(const struct state_job *j, const struct channel_run *run, float *out, const float *in)
 {
     const struct kernels *k = j->k->k;
