@@ -261,7 +261,7 @@ static int read_tensors(struct zfile *z, struct err *e)
 
 /* ---- originals ---- */
 
-/* A relative path that stays inside its folder and prints on one line. */
+/* 1 if the name is a relative path that stays inside its folder and prints on one line. */
 static int is_safe_name(const char *name)
 {
     for (const char *part = name;;) {
