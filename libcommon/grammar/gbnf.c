@@ -130,7 +130,7 @@ static int hex_digits(struct gbnf_parser *p, int count, uint32_t *c)
     return 0;
 }
 
-/* A character of a literal or class. */
+/* Read one character of a literal or class, or an escape, into *c.  0, or -1 on an error. */
 static int character(struct gbnf_parser *p, uint32_t *c)
 {
     size_t start = p->at;
