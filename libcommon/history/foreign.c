@@ -20,7 +20,7 @@ int foreign_is(const char *format)
     return strcmp(format, "chatgpt") == 0 || strcmp(format, "open-webui") == 0 || strcmp(format, "lm-studio") == 0;
 }
 
-/* A time in seconds, or in milliseconds if it is too large for that. */
+/* Add a time; the number counts seconds, or milliseconds if it is too large for seconds. */
 static void put_time(json_t *out, const char *name, const json_t *time)
 {
     double v = json_is_number(time) ? json_number_value(time) : 0;

@@ -129,7 +129,7 @@ static int index_message(struct history *h, enum statement which, const struct m
 
 /* ---- add ---- */
 
-/* The title of a conversation without one: the first line of its first question. */
+/* Give a conversation without a title one: the first line of its first question. */
 static int title_from(struct history *h, struct conversation_row *c, const char *content, struct history_problem *p)
 {
     content += strspn(content, " \t\r\n");

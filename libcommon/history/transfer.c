@@ -161,7 +161,7 @@ static int time_field(const json_t *o, const char *name, int64_t *ms, struct his
                                 : 0;
 }
 
-/* The id that the conversation gets.  0, or -1 with *p. */
+/* Read the id of the document's conversation, and check its form.  0, or -1 with *p. */
 static int id_field(const json_t *o, const char **id, struct history_problem *p)
 {
     if (field_text(o, "id", HISTORY_ID, HISTORY_ID, id, p))
