@@ -259,7 +259,7 @@ void conn_linger(struct conn *c)
         conn_kill(c);
 }
 
-/* All of the response is sent. */
+/* Called when all of the response has been sent. */
 static void response_complete(struct conn *c)
 {
     int switching = c->switching;

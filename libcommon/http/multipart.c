@@ -28,8 +28,8 @@ static void skip_blanks(struct parameters *p)
         p->s++;
 }
 
-/* The next parameter: its name (n bytes) and the bytes of its value, quoted or not.  1; 0: no more;
- * -1: malformed. */
+/* Read the next parameter: its name (n bytes) and the bytes of its value, quoted or not.  1: it was
+ * read; 0: there are no more; -1: malformed. */
 static int next_parameter(struct parameters *p, const char **name, size_t *n, const char **value, size_t *size)
 {
     skip_blanks(p);
