@@ -16,7 +16,7 @@ enum { CPUINFO = 1 << 20, DMI_TABLE = 1 << 18, MANY_CPUS = 4096 };
 
 /* ---- the processor ---- */
 
-/* The value of the first line "KEY : VALUE". */
+/* Copy VALUE from the first line "KEY : VALUE" to out.  Returns 1; 0: there is no such line. */
 static int value_of(const char *text, const char *key, char *out, size_t room)
 {
     const size_t n = strlen(key);
