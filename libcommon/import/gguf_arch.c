@@ -176,7 +176,7 @@ static void add_granitemoe(struct gguf_translator *t)
     gguf_copy_int(t, "expert_used_count", "num_experts_per_tok");
 }
 
-/* The router of deepseek_v3 and of the models that adopted it. */
+/* Write the fields of the router that deepseek_v3 has, and the models that adopted it. */
 static void add_sigmoid_router(struct gguf_translator *t)
 {
     gguf_add_experts(t);

@@ -52,7 +52,7 @@ struct packed {
     int64_t rows, cols;             /* outputs (of all experts), inputs */
     int64_t expert_rows;            /* MXFP4: outputs of one expert */
     int64_t row_group, col_group, row_step, group_step, n_groups;
-    float tensor_scale;             /* NVFP4: times every scale; else 1 */
+    float tensor_scale;             /* NVFP4: a factor on every scale; otherwise 1 */
     /* zero: the zero point if no tensor has any; zero_add: added to those of the tensor */
     int zero, zero_add;
     struct source_tensor code, scale, zeros, order;     /* data NULL: none */
