@@ -126,7 +126,7 @@ static void discover(struct asked *q)
 
 static void ping(struct asked *q) { reply(q, json_object()); }
 
-/* A list of one page, so there are no cursors. */
+/* Answer with a list in one page, without a cursor. */
 static void list(struct asked *q, const char *key, json_t *items, int ttl_ms, const char *scope)
 {
     if (js_get(q->params, "cursor")) {
@@ -139,7 +139,7 @@ static void list(struct asked *q, const char *key, json_t *items, int ttl_ms, co
 
 static void tools_list(struct asked *q) { list(q, "tools", q->h->tools(q->h->user), LIST_TTL_MS, "public"); }
 static void prompts_list(struct asked *q) { list(q, "prompts", mcp_prompts(), LIST_TTL_MS, "public"); }
-/* The cursor of a page is the number of documents before it. */
+/* Answer resources/list.  The cursor of a page is the number of documents before it. */
 static void resources_list(struct asked *q)
 {
     const json_t *cursor = js_get(q->params, "cursor");
@@ -283,7 +283,8 @@ static void mismatch(struct asked *q, const char *header, const char *found, con
     refuse(q, 400, MCP_HEADER_MISMATCH, text);
 }
 
-/* The headers that repeat the body's words, of 2026-07-28.  0, or -1: refused. */
+/* Check the headers that revision 2026-07-28 wants to repeat parts of the body.  0, or -1: the
+ * request was refused. */
 static int check_headers(struct asked *q, const struct mcp_method *m)
 {
     const struct mcp_headers *h = q->headers;
