@@ -28,7 +28,7 @@ modernbert_names = { .embed = "embeddings.tok_embeddings", .embed_norm = "embedd
 
 /* ---- keys ---- */
 
-/* The keys of all encoders.  The head that predicts masked tokens is not used. */
+/* Read the keys that all encoders have.  The head that predicts masked tokens is not used. */
 static void encoder_parse(struct parse *p, struct config *c)
 {
     c->both_ways = c->tied = 1;

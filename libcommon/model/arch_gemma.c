@@ -105,7 +105,8 @@ static void heads_parse(struct parse *p, struct config *c, int global_dim)
     }
 }
 
-/* The last layers read the keys and values of the last earlier layer of their type. */
+/* Find the layer whose keys and values each layer reads: for the last num_kv_shared_layers, it is
+ * the last earlier layer of their type. */
 static void sharing_parse(struct parse *p, struct config *c, int absent)
 {
     const int n = (int)parse_int(p, "num_kv_shared_layers", 0, c->n_layers - 1, absent), first = c->n_layers - n;
@@ -187,7 +188,7 @@ static double normal_quantile(double probability)
     return (low + high) / 2;
 }
 
-/* The fraction of gates that a layer cuts off, one number for all layers or one per layer. */
+/* Read the fraction of gates that a layer cuts off: one number for all layers, or one per layer. */
 static void sparsity_parse(struct parse *p, struct config *c)
 {
     const json_t *list = parse_find(p, "activation_sparsity_pattern", NULL);

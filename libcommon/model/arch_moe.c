@@ -155,8 +155,8 @@ void shared_parse(struct parse *p, struct config *c, const char *keys, int other
         c->moe.shared_size = (int)size;
 }
 
-/* The router of deepseek_v3 and many others: sigmoid, correction, groups scored by their two best
- * experts. */
+/* Set the router of deepseek_v3 and many others: sigmoid, correction, groups scored by their two
+ * best experts. */
 void sigmoid_router(struct parse *p, struct config *c, int normalize, double scale)
 {
     struct moe *m = &c->moe;
@@ -329,8 +329,8 @@ static void indexer_parse(struct parse *p, struct config *c, int n_heads, int pa
             parse_fail(p, ERR_UNSUPPORTED, "layer_types: layer %zu is not \"indexed_attention\"", i);
 }
 
-/* Layers that reuse the choice of an earlier one: given as a list, a pattern of letters, or a
- * period. */
+/* Find the layers that reuse the choice of an earlier one, which are given as a list, a pattern of
+ * letters, or a period. */
 static void shared_indexers(struct parse *p, struct config *c)
 {
     const json_t *types = parse_find(p, "indexer_types", NULL);
@@ -534,7 +534,8 @@ static void more_afmoe(struct parse *p, struct config *c)
     parse_find(p, "load_balance_coeff|use_grouped_mm|num_expert_groups|num_limited_groups", NULL);
 }
 
-/* Layers with a window: those of layer_types, or 1 in the published files' hybrid_layer_pattern. */
+/* Find the layers with a window: those of layer_types, or 1 in the published files'
+ * hybrid_layer_pattern. */
 static void mimo_windows(struct parse *p, struct config *c)
 {
     const json_t *hybrid = parse_find(p, "hybrid_layer_pattern", NULL);
@@ -552,7 +553,7 @@ static void mimo_windows(struct parse *p, struct config *c)
     layer_types_parse(p, c, window);
 }
 
-/* Layers with a window have other KV heads than the rest. */
+/* Set the KV heads of each layer: layers with a window have others than the rest. */
 static void mimo_heads(struct parse *p, struct config *c)
 {
     const int full = c->n_kv_heads, local = (int)parse_int(p, "swa_num_key_value_heads", 1, MOST_WIDTH,

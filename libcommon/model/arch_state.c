@@ -101,7 +101,7 @@ static void time_step_parse(struct parse *p, struct recurrent *r)
                    (double)r->dt_max);
 }
 
-/* Keys about initialization, and about how other runtimes divide the sequence. */
+/* Skip keys about initialization, and about how other runtimes divide the sequence. */
 static void training_keys(struct parse *p)
 {
     parse_find(p, "time_step_min|time_step_max|time_step_floor|time_step_rank|mamba_dt_min|mamba_dt_max|mamba_dt_init_floor|chunk_size|mamba_chunk_size|"
@@ -342,7 +342,7 @@ nomem:
     p->bad = 1;
 }
 
-/* A mixture of experts without gates, and a shared MLP of its own width. */
+/* Read a mixture of experts without gates, and a shared MLP of its own width. */
 static void nemotron_experts(struct parse *p, struct config *c)
 {
     experts_parse(p, c, 8, 2, 7688);
@@ -399,7 +399,7 @@ static void more_nemotron_h(struct parse *p, struct config *c)
     if (strcmp(act, "relu2") != 0 || strcmp(parse_string(p, "mamba_hidden_act", "silu"), "silu") != 0)
         parse_fail(p, ERR_UNSUPPORTED, "mlp_hidden_act and mamba_hidden_act: only \"relu2\" and \"silu\" are supported");
     mamba_parse(p, c, &otherwise, 0);
-    /* as in transformers; the limits are not used */
+    /* as in transformers: time steps are at least time_step_min, and time_step_limit is not used */
     c->recurrent.dt_min = (float)parse_real(p, "time_step_min|mamba_dt_min", 0.001);
     c->recurrent.dt_max = INFINITY;
     attention_bias_parse(p, c);

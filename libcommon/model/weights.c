@@ -175,7 +175,8 @@ int weight_specs(const struct config *c, const struct weight_source *s, struct w
 {
     struct builder b = { .c = c, .s = s, .have = c->names, .n = c->gguf ? gguf_names : *c->names, .e = e };
     if (c->gguf && c->block == BLOCK_PARALLEL2 && strcmp(c->names->attn_norm, "ln_attn") == 0) {
-        /* falcon: attn_norm, which older models have for both, is the MLP's norm in newer ones */
+        /* falcon: older models have one norm, attn_norm, for both halves; in newer ones that is the
+         * norm of the MLP */
         b.n.attn_norm = "attn_norm_2";
         b.n.mlp_norm = "attn_norm";
     }
