@@ -159,8 +159,8 @@ static int64_t guess_attention(const struct plan_shape *s, const struct guess *g
     return 2 * h * heads * g->head_dim + 2 * h * g->n_kv_heads * g->head_dim;
 }
 
-/* A layer that layer_types names otherwise ("linear_attention") keeps no keys and values; it is
- * assumed to have as many parameters as attention.  part: the layer's letter in
+/* Fill in one layer.  A layer that layer_types names otherwise ("linear_attention") keeps no keys
+ * and values; it is assumed to have as many parameters as attention.  part: the layer's letter in
  * hybrid_override_pattern: a mixer (M, *), an MLP (-) or experts (E) alone; 0: there is no such
  * pattern. */
 static void guess_layer(struct plan_layer *l, const struct plan_shape *s, const struct guess *g, int i,
