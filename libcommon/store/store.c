@@ -52,7 +52,7 @@ char *store_path(const char *folder, const char *name, struct err *e)
     return path;
 }
 
-/* The name of a file of the folder, "" if it has none. */
+/* Write the name that a file of the folder stands for, "" if it has none. */
 static void name_of(const char *file, char out[STORE_NAME_BYTES])
 {
     const size_t n = strlen(file);
@@ -74,7 +74,8 @@ static int64_t used(int dir, const char *name)
     return fstatat(dir, file, &st, AT_SYMLINK_NOFOLLOW) == 0 ? (int64_t)st.st_mtime : 0;
 }
 
-/* The model that the link called name stands for, "" if it is no link to a name of this folder. */
+/* Write the name of the model that the link called name stands for, "" if it is no link to a name
+ * of this folder. */
 static void link_target(int dir, const char *name, char out[STORE_NAME_BYTES])
 {
     char file[STORE_NAME_BYTES + ENDING], to[STORE_NAME_BYTES + ENDING];
