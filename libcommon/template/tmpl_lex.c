@@ -56,7 +56,7 @@ static void advance(struct lexer *x, size_t to)
     x->vm->line = x->line;
 }
 
-/* The text before a tag that begins at end; sign is the '-' or '+' after the tag's opening,
+/* Add the text before a tag that begins at `end`; sign is the '-' or '+' after the tag's opening,
  * else 0. */
 static void push_data(struct lexer *x, size_t from, size_t end, char sign, int is_print)
 {

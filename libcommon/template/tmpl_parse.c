@@ -147,8 +147,8 @@ static void parse_signature(struct tmpl_parser *p, struct tmpl_node *n)
     tmpl_expect_op(p, ")");
 }
 
-/* The body of a macro, call or generation block: a scope of its own that break and continue
- * cannot leave. */
+/* Parse the body of a macro, call or generation block.  It is a scope of its own that break and
+ * continue cannot leave. */
 static void parse_macro_body(struct tmpl_parser *p, struct tmpl_node *n, const char *end)
 {
     for (int i = 0; i < p->n_loops; i++)

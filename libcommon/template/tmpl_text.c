@@ -446,7 +446,7 @@ static void newline(struct sb *b, long indent)
     sb_fill(b, val_cstr(b->vm, " "), indent > 0 ? (size_t)indent : 0);
 }
 
-/* A long string becomes several literals, cut after white space. */
+/* Write a string; a long one becomes several literals, cut after white space. */
 static void pp_str(struct sb *b, struct val v, long indent, long allowance, int level)
 {
     struct vm *vm = b->vm;
