@@ -174,7 +174,7 @@ static void posix_class(struct tr *t, struct tbuf *flat)
     }
 }
 
-/* An escape inside of a set.  -1: refused. */
+/* Translate an escape inside of a set.  0, or -1: it is refused. */
 static int set_escape(struct tr *t, struct tbuf *flat, struct tbuf *nested)
 {
     t->i++;
@@ -200,8 +200,8 @@ static int set_escape(struct tr *t, struct tbuf *flat, struct tbuf *nested)
     return 0;
 }
 
-/* A set as one matcher of a single character.  Operands of && are unions of plain members (flat)
- * and nested sets (nested, "a|b"). */
+/* Translate a set to one matcher of a single character.  Operands of && are unions of plain members
+ * (flat) and nested sets (nested, "a|b"). */
 static int set(struct tr *t, struct tbuf *o)
 {
     struct tbuf flat = { 0 }, nested = { 0 }, all = { 0 };

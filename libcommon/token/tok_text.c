@@ -280,8 +280,8 @@ void text_normalize(struct tbuf *out, const char *s, size_t n, enum text_form fo
     tbuf_release(&work);
 }
 
-/* The printable Latin-1 characters stand for themselves, the other 68 bytes for U+0100 and on,
- * in order (GPT-2's encoder). */
+/* 1 if a byte is a printable Latin-1 character, which stands for itself.  The other 68 bytes stand
+ * for U+0100 and on, in order (GPT-2's encoder). */
 static int printable(unsigned b)
 {
     return (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || (b >= 0xAE && b <= 0xFF);
