@@ -134,7 +134,8 @@ static int take(struct calc *c, const char *op)
 static int take_power(struct calc *c) { return take(c, "**") || take(c, "^"); }
 static int take_minus(struct calc *c) { return take(c, "-") || take(c, "\u2212"); }
 
-/* The value of a function or operator: finite, or an error. */
+/* Set *out to v, the result of a function or operator, if it is finite; otherwise report an
+ * error. */
 static int checked(const struct calc *c, const char *what, double v, double *out)
 {
     char text[80];

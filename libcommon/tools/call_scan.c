@@ -165,7 +165,7 @@ static int starts(const struct text_span *s, const char *word)
     return (size_t)(s->end - s->p) >= n && memcmp(s->p, word, n) == 0;
 }
 
-/* A name up to one of the bytes of `stop`. */
+/* Read a name, up to one of the bytes in `stop`, into s->name. */
 static void take_name(struct scan *s, struct text_span *t, const char *stop)
 {
     size_t n = 0;

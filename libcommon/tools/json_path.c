@@ -17,7 +17,7 @@ static int malformed(const char *path, const char *p, const char *expected, stru
     return err_set(e, ERR_FORMAT, "path: character %zu: expected %s", (size_t)(p - path) + 1, expected);
 }
 
-/* A quoted name after '['; \ takes the next character as it is. */
+/* Read a quoted name after '['; a \ takes the next character as it is. */
 static int quoted_name(const char *path, const char **at, struct path_step *s, struct err *e)
 {
     const char *p = *at;

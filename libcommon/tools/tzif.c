@@ -54,7 +54,7 @@ static size_t block_bytes(const struct tzif_block *b)
            b->isutcnt;
 }
 
-/* The block whose header is at offset `at`. */
+/* Read the block whose header is at offset `at`. */
 static int read_block(const char *name, const uint8_t *data, size_t size, size_t at, int width, struct tzif_block *b,
                       struct err *e)
 {
@@ -105,7 +105,7 @@ static int read_transitions(struct tz *z, const char *name, const struct tzif_bl
     return 0;
 }
 
-/* The footer: a line break, a TZ string, a line break. */
+/* Read the footer: a line break, a TZ string, a line break. */
 static int read_footer(struct tz *z, const char *name, const uint8_t *data, size_t size, size_t at, struct err *e)
 {
     const uint8_t *end = size > at + 1 && data[at] == '\n' ? memchr(data + at + 1, '\n', size - at - 1) : NULL;
