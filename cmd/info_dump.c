@@ -61,19 +61,19 @@ static void decode_row(const struct zfile_tensor *t, int64_t row, float *out)
     }
 }
 
-/* The source tensor, as assembled so far from its pieces. */
+/* A source tensor that is being assembled from its pieces. */
 struct assembly {
     int64_t rows, cols;                 /* shape in the source, before transposing */
     int n_dims;                         /* 1 if every piece is a vector */
-    int by_rows;                        /* our rows are whole rows of the source: each is written when it is decoded */
+    int by_rows;                        /* our rows are the source's: each is written at once */
     int64_t widest;                     /* columns of the widest piece */
-    float *out;                         /* else: the whole tensor */
-    uint8_t *seen;                      /* for each row, or for each value */
+    float *out;                         /* the whole tensor, unless by_rows */
+    uint8_t *seen;                      /* a flag for each row (by_rows) or for each value */
     int64_t filled;
 };
 
-/* Put value rows of one piece in their place in the source, except where an earlier piece already
- * did. */
+/* Store the values of one piece at their places in the source tensor.  a->filled counts places
+ * that no earlier piece has filled. */
 static void place(struct assembly *a, const struct zfile_tensor *t, float *row)
 {
     for (int64_t i = 0; i < t->m.rows; i++) {
@@ -119,7 +119,7 @@ static int place_rows(struct assembly *a, const struct zfile_tensor *t, float *r
     return 0;
 }
 
-/* Read from the pieces the shape of their source. */
+/* Find the pieces of a source tensor, and derive its shape from them. */
 static int look(const struct zfile *z, const char *name, struct assembly *a, struct err *e)
 {
     a->n_dims = a->by_rows = 1;
@@ -182,7 +182,7 @@ static int dump_zse(const struct zfile *z, const char *name, struct atomic_file 
         free(a.seen);
         return r;
     }
-    t = zfile_find(z, name);                            /* named as in the .zse: dump it as stored */
+    t = zfile_find(z, name);                            /* a name of the .zse: dump it as stored */
     if (!t)
         return err_set(e, ERR_FORMAT, "%s: there is no tensor %s", zfile_path(z), name);
     float *row = malloc((size_t)t->m.cols * sizeof *row);
@@ -203,7 +203,7 @@ static int is_same_file(const char *a, const char *b)
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-/* Whether output is the model, or an existing file in its folder. */
+/* Whether output is the model itself, or an existing file in the folder that is the model. */
 static int is_part(const char *model, const char *output)
 {
     const char *slash = strrchr(output, '/');

@@ -82,8 +82,8 @@ static int is_known_type(const char *model_type)
     return 0;
 }
 
-/* The first reason in a listing why a model cannot be converted; NULL: none.  *runs: the
- * architecture is also known to run. */
+/* The first reason in the list of files why a model cannot be converted; NULL: there is none.
+ * *runs: whether its architecture is known to run, too. */
 static const char *obstacle(const json_t *info, const struct contents *c, char *text, size_t room, int *runs)
 {
     const char *type = json_string_value(json_object_get(json_object_get(info, "config"), "model_type"));
@@ -267,8 +267,8 @@ static void add_problem(json_t *report, const char *text)
     json_array_append_new(json_object_get(report, "problems"), js_text(text));
 }
 
-/* Estimated memory of weights of 16 bits, with 20 % for keys, values and workspace; with 8 and 4
- * bits 10 % for scales are added. */
+/* Add the estimated memory for weights of 16, 8 and 4 bits: 20 % are added for keys, values and
+ * workspace, and with 8 and 4 bits another 10 % for scales. */
 static void add_sizes(json_t *report, uint64_t bytes, int bits)
 {
     double as16 = (double)bytes * 16 / bits;
@@ -518,7 +518,7 @@ int info_models_fetch(int argc, char **argv)
         return cli_usage(fetch_usage);
     if (hub_model_path(prog, argv[optind], 1, NULL, &path, &e) != 0)
         return cli_fail(prog, &e);
-    if (access(path, F_OK) != 0) {          /* a name that the hub cannot have comes back unchanged */
+    if (access(path, F_OK) != 0) {          /* unchanged, because the hub cannot have this name */
         err_sys(&e, "%s", path);
         free(path);
         return cli_fail(prog, &e);

@@ -54,8 +54,8 @@ static const struct option show_options[] = {
 };
 static const struct option plain_options[] = { { "help", no_argument, NULL, 'h' }, { NULL, 0, NULL, 0 } };
 
-/* Parse the options of a subcommand: its arguments, least to most of them, begin at optind.  -1:
- * continue; else the exit code. */
+/* Parse the options of a subcommand.  Its arguments, whose number is from least to most, begin at
+ * optind.  -1: continue; otherwise the exit code. */
 static int parse(int argc, char **argv, const struct option *options, const char *usage, int least, int most, int *json,
                  int *names)
 {
@@ -72,9 +72,9 @@ static int parse(int argc, char **argv, const struct option *options, const char
     return argc - optind < least || argc - optind > most ? cli_usage(usage) : -1;
 }
 
-/* ---- what a model is ---- */
+/* ---- the description of a model ---- */
 
-/* "3 days ago", "never" */
+/* Write the time since then_s as text: "3 days ago"; "never" for 0. */
 static const char *since(char out[CLI_BYTES], int64_t then_s)
 {
     static const struct { int64_t s; const char *name; } units[] = {
@@ -102,7 +102,7 @@ static json_t *utc(int64_t at_s)
     return json_string(text);
 }
 
-/* The header's fields of a .zse, with the reason where it cannot be read. */
+/* Add fields of a .zse's header; if it cannot be read, the reason. */
 static void add_header(json_t *d, const char *path)
 {
     struct err e;
@@ -278,7 +278,7 @@ int info_models_alias(int argc, char **argv)
     return rc;
 }
 
-/* Print the name that is used where none is given. */
+/* Print the name of the default model. */
 static int print_default(const char *folder, struct err *e)
 {
     char name[STORE_NAME_BYTES];

@@ -52,7 +52,7 @@ static int has(const char *name, const char *const *parts)
     return 0;
 }
 
-/* "layers.3.experts.17...": the most frequent names, if there are experts */
+/* Whether a name is that of an expert in a .zse, such as "layers.3.experts.17...". */
 static int is_our_expert(const char *name)
 {
     if (strncmp(name, "layers.", 7) != 0)
@@ -182,7 +182,7 @@ static json_t *zse_groups(const struct info *i)
     return a;
 }
 
-/* For other files: the tensors that name the same layer. */
+/* The groups of other files: the tensors whose names have the same layer number. */
 static json_t *source_groups(const struct info *i)
 {
     json_t *a = json_array();
@@ -257,7 +257,7 @@ static uint64_t file_bytes(const struct info *i)
     return n;
 }
 
-/* Also counts the weights. */
+/* The memory of the weights, by format and by role; *parameters: their number. */
 static json_t *memory(const struct info *i, int64_t *parameters)
 {
     struct sums types = { 0 }, roles = { 0 };
@@ -297,7 +297,7 @@ static json_t *memory(const struct info *i, int64_t *parameters)
 
 /* ---- the model ---- */
 
-/* Parameters of the architecture when there are no weights to count. */
+/* The number of parameters that the configuration implies, for files without weights. */
 static int64_t parameters_of_config(const struct config *c)
 {
     int64_t n = (int64_t)c->vocab_size * c->embed_size * (c->tied ? 1 : 2) + c->hidden_size;
@@ -306,7 +306,7 @@ static int64_t parameters_of_config(const struct config *c)
     return n;
 }
 
-/* Fields beyond attention and a dense MLP, and the parameters that one token uses. */
+/* Add the fields of a mixture of experts, and the number of parameters that one token uses. */
 static void add_mixture(const struct config *c, json_t *d)
 {
     const struct moe *m = &c->moe;
@@ -474,7 +474,7 @@ static void add_folder(const struct info *i, json_t *d)
         json_object_set(d, "quantization", (json_t *)q);
 }
 
-/* The elements that belong to one layer. */
+/* A list of the elements of array whose `key` is this layer. */
 static json_t *only_layer(json_t *array, const char *key, int layer)
 {
     json_t *out = json_array(), *v;

@@ -1,4 +1,4 @@
-/* info_models.h - zse-info models: models here, well-known models, and the hub. */
+/* info_models.h - zse-info models: local models, well-known models, and models on the hub. */
 #ifndef ZSE_CMD_INFO_MODELS_H
 #define ZSE_CMD_INFO_MODELS_H
 

@@ -244,7 +244,7 @@ static int info(const struct filter *f, const char *name)
     return cli_finish(prog);
 }
 
-/* Check that arg is one of these words; else a message and 2. */
+/* Check that arg is one of these words: 0, and *out is the word; 2 after a message on stderr. */
 static int one_of(const char *option, const char *arg, const char *const *words, const char **out)
 {
     char all[200] = "";

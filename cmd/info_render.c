@@ -36,7 +36,7 @@ static const struct option long_options[] = {
 struct render {
     const char *file, *name, *model;    /* NULL: not given */
     int64_t now;
-    struct tmpl *t;                     /* NULL: each object has its own */
+    struct tmpl *t;                     /* NULL: each object has its own template */
     char *bos, *eos;                    /* texts of MODEL's tokens; may be NULL */
 };
 
@@ -51,7 +51,7 @@ static int parse_options(struct render *r, int argc, char **argv)
         case OPT_TEMPLATE: r->file = optarg; break;
         case OPT_NAME: r->name = optarg; break;
         case OPT_NOW:
-            /* years 1 to 9999 */
+            /* the years 1 to 9999 */
             if (cli_parse_int(prog, "--now", optarg, -62135596800LL, 253402300799LL, &now) != 0)
                 return CLI_USAGE;
             break;
@@ -95,7 +95,8 @@ static int open_template(struct render *r, struct err *e)
     return r->t ? 0 : r->model ? err_prefix(e, "%s", r->model) : -1;
 }
 
-/* Defaults for variables that the object lacks: BOS and EOS of the model, no generation prompt. */
+/* Set variables that the object lacks to their defaults: BOS and EOS of the model, and no
+ * generation prompt. */
 static void add_defaults(const struct render *r, json_t *vars)
 {
     if (r->bos && !json_object_get(vars, "bos_token"))

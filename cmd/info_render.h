@@ -1,4 +1,4 @@
-/* info_render.h - zse-info render: conversations to text by a chat template. */
+/* info_render.h - zse-info render: turn conversations into text with a chat template. */
 #ifndef ZSE_CMD_INFO_RENDER_H
 #define ZSE_CMD_INFO_RENDER_H
 

@@ -64,7 +64,7 @@ static void print_numbers(const json_t *d)
         line("context", "%" PRId64 " tokens", int_of(d, "max_position_embeddings"));
 }
 
-/* "nl4 70.3 MB, i8 16.9 MB": types by bytes. */
+/* Print the bytes of each type: "nl4 70.3 MB, i8 16.9 MB". */
 static void print_types(const json_t *memory)
 {
     const json_t *types = json_object_get(memory, "by_type");
@@ -79,7 +79,7 @@ static void print_types(const json_t *memory)
     putchar('\n');
 }
 
-/* Strings and numbers of an object on one line: "type nl4, effort good". */
+/* Print the strings and numbers of an object on one line: "type nl4, effort good". */
 static void print_facts(const char *label, const json_t *o)
 {
     const char *key, *between = "";

@@ -169,7 +169,7 @@ static int lines(const struct token_run *r, int (*array)(const struct token_run 
         rc = one_line(r, array, line, (size_t)n, e);
         if (rc)
             err_prefix(e, "line %zu", count);
-        fflush(stdout);                 /* a program that writes a line may wait for its answer */
+        fflush(stdout);                 /* the program that wrote the line may wait for the answer */
     }
     if (!rc && ferror(stdin))
         rc = err_sys(e, "stdin");

@@ -24,7 +24,7 @@ struct matmul_time {
     struct pool *pool;
     struct mat m;
     uint8_t *data; int n_copies, copy;
-    int n, exact;               /* exact 1: float types */
+    int n, exact;               /* n: tokens; exact: use matmul_f32, as for float types */
     float *x, *out;
     void *act;
     uint8_t *scratch; size_t scratch_each;
@@ -74,8 +74,9 @@ int matmul_time_mat(struct mat *m, enum qtype type, int rows, int cols, struct e
     return mat_init(m, type, group, qtype_takes_floats(t) ? 0 : group == 64 ? 64 : 128, rows, cols, e);
 }
 
-/* Fill with random codes.  Scales in f16 and powers of two must be numbers of a usual size, and
- * floats must not be denormals: those take a hundred times as long, and models have none. */
+/* Fill the copies of the matrix with random codes.  Scales (f16 and powers of two) are given a
+ * usual size, and floats are not denormals, which would take a hundred times as long and do not
+ * occur in models. */
 static int fill(struct matmul_time *b, struct matmul_time_weights w, struct err *e)
 {
     const struct qtype_info *t = qtype_info(b->m.type);

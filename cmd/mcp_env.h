@@ -2,8 +2,8 @@
 #ifndef ZSE_CMD_MCP_ENV_H
 #define ZSE_CMD_MCP_ENV_H
 
-/* The variables of our environment that MCP servers get, ending with NULL; borrowed, caller frees
- * the list; NULL without memory. */
+/* A list of the variables of our environment that MCP servers get, ending with NULL.  The caller
+ * frees the list; its strings are borrowed.  NULL without memory. */
 const char **mcp_env(void);
 
 #endif

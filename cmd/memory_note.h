@@ -1,4 +1,4 @@
-/* memory_note.h - --verbose: print the memory of this process, step by step. */
+/* memory_note.h - print the memory of this process at each step of a program (--verbose). */
 #ifndef ZSE_CMD_MEMORY_NOTE_H
 #define ZSE_CMD_MEMORY_NOTE_H
 

@@ -20,9 +20,9 @@ enum { MONTH = 30 * 24 * 3600, LINE = 128 };
 
 struct model_verify {
     struct zfile *z;
-    char *record;                   /* NULL: there is no folder for one */
+    char *record;                   /* path of the record; NULL: there is no folder for it */
     int in_cache;
-    int at;                         /* position of zfile_verify_from */
+    int at;                         /* how far the check has come, for zfile_verify_from() */
     int damaged; struct err damage;
     _Atomic int stop;
     pthread_t thread; int running;
@@ -41,7 +41,7 @@ int verify_mode_parse(const char *name, enum verify_mode *mode)
 
 /* ---- the record of the last check ---- */
 
-/* The record's line of text: the file's state, and the result of its last check. */
+/* Write the record's line of text: the state of the file, and the result of its last check. */
 static void describe(const struct zfile *z, const char *outcome, char line[LINE])
 {
     const struct map *m = zfile_map((struct zfile *)(uintptr_t)z);
@@ -65,7 +65,7 @@ static int is_recent(const struct model_verify *v)
     return v->record && stat(v->record, &st) == 0 && time(NULL) - st.st_mtime < MONTH;
 }
 
-/* Best effort: without a record the file is checked again. */
+/* Write the record.  Failures are ignored: without a record the file is checked again. */
 static void remember(const struct model_verify *v, const char *outcome)
 {
     char line[LINE];
@@ -109,14 +109,14 @@ static void check(struct model_verify *v)
     struct err e, changed;
     const int rc = zfile_verify_from(v->z, &v->at, &v->stop, &e);
     if (rc < 0 && (e.code != ERR_FORMAT || zfile_check(v->z, &changed) != 0))
-        return;                             /* changed since it was opened: the engine's own check reports that */
+        return;                             /* the file has changed, which the engine itself reports */
     if (rc < 0)
         end_with_damage(v, &e);
     else if (rc == 1)
         remember(v, "verified");
 }
 
-/* Run only when the CPU and the disk are otherwise idle. */
+/* Let this thread run only when the CPU and the disk are otherwise idle. */
 static void step_back(void)
 {
     enum { IOPRIO_WHO_PROCESS = 1, IOPRIO_CLASS_IDLE = 3 << 13 };

@@ -18,7 +18,7 @@ static int bad(const struct npy *a, struct err *e, const char *what, const char 
                    found ? n < 60 ? (int)n : 60 : 7, found ? found : "nothing", expected);
 }
 
-/* The text after 'KEY': in the header, a Python dictionary; NULL: no such key. */
+/* The text after 'KEY': in the header, which is a Python dictionary; NULL: there is no such key. */
 static const char *value_of(const char *header, const char *key)
 {
     char quoted[24];

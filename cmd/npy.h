@@ -19,10 +19,10 @@ struct npy {
     int64_t n;                          /* elements */
     const uint8_t *data;                /* borrowed from the mapping, any alignment */
 };
-/* The error names the file, the field and the value found there. */
+/* Open a file.  The error names the file, the field and the value found there. */
 int npy_open(struct npy *a, const char *path, struct err *e);
 void npy_close(struct npy *a);
-/* For messages, as Python writes it: "float32 of shape (3, 64)".  Returns text. */
+/* Describe the array for messages, as in Python: "float32 of shape (3, 64)".  Returns text. */
 const char *npy_kind(const struct npy *a, char text[NPY_KIND]);
 /* Write a matrix of f32.  The file appears complete or not at all. */
 int npy_write(const char *path, const float *x, int64_t rows, int64_t cols, struct err *e);

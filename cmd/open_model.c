@@ -121,7 +121,7 @@ static enum kv_type find_kv(const char *name, size_t n)
     return KV_TYPES;
 }
 
-/* "i8", or "k=i8,v=i4"; of these two one may be missing: f16. */
+/* Parse --kv: "i8", or "k=i8,v=i4"; if k or v is missing, that type is f16. */
 static int parse_kv(const char *prog, const char *arg, struct run_options *r)
 {
     struct kv_types kv = kv_both(find_kv(arg, strlen(arg)));
@@ -157,14 +157,14 @@ const char *kv_text(struct kv_types kv, char out[KV_TEXT])
     return out;
 }
 
-/* The number before the colon of "N:..."; 0: there is none. */
+/* The number N of a text "N:..."; 0: the text does not begin with one. */
 static int leading_number(const char *text)
 {
     const size_t n = strspn(text, "0123456789");
     return n > 0 && n < 6 && text[n] == ':' ? atoi(text) : 0;
 }
 
-/* draft:MODEL and draft:N:MODEL; self:LAYERS and self:N:LAYERS. */
+/* Parse --spec draft:MODEL, draft:N:MODEL, self:LAYERS or self:N:LAYERS. */
 static int parse_spec_model(const char *prog, const char *arg, struct run_options *r)
 {
     const int of_itself = strncmp(arg, "self:", 5) == 0;
@@ -303,8 +303,8 @@ int run_options_check(const char *prog, struct run_options *r)
 
 /* ---- models ---- */
 
-/* Bytes of weights that may be read into memory in advance: more would evict the first ones before
- * they are used. */
+/* Most bytes of weights that are read into memory in advance; more would evict the first ones
+ * before they are used. */
 static uint64_t may_fill(void)
 {
     const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
@@ -341,7 +341,7 @@ static void unload(struct opened_model *o)
     o->model = NULL;
 }
 
-/* Free memory of the device. */
+/* *bytes: the free memory of the device. */
 static int free_memory(const struct run_options *r, uint64_t *bytes, struct err *e)
 {
     struct machine_gpu gpu[MACHINE_GPUS];
@@ -361,7 +361,7 @@ static int free_memory(const struct run_options *r, uint64_t *bytes, struct err 
     return 0;
 }
 
-/* --mode: the type for this source.  Static, NULL with *e. */
+/* Choose the type for this source by --mode.  Static; NULL with *e. */
 static const char *choose_type(const char *prog, const char *path, const struct run_options *r, const char *name,
                                struct err *e)
 {
@@ -433,12 +433,13 @@ static int load_converted(const struct conv_cache_request *ask, const char *sour
         return -1;
     if (load(o, &why) == 0)
         return 0;
-    if (why.code == ERR_FORMAT && access(o->path, F_OK) != 0)           /* the check has just removed it */
+    /* if a check has just removed a damaged conversion, convert again */
+    if (why.code == ERR_FORMAT && access(o->path, F_OK) != 0)
         cli_note(ask->prog, "%s", why.msg);
     unload(o);
     if (conv_cache_lock(&lock, ask, source, e) != 0)
         return -1;
-    const int rc = load_made(ask, source, o, e);        /* another process may have made it meanwhile */
+    const int rc = load_made(ask, source, o, e);        /* another process may have converted it */
     conv_cache_unlock(&lock);
     return rc;
 }
@@ -531,7 +532,7 @@ int open_model_check(const char *prog, const char *path, struct err *e)
     return rc;
 }
 
-/* Note the use of a model that has a name. */
+/* Record the use of a model that has a name. */
 static void touch(const struct opened_model *o)
 {
     struct err ignored;
@@ -541,7 +542,7 @@ static void touch(const struct opened_model *o)
     free(folder);
 }
 
-/* The model of --spec draft:MODEL, for o. */
+/* Open the model of --spec draft:MODEL for o. */
 static int open_draft(const struct run_options *r, struct opened_model *o, struct err *e)
 {
     struct run_options own = *r;
@@ -627,7 +628,7 @@ void close_model(struct opened_model *o)
     memset(o, 0, sizeof *o);
 }
 
-/* Default context with --window, whose tokens cost some bytes each. */
+/* Default context with --window, where a token of context takes only some bytes. */
 enum { STREAM_CTX = 131072 };
 
 int context_of(const struct config *c, const struct run_options *r)

@@ -1,11 +1,12 @@
 /* open_model.h - open MODEL of the command line: a model, its tokenizer and an engine, for
  * zse-chat, zse-bench and zse-serve.
  *
- * MODEL is a .zse, a GGUF file or a Hugging Face folder, told apart by content, or else the name of
- * a model on the hub (cmd/hub_cli.h), which is fetched once.  GGUF files and folders are converted
- * once into $XDG_CACHE_HOME/zse (or ~/.cache/zse; by one process, others wait), keyed by samples of
- * their content, the time of its last change, and the type.  No MODEL: $ZSE_MODEL, else the
- * default (home_model_named). */
+ * MODEL is a .zse, a GGUF file or a Hugging Face folder, which are told apart by their content, or
+ * else the name of a model on the hub (cmd/hub_cli.h), which is fetched once.  GGUF files and
+ * folders are converted once, by one process while others wait, into $XDG_CACHE_HOME/zse (or
+ * ~/.cache/zse). The key of a conversion is made of samples of the content, the time of its last
+ * change, and the type.  Without MODEL $ZSE_MODEL is used, or else the default
+ * (home_model_named). */
 #ifndef ZSE_CMD_OPEN_MODEL_H
 #define ZSE_CMD_OPEN_MODEL_H
 
@@ -21,23 +22,23 @@
 #include "libcommon/token/tokenizer.h"
 
 /* ---- options that control how a model runs ---- */
-/* Speculation: AUTO: ngram, and mtp where the model has it, as far as model and device allow; with
- * the others a model or device that does not allow it is an error. */
+/* Speculation.  SPEC_AUTO stands for ngram, and for mtp if the model has it, as far as model and
+ * device allow them.  With the other kinds it is an error if model or device do not allow them. */
 enum spec { SPEC_OFF, SPEC_AUTO, SPEC_NGRAM, SPEC_MTP, SPEC_DRAFT, SPEC_SELF };
 struct run_options {
     const char *type;               /* -q: the type to convert to; NULL: $ZSE_QUANTIZATION, else as stored */
     const char *kernels;
-    int threads, ctx;               /* 0: all processors; the model's context, at most 8192 */
-    uint64_t max_memory;            /* bytes of weights that may be resident; 0: any */
-    /* the last --kv and the one before it; how many there were */
+    int threads, ctx;               /* 0: all processors; 0: the model's context, at most 8192 */
+    uint64_t max_memory;            /* most bytes of weights that may be resident; 0: no limit */
+    /* the last --kv and the one before it, and the number of times that --kv was given */
     struct kv_types kv, kv_before; int kv_given;
     int window, sinks, sinks_given; /* --window, --sinks; window 0: as the model has it */
     int exact;
     int no_prefix_cache;            /* has no option: set by zse-bench, which computes every prompt */
-    /* not options: folder of prefixes, NULL: none; its size, 0: the engine's default; the program
-     * that is told when it fails */
+    /* not options: the folder of prefixes (NULL: none), its largest size (0: the engine's
+     * default), and the program's name in messages about its failures */
     const char *prefix_folder, *prefix_prog; uint64_t prefix_bytes;
-    int embeds;                     /* not an option: zse-serve also opens models that make no text */
+    int embeds;                     /* not an option: zse-serve also opens models that only embed */
     const char *device;             /* --device; NULL: $ZSE_DEVICE, else auto */
     int force;                      /* --force: open a model even if memory does not suffice */
     enum verify_mode verify;        /* --verify */
@@ -49,7 +50,8 @@ struct run_options {
     int gpu_layers, gpu_layers_given;       /* --gpu-layers: GPU_LAYERS_AUTO, or a number */
     int strict;                     /* --strict */
     enum spec spec; int spec_given; /* --spec */
-    /* N of ngram:N, mtp:N, draft:N:MODEL, self:N:LAYERS, 0: chosen by what pays; LAYERS; MODEL */
+    /* of ngram:N, mtp:N, draft:N:MODEL, self:N:LAYERS: N (0: chosen by measured times), LAYERS,
+     * MODEL */
     int draft, draft_layers; const char *draft_model;
     int no_graphs, graphs_given;    /* --cuda-graphs */
     int act_int8, act_given;        /* --act */
@@ -78,7 +80,7 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
     { "force", no_argument, NULL, OPT_FORCE }, \
     { "verify", required_argument, NULL, OPT_VERIFY }, \
     { "verbose", no_argument, NULL, OPT_VERBOSE }
-/* Follows cmd/quantize_help.inc. */
+/* Help texts, which follow cmd/quantize_help.inc. */
 #define RUN_HELP \
     "      --mode MODE            instead of -q, the type by this machine's memory: auto (the finest that is not much slower than the fastest),\n" \
     "                             min_memory, balanced (int8), max_speed, for_vram=SIZE (the finest that fits)\n" \
@@ -96,24 +98,24 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
     "      --force                open a model even if there is too little memory for it\n" \
     "      --verify auto|first|never  compare a changed file's checksums during the first answers, before them (zse-bench's default), or never\n" \
     "      --verbose              print the memory in use while the model opens, compared with the plan\n"
-/* For programs that answer. */
+/* Options of programs that generate answers. */
 #define SPEC_LONG_OPTION { "spec", required_argument, NULL, OPT_SPEC }
 #define SPEC_HELP \
     "      --spec auto|ngram|mtp|off  guess next tokens and check several in a step where that pays, for the same answers sooner (default: auto)\n" \
     "                             ngram: guesses from earlier text; mtp: of the model's own layer that predicts further tokens; auto: of both\n" \
     "                             draft:MODEL: guesses of a smaller model with the same tokenizer; self:LAYERS: of the model's first layers\n"
-/* For programs whose answers may be longer than the model's context. */
+/* Options of programs whose answers may be longer than the model's context. */
 #define STREAM_LONG_OPTIONS { "window", required_argument, NULL, OPT_STREAM }, { "sinks", required_argument, NULL, OPT_SINKS }
 #define STREAM_HELP \
     "      --window N             see the newest N tokens and the sinks only, so that keys and values take no more memory up to --ctx\n" \
     "      --sinks S              with --window, also see the first S tokens (default: 4)\n"
-/* For programs with one model; zse-serve limits all of its models together. */
+/* An option of programs with one model; zse-serve limits all of its models together. */
 #define MEMORY_LONG_OPTION { "max-memory", required_argument, NULL, OPT_MAX_MEMORY }
 #define MEMORY_HELP "      --max-memory SIZE      keep at most SIZE of the weights in memory, like 4GB; of a GPU's memory: take at most SIZE (default: all)\n"
-/* Handle option c.  0 if it was one of these; 2 after a message on stderr; -1: it is not one of
- * these. */
+/* Handle option c.  0: it was one of these options; 2: it was one with a wrong argument, after a
+ * message on stderr; -1: it is not one of these. */
 int run_option(const char *prog, int c, const char *arg, struct run_options *r);
-/* As --kv takes them. */
+/* Write the types in the form that --kv takes.  Returns out. */
 enum { KV_TEXT = 24 };
 const char *kv_text(struct kv_types kv, char out[KV_TEXT]);
 const char *run_cache_name(int cache_weights);          /* "off", "auto", "on" */
@@ -128,36 +130,36 @@ struct opened_model {
     const char *name, *prog;        /* the name as given, and the program; borrowed */
     char *path;                     /* path of the .zse that is used */
     const json_t *json;             /* zfile_json: borrowed from the model */
-    int bounded;                    /* --max-memory: do not read weights in advance */
+    int bounded;                    /* --max-memory was given: do not read weights in advance */
     enum verify_mode verify;        /* --verify */
     struct model_verify *check;           /* the running check of the checksums; NULL: none */
     struct opened_model *draft;     /* model of --spec draft:MODEL, owned; NULL: none */
-    int in_cache;                   /* an automatic conversion */
-    uint64_t mapped_ns;             /* when the .zse was mapped and checked: clock_ns() */
+    int in_cache;                   /* the .zse is an automatic conversion in the cache */
+    uint64_t mapped_ns;             /* clock_ns() when the .zse was mapped and checked */
     pthread_t warmer; int warming;  /* creates the GPU's context while the file is opened */
 };
-/* 2 after a message on stderr if neither path, ZSE_MODEL nor a default names a model; else 0. */
+/* 0 if path, $ZSE_MODEL or a default names a model; otherwise 2, after a message on stderr. */
 int open_model_unnamed(const char *prog, const char *path);
-/* Read the header and the lists of a file or folder, and compare the file's size with them, which
- * takes milliseconds: -1 with *e says that open_model() would fail. */
+/* Read the header and the lists of a file or folder, and compare them with the file's size,
+ * which takes milliseconds.  -1 with *e: open_model() would fail. */
 int open_model_check(const char *prog, const char *path, struct err *e);
 /* Open a model.  path NULL: $ZSE_MODEL or the default.  Notes about conversions go to stderr, with
  * the name prog. */
 int open_model(const char *prog, const char *path, const struct run_options *r, struct opened_model *o, struct err *e);
-/* Finish a running check of the file's checksums.  -1 with *e: the file is damaged, and so may be
- * everything computed from it. */
+/* Finish a running check of the file's checksums.  -1 with *e: the file is damaged, and results
+ * computed from it may be wrong. */
 int open_model_verified(struct opened_model *o, struct err *e);
 void close_model(struct opened_model *o);
-/* The type that a GGUF file or folder at path is converted to: from -q, --mode, $ZSE_QUANTIZATION,
- * else "keep".  Static, or borrowed from r; NULL with *e.  open_model_given_type: from -q and
- * $ZSE_QUANTIZATION alone; NULL: neither. */
+/* The type to which a GGUF file or folder at path is converted: that of -q, --mode or
+ * $ZSE_QUANTIZATION, or else "keep".  Static, or borrowed from r; NULL with *e.
+ * open_model_given_type() considers only -q and $ZSE_QUANTIZATION; NULL: neither is given. */
 const char *open_model_type(const char *prog, const char *path, const struct run_options *r, const char *name,
                             struct err *e);
 const char *open_model_given_type(const struct run_options *r);
 /* The engine options of r, for max_seqs sequences of max_len tokens. */
 struct engine_options run_engine_options(const struct run_options *r, int max_seqs, int max_len);
-/* Set what --spec says in *eo, made by run_engine_options.  -1: it asks for drafts that this model
- * or device does not allow, or there is no memory for the draft model. */
+/* Set the options of --spec in *eo, which run_engine_options() has made.  -1: this model or
+ * device does not allow the drafts that it requests, or there is no memory for the draft model. */
 int run_spec(const struct run_options *r, const struct opened_model *o, struct engine_options *eo, struct err *e);
 /* Open an engine for max_seqs sequences of max_len tokens (0: --ctx, else the default) and
  * max_tokens per step (0: default).  Refused if memory does not suffice. */

@@ -12,7 +12,8 @@
 #include "libcommon/engine/sampler.h"
 #include "libcommon/hw/roofline.h"
 
-/* Medians, because they predict a usual step; the fastest run would not. */
+/* Rates are medians of at most MOST_RUNS runs: they predict a usual step, which the fastest run
+ * does not. */
 enum { MOST_RUNS = 20 };
 
 static int by_size(const void *a, const void *b)
@@ -122,8 +123,8 @@ static int row_rates(struct plan_rates *out, const struct kernels *k, struct err
     return ok ? 0 : err_nomem(e, "rates");
 }
 
-/* ---- attention: heads of 512 positions in f16, shared among threads; the last token, and a
- * whole prompt ---- */
+/* ---- attention: heads of 512 positions in f16, divided among threads; one run for the last
+ * token, and one for a whole prompt ---- */
 
 enum { POSITIONS = 512, HEADS_EACH = 4, QUERIES = 96 /* of a KV head in one chunk of the engine */ };
 
@@ -132,7 +133,7 @@ struct heads {
     struct pool *pool;
     int n_heads, group, head_dim;
     int n_chunks, chunk;            /* chunks of `chunk` tokens; the last one ends at the last position */
-    /* per thread: floats of a chunk's queries, and as many of its output */
+    /* queries_each: floats per thread, for a chunk's queries and for its output */
     size_t block, scratch_each, queries_each;
     uint8_t *kv, *scratch;
     float *q, *out;
@@ -142,7 +143,7 @@ struct heads {
 static void attend(void *arg, int i, int thread)
 {
     const struct heads *h = arg;
-    /* last chunk first: it takes longest */
+    /* the last chunk is computed first, because it takes longest */
     const int head = i % h->n_heads, last = h->n_chunks - 1 - i / h->n_heads;
     const size_t row = (size_t)h->group * (size_t)h->head_dim, at = (size_t)thread * h->queries_each;
     struct attn a = { .q = h->q + at, .q_token_stride = row, .q_head_stride = (size_t)h->head_dim, .out = h->out + at,
@@ -250,7 +251,7 @@ static int rate_of(struct plan_rates *r, enum qtype type, int rows, int cols, ui
     return 0;
 }
 
-/* Rates that do not depend on the weights' type. */
+/* Measure the rates that do not depend on the type of the weights. */
 static int common_rates(struct plan_rates *r, const struct plan_shape *s, int n_threads, const struct kernels *k,
                         struct pool *pool, struct err *e)
 {

@@ -70,7 +70,8 @@ json_t *planned_config(const char *name, char **title, struct err *e)
     struct hub_name on_hub;
     char *path = NULL;
     json_t *config = NULL, *registry = registry_load(e);
-    char *here = registry ? home_find_model(name, &ignored) : NULL;     /* before a part of a name of the registry */
+    /* a local model comes before a model of the registry whose name has `name` as a part */
+    char *here = registry ? home_find_model(name, &ignored) : NULL;
     const json_t *m = registry && !here ? registry_find(registry, name, e) : NULL;
     const char *asked = name;
     *title = NULL;
@@ -93,7 +94,7 @@ json_t *planned_config(const char *name, char **title, struct err *e)
         *title = strdup(asked);
     } else if (registry && strchr(name, '/') && hub_is_name(name, &on_hub, &path, &ignored) == 1) {
         config = hub_config(&on_hub, e);
-        packed_config_take(config);             /* the plan is for types of our own */
+        packed_config_take(config);             /* the plan is for .zse types, not for the source's */
         *title = strdup(asked);
     } else if (registry && source_detect(name, &no_file) == SOURCE_NONE && strchr(name, '.')) {
         *e = no_file;
@@ -113,7 +114,7 @@ json_t *planned_config(const char *name, char **title, struct err *e)
     return config;
 }
 
-/* Whether a tensor belongs to an expert, of which a token uses only some. */
+/* The fraction of the tokens that use a tensor: 1, or less for the tensors of experts. */
 static double active_share(const struct planned *p, const char *name)
 {
     return p->shape.n_experts && strstr(name, ".experts.") ? (double)p->shape.top_k / p->shape.n_experts : 1;
@@ -130,8 +131,9 @@ static double weight_bytes(enum qtype type)
                ? (double)m.tile_bytes / (TILE_ROWS * COLS) : t->bits / 8.0;
 }
 
-/* Bytes per weight as zse-convert writes them: of linear layers, and of embedding and head, which
- * get 6 bits with nl4 and ternary types, and 8 with others of fewer. */
+/* Bytes per weight as zse-convert writes them: *linear for linear layers, *ends for embedding
+ * and head. These get 6 bits with nl4 and ternary types, and 8 bits with other types that have
+ * fewer. */
 static void rough_bytes(enum qtype type, double *linear, double *ends)
 {
     const struct qtype_info *t = qtype_info(type);
@@ -261,8 +263,8 @@ static void add_choice(struct planned_choices *s, const char *type, const struct
     s->c[s->n++] = (struct plan_choice){ .type = type, .bytes = bytes_of(s, w, a) };
 }
 
-/* Measure rates for each choice's own number formats, at the model's own width, with as many
- * weights as it has. */
+/* Predict the speed of each choice from measured rates of its number formats, at the model's own
+ * width and with its number of weights. */
 static int predict(struct planned_choices *s, const struct planned_query *a, struct err *e)
 {
     enum { PROMPT = 512 };
@@ -276,7 +278,7 @@ static int predict(struct planned_choices *s, const struct planned_query *a, str
     return 0;
 }
 
-/* For a quantized source, keep is the finest choice. */
+/* Add the choices for a source with weights; if it is quantized, `keep` is the finest choice. */
 static int compare_source(struct planned_choices *s, const struct planned_query *a, struct err *e)
 {
     struct plan_weights keep, w;

@@ -7,7 +7,8 @@
 #include "libcommon/plan/plan.h"
 #include "libcommon/plan/registry.h"
 
-/* The number of types that are compared: COMPARED in column `chosen` of qtype.def. */
+/* PLANNED_TYPES: the number of types that are compared, COMPARED in column `chosen` of
+ * qtype.def. */
 #define PLANNED_NONE
 #define PLANNED_SMALL
 #define PLANNED_STEP
@@ -17,7 +18,8 @@
 enum { PLANNED_TYPES = 0
 #include "libcommon/quant/qtype.def"
 };
-/* Their names as -q spells them, finest first: bf16, int8, nl4; i = 0 .. PLANNED_TYPES - 1. */
+/* The name of compared type i (0 .. PLANNED_TYPES - 1) as -q spells it, finest first: bf16, int8,
+ * nl4. */
 const char *planned_type(int i);
 
 struct planned {
@@ -27,8 +29,8 @@ struct planned {
     int supported;                  /* the engine runs it */
     char why_not[512];
 };
-/* config: as on the hub.  ERR_FORMAT if it lacks fields that are needed to count.  *p is valid (and
- * to be closed) in any case. */
+/* Start to plan for a model with this config.json.  ERR_FORMAT: it lacks fields that are needed for
+ * counting parameters.  *p must be closed in any case. */
 int planned_open(struct planned *p, const char *name, const json_t *config, struct err *e);
 /* The same for a model that is open. */
 int planned_of(struct planned *p, const struct config *c, struct err *e);
@@ -38,30 +40,30 @@ void planned_close(struct planned *p);
  * file), or org/name on the hub.  New reference; *title: the model's name, caller frees. */
 json_t *planned_config(const char *name, char **title, struct err *e);
 
-/* The size of the weights as this type (a name that zse-convert knows, one type for all).  *exact:
- * to the byte as zse-convert writes them from bf16 weights; else parameters times bytes per
- * weight. */
+/* Compute the size of the weights converted to this type (a name that zse-convert knows, one
+ * type for all).  *exact 1: it is, to the byte, that of the file which zse-convert writes from
+ * bf16 weights; 0: it is estimated as parameters times bytes per weight. */
 int planned_weights(const struct planned *p, const char *name, const json_t *config, const char *type,
                     struct plan_weights *w, int *exact, struct err *e);
-/* The same for a source with weights, a folder or a GGUF file: to the byte as zse-convert writes
- * them. */
+/* The same for a source with weights, a folder or a GGUF file; the size is exact to the byte. */
 int planned_source(const struct planned *p, const char *path, const char *type, struct plan_weights *w, struct err *e);
-/* The same for a .zse. */
+/* The size of the weights in a .zse. */
 void planned_file(const struct planned *p, const struct zfile *z, struct plan_weights *w);
-/* Activations and other private memory besides keys and values: those of the CPU engine's default
- * steps (the smallest where the architecture does not run). */
+/* Bytes of activations and other private memory besides keys and values, for the CPU engine's
+ * default steps (the smallest steps if the architecture is not supported). */
 uint64_t planned_workspace(const struct planned *p);
-/* Weights, keys and values (f16) of one sequence of `context` tokens (at most the model's), its
- * states, and workspace. */
+/* Bytes of the weights, of keys and values (f16) and states of one sequence of `context` tokens (at
+ * most the model's), and of the workspace. */
 uint64_t planned_bytes(const struct planned *p, const struct plan_weights *w, int context);
 
 /* ---- rates ---- */
 
-/* Measure how fast the kernels multiply these types (those of w; w NULL: those of planned_type() as
- * zse-convert writes them), with matrices like the shape's MLP (NULL: 8192 x 2048) and as many
- * weights as w has, of which small ones stay in caches; and the other parts of a step.  *r is
- * zeroed, or from an earlier call for the same shape: then only the types are measured again.
- * Takes some tenths of a second for each type. */
+/* Measure how fast the kernels multiply the types of w (w NULL: those that zse-convert writes
+ * for planned_type()), with matrices of the size of the shape's MLP (NULL: 8192 x 2048) and the
+ * number of weights in w, so that those of a small model stay in caches; and measure the other
+ * parts of a step. *r is zeroed by the caller, or has the results of an earlier call for the
+ * same shape: then only the types are measured again.  Takes some tenths of a second for each
+ * type. */
 int planned_rates(struct plan_rates *r, const struct plan_weights *w, const struct plan_shape *s, int n_threads,
                   const char *kernels, struct err *e);
 
@@ -71,7 +73,7 @@ int planned_rates(struct plan_rates *r, const struct plan_weights *w, const stru
 struct planned_mode {
     int given;
     enum plan_mode mode;
-    uint64_t memory;                /* for_vram; 0: the available memory */
+    uint64_t memory;                /* bytes of for_vram; 0: use the available memory */
 };
 /* Returns 0, or 2 after a message on stderr. */
 int planned_mode_parse(const char *prog, const char *arg, struct planned_mode *m);
@@ -87,19 +89,20 @@ struct planned_choices {
 };
 struct planned_query {
     const char *name;               /* for messages */
-    /* a folder or GGUF with weights: types are compared as converted from it, and if it is
-     * quantized `keep` is the finest; or NULL */
+    /* a folder or GGUF file with weights, or NULL.  Sizes are those of conversions of it, and if
+     * it is quantized, `keep` is the finest choice. */
     const char *path;
     const json_t *config;
-    int context, n_seqs;            /* tokens; sequences of them, 0: one */
+    int context, n_seqs;            /* tokens of a sequence; number of sequences, 0: one */
     uint64_t kv_most;               /* limit of keys and values, unless one sequence takes more; 0: none */
-    int measure, n_threads;         /* measure: predict speeds, which takes some tenths of a second a type */
+    int measure, n_threads;         /* measure: predict speeds, in some tenths of a second per type */
     const char *kernels;
 };
-/* *s is valid (and to be closed) in any case. */
+/* Compare the choices.  *s must be closed in any case. */
 int planned_compare(struct planned_choices *s, const struct planned_query *a, struct err *e);
 void planned_choices_close(struct planned_choices *s);
-/* Index of the choice, or -1 with *e if nothing fits.  available: memory available now. */
+/* The index of the choice that the mode selects; -1 with *e if nothing fits.  available: bytes of
+ * memory available now. */
 int planned_choose(const struct planned_choices *s, const char *name, const struct planned_mode *m, uint64_t available,
                    struct err *e);
 

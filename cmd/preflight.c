@@ -1,4 +1,5 @@
-/* preflight.c - compare the memory a model needs with what there is, before the model takes it. */
+/* preflight.c - compare the memory that a model needs with the available memory, before it is
+ * allocated. */
 #include "cmd/preflight.h"
 
 #include <stdio.h>
@@ -13,7 +14,7 @@
 #include "gpu/gpu.h"
 #include "libcommon/hw/memory.h"
 
-enum { PROMPT = 512 };              /* tokens that speeds are predicted for */
+enum { PROMPT = 512 };              /* length, in tokens, of the prompt for which speeds are predicted */
 
 const char *preflight_root(void)
 {
@@ -21,7 +22,7 @@ const char *preflight_root(void)
     return root && *root ? root : NULL;
 }
 
-/* Bytes needed, and the memory that this process may have: at most, and right now. */
+/* Bytes that are needed; most, now: bytes that this process may have at most, and right now. */
 struct need { uint64_t weights, kv, states, workspace, drafts, most, now; };
 
 static uint64_t kv_of(const struct config *c, const struct engine_options *eo)
@@ -44,7 +45,8 @@ static struct subject subject_of(const struct opened_model *o)
                              .weights = o->model->weight_bytes };
 }
 
-/* The CPU's share of the memory.  p: the GPU's plan, NULL without one. */
+/* Compute the memory needed on the CPU.  p: the plan of the GPU, which has the rest; NULL: no
+ * GPU. */
 static int sum_up(struct need *n, const struct subject *s, const struct run_options *r, const struct engine_options *eo,
                   const struct gpu_plan *p, struct err *e)
 {
@@ -65,8 +67,9 @@ static int sum_up(struct need *n, const struct subject *s, const struct run_opti
     return 0;
 }
 
-/* Count the layer that makes drafts (--spec mtp, auto): its weights, its keys and values in as many
- * blocks as the model has, its activations, and the states and logits of drafts. */
+/* Add the memory of the layer that makes drafts (--spec mtp, auto): its weights, its keys and
+ * values in the same number of blocks as the model's, its activations, and the states and logits of
+ * drafts. */
 static void add_drafts(struct need *n, const struct opened_model *o, const struct engine_options *eo)
 {
     const struct model *m = o->model->predictor;
@@ -111,8 +114,8 @@ static int plan_device(const struct opened_model *o, const struct engine_options
     return engine_backend_options(o->model, eo, bo, e) < 0 ? -1 : gpu_plan(o->model, bo, p, e);
 }
 
-/* Decide how much of the model the GPU computes.  *eo is changed accordingly; *p is filled unless
- * eo->backend becomes NULL.  -1: refused. */
+/* Decide how many layers of the model the GPU computes, and change *eo accordingly; *p is filled in
+ * unless eo->backend becomes NULL (the CPU computes all).  -1 with *e: refused. */
 static int settle(const char *prog, const struct opened_model *o, const struct run_options *r,
                   struct engine_options *eo, struct gpu_plan *p, struct err *e)
 {
@@ -124,7 +127,7 @@ static int settle(const char *prog, const struct opened_model *o, const struct r
         return 0;
     if (rc == 0 && may_share && p->most_layers > 0) {
         eo->device_layers = p->most_layers;
-        eo->max_tokens = 0;             /* the CPU's steps are smaller, so the layers that fitted still fit */
+        eo->max_tokens = 0;             /* the CPU's steps are smaller, so the layers still fit */
         cli_note(prog, "%s: the GPU computes the last %d of %d layers, more do not fit", o->name, p->most_layers,
                  o->model->config.n_layers);
         return plan_device(o, eo, &bo, p, e);
@@ -150,7 +153,7 @@ uint64_t preflight_kv_room(const struct opened_model *o, const struct engine_opt
     struct err ignored;
     const struct config *c = &o->model->config;
     const size_t block = config_kv_bytes(c, eo->kv);
-    if (least.cache_weights == CACHE_WEIGHTS_AUTO)              /* the cache gets what the KV cache leaves */
+    if (least.cache_weights == CACHE_WEIGHTS_AUTO)              /* the KV cache takes precedence */
         least.cache_weights = CACHE_WEIGHTS_OFF;
     least.kv_bytes = block * (size_t)((eo->max_len + KV_BLOCK - 1) / KV_BLOCK);
     if (plan_device(o, &least, &bo, &p, &ignored) < 0 || p.needed + PAGES > p.limit)
@@ -173,8 +176,8 @@ uint64_t preflight_kv_room(const struct opened_model *o, const struct engine_opt
 
 /* ---- */
 
-/* Stream the experts of a mixture of experts that does not fit: as many stay in memory as there is
- * space for.  1 if that was done. */
+/* If a mixture of experts does not fit, limit the weights in memory to the available space, so that
+ * experts are read from the file when they are used.  1 if that was done. */
 static int stream_experts(const char *prog, const struct subject *s, const struct need *n, struct engine_options *eo)
 {
     const uint64_t least = n->most < n->now ? n->most : n->now, rest = n->kv + n->states + n->workspace + n->drafts,
@@ -244,11 +247,11 @@ void preflight_compare(const char *prog, const struct opened_model *o, const str
 /* The result of --plan for the CPU (gpu NULL) or a GPU.  Strings are borrowed. */
 struct forecast {
     const char *name, *type, *device;
-    uint64_t weights, cached, kv, states, workspace, reserve;   /* cached, reserve: of a GPU; bytes */
-    uint64_t drafts;                                            /* of the layer that makes them; bytes */
+    uint64_t weights, cached, kv, states, workspace, reserve;   /* bytes; cached, reserve: on a GPU */
+    uint64_t drafts;                                            /* bytes of the drafting layer */
     uint64_t needed, memory, available;                         /* bytes */
     int max_len, fits;
-    const char *why;                                            /* NULL if it fits */
+    const char *why;                                            /* the problem; NULL: it fits */
     double prefill, decode;                                     /* tokens/s; 0: unknown */
     struct plan_rates rates;                                    /* valid if decode is known */
     const struct gpu_plan *gpu;
@@ -353,8 +356,8 @@ static void predict(struct forecast *f, const struct subject *s, const struct pl
     f->decode = plan_decode(&p->shape, w, &f->rates, r->kv, prompt);
 }
 
-/* The plan for the CPU alone.  A model whose experts are streamed fits: only the weights that stay
- * in memory count.  o NULL: it is not open. */
+/* Print the plan for the CPU alone.  A model whose experts are streamed fits, because only the
+ * weights that stay in memory count.  o NULL: the model is not open. */
 static int plan_processor(const char *prog, const struct subject *s, const struct opened_model *o,
                           const struct planned *p, const struct plan_weights *w, const struct run_options *r,
                           struct engine_options *eo, int json)
@@ -419,7 +422,7 @@ int preflight_plan(const char *prog, const struct opened_model *o, const struct 
     const int settled = eo->backend ? settle(prog, o, r, eo, &device, &why) : 0;
     if (settled < 0 && plan_device(o, eo, &bo, &device, &e) < 0)
         return cli_fail(prog, &e);
-    if (eo->backend) {                  /* and the CPU's part, as preflight_check() checks it */
+    if (eo->backend) {                  /* also check the CPU's part, as preflight_check() does */
         const int ok = settled == 0 && (device.host_weights == 0 || sum_up(&n, &s, r, eo, &device, &e) != 0 ||
                                         fits(&n, o->name, &tight, &why) == 0);
         return finish_plan(&(struct forecast){

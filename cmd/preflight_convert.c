@@ -12,8 +12,8 @@
 #include "libcommon/base/file.h"
 #include "libcommon/hw/memory.h"
 
-/* Bytes that may be written where path is or will be, and its file system; path need not exist.
- * -1: unknown. */
+/* Find the free bytes and the device of the file system where path is or would be created.  -1:
+ * they are not known. */
 static int room_at(const char *path, uint64_t *room, dev_t *device)
 {
     struct statvfs v;
@@ -39,7 +39,7 @@ static int room_at(const char *path, uint64_t *room, dev_t *device)
     return 0;
 }
 
-/* Refuse, or with --force print a note. */
+/* Refuse with *e and -1; with --force print it as a note instead, and return 0. */
 static int refuse(const char *prog, int force, const char *help, struct err *e)
 {
     char text[sizeof e->msg];
@@ -60,7 +60,8 @@ static uint64_t parked_bytes(const char *path)
     return bytes;
 }
 
-/* bytes: size of the new file; scratch: size of the temporary files beside it */
+/* Check that there is disk space for the new file (`bytes`) and the temporary files beside it
+ * (`scratch`). */
 static int check_disk(const struct preflight_convert *p, const char *name, uint64_t bytes, uint64_t scratch,
                       struct err *e)
 {
@@ -78,8 +79,8 @@ static int check_disk(const struct preflight_convert *p, const char *name, uint6
 static int check_memory(const struct preflight_convert *p, const char *name, uint64_t calibration, uint64_t weights,
                         struct err *e)
 {
-    /* rows of the source and the result, and the tokenizer's tables: 80 MB for a model of 1.5
-     * billion parameters */
+    /* ROWS: memory for rows of the source and of the result and for the tokenizer's tables,
+     * which took 80 MB for a model of 1.5 billion parameters */
     enum { ROWS = 96 << 20, LEAST = 16 << 20 };
     struct memory m;
     const uint64_t others = weights + LEAST < ROWS ? weights + LEAST : ROWS, needed = calibration + others;
@@ -102,7 +103,7 @@ int preflight_convert(void *user, const struct convert_report *r, struct err *e)
                ? check_memory(p, p->name, r->private_bytes, weights, e) : -1;
 }
 
-/* Bytes of weights after the conversion, or as stored for keep. */
+/* *out: bytes of the weights after the conversion; for keep those of the source. */
 static int converted_bytes(const struct preflight_convert *p, const char *name, const json_t *config, uint64_t bytes,
                            uint64_t *out, struct planned *m, struct err *e)
 {

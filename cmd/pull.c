@@ -14,7 +14,7 @@
 #include "libcommon/hub/hub.h"
 #include "libcommon/plan/registry.h"
 
-/* A model of the registry, whose name may end in "-TYPE".  0: it is none. */
+/* Resolve a name of the registry, which may end in "-TYPE".  0: it is not one. */
 static int from_registry(struct pulled *p, const json_t *registry, const char *word)
 {
     struct convert_type type;
@@ -36,7 +36,7 @@ static int from_registry(struct pulled *p, const json_t *registry, const char *w
     return 1;
 }
 
-/* The name of a model from the last part of its path, without .zse or .gguf. */
+/* Make the name of a model from the last part of its path, without .zse or .gguf. */
 static void name_of_path(struct pulled *p, const char *path)
 {
     static const char *const ends[] = { ".zse", ".gguf" };
@@ -65,7 +65,7 @@ static int no_source(const json_t *registry, const char *word, struct err *e)
     return err_set(e, ERR_FORMAT, "'%.140s' is a family of models: name one of zse-info models list, such as %s", word, name);
 }
 
-/* A file or folder here, or a name on the hub: its last part is the name. */
+/* Resolve a local file or folder, or a name on the hub; the last part becomes the model's name. */
 static int from_source(struct pulled *p, const json_t *registry, const char *word, struct err *e)
 {
     struct hub_name hub;
@@ -78,8 +78,8 @@ static int from_source(struct pulled *p, const json_t *registry, const char *wor
     return p->source ? 0 : err_nomem(e, "name");
 }
 
-/* Make HOME/models.  HOME, which also holds keys, is for its owner alone, as zse-apikey makes
- * it. */
+/* Make HOME/models.  HOME, which also contains keys, is accessible to its owner only, as when
+ * zse-apikey makes it. */
 static int make_folder(const char *path, struct err *e)
 {
     char *copy = strdup(path);

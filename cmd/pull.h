@@ -10,9 +10,9 @@ struct pulled {
     char type[16];                      /* spelled as for -q, taken from the end of the name; "": the default */
     char *source, *path;                /* org/name on the hub, a file or a folder; the .zse; owned */
 };
-/* Resolve word: a short name or a name of the registry, which may end in a dash and a type,
- * a name on the hub, or a file or folder here.  as: the name it gets; NULL: made of word.  The
- * folder of the models is made.  -1 with *e. */
+/* Resolve word, which is a short name or a name of the registry (both may end in a dash and a
+ * type), a name on the hub, or a local file or folder.  as: the name that the model gets; NULL:
+ * it is made from word.  The folder of models is created.  -1 with *e. */
 int pull_resolve(struct pulled *p, const char *word, const char *as, struct err *e);
 void pull_release(struct pulled *p);
 

@@ -8,7 +8,7 @@
 #include "libcommon/hw/roofline.h"
 
 json_t *roofline_json(const struct roofline *l);
-/* file: on the disk that was measured, or NULL */
+/* Print the results as text.  file: the file whose disk was measured, or NULL. */
 void roofline_print(const struct roofline *l, const char *file);
 
 #endif

@@ -26,7 +26,7 @@ static int convert(const char *prog, struct convert_options *o, struct hub_strea
     o->note_user = (void *)(uintptr_t)prog;
     const int rc = convert_run(o, r, e);
     cli_progress_clear();
-    if (!stream) {                      /* a stream catches the signals itself and restores them when it is closed */
+    if (!stream) {                      /* a stream handles the signals itself until it is closed */
         sigaction(SIGINT, &before[0], NULL);
         sigaction(SIGTERM, &before[1], NULL);
     }

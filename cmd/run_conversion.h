@@ -1,5 +1,5 @@
-/* run_conversion.h - run a conversion in a program: a progress bar, notes on stderr, Ctrl-C that
- * leaves no half-written file under the output's name, and a source that may still be
+/* run_conversion.h - run a conversion in a program, with a progress bar and notes on stderr.
+ * Ctrl-C leaves no half-written file under the output's name, and the source may still be
  * downloading. */
 #ifndef ZSE_CMD_RUN_CONVERSION_H
 #define ZSE_CMD_RUN_CONVERSION_H
@@ -7,13 +7,13 @@
 #include "cmd/hub_cli.h"
 #include "libcommon/convert/convert.h"
 
-/* Set o->open, progress and note, and run the conversion; notes carry the name prog.  stream: from
- * hub_stream_open(), with *found the source's folder; it is closed.  NULL: o->source is complete,
- * and found is not used.  If the stream falls back to an older commit of the cache, *found and
- * o->source become that one.
- * SIGINT and SIGTERM end the conversion with ERR_CANCELLED, after which the caller calls
- * cli_die_of_interrupt(); otherwise their handlers are restored.  r may be NULL; else it is valid
- * (and to be released) in any case. */
+/* Set open, progress and note of *o, and run the conversion; notes begin with the name prog.
+ * stream: from hub_stream_open(), with *found the source's folder; it is closed here.  If the
+ * stream falls back to an older commit in the cache, *found and o->source become that commit's
+ * folder.  stream NULL: o->source is complete, and found is not used. SIGINT and SIGTERM end the
+ * conversion with ERR_CANCELLED, after which the caller calls cli_die_of_interrupt(); otherwise
+ * their handlers are restored.  r may be NULL; else it is valid (and to be released) in any case.
+ * */
 int run_conversion(const char *prog, struct convert_options *o, struct hub_stream *stream, char **found,
                    struct convert_report *r, struct err *e);
 

@@ -42,7 +42,7 @@ int serve_choose(const struct model_choice *how, struct run_options *run, struct
 
 /* ---- commands ---- */
 
-/* The path of another program of ours, in the folder of this one.  NULL with *e. */
+/* The path of another of our programs, in the folder of this program.  NULL with *e. */
 static char *beside(const char *name, struct err *e)
 {
     char self[4096], *path;
@@ -71,7 +71,7 @@ static void release(char **words)
     free(words);
 }
 
-/* Copies of the words.  NULL with *e. */
+/* Copy a list of words.  NULL with *e. */
 static char **copy(const char *const *words, int n, struct err *e)
 {
     char **out = calloc((size_t)n + 1, sizeof *out);
@@ -85,7 +85,7 @@ static char **copy(const char *const *words, int n, struct err *e)
     return NULL;
 }
 
-/* Is the order right?  -1 with *e, ERR_FORMAT. */
+/* Check the order.  -1 with *e (ERR_FORMAT). */
 static int check(const struct model_order *o, struct err *e)
 {
     struct hub_name name;
@@ -102,8 +102,8 @@ static int check(const struct model_order *o, struct err *e)
     return 0;
 }
 
-/* The name of the folder of a source's revision in the cache of downloads.  Conversions note it as
- * their source. */
+/* Find the name of the folder of a source's revision in the cache of downloads, which conversions
+ * record as their source; "": it is not in the cache. */
 static void find_revision(const struct hub_name *name, char out[64])
 {
     struct stat st;
@@ -118,7 +118,7 @@ int serve_pull_resolve(const char *word, struct model_pulled *out, struct err *e
 {
     struct pulled p;
     struct hub_name name;
-    if (*word == '/' || *word == '.')           /* never a file of the server */
+    if (*word == '/' || *word == '.')           /* clients must not name files of the server */
         return err_set(e, ERR_FORMAT, "'%.140s' is not a valid model name", word);
     if (pull_resolve(&p, word, NULL, e) != 0 || hub_parse_name(&name, p.source, e) != 0) {
         pull_release(&p);

@@ -61,7 +61,7 @@ static json_t *run_call(const struct mcp_answer *a)
     return message;
 }
 
-/* The answer to one line; NULL: none is due. */
+/* The answer to one line; NULL: the message needs none. */
 static json_t *answer(const char *text, long size)
 {
     static const struct mcp_host host = { .tools = tools, .has_tool = has_tool, .resources = resources,

@@ -153,7 +153,7 @@ static int work_memory(const char *name, const char *arg, size_t *out)
     return 0;
 }
 
-/* Seconds, or a number with s, m or h; -1: forever. */
+/* Parse a duration in seconds, or with the suffix s, m or h; -1 means forever. */
 static int keep_alive(const char *arg, double *out)
 {
     const char units[] = "smh";
@@ -170,7 +170,7 @@ static int keep_alive(const char *arg, double *out)
     return 0;
 }
 
-/* DIR or DIR:SIZE, where SIZE begins with a digit. */
+/* Parse DIR or DIR:SIZE, where SIZE begins with a digit. */
 static int prefix_cache(struct serve_options *o, const char *arg)
 {
     const char *size = strrchr(arg, ':');
@@ -259,7 +259,7 @@ static int take(struct serve_options *o, int c, const char *arg)
     case OPT_PLAN: o->plan = 1; return 0;
     case OPT_NO_WATCH: o->no_watch = 1; return 0;
     case OPT_KEEP_ALIVE: return keep_alive(arg, &o->keep_alive_s);
-    case OPT_CONFIG: return 0;              /* read before the others */
+    case OPT_CONFIG: return 0;              /* the file was read before the other options */
     default: return run_option(prog, c, arg, &o->run);
     }
 }

@@ -17,7 +17,7 @@
 
 #include <linux/capability.h>
 
-/* Parse a numeric id, or -1. */
+/* Parse a numeric id; -1: it is not a number. */
 static long number(const char *text)
 {
     char *end;
@@ -100,8 +100,9 @@ static int is_fresh_folder(int fd)
     return n == 0;
 }
 
-/* Give path to the user.  A name may be replaced while root looks at it: only the file that was
- * opened, and that is as it was made, changes owner. */
+/* Make the user the owner of the folder path.  The name could be replaced between the check and the
+ * change, so only the folder that was opened changes its owner, and only if it is still as it was
+ * made. */
 int serve_user_folder(const struct serve_user *u, const char *path, struct err *e)
 {
     if (mkdir(path, 0700) != 0)
@@ -131,7 +132,8 @@ int serve_user_socket(const struct serve_user *u, const char *path, struct err *
     return rc;
 }
 
-/* Set the groups.  initgroups uses the system's group file, which may add root's group. */
+/* Whether the process has root's group: initgroups() takes groups from the system's group file,
+ * which may list it. */
 static int has_root_group(void)
 {
     const int n = getgroups(0, NULL);

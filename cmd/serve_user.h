@@ -17,9 +17,9 @@ int serve_user_find(struct serve_user *u, const char *text, struct err *e);
 void serve_user_release(struct serve_user *u);
 /* Set HOME, USER and LOGNAME to the user's. */
 int serve_user_environment(const struct serve_user *u, struct err *e);
-/* Make a folder of the user's, mode 0700; an existing one is left unchanged. */
+/* Make a folder that belongs to the user, mode 0700; an existing one is left unchanged. */
 int serve_user_folder(const struct serve_user *u, const char *path, struct err *e);
-/* Give the user a Unix socket that root has bound. */
+/* Make the user the owner of a Unix socket that root has bound. */
 int serve_user_socket(const struct serve_user *u, const char *path, struct err *e);
 /* Drop identity, groups and capabilities permanently, and verify that they cannot be regained.
  * Call it before there are other threads. */

@@ -39,7 +39,7 @@ static uintptr_t hexadecimal(const char **at)
     }
 }
 
-/* The path in a line of /proc/self/maps that contains address; NULL. */
+/* The path in a line of /proc/self/maps if its range contains address; otherwise NULL. */
 static const char *path_of(const char *line, uintptr_t address)
 {
     const uintptr_t from = hexadecimal(&line);
@@ -48,7 +48,8 @@ static const char *path_of(const char *line, uintptr_t address)
     return address >= from && address < hexadecimal(&line) ? path : NULL;
 }
 
-/* Read one byte at a time: a handler may not use stdio, and it happens once. */
+/* Find the path of the file that is mapped at address.  The file is read byte by byte, because a
+ * signal handler must not use stdio, and this happens only once. */
 static const char *find_path(uintptr_t address, char line[LINE])
 {
     const int fd = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
@@ -89,7 +90,7 @@ static void say_who(void)
     say(": ");
 }
 
-/* Map zeros from this page to the end, so that later pages cause no more signals. */
+/* Map zeros from the page at address to the end of m, so that later pages cause no more signals. */
 static int give_zeros(struct map *m, uintptr_t address)
 {
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = address / page * page,
@@ -123,7 +124,7 @@ static void on_bus(int number, siginfo_t *info, void *context)
     if (is_guarded(address))
         return;
     const char *path = info->si_code > 0 ? find_path(address, line) : NULL;
-    if (!path) {                        /* not about a file: act as without this handler */
+    if (!path) {                        /* no file is mapped there: act as without this handler */
         signal(number, SIG_DFL);
         raise(number);
         return;

@@ -13,7 +13,7 @@
 #include "libcommon/import/packed.h"
 #include "libcommon/import/source.h"
 
-/* The type that -q keep gives an unquantized source; NULL with *e. */
+/* The type to which -q keep converts a source that is not quantized; NULL with *e. */
 static const char *kept_type(const char *name, const json_t *config, int quantized, struct err *e)
 {
     const char *dtype = json_string_value(js_get(config, "dtype"));

@@ -1,5 +1,5 @@
-/* unopened.h - the future size of a model that is no .zse yet: a folder or GGUF file before its
- * conversion, a name on the hub before its download. */
+/* unopened.h - predict the size of a model that is not a .zse yet: a folder or GGUF file before its
+ * conversion, or a name on the hub before its download. */
 #ifndef ZSE_CMD_UNOPENED_H
 #define ZSE_CMD_UNOPENED_H
 
@@ -10,11 +10,13 @@ struct unopened {
     const char *type;               /* the type it would be converted to; borrowed */
     struct config config;
     struct planned planned;
-    struct plan_weights w;          /* exact for a folder or file; for a name on the hub, as if its weights were bf16 */
+    /* exact for a folder or file; for a name on the hub computed as if its weights were bf16 */
+    struct plan_weights w;
 };
-/* 1: *u describes what MODEL (path NULL: $ZSE_MODEL) would be on the CPU, and is to be released.
- * 0: only opening the model tells (a .zse, or on a GPU).  -1 with *e.  From the hub only
- * config.json and the names of the files are requested; the cache is used first. */
+/* Predict the size of MODEL (path NULL: $ZSE_MODEL) on the CPU.  1: *u describes it, and must be
+ * released; 0: the model must be opened to know its size, because it is a .zse or for a GPU; -1
+ * with *e.  From the hub only config.json and the names of the files are requested, unless they
+ * are in the cache. */
 int unopened_find(struct unopened *u, const char *prog, const char *path, const struct run_options *r, struct err *e);
 void unopened_release(struct unopened *u);
 

@@ -308,7 +308,7 @@ static int delete(struct keys *k, struct usage *u, const struct apikey_options *
     struct key_info key;
     if (keys_find(k, o->name, &key, e) || keys_delete(k, o->name, e))
         return -1;
-    if (u)                                  /* without the counters file the server removes them itself */
+    if (u)                                  /* if it cannot be opened, the server drops the counters */
         usage_drop(u, key.id);
     return said(o, "deleted");
 }
@@ -322,7 +322,7 @@ static const struct { const char *name; enum command command; int least, most; }
 };
 enum { N_COMMANDS = sizeof commands / sizeof *commands };
 
-/* Open for reading: works where nothing can be written, and makes no files. */
+/* Run a command that only reads.  It works where nothing can be written, and makes no files. */
 static int look(const struct apikey_options *o, enum command command, const char *home, struct err *e)
 {
     struct keys *k = keys_open_read(home, e);

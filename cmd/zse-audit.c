@@ -1,5 +1,5 @@
-/* zse-audit.c - read the audit log of zse-serve: sums, selections, exports, and a proof that
- * nothing was changed or is missing. */
+/* zse-audit.c - read the audit log of zse-serve: compute sums, select and export lines, and verify
+ * that nothing was changed and nothing is missing. */
 #include <getopt.h>
 #include <inttypes.h>
 #include <stdarg.h>
@@ -148,7 +148,8 @@ static int take(struct command_line *o, int c, const char *arg)
 
 /* ---- commands ---- */
 
-/* Print a line from the log, so that it cannot control a terminal or look like another line. */
+/* Print a line from the log, with characters replaced that would control a terminal or begin
+ * another line. */
 static void print_line(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 static void print_line(const char *fmt, ...)
 {
@@ -317,8 +318,8 @@ static int export(const struct command_line *o, const char *folder, struct err *
 
 /* ---- verify ---- */
 
-/* Verify both chains.  A hash of --since belongs to one of them: the other one is checked without
- * it. */
+/* Verify both chains.  A hash given with --since belongs to one of them; the other is checked
+ * without it. */
 static int check_chains(const struct command_line *o, const char *folder, struct audit_check c[AUDIT_CHAINS],
                         struct err *e)
 {
@@ -333,7 +334,7 @@ static int check_chains(const struct command_line *o, const char *folder, struct
                                               &(struct audit_want){ .expect = o->want.expect, .key = o->want.key },
                                               &c[i], e))
             return -1;
-    for (int i = 0; i < AUDIT_CHAINS; i++) {            /* a server starts both */
+    for (int i = 0; i < AUDIT_CHAINS; i++) {            /* both, as a server starts both */
         const struct audit_check *other = &c[AUDIT_CHAINS - 1 - i];
         if (c[i].files || c[i].missing || !other->last_seq)
             continue;
@@ -354,7 +355,7 @@ static json_t *chain_json(const struct audit_check *c)
                      c->missing ? json_string(c->what) : json_null());
 }
 
-/* The text of the first chain that has one. */
+/* The first text if there is one, or else the second, or else null. */
 static json_t *first_text(int has_first, const char *first, int has_second, const char *second)
 {
     return has_first || has_second ? json_string(has_first ? first : second) : json_null();
@@ -404,7 +405,8 @@ static void verify_text(const struct audit_check c[AUDIT_CHAINS])
                    c[i].unsigned_lines, plural((int64_t)c[i].unsigned_lines));
 }
 
-/* 0, or CLI_FAILED if the check found something; -1 if the log cannot be read. */
+/* Verify the log and print the result.  0; CLI_FAILED if the check found something; -1 if the log
+ * cannot be read. */
 static int verify(const struct command_line *o, const char *folder, struct err *e)
 {
     struct audit_check c[AUDIT_CHAINS];

@@ -1,5 +1,5 @@
-/* zse-bench.c - measure how fast a model answers, how much memory it takes, how close it is to
- * another model, and how close it comes to the limits of the machine. */
+/* zse-bench.c - measure the speed and the memory of a model, how close its outputs are to those of
+ * another model, and how close its speed is to the limits of the machine. */
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
@@ -148,7 +148,7 @@ static int parse_whole(const char *name, const char *arg, long long min, long lo
     return 0;
 }
 
-/* "1,4,16" */
+/* Parse a list of numbers such as "1,4,16". */
 static int parse_list(const char *name, const char *arg, long long max, struct bench_list *out)
 {
     out->n = 0;
@@ -275,7 +275,7 @@ static int check_spec(struct bench_options *o)
     return o->run.spec == SPEC_OFF ? cli_wrong(prog, "spec: --spec off leaves nothing to measure") : 0;
 }
 
-/* The command that the first argument names, else SPEED. */
+/* The command that the first argument names; SPEED if it names none. */
 static enum command find_command(int n, char **args)
 {
     enum command c = LIMITS;

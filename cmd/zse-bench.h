@@ -1,4 +1,4 @@
-/* zse-bench.h - the commands of zse-bench and what they share. */
+/* zse-bench.h - the commands of zse-bench, and functions that several of them use. */
 #ifndef ZSE_CMD_ZSE_BENCH_H
 #define ZSE_CMD_ZSE_BENCH_H
 
@@ -14,15 +14,15 @@ enum bench_api { BENCH_CHAT, BENCH_COMPLETIONS, BENCH_TOKENS };
 struct bench_options {
     struct run_options run;
     int prompt, generate, batch, repeats, warmup, json, autotune;
-    int window, windows;                /* windows 0: as many as the text fills */
+    int window, windows;                /* tokens of a window; number of windows, 0: all of the text */
     const char *ids, *output, *ref;
     const char *file;                   /* limits */
     const char *peer, *peer_model;      /* coldstart */
-    struct bench_list contexts, tokens; /* kv; matmul, gpu */
-    int rows, cols;                     /* matmul, ternary, gpu */
+    struct bench_list contexts, tokens; /* contexts: of kv; tokens: of matmul and gpu */
+    int rows, cols;                     /* of matmul, ternary and gpu */
     double load_s;
-    /* serve; requests 0: batch, rate 0: batch requests at once, seed 0: random, served NULL: the
-     * server's first model */
+    /* Options of serve.  requests 0: as many as batch; rate 0: keep `batch` requests running;
+     * seed 0: random; served NULL: the server's first model. */
     int requests, shared, background, ignore_eos;
     double rate, timeout_s, temperature;
     uint64_t seed;
@@ -51,8 +51,8 @@ int bench_serve(const struct bench_options *o, const char *url);
 int bench_layers(const struct bench_options *o, const char *model);
 int bench_spec(const struct bench_options *o, const char *model, const char *cases);
 
-/* Mean KL divergence from kv[0], for each of n types, over the last positions, at most 512, of the
- * first `window` tokens of a text.  (bench_score.c) */
+/* kl [n]: the mean KL divergence between the outputs with kv[0] and with each of n types, over
+ * the last (at most 512) positions of the first `window` tokens of a text.  (bench_score.c) */
 int bench_kv_distance(const struct bench_options *o, const struct opened_model *m, const char *text, int window,
                       const struct kv_types *kv, int n, double *kl, struct err *e);
 
@@ -64,8 +64,9 @@ struct summary { double median, mean, min, max; };
 struct summary summarise(double *v, int n);             /* sorts v; n >= 1 */
 json_t *summary_json(const struct summary *s);
 const char *bench_quantization(const struct opened_model *m);       /* from the model's metadata, for example "nl4" */
-/* Seconds from submitting a prompt of n random tokens to its first token: the best of `repeats` in
- * an engine that is warmed up.  *gpu_bytes: weights in the GPU's memory, 0: none. */
+/* seconds: the least time of o->repeats from submitting a prompt of n random tokens to its first
+ * token, in an engine that is warmed up.  *gpu_bytes: bytes of weights in the GPU's memory; 0:
+ * none. */
 int bench_prefill_alone(const struct bench_options *o, const struct opened_model *m, int n, double *seconds,
                         size_t *gpu_bytes, struct err *e);
 
@@ -73,9 +74,11 @@ int bench_prefill_alone(const struct bench_options *o, const struct opened_model
 /* The work of one token and the limits of the machine. */
 struct work_limits {
     struct roofline l;
-    /* operations of the linear layers, per token; without the head, which prefill computes once */
+    /* operations of the linear layers per token, without the head, which prefill computes once */
     double int8_op, f32_op;
-    double weight_bytes;                /* read in each step: layers and head; of experts those of one token */
+    /* bytes of weights that a decode step of one token reads: layers, head, and the token's
+     * experts */
+    double weight_bytes;
     double expert_bytes;                /* the part of weight_bytes that is experts, in all layers */
     double kv_bytes;                    /* bytes of one token in the KV cache */
     struct gpu_speeds gpu; int on_gpu;  /* used instead of l if on_gpu */
@@ -85,9 +88,11 @@ int share_init(struct work_limits *s, const struct model *m, const struct run_op
 /* The same with the limits of a GPU. */
 int share_init_gpu(struct work_limits *s, const struct model *m, const struct run_options *r, int device,
                    struct err *e);
-/* Share of the limit of arithmetic; with amx: of the AMX tiles (0 where there are none). */
+/* Speed as a fraction of the arithmetic limit; with amx of that of the AMX tiles (0 if the
+ * processor has none). */
 double share_prefill(const struct work_limits *s, double tokens_per_s, int amx);
-/* Share of the limit of reading: a step reads all weights once and kv_tokens from the cache. */
+/* Speed as a fraction of the limit of reading memory, for a step that takes step_s seconds and
+ * reads all weights once and the keys and values of kv_tokens tokens. */
 double share_decode(const struct work_limits *s, double step_s, double kv_tokens);
 /* The limits as JSON: {"threads", "read_bytes_per_s", "int8_op_per_s", "amx_op_per_s",
  * "f32_flop_per_s"}, without those that were not measured. */

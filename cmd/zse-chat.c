@@ -44,7 +44,7 @@ static void on_interrupt(int number)
         siglongjmp(leave_read, 1);
 }
 
-/* read(), or -1 after Ctrl-C. */
+/* Read a byte from the terminal.  Returns the result of read(), or -1 after Ctrl-C. */
 static ssize_t read_byte(const sigset_t *outside, char *c)
 {
     if (sigsetjmp(leave_read, 1)) {
@@ -70,7 +70,7 @@ static char *prompt_text(EditLine *el)
     return text;
 }
 
-/* One character from the terminal; 0 at its end, -1 after Ctrl-C. */
+/* Read one character from the terminal and return 1; 0 at the end of input, -1 after Ctrl-C. */
 static int read_char(EditLine *el, wchar_t *c)
 {
     struct editor *d;
@@ -97,9 +97,8 @@ static int read_char(EditLine *el, wchar_t *c)
 #define PASTE_ON "\33[?2004h"
 #define PASTE_OFF "\33[?2004l"
 
-/* Pasted characters up to the end mark, with '
- * ' as the end of every line; other control characters are dropped.  Caller frees; NULL: out of
- * memory, or Ctrl-C. */
+/* Read pasted characters up to the end mark.  Every line ends with a newline character; other
+ * control characters are dropped.  Caller frees; NULL: out of memory, or Ctrl-C. */
 static wchar_t *read_paste(EditLine *el)
 {
     static const wchar_t end[] = L"\33[201~";
@@ -159,8 +158,8 @@ static void mark_paste(const struct editor *d, const char *what)
     fflush(d->out);
 }
 
-/* The path STATE/zse/chat_history; its folder is made.  NULL: no place for it, which is not an
- * error. */
+/* The path STATE/zse/chat_history; its folder is made.  NULL: there is no place for the history,
+ * which is not an error. */
 static char *history_file(void)
 {
     const char *state = getenv("XDG_STATE_HOME"), *home = getenv("HOME");

@@ -31,15 +31,15 @@ struct chat_options {
     int raw, json, ids, ignore_eos, no_think, plan;
     /* --continue: the beginning of an id, "": the last conversation; NULL: not given */
     const char *reopen;
-    int list_history, no_history;       /* --history: query is MODEL's place */
+    int list_history, no_history;       /* --history: its argument, query, is in the place of MODEL */
     const char *query;                  /* argument of --history; NULL: list all */
-    /* --on-full stop: refuse a turn that does not fit the context; else drop the oldest turns */
+    /* --on-full stop: refuse a turn that does not fit in the context; 0: drop the oldest turns */
     int stop_when_full;
     int parallel, max_tokens;           /* max_tokens 0: until the context is full */
     struct sampling sampling;
     unsigned given;                     /* bit i: sampling option i was given on the command line */
     const char **stop; int n_stop;      /* owned */
-    const char **breaker;               /* owned; of --dry-sequence-breaker, sampling has their number */
+    const char **breaker;               /* owned; of --dry-sequence-breaker; sampling has n */
     struct logit_bias *bias;            /* owned */
     const char *schema_file, *grammar_file, *regex;     /* constraints on the answer; at most one */
     struct grammar_vocab *vocab;        /* owned; NULL without a constraint */
@@ -51,8 +51,8 @@ int chat_options_parse(struct chat_options *o, int argc, char **argv);
 void chat_options_release(struct chat_options *o);
 /* With --url: add the options that were given to the body of a request, under the API's names. */
 int chat_options_fields(const struct chat_options *o, json_t *body, struct err *e);
-/* Fill in the options that were not given: from the model's generation_config, else from
- * sampling_defaults; a random seed. */
+/* Fill in the options that were not given, from the model's generation_config or else from
+ * sampling_defaults, and choose a random seed. */
 int chat_options_complete(struct chat_options *o, const struct opened_model *m, struct err *e);
 
 /* ---- chat_grammar.c ---- */
@@ -63,30 +63,30 @@ void chat_grammar_close(struct chat_options *o);
 struct prompter {
     const struct tokenizer *tokenizer;
     struct tmpl *tmpl;                  /* owned; NULL: text is used unchanged */
-    const char *bos, *eos;              /* texts; owned */
+    const char *bos, *eos;              /* texts of the tokens; owned */
     int no_think, fallback;             /* fallback: ChatML is used, as the model has no template */
     struct chat_style style;
     const struct tool_format *format;   /* how the model writes calls */
-    int thinks;                         /* it writes <think> or has channels */
+    int thinks;                         /* the model writes <think>, or has channels */
 };
 /* Load the model's template or --template, or none with --raw.  fallback: use ChatML if the model
  * has no template (else the text is used unchanged, with a note). */
 int prompter_open(struct prompter *p, const struct opened_model *m, const struct chat_options *o, int fallback,
                   struct err *e);
 void prompter_close(struct prompter *p);
-/* messages: an array of {role, content}; tools may be NULL.  *text is malloc'd. */
+/* Render messages, an array of {role, content}; tools may be NULL.  *text is malloc'd. */
 int prompter_render(const struct prompter *p, const json_t *messages, const json_t *tools, char **text, size_t *size,
                     struct err *e);
-/* Token ids of rendered text; raw: with BOS if the tokenizer adds it.  *ids is malloc'd. */
+/* Tokenize rendered text; with `raw` BOS is added if the tokenizer adds it.  *ids is malloc'd. */
 int prompter_encode(const struct prompter *p, const char *text, size_t size, int raw, int32_t **ids, int *n,
                     struct err *e);
-/* Token ids of a single question, with the system message if system is not NULL. */
+/* Tokenize a single question, with a system message if system is not NULL. */
 int prompter_question(const struct prompter *p, const char *system, const char *text, size_t size, int32_t **ids,
                       int *n, struct err *e);
 json_t *chat_message(const char *role, const char *text, size_t size);
 
-/* ---- chat_answer.c: one request as zse-chat sees it ---- */
-/* A call of a tool.  Owned; arguments: JSON text, NULL: none came. */
+/* ---- chat_answer.c: one request and its answer ---- */
+/* A call of a tool.  Texts are owned; arguments: JSON text, NULL: there are none. */
 struct answer_call { char *id, *name, *arguments; size_t size, room; };
 /* The tools that a model of this process may call; all borrowed. */
 struct answer_tools {
@@ -96,8 +96,8 @@ struct answer_tools {
     int thinking;                       /* the prompt ends inside of <think> */
 };
 struct answer {
-    char *text; size_t size, room;      /* owned; without reasoning and calls, if they are told apart */
-    const struct answer_tools *tools;   /* borrowed; NULL: none, and nothing is told apart */
+    char *text; size_t size, room;      /* owned; with tools or --url without reasoning and calls */
+    const struct answer_tools *tools;   /* borrowed; NULL: none, and the text is not parsed */
     struct tool_parser *parser;         /* owned; NULL without tools */
     char *raw; size_t raw_size, raw_room;               /* owned: with tools, the text with its markers */
     struct answer_call *call; int n_calls;              /* owned */
@@ -119,19 +119,20 @@ struct answer {
 int answer_start(struct answer *a, struct engine *g, const struct chat_options *o, const int32_t *ids, int n,
                  struct err *e);
 void answer_release(struct answer *a);
-/* Times at which zse-chat reached each point: clock_ns(), which all processes share.  0: not yet.
- * The last three are of a GPU, see backend_device. */
+/* Times at which zse-chat reached each point, by clock_ns(), which is the same clock in all
+ * processes; 0: not yet.  The last three are for a GPU, see backend_device. */
 struct chat_marks { uint64_t main, mapped, opened, tokenized, ready, device, context, copied; };
 /* With a grammar: 1 if the answer is complete, 0 if it was cut off. */
 int answer_complete(const struct answer *a, const struct chat_options *o);
 json_t *answer_json(const struct answer *a, const struct chat_options *o, const struct chat_marks *marks);
 const char *finish_name(enum finish f);
-/* Append to the text or the reasoning, and show it: reasoning only on a terminal. */
+/* Append text to the answer, or to its reasoning, and show it; reasoning is shown only on a
+ * terminal. */
 void answer_add(struct answer *a, const char *text, size_t size, int is_reasoning);
 /* Call number i, which is made if there are fewer; NULL: there are too many, or no memory. */
 struct answer_call *answer_call_at(struct answer *a, int i);
 void answer_call_add(struct answer *a, struct answer_call *c, const char *arguments, size_t size);
-/* No reasoning follows on the terminal. */
+/* End the display of reasoning on the terminal. */
 void answer_end_thinking(struct answer *a);
 /* Write to standard output; a terminal gets no control characters except tab and newline. */
 void chat_write(const char *text, size_t size);
@@ -148,8 +149,8 @@ int chat_read_prompt(struct chat_options *o);
 int chat_prompt_is_empty(const struct chat_options *o, const char *text, size_t size);
 /* Read all of a stream; '\0' is appended.  Caller frees. */
 char *chat_read_all(FILE *f, const char *name, size_t *size, struct err *e);
-/* Print one line: a JSON object (whose reference is taken), or text with newlines as
- *  and doubled backslashes. */
+/* Print one line: a JSON object, whose reference is taken over; or a text in which newlines and
+ * backslashes are escaped with a backslash. */
 void chat_print_json(json_t *j);
 void chat_print_escaped(const char *text, size_t size);
 
@@ -161,45 +162,50 @@ struct remote *remote_open(const struct chat_options *o, struct err *e);
 void remote_close(struct remote *r);                /* NULL is fine */
 const char *remote_model(const struct remote *r);
 const char *remote_url(const struct remote *r);
-/* The functions of every request from now on; NULL: none. */
+/* Set the functions that every request has from now on; NULL: none. */
 void remote_set_tools(struct remote *r, json_t *functions);
 /* Answer one prompt or a batch.  Returns the exit code. */
 int remote_run(struct remote *r, const struct chat_options *o);
-/* prompt: an array of messages.  *stop != 0 cancels the request: FINISH_CANCELLED.  ERR_LIMIT: the
- * messages do not fit the server's context. */
+/* Request an answer to prompt, an array of messages.  If *stop becomes nonzero, the request is
+ * cancelled and ends with FINISH_CANCELLED.  ERR_LIMIT: the messages do not fit in the server's
+ * context. */
 int remote_answer(struct remote *r, json_t *prompt, struct answer *a, const volatile sig_atomic_t *stop, struct err *e);
 
 /* ---- chat_save.c ---- */
-/* Identity of the file that holds the conversation since /save or /load; known 0: none. */
+/* Identity of the conversation's own file, that of the last /save or /load; known 0: it has
+ * none. */
 struct chat_file { int known; dev_t dev; ino_t ino; struct timespec changed; };
 /* The file that /save would replace: none, the conversation's own file unchanged, another saved
  * conversation of *n_messages messages, or something else. */
 enum chat_file_kind { CHAT_FILE_FREE, CHAT_FILE_OWN, CHAT_FILE_CONVERSATION, CHAT_FILE_OTHER };
 enum chat_file_kind chat_file_kind(const struct chat_file *f, const char *path, size_t *n_messages);
-/* Both make path the conversation's own file. */
+/* Save or load a conversation; path becomes its own file. */
 int chat_file_save(struct chat_file *f, const char *path, json_t *messages, struct err *e);
 json_t *chat_file_load(struct chat_file *f, const char *path, struct err *e);      /* a new array of {role, content} */
 
 /* ---- chat_history.c ---- */
-/* The recorded conversation.  n_recorded: messages without the system message; last: id of the
- * newest one; system: its text, owned; off: nothing is recorded. */
+/* The recorded conversation.  n_recorded: number of messages without the system message; last:
+ * id of the newest message; system: text of the system message, owned; off: nothing is recorded. */
 struct history;
 struct chat_history { struct history *h; char id[17]; size_t n_recorded; int64_t last; char *system; int off; };
-/* Record what has changed since the last call: the file is opened at the first one.  a: the answer
- * that is the last message; NULL: none.  A failure is noted once, and ends the recording. */
+/* Record the changes since the last call; the first call opens the file.  a: the answer that is
+ * the last message; NULL: none.  A failure is reported once, and ends the recording. */
 void chat_history_sync(struct chat_history *c, const json_t *messages, const char *model, const struct answer *a);
 void chat_history_new(struct chat_history *c);          /* the next message begins another conversation */
 int chat_history_title(struct chat_history *c, const char *title, struct err *e);
-/* The system message and the messages of the active branch; *title is malloc'd.  NULL with *e. */
+/* Continue a recorded conversation: return its system message and the messages of the active
+ * branch. *title is malloc'd.  NULL with *e. */
 json_t *chat_history_reopen(struct chat_history *c, const char *id, char **title, struct err *e);
 void chat_history_close(struct chat_history *c);
 /* Print conversations, or those that a search finds (query NULL: all).  Returns the exit code. */
 int chat_history_list(const char *query, int most, int json);
 
 /* ---- chat_conversation.c ---- */
-/* Returns one line of input without its newline, malloc'd; NULL at the end.  *interrupted: Ctrl-C
- * at the prompt (returns NULL; continue). */
-#define CHAT_QUESTION "? "               /* as `prompt`: the line answers a question and is not kept in the history */
+/* A function that returns one line of input without its newline, malloc'd.  NULL with
+ * *interrupted 1: Ctrl-C was pressed at the prompt, and the conversation continues; otherwise
+ * NULL: the input has ended.  With the prompt CHAT_QUESTION the line answers a question, and is
+ * not kept in the history. */
+#define CHAT_QUESTION "? "
 typedef char *(*read_line_fn)(void *user, const char *prompt, int *interrupted);
 
 /* ---- chat_tools.c ---- */
@@ -207,22 +213,22 @@ struct chat_tools;
 /* Start the servers of --mcp-config and wait until they are ready or have failed. */
 struct chat_tools *chat_tools_open(const struct chat_options *o, struct err *e);
 void chat_tools_close(struct chat_tools *c);            /* NULL is fine */
-/* The tools of the model: a new list, as OpenAI writes functions; NULL without memory. */
+/* The tools of the model: a new list of functions in OpenAI's form; NULL without memory. */
 json_t *chat_tools_functions(struct chat_tools *c);
 void chat_tools_list(struct chat_tools *c);             /* print them */
-/* Run the calls of an answer, after a question for each that needs one (read_line NULL: they are
- * refused), and append them with their results to parts.  *stop != 0 cancels them; *n_refused grows
- * by the calls that were not run. */
+/* Run the calls of an answer, and append them with their results to parts.  Before calls that
+ * need the user's consent a question is asked with read_line (NULL: such calls are refused).
+ * *stop != 0 cancels the calls; the number of calls that were not run is added to *n_refused. */
 int chat_tools_run(struct chat_tools *c, const struct answer *a, int round, json_t *parts, read_line_fn read_line,
                    void *user, const volatile sig_atomic_t *stop, int *n_refused, struct err *e);
-/* Append a text to the parts of a message.  Not 0 without memory. */
+/* Append a text to the parts of a message.  0; another value without memory. */
 int chat_add_text(json_t *parts, const char *text, size_t size);
-/* Append a message to the messages of a request: one with parts becomes several.  Not 0 without
- * memory. */
+/* Append a message to the messages of a request; a message with parts becomes several.  0;
+ * another value without memory. */
 int chat_expand(json_t *out, json_t *message);
 
-/* Run a conversation with a model or a server; the other is NULL.  read_line NULL: answer o->text
- * only.  Returns 0 or 1; standard output stays open. */
+/* Run a conversation with a model or a server (m or r is NULL).  read_line NULL: answer only
+ * o->text. Returns 0, or 1 after a failure; standard output stays open. */
 int chat_converse(const struct chat_options *o, const struct opened_model *m, struct remote *r, read_line_fn read_line,
               void *user);
 

@@ -1,4 +1,5 @@
-/* zse-convert.c - make a .zse file of a Hugging Face folder, a GGUF file or a model on the hub. */
+/* zse-convert.c - make a .zse file from a Hugging Face folder, a GGUF file or a model on the
+ * hub. */
 #include <errno.h>
 #include <getopt.h>
 #include <stdio.h>
@@ -109,7 +110,8 @@ static int add_globs(struct arguments *a, char *list)
     return 0;
 }
 
-/* Parse "attention=bf16,lm_head=int8,down_proj@0-3=int8": parts as parts, finer items as rules. */
+/* Parse a list such as "attention=bf16,lm_head=int8,down_proj@0-3=int8".  Items for whole parts are
+ * stored in o.part, all others as rules. */
 static int add_parts(struct arguments *a, char *list)
 {
     for (char *item = strtok(list, ","); item; item = strtok(NULL, ",")) {
@@ -226,7 +228,7 @@ static int wants_ternary(const struct convert_options *o)
     return some;
 }
 
-/* pull: source, type and output follow from the name.  0, or the exit code. */
+/* zse-convert pull: derive source, type and output from the name.  0, or the exit code. */
 static int name_pulled(struct arguments *a)
 {
     struct err e;
@@ -291,8 +293,8 @@ static int check(struct arguments *a, int argc, char **argv)
 
 /* ---- standard output: the file is written first, because its header is known last ---- */
 
-/* Copy the file at path to standard output.  path is unlinked first, since a closed pipe ends the
- * program here. */
+/* Copy the file at path to standard output.  It is unlinked first, because writing to a closed pipe
+ * ends the program. */
 static int copy_out(const char *path, const char *dir, struct err *e)
 {
     char buf[1 << 16];
@@ -325,7 +327,7 @@ static int convert_to_stdout(struct arguments *a, struct hub_stream *stream, str
     }
     snprintf(path, sizeof path, "%s/model.zse", dir);
     a->o.output = path;
-    a->o.no_resume = 1;                 /* the folder has another name in the next run */
+    a->o.no_resume = 1;                 /* the next run uses a folder with another name */
     int rc = run_conversion(prog, &a->o, stream, &a->found, r, e);
     if (rc == 0)
         rc = copy_out(path, dir, e);
@@ -374,7 +376,7 @@ static void say_memory(void *user, int layer)
     memory_note(prog, what);
 }
 
-/* Convert a->o.source; its shards may still be downloading. */
+/* Convert a->o.source, whose shards may still be downloading. */
 static int convert(struct arguments *a, struct hub_stream *stream, struct convert_report *r, struct err *e)
 {
     if (a->verbose) {
@@ -394,12 +396,12 @@ static int ask_replace(void *user, const char *path, const char *what)
     (void)user;
     cli_progress_clear();
     const int yes = cli_ask("%s: %s exists (%s).  Replace it?", prog, path, what);
-    cli_die_of_interrupt();             /* after Ctrl-C at the question; nothing is written yet */
+    cli_die_of_interrupt();             /* if Ctrl-C was pressed; nothing has been written yet */
     return yes;
 }
 
-/* Ask or refuse to replace OUT before a download: OUT cannot be an earlier conversion of a model on
- * the hub that is not in the cache. */
+/* Before a download, ask or refuse to replace OUT: if the model is not in the cache, OUT cannot
+ * be an earlier conversion of it. */
 static int check_before_download(struct arguments *a, struct err *e)
 {
     struct hub_name name;

@@ -133,8 +133,8 @@ static int take(struct hardware_options *o, int c, const char *arg)
     }
 }
 
-/* budget: take figures from the environment, for scripts that cannot change a command line; options
- * win. */
+/* For the command budget: take options that were not given from the environment, for scripts that
+ * cannot change a command line. */
 static int take_variables(struct hardware_options *o, const unsigned char *given)
 {
     static const struct { const char *name; int option; } variables[] = {
@@ -152,7 +152,8 @@ static int take_variables(struct hardware_options *o, const unsigned char *given
     return 0;
 }
 
-/* The name of an option that was given but that this command does not accept, else NULL. */
+/* The name of an option that was given and that this command does not accept; NULL: there is
+ * none. */
 static const char *misplaced(const unsigned char *given, const char *command)
 {
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {

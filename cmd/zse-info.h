@@ -14,7 +14,7 @@ struct info {
     enum source_kind kind;
     struct zfile *z;                    /* kind ZSE, else NULL */
     struct source *s;                   /* every other kind, else NULL */
-    const json_t *config;               /* as normalised config.json; NULL: none */
+    const json_t *config;               /* the configuration as a normalised config.json; NULL: none */
     struct config c;                    /* valid if runs */
     int runs;                           /* the architecture and every field of its config are understood */
     struct err why_not;
@@ -31,12 +31,14 @@ json_t *info_describe(const struct info *i, int layer, unsigned lists);
 /* Print the result of info_describe as text; without parts: an overview. */
 void info_print(const json_t *d, unsigned parts);
 
-/* One tensor as f32 in the order and under the name of its source.  *shape: new reference,
- * dimensions outermost first. */
+/* Write one tensor as f32, in the order of its source and found by its name there, to the file
+ * output. *shape: new reference, dimensions outermost first. */
 int info_dump_tensor(const struct info *i, const char *name, const char *output, json_t **shape, struct err *e);
-/* Every original file of the model into folder dir, byte for byte; *names: new reference. */
+/* Write every original file of the model to the folder dir, byte for byte.  *names: new
+ * reference, a list of their names. */
 int info_extract(const struct info *i, const char *dir, json_t **names, struct err *e);
-/* Read everything: checksums of a .zse, finite values of others. */
+/* Read the whole model, and check the checksums of a .zse, or that all values of other files are
+ * finite. */
 int info_verify(const struct info *i, struct err *e);
 
 #endif

@@ -26,7 +26,7 @@
 
 static const char prog[] = "zse-serve";
 
-/* A quarter of this process's memory: the default size of keys and values. */
+/* A quarter of the memory that this process may have: the default limit of keys and values. */
 static uint64_t quarter_of_memory(void)
 {
     struct memory m;
@@ -34,9 +34,9 @@ static uint64_t quarter_of_memory(void)
     return memory_read(&m, preflight_root(), &ignored) == 0 ? memory_most(&m) / 4 : (uint64_t)1 << 31;
 }
 
-/* Bytes of keys and values: as given, else enough for max_seqs whole sequences, but at most a
- * quarter of memory (on a GPU nine tenths of the memory beside the weights and everything else),
- * and at least one sequence. */
+/* Bytes of keys and values: as given by an option, otherwise enough for max_seqs whole
+ * sequences, but at most a quarter of memory (on a GPU nine tenths of the memory that everything
+ * else leaves), and at least enough for one sequence. */
 static uint64_t kv_bytes(const struct serve_options *o, const struct config *c, const struct opened_model *m,
                          const struct engine_options *eo)
 {
@@ -47,7 +47,8 @@ static uint64_t kv_bytes(const struct serve_options *o, const struct config *c, 
     return all < most ? all : one > most ? one : most;
 }
 
-/* m: an open model, or NULL (then the CPU computes). */
+/* The engine options for a model with configuration c.  m: the open model; NULL: it is not open,
+ * and is planned for the CPU. */
 static struct engine_options serve_engine_options(const struct serve_options *o, const struct config *c,
                                                   const struct opened_model *m)
 {
@@ -60,7 +61,8 @@ static struct engine_options serve_engine_options(const struct serve_options *o,
     return eo;
 }
 
-/* target_vram_gb of a .zse, which is not converted.  Closes the model and sets *e. */
+/* Refuse a .zse that is larger than target_vram_gb, because a .zse is not converted.  Closes the
+ * model and sets *e. */
 static int too_large(const struct model_choice *how, struct opened_model *m, struct err *e)
 {
     const double gb = (double)m->model->weight_bytes * 1e-9;
@@ -101,10 +103,11 @@ static int open_served(void *user, const char *path, const struct model_choice *
     return -1;
 }
 
-/* Tune glibc's allocator: two arenas instead of eight per processor; large blocks are mapped and go
- * back to the system, also after a larger one was freed once.  Servers run for months, and models
- * come and go.  Free blocks are joined at once instead of in fast bins: the million that a large
- * body leaves there would be joined under the arena's lock, on which the event loop waits. */
+/* Tune glibc's allocator for servers that run for months while models are loaded and unloaded.
+ * There are two arenas instead of eight per processor.  Large blocks are mapped, so that they
+ * return to the system when they are freed, and this threshold does not grow.  Free blocks are
+ * joined at once instead of being kept in fast bins: a large body would leave a million there,
+ * and joining them later would hold the arena's lock, for which the event loop would wait. */
 static void tame_malloc(void)
 {
 #ifdef __GLIBC__
@@ -164,15 +167,15 @@ static void print_addresses(const struct serve_options *o, const struct server *
     fflush(stdout);
 }
 
-/* Does --embedding-model or --rerank-model name a file, a folder or a model on the hub, not the id
- * of a MODEL? */
+/* Whether the argument of --embedding-model or --rerank-model is a file, a folder or a name on
+ * the hub, and not the id of a MODEL. */
 static int is_file(const char *name)
 {
     const char *dot = name ? strrchr(name, '.') : NULL;
     return name && (strchr(name, '/') || (dot && (strcmp(dot, ".zse") == 0 || strcmp(dot, ".gguf") == 0)));
 }
 
-/* *path: the file or folder of a MODEL, malloc'd; NULL: it is on the hub. */
+/* *path: the file or folder of a MODEL, malloc'd; NULL: the model is on the hub. */
 static int find_path(const char *model, char **path, struct err *e)
 {
     struct hub_name name;
@@ -190,7 +193,8 @@ static int find_model(const char *model, struct err *e)
     return rc;
 }
 
-/* Only the thread that loads models may wait for a pipe or a device. */
+/* Whether opening path could block, because it is a pipe or a device.  Only the thread that
+ * loads models may wait for these. */
 static int may_wait(const char *path)
 {
     struct stat st;
@@ -220,7 +224,7 @@ static int each_model(const struct serve_options *o, int (*f)(const char *model,
     return is_file(o->rerank_model) ? f(o->rerank_model, e) : 0;
 }
 
-/* Check before listening: each MODEL is a file, a folder or a name on the hub. */
+/* Check, before listening, that each MODEL is a file, a folder or a name on the hub. */
 static int find_models(const struct serve_options *o, struct err *e)
 {
     if (o->model_dir && access(o->model_dir, F_OK) != 0)
@@ -264,7 +268,8 @@ static int plan_model(const struct serve_options *o, const char *name)
     return rc;
 }
 
-/* --plan: each model in turn.  Nothing is served; with --user the plan is made as that user. */
+/* --plan: print the plan of each model in turn, and serve nothing.  With --user the plan is made
+ * as that user. */
 static int plan_models(const struct serve_options *o)
 {
     struct serve_user user;
@@ -286,11 +291,11 @@ static int plan_models(const struct serve_options *o)
     return written ? written : rc;
 }
 
-/* Folders and files of the server, owned by the user it runs as. */
-/* owned; audit NULL: no log; signer NULL: the log is not signed */
+/* Folders and files of the server, which belong to the user that it runs as.  Strings are owned;
+ * audit NULL: there is no log; signer NULL: the log is not signed. */
 struct server_folders { char *home, *audit, *token, *models, *store; const char **env; struct audit_signer *signer; };
 
-/* No MODEL: the models that have names. */
+/* Whether the server serves the models that have names, because no MODEL was given. */
 static int serves_names(const struct serve_options *o)
 {
     const char *env = getenv("ZSE_MODEL");
@@ -316,7 +321,8 @@ static int find_places(const struct serve_options *o, struct server_folders *p, 
         p->audit = NULL;
         return err_nomem(e, "the name of a folder");
     }
-    /* read before root's privileges are dropped: the user need not be able to read it */
+    /* read the key before root's privileges are dropped, so that the user need not be able to
+     * read it */
     if (p->audit && o->audit_sign && !(p->signer = audit_signer_open(o->audit_sign, e)))
         return -1;
     return 0;
@@ -333,7 +339,7 @@ static void release_places(struct server_folders *p)
     free(p->home);
 }
 
-/* Drop root's privileges: nothing needs them any more. */
+/* Drop root's privileges, which are not needed any more. */
 static int become_user(const struct serve_options *o, const struct serve_user *u, const struct server_folders *p,
                        struct err *e)
 {
@@ -446,7 +452,7 @@ static int serve(struct serve_options *o, const struct serve_user *user, struct 
         rc = server_run(s, e);
     if (rc != 0)
         cli_fail(prog, e);
-    if (s && server_is_loading(s)) {            /* a conversion may take minutes, and nothing needs its result */
+    if (s && server_is_loading(s)) {            /* a conversion may take minutes: do not wait */
         rc = server_leave(s) || rc;
         fflush(stdout);
         _exit(rc ? CLI_FAILED : CLI_OK);
@@ -463,7 +469,8 @@ static int serve(struct serve_options *o, const struct serve_user *user, struct 
     return closed || rc;
 }
 
-/* Files are checked before models, which may take minutes: a typo in --mcp-config shows at once. */
+/* Check the file of --mcp-config before models are opened, which may take minutes, so that a
+ * typo is reported at once. */
 static int check_mcp_config(const char *path, struct err *e)
 {
     struct mcp_config c = { 0 };

@@ -37,21 +37,22 @@ struct serve_options {
     struct serve_config config;                                 /* --config: the strings that options point to; owned */
     struct run_options run;
 };
-/* Parse the options.  -1: go on; else the exit code. */
+/* Parse the options.  -1: continue; otherwise the exit code. */
 int serve_options_parse(struct serve_options *o, int argc, char **argv);
 void serve_options_release(struct serve_options *o);
 
-/* Answer MCP messages of standard input until it ends.  The exit code. */
+/* Answer the MCP messages on standard input until it ends.  Returns the exit code. */
 int serve_mcp_stdio(void);
 
-/* Apply a client's choice of type, memory and device to run, which holds the program's.  The
+/* Apply a client's choice of type, memory and device to *run, which has the program's options.  The
  * strings are borrowed from how. */
 struct model_choice;
 int serve_choose(const struct model_choice *how, struct run_options *run, struct err *e);
-/* model_maker.command: zse-convert or zse-info, found beside this program. */
+/* The model_maker.command: a command line of zse-convert or zse-info, from the folder of this
+ * program. */
 struct model_order;
 char **serve_job_command(const struct model_order *o, struct err *e);
-/* model_maker.resolve: names of zse-convert pull, but no files. */
+/* The model_maker.resolve: resolve names that zse-convert pull knows, but no files. */
 struct model_pulled;
 int serve_pull_resolve(const char *word, struct model_pulled *out, struct err *e);
 

@@ -67,8 +67,8 @@ static int add_from_config(json_t *all, const json_t *config, const char *path, 
     return 0;
 }
 
-/* Collect the templates of a folder.  Separate files replace templates of tokenizer_config.json,
- * which is the older form. */
+/* Collect the templates of a folder.  Templates of tokenizer_config.json, the older form, replace
+ * those of chat_template.json; separate files, the newer form, replace both. */
 static int collect_folder(const struct source *s, json_t *all, char **bos, char **eos, struct err *e)
 {
     static const char folder[] = "additional_chat_templates/";
