@@ -127,6 +127,46 @@ INLINE void m6_lines(const int T, __m256i *sum, __m256i v, __m256i v2, __m256i t
     }
 }
 
+/* Four k of two octets, v and v2, and of three or four tokens with the activations at a.  In
+ * assembly because compilers load and multiply for all tokens first, and spill.
+ * narrow: x, y [T] += 16-bit sums of pairs.  wide: x, y [T] += times[0], times[1] * sums of four;
+ * size: the absolute values of v. */
+#define NARROW_TOKEN(T, j, t) \
+    "vpbroadcastd 4*" #t "(%[a]), %%ymm14\n" \
+    "vpmaddubsw %%ymm14, %[v], %%ymm15\n" "vpmaddubsw %%ymm14, %[v2], %%ymm14\n" \
+    "vpaddw %%ymm15, %[x" #t "], %[x" #t "]\n" "vpaddw %%ymm14, %[y" #t "], %[y" #t "]\n"
+#define WIDE_TOKEN(T, j, t) \
+    "vpbroadcastd 4*" #t "(%[a]), %%ymm14\n" \
+    "vpsignb %[v], %%ymm14, %%ymm15\n" "vpsignb %[v2], %%ymm14, %%ymm14\n" \
+    "vpmaddubsw %%ymm15, %[size], %%ymm15\n" "vpmaddubsw %%ymm14, %[size2], %%ymm14\n" \
+    "vpmaddwd %[times], %%ymm15, %%ymm15\n" "vpmaddwd %[times2], %%ymm14, %%ymm14\n" \
+    "vpaddd %%ymm15, %[x" #t "], %[x" #t "]\n" "vpaddd %%ymm14, %[y" #t "], %[y" #t "]\n"
+#define ADDED(t) [x##t] "+x"(x[t]), [y##t] "+x"(y[t])
+#define ADDED_3 ADDED(0), ADDED(1), ADDED(2)
+#define ADDED_4 ADDED_3, ADDED(3)
+#define ACTS_IN(T) [a] "r"(a), "m"(*(const int8_t (*)[4 * T])a)
+#define NARROW_LINES(T) \
+    __asm__(EACH_##T(NARROW_TOKEN, T, 0) : ADDED_##T : [v] "x"(v), [v2] "x"(v2), ACTS_IN(T) : "xmm14", "xmm15")
+#define WIDE_LINES(T) \
+    __asm__(EACH_##T(WIDE_TOKEN, T, 0) : ADDED_##T : [v] "x"(v), [v2] "x"(v2), [size] "x"(size), [size2] "x"(size2), \
+            [times] "m"(times[0]), [times2] "m"(times[1]), ACTS_IN(T) : "xmm14", "xmm15")
+INLINE void narrow_lines(const int T, __m256i x[4], __m256i y[4], __m256i v, __m256i v2, const int8_t *a)
+{
+    if (T == 3)
+        NARROW_LINES(3);
+    else
+        NARROW_LINES(4);
+}
+INLINE void wide_lines(const int T, __m256i x[4], __m256i y[4], __m256i v, __m256i v2, const __m256i times[4],
+                       const int8_t *a)
+{
+    const __m256i size = _mm256_abs_epi8(v), size2 = _mm256_abs_epi8(v2);
+    if (T == 3)
+        WIDE_LINES(3);
+    else
+        WIDE_LINES(4);
+}
+
 /* Convert seeds of n times 32 k from value + 8 to value + bias.  Up to 7 more are read and written,
  * so that no remainder loop is needed: codes follow them. */
 INLINE void bias_seeds(int32_t *out, const int32_t *seed, int n, int bias)
@@ -283,11 +323,12 @@ INLINE void dot_panel(const int T, const struct weights *w, const struct scratch
 }
 
 #define IS_WIDE(codes) ((codes) <= STREAM_TABLE_3 || (codes) == STREAM_BYTES)
+/* Codes whose loop for three or four tokens and two octets is in assembly. */
+#define IN_LINES(codes) (IS_WIDE(codes) || (codes) == STREAM_PLUS_1)
 /* As many as fit into the registers: codes that only need masking take few vectors besides the
  * sums. */
 #define IS_PLAIN(codes) ((codes) == STREAM_LINEAR || (codes) == STREAM_FROM_0 || (codes) == STREAM_FROM_M1)
-#define VECTORS(T, codes) \
-    ((T) == 1 ? 4 : (T) == 2 || ((T) == 3 && !IS_WIDE(codes)) || ((T) == 4 && IS_PLAIN(codes)) ? 2 : 1)
+#define VECTORS(T, codes) ((T) == 1 ? 4 : (T) <= 3 || ((T) == 4 && (IS_PLAIN(codes) || IN_LINES(codes))) ? 2 : 1)
 
 /* The scale as int16, twice. */
 INLINE __m256i octet_scale(const struct qtype_info *type, __m256i x)
@@ -335,6 +376,35 @@ INLINE void m6_sums(const int T, const int O, const uint8_t *line, const int8_t 
         }
 }
 
+/* Four k of an octet, as values. */
+INLINE __m256i few_values(const int codes, __m256i table, const uint8_t *line, int i)
+{
+    const __m256i found = few_codes(codes, line, i);
+    return LOOKED_UP_16(codes) ? _mm256_shuffle_epi8(table, found) : found;
+}
+
+/* 32 k of two octets and three or four tokens.  Sums of narrow values stay in memory, because those
+ * of pairs need the registers. */
+INLINE void line_sums(const int T, const int codes, __m256i table, const uint8_t *line, const int8_t *code,
+                      const int32_t *seed, const __m256i times[4], __m256i sum[][4])
+{
+    const int wide = IS_WIDE(codes);
+    __m256i x[4], y[4];
+    UNROLL for (int t = 0; t < T; t++)
+        x[t] = wide ? sum[t][0] : narrow_seed(codes, seed[t]), y[t] = wide ? sum[t][1] : x[t];
+    UNROLL for (int i = 0; i < 8; i++, code += 4 * T) {
+        const __m256i v = few_values(codes, table, line, i), v2 = few_values(codes, table, line + 32, i);
+        if (wide)
+            wide_lines(T, x, y, v, v2, times, code);
+        else
+            narrow_lines(T, x, y, v, v2, code);
+    }
+    UNROLL for (int t = 0; t < T; t++) {
+        sum[t][0] = wide ? x[t] : _mm256_add_epi32(sum[t][0], _mm256_madd_epi16(x[t], times[0]));
+        sum[t][1] = wide ? y[t] : _mm256_add_epi32(sum[t][1], _mm256_madd_epi16(y[t], times[1]));
+    }
+}
+
 STREAM_KINDS_HERE(14);
 
 INLINE void step_sums(const int T, const int O, const int codes, const struct qtype_info *type, const int n_k,
@@ -350,6 +420,11 @@ INLINE void step_sums(const int T, const int O, const int codes, const struct qt
             times[r] = has_int_scale(type) ? scale[r] : one;
             four_times[r] = _mm256_slli_epi16(times[r], 2);
         }
+        if ((T == 3 || T == 4) && IN_LINES(codes)) {
+            line_sums(T, codes, table, line, code, seed, times, sum);
+            code += 32 * T;
+            continue;
+        }
         EACH_SUM(t, r) {
             if (codes == STREAM_PLUS_2)
                 sum[t][r] = _mm256_add_epi32(sum[t][r], _mm256_madd_epi16(_mm256_set1_epi32(seed[t]), four_times[r]));
@@ -363,8 +438,7 @@ INLINE void step_sums(const int T, const int O, const int codes, const struct qt
         }
         UNROLL for (int i = 0; i < 8; i++, code += 4 * T)
             UNROLL for (int r = 0; r < O; r++) {
-                const __m256i found = few_codes(codes, line + 32 * r, i);
-                const __m256i v = LOOKED_UP_16(codes) ? _mm256_shuffle_epi8(table, found) : found;
+                const __m256i v = few_values(codes, table, line + 32 * r, i);
                 UNROLL for (int t = 0; t < T; t++) {
                     const __m256i b = four(code + 4 * t);
                     const __m256i p = wide ? wide_pairs(T, codes, v, b) : _mm256_maddubs_epi16(v, b);
