@@ -128,7 +128,7 @@ static int find_categories(struct grammar *g)
     return 0;
 }
 
-/* All characters whose category has a bit in the mask. */
+/* Add to s all characters whose category has a bit in the mask. */
 static void set_categories(struct grammar *g, struct set *s, uint32_t mask)
 {
     if (!g->n_categories && find_categories(g) != 0)

@@ -454,7 +454,7 @@ static uint32_t own_arguments(struct tool_builder *k, const char *name, const js
     return expr_seq(k->x, r, literal(k, python ? ")" : "}"));
 }
 
-/* Any arguments in the family's own notation, without a schema. */
+/* An expression for any arguments in the family's own notation, without a schema. */
 static uint32_t any_own(struct tool_builder *k, const char *name)
 {
     const int python = k->f->style == TOOL_PYTHON;
