@@ -312,7 +312,7 @@ void conn_flush(struct conn *c)
     if (!c->dead && !c->busy && c->mode != CONN_LINGER)
         conn_next_request(c);
     if (!c->dead && conn_hold_buffers(c) != HOLD_OK && c->out.size > HELD_FROM) {
-        /* out of memory for the part that the client has not read */
+        /* no memory for the bytes that the client has not read: the response cannot continue */
         conn_kill(c);
         return;
     }
