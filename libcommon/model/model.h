@@ -267,7 +267,9 @@ struct config {
     float qk_norm_eps, qk_norm_offset;
     enum pos_kind pos;
     int pos_offset;                         /* opt: 2 */
-    float alibi_max_bias, alibi_scale;      /* 8; factor on the slopes (falcon: 1/sqrt(head_dim)) */
+    /* alibi_max_bias: 8 if the model has no other; alibi_scale: factor on the slopes (falcon:
+     * 1/sqrt(head_dim)) */
+    float alibi_max_bias, alibi_scale;
     int n_ropes; struct rope ropes[MAX_ROPES];      /* gemma3: global and local */
     int act;                                /* enum act_kind of kernels.h by value: see arch.h */
     /* [n_layers][N_XIELU] from the configuration of a GGUF; NULL: they are weights; owned */
