@@ -7,7 +7,7 @@
 
 #include "libcommon/base/json.h"
 
-/* The assembler includes the file as it is. */
+/* Let the assembler include the bytes of the registry's file in the program. */
 __asm__(".section .rodata\n"
         ".global zse_registry_begin\n.global zse_registry_end\n"
         "zse_registry_begin:\n.incbin \"libcommon/plan/models.json\"\nzse_registry_end:\n"
