@@ -5,8 +5,9 @@
 
 #include "libcommon/base/json.h"
 
-/* A text of nothing but open brackets would be read again for each of them: the scan ends when the
- * bytes read without finding a value exceed SCAN_WORK times the text's size plus SCAN_FREE. */
+/* A text of nothing but open brackets would be read again from each bracket.  So the scan ends when
+ * the bytes that were read without finding a value exceed SCAN_WORK times the text's size plus
+ * SCAN_FREE. */
 enum { MAX_NAME = 128, SCAN_WORK = 8, SCAN_FREE = 65536 };
 
 /* ---- the end of a JSON value ---- */
