@@ -4,7 +4,7 @@
  * MODEL is a .zse, a GGUF file or a Hugging Face folder, which are told apart by their content, or
  * else the name of a model on the hub (cmd/hub_cli.h), which is fetched once.  GGUF files and
  * folders are converted once, by one process while others wait, into $XDG_CACHE_HOME/zse (or
- * ~/.cache/zse). The key of a conversion is made of samples of the content, the time of its last
+ * ~/.cache/zse).  The key of a conversion is made of samples of the content, the time of its last
  * change, and the type.  Without MODEL $ZSE_MODEL is used, or else the default
  * (home_model_named). */
 #ifndef ZSE_CMD_OPEN_MODEL_H

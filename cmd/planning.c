@@ -132,7 +132,7 @@ static double weight_bytes(enum qtype type)
 }
 
 /* Bytes per weight as zse-convert writes them: *linear for linear layers, *ends for embedding
- * and head. These get 6 bits with nl4 and ternary types, and 8 bits with other types that have
+ * and head.  These get 6 bits with nl4 and ternary types, and 8 bits with other types that have
  * fewer. */
 static void rough_bytes(enum qtype type, double *linear, double *ends)
 {

@@ -61,7 +61,7 @@ uint64_t planned_bytes(const struct planned *p, const struct plan_weights *w, in
 /* Measure how fast the kernels multiply the types of w (w NULL: those that zse-convert writes
  * for planned_type()), with matrices of the size of the shape's MLP (NULL: 8192 x 2048) and the
  * number of weights in w, so that those of a small model stay in caches; and measure the other
- * parts of a step. *r is zeroed by the caller, or has the results of an earlier call for the
+ * parts of a step.  *r is zeroed by the caller, or has the results of an earlier call for the
  * same shape: then only the types are measured again.  Takes some tenths of a second for each
  * type. */
 int planned_rates(struct plan_rates *r, const struct plan_weights *w, const struct plan_shape *s, int n_threads,

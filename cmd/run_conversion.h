@@ -10,10 +10,10 @@
 /* Set open, progress and note of *o, and run the conversion; notes begin with the name prog.
  * stream: from hub_stream_open(), with *found the source's folder; it is closed here.  If the
  * stream falls back to an older commit in the cache, *found and o->source become that commit's
- * folder.  stream NULL: o->source is complete, and found is not used. SIGINT and SIGTERM end the
- * conversion with ERR_CANCELLED, after which the caller calls cli_die_of_interrupt(); otherwise
- * their handlers are restored.  r may be NULL; else it is valid (and to be released) in any case.
- * */
+ * folder.  stream NULL: o->source is complete, and found is not used.
+ * SIGINT and SIGTERM end the conversion with ERR_CANCELLED, after which the caller calls
+ * cli_die_of_interrupt(); otherwise their handlers are restored.  r may be NULL; if not, it must be
+ * released in any case. */
 int run_conversion(const char *prog, struct convert_options *o, struct hub_stream *stream, char **found,
                    struct convert_report *r, struct err *e);
 

@@ -12,7 +12,7 @@
 /* Install the handler; prog, for messages, must stay valid.  A second call does nothing. */
 void sigbus_start(const char *prog);
 /* Guard a mapped file.  m must not move until sigbus_unguard(), which waits for handlers that
- * use it. Without memory a note is printed, and m is treated like any other file. */
+ * use it.  Without memory a note is printed, and m is treated like any other file. */
 void sigbus_guard(struct map *m);
 void sigbus_unguard(struct map *m);
 

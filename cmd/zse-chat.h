@@ -194,7 +194,7 @@ void chat_history_sync(struct chat_history *c, const json_t *messages, const cha
 void chat_history_new(struct chat_history *c);          /* the next message begins another conversation */
 int chat_history_title(struct chat_history *c, const char *title, struct err *e);
 /* Continue a recorded conversation: return its system message and the messages of the active
- * branch. *title is malloc'd.  NULL with *e. */
+ * branch.  *title is malloc'd.  NULL with *e. */
 json_t *chat_history_reopen(struct chat_history *c, const char *id, char **title, struct err *e);
 void chat_history_close(struct chat_history *c);
 /* Print conversations, or those that a search finds (query NULL: all).  Returns the exit code. */
@@ -228,7 +228,7 @@ int chat_add_text(json_t *parts, const char *text, size_t size);
 int chat_expand(json_t *out, json_t *message);
 
 /* Run a conversation with a model or a server (m or r is NULL).  read_line NULL: answer only
- * o->text. Returns 0, or 1 after a failure; standard output stays open. */
+ * o->text.  Returns 0, or 1 after a failure; standard output stays open. */
 int chat_converse(const struct chat_options *o, const struct opened_model *m, struct remote *r, read_line_fn read_line,
               void *user);
 

@@ -32,7 +32,7 @@ json_t *info_describe(const struct info *i, int layer, unsigned lists);
 void info_print(const json_t *d, unsigned parts);
 
 /* Write one tensor as f32, in the order of its source and found by its name there, to the file
- * output. *shape: new reference, dimensions outermost first. */
+ * output.  *shape: new reference, dimensions outermost first. */
 int info_dump_tensor(const struct info *i, const char *name, const char *output, json_t **shape, struct err *e);
 /* Write every original file of the model to the folder dir, byte for byte.  *names: new
  * reference, a list of their names. */

@@ -249,7 +249,7 @@ static int alike(const struct linear *a, const struct linear *b)
            !a->bias == !b->bias;
 }
 
-/* Checks that the kernels of experts take those of this model. */
+/* Check that the kernels for experts support the experts of this model. */
 static int check_experts(const struct gpu_backend *b, struct err *e)
 {
     const struct moe *m = &b->m->config.moe;

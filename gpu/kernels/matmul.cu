@@ -2,8 +2,8 @@
  *
  * shapes   as matvec.cu, one matrix
  * tile     a block: 128 rows x 64 or 128 tokens, all k; 4 warps, each 32 rows and all tokens, so
- *          that every code is decoded once a block.  Weights come from
- *          global memory into registers, one step (32 k) ahead; activations through shared memory
+ *          that every code is decoded once a block.  Weights are loaded from global memory into
+ *          registers, one step (32 k) ahead; activations are copied through shared memory
  *          (prim/many_tokens.cuh)
  * moves    weights once per 64 or 128 tokens, activations once per 128 rows (both mostly from L2)
  * limit    mma.sync: two thirds of the wgmma peak on Hopper (413 cycles a step there, calculated).

@@ -58,7 +58,7 @@ DEVICE float row_scale(const uint8_t *tile, int row) { return float_of(load4(til
 
 /* ---- few tokens ---- */
 
-/* TOKENS8: tokens / 8; N: matrices multiplied side by side (gate and up) */
+/* TOKENS8: tokens / 8; N: number of matrices multiplied at the same time (2: gate and up) */
 template <int TOKENS8, int N> __global__ __launch_bounds__(FEW_WARPS * 32,
                                                            TOKENS8 * N < 4 ? 2 : 1) void few_kernel(gpu_linear l)
 {

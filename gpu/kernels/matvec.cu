@@ -18,7 +18,7 @@
 
 enum { WARPS = 16 };
 
-/* TOKENS8: tokens / 8; N: matrices multiplied side by side (gate and up) */
+/* TOKENS8: tokens / 8; N: number of matrices multiplied at the same time (2: gate and up) */
 template <int TYPE, int TOKENS8, int N> __global__ __launch_bounds__(WARPS * 32) void matvec_kernel(gpu_linear l)
 {
     typedef format<TYPE> f;

@@ -1,5 +1,5 @@
-/* few_tokens.cuh - products of a tile of 32 rows with up to 16 tokens by the warps of a block,
- * which take chunks of k in turn; their partial sums meet in shared memory. */
+/* few_tokens.cuh - multiply a tile of 32 rows by up to 16 tokens.  The warps of a block take
+ * chunks of k in turn, and store their partial sums in shared memory. */
 #ifndef ZSE_GPU_PRIM_FEW_TOKENS_CUH
 #define ZSE_GPU_PRIM_FEW_TOKENS_CUH
 

@@ -80,7 +80,7 @@ template <int N> DEVICE void more_registers() { EITHER(asm volatile("setmaxnreg.
 template <int N> DEVICE void less_registers() { EITHER(asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N)),
                                                        (void)0); }
 
-/* ---- products of a warpgroup: 4 warps, the first a multiple of 4 ---- */
+/* ---- products of a warpgroup, which is 4 warps, numbered from a multiple of 4 on ---- */
 
 /* Descriptor of a matrix B in the layout of tensor_load, k along the rows: groups of eight rows
  * 1024 bytes apart, swizzled by 128 bytes; the leading offset is unused.  Adding 2 advances k by

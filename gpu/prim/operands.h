@@ -65,9 +65,9 @@ struct gpu_linear {
 };
 enum { GPU_SPLIT_STEPS = 8 };
 
-/* One matrix of each expert of a layer; they are equal in type and shape.  w is that of expert 0,
- * and those of the others follow at multiples of `stride` bytes.  bias: that of expert 0, the
- * others at multiples of bias_stride floats; NULL: none. */
+/* One matrix of each expert of a layer; all have the same type and shape.  w is the matrix of
+ * expert 0, and the matrices of other experts follow at distances of `stride` bytes.  bias: the
+ * bias of expert 0, with the others at distances of bias_stride floats; NULL: none. */
 struct gpu_expert_mat { struct gpu_mat w; uint64_t stride; const float *bias; int bias_stride; };
 
 /* The experts that n tokens have chosen.  A pair is a token and one of its top_k experts: pair p is

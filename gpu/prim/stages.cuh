@@ -1,6 +1,6 @@
-/* stages.cuh - activations of many tokens on their way through shared memory: three stages of
- * two steps of 64 bytes a token, by cp.async, as [step][TOKENS][64 bytes], their 16-byte pieces
- * swizzled so that an 8 x 8 matrix of ldmatrix lies in 32 different banks. */
+/* stages.cuh - copy activations of many tokens to shared memory with cp.async.  There are three
+ * stages; each has two steps of 64 bytes per token, as [step][TOKENS][64 bytes].  16-byte pieces
+ * are swizzled, so that an 8 x 8 matrix of ldmatrix is in 32 different banks. */
 #ifndef ZSE_GPU_PRIM_STAGES_CUH
 #define ZSE_GPU_PRIM_STAGES_CUH
 

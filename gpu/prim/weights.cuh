@@ -1,11 +1,12 @@
 /* weights.cuh - decode the bytes of a tile to mma fragments, for every number format.
  *
- * A warp takes 32 rows x 32 k at a time (a step).  Lane 4g + t has rows 4g..4g+3 and k 8t..8t+7 of
- * it: its 16-byte loads are, for 4-bit codes, one line of the four (quant/tile.h) at the quad of
- * its rows; for 8 bits two lines, for 16 bits four; the extra planes of 5 and 6 bits are read by
- * several lanes at once.  A row's 8 values leave as four pairs of f16, (0,4) (1,5) (2,6) (3,7): as
- * prim.cuh orders activations, so that two mma take them as they are, rows 4g and 4g+1 as the rows
- * g and g+8 of one pair of mma, 4g+2 and 4g+3 of another.
+ * A warp takes 32 rows x 32 k at a time (a step), of which lane 4g + t has rows 4g..4g+3 and k
+ * 8t..8t+7.  It loads 16 bytes, the quad of its rows, from one of the step's four lines of 4-bit
+ * codes (quant/tile.h), from two lines of 8 bits, or four of 16 bits; several lanes load the same
+ * bytes of the extra planes of 5 and 6 bits.  The 8 values of a row are decoded to four pairs of
+ * f16, (0,4) (1,5) (2,6) (3,7), which is the order of activations (prim.cuh), so that they are
+ * operands of two mma.  Rows 4g and 4g+1 are the rows g and g+8 of one pair of mma, 4g+2 and 4g+3
+ * those of another.
  *
  * The values are multiplied by their group's scale (in f16, with one rounding of 2^-12); the row's
  * scale is applied to the finished sums.  Codebooks are read from shared memory: 256 pairs of

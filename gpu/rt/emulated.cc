@@ -256,7 +256,7 @@ static void check_shared(size_t at, size_t n, bool write)
 
 /* Atomics do not conflict with each other, but they do with other accesses to the same bytes
  * without a barrier in between. */
-enum { ATOMIC = 0x7fe0 };               /* stands for the writer; no thread of a warp has this number */
+enum { ATOMIC = 0x7fe0 };               /* the `writer` of atomics: not the number of any thread */
 
 static void check_atomic(const void *address, size_t n)
 {

@@ -526,7 +526,7 @@ static int run_experts(struct conversion *cv, struct calibration *c, int index, 
     return rc;
 }
 
-/* Allocate the input of experts that differs from the input of the MLP beside them. */
+/* Allocate memory for the input of experts, if it differs from that of the MLP beside them. */
 static int hold_apart(const struct conversion *cv, struct calibration *c, struct err *e)
 {
     const int hidden = cv->config.hidden_size;

@@ -4,13 +4,13 @@
  * Let X~ be the inputs that the layer will have, after the quantized layers before it, and X the
  * inputs in the float model, with tokens in rows:
  *     H = X~'X~ + damping       C = (X - X~)'X~
- *   1. W += 0.5 W C inv(H): go half way to the weights whose outputs on X~ are nearest to the
+ *   1.  W += 0.5 W C inv(H): go half way to the weights whose outputs on X~ are nearest to the
  *      outputs of W on X (going all the way overfits).
- *   2. Search the scales of every group for the least error weighted by diag H (quantize_scales).
+ *   2.  Search the scales of every group for the least error weighted by diag H (quantize_scales).
  *      They are not changed later.
- *   3. In order of falling diag H, round a column, and spread its error over the columns that are
+ *   3.  In order of falling diag H, round a column, and spread its error over the columns that are
  *      still to be rounded (GPTQ, arXiv:2210.17323, with its "act order").
- *   4. Sweeps of coordinate descent: R = (W - Q) H; code_j <- nearest(Q_j + R_j / H_jj).
+ *   4.  Sweeps of coordinate descent: R = (W - Q) H; code_j <- nearest(Q_j + R_j / H_jj).
  * Tiles of 32 rows are independent. */
 #ifndef ZSE_CONVERT_GPTQ_H
 #define ZSE_CONVERT_GPTQ_H
@@ -46,7 +46,7 @@ struct gptq {
 
 /* Initialize g from h (the lower triangle of X~'X~, at any scale) and c (NULL: no correction);
  * linv is a buffer.  All three are N x N, allocated by spill.h, and owned by g from now on, even
- * on failure. Damping starts at 1 % and is raised tenfold while the factorization fails (see
+ * on failure.  Damping starts at 1 % and is raised tenfold while the factorization fails (see
  * g->damping); beyond 1000 % gptq_init() fails. */
 int gptq_init(struct gptq *g, const struct linalg_ops *o, struct pool *p, int n, float *h, float *linv, float *c,
               struct err *e);

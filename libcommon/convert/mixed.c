@@ -39,7 +39,7 @@ struct type_choice {
 
 struct measure { struct conversion *cv; struct type_choice *choices; };
 
-/* The weight of a tensor's error. An expert's error affects only the tokens routed to it. */
+/* The weight of a tensor's error.  An expert's error affects only the tokens routed to it. */
 static double sensitivity(const struct config *c, const struct weight_spec *s)
 {
     static const double by_role[N_ROLES] = { [ROLE_Q] = 1, [ROLE_K] = 7, [ROLE_V] = 10, [ROLE_O] = 2, [ROLE_GATE] = 3,

@@ -198,7 +198,7 @@ static int set_copy(struct recipe *p, enum qtype type, int group_size, struct er
 }
 
 /* Whether the source's codes can be copied if `type` with groups of group_size (0: any) is
- * requested. *copy, *copy_group: the type and the group size of the copy. */
+ * requested.  *copy, *copy_group: the type and the group size of the copy. */
 static int copies_as(const struct recipe *p, enum qtype type, int group_size, enum qtype *copy, int *copy_group)
 {
     const struct source_tensor *t = p->source;

@@ -15,7 +15,7 @@
 json_t *template_collect(const struct source *s, char **bos, char **eos, struct err *e);
 
 /* Read the template of this name (NULL: the default one) from the .zse, GGUF file or folder at
- * path. If the model has no templates, *text is NULL and the result 0; an unknown name is an
+ * path.  If the model has no templates, *text is NULL and the result 0; an unknown name is an
  * error.  *bos and *eos are NULL if the model does not name these tokens.  The caller frees all
  * three. */
 int template_from_path(const char *path, const char *name, char **text, char **bos, char **eos, struct err *e);

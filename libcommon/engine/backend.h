@@ -24,7 +24,7 @@ struct batch_item {
     int follows;
     /* absolute position of tokens[0]; keys and values of [0, pos) are cached already */
     int pos;
-    const int32_t *table;                   /* KV block numbers: position p lies in block table[p / KV_BLOCK] */
+    const int32_t *table;                   /* KV block numbers: position p is in block table[p / KV_BLOCK] */
     /* With n_window_blocks: the table of layers with a window, or of the tail.  Only the entries of
      * the sinks' blocks and of blocks that these tokens attend to are valid. */
     const int32_t *window_table;
@@ -134,7 +134,7 @@ struct backend {
     /* Number of tokens in a step if the caller does not choose one.  max_len: tokens of all
      * contexts together; kernels: as in backend_options.  NULL: BACKEND_STEP_TOKENS. */
     int (*step_tokens)(const struct config *c, int n_threads, int64_t max_len, const char *kernels);
-    /* model is borrowed until close. All memory is taken here; forward allocates nothing. */
+    /* model is borrowed until close.  All memory is taken here; forward allocates nothing. */
     void *(*open)(const struct model *m, const struct backend_options *o, struct err *e);
     /* Run the batch and wait for it.  logits: output, [sum of n_logits][vocab_size] f32 in order of
      * items. */

@@ -10,7 +10,7 @@
  * by threads of the engine, at the same time as calls for other states.
  *
  * Each token of the answer goes through accept exactly once, in order, except the token that ends
- * it. Tokens of the prompt do not. */
+ * it.  Tokens of the prompt do not. */
 #ifndef ZSE_ENGINE_CONSTRAINT_H
 #define ZSE_ENGINE_CONSTRAINT_H
 

@@ -108,7 +108,7 @@ int engine_backend_options(const struct model *m, const struct engine_options *o
 struct engine;
 /* engine_no_drafts() of an open engine.  Any thread may call it. */
 const char *engine_drafts(const struct engine *g);
-/* Whether requests that do not say so have drafts.  Any thread may call it. */
+/* Whether requests with DRAFT_DEFAULT have drafts.  Any thread may call it. */
 int engine_has_drafter(const struct engine *g);
 /* Whether the engine has a draft model or draft layers.  Any thread may call it. */
 int engine_has_draft_model(const struct engine *g);

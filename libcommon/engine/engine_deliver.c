@@ -287,7 +287,7 @@ static void deliver_logits(struct engine *g, struct request *r, float *logits, i
 }
 
 /* Add the states h [n][hidden_size] of a step to r->pooled; end: the position after the last of
- * them. They are added one by one, so that the sum does not depend on chunks. */
+ * them.  They are added one by one, so that the sum does not depend on chunks. */
 static void pool_states(const struct engine *g, struct request *r, const float *h, int n, int end)
 {
     const int hidden = g->m->config.hidden_size, first = end == n;

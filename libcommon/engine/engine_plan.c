@@ -309,7 +309,7 @@ static int window_fits(const struct engine *g, const struct request *r)
 }
 
 /* Give r a place and blocks for all of its tokens and one more token, and return 1; 0: r has to
- * wait. Requests are preempted only if r fits then.  Blocks are copied only at the end, because
+ * wait.  Requests are preempted only if r fits then.  Blocks are copied only at the end, because
  * r may have to wait for long. */
 static int make_fit(struct engine *g, struct request *r)
 {

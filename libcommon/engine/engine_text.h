@@ -24,7 +24,7 @@ struct answer_text {
 int answer_text_init(struct answer_text *a, const struct tokenizer *t, int keep_special, const char *const *stop,
                      int n_stop, struct err *e);
 /* Append id (-1: no token) and return the text that became final; with `last` all text that is
- * left. *text is borrowed until the next call.  *stopped: number (from 1) of the stop string
+ * left.  *text is borrowed until the next call.  *stopped: number (from 1) of the stop string
  * that was completed (the text ends before it), or 0.  Allocates only for a token longer than
  * any before. */
 int answer_text_push(struct answer_text *a, int32_t id, int last, const char **text, size_t *size, int *stopped,

@@ -5,13 +5,13 @@
  *   engine_queue.c      heaps of requests
  *   engine_plan.c       requests that run, and the tokens of each in a step
  *   engine_tenant.c     fairness between tenants
- *   engine_lookahead.c  steps launched before the one before has ended
- *   engine_embed.c      from pooled states to vectors and scores
+ *   engine_lookahead.c  steps launched before the previous step has ended
+ *   engine_embed.c      vectors and scores from pooled states
  *   engine_disk.c       prefixes in a folder
- *   engine_draft.c      speculation: drafts in a step, and what is kept of them
+ *   engine_draft.c      speculation: drafts in a step, and the tokens kept of them
  *   engine_draft_model.c    drafts of a second model
  *   engine_predictor.c  drafts of a layer that predicts further tokens
- *   engine_deliver.c    from the rows of a step to tokens, text and callbacks
+ *   engine_deliver.c    tokens, text and callbacks from the rows of a step
  *   engine_masks.c      the work of constraints */
 #ifndef ZSE_ENGINE_INTERNAL_H
 #define ZSE_ENGINE_INTERNAL_H
@@ -28,7 +28,8 @@ enum request_state { PENDING, WAITING, RUNNING };
 enum which { BY_TURN, BY_DEADLINE };
 
 enum {
-    /* most rows of logits of a step beside those of next tokens: for prompts and drafts */
+    /* most rows of logits of a step for prompts and drafts, in addition to one row for each
+     * request */
     PROMPT_ROWS = 32,
     DRAFT_ROWS = 16,                    /* most of the PROMPT_ROWS that drafts may take */
     MOST_DRAFTING = 8,                  /* no drafts if more requests than this decode */
@@ -57,7 +58,7 @@ struct tenant_queue {
 };
 
 /* Pending work of a request's constraint, done by the engine's thread or another one
- * (engine_masks.c). While the state is QUEUED or RUNNING, this struct, the constraint, allowed and
+ * (engine_masks.c).  While the state is QUEUED or RUNNING, this struct, the constraint, allowed and
  * forced belong to the threads. */
 enum work_state { WORK_NONE, WORK_QUEUED, WORK_RUNNING, WORK_DONE };
 struct constraint_work {

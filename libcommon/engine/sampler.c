@@ -1,10 +1,10 @@
 /* sampler.c - choose a token from logits.  The steps, all on the same copy of the logits:
- *   1. Tokens that the constraint forbids get -inf; the logit bias is added.
- *   2. Penalties: repetition (Keskar et al. 2019, section 4.1: a positive logit is divided, a
+ *   1.  Tokens that the constraint forbids get -inf; the logit bias is added.
+ *   2.  Penalties: repetition (Keskar et al. 2019, section 4.1: a positive logit is divided, a
  *      negative one multiplied), then presence and frequency (subtracted, as in OpenAI's API),
  *      then DRY (dry.h).
  *   3. top_n_sigma (arXiv:2411.07641) cuts the logits.
- *   4. With temperature 0, top_p 0 or top_k 1 the largest logit is the choice, ties to the lower
+ *   4.  With temperature 0, top_p 0 or top_k 1 the largest logit is the choice, ties to the lower
  *      id.  Otherwise the logits are divided by the temperature.
  *   5. top_k, typical_p (arXiv:2202.00666), top_p (arXiv:1904.09751) and min_p (arXiv:2407.01082)
  *      cut the distribution, each renormalising the tokens that the filter before it kept; top_p
@@ -12,7 +12,7 @@
  *   6. XTC (exclude top choices, as in llama.cpp and koboldcpp) is applied with a probability, for
  *      which one random number is drawn: of the tokens with a probability of at least xtc_threshold
  *      only the least likely is kept.
- *   7. One random number draws from the rest.
+ *   7.  One random number draws from the rest.
  * The order is that of llama.cpp, except that llama.cpp applies the temperature last.
  *
  * Nothing is sorted: top_k keeps a heap of k, and the sums are found by selection, which is linear
@@ -535,7 +535,7 @@ int logprobs_of(const struct sampler_scratch *c, const float *logits, int vocab_
 }
 
 /* Set logits that are not allowed to -inf, and in the same pass find the largest as find_max()
- * does. For a word without bits all 32 logits are filled; otherwise each is selected without a
+ * does.  For a word without bits all 32 logits are filled; otherwise each is selected without a
  * branch, which compilers vectorize. */
 static int forbid(float *logits, int n, const struct allowed *a, int32_t *best, struct err *e)
 {

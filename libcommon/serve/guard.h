@@ -69,7 +69,7 @@ int guard_may_load(const struct access_record *record);
  * or without a key on a server that other machines cannot reach. */
 int guard_administers(const struct server *s, const struct conn *c);
 /* Reserve at least `least` and at most `most` tokens (prompts and all answers) from the key's
- * limits. *granted: the number reserved, `most` if there is no limit.  -1 with *pr: 429, or 400
+ * limits.  *granted: the number reserved, `most` if there is no limit.  -1 with *pr: 429, or 400
  * if the limits can never allow `least`.  c: the connection whose response gets X-RateLimit
  * headers; NULL: none. */
 int guard_reserve(struct server *s, struct conn *c, struct access_record *record, int64_t least, int64_t most,

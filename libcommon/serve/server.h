@@ -1,14 +1,14 @@
 /* server.h - zse-serve as a library: models behind the APIs of OpenAI and Anthropic, over HTTP.
  *
- * The modules, in the order in which a request meets them:
+ * The modules, in the order in which a request passes through them:
  *
  *   http/loop, http/conn*    sockets, TLS, time limits, bytes in and out
  *   http/places              the number of connections, and which one is evicted
- *   http/http, websocket     bytes to requests and messages
- *   routes                   method and path to a handler; host and origin
+ *   http/http, websocket     parse requests and messages
+ *   routes                   find the handler by method and path; check host and origin
  *   guard, admit             keys, limits of rate and tokens, the audit log
  *   access_record            the request's line in that log
- *   fields, reply            bodies to parameters; answers
+ *   fields, reply            parse bodies to parameters; write answers
  *   api/                     endpoints that generate (api/calls.h), and text and tokens
  *   tools/                   tools that the server runs, and their endpoints
  *   chats/                   chat history (libcommon/history)

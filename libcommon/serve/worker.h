@@ -29,7 +29,7 @@ struct worker_job {
     struct worker_job *next_lost, *next_cancel_done;
 };
 
-/* A token, or the end, of a job.  Texts, logprobs and embeddings lie in the batch. */
+/* An event of a job: a token, or its end.  Texts, logprobs and embeddings are in events.bytes. */
 struct event {
     struct worker_job *job;
     int32_t id;                         /* token; -1: none */

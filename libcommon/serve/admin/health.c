@@ -4,7 +4,7 @@
 #include "libcommon/serve/admin/statistics.h"
 #include "libcommon/serve/internal.h"
 
-/* Answer {"status": status} with 503 and Retry-After. reason NULL: none. */
+/* Answer {"status": status} with 503 and Retry-After.  reason NULL: none. */
 static void reply_unhealthy(struct server *s, struct conn *c, const char *status, const char *reason, int wait_s)
 {
     char wait[16];
