@@ -204,6 +204,8 @@ const struct route routes[] = {
       "The Model Context Protocol, streamable HTTP: tools, models and documents as resources, prompts", JSON },
     { "GET", "/ws/chat", ROUTE_WEBSOCKET, ACCESS_CHAT, handle_ws_chat, BODY_WS_CHAT,
       "WebSocket: conversations in, {type: token | done | error} out", JSON },
+    { "GET", "/ws/completions", ROUTE_WEBSOCKET, ACCESS_CHAT, handle_ws_completions, BODY_CHAT,
+      "WebSocket: bodies of /v1/chat/completions in, the events of its stream out", JSON },
     { "GET", "/ws/stats", ROUTE_WEBSOCKET, ACCESS_READ, handle_ws_stats, 0, "WebSocket: stats and analytics every 2 s",
       JSON },
 };

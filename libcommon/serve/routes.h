@@ -95,6 +95,7 @@ void handle_batching_disable(struct server *s, struct conn *c, const char *rest)
 void handle_metrics(struct server *s, struct conn *c, const char *rest);
 void handle_openapi(struct server *s, struct conn *c, const char *rest);
 void handle_ws_chat(struct server *s, struct conn *c, const char *rest);
+void handle_ws_completions(struct server *s, struct conn *c, const char *rest);
 void handle_ws_stats(struct server *s, struct conn *c, const char *rest);
 void handle_keys(struct server *s, struct conn *c, const char *rest);
 void handle_key_create(struct server *s, struct conn *c, const char *rest);
@@ -149,7 +150,7 @@ json_t *model_stats_array(const struct server *s);
 json_t *analytics_object(struct server *s);
 void ws_chat_message(struct server *s, struct conn *c, const char *text, size_t size);
 void ws_stats_tick(struct server *s);
-enum { WS_TAG_CHAT = 1, WS_TAG_STATS = 2 };
+enum { WS_TAG_CHAT = 1, WS_TAG_STATS, WS_TAG_COMPLETIONS };
 void page_reply(struct server *s, struct conn *c);              /* the web interface */
 
 #endif

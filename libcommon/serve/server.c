@@ -130,7 +130,7 @@ static void on_refused(void *user, struct conn *c, int status, const char *why)
 
 static void on_message(void *user, struct conn *c, const char *text, size_t size)
 {
-    if (conn_tag(c) == WS_TAG_CHAT)
+    if (conn_tag(c) == WS_TAG_CHAT || conn_tag(c) == WS_TAG_COMPLETIONS)
         ws_chat_message(user, c, text, size);
 }
 

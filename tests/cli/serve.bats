@@ -40,7 +40,7 @@ QUESTION='{"temperature":0,"messages":[{"role":"user","content":"What is 2+2?"}]
   run python3 -B tests/serve/protocol.py "${URL##*:}"
   echo "$output"
   [ "$status" = 0 ]
-  [ "$(grep -c '^ok ' <<<"$output")" = 18 ]
+  [ "$(grep -c '^ok ' <<<"$output")" = 19 ]
 }
 
 @test "curl: an answer, a stream, an error, the page, figures" {

@@ -68,7 +68,7 @@ class Tab:
 
     def __init__(self, browser, server, width=1280, height=800, key=None, theme=None, **options):
         self.server = server
-        self.foreign, self.errors, self.sent = [], [], []
+        self.foreign, self.errors, self.sent, self.bodies = [], [], [], []
         self.context = browser.new_context(viewport={'width': width, 'height': height}, accept_downloads=True, **options)
         self.context.set_default_timeout(60000)
         self.context.add_init_script("window.violations = []; addEventListener('securitypolicyviolation', e => violations.push(e.violatedDirective + ' ' + e.blockedURI + ' ' + e.sample));")
@@ -80,6 +80,7 @@ class Tab:
         self.page.on('pageerror', lambda e: self.errors.append(str(e)))
         self.page.on('dialog', lambda d: (self.errors.append('dialog: ' + d.message), d.dismiss()))
         self.context.on('request', self.request)
+        self.page.on('websocket', lambda w: w.url.endswith('/ws/completions') and w.on('framesent', lambda text: self.bodies.append(json.loads(text))))
 
     def request(self, r):
         if r.url.startswith(('data:', 'blob:')):
@@ -134,12 +135,23 @@ def grammar(text):
 
 
 def events(*list_):
-    """A body of server-sent events; a text is a piece of the answer."""
+    """The messages of an answer; a text is a piece of it."""
     out = []
     for e in list_:
         e = {'choices': [{'index': 0, 'delta': {'content': e}, 'finish_reason': None}]} if isinstance(e, str) else e
-        out.append('data: ' + json.dumps({'id': 'x', 'object': 'chat.completion.chunk', 'model': 'tiny', **e}) + '\n\n')
-    return ''.join(out) + 'data: [DONE]\n\n'
+        out.append(json.dumps({'id': 'x', 'object': 'chat.completion.chunk', 'model': 'tiny', **e}))
+    return [*out, '[DONE]']
+
+
+def answering(page, make):
+    """Answer requests with the messages that make(body) returns; None: the server answers."""
+    def on_message(ws, text):
+        messages = make(json.loads(text))
+        if messages is None:
+            ws.connect_to_server().send(text)
+        for m in messages or []:
+            ws.send(m)
+    page.route_web_socket('**/ws/completions', lambda ws: ws.on_message(lambda text: on_message(ws, text)))
 
 
 FINISH = {'choices': [{'index': 0, 'delta': {}, 'finish_reason': 'stop'}]}
@@ -194,9 +206,10 @@ def conversation(browser, main):
 
 @check
 def without_history(browser, main):
-    "a server that keeps no history: the browser does, in the same places"
+    "a server that keeps no history: the browser does, in the same places; answers without a WebSocket"
     s = Server(*main.args, '--no-history')
     t = Tab(browser, s)
+    t.page.add_init_script('WebSocket = class { constructor() { setTimeout(() => this.onerror()); } };')
     p = t.open()
     p.locator('.convs-foot', has_text='Kept in this browser').wait_for()
     t.ask('What is the capital of France?')
@@ -208,6 +221,7 @@ def without_history(browser, main):
     p.locator('.conv-row mark').first.wait_for()
     expect(p.evaluate('JSON.parse(localStorage.getItem("zse.chats"))[0].message_count') == 3, 'not kept')
     expect(not any('/api/chat/' in r.url for r in t.sent), 'it asked the server')
+    expect([r.url for r in t.sent if r.url.endswith('/v1/chat/completions')], 'no stream over HTTP')
     t.end()
     s.stop()
 
@@ -258,7 +272,7 @@ def stop(browser, s):
     p.locator('.message.assistant .prose').wait_for()
     p.keyboard.press('Escape')
     p.locator('.message.assistant .figures').wait_for(state='attached')
-    body = json.loads([r for r in t.sent if r.url.endswith('/v1/chat/completions')][-1].post_data)
+    body = t.bodies[-1]
     expect(body['temperature'] == 1.5 and body['max_tokens'] == 4096 and body['messages'][0] == {'role': 'system', 'content': 'Be brief.'}, body)
     p.reload()
     p.locator('.message.assistant .prose').wait_for()
@@ -280,18 +294,17 @@ def elsewhere(browser, s):
     p = t.open()
     t.ask('Hello')
     held = []
-    p.route('**/v1/chat/completions', lambda r: held.append(r))
+    p.route_web_socket('**/ws/completions', lambda ws: ws.on_message(lambda _: held.append(ws)))
     p.fill('.composer textarea', 'Wait for it.')
-    with p.expect_request('**/v1/chat/completions'):
-        p.keyboard.press('Enter')
+    p.keyboard.press('Enter')
     p.locator('.cursor').wait_for()
     p.click('#new-chat')
     p.locator('.welcome').wait_for()
     p.locator('#pages a[aria-label="Dashboard"]').click()
     p.locator('.state.good').first.wait_for()
     with p.expect_response(lambda r: r.url.endswith('/messages') and r.request.method == 'POST'):
-        held[0].fulfill(content_type='text/event-stream', body=events('Here ', 'it is.', FINISH))
-    p.unroute('**/v1/chat/completions')
+        for m in events('Here ', 'it is.', FINISH):
+            held[0].send(m)
     p.locator('#pages a[aria-label="Chat"]').click()
     p.locator('.conv', has_text='Hello').first.click()
     p.locator('.message.assistant', has_text='Here it is.').locator('.figures').wait_for(state='attached')
@@ -373,16 +386,15 @@ def tools(browser, s):
         body['features'].update(tools=True)
         route.fulfill(json=body)
 
-    def complete(route):
-        bodies.append(json.loads(route.request.post_data))
+    def complete(body):
+        bodies.append(body)
         if len(bodies) == 1:
-            route.fulfill(content_type='text/event-stream', body=events({'choices': [{'index': 0, 'delta': {'reasoning_content': 'Let me compute.'}, 'finish_reason': None}]},
+            return events({'choices': [{'index': 0, 'delta': {'reasoning_content': 'Let me compute.'}, 'finish_reason': None}]},
                 {'choices': [{'index': 0, 'delta': {}}], 'tool_event': {'type': 'call', 'round': 1, 'id': 'call_1', 'name': 'calculator', 'arguments': '{"expression":"2+2"}'}},
                 {'choices': [{'index': 0, 'delta': {}}], 'tool_event': {'type': 'result', 'round': 1, 'id': 'call_1', 'name': 'calculator', 'content': HOSTILE, 'is_error': False, 'ms': 0.2}},
                 'Four. Now ', {'choices': [{'index': 0, 'delta': {'tool_calls': [{'index': 0, 'id': 'call_2', 'type': 'function', 'function': {'name': 'files__delete', 'arguments': '{"path":"/tmp/x"}'}}]}, 'finish_reason': None}]},
-                {'choices': [{'index': 0, 'delta': {}, 'finish_reason': 'tool_calls'}], 'tool_stop': {'reason': 'confirm', 'ids': ['call_2']}}))
-        else:
-            route.fulfill(content_type='text/event-stream', body=events('it is done.', FINISH, {'choices': [], 'usage': {'prompt_tokens': 50, 'completion_tokens': 4}}))
+                {'choices': [{'index': 0, 'delta': {}, 'finish_reason': 'tool_calls'}], 'tool_stop': {'reason': 'confirm', 'ids': ['call_2']}})
+        return events('it is done.', FINISH, {'choices': [], 'usage': {'prompt_tokens': 50, 'completion_tokens': 4}})
 
     def execute(route):
         runs.append(json.loads(route.request.post_data))
@@ -396,7 +408,7 @@ def tools(browser, s):
     p.route('**/api/whoami', whoami)
     p.route('**/api/tools', lambda r: r.fulfill(json=list_))
     p.route('**/api/tools/execute', execute)
-    p.route('**/v1/chat/completions', complete)
+    answering(p, complete)
     t.open()
     p.get_by_role('button', name='Tools').click()
     p.get_by_role('checkbox', name='calculator').check()
@@ -427,7 +439,7 @@ def markdown(browser, s):
     text = '# One\n\n- a\n  - b\n\n1. c\n\n| x | y |\n|--|:-:|\n| 1 | `2` |\n\n```js\nconst a = "b"; // c\n```\n\n> q\n\n$$\\frac{1}{2}$$ and $x^2$ **b** *i* ~~s~~ https://example.org/a_b_c.\n'
     t = Tab(browser, s)
     p = t.page
-    p.route('**/v1/chat/completions', lambda r: r.fulfill(content_type='text/event-stream', body=events(*re.findall('(?s).{1,7}', text), FINISH)))
+    answering(p, lambda _: events(*re.findall('(?s).{1,7}', text), FINISH))
     t.open()
     p.fill('.composer textarea', 'Show it')
     p.keyboard.press('Enter')
@@ -651,7 +663,7 @@ def files(browser, s):
     chooser.value.set_files([{'name': 'a.txt', 'mimeType': 'text/plain', 'buffer': b'The word is xyzzy.'}])
     p.locator('.composer .file', has_text='a.txt').wait_for()
     t.ask('What is the word?')
-    body = json.loads([r for r in t.sent if r.url.endswith('/v1/chat/completions')][-1].post_data)
+    body = t.bodies[-1]
     expect('The word is xyzzy.' in body['messages'][0]['content'] and body['messages'][0]['content'].endswith('What is the word?'), body)
     expect(p.locator('.message.user .bubble').inner_text() == 'What is the word?', 'the file is in the bubble')
     p.locator('.conv', has_text='What is the word?').wait_for()
@@ -695,7 +707,7 @@ def documents(browser, main):
     p.locator('dialog pre', has_text='plugh').wait_for()
     clean(p)
     p.locator('dialog').get_by_role('button', name='Close').click()
-    body = json.loads([r for r in t.sent if r.url.endswith('/v1/chat/completions')][-1].post_data)
+    body = t.bodies[-1]
     expect(len(body['rag']['document_ids']) == 1 and 'plugh' not in json.dumps(body['messages']), body)
     with p.expect_file_chooser() as chooser:                                    # the same under another name
         p.get_by_role('button', name='Attach files').click()
@@ -732,7 +744,7 @@ def phone(browser, s):
         p.fill('.composer textarea', 'What is the capital of France?')
         p.get_by_role('button', name='Send').click()
         p.locator('.message.assistant .figures').wait_for()
-        p.route('**/v1/chat/completions', lambda r: r.fulfill(content_type='text/event-stream', body=events(ANSWER, FINISH)))
+        answering(p, lambda _: events(ANSWER, FINISH))
         p.fill('.composer textarea', 'Show me a table and a program.')
         p.get_by_role('button', name='Send').click()
         p.locator('.message.assistant .figures').nth(1).wait_for()
@@ -845,8 +857,8 @@ def shots(browser, s, folder):
     t = Tab(browser, s, 1280, 860, key=s.token())
     p = t.page
     titles = ['What is the capital of France?', 'Name the days of the week.', 'Write a haiku.']
-    p.route('**/v1/chat/completions', lambda r: r.fulfill(content_type='text/event-stream', body=events(*re.findall('(?s).{1,40}', ANSWER), FINISH, {'choices': [], 'usage': {'prompt_tokens': 312, 'completion_tokens': 214}}))
-            if 'prefix cache' in r.request.post_data else r.continue_())
+    answering(p, lambda body: events(*re.findall('(?s).{1,40}', ANSWER), FINISH, {'choices': [], 'usage': {'prompt_tokens': 312, 'completion_tokens': 214}})
+              if 'prefix cache' in json.dumps(body) else None)
     for title in titles:
         t.open()
         p.locator('.composer').wait_for()

@@ -340,6 +340,30 @@ def websocket_tools():
 
 
 @check
+def websocket_completions():
+    w = WebSocket(b'/ws/completions')
+
+    def answer(**body):
+        w.send(json.dumps(body).encode())
+        messages = [w.receive()[1].decode()]
+        while messages[-1] != '[DONE]' and not messages[-1].startswith('{"type":"error"'):
+            messages.append(w.receive()[1].decode())
+        return messages
+
+    for _ in range(2):                  # the same objects as in the stream over HTTP
+        m = answer(**CHAT, stream_options={'include_usage': True})
+        events = [json.loads(x) for x in m[:-1]]
+        assert m[-1] == '[DONE]' and {e['object'] for e in events} == {'chat.completion.chunk'}, m
+        assert ''.join(e['choices'][0]['delta'].get('content', '') for e in events[:-1]) == '2 + 2 = 4', m
+        assert events[-2]['choices'][0]['finish_reason'] == 'stop' and events[-1]['usage']['completion_tokens'] == 8, m
+    m = answer(messages=[])
+    assert json.loads(m[-1])['error']['param'] == 'messages', m
+    m = answer(**{**CHAT, 'rag': {'collections': 'none'}})
+    assert json.loads(m[-1])['error']['code'] == 'no_such_collection', m
+    assert answer(**CHAT)[-1] == '[DONE]'
+
+
+@check
 def websocket_rules():
     for opcode, data, code in ((2, b'x', 1003), (3, b'', 1002), (0, b'x', 1002), (1, b'\xff', 1007)):
         w = WebSocket(b'/ws/chat')

@@ -64,15 +64,22 @@ void call_send_event(struct call *c)
         conn_break(c->conn);
         buf_release(&c->line);
     }
-    if (c->conn)
+    if (c->conn && c->form->on_socket)
+        conn_send_text(c->conn, c->line.data, c->line.size);
+    else if (c->conn)
         conn_write(c->conn, c->line.data, c->line.size);
     c->line.size = 0;
 }
+
+const char *call_event_begin(const struct call *c) { return c->form->on_socket ? "" : "data: "; }
+const char *call_event_end(const struct call *c) { return c->form->on_socket ? "" : "\n\n"; }
 
 void call_begin_stream(struct call *c) { call_begin_lines(c, "text/event-stream; charset=utf-8"); }
 
 void call_begin_lines(struct call *c, const char *type)
 {
+    if (c->form->on_socket)                     /* its status and headers were those of the handshake */
+        return;
     conn_add_header(c->conn, "Cache-Control", "no-cache");
     conn_add_header(c->conn, "X-Accel-Buffering", "no");        /* nginx would buffer the events */
     conn_begin(c->conn, 200, type);
@@ -102,8 +109,16 @@ void call_end_event(struct call *c, const char *finish)
     } else if (c->include_usage) {
         buf_str(&c->line, ",\"usage\":null");
     }
-    buf_str(&c->line, "}\n\n");
+    buf_printf(&c->line, "}%s", call_event_end(c));
     call_send_event(c);
+}
+
+static void end_stream(struct call *c)
+{
+    if (!c->form->on_socket)
+        conn_end(c->conn);
+    else if (c->s->draining)
+        conn_websocket_close(c->conn, 1001);
 }
 
 void call_end_stream(struct call *c)
@@ -112,11 +127,12 @@ void call_end_stream(struct call *c)
         buf_add(&c->line, c->head.data, c->head.size);
         buf_str(&c->line, "],\"usage\":");
         call_usage(c, &c->line);
-        buf_str(&c->line, "}\n\n");
+        buf_printf(&c->line, "}%s", call_event_end(c));
+        call_send_event(c);
     }
-    buf_str(&c->line, "data: [DONE]\n\n");
+    buf_printf(&c->line, "%s[DONE]%s", call_event_begin(c), call_event_end(c));
     call_send_event(c);
-    conn_end(c->conn);
+    end_stream(c);
 }
 
 void call_end_answer(struct call *c, struct buf *out)
@@ -135,7 +151,7 @@ void call_fail_answer(struct call *c, const struct problem *p)
 {
     if (!c->conn)
         return;
-    if (conn_status(c->conn) == 0) {
+    if (!c->form->on_socket && conn_status(c->conn) == 0) {
         const int loads = strcmp(p->code, LOADS_CODE) == 0;
         char wait[16];
         snprintf(wait, sizeof wait, "%d", loads ? LOAD_EVERY_S : 1);
@@ -145,9 +161,9 @@ void call_fail_answer(struct call *c, const struct problem *p)
         return;
     }
     record_error(call_record(c), p);
-    buf_str(&c->line, "data: ");                /* the status was sent when the stream began */
+    buf_str(&c->line, call_event_begin(c));     /* the status was sent when the stream began */
     problem_json(p, &c->line);
-    buf_str(&c->line, "\n\n");
+    buf_str(&c->line, call_event_end(c));
     call_send_event(c);
-    conn_end(c->conn);
+    end_stream(c);
 }

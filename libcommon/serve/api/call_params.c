@@ -257,6 +257,7 @@ int call_bind(struct call *c, struct problem *pr)
     if (fields_parse(c->json, c->form->body, &c->params, pr) != 0 ||
         (c->form->params && c->form->params(c, pr) != 0))
         return -1;
+    c->params.stream |= c->form->on_socket;
     const struct embedding *m = &c->lm->m.model->config.embedding;
     const body_set texts = BODY_TOKENIZE | BODY_DETOKENIZE | BODY_TEMPLATE | BODY_COUNT;
     if (m->pooling && !call_embeds(c) && !(c->form->body & texts))

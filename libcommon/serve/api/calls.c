@@ -602,7 +602,8 @@ void call_start(struct server *s, struct conn *conn, struct access_record *recor
     c->conn = conn;
     c->record = record;
     c->form = form;
-    c->route = form->body == BODY_WS_CHAT ? route_of(handle_ws_chat) : conn_route(conn);
+    c->route = form->body == BODY_WS_CHAT ? route_of(handle_ws_chat)
+             : form->on_socket ? route_of(handle_ws_completions) : conn_route(conn);
     c->created = (int64_t)time(NULL);
     c->start_ns = clock_ns();
     server_id(s, form->prefix, c->id);

@@ -64,6 +64,7 @@ struct call_form {
     /* Parse the fields that the table does not cover into c->params, in the loop.  NULL: none. */
     int (*params)(struct call *c, struct problem *pr);
     int latest;                         /* "NAME:latest" means NAME, unless a model has exactly that name */
+    int on_socket;                      /* each event of its stream is a message of a WebSocket */
     void (*begin)(struct call *c);      /* write the first bytes of a stream */
     /* A token of a choice, or its end.  NULL: the form needs no engine, because prepare made the
      * answer. */
@@ -82,6 +83,9 @@ struct call_form {
     void (*end)(struct call *c);        /* every choice has ended: write the answer, or end the stream */
     void (*fail)(struct call *c, const struct problem *p);      /* called instead of end */
 };
+
+/* POST /v1/chat/completions as a conversation over /ws/completions. */
+extern const struct call_form chat_socket_form;
 
 struct call {
     struct exchange exchange;           /* must be the first member: see exchange.h */
@@ -183,6 +187,9 @@ void call_totals(const struct call *c, struct token_counts *t);         /* sum o
 void call_speculation(const struct call *c, struct buf *out);
 const char *call_finish_name(enum finish f);                    /* "stop" or "length" */
 void call_send_event(struct call *c);                           /* send c->line and empty it */
+/* The text before and after the JSON of a server-sent event; "" for a message of a WebSocket. */
+const char *call_event_begin(const struct call *c);
+const char *call_event_end(const struct call *c);
 void call_fail_answer(struct call *c, const struct problem *p); /* the default for call_form.fail */
 void call_begin_stream(struct call *c);                         /* send status and headers of server-sent events */
 void call_begin_lines(struct call *c, const char *type);        /* call_begin_stream with another media type */

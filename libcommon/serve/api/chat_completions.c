@@ -43,14 +43,14 @@ static void logprob_entry(const struct call *c, const struct events *b, const st
 
 static void begin(struct call *c)
 {
-    buf_str(&c->head, "data: ");
+    buf_str(&c->head, call_event_begin(c));
     call_head(c, "chat.completion.chunk", &c->head);
     call_begin_stream(c);
     if (c->documents) {                         /* send an event without choices before the first token */
         buf_add(&c->line, c->head.data, c->head.size);
         buf_str(&c->line, "]");
         documents_json(c, &c->line);
-        buf_str(&c->line, "}\n\n");
+        buf_printf(&c->line, "}%s", call_event_end(c));
         call_send_event(c);
     }
 }
@@ -256,10 +256,10 @@ static int prepare(struct call *c, struct problem *pr)
            documents_insert(c, pr) == 0 && rounds_open(c, pr) == 0 ? conversation_prepare(c, pr) : -1;
 }
 
-static const struct call_form form = { .body = BODY_CHAT, .prefix = "chatcmpl-", .prepare = prepare, .begin = begin,
-                                       .event = on_event, .delta = delta, .tool_call = tool_call,
-                                       .tool_result = tool_result,
-                                       .end = end, .fail = call_fail_answer };
+#define FORM .body = BODY_CHAT, .prefix = "chatcmpl-", .prepare = prepare, .begin = begin, .event = on_event, \
+             .delta = delta, .tool_call = tool_call, .tool_result = tool_result, .end = end, .fail = call_fail_answer
+static const struct call_form form = { FORM };
+const struct call_form chat_socket_form = { FORM, .on_socket = 1 };
 
 void handle_chat(struct server *s, struct conn *c, const char *rest)
 {

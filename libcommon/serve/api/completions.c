@@ -66,7 +66,7 @@ static void logprobs_json(const struct call *c, const struct choice *ch, struct 
 
 static void begin(struct call *c)
 {
-    buf_str(&c->head, "data: ");
+    buf_str(&c->head, call_event_begin(c));
     call_head(c, "text_completion", &c->head);
     call_begin_stream(c);
 }

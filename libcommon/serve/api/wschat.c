@@ -1,4 +1,5 @@
-/* wschat.c - the WebSockets: /ws/chat, with one answer at a time on a connection, and /ws/stats. */
+/* wschat.c - the WebSockets: /ws/chat and /ws/completions, with one answer at a time on a
+ * connection, and /ws/stats. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,6 +26,14 @@ void handle_ws_chat(struct server *s, struct conn *c, const char *rest)
     (void)rest;
     if (upgrade(s, c) == 0)
         conn_set_tag(c, WS_TAG_CHAT);
+}
+
+/* The same with the objects of /v1/chat/completions, which have more: thoughts, citations. */
+void handle_ws_completions(struct server *s, struct conn *c, const char *rest)
+{
+    (void)rest;
+    if (upgrade(s, c) == 0)
+        conn_set_tag(c, WS_TAG_COMPLETIONS);
 }
 
 static void send_line(struct call *c)
@@ -145,9 +154,13 @@ static void end(struct call *c)
 static void say_error(struct conn *c, const struct problem *p)
 {
     struct buf out = { 0 };
-    buf_str(&out, "{\"type\":\"error\",\"message\":");
-    buf_json(&out, p->message, strlen(p->message));
-    buf_printf(&out, ",\"status\":%d}", p->status);
+    if (conn_tag(c) == WS_TAG_COMPLETIONS) {
+        problem_json(p, &out);
+    } else {
+        buf_str(&out, "{\"type\":\"error\",\"message\":");
+        buf_json(&out, p->message, strlen(p->message));
+        buf_printf(&out, ",\"status\":%d}", p->status);
+    }
     if (out.failed)
         conn_break(c);
     else
@@ -193,7 +206,7 @@ void ws_chat_message(struct server *s, struct conn *c, const char *text, size_t 
     }
     struct access_record *v = guard_message(s, c, &pr);
     if (v)
-        call_start(s, c, v, &form, text, size);
+        call_start(s, c, v, conn_tag(c) == WS_TAG_COMPLETIONS ? &chat_socket_form : &form, text, size);
     else
         say_error(c, &pr);
 }

@@ -182,6 +182,52 @@ export function socket(path) {
   return new WebSocket(url, key ? ['zse', 'zse-key.' + key] : ['zse']);
 }
 
+// Resolves to the socket when it is open, to null if it cannot be opened.
+const opened = ws => new Promise(resolve => {
+  ws.onopen = () => resolve(ws);
+  ws.onerror = ws.onclose = () => resolve(null);
+});
+
+const SOCKET_CHARACTERS = 1_000_000;            // longer bodies may exceed the limit of a message
+
+// The events of an answer, as messages of a WebSocket: a browser has six connections for streams of
+// HTTP/1.1, in all tabs together.  Where no socket opens (a proxy, a refused key), the events come
+// as a stream.
+export async function* answerEvents(body, signal) {
+  const text = JSON.stringify(body), url = '/v1/chat/completions';
+  const ws = text.length < SOCKET_CHARACTERS ? await opened(socket('/ws/completions')) : null;
+  if (!ws) {
+    yield* events(url, body, signal);
+    return;
+  }
+  const arrived = [];
+  let wake, ended = false;
+  const end = () => { ended = true; wake?.(); };
+  ws.onmessage = e => { arrived.push(e.data); wake?.(); };
+  ws.onerror = ws.onclose = end;
+  signal.addEventListener('abort', end);
+  try {
+    if (!signal.aborted) ws.send(text);
+    for (;;) {
+      if (signal.aborted) throw new DOMException('', 'AbortError');
+      if (!arrived.length) {
+        if (ended) throw new Problem(0, 'The server does not answer.');
+        await new Promise(resolve => { wake = resolve; });
+        continue;
+      }
+      const data = arrived.shift();
+      if (data === '[DONE]') return;
+      const e = JSON.parse(data);
+      if (e.error?.code === 'invalid_api_key') askForKey(e.error.message);
+      if (e.error) throw new Problem(0, e.error.message, e.error.code);
+      yield e;
+    }
+  } finally {
+    signal.removeEventListener('abort', end);
+    ws.close();
+  }
+}
+
 // ---- small helpers ----
 
 export const plural = (n, word) => `${n} ${word}${n === 1 ? '' : 's'}`;

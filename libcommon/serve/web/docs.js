@@ -31,7 +31,7 @@ function keysAndSockets() {
   return [section('keys', 'Keys',
     h('p', {}, 'A key goes in the header Authorization: Bearer KEY, or X-API-Key: KEY; never in the address. Its scopes are chat, embeddings, models (statistics) and admin. Answers under a limit carry X-RateLimit-Limit, X-RateLimit-Remaining and X-RateLimit-Reset; 429 has Retry-After.')),
     section('sockets', 'WebSockets',
-      h('p', {}, '/ws/chat takes the bodies of /v1/chat/completions and sends tokens; /ws/stats sends the state every two seconds. In a browser the key is a subprotocol:'),
+      h('p', {}, '/ws/chat takes the bodies of /v1/chat/completions and sends tokens; /ws/completions sends the events of its stream; /ws/stats sends the state every two seconds. In a browser the key is a subprotocol:'),
       codeBlock(`const ws = new WebSocket("${location.origin.replace('http', 'ws')}/ws/chat", ["zse", "zse-key." + key]);\nws.onopen = () => ws.send(JSON.stringify({messages: [{role: "user", content: "Hello!"}]}));\nws.onmessage = e => console.log(JSON.parse(e.data));   // {type: "token", content} ... {type: "done", ...}`, 'js'))];
 }
 

@@ -1,6 +1,6 @@
 // answer.js - an answer being generated: its requests, its parts, the calls that it waits for.
 
-import { api, events, who } from '../core.js';
+import { api, answerEvents, who } from '../core.js';
 import { textOf, promptOf } from './prompt.js';
 
 const STORED_RESULT = 20_000, STORED_THOUGHTS = 100_000;
@@ -70,7 +70,7 @@ export class Answer {
   async round() {
     const open = [], from = performance.now();
     let first = 0, last = 0, stop = null, used = null;
-    for await (const e of events('/v1/chat/completions', this.body(), this.abort.signal)) {
+    for await (const e of answerEvents(this.body(), this.abort.signal)) {
       if (e.error) throw new Error(e.error.message || 'The answer failed.');
       if (e.usage) used = e.usage;
       if (e.citations) this.message.metadata.citations = e.citations;
