@@ -9,6 +9,7 @@
 #include <utf8proc.h>
 
 #include "libcommon/base/utf8.h"
+#include "libcommon/rag/word_tokens.h"
 
 /* The boundary before a unit, weakest first: a chunk rather begins at a stronger one. */
 enum boundary { AT_WORD, AT_SENTENCE, AT_PARAGRAPH, AT_HEADING };
@@ -24,7 +25,7 @@ struct cutter {
     const char *text; size_t size;
     size_t tokens, overlap;
     int markdown;
-    const struct token_counter *counter;
+    struct word_tokens words;           /* counts tokens */
     struct unit *unit; int n_units, room;
     char level[6][HEADING_BYTES + 1];   /* the current headings of Markdown */
     int heading, page;                  /* heading and page at the current position; heading -1: none */
@@ -117,7 +118,8 @@ static int add_unit(struct cutter *k, size_t from, size_t to)
     if (from == to)
         return 0;
     const size_t sample = sample_size(k->text + from, to - from),
-                 all = token_count(k->counter, k->text + from, sample), points = utf8_count(k->text + from, sample);
+                 all = word_tokens_count(&k->words, k->text + from, sample),
+                 points = utf8_count(k->text + from, sample);
     if (all <= k->tokens && sample == to - from)
         return push_unit(k, from, to, all);
     /* code points of a piece: the text's own ratio, with room for a dense part of it */
@@ -125,10 +127,10 @@ static int add_unit(struct cutter *k, size_t from, size_t to)
     most = most > points ? points : most ? most : 1;
     while (from < to) {
         size_t end = piece_end(k->text, from, to, most);
-        size_t n = token_count(k->counter, k->text + from, end - from);
+        size_t n = word_tokens_count(&k->words, k->text + from, end - from);
         for (size_t less = most / 2; n > k->tokens && less; less /= 2) {
             end = piece_end(k->text, from, end, less);
-            n = token_count(k->counter, k->text + from, end - from);
+            n = word_tokens_count(&k->words, k->text + from, end - from);
         }
         if (push_unit(k, from, end, n))
             return -1;
@@ -140,6 +142,8 @@ static int add_unit(struct cutter *k, size_t from, size_t to)
 static int ends_sentence(const char *s, size_t at, size_t to, size_t *next)
 {
     static const char *const wide[] = { "\u3002", "\uff01", "\uff1f" };         /* 。！？ */
+    if ((s[at] >= 'a' && s[at] <= 'z') || s[at] == ' ')         /* most bytes */
+        return 0;
     for (int i = 0; i < 3; i++)
         if (to - at >= 3 && memcmp(s + at, wide[i], 3) == 0) {
             *next = at + 3;
@@ -213,24 +217,24 @@ static int markdown_heading(const char *s, size_t at, size_t end, size_t size, i
     return 1;
 }
 
-/* A heading of plain text: a short line in capitals, or one that begins with a number or "Section",
- * without the end of a sentence. */
+/* A heading of plain text: a short line after a blank one, in capitals, or with a number or
+ * "Section" at its beginning.  A line that goes on (NAME ,) is none, nor is a name (HTTP_PROXY). */
 static int plain_heading(const char *s, size_t at, size_t end, int after_blank)
 {
     int lower = 0, upper = 0, other = 0;
-    if (end - at < 2 || end - at > LINE_MAX_BYTES || is_blank(s[at]))
+    while (end > at && is_blank(s[end - 1]))
+        end--;
+    if (!after_blank || end - at < 2 || end - at > LINE_MAX_BYTES || is_blank(s[at]))
         return 0;
     for (size_t i = at; i < end; i++) {
         lower += islower((unsigned char)s[i]) != 0;
         upper += isupper((unsigned char)s[i]) != 0;
-        other += strchr("=<>{}$\\|", s[i]) != NULL;
+        other += strchr("=<>{}$\\|_", s[i]) != NULL;
     }
-    if (other)
+    if (other || strchr(",;:", s[end - 1]) || (s[end - 1] == '.' && is_blank(s[end - 2])))
         return 0;
     if (lower == 0 && upper >= 3)
         return 1;
-    if (!after_blank || strchr(",;:", s[end - 1]))
-        return 0;
     const int numbered = isdigit((unsigned char)s[at]) || strncmp(s + at, "Section ", 8) == 0 ||
                          strncmp(s + at, "Chapter ", 8) == 0 || strncmp(s + at, "Article ", 8) == 0;
     return numbered && end - at <= 60 && upper > 0;
@@ -379,16 +383,18 @@ size_t chunks_bytes(size_t size)
 {
     const size_t lists = size / SMALL_UNIT * 2 * 2 * (sizeof(struct unit) + sizeof(struct chunk));
     const size_t most = (size_t)MAX_HEADINGS * (LEVELS * (HEADING_BYTES + 4) + 48), headings = size * 64;
-    return lists + (headings < most ? headings : most) + 64 * 1024;
+    return lists + (headings < most ? headings : most) + WORD_TOKENS_SLOTS * sizeof(struct word_count) + 64 * 1024;
 }
 
 int chunks_cut(const char *text, size_t size, const struct chunk_options *o, struct chunk_list *list, struct err *e)
 {
     struct cutter k = { .text = text, .size = size, .tokens = o->tokens ? o->tokens : CHUNK_TOKENS,
                         .overlap = o->tokens ? o->overlap : CHUNK_OVERLAP, .markdown = o->markdown,
-                        .counter = &o->counter, .heading = -1, .page = 1, .before = AT_HEADING, .list = list, .e = e };
+                        .heading = -1, .page = 1, .before = AT_HEADING, .list = list, .e = e };
     *list = (struct chunk_list){ 0 };
+    word_tokens_init(&k.words, &o->counter);
     int rc = find_units(&k);
+    word_tokens_release(&k.words);
     list->pages = k.page;
     if (rc == 0)
         rc = make_chunks(&k);

@@ -72,11 +72,12 @@ char *words_spaced(const char *text, size_t size, int *n_words)
 
 /* ---- queries ---- */
 
-/* Articles, prepositions, pronouns, question words and auxiliaries: they do not tell the topic. */
+/* Articles, prepositions, pronouns, question words, auxiliaries and the verbs of wishes ("how do I
+ * make ...", "let me ..."): they do not tell the topic. */
 static const char function_words[] =
-    " a about all also am an and any are as at be because been but by can could did do does doing for from had has have how i if in into is it its"
-    " me might my no not of on or our over shall she should so some such than that the their them then there these they this those to too under was"
-    " we were what when where which while who whom whose why will with would you your"
+    " a able about all also am an and any are as at be because been but by can could did do does doing for from get gets give given gives had has have how i if in into is it its"
+    " let lets made make makes me might my need needs no not of on or our over put shall she should so some such take than that the their them then"
+    " there these they this those to too under want wants was we were what when where which while who whom whose why will with would you your"
     " der die das den dem des ein eine einen einem einer eines und oder aber ist sind war wird werden wie was wer wo wann warum welche welcher welches"
     " mit von zu zum zur auf im ich wir sie er es nicht auch"
     " le la les un une du et ou est sont que qui quoi quel quelle pour dans sur avec pas par au aux ce cette"

@@ -13,6 +13,7 @@
 #include "libcommon/rag/search.h"
 #include "libcommon/rag/rag_store.h"
 #include "libcommon/rag/vectors.h"
+#include "libcommon/rag/word_tokens.h"
 #include "libcommon/rag/words.h"
 
 /* ---- chunks ---- */
@@ -111,6 +112,12 @@ static void test_chunks_headings_and_pages(void **state)
     assert_int_equal(l.chunk[l.n - 1].page, 2);
     assert_int_equal(l.pages, 2);
     chunks_release(&l);
+    /* words in capitals that stand alone in a line without being headings */
+    static const char names[] = "OPTIONS \n\n--out\nFILE\nwrites to a file, and\n\nNAME ,\nelse\n\nHTTP_PROXY\n\nSIZE .\nThe limit.\n";
+    assert_int_equal(chunks_cut(names, sizeof names - 1, &o, &l, &e), 0);
+    for (int i = 0; i < l.n; i++)
+        assert_string_equal(l.chunk[i].heading, "OPTIONS");
+    chunks_release(&l);
 }
 
 /* FEATURES Q3: 2000 characters, chunks of at most 512, overlaps of at most 50. */
@@ -158,11 +165,50 @@ static void test_chunks_of_a_line(void **state)
     (void)state;
     assert_non_null(text);
     for (int i = 0; i < SIZE; i++)
-        text[i] = i % 2 ? ' ' : 'a';
+        text[i] = i % 100000 ? 'a' : ' ';
     text[SIZE] = '\0';
     assert_int_equal(chunks_cut(text, SIZE, &o, &l, &e), 0);
     assert_true(l.n > SIZE / 1024 && most <= 64 << 10);
     chunks_release(&l);
+    free(text);
+}
+
+/* A token for each four bytes of a word, and, as of some tokenizers, one for a blank before the
+ * text. */
+struct words_counter { int prefix, calls; };
+static size_t count_words(void *user, const char *text, size_t size)
+{
+    struct words_counter *c = user;
+    size_t n = 0, in_word = 0;
+    c->calls++;
+    for (size_t i = 0; i < size; i++) {
+        in_word = strchr(" \n", text[i]) ? 0 : in_word + 1;
+        n += in_word % 4 == 1;
+    }
+    return n + (size_t)c->prefix;
+}
+
+/* Words are tokenized once, and chunks are those of a tokenizer that reads all of the text. */
+static void test_word_tokens(void **state)
+{
+    enum { WORDS = 20000 };
+    char *text = malloc(WORDS * 16), *p = text;
+    struct words_counter plain = { 0, 0 }, prefixed = { 1, 0 };
+    const struct token_counter counters[] = { { count_words, &plain }, { count_words, &prefixed } };
+    struct word_tokens w;
+    (void)state;
+    assert_non_null(text);
+    for (int i = 0; i < WORDS; i++)
+        p += sprintf(p, "%s%s%d", i ? i % 11 ? " " : ".\n\n" : "", i % 3 ? "word" : "another", i * 7 % 300);
+    const size_t size = (size_t)(p - text), tokens = count_words(&plain, text, size);
+    for (int k = 0; k < 2; k++) {
+        struct words_counter *c = counters[k].user;
+        c->calls = 0;
+        word_tokens_init(&w, &counters[k]);
+        assert_int_equal(word_tokens_count(&w, text, size), tokens + (size_t)c->prefix);
+        word_tokens_release(&w);
+        assert_true(c->calls < WORDS / 10);
+    }
     free(text);
 }
 
@@ -680,7 +726,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_chunks_of_random_texts), cmocka_unit_test(test_chunks_never_cut_characters),
         cmocka_unit_test(test_chunks_headings_and_pages), cmocka_unit_test(test_chunks_overlap),
-        cmocka_unit_test(test_chunks_of_a_line),
+        cmocka_unit_test(test_chunks_of_a_line), cmocka_unit_test(test_word_tokens),
         cmocka_unit_test(test_queries), cmocka_unit_test(test_spaced), cmocka_unit_test(test_extract),
         cmocka_unit_test(test_office), cmocka_unit_test(test_pdf_bomb), IN_FOLDER(test_store),
         IN_FOLDER(test_store_filters), IN_FOLDER(test_store_quota), IN_FOLDER(test_store_damaged),
