@@ -17,7 +17,8 @@
  * scope holds the collection and the document as words ("c3 d17"), so that a query is limited to
  * them inside the index.  words_in: words of a collection's chunks, for the mean length.  Vectors
  * have numbers in the order in which they were added, so that a copy in memory reads the new ones
- * only; collections.removed says when it must start over. */
+ * only; collections.removed says when it must start over.  Those of a chunk follow each other:
+ * part 0 is the whole chunk. */
 static const char schema[] =
     "CREATE TABLE IF NOT EXISTS collections (id INTEGER PRIMARY KEY AUTOINCREMENT, owner TEXT NOT NULL, name TEXT NOT NULL,"
     " documents INTEGER NOT NULL DEFAULT 0, chunks INTEGER NOT NULL DEFAULT 0, bytes INTEGER NOT NULL DEFAULT 0,"
@@ -32,12 +33,12 @@ static const char schema[] =
     "CREATE VIRTUAL TABLE IF NOT EXISTS words USING fts5 (scope, heading, text, content='',"
     " tokenize='porter unicode61 remove_diacritics 2');"
     "CREATE TABLE IF NOT EXISTS models (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, size INTEGER NOT NULL);"
-    "DROP TABLE IF EXISTS vectors;"         /* left over from version 1, where it was empty */
+    "DROP TABLE IF EXISTS vectors;"         /* of an older version: they are computed anew */
     "CREATE TABLE vectors (model INTEGER NOT NULL, collection INTEGER NOT NULL, number INTEGER NOT NULL, chunk INTEGER NOT NULL,"
-    " scale REAL NOT NULL, data BLOB NOT NULL, PRIMARY KEY (model, collection, number)) WITHOUT ROWID;"
-    "CREATE UNIQUE INDEX vectors_of ON vectors (chunk, model);"
-    "PRAGMA user_version = 2;";
-enum { SCHEMA_VERSION = 2 };
+    " part INTEGER NOT NULL, scale REAL NOT NULL, data BLOB NOT NULL, PRIMARY KEY (model, collection, number)) WITHOUT ROWID;"
+    "CREATE UNIQUE INDEX vectors_of ON vectors (chunk, model, part);"
+    "PRAGMA user_version = 3;";
+enum { SCHEMA_VERSION = 3 };
 #define PATIENCE_NS 5000000000u         /* how long to wait for other connections */
 
 /* ---- SQLite ---- */

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #define DOCUMENT "d.id, d.public, c.owner, c.name, d.name, d.type, d.metadata, d.created, d.file_size, d.text_size, d.chunks, d.pages, d.hash," \
-    " (SELECT count(*) FROM vectors v WHERE ?3 AND v.model = ?3 AND v.chunk BETWEEN" \
+    " (SELECT count(*) FROM vectors v WHERE ?3 AND v.model = ?3 AND v.part = 0 AND v.chunk BETWEEN" \
     " (SELECT min(id) FROM chunks WHERE document = d.id) AND (SELECT max(id) FROM chunks WHERE document = d.id))"
 #define FROM_DOCUMENTS " FROM documents d JOIN collections c ON c.id = d.collection WHERE c.owner = ?1 "
 
@@ -192,7 +192,7 @@ int rag_totals(struct rag_store *r, const char *owner, const char *model, struct
     const int64_t m = model ? rag_model_row(r, model, e) : 0;
     sqlite3_stmt *s = m < 0 ? NULL
         : rag_prepare(r, "SELECT count(*), coalesce(sum(documents), 0), coalesce(sum(chunks), 0), coalesce(sum(bytes), 0),"
-                         " (SELECT count(*) FROM vectors WHERE ?2 AND model = ?2 AND collection IN (SELECT id FROM collections WHERE owner = ?1))"
+                         " (SELECT count(*) FROM vectors WHERE ?2 AND model = ?2 AND part = 0 AND collection IN (SELECT id FROM collections WHERE owner = ?1))"
                          " FROM collections WHERE owner = ?1", e);
     if (!s)
         return -1;

@@ -99,6 +99,22 @@ static char *text_to_embed(const char *name, const char *heading, const char *te
     return asprintf(&out, "%.*s%s%s\n%s", n, name, *heading ? " > " : "", heading, text) < 0 ? NULL : out;
 }
 
+/* Add the texts of a chunk: itself and its parts.  -1: no memory. */
+static int add_texts(struct rag_pending *list, int *n, int64_t chunk, int64_t collection, const char *name,
+                     const char *heading, const char *text)
+{
+    struct passage_part part[PASSAGE_PARTS];
+    const int parts = passage_parts(text, strlen(text), part);
+    for (int i = 0; i <= parts; i++) {
+        struct rag_pending *p = &list[(*n)++];
+        *p = (struct rag_pending){ chunk, collection, i, i ? strndup(part[i - 1].text, part[i - 1].size)
+                                                           : text_to_embed(name, heading, text) };
+        if (!p->text)
+            return -1;
+    }
+    return 0;
+}
+
 int rag_pending(struct rag_store *r, const char *model, int size, int64_t *after, struct rag_pending *list, int most,
                 int *n, struct err *e)
 {
@@ -116,14 +132,12 @@ int rag_pending(struct rag_store *r, const char *model, int size, int64_t *after
     sqlite3_bind_int64(s, 1, *after);
     sqlite3_bind_int64(s, 2, row);
     sqlite3_bind_int(s, 3, most);
-    while (!failed && (rc = sqlite3_step(s)) == SQLITE_ROW) {
-        struct rag_pending *p = &list[(*n)++];
-        *p = (struct rag_pending){ sqlite3_column_int64(s, 0), sqlite3_column_int64(s, 1),
-                                   text_to_embed(column(s, 2), column(s, 3), column(s, 4)) };
-        *after = p->chunk;
-        failed = !p->text && err_nomem(e, "chunk");
+    while (!failed && *n + RAG_CHUNK_TEXTS <= most && (rc = sqlite3_step(s)) == SQLITE_ROW) {
+        *after = sqlite3_column_int64(s, 0);
+        failed = add_texts(list, n, *after, sqlite3_column_int64(s, 1), column(s, 2), column(s, 3), column(s, 4)) &&
+                 err_nomem(e, "chunk");
     }
-    if (!failed && rc != SQLITE_DONE)
+    if (!failed && rc != SQLITE_DONE && rc != SQLITE_ROW)
         failed = rag_sql_error(r, e);
     sqlite3_finalize(s);
     if (failed)
@@ -141,8 +155,8 @@ static int put_vectors(struct rag_store *r, int64_t model, const struct rag_pend
                        int size, struct err *e)
 {
     int8_t *rounded = malloc((size_t)size);
-    sqlite3_stmt *s = rounded ? rag_prepare(r, "INSERT OR IGNORE INTO vectors (model, collection, number, chunk, scale, data)"
-                                               " SELECT ?1, ?2, coalesce((SELECT max(number) FROM vectors WHERE model = ?1 AND collection = ?2), 0) + 1, ?3, ?4, ?5"
+    sqlite3_stmt *s = rounded ? rag_prepare(r, "INSERT OR IGNORE INTO vectors (model, collection, number, chunk, part, scale, data)"
+                                               " SELECT ?1, ?2, coalesce((SELECT max(number) FROM vectors WHERE model = ?1 AND collection = ?2), 0) + 1, ?3, ?4, ?5, ?6"
                                                " WHERE EXISTS (SELECT 1 FROM chunks WHERE id = ?3)", e) : NULL;
     int rc = !rounded ? err_nomem(e, "vector") : s ? 0 : -1;
     for (int i = 0; i < n && rc == 0; i++) {
@@ -150,8 +164,9 @@ static int put_vectors(struct rag_store *r, int64_t model, const struct rag_pend
         sqlite3_bind_int64(s, 1, model);
         sqlite3_bind_int64(s, 2, list[i].collection);
         sqlite3_bind_int64(s, 3, list[i].chunk);
-        sqlite3_bind_double(s, 4, (double)scale);
-        sqlite3_bind_blob(s, 5, rounded, size, SQLITE_STATIC);
+        sqlite3_bind_int(s, 4, list[i].part);
+        sqlite3_bind_double(s, 5, (double)scale);
+        sqlite3_bind_blob(s, 6, rounded, size, SQLITE_STATIC);
         rc = sqlite3_step(s) == SQLITE_DONE ? 0 : rag_sql_error(r, e);
         sqlite3_reset(s);
     }
@@ -322,7 +337,13 @@ static void trim(struct rag_vectors *v)
 
 /* ---- the search ---- */
 
-struct nearest { struct near *out; int n, most; double sum, squares; int64_t visited; };
+/* chunk: the one whose vectors are being visited, with the similarities of it and of its best part;
+ * 0: none. */
+struct nearest {
+    struct near *out; int n, most;
+    double sum, squares; int64_t visited;
+    int64_t chunk; float whole, part; int n_parts;
+};
 
 /* Keep the best as a heap whose root is the worst of them. */
 static void offer(struct nearest *b, int64_t chunk, float similarity)
@@ -355,6 +376,33 @@ static int in_ranges(const int64_t *ranges, int n, int64_t chunk)
     return n == 0;
 }
 
+/* All vectors of the current chunk were visited. */
+static void end_chunk(struct nearest *b)
+{
+    const float s = b->n_parts ? (b->whole + b->part) / 2 : b->whole;
+    if (!b->chunk)
+        return;
+    b->sum += (double)s;
+    b->squares += (double)s * (double)s;
+    b->visited++;
+    if (b->n < b->most || s > b->out[0].similarity)
+        offer(b, b->chunk, s);
+    b->chunk = 0;
+}
+
+static void visit(struct nearest *b, int64_t chunk, float similarity)
+{
+    if (chunk != b->chunk) {                    /* the first vector is that of the whole chunk */
+        end_chunk(b);
+        b->chunk = chunk;
+        b->whole = similarity;
+        b->n_parts = 0;
+    } else {
+        b->part = b->n_parts && b->part > similarity ? b->part : similarity;
+        b->n_parts++;
+    }
+}
+
 static void scan(const struct kernels *k, const struct vector_copy *c, const int8_t *q, float scale,
                  const int64_t *ranges, int n_ranges, struct nearest *b)
 {
@@ -364,15 +412,11 @@ static void scan(const struct kernels *k, const struct vector_copy *c, const int
         k->dots_i8(dots, c->rows + (size_t)from * c->stride, c->stride, n, q);
         for (int i = 0; i < n; i++) {
             const float s = (float)dots[i] * c->scale[from + i] * scale;
-            if (!in_ranges(ranges, n_ranges, c->chunk[from + i]))
-                continue;
-            b->sum += (double)s;
-            b->squares += (double)s * (double)s;
-            b->visited++;
-            if (b->n < b->most || s > b->out[0].similarity)
-                offer(b, c->chunk[from + i], s);
+            if (in_ranges(ranges, n_ranges, c->chunk[from + i]))
+                visit(b, c->chunk[from + i], s);
         }
     }
+    end_chunk(b);
 }
 
 static int compare(const void *a, const void *b)

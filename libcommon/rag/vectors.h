@@ -6,18 +6,22 @@
 #ifndef ZSE_RAG_VECTORS_H
 #define ZSE_RAG_VECTORS_H
 
+#include "libcommon/rag/passage_parts.h"
 #include "libcommon/rag/rag_store.h"
 
 struct kernels;
 
-/* Chunks that have no vector of the model yet, those with the lowest ids above *after. */
-struct rag_pending { int64_t chunk, collection; char *text; };         /* owned */
-/* *n: at most `most`; *after moves on.  model is registered with its size; the vectors of another
- * model of the same name, whose size differs, are deleted. */
+/* Texts of chunks that have no vectors of the model yet, those with the lowest ids above *after:
+ * each chunk whole with its place before it (part 0), then its parts. */
+struct rag_pending { int64_t chunk, collection; int part; char *text; };        /* owned */
+enum { RAG_CHUNK_TEXTS = PASSAGE_PARTS + 1 };
+/* *n: at most `most`, which is RAG_CHUNK_TEXTS or more; *after moves on.  model is registered with
+ * its size; the vectors of another model of the same name, whose size differs, are deleted. */
 int rag_pending(struct rag_store *r, const char *model, int size, int64_t *after, struct rag_pending *list, int most,
                 int *n, struct err *e);
 void rag_pending_release(struct rag_pending *list, int n);
-/* Store vectors [n][size]; a chunk that was deleted meanwhile is left out. */
+/* Store vectors [n][size], all of a chunk in one call; a chunk that was deleted meanwhile is left
+ * out. */
 int rag_put_vectors(struct rag_store *r, const char *model, const struct rag_pending *list, int n,
                     const float *vectors, int size, struct err *e);
 
@@ -26,11 +30,11 @@ struct rag_vectors *rag_vectors_open(const struct kernels *k, size_t most_bytes,
 void rag_vectors_close(struct rag_vectors *v);          /* NULL is fine */
 
 struct near { int64_t chunk; float similarity; };
-/* Find the `most` chunks of the collections with the largest cosine similarity to `vector`, sorted
- * by it.  If n_ranges is not 0, only chunks with ids in one of ranges [n_ranges][2] (first, last)
- * are compared, so that a search can be limited to some documents.  *mean and *deviation describe
- * the similarities of all chunks that were compared.  Returns the number of chunks in out; -1 with
- * *e. */
+/* Find the `most` chunks of the collections with the largest similarity to `vector`, sorted by it:
+ * the mean of the cosines of the chunk and of its nearest part.  If n_ranges is not 0, only chunks
+ * with ids in one of ranges [n_ranges][2] (first, last) are compared, so that a search can be
+ * limited to some documents.  *mean and *deviation describe the similarities of all chunks that
+ * were compared.  Returns the number of chunks in out; -1 with *e. */
 int rag_nearest(struct rag_vectors *v, struct rag_store *r, const char *model, const float *vector, int size,
                 const int64_t *collections, int n_collections, const int64_t *ranges, int n_ranges, struct near *out,
                 int most, double *mean, double *deviation, struct err *e);

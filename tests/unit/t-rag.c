@@ -1,6 +1,7 @@
 /* t-rag.c - documents: chunks of random texts, queries that FTS5 must not misread, the store with
  * owners, quotas, two connections and a damaged file, and the context for a prompt. */
 #include <math.h>
+#include <sqlite3.h>
 #include <sys/stat.h>
 
 #include "tests/unit/folder.h"
@@ -594,21 +595,24 @@ static double product(const float *a, const float *b)
     return sum;
 }
 
-/* Give every chunk that has none a vector; returns how many. */
+/* Give every chunk that has none vectors, the same to itself and its parts; returns how many
+ * chunks. */
+enum { TEXTS = 2 * RAG_CHUNK_TEXTS };
 static int put_all(struct rag_store *r, const char *model)
 {
-    struct rag_pending list[8];
-    float vectors[8 * DIM];
+    struct rag_pending list[TEXTS];
+    float vectors[TEXTS * DIM];
     int64_t after = 0;
     int n, all = 0;
     do {
-        assert_int_equal(rag_pending(r, model, DIM, &after, list, 8, &n, &e), 0);
-        for (int k = 0; k < n; k++)
+        assert_int_equal(rag_pending(r, model, DIM, &after, list, TEXTS, &n, &e), 0);
+        for (int k = 0; k < n; k++) {
             make_vector((int)list[k].chunk, vectors + k * DIM);
+            all += list[k].part == 0;
+        }
         if (n)
             assert_int_equal(rag_put_vectors(r, model, list, n, vectors, DIM, &e), 0);
         rag_pending_release(list, n);
-        all += n;
     } while (n);
     return all;
 }
@@ -681,14 +685,110 @@ static void test_vectors(void **state)
     assert_int_equal(rag_totals(r, "", "m", &t, &e), 0);
     assert_int_equal(t.vectors, 39);
     assert_int_equal(rag_nearest(v, r, "other", q, DIM, both, 2, NULL, 0, out, 50, &mean, &deviation, &e), 0);
-    struct rag_pending list[8];
+    struct rag_pending list[TEXTS];
     int64_t after = 0;
     int n;
-    assert_int_equal(rag_pending(r, "m", DIM + 1, &after, list, 8, &n, &e), 0);
-    assert_int_equal(n, 8);
+    assert_int_equal(rag_pending(r, "m", DIM + 1, &after, list, TEXTS, &n, &e), 0);
+    assert_int_equal(n, 10);                    /* five chunks of one part: a sixth might have eight */
     rag_pending_release(list, n);
     rag_vectors_close(v);
     rag_close(r2);
+    rag_close(r);
+}
+
+static const char three[] = "The first paragraph is about apples, which grow on trees in gardens.\n\n"
+                            "The second paragraph is about boats, which float on rivers and lakes.\n\n"
+                            "The third paragraph is about clocks, which hang on walls and in towers.";
+
+/* A chunk has a vector for each paragraph; it is as near as the mean of itself and the nearest. */
+static void test_parts_of_a_chunk(void **state)
+{
+    struct rag_vectors *v = rag_vectors_open(kernels_pick(NULL, &e), 1 << 20, &e);
+    struct rag_pending list[TEXTS];
+    float vectors[TEXTS * DIM], q[DIM];
+    struct near out[4];
+    double mean, deviation;
+    int64_t after = 0;
+    int n;
+    (void)state;
+    struct rag_store *r = rag_open(folder, 1, &e);
+    assert_int_equal(add(r, "", "c", "fruit.txt", three, &none, NULL), 0);
+    assert_int_equal(add(r, "", "c", "b", "other", &none, NULL), 0);
+    assert_int_equal(rag_pending(r, "m", DIM, &after, list, TEXTS, &n, &e), 0);
+    assert_int_equal(n, 6);
+    assert_memory_equal(list[0].text, "fruit\nThe first", 15);
+    for (int i = 0; i < 4; i++)
+        assert_true(list[i].part == i && list[i].chunk == 1 && (i == 0 || strncmp(list[i].text, "The ", 4) == 0));
+    assert_non_null(strstr(list[2].text, "boats"));
+    assert_null(strstr(list[2].text, "clocks"));
+    for (int i = 0; i < n; i++)
+        make_vector(10 + i, vectors + i * DIM);
+    assert_int_equal(rag_put_vectors(r, "m", list, n, vectors, DIM, &e), 0);
+    rag_pending_release(list, n);
+    for (int part = 1; part < 4; part++) {
+        make_vector(10 + part, q);
+        assert_int_equal(rag_nearest(v, r, "m", q, DIM, (int64_t[]){ 1 }, 1, NULL, 0, out, 4, &mean, &deviation, &e), 2);
+        assert_int_equal(out[0].chunk, 1);
+        assert_true(fabs((1 + product(q, vectors)) / 2 - (double)out[0].similarity) < 0.02);
+        assert_true(fabs(mean - ((double)out[0].similarity + (double)out[1].similarity) / 2) < 1e-6);
+    }
+    rag_vectors_close(v);
+    rag_close(r);
+}
+
+/* Parts follow each other, have ends without blanks, and leave nothing out. */
+static void test_passage_parts(void **state)
+{
+    char text[3001];
+    struct passage_part part[PASSAGE_PARTS];
+    (void)state;
+    for (int round = 0; round < 2000; round++) {
+        const size_t size = (size_t)(rand() % 3000), rare = 2 + (size_t)rand() % 200;
+        size_t at = 0;
+        for (size_t i = 0; i < size; i++)
+            text[i] = (size_t)rand() % rare == 0 ? "\n \n."[rand() % 4] : (char)('a' + rand() % 26);
+        const int n = passage_parts(text, size, part);
+        assert_true(n <= PASSAGE_PARTS);
+        for (int i = 0; i < n; i++) {
+            for (; text + at < part[i].text; at++)
+                assert_true(strchr(" \n", text[at]) != NULL);
+            assert_true(part[i].text == text + at && part[i].size > 0);
+            at += part[i].size;
+            assert_true(!strchr(" \n", part[i].text[0]) && !strchr(" \n", text[at - 1]));
+        }
+        for (; at < size; at++)
+            assert_true(strchr(" \n", text[at]) != NULL);
+    }
+    assert_int_equal(passage_parts(three, sizeof three - 1, part), 3);
+}
+
+static void run_sql(const char *sql)
+{
+    sqlite3 *db;
+    assert_int_equal(sqlite3_open(in_folder("rag.db"), &db), SQLITE_OK);
+    assert_int_equal(sqlite3_exec(db, sql, NULL, NULL, NULL), SQLITE_OK);
+    sqlite3_close(db);
+}
+
+/* A file of version 2, whose vectors have no parts: documents stay, vectors are computed anew. */
+static void test_version_2(void **state)
+{
+    struct rag_totals t;
+    (void)state;
+    struct rag_store *r = rag_open(folder, 1, &e);
+    assert_int_equal(add(r, "", "c", "a", three, &none, NULL), 0);
+    rag_close(r);
+    run_sql("DROP TABLE vectors; CREATE TABLE vectors (model INTEGER NOT NULL, collection INTEGER NOT NULL, number INTEGER NOT NULL,"
+            " chunk INTEGER NOT NULL, scale REAL NOT NULL, data BLOB NOT NULL, PRIMARY KEY (model, collection, number)) WITHOUT ROWID;"
+            "CREATE UNIQUE INDEX vectors_of ON vectors (chunk, model); INSERT INTO models (name, size) VALUES ('m', 70);"
+            "INSERT INTO vectors VALUES (1, 1, 1, 1, 1.0, zeroblob(70)); PRAGMA user_version = 2;");
+    r = rag_open(folder, 1, &e);
+    assert_non_null(r);
+    assert_int_equal(rag_totals(r, "", "m", &t, &e), 0);
+    assert_true(t.documents == 1 && t.vectors == 0);
+    assert_int_equal(put_all(r, "m"), 1);
+    assert_int_equal(rag_totals(r, "", "m", &t, &e), 0);
+    assert_int_equal(t.vectors, 1);
     rag_close(r);
 }
 
@@ -730,7 +830,8 @@ int main(void)
         cmocka_unit_test(test_queries), cmocka_unit_test(test_spaced), cmocka_unit_test(test_extract),
         cmocka_unit_test(test_office), cmocka_unit_test(test_pdf_bomb), IN_FOLDER(test_store),
         IN_FOLDER(test_store_filters), IN_FOLDER(test_store_quota), IN_FOLDER(test_store_damaged),
-        IN_FOLDER(test_vectors),
+        IN_FOLDER(test_vectors), IN_FOLDER(test_parts_of_a_chunk), IN_FOLDER(test_version_2),
+        cmocka_unit_test(test_passage_parts),
         IN_FOLDER(test_context),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -29,7 +29,7 @@ enum rag_lane { RAG_READ, RAG_WRITE, RAG_ADD, RAG_LANES };
  * that may wait, for a thread or for a model */
 enum { RAG_READERS = 2, RAG_ADDERS = 3, RAG_THREADS = RAG_READERS + RAG_ADDERS + 1, RAG_WAITING = 64,
        RAG_WAITING_TENANT = 8, RAG_SEARCHES = 1024, RAG_SEARCHES_TENANT = 128 };
-enum { RAG_TEXTS = 8 };                  /* chunks that are embedded together */
+enum { RAG_TEXTS = 24 };                 /* texts of chunks that are embedded together */
 /* A reranker scores this many passages, or top_k if that is more.  RAG_ASKED: texts of a job. */
 enum { RAG_RANKED = 20, RAG_ASKED = RAG_MAX_TOP_K };
 enum { RAG_READ_S = 10 };               /* time limit of a job of RAG_READ, in seconds */
