@@ -110,13 +110,13 @@ void memory_close(struct gpu_backend *b);
  * the device no longer uses it. */
 int memory_grow_step(struct gpu_backend *b, size_t room, struct err *e);
 
-/* ---- layers.c: all of them queue work, none waits ---- */
+/* ---- layers.c: these functions queue work and do not wait for it ---- */
 /* Run the device's layers on the b->n tokens of the step.  Their input is the embedding, which is
  * looked up here, or is already in b->x if the host has earlier layers. */
 int layers_run(struct gpu_backend *b, struct err *e);
-/* Logits of rows [first, first + n) of A_LOGIT into b->logits. */
+/* Compute the logits of rows [first, first + n) of A_LOGIT into b->logits. */
 int layers_logits(struct gpu_backend *b, int first, int n, struct err *e);
-/* Rows [first, first + n) of the step after the final norm into b->y. */
+/* Apply the final norm to rows [first, first + n) of the step; the result is written to b->y. */
 int layers_hidden(struct gpu_backend *b, int first, int n, struct err *e);
 
 #endif

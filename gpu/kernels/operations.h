@@ -15,24 +15,26 @@ extern "C" {
 #endif
 
 enum { GPU_MATVEC_TOKENS = 16 };
-/* Up to GPU_MATVEC_TOKENS tokens; all matrices have the same type and group shape; no f32;
- * activations in GPU_ACT_LANES.  A token's result does not depend on n_tokens. */
+/* Multiply up to GPU_MATVEC_TOKENS tokens, whose activations are in GPU_ACT_LANES order.  All
+ * matrices have the same type, which is not f32, and the same group shape.  A token's result does
+ * not depend on n_tokens. */
 int gpu_matvec(struct gpu *g, const struct gpu_linear *l, struct err *e);
-/* Any number of tokens, one matrix, no GPU_MLP, no f32; activations in GPU_ACT_TILES. */
+/* Multiply any number of tokens, whose activations are in GPU_ACT_TILES order, by one matrix whose
+ * type is not f32.  GPU_MLP is not supported. */
 int gpu_matmul(struct gpu *g, const struct gpu_linear *l, struct err *e);
 /* gpu_matmul with wgmma: the sums have the same order, so the bits are the same.  takes: 1 if the
  * device, the format and the number of tokens are supported. */
 int gpu_matmul_hopper(struct gpu *g, const struct gpu_linear *l, struct err *e);
 int gpu_matmul_hopper_takes(const struct gpu *g, const struct gpu_linear *l);
-/* f32 activations and the weights as stored, every type; any number of tokens and up to three
- * matrices, no GPU_MLP. */
+/* Multiply f32 activations of any number of tokens by up to three matrices of any type, with the
+ * weights as stored.  GPU_MLP is not supported. */
 int gpu_matmul_f32(struct gpu *g, const struct gpu_linear *l, struct err *e);
 /* The number of parts into which k may be split (gpu_linear.n_splits), from the steps of k. */
 #define GPU_SPLITS(n_steps) (((n_steps) + GPU_SPLIT_STEPS - 1) / GPU_SPLIT_STEPS)
 
-/* int8 activations and weights with one scale per row: any number of tokens, with the same bits for
- * a token in any batch; up to GPU_MATVEC_TOKENS with the arguments of gpu_matvec, more with those
- * of gpu_matmul.  takes: whether it supports the matrix. */
+/* Multiply int8 activations by int8 weights with one scale per row.  A token's result has the same
+ * bits in a batch of any size.  Up to GPU_MATVEC_TOKENS tokens, the arguments are as for
+ * gpu_matvec(), for more tokens as for gpu_matmul().  takes: 1 if the matrix is supported. */
 int gpu_matmul_int8(struct gpu *g, const struct gpu_linear *l, struct err *e);
 int gpu_matmul_int8_takes(const struct gpu_mat *w);
 /* code [n][GPU_CODE_STRIDE(cols)] = act [n][act_stride] / scale, rounded to nearest, ties to even,
@@ -42,8 +44,9 @@ int gpu_matmul_int8_takes(const struct gpu_mat *w);
 int gpu_act_int8(struct gpu *g, const uint16_t *act, int act_stride, enum gpu_act_order order, int n, int cols,
                  int8_t *code, float *scale, struct err *e);
 
-/* An f16 copy of a matrix of packed weights, which gpu_matmul (and gpu_matmul_hopper) read with
- * bit-identical results; matvec and embed still use the packed one, whose row scales both use. */
+/* A matrix of packed weights can have an f16 copy, which gpu_matmul() and gpu_matmul_hopper() read
+ * instead, with bit-identical results.  gpu_matvec() and gpu_embed() still read the packed matrix.
+ * The copy has no row scales of its own: it uses those of the packed matrix. */
 enum { GPU_DECODED_STEP = 2048 };       /* bytes of 32 rows x 32 k */
 /* Bytes of the copy; 0: the type is not packed, so there is nothing to decode */
 size_t gpu_decoded_size(int type, int n_tiles, int n_steps);
@@ -93,7 +96,8 @@ int gpu_expert_matvec(struct gpu *g, const struct gpu_experts *o, struct err *e)
  * pairs, which is 16 or 64. */
 int gpu_expert_pairs(int n_pairs, int n_experts);
 int gpu_expert_matmul(struct gpu *g, const struct gpu_experts *o, struct err *e);
-/* f32 activations and the weights as stored, every type, tiles of GPU_EXPERT_FEW pairs. */
+/* The same products with f32 activations, for every type, with the weights as stored and tiles of
+ * GPU_EXPERT_FEW pairs. */
 int gpu_expert_f32(struct gpu *g, const struct gpu_experts *o, struct err *e);
 
 /* sum = shared_scale * shared_weight * shared + the weighted results of a token's experts, in the
@@ -133,8 +137,8 @@ struct gpu_norm {
 };
 int gpu_norm(struct gpu *g, const struct gpu_norm *o, struct err *e);
 
-/* act [n][stride] = f(gate) * up (up NULL: f(gate)); written as f32 to out [n][cols] instead if out
- * is not NULL. */
+/* act [n][act_stride] = f(gate) * up, or f(gate) if up is NULL.  If out is not NULL, the result is
+ * written as f32 to out [n][cols] instead. */
 int gpu_act_mul(struct gpu *g, const float *gate, const float *up, int n, int cols, int function, float *out,
                 uint16_t *act, int act_stride, enum gpu_act_order order, struct err *e);
 /* act = f16 of x [n][cols]. */

@@ -8,8 +8,8 @@
 
 #include "gpu/prim/prim.cuh"
 
-/* A matrix in device memory as the copy engine takes it: made on the host, passed to a kernel by
- * value as a __grid_constant__.  On a GPU the bytes of a CUtensorMap. */
+/* Describes a matrix in device memory to the copy engine.  The host makes it and passes it to a
+ * kernel by value, as a __grid_constant__.  On a GPU it holds the bytes of a CUtensorMap. */
 struct alignas(128) tensor_map { uint64_t word[16]; };
 
 /* Address of p in the shared memory of the block. */
@@ -103,8 +103,8 @@ template <int N> DEVICE void wgmma_wait() { EITHER(asm volatile("wgmma.wait_grou
                                                                 : "memory"), emulated_wgmma_wait(N)); }
 
 /* Start c[64][128] = a[64][16] b[16][128] (+ c if add is not 0), f16 in, f32 out, without waiting.
- * Lane 4g + t of warp w has, of the rows 16w .. 16w + 15, the elements that it has in mma_f16
- * (prim.cuh): a[0..3], and for the columns 8i .. 8i + 7 c[4i .. 4i + 3]. */
+ * Of the rows 16w .. 16w + 15, lane 4g + t of warp w holds the same elements as in mma_f16
+ * (prim.cuh): those of a in a[0..3], and those of the columns 8i .. 8i + 7 in c[4i .. 4i + 3]. */
 DEVICE void wgmma_f16(float c[64], const uint32_t a[4], uint64_t b, int add)
 {
 #ifdef __CUDACC__

@@ -100,7 +100,8 @@ struct gpu_experts {
 /* The keys and values of one layer, in blocks of KV_BLOCK tokens. */
 struct gpu_kv {
     uint8_t *base;
-    /* bytes: of a block; of a head (keys, then values); of this layer's first head */
+    /* in bytes: size of a block; size of a head, with its keys and then its values; offset of this
+     * layer's first head in a block */
     uint64_t stride, head_stride, layer_offset;
     uint32_t part;                      /* bytes of the keys of a head; the values follow */
     int type;                           /* enum kv_type */

@@ -105,7 +105,7 @@ DEVICE uint2 load8(const void *p) { return *static_cast<const uint2 *>(p); }
 DEVICE uint32_t load4(const void *p) { return *static_cast<const uint32_t *>(p); }
 DEVICE uint32_t word_of(const uint4 &v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 
-/* 16 bytes from global to shared memory, in the background. */
+/* Start to copy 16 bytes from global to shared memory, without waiting. */
 DEVICE void copy_async(void *to, const void *from)
 {
     EITHER(asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"((uint32_t)__cvta_generic_to_shared(to)),

@@ -409,7 +409,7 @@ void __tsan_func_exit(void) {}
 
 /* ---- launches ---- */
 
-/* Run the lanes of a warp until none can continue.  1: some ran. */
+/* Run the lanes of a warp until none can continue.  true: at least one ran. */
 static bool run_warp(int w)
 {
     bool any = false, again;

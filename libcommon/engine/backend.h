@@ -52,8 +52,8 @@ struct batch_item {
 };
 struct batch { const struct batch_item *items; int n_items; };
 
-/* f16 copies of packed weights, which speed up prompts.  AUTO: if three times the size of the
- * weights and 2 GB are free, and everything else fits as well. */
+/* Whether a GPU keeps f16 copies of packed weights, which speed up prompts.  AUTO: it does if three
+ * times the size of the weights plus 2 GB are free, and everything else fits beside the copies. */
 enum cache_weights { CACHE_WEIGHTS_OFF, CACHE_WEIGHTS_AUTO, CACHE_WEIGHTS_ON };
 
 struct backend_options {
@@ -113,7 +113,7 @@ struct backend_graphs {
 struct backend_device {
     /* "NVIDIA H200": borrowed until close; NULL: no device, only the CPU */
     const char *name;
-    /* index: of the device; n_layers: number of layers that it computes */
+    /* index: the device's index; n_layers: number of layers that it computes */
     int index, n_layers;
     size_t weights, cached, kv, work, reserve;      /* bytes: see gpu_plan */
     /* the reason why there is no f16 weight cache, static; NULL: there is one */

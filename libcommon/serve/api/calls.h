@@ -95,8 +95,8 @@ struct call {
     uint64_t round;                     /* its round in the queue of the preparing threads */
     struct server *s;
     struct conn *conn;                  /* NULL: the client has disconnected */
-    /* owned if it belongs to a WebSocket's message or the client has disconnected; else conn owns
-     * it */
+    /* The call owns it if it belongs to a WebSocket's message or the client has disconnected;
+     * otherwise conn owns it. */
     struct access_record *record;
     struct loaded_model *lm;            /* NULL until the body is parsed */
     struct loaded_model *awaited;       /* the model that is being loaded for this call; NULL: none */
