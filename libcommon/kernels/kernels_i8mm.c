@@ -1,5 +1,5 @@
 /* kernels_i8mm.c - the set with smmla for many tokens and sdot for few (ARMv8.6: Neoverse V1, N2,
- * V2). The other operations are those of the NEON set.  The Makefile compiles *_i8mm.c, and only
+ * V2).  The other operations are those of the NEON set.  The Makefile compiles *_i8mm.c, and only
  * them, with these instructions. */
 #include "libcommon/kernels/kernels.h"
 
