@@ -7,6 +7,7 @@
 #   make B=build/arm64 CC=aarch64-linux-gnu-gcc-12     for ARM64 (scripts/deps --cross arm64)
 B       ?= build
 PREFIX  ?= /usr/local
+LIBDIR  ?= $(PREFIX)/lib
 CFLAGS  ?= -O2 -g
 # scripts/check makes errors of warnings; other compilers may have more warnings than it knows.
 WERROR  ?=
@@ -21,6 +22,10 @@ CROSS   := $(findstring $(TRIPLET)-,$(CC))
 ifeq ($(origin AR),default)
 AR      := $(CROSS)ar
 endif
+ifeq ($(origin LD),default)
+LD      := $(CROSS)ld
+endif
+OBJCOPY ?= $(CROSS)objcopy
 PKG_CONFIG ?= $(if $(CROSS),PKG_CONFIG_LIBDIR=/usr/lib/$(TRIPLET)/pkgconfig:/usr/share/pkgconfig )pkg-config
 PKGS    := jansson zlib libpcre2-8 libutf8proc
 ifneq ($(filter-out clean uninstall,$(or $(MAKECMDGOALS),all)),)
@@ -32,7 +37,9 @@ PKG_CFLAGS := $(shell $(PKG_CONFIG) --cflags $(PKGS))
 PKG_LIBS   := $(shell $(PKG_CONFIG) --libs $(PKGS))
 # -ffp-contract=off: sums round the same way in every build; the kernels call fma explicitly.
 # -fdebug-prefix-map: a build in another folder gives the same bytes.
-FLAGS   := -std=c11 -D_GNU_SOURCE -DZSE_VERSION='"$(VERSION)"' -I. $(PKG_CFLAGS) -Wall -Wextra $(WERROR) \
+# -fPIE, which most compilers imply: objects of programs are also parts of libzse.so.
+PIE     := $(if $(findstring __PIE__,$(shell $(CC) -dM -E -x c /dev/null)),,-fPIE)
+FLAGS   := $(addsuffix $() ,$(PIE))-std=c11 -D_GNU_SOURCE -DZSE_VERSION='"$(VERSION)"' -I. $(PKG_CFLAGS) -Wall -Wextra $(WERROR) \
            -Wstrict-prototypes -Wmissing-prototypes -Wshadow -ffp-contract=off -fno-math-errno -pthread \
            $(if $(filter -g%,$(CFLAGS)),-fdebug-prefix-map=$(CURDIR)=.) $(CPPFLAGS) $(CFLAGS)
 
@@ -70,6 +77,8 @@ OTHERS := $(if $(filter x86_64,$(ARCH)),,%_avx2.c %_avxvnni.c %_avx512.c %_amx.c
           $(if $(filter aarch64,$(ARCH)),,%_neon.c %_dotprod.c %_i8mm.c)
 LIB   := $(filter-out $(OTHERS),$(wildcard libcommon/*/*.c libcommon/*/*/*.c)) \
          $(if $(filter cuda,$(DEVICE)),$(wildcard gpu/backend/*.c),gpu/stub.c)
+# The public library: its functions are thin, and call the library's.
+API   := $(wildcard lib/*.c)
 CMD   := $(filter-out cmd/zse-%,$(wildcard cmd/*.c))
 UNIT  := $(patsubst %.c,$(B)/%,$(wildcard tests/unit/t-*.c))
 BINS  := $(addprefix $(B)/,$(PROGRAMS))
@@ -78,7 +87,7 @@ BINS  := $(addprefix $(B)/,$(PROGRAMS))
 O     ?= $(B)
 BY_ARCH  := $(shell grep -lwE 'ZSE_X86|ZSE_ARM64' libcommon/*/*.c libcommon/*/*/*.c tests/unit/*.c)
 objects = $(patsubst %.c,$(B)/%.o,$(filter $(BY_ARCH),$1)) $(patsubst %.c,$(O)/%.o,$(filter-out $(BY_ARCH),$1))
-OBJS  := $(call objects,$(LIB) $(CMD) $(addprefix cmd/,$(addsuffix .c,$(PROGRAMS))) \
+OBJS  := $(call objects,$(LIB) $(API) $(CMD) $(addprefix cmd/,$(addsuffix .c,$(PROGRAMS))) \
            $(patsubst $(B)/%,%.c,$(UNIT)) $(wildcard gpu/backend/*.c)) $(EMULATED)
 
 all: $(BINS)
@@ -154,6 +163,27 @@ $(B)/libzse.a: $(call objects,$(LIB)) $(CUDA_OBJS)
 	@rm -f $@
 	$(AR) rcs $@ $^
 
+# The public library (lib/zse.h): the objects that it needs, with no names but its own.  As no other
+# name is visible, code for programs (-fPIE) serves as well as -fPIC, and all is compiled only once.
+# A change that breaks programs that use the library changes SOVERSION.
+SOVERSION := 0
+SONAME    := libzse.so.$(SOVERSION)
+$(B)/lib/$(SONAME): $(call objects,$(API)) $(B)/libzse.a lib/zse.map
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-soname,$(SONAME) -Wl,--version-script=lib/zse.map -Wl,-z,defs -pthread -o $@ \
+	  $(filter %.o %.a,$^) $(PKG_LIBS) $(GPU_LIBS) -lm
+$(B)/lib/libzse.so: $(B)/lib/$(SONAME)
+	ln -sf $(SONAME) $@
+$(B)/lib/libzse.a: $(call objects,$(API)) $(B)/libzse.a
+	@mkdir -p $(@D)
+	@rm -f $@
+	$(LD) -r -o $(B)/lib/zse.o $^
+	$(OBJCOPY) --wildcard --keep-global-symbol='zse_*' $(B)/lib/zse.o
+	$(AR) rcs $@ $(B)/lib/zse.o
+	@rm -f $(B)/lib/zse.o
+LIBRARIES := $(B)/lib/libzse.so $(B)/lib/libzse.a
+lib: $(LIBRARIES)
+
 # As archives: a program links only the parts that it uses, and needs only their libraries.
 $(B)/libcmd.a: $(call objects,$(CMD))
 	@mkdir -p $(@D)
@@ -188,6 +218,7 @@ ALLOC := malloc calloc realloc aligned_alloc strdup strndup asprintf vasprintf
 $(B)/tests/unit/t-nomem: EXTRA := $(addprefix -Xlinker --wrap=,$(ALLOC))
 $(B)/tests/unit/t-sigbus: $(O)/cmd/sigbus.o $(O)/cmd/cli.o
 $(B)/tests/unit/t-cli: $(O)/cmd/cli.o
+$(B)/tests/unit/t-libzse: $(call objects,$(API))
 $(B)/tests/unit/t-%: $(O)/tests/unit/t-%.o $(B)/libzse.a
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $(filter %.o,$^) $(filter %.a,$^) $(PKG_LIBS) $(EXTRA) -lcmocka \
@@ -203,7 +234,7 @@ $(B)/tests/lib/%.so: tests/lib/%.c
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra $(WERROR) -shared -fPIC -o $@ $<
 
-unit: $(UNIT) $(B)/tests/lib/nomem.so $(B)/tests/lib/stuck.so
+unit: $(UNIT) $(B)/tests/lib/nomem.so $(B)/tests/lib/stuck.so lib
 
 # Compiler warnings for tests, fuzz targets and the device's backend, which not all builds compile.
 syntax:
@@ -254,13 +285,17 @@ check: all unit emulated
 	B=$(B) tests/run $(UNIT) | tee $(B)/check.tap | tests/lib/show
 	tests/lib/count $(B)/check.tap
 
-MAN  := $(wildcard man/*.[157])
-install: all
-	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(PREFIX)/share/man/man1 \
+MAN  := $(wildcard man/*.[1357])
+install: all lib
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(PREFIX)/include \
 	  $(DESTDIR)$(PREFIX)/share/bash-completion/completions $(DESTDIR)$(PREFIX)/share/zsh/site-functions \
 	  $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
 	install -m 755 $(BINS) $(DESTDIR)$(PREFIX)/bin
-	install -m 644 $(B)/libzse.a $(DESTDIR)$(PREFIX)/lib
+	install -m 644 lib/zse.h $(DESTDIR)$(PREFIX)/include
+	install -m 644 $(B)/lib/libzse.a $(B)/lib/$(SONAME) $(DESTDIR)$(LIBDIR)
+	ln -sf $(SONAME) $(DESTDIR)$(LIBDIR)/libzse.so
+	sed 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|; s|@VERSION@|$(VERSION)|; s|@REQUIRES@|$(PKGS)|; s|@LIBS@|$(strip $(GPU_LIBS) -lm)|' \
+	  lib/zse.pc.in >$(DESTDIR)$(LIBDIR)/pkgconfig/zse.pc
 	for m in $(MAN); do install -D -m 644 $$m $(DESTDIR)$(PREFIX)/share/man/man$${m##*.}/$${m##*/}; done
 	for p in $(PROGRAMS); do \
 	  install -m 644 completions/$$p.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/$$p && \
@@ -272,7 +307,8 @@ uninstall:
 	  $(DESTDIR)$(PREFIX)/share/bash-completion/completions/$$p $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_$$p \
 	  $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/$$p.fish; done
 	for m in $(MAN); do rm -f $(DESTDIR)$(PREFIX)/share/man/man$${m##*.}/$${m##*/}; done
-	rm -f $(DESTDIR)$(PREFIX)/lib/libzse.a
+	rm -f $(DESTDIR)$(PREFIX)/include/zse.h $(DESTDIR)$(LIBDIR)/pkgconfig/zse.pc \
+	  $(addprefix $(DESTDIR)$(LIBDIR)/,libzse.a libzse.so $(SONAME))
 
 completions: $(BINS)
 	for p in $(BINS); do scripts/make-completions $$p completions || exit 1; done
@@ -280,6 +316,6 @@ completions: $(BINS)
 clean:
 	rm -rf $(B)
 
-.PHONY: all unit syntax emulated gpu-tests ptx-tests check-ptx check-gpu check completions install uninstall clean
+.PHONY: all lib unit syntax emulated gpu-tests ptx-tests check-ptx check-gpu check completions install uninstall clean
 .SECONDARY:
 -include $(OBJS:.o=.d) $(CUDA_OBJS:.o=.d) $(PTX_OBJS:.o=.d) $(PTX_RUN:.o=.d) $(wildcard $(O)/tests/bench/*.d)

@@ -90,7 +90,7 @@ END
   for p in $(programs); do
     [ -f "man/$p.1" ] || { echo "no man/$p.1"; return 1; }
   done
-  run mandoc -Tlint -Wwarning man/*.[157]
+  run mandoc -Tlint -Wwarning man/*.[1357]
   [ -z "$output" ] || { echo "$output"; return 1; }
 }
 
@@ -114,7 +114,7 @@ rendered() {
   for c in $(programs) "zse-info tokenize" "zse-info detokenize" "zse-info render" "zse-info models "{list,info,search,check,fetch,local,show,rm,alias,default}; do $c --help; done |
     grep -oE -- '--[a-z0-9-]+' | sort -u >"$options"
   [ "$(wc -l <"$options")" -gt 100 ]
-  printf '%s\n' --retry --fail --unix-socket >>"$options"                    # curl's, in examples
+  printf '%s\n' --retry --fail --unix-socket --cflags --libs >>"$options"    # of curl and pkg-config, in examples
   for page in man/*; do
     rendered "${page##*/}" >"$BATS_TEST_TMPDIR/page"
     # a Fl macro goes on to the end of its line: "--strict; -why -there -are none"; no option here
@@ -225,7 +225,7 @@ completed() {
     [ -x "$BATS_TEST_TMPDIR/root/usr/bin/$p" ] && [ -f "$BATS_TEST_TMPDIR/root/usr/share/man/man1/$p.1" ] || return 1
   done
   make -s B="${ZSE_BIN:-build}" uninstall DESTDIR="$BATS_TEST_TMPDIR/root" PREFIX=/usr
-  left=$(find "$BATS_TEST_TMPDIR/root" -type f)
+  left=$(find "$BATS_TEST_TMPDIR/root" ! -type d)
   [ -z "$left" ] || { echo "$left"; return 1; }
 }
 

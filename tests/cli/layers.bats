@@ -2,7 +2,7 @@
 # bats file_tags=plain
 
 @test "every folder of the library is listed in LAYERS" {
-  for dir in libcommon/*/ libcommon/*/*/ gpu/ gpu/*/; do
+  for dir in libcommon/*/ libcommon/*/*/ gpu/ gpu/*/ lib/; do
     ls "$dir"*.[ch]* >/dev/null 2>&1 || continue
     grep -q "^${dir%/}:" libcommon/LAYERS || { echo "missing: $dir"; return 1; }
   done
@@ -15,7 +15,7 @@
     match($0, /^ *# *include *"[^"]*"/) {
       split($0, part, "\""); target = part[2]; sub("/[^/]*$", "", target)
       self = FILENAME; sub("/[^/]*$", "", self)
-      if (target !~ /^(libcommon|gpu)/) { print FILENAME ":" FNR ": " part[2] ": not named from the root"; next }
+      if (target !~ /^(libcommon|gpu|lib)(\/|$)/) { print FILENAME ":" FNR ": " part[2] ": not named from the root"; next }
       if (!((self, target) in may)) print FILENAME ":" FNR ": " part[2]
       included[self, target] = 1
     }
@@ -24,7 +24,7 @@
         split(pair, part, SUBSEP)
         if (part[1] != part[2] && !(pair in included)) print "LAYERS: " part[1] ": no file includes " part[2]
       }
-    }' libcommon/LAYERS $(find libcommon gpu -name '*.[ch]' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cc'))
+    }' libcommon/LAYERS $(find libcommon gpu lib -name '*.[ch]' -o -name '*.inc' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cc'))
   [ -z "$bad" ] || { echo "$bad"; return 1; }
 }
 
@@ -38,9 +38,9 @@
 
 # Sets of kernels and the two runtimes of a device define the same structs, each for itself.
 @test "a name leads to one place: no two files of the programs share a name, no two structs a tag" {
-  names=$(find libcommon gpu cmd -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | sed 's|.*/||' | sort | uniq -d)
+  names=$(find libcommon gpu cmd lib -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | sed 's|.*/||' | sort | uniq -d)
   [ "$names" = internal.h ] || { echo "$names"; return 1; }
-  tags=$(find libcommon gpu/backend cmd -name '*.[ch]' ! -path '*/kernels/*' -exec grep -hoE '\b(struct|enum) [a-z0-9_]+ \{' {} + |
+  tags=$(find libcommon gpu/backend cmd lib -name '*.[ch]' ! -path '*/kernels/*' -exec grep -hoE '\b(struct|enum) [a-z0-9_]+ \{' {} + |
     sort | uniq -d)
   [ "$tags" = 'enum command {' ] || { echo "$tags"; return 1; }     # the subcommands of a program, in three of them
 }
@@ -57,7 +57,7 @@
     FNR == 1 { before = 0 }
     !before && /^ *# *[a-z]/ { before = 1; if (match($0, /^#include "/)) { split($0, part, "\""); print part[2] } }' {} + | sort -u)
   [ "$(wc -l <<<"$first")" -gt 100 ]
-  for h in $(find libcommon -name '*.h' | sort | comm -23 - <(echo "$first")); do
+  for h in $(find libcommon lib -name '*.h' | sort | comm -23 - <(echo "$first")); do
     echo "#include \"$h\"" | gcc -std=c11 -D_GNU_SOURCE -I. $(pkg-config --cflags jansson) -Wall -Wextra -Werror -fsyntax-only \
       -x c - || { echo "$h"; return 1; }
   done
@@ -68,7 +68,7 @@
     { code = $0; gsub(/"([^"\\]|\\.)*"/, "", code) }
     code ~ /(^|[^a-z_.>])(printf|vprintf|puts|putchar|perror|exit|_exit|abort|getenv|secure_getenv)\(/ || code \
       ~ /fprintf\((stdout|stderr)/ { print FILENAME ":" FNR ": " $0 }
-    ' $(find libcommon -name '*.[ch]' -o -name '*.inc'))
+    ' $(find libcommon lib -name '*.[ch]' -o -name '*.inc'))
   [ -z "$bad" ] || { echo "$bad"; return 1; }
 }
 
