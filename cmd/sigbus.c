@@ -48,8 +48,8 @@ static const char *path_of(const char *line, uintptr_t address)
     return address >= from && address < hexadecimal(&line) ? path : NULL;
 }
 
-/* Find the path of the file that is mapped at address.  The file is read byte by byte, because a
- * signal handler must not use stdio, and this happens only once. */
+/* Find the path of the file that is mapped at address.  /proc/self/maps is read byte by byte,
+ * because a signal handler must not use stdio, and this happens only once. */
 static const char *find_path(uintptr_t address, char line[LINE])
 {
     const int fd = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);

@@ -130,8 +130,8 @@ template <int GROUPS> DEVICE void produce(const gpu_linear &l, const tensor_map 
     }
 }
 
-/* A warp's part of a tile is a tile of the file; beyond the last one `there` is false, and the
- * first is read. */
+/* A warp's part of a tile is one tile of the file.  Beyond the file's last tile, `there` is false
+ * and the first tile is read instead. */
 struct tile_part { int tile, token; bool there; const uint8_t *data; };
 template <int TYPE, int GROUPS> DEVICE tile_part tile_part_of(const gpu_linear &l, const work &w, int i,
                                                                   raw_step<TYPE> raw[STAGE_STEPS])

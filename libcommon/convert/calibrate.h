@@ -35,22 +35,22 @@ struct calibration {
     int n_windows, window_len;
     int32_t *ids;               /* [n_windows * window_len], numbered within `embed` */
     float *x;                   /* input of the next layer in the float model, [n_tokens, hidden_size] */
-    float *xq;                  /* x after the quantized layers (best), or NULL */
+    float *xq;                  /* x after the quantized layers, for effort best; else NULL */
     /* [n_windows][kept_bytes] other data that a window keeps between layers, see cpu_layers_kept(),
      * for x and for xq; NULL: none */
     uint8_t *kept, *kept_q;
     size_t kept_bytes;          /* bytes kept of one window */
     /* the source's weights: those outside of the layers, and the loaded layer */
     struct model m;
-    struct model q;             /* the same weights, quantized (best) */
+    struct model q;             /* the same weights, quantized; only for effort best */
     void **blocks; int n_blocks, room;      /* memory of the loaded weights */
     /* For the layer whose experts are being quantized: the experts' input, with scaled channels
-     * (best: computed by the quantized layers before it), and the choice of experts. */
+     * (for effort best, computed by the quantized layers before it), and the choice of experts. */
     struct inputs h;
     struct cpu_choice choice;
     /* [n_tokens][hidden_size] sums of the experts' outputs, if a norm follows */
     float *sum;
-    /* a copy of that norm (best), because its tensor is freed before the norm is used */
+    /* a copy of that norm, for effort best, because its tensor is freed before the norm is used */
     float *norm;
 };
 

@@ -160,7 +160,7 @@ struct convert_report {
     /* with CONVERT_KEEP: tensors whose grid no type represents */
     int n_inexact;
     int n_requantized;                  /* tensors already quantized in the source and rounded again */
-    int n_damped;                       /* matrices whose damping had to be raised (best) */
+    int n_damped;                       /* matrices whose damping had to be raised; best only */
 };
 void convert_report_release(struct convert_report *r);
 

@@ -43,7 +43,7 @@ static int is_needed(const struct request *r, const struct batch_item *item)
 
 static int is_busy(const struct constraint *c) { return c->busy && c->busy(c->state); }
 
-/* One turn of r's work.  0: done; -1: another turn is needed. */
+/* Do one turn of r's work.  0: the work is done; -1: another turn is needed. */
 static int take_turn(struct request *r, uint64_t steps)
 {
     const struct constraint *c = &r->constraint;

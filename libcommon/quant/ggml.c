@@ -68,8 +68,7 @@ EACH(get_e4m3, 1, f8_e4m3(*p))
 EACH(get_e5m2, 1, f16_to_f32((f16)(*p << 8)))
 EACH(get_e8m0, 1, e8m0(*p))
 
-/* ---- blocks of 32: the low nibbles have the first 16 elements, the high nibbles the others
- * ---- */
+/* ---- blocks of 32: low nibbles have the first 16 elements, high nibbles the others ---- */
 
 static void q4_0(const uint8_t *b, float *y)
 {

@@ -400,8 +400,7 @@ void routes_request(struct server *s, struct conn *c)
     } else if (!guard_admits(s, c, &routes[at])) {
         return;
     } else if (routes[at].body && routes[at].kind != ROUTE_WEBSOCKET && !conn_has_body(c)) {
-        /* the key has become valid since the body began, when it was not, so the body was
-         * discarded */
+        /* the body was discarded, because the key was not valid when it began; now the key is */
         struct problem pr;
         conn_set_header(c, "Retry-After", "1");
         if (conn_hold_problem(c, &pr) != 0)

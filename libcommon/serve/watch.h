@@ -22,8 +22,8 @@ enum watch_state {
 /* The state that follows from one reading m and the state `before`.  Percentages are those of
  * memory_most(m), and memory_now(m) bytes are left. */
 enum watch_state watch_next(enum watch_state before, const struct memory *m);
-/* asked: the state that followed from the last reading.  The state becomes worse after two such
- * readings in a row, and better after one. */
+/* asked: the state that followed from the last reading.  The state becomes worse only after two
+ * readings in a row from which a worse one follows, but better after a single reading. */
 struct memory_watch { enum watch_state state, asked; };
 void watch_step(struct memory_watch *w, const struct memory *m);
 
