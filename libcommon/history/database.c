@@ -74,6 +74,11 @@ static int fault_system(struct history_problem *p, const char *path)
                      ? HISTORY_READ_ONLY : HISTORY_UNAVAILABLE, NULL, "%s: %s", path, strerror(why));
 }
 
+static int fault_stopped(const struct history *h, struct history_problem *p)
+{
+    return fault_set(p, HISTORY_UNAVAILABLE, NULL, "%s: the operation took too long, or was stopped", h->path);
+}
+
 int fault_sql(struct history *h, struct history_problem *p)
 {
     const char *text = sqlite3_errmsg(h->db);
@@ -92,7 +97,7 @@ int fault_sql(struct history *h, struct history_problem *p)
     case SQLITE_TOOBIG:
         return fault_set(p, HISTORY_TOO_LARGE, NULL, "%s: %s", h->path, text);
     case SQLITE_INTERRUPT:
-        return fault_set(p, HISTORY_UNAVAILABLE, NULL, "%s: the operation took too long, or was stopped", h->path);
+        return fault_stopped(h, p);
     default:
         return fault_set(p, HISTORY_UNAVAILABLE, NULL, "%s: %s", h->path, text);
     }
@@ -213,8 +218,10 @@ int ask_memory(struct history *h, size_t bytes, struct history_problem *p)
 static int is_late(void *user)
 {
     const struct history *h = user;
-    return h->deadline_ns && clock_ns() > h->deadline_ns;
+    return (h->deadline_ns && clock_ns() > h->deadline_ns) || (h->cancel && atomic_load(h->cancel));
 }
+
+int sql_go_on(struct history *h, struct history_problem *p) { return is_late(h) ? fault_stopped(h, p) : 0; }
 
 static int wait_for_others(void *user, int n)
 {
@@ -347,6 +354,8 @@ void history_set_deadline(struct history *h, double seconds)
 {
     h->deadline_ns = clock_ns() + (uint64_t)(seconds * 1e9);
 }
+
+void history_set_cancel(struct history *h, const atomic_int *flag) { h->cancel = flag; }
 
 void history_set_budget(struct history *h, int (*ask)(void *user, size_t bytes), void *user)
 {

@@ -13,6 +13,7 @@
 enum {
     MAX_TERMS = 16, MAX_WORDS = 32, MAX_HITS = 100, MATCHES = 3,
     ROWS_VISITED = 20000,               /* most messages that a search visits */
+    ROWS_AT_ONCE = 1 << 18,             /* rows of a statement: FTS5 sees no deadline until it finds one */
     BEFORE = 60, SNIPPET = 200,         /* bytes of a snippet, and of it before the first hit */
     SCANNED = 1 << 20,                  /* bytes of a message that are searched for the place of its snippet */
 };
@@ -218,11 +219,12 @@ static int add_match(struct history *h, const struct query *q, struct found *f, 
     return rc < 0 ? -1 : 0;
 }
 
-static int search_messages(struct history *h, const struct owner *o, const struct query *q, struct results *r,
-                           struct history_problem *p)
+/* Add the matches among rows from low to high, the newest first; *n: rows visited. */
+static int search_rows(struct history *h, const struct query *q, int64_t low, int64_t high, int *n, struct results *r,
+                       struct history_problem *p)
 {
-    int rc = 0, n = 0;
-    sqlite3_stmt *s = sql_bind(h, SQL_TEXT_SEARCH, p, "tii", q->match, first_row(o), last_row(o));
+    int rc = 0;
+    sqlite3_stmt *s = sql_bind(h, SQL_TEXT_SEARCH, p, "tii", q->match, low, high);
     while (!r->more && (rc = s ? sql_step(h, s, p) : -1) == 1) {
         const int64_t row = sqlite3_column_int64(s, 0);
         sqlite3_stmt *m = sql_bind(h, SQL_MESSAGE_CONVERSATION, p, "i", row);
@@ -230,10 +232,23 @@ static int search_messages(struct history *h, const struct owner *o, const struc
         struct found *f = known == 1 ? result_of(r, sqlite3_column_int64(m, 0)) : NULL;
         if (known < 0 || (f && json_array_size(f->matches) < MATCHES && add_match(h, q, f, row, p)))
             return -1;
-        if (++n == ROWS_VISITED)
+        if (++*n == ROWS_VISITED)
             r->more = 1;
     }
     return rc < 0 ? -1 : 0;
+}
+
+static int search_messages(struct history *h, const struct owner *o, const struct query *q, struct results *r,
+                           struct history_problem *p)
+{
+    const int64_t first = first_row(o);
+    int n = 0;
+    for (int64_t high = first + o->next, low; !r->more && high >= first; high = low - 1) {
+        low = high - ROWS_AT_ONCE >= first ? high - ROWS_AT_ONCE + 1 : first;
+        if (sql_go_on(h, p) || search_rows(h, q, low, high, &n, r, p))
+            return -1;
+    }
+    return 0;
 }
 
 /* The answer of the results. */

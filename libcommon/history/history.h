@@ -11,6 +11,7 @@
 #ifndef ZSE_HISTORY_HISTORY_H
 #define ZSE_HISTORY_HISTORY_H
 
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -55,6 +56,8 @@ void history_interrupt(struct history *h);
 /* Set the time limit of each operation, in seconds; an operation that takes longer ends with
  * HISTORY_UNAVAILABLE. */
 void history_set_deadline(struct history *h, double seconds);
+/* End operations with HISTORY_UNAVAILABLE soon after *flag is no longer 0; NULL: never. */
+void history_set_cancel(struct history *h, const atomic_int *flag);
 /* ask(user, bytes) is called before an answer grows to `bytes` of memory.  If it returns -1, the
  * operation ends with HISTORY_TOO_LARGE. */
 void history_set_budget(struct history *h, int (*ask)(void *user, size_t bytes), void *user);

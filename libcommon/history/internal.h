@@ -18,6 +18,7 @@ struct history {
     struct history_limits limits;
     sqlite3_stmt *stmt[N_STATEMENTS];   /* prepared at first use */
     uint64_t deadline_ns;               /* deadline of the operation; 0: none */
+    const atomic_int *cancel;           /* NULL: never */
     int (*ask)(void *user, size_t bytes); void *ask_user;       /* NULL: any size */
 };
 
@@ -33,6 +34,8 @@ sqlite3_stmt *sql_bind(struct history *h, enum statement which, struct history_p
 int sql_step(struct history *h, sqlite3_stmt *s, struct history_problem *p);    /* 1: a row, 0: the end, -1 with *p */
 /* run a statement that returns no rows; 0 or -1 */
 int sql_run(struct history *h, sqlite3_stmt *s, struct history_problem *p);
+/* -1 with *p: the deadline has passed, or the operation was cancelled. */
+int sql_go_on(struct history *h, struct history_problem *p);
 int sql_begin(struct history *h, int write, struct history_problem *p);
 /* Commit if rc is 0, else roll back.  0, or -1 with *p. */
 int sql_end(struct history *h, int rc, struct history_problem *p);

@@ -808,6 +808,45 @@ static void ids_are_found_by_their_beginning(void **state)
     history_close(h);
 }
 
+static size_t n_found(struct history *h, const char *query)
+{
+    json_t *j = history_search(h, "", query, 20, &p);
+    const size_t n = json_array_size(json_object_get(j, "results"));
+    json_decref(j);
+    return n;
+}
+
+/* Rows are searched in pieces: none is left out or found twice, and between them a search ends if
+ * it was cancelled or is late. */
+static void a_long_search_can_be_stopped(void **state)
+{
+    (void)state;
+    atomic_int stop = 0;
+    struct history *h = open_here();
+    for (int i = 0; i < 6; i++) {
+        sqlite3 *db;
+        assert_int_equal(say(h, "", new_conversation(h, "", "{}"), "{\"role\":\"user\",\"content\":\"needle in hay\"}"), 1);
+        assert_int_equal(sqlite3_open(in_folder("chats.db"), &db), SQLITE_OK);
+        assert_int_equal(sqlite3_exec(db, "UPDATE owners SET next = next + 131070", NULL, NULL, NULL), SQLITE_OK);
+        sqlite3_close(db);
+    }
+    assert_int_equal(n_found(h, "needle "), 6);
+    assert_int_equal(n_found(h, "\"needle in\""), 6);
+    assert_int_equal(n_found(h, "absent "), 0);
+    history_set_cancel(h, &stop);
+    assert_int_equal(n_found(h, "needle "), 6);
+    atomic_store(&stop, 1);
+    assert_null(history_search(h, "", "absent ", 20, &p));
+    assert_int_equal(p.fault, HISTORY_UNAVAILABLE);
+    history_set_cancel(h, NULL);
+    history_set_deadline(h, 0);
+    assert_null(history_search(h, "", "absent ", 20, &p));
+    assert_int_equal(p.fault, HISTORY_UNAVAILABLE);
+    history_set_deadline(h, 60);
+    assert_int_equal(n_found(h, "needle "), 6);
+    history_close(h);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -821,6 +860,7 @@ int main(void)
         IN_FOLDER(another_program_may_hold_the_lock), IN_FOLDER(a_newer_file_is_left_alone),
         IN_FOLDER(a_killed_writer_loses_nothing_acknowledged), IN_FOLDER(two_processes_share_the_file),
         IN_FOLDER(answers_ask_for_memory), IN_FOLDER(ids_are_found_by_their_beginning),
+        IN_FOLDER(a_long_search_can_be_stopped),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

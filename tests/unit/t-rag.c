@@ -571,6 +571,35 @@ static void test_store_damaged(void **state)
     assert_non_null(strstr(e.msg, "is no regular file"));
 }
 
+/* A search of many passages ends at its deadline, or when its client has left. */
+static void test_search_stops(void **state)
+{
+    enum { WORDS = 70000, BYTES = 14 };
+    char *text = malloc(WORDS * BYTES + 1);
+    const atomic_int gone = 1;
+    struct rag_hits h;
+    (void)state;
+    assert_non_null(text);
+    for (int i = 0; i < WORDS; i++)
+        memcpy(text + i * BYTES, "common words\n\n", BYTES + 1);
+    struct rag_store *r = rag_open(folder, 1, &e);
+    assert_int_equal(add(r, "", "c", "large", text, &none, NULL), 0);
+    rag_set_time(r, 1e-9);
+    assert_int_equal(search_in(r, "", "c", "common", &h), -1);
+    assert_int_equal(e.code, ERR_CANCELLED);
+    assert_non_null(strstr(e.msg, "took too long"));
+    rag_set_time(r, 0);
+    rag_set_cancel(r, &gone);
+    assert_int_equal(search_in(r, "", "c", "common", &h), -1);
+    assert_non_null(strstr(e.msg, "was cancelled"));
+    rag_set_cancel(r, NULL);
+    assert_int_equal(search_in(r, "", "c", "common", &h), 0);
+    assert_int_equal(h.n, 5);
+    rag_hits_release(&h);
+    rag_close(r);
+    free(text);
+}
+
 /* ---- vectors ---- */
 
 enum { DIM = 70 };
@@ -830,7 +859,8 @@ int main(void)
         cmocka_unit_test(test_queries), cmocka_unit_test(test_spaced), cmocka_unit_test(test_extract),
         cmocka_unit_test(test_office), cmocka_unit_test(test_pdf_bomb), IN_FOLDER(test_store),
         IN_FOLDER(test_store_filters), IN_FOLDER(test_store_quota), IN_FOLDER(test_store_damaged),
-        IN_FOLDER(test_vectors), IN_FOLDER(test_parts_of_a_chunk), IN_FOLDER(test_version_2),
+        IN_FOLDER(test_search_stops), IN_FOLDER(test_vectors), IN_FOLDER(test_parts_of_a_chunk),
+        IN_FOLDER(test_version_2),
         cmocka_unit_test(test_passage_parts),
         IN_FOLDER(test_context),
     };

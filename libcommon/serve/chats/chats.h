@@ -28,7 +28,7 @@ struct chat_job {
     struct server *s;
     /* used by the loop; NULL: the client has disconnected, or there was none */
     struct conn *conn;
-    atomic_int gone;                    /* the client has disconnected, so the job need not start */
+    atomic_int gone;                    /* the client has disconnected: the job need not start, or go on if it reads */
     enum chat_work work;
     uint64_t tenant, round;
     char owner[32];
@@ -54,6 +54,8 @@ void chats_submit(struct chat_job *j);
 /* ---- chats_jobs.c ---- */
 /* Run a job in a thread: sets text or problem. */
 void chats_run(struct chat_job *j, struct history *h);
+/* Does the job only read?  Then it ends early if its client disconnects. */
+int chats_reads(const struct chat_job *j);
 /* Translate a problem of the history into one of a response; returns -1. */
 int chats_problem(const struct history_problem *p, struct problem *pr);
 

@@ -194,6 +194,13 @@ static void run_body(struct chat_job *j, struct history *h)
     put_json(j, out, &p);
 }
 
+int chats_reads(const struct chat_job *j)
+{
+    const enum chat_work w = j->work;
+    return w == CHATS_LIST || w == CHATS_GET || w == CHATS_MESSAGES || w == CHATS_MESSAGE || w == CHATS_SEARCH ||
+           w == CHATS_EXPORT || w == CHATS_STATS;
+}
+
 void chats_run(struct chat_job *j, struct history *h)
 {
     struct history_problem p = { 0 };
@@ -201,6 +208,7 @@ void chats_run(struct chat_job *j, struct history *h)
                          ? IMPORT_S : j->body.size || j->work == CHATS_DELETE ||
                          j->work == CHATS_REMOVE ? WRITE_S : READ_S);
     history_set_budget(h, hold_more, j);
+    history_set_cancel(h, chats_reads(j) ? &j->gone : NULL);    /* a change is made for a client that has left, too */
     switch (j->work) {
     case CHATS_LIST:     put_json(j, history_list(h, j->owner, &j->filter, &p), &p); break;
     case CHATS_GET:      put_json(j, history_get(h, j->owner, j->id, &p), &p); break;
@@ -219,4 +227,5 @@ void chats_run(struct chat_job *j, struct history *h)
     default:               run_body(j, h);
     }
     history_set_budget(h, NULL, NULL);
+    history_set_cancel(h, NULL);
 }
