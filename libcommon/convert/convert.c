@@ -147,14 +147,14 @@ static int open_files(struct conversion *cv, int *n_specs, struct err *e)
         return err_prefix(e, "%s", cv->source->path);
     int skipped[N_WEIGHT_SKIPS] = { 0 };
     struct err left_out = { 0 };
-    if (source_weights(&cv->config, cv->source, &cv->specs, n_specs, skipped, &left_out, e)) {
+    if (source_weights(&cv->config, cv->source, cv->o->no_predictor, &cv->specs, n_specs, skipped, &left_out, e)) {
         cv->specs = NULL;
         return -1;
     }
     if (skipped[WEIGHT_ENCODER])
         conversion_note(cv, "%d tensor%s of encoders %s skipped: image input is left out",
                         skipped[WEIGHT_ENCODER], plural(skipped[WEIGHT_ENCODER]), plural_are(skipped[WEIGHT_ENCODER]));
-    if (skipped[WEIGHT_PREDICTOR])
+    if (skipped[WEIGHT_PREDICTOR] && !cv->o->no_predictor)
         conversion_note(cv, "%d tensor%s for predicting further tokens %s skipped%s%s", skipped[WEIGHT_PREDICTOR],
                         plural(skipped[WEIGHT_PREDICTOR]), plural_are(skipped[WEIGHT_PREDICTOR]),
                         left_out.code ? ": " : "", left_out.msg);

@@ -97,6 +97,7 @@ struct convert_options {
     /* rounding of weights that were not trained to be ternary to ternary types; all rules but
      * TERNARY_FIT work without running the model */
     enum ternary_fit ternary;
+    int no_predictor;                   /* leave out a layer that predicts further tokens */
     enum convert_effort effort;
     const char *calibration;            /* a text file; NULL: the built-in text */
     /* Most bytes of memory for the buffers of calibration, besides one expert; the other buffers

@@ -39,10 +39,11 @@ static int is_part(const char *name, const struct weight_spec *specs, int n)
     return 0;
 }
 
-int source_weights(const struct config *c, const struct source *s, struct weight_spec **specs, int *n,
-                   int skipped[N_WEIGHT_SKIPS], struct err *left_out, struct err *e)
+int source_weights(const struct config *c, const struct source *s, int no_predictor, struct weight_spec **specs,
+                   int *n, int skipped[N_WEIGHT_SKIPS], struct err *left_out, struct err *e)
 {
-    const struct weight_source w = { .shape = source_shape, .user = (void *)s, .left_out = left_out };
+    const struct weight_source w = { .shape = source_shape, .user = (void *)s, .no_predictor = no_predictor,
+                                     .left_out = left_out };
     if (weight_specs(c, &w, specs, n, e) < 0)
         return err_prefix(e, "%s", s->path);
     const struct weight_spec **sorted = malloc((size_t)*n * sizeof *sorted);

@@ -9,9 +9,9 @@
 /* List the tensors of a model, and check the source's shapes (see weight_specs).  Fails if the
  * source has other tensors that must not be skipped.  skipped: numbers of skipped tensors, by
  * reason; left_out: if its code is set, the reason why the tensors that predict further tokens
- * are skipped.  Both may be NULL. */
-int source_weights(const struct config *c, const struct source *s, struct weight_spec **specs, int *n,
-                   int skipped[N_WEIGHT_SKIPS], struct err *left_out, struct err *e);
+ * are skipped.  Both may be NULL.  no_predictor: skip these. */
+int source_weights(const struct config *c, const struct source *s, int no_predictor, struct weight_spec **specs,
+                   int *n, int skipped[N_WEIGHT_SKIPS], struct err *left_out, struct err *e);
 
 /* The place of a weight in a model: its linear layer or norm, and the pointer of a vector. */
 struct weight_place { struct linear *linear; struct norm *norm; const float **plain; };

@@ -624,7 +624,8 @@ struct weight_source {
     /* for sizes alone: list the first expert of a layer for all, with copies = n_experts (else
      * copies are 1) */
     int one_expert;
-    /* output, may be NULL: why a layer that predicts further tokens is not listed */
+    int no_predictor;           /* leave out a layer that predicts further tokens */
+    /* output, may be NULL: why such a layer is not listed */
     struct err *left_out;
 };
 /* Every tensor of the model in forward order: embed, layer 0 .., final norm, head.  Shapes of the

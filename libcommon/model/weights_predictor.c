@@ -62,7 +62,7 @@ int spec_predictor(struct builder *b)
     struct builder p = *b;
     const struct predictor_names *n = NULL;
     const int first = b->n_specs, layer = b->c->n_layers;
-    if (!b->s->shape || config_predictor(b->c, &own) < 0)
+    if (!b->s->shape || b->s->no_predictor || config_predictor(b->c, &own) < 0)
         return 0;
     p.c = &own;
     for (size_t i = 0; i < sizeof predictors / sizeof *predictors && !n; i++) {

@@ -201,6 +201,14 @@ subprocess.run(sys.argv[1:], stdin=b)' zse-chat "$MODEL" -n 1 --json -p Summariz
   zse-info "$BATS_TEST_TMPDIR/m.zse" --json | jq -e '[.tensors[] | select(.name | test("^mtp.*_proj")) | .type] | unique == ["m2"]'
   zse-convert "$BATS_TEST_TMPDIR/qwen0.1" -o "$BATS_TEST_TMPDIR/m.zse" -q int8 -m 300kB >/dev/null
   zse-info "$BATS_TEST_TMPDIR/m.zse" --json | jq -e '[.tensors[] | select(.name | test("^mtp.*_proj")) | .type] | unique == ["nl4"]'
+  # one that is not wanted is left out without a note
+  run zse-convert "$BATS_TEST_TMPDIR/qwen0.1" -o "$BATS_TEST_TMPDIR/no.zse" -q f32 --no-mtp
+  [ "$status" = 0 ]
+  [[ $output != *skipped* ]]
+  zse-info "$BATS_TEST_TMPDIR/no.zse" --json | jq -e 'has("mtp_bytes") | not'
+  run -1 zse-chat "$BATS_TEST_TMPDIR/no.zse" --spec mtp -p hi
+  [ "$(zse-chat "$BATS_TEST_TMPDIR/no.zse" -p hi -n 20 --ignore-eos --ids --seed 3)" = \
+    "$(zse-chat "$BATS_TEST_TMPDIR/qwen0.1.zse" -p hi -n 20 --ignore-eos --ids --seed 3)" ]
   # a layer of another form is left out
   python3 -S - "$BATS_TEST_TMPDIR/qwen0" <<'P'
 import sys

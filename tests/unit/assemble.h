@@ -91,7 +91,7 @@ static inline struct model *model_assemble(const struct source *s, enum qtype ty
         err_nomem(e, "model");
         goto fail;
     }
-    if (source_weights(&m->config, s, &specs, &n, NULL, NULL, e) < 0)
+    if (source_weights(&m->config, s, 0, &specs, &n, NULL, NULL, e) < 0)
         goto fail;
     model_norms(m);
     if (model_experts(m, e) < 0 || (specs[n - 1].layer == m->config.n_layers && model_predictor(m, e) < 0)) {

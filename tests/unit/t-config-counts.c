@@ -103,7 +103,7 @@ static void attempt(struct walk *w, const char *change)
     struct weight_spec *specs;
     int n, rc = config_parse(&c, w->s->config, &e);
     if (rc == 0) {
-        rc = source_weights(&c, w->s, &specs, &n, NULL, NULL, &e);
+        rc = source_weights(&c, w->s, 0, &specs, &n, NULL, NULL, &e);
         if (rc == 0)
             free(specs);
         config_release(&c);
