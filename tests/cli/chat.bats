@@ -218,11 +218,11 @@ open(path, "wb").write(data)
 P
   run zse-convert "$BATS_TEST_TMPDIR/qwen0" -o "$BATS_TEST_TMPDIR/left.zse" -q f32
   [ "$status" = 0 ]
-  [[ $output == *"15 tensors that predict further tokens are skipped: tensor 'mtp.layers.0.mlp.up_proj.weight' is missing"* ]]
+  [[ $output == *"15 tensors for predicting further tokens are skipped: tensor 'mtp.layers.0.mlp.up_proj.weight' is missing"* ]]
   sed -i 's/{/{"mtp_use_dedicated_embeddings": true, /' "$BATS_TEST_TMPDIR/qwen0.1/config.json"
   run zse-convert "$BATS_TEST_TMPDIR/qwen0.1" -o "$BATS_TEST_TMPDIR/own.zse" -q f32
   [ "$status" = 0 ]
-  [[ $output == *"15 tensors that predict further tokens are skipped: they have an embedding of their own"* ]]
+  [[ $output == *"15 tensors for predicting further tokens are skipped: they have an embedding of their own"* ]]
   run -1 zse-chat "$BATS_TEST_TMPDIR/left.zse" --spec mtp -p hi
   run -1 zse-chat "$MODEL" --spec mtp -p hi
   [[ "$output" == *"--spec mtp: the model has no layer that predicts further tokens"* ]]
