@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "cmd/cli.h"
+#include "cmd/preflight_convert.h"
 #include "cmd/roofline_show.h"
 #include "libcommon/base/clock.h"
 #include "libcommon/model/parts.h"
@@ -77,7 +78,8 @@ int share_init(struct work_limits *s, const struct model *m, const struct run_op
 {
     count_model(s, m, r);
     const struct roofline_options o = { .n_threads = n_threads, .what = ROOFLINE_READ | ROOFLINE_INT8 |
-                                      (s->f32_op > 0 ? ROOFLINE_F32 : 0), .only_all = 1 };
+                                      (s->f32_op > 0 ? ROOFLINE_F32 : 0), .only_all = 1,
+                                      .root = preflight_root() };
     return roofline_measure(&s->l, &o, e);
 }
 
@@ -116,7 +118,7 @@ int bench_limits(const struct bench_options *o)
 {
     const char *tmp = getenv("TMPDIR");
     const struct roofline_options lo = { .n_threads = o->run.threads, .file = o->file,
-                                       .tmp_dir = tmp && *tmp ? tmp : NULL };
+                                       .tmp_dir = tmp && *tmp ? tmp : NULL, .root = preflight_root() };
     struct roofline l;
     struct err e;
     const uint64_t start = clock_ns();

@@ -7,6 +7,7 @@
 
 #include "cmd/cli.h"
 #include "cmd/matmul_time.h"
+#include "cmd/preflight_convert.h"
 #include "libcommon/base/pool.h"
 #include "libcommon/convert/convert.h"
 #include "libcommon/kernels/kernels.h"
@@ -80,7 +81,7 @@ int bench_matmul(const struct bench_options *o)
     }
     const struct roofline_options lo = { .n_threads = o->run.threads,
                                          .what = ROOFLINE_READ | ROOFLINE_INT8 | ROOFLINE_F32,
-                                       .only_all = 1 };
+                                         .only_all = 1, .root = preflight_root() };
     if (rc == 0 && (rc = roofline_measure(&l, &lo, &e)) == 0)
         report(o, &m, kernels, &l, seconds);
     for (int i = 0; i < BENCH_LIST; i++)

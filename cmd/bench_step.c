@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "cmd/cli.h"
+#include "cmd/preflight_convert.h"
 #include "libcommon/base/clock.h"
 #include "libcommon/base/file.h"
 #include "libcommon/base/pool.h"
@@ -507,7 +508,7 @@ int bench_threads(const struct bench_options *o, const char *model)
             break;
         if (i == 0) {
             const struct roofline_options lo = { .n_threads = most, .what = ROOFLINE_READ | ROOFLINE_INT8,
-                                                 .only_all = 1 };
+                                                 .only_all = 1, .root = preflight_root() };
             struct roofline all;
             if ((rc = roofline_measure(&all, &lo, &e)) != 0)
                 break;

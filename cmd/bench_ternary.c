@@ -7,6 +7,7 @@
 
 #include "cmd/cli.h"
 #include "cmd/matmul_time.h"
+#include "cmd/preflight_convert.h"
 
 static const char prog[] = "zse-bench";
 static const enum qtype types[] = { QT_NL4, QT_T2, QT_T3 };
@@ -90,7 +91,7 @@ int bench_ternary(const struct bench_options *o)
         return cli_wrong(prog, "ternary measures nl4, t2 and t3: -q does not apply");
     const struct roofline_options lo = { .n_threads = o->run.threads,
                                          .what = ROOFLINE_READ | ROOFLINE_INT8 | ROOFLINE_F32,
-                                       .only_all = 1 };
+                                         .only_all = 1, .root = preflight_root() };
     int rc = measure(&b, &e);
     if (rc == 0 && (rc = roofline_measure(&l, &lo, &e)) == 0)
         report(&b, &l);

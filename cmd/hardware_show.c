@@ -156,7 +156,7 @@ int hardware_show(const struct hardware_options *o)
         return cli_fail(prog, &e);
     if (o->measure) {
         const struct roofline_options lo = { .n_threads = o->threads, .file = o->file,
-                                           .tmp_dir = tmp && *tmp ? tmp : NULL };
+                                           .tmp_dir = tmp && *tmp ? tmp : NULL, .root = o->root };
         if (roofline_measure(&l, &lo, &e) != 0)
             return cli_fail(prog, &e);
     }

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "cmd/preflight_convert.h"
 #include "libcommon/base/clock.h"
 #include "libcommon/base/rng.h"
 #include "libcommon/hw/memory.h"
@@ -95,11 +96,14 @@ static int fill(struct matmul_time *b, struct matmul_time_weights w, struct err 
     struct memory memory;
     struct err ignored;
     const uint64_t half = memory_read(&memory, NULL, &ignored) == 0 ? memory_now(&memory) / 2 : UINT64_MAX;
+    const uint64_t told = memory_read(&memory, preflight_root(), &ignored) == 0 ? memory_now(&memory) / 2 : half;
     if (b->m.size > half)
         return err_set(e, ERR_LIMIT, "the matrix has %zu bytes, expected %llu at most: half of what this process can have", b->m.size, (unsigned long long)half);
     const size_t wanted = w.footprint && w.footprint < FOOTPRINT ? (size_t)w.footprint : FOOTPRINT,
                  n = wanted / b->m.size + (wanted == FOOTPRINT);
-    b->n_copies = n < half / b->m.size ? n ? (int)n : 1 : (int)(half / b->m.size);
+    const uint64_t most = (told < half ? told : half) / b->m.size;
+    b->n_copies = (int)(n < most ? n : most);
+    b->n_copies += b->n_copies == 0;
     const size_t total = b->m.size * (size_t)b->n_copies;
     b->data = mmap(NULL, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (b->data == MAP_FAILED) {

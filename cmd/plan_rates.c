@@ -6,6 +6,7 @@
 
 #include "cmd/matmul_time.h"
 #include "cmd/planning.h"
+#include "cmd/preflight_convert.h"
 #include "libcommon/base/clock.h"
 #include "libcommon/base/pool.h"
 #include "libcommon/cpu/cpu.h"
@@ -257,7 +258,8 @@ static int common_rates(struct plan_rates *r, const struct plan_shape *s, int n_
 {
     enum { RUNS = 20, TIMES = 50 };
     struct roofline l;
-    const struct roofline_options lo = { .n_threads = n_threads, .what = ROOFLINE_READ | ROOFLINE_F32, .only_all = 1 };
+    const struct roofline_options lo = { .n_threads = n_threads, .what = ROOFLINE_READ | ROOFLINE_F32, .only_all = 1,
+                                         .root = preflight_root() };
     if (roofline_measure(&l, &lo, e) != 0)
         return -1;
     r->n_threads = l.n_threads;

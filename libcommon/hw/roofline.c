@@ -158,7 +158,7 @@ static double best_time(struct pool *pool, int n, int passes, void (*fn)(void *,
 }
 
 /* Bytes for each thread to read; 0: not enough memory. */
-static size_t read_size(int n_threads)
+static size_t read_size(int n_threads, const char *root)
 {
     struct memory m;
     struct err ignored;
@@ -170,7 +170,7 @@ static size_t read_size(int n_threads)
     size = cache > size ? cache : size;
     size = size < READ_MOST ? size : READ_MOST;
     /* at most half of the memory that this process can have */
-    if (memory_read(&m, NULL, &ignored) == 0 && size > memory_now(&m) / 2)
+    if (memory_read(&m, root, &ignored) == 0 && size > memory_now(&m) / 2)
         size = (size_t)(memory_now(&m) / 2);
     return size / (size_t)n_threads / MB * MB;
 }
@@ -178,7 +178,7 @@ static size_t read_size(int n_threads)
 static int measure_read(struct roofline *l, const struct roofline_options *o, struct pool *pool, struct err *e)
 {
     const int n = l->n_threads;
-    struct pass p = { .loops = PICK(read), .size = read_size(n) };
+    struct pass p = { .loops = PICK(read), .size = read_size(n, o->root) };
     const size_t total = p.size * (size_t)n;
     if (total == 0)
         return err_set(e, ERR_LIMIT, "memory for reading: expected %d MiB, half of what this process can have is less",

@@ -24,6 +24,7 @@ struct roofline_options {
      * in tmp_dir */
     const char *file;
     const char *tmp_dir;                /* NULL: /tmp.  The temporary is unlinked and has no blocks on disk */
+    const char *root;                   /* of proc and sys (memory_read()); half of that memory is read at most */
 };
 
 struct roofline {

@@ -2,7 +2,10 @@
 bats_require_minimum_version 1.5.0
 
 setup_file() {
-  export XDG_CACHE_HOME=$BATS_FILE_TMPDIR/cache
+  export XDG_CACHE_HOME=$BATS_FILE_TMPDIR/cache ZSE_SYSROOT=$BATS_FILE_TMPDIR/root
+  # a machine of little memory: its limits are measured in less of it, and in less time
+  mkdir -p "$ZSE_SYSROOT/proc"
+  printf 'MemTotal: 100000 kB\nMemFree: 100000 kB\nMemAvailable: 100000 kB\n' >"$ZSE_SYSROOT/proc/meminfo"
   zse-chat models/tiny -p x -n 1 >/dev/null 2>&1
   MODEL=$(echo "$XDG_CACHE_HOME"/zse/*.zse)
   export MODEL TEXT=$BATS_FILE_TMPDIR/text
@@ -380,6 +383,10 @@ END
   fails "No such file" limits --file /no/such/file
   fails "at least 2 MiB" limits --file LICENSE
   fails "No such file" coldstart /no/such/model
+  # of the memory that is told, half is read at most
+  mkdir -p "$BATS_TEST_TMPDIR/root/proc"
+  printf 'MemTotal: 1000 kB\nMemFree: 1000 kB\nMemAvailable: 1000 kB\n' >"$BATS_TEST_TMPDIR/root/proc/meminfo"
+  ZSE_SYSROOT=$BATS_TEST_TMPDIR/root fails "half of what this process can have is less" matmul --shape 64x64 --threads 1
 }
 
 # Stand-ins that answer as the programs of llama.cpp and ik_llama.cpp do, so that every row is there
