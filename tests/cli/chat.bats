@@ -153,14 +153,16 @@ subprocess.run(sys.argv[1:], stdin=b)' zse-chat "$MODEL" -n 1 --json -p Summariz
 }
 
 @test "--spec mtp: the same tokens as without it; a layer that knows the next token is right; no such layer is refused" {
-  local m t s
-  for m in "deepseek 0" "qwen 0" "deepseek 0.1" "qwen 0.1" "deepseek state"; do
+  local m t s temperatures='0 1' models=("qwen 0" "qwen 0.1" "deepseek state" "deepseek 0" "deepseek 0.1")
+  # for a sanitizer once the code, not all the numbers
+  [ -z "${ZSE_SANITIZED-}" ] || { temperatures=1; models=("${models[@]:0:3}"); }
+  for m in "${models[@]}"; do
     set -- $m
     python3 -S tests/lib/predictor.py "$1" "$2" "$BATS_TEST_TMPDIR/$1$2"
     zse-convert "$BATS_TEST_TMPDIR/$1$2" -o "$BATS_TEST_TMPDIR/$1$2.zse" -q f32 >/dev/null 2>"$BATS_TEST_TMPDIR/notes"
     run cat "$BATS_TEST_TMPDIR/notes"
     [ "$output" = "" ] || { echo "$output"; return 1; }
-    for t in 0 1; do
+    for t in $temperatures; do
       for s in off mtp:3 mtp auto; do
         zse-chat "$BATS_TEST_TMPDIR/$1$2.zse" --spec $s --temp $t --seed 3 -p "What is the capital of France?" -n 120 \
           --ignore-eos --ids --json >"$BATS_TEST_TMPDIR/$s"
@@ -232,8 +234,9 @@ P
 }
 
 @test "--spec draft and self: the same tokens; the model's own guesses are right; a model that does not fit is refused" {
-  local prompt="What is the capital of France? What is the capital of Italy?" t s
-  for t in 0 1; do
+  local prompt="What is the capital of France? What is the capital of Italy?" t s temperatures='0 1'
+  [ -z "${ZSE_SANITIZED-}" ] || temperatures=1
+  for t in $temperatures; do
     for s in off "draft:5:$MODEL" self:3:2; do
       zse-chat "$MODEL" --spec "$s" --temp $t --seed 3 -p "$prompt" -n 200 --ignore-eos --ids --json >"$BATS_TEST_TMPDIR/${s%%:*}"
     done
@@ -265,8 +268,9 @@ E
 }
 
 @test "--spec: the same tokens with guesses as without, greedy and drawn; --json counts the guesses" {
-  local prompt="What is the capital of France? What is the capital of Italy? What is the capital of France?" t s
-  for t in 0 1; do
+  local prompt="What is the capital of France? What is the capital of Italy? What is the capital of France?" t s temperatures='0 1'
+  [ -z "${ZSE_SANITIZED-}" ] || temperatures=1
+  for t in $temperatures; do
     for s in off auto ngram ngram:15; do
       zse-chat "$MODEL" --spec $s --temp $t --seed 3 -p "$prompt" -n 300 --ignore-eos --ids --json \
         >"$BATS_TEST_TMPDIR/$s"

@@ -7,11 +7,15 @@ setup() {
   T=$BATS_TEST_TMPDIR
 }
 
-# kept KIND: the checkpoint's matrices are copied, and dumped they are the values of the fixture.
-kept() {
+# make KIND: the checkpoint $T/KIND with the values of its matrices, and the file $T/KIND.zse
+make() {
   python3 -S tests/lib/nvfp4.py "$1" models/tiny "$T/$1" "$T/$1-want"
   run -0 --separate-stderr zse-convert "$T/$1" -o "$T/$1.zse" --json
   [ "$(jq -c '[.types[] | select(.source_type == "NVFP4")] | map([.type, .tensors, .exact])' <<<"$output")" = '[["nvfp4",28,true]]' ]
+}
+# kept KIND: the checkpoint's matrices are copied, and dumped they are the values of the fixture.
+kept() {
+  make "$1"
   for want in "$T/$1-want"/*; do
     name=${want##*/}
     zse-info --dump-tensor "$name" -o "$T/got" "$T/$1.zse"
@@ -28,7 +32,7 @@ kept() {
 
 @test "NVFP4 on a device: the answer of the processor" {
   [ -x "$B/emulated/zse-chat" ] || skip "the emulated programs are not built (make emulated)"
-  kept ct
+  make ct
   zse-chat "$T/ct.zse" -p 'Once upon a time' --temp 0 --max-tokens 12 >"$T/cpu"
   "$B/emulated/zse-chat" "$T/ct.zse" --device emulated -p 'Once upon a time' --temp 0 --max-tokens 12 >"$T/gpu"
   [ -s "$T/cpu" ]

@@ -4,6 +4,7 @@
 SRC is a folder with linear layers in BF16.  OUT becomes the same with these layers as
 compressed-tensors or ModelOpt store them; WANT/NAME the f32 values of each matrix, as raw bytes.
 Standard library only; E2M1 and E4M3 by the OCP specifications."""
+import bisect
 import json
 import os
 import shutil
@@ -18,8 +19,11 @@ def f32(x):
     return struct.unpack("<f", struct.pack("<f", x))[0]
 
 
-def nearest(table, x):
-    return min(range(len(table)), key=lambda c: abs(table[c] - x))
+def between(table):
+    return [(a + b) / 2 for a, b in zip(table, table[1:])]
+
+
+E2M1_BETWEEN, E4M3_BETWEEN = between(E2M1), between(E4M3)
 
 
 def quantize(rows, cols, x, reciprocal):
@@ -30,12 +34,13 @@ def quantize(rows, cols, x, reciprocal):
     codes, scales, values = bytearray(rows * cols // 2), bytearray(), []
     for at in range(0, rows * cols, 16):
         group = x[at:at + 16]
-        code = nearest(E4M3, max(map(abs, group)) / 6 / whole)
+        code = bisect.bisect_left(E4M3_BETWEEN, max(map(abs, group)) / 6 / whole)
         scales.append(code)
         scale = f32(whole * E4M3[code])
+        decoded = [f32(scale * v) for v in E2M1]
         for i, v in enumerate(group):
-            c = nearest(E2M1, abs(v) / scale) if scale else 0
-            values.append(f32(scale * E2M1[c]) * (-1 if v < 0 < c else 1))      # the code -0 is 0
+            c = bisect.bisect_left(E2M1_BETWEEN, abs(v) / scale) if scale else 0
+            values.append(-decoded[c] if v < 0 < c else decoded[c])             # the code -0 is 0
             codes[(at + i) // 2] |= (c | (8 if v < 0 else 0)) << 4 * (i % 2)
     return bytes(codes), bytes(scales), stored, values
 
@@ -94,7 +99,9 @@ def main(kind, source, out, want):
             tensors[name] = (dtype, shape, data)
             continue
         rows, cols = shape
-        x = [struct.unpack("<f", b"\0\0" + data[i:i + 2])[0] for i in range(0, len(data), 2)]
+        wide = bytearray(2 * len(data))         # as f32
+        wide[2::4], wide[3::4] = data[::2], data[1::2]
+        x = struct.unpack(f"<{rows * cols}f", wide)
         codes, scales, stored, values = quantize(rows, cols, x, kind == "ct")
         stem = name[:-len(".weight")]
         tensors[stem + (".weight_packed" if kind == "ct" else ".weight")] = ("U8", [rows, cols // 2], codes)
