@@ -83,10 +83,12 @@ CMD   := $(filter-out cmd/zse-%,$(wildcard cmd/*.c))
 UNIT  := $(patsubst %.c,$(B)/%,$(wildcard tests/unit/t-*.c))
 BINS  := $(addprefix $(B)/,$(PROGRAMS))
 # Sources that depend on the architecture.  All other objects are the same for any: a build may use
-# those of another build with the same flags (O=build).
+# those of another build with the same flags (O=build).  Of OWN it makes its own all the same.
 O     ?= $(B)
 BY_ARCH  := $(shell grep -lwE 'ZSE_X86|ZSE_ARM64' libcommon/*/*.c libcommon/*/*/*.c tests/unit/*.c)
-objects = $(patsubst %.c,$(B)/%.o,$(filter $(BY_ARCH),$1)) $(patsubst %.c,$(O)/%.o,$(filter-out $(BY_ARCH),$1))
+OWN   ?=
+HERE  := $(BY_ARCH) $(filter-out $(BY_ARCH),$(wildcard $(OWN)))
+objects = $(patsubst %.c,$(B)/%.o,$(filter $(HERE),$1)) $(patsubst %.c,$(O)/%.o,$(filter-out $(HERE),$1))
 OBJS  := $(call objects,$(LIB) $(API) $(CMD) $(addprefix cmd/,$(addsuffix .c,$(PROGRAMS))) \
            $(patsubst $(B)/%,%.c,$(UNIT)) $(wildcard gpu/backend/*.c)) $(EMULATED)
 
@@ -117,7 +119,7 @@ endef
 $(B)/%.o: %.c
 	$(COMPILE)
 ifneq ($(O),$(B))
-$(if $(filter-out generic,$(ARCH)),$(error O=$(O) is for ARCH=generic: other builds compile different sources))
+$(if $(OWN)$(filter generic,$(ARCH)),,$(error O=$(O) is for ARCH=generic, or for a build that makes something anew (OWN)))
 $(O)/%.o: %.c
 	$(COMPILE)
 endif
@@ -236,9 +238,11 @@ $(B)/tests/lib/%.so: tests/lib/%.c
 
 unit: $(UNIT) $(B)/tests/lib/nomem.so $(B)/tests/lib/stuck.so lib
 
-# Compiler warnings for tests, fuzz targets and the device's backend, which not all builds compile.
-syntax:
-	$(CC) $(FLAGS) -DZSE_X86 -fsyntax-only \
+# Compiler warnings for what this build does not compile: tests, fuzz targets, the device's backend,
+# and the sources of the objects that another build made.
+syntax: $(O)/web/chat.js.gz $(O)/web/version $(WEB:libcommon/serve/%=$(O)/%.gz)
+	$(CC) $(FLAGS) -DZSE_X86 -DZSE_WEB='"$(O)/web/"' -fsyntax-only \
+	  $(if $(filter-out $(B),$(O)),$(filter-out $(HERE),$(LIB) $(API) $(wildcard cmd/*.c))) \
 	  $(wildcard tests/unit/t-*.c tests/lib/*.c tests/fuzz/*.c tests/bench/*.c gpu/backend/*.c)
 
 EMULATED_BINS := $(addprefix $(B)/emulated/,zse-chat zse-bench zse-serve)

@@ -69,6 +69,12 @@ setup() {
   COMMIT=a1b2c3d4e5f60718293a4b5c6d7e8f9001122334
   curl -s "$HUB/_reset" -d ''
 }
+# memory KIB: a machine with so much; speeds are measured in half of it at most
+memory() {
+  export ZSE_SYSROOT=$BATS_TEST_TMPDIR/root
+  mkdir -p "$ZSE_SYSROOT/proc"
+  printf 'MemTotal: %s kB\nMemFree: %s kB\nMemAvailable: %s kB\n' "$1" "$1" "$1" >"$ZSE_SYSROOT/proc/meminfo"
+}
 fault() { curl -s "$HUB/_fault" -d "$1"; }
 requests() { curl -s "$HUB/_log"; }
 asked() { requests | grep -Eq "$1"; }
@@ -109,6 +115,7 @@ complete() {
 }
 
 @test "--plan and models check: a checkpoint with hf_quant_config.json is not counted as bf16" {
+  memory 400000
   run --separate-stderr zse-chat test/modelopt --plan
   [ "$status" = 1 ] && [[ $stderr == *"test/modelopt: is quantized: its size is only known after a download"* ]] || { echo "$output $stderr"; return 1; }
   zse-chat test/modelopt -q nl4 --plan --exact --json | jq -e '.quantization == "nl4" and .weight_bytes > 300000'
@@ -215,9 +222,7 @@ complete() {
 }
 
 @test "a model that does not fit here is refused before its weights are downloaded; --force tries" {
-  export ZSE_SYSROOT=$BATS_TEST_TMPDIR/root
-  mkdir -p "$ZSE_SYSROOT/proc"
-  printf 'MemTotal: 20000 kB\nMemFree: 20000 kB\nMemAvailable: 20000 kB\n' >"$ZSE_SYSROOT/proc/meminfo"
+  memory 20000
   run --separate-stderr zse-chat test/tiny -p 'What is 2+2?' --temp 0
   [ "$status" = 1 ] && [ -z "$output" ] && [[ $stderr == *"nothing was downloaded: test/tiny: needs 0.04 GB (weights 0.00, "*"but there are 0.02 GB"*"--force tries it"* ]] || { echo "$stderr"; return 1; }
   never_asked 'GET.*model.safetensors'
@@ -226,14 +231,12 @@ complete() {
 }
 
 @test "a mixture of experts that does not fit is downloaded: its experts are read from the file" {
-  export ZSE_SYSROOT=$BATS_TEST_TMPDIR/root
-  mkdir -p "$ZSE_SYSROOT/proc"
-  printf 'MemTotal: 60000 kB\nMemFree: 60000 kB\nMemAvailable: 60000 kB\n' >"$ZSE_SYSROOT/proc/meminfo"
+  memory 60000
   run --separate-stderr zse-chat test/moe -p hi
   # zeros are no weights
   [ "$status" = 1 ] && [[ $stderr != *"nothing was downloaded"* ]] || { echo "$stderr"; return 1; }
   asked 'GET.*model.safetensors'
-  printf 'MemTotal: 20000 kB\nMemFree: 20000 kB\nMemAvailable: 20000 kB\n' >"$ZSE_SYSROOT/proc/meminfo"
+  memory 20000
   HF_HOME=$BATS_TEST_TMPDIR/other run --separate-stderr zse-chat test/moe -p hi
   [ "$status" = 1 ] && [[ $stderr == *"nothing was downloaded"* ]] || { echo "$stderr"; return 1; }
 }
@@ -651,6 +654,7 @@ kept_half() { [ -n "$(find "$XDG_CACHE_HOME" -name '.*.part.zse-*' -size +100k)"
 }
 
 @test "--plan of a name: from its configuration, before anything is downloaded; to the byte when it is here" {
+  memory 400000
   local plan
   plan=$(zse-chat test/tiny --plan --json -q nl4)
   jq -e '.fits and .quantization == "nl4" and .weight_bytes > 300000 and .kv_bytes > 0 and .expected_tokens_per_sec > 0' <<<"$plan"
