@@ -103,6 +103,9 @@ static struct convert_options options(const char *source, const char *output, co
     return o;
 }
 
+/* Under a sanitizer, which looks at addresses, each n-th case: others differ in their numbers. */
+static size_t each(size_t n) { return getenv("ZSE_SANITIZED") ? n : 1; }
+
 static void must(const struct convert_options *o, struct convert_report *r)
 {
     struct err e = { 0 };
@@ -203,7 +206,7 @@ static void kept_exactly(void **state)
         print_message("# skipped: no oracles (set ZSE_ORACLES)\n");
         skip();
     }
-    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+    for (size_t i = 0; i < sizeof files / sizeof *files; i += each(4)) {
         char name[64];
         snprintf(name, sizeof name, "gguf/%s.gguf", strcmp(files[i].file, "F32") ? files[i].file : "f32");
         struct convert_options o = options(oracle(name), at("keep.zse"), "keep", CONVERT_GOOD);
@@ -237,7 +240,7 @@ static void ternary_exactly(void **state)
         print_message("# skipped: no oracles (set ZSE_ORACLES)\n");
         skip();
     }
-    for (size_t i = 0; i < 2 * sizeof runs / sizeof *runs; i++) {
+    for (size_t i = 0; i < 2 * sizeof runs / sizeof *runs; i += each(5)) {
         char name[64];
         snprintf(name, sizeof name, "gguf/%s.gguf", runs[i / 2].file);
         struct convert_options o = options(oracle(name), at("ternary.zse"), runs[i / 2].to,
@@ -273,7 +276,7 @@ static void kept_nearly(void **state)
         print_message("# skipped: no oracles (set ZSE_ORACLES)\n");
         skip();
     }
-    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+    for (size_t i = 0; i < sizeof files / sizeof *files; i += each(4)) {
         char name[64];
         snprintf(name, sizeof name, "gguf/%s.gguf", files[i].file);
         struct convert_options o = options(oracle(name), at("near.zse"), "keep", CONVERT_GOOD);

@@ -216,7 +216,7 @@ static void anywhere(void **state)
         struct convert_options o = options(tiny, want, runs[i].type, runs[i].effort);
         must(&o);
         o.output = out;
-        for (int after = 2; killed(o, -1, after); after += i ? 15 : 30) {
+        for (int after = 2; killed(o, -1, after); after += getenv("ZSE_SANITIZED") ? 45 : i ? 15 : 30) {
             (void)killed(o, -1, after / 2);
             o.n_threads = 1 + after % 2;
             must(&o);
