@@ -106,6 +106,11 @@ $(B)/%_dotprod.o: SIMD := -march=armv8.2-a+dotprod
 $(B)/%_i8mm.o: SIMD := -march=armv8.2-a+dotprod+i8mm
 # The innermost loops: LOOPS, if given, follows CFLAGS there.
 $(patsubst %,$(B)/libcommon/%.o,kernels/% quant/% convert/linalg% convert/gptq%): INNER := $(LOOPS)
+# What computes little: OUTER, if given, follows CFLAGS there, and TESTS in unit tests.
+OUTSIDE := access history http hub mcp plan rag serve store template tools
+$(patsubst %,$(O)/%.o,$(OUTSIDE:%=libcommon/%/%) cmd/%): INNER := $(OUTER)
+COMPUTE := kernels gpu gptq half quantize tile
+$(patsubst %.c,$(O)/%.o,$(filter-out $(COMPUTE:%=tests/unit/t-%%.c),$(wildcard tests/unit/t-*.c))): INNER := $(TESTS)
 ifeq ($(ARCH),x86_64)
 $(BY_ARCH:%.c=$(B)/%.o): FLAGS += -DZSE_X86
 endif
