@@ -11,7 +11,9 @@ for k in sys.argv[1].split("."): v=v[int(k) if k.isdigit() else k]
 print(v if isinstance(v,str) else json.dumps(v))' "$1"; }
 
 @test "every type makes a file that verifies and answers" {
-  for type in nl4 int4 int8 nf4 fp8 f16 bf16 f32 keep; do
+  types='nl4 int4 int8 nf4 fp8 f16 bf16 f32 keep'
+  [ -z "${ZSE_SANITIZED-}" ] || types='fp8 keep'  # t-convert makes the others
+  for type in $types; do
     convert -o "$T/m.zse" -q $type --quality fast >"$T/out"
     grep -q "$type" "$T/out"
     zse-info "$T/m.zse" --verify >/dev/null

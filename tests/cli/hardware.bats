@@ -42,6 +42,7 @@ group() {
   awk '{ exit !($1 + $2 < 20 * 0.050) }' "$T/time" || { cat "$T/time"; return 1; }
 }
 
+# bats test_tags=plain
 @test "--measure adds the limits that zse-bench limits knows" {
   zse-hardware --measure --json >"$T/j"
   jq -e '.limits.read.all > 1e8 and .limits.int8.all > 1e8 and .limits.f32.all > 1e8 and .limits.page_cache.all > 1e7 and .limits.disk == null' "$T/j"

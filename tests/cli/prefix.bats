@@ -106,9 +106,11 @@ ask() {
   [ "$ids" = "$windowed" ]
   ask -p "$P" --window 64 --sinks 0 --session kv
   [ "$cached" -eq 0 ]                             # the keys of others
-  ask -p "$P" --window 64 -n 2400                 # the model's context is 2048
-  [ "$(jq .usage.completion_tokens answer.json)" -eq 2400 ]
-  [ "$(jq -c '.ids[:24]' answer.json)" = "$windowed" ]
+  if [ -z "${ZSE_SANITIZED-}" ]; then
+    ask -p "$P" --window 64 -n 2400               # the model's context is 2048
+    [ "$(jq .usage.completion_tokens answer.json)" -eq 2400 ]
+    [ "$(jq -c '.ids[:24]' answer.json)" = "$windowed" ]
+  fi
   ask -p "$P" --window 64 --ctx 4096
   [ "$ids" = "$windowed" ]
   zse-chat "$BATS_TEST_DIRNAME/../../models/tiny" --plan --window 64 --ctx 4096 --json | jq -e '.context == 4096'

@@ -36,9 +36,7 @@ asked() { on "$1" zse-chat "$T/tiny.zse" --temp 0 --threads 2 -p "What is 2+2?" 
 }
 
 @test "kernels are chosen by name, and refused where the processor lacks their instructions" {
-  for set in ref neon dotprod i8mm; do
-    [ "$(asked max --kernels $set)" = "2 + 2 = 4" ]
-  done
+  [ "$(asked max --kernels ref)" = "2 + 2 = 4" ]           # the others draw tokens below
   for pair in cortex-a72:dotprod cortex-a72:i8mm neoverse-n1:i8mm; do
     run -1 --separate-stderr asked "${pair%:*}" --kernels "${pair#*:}"
     [[ $stderr == *"kernels '${pair#*:}': this processor lacks the instructions they need"* ]]
