@@ -106,7 +106,7 @@ $(B)/%_dotprod.o: SIMD := -march=armv8.2-a+dotprod
 $(B)/%_i8mm.o: SIMD := -march=armv8.2-a+dotprod+i8mm
 # The innermost loops: LOOPS, if given, follows CFLAGS there.
 $(patsubst %,$(B)/libcommon/%.o,kernels/% quant/% convert/linalg% convert/gptq%): INNER := $(LOOPS)
-# What computes little: OUTER, if given, follows CFLAGS there, and TESTS in unit tests.
+# The folders that compute little: OUTER, if given, follows CFLAGS there, and TESTS in unit tests.
 OUTSIDE := access history http hub mcp plan rag serve store template tools
 $(patsubst %,$(O)/%.o,$(OUTSIDE:%=libcommon/%/%) cmd/%): INNER := $(OUTER)
 COMPUTE := kernels gpu gptq half quantize tile
@@ -124,7 +124,7 @@ endef
 $(B)/%.o: %.c
 	$(COMPILE)
 ifneq ($(O),$(B))
-$(if $(OWN)$(filter generic,$(ARCH)),,$(error O=$(O) is for ARCH=generic, or for a build that makes something anew (OWN)))
+$(if $(OWN)$(filter generic,$(ARCH)),,$(error O=$(O) is for ARCH=generic, or with OWN: this build compiles others))
 $(O)/%.o: %.c
 	$(COMPILE)
 endif
