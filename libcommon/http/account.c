@@ -5,6 +5,8 @@
 
 #include "libcommon/http/internal.h"
 
+enum { KEPT_PART = 8, SMALL_PART = 32 };
+
 struct account *account_open(size_t request, size_t total, struct err *e)
 {
     struct account *a = calloc(1, sizeof *a);
@@ -43,7 +45,8 @@ static enum hold_answer may_grow(const struct account *a, const struct hold *h, 
         return HOLD_REQUEST;
     if (more > a->tenant || has > a->tenant - more)
         return HOLD_TENANT;
-    return more > a->total || a->used > a->total - more ? HOLD_TOTAL : HOLD_OK;
+    const size_t kept = bytes > a->total / SMALL_PART && a->used > h->bytes ? a->total / KEPT_PART : 0;
+    return more > a->total - kept || a->used > a->total - kept - more ? HOLD_TOTAL : HOLD_OK;
 }
 
 /* Add h to its tenant, which is made if it is new.  The caller holds the lock. */

@@ -584,10 +584,13 @@ static void memory_is_admitted_before_it_is_taken(void **state)
     struct problem pr;
     struct account_stats s;
     struct account *a = account_open(100, 400, &e);
-    struct hold h[8];
+    struct account *whole = account_open(400, 400, &e);
+    struct hold h[8], small[4], alone = hold_for(whole, 1);
     (void)state;
     for (int i = 0; i < 8; i++)
         h[i] = hold_for(a, i < 4 ? 1 : (uint64_t)i);
+    for (int i = 0; i < 4; i++)
+        small[i] = hold_for(a, (uint64_t)i + 100);
     assert_int_equal(hold_set(&h[0], 101), HOLD_REQUEST);
     hold_problem(&h[0], HOLD_REQUEST, 101, &pr);
     assert_int_equal(pr.status, 413);
@@ -602,18 +605,28 @@ static void memory_is_admitted_before_it_is_taken(void **state)
     assert_int_equal(hold_set(&h[0], 50), HOLD_OK);
     assert_int_equal(hold_set(&h[3], 50), HOLD_OK);
     assert_int_equal(hold_set(&h[4], 100), HOLD_OK);
-    assert_int_equal(hold_set(&h[5], 90), HOLD_OK);
-    assert_int_equal(hold_set(&h[6], 11), HOLD_TOTAL);
-    hold_problem(&h[6], HOLD_TOTAL, 11, &pr);
+    assert_int_equal(hold_set(&h[5], 50), HOLD_OK);
+    assert_int_equal(hold_set(&h[6], 13), HOLD_TOTAL);              /* large: an eighth is kept */
+    assert_int_equal(hold_set(&h[6], 12), HOLD_OK);
+    assert_int_equal(hold_set(&h[6], 13), HOLD_TOTAL);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(hold_set(&small[i], 12), HOLD_OK);
+    assert_int_equal(hold_set(&small[3], 3), HOLD_TOTAL);           /* 398 of 400 are held */
+    hold_problem(&small[3], HOLD_TOTAL, 3, &pr);
     assert_int_equal(pr.status, 503);
     assert_non_null(strstr(pr.message, "--work-memory"));
     account_stats(a, &s);
-    assert_true(s.used == 390 && s.peak == 390 && s.n_holds == 6 && s.refused == 4);
+    assert_true(s.used == 398 && s.peak == 398 && s.n_holds == 10 && s.refused == 6);
     for (int i = 0; i < 8; i++)
         hold_release(&h[i]);
     hold_release(&h[0]);
+    for (int i = 0; i < 4; i++)
+        hold_release(&small[i]);
     account_stats(a, &s);
-    assert_true(s.used == 0 && s.peak == 390 && s.n_holds == 0);
+    assert_true(s.used == 0 && s.peak == 398 && s.n_holds == 0);
+    assert_int_equal(hold_set(&alone, 399), HOLD_OK);               /* no other request */
+    hold_release(&alone);
+    account_close(whole);
     account_close(a);
 }
 
