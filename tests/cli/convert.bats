@@ -538,7 +538,7 @@ P
   run --separate-stderr zse-convert "$T/vl" -o "$T/vl.zse" -q keep
   [ "$status" = 0 ] || { echo "$stderr"; return 1; }
   [[ $stderr == *"skipped: image input is left out"* ]]
-  [[ $stderr == *"tensors for predicting further tokens are skipped"* ]]
+  [[ $stderr == *"1 tensor for predicting further tokens is skipped"* ]]
   [ "$(zse-chat "$T/vl.zse" --temp 0 -p "What is 2+2?")" = "2 + 2 = 4" ]
   mv "$T/vl/unknown.json" "$T/vl/config.json"
   run -1 zse-convert "$T/vl" -o "$T/x.zse"
