@@ -36,7 +36,7 @@ static struct decimal decimal_of(const json_t *v)
     if (*p == '-')
         d.sign = -1, p++;
     for (int point = 0; *p && *p != 'e'; p++) {
-        if (*p == '.') {
+        if (*p < '0' || *p > '9') {     /* the decimal point of the process's locale */
             point = 1;
         } else if (d.digits < INT64_MAX / 10 - 1) {
             d.digits = d.digits * 10 + (*p - '0');

@@ -53,7 +53,11 @@ static void put_value(struct json_text *b, const json_t *v)
             if (strtod(text, NULL) == d)
                 break;
         }
-        text_put(b, text, strlen(text));
+        /* the locale of the process may have another decimal point, of several bytes */
+        const size_t whole = strspn(text, "-0123456789"), point = strcspn(text + whole, "-+0123456789e");
+        text_put(b, text, whole);
+        text_put(b, ".", point > 0);
+        text_put(b, text + whole + point, strlen(text + whole + point));
     } else if (json_is_integer(v)) {
         text_put(b, text, (size_t)snprintf(text, sizeof text, "%lld", (long long)json_integer_value(v)));
     } else {

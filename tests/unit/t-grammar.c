@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <locale.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -314,6 +315,46 @@ static void texts_are_taken_or_not(void **state)
         check_list(g, &rows[i], rows[i].yes, 1);
         check_list(g, &rows[i], rows[i].no, 0);
         grammar_close(g);
+    }
+}
+
+static int has_comma(const char *locale)
+{
+    return setlocale(LC_NUMERIC, locale) && strcmp(localeconv()->decimal_point, ",") == 0;
+}
+
+/* Programs that link the library may have set a locale. */
+static void numbers_do_not_depend_on_the_locale(void **state)
+{
+    static const char *const table[][3] = {
+        { "{\"const\":0.25}", "0.25", "0,25" }, { "{\"enum\":[[1.5e300]]}", "[1.5e+300]", "[1,5e+300]" },
+        { "{\"type\":\"number\",\"minimum\":0.25,\"maximum\":0.5}", "0.3", "0.2" },
+        { "{\"type\":\"number\",\"multipleOf\":0.25}", "0.75", "0.8" },
+    };
+    char folder[] = "/tmp/t-grammar-XXXXXX", command[128];
+    (void)state;
+    assert_non_null(mkdtemp(folder));
+    int found = has_comma("de_DE.UTF-8");
+    if (!found) {
+        snprintf(command, sizeof command, "localedef -i de_DE -f UTF-8 %s/de_DE.UTF-8 2>/dev/null", folder);
+        found = system(command) == 0 && setenv("LOCPATH", folder, 1) == 0 && has_comma("de_DE.UTF-8");
+    }
+    for (size_t i = 0; found && i < sizeof table / sizeof *table; i++) {
+        struct err e = { .msg = "" };
+        assert_true(has_comma("de_DE.UTF-8"));
+        struct grammar *g = compile(SCHEMA, NULL, table[i][0], &e);
+        const int good = g && takes(g, table[i][1], strlen(table[i][1])),
+                  bad = g && takes(g, table[i][2], strlen(table[i][2]));
+        grammar_close(g);
+        setlocale(LC_NUMERIC, "C");
+        if (!good || bad)
+            fail_msg("%s: %s", table[i][0], e.msg);
+    }
+    snprintf(command, sizeof command, "rm -rf %s", folder);
+    assert_int_equal(system(command), 0);
+    if (!found) {
+        print_message("# SKIP no locale with a decimal comma\n");
+        skip();
     }
 }
 
@@ -940,6 +981,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(texts_are_taken_or_not),
+        cmocka_unit_test(numbers_do_not_depend_on_the_locale),
         cmocka_unit_test(refusals_name_the_place),
         cmocka_unit_test(open_objects_have_undeclared_properties),
         cmocka_unit_test(costly_expressions_stay_within_limits),
