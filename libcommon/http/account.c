@@ -16,7 +16,7 @@ struct account *account_open(size_t request, size_t total, struct err *e)
     }
     pthread_mutex_init(&a->lock, NULL);
     a->total = total;
-    a->request = request < total ? request : total;
+    a->request = request < total - total / KEPT_PART ? request : total - total / KEPT_PART;
     a->tenant = total / 2 > a->request ? total / 2 : a->request;
     return a;
 }
@@ -45,7 +45,7 @@ static enum hold_answer may_grow(const struct account *a, const struct hold *h, 
         return HOLD_REQUEST;
     if (more > a->tenant || has > a->tenant - more)
         return HOLD_TENANT;
-    const size_t kept = bytes > a->total / SMALL_PART && a->used > h->bytes ? a->total / KEPT_PART : 0;
+    const size_t kept = bytes > a->total / SMALL_PART ? a->total / KEPT_PART : 0;
     return more > a->total - kept || a->used > a->total - kept - more ? HOLD_TOTAL : HOLD_OK;
 }
 

@@ -17,9 +17,9 @@
 struct account;
 struct tenant;
 
-/* Limits in bytes.  A tenant may hold half of `total`, but at least `request`.  While others hold
- * memory, an eighth of `total` is kept for requests of at most 1/32 of it, so that a few large ones
- * cannot shut out all others.  All functions here may be called by any thread. */
+/* Limits in bytes.  A tenant may hold half of `total`, but at least `request`.  An eighth of
+ * `total` is kept for requests of at most 1/32 of it, so that a few large ones cannot shut out all
+ * others; so `request` is at most 7/8 of it.  All functions here may be called by any thread. */
 struct account *account_open(size_t request, size_t total, struct err *e);
 /* NULL is fine; all holds must have been released */
 void account_close(struct account *a);

@@ -153,7 +153,7 @@ void conn_own(struct conn *c, uint64_t owner)
 /* Update the events that epoll reports for this connection. */
 static void watch(struct conn *c)
 {
-    int may_read = !c->eof && !(c->busy && c->mode == CONN_HTTP && c->in.size >= MAX_PIPELINED);
+    int may_read = !c->eof && !c->more && !(c->busy && c->mode == CONN_HTTP && c->in.size >= MAX_PIPELINED);
     uint32_t want = (may_read ? (uint32_t)EPOLLIN : 0) |
                     (c->out.size > 0 || c->ssl_wants_write ? (uint32_t)EPOLLOUT : 0);
     if (want == c->events)
@@ -316,7 +316,7 @@ void conn_flush(struct conn *c)
         conn_kill(c);
         return;
     }
-    if (!c->dead && !c->busy && c->ssl && SSL_pending(c->ssl) > 0 && !c->eof)
+    if (!c->dead && !c->busy && !c->more && c->ssl && SSL_pending(c->ssl) > 0 && !c->eof)
         conn_read(c);
     if (c->dead)
         return;

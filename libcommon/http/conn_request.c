@@ -12,7 +12,7 @@
 /* Bytes per read.  READ_SIZE: if they are parsed or dropped immediately; READ_SMALL: if they may
  * accumulate. */
 enum { READ_SIZE = 1 << 16, READ_SMALL = 1 << 14, DROPPED_BODY = 1 << 16, MAX_WS_MESSAGE = 4 << 20,
-       LINGER_BYTES = 64 << 20 };
+       MESSAGES_AT_ONCE = 8, LINGER_BYTES = 64 << 20 };
 
 /* ---- requests ---- */
 
@@ -110,12 +110,13 @@ static void next_http(struct conn *c)
     }
 }
 
-/* Parse the received frames, and pass on complete messages. */
+/* Parse the received frames, and pass on complete messages: a few, so that other connections have
+ * their turn.  The account must admit the bytes that stay. */
 static void next_message(struct conn *c)
 {
     char data[125];
     size_t size, at = 0;
-    int status, more = 1;
+    int status, more = 1, n = 0;
     while (more && !c->dead && c->mode == CONN_WEBSOCKET && !c->close_after) {
         switch (ws_parse(c->ws, &c->in, &at, MAX_WS_MESSAGE, data, &size, &status)) {
         case WS_MORE:
@@ -138,10 +139,23 @@ static void next_message(struct conn *c)
             else
                 c->l->o.on_message(c->l->o.user, c, c->ws->message.data, c->ws->message.size - 1);
             ws_next(c->ws);
+            more = ++n < MESSAGES_AT_ONCE;
             break;
         }
     }
+    if (c->dead)
+        return;
     buf_drop(&c->in, at);
+    c->more = n == MESSAGES_AT_ONCE && c->in.size > 0 && !c->close_after;
+    if (c->more)
+        conn_mark_dirty(c);
+    if (!c->close_after && conn_hold_buffers(c) != HOLD_OK)
+        conn_websocket_close(c, 1013);  /* try again later */
+    if (c->close_after) {
+        buf_release(&c->in);
+        ws_next(c->ws);
+        conn_hold_buffers(c);
+    }
 }
 
 void conn_next_request(struct conn *c)
@@ -203,6 +217,8 @@ void conn_read(struct conn *c)
         /* bytes of a head are no activity until it is complete: a client that trickles heads must
          * not keep its places from others of its address */
         conn_settle(c, c->place.known || c->busy || c->mode != CONN_HTTP || c->parser.req != NULL);
+        if (c->mode == CONN_WEBSOCKET && c->close_after)
+            continue;                   /* nothing after our close frame counts */
         buf_add(&c->in, bytes, (size_t)n);
         if (c->in.failed) {
             conn_kill(c);
@@ -210,7 +226,7 @@ void conn_read(struct conn *c)
         }
         if (!c->busy)
             conn_next_request(c);
-        if (c->dead || (c->busy && c->in.size >= MAX_PIPELINED))
+        if (c->dead || c->more || (c->busy && c->in.size >= MAX_PIPELINED))
             break;
         if (c->mode == CONN_LINGER || (!c->ssl && (size_t)n < room))
             break;

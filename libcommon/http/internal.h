@@ -69,6 +69,7 @@ struct conn {
     /* state of the current request */
     int busy, begun, ended, chunked, head_only, close_after, status;
     int switching;              /* to WebSocket: the 101 is being sent */
+    int more;                   /* WebSocket: messages in `in` wait for the next round of the loop */
     void *exchange, *record;
     uint64_t deadline_ns;       /* for a head, an idle connection, a handshake, lingering; 0: none */
     uint64_t body_from_ns;      /* when the body started; 0: it has not */

@@ -733,6 +733,70 @@ def heads_that_trickle():
 
 
 @attempt
+def websockets_that_hoard():
+    "with --work-memory 64MiB: 60 WebSockets with 4 MB of a message whose end never comes; 40 MB after a close frame whose answer is not read; 170000 messages at once: memory against what is announced, /health meanwhile"
+    up = ['Upgrade: websocket', 'Connection: Upgrade', 'Sec-WebSocket-Version: 13', 'Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==']
+    s = Server('--work-memory', '64MiB')
+    before, peak, slowest = s.rss(), 0, 0
+
+    def frame(opcode, size, sent):
+        head = bytes([0x80 | opcode]) + (bytes([0x80 | size]) if size < 126 else b'\xff' + struct.pack('>Q', size))
+        return head + bytes(4) + b'a' * sent
+
+    def opened(receive=None):
+        c = s.open(request('/ws/completions', fields=up), receive=receive)
+        while b'\r\n\r\n' not in c.recv(4096):
+            pass
+        return c
+
+    def looks():
+        nonlocal peak, slowest
+        began = time.monotonic()
+        expect(s.status('/health', timeout=20) == 200, 'it is not well')
+        slowest, peak = max(slowest, time.monotonic() - began), max(peak, s.rss())
+    held = []
+    for _ in range(60):
+        held.append(opened())
+        with contextlib.suppress(OSError):
+            held[-1].settimeout(2)
+            held[-1].sendall(frame(1, 4000000, 3999900))
+        looks()
+    messages = peak - before
+    expect(messages < 64 + 30 * FAT, f'unfinished messages: {messages:.0f} MB more')
+    for c in held:
+        c.close()
+    s.stop()
+    s = Server('--work-memory', '64MiB')
+    before, peak, read = s.rss(), 0, 0
+    for batches in range(3, 12):            # so many pongs that some of them stay in the server
+        deaf = opened(4096)
+        deaf.settimeout(2)
+        with contextlib.suppress(OSError):
+            deaf.sendall(frame(9, 125, 125) * 100 * batches + frame(8, 0, 0))
+            for _ in range(40):
+                deaf.sendall(bytes(1 << 20))
+                read += 1
+        looks()
+        deaf.close()
+    after_close = peak - before
+    expect(after_close < 24 * FAT, f'after a close frame: {after_close:.0f} MB more')
+    many_at_once = opened()
+
+    def flood():
+        with contextlib.suppress(OSError):
+            many_at_once.sendall(frame(1, 0, 0) * 170000)
+    sender = threading.Thread(target=flood, daemon=True)
+    sender.start()
+    for _ in range(40):
+        looks()
+    many_at_once.close()
+    sender.join(20)
+    s.stop()
+    expect(slowest < 1 * SLOW, f'/health took {slowest:.2f} s')
+    return f'{messages:+.0f} MB, {after_close:+.0f} MB ({read} MB were taken), /health at most {slowest * 1000:.0f} ms'
+
+
+@attempt
 def a_stop_in_any_state():
     "SIGTERM with --drain 2 beside 1000 idle connections, half heads, half bodies, answers and pages that are not read, WebSockets, a queue of long answers, uploads of 16 MB, 5000 requests in one connection"
     up = ['Upgrade: websocket', 'Connection: Upgrade', 'Sec-WebSocket-Version: 13', 'Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==']
