@@ -182,10 +182,16 @@ export function socket(path) {
   return new WebSocket(url, key ? ['zse', 'zse-key.' + key] : ['zse']);
 }
 
-// Resolves to the socket when it is open, to null if it cannot be opened.
-const opened = ws => new Promise(resolve => {
-  ws.onopen = () => resolve(ws);
-  ws.onerror = ws.onclose = () => resolve(null);
+// Resolves to the socket when it is open, to null if it cannot be opened in 3 s or `signal` aborts.
+const opened = (ws, signal) => new Promise(resolve => {
+  const give = up => {
+    clearTimeout(timer);
+    if (!up) ws.close();
+    resolve(up ? ws : null);
+  }, timer = setTimeout(() => give(false), 3000);
+  ws.onopen = () => give(true);
+  ws.onerror = ws.onclose = () => give(false);
+  signal.addEventListener('abort', () => give(ws.readyState === WebSocket.OPEN), { once: true });
 });
 
 const SOCKET_CHARACTERS = 1_000_000;            // longer bodies may exceed the limit of a message
@@ -195,7 +201,7 @@ const SOCKET_CHARACTERS = 1_000_000;            // longer bodies may exceed the 
 // as a stream.
 export async function* answerEvents(body, signal) {
   const text = JSON.stringify(body), url = '/v1/chat/completions';
-  const ws = text.length < SOCKET_CHARACTERS ? await opened(socket('/ws/completions')) : null;
+  const ws = text.length < SOCKET_CHARACTERS ? await opened(socket('/ws/completions'), signal) : null;
   if (!ws) {
     yield* events(url, body, signal);
     return;
