@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <fenv.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
@@ -129,6 +130,7 @@ static void *worker_main(void *arg)
     struct pool *p = w.pool;
     struct slice *slice = &p->slices[w.index];
     free(arg);
+    fesetenv(FE_DFL_ENV);               /* not the rounding of the thread that opened the pool */
     uint32_t seen = 0;
     for (;;) {
         if (!spin_for_loop(slice, seen)) {
