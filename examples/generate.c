@@ -4,6 +4,7 @@
  *     ./generate model.zse 'Why is the sky blue?' [SAMPLING]
  *
  * SAMPLING is a JSON object such as {"temperature": 0}.  Ctrl-C ends the answer. */
+#define _POSIX_C_SOURCE 200809L
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -41,7 +41,7 @@ class _Logprob(Structure):
 
 
 class _Event(Structure):
-    _fields_ = [("id", c_int32), ("finish", c_int), ("text", c_void_p), ("text_size", c_size_t), ("logprob", c_float),
+    _fields_ = [("size", c_size_t), ("id", c_int32), ("finish", c_int), ("text", c_void_p), ("text_size", c_size_t), ("logprob", c_float),
                 ("top", POINTER(_Logprob)), ("n_top", c_int), ("error", POINTER(_Error))]
 
 
@@ -61,13 +61,13 @@ class _ModelOptions(_Sized):
 
 class _RenderOptions(_Sized):
     _fields_ = [("size", c_size_t), ("tools", c_char_p), ("variables", c_char_p), ("chat_template", c_char_p),
-                ("no_generation_prompt", c_int)]
+                ("no_generation_prompt", c_int), ("reserved", c_int)]
 
 
 class _EngineOptions(_Sized):
     _fields_ = [("size", c_size_t), ("device", c_char_p), ("n_threads", c_int), ("max_len", c_int),
                 ("max_requests", c_int), ("kv", c_char_p), ("max_kv_bytes", c_size_t), ("exact", c_int),
-                ("no_prefix_cache", c_int), ("ngram_drafts", c_int)]
+                ("no_prefix_cache", c_int), ("ngram_drafts", c_int), ("reserved", c_int)]
 
 
 class _RequestOptions(_Sized):
@@ -132,11 +132,15 @@ def version():
 
 class _Handle:
     """A context manager of a pointer; _close is its function."""
+    _p = None
 
     def close(self):
         if self._p:
             self._close(self._p)
         self._p = None
+
+    def __del__(self):
+        self.close()
 
     def __enter__(self):
         return self
@@ -182,7 +186,7 @@ class Request(_Handle):
 
     def __init__(self, engine, prompt, on_event=None, schema=None, regex=None, gbnf=None, stop=(), max_tokens=0,
                  add_special=False, timeout_s=0, ignore_eos=False, **sampling):
-        self._p = None
+        self._engine = engine                           # open as long as the request
         texts = (c_char_p * len(stop))(*map(_utf8, stop))
         # ctypes must not free the callback while the engine may call it
         self._callback = _OnEvent(lambda _, ev: on_event(ev.contents)) if on_event else _OnEvent()

@@ -2,6 +2,7 @@
 #include "lib/internal.h"
 
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +12,16 @@ _Static_assert((int)ZSE_OK == (int)ERR_NONE && (int)ZSE_ERROR_IO == (int)ERR_IO 
                (int)ZSE_ERROR_UNSUPPORTED == (int)ERR_UNSUPPORTED && (int)ZSE_ERROR_MEMORY == (int)ERR_MEMORY &&
                (int)ZSE_ERROR_DEVICE == (int)ERR_DEVICE && (int)ZSE_ERROR_LIMIT == (int)ERR_LIMIT &&
                (int)ZSE_ERROR_CANCELLED == (int)ERR_CANCELLED, "codes of errors");
+
+/* Padding at the end would be taken for a member that a later version appends. */
+#define NO_PADDING(type, last) \
+    _Static_assert(sizeof(struct type) == offsetof(struct type, last) + sizeof((struct type){ 0 }.last), #type)
+NO_PADDING(zse_model_options, no_prefetch);
+NO_PADDING(zse_render_options, reserved);
+NO_PADDING(zse_engine_options, reserved);
+NO_PADDING(zse_request_options, user);
+NO_PADDING(zse_result, decode_s);
+NO_PADDING(zse_event, error);
 
 const char *zse_version(void) { return ZSE_VERSION; }
 

@@ -1,6 +1,7 @@
 /* api_engine.c - the thread of an engine: requests in, steps, events out. */
 #include "lib/internal.h"
 
+#include <fenv.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -145,6 +146,7 @@ static void *work(void *arg)
     struct zse_engine *g = arg;
     struct err e;
     int busy = 0, stop = 0;
+    fesetenv(FE_DFL_ENV);               /* answers do not depend on the rounding of the thread that opened it */
     while (!stop || g->running) {
         pthread_mutex_lock(&g->lock);
         while (!g->first && !g->running && !busy && !g->stop)
@@ -205,6 +207,10 @@ struct zse_engine *zse_engine_open(struct zse_model *m, const struct zse_engine_
     }
     if (api_options(&options, sizeof options, o, "zse_engine_options", e) != 0)
         return NULL;
+    if (options.reserved) {
+        api_wrong(e, "zse_engine_options: reserved is %d, expected 0", options.reserved);
+        return NULL;
+    }
     if (engine_options_of(m, &options, &eo, &why) != 0) {
         api_fail(e, &why);
         return NULL;

@@ -171,6 +171,11 @@ static int check_usage(const struct zse_engine *g, const struct zse_request_opti
         return api_wrong(e, "zse_submit: the grammar was made for another model");
     if (!(o->timeout_s >= 0 && o->timeout_s < 1e9))
         return api_wrong(e, "zse_submit: timeout_s is %g, expected 0 to 1e9", o->timeout_s);
+    if (o->max_tokens < 0 || o->min_tokens < 0)
+        return api_wrong(e, "zse_submit: max_tokens is %d, min_tokens %d, expected 0 or more", o->max_tokens,
+                         o->min_tokens);
+    if (o->priority < -1000 || o->priority > 1000)
+        return api_wrong(e, "zse_submit: priority is %d, expected -1000 to 1000", o->priority);
     if (o->top_logprobs < 0 || o->top_logprobs > MAX_TOP_LOGPROBS || (o->top_logprobs && !o->logprobs))
         return api_wrong(e, "zse_submit: top_logprobs is %d, expected 0 to %d, and logprobs", o->top_logprobs,
                          MAX_TOP_LOGPROBS);
@@ -271,7 +276,8 @@ static int tell(struct zse_request *r, const struct token_event *t)
 {
     struct zse_logprob top[MAX_TOP_LOGPROBS];
     struct zse_error error;
-    struct zse_event ev = { .id = t->id, .finish = r->finish, .text = t->size ? t->text : "", .text_size = t->size,
+    struct zse_event ev = { .size = sizeof ev, .id = t->id, .finish = r->finish, .text = t->size ? t->text : "",
+                            .text_size = t->size,
                             .logprob = t->logprob, .top = top, .n_top = t->n_top };
     int leave = 0;
     for (int i = 0; i < t->n_top; i++)

@@ -146,6 +146,8 @@ int zse_render(const struct zse_model *m, const char *messages, const struct zse
         return api_wrong(e, "zse_render: an argument is NULL");
     if (api_options(&options, sizeof options, o, "zse_render_options", e) != 0)
         return -1;
+    if (options.reserved)
+        return api_wrong(e, "zse_render_options: reserved is %d, expected 0", options.reserved);
     int rc = parse("messages", messages, JSON_ARRAY, "an array", &list, &why);
     if (rc == 0)
         rc = check_messages(list, &why);

@@ -10,8 +10,9 @@
  *
  * Handles.  A model is a mapped file; an engine has the keys and values of running requests and a
  * thread that computes; a request is one answer.  Close them in the reverse order.  Any number of
- * each may exist in a process: the library has no global state.  It prints nothing, never ends the
- * process, reads no environment and installs no signal handlers.
+ * each may exist in a process: the library has no global state.  It prints nothing, reads no
+ * environment, installs no signal handlers, and ends the process only by an assertion, where it has
+ * a bug.
  *
  * Errors.  A function that can fail returns 0 or -1, or a handle or NULL, and then fills *e, which
  * may be NULL.  On success *e is unchanged.  A NULL argument where a pointer is needed is
@@ -20,7 +21,9 @@
  * Threads.  Any thread may call any function, several at a time on one handle, except that closing
  * or freeing a handle must be the last call with it.  Callbacks come from the engine's thread, one
  * at a time, and delay all of its requests; they may call anything but zse_wait(), zse_embed() and
- * zse_engine_close() of their own engine.
+ * zse_engine_close() of their own engine.  They must return: not by longjmp() or an exception.
+ * Functions need up to 256 kB of stack.  After fork() the child may use and close models, but
+ * neither engines nor requests of its parent.
  *
  * Memory.  Text and ids that the library returns by pointer to pointer belong to the caller, who
  * frees them with zse_free().  Arguments are copied: the caller may free them after the call.  Text
@@ -43,6 +46,8 @@ extern "C" {
 
 #define ZSE_API __attribute__((visibility("default")))
 
+/* The version of this file: major * 10000 + minor * 100 + patch. */
+#define ZSE_VERSION_NUMBER 100
 /* The version of the library, such as "0.1.0"; static. */
 ZSE_API const char *zse_version(void);
 
@@ -113,12 +118,13 @@ struct zse_render_options {
     const char *variables;              /* JSON object, such as {"enable_thinking": false}; NULL: none */
     const char *chat_template;          /* Jinja, instead of the model's own; NULL: the model's */
     int no_generation_prompt;           /* 1: do not begin the turn of the assistant */
+    int reserved;                       /* 0 */
 };
 
 /* The text that the model's chat template makes of messages, a JSON array such as
- * [{"role": "user", "content": "hi"}], with '\0' after its *size bytes (size may be NULL).  o may
- * be NULL.  Templates that show the date use the present time, in UTC.  Fails with
- * ZSE_ERROR_UNSUPPORTED if the model has no chat template. */
+ * [{"role": "user", "content": "hi"}], with '\0' after its *size bytes (size may be NULL).  The
+ * content is text, not a list of parts.  o may be NULL.  Templates that show the date use the
+ * present time, in UTC.  Fails with ZSE_ERROR_UNSUPPORTED if the model has no chat template. */
 ZSE_API int zse_render(const struct zse_model *m, const char *messages, const struct zse_render_options *o,
                        char **text, size_t *size, struct zse_error *e);
 
@@ -156,6 +162,7 @@ struct zse_engine_options {
     int exact;                          /* 1: compute in f32, which is slower; kv must be NULL or "f32" */
     int no_prefix_cache;                /* 1: compute every prompt from its first token */
     int ngram_drafts;                   /* 1: guess tokens from earlier text; the answers are the same */
+    int reserved;                       /* 0 */
 };
 
 /* Open an engine, which has a thread for its steps and more for their loops.  o may be NULL.  m is
@@ -187,8 +194,9 @@ enum zse_finish {
 struct zse_logprob { int32_t id; float logprob; };          /* natural logarithm */
 
 /* One token, or the end, of an answer.  Pointers are borrowed for the call.  Later versions append
- * members. */
+ * members: a program that reads one which its oldest library lacks checks `size` first. */
 struct zse_event {
+    size_t size;                        /* sizeof the struct in the library */
     int32_t id;                         /* -1: this event has no token */
     enum zse_finish finish;             /* ZSE_FINISH_NONE until the last event */
     /* Text that is final, whole characters; may be empty.  It is held back while it could be the
@@ -209,7 +217,7 @@ struct zse_request_options {
     const char *prompt;
     int add_special;
     int max_tokens;                     /* most tokens of the answer; 0: until the context is full */
-    /* JSON object with the sampling options of zse-serve(1), such as {"temperature": 0.5, "top_p":
+    /* JSON object with sampling options, which zse(3) lists, such as {"temperature": 0.5, "top_p":
      * 0.9, "seed": 1}; others have the model's values.  NULL: all have, and seed is 0.  An answer
      * depends on model, prompt, options and seed alone, not on other requests. */
     const char *sampling;
@@ -263,7 +271,7 @@ enum zse_embed_kind {
 /* The vectors of n_texts texts ('\0' ends each), computed in batches: *vectors is [n_texts][*dim]
  * f32, of length 1 unless the model says otherwise, and freed with zse_free().  Models that are not
  * made for embeddings return the mean of their last states.  Fails as a whole; the message names
- * the text. */
+ * the text.  Cannot be cancelled: pass as many texts at a time as the program can wait for. */
 ZSE_API int zse_embed(struct zse_engine *g, const char *const *texts, size_t n_texts, enum zse_embed_kind kind,
                       float **vectors, int *dim, struct zse_error *e);
 

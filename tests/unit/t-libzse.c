@@ -76,6 +76,7 @@ static int hear(void *user, const struct zse_event *ev)
 {
     struct heard *h = user;
     assert_int_equal(h->n_ends, 0);
+    assert_int_equal(ev->size, sizeof *ev);
     assert_true(h->size + ev->text_size < sizeof h->text);
     memcpy(h->text + h->size, ev->text, ev->text_size);
     h->size += ev->text_size;
@@ -526,13 +527,14 @@ static void requests_refused(void **state)
         { { .prompt = "a", .sampling = "{\"top_k\": \"x\"}" }, ZSE_ERROR_FORMAT, "top_k" },
         { { .prompt = "a", .sampling = "{\"seed\": -1}" }, ZSE_OK, "seed" },
         { { .prompt = "a", .timeout_s = -1 }, ZSE_ERROR_USAGE, "timeout_s" },
+        { { .prompt = "a", .max_tokens = -1 }, ZSE_ERROR_USAGE, "max_tokens" },
+        { { .prompt = "a", .min_tokens = -1 }, ZSE_ERROR_USAGE, "min_tokens" },
+        { { .prompt = "a", .priority = 2000 }, ZSE_ERROR_USAGE, "priority" },
         { { .prompt = "a", .top_logprobs = 1 }, ZSE_ERROR_USAGE, "top_logprobs" },
         { { .prompt = "a", .logprobs = 1, .top_logprobs = 21 }, ZSE_ERROR_USAGE, "top_logprobs" },
     }, later[] = {
         { { .prompt = "" }, ZSE_ERROR_LIMIT, "the prompt is empty" },
         { { .ids = wrong, .n_ids = 2 }, ZSE_ERROR_LIMIT, "token 1 of the prompt" },
-        { { .prompt = "a", .max_tokens = -1 }, ZSE_ERROR_LIMIT, "max_tokens" },
-        { { .prompt = "a", .priority = 2000 }, ZSE_ERROR_LIMIT, "priority" },
     };
     (void)state;
     for (size_t i = 0; i < sizeof now / sizeof *now; i++) {
@@ -595,6 +597,22 @@ static void sizes_of_structs(void **state)
     assert_int_equal(e.code, ZSE_ERROR_USAGE);
 }
 
+/* Padding of a program's struct may be anything: it must not become an option later. */
+static void reserved_members_are_0(void **state)
+{
+    const struct zse_engine_options eo = { .size = sizeof eo, .reserved = 1 };
+    const struct zse_render_options ro = { .size = sizeof ro, .reserved = -1 };
+    char *text, number[16];
+    (void)state;
+    assert_null(zse_engine_open(model, &eo, &e));
+    assert_int_equal(e.code, ZSE_ERROR_USAGE);
+    assert_int_equal(zse_render(model, "[]", &ro, &text, NULL, &e), -1);
+    assert_int_equal(e.code, ZSE_ERROR_USAGE);
+    snprintf(number, sizeof number, "%d.%d.%d", ZSE_VERSION_NUMBER / 10000, ZSE_VERSION_NUMBER / 100 % 100,
+             ZSE_VERSION_NUMBER % 100);
+    assert_string_equal(number, zse_version());
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -612,7 +630,7 @@ int main(void)
         cmocka_unit_test(models_refused),
         cmocka_unit_test(engines_refused),
         cmocka_unit_test(requests_refused),
-        cmocka_unit_test(sizes_of_structs),
+        cmocka_unit_test(sizes_of_structs), cmocka_unit_test(reserved_members_are_0),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }
