@@ -84,8 +84,8 @@ const char *cli_bytes_both(char out[CLI_BYTES], uint64_t n);
 const char *cli_duration(char out[CLI_BYTES], double seconds);
 
 /* For programs that hold keys: no core file, and no other process of the same user may read this
- * one's memory (ptrace, /proc/PID/mem).  The kernel allows the latter again when the user id
- * changes: call this function again then. */
+ * one's memory (ptrace, /proc/PID/mem).  Call it again after the user id has changed: the kernel
+ * then resets PR_SET_DUMPABLE to fs.suid_dumpable, which may allow the latter. */
 void cli_hide_memory(void);
 
 /* From now on Ctrl-C and SIGTERM do not end the program: cli_interrupted() returns the signal's

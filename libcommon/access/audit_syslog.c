@@ -195,7 +195,7 @@ static int connect_host(struct audit_syslog *s)
     return fd;
 }
 
-/* Wait a second before the next attempt, or until stopped. */
+/* Wait a second before the next attempt, or until the deadline of a shutdown passes. */
 static void pause_a_while(struct audit_syslog *s)
 {
     for (int ms = 0; ms < AGAIN_MS && !is_late(s); ms += LOOK_MS)

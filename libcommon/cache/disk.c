@@ -270,8 +270,9 @@ static struct file *list_files(struct disk *d, size_t *n)
     return f;
 }
 
-/* Remove the least recently used files until `more` bytes fit, and some more.  Other processes
- * write to the folder too, so it is listed again from time to time. */
+/* If `more` bytes do not fit, remove the least recently used files until they fit into 90 % of
+ * max_bytes.  Other processes write to the folder too, so it is also listed again after every
+ * max_bytes / SHARE bytes written. */
 static void evict(struct disk *d, uint64_t more)
 {
     enum { SHARE = 20 };

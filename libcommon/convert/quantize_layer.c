@@ -397,7 +397,8 @@ static int run_layer(struct conversion *cv, struct calibration *c, int layer, st
     return calibrate_layer(cv, c, layer, kept, e);
 }
 
-/* Divide channels by their scales, because the scaled matrices read them so. */
+/* Divide each input channel by its scale, because the columns that read it are multiplied by that
+ * scale. */
 static void scale_inputs(const struct inputs *kept, const float *s, int n_tokens)
 {
     for (int t = 0; s && kept->x && t < n_tokens; t++)

@@ -129,8 +129,9 @@ static void take_prefix(struct engine *g, struct request *r, int known)
         d->failed = 1;
 }
 
-/* Choose the first entry of r to compute, of those before `end`: its index in ids.  drafts: the
- * logits after the last one are needed. */
+/* Choose the first entry of r to compute, of those before `end`, and return its index in ids.
+ * drafts: the logits of entry end - 1 are needed, so a cached one is computed again, unless its
+ * block is in the tree or its state is not kept. */
 static int first_entry(struct engine *g, struct request *r, int end, int drafts)
 {
     struct drafting *x = &r->draft;

@@ -8,9 +8,9 @@
 
 enum { MAX_SCHEMA = 8 << 20 };
 
-/* Most sets of schemas that must hold together, and most members of all of them: first with all
- * combinations of opposites, then, if these are too many, with one alternative of each.  Both tries
- * together take less than a second. */
+/* Limits of the two tries of compile_root(): sets of schemas that one value must satisfy together,
+ * and members of all these sets.  The first try takes all alternatives of a negation.  If that
+ * exceeds a limit, the second try takes one of each.  Both together take less than a second. */
 static const struct { int sets, members; } limits[] = { { 20000, 290000 }, { 12000, 190000 } };
 
 uint32_t schema_regex_cached(struct schema *s, const char *text, size_t size, int json, int search, int32_t *min,

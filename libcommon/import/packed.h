@@ -43,9 +43,10 @@ enum packed_layout {
 };
 
 /* value(row, k) = (code - zero) * scale, or (code - zero) / scale if `divide` is set; NVFP4:
- * tensor_scale * scale is rounded to f32 first.  The scale of (row, k) is element row / row_group *
- * row_step + group * group_step, with group = order ? order[k] : k / col_group; the zero point
- * depends on row and group only. */
+ * tensor_scale * scale is rounded to f32 first.  The scale of (row, k) is element
+ *     (row / row_group) * row_step + group * group_step
+ * with group = order ? order[k] : k / col_group; divisions round down.  The zero point depends on
+ * row and group only. */
 struct packed {
     enum packed_layout layout;
     int bits, divide;

@@ -246,8 +246,9 @@ INLINE void amx_vector_part(const int n_steps, const int has_min, const struct a
               T * (i + 1) / n_steps, T);
 }
 
-/* Run all panels through an unpacked block.  During step u the sums of step u - 2 are stored, and
- * vector instructions do a part of scaling the last group whose sums are all stored. */
+/* Run all panels through an unpacked block.  In step u the sums of step u - 2 are stored, and
+ * vector instructions scale 1 / n_steps of the tokens of a group: the last one whose sums were all
+ * stored in earlier steps. */
 INLINE void amx_steps(const int n_steps, const int has_min, const struct amx_job *j)
 {
     const int T = j->T, act_group = j->w->m->act_group, step = j->w->step, n = step > 64 ? step / 64 : 1;

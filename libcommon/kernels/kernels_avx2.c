@@ -383,8 +383,8 @@ INLINE __m256i few_values(const int codes, __m256i table, const uint8_t *line, i
     return LOOKED_UP_16(codes) ? _mm256_shuffle_epi8(table, found) : found;
 }
 
-/* 32 k of two octets and three or four tokens.  Sums of narrow values stay in memory, because those
- * of pairs need the registers. */
+/* Add 32 k of two octets for three or four tokens.  The 32-bit sums of narrow values stay in memory
+ * during the loop, because the 16-bit sums of pairs need the registers. */
 INLINE void line_sums(const int T, const int codes, __m256i table, const uint8_t *line, const int8_t *code,
                       const int32_t *seed, const __m256i times[4], __m256i sum[][4])
 {

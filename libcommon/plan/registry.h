@@ -34,8 +34,8 @@ void registry_short_name(const json_t *m, char out[REGISTRY_SHORT]);
  * Borrowed; NULL: none. */
 const json_t *registry_exact(const json_t *registry, const char *name);
 
-/* The first model whose short name is this word, in any case of letters, a colon, and more.
- * Borrowed; NULL: none. */
+/* The first model whose short name begins with this word and a colon, ignoring case.  Borrowed;
+ * NULL: none. */
 const json_t *registry_family(const json_t *registry, const char *word);
 
 /* By parameters: "tiny" < 1e9, "small" < 3e9, "medium" < 8e9, "large" < 13e9, "xlarge" < 34e9,

@@ -28,9 +28,9 @@ int rag_finish(struct rag_store *r, sqlite3_stmt *s, struct err *e);
 /* Begin to write; rag_end commits, or rolls back if rc is not 0, and returns rc or -1. */
 int rag_begin(struct rag_store *r, struct err *e);
 int rag_end(struct rag_store *r, int rc, struct err *e);
-/* Number of the owner's collection; 0: there is none; -1 with *e. */
+/* The id of the row of the owner's collection; 0: there is none; -1 with *e. */
 int64_t rag_collection_row(struct rag_store *r, const char *owner, const char *name, struct err *e);
-/* Number of a model's vectors in the table of models; 0: there is none; -1 with *e. */
+/* The id of the row of a model in the table models; 0: there is none; -1 with *e. */
 int64_t rag_model_row(struct rag_store *r, const char *model, struct err *e);
 
 /* ---- bm25.c ---- */

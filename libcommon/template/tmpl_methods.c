@@ -193,7 +193,8 @@ static FILTER(s_format_map)     /* mapping */
 
 static int is_decimal(uint32_t c) { return utf8proc_category((utf8proc_int32_t)c) == UTF8PROC_CATEGORY_ND; }
 
-/* Decimal digits, superscripts, subscripts, digits in circles. */
+/* Decimal digits, superscripts and subscripts; digits in circles or parentheses, or with a full
+ * stop. */
 static int is_digit(uint32_t c)
 {
     return is_decimal(c) || c == 0xB2 || c == 0xB3 || c == 0xB9 || c == 0x2070 || (c >= 0x2074 && c <= 0x2079) ||

@@ -3,8 +3,8 @@
  *   ModelProto      1 pieces {1 text, 2 score, 3 type}, 2 trainer_spec, 3 normalizer_spec
  *   TrainerSpec     3 model_type (1 unigram, 2 BPE, 3 word, 4 char), 24 treat_whitespace_as_suffix,
  *                   35 byte_fallback, 40 unk_id, 41 bos_id, 42 eos_id, 43 pad_id
- *   NormalizerSpec  2 precompiled_charsmap, 3 add_dummy_prefix, 4 remove_extra_whitespaces, 5
- *   escape_whitespaces */
+ *   NormalizerSpec  2 precompiled_charsmap, 3 add_dummy_prefix, 4 remove_extra_whitespaces,
+ *                   5 escape_whitespaces */
 #include <string.h>
 
 #include "libcommon/token/tok_spec.h"

@@ -135,7 +135,8 @@ export class Composer {
     this.input.focus();
   }
 
-  // Insert a short text into the message; make other files documents of the server, if it has them.
+  // A short text file is inserted into the message.  Any other file is uploaded as a document, if
+  // the server has documents.
   async readFile(f, file) {
     const head = new Uint8Array(await file.slice(0, 4096).arrayBuffer()), binary = head.includes(0) ||
       /\.(pdf|docx|odt|epub)$/i.test(file.name);
