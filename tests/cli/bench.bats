@@ -46,7 +46,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
 
 # bats test_tags=plain
 @test "speed: many sequences get their whole prompts while others decode" {
-  run --separate-stderr zse-bench "$MODEL" -p 40 -n 2 -r 1 -w 0 -b 500 --json
+  run --separate-stderr env -u ZSE_SYSROOT zse-bench "$MODEL" -p 40 -n 2 -r 1 -w 0 -b 500 --json
   [ "$status" = 0 ]
   check 'j["batch"] == 500 and j["tokens_generated"] == 500 * 3' <<<"$output"
 }
