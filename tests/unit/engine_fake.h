@@ -652,7 +652,8 @@ static inline int rules_forced(void *state, int32_t *ids, int room)
     int n = 0;
     if (gives_up(state, 3))
         return 0;
-    struct rules c = *(struct rules *)state;
+    const struct rules *own = state;
+    struct rules c = { .hash = own->hash, .bits = own->bits, .n = own->n, .least = own->least };
     /* where there is one token, and sometimes where there are more: text may be cut into tokens
      * in other ways too */
     for (; n < room && n < 7 && ((c.bits & (c.bits - 1)) == 0 || c.hash % 3 == 0) && !(c.bits >> EOS & 1); n++) {
