@@ -184,14 +184,12 @@ export function socket(path) {
 
 // Resolves to the socket when it is open, to null if it cannot be opened in 3 s or `signal` aborts.
 const opened = (ws, signal) => new Promise(resolve => {
-  const give = up => {
-    clearTimeout(timer);
-    if (!up) ws.close();
-    resolve(up ? ws : null);
-  }, timer = setTimeout(() => give(false), 3000);
-  ws.onopen = () => give(true);
-  ws.onerror = ws.onclose = () => give(false);
-  signal.addEventListener('abort', () => give(ws.readyState === WebSocket.OPEN), { once: true });
+  const give = result => { clearTimeout(timer); resolve(result); };
+  const leave = () => { ws.close(); give(null); };
+  const timer = setTimeout(leave, 3000);
+  ws.onopen = () => give(ws);
+  ws.onerror = ws.onclose = () => give(null);
+  signal.addEventListener('abort', leave, { once: true });
 });
 
 const SOCKET_CHARACTERS = 1_000_000;            // longer bodies may exceed the limit of a message
