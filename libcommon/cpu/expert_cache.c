@@ -57,8 +57,8 @@ static size_t bytes(const struct expert_slot *s) { return s->to - s->from; }
 
 /* ---- the thread ---- */
 
-/* The slot to evict: the least used one that is not requested; if all are, the last one in `wanted`
- * whose index is larger than `before`; -1: there is none. */
+/* The slot to evict: the least used one that is not requested.  If all are requested, the last one
+ * in `wanted` with an index above `before`.  -1: there is none. */
 static int victim(const struct expert_cache *c, int before)
 {
     int best = -1;

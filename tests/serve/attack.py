@@ -768,7 +768,7 @@ def websockets_that_hoard():
     s.stop()
     s = Server('--work-memory', '64MiB')
     before, peak, read = s.rss(), 0, 0
-    for batches in range(3, 12):            # so many pongs that some of them stay in the server
+    for batches in range(3, 12):            # with enough pongs, the last ones stay in the server
         deaf = opened(4096)
         deaf.settimeout(2)
         with contextlib.suppress(OSError):
