@@ -535,6 +535,7 @@ expect >
 run touch -d 2001-01-01 $BATS_TEST_TMPDIR/old.json
 send /save ~/old.json
 expect Replace it
+ready
 key c
 not saved
 expect >
