@@ -373,7 +373,7 @@ static int watch_input(void *user, int layer, int role, const float *x, size_t l
             memcpy(in->x + ((size_t)w->window * (size_t)w->c->window_len + (size_t)t) * (size_t)in->ld,
                    x + (size_t)t * ldx, (size_t)cols * sizeof *x);
     }
-    /* the shared MLP is called once per window */
+    /* With experts, down belongs to the shared MLP, which runs once per window. */
     w->window += w->moe && input == INPUT_DOWN;
     return w->moe && input == INPUT_MLP;
 }

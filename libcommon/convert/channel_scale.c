@@ -205,8 +205,8 @@ int channel_scale_layer(struct conversion *cv, int layer, float alpha, struct er
     return 0;
 }
 
-/* NULL for experts beside an MLP and for their router: they read norms of their own, not the
- * MLP's. */
+/* The channel scales of the input that p reads; NULL: it has none.  Experts beside an MLP and their
+ * router read norms of their own, which are not scaled. */
 const float *channel_scale_input(const struct conversion *cv, const struct recipe *p)
 {
     const int apart = cv->config.moe.beside && p->spec->expert >= 0;

@@ -123,7 +123,7 @@ static int check_options(const struct convert_options *o, struct err *e)
 
 /* ---- the source's tensors ---- */
 
-/* Bytes of the part of the source tensor t that our tensor s uses. */
+/* Bytes of the part of the source tensor t that makes the tensor s of the new file. */
 static uint64_t share_of(const struct source_tensor *t, const struct weight_spec *s)
 {
     double n = 1;
@@ -216,7 +216,7 @@ static int open_report(struct conversion *cv, struct err *e)
     return 0;
 }
 
-/* Mark the tensors that are certain to be exact, before anything is encoded. */
+/* Mark the tensors whose conversion is certain to be lossless, before anything is encoded. */
 static void foresee_exact(struct conversion *cv)
 {
     for (int i = 0; i < cv->n_recipes; i++) {

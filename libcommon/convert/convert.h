@@ -94,8 +94,8 @@ struct convert_options {
     /* rules that precede part; if several apply to a matrix, the last one counts */
     const struct convert_rule *rules; int n_rules;
     uint64_t target_bytes;              /* 0: none; bytes of weights */
-    /* rounding of weights that were not trained to be ternary to ternary types; all rules but
-     * TERNARY_FIT work without running the model */
+    /* the rule by which ternary types round weights that were not trained to be ternary; all rules
+     * but TERNARY_FIT work without running the model */
     enum ternary_fit ternary;
     int no_predictor;                   /* leave out a layer that predicts further tokens */
     enum convert_effort effort;

@@ -120,7 +120,7 @@ struct channel_scale {
     int is_norm;            /* vector: (w + offset) / col - offset */
     float offset;
 };
-/* Factors of the columns of p as an input of the layer, or NULL. */
+/* The channel scales of the layer's input that p reads, one for each of its columns, or NULL. */
 const float *channel_scale_input(const struct conversion *cv, const struct recipe *p);
 struct channel_scale channel_scale_of(const struct conversion *cv, const struct recipe *p);
 /* Apply the factors to a row of a matrix. */

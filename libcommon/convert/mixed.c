@@ -39,7 +39,8 @@ struct type_choice {
 
 struct measure { struct conversion *cv; struct type_choice *choices; };
 
-/* The weight of a tensor's error.  An expert's error affects only the tokens routed to it. */
+/* The weight of a tensor's error in the choice.  An expert's error affects only the tokens routed
+ * to it. */
 static double sensitivity(const struct config *c, const struct weight_spec *s)
 {
     static const double by_role[N_ROLES] = { [ROLE_Q] = 1, [ROLE_K] = 7, [ROLE_V] = 10, [ROLE_O] = 2, [ROLE_GATE] = 3,
@@ -47,8 +48,7 @@ static double sensitivity(const struct config *c, const struct weight_spec *s)
                                       [ROLE_EMBED] = 5, [ROLE_HEAD] = 5, [ROLE_Q_A] = 1, [ROLE_KV_A] = 10,
                                       [ROLE_K_B] = 7, [ROLE_V_B] = 10,
                                               [ROLE_EXPERT_GATE] = 3, [ROLE_EXPERT_UP] = 5, [ROLE_EXPERT_DOWN] = 5,
-                                              /* Q_GATE, IN, IN_Z are guesses: like matrices that
-                                               * they resemble */
+                                              /* guesses, from similar matrices */
                                               [ROLE_Q_GATE] = 1, [ROLE_IN] = 5, [ROLE_IN_Z] = 3,
                                               [ROLE_NEXT_IN] = 1 };
     const double share = s->expert >= 0 ? (double)c->moe.top_k / c->moe.n_experts : 1;

@@ -123,8 +123,8 @@ enum convert_part recipe_part(const struct weight_spec *s)
     return p->kind == PART_EXPERT ? PART_EXPERTS : p->is_mixer ? PART_ATTENTION : PART_MLP;
 }
 
-/* The input whose channels may be scaled for this tensor.  None for the delta net's rates, which
- * are not changed. */
+/* The input of the layer that this tensor reads and whose channels may be scaled; INPUT_NONE also
+ * for the rates of the delta net, which are not changed. */
 static int input_of(const struct config *c, const struct weight_spec *s)
 {
     if (s->layer < 0 || s->is_vector || s->role == ROLE_IN_BA)
@@ -287,7 +287,7 @@ static int matches(const struct convert_options *o, const struct recipe *p)
     return 0;
 }
 
-/* The type of routers: f32 if weights are quantized, because channels may be scaled. */
+/* The type of a router: f32 if weights are quantized, because its input channels may be scaled. */
 static enum qtype router_type(struct convert_type type, int source_type)
 {
     const int as_is = type.kind == CONVERT_KEEP || (type.kind == CONVERT_TYPE && qtype_info(type.qtype)->is_float);

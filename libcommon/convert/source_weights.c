@@ -27,8 +27,7 @@ static int by_name(const void *key, const void *b)
     return strcmp(key, (*(const struct weight_spec *const *)b)->source);
 }
 
-/* Whether the tensor `name` is one of the parts of which a source tensor of these weights is
- * joined. */
+/* Whether the source joins the tensor `name` with others into one of these weights. */
 static int is_part(const char *name, const struct weight_spec *specs, int n)
 {
     char part[160];

@@ -22,7 +22,7 @@ static void cpu_close(void *backend)
         munmap(b->core.window_kv, b->window_size);
     if (b->core.states)
         munmap(b->core.states, b->states_size);
-    /* first, because its threads may still read the core's memory */
+    /* close the pool first: its threads may still read the core's memory */
     pool_close(b->pool);
     residency_close(b->core.residency);
     attn_close_stream(&b->core);
@@ -266,7 +266,7 @@ static int cpu_copy_block(void *backend, int32_t from, int32_t to, struct err *e
     return 0;
 }
 
-/* Drop the pages that lie completely inside. */
+/* Drop the contents of the pages that lie completely within this range. */
 static void drop_pages(const void *data, size_t bytes)
 {
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)data;

@@ -73,8 +73,8 @@ size_t cpu_layers_kept(const struct cpu_layers *l);
 /* Keep these bytes at `kept`, 64-byte aligned, from now on; NULL: in memory of l's own.
  * cpu_layers_embed() fills them. */
 void cpu_layers_keep(struct cpu_layers *l, void *kept);
-/* The residual streams among these bytes; *bytes 0: there are none.  If a hook ends a run early,
- * they are half updated. */
+/* The part of these bytes that holds the residual streams; *bytes 0: there are none.  If a hook
+ * ends a run early, the streams are only partly updated. */
 void *cpu_layers_streams(struct cpu_layers *l, size_t *bytes);
 /* x = layer(x) with these weights; with `exact`, in f32 activations.  hook may be NULL; its
  * argument `layer` is `index`. */

@@ -15,8 +15,8 @@
 #include "libcommon/cpu/hadamard.h"
 #include "libcommon/kernels/approx.h"
 
-/* Consecutive runs of queries; rows of q and att begin with token token0 of the step.  latent: 1 if
- * keys are rotated and stored already. */
+/* A job over consecutive runs of queries.  The first row of q and att is token token0 of the step.
+ * latent: 1 if keys are rotated and stored already. */
 struct attn_job { struct core *k; const struct step *s; const struct layer *l; int index, latent,
                   group; struct query_run *runs; int n_runs, token0, head_dim, groups;
                   size_t k_bytes, v_bytes; };
@@ -42,10 +42,10 @@ int attn_groups(const struct config *c)
 
 /* ---- windows of any model, with sinks (arXiv:2309.17453) ---- */
 
-/* 1 if the layer sees only the newest k->window tokens and the sinks.  Their positions are those of
- * a cache that holds just these tokens: a query past the end of that cache has its last position
- * when it sees the sinks.  Stored keys keep their rotation, because only differences of positions
- * matter. */
+/* 1 if the layer sees only the newest k->window tokens and the sinks.  Positions are counted in a
+ * cache of just these tokens: if the sequence is longer than this cache, a query that sees the
+ * sinks has the last position of the cache.  Stored keys keep their rotation, because only
+ * differences of positions matter. */
 static int streams(const struct core *k, int index) { return config_streams(k->c, index, k->window); }
 
 static int window_of(const struct core *k, int index) { return streams(k, index) ? k->window : k->c->window[index]; }

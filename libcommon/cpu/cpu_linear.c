@@ -144,7 +144,8 @@ struct linear_job {
     const struct op *ops;
     int n_ops, n_tokens, sum;
     int n_tiles, n_threads;                 /* each thread has a run of the tiles of all ops, */
-    /* divided into jobs of `each` tiles, the last `singles` of one tile */
+    /* The tiles are divided into jobs of `each` tiles, except the last `singles` tiles, each of
+     * which is a job. */
     int each, singles;
 };
 
@@ -190,7 +191,7 @@ static void clamp_gated(float *g, float *u, int n, float alpha, float limit)
     }
 }
 
-/* arXiv:2411.13010, equation 6, with a limit on x in the exponential. */
+/* xIELU (arXiv:2411.13010, equation 6), with a limit on x in the exponential. */
 static void xielu(float *x, int n, const float *params)
 {
     const float beta = params[XIELU_BETA], eps = params[XIELU_EPS], p = log1pf(expf(params[XIELU_ALPHA_P])),
@@ -342,7 +343,7 @@ int core_prefetch(struct core *k, const struct model *m, struct err *e)
         struct next_loop *a = k->prefetch + i * LOOPS;
         a[LOOP_QKV] = (struct next_loop){ &l->o.w, l->o.w.n_tiles, n_threads };
         a[LOOP_O] = (struct next_loop){ up, up->n_tiles, n_threads };
-        /* in a mixture of experts, down of the shared MLP */
+        /* in a mixture of experts l->down belongs to the shared MLP */
         a[LOOP_UP] = (struct next_loop){ &l->down.w, l->down.w.n_tiles, n_threads };
         a[LOOP_DOWN] = (struct next_loop){ end, end->n_tiles + more, n_threads };
     }

@@ -2,12 +2,12 @@
  *
  * A step requests the experts of a layer, in ascending order, and continues with those that are in
  * memory while a thread reads the others from the file.  The most used experts stay; a use counts
- * half after some thousand tokens.  While the disk is idle, the thread reads what the next layer is
- * guessed to need, if such guesses have been mostly right.
+ * half after some thousand tokens.  While the disk is idle, the thread reads the experts that the
+ * next layer is guessed to need, if such guesses have been mostly right.
  *
  * Experts in memory are private copies.  They are read past the page cache unless it holds them
- * already: for a model larger than memory it would only keep a second copy of each expert, and
- * evict at any time what is needed next. */
+ * already: for a model larger than memory the page cache would only keep a second copy of each
+ * expert, and could evict an expert just before it is needed. */
 #ifndef ZSE_CPU_EXPERT_CACHE_H
 #define ZSE_CPU_EXPERT_CACHE_H
 

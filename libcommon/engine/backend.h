@@ -19,14 +19,15 @@ extern "C" {
  * chunked prefill, prefix reuse and verification of drafts are the same call. */
 struct batch_item {
     const int32_t *tokens; int n_tokens;    /* >= 1 */
-    /* With tokens NULL and n_tokens 1, the token is the one that the last begun step draws in this
-     * row of its logits (see begin). */
+    /* If tokens is NULL (then n_tokens is 1), the token is the one that the step begun last draws
+     * from row `follows` of its logits (see begin). */
     int follows;
     /* absolute position of tokens[0]; keys and values of [0, pos) are cached already */
     int pos;
     const int32_t *table;                   /* KV block numbers: position p is in block table[p / KV_BLOCK] */
-    /* With n_window_blocks: the table of layers with a window, or of the tail.  Only the entries of
-     * the sinks' blocks and of blocks that these tokens attend to are valid. */
+    /* If n_window_blocks > 0: the block table of the layers with a window, or of the tail
+     * (config_tail()).  Only the entries of the sinks' blocks and of blocks that these tokens
+     * attend to are valid. */
     const int32_t *window_table;
     /* Models with recurrent layers: index of the state after [0, pos), which these tokens update.
      * At pos 0 the state is initialized first.  No two items of a batch have the same. */
@@ -40,12 +41,13 @@ struct batch_item {
      * factors by this length, so a sequence that reaches config_long_from() is recomputed from
      * position 0. */
     int seq_len;
-    /* Encoders, where an item is a whole sequence: position of the first token of the second text,
-     * which has type 1 if the model has types; 0: there is one text. */
+    /* Encoders, where an item is a whole sequence: position of the first token of the second text
+     * of a pair, whose tokens have token type 1 if the model has token types; 0: there is one
+     * text. */
     int second;
-    /* Models that predict further tokens (config.predicts): the final states of the tokens before
-     * these, [n_tokens][hidden_size], from the model or, for drafted tokens, from this one.  May be
-     * the same memory as `hidden`. */
+    /* For a layer that predicts further tokens (config.predicts): the final hidden states of the
+     * tokens before these, [n_tokens][hidden_size].  They come from the main model or, for drafted
+     * tokens, from the predicting layer itself.  May be the same memory as `hidden`. */
     const float *states;
     /* output: states of the last n_hidden tokens after the final norm, [n_hidden][hidden_size] */
     float *hidden; int n_hidden;

@@ -24,8 +24,8 @@ struct dry {
     const struct tokenizer *t;          /* borrowed; NULL: no breakers */
     struct breaker *breaker; int n_breakers, longest_tail;
     uint8_t *kind;                      /* [vocab_size / 4 + 1] */
-    /* Of the positions below `checked` only `head` (-1: none) is the head of a complete breaker,
-     * which ends before `end`. */
+    /* The result of earlier searches: of the positions below `checked`, the last one that is the
+     * head of a complete breaker (-1: none is), and the position after that breaker. */
     int checked, head, end;
 };
 

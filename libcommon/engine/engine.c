@@ -60,10 +60,10 @@ static int blocks_for(int64_t n_tokens) { return (int)((n_tokens + KV_BLOCK - 1)
 /* Numbers of blocks in the pool; windows 0: no separate window blocks. */
 struct blocks { int64_t all, windows; };
 
-/* Numbers of blocks for n_seqs sequences of full length.  A window has two more blocks, because
- * it can begin and end within blocks, and the tokens of a step are added once.  With `kept`
- * there are up to twice as many window blocks, so that ended conversations and common prefixes
- * keep theirs. */
+/* Numbers of blocks for n_seqs sequences of full length.  A window needs two blocks more than its
+ * tokens fill, because it can begin and end within a block.  The tokens of a step need window
+ * blocks once, not once per sequence.  With `kept` there are up to twice as many window blocks, so
+ * that ended conversations and common prefixes keep theirs. */
 static struct blocks blocks_wanted(const struct engine *g, const struct config *c, int n_seqs, int kept)
 {
     const int tail = config_tail(c, g->kv, g->window);

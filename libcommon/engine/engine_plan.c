@@ -155,7 +155,7 @@ static void count_cached(struct request *r, int n)
         r->n_cached += n;
 }
 
-/* Whether another request computes the block of tokens that r needs next in this step. */
+/* Whether another request computes, in this step, the block of tokens that r needs next. */
 static int awaits(const struct engine *g, const struct request *r)
 {
     const int d = r->kv.n_nodes, at = d * KV_BLOCK;
@@ -171,8 +171,9 @@ static int awaits(const struct engine *g, const struct request *r)
     return 0;
 }
 
-/* A prefix of a request with recurrent layers, up to its latest snapshot.  snapshot: its index, -1:
- * none; before, n_tokens: number of tokens that the request had without and has with the prefix. */
+/* The start of a request with recurrent layers from the latest snapshot of one of its prefixes.
+ * snapshot: its index, -1: there is none; before: number of tokens that the request had computed;
+ * n_tokens: number of tokens that the snapshot covers. */
 struct beginning { int snapshot, before, n_tokens; };
 
 /* Find the latest snapshot of a prefix of r, and hold the complete blocks of that prefix.
@@ -297,7 +298,7 @@ static int reserve(struct engine *g, struct request *r)
 
 /* ---- admission ---- */
 
-/* Whether r's window fits beside those of running requests, which may not be full yet. */
+/* Whether the blocks that r's window still lacks are free, or are idle and can be evicted. */
 static int window_fits(const struct engine *g, const struct request *r)
 {
     if (!kv_pool_n_windows(g->pool))

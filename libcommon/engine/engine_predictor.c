@@ -67,13 +67,14 @@ void predictor_release(struct engine *g, struct request *r)
     x->kept = NULL;
 }
 
-/* Whether the rows of the last step follow the kept states, some of which they may replace. */
+/* Whether the rows of the last step continue the kept states, without a gap; they may also replace
+ * some of these. */
 static int rows_follow(const struct drafting *x, int row_pos)
 {
     return x->n_kept && row_pos > x->kept_pos && row_pos <= x->kept_pos + x->n_kept;
 }
 
-/* The oldest token whose state and all newer ones are known. */
+/* Index of the first token from which on all states are known. */
 static int first_known(const struct drafting *x)
 {
     return x->n_rows && !rows_follow(x, x->row_pos) ? x->row_pos : x->kept_pos;
@@ -86,7 +87,7 @@ static const float *state_after(const struct engine *g, const struct drafting *x
                                           : x->kept + (size_t)(pos % KEPT) * row_floats(g);
 }
 
-/* Put the states after ids [from, from + n) behind those of the pass. */
+/* Copy the states after ids [from, from + n) to the input of a pass. */
 static void copy_states(const struct engine *g, const struct drafting *x, int from, int n, float *to)
 {
     for (int i = 0; i < n; i++, to += row_floats(g))

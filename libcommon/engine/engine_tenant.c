@@ -20,8 +20,8 @@
 
 #include "libcommon/engine/internal.h"
 
-/* Tokens for which one step of priority below 0 counts: about the number computed in AGEING_S
- * seconds. */
+/* Each step of priority below 0 counts as this many tokens charged: about the number computed in
+ * AGEING_S seconds. */
 enum { STEP_TOKENS = 1000 };
 
 /* ---- the list ---- */

@@ -240,7 +240,7 @@ static int read_groups(struct zfile *z, struct err *e)
 
 /* ---- tensors ---- */
 
-/* From section TNSR, or from the JSON of a file of version 1.0. */
+/* Read the list of tensors from section TNSR, or from the JSON of a file of version 1.0. */
 static int read_tensors(struct zfile *z, struct err *e)
 {
     const struct zse_section *s = z->list;
@@ -323,9 +323,10 @@ static int read_originals(struct zfile *z, struct err *e)
 
 /* ---- open and close ---- */
 
-/* MADV_POPULATE_READ (Linux 5.14) reads and maps missing pages.  For a file in the page cache in
- * large folios it takes 5 ms a gigabyte and saves its readers 10; from a disk it runs at the speed
- * of the disk.  In pieces, so that closing does not wait for the disk. */
+/* MADV_POPULATE_READ (Linux 5.14) reads and maps missing pages.  For a file that is in the page
+ * cache in large folios this takes 5 ms per gigabyte and saves the readers 10 ms; for a file on a
+ * disk it runs at the speed of the disk.  Pages are populated in pieces, so that closing need not
+ * wait for the disk. */
 static void *populate(void *arg)
 {
     enum { PIECE = 8 << 20, POPULATE_READ = 22 };

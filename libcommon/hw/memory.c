@@ -11,7 +11,7 @@ enum { KIB = 1024, SMALL_FILE = 16384, BIG_FILE = 65536 };
 
 /* ---- control groups ---- */
 
-/* Does a list with commas contain the word? */
+/* Does a list of words, separated by commas, contain the word? */
 static int listed(const char *list, size_t size, const char *word)
 {
     const size_t n = strlen(word);

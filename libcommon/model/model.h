@@ -147,7 +147,8 @@ struct ngram {
     int parts;
     int32_t end;                            /* runs do not extend past this token */
     int n_layers;                           /* number of layers with such embeddings */
-    /* [config.n_layers] index of the layer among these, -1: none; owned */
+    /* [config.n_layers] index of each layer among the layers that have such embeddings, -1: it has
+     * none; owned */
     int *of;
     uint64_t *factor;                       /* [n_layers][size] factors of the hash; owned */
     int *rows;                              /* [n_layers][(size - 1) * heads] rows of each head; owned */

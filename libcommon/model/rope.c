@@ -166,7 +166,7 @@ static void longrope(struct parse *p, struct rope *r, double theta, double origi
     }
 }
 
-/* Read one table from one object (NULL: all defaults). */
+/* Add a table, read from one object of the configuration (NULL: all defaults). */
 static void rope_add(struct parse *up, const struct arch *a, struct config *c, const json_t *json, double theta,
                      int dim)
 {

@@ -102,7 +102,8 @@ static void block_json(const struct answer_part *p, int whole, struct buf *out)
     out->failed |= p->text.failed;
 }
 
-/* Write the blocks of a round: the last one, or one whose calls the server ran. */
+/* Write the blocks of the last round; or, with calls 0, of a round whose calls the server ran,
+ * without these calls. */
 static void blocks_json(const struct choice *ch, int calls, struct buf *out)
 {
     const int apart = ch->call->rounds != NULL;         /* calls come after the other parts */

@@ -90,8 +90,8 @@ static void call_item_json(const struct call *c, const struct answer_part *p, co
     out->failed |= p->text.failed;
 }
 
-/* Write the items of a round: of the last one, or of one whose calls the server ran, then without
- * those calls. */
+/* Write the items of the last round; or, with calls 0, of a round whose calls the server ran,
+ * without these calls. */
 static void items_json(const struct call *c, int calls, const char *last, struct buf *out)
 {
     const struct choice *ch = &c->choices[0];

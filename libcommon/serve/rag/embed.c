@@ -46,7 +46,8 @@ int rag_vector_size(const struct rag_job *j) { return config_embedding_size(&j->
 
 /* ---- in the thread ---- */
 
-/* Put the model's prompt before the text, cut so that both may have EMBED_TOKENS; malloc'd. */
+/* Return the model's prompt followed by the text, of which at most EMBED_TOKENS * 16 bytes are
+ * taken; malloc'd.  *n: the size in bytes. */
 static char *with_prompt(const struct rag_job *j, const char *text, size_t size, size_t *n)
 {
     const char *prompt = config_prompt(&j->embedder->m.model->config, j->run == rag_run_index);
@@ -95,7 +96,8 @@ void rag_drop_texts(struct rag_job *j)
     j->n_texts = 0;
 }
 
-/* Take chunks without a vector, and store their vectors, by turns, until all have one. */
+/* Store the vectors that were computed since the last run, and take further chunks that have no
+ * vector; the job runs again until every chunk has one. */
 void rag_run_index(struct rag_job *j, struct rag_store *r)
 {
     const int size = rag_vector_size(j);
@@ -121,7 +123,8 @@ void rag_run_index(struct rag_job *j, struct rag_store *r)
 
 /* ---- in the loop ---- */
 
-/* The model that computes for the job, and the count of numbers that it makes of each text. */
+/* The model that computes for the job. *size: the number of values that it returns for each
+ * text. */
 static struct loaded_model *computing(const struct rag_job *j, int *size)
 {
     *size = j->ranking == RAG_WANTED ? 1 : rag_vector_size(j);
@@ -133,7 +136,7 @@ int rag_wants(const struct rag_job *j) { return j->embedding == RAG_WANTED || j-
 static int is_index(const struct rag_job *j) { return j->run == rag_run_index; }
 static int is_cancelled(const struct rag_job *j) { return atomic_load(&j->cancelled); }
 
-/* The model has answered for a text, or never will. */
+/* Called when the model has answered for text i, or when no answer can come any more. */
 static void end_text(struct rag_job *j, int i)
 {
     int size;
@@ -199,8 +202,8 @@ static void cancel_texts(struct rag_job *j, struct loaded_model *lm)
         }
 }
 
-/* Send texts of the job while there is room.  The few of the index wait in the engine behind those
- * of others, so they take no room.  1: all have ended. */
+/* Send texts of the job to the engine until its window is full.  The few texts of the index do not
+ * count: in the engine they wait behind all others.  1: all texts have ended. */
 static int compute_texts(struct rag_job *j)
 {
     int size;

@@ -30,7 +30,8 @@ enum rag_lane { RAG_READ, RAG_WRITE, RAG_ADD, RAG_LANES };
 enum { RAG_READERS = 2, RAG_ADDERS = 3, RAG_THREADS = RAG_READERS + RAG_ADDERS + 1, RAG_WAITING = 64,
        RAG_WAITING_TENANT = 8, RAG_SEARCHES = 1024, RAG_SEARCHES_TENANT = 128 };
 enum { RAG_TEXTS = 24 };                 /* texts of chunks that are embedded together */
-/* A reranker scores this many passages, or top_k if that is more.  RAG_ASKED: texts of a job. */
+/* RAG_RANKED: number of passages that a reranker scores (top_k if that is more).  RAG_ASKED: most
+ * texts of a job. */
 enum { RAG_RANKED = 20, RAG_ASKED = RAG_MAX_TOP_K };
 enum { RAG_READ_S = 10 };               /* time limit of a job of RAG_READ, in seconds */
 enum { RAG_QUERY = 64 << 10 };          /* largest query, in bytes */
@@ -56,10 +57,11 @@ struct rag_job {
     char collection[RAG_COLLECTION + 1];                /* collection of the query; "": none */
     int limit, with_chunks; int64_t offset;
     char *content_type;                 /* content type of an upload; owned */
-    /* Only a job without a connection has it: the loop calls it at the end of the job. */
+    /* set only for jobs without a connection: the loop calls it when the job ends */
     void (*done)(void *user, json_t *answer, const struct problem *p);
     void *user;
-    /* Vectors or scores of texts: a run asks for them and has them when it runs again: embed.c */
+    /* Vectors or scores of texts (embed.c): a run requests them, and the next run finds them
+     * here. */
     struct loaded_model *embedder;      /* the model that embeds; NULL: none is ready; kept while the job lives */
     struct loaded_model *reranker;      /* the model that scores passages; the same */
     char model[128];                    /* name of the model of the vectors; "": none */
@@ -103,7 +105,8 @@ int rag_vector_size(const struct rag_job *j);
 int rag_add_text(struct rag_job *j, const char *text, size_t size);
 void rag_drop_texts(struct rag_job *j);
 void rag_run_index(struct rag_job *j, struct rag_store *r);
-/* Called in the loop: compute what the job wants, then run the job again. */
+/* For the loop.  rag_wants: whether the job has texts to compute.  rag_compute: compute them, then
+ * run the job again. */
 int rag_wants(const struct rag_job *j);
 void rag_compute(struct rag_job *j);
 /* Send texts to the engines, and cancel those of jobs that were cancelled or whose model leaves. */
@@ -121,12 +124,12 @@ struct rag_index { int dirty, running; uint64_t retry_ns; };
 
 /* ---- service.c, for embed.c ---- */
 struct rag_index *rag_index_of(struct server *s);
-/* Jobs whose vectors or scores are being computed, or that wait for it.  round: of the job whose
- * text was sent last; stopped: no more texts are sent. */
+/* The list of jobs with vectors or scores to compute, or that are being computed. round: that of
+ * the job whose text was sent last; stopped: no more texts are sent. */
 struct rag_computing { struct rag_job *first; uint64_t round; int stopped; };
 struct rag_computing *rag_computing_of(struct server *s);
-/* Insert the job into a list that is ordered by rounds; `current` has begun.  Each tenant has one
- * search and one other job in a round, so that none waits for all jobs of another. */
+/* Insert the job into a list that is ordered by rounds, of which `current` has begun.  A round has
+ * one search and one other job of each tenant, so a tenant with many jobs delays only its own. */
 void rag_insert(struct rag_job **list, struct rag_job *j, uint64_t current);
 struct rag_job *rag_job_internal(struct server *s, enum rag_lane lane,
                                  void (*run)(struct rag_job *j, struct rag_store *r));
@@ -138,7 +141,7 @@ void rag_run_add(struct rag_job *j, struct rag_store *r);
 void rag_run_upload(struct rag_job *j, struct rag_store *r);
 void rag_run_list(struct rag_job *j, struct rag_store *r);
 void rag_run_get(struct rag_job *j, struct rag_store *r);
-/* Answer with the document and its text, of at most RAG_TEXT bytes. */
+/* most bytes of text in the answer of rag_run_text() */
 enum { RAG_TEXT = 4 << 20 };
 void rag_run_text(struct rag_job *j, struct rag_store *r);
 void rag_run_delete(struct rag_job *j, struct rag_store *r);

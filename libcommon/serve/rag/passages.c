@@ -62,8 +62,8 @@ static int read_query(struct rag_job *j, const json_t *body, const struct params
            read_texts(j, js_get(body, "document_ids"), "document_ids", w->documents, &w->q.n_documents) ? -1 : 0;
 }
 
-/* Use the query's vector, or ask for it.  1: the job runs again when the vector is there.  -1 with
- * j->problem. */
+/* Set the query's vector if it has been computed, else request it.  0; 1: it was requested, and the
+ * job runs again when it is computed; -1 with j->problem. */
 static int wants_vector(struct rag_job *j, struct rag_query *q)
 {
     if (q->mode == RAG_BM25 || !j->embedder)
@@ -86,7 +86,8 @@ static int wants_vector(struct rag_job *j, struct rag_query *q)
     return 0;
 }
 
-/* Find passages, or take those found before their scores were asked for. */
+/* Find passages; if their scores were requested by an earlier run, take the passages that it
+ * found. */
 static int find(struct rag_job *j, struct rag_store *r, struct rag_query *q, const struct params *p,
                 struct rag_hits *hits)
 {
@@ -102,8 +103,8 @@ static int find(struct rag_job *j, struct rag_store *r, struct rag_query *q, con
     return is_ranked(j, p) && rag_rank(j, q, p->rag_top_k, p->min_score, hits) ? -1 : 0;
 }
 
-/* Parse the body and search.  Returns the tree; NULL with j->problem, or if it asked for vectors or
- * scores. */
+/* Parse the body and search.  Returns the tree; NULL with j->problem, or because vectors or scores
+ * were requested. */
 static json_t *search(struct rag_job *j, struct rag_store *r, body_set kind, struct params *p,
                       struct rag_hits *hits)
 {

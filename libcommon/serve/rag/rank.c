@@ -1,5 +1,5 @@
 /* rank.c - order passages by a reranker: a cross-encoder reads the query and a passage as one
- * sequence, as of POST /v1/rerank. */
+ * sequence, as in POST /v1/rerank. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 #include "libcommon/base/utf8.h"
 #include "libcommon/serve/rag/internal.h"
 
-/* Tokens of a pair at most; of them the query takes QUERY_TOKENS at most. */
+/* PAIR_TOKENS: most tokens of a pair; QUERY_TOKENS: most of them that the query takes */
 enum { PAIR_TOKENS = 512, QUERY_TOKENS = 128, TOKEN_BYTES = 16 };
 
 const char *rag_ranked_by(const struct rag_job *j) { return j->ranking == RAG_COMPUTED ? j->reranker->id : NULL; }
@@ -43,8 +43,9 @@ static int add_tokens(struct rag_job *j, struct rag_text_ids *p, const char *tex
     return 0;
 }
 
-/* [CLS] query [SEP] passage [SEP]; RoBERTa has two separators in the middle.  A long query keeps
- * its end, as in a chat's search: the question follows the text that was pasted. */
+/* Make [CLS] query [SEP] passage [SEP]; RoBERTa has two separators in the middle.  Of a long query
+ * the end is kept, as in the search of a chat request: a question usually follows the text that it
+ * is about. */
 static int add_pair(struct rag_job *j, const struct rag_query *q, const char *passage)
 {
     const int max_len = j->reranker->m.max_len, most = max_len < PAIR_TOKENS ? max_len : PAIR_TOKENS;
@@ -100,7 +101,8 @@ static int compare(const void *a, const void *b)
     return (x->chunk.id > y->chunk.id) - (x->chunk.id < y->chunk.id);
 }
 
-/* Without scores, as of a model that is being unloaded, the passages keep their order. */
+/* If the scores were not computed, for example because the model is being unloaded, the passages
+ * keep their order. */
 int rag_rank(struct rag_job *j, const struct rag_query *q, int top_k, double min_score, struct rag_hits *hits)
 {
     if (j->ranking == RAG_IDLE && hits->n > 0) {

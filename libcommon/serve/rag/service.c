@@ -34,7 +34,7 @@ struct rag_service {
     struct rag_computing computing;
     struct rag_index index;
     struct rag_vectors *vectors;        /* used by any thread */
-    /* trouble with the file, as last logged; used by the loop only */
+    /* the problem with the file that was logged last; used by the loop only */
     char trouble[sizeof ((struct problem *)0)->message];
 };
 
@@ -209,7 +209,7 @@ static void run_job(struct rag_job *j, struct rag_store **r)
     }
 }
 
-/* Whether a thread adds a document of this tenant.  The caller holds the lock. */
+/* Whether a thread is adding a document of this tenant.  The caller holds the lock. */
 static int is_adding(const struct rag_service *v, uint64_t tenant)
 {
     for (int i = 0; i < v->n_threads; i++)
@@ -303,8 +303,8 @@ void rag_insert(struct rag_job **list, struct rag_job *j, uint64_t current)
     *list = j;
 }
 
-/* Count the jobs of a list that are searches like j, or no searches like it, and those of its
- * tenant. */
+/* Add to *n the jobs of the list that are searches (if j is no search: those that are none), and to
+ * *own those of them that belong to j's tenant. */
 static void count(const struct rag_job *list, const struct rag_job *j, int *n, int *own)
 {
     for (; list; list = list->next) {
@@ -409,7 +409,8 @@ struct rag_job *rag_job_internal(struct server *s, enum rag_lane lane,
     return j;
 }
 
-/* A search goes before those that have not begun; the index goes behind all. */
+/* Queue the job again, for its next run: a search before the jobs of rounds that have not begun,
+ * the index job behind all others. */
 void rag_job_push(struct rag_job *j)
 {
     struct rag_service *v = j->s->rag;
@@ -581,7 +582,7 @@ void rag_stop(struct server *s)
     pthread_mutex_destroy(&v->lock);
 }
 
-/* The engines have ended, so no events come for the texts that they had. */
+/* Called when the engines have ended: no events will come for the texts that they had. */
 void rag_release(struct server *s)
 {
     if (!s->rag)
