@@ -66,6 +66,8 @@ struct access_record *record_message(struct server *s, struct conn *c, struct ac
         return NULL;
     snprintf(record->id, sizeof record->id, "%.*s/%u", REQUEST_ID_GIVEN, from->id, ++from->n_messages);
     snprintf(record->client, sizeof record->client, "%s", from->client);
+    record->of_message = 1;
+    record->route = from->route;
     record->method = copy("WS");
     record->path = copy(from->path);
     record->agent = copy(from->agent);
@@ -139,6 +141,8 @@ void record_end(struct server *s, struct access_record *record, int status, int 
         record_free(record);
         return;
     }
+    if (record->of_message)
+        metrics_count(&s->metrics, record->route, status);
     if (record->has_key && g->usage)
         usage_settle(g->usage, record->key.id, record->reserved,
                      (int64_t)prompt_tokens + completion_tokens - record->settled);

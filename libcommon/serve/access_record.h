@@ -31,6 +31,8 @@ struct access_record {
     int by_key;                         /* the key is valid */
     int admitted;                       /* by its key or token, or as the server requires none */
     int kept; /* a WebSocket's record: its line is written, and it stays to admit its messages */
+    int of_message;                     /* of a WebSocket's message: record_end counts its status */
+    int route;                          /* route of a WebSocket, set by its handshake */
     int64_t reserved;                   /* tokens of the key's limits, reserved until record_end */
     int64_t settled;                    /* tokens that guard_settle has charged */
     struct key_info key;

@@ -151,6 +151,18 @@ static int admit_guess(struct server *s, struct conn *c, int64_t key)
 
 /* ---- admission ---- */
 
+/* Whether guard_message counts each message of this WebSocket: its handshake is no request then. */
+static int counts_messages(const struct route *r) { return r->kind == ROUTE_WEBSOCKET && r->body; }
+
+static struct verdict admit_usage(struct server *s, const struct route *r, const struct key_info *k)
+{
+    struct usage_stats used;
+    if (!counts_messages(r))
+        return usage_admit(s->guard.usage, k->id, &k->limit);
+    usage_read(s->guard.usage, k->id, &k->limit, &used);
+    return used.verdict;
+}
+
 static int admit_key(struct server *s, struct conn *c, const struct route *r, struct access_record *record)
 {
     char scopes[32];
@@ -164,16 +176,17 @@ static int admit_key(struct server *s, struct conn *c, const struct route *r, st
                       record->key.name, r->path);
         return 0;
     }
-    const struct verdict w = usage_admit(s->guard.usage, record->key.id, &record->key.limit);
+    const struct verdict w = admit_usage(s, r, &record->key);
     limit_headers(c, &w);
     record->admitted = w.allowed;
     return w.allowed || too_many(s, c, &w);
 }
 
-static int admit_anonymous(struct server *s, struct conn *c, struct access_record *record)
+static int admit_anonymous(struct server *s, struct conn *c, const struct route *r, struct access_record *record)
 {
     char address[64];
-    const struct verdict w = address_admit(s->guard.anonymous, client_address(s, c, address));
+    const struct verdict w = (counts_messages(r) ? address_peek : address_admit)(s->guard.anonymous,
+                                                                                 client_address(s, c, address));
     limit_headers(c, &w);
     record->admitted = w.allowed;
     return w.allowed || too_many(s, c, &w);
@@ -254,7 +267,7 @@ int guard_admits(struct server *s, struct conn *c, const struct route *r)
         return refuse(s, c, 401, "invalid_admin_token", text);
     }
     record->has_key = 0;
-    return admit_anonymous(s, c, record);
+    return admit_anonymous(s, c, r, record);
 }
 
 /* ---- WebSockets ---- */

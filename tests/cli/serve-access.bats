@@ -212,6 +212,33 @@ END
   diff <(sort "$T/ids") <(zse-audit query --json | jq -r '"\(.status_code) \(.request_id)"' | grep -v '^503' | sort)
 }
 
+@test "a WebSocket's messages count for its key's limit and in /metrics, its handshake does not" {
+  key=$(zse-apikey create app --rate-limit 3 2>/dev/null)
+  reader=$(zse-apikey create reader --scope models 2>/dev/null)
+  serve --port 0
+  await listens "$URL"
+  python3 - "${URL##*:}" "$key" >"$T/seen" <<'END'
+import json, sys
+sys.path.insert(0, 'tests/serve')
+import wire
+def dial(path):
+    return wire.WebSocket(int(sys.argv[1]), path, fields=f'X-API-Key: {sys.argv[2]}\r\n'.encode())
+chat, completions = dial(b'/ws/chat'), dial(b'/ws/completions')
+print(chat.code, completions.code)
+for w in chat, completions, completions, chat:
+    w.send(b'{"messages":[{"role":"user","content":"a"}],"max_tokens":1}' if w is chat else b'{"broken')
+    m = json.loads(w.receive()[1])
+    while m.get('type') == 'token':
+        m = json.loads(w.receive()[1])
+    print(m['type'] if m['type'] == 'done' else m.get('status') or m['error']['code'])
+print(dial(b'/ws/chat').code)
+END
+  [ "$(xargs <"$T/seen")" = "101 101 done invalid_json invalid_json 429 429" ] || { cat "$T/seen"; return 1; }
+  [ "$(zse-apikey status app --json | jq .current)" = 3 ]
+  [ "$(curl -s -H "X-API-Key: $reader" "$URL/metrics" | sed -n 's/^zse_http_requests_total{method="GET",route="\(.ws[^"]*\)",code="\([0-9]*\)"} /\1 \2 /p' | sort | xargs)" = \
+    "/ws/chat 101 1 /ws/chat 200 1 /ws/chat 429 2 /ws/completions 101 1 /ws/completions 400 2" ]
+}
+
 @test "a flood without a key is merged, bounded, counted, and takes no line of a key away" {
   key=$(zse-apikey create app 2>/dev/null)
   serve --port 0 --audit-size 20kB --audit-anonymous-size 10kB --audit-files 2

@@ -13,7 +13,10 @@ static int upgrade(struct server *s, struct conn *c)
     const int route = conn_route(c);
     if (http_has_token(http_field(conn_request(c), "Sec-WebSocket-Protocol"), "zse"))
         conn_add_header(c, "Sec-WebSocket-Protocol", "zse");
-    const uint64_t tenant = guard_tenant(conn_record(c));
+    struct access_record *record = conn_record(c);
+    const uint64_t tenant = guard_tenant(record);
+    if (record)
+        record->route = route;
     if (conn_upgrade(c) != 0)
         return -1;
     conn_hold_body(c, tenant, 0);       /* its buffers count for its key or address */
