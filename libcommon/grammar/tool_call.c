@@ -40,38 +40,47 @@ int call_marker(struct json_cursor *c, const char *m)
     return DONE;
 }
 
-/* Read a whole JSON value: DONE with c after it, MORE, or BAD if it cannot become one. */
-static int json_text(struct json_cursor *c, const char **from)
+int call_json_on(struct json_cursor *c, struct open_part *o)
 {
-    int depth = 0, in_string = 0;
-    call_blanks(c);
-    *from = c->p;
-    if (c->p == c->end)
-        return MORE;
-    if (*c->p != '{' && *c->p != '[')
-        return BAD;
     for (; c->p < c->end; c->p++) {
-        char x = *c->p;
-        if (in_string) {
+        const char x = *c->p;
+        if (o->in_string) {
             if (x == '\\') {
                 if (c->p + 1 == c->end)
                     return MORE;
                 c->p++;
             } else if (x == '"') {
-                in_string = 0;
+                o->in_string = 0;
             }
         } else if (x == '"') {
-            in_string = 1;
+            o->in_string = 1;
         } else if (x == '{' || x == '[') {
-            depth++;
-        } else if (x == '}' || x == ']') {
-            if (--depth == 0) {
-                c->p++;
-                return DONE;
-            }
+            o->depth++;
+        } else if ((x == '}' || x == ']') && --o->depth == 0) {
+            c->p++;
+            return DONE;
         }
     }
     return MORE;
+}
+
+/* Read a whole JSON value: DONE with c after it, MORE with *open, or BAD if it cannot become
+ * one. */
+static int json_text(const struct tool_parser *p, struct json_cursor *c, const char **from, struct open_part *open)
+{
+    struct open_part o = { .kind = OPEN_JSON };
+    call_blanks(c);
+    *from = c->p;
+    *open = (struct open_part){ .kind = OPEN_NONE };
+    if (c->p == c->end)
+        return MORE;
+    if (*c->p != '{' && *c->p != '[')
+        return BAD;
+    const int rc = call_json_on(c, &o);
+    o.at = (size_t)(c->p - (p->text + p->at));
+    if (rc == MORE)
+        *open = o;
+    return rc;
 }
 
 static const json_t *tool_of(const struct tool_parser *p, const char *name)
@@ -209,7 +218,7 @@ static void object_head(struct tool_parser *p, struct json_cursor k, struct pars
     }
     free(c->name);
     c->name = word;
-    json_text(&k, &from);
+    json_text(p, &k, &from, &c->open);
     c->raw = from;
     c->n_raw = (size_t)(k.p - from);
 }
@@ -356,6 +365,7 @@ static int take_tag(struct tool_parser *p, struct parsed_call *call, json_t *see
         json_t *v = tag_value(string, t->value, n);
         if (v) {
             add_member(p, call, name, v, complete);
+            call->open.silent = 0;
             p->failed |= json_object_set_new(seen, name, json_true()) != 0;
         }
         rc = v ? DONE : BAD;
@@ -383,6 +393,10 @@ static int read_tags(struct tool_parser *p, struct json_cursor *c, struct parsed
         rc = read_tag(f, &k, &t);
         if (rc == BAD && ends == MORE)
             rc = MORE;
+        if (rc == MORE && t.key && t.n_value) {
+            open_marked(&call->open, p->text + p->at, t.value, t.n_value);
+            call->open.silent = 1;
+        }
         if (rc == DONE)
             rc = take_tag(p, call, seen, &t, 1);
         else if (rc == MORE && t.key && p->o.stream_arguments)
@@ -417,10 +431,12 @@ static int read_object_call(struct tool_parser *p, struct json_cursor *k, struct
     if (!bare && ((rc = call_marker(k, p->f->open)) != DONE || (list && (rc = call_marker(k, "[")) != DONE)))
         return rc;
     struct json_cursor object = *k;
-    rc = json_text(k, &from);
+    rc = json_text(p, k, &from, &c->open);
     const int bad = rc == DONE && object_call(p, from, (size_t)(k->p - from), c) != DONE;
-    if (p->o.stream_arguments)
+    if (p->o.stream_arguments) {
+        c->open.kind = OPEN_NONE;       /* only the arguments are reported while they are read on */
         object_head(p, object, c);
+    }
     if (bad)
         return BAD;
     return rc == DONE && !bare && !list ? call_closing(p, k, end) : rc;
@@ -488,13 +504,15 @@ static int read_named_call(struct tool_parser *p, struct json_cursor *k, struct 
     if (p->f->style == TOOL_TAGS)
         return read_tags(p, k, c);
     if (python || p->f->style == TOOL_QUOTED) {
-        rc = (int)tool_values_read(p->f, &k->p, k->end, &c->arguments);
+        const size_t base = (size_t)(k->p - (p->text + p->at));
+        rc = (int)tool_values_read(p->f, &k->p, k->end, &c->arguments, &c->open);
+        c->open.at += base;
         p->failed |= !c->arguments;
         c->raw = c->arguments;
         c->n_raw = c->arguments ? strlen(c->arguments) : 0;
         return rc == DONE && !python ? call_closing(p, k, end) : rc;
     }
-    rc = json_text(k, &from);
+    rc = json_text(p, k, &from, &c->open);
     c->raw = from;
     c->n_raw = (size_t)(k->p - from);
     if (rc != DONE)

@@ -6,6 +6,7 @@
 #include <stddef.h>
 
 #include "libcommon/base/rng.h"
+#include "libcommon/grammar/tool_values.h"
 #include "libcommon/grammar/tools.h"
 
 struct tool_parser {
@@ -21,6 +22,7 @@ struct tool_parser {
     size_t shown;
     int named;                          /* its TOOL_CALL was reported */
     int waiting;                        /* text[at] begins a call that is not complete */
+    struct open_part open;              /* the end of that call; offsets are from text[at] */
     int failed;                         /* memory ran out */
 };
 
@@ -33,6 +35,7 @@ struct parsed_call {
     char *name, *arguments, *id;        /* owned; arguments is JSON */
     /* The arguments so far, if the text has them as JSON. */
     const char *raw; size_t n_raw;
+    struct open_part open;              /* the end of an incomplete call */
     size_t end;                         /* bytes from at to after it */
 };
 void call_release(struct parsed_call *c);
@@ -44,6 +47,9 @@ struct json_cursor { const char *p, *end; };
 void call_blanks(struct json_cursor *c);
 /* Read a marker, with any blanks in and around it: DONE, MORE (incomplete so far) or BAD. */
 int call_marker(struct json_cursor *c, const char *m);
+/* Read on in JSON that begins at an outer bracket, with the state `o`: DONE with c after its last
+ * bracket, or MORE. */
+int call_json_on(struct json_cursor *c, struct open_part *o);
 /* Read the closing marker, if the family has one.  MORE while it may still come; at the end of the
  * answer, a part of it suffices. */
 int call_closing(const struct tool_parser *p, struct json_cursor *k, int end);

@@ -164,8 +164,9 @@ static int call_on(struct tool_parser *p, int end)
         }
     }
     if (rc == MORE && !end) {
-        call_release(&c);
         p->waiting = 1;
+        p->open = c.open;
+        call_release(&c);
         return 0;
     }
     p->in_list = rc == DONE && (p->f->style == TOOL_JSON_LIST || p->f->style == TOOL_PYTHON);
@@ -274,6 +275,35 @@ struct tool_parser *tool_parser_open(const struct tool_format *f, const struct t
     return p;
 }
 
+/* Read on in the part with which an incomplete call ends.  1: all new text belongs to it; 0: it may
+ * end there, so the call is read from its beginning. */
+static int part_on(struct tool_parser *p)
+{
+    struct open_part *o = &p->open;
+    const char *base = p->text + p->at, *from = base + o->at, *text = from;
+    struct json_cursor k = { from, p->text + p->n };
+    char *json = NULL;
+    size_t n = 0;
+    if (o->kind == OPEN_JSON) {
+        if (call_json_on(&k, o) == DONE)
+            return 0;
+        n = (size_t)(k.p - from);
+        o->at += n;
+    } else {
+        if (open_string_on(o, p->f, base, k.end, &json) == TOOL_READ_DONE)
+            return 0;
+        p->failed |= !json;
+        text = json;
+        n = json ? strlen(json) : 0;
+    }
+    if (p->named && !o->silent && !p->failed) {
+        hand_on(p, TOOL_ARGUMENTS, text, n, NULL);
+        p->shown += n;
+    }
+    free(json);
+    return 1;
+}
+
 /* 1 if the text has a byte with which a call may end: of JSON, of a marker, or of arguments in
  * Python. */
 static int has_end(const char *s, size_t n)
@@ -303,6 +333,8 @@ int tool_parser_push(struct tool_parser *p, const char *text, size_t size, struc
     if (!strcmp(p->f->name, "functionary-3.2") && !p->said && p->n - p->at >= 7 &&
         !memcmp(p->text + p->at, ">>>all\n", 7))
         p->at += 7;
+    if (p->waiting && p->open.kind && part_on(p))
+        return p->failed ? err_nomem(e, "a parser of tool calls") : 0;
     /* a call that needs more text is not complete with these bytes: do not read it again from its
      * beginning */
     if (p->waiting && !p->o.stream_arguments && !has_end(text, size))

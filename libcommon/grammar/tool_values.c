@@ -18,6 +18,7 @@ struct value_reader {
     const char *p, *end;
     struct value_text out;
     json_t *seen;                       /* names of the outermost object */
+    const char *base; struct open_part *open;           /* the string at the end, from base on */
 };
 
 static void put(struct value_text *t, const char *s, size_t n)
@@ -74,23 +75,38 @@ static size_t word(struct value_reader *r, const char **from)
 
 /* ---- strings ---- */
 
+/* Find the mark that ends the text [*from, end).  MORE: only *n bytes of the text are certainly
+ * before it. */
+static int find_close(const struct tool_format *f, const char *from, const char *end, size_t *n)
+{
+    const char *mark = f->value_close + strspn(f->value_close, "\n");
+    size_t m = strlen(mark);
+    while (m && mark[m - 1] == '\n')
+        m--;
+    const size_t all = (size_t)(end - from);
+    const char *hit = memmem(from, all, mark, m);
+    if (hit) {
+        *n = (size_t)(hit - from);
+        return DONE;
+    }
+    size_t held = m - 1 < all ? m - 1 : all;
+    while (held && memcmp(end - held, mark, held) != 0)
+        held--;
+    *n = all - held;
+    if (f->value_close[0] == '\n' && *n && from[*n - 1] == '\n')
+        --*n;
+    return MORE;
+}
+
 /* Read the text between two marks.  MORE: only *n bytes of it have arrived. */
 static int marked(struct value_reader *r, const char **from, size_t *n)
 {
-    const char *mark = r->f->value_close;
-    const size_t m = strlen(mark);
-    const char *begin = r->p + m, *hit = memmem(begin, (size_t)(r->end - begin), mark, m);
-    *from = begin;
-    if (hit) {
-        *n = (size_t)(hit - begin);
-        r->p = hit + m;
-        return DONE;
-    }
-    size_t held = m - 1 < (size_t)(r->end - begin) ? m - 1 : (size_t)(r->end - begin);
-    while (held && memcmp(r->end - held, mark, held) != 0)
-        held--;
-    *n = (size_t)(r->end - begin) - held;
-    return MORE;
+    const size_t m = strlen(r->f->value_close);
+    *from = r->p + m;
+    const int rc = find_close(r->f, *from, r->end, n);
+    if (rc == DONE)
+        r->p = *from + *n + m;
+    return rc;
 }
 
 /* Whether the quotation mark at `at` is the last of its string.  Templates do not escape the marks
@@ -140,28 +156,65 @@ static size_t escape(const char *s, size_t n, struct value_text *to)
     return 1;
 }
 
-/* Read a string of Python or JSON into `to`. */
-static int quoted(struct value_reader *r, struct value_text *to)
+/* Read a string of Python or JSON from *at to its quotation mark into `to`.  *at: after the mark,
+ * or the text that cannot be read yet. */
+static int quoted(const struct value_reader *r, char quote, const char **at, struct value_text *to)
 {
-    const char quote = *r->p;
-    const char *p = r->p + 1;
-    for (; p < r->end; p++) {
-        const int last = *p == quote ? closes(r, p) : BAD;
-        if (last == MORE)
-            return MORE;
-        if (last == DONE) {
-            r->p = p + 1;
-            return DONE;
-        }
-        if (*p != '\\') {
+    for (const char *p = *at; ; p++) {
+        const int last = p < r->end && *p == quote ? closes(r, p) : BAD;
+        *at = last == DONE ? p + 1 : p;
+        if (p == r->end || last != BAD)
+            return last == DONE ? DONE : MORE;
+        if (*p != '\\')
             put(to, p, 1);
-        } else if (p + 6 > r->end && (p + 1 == r->end || p[1] == 'u' || p[1] == 'x')) {
+        else if (p + 6 > r->end && (p + 1 == r->end || p[1] == 'u' || p[1] == 'x'))
             return MORE;
-        } else {
+        else
             p += escape(p + 1, (size_t)(r->end - p - 1), to);
+    }
+}
+
+/* The bytes at the end of a text that are not a whole character; -1: it is not UTF-8. */
+static int incomplete(const char *s, size_t n)
+{
+    const size_t rest = n - utf8_valid(s, n);
+    return rest == utf8_incomplete(s, n) ? (int)rest : -1;
+}
+
+void open_marked(struct open_part *o, const char *base, const char *text, size_t n)
+{
+    const int rest = incomplete(text, n);
+    if (rest >= 0)
+        *o = (struct open_part){ .kind = OPEN_MARKED, .at = (size_t)(text - base) + n - (size_t)rest };
+}
+
+enum tool_read open_string_on(struct open_part *o, const struct tool_format *f, const char *base, const char *end,
+                              char **json)
+{
+    const struct value_reader r = { .f = f, .end = end };
+    struct value_text t = { 0 }, out = { 0 };
+    const char *from = base + o->at, *at = from;
+    size_t n = 0;
+    int rc = o->kind == OPEN_MARKED ? find_close(f, from, end, &n) : quoted(&r, o->quote, &at, &t);
+    const char *s = o->kind == OPEN_MARKED ? from : t.s ? t.s : "";
+    n = o->kind == OPEN_MARKED ? n : t.n;
+    at = o->kind == OPEN_MARKED ? from + n : at;
+    const int rest = rc == MORE ? incomplete(s, n) : -1;
+    *json = NULL;
+    if (rest < 0) {
+        rc = DONE;
+    } else {
+        put_string(&out, s, n - (size_t)rest, 1);
+        o->at = (size_t)(at - base) - (size_t)rest;
+        if (!t.failed && !out.failed) {
+            memmove(out.s, out.s + 1, out.n);           /* without the quotation mark before it */
+            *json = out.s;
+        } else {
+            free(out.s);
         }
     }
-    return MORE;
+    free(t.s);
+    return (enum tool_read)rc;
 }
 
 /* DONE: the text begins with the mark of a string; MORE: it may, but more text is needed; BAD: it
@@ -184,12 +237,23 @@ static int string(struct value_reader *r, int outer)
         return MORE;
     if (mark == DONE) {
         const int rc = marked(r, &from, &n);
-        return rc == DONE ? put_string(&r->out, from, n, 0) : outer && put_string(&r->out, from, n, 1) == BAD ? BAD
-                                                                                                          : MORE;
+        if (rc == DONE)
+            return put_string(&r->out, from, n, 0);
+        open_marked(r->open, r->base, from, n);
+        r->open->silent = !outer;
+        return outer && put_string(&r->out, from, n, 1) == BAD ? BAD : MORE;
     }
     struct value_text t = { 0 };
-    int rc = quoted(r, &t);
-    if ((rc == DONE || (rc == MORE && outer)) && put_string(&r->out, t.s ? t.s : "", t.n, rc == MORE) == BAD)
+    const char quote = *r->p, *at = r->p + 1;
+    int rc = quoted(r, quote, &at, &t);
+    const char *text = t.s ? t.s : "";
+    const int rest = incomplete(text, t.n);
+    if (rc == DONE)
+        r->p = at;
+    else if (rest >= 0)
+        *r->open = (struct open_part){ .kind = OPEN_QUOTED, .at = (size_t)(at - r->base) - (size_t)rest, .quote = quote,
+                                       .silent = !outer };
+    if ((rc == DONE || (rc == MORE && outer)) && put_string(&r->out, text, t.n, rc == MORE) == BAD)
         rc = BAD;
     r->out.failed |= t.failed;
     free(t.s);
@@ -298,8 +362,10 @@ static int member(struct value_reader *r, char assign, int first, int depth)
         if (rc == DONE && !depth)
             r->out.failed |= json_object_set_new(r->seen, name.s, json_true()) != 0;
         /* a value that is not complete is shown only if it is a string of the outermost object */
-        if (again || (rc == MORE && (depth || r->out.n == before.n + name.n + (size_t)(first ? 1 : 2))))
+        if (again || (rc == MORE && (depth || r->out.n == before.n + name.n + (size_t)(first ? 1 : 2)))) {
             r->out.n = before.n;
+            r->open->silent = 1;
+        }
     }
     free(name.s);
     return rc;
@@ -349,9 +415,10 @@ static int value(struct value_reader *r, int depth)
     return rc;
 }
 
-enum tool_read tool_values_read(const struct tool_format *f, const char **at, const char *end, char **json)
+enum tool_read tool_values_read(const struct tool_format *f, const char **at, const char *end, char **json,
+                                struct open_part *o)
 {
-    struct value_reader r = { .f = f, .p = *at, .end = end, .seen = json_object() };
+    struct value_reader r = { .f = f, .p = *at, .end = end, .seen = json_object(), .base = *at, .open = o };
     const int python = f->style == TOOL_PYTHON;
     int rc = object(&r, python ? '=' : ':', python ? ')' : '}', 0);
     json_decref(r.seen);

@@ -809,6 +809,56 @@ static void arguments_are_streamed_as_written(void **state)
         }
 }
 
+static void add_up(void *user, const struct tool_event *ev)
+{
+    *(size_t *)user += ev->kind == TOOL_ARGUMENTS ? ev->size : 0;
+}
+
+/* The bytes of the arguments of a call that arrives in pieces. */
+static size_t bytes_of_arguments(const char *format, const char *text, size_t n, size_t piece, int stream)
+{
+    size_t sum = 0;
+    struct tool_parser_options o = { .tools = tools, .stream_arguments = stream, .on_event = add_up, .user = &sum };
+    struct tool_parser *p = tool_parser_open(tool_format_find(format), &o, NULL);
+    for (size_t at = 0; at < n; at += piece)
+        assert_int_equal(tool_parser_push(p, text + at, n - at < piece ? n - at : piece, NULL), 0);
+    assert_int_equal(tool_parser_finish(p, NULL), 0);
+    tool_parser_close(p);
+    return sum;
+}
+
+/* A long argument is not read again from its beginning for each of its 75,000 pieces: that would
+ * take minutes. */
+static void long_arguments_are_read_once(void **state)
+{
+    static const struct { const char *format, *begin, *piece, *end; } cases[] = {
+        { "hermes", "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"", "f(\\\"a\\\")[}]>;\\n", "\"}}\n</tool_call>" },
+        { "kimi-k2", "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{\"city\": \"",
+          "f(\\\"a\\\")[}]>;\\n", "\"}<|tool_call_end|>" },
+        { "qwen3-coder", "<tool_call>\n<function=get_weather>\n<parameter=city>\n", "f(\"a\")</p>[}]>;\n", "z\n</parameter>\n</function>\n</tool_call>" },
+        { "glm-4.7", "<tool_call>get_weather<arg_key>city</arg_key><arg_value>", "f(\"a\")</p>[}]>;\n", "</arg_value></tool_call>" },
+        { "glm-4.7", "<tool_call>get_weather<arg_key>days</arg_key><arg_value>[0", ",[1],{\"a\":\"</a\"}", "]</arg_value></tool_call>" },
+        { "gemma4", "<|tool_call>call:get_weather{city:<|\"|>", "f(\"a\")</p>[}]>;\n", "<|\"|>}<tool_call|>" },
+        { "gemma4", "<|tool_call>call:get_weather{a:[{b:<|\"|>", "f(\"a\")</p>[}]>;\n", "<|\"|>}]}<tool_call|>" },
+        { "lfm2", "<|tool_call_start|>[get_weather(city=\"", "f('a') \"b\" \\\"c\\\"[}]>;\\n", "\")]<|tool_call_end|>" },
+    };
+    enum { TIMES = 20000 };
+    char *text = malloc(TIMES * 30 + 200);
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char *end = stpcpy(text, cases[i].begin);
+        for (int k = 0; k < TIMES; k++)
+            end = stpcpy(end, cases[i].piece);
+        end = stpcpy(end, cases[i].end);
+        const size_t n = (size_t)(end - text), whole = bytes_of_arguments(cases[i].format, text, n, n, 0);
+        assert_true(whole > TIMES * strlen(cases[i].piece) * 3 / 4);
+        for (int stream = 0; stream < 2; stream++)
+            if (bytes_of_arguments(cases[i].format, text, n, 4, stream) != whole)
+                fail_msg("%s, case %zu%s", cases[i].format, i, stream ? ", streamed" : "");
+    }
+    free(text);
+}
+
 /* Of a function that is not strict, the keywords that cannot be enforced are ignored one by one. */
 static void keywords_that_are_not_enforced_are_listed(void **state)
 {
@@ -846,7 +896,7 @@ int main(void)
         cmocka_unit_test(prompts_may_begin_reasoning),
         cmocka_unit_test(reasoning_may_come_before_the_answer),
         cmocka_unit_test(text_satisfies_the_content_schema),
-        cmocka_unit_test(arguments_are_streamed_as_written),
+        cmocka_unit_test(arguments_are_streamed_as_written), cmocka_unit_test(long_arguments_are_read_once),
         cmocka_unit_test(calls_are_read_in_pieces_of_any_size),
         cmocka_unit_test(a_malformed_call_keeps_its_arguments), cmocka_unit_test(malformed_values_are_text),
         cmocka_unit_test(a_cut_answer_keeps_its_calls),
