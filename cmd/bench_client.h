@@ -14,8 +14,8 @@ struct client *client_open(const char *url, const char *key, double timeout_s, s
 void client_close(struct client *c);            /* cancels running requests; NULL is fine */
 
 /* Send one request and wait for its answer.  path like "/models"; body NULL: GET.  Returns a new
- * reference, or NULL on failure: an HTTP error or an answer that is not JSON.  A busy server (503,
- * as while it loads its model) is asked again for wait_s seconds. */
+ * reference, or NULL on failure: an HTTP error or an answer that is not JSON.  If the server is
+ * busy (503, for example while it loads its model), the request is repeated for wait_s seconds. */
 json_t *client_ask(struct client *c, const char *path, const char *body, double wait_s, struct err *e);
 
 /* A streaming request.  Times are of clock_s(), taken when the bytes arrive. */

@@ -47,7 +47,8 @@ struct load {
     /* running: requests that count; answering: those that had text; settled: background streams
      * with a steady rate */
     int running, answering, settled, measuring;
-    /* the measurement began and ended; changed_s: when `answering` last changed or text came */
+    /* start_s, end_s: when the measurement began and ended; changed_s: when `answering` last
+     * changed or text last arrived */
     double start_s, end_s, changed_s;
     /* the results */
     int started, done, n_failures;

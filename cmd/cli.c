@@ -455,8 +455,8 @@ static void draw(struct cli_progress *p, uint64_t done, uint64_t total, const ch
     pthread_mutex_unlock(&terminal);
 }
 
-/* Write a report as one line.  Another step, or its end, is written at once, the others five
- * times a second.  1: the reader is gone. */
+/* Write a report as one line.  The first report of a step and its last one are written at once,
+ * those between them at most five times a second.  1: the reader is gone. */
 static int write_line(struct cli_progress *p, const char *what, uint64_t done, uint64_t total, const char *unit)
 {
     const uint64_t now = clock_ns();

@@ -32,8 +32,8 @@ int cli_wrong(const char *prog, const char *fmt, ...) __attribute__((format(prin
 int cli_fail(const char *prog, const struct err *e);        /* "prog: MESSAGE" on stderr: 1 */
 /* "prog: TEXT" on stderr, filtered by cli_plain */
 void cli_note(const char *prog, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-/* Copy text without what a terminal would obey: control characters become '?', except tab and
- * newline.  Returns out, cut to room. */
+/* Copy text without the characters that control a terminal: control characters become '?', except
+ * tab and newline.  Returns out, cut to room. */
 const char *cli_plain(char *out, size_t room, const char *text);
 /* getopt_long() that also suggests the nearest option for an unknown one. */
 int cli_getopt(int argc, char *const *argv, const char *letters, const struct option *options);

@@ -93,7 +93,8 @@ static int fits(const struct need *n, const char *name, int *tight, struct err *
     return plan_preflight(name, n->weights, n->kv + n->states, n->workspace + n->drafts, n->most, n->now, tight, e);
 }
 
-/* As fits(); if need be without the layer that makes drafts, which --spec auto can do without. */
+/* Like fits(), but if memory does not suffice, --spec auto does without the layer that makes
+ * drafts. */
 static int fits_somehow(struct need *n, const char *name, const struct run_options *r, struct engine_options *eo,
                         int *tight, struct err *e)
 {

@@ -271,7 +271,7 @@ static int keep(struct zse_request *r, const struct token_event *t)
     return 0;
 }
 
-/* Call on_event; not 0: it asks for the end. */
+/* Call on_event.  Not 0: the callback cancels the request. */
 static int tell(struct zse_request *r, const struct token_event *t)
 {
     struct zse_logprob top[MAX_TOP_LOGPROBS];

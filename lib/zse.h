@@ -254,7 +254,7 @@ struct zse_result {
 /* Wait for the end of a request.  result may be NULL.  -1 with the error of a request that ended
  * with ZSE_FINISH_ERROR; *result then has the answer up to it.  May be called several times. */
 ZSE_API int zse_wait(struct zse_request *r, struct zse_result *result, struct zse_error *e);
-/* Ask for the end of a request, which comes with the current step.  No effect after the end. */
+/* Cancel a request: it ends with the current step.  No effect after its end. */
 ZSE_API void zse_cancel(struct zse_request *r);
 /* Free a handle.  A request that has not ended is cancelled.  Waits for a callback of the request
  * that runs in another thread; afterwards there are no more. */

@@ -139,8 +139,8 @@ static int launch_linear(struct bench *b, int copy, struct err *e)
     return b->multiply(b->g, &l, e);
 }
 
-/* Does the engine take this kernel for the current product?  The rule of layers.c and
- * gpu_matmul. */
+/* Does the engine choose this kernel for the current product?  It follows the rules of layers.c and
+ * gpu_matmul(). */
 static int taken(const struct bench *b)
 {
     const struct gpu_linear *l = &b->linear;
@@ -246,8 +246,8 @@ static int operands(struct bench *b, const struct mat *m, size_t t, struct err *
     return (b->linear.act = halves(b, t * (size_t)m->cols_padded, e)) ? 0 : -1;
 }
 
-/* Matrices [rows][cols] of a type with each number of tokens from least to most: one matrix, or
- * with mlp two and their activation. */
+/* Time products with a matrix [rows][cols] of a type (with mlp: two matrices and their activation),
+ * for each number of tokens from the least to the most. */
 static int linear(struct bench *b, const char *kernel,
                   int (*multiply)(struct gpu *, const struct gpu_linear *, struct err *), enum qtype type, int mlp,
                   int least, int most, struct err *e)

@@ -48,7 +48,7 @@ static int note_columns(void *user, const struct audit_record *r)
     struct audit_text key;
     struct audit_value v;
     for (int i = 0; audit_next_field(&at, &key, &v) > 0; i++) {
-        /* not the chain's fields, nor a name that no writer of ours produces */
+        /* skip the fields of the chain, and names that our writers never produce */
         if (audit_text_is(&key, "hash") || audit_text_is(&key, "seq") || key.n >= 256 || memchr(key.p, '\0', key.n))
             continue;
         const int found = find_column(c, &key, i < c->n ? i : 0);

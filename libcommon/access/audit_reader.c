@@ -28,7 +28,7 @@ int audit_reader_open(struct audit_reader *r, const char *folder, enum audit_cha
     if (access(folder, F_OK) && errno == ENOENT)
         return 0;
     struct err unused;
-    /* fails on a read-only disk, which has no writers either */
+    /* The lock cannot be taken on a read-only disk, but such a disk has no writers either. */
     const int lock = audit_lock(folder, 0, &unused);
     r->has_head = audit_head_read(folder, chain, &r->head);
     int rc = audit_files_list(&r->files, folder, chain, e);

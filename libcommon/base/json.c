@@ -49,7 +49,7 @@ json_t *js_parse(const char *name, const void *text, size_t size, struct err *e)
 {
     json_error_t j;
     json_t *v = json_loadb(text, size, JSON_REJECT_DUPLICATES, &j);
-    /* "model_max_length": 1000000000000000019884624838656 */
+    /* such as "model_max_length": 1000000000000000019884624838656 */
     if (!v && !js_no_memory(&j) && json_error_code(&j) == json_error_numeric_overflow) {
         json_error_t again;
         char *reals = reals_for_huge(text, size, &size);

@@ -42,7 +42,7 @@ uint32_t expr_texts(struct exprs *s, const struct byte_span *t, size_t n) { retu
 
 /* ---- characters ---- */
 
-/* The characters lo to hi that are in the ranges: 0 none, 1 all, 2 some. */
+/* How many of the characters lo to hi are in the ranges: 0 none, 1 all, 2 some. */
 static int cover(const struct char_range *r, int n, uint32_t lo, uint32_t hi)
 {
     int a = 0, b = n;                   /* the first range that ends at lo or later */
@@ -58,7 +58,8 @@ static int cover(const struct char_range *r, int n, uint32_t lo, uint32_t hi)
     return r[a].lo <= lo && r[a].hi >= hi ? 1 : 2;
 }
 
-/* Continuation bytes for the characters of the ranges from base to base + 64^k - 1. */
+/* An expression of k continuation bytes: for those of the characters base to base + 64^k - 1 that
+ * are in the ranges. */
 static uint32_t continuation(struct exprs *s, const struct char_range *r, int n, uint32_t base, int k)
 {
     uint32_t size = 1u << 6 * k, sub = size >> 6;
@@ -108,7 +109,8 @@ static uint32_t chars(struct exprs *s, const struct char_range *given, int n, ui
         int len = b < 0xE0 ? 1 : b < 0xF0 ? 2 : 3;
         uint32_t base = (uint32_t)(b & (len == 1 ? 0x1F : len == 2 ? 0x0F : 0x07)) << 6 * len;
         uint32_t to;
-        /* No overlong forms: ranges below 0x800 and 0x10000 do not count here. */
+        /* No overlong forms: the encoding of characters below 0x800 or 0x10000 never begins with
+         * this byte, so such ranges do not count here. */
         if (b == 0xE0 || b == 0xF0) {
             uint32_t low = b == 0xE0 ? 0x800 : 0x10000, part = 1u << 6 * (len - 1);
             struct arm sub[64];

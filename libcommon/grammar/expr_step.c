@@ -106,7 +106,7 @@ static uint32_t new_row(struct exprs *s)
     return s->n_rows++;
 }
 
-/* Find one step that is in no row; *cost is the work for it. */
+/* Compute a step that is not in the row yet, and store it there; *cost is the work for it. */
 static uint32_t find_step(struct exprs *s, uint32_t e, int byte, uint32_t row, uint8_t *cost)
 {
     const uint64_t from = s->meter.work;

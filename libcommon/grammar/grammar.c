@@ -6,7 +6,8 @@
 #include "libcommon/grammar/internal.h"
 #include "libcommon/grammar/matcher.h"
 
-/* LEAST_SHARE: a grammar that has grown by less than this part of its budget drops nothing. */
+/* LEAST_SHARE: a grammar that has grown by less than 1 / LEAST_SHARE of its budget drops
+ * nothing. */
 enum { SETTLE_STATES = 1 << 15, LEAST_SHARE = 256 };
 
 struct grammar *grammar_new(const struct grammar_vocab *v, const struct grammar_options *o, struct err *e)

@@ -126,13 +126,14 @@ void matcher_cancel(struct matcher *m);
 enum { GRAMMAR_RELAXED = 1000 };
 const char *grammar_relaxed(const struct grammar *g);
 
-/* Bytes as of the last finished call; takes no lock. */
+/* The bytes that g took at the end of the last finished call; takes no lock. */
 size_t grammar_bytes(const struct grammar *g);
 
 /* A limit on the total bytes of several grammars.  While it is exceeded, each grammar drops its
  * cached results before a call of a matcher; the compiled part stays. */
 struct grammar_budget { atomic_size_t used; size_t limit; };
-/* Before the first matcher; b is borrowed until close. */
+/* Count the bytes of g in this budget.  Call it before the first matcher of g is opened; b is
+ * borrowed until close. */
 void grammar_share(struct grammar *g, struct grammar_budget *b);
 
 struct grammar_stats { uint32_t n_exprs, n_rules, n_states, n_masks; size_t bytes; uint64_t work; };

@@ -33,7 +33,7 @@ static void push_work(struct grammar *g, uint32_t e, uint32_t stack)
     g->work[g->n_work++] = (struct parse_thread){ e, stack };
 }
 
-/* Add to `found` all places of a text that must match e and then the stack. */
+/* Add to `found` all positions of a text that must continue with e and then with the stack. */
 void config_close_over(struct grammar *g, uint32_t e, uint32_t stack)
 {
     struct exprs *s = &g->x;

@@ -60,8 +60,9 @@ unsigned schema_types(struct schema *s, const json_t *schema)
     return types | (json_is_true(json_object_get(schema, "nullable")) ? TYPE_NULL : 0u);
 }
 
-/* o object, a array of schemas, s string, S schema, b boolean, A any array, I a or S, X: never
- * enforced.  Sorted by key. */
+/* The keywords and the kinds of their values: o object, a array of schemas, s string, S schema, b
+ * boolean, A any array, I array of schemas or a schema; X: the keyword is never enforced.  Sorted
+ * by key. */
 struct keyword { const char *key; char kind; };
 static const struct keyword keywords[] = {
     { "$dynamicRef", 's' }, { "$recursiveRef", 'X' }, { "$ref", 's' }, { "additionalItems", 'S' },
@@ -189,7 +190,7 @@ static int is_wrapper(json_t *m)
     return 1;
 }
 
-/* m and all that $ref and allOf add to it: 0, 1 if nothing can satisfy it, -1. */
+/* Add m and everything that $ref and allOf add to it.  0; 1: nothing can satisfy it; -1: failed. */
 int schema_flatten(struct schema *s, struct member_set *to, const struct member *given, int depth)
 {
     json_t *m = given->s, *v;

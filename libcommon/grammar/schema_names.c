@@ -108,7 +108,8 @@ static uint32_t allowed_names(struct schema *s, const struct member *m, int n)
     return e;
 }
 
-/* 1 if it matters that the names can be distinguished. */
+/* 1 if objects need to count or distinguish further properties by name: a SOME_PROPERTY must be
+ * satisfied, or minProperties requires more than one of them. */
 static int must_count(struct schema *s, const struct member *m, int n)
 {
     int64_t least = 0, declared = 0, some = 0;

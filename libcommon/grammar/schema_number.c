@@ -147,7 +147,7 @@ static uint32_t follow(struct digits *d, int at, int64_t rest, int low, int high
     return r;
 }
 
-/* Texts of the numbers n / 10^f, 0 <= lo <= n <= hi, with such remainders. */
+/* The texts of the numbers n / 10^f with lo <= n <= hi whose n the residues allow; lo >= 0. */
 static uint32_t between(struct exprs *x, int64_t lo, int64_t hi, int f, const struct residues *residues)
 {
     const int few = hi - lo < MAX_FEW;
@@ -338,7 +338,8 @@ static int common_multiple(int64_t *a, int64_t b)
     return 0;
 }
 
-/* The remainders of value * 10^f: 0, or -1 with the schema failed. */
+/* Set *to to the remainders that the divisors allow, for value * 10^f.  0; -1: the schema
+ * failed. */
 static int find_residues(struct schema *s, const struct number_rules *r, int f, int whole, struct residues *to)
 {
     int64_t lo, hi;
@@ -363,7 +364,7 @@ static int find_residues(struct schema *s, const struct number_rules *r, int f, 
     return 0;
 }
 
-/* Numbers between the bounds, of f digits after the point, with such remainders. */
+/* Numbers between the bounds, with f digits after the point, that the residues allow. */
 static uint32_t in_range(struct schema *s, const struct number_rules *rules, int f, int digits,
                          const struct residues *residues)
 {

@@ -195,8 +195,8 @@ static const char *text_member(struct json_cursor *k, const char *key, size_t *n
     return end ? text : NULL;
 }
 
-/* {"name": ..., "arguments": {...}} in this order, possibly incomplete: its name, and the part of
- * its arguments received so far. */
+/* Read the start of {"name": ..., "arguments": {...}}, with the members in this order: set the
+ * name, and the part of the arguments that has arrived. */
 static void object_head(struct tool_parser *p, struct json_cursor k, struct parsed_call *c)
 {
     const struct tool_format *f = p->f;

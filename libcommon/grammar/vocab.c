@@ -156,7 +156,7 @@ static int trie_make(struct trie *t, const struct vocab_entry *v, uint32_t n)
     }
     t->token[t->n] = n;
     free(open);
-    /* the arrays have room for tries without common beginnings */
+    /* shrink the arrays, which have space for tokens without common prefixes */
     void *p;
     if ((p = realloc(t->byte, t->n)))
         t->byte = p;

@@ -280,7 +280,7 @@ static void response_complete(struct conn *c)
 void conn_flush(struct conn *c)
 {
     const uint64_t sent = c->l->bytes_sent;
-    /* the rest in the next round, so that other connections get their turn */
+    /* send the rest in the next round, so that other connections get their turn */
     while (c->sent < c->out.size && !c->out.failed && c->l->bytes_sent - sent < MAX_FLUSH) {
         long n = transmit(c, c->out.data + c->sent, c->out.size - c->sent);
         if (n == -2) {

@@ -189,7 +189,7 @@ static const char *once(const struct http_request *r, const char *name, int *twi
     return value;
 }
 
-/* Compare without the default port of the scheme. */
+/* Compare two hosts, without regard to the default port of the scheme. */
 static int same_host(const char *a, const char *b, const char *port)
 {
     size_t n[2] = { strlen(a), strlen(b) };

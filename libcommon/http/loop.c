@@ -261,7 +261,7 @@ int loop_bind_unix(struct loop *l, const char *path, struct err *e)
     mode_t before = umask(0177);
     int rc = fd < 0 ? -1 : bind(fd, (const struct sockaddr *)&a, sizeof a);
     umask(before);
-    /* first of all, so that another server sees that the name is taken */
+    /* listen before anything else, so that another server sees that the name is taken */
     if (rc != 0 || stat(path, &st) != 0 || listen(fd, 1024) != 0) {
         err_sys(e, "--socket %s", path);
         close_fd(fd);

@@ -368,7 +368,7 @@ static int get_commit(struct fetch *f, const json_t *info, char **path, struct e
     if (rc == 0 && c.indexed)
         rc = read_index(f, &c, e);
     if (rc == 0 && c.indexed)
-        /* numbered in the order of the layers, in which they are needed */
+        /* shards are numbered in the order of the layers, in which the conversion needs them */
         qsort(c.weights, (size_t)c.n_weights, sizeof *c.weights, by_text);
     if (rc == 0)
         rc = get_files(f, c.weights, c.n_weights, c.indexed && c.n_weights > 1 ? SHARDS : WEIGHTS, e);

@@ -51,13 +51,15 @@ struct mcp_peer {
  * *e.  params: borrowed, may be NULL; schema: of the tool's arguments, for tools/call over HTTP. */
 json_t *peer_request(struct mcp_peer *p, const char *method, const json_t *params, const json_t *schema,
                      double timeout_s, const atomic_int *cancelled, struct err *e);
-/* A message with our version and capabilities in params._meta where the revision wants it. */
+/* A message with our version and capabilities in params._meta, if the server's revision requires
+ * that. */
 json_t *peer_message(struct mcp_peer *p, const char *method, const json_t *params, json_int_t id);
 
 /* ---- peer_stdio.c: called by the peer's thread only, except where noted ---- */
 int stdio_open(struct mcp_peer *p, struct err *e);
 void stdio_close(struct mcp_peer *p);
-/* Read for at most ms and hand out answers.  -1 with *e: the server is gone or must go. */
+/* Read for at most ms milliseconds and deliver answers.  -1 with *e: the server has ended, or has
+ * to be ended. */
 int stdio_read(struct mcp_peer *p, int ms, struct err *e);
 /* any thread */
 int stdio_write(struct mcp_peer *p, const json_t *message, double timeout_s, struct err *e);

@@ -243,7 +243,7 @@ static const struct mcp_method *find_method(const char *name, int modern)
     return NULL;
 }
 
-/* ---- what a request says of itself ---- */
+/* ---- the headers and the version of a request ---- */
 
 static int digit_of(char c)
 {
@@ -283,7 +283,7 @@ static void mismatch(struct asked *q, const char *header, const char *found, con
     refuse(q, 400, MCP_HEADER_MISMATCH, text);
 }
 
-/* Check the headers that revision 2026-07-28 wants to repeat parts of the body.  0, or -1: the
+/* Check the headers that revision 2026-07-28 requires to repeat parts of the body.  0, or -1: the
  * request was refused. */
 static int check_headers(struct asked *q, const struct mcp_method *m)
 {

@@ -154,7 +154,7 @@ static int knows_modern(const json_t *versions)
     return 0;
 }
 
-/* Does the server speak 2026-07-28?  -1 with *e: it is gone. */
+/* Whether the server supports revision 2026-07-28.  -1 with *e: the server has ended. */
 static int probe(struct mcp_peer *p, struct err *e)
 {
     p->modern = 1;
@@ -341,7 +341,7 @@ static void set_state(struct mcp_peer *p, enum mcp_state state, const char *reas
              plural((int64_t)json_array_size(p->tools)), p->modern ? MCP_MODERN : p->version);
     pthread_cond_broadcast(&p->news);
     pthread_mutex_unlock(&p->lock);
-    /* a server that fails in the same way again and again is reported once */
+    /* report a server only once that fails in the same way again and again */
     const char *said = state == MCP_READY ? text : why;
     if (!said || strcmp(p->said, said) == 0 || !p->changed || atomic_load(&p->stop))
         return;

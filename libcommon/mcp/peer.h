@@ -1,9 +1,9 @@
-/* peer.h - an MCP server that we are the client of: a child process (standard input and output) or
- * a URL (streamable HTTP).
+/* peer.h - the client of one MCP server, which is a child process (standard input and output) or a
+ * URL (streamable HTTP).
  *
  * A thread of its own connects, speaks 2026-07-28 if the server does and else the older revisions
  * with initialize, lists the tools, and connects again, with growing pauses, when the server has
- * failed.  Nothing that a server does or leaves undone holds up another peer. */
+ * failed.  A server that fails or hangs does not delay the peers of other servers. */
 #ifndef ZSE_MCP_PEER_H
 #define ZSE_MCP_PEER_H
 

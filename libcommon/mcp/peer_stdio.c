@@ -191,7 +191,7 @@ static int take_lines(struct mcp_peer *p, size_t from, struct err *e)
     return 0;
 }
 
-/* Keep the end of what the server says on its standard error, for messages. */
+/* Keep the last bytes that the server has written to its standard error, for error messages. */
 static void read_stderr(struct mcp_peer *p)
 {
     char text[4096];
@@ -206,7 +206,8 @@ static void read_stderr(struct mcp_peer *p)
     }
 }
 
-/* The output has ended: say how the server did, and its last words. */
+/* The server's output has ended: describe its exit status and quote the last line of its standard
+ * error in *e.  Returns -1. */
 static int describe_end(struct mcp_peer *p, struct err *e)
 {
     siginfo_t info = { 0 };

@@ -33,8 +33,8 @@ struct tool_facts {
 /* 0: there is no such tool. */
 int toolset_find(struct toolset *s, const char *name, struct tool_facts *facts);
 /* A new list of {"type": "function", "function": {...}}, the built-in tools first, in an order that
- * does not change; NULL without memory.  wanted: names, with * at their end for any that begin so;
- * NULL: all. */
+ * does not change; NULL without memory.  wanted: names, in which a * at the end stands for any
+ * characters; NULL: all tools. */
 json_t *toolset_functions(struct toolset *s, const json_t *wanted);
 /* The MCP servers: a new list of {"name", "transport", "state", "n_tools", "error"}; NULL without
  * memory. */

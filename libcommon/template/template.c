@@ -7,8 +7,8 @@
 
 #include "libcommon/template/tmpl_ast.h"
 
-/* Run work with vm_fail() leading back here; numbers are written and read with a decimal point
- * in every locale. */
+/* Call work; vm_fail() in it returns here.  During the call numbers are written and read with a
+ * decimal point, whatever the locale of the process. */
 static int guarded(struct vm *vm, void (*work)(struct vm *vm, void *arg), void *arg)
 {
     locale_t c = newlocale(LC_ALL_MASK, "C", (locale_t)0), was = c ? uselocale(c) : (locale_t)0;

@@ -45,7 +45,7 @@ void *vm_alloc(struct vm *vm, size_t size)
             vm_fail(vm, ERR_MEMORY, "out of memory");
         vm->arena_bytes += want;
         fresh->size = want;
-        /* a separate chunk: continue to fill the current one */
+        /* a large block has a chunk of its own: continue to fill the current chunk */
         if (c && want != CHUNK_SIZE) {
             fresh->next = c->next;
             c->next = fresh;

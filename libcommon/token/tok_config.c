@@ -22,7 +22,8 @@ static int32_t named(const struct tok_spec *s, const json_t *v)
     return json_is_string(v) ? find_any(s, json_string_value(v), json_string_length(v)) : -1;
 }
 
-/* The first file that has the key decides, even if it says null. */
+/* The id of the special token that the files name under this key; -1: none.  The first file that
+ * has the key decides, even if it says null. */
 static int32_t special(const struct tok_spec *s, json_t *const file[2], const char *key, int *said)
 {
     *said = 0;

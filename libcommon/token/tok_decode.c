@@ -171,7 +171,8 @@ static void strip_stage(struct detok_state *d, uint32_t k, const struct tokb_op 
     }
 }
 
-/* DEC_CTC: a token that is not the one before it, without padding.  to: scratch. */
+/* Run DEC_CTC on a token that differs from the one before it: remove the padding, and with bit 0 of
+ * op->number also clean up and replace word delimiters by blanks.  to: scratch. */
 static void ctc_token(struct detok_state *d, struct stage *st, const struct tokb_op *op, struct tbuf *b,
                       struct tbuf *to)
 {

@@ -155,8 +155,8 @@ static const char *const end_name[] = {
     "<|end_of_text|>", "<end_of_utterance>", "<turn|>", "</s>" };
 enum { N_END_NAMES = sizeof end_name / sizeof *end_name };
 
-/* A user-defined token that ends a turn by its name is a control token: files differ in what
- * they call "</s>". */
+/* The type of token i.  A user-defined token counts as a control token if its name is one that ends
+ * a turn, because files give "</s>" different types. */
 static int type_of(const struct tokenizer_gguf *g, int i)
 {
     int type = g->types ? g->types[i] : NORMAL;

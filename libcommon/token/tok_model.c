@@ -230,8 +230,9 @@ static void rate(const struct tokenizer *t, struct model_work *w, const char *s,
         heap_push(w, (uint64_t)l->rank << 32 | left);
 }
 
-/* Join neighbours, best first and of equal ones the leftmost, until none join.  sym[0..k) have
- * their ids; s and span: by scores. */
+/* Join neighbouring symbols, those of the lowest rank first and of equal ranks the leftmost first,
+ * until none can be joined.  sym[0..k) have their ids.  s: NULL, or the text of the word, to join
+ * by scores instead of merges. */
 static void join_all(const struct tokenizer *t, struct model_work *w, const char *s, uint32_t k)
 {
     w->n_heap = 0;

@@ -17,8 +17,7 @@ struct tables {
     struct tbuf text;
 };
 
-/* An added token while the block is made: its pattern has its own bytes, as normalizing makes
- * new ones. */
+/* An added token while the block is made: its pattern is a copy, because it may be normalized. */
 struct pattern { struct tbuf text; const struct spec_added *a; uint32_t order; int half; };
 
 static int by_pattern(const void *pa, const void *pb)

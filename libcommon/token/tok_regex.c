@@ -453,8 +453,8 @@ void regex_scratch_close(struct regex_scratch *w)
 int regex_find(const struct regex *r, struct regex_scratch *w, const char *s, size_t n, size_t from, size_t *begin,
                size_t *end, struct err *e)
 {
-    /* A long run costs as many steps as it has characters; beyond that the pattern backtracks
-     * out of all proportion */
+    /* Limit the steps of a match: the longest useful ones take about one step per character.
+     * Beyond the limit the pattern backtracks catastrophically. */
     size_t steps = n / 64 < UINT32_MAX / 1024 - 20000 ? 4000000 + 16 * n : UINT32_MAX;
     pcre2_set_match_limit(w->ctx, (uint32_t)steps);
     int rc = pcre2_match(r->code, (PCRE2_SPTR)s, n, from, PCRE2_NO_UTF_CHECK, w->md, w->ctx);

@@ -253,8 +253,8 @@ static void normalize_run(struct tbuf *out, struct tbuf *work, const char *s, si
 
 void text_normalize(struct tbuf *out, const char *s, size_t n, enum text_form form)
 {
-    /* Nothing below the limit changes, nor composes with what comes before it: cut the text
-     * there. */
+    /* Characters below the limit do not change and do not compose with what comes before them, so
+     * the text is cut before such a character. */
     uint32_t limit = form == TEXT_NFC ? 0x300 : form == TEXT_NFD ? 0xC0 : 0xA0;
     struct tbuf work = { 0 };
     for (size_t i = 0; i < n;) {

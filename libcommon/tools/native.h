@@ -39,9 +39,9 @@ json_t *native_mcp_tools(void);                         /* a new list of all of 
 /* Check the arguments against the schema and run the tool.  malloc'd text; NULL with *e, whose
  * message is meant for the model. */
 char *native_run(const struct native_tool *t, const struct native_env *env, const json_t *arguments, struct err *e);
-/* Do the arguments obey the schema?  Only the keywords that the built-in tools use are known: type,
- * properties, required, enum, items, additionalProperties: false.  0, or -1 with *e naming the
- * argument. */
+/* Check that the arguments satisfy the schema.  Only the keywords that the built-in tools use are
+ * known: type, properties, required, enum, items, additionalProperties: false.  0, or -1 with *e
+ * naming the argument. */
 int native_check(const json_t *schema, const json_t *arguments, struct err *e);
 
 #endif
