@@ -37,6 +37,7 @@ static const char usage[] =
     "      --quant NAME=TYPE,...  other types for attention, mlp, experts, embeddings, lm_head, q_proj, k_proj, v_proj, o_proj,\n"
     "                             gate_proj, up_proj, down_proj; of some layers: down_proj@0-3=int8\n"
     "      --ternary RULE         how other weights become ternary: fit (default), absmean, rms, adaptive, threshold, sign\n"
+    "      --lora DIR             merge this LoRA adapter, a folder written by PEFT, into the weights (may be repeated)\n"
     "      --skip GLOB            keep these tensors as they are stored (may be repeated; GLOB,GLOB)\n"
     "      --no-mtp               leave out the layer that some models have to predict further tokens (zse-chat --spec mtp)\n"
     "  -m, --target-memory SIZE   weights of at most this size, as 6GB or 900MiB: alone, the finest type that fits;\n"
@@ -68,12 +69,13 @@ static const char usage[] =
 
 enum { OPT_QUANT = 300, OPT_SKIP, OPT_QUALITY, OPT_CALIBRATION, OPT_SYNTHETIC, OPT_THREADS, OPT_KERNELS, OPT_TENSORS,
        OPT_JSON, OPT_PLAN, OPT_MODE, OPT_TERNARY, OPT_VERBOSE, OPT_CALIBRATION_MEMORY, OPT_CHECKPOINT, OPT_NO_RESUME,
-       OPT_PROGRESS, OPT_AS, OPT_NO_MTP };
+       OPT_PROGRESS, OPT_AS, OPT_NO_MTP, OPT_LORA };
 static const struct option options[] = {
     { "output", required_argument, NULL, 'o' }, { "quantize", required_argument, NULL, 'q' },
         { "group-size", required_argument, NULL, 'g' },
     { "quant", required_argument, NULL, OPT_QUANT }, { "ternary", required_argument, NULL, OPT_TERNARY },
-    { "skip", required_argument, NULL, OPT_SKIP }, { "no-mtp", no_argument, NULL, OPT_NO_MTP },
+    { "lora", required_argument, NULL, OPT_LORA }, { "skip", required_argument, NULL, OPT_SKIP },
+    { "no-mtp", no_argument, NULL, OPT_NO_MTP },
     { "target-memory", required_argument, NULL, 'm' },
     { "quality", required_argument, NULL, OPT_QUALITY }, { "calibration", required_argument, NULL, OPT_CALIBRATION },
     { "calibration-memory", required_argument, NULL, OPT_CALIBRATION_MEMORY },
@@ -92,6 +94,7 @@ struct arguments {
     struct convert_options o;
     struct convert_rule *rules;         /* --quant; owned */
     const char **skip; int n_skip;      /* point into argv's strings, cut at commas */
+    const char **lora; int n_lora;      /* --lora; point into argv */
     int type_given, ternary_given, force, json, tensors, dry_run, plan, verbose;
     struct planned_mode mode;
     char *found;                        /* SRC, as a path; owned */
@@ -131,6 +134,16 @@ static int add_parts(struct arguments *a, char *list)
         rules[a->o.n_rules++] = r;
         a->o.rules = a->rules = rules;
     }
+    return 0;
+}
+
+static int add_lora(struct arguments *a, const char *folder)
+{
+    const char **lora = realloc(a->lora, (size_t)(a->n_lora + 1) * sizeof *lora);
+    if (!lora)
+        return cli_wrong(prog, "--lora: out of memory");
+    a->lora = lora;
+    a->lora[a->n_lora++] = folder;
     return 0;
 }
 
@@ -184,6 +197,7 @@ static int take(struct arguments *a, int c, char *arg)
     case 'g':             return parse_group(a, arg);
     case OPT_QUANT:       return add_parts(a, arg);
     case OPT_SKIP:        return add_globs(a, arg);
+    case OPT_LORA:        return add_lora(a, arg);
     case OPT_NO_MTP:      a->o.no_predictor = 1; return 0;
     case 'm':             return cli_parse_size(prog, "--target-memory", arg, &a->o.target_bytes);
     case OPT_QUALITY:     return parse_quality(a, arg);
@@ -267,6 +281,10 @@ static int check(struct arguments *a, int argc, char **argv)
         return cli_wrong(prog, "%s is an empty name", *a->o.source ? "-o" : "SRC");
     a->o.skip = a->skip;
     a->o.n_skip = a->n_skip;
+    a->o.lora = a->lora;
+    a->o.n_lora = a->n_lora;
+    if (a->n_lora && (a->o.synthetic || a->plan))
+        return cli_wrong(prog, "--lora changes the weights of a source: neither --synthetic nor --plan");
     if (a->mode.given && (a->type_given || a->o.target_bytes || a->o.synthetic))
         return cli_wrong(prog, "--mode chooses the type by this machine's memory: neither -q, --target-memory nor --synthetic");
     if (a->plan && (a->o.output || a->dry_run || a->type_given || a->tensors || a->verbose || a->o.synthetic))
@@ -507,6 +525,7 @@ int main(int argc, char **argv)
         rc = a.plan ? convert_plan(&a.o, &a.mode, a.json) : run(&a);
     free(a.rules);
     free(a.skip);
+    free(a.lora);
     free(a.found);
     pull_release(&a.pulled);
     return rc;

@@ -21,6 +21,7 @@
 #include "libcommon/convert/resume.h"
 #include "libcommon/convert/synthetic.h"
 #include "libcommon/format/zfile.h"
+#include "libcommon/import/lora_merge.h"
 #include "libcommon/kernels/kernels.h"
 #include "libcommon/quant/ggml.h"
 
@@ -140,6 +141,9 @@ static int open_files(struct conversion *cv, int *n_specs, struct err *e)
     cv->source = source_open_with(cv->o->source, cv->o->open, e);
     if (!cv->source)
         return -1;
+    for (int i = 0; i < cv->o->n_lora; i++)
+        if (source_merge_lora(cv->source, cv->o->lora[i], e))
+            return -1;
     if (!cv->source->config || cv->source->n_tensors == 0)
         return err_set(e, ERR_FORMAT, "%s: has no %s, so there is no model to convert", cv->source->path,
                        cv->source->config ? "weights" : "configuration");
@@ -165,6 +169,33 @@ static int open_files(struct conversion *cv, int *n_specs, struct err *e)
     return 0;
 }
 
+static int uses(const struct recipe *p, const struct source_tensor *t)
+{
+    int found = p->source == t;
+    for (int i = 0; i < p->source->n_parts; i++)
+        found |= p->source->parts[i] == t;
+    return found;
+}
+
+/* Refuse changes by adapters that the new file would not have, or would have in two places. */
+static int check_merged(const struct conversion *cv, struct err *e)
+{
+    for (int i = 0; i < source_n_merged(cv->source); i++) {
+        const struct source_tensor *t = source_merged(cv->source, i);
+        const struct recipe *user = NULL;
+        for (int k = 0; k < cv->n_recipes && !user; k++)
+            if (uses(&cv->recipes[k], t))
+                user = &cv->recipes[k];
+        if (!user)
+            return err_set(e, ERR_UNSUPPORTED, "%s: an adapter changes '%s', which the conversion leaves out",
+                           cv->source->path, t->name);
+        if (cv->config.tied && user->spec->layer < 0 && user->spec->part == EP_EMBED)
+            return err_set(e, ERR_UNSUPPORTED, "%s: an adapter changes '%s', which is also the head of this model: "
+                           "the head of the adapted model would differ", cv->source->path, t->name);
+    }
+    return 0;
+}
+
 static int open_source(struct conversion *cv, struct err *e)
 {
     int n_specs;
@@ -185,7 +216,7 @@ static int open_source(struct conversion *cv, struct err *e)
         cv->recipes[cv->n_recipes++] = (struct recipe){ .spec = s, .source = t, .source_bytes = share_of(t, s) };
     }
     cv->config.tied = !head;
-    return 0;
+    return check_merged(cv, e);
 }
 
 static int open_report(struct conversion *cv, struct err *e)

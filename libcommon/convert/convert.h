@@ -90,6 +90,8 @@ struct convert_options {
     int group_size;
     /* globs of names (ours or the source's) of tensors that are kept as stored */
     const char *const *skip; int n_skip;
+    /* folders of LoRA adapters that are merged into the weights before they are rounded */
+    const char *const *lora; int n_lora;
     struct { int set; struct convert_type type; } part[N_PARTS];        /* types for parts of the model */
     /* rules that precede part; if several apply to a matrix, the last one counts */
     const struct convert_rule *rules; int n_rules;

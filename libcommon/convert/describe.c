@@ -128,6 +128,11 @@ static json_t *provenance(const struct conversion *cv, struct err *e)
         if (text && *text)
             json_object_set_new(p, fields[i][1], json_string(text));
     }
+    for (int i = 0; p && i < cv->o->n_lora; i++) {
+        if (i == 0)
+            json_object_set_new(p, "merged_lora", json_array());
+        json_array_append_new(json_object_get(p, "merged_lora"), json_base_name(cv->o->lora[i]));
+    }
     if (p && cv->source->quantization)
         json_object_set(p, "source_quantization", cv->source->quantization);
     const struct gguf_str *s = cv->source->gguf ? gguf_str(cv->source->gguf, "general.name") : NULL;

@@ -1,11 +1,13 @@
 /* internal.h - the private part of a source, and what its files share: source.c (open, find, read),
- * source_detect.c (kinds of sources), source_folder.c (folders), source_key.c (hashes). */
+ * source_detect.c (kinds of sources), source_folder.c (folders), source_key.c (hashes),
+ * lora_merge.c (changes by adapters). */
 #ifndef ZSE_IMPORT_INTERNAL_H
 #define ZSE_IMPORT_INTERNAL_H
 
 #include <dirent.h>
 
 #include "libcommon/import/joined.h"
+#include "libcommon/import/peft.h"
 #include "libcommon/import/source.h"
 
 /* A file of the source.  Its address is fixed, because a guard keeps a pointer to map. */
@@ -22,6 +24,8 @@ struct source_inner {
     struct input_file **shards;
     const struct source_tensor **by_name;   /* sorted */
     struct joined *joined;
+    struct merged **merged; int n_merged;   /* tensors with changes by adapters, lora_merge.c */
+    struct peft **adapters; int n_adapters;
     int n_small;
     struct input_file **small;                    /* the mappings of files[] */
 };
@@ -40,5 +44,8 @@ int source_sort(struct source *s, struct err *e);
  * *e is set already.  path: for messages. */
 int source_normalize(struct source *s, json_t *raw, const char *path, struct err *e);
 int source_open_folder(struct source *s, struct err *e);
+/* lora_merge.c: add changes to rows [row, row + n) of a tensor of `cols` columns; any thread. */
+void low_rank_add(const struct low_rank *d, int64_t row, int64_t n, int64_t cols, float *out);
+void merged_free(struct source_inner *in);
 
 #endif

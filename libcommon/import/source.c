@@ -83,6 +83,8 @@ static const char *shard_path(const struct source *s, const struct source_tensor
 {
     const struct source_inner *in = s->private_;
     const struct gguf *g = s->gguf;
+    if (t->shard < 0)
+        return in->adapters[-1 - t->shard]->map.path;
     return s->kind == SOURCE_FOLDER ? in->shards[t->shard]->path : g && t->shard > 0 &&
            t->shard <= g->n_parts ? g->parts[t->shard - 1]->map.path : s->path;
 }
@@ -202,6 +204,7 @@ void source_close(struct source *s)
         free_inputs(s, in->small, in->n_small);
         free(in->by_name);
         joined_free(in->joined);
+        merged_free(in);
     }
     free(in);
     gguf_close(s->gguf);
@@ -280,6 +283,9 @@ int source_check(const struct source *s, const struct source_tensor *t, struct e
     for (int i = 0; in && !t && i < in->n_small; i++)
         if (map_check(&in->small[i]->map, e) != 0)
             return -1;
+    for (int i = 0; in && i < in->n_adapters; i++)
+        if (peft_check(in->adapters[i], e) != 0)
+            return -1;
     for (int i = 0; s->gguf && i <= s->gguf->n_parts; i++)
         if ((!t || t->shard == i) && map_check(i ? &s->gguf->parts[i - 1]->map : &s->gguf->map, e) != 0)
             return -1;
@@ -318,18 +324,22 @@ static int read_parts(const struct source *s, const struct source_tensor *t, int
 int source_read(const struct source *s, const struct source_tensor *t, int64_t row, int64_t n, float *out,
                 int check_finite, struct err *e)
 {
-    const struct ggml_type_info *info = ggml_type_info(t->type);
     const int64_t cols = t->dim[t->n_dims - 1], rows = rows_of(t);
     if (row < 0 || n < 0 || row > rows || n > rows - row)
         return err_set(e, ERR_SHAPE, "%s: tensor %s: rows %" PRId64 " to %" PRId64 " of %" PRId64, shard_path(s, t),
                        t->name, row, row + n, rows);
-    if (t->n_parts)
-        return read_parts(s, t, row, n, out, check_finite, e);
-    size_t row_bytes = (size_t)(cols / info->block) * (size_t)info->block_bytes;
-    if (t->packed)
+    if (t->n_parts) {
+        const int rc = read_parts(s, t, row, n, out, check_finite, e);
+        if (rc != 0 || !t->delta)
+            return rc;
+        low_rank_add(t->delta, row, n, cols, out);
+    } else if (t->packed) {
         packed_read(t->packed, row, n, out);
-    else
+    } else {
+        const struct ggml_type_info *info = ggml_type_info(t->type);
+        const size_t row_bytes = (size_t)(cols / info->block) * (size_t)info->block_bytes;
         ggml_decode(t->type, t->data + (size_t)row * row_bytes, out, n * cols);
+    }
     if (!check_finite)
         return 0;
     for (int64_t i = 0; i < n * cols; i++)

@@ -18,6 +18,7 @@
 enum source_kind { SOURCE_NONE, SOURCE_ZSE, SOURCE_GGUF, SOURCE_FOLDER, SOURCE_CONFIG, SOURCE_TOKENIZER };
 
 struct packed;
+struct low_rank;
 
 enum { SOURCE_DIMS = 5 };             /* most dimensions; the encoders of videos have 5 */
 
@@ -28,7 +29,8 @@ struct source_tensor {
     int64_t dim[SOURCE_DIMS];       /* outermost first */
     const uint8_t *data;            /* NULL: its file is being downloaded, see source_wait */
     size_t size;
-    int shard;                      /* index into the files, for messages */
+    /* index into the files; -1 - i: of the i-th adapter of source_merge_lora() */
+    int shard;
     uint64_t offset;                /* offset of the data in its file */
     /* a matrix of a quantized checkpoint, whose codes are data and size (packed.h); NULL: a plain
      * tensor */
@@ -36,6 +38,7 @@ struct source_tensor {
     /* several tensors seen as one, see source_find: data is NULL, size that of all; borrowed */
     const struct source_tensor *const *parts;
     int n_parts;
+    const struct low_rank *delta;   /* added to the values of parts[0] (lora_merge.h); NULL: none */
 };
 
 struct source_file {                /* small original files to keep, byte for byte */

@@ -75,6 +75,11 @@ int source_key(const struct source *s, char hex[33], struct err *e)
             if (parts[k]->data)
                 hash_sampled(&h, parts[k]->data, parts[k]->size);
     }
+    const struct source_inner *in = s->private_;
+    for (int i = 0; in && i < in->n_adapters; i++) {
+        hash_bytes(&h, in->adapters[i]->config_map.data, in->adapters[i]->config_map.size);
+        hash_bytes(&h, in->adapters[i]->map.data, in->adapters[i]->map.size);
+    }
     if (s->config && s->n_files == 0 && !s->gguf) {             /* a bare config.json */
         char *text = json_dumps(s->config, JSON_SORT_KEYS | JSON_COMPACT);
         if (!text)
@@ -93,6 +98,10 @@ uint64_t source_stamp(const struct source *s)
     for (int i = 0; in && i < in->n_shards; i++) {
         hash_word(&h, in->shards[i]->map.size);
         hash_word(&h, (uint64_t)in->shards[i]->map.changed_ns);
+    }
+    for (int i = 0; in && i < in->n_adapters; i++) {
+        hash_word(&h, in->adapters[i]->map.size);
+        hash_word(&h, (uint64_t)in->adapters[i]->map.changed_ns);
     }
     for (int i = 0; s->gguf && i <= s->gguf->n_parts; i++) {
         const struct map *m = i ? &s->gguf->parts[i - 1]->map : &s->gguf->map;

@@ -197,6 +197,20 @@ P
   [ ! -e "$T/m.zse" ]
 }
 
+@test "--lora merges adapters, and refuses those of another model" {
+  local root=${ZSE_ORACLES:-../shared/oracles}/models
+  run -1 --separate-stderr convert -o "$T/m.zse" -q f32 --lora models/tiny
+  [[ $stderr == *'models/tiny: has no adapter_config.json, so it is no folder of a LoRA adapter' ]]
+  run -2 --separate-stderr zse-convert --synthetic x -o "$T/m.zse" --lora "$T"
+  [[ $stderr == *'neither --synthetic nor --plan'* ]]
+  [ -d "$root/lora" ] || skip "no oracles (set ZSE_ORACLES)"
+  zse-convert "$root/hf/phi3" -o "$T/m.zse" -q nl4 --lora "$root/lora/phi3" >/dev/null
+  [ "$(zse-info "$T/m.zse" --json | field provenance.merged_lora)" = '["phi3"]' ]
+  run -1 --separate-stderr zse-convert "$root/hf/phi3" -o "$T/m.zse" -q nl4 --lora "$root/lora/llama" --force
+  [[ $stderr == *"q_proj.weight'; is this an adapter of another model?" ]]
+  [ "$(zse-info "$T/m.zse" --json | field provenance.merged_lora)" = '["phi3"]' ]
+}
+
 @test "the source is never the target" {
   cp -r models/tiny "$T/src"
   cp "$T/src/model.safetensors" "$T/before"

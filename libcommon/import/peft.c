@@ -1,0 +1,469 @@
+/* peft.c - read the configuration of an adapter, and pair its tensors to modules. */
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include "libcommon/import/peft.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <pcre2.h>
+
+#include "libcommon/base/json.h"
+#include "libcommon/base/suffix.h"
+#include "libcommon/import/internal.h"
+#include "libcommon/import/safetensors.h"
+#include "libcommon/quant/ggml.h"
+
+enum { MAX_ADAPTER_CONFIG = 1 << 20, MAX_RANK = 65536, MOST_PATTERNS = 65536, MATCH_STEPS = 100000 };
+static const char config_name[] = "adapter_config.json", tensors_name[] = "adapter_model.safetensors";
+
+/* ---- regular expressions: target_modules, rank_pattern, alpha_pattern ---- */
+
+struct name_pattern { pcre2_code *code; double value; };     /* value: of rank_pattern or alpha_pattern */
+struct name_patterns { struct name_pattern *p; int n; };         /* the first that matches counts */
+
+/* Rules of a configuration, compiled. */
+struct rules {
+    struct peft *peft;
+    struct err *e;
+    double rank, alpha;
+    int rank_stable;                    /* use_rslora */
+    struct name_patterns ranks, alphas, targets, layers;
+    const json_t *saved;                /* modules_to_save; NULL: none */
+    const json_t *indexes;              /* layers_to_transform; NULL: all */
+    int all;                            /* target_modules "all-linear" */
+};
+
+static int config_fails(const struct rules *r, const char *key, const char *why)
+{
+    return err_set(r->e, ERR_UNSUPPORTED, "%s/%s: %s: %s", r->peft->path, config_name, key, why);
+}
+
+/* Append the regular expression BEFORE TEXT AFTER, which has to match from the first character to
+ * the last one if `whole`, to the list. */
+static int add_pattern(const struct rules *r, struct name_patterns *list, const char *key, const char *before,
+                       const char *text, const char *after, int whole)
+{
+    char *regex;
+    int code;
+    PCRE2_SIZE at;
+    if (list->n == MOST_PATTERNS)
+        return config_fails(r, key, "too many entries");
+    struct name_pattern *grown = realloc(list->p, (size_t)(list->n + 1) * sizeof *grown);
+    if (grown)
+        list->p = grown;
+    if (!grown || asprintf(&regex, "%s%s%s", before, text, after) < 0)
+        return err_nomem(r->e, key);
+    pcre2_code *c = pcre2_compile((PCRE2_SPTR)regex, PCRE2_ZERO_TERMINATED,
+                                  PCRE2_UTF | (whole ? PCRE2_ANCHORED | PCRE2_ENDANCHORED : 0), &code, &at, NULL);
+    free(regex);
+    if (!c)
+        return err_set(r->e, ERR_FORMAT, "%s/%s: %s: '%.100s' is no regular expression", r->peft->path, config_name,
+                       key, text);
+    list->p[list->n++] = (struct name_pattern){ .code = c };
+    return 0;
+}
+
+static void free_patterns(struct name_patterns *list)
+{
+    for (int i = 0; i < list->n; i++)
+        pcre2_code_free(list->p[i].code);
+    free(list->p);
+}
+
+/* Match a pattern: 1, and the number that its first group matched if number is not NULL; 0; -1 with
+ * the error. */
+static int match(const struct rules *r, const struct name_pattern *p, const char *name, long *number)
+{
+    pcre2_match_data *found = pcre2_match_data_create_from_pattern(p->code, NULL);
+    pcre2_match_context *limit = pcre2_match_context_create(NULL);
+    int rc = PCRE2_ERROR_NOMEMORY;
+    if (found && limit) {
+        pcre2_set_match_limit(limit, MATCH_STEPS);
+        rc = pcre2_match(p->code, (PCRE2_SPTR)name, strlen(name), 0, 0, found, limit);
+    }
+    const PCRE2_SIZE *at = found ? pcre2_get_ovector_pointer(found) : NULL;
+    if (rc > 1 && number && at[2] != PCRE2_UNSET)
+        *number = strtol(name + at[2], NULL, 10);
+    pcre2_match_context_free(limit);
+    pcre2_match_data_free(found);
+    if (rc >= 0 || rc == PCRE2_ERROR_NOMATCH)
+        return rc >= 0;
+    return rc == PCRE2_ERROR_NOMEMORY ? err_nomem(r->e, config_name)
+                                      : config_fails(r, name, "a regular expression takes too long on this name");
+}
+
+/* The value of the first pattern that matches, else `otherwise`; NAN with the error. */
+static double pattern_value(const struct rules *r, const struct name_patterns *list, const char *name,
+                            double otherwise)
+{
+    for (int i = 0; i < list->n; i++) {
+        const int rc = match(r, &list->p[i], name, NULL);
+        if (rc)
+            return rc < 0 ? NAN : list->p[i].value;
+    }
+    return otherwise;
+}
+
+/* ---- the configuration ---- */
+
+/* Keys without influence on the result of a trained adapter. */
+static const char *const without_effect[] = {
+    "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "lora_dropout", "task_type",
+    "peft_version", "megatron_core", "qalora_group_size", "ensure_weight_tying", "exclude_modules", "runtime_config",
+    "loftq_config", "eva_config", "corda_config", "lora_ga_config",
+};
+static const char *const understood[] = {
+    "peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules",
+    "modules_to_save", "layers_to_transform", "layers_pattern", "fan_in_fan_out", "bias", "init_lora_weights",
+};
+
+static int is_listed(const char *key, const char *const *list, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(key, list[i]) == 0)
+            return 1;
+    return 0;
+}
+
+/* Refuse every other key that is set: use_dora, layer_replication, target_parameters ... */
+static int check_keys(const struct rules *r)
+{
+    const char *key;
+    json_t *v;
+    json_object_foreach(r->peft->config, key, v) {
+        const int unset = json_is_null(v) || json_is_false(v) || (json_is_array(v) && json_array_size(v) == 0) ||
+                          (json_is_object(v) && json_object_size(v) == 0);
+        if (!unset && !is_listed(key, without_effect, sizeof without_effect / sizeof *without_effect) &&
+            !is_listed(key, understood, sizeof understood / sizeof *understood))
+            return config_fails(r, key, "adapters with it are not supported");
+    }
+    const char *type, *bias;
+    if (js_string(r->peft->config, "peft_type", &type, r->e) || js_string_or(r->peft->config, "bias", "none", &bias, r->e))
+        return err_prefix(r->e, "%s/%s", r->peft->path, config_name);
+    if (strcmp(type, "LORA") != 0)
+        return err_set(r->e, ERR_UNSUPPORTED, "%s/%s: peft_type: '%.40s', expected LORA", r->peft->path, config_name,
+                       type);
+    if (strcmp(bias, "none") != 0)
+        return config_fails(r, "bias", "adapters with trained biases are not supported");
+    /* other ways of initialization also change the weights of the base */
+    const json_t *init = js_get(r->peft->config, "init_lora_weights");
+    static const char *const plain[] = { "gaussian", "eva", "orthogonal" };
+    if (init && !json_is_boolean(init) &&
+        !(json_is_string(init) && is_listed(json_string_value(init), plain, sizeof plain / sizeof *plain)))
+        return config_fails(r, "init_lora_weights", "this initialization changes the base, which is not supported");
+    return 0;
+}
+
+/* rank_pattern, alpha_pattern: {"name or regular expression": number}. */
+static int read_values(const struct rules *r, const char *key, struct name_patterns *list)
+{
+    const json_t *o = js_get(r->peft->config, key);
+    const char *name;
+    json_t *v;
+    if (o && !json_is_object(o))
+        return config_fails(r, key, "expected an object");
+    json_object_foreach((json_t *)o, name, v) {
+        if (!json_is_number(v) || !(json_number_value(v) > 0))
+            return config_fails(r, key, "expected numbers above 0");
+        if (add_pattern(r, list, key, "(?:.*\\.)?(?:", name, ")", 1))
+            return -1;
+        list->p[list->n - 1].value = json_number_value(v);
+    }
+    return 0;
+}
+
+/* modules_to_save, and lists of layers: an array, one element, or null. */
+static int read_list(const struct rules *r, const char *key, int strings, const json_t **out)
+{
+    const json_t *list = js_get(r->peft->config, key), *v;
+    size_t i;
+    int wrong = list && !json_is_array(list);
+    if (!list)
+        return 0;
+    json_array_foreach(list, i, v)
+        wrong |= strings ? !json_is_string(v) : !json_is_integer(v);
+    *out = json_array_size(list) ? list : NULL;
+    return wrong ? config_fails(r, key, strings ? "expected an array of strings" : "expected an array of integers") : 0;
+}
+
+static int read_targets(struct rules *r)
+{
+    const json_t *t = js_get(r->peft->config, "target_modules"), *v;
+    const char *text = json_string_value(t);
+    size_t i;
+    if (!t)
+        return 0;
+    if (text && strcmp(text, "all-linear") == 0) {
+        r->all = 1;
+        return 0;
+    }
+    if (text)
+        return add_pattern(r, &r->targets, "target_modules", "", text, "", 1);
+    if (!json_is_array(t))
+        return config_fails(r, "target_modules", "expected a string or an array of strings");
+    json_array_foreach(t, i, v)
+        if (!json_is_string(v))
+            return config_fails(r, "target_modules", "expected a string or an array of strings");
+    return 0;
+}
+
+/* layers_to_transform is one integer or several, layers_pattern the name of the list of layers. */
+static int read_layers(struct rules *r)
+{
+    const json_t *one = js_get(r->peft->config, "layers_to_transform"), *names = js_get(r->peft->config, "layers_pattern");
+    r->indexes = json_is_integer(one) ? one : NULL;
+    if (!r->indexes && read_list(r, "layers_to_transform", 0, &r->indexes))
+        return -1;
+    if (!r->indexes)
+        return 0;
+    if (json_is_string(names))
+        return add_pattern(r, &r->layers, "layers_pattern", ".*\\.", json_string_value(names), "\\.(\\d+)\\.", 0);
+    const json_t *list = NULL, *v;
+    size_t i;
+    if (read_list(r, "layers_pattern", 1, &list))
+        return -1;
+    json_array_foreach(list, i, v)
+        if (add_pattern(r, &r->layers, "layers_pattern", ".*\\.", json_string_value(v), "\\.(\\d+)\\.", 0))
+            return -1;
+    return r->layers.n ? 0 : add_pattern(r, &r->layers, "layers_pattern", ".*\\.[^.]*", "", "\\.(\\d+)\\.", 0);
+}
+
+static int read_rules(struct rules *r)
+{
+    int64_t rank;
+    if (check_keys(r))
+        return -1;
+    if (js_int(r->peft->config, "r", 1, MAX_RANK, &rank, r->e) ||
+        js_real_or(r->peft->config, "lora_alpha", 8, &r->alpha, r->e) ||
+        js_bool_or(r->peft->config, "use_rslora", 0, &r->rank_stable, r->e) ||
+        js_bool_or(r->peft->config, "fan_in_fan_out", 0, &r->peft->in_out, r->e))
+        return err_prefix(r->e, "%s/%s", r->peft->path, config_name);
+    r->rank = (double)rank;
+    return read_values(r, "rank_pattern", &r->ranks) || read_values(r, "alpha_pattern", &r->alphas) ||
+                   read_list(r, "modules_to_save", 1, &r->saved) || read_targets(r) || read_layers(r)
+               ? -1 : 0;
+}
+
+/* Whether `name` is the module `part`, or ends in a dot and it. */
+static int is_module(const char *name, const char *part)
+{
+    const size_t n = strlen(name), m = strlen(part);
+    return n >= m && strcmp(name + n - m, part) == 0 && (n == m || name[n - m - 1] == '.');
+}
+
+static int is_in(const json_t *list, const char *name)
+{
+    const json_t *v;
+    size_t i;
+    json_array_foreach(list, i, v)
+        if (is_module(name, json_string_value(v)))
+            return 1;
+    return 0;
+}
+
+/* Whether the configuration selects a module: 1, 0; -1 with the error. */
+static int is_target(const struct rules *r, const char *name)
+{
+    const int chosen = r->all ? 1 : r->targets.n ? match(r, &r->targets.p[0], name, NULL)
+                                                 : is_in(js_get(r->peft->config, "target_modules"), name);
+    if (chosen <= 0 || !r->indexes)
+        return chosen;
+    long layer = -1;
+    for (int i = 0; i < r->layers.n && layer < 0; i++)
+        if (match(r, &r->layers.p[i], name, &layer) < 0)
+            return -1;
+    if (json_is_integer(r->indexes))
+        return json_integer_value(r->indexes) == layer;
+    const json_t *v;
+    size_t i;
+    json_array_foreach(r->indexes, i, v)
+        if (json_integer_value(v) == layer)
+            return 1;
+    return 0;
+}
+
+/* ---- tensors ---- */
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(((const struct source_tensor *)a)->name, ((const struct source_tensor *)b)->name);
+}
+
+static int tensor_fails(const struct rules *r, const struct source_tensor *t, const char *why)
+{
+    return err_set(r->e, ERR_FORMAT, "%s/%s: tensor '%s': %s", r->peft->path, tensors_name, t->name, why);
+}
+
+static int is_float(const struct source_tensor *t)
+{
+    return t->type == GGML_F32 || t->type == GGML_F16 || t->type == GGML_BF16;
+}
+
+/* The tensor of the same module whose name ends in `end` instead of the last `cut` characters. */
+static const struct source_tensor *sibling(const struct peft *p, const struct source_tensor *t, size_t cut,
+                                           const char *end)
+{
+    char name[strlen(t->name) + strlen(end) + 1];
+    snprintf(name, sizeof name, "%.*s%s", (int)(strlen(t->name) - cut), t->name, end);
+    const struct source_tensor key = { .name = name };
+    return bsearch(&key, p->tensors, (size_t)p->n_tensors, sizeof key, by_name);
+}
+
+/* The ways in which the halves of a module are named. */
+static const struct { const char *a, *b; int table; } halves[] = {
+    { ".lora_A.weight", ".lora_B.weight", 0 }, { ".lora_embedding_A", ".lora_embedding_B", 1 },
+};
+
+/* Check the ranks of a module's two tensors and compute its scale. */
+static int fit_module(const struct rules *r, struct peft_module *m)
+{
+    const double rank = pattern_value(r, &r->ranks, m->name, r->rank),
+                 alpha = pattern_value(r, &r->alphas, m->name, r->alpha);
+    if (isnan(rank) || isnan(alpha))
+        return -1;
+    if (rank > MAX_RANK)
+        return config_fails(r, "rank_pattern", "the rank is too large");
+    if (!is_float(m->a) || !is_float(m->b))
+        return tensor_fails(r, is_float(m->a) ? m->b : m->a, "expected F32, F16 or BF16");
+    if (m->a->n_dims != 2 || m->b->n_dims != 2)
+        return tensor_fails(r, m->a->n_dims != 2 ? m->a : m->b, "expected a matrix");
+    if ((double)m->a->dim[0] != rank || (double)m->b->dim[1] != rank)
+        return err_set(r->e, ERR_SHAPE, "%s/%s: tensor '%s': rank %" PRId64 ", expected %g by %s", r->peft->path,
+                       tensors_name, (double)m->a->dim[0] != rank ? m->a->name : m->b->name,
+                       (double)m->a->dim[0] != rank ? m->a->dim[0] : m->b->dim[1], rank, config_name);
+    m->rank = (int)m->a->dim[0];
+    m->scale = (float)(alpha / (r->rank_stable ? sqrt(rank) : rank));
+    return isfinite(m->scale) ? 0 : config_fails(r, "lora_alpha", "expected a finite number");
+}
+
+/* Add the module of tensor t: 0, also if t is the second half of one; -1 with the error. */
+static int add_module(const struct rules *r, struct peft *p, const struct source_tensor *t)
+{
+    static const char prefix[] = "base_model.model.";
+    if (strncmp(t->name, prefix, sizeof prefix - 1) != 0)
+        return tensor_fails(r, t, "expected a name that begins with base_model.model.");
+    struct peft_module m = { 0 };
+    size_t cut = 0;
+    for (size_t i = 0; i < sizeof halves / sizeof *halves && !cut; i++) {
+        const int is_a = ends_with(t->name, halves[i].a), is_b = ends_with(t->name, halves[i].b);
+        if (!is_a && !is_b)
+            continue;
+        cut = strlen(is_a ? halves[i].a : halves[i].b);
+        const struct source_tensor *other = sibling(p, t, cut, is_a ? halves[i].b : halves[i].a);
+        if (!other)
+            return tensor_fails(r, t, is_a ? "its lora_B is missing" : "its lora_A is missing");
+        if (is_b)
+            return 0;
+        m = (struct peft_module){ .a = t, .b = other, .table = halves[i].table };
+    }
+    if (!cut && ends_with(t->name, ".weight")) {
+        cut = strlen(".weight");
+        m.saved = t;
+    }
+    const char *path = t->name + sizeof prefix - 1;
+    if (!(m.name = strndup(path, strlen(path) > cut ? strlen(path) - cut : 0)))
+        return err_nomem(r->e, t->name);
+    p->modules[p->n_modules++] = m;
+    const int chosen = m.saved ? is_in(r->saved, m.name) : !cut ? 0 : is_target(r, m.name);
+    if (chosen > 0)
+        return m.saved ? 0 : fit_module(r, &p->modules[p->n_modules - 1]);
+    return chosen < 0 ? -1 : tensor_fails(r, t, m.a ? "target_modules does not select its module"
+                                                    : "is no part of a LoRA adapter that is supported");
+}
+
+static int read_modules(struct peft *p, struct err *e)
+{
+    struct rules r = { .peft = p, .e = e };
+    int rc = read_rules(&r);
+    if (rc == 0 && !(p->modules = calloc((size_t)p->n_tensors + 1, sizeof *p->modules)))
+        rc = err_nomem(e, tensors_name);
+    for (int i = 0; i < p->n_tensors && rc == 0; i++)
+        rc = add_module(&r, p, &p->tensors[i]);
+    if (rc == 0 && !p->n_modules)
+        rc = err_set(e, ERR_FORMAT, "%s/%s: has no tensors", p->path, tensors_name);
+    free_patterns(&r.ranks);
+    free_patterns(&r.alphas);
+    free_patterns(&r.targets);
+    free_patterns(&r.layers);
+    return rc;
+}
+
+/* ---- files ---- */
+
+int peft_is_folder(const char *path) { return source_has(path, config_name); }
+
+static int map_guarded(struct map *m, const char *folder, const char *name, const struct map_guard *guard,
+                       struct err *e)
+{
+    char *path = source_join(folder, name, e);
+    const int rc = path ? map_open(m, path, e) : -1;
+    free(path);
+    if (rc == 0 && guard && guard->add)
+        guard->add(m);
+    return rc;
+}
+
+static int open_files(struct peft *p, const struct map_guard *guard, struct err *e)
+{
+    if (!source_has(p->path, config_name))
+        return err_set(e, ERR_IO, "%s: has no %s, so it is no folder of a LoRA adapter", p->path, config_name);
+    if (!source_has(p->path, tensors_name) && source_has(p->path, "adapter_model.bin"))
+        return err_set(e, ERR_UNSUPPORTED, "%s: has adapter_model.bin, which can contain programs; save it as %s",
+                       p->path, tensors_name);
+    if (map_guarded(&p->config_map, p->path, config_name, guard, e) ||
+        map_guarded(&p->map, p->path, tensors_name, guard, e))
+        return -1;
+    if (p->config_map.size > MAX_ADAPTER_CONFIG)
+        return err_set(e, ERR_LIMIT, "%s: %zu bytes, expected at most %d", p->config_map.path, p->config_map.size,
+                       MAX_ADAPTER_CONFIG);
+    if (!(p->config = js_parse_python(p->config_map.path, p->config_map.data, p->config_map.size, e)))
+        return -1;
+    if (!json_is_object(p->config))
+        return err_set(e, ERR_FORMAT, "%s: found %s, expected an object", p->config_map.path, js_kind(p->config));
+    if (safetensors_index(&p->map, 0, &p->tensors, &p->n_tensors, e))
+        return -1;
+    qsort(p->tensors, (size_t)p->n_tensors, sizeof *p->tensors, by_name);
+    return read_modules(p, e);
+}
+
+struct peft *peft_open(const char *folder, const struct map_guard *guard, struct err *e)
+{
+    struct peft *p = calloc(1, sizeof *p);
+    if (p && (p->path = strdup(folder))) {
+        if (open_files(p, guard, e) == 0)
+            return p;
+    } else {
+        err_nomem(e, folder);
+    }
+    peft_close(p, guard);
+    return NULL;
+}
+
+void peft_close(struct peft *p, const struct map_guard *guard)
+{
+    if (!p)
+        return;
+    struct map *const maps[] = { &p->config_map, &p->map };
+    for (int i = 0; i < 2; i++) {
+        if (guard && guard->remove && maps[i]->path)
+            guard->remove(maps[i]);
+        map_close(maps[i]);
+    }
+    for (int i = 0; i < p->n_modules; i++)
+        free(p->modules[i].name);
+    for (int i = 0; i < p->n_tensors; i++)
+        free((char *)p->tensors[i].name);
+    free(p->modules);
+    free(p->tensors);
+    json_decref(p->config);
+    free(p->path);
+    free(p);
+}
+
+int peft_check(const struct peft *p, struct err *e)
+{
+    return map_check(&p->config_map, e) || map_check(&p->map, e) ? -1 : 0;
+}
