@@ -47,8 +47,8 @@ static int wide, wide_dot;
     }
 READ(v512, 64, "avx512f") READ(v256, 32, "avx2")
 
-/* Bytes per ns of reading n bytes at p, without prefetching in the first half and with it in the
- * second; the faster of the two. */
+/* Bytes per ns of reading n bytes at p: the first half is read without prefetching, the second half
+ * with it, and the faster one counts. */
 static double read_speed(const uint8_t *p, size_t n)
 {
     const size_t half = n / 256 * 128;

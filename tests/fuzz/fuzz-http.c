@@ -13,7 +13,7 @@
 
 enum bodies { KEPT, UNSEEN, DROPPED };          /* in the hash; kept, but not in it; neither */
 
-/* All requests of data, given in pieces of `step` bytes: a hash of what came out. */
+/* Parse all requests of data, given in pieces of `step` bytes.  Returns a hash of the results. */
 static uint64_t requests(const uint8_t *data, size_t size, size_t step, enum bodies bodies_are)
 {
     const struct http_limits limits = { .head_bytes = 4096, .body_bytes = 16384, .ask = bodies_are == DROPPED };
@@ -66,7 +66,7 @@ static void bodies(const uint8_t *data, size_t size)
     json_decref(j);
 }
 
-/* The same as a conversation in each of its three forms. */
+/* Read a body as a conversation, in each of the API's three forms. */
 static void conversations(const uint8_t *data, size_t size)
 {
     struct err e;
@@ -111,7 +111,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const size_t whole = size ? size : 1;
     if (requests(data, size, whole, KEPT) != requests(data, size, 1, KEPT) && size < 4096)
         abort();
-    /* a dropped body hides no request, and is not taken for one */
+    /* discarding bodies neither hides a request nor takes a body for one */
     if (requests(data, size, whole, UNSEEN) != requests(data, size, 7, DROPPED) && size < 4096)
         abort();
     bodies(data, size);

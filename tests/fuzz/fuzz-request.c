@@ -22,10 +22,12 @@
 #include "libcommon/serve/internal.h"
 #include "tests/fuzz/fuzz.h"
 
-/* Of one request, with sanitizers, which take two to ten times as long: */
+/* Limits of the processor time of one request in a build with sanitizers, which take two to ten
+ * times as long. */
 enum { CPU_MS = 300, CPU_US_A_BYTE = 20 };
-/* Memory that is not held: connection, audit record, events, and grammars, which the model owns
- * (their own limit counts states, not bytes). */
+/* Allowances for memory that the account does not hold: that of the connection, the audit record
+ * and the events, and that of grammars, which the model owns (their own limit counts states, not
+ * bytes). */
 enum { FREE_BYTES = 2 << 20, GRAMMAR_BYTES = 96 << 20 };
 
 extern int __sanitizer_install_malloc_and_free_hooks(void (*on_malloc)(const volatile void *, size_t),
@@ -88,7 +90,7 @@ static size_t fake_memory(const void *b) { return b ? 4096 : 0; }
 static const char *fake_describe(const void *b) { return b ? "fake" : ""; }
 static void fake_close(void *b) { (void)b; }
 
-/* These stand in for the CPU's, which are not linked. */
+/* This function and the next ones stand in for those of the CPU backend, which is not linked. */
 const struct kernels *kernels_pick(const char *want, struct err *e)
 {
     (void)want;
@@ -172,7 +174,8 @@ static void *run(void *user)
     return NULL;
 }
 
-/* All of the answer, which ends with the connection: 0, or -1 where it takes too long. */
+/* Send a request and read the whole answer, which ends with the connection.  0; -1: it takes too
+ * long. */
 static int ask(const char *text, size_t size, struct buf *answer)
 {
     struct sockaddr_un a = { .sun_family = AF_UNIX };
@@ -201,7 +204,8 @@ static int ask(const char *text, size_t size, struct buf *answer)
 
 static void open_server(void)
 {
-    /* An answer of a model, so that what is made once, for the first of them, is there. */
+    /* A first request to the model, so that memory that the first answer allocates once is not
+     * counted for a request that is tested. */
     static const char ready[] = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 41\r\n\r\n"
                                 "{\"prompt\":\"a\",\"max_tokens\":2,\"regex\":\"a\"}";
     struct err e;
@@ -265,7 +269,7 @@ static void finding(const char *what, double found, double bound, const struct b
     abort();
 }
 
-/* Nothing is held any more: what threads free after the answer has been freed. */
+/* Wait until the account holds nothing: threads free some memory only after the answer. */
 static void wait_for_quiet(void)
 {
     struct account_stats s;
@@ -283,7 +287,7 @@ static void wait_for_quiet(void)
 size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max_size);
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned seed);
 
-/* Offset of one of the bytes ",[{(|" or a blank from at on; size: there is none. */
+/* Offset of the first of the bytes ",[{(|" or blank from offset `at` on; size: there is none. */
 static size_t boundary(const uint8_t *data, size_t size, size_t at)
 {
     while (at < size && !memchr(",[{(| ", data[at], 6))
@@ -291,8 +295,8 @@ static size_t boundary(const uint8_t *data, size_t size, size_t at)
     return at;
 }
 
-/* Half of them repeat a part between two boundaries, ", {}" for instance, up to thousands of
- * times: costs show in large numbers of small things. */
+/* Half of the mutations repeat a part of the body between two boundaries, such as ", {}", up to
+ * thousands of times, because costs show in large numbers of small things. */
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned seed)
 {
     struct rng r = { seed };

@@ -37,11 +37,12 @@ static inline double error_of(const float *got, const float *want, size_t n)
     return error / max;
 }
 
-/* Every call that may fail goes through this: the sentence of the device is the test's message. */
+/* Every call that may fail goes through this macro: the device's error becomes the message of the
+ * test. */
 #define OK(call) do { if ((call) < 0) fail_msg("%s", why.msg); } while (0)
 
-/* 1 with a device; 0 and the reason where this machine has none, or where another build has done
- * it all. */
+/* 1: there is a device; 0: this machine has none, or another build runs these tests, and the reason
+ * is printed. */
 static inline int device_usable(void)
 {
     const char *reason = NULL;
@@ -78,7 +79,8 @@ static inline void *to_device(const void *from, size_t n)
     return d;
 }
 
-/* n bytes of 0xff: not a number in every format, so that what was not written shows. */
+/* Allocate n bytes on the device and fill them with 0xff, which is NaN in every format, so that an
+ * element that a kernel does not write is noticed. */
 static inline void *on_device(size_t n)
 {
     void *d = gpu_alloc(device, n, "test", &why);
@@ -151,7 +153,8 @@ static inline struct gpu_mat gpu_mat_of(const struct mat *m, const void *data)
                              .n_tiles = m->n_tiles, .n_groups = m->n_groups, .group_shift = shift };
 }
 
-/* Where k lies in activations of this order (gpu/prim/prim.cuh), written out another way. */
+/* The index of k in activations of this order (gpu/prim/prim.cuh), computed in another way than in
+ * the kernels. */
 static inline int act_at(int k, enum gpu_act_order order)
 {
     static const int in_eight[8] = { 0, 2, 4, 6, 1, 3, 5, 7 };
@@ -159,7 +162,8 @@ static inline int act_at(int k, enum gpu_act_order order)
     return k / 32 * 32 + (order == GPU_ACT_LANES ? eight * 8 + at : at / 2 * 8 + eight * 2 + at % 2);
 }
 
-/* f16 activations as linear layers read them, and what they are worth: x changes to it. */
+/* Pack x as f16 activations, as linear layers read them.  x is replaced by the values that these
+ * represent. */
 static inline uint16_t *pack_act(float *x, int n, int cols, int stride, enum gpu_act_order order)
 {
     uint16_t *act = calloc((size_t)n * (size_t)stride, sizeof *act);

@@ -49,7 +49,8 @@ __attribute__((constructor)) static void prepare(void)
     signal(SIGUSR2, turn);
 }
 
-/* Neither every one_of-th nor at random: the same numbers in every run, without a period. */
+/* Whether this allocation fails.  The failing ones are the same numbers in every run, but not at
+ * equal distances. */
 static int fails(const void *caller)
 {
     if (!atomic_load_explicit(&on, memory_order_relaxed) ||

@@ -1,8 +1,8 @@
 /* stuck.c - LD_PRELOAD: calls for a file whose name ends in .zse do not return, as on a
  * disk that has gone.
  *
- * While $ZSE_STUCK/step is there, fstat outside of the first thread: every step of an engine
- * asks it.  While $ZSE_STUCK/close is there, close. */
+ * While $ZSE_STUCK/step exists, fstat() does not return in any thread but the first: every step of
+ * an engine calls it.  While $ZSE_STUCK/close exists, close() does not return. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>

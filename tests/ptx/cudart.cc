@@ -2,10 +2,11 @@
  * a GPU: linked in place of libcudart, it runs the PTX that nvcc put into the objects.
  *
  * Work of a stream runs when something waits for it, not before: host code that touches memory too
- * early gets wrong numbers, as on a GPU.  Refused are, as by the runtime: shared memory above 48 KB
- * without the attribute, blocks beyond a kernel's bounds, calls that are illegal while a stream is
- * captured; and copies from and to pageable memory, which a GPU would only do slowly or too late.
- * A kernel that fails loses the device, and its sentence is the error's text. */
+ * early gets wrong numbers, as on a GPU.  Like the runtime it refuses shared memory above 48 KB
+ * without the attribute, blocks beyond a kernel's bounds, and calls that are illegal while a stream
+ * is captured.  It also refuses copies from and to pageable memory, which a GPU would only do
+ * slowly or too late.  A kernel that fails loses the device, and the description of the fault is
+ * the error's text. */
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <cudaTypedefs.h>

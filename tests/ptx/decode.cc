@@ -36,7 +36,8 @@ template <class T> static inline void put(u8 *file, u32 at, int i, T v)
         ((u32 *)(file + at))[i] = (u32)v;
 }
 
-/* a[0] = F(a[1], a[2] ...), D and S their types. */
+/* The function of an operation a[0] = F(a[1], a[2] ...), where D is the type of the result and S
+ * are those of the operands. */
 template <auto F, class D, class... S, size_t... N>
 static inline void map_lanes(warp &w, const op &o, u32 on, std::index_sequence<N...>)
 {
@@ -111,7 +112,8 @@ static u32 fma_pairs(u32 x, u32 y, u32 z)
 static float fused(float x, float y, float z) { return fmaf(x, y, z); }
 static double fused(double x, double y, double z) { return fma(x, y, z); }
 
-/* a b + c, rounded down: the residual of the nearest says on which side it is. */
+/* a * b + c, rounded down: the sign of the nearest value's residual tells whether it is above the
+ * exact result. */
 static float fma_down(float a, float b, float c)
 {
     const float r = fmaf(a, b, c);
@@ -329,7 +331,8 @@ static bool decode_cvt(assembler &as, const statement &s, op &o)
 
 /* ---- sums with a carry: a bit a lane ---- */
 
-/* kind: 0 add, 1 sub, 2 mad.lo, 3 mad.hi; with the carry of before; a new carry */
+/* kind: 0 add, 1 sub, 2 mad.lo, 3 mad.hi.  Reads the carry of the operation before, and sets a new
+ * one. */
 static void run_carry(warp &w, const op &o, u32 on)
 {
     const int kind = (int)(o.imm & 3);
@@ -483,7 +486,7 @@ static bool decode_float(assembler &as, const statement &s, op &o)
     return o.run && operands(as, s, o, wide, n);
 }
 
-/* Sums and products that take or leave a carry. */
+/* Decode sums and products that read or write a carry. */
 static bool decode_carry(assembler &as, const statement &s, op &o)
 {
     const std::string &b = s.word[0];
@@ -520,7 +523,7 @@ static bool decode_wide(assembler &as, const statement &s, op &o)
     return o.run != nullptr;
 }
 
-/* Shifts by 32 bits; beyond the width: 0 or the sign. */
+/* Decode shifts of 32 bits; a shift by more than the width gives 0 or the sign. */
 static bool decode_shift(assembler &as, const statement &s, op &o)
 {
     const std::string &b = s.word[0];
@@ -544,7 +547,8 @@ static bool decode_shift(assembler &as, const statement &s, op &o)
     return true;
 }
 
-/* Fields and numbers of bits, any logic of three words, chosen bytes, products of bytes. */
+/* Decode operations on bit fields, counts of bits, any logic of three words, selected bytes, and
+ * products of bytes. */
 static bool decode_bits(assembler &as, const statement &s, op &o)
 {
     const std::string &b = s.word[0];

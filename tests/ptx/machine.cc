@@ -34,7 +34,7 @@ void fail_at(int lane, const char *fmt, ...)
          vm.cta[2], vm.now_warp->index * LANES + lane, file.c_str(), o.line, o.text.c_str(), s.c_str());
 }
 
-/* xorshift, from ZSE_PTX_SEED; 0: warps in their order */
+/* The seed of xorshift, from ZSE_PTX_SEED; 0: warps run in their order. */
 static uint64_t seed()
 {
     const char *s = getenv("ZSE_PTX_SEED");
@@ -125,7 +125,7 @@ bool gather(warp &w, uint32_t mask, uint32_t &on)
     return true;
 }
 
-/* Until the warp waits, or for so many operations. */
+/* Run a warp until it waits, but for at most n operations. */
 static void run_warp(warp &w, unsigned n)
 {
     const op *const ops = vm.k->ops.data();

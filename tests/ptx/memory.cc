@@ -64,9 +64,10 @@ uint8_t *global_pointer(const op &o, int lane, uint64_t p, size_t n, enum access
 
 /* ---- shared memory ---- */
 
-/* Of every 4 bytes: who wrote last and who read last, and when, as epoch * 2048 + thread; and of
- * which collective of the warp.  MANY: threads of several warps; ANYONE: a copy that has ended,
- * and what was ordered before; UNDER_WAY: a copy that has not. */
+/* For every 4 bytes: the thread that wrote last and the thread that read last, each with the time,
+ * as epoch * 2048 + thread, and with the number of the warp's last collective at that time.  MANY:
+ * threads of several warps; ANYONE: a copy that has ended, or an access that a barrier has ordered;
+ * UNDER_WAY: a copy that has not ended. */
 enum { ATOMICS = 2044, UNDER_WAY, ANYONE, MANY };
 struct shadow { uint32_t written, read, write_collective, read_collective; };
 static std::vector<shadow> shadows;
@@ -82,7 +83,7 @@ void block_memory_begin()
     }
 }
 
-/* Whether what the thread of this key did is before everything that the lane does now. */
+/* Whether an access with this key happens before everything that the lane does from now on. */
 static bool ordered(uint32_t k, uint32_t collective, unsigned me, const warp &w)
 {
     const uint32_t other = k & 2047;

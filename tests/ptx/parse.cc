@@ -178,7 +178,7 @@ static std::string function_name(std::string header)
     return trimmed(header.substr(0, header.find('(')));
 }
 
-/* From gpu/ or tests/ on; none: a header of CUDA. */
+/* The path of a source from gpu/ or tests/ on; "": it is a header of CUDA. */
 static std::string source_name(const std::string &path)
 {
     for (const char *folder : { "/gpu/", "/tests/" }) {
@@ -554,7 +554,8 @@ void builder::instruction(const std::string &text)
     emit(o, text);
 }
 
-/* 1 66 9, function_name $L__info_string0, inlined_at 2 48 7: the first that is ours. */
+/* Find the source line of a position such as "1 66 9, function_name $L__info_string0, inlined_at 2
+ * 48 7": the first one that is in our sources. */
 void builder::place_of(const std::string &text)
 {
     for (size_t i = 0; i != std::string::npos;) {

@@ -67,7 +67,7 @@ struct kernel {
 
 struct module;
 struct module *module_open(const char *text, size_t size);
-/* The kernel of this name, parsed when it is first asked for; throws a fault. */
+/* The kernel of this name, which is parsed when it is first requested; throws a fault. */
 kernel *module_kernel(module *m, const std::string &name);
 
 /* ---- one statement on its way from text to an op ---- */
@@ -136,11 +136,12 @@ extern machine vm;
 
 /* Runs a grid; throws a fault. */
 void run_grid(kernel *k, const unsigned grid[3], const unsigned block[3], size_t dynamic_shared);
-/* Saves where the active lanes are, then chooses those that run next. */
+/* save: store the addresses of the active lanes.  regroup: choose the lanes that run next. */
 void save(warp &w);
 void regroup(warp &w);
 void arrive(warp &w, uint32_t on, int barrier, unsigned n_threads);
-/* All lanes of MASK that have not ended are here; otherwise those of on wait for them. */
+/* Whether all lanes of MASK that have not ended have arrived here; if not, the lanes of `on` wait
+ * for them. */
 bool gather(warp &w, uint32_t mask, uint32_t &on);
 [[noreturn]] void fail_at(int lane, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 uint64_t draw(uint64_t n);              /* 0 to n - 1, from the seed */
@@ -156,7 +157,8 @@ static inline uint64_t address_of(const warp &w, const op &o, uint32_t at, int i
 /* ---- memory ---- */
 
 enum access { READ, WRITE, ATOMIC };
-/* Of the allocations of cudart.cc: which holds the address.  n_changes: of the list so far. */
+/* region_of: the allocation of cudart.cc that contains the address.  n_changes: number of changes
+ * of the list of allocations so far. */
 struct region { uintptr_t low, high; bool writable; };
 extern unsigned n_changes;
 bool region_of(uintptr_t p, region &r);

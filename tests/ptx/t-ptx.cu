@@ -14,7 +14,7 @@ __global__ void constants(const __grid_constant__ int4 v, int *out)
     asm volatile("st.u32 [%0], 1;" :: "l"(&v.x) : "memory");
     *out = v.x;
 }
-/* Threads of another warp read what thread 0 wrote. */
+/* A thread of another warp reads what thread 0 has written. */
 template <bool BARRIER> __global__ void shared_word(int *out)
 {
     volatile int *word = reinterpret_cast<int *>(room);
@@ -53,7 +53,8 @@ __global__ void never_meet()
         __syncthreads();
 }
 __global__ void unknown(unsigned *out) { *out = __brev(threadIdx.x); }
-/* Every lane takes another number of turns; sums by shuffles meet again after the loop. */
+/* Each lane runs the loop a different number of times; after the loop the lanes converge, and sums
+ * by shuffles include all of them. */
 __global__ void diverging(int *out)
 {
     int n = 0;
@@ -74,7 +75,7 @@ static void report(bool good, const char *name, const char *said)
     if (!good)
         printf("# %s\n", said);
 }
-/* The kernel has run, or its error contains these words. */
+/* Check that the kernel has run, or that its error contains these words. */
 static void expect(const char *name, const char *words)
 {
     cudaError_t rc = cudaGetLastError();
@@ -85,7 +86,7 @@ static void expect(const char *name, const char *words)
     cudaDeviceReset();
 }
 
-/* Kernels with a fault, most beside one that lacks it. */
+/* Run the kernels with a fault, most of them beside a kernel without it. */
 static void kernels()
 {
     float *const f = (float *)device;
