@@ -1,6 +1,6 @@
-/* engine_fake.h - for tests of the scheduler: a backend that computes nothing but a hash of the
- * whole prefix, read back through the block table: one key or value in a wrong block, at a wrong
- * position or left over from another sequence changes every later token. */
+/* engine_fake.h - for tests of the scheduler: a backend whose only computation is a hash of the
+ * whole prefix, which it reads back through the block table.  A key or value in a wrong block, at a
+ * wrong position or left over from another sequence changes every later token. */
 #ifndef ZSE_TESTS_ENGINE_FAKE_H
 #define ZSE_TESTS_ENGINE_FAKE_H
 
@@ -26,10 +26,11 @@ enum { VOCAB = 12, MAX_LEN = 128, EOS = 8, END = 9, LONG = 1 << 16, HIDDEN = 4 }
 /* ---- the backend ---- */
 
 enum { FAKE_ITEMS = 16, FAKE_TOKENS = 64 };
-/* The calls of the backend, in this order in a step: each may fail once, at its call number
- * fail[].at (from 0 on), or from there on. */
+/* The calls of the backend, in the order in which a step makes them.  Each kind can fail once, at
+ * call number call[].at (from 0 on), or at that call and all later ones. */
 enum fake_call { FAKE_FORWARD, FAKE_BEGIN, FAKE_END, FAKE_CALLS };
-/* A step that was begun: all of it, as nothing of the batch is there any more when it runs. */
+/* A step that was begun.  It has copies of the whole batch, which the caller may free before the
+ * step runs. */
 struct fake_step {
     struct batch_item item[FAKE_ITEMS];
     struct draw draw[FAKE_ITEMS];
@@ -51,13 +52,14 @@ struct fake {
     int n_computed, nan_at;             /* the row of logits that is broken */
     int is_draft;                       /* it is a draft model with other opinions, here and there */
     uint64_t nan_hash;                  /* or all logits behind the prefix of this hash */
-    /* of each: how many there were; the one that fails, -1: none; 1: all fail from then on */
+    /* for each kind of call: the number of calls so far; the number of the call that fails, -1:
+     * none; 1: all later calls fail, too */
     struct { int n, at, for_good; } call[FAKE_CALLS];
     int n_rows, largest_batch, largest_step, n_dropped_blocks, n_dropped_states;
 };
 static struct fake *last_fake __attribute__((unused));          /* the one opened last, for the tests to look into */
 
-/* a draft model, which agrees with the model but for some tokens; the same without exceptions */
+/* a draft model that agrees with the model except for some tokens, and one that always agrees */
 static struct model fake_draft, fake_twin __attribute__((unused));
 
 static inline void *fake_open(const struct model *m, const struct backend_options *o, struct err *e)
@@ -79,7 +81,7 @@ static inline void *fake_open(const struct model *m, const struct backend_option
     return last_fake = f;
 }
 
-/* Is this call the one that fails, or a later one of a device that is lost? */
+/* Whether this call fails: it is the chosen one, or a later one of a device that is lost. */
 static inline int fake_fails(struct fake *f, enum fake_call what, struct err *e)
 {
     int fails = f->call[what].n++ == f->call[what].at;
@@ -171,9 +173,10 @@ static inline void fake_compute(struct fake *f, const struct batch *batch, float
     f->largest_batch = batch->n_items > f->largest_batch ? batch->n_items : f->largest_batch;
 }
 
-/* ---- the same as a device: steps are begun, and run as late as they may ---- */
+/* ---- the same as a device: steps are begun, and run as late as possible ---- */
 
-/* The largest logit; with a temperature or a NaN none, so that the logits are asked for. */
+/* The token with the largest logit.  With a temperature, or if a logit is NaN, no token is drawn
+ * (-1), so that the engine requests the logits. */
 static inline int32_t fake_draw(const struct draw *d, const float *logits)
 {
     int best = d->temperature > 0 || isnan(logits[0]) ? -1 : 0;
@@ -388,7 +391,8 @@ static inline int teardown(void **state)
 
 /* ---- a drafter that is often right: it knows how the fake backend computes ---- */
 
-/* The most likely tokens, with mistakes: other tokens, ends of the answer, unknown ids. */
+/* Guess the most likely tokens, with some mistakes: other tokens, ends of the answer, unknown
+ * ids. */
 static inline void fake_guess(void *state, const int32_t *ids, int n_ids, int n, struct draft *d)
 {
     struct rng *r = state;
@@ -436,14 +440,14 @@ static inline struct engine *open_with(int max_seqs, int max_tokens, int n_block
     return g;
 }
 
-/* From now on models have a recurrent layer, or not. */
+/* Give models a recurrent layer from now on (1), or none (0). */
 static inline void set_hybrid(int on)
 {
     model.config.n_layers = on ? 2 : 1;
     model.config.mixer = on ? hybrid : kinds;
 }
 
-/* A layer with a window of so many tokens behind them; 0: it goes. */
+/* Add a layer with a window of this number of tokens; 0: remove it. */
 static inline void set_window(int tokens)
 {
     windows[model.config.n_layers] = tokens;
@@ -582,15 +586,15 @@ static inline struct request *submit(struct engine *g, struct request_params *p,
     return a->request;
 }
 
-/* ---- a constraint: which tokens may come next depends on all that came ---- */
+/* ---- a constraint: the tokens that may come next depend on all earlier ones ---- */
 
 struct rules {
     uint64_t hash;
     uint32_t bits;
     int n, least, fails_at;             /* fails_at: tokens after which it says that memory ran out; 0: never */
     int slow;                           /* every other call needs more steps than the first turns have */
-    /* while it is not 0, a turn of very many steps does not end unless it is cancelled; NULL:
-     * never */
+    /* while it is not 0, a turn of very many steps does not end unless it is cancelled; NULL: all
+     * turns end */
     atomic_int *stuck;
     uint64_t steps;                     /* of hurry */
     int busy;
@@ -615,8 +619,8 @@ static inline int gives_up(struct rules *c, uint64_t what)
     return c->busy;
 }
 
-/* One to three of the tokens 0 to 7; after `least` tokens EOS may come, now and then nothing
- * else. */
+/* Allow one to three of the tokens 0 to 7.  After `least` tokens EOS is allowed as well, and
+ * sometimes nothing else. */
 static inline void allow(struct rules *c)
 {
     struct rng r = { c->hash };
@@ -654,8 +658,8 @@ static inline int rules_forced(void *state, int32_t *ids, int room)
         return 0;
     const struct rules *own = state;
     struct rules c = { .hash = own->hash, .bits = own->bits, .n = own->n, .least = own->least };
-    /* where there is one token, and sometimes where there are more: text may be cut into tokens
-     * in other ways too */
+    /* Force a token if it is the only one, and sometimes if there are more, because a real text can
+     * be split into tokens in several ways. */
     for (; n < room && n < 7 && ((c.bits & (c.bits - 1)) == 0 || c.hash % 3 == 0) && !(c.bits >> EOS & 1); n++) {
         ids[n] = __builtin_ctz(c.bits);
         follow_rules(&c, ids[n]);

@@ -1,5 +1,5 @@
-/* t-audit-limits.c - the audit log at its limits: names that lead nowhere, broken heads, folders
- * that are none, foreign fields, a queue that is just full, targets and ends of syslog servers. */
+/* t-audit-limits.c - the audit log at its limits: links to missing files, broken heads, paths that
+ * are no folders, foreign fields, a queue that is exactly full, syslog servers that hang up. */
 #include "tests/unit/audit_folder.h"
 
 #include <arpa/inet.h>
@@ -15,7 +15,7 @@
 #include "libcommon/access/audit_reader.h"
 #include "libcommon/access/audit_syslog.h"
 
-/* No folder is an empty log; a path through a file is an error. */
+/* A missing folder counts as an empty log; a path through a file is an error. */
 static void a_path_that_is_no_folder(void **state)
 {
     (void)state;
@@ -26,7 +26,7 @@ static void a_path_that_is_no_folder(void **state)
     assert_int_equal(audit_verify(in_folder("file/none"), AUDIT_KEYS, NULL, &c, &e), -1);
 }
 
-/* A name that leads nowhere is a file that was removed meanwhile. */
+/* A link to a missing file is treated like a file that was removed meanwhile. */
 static void a_name_without_a_file(void **state)
 {
     (void)state;
@@ -65,7 +65,7 @@ static void heads_that_are_broken(void **state)
     assert_int_equal(audit_head_read(folder, AUDIT_KEYS, &h), 1);
 }
 
-/* Nothing before the line is read: it lies behind a page that cannot be. */
+/* No byte before the line is read: the page before it cannot be read. */
 static void the_end_of_a_line_without_a_beginning(void **state)
 {
     (void)state;
@@ -83,7 +83,7 @@ static void the_end_of_a_line_without_a_beginning(void **state)
     munmap(pages, 2 * page);
 }
 
-/* Times of foreign lines: numbers of any size; before 1970 there was no log. */
+/* Lines of other programs may have numbers of any size as times.  Times before 1970 are refused. */
 static void times_of_any_size(void **state)
 {
     (void)state;
@@ -100,7 +100,7 @@ static void times_of_any_size(void **state)
     }
 }
 
-/* A line of ours whose time has fewer digits means what it says. */
+/* A time that is written with fewer digits is read as that time. */
 static void times_of_fewer_digits(void **state)
 {
     (void)state;
@@ -131,7 +131,8 @@ static int count_records(void *user, const struct audit_record *r)
     return 0;
 }
 
-/* Fields that are not ours become columns; the current file is read however old it says it is. */
+/* Unknown fields become columns of the export.  The current file is read even if its lines have
+ * very old times. */
 static void fields_and_dates_of_others(void **state)
 {
     (void)state;
@@ -157,7 +158,7 @@ static void fields_and_dates_of_others(void **state)
     assert_int_equal(n, 2);
 }
 
-/* Lines that fill the queue to the byte wait; the next one is lost, and counted. */
+/* Lines that fill the queue to the last byte wait there; the next line is dropped and counted. */
 static void a_queue_that_is_just_full(void **state)
 {
     (void)state;
@@ -208,7 +209,7 @@ static void targets_of_syslog(void **state)
     }
 }
 
-/* A server that hangs up is called again, and gets what comes later. */
+/* If a syslog server hangs up, the client connects again and sends later lines. */
 static void a_syslog_server_that_hangs_up(void **state)
 {
     (void)state;

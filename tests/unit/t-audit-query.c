@@ -67,8 +67,8 @@ static int check_record(void *user, const struct audit_record *r)
     return 0;
 }
 
-/* Lines are read by the order of our fields where they have it: another order, other fields,
- * numbers of any form say the same. */
+/* Lines with our fields in our order are parsed by a fast path.  Lines with another order, further
+ * fields, or numbers in another form must give the same values. */
 static void fields_in_any_order(void **state)
 {
     (void)state;
@@ -169,7 +169,7 @@ static void repeated_requests_become_one_line(void **state)
     audit_merge_close(m);
 }
 
-/* Any paths, of any addresses, with any status: a bounded number of lines, and every request is
+/* Requests with any path, address and status become a bounded number of lines, and every request is
  * counted. */
 static void a_flood_makes_few_lines(void **state)
 {
@@ -198,7 +198,7 @@ static void a_flood_makes_few_lines(void **state)
     audit_merge_close(m);
 }
 
-/* Most of a key at the place where a text is cut. */
+/* A path that is cut in the middle of a key leaves no part of the key in the log. */
 static void merging_keeps_no_part_of_a_key(void **state)
 {
     (void)state;
@@ -268,7 +268,7 @@ static void merged_lines_count_all_their_requests(void **state)
     assert_int_equal(c.lines, 1 + MERGE_OWN_LINES + 1);
 }
 
-/* No number of requests without a key takes a line of a key away. */
+/* Requests without a key never displace a line of a request with a key. */
 static void the_anonymous_displace_no_keys(void **state)
 {
     (void)state;
@@ -316,7 +316,7 @@ static void csv_is_safe(void **state)
     free(text);
 }
 
-/* A cell as the export writes it for a user agent. */
+/* Check the cell that the export writes for this user agent. */
 static void cell_is(const char *given, const char *want)
 {
     char *text, expected[256];

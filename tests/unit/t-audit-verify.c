@@ -62,8 +62,8 @@ static void misses(const char *hash, int64_t ms, const char *words)
         fail_msg("expected '%s' in '%s'", words, c.what);
 }
 
-/* The files of a log; first: the hash of an early line of the first one; head: the last hash of
- * each. */
+/* A log with several files.  first: the hash of an early line of the first file; head: the last
+ * hash of each file. */
 struct made { struct audit_files f; char first[SHA256_HEX + 1], head[40][SHA256_HEX + 1]; };
 
 static void make_files(struct made *m, int n, int keep)
@@ -94,8 +94,8 @@ static void move_aside(const char *path, int back)
     assert_int_equal(back ? rename(aside, path) : rename(path, aside), 0);
 }
 
-/* Any file of the log taken away: the first, one in the middle, the newest rotated one, the
- * current one; then whatever a writer adds. */
+/* A removed file is detected: the first one, one in the middle, the newest rotated one, or the
+ * current one, and also after a writer has added lines. */
 static void a_removed_file_is_missed(void **state)
 {
     (void)state;
@@ -125,7 +125,7 @@ static void a_removed_file_is_missed(void **state)
     audit_files_release(&m.f);
 }
 
-/* Lines cut from the end: against the head, and by the next writer. */
+/* Lines that are cut from the end are detected by the head, and by the next writer. */
 static void a_cut_tail_is_missed(void **state)
 {
     (void)state;
@@ -208,8 +208,8 @@ static void rotation_and_clearing_are_told_apart(void **state)
     misses(NULL, 0, "its end was cut or removed");
 }
 
-/* A server starts with another number of files to keep: the chain announces it before any file
- * goes. */
+/* If a server starts with another number of files to keep, the chain announces it before any file
+ * is removed. */
 static void a_changed_retention_is_announced(void **state)
 {
     (void)state;
@@ -226,7 +226,8 @@ static void a_changed_retention_is_announced(void **state)
     misses(m.head[1], 0, "older files were rotated away");
 }
 
-/* Whether a log of one event, whose hash is right, is broken. */
+/* Write a log with a single event, whose hash is right.  Returns whether the log counts as
+ * broken. */
 static int verify_first_event(const char *name, int has_prev)
 {
     char covered[512], hash[SHA256_HEX + 1];
@@ -245,7 +246,7 @@ static int verify_first_event(const char *name, int has_prev)
     return c.broken;
 }
 
-/* A log begins with the event that says what came before, and with no other one. */
+/* A log must begin with the event "begin", which has the previous hash, and with no other event. */
 static void a_log_begins_with_its_begin(void **state)
 {
     (void)state;
@@ -255,8 +256,8 @@ static void a_log_begins_with_its_begin(void **state)
     assert_int_not_equal(verify_first_event("retention", 0), 0);
 }
 
-/* A log of the time before lines had numbers: it verifies, it goes on, and what is added is
- * watched. */
+/* A log whose lines have no numbers, from an older version, verifies; it can be continued, and the
+ * new lines are protected. */
 static void old_logs_still_verify(void **state)
 {
     (void)state;
@@ -290,7 +291,7 @@ static void old_logs_still_verify(void **state)
 
 /* ---- signatures ---- */
 
-/* A key pair in the folder: NAME.key and NAME.pub. */
+/* Make a key pair in the folder: NAME.key and NAME.pub. */
 static void make_key(const char *name)
 {
     char path[256];
@@ -331,8 +332,8 @@ static void sign_log(int n, int max_bytes)
     audit_signer_close(key);
 }
 
-/* The line of the log file at `from` is written anew, and the chain after it, as one can who may
- * write into the folder but has no key. */
+/* Change a line of the log file and recompute all hashes after it, as an attacker can who may write
+ * to the folder but has no signing key.  from, to: the old and the new text. */
 static void rewrite_chain(const char *from, const char *to)
 {
     char *text, hash[SHA256_HEX + 1] = AUDIT_ZEROS, *covered = malloc(1 << 16);

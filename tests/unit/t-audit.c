@@ -51,7 +51,7 @@ static void every_line_is_json_with_all_fields(void **state)
 }
 
 /* Text in places where clients should not put it: keys are removed, and no character remains that a
- * terminal, or a program that splits text into lines, interprets. */
+ * terminal, or a program that splits text into lines, would interpret. */
 static void nothing_of_a_line_is_obeyed_and_no_key_is_in_it(void **state)
 {
     (void)state;
@@ -145,7 +145,7 @@ static void a_clock_that_steps_breaks_no_chain(void **state)
     char from[256];
     strcpy(from, in_folder(AUDIT_FILE));
     assert_int_equal(rename(from, in_folder("requests_20991231_235959.jsonl")), 0);
-    /* first its end is in the plain file, then in the compressed one */
+    /* in the first round the last line is in a plain file, in the second in a compressed one */
     for (int round = 0; round < 2; round++) {
         a = open_with(20000, 100, 100);
         audit_close(a);
@@ -299,8 +299,8 @@ static void trouble_is_counted_and_passes(void **state)
 }
 
 /* The disk is full when a file is rotated: lines are counted as lost until there is space again,
- * then the chain continues from the rotated file.  Its end is known, so that it is not read again
- * for each line, in the server's loop. */
+ * then the chain continues from the rotated file.  The end of that file is remembered, so that it
+ * is not read again, in the server's loop, for each line that fails. */
 static void a_full_disk_at_rotation_costs_no_reading(void **state)
 {
     (void)state;
@@ -516,7 +516,8 @@ static void lines_wait_for_who_holds_the_lock(void **state)
     assert_int_equal(audit_queue_close(NULL, 60), 0);
 }
 
-/* Closing gives up after its patience; the thread writes the rest when it can. */
+/* audit_queue_close() gives up after its patience; the thread then writes the remaining lines when
+ * it can. */
 static void the_end_does_not_wait_for_ever(void **state)
 {
     (void)state;
@@ -535,7 +536,8 @@ static void the_end_does_not_wait_for_ever(void **state)
     while (s.entries < 2);
 }
 
-/* Closing does not wait for the lock to compress a file either: the next process compresses it. */
+/* Closing does not wait for the lock in order to compress a file; the next process compresses
+ * it. */
 static void the_end_does_not_wait_for_compression(void **state)
 {
     (void)state;

@@ -55,7 +55,7 @@ static void *listen_until(void *last)
     return NULL;
 }
 
-/* Start as if two seconds of work had passed. */
+/* Start a progress bar as if it had run for two seconds. */
 static void begin(struct cli_progress *p)
 {
     cli_progress_init(p);

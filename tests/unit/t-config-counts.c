@@ -1,10 +1,10 @@
-/* t-config-counts.c - every count of a model's configuration off by one, doubled, zero and
- * negative, and every list an element shorter and longer: the model either computes with it or is
- * refused with a sentence.
+/* t-config-counts.c - change every count in a model's configuration by one, double it, make it 0
+ * and negative, and make every list one element shorter and longer: the model either computes with
+ * the change or is refused with a message.
  *
  * Models: the oracle folders of 2026.  Nearly all changes are refused by the configuration or by
- * the shapes of tensors, which is tested for all; of the others some run a few tokens.
- * ZSE_TEST_ALL=1 runs all of them. */
+ * the shapes of tensors, which is tested for all of them; a few of the accepted ones also run some
+ * tokens.  ZSE_TEST_ALL=1 runs all of them. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>

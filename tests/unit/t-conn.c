@@ -1,5 +1,5 @@
-/* t-conn.c - the event loop with real sockets: WebSockets whose clients are gone, answers larger
- * than what may wait, memory that is freed beside it, and the queue of TLS handshakes. */
+/* t-conn.c - the event loop with real sockets: WebSockets whose clients are gone, responses larger
+ * than the limit of unsent bytes, memory that a thread frees, and the queue of TLS handshakes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -75,8 +75,8 @@ static void serve(struct served *s, struct loop_options *o)
     assert_int_equal(pthread_create(&s->thread, NULL, run, s->loop), 0);
 }
 
-/* A connection on which this head was sent, and what it is answered with up to the blank line; room
- * 0: the answer is not read. */
+/* Connect and send this head.  Returns the connection, and in `answer` the response up to its blank
+ * line; room 0: the response is not read. */
 static int client(int port, const char *head, char *answer, size_t room)
 {
     const struct sockaddr_in a = { .sin_family = AF_INET, .sin_port = htons((uint16_t)port),
@@ -115,7 +115,7 @@ static void finish(struct served *s)
     loop_close(s->loop);
 }
 
-/* Both get a ping; the one that answers stays, the other one is closed. */
+/* Both clients get a ping: the one that answers stays connected, the other one is disconnected. */
 static void test_pings(void **state)
 {
     static const unsigned char ping[2] = { 0x89, 0 }, pong[6] = { 0x8a, 0x80 };
@@ -138,8 +138,8 @@ static void test_pings(void **state)
     finish(&s);
 }
 
-/* max_unsent is for streams: an answer that is whole does not grow while it waits, and comes
- * whole. */
+/* max_unsent applies to streams only: a whole response does not grow while it waits, so it is sent
+ * completely. */
 static void test_large_answer(void **state)
 {
     struct loop_options o = { .max_unsent = 1 << 16 };
@@ -161,7 +161,7 @@ static void test_large_answer(void **state)
     finish(&s);
 }
 
-/* Everything received until the connection ends. */
+/* Read everything until the connection ends. */
 static size_t rest_of(int fd, char *to, size_t room)
 {
     size_t n = 0;
@@ -181,7 +181,7 @@ static int connect_to(int port)
     return fd;
 }
 
-/* A stream of which more than max_unsent waits for its client is broken off. */
+/* A stream is ended if more than max_unsent bytes of it wait for its client. */
 static void test_slow_reader(void **state)
 {
     struct loop_options o = { .max_unsent = 1 << 16 };
@@ -199,7 +199,8 @@ static void test_slow_reader(void **state)
     finish(&s);
 }
 
-/* Refused upgrades, 100 Continue, ends of connections and connections without room: to the byte. */
+/* The exact bytes of refused upgrades, of 100 Continue, of responses that end a connection, and of
+ * the refusal of surplus connections. */
 static void test_exact_bytes(void **state)
 {
     static const char go_on[] = "HTTP/1.1 100 Continue\r\n\r\n",
@@ -249,7 +250,7 @@ static void test_exact_bytes(void **state)
     finish(&s);
 }
 
-/* A body that its account does not admit: which limit, by the name of its option. */
+/* If the account does not admit a body, the response names the option of the limit. */
 static void test_body_without_memory(void **state)
 {
     struct err e;
@@ -294,7 +295,7 @@ static void test_keep_alive(void **state)
     finish(&s);
 }
 
-/* Requests of a client that has sent its last byte: all are answered, then the connection ends. */
+/* A client that has shut down its side still gets all responses; then the connection ends. */
 static void test_half_closed(void **state)
 {
     static const char heads[] = "GET /large HTTP/1.1\r\nHost: h\r\n\r\nGET /small HTTP/1.1\r\nHost: h\r\n\r\n"
@@ -330,7 +331,7 @@ static int open_files(void)
     return n;
 }
 
-/* A key and its self-signed certificate, as PEM; closes fd. */
+/* Write a key and its self-signed certificate as PEM; closes fd. */
 static void write_certificate(int fd)
 {
     EVP_PKEY *key = EVP_EC_gen("P-256");
@@ -348,7 +349,7 @@ static void write_certificate(int fd)
     EVP_PKEY_free(key);
 }
 
-/* In a thread of handshakes: the handshake lasts until its connection is closed. */
+/* Run in a thread of handshakes: make the handshake last until its connection is closed. */
 static int last_until_closed(SSL *ssl, void *loop)
 {
     struct conn *volatile *away = &((struct loop *)loop)->away;
@@ -360,8 +361,8 @@ static int last_until_closed(SSL *ssl, void *loop)
 
 static void quit(void *loop) { loop_quit(*(struct loop **)loop); }
 
-/* A connection whose time ends while a thread is in its handshake is closed when that is done,
- * once. */
+/* A connection whose time limit passes while a thread works on its handshake is closed once, after
+ * the thread has finished. */
 static void test_closed_in_handshake(void **state)
 {
     struct loop *l = NULL;
@@ -400,7 +401,7 @@ static void test_closed_in_handshake(void **state)
     close(fd);
 }
 
-/* A loop that is closed has closed what it opened. */
+/* A closed loop leaves no file open. */
 static void test_no_file_stays(void **state)
 {
     const int before = open_files();
@@ -431,8 +432,8 @@ static void test_no_file_stays(void **state)
     assert_int_equal(open_files(), before);
 }
 
-/* Every buffer is freed: by the thread, at the end, or at once if it is small or there is no
- * reaper. */
+/* Every buffer is freed: by the reaper's thread, when the reaper is closed, or at once if the
+ * buffer is small or there is no reaper. */
 static void test_reaper(void **state)
 {
     struct reaper *r = reaper_open();
@@ -465,7 +466,8 @@ static int threads(void)
     return n;
 }
 
-/* Without threads nothing leaves the queue: its limits, and which one gives way. */
+/* The limits of the queue of handshakes, and which handshake is dropped when it is full.  There are
+ * no threads, so nothing leaves the queue. */
 static void test_handshake_queue(void **state)
 {
     static struct handshake a[HANDSHAKES_WAITING + 1], b[2];
@@ -482,7 +484,7 @@ static void test_handshake_queue(void **state)
         assert_null(dropped);
         assert_int_equal(a[i].away, i < HANDSHAKES_PER_OWNER);
     }
-    /* all come from a proxy: no limit by address */
+    /* handshakes of a proxy's clients: the limit per address does not apply */
     for (int i = HANDSHAKES_PER_OWNER; i < HANDSHAKES_WAITING; i++) {
         a[i].owner = 7;
         assert_int_equal(handshakes_submit(h, &a[i], 0, &dropped), 0);

@@ -1,5 +1,5 @@
-/* t-conversation.c - conversations of the server, without a model: messages and tools of bodies,
- * and what real templates make of calls and their results. */
+/* t-conversation.c - conversations of the server, without a model: messages and tools in request
+ * bodies, and how real templates render calls and their results. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -86,7 +86,7 @@ static void test_tools(void **state)
     json_decref(text);
 }
 
-/* Every template that has tools is to show the function, a call of it, and the result. */
+/* Every template that supports tools must render the function, a call of it, and the result. */
 static int show(const char *path)
 {
     static const char messages[] =
@@ -134,8 +134,8 @@ static void test_templates(void **state)
     for (size_t i = 0; i < g.gl_pathc; i++)
         ok += show(g.gl_pathv[i]);
     print_message("%d of %zu templates show function, call and result\n", ok, g.gl_pathc);
-    /* the others: calls that templates leave out or cannot write (LFM2, Granite 3.3, an early
-     * DeepSeek R1) */
+    /* three templates leave calls out or cannot write them (LFM2, Granite 3.3, an early DeepSeek
+     * R1) */
     assert_true(ok + 3 >= (int)g.gl_pathc);
     globfree(&g);
 }

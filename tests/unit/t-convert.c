@@ -30,7 +30,8 @@
 static const char tiny[] = "models/tiny";
 static char dir[64];
 
-/* The path of a file in the test's folder; the same text for the same name until the end. */
+/* The path of a file in the test's folder.  Equal names give the same pointer, which is valid until
+ * the end. */
 static const char *at(const char *name)
 {
     static char paths[16][256];
@@ -103,7 +104,8 @@ static struct convert_options options(const char *source, const char *output, co
     return o;
 }
 
-/* Under a sanitizer, which looks at addresses, each n-th case: others differ in their numbers. */
+/* 1; under a sanitizer, n: only each n-th case is tested there, because the cases differ in their
+ * numbers, not in the addresses that they access. */
 static size_t each(size_t n) { return getenv("ZSE_SANITIZED") ? n : 1; }
 
 static void must(const struct convert_options *o, struct convert_report *r)
@@ -121,7 +123,7 @@ static void must_fail(const struct convert_options *o, const char *words)
         fail_msg("'%s' does not say '%s'", e.msg, words);
 }
 
-/* ---- every type: what the report says is what lies in the file ---- */
+/* ---- every type: the report agrees with the contents of the file ---- */
 
 static void check_file(const struct convert_options *o, const struct convert_report *r)
 {
@@ -169,7 +171,7 @@ static void check_file(const struct convert_options *o, const struct convert_rep
 static void every_type(void **state)
 {
     (void)state;
-    /* worst relative error of a matrix of the tiny model */
+    /* the largest relative error of a matrix of the tiny model */
     static const struct { const char *name; double worst; } types[] = {
         { "f32", 1e-12 }, { "bf16", 2e-3 }, { "f16", 3e-4 }, { "keep", 1e-12 }, { "int8", 9e-3 }, { "nl4", .1 },
         { "int4", .14 }, { "nf4", .12 },
@@ -190,7 +192,7 @@ static void every_type(void **state)
     }
 }
 
-/* ---- GGUF: grids that are kept are kept bit for bit ---- */
+/* ---- GGUF types that have an exact .zse type are converted bit for bit ---- */
 
 static void kept_exactly(void **state)
 {
@@ -226,7 +228,8 @@ static void kept_exactly(void **state)
     }
 }
 
-/* Ternary matrices of a GGUF stay exact in every type that holds them, calibration or not. */
+/* Ternary matrices of a GGUF stay exact in every type that can represent them, with and without
+ * calibration. */
 static void ternary_exactly(void **state)
 {
     (void)state;
@@ -263,8 +266,8 @@ static void ternary_exactly(void **state)
     }
 }
 
-/* All the others come within a thousandth to a hundredth of the weights' size, and the report
- * says that it is not exact. */
+/* All other types are converted with errors of a thousandth to a hundredth of the weights' size,
+ * and the report says that they are not exact. */
 static void kept_nearly(void **state)
 {
     (void)state;
@@ -312,10 +315,11 @@ static void threads(void **state)
     static const struct { const char *type; enum convert_effort effort; const char *folder; } runs[] = {
         { "nl4", CONVERT_FAST, NULL }, { "nl4", CONVERT_GOOD, NULL }, { "nl4", CONVERT_BEST, NULL },
         { "int8", CONVERT_GOOD, NULL }, { "mixed", CONVERT_GOOD, NULL },
-        /* a state, gated attention, experts and a shared one */
+        /* a layer with a state, gated attention, experts and a shared expert */
         { "nl4", CONVERT_GOOD, "hf/qwen3_next" }, { "nl4", CONVERT_BEST, "hf/qwen3_next" },
     };
-    /* With a sanitizer only the last: the most kinds of layers, and all that quality best does. */
+    /* Under a sanitizer only the last case runs: it has the most kinds of layers, and all steps of
+     * quality best. */
     const size_t n_runs = sizeof runs / sizeof *runs;
     for (size_t i = getenv("ZSE_SANITIZED") ? n_runs - 1 : 0; i < n_runs; i++) {
         if (runs[i].folder && access(oracle(runs[i].folder), F_OK) != 0) {
@@ -342,13 +346,13 @@ static void threads(void **state)
     }
 }
 
-/* Whether its arrays lie in memory or in files: the same result, and nothing is left of the
- * files. */
+/* The result is the same whether the buffers of calibration are in memory or in spill files, and no
+ * file is left. */
 static void in_files(void **state)
 {
     (void)state;
     static const struct { enum convert_effort effort; const char *type, *folder; } runs[] = {
-        /* latent attention, experts and a shared one */
+        /* latent attention, experts and a shared expert */
         { CONVERT_BEST, "nl4", "hf/deepseek_v3" }, { CONVERT_GOOD, "nl4", "hf/deepseek_v3" },
         { CONVERT_BEST, "ternary", NULL },         { CONVERT_GOOD, "mixed", NULL },
     };
@@ -384,7 +388,8 @@ static void in_files(void **state)
         convert_report_release(&whole);
         convert_report_release(&files);
     }
-    /* a disk without room for them says so before anything is written */
+    /* if the disk has no space for the spill files, the conversion fails before anything is
+     * written */
     struct convert_options o = options(tiny, at("files/no.zse"), "nl4", CONVERT_GOOD);
     struct rlimit old;
     o.calibration = at("text");
@@ -398,7 +403,7 @@ static void in_files(void **state)
     assert_int_equal(access(o.output, F_OK), -1);
 }
 
-/* ---- channel scaling leaves the function as it was ---- */
+/* ---- channel scaling does not change what the layers compute ---- */
 
 static float *random_strengths(int n, struct rng *r)
 {
@@ -432,7 +437,7 @@ static void random_calib(struct conversion *j, struct rng *r)
     }
 }
 
-/* All weights of the plan into m as f32, scaled or not. */
+/* Store all weights of the plan in m as f32, with or without channel scaling. */
 static void build(struct conversion *j, struct model *m, int scaled)
 {
     struct err e = { 0 };
@@ -498,8 +503,8 @@ static int n_scaled(const struct conversion *j)
     return n;
 }
 
-/* Largest difference of what the layers make of the same input, relative to its size; -1: it
- * does not open. */
+/* The largest difference between the outputs of the scaled and the original layers for the same
+ * input, relative to their size; -1: the source cannot be opened. */
 static double scaling_error(const char *path, int *scaled)
 {
     enum { T = 40 };
@@ -561,7 +566,8 @@ static void channel_scaling(void **state)
         scaled = 0;
         worst = scaling_error(oracle(name), &scaled);
         print_message("# %-18s %.1e, %d inputs scaled\n", entry->d_name, worst, scaled);
-        /* gated delta net gives keys length 1, however short they are */
+        /* the gated delta net scales keys to length 1, however short they are, which enlarges
+         * rounding errors */
         assert_true(worst >= 0 && worst < 5e-5);
         n += scaled > 0;
     }
@@ -648,7 +654,8 @@ static void parts_and_globs(void **state)
         enum qtype want = kept ? (t->source_type == GGML_F32 ? QT_F32 : t->source_type == GGML_BF16 ? QT_BF16 : QT_F16)
                         : strstr(t->name, "q_proj") || strstr(t->name, "k_proj") || strstr(t->name, "v_proj") ||
                             strstr(t->name, "o_proj") ? QT_I8
-                        /* gate and up; the savings of 6 bits in the embedding suffice for all */
+                        /* gate and up: the bytes saved by 6 bits in the embedding suffice for all
+                         * layers */
                         : strstr(t->name, "embed") || strstr(t->name, "head") ? QT_M6 : QT_M5;
         if (t->type != want)
             fail_msg("%s is %s, expected %s", t->name, qtype_info(t->type)->name, qtype_info(want)->name);
@@ -755,7 +762,8 @@ static void bad_targets(void **state)
     must_fail(&o, "is a .zse file already");
 }
 
-/* Progress says stop: at any point the old file stays and nothing else is left behind. */
+/* A progress callback that asks to stop after some calls: whenever that is, the old file stays and
+ * no other file is left behind. */
 struct stop { int after, calls; };
 static int stop_after(void *user, const char *what, uint64_t done, uint64_t total, const char *unit)
 {

@@ -1,5 +1,5 @@
-/* t-disk.c - prefixes in a folder: what is read is what was written for the same model, scope and
- * tokens, and nothing else, whatever happened to the files; scopes share no tree. */
+/* t-disk.c - prefixes in a folder: a prefix that is read is the one that was written for the same
+ * model, scope and tokens, whatever has happened to the files; scopes share no tree. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -42,7 +42,7 @@ static struct disk *open_with(const char *model, uint64_t max_bytes)
     return d;
 }
 
-/* Number of files whose names end so; and_remove: they are removed. */
+/* The number of files whose names have this ending; with and_remove they are removed. */
 static int files(const char *ending, int and_remove)
 {
     char path[512];
@@ -129,7 +129,7 @@ static void test_chain(void **state)
     assert_int_equal(data.state[STATE - 1], 79);
     assert_int_equal(disk_read(d, DISK_IS_STATE, &k, NULL, &data), 1);
     assert_int_equal(data.state[0], 80);
-    /* the second run is none behind the root, and other tokens have none */
+    /* the second run does not follow the first key, and no run has these other tokens */
     assert_int_equal(disk_read(d, DISK_IS_RUN, &first, ids + DISK_RUN, &data), 0);
     assert_int_equal(disk_has(d, DISK_IS_RUN, &first, ids), 1);
     disk_first(d, 1, 0, &k);
@@ -144,8 +144,8 @@ static void test_chain(void **state)
     assert_int_equal(files(".run", 0), 2);              /* nothing of another model was removed */
 }
 
-/* A run may lack its window blocks, the tail has them, and no file claims those of another kind of
- * folder. */
+/* A run may be stored without its window blocks, a tail has them.  Files of a folder with other
+ * window blocks are not accepted. */
 static void test_windows(void **state)
 {
     (void)state;
@@ -208,7 +208,8 @@ static void write_file(const char *path, const uint8_t *bytes, size_t size)
     fclose(f);
 }
 
-/* Every byte flipped, and the file cut at every byte or longer: never accepted, always removed. */
+/* Files with any byte changed, cut at any byte, or longer than they should be are never accepted,
+ * and always removed. */
 static void test_damage(void **state)
 {
     (void)state;
@@ -252,7 +253,7 @@ static void test_damage(void **state)
     disk_close(d);
 }
 
-/* A link, a folder and a pipe of a run's name are none. */
+/* A link, a folder or a pipe with the name of a run is not accepted as a run. */
 static void test_no_files(void **state)
 {
     (void)state;
@@ -278,7 +279,7 @@ static void test_no_files(void **state)
     disk_close(d);
 }
 
-/* Beyond the limit the files used least recently go; a time to come counts as now. */
+/* Above the limit the least recently used files are removed; a time in the future counts as now. */
 static void test_evict(void **state)
 {
     (void)state;
@@ -398,7 +399,8 @@ static void test_two(void **state)
     assert_int_equal(files(".run", 0), 50);
 }
 
-/* Servers that write the same folder in turn do not know of each other's files: they look. */
+/* Two servers write to the same folder in turn, without knowing of each other's files: each lists
+ * the folder again, so the limit holds. */
 static void test_shared_limit(void **state)
 {
     (void)state;
@@ -428,7 +430,7 @@ static void wait_at_gate(void *user, const char *text)
     assert_int_equal(read(gate[0], &c, 1), 1);
 }
 
-/* A slow disk delays no request: runs that the queue has no room for are left out. */
+/* A slow disk delays no request: a run that does not fit into the queue is not stored. */
 static void test_full_queue(void **state)
 {
     (void)state;
@@ -456,7 +458,8 @@ static void test_full_queue(void **state)
     close(gate[1]);
 }
 
-/* A file that cannot be written whole leaves nothing behind, and later ones are written again. */
+/* A file that cannot be written completely leaves nothing behind, and later files are written
+ * again. */
 static void test_full_disk(void **state)
 {
     (void)state;

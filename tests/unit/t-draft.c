@@ -14,7 +14,7 @@
 enum { MOST = 2000 };
 struct tokens { int32_t id[MOST]; int n; };
 
-/* A token for each word: its letters' hash. */
+/* One token for each word: a hash of its letters. */
 static struct tokens words(const char *text)
 {
     struct tokens t = { .n = 0 };
@@ -36,8 +36,8 @@ static struct tokens join(const struct tokens *a, const struct tokens *b)
     return t;
 }
 
-/* Steps that make the answer: each checks a draft of at most `most` tokens and adds one token.
- * *right: of the drafted tokens. */
+/* The number of steps that make the answer, if each step checks a draft of at most `most` tokens
+ * and adds one more token.  *right: the number of drafted tokens that were right. */
 static int steps(const struct tokens *prompt, const struct tokens *answer, const struct tokens *predicted, int most,
                  int *n_drafted, int *n_right)
 {
@@ -112,7 +112,7 @@ static void test_edits(void **state)
     }
 }
 
-/* Repetitions of every period, as far as wanted. */
+/* Repetitions of any period are guessed to any length. */
 static void test_periods(void **state)
 {
     (void)state;
@@ -127,8 +127,8 @@ static void test_periods(void **state)
     }
 }
 
-/* Texts of few different tokens, with and without predicted ones, of every length: nothing is read
- * outside of them (sanitizers), and every draft is in range. */
+/* Texts of few different tokens, of every length, with and without predicted tokens: no access is
+ * out of bounds (checked by sanitizers), and every draft has valid tokens. */
 static void test_random(void **state)
 {
     (void)state;

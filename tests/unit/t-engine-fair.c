@@ -1,6 +1,5 @@
-/* t-engine-fair.c - under contention each tenant gets as much as the others:
- * places, prompts in a step, the queue; and no tenant has credit from the time when there was
- * enough. */
+/* t-engine-fair.c - under contention all tenants get the same number of places, of prompt tokens in
+ * a step, and of places in the queue; and a tenant has no credit from a time without contention. */
 #include "tests/unit/engine_fake.h"
 
 enum { MANY = 100, A = 1, B = 2, C = 3 };
@@ -45,7 +44,7 @@ static int steps_to_begin(struct engine *g, const struct answer *a)
     return n;
 }
 
-/* The answer is that of the request alone. */
+/* Check that the answer is the one that the request gets alone. */
 static void assert_as_alone(const struct answer *got, int which, int n_ids, int n_answer)
 {
     static struct answer want;
@@ -62,8 +61,8 @@ static int n_tokens(const struct answer *a, int n)
     return sum;
 }
 
-/* One request behind a hundred of another tenant: it starves if all are of one tenant, and
- * begins at once where it has its own. */
+/* One request is queued behind a hundred others: if all are of one tenant it waits for them, if it
+ * has a tenant of its own it begins at once. */
 static void test_one_beside_many(void **state)
 {
     (void)state;
@@ -90,8 +89,8 @@ static void test_one_beside_many(void **state)
     assert_in_range(steps[1], 1, 4);                    /* how much of a prompt a step takes is a matter of time */
 }
 
-/* The same tokens for both, whatever their requests are like; and places by turns where nothing
- * else tells them apart. */
+/* Two tenants get the same number of tokens, whatever the sizes of their requests; if nothing else
+ * distinguishes them, they get places in turn. */
 static void test_tokens(void **state)
 {
     (void)state;
@@ -119,8 +118,8 @@ static void test_tokens(void **state)
     engine_close(g);
 }
 
-/* There are places for all, but the prompts of one take many steps: another one's short prompt
- * does not stand behind them. */
+/* There are places for all requests, but the prompts of one tenant take many steps: the short
+ * prompt of another tenant does not wait for them. */
 static void test_prompts(void **state)
 {
     (void)state;
@@ -143,15 +142,15 @@ static void test_prompts(void **state)
     assert_in_range(steps[1], 1, 3);
 }
 
-/* Tokens computed while nothing waited are no debt, and an answer that ran beside others who
- * waited is no claim. */
+/* Tokens that were computed while nothing waited are not charged to a tenant, and a tenant that ran
+ * beside waiting ones gets no credit for it. */
 static void test_no_debt(void **state)
 {
     (void)state;
     static struct answer a[MANY], b[MANY], long_b;
     struct err e;
     struct engine *g = open_engine(4, 64, 40);
-    /* a fixed chunk: by default it follows the time of steps */
+    /* a fixed chunk, because the default depends on measured times */
     assert_int_equal(engine_set_limits(g, &(struct engine_limits){ .max_running = 4, .chunk = 40 }, &e), 0);
     for (int i = 0; i < 20; i++) {                      /* alone for long */
         add(g, &a[i], A, i, 60, 60);
@@ -172,7 +171,8 @@ static void test_no_debt(void **state)
     engine_close(g);
 }
 
-/* Between tenants a priority below 0 stands back, for a while; one above 0 has no effect. */
+/* Between tenants a priority below 0 makes a request yield for a while; a priority above 0 has no
+ * effect. */
 static void test_standing_back(void **state)
 {
     (void)state;
@@ -214,8 +214,8 @@ static void test_standing_back(void **state)
     engine_close(g);
 }
 
-/* A full queue: the tenant with most requests loses its last one to a tenant with fewer; it is
- * refused. */
+/* When the queue is full, the tenant with the most requests in it loses its last one to a tenant
+ * with fewer: that request is refused. */
 static void test_full_queue(void **state)
 {
     (void)state;
@@ -256,7 +256,7 @@ static void test_full_queue(void **state)
     engine_close(g);
 }
 
-/* Thousands of tenants with one request each are all served, and nothing is kept of them. */
+/* Thousands of tenants with one request each are all served, and no data of them is kept. */
 static void test_many_tenants(void **state)
 {
     (void)state;
@@ -282,8 +282,8 @@ static void test_many_tenants(void **state)
     engine_close(g);
 }
 
-/* Shares that send one request after another, and are new each time, beside one that always has
- * two: it is not passed for ever. */
+/* Tenants that are new each time send one request after another, beside a tenant that always has
+ * two requests: that tenant is not passed over for ever. */
 static void test_one_after_another(void **state)
 {
     (void)state;
@@ -314,7 +314,7 @@ static void test_one_after_another(void **state)
     engine_close(g);
 }
 
-/* Nothing is preempted for a request that would still have too few blocks. */
+/* No request is preempted for one that would still have too few blocks. */
 static void test_no_useless_preemption(void **state)
 {
     (void)state;
@@ -340,7 +340,7 @@ static void test_no_useless_preemption(void **state)
     }
 }
 
-/* Requests that fail together: once something was reported of one, the others are not refused. */
+/* Requests of one group: once something was reported of one of them, the others are not refused. */
 static void test_one_report_admits_the_others(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* t-engine-late.c - a constraint that takes long: its request waits alone, others go on, and it
- * can be ended at any moment. */
+/* t-engine-late.c - a constraint that takes long: only its own request waits, others continue, and
+ * the request can be ended at any moment. */
 #include "tests/unit/engine_fake.h"
 
 enum { STEPS = 100000 };
@@ -16,7 +16,7 @@ static struct request *submit_stuck(struct engine *g, struct request_params *p, 
     return r;
 }
 
-/* Steps until the answer has ended; n_late requests are late then. */
+/* Run steps until the answer has ended, and check that n_late requests are late then. */
 static void run_until(struct engine *g, const struct answer *a, int n_late)
 {
     struct err e;
@@ -29,8 +29,8 @@ static void run_until(struct engine *g, const struct answer *a, int n_late)
     assert_int_equal(s.n_late, n_late);
 }
 
-/* One that is stuck, beside a plain request and one whose constraint is quick; then alone; then
- * it goes on as if nothing had been. */
+/* A request whose constraint is stuck runs beside a plain request and one with a quick constraint,
+ * and then alone; when the constraint is ready, it continues with the same answer. */
 static void waits_alone(const struct backend *backend, int n_logprobs)
 {
     static struct answer late, plain, quick, want;
@@ -84,7 +84,8 @@ static void test_waits_alone(void **state)
     waits_alone(&backend_fake_device, -1);
 }
 
-/* Cancelled, past its deadline, or with the engine: several that are stuck end at once. */
+/* Several stuck requests end at once when they are cancelled, when their deadline passes, or when
+ * the engine is closed. */
 static void test_ends(void **state)
 {
     (void)state;
@@ -122,7 +123,8 @@ static void test_ends(void **state)
     }
 }
 
-/* Blocks run out while it waits: it gives back its own, and its answer is the same. */
+/* If blocks run out while a request waits for its constraint, it loses its own blocks, and its
+ * answer is the same. */
 static void test_preempted(void **state)
 {
     (void)state;

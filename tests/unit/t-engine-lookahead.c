@@ -1,7 +1,6 @@
-/* t-engine-lookahead.c - lookahead steps on a backend that fails: where a step is begun, waited
- * for, or run again for its logits; once, or from then on; at every call.  Running requests end
- * with the error, waiting ones have the answer that they would have had alone, and no block is
- * lost. */
+/* t-engine-lookahead.c - lookahead steps on a backend that fails: when a step is begun, waited for,
+ * or run again for its logits; once, or from then on; at every call.  Running requests end with the
+ * error, waiting ones get the answer that they would have had alone, and no block is lost. */
 #include "tests/unit/engine_fake.h"
 
 enum { N = 6 };
@@ -23,8 +22,8 @@ static struct request_params job(int i, int32_t *ids, struct answer *a)
     return p;
 }
 
-/* All at once, three of which have room, with blocks for two of the longest.  Returns the steps
- * that failed. */
+/* Run all requests at once, in an engine with places for three and blocks for the two longest.
+ * Returns the number of steps that failed. */
 static int run_all(struct engine *g, struct answer got[N])
 {
     static int32_t ids[N][MAX_LEN];
@@ -55,8 +54,8 @@ static void want_all(struct answer want[N])
     }
 }
 
-/* Each has one end: its answer, or the error with what it had before.  Returns those with the
- * error. */
+/* Check that each request has ended once: with its whole answer, or with the error after a
+ * beginning of its answer.  Returns the number of requests with the error. */
 static int check_all(const struct answer got[N], const struct answer want[N])
 {
     int n = 0;
@@ -74,7 +73,7 @@ static int check_all(const struct answer got[N], const struct answer want[N])
     return n;
 }
 
-/* The call number `at` of this kind fails.  0: there are not so many. */
+/* Let call number `at` of this kind fail.  Returns whether there was such a call. */
 static int fails_at(enum fake_call what, int at, int for_good, const struct answer want[N], int *n_unnoticed)
 {
     static struct answer got[N];
@@ -101,8 +100,8 @@ static int fails_at(enum fake_call what, int at, int for_good, const struct answ
     return there;
 }
 
-/* Every call of every kind in turn.  Unnoticed is only the end of a step that no request wants any
- * more. */
+/* Let every call of every kind fail in turn.  Only a failure in a step whose results no request
+ * needs may go unnoticed. */
 static void failures(void **state)
 {
     (void)state;
@@ -118,8 +117,8 @@ static void failures(void **state)
         }
 }
 
-/* NaN behind a prefix: the request that computes it ends there with an error, in the midst of
- * lookahead steps, and no other request is affected. */
+/* The logits after one prefix are NaN: the request that computes them ends there with an error, in
+ * the middle of lookahead steps, and no other request is affected. */
 static void not_a_number(void **state)
 {
     (void)state;

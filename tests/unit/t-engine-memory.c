@@ -1,10 +1,10 @@
-/* t-engine-memory.c - blocks and states: shared prefixes, snapshots, what is given up when they
- * run out, long contexts that begin anew, no allocation while tokens come. */
+/* t-engine-memory.c - blocks and states: shared prefixes, snapshots, evictions, long contexts that
+ * are recomputed, and no allocation while tokens are generated. */
 #include "libcommon/cache/state.h"
 #include "tests/unit/engine_fake.h"
 
-/* 100 requests with the same 100 tokens before 10 of their own, one after the other and all at
- * once: the shared ones are computed once. */
+/* 100 requests have the same first 100 tokens and 10 of their own.  They run one after the other,
+ * or all at once: the shared tokens are computed once. */
 static void test_shared_prefix(void **state)
 {
     (void)state;
@@ -26,8 +26,8 @@ static void test_shared_prefix(void **state)
                 run_to_end(g);
         }
         run_to_end(g);
-        /* One after the other: the first 100 once, then what differs; users that begin alike
-         * share that too.  At once: they share whole blocks. */
+        /* One after the other: the first 100 tokens are computed once, and then only the tokens in
+         * which requests differ.  At once: requests share whole blocks only. */
         assert_true(last_fake->n_computed <= (at_once ? SYSTEM + USER + (N - 1) * (SYSTEM % 16 + USER)
                                                       : SYSTEM + N * USER));
         assert_true(last_fake->n_computed >= SYSTEM + N * (USER - 2));
@@ -42,7 +42,7 @@ static void test_shared_prefix(void **state)
     }
 }
 
-/* Prefixes give way to requests when blocks are short, least recently used first; without a
+/* If blocks are short, prefixes are evicted, the least recently used ones first; without a prefix
  * cache there are none. */
 static void test_evict(void **state)
 {
@@ -119,9 +119,9 @@ static void test_snapshots(void **state)
     set_hybrid(0);
 }
 
-/* LongRoPE: the answer is that of sequences computed with one kind of factors from their first
- * token on, also where it grows over the limit, where a prompt comes in pieces, and where a
- * conversation goes on beyond it. */
+/* With LongRoPE the answer is that of a sequence computed with one set of factors from its first
+ * token on, also if the answer grows beyond the limit, if a prompt is computed in chunks, or if a
+ * conversation continues beyond the limit. */
 static void test_long_rope(void **state)
 {
     (void)state;
@@ -141,17 +141,18 @@ static void test_long_rope(void **state)
     submit(g, &p, &a);
     run_to_end(g);
     assert_int_equal(a.n, MORE);
-    /* at 41 tokens the 40 before are computed again */
+    /* at 41 tokens the 40 earlier ones are computed again */
     assert_int_equal(last_fake->n_computed, N + MORE - 1 + ORIGINAL);
     memcpy(ids + N, a.ids, sizeof *ids * MORE);
-    /* each token as the first of an answer of its own */
+    /* compare each token with the first token of an answer to all tokens before it */
     for (int i = 0; i < MORE; i++) {
         struct request_params one = params(ids, N + i, &want);
         one.max_tokens = 1;
         alone(&one, &want);
         assert_int_equal(want.ids[0], a.ids[i]);
     }
-    /* up to 40 tokens there are short rotations, of N + MORE tokens long ones */
+    /* the cache has up to 40 tokens with the short factors, and N + MORE - 1 tokens with the long
+     * ones */
     static const struct { int n, cached; } turns[] = { { 60, N + MORE - 1 }, { 41, 40 }, { 35, 34 }, { 40, 39 },
                                                        { 70, 60 } };
     for (size_t i = 0; i < sizeof turns / sizeof *turns; i++) {
@@ -190,8 +191,8 @@ static void test_no_allocation(void **state)
     engine_close(g);
 }
 
-/* A recurrent model's request with a known beginning waits for blocks: it copies nothing until
- * it starts, and then begins with what is known. */
+/* A recurrent model's request with a cached prefix waits for blocks: it copies nothing until it
+ * starts, and then starts with that prefix. */
 static void test_waiting_copies_nothing(void **state)
 {
     (void)state;
@@ -232,7 +233,8 @@ static void test_waiting_copies_nothing(void **state)
     set_hybrid(0);
 }
 
-/* Snapshots that cannot be found any more go before those that can. */
+/* Snapshots that cannot be found any more, because their node was evicted, are reused before those
+ * that can. */
 static void test_lost_snapshots(void **state)
 {
     (void)state;
@@ -269,8 +271,7 @@ static void test_lost_snapshots(void **state)
     kv_pool_close(p);
 }
 
-/* When memory is short, unused blocks and states are given back, and answers stay the
- * same. */
+/* engine_trim() returns unused blocks and states to the system; answers stay the same. */
 static void test_trim(void **state)
 {
     (void)state;

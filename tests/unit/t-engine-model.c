@@ -1,7 +1,7 @@
 /* t-engine-model.c - the scheduler on the CPU backend with the tiny model and one with recurrent
- * layers: shared prefixes, several answers to a prompt, preemption, chunks and cancels leave
- * every answer as it is alone, to the last bit of its log probabilities; with every number
- * format of the KV cache. */
+ * layers: shared prefixes, several answers to a prompt, preemption, chunks and cancellation leave
+ * every answer as it is alone, to the last bit of its log probabilities; with every type of stored
+ * keys and values. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -49,7 +49,8 @@ struct job {
     int leaves;
 };
 
-/* Under a sanitizer, which looks at addresses, each n-th comparison. */
+/* 1; under a sanitizer n: only each n-th comparison is made there, because they differ in numbers,
+ * not in the addresses that they access. */
 static int few(int n) { return getenv("ZSE_SANITIZED") ? n : 1; }
 
 static int window, sinks;               /* options of engines, and room for steps beside them; 0: none */
@@ -207,8 +208,8 @@ static void test_schedules(void **state)
     run_schedules(load_tiny(), 12);
 }
 
-/* Give a model a layer that predicts further tokens: its last layer, after the sum of embedding and
- * state.  Returns the memory of the sum's matrix. */
+/* Give a model a layer that predicts further tokens: a copy of its last layer, whose input is the
+ * sum of the embedding and the state.  Returns the memory of the matrix that makes this sum. */
 static float *give_predictor(struct model *m)
 {
     struct err e;
@@ -282,7 +283,8 @@ static void steps(struct engine *g, int n)
 }
 
 /* While a request has no drafts, or too many requests decode, the layer that predicts further
- * tokens computes nothing but prompts; then it goes on from the newest states. */
+ * tokens computes nothing but prompts.  When drafts start again, it continues from the kept
+ * states. */
 static void test_predictor_waits(void **state)
 {
     (void)state;
@@ -311,13 +313,14 @@ static void test_predictor_waits(void **state)
     assert_int_equal(counted.n, PROMPT);
     assert_int_equal(engine_set_limits(g, &(struct engine_limits){ .max_running = MANY, .draft = 2 }, &e), 0);
     steps(g, 1);
-    /* kept states, that of the last step, and one for the second token of the draft */
+    /* it has now computed the kept states, the state of the last step, and one for the draft's
+     * second token */
     assert_int_equal(counted.n, PROMPT + ENGINE_KEPT_STATES + 2);
     assert_int_equal(r->draft.whole, PROMPT);
     request_stats(r, &s);
     assert_true(s.n_drafted > 0);
     run(g);
-    /* a prompt that repeats this one: its entries are in the predictor's tree, but for the last */
+    /* a prompt that continues this one: the predictor's tree has all of its entries but the last */
     memcpy(ids + PROMPT, a.ids, 8 * sizeof *ids);
     counted.n = 0;
     submit(g, ids, PROMPT + 8, &want);
@@ -401,7 +404,7 @@ static void attend(const struct config *c, const float *q, float (*keys)[WIDE], 
     }
 }
 
-/* The logits of a predictor with a layer of the tiny model, in the plainest way. */
+/* Compute the logits of a predictor that has a layer of the tiny model, by plain loops. */
 static void predict_plainly(const struct model *p, const int32_t *ids, const float *states, float *logits)
 {
     static float keys[TOKENS][WIDE], values[TOKENS][WIDE], x[WIDE], y[WIDE], q[WIDE], h[WIDE], up[WIDE];
@@ -437,8 +440,8 @@ static void predict_plainly(const struct model *p, const int32_t *ids, const flo
     }
 }
 
-/* A predictor computes what it should, with norms that differ from channel to channel, in one step
- * and in two; the states that it reads and writes are those after the final norm. */
+/* A predictor computes the right logits, with norms that differ from channel to channel, in one
+ * step and in two.  The states that it reads and writes are those after the final norm. */
 static void test_prediction(void **state)
 {
     (void)state;
@@ -497,8 +500,8 @@ static void test_prediction(void **state)
     free(in);
 }
 
-/* Schedules with latent attention and experts, and for recurrent layers, with predictors of random
- * weights, which are seldom right. */
+/* Run schedules for models with latent attention and experts, and with recurrent layers, with
+ * predictors of random weights, whose drafts are seldom right. */
 static void test_foreign_predictors(void **state)
 {
     (void)state;
@@ -520,8 +523,8 @@ static void test_foreign_predictors(void **state)
     }
 }
 
-/* Layers whose windows free their blocks.  An answer alone has steps as long as the context, for
- * which no blocks are freed. */
+/* Layers with windows, whose blocks are freed during the answer.  The reference, one request alone,
+ * uses steps as long as the context, in which no blocks are freed. */
 static void test_windows(void **state)
 {
     (void)state;
@@ -532,7 +535,7 @@ static void test_windows(void **state)
     run_schedules(m, 6);
 }
 
-/* Contexts beyond the tail of keys and values with 4 bits. */
+/* Contexts that are longer than the tail, with keys and values of 4 bits. */
 static void test_tail(void **state)
 {
     (void)state;
@@ -564,8 +567,9 @@ static void test_sinks(void **state)
 
 enum { WINDOW = 40, SINKS = 5, TEXT = 150 };
 
-/* In a model of one layer keys depend on their tokens only, so a token beyond sinks and window sees
- * what the last token of a text of these sees.  So does every step-th token. */
+/* In a model of one layer keys depend on their own tokens only.  So a token beyond sinks and window
+ * must have the logits of the last token of a text that consists of just these sinks and this
+ * window.  Every step-th token is compared. */
 static void check_positions(struct model *m, const char *name, int step)
 {
     struct rng r = { 5 };
@@ -611,8 +615,7 @@ static void test_positions(void **state)
     model_close(m);
 }
 
-/* The same for all architectures whose first layer attends; those for which it is not so have no
- * windows. */
+/* The same for all architectures that allow windows and whose first layer has attention. */
 static void test_architectures(void **state)
 {
     (void)state;
@@ -637,7 +640,8 @@ static void test_architectures(void **state)
         struct model *m = load(names[i]);
         if (!m)
             continue;
-        /* a second embedding is laid out for all layers: one alone cannot be left */
+        /* a model with per-layer embeddings cannot be reduced to one layer, because they are laid
+         * out for all layers */
         const int attends = m->config.mixer[0] == MIXER_ATTENTION && !m->config.ple_dim;
         if (attends && !config_stream_problem(&m->config)) {
             check_positions(m, names[i], few(4) * 13);
@@ -692,7 +696,8 @@ static uint64_t drafted(struct engine *g, const int32_t *ids, int n)
     return after.drafted - before.drafted;
 }
 
-/* A request with a token that the draft model does not have has no drafts; the others go on to. */
+/* A request with a token that the draft model does not know has no drafts; other requests continue
+ * to have them. */
 static void test_smaller_vocabulary(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* t-engine-random.c - requests of all kinds at random times, in engines of all sizes: every
- * answer is the one it would have been alone. */
+/* t-engine-random.c - requests of all kinds at random times, in engines of all sizes: every answer
+ * is the one that the request gets alone. */
 #include "tests/unit/engine_fake.h"
 
 enum { MOST = 3 };                      /* answers to one prompt */
@@ -67,8 +67,8 @@ static void random_job(struct job *j, struct rng *r, int32_t shared[3][MAX_LEN])
     j->p.requests = j->requests;
 }
 
-/* Sampling that a device may do itself; every other one with a temperature, which the fake one
- * leaves to the host. */
+/* Set sampling options with which a device may draw tokens.  Some requests have a temperature, with
+ * which the fake device leaves drawing to the host. */
 static void make_drawable(struct job *j)
 {
     j->p.sampling.repetition_penalty = 1;
@@ -95,8 +95,8 @@ static void submit_job(struct engine *g, struct job *j)
         j->got[i].request = j->requests[i];
 }
 
-/* Each answer is the one it would have been alone, or the beginning of it where it was cancelled
- * or came to its deadline. */
+/* Check that the answer is the one that the request gets alone, or a beginning of it if the request
+ * was cancelled or reached its deadline. */
 static void check_job(struct job *j, int *n_stopped)
 {
     static struct answer want;
@@ -159,12 +159,13 @@ static void run_jobs(struct engine *g, struct job jobs[N_JOBS], struct rng *r, i
 
 static uint64_t n_slid;                 /* engines that had window blocks */
 
-/* Sanitizers take ten times as long, and look for errors that show whatever the answers are: fewer
- * rounds, and in most of them no answer is computed again, alone.  ZSE_TEST_ALL=1: more of them. */
+/* Number of rounds.  Sanitizers take ten times as long, and find errors that do not depend on the
+ * answers, so they get fewer rounds, most of which do not compute the answers again alone.
+ * ZSE_TEST_ALL=1: more rounds. */
 static int n_rounds(void) { return getenv("ZSE_SANITIZED") ? 100 : getenv("ZSE_TEST_ALL") ? 400 : 200; }
 
-/* Requests of all kinds come at random times into engines of all sizes, and of a backend that
- * begins steps early: mostly such as it can draw for. */
+/* Requests of all kinds come at random times into engines of all sizes.  With `ahead` the backend
+ * supports lookahead steps, and most requests have options with which it can draw tokens. */
 static void random_schedules(int ahead)
 {
     uint64_t drafted = 0, accepted = 0, accepted_under_rules = 0;
@@ -254,7 +255,7 @@ static void test_hybrid_schedules(void **state)
     set_hybrid(0);
 }
 
-/* Drafts that are often right, often wrong, and of every length change no answer. */
+/* Drafts of every length, often right and often wrong, change no answer. */
 static void test_drafts(void **state)
 {
     (void)state;
@@ -265,7 +266,8 @@ static void test_drafts(void **state)
     drafter_under_test = NULL;
 }
 
-/* The same where a state must be taken back: every step checks that it is that of its prefix. */
+/* The same with recurrent layers, whose state must be restored after a wrong draft: every step
+ * checks that the state is that of its prefix. */
 static void test_hybrid_drafts(void **state)
 {
     (void)state;
@@ -276,8 +278,9 @@ static void test_hybrid_drafts(void **state)
     set_hybrid(0);
 }
 
-/* A request that crosses the length from which its positions are rotated otherwise begins anew, and
- * needs a state then, beside more requests with drafts than have states for them. */
+/* A request that grows beyond the length from which LongRoPE uses its long factors starts again
+ * from the first token, and needs a state then, while more requests with drafts run than there are
+ * spare states. */
 static void test_hybrid_begins_anew(void **state)
 {
     (void)state;
@@ -315,7 +318,7 @@ static void test_hybrid_begins_anew(void **state)
     set_hybrid(0);
 }
 
-/* A draft model that is often right changes no answer either. */
+/* Drafts of a model that is often right change no answer. */
 static void test_draft_model(void **state)
 {
     (void)state;
@@ -327,7 +330,7 @@ static void test_draft_model(void **state)
     draft_model_under_test = NULL;
 }
 
-/* Nor do a drafter and a draft model together. */
+/* Drafts of a drafter and a draft model together change no answer. */
 static void test_both(void **state)
 {
     (void)state;
@@ -336,8 +339,9 @@ static void test_both(void **state)
     drafter_under_test = NULL;
 }
 
-/* A draft model that computes what the model computes, from the right keys and values with the
- * right random numbers, is never wrong: alone, beside others, after preemption, with prefixes. */
+/* A draft model that computes the same as the model, with the right keys and values and the right
+ * random numbers, is never wrong: alone, beside other requests, after preemption, and with cached
+ * prefixes. */
 static void test_twin(void **state)
 {
     (void)state;
@@ -384,8 +388,8 @@ static void test_twin(void **state)
 }
 
 /* With a draft model that is always right every step adds a whole draft and one more token, however
- * few tokens of prompts a step may have; and the draft model computes each token once.  A request
- * may ask for the drafter all the same. */
+ * few prompt tokens a step may have, and the draft model computes each token once.  A request may
+ * still choose the drafter instead. */
 static void test_draft_model_work(void **state)
 {
     (void)state;
@@ -418,8 +422,7 @@ static void test_draft_model_work(void **state)
     draft_model_under_test = NULL;
 }
 
-/* Drafts whose length follows from measured times are made also where the size of chunks does
- * not. */
+/* Drafts whose length is chosen from measured times are also made if the chunk size is fixed. */
 static void test_fixed_chunk(void **state)
 {
     (void)state;
@@ -438,8 +441,8 @@ static void test_fixed_chunk(void **state)
     draft_model_under_test = NULL;
 }
 
-/* Once the draft model fails, answers go on without it; a request cannot ask for one that is not
- * there. */
+/* After the draft model has failed, answers continue without it.  A request cannot ask for a draft
+ * model that the engine does not have. */
 static void test_failing_draft_model(void **state)
 {
     (void)state;
@@ -470,7 +473,8 @@ static void test_failing_draft_model(void **state)
     engine_close(g);
 }
 
-/* Windows give blocks back while a sequence runs, whatever becomes of it. */
+/* Sequences with windows release blocks while they run, whether they finish, are cancelled or are
+ * preempted. */
 static void test_windows(void **state)
 {
     (void)state;
@@ -490,7 +494,7 @@ static void test_hybrid_windows(void **state)
     set_window(33);
     random_schedules(0);
     set_window(0);
-    /* a window that a layer has not of itself, and sinks */
+    /* windows and sinks of engine_options, for layers that have no window of their own */
     backend_under_test = &backend_fake_windows;
     for (sinks_under_test = 0; sinks_under_test <= 17; sinks_under_test += 17) {
         window_under_test = sinks_under_test ? 24 : 20;
@@ -501,7 +505,7 @@ static void test_hybrid_windows(void **state)
     set_hybrid(0);
 }
 
-/* The next answer of g to n of ids, which goes on behind them there. */
+/* Answer the first n of ids, and append the answer to ids there. */
 static void converse(struct engine *g, int32_t *ids, int n, int n_answer)
 {
     static struct answer a, want;
@@ -542,8 +546,8 @@ static void close_conversations(struct engine *g)
     model.config.max_len = MAX_LEN;
 }
 
-/* The end of a conversation has a snapshot and its window block; but the tokens before it, which
- * the end did not see any more as the conversation went on, have not all theirs. */
+/* The end of a conversation has a snapshot and its window blocks, but some tokens before it, which
+ * the end did not attend to any more, have no window blocks. */
 static void test_end_without_window(void **state)
 {
     (void)state;
@@ -559,7 +563,8 @@ static void test_end_without_window(void **state)
     close_conversations(g);
 }
 
-/* Of two blocks that begin as an end does only its own has its window block. */
+/* Two blocks begin with the tokens of a conversation's end; only the block of that end has its
+ * window block. */
 static void test_end_beside_another(void **state)
 {
     (void)state;
@@ -577,7 +582,8 @@ static void test_end_beside_another(void **state)
     close_conversations(g);
 }
 
-/* A device that is not strict is another one with drafts. */
+/* A device that is not strict computes other bits when several tokens are checked at once, so it
+ * has no drafts. */
 static void test_without_drafts(void **state)
 {
     (void)state;
@@ -589,7 +595,7 @@ static void test_without_drafts(void **state)
     assert_null(engine_no_drafts(&model, &o));
 }
 
-/* The options give the first limit; no other length is possible. */
+/* engine_options sets the initial limit of a draft's length; lengths out of range are refused. */
 static void test_draft_option(void **state)
 {
     (void)state;
