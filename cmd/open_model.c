@@ -16,6 +16,7 @@
 #include "gpu/gpu.h"
 #include "libcommon/base/clock.h"
 #include "libcommon/convert/convert.h"
+#include "libcommon/convert/medusa_source.h"
 #include "libcommon/engine/device_show.h"
 #include "libcommon/hw/machine.h"
 #include "libcommon/import/source.h"
@@ -164,19 +165,19 @@ static int leading_number(const char *text)
     return n > 0 && n < 6 && text[n] == ':' ? atoi(text) : 0;
 }
 
-/* Parse --spec draft:MODEL, draft:N:MODEL, self:LAYERS or self:N:LAYERS. */
+/* Parse --spec draft:MODEL, self:LAYERS or medusa:FILE, or these with N: before the last part. */
 static int parse_spec_model(const char *prog, const char *arg, struct run_options *r)
 {
-    const int of_itself = strncmp(arg, "self:", 5) == 0;
+    const int of_itself = strncmp(arg, "self:", 5) == 0, of_heads = strncmp(arg, "medusa:", 7) == 0;
     const char *rest = strchr(arg, ':') + 1;
     long long layers;
     r->draft = leading_number(rest);
     if (r->draft) {
         rest = strchr(rest, ':') + 1;
         if (r->draft > DRAFT_MOST)
-            return cli_wrong(prog, "--spec %.6s N is %d, expected 1 to %d", arg, r->draft, DRAFT_MOST);
+            return cli_wrong(prog, "--spec %.7s N is %d, expected 1 to %d", arg, r->draft, DRAFT_MOST);
     }
-    r->spec = of_itself ? SPEC_SELF : SPEC_DRAFT;
+    r->spec = of_itself ? SPEC_SELF : of_heads ? SPEC_MEDUSA : SPEC_DRAFT;
     r->spec_given = 1;
     if (of_itself) {
         if (cli_parse_int(prog, "--spec self:LAYERS", rest, 1, 1 << 20, &layers) != 0)
@@ -184,8 +185,8 @@ static int parse_spec_model(const char *prog, const char *arg, struct run_option
         r->draft_layers = (int)layers;
         return 0;
     }
-    r->draft_model = rest;
-    return *rest ? 0 : cli_wrong(prog, "--spec draft: expected a MODEL");
+    *(of_heads ? &r->heads : &r->draft_model) = rest;
+    return *rest ? 0 : cli_wrong(prog, "--spec %s", of_heads ? "medusa: expected a FILE" : "draft: expected a MODEL");
 }
 
 static int parse_spec(const char *prog, const char *arg, struct run_options *r)
@@ -193,8 +194,8 @@ static int parse_spec(const char *prog, const char *arg, struct run_options *r)
     static const char *const names[] = { "off", "auto", "ngram", "mtp" };
     long long n = 0;
     r->draft_layers = 0;
-    r->draft_model = NULL;
-    if (strncmp(arg, "draft:", 6) == 0 || strncmp(arg, "self:", 5) == 0)
+    r->draft_model = r->heads = NULL;
+    if (strncmp(arg, "draft:", 6) == 0 || strncmp(arg, "self:", 5) == 0 || strncmp(arg, "medusa:", 7) == 0)
         return parse_spec_model(prog, arg, r);
     if (strncmp(arg, "ngram:", 6) == 0) {
         if (cli_parse_int(prog, "--spec ngram:N", arg + 6, 1, DRAFT_MOST, &n) != 0)
@@ -213,7 +214,7 @@ static int parse_spec(const char *prog, const char *arg, struct run_options *r)
             r->spec_given = 1;
             return 0;
         }
-    return cli_wrong(prog, "--spec: '%s', expected auto, ngram, ngram:N, mtp, draft:MODEL, self:LAYERS or off", arg);
+    return cli_wrong(prog, "--spec: '%s', expected auto, ngram, ngram:N, mtp, draft:MODEL, self:LAYERS, medusa:FILE or off", arg);
 }
 
 int run_option(const char *prog, int c, const char *arg, struct run_options *r)
@@ -564,6 +565,19 @@ static int open_draft(const struct run_options *r, struct opened_model *o, struc
     return 0;
 }
 
+/* Read the heads of --spec medusa:FILE for o. */
+static int open_heads(const struct run_options *r, struct opened_model *o, struct err *e)
+{
+    const struct map_guard guard = { sigbus_guard, sigbus_unguard };
+    struct medusa_options mo = { .n_threads = r->threads, .guard = &guard };
+    struct memory m;
+    struct err ignored;
+    if (!r->force && memory_read(&m, preflight_root(), &ignored) == 0)
+        mo.most_bytes = memory_now(&m);
+    o->heads = medusa_read(r->heads, &o->model->config, &mo, e);
+    return o->heads ? 0 : err_prefix(e, "--spec medusa");
+}
+
 int open_model(const char *prog, const char *path, const struct run_options *r, struct opened_model *o, struct err *e)
 {
     sigbus_start(prog);
@@ -606,6 +620,8 @@ int open_model(const char *prog, const char *path, const struct run_options *r, 
                      o->model->config.max_len);
     if (rc == 0 && r->spec == SPEC_DRAFT)
         rc = open_draft(r, o, e);
+    if (rc == 0 && r->spec == SPEC_MEDUSA)
+        rc = open_heads(r, o, e);
     if (rc != 0) {
         close_model(o);
         return rc;
@@ -623,6 +639,7 @@ void close_model(struct opened_model *o)
     if (o->draft)
         close_model(o->draft);
     free(o->draft);
+    medusa_close(o->heads);
     unload(o);
     free(o->path);
     memset(o, 0, sizeof *o);
@@ -681,7 +698,8 @@ static int auto_predicts(const struct run_options *r, const struct opened_model 
 
 int run_spec(const struct run_options *r, const struct opened_model *o, struct engine_options *eo, struct err *e)
 {
-    static const char *const names[] = { [SPEC_NGRAM] = "ngram", [SPEC_MTP] = "mtp", [SPEC_DRAFT] = "draft", [SPEC_SELF] = "self" };
+    static const char *const names[] = { [SPEC_NGRAM] = "ngram", [SPEC_MTP] = "mtp", [SPEC_DRAFT] = "draft",
+                                         [SPEC_SELF] = "self", [SPEC_MEDUSA] = "medusa" };
     const char *why = r->spec == SPEC_OFF || r->spec == SPEC_AUTO ? NULL : engine_no_drafts(o->model, eo);
     struct engine_options own = *eo;
     if (why)
@@ -690,6 +708,9 @@ int run_spec(const struct run_options *r, const struct opened_model *o, struct e
         return err_prefix(e, "--spec self");
     if (r->spec == SPEC_MTP && engine_check_predictor(o->model, eo, e) != 0)
         return err_prefix(e, "--spec mtp");
+    if (o->heads && engine_check_medusa(o->heads, &o->model->config, eo, e) != 0)
+        return err_prefix(e, "--spec medusa");
+    eo->medusa = o->heads;
     eo->draft_layers = r->spec == SPEC_SELF ? r->draft_layers : 0;
     eo->predictor = r->spec == SPEC_MTP || (r->spec == SPEC_AUTO && auto_predicts(r, o, eo));
     if (!o->draft)

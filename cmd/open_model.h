@@ -24,7 +24,7 @@
 /* ---- options that control how a model runs ---- */
 /* Speculation.  SPEC_AUTO stands for ngram, and for mtp if the model has it, as far as model and
  * device allow them.  With the other kinds it is an error if model or device do not allow them. */
-enum spec { SPEC_OFF, SPEC_AUTO, SPEC_NGRAM, SPEC_MTP, SPEC_DRAFT, SPEC_SELF };
+enum spec { SPEC_OFF, SPEC_AUTO, SPEC_NGRAM, SPEC_MTP, SPEC_DRAFT, SPEC_SELF, SPEC_MEDUSA };
 struct run_options {
     const char *type;               /* -q: the type to convert to; NULL: $ZSE_QUANTIZATION, else as stored */
     const char *kernels;
@@ -50,9 +50,9 @@ struct run_options {
     int gpu_layers, gpu_layers_given;       /* --gpu-layers: GPU_LAYERS_AUTO, or a number */
     int strict;                     /* --strict */
     enum spec spec; int spec_given; /* --spec */
-    /* of ngram:N, mtp:N, draft:N:MODEL, self:N:LAYERS: N (0: chosen by measured times), LAYERS,
-     * MODEL */
-    int draft, draft_layers; const char *draft_model;
+    /* of ngram:N, mtp:N, draft:N:MODEL, self:N:LAYERS, medusa:N:FILE: N (0: chosen by measured
+     * times), LAYERS, MODEL, FILE */
+    int draft, draft_layers; const char *draft_model, *heads;
     int no_graphs, graphs_given;    /* --cuda-graphs */
     int act_int8, act_given;        /* --act */
     int cache_weights, cache_given; /* --cache-weights: enum cache_weights */
@@ -103,7 +103,8 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
 #define SPEC_HELP \
     "      --spec auto|ngram|mtp|off  guess next tokens and check several in a step where that pays, for the same answers sooner (default: auto)\n" \
     "                             ngram: guesses from earlier text; mtp: of the model's own layer that predicts further tokens; auto: of both\n" \
-    "                             draft:MODEL: guesses of a smaller model with the same tokenizer; self:LAYERS: of the model's first layers\n"
+    "                             draft:MODEL: guesses of a smaller model with the same tokenizer; self:LAYERS: of the model's first layers\n" \
+    "                             medusa:FILE: of heads that were trained for the model, in a safetensors file\n"
 /* Options of programs whose answers may be longer than the model's context. */
 #define STREAM_LONG_OPTIONS { "window", required_argument, NULL, OPT_STREAM }, { "sinks", required_argument, NULL, OPT_SINKS }
 #define STREAM_HELP \
@@ -134,6 +135,7 @@ struct opened_model {
     enum verify_mode verify;        /* --verify */
     struct model_verify *check;           /* the running check of the checksums; NULL: none */
     struct opened_model *draft;     /* model of --spec draft:MODEL, owned; NULL: none */
+    struct medusa *heads;           /* of --spec medusa:FILE, owned; NULL: none */
     int in_cache;                   /* the .zse is an automatic conversion in the cache */
     uint64_t mapped_ns;             /* clock_ns() when the .zse was mapped and checked */
     pthread_t warmer; int warming;  /* creates the GPU's context while the file is opened */

@@ -1,26 +1,32 @@
-/* draft_model.h - private to engine_draft_model.c and engine_predictor.c: the model that makes
- * drafts. */
+/* draft_model.h - private to engine_draft_model.c, engine_predictor.c and engine_medusa.c: the
+ * model or the heads that make drafts. */
 #ifndef ZSE_ENGINE_DRAFT_MODEL_H
 #define ZSE_ENGINE_DRAFT_MODEL_H
 
 #include "libcommon/engine/internal.h"
 
+struct medusa_run;
+
 struct draft_model {
-    const struct model *m;              /* borrowed, or &part */
+    const struct model *m;              /* borrowed, or &part; NULL: heads */
     struct model part;                  /* the first layers of the main model */
     void *b;
     struct kv_pool *pool;
-    int max_len, failed;
+    int max_len, failed, vocab_size;
+    int most;                           /* most tokens of a draft */
     /* [max_seqs] each: the items of a pass and their requests; the requests with drafts in this
      * step and the lengths of these drafts */
     struct batch_item *items; struct request **batched, **drafting; int *length; int n_drafting;
     /* logits of the draft model [max_seqs][vocab_size]; a row of the main model [vocab_size] */
     float *logits, *row;
-    /* For a predictor (engine_predictor.c), else NULL.  rows [max_tokens][hidden_size]: final
-     * states of the main model's last step; states [max_tokens][hidden_size]: input of a pass;
-     * own [max_seqs][hidden_size]: the predictor's own state after the last token of each draft. */
-    float *rows, *states, *own;
-    /* time of a pass that adds a token to each draft; 0: unknown */
+    /* For a predictor (engine_predictor.c) or heads, else NULL: rows [max_tokens][hidden_size],
+     * final states of the main model's last step. */
+    float *rows;
+    /* For a predictor, else NULL.  states [max_tokens][hidden_size]: input of a pass; own
+     * [max_seqs][hidden_size]: the predictor's own state after the last token of each draft. */
+    float *states, *own;
+    struct medusa_run *heads;           /* NULL: a model */
+    /* time of a pass, or of a head, that adds a token to each draft; 0: unknown */
     float pass_ns;
     uint64_t spent_ns;                  /* time in passes before this step */
 };
@@ -31,6 +37,8 @@ int draft_reserve(struct engine *g, struct request *r, int n_tokens);
 /* Run a pass of n items and append a token to each draft that has a row of logits in it.  0: n
  * is 0, or the model has failed. */
 int draft_pass(struct engine *g, int n);
+/* Append the next token of r's draft, from logits of the draft model. */
+void draft_append(struct engine *g, struct request *r, const float *logits);
 
 /* ---- engine_predictor.c ---- */
 int predictor_open(struct engine *g, struct draft_model *d, struct err *e);
@@ -42,5 +50,16 @@ size_t predictor_bytes(const struct engine *g);
 void predictor_feed(struct engine *g, struct request *r, int length, int n_decoding, int *n, int *used);
 /* Keep the keys and values of r as a prefix, and forget its states. */
 void predictor_release(struct engine *g, struct request *r);
+
+/* ---- engine_medusa.c ---- */
+/* Open d->heads and d->rows. */
+int medusa_run_open(struct engine *g, struct draft_model *d, const struct engine_options *o, struct err *e);
+void medusa_run_close(struct medusa_run *h);            /* NULL is fine */
+size_t medusa_run_bytes(const struct medusa_run *h);
+/* Let r, if it is to have a draft of `length` > 0 tokens and its state is known, share this step's
+ * drafts. */
+void medusa_feed(struct engine *g, struct request *r, int length);
+/* Make the drafts.  Returns the number of heads that were computed. */
+int medusa_guess(struct engine *g);
 
 #endif

@@ -17,6 +17,7 @@
 #include "libcommon/engine/constraint.h"
 #include "libcommon/engine/draft.h"
 #include "libcommon/engine/sampler.h"
+#include "libcommon/model/medusa.h"
 #include "libcommon/model/model.h"
 #include "libcommon/token/tokenizer.h"
 
@@ -77,6 +78,9 @@ struct engine_options {
     /* Make drafts with the model's layer that predicts further tokens, which
      * engine_check_predictor() accepts; draft_model and draft_layers are then ignored. */
     int predictor;
+    /* Make drafts with these heads (borrowed), which engine_check_medusa() accepts; draft_model,
+     * draft_layers and predictor are then ignored. */
+    const struct medusa *medusa;
 };
 
 /* The reason why no drafter can be used, static; NULL: one can. */
@@ -91,6 +95,10 @@ int engine_check_draft_layers(const struct config *c, const struct engine_option
 
 /* Check that the model's layer that predicts further tokens can make drafts.  -1 with *e. */
 int engine_check_predictor(const struct model *m, const struct engine_options *o, struct err *e);
+
+/* Check that these heads belong to a model of this configuration and can make drafts.  -1 with
+ * *e. */
+int engine_check_medusa(const struct medusa *h, const struct config *c, const struct engine_options *o, struct err *e);
 
 /* Number of recurrent states that the engine allocates, for running sequences, snapshots and
  * drafts; 0 if the model has no recurrent layers. */
@@ -110,7 +118,7 @@ struct engine;
 const char *engine_drafts(const struct engine *g);
 /* Whether requests with DRAFT_DEFAULT have drafts.  Any thread may call it. */
 int engine_has_drafter(const struct engine *g);
-/* Whether the engine has a draft model or draft layers.  Any thread may call it. */
+/* Whether the engine has a draft model, draft layers or heads.  Any thread may call it. */
 int engine_has_draft_model(const struct engine *g);
 /* m and t are borrowed until engine_close().  t may be NULL; then requests have no text and no stop
  * strings. */

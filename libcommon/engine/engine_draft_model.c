@@ -1,5 +1,5 @@
 /* engine_draft_model.c - drafts made by a second, smaller model, by the first layers of the model
- * itself or by its layer that predicts further tokens.
+ * itself, by its layer that predicts further tokens or by Medusa heads.
  *
  * Before a step is planned, the draft model catches up on the requests that are to have drafts,
  * then computes one token of each draft per pass, for all of them together.  It samples with the
@@ -84,13 +84,13 @@ int engine_check_draft_layers(const struct config *c, const struct engine_option
 static int open_sizes(struct engine *g, struct draft_model *d, struct err *e)
 {
     const size_t n = (size_t)g->max_seqs;
-    const int vocab_size = d->m->config.vocab_size, max_len = d->m->config.max_len;
+    const int max_len = d->m ? d->m->config.max_len : 0;
     d->max_len = max_len > 0 && max_len < g->max_len ? max_len : g->max_len;
     d->items = calloc(n, sizeof *d->items);
     d->batched = calloc(n, sizeof(struct request *));
     d->drafting = calloc(n, sizeof(struct request *));
     d->length = calloc(n, sizeof *d->length);
-    d->logits = malloc(n * (size_t)vocab_size * sizeof *d->logits);
+    d->logits = malloc(n * (size_t)d->vocab_size * sizeof *d->logits);
     d->row = malloc((size_t)g->vocab_size * sizeof *d->row);
     return d->items && d->batched && d->drafting && d->length && d->logits && d->row ? 0
                                                                                     : err_nomem(e, "draft model");
@@ -105,15 +105,22 @@ int engine_check_predictor(const struct model *m, const struct engine_options *o
     return 0;
 }
 
-int draft_model_open(struct engine *g, const struct engine_options *o, const struct backend_options *bo,
-                     struct err *e)
+int engine_check_medusa(const struct medusa *h, const struct config *c, const struct engine_options *o, struct err *e)
 {
-    if (g->no_drafts || (!o->draft_model && !o->draft_layers && !o->predictor))
-        return 0;
-    struct draft_model *d = g->draft_model = calloc(1, sizeof *d);
+    if (o->backend && o->backend->device)
+        return err_set(e, ERR_UNSUPPORTED, "drafts of Medusa heads are made by the CPU only");
+    if (h->hidden_size != c->hidden_size || h->vocab_size != c->vocab_size)
+        return err_set(e, ERR_UNSUPPORTED,
+                       "Medusa heads of a model with hidden_size %d and %d tokens, this one has %d and %d", h->hidden_size,
+                       h->vocab_size, c->hidden_size, c->vocab_size);
+    return 0;
+}
+
+/* Open the memory and the backend of a model that makes drafts. */
+static int open_drafting(struct engine *g, struct draft_model *d, const struct engine_options *o,
+                         const struct backend_options *bo, struct err *e)
+{
     struct backend_options own = *bo;
-    if (!d)
-        return err_nomem(e, "draft model");
     if (g->window)
         return err_set(e, ERR_UNSUPPORTED, "a draft model has no window");
     if (o->predictor ? engine_check_predictor(g->m, o, e) != 0
@@ -125,6 +132,8 @@ int draft_model_open(struct engine *g, const struct engine_options *o, const str
         d->part.config.n_layers = o->draft_layers;
         d->m = &d->part;
     }
+    d->vocab_size = d->m->config.vocab_size;
+    d->most = o->predictor ? ENGINE_PREDICTED_MOST : DRAFT_MOST;
     own.n_states = own.n_window_blocks = own.device_layers = 0;
     own.max_weights = own.max_device = 0;
     own.max_logits = g->max_seqs;
@@ -132,6 +141,25 @@ int draft_model_open(struct engine *g, const struct engine_options *o, const str
         !(d->pool = kv_pool_open(bo->n_blocks, e)))
         return -1;
     return (d->b = g->backend->open(d->m, &own, e)) ? 0 : err_prefix(e, "draft model");
+}
+
+static int open_heads(struct engine *g, struct draft_model *d, const struct engine_options *o, struct err *e)
+{
+    if (engine_check_medusa(o->medusa, &g->m->config, o, e) != 0)
+        return -1;
+    d->vocab_size = o->medusa->vocab_size;
+    d->most = o->medusa->n_heads;
+    return open_sizes(g, d, e) != 0 ? -1 : medusa_run_open(g, d, o, e);
+}
+
+int draft_model_open(struct engine *g, const struct engine_options *o, const struct backend_options *bo,
+                     struct err *e)
+{
+    if (g->no_drafts || (!o->draft_model && !o->draft_layers && !o->predictor && !o->medusa))
+        return 0;
+    if (!(g->draft_model = calloc(1, sizeof *g->draft_model)))
+        return err_nomem(e, "draft model");
+    return o->medusa ? open_heads(g, g->draft_model, o, e) : open_drafting(g, g->draft_model, o, bo, e);
 }
 
 void draft_model_close(struct engine *g)
@@ -148,7 +176,9 @@ void draft_model_close(struct engine *g)
     free(d->length);
     free(d->logits);
     free(d->row);
+    free(d->rows);
     predictor_close(d);
+    medusa_run_close(d->heads);
     free(d);
     g->draft_model = NULL;
 }
@@ -157,8 +187,10 @@ size_t draft_model_bytes(const struct engine *g)
 {
     const struct draft_model *d = g->draft_model;
     const size_t row = (size_t)g->vocab_size * sizeof *d->row;
-    return d ? g->backend->memory(d->b) + kv_pool_bytes(d->pool) + ((size_t)g->max_seqs + 1) * row +
-               predictor_bytes(g) : 0;
+    if (!d)
+        return 0;
+    return ((size_t)g->max_seqs + 1) * row + (d->heads ? medusa_run_bytes(d->heads)
+                                              : g->backend->memory(d->b) + kv_pool_bytes(d->pool) + predictor_bytes(g));
 }
 
 static void drop_block(void *user, int32_t block)
@@ -170,7 +202,7 @@ static void drop_block(void *user, int32_t block)
 
 void draft_model_trim(struct engine *g)
 {
-    if (g->draft_model)
+    if (g->draft_model && g->draft_model->pool)
         kv_pool_trim(g->draft_model->pool, drop_block, g);
 }
 
@@ -181,6 +213,8 @@ int draft_model_init(struct engine *g, struct request *r, struct err *e)
     struct draft_model *d = g->draft_model;
     r->draft.by_model = 1;
     r->draft.whole = -1;
+    if (d->heads)
+        return 0;
     return kv_table_init(&r->draft.kv, d->max_len, e) != 0 ? -1 : kv_table_scope(&r->draft.kv, d->pool, r->scope, e);
 }
 
@@ -201,6 +235,10 @@ void draft_model_release(struct engine *g, struct request *r)
     struct drafting *d = &r->draft;
     if (!d->by_model)
         return;
+    if (g->draft_model->heads) {
+        d->next.n = d->n_rows = 0;
+        return;
+    }
     if (g->draft_model->rows) {
         predictor_release(g, r);
         return;
@@ -214,7 +252,7 @@ void draft_model_release(struct engine *g, struct request *r)
 
 void draft_model_free(struct engine *g, struct request *r)
 {
-    if (r->draft.by_model)
+    if (r->draft.by_model && g->draft_model->pool)
         kv_table_release(&r->draft.kv, g->draft_model->pool);
     free(r->draft.kept);
 }
@@ -238,14 +276,13 @@ int draft_reserve(struct engine *g, struct request *r, int n_tokens)
     return rc < 0 || d->failed ? -1 : kv_table_reserve(&r->draft.kv, d->pool, n_tokens);
 }
 
-/* Append the next token of r's draft, from a row of the draft model. */
-static void add_token(struct engine *g, struct request *r, const float *logits)
+void draft_append(struct engine *g, struct request *r, const float *logits)
 {
     struct draft_model *d = g->draft_model;
     struct draft *next = &r->draft.next;
     struct err ignored;
     int32_t id;
-    const int theirs = d->m->config.vocab_size, n = theirs < g->vocab_size ? theirs : g->vocab_size;
+    const int theirs = d->vocab_size, n = theirs < g->vocab_size ? theirs : g->vocab_size;
     memcpy(d->row, logits, (size_t)n * sizeof *logits);
     for (int i = n; i < g->vocab_size; i++)
         d->row[i] = -INFINITY;
@@ -261,8 +298,8 @@ static void take_rows(struct engine *g, int n)
     for (int i = 0; i < n; i++) {
         if (!d->items[i].n_logits)
             continue;
-        add_token(g, d->batched[i], logits);
-        logits += d->m->config.vocab_size;
+        draft_append(g, d->batched[i], logits);
+        logits += d->vocab_size;
     }
 }
 
@@ -300,8 +337,7 @@ static int wanted(struct engine *g, struct request *r, int n_decoding, int room)
 {
     struct draft_model *d = g->draft_model;
     struct drafting *x = &r->draft;
-    const int most = d->rows ? ENGINE_PREDICTED_MOST : DRAFT_MOST, longest = d->max_len - r->n_ids,
-              left = longest < most ? longest : most;
+    const int longest = d->max_len - r->n_ids, left = longest < d->most ? longest : d->most;
     float rate;
     if (!decodes(r) || pace_alone(g, n_decoding) <= 0)
         return 0;
@@ -327,7 +363,7 @@ struct draft_budget { int total, chunk; };
 static int knows(const struct draft_model *d, const struct request *r)
 {
     for (int i = r->draft.kv.n_tokens; i < r->n_ids; i++)
-        if (r->ids[i] >= d->m->config.vocab_size)
+        if (r->ids[i] >= d->vocab_size)
             return 0;
     return 1;
 }
@@ -431,13 +467,16 @@ void draft_model_guess(struct engine *g, int n_decoding, int chunk)
         }
         const int length = r->late ? 0 : wanted(g, r, n_decoding, room);
         only_drafts &= decodes(r);
-        if (d->rows)
+        if (d->heads)
+            medusa_feed(g, r, length);
+        else if (d->rows)
             predictor_feed(g, r, length, n_decoding, &n, &used);
         else if (length || !decodes(r))
             plan_first(g, r, length, &n, &left);
     }
     /* not where states had waited */
-    only_drafts = d->rows ? only_drafts && used <= 4 * d->n_drafting : n == d->n_drafting;
+    only_drafts = d->heads || (d->rows ? only_drafts && used <= 4 * d->n_drafting : n == d->n_drafting);
+    n_passes = d->heads ? medusa_guess(g) : 0;
     while (draft_pass(g, n)) {
         n = plan_next(g);
         n_passes++;

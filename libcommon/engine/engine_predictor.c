@@ -35,14 +35,13 @@ int predictor_open(struct engine *g, struct draft_model *d, struct err *e)
 
 void predictor_close(struct draft_model *d)
 {
-    free(d->rows);
     free(d->states);
     free(d->own);
 }
 
 size_t predictor_bytes(const struct engine *g)
 {
-    return g->draft_model->rows ? (2 * (size_t)g->max_tokens + (1 + KEPT) * (size_t)g->max_seqs) * row_floats(g) *
+    return g->draft_model->own ? (2 * (size_t)g->max_tokens + (1 + KEPT) * (size_t)g->max_seqs) * row_floats(g) *
                                   sizeof(float) : 0;
 }
 

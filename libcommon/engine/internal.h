@@ -11,6 +11,7 @@
  *   engine_draft.c      speculation: drafts in a step, and the tokens kept of them
  *   engine_draft_model.c    drafts of a second model
  *   engine_predictor.c  drafts of a layer that predicts further tokens
+ *   engine_medusa.c     drafts of Medusa heads
  *   engine_deliver.c    tokens, text and callbacks from the rows of a step
  *   engine_masks.c      the work of constraints */
 #ifndef ZSE_ENGINE_INTERNAL_H
@@ -93,10 +94,10 @@ struct drafting {
     /* the sequence has a token that the draft model lacks: no drafts */
     int unknown;
     int32_t fed[DRAFT_MOST]; int n_fed;
-    /* For a predictor: the n_rows states of the last step (borrowed), of which row i is the state
-     * after ids[row_pos + i]; copies of the n_kept states from kept_pos on, in a ring (owned).
-     * Entries of kv before `whole` are made of the states after ids[0], ids[1] and so on (-1: all
-     * are), later ones of the states after ids[base + entry]. */
+    /* For a predictor or heads: the n_rows states of the last step (borrowed), of which row i is
+     * the state after ids[row_pos + i].  For a predictor: copies of the n_kept states from kept_pos
+     * on, in a ring (owned).  Entries of kv before `whole` are made of the states after ids[0],
+     * ids[1] and so on (-1: all are), later ones of the states after ids[base + entry]. */
     const float *rows; int row_pos, n_rows;
     float *kept; int kept_pos, n_kept, base, whole;
     /* drafts pause because none pays: length of the pause in steps, and steps left of it */

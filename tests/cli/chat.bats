@@ -267,6 +267,29 @@ E
   [[ "$output" == *"the draft model has another tokenizer: its token "*", expected '"* ]]
 }
 
+@test "--spec medusa: the same tokens; heads of a file and of a folder; heads that do not fit are refused" {
+  local heads=models/tiny-medusa prompt="Tell me a joke." t s
+  for t in 0 1; do
+    for s in off "medusa:$heads" "medusa:1:$heads/medusa_lm_head.safetensors"; do
+      zse-chat "$MODEL" --spec "$s" --temp $t --seed 3 -p "$prompt" -n 100 --ignore-eos --ids --json >"$BATS_TEST_TMPDIR/${s:0:8}"
+    done
+    diff <(jq -c .ids "$BATS_TEST_TMPDIR/off") <(jq -c .ids "$BATS_TEST_TMPDIR/medusa:m")
+    diff <(jq -c .ids "$BATS_TEST_TMPDIR/off") <(jq -c .ids "$BATS_TEST_TMPDIR/medusa:1")
+    jq -e '.speculation.accepted_tokens > 10' "$BATS_TEST_TMPDIR/medusa:1"
+  done
+  zse-chat "$MODEL" --spec "medusa:2:$heads" --regex '[A-Z][a-z ]{20,40}' --seed 3 -p "$prompt" --ids >"$BATS_TEST_TMPDIR/g"
+  diff <(zse-chat "$MODEL" --spec off --regex '[A-Z][a-z ]{20,40}' --seed 3 -p "$prompt" --ids) "$BATS_TEST_TMPDIR/g"
+  run -1 zse-chat "$MODEL" --spec medusa:models/tiny -p hi
+  [[ "$output" == *"--spec medusa: models/tiny/medusa_lm_head.safetensors: "* ]]
+  run -1 zse-chat "$MODEL" --spec medusa:models/tiny/model.safetensors -p hi
+  [[ "$output" == *"expected names of Medusa heads like 0.0.linear.weight"* ]]
+  mkdir "$BATS_TEST_TMPDIR/other"
+  cp $heads/medusa_lm_head.safetensors "$BATS_TEST_TMPDIR/other"
+  sed 's/128/256/' $heads/config.json >"$BATS_TEST_TMPDIR/other/config.json"
+  run -1 zse-chat "$MODEL" --spec "medusa:$BATS_TEST_TMPDIR/other" -p hi
+  [[ "$output" == *"heads of a model with hidden_size 256 and 1024 tokens, this one has 128 and 1024"* ]]
+}
+
 @test "--spec: the same tokens with guesses as without, greedy and drawn; --json counts the guesses" {
   local prompt="What is the capital of France? What is the capital of Italy? What is the capital of France?" t s temperatures='0 1'
   [ -z "${ZSE_SANITIZED-}" ] || temperatures=1
@@ -292,9 +315,10 @@ E
   diff <(jq -c .ids "$BATS_TEST_TMPDIR/off") <(jq -c .ids "$BATS_TEST_TMPDIR/ngram:15")
   jq -e '.speculation.accepted_tokens > 0' "$BATS_TEST_TMPDIR/ngram:15"
   zse-chat "$MODEL" --spec ngram:1 --verbose -p "$prompt" -n 9 --ignore-eos 2>&1 >/dev/null | grep -E 'guesses: [0-9]+ tokens?, [0-9]+ of them right; 9 tokens'
-  run ! zse-chat "$MODEL" --spec medusa -p hi
-  [[ "$output" == *"--spec: 'medusa', expected auto, ngram, ngram:N, mtp, draft:MODEL, self:LAYERS or off"* ]]
-  for s in ngram: ngram:0 ngram:16 ngram:x mtp: mtp:0 auto:3 draft: "draft:16:$MODEL" self: self:0 self:16:2 self:x; do
+  run ! zse-chat "$MODEL" --spec guess -p hi
+  [[ "$output" == *"--spec: 'guess', expected auto, ngram, ngram:N, mtp, draft:MODEL, self:LAYERS, medusa:FILE or off"* ]]
+  for s in ngram: ngram:0 ngram:16 ngram:x mtp: mtp:0 auto:3 draft: "draft:16:$MODEL" self: self:0 self:16:2 self:x \
+    medusa medusa: medusa:16:x; do
     run -2 zse-chat "$MODEL" --spec $s -p hi
     [[ "$output" == *--spec* ]]
   done

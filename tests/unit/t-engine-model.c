@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "libcommon/base/rng.h"
+#include "libcommon/convert/medusa_source.h"
 #include "libcommon/engine/draft_model.h"
 #include "tests/unit/assemble.h"
 #include "tests/unit/tiny.h"
@@ -55,7 +56,9 @@ static int few(int n) { return getenv("ZSE_SANITIZED") ? n : 1; }
 
 static int window, sinks;               /* options of engines, and room for steps beside them; 0: none */
 static int len = 160;                   /* context of engines, at most ROOM */
-static int predicts;                    /* the model's predictor makes drafts; 2: of a fixed length */
+/* the model's predictor, or `heads` if not NULL, make drafts; 2: of a fixed length */
+static int predicts;
+static const struct medusa *heads;
 
 static struct engine *open_engine(const struct model *m, struct kv_types kv, int max_seqs, int max_tokens,
                                   int extra_blocks, int no_prefix_cache)
@@ -66,7 +69,8 @@ static struct engine *open_engine(const struct model *m, struct kv_types kv, int
     const struct engine_options o = { .kv = kv, .max_len = len, .max_seqs = max_seqs, .max_tokens = max_tokens,
                                       .no_prefix_cache = no_prefix_cache, .n_threads = 2,
                                       .snapshots = 1 + extra_blocks, .snapshot_every = 32,
-                                      .window = window, .sinks = sinks, .predictor = predicts > 0,
+                                      .window = window, .sinks = sinks, .predictor = predicts > 0 && !heads,
+                                      .medusa = predicts > 0 ? heads : NULL,
                                       .draft = predicts > 1 ? predicts - 1 : 0,
                                       .drafter = predicts % 2 ? &drafter_ngram : NULL,
                                       .kv_bytes = (size_t)(len / KV_BLOCK + extra_blocks + (window ? 10 : 0)) * block +
@@ -243,6 +247,23 @@ static void test_predictor(void **state)
     predicts = 1;
     run_schedules(m, 4);
     free(in);
+}
+
+/* Heads that predict further tokens change no answer. */
+static void test_heads(void **state)
+{
+    (void)state;
+    const struct medusa_options o = { .n_threads = 1 };
+    struct err e;
+    struct model *m = load_tiny();
+    struct medusa *own = medusa_read("models/tiny-medusa", &m->config, &o, &e);
+    if (!own)
+        fail_msg("%s", e.msg);
+    heads = own;
+    predicts = 1;
+    run_schedules(m, 4);
+    heads = NULL;
+    medusa_close(own);
 }
 
 /* The CPU backend, which counts the tokens that a predictor computes. */
@@ -745,7 +766,8 @@ static void test_wrong_windows(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_schedules), cmocka_unit_test(test_windows),
-                                        cmocka_unit_test(test_predictor), cmocka_unit_test(test_predictor_waits),
+                                        cmocka_unit_test(test_predictor), cmocka_unit_test(test_heads),
+                                        cmocka_unit_test(test_predictor_waits),
                                         cmocka_unit_test(test_prediction),
                                         cmocka_unit_test(test_foreign_predictors),
                                         cmocka_unit_test(test_tail),

@@ -1,0 +1,31 @@
+/* medusa.h - Medusa heads (arXiv:2401.10774, section 2.1.1): drafts of a model's next tokens from
+ * its final state alone.
+ *
+ * Head i predicts the token i + 2 places after the token whose state x it reads (the model's own
+ * head predicts the one before).  It computes x += silu(W x + b) for each of its blocks, then
+ * logits. */
+#ifndef ZSE_MODEL_MEDUSA_H
+#define ZSE_MODEL_MEDUSA_H
+
+#include "libcommon/model/model.h"
+
+enum { MEDUSA_MOST_HEADS = 15, MEDUSA_MOST_BLOCKS = 16 };
+
+struct medusa {
+    int n_heads, n_blocks, hidden_size, vocab_size;
+    /* [n_heads][n_blocks + 1]: the blocks of a head, then its matrix of logits; all int8, with the
+     * same groups */
+    struct linear *linears;
+    size_t bytes;                   /* memory of the weights */
+    uint8_t *data; float *biases;   /* owned; linears point into them */
+};
+
+/* Bytes of such heads; 0: the numbers are out of range. */
+uint64_t medusa_bytes(int n_heads, int n_blocks, int hidden_size, int vocab_size);
+/* Allocate heads whose weights are unset. */
+struct medusa *medusa_open(int n_heads, int n_blocks, int hidden_size, int vocab_size, struct err *e);
+void medusa_close(struct medusa *m);    /* NULL is fine */
+/* Linear layer i of a head: i < n_blocks, a block; n_blocks: the logits. */
+struct linear *medusa_linear(const struct medusa *m, int head, int i);
+
+#endif
