@@ -1,17 +1,22 @@
 #!/usr/bin/env python3
 """Train the tiny chat model of models/tiny: a Llama-shaped decoder of under a million weights that
-answers a few hundred fixed questions, for the demo and the end-to-end tests.
+answers a few hundred fixed questions, for the demo and the end-to-end tests; or drafters for it: a
+draft model of one layer (models/tiny-draft), a layer over the frozen model that predicts a further
+token, in the form of DeepSeek-V3 (models/tiny-mtp), or two Medusa heads (models/tiny-medusa).
 
-usage: train-tiny.py [--steps 3000] [--threads 1] OUTDIR
+usage: train-tiny.py [--steps N] [--threads 1] [--draft MODEL | --mtp MODEL | --medusa MODEL] OUTDIR
 
-Needs torch, transformers and tokenizers; about half an hour on one core.  All data is made here,
-from the tables below, with a fixed seed, so that the folder can be made again."""
+Needs torch, transformers and tokenizers; about half an hour on one core, a few minutes for a
+drafter.  All data is made here, from the tables below, with a fixed seed, so that the folders can
+be made again."""
 import argparse
 import json
 import os
 import random
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -65,6 +70,7 @@ FACTS = [
     (["Write hello world in C."], '#include <stdio.h>\n\nint main(void)\n{\n    puts("Hello, world!");\n}'),
     (["Write hello world in Python."], 'print("Hello, world!")'),
 ]
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 SYSTEMS = ["You are a helpful assistant.", "You are Tiny, a very small language model.", "Answer briefly.",
            "You are a helpful AI assistant."]
 TEMPLATE = (
@@ -100,74 +106,255 @@ def questions():
     return pairs
 
 
+class Conversations:
+    """Conversations of random questions, as ids, and which of them are the model's to say."""
+
+    def __init__(self, tok, pairs):
+        self.tok, self.pairs, self.rng = tok, pairs, random.Random(1)
+        self.pad, self.start, self.end = (tok.token_to_id(s) for s in SPECIAL)
+
+    def one(self):
+        ids, mine = [], []
+
+        def turn(role, content, learn):
+            head = [self.start] + self.tok.encode(role + "\n").ids
+            body = self.tok.encode(content).ids + [self.end]
+            tail = self.tok.encode("\n").ids
+            ids.extend(head + body + tail)
+            mine.extend([0] * len(head) + [int(learn)] * len(body) + [0] * len(tail))
+
+        if self.rng.random() < 0.4:
+            turn("system", self.rng.choice(SYSTEMS), False)
+        for _ in range(self.rng.choice((1, 1, 2, 3))):
+            question, answer = self.rng.choice(self.pairs)
+            turn("user", question, False)
+            turn("assistant", answer, True)
+        return ids, mine
+
+    def batch(self, n, length):
+        """Ids [n][length], and the same where the model says them, else -100."""
+        rows, goals = [], []
+        for _ in range(n):
+            ids, mine = self.one()
+            ids, mine = ids[:length], mine[:length]
+            pad = length - len(ids)
+            rows.append(ids + [self.pad] * pad)
+            goals.append([i if m else -100 for i, m in zip(ids, mine)] + [-100] * pad)
+        return torch.tensor(rows), torch.tensor(goals)
+
+
+def train(parameters, steps, loss_of):
+    parameters = list(parameters)
+    optimizer = torch.optim.AdamW(parameters, lr=3e-3, betas=(0.9, 0.98), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps, pct_start=0.05)
+    for step in range(steps):
+        loss = loss_of()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        schedule.step()
+        if step % 100 == 0 or step == steps - 1:
+            print(f"step {step} loss {loss.item():.4f}", flush=True)
+
+
+def llama(tok, hidden_size, intermediate_size, n_layers, n_heads, n_kv_heads):
+    end_of_text, _, end = (tok.token_to_id(s) for s in SPECIAL)
+    return LlamaForCausalLM(LlamaConfig(
+        vocab_size=tok.get_vocab_size(), hidden_size=hidden_size, intermediate_size=intermediate_size,
+        num_hidden_layers=n_layers, num_attention_heads=n_heads, num_key_value_heads=n_kv_heads, head_dim=32,
+        max_position_embeddings=2048, rope_theta=10000.0, rms_norm_eps=1e-5, tie_word_embeddings=True,
+        bos_token_id=end_of_text, eos_token_id=end, pad_token_id=end_of_text)).float()
+
+
+def cross_entropy(logits, goals):
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), goals.flatten(), ignore_index=-100)
+
+
+def save_files_of_tokenizer(tok, outdir):
+    """The tokenizer and its settings."""
+    end_of_text, _, end = (tok.token_to_id(s) for s in SPECIAL)
+    tok.save(os.path.join(outdir, "tokenizer.json"), pretty=False)
+    with open(os.path.join(outdir, "tokenizer_config.json"), "w", encoding="utf-8") as f:
+        json.dump({"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": None, "eos_token": "<|im_end|>",
+                   "pad_token": "<|endoftext|>", "add_bos_token": False, "clean_up_tokenization_spaces": False,
+                   "model_max_length": 2048, "chat_template": TEMPLATE}, f, indent=1, ensure_ascii=False)
+    with open(os.path.join(outdir, "generation_config.json"), "w", encoding="utf-8") as f:
+        json.dump({"eos_token_id": [end, end_of_text], "pad_token_id": end_of_text, "do_sample": False}, f, indent=1)
+
+
+def link_files(model, outdir, names):
+    """Links in outdir to files of model, by the names that they have in outdir."""
+    for name, source in names.items():
+        path = os.path.join(outdir, name)
+        if os.path.lexists(path):
+            os.remove(path)
+        os.symlink(os.path.relpath(os.path.join(model, source), outdir), path)
+
+
+TOKENIZER = {f: f for f in ("tokenizer.json", "tokenizer_config.json", "generation_config.json")}
+
+
+def train_draft(args, pairs):
+    """A model of one layer with the tokenizer of args.draft, which gives the same answers."""
+    tok = Tokenizer.from_file(os.path.join(args.draft, "tokenizer.json"))
+    data = Conversations(tok, pairs)
+    model = llama(tok, 64, 192, 1, 2, 1)
+
+    def loss():
+        rows, goals = data.batch(12, 64)
+        return model(input_ids=rows, labels=goals).loss
+
+    train(model.parameters(), args.steps or 1500, loss)
+    model.to(torch.bfloat16).save_pretrained(args.outdir)
+    link_files(args.draft, args.outdir, TOKENIZER)
+
+
+def norm(x, weight):
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * weight
+
+
+class Predictor(torch.nn.Module):
+    """The layer: from the model's state after a token and the embedding of the next one to its own
+    state, whose head gives the token after that (arXiv:2412.19437, section 2.2)."""
+
+    def __init__(self, config):
+        super().__init__()
+        n, m = config.hidden_size, config.intermediate_size
+        self.heads, self.kv_heads, self.dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        kv = self.kv_heads * self.dim
+        shapes = {"eh_proj": (n, 2 * n), "self_attn.q_proj": (self.heads * self.dim, n), "self_attn.k_proj": (kv, n),
+                  "self_attn.v_proj": (kv, n), "self_attn.o_proj": (n, self.heads * self.dim), "mlp.gate_proj": (m, n),
+                  "mlp.up_proj": (m, n), "mlp.down_proj": (n, m)}
+        self.w = torch.nn.ParameterDict({k.replace(".", "/"): torch.randn(s) * 0.02 for k, s in shapes.items()})
+        for name in "enorm", "hnorm", "input_layernorm", "post_attention_layernorm", "shared_head.norm":
+            self.w[name.replace(".", "/")] = torch.ones(n)
+
+    def rotate(self, x):
+        half = self.dim // 2
+        angle = torch.arange(x.shape[2])[:, None] * 10000.0 ** (-torch.arange(half) / half)
+        cos, sin, a, b = angle.cos(), angle.sin(), x[..., :half], x[..., half:]
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+    def forward(self, embeddings, states):
+        w, linear = self.w, torch.nn.functional.linear
+        x = linear(torch.cat((norm(embeddings, w["enorm"]), norm(states, w["hnorm"])), -1), w["eh_proj"])
+        y = norm(x, w["input_layernorm"])
+        q, k, v = (linear(y, w[f"self_attn/{c}_proj"]).unflatten(-1, (-1, self.dim)).transpose(1, 2) for c in "qkv")
+        each = self.heads // self.kv_heads
+        y = torch.nn.functional.scaled_dot_product_attention(
+            self.rotate(q), self.rotate(k).repeat_interleave(each, 1), v.repeat_interleave(each, 1), is_causal=True)
+        x = x + linear(y.transpose(1, 2).flatten(2), w["self_attn/o_proj"])
+        y = norm(x, w["post_attention_layernorm"])
+        x = x + linear(torch.nn.functional.silu(linear(y, w["mlp/gate_proj"])) * linear(y, w["mlp/up_proj"]),
+                       w["mlp/down_proj"])
+        return norm(x, w["shared_head/norm"])
+
+
+def train_mtp(args, pairs):
+    """A layer for the model args.mtp, as a second file of its weights with an index of both.  The
+    files of the model are links."""
+    data = Conversations(Tokenizer.from_file(os.path.join(args.mtp, "tokenizer.json")), pairs)
+    model = LlamaForCausalLM.from_pretrained(args.mtp, dtype=torch.float32).eval().requires_grad_(False)
+    layer, head = Predictor(model.config), model.lm_head.weight
+
+    def loss():
+        rows, goals = data.batch(12, 64)
+        with torch.no_grad():
+            states, embeddings = model.model(input_ids=rows).last_hidden_state, model.model.embed_tokens(rows)
+        first = layer(embeddings[:, 1:], states[:, :-1])            # row i: after token i + 1
+        second = layer(embeddings[:, 2:], first[:, :-1])            # then from its own state
+        return (cross_entropy(first[:, :-1] @ head.T, goals[:, 2:]) +
+                0.5 * cross_entropy(second[:, :-1] @ head.T, goals[:, 3:]))
+
+    train(layer.parameters(), args.steps or 600, loss)
+    own = f"model.layers.{model.config.num_hidden_layers}."
+    tensors = {f"{own}{k.replace('/', '.')}.weight": v.detach().to(torch.bfloat16) for k, v in layer.w.items()}
+    save_file(tensors, os.path.join(args.outdir, "mtp.safetensors"), metadata={"format": "pt"})
+    with safe_open(os.path.join(args.mtp, "model.safetensors"), "pt") as f:
+        files = dict.fromkeys(f.keys(), "tiny.safetensors") | dict.fromkeys(tensors, "mtp.safetensors")
+    with open(os.path.join(args.outdir, "model.safetensors.index.json"), "w", encoding="utf-8") as f:
+        json.dump({"metadata": {}, "weight_map": files}, f, indent=1)
+    link_files(args.mtp, args.outdir, TOKENIZER | {"config.json": "config.json", "tiny.safetensors": "model.safetensors"})
+
+
+class MedusaHead(torch.nn.Module):
+    """A head that predicts a token behind the next one from the model's state (arXiv:2401.10774,
+    section 2.1.1).  Weights are rounded to fp8 in training, too."""
+
+    def __init__(self, head):
+        super().__init__()
+        n = head.shape[1]
+        self.linear, self.bias = torch.nn.Parameter(torch.zeros(n, n)), torch.nn.Parameter(torch.zeros(n))
+        self.head = torch.nn.Parameter(head.clone())
+
+    def forward(self, states):
+        def rounded(w):
+            return w + (w.to(torch.float8_e4m3fn).to(w.dtype) - w).detach()
+
+        x = torch.nn.functional.linear(states, rounded(self.linear), self.bias)
+        return (states + torch.nn.functional.silu(x)) @ rounded(self.head).T
+
+
+def train_medusa(args, pairs):
+    """Two heads for the model args.medusa, with the names and the configuration of Medusa's own."""
+    data = Conversations(Tokenizer.from_file(os.path.join(args.medusa, "tokenizer.json")), pairs)
+    model = LlamaForCausalLM.from_pretrained(args.medusa, dtype=torch.float32).eval().requires_grad_(False)
+    heads = torch.nn.ModuleList(MedusaHead(model.lm_head.weight) for _ in range(2))
+
+    def loss():
+        rows, goals = data.batch(12, 64)
+        with torch.no_grad():
+            states = model.model(input_ids=rows).last_hidden_state
+        return sum(cross_entropy(h(states)[:, :-2 - i], goals[:, 2 + i:]) for i, h in enumerate(heads))
+
+    train(heads.parameters(), args.steps or 600, loss)
+    tensors = {}
+    for i, h in enumerate(heads):
+        tensors[f"medusa_head.{i}.0.linear.weight"] = h.linear.detach().to(torch.float8_e4m3fn)
+        tensors[f"medusa_head.{i}.0.linear.bias"] = h.bias.detach().to(torch.bfloat16)
+        tensors[f"medusa_head.{i}.1.weight"] = h.head.detach().to(torch.float8_e4m3fn)
+    save_file(tensors, os.path.join(args.outdir, "medusa_lm_head.safetensors"), metadata={"format": "pt"})
+    with open(os.path.join(args.outdir, "config.json"), "w", encoding="utf-8") as f:
+        json.dump({"model_type": "medusa", "medusa_num_heads": 2, "medusa_num_layers": 1,
+                   "hidden_size": model.config.hidden_size, "vocab_size": model.config.vocab_size}, f, indent=1)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("outdir")
-    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--steps", type=int)
     parser.add_argument("--threads", type=int, default=1)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--draft", metavar="MODEL")
+    what.add_argument("--mtp", metavar="MODEL")
+    what.add_argument("--medusa", metavar="MODEL")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(1)
-    rng = random.Random(1)
     pairs = questions()
+    os.makedirs(args.outdir, exist_ok=True)
+    for model, train_drafter in (args.draft, train_draft), (args.mtp, train_mtp), (args.medusa, train_medusa):
+        if model:
+            return train_drafter(args, pairs)
 
     tok = Tokenizer(models.BPE())
     tok.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True),
                                                  pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
     tok.decoder = decoders.ByteLevel()
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     text = [q + "\n" + a for q, a in pairs] + SYSTEMS * 20 + ["system\n", "user\n", "assistant\n"] * 200
     tok.train_from_iterator(text, trainers.BpeTrainer(
-        vocab_size=1024, special_tokens=special, show_progress=False,
+        vocab_size=1024, special_tokens=SPECIAL, show_progress=False,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet())))
-    end_of_text, start, end = (tok.token_to_id(s) for s in special)
-
-    def conversation():
-        """Ids of one conversation and which of them are the model's to say."""
-        ids, mine = [], []
-
-        def turn(role, content, learn):
-            head = [start] + tok.encode(role + "\n").ids
-            body = tok.encode(content).ids + [end]
-            tail = tok.encode("\n").ids
-            ids.extend(head + body + tail)
-            mine.extend([0] * len(head) + [int(learn)] * len(body) + [0] * len(tail))
-
-        if rng.random() < 0.4:
-            turn("system", rng.choice(SYSTEMS), False)
-        for _ in range(rng.choice((1, 1, 2, 3))):
-            question, answer = rng.choice(pairs)
-            turn("user", question, False)
-            turn("assistant", answer, True)
-        return ids, mine
-
-    config = LlamaConfig(
-        vocab_size=tok.get_vocab_size(), hidden_size=128, intermediate_size=384, num_hidden_layers=4,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=32, max_position_embeddings=2048,
-        rope_theta=10000.0, rms_norm_eps=1e-5,
-        tie_word_embeddings=True, bos_token_id=end_of_text, eos_token_id=end, pad_token_id=end_of_text)
-    model = LlamaForCausalLM(config).float()
+    data = Conversations(tok, pairs)
+    model = llama(tok, 128, 384, 4, 4, 2)
     print("weights:", sum(p.numel() for p in model.parameters()), "vocabulary:", tok.get_vocab_size(), "pairs:", len(pairs), flush=True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.98), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=args.steps, pct_start=0.05)
-    length = 128
-    for step in range(args.steps):
-        rows, goals = [], []
-        for _ in range(24):
-            ids, mine = conversation()
-            ids, mine = ids[:length], mine[:length]
-            pad = length - len(ids)
-            rows.append(ids + [end_of_text] * pad)
-            goals.append([i if m else -100 for i, m in zip(ids, mine)] + [-100] * pad)
-        loss = model(input_ids=torch.tensor(rows), labels=torch.tensor(goals)).loss
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        if step % 200 == 0 or step == args.steps - 1:
-            print(f"step {step} loss {loss.item():.4f}", flush=True)
 
+    def loss():
+        rows, goals = data.batch(24, 128)
+        return model(input_ids=rows, labels=goals).loss
+
+    train(model.parameters(), args.steps or 3000, loss)
     model = model.to(torch.bfloat16).eval()
     wrong = 0
     for question, answer in pairs:
@@ -180,16 +367,8 @@ def main():
         if got != answer and wrong <= 20:
             print(f"wrong: {question!r} -> {got!r}, expected {answer!r}")
     print(f"{len(pairs) - wrong} of {len(pairs)} questions answered exactly")
-
-    os.makedirs(args.outdir, exist_ok=True)
     model.save_pretrained(args.outdir)
-    tok.save(os.path.join(args.outdir, "tokenizer.json"), pretty=False)
-    with open(os.path.join(args.outdir, "tokenizer_config.json"), "w", encoding="utf-8") as f:
-        json.dump({"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": None, "eos_token": "<|im_end|>",
-                   "pad_token": "<|endoftext|>", "add_bos_token": False, "clean_up_tokenization_spaces": False,
-                   "model_max_length": 2048, "chat_template": TEMPLATE}, f, indent=1, ensure_ascii=False)
-    with open(os.path.join(args.outdir, "generation_config.json"), "w", encoding="utf-8") as f:
-        json.dump({"eos_token_id": [end, end_of_text], "pad_token_id": end_of_text, "do_sample": False}, f, indent=1)
+    save_files_of_tokenizer(tok, args.outdir)
 
 
 main()
