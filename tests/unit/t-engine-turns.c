@@ -4,8 +4,8 @@
 #include "libcommon/engine/internal.h"
 #include "tests/unit/engine_fake.h"
 
-/* A conversation goes on, is edited, is cut short: what is known of it to the token is not
- * computed again. */
+/* A conversation continues, is edited, or is cut short: the tokens that are in the cache already
+ * are not computed again, to the exact token. */
 static void test_turns(void **state)
 {
     (void)state;
@@ -48,8 +48,8 @@ static void test_turns(void **state)
     }
 }
 
-/* Higher priorities first, first come first among equals; and the last in turn gives way when
- * blocks are short. */
+/* Higher priorities go first, equal ones in the order of arrival; the last request in turn is
+ * preempted when blocks are short. */
 static void test_priority(void **state)
 {
     (void)state;
@@ -128,7 +128,8 @@ static void test_deadline(void **state)
     assert_same(&a[0], &want);
     assert_same(&a[2], &want);
     p.max_tokens = 0;
-    /* in the middle of its answer: where the deadline came before the first token, a longer one */
+    /* a deadline in the middle of the answer: if it passed before the first token, repeat with a
+     * longer one */
     for (uint64_t ms = 2;; ms *= 4) {
         p.deadline_ns = clock_ns() + ms * 1000000;
         submit(g, &p, &a[0]);
@@ -182,7 +183,7 @@ static void test_cancel(void **state)
 }
 
 
-/* Thousands wait; the queue has an end; a refused request leaves no trace. */
+/* Thousands of requests wait; the queue is limited; a refused request leaves no trace. */
 static void test_queue(void **state)
 {
     (void)state;
@@ -236,8 +237,8 @@ static void test_queue(void **state)
     engine_close(g);
 }
 
-/* Prompts do not take more of a step than they are given while answers run, and all of it while
- * none does. */
+/* While answers run, prompts take no more tokens of a step than the limit allows; when none runs,
+ * they take all of it. */
 static void test_chunk(void **state)
 {
     (void)state;
@@ -266,8 +267,8 @@ static void test_chunk(void **state)
     engine_close(g);
 }
 
-/* Activations of a step stay within 24 MB or so: a large model gets smaller steps, down to 32
- * tokens; a size that the caller gives is kept. */
+/* The activations of a step take at most about 24 MB: a large model gets smaller steps, down to 32
+ * tokens.  A size that the caller chooses is kept. */
 static void test_step_size(void **state)
 {
     (void)state;
@@ -305,10 +306,10 @@ static int rising(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Steps that last as long as they are computed to: prompts of 512 tokens beside eight answers,
- * each with an answer of its own before the next one comes.  However often they come, one gap in
- * a hundred is at most twice the median, and where they come all the time they get a larger
- * share. */
+/* Steps are simulated, with computed durations: prompts of 512 tokens arrive beside eight running
+ * answers, each with an answer of its own before the next one arrives.  However often prompts
+ * arrive, one gap in a hundred is at most twice the median.  If they arrive all the time, they get
+ * more tokens of a step. */
 static void test_pace(void **state)
 {
     enum { STEPS = 1200, PROMPT = 512 };
@@ -345,7 +346,8 @@ static void test_pace(void **state)
     }
 }
 
-/* The first prompt beside an answer, when no prompt token has been timed: 32 tokens at once. */
+/* The first prompt beside an answer takes 32 tokens at once, because no prompt token has been timed
+ * yet. */
 static void test_first_chunk(void **state)
 {
     enum { PROMPT = 64, FIRST = 32 };
@@ -374,9 +376,9 @@ static void test_first_chunk(void **state)
     engine_close(g);
 }
 
-/* The length of a draft that makes most tokens in the time of a step, if each drafted token is as
- * often right and costs as much of a step; with recurrent layers, what a wrong draft makes the next
- * step compute again counts too. */
+/* The chosen length of a draft makes the most tokens in the time of a step, for each rate of right
+ * tokens and each cost of a drafted token.  With recurrent layers the tokens that must be computed
+ * again after a wrong draft count as well. */
 static void test_draft_length(void **state)
 {
     (void)state;

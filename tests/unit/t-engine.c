@@ -1,6 +1,5 @@
-/* t-engine.c - the options of a request: its ends, stop strings, several answers to one prompt,
- * figures of its tokens, embeddings, constraints, what is refused, and what a failing device
- * leaves. */
+/* t-engine.c - the options of a request: its ends, stop strings, several answers to one prompt, the
+ * figures that it reports, embeddings, constraints, refusals, and a device that fails. */
 #include <unistd.h>
 
 #include "libcommon/format/zfile.h"
@@ -56,7 +55,7 @@ static void test_ends(void **state)
     engine_close(g);
 }
 
-/* Stop strings of every kind against the text without one. */
+/* Answers with stop strings of every kind, compared with the text without one. */
 static void test_stop_strings(void **state)
 {
     (void)state;
@@ -94,7 +93,7 @@ static void test_stop_strings(void **state)
         }
     }
     assert_true(n_found > 300);
-    /* two at once: the one that begins first ends the answer */
+    /* two stop strings at once: the one that occurs first ends the answer */
     const char *both[] = { "never so", stops[0] };
     struct request_params p = params((const int32_t[]){ 2 }, 1, &whole);
     p.ignore_eos = 1;
@@ -115,7 +114,7 @@ static int has_id(const struct answer *a, int n, int32_t id)
     return 0;
 }
 
-/* A stop id ends an answer, with ignore_eos, too, and its text is not part of it. */
+/* A stop id ends an answer, also with ignore_eos, and its text is not part of the answer. */
 static void test_stop_ids(void **state)
 {
     (void)state;
@@ -153,7 +152,7 @@ static void test_stop_ids(void **state)
     engine_close(g);
 }
 
-/* Before min_tokens nothing ends an answer; afterwards each of the ways does. */
+/* Before min_tokens nothing ends an answer; after it each kind of end does. */
 static void test_min_tokens(void **state)
 {
     (void)state;
@@ -186,7 +185,7 @@ static void test_min_tokens(void **state)
         assert_int_equal(b.n, LEAST / 2);
     }
     assert_true(n_later > 0 && n_text > 0);
-    /* a constraint that allows nothing but the end is not kept from it */
+    /* if a constraint allows nothing but the end, the answer ends before min_tokens */
     int n_sooner = 0;
     for (uint64_t seed = 0; seed < 20; seed++) {
         struct request_params p = params((const int32_t[]){ 1, 2, 3 }, 3, &a);
@@ -210,8 +209,8 @@ static void test_min_tokens(void **state)
     assert_true(n_sooner > 0);
 }
 
-/* Three answers from one prompt: it is computed once, whole blocks exist once, the begun one is
- * copied before a write. */
+/* Three answers to one prompt: the prompt is computed once, whole blocks exist once, and the last,
+ * partial one is copied before a write. */
 static void test_siblings(void **state)
 {
     (void)state;
@@ -242,7 +241,8 @@ static void test_siblings(void **state)
     for (int i = 0; i < 2; i++)
         assert_int_equal(engine_step(g, &e), N);
     engine_stats(g, &s);
-    /* 32 tokens shared, 8 and what follows for each */
+    /* 2 blocks of 32 tokens are shared; each answer has one more, for the last 8 tokens of the
+     * prompt and its own */
     assert_int_equal(s.n_blocks - s.n_free_blocks, 2 + N);
     assert_int_equal(s.copies, N - 1);
     run_to_end(g);
@@ -255,7 +255,8 @@ static void test_siblings(void **state)
     }
     assert_memory_not_equal(a[0].ids, a[1].ids, sizeof *a[0].ids * 12);
     assert_all_free(g);
-    /* the first leaves before the prompt is done: the next one takes it on */
+    /* the first of the requests leaves before the prompt is computed: the next one continues the
+     * prompt */
     engine_close(g);
     g = open_engine(N, 7, 30);
     memset(a, 0, sizeof a);
@@ -275,7 +276,8 @@ static void test_siblings(void **state)
     engine_close(g);
 }
 
-/* Against a softmax of the backend's own logits, for the prompt and the answer. */
+/* Log probabilities are those of a softmax over the backend's own logits, for the prompt and the
+ * answer. */
 static void test_logprobs(void **state)
 {
     (void)state;
@@ -285,7 +287,8 @@ static void test_logprobs(void **state)
     struct rng r = { 9 };
     for (int i = 0; i < N; i++)
         ids[i] = (int32_t)(rng_u64(&r) % VOCAB);
-    /* the second finds the prefix in the tree, and computes it all the same */
+    /* the second request finds the prefix in the tree, but computes the whole prompt, because its
+     * log probabilities are wanted */
     for (int round = 0; round < 2; round++) {
         struct engine *g = open_engine(1, 50, 16);
         for (int i = 0; i <= round; i++) {
@@ -325,7 +328,8 @@ static void test_logprobs(void **state)
     }
 }
 
-/* Mean and last state of the prompt, of length 1, whatever the chunks. */
+/* Embeddings are the mean or the last of the prompt's states, scaled to length 1, whatever the
+ * chunks. */
 static void test_embed(void **state)
 {
     (void)state;
@@ -363,8 +367,8 @@ static void test_embed(void **state)
     }
 }
 
-/* One string and nothing else is allowed; a constraint that can no longer say what is ends the
- * answer, with its reason. */
+/* Only tokens that the constraint allows are chosen.  A constraint that fails ends the answer with
+ * its error. */
 static void test_constraint(void **state)
 {
     (void)state;
@@ -456,7 +460,7 @@ static void test_logits(void **state)
     engine_close(small);
 }
 
-/* A file of one norm, which stands for the model's. */
+/* Write a file with a single norm, which stands for the model's file. */
 static void write_file(const char *path)
 {
     static const float ones[8] = { 1, 1, 1, 1, 1, 1, 1, 1 };
@@ -471,7 +475,7 @@ static void write_file(const char *path)
     json_decref(j);
 }
 
-/* No figures of a model whose file is not what was opened. */
+/* If the model's file has changed, no results of the model are returned. */
 static void test_lost_file(void **state)
 {
     (void)state;
@@ -547,7 +551,7 @@ static void test_refused(void **state)
     assert_non_null(strstr(e.msg, "at most the model's 128"));
 }
 
-/* Sizes before the engine is opened; as many blocks as there can be numbers for. */
+/* Sizes are known before the engine is opened, up to the largest possible number of blocks. */
 static void test_sizes(void **state)
 {
     (void)state;
@@ -564,7 +568,7 @@ static void test_sizes(void **state)
     assert_int_equal(engine_backend_options(&model, &o, &b, &e), -1);
 }
 
-/* A constraint that cannot be forked serves one answer, not two. */
+/* A constraint that cannot be forked is accepted for one answer and refused for two. */
 static void test_constraint_without_fork(void **state)
 {
     (void)state;
@@ -586,7 +590,7 @@ static void test_constraint_without_fork(void **state)
     engine_close(g);
 }
 
-/* NaN ends one request, a dead device all that run. */
+/* NaN in the logits ends one request; a lost device ends all running requests. */
 static void test_failures(void **state)
 {
     (void)state;

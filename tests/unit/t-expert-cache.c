@@ -1,5 +1,5 @@
-/* t-expert-cache.c - experts of a file in frames: what a frame holds, and files whose experts
- * are no ranges of their own. */
+/* t-expert-cache.c - experts of a file in the cache: the contents of a slot, and files in which the
+ * experts of a layer are not ranges of their own. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -39,9 +39,9 @@ static void add(struct zwriter *w, const char *name, int is_matrix, int page, st
     assert_int_equal(zwriter_data(w, data, t.m.size, &e), 0);
 }
 
-/* A group of tensors, in the order of the text: LAYER: first of all; EXPERT (a digit): what
- * follows is of that expert, and on a page of its own; g, u, d: its matrices; G, U, D: their
- * biases; x: a matrix of no expert. */
+/* A group of tensors, written in the order of the text "LAYER: ...".  A digit starts an expert,
+ * whose matrices begin on a new page; g, u, d are its matrices, G, U, D their biases; x is a matrix
+ * of no expert. */
 struct group { int layer; const char *text; };
 
 static void write_group(struct zwriter *w, const struct group *g, struct rng *r)
@@ -75,7 +75,7 @@ static void bind(struct zfile *z, int layer, int expert, char matrix, struct lin
         l->w = w->m;
 }
 
-/* A model of the file's experts, with nothing else in it. */
+/* Open a model that consists of the file's experts only. */
 static struct model open_model(const struct group *g)
 {
     struct err e;
@@ -118,7 +118,8 @@ static void same_linear(const struct linear *got, const struct linear *want)
 static const struct group whole[] = { { -1, "9:x" }, { 0, "0:x0gGuUdD1gGuUdD2gGuUdD" }, { 1, "1:xx0uUdD1uUdD2uUdD" },
                                       { -1, "9:x" }, { 0, NULL } };
 
-/* Two frames, all experts in turn: each is what the file has, matrices and biases. */
+/* The cache has two slots, and all experts are used in turn: each must have the matrices and biases
+ * of the file. */
 static void frames(void **state)
 {
     (void)state;
@@ -147,7 +148,7 @@ static void frames(void **state)
     zfile_close(m.file);
 }
 
-/* Files that nothing else refuses: their experts are part of the layers. */
+/* Valid files in which the experts are not separate ranges: the cache is not used for them. */
 static void no_ranges(void **state)
 {
     (void)state;

@@ -71,7 +71,8 @@ static void texts_branches_and_times(void **state)
 
 static int converted;
 
-/* Convert the document with one value, of any depth, replaced by each of some others. */
+/* Convert the document repeatedly, with each value at any depth replaced by each of some other
+ * values. */
 static void replace_each(const char *format, json_t *whole, json_t *at)
 {
     const char *const others[] = { "null", "0", "-1", "1e300", "\"\"", "\"a\"", "[]", "[[]]", "{}", "[{}]", "true" };

@@ -1,9 +1,9 @@
-/* t-forward-batch.c - the same bits for any batch, any cutting of prompts, any KV blocks, any
- * number of threads and any instruction set, also through hooks and in runs of single layers;
- * batches that break the rules are refused.
+/* t-forward-batch.c - the logits have the same bits for any batch, any division of prompts into
+ * chunks, any KV blocks, any number of threads and any instruction set, also through hooks and in
+ * runs of single layers; batches that break the rules are refused.
  *
- * Models: our tiny one, and those oracle folders (where present) that reach other code: windows,
- * ALiBi, parallel blocks, learned positions, norms over q and k. */
+ * Models: our tiny one, and the oracle folders (if present) that use other code: windows, ALiBi,
+ * parallel blocks, learned positions, norms over q and k. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -51,7 +51,7 @@ static void *open_backend(const struct model *m, int n_threads, enum kv_type kv,
     return open_mixed(m, n_threads, kv_both(kv), exact, kernels);
 }
 
-/* Every sequence alone, whole, in blocks 0, 1, 2 .... logits [N_SEQS][LEN][vocab]. */
+/* Run every sequence alone and whole, in blocks 0, 1, 2 and so on.  logits [N_SEQS][LEN][vocab]. */
 static void run_alone(void *b, const struct sequences *s, float *logits, size_t vocab)
 {
     int32_t table[BLOCKS_EACH];
@@ -65,8 +65,8 @@ static void run_alone(void *b, const struct sequences *s, float *logits, size_t 
     }
 }
 
-/* All sequences together, in chunks of random lengths, in random order, blocks shuffled, some
- * logits not asked for; compares what is asked for. */
+/* Run all sequences together, in chunks of random lengths and in random order, with shuffled
+ * blocks.  Some logits are not requested; the others are compared. */
 static int run_mixed(void *b, const struct sequences *s, const float *want, size_t vocab, struct rng *r)
 {
     int32_t block[N_BLOCKS];
@@ -112,7 +112,7 @@ static int run_mixed(void *b, const struct sequences *s, const float *want, size
     return bad;
 }
 
-/* plain: with the plain kernels too, which take most of the time. */
+/* plain: also test the plain kernels, which take most of the time. */
 static int check_mixed(const struct model *m, const char *name, struct kv_types kv, int exact, int rounds, int plain)
 {
     const size_t vocab = (size_t)m->config.vocab_size, n = (size_t)N_SEQS * LEN * vocab;
@@ -213,7 +213,7 @@ static void test_whole_blocks(void **state)
             }
 }
 
-/* l with this many columns, of random weights. */
+/* Replace the weights of l by random ones with this many columns.  Returns their memory. */
 static float *widen(struct linear *l, int64_t rows, int64_t cols, struct rng *r)
 {
     struct err e;
@@ -225,7 +225,7 @@ static float *widen(struct linear *l, int64_t rows, int64_t cols, struct rng *r)
     return data;
 }
 
-/* Multi-head latent attention whose widest input is the queries' latent. */
+/* A model with multi-head latent attention in which the widest input is the compressed query. */
 static void test_wide_latent(void **state)
 {
     (void)state;
@@ -253,7 +253,8 @@ static void test_wide_latent(void **state)
     const size_t vocab = (size_t)m->config.vocab_size;
     const int32_t block = 0;
     float *logits[2] = { malloc(vocab * sizeof **logits), malloc(vocab * sizeof **logits) };
-    /* one thread and one token: little memory lies behind that of the input */
+    /* with one thread and one token there is little memory after the input's buffer, so that an
+     * overrun is noticed */
     for (int i = 0; i < 2; i++) {
         struct err e;
         const struct backend_options o = { .n_threads = 1, .kv = { KV_F32, KV_F32 }, .n_blocks = 1, .max_tokens = 1,
@@ -276,8 +277,8 @@ static void test_wide_latent(void **state)
     model_close(m);
 }
 
-/* Latent attention goes through a step in runs of 128 tokens: a long prompt between two short
- * ones gives what it gives alone, in pieces. */
+/* Latent attention computes a step in runs of 128 tokens: a long prompt between two short ones
+ * gives the same bits as alone and in chunks. */
 static void test_latent_runs(void **state)
 {
     (void)state;
@@ -377,7 +378,7 @@ static void test_layers(void **state)
             single.roles |= parts[k].roles;
             single.sum += parts[k].sum;
         }
-        /* the same numbers, added up in another order */
+        /* the same numbers, added in another order */
         assert_int_equal(whole.calls, single.calls);
         assert_int_equal(whole.calls, WINDOWS * c->n_layers * 4);
         assert_int_equal(whole.roles, single.roles);
@@ -400,7 +401,7 @@ static void test_layers(void **state)
         skip();
 }
 
-/* The input of experts beside an MLP, at which the layer stops. */
+/* A hook that copies the input of experts beside an MLP, and stops the layer there. */
 static int stop_at_experts(void *user, int layer, int role, const float *x, size_t ldx, int n_tokens, int cols)
 {
     float *to = user;
@@ -414,7 +415,7 @@ static int stop_at_experts(void *user, int layer, int role, const float *x, size
 
 enum { KEPT_WINDOWS = 2, KEPT_WINDOW = 40 };
 
-/* One layer of one window; experts beside an MLP one by one, as calibration runs them. */
+/* Run one layer for one window; experts beside an MLP run one by one, as in calibration. */
 static void run_kept(struct cpu_layers *l, const struct model *m, int index, float *x)
 {
     const struct config *c = &m->config;
@@ -436,8 +437,8 @@ static void run_kept(struct cpu_layers *l, const struct model *m, int index, flo
     cpu_choice_release(&choice);
 }
 
-/* Windows in turn, layer by layer, where something besides x is kept between the layers: the logits
- * of whole runs. */
+/* Models that keep other data than x between layers: running the windows in turn, layer by layer,
+ * gives the logits of a whole run. */
 static void test_kept(void **state)
 {
     (void)state;
@@ -509,8 +510,8 @@ static int copy_head_input(void *user, int layer, int role, const float *x, size
     return 0;
 }
 
-/* Final states are what the head reads, whether logits are asked for or not, in one piece or
- * two. */
+/* The final states are those that the head reads, whether logits are requested or not, in one chunk
+ * or two. */
 static void test_hidden(void **state)
 {
     (void)state;
@@ -587,7 +588,7 @@ static void test_bad_batches(void **state)
     assert_int_equal(backend_cpu.copy_block(b, 0, N_BLOCKS, &e), -1);
     assert_int_equal(backend_cpu.forward(b, &(struct batch){ NULL, 0 }, logits, &e), 0);
 
-    /* a copied block serves like the one it was copied from */
+    /* a copied block gives the same results as the original */
     const size_t vocab = (size_t)m->config.vocab_size;
     struct batch_item item = { .tokens = ids, .n_tokens = 2, .table = table };
     float *first = malloc(vocab * sizeof *first);

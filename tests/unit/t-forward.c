@@ -31,10 +31,10 @@ static const char *const dense[] = {
     "seed_oss", "smollm3", "stablelm", "starcoder2",
 };
 
-/* The plain kernels, which other tests compare with the others for any length, are slow, and so
- * are sanitizers and emulated processors: longer prompts than SHORT are for these folders alone,
- * whose attention or positions are of all the kinds that a long context shows: windows, long
- * factors, distances instead of positions. */
+/* Longer prompts than SHORT run with these folders only, if the plain kernels are in use, which are
+ * slow (other tests compare them with the other kernels for any length), and with sanitizers and
+ * emulated processors.  Their attention and positions cover all kinds that matter for long
+ * contexts: windows, long factors, distances instead of positions. */
 static const char *const any_length[] = { "bloom", "cohere2", "gemma3", "llama", "phi3-longrope", "qwen2-window" };
 
 static int longest(const char *name)
@@ -68,7 +68,7 @@ static int32_t argmax(const float *x, int n)
 
 struct result { double error; int greedy_ok, n_prompts; };
 
-/* All logits of ids, whose keys go to block 0 on. */
+/* Compute all logits of ids, with the keys in blocks from 0 on. */
 static void forward(void *b, const int32_t *ids, int pos, int n, float *logits)
 {
     int32_t table[N_BLOCKS];

@@ -1,11 +1,11 @@
-/* t-ggml.c - decoding of every GGML type against the gguf Python package, and the exact ways into
+/* t-ggml.c - decoding of every GGML type against the gguf Python package, and exact conversions to
  * our own types.
  *
- * Golden: for each type 64 blocks of bytes, each the top byte of one SplitMix64 number (rng.h)
- * seeded with the type's number; bit 6 of the given bytes (the exponents of the scales) cleared
- * so that all values are finite; decoded by gguf.quants.dequantize 0.19.0 (q8_1, q8_k and q1_0,
- * which it lacks: d * code, d * code, bit ? d : -d in numpy); FNV-1a, 64 bits, of the f32
- * values' bytes. */
+ * The expected values: for each type 64 blocks of bytes are decoded, each byte the top one of a
+ * SplitMix64 number (rng.h) seeded with the type's number.  Bit 6 of the given bytes, which are the
+ * exponents of scales, is cleared, so that all values are finite.  The golden number is FNV-1a, 64
+ * bits, of the bytes of the f32 values from gguf.quants.dequantize 0.19.0.  It lacks q8_1, q8_k and
+ * q1_0, which were computed in numpy: d * code, d * code, bit ? d : -d. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -116,7 +116,7 @@ static void known_types(void **state)
     assert_string_equal(ggml_type_info(GGML_IQ2_XXS)->name, "IQ2_XXS");
 }
 
-/* One number an element, from an unaligned address. */
+/* Decode a type whose blocks have one element, from an unaligned address. */
 static float one(int type, const void *value)
 {
     uint8_t buf[9];
@@ -168,7 +168,8 @@ static void eight_bits(void **state)
     }
 }
 
-/* Where ggml_exact_type names an integer type, codes and scales carry every value, bit for bit. */
+/* For each integer type that ggml_exact_type() names, codes and scales give every value bit for
+ * bit. */
 static void exact(void **state)
 {
     (void)state;
@@ -226,7 +227,8 @@ static void exact(void **state)
     assert_int_equal(group_size, 16);
 }
 
-/* TQ1_0 and TQ2_0 in other types and groups; a block of TQ2_0 with the value 2 is none for t3. */
+/* TQ1_0 and TQ2_0 are converted exactly to other types and groups; a block of TQ2_0 with the value
+ * 2 does not fit t3. */
 static void ternary(void **state)
 {
     (void)state;

@@ -63,7 +63,7 @@ static void put_file(const void *data, size_t n)
     assert_int_equal(fclose(f), 0);
 }
 
-/* Where things lie in the small file, for the tests that break them. */
+/* Offsets of parts of the small file, for the tests that damage them. */
 struct places { size_t key, type, array_type, array_n, tensor, n_dims, dim, tensor_type, offset, second, alignment; };
 
 static struct file *small_file(struct places *at)
@@ -325,10 +325,11 @@ static void test_parts(void **state)
 
 enum { HIDDEN = 64, HEADS = 4, KV = 2, LAYERS = 6, VOCAB = 40 };
 
-/* Keys that model_file adds, packed, behind those that every file has. */
+/* Keys that model_file() adds after those that every file has, in the format of the file. */
 static struct { struct file f; uint64_t n; } more;
 
-/* A model of an architecture as far as gguf_config looks: keys, and tensors without much data. */
+/* Make a file of this architecture with all that gguf_config() reads: keys, and tensors with little
+ * data. */
 static struct file *model_file(const char *arch, int kv_heads, const char *const *more_tensors)
 {
     static struct file f;
@@ -576,7 +577,7 @@ static void config_refused(const char *arch, const char *const *tensors, const c
     more.f.n = more.n = 0;
 }
 
-/* A key that is there and cannot be used is not replaced by a default. */
+/* A key with an invalid value is an error, and is not replaced by a default. */
 static void values_out_of_range(void **state)
 {
     (void)state;
@@ -596,7 +597,8 @@ static void values_out_of_range(void **state)
     }
 }
 
-/* Rerankers, vectors of single tokens, and decoders that look both ways are refused by name. */
+/* Rerankers, vectors of single tokens, and decoders with attention in both directions are refused
+ * by name. */
 static void pooling_and_direction(void **state)
 {
     (void)state;
@@ -623,7 +625,8 @@ static void pooling_and_direction(void **state)
     assert_int_equal(weight_skip(&c, "cls.predictions.bias"), WEIGHT_TRAINING);
 }
 
-/* Lists of layers with windows that do not fit, and facts that would be lost. */
+/* Files are refused if their lists of layers with windows have the wrong length, or if a fact in
+ * them cannot be represented. */
 static void facts_that_do_not_fit(void **state)
 {
     (void)state;

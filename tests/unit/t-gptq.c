@@ -206,7 +206,8 @@ static void nearest_level(void **state)
     assert_int_equal(level_grid_of(&f, &g), -1);
 }
 
-/* Size of what a row w - v [n] makes of the inputs: (w - v) H (w - v)'. */
+/* The squared size of the change in the outputs if row w is replaced by v [n]: (w - v) H (w -
+ * v)'. */
 static double output_size(const float *w, const float *v, int n, const float *h, int N)
 {
     double sum = 0;
@@ -216,7 +217,7 @@ static double output_size(const float *w, const float *v, int n, const float *h,
     return sum;
 }
 
-/* Error of the outputs of a quantized matrix over their size. */
+/* The error of a quantized matrix's outputs, relative to their size. */
 static double output_error(const struct mat *m, const float *w, const float *h, int N)
 {
     double err = 0, size = 0;
@@ -231,8 +232,8 @@ static double output_error(const struct mat *m, const float *w, const float *h, 
     return err / size;
 }
 
-/* H = D + UU' against H itself: all of it where the directions suffice, and the same for any
- * number of threads and any shape. */
+/* Compare H = D + UU' with H itself: they are equal if there are enough directions, and U is the
+ * same for any number of threads and any shape. */
 static void directions(void **state)
 {
     (void)state;
@@ -274,8 +275,8 @@ static void directions(void **state)
                 wrong += i == k ? 0 : (h - low) * (h - low);
                 size += h * h;
             }
-        /* noise of 0.1 in each of n channels against sum of (1..8)^2 = 204: less than a
-         * hundredth of H is outside the directions */
+        /* the noise of 0.1 in each of n channels, against the sum of (1..8)^2 = 204: less than a
+         * hundredth of H is outside of the directions */
         assert_true(a.rank == 0 || sqrt(wrong / size) < 0.01);
         gptq_release(&a);
         gptq_release(&b);
@@ -349,7 +350,7 @@ static void feedback(void **state)
             double fed = output_error(&m, w, plain, N);
             print_message("# %-4s output error: rounded %.3e, fed back (%d sweeps) %.3e\n", qtype_info(types[i])->name,
                           nearest, sweeps, fed);
-            /* On inputs as correlated as these, feedback takes away a third or more. */
+            /* With inputs as correlated as these, feedback reduces the error by a third or more. */
             assert_true(fed < 0.7 * nearest);
         }
         gptq_release(&g);
@@ -359,7 +360,8 @@ static void feedback(void **state)
             double fed = output_error(&m, w, plain, N);
             print_message("# %-4s output error: fed back along %d directions %.3e\n", qtype_info(types[i])->name,
                           g.rank, fed);
-            /* 32 of 200 directions take away a third or more, 128 nearly what all do. */
+            /* 32 of 200 directions reduce the error by a third or more, 128 nearly as much as all
+             * directions. */
             assert_true(fed < (rank == 32 ? 0.65 : 0.5) * nearest);
             gptq_release(&g);
         }
@@ -370,8 +372,8 @@ static void feedback(void **state)
     free(x), free(px), free(w), free(copy);
 }
 
-/* With C from inputs that are off by a known linear map, half of the way towards the weights
- * that undo it. */
+/* With C from inputs that differ by a known linear map, the weights move half of the way towards
+ * those that undo the map. */
 static void correction(void **state)
 {
     (void)state;
@@ -421,7 +423,8 @@ static void correction(void **state)
     free(x), free(bad), free(diff), free(px), free(pd), free(out), free(scratch);
 }
 
-/* Inputs that never vary, or never come: damping makes it work or the matrix says why. */
+/* With inputs that never vary, or are always zero, damping makes the factorization possible, or the
+ * error gives the reason. */
 static void degenerate(void **state)
 {
     (void)state;

@@ -7,8 +7,9 @@ enum { SLOPES = 1, SINKS = 2 };         /* of setup.more */
 struct setup { int n_heads, n_kv, dim, pos, n, window, rope, pairs, norm,
                after; float softcap; int more; enum kv_type kv; };
 
-/* Keys and values of `pos` tokens and then n tokens, in a cache whose blocks lie in random order
- * behind another sequence's; q becomes what the plain kernels make of it. */
+/* A test case: keys and values of `pos` tokens and then n tokens, in a cache whose blocks are in
+ * random order, beside those of another sequence.  q is replaced by the result of the plain
+ * kernels. */
 struct job {
     const struct setup *s;
     int len, n_blocks;
@@ -41,7 +42,7 @@ static void job_fill(struct job *j, const struct setup *s)
     j->q = uniforms(&r, len * j->qrow, -1.5f, 1.5f);
     j->k = uniforms(&r, len * j->krow, -1, 1);
     j->v = uniforms(&r, len * j->krow, -1, 1);
-    /* scales differ from token to token, and one vector is too small for any */
+    /* scales differ from token to token, and one vector is too small to have a scale */
     for (int d = 0; kv_has_scales(s->kv) && d < hd; d++)
         for (int t = 0; t < j->len; t++) {
             j->k[(size_t)t * j->krow + (size_t)d] *= t == 1 ? 1e-33f : t % 3 ? 0.3f : 1;
@@ -99,7 +100,7 @@ static void prepare(struct job *j)
     OK(gpu_prepare(device, &p, &why));
 }
 
-/* The same by the plain kernels: q and k in place, then the cache. */
+/* Do the same with the plain kernels: first q and k in place, then the cache. */
 static void prepare_plainly(struct job *j)
 {
     const struct setup *s = j->s;
@@ -130,8 +131,8 @@ static void prepare_plainly(struct job *j)
         }
 }
 
-/* Compare the results of both; from here on both have the device's cache, so that attention is
- * compared on the same keys. */
+/* Compare the results of both.  Afterwards both use the device's cache, so that attention is
+ * compared with the same keys. */
 static void compare_prepared(struct job *j)
 {
     const size_t bytes = (size_t)j->n_blocks * j->stride, n = (size_t)j->len * j->qrow;
@@ -139,7 +140,7 @@ static void compare_prepared(struct job *j)
     float *q = malloc(n * sizeof *q);
     from_device(cache, j->kv.base, bytes);
     if (j->s->norm == 0 && j->s->rope == 0)
-        /* nothing is computed: the same bytes, and nothing else touched */
+        /* nothing is computed here, so the bytes must be equal, and no other byte may change */
         assert_memory_equal(cache, j->cache, bytes);
     memcpy(j->cache, cache, bytes);
     from_device(q, j->dq, n * sizeof *q);
@@ -170,12 +171,13 @@ static void attend_plainly(const struct job *j, float *want)
     free(scratch);
 }
 
-/* f32 and f16 of the n tokens by one of the kernels, both of which must agree with `want`. */
+/* Compute attention for the n tokens by one of the kernels, with results in f32 and in f16; both
+ * must agree with `want`. */
 static void attend(const struct job *j, const struct gpu_attention *o, int by_tiles, const float *want)
 {
     const struct setup *s = j->s;
     const size_t n = (size_t)j->len * j->qrow, n_act = (size_t)j->len * (size_t)o->act_stride;
-    /* f32: other orders of sums; tiles: q, p and keys rounded to f16 */
+    /* f32: sums in other orders; tiles: q, probabilities and keys are rounded to f16 */
     const float limit = by_tiles ? 4e-3f : 2e-5f;
     float *got = malloc(n * sizeof *got);
     uint16_t *act = malloc(n_act * sizeof *act);
@@ -272,8 +274,9 @@ static void attention(void **state)
         check(&cases[i]);
 }
 
-/* A block repeated through more splits than a warp has lanes is that block: every weight is
- * repeated as often.  With a row that only pads the step beside it. */
+/* A block that is repeated through more splits than a warp has lanes gives the same result as the
+ * block alone, because every weight is repeated as often.  A row that only pads the step is beside
+ * it. */
 static void many_splits(void **state)
 {
     (void)state;

@@ -1,7 +1,7 @@
-/* t-gpu-backend.c - promises of the device's backend beside right results: --strict gives the
- * same bits for every schedule, layers can be shared with the processor, the plan is what is
- * taken, lookahead steps give the same answers, and a device that is lost ends requests, not
- * the process. */
+/* t-gpu-backend.c - promises of the device's backend besides right results: --strict gives the same
+ * bits for every schedule, layers can be divided between the device and the processor, the memory
+ * taken is that of the plan, lookahead steps give the same answers, and a lost device ends
+ * requests, not the process. */
 #include "tests/lib/gpu.h"
 
 #include <sched.h>
@@ -88,7 +88,8 @@ static void reference(struct run *r)
     }
 }
 
-/* Cut and put together by chance: how many rows of logits have other bits than the reference. */
+/* Run the sequences with random chunks and batches.  Returns the number of rows of logits whose
+ * bits differ from the reference. */
 static int schedule(struct run *r, uint64_t seed)
 {
     struct rng rng = { seed };
@@ -151,7 +152,8 @@ static void strict(void **state)
 
 /* ---- graphs ---- */
 
-/* Steps become graphs when the weights are there, which a thread of their own brings. */
+/* Open a backend and wait until its weights are loaded by their thread; graphs are used only from
+ * then on. */
 static void *loaded(const struct model *m, const struct backend_options *o)
 {
     struct gpu_backend *b = open_with(m, o);
@@ -163,9 +165,9 @@ static void *loaded(const struct model *m, const struct backend_options *o)
     return b;
 }
 
-/* The same step four times: as it is (hidden states are no part of a graph, so nothing is
- * padded), then padded: run, recorded, replayed.  The same bits each time, and two launches of a
- * graph (where there are graphs). */
+/* Run the same step four times: first as it is (hidden states are not part of a graph, so nothing
+ * is padded), then padded: launched, recorded, replayed.  The bits must be the same each time, and
+ * the last two runs must launch a graph, if graphs are possible. */
 static void four_times(void *b, const struct model *m, const struct batch *batch, int n_launches)
 {
     const size_t n_floats = (size_t)batch->n_items * (size_t)m->config.vocab_size;
@@ -186,8 +188,8 @@ static void four_times(void *b, const struct model *m, const struct batch *batch
     free(first), free(got), free(hidden), free(plain);
 }
 
-/* Cache for half a million positions, whose partial results for 64 tokens would not find room:
- * what counts is the context there is. */
+/* A cache for half a million positions, for which the partial results of 64 tokens would not fit
+ * into the buffer: only the present length of the context counts. */
 static void graph_of_many(void **state)
 {
     (void)state;
@@ -245,7 +247,8 @@ static void graph_of_three(void **state)
     model_close(m);
 }
 
-/* 3 splits at most, padded to 3, not to 4.  All blocks of the context are the same one. */
+/* A step with at most 3 splits is padded to 3, not to 4.  All blocks of the context are the same
+ * one. */
 static void graph_of_odd_splits(void **state)
 {
     (void)state;
@@ -267,8 +270,8 @@ static void graph_of_odd_splits(void **state)
     model_close(m);
 }
 
-/* Without memory for graphs, or for launching them, and where none are wanted, steps are
- * launched kernel by kernel. */
+/* If there is no memory for graphs, or for launching them, or if graphs are off, steps are launched
+ * kernel by kernel. */
 static void no_graphs(void **state)
 {
     (void)state;
@@ -302,7 +305,7 @@ static void no_graphs(void **state)
     model_close(m);
 }
 
-/* ---- steps begun before the last one's tokens are read ---- */
+/* ---- steps that begin before the previous step's tokens are read ---- */
 
 enum { TALKS = 5, WORDS = 48 };
 struct talk { int32_t id[WORDS]; int n, n_prompt, leaves; enum finish finish; struct engine *g; struct request *r; };
@@ -331,8 +334,8 @@ static void begin_talk(struct engine *g, struct talk *t, int i)
         fail_msg("%s", why.msg);
 }
 
-/* Four answers, for three of which there is room: at different lengths, greedy and drawn, one
- * left by its listener; then one that goes on where the first ended. */
+/* Run four requests in an engine with places for three, with answers of different lengths, greedy
+ * and sampled, one of which is cancelled; then one that continues the last of these. */
 static void talk(const struct model *m, const struct backend *d, struct talk *t)
 {
     const struct engine_options o = { .backend = d, .max_len = WORDS, .max_seqs = 3, .max_tokens = 32, .n_threads = 1,
@@ -396,8 +399,8 @@ static void ahead(void **state)
     model_close(m);
 }
 
-/* Two steps begun, and forward of another sequence before they are ended, so often that every
- * slot has been each of the three: all get their own tokens. */
+/* Begin two steps and run forward() for another sequence before they end, so often that every slot
+ * has been used for each of the three: all sequences get their own tokens. */
 static void forward_beside_two(void **state)
 {
     (void)state;
@@ -444,8 +447,8 @@ static void forward_beside_two(void **state)
     model_close(m);
 }
 
-/* Steps that fail to begin or to end: their requests end with an error, and the next request is
- * answered rightly. */
+/* If a step fails to begin or to end, its requests end with an error, and the next request is
+ * answered correctly. */
 static int n_calls, fails_at;
 static int counted_begin(void *b, const struct batch *batch, struct err *e)
 {
@@ -501,10 +504,10 @@ static void ahead_fails(void **state)
     model_close(m);
 }
 
-/* ---- layers shared with the processor ---- */
+/* ---- layers divided between the device and the processor ---- */
 
-/* A prompt in two chunks, tokens one by one (the second of which is recorded and replayed), then
- * the last on copies of the blocks; hidden states. */
+/* Compare a prompt in two chunks, then tokens one by one (the second step is recorded, later ones
+ * replayed), then the last token on copies of the blocks, and hidden states. */
 static void some_layers(void **state)
 {
     (void)state;
@@ -591,7 +594,7 @@ static void plan(void **state)
     o.device_layers = 1;
     OK(gpu_plan(m, &o, &p, &why));
     assert_true(p.kv < whole.kv && p.host_kv > 0 && p.needed < whole.needed);
-    /* the processor has the embedding too, though the head is the same */
+    /* the processor also has the embedding, although the device has the same matrix as its head */
     assert_true(m->head.w.data == m->embed.w.data);
     assert_true(p.host_weights > m->embed.w.size + (size_t)(m->config.n_layers - 1) * m->layers[0].down.w.size);
     o.device_layers = 0;
@@ -609,7 +612,8 @@ static void plan(void **state)
     model_close(m);
 }
 
-/* Copies of weights as f16: counted, to the tile; auto takes them by its rule alone. */
+/* The plan counts the f16 copies of weights exactly; auto uses them only by its rule about free
+ * memory. */
 static void plan_copies(void **state)
 {
     (void)state;
@@ -724,8 +728,8 @@ static void lost(void **state)
     model_close(m);
 }
 
-/* Another model on the same device, idle when the device is lost: its next step fails, the
- * process lives, and the device comes back when both are closed. */
+/* Another model on the same device is idle when the device is lost: its next step fails, the
+ * process survives, and the device can be used again when both models are closed. */
 static void lost_while_idle(void **state)
 {
     (void)state;
