@@ -56,7 +56,7 @@ static void take_groups(const struct gpu_route *r, const double *wanted, char *t
         taken[i] = !chosen[i / size];
 }
 
-/* The choice of a token with these outputs of the router. */
+/* Compute the choice of a token with these outputs of the router. */
 static void expected(const struct gpu_route *r, const float *output, const float *correction, int *id, double *weight)
 {
     double score[GPU_MAX_EXPERTS], wanted[GPU_MAX_EXPERTS], most = -INFINITY, all = 0, sum = 0;
@@ -94,7 +94,8 @@ static void expected(const struct gpu_route *r, const float *output, const float
         weight[k] *= (double)r->scale / (r->normalize || r->router == GPU_ROUTER_TOP_SOFTMAX ? sum : 1);
 }
 
-/* Pairs by expert, each once and ascending, cut into tiles. */
+/* Check that pairs are sorted by expert, each once and in ascending order, and divided into
+ * tiles. */
 static void check_sorted(const struct gpu_route *r, const int32_t *id)
 {
     const int n_pairs = r->n * r->top_k, most = gpu_most_tiles(n_pairs, r->n_experts, r->tile);
@@ -134,7 +135,8 @@ static void choice_free(const struct gpu_choice *c)
     gpu_free(device, c->order), gpu_free(device, c->tiles), gpu_free(device, c->n_tiles);
 }
 
-/* Sums of n_parts parts; every fourth token of more than one chooses nothing. */
+/* Check a router whose outputs are sums of n_parts parts.  If there are several tokens, every
+ * fourth one chooses no expert. */
 static void check_router(const struct router_case *of, int n, int n_parts, int tile)
 {
     struct gpu_route r = of->r;
@@ -199,8 +201,8 @@ static void choices(void **state)
     check_router(&routers[0], MOST_TOKENS, 1, 64);
 }
 
-/* Equal outputs: the first experts; no numbers: experts all the same, each once; one that is no
- * number: the others. */
+/* If outputs are equal, the first experts are chosen; if all are NaN, each expert is chosen at most
+ * once; if one is NaN, the others are chosen. */
 static void ties(void **state)
 {
     (void)state;
@@ -225,7 +227,7 @@ static void ties(void **state)
         }
 }
 
-/* The parts of a product that is split by k: their sum is the product, with one bias. */
+/* If a product is split along k, the sum of its parts is the product, with the bias added once. */
 static void splits(void **state)
 {
     (void)state;
@@ -267,7 +269,7 @@ enum path { MATVEC, MATMUL, EXACT };
 static const char *const path_name[] = { "expert_matvec", "expert_matmul", "expert_f32" };
 enum { EXPERTS = 5, CHOSEN = 2, ROWS = 70, COLS = 100, WIDE = 128 };
 
-/* One matrix of all experts, and its values. */
+/* The matrices of all experts for one role, and their values. */
 struct matrices { struct gpu_expert_mat d; struct mat m[EXPERTS]; uint8_t *data[EXPERTS]; float *value, *bias; };
 
 static struct matrices matrices_of(enum qtype type, int group, int rows, int cols, int biased, struct rng *r)
@@ -300,7 +302,8 @@ static void matrices_free(struct matrices *x)
     free(x->value), free(x->bias);
 }
 
-/* Element `row` of an expert's product with x; *size grows by the sum of the magnitudes. */
+/* Element `row` of an expert's product with x.  *size is increased by the sum of the terms'
+ * magnitudes. */
 static double product(const struct matrices *m, int expert, int rows, int cols, int row, const float *x, double *size)
 {
     double sum = m->bias[expert * (rows + 1) + row];
@@ -312,8 +315,8 @@ static double product(const struct matrices *m, int expert, int rows, int cols, 
     return sum;
 }
 
-/* n tokens whose choice is random, but that none chooses expert 3, and every fifth token chooses
- * none; from the host, sorted by the device. */
+/* A random choice for n tokens, which the device sorts.  No token chooses expert 3, and every fifth
+ * token chooses no expert. */
 static struct gpu_route random_choice(int n, int tile, int32_t *id, struct rng *g)
 {
     for (int t = 0; t < n; t++)
@@ -348,7 +351,8 @@ static float *middle(const struct gpu_experts *o, enum path path, const float *o
     return h;
 }
 
-/* Gate and up, then down of what they gave, of n tokens: against sums in double. */
+/* Compute gate and up, then down with their results, for n tokens, and compare with sums in
+ * double. */
 static void check_products(enum path path, enum qtype type, int group, int n, int biased, float alpha, float limit)
 {
     struct rng g = { (uint64_t)((int)type * 100 + n + (int)path) };
@@ -370,7 +374,8 @@ static void check_products(enum path path, enum qtype type, int group, int n, in
                              .out = on_device((size_t)n_pairs * ROWS * 4), .ldo = ROWS,
                              .act_out_stride = WIDE,
                              .function = ACT_SILU, .alpha = alpha, .limit = limit };
-    /* the rest of a row is 0 before; as far as its last tile goes, the kernel writes it */
+    /* the kernel writes a row up to the end of its last tile; the rest of the row must be 0
+     * before */
     for (int i = 0; i < n_pairs * WIDE; i++)
         act_mid[i] = i % WIDE < (ROWS + 31) / 32 * 32 ? 0xffff : 0;
     o.act_out = to_device(act_mid, (size_t)n_pairs * WIDE * 2);
@@ -428,7 +433,7 @@ static void products(void **state)
     check_products(EXACT, QT_F32, 32, 20, 1, 1.702f, 0.5f);
 }
 
-/* A pair's bits depend neither on the tokens beside it nor on the size of tiles. */
+/* The bits of a pair depend neither on the other tokens nor on the size of tiles. */
 static void neighbours(void **state)
 {
     (void)state;

@@ -1,7 +1,7 @@
-/* t-gpu-forward.c - whole models through the device's backend: the answers of transformers for
- * dense oracle folders, in f32 (1e-4 of the largest |logit|) and with f16 weights (2e-2), greedy
- * ids equal but for gaps below the error; and quantized models, windows, ragged batches, graphs,
- * KV formats against the CPU. */
+/* t-gpu-forward.c - whole models through the device's backend.  Dense oracle folders are compared
+ * with transformers: in f32 to 1e-4 of the largest |logit|, with f16 weights to 2e-2, and greedy
+ * ids must be equal unless the gap between two logits is below the error.  Quantized models,
+ * windows, ragged batches, graphs and KV formats are compared with the CPU. */
 #include "tests/lib/encode.h"
 #include "tests/lib/gpu.h"
 
@@ -102,7 +102,7 @@ static void check_folder(const char *name, enum qtype type, int exact, double li
         int32_t id[MAX_TOKENS];
         const int n = (int)json_array_size(ids);
         assert_true(n <= MAX_TOKENS);
-        /* emulated, the shorter ones are enough: 1, 7 and, where tiles come into play, 40 tokens */
+        /* in the emulation only prompts of 1, 7 and, with tiles, 40 tokens are computed */
         if (n > (exact ? 8 : 48) && gpu_kind[0] == 'e') {
             fseek(f, (long)((size_t)n * vocab * sizeof *want), SEEK_CUR);
             continue;
@@ -139,8 +139,8 @@ static void check_folder(const char *name, enum qtype type, int exact, double li
     free(got), free(want);
 }
 
-/* One folder for each way through the code that no other has: see what the names mean in
- * model/config.c. */
+/* One folder for each part of the code that no other folder uses; model/config.c shows what the
+ * names stand for. */
 static const char *const in_f32[] = { "qwen2_moe", "granitemoe", "glm4_moe", "gpt_oss", "../hf-2026/phimoe",
                                       "../hf-2026/cohere2_moe",
                                       "llama-odd", "gemma2", "bloom", "opt", "gptj", "gpt_neox", "cohere", "olmo2",
@@ -195,8 +195,8 @@ static uint8_t *quantize(struct linear *l, enum qtype type, int group_size)
     return data;
 }
 
-/* All logits of TEXT, then eight more tokens one by one, on the device and (exactly, so that
- * only the device's rounding counts) on the CPU. */
+/* Compare all logits of TEXT, and then those of more tokens one by one, with the CPU, which
+ * computes exactly, so that only the device's rounding counts. */
 static void against_cpu(struct model *m, enum kv_type kv, int exact, double limit, const char *what)
 {
     enum { MOST = 40, FIRST = 18 };
@@ -228,7 +228,7 @@ static void against_cpu(struct model *m, enum kv_type kv, int exact, double limi
 
 enum { N_EXPERTS = 6, EXPERT_SIZE = 80, SHARED_SIZE = 300, MOST_EXPERT_MATS = 64 };
 
-/* A matrix of random numbers up to `most`, rounded to a type. */
+/* Make a matrix of random numbers up to `most`, rounded to a type. */
 static uint8_t *random_linear(struct linear *l, enum qtype type, int group, int rows, int cols, float most,
                               struct rng *r)
 {
@@ -249,8 +249,9 @@ static uint8_t *random_linear(struct linear *l, enum qtype type, int group, int 
     return rounded;
 }
 
-/* The model of load("tiny") whose second and third layer choose 2 of N_EXPERTS; the MLP that they
- * had is replaced by a narrower one, which is shared. Returns the number of owned, for free(). */
+/* Change the model of load("tiny"): its second and third layer choose 2 of N_EXPERTS, and their MLP
+ * is replaced by a narrower shared one.  Returns the number of elements of `owned`, which the
+ * caller frees. */
 static int make_mixture(struct model *m, enum qtype type, int group, uint8_t *owned[MOST_EXPERT_MATS])
 {
     struct rng r = { 20 };
@@ -264,7 +265,7 @@ static int make_mixture(struct model *m, enum qtype type, int group, uint8_t *ow
     OK(model_experts(m, &why));
     for (int i = 1; i <= 2; i++) {
         struct layer *l = &m->layers[i];
-        /* large: choices that are nearly equal would depend on rounding */
+        /* large weights, so that no choice between nearly equal experts depends on rounding */
         owned[n++] = random_linear(&l->router, QT_F32, 32, N_EXPERTS, hidden, 2, &r);
         owned[n++] = random_linear(&l->shared_router, QT_F32, 32, 1, hidden, 1, &r);
         owned[n++] = random_linear(&l->gate, type, group, SHARED_SIZE, hidden, 0.2f, &r);
@@ -301,8 +302,8 @@ static void mixtures(void **state)
 }
 
 enum { MOST_OWNED = 7 * 64 + 1 };
-/* The layers' matrices, but that in the second layer other types stand side by side.  Returns
- * the number of owned, for free(). */
+/* Quantize the matrices of the layers; the second layer has matrices of different types.  Returns
+ * the number of elements of `owned`, which the caller frees. */
 static int quantize_layers(struct model *m, enum qtype type, int group, uint8_t *owned[MOST_OWNED])
 {
     int n = 0;
@@ -347,8 +348,8 @@ static void kv_formats(void **state)
     model_close(m);
 }
 
-/* The same model by both kernels for many tokens: emulated, their sums have one order; a GPU
- * rounds in its own way. */
+/* Run the same model with both kernels for many tokens.  In the emulation the sums have the same
+ * order; a GPU rounds in its own way. */
 static void by_wgmma(void **state)
 {
     (void)state;
@@ -385,8 +386,8 @@ static void by_wgmma(void **state)
     model_close(m);
 }
 
-/* With copies of the weights as f16 a prompt's logits are the same bits, by both kernels for
- * many tokens; tokens after it and short prompts go on with the packed ones. */
+/* With f16 copies of the weights the logits of a prompt have the same bits, with both kernels for
+ * many tokens.  Later tokens and short prompts use the packed weights. */
 static void copies(void **state)
 {
     (void)state;
@@ -426,8 +427,9 @@ static void copies(void **state)
 
 enum { N_BATCHED = 3 };
 
-/* Tokens drawn by the device in position i of a batch: of all but the last sequence, so that logits
- * come too; of all, so that none do.  alone [N_BATCHED]: the logits of each sequence alone. */
+/* Draw tokens on the device at position i of a batch: first for all sequences but the last, so that
+ * logits are returned, too; then for all, so that none are.  alone [N_BATCHED]: the logits of each
+ * sequence alone. */
 static void batched_draws(void *b, struct batch_item item[N_BATCHED], int i, float *const *alone, float *got,
                           size_t vocab)
 {
@@ -448,8 +450,8 @@ static void batched_draws(void *b, struct batch_item item[N_BATCHED], int i, flo
     }
 }
 
-/* Sequences of a ragged batch get what they get alone, and a graph's replay what the launches
- * give; blocks can be copied. */
+/* Each sequence of a ragged batch gets the logits that it gets alone, a replayed graph gives the
+ * same as launches, and blocks can be copied. */
 static void check_batches(struct model *m)
 {
     enum { N = N_BATCHED, LEN = 22, SINGLE = 4 };     /* the last SINGLE tokens one by one */
@@ -471,7 +473,8 @@ static void check_batches(struct model *m)
             OK(backend_gpu.forward(b, &(struct batch){ &item, 1 }, alone[s] + (size_t)i * vocab, &why));
         }
     }
-    /* decoding together: 3 are padded to 4; the second step is recorded, the others replayed */
+    /* three sequences decode together and are padded to 4; the second step is recorded, later ones
+     * are replayed */
     for (int i = LEN - SINGLE; i < LEN; i++) {
         struct batch_item item[N];
         for (int s = 0; s < N; s++)
@@ -483,7 +486,7 @@ static void check_batches(struct model *m)
                 fail_msg("sequence %d, position %d: other bits in a batch than alone", s, i);
         batched_draws(b, item, i, alone, got, vocab);
     }
-    /* a prompt in tiles beside sequences that decode, no logits for one of them */
+    /* a prompt in tiles beside sequences that decode, one of which wants no logits */
     const struct batch_item mixed[N] = { { .tokens = &id[0][LEN - 1], .n_tokens = 1, .pos = LEN - 1, .table = table[0],
                                            .n_logits = 1 },
                                          { .tokens = id[1], .n_tokens = LEN, .pos = 0, .table = table[1],
@@ -526,7 +529,8 @@ static void batches(void **state)
     model_close(m);
 }
 
-/* Experts of different types are refused, and so is a part that the device lacks. */
+/* Layers whose experts have different types are refused, and so are models with a part that the
+ * device does not support. */
 static void refused_mixtures(void **state)
 {
     (void)state;

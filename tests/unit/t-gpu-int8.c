@@ -1,6 +1,6 @@
-/* t-gpu-int8.c - whole models with int8 activations (backend_options.act_int8): near what f16
- * activations give, the same bits alone and in a batch, with --strict for every schedule, and
- * refused where there is nothing that they could be for. */
+/* t-gpu-int8.c - whole models with int8 activations (backend_options.act_int8): the results are
+ * near those of f16 activations, and have the same bits alone, in a batch and, with --strict, in
+ * every schedule; the option is refused if it would have no effect. */
 #include "tests/lib/gpu.h"
 
 #include "gpu/gpu.h"
@@ -12,8 +12,8 @@
 
 enum { N = 3, LEN = 22, N_BLOCKS = 32, MAX_TOKENS = 64 };
 
-/* The first two layers of our own model in i8r, but for two matrices of the second, which share
- * their input with such of i8r. */
+/* The first two layers of our own model in i8r, except two matrices of the second layer, which
+ * share their input with matrices in i8r. */
 static struct model *made(uint8_t **owned, int *n_owned)
 {
     struct model *m = load("tiny");
@@ -70,8 +70,9 @@ static void run(const struct backend *d, void *b, struct batch_item item, float 
     OK(d->forward(b, &(struct batch){ &item, 1 }, logits, &why));
 }
 
-/* A prompt of more than 16 tokens, one of fewer behind it, single tokens: against the processor,
- * exactly.  Rounding to 127 steps costs a few hundredths of the largest logit, f16 a thousandth. */
+/* A prompt of more than 16 tokens, one of fewer tokens after it, and single tokens, compared with
+ * exact results of the processor.  Rounding to 127 steps costs a few hundredths of the largest
+ * logit, f16 a thousandth. */
 static void near_f16(void **state)
 {
     (void)state;
@@ -108,7 +109,7 @@ static void near_f16(void **state)
     model_close(m);
 }
 
-/* Sequences that decode together, replayed as a graph in the end, have the bits that each has
+/* Sequences that decode together, and later as a replayed graph, have the same bits as each of them
  * alone. */
 static void alone_and_together(void **state)
 {
@@ -146,7 +147,7 @@ static void alone_and_together(void **state)
     model_close(m);
 }
 
-/* --strict: prompts at once and alone, or cut and put together by chance. */
+/* With --strict prompts have the same bits at once and alone, and in random chunks and batches. */
 static void strict(void **state)
 {
     (void)state;
@@ -191,7 +192,8 @@ static void strict(void **state)
     model_close(m);
 }
 
-/* Models and layers without such matrices; f32 and int8 at once; a kernel that fails is named. */
+/* Models, or the device's layers of a model, without i8r matrices are refused, and f32 together
+ * with int8; if a kernel fails, the error names it. */
 static void refusals(void **state)
 {
     (void)state;

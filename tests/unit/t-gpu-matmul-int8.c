@@ -1,6 +1,6 @@
-/* t-gpu-matmul-int8.c - int8 weights times int8 activations against sums of integers: the same
- * bits, for every number of tokens, awkward sizes and every way to finish; and what makes
- * activations int8.  Runs emulated in every build (with all accesses checked), natively by make
+/* t-gpu-matmul-int8.c - int8 weights times int8 activations, compared with sums of integers: the
+ * same bits for every number of tokens, awkward sizes and every kind of output; and the rounding of
+ * activations to int8.  Runs emulated in every build (with all accesses checked), natively by make
  * check-gpu. */
 #include "tests/lib/gpu.h"
 
@@ -8,8 +8,8 @@ static const int shapes[][2] = { { 1, 1 }, { 31, 33 }, { 32, 32 }, { 33, 100 }, 
                                  { 5, 4200 } };
 enum { N_SHAPES = sizeof shapes / sizeof *shapes };
 
-/* Activations of n tokens as gpu_act_int8 leaves them, and on the device; the bytes behind
- * cols must not count. */
+/* Activations of n tokens as gpu_act_int8() makes them, here and on the device.  The bytes after
+ * cols must have no effect. */
 struct codes { int8_t *code, *dcode; float *scale, *dscale; size_t stride; };
 
 static struct codes random_codes(int n, int cols, struct rng *r)
@@ -33,7 +33,7 @@ static void drop(struct codes *c)
     free(c->code), free(c->scale);
 }
 
-/* The codes and scales of a matrix, as the bytes are. */
+/* The codes and scales of a matrix, read from its bytes. */
 struct rows { int8_t *code; float *scale; };
 
 static struct rows rows_of(const struct mat *m)
@@ -59,7 +59,7 @@ static float product(const struct mat *m, const struct rows *w, const struct cod
     return (float)sum * c->scale[token] * w->scale[row];
 }
 
-/* y = w x + bias, in every bit; nothing is written beyond. */
+/* Check y = w x + bias bit for bit, and that nothing is written beyond y. */
 static void check(int rows, int cols, int n, int with_bias)
 {
     struct rng r = { (uint64_t)(rows * 131 + cols * 7 + n) };
@@ -94,8 +94,8 @@ static void check(int rows, int cols, int n, int with_bias)
     free(out), free(bias), free(w.code), free(w.scale), free(data);
 }
 
-/* Every number from 1 to 17, where one kernel gives way to the other, and more; sizes take
- * turns. */
+/* Every number of tokens from 1 to 17, where another kernel takes over, and larger ones, with
+ * different sizes in turn. */
 static void every_count(void **state)
 {
     (void)state;
@@ -112,7 +112,7 @@ static void every_count(void **state)
     }
 }
 
-/* The widest row there may be, of -128 and 127 alone: its sum is just below 2^31. */
+/* The widest row that is allowed, of -128 and 127 only: its sum is just below 2^31. */
 static void widest(void **state)
 {
     (void)state;
@@ -155,7 +155,7 @@ static void widest(void **state)
     free(code), free(data);
 }
 
-/* The other endings, for few and many tokens: out += scale * y, clipped, logits. */
+/* The other kinds of output, for few and many tokens: out += scale * y, clipped values, logits. */
 static void endings(void **state)
 {
     (void)state;
@@ -201,7 +201,7 @@ static void endings(void **state)
     free(w.code), free(w.scale), free(data);
 }
 
-/* Three matrices in one launch; silu(gate) * up and silu(up) for the next layer. */
+/* Three matrices in one launch, and silu(gate) * up and silu(up) as inputs of the next matrix. */
 static void together(void **state)
 {
     (void)state;
@@ -263,8 +263,8 @@ static void together(void **state)
     drop(&c);
 }
 
-/* Codes, scale and the zeros behind, for both orders; all zero, not a number, infinite; halves
- * go to the even code. */
+/* Codes, scale and the zeros after them, for both orders of activations, also for rows that are all
+ * zero or contain NaN or infinity.  Halves are rounded to the even code. */
 static void activations(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* t-gpu-matmul.c - linear layers on the device against sums in double over the weights as
- * stored: every number format, group size and way to finish, at awkward sizes.  Runs emulated in
+/* t-gpu-matmul.c - linear layers on the device, compared with sums in double over the weights as
+ * stored: every number format, group size and kind of output, at awkward sizes.  Runs emulated in
  * every build (with all accesses checked), natively by make check-gpu. */
 #include "tests/lib/gpu.h"
 
@@ -19,9 +19,10 @@ static int by_path(enum path path, const struct gpu_linear *l)
     }
 }
 
-/* Bound: EXACT: f32 sums (Higham 2002, section 3.1).  The others: activations are f16 exactly
- * here; a weight is rounded to f16 after its scale, 2^-11 of it (scale and value, then the
- * product), and below 2^-14 by 2^-25; sums are f32. */
+/* The bound for EXACT is that of f32 sums (Higham 2002, section 3.1).  In the other paths the
+ * activations here are exact in f16.  A weight is rounded to f16 twice, each time by at most 2^-11
+ * of it (its scale or value, then their product), and below 2^-14 by at most 2^-25.  Sums are
+ * f32. */
 static void compare(const struct mat *m, const float *got, size_t ldo, const float *x, int n, enum path path,
                     const float *bias, const char *what)
 {
@@ -49,7 +50,7 @@ static void compare(const struct mat *m, const float *got, size_t ldo, const flo
     free(w);
 }
 
-/* The copy as f16, where there is one: the same bits. */
+/* If the matrix can have an f16 copy, the product with it must have the same bits. */
 static void check_decoded(const struct gpu_linear *packed, enum path path, const float *want, float *dout, size_t n)
 {
     const struct gpu_mat *m = &packed->w[0];
@@ -99,7 +100,7 @@ static void check(enum qtype type, int group_size, int rows, int cols, int n, en
     OK(by_path(path, &l));
     from_device(out, dout, (size_t)n * ldo * 4);
     compare(&m, out, ldo, x, n, path, bias, path_name[path]);
-    /* the same sums, in the same order; how a GPU rounds inside of a product is its own */
+    /* the same sums in the same order; a GPU rounds in its own way within a product */
     if (path == HOPPER && gpu_kind[0] == 'e') {
         float *twin = malloc((size_t)n * ldo * sizeof *twin);
         OK(by_path(MATMUL, &l));
@@ -117,14 +118,14 @@ static void check(enum qtype type, int group_size, int rows, int cols, int n, en
     free(act), free(out), free(bias), free(x), free(data);
 }
 
-/* Types that the processor alone computes are left out. */
+/* Whether the device supports the type. */
 static int on_gpu(const struct qtype_info *t)
 {
     return t && t->has_kernels && t->gpu != GPU_FORMAT_NONE;
 }
 
-/* Each type and group size; the shapes and numbers of tokens take turns, so that the whole stays
- * a matter of seconds. */
+/* Test each type and group size.  Shapes and numbers of tokens take turns, so that all of it takes
+ * some seconds only. */
 static void each(enum path path)
 {
     int turn = 0;
@@ -198,7 +199,8 @@ static void every_count(void **state)
     }
 }
 
-/* silu(gate) * up and silu(up): the linear layers of l, whose results are gate and up [n][ld]. */
+/* Check silu(gate) * up and silu(up) for the linear layers of l, whose plain results are gate and
+ * up [n][ld]. */
 static void check_mlp(struct gpu_linear *l, int rows, int ld, const float *gate, const float *up)
 {
     enum { STRIDE = 64, MOST = 8 };
@@ -222,7 +224,7 @@ static void check_mlp(struct gpu_linear *l, int rows, int ld, const float *gate,
     }
 }
 
-/* The other endings, and several matrices in one launch. */
+/* The other kinds of output, and several matrices in one launch. */
 static void endings(void **state)
 {
     (void)state;
@@ -298,8 +300,8 @@ static void endings(void **state)
     free(act), free(out), free(x);
 }
 
-/* The endings of many tokens' kernels, with rows of the output on 16 bytes and not, and bits
- * that do not depend on the number of tokens. */
+/* The kinds of output of the kernels for many tokens, with rows of the output that are 16-byte
+ * aligned and not, and bits that do not depend on the number of tokens. */
 static void many(void **state)
 {
     (void)state;
@@ -355,8 +357,8 @@ static void many(void **state)
     free(act), free(few), free(out), free(before), free(w), free(x), free(data);
 }
 
-/* A token's bits do not depend on the tokens beside it, whichever kernel so many tokens get:
- * stored, and gate and up in one. */
+/* A token's bits do not depend on the other tokens, whichever kernel their number selects: for
+ * stored results, and for gate and up together. */
 static void neighbours(void **state)
 {
     (void)state;
@@ -403,7 +405,7 @@ static void neighbours(void **state)
     free(act), free(x), free(data[0]), free(data[1]);
 }
 
-/* A launch that is refused is an error, and nothing more: the next one runs. */
+/* A launch that is refused gives an error, and the next launch runs. */
 static void refused(void **state)
 {
     (void)state;

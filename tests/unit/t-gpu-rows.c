@@ -13,8 +13,8 @@ static void padded(const uint16_t *act, int n, int stride, enum gpu_act_order or
         assert_int_equal(act[act_at(k, order)], 0);
 }
 
-/* f32 rows of some thousand terms in another order: 1e-5 of the row's largest is far above the
- * rounding and far below a wrong epsilon. */
+/* Sums of some thousand f32 terms in another order: 1e-5 of the row's largest value is far above
+ * the rounding and far below the effect of a wrong epsilon. */
 static void near(const float *got, const float *want, int n, const char *what)
 {
     float most = 0;
@@ -127,7 +127,8 @@ static void functions(void **state)
                     fabsf(gate[i]) + 1e-6f);
 }
 
-/* Positions where an f32 sine is off, and LongRoPE's second set. */
+/* Positions for which an f32 sine is wrong in its last bits, and LongRoPE's second set of
+ * frequencies. */
 static void angles(void **state)
 {
     (void)state;

@@ -1,6 +1,7 @@
-/* t-gpu-sample.c - tokens drawn on the device: the generator's published numbers; greedy choices
- * of the host's sampler, ties and refusals too; draws that are exactly those of a plain program
- * with the same integers; frequencies that are the host's sampler's. */
+/* t-gpu-sample.c - tokens drawn on the device: the generator gives its published numbers; greedy
+ * choices are those of the host's sampler, including ties and refusals; draws are exactly those of
+ * a plain program that computes with the same integers; frequencies are those of the host's
+ * sampler. */
 #include "tests/lib/gpu.h"
 
 #include "libcommon/base/philox.h"
@@ -24,7 +25,7 @@ static void generator(void **state)
     }
 }
 
-/* One token from each of n rows of v logits; rows 1: the same row n times. */
+/* Draw one token from each of n rows of v logits; rows 1: from the same row n times. */
 static void sample(const float *x, int rows, int n, int v, const struct gpu_draw *draw, int32_t *id)
 {
     float *all = malloc((size_t)n * (size_t)v * sizeof *all);
@@ -161,8 +162,8 @@ static void draws(void **state)
     }
 }
 
-/* Two samples of one distribution? Pearson's test of homogeneity; 1e-4 is the share of right
- * programs that it would refuse, were the seeds not fixed. */
+/* Test whether two samples have the same distribution, by Pearson's test of homogeneity.  The level
+ * is 1e-4: the share of correct programs that the test would refuse if the seeds were not fixed. */
 static void frequencies(void **state)
 {
     (void)state;

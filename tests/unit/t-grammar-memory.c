@@ -24,7 +24,8 @@ static struct grammar *gbnf(const char *text, uint32_t max_exprs)
     return g;
 }
 
-/* All that a grammar takes is counted: compiled, and with what it has learned from masks. */
+/* All memory of a grammar is counted: that of the compiled grammar, and that of its cached states
+ * and masks. */
 static void all_bytes_are_counted(void **state)
 {
     enum { WORDS = 2000, MARGIN = 64 << 10 };
@@ -54,8 +55,8 @@ static void all_bytes_are_counted(void **state)
     free(text);
 }
 
-/* A grammar with a low limit of parts: those of finished answers are freed for the next one while
- * others run; only a call that needs too many by itself fails. */
+/* A grammar with a low limit of parts: the parts of finished answers are freed for the next answer
+ * while others run; only a call that needs too many parts by itself fails. */
 static void parts_are_freed_for_the_next_answer(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* t-grammar-tools.c - forms of function calls: told by the templates, read in any pieces,
- * malformed ones as text, and made well-formed by grammars. */
+/* t-grammar-tools.c - formats of function calls: detected from templates, read in pieces of any
+ * size, read as text if malformed, and made well-formed by grammars. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -203,8 +203,8 @@ static void malformed_values_are_text(void **state)
         }
 }
 
-/* A call whose beginning was handed on and that ends otherwise than it should: what there is of
- * its arguments comes all the same. */
+/* If the beginning of a call was reported and its end is malformed, the arguments read so far are
+ * reported all the same. */
 static void a_malformed_call_keeps_its_arguments(void **state)
 {
     static const char first[] = "<tool_call>\n{\"name\": \"now\", \"arguments\": {\"a\": ", second[] = "[1, 2]}} and";
@@ -220,8 +220,8 @@ static void a_malformed_call_keeps_its_arguments(void **state)
     assert_string_equal(h.text, "call(now){\"a\": [1, 2]}");
 }
 
-/* An answer that is cut keeps the calls before the cut, in every form; a call that was begun
- * comes as far as it goes. */
+/* If an answer is cut, the calls before the cut are reported, in every format; of the incomplete
+ * call the part before the cut is reported. */
 static void a_cut_answer_keeps_its_calls(void **state)
 {
     static const struct sample cases[] = {
@@ -303,7 +303,7 @@ static size_t count(const char *text, char c)
     return n;
 }
 
-/* Of a string of which 100 bytes have arrived, most have been handed on. */
+/* After 100 bytes of a string have arrived, most of them have been reported. */
 static void strings_come_while_they_are_written(void **state)
 {
     (void)state;
@@ -324,7 +324,7 @@ static void strings_come_while_they_are_written(void **state)
     }
 }
 
-/* Wherever the second call is cut, the first one is read whole. */
+/* Wherever the second call is cut, the first one is reported completely. */
 static void a_cut_in_the_second_call_keeps_the_first(void **state)
 {
     (void)state;
@@ -353,8 +353,8 @@ static void a_cut_in_the_second_call_keeps_the_first(void **state)
     }
 }
 
-/* Cut anywhere, or with any byte changed, it is read as something, and no text is lost under
- * another name. */
+/* An answer that is cut anywhere, or has any byte changed, is read without a failure, and no text
+ * is lost. */
 static void a_damaged_answer_is_read_as_something(void **state)
 {
     (void)state;
@@ -479,8 +479,8 @@ static struct grammar *compile_tools(const char *format, const struct tool_gramm
 
 static int is_allowed(const uint32_t *mask, int32_t id) { return id >= 0 && mask[id >> 5] >> (id & 31) & 1; }
 
-/* A token that the mask allows: one of the two given ones now and then, so that strings and calls
- * end; -1: none was found. */
+/* A random token that the mask allows.  The two given ones are preferred now and then, so that
+ * strings and calls end; -1: none was found. */
 static int32_t random_token(struct rng *r, const uint32_t *mask, int32_t first, int32_t second)
 {
     size_t size;
@@ -496,8 +496,8 @@ static int32_t random_token(struct rng *r, const uint32_t *mask, int32_t first, 
     return -1;
 }
 
-/* Write a random answer that the grammar allows to text [8192].  Its length, or -1 where it did
- * not end within 400 tokens. */
+/* Write a random answer that the grammar allows to text [8192].  Returns its length, or -1 if it
+ * did not end within 400 tokens. */
 static int random_answer(struct grammar *g, struct rng *r, char *text)
 {
     struct matcher *m = matcher_open(g, NULL);
@@ -715,7 +715,8 @@ static void prompts_may_begin_reasoning(void **state)
     }
 }
 
-/* Reasoning may come before what a schema asks for, or has begun in the prompt. */
+/* Reasoning may come before the answer that the schema describes, or may have begun in the
+ * prompt. */
 static void reasoning_may_come_before_the_answer(void **state)
 {
     static const char schema[] = "{\"type\":\"object\",\"properties\":{\"a\":{\"const\":1}},\"required\":[\"a\"]}",
@@ -757,7 +758,7 @@ static void reasoning_may_come_before_the_answer(void **state)
     }
 }
 
-/* An answer with or without calls, where text must satisfy a schema. */
+/* Answers with or without calls, whose text must satisfy a schema. */
 static void text_satisfies_the_content_schema(void **state)
 {
     static const struct { const char *format, *text; int ok; } cases[] = {

@@ -1,5 +1,5 @@
-/* t-grammar.c - texts that regular expressions, rules and schemas take or not, against truth
- * made by hand; refusals and their places; masks against their definition; limits. */
+/* t-grammar.c - texts that regular expressions, rules and schemas accept or reject, as listed by
+ * hand; refusals and their places; masks compared with their definition; limits. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -90,7 +90,8 @@ static const struct row rows[] = {
     { GBNF, "root ::= e\ne ::= t (\"+\" t)*\nt ::= f (\"*\" f)*\nf ::= [0-9]+ | \"(\" e \")\"", "1+2*3|(1+2)*(3)",
       "1+|()|(1" },
     { GBNF, "a ::= \"x\"\nroot ::= a | (a a) | (\n a\n a a )", "x|xx|xxx", "xxxx|" },
-    /* counts of what may not be contained; a pattern's lengths; a base that a pointer passes */
+    /* counts of items that must not be contained; the lengths of a pattern; a base URI that a
+     * pointer passes */
     { SCHEMA, "{\"type\":\"array\",\"items\":{\"enum\":[1,2]},\"maxItems\":3,\"not\":{\"contains\":{\"const\":1},\"minContains\":0,\"maxContains\":1}}",
       "[1,1]~[1,2,1]~[1,1,1]", "[]~[1]~[2,2]~[1,2]" },
     { SCHEMA, "{\"type\":\"string\",\"pattern\":\"^((ab){2}){1,3}$\",\"maxLength\":8}", "\"abab\"~\"abababab\"",
@@ -163,7 +164,8 @@ static const struct row rows[] = {
     { SCHEMA, "{\"oneOf\":[{\"type\":\"string\"},{\"enum\":[\"a\",\"0\",false]}]}", "\"b\"|false", "\"a\"|\"0\"|true" },
     { SCHEMA, "{\"oneOf\":[{\"enum\":[\"a\",true]},{\"type\":\"boolean\"}]}", "\"a\"|false", "true" },
     { SCHEMA, "{\"const\":\"a\\\"b\"}", "\"a\\\"b\"", "\"ab\"" },
-    /* several properties that negations ask for: names of their own, few names, exceptions */
+    /* negations that require several properties: with names of their own, with few possible names,
+     * with exceptions */
     { SCHEMA, "{\"type\":\"object\",\"allOf\":[{\"not\":{\"patternProperties\":{\"a\":{\"not\":{\"const\":1}}}}},{\"not\":{\"patternProperties\":{\"b\":{\"not\":{\"const\":2}}}}}],\"maxProperties\":2}",
       "{\"xa\":1,\"b\":2}~{\"a\":1,\"ab\":2}", "{}~{\"a\":1}~{\"ab\":1}~{\"ab\":1,\"ab\":2}~{\"a\":1,\"c\":0,\"b\":2}" },
     { SCHEMA, "{\"type\":\"object\",\"patternProperties\":{\"^[a-c]$\":{\"type\":\"null\"}},\"additionalProperties\":false,\"minProperties\":3}",
@@ -236,7 +238,7 @@ static const struct row rows[] = {
               "\"additionalProperties\":false}]}", "{\"a\":4}~{\"b\":null}~{\"a\":5.5}~{\"a\":7,\"b\":1}",
               "{\"a\":5}~{}~{\"a\":4,\"b\":1}~{\"c\":1}" },
     { SCHEMA, "{\"type\":\"object\",\"not\":{\"additionalProperties\":{\"type\":\"null\"}},\"additionalProperties\":true}", "{\"a\":1}~{\"a\":null,\"b\":\"\"}", "{}~{\"a\":null}~{\"a\":1,\"a\":null}" },
-    /* as many conditions on some property as can be told apart */
+    /* as many conditions on some property as can be distinguished */
     { SCHEMA, "{\"type\":\"object\",\"allOf\":[{\"not\":{\"additionalProperties\":{\"type\":\"null\"}}},{\"not\":{\"additionalProperties\":{\"type\":\"string\"}}},{\"not\":{\"additionalProperties\":{\"type\":\"boolean\"}}},{\"not\":{\"additionalProperties\":{\"type\":\"array\"}}}]}", "{\"a\":1}~{\"a\":null,\"b\":2}", "{}~{\"a\":null}~{\"a\":\"\",\"b\":\"\"}" },
     { SCHEMA, "{\"type\":\"object\",\"not\":{\"propertyNames\":{\"maxLength\":2}}}", "{\"abc\":1}~{\"a\":1,\"abc\":2}",
       "{}~{\"ab\":1}" },
@@ -482,8 +484,8 @@ static void costly_expressions_stay_within_limits(void **state)
     }
 }
 
-/* Rules that double each other: 2^18 parts are a grammar, 2^60 are too many, and so are 2^13 that
- * may each be left out. */
+/* Rules that refer twice to the next rule, so that sizes double: 2^18 parts are accepted; 2^60 are
+ * too many, and so are 2^13 parts each of which may be left out. */
 static void doubling_rules_are_refused_by_size(void **state)
 {
     static const struct { int n; const char *last, *why; } doubled[] = { { 18, "\"x\"", NULL },
@@ -544,8 +546,8 @@ static void nesting_and_combinations_are_refused_by_limits(void **state)
     free(text);
 }
 
-/* Properties in any order make lists of alternatives as long as there are properties, one for each
- * of them: 4000 are compiled, 12,000 are refused. */
+/* Properties in any order need a list of alternatives for each property, as long as the number of
+ * properties: 4000 properties are compiled, 12,000 are refused. */
 static void many_properties_are_compiled_or_refused_soon(void **state)
 {
     char *text = malloc(1 << 20);
@@ -650,7 +652,7 @@ static void masks_are_as_defined(void **state)
     }
 }
 
-/* Bytes of tokens, put together, are the text. */
+/* The bytes of an answer's tokens, joined, are its text. */
 static void bytes_of_tokens_are_the_text(void **state)
 {
     static const char text[] = "{\"name\": \"Z\xC3\xBCrich \xE2\x82\xAC \xF0\x9F\x98\x80\", \"list\": [1, 2.5, null, true]}\n\tx";
@@ -669,7 +671,7 @@ static void bytes_of_tokens_are_the_text(void **state)
     free(ids);
 }
 
-/* Text that must come is given in the tokenizer's own tokens. */
+/* Text that must come next is split into tokens as the tokenizer would split it. */
 static void forced_tokens_are_those_of_the_tokenizer(void **state)
 {
     (void)state;
@@ -690,7 +692,8 @@ static void forced_tokens_are_those_of_the_tokenizer(void **state)
     grammar_close(g);
 }
 
-/* The tokens forced before an open end are those of every text that may follow. */
+/* Tokens that are forced before a place with several continuations are those of the tokenizer for
+ * every continuation. */
 static void forced_tokens_never_join_the_open_text(void **state)
 {
     static const char *const certain[] = { "Once upon a ti", "The ca", "hello wor", "{\"a\": tr", "12 3" },
@@ -725,7 +728,7 @@ static void forced_tokens_never_join_the_open_text(void **state)
     assert_true(n_forced > 0);
 }
 
-/* Special tokens: in no text, unless named. */
+/* Special tokens are never part of a text, and are allowed only where a rule names them. */
 static void named_tokens_are_allowed_where_rules_name_them(void **state)
 {
     (void)state;
@@ -797,7 +800,7 @@ static void *run_job(void *p)
     return NULL;
 }
 
-/* A grammar shared by threads does for each what it does alone. */
+/* A grammar that threads share gives each of them the results that it would get alone. */
 static void threads_share_a_grammar(void **state)
 {
     (void)state;
@@ -823,8 +826,8 @@ static void threads_share_a_grammar(void **state)
 
 /* ---- limits of work ---- */
 
-/* N rules that may each go on in two ways: the places where a text may stand grow with N, and so
- * does the work for a mask. */
+/* A grammar of N rules that may each continue in two ways: the number of positions that a text may
+ * be at grows with N, and so does the work for a mask. */
 static char *ambiguous(int n)
 {
     char *text = malloc((size_t)n * 80 + 100), *p = text;
@@ -845,8 +848,8 @@ static struct grammar *limited(const char *text, uint64_t max_steps)
     return g;
 }
 
-/* The results and counts of a matcher on a walk of `steps` tokens, as a hash; with pauses where
- * `pause` is not 0. */
+/* A hash of a matcher's results and counts on a walk of `steps` tokens; with pauses if `pause` is
+ * not 0. */
 static uint64_t story(struct grammar *g, uint64_t seed, int steps, uint64_t pause)
 {
     struct err e = { .msg = "" };
@@ -882,8 +885,8 @@ static uint64_t story(struct grammar *g, uint64_t seed, int steps, uint64_t paus
     return hash;
 }
 
-/* The same answer is counted the same, and fails at the same place with the same words: in a
- * fresh grammar, in one that knows much already, and in pieces. */
+/* The work for an answer is counted equally, and fails at the same place with the same message, in
+ * a new grammar, in one with many cached results, and with pauses. */
 static void counted_work_does_not_depend_on_caches(void **state)
 {
     (void)state;
@@ -934,7 +937,8 @@ static void a_costly_answer_fails_alone(void **state)
     matcher_close(m);
     matcher_close(other);
     grammar_close(g);
-    /* cheap tokens, but too many of them: each may take a 16th of max_steps on average */
+    /* each token takes few steps, but there are too many tokens: a token may take a 16th of
+     * max_steps on average */
     g = limited(text, 40000);
     m = matcher_open(g, &e);
     int k = 0;
@@ -954,8 +958,7 @@ static void *cancel_it(void *matcher)
     return NULL;
 }
 
-/* Cancelled from another thread, whatever it does: the call that runs fails, and so do all later
- * ones. */
+/* If a matcher is cancelled by another thread, the running call and all later ones fail soon. */
 static void a_cancelled_mask_ends_soon(void **state)
 {
     (void)state;

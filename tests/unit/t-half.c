@@ -43,7 +43,8 @@ static void bf16_values(void **state)
     assert_true(isnan(bf16_to_f32(f32_to_bf16(f32_from_bits(0x7f800001)))));
 }
 
-/* Between neighbours the middle goes to the even one, a bit more or less to the nearer one. */
+/* The middle between two neighbours is rounded to the even one; a value one bit below or above it
+ * to the nearer one. */
 static void rounding(void **state)
 {
     (void)state;
@@ -92,7 +93,8 @@ static void f8_values(void **state)
     assert_int_equal(f32_to_f8e4m3(1e-40f), 0);
 }
 
-/* The scale of a vector: a power of two, the least that holds its largest. */
+/* The scale of a vector is the least power of two with which its largest value can be
+ * represented. */
 static void f8_scales(void **state)
 {
     (void)state;

@@ -93,7 +93,7 @@ static void refuses(void **state)
     }
 }
 
-/* The functions of base/json.h that read fields. */
+/* Test the functions of base/json.h that read fields. */
 static void fields(void **state)
 {
     (void)state;

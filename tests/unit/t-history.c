@@ -62,7 +62,7 @@ static int64_t say(struct history *h, const char *owner, const char *id, const c
     return n;
 }
 
-/* A member of an object as text, which lives until the next call. */
+/* A member of an object as text, which is valid until the next call. */
 static const char *member(const json_t *o, const char *name)
 {
     static char *text;
@@ -239,7 +239,8 @@ static void messages_form_branches(void **state)
     /* an edit changes what is found */
     json_decref(WITH("{\"content\":\"A shrub\",\"tokens\":null}", history_edit(h, "", id, 2, fields, &p)));
     assert_int_equal(number_in(h, id, "total_tokens"), 3);
-    /* with a message goes all below it; the branch that is shown stays, if it can */
+    /* removing a message removes all messages below it; the active branch stays, unless it is
+     * removed */
     assert_int_equal(history_remove(h, "", id, 3, &p), 2);
     assert_string_equal(page_ids(h, id, 0), "1,2,5");
     assert_int_equal(number_in(h, id, "active_leaf"), 2);
@@ -480,8 +481,8 @@ static void an_export_comes_back_exactly(void **state)
     assert_null(strstr(again, "a2"));
     free(again);
     free(name);
-    /* cut anywhere, it is no JSON; with a field missing or of another kind, it is refused or
-     * complete */
+    /* a file that is cut anywhere is no JSON; a file with a field missing or of another kind is
+     * refused, or imported completely */
     for (size_t n = 0; n + 1 < strlen(text); n++)
         assert_null(json_loadb(text, n, 0, NULL));
     free(text);
@@ -572,8 +573,8 @@ static void reading_makes_no_file(void **state)
     history_close(r);
 }
 
-/* Every page is overwritten in turn: what is asked is answered or refused, and a file that is
- * recognized as damaged keeps its bytes. */
+/* Each page of the database is overwritten in turn: requests are answered or refused, and a file
+ * that is recognized as damaged keeps its bytes. */
 static void damage_is_recognized_and_kept(void **state)
 {
     (void)state;
@@ -666,8 +667,8 @@ static void a_newer_file_is_left_alone(void **state)
     assert_non_null(strstr(p.e.msg, "newer version"));
 }
 
-/* A process that writes messages, each of whose numbers it reports once it is acknowledged, is
- * killed. */
+/* A process writes messages, and reports the number of each one that was acknowledged, until it is
+ * killed: all acknowledged messages are in the file. */
 static void a_killed_writer_loses_nothing_acknowledged(void **state)
 {
     (void)state;
@@ -816,8 +817,8 @@ static size_t n_found(struct history *h, const char *query)
     return n;
 }
 
-/* Rows are searched in pieces: none is left out or found twice, and between them a search ends if
- * it was cancelled or is late. */
+/* A search reads rows in pieces: no row is left out or found twice, and between two pieces the
+ * search ends if it was cancelled or its deadline has passed. */
 static void a_long_search_can_be_stopped(void **state)
 {
     (void)state;

@@ -102,7 +102,8 @@ static void test_spans(void **state)
     }
 }
 
-/* names: separated by blanks; want: small files | weights, or the beginning of the sentence. */
+/* Check the choice of files.  names: of the repository, separated by blanks; want: "small files |
+ * weights", or the beginning of the error. */
 static void check_choice(const char *names, const char *pick, const char *want)
 {
     char copy[2000], got[2000] = "";
@@ -149,7 +150,7 @@ static void test_choice(void **state)
     check_choice("m-Q4_0.gguf m-Q4_0_4_4.gguf", "Q4_0", "| m-Q4_0.gguf");
     check_choice("m.Q4_0.gguf config.json model.safetensors", "m.Q4_0.gguf", "| m.Q4_0.gguf");
     check_choice("m-Q4_0.gguf n-Q4_0.gguf", "Q4_0", "a/b: 'Q4_0' names more than one of its files");
-    /* a GGUF in parts is one model: all of them, in order */
+    /* a GGUF in several parts is one model, and all parts are chosen in order */
     check_choice("m-Q4_K_M-00002-of-00003.gguf m-Q4_K_M-00001-of-00003.gguf m-Q4_K_M-00003-of-00003.gguf m-Q8_0.gguf",
                  "", "| m-Q4_K_M-00001-of-00003.gguf m-Q4_K_M-00002-of-00003.gguf m-Q4_K_M-00003-of-00003.gguf");
     check_choice("Q8_0/m-Q8_0-00001-of-00002.gguf Q8_0/m-Q8_0-00002-of-00002.gguf m-Q4_0.gguf", "Q8_0",
@@ -204,7 +205,8 @@ static void write_file(const char *name, const char *text)
     assert_int_equal(fclose(f), 0);
 }
 
-/* A cache with these files of a/b, separated by blanks; an index says which shards there are. */
+/* Make a cache with these files of a/b, separated by blanks.  index: the content of an index that
+ * lists the shards; NULL: none. */
 static void fill_cache(const char *files, const char *index)
 {
     char copy[1000], name[400];
@@ -225,7 +227,7 @@ static void test_cache(void **state)
 {
     (void)state;
     static const char two[] = "{\"weight_map\":{\"a\":\"model-00001-of-00002.safetensors\",\"b\":\"model-00002-of-00002.safetensors\"}}";
-    /* in: of the snapshot, what is opened; NULL: the model is not complete */
+    /* in: the path within the snapshot that is opened; NULL: the model is not complete */
     static const struct { const char *name, *files, *index, *in; } cases[] = {
         { "a/b", "config.json model.safetensors", NULL, "" },
         { "a/b@" COMMIT, "config.json model.safetensors", NULL, "" },
@@ -269,7 +271,7 @@ static void test_cache(void **state)
     }
 }
 
-/* Files of a snapshot are links to blobs; a failure names the path. */
+/* The files of a snapshot are links to blobs; an error names the path. */
 static void test_links(void **state)
 {
     (void)state;

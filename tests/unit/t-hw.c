@@ -19,7 +19,7 @@
 
 static char root[] = "/tmp/zse-t-hw-XXXXXX";
 
-/* A file below the root, its folders made. */
+/* Write a file below the root, with its folders. */
 static void put_bytes(const char *path, const void *data, size_t n)
 {
     char full[600];
@@ -96,7 +96,8 @@ static void memory_alone(void **state)
 
 #define V2_MOUNT "31 30 0:29 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n"
 
-/* A limit of 2 GiB two folders up applies to a process below; page cache does not count as used. */
+/* A limit of 2 GiB on a control group applies to a process two levels below it.  Page cache does
+ * not count as used. */
 static void memory_of_a_group(void **state)
 {
     struct memory m;
@@ -125,7 +126,8 @@ static void memory_of_a_group(void **state)
     assert_true(m.limit == 2147483648u);
 }
 
-/* A container: the mount shows the group itself as its top, or the path is another namespace's. */
+/* In a container the root of the mount is the container's own control group, or the path is that of
+ * another namespace. */
 static void group_of_a_container(void **state)
 {
     struct cgroup g;
@@ -235,7 +237,8 @@ static void whole_machine(void **state)
     free(m);
 }
 
-/* ARM processors have numbers: a known part, an unknown one, two kinds. */
+/* ARM processors have numbers instead of names: a known part, an unknown one, and two kinds of
+ * cores. */
 static void arm_processors(void **state)
 {
     struct machine *m = malloc(sizeof *m);
@@ -257,7 +260,8 @@ static void arm_processors(void **state)
     free(m);
 }
 
-/* Two small processors beside two large ones: steps would wait for the small ones. */
+/* Of two small and two large processors only the large ones count, because steps would wait for the
+ * small ones. */
 static void big_and_little(void **state)
 {
     cpu_set_t set;

@@ -34,7 +34,7 @@ static void progress_and_its_rate(void **state)
     assert_true(p.done == 100 && p.total == 1000 && p.rate == 0);
     assert_int_equal(line("{\"step\":\"download\",\"unit\":\"B\",\"done\":500,\"total\":1000}", 3000000000), 1);
     assert_true(p.rate > 199 && p.rate < 201);
-    /* another step, or fewer done: the rate begins anew */
+    /* a new step, or a smaller amount than before: the measurement of the rate starts again */
     line("{\"step\":\"download\",\"unit\":\"B\",\"done\":10,\"total\":1000}", 4000000000);
     assert_true(p.rate == 0 && p.first == 10);
     assert_string_equal(message, "before");
@@ -59,8 +59,8 @@ static void messages_lose_the_name_of_the_program(void **state)
     assert_int_equal(strlen(message), sizeof message - 1);
 }
 
-/* A line of progress, cut at every byte, is a message and changes no number; so are lines whose
- * values are of another type or out of range. */
+/* A line of progress that is cut at any byte is a message and changes no number.  The same holds
+ * for lines whose values have another type or are out of range. */
 static void other_lines_are_no_progress(void **state)
 {
     static const char whole[] = "{\"step\":\"quantize\",\"unit\":\"tensors\",\"done\":3,\"total\":7}";
