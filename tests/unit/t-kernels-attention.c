@@ -1,6 +1,6 @@
-/* t-kernels-attention.c - attention over KV blocks: the plain kernels against softmax in double,
- * the sets bit for bit against the plain ones, however the queries are cut into calls.  Slots
- * that hold no token yet are full of NaN. */
+/* t-kernels-attention.c - attention over KV blocks: the plain kernels are compared with softmax in
+ * double, the other sets bit for bit with the plain ones, for any division of the queries into
+ * calls.  Slots that hold no token yet are full of NaN. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,7 +16,7 @@
 #include "libcommon/kernels/kernels.h"
 #include "libcommon/quant/half.h"
 
-/* Every set that runs here, those once that have the same functions for attention. */
+/* Every set that runs here; sets with the same functions for attention count once. */
 static int is_new(const struct kernels *const *k)
 {
     for (const struct kernels *const *i = kernels_all; i < k; i++)
@@ -37,8 +37,8 @@ static void *aligned(size_t n)
     return memset(p, 0xff, (n + 127) / 64 * 64);
 }
 
-/* One sequence: keys and values of len positions, as given and as they come back from their
- * stored form. */
+/* One sequence: the original keys and values of len positions, and those that are read back from
+ * their stored form. */
 struct sequence {
     struct kv_types kv;
     int head_dim, n_heads, len, n_blocks;
@@ -124,7 +124,7 @@ static void open_mixed(struct sequence *s, int len, struct kv_types kv, int head
     };
 }
 
-/* Positions outside [from, to) lie in a tail, and only there. */
+/* Move the positions outside [from, to) to a tail, so that they are only there. */
 static void add_tail(struct sequence *s, int from, int to)
 {
     const size_t block = kv_block_bytes(KV_F16, s->head_dim);
@@ -163,8 +163,8 @@ static int last_of(const struct attn *a, int at)
     return !a->end ? at : a->window && at + a->window < a->end ? at + a->window - 1 : a->end - 1;
 }
 
-/* All positions from `from` on, in calls of at most `step` queries, parted: a part at a time,
- * last part first; out [len][n_heads][head_dim + 3]. */
+/* Compute attention for all positions from `from` on, in calls of at most `step` queries.  parted:
+ * one part of the context at a time, the last part first.  out [len][n_heads][head_dim + 3]. */
 static float *attend(const struct sequence *s, const struct kernels *k, int from, int step, int parted)
 {
     struct attn a = s->a;
@@ -238,8 +238,8 @@ static void check_ref(const struct sequence *s, const float *got, int from)
     free(p);
 }
 
-/* Under a sanitizer, which looks at addresses, every fourth case, and three ways to cut it: what
- * is equal to the last bit elsewhere is equal there.  Emulation, which is slow, gets even fewer. */
+/* Every how many cases are tested.  Under a sanitizer every fourth one: its subject is addresses,
+ * and the bits are compared in other builds.  In an emulation, which is slow, even fewer. */
 static size_t stride(void)
 {
     return getenv("ZSE_EMULATED") ? 6 : getenv("ZSE_SANITIZED") ? 4 : 1;
@@ -247,7 +247,7 @@ static size_t stride(void)
 
 static void check(struct sequence *s)
 {
-    /* long ones: from before the end of their second part on */
+    /* long sequences: only from shortly before the end of their second part on */
     const int steps[] = { 1, 3, 50, s->len }, from = s->len == SHORT ? 0 : 1010;
     const size_t size = (size_t)s->len * s->a.out_token_stride;
     store(s, &kernels_ref);
@@ -303,7 +303,8 @@ static void mixed(void **state)
     }
 }
 
-/* Positions in a tail of f16, from which chunks of a part begin and end, beside rounded ones. */
+/* Positions that are in a tail of f16, beside rounded positions, with parts and calls that begin
+ * and end at various distances from the tail. */
 static void tails(void **state)
 {
     (void)state;
@@ -323,8 +324,8 @@ static void tails(void **state)
     }
 }
 
-/* The codes and scale of a vector of i4: the element furthest from 0 is -8 times the scale; Inf
- * and NaN reach their own token alone. */
+/* The codes and the scale of an i4 vector: the element furthest from 0 is -8 times the scale.  Inf
+ * and NaN affect only their own token. */
 static void four_bits(void **state)
 {
     (void)state;
@@ -384,7 +385,8 @@ static void variants(void **state)
     }
 }
 
-/* More positions than one part, alone and with windows that end in another part than they begin. */
+/* More positions than one part, alone, and with windows that begin in one part and end in
+ * another. */
 static void parts(void **state)
 {
     (void)state;
@@ -402,7 +404,7 @@ static void parts(void **state)
         }
 }
 
-/* Encoders: queries see positions behind their own, in one part and in several. */
+/* Encoders: queries attend to later positions, too, in one part and in several. */
 static void both_ways(void **state)
 {
     (void)state;
@@ -421,7 +423,7 @@ static void both_ways(void **state)
         }
 }
 
-/* Values that are the first elements of keys. */
+/* Latent attention, where a value is the first elements of its key. */
 static void latents(void **state)
 {
     (void)state;
@@ -437,8 +439,8 @@ static void latents(void **state)
         }
 }
 
-/* Blocks that lie wholly before every query's window may be gone: their table entries are never
- * followed. */
+/* Blocks that lie completely before the window of every query may be gone: their table entries are
+ * never used. */
 static void old_blocks(void **state)
 {
     (void)state;
@@ -458,8 +460,8 @@ static void old_blocks(void **state)
     sequence_close(&s);
 }
 
-/* A score far above or below the others, and a NaN key, which reaches exactly the queries that
- * see it. */
+/* A score far above or below the others, and a NaN in a key, which affects exactly the queries that
+ * attend to it. */
 static void extremes(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
-/* t-kernels-matmul.c - both matmuls: the plain kernels against sums in double, and every set
- * this machine runs against the plain one, bit for bit, for every number of tokens (so a token's
- * result cannot depend on the tokens beside it). */
+/* t-kernels-matmul.c - both matmuls: the plain kernels are compared with sums in double, and every
+ * set that this machine runs bit for bit with the plain one, for every number of tokens (so a
+ * token's result cannot depend on the other tokens). */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -32,7 +32,8 @@ static void *aligned(size_t n)
     return memset(p, 0xa5, (n + 127) / 64 * 64);
 }
 
-/* Any code and any scale the type has, not only what a quantizer would choose. */
+/* Fill a row with any codes and scales that the type has, not only those that a quantizer would
+ * choose. */
 static void random_row(const struct mat *m, struct qrow *q, struct rng *r)
 {
     const struct qtype_info *t = qtype_info(m->type);
@@ -53,14 +54,15 @@ static void random_row(const struct mat *m, struct qrow *q, struct rng *r)
     }
 }
 
-/* One of seven: all +, all -, + and - in turn by 1, 2, 4, 8, 16. */
+/* The sign of element k in one of seven patterns: all +, all -, or runs of 1, 2, 4, 8 or 16
+ * elements that alternate. */
 static int sign_of(int pattern, int k)
 {
     return pattern % 7 < 2 ? 1 - pattern % 7 * 2 : k >> (pattern % 7 - 2) & 1 ? -1 : 1;
 }
 
-/* The largest and smallest values and scales there are, in such a pattern: with activations that
- * follow it, no sum can be larger. */
+/* Fill a row with the largest and smallest values and scales of the type, in such a pattern.  With
+ * activations in the same pattern no sum can be larger. */
 static void extreme_row(const struct mat *m, struct qrow *q, int row)
 {
     const struct qtype_info *t = qtype_info(m->type);
@@ -174,7 +176,7 @@ static void sets_agree(const struct mat *m, const float *x, size_t ldx, int exac
     }
 }
 
-/* The products of bf16 weights on the tile unit, as floats_amx.c describes them. */
+/* Compute products of bf16 weights as the tile unit does, as floats_amx.c describes them. */
 static void bf16_tiles(const struct mat *m, const float *x, size_t ldx, float *out)
 {
     float *w = malloc((size_t)m->cols_padded * sizeof *w), part[3][32];
@@ -203,7 +205,7 @@ static void bf16_tiles(const struct mat *m, const float *x, size_t ldx, float *o
     free(w);
 }
 
-/* The activations as they are rounded, here in double. */
+/* Round the activations as the kernels do, in double. */
 static void round_activations(const struct mat *m, const float *x, double *out)
 {
     for (int k0 = 0; k0 < m->cols; k0 += m->act_group) {
@@ -216,7 +218,8 @@ static void round_activations(const struct mat *m, const float *x, double *out)
     }
 }
 
-/* Rounding of a sum of n terms in f32: n * eps * sum of |terms| (Higham 2002, section 3.1). */
+/* Compare with sums in double.  The bound is the rounding of a sum of n terms in f32: n * eps * sum
+ * of |terms| (Higham 2002, section 3.1). */
 static void check_ref(const struct mat *m, const float *x, size_t ldx, int exact, const float *got)
 {
     const size_t cols = (size_t)m->cols;
@@ -246,7 +249,7 @@ static void check_ref(const struct mat *m, const float *x, size_t ldx, int exact
             for (size_t k = 0; k < cols; k++) {
                 const double b = a[(size_t)t * cols + k], v = w[k] * b;
                 sum += v;
-                /* with a minimum, two large sums may cancel: count both */
+                /* a type with a minimum has two large sums, which may cancel: both count */
                 size += fabs(v) + (type->extra != EXTRA_NONE ? 0.4 * fabs(b) : 0);
             }
             float v = got[(size_t)t * ((size_t)m->rows + 3) + (size_t)r];
@@ -280,7 +283,8 @@ static void check(enum qtype type, int group_size, int act_group, int rows, int 
     free(data);
 }
 
-/* Emulated processors are slow: they get two shapes, and one act group for each group size. */
+/* Whether a case is left out.  Emulated processors are slow: they get two shapes, and one act group
+ * for each group size. */
 static int is_left_out(int group_size, size_t act_group, size_t shape)
 {
     return getenv("ZSE_EMULATED") && ((shape != 3 && shape != 5) || act_group != (size_t)(group_size / 32 % 3));
@@ -305,7 +309,7 @@ static void each_type(int is_float, int exact)
     }
 }
 
-/* Sums on the way are held in 16 bits here and there: none may overflow, whatever the codes. */
+/* Kernels keep some intermediate sums in 16 bits: none may overflow, whatever the codes. */
 static void largest_sums(void **state)
 {
     (void)state;
@@ -358,7 +362,7 @@ static void ordered(void **state)
     free(data);
 }
 
-/* Infinities and NaN reach the result of their token, and of no other. */
+/* Infinity and NaN in the activations affect the result of their token, and of no other. */
 static void bad_activations(void **state)
 {
     (void)state;
@@ -386,7 +390,8 @@ static void bad_activations(void **state)
     free(data);
 }
 
-/* Callers take buffers for the largest numbers of tokens and columns, and then multiply fewer. */
+/* The sizes of buffers grow with the numbers of tokens and columns, because callers allocate
+ * buffers for the largest numbers, and then multiply fewer. */
 static void sizes_never_fall(void **state)
 {
     (void)state;
@@ -418,7 +423,8 @@ static void check_guard(const struct kernels *k, const struct mat *m, const char
         fail_msg("%s %s: %d tokens write beyond the %s of %d", k->name, qtype_info(m->type)->name, n, what, most);
 }
 
-/* n tokens in buffers for `most`, in front of bytes that must stay. */
+/* Multiply n tokens in buffers for `most` tokens, which are followed by bytes that must not
+ * change. */
 static void check_buffers(const struct kernels *k, const struct mat *m, const float *x, size_t ldx, int n, int most,
                           const uint8_t *guard)
 {

@@ -1,5 +1,5 @@
 /* t-kernels-rows.c - norms, activation functions, additions, rotary embeddings, recurrences: the
- * plain kernels against double, the sets bit for bit against the plain ones. */
+ * plain kernels are compared with double, the other sets bit for bit with the plain ones. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -77,7 +77,7 @@ static void norms(void **state)
             kernels_ref.layer_norm(want, x, wp, bp, n, 1e-5f);
             for (int i = 0; i < n; i++) {
                 double v = (x[i] - mean) / sqrt(var / n + 1e-5f) * (with ? w[i] : 1.0) + (with ? b[i] : 0.0);
-                /* x - mean cancels; worst for two elements */
+                /* x - mean cancels, most of all with two elements */
                 if (fabs(v - (double)want[i]) > 4e-6 * (1 + fabs(v)) * (n == 2 ? 10 : 1))
                     fail_msg("layer_norm n=%d: %.9g, not %.9g", n, (double)want[i], v);
             }
@@ -156,8 +156,8 @@ static void activations(void **state)
                 kernels_ref.act_mul(want, x, u, n, act);
                 for (int i = 0; i < n; i++) {
                     double v = act_double(x[i], act) * (u ? up[i] : 1);
-                    /* a few roundings; exp multiplies those of its argument; gelu's 1 + erf
-                     * cancels, as it does in the f32 of others */
+                    /* a few roundings; exp multiplies the error of its argument; in gelu 1 + erf
+                     * cancels, as in every implementation in f32 */
                     if (x[i] == x[i] && fabs(v - (double)want[i]) > (act == ACT_GELU_TANH ? 4e-6 : 1e-6) * fabs(v) +
                         (act == ACT_GELU ? 2e-7 : 1e-10) * fabs((double)x[i]))
                         fail_msg("act %d: f(%.9g) is %.9g, not %.9g", act, (double)x[i], (double)want[i], v);
@@ -275,8 +275,8 @@ static void rotations(void **state)
         }
 }
 
-/* Some steps of a recurrence: the plain kernels against double, the sets against the plain ones,
- * states too. */
+/* Some steps of a recurrence: the plain kernels are compared with double, the other sets with the
+ * plain ones, including the states. */
 static void scans(void **state)
 {
     (void)state;

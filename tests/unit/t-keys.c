@@ -190,9 +190,9 @@ static void put_in_its_place(const char *name)
     assert_int_equal(rename(from, in_folder("keys.db")), 0);
 }
 
-/* Opening an existing file read-only does not wait for a program that creates one; a file that
- * another program is creating is no damage; an empty file in the place of the old one removes no
- * key. */
+/* Opening an existing file read-only does not wait for a program that creates one.  A file that
+ * another program is creating does not count as damaged.  An empty file in the place of the old one
+ * removes no key. */
 static void a_file_that_others_make_is_locked_not_damaged(void **state)
 {
     (void)state;
@@ -241,7 +241,8 @@ static void a_file_with_the_number_0(void **state)
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-/* Only root can make the file of another one, and open it. */
+/* A file of another user, or in a folder that others can write to, is refused.  Only root can make
+ * and open such a file. */
 static void a_file_of_another_user_is_refused(void **state)
 {
     (void)state;
@@ -339,13 +340,14 @@ static void a_key_that_was_shown_outlives_kill_9(void **state)
         for (int i = 0; i < n; i++)
             assert_int_equal(keys_check(k, shown[i], &info), KEY_GOOD);
         n_shown += n;
-        /* at most one more a round: made, but not reported */
+        /* in each round at most one more key was made, but not reported */
         assert_in_range(keys_known(k), n_shown, n_shown + round + 1);
         keys_close(k);
     }
 }
 
-/* Run by a traced child: rounds of checks, one of each text, each check between two signals. */
+/* Run by a traced child: rounds in which each text is checked once, each check between two
+ * signals. */
 enum { CHECKS = 8 };
 static void check_each(struct keys *k, char kinds[][KEY_TEXT + 1], int n)
 {
@@ -380,8 +382,8 @@ static long count_instructions(pid_t child)
     }
 }
 
-/* Does the time of a check reveal a key, or how much of a key was guessed?  All checks must execute
- * the same number of instructions; the clock of a busy machine would say less. */
+/* Whether the time of a check reveals a key, or how much of a key was guessed.  All checks must
+ * execute the same number of instructions; clock times on a busy machine would tell less. */
 static void a_check_takes_the_same_time(void **state)
 {
     (void)state;
@@ -447,7 +449,7 @@ static void scopes_and_models(void **state)
     assert_true(key_allows_model(&k, "anything"));
 }
 
-/* Opening read-only creates nothing, and sees the file that another program creates. */
+/* Opening read-only creates no file, and notices a file that another program creates. */
 static void looking_writes_nothing(void **state)
 {
     (void)state;
@@ -491,8 +493,8 @@ static void looking_writes_nothing(void **state)
     assert_non_null(strstr(e.msg, "expected 600"));
 }
 
-/* A file that is damaged and cannot be written, either, is called damaged.  In a process of its own
- * that is no superuser, who may write everything. */
+/* A file that is damaged and also cannot be written is reported as damaged.  The test runs in a
+ * process of its own without root's privileges, because root may write everything. */
 static void a_damaged_file_is_no_question_of_rights(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* t-kv.c - blocks are never in two tables by accident, never lost, and an empty pool changes
+/* t-kv.c - no block is in two tables by accident, no block is lost, and an empty pool changes
  * nothing. */
 #include <stdarg.h>
 #include <stddef.h>
@@ -75,7 +75,7 @@ static void test_share(void **state)
     kv_pool_close(p);
 }
 
-/* Random operations against a count of who holds what. */
+/* Random operations, compared with a separate count of the tables that hold each block. */
 static void test_random(void **state)
 {
     (void)state;
@@ -123,8 +123,8 @@ static void fill(struct kv_table *t, struct kv_pool *p, int n)
     t->n_tokens = n;
 }
 
-/* A sequence finds the blocks that another one left: whole blocks by reference, the rest by a copy;
- * the oldest goes first. */
+/* A sequence finds the blocks of an earlier one: whole blocks by reference, the rest as a copy; the
+ * oldest prefix is evicted first. */
 static void test_prefix(void **state)
 {
     (void)state;
@@ -158,14 +158,14 @@ static void test_prefix(void **state)
     assert_int_equal(prefix_take(&b, p, ids, 100), 0);
     assert_int_equal(prefix_copy(&b, p, ids, 100, &from, &to), 0);
     b.root = 0;
-    /* the same tokens computed twice exist once */
+    /* tokens that two sequences have computed are kept once */
     fill(&a, p, 33);
     const int32_t mine = a.block[0];
     prefix_enter(&a, p, ids, 0);
     assert_int_not_equal(a.block[0], mine);
     kv_table_truncate(&a, p, 0);
-    /* eight blocks wanted: everything goes, ends of prefixes before their beginnings, so nothing
-     * is left without its parents */
+    /* eight blocks are requested in all: everything is evicted, the ends of prefixes before their
+     * beginnings, so that no node loses its parents */
     fill(&a, p, 6 * 16);
     assert_int_equal(kv_pool_evictions(p), 1);
     assert_int_equal(prefix_take(&b, p, ids, 100), 32);
@@ -217,8 +217,8 @@ static void test_trim(void **state)
     kv_pool_close(p);
 }
 
-/* Random sequences over few tokens against the sequences themselves: what take and copy give out
- * was put there by the same tokens. */
+/* Random sequences of few different tokens: the blocks that prefix_take() and prefix_copy() return
+ * were entered with the same tokens. */
 static void test_random_prefixes(void **state)
 {
     (void)state;
@@ -280,8 +280,7 @@ static void note(void *user, int32_t block, int n_tokens)
     v->n_tokens[v->n++] = n_tokens;
 }
 
-/* Begun leaves of every block number, the first one of all too: each is visited, and copied
- * from. */
+/* Partial leaves in every block, including block 0: each of them is visited, and copied from. */
 static void test_leaves(void **state)
 {
     (void)state;
@@ -318,8 +317,8 @@ static void test_leaves(void **state)
 
 static void count_state(void *user, int state) { *(unsigned *)user |= 1u << state; }
 
-/* States are held, kept behind nodes, found there, and given up when they are the oldest or their
- * node has gone. */
+/* States are held, kept as snapshots of nodes, found there, and reused if they are the oldest or if
+ * their node was evicted. */
 static void test_states(void **state)
 {
     (void)state;
@@ -349,13 +348,14 @@ static void test_states(void **state)
     assert_int_equal(snapshot, held[1]);
     assert_int_equal(state_prefix(s, p, &none, ids, 47, &snapshot), 16);
     assert_int_equal(snapshot, held[0]);
-    /* kept a second time: the new one is free, the old one the newest */
+    /* the node has a snapshot already: the new state becomes free, and the old one counts as just
+     * used */
     state_keep(s, p, t.block[0], held[2]);
     assert_int_equal(state_find(s, p, t.block[0]), held[0]);
     assert_int_equal(state_take(s, p), held[2]);
     assert_int_equal(state_take(s, p), held[1]);
     assert_int_equal(state_find(s, p, t.block[2]), -1);
-    /* the oldest goes, unless it was of use meanwhile */
+    /* the oldest snapshot is reused, unless it was used in the meantime */
     state_keep(s, p, t.block[1], held[1]);
     state_used(s, held[0]);
     assert_int_equal(state_take(s, p), held[1]);
@@ -364,7 +364,7 @@ static void test_states(void **state)
     state_drop(s, held[0]);
     state_trim(s, p, count_state, &free_ones);
     assert_int_equal(free_ones, 1u << held[0]);         /* held[1] is a snapshot, held[2] is held */
-    /* nodes that go take their snapshots with them, and what has their block later has none */
+    /* evicted nodes lose their snapshots, and a later node in the same block has none */
     const int32_t block = t.block[3];
     kv_table_truncate(&t, p, 0);
     fill(&t, p, 8 * 16);
@@ -383,7 +383,7 @@ static void test_states(void **state)
     assert_int_equal(e.code, ERR_LIMIT);
 }
 
-/* Of four states one is set aside: no snapshot is made in it, none is given up for it. */
+/* One of four states is spare: no snapshot is kept in it, and none is reused for it. */
 static void test_spare_states(void **state)
 {
     (void)state;

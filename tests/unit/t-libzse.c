@@ -55,7 +55,7 @@ static int close_all(void **state)
     return system(command);
 }
 
-/* The prompt of one message; freed by the caller. */
+/* Make the prompt of a conversation with one message; the caller frees it. */
 static char *hello(void)
 {
     char *text = NULL;
@@ -226,7 +226,7 @@ static void cancelled_answers(void **state)
     zse_request_free(r);
 }
 
-/* Each of 8 answers at a time is the one that its prompt has alone. */
+/* Eight answers that are generated at the same time are those that their prompts get alone. */
 static void eight_at_a_time(void **state)
 {
     enum { N = 8 };
@@ -344,7 +344,8 @@ static void embeddings(void **state)
 
 /* ---- threads ---- */
 
-/* Submits another request, cancels it, and tries calls that would never return. */
+/* In a callback: submit another request, cancel it, and try calls that would wait for the callback
+ * itself. */
 struct nested { struct zse_request *own, *made; int refused; };
 
 static int nest(void *user, const struct zse_event *ev)
@@ -410,7 +411,7 @@ static void requests_of_several_threads(void **state)
 
 struct held { struct zse_engine *g; int n_ends; enum zse_finish finish; };
 
-/* Returns when its engine is being closed, which then accepts no requests. */
+/* In a callback: wait until the engine is being closed, which then accepts no requests. */
 static int hold(void *user, const struct zse_event *ev)
 {
     struct held *h = user;
@@ -467,7 +468,7 @@ static void models_refused(void **state)
     assert_null(zse_model_open("models/tiny/config.json", NULL, &e));
     assert_int_equal(e.code, ZSE_ERROR_FORMAT);
     assert_null(zse_model_open(folder, NULL, NULL));
-    /* a file with a bit changed in its last weights: found by its checksums */
+    /* a file with one bit changed in its last weights: its checksums detect that */
     char *bytes = file_read(path, 1 << 26, &size, &why);
     assert_non_null(bytes);
     snprintf(other, sizeof other, "%s/other.zse", folder);
@@ -597,7 +598,8 @@ static void sizes_of_structs(void **state)
     assert_int_equal(e.code, ZSE_ERROR_USAGE);
 }
 
-/* Padding of a program's struct may be anything: it must not become an option later. */
+/* The padding of a program's struct may have any content, so the library must not use it as an
+ * option later. */
 static void reserved_members_are_0(void **state)
 {
     const struct zse_engine_options eo = { .size = sizeof eo, .reserved = 1 };

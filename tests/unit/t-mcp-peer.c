@@ -39,7 +39,7 @@ static void await_state(struct mcp_peer *p, enum mcp_state wanted, char why[300]
     }
 }
 
-/* A server that ends, and hangs when it is started again. */
+/* A server that ends after its start, and that hangs when it is started again. */
 static void test_reason_while_restarting(void **state)
 {
     struct mcp_config c;

@@ -1,5 +1,5 @@
-/* t-memory.c - private memory is keys, values and at most 32 MB, for all shapes of models and
- * numbers of threads.  There are no weights: opening looks only at shapes. */
+/* t-memory.c - the private memory of a model is keys, values and at most 32 MB, for all shapes of
+ * models and numbers of threads.  The models have no weights, because opening uses only shapes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* t-model-config.c - config.json: defaults as transformers has them, what is refused and how the
- * sentence names it, RoPE frequencies against their formulas. */
+/* t-model-config.c - config.json: defaults as in transformers, refusals and the fields that their
+ * messages name, RoPE frequencies compared with their formulas. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -26,7 +26,7 @@ static void must_parse(struct config *c, const char *text)
         fail_msg("%s: %s", text, e.msg);
 }
 
-/* Every architecture computes with nothing but its name, and the list that people see is the
+/* Every architecture can be parsed from its name alone, and config_architecture() lists all of the
  * table. */
 static void test_defaults(void **state)
 {
@@ -105,7 +105,8 @@ static void test_windows(void **state)
     assert_true(c.ropes[0].inv_freq[0] == -1 && c.qk_norm_after_rope);
     config_release(&c);
     must_parse(&c, "{\"model_type\": \"cohere2_moe\", \"num_hidden_layers\": 6, \"first_k_dense_replace\": 2, \"num_shared_experts\": 1}");
-    /* the dense layers see all and rotate, then three of four have a window */
+    /* the first two, dense layers have no window; of the later layers three in four have one, and
+     * the fourth does not rotate */
     for (int i = 0; i < 6; i++) {
         assert_int_equal(c.window[i], i < 2 || i == 5 ? 0 : 4096);
         assert_int_equal(c.rope_of[i], i == 5 ? -1 : 0);
@@ -128,7 +129,7 @@ static void test_windows(void **state)
     config_release(&c);
 }
 
-/* The reason why a backend with these features refuses a family; NULL: it runs it. */
+/* The reason why a backend with these features refuses a family of models; NULL: it runs them. */
 static void test_beyond(void **state)
 {
     (void)state;
@@ -421,7 +422,7 @@ static void test_rope(void **state)
         close_to(r->inv_freq[i], pow(5000, -2.0 * i / 128) / 4, eps, "linear");
     config_release(&c);
 
-    /* llama3: short waves stay, long ones are divided, and all fall without a jump */
+    /* llama3: short wavelengths are kept, long ones are divided, with a smooth transition */
     must_parse(&c, "{\"model_type\": \"llama\", \"num_hidden_layers\": 1, \"max_position_embeddings\": 131072, \"rope_parameters\": {\"rope_type\": \"llama3\", \"factor\": 8.0,"
                    " \"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0, \"original_max_position_embeddings\": 8192, \"rope_theta\": 500000.0}}");
     for (int i = 0; i < 64; i++) {
@@ -434,8 +435,8 @@ static void test_rope(void **state)
     }
     config_release(&c);
 
-    /* YaRN (arXiv:2309.00071): dimensions that turn often stay, those that never turn once are
-     * interpolated; attention factor 0.1 ln(64) + 1 */
+    /* YaRN (arXiv:2309.00071): dimensions with many rotations are kept, those with less than one
+     * are interpolated; the attention factor is 0.1 ln(64) + 1 */
     must_parse(&c, "{\"model_type\": \"llama\", \"num_hidden_layers\": 1, \"rope_parameters\": {\"rope_type\": \"yarn\", \"factor\": 64.0,"
                    " \"original_max_position_embeddings\": 4096, \"beta_fast\": 32, \"beta_slow\": 1}}");
     close_to(r->inv_freq[0], 1, eps, "yarn, first");
@@ -461,7 +462,8 @@ static void test_rope(void **state)
     config_release(&c);
 }
 
-/* Encoders: attention both ways, positions behind the padding, pooling, dense layers, heads. */
+/* Encoders: attention in both directions, positions after the padding token's, pooling, dense
+ * layers, heads. */
 static void test_encoders(void **state)
 {
     (void)state;
@@ -477,7 +479,7 @@ static void test_encoders(void **state)
     assert_true(c.embedding.scores && c.embedding.raw_scores && c.embedding.n_dense == 2 && c.embedding.pair_twice);
     assert_int_equal(config_embedding_size(&c), 1);
     config_release(&c);
-    /* 8 tokens on each side, and itself; every third layer sees all */
+    /* a window of 8 tokens on each side and the token itself; every third layer has no window */
     must_parse(&c, "{\"model_type\": \"modernbert\", \"num_hidden_layers\": 4, \"local_attention\": 16}");
     assert_true(c.window[0] == 0 && c.window[1] == 9 && c.window[2] == 9 && c.window[3] == 0 && c.bare_first);
     config_release(&c);

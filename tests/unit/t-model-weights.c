@@ -1,5 +1,5 @@
-/* t-model-weights.c - the places of weights in a source: prefixes, fused matrices, GGUF's order;
- * missing tensors and wrong shapes are named. */
+/* t-model-weights.c - the places of weights in a source: prefixes, fused matrices, the order of
+ * rows in a GGUF.  Errors name missing tensors and wrong shapes. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -70,8 +70,8 @@ static const struct shape llama[] = {
     { "layers.0.mlp.up_proj.weight", 6, 8 }, { "layers.0.mlp.down_proj.weight", 8, 6 }, { NULL, 0, 0 },
 };
 
-/* The weights outside of the layers stand around them in the order of ends.def, each with its
- * row. */
+/* The weights outside of the layers come before and after the layers in the order of ends.def, each
+ * with its own row. */
 static void test_ends(void **state)
 {
     static const char *const texts[] = {
@@ -177,7 +177,7 @@ static void test_missing_and_misshapen(void **state)
     }
     config_release(&c);
 
-    /* config.json does not say whether the head is tied: its presence decides */
+    /* config.json does not say whether the head is tied: it is if the file has no head */
     parse(&c, "{\"model_type\": \"llama\", \"num_key_value_heads\": 2, " TINY "}");
     assert_int_equal(specs_of(&c, llama, "model.", "lm_head.weight", &specs, &n, &e), 0);
     assert_int_equal(n, 11);
@@ -191,7 +191,7 @@ static void test_missing_and_misshapen(void **state)
     config_release(&c);
 }
 
-/* Row i of ours in the source, as zfile.h defines it. */
+/* The row of the source for our row i, as zfile.h defines it. */
 static int64_t source_row(const struct row_map *m, int64_t i)
 {
     if (m->pairs) {
@@ -208,7 +208,8 @@ static void test_row_maps(void **state)
     struct weight_spec *specs;
     struct err e;
     int n;
-    /* falcon's groups: two query heads, a key, a value, twice (head_dim 2) */
+    /* falcon stores groups of two query heads, a key and a value; here there are two groups
+     * (head_dim 2) */
     static const struct shape falcon[] = {
         { "word_embeddings.weight", 10, 8 }, { "ln_f.weight", 8, 0 }, { "ln_f.bias", 8, 0 },
         { "h.0.ln_attn.weight", 8, 0 }, { "h.0.ln_attn.bias", 8, 0 },
@@ -230,7 +231,8 @@ static void test_row_maps(void **state)
     free(specs);
     config_release(&c);
 
-    /* GPT-2's Conv1D: [in, out], q k v side by side, and so are their biases */
+    /* GPT-2's Conv1D: matrices are [in, out], with q, k and v side by side, and so are their
+     * biases */
     static const struct shape gpt2[] = {
         { "wte.weight", 10, 8 }, { "wpe.weight", 20, 8 }, { "ln_f.weight", 8, 0 }, { "ln_f.bias", 8, 0 },
         { "h.0.ln_1.weight", 8, 0 }, { "h.0.ln_1.bias", 8, 0 },
@@ -253,7 +255,7 @@ static void test_row_maps(void **state)
     free(specs);
     config_release(&c);
 
-    /* llama in a GGUF: halves of each head interleaved in q and k, not in v */
+    /* llama in a GGUF: the halves of each head are interleaved in q and k, but not in v */
     static const struct shape gguf[] = {
         { "token_embd.weight", 10, 16 }, { "output_norm.weight", 16, 0 }, { "blk.0.attn_norm.weight", 16, 0 },
         { "blk.0.ffn_norm.weight", 16, 0 },
@@ -275,7 +277,8 @@ static void test_row_maps(void **state)
     config_release(&c);
 }
 
-/* A mixture whose experts are stacked (in_out: as [in, out]) or apart, inside a larger model. */
+/* A source with a mixture of experts inside a larger model.  apart: one tensor for each expert;
+ * otherwise they are stacked, with in_out as [in, out]. */
 struct stacked { int in_out, apart; };
 
 static int stacked_shape(void *user, const char *name, int *n, int64_t dim[WEIGHT_DIMS])
@@ -309,8 +312,8 @@ static int stacked_shape(void *user, const char *name, int *n, int64_t dim[WEIGH
     return 0;
 }
 
-/* The same architecture's experts in three layouts. With 2 * 4 = 8 rows of gate and up the shape of
- * down alone tells [in, out]. */
+/* The experts of one architecture in three layouts.  Gate and up together have 2 * 4 = 8 rows, as
+ * many as columns, so only the shape of down shows the layout [in, out]. */
 static void test_experts(void **state)
 {
     (void)state;

@@ -54,7 +54,7 @@ static void test_cut_at_every_byte(void **state)
     (void)state;
     for (size_t cut = 0; cut < sizeof good - 1; cut++) {
         const int rc = parse(TYPE, good, cut, &m, &pr);
-        /* whole without the CR LF behind the last delimiter */
+        /* the form is complete even without the CR LF after its last delimiter */
         assert_int_equal(rc, cut == sizeof good - 3 ? 0 : -1);
         if (rc == 0)
             multipart_release(&m);

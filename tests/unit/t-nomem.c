@@ -1,7 +1,7 @@
-/* t-nomem.c - run out of memory in each work below: at the first allocation, then at the second,
- * and so on to the last (of long works ever fewer of them), failing either that one alone or all
- * from it on.  The result must be right, or an error with a reason, and nothing may leak (a
- * sanitizer counts).
+/* t-nomem.c - run each work below and let one allocation fail: the first, then the second, and so
+ * on to the last (for long works fewer and fewer of them), either that one alone or it and all
+ * later ones.  The result must be right, or an error with a reason, and nothing may leak (which a
+ * sanitizer checks).
  *
  * Linked with -Wl,--wrap: the library's allocations come here, those of other libraries do not. */
 #include <setjmp.h>
@@ -81,11 +81,11 @@ int __wrap_asprintf(char **s, const char *fmt, ...)
     return n;
 }
 
-/* 0: done, with the right result (checked by the work); -1 with *e. */
+/* 0: done, with the right result, which the work itself checks; -1 with *e. */
 typedef int work(const void *what, struct err *e);
 
-/* Fail every allocation of a short work; of a long one the first `all` (fewer under a sanitizer),
- * then ever fewer. */
+/* Run the work once for every allocation that it makes, which fails then.  Of a long work only the
+ * first `all` allocations (fewer under a sanitizer) fail, and then fewer and fewer. */
 static void without_memory(const char *name, work *w, const void *what, long all)
 {
     struct err e = { .msg = "" };
@@ -267,8 +267,8 @@ static void texts(void **state)
 
 enum { MOST = 64 };
 
-/* Walk an answer through g, choosing another allowed token each time; forced tokens are taken at
- * once.  Uses masks, copies and figures on the way. */
+/* Generate an answer with the grammar g, choosing another allowed token each time and accepting
+ * forced tokens at once.  Masks, copies and statistics are used on the way. */
 static int answer(struct grammar *g, int32_t *ids, int *n, struct err *e)
 {
     struct matcher *m = matcher_open(g, e);
@@ -396,7 +396,7 @@ static void hear_size(void *user, const struct tool_event *ev)
     s->n_calls += ev->kind == TOOL_CALL;
 }
 
-/* Two calls of get_weather, with city and days and without arguments, in the form of each
+/* Two calls of get_weather, one with city and days and one without arguments, in the format of each
  * family. */
 struct said { const char *format, *text; int stream; size_t heard; };
 
@@ -483,7 +483,8 @@ static void hear(void *user, const struct token_event *ev)
         h->why = *ev->error;
 }
 
-/* From the file to three answers: one with a grammar, two of one prompt, with a stop string. */
+/* Open the file and make three answers: one with a grammar, and two to one prompt, with a stop
+ * string. */
 static int answers(const void *what, struct err *e)
 {
     static char expected[3][256];
@@ -561,7 +562,7 @@ static void hear_id(void *user, const struct token_event *ev)
         t->why = *ev->error;
 }
 
-/* Two answers of a model with other kinds of layers. */
+/* Make two answers with a model that has other kinds of layers. */
 static int steps(const void *what, struct err *e)
 {
     struct kind *k = (struct kind *)what;

@@ -1,6 +1,6 @@
-/* t-packed.c - checkpoints that come quantized: words written down by hand, awkward shapes
- * against a packing of the test's own, codes kept exactly, and what is missing, of the wrong
- * size or not understood refused by name. */
+/* t-packed.c - quantized checkpoints: words that are written by hand, awkward shapes packed by the
+ * test's own code, codes that are kept exactly; parts that are missing, have the wrong size or are
+ * not understood are refused by name. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -147,8 +147,9 @@ static void not_kept(const struct source *s, const char *name)
 #define GPTQ(more) "{\"quant_method\": \"gptq\", \"bits\": 4, \"group_size\": 4, \"sym\": false, \"checkpoint_format\": \"gptq\"" more "}"
 #define AWQ "{\"quant_method\": \"awq\", \"bits\": 4, \"group_size\": 2, \"zero_point\": true, \"version\": \"GEMM\"}"
 
-/* 8 inputs, 2 outputs, groups of 4; scales 1, 2 (first group) and 4, 8; zero points 3, 5 and 7,
- * 0 (stored less one). */
+/* Write a GPTQ matrix of 8 inputs and 2 outputs, with groups of 4.  The scales are 1 and 2 in the
+ * first group, 4 and 8 in the second; the zero points are 3, 5 and 7, 0 (each is stored less
+ * one). */
 static void put_gptq(int order)
 {
     static const uint32_t words[2] = { 0x76543210, 0xfedcba98 }, zeros[2] = { 0x42, 0xf6 };
@@ -233,9 +234,9 @@ static void compressed_by_hand(void **state)
     source_close(s);
 }
 
-/* One expert of two outputs: nibbles from the low one up; scales 2^0 and 2^-2. */
-/* Experts stay on their grid: row r of expert e holds what column r of the plain tensor's e-th
- * matrix does. */
+/* One expert of two outputs: the low nibble is the first code; the scales are 2^0 and 2^-2. */
+/* Experts keep their codes: row r of expert e has the values of column r of the e-th matrix of the
+ * plain tensor. */
 static void keeps_rows(const struct source *s, const char *name)
 {
     const struct source_tensor *t = source_find(s, name);
@@ -400,7 +401,7 @@ static void gptq_shapes(void **state)
     }
 }
 
-/* Zero points of 8 bits, scales of a row, of a group, of the whole. */
+/* 8-bit codes with zero points, and scales for a row, for a group, and for the whole matrix. */
 static void compressed_int8(void **state)
 {
     (void)state;
@@ -443,8 +444,8 @@ static void compressed_int8(void **state)
         }
 }
 
-/* Blocks of 128 and scales that f16 has not: codes and scales stay; scales so small that
- * products lose bits do not. */
+/* Blocks of 128 with scales that f16 cannot represent: codes and scales are kept, unless scales are
+ * so small that products would lose bits. */
 static void fp8_kept(void)
 {
     enum { ROWS = 130, COLS = 300 };
@@ -585,7 +586,7 @@ static void not_understood(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         refuses(cases[i].config, cases[i].words);
     struct err e;
-    /* an unknown method: config_parse refuses it */
+    /* an unknown method is left to config_parse(), which refuses it */
     struct source *s = opened("{\"quant_method\": \"hqq\"}", &e);
     assert_non_null(s);
     assert_null(s->quantization);
@@ -593,7 +594,7 @@ static void not_understood(void **state)
     source_close(s);
 }
 
-/* Every part missing, and in another shape; a group that does not exist. */
+/* Each part is missing, or has another shape; a group index is out of range. */
 static void damaged(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* t-places.c - room for connections: limits, what is kept for keys, and who is evicted, compared
- * with a plain definition over random histories. */
+/* t-places.c - places for connections: limits, the places reserved for keys, and the connection
+ * that is evicted, compared with a plain definition over random histories. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -59,7 +59,8 @@ static void test_full(void **state)
     for (int i = 0; i < 14; i++)
         assert_int_equal(places_enter(p, &x[i], i < 4 ? 100 + (uint64_t)i : 7, (uint64_t)i), 0);
     assert_int_equal(places_room(p, 9, 1, 20, &evict), 1);                  /* two places are kept for keys */
-    /* of the largest owner, although others are quiet longer */
+    /* a connection of the owner with the most connections is evicted, although others have been
+     * idle longer */
     assert_ptr_equal(evict, &x[4]);
     places_own(p, &x[0], 1001);
     places_own(p, &x[1], 1001);
@@ -86,7 +87,8 @@ static void test_full(void **state)
 enum { N = 200, OWNERS = 9 };
 struct naive { int in, known, spare; uint64_t owner, seen; };
 
-/* Of the PLACES_LOOK quietest that can be spared, the first of the largest owner; -1: none. */
+/* Of the PLACES_LOOK evictable connections that have been idle longest, the first one of the owner
+ * with the most connections; -1: none. */
 static int naive_victim(const struct naive *m, int known)
 {
     int best = -1, best_n = 0;

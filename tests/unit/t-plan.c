@@ -1,5 +1,5 @@
-/* t-plan.c - the planner's sums against figures that were published, and its sizes against what
- * the converter writes. */
+/* t-plan.c - the planner's figures are compared with published ones, and its sizes with those of
+ * converted files. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -44,7 +44,7 @@ static const json_t *config_of(const char *name)
     return json_object_get(m, "config");
 }
 
-/* Shapes live until the end: a test that fails leaks nothing. */
+/* All shapes are kept until the end, so that a test that fails leaks nothing. */
 static struct plan_shape *shapes[1000];
 static int n_shapes;
 
@@ -134,8 +134,8 @@ static void parameters(void **state)
     }
 }
 
-/* Every entry has its fields and a configuration that can be counted; 19 are ZSE 1.2's, 5 of
- * these marked. */
+/* Every entry of the registry has its fields and a configuration whose parameters can be counted.
+ * 19 entries are those of ZSE 1.2, 5 of which are marked. */
 static void registry_is_whole(void **state)
 {
     static const char *const texts[] = { "id", "name", "description", "license", "provider" };
@@ -196,7 +196,8 @@ static void sizes_are_the_writers(void **state)
                             "gpt-oss-20b" };
     (void)state;
     for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
-        /* experts, which are all listed where a model is written, in one type */
+        /* models with experts, all of which are listed when a model is written, are compared for
+         * one type only */
         for (size_t i = 0; i < sizeof names / sizeof *names - (strcmp(types[t], "nl4") ? 2 : 0); i++) {
             const uint64_t config_alone = planned(names[i], config_of(names[i]), types[t]),
                            known = planned(names[i], NULL, types[t]);
@@ -226,7 +227,8 @@ static void sizes_are_the_writers(void **state)
     }
 }
 
-/* Bytes a weight of older forecasts: int8 layers beside 16-bit ends; four bits in groups of 128. */
+/* Bytes per weight of rough estimates: int8 layers with 16-bit embedding and head; 4 bits in groups
+ * of 128. */
 static void rough_sizes(void **state)
 {
     const struct plan_shape *s7 = shape_of("Qwen2.5-7B"), *s32 = shape_of("Qwen2.5-32B"),
@@ -261,8 +263,8 @@ static void keys_and_values(void **state)
     assert_int_equal(n_windowed, 26 - 26 / 6);
 }
 
-/* The planner's keys and values and states are the engine's, and its parameters those of the
- * weights. */
+/* The planner counts the same keys, values and states as the engine, and the same parameters as the
+ * weights have. */
 static void compare(const char *name, const json_t *config)
 {
     const struct plan_shape *s = shape_of_config(name, config);
@@ -315,12 +317,13 @@ static void same_as_the_engine(void **state)
         compare(name, json_object_get(m, "config"));
         plan_count(shape_of(name), &p);
         plan_count(guess_of(json_object_get(m, "config")), &q);        /* the guess if it did not run */
-        /* the guess takes layers with a state for layers of attention */
+        /* the guess counts a layer with a state as a layer of attention */
         const double by = has_state(shape_of(name)) ? 0.25 : 0.08;
         near(name, (double)q.total, (double)p.total, by);
         near(name, (double)q.active, (double)p.active, 2 * by);         /* nor does it know gates of attention */
     }
-    /* each with its own defaults: recurrences, convolutions, latents, experts, windows */
+    /* every architecture with its own defaults, so that recurrences, convolutions, latents, experts
+     * and windows all occur */
     for (int k = 0; (arch = config_architecture(k)); k++) {
         json_t *config = json_pack("{s:s}", "model_type", arch);
         if (strcmp(arch, "nemotron_h") == 0)
@@ -330,8 +333,8 @@ static void same_as_the_engine(void **state)
     }
 }
 
-/* A layer with a state costs nothing in the cache, the same at every length; its bytes are read
- * once and written once. */
+/* A layer with a state adds nothing to the cache, at any length of the context.  Its bytes are read
+ * once and written once per token. */
 static void states(void **state)
 {
     json_t *mamba = json_pack("{s:s}", "model_type", "mamba2"), *next = json_pack("{s:s}", "model_type", "qwen3_next");
@@ -342,8 +345,8 @@ static void states(void **state)
     int n = 0;
     (void)state;
     assert_int_equal(plan_kv_bytes(s, KV_F16, 4096), 0);
-    /* 64 layers: 128 heads of 64, 8 groups of 128: 3 inputs of 10240 channels, 1048576 numbers
-     * of the heads */
+    /* 64 layers, 128 heads of 64, 8 groups of 128: 3 inputs of 10240 channels, and 1048576 numbers
+     * for the heads */
     assert_int_equal(plan_state_bytes(s), 64 * 4 * (3 * 10240 + 128 * 64 * 128));
     assert_true(plan_decode(s, &w, &r, kv_both(KV_F16), 10) > 0 &&
                 plan_decode(s, &w, &r, kv_both(KV_F16), 10) == plan_decode(s, &w, &r, kv_both(KV_F16), 100000));
@@ -406,7 +409,7 @@ static void ranks(void **state)
     assert_true(b.rank[0].free < 0 && b.tokens == 0);
 }
 
-/* One choice a type, as zse-convert writes Qwen2.5-7B. */
+/* One choice for each type, with the figures of Qwen2.5-7B as zse-convert writes it. */
 static void modes(void **state)
 {
     static const char *const types[] = { "bf16", "int8", "nl4" };
@@ -437,11 +440,11 @@ static void modes(void **state)
     /* an exchange: 55.5, 31.4, 17.9 s */
     c[0].decode = 3, c[1].decode = 5.6, c[2].decode = 10;
     near("exchange", plan_exchange(&c[2]), 512 / 100.0 + 128 / 10.0, 1e-9);
-    /* the finest that takes at most twice as long as the fastest */
+    /* auto chooses the finest type that takes at most twice as long as the fastest */
     assert_int_equal(plan_choose(c, 3, PLAN_AUTO, (uint64_t)(24 * GB)), 1);
     assert_int_equal(plan_choose(c, 3, PLAN_MAX_SPEED, (uint64_t)(24 * GB)), 2);
     assert_int_equal(plan_choose(c, 3, PLAN_FOR_VRAM, (uint64_t)(24 * GB)), 0);
-    /* bf16 that is nearly as fast goes before */
+    /* if bf16 is nearly as fast, it is chosen */
     c[0].decode = 9;
     assert_int_equal(plan_choose(c, 3, PLAN_AUTO, (uint64_t)(24 * GB)), 0);
     c[0].decode = 1, c[1].decode = 1;
@@ -479,7 +482,8 @@ static void preflight(void **state)
     assert_string_equal(e.msg, "model.zse: needs 2.53 GB (weights 2.00, keys and values 0.50, workspace 0.03), but there are 2.15 GB, 2.15 of them available");
 }
 
-/* A roofline: twice the rates are twice the speed, more context costs, a window bounds that. */
+/* The roofline: doubled rates double the speed, a longer context costs more, and a window limits
+ * that cost. */
 static void speed(void **state)
 {
     const struct plan_shape *s = shape_of("Qwen2.5-7B"), *g = shape_of("gemma-3-1b");
@@ -509,24 +513,25 @@ static void speed(void **state)
     for (int i = 0; i < all->n_layers; i++)
         all->layer[i].window = 0;
     assert_true(plan_decode(g, &w, &r, kv_both(KV_F16), 32768) > plan_decode(all, &w, &r, kv_both(KV_F16), 32768));
-    /* keys and values come from memory while those before them are computed with: the slower of
+    /* keys and values are read from memory while earlier ones are computed with, so the slower of
      * both counts */
     twice = r;
     twice.attend[0] = 1e15;
     assert_true(plan_decode(s, &w, &r, kv_both(KV_F16), 8192) == plan_decode(s, &w, &twice, kv_both(KV_F16), 8192));
     twice.attend[0] = 1e9;
     assert_true(plan_decode(s, &w, &r, kv_both(KV_F16), 8192) > plan_decode(s, &w, &twice, kv_both(KV_F16), 8192));
-    /* between the matrices: 28 layers of 3584 and 18944 floats; and the logits behind */
+    /* work between the matrices: 28 layers of 3584 and 18944 floats; and the search in the
+     * logits */
     twice = r;
     twice.sync_s = 1e-6, twice.norm_s = 2e-10, twice.round_s = 1e-9, twice.act_s = 5e-10, twice.pick_s = 1e-11;
     near("rows", 1 / plan_decode(s, &w, &twice, kv_both(KV_F16), 0) - 1 / d,
          28 * (5e-6 + 2 * 3584 * 2e-10 + (3 * 3584 + 18944) * 1e-9 + 18944 * 5e-10 / 2) + s->vocab_size * 1e-11, 1e-9);
 }
 
-/* Three shapes as nl4 on one machine (2 cores with AMX, others at work on it): the rates that
- * zse-chat --plan measured, what it predicted of them for a prompt of 512 tokens, and what
- * zse-bench -p 512 measured next (scripts/plan-check prints such pairs).  The roofline must give
- * these predictions, within 15 % of what was measured. */
+/* Three shapes as nl4 on one machine (2 cores with AMX, which other programs also used): the rates
+ * that zse-chat --plan measured, its prediction for a prompt of 512 tokens, and the speed that
+ * zse-bench -p 512 measured next (scripts/plan-check prints such pairs).  From these rates the
+ * roofline must give these predictions, and they must be within 15 % of the measured speeds. */
 static void predictions(void **state)
 {
     static const struct {
