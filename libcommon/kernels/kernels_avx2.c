@@ -322,6 +322,9 @@ INLINE void dot_panel(const int T, const struct weights *w, const struct scratch
         dot_wide(T, 0, 0, w, s, n_groups, a, c, fetch);
 }
 
+/* Of one token, a span of BLOCK_K k is as fast. */
+#define WHOLE_UNITS(T, codes) \
+    ((T) > 1 && ((codes) == STREAM_TABLE || (codes) == STREAM_PLUS_1 || (codes) == STREAM_PLUS_2))
 #define IS_WIDE(codes) ((codes) <= STREAM_TABLE_3 || (codes) == STREAM_BYTES)
 /* Codes whose loop for three or four tokens and two octets is in assembly. */
 #define IN_LINES(codes) (IS_WIDE(codes) || (codes) == STREAM_PLUS_1)

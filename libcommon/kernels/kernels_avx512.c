@@ -188,6 +188,7 @@ INLINE __m512i stream_codes(__m512i low, const uint8_t *high, const int bits, co
 typedef vf lanes_f;
 typedef vi lanes_i, lanes_table;
 enum { LANES = 16, TERNARY_FEW = STREAM_MAX };
+#define WHOLE_UNITS(T, codes) 0
 #define VECTORS(T, codes) 2
 #define KEEP_SUMS(T) ((T) <= 4)                         /* more sums do not fit */
 #define FEW(ymm, zmm) zmm

@@ -95,6 +95,7 @@ INLINE void dot_panel(const int T, const struct weights *w, const struct scratch
     }
 }
 
+#define WHOLE_UNITS(T, codes) 0
 #define VECTORS(T, codes) ((T) == 1 ? 4 : (T) == 2 ? 2 : 1)
 
 /* Scales in the form that add_scaled() needs.  S8: the scale and 256 times the scale, as 16-bit
