@@ -102,7 +102,7 @@ static const struct option options[] = {
     { "dry-sequence-breaker", required_argument, NULL, OPT_BREAKER },
     { "logit-bias", required_argument, NULL, OPT_BIAS }, { "seed", required_argument, NULL, OPT_SEED },
     { "stop", required_argument, NULL, OPT_STOP },
-    { "ignore-eos", no_argument, NULL, OPT_IGNORE_EOS }, RUN_LONG_OPTIONS, SPEC_LONG_OPTION,
+    { "ignore-eos", no_argument, NULL, OPT_IGNORE_EOS }, RUN_LONG_OPTIONS, SPEC_LONG_OPTIONS,
     STREAM_LONG_OPTIONS, MEMORY_LONG_OPTION,
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
@@ -249,7 +249,7 @@ static int check_url(struct chat_options *o)
         { r->graphs_given, "--cuda-graphs" }, { r->act_given, "--act" }, { r->cache_given, "--cache-weights" },
         { r->exact, "--exact" }, { r->max_memory != 0, "--max-memory" }, { o->template_file != NULL, "--template" },
         { o->ids, "--ids" }, { o->plan, "--plan" }, { r->force, "--force" },
-        { r->spec_given, "--spec" },
+        { r->spec_given, "--spec" }, { r->exact_given, "--spec-exact" },
     };
     for (size_t i = 0; i < sizeof not_sent / sizeof *not_sent; i++)
         if (not_sent[i].given)

@@ -254,6 +254,11 @@ int run_option(const char *prog, int c, const char *arg, struct run_options *r)
     case OPT_GPU_LAYERS: return parse_layers(prog, arg, r);
     case OPT_STRICT: r->strict = 1; return 0;
     case OPT_SPEC: return parse_spec(prog, arg, r);
+    case OPT_SPEC_EXACT:
+        r->draft_distribution = strcmp(arg, "distribution") == 0;
+        r->exact_given = 1;
+        return r->draft_distribution || strcmp(arg, "tokens") == 0
+            ? 0 : cli_wrong(prog, "--spec-exact: '%s', expected tokens or distribution", arg);
     case OPT_GRAPHS: return parse_graphs(prog, arg, r);
     case OPT_ACT: return parse_act(prog, arg, r);
     case OPT_CACHE_WEIGHTS: return parse_cache(prog, arg, r);
@@ -283,6 +288,8 @@ int run_options_check(const char *prog, struct run_options *r)
         return cli_wrong(prog, "--sinks: %d, expected no more than the window of %d", r->sinks, r->window);
     if (r->spec == SPEC_MTP && r->max_memory)
         return cli_wrong(prog, "--spec mtp and --max-memory exclude each other: the layer that makes the guesses is not streamed");
+    if (r->exact_given && r->spec_given && r->spec == SPEC_OFF)
+        return cli_wrong(prog, "--spec-exact needs guesses: --spec off makes none");
     if (r->exact && r->act_given)
         return cli_wrong(prog, "--exact keeps activations as f32: it excludes --act");
     if (r->mode.given && r->type)
@@ -685,7 +692,7 @@ struct engine_options run_engine_options(const struct run_options *r, int max_se
                                     .drafter = r->spec == SPEC_AUTO || r->spec == SPEC_NGRAM ? &drafter_ngram : NULL,
                                     .prefix_folder = r->prefix_folder, .prefix_bytes = r->prefix_bytes,
                                     .prefix_note = note_prefixes, .prefix_user = (void *)(uintptr_t)r->prefix_prog,
-                                    .draft = r->draft };
+                                    .draft = r->draft, .draft_distribution = r->draft_distribution };
 }
 
 /* Whether --spec auto uses the model's layer that predicts further tokens. */

@@ -53,6 +53,7 @@ struct run_options {
     /* of ngram:N, mtp:N, draft:N:MODEL, self:N:LAYERS, medusa:N:FILE: N (0: chosen by measured
      * times), LAYERS, MODEL, FILE */
     int draft, draft_layers; const char *draft_model, *heads;
+    int draft_distribution, exact_given;    /* --spec-exact */
     int no_graphs, graphs_given;    /* --cuda-graphs */
     int act_int8, act_given;        /* --act */
     int cache_weights, cache_given; /* --cache-weights: enum cache_weights */
@@ -62,7 +63,7 @@ struct run_options {
 enum { GPU_LAYERS_AUTO = -1 };
 enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, OPT_FORCE, OPT_MAX_MEMORY, OPT_RUN_MODE,
        OPT_VERBOSE, OPT_SPEC, OPT_GPU_LAYERS, OPT_STRICT, OPT_GRAPHS, OPT_ACT, OPT_CACHE_WEIGHTS, OPT_VERIFY,
-       OPT_STREAM, OPT_SINKS };
+       OPT_STREAM, OPT_SINKS, OPT_SPEC_EXACT };
 #define RUN_LONG_OPTIONS \
     { "quantize", required_argument, NULL, 'q' }, \
     { "mode", required_argument, NULL, OPT_RUN_MODE }, \
@@ -99,12 +100,13 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
     "      --verify auto|first|never  compare a changed file's checksums during the first answers, before them (zse-bench's default), or never\n" \
     "      --verbose              print the memory in use while the model opens, compared with the plan\n"
 /* Options of programs that generate answers. */
-#define SPEC_LONG_OPTION { "spec", required_argument, NULL, OPT_SPEC }
+#define SPEC_LONG_OPTIONS { "spec", required_argument, NULL, OPT_SPEC }, { "spec-exact", required_argument, NULL, OPT_SPEC_EXACT }
 #define SPEC_HELP \
     "      --spec auto|ngram|mtp|off  guess next tokens and check several in a step where that pays, for the same answers sooner (default: auto)\n" \
     "                             ngram: guesses from earlier text; mtp: of the model's own layer that predicts further tokens; auto: of both\n" \
     "                             draft:MODEL: guesses of a smaller model with the same tokenizer; self:LAYERS: of the model's first layers\n" \
-    "                             medusa:FILE: of heads that were trained for the model, in a safetensors file\n"
+    "                             medusa:FILE: of heads that were trained for the model, in a safetensors file\n" \
+    "      --spec-exact tokens|distribution  answers with guesses are the same as without, or only as likely, and sooner (default: tokens)\n"
 /* Options of programs whose answers may be longer than the model's context. */
 #define STREAM_LONG_OPTIONS { "window", required_argument, NULL, OPT_STREAM }, { "sinks", required_argument, NULL, OPT_SINKS }
 #define STREAM_HELP \

@@ -129,7 +129,7 @@ static const struct option options[] = {
     { "mcp-config", required_argument, NULL, OPT_MCP_CONFIG }, { "mcp-stdio", no_argument, NULL, OPT_MCP_STDIO },
     { "keep-alive", required_argument, NULL, OPT_KEEP_ALIVE },
     { "plan", no_argument, NULL, OPT_PLAN }, { "no-memory-watch", no_argument, NULL, OPT_NO_WATCH },
-    RUN_LONG_OPTIONS, SPEC_LONG_OPTION, STREAM_LONG_OPTIONS,
+    RUN_LONG_OPTIONS, SPEC_LONG_OPTIONS, STREAM_LONG_OPTIONS,
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
 

@@ -65,6 +65,7 @@ static const char usage[] =
     "      --temp T               serve, spec: temperature of the answers (default: 0, always the most likely token)\n"
     "      --seed N               serve: the same prompts in every run (default: new prompts); spec: of the answers (default: 1)\n"
     "      --spec auto|ngram|mtp  spec: the guesses, as zse-chat has them, draft:MODEL, self:LAYERS and medusa:FILE, too (default: auto)\n"
+    "      --spec-exact tokens|distribution  spec: as in zse-chat; with distribution and --temp answers are not compared (default: tokens)\n"
     "      --estimate             spec: no answers; the speed to expect by the share of right guesses\n"
     "      --timeout SECONDS      serve: a request that takes longer fails, 0: no limit (default: 600)\n"
     "      --ids IDS              logits, layers -o: token ids, '1 5 9'\n"
@@ -104,7 +105,7 @@ static const struct option options[] = {
     { "key", required_argument, NULL, OPT_KEY }, { "ignore-eos", no_argument, NULL, OPT_IGNORE_EOS },
     { "temp", required_argument, NULL, OPT_TEMP }, { "seed", required_argument, NULL, OPT_SEED },
     { "timeout", required_argument, NULL, OPT_TIMEOUT }, { "ref", required_argument, NULL, OPT_REF }, RUN_LONG_OPTIONS,
-    MEMORY_LONG_OPTION, SPEC_LONG_OPTION, { "estimate", no_argument, NULL, OPT_ESTIMATE },
+    MEMORY_LONG_OPTION, SPEC_LONG_OPTIONS, { "estimate", no_argument, NULL, OPT_ESTIMATE },
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
 
@@ -135,7 +136,7 @@ static const struct { int c; char letter; const char *name; } special[] = {
     { OPT_SERVED, 'S', "--model" }, { OPT_KEY, 'S', "--key" }, { OPT_IGNORE_EOS, 'T', "--ignore-eos" },
     { OPT_TEMP, 'T', "--temp" }, { OPT_SEED, 'T', "--seed" }, { OPT_TIMEOUT, 'S', "--timeout" },
     { OPT_REF, 'R', "--ref" }, { OPT_ACT, 'a', "--act" }, { OPT_AUTOTUNE, 'A', "--autotune" },
-    { OPT_SPEC, 'E', "--spec" }, { OPT_ESTIMATE, 'E', "--estimate" },
+    { OPT_SPEC, 'E', "--spec" }, { OPT_SPEC_EXACT, 'E', "--spec-exact" }, { OPT_ESTIMATE, 'E', "--estimate" },
 };
 enum { N_SPECIAL = sizeof special / sizeof *special };
 

@@ -17,6 +17,9 @@ struct draft_model {
     /* [max_seqs] each: the items of a pass and their requests; the requests with drafts in this
      * step and the lengths of these drafts */
     struct batch_item *items; struct request **batched, **drafting; int *length; int n_drafting;
+    /* [DRAFT_ROWS][vocab_size] with engine_options.draft_distribution, else NULL: the distributions
+     * that the tokens of this step's drafts were drawn from */
+    float *proposals; int n_proposals;
     /* logits of the draft model [max_seqs][vocab_size]; a row of the main model [vocab_size] */
     float *logits, *row;
     /* For a predictor (engine_predictor.c) or heads, else NULL: rows [max_tokens][hidden_size],

@@ -81,6 +81,10 @@ struct engine_options {
     /* Make drafts with these heads (borrowed), which engine_check_medusa() accepts; draft_model,
      * draft_layers and predictor are then ignored. */
     const struct medusa *medusa;
+    /* Draw tokens so that as many drafted ones as possible are right (sampler_verify): the
+     * distribution of an answer stays the same, but its tokens depend on drafts.  Without effect on
+     * greedy requests and on drafts of `drafter`, of which the exact comparison accepts as many. */
+    int draft_distribution;
 };
 
 /* The reason why no drafter can be used, static; NULL: one can. */

@@ -195,8 +195,8 @@ static void choose(struct engine *g, struct request *r, float *logits, int32_t d
             allowed.bits = r->allowed;
         if (r->n_ids - r->n_prompt < r->min_tokens)
             forbid_ends(g, r, &allowed);
-        rc = constraint_failed(r, &e) ? -1 : sampler_pick(r->sampler, logits, allowed.bits ? &allowed : NULL, &id,
-                                                          r->n_logprobs >= 0 ? &lp : NULL, &e);
+        rc = constraint_failed(r, &e) ? -1 : sampler_verify(r->sampler, logits, allowed.bits ? &allowed : NULL,
+                                                            r->draft.verify, &id, r->n_logprobs >= 0 ? &lp : NULL, &e);
     }
     if (rc == 0)
         draft_observe(g, r, id);

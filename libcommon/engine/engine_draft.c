@@ -26,6 +26,11 @@
  * measured again.  Beside more than MOST_DRAFTING decoding requests there are no drafts: such
  * steps are bound by arithmetic rather than by memory, and have few rows left.
  *
+ * With engine_options.draft_distribution, tokens that a model or heads have drafted are not
+ * compared with the one that would be chosen, but accepted with the probability that keeps the
+ * distribution (sampler_verify).  A drafter's guess is a distribution with one token, for which
+ * comparing accepts as often.
+ *
  * A request may have both a drafter and a draft model (engine_draft_model.c); each step takes the
  * draft that yields more tokens. */
 #include <assert.h>
@@ -289,8 +294,14 @@ void draft_deliver(struct engine *g, int item, float *logits)
     r->draft.drafted_predicted += r->draft.next.predicted ? n : 0;
     r->draft.next.n = r->draft.n_used = 0;
     while (goes_on) {
+        const struct proposed drafted = { r->draft.proposal[right < n ? right : 0],
+                                          r->draft.next.token[right < n ? right : 0] };
+        r->draft.verify = right < n && right < r->draft.n_proposed ? &drafted : NULL;
         deliver_row(g, r, logits + (size_t)right * (size_t)g->vocab_size);
-        if (g->batched[item] != r || r->cancelled)      /* r has ended */
+        if (g->batched[item] != r)                      /* r has ended */
+            return;
+        r->draft.verify = NULL;
+        if (r->cancelled)
             return;
         /* r waits for a mask, or was restarted */
         if (r->late == LATE_MASK || r->kv.n_tokens != before + (g->states ? 0 : right))

@@ -159,7 +159,11 @@ int draft_model_open(struct engine *g, const struct engine_options *o, const str
         return 0;
     if (!(g->draft_model = calloc(1, sizeof *g->draft_model)))
         return err_nomem(e, "draft model");
-    return o->medusa ? open_heads(g, g->draft_model, o, e) : open_drafting(g, g->draft_model, o, bo, e);
+    struct draft_model *d = g->draft_model;
+    if (o->draft_distribution &&
+        !(d->proposals = malloc(DRAFT_ROWS * (size_t)g->vocab_size * sizeof *d->proposals)))
+        return err_nomem(e, "draft model");
+    return o->medusa ? open_heads(g, d, o, e) : open_drafting(g, d, o, bo, e);
 }
 
 void draft_model_close(struct engine *g)
@@ -176,6 +180,7 @@ void draft_model_close(struct engine *g)
     free(d->length);
     free(d->logits);
     free(d->row);
+    free(d->proposals);
     free(d->rows);
     predictor_close(d);
     medusa_run_close(d->heads);
@@ -189,7 +194,7 @@ size_t draft_model_bytes(const struct engine *g)
     const size_t row = (size_t)g->vocab_size * sizeof *d->row;
     if (!d)
         return 0;
-    return ((size_t)g->max_seqs + 1) * row + (d->heads ? medusa_run_bytes(d->heads)
+    return ((size_t)g->max_seqs + 1 + (d->proposals ? DRAFT_ROWS : 0)) * row + (d->heads ? medusa_run_bytes(d->heads)
                                               : g->backend->memory(d->b) + kv_pool_bytes(d->pool) + predictor_bytes(g));
 }
 
@@ -286,6 +291,15 @@ void draft_append(struct engine *g, struct request *r, const float *logits)
     memcpy(d->row, logits, (size_t)n * sizeof *logits);
     for (int i = n; i < g->vocab_size; i++)
         d->row[i] = -INFINITY;
+    if (d->proposals && !sampler_is_greedy(r->sampler)) {
+        float *proposal = d->proposals + (size_t)d->n_proposals * (size_t)g->vocab_size;
+        if (d->n_proposals == DRAFT_ROWS || sampler_propose(r->sampler, d->row, next->n, proposal, &id, &ignored) != 0)
+            return;
+        d->n_proposals++;
+        r->draft.proposal[r->draft.n_proposed++] = proposal;
+        next->token[next->n++] = id;
+        return;
+    }
     if (sampler_guess(r->sampler, d->row, next->n, &id, &ignored) == 0)
         next->token[next->n++] = id;
 }
@@ -328,6 +342,7 @@ static int takes_other(struct engine *g, struct request *r, int n_decoding, int 
         return 0;
     x->next = x->other;
     x->next.n = n;
+    x->n_proposed = 0;
     x->other.n = 0;
     return 1;
 }
@@ -426,12 +441,14 @@ static int plan_next(struct engine *g)
 static int begin_drafts(struct engine *g, int n_decoding)
 {
     int n_sharing = 0;
+    g->draft_model->n_proposals = 0;
     for (int i = 0; i < g->n_running; i++) {
         struct request *r = g->running[i];
         struct drafting *x = &r->draft;
         if (!x->by_model)
             continue;
         x->next = (struct draft){ .grade = GRADE_MODEL };
+        x->n_proposed = 0;
         x->other.n = 0;
         if (!r->late && decodes(r))
             draft_by_text(g, r, n_decoding, &x->other);

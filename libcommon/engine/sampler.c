@@ -447,8 +447,12 @@ static int exclude_top(struct sampler *s, struct cand *c, int n, double *sum)
     return kept;
 }
 
-/* Draw a token from the candidates that top_k, typical_p and top_p keep. */
-static int32_t draw_filtered(struct sampler *s, const float *logits, float max)
+/* The weights that a token is drawn by, *sum in all: those of the first n candidates, after all
+ * filters, or with n -1 those of all tokens (spread_weight). */
+struct spread { int n; double sum; float largest; };
+
+/* Apply top_k, typical_p, top_p, min_p and XTC. */
+static struct spread filter(struct sampler *s, const float *logits, float max)
 {
     struct cand *c = s->c->cand;
     int n = keep_top(c, s->n_cand, logits, s->vocab_size);
@@ -461,39 +465,102 @@ static int32_t draw_filtered(struct sampler *s, const float *logits, float max)
     float top = 0;
     for (int i = 0; i < n; i++)
         top = c[i].w > top ? c[i].w : top;
-    double sum = 0;
-    int kept = 0;
+    struct spread all = { .largest = max };
     for (int i = 0; i < n; i++) {
         if (c[i].w >= s->s.min_p * top && c[i].w > 0) {
-            sum += c[i].w;
-            c[kept++] = c[i];
+            all.sum += c[i].w;
+            c[all.n++] = c[i];
         }
     }
     if (excludes_top(&s->s))
-        kept = exclude_top(s, c, kept, &sum);
-    double r = rng_double(&s->rng) * sum;
-    for (int i = 0; i < kept - 1; i++)
-        if ((r -= c[i].w) < 0)
-            return c[i].id;
-    return c[kept - 1].id;
+        all.n = exclude_top(s, c, all.n, &all.sum);
+    return all;
 }
 
-/* Draw a token if only temperature and min_p are set, in order of ids.  Computing the weights twice
- * is cheaper than storing them. */
-static int32_t draw_all(struct sampler *s, const float *x, int32_t best)
+/* The weight of entry i, and its token. */
+static float spread_weight(const struct sampler *s, const struct spread *all, const float *x, int i, int32_t *id)
 {
-    double sum = 0;
-    for (int i = 0; i < s->vocab_size; i++) {
-        float w = weight(s, x[i], x[best]);
-        sum += w >= s->s.min_p ? w : 0;
+    if (all->n >= 0) {
+        *id = s->c->cand[i].id;
+        return s->c->cand[i].w;
     }
-    double r = rng_double(&s->rng) * sum;
-    for (int i = 0; i < s->vocab_size; i++) {
-        float w = weight(s, x[i], x[best]);
-        if (w >= s->s.min_p && (r -= w) < 0)
-            return i;
+    const float w = weight(s, x[i], all->largest);
+    *id = i;
+    return w >= s->s.min_p ? w : 0;
+}
+
+static struct spread spread_of(struct sampler *s, const float *logits, int32_t best)
+{
+    struct spread all = { .n = -1, .largest = logits[best] };
+    int32_t id;
+    if (s->n_cand)
+        return filter(s, logits, logits[best]);
+    for (int i = 0; i < s->vocab_size; i++)
+        all.sum += spread_weight(s, &all, logits, i, &id);
+    return all;
+}
+
+static int spread_size(const struct sampler *s, const struct spread *all)
+{
+    return all->n < 0 ? s->vocab_size : all->n;
+}
+
+/* Draw a token.  If only temperature and min_p are set, computing the weights twice is cheaper than
+ * storing them. */
+static int32_t draw_token(struct sampler *s, const float *logits, int32_t best)
+{
+    const struct spread all = spread_of(s, logits, best);
+    const struct cand *c = s->c->cand;
+    double r = rng_double(&s->rng) * all.sum;
+    if (all.n < 0) {
+        for (int i = 0; i < s->vocab_size; i++) {
+            const float w = weight(s, logits[i], logits[best]);
+            if (w >= s->s.min_p && (r -= w) < 0)
+                return i;
+        }
+        return best;                    /* rounding */
     }
-    return best;                        /* rounding */
+    for (int i = 0; i < all.n - 1; i++)
+        if ((r -= c[i].w) < 0)
+            return c[i].id;
+    return c[all.n - 1].id;
+}
+
+/* A random number of the next token that is independent of the one in rng; stream 0 is for the
+ * proposal, 1 for the token that replaces a refused one. */
+static double other_random(const struct sampler *s, int stream)
+{
+    static const uint64_t streams[] = { 0xd1b54a32d192ed03u, 0x8cb92ba72f3d8dd7u };
+    struct rng own = { rng_u64(&(struct rng){ s->rng.state ^ streams[stream] }) };
+    return rng_double(&own);
+}
+
+/* Accept the proposed token, or replace it.  random: for the token that replaces it. */
+static int32_t verify_token(struct sampler *s, const float *logits, int32_t best, const struct proposed *proposed)
+{
+    const double random = other_random(s, 1);
+    const struct spread all = spread_of(s, logits, best);
+    const double u = rng_double(&s->rng);
+    const int n = spread_size(s, &all);
+    double p = 0, rest = 0;
+    int32_t id, last = proposed->id;
+    for (int i = 0; i < n; i++) {
+        const double w = spread_weight(s, &all, logits, i, &id) / all.sum, more = w - proposed->proposal[id];
+        p = id == proposed->id ? w : p;
+        rest += more > 0 ? more : 0;
+    }
+    if (u * proposed->proposal[proposed->id] < p)
+        return proposed->id;
+    double r = random * rest;
+    for (int i = 0; i < n; i++) {
+        const double w = spread_weight(s, &all, logits, i, &id) / all.sum, more = w - proposed->proposal[id];
+        if (more > 0 && id != proposed->id) {
+            last = id;
+            if ((r -= more) < 0)
+                return id;
+        }
+    }
+    return last == proposed->id ? best : last;          /* rounding */
 }
 
 /* Find the n_top largest by insertion: few values enter the list. */
@@ -601,39 +668,97 @@ int sampler_draw(const struct sampler *s, int n, struct draw *d)
     return 1;
 }
 
-int sampler_pick(struct sampler *s, float *logits, const struct allowed *allowed, int32_t *id, struct logprobs *lp,
-                 struct err *e)
+int sampler_is_greedy(const struct sampler *s) { return greedy(&s->s); }
+
+/* Change the logits as the options tell; *best: the largest; lp: as in sampler_pick(), with
+ * *log_sum. */
+static int prepare(struct sampler *s, float *logits, const struct allowed *allowed, int32_t *best,
+                   struct logprobs *lp, double *log_sum, struct err *e)
 {
-    int32_t best;
-    double log_sum = 0;
-    if ((lp || !allowed) && find_max(s->c, logits, s->vocab_size, &best, e) != 0)
+    if ((lp || !allowed) && find_max(s->c, logits, s->vocab_size, best, e) != 0)
         return -1;
     if (lp) {
-        log_sum = log_sum_exp(logits, s->vocab_size, best);
-        find_top(logits, s->vocab_size, lp, log_sum);
+        *log_sum = log_sum_exp(logits, s->vocab_size, *best);
+        find_top(logits, s->vocab_size, lp, *log_sum);
     }
     s->n_saved = 0;
-    if (allowed && forbid(logits, s->vocab_size, allowed, &best, e) != 0)
+    if (allowed && forbid(logits, s->vocab_size, allowed, best, e) != 0)
         return -1;
     if (s->s.n_bias || s->history)
         penalise(s, logits);
-    if ((s->s.n_bias || s->history) && find_max(s->c, logits, s->vocab_size, &best, e) != 0)
+    if ((s->s.n_bias || s->history) && find_max(s->c, logits, s->vocab_size, best, e) != 0)
         return allowed ? err_prefix(e, "constraint") : -1;
     if (cuts_sigma(&s->s))
-        cut_sigma(logits, s->vocab_size, logits[best], s->s.top_n_sigma);
-    *id = greedy(&s->s) ? best : s->n_cand ? draw_filtered(s, logits, logits[best]) : draw_all(s, logits, best);
+        cut_sigma(logits, s->vocab_size, logits[*best], s->s.top_n_sigma);
+    return 0;
+}
+
+int sampler_verify(struct sampler *s, float *logits, const struct allowed *allowed, const struct proposed *proposed,
+                   int32_t *id, struct logprobs *lp, struct err *e)
+{
+    int32_t best;
+    double log_sum = 0;
+    if (prepare(s, logits, allowed, &best, lp, &log_sum, e) != 0)
+        return -1;
+    *id = greedy(&s->s) ? best : proposed ? verify_token(s, logits, best, proposed) : draw_token(s, logits, best);
     if (lp)
         lp->logprob = (float)(raw_logit(s, logits, *id) - log_sum);
     return 0;
 }
 
-int sampler_guess(struct sampler *s, float *logits, int ahead, int32_t *id, struct err *e)
+int sampler_pick(struct sampler *s, float *logits, const struct allowed *allowed, int32_t *id, struct logprobs *lp,
+                 struct err *e)
 {
-    const struct rng before = s->rng;
+    return sampler_verify(s, logits, allowed, NULL, id, lp, e);
+}
+
+/* Skip the random numbers of `ahead` tokens. */
+static void skip_random(struct sampler *s, int ahead)
+{
     const int each = greedy(&s->s) ? 0 : 1 + excludes_top(&s->s);
     for (int i = 0; i < ahead * each; i++)
         rng_u64(&s->rng);
+}
+
+int sampler_guess(struct sampler *s, float *logits, int ahead, int32_t *id, struct err *e)
+{
+    const struct rng before = s->rng;
+    skip_random(s, ahead);
     const int rc = sampler_pick(s, logits, NULL, id, NULL, e);
+    s->rng = before;
+    return rc;
+}
+
+/* Draw a token from the proposal, whose sum is 1 but for rounding. */
+static int32_t draw_proposal(const float *proposal, int n, double r)
+{
+    int32_t last = 0;
+    for (int i = 0; i < n; i++)
+        if (proposal[i] > 0) {
+            last = i;
+            if ((r -= proposal[i]) < 0)
+                break;
+        }
+    return last;
+}
+
+int sampler_propose(struct sampler *s, float *logits, int ahead, float *proposal, int32_t *id, struct err *e)
+{
+    const struct rng before = s->rng;
+    int32_t best, token;
+    assert(!greedy(&s->s));
+    skip_random(s, ahead);
+    const double random = other_random(s, 0);
+    const int rc = prepare(s, logits, NULL, &best, NULL, NULL, e);
+    if (rc == 0) {
+        const struct spread all = spread_of(s, logits, best);
+        memset(proposal, 0, (size_t)s->vocab_size * sizeof *proposal);
+        for (int i = 0; i < spread_size(s, &all); i++) {
+            const float w = spread_weight(s, &all, logits, i, &token);
+            proposal[token] = (float)(w / all.sum);
+        }
+        *id = draw_proposal(proposal, s->vocab_size, random);
+    }
     s->rng = before;
     return rc;
 }

@@ -32,6 +32,13 @@ void sampler_accept(struct sampler *s, int32_t id, int generated);
  * with the history known now; s does not change. */
 int sampler_guess(struct sampler *s, float *logits, int ahead, int32_t *id, struct err *e);
 
+/* Like sampler_guess(), but with a random number of its own, so that sampler_verify() can be used.
+ * proposal [vocab_size]: output, the distribution that the token was drawn from; not for
+ * options with which the choice is greedy. */
+int sampler_propose(struct sampler *s, float *logits, int ahead, float *proposal, int32_t *id, struct err *e);
+/* Whether sampler_pick() always picks the most likely token. */
+int sampler_is_greedy(const struct sampler *s);
+
 /* Whether a backend can choose token n of the answer.  1: *d has the options. */
 int sampler_draw(const struct sampler *s, int n, struct draw *d);
 
@@ -54,4 +61,13 @@ int logprobs_of(const struct sampler_scratch *c, const float *logits, int vocab_
  * NULL.  Allocates nothing, except when DRY decodes a token for the first time. */
 int sampler_pick(struct sampler *s, float *logits, const struct allowed *allowed, int32_t *id, struct logprobs *lp,
                  struct err *e);
+
+/* Like sampler_pick(), but accept `proposed`, a token drawn from q = `proposal` independently of
+ * this call, as often as possible: with probability min(1, p / q), where p is the distribution that
+ * sampler_pick() draws from; otherwise draw from max(0, p - q), renormalised.  The token's
+ * distribution is p (arXiv:2211.17192, appendix A.1), but the token is not that of
+ * sampler_pick(). */
+struct proposed { const float *proposal; int32_t id; };
+int sampler_verify(struct sampler *s, float *logits, const struct allowed *allowed, const struct proposed *proposed,
+                   int32_t *id, struct logprobs *lp, struct err *e);
 #endif

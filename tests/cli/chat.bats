@@ -279,6 +279,14 @@ E
   done
   zse-chat "$MODEL" --spec "medusa:2:$heads" --regex '[A-Z][a-z ]{20,40}' --seed 3 -p "$prompt" --ids >"$BATS_TEST_TMPDIR/g"
   diff <(zse-chat "$MODEL" --spec off --regex '[A-Z][a-z ]{20,40}' --seed 3 -p "$prompt" --ids) "$BATS_TEST_TMPDIR/g"
+  # accepted by their probability: other tokens with a temperature, the same without one
+  zse-chat "$MODEL" --spec "medusa:2:$heads" --spec-exact distribution --temp 0 -p "$prompt" -n 100 --ignore-eos --ids >"$BATS_TEST_TMPDIR/d0"
+  diff <(zse-chat "$MODEL" --spec off --temp 0 -p "$prompt" -n 100 --ignore-eos --ids) "$BATS_TEST_TMPDIR/d0"
+  zse-chat "$MODEL" --spec "medusa:2:$heads" --spec-exact distribution --temp 1 --seed 3 -p "$prompt" -n 100 --ignore-eos --ids --json |
+    jq -e --slurpfile off "$BATS_TEST_TMPDIR/off" '(.ids | length == 100) and .ids != $off[0].ids and .speculation.accepted_tokens > 10'
+  run -2 zse-chat "$MODEL" --spec-exact both -p hi
+  [[ "$output" == *"--spec-exact: 'both', expected tokens or distribution"* ]]
+  run -2 zse-chat "$MODEL" --spec off --spec-exact tokens -p hi
   run -1 zse-chat "$MODEL" --spec medusa:models/tiny -p hi
   [[ "$output" == *"--spec medusa: models/tiny/medusa_lm_head.safetensors: "* ]]
   run -1 zse-chat "$MODEL" --spec medusa:models/tiny/model.safetensors -p hi

@@ -421,6 +421,7 @@ static void *fake_drafter_open(const int32_t *predicted, int n)
 static const struct drafter drafter_fake __attribute__((unused)) = { "fake", fake_drafter_open, fake_guess, free };
 static const struct drafter *drafter_under_test;
 static const struct model *draft_model_under_test;
+static int distribution_under_test;
 static int window_under_test, sinks_under_test;         /* options of engines, but of those that check an answer */
 
 static inline struct engine *open_with(int max_seqs, int max_tokens, int n_blocks, int no_prefix_cache)
@@ -428,7 +429,7 @@ static inline struct engine *open_with(int max_seqs, int max_tokens, int n_block
     struct err e;
     struct engine_options o = { .backend = backend_under_test, .max_len = MAX_LEN, .max_seqs = max_seqs,
                                 .max_tokens = max_tokens, .kv = { KV_F32, KV_F32 }, .drafter = drafter_under_test,
-                                .draft_model = draft_model_under_test,
+                                .draft_model = draft_model_under_test, .draft_distribution = distribution_under_test,
                                 .window = window_under_test, .sinks = window_under_test ? sinks_under_test : 0,
                                 .no_prefix_cache = no_prefix_cache, .snapshots = n_blocks % 5 + 1,
                                 .snapshot_every = 16 << n_blocks % 3,

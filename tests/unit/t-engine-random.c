@@ -387,6 +387,88 @@ static void test_twin(void **state)
     draft_model_under_test = NULL;
 }
 
+/* The probabilities of pairs of tokens: the second and third of an answer to the prompt of this
+ * hash. */
+static void pair_probabilities(uint64_t prompt, double pair[VOCAB][VOCAB])
+{
+    memset(pair, 0, sizeof(double[VOCAB][VOCAB]));
+    for (int i = 0; i < VOCAB * VOCAB * VOCAB; i++) {
+        const int32_t ids[] = { i / VOCAB / VOCAB, i / VOCAB % VOCAB, i % VOCAB };
+        uint64_t hash = prompt;
+        double p = 1;
+        for (int t = 0; t < 3; t++) {
+            float logits[VOCAB];
+            double sum = 0;
+            logits_of(hash, logits);
+            for (int k = 0; k < VOCAB; k++)
+                sum += exp(logits[k]);
+            p *= exp(logits[ids[t]]) / sum;
+            hash = hash_next(hash, ids[t]);
+        }
+        pair[ids[1]][ids[2]] += p;
+    }
+}
+
+/* Answer a prompt `draws` times, with drafts of three tokens; count the pairs of the second and
+ * third token.  Returns the share of right drafted tokens. */
+static double count_pairs(const int32_t *ids, int n_ids, int draws, int count[VOCAB][VOCAB])
+{
+    static struct answer a;
+    struct err e;
+    struct engine_stats s;
+    struct request_params p = params(ids, n_ids, &a);
+    struct engine *g = open_with(1, 16, MAX_LEN / 16, 0);
+    assert_int_equal(engine_set_limits(g, &(struct engine_limits){ .max_running = 1, .draft = 3 }, &e), 0);
+    p.ignore_eos = 1;
+    p.max_tokens = 5;
+    p.sampling.temperature = 1;
+    p.sampling.top_k = 0;
+    p.sampling.top_p = 1;
+    p.sampling.min_p = 0;
+    for (int i = 0; i < draws; i++) {
+        p.sampling.seed = 1000003u * (uint64_t)i;
+        memset(&a, 0, sizeof a);
+        assert_non_null(engine_submit(g, &p, &e));
+        run_to_end(g);
+        count[a.ids[1]][a.ids[2]]++;
+    }
+    engine_stats(g, &s);
+    engine_close(g);
+    assert_true(s.drafted > (uint64_t)draws);
+    return (double)s.accepted / (double)s.drafted;
+}
+
+/* With drafts that are accepted by their probability, answers have the right distribution
+ * (chi-square of pairs of tokens, 143 degrees of freedom; 205 is passed by chance once in 2000, and
+ * the seeds are fixed), and more are accepted than by comparing. */
+static void test_distribution(void **state)
+{
+    (void)state;
+    enum { DRAWS = 5000 };
+    static int count[VOCAB][VOCAB], compared[VOCAB][VOCAB];
+    static double want[VOCAB][VOCAB];
+    const int32_t ids[] = { 1, 2, 3, 1, 2, 3, 1, 2 };
+    uint64_t hash = 0;
+    double x = 0;
+    for (int i = 0; i < 8; i++)
+        hash = hash_next(hash, ids[i]);
+    pair_probabilities(hash, want);
+    draft_model_under_test = &fake_draft;
+    const double exact = count_pairs(ids, 8, DRAWS, compared);
+    distribution_under_test = 1;
+    const double right = count_pairs(ids, 8, DRAWS, count);
+    distribution_under_test = 0;
+    draft_model_under_test = NULL;
+    for (int i = 0; i < VOCAB * VOCAB; i++) {
+        const double n = want[i / VOCAB][i % VOCAB] * DRAWS, more = count[i / VOCAB][i % VOCAB] - n;
+        x += more * more / n;
+    }
+    if (x > 205)
+        fail_msg("chi-square %.1f, limit 205", x);
+    if (right < exact + 0.01)
+        fail_msg("%.3f of the drafted tokens were right, by comparing %.3f", right, exact);
+}
+
 /* With a draft model that is always right every step adds a whole draft and one more token, however
  * few prompt tokens a step may have, and the draft model computes each token once.  A request may
  * still choose the drafter instead. */
@@ -621,7 +703,8 @@ int main(void)
         cmocka_unit_test(test_drafts), cmocka_unit_test(test_hybrid_drafts), cmocka_unit_test(test_hybrid_begins_anew),
         cmocka_unit_test(test_draft_model), cmocka_unit_test(test_both), cmocka_unit_test(test_draft_model_work),
         cmocka_unit_test(test_fixed_chunk),
-        cmocka_unit_test(test_twin), cmocka_unit_test(test_failing_draft_model), cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_distribution), cmocka_unit_test(test_twin),
+        cmocka_unit_test(test_failing_draft_model), cmocka_unit_test(test_windows),
         cmocka_unit_test(test_hybrid_windows), cmocka_unit_test(test_end_without_window),
         cmocka_unit_test(test_end_beside_another), cmocka_unit_test(test_without_drafts),
         cmocka_unit_test(test_draft_option),

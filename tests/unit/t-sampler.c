@@ -178,6 +178,82 @@ static void test_distribution(void **state)
     chi_square(&s, (const double[N]){ 0.25 / 0.65, 0, 0.2 / 0.65, 0, 0.2 / 0.65 }, 13.8);
 }
 
+/* Draw proposals from another distribution and verify them: chi-square against the distribution
+ * that is meant, and as many proposals are accepted as possible, which is the sum of min(p, q). */
+static void chi_square_verified(const struct sampling *sampling, const struct allowed *allowed, const double want[N],
+                                double limit)
+{
+    enum { DRAWS = 50000 };
+    static const double other[N] = { 0.02, 0.3, 0.1, 0.04, 0.3, 0.1, 0.04, 0.1 };
+    struct err e;
+    struct sampler *s = sampler_open(sampling, N, 4, scratch, &e);
+    int count[N] = { 0 };
+    double x = 0, accepted = 0, expected = 0;
+    assert_false(sampler_is_greedy(s));
+    for (int i = 0; i < DRAWS; i++) {
+        float logits[N], guess[N], proposal[N], sum = 0;
+        struct proposed p = { .proposal = proposal };
+        int32_t id;
+        for (int j = 0; j < N; j++) {
+            logits[j] = (float)log(prob[j]) + 3;
+            guess[j] = (float)log(other[j]) - 2;
+        }
+        assert_int_equal(sampler_propose(s, guess, 0, proposal, &p.id, &e), 0);
+        assert_true(proposal[p.id] > 0);
+        for (int j = 0; j < N; j++) {
+            sum += proposal[j];
+            expected += fmin(proposal[j], want[j]) / DRAWS;
+        }
+        assert_float_equal(sum, 1, 1e-5f);
+        assert_int_equal(sampler_verify(s, logits, allowed, &p, &id, NULL, &e), 0);
+        accepted += id == p.id;
+        count[id]++;
+    }
+    sampler_close(s);
+    for (int i = 0; i < N; i++) {
+        const double n = want[i] * DRAWS;
+        if (n == 0)
+            assert_int_equal(count[i], 0);
+        else
+            x += (count[i] - n) * (count[i] - n) / n;
+    }
+    if (x > limit)
+        fail_msg("chi-square %.1f, limit %.1f", x, limit);
+    /* with XTC p and q change together, so that more are accepted than of the mean distribution */
+    if (!sampling->xtc_probability && fabs(accepted / DRAWS - expected) > 0.01)
+        fail_msg("%.3f of the proposals were accepted, expected %.3f", accepted / DRAWS, expected);
+}
+
+static void test_verify(void **state)
+{
+    (void)state;
+    struct sampling s = plain();
+    double want[N] = { 0 }, sum = 0;
+    const uint32_t bits = 0xbd;                                 /* not 1 and 6 */
+    chi_square_verified(&s, NULL, prob, 24.3);
+    for (int i = 0; i < N; i++)
+        sum += want[i] = bits >> i & 1 ? prob[i] : 0;
+    for (int i = 0; i < N; i++)
+        want[i] /= sum;
+    chi_square_verified(&s, &(struct allowed){ &bits, N }, want, 20.5);
+    s.top_p = 0.9999f;                  /* another path: candidates */
+    chi_square_verified(&s, NULL, prob, 24.3);
+    s.top_k = 3;
+    chi_square_verified(&s, NULL, (const double[N]){ 0.25 / 0.65, 0, 0.2 / 0.65, 0, 0.2 / 0.65 }, 13.8);
+    s = plain();
+    s.xtc_probability = 0.5f;           /* excludes 0 and 2; of the equal 2 and 4 the higher id stays */
+    s.xtc_threshold = 0.15f;
+    for (int i = 0; i < N; i++)
+        want[i] = prob[i] / 2 + (i == 0 || i == 2 ? 0 : prob[i] / 0.55 / 2);
+    chi_square_verified(&s, NULL, want, 24.3);
+    s = plain();
+    s.temperature = 0;
+    struct err e;
+    struct sampler *p = sampler_open(&s, N, 4, scratch, &e);
+    assert_true(sampler_is_greedy(p));
+    sampler_close(p);
+}
+
 static void test_seed(void **state)
 {
     (void)state;
@@ -591,7 +667,8 @@ static void test_allowed(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_kept_sets), cmocka_unit_test(test_distribution), cmocka_unit_test(test_seed),
+        cmocka_unit_test(test_kept_sets), cmocka_unit_test(test_distribution), cmocka_unit_test(test_verify),
+            cmocka_unit_test(test_seed),
             cmocka_unit_test(test_greedy),
         cmocka_unit_test(test_penalties), cmocka_unit_test(test_bias), cmocka_unit_test(test_bad_logits),
         cmocka_unit_test(test_large), cmocka_unit_test(test_ranges), cmocka_unit_test(test_logprobs),
