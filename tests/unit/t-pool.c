@@ -132,7 +132,8 @@ static void slow_items(void *arg, int i, int thread)
     atomic_fetch_add((atomic_int *)arg, 1);
 }
 
-/* The caller runs out of items long before a worker is done: it has to sleep and be woken. */
+/* The caller runs out of items long before a worker is done.  It has to sleep, and the worker has
+ * to wake it. */
 static void caller_waits(void **state)
 {
     (void)state;
@@ -189,8 +190,9 @@ static void two_pools(void **state)
     pool_close(p[1]);
 }
 
-/* Called by each thread that ran an item, after the items, or at the latest when the pool is
- * closed. */
+/* With more than one thread, the function `after` is called once by each thread that ran an item:
+ * after its items, and at the latest when the pool is closed.  `of` marks the threads that ran one,
+ * `early` counts calls by others. */
 struct afters { atomic_int items, calls, of[MOST], early; };
 static void item_of(void *arg, int i, int thread)
 {

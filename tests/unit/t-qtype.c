@@ -84,7 +84,8 @@ static void chosen(void **state)
     assert_string_equal(compared, " bf16 int8 nl4");
 }
 
-/* t3's words in qtype.h: five digits a byte come back by multiplying. */
+/* The rule of type t3 in qtype.h: a byte holds five base-3 digits, and multiplications give them
+ * back. */
 static void base3(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* t-quantize.c - quantizers: nearest codes, scales that the types can hold, search against
- * absmax, edges, the same bits everywhere. */
+/* t-quantize.c - quantizers: the nearest codes, scales that a type can store, the error of search
+ * against that of absmax, extreme inputs, the same bits on every machine. */
 #include <float.h>
 #include <math.h>
 #include <setjmp.h>
@@ -21,8 +21,8 @@ static const enum qtype types[] = { QT_I8, QT_I8R, QT_I4, QT_I4M, QT_I4Z, QT_NL4
                                     QT_T2, QT_T3, QT_MXFP4, QT_NVFP4 };
 enum { N_TYPES = sizeof types / sizeof *types, COLS = 576 };
 
-/* Nearly normal with exact arithmetic: the sum of 12 multiples of 2^-10, so that every machine
- * has the same input. */
+/* Values that are nearly normal, from exact arithmetic so that every machine has the same input:
+ * each is the sum of 12 multiples of 2^-10. */
 static void normal_row(struct rng *r, float *x, int n)
 {
     for (int i = 0; i < n; i++) {
@@ -56,7 +56,8 @@ static void teardown(struct fixture *f)
     free(f->out);
 }
 
-/* Quantize, decode, weighted squared error. */
+/* Quantize and decode x; returns the squared error, weighted with the importance if there is
+ * one. */
 static double error_of(struct fixture *f, const float *x, const float *importance, enum quant_effort effort)
 {
     double sum = 0;
@@ -69,8 +70,8 @@ static double error_of(struct fixture *f, const float *x, const float *importanc
     return sum;
 }
 
-/* Scales and extras are what the file can hold; padding is code_zero, groups of padding alone
- * have scale 0. */
+/* Scales and extras have values that the file can store.  Columns of padding have code_zero, and
+ * groups that are padding only have scale 0. */
 static void check_storable(const struct fixture *f)
 {
     const struct qtype_info *t = qtype_info(f->m.type);
@@ -98,7 +99,8 @@ static void check_storable(const struct fixture *f)
         assert_int_equal(f->q.code[k], t->code_zero);
 }
 
-/* No other code is nearer (but for the rounding of the comparison itself). */
+/* Each value gets the code that is nearest to it (up to the rounding of this test's own
+ * comparison). */
 static void nearest(void **state)
 {
     (void)state;
@@ -132,9 +134,9 @@ static void nearest(void **state)
     }
 }
 
-/* Mean squared error on normal data, absmax and search of each type.  The limits are the
- * measured values and 5 %; they agree with step^2/12 where that applies: i4's step is about 2.1
- * (mean extreme of 32 normals) / 7.5, so .0065. */
+/* Mean squared error of each type on normal data: by absmax and by search.  The limits are the
+ * measured values plus 5 %.  They agree with step^2/12 where that applies: the step of i4 is about
+ * 2.1 (the mean extreme of 32 normal values) / 7.5, so the error is .0065. */
 static void errors(void **state)
 {
     (void)state;
@@ -175,12 +177,13 @@ static void errors(void **state)
             if (mse[i][e] > limit[i][e])
                 fail_msg("%s: mean squared error %g, limit %g", qtype_info(types[i])->name, mse[i][e], limit[i][e]);
     }
-    /* the codebook earns its place: at the same bits of a code it leaves an eighth less error
-     * than the linear grid */
+    /* a codebook must pay off: with as many bits per code its error is less than 7/8 of the linear
+     * grid's */
     assert_true(mse[5][1] < 0.875 * mse[2][1]);
 }
 
-/* The rules of ternary.h on normal numbers: the cosines that it promises; zeros and padding. */
+/* The rules for ternary weights reach the cosines that ternary.h states for normal numbers.  Rows
+ * of zeros stay zeros, and padding has the code of 0. */
 static void ternary_rules(void **state)
 {
     (void)state;
@@ -230,7 +233,8 @@ static void ternary_rules(void **state)
     qrow_release(&q);
 }
 
-/* Importance: columns that matter more come out better, by the measure it defines. */
+/* With an importance per column the error of the important columns is smaller, and so is the
+ * weighted error. */
 static void importance_counts(void **state)
 {
     (void)state;
@@ -252,7 +256,8 @@ static void importance_counts(void **state)
         }
         if (with > without)
             fail_msg("%s: weighted error %g with importance, %g without", qtype_info(types[i])->name, with, without);
-        /* all zero counts as all equal; a common factor changes nothing */
+        /* if all importances are 0 they count as equal; a factor common to all of them changes
+         * nothing */
         double equal = error_of(&f, x, NULL, QUANT_SEARCH);
         error_of(&f, x, none, QUANT_SEARCH);
         for (int k = 0; k < COLS; k++)
@@ -262,8 +267,8 @@ static void importance_counts(void **state)
     }
 }
 
-/* Zero rows are exactly zero; a constant row keeps its value to the precision of its scale (f16:
- * 2^-11 half to even, min and scale; mxfp4: from 8 down to 6). */
+/* Rows of zeros are exactly zero.  A constant row keeps its value to the precision of its scale:
+ * 2^-11 for f16 scales and minima; for mxfp4 a quarter (8 becomes 6). */
 static void zero_and_constant(void **state)
 {
     (void)state;
@@ -289,9 +294,9 @@ static void zero_and_constant(void **state)
         }
 }
 
-/* From subnormal to the largest floats, as values and as importance, everything stays finite and
- * the error within the row's largest magnitude (and half the least f16, to which a minimum
- * rounds). */
+/* Values and importances from subnormal numbers to the largest floats: all results are finite, and
+ * no error is larger than the row's largest magnitude (plus half the least f16, because a minimum
+ * is rounded to f16). */
 static void extremes(void **state)
 {
     (void)state;
@@ -324,8 +329,8 @@ static void extremes(void **state)
             }
 }
 
-/* One large value in a row must not reach other groups than its own by more than the 8-bit
- * scales allow. */
+/* One large value in a row increases the row scale, so that the 8-bit scales of the other groups
+ * become coarser.  Their error must not grow more than that explains (3 times). */
 static void outlier(void **state)
 {
     (void)state;
@@ -344,7 +349,8 @@ static void outlier(void **state)
     teardown(&f);
 }
 
-/* The bytes do not depend on compiler, options or machine: FNV-1a of all codes and scales. */
+/* Codes and scales are the same with every compiler, every option and on every machine: the numbers
+ * are FNV-1a hashes of all of them. */
 static void same_bits(void **state)
 {
     (void)state;
@@ -392,8 +398,8 @@ static void same_bits(void **state)
         }
 }
 
-/* fp8: the largest of a group becomes 448 or its negative, every value the nearest of all codes;
- * a group of zeros, or of nearly nothing, is 0. */
+/* fp8: the value of largest magnitude in a group gets code 448 or -448, and every value the nearest
+ * of all codes.  A group of zeros, or of values near 0, becomes 0. */
 static void fp8_nearest(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* t-rag.c - documents: chunks of random texts, queries that FTS5 must not misread, the store with
- * owners, quotas, two connections and a damaged file, and the context for a prompt. */
+/* t-rag.c - documents: chunks of random texts, queries that FTS5 must not take for its own syntax,
+ * the store with owners, quotas, two connections and a damaged file, the context for a prompt. */
 #include <math.h>
 #include <sqlite3.h>
 #include <sys/stat.h>
@@ -22,8 +22,8 @@
 /* blanks, and the marks of headings */
 static int is_blank(char c) { return strchr(" \t\n\f#=", c) != NULL; }
 
-/* Every byte that is not blank lies in a chunk; chunks are in order, valid UTF-8, and not larger
- * than asked. */
+/* Every byte that is not blank lies in a chunk.  Chunks are in order, valid UTF-8, and not larger
+ * than requested. */
 static void check_chunks(const char *text, size_t size, const struct chunk_options *o)
 {
     struct chunk_list l;
@@ -34,7 +34,7 @@ static void check_chunks(const char *text, size_t size, const struct chunk_optio
         assert_true(c->size > 0 && c->offset + c->size <= size);
         assert_true(i == 0 || c->offset > l.chunk[i - 1].offset);
         assert_int_equal(utf8_valid(text + c->offset, c->size), c->size);
-        /* units that fit each may need a blank or two more between them */
+        /* units that each fit may be joined by one or two blanks that count as tokens */
         assert_true(token_count(&o->counter, text + c->offset, c->size) <= o->tokens + o->tokens / 2 + 2);
         for (; covered < c->offset; covered++)
             assert_true(is_blank(text[covered]));
@@ -113,7 +113,7 @@ static void test_chunks_headings_and_pages(void **state)
     assert_int_equal(l.chunk[l.n - 1].page, 2);
     assert_int_equal(l.pages, 2);
     chunks_release(&l);
-    /* words in capitals that stand alone in a line without being headings */
+    /* words in capitals in a line of their own that are not headings */
     static const char names[] = "OPTIONS \n\n--out\nFILE\nwrites to a file, and\n\nNAME ,\nelse\n\nHTTP_PROXY\n\nSIZE .\nThe limit.\n";
     assert_int_equal(chunks_cut(names, sizeof names - 1, &o, &l, &e), 0);
     for (int i = 0; i < l.n; i++)
@@ -155,7 +155,8 @@ static size_t count_and_note(void *most, const char *text, size_t size)
     return size;
 }
 
-/* A tokenizer takes many times the memory of its text: it never gets a whole line of megabytes. */
+/* A tokenizer needs many times the memory of its text, so it must never be called with a line of
+ * several megabytes: at most 64 KiB. */
 static void test_chunks_of_a_line(void **state)
 {
     enum { SIZE = 4 << 20 };
@@ -174,8 +175,8 @@ static void test_chunks_of_a_line(void **state)
     free(text);
 }
 
-/* A token for each four bytes of a word, and, as of some tokenizers, one for a blank before the
- * text. */
+/* A fake tokenizer: one token per four bytes of a word and, like some real ones, with `prefix` one
+ * more for a blank before the text. */
 struct words_counter { int prefix, calls; };
 static size_t count_words(void *user, const char *text, size_t size)
 {
@@ -189,7 +190,8 @@ static size_t count_words(void *user, const char *text, size_t size)
     return n + (size_t)c->prefix;
 }
 
-/* Words are tokenized once, and chunks are those of a tokenizer that reads all of the text. */
+/* word_tokens_count() gives the same count as the tokenizer on the whole text, but calls the
+ * tokenizer only once per different word. */
 static void test_word_tokens(void **state)
 {
     enum { WORDS = 20000 };
@@ -358,7 +360,7 @@ static void test_office(void **state)
     check_extract(RAG_ODT, (char *)zip, size, "### Top\n\none two\nthree\n\n");
 }
 
-/* A small PDF that draws a text 10^9 times: forms that draw forms. */
+/* A small PDF that draws a text 10^9 times, because its forms draw other forms repeatedly. */
 static void test_pdf_bomb(void **state)
 {
     char pdf[8192], *p = pdf;
@@ -417,7 +419,7 @@ static int search_in(struct rag_store *r, const char *owner, const char *collect
     return rag_search(r, &q, h, &e);
 }
 
-/* The name of the first hit, or its reason. */
+/* The name of the document of the first hit, or the reason why there is none. */
 static const char *first(struct rag_store *r, const char *owner, const char *query)
 {
     static char text[200];
@@ -624,8 +626,8 @@ static double product(const float *a, const float *b)
     return sum;
 }
 
-/* Give every chunk that has none vectors, the same to itself and its parts; returns how many
- * chunks. */
+/* Store vectors for every chunk without any: one vector, the same for the chunk and for each of its
+ * parts.  Returns the number of chunks. */
 enum { TEXTS = 2 * RAG_CHUNK_TEXTS };
 static int put_all(struct rag_store *r, const char *model)
 {
@@ -648,7 +650,8 @@ static int put_all(struct rag_store *r, const char *model)
 
 static const int64_t both[] = { 1, 2 };
 
-/* Every chunk is nearest to itself; similarities are cosines but for the rounding to 8 bits. */
+/* With the vector of a chunk as the query, this chunk is the nearest.  Similarities are cosines, up
+ * to the rounding of vectors to 8 bits. */
 static void check_nearest(struct rag_vectors *v, struct rag_store *r, int target)
 {
     const int64_t range[] = { 5, 9 };
@@ -690,7 +693,7 @@ static void test_vectors(void **state)
     assert_int_equal(t.vectors, 40);
     for (int target = 1; target <= 40; target++)
         check_nearest(v, target & 1 ? r : r2, target);
-    /* a hybrid search: the word and the vector find the same passage */
+    /* a hybrid search: the word and the vector both point to the same passage */
     make_vector(18, q);
     struct rag_query query = { .owner = "", .text = "special", .size = 7, .top_k = 5, .model = "m", .vector = q,
                                .n_vector = DIM, .vectors = v };
@@ -699,7 +702,7 @@ static void test_vectors(void **state)
     assert_string_equal(h.hit[0].document, ids[17]);
     assert_true(!isnan(h.hit[0].bm25) && h.hit[0].similarity > 0.97 && h.hit[0].score > 0.9);
     rag_hits_release(&h);
-    /* a vector that is near nothing finds nothing: there always is a nearest one */
+    /* some vector is always the nearest, but if it is not near the search must not return it */
     query.text = "zebra";
     query.size = 5;
     for (int i = 0; i < DIM; i++)
@@ -708,7 +711,8 @@ static void test_vectors(void **state)
     for (int i = 0; i < h.n; i++)
         assert_true(h.hit[i].similarity > 0.2);
     rag_hits_release(&h);
-    /* deleting takes a vector out of the copies in memory, too; another size begins anew */
+    /* deleting a document also removes its vectors from the copies in memory; vectors of another
+     * size count as missing */
     assert_int_equal(rag_delete(r2, "", ids[17], &e), 0);
     assert_int_equal(rag_nearest(v, r, "m", q, DIM, both, 2, NULL, 0, out, 50, &mean, &deviation, &e), 39);
     assert_int_equal(rag_totals(r, "", "m", &t, &e), 0);
@@ -729,7 +733,8 @@ static const char three[] = "The first paragraph is about apples, which grow on 
                             "The second paragraph is about boats, which float on rivers and lakes.\n\n"
                             "The third paragraph is about clocks, which hang on walls and in towers.";
 
-/* A chunk has a vector for each paragraph; it is as near as the mean of itself and the nearest. */
+/* A chunk has a vector of its own and one per paragraph.  Its similarity is the mean of that of its
+ * own vector and that of the nearest paragraph. */
 static void test_parts_of_a_chunk(void **state)
 {
     struct rag_vectors *v = rag_vectors_open(kernels_pick(NULL, &e), 1 << 20, &e);
@@ -765,7 +770,8 @@ static void test_parts_of_a_chunk(void **state)
     rag_close(r);
 }
 
-/* Parts follow each other, have ends without blanks, and leave nothing out. */
+/* The parts of a passage follow each other, neither begin nor end with a blank, and contain
+ * everything but blanks. */
 static void test_passage_parts(void **state)
 {
     char text[3001];
@@ -799,7 +805,8 @@ static void run_sql(const char *sql)
     sqlite3_close(db);
 }
 
-/* A file of version 2, whose vectors have no parts: documents stay, vectors are computed anew. */
+/* The store opens a file of version 2, whose vectors have no parts: the documents are kept, the
+ * vectors must be computed again. */
 static void test_version_2(void **state)
 {
     struct rag_totals t;

@@ -1,5 +1,5 @@
-/* t-resume.c - conversions that are killed go on where they stopped, and their files are those
- * of an undisturbed run, byte for byte. */
+/* t-resume.c - conversions that are killed resume where they stopped, and their files are those of
+ * an undisturbed run, byte for byte. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -98,7 +98,7 @@ static void same_as_wanted(const char *what)
     map_close(&b);
 }
 
-/* Files in the output's folder, hidden ones too. */
+/* Number of files in the folder of the output, hidden ones included. */
 static int n_files(void)
 {
     int n = 0;
@@ -126,8 +126,9 @@ static int die_after_reports(void *user, const char *label, uint64_t done, uint6
     return 0;
 }
 
-/* The conversion in a process of its own: killed when it begins to write `layer` (-1: never) or
- * after so many reports (-1).  1: it was killed. */
+/* Run the conversion in a child process.  The child kills itself when it begins to write this layer
+ * (-1: at none) or after this number of progress reports (-1: after none).  Returns 1 if it was
+ * killed, 0 if it ended. */
 static int killed(struct convert_options o, int layer, int reports)
 {
     const struct progress p = { die_after_reports, NULL };
@@ -175,7 +176,7 @@ static const char *source_of(const struct run *r)
     return source;
 }
 
-/* Killed at each layer in turn, each run going on where the one before ended. */
+/* Kill the conversion at each layer in turn; each run resumes where the one before was killed. */
 static void at_each_layer(void **state)
 {
     (void)state;
@@ -208,7 +209,7 @@ static void at_each_layer(void **state)
     }
 }
 
-/* Killed in the middle of layers, and again while going on. */
+/* Kill the conversion in the middle of layers, and again after it has resumed. */
 static void anywhere(void **state)
 {
     (void)state;
@@ -240,7 +241,8 @@ static void flip(const char *name, long at)
     assert_int_equal(fclose(f), 0);
 }
 
-/* A damaged checkpoint cannot be resumed: a message says why, and the conversion starts anew. */
+/* A damaged checkpoint cannot be resumed: a message says why, and the conversion starts again from
+ * the beginning. */
 static void starts_anew(void **state)
 {
     (void)state;
@@ -294,7 +296,8 @@ static void starts_anew(void **state)
     same_as_wanted("--no-resume");
     assert_int_equal(n_files(), 1);
     unlink(out);
-    /* without a checkpoint there is nothing to go on with, and nothing stays */
+    /* killed before the first checkpoint: the next run starts from the beginning, and no other
+     * files are left */
     o.no_resume = 0;
     o.checkpoint_s = 1000;
     assert_true(killed(o, 3, -1));
@@ -312,7 +315,7 @@ static int stop_after_reports(void *user, const char *label, uint64_t done, uint
     return reports_left-- <= 0;
 }
 
-/* Ctrl-C keeps what is done, too, and says so. */
+/* A cancelled conversion (Ctrl-C) also keeps its finished layers, and says so. */
 static void cancelled(void **state)
 {
     (void)state;
@@ -335,7 +338,8 @@ static void cancelled(void **state)
     unlink(out);
 }
 
-/* A living writer's parts are left alone, and the other one converts all the same. */
+/* While another process writes (it holds the lock), its partial files are left alone, and a second
+ * conversion to the same output runs without them. */
 static void two_at_once(void **state)
 {
     (void)state;

@@ -88,7 +88,8 @@ static int teardown(void **state) { clean(state); return rmdir(dir); }
 static const char two[] = "{\"__metadata__\":{\"format\":\"pt\"},\"b\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[8,32]},"
                           "\"a\":{\"dtype\":\"BF16\",\"shape\":[4],\"data_offsets\":[0,8]}}";
 
-/* Names with braces join tensors that lie apart. */
+/* A name with braces means several tensors, whose rows are joined even if they lie apart in the
+ * file. */
 static void joins(void **state)
 {
     (void)state;
@@ -196,7 +197,8 @@ static void cut_at_every_byte(void **state)
     }
 }
 
-/* Accepted or refused, without a crash (run under ASan and UBSan). */
+/* With any byte changed a folder is either accepted or refused; nothing crashes (this test also
+ * runs under ASan and UBSan). */
 static void every_byte_changed(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
-/* t-sampler-chain.c - the filters of the sampler against plain versions of them: a sort, sums in
- * double, one option after the other as sampler.c's head comment says. */
+/* t-sampler-chain.c - the sampler's filters against simple implementations, which sort all tokens
+ * and add in double.  The filters are applied one after the other in the order that the first
+ * comment of sampler.c gives. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -128,8 +129,8 @@ static void expected(const struct sampling *s, const float *logits, double *p)
 
 /* ---- draws ---- */
 
-/* Draws from these logits: no token that the plain version excludes, every other one within 5
- * standard deviations of its expected count. */
+/* Draw from these logits.  No token may appear that the simple implementation excludes, and the
+ * count of every other one must be within 5 standard deviations of its expected value. */
 static void compare(const struct sampling *sampling, const float *logits)
 {
     enum { DRAWS = 4000 };
@@ -239,8 +240,9 @@ static void test_xtc(void **state)
 
 /* ---- DRY ---- */
 
-/* The last position whose token begins a complete breaker, as far as the window goes: how many
- * tokens come after that breaker.  Every word, every breaker, every overlap is tried. */
+/* A repetition cannot reach back over a sequence breaker.  Find the last position in the window at
+ * which a complete breaker begins; returns how many tokens follow that breaker.  Every word, every
+ * breaker and every overlap of the two is tried. */
 static int plain_limit(const struct sampling *s, const int32_t *h, int n, int from)
 {
     for (int i = n - 1; i >= from; i--) {
@@ -333,7 +335,8 @@ static void test_dry(void **state)
     }
 }
 
-/* Breakers are bounded, and so is the penalty of a repetition of any length. */
+/* The number and the lengths of breakers are limited, and the penalty stays finite for a repetition
+ * of any length. */
 static void test_dry_limits(void **state)
 {
     (void)state;
@@ -367,7 +370,8 @@ static void test_dry_limits(void **state)
     sampler_close(p);
 }
 
-/* A breaker as long as the history ends all repetitions in it; one token more, and they count. */
+/* If the history is just a breaker, no repetition in it counts.  With one token fewer the breaker
+ * is not complete, and repetitions count. */
 static void test_dry_breaker_of_everything(void **state)
 {
     (void)state;
@@ -397,8 +401,8 @@ static double cpu_seconds(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* The time of a step is linear in the context, whatever it holds: ten times the tokens may take
- * forty times as long, not a hundred times. */
+/* The time of a step grows linearly with the context, whatever the context is: for ten times the
+ * tokens this test allows forty times the time; quadratic growth would be a hundred times. */
 static void test_dry_time(void **state)
 {
     (void)state;

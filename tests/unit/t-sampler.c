@@ -43,7 +43,7 @@ static struct sampling plain(void)
     return s;
 }
 
-/* Draw n times from the distribution above; count[id]. */
+/* Draw n times from the distribution above; count[id] is how often token id was drawn. */
 static void draw(const struct sampling *sampling, int n, int count[N])
 {
     struct err e;
@@ -62,7 +62,7 @@ static void draw(const struct sampling *sampling, int n, int count[N])
     sampler_close(s);
 }
 
-/* The ids that appear, as a string: "0 2 4". */
+/* The ids that are drawn at least once, as a string: "0 2 4". */
 static const char *kept(const struct sampling *s)
 {
     static char text[64];
@@ -88,7 +88,8 @@ static void test_kept_sets(void **state)
         s.top_k = by_k[i].k;
         assert_string_equal(kept(&s), by_k[i].want);
     }
-    /* cumulative: 0.25 0.45 0.65 0.75 0.85 0.93 0.98 1; the token that crosses stays */
+    /* sums of the sorted probabilities: 0.25 0.45 0.65 0.75 0.85 0.93 0.98 1; the token with which
+     * the sum exceeds top_p is kept */
     static const struct { float p; const char *want; } by_p[] = {
         { 0, "0" }, { 0.2f, "0" }, { 0.26f, "0 2" }, { 0.44f, "0 2" }, { 0.6f, "0 2 4" }, { 0.7f, "0 2 3 4" },
             { 0.9f, "0 2 3 4 5 6" }, { 0.99f, "0 1 2 3 4 5 6 7" } };
@@ -97,7 +98,8 @@ static void test_kept_sets(void **state)
         s.top_p = by_p[i].p;
         assert_string_equal(kept(&s), by_p[i].want);
     }
-    /* of the largest, 0.25: 0.1 is 40 %, 0.08 is 32 %, 0.05 is 20 % */
+    /* min_p is a fraction of the largest probability, 0.25: 0.1 is 40 % of it, 0.08 is 32 %, 0.05
+     * is 20 % */
     static const struct { float p; const char *want; } by_min[] = { { 1, "0" }, { 0.5f, "0 2 4" },
                                                                     { 0.39f, "0 2 3 4 5" }, { 0.31f, "0 2 3 4 5 6" },
                                                                     { 0.19f, "0 1 2 3 4 5 6" } };
@@ -106,8 +108,8 @@ static void test_kept_sets(void **state)
         s.min_p = by_min[i].p;
         assert_string_equal(kept(&s), by_min[i].want);
     }
-    /* entropy 1.881 nats; distance of -log p: ids 2, 4: 0.272, 3, 5: 0.421, 0: 0.495, 6: 0.645,
-     * 1: 1.115, 7: 2.031 */
+    /* the entropy is 1.881 nats; the distances of -log p from it, by id: 2 and 4: 0.272; 3 and 5:
+     * 0.421; 0: 0.495; 6: 0.645; 1: 1.115; 7: 2.031 */
     static const struct { float p; const char *want; } by_typical[] = { { 0, "0" }, { 0.1f, "2" }, { 0.3f, "2 4" },
         { 0.45f, "2 3 4" }, { 0.55f, "2 3 4 5" }, { 0.8f, "0 2 3 4 5" } };
     for (size_t i = 0; i < sizeof by_typical / sizeof *by_typical; i++) {
@@ -115,30 +117,30 @@ static void test_kept_sets(void **state)
         s.typical_p = by_typical[i].p;
         assert_string_equal(kept(&s), by_typical[i].want);
     }
-    /* one after the other, renormalised: of 0 2 4 (0.65 in all), top_p 0.69 keeps 0.385 + 0.308,
-     * and would keep 4 tokens alone */
+    /* top_p sees the probabilities that top_k has left, scaled to a sum of 1: of ids 0 2 4 (0.65 in
+     * all) it keeps 0.385 + 0.308 > 0.69; without top_k it keeps 4 tokens */
     s = plain();
     s.top_k = 3;
     s.top_p = 0.69f;
     assert_string_equal(kept(&s), "0 2");
     s.top_k = 0;
     assert_string_equal(kept(&s), "0 2 3 4");
-    /* min_p counts from the largest that is left: typical keeps 2 3 4 5, so that 0.1 is half of
-     * the largest */
+    /* min_p is a fraction of the largest probability that is left: typical_p keeps ids 2 3 4 5, so
+     * the largest is 0.2, and 0.1 is half of it */
     s = plain();
     s.typical_p = 0.55f;
     s.min_p = 0.45f;
     assert_string_equal(kept(&s), "2 3 4 5");
-    /* the temperature comes first: at 0.5 the probabilities are squared, top_p sees 0.364 0.233
-     * 0.233 ... */
+    /* the temperature is applied first: at 0.5 the probabilities are squared, so top_p sees 0.364
+     * 0.233 0.233 ... */
     s = plain();
     s.temperature = 0.5f;
     s.top_p = 0.59f;
     assert_string_equal(kept(&s), "0 2");
 }
 
-/* Chi-square against the distribution that is meant: 7 degrees of freedom, 24.3 is passed by
- * chance once in 1000, and the seed is fixed. */
+/* Chi-square test against the expected distribution.  With 7 degrees of freedom the value exceeds
+ * 24.3 by chance once in 1000 times; the seed is fixed, so the test does not fail at random. */
 static void chi_square(const struct sampling *s, const double want[N], double limit)
 {
     enum { DRAWS = 50000 };
@@ -273,7 +275,8 @@ static void test_seed(void **state)
     assert_true(memcmp(id[0], id[2], sizeof id[0]) != 0);
 }
 
-/* A seed gives the same tokens in every version: FNV-1a of 500 draws, by each way of drawing. */
+/* A seed gives the same tokens in every version of the program.  Each number is the FNV-1a hash of
+ * 500 draws, and each case draws in another way. */
 static void test_draws_stay(void **state)
 {
     (void)state;
@@ -307,7 +310,7 @@ static void test_draws_stay(void **state)
     }
 }
 
-/* Options that a backend may draw with: all but biases, penalties and typical_p. */
+/* sampler_draw() lets the backend draw unless there are biases, penalties or typical_p. */
 static void test_draw_elsewhere(void **state)
 {
     (void)state;
@@ -336,7 +339,7 @@ static void test_draw_elsewhere(void **state)
     }
 }
 
-/* generation_config.json: what is given replaces, what is absent stays. */
+/* generation_config.json: values in the file replace the defaults, others keep them. */
 static void test_config(void **state)
 {
     (void)state;
@@ -454,7 +457,7 @@ static void test_bias(void **state)
     const float x[] = { 4, 2.5f, 1 };
     float logprob;
     assert_int_equal(pick_one(&s, x, 3, "", "", &logprob), 2);
-    /* of the distribution as it came: log(e^1 / (e^4 + e^2.5 + e^1)) */
+    /* the log probability is that of the logits before the bias: log(e^1 / (e^4 + e^2.5 + e^1)) */
     assert_true(fabs(logprob - (1 - log(exp(4) + exp(2.5) + exp(1)))) < 1e-5);
     s.bias = bias + 1;
     assert_int_equal(pick_one(&s, x, 3, "", "", &logprob), 1);
@@ -499,7 +502,8 @@ static void test_bad_logits(void **state)
     }
 }
 
-/* A real vocabulary's size: top_p keeps exactly what a full sort would. */
+/* With a vocabulary of realistic size top_p keeps exactly the tokens that a full sort would
+ * keep. */
 static int by_weight(const void *a, const void *b)
 {
     float x = *(const float *)a, y = *(const float *)b;
@@ -573,8 +577,8 @@ static void test_ranges(void **state)
     assert_int_equal(sampling_check(&s, N, &e), -1);
 }
 
-/* Log probabilities against a softmax in double, the top ones against a sort; of logits as they
- * came, whatever the sampler does with them. */
+/* Log probabilities are those of a softmax in double, and the top ones those of a sort.  They are
+ * computed from the unchanged logits, whatever the sampler does with them. */
 static void test_logprobs(void **state)
 {
     (void)state;
@@ -624,7 +628,7 @@ static void test_logprobs(void **state)
     }
 }
 
-/* A constraint leaves one token, or none. */
+/* A constraint that allows only one token gets it; one that allows none is an error. */
 static void test_allowed(void **state)
 {
     (void)state;
@@ -646,8 +650,8 @@ static void test_allowed(void **state)
         assert_non_null(strstr(e.msg, "constraint"));
         sampler_close(p);
     }
-    /* ids from n on are not allowed, whatever their bits say, and those before it are: n at, before
-     * and behind the ends of words */
+    /* only ids below n are allowed, whatever the bits from n on are: n around multiples of 32,
+     * where the words of the bit set end */
     for (int n = 31; n <= 98; n++) {
         enum { V = 100 };
         const uint32_t bits[4] = { ~0u, ~0u, ~0u, ~0u };

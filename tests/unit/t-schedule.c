@@ -1,14 +1,15 @@
-/* t-schedule.c - the same answer always: hundreds of random schedules of some sequences, and the
- * logits of each are those, bit for bit, that it has alone.  One dense model, and of the oracles'
- * some with mixtures of experts, sinks, chunked and latent attention.  The long sequences are the
- * dense model's with all sets of kernels and types of keys and values; the other models' in turns.
+/* t-schedule.c - the same answer in every schedule: in hundreds of random schedules of a few
+ * sequences the logits of each sequence are those, bit for bit, that it has alone.  The models are
+ * a dense one and, from the oracles, some with mixtures of experts, sinks, chunked and latent
+ * attention.  With the dense model the long sequences run with every pair of kernel set and type
+ * of keys and values; with the others each type meets at most one kernel set.
  *
- * A schedule is what may happen to a request on a busy server: its prompt is cut anywhere, other
- * sequences come and go beside it, its blocks lie anywhere, its beginning is another sequence's
- * blocks or a copy of them, and drafts are tried and dropped.  On 1 to 4 threads, with all sets
- * of kernels of this machine but the plain one (which the kernels' tests compare), and keys and
- * values of all types.  Two sequences are longer than the parts in which attention is computed,
- * and two layers see a window only. */
+ * A schedule does what may happen to a request on a busy server: its prompt is cut anywhere, other
+ * sequences run beside it, its blocks lie anywhere in the cache, its prefix is in blocks of another
+ * sequence or in a copy of them, and drafts are tried and dropped.  Schedules run on 1 to 4
+ * threads, with all kernel sets of this machine except the plain one (the kernels' own tests
+ * compare it), and with all types of keys and values.  Two sequences are longer than the parts into
+ * which attention is divided, and two layers see only a window of tokens. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -89,8 +90,9 @@ static void copy_state(void *b, int from, int to)
         fail_msg("%s", e.msg);
 }
 
-/* Begin with what the sequence before has computed: whole blocks are shared, the rest of a block
- * is copied; a recurrent state is copied, so all or nothing. */
+/* Begin a sequence with tokens that sequence `from` has computed: whole blocks are shared, a last
+ * partial block is copied.  A recurrent state can only be copied as it is, after all tokens of
+ * `from`.  Returns the number of tokens. */
 static int reuse(void *b, const struct run *from, struct run *to, int most, struct rng *r)
 {
     struct err e;
@@ -117,8 +119,8 @@ static void check(const struct sequence *s, int seq, int pos, const float *got, 
                      (double)got[i], (double)want[i]);
 }
 
-/* The batch item of a sequence in this step: tokens from its text, sometimes with a wrong draft
- * behind the next one. */
+/* The batch item of a sequence in this step: its next tokens, or sometimes its next token and a
+ * wrong draft. */
 static struct batch_item plan(struct run *run, const struct sequence *s, int room, int most, int vocab, struct rng *r)
 {
     const int left = run->n - run->at;
@@ -143,7 +145,7 @@ static void schedule(void *b, int recurrent, const struct sequence *s, int longe
     static const int mosts[] = { 1, 7, 33, 130, MOST_TOKENS };
     static struct run run[SEQS];
     int32_t block[BLOCKS];
-    /* long ones in pieces that are not too many */
+    /* long sequences are not cut into very small pieces, which would take many steps */
     const int most = mosts[below(r, 3) + (longest == LONGEST ? 2 : 0)];
     for (int i = 0; i < BLOCKS; i++) {
         const int j = below(r, i + 1);
@@ -224,7 +226,8 @@ static void run_schedules(const char *name, int rounds)
         for (const struct kernels *const *k = kernels_all; *k; k++) {
             if (!(*k)->supported() || *k == &kernels_ref)
                 continue;
-            /* with each type of keys and values at most one set */
+            /* the long sequences run with at most one kernel set per type of keys and values (with
+             * all if this model has ROUNDS) */
             const int long_ones = rounds == ROUNDS || (kv + (int)(k - kernels_all)) % KV_TYPES == 0;
             void *b[THREADS];
             for (int i = 0; i < THREADS; i++)

@@ -2,9 +2,9 @@
  * grammar compiler, without a vocabulary.
  *
  * A schema may be refused, but a compiled one must accept no instance that the suite calls
- * invalid.  Floors hold the number of compiled schemas and of accepted valid instances, so that
- * neither shrinks unnoticed.  Instances are written compactly, with properties in the order of
- * the suite. */
+ * invalid.  The numbers of compiled schemas and of accepted valid instances have lower limits, so
+ * that they cannot shrink unnoticed.  Instances are written without blanks, with properties in the
+ * order of the suite. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -46,8 +46,8 @@ static void run_group(const char *folder, const char *file, json_t *group, struc
     struct grammar *g = grammar_compile_schema(NULL, schema, strlen(schema), NULL, &e);
     json_t *test;
     size_t i;
-    /* a schema that nothing satisfies is refused as such: that is the right answer to its
-     * invalid instances */
+    /* for a schema that no value satisfies, refusing it counts as compiled, because all instances
+     * are invalid */
     const int compiled = g || strstr(e.msg, "nothing can satisfy");
     c->schemas++;
     c->compiled += compiled;
@@ -74,8 +74,8 @@ static void run_group(const char *folder, const char *file, json_t *group, struc
 
 static int by_name(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
-/* Not for us: numbers that a double does not hold, and what is an annotation here (other
- * formats, contentMediaType). */
+/* Files of the suite that are not run: numbers that do not fit a double, and keywords that are only
+ * annotations here (other formats, contentMediaType). */
 static int is_left_out(const char *folder, const char *name)
 {
     static const char *const names[] = { "bignum.json", "float-overflow.json", "content.json", "format-assertion.json",

@@ -1,5 +1,6 @@
 /* t-serve.c - the server's parsers, without sockets: HTTP cut at every byte, WebSocket frames, the
- * table of fields, JSON text, reasoning; the states of the memory watch. */
+ * table of request fields, JSON text, the separation of reasoning and answer; the states of the
+ * memory watch. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -86,7 +87,8 @@ static void test_http_limits(void **state)
     }
 }
 
-/* Heads at the edges of what is taken: 0: it is whole; 1: more is to come; else the status. */
+/* Heads of requests that are just valid or just invalid.  Status 0: the head is complete; 1: more
+ * bytes are needed; else the HTTP status of the error. */
 static void test_http_heads(void **state)
 {
 #define HEAD(line, fields) line " HTTP/1.1\r\nHost: h\r\n" fields "\r\n"
@@ -141,8 +143,8 @@ static void test_http_heads(void **state)
         }
 }
 
-/* A caller that asks is told of each body once, and one that it drops is counted, checked and
- * not kept, wherever the bytes are cut. */
+/* A caller that sets `ask` is asked once per body whether to keep it.  A body that it drops is
+ * still counted and checked, but not stored, wherever the input is cut. */
 static void test_bodies_dropped(void **state)
 {
     static const struct http_limits ask = { .head_bytes = 4096, .body_bytes = 1000, .ask = 1 };
@@ -212,7 +214,8 @@ static void test_absolute_targets(void **state)
     }
 }
 
-/* Processor time for chunks, or frames, of one byte each that come in pieces of so many bytes. */
+/* Processor time to parse `total` bytes of one-byte chunks (or frames), received in pieces of
+ * `piece` bytes. */
 static double seconds_for(size_t piece, size_t total, int frames)
 {
     static const char head[] = "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n",
@@ -246,8 +249,8 @@ static double seconds_for(size_t piece, size_t total, int frames)
     return (double)(clock() - begin) / CLOCKS_PER_SEC;
 }
 
-/* Many small frames cost no more in one large read than in many small ones, so no client can keep
- * the loop busy with them. */
+/* Many small chunks or frames cost no more in one large read than in many small reads, so no client
+ * can occupy the server's loop with them. */
 static void test_small_pieces(void **state)
 {
     (void)state;
@@ -321,7 +324,8 @@ static void test_fields(void **state)
             json_decref(j);
         }
     }
-    /* every number: its bounds are taken, what lies beyond is refused by name */
+    /* every numeric field: its bounds are accepted; a value beyond them is refused with the field's
+     * name */
     for (int i = 0; i < n_fields; i++) {
         const struct field *f = &fields[i];
         if (f->type != FIELD_INT && f->type != FIELD_REAL && f->type != FIELD_DOUBLE)
@@ -405,8 +409,8 @@ static void test_reasoning(void **state)
     split_as("<think>a</think>b", SPLIT_ANSWER, "", "<think>a</think>b");
 }
 
-/* When memory is short, when it is back, when it is over; and in a control group it is the
- * group's that counts. */
+/* Next state of the memory watch: memory becomes short (TRIM), is sufficient again (FINE), is used
+ * up (END).  In a control group the group's own figures decide. */
 static void memory_watch(void **state)
 {
     static const struct { enum watch_state before; int most_mib,
@@ -421,7 +425,8 @@ static void memory_watch(void **state)
         { WATCH_TRIM, 1000000, 256, 0, WATCH_TRIM },  { WATCH_TRIM, 1000000, 255, 0, WATCH_END },
         /* a model that was admitted with 95 % */
         { WATCH_FINE, 1000, 50, 0, WATCH_FINE },      { WATCH_TRIM, 1000, 50, 0, WATCH_FINE },
-        /* tasks that stall with plenty left do not stall for want of memory */
+        /* stalls of tasks count only while little memory is left; otherwise they have another
+         * cause */
         { WATCH_FINE, 10000, 5000, 90, WATCH_FINE },  { WATCH_FINE, 10000, 1499, 25, WATCH_TRIM },
             { WATCH_FINE, 10000, 1499, 24, WATCH_FINE },
         { WATCH_TRIM, 10000, 1499, 15, WATCH_TRIM },  { WATCH_TRIM, 10000, 1499, 9, WATCH_FINE },
@@ -436,7 +441,8 @@ static void memory_watch(void **state)
                              .hard_left = left, .stalled10 = all[i].stalled, .stalled_own = 1 };
         assert_int_equal(watch_next(all[i].before, &m), all[i].after);
     }
-    /* others of the machine wait; and memory.high, at which nothing is ended */
+    /* neither stalls of other processes nor memory.high, at which the kernel ends nothing, count as
+     * a lack of memory */
     struct memory m = { .total = 100ull << 30, .available = 10ull << 30, .stalled10 = 90 };
     assert_int_equal(watch_next(WATCH_FINE, &m), WATCH_FINE);
     m = (struct memory){ .total = 100ull << 30, .available = 50ull << 30, .limit = 10ull << 30, .left = 0,
@@ -497,7 +503,8 @@ static char *repeated(const char *before, const char *piece, int n, const char *
     return b.data;
 }
 
-/* A tree never takes more than announced, and not much less. */
+/* A JSON tree never takes more memory than prescan_body() announced, and not less than a fifth of
+ * it. */
 static void trees_take_what_is_announced(void **state)
 {
     static const struct { const char *before, *piece, *after; } shapes[] = {
@@ -561,7 +568,7 @@ static void what_is_ignored_never_becomes_a_tree(void **state)
         buf_add(&squeezed, "", 1);
         assert_string_equal(squeezed.data, cases[i].out ? cases[i].out : cases[i].in);
         buf_release(&squeezed);
-        /* any beginning of it, on a heap block of its size */
+        /* every beginning of the body, each in an allocation of exactly its size */
         for (size_t cut = 0; cut < strlen(cases[i].in); cut++) {
             char *part = malloc(cut + 1);
             memcpy(part, cases[i].in, cut);

@@ -1,4 +1,4 @@
-/* t-sigbus.c - pages of a mapped file that are lost, by the handler of the programs. */
+/* t-sigbus.c - the programs' handler of SIGBUS, when pages of a mapped file are lost. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -27,7 +27,8 @@ static void open_map(struct map *m)
 
 static int byte_at(const struct map *m, size_t at) { return *(const volatile uint8_t *)(m->data + at); }
 
-/* The last of many, and the others stay what they are. */
+/* Lost pages of a guarded map read as zeros, and only the map that was read is marked as lost.  It
+ * is the last of many maps of the same file. */
 static void zeros(void)
 {
     enum { MANY = 300 };                /* more than one block of the list has room for */
@@ -62,7 +63,8 @@ static void zeros(void)
     map_close(&other);
 }
 
-/* One that was taken out, or never was in, ends the program with its name and 1. */
+/* A lost page of a map that is not guarded, or no longer, ends the program with status 1 and the
+ * file's name. */
 static void the_end(void)
 {
     struct map m;
@@ -101,7 +103,8 @@ static int cut(void *user, const struct convert_report *r, struct err *e)
     return truncate(weights, 40000);
 }
 
-/* The header is there still, the tensors are not. */
+/* The source is cut after its header, so that its tensors are missing: the conversion fails and
+ * leaves no output. */
 static void source_that_is_cut(void)
 {
     static const struct map_guard guard = { sigbus_guard, sigbus_unguard };
@@ -129,7 +132,7 @@ static void source_that_is_cut(void)
     assert_int_equal(system(command), 0);
 }
 
-/* One test: cmocka has a handler of its own before and after each. */
+/* All in one test, because cmocka installs its own signal handler before and after each test. */
 static void test_lost(void **state)
 {
     (void)state;

@@ -1,10 +1,10 @@
-/* t-template.c - the template engine against Python's jinja2, set up as transformers does: every
- * recorded case of the oracles (chat-templates/) and our own cases of the language, as a table of
- * what passed; then limits, bad templates, and conversations.
+/* t-template.c - the template engine against Python's jinja2, set up as in transformers: every
+ * recorded case of the oracles (chat-templates/) and our own cases of the language, with a table of
+ * how many passed; then limits, bad templates, and conversations.
  *
- * template-language.jsonl: two sets of variables, then {t: template, v: which set, x: what
- * jinja2 3.1.6 printed | e: 1, it failed}.  Oracles are read from $ZSE_ORACLES, else
- * ../shared/oracles; where they are absent those tests are skipped. */
+ * The first line of template-language.jsonl has two sets of variables.  Every other line is a case:
+ * t: the template, v: which set, x: what jinja2 3.1.6 printed, or e: 1 if it failed.  Oracles are
+ * read from $ZSE_ORACLES, else ../shared/oracles; where they are absent those tests are skipped. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -53,8 +53,8 @@ static int ends_with(const char *s, const char *end)
     return n >= m && !strcmp(s + n - m, end);
 }
 
-/* 1 if rendering gives expected (or, where expected is NULL, fails; "TemplateError: text" must
- * fail with that text). */
+/* Returns 1 if rendering gives the text `expected`.  If `expected` is NULL rendering must fail, and
+ * if `error` is "TemplateError: text", with that text. */
 static int check(const char *name, const char *source, size_t source_size, const json_t *vars, const json_t *expected,
                  const char *error)
 {
@@ -79,7 +79,7 @@ static void report(const char *file, int passed, int total)
     assert_int_not_equal(total, 0);
 }
 
-/* The lines of a .jsonl file, one at a time; NULL at the end. */
+/* The next line of a .jsonl file, parsed; NULL at the end. */
 static json_t *next_line(char **text)
 {
     json_error_t je;
@@ -191,7 +191,7 @@ static void test_language(void **state)
     report("language", passed, total);
 }
 
-/* Each fails, at the line that is named, with these words. */
+/* Each template fails with a message that has this line number and these words. */
 static void test_bad_templates(void **state)
 {
     (void)state;
@@ -226,8 +226,8 @@ static void test_bad_templates(void **state)
     }
 }
 
-/* A template that would run for ever, or take all memory or the whole stack, ends with ERR_LIMIT
- * after a number of steps, not after a time: the result is the same each time. */
+/* A template that would run forever, or use all memory or the whole stack, ends with ERR_LIMIT.
+ * The limit is a number of steps, not a time, so that the result is always the same. */
 static void test_limits(void **state)
 {
     (void)state;
@@ -260,7 +260,7 @@ static void test_limits(void **state)
     }
 }
 
-/* Nested as deep as a file can make it: refused or rendered, never a broken stack. */
+/* Very deep nesting is refused or rendered, and never overflows the stack. */
 static void test_deep(void **state)
 {
     (void)state;
@@ -300,7 +300,8 @@ static void test_deep(void **state)
     json_decref(vars);
 }
 
-/* A template cut at every byte: parsed or refused, and what is parsed renders or fails. */
+/* A template cut at any byte is parsed or refused; if it is parsed, rendering it succeeds or fails
+ * without a crash. */
 static void test_cut(void **state)
 {
     (void)state;
@@ -326,8 +327,8 @@ static void test_cut(void **state)
     assert_in_range(whole, 10, sizeof source - 100);          /* most are cut inside something */
 }
 
-/* Two renders of one template with different variables do not see each other; a mutated list is
- * the render's own copy. */
+/* Two renderings of one template with different variables do not affect each other.  A rendering
+ * that changes a list changes its own copy. */
 static void test_reuse(void **state)
 {
     (void)state;
