@@ -11,7 +11,8 @@
 #include "libcommon/model/parts.h"
 #include "tests/lib/encode.h"
 
-/* One allocation for all weights, in two passes: sizes, then values. */
+/* All weights are in one allocation, so there are two passes: the first adds up sizes, the second
+ * reads values. */
 static inline int read_weight(struct model *m, const struct source *s, const struct weight_spec *w,
                               const struct mat *mat, uint8_t *to, struct err *e)
 {
@@ -70,9 +71,9 @@ static inline int read_weights(struct model *m, const struct source *s, const st
     return 0;
 }
 
-/* type: QT_F32, QT_F16, QT_BF16; vectors are f32.  Closed by model_close; s may be closed before.
- * Refuses what a conversion refuses: missing tensors, wrong shapes, tensors that the architecture
- * does not have. */
+/* The type of matrices is QT_F32, QT_F16 or QT_BF16; vectors are f32.  model_close() frees the
+ * model, and s may be closed before.  Refuses what a conversion refuses: missing tensors, wrong
+ * shapes, tensors that the architecture does not have. */
 static inline struct model *model_assemble(const struct source *s, enum qtype type, struct err *e)
 {
     struct model *m = calloc(1, sizeof *m);

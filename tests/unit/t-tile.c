@@ -20,8 +20,8 @@ static const enum qtype int_types[] = { QT_I8, QT_I8R, QT_I4, QT_I4M, QT_I4Z, QT
                                         QT_M6, QT_MXFP4, QT_T2, QT_T3, QT_FP8, QT_NVFP4 };
 static const int sizes_rows[] = { 1, 31, 32, 33 }, sizes_cols[] = { 1, 31, 32, 33, 100, 576 };
 
-/* Where the words of tile.h put things: a walk over the tile, byte by byte, with nothing of
- * tile.c. */
+/* Offsets in a tile as tile.h describes them: found by a walk over the tile, byte by byte, without
+ * any function of tile.c. */
 struct place { size_t scale, extra, codes; };
 
 static struct place walk(const struct qtype_info *t, int n_groups, int group_size, int group, int row)
@@ -91,7 +91,7 @@ static void random_row(struct rng *r, const struct mat *m, struct qrow *q)
     }
 }
 
-/* value of one code as tile.h and qtype.h define it */
+/* the value of a code according to tile.h and qtype.h */
 static float value_of(const struct qtype_info *t, const struct qrow *q, int group, unsigned code)
 {
     float s = t->row_scale ? q->row_scale * q->scale[group] : q->scale[group];
@@ -236,8 +236,8 @@ static void float_types(void **state)
             }
 }
 
-/* nl4, 33 rows of 100: 4 groups padded, one unit a tile: 128 row scales, 128 scales, 4 x 512
- * codes. */
+/* nl4, 33 rows of 100 columns: the columns are padded to 4 groups of 32, which make one unit per
+ * tile: 128 bytes of row scales, 128 of scales, 4 x 512 of codes. */
 static void golden_nl4(void **state)
 {
     (void)state;
@@ -262,7 +262,7 @@ static void golden_nl4(void **state)
     q.code[32 + 31] = 4;        /* group 1, line 3, byte 3, high */
     tile_put(&m, tile, 6, &q);
     assert_memory_equal(tile + 4 * 6, &(float){ 1 }, 4);
-    /* row 6 = quad 1, place 2; 4 groups x 4 rows a quad */
+    /* row 6 is place 2 of quad 1 (four rows); a quad has 4 groups x 4 rows = 16 bytes of scales */
     assert_int_equal((int8_t)tile[128 + 16 + 2], -2);
     assert_int_equal((int8_t)tile[128 + 16 + 4 + 2], -1);
     assert_int_equal((int8_t)tile[128 + 16 + 12 + 2], 1);
@@ -277,8 +277,8 @@ static void golden_nl4(void **state)
     qrow_release(&q);
 }
 
-/* i4m, 3 groups of 32: a unit of 2 (128 scales, 128 mins, 1024 codes) and one of 1 (64, 64,
- * 512). */
+/* i4m, 3 groups of 32 columns.  The first unit has 2 groups (128 bytes of scales, 128 of minima,
+ * 1024 of codes), the second has 1 (64, 64, 512). */
 static void golden_i4m(void **state)
 {
     (void)state;

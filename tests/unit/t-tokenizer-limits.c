@@ -1,5 +1,5 @@
-/* t-tokenizer-limits.c - long texts take near linear time; a damaged block is refused or
- * harmless; any bytes can be encoded. */
+/* t-tokenizer-limits.c - long texts take nearly linear time; a damaged tokenizer block is refused
+ * or harmless; any bytes can be encoded. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -57,9 +57,9 @@ static double seconds(const struct tokenizer *t, const char *s, size_t n)
     return cpu_s() - start;
 }
 
-/* Sixteen times the text may take 96 times the time: n log n is 20 to 25, caches and page faults
- * of a busy machine have doubled that, a square is 256.  Times under 20 ms say nothing about
- * growth. */
+/* A text 16 times as long may take 96 times as long.  n log n would be 20 to 25 times, which caches
+ * and page faults of a busy machine have doubled; quadratic growth would be 256.  Times under 20 ms
+ * say nothing about growth. */
 static void near_linear(const char *path)
 {
     struct err e;
@@ -74,7 +74,7 @@ static void near_linear(const char *path)
     for (int kind = 0; kind < N_KINDS; kind++) {
         fill(s, big, kind);
         double a = fmin(seconds(t, s, small), seconds(t, s, small)), b = seconds(t, s, big);
-        /* Other programs use the caches, too: the least of several times. */
+        /* Other programs also use the caches: take the least of several measurements. */
         for (int again = 0; again < 8 && b > 0.02 && b > 96 * a; again++) {
             a = fmin(a, seconds(t, s, small));
             b = fmin(b, seconds(t, s, big));
@@ -135,7 +135,8 @@ static uint32_t checksum(char *b)
                          b + h.section[TOKB_TEXT].offset, (size_t)h.section[TOKB_TEXT].size);
 }
 
-/* Open it, use it: nothing to expect but that it comes back.  1 if it could be opened. */
+/* Open the block and use it.  It may be refused, but nothing may crash, and ids must be in the
+ * vocabulary.  Returns 1 if it could be opened. */
 static int use(const char *blob, size_t size)
 {
     struct err e = { .msg = "" };
@@ -178,13 +179,14 @@ static void damage(const char *path)
     memcpy(&h, b, sizeof h);
     /* cut: the block knows its size */
     for (size_t n = 0; n < size; n += n < sizeof h + 64 ? 1 : size / 200) {
-        /* Its own allocation, so that a sanitizer sees a read behind it. */
+        /* An allocation of exactly this size, so that a sanitizer detects reads behind its end. */
         cut = malloc(n + 1);
         memcpy(cut, b, n);
         assert_int_equal(use(cut, n), 0);
         free(cut);
     }
-    /* the bytes under the checksum, broken with and without a checksum that fits */
+    /* damage bytes that the checksum covers: once with the old checksum, once with a corrected
+     * one */
     size_t covered = (size_t)(h.section[TOKB_TEXT].offset + h.section[TOKB_TEXT].size + h.section[TOKB_OPS].size);
     size_t step = covered / 1500 + 1;
     int opened = 0;
@@ -268,7 +270,8 @@ static void any_bytes(void **state)
             s[k] = (char)rng_u64(&r);
         assert_int_equal(tokenizer_encode(t, s, len, 0, &ids, &n, &e), 0);
         assert_int_equal(tokenizer_decode(t, ids, n, 0, &back, &n_text, &e), 0);
-        /* valid bytes come back, the rest as U+FFFD: encoding that again gives the same ids */
+        /* valid bytes come back, others become U+FFFD; the resulting text encodes to the same
+         * ids */
         int32_t *again;
         size_t n_again;
         assert_int_equal(tokenizer_encode(t, back, n_text, 0, &again, &n_again, &e), 0);

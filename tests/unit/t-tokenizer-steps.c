@@ -1,5 +1,5 @@
-/* t-tokenizer-steps.c - each normalizer, pre-tokenizer and decoder by itself, against what the
- * Hugging Face library 0.23.3 gave (tokenizer-steps.jsonl); models on small vocabularies; a
+/* t-tokenizer-steps.c - each normalizer, pre-tokenizer and decoder by itself, compared with results
+ * of the Hugging Face library 0.23.3 (tokenizer-steps.jsonl); models with small vocabularies; a
  * SentencePiece file; config files; refusals. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -32,7 +32,7 @@ static void compare(const char *what, const json_t *row, const char *got, size_t
     n_failed++;
 }
 
-/* A tokenizer of single characters with the step in question. */
+/* A tokenizer of single characters with this normalizer, pre-tokenizer or decoder. */
 static json_t *with_step(const char *key, json_t *step)
 {
     json_t *root = json_pack("{s:{s:s, s:{s:i}, s:s}, s:O}", "model", "type", "WordLevel", "vocab", "x", 0, "unk_token",
@@ -115,7 +115,7 @@ static struct tokenizer *open_json(const char *text, const char *config, void **
     return t;
 }
 
-/* The tokens of a row are the whole vocabulary, in order. */
+/* Check a row for a decoder.  The vocabulary consists of the row's tokens, in their order. */
 static void check_dec(const json_t *row)
 {
     const json_t *tokens = json_object_get(row, "tokens"), *token;
@@ -189,7 +189,8 @@ static void bpe_model(void **state)
 {
     (void)state;
     void *blob;
-    /* "ab" comes before "bc": abc is ab c; the unknown z is 0, fused; ab again after z */
+    /* "ab" is merged before "bc", so abc becomes ab c; an unknown z becomes id 0, and several of
+     * them together one id 0 */
     struct tokenizer *t = open_json("{\"model\": {\"type\": \"BPE\", \"unk_token\": \"?\", \"fuse_unk\": true, \"vocab\": {\"?\": 0, \"a\": 1, \"b\": 2, \"c\": 3, "
                                     "\"ab\": 4, \"bc\": 5, \"abab\": 6}, \"merges\": [\"a b\", [\"b\", \"c\"], \"ab ab\"]}}", NULL, &blob);
     ids_are(t, "abc", 0, "4 3");
@@ -202,7 +203,8 @@ static void bpe_model(void **state)
     assert_string_equal(tokenizer_kind(t), "bpe");
     tokenizer_close(t);
     free(blob);
-    /* a word that is a token is that token, though no merge leads there */
+    /* with ignore_merges a whole word that is a token becomes that token, even if no merge produces
+     * it */
     t = open_json("{\"model\": {\"type\": \"BPE\", \"ignore_merges\": true, \"vocab\": {\"a\": 0, \"b\": 1, \"ba\": 2}, \"merges\": []}}", NULL, &blob);
     ids_are(t, "ba", 0, "2");
     ids_are(t, "bab", 0, "1 0 1");
@@ -225,7 +227,8 @@ static void unigram_model(void **state)
 {
     (void)state;
     void *blob;
-    /* abc: ab + c (-3) beats a + bc (-4) and a + b + c (-6); z is unknown: -10 below the least */
+    /* abc as ab + c (-3) has a higher score than a + bc (-4) and a + b + c (-6); the score of the
+     * unknown z is 10 below the least one */
     struct tokenizer *t = open_json("{\"model\": {\"type\": \"Unigram\", \"unk_id\": 0, \"vocab\": [[\"<unk>\", 0], [\"a\", -2], [\"b\", -2], [\"c\", -2], "
                                     "[\"ab\", -1], [\"bc\", -2]]}}", NULL, &blob);
     ids_are(t, "abc", 0, "4 3");
@@ -248,7 +251,7 @@ static void added_tokens(void **state)
     ids_are(t, "a <s> b", TOKENIZE_PARSE_SPECIAL, "0 4 2 4 1");
     ids_are(t, "a</s>  b", TOKENIZE_PARSE_SPECIAL, "0 3 1");
     ids_are(t, "a  <x> b", TOKENIZE_PARSE_SPECIAL, "0 5 4 1");
-    /* < s > have no tokens here; <x> is not special. */
+    /* this vocabulary has no tokens for <, s and >; the token <x> is not special */
     ids_are(t, "a<s>b<x>", 0, "0 1 5");
     ids_are(t, "m am m", TOKENIZE_PARSE_SPECIAL, "6 4 0 6 4 6");
     assert_true(tokenizer_is_special(t, 2));
@@ -273,8 +276,8 @@ static void edges(void **state)
     assert_int_equal(n, 1);
     tokenizer_close(t);
     free(blob);
-    /* the config asks for a BOS that the post-processor lacks, and against one it has;
-     * model_max_length has no limit */
+    /* the config adds a BOS if the post-processor has none, and removes the one that it has; a huge
+     * model_max_length means no limit */
     t = open_json(BYTE_VOCAB "}", "{\"bos_token\": \"<s>\", \"add_bos_token\": true, \"model_max_length\": 1000000000000000019884624838656}", &blob);
     ids_are(t, "a", TOKENIZE_ADD_SPECIAL, "2 0");
     tokenizer_close(t);
@@ -341,7 +344,7 @@ static void sentencepiece(void **state)
     free(text);
     tokenizer_close(t);
     free(blob);
-    /* Cut short: refused, or a smaller vocabulary. */
+    /* A file that is cut is refused, or gives a smaller vocabulary. */
     for (size_t n = 0; n < pieces; n++) {
         f.sentencepiece_size = n;
         if (tokenizer_compile_files(&f, &blob, &size, &e) == 0)
@@ -388,8 +391,8 @@ static struct tokenizer *open_gguf(const struct tokenizer_gguf *g, void **blob)
     return t;
 }
 
-/* Every pre-tokenizer that has a name: its expressions are good, letters stay together, a digit
- * stays apart from them. */
+/* For every pre-tokenizer that has a name: its regular expressions are valid, letters stay
+ * together, and a digit is separated from them. */
 static void gguf_pre_tokenizers(void **state)
 {
     (void)state;
@@ -419,7 +422,8 @@ static void gguf_models(void **state)
     void *blob;
     struct tokenizer_gguf g = gguf_of("llama", NULL);
     struct tokenizer *t = open_gguf(&g, &blob);
-    /* A blank in front; "_a" (-3) ties with "ab": leftmost. */
+    /* A blank (_) is added in front.  "_a" and "ab" have the same score, -3: the leftmost pair is
+     * merged. */
     ids_are(t, "ab", TOKENIZE_ADD_SPECIAL, "1 10 4");
     ids_are(t, "\n", 0, "9 11");
     assert_string_equal(tokenizer_kind(t), "bpe-fallback");
@@ -436,7 +440,7 @@ static void gguf_models(void **state)
     g = gguf_of("t5", NULL);
     g.remove_extra_whitespaces = 1;
     t = open_gguf(&g, &blob);
-    /* _ ab and _a b are both -5: the way that was found first stays. */
+    /* "_ ab" and "_a b" both have a score of -5: the first one found is kept. */
     ids_are(t, "  ab  a ", TOKENIZE_ADD_SPECIAL, "9 8 10 2");
     ids_are(t, "ax?b", 0, "10 0 4");
     assert_string_equal(tokenizer_kind(t), "unigram");

@@ -1,6 +1,6 @@
-/* t-tokenizer.c - every text of the batteries through every vocabulary: ids with and without
- * special tokens, special tokens as text, decoding at once and id by id.  Expectations come from
- * the Hugging Face library and llama.cpp ($ZSE_ORACLES). */
+/* t-tokenizer.c - every text of the test collections through every vocabulary: ids with and without
+ * special tokens, special tokens as text, decoding of all ids at once and one by one.  The expected
+ * results are from the Hugging Face library and llama.cpp ($ZSE_ORACLES). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -51,7 +51,7 @@ static int32_t *ids_of(const json_t *a, size_t *n)
     return p;
 }
 
-/* One kind of expectation; prints the first few that fail. */
+/* Count one check of kind k; prints the first 40 that fail. */
 static int check(int k, int ok, const char *vocab, const char *text, size_t n_text)
 {
     static int shown;
@@ -147,8 +147,8 @@ static void unhex(const char *s, struct tbuf *out)
     }
 }
 
-/* The expected text of the decoder: that of the case, or its bytes with U+FFFD where they are no
- * UTF-8. */
+/* The decoded text that a case expects: given as text, or as hex bytes in which each invalid
+ * sequence becomes U+FFFD. */
 static const char *decoded(const json_t *c, const char *key, struct tbuf *buf, size_t *n)
 {
     char hex[32];
@@ -176,7 +176,9 @@ static int is_nfc(const char *s, size_t n)
     return same;
 }
 
-/* llama.cpp takes out blanks before punctuation: the text itself is expected instead. */
+/* TEXT_IS_DECODED: llama.cpp removes blanks before punctuation when it decodes; this test expects
+ * the original text instead.  The other bits leave cases out: texts that are not in NFC, and texts
+ * with </s>. */
 enum { TEXT_IS_DECODED = 1,
        NOT_NFC_LEFT_OUT = 2, EOS_IS_NORMAL = 4 };
 
@@ -207,8 +209,8 @@ static void run_cases(const char *name, const char *cases, const struct tokenize
         want = decoded(c, "decoded", &buf, &n_want);
         int cleaned = how & TEXT_IS_DECODED && !json_object_get(c, "decoded_hex") &&
                       (n != n_want || memcmp(text, want, n));
-        /* falcon has no token for a vertical tab: there the text is not what comes out, so only
-         * where nothing but blanks is missing */
+        /* falcon has no token for a vertical tab, so some texts do not come back as they were:
+         * expect the original text only if nothing but blanks is missing */
         size_t blanks = 0;
         for (size_t i = 0; i < n; i++)
             blanks += text[i] == ' ';
@@ -238,7 +240,7 @@ static void run_cases(const char *name, const char *cases, const struct tokenize
     assert_int_equal(bad, 0);
 }
 
-/* NAME.gguf.inp: texts between separators; NAME.gguf.out: one line of ids a text. */
+/* NAME.gguf.inp has texts between separators, NAME.gguf.out one line of ids for each text. */
 static void run_inp(const char *path, const char *name, const struct tokenizer *t)
 {
     char file[600];
@@ -309,8 +311,8 @@ static void gguf_falcon(void **s) { (void)s; gguf("falcon", TEXT_IS_DECODED); }
 static void gguf_deepseek_llm(void **s) { (void)s; gguf("deepseek-llm", 0); }
 static void gguf_qwen2(void **s) { (void)s; gguf("qwen2", NOT_NFC_LEFT_OUT | EOS_IS_NORMAL); }
 
-/* The texts that were left out of qwen2: its ids are those of the Hugging Face library for
- * qwen3, which has the same vocabulary. */
+/* The texts that the test of qwen2 leaves out: the expected ids are those of the Hugging Face
+ * library for qwen3, which has the same vocabulary. */
 static void gguf_qwen2_others(void **state)
 {
     (void)state;
@@ -343,7 +345,7 @@ static void gguf_qwen2_others(void **state)
     assert_int_equal(total[0].passed, total[0].total);
 }
 
-/* tokenizer.json, unpacked first where it is kept as .xz. */
+/* Check the tokenizer.json of this vocabulary, which is unpacked first if it is stored as .xz. */
 static void hf(const char *name)
 {
     char dir[512], file[600], command[1400], temp[] = "/tmp/t-tokenizer-XXXXXX";

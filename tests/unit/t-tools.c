@@ -152,7 +152,8 @@ static void test_calendar(void **state)
     }
 }
 
-/* Every zone against localtime_r, which reads the same files in its own way. */
+/* Local times in every zone are those of localtime_r(), which reads the same files with other
+ * code. */
 static void test_zones(void **state)
 {
     static const char *const zones[] = { "America/New_York", "Europe/Berlin", "Asia/Kolkata", "Australia/Lord_Howe",
@@ -382,7 +383,8 @@ static const char *calls_in(const char *text, size_t size)
     return out;
 }
 
-/* A text of brackets is not read once for each of them to its end. */
+/* The time for a text of many brackets is linear: no bracket makes the parser read to the end of
+ * the text. */
 static void test_calls_of_brackets(void **state)
 {
     enum { SIZE = 1 << 20 };

@@ -1,5 +1,5 @@
-/* t-window.c - window blocks: what a token sees is there and holds what was put there by the same
- * tokens, and blocks behind the window are given back. */
+/* t-window.c - window blocks: every block that a token sees exists and has the contents that the
+ * same tokens wrote; blocks behind the window are returned to the pool. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -10,7 +10,7 @@
 #include "libcommon/base/rng.h"
 #include "libcommon/cache/kv.h"
 
-/* A sequence of any length holds a window's blocks. */
+/* A sequence of any length has only as many window blocks as its window needs. */
 static void test_slides(void **state)
 {
     (void)state;
@@ -42,7 +42,7 @@ static void count_drop(void *user, int32_t block)
     ((unsigned char *)user)[block]++;
 }
 
-/* A prefix is taken up to where its window still is. */
+/* A prefix is reused only up to a position whose window blocks are still in the pool. */
 static void test_prefix(void **state)
 {
     (void)state;
@@ -62,7 +62,7 @@ static void test_prefix(void **state)
         prefix_enter(&a, p, ids, n == 136);
     }
     kv_table_truncate(&a, p, 0);
-    /* of nine window blocks the last six are left: 3 to 8 */
+    /* of nine window blocks only the last six, blocks 3 to 8, are still in the pool */
     assert_int_equal(kv_pool_idle_windows(p), 6);
     assert_int_equal(prefix_take(&b, p, ids, 79), 0);
     assert_int_equal(prefix_take(&b, p, ids, 95), 80);
@@ -82,8 +82,8 @@ static void test_prefix(void **state)
     kv_pool_close(p);
 }
 
-/* Read blocks and window blocks of a prefix as the folder of prefixes does.  Returns the number of
- * window blocks that it brought back. */
+/* Read the blocks and window blocks of a prefix into the pool, as if from the folder of prefixes.
+ * Returns the number of window blocks that were read. */
 static int load_again(struct kv_pool *p, const int32_t *ids, int n_blocks, int n_sinks, int32_t (*content)[16])
 {
     struct err e;
@@ -108,8 +108,8 @@ static int load_again(struct kv_pool *p, const int32_t *ids, int n_blocks, int n
     return given;
 }
 
-/* A prefix that is longer than all window blocks keeps those of its sinks and of its end, also if
- * blocks of ended sequences fill the pool. */
+/* A prefix that needs more window blocks than there are keeps those of its attention sinks and of
+ * its end, even if blocks of ended sequences fill the pool. */
 static void test_loads(void **state)
 {
     (void)state;
@@ -134,8 +134,8 @@ static void test_loads(void **state)
     kv_pool_close(p);
 }
 
-/* Random sequences over few tokens against the sequences themselves: each sees in its window what
- * the same tokens put there, whichever prefixes it took, copied or shared. */
+/* Random sequences over few tokens, compared with the sequences themselves: each sees in its window
+ * what the same tokens wrote, whichever prefixes it took over, copied or shared. */
 static void run_random(int n_sinks)
 {
     enum { N_BLOCKS = 40, N_WINDOWS = 22, N_TABLES = 5, LEN = 120, WINDOW = 24 };

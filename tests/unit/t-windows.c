@@ -1,5 +1,5 @@
-/* t-windows.c - sliding windows, counters of keys and of addresses: check each promise of
- * rate_limits.h by breaking the conditions that it covers. */
+/* t-windows.c - rate limits: sliding windows and the counters of keys and of addresses.  Each
+ * statement in rate_limits.h is tested under conditions that could break it. */
 #include "tests/unit/folder.h"
 
 #include <fcntl.h>
@@ -20,7 +20,7 @@ static void windows_slide(void **state)
     window_add(ring, WINDOW_MINUTE, 1030, 4);
     assert_int_equal(window_sum(ring, WINDOW_MINUTE, 1030, MINUTE_SPAN, &oldest), 7);
     assert_int_equal(oldest, 1000);
-    /* up to 60 s later, events of second 1000 may still count */
+    /* up to 60 s later events of second 1000 may still be counted */
     assert_int_equal(window_sum(ring, WINDOW_MINUTE, 1060, MINUTE_SPAN, &oldest), 7);
     assert_int_equal(window_sum(ring, WINDOW_MINUTE, 1061, MINUTE_SPAN, &oldest), 4);
     assert_int_equal(oldest, 1030);
@@ -121,7 +121,7 @@ static void tokens_are_reserved_before_they_are_used(void **state)
     assert_true(usage_reserve(u, 7, &l, 250, 250, &c).allowed);
     v = usage_reserve(u, 7, &l, 1, 1, &a);
     assert_false(v.allowed);
-    /* a running request, not the window, has to end */
+    /* the request fits only after a running request has ended, not when the window has moved on */
     assert_int_equal(v.retry_s, 2);
     usage_settle(other, 7, b, 200);
     usage_settle(u, 7, c, 250);
@@ -212,7 +212,7 @@ static void threads_never_exceed_a_limit(void **state)
         pthread_join(t[i], &got);
         sum += (intptr_t)got;
     }
-    /* near the limit two threads may refuse each other, but never both pass */
+    /* near the limit two threads may both be refused, but never both be admitted beyond it */
     assert_in_range(sum, 900, 1000);
     usage_close(u);
 }
@@ -230,7 +230,8 @@ static void damaged_counters_begin_anew(void **state)
     usage_close(u);
 }
 
-/* Keys come and go for years: their counters must not disable the limits of new ones. */
+/* Keys are made and deleted for years.  New keys must get the slots of deleted ones, so that their
+ * limits work. */
 static void counters_of_dead_keys_make_room(void **state)
 {
     (void)state;
@@ -288,7 +289,7 @@ static void a_network_of_ipv6_is_one_address(void **state)
     address_limits_close(a);
 }
 
-/* Read-only counters: reads those of the file; counts stay in this process. */
+/* Counters opened read-only: counts of the file are read, new counts stay in this process. */
 static void counters_can_be_kept_here(void **state)
 {
     (void)state;

@@ -27,7 +27,8 @@
 
 static char dir[] = "/tmp/t-zfile-XXXXXX";
 static char path[64], other[64];
-/* the file of make_file, in this version and in version 1.0, which has tensors in the JSON */
+/* the file that make_file() writes, as written now and as version 1.0, which lists its tensors in
+ * JSON */
 static uint8_t *golden, *older;
 static size_t golden_size, older_size;
 static const char tokenizer_blob[] = "TOKB stands here";
@@ -92,7 +93,7 @@ static void heed(struct map *m) { assert_false(m->lost); n_added++; }
 static void heed_lost(struct map *m) { m->lost = 1; n_added++; }
 static void forget(struct map *m) { assert_non_null(m->data); n_removed++; }
 
-/* The guard is told of the mapping, and a file with lost pages is refused. */
+/* The guard is called with the map, and a file with lost pages is refused. */
 static void test_guarded(void **state)
 {
     (void)state;
@@ -148,8 +149,8 @@ static json_t *describe(const struct zfile_tensor *t)
     return j;
 }
 
-/* A file of these sections with the JSON `text` behind the last, all checksums right.  Caller
- * frees. */
+/* Build a file of these sections, with the JSON `text` as the last one and all checksums right.
+ * The caller frees it. */
 static uint8_t *assemble(const uint8_t *from, struct zse_section *s, uint32_t n, const char *text, size_t *size)
 {
     struct zse_header h;
@@ -177,7 +178,8 @@ static uint8_t *assemble(const uint8_t *from, struct zse_section *s, uint32_t n,
     return b;
 }
 
-/* Sections of a file, and its JSON (caller frees). */
+/* Get the sections of a file, and its JSON, which the caller frees.  Returns the number of
+ * sections. */
 static uint32_t sections_of(const uint8_t *file, struct zse_section s[8], char **text)
 {
     struct zse_header h;
@@ -287,7 +289,8 @@ static void reads_back(void **state)
     zfile_close(z);
 }
 
-/* Rows come back through the map: halves of a head interleaved, then offset. */
+/* The rows of a source that a row map selects: with `pairs` the halves of each head interleaved;
+ * else runs of rows at a distance, from an offset on. */
 static void maps_rows(void **state)
 {
     (void)state;
@@ -356,8 +359,8 @@ static void every_byte_flipped(void **state)
     fclose(f);
 }
 
-/* The golden file with n bytes at `at` replaced and the checksums of header and table right
- * again. */
+/* Write the golden file with n bytes at `at` replaced.  The checksum of the header is right again,
+ * that of the section table only with fix_table. */
 static void patch_fixed(uint64_t at, const void *bytes, size_t n, int fix_table)
 {
     uint8_t *b = malloc(golden_size);
@@ -418,8 +421,8 @@ static void section_fields(void **state)
     }
 }
 
-/* A section that is neither known nor required is passed over; the checksum of the tensors' is
- * not. */
+/* A section that is neither known nor required is ignored.  The tensor section must have the right
+ * checksum. */
 static void sections_left_out(void **state)
 {
     (void)state;
@@ -449,8 +452,8 @@ static void sections_left_out(void **state)
     assert_int_equal(size, 0);
 }
 
-/* That file (golden or older) with FROM replaced by TO in its JSON section and everything else
- * right. */
+/* Write `file` (golden or older) with the text `from` replaced by `to` in its JSON section, and all
+ * sizes and checksums right. */
 static void edit_json(const uint8_t *file, const char *from, const char *to)
 {
     struct zse_section s[8];
@@ -470,8 +473,8 @@ static void edit_json(const uint8_t *file, const char *from, const char *to)
     free(text);
 }
 
-/* The golden file with n bytes of section TNSR replaced, `at` counted from its start, and
- * everything else right. */
+/* Write the golden file with n bytes of section TNSR replaced, `at` counted from the section's
+ * start, and all checksums right. */
 static void edit_list(size_t at, const void *bytes, size_t n)
 {
     struct zse_section s[8];
@@ -650,7 +653,7 @@ static void original_damaged(void **state)
     zfile_close(z);
 }
 
-/* A writer that is aborted, or given wrong sizes, leaves nothing; the old file stays. */
+/* A writer that is aborted or given wrong sizes leaves no new file; the old file is kept. */
 static void writer_leaves_nothing(void **state)
 {
     (void)state;
@@ -681,8 +684,8 @@ static void writer_leaves_nothing(void **state)
     assert_non_null(strstr(e.msg, "/nonexistent/x.zse"));
 }
 
-/* A file of the same contents at each size that the disk may have left: written whole, or an
- * error. */
+/* Write the same file with every amount of free space: it is written whole, or the old file is kept
+ * and an error returned. */
 static void a_disk_that_is_full(void **state)
 {
     (void)state;
@@ -719,7 +722,7 @@ static void a_disk_that_is_full(void **state)
 
 enum { MANY_ROWS = 2048, MANY_COLS = 256 };     /* 1 MB of bf16 */
 
-/* Number of n bytes at p that are in the page cache. */
+/* How many of the n bytes at p are in the page cache. */
 static size_t cached_pages(const uint8_t *p, size_t n)
 {
     unsigned char there[256];
@@ -731,7 +734,8 @@ static size_t cached_pages(const uint8_t *p, size_t n)
     return count;
 }
 
-/* Read as another user, if possible, who does not own the file.  0: the bytes are right. */
+/* Read the bytes in a child process that, if possible, runs as a user who does not own the file.
+ * Returns 0 if they are right. */
 static int read_past(const struct zfile *z, int direct, const uint8_t *from, size_t n, const uint8_t *want)
 {
     const pid_t child = fork();
@@ -747,8 +751,8 @@ static int read_past(const struct zfile *z, int direct, const uint8_t *from, siz
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-/* Pages that are not in the page cache are not brought into it, even for users who do not own the
- * file. */
+/* Reading pages that are not in the page cache does not bring them into it, even for users who do
+ * not own the file. */
 static void past_the_page_cache(void **state)
 {
     (void)state;
@@ -787,7 +791,7 @@ static void past_the_page_cache(void **state)
     zfile_close(z);
 }
 
-/* The test vector of the paper's appendix A: key 00 to 0f, message 00 to 0e. */
+/* The hash of the test vector in appendix A of the paper: key 00 to 0f, message 00 to 0e. */
 static void hashes_as_published(void **state)
 {
     (void)state;
@@ -798,8 +802,9 @@ static void hashes_as_published(void **state)
     assert_int_equal(siphash(key, message, sizeof message), 0xa129ca6149be45e5);
 }
 
-/* As many tensors as a model with 128 experts in each of 48 layers: takes 5 ms here; 100 ms on an
- * instrumented machine is still too little for parsing text. */
+/* A file with as many tensors as a model of 48 layers with 128 experts each: opening it takes 5 ms
+ * on the development machine.  The limit of 100 ms allows for an instrumented build, but not for
+ * parsing text. */
 static void opens_quickly(void **state)
 {
     (void)state;
@@ -845,8 +850,8 @@ static void opens_quickly(void **state)
     zfile_close(z);
 }
 
-/* A file that was only touched is the same, one with another byte is not.  Tensors are aligned,
- * whatever the size of the one before. */
+/* A file whose time has changed but not its contents counts as the same; with one byte changed it
+ * does not.  Tensors are aligned, whatever the size of the one before. */
 static void contents_are_compared(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* tiny.h - models for tests of the backend: ours or an oracle's by name, in f32, and the same
- * with integer weights of several types. */
+/* tiny.h - models for tests of the backend: the small one of this repository or one of the oracles,
+ * in f32, and the same with integer weights of several types. */
 #ifndef ZSE_TESTS_TINY_H
 #define ZSE_TESTS_TINY_H
 
@@ -11,7 +11,7 @@
 #include "libcommon/quant/quantize.h"
 #include "tests/unit/assemble.h"
 
-/* "tiny", or a folder of the oracles; NULL where it is not there. */
+/* Load the model "tiny" or the one in this folder of the oracles; NULL if it does not exist. */
 static inline struct model *load(const char *name)
 {
     const char *root = getenv("ZSE_ORACLES");
@@ -59,8 +59,9 @@ static inline size_t quantized_room(const struct model *m)
     return (size_t)m->config.n_layers * (36 + 3 * (size_t)m->config.moe.n_experts) + 1;
 }
 
-/* owned [quantized_room]: what the caller frees; returns how many.  Other types side by side, so
- * that matrices want their common input rounded in two ways. */
+/* Quantize the matrices.  owned [quantized_room] gets the allocations, which the caller frees;
+ * returns their number.  Matrices with a common input have different types, so that the input is
+ * rounded in two ways. */
 static inline int quantize_model(struct model *m, uint8_t **owned)
 {
     int n = 0;
