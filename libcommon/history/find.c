@@ -13,7 +13,7 @@
 enum {
     MAX_TERMS = 16, MAX_WORDS = 32, MAX_HITS = 100, MATCHES = 3,
     ROWS_VISITED = 20000,               /* most messages that a search visits */
-    ROWS_AT_ONCE = 1 << 18,             /* rows of a statement: FTS5 sees no deadline until it finds one */
+    FIRST_ROWS = 1 << 18,               /* rows of the first statement: see search_messages */
     BEFORE = 60, SNIPPET = 200,         /* bytes of a snippet, and of it before the first hit */
     SCANNED = 1 << 20,                  /* bytes of a message that are searched for the place of its snippet */
 };
@@ -238,13 +238,15 @@ static int search_rows(struct history *h, const struct query *q, int64_t low, in
     return rc < 0 ? -1 : 0;
 }
 
+/* FTS5 sees no deadline until it finds a row, so the rows are searched in pieces.  Each is twice as
+ * large as the one before, because FTS5 collects all rows of a word's prefix again for each piece. */
 static int search_messages(struct history *h, const struct owner *o, const struct query *q, struct results *r,
                            struct history_problem *p)
 {
     const int64_t first = first_row(o);
     int n = 0;
-    for (int64_t high = first + o->next, low; !r->more && high >= first; high = low - 1) {
-        low = high - ROWS_AT_ONCE >= first ? high - ROWS_AT_ONCE + 1 : first;
+    for (int64_t high = first + o->next, low, rows = FIRST_ROWS; !r->more && high >= first; high = low - 1, rows *= 2) {
+        low = high - rows >= first ? high - rows + 1 : first;
         if (sql_go_on(h, p) || search_rows(h, q, low, high, &n, r, p))
             return -1;
     }

@@ -833,6 +833,7 @@ static void a_long_search_can_be_stopped(void **state)
     }
     assert_int_equal(n_found(h, "needle "), 6);
     assert_int_equal(n_found(h, "\"needle in\""), 6);
+    assert_int_equal(n_found(h, "needl"), 6);
     assert_int_equal(n_found(h, "absent "), 0);
     history_set_cancel(h, &stop);
     assert_int_equal(n_found(h, "needle "), 6);
