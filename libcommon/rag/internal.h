@@ -33,6 +33,10 @@ int64_t rag_collection_row(struct rag_store *r, const char *owner, const char *n
 /* The id of the row of a model in the table models; 0: there is none; -1 with *e. */
 int64_t rag_model_row(struct rag_store *r, const char *model, struct err *e);
 
+/* ---- vectors.c ---- */
+/* Round x to int8; returns the scale. */
+float rag_round_vector(const float *x, int size, int8_t *out);
+
 /* ---- bm25.c ---- */
 /* Make the function that collects matches known to FTS5.  0, or -1 with *e. */
 int rag_register_collector(struct rag_store *r, struct err *e);

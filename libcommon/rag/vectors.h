@@ -2,7 +2,9 @@
  *
  * The search is exact for the rounded vectors: every one is visited, by kernels.dots_i8.  A copy of
  * each collection's vectors stays in memory; it reads only what was added since, and starts over
- * after a document was deleted.  A struct rag_vectors may be used by any thread. */
+ * after a document was deleted.  Of large collections only the vectors of whole chunks are copied
+ * and visited; those of parts are read for the nearest: see nearest.c.  A struct rag_vectors may be
+ * used by any thread. */
 #ifndef ZSE_RAG_VECTORS_H
 #define ZSE_RAG_VECTORS_H
 
@@ -25,7 +27,8 @@ void rag_pending_release(struct rag_pending *list, int n);
 int rag_put_vectors(struct rag_store *r, const char *model, const struct rag_pending *list, int n,
                     const float *vectors, int size, struct err *e);
 
-/* most_bytes: of the copies in memory; a collection beyond it is read for each search. */
+/* most_bytes: of the copies in memory; if vectors of whole chunks are beyond it, too, they are read
+ * for each search. */
 struct rag_vectors *rag_vectors_open(const struct kernels *k, size_t most_bytes, struct err *e);
 void rag_vectors_close(struct rag_vectors *v);          /* NULL is fine */
 

@@ -671,9 +671,12 @@ static void check_nearest(struct rag_vectors *v, struct rag_store *r, int target
         assert_true(out[i].chunk >= 5 && out[i].chunk <= 9);
 }
 
+/* The copies hold all vectors, or those of whole chunks, or none from one search to the next. */
 static void test_vectors(void **state)
 {
-    struct rag_vectors *v = rag_vectors_open(kernels_pick(NULL, &e), 1 << 20, &e);
+    enum { FEW = 40 * (128 + 12) * 2 };
+    struct rag_vectors *v = rag_vectors_open(kernels_pick(NULL, &e), 1 << 20, &e),
+                       *small[] = { rag_vectors_open(kernels_pick(NULL, &e), FEW, &e), rag_vectors_open(kernels_pick(NULL, &e), 0, &e) };
     struct rag_totals t;
     struct near out[50];
     struct rag_hits h;
@@ -693,6 +696,9 @@ static void test_vectors(void **state)
     assert_int_equal(t.vectors, 40);
     for (int target = 1; target <= 40; target++)
         check_nearest(v, target & 1 ? r : r2, target);
+    for (int i = 0; i < 2; i++)
+        for (int target = 1; target <= 40; target++)
+            check_nearest(small[i], target & 1 ? r : r2, target);
     /* a hybrid search: the word and the vector both point to the same passage */
     make_vector(18, q);
     struct rag_query query = { .owner = "", .text = "special", .size = 7, .top_k = 5, .model = "m", .vector = q,
@@ -714,7 +720,8 @@ static void test_vectors(void **state)
     /* deleting a document also removes its vectors from the copies in memory; vectors of another
      * size count as missing */
     assert_int_equal(rag_delete(r2, "", ids[17], &e), 0);
-    assert_int_equal(rag_nearest(v, r, "m", q, DIM, both, 2, NULL, 0, out, 50, &mean, &deviation, &e), 39);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(rag_nearest(i ? small[i - 1] : v, r, "m", q, DIM, both, 2, NULL, 0, out, 50, &mean, &deviation, &e), 39);
     assert_int_equal(rag_totals(r, "", "m", &t, &e), 0);
     assert_int_equal(t.vectors, 39);
     assert_int_equal(rag_nearest(v, r, "other", q, DIM, both, 2, NULL, 0, out, 50, &mean, &deviation, &e), 0);
@@ -724,6 +731,8 @@ static void test_vectors(void **state)
     assert_int_equal(rag_pending(r, "m", DIM + 1, &after, list, TEXTS, &n, &e), 0);
     assert_int_equal(n, 10);                    /* five chunks of one part: a sixth might have eight */
     rag_pending_release(list, n);
+    rag_vectors_close(small[0]);
+    rag_vectors_close(small[1]);
     rag_vectors_close(v);
     rag_close(r2);
     rag_close(r);
@@ -767,6 +776,51 @@ static void test_parts_of_a_chunk(void **state)
         assert_true(fabs(mean - ((double)out[0].similarity + (double)out[1].similarity) / 2) < 1e-6);
     }
     rag_vectors_close(v);
+    rag_close(r);
+}
+
+/* With copies of whole chunks alone a search finds the same as with all vectors: the mean and the
+ * deviation are of samples. */
+static void test_few_copies(void **state)
+{
+    enum { CHUNKS = 700, MOST = 60, PENDING = 4 * RAG_CHUNK_TEXTS };
+    struct rag_vectors *all = rag_vectors_open(kernels_pick(NULL, &e), 1 << 24, &e),
+                       *wholes = rag_vectors_open(kernels_pick(NULL, &e), CHUNKS * (128 + 12) * 2, &e);
+    struct near a[MOST], b[MOST];
+    float vectors[PENDING * DIM], q[DIM], x[DIM];
+    double mean[2], deviation[2];
+    int64_t after = 0;
+    int n;
+    (void)state;
+    struct rag_store *r = rag_open(folder, 1, &e);
+    for (int i = 0; i < CHUNKS; i++) {
+        char text[400];
+        snprintf(text, sizeof text, "%s %d", three, i);
+        assert_int_equal(add(r, "", "c", "n", text, &none, NULL), 0);
+    }
+    do {
+        struct rag_pending list[PENDING];
+        assert_int_equal(rag_pending(r, "m", DIM, &after, list, PENDING, &n, &e), 0);
+        for (int k = 0; k < n; k++) {               /* parts are near their chunk, not the same */
+            make_vector((int)list[k].chunk, vectors + k * DIM);
+            make_vector((int)list[k].chunk * 7 + list[k].part, x);
+            for (int i = 0; i < DIM && list[k].part; i++)
+                vectors[k * DIM + i] = 0.9f * vectors[k * DIM + i] + 0.1f * x[i];
+        }
+        if (n)
+            assert_int_equal(rag_put_vectors(r, "m", list, n, vectors, DIM, &e), 0);
+        rag_pending_release(list, n);
+    } while (n);
+    for (int target = 1; target <= CHUNKS; target += 23) {
+        make_vector(target * 3 + 1, q);
+        assert_int_equal(rag_nearest(all, r, "m", q, DIM, (int64_t[]){ 1 }, 1, NULL, 0, a, MOST, &mean[0], &deviation[0], &e), MOST);
+        assert_int_equal(rag_nearest(wholes, r, "m", q, DIM, (int64_t[]){ 1 }, 1, NULL, 0, b, MOST, &mean[1], &deviation[1], &e), MOST);
+        for (int i = 0; i < 10; i++)
+            assert_true(a[i].chunk == b[i].chunk && fabsf(a[i].similarity - b[i].similarity) < 1e-6f);
+        assert_true(fabs(mean[0] - mean[1]) < 0.3 * deviation[0] && fabs(deviation[1] / deviation[0] - 1) < 0.3);
+    }
+    rag_vectors_close(wholes);
+    rag_vectors_close(all);
     rag_close(r);
 }
 
@@ -866,7 +920,7 @@ int main(void)
         cmocka_unit_test(test_queries), cmocka_unit_test(test_spaced), cmocka_unit_test(test_extract),
         cmocka_unit_test(test_office), cmocka_unit_test(test_pdf_bomb), IN_FOLDER(test_store),
         IN_FOLDER(test_store_filters), IN_FOLDER(test_store_quota), IN_FOLDER(test_store_damaged),
-        IN_FOLDER(test_search_stops), IN_FOLDER(test_vectors), IN_FOLDER(test_parts_of_a_chunk),
+        IN_FOLDER(test_search_stops), IN_FOLDER(test_vectors), IN_FOLDER(test_parts_of_a_chunk), IN_FOLDER(test_few_copies),
         IN_FOLDER(test_version_2),
         cmocka_unit_test(test_passage_parts),
         IN_FOLDER(test_context),
