@@ -231,7 +231,7 @@ $(B)/tests/unit/t-%: $(O)/tests/unit/t-%.o $(B)/libzse.a
 	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $(filter %.o,$^) $(filter %.a,$^) $(PKG_LIBS) $(EXTRA) -lcmocka \
 	  $(GPU_LIBS) -lm
 
-$(B)/tests/bench/history: EXTRA := -lsqlite3
+$(B)/tests/bench/history $(B)/tests/bench/vectors: EXTRA := -lsqlite3 -lcrypto
 $(B)/tests/bench/%: $(O)/tests/bench/%.o $(B)/libzse.a
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) $(EXTRA) $(GPU_LIBS) -lm
