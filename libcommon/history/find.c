@@ -239,7 +239,7 @@ static int search_rows(struct history *h, const struct query *q, int64_t low, in
 }
 
 /* FTS5 sees no deadline until it finds a row, so the rows are searched in pieces.  Each is twice as
- * large as the one before, because FTS5 collects all rows of a word's prefix again for each piece. */
+ * large as the one before, because FTS5 collects all rows of a prefix again for each piece. */
 static int search_messages(struct history *h, const struct owner *o, const struct query *q, struct results *r,
                            struct history_problem *p)
 {

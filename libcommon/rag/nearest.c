@@ -2,8 +2,8 @@
  *
  * The copies of the collections searched hold all vectors if those fit into half of the memory for
  * copies.  If not, they hold the vectors of whole passages only: those choose candidates, whose
- * parts are read from the database.  Which of the two a search does depends on what is searched
- * alone, so that the same search has the same result. */
+ * parts are read from the database.  The choice depends on the collections searched alone, so that
+ * the same search has the same result. */
 #include "libcommon/rag/vectors.h"
 
 #include <math.h>
@@ -149,7 +149,7 @@ static int64_t removals(struct rag_store *r, int64_t collection, struct err *e)
     return read_number(r, "SELECT removed FROM collections WHERE id = ?1 AND ?2", collection, 1, e);
 }
 
-/* What is searched. */
+/* A query, and the collections and documents that it searches. */
 struct vector_search {
     struct rag_vectors *v;
     struct rag_store *r;

@@ -1,7 +1,7 @@
 /* vectors.c - the time of exact searches of vectors, with copies of all and of whole passages.
  *   make build/tests/bench/vectors && build/tests/bench/vectors FOLDER [PASSAGES [SIZE]]
- * Fills FOLDER/rag.db with passages (default: 100000), each with a vector of SIZE (default: 384) and
- * those of its parts, random ones, unless the file is there.
+ * Fills FOLDER/rag.db with passages (default: 100000), each with a random vector of SIZE (default:
+ * 384) and those of its parts, unless the file is there.
  * Prints the median and the largest processor time of 15 searches, in milliseconds, after one that
  * reads the copies. */
 #include <stdio.h>

@@ -676,7 +676,8 @@ static void test_vectors(void **state)
 {
     enum { FEW = 40 * (128 + 12) * 2 };
     struct rag_vectors *v = rag_vectors_open(kernels_pick(NULL, &e), 1 << 20, &e),
-                       *small[] = { rag_vectors_open(kernels_pick(NULL, &e), FEW, &e), rag_vectors_open(kernels_pick(NULL, &e), 0, &e) };
+                       *small[] = { rag_vectors_open(kernels_pick(NULL, &e), FEW, &e),
+                                    rag_vectors_open(kernels_pick(NULL, &e), 0, &e) };
     struct rag_totals t;
     struct near out[50];
     struct rag_hits h;
@@ -721,7 +722,8 @@ static void test_vectors(void **state)
      * size count as missing */
     assert_int_equal(rag_delete(r2, "", ids[17], &e), 0);
     for (int i = 0; i < 3; i++)
-        assert_int_equal(rag_nearest(i ? small[i - 1] : v, r, "m", q, DIM, both, 2, NULL, 0, out, 50, &mean, &deviation, &e), 39);
+        assert_int_equal(rag_nearest(i ? small[i - 1] : v, r, "m", q, DIM, both, 2, NULL, 0, out, 50, &mean, &deviation,
+                                     &e), 39);
     assert_int_equal(rag_totals(r, "", "m", &t, &e), 0);
     assert_int_equal(t.vectors, 39);
     assert_int_equal(rag_nearest(v, r, "other", q, DIM, both, 2, NULL, 0, out, 50, &mean, &deviation, &e), 0);
@@ -813,8 +815,10 @@ static void test_few_copies(void **state)
     } while (n);
     for (int target = 1; target <= CHUNKS; target += 23) {
         make_vector(target * 3 + 1, q);
-        assert_int_equal(rag_nearest(all, r, "m", q, DIM, (int64_t[]){ 1 }, 1, NULL, 0, a, MOST, &mean[0], &deviation[0], &e), MOST);
-        assert_int_equal(rag_nearest(wholes, r, "m", q, DIM, (int64_t[]){ 1 }, 1, NULL, 0, b, MOST, &mean[1], &deviation[1], &e), MOST);
+        assert_int_equal(rag_nearest(all, r, "m", q, DIM, (int64_t[]){ 1 }, 1, NULL, 0, a, MOST, &mean[0],
+                                     &deviation[0], &e), MOST);
+        assert_int_equal(rag_nearest(wholes, r, "m", q, DIM, (int64_t[]){ 1 }, 1, NULL, 0, b, MOST, &mean[1],
+                                     &deviation[1], &e), MOST);
         for (int i = 0; i < 10; i++)
             assert_true(a[i].chunk == b[i].chunk && fabsf(a[i].similarity - b[i].similarity) < 1e-6f);
         assert_true(fabs(mean[0] - mean[1]) < 0.3 * deviation[0] && fabs(deviation[1] / deviation[0] - 1) < 0.3);
@@ -920,7 +924,8 @@ int main(void)
         cmocka_unit_test(test_queries), cmocka_unit_test(test_spaced), cmocka_unit_test(test_extract),
         cmocka_unit_test(test_office), cmocka_unit_test(test_pdf_bomb), IN_FOLDER(test_store),
         IN_FOLDER(test_store_filters), IN_FOLDER(test_store_quota), IN_FOLDER(test_store_damaged),
-        IN_FOLDER(test_search_stops), IN_FOLDER(test_vectors), IN_FOLDER(test_parts_of_a_chunk), IN_FOLDER(test_few_copies),
+        IN_FOLDER(test_search_stops), IN_FOLDER(test_vectors), IN_FOLDER(test_parts_of_a_chunk),
+        IN_FOLDER(test_few_copies),
         IN_FOLDER(test_version_2),
         cmocka_unit_test(test_passage_parts),
         IN_FOLDER(test_context),
