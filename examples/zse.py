@@ -116,7 +116,7 @@ def _checked(function, *arguments):
 
 
 def _taken(text, size=None):
-    """The text that the library returned, which is freed."""
+    """Copy a text that the library returned, and free it."""
     result = string_at(text, size.value) if size is not None else string_at(text)
     _lib.zse_free(text)
     return result.decode("utf-8")
@@ -131,7 +131,7 @@ def version():
 
 
 class _Handle:
-    """A context manager of a pointer; _close is its function."""
+    """A context manager of a pointer, which _close frees."""
     _p = None
 
     def close(self):

@@ -107,7 +107,8 @@ def questions():
 
 
 class Conversations:
-    """Conversations of random questions, as ids, and which of them are the model's to say."""
+    """Conversations of random questions as token ids, with a mark for each id that the model must
+    learn to say."""
 
     def __init__(self, tok, pairs):
         self.tok, self.pairs, self.rng = tok, pairs, random.Random(1)
@@ -132,7 +133,8 @@ class Conversations:
         return ids, mine
 
     def batch(self, n, length):
-        """Ids [n][length], and the same where the model says them, else -100."""
+        """Returns ids [n][length] and the same ids as targets, -100 where the model need not say
+        them."""
         rows, goals = [], []
         for _ in range(n):
             ids, mine = self.one()
@@ -172,7 +174,7 @@ def cross_entropy(logits, goals):
 
 
 def save_files_of_tokenizer(tok, outdir):
-    """The tokenizer and its settings."""
+    """Save the tokenizer and its settings."""
     end_of_text, _, end = (tok.token_to_id(s) for s in SPECIAL)
     tok.save(os.path.join(outdir, "tokenizer.json"), pretty=False)
     with open(os.path.join(outdir, "tokenizer_config.json"), "w", encoding="utf-8") as f:
@@ -184,7 +186,7 @@ def save_files_of_tokenizer(tok, outdir):
 
 
 def link_files(model, outdir, names):
-    """Links in outdir to files of model, by the names that they have in outdir."""
+    """Make links in outdir to files of the model, by the names that they have in outdir."""
     for name, source in names.items():
         path = os.path.join(outdir, name)
         if os.path.lexists(path):

@@ -95,7 +95,7 @@ class Handler(BaseHTTPRequestHandler):
         return True
 
     def file_body(self, data, headers, f):
-        """data, or the range of it that was asked for."""
+        """Send data, or the byte range of it that the request asks for."""
         code, begin, end = 200, 0, len(data)
         wanted = self.headers.get('Range', '')
         if wanted.startswith('bytes=') and f['kind'] != 'whole' and not f.get('whole'):
@@ -144,7 +144,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(b'0\r\n\r\n')
 
     def authorized(self, repo):
-        """None: go on; else a status."""
+        """None if the request may go on, else the status to answer with."""
         token = self.headers.get('Authorization', '').removeprefix('Bearer ')
         if repo in secret and secret[repo] is None:
             return 403

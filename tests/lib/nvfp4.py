@@ -27,7 +27,8 @@ E2M1_BETWEEN, E4M3_BETWEEN = between(E2M1), between(E4M3)
 
 
 def quantize(rows, cols, x, reciprocal):
-    """-> codes, scales, the stored tensor scale, values"""
+    """Quantize x [rows][cols]; returns the codes, the group scales, the tensor scale as stored (the
+    reciprocal if asked for), and the values that they decode to."""
     whole = f32(max(map(abs, x)) / (448 * 6))
     stored = f32(1 / whole) if reciprocal else whole
     whole = f32(1 / stored) if reciprocal else whole

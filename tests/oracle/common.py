@@ -57,7 +57,7 @@ def load(path):
 
 
 def need(path):
-    """End the test program with one skip if an oracle is not there."""
+    """Print one skipped test and end the program if this file of the oracles does not exist."""
     if not os.path.exists(path):
         Tap.skip(os.path.basename(sys.argv[0]), f"{path} is not here")
         Tap.done()
@@ -65,10 +65,10 @@ def need(path):
 
 
 def first_difference(got, want, gaps, error):
-    """Index of the first token that differs although the gap between the two largest logits is
-    above twice the error; None if there is none.
-
-    A token that differs at a smaller gap is no error, but later tokens are not comparable."""
+    """Index of the first token that differs from the expected one and cannot be explained by the
+    error: there the gap between the two largest logits is above twice the error.  None if there is
+    none.  A token that differs at a smaller gap is no error, but the tokens after it cannot be
+    compared."""
     for i, (a, b) in enumerate(zip(got, want)):
         if a != b:
             return i if gaps[i] > 2 * error else None

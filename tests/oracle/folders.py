@@ -33,7 +33,7 @@ def tensors(folder):
 
 
 def write(writer):
-    """Write a gguf.GGUFWriter's file."""
+    """Write the file of this gguf.GGUFWriter."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -41,7 +41,7 @@ def write(writer):
 
 
 def add_plain_vocabulary(writer, n):
-    """A vocabulary of n tokens without meaning, for tests with ids."""
+    """Add a vocabulary of n meaningless tokens, for tests that use ids only."""
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list([f"<{i}>" for i in range(n)])
     writer.add_token_types([1] * n)

@@ -19,8 +19,8 @@ HF = os.path.join(ORACLES, "models", "hf")
 
 
 def broken(name, config=None, rename=None, shape=None, nan=None):
-    """A copy of an oracle's folder with keys of its config changed, and one tensor renamed, given
-    another shape, or beginning with a NaN."""
+    """A copy of a folder of the oracles in which keys of the config are changed, and one tensor is
+    renamed, has another shape or begins with a NaN."""
     folder = os.path.join(temp.name, "m")
     shutil.rmtree(folder, ignore_errors=True)
     os.mkdir(folder)

@@ -21,7 +21,8 @@ try:
 except ImportError:
     gguf = None
 FOLDER = os.path.join(ORACLES, "models", "embed")
-# their architectures in GGUF; llama.cpp computes the other with an activation that no key names
+# model: its architecture in GGUF.  bert-cls is missing: it needs another activation than llama.cpp
+# uses for this architecture, and no key of GGUF names it.
 GGUF = {"bert-mean": "bert", "distilbert-mean": "bert", "xlm-roberta-mean": "bert", "nomic-bert-mean": "nomic-bert",
         "modernbert-cls": "modern-bert", "embeddinggemma-mean": "gemma-embedding", "qwen3-last": "qwen3"}
 LIMIT = 1e-4
@@ -29,7 +30,7 @@ temp = tempfile.TemporaryDirectory()
 
 
 class Server:
-    """zse-serve with one model on a free port."""
+    """A zse-serve with one model, on a free port."""
 
     def __init__(self, model, *options):
         env = dict(os.environ, HOME=temp.name, XDG_CACHE_HOME=temp.name, ZSE_HOME=temp.name)
@@ -63,7 +64,7 @@ def vectors(server, texts, **more):
 
 
 def errors(got, want):
-    """The largest difference of a component, and of the cosine from 1."""
+    """The largest difference between two components, and how far the smallest cosine is from 1."""
     component = max(max(abs(a - b) for a, b in zip(x, y)) for x, y in zip(got, want))
     cosine = max(1 - sum(a * b for a, b in zip(x, y)) / math.hypot(*x) / math.hypot(*y) for x, y in zip(got, want))
     return component, abs(cosine)
@@ -91,7 +92,8 @@ def check_vectors(name):
 
 
 def write_gguf(name, arch, path):
-    """The folder as a GGUF file of llama.cpp's converter; its vocabulary has no meaning."""
+    """Write the folder as a GGUF file like llama.cpp's converter does; the tokens of its vocabulary
+    are meaningless."""
     folder = os.path.join(FOLDER, name)
     c, named = load(os.path.join(folder, "config.json")), tensors(folder)
     w = gguf.GGUFWriter(path, arch)

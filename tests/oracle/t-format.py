@@ -22,8 +22,8 @@ def f32(x):
     return struct.unpack("<f", struct.pack("<f", x))[0]
 
 
-# Section 4: name -> (bits of each plane, struct letter of the group scale, whether a row has a
-#                     scale, struct letter of the extra number, value of a code)
+# Section 4 of FORMAT.md, for each type: (bits of each plane of codes, struct letter of the group
+# scale, whether a row has a scale, struct letter of the extra number, function from code to value)
 TYPES = {
     "i8": ([8], "e", False, None, lambda c: c - 256 if c > 127 else c),
     "i8r": ([8], None, True, None, lambda c: c - 256 if c > 127 else c),
@@ -46,7 +46,8 @@ def pad64(n):
 
 
 def line_code(b, at, row, bits, k):
-    """Code bits of k in the lines that begin at `at`."""
+    """The code of column k, which has this number of bits, in the lines of codes that begin at
+    `at`."""
     per = 32 // bits
     dword = at + k // per * 128 + 4 * row
     i, j = k % per // 4, k % 4
@@ -64,7 +65,7 @@ def float_row(b, t, at, row):
 
 
 def read_row(b, t, row):
-    """Section 5: one row of a tiled tensor."""
+    """Read one row of a tiled tensor (section 5 of FORMAT.md)."""
     rows, cols = t["shape"]
     group = t.get("group_size", 32)
     padding = max(group, t.get("act_group", 0))
@@ -113,7 +114,7 @@ NUMBERS = {0: "f32", 1: "f16", 2: "bf16", 8: "i8", 9: "i8r", 16: "i4", 17: "i4m"
 
 
 def read_tensors(b, at, length):
-    """Section 3: the records of TNSR."""
+    """Read the records of TNSR (section 3 of FORMAT.md)."""
     n, m, s, zero = struct.unpack_from("<IIII", b, at)
     assert zero == 0 and length == 16 + 64 * n + 48 * m + s
     strings = at + 16 + 64 * n + 48 * m
@@ -129,7 +130,8 @@ def read_tensors(b, at, length):
 
 
 def read_file(path):
-    """Sections 1 to 3: bytes, JSON and tensors, every checksum compared."""
+    """Read a file (sections 1 to 3 of FORMAT.md): bytes, JSON and tensors; every checksum is
+    compared."""
     with open(path, "rb") as f:
         b = f.read()
     magic, major, _, _, zero, size, table, n, table_crc = struct.unpack_from("<4sBBBBQQII", b, 0)
@@ -155,7 +157,7 @@ def read_file(path):
 
 
 def check(name, source, *options):
-    """Rows 0, 5 and the last of the first two tensors of each type in the file."""
+    """Compare rows 0, 5 and the last one of the first two tensors of each type in the file."""
     with tempfile.TemporaryDirectory() as temp:
         path, dump = os.path.join(temp, "m.zse"), os.path.join(temp, "t")
         run("zse-convert", source, "-o", path, *options)

@@ -34,7 +34,7 @@ MODELS = {"mixtral": "llama", "olmoe": "olmoe", "granitemoe": "granitemoe", "qwe
           "deepseek_v2_lite": "deepseek2", "deepseek_v3": "deepseek2", "kimi_k2": "deepseek2", "glm4_moe": "glm4moe", "dots1": "dots1", "minimax_m2": "minimax-m2",
           "gpt_oss": "gpt-oss", "hunyuan_moe": "hunyuan-moe", "ernie4_5_moe": "ernie4_5-moe", "llama4_text": "llama4", "lfm2": "lfm2", "mamba2": "mamba2",
           "granitemoehybrid": "granitehybrid", "nemotron_h": "nemotron_h", "nemotron_h-experts": "nemotron_h_moe", "qwen3_next": "qwen3next"}
-# Families of 2026; the third is added to what is written under the architecture's names.
+# Families of 2026.  The name is the folder of the oracle, the value the architecture in the GGUF.
 LATEST = {"qwen2_5_vl-vl": "qwen2vl", "qwen3_vl-vl": "qwen3vl", "qwen3_vl_moe-vl": "qwen3vlmoe", "ministral3": "mistral3", "mistral3-tied-vl": "mistral3",
           "mistral4": "mistral4", "glm4_moe_lite": "deepseek2", "kimi_k25-vl": "deepseek2", "minicpm3": "minicpm3", "jais2": "jais2", "phimoe": "phimoe",
           "exaone_moe": "exaone-moe", "afmoe": "afmoe", "lfm2_moe": "lfm2moe", "olmo3": "olmo2", "solar_open": "glm4moe", "internlm3": "llama",
@@ -44,8 +44,8 @@ LATEST = {"qwen2_5_vl-vl": "qwen2vl", "qwen3_vl-vl": "qwen3vl", "qwen3_vl_moe-vl
 MODELS |= LATEST
 LOGITS = {"minicpm3": 32 / 256}             # dim_model_base over the one that a GGUF implies
 PERMUTED = ("llama", "mistral3", "apertus", "granitemoe", "granitehybrid")
-# The attention chunk of llama4_text.  GGUF has no key for it and implies 8192: only the first 32
-# tokens have the same logits with both.
+# Size of an attention chunk of llama4_text.  GGUF has no key for it and implies 8192, so only the
+# logits of the first 32 tokens are the same with both.
 CHUNK = 32
 STATES = ("lfm2", "lfm2moe", "mamba2", "granitehybrid", "nemotron_h", "nemotron_h_moe", "qwen3next", "qwen35", "qwen35moe", "falcon-h1", "jamba")
 DELTA = ("qwen3next", "qwen35", "qwen35moe")
@@ -102,7 +102,8 @@ TILED_ENDS = ("in_proj_qkv.weight", "in_proj_z.weight", "in_proj_a.weight", "in_
 
 
 def tiled(name, a, c):
-    """qwen35: the heads of values in turn from every group, not group by group."""
+    """qwen35: reorder the value heads: first one of every group, then the next of every group,
+    instead of group by group."""
     if name.endswith("linear_attn.norm.weight"):
         return a
     if name.endswith("out_proj.weight"):
@@ -114,7 +115,8 @@ def tiled(name, a, c):
 
 
 def state_tensor(name, a, c, arch, joined):
-    """A tensor of a recurrent layer under the converter's names and in its shapes."""
+    """A tensor of a recurrent layer with the names and shapes that llama.cpp's converter gives
+    it."""
     mamba = arch not in DELTA
     if arch.startswith("qwen35"):
         a = tiled(name, a, c)
@@ -141,7 +143,7 @@ def state_tensor(name, a, c, arch, joined):
 
 
 def multiplied(name, a, c):
-    """falcon-h1: the converter multiplies the weights by the factors of config.json."""
+    """falcon-h1: multiply the weights by the factors of config.json, as the converter does."""
     mlp, at = c["mlp_multipliers"], c["attention_in_multiplier"]
     factors = {"down_proj.": mlp[1], "gate_proj.": mlp[0], "k_proj.": c["key_multiplier"] * at, "q_proj.": at, "v_proj.": at,
                "o_proj.": c["attention_out_multiplier"], "out_proj.": c["ssm_out_multiplier"], "lm_head.": c["lm_head_multiplier"],
@@ -154,7 +156,8 @@ def multiplied(name, a, c):
 
 
 def layered(named, arch, c):
-    """gemma3n, gemma4, mimo2 and kimi-linear: what their converters rename, stack and reshape."""
+    """gemma3n, gemma4, mimo2 and kimi-linear: rename, stack and reshape tensors as their converters
+    do."""
     out = {}
     for name, a in named.items():
         layer = re.search(r"layers\.(\d+)\.", name)
@@ -182,7 +185,7 @@ def layered(named, arch, c):
 
 
 def merge(all_tensors, c, arch, joined):
-    """The converter's rearrangements, under Hugging Face's names."""
+    """Rearrange the tensors as llama.cpp's converter does, but keep the names of Hugging Face."""
     out, experts = {}, {}
     if arch in WINDOWS or arch == "kimi-linear":
         all_tensors = layered(all_tensors, arch, c)
@@ -256,7 +259,7 @@ def merge(all_tensors, c, arch, joined):
 
 
 def write_state_keys(w, c, arch):
-    """Keys of recurrent models: counts for each layer, and the sizes of the state."""
+    """Write the keys of recurrent models: counts for each layer, and the sizes of the state."""
     def any_of(*keys):
         return next(c[k] for k in keys if c.get(k) is not None)
     kinds = c.get("layer_types") or c.get("layers_block_type") or ["mamba"] * c["num_hidden_layers"]
@@ -303,7 +306,8 @@ def write_state_keys(w, c, arch):
 
 
 def write_window_keys(w, c, arch):
-    """Keys of models whose layers have windows or not, and heads that differ."""
+    """Write the keys of models in which only some layers have a window, or whose layers have
+    different heads."""
     kinds, n, rope = c["layer_types"], c["num_hidden_layers"], c.get("rope_parameters") or {}
     windows = [k == "sliding_attention" for k in kinds]
     full = rope.get("full_attention", {"rope_theta": c.get("rope_theta")})
@@ -485,7 +489,7 @@ def write_keys(w, c, arch):
 
 
 def llama3_factors(c):
-    """The divisors of the frequencies in Llama 3.1's rule."""
+    """The numbers by which Llama 3.1's rule divides the frequencies of RoPE."""
     rope, dim = c["rope_scaling"], c["hidden_size"] // c["num_attention_heads"]
     wave = 2 * np.pi * c["rope_theta"] ** (np.arange(0, dim, 2) / dim)
     low, high, old = rope["low_freq_factor"], rope["high_freq_factor"], rope["original_max_position_embeddings"]
@@ -533,7 +537,7 @@ def check(name, arch, joined=False, as_folder=False, normalized=True):
     expected, reference = load(os.path.join(folder, "expected.json")), floats(os.path.join(folder, "logits.f32"))
     worst, at = 0.0, 0
     for prompt in expected["prompts"]:
-        # transformers 5 takes phimoe's short factors for all lengths, see t-models.py
+        # phimoe: transformers 5 uses the short factors for all lengths, see t-models.py
         ids = prompt["ids"][:CHUNK if arch == "llama4" else 64 if arch == "phimoe" else None]
         want = reference[at:at + len(ids) * expected["vocab"]]
         at += len(prompt["ids"]) * expected["vocab"]

@@ -19,7 +19,7 @@ temp = tempfile.TemporaryDirectory()
 
 
 def array(path, kind):
-    """The numbers of an .npy file, version 1."""
+    """Read the numbers of an .npy file, version 1."""
     with open(path, "rb") as f:
         data = f.read()
     n, = struct.unpack("<H", data[8:10])

@@ -15,7 +15,7 @@ KINDS = "gemma3 llama mixtral phi3 qwen2".split()
 
 
 def error(logits, expected, reference):
-    """The largest error over the largest |logit|, of all prompts."""
+    """The largest error, divided by the largest |logit|, over all prompts."""
     worst, at = 0.0, 0
     for prompt in expected["prompts"]:
         got = logits(prompt["ids"])

@@ -58,7 +58,7 @@ def convert(source, *options):
 
 
 def on_text(source, quality):
-    """The mean divergence over a text."""
+    """The mean divergence over the tokens of a text."""
     exact, text = os.path.join(temp.name, "exact.zse"), os.path.join(ORACLES, "texts", "gpl-3.txt")
     run("zse-convert", source, "-q", "f32", "-o", exact, "--force")
     model = convert(source, "-q", "nl4", "--quality", quality)

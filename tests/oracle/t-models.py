@@ -21,11 +21,11 @@ MOE = """deepseek_v2 deepseek_v2_lite deepseek_v3 dots1 ernie4_5_moe glm4_moe gp
 qwen2_moe qwen3_moe""".split()
 QUANTIZED = "deepseek_v3-fp8 gpt_oss-mxfp4 kimi_k25-ct-int4 llama-awq llama-gptq".split()
 RECURRENT = "granitemoehybrid lfm2 mamba2 nemotron_h qwen3_next".split()
-# One token of its longest prompt is ill-conditioned: a norm behind the recurrence divides by
-# little.  Of the logits that transformers computes in f64, those in f32 are off by 4.0e-4 (its own)
-# and 2.4e-4 (ours), so 1.6e-4 between these two is no fault of either.
+# Models with a token whose logits are ill-conditioned: a norm behind the recurrence divides by a
+# small number.  Compared with f64, the f32 logits of transformers are off by 4.0e-4 there, and ours
+# by 2.4e-4.  The difference between the two, 1.6e-4, is therefore an error of neither.
 SENSITIVE = ["qwen3_5_moe"]
-# Families of 2026 that are not computed yet: zse-convert has to refuse them by name.
+# Families of 2026 that are not supported yet: zse-convert must refuse them by name.
 REFUSED = []
 LIMIT, LIMIT_RECURRENT = 1e-4, 2e-4
 temp = tempfile.TemporaryDirectory()
@@ -106,7 +106,8 @@ def as_transformers(name, folder):
 
 
 def refused(name, folder):
-    """A family that is not computed: exit 1, and its model_type in the message."""
+    """Check that a family which is not supported is refused: exit 1, and its model_type in the
+    message."""
     model_type = load(os.path.join(folder, "config.json")).get("model_type", "")
     try:
         run("zse-convert", folder, "-q", "f32", "-o", os.path.join(temp.name, "m.zse"), "--force")

@@ -27,7 +27,7 @@ need(vocab)
 try:
     import jsonschema
 except ImportError:
-    # The virtual environment that scripts/deps makes has it.
+    # The virtual environment that scripts/deps makes has the package.
     python = os.path.join(ROOT, "build", "venv", "bin", "python")
     if os.path.exists(python) and os.path.abspath(sys.executable) != os.path.abspath(python) and "ZSE_NO_REEXEC" not in os.environ:
         os.environ["ZSE_NO_REEXEC"] = "1"
@@ -201,8 +201,8 @@ class Schemas:
         return s if isinstance(s, dict) else {"type": "integer"}
 
 
-# Schemas as agents and programs send them: tools of coding agents, search and booking functions,
-# extraction, the output of pydantic and zod.
+# Schemas as agents and programs write them: tools of coding agents, search and booking functions,
+# extraction of data, the output of pydantic and zod.
 COMMON = []
 
 
@@ -339,7 +339,7 @@ COMMON += [
 
 
 class Grammar:
-    """The program, fed one request after the other."""
+    """A running grammar program that gets one request after the other."""
 
     def __init__(self):
         self.p = subprocess.Popen([program, vocab], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -366,10 +366,10 @@ refused = {}
 
 
 def wrong_walks(schema, answer):
-    """Documents that the validator rejects."""
+    """The documents among these walks that the validator rejects."""
     bad = []
-    # The validator ignores a format that it does not implement, so oneOf and not would judge
-    # other alternatives than ours: accept anything.
+    # The validator ignores formats that it does not implement, so oneOf and not may have other
+    # results than ours.  Such a schema is replaced by one that accepts everything.
     if (set(re.findall(r'"format": "([a-z-]+)"', json.dumps(schema)))
             & set(Schemas.FORMATS[:-1]) - set(jsonschema.Draft202012Validator.FORMAT_CHECKER.checkers)):
         schema = {}
@@ -430,9 +430,10 @@ for i in range(args.count):
         refused.setdefault(key, []).append(s)
         if not is_placed(a["error"], s):
             bad.append((s, [("no place in", a["error"])]))
-        # A schema refused as empty: the validator must reject every simple value.  Left out are
-        # schemas with a format (the validator ignores those that it does not implement) and with
-        # properties (an object with declared properties has no others here).
+        # A schema that was refused because nothing can satisfy it: the validator must reject all of
+        # these simple values.  Not checked are schemas with a format (the validator ignores some)
+        # and with properties (the compiler allows only declared properties, the validator also
+        # others).
         if "nothing can satisfy" in a["error"] and "format" not in json.dumps(s) and "properties" not in json.dumps(s):
             v = jsonschema.Draft202012Validator(s, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
             for value in [None, True, False, 0, 1, -3, 2.5, 7, 100, "", "a", "abc", "foo", "Abc", [], {}, [1], {"a": 1}, ["a"], [None]]:
@@ -470,7 +471,7 @@ Tap.ok(not bad, f"{len(COMMON)} schemas as agents send them: {n_walks} documents
        f"compile ms: median {times[len(times) // 2]:.2f}, worst {times[-1]:.2f}; mask us: mean {sum(m[0] for m in masks) / len(masks):.1f}")
 Tap.ok(n_refused < 0.03 * len(COMMON), f"less than 3 % of them refused: {n_refused}")
 
-# The other way: documents that are valid and in our order must be accepted.
+# The other direction: valid documents with properties in the order of the schema must be accepted.
 reverse = [
     (obj(a=S, b=I, c=arr(B), required=["a"]),
      [{"a": "x"}, {"a": "é\"\\\n\U0001f600", "b": -5}, {"a": "", "c": [True, False]}, {"a": "\u0001", "b": 0, "c": []}],

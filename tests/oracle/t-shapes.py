@@ -43,7 +43,7 @@ def attention(r, c, head_dims=(16, 24, 32, 40, 48, 80)):
 
 
 def layers(r, c, n, kinds, needed):
-    """Random kinds of layers, at least one of each in needed."""
+    """Choose the kinds of n layers at random, at least one layer of each kind in `needed`."""
     types = list(needed) + [r.choice(kinds) for _ in range(max(n - len(needed), 0))]
     r.shuffle(types)
     c["layer_types"], c["num_hidden_layers"] = types, len(types)
@@ -352,7 +352,7 @@ FAMILIES = {"qwen3_5": qwen3_5, "qwen3_5_moe": qwen3_5_moe, "gemma4": gemma4, "g
 
 
 def infinities(v):
-    """transformers writes infinity as {"__float__": "Infinity"}."""
+    """Replace infinity as transformers writes it, {"__float__": "Infinity"}."""
     if isinstance(v, dict):
         return float(v["__float__"]) if "__float__" in v else {k: infinities(x) for k, x in v.items()}
     return [infinities(x) for x in v] if isinstance(v, list) else v

@@ -24,7 +24,7 @@ temp = tempfile.TemporaryDirectory()
 
 
 def tensors(path):
-    """name: (shape, array of float) of a file of bfloat16."""
+    """Read a file of bfloat16: {name: (shape, array of float)}."""
     out = {}
     with open(path, "rb") as f:
         data = f.read()
@@ -52,7 +52,8 @@ def write(path, named):
 
 
 def rows(tensor, groups, old, new, skip=0):
-    """Add new - old rows of zeros behind the first skip + old rows of each of `groups` blocks."""
+    """Split the tensor into `groups` blocks of rows, and in each insert new - old rows of zeros
+    after the first skip + old rows."""
     (n, cols), data = tensor
     block = n // groups
     out = array.array("f")

@@ -23,7 +23,7 @@ def plain(text):
 def store():
     files = [ROOT / 'LICENSE', ROOT / 'README.md', ROOT / 'HACKING.md', ROOT / 'libcommon/format/FORMAT.md', *sorted(ROOT.glob('man/*.1'))]
     for f in files:
-        # macros of mdoc at the beginning of lines are no words
+        # the text of a man page without its mdoc macros
         text = f.read_text()
         if f.suffix == '.1':
             lines = []

@@ -20,7 +20,7 @@ LONG = {'prompt': 'Once', 'temperature': 0, 'max_tokens': 1900, 'ignore_eos': Tr
 SHORT = {'prompt': 'Once', 'temperature': 0, 'max_tokens': 2}
 attempts, servers, secrets = [], [], []
 counts = {'held': 0, 'BROKEN': 0}
-# so many times as long, and as much memory, as a release build may take
+# factors of the limits for time and for memory: a build with sanitizers needs more of both
 SLOW, FAT = (10, 6) if os.environ.get('ZSE_SANITIZED') else (1, 1)
 
 
@@ -65,7 +65,7 @@ def make_key(home, name, *options):
 
 
 class Server:
-    """A zse-serve; home: a folder that has its keys already, or None for an empty one."""
+    """A zse-serve.  home: a folder that already has its keys; None: an empty one."""
 
     def __init__(self, *args, home=None, model=True, cwd=None, core=None, env=None):
         self.home = home or new_home()
@@ -91,7 +91,8 @@ class Server:
         return self.err.read()
 
     def ask(self, path, body=None, key=None, method=None, fields=(), timeout=60, source=None):
-        """status, fields, body (JSON, or text); source: of 127.0.0.0/8, to be another client"""
+        """Send a request; returns status, header fields and body (parsed if it is JSON).  source:
+        an address of 127.0.0.0/8, so that the request is another client's."""
         data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
         c = http.client.HTTPConnection('127.0.0.1', self.port, timeout=timeout * SLOW, source_address=source and (source, 0))
         try:
@@ -113,7 +114,8 @@ class Server:
         return self.ask(*args, **kw)[0]
 
     def raw(self, data, timeout=20):
-        """The statuses of all answers to these bytes until the connection ends (0: it stays)."""
+        """Send these bytes; returns the statuses of all answers until the connection ends, and a 0
+        if it is not closed."""
         out = []
         with wire.connect(self.port) as s, contextlib.suppress(ConnectionError):
             s.settimeout(timeout)
@@ -139,7 +141,7 @@ class Server:
         return s
 
     def lives(self, what=''):
-        """It answers, and soon."""
+        """Check that the server runs and answers /health soon."""
         began = time.monotonic()
         expect(self.p.poll() is None, f'{what}: the server has ended with {self.p.returncode}: {self.said()[-300:]}')
         expect(self.status('/health') == 200, f'{what}: it is not well')
@@ -152,11 +154,13 @@ class Server:
         return int(re.search(what + r':\s+(\d+)', text)[1]) / 1024          # MB
 
     def log(self):
-        "All lines of the current files of both chains."
+        """All lines of the current files of both audit logs, of requests and of anonymous
+        requests."""
         return log_of(self.home, 'requests') + log_of(self.home, 'anonymous')
 
     def stop(self, how=signal.SIGTERM):
-        "End it; SIGTERM: with 0, not much later than --drain allows.  Returns the seconds that it took."
+        """End the server.  After SIGTERM it must exit with 0, not much later than --drain allows.
+        Returns the seconds that it took."""
         expect(self.p.poll() is None, f'the server has ended with {self.p.returncode}: {self.said()[-300:]}')
         began = time.monotonic()
         self.p.send_signal(how)
@@ -190,7 +194,7 @@ def many(n, f):
 
 
 def refuses(home, *args):
-    """The server ends at once, with 1 and a sentence."""
+    """Check that the server refuses to start: it exits at once, with status 1 and a message."""
     try:
         p = subprocess.run([BUILD / 'zse-serve', '--port', '0', *map(str, args)], env={**os.environ, 'ZSE_HOME': str(home)},
                 capture_output=True, text=True, timeout=20)
@@ -200,10 +204,10 @@ def refuses(home, *args):
     return p.stderr.strip().splitlines()[-1][:160]
 
 
-# ---- a server with keys, for most of what follows ----
+# ---- the server with keys that most of the following attempts use ----
 
 class Guarded:
-    """One server for many attempts, made when the first of them asks."""
+    """One server for many attempts, started for the first of them."""
     made = None
 
     @classmethod
@@ -514,8 +518,8 @@ def large_heads_and_bodies():
 
 
 def endless_bodies(s, keys):
-    """MB of the server's memory before and while a client for each of the keys (None: without) has
-    sent 15 MB of a body of 16 MB."""
+    """For each of the keys (None: without a key) a client sends 15 MB of a body of 16 MB.  Returns
+    the server's memory in MB, before and with all of them waiting."""
     before, held = s.rss(), []
     for key in keys:
         c = s.open(request('/v1/completions', method='POST', key=key, fields=['Content-Length: 16000000']))
@@ -669,7 +673,7 @@ def four_thousand_idle_connections():
             return r if r[0] == 200 else None
 
     def good(what):
-        # connections of its address are evicted once they were quiet for a second
+        # connections of this address are evicted if no byte came for a second
         began = time.monotonic()
         answer = until(served, 10)
         times.append(time.monotonic() - began)
@@ -719,7 +723,7 @@ def heads_that_trickle():
     sender = threading.Thread(target=trickle, daemon=True)
     sender.start()
     try:
-        # connections of an address are evicted once they are a second old
+        # connections of an address may be evicted when they are older than a second
         expect(until(served, 10), 'the key is never served')
         failed = sum(not served() for _ in range(30))
         expect(not failed, f'{failed} of 30 new connections of the key were refused')
@@ -1006,8 +1010,9 @@ def chosen(x):
 
 
 def processes(n, f):
-    """A pool in which chosen(x) is f(x), any function.  Clients that send much have processes of
-    their own, because threads would hold back the client that looks whether the server answers."""
+    """A pool of processes in which chosen(x) calls f(x), for any function f.  Clients that send
+    much run in processes of their own: threads would slow down the client that checks whether the
+    server answers."""
     return multiprocessing.get_context('fork').Pool(n, choose, (f,))
 
 
@@ -1047,7 +1052,8 @@ def memory_of_requests():
     def again(i):
         try:
             return s.ask(*items[i % len(items)][:2], key=keys[i // len(items) % 2], timeout=120)[0]
-        # refused while it was being sent, or cut, because there is no memory to keep the answer
+        # the server refused the body before all was sent, or ended the answer because of a lack of
+        # memory
         except (ConnectionError, http.client.IncompleteRead):
             return 429
     with processes(16, again) as pool:
@@ -1069,7 +1075,8 @@ def memory_of_requests():
 
 
 def growing(n, seed):
-    "A grammar of n words that no other request has: compiled it takes many times its text."
+    """A grammar of n words that no other request uses; compiled, it takes many times the memory of
+    its text."""
     return 'root ::= (' + ' | '.join(f'"{seed:x}{i:x}" [a-z]{{1,{i % 40 + 1}}} r{i % 7}' for i in range(n)) + ')\n' + ''.join(f'r{i} ::= [a-f0-9]+ ("{i}" | r{(i + 1) % 7}) "z"\n' for i in range(7))
 
 
@@ -1081,7 +1088,7 @@ def memory_of_grammars():
     s = Server('--work-memory', '128MB', home=home)
     s.ask('/v1/completions', {**SHORT, 'grammar': 'root ::= "a"'}, key=keys[0])
     before, announced = s.rss(), 128 + 256e6 / 2**20
-    # a sanitizer's build takes ten minutes for all of them
+    # with sanitizers all 300 would take ten minutes
     n, bomb_size = (300, 5_000_000) if SLOW == 1 else (60, 1_000_000)
     bomb = b'{"max_tokens":2,"messages":[{"role":"user","content":"a"}],"tools":[' + b'{},' * bomb_size + b'{}]}'
 
@@ -1155,7 +1162,8 @@ def schemas_that_are_bombs():
 
 
 def ambiguous(n):
-    "n rules that each go on in two ways: the work for a mask grows with n"
+    """A grammar of n rules, each with two alternatives that can match the same text, so that the
+    work for a mask grows with n."""
     return 'root ::= r0\n' + ''.join(f'r{i} ::= [a-z]* r{i + 1} | [a-f]+ r{i * 7 % n} | ""\n' for i in range(n)) + f'r{n} ::= "z"\n'
 
 
@@ -1321,7 +1329,7 @@ def tokens_over_their_limit():
 
 
 def ask_on_a_socket(s, key, body):
-    "The last message of the answer to one question on a WebSocket of its own."
+    """Ask one question on a new WebSocket; returns the last message of the answer."""
     w = wire.WebSocket(s.port, b'/ws/chat', fields=f'Authorization: Bearer {key}\r\n'.encode())
     expect(w.code == 101, f'the WebSocket: {w.code}')
     w.send(json.dumps(body).encode())
@@ -1453,7 +1461,8 @@ def keys_that_end_in_a_stream():
         if how == 'expire':
             time.sleep(max(0, ends - .7 - time.time()))
         behind = request('/v1/models', key=key, fields=['Connection: close'])
-        # one of four streams runs when the key ends, on a fast machine too; the next is refused
+        # four requests on one connection, so that one of them still runs when the key ends, even on
+        # a fast machine; the next one is refused
         one = request('/v1/completions', {**LONG, 'n': 4, 'max_tokens': 950 if SLOW == 1 else 380}, key=key)
         stream = s.open(one if how == 'expire' else 4 * one + behind)
         w = s.open(b'GET /ws/chat HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nX-API-Key: ' + key.encode() + b'\r\n\r\n')
@@ -1842,8 +1851,8 @@ def documents_and_questions_that_are_bombs():
 # ---- downloads and conversions ----
 
 class SilentHub:
-    """An address that takes connections and answers nothing, so that a job that asks it runs until
-    it is cancelled."""
+    """A hub that accepts connections and never answers, so that a job that asks it runs until it is
+    cancelled."""
 
     def __init__(self):
         self.s = socket.socket()
@@ -1993,7 +2002,8 @@ def jobs_that_are_many():
     expect(until(lambda: not any(pathlib.Path(f'/proc/{p}').exists() for p in left), 5), 'a child is left')
     lines = sum(x.get('method') == 'JOB' for x in s.log())
     orders = 16 + 1 + n_orders + sum(map(len, taken)) + 1
-    # those that waited at the end have none, and a thread may not have heard the last answer
+    # jobs that were still waiting at the end have no line, and each of the ten threads may have
+    # missed its last answer
     expect(orders - 18 <= lines <= orders + 10, f'{orders} orders, {lines} lines of jobs in the audit log')
     return f'16 wait; {before:.0f} MB, after the orders {after:.0f} MB; {sum(done)} requests of the race, {lines} lines in the audit log, one child at a time; the end {seconds:.1f} s after SIGTERM'
 
@@ -2001,7 +2011,7 @@ def jobs_that_are_many():
 # ---- Ollama's API ----
 
 def home_with_names():
-    "A home whose store has tiny:1m, small, which is an alias of it, and other."
+    """A ZSE_HOME whose store has tiny:1m, small, which is an alias of it, and other."""
     home = new_home()
     (home / 'models').mkdir()
     for name in ('tiny:1m', 'other'):
@@ -2011,7 +2021,7 @@ def home_with_names():
 
 
 def names_in(home):
-    "The files of the store, less the marks of their last use."
+    """The files of the store, except those that record when a model was last used."""
     return [x for x in files_below(home / 'models') if not x.startswith('.')]
 
 
@@ -2102,7 +2112,8 @@ def names_and_bodies_of_ollamas_api():
             if path == 'delete' and name in ('loop', 'broken', 'fifo', 'folder', 'latest') or path == 'copy' and name in ('latest', 'loop', 'broken', 'fifo', 'folder', 'nosuch'):
                 continue                        # names of the store
             code, _, answer = s.ask('/api/' + path, body, key=s.token, method=method)
-            # without a name it is the default model, and a damaged file still has a size
+            # success is right in two cases: no name means the default model, and a damaged file can
+            # be shown
             fine = (name in (None, '') and path in ('chat', 'generate', 'embed')) or (name == 'broken' and path == 'show')
             if not (isinstance(answer.get('error'), str) if 400 <= code < 500 else fine and code == 200):
                 wrong[f'{path} {str(body)[:60]}'] = code, str(answer)[:200]
@@ -2198,7 +2209,8 @@ def drafts_that_are_wrong():
         waits[how], memory[how] = max(times), s.rss('VmHWM')
         s.stop()
     expect(answers['auto'] == answers['off'] and answers['ngram:15'] == answers['off'], 'the answers differ')
-    # ngram:15 computes 16 tokens a step where one would do; auto has to learn that they do not pay
+    # ngram:15 computes 16 tokens in each step where one would do; auto must stop drafting when its
+    # drafts are wrong
     for how, most in (('auto', 2), ('ngram:15', 20)):
         for i, what in enumerate(('wrong guesses', 'repetition')):
             expect(cost[how][i] < most * cost['off'][i] + .2 * SLOW, f'{how}, {what}: {cost[how][i]:.2f} s of a processor, {cost["off"][i]:.2f} s without')

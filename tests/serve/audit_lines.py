@@ -21,7 +21,7 @@ def block(n):
 
 
 def make(folder, n):
-    """A current file, and compressed ones before it."""
+    """Write a log of n lines: compressed files, and the current one."""
     piece, plain, i = block(10_000), min(PLAIN, n // 20_000 * 10_000), 0
     with open(os.path.join(folder, 'requests.jsonl'), 'wb') as f:
         for _ in range(plain // 10_000):
@@ -34,7 +34,8 @@ def make(folder, n):
 
 
 def run(folder, *args):
-    """Its output, seconds, and the most memory it had, in kB, as seen now and then."""
+    """Run zse-audit; returns its output, the seconds it took, and its largest memory in kB
+    (sampled)."""
     start, peak = time.monotonic(), 0
     with tempfile.TemporaryFile('w+') as out:
         p = subprocess.Popen([program, *args, '--folder', folder], stdout=out, env={})

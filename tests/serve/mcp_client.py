@@ -21,7 +21,8 @@ def ok(name, condition, found=None):
         sys.exit(1)
 
 
-# blanks between chunks come back as one empty line, headings without their marks
+# the text of a document comes back with one empty line between chunks, and without the # of
+# headings
 DOCUMENTS = {"mcp-zoo.txt": "The zebra of the city zoo is called Marty.", "mcp-guide.md": "# Guide\n\n" + "\n\n".join(
     f"Paragraph {i} tells what number {i} is for, and why it is where it is; " + "more of that " * 30 + "ends." for i in range(30))}
 
@@ -93,7 +94,8 @@ def headers(method, version="2026-07-28", **more):
 
 
 def raw(url):
-    """Statuses and codes of both revisions, which the package's own client does not show."""
+    """Check HTTP statuses and error codes in both revisions of the protocol, which the package's
+    own client does not show."""
     def code(name, got, status, number):
         ok(name, got[0] == status and got[1]["error"]["code"] == number, got)
 
@@ -140,7 +142,7 @@ def raw(url):
 
 
 def documents(url):
-    """Documents to list and read; pages and cursors of the list."""
+    """List and read documents; check the pages and cursors of the list."""
     for name, text in DOCUMENTS.items():
         post(url.removesuffix("/mcp") + "/api/rag/documents", {"name": name, "content": text})
     s, r = post(url, request("resources/list"), headers("resources/list"))

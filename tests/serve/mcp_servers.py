@@ -60,7 +60,7 @@ def bombs():
 
 
 def noise(i):
-    """Messages that no server should send, before the answer to request i."""
+    """Messages that no server should send; they come before the answer to request i."""
     out = b""
     for v in ([{"jsonrpc": "2.0", "id": k, "result": {"tools": "none", "content": []}} for k in (i + 1000, i - 1, str(i), i + 0.5, None, [i], -(2**62))] +
               [{"jsonrpc": "2.0", "id": k, "method": "ping"} for k in ("x" * 10000, "\x1b", None, {"a": 1}, 2**60)] +
@@ -72,7 +72,7 @@ def noise(i):
 
 
 def hostile(i, m, state):
-    """Answers of a server that means harm."""
+    """Answers of a server that wants to do harm."""
     if m["method"] == "tools/list":
         state["lists"] += 1
         answer = {"tools": [tool(n) for n in ("lists", "wrong", "cut", "twice", "call")]}
@@ -105,7 +105,8 @@ def tool(name, **more):
 
 
 def plain(mode, n):
-    """A server of 2025-06-18 by hand; mode says how it misbehaves when its tool is called."""
+    """A server of revision 2025-06-18 without the package; `mode` selects how it misbehaves when
+    its tool is called."""
     if mode == "half":
         sys.stdout.write('{"jsonrpc": "2.0", "id": 1, "resu')
         sys.stdout.flush()
@@ -160,7 +161,8 @@ def plain(mode, n):
 
 
 def oldhttp():
-    """A server of 2025-06-18 over HTTP: it wants its session, whose second one it forgets once."""
+    """A server of revision 2025-06-18 over HTTP, without the package.  It requires its session id,
+    and once forgets the second session."""
     import http.server
     sessions, forgotten = [], []
 
@@ -210,7 +212,8 @@ def oldhttp():
 
 
 def badhttp():
-    """Over HTTP, by path: /redirect to a secret, /endless events, /html, /gzip of a large body."""
+    """A server over HTTP that misbehaves by path: /redirect to a secret, /endless events, /html,
+    /gzip of a large body."""
     import gzip
     import http.server
     secrets = []

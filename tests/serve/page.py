@@ -15,14 +15,14 @@ BUILD = ROOT / os.environ.get('B', 'build')
 T = pathlib.Path(tempfile.mkdtemp(prefix='zse-page-'))
 CHROMIUM = next((p for p in map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome')) if p), None)
 checks = []
-# Scripts that must not run, in every place where a text of others is shown.
+# Scripts that must not run, wherever the page shows text from elsewhere.
 HOSTILE = '''<img src=x onerror="window.bad=1"><script>window.bad=1</script> <svg onload="window.bad=1"></svg> <iframe src="javascript:window.bad=1"></iframe>
 [a](javascript:window.bad=1) [b](data:text/html,<script>window.bad=1</script>) ![c](https://evil.example/pixel.png) <https://evil.example/"onmouseover="window.bad=1>
 [d]( JaVaScRiPt:window.bad=1) [e](vbscript:x) [f](https://ok.example/?a=1&b=2) <a href="javascript:window.bad=1">g</a> $\\href{javascript:window.bad=1}{x}$'''
 
 
 class Server:
-    """zse-serve on a port that stays the same when it starts again."""
+    """A zse-serve that keeps its port when it is restarted."""
 
     def __init__(self, *args, home=None):
         with socket.socket() as s:
@@ -64,7 +64,8 @@ class Server:
 
 
 class Tab:
-    """A page in a profile of its own, and what may not have happened there."""
+    """A page in a profile of its own; records requests to other hosts, violations of the policy,
+    and errors."""
 
     def __init__(self, browser, server, width=1280, height=800, key=None, theme=None, **options):
         self.server = server
@@ -94,7 +95,7 @@ class Tab:
         return self.page
 
     def ask(self, text, answers=None):
-        """Send a text and wait for the answer: the whole text of the last message."""
+        """Send a text and wait for the whole answer; returns the text of its message."""
         p = self.page
         n = answers or p.locator('.message.assistant').count() + 1
         p.fill('.composer textarea', text)
@@ -123,7 +124,7 @@ def check(f):
 
 
 def clean(page):
-    """No element came from a text, and no link leads where it may not."""
+    """Check that no text has become an element, and that links have only permitted schemes."""
     found = page.evaluate('''[...document.querySelectorAll('main img, main script, main iframe, main object, main embed, main form[action], main svg[onload], main [onerror], main [style*="url"]')].map(e => e.outerHTML)''')
     expect(not found, f'elements from texts: {found}')
     links = page.evaluate("[...document.querySelectorAll('main a')].map(a => a.getAttribute('href'))")
@@ -135,7 +136,7 @@ def grammar(text):
 
 
 def events(*list_):
-    """The messages of an answer; a text is a piece of it."""
+    """The messages of a streamed answer; a plain string stands for a piece of its text."""
     out = []
     for e in list_:
         e = {'choices': [{'index': 0, 'delta': {'content': e}, 'finish_reason': None}]} if isinstance(e, str) else e
@@ -144,7 +145,8 @@ def events(*list_):
 
 
 def answering(page, make):
-    """Answer requests with the messages that make(body) returns; None: the server answers."""
+    """Answer each request of the page with the messages that make(body) returns, or let the server
+    answer if it returns None."""
     def on_message(ws, text):
         messages = make(json.loads(text))
         if messages is None:
@@ -832,7 +834,7 @@ def cost(browser, s):
 
 # ---- pictures ----
 
-# The text of the picture: the tiny model could not write it.
+# The answer in the picture for the README: written by hand, because the tiny model cannot.
 ANSWER = '''It keeps the **keys and values** of prompts that were read before. A follow-up repeats the conversation so far, so only its new tokens are computed:
 
 | turn | prompt | computed |

@@ -56,8 +56,9 @@ def ended(how):
 
 
 def is_cut_off(leave):
-    """The request of a client that leaves is cancelled, and nothing of it is left.  Retried: on a
-    busy machine an answer may be complete before its client can leave."""
+    """Check that a client which leaves has its request cancelled, and that nothing of it is left.
+    This is tried 20 times, because on a busy machine an answer may be complete before its client
+    can leave."""
     for _ in range(20):
         before = ended('cancelled')
         leave()
@@ -77,7 +78,8 @@ def check(test):
         print(f'not ok {test.__name__}: {type(e).__name__}: {e}', flush=True)
 
 
-# A head that never ends, and a body that never comes: they are asked about at the end.
+# One connection never ends its head, the other never sends its body.  The end of this program
+# checks that both got status 408.
 began = time.monotonic()
 slow_head, slow_body = connect(), connect()
 slow_head.sendall(b'GET /health HTTP/1.1\r\nHost: loc')
@@ -219,7 +221,7 @@ def broken_bodies():
         code, _, answer = send(post('/v1/completions', body))
         assert code == 400, (body[:60], code, answer)
         assert json.loads(answer)['error']['message'] == json.loads(answer)['detail']
-    # "5", "05" and "005": more members than tokens
+    # the ids "5", "05" and "005" are the same token, so there are more members than tokens
     code, _, answer = send(post('/v1/completions', {'prompt': 'a', 'logit_bias': {'0' * (i // 500) + str(i % 500): 1 for i in range(5000)}}))
     assert code == 400 and 'members' in json.loads(answer)['detail'], answer
     assert status(post('/v1/completions', b'x' * 17_000_000)) == 413

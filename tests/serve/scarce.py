@@ -23,7 +23,8 @@ def count(what):
 
 
 def ask(path, body=None):
-    """status, what came of the body, whether it is whole"""
+    """Send a request; returns the status, the part of the body that came, and whether that is all
+    of it."""
     c = http.client.HTTPConnection('127.0.0.1', port, timeout=120)
     try:
         c.request('GET' if body is None else 'POST', path, None if body is None else json.dumps(body), {'Authorization': 'Bearer none'})

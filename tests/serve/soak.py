@@ -20,7 +20,8 @@ import wire
 
 port, pid, seconds, token, model = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4], sys.argv[5]
 only = sys.argv[6] if len(sys.argv) > 6 else None
-# a short run, on a busy machine, ends while buffers still find their sizes
+# the shorter the run, the more memory may grow: buffers still reach their sizes while it is
+# measured
 BOUND_KB = 512 if seconds >= 300 else 2048 if seconds >= 20 else 16384
 ANSWERS = {'What is 2+2?': '2 + 2 = 4', 'What is the capital of France?': 'The capital of France is Paris.', 'What is the opposite of hot?': 'The opposite of hot is cold.'}
 wrong, counts, lock = [], {}, threading.Lock()
@@ -65,7 +66,7 @@ def leave(rnd):
 
 
 def converse(rnd):
-    """Questions on a WebSocket; sometimes it is closed in the middle of an answer."""
+    """Ask questions on a WebSocket; sometimes it is closed in the middle of an answer."""
     w = wire.WebSocket(port, b'/ws/chat', fields=KEY_LINE)
     for _ in range(rnd.randrange(1, 4)):
         question, text = rnd.choice(list(ANSWERS)), ''
@@ -81,7 +82,8 @@ def converse(rnd):
 
 
 def look(rnd):
-    """The requests of monitoring: all are answered, also while models are loaded and unloaded."""
+    """Send the requests of a monitoring system.  All must be answered, also while models are loaded
+    and unloaded."""
     for path in ('/metrics', '/health', '/v1/models', '/api/stats', '/api/stats/models', '/api/analytics', '/api/analytics/timeseries', '/api/analytics/requests?limit=5', '/api/batching', '/'):
         c = http.client.HTTPConnection('127.0.0.1', port, timeout=600)
         c.request('GET', path, headers=KEY)
@@ -98,7 +100,7 @@ def look(rnd):
 
 
 def tune(rnd):
-    """Batching is changed under the requests that run."""
+    """Change the batching options while requests run."""
     a = {'Authorization': 'Bearer ' + token}
     how = rnd.choice([('/api/batching', {'model': 'tiny', 'max_batch_size': rnd.choice([1, 2, 4])}), ('/api/batching/disable', {}), ('/api/batching/enable', {})])
     status, r = ask('POST', how[0], how[1], a)
@@ -119,10 +121,11 @@ def admin(rnd):
         count('loads')
 
 
-# ---- hostile clients: their own answers do not matter ----
+# ---- hostile clients: the answers that they get are not checked ----
 
 def ambiguous(n):
-    "A grammar whose rules each go on in two ways: the work for a mask grows with n."
+    """A grammar whose rules each have two alternatives that can match the same text, so that the
+    work for a mask grows with n."""
     return 'root ::= r0\n' + ''.join(f'r{i} ::= [a-z]* r{i + 1} | [a-f]+ r{i * 7 % n} | ""\n' for i in range(n)) + f'r{n} ::= "z"\n'
 
 
@@ -202,7 +205,7 @@ def client(rnd):
 
 
 def anonymous():
-    """kB; None: the process is gone."""
+    """RssAnon of the server in kB; None if the process has ended."""
     try:
         with open(f'/proc/{pid}/status') as f:
             return next((int(line.split()[1]) for line in f if line.startswith('RssAnon')), None)
@@ -216,8 +219,8 @@ def settled():
 
 
 def at_rest():
-    """kB without grammars after all clients have paused; they go on afterwards.  None: the server
-    ended."""
+    """Let all clients pause, and then go on.  Returns the RssAnon of the idle server in kB, without
+    its compiled grammars; None if the server has ended."""
     with lock:
         work.clear()
     limit = time.monotonic() + 300
@@ -236,8 +239,9 @@ def at_rest():
 
 
 def sample(rests):
-    """[(seconds since the start, kB)] until the time is over and each kind of load has run; None:
-    the server ended.  rests: gets what is left at rest after each third but the last."""
+    """Sample the memory until the time is over and each kind of load has run; returns [(seconds
+    since the start, kB)], or None if the server has ended.  `rests` gets the memory of the idle
+    server after each third of the time but the last."""
     begin, samples = time.monotonic(), []
     # rarer: a short run would wait for them
     everything = ('answers', 'left', 'loads', 'looks') + (('attacks',) if only == 'attacked' else ()) + (('conversations', 'changes') if seconds >= 10 else ())

@@ -38,7 +38,7 @@ def chat(**more):
 
 
 def message(temperature=1, **more):
-    # some versions of the package have no temperature
+    # some versions of the package have no parameter temperature, so it goes into extra_body
     return claude.messages.create(**{'model': 'default', 'max_tokens': 120, 'messages': [{'role': 'user', 'content': 'What is 2+2?'}], 'extra_body': {'temperature': temperature, 'seed': 1}, **more})
 
 
@@ -338,7 +338,8 @@ def server_tools_in_messages():
     assert (use.type, result.type, text.type) == ('mcp_tool_use', 'mcp_tool_result', 'text'), m
     assert use.id == result.tool_use_id and use.id.startswith('mcptoolu_') and use.name == 'datetime' and use.server_name == 'zse'
     assert result.content[0]['text'].startswith('20') and not result.is_error and m.stop_reason == 'end_turn'
-    # the blocks go back as they came, so the prefix cache has the last prompt
+    # the client sends the blocks back unchanged, so the prefix cache has the tokens of the last
+    # prompt
     again = claude.messages.create(model='default', max_tokens=1, extra_body={'temperature': 0, 'server_tools': ['datetime']},
                                    messages=[*CLOCK, {'role': 'assistant', 'content': [b.model_dump() for b in m.content]},
                                              {'role': 'user', 'content': 'Thanks'}])

@@ -9,7 +9,7 @@ def connect(port):
 
 
 def response(f, head=False):
-    """status, fields, body of the next response on a file"""
+    """Read the next response from a file; returns status, header fields and body."""
     line = f.readline()
     if not line:
         return None, {}, b''
@@ -44,7 +44,8 @@ class WebSocket:
                 b in enumerate(data)))
 
     def receive(self):
-        """opcode and payload; EOFError where the connection ends"""
+        """Read a frame; returns opcode and payload, or raises EOFError if the connection has
+        ended."""
         head = self.f.read(2)
         if len(head) < 2:
             raise EOFError('the connection has ended')

@@ -45,7 +45,8 @@ models = {
 
 
 def fill(model, seed):
-    """Random bf16 weights, scaled so that every part of a layer changes the output."""
+    """Fill a model with random bf16 weights, scaled so that every part of a layer changes the
+    output."""
     g = torch.Generator().manual_seed(seed)
     for name, p in model.named_parameters():
         r = torch.randn(p.shape, generator=g)
