@@ -516,7 +516,7 @@ int config_predictor(const struct config *c, struct config *out)
     int like = c->n_layers - 1;
     while (like >= 0 && c->mixer[like] != MIXER_ATTENTION && c->mixer[like] != MIXER_MLA)
         like--;
-    if (like < 0 || c->gguf || c->both_ways || c->embed_size != c->hidden_size || c->pos != POS_ROPE ||
+    if (like < 0 || c->both_ways || c->embed_size != c->hidden_size || c->pos != POS_ROPE ||
         c->norm != NORM_RMS || c->block != BLOCK_SEQUENTIAL || c->head_dims || c->kv_heads || c->kv_from ||
         c->mlp_sizes || c->rates || c->hashed || c->indexer.n_heads || c->hyper.n || c->ngram.size || c->ple_dim ||
         c->n_streams || c->laurel_rank || c->cutoff || c->xielu || c->moe.beside || c->renorm[0][0] != 0)

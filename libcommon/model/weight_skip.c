@@ -44,7 +44,8 @@ enum weight_skip weight_skip(const struct config *c, const char *name)
     const int n = layer ? atoi(layer + strlen(c->gguf ? gguf_names.layer : c->names->layer)) : -1;
     /* layers that predict further tokens may repeat the embedding and the head */
     if (n >= c->n_layers && n < c->n_layers + c->n_extra_layers)
-        return ends_with(name, ".embed_tokens.weight") || ends_with(name, ".shared_head.head.weight")
+        return ends_with(name, ".embed_tokens.weight") || ends_with(name, ".shared_head.head.weight") ||
+                       ends_with(name, ".shared_head_head.weight")
                    ? WEIGHT_BUFFER : WEIGHT_PREDICTOR;
     char head[64];
     snprintf(head, sizeof head, "%s.weight", c->gguf ? gguf_names.head : c->names->head);

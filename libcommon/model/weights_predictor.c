@@ -7,16 +7,18 @@
 #include "libcommon/model/builder.h"
 
 /* How checkpoints name such a layer: after the last layer, with its own parts in it (DeepSeek-V3,
- * GLM-4.5), or apart from the model (Qwen3-Next, Qwen3.5). */
+ * GLM-4.5; a GGUF of any model), or apart from the model (Qwen3-Next, Qwen3.5). */
 struct predictor_names {
+    int gguf;                       /* the names are those of a GGUF */
     const char *prefix;             /* NULL: it is named like the model's layers, with the next number */
     int part_of;                    /* the layer that `embed_norm` and so on belong to; -1: none */
     const char *embed_norm, *state_norm, *in, *final_norm;
 };
 
 static const struct predictor_names predictors[] = {
-    { NULL, 0, "enorm", "hnorm", "eh_proj", "shared_head.norm" },
-    { "mtp.", -1, "pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm" },
+    { 0, NULL, 0, "enorm", "hnorm", "eh_proj", "shared_head.norm" },
+    { 0, "mtp.", -1, "pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm" },
+    { 1, NULL, 0, "nextn.enorm", "nextn.hnorm", "nextn.eh_proj", "nextn.shared_head_norm" },
 };
 
 static int has_matrix(const struct builder *b, int layer, const char *stem)
@@ -65,10 +67,11 @@ int spec_predictor(struct builder *b)
     if (!b->s->shape || b->s->no_predictor || config_predictor(b->c, &own) < 0)
         return 0;
     p.c = &own;
+    p.n = b->c->gguf ? b->n : *b->have;
     for (size_t i = 0; i < sizeof predictors / sizeof *predictors && !n; i++) {
         p.first_layer = predictors[i].prefix ? 0 : layer;
         snprintf(p.prefix, sizeof p.prefix, "%s", predictors[i].prefix ? predictors[i].prefix : b->prefix);
-        if (has_matrix(&p, predictors[i].part_of, predictors[i].in))
+        if (predictors[i].gguf == b->c->gguf && has_matrix(&p, predictors[i].part_of, predictors[i].in))
             n = &predictors[i];
     }
     if (!n)
@@ -78,7 +81,6 @@ int spec_predictor(struct builder *b)
             err_set(b->s->left_out, ERR_UNSUPPORTED, "they have an embedding of their own (mtp_use_dedicated_embeddings)");
         return 0;
     }
-    p.n = *b->have;
     spec_find_experts(&p);
     const int rc = add_own(&p, n->part_of, LP_NEXT_EMBED_NORM, n->embed_norm) < 0 ||
                    add_own(&p, n->part_of, LP_NEXT_STATE_NORM, n->state_norm) < 0 ||

@@ -233,6 +233,31 @@ P
   [[ "$output" == *"--spec mtp and --max-memory exclude each other"* ]]
 }
 
+@test "--spec mtp: the layer of a GGUF is that of a folder, to the bit" {
+  local t=$BATS_TEST_TMPDIR
+  python3 -S tests/lib/predictor.py glm 0.1 "$t/glm"
+  run zse-convert "$t/glm" -q f32 -o "$t/folder.zse"
+  [[ "$status" = 0 && $output != *skipped* ]]
+  run zse-convert "$t/glm/model.gguf" -q f32 -o "$t/gguf.zse"
+  [[ "$status" = 0 && $output != *skipped* ]]
+  for f in folder gguf; do zse-info "$t/$f.zse" --json >"$t/$f.json"; done
+  python3 -S - "$t" <<'P'
+import json, sys
+tensors = []
+for name in "folder", "gguf":
+    data = open("%s/%s.zse" % (sys.argv[1], name), "rb").read()
+    tensors.append({x["name"]: data[x["offset"]:x["offset"] + x["size_bytes"]]
+                    for x in json.load(open("%s/%s.json" % (sys.argv[1], name)))["tensors"]})
+assert tensors[0] == tensors[1]
+assert sum(n.startswith("mtp.") for n in tensors[0]) == 30
+P
+  for s in off mtp:3; do
+    zse-chat "$t/folder.zse" --spec $s --temp 1 --seed 3 -p "What is 2+2?" -n 80 --ignore-eos --ids --json >"$t/$s"
+  done
+  diff <(jq -c .ids "$t/off") <(jq -c .ids "$t/mtp:3")
+  jq -e '.speculation.accepted_tokens > 5' "$t/mtp:3"
+}
+
 @test "--spec draft and self: the same tokens; the model's own guesses are right; a model that does not fit is refused" {
   local prompt="What is the capital of France? What is the capital of Italy?" t s temperatures='0 1'
   [ -z "${ZSE_SANITIZED-}" ] || temperatures=1

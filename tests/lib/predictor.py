@@ -1,12 +1,13 @@
 """predictor.py FORM SPREAD FOLDER - make a small model with random weights and a layer that
 predicts a further token.
 
-FORM is deepseek (latent attention, experts, model.layers.N.eh_proj) or qwen (recurrent layers,
-gated attention, mtp.fc).  With SPREAD 0 nothing but the last token determines the next one, and the
-layer predicts like the model itself; the larger it is, the more the layers of both add, and the
-more often predictions are wrong.  SPREAD state is 0 with a layer that reads only the state: the
-embedding of the token after each is its own, rotated by one channel, and so is what the layer makes
-of the state.  The tokenizer is that of models/tiny."""
+FORM is deepseek (latent attention, experts, model.layers.N.eh_proj), glm (the same with grouped
+heads; with a GGUF of the same tensors beside it, model.gguf, without a tokenizer) or qwen
+(recurrent layers, gated attention, mtp.fc).  With SPREAD 0 nothing but the last token determines
+the next one, and the layer predicts like the model itself; the larger it is, the more the layers of
+both add, and the more often predictions are wrong.  SPREAD state is 0 with a layer that reads only
+the state: the embedding of the token after each is its own, rotated by one channel, and so is what
+the layer makes of the state.  The tokenizer is that of models/tiny."""
 import array, json, os, random, shutil, struct, sys
 
 form, spread, folder = sys.argv[1], sys.argv[2], sys.argv[3]
@@ -54,6 +55,23 @@ def deepseek(at, dense):
         mlp(at + "mlp.experts.%d." % i, 32)
 
 
+def glm(at, dense):
+    vector(at + "input_layernorm.weight", H, 1)
+    vector(at + "post_attention_layernorm.weight", H, 1)
+    attn = at + "self_attn."
+    for part, rows in (("q", 64), ("k", 32), ("v", 32)):
+        matrix(attn + part + "_proj.weight", rows, H)
+        vector(attn + part + "_proj.bias", rows, 0.1)
+    matrix(attn + "o_proj.weight", H, 64, spread)
+    if dense:
+        return mlp(at + "mlp.", MID)
+    matrix(at + "mlp.gate.weight", 4, H)
+    vector(at + "mlp.gate.e_score_correction_bias", 4, 0)
+    mlp(at + "mlp.shared_experts.", 32)
+    for i in range(4):
+        mlp(at + "mlp.experts.%d." % i, 32)
+
+
 def qwen(at, recurrent):
     vector(at + "input_layernorm.weight", H, 0)
     vector(at + "post_attention_layernorm.weight", H, 0)
@@ -91,16 +109,18 @@ if by_state:                                    # 16 rows, rotated; the head giv
     for t in range(V):
         row = rows[t * H:t * H + H]
         head[t * H:t * H + H] = row[1:] + row[:1]
-if form == "deepseek":
-    config = dict(common, architectures=["DeepseekV3ForCausalLM"], model_type="deepseek_v3", num_hidden_layers=2,
-                  num_nextn_predict_layers=1, num_attention_heads=4, num_key_value_heads=4, n_routed_experts=4,
+if form in ("deepseek", "glm"):
+    common.update(num_hidden_layers=2, num_nextn_predict_layers=1, num_attention_heads=4, n_routed_experts=4,
                   num_experts_per_tok=2, moe_intermediate_size=32, n_shared_experts=1, n_group=1, topk_group=1,
-                  first_k_dense_replace=1, q_lora_rank=32, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=16,
-                  v_head_dim=16, rope_theta=10000.0, routed_scaling_factor=1.0, norm_topk_prob=True,
-                  scoring_func="sigmoid", topk_method="noaux_tc")
+                  first_k_dense_replace=1, rope_theta=10000.0, routed_scaling_factor=1.0, norm_topk_prob=True)
+    config = dict(common, architectures=["DeepseekV3ForCausalLM"], model_type="deepseek_v3", num_key_value_heads=4,
+                  q_lora_rank=32, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=16, v_head_dim=16,
+                  scoring_func="sigmoid", topk_method="noaux_tc") if form == "deepseek" else dict(
+                      common, architectures=["Glm4MoeForCausalLM"], model_type="glm4_moe", num_key_value_heads=2,
+                      head_dim=16, partial_rotary_factor=0.5, attention_bias=True, use_qk_norm=False)
     one, names = 1, ["enorm", "hnorm", "eh_proj", "shared_head.norm"]
     for i in range(3):
-        deepseek("model.layers.%d." % i, i == 0)
+        (deepseek if form == "deepseek" else glm)("model.layers.%d." % i, i == 0)
     own = "model.layers.2."
     tensors[own + "shared_head.head.weight"] = tensors["lm_head.weight"]
     tensors[own + "embed_tokens.weight"] = tensors["model.embed_tokens.weight"]
@@ -137,3 +157,52 @@ with open(os.path.join(folder, "model.safetensors"), "wb") as f:
     f.write(struct.pack("<Q", len(text)) + text)
     for _, data in tensors.values():
         data.tofile(f)
+
+# ---- the same as a GGUF ----
+
+if form != "glm":
+    sys.exit()
+NAMES = (("model.layers.", "blk."), ("model.embed_tokens", "token_embd"), ("model.norm", "output_norm"), ("lm_head", "output"),
+         ("input_layernorm", "attn_norm"), ("post_attention_layernorm", "post_attention_norm"), ("self_attn.o_proj", "attn_output"),
+         ("self_attn.q_proj", "attn_q"), ("self_attn.k_proj", "attn_k"), ("self_attn.v_proj", "attn_v"),
+         ("mlp.gate.weight", "ffn_gate_inp.weight"), ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
+         ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"), ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
+         ("mlp.shared_experts.down_proj", "ffn_down_shexp"), ("mlp.gate_proj", "ffn_gate"), ("mlp.up_proj", "ffn_up"),
+         ("mlp.down_proj", "ffn_down"), ("enorm", "nextn.enorm"), ("hnorm", "nextn.hnorm"), ("eh_proj", "nextn.eh_proj"),
+         ("shared_head.norm", "nextn.shared_head_norm"), ("shared_head.head", "nextn.shared_head_head"),
+         ("2.embed_tokens", "2.nextn.embed_tokens"))
+listed = {}
+for name, (shape, data) in tensors.items():
+    ours = name
+    for old, new in NAMES:
+        ours = ours.replace(old, new) if old in name else ours
+    if ".mlp.experts." in ours:                 # all experts are one tensor
+        layer, rest = ours.split(".mlp.experts.")
+        ours = "%s.ffn_%s_exps.weight" % (layer, rest.split(".")[1][:-5])
+    of = listed.setdefault(ours, [[0, *shape], array.array("f")])
+    of[0][0] += 1
+    of[1].extend(data)
+
+
+def text_of(s):
+    return struct.pack("<Q", len(s)) + s.encode()
+
+
+keys = {"block_count": 3, "context_length": 2048, "embedding_length": H, "feed_forward_length": MID, "attention.head_count": 4,
+        "attention.head_count_kv": 2, "attention.key_length": 16, "attention.value_length": 16, "rope.dimension_count": 8,
+        "rope.freq_base": 10000.0, "attention.layer_norm_rms_epsilon": 1e-6, "expert_count": 4, "expert_used_count": 2,
+        "expert_feed_forward_length": 32, "expert_shared_count": 1, "leading_dense_block_count": 1, "expert_gating_func": 2,
+        "expert_weights_scale": 1.0, "expert_weights_norm": True, "nextn_predict_layers": 1}
+out, at = text_of("general.architecture") + struct.pack("<I", 8) + text_of("glm4moe"), 0
+for key, value in keys.items():                 # 4 u32, 6 f32, 7 bool
+    kind, form = (7, "?") if value is True else (6, "f") if isinstance(value, float) else (4, "I")
+    out += text_of("glm4moe." + key) + struct.pack("<I" + form, kind, value)
+for name, (shape, data) in listed.items():
+    shape = shape if shape[0] > 1 else shape[1:]
+    out += text_of(name) + struct.pack("<I%dQIQ" % len(shape), len(shape), *reversed(shape), 0, at)
+    at += (4 * len(data) + 31) // 32 * 32
+out = b"GGUF" + struct.pack("<IQQ", 3, len(listed), 1 + len(keys)) + out
+with open(os.path.join(folder, "model.gguf"), "wb") as f:
+    f.write(out + bytes(-len(out) % 32))
+    for _, data in listed.values():
+        f.write(data.tobytes() + bytes(-4 * len(data) % 32))
