@@ -7,7 +7,8 @@ setup() {
   export ZSE_HOME=$BATS_TEST_TMPDIR/home
   T=$BATS_TEST_TMPDIR
 }
-# Entry N of a log without its chain: what a reader must take, too (only verify minds).
+# entry SECONDS PATH STATUS LATENCY_MS KEY: a line of an audit log that is SECONDS old.  It has no
+# hash of the line before; readers must accept that, only `zse-audit verify` checks it.
 entry() {
   printf '{"timestamp":"2026-11-21T15:08:46.003Z","timestamp_unix":%s,"request_id":"id-%s","method":"POST","path":"%s","status_code":%s,"latency_ms":%s,"api_key_name":"%s","total_tokens":7}\n' \
     "$(($(date +%s) - $1))" "$1" "$2" "$3" "$4" "$5"

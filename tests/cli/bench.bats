@@ -3,7 +3,8 @@ bats_require_minimum_version 1.5.0
 
 setup_file() {
   export XDG_CACHE_HOME=$BATS_FILE_TMPDIR/cache ZSE_SYSROOT=$BATS_FILE_TMPDIR/root
-  # a machine of little memory: its limits are measured in less of it, and in less time
+  # pretend that the machine has little memory: the limits are then measured with less of it, which
+  # is faster
   mkdir -p "$ZSE_SYSROOT/proc"
   printf 'MemTotal: 100000 kB\nMemFree: 100000 kB\nMemAvailable: 100000 kB\n' >"$ZSE_SYSROOT/proc/meminfo"
   zse-chat models/tiny -p x -n 1 >/dev/null 2>&1
@@ -13,8 +14,7 @@ setup_file() {
 }
 setup() { cd "$BATS_TEST_DIRNAME/../.." || exit 1; }
 # check 'EXPRESSION over j' <JSON
-# -S: without the packages that are installed, which takes most of the time that python needs to
-# start.
+# python -S does not look for installed packages, which takes most of its start.
 check() { python3 -S -c 'import json,sys; j=json.load(sys.stdin)
 if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
 
@@ -51,7 +51,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
   check 'j["batch"] == 500 and j["tokens_generated"] == 500 * 3' <<<"$output"
 }
 
-# ---- limits, and what is measured against them ----
+# ---- limits of the machine, and speeds as shares of them ----
 
 # bats test_tags=plain
 @test "limits: every figure is there, one thread does no more than the machine" {
@@ -83,8 +83,9 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
 # bats test_tags=plain
 @test "speed: shares of the limits" {
   run --separate-stderr zse-bench "$MODEL" -p 32 -n 8 -r 1 --json
-  # speed times work per token, by the limit: of 0.7 million parameters, and the bytes of them (how
-  # large a share is, only a quiet machine shows)
+  # share times limit / speed is the work for a token: about 2 operations for each of 0.7 million
+  # parameters (prefill), and all bytes of the weights (decoding); how large the shares are can only
+  # be checked on a quiet machine
   check 'j["limits"]["int8_op_per_s"] > 1e6 and j["limits"]["read_bytes_per_s"] > 1e6 and j["share"]["prefill"] > 0 and j["share"]["decode"] > 0' <<<"$output"
   check 'any(1e6 < j["share"]["prefill"] * j["limits"][of] / j["prefill_tokens_per_s"]["median"] < 3e6 for of in ("int8_op_per_s", "f32_flop_per_s"))' <<<"$output"
   check '0.7 < j["share"]["decode"] * j["limits"]["read_bytes_per_s"] / j["decode_tokens_per_s"]["median"] / j["memory"]["weight_bytes"] < 1.5' <<<"$output"
@@ -107,7 +108,8 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
 # bats test_tags=plain
 @test "spec: the drafters that were trained for models/tiny are right often; the answers are the same" {
   local t=$BATS_TEST_TMPDIR s
-  # zse-bench fails if an answer differs; with N tokens a guess, the counts do not depend on time
+  # zse-bench fails if an answer differs; --spec with a fixed number of tokens makes counts that do
+  # not depend on measured time
   zse-convert models/tiny-mtp -o "$t/mtp.zse" --quality fast >/dev/null 2>&1
   zse-convert models/tiny-draft -o "$t/draft.zse" --quality fast >/dev/null 2>&1
   for s in "$t/mtp.zse mtp:3 1.5" "$t/mtp.zse draft:4:$t/draft.zse 1.8" "$t/mtp.zse medusa:2:models/tiny-medusa 1.5"; do
@@ -143,13 +145,15 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
   check 'all(r["share"] > 0 and r["step_s"] > 0 for r in j["rows"]) and j["rows"][0]["speed_over_f16"] == 1 and j["rows"][0]["ratio"] == 1' <<<"$output"
   check 'j["rows"][0]["kv_bytes"] * 1901 == j["rows"][4]["kv_bytes"] * 17' <<<"$output"
   check '[r["kv_bytes"] for r in j["rows"][4:]] == sorted((r["kv_bytes"] for r in j["rows"][4:]), reverse=True)' <<<"$output"
-  # beside 4 bits the newest tokens and the first ones are read as f16
+  # with 4-bit keys and values the newest tokens and the first ones are kept as f16, so a context of
+  # 16 reads as many bytes as f16
   check '[r["bytes_over_f16"] == 1 for r in j["rows"][:4]] == [True, False, True, True] and j["rows"][7]["bytes_over_f16"] < 0.5' <<<"$output"
   check 'all(abs(r["bytes_over_f16"] * j["rows"][4]["kv_bytes"] - r["kv_bytes"]) < 1 for r in j["rows"][4:]) and "kl_mean" not in j["rows"][0]' <<<"$output"
   run --separate-stderr zse-bench kv "$MODEL" "$TEXT" --kv v=q4_0 --contexts 600 -r 1 --json
   check '[(r["kv"], r["context"]) for r in j["rows"]] == [("f16", 600), ("k=f16,v=i4", 600)]' <<<"$output"
   check 'j["rows"][0]["kl_mean"] == 0 and 0 < j["rows"][1]["kl_mean"] < 0.1' <<<"$output"
-  # the same distance as quality's, which scores the same positions of a text of one window
+  # the same distance as that of `zse-bench quality`, which scores the same positions if the text is
+  # one window
   q=$(zse-bench quality "$MODEL" "$MODEL" "$TEXT" --kv f16 --kv v=i4 --window 600 --windows 1)
   check "abs(j['rows'][1]['kl_mean'] - $(jq .kl_mean <<<"$q")) < 1e-12" <<<"$output"
   run -1 --separate-stderr zse-bench kv "$MODEL" /no/such -r 1
@@ -212,8 +216,8 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
   [ "$status" = 0 ] || { echo "$stderr"; return 1; }
   check 'j["prompt_tokens"] == 20 and j["repeats"] == 2 and j["prefill_alone_s"] > 0' <<<"$output"
   check 'set(j["warm"]["phases_s"]) == {"exec", "map", "open", "tokenize", "engine", "prefill", "first_token"} and all(v > 0 for v in j["warm"]["phases_s"].values())' <<<"$output"
-  # of two runs the medians are means: of the phases as of the whole, but for what lies between two
-  # phases
+  # the median of two runs is their mean, so the medians of the phases add up to that of the total,
+  # except for the time between two phases
   check '0.9 < sum(j["warm"]["phases_s"].values()) / j["warm"]["total_s"]["median"] < 1.1 and j["warm"]["ratio"] > 0 and j["warm"]["peer_total_s"]["median"] > 0' <<<"$output"
   check '"not_dropped" in j if j["dropped"] is None else j["dropped"]["total_s"]["median"] > 0' <<<"$output"
   grep -q -- "-m $MODEL -p .* -n 1 .*-t 1 " "$BATS_TEST_TMPDIR/peer.log"
@@ -331,8 +335,8 @@ assert q['positions'] == 31 and abs(q['top5_overlap'] - sum(overlap) / 31) < 1e-
 assert abs(q['cosine_median'] - sorted(cosine)[15]) < 1e-9 and abs(q['cosine_min'] - min(cosine)) < 1e-9, (q, cosine)
 assert 0.5 < q['top5_overlap'] < 1 and q['exact'] and q['weights_crc'] != q['reference_weights_crc']
 END
-  # neither the set of kernels nor the number of threads makes a difference, at conversion or after
-  # it
+  # kernels and number of threads change nothing, neither for the conversion nor for running its
+  # result
   head -c 700 LICENSE >"$d/text"
   zse-convert models/tiny -q nl4 --calibration "$d/text" --kernels ref -o "$d/ref.zse" >/dev/null
   zse-convert models/tiny -q nl4 --calibration "$d/text" --threads 1 -o "$d/one.zse" >/dev/null
@@ -396,7 +400,7 @@ END
   fails "No such file" limits --file /no/such/file
   fails "at least 2 MiB" limits --file LICENSE
   fails "No such file" coldstart /no/such/model
-  # of the memory that is told, half is read at most
+  # a measurement uses at most half of the memory that the machine claims to have
   mkdir -p "$BATS_TEST_TMPDIR/root/proc"
   printf 'MemTotal: 1000 kB\nMemFree: 1000 kB\nMemAvailable: 1000 kB\n' >"$BATS_TEST_TMPDIR/root/proc/meminfo"
   ZSE_SYSROOT=$BATS_TEST_TMPDIR/root fails "half of what this process can have is less" matmul --shape 64x64 --threads 1
@@ -418,7 +422,7 @@ case "\$1" in
 esac
 END
   printf '#!/bin/sh\nfor n in 1 4 8 16; do echo "{\\"pl\\": $n, \\"speed_tg\\": 5.0}"; done\n' >"$d/llama-batched-bench"
-  # the memory must be there for a while to be seen
+  # the process lives for two seconds, because its memory is found by sampling
   cat >"$d/llama-completion" <<'END'
 #!/usr/bin/env python3
 import sys, time
@@ -427,7 +431,7 @@ x = bytearray(b"1") * 50000000
 time.sleep(2)
 print("x")
 END
-  # the fork's options are others, and it refuses those that it lacks
+  # ik_llama.cpp has other options than llama.cpp, and refuses those that it lacks
   cat >"$ik/llama-bench" <<END
 #!/bin/sh
 echo "\$@" >>$ik/log
@@ -482,7 +486,7 @@ END
   [[ "$stderr" == *LLAMACPP* ]]
 }
 
-# served ARG...: zse-bench serve with the tiny model behind it
+# served ARG...: run zse-bench serve against a zse-serve with the tiny model
 served() {
   exec 4< <(exec env ZSE_HOME="$BATS_TEST_TMPDIR/home" zse-serve "$MODEL" --port 0 --quiet --name tiny 2>"$BATS_TEST_TMPDIR/serve.err")
   local pid=$! url rc
@@ -503,14 +507,14 @@ served() {
   check 'all(0 <= j[k]["p50"] <= j[k]["p90"] <= j[k]["p99"] <= j[k]["max"] for k in ("first_token_ms", "gap_ms", "request_ms"))' <<<"$output"
   served -p 100 -n 4 --rate 200 --requests 10 --shared 80 --background 2 --seed 7 --json
   check 'j["rate"] == 200 and j["concurrency"] == 0 and j["done"] == 10 and j["full_tokens_per_s"] is None' <<<"$output"
-  # whole blocks of the shared part, and of the template
+  # cached tokens are whole blocks of 16 of the shared part and of the template
   check '85 <= j["prompt_tokens"] <= 125 and 32 <= j["cached_tokens"] <= 96' <<<"$output"
   check 'j["background"]["streams"] == 2 and j["background"]["gap_ms"]["n"] > 0' <<<"$output"
   served --api completions -p 20 -n 8
   [[ "$output" == *"16 requests, 1 at once, 0 failed"*"first token "*"between tokens "* ]]
 }
 
-# A server that answers each request by what its number says.
+# A fake server whose answer depends on the number of the request: right, or one of several errors.
 @test "serve: what a server does wrong is counted, and the exit is 1" {
   command -v python3 >/dev/null || skip "no python3"
   cat >"$BATS_TEST_TMPDIR/stub.py" <<'END'
@@ -562,7 +566,7 @@ END
   d=$BATS_TEST_TMPDIR/peer
   mkdir "$d"
   printf '#!/bin/sh\n' | tee "$d/llama-bench" >"$d/llama-completion"
-  # -m MODEL --port N -t N -np N -c N --no-webui
+  # bench-vs calls it with -m MODEL --port N -t N -np N -c N --no-webui
   printf '#!/bin/sh\nexport ZSE_HOME=%s/home\nexec zse-serve "$2" --port "$4" --threads 1 --no-audit --quiet\n' "$d" >"$d/llama-server"
   chmod +x "$d"/llama-*
   cp "$MODEL" "$d/tiny.zse"
@@ -605,11 +609,11 @@ END
   [ "$status" = 0 ]
   check 'j["tokens"] == 5 and j["exact"] and j["logits"]["top1_agreement"] == 1 and j["logits"]["largest_difference"] == 0 and j["embed"]["largest"] > 0' <<<"$output"
   check '[r["layer"] for r in j["layers"]] == list(range(len(j["layers"]))) and all(r["largest_difference"] == 0 and abs(r["cosine"] - 1) < 1e-9 for r in j["layers"])' <<<"$output"
-  # the logits of the reference are those of zse-bench logits
+  # the logits in the reference are those that `zse-bench logits` writes
   zse-bench logits "$MODEL" --ids '1 5 9 12 40' -o "$t/logits" >/dev/null
   tail -c "$(stat -c %s "$t/logits")" "$t/ref/logits.npy" | cmp - "$t/logits"
-  # fewer bits: worse, the more layers the worse, but each layer alone is better than what it passes
-  # on
+  # with fewer bits the error grows from layer to layer; a layer that gets the exact input of the
+  # reference is nearer to its output
   zse-convert models/tiny -q m3 --quality fast -o "$t/m3.zse" >/dev/null
   run --separate-stderr zse-bench layers "$t/m3.zse" --ref "$t/ref" --json
   [ "$status" = 0 ]

@@ -18,9 +18,11 @@ teardown_file() {
   while read -r p; do kill "$p"; done <"$T/pids"
 }
 setup() { cd "$BATS_TEST_DIRNAME/../.." || exit 1; }
-# ask MODEL CALLS OPTION...: a question to the model of fake.py that says what to call
+# ask MODEL CALLS OPTION...: a question to MODEL of tests/serve/fake.py; CALLS is the question, a
+# JSON list of the calls that the model is to make
 ask() { run --separate-stderr zse-chat --url "$FAKE" -m "$1" -p "$2" "${@:3}" </dev/null; }
-# talk_to MODEL LINE...: on a terminal with the server plain
+# talk_to MODEL CONFIG LINE...: a conversation on a terminal, scripted by LINEs, with the MCP
+# servers of CONFIG
 talk_to() {
   printf '%s\n' "${@:3}" >"$T/script"
   NO_COLOR=1 run tests/lib/talk zse-chat --url "$FAKE" -m "$1" --mcp-config "$2" <"$T/script"
@@ -90,7 +92,7 @@ talk_to() {
   local id
   id=$(jq -r '.conversations[0].id' <<<"$output")
   [ "$(jq -r '.conversations[0].message_count' <<<"$output")" = 12 ]
-  # continued: the model gets calls and results again, as messages
+  # with --continue the model gets earlier calls and their results as messages
   run --separate-stderr zse-chat --url "$FAKE" -m echo --continue="$id" -p again </dev/null
   [ "$(jq -c '[.messages[].role] | .[:8]' <<<"$output")" = '["user","assistant","tool","assistant","user","assistant","tool","assistant"]' ] || { echo "$output"; return 1; }
   [ "$(jq -c '.messages[1].tool_calls[0] | [.function.name, .function.arguments]' <<<"$output")" = '["plain__call","{\"n\": 1}"]' ]

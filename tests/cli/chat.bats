@@ -77,7 +77,8 @@ print(f"{h:016x}-bf16.lock")')
   zse-chat models/tiny -p "What is 2+2?" >/dev/null 2>&1
   [ "$(count)" = 1 ]
   [ "$(cat "$XDG_CACHE_HOME"/zse/*.source)" = "$PWD/models/tiny" ]
-  # conversions that were interrupted long ago go, others may still be gone on with
+  # files of conversions that were interrupted long ago are removed; recent ones can still be
+  # resumed
   for name in old new; do
     for end in partial journal state-0; do : >"$XDG_CACHE_HOME/zse/.$name.zse.zse-$end"; done
   done
@@ -104,14 +105,14 @@ print(f"{h:016x}-bf16.lock")')
   [ "$(python3 -S -c 'import socket, subprocess, sys
 a, b = socket.socketpair(); a.sendall(b"one\ntwo\n"); a.close()
 subprocess.run(sys.argv[1:], stdin=b)' zse-chat "$MODEL" -n 1 --json -p Summarize: | field usage.prompt_tokens)" = "$both" ]
-  # nothing to add: an empty pipe, blanks, /dev/null, no standard input at all
+  # inputs with no text: an empty pipe, blanks, /dev/null, no standard input at all
   both=$(tokens -p Summarize: </dev/null)
   [ "$(printf '' | tokens -p Summarize:)" = "$both" ]
   [ "$(printf ' \n\n' | tokens -p Summarize:)" = "$both" ]
   [ "$(tokens -p Summarize: <&-)" = "$both" ]
-  # with an empty prompt it is the whole prompt; -p - is standard input alone
+  # with an empty -p the piped text is the whole prompt
   [ "$(echo "What is 2+2?" | ask -p '')" = "2 + 2 = 4" ]
-  # a pipe that stays silent is named, then waited for
+  # while nothing comes from a pipe, zse-chat says that it waits for standard input
   mkfifo "$BATS_TEST_TMPDIR/silent"
   ask -p "What is 2+2?" <"$BATS_TEST_TMPDIR/silent" >"$BATS_TEST_TMPDIR/out" 2>"$BATS_TEST_TMPDIR/err" 3>&- &
   exec 7>"$BATS_TEST_TMPDIR/silent"
@@ -154,7 +155,7 @@ subprocess.run(sys.argv[1:], stdin=b)' zse-chat "$MODEL" -n 1 --json -p Summariz
 
 @test "--spec mtp: the same tokens as without it; a layer that knows the next token is right; no such layer is refused" {
   local m t s temperatures='0 1' models=("qwen 0" "qwen 0.1" "deepseek state" "deepseek 0" "deepseek 0.1")
-  # for a sanitizer once the code, not all the numbers
+  # with a sanitizer run the code once, not with all models and temperatures
   [ -z "${ZSE_SANITIZED-}" ] || { temperatures=1; models=("${models[@]:0:3}"); }
   for m in "${models[@]}"; do
     set -- $m
@@ -190,7 +191,7 @@ subprocess.run(sys.argv[1:], stdin=b)' zse-chat "$MODEL" -n 1 --json -p Summariz
     zse-chat "$BATS_TEST_TMPDIR/m.zse" --exact --plan --json --spec $s | jq -e --slurpfile off "$BATS_TEST_TMPDIR/plan" \
       '.draft_bytes > 8e6 and .needed_bytes == $off[0].needed_bytes + .draft_bytes and ($off[0] | has("draft_bytes") | not)'
   done
-  # auto does without the layer where it cannot be used
+  # --spec auto does without the layer if it cannot be used
   for s in "--max-memory 1GB" "--window 64"; do
     # shellcheck disable=SC2086
     zse-chat "$BATS_TEST_TMPDIR/m.zse" $s --plan --json | jq -e 'has("draft_bytes") | not'
@@ -198,12 +199,13 @@ subprocess.run(sys.argv[1:], stdin=b)' zse-chat "$MODEL" -n 1 --json -p Summariz
     zse-chat "$BATS_TEST_TMPDIR/m.zse" $s -p hi -n 3 --ignore-eos >/dev/null
   done
   run -1 zse-chat "$MODEL" --plan --spec mtp
-  # a size is spent on the layers that make answers; then this one has what is left
+  # -m limits the size of the layers that make answers; the predictor's layer gets the type for
+  # which there is room left
   zse-convert "$BATS_TEST_TMPDIR/qwen0.1" -o "$BATS_TEST_TMPDIR/m.zse" -q mixed -m 130kB >/dev/null
   zse-info "$BATS_TEST_TMPDIR/m.zse" --json | jq -e '[.tensors[] | select(.name | test("^mtp.*_proj")) | .type] | unique == ["m2"]'
   zse-convert "$BATS_TEST_TMPDIR/qwen0.1" -o "$BATS_TEST_TMPDIR/m.zse" -q int8 -m 300kB >/dev/null
   zse-info "$BATS_TEST_TMPDIR/m.zse" --json | jq -e '[.tensors[] | select(.name | test("^mtp.*_proj")) | .type] | unique == ["nl4"]'
-  # one that is not wanted is left out without a note
+  # with --no-mtp the predictor's layer is left out, and no note says so
   run zse-convert "$BATS_TEST_TMPDIR/qwen0.1" -o "$BATS_TEST_TMPDIR/no.zse" -q f32 --no-mtp
   [ "$status" = 0 ]
   [[ $output != *skipped* ]]
@@ -304,7 +306,8 @@ E
   done
   zse-chat "$MODEL" --spec "medusa:2:$heads" --regex '[A-Z][a-z ]{20,40}' --seed 3 -p "$prompt" --ids >"$BATS_TEST_TMPDIR/g"
   diff <(zse-chat "$MODEL" --spec off --regex '[A-Z][a-z ]{20,40}' --seed 3 -p "$prompt" --ids) "$BATS_TEST_TMPDIR/g"
-  # accepted by their probability: other tokens with a temperature, the same without one
+  # --spec-exact distribution accepts drafted tokens by their probability: with a temperature other
+  # tokens than without drafts, without a temperature the same
   zse-chat "$MODEL" --spec "medusa:2:$heads" --spec-exact distribution --temp 0 -p "$prompt" -n 100 --ignore-eos --ids >"$BATS_TEST_TMPDIR/d0"
   diff <(zse-chat "$MODEL" --spec off --temp 0 -p "$prompt" -n 100 --ignore-eos --ids) "$BATS_TEST_TMPDIR/d0"
   zse-chat "$MODEL" --spec "medusa:2:$heads" --spec-exact distribution --temp 1 --seed 3 -p "$prompt" -n 100 --ignore-eos --ids --json |
@@ -334,7 +337,8 @@ E
       diff <(jq -c .ids "$BATS_TEST_TMPDIR/off") <(jq -c .ids "$BATS_TEST_TMPDIR/$s")
     done
   done
-  # ngram weighs measured time; with ngram:15 the counts depend on the model and the prompt alone
+  # `ngram` decides by measured time how much to draft; with ngram:15 the counts depend only on the
+  # model and the prompt
   jq -e '.speculation | .drafted_tokens >= .accepted_tokens' "$BATS_TEST_TMPDIR/ngram"
   jq -e '.speculation | .accepted_tokens > 0 and .drafted_tokens >= .accepted_tokens' "$BATS_TEST_TMPDIR/ngram:15"
   zse-chat "$MODEL" --spec ngram:1 --temp 1 --seed 3 -p "$prompt" -n 300 --ignore-eos --json >"$BATS_TEST_TMPDIR/one"
@@ -543,7 +547,7 @@ END
   [ "$(field messages <"$BATS_TEST_TMPDIR/again.json" | grep -c '"role": "system", "content": "Be brief."')" = 1 ]
   field messages <"$BATS_TEST_TMPDIR/again.json" | grep -q '"content": "one\\ntwo"'
   [ "$(stat -c %a "$XDG_STATE_HOME/zse/chat_history")" = 600 ]
-  # the history is there again: Ctrl-P brings the last line back
+  # the history of lines was saved: Ctrl-P brings the last line back
   printf 'expect >\nready\nkey p\nexpect /what\nkey d\nkey u\nkey d\nend 0\n' >"$BATS_TEST_TMPDIR/script"
   run tests/lib/talk zse-chat "$MODEL" <"$BATS_TEST_TMPDIR/script"
   [ "$status" = 0 ] && [[ "$output" == *$'\e[1m>\e[0m'* ]] || { echo "$output"; return 1; }
@@ -668,7 +672,8 @@ END
 }
 
 @test "Ctrl-C stops an answer, not the program" {
-  # Hello, and no W: not what is typed, which is echoed, twice if the editor was not ready
+  # the expression must match the answer, which is Hello with no W before it, not the question: what
+  # is typed is echoed, and twice if the editor was not ready
   printf 'expect >\nsend hello\nexpect Hello\nkey c\nexpect stopped\nexpect >\nsend What is 2+2?\nexpect 2\\+2\\?\\s+(\\x1b\\[\\?2004l)?[0-9A-VX-Za-z]\nkey c\nexpect stopped\nexpect >\nsend /exit\nend 0\n' >"$BATS_TEST_TMPDIR/script"
   run tests/lib/talk zse-chat "$MODEL" --temp 0 --ignore-eos -n 0 --kernels ref --threads 1 <"$BATS_TEST_TMPDIR/script"
   [ "$status" = 0 ] || { echo "$output"; return 1; }

@@ -15,7 +15,7 @@ teardown() {
   [ -z "${PID2:-}" ] || { kill "$PID2"; wait "$PID2"; } 2>/dev/null || true
   [ -z "${MOUNTED:-}" ] || umount "$ZSE_HOME"
 }
-# serve OPTION...: a server without a model; its address is in $URL, its number in $PID
+# serve OPTION...: a server without a model; its address is in $URL, its process id in $PID
 serve() {
   exec 5< <(exec zse-serve --port 0 "$@" 2>>"$T/err")
   PID=$!
@@ -28,7 +28,7 @@ post() { curl -s "${KEY[@]}" -X POST "$1" -d "$2"; }
 patch() { curl -s "${KEY[@]}" -X PATCH "$1" -d "$2"; }
 delete() { curl -s "${KEY[@]}" -X DELETE "$1"; }
 status() { curl -s -o "$T/answer" -w '%{http_code}' "${KEY[@]}" "$@"; }
-# refused STATUS CODE ARGUMENT...: whether the request is refused so
+# refused STATUS CODE ARGUMENT...: whether the request is refused with this status and error code
 refused() {
   [ "$(status "${@:3}")" = "$1" ] && [ "$(jq -r .error.code "$T/answer")" = "$2" ] || { cat "$T/answer"; return 1; }
 }
@@ -186,7 +186,7 @@ END
   get "$C/$id/messages?branch=active" | jq -e '[.messages[].content] == ["Hello", "Hi"]'
   refused 422 invalid_value "$C/import" -d '{"format":"chatgpt","conversation":{"title":"none"}}'
   refused 422 invalid_value "$C/import" -d '{"format":"open-webui","conversation":[]}'
-  # LM Studio: versions become branches, thoughts are left out
+  # a conversation of LM Studio: versions of a message become branches, reasoning is left out
   one='{"name":"Studio","createdAt":1723000000000,"systemPrompt":"Be brief.","messages":[
     {"versions":[{"type":"singleStep","role":"user","content":[{"type":"text","text":"Hello"},{"type":"file","fileIdentifier":"x"}]}],"currentlySelected":0},
     {"versions":[{"type":"multiStep","role":"assistant","senderInfo":{"senderName":"llama3"},"steps":[{"type":"contentBlock","content":[{"type":"text","text":"first"}]}]},
@@ -398,7 +398,8 @@ END
 # ---- zse-chat ----
 
 convert_tiny() { zse-convert models/tiny -o "$T/tiny.zse" --quality fast >/dev/null; }
-# talk LINE...: a conversation of zse-chat with the arguments in $CHAT
+# talk LINE...: a conversation on a terminal, scripted by LINEs, of zse-chat with the arguments in
+# $CHAT
 talk() { printf '%s\n' "$@" | tests/lib/talk zse-chat "${CHAT[@]}" >"$T/said" || { cat "$T/said"; return 1; }; }
 
 @test "/undo takes back a turn, also in the history, and /retry answers again" {
@@ -411,7 +412,8 @@ talk() { printf '%s\n' "$@" | tests/lib/talk zse-chat "${CHAT[@]}" >"$T/said" ||
   zse-chat --history --json >"$T/list"
   id=$(jq -r '.conversations[0].id' "$T/list")
   jq -e '.total == 1 and .conversations[0].message_count == 4' "$T/list" || { cat "$T/list"; return 1; }
-  # a conversation that goes on knows what can be taken back; the only turn takes the record with it
+  # with --continue /undo also removes earlier turns; without its last turn the conversation is
+  # removed from the history
   CHAT=("$T/tiny.zse" --temp 0 "--continue=$id")
   talk 'expect >' 'send /undo' ready 'send /undo' ready 'send /undo' 'expect there is no question yet' ready 'key d' 'end 0'
   run zse-chat --history --json
@@ -437,7 +439,7 @@ talk() { printf '%s\n' "$@" | tests/lib/talk zse-chat "${CHAT[@]}" >"$T/said" ||
   [ "$status $output $stderr" = "1  zse-chat: no conversation contains 'giraffe'" ]
   run zse-chat --history giraffe --json
   [ "$status $(jq -c .results <<<"$output")" = "1 []" ]
-  # by the beginning of its id, in one prompt, and on the terminal
+  # --continue with the beginning of an id and a single prompt; -c on a terminal
   [ "$(zse-chat "--continue=${id:0:9}" "$T/tiny.zse" --temp 0 -p "What is 5+5?")" = "5 + 5 = 10" ]
   CHAT=(-c "$T/tiny.zse" --temp 0)
   talk 'expect My sums, 7 messages' 'expect user: What is 5.5[?]' 'expect assistant: 5 . 5 = 10' ready 'send And 1+1?' 'expect = 2' ready 'key d' 'end 0'

@@ -77,7 +77,8 @@ P
   convert -o "$T/t2.zse" -q t2 --quality fast --tensors >"$T/out"
   grep -Eq '^layers.1.up_proj.weight +BF16 +t2' "$T/out"
   grep -Eq '^embed.weight +BF16 +m6' "$T/out"
-  # a matrix that was trained ternary has one scale: as few copies of it as the layout takes
+  # BitNet was trained with ternary weights and has one scale per matrix: the largest group, 256,
+  # makes the fewest copies of it
   zse-convert -n --synthetic BitNet-2B-4T -q t2 --quality fast --tensors --json >"$T/j"
   [ "$(field tensors.2.type <"$T/j") $(field tensors.2.group_size <"$T/j")" = "t2 256" ]
   convert -n -q t2 --quality fast --tensors --json >"$T/j"
@@ -267,7 +268,7 @@ P
   fi
   convert -o "$T/full.zse" -q f32 --quality fast >/dev/null
   cp "$T/full.zse" "$T/old"
-  # SIGXFSZ ignored: writing beyond the limit fails like a full disk
+  # with SIGXFSZ ignored, writing beyond the limit of ulimit -f fails as on a full disk
   run -1 bash -c "trap '' XFSZ; ulimit -f 300; zse-convert models/tiny -o '$T/full.zse' --quality fast"
   [[ "$output" == *"$T"* ]]
   cmp "$T/full.zse" "$T/old"
@@ -291,7 +292,7 @@ P
   local signals='INT TERM KILL'
   [ -z "${ZSE_SANITIZED-}" ] || signals='INT KILL'        # one function takes both
   for signal in $signals; do
-    # a shell without job control ignores SIGINT in its children; python gives it back
+    # the shell lets its background processes ignore SIGINT; python restores it
     python3 - "$T" $signal <<'P'
 import glob, signal, subprocess, sys, time
 t, name = sys.argv[1], sys.argv[2]
@@ -373,7 +374,7 @@ with open(d + '/model.safetensors', 'wb') as f:
 P
   size=$(stat -c %s "$T/big/model.safetensors")
   [ "$size" -gt 200000000 ]
-  # RssAnon: memory of its own, without pages of files
+  # RssAnon is the private memory of the process, without pages of mapped files
   zse-convert "$T/big" -o "$T/big.zse" -q int8 --quality fast >/dev/null 2>&1 &
   pid=$!
   peak=0
@@ -475,13 +476,14 @@ with open(f"{out}/model.safetensors", "wb") as f:
     f.write(struct.pack("<Q", len(text)) + text + (values * (at // len(values) + 1))[:at])
 END
   [ "$(stat -c %s "$T/moe/model.safetensors")" -gt 12600000 ]
-  # private memory, kilobytes: less than the experts have, of which one has 393
+  # ulimit -d: private memory in kB, less than all experts take; one expert takes 393 kB
   run bash -c 'ulimit -d 10000; exec zse-convert "$1" -o "$2" -q nl4 --quality fast --threads 1' - "$T/moe" "$T/moe.zse"
   [ "$status" = 0 ] || { echo "$output"; return 1; }
   run bash -c 'ulimit -d 500; exec zse-convert "$1" -o "$2" -q nl4 --quality fast --threads 1' - "$T/moe" "$T/less.zse"
   [ "$status" != 0 ]
   [ ! -e "$T/less.zse" ]
-  # best: with its own tables, 40 MB in memory or mostly in unnamed files; the same bytes
+  # --quality best collects tables of statistics, 40 MB: in memory, or with --calibration-memory
+  # mostly in unnamed files; the result is the same
   cp models/tiny/tokenizer*.json "$T/moe"
   head -c 10000 LICENSE >"$T/text"
   zse-convert "$T/moe" -o "$T/moe.zse" --force --quality best --calibration "$T/text" --threads 1 --json >"$T/json" 2>"$T/err"

@@ -59,7 +59,7 @@ END
   [[ $stderr != *"did you mean"* ]]
   run -2 --separate-stderr zse-bench --frobnicate
   [[ $stderr != *"did you mean"* ]]
-  # a word that is nothing at all does not become a name on the hub
+  # a word that is neither a command nor a file must not be looked for on a hub
   HF_ENDPOINT=http://127.0.0.1:9 run -2 --separate-stderr zse-bench kernel
   [ "${stderr_lines[0]}" = "zse-bench: 'kernel' is neither a command nor a file or model here (models on the hub are named org/name)" ]
   for line in "zse-info nosuch" "zse-chat nosuch -p hi" "zse-convert nosuch -o x.zse"; do
@@ -117,9 +117,9 @@ rendered() {
   printf '%s\n' --retry --fail --unix-socket --cflags --libs >>"$options"    # of curl and pkg-config, in examples
   for page in man/*; do
     rendered "${page##*/}" >"$BATS_TEST_TMPDIR/page"
-    # a Fl macro goes on to the end of its line: "--strict; -why -there -are none"; no option here
-    # has one dash and several letters, but -inf is a number,
-    # and openssl's options are written so
+    # a macro Fl applies to the rest of its line, and wrong use renders words like "--strict; -why
+    # -there -are none".  Our options with one dash have one letter; -inf is a number, and openssl's
+    # options do have one dash.
     words=$(grep -oE -- "(^|[ (,;])-[a-z][a-z-]+" "$BATS_TEST_TMPDIR/page" | grep -vxE -- ' -(inf|algorithm|in|out|pubout)' || true)
     [ -z "$words" ] || { echo "$page: $words"; return 1; }
     words=$(grep -oE -- "(^|[^-a-z])--[a-z][a-z0-9-]*" "$BATS_TEST_TMPDIR/page" | grep -oE -- '--[a-z0-9-]+' | sort -u | grep -vxFf "$options" || true)
@@ -174,14 +174,14 @@ rendered() {
     if command -v zsh >/dev/null; then zsh -n "completions/_$p"; fi
     if command -v fish >/dev/null; then fish -n "completions/$p.fish"; fi
   done
-  # zsh ends the name of an argument at a colon
+  # zsh: the description of an argument ends at a colon, so a colon in it must be escaped
   run grep -nE '\]:' completions/_*
   [ "${#lines[@]}" -gt 50 ]
   bad=$(printf '%s\n' "${lines[@]}" | grep -vE '\]:([^:\\]|\\.)+:[^:]*$' || true)
   [ -z "$bad" ] || { echo "$bad"; return 1; }
 }
 
-# completed WORD... : the words that bash offers for the last one
+# completed WORD...: the words that bash offers to complete the last WORD
 completed() {
   (
     COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)) COMPREPLY=()
@@ -229,7 +229,8 @@ completed() {
   [ -z "$left" ] || { echo "$left"; return 1; }
 }
 
-# Names of all keys at any depth, except below config and the like, which other projects name.
+# The names of all JSON keys at any depth, except those in config and similar objects, whose names
+# are other projects'.
 keys() {
   jq -r 'del(.config?, .[]?.config?, .hf_config_json?, .memory?.by_type?, .memory?.by_role?) | [paths | map(select(type == "string")) | last | select(. != null)] | unique[]' "$1"
 }
@@ -297,7 +298,7 @@ update -qq
 @test "HACKING.md names files, folders and functions that exist" {
   local word
   git grep -hoE '\b[a-z_0-9]+\(' -- '*.[ch]' '*.cu' '*.cuh' '*.inc' | sort -u >"$BATS_TEST_TMPDIR/functions"
-  # words in backquotes: those that look like a path or a function must be one
+  # words in backquotes that look like a path or a function must name an existing one
   grep -oE '`[^` ]+`' HACKING.md | tr -d '`' | sort -u >"$BATS_TEST_TMPDIR/words"
   grep -oE '(^|[ "])(scripts|tests)/[A-Za-z0-9_./-]+' HACKING.md | tr -d ' "' | grep -v '^tests/unit$' >>"$BATS_TEST_TMPDIR/words"
   [ "$(wc -l <"$BATS_TEST_TMPDIR/words")" -gt 80 ]
@@ -335,7 +336,7 @@ update -qq
   for package in $(sed -nE 's/^build="(.*)"/\1/p' scripts/deps | tr ' ' '\n' | grep -E '^(lib.*-dev|zlib1g-dev|pkg-config)$' | grep -v '^libc6'); do
     grep -qE "^ $package(,| <|$)" debian/control || { echo "debian/control lacks $package"; return 1; }
   done
-  # the unit is that of scripts/deploy, with the folder of the package
+  # the Debian package installs the unit of scripts/deploy, with its own path of the program
   grep -q "scripts/deploy/zse-serve.service" debian/rules
   grep -q '^ExecStart=/usr/local/bin/zse-serve ' scripts/deploy/zse-serve.service
 }

@@ -95,7 +95,7 @@ EOT
   [ "$(jq -c '.data[2047].embedding' "$BATS_TEST_TMPDIR/all")" = "$(post embeddings '{"model":"embed","input":"the dog"}' | jq -c '.data[0].embedding')" ]
   jq -c '.input += ["cat"]' "$BATS_TEST_TMPDIR/body" >"$BATS_TEST_TMPDIR/more"
   [ "$(curl -s "$URL/v1/embeddings" -d @"$BATS_TEST_TMPDIR/more" | jq -r .error.message)" = "2049 prompts, expected 1 to 2048" ]
-  # a client that leaves in the middle takes its texts along
+  # if a client leaves, its texts that are waiting are dropped
   jq -c '.input |= map(. + " cat dog sat ran far away the a")' "$BATS_TEST_TMPDIR/body" >"$BATS_TEST_TMPDIR/long"
   (set +e; timeout 0.05 curl -s "$URL/v1/embeddings" -d @"$BATS_TEST_TMPDIR/long" >/dev/null; true)
   [ "$(post embeddings '{"model":"embed","input":"cat"}' | jq -c '.data | length')" = 1 ]
@@ -108,7 +108,7 @@ EOT
   for _ in $(seq 40); do long+=" cat"; done
   [[ $(reason embeddings "{\"model\":\"embed\",\"input\":\"$long\"}") == *"has 43 tokens, the context of embed is 24 tokens"* ]]
   [ "$(post embeddings "{\"model\":\"embed\",\"input\":\"$long\",\"truncate_prompt_tokens\":-1}" | jq .usage.prompt_tokens)" = 24 ]
-  # the last token is [SEP], as of a text of that length
+  # a text that is cut still ends with [SEP], like a shorter text
   [ "$(post embeddings "{\"model\":\"embed\",\"input\":\"$long\",\"truncate_prompt_tokens\":5}" | jq -c '.data[0].embedding')" = \
     "$(post embeddings '{"model":"embed","input":"the cat cat"}' | jq -c '.data[0].embedding')" ]
   [[ $(reason score "{\"model\":\"rerank\",\"text_1\":\"$long\",\"text_2\":\"$long\"}") == *"both texts have 85 tokens, rerank takes 64"* ]]
@@ -125,7 +125,7 @@ EOT
   post score '{"model":"rerank","text_1":"cat","text_2":["a dog ran","the cat sat","far away"]}' >"$T/s"
   [ "$(jq '.data[1].score' "$T/s")" = "$(post score '{"model":"rerank","text_1":["dog","cat"],"text_2":["a","the cat sat"]}' | jq '.data[1].score')" ]
   [ "$(jq -c '[.data | to_entries | sort_by(-.value.score) | .[:2][].key]' "$T/s")" = "$(jq -c '[.results[].index]' "$T/r")" ]
-  # the second text has another type of tokens: the order of the texts matters
+  # tokens of the second text have another token type, so the order of the two texts matters
   [ "$(post score '{"model":"rerank","text_1":"cat","text_2":"dog"}' | jq '.data[0].score')" != "$(post score '{"model":"rerank","text_1":"dog","text_2":"cat"}' | jq '.data[0].score')" ]
   [ "$(post score '{"model":"embed","text_1":"cat","text_2":["cat","dog ran"]}' | jq -c '[.data[].score | . > 0.999999]')" = "[true,false]" ]
   [[ $(reason rerank '{"model":"rerank","documents":["a"]}') == "query: missing" ]]
@@ -152,7 +152,7 @@ EOT
   curl -s "$URL/api/rag/documents" -d '{"name":"far away.md","content":"# home\n\nthe cat sat on a mat"}' >/dev/null
   curl -s "$URL/api/rag/documents" -d '{"name":"b","content":"a dog ran far away"}' >/dev/null
   await says '["embed",true,0]' ready
-  # a passage is embedded with its place before it
+  # the text that is embedded for a passage begins with the document's name and heading
   curl -s "$URL/api/rag/search" -d '{"query":"cat","mode":"vector","top_k":2}' >"$T/hits"
   local text
   text=$(curl -s "$URL/v1/embeddings" -d '{"model":"embed","input":["query: cat","far away > home\n# home\n\nthe cat sat on a mat"]}' |
@@ -183,7 +183,7 @@ EOT
   search '{"query":"cat dog","top_k":10}' >"$T/hits"
   [ "$(jq -c '[.reranked_by, (.results | length)]' "$T/hits")" = '["rerank",5]' ]
   [ "$(jq '[.results[].score] | . == (sort | reverse) and (unique | length) == 5' "$T/hits")" = true ]
-  # the scores are those of /v1/score; a long passage is cut to what the model takes
+  # the scores are those of /v1/score; a passage that is too long is cut to the model's context
   curl -s "$URL/v1/score" -d '{"model":"rerank","text_1":"cat dog","text_2":["the cat sat","a dog ran","far away the cat","cat cat cat"]}' >"$T/s"
   [ "$(jq '[.data[].score * 1e5 | round] | sort' "$T/s")" = "$(jq '[.results[] | select(.chunk.content | length < 40) | .score * 1e5 | round] | sort' "$T/hits")" ]
   [ "$(search '{"query":"cat dog","top_k":2}' | jq -c '[.results[].chunk.id]')" = "$(jq -c '[.results[:2][].chunk.id]' "$T/hits")" ]
@@ -217,20 +217,21 @@ EOT
   done
   curl -s "$URL/v1/score" -d '{"model":"plain","text_1":"cat dog","text_2":["the cat sat","a dog ran","cat cat cat"]}' >"$T/s"
   [ "$(search '{"query":"cat dog"}' | jq -c '[.results[].score * 1e5 | round] | sort')" = "$(jq -c '[.data[].score * 1e5 | round] | sort' "$T/s")" ]
-  # of a long query the end is read, in which a chat has its question
+  # only the end of a long query is used, because the question of a chat is there
   local pasted="the mat . far away"
   for i in {1..8}; do pasted+=" $pasted"; [ ${#pasted} -lt 2000 ] || break; done
   score() { search "$1" | jq '[.results[] | select(.document_name == "a dog ran").score]'; }
   [ "$(score "{\"query\":\"far $pasted a dog ran\"}")" = "$(score "{\"query\":\"cat $pasted a dog ran\"}")" ]
   [ "$(score "{\"query\":\"$pasted a dog ran\"}")" != "$(score "{\"query\":\"$pasted a dog sat\"}")" ]
-  # they wait for the model, and so do 40 searches at once; deleting and listing go on meanwhile
+  # with --max-queue 2 most texts must wait for the model, and yet 40 searches at once all succeed
   local i many=()
   for ((i = 0; i < 1600; i++)); do echo "cat $i dog the mat on which the cat sat while a dog ran far away to its home, ."; done >"$T/long"
   jq -n --rawfile t "$T/long" '{name: "long", content: $t}' | curl -s "$URL/api/rag/documents" -d @- >/dev/null
   for ((i = 0; i < 40; i++)); do many+=("$URL/api/rag/search"); done
   curl -sZ --parallel-immediate --parallel-max 40 "${many[@]}" -d '{"query":"cat dog","top_k":40}' -w '\n' >"$T/all"
   [ "$(jq -r .reranked_by "$T/all" | sort | uniq -c | xargs)" = "40 plain" ]
-  # the client leaves: its pairs are cancelled, and those that have not been sent never are
+  # when the clients leave, texts that wait for the model are cancelled and the rest is never sent
+  # to it
   sent() { curl -s "$URL/api/batching" | jq '.engines.plain.submitted'; }
   more() { [ "$(sent)" -gt "$1" ]; }
   idle() { [ "$(curl -s "$URL/api/batching" | jq '.engines.plain | .processing + .queued')" = 0 ]; }

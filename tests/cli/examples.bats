@@ -5,7 +5,8 @@ bats_require_minimum_version 1.5.0
 
 setup_file() {
   export ZSE_HOME=$BATS_FILE_TMPDIR/home ZSE_SYSROOT=$BATS_FILE_TMPDIR/root
-  # a machine of little memory: speeds are measured in less of it, and in less time
+  # pretend that the machine has little memory: speeds are then measured with less of it, which is
+  # faster
   mkdir -p "$ZSE_SYSROOT/proc"
   printf 'MemTotal: 400000 kB\nMemFree: 400000 kB\nMemAvailable: 400000 kB\n' >"$ZSE_SYSROOT/proc/meminfo"
   cd "$BATS_TEST_DIRNAME/../.." || exit 1
@@ -17,7 +18,7 @@ setup_file() {
   printf 'What is 2+2?\nWhat is the capital of France?\n' >"$t/prompts.txt"
 }
 
-# In a folder with the files that the pages speak of.
+# Each test runs in a folder with the files that the examples name.
 setup() {
   ROOT=$(cd "$BATS_TEST_DIRNAME/../.." && pwd)
   cd "$BATS_TEST_TMPDIR" || exit 1
@@ -25,8 +26,8 @@ setup() {
   ln -s "$ROOT/models" "$ROOT/README.md" .
 }
 
-# Each command that begins with "$ ", with the lines below it that are further to the right; \0
-# after each.
+# examples PAGE: the commands of a man page, each ended by \0.  A command is a line that begins with
+# "$ ", and the following lines that are indented more.
 examples() {
   mandoc -Tascii -Owidth=1000 "$ROOT/man/$1" | col -bx | awk '
     { match($0, /^ */); column = RLENGTH }
@@ -40,7 +41,8 @@ run_page() {
   local n=0 line
   while IFS= read -r -d '' line; do
     n=$((n + 1))
-    # a short text: the usual one takes as long as all other lines of the page together
+    # a short text for calibration: with the default one this command takes as long as all others of
+    # the page
     line=${line/--quality best/--quality best --calibration text.txt}
     bash -e -o pipefail -c "trap 'kill \$! 2>/dev/null' ERR; $line" </dev/null >out 2>err 3>&- || { echo "$1: $line: exit $?"; cat err; return 1; }
     [ -s out ] || [[ $line == *" -o "* || $line == *cmp* ]] || { echo "$1: $line: said nothing"; return 1; }
@@ -62,7 +64,8 @@ run_page() {
 
 @test "zse(7): its examples" { run_page zse.7; }
 
-# Times and measured figures differ; "..." stands for what is left out.
+# Replace times and measured numbers, which differ from run to run; "..." in a page stands for lines
+# that are left out.
 mask() { sed -E 's/[0-9.]+ s$/T s/; /kl_mean/s/[0-9.]+/N/g' "$@"; }
 
 check_output() {
@@ -95,7 +98,7 @@ check_output() {
   [ "$n" -ge 9 ] || { echo "only $n examples"; return 1; }
 }
 
-# A page may say more than --help, but no other default.
+# A man page may say more than --help, but must not state another default.
 @test "the defaults that --help and the man page state are the same" {
   local p name default page
   for p in zse-convert zse-info zse-chat zse-serve zse-bench zse-audit zse-apikey; do

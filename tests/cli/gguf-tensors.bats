@@ -6,7 +6,8 @@ bats_require_minimum_version 1.5.0
   dir=$ZSE_ORACLES/models/gguf
   [ -d "$dir" ] || skip "no oracles at $ZSE_ORACLES"
   n=0
-  # of each file every tensor; with a sanitizer one of each type: the same code decodes the others
+  # all tensors of each file; with a sanitizer one of each type, because the same code decodes the
+  # others
   some='.[]' least=600
   [ -z "${ZSE_SANITIZED-}" ] || some='unique_by(.value.type)[]' least=60
   for json in "$dir"/*.json; do

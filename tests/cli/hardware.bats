@@ -1,5 +1,5 @@
-# hardware.bats - zse-hardware on this machine, on canned trees, and with a management library of
-# GPUs that tells what we want.
+# hardware.bats - zse-hardware on this machine, on fake /proc and /sys trees, and with a fake GPU
+# management library whose answers the tests choose.
 bats_require_minimum_version 1.5.0
 
 setup() {
@@ -7,7 +7,7 @@ setup() {
   T=$BATS_TEST_TMPDIR
 }
 
-# canned KIB_TOTAL KIB_AVAILABLE: a tree with a small machine in $T/root
+# canned KIB_TOTAL KIB_AVAILABLE: make a fake /proc and /sys of a small machine in $T/root
 canned() {
   mkdir -p "$T/root/proc/self" "$T/root/sys/fs/cgroup/job" "$T/root/sys/devices/system/cpu/cpu0/cpufreq"
   printf 'MemTotal: %s kB\nMemFree: %s kB\nMemAvailable: %s kB\n' "$1" "$2" "$2" >"$T/root/proc/meminfo"
@@ -15,7 +15,7 @@ canned() {
   echo 0-3 >"$T/root/sys/devices/system/cpu/online"
   echo powersave >"$T/root/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"
 }
-# group LIMIT USED: a control group of version 2 around this process
+# group LIMIT USED: add a control group of version 2 to it, with this process as a member
 group() {
   echo '0::/job' >"$T/root/proc/self/cgroup"
   echo '31 30 0:29 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw' >"$T/root/proc/self/mountinfo"
@@ -164,11 +164,11 @@ C
 @test "recommend: what fits only with layers in the machine's memory" {
   canned 16000000 9000000                 # kB
   zse-hardware recommend --root "$T/root" --vram 3 --json >"$T/j"
-  # each alone is too large, on the GPU at most 90 % of 3 GB, beside it at most 90 % of 9.2; models
-  # that fit alone are not named twice
+  # a model is listed under hybrid if it is too large for the GPU alone (90 % of 3 GB) but fits with
+  # the memory beside it (90 % of 9.2 GB); then it is not in the other list
   jq -e '(.hybrid | length) > 2 and all(.hybrid[]; .bytes > 2.7e9 and .bytes <= 2.7e9 + 8.3e9 and .gpu_layers >= 1 and .gpu_layers < .layers and .decode_tokens_per_s == null) and
     ([.models[].model_id] - ([.models[].model_id] - [.hybrid[].model_id]) == []) and all(.models[]; has("gpu_layers") | not)' "$T/j" || { cat "$T/j"; return 1; }
-  # more of the GPU, more layers; all of them, and it is no longer a hybrid
+  # more GPU memory takes more layers; if all layers fit, the model is no longer under hybrid
   layers() { zse-hardware recommend --root "$T/root" --vram "$1" --model 7B --json | jq -r '[(.models | length), (.hybrid[0].gpu_layers // 0)] | join(" ")'; }
   read -r few_alone few < <(layers 2)
   read -r more_alone more < <(layers 4)

@@ -51,7 +51,8 @@ setup_file() {
 
 teardown_file() { kill "$(cat "$T/hub.pid")"; }
 
-# The tiny model in three shards with an index, beside a second copy that is not needed.
+# Make the tiny model in three shards with an index, beside other copies of the weights that must
+# not be downloaded.
 split_model() {
   python3 tests/hub/shards.py models/tiny "$T/shards" 3
   echo 'a second copy' >"$T/shards/consolidated.safetensors"
@@ -69,7 +70,8 @@ setup() {
   COMMIT=a1b2c3d4e5f60718293a4b5c6d7e8f9001122334
   curl -s "$HUB/_reset" -d ''
 }
-# memory KIB: a machine with so much; speeds are measured in half of it at most
+# memory KIB: pretend that the machine has this much memory; measuring speeds uses at most half of
+# it
 memory() {
   export ZSE_SYSROOT=$BATS_TEST_TMPDIR/root
   mkdir -p "$ZSE_SYSROOT/proc"
@@ -78,15 +80,16 @@ memory() {
 fault() { curl -s "$HUB/_fault" -d "$1"; }
 requests() { curl -s "$HUB/_log"; }
 asked() { requests | grep -Eq "$1"; }
-# The bounds of all ranges that were asked for are in order.
+# In every range that was requested the end is not before the beginning.
 ranges_in_order() { requests | awk 'match($0, /bytes=[0-9]+-[0-9]+/) { split(substr($0, RSTART + 6, RLENGTH - 6), at, "-"); if (at[2] + 0 < at[1] + 0) { print; bad = 1 } } END { exit bad }'; }
 never_asked() { if asked "$1"; then requests; return 1; fi; }
 held() { [ "$(requests | grep -c ' cdn$')" = 4 ]; }
 written_down() { [ -s "$(find "$REPO/blobs" -name '*.zse-ranges' 2>/dev/null)" ]; }
-# bf16: nothing is searched for, so what takes the time is the download.
+# Type bf16, because a conversion without a search for the best codes takes less time than the
+# download.
 convert() { rm -f "$BATS_TEST_TMPDIR/m.zse"; run --separate-stderr zse-convert "${1:-test/tiny}" -o "$BATS_TEST_TMPDIR/m.zse" -q bf16; }
 answers() { [ "$(zse-chat "$1" --temp 0 -p 'What is 2+2?' 2>>"$BATS_TEST_TMPDIR/notes")" = "2 + 2 = 4" ]; }
-# The download is there under its names, and nothing is left of how it came.
+# All files of the download have their final names, and no temporary files are left.
 complete() {
   local f
   for f in NOTICE config.json generation_config.json tokenizer.json tokenizer_config.json model.safetensors; do
@@ -330,7 +333,7 @@ complete() {
   convert
   [ "$status" = 0 ] && [[ $stderr == *"the hub asks to wait 1 s"* ]] || { echo "$stderr"; return 1; }
   complete
-  # after a cut only the rest was asked for: of those of the first four ranges that came first
+  # one of the first four ranges was cut, and the next request asked only for the rest of it
   asked 'model.safetensors bytes=(100000|624288|1148576|1672864)-'
 }
 
@@ -472,8 +475,8 @@ complete() {
   complete
 }
 
-# The tiny model in three shards, the last one held back; the conversion has written something of
-# the others.
+# half_converted: whether the conversion has written something.  convert_held: start a conversion of
+# three shards, of which the hub holds the last one back, and wait until that is so.
 half_converted() { [ -n "$(find "$BATS_TEST_TMPDIR" -name '.m.zse.zse-*' -size +100k)" ]; }
 convert_held() {
   fault '{"file":"model-00003-of-00003.safetensors","kind":"hold","at":"cdn","if_range":"bytes=524288-"}'
@@ -501,14 +504,14 @@ nothing_left() { [ -z "$(find "$BATS_TEST_TMPDIR" -name '*m.zse*')" ]; }
   cmp "$BATS_TEST_TMPDIR/want.zse" "$BATS_TEST_TMPDIR/m.zse"
   [ -z "${ZSE_SANITIZED:-}" ] || return 0
   rm -rf "$HF_HOME"
-  # with the model run through text, layer by layer
+  # the default quality, for which the model computes a calibration text layer by layer
   run --separate-stderr zse-convert test/layers -o "$BATS_TEST_TMPDIR/m.zse" --force
   [ "$status" = 0 ] || { echo "$stderr"; return 1; }
   zse-convert "$BATS_TEST_TMPDIR/$COMMIT" -o "$BATS_TEST_TMPDIR/want.zse" >/dev/null
   cmp "$BATS_TEST_TMPDIR/want.zse" "$BATS_TEST_TMPDIR/m.zse"
 }
 
-# Of a conversion without a place of its own.
+# Whether a conversion that keeps its result in the cache has written something.
 kept_half() { [ -n "$(find "$XDG_CACHE_HOME" -name '.*.part.zse-*' -size +100k)" ]; }
 
 @test "zse-chat also converts while it downloads; a second one waits, and the conversion is not repeated" {

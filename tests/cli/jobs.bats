@@ -76,7 +76,7 @@ refused() { order "$1" | jq -r '.error | "\(.code): \(.message)"'; }
   next=$(order '{"source":"test/tiny","kind":"download"}' | jq -r .id)
   await eval "[ \"\$(admin $URL/api/models/jobs/$id | jq '.progress.done // 0')\" -gt 100000 ]"
   [ "$(state "$next")" = queued ]
-  # when memory runs out, the kernel ends the job and not the server
+  # if memory runs out, the kernel must kill the job, not the server
   [ "$(cat "/proc/$(cat "/proc/$MAIN_PID"/task/*/children | head -1 | tr -d ' ')/oom_score_adj")" = 1000 ]
   [[ "$(refused '{"source":"test/tiny","name":"half"}')" == "job_exists: job $id does that already" ]]
   [ "$(admin -X POST "$URL/api/models/jobs/$id/resume" | jq -r .error.code)" = job_not_ended ]

@@ -36,7 +36,7 @@
   [ "$status" = 0 ] || { echo "$output" | grep '^tsort:'; return 1; }
 }
 
-# Sets of kernels and the two runtimes of a device define the same structs, each for itself.
+# The kernel sets, and the two runtimes of a device, each define structs with the same tags.
 @test "a name leads to one place: no two files of the programs share a name, no two structs a tag" {
   names=$(find libcommon gpu cmd lib -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | sed 's|.*/||' | sort | uniq -d)
   [ "$names" = internal.h ] || { echo "$names"; return 1; }
@@ -51,7 +51,8 @@
   [ -z "$bad" ] || { echo "$bad"; return 1; }
 }
 
-# Most are what a source includes first, so that the build would fail.
+# Headers that a source includes first are compiled alone by the build already; this test compiles
+# the others.
 @test "every header compiles alone" {
   first=$(find libcommon -name '*.c' -exec awk '
     FNR == 1 { before = 0 }
@@ -82,7 +83,7 @@
   shellcheck -S warning -e SC2207 completions/*.bash
 }
 
-# bash goes on after `[ A ] && [ B ]` where A is false, unless it is what a function returns.
+# A test goes on after `[ A ] && [ B ]` if A is false, unless it is the last command of a function.
 @test "no check of a command test is the first of an && list that goes unnoticed" {
   bad=$(awk '
     FNR > 1 && said && $1 != "}" { print said }
@@ -91,7 +92,8 @@
   [ -z "$bad" ] || { echo "$bad"; return 1; }
 }
 
-# Nor does it end where `! command` is false: `run ! command`, or `if command; then return 1; fi`.
+# Nor does a test fail where `!  command` is false.  Use `run ! command`, or `if command; then
+# return 1; fi`.
 @test "no command of a command test is negated without effect" {
   bad=$(grep -nE '(^ *|; |do |then )! [a-z[]' tests/cli/*.bats || true)
   [ -z "$bad" ] || { echo "$bad"; return 1; }

@@ -13,7 +13,7 @@ setup_file() {
 }
 setup() { cd "$BATS_TEST_DIRNAME/../.." || exit 1; }
 
-# build NAME static|shared: build examples/NAME.c as its users do
+# build NAME static|shared: build examples/NAME.c as users of the library do
 build() {
   local libs
   libs=$(pkg-config --libs zse)

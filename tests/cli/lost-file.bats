@@ -19,7 +19,8 @@ teardown() {
   [ -z "${PID:-}" ] || { kill "$PID" 2>/dev/null; wait "$PID" 2>/dev/null; } || true
 }
 
-# serve [OPTION...]: a server that does not look for damage, which tests write into the weights
+# serve [OPTION...]: a server that does not verify the file when it loads it, because tests damage
+# the weights
 serve() {
   exec 5< <(exec zse-serve "$Z" --port 0 --verify "${VERIFY:-never}" "$@" 2>"$T/err")
   PID=$!
@@ -31,7 +32,7 @@ ask() {
     -d "{\"model\":\"m\",\"temperature\":0,\"max_tokens\":12,\"messages\":[{\"role\":\"user\",\"content\":\"What is the capital of France?\"}]}"
 }
 admin() { curl -s -H "Authorization: Bearer $(cat "$ZSE_HOME/admin.token")" "$@"; }
-# until_status CODE: ask until that is the answer
+# until_status CODE: repeat the request until its status is CODE
 until_status() { await says "$1" ask || { cat "$T/body" "$T/err"; return 1; }; }
 text() { jq -r '.choices[0].message.content' "$T/body"; }
 
@@ -47,7 +48,7 @@ text() { jq -r '.choices[0].message.content' "$T/body"; }
   run -1 grep -q "$T" "$T/body"                       # clients must not learn the path
   await grep -q "m: $Z: \(has 8192 bytes now, had $size\|cannot be read any more\)" "$T/err"
   kill -0 "$PID"
-  # another file of this name is taken at the next request
+  # a new file of this name is loaded at the next request
   cp "$BATS_FILE_TMPDIR/tiny.zse" "$T/new"
   mv "$T/new" "$Z"
   until_status 200
@@ -122,10 +123,10 @@ text() { jq -r '.choices[0].message.content' "$T/body"; }
   run -1 grep -q 'm: unloading' "$T/err"
 }
 
-# rewrite: other bytes in the middle of the weights
+# rewrite: write other bytes into the middle of the weights
 rewrite() { printf '%08d' $((RANDOM * 3000 + RANDOM)) | dd of="$Z" bs=1 seek=100000 conv=notrunc status=none; }
 
-# logged TEXT COUNT: until so many lines of the server say so
+# logged TEXT COUNT: wait until the server has written COUNT lines with TEXT
 logged() {
   said() { [ "$(grep -c "$1" "$T/err")" -ge "$2" ]; }
   await said "$@" || { cat "$T/err"; return 1; }
@@ -145,12 +146,12 @@ logged() {
   kill -HUP "$PID"
   logged 'm: ready after' 4
   [ "$(ask)" = 200 ]
-  # SIGHUP while it is written to: one model of this name in the end
+  # SIGHUP right after a write to the file: in the end there is one model of this name
   rewrite
   kill -HUP "$PID"
   until_status 200
   [ "$(curl -s "$URL/v1/models" | jq -c '[.data[].id]')" = '["m"]' ]
-  # and unloaded by word it stays away, although its file was written to before
+  # after an explicit unload SIGHUP does not load it again, although its file has changed
   admin "$URL/api/models/unload" -d '{"model_id":"m"}' | jq -e .success
   [ "$(ask)" = 404 ]
   kill -HUP "$PID"

@@ -5,7 +5,7 @@ bats_require_minimum_version 1.5.0
 setup_file() {
   [ -z "${ZSE_SANITIZED-}" ] || return 0
   export MODEL=$BATS_FILE_TMPDIR/m.zse ZSE_SYSROOT=$BATS_FILE_TMPDIR/root
-  # speeds are measured in half of the memory that is told, and in less time
+  # pretend that the machine has little memory: speeds are measured with half of it, which is faster
   mkdir -p "$ZSE_SYSROOT/proc"
   printf 'MemTotal: 500000 kB\nMemFree: 500000 kB\nMemAvailable: 500000 kB\n' >"$ZSE_SYSROOT/proc/meminfo"
   zse-convert --synthetic SmolLM2-135M -q nl4 -o "$MODEL" >/dev/null 2>&1
@@ -13,9 +13,9 @@ setup_file() {
 setup() { [ -z "${ZSE_SANITIZED-}" ] || skip "a sanitizer's own memory is not what is measured"; }
 
 # watch EXPRESSION COMMAND...: run the commands (separated by --) until all have ended or EXPRESSION
-# holds; then EXPRESSION must hold.
-# What they said is in $BATS_TEST_TMPDIR/said.  rss, pss, anon: lists, of the model's mapping and of
-# all anonymous memory, the latest of each process; most: the most rss of any so far.
+# holds; then EXPRESSION must hold.  Their output is in $BATS_TEST_TMPDIR/said.  EXPRESSION may use
+# the lists rss and pss (memory of the model's mapping) and anon (all anonymous memory), each with
+# the latest value of every process, and most: the largest rss of any process so far.
 watch() {
   python3 - "$MODEL" "$@" <<'END'
 import os, re, signal, subprocess, sys, time
@@ -75,7 +75,7 @@ prompt() { for _ in $(seq 7); do printf 'the river runs to a sea of stone, '; do
 @test "--max-memory: the weights stay below it, the answer is the same" {
   run zse-chat "$MODEL" --raw -p "$(prompt)" -n 12 --temp 0 --ignore-eos --ids
   want=$output
-  # the mapping holds more than weights: tokenizer, description
+  # the mapping contains not only weights, but also the tokenizer and the description of the model
   rest=$(($(stat -c %s "$MODEL") - $(zse-info --json "$MODEL" | jq .memory.weights_bytes)))
   while read -r size least; do                  # of 60 MB it does use what it may
     watch "$least < most <= ${size}e6 + $rest" zse-chat "$MODEL" --raw -p "$(prompt)" -n 12 --temp 0 --ignore-eos --ids --max-memory "${size}MB"
@@ -104,8 +104,8 @@ prompt() { for _ in $(seq 7); do printf 'the river runs to a sea of stone, '; do
   watch "0 < most_anon <= $kv + 32e6" zse-chat "$MODEL" --raw -p "$(prompt)" -n 12 --temp 0 --ignore-eos --ids
 }
 
-# moe_folder DIR: a mixture of experts of random weights, 4 layers of 32 experts, as transformers
-# would store it.
+# moe_folder DIR: make a mixture of experts with random weights, 4 layers of 32 experts, in the
+# format of transformers.
 moe_folder() {
   mkdir -p "$1"
   python3 - "$1" <<'END'
@@ -123,7 +123,7 @@ for i in range(layers):
     for e in range(experts):
         x = f"{p}mlp.experts.{e}."
         tensors |= {x + "gate_proj.weight": (inter, hidden), x + "up_proj.weight": (inter, hidden), x + "down_proj.weight": (hidden, inter)}
-# bf16 of random sign and mantissa, from 2^-6 to 2^-5 or around 1
+# high bytes of bf16 numbers: around 1, or from 2^-6 to 2^-5 with a random sign
 high = {1: bytes(0x3f for _ in range(256)), 2: bytes(0x3c if i < 128 else 0xbc for i in range(256))}
 rng, header, at, data = random.Random(7), {}, 0, []
 for name, shape in tensors.items():
@@ -161,8 +161,8 @@ END
   jq -e '.rows[0].file | .experts_max_bytes > 5e6 and .experts_max_bytes < 25e6 and .there >= 0 and .there < 1 and .bytes_per_step > 0' <<<"$output" || { echo "$output"; return 1; }
   run zse-bench moe "$d/moe.zse" -b 1 -r 1 -p 32 --json
   jq -e '.rows[0].file == null' <<<"$output"
-  # by itself where memory is short: 52 MB of weights, a workspace of 35 and keys and values do not
-  # fit
+  # without --max-memory, if memory is short: 52 MB of weights, a workspace of 35 MB, and keys and
+  # values do not fit in 80 MB
   mkdir -p "$d/root/proc/self"
   printf 'MemTotal: 80000 kB\nMemFree: 80000 kB\nMemAvailable: 80000 kB\n' >"$d/root/proc/meminfo"
   ZSE_SYSROOT=$d/root run --separate-stderr zse-bench "$d/moe.zse" -p 16 -n 4 -r 1 -w 0 --ctx 64
@@ -172,6 +172,6 @@ END
   [ "$status" = 0 ]
   jq -e '.fits and .reason == null and .weight_bytes < 45e6 and .needed_bytes < 80e6 and .expected_tokens_per_sec == null' <<<"$output" || { echo "$output"; return 1; }
   [[ "$stderr" == *"experts are read from the file as they are chosen"* ]]
-  # neither the mapping nor private memory hold more
+  # the memory stays below the limit: that of the mapping, and private memory too
   MODEL=$d/moe.zse watch "0 < most < 20e6" zse-bench "$d/moe.zse" -p 100 -n 8 -b 3 -r 1 -w 0 --max-memory 20MB
 }

@@ -73,7 +73,7 @@ setup() {
 
 # ---- models with names ----
 
-# A folder of models with two of them; every test has its own.
+# Make a folder of models with two of them; every test has a folder of its own.
 with_names() {
   export ZSE_HOME=$T/home
   mkdir -p "$ZSE_HOME/models"

@@ -1,5 +1,6 @@
-# nvfp4.bats - checkpoints in NVFP4 from a program of the test's own, as compressed-tensors and
-# ModelOpt store them: every value kept, the same answers on the processor and the emulated device.
+# nvfp4.bats - checkpoints in NVFP4 as compressed-tensors and ModelOpt store them, made by
+# tests/lib/nvfp4.py: every value is kept, and the processor and the emulated device give the same
+# answers.
 bats_require_minimum_version 1.5.0
 
 setup() {
@@ -7,13 +8,14 @@ setup() {
   T=$BATS_TEST_TMPDIR
 }
 
-# make KIND: the checkpoint $T/KIND with the values of its matrices, and the file $T/KIND.zse
+# make KIND: make the checkpoint $T/KIND, the expected values of its matrices in $T/KIND-want, and
+# the file $T/KIND.zse
 make() {
   python3 -S tests/lib/nvfp4.py "$1" models/tiny "$T/$1" "$T/$1-want"
   run -0 --separate-stderr zse-convert "$T/$1" -o "$T/$1.zse" --json
   [ "$(jq -c '[.types[] | select(.source_type == "NVFP4")] | map([.type, .tensors, .exact])' <<<"$output")" = '[["nvfp4",28,true]]' ]
 }
-# kept KIND: the checkpoint's matrices are copied, and dumped they are the values of the fixture.
+# kept KIND: the converted matrices have exactly the values of the checkpoint.
 kept() {
   make "$1"
   for want in "$T/$1-want"/*; do

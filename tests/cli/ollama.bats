@@ -49,7 +49,7 @@ QUESTION='"messages":[{"role":"user","content":"What is 2+2?"}],"options":{"temp
   jq -e 'keys == ["error"] and (.error | type == "string")' "$T/j"
   [ "$(ask generate '{"model":"tiny","prompt":5}' -o "$T/j" -w '%{http_code}')" = 400 ]
   [ "$(ask chat '{"model":"tiny","messages":[{"role":"user","content":"hi","images":["aGk="]}]}' -o "$T/j" -w '%{http_code}')" = 400 ]
-  # the names of models that a key may not use are not told
+  # an error must not list names of models that the key may not use
   ln -s tiny:1m.zse "$ZSE_HOME/models/fam:1.zse"
   ln -s tiny:1m.zse "$ZSE_HOME/models/fam:2.zse"
   [ "$(ask chat "{\"model\":\"fam\",$QUESTION}" -o "$T/j" -w '%{http_code}')" = 404 ]
@@ -99,7 +99,7 @@ QUESTION='"messages":[{"role":"user","content":"What is 2+2?"}],"options":{"temp
   ask embed '{"model":"tiny","input":"a"}' -H "X-API-Key: $other" | jq -e '.embeddings | length == 1'
   curl -s "$URL/api/tags" -H "X-API-Key: $key" | jq -e '[.models[].name] == ["small"]'
   [ "$(ask show '{"model":"tiny"}' -H "X-API-Key: $key" -o "$T/j" -w '%{http_code}')" = 404 ]
-  # two clients use the model: neither may unload it
+  # two keys have used the model, so neither of them may unload it
   [ "$(ask generate '{"model":"small","keep_alive":0}' -H "X-API-Key: $key" -o "$T/j" -w '%{http_code}')" = 403 ] || { cat "$T/j"; return 1; }
   stop "$PID"
   jq -es 'map(select(.path == "/api/chat" and .status_code == 200)) | length == 1 and .[0].api_key_name == "one" and .[0].completion_tokens == 8' "$BATS_TEST_TMPDIR"/audit/*.jsonl

@@ -12,7 +12,8 @@ setup() {
   machine 400000                    # speeds are measured in half of it, where a test does not say another size
 }
 
-# machine KIB [GROUP_BYTES USED]: a /proc and /sys with KIB of available memory and a control group
+# machine KIB [GROUP_BYTES USED]: make a fake /proc and /sys with KIB of available memory and, if
+# given, a control group
 machine() {
   export ZSE_SYSROOT=$T/root
   mkdir -p "$T/root/proc/self" "$T/root/sys/fs/cgroup/job"
@@ -57,11 +58,11 @@ machine() {
   run --separate-stderr zse-chat "$Z" -p hi
   [ "$status" = 1 ]
   [[ "$stderr" == *"there are 2.15 GB, 0.02 of them available"* ]]
-  # --exact: no speed is predicted, which would be measured first
+  # --exact predicts no speed, so none is measured
   zse-chat "$Z" --plan --json --exact >"$T/j" || true
   jq -e '.fits == false and .memory_bytes == 2147483648 and .available_bytes == 17483648 and (.reason | test("needs"))' "$T/j"
-  # keys and values of a server: a quarter of what the group allows, however many sequences there
-  # could be
+  # a server's keys and values take a quarter of the control group's limit, however many sequences
+  # are allowed
   machine 16000000 200000000 0
   zse-serve "$Z" --plan --exact --max-seqs 4096 >"$T/text"
   grep -q 'keys and values  50.0 MB' "$T/text"
@@ -77,7 +78,8 @@ machine() {
   [ "$status" = 0 ] && [ "$output" = '2 + 2 = 4' ] || { drop_group; return 1; }
   run --separate-stderr in_group zse-convert models/tiny -o "$T/g.zse" --quality fast
   [ "$status" = 0 ] && [ -s "$T/g.zse" ] || { drop_group; return 1; }
-  # 6.4e9 weights, 3.5 GB as nl4, of which a token reads few: what is measured is small
+  # 6.4e9 weights, 3.5 GB as nl4, but few of them are read per token, so that measuring its speed
+  # takes little memory
   echo '{"model_type":"qwen3_moe","num_hidden_layers":4,"hidden_size":1024,"intermediate_size":1024,"num_attention_heads":1,"num_key_value_heads":1,"head_dim":16,"vocab_size":512,
     "max_position_embeddings":512,"rope_theta":1e4,"rms_norm_eps":1e-6,"num_experts":512,"num_experts_per_tok":1,"moe_intermediate_size":1024,"norm_topk_prob":true,"hidden_act":"silu"}' >"$T/config.json"
   run --separate-stderr in_group zse-convert "$T/config.json" --plan --threads 1 --json
@@ -110,8 +112,9 @@ machine() {
 J
   zse-convert "$T/config.json" --plan --threads 1 --json >"$T/j"
   jq -e '.supported and .exact and all(.types[]; .decode_tokens_per_s > 0 and .prefill_tokens_per_s > 0)' "$T/j"
-  # 10 states (one sequence, one for its draft, 8 snapshots) of 4 layers: 3 inputs of 640 channels,
-  # 8 heads of 64 x 64, as f32; no keys and values; workspace
+  # 10 states (one for the sequence, one for its draft, 8 snapshots) of 4 layers; a state has 3
+  # inputs of 640 channels and 8 heads of 64 x 64 values, as f32.  There are no keys and values,
+  # only the workspace.
   jq -e '.types[0] | .bytes - .weight_bytes == 10 * 4 * 4 * (3 * 640 + 8 * 64 * 64) + (34 * 1048576) + 512 * 8' "$T/j"
   local folder=../shared/oracles/models/hf/granitemoehybrid
   [ -d $folder ] || skip "$folder is not here"
@@ -126,10 +129,10 @@ J
   jq -e '(.types | map(.type)) == ["bf16", "int8", "nl4"] and (.types | map(.fits)) == [false, true, true] and .mode == "auto" and .exact and
     all(.types[]; .bytes > .weight_bytes and .decode_tokens_per_s > 0 and .prefill_tokens_per_s > 0) and
     .gpus == { "4GB": null, "8GB": "nl4", "16GB": "int8", "24GB": "bf16" }' "$T/j"
-  # auto: int8, unless an exchange takes more than twice as long as with nl4, by the speeds that are
-  # printed
+  # auto chooses int8, unless an exchange (512 prompt tokens, 128 generated ones) takes more than
+  # twice as long as with nl4, by the printed speeds
   jq -e '[.types[1:][] | 512 / .prefill_tokens_per_s + 128 / .decode_tokens_per_s] as $t | .choice == if $t[0] <= 2 * $t[1] then "int8" else "nl4" end' "$T/j"
-  # 22 million weights: 89, 68 and 58 MB to run
+  # 22 million weights need 89, 68 and 58 MB in the three types
   cat >"$T/config.json" <<'J'
 {"model_type": "llama", "num_hidden_layers": 20, "hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4, "vocab_size": 512, "max_position_embeddings": 512, "rms_norm_eps": 1e-6}
 J
@@ -187,7 +190,8 @@ J
   echo '{"model_type":"qwen3_moe","num_hidden_layers":2,"hidden_size":256,"intermediate_size":512,"num_attention_heads":4,"num_key_value_heads":4,"head_dim":64,"vocab_size":512,
     "max_position_embeddings":512,"rope_theta":1e4,"rms_norm_eps":1e-6,"num_experts":32,"num_experts_per_tok":4,"moe_intermediate_size":512,"norm_topk_prob":true,"hidden_act":"silu"}' >"$config"
   zse-convert "$config" --plan --threads 1 --json | jq -e '.supported and .exact and .types[0].bytes - .types[0].weight_bytes == 512 * 2 * 2 * 4 * 64 * 2 + (34 * 1048576) + 512 * 8'
-  # 46.6e9 weights in 4 bits: a 64th of them is more than 256 MB, which is the most
+  # the workspace for experts is 1/64 of the 46.6e9 weights in 4 bits, but at most 256 MB, which
+  # applies here
   zse-info models info Mixtral-8x7B --json >"$T/j"
   jq -e --argjson kv $((4096 * 32 * 2 * 8 * 128 * 2)) '.vram.bf16 - $kv - (264 * 1048576) - 32000 * 8 > .parameters * 1.99 and .vram.bf16 - $kv - (264 * 1048576) - 32000 * 8 < .parameters * 2.01' "$T/j"
 }
@@ -223,7 +227,7 @@ J
   [[ "$output" == *", nl4, on cpu"* ]]
   run --separate-stderr zse-chat models/tiny --mode auto -q nl4 -p hi
   [ "$status" = 2 ]
-  # a quantized source: nothing is finer than itself
+  # a quantized source is kept as it is, because no finer type would be more precise
   local gguf=../shared/oracles/models/gguf/Q4_0.gguf
   [ -f $gguf ] || skip "$gguf is not here"
   run --separate-stderr zse-convert $gguf --mode for_vram=8 -n --json
@@ -232,7 +236,7 @@ J
 
 @test "a conversion for which disk or memory are too small is refused with numbers; --force tries" {
   [ "$(df --output=avail -B1G "$T" | tail -1)" -lt 250 ] || skip "the disk has room for 282 GB"
-  # should it not be refused, the limit on the size of a file ends it
+  # if the program does not refuse, the limit on the size of a file makes it fail
   run --separate-stderr bash -c 'ulimit -f 2000; exec zse-convert --synthetic Llama-3.1-70B -q f32 -o "$1/x.zse"' - "$T"
   [ "$status" = 1 ]
   [[ "$stderr" == "zse-convert: Llama-3.1-70B: 282 GB are to be written to $T/x.zse, where there is room for "*"; --force tries it" ]]

@@ -1,5 +1,5 @@
-# prefix.bats - prefixes in a folder: the same answers, fewer tokens computed; prefixes of a key are
-# for this key.
+# prefix.bats - prefixes stored in a folder: answers are the same, fewer tokens are computed, and
+# the prefixes of a key are used for this key only.
 load ../lib/await
 
 setup_file() {
@@ -14,7 +14,8 @@ setup() {
   P="$(seq -s ' ' 1 30)"
 }
 
-# Ask with options; ids of the answer go to $ids, the number of cached tokens to $cached.
+# ask OPTION...: run the prompt; $ids gets the ids of the answer, $cached the number of cached
+# tokens.
 ask() {
   zse-chat --raw --temp 0 -n 24 --ignore-eos --json --ids "$@" "$M" </dev/null >answer.json || return 1
   ids=$(jq -ce .ids answer.json) && cached=$(jq -e '.. | .cached_tokens? // empty' answer.json) &&
@@ -224,7 +225,8 @@ stop() {
   wait "$PID" || true
   PID=
 }
-# cached_for [KEY]: tokens of the prompt that were not computed, before an answer of N
+# cached_for [KEY]: the number of prompt tokens taken from the cache, before an answer of $N tokens
+# (default: 24)
 cached_for() {
   jq -n --arg p "$P" --argjson n "${N:-24}" '{prompt: $p, max_tokens: $n, temperature: 0, model: "m"}' |
     curl -sf ${1:+-H "X-API-Key: $1"} -H 'Content-Type: application/json' -d @- "$URL/v1/completions" >answer
@@ -276,7 +278,7 @@ cached_for() {
   stop
   serve --prefix-cache kv
   [ "$(cached_for "$one")" -gt 0 ]
-  # a third one has nothing on disk either, also where a deleted one had its number
+  # a new key has no prefixes on disk, even if it gets the number of a deleted key
   zse-apikey delete two
   two=$(zse-apikey create two 2>/dev/null)
   await says 200 curl -s -o /dev/null -w '%{http_code}' -H "X-API-Key: $two" "$URL/v1/models"

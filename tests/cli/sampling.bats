@@ -2,7 +2,7 @@
 # API.
 bats_require_minimum_version 1.5.0
 
-# One line for each row: kind, name, flag, min, max, default.
+# One line for each row of the file: kind, name, flag, min, max, default.
 rows() { sed -nE 's/^OPTION\((\w+), (\w+), "([a-z-]+)", ([^,]+), ([^,]+), ([^,]+), .*/\1 \2 \3 \4 \5 \6/p' libcommon/engine/sampling.def; }
 
 # The man page's text about an option, on one line.

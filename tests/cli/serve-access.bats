@@ -26,7 +26,8 @@ serve() {
   PID=$!
   read -r -u 5 _ _ URL || { cat "$T/err"; return 1; }
 }
-# serve_low ARGUMENT...: on a port below 1024 that no other program has, or takes meanwhile
+# serve_low ARGUMENT...: a server on a free port below 1024; if another program takes the port
+# first, the next one is tried
 serve_low() {
   local port
   for port in {700..799}; do
@@ -67,7 +68,7 @@ metric() { curl -s "$URL/metrics" | sed -n "s/^$1 //p"; }
   [ "$(zse-audit verify --json | jq .intact)" = true ]
   [ "$(find "$ZSE_HOME" "$T/socket" ! -user nobody | wc -l)" = 0 ]
   [ "$(find "$ZSE_HOME" -type f ! -perm 600 | wc -l)" = 0 ]
-  # a second start finds the folder and goes on, also without --user what is there stays the user's
+  # a second start with --user uses the existing folder
   serve_low --user "nobody:$(id -gn nobody)"
   await says 200 status -H "X-API-Key: $key" "$URL/v1/models"
   stop
@@ -328,7 +329,8 @@ END
     printf 'url = "%s/v1/completions"\nheader = "X-API-Key: %s"\noutput = "%s"\nwrite-out = "%%{http_code}\\n"\n' "$URL" "$many" "$T/$i"
     printf 'data = "{\\"prompt\\":\\"%s\\",\\"max_tokens\\":%d,\\"ignore_eos\\":true,\\"priority\\":1000}"\n' "$i" $tokens
   done >"$T/requests"
-  # until the queue is seen full, and still is when the other key comes
+  # repeat until the queue was seen full and still was full when the other key's request came, so
+  # that one request got 503
   for _ in {1..30}; do
     curl -s --parallel --parallel-immediate -K "$T/requests" >"$T/codes" 3>&- 5<&- &
     many=$! n=

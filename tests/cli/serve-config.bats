@@ -15,8 +15,8 @@ teardown() { [ -z "${PID:-}" ] || { kill "$PID" 2>/dev/null; wait "$PID" 2>/dev/
 
 # config JSON
 config() { printf '%s' "$1" >"$T/c.json"; }
-# planned KEY: a line of --plan with the file's options and further arguments; with --exact no
-# speed is predicted, which would be measured first
+# planned KEY: the line KEY of --plan, with the options of the file and further arguments; with
+# --exact no speed is predicted, so none is measured
 planned() { zse-serve --config "$T/c.json" --plan "${@:2}" | grep -- "^$1"; }
 
 @test "options and models come from the file; the command line wins" {

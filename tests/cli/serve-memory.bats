@@ -18,7 +18,8 @@ teardown() {
   [ -z "${GROUP:-}" ] || drop_group
 }
 
-# left KIB: of 10 GB; the file is replaced whole, because the server reads it meanwhile
+# left KIB: pretend that this much of 10 GB is available.  The file is replaced with mv, because the
+# server may be reading it.
 left() {
   printf 'MemTotal: 10000000 kB\nMemFree: %s kB\nMemAvailable: %s kB\n' "$1" "$1" >"$T/meminfo"
   mv "$T/meminfo" "$T/root/proc/meminfo"
@@ -33,7 +34,7 @@ ask() {
   curl -s -D "$T/head" -o "$T/body" -w '%{http_code}' "$URL/v1/chat/completions" \
     -d '{"temperature":0,"max_tokens":12,"messages":[{"role":"user","content":"What is the capital of France? And what is the capital of Italy?"}]}'
 }
-# until_status CODE: ask until that is the answer
+# until_status CODE: repeat the request until its status is CODE
 until_status() { await says "$1" ask || { cat "$T/body"; return 1; }; }
 cached() { jq '.usage.prompt_tokens_details.cached_tokens' "$T/body"; }
 
@@ -73,8 +74,8 @@ cached() { jq '.usage.prompt_tokens_details.cached_tokens' "$T/body"; }
   until_status 200
 }
 
-# A process of the group that takes memory until only 2.5 % of the limit are left, and keeps it
-# until its input ends.
+# Start a process in the control group that takes memory until only 2.5 % of the limit are left, and
+# keeps it until its standard input ends.
 eat() {
   in_group python3 -c '
 import os, sys

@@ -15,7 +15,7 @@ setup_file() {
   await listens "$URL"
 }
 
-# chat MODEL [CURL ARGUMENT]...: the answer's body
+# chat MODEL [CURL ARGUMENT]...: the response body of a question
 chat() {
   local model=$1
   shift
@@ -132,7 +132,8 @@ loaded() { curl -s "$URL/health" | jq .models_loaded; }
   stop "$PID"
 }
 
-# as KEY [CURL ARGUMENT]... PATH: the status, with the error's code if there is one
+# as KEY [CURL ARGUMENT]... PATH: request PATH with this key; prints the status, and the error's
+# code if there is one
 as() {
   local key=$1 code
   shift
@@ -154,7 +155,7 @@ as() {
   [ "$(as "$key" -X POST /api/batching/enable)" = "403 limited_to_models" ]
   [ "$(as "$key" -d '{"name":"free","scopes":"admin"}' /api/keys)" = "403 limited_to_models" ]
   [ "$(as "$all" /api/keys)" = 200 ]
-  # load and unload: the file's name and the given one both count
+  # the key must be allowed both the name of the file and the name given to the model
   [ "$(as "$key" -d "{\"model_path\":\"$home/models/tiny:1m.zse\"}" /api/models/load)" = "403 model_not_allowed" ]
   [ "$(as "$key" -d "{\"model_path\":\"$home/models/tiny:1m.zse\",\"model_name\":\"mine\"}" /api/models/load)" = "403 model_not_allowed" ]
   [ "$(as "$key" -d "{\"model_path\":\"$home/models/other.zse\",\"model_name\":\"tiny\"}" /api/models/load)" = "403 model_not_allowed" ]
@@ -211,7 +212,7 @@ as() {
   stop "$PID"
 }
 
-# use KEY MODEL: the error's code, or the answer
+# use KEY MODEL: ask the model with this key; prints the error's code, or the answer
 use() { chat "$2" -D "$T/head" -H "Authorization: Bearer $1" | jq -r '.error.code // .choices[0].message.content'; }
 
 @test "a key cannot make the server load and unload models endlessly" {
@@ -251,7 +252,7 @@ use() { chat "$2" -D "$T/head" -H "Authorization: Bearer $1" | jq -r '.error.cod
   stop "$PID"
 }
 
-# A request that a model answers for a long time: $LONG is its process.
+# ask_long MODEL FILE: start a request that takes a long time; its process id is in $LONG.
 ask_long() {
   curl -sN "$URL/v1/completions" -d "{\"model\":\"$1\",\"prompt\":\"a\",\"stream\":true,\"ignore_eos\":true,\"max_tokens\":1900,\"n\":64}" >"$2" &
   LONG=$!
@@ -286,7 +287,7 @@ ask_long() {
   rm "$ZSE_HOME/models/third.zse"
 }
 
-# The most address space that the server has had, in MB.
+# The largest address space that the server has had, in MB.
 peak() { echo $(($(grep -oP '^VmPeak:\s*\K\d+' "/proc/$PID/status") / 1024)); }
 
 @test "models that wait for memory are opened one after the other" {

@@ -9,7 +9,8 @@ ask() {
   curl -s "$@" "$URL/v1/$path" -d "$body"
 }
 MESSAGES='"messages":[{"role":"user","content":"What is 2+2?"}],"temperature":0'
-# chat MEMBERS: the answer's text, or the error's code and message
+# chat MEMBERS: send a request with these JSON members; prints the text, or the error's code and
+# message
 chat() { ask chat/completions "{$MESSAGES,$1}" | jq -r '.choices[0].message.content // "\(.error.code): \(.error.message)"'; }
 
 @test "continuous_usage_stats: every event has the counts so far, with include_usage" {
@@ -70,7 +71,7 @@ chat() { ask chat/completions "{$MESSAGES,$1}" | jq -r '.choices[0].message.cont
   [ "$(value vllm:e2e_request_latency_seconds_count)" = "$(value zse_request_duration_seconds_count)" ]
   grep -q '^vllm:gpu_cache_usage_perc{model_name="tiny"} ' "$T/metrics"
   grep -Eq '^vllm:cache_config_info\{model_name="tiny",block_size="16",num_gpu_blocks="[1-9][0-9]*"\} 1$' "$T/metrics"
-  # every name has one HELP and one TYPE before its lines
+  # every metric has one TYPE line only
   [ "$(grep -c '^# TYPE' "$T/metrics")" = "$(grep '^# TYPE' "$T/metrics" | sort -u | wc -l)" ]
 }
 

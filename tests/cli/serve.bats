@@ -86,7 +86,7 @@ active_requests throughput_tok_s total_requests total_tokens" ]
   [ "$(grep -cE ' [1-5][0-9]{2} [A-Z]+ /' "$route.answers")" = "$n" ] || { cat "$route.answers"; return 1; }
   wrong=$(grep -E 'no such path| 405 [A-Z]+ /| 000 [A-Z]+ /' "$route.answers" || true)
   [ -z "$wrong" ] || { echo "$wrong"; return 1; }
-  # every path of the man page, and every field of the body of chat
+  # the man page has every path, and every field of the body of chat
   sed -n '/^\.Sh THE API/,/^\.Ss Fields/p' man/zse-serve.1 | grep '^\.It' | \
     sed 's| Ns Ar ID|{id}|; s|{id} Ns /|{id}/|; s| Ns Ar N$|{message_id}|; s|/keys/ Ns Ar NAME Ns /|/keys/{id}/|' | grep -oE '/[][a-z0-9/_{}-]*' | \
     sed 's|/models/$|/models/{id}|; s|/registry/$|/registry/{id}|; s|/check/$|/check/{id}|; s|/files/$|/files/{id}|; s|/keys/$|/keys/{id}|; s|/search/$|/search/{id}|; s|^\(/api/rag/.*\)/$|\1/{id}|; s|^/api/analytics/requests.*|/api/analytics/requests|' \
@@ -122,7 +122,7 @@ active_requests throughput_tok_s total_requests total_tokens" ]
   [ "$(status -H "X-API-Key: $chat" "$URL/api/keys")" = 403 ]
   [ "$(status -H "X-API-Key: $chat" "$URL/metrics")" = 403 ]
   [ "$(status "$URL/v1/models?api_key=$key")" = 400 ]
-  # the window is shared with zse-apikey, and begins anew on its word
+  # zse-apikey sees the same counts, and zse-apikey reset clears them
   for _ in 1 2 3; do [ "$(status -H "X-API-Key: $key" "$URL/v1/models")" = 200 ]; done
   [ "$(curl -s -H "Authorization: Bearer $key" "$URL/v1/chat/completions" -d "$QUESTION" | jq -r '.choices[0].message.content')" = "2 + 2 = 4" ]
   [ "$(zse-apikey status app --json | jq -c '[.current, .remaining, .tokens_minute > 10]')" = '[4,1,true]' ]
@@ -141,7 +141,7 @@ active_requests throughput_tok_s total_requests total_tokens" ]
   [ "$(admin "$URL/api/keys" | jq '.keys[] | select(.name == "old") | .expires_at')" = 1700000000 ]
   [ "$(curl -s -H "X-API-Key: $old" "$URL/v1/models" | jq -r .detail)" = "Invalid API key: it has expired" ]
   [ "$(admin -X DELETE "$URL/api/keys/old" | jq .success)" = true ]
-  # disabled, enabled, and with a new secret: each at once
+  # a key is disabled, enabled and gets a new secret: each change takes effect at once
   old=$(admin "$URL/api/keys" -d '{"name":"new.key-1","scopes":"chat"}' | jq -r .key)
   [ "$(status -H "X-API-Key: $old" "$URL/v1/models")" = 200 ]
   admin -X PATCH "$URL/api/keys/new.key-1" -d '{"enabled":false}' | jq -e '. == {"success":true,"name":"new.key-1","enabled":false}'
@@ -164,7 +164,7 @@ active_requests throughput_tok_s total_requests total_tokens" ]
   zse-apikey delete app
   await says 401 status -H "X-API-Key: $key" "$URL/v1/models"
   stop "$PID"
-  # every request has left its line, and no line holds a key
+  # every request has a line in the log, and no line contains a key
   [ "$(zse-audit verify --json | jq .intact)" = true ]
   run ! grep -rqF -e "${key#zse-}" "$home" "$log.err"
   [ "$(zse-audit query -s 429 -k app --json | jq -r .path | sort -u)" = /v1/models ]
@@ -178,7 +178,8 @@ active_requests throughput_tok_s total_requests total_tokens" ]
   start "$log" "$T/tiny.zse" --port 0
   await listens "$URL"
   [ "$(status -H "X-API-Key: $key" "$URL/v1/models")" = 200 ]
-  # it locks the file twice: until a line comes, and from when there is another key
+  # this program locks the file of keys twice: first until it gets a line, then again as soon as
+  # there is a second key
   exec 7> >(exec python3 -c 'import sqlite3, sys
 c = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=100)
 c.execute("BEGIN EXCLUSIVE")
@@ -193,8 +194,8 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   admin "$URL/api/keys" -d '{"name":"late"}' >"$BATS_TEST_TMPDIR/made" & made=$!
   for _ in 1 2 3 4 5; do [ "$(status -H "X-API-Key: $key" "$URL/v1/models")" = 200 ]; done
   [ "$(status -H "X-API-Key: zse-wrong" "$URL/v1/models")" = 401 ]
-  # six answers, while one waits for the lock; that one waits five seconds, and this machine may be
-  # slower
+  # six requests were answered while the change of the keys waits for the lock; it gives up after
+  # five seconds, which may be over on a slow machine
   [ ! -s "$BATS_TEST_TMPDIR/made" ] || grep -q 'another program holds it locked' "$BATS_TEST_TMPDIR/made"
   echo >&7
   wait $made
@@ -267,7 +268,8 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   wait $bench
   grep -q '10 requests, 10 at once, 0 failed' "$log.bench"
   stop "$PID"
-  # some that had waited before it ended after it: the log has them in that order, the newest first
+  # some requests of the first key ended after that of the other key, although they had come before;
+  # the log has requests in the order in which they ended, the newest first
   run bash -o pipefail -c 'zse-audit query -p /v1/completions -l 100 --json | jq -r .api_key_name'
   [ "${#lines[@]}" = 11 ] && [ "${lines[0]}" = many ] && [ "${lines[1]}" = many ] || { echo "$output"; return 1; }
 }
@@ -320,7 +322,7 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   start "$log" "$T/tiny.zse" --port 0 --audit-size 4kB        # ten files and one hold some 80 lines
   await listens "$URL"
   curl -sN "$URL/v1/chat/completions" -d "${QUESTION/\{/\{\"stream\":true,}" >/dev/null
-  # the client leaves with the first piece; repeated if the answer was complete before it could
+  # the client leaves at the first piece; repeated while answers were complete before it could leave
   left() {
     curl -sN "$URL/v1/completions" -d '{"prompt":"a","max_tokens":2000,"ignore_eos":true,"stream":true}' | head -c 1 >/dev/null || true
     n=$((n + 1))
@@ -361,7 +363,8 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   [ "$(curl -s "$URL/v1/models" | jq -r '[.data[].id] | join(" ")')" = "tiny second" ]
   [ "$(ask "${QUESTION/\{/\{\"model\":\"second\",}" | jq -r .model)" = second ]
   [ "$(ask "$QUESTION" | jq -r .model)" = tiny ]
-  # a stream that runs while its model leaves goes on to its end; new ones do not find it
+  # a stream that runs when its model is unloaded continues to its end; new requests do not find the
+  # model
   curl -sN "$URL/v1/completions" -d '{"model":"second","prompt":"Once","max_tokens":1200,"ignore_eos":true,"temperature":0,"stream":true}' >"$BATS_TEST_TMPDIR/stream" &
   local stream=$!
   await test -s "$BATS_TEST_TMPDIR/stream"
@@ -490,7 +493,7 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   ln -s sub/in.zse "$d/models/good.zse"
   mkfifo "$d/models/pipe"
   start "$d/log" --port 0 --model-dir "$d/models"
-  # a pipe is refused, too: the server must not wait for a program that writes to it
+  # a pipe is refused too, because otherwise the server would wait until a program writes to it
   for path in "$d/other/out.zse" "$d/models/../other/out.zse" ../other/out.zse link.zse "$d/models.zse" \
       /proc/self/exe /no/such.zse no.zse org/name pipe; do
     [ "$(admin "$URL/api/models/load" -d "{\"model_path\":\"$path\"}" | jq -r .error.code)" = path_not_allowed ] || { echo "$path"; return 1; }
@@ -514,13 +517,14 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   ask "${QUESTION/\{/\{\"model\":\"a\",}" >/dev/null
   [ "$(admin "$URL/api/models/load" -d "{\"model_path\":\"$T/tiny.zse\",\"model_name\":\"c\"}" | jq -r .model_id)" = c ]
   [ "$(curl -s "$URL/v1/models" | jq -r '[.data[].id] | join(" ")')" = "a c" ]
-  # asked for, it comes back, and the one used least recently leaves in turn
+  # a request for the evicted model loads it again, and the least recently used one is evicted in
+  # turn
   run curl -s -i "$URL/v1/chat/completions" -d "${QUESTION/\{/\{\"model\":\"b\",}"
   [[ $output == *" 503 "*"Retry-After: 1"* && $output == *model_loading* && $output == *"needed its memory"* ]]
   await says null refusal b
   [ "$(ask "${QUESTION/\{/\{\"model\":\"b\",}" | jq -r '.choices[0].message.content')" = "2 + 2 = 4" ]
   [ "$(curl -s "$URL/v1/models" | jq -r '[.data[].id] | join(" ")')" = "c b" ]
-  # a model that cannot be loaded again is not forgotten
+  # a model that could not be loaded again can still be loaded later
   mv "$d/a.zse" "$d/away"
   for i in 1 2; do
     says model_loading refusal a
@@ -529,7 +533,7 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   mv "$d/away" "$d/a.zse"
   await says null refusal a
   [ "$(curl -s "$URL/v1/models" | jq -r '[.data[].id] | join(" ")')" = "b a" ]
-  # unloaded by word, it stays away; so does one that never was
+  # after an explicit unload a request does not load the model again, nor one that was never loaded
   admin "$URL/api/models/unload" -d '{"model_id":"b"}' >/dev/null
   await says model_not_found refusal b
   says model_not_found refusal d
@@ -541,7 +545,7 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   stop "$PID"
 }
 
-# chat FIELDS: the content and the usage of an answer to a fixed question
+# chat FIELDS: ask a fixed question; prints the content and the usage of the answer
 chat() {
   curl -sf "$URL/v1/chat/completions" -d '{"messages":[{"role":"user","content":"What is the capital of France?"}],
     "max_tokens":60,"seed":4,"ignore_eos":true'"$1}" | jq -ce '[.choices[0].message.content, .usage]'
@@ -563,7 +567,7 @@ chat() {
   chat ',"speculative":{"method":"off"},"prediction":{"type":"content","content":"Paris"}' |
     jq -e --argjson t "$text" '.[0] == $t and .[1].completion_tokens_details.accepted_prediction_tokens == 0 and (.[1] | has("speculation") | not)'
   stop "$PID"
-  # a draft model, here the model itself, is never wrong
+  # the draft model is the model itself, so its drafts are always right
   start "$BATS_TEST_TMPDIR/draft" "$T/tiny.zse" --port 0 --spec "draft:4:$T/tiny.zse"
   await listens "$URL"
   for f in '' ',"speculative":{"method":"draft"}' ',"speculative":{"method":"auto","max_tokens":3}'; do
@@ -572,7 +576,7 @@ chat() {
   chat ',"speculative":{"method":"ngram"}' | jq -e --argjson t "$text" '.[0] == $t and (.[1].speculation | .drafted_tokens > .accepted_tokens)'
   chat ',"speculative":{"method":"off"}' | jq -e --argjson t "$text" '.[0] == $t and (.[1] | has("speculation") | not)'
   stop "$PID"
-  # by default there are guesses, but only a request that asks for them is told their number
+  # tokens are drafted by default, but only a request that sets `speculative` gets the counts
   URL=http://127.0.0.1:$MAIN_PORT
   chat '' | jq -e --argjson t "$text" '.[0] == $t and (.[1] | has("speculation") | not)'
   chat ',"speculative":{"method":"auto"}' | jq -e --argjson t "$text" '.[0] == $t and (.[1] | has("speculation"))'
@@ -669,7 +673,7 @@ chat() {
     read -r _ _ URL <"$1/pipe"
     await listens "$URL"
   }
-  # ends FOLDER PID TEXT: it failed, soon, and said why
+  # ends FOLDER PID TEXT: the server has ended with status 1, and its messages contain TEXT
   ends() {
     local code=0
     wait "$2" || code=$?
@@ -679,7 +683,8 @@ chat() {
   is_stalled() { [ "$(curl -s "$URL/health" | jq -r .status)" = stalled ]; }
   complete() { curl -s "$URL/v1/completions" -d '{"prompt":"Once","max_tokens":20,"ignore_eos":true}' >"$d/answer"; }
   is_asked() { [ "$(curl -s "$URL/api/stats/models" | jq '.models[0].open_requests')" = 1 ]; }
-  # A model is unloaded in a step that does not end: while the others are tested, its request fails.
+  # The first server unloads a model whose step never ends.  While the others are tested, its open
+  # request fails.
   begin "$d/third"
   local third=$PID third_url=$URL left
   touch "$d/third/step"

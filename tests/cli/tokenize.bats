@@ -1,5 +1,5 @@
-# tokenize.bats - zse-info tokenize and detokenize on every kind of model, and on input that is
-# none.
+# tokenize.bats - zse-info tokenize and detokenize on every kind of model, and on files that are no
+# models.
 bats_require_minimum_version 1.5.0
 
 setup_file() {
@@ -65,7 +65,7 @@ fails_with() {
   [ "$(sed -n 1p "$T/out")" = '"a\nb"' ]
   [ "$(sed -n 2p "$T/out")" = '"é\u0000"' ]
   [ "$(sed -n 3p "$T/out")" = '""' ]
-  # without --jsonl any number of arrays, white space between them as it comes
+  # without --jsonl the input is any number of arrays, with any white space between them
   [ "$(zse-info detokenize models/tiny <<<'[1] [2][
     1]' | tr '\n' ' ')" = '"<|im_start|>" "<|im_end|>" "<|im_start|>" ' ]
 }
@@ -78,7 +78,7 @@ fails_with() {
   [ "$(printf 'Hello world' | zse-info tokenize --add-special "$H/llama3_1" | jq -c .)" = '[128000,9906,1917]' ]
   [ "$(printf 'Hello world' | zse-info tokenize --add-special "$H/qwen3" | jq -c .)" = '[9707,1879]' ]
   [ "$(zse-info detokenize "$H/mistral-7b-v0.1" <<<'[22557, 1526]')" = '"Hello world"' ]
-  # a folder of one file, without tokenizer_config.json
+  # a folder that has tokenizer.json only, without tokenizer_config.json
   cp "$H/qwen3/tokenizer.json" "$T/"
   [ "$(printf 'Hello world' | zse-info tokenize "$T" | jq -c .)" = '[9707,1879]' ]
 }

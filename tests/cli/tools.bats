@@ -2,7 +2,7 @@
 bats_require_minimum_version 1.5.0
 load ../lib/server
 post() { curl -s "$URL$1" -d "$2"; }
-# execute NAME ARGUMENTS [FILTER]: the answer
+# execute NAME ARGUMENTS [FILTER]: run a tool; prints its result, or what the jq filter selects
 execute() { post /api/tools/execute "{\"name\":\"$1\",\"arguments\":$2}" | jq -r "${3-.result}"; }
 
 @test "the list: five tools with schemas, with and without a slash, and as OpenAI writes them" {
@@ -82,7 +82,7 @@ execute() { post /api/tools/execute "{\"name\":\"$1\",\"arguments\":$2}" | jq -r
   [ "$(curl -s -H "X-API-Key: $models" -o /dev/null -w '%{http_code}' "$URL/api/tools")" = 200 ]
   [ "$(curl -s -H "X-API-Key: $models" "$URL/api/tools/execute" -d "$body" | jq -r .error.code)" = insufficient_scope ]
   [ "$(curl -s -H "X-API-Key: $chat" "$URL/api/tools/execute" -d "$body" | jq -r .result)" = 1 ]
-  # the tokens of all rounds are charged to the key, once
+  # the key is charged once for the tokens of all rounds
   local limited tokens
   limited=$(zse-apikey create limited --scope chat --token-limit 5000/day)
   is_known() { [ "$(curl -s -H "X-API-Key: $limited" -o /dev/null -w '%{http_code}' "$URL/v1/models")" = 200 ]; }
@@ -93,7 +93,7 @@ execute() { post /api/tools/execute "{\"name\":\"$1\",\"arguments\":$2}" | jq -r
   kill -TERM "$PID" && wait "$PID"
 }
 
-# chat FIELDS: a request whose first round must call a tool
+# chat FIELDS: a request whose first answer must call a tool
 chat() { post /v1/chat/completions "{\"temperature\":0,\"max_tokens\":200,\"tool_choice\":\"required\",\"parallel_tool_calls\":false,\"messages\":[{\"role\":\"user\",\"content\":\"What time is it?\"}],$1}"; }
 
 @test "chat: the server runs its tools and answers with their results; usage is that of both rounds" {
@@ -103,7 +103,7 @@ chat() { post /v1/chat/completions "{\"temperature\":0,\"max_tokens\":200,\"tool
   [ "$(jq -r '.tool_messages[0].tool_calls[0].id == .tool_messages[1].tool_call_id' <<<"$output")" = true ]
   [ "$(jq -r '.tool_messages[0].tool_calls[0].function.arguments | fromjson | type' <<<"$output")" = object ]
   [ "$(jq -r '.usage.prompt_tokens > 800 and .usage.total_tokens == .usage.prompt_tokens + .usage.completion_tokens' <<<"$output")" = true ]
-  # the client continues: nearly all of the prompt is in the prefix cache
+  # the client continues the conversation: nearly all of the prompt is in the prefix cache
   local again
   again=$(jq -c '{temperature: 0, max_tokens: 1, server_tools: ["datetime"], messages: ([{role: "user", content: "What time is it?"}] + .tool_messages + [.choices[0].message, {role: "user", content: "Thanks"}])}' <<<"$output")
   [ "$(post /v1/chat/completions "$again" | jq '.usage | .prompt_tokens - .prompt_tokens_details.cached_tokens < 40')" = true ]
@@ -189,7 +189,8 @@ chat() { post /v1/chat/completions "{\"temperature\":0,\"max_tokens\":200,\"tool
   [ "$(grep -c '^ok ' <<<"$output")" = 36 ] || { echo "$output"; return 1; }
 }
 
-# config NAME=MODE[:FIELDS]...: a file for --mcp-config, servers of tests/serve/mcp_servers.py
+# config NAME=MODE[:FIELDS]...: print a file for --mcp-config; each server is
+# tests/serve/mcp_servers.py MODE
 config() {
   local a list=
   for a; do
@@ -215,17 +216,17 @@ server_state() { curl -s "$URL/api/tools" | jq -r --arg n "$1" '.servers[] | sel
   [ "$(execute deaf__call '{}' .error)" = "deaf: no answer within 1 s" ]
   [[ "$(curl -s "$URL/api/tools" | jq -r '.servers[] | select(.name == "half") | .error')" == half:\ the\ server\ * ]]
   [ "$(curl -s "$URL/api/tools" | jq -r '.servers[] | select(.name == "absent") | .error')" = "/nonexistent/server: No such file or directory" ]
-  # a clean environment: the listed variables and those of the configuration
+  # a server gets only the listed environment variables and those of its configuration
   run execute env__call '{}'
   [ "$(jq -r '.MINE, .SECRET, (.PATH | length > 0), ([keys[] | select(startswith("BATS") or startswith("ZSE"))] | length)' <<<"$output")" = "$(printf 'yes\nnull\ntrue\n0')" ] || { echo "$output"; return 1; }
   # the allow-list, and confirmations that the configuration asks for
   [ "$(curl -s "$URL/api/tools" | jq -c '[.tools[] | select(.server == "few") | [.name, .confirm]]')" = '[["few__tool_1",false],["few__tool_3",false]]' ]
-  # those that failed start again; the others kept their process
+  # servers that failed are started again; the others keep running
   pid=$(execute plain__pid '{}')
   for name in dies flood; do await says ready server_state "$name"; done
   [[ "$(execute dies__pid '{}')" =~ ^[0-9]+$ ]]
   [ "$(execute plain__pid '{}')" = "$pid" ]
-  # a server that hangs takes its own calls only
+  # a server that hangs delays only calls of its own tools
   local i
   for i in 1 2 3 4 5 6 7 8; do execute deaf__call '{}' >/dev/null & done
   [ "$(execute calculator '{"expression":"1+1"}')" = 2 ]
@@ -249,7 +250,7 @@ server_state() { curl -s "$URL/api/tools" | jq -r --arg n "$1" '.servers[] | sel
   [ "$(jq '[.tools[] | select(.server == "bombs")] | length' <<<"$output")" = 14 ] || { echo "$output" | head -c 2000; return 1; }
   [ "$(jq -c '[.tools[].name | select(test("^[A-Za-z0-9_.-]{1,64}$") | not)]' <<<"$output")" = '[]' ]
   [ "$(jq '[.tools[] | .description | utf8bytelength] | max <= 8192' <<<"$output")" = true ]
-  # one by one: a call is made, though its arguments are unconstrained where the schema is bad
+  # one tool at a time: it is called, but with a bad schema its arguments are not constrained
   for name in type ref loop deep enum large items pattern broken bounds properties call; do
     run post /v1/chat/completions '{"max_tokens":48,"temperature":0,"max_tool_rounds":1,"tool_choice":"required","messages":[{"role":"user","content":"hi"}],"server_tools":["bombs__'$name'"]}'
     [ "$(jq -r '.choices[0].finish_reason | IN("tool_calls","length")' <<<"$output")" = true ] || { echo "$name: $output"; return 1; }
@@ -259,7 +260,7 @@ server_state() { curl -s "$URL/api/tools" | jq -r --arg n "$1" '.servers[] | sel
   # all together
   run post /v1/chat/completions '{"max_tokens":8,"messages":[{"role":"user","content":"hi"}],"tools":"server"}'
   [ "$(jq -r '.choices | length' <<<"$output")" = 1 ] || { echo "$output"; return 1; }
-  # a function of the client with such a schema is still refused
+  # a function of the client with a bad schema is still refused
   run post /v1/chat/completions '{"max_tokens":8,"messages":[{"role":"user","content":"hi"}],"tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object","properties":{"a":{"type":"string","pattern":"(["}}}}}]}'
   [ "$(jq -r .error.code <<<"$output")" = invalid_schema ] || { echo "$output"; return 1; }
 }
@@ -342,7 +343,7 @@ server_state() { curl -s "$URL/api/tools" | jq -r --arg n "$1" '.servers[] | sel
     [ "$(curl -s "$URL/api/tools" | jq -c '[.tools[] | select(.name == "'$n'__delete") | .destructive, .confirm, .server]')" = '[true,true,"'$n'"]' ]
   done
   grep -q 'MCP server good: ready, 4 tools, revision 2026-07-28' "$BATS_TEST_TMPDIR/log.err"
-  # in a chat: refused until the request confirms it
+  # in a chat the call does not run until the request confirms it
   await listens "$URL"
   run chat '"server_tools":["good__delete"]'
   [ "$(jq -c '[.choices[0].finish_reason, .tool_stop.reason, .choices[0].message.tool_calls[0].function.name]' <<<"$output")" = '["tool_calls","confirm","good__delete"]' ] || { echo "$output"; return 1; }

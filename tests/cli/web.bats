@@ -3,7 +3,7 @@ bats_require_minimum_version 1.5.0
 load ../lib/server
 
 status() { curl -s -o /dev/null -w '%{http_code}' "$@"; }
-# header NAME CURL-ARG...: its value in the answer
+# header NAME CURL_ARGUMENT...: the value of this field in the response
 header() { curl -s -o /dev/null -D - "${@:2}" | tr -d '\r' | sed -n "s/^$1: //Ip"; }
 
 @test "the page: one document at all addresses, for browsers at /; files of this build only, no other host in them" {
@@ -103,7 +103,7 @@ header() { curl -s -o /dev/null -D - "${@:2}" | tr -d '\r' | sed -n "s/^$1: //Ip
   key=$(zse-apikey create app --scope chat,models 2>/dev/null)
   none=$(zse-apikey create other --scope embeddings 2>/dev/null)
   await says 401 status "$URL/v1/models"
-  # dial PATH PROTOCOLS: the head of the answer
+  # dial PATH PROTOCOLS: open a WebSocket; prints the head of the response
   dial() {
     exec 6<>"/dev/tcp/127.0.0.1/${URL##*:}"
     printf 'GET %s HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Protocol: %s\r\n\r\n' "$1" "$2" >&6
@@ -125,7 +125,7 @@ header() { curl -s -o /dev/null -D - "${@:2}" | tr -d '\r' | sed -n "s/^$1: //Ip
   wait "$PID"
 }
 
-# in_browser CHECK...: those of tests/serve/page.py; all without an argument
+# in_browser [CHECK...]: run these checks of tests/serve/page.py, or all of them
 in_browser() {
   run build/venv/bin/python -B tests/serve/page.py "$T/tiny.zse" "$@"
   echo "$output"

@@ -5,7 +5,7 @@
   tests/lib/words
 }
 
-# check NAME TEXT: tests/lib/words on a tracked file of that name and text
+# check NAME TEXT: run tests/lib/words on a tracked file with this name and contents
 check() {
   cd "$BATS_TEST_TMPDIR" || return
   git init -q .

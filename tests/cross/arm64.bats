@@ -16,7 +16,7 @@ on() {
   [ "$cpu" != max ] || cpu=max,pauth-impdef=on         # quicker to emulate
   timeout 900 qemu-aarch64 -cpu "$cpu" "$B/$2" "${@:3}"
 }
-# unit PROCESSOR NAME: a unit test; its output is shown if it fails
+# unit PROCESSOR NAME: run a unit test; its output is shown if it fails
 unit() { on "$1" "tests/unit/$2" >"$T/$2.$1" 2>&1 || { tail -n 30 "$T/$2.$1"; return 1; }; }
 asked() { on "$1" zse-chat "$T/tiny.zse" --temp 0 --threads 2 -p "What is 2+2?" "${@:2}"; }
 
