@@ -180,7 +180,7 @@ int answer_start(struct answer *a, struct engine *g, const struct chat_options *
         return -1;
     const struct request_params p = { .ids = ids, .n_ids = n, .sampling = o->sampling, .max_tokens = o->max_tokens,
                                       .stop = o->stop, .n_stop = o->n_stop,
-                                      .ignore_eos = o->ignore_eos, .n_logprobs = -1,
+                                      .ignore_eos = o->ignore_eos, .n_logprobs = -1, .lora = o->run.n_loras,
                                       .keep_special = a->tools != NULL,
                                       .constraint = grammar ? &c : NULL, .on_token = on_token, .user = a };
     if ((a->request = engine_submit(g, &p, e)))

@@ -60,6 +60,7 @@ static const char usage_end[] =
     RUN_HELP
     STREAM_HELP
     SPEC_HELP
+    "      --lora DIR             answer with this LoRA adapter, a folder written by PEFT\n"
     MEMORY_HELP
     "      --plan                 print the memory it would take and the expected speed, and exit; 1 if it does not fit\n"
     "\n"
@@ -103,6 +104,7 @@ static const struct option options[] = {
     { "logit-bias", required_argument, NULL, OPT_BIAS }, { "seed", required_argument, NULL, OPT_SEED },
     { "stop", required_argument, NULL, OPT_STOP },
     { "ignore-eos", no_argument, NULL, OPT_IGNORE_EOS }, RUN_LONG_OPTIONS, SPEC_LONG_OPTIONS,
+    LORA_LONG_OPTION,
     STREAM_LONG_OPTIONS, MEMORY_LONG_OPTION,
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
@@ -297,6 +299,9 @@ static int check(struct chat_options *o)
         return cli_wrong(prog, "--continue goes on with a recorded conversation: --no-history, --batch, --raw, --json, --ids and --plan cannot be used with it");
     if (o->url && o->run.prefix_folder)
         return cli_wrong(prog, "--session keeps keys and values of a model that runs here: it excludes --url");
+    if (o->run.n_loras > (o->url ? 0 : 1))
+        return o->url ? cli_wrong(prog, "--lora is for a model that runs here: it excludes --url, where MODEL may name an adapter")
+                      : cli_wrong(prog, "--lora: found %d adapters, expected one adapter", o->run.n_loras);
     if (!o->url && o->key)
         return cli_wrong(prog, "--key needs --url");
     if (o->n_rag && (!o->url || o->raw))

@@ -20,6 +20,7 @@
 #include "libcommon/engine/device_show.h"
 #include "libcommon/hw/machine.h"
 #include "libcommon/import/source.h"
+#include "libcommon/model/lora.h"
 #include "libcommon/store/store.h"
 
 /* ---- options ---- */
@@ -217,6 +218,31 @@ static int parse_spec(const char *prog, const char *arg, struct run_options *r)
     return cli_wrong(prog, "--spec: '%s', expected auto, ngram, ngram:N, mtp, draft:MODEL, self:LAYERS, medusa:FILE or off", arg);
 }
 
+/* Parse --lora DIR or NAME=DIR; without NAME the adapter is called as its folder. */
+static int parse_lora(const char *prog, const char *arg, struct run_options *r)
+{
+    const char *equals = strchr(arg, '='), *slash = strchr(arg, '/');
+    const int named = equals && !(slash && slash < equals);
+    struct lora_option o = { .folder = named ? equals + 1 : arg, .name = arg, .name_len = (int)(equals - arg) };
+    if (!named) {
+        int end = (int)strlen(arg);
+        while (end > 1 && arg[end - 1] == '/')
+            end--;
+        const char *last = memrchr(arg, '/', (size_t)end);
+        o.name = last && last + 1 < arg + end ? last + 1 : arg;
+        o.name_len = (int)(arg + end - o.name);
+    }
+    if (o.name_len == 0 || !*o.folder)
+        return cli_wrong(prog, "--lora: '%s', expected NAME=DIR", arg);
+    if (r->n_loras == MOST_LORA_OPTIONS)
+        return cli_wrong(prog, "--lora: more than %d adapters", MOST_LORA_OPTIONS);
+    for (int i = 0; i < r->n_loras; i++)
+        if (r->loras[i].name_len == o.name_len && memcmp(r->loras[i].name, o.name, (size_t)o.name_len) == 0)
+            return cli_wrong(prog, "--lora: two adapters with the name %.*s", o.name_len, o.name);
+    r->loras[r->n_loras++] = o;
+    return 0;
+}
+
 int run_option(const char *prog, int c, const char *arg, struct run_options *r)
 {
     long long n;
@@ -259,6 +285,7 @@ int run_option(const char *prog, int c, const char *arg, struct run_options *r)
         r->exact_given = 1;
         return r->draft_distribution || strcmp(arg, "tokens") == 0
             ? 0 : cli_wrong(prog, "--spec-exact: '%s', expected tokens or distribution", arg);
+    case OPT_LORA: return parse_lora(prog, arg, r);
     case OPT_GRAPHS: return parse_graphs(prog, arg, r);
     case OPT_ACT: return parse_act(prog, arg, r);
     case OPT_CACHE_WEIGHTS: return parse_cache(prog, arg, r);
@@ -317,6 +344,20 @@ static uint64_t may_fill(void)
 {
     const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
     return pages > 0 && page > 0 ? (uint64_t)pages / 2 * (uint64_t)page : 0;
+}
+
+/* Add the adapters of --lora to the model. */
+static int load_loras(struct opened_model *o, const struct run_options *r, struct err *e)
+{
+    const struct map_guard guard = { sigbus_guard, sigbus_unguard };
+    for (int i = 0; i < r->n_loras; i++) {
+        char *name = strndup(r->loras[i].name, (size_t)r->loras[i].name_len);
+        const int rc = name ? model_add_lora(o->model, name, r->loras[i].folder, &guard, e) : err_nomem(e, "--lora");
+        free(name);
+        if (rc != 0)
+            return -1;
+    }
+    return 0;
 }
 
 /* Open the .zse at o->path. */
@@ -556,7 +597,7 @@ static int open_draft(const struct run_options *r, struct opened_model *o, struc
     struct run_options own = *r;
     own.spec = SPEC_OFF;
     own.max_memory = 0;
-    own.ctx = own.mode.given = 0;
+    own.ctx = own.mode.given = own.n_loras = 0;
     if (!(o->draft = calloc(1, sizeof *o->draft)))
         return err_nomem(e, "draft model");
     if (open_model(o->prog, r->draft_model, &own, o->draft, e) != 0) {
@@ -625,6 +666,8 @@ int open_model(const char *prog, const char *path, const struct run_options *r, 
     if (rc == 0 && r->ctx && !r->window && o->model->config.max_len > 0 && r->ctx > o->model->config.max_len)
         rc = err_set(e, ERR_LIMIT, "--ctx %d: %s was made for at most %d tokens", r->ctx, path,
                      o->model->config.max_len);
+    if (rc == 0)
+        rc = load_loras(o, r, e);
     if (rc == 0 && r->spec == SPEC_DRAFT)
         rc = open_draft(r, o, e);
     if (rc == 0 && r->spec == SPEC_MEDUSA)

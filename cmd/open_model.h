@@ -22,6 +22,7 @@
 #include "libcommon/token/tokenizer.h"
 
 /* ---- options that control how a model runs ---- */
+enum { MOST_LORA_OPTIONS = 64 };
 /* Speculation.  SPEC_AUTO stands for ngram, and for mtp if the model has it, as far as model and
  * device allow them.  With the other kinds it is an error if model or device do not allow them. */
 enum spec { SPEC_OFF, SPEC_AUTO, SPEC_NGRAM, SPEC_MTP, SPEC_DRAFT, SPEC_SELF, SPEC_MEDUSA };
@@ -59,11 +60,14 @@ struct run_options {
     int cache_weights, cache_given; /* --cache-weights: enum cache_weights */
     /* set by run_options_check: run on a GPU, its index, and whether --device auto chose it */
     int gpu, gpu_index, gpu_auto;
+    /* --lora: LoRA adapters, each a name (not terminated) and a folder */
+    int n_loras;
+    struct lora_option { const char *name; int name_len; const char *folder; } loras[MOST_LORA_OPTIONS];
 };
 enum { GPU_LAYERS_AUTO = -1 };
 enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, OPT_FORCE, OPT_MAX_MEMORY, OPT_RUN_MODE,
        OPT_VERBOSE, OPT_SPEC, OPT_GPU_LAYERS, OPT_STRICT, OPT_GRAPHS, OPT_ACT, OPT_CACHE_WEIGHTS, OPT_VERIFY,
-       OPT_STREAM, OPT_SINKS, OPT_SPEC_EXACT };
+       OPT_STREAM, OPT_SINKS, OPT_SPEC_EXACT, OPT_LORA };
 #define RUN_LONG_OPTIONS \
     { "quantize", required_argument, NULL, 'q' }, \
     { "mode", required_argument, NULL, OPT_RUN_MODE }, \
@@ -107,6 +111,7 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
     "                             draft:MODEL: guesses of a smaller model with the same tokenizer; self:LAYERS: of the model's first layers\n" \
     "                             medusa:FILE: of heads that were trained for the model, in a safetensors file\n" \
     "      --spec-exact tokens|distribution  answers with guesses are the same as without, or only as likely, and sooner (default: tokens)\n"
+#define LORA_LONG_OPTION { "lora", required_argument, NULL, OPT_LORA }
 /* Options of programs whose answers may be longer than the model's context. */
 #define STREAM_LONG_OPTIONS { "window", required_argument, NULL, OPT_STREAM }, { "sinks", required_argument, NULL, OPT_SINKS }
 #define STREAM_HELP \

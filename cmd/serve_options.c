@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "cmd/cli.h"
+#include "libcommon/serve/server.h"
 
 static const char prog[] = "zse-serve";
 static const char usage[] =
@@ -73,6 +74,7 @@ static const char usage[] =
     RUN_HELP
     STREAM_HELP
     SPEC_HELP
+    "      --lora NAME=DIR        a LoRA adapter for the first MODEL, a folder written by PEFT; requests name it as their model\n"
     "      --plan                 print the memory each MODEL would take and the expected speed, and exit; 1 if one does not fit\n"
     "\n"
     "  -h, --help                 show this help\n"
@@ -129,7 +131,7 @@ static const struct option options[] = {
     { "mcp-config", required_argument, NULL, OPT_MCP_CONFIG }, { "mcp-stdio", no_argument, NULL, OPT_MCP_STDIO },
     { "keep-alive", required_argument, NULL, OPT_KEEP_ALIVE },
     { "plan", no_argument, NULL, OPT_PLAN }, { "no-memory-watch", no_argument, NULL, OPT_NO_WATCH },
-    RUN_LONG_OPTIONS, SPEC_LONG_OPTIONS, STREAM_LONG_OPTIONS,
+    RUN_LONG_OPTIONS, SPEC_LONG_OPTIONS, STREAM_LONG_OPTIONS, LORA_LONG_OPTION,
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
 
@@ -264,6 +266,21 @@ static int take(struct serve_options *o, int c, const char *arg)
     }
 }
 
+/* Whether an adapter has the id of the first MODEL, after a message. */
+static int lora_named_as_model(const struct serve_options *o)
+{
+    char *id = o->n_names ? strdup(o->names[0]) : server_model_id(o->models[0]);
+    int found = 0;
+    for (int i = 0; id && i < o->run.n_loras && !found; i++) {
+        const struct lora_option *l = &o->run.loras[i];
+        found = strlen(id) == (size_t)l->name_len && memcmp(id, l->name, strlen(id)) == 0;
+    }
+    if (found)
+        cli_wrong(prog, "--lora %s=...: the model has this name, too", id);
+    free(id);
+    return found;
+}
+
 static int check(struct serve_options *o)
 {
     if (!o->tls_cert != !o->tls_key)
@@ -273,6 +290,10 @@ static int check(struct serve_options *o)
     if (o->n_names > o->n_models)
         return cli_wrong(prog, "--name %s: there are %d name%s for %d model%s", o->names[o->n_names - 1], o->n_names,
                          plural(o->n_names), o->n_models, plural(o->n_models));
+    if (o->run.n_loras && !o->n_models)
+        return cli_wrong(prog, "--lora: adapters need a MODEL on the command line");
+    if (o->run.n_loras && lora_named_as_model(o))
+        return CLI_USAGE;
     if (o->mcp_stdio && o->n_models)
         return cli_wrong(prog, "--mcp-stdio: found the model %s, expected none: it offers tools alone", o->models[0]);
     const char *host = getenv("ZSE_HOST"), *port = getenv("ZSE_PORT");

@@ -79,6 +79,8 @@ static int open_served(void *user, const char *path, const struct model_choice *
     struct serve_options chosen = *(const struct serve_options *)user, *o = &chosen;
     if (serve_choose(how, &chosen.run, e) != 0)
         return -1;
+    if (o->n_models == 0 || strcmp(path, o->models[0]) != 0)
+        chosen.run.n_loras = 0;         /* the adapters are those of the first MODEL */
     struct opened_model *opened = calloc(1, sizeof *opened);
     if (!opened)
         return err_nomem(e, "model");

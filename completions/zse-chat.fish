@@ -66,6 +66,7 @@ complete -c zse-chat -l window -x -d 'see the newest N tokens and the sinks only
 complete -c zse-chat -l sinks -x -d 'with --window, also see the first S tokens (default 4)'
 complete -c zse-chat -l spec -x -a 'auto ngram mtp off' -d 'guess next tokens and check several in a step where that pays, for the same answers sooner (default auto)'
 complete -c zse-chat -l spec-exact -x -a 'tokens distribution' -d 'answers with guesses are the same as without, or only as likely, and sooner (default tokens)'
+complete -c zse-chat -l lora -r -d 'answer with this LoRA adapter, a folder written by PEFT'
 complete -c zse-chat -l max-memory -x -d 'keep at most SIZE of the weights in memory, like 4GB; of a GPUs memory take at most SIZE (default all)'
 complete -c zse-chat -l plan -d 'print the memory it would take and the expected speed, and exit; 1 if it does not fit'
 complete -c zse-chat -l help -s h -d 'show this help'

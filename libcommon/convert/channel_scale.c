@@ -171,6 +171,8 @@ int channel_scale_layer(struct conversion *cv, int layer, float alpha, struct er
     }
     free(l->v_scale);
     l->v_scale = NULL;
+    if (cv->o->adaptable)
+        return 0;
     if (folds && !c->laurel_rank && l->strength[INPUT_QKV] && has(cv, layer, ".attn_norm.weight") &&
         all_rounded(cv, layer, parallel ? qkv | mlp : qkv)) {
         if (scale_input(l, INPUT_QKV, c->hidden_size, alpha, e))

@@ -68,7 +68,8 @@ static int describe_plan(struct resume *r, struct err *e)
         json_array_append_new(list, json_pack("[s, s, i, i, i, I]", p->spec->name, p->source->name, (int)p->make,
                                               (int)p->m.type, p->m.group_size, (json_int_t)p->m.size));
     }
-    r->plan = json_pack("{s:o, s:i, s:i, s:i, s:i, s:i, s:I, s:s}", "tensors", list, "effort", (int)cv->effort,
+    r->plan = json_pack("{s:o, s:b, s:i, s:i, s:i, s:i, s:i, s:I, s:s}", "tensors", list,
+                        "adaptable", cv->o->adaptable, "effort", (int)cv->effort,
                         "ternary", (int)cv->o->ternary, "kind", (int)cv->report->type.kind, "type",
                         (int)cv->report->type.qtype, "windows", r->c ? r->c->n_windows : 0,
                         "tokens", (json_int_t)(r->c ? crc32_z(0, (const Bytef *)r->c->ids, n_ids) : 0), "text",

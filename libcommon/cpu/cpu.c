@@ -99,6 +99,7 @@ static void *open_layers(const struct model *m, const struct backend_options *o,
     b->pool = pool_open(o->n_threads, e);
     if (!b->pool || core_open(&b->core, &m->config, kernels, b->pool, o->max_tokens, (int64_t)o->n_blocks * KV_BLOCK,
                               o->exact, o->kv, e) < 0 ||
+        lora_open(&b->core, m, e) < 0 ||
         core_reserve(&b->core, m->layers, n_layers, whole ? &m->head : NULL, e) < 0 ||
         (m->config.predicts && core_reserve(&b->core, NULL, 0, &m->layers->next_in, e) < 0) ||
         (whole && core_prefetch(&b->core, m, e) < 0) || kv_open(b, e) < 0 ||
@@ -164,6 +165,9 @@ static int check_batch(const struct cpu *b, const struct batch *batch, struct er
             if (it->table[p] < 0 || it->table[p] >= b->o.n_blocks)
                 return err_set(e, ERR_SHAPE, "batch item %d: KV block %d, expected 0 to %d", i, it->table[p],
                                b->o.n_blocks - 1);
+        if (it->lora < 0 || it->lora > b->m->n_loras)
+            return err_set(e, ERR_SHAPE, "batch item %d: LoRA adapter %d, expected 0 to %d", i, it->lora,
+                           b->m->n_loras);
         n_tokens += it->n_tokens;
         n_logits += it->n_logits;
     }
@@ -363,7 +367,7 @@ static size_t cpu_memory(const void *backend)
 static const char *cpu_describe(const void *backend) { return ((const struct cpu *)backend)->name; }
 
 const struct backend backend_cpu = {
-    .name = "cpu", .always_strict = 1, .windows = 1,
+    .name = "cpu", .always_strict = 1, .windows = 1, .loras = 1,
     .step_tokens = cpu_step_tokens, .open = cpu_open, .forward = cpu_forward, .begin = NULL, .end = NULL,
     .copy_block = cpu_copy_block, .memory = cpu_memory, .kv_bytes = cpu_kv_bytes,
     .describe = cpu_describe, .close = cpu_close, .drop_block = cpu_drop_block, .copy_state = cpu_copy_state,

@@ -678,4 +678,5 @@ void core_step(struct core *k, struct step *s, const struct batch_item *items, i
             : add_runs(k, s, i, near, it->n_tokens - near, chunk) + add_runs(k, s, i, 0, near, chunk);
         s->one_run_each &= n_runs == 1;
     }
+    lora_step(k, items, n_items);
 }

@@ -159,12 +159,12 @@ void core_multiply(const struct core *k, const struct linear *l, const struct ac
         k->k->matmul(out, ldo, &l->w, t0, t1, in->form[p].act, n_tokens, k->scratch[thread]);
     else
         k->k->matmul_f32(out, ldo, &l->w, t0, t1, in->x, in->ldx, n_tokens, k->scratch[thread]);
-    if (!l->bias)
-        return;
     const int r0 = t0 * TILE_ROWS, r1 = t1 * TILE_ROWS < l->w.rows ? t1 * TILE_ROWS : l->w.rows;
-    for (int t = 0; t < n_tokens; t++)
+    for (int t = 0; t < n_tokens && l->bias; t++)
         for (int r = r0; r < r1; r++)
             out[(size_t)t * ldo + (size_t)r] += l->bias[r];
+    if (l->lora && k->lora.n_runs)
+        lora_add(k, l, t0, t1, out, ldo, thread);
 }
 
 static void cap_logits(float *x, int n, float scale, float cap)
@@ -310,6 +310,7 @@ static void run(struct core *k, const struct op *ops, int n_ops, int n_tokens, i
     const int most = (j.n_tiles + j.n_threads - 1) / j.n_threads;
     j.singles = j.n_threads == 1 ? 0 : most < TILE_SINGLES ? most : TILE_SINGLES;
     j.each = j.singles + (most - j.singles + k->tile_job - 1) / k->tile_job;
+    lora_project(k, ops, n_ops);
     if (prefetch && prefetch->w && n_tokens <= PREFETCH_TOKENS)
         pool_run_after(k->pool, j.each * j.n_threads, linear_part, &j, prefetch_next, prefetch);
     else

@@ -236,6 +236,7 @@ void core_close(struct core *k)
     free(k->tile);
     free(k->rotated);
     free(k->prefetch);
+    lora_close(k);
     moe_close(k);
     mla_close(k);
     index_close(k);

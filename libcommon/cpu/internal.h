@@ -8,6 +8,7 @@
 #include "libcommon/base/pool.h"
 #include "libcommon/engine/backend.h"
 #include "libcommon/cpu/cpu.h"
+#include "libcommon/cpu/cpu_lora.h"
 #include "libcommon/cpu/residency.h"
 #include "libcommon/kernels/kernels.h"
 #include "libcommon/model/parts.h"
@@ -171,6 +172,7 @@ struct core {
     struct compress_work compress;
     struct block_work blocks;
     struct state_work state;
+    struct lora_work lora;
     float *states; size_t state_stride;     /* states of sequences, borrowed; stride in floats */
     const struct cpu_hook *hook;
     /* [n_layers][LOOPS] weights to prefetch at the end of each loop; NULL: none */

@@ -37,6 +37,8 @@ struct batch_item {
     struct draw *draw;
     /* number of last tokens whose logits are wanted, 0..n_tokens */
     int n_logits;
+    /* the LoRA adapter of the sequence, by its number from 1 on (model/lora.h); 0: none */
+    int lora;
     /* Length of the whole sequence as far as it is known; 0: pos + n_tokens.  LongRoPE chooses its
      * factors by this length, so a sequence that reaches config_long_from() is recomputed from
      * position 0. */
@@ -133,6 +135,7 @@ struct backend {
     const char *name;                       /* "cpu" */
     int always_strict;                      /* results are always as with options.strict */
     int windows;                            /* supports window blocks */
+    int loras;                              /* supports models with LoRA adapters */
     /* Number of tokens in a step if the caller does not choose one.  max_len: tokens of all
      * contexts together; kernels: as in backend_options.  NULL: BACKEND_STEP_TOKENS. */
     int (*step_tokens)(const struct config *c, int n_threads, int64_t max_len, const char *kernels);

@@ -226,6 +226,11 @@ struct engine *engine_open(const struct model *m, const struct tokenizer *t, con
     if (set_sizes(g, c, o, e) < 0 || ask_backend(g, o, &bo, e) < 0)
         goto fail;
     g->kv = bo.kv;
+    if (m->n_loras && !g->backend->loras) {
+        err_set(e, ERR_UNSUPPORTED, "LoRA adapters are computed on the CPU alone: expected no GPU, or weights into which "
+                "zse-convert --lora has merged the adapter");
+        goto fail;
+    }
     if (!(g->pool = kv_pool_open(bo.n_blocks, e)) ||
         (bo.n_window_blocks && kv_pool_windows(g->pool, bo.n_window_blocks, g->kept_tokens, g->kept_sinks, e) < 0) ||
         open_states(g, o, bo.n_states, e) < 0)

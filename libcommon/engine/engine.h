@@ -203,6 +203,9 @@ struct request_params {
      * time that a prompt takes reveals nothing about other scopes.  0: the common scope of all
      * requests that have none. */
     uint64_t scope;
+    /* the LoRA adapter that computes the answer, by its number from 1 on (model/lora.h); 0: none.
+     * Requests with different adapters share no prefixes. */
+    int lora;
     /* -MAX_PRIORITY to MAX_PRIORITY: higher first among the requests of a tenant.  AGEING_S seconds
      * of waiting raise it by one, so that nothing starves.  Below 0 the request also yields to
      * other tenants, for a while. */

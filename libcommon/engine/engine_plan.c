@@ -537,7 +537,8 @@ int plan_batch(struct engine *g)
             *item = (struct batch_item){ .tokens = r->ids + r->kv.n_tokens, .n_tokens = r->planned,
                                          .pos = r->kv.n_tokens, .table = r->kv.block,
                                          .window_table = r->kv.window, .state = r->slot,
-                                         .n_logits = n_logits(r), .seq_len = r->n_ids, .second = r->second };
+                                         .n_logits = n_logits(r), .lora = r->lora,
+                                         .seq_len = r->n_ids, .second = r->second };
             if (r->embed == EMBED_MEAN || r->embed == EMBED_FIRST)
                 item->n_hidden = r->planned;
             else if (r->embed == EMBED_LAST || r->embed == EMBED_STATE)

@@ -5,7 +5,9 @@
 
 #include "libcommon/base/clock.h"
 #include "libcommon/base/plural.h"
+#include "libcommon/base/siphash.h"
 #include "libcommon/engine/internal.h"
+#include "libcommon/model/lora.h"
 
 /* ---- submit ---- */
 
@@ -35,6 +37,7 @@ static int check_params(const struct engine *g, const struct request_params *p, 
         range("min_tokens", p->min_tokens, 0, INT32_MAX, e) ||
         range("stop ids", p->n_stop_ids, 0, MAX_STOP_IDS, e) ||
         range("priority", p->priority, -MAX_PRIORITY, MAX_PRIORITY, e) || range("n", p->n, 0, 1024, e) ||
+        range("the number of a LoRA adapter", p->lora, 0, g->m->n_loras, e) ||
         range("tokens of a draft", p->draft.most, 0, DRAFT_MOST, e) ||
         range("predicted tokens", p->draft.n_predicted, 0, INT32_MAX / 4, e))
         return -1;
@@ -73,6 +76,17 @@ static void find_stop_ids(const struct engine *g, struct request *r, const struc
     }
 }
 
+/* The scope of a request's prefixes: its own, or one of its own and its adapter, which changes keys
+ * and values.  Numbers of adapters depend on the order of loading, so the hash of its files
+ * counts. */
+static uint64_t prefix_scope(const struct engine *g, const struct request_params *p)
+{
+    if (!p->lora)
+        return p->scope;
+    const uint64_t key[2] = { 0x4c6f5241, p->scope }, scope = siphash(key, &g->m->loras[p->lora - 1].key, sizeof scope);
+    return scope ? scope : 1;
+}
+
 /* Make the i-th of the n requests, not linked anywhere and without its constraint. */
 static struct request *make_request(struct engine *g, struct tenant_queue *s, const struct request_params *p, int i,
                                     struct err *e)
@@ -96,7 +110,8 @@ static struct request *make_request(struct engine *g, struct tenant_queue *s, co
     r->prompt_logprobs = p->prompt_logprobs;
     r->embed = p->embed;
     r->second = p->second;
-    r->scope = p->scope;
+    r->scope = prefix_scope(g, p);
+    r->lora = p->lora;
     r->on_token = p->on_token;
     r->reported = p->reported;
     r->user = p->users ? p->users[i] : p->user;
@@ -123,7 +138,7 @@ static struct request *make_request(struct engine *g, struct tenant_queue *s, co
         goto fail;
     find_stop_ids(g, r, p);
     const int long_from = long_rope_from(g);
-    if (kv_table_scope(&r->kv, g->pool, p->scope, e) < 0)
+    if (kv_table_scope(&r->kv, g->pool, r->scope, e) < 0)
         goto fail;
     r->kv.root += long_from && r->n_ids >= long_from;
     for (int j = 0; j < r->n_prompt; j++)

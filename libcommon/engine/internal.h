@@ -158,7 +158,8 @@ struct request {
     int cancelled, holds;               /* holds: WAITING, but has KV blocks */
     int planned;                        /* number of its tokens in this step */
     struct drafting draft;
-    uint64_t scope;                     /* scope of its prefixes */
+    uint64_t scope;                     /* scope of its prefixes, and of its adapter */
+    int lora;                           /* number of its LoRA adapter, 0: none */
     /* Prefix folder.  n_saved: number of its tokens that were passed to the folder; saved: their
      * key; searched: its prefix was looked up. */
     int n_saved, searched; struct disk_key saved;

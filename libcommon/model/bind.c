@@ -5,6 +5,7 @@
 
 #include "libcommon/base/json.h"
 #include "libcommon/model/arch.h"
+#include "libcommon/model/lora.h"
 #include "libcommon/model/parts.h"
 
 struct binder {
@@ -235,6 +236,7 @@ void model_close(struct model *m)
 {
     if (!m)
         return;
+    model_drop_loras(m);
     for (int i = 0; m->layers && i < m->config.n_layers; i++)
         free(m->layers[i].experts);
     free(m->layers);

@@ -381,7 +381,10 @@ int config_long_from(const struct config *c);
 const char *config_architecture(int i);
 
 /* ---- weights ---- */
-struct linear { struct mat w; const float *bias; };     /* w.data NULL: absent; bias [rows] or NULL */
+/* w.data NULL: absent; bias [rows] or NULL; lora [n_loras]: the changes by LoRA adapters (lora.h),
+ * owned by the model; NULL: none */
+struct lora_linear;
+struct linear { struct mat w; const float *bias; struct lora_linear *lora; };
 /* present without w: a norm without weights (olmo) */
 struct norm   { const float *w, *b; int present; };
 
@@ -491,6 +494,8 @@ struct model {
      * shares the arrays of config, the embedding and the head.  NULL: there is none.  Owned. */
     struct model *predictor;
     uint64_t weight_bytes;          /* size of all weights */
+    int n_loras;
+    struct lora *loras;             /* LoRA adapters (lora.h); owned */
 };
 
 /* Bind a .zse: every weight is found by name, and its type and shape are checked against the

@@ -9,6 +9,7 @@
 #include "libcommon/base/file.h"
 #include "libcommon/base/plural.h"
 #include "libcommon/format/zfile.h"
+#include "libcommon/model/lora.h"
 #include "libcommon/serve/exchange.h"
 #include "libcommon/serve/internal.h"
 #include "libcommon/serve/model_tasks.h"
@@ -65,6 +66,11 @@ int models_window(const struct loaded_model *lm)
     return l->max_running + wait;
 }
 
+int models_lora(const struct loaded_model *lm, const char *name)
+{
+    return name && lm->state == MODEL_READY && strcmp(lm->id, name) != 0 ? model_lora(lm->m.model, name) : 0;
+}
+
 struct loaded_model *models_find(struct server *s, const char *id, struct problem *pr)
 {
     char name[STORE_NAME_BYTES];
@@ -76,7 +82,7 @@ struct loaded_model *models_find(struct server *s, const char *id, struct proble
     int any = !id || strcmp(id, "default") == 0, loading = 0;
     models_check(s);
     for (struct loaded_model *lm = s->models; lm; lm = lm->next) {
-        int named = !any && strcmp(lm->id, id) == 0;
+        int named = !any && (strcmp(lm->id, id) == 0 || models_lora(lm, id));
         if (lm->state == MODEL_READY && (any || named))
             return lm;
         loading |= lm->state == MODEL_LOADING && (any || named);
@@ -493,10 +499,20 @@ void models_stop(struct server *s)
     tasks_close(s);
 }
 
-void model_json(const struct loaded_model *lm, struct buf *out)
+void model_json(const struct loaded_model *lm, int lora, struct buf *out)
 {
+    const struct lora *a = lora ? &lm->m.model->loras[lora - 1] : NULL;
+    const char *id = a ? a->name : lm->id, *slash = a ? strrchr(a->folder, '/') : NULL;
     buf_str(out, "{\"id\":");
-    buf_json(out, lm->id, strlen(lm->id));
-    buf_printf(out, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"zse\",\"max_model_len\":%d}",
+    buf_json(out, id, strlen(id));
+    buf_printf(out, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"zse\",\"max_model_len\":%d",
                (long long)lm->created, lm->m.max_len);
+    if (a) {
+        const char *root = slash && slash[1] ? slash + 1 : a->folder;
+        buf_str(out, ",\"root\":");
+        buf_json(out, root, strlen(root));
+        buf_str(out, ",\"parent\":");
+        buf_json(out, lm->id, strlen(lm->id));
+    }
+    buf_str(out, "}");
 }

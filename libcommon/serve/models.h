@@ -75,9 +75,11 @@ struct loaded_model {
     struct model_metrics metrics;
 };
 
-/* Find a ready model by its id; id NULL or "default": the first one.  NULL with *pr: there is
- * none. */
+/* Find a ready model by its id or by the name of one of its LoRA adapters; id NULL or "default":
+ * the first one.  NULL with *pr: there is none. */
 struct loaded_model *models_find(struct server *s, const char *id, struct problem *pr);
+/* The number of lm's LoRA adapter of this name (model/lora.h); 0: the name is lm's own. */
+int models_lora(const struct loaded_model *lm, const char *name);
 /* Start loading a model.  id NULL: it is derived from the path; how NULL: as the program's options
  * say.  NULL with *pr: the id is taken, or there is no memory. */
 struct loaded_model *models_load(struct server *s, const char *path, const char *id, const struct model_choice *how,
@@ -102,6 +104,7 @@ int models_n(const struct server *s, enum model_state state);
 /* Most texts of one request for vectors or scores that are in the engine at the same time: just
  * enough to fill its batches, so that a request with 2048 texts does not fill the queue. */
 int models_window(const struct loaded_model *lm);
-void model_json(const struct loaded_model *lm, struct buf *out);        /* an element of /v1/models */
+/* An element of /v1/models, of the model or of its adapter with this number. */
+void model_json(const struct loaded_model *lm, int lora, struct buf *out);
 
 #endif

@@ -90,7 +90,7 @@ void call_head(const struct call *c, const char *object, struct buf *out)
 {
     buf_printf(out, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", c->id, object,
                (long long)c->created);
-    buf_json(out, c->lm->id, strlen(c->lm->id));
+    buf_json(out, call_model(c), strlen(call_model(c)));
     buf_str(out, ",\"system_fingerprint\":\"zse-" ZSE_VERSION "\",\"choices\":[");
 }
 

@@ -217,9 +217,12 @@ static int find_model(struct call *c, const char *name, struct problem *pr)
     const char *left = lm || pr->status != 404 ? NULL : models_left(c->s, name);
     if (left && guard_model(call_record(c), left, &recalled) == 0 && models_recall(c->s, left, &recalled))
         *pr = recalled;
-    if (!lm || (lm->named ? may_use(c, name, lm->id, pr) : guard_model(call_record(c), lm->id, pr)) != 0)
+    const int lora = lm ? models_lora(lm, name) : 0;
+    if (!lm || (lm->named ? may_use(c, name, lm->id, pr)
+                          : guard_model(call_record(c), lora ? name : lm->id, pr)) != 0)
         return -1;
     c->lm = lm;
+    c->lora = lora;
     c->bound_ns = clock_ns();
     lm->shared |= lm->loaded_by != c->tenant;
     lm->keep_given = 0;

@@ -8,7 +8,13 @@
 
 #include "libcommon/base/clock.h"
 #include "libcommon/base/json.h"
+#include "libcommon/model/lora.h"
 #include "libcommon/serve/tools/toolbox.h"
+
+const char *call_model(const struct call *c)
+{
+    return c->lora ? c->lm->m.model->loras[c->lora - 1].name : c->lm->id;
+}
 
 static int stop_waiting(struct call *c);
 
@@ -129,7 +135,7 @@ static void count_call(struct call *c)
     r.latency_s = (double)(clock_ns() - c->start_ns) * 1e-9;
     r.first_token_s = c->first_ns ? (double)(c->first_ns - c->start_ns) * 1e-9 : 0;
     snprintf(r.id, sizeof r.id, "%s", c->id);
-    snprintf(r.model, sizeof r.model, "%s", c->lm ? c->lm->id : "");
+    snprintf(r.model, sizeof r.model, "%s", c->lm ? call_model(c) : "");
     snprintf(r.user, sizeof r.user, "%s", c->params.user ? c->params.user : "");
     snprintf(r.client, sizeof r.client, "%s", c->client);
     for (int i = 0; i < c->n_choices; i++)
@@ -334,7 +340,7 @@ static struct request_params engine_request(struct call *c)
                                  .keep_special = c->raw_text, .n_logprobs = embed ? -1 : c->n_logprobs,
                                  .prompt_logprobs = p->echo && c->n_logprobs >= 0,
                                  .embed = embed ? pooling_of(c) : EMBED_NONE,
-                                 .priority = p->priority, .draft = c->draft, .scope = c->scope,
+                                 .priority = p->priority, .draft = c->draft, .scope = c->scope, .lora = c->lora,
                                  .tenant = c->tenant, .reported = &c->reported, .n = embed ? 1 : p->n };
     if (c->s->o.timeout_s > 0)
         rp.deadline_ns = c->start_ns + (uint64_t)(c->s->o.timeout_s * 1e9);

@@ -99,6 +99,7 @@ struct call {
      * otherwise conn owns it. */
     struct access_record *record;
     struct loaded_model *lm;            /* NULL until the body is parsed */
+    int lora;                           /* number of the adapter that was asked for, 0: none */
     struct loaded_model *awaited;       /* the model that is being loaded for this call; NULL: none */
     const struct call_form *form;
     int route;                          /* index in the table of routes */
@@ -160,6 +161,8 @@ void call_start(struct server *s, struct conn *c, struct access_record *record, 
 /* ---- for the forms ---- */
 /* Whether the result of the call is vectors or scores instead of text. */
 int call_embeds(const struct call *c);
+/* The model that the answer names: the id of c->lm, or the name of its adapter. */
+const char *call_model(const struct call *c);
 struct access_record *call_record(const struct call *c);        /* NULL: it has none */
 void call_cancel(struct call *c);       /* cancel all open choices */
 /* Reserve `more` bytes beyond those of call_keep(), until the next call_hold().  0, or -1 with *pr

@@ -71,7 +71,7 @@ static void end(struct call *c)
         buf_str(&out, "}");
     }
     buf_str(&out, "],\"model\":");
-    buf_json(&out, c->lm->id, strlen(c->lm->id));
+    buf_json(&out, call_model(c), strlen(call_model(c)));
     buf_str(&out, ",\"usage\":");
     call_usage(c, &out);
     buf_str(&out, "}");

@@ -139,7 +139,7 @@ static void round_end(struct call *c, const struct choice *ch)
 static void message_head(const struct call *c, struct buf *out)
 {
     buf_printf(out, "{\"id\":\"%s\",\"type\":\"message\",\"role\":\"assistant\",\"model\":", c->id);
-    buf_json(out, c->lm->id, strlen(c->lm->id));
+    buf_json(out, call_model(c), strlen(call_model(c)));
     buf_str(out, ",\"content\":[");
 }
 

@@ -275,7 +275,7 @@ static void end_rerank(struct call *c)
     const json_t *documents = js_get(c->json, "documents");
     const size_t top = c->params.top_n > 0 && (size_t)c->params.top_n < n ? (size_t)c->params.top_n : n;
     buf_printf(&out, "{\"id\":\"%s\",\"model\":", c->id);
-    buf_json(&out, c->lm->id, strlen(c->lm->id));
+    buf_json(&out, call_model(c), strlen(call_model(c)));
     buf_str(&out, ",\"results\":[");
     for (size_t i = 0; rank && i < n; i++)
         rank[i] = (struct ranked_text){ all[i], (int)i };
@@ -303,7 +303,7 @@ static void end_score(struct call *c)
     struct buf out = { 0 };
     double *all = scores(c, &n);
     buf_printf(&out, "{\"id\":\"%s\",\"object\":\"list\",\"created\":%lld,\"model\":", c->id, (long long)c->created);
-    buf_json(&out, c->lm->id, strlen(c->lm->id));
+    buf_json(&out, call_model(c), strlen(call_model(c)));
     buf_str(&out, ",\"data\":[");
     for (size_t i = 0; all && i < n; i++)
         buf_printf(&out, "%s{\"index\":%zu,\"object\":\"score\",\"score\":%.9g}", i ? "," : "", i, all[i]);

@@ -156,7 +156,7 @@ static void response_json(const struct call *c, const char *status, const struct
     else
         buf_str(out, ",\"incomplete_details\":null");
     buf_str(out, ",\"model\":");
-    buf_json(out, c->lm->id, strlen(c->lm->id));
+    buf_json(out, call_model(c), strlen(call_model(c)));
     field_json(c, "instructions", "null", out);
     field_json(c, "max_output_tokens", "null", out);
     field_json(c, "metadata", "{}", out);

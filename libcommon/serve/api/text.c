@@ -4,6 +4,7 @@
 
 #include "libcommon/base/json.h"
 #include "libcommon/serve/api/calls.h"
+#include "libcommon/model/lora.h"
 #include "libcommon/serve/named.h"
 
 /* ---- /v1/models ---- */
@@ -58,8 +59,14 @@ void handle_models(struct server *s, struct conn *c, const char *rest)
     for (const struct loaded_model *lm = s->models; lm; lm = lm->next)
         if (lm->state == MODEL_READY && guard_lists_model(conn_record(c), lm->id)) {
             buf_str(&out, n++ ? "," : "");
-            model_json(lm, &out);
+            model_json(lm, 0, &out);
         }
+    for (const struct loaded_model *lm = s->models; lm; lm = lm->next)
+        for (int i = 0; lm->state == MODEL_READY && i < lm->m.model->n_loras; i++)
+            if (guard_lists_model(conn_record(c), lm->m.model->loras[i].name)) {
+                buf_str(&out, n++ ? "," : "");
+                model_json(lm, i + 1, &out);
+            }
     named_json(s, conn_record(c), &out, &n);
     buf_str(&out, "]}");
     reply_models(s, c, &out, anthropic_list);
@@ -80,7 +87,7 @@ void handle_model(struct server *s, struct conn *c, const char *rest)
         return;
     }
     if (lm)
-        model_json(lm, &out);
+        model_json(lm, models_lora(lm, rest), &out);
     reply_models(s, c, &out, anthropic_model);
     buf_release(&out);
 }

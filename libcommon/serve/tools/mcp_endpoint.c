@@ -60,7 +60,7 @@ static json_t *read_resource(void *user, const char *uri)
         return NULL;
     for (const struct loaded_model *lm = k->s->models; lm && !json; lm = lm->next)
         if (may_see(k, lm) && strcmp(lm->id, uri + strlen(MODEL_URI)) == 0) {
-            model_json(lm, &out);
+            model_json(lm, 0, &out);
             json = out.failed ? NULL : js_parse("model", out.data, out.size, &ignored);
         }
     buf_release(&out);

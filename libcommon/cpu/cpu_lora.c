@@ -1,0 +1,141 @@
+/* cpu_lora.c - add the changes of LoRA adapters to the outputs of linear layers. */
+#include "libcommon/cpu/cpu_lora.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+#include "libcommon/cpu/cpu_ops.h"
+
+int lora_open(struct core *k, const struct model *m, struct err *e)
+{
+    struct lora_work *w = &k->lora;
+    const int n_threads = pool_size(k->pool);
+    int rank = 0;
+    for (int i = 0; i < m->n_loras; i++)
+        rank = m->loras[i].rank > rank ? m->loras[i].rank : rank;
+    if (!rank)
+        return 0;
+    w->ld = (size_t)(rank + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
+    const size_t low = up64((size_t)k->max_tokens * LORA_MATRICES * w->ld * sizeof *w->low),
+                 tile = up64((size_t)LORA_ROWS * (size_t)k->tile_job * TILE_ROWS * sizeof(float)),
+                 runs = (size_t)k->max_tokens * sizeof *w->runs;
+    w->runs = malloc(runs);
+    w->low = aligned_alloc(64, low);
+    w->tile = calloc((size_t)n_threads, sizeof *w->tile);
+    int ok = w->runs && w->low && w->tile;
+    w->n_tiles = w->tile ? n_threads : 0;
+    for (int i = 0; ok && i < n_threads; i++)
+        ok = (w->tile[i] = aligned_alloc(64, tile)) != NULL;
+    k->bytes += low + runs + (size_t)n_threads * (tile + sizeof *w->tile);
+    return ok ? 0 : err_nomem(e, "LoRA adapters");
+}
+
+void lora_close(struct core *k)
+{
+    for (int i = 0; i < k->lora.n_tiles; i++)
+        free(k->lora.tile[i]);
+    free(k->lora.tile);
+    free(k->lora.low);
+    free(k->lora.runs);
+    k->lora = (struct lora_work){ 0 };
+}
+
+void lora_step(struct core *k, const struct batch_item *items, int n_items)
+{
+    struct lora_work *w = &k->lora;
+    int row = 0;
+    w->n_runs = 0;
+    if (!w->runs)
+        return;
+    for (int i = 0; i < n_items; row += items[i++].n_tokens)
+        for (int t = 0; items[i].lora && t < items[i].n_tokens; t++) {
+            struct lora_run *last = w->n_runs ? &w->runs[w->n_runs - 1] : NULL;
+            if (last && last->lora == items[i].lora && last->first + last->n == row + t && last->n < LORA_ROWS)
+                last->n++;
+            else
+                w->runs[w->n_runs++] = (struct lora_run){ row + t, 1, items[i].lora };
+        }
+}
+
+/* The change of l by the adapter of a run; NULL: none. */
+static const struct lora_linear *change(const struct linear *l, const struct lora_run *r)
+{
+    const struct lora_linear *c = &l->lora[r->lora - 1];
+    return c->a.data ? c : NULL;
+}
+
+static float *low_rows(const struct lora_work *w, int max_tokens, int matrix, int row)
+{
+    return w->low + ((size_t)matrix * (size_t)max_tokens + (size_t)row) * w->ld;
+}
+
+struct project_job { const struct core *k; const struct act_input *in[LORA_MATRICES]; };
+
+/* Compute scale * A x for the rows of a run and one matrix. */
+static void project_part(void *arg, int i, int thread)
+{
+    const struct project_job *j = arg;
+    const struct core *k = j->k;
+    const struct lora_work *w = &k->lora;
+    const int matrix = i / w->n_runs;
+    const struct lora_run *r = &w->runs[i % w->n_runs];
+    const struct lora_linear *c = change(w->matrix[matrix], r);
+    const struct act_input *in = j->in[matrix];
+    if (!c)
+        return;
+    float *low = low_rows(w, k->max_tokens, matrix, r->first);
+    k->k->matmul_f32(low, w->ld, &c->a, 0, c->a.n_tiles, in->x + (size_t)r->first * in->ldx, in->ldx, r->n,
+                     k->scratch[thread]);
+    for (int t = 0; t < r->n; t++)
+        for (int n = 0; n < c->a.rows; n++)
+            low[(size_t)t * w->ld + (size_t)n] *= c->scale;
+}
+
+static void add_matrix(struct lora_work *w, struct project_job *j, const struct linear *l, const struct act_input *in)
+{
+    if (!l || !l->lora)
+        return;
+    assert(w->n_matrices < LORA_MATRICES);
+    j->in[w->n_matrices] = in;
+    w->matrix[w->n_matrices++] = l;
+}
+
+void lora_project(struct core *k, const struct op *ops, int n_ops)
+{
+    struct lora_work *w = &k->lora;
+    struct project_job j = { .k = k };
+    w->n_matrices = 0;
+    if (!w->n_runs)
+        return;
+    for (int i = 0; i < n_ops; i++) {
+        if (ops[i].l->lora)
+            add_matrix(w, &j, ops[i].l, ops[i].in);
+        if (ops[i].up)
+            add_matrix(w, &j, ops[i].up, ops[i].in);
+    }
+    if (w->n_matrices)
+        pool_run(k->pool, w->n_matrices * w->n_runs, project_part, &j);
+}
+
+void lora_add(const struct core *k, const struct linear *l, int t0, int t1, float *out, size_t ldo, int thread)
+{
+    const struct lora_work *w = &k->lora;
+    const int r0 = t0 * TILE_ROWS, n = (t1 * TILE_ROWS < l->w.rows ? t1 * TILE_ROWS : l->w.rows) - r0;
+    const size_t ldt = (size_t)k->tile_job * TILE_ROWS;
+    int matrix = 0;
+    while (w->matrix[matrix] != l)
+        matrix++;
+    for (int i = 0; i < w->n_runs; i++) {
+        const struct lora_run *r = &w->runs[i];
+        const struct lora_linear *c = change(l, r);
+        float *tile = w->tile[thread];
+        if (!c)
+            continue;
+        k->k->matmul_f32(tile - r0, ldt, &c->b, t0, t1, low_rows(w, k->max_tokens, matrix, r->first), w->ld, r->n,
+                         k->scratch[thread]);
+        for (int t = 0; t < r->n; t++) {
+            float *to = out + (size_t)(r->first + t) * ldo + r0;
+            k->k->add(to, to, tile + (size_t)t * ldt, 1, n);
+        }
+    }
+}

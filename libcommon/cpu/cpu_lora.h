@@ -1,0 +1,47 @@
+/* cpu_lora.h - LoRA adapters on the CPU: rows of a step whose sequences name adapters get
+ * scale * B (A x) added to the outputs of the linear layers that these change.
+ *
+ * A x is computed before the parallel loop of core_linear(), for all matrices of the loop; the job
+ * of a tile adds its rows of B.  Each row has sums of its own, in a fixed order, so a row's result
+ * does not depend on the other rows. */
+#ifndef ZSE_CPU_CPU_LORA_H
+#define ZSE_CPU_CPU_LORA_H
+
+#include "libcommon/base/err.h"
+#include "libcommon/model/lora.h"
+
+struct batch_item;
+struct core;
+struct linear;
+struct op;
+
+enum {
+    LORA_MATRICES = 8,                  /* most matrices of a loop */
+    LORA_ROWS = 16,                     /* most rows of a run */
+};
+
+/* Rows [first, first + n) of the step, of one adapter. */
+struct lora_run { int first, n, lora; };
+struct lora_work {
+    int n_runs;                         /* of this step; 0: no row has an adapter */
+    struct lora_run *runs;              /* [max_tokens] */
+    /* the matrices of the loop that adapters change, and scale * A x of each:
+     * low [LORA_MATRICES][max_tokens][ld] */
+    int n_matrices;
+    const struct linear *matrix[LORA_MATRICES];
+    float *low;
+    size_t ld;
+    float **tile; int n_tiles;          /* for each thread: [LORA_ROWS][tile_job * TILE_ROWS] */
+};
+
+/* Take the memory that the model's adapters need; without adapters none. */
+int lora_open(struct core *k, const struct model *m, struct err *e);
+void lora_close(struct core *k);
+/* Find the runs of a step. */
+void lora_step(struct core *k, const struct batch_item *items, int n_items);
+/* Compute A x for the matrices of a loop. */
+void lora_project(struct core *k, const struct op *ops, int n_ops);
+/* Add B (A x) to tiles [t0, t1) of the output of l; out points to row 0. */
+void lora_add(const struct core *k, const struct linear *l, int t0, int t1, float *out, size_t ldo, int thread);
+
+#endif

@@ -1,0 +1,249 @@
+/* lora.c - bind the matrices of an adapter to those of a model. */
+#include "libcommon/model/lora.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "libcommon/base/json.h"
+#include "libcommon/base/siphash.h"
+#include "libcommon/import/peft.h"
+#include "libcommon/model/parts.h"
+#include "libcommon/quant/ggml.h"
+
+/* The matrices of a layer that an adapter may change. */
+static const struct { enum layer_part part; int is_mlp; } changed[] = {
+    { LP_Q, 0 }, { LP_K, 0 }, { LP_V, 0 }, { LP_Q_GATE, 0 }, { LP_O, 0 }, { LP_GATE, 1 }, { LP_UP, 1 }, { LP_DOWN, 1 },
+};
+enum { N_CHANGED = sizeof changed / sizeof *changed };
+
+struct lora_binding {
+    struct model *m;
+    struct peft *peft;
+    struct lora lora;
+    struct lora_linear *made;           /* [n_layers][N_CHANGED], of this adapter */
+    int64_t *used;                      /* [n_modules] number of rows that were bound */
+    struct err *e;
+};
+
+static int changes(const struct config *c, int layer, int i)
+{
+    return changed[i].is_mlp ? c->ff[layer] == FF_DENSE
+                           : c->mixer[layer] == MIXER_ATTENTION || c->mixer[layer] == MIXER_BOTH;
+}
+
+static int by_name(const void *key, const void *module)
+{
+    return strcmp(key, ((const struct peft_module *)module)->name);
+}
+
+/* The module of the adapter that changes the source tensor `name`; NULL: none. */
+static const struct peft_module *module_of(const struct peft *p, const char *name)
+{
+    const size_t n = strlen(name), end = strlen(".weight");
+    if (n <= end || strcmp(name + n - end, ".weight") != 0)
+        return NULL;
+    char stem[n + 1];
+    memcpy(stem, name, n + 1);
+    stem[n - end] = '\0';
+    return bsearch(stem, p->modules, (size_t)p->n_modules, sizeof *p->modules, by_name);
+}
+
+static enum qtype type_of(const struct source_tensor *t)
+{
+    return t->type == GGML_F16 ? QT_F16 : t->type == GGML_BF16 ? QT_BF16 : QT_F32;
+}
+
+/* Store rows of t in kernel order, row i of the result from row at(i) of t; map NULL: the same
+ * rows. */
+static int store(struct lora_binding *b, struct mat *m, const struct source_tensor *t, int64_t rows,
+                 const struct row_map *map)
+{
+    const struct ggml_type_info *info = ggml_type_info(t->type);
+    const size_t row_bytes = (size_t)t->dim[1] * (size_t)info->block_bytes;
+    if (mat_init(m, type_of(t), 32, 0, rows, t->dim[1], b->e) < 0)
+        return -1;
+    float *x = malloc((size_t)m->cols * sizeof *x);
+    uint8_t *data = aligned_alloc(64, (m->size + 63) / 64 * 64);
+    m->data = data;
+    if (!x || !data) {
+        free(x);
+        return err_nomem(b->e, "LoRA adapter");
+    }
+    b->lora.bytes += m->size;
+    for (int i = 0; i < m->n_tiles; i++)
+        tile_clear(m, data + (size_t)i * m->tile_bytes);
+    int bad = 0;
+    for (int64_t i = 0; i < rows; i++) {
+        ggml_decode(t->type, t->data + (size_t)(map ? row_map_source(map, i) : i) * row_bytes, x, m->cols);
+        for (int k = 0; k < m->cols; k++)
+            bad |= !isfinite(x[k]);
+        tile_put_float(m, data + (size_t)(i / TILE_ROWS) * m->tile_bytes, (int)(i % TILE_ROWS), x);
+    }
+    free(x);
+    return bad ? err_set(b->e, ERR_FORMAT, "%s: tensor '%s': has values that are not finite", b->peft->path, t->name)
+               : 0;
+}
+
+static int wrong_size(const struct lora_binding *b, const struct source_tensor *t, const char *what, int64_t found,
+                      int64_t want)
+{
+    return err_set(b->e, ERR_SHAPE, "%s: tensor '%s': %" PRId64 " %s, the model has %" PRId64
+                   "; is this an adapter of another model?", b->peft->path, t->name, found, what, want);
+}
+
+static int bind_module(struct lora_binding *b, const struct peft_module *p, const struct zfile_tensor *t,
+                       struct lora_linear *to)
+{
+    const int64_t rows = t->map.transposed ? t->source_cols : t->source_rows;
+    if (p->table || p->saved)
+        return 0;                       /* stays unused, which is refused */
+    if (b->peft->in_out != t->map.transposed)
+        return err_set(b->e, ERR_UNSUPPORTED, "%s: tensor '%s': fan_in_fan_out is not as in the model", b->peft->path,
+                       p->a->name);
+    if (p->a->dim[1] != t->m.cols)
+        return wrong_size(b, p->a, "columns", p->a->dim[1], t->m.cols);
+    if (p->b->dim[0] != rows)
+        return wrong_size(b, p->b, "rows", p->b->dim[0], rows);
+    if (p->rank > b->m->config.hidden_size)
+        return wrong_size(b, p->a, "rows", p->rank, b->m->config.hidden_size);
+    b->used[p - b->peft->modules] += t->m.rows;
+    b->lora.n_matrices++;
+    b->lora.rank = p->rank > b->lora.rank ? p->rank : b->lora.rank;
+    to->scale = p->scale;
+    return store(b, &to->a, p->a, p->rank, NULL) < 0 || store(b, &to->b, p->b, t->m.rows, &t->map) < 0 ? -1 : 0;
+}
+
+static int bind_modules(struct lora_binding *b)
+{
+    const struct config *c = &b->m->config;
+    for (int layer = 0; layer < c->n_layers; layer++)
+        for (int i = 0; i < N_CHANGED; i++) {
+            char name[96];
+            snprintf(name, sizeof name, "layers.%d.%s.weight", layer, part_infos[changed[i].part].name);
+            const struct zfile_tensor *t = changes(c, layer, i) ? zfile_find(b->m->file, name) : NULL;
+            const struct peft_module *p = t && t->source_name ? module_of(b->peft, t->source_name) : NULL;
+            if (p && bind_module(b, p, t, &b->made[layer * N_CHANGED + i]) < 0)
+                return -1;
+        }
+    for (int i = 0; i < b->peft->n_modules; i++)
+        if (!b->used[i] || b->used[i] != b->peft->modules[i].b->dim[0])
+            return err_set(b->e, ERR_UNSUPPORTED, "%s: changes '%s', expected projections of attention and of dense "
+                           "MLPs of this model; zse-convert --lora merges other changes", b->peft->path,
+                           b->peft->modules[i].name);
+    return 0;
+}
+
+/* Refuse models whose channels were scaled, for which the adapter was not made. */
+static int check_model(const struct lora_binding *b)
+{
+    const json_t *q = b->m->file ? js_get(zfile_json(b->m->file), "quantization") : NULL;
+    if (!b->m->file)
+        return err_set(b->e, ERR_UNSUPPORTED, "%s: adapters need a model that was read from a file", b->peft->path);
+    if (json_is_true(json_object_get(q, "channels_scaled")))
+        return err_set(b->e, ERR_UNSUPPORTED, "%s: %s was converted with scaled channels, which its adapters do not "
+                       "know; convert it with --adaptable", b->peft->path, zfile_path(b->m->file));
+    if (b->m->n_loras == MOST_LORAS)
+        return err_set(b->e, ERR_LIMIT, "%s: more than %d adapters", b->peft->path, MOST_LORAS);
+    return 0;
+}
+
+/* Append the adapter to the model: to its list, and to the array of each matrix. */
+static int append(struct lora_binding *b)
+{
+    struct model *m = b->m;
+    const int n = m->n_loras;
+    struct lora *list = realloc(m->loras, (size_t)(n + 1) * sizeof *list);
+    if (!list)
+        return err_nomem(b->e, "LoRA adapter");
+    m->loras = list;
+    for (int layer = 0; layer < m->config.n_layers; layer++)
+        for (int i = 0; i < N_CHANGED; i++) {
+            struct linear *l = part_field(&m->layers[layer], 0, changed[i].part);
+            struct lora_linear *all = realloc(l->lora, (size_t)(n + 1) * sizeof *all);
+            if (!all)
+                return err_nomem(b->e, "LoRA adapter");
+            if (!l->lora)
+                memset(all, 0, (size_t)n * sizeof *all);
+            all[n] = b->made[layer * N_CHANGED + i];
+            l->lora = all;
+        }
+    list[n] = b->lora;
+    m->n_loras++;
+    return 0;
+}
+
+static void free_linear(struct lora_linear *l)
+{
+    free((void *)(uintptr_t)l->a.data);
+    free((void *)(uintptr_t)l->b.data);
+}
+
+static uint64_t key_of(const struct peft *p)
+{
+    const uint64_t fixed[2] = { 0x7a7365, 0x6c6f7261 },
+                   key[2] = { fixed[0], siphash(fixed, p->config_map.data, p->config_map.size) };
+    return siphash(key, p->map.data, p->map.size) | 1;
+}
+
+int model_add_lora(struct model *m, const char *name, const char *folder, const struct map_guard *guard,
+                   struct err *e)
+{
+    struct lora_binding b = { .m = m, .peft = peft_open(folder, guard, e), .e = e };
+    const size_t n = (size_t)m->config.n_layers * N_CHANGED;
+    int rc = -1;
+    if (!b.peft)
+        return -1;
+    b.made = calloc(n, sizeof *b.made);
+    b.used = calloc((size_t)b.peft->n_modules, sizeof *b.used);
+    b.lora.name = strdup(name);
+    size_t length = strlen(folder);
+    while (length > 1 && folder[length - 1] == '/')
+        length--;
+    b.lora.folder = strndup(folder, length);
+    if (!b.made || !b.used || !b.lora.name || !b.lora.folder)
+        err_nomem(e, "LoRA adapter");
+    else if (check_model(&b) == 0 && bind_modules(&b) == 0) {
+        b.lora.key = key_of(b.peft);
+        rc = peft_check(b.peft, e) == 0 ? append(&b) : -1;
+    }
+    for (size_t i = 0; rc < 0 && b.made && i < n; i++)
+        free_linear(&b.made[i]);
+    if (rc < 0) {
+        free(b.lora.name);
+        free(b.lora.folder);
+    }
+    free(b.made);
+    free(b.used);
+    peft_close(b.peft, guard);
+    return rc;
+}
+
+int model_lora(const struct model *m, const char *name)
+{
+    for (int i = 0; i < m->n_loras; i++)
+        if (strcmp(m->loras[i].name, name) == 0)
+            return i + 1;
+    return 0;
+}
+
+void model_drop_loras(struct model *m)
+{
+    for (int layer = 0; m->layers && layer < m->config.n_layers; layer++)
+        for (int i = 0; i < N_CHANGED; i++) {
+            struct linear *l = part_field(&m->layers[layer], 0, changed[i].part);
+            for (int k = 0; l->lora && k < m->n_loras; k++)
+                free_linear(&l->lora[k]);
+            free(l->lora);
+            l->lora = NULL;
+        }
+    for (int i = 0; i < m->n_loras; i++) {
+        free(m->loras[i].name);
+        free(m->loras[i].folder);
+    }
+    free(m->loras);
+    m->loras = NULL;
+    m->n_loras = 0;
+}

@@ -1,0 +1,41 @@
+/* lora.h - LoRA adapters beside a model whose weights stay as they are: y = W x + scale * B (A x),
+ * with A and B of the adapter that a sequence names (arXiv:2106.09685).
+ *
+ * An adapter is a folder that PEFT wrote, for the same source as the model's.  It may change the
+ * projections of attention and of dense MLPs; one that changes anything else is refused by name. */
+#ifndef ZSE_MODEL_LORA_H
+#define ZSE_MODEL_LORA_H
+
+#include <stdint.h>
+
+#include "libcommon/base/err.h"
+#include "libcommon/base/file.h"
+#include "libcommon/model/model.h"
+
+enum { MOST_LORAS = 1024 };
+
+/* The change of one matrix by one adapter: a [rank, cols], b [rows, rank] in the order of the rows
+ * of the matrix.  a.data NULL: the adapter does not change the matrix.  Data is owned by the
+ * model. */
+struct lora_linear { struct mat a, b; float scale; };
+
+struct lora {
+    char *name, *folder;                /* owned; the folder without slashes at its end */
+    /* a hash of the adapter's files and never 0: keys and values depend on it */
+    uint64_t key;
+    int rank;                           /* the largest */
+    int n_matrices;                     /* number of matrices that it changes */
+    uint64_t bytes;                     /* memory of its matrices */
+};
+
+/* Add the adapter in `folder` to the model, before a backend is opened on it.  Its number is
+ * m->n_loras afterwards: batch items and requests name adapters by numbers from 1 on.  guard, for a
+ * handler of lost pages, may be NULL.  -1 with *e and the model unchanged. */
+int model_add_lora(struct model *m, const char *name, const char *folder, const struct map_guard *guard,
+                   struct err *e);
+/* The number of the adapter of this name; 0: there is none. */
+int model_lora(const struct model *m, const char *name);
+/* Free all adapters, as model_close() does. */
+void model_drop_loras(struct model *m);
+
+#endif

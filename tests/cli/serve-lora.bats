@@ -1,0 +1,84 @@
+# serve-lora.bats - LoRA adapters of zse-serve and zse-chat beside one model: named by requests, the
+# same answers as of the merged model, together as alone; and what is refused.
+bats_require_minimum_version 1.5.0
+load ../lib/server
+
+setup_file() {
+  cd "$BATS_TEST_DIRNAME/../.." || exit 1
+  export ZSE_HOME=$BATS_FILE_TMPDIR/home T=$BATS_FILE_TMPDIR
+  python3 -S tests/lib/lora_adapter.py models/tiny "$T/first" 1
+  python3 -S tests/lib/lora_adapter.py models/tiny "$T/second" 2 3
+  zse-convert models/tiny -o "$T/tiny.zse" -q f32 >/dev/null
+  start "$T/main" "$T/tiny.zse" --port 0 --kv f32 --lora "one=$T/first" --lora "$T/second/"
+  export URL MAIN_PID=$PID MAIN_PORT=${URL##*:}
+  await listens "$URL"
+}
+
+# answer MODEL: 24 tokens of text
+answer() {
+  curl -s "$URL/v1/completions" -d "{\"model\":\"$1\",\"prompt\":\"The capital of\",\"temperature\":0,\"max_tokens\":24,\"ignore_eos\":true}"
+}
+text() { answer "$1" | jq -er '.choices[0].text'; }
+
+@test "an adapter is named as the model, and answers as the merged model does" {
+  local name
+  answer one | jq -e '.model == "one"'
+  for name in first second; do
+    zse-convert models/tiny -o "$T/$name.zse" -q f32 --lora "$T/$name" --force >/dev/null
+  done
+  start "$T/merged" "$T/first.zse" "$T/second.zse" --port 0 --kv f32
+  await text first
+  await text second
+  text first >"$T/first.text"
+  text second >"$T/second.text"
+  stop "$PID"
+  URL=http://127.0.0.1:$MAIN_PORT
+  [ "$(text one)" = "$(cat "$T/first.text")" ]
+  [ "$(text second)" = "$(cat "$T/second.text")" ]
+  [ "$(text tiny)" != "$(text one)" ]
+  [ "$(text second)" != "$(text one)" ]
+  run -0 zse-chat "$T/tiny.zse" --kv f32 --lora "$T/first" --raw --temp 0 --max-tokens 24 --ignore-eos -p "The capital of"
+  [[ $output == *"$(cat "$T/first.text")"* ]]
+}
+
+@test "answers with different adapters at the same time are those given alone" {
+  local i name pids=()
+  for name in tiny one second; do text "$name" >"$T/$name.alone"; done
+  for i in 1 2 3 4; do
+    for name in tiny one second; do
+      text "$name" >"$T/$name.$i" &
+      pids+=($!)
+    done
+  done
+  wait "${pids[@]}"
+  for i in 1 2 3 4; do
+    for name in tiny one second; do cmp "$T/$name.$i" "$T/$name.alone"; done
+  done
+}
+
+@test "models lists adapters with root and parent; an unknown one is 404; other APIs take them" {
+  curl -s "$URL/v1/models" | jq -e '[.data[] | [.id, .root, .parent]] == [["tiny", null, null], ["one", "first", "tiny"], ["second", "second", "tiny"]]'
+  curl -s "$URL/v1/models/one" | jq -e '.parent == "tiny"'
+  answer three | jq -e '.error.code == "model_not_found"'
+  curl -s "$URL/v1/messages" -d '{"model":"one","max_tokens":4,"messages":[{"role":"user","content":"a"}]}' | jq -e '.model == "one"'
+  curl -s "$URL/v1/responses" -d '{"model":"one","max_output_tokens":4,"input":"a"}' | jq -e '.model == "one"'
+  curl -s "$URL/v1/chat/completions" -d '{"model":"one","max_tokens":4,"messages":[{"role":"user","content":"a"}]}' | jq -e '.model == "one"'
+}
+
+@test "unknown folders, equal names, other models and scaled channels are refused by name" {
+  run -1 --separate-stderr zse-serve "$T/tiny.zse" --port 0 --lora "x=$T/none"
+  [[ $stderr == *'has no adapter_config.json'* ]]
+  run -2 --separate-stderr zse-serve "$T/tiny.zse" --port 0 --lora "x=$T/first" --lora "x=$T/second"
+  [[ $stderr == *'two adapters with the name x'* ]]
+  run -2 --separate-stderr zse-serve --port 0 --lora "x=$T/first"
+  [[ $stderr == *'need a MODEL'* ]]
+  run -2 --separate-stderr zse-serve "$T/tiny.zse" --port 0 --lora "tiny=$T/first"
+  [[ $stderr == *'the model has this name, too'* ]]
+  run -2 --separate-stderr zse-chat "$T/tiny.zse" --lora "$T/first" --lora "$T/second" -p a
+  [[ $stderr == *'expected one adapter'* ]]
+  zse-convert models/tiny -o "$T/scaled.zse" >/dev/null
+  run -1 --separate-stderr zse-chat "$T/scaled.zse" --lora "$T/first" -p a
+  [[ $stderr == *'scaled channels'*'--adaptable'* ]]
+  zse-convert models/tiny -o "$T/scaled.zse" --adaptable --force >/dev/null
+  run -0 zse-chat "$T/scaled.zse" --lora "$T/first" -p a --max-tokens 2
+}

@@ -1,0 +1,309 @@
+/* t-lora-batch.c - LoRA adapters beside a model: logits as PEFT computes them for five kinds of
+ * adapters; the same bits for a sequence alone and in a batch in which others have other adapters,
+ * for any cutting of prompts and number of threads; prefixes that are not shared between adapters;
+ * adapters that are refused. */
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#include "libcommon/base/file.h"
+#include "libcommon/base/json.h"
+#include "libcommon/convert/convert.h"
+#include "libcommon/engine/engine.h"
+#include "libcommon/model/lora.h"
+
+enum { ROOM = 4096, BLOCKS = 64, SEQS = 4, ANSWER = 12 };
+static const char *const kinds[] = { "gemma3", "llama", "mixtral", "phi3", "qwen2" };
+static char root[3072], made[64];
+static struct err e;
+
+static const char *lora_folder(const char *kind)
+{
+    static char path[ROOM];
+    snprintf(path, sizeof path, "%s/lora/%s", root, kind);
+    return path;
+}
+
+/* Convert an oracle's base, and open it. */
+static struct model *open_base(const char *kind, enum qtype type, int adaptable)
+{
+    char path[ROOM];
+    struct convert_options o;
+    snprintf(path, sizeof path, "%s/hf/%s", root, kind);
+    convert_defaults(&o);
+    o.source = path;
+    o.output = made;
+    o.type = (struct convert_type){ CONVERT_TYPE, type };
+    o.n_threads = 2;
+    o.overwrite = o.no_resume = 1;
+    o.adaptable = adaptable;
+    if (convert_run(&o, NULL, &e) != 0)
+        fail_msg("%s", e.msg);
+    struct zfile *z = zfile_open(made, &e);
+    struct model *m = z ? model_bind(z, &e) : NULL;
+    if (!m)
+        fail_msg("%s", e.msg);
+    return m;
+}
+
+static void *open_backend(const struct model *m, int n_threads)
+{
+    const struct backend_options o = { .n_threads = n_threads, .kv = kv_both(KV_F32), .n_blocks = BLOCKS,
+                                       .max_tokens = 256, .max_logits = 256 };
+    void *b = backend_cpu.open(m, &o, &e);
+    if (!b)
+        fail_msg("%s", e.msg);
+    return b;
+}
+
+/* A sequence of a batch: n tokens, from position pos on, in blocks from `block` on. */
+static struct batch_item item_of(const int32_t *ids, int n, int pos, const int32_t *table, int lora)
+{
+    return (struct batch_item){ .tokens = ids, .n_tokens = n, .pos = pos, .table = table, .n_logits = n, .lora = lora };
+}
+
+static void forward(void *b, const struct batch_item *items, int n, float *logits)
+{
+    if (backend_cpu.forward(b, &(struct batch){ items, n }, logits, &e) != 0)
+        fail_msg("%s", e.msg);
+}
+
+static int has_oracles(void)
+{
+    if (access(lora_folder("llama"), R_OK) == 0)
+        return 1;
+    print_message("# skipped: no oracles (set ZSE_ORACLES)\n");
+    return 0;
+}
+
+/* ---- logits ---- */
+
+/* Compare the logits of all prompts of an oracle with the reference; returns the largest error over
+ * the largest |logit|. */
+static float compare(const char *kind, void *b, int lora)
+{
+    char path[ROOM + 32];
+    int32_t ids[128], table[8] = { 0, 1, 2, 3, 4, 5, 6, 7 };
+    float worst = 0;
+    snprintf(path, sizeof path, "%s/expected.json", lora_folder(kind));
+    json_t *expected = js_load(path, 1 << 20, &e), *prompt, *id;
+    snprintf(path, sizeof path, "%s/logits.f32", lora_folder(kind));
+    FILE *f = fopen(path, "rb");
+    assert_non_null(expected);
+    assert_non_null(f);
+    const size_t vocab = (size_t)json_integer_value(json_object_get(expected, "vocab"));
+    size_t i, k;
+    json_array_foreach(json_object_get(expected, "prompts"), i, prompt) {
+        const json_t *list = json_object_get(prompt, "ids");
+        const size_t n = json_array_size(list);
+        float *got = calloc(n * vocab, sizeof *got), *want = calloc(n * vocab, sizeof *want), largest = 0, error = 0;
+        json_array_foreach(list, k, id)
+            ids[k] = (int32_t)json_integer_value(id);
+        const struct batch_item item = item_of(ids, (int)n, 0, table, lora);
+        assert_int_equal(fread(want, sizeof *want, n * vocab, f), n * vocab);
+        forward(b, &item, 1, got);
+        for (k = 0; k < n * vocab; k++) {
+            largest = fmaxf(largest, fabsf(want[k]));
+            error = fmaxf(error, fabsf(want[k] - got[k]));
+        }
+        worst = fmaxf(worst, error / largest);
+        free(got);
+        free(want);
+    }
+    json_decref(expected);
+    fclose(f);
+    return worst;
+}
+
+static void logits_are_those_of_peft(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds && has_oracles(); i++) {
+        struct model *m = open_base(kinds[i], QT_F32, 0);
+        assert_int_equal(model_add_lora(m, "a", lora_folder(kinds[i]), NULL, &e), 0);
+        assert_int_equal(model_lora(m, "a"), 1);
+        assert_int_equal(model_lora(m, "b"), 0);
+        void *b = open_backend(m, 2);
+        const float with = compare(kinds[i], b, 1), without = compare(kinds[i], b, 0);
+        print_message("# %s: %.2e, without the adapter %.2f\n", kinds[i], (double)with, (double)without);
+        assert_true(with <= 1e-4f && without > 1e-2f);
+        backend_cpu.close(b);
+        model_close(m);
+    }
+}
+
+/* ---- batches ---- */
+
+enum { LEN = 40 };
+static void make_ids(int32_t ids[SEQS][LEN])
+{
+    for (int s = 0; s < SEQS; s++)
+        for (int t = 0; t < LEN; t++)
+            ids[s][t] = (s * 71 + t * 37 + t * t * 5) % 300 + 3;
+}
+
+/* Sequence s has adapter s % 3 (0: none), of two that are copies of one folder's with other names,
+ * and one of them twice; together, in chunks, the logits have the bits that they have alone. */
+static void batches_do_not_matter(void **state)
+{
+    (void)state;
+    if (!has_oracles())
+        return;
+    struct model *m = open_base("llama", QT_NL4, 1);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(model_add_lora(m, i ? "b" : "a", lora_folder("llama"), NULL, &e), 0);
+    const size_t vocab = (size_t)m->config.vocab_size;
+    static int32_t ids[SEQS][LEN];
+    int32_t table[SEQS][4];
+    float *alone = malloc(SEQS * LEN * vocab * sizeof *alone), *row = malloc(SEQS * LEN * vocab * sizeof *row);
+    make_ids(ids);
+    memcpy(ids[1], ids[0], sizeof ids[0]);              /* the same text with and without an adapter */
+    for (int s = 0; s < SEQS; s++)
+        for (int i = 0; i < 4; i++)
+            table[s][i] = s * 4 + i;
+    void *b = open_backend(m, 1);
+    for (int s = 0; s < SEQS; s++) {
+        const struct batch_item item = item_of(ids[s], LEN, 0, table[s], s % 3);
+        forward(b, &item, 1, alone + (size_t)s * LEN * vocab);
+    }
+    assert_memory_not_equal(alone, alone + LEN * vocab, LEN * vocab * sizeof *alone);
+    backend_cpu.close(b);
+    b = open_backend(m, 2);
+    for (int at = 0, n = 1; at < LEN; at += n, n = n * 3 % 29 + 1) {
+        struct batch_item items[SEQS];
+        n = n < LEN - at ? n : LEN - at;
+        for (int s = 0; s < SEQS; s++)
+            items[s] = item_of(ids[s] + at, n, at, table[s], s % 3);
+        forward(b, items, SEQS, row);
+        for (int s = 0; s < SEQS; s++)
+            assert_memory_equal(row + (size_t)(s * n) * vocab, alone + ((size_t)s * LEN + (size_t)at) * vocab,
+                                (size_t)n * vocab * sizeof *row);
+    }
+    backend_cpu.close(b);
+    free(alone);
+    free(row);
+    model_close(m);
+}
+
+/* ---- the engine ---- */
+
+struct answer { int32_t ids[ANSWER]; int n; };
+
+static void hear(void *user, const struct token_event *ev)
+{
+    struct answer *a = user;
+    if (ev->id >= 0)
+        a->ids[a->n++] = ev->id;
+}
+
+static struct sampling greedy(void)
+{
+    struct sampling s = sampling_defaults();
+    s.temperature = 0;
+    return s;
+}
+
+/* Answer a prompt with an adapter; returns the number of tokens taken from the prefix cache. */
+static int ask(struct engine *g, const int32_t *ids, int lora, struct answer *a)
+{
+    struct engine_stats before, after;
+    *a = (struct answer){ .n = 0 };
+    const struct request_params p = { .ids = ids, .n_ids = LEN, .sampling = greedy(), .max_tokens = ANSWER,
+                                      .ignore_eos = 1, .n_logprobs = -1, .lora = lora, .on_token = hear, .user = a };
+    engine_stats(g, &before);
+    if (!engine_submit(g, &p, &e))
+        fail_msg("%s", e.msg);
+    while (engine_step(g, &e) > 0)
+        ;
+    engine_stats(g, &after);
+    assert_int_equal(a->n, ANSWER);
+    return (int)(after.cached_tokens - before.cached_tokens);
+}
+
+static void prefixes_are_apart(void **state)
+{
+    static int32_t ids[SEQS][LEN];
+    struct answer plain, adapted, again;
+    (void)state;
+    if (!has_oracles())
+        return;
+    struct model *m = open_base("qwen2", QT_F32, 0);
+    assert_int_equal(model_add_lora(m, "a", lora_folder("qwen2"), NULL, &e), 0);
+    const struct engine_options o = { .n_threads = 1, .kv = kv_both(KV_F32), .max_len = 128, .max_seqs = 2 };
+    struct engine *g = engine_open(m, NULL, &o, &e);
+    assert_non_null(g);
+    make_ids(ids);
+    assert_int_equal(ask(g, ids[0], 0, &plain), 0);
+    assert_int_equal(ask(g, ids[0], 1, &adapted), 0);           /* takes nothing of the base */
+    assert_memory_not_equal(plain.ids, adapted.ids, sizeof plain.ids);
+    assert_true(ask(g, ids[0], 1, &again) > 0);
+    assert_memory_equal(again.ids, adapted.ids, sizeof again.ids);
+    assert_true(ask(g, ids[0], 0, &again) > 0);
+    assert_memory_equal(again.ids, plain.ids, sizeof again.ids);
+    const struct request_params p = { .ids = ids[0], .n_ids = LEN, .sampling = greedy(), .n_logprobs = -1, .lora = 2,
+                                      .on_token = hear };
+    assert_null(engine_submit(g, &p, &e));
+    assert_non_null(strstr(e.msg, "LoRA adapter is 2, expected 0 to 1"));
+    engine_close(g);
+    struct backend gpu = backend_cpu;
+    struct engine_options other = o;
+    gpu.loras = 0;
+    other.backend = &gpu;
+    assert_null(engine_open(m, NULL, &other, &e));
+    assert_non_null(strstr(e.msg, "LoRA adapters are computed on the CPU alone"));
+    model_close(m);
+}
+
+static void refuses(struct model *m, const char *folder, const char *message)
+{
+    assert_int_equal(model_add_lora(m, "x", folder, NULL, &e), -1);
+    if (!strstr(e.msg, message))
+        fail_msg("'%s' does not have '%s'", e.msg, message);
+    assert_int_equal(m->n_loras, 0);
+}
+
+static void refusals(void **state)
+{
+    (void)state;
+    if (!has_oracles())
+        return;
+    struct model *m = open_base("phi3", QT_F32, 0);
+    refuses(m, lora_folder("qwen2"), "expected projections of attention and of dense MLPs of this model");
+    refuses(m, "/nonexistent", "no adapter_config.json");
+    model_close(m);
+    m = open_base("llama", QT_NL4, 0);
+    refuses(m, lora_folder("llama"), "was converted with scaled channels");
+    model_close(m);
+}
+
+static int prepare(void **state)
+{
+    const char *oracles = getenv("ZSE_ORACLES");
+    (void)state;
+    snprintf(root, sizeof root, "%s/models", oracles ? oracles : "../shared/oracles");
+    strcpy(made, "/tmp/t-lora-batch-XXXXXX");
+    const int fd = mkstemp(made);
+    return fd < 0 ? -1 : close(fd);
+}
+
+static int finish(void **state)
+{
+    (void)state;
+    return unlink(made);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(logits_are_those_of_peft), cmocka_unit_test(batches_do_not_matter),
+        cmocka_unit_test(prefixes_are_apart), cmocka_unit_test(refusals),
+    };
+    return cmocka_run_group_tests(tests, prepare, finish);
+}
