@@ -42,7 +42,7 @@ entry() {
   [ "$(zse-apikey list --json | jq '.keys | length')" = 20 ]
 }
 
-@test "disable, enable, rotate, reset, delete; unknown names" {
+@test "disable, enable, rotate, reset and delete change a key; unknown names are refused" {
   old=$(zse-apikey create app 2>/dev/null)
   new=$(zse-apikey rotate app 2>/dev/null)
   [ "$old" != "$new" ]
@@ -72,7 +72,7 @@ entry() {
   [ "$status" = 1 ] && [ -z "$output" ] && [[ "$stderr" == *"$T/file"* ]]
 }
 
-@test "audit: sums and selections over plain and compressed files" {
+@test "audit: sums and selections cover plain and compressed files" {
   mkdir -p "$ZSE_HOME/audit"
   { entry 7000 /v1/models 200 1 app; entry 6000 /v1/chat/completions 429 2 app; } | gzip >"$ZSE_HOME/audit/requests_20261121_150000.jsonl.gz"
   { entry 300 /v1/chat/completions 200 1500 app; entry 200 /v1/chat/completions 200 20 other; echo '{"half'; } >"$ZSE_HOME/audit/requests.jsonl"
@@ -87,7 +87,7 @@ entry() {
   [ "$(zse-audit stats --json | jq -c '[.total_entries, .rotated_files, .skipped_lines]')" = '[4,1,1]' ]
 }
 
-@test "audit: one of a thing is not called many" {
+@test "audit: a single thing is not named in the plural" {
   mkdir -p "$ZSE_HOME/audit"
   entry 1 /a 404 1 app >"$ZSE_HOME/audit/requests.jsonl"
   echo '{"half' >>"$ZSE_HOME/audit/requests.jsonl"
@@ -100,7 +100,7 @@ entry() {
   done
 }
 
-@test "audit: what clients wrote steers no terminal, and looks like no other line" {
+@test "audit: text that clients wrote cannot control the terminal or look like another line" {
   mkdir -p "$ZSE_HOME/audit"
   entry 300 '/a\u001b[2J\u009b31m\u202e\n2026-11-21T00:00:00.000Z  200' 404 1 app >"$ZSE_HOME/audit/requests.jsonl"
   for c in recent query summary; do
@@ -109,7 +109,7 @@ entry() {
   done
 }
 
-@test "audit export from cron: without an environment, whole or not at all, a header when there is nothing" {
+@test "audit export runs from cron, with an empty environment; it writes all or nothing, and a header even without entries" {
   bin=$(dirname "$(command -v zse-audit)")
   mkdir -p "$T/.zse/audit" && touch "$T/.zse/audit/requests.jsonl"
   env -i HOME="$T" "$bin/zse-audit" export -f csv -o "$T/o.csv"
@@ -125,7 +125,7 @@ entry() {
   [ "$status" = 1 ] && [ -z "$output" ]
 }
 
-@test "audit: a log that is not there is an error that names its file, an empty one is none; -h is help" {
+@test "audit: a missing log is an error that names its file, an empty one is not; -h shows the help" {
   for a in summary recent query "export -o $T/x" verify head stats "clear --yes"; do
     # shellcheck disable=SC2086
     run --separate-stderr zse-audit $a
@@ -147,7 +147,7 @@ entry() {
   [ "$status" = 2 ] && [[ "$stderr" == *"-H 24"* ]]
 }
 
-@test "audit verify --since: a hash or a date, and what is missing is said" {
+@test "audit verify --since takes a hash or a date, and says what is missing" {
   zse-audit clear --yes --folder "$T/none" && return 1
   mkdir -p "$ZSE_HOME/audit" && touch "$ZSE_HOME/audit/requests.jsonl"
   zse-audit clear --yes && zse-audit clear --yes
@@ -175,7 +175,7 @@ entry() {
   done
 }
 
-@test "audit verify: a log without a chain is not called intact; clear needs a yes" {
+@test "audit verify does not call a log without a chain intact; clear needs a yes" {
   mkdir -p "$ZSE_HOME/audit"
   touch "$ZSE_HOME/audit/requests.jsonl"
   run zse-audit verify

@@ -18,7 +18,7 @@ setup() { cd "$BATS_TEST_DIRNAME/../.." || exit 1; }
 check() { python3 -S -c 'import json,sys; j=json.load(sys.stdin)
 if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
 
-@test "speed: every figure is there and they fit together" {
+@test "speed prints every figure, and they agree with each other" {
   run --separate-stderr zse-bench "$MODEL" -p 40 -n 20 -r 3 -b 2 --json
   [ "$status" = 0 ]
   [ -z "$stderr" ]
@@ -30,7 +30,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
 }
 
 # bats test_tags=plain
-@test "speed as text; -n 0 and -p 0 measure one half" {
+@test "speed prints text; -n 0 measures the prompt only, -p 0 decoding only" {
   run zse-bench "$MODEL" -p 30 -n 5 -r 2
   [ "$status" = 0 ]
   [[ "$output" == *prefill*decode*first\ token*memory* ]]
@@ -54,7 +54,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
 # ---- limits of the machine, and speeds as shares of them ----
 
 # bats test_tags=plain
-@test "limits: every figure is there, one thread does no more than the machine" {
+@test "limits prints every figure; one thread is no faster than the whole machine" {
   run --separate-stderr zse-bench limits --json
   [ "$status" = 0 ]
   [ -z "$stderr" ]
@@ -66,7 +66,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
 }
 
 # bats test_tags=plain
-@test "limits --file: the disk is measured, or it says why not; nothing is left behind" {
+@test "limits --file measures the disk or says why not, and leaves no files" {
   head -c 5000000 /dev/urandom >"$BATS_TEST_TMPDIR/file"
   sync "$BATS_TEST_TMPDIR/file"
   mkdir "$BATS_TEST_TMPDIR/tmp"
@@ -81,7 +81,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
 }
 
 # bats test_tags=plain
-@test "speed: shares of the limits" {
+@test "speed: shares are speeds divided by the machine's limits" {
   run --separate-stderr zse-bench "$MODEL" -p 32 -n 8 -r 1 --json
   # share times limit / speed is the work for a token: about 2 operations for each of 0.7 million
   # parameters (prefill), and all bytes of the weights (decoding); how large the shares are can only
@@ -95,7 +95,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
 }
 
 # bats test_tags=plain
-@test "batch: powers of two up to -b" {
+@test "batch measures powers of two up to -b" {
   run --separate-stderr zse-bench batch "$MODEL" -b 6 -p 40 -r 2 --json
   [ "$status" = 0 ]
   check '[r["batch"] for r in j["rows"]] == [1, 2, 4, 6] and j["context"] == 40 and j["rows"][0]["ratio"] == 1' <<<"$output"
@@ -106,7 +106,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
 }
 
 # bats test_tags=plain
-@test "spec: the drafters that were trained for models/tiny are right often; the answers are the same" {
+@test "spec: drafters trained for models/tiny are often right, and answers are the same" {
   local t=$BATS_TEST_TMPDIR s
   # zse-bench fails if an answer differs; --spec with a fixed number of tokens makes counts that do
   # not depend on measured time
@@ -120,7 +120,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
 }
 
 # bats test_tags=plain
-@test "spec: the same answers with guesses and without; steps; an estimate; cases of a file" {
+@test "spec: answers with drafts are those without; steps and an estimate are printed; cases come from a file" {
   zse-bench spec "$MODEL" -n 40 -r 1 --ignore-eos --json >"$BATS_TEST_TMPDIR/j"
   check 'len(j["cases"]) == 3 and all(c["tokens"] == 40 and c["drafted_tokens"] >= c["accepted_tokens"] and c["ratio"] > 0 for c in j["cases"])' <"$BATS_TEST_TMPDIR/j"
   check '[s["tokens"] for s in j["steps"]] == [1, 2, 3, 4, 6, 8, 16] and j["steps"][0]["ratio"] == 1' <"$BATS_TEST_TMPDIR/j"
@@ -138,7 +138,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
 }
 
 # bats test_tags=plain
-@test "kv: types at every context, as far as the model goes, and their distance from f16" {
+@test "kv: each type is measured at every context that the model allows, and compared with f16" {
   run --separate-stderr zse-bench kv "$MODEL" --contexts 16,1900 -r 2 --json
   [ "$status" = 0 ]
   check '[(r["kv"], r["context"]) for r in j["rows"]] == [(k, c) for c in (16, 1900) for k in ("f16", "i8", "k=i8,v=i4", "i4")]' <<<"$output"
@@ -164,7 +164,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
 }
 
 # bats test_tags=plain
-@test "threads: 1 to N" {
+@test "threads measures every number of threads from 1 to N" {
   run --separate-stderr zse-bench threads "$MODEL" --threads 3 -p 64 -r 2 --json
   [ "$status" = 0 ]
   check '[r["threads"] for r in j["rows"]] == [1, 2, 3] and j["prompt_tokens"] == 64 and j["limits"]["threads"] == 3' <<<"$output"
@@ -173,7 +173,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
 }
 
 # bats test_tags=plain
-@test "matmul: types, shapes and numbers of tokens" {
+@test "matmul measures the given types, shapes and numbers of tokens" {
   types='nl4 int4 int8 nf4 bf16 ternary mxfp4 fp8' threads=()
   [ -z "${ZSE_SANITIZED-}" ] || types='nl4 bf16 ternary'       # most of the time measures the machine
   for type in $types; do
@@ -186,7 +186,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
 }
 
 # bats test_tags=plain
-@test "dequant: a speed for every type of a GGUF file and of ours" {
+@test "dequant prints a speed for every type of GGUF and of ours" {
   run --separate-stderr zse-bench dequant --shape 32x512 -r 1 --json
   [ "$status" = 0 ]
   check '{(r["format"], r["type"]) for r in j["rows"]} >= {("gguf", t) for t in "F16 Q4_0 Q4_K Q6_K IQ2_XXS TQ1_0 MXFP4".split()} | {("zse", t) for t in "bf16 nl4 i8 t3 fp8".split()}' <<<"$output"
@@ -198,7 +198,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
 }
 
 # bats test_tags=plain
-@test "ternary: both layouts against nl4" {
+@test "ternary compares both layouts with nl4" {
   run --separate-stderr zse-bench ternary --shape 100x512 --tokens 1,3 -r 1 --json
   [ "$status" = 0 ]
   check '[(r["tokens"], r["type"]) for r in j["rows"]] == [(n, t) for n in (1, 3) for t in ("nl4", "t2", "t3")]' <<<"$output"
@@ -209,7 +209,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
 }
 
 # bats test_tags=plain
-@test "coldstart: the phases fill the time, and a peer starts in turn" {
+@test "coldstart: the phases add up to the total, and a peer is started in turn" {
   printf '#!/bin/sh\necho "$@" >>%s\necho x\n' "$BATS_TEST_TMPDIR/peer.log" >"$BATS_TEST_TMPDIR/peer"
   chmod +x "$BATS_TEST_TMPDIR/peer"
   run --separate-stderr zse-bench coldstart "$MODEL" -r 2 -p 20 --json --threads 1 --peer "$BATS_TEST_TMPDIR/peer" --peer-model "$MODEL"
@@ -229,7 +229,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
   [[ "$stderr" == *"peer: exit 3"* ]]
 }
 
-@test "logits: one row a token, the same however the prompt is cut" {
+@test "logits has one row per token, the same however the prompt is cut" {
   run --separate-stderr zse-bench logits "$MODEL" --ids '1 5 9 12' -o "$BATS_TEST_TMPDIR/a"
   [ "$status" = 0 ]
   check 'j["shape"] == [4, 1024]' <<<"$output"
@@ -251,7 +251,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
   jq -en --argjson a "$exact" --argjson b "$rounded" '$b / $a > 0.9 and $b / $a < 1.1'
 }
 
-@test "perplexity: one figure a window, and their mean" {
+@test "perplexity prints one figure per window, and their mean" {
   run --separate-stderr zse-bench perplexity "$MODEL" "$TEXT" --window 64 --exact
   [ "$status" = 0 ]
   check 'j["windows"] == len(j["mean_nll"]) == j["n_tokens"] // 64 > 3 and j["exact"] and j["scored_tokens"] == j["windows"] * 63' <<<"$output"
@@ -263,7 +263,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
 
 # The same windows scored from the logits that zse-bench logits writes.
 # bats test_tags=plain
-@test "--kv: the types of keys and values differ, and other programs' names mean the same" {
+@test "--kv: every type of keys and values gives its own figures, and names of other programs mean the same types" {
   local type name
   perplexity() { zse-bench perplexity "$MODEL" "$TEXT" --window 400 --windows 1 --kv "$1" | jq -c .mean_nll; }
   local -A of
@@ -284,7 +284,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
   done
 }
 
-@test "perplexity is what the logits say" {
+@test "perplexity is that of the logits" {
   zse-info tokenize "$MODEL" --no-parse-special <"$TEXT" >"$BATS_TEST_TMPDIR/ids"
   zse-bench perplexity "$MODEL" "$TEXT" --window 32 --windows 1 --exact >"$BATS_TEST_TMPDIR/p"
   zse-bench logits "$MODEL" --ids "$(python3 -c 'import json,sys; print(*json.load(sys.stdin)[:32])' <"$BATS_TEST_TMPDIR/ids")" -o "$BATS_TEST_TMPDIR/l" >/dev/null
@@ -302,7 +302,7 @@ END
 }
 
 # bats test_tags=plain
-@test "quality: nothing lost against itself, little with int8, the same twice" {
+@test "quality: a model loses nothing against itself and little as int8, the same in every run" {
   run --separate-stderr zse-bench quality "$MODEL" "$MODEL" "$TEXT" --window 64 --exact
   check 'abs(j["kl_mean"]) < 1e-12 and j["top1_agreement"] == 1 and j["top5_overlap"] == 1 and abs(j["cosine_min"] - 1) < 1e-12 and j["perplexity"] == j["reference_perplexity"] and j["positions"] == j["windows"] * 31' <<<"$output"
   run --separate-stderr zse-bench quality "$MODEL" models/tiny -q int8 "$TEXT" --window 64
@@ -313,7 +313,7 @@ END
 }
 
 # bats test_tags=plain
-@test "quality: as computed from the logits, the same with every set of kernels" {
+@test "quality is that of the logits, the same with every set of kernels" {
   d=$BATS_TEST_TMPDIR
   zse-convert models/tiny -q nl4 --quality fast -o "$d/m.zse" >/dev/null
   zse-info tokenize "$MODEL" --no-parse-special <"$TEXT" >"$d/ids"
@@ -350,7 +350,7 @@ END
   done
 }
 
-@test "wrong usage ends with 2, what fails with 1" {
+@test "wrong usage ends with exit 2, a failure with 1" {
   wrong() { run --separate-stderr zse-bench "$@"; [ "$status" = 2 ] && [ -z "$output" ] || { echo "$*: $status $output"; return 1; }; }
   wrong
   wrong batch
@@ -409,7 +409,7 @@ END
 # Stand-ins that answer as the programs of llama.cpp and ik_llama.cpp do, so that every row is there
 # without a build of them.
 # bats test_tags=plain
-@test "bench-vs: every row, with programs that answer as llama.cpp's and ik_llama.cpp's" {
+@test "bench-vs prints every row with programs that answer as llama.cpp's and ik_llama.cpp's" {
   command -v python3 >/dev/null || skip "no python3"
   d=$BATS_TEST_TMPDIR/peer ik=$BATS_TEST_TMPDIR/ik
   mkdir "$d" "$ik"
@@ -499,7 +499,7 @@ served() {
   [ "$rc" = 0 ] || { echo "exit $rc: $output $stderr"; return 1; }
 }
 
-@test "serve: closed loop, open loop, shared prefixes, streams beside it" {
+@test "serve measures closed and open loops, shared prefixes, and streams beside them" {
   served --api tokens --ignore-eos -p 40 -n 16 -b 4 --requests 12 --json
   check 'j["model"] == "tiny" and j["concurrency"] == 4 and j["requests"] == j["done"] == 12 and j["failed"] == 0 and j["failures"] == []' <<<"$output"
   check 'j["prompt_tokens"] == 40 and j["completion_tokens"] == 16 and j["cached_tokens"] < 16' <<<"$output"
@@ -515,7 +515,7 @@ served() {
 }
 
 # A fake server whose answer depends on the number of the request: right, or one of several errors.
-@test "serve: what a server does wrong is counted, and the exit is 1" {
+@test "serve counts what a server does wrong, and exits with 1" {
   command -v python3 >/dev/null || skip "no python3"
   cat >"$BATS_TEST_TMPDIR/stub.py" <<'END'
 import http.server, json
@@ -561,7 +561,7 @@ END
 }
 
 # bats test_tags=plain
-@test "bench-vs serve: every row, with our own server in the place of llama.cpp's" {
+@test "bench-vs serve prints every row with our own server in the place of llama.cpp's" {
   command -v python3 >/dev/null || skip "no python3"
   d=$BATS_TEST_TMPDIR/peer
   mkdir "$d"
@@ -582,7 +582,7 @@ END
 }
 
 # bats test_tags=plain
-@test "moe: experts that a step reads" {
+@test "moe counts the experts that a step reads" {
   model=${ZSE_ORACLES:-../shared/oracles}/models/hf/qwen3_moe
   [ -d "$model" ] || skip "$model is not here"
   zse-convert "$model" -q nl4 -o "$BATS_TEST_TMPDIR/m.zse" >/dev/null
@@ -597,7 +597,7 @@ END
   [[ "$output" == *"llama has no experts"* ]]
 }
 
-@test "layers: a model against itself, against itself rounded, and against numbers made by hand" {
+@test "layers compares a model with itself, with itself rounded, and with numbers made by hand" {
   t=$BATS_TEST_TMPDIR
   run --separate-stderr zse-bench layers "$MODEL" --ids '1 5 9 12 40' -o "$t/ref"
   [ "$status" = 0 ]
@@ -624,7 +624,7 @@ END
   [[ "$output" == *"layer 0"*"logits"*"% of 5 tokens"* ]]
 }
 
-@test "layers: cosine and difference by hand; arrays that do not fit are refused by name" {
+@test "layers: cosine and difference are those calculated by hand; arrays that do not fit are refused by name" {
   command -v python3 >/dev/null || skip "no python3"
   t=$BATS_TEST_TMPDIR
   zse-bench layers "$MODEL" --ids '3 7' -o "$t/ref"

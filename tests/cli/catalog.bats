@@ -32,7 +32,7 @@ get() { curl -s "$URL$1"; }
 admin() { curl -s -w '\n%{http_code}' -H "Authorization: Bearer $(cat "$ZSE_HOME/admin.token")" "$URL$1"; }
 status() { curl -s -o /dev/null -w '%{http_code}' "$@"; }
 
-@test "the registry: every model with its memory; filters alone and together; one model; a wrong filter" {
+@test "the registry lists every model with its memory, filtered as requested; a wrong filter is refused" {
   [ "$(get /api/models/registry | jq '.count == (.models | length) and .count > 20')" = true ]
   [ "$(get /api/models/registry | jq '[.models[] | select((.vram | .fp16_gb > .int8_gb and .int8_gb > .int4_gb and .int4_gb > 0) | not)] | length')" = 0 ]
   [ "$(get /api/models/registry | jq -c '[.models[].model_id]')" = "$(zse-info models list --json | jq -c '[.[].model_id]')" ]
@@ -45,7 +45,7 @@ status() { curl -s -o /dev/null -w '%{http_code}' "$@"; }
   done
 }
 
-@test "the hub: search and check, for administrators" {
+@test "administrators can search and check models on the hub" {
   [ "$(status "$URL/api/models/search?q=tiny")" = 401 ]
   [ "$(status "$URL/api/models/check/test/tiny")" = 401 ]
   run admin '/api/models/search?q=tiny&limit=5'
@@ -57,7 +57,7 @@ status() { curl -s -o /dev/null -w '%{http_code}' "$@"; }
   [ "$(head -n 1 <<<"$output" | jq -c '[.compatible, (.issues | length > 0)]')" = '[false,true]' ]
 }
 
-@test "bad questions: 400; a model that is not there, a hub that refuses: 502; a path is no model" {
+@test "bad requests get 400, missing models and a hub that refuses 502; a path is no name of a model" {
   for path in /api/models/search '/api/models/search?q=' '/api/models/search?q=a&limit=0' '/api/models/search?q=a&limit=51' /api/models/check/a//b /api/models/check/etc/passwd/x "/api/models/check/..%2f..%2fetc"; do
     run admin "$path"
     [ "${lines[-1]}" = 400 ] || { echo "$path: $output"; return 1; }
@@ -69,7 +69,7 @@ status() { curl -s -o /dev/null -w '%{http_code}' "$@"; }
   [ "${lines[-1]}" = 502 ]
 }
 
-@test "a server that ends while the hub does not answer" {
+@test "a server ends at once although the hub does not answer" {
   local pipe=$BATS_TEST_TMPDIR/pipe pid url
   mkfifo "$pipe" "$pipe.hub"
   # accepts a connection, and says nothing

@@ -40,7 +40,7 @@ setup() { cd "$BATS_TEST_DIRNAME/../.." || exit 1; schema=$BATS_FILE_TMPDIR/sche
   jq -e 'has("complete") | not' <<<"$output"
 }
 
-@test "a regular expression, and rules" {
+@test "answers match a regular expression, and the rules of a grammar" {
   for seed in 1 2 3; do
     [[ "$(zse-chat "$MODEL" -p hi --regex 'yes|no' --temp 2 --seed $seed)" =~ ^(yes|no)$ ]]
   done
@@ -49,7 +49,7 @@ setup() { cd "$BATS_TEST_DIRNAME/../.." || exit 1; schema=$BATS_FILE_TMPDIR/sche
   [ "$(zse-chat "$MODEL" -p "What is the capital of France?" --temp 0 --regex '[A-Z][a-z]{1,9}( [a-zA-Z]{1,9}){1,6}\.')" = "The capital of France is Paris." ]
 }
 
-@test "a schema that cannot be enforced is refused with the place; wrong usage" {
+@test "a schema that cannot be enforced is refused with the place; wrong usage ends with 2" {
   echo '{"properties": {"a": {"type": "array", "items": {"type": "string", "pattern": "(a)\\1"}}}}' >"$BATS_TEST_TMPDIR/s"
   run ! --separate-stderr zse-chat "$MODEL" -p hi --json-schema "$BATS_TEST_TMPDIR/s"
   [ -z "$output" ]

@@ -29,7 +29,7 @@ talk_to() {
   [ "$status" = 0 ] || { echo "$output"; return 1; }
 }
 
-@test "options that do not go together, names that are no tools, files that cannot be read" {
+@test "options that exclude each other, unknown tools and unreadable files are refused" {
   run -2 --separate-stderr zse-chat "$T/tiny.zse" --yes -p x
   [[ $stderr == *'--yes needs --tools or --mcp-config'* ]]
   local o
@@ -44,7 +44,7 @@ talk_to() {
   [[ $stderr == *"$T/nowhere.json: No such file"* ]]
 }
 
-@test "a model of this process: a tool that only reads runs without a question" {
+@test "with a local model a tool that only reads runs without confirmation" {
   local q
   for q in 'What is 12*12? Use the calculator.' 'Use the calculator.' 'Compute 3*4' 'What is 7+8?' 'calculator 5*5'; do
     run --separate-stderr zse-chat "$T/tiny.zse" --temp 0 --tools calculator --json -p "$q" </dev/null
@@ -56,7 +56,7 @@ talk_to() {
   [[ $output != *'<tool_call>'* ]]
 }
 
-@test "a server's model: calls run side by side in pieces as they come, and the answer has their results" {
+@test "with a server calls that arrive in pieces run side by side, and the answer uses their results" {
   ask tools '[["calculator",{"expression":"6*7"}],["string_ops",{"operation":"reverse","text":"añb"}]]' --tools all
   [ "$status" = 0 ]
   [ "$output" = "$(printf 'Let me look. \ngot 42 | bña')" ] || { echo "$output"; return 1; }
@@ -79,7 +79,7 @@ talk_to() {
   [[ $output == *'got done'*'| Error: deaf: no answer within 5 s' ]] || { echo "$output $stderr"; return 1; }
 }
 
-@test "on a terminal: yes, no, always; the answer of a tool cannot control the terminal; the history has the calls" {
+@test "on a terminal each call asks for yes, no or always; a tool's output cannot control the terminal; the history has the calls" {
   talk_to tools "$T/mcp.json" 'expect >' ready 'send [["plain__call",{"n":1}]]' 'expect plain__call {"n": 1}' 'expect a.lways' ready 'send y' 'expect got done' \
     ready 'send [["plain__call",{"n":2}]]' 'expect a.lways' ready 'send n' 'expect got Error: the user did not allow this call' \
     ready 'send [["plain__call",{"n":3}]]' 'expect a.lways' ready 'key c' 'expect did not allow' \
@@ -99,7 +99,7 @@ talk_to() {
   [ "$(jq -r '.messages[1].tool_calls[0].id == .messages[2].tool_call_id' <<<"$output")" = true ]
 }
 
-@test "bounds: rounds of one turn, results that are too long, Ctrl-C while a tool hangs" {
+@test "rounds per turn and lengths of results are limited; Ctrl-C ends a tool that hangs" {
   ask loop '[["calculator",{"expression":"1"}]]' --tools calculator --json
   [ "$status" = 0 ]
   [ "$(jq '.tool_calls | length' <<<"$output")" = 7 ]

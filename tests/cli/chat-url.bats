@@ -27,7 +27,7 @@ setup() {
 ours() { run --separate-stderr zse-chat --url "$URL" "$@"; }
 fake() { run --separate-stderr zse-chat --url "$FAKE" "$@"; }
 
-@test "our server: the same answers as here, piped, as JSON, raw, many" {
+@test "our server gives the same answers as the program itself: piped, as JSON, raw, in a batch" {
   ours --temp 0 -p 'What is 2+2?'
   [ "$status" = 0 ] && [ "$output" = "2 + 2 = 4" ] && [ -z "$stderr" ] || { echo "$output $stderr"; return 1; }
   [ "$(echo 'What is 2+2?' | zse-chat --url "$URL/v1/" tiny --temp 0)" = "2 + 2 = 4" ]
@@ -58,7 +58,7 @@ What is 2+2?<|im_end|>
   [ "$status" = 1 ] && [ "${lines[0]}" = "2 + 2 = 4" ] && [ "${lines[1]}" = "error: the prompt is empty: there is nothing to answer" ]
 }
 
-@test "our server: shapes, sampling and limits arrive" {
+@test "our server gets the constraints, sampling options and limits" {
   ours --seed 5 --temp 1.5 -n 20 -p hi
   [ "$output" = "$(zse-chat "$T/tiny.zse" --seed 5 --temp 1.5 -n 20 -p hi)" ] || { echo "$output"; return 1; }
   ours --regex '[0-9]{3}' -p hi
@@ -74,7 +74,7 @@ What is 2+2?<|im_end|>
   [ "$status" = 1 ] && [[ $stderr == *"model 'nope' is not loaded"*"(HTTP 404)"* ]]
 }
 
-@test "every flag that a request can say is in it; the others are refused" {
+@test "every flag that a request can express is sent; the others are refused" {
   fake -m echo -p hi -s Be --temp 0.7 --top-k 3 --top-p 0.9 --min-p 0.1 --typical-p 0.8 --repeat-penalty 1.1 \
     --repeat-last-n 4 --presence-penalty 0.1 \
     --frequency-penalty -0.2 --logit-bias 5=-inf --seed 3 --stop a --stop b --ignore-eos --no-think -n 12
@@ -98,7 +98,7 @@ What is 2+2?<|im_end|>
   [ "$status" = 2 ] && [[ $stderr == *"-m already names the model"* ]]
 }
 
-@test "other servers: thoughts, pieces, no stream, keys" {
+@test "other servers may send reasoning, pieces of words or no stream, and want keys" {
   fake -p hi
   [ "$status" = 0 ]
   [ "$output" = 'Grüße, 世界!' ]
@@ -175,7 +175,7 @@ What is 2+2?<|im_end|>
   fi
 }
 
-@test "a conversation: thoughts apart, what was said goes along, Ctrl-C ends the answer only" {
+@test "in a conversation reasoning is shown apart and earlier turns are sent along; Ctrl-C ends only the answer" {
   export NO_COLOR=1
   tests/lib/talk zse-chat --url "$URL" --temp 0 <<'END'
 expect tiny at http

@@ -37,7 +37,7 @@ print(v if isinstance(v,str) else json.dumps(v))' "$1"; }
   [ -d "$BATS_TEST_TMPDIR/home/.cache/zse" ]
 }
 
-@test "two that need the same conversion: the second waits and uses it" {
+@test "of two programs that need the same conversion the second waits and uses it" {
   export XDG_CACHE_HOME=$BATS_TEST_TMPDIR/cache
   zse-chat models/tiny -q bf16 -p "What is 2+2?" --temp 0 2>/dev/null
   made=$(echo "$XDG_CACHE_HOME"/zse/*.zse)
@@ -61,7 +61,7 @@ print(f"{h:016x}-bf16.lock")')
   [ ! -e "$lock" ]
 }
 
-@test "conversions that are replaced, or whose source is gone, do not stay; top_k -1 in generation_config.json means off" {
+@test "conversions that are outdated or whose source is gone are removed; top_k -1 in generation_config.json means off" {
   export XDG_CACHE_HOME=$BATS_TEST_TMPDIR/cache
   mkdir "$BATS_TEST_TMPDIR/m"
   cp models/tiny/*.* "$BATS_TEST_TMPDIR/m"
@@ -139,7 +139,7 @@ subprocess.run(sys.argv[1:], stdin=b)' zse-chat "$MODEL" -n 1 --json -p Summariz
   [ "${lines[0]}" = "2 + 2 = 4" ] && [ "${lines[1]}" = "error: the prompt is empty: there is nothing to answer" ]
 }
 
-@test "--json tells why it ended, what it counted and how long it took; --ids the tokens" {
+@test "--json says why the answer ended, with counts and times; --ids prints its tokens" {
   local j
   j=$(ask -p "What is 2+2?" --json)
   [ "$(field text <<<"$j")" = "2 + 2 = 4" ]
@@ -374,7 +374,7 @@ E
   [ "$(ask -p hello -n 30 --ids)" = "$(zse-chat "$MODEL" -p hello -n 30 --ids --temp 1 --top-k 1)" ]
 }
 
-@test "--batch prints one line a prompt, in order, also as JSON" {
+@test "--batch prints one line per prompt, in order, also as JSON" {
   printf 'What is 2+2?\nWhat is the capital of France?' >"$BATS_TEST_TMPDIR/prompts"
   [ "$(ask --batch "$BATS_TEST_TMPDIR/prompts")" = $'2 + 2 = 4\nThe capital of France is Paris.' ]
   [ "$(ask --batch - --json <"$BATS_TEST_TMPDIR/prompts" | sed -n 2p | field text)" = "The capital of France is Paris." ]
@@ -383,7 +383,7 @@ E
   [ -z "$output" ]
 }
 
-@test "--batch: a prompt that is refused has a line of its own, the others their answers" {
+@test "--batch: a refused prompt has a line of its own, the others their answers" {
   { echo "What is 2+2?"; head -c 20000 /dev/zero | tr '\0' x; printf '\n\xff\nWhat is the capital of France?\n'; } >"$BATS_TEST_TMPDIR/prompts"
   run --separate-stderr ask --batch "$BATS_TEST_TMPDIR/prompts"
   [ "$status" = 1 ]
@@ -486,14 +486,14 @@ E
   [[ "$stderr" == *ZSE_QUANTIZATION* ]]
 }
 
-@test "text comes out as it is made, a closed pipe ends it, a full disk is told" {
+@test "text is written as it is generated; a closed pipe ends the program quietly, a full disk is reported" {
   [ "$(timeout 300 zse-chat "$MODEL" -p hello --ignore-eos --kernels ref -n 0 2>/dev/null | head -c 4 | wc -c)" = 4 ]
   run --separate-stderr bash -c 'zse-chat "$MODEL" -p hello -n 5 >/dev/full'
   [ "$status" = 1 ]
   [[ "$stderr" == *"No space left"* ]]
 }
 
-@test "a conversation on a terminal: turns, commands, several lines, history" {
+@test "a conversation on a terminal has turns, commands, multi-line input and a history" {
   cat >"$BATS_TEST_TMPDIR/script" <<END
 expect >
 send What is 2+2?
@@ -553,7 +553,7 @@ END
   [ "$status" = 0 ] && [[ "$output" == *$'\e[1m>\e[0m'* ]] || { echo "$output"; return 1; }
 }
 
-@test "/save replaces nothing that is not its own: a model stays a model" {
+@test "/save does not replace a file of another kind, such as a model" {
   cp "$MODEL" "$BATS_TEST_TMPDIR/m.zse"
   echo '[{"role": "user", "content": "old"}]' >"$BATS_TEST_TMPDIR/old.json"
   cat >"$BATS_TEST_TMPDIR/script" <<END

@@ -35,7 +35,7 @@ refused() {
 # say ID ROLE TEXT
 say() { post "$C/$1/messages" "{\"role\":\"$2\",\"content\":\"$3\"}" | jq .id; }
 
-@test "a conversation from its creation to its deletion, over a restart" {
+@test "a conversation exists from its creation to its deletion, also after a restart" {
   serve
   id=$(post "$C" '{}' | jq -r .id)
   [ "$(get "$C/$id" | jq -c '[.title, .model, .system_prompt, .settings, .message_count, .total_tokens, .active_leaf]')" = '["New Chat",null,null,{},0,0,null]' ]
@@ -62,7 +62,7 @@ say() { post "$C/$1/messages" "{\"role\":\"$2\",\"content\":\"$3\"}" | jq .id; }
   refused 400 missing -X DELETE "$C"
 }
 
-@test "branches: an answer is regenerated, a question edited, and the old ones stay" {
+@test "branches: when an answer is regenerated or a question edited, the old versions stay" {
   serve
   id=$(post "$C" '{}' | jq -r .id)
   say "$id" user one
@@ -110,7 +110,7 @@ say() { post "$C/$1/messages" "{\"role\":\"$2\",\"content\":\"$3\"}" | jq .id; }
   [ "$(get "$URL/api/chat/stats" | jq -c '[.conversations, .messages, .enabled]')" = '[1,0,true]' ]
 }
 
-@test "search finds words of titles and messages, and says where" {
+@test "search finds words of titles and messages, with their places" {
   serve
   id=$(post "$C" '{"title":"Über Wälder"}' | jq -r .id)
   say "$id" user "Name the capital of France"
@@ -121,7 +121,7 @@ say() { post "$C/$1/messages" "{\"role\":\"$2\",\"content\":\"$3\"}" | jq .id; }
   [ "$(get "$URL/api/chat/search?q=%22of+capital%22" | jq -c '[.results, .more]')" = '[[],false]' ]
 }
 
-@test "export as JSON and Markdown; an import gives the same bytes again" {
+@test "conversations are exported as JSON and Markdown, and imported again without a change" {
   serve
   id=$(post "$C" '{"title":"Sums","model":"tiny","system_prompt":"Be brief.","settings":{"temperature":0.7}}' | jq -r .id)
   say "$id" user "2+2?"
@@ -249,7 +249,7 @@ END
   [ "$(get "$URL/api/chat/stats" | jq -c '[.limits.conversations, .limits.bytes]')" = '[2,100000]' ]
 }
 
-@test "--history-days deletes what has not changed for so long" {
+@test "--history-days deletes conversations that have not changed for that time" {
   serve
   old=$(post "$C" '{"title":"old"}' | jq -r .id)
   new=$(post "$C" '{"title":"new"}' | jq -r .id)
@@ -265,7 +265,7 @@ c.commit()' "$ZSE_HOME/chats.db"
   [ "$(get "$URL/api/chat/stats" | jq .limits.days)" = 2 ]
 }
 
-@test "--no-history: 404, and no file" {
+@test "--no-history: requests get 404, and no file is made" {
   serve --no-history
   refused 404 no_history "$C"
   refused 404 no_history "$C" -d '{}'
@@ -273,7 +273,7 @@ c.commit()' "$ZSE_HOME/chats.db"
   [ ! -e "$ZSE_HOME/chats.db" ]
 }
 
-@test "a damaged file: 503 for the history only, a warning, the file stays; another one in its place is used" {
+@test "a damaged file: only the history answers 503, with a warning; the file is kept; a new file in its place is used" {
   serve
   post "$C" '{}' >/dev/null
   stop
@@ -299,7 +299,7 @@ c.commit()' "$ZSE_HOME/chats.db"
   [ "$(get "$C" | jq -c '[.conversations[].title]')" = '["second"]' ]
 }
 
-@test "a full disk: 503 for the history only; old messages stay" {
+@test "a full disk: only the history answers 503, and old messages stay" {
   [ "$(id -u)" = 0 ] || skip "only root can mount a file system"
   mkdir "$ZSE_HOME"
   mount -t tmpfs -o size=1500k,mode=700 tmpfs "$ZSE_HOME" 2>/dev/null || skip "no permission to mount a file system"
@@ -315,7 +315,7 @@ c.commit()' "$ZSE_HOME/chats.db"
   stop
 }
 
-@test "a file system that is read-only: 503 for the history only" {
+@test "a read-only file system: only the history answers 503" {
   [ "$(id -u)" = 0 ] || skip "only root can mount a file system"
   mkdir "$ZSE_HOME"
   mount -t tmpfs -o size=1500k,mode=700 tmpfs "$ZSE_HOME" 2>/dev/null || skip "no permission to mount a file system"
@@ -336,7 +336,7 @@ c.commit()' "$ZSE_HOME/chats.db"
   stop
 }
 
-@test "kill -9 while messages are written: all that were acknowledged are there" {
+@test "kill -9 while messages are written loses none that was acknowledged" {
   serve
   id=$(post "$C" '{}' | jq -r .id)
   for round in 1 2 3; do
@@ -370,7 +370,7 @@ END
   done
 }
 
-@test "two servers on one database" {
+@test "two servers can use one database" {
   serve
   one=$C PID2=$PID
   serve
@@ -384,7 +384,7 @@ END
   [ "$(get "$C/$id/messages" | jq -c '[.messages[].id] == [range(1; 21)]')" = true ]
 }
 
-@test "many requests at once: one owner's do not keep others waiting, and none is lost" {
+@test "many requests of one owner do not delay those of others, and none is lost" {
   serve
   id=$(post "$C" '{}' | jq -r .id)
   for i in {1..150}; do

@@ -29,7 +29,7 @@ print(v if isinstance(v,str) else json.dumps(v))' "$1"; }
 }
 
 # bats test_tags=plain
-@test "best answers, too, and is the same file every time" {
+@test "--quality best makes a file that answers, the same file every time" {
   size=10000
   [ -z "${ZSE_SANITIZED-}" ] || size=6000
   cat README.md libcommon/convert/convert.c | head -c $size >"$T/text"
@@ -41,7 +41,7 @@ print(v if isinstance(v,str) else json.dumps(v))' "$1"; }
   [ "$(zse-chat "$T/a.zse" --temp 0 -p "What is 2+2?")" = "2 + 2 = 4" ]
 }
 
-@test "--json: sizes, times, a row for each pair of types, all tensors on request" {
+@test "--json has sizes, times, a row for each pair of types, and all tensors on request" {
   run --separate-stderr convert -o "$T/m.zse" --json --tensors --quality fast
   [ "$status" = 0 ]
   [ -z "$stderr" ]
@@ -63,7 +63,7 @@ P
   [ "$status" = 0 ] && [ "$(field file_bytes <<<"$output")" = 0 ]
 }
 
-@test "ternary: layouts, rules, the same file with any number of threads" {
+@test "ternary: each layout and rule makes its own file, the same with any number of threads" {
   for rule in fit absmean rms adaptive threshold sign; do
     convert -o "$T/$rule.zse" -q ternary --ternary $rule --quality fast --threads 1 >/dev/null
     convert -o "$T/b.zse" -q ternary --ternary $rule --quality fast --threads 2 >/dev/null
@@ -97,7 +97,7 @@ P
   [ "$status" = 2 ] && [[ "$output" == *"'best' is not fit, absmean, rms, adaptive, threshold or sign"* ]]
 }
 
-@test "projections and ranges of layers have types of their own" {
+@test "projections and ranges of layers can have types of their own" {
   convert -n -q nl4 --quality fast --quant 'mlp=f16,gate_proj=int4,up_proj=int4,down_proj=int8,down_proj@1-2=bf16,attention@3=f32' --tensors >"$T/out"
   grep -Eq '^layers.0.gate_proj.weight +BF16 +i4 ' "$T/out"
   grep -Eq '^layers.3.up_proj.weight +BF16 +i4 ' "$T/out"
@@ -118,7 +118,7 @@ P
   [ "$status" = 1 ]
 }
 
-@test "parts, globs and group sizes" {
+@test "--quant takes parts, globs and group sizes" {
   convert -o "$T/m.zse" --quality fast --quant attention=bf16,mlp=int8 --skip 'layers.0.*,*down*' --tensors >"$T/out"
   grep -Eq '^layers.1.q_proj.weight +BF16 +bf16' "$T/out"
   grep -Eq '^layers.1.up_proj.weight +BF16 +i8' "$T/out"
@@ -159,7 +159,7 @@ P
   [[ "$stderr" == *"more than the target of 100000" ]]
 }
 
-@test "wrong usage is 2, a failure is 1, both with one sentence" {
+@test "wrong usage ends with 2, a failure with 1, both with one sentence" {
   run -2 zse-convert
   run -2 zse-convert '' -o "$T/m.zse"
   run -2 convert -o ''
@@ -260,7 +260,7 @@ P
   zse-info "$T/before" --verify >/dev/null
 }
 
-@test "an unwritable folder, and a full disk" {
+@test "an unwritable folder or a full disk is an error, and the old file stays" {
   if [ "$(id -u)" != 0 ]; then
     mkdir -m 555 "$T/closed"
     run -1 convert -o "$T/closed/m.zse"
@@ -285,7 +285,7 @@ P
   fi
 }
 
-@test "Ctrl-C ends it by the signal and leaves nothing; kill -9 leaves the old file" {
+@test "Ctrl-C ends the program by the signal and leaves no file; kill -9 leaves the old file" {
   convert -o "$T/m.zse" --quality fast >/dev/null
   cp "$T/m.zse" "$T/old"
   for _ in {1..40}; do cat libcommon/convert/*.c; done | head -c 3000000 >"$T/text"
@@ -409,7 +409,7 @@ s=math.sqrt(sum(x*x for x in v)/len(v)); print(s); assert .1<s<10, s
 P
 }
 
-@test "--synthetic: types, sizes without writing, refusals" {
+@test "--synthetic takes types, prints sizes without writing, and refuses unknown shapes" {
   [ "$(zse-convert --synthetic Qwen2.5-32B -n --json | field parameters)" = 32763876352 ]
   [ "$(zse-convert --synthetic Qwen2.5-72B -n --json | field parameters)" = 72706203648 ]
   [ "$(zse-convert --synthetic Llama-3.1-8B -n --json -q bf16 | field weight_bytes)" = 16061054976 ]

@@ -71,7 +71,7 @@ END
   [ "$stderr" = "zse-hardware: 'nosuch' is no model of the registry; zse-info models list shows them" ]
 }
 
-@test "a closed standard descriptor is no file's: messages go nowhere, and the program says what it could not write" {
+@test "a file never gets the number of a closed standard stream; the program says what it could not read or write" {
   local pid
   mkfifo "$BATS_TEST_TMPDIR/fifo"
   ZSE_HOME=$BATS_TEST_TMPDIR zse-serve --port 0 <&- >"$BATS_TEST_TMPDIR/fifo" 2>&- 3>&- &

@@ -42,7 +42,7 @@ reason() { post "$1" "$2" | jq -r .error.message; }
   [[ $output == *"1_Pooling/config.json is missing"* ]]
 }
 
-@test "zse-chat and zse-bench refuse them, and so does the server where text is wanted" {
+@test "zse-chat and zse-bench refuse embedding models, and so does the server for requests that generate text" {
   run -1 zse-chat "$T/embed.zse" -p hello
   [[ $output == *"an embedding model: it makes vectors of texts; zse-serve serves it at /v1/embeddings"* ]]
   run -1 zse-bench "$T/rerank.zse" -p 4 -n 4
@@ -52,7 +52,7 @@ reason() { post "$1" "$2" | jq -r .error.message; }
   [[ $(reason embeddings '{"model":"rerank","input":"a"}') == *"use /v1/rerank or /v1/score"* ]]
 }
 
-@test "vectors: the dense layer, length 1, batches, prompts, dimensions, base64" {
+@test "vectors have length 1 and are those of batches; prompts, dimensions and base64 are supported" {
   post embeddings '{"model":"bare","input":["the cat sat","a dog"]}' >"$T/bare.json"
   post embeddings '{"model":"embed","input":["the cat sat","a dog"]}' >"$T/embed.json"
   python3 - "$T" <<'EOT'
@@ -115,7 +115,7 @@ EOT
   [ "$(post score "{\"model\":\"rerank\",\"text_1\":\"$long\",\"text_2\":\"$long\",\"truncate_prompt_tokens\":-1}" | jq .usage.prompt_tokens)" = 64 ]
 }
 
-@test "rerank and score: order, numbers of texts, types of tokens, other models, bad input" {
+@test "rerank and score sort and count texts, use token types, work with embedding models, and refuse bad input" {
   post rerank '{"model":"rerank","query":"cat","documents":["a dog ran",{"text":"the cat sat"},"far away"],"top_n":2,"return_documents":true}' >"$T/r"
   [ "$(jq '.results | length' "$T/r")" = 2 ]
   [ "$(jq '[.results[].relevance_score] | . == (sort | reverse) and (.[0] <= 1) and (.[1] >= 0)' "$T/r")" = true ]
@@ -139,7 +139,7 @@ EOT
   [ "$(jq -r '.results | length' <<<"$first")" = 2 ] || [[ $(jq -r .error.message <<<"$first") == *"nor a language model with ChatML"* ]]
 }
 
-@test "zse-serve --embedding-model FILE: a further model whose vectors find documents" {
+@test "zse-serve --embedding-model FILE loads one more model, whose vectors find documents" {
   local log=$BATS_TEST_TMPDIR/log URL PID
   ready() { curl -s "$URL/api/rag/stats" | jq -c '[.embedding.model, .embedding.vectors == .chunks, .embedding.pending]'; }
   run -1 zse-serve "$T/tiny.zse" --port 0 --embedding-model "$T/nowhere.zse"
@@ -200,7 +200,7 @@ EOT
   kill -TERM "$PID" && wait "$PID"
 }
 
-@test "a reranker of one type of tokens: the scores of /v1/score, 40 searches at once, cancelling" {
+@test "a reranker without token types gives the scores of /v1/score, takes 40 searches at once, and is cancelled when clients leave" {
   local log=$BATS_TEST_TMPDIR/log URL PID
   search() { curl -s "$URL/api/rag/search" -d "$1"; }
   cp -r "$T/rerank" "$T/plain"

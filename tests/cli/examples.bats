@@ -50,19 +50,19 @@ run_page() {
   [ "$n" -ge 4 ] || { echo "$1: only $n examples"; return 1; }
 }
 
-@test "zse-convert(1): its examples" { run_page zse-convert.1; }
+@test "the examples of zse-convert(1) do what they say" { run_page zse-convert.1; }
 
-@test "zse-info(1): its examples" { run_page zse-info.1; }
+@test "the examples of zse-info(1) do what they say" { run_page zse-info.1; }
 
-@test "zse-chat(1): its examples" { run_page zse-chat.1; }
+@test "the examples of zse-chat(1) do what they say" { run_page zse-chat.1; }
 
-@test "zse-bench(1): its examples" { run_page zse-bench.1; }
+@test "the examples of zse-bench(1) do what they say" { run_page zse-bench.1; }
 
-@test "zse-serve(1): its examples" { run_page zse-serve.1; }
+@test "the examples of zse-serve(1) do what they say" { run_page zse-serve.1; }
 
-@test "zse(5): its examples" { run_page zse.5; }
+@test "the examples of zse(5) do what they say" { run_page zse.5; }
 
-@test "zse(7): its examples" { run_page zse.7; }
+@test "the examples of zse(7) do what they say" { run_page zse.7; }
 
 # Replace times and measured numbers, which differ from run to run; "..." in a page stands for lines
 # that are left out.

@@ -20,7 +20,7 @@ setup_file() {
   [[ "$stderr" == *"no CUDA engine"* || "$stderr" == *"no NVIDIA driver"* ]]
 }
 
-@test "devices that are none are wrong usage" {
+@test "unknown devices are wrong usage" {
   for d in tpu cuda2 emulate cuda0; do
     run -2 --separate-stderr zse-chat "$MODEL" -p hi --device "$d"
     [ -z "$output" ]
@@ -41,7 +41,7 @@ setup_file() {
   [ "$status" = 1 ] && [[ "$stderr" == *"emulates a GPU"* ]]
 }
 
-@test "layers shared with the processor: the same answer; the plan names the device of each; impossible requests are refused" {
+@test "layers shared with the processor give the same answer; the plan names each layer's device; impossible requests are refused" {
   [ -x "$B/emulated/zse-chat" ] || skip "the emulated programs are not built (make emulated)"
   chat=$B/emulated/zse-chat
   want=$(zse-chat "$MODEL" -p 'Once upon a time' --temp 0 --max-tokens 4 --exact --device cpu)
@@ -70,7 +70,7 @@ setup_file() {
   [ "$status" = 1 ] && [[ "$stderr" == *"attn_split"* ]]
 }
 
-@test "graphs: counted by bucket, off with a reason, the same answer either way" {
+@test "graphs are counted by size and can be off, with a reason; the answer is the same either way" {
   [ -x "$B/emulated/zse-chat" ] || skip "the emulated programs are not built (make emulated)"
   chat=$B/emulated/zse-chat bench=$B/emulated/zse-bench
   want=$("$chat" "$MODEL" -p 'Once upon a time' --temp 0 --max-tokens 8 --device emulated --cuda-graphs off)
@@ -88,7 +88,7 @@ setup_file() {
   [[ "$stderr" == *"no GPU"* ]]
 }
 
-@test "--act int8: for matrices with one scale a row, on a device; else refused" {
+@test "--act int8 works for matrices with one scale per row on a device, and is refused otherwise" {
   run -2 --separate-stderr zse-chat "$MODEL" -p hi --device cpu --act int8
   [[ "$stderr" == *"--act int8: there is no GPU"* ]]
   run -2 --separate-stderr zse-chat "$MODEL" -p hi --act int4
@@ -112,7 +112,7 @@ setup_file() {
   "$bench" "$rows" --device emulated --act int8 -p 20 -n 2 -r 1 -w 0 --json | jq -se '.[0].device | endswith(", int8 activations")'
 }
 
-@test "--cache-weights: the same answer, counted and told; where it does nothing it is refused" {
+@test "--cache-weights gives the same answer and prints counts; where it has no effect it is refused" {
   [ -x "$B/emulated/zse-serve" ] || skip "the emulated programs are not built (make emulated)"
   chat=$B/emulated/zse-chat packed=$BATS_TEST_TMPDIR/packed.zse prompt=$(seq -s ' ' 80)
   zse-convert models/tiny -q nl4 -o "$packed" >/dev/null 2>&1
@@ -148,7 +148,7 @@ setup_file() {
   [[ "$stderr" == *"no weights are packed"* ]]
 }
 
-@test "coldstart on a device: its own phases" {
+@test "coldstart on a device prints the device's own phases" {
   [ -x "$B/emulated/zse-bench" ] || skip "the emulated programs are not built (make emulated)"
   "$B/emulated/zse-bench" coldstart "$MODEL" --device emulated -p 2 -r 1 --json |
     jq -e '.warm.gpu | .bytes > 0 and .copy_s > 0 and .overlap_s >= 0 and .after_context_s >= .copy_s and .over_least > 0 and has("context_s")'
@@ -156,7 +156,7 @@ setup_file() {
   jq -se '.[0].warm.gpu.bytes > 0' "$BATS_TEST_TMPDIR/j"
 }
 
-@test "a server with a device: figures, a lost device is status 500, loaded again it answers" {
+@test "a server with a device prints figures; a lost device is status 500, and works after the model is loaded again" {
   [ -x "$B/emulated/zse-serve" ] || skip "the emulated programs are not built (make emulated)"
   export ZSE_HOME=$BATS_TEST_TMPDIR/home
   mkfifo "$BATS_TEST_TMPDIR/pipe"
@@ -182,7 +182,7 @@ setup_file() {
   wait $pid
 }
 
-@test "keys and values fill a device as far as it goes and no further; too little memory is refused with the numbers; the line says what there is and where" {
+@test "keys and values fill a device's memory as far as it goes; too little memory is refused with numbers; the plan says what is where" {
   [ -x "$B/emulated/zse-serve" ] || skip "the emulated programs are not built (make emulated)"
   export ZSE_HOME=$BATS_TEST_TMPDIR/home
   blocks=()
@@ -212,7 +212,7 @@ setup_file() {
   [[ "$stderr" == *"on emulated emulated, 3 of 4 layers; attention where its layer is: 3 there, 1 on the processor; keys and values: 1 block of 16 tokens, "*" MB; graphs off: --cuda-graphs off"* ]]
 }
 
-@test "zse-bench gpu: every kernel, with its bytes and its shares" {
+@test "zse-bench gpu prints every kernel with its bytes and shares" {
   [ -x "$B/emulated/zse-bench" ] || skip "the emulated programs are not built (make emulated)"
   "$B/emulated/zse-bench" gpu --device emulated --shape 96x64 --tokens 1,20 -p 40 -r 1 --json >"$BATS_TEST_TMPDIR/j"
   jq -e '.device == "emulated" and .heads == 2 and .context == 40 and .limits.copy_bytes_per_s > 0' "$BATS_TEST_TMPDIR/j"
@@ -227,7 +227,7 @@ setup_file() {
   run -2 "$B/emulated/zse-bench" gpu --device cpu
 }
 
-@test "zse-bench gpu --autotune: every kernel for a product, the fastest and the engine's; with ZSE_WGMMA=1 that is another" {
+@test "zse-bench gpu --autotune prints all kernels for a product, the fastest and the engine's choice, which ZSE_WGMMA=1 changes" {
   [ -x "$B/emulated/zse-bench" ] || skip "the emulated programs are not built (make emulated)"
   tune=("$B/emulated/zse-bench" gpu --device emulated --shape 128x64 -r 1 --autotune)
   "${tune[@]}" --tokens 1,16,17,129 --json >"$BATS_TEST_TMPDIR/j"
@@ -249,7 +249,7 @@ setup_file() {
   run -2 zse-bench matmul --autotune
 }
 
-@test "gpu-check: a rehearsal with the emulated programs" {
+@test "gpu-check runs with the emulated programs" {
   [ -x "$B/emulated/zse-bench" ] || skip "the emulated programs are not built (make emulated)"
   r=$BATS_TEST_TMPDIR/results
   run -0 env -u MAKEFLAGS scripts/gpu-check --device emulated --only kernels,tiny,int8,memcheck --bundle "$BATS_TEST_TMPDIR/all.tar.gz" "$r"

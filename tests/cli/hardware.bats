@@ -24,7 +24,7 @@ group() {
   echo '150000 100000' >"$T/root/sys/fs/cgroup/job/cpu.max"
 }
 
-@test "this machine: text, and the same as JSON" {
+@test "this machine is described as text, and the same as JSON" {
   run --separate-stderr zse-hardware
   [ "$status" = 0 ]
   [ -z "$stderr" ]
@@ -35,7 +35,7 @@ group() {
   jq -e --argjson n "$(nproc --all)" '.cpu.processors <= $n and .cpu.usable >= 1' "$T/j"
 }
 
-@test "it answers at once: 50 ms of processor time a run" {
+@test "zse-hardware answers at once: in 50 ms of processor time" {
   if [ -n "${ASAN_OPTIONS:-}${TSAN_OPTIONS:-}" ]; then skip "sanitizers are slow"; fi
   TIMEFORMAT='%U %S'
   { time for _ in $(seq 20); do zse-hardware --json >/dev/null; done; } 2>"$T/time"
@@ -48,7 +48,7 @@ group() {
   jq -e '.limits.read.all > 1e8 and .limits.int8.all > 1e8 and .limits.f32.all > 1e8 and .limits.page_cache.all > 1e7 and .limits.disk == null' "$T/j"
 }
 
-@test "a control group's limits: memory and processors" {
+@test "a control group's limits of memory and processors count" {
   canned 16000000 9000000
   zse-hardware --json --root "$T/root" | jq -e '.memory.cgroup == null and .memory.usable_bytes == 9000000 * 1024 and .cpu.quota == null and .cpu.model == "Canned"'
   group 2147483648 147483648
@@ -59,7 +59,7 @@ group() {
   zse-hardware --json --root "$T/root" | jq -e '.memory.pressure == "OOM"'
 }
 
-@test "a real control group, where one can be made" {
+@test "a real control group's limits count, where one can be made" {
   load ../lib/group.bash
   make_group 2000000000 || skip "$WHY"
   in_group zse-hardware --json >"$T/j"
@@ -80,7 +80,7 @@ group() {
   [ "$status" = 0 ] && [ -z "$stderr" ]
 }
 
-@test "GPUs as the management library tells of them; an old or broken one is said" {
+@test "GPUs are those that the management library reports; an old or broken library is named" {
   if [ -n "${ASAN_OPTIONS:-}${TSAN_OPTIONS:-}" ]; then skip "the sanitizer wants its library loaded first"; fi
   cat >"$T/nvml.c" <<'C'
 struct memory { unsigned long long total, free, used; };
@@ -122,7 +122,7 @@ C
   LD_LIBRARY_PATH=$T zse-hardware --json | jq -e '.gpus == [] and (.no_gpu | test("too old"))'
 }
 
-@test "wrong usage and missing files" {
+@test "wrong usage and missing files are refused" {
   run --separate-stderr zse-hardware --root "$T/none"
   [ "$status" = 1 ]
   [ -z "$output" ]
@@ -148,7 +148,7 @@ C
   [ "$status" = 1 ] && [[ "$stderr" == *"'q4' is no type"* ]]
 }
 
-@test "recommend: what fits, as which type" {
+@test "recommend lists what fits, and as which type" {
   for case in '24 bf16' '9 int8' '8 nl4' '6 nl4' '17 bf16'; do
     zse-hardware recommend --model 7B --vram "${case% *}" --mode auto --context 512 --no-speed --json >"$T/j"
     jq -e --arg type "${case#* }" '.models | length == 1 and .[0].type == $type' "$T/j" || { echo "$case: $(cat "$T/j")"; return 1; }
@@ -161,7 +161,7 @@ C
 }
 
 # bats test_tags=plain
-@test "recommend: what fits only with layers in the machine's memory" {
+@test "recommend lists what fits only with some layers in the machine's memory" {
   canned 16000000 9000000                 # kB
   zse-hardware recommend --root "$T/root" --vram 3 --json >"$T/j"
   # a model is listed under hybrid if it is too large for the GPU alone (90 % of 3 GB) but fits with
@@ -199,14 +199,14 @@ C
     .[0].prefill_tokens_per_s > .[1].prefill_tokens_per_s' "$T/j"
 }
 
-@test "capacity: instances alone and together" {
+@test "capacity counts instances, alone and together" {
   zse-hardware capacity --vram 80GB 7B:int4 32B:int4 --json >"$T/j"
   jq -e '.models[0].alone == 15 and .models[0].type == "int4" and .together.fits and .together.more == 10 and .together.of == "Qwen2.5-7B" and .together.bytes <= 80e9' "$T/j"
   run --separate-stderr zse-hardware capacity --vram 20GB 7B:int4 32B:int4
   [ "$status" = 0 ] && [[ "$output" == *"one of each take"*"too much"* ]]
 }
 
-@test "budget: a pipeline from a config.json, summary beside the JSON" {
+@test "budget plans a pipeline from a config.json, with a summary beside the JSON" {
   cat >"$T/config.json" <<'J'
 {"model_type": "kimi_k2", "num_hidden_layers": 61, "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048, "n_routed_experts": 384,
  "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 1, "num_attention_heads": 64, "num_key_value_heads": 64, "q_lora_rank": 1536, "kv_lora_rank": 512,

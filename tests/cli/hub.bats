@@ -99,7 +99,7 @@ complete() {
   [ "$(cat "$REPO/refs/main")" = $COMMIT ] && [ -z "$(find "$REPO" -name '*.zse-*')" ]
 }
 
-@test "a name becomes an answer; the second time nothing is asked of the network" {
+@test "a model's name is enough for an answer; the second time no request is sent" {
   answers test/tiny
   complete
   grep -q 'downloading test/tiny: 1.8 MB' "$BATS_TEST_TMPDIR/notes"
@@ -108,7 +108,7 @@ complete() {
   [ -z "$(requests)" ]
 }
 
-@test "convert: hf_quant_config.json comes along and says how the weights are quantized" {
+@test "convert downloads hf_quant_config.json, which says how the weights are quantized" {
   zse-convert test/modelopt -o "$BATS_TEST_TMPDIR/hub.zse" -q keep
   zse-convert "$T/modelopt" -o "$BATS_TEST_TMPDIR/here.zse" -q keep
   zse-info -t "$BATS_TEST_TMPDIR/hub.zse" | grep -q nvfp4
@@ -130,7 +130,7 @@ complete() {
   [ ! -e "$HF_HOME" ]
 }
 
-@test "convert: only what is needed, in ranges, from a second host that gets no token" {
+@test "convert downloads only what is needed, in ranges, from a second host that gets no token" {
   HF_TOKEN=hf_x convert test/shards
   [ "$status" = 0 ] || { echo "$stderr"; return 1; }
   [ "$(zse-chat "$BATS_TEST_TMPDIR/m.zse" --temp 0 -p 'What is 2+2?')" = "2 + 2 = 4" ]
@@ -143,7 +143,7 @@ complete() {
   [ "$status" = 0 ] && [ "$(requests | wc -l)" = 1 ]              # is there a newer commit?
 }
 
-@test "the token: refused, absent, from the file of the Python tools; a redirect elsewhere does not take it along" {
+@test "the token may be refused, missing, or from the file of the Python tools; a redirect to another host does not get it" {
   convert private/model
   [ "$status" = 1 ]
   [ -z "$output" ]
@@ -168,7 +168,7 @@ complete() {
   [ "$status" = 1 ] && [[ $stderr == *"403 (Access to model is restricted)"*"terms"*"$HUB/gated/model"* ]]
 }
 
-@test "names: unknown, not a name, a folder wins, revisions, renamed, picks" {
+@test "names: unknown and invalid ones are refused, a folder has priority; revisions, renamed repositories and picks work" {
   run --separate-stderr zse-chat models/tny -p hi
   [ "$status" = 1 ]
   [[ $stderr == *"no such file or folder here; on the hub: models/tny:"*404* ]]
@@ -244,14 +244,14 @@ complete() {
   [ "$status" = 1 ] && [[ $stderr == *"nothing was downloaded"* ]] || { echo "$stderr"; return 1; }
 }
 
-@test "a broken config.json: nothing more is downloaded" {
+@test "with a broken config.json nothing more is downloaded" {
   fault '{"file":"config.json","kind":"wrong","method":"GET","times":2}'
   convert
   [ "$status" = 1 ] && [[ $stderr == *"config.json: its git SHA-1 is "*"it came twice and was removed"* ]] || { echo "$stderr"; return 1; }
   never_asked 'GET.*model.safetensors'
 }
 
-@test "safetensors in one file beside an index: the index is not said to be absent, and not missed" {
+@test "safetensors in one file are used even if there is an index too" {
   convert test/both
   [ "$status" = 0 ] || { echo "$stderr"; return 1; }
   [ ! -e "$HF_HOME/hub/models--test--both/.no_exist/$COMMIT/model.safetensors.index.json" ]
@@ -261,7 +261,7 @@ complete() {
   [ -z "$(requests)" ]
 }
 
-@test "names of files that lead elsewhere are no files; a list without end is refused" {
+@test "file names that lead elsewhere are ignored; a list without end is refused" {
   fault '{"file":"api","kind":"siblings","names":["../../x.json","/etc/passwd.json","a/../../LICENSE.md","additional_chat_templates/../../../../x.jinja","additional_chat_templates/..","tokenizer.json\u000a","C:\\LICENSE"]}'
   convert
   [ "$status" = 0 ]
@@ -274,7 +274,7 @@ complete() {
   [ "$status" = 1 ] && [[ $stderr == *"more than 67108864 bytes"* ]] || { echo "$stderr"; return 1; }
 }
 
-@test "a link in the cache that leads to another's file: the blob takes its place, the file stays" {
+@test "a link in the cache to another file is replaced by the blob, and that file stays" {
   mkdir -p "$REPO/snapshots/$COMMIT" "$REPO/blobs"
   echo precious >"$BATS_TEST_TMPDIR/precious"
   ln -s /nowhere/config.json "$REPO/snapshots/$COMMIT/config.json"
@@ -283,7 +283,7 @@ complete() {
   [ "$status" = 0 ] && complete && [ "$(cat "$BATS_TEST_TMPDIR/precious")" = precious ]
 }
 
-@test "models fetch, and scripts/fetch-model that uses it" {
+@test "models fetch downloads a model, and so does scripts/fetch-model, which uses it" {
   run --separate-stderr zse-info models fetch test/tiny
   [ "$status" = 0 ]
   [ "$output" = "$REPO/snapshots/$COMMIT" ]
@@ -305,7 +305,7 @@ complete() {
   [ "$status" = 1 ] && [ -z "$output" ] && [[ $stderr == *"neither the hub nor"* ]]
 }
 
-@test "sizes: not said, endless, too large" {
+@test "files without a size are accepted, endless or too large ones refused" {
   fault '{"file":"config.json","kind":"unsized","after":5000,"method":"GET"}'
   fault '{"file":"config.json","kind":"unsized","times":9}'
   convert
@@ -323,7 +323,7 @@ complete() {
   [ "$status" = 1 ] && [[ $stderr == *"model.safetensors: the hub says it has 9223372036854775807 bytes, expected"* ]] || { echo "$stderr"; return 1; }
 }
 
-@test "cuts, stalls of ranges, short bodies, 5xx, 429: the download ends well all the same" {
+@test "cuts, stalled ranges, short bodies, 5xx and 429 do not prevent a complete download" {
   fault '{"file":"model.safetensors","kind":"cut","after":100000,"at":"cdn","times":3}'
   fault '{"file":"model.safetensors","kind":"short","bytes":1000,"at":"cdn"}'
   fault '{"file":"tokenizer.json","kind":"cut","after":5000,"method":"GET"}'
@@ -337,7 +337,7 @@ complete() {
   asked 'model.safetensors bytes=(100000|624288|1148576|1672864)-'
 }
 
-@test "a server without ranges" {
+@test "a server without ranges can be used" {
   fault '{"file":"model.safetensors","kind":"whole","at":"cdn","times":99}'
   convert
   [ "$status" = 0 ]
@@ -350,7 +350,7 @@ complete() {
   complete
 }
 
-@test "a wrong byte is noticed: once it is downloaded again, twice it is refused and removed" {
+@test "a wrong byte is noticed: the file is downloaded again, and refused if it is wrong twice" {
   fault '{"file":"model.safetensors","kind":"wrong","at":"cdn"}'
   convert
   [ "$status" = 0 ]
@@ -364,7 +364,7 @@ complete() {
   [ ! -e "$REPO/refs/main" ] && [ ! -e "$REPO/snapshots/$COMMIT/model.safetensors" ] && [ -z "$(find "$REPO" -name '*.zse-*')" ]
 }
 
-@test "small files: a wrong byte is noticed by the hash that git gives them, also where no size was said" {
+@test "small files: a wrong byte is noticed by git's hash, also if no size was given" {
   local kind
   for kind in '"kind":"wrong"' '"kind":"unsized","after":3000'; do
     rm -rf "$HF_HOME"
@@ -392,7 +392,7 @@ complete() {
   [ ! -e "$REPO/snapshots/$COMMIT/model.safetensors" ]
 }
 
-@test "a hub that stays broken: one sentence, and what is in the cache goes on" {
+@test "a hub that stays broken is one sentence, and models in the cache still work" {
   fault '{"file":"api","kind":"status","code":500,"times":99,"error":"out of order"}'
   convert
   [ "$status" = 1 ]
@@ -430,7 +430,7 @@ complete() {
   [ "$status" = 1 ] && [[ $stderr == *"HF_ENDPOINT: 'ftp://x', expected a URL"* ]]
 }
 
-@test "killed in the middle: the next run goes on where it was" {
+@test "after a kill the next run continues the download" {
   fault '{"file":"model.safetensors","kind":"hold","at":"cdn","times":4}'
   zse-convert test/tiny -o "$BATS_TEST_TMPDIR/m.zse" >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
   local pid=$!
@@ -448,7 +448,7 @@ complete() {
   never_asked 'model.safetensors bytes=0-'
 }
 
-@test "a signal ends the waiting, too" {
+@test "a signal also ends a wait" {
   fault '{"file":"api","kind":"status","code":429,"headers":{"Retry-After":"100"}}'
   zse-convert test/tiny -o "$BATS_TEST_TMPDIR/m.zse" >"$BATS_TEST_TMPDIR/out" 2>&1 3>&- &
   local pid=$! before rc=0
@@ -459,7 +459,7 @@ complete() {
   [ $rc = 143 ] && [ $((SECONDS - before)) -lt 60 ] && [ ! -e "$BATS_TEST_TMPDIR/m.zse" ]
 }
 
-@test "two programs download once" {
+@test "two programs that need a model download it once" {
   fault '{"file":"model.safetensors","kind":"hold","at":"cdn","times":4}'
   zse-convert test/tiny -o "$BATS_TEST_TMPDIR/a.zse" -q bf16 >"$BATS_TEST_TMPDIR/a" 2>&1 3>&- &
   local a=$! b
@@ -533,7 +533,7 @@ kept_half() { [ -n "$(find "$XDG_CACHE_HOME" -name '.*.part.zse-*' -size +100k)"
   run ! grep -q ' once, ' "$BATS_TEST_TMPDIR/notes"
 }
 
-@test "zse-chat, ended while a model comes: nothing is left but what has come" {
+@test "zse-chat ended during a download leaves only the downloaded part" {
   local rc=0 file
   fault '{"file":"model-00003-of-00003.safetensors","kind":"hold","at":"cdn","if_range":"bytes=524288-"}'
   zse-chat test/layers --temp 0 -p 'What is 2+2?' >"$BATS_TEST_TMPDIR/a" 2>&1 3>&- &
@@ -552,7 +552,7 @@ kept_half() { [ -n "$(find "$XDG_CACHE_HOME" -name '.*.part.zse-*' -size +100k)"
   never_asked 'model-0000[12]-of-00003.safetensors bytes'
 }
 
-@test "a shard of which nothing is used, with a header of 33 MB: it is waited for, and the file is the same" {
+@test "a shard with no needed tensor and a header of 33 MB is waited for, and the file is the same" {
   ln -s "$T/unused" "$BATS_TEST_TMPDIR/$COMMIT"
   zse-convert "$BATS_TEST_TMPDIR/$COMMIT" -o "$BATS_TEST_TMPDIR/want.zse" -q bf16 >/dev/null
   convert test/unused
@@ -562,7 +562,7 @@ kept_half() { [ -n "$(find "$XDG_CACHE_HOME" -name '.*.part.zse-*' -size +100k)"
   [ -z "$(requests | grep ' cdn$' | sort | uniq -d)" ] || { requests; return 1; }    # no bytes twice
 }
 
-@test "a disk that takes no more: one sentence, and the next run goes on" {
+@test "a full disk is one sentence, and the next run continues" {
   local rc=0
   (
     trap '' XFSZ                                                  # as on a full disk, a write fails
@@ -576,7 +576,7 @@ kept_half() { [ -n "$(find "$XDG_CACHE_HOME" -name '.*.part.zse-*' -size +100k)"
   complete
 }
 
-@test "a model that comes and goes to a pipe that is closed: a quiet end" {
+@test "a conversion of a model from the hub to a pipe that is closed ends quietly" {
   local way
   for way in downloaded cached; do
     run bash -c 'env --default-signal=PIPE zse-convert test/layers -o - -q bf16 2>"$0" | head -c 1 >/dev/null; echo "${PIPESTATUS[0]}"' "$BATS_TEST_TMPDIR/notes"
@@ -585,7 +585,7 @@ kept_half() { [ -n "$(find "$XDG_CACHE_HOME" -name '.*.part.zse-*' -size +100k)"
   done
 }
 
-@test "killed while it converts and downloads: the next run begins with the shards that are there" {
+@test "after a kill during download and conversion the next run begins with the shards that are there" {
   local file
   convert_held
   for file in model-0000{1,2}-of-00003.safetensors; do
@@ -602,7 +602,7 @@ kept_half() { [ -n "$(find "$XDG_CACHE_HOME" -name '.*.part.zse-*' -size +100k)"
   answers "$BATS_TEST_TMPDIR/m.zse"
 }
 
-@test "a signal, a wrong shard, a source that is cut: no file, one sentence" {
+@test "a signal, a wrong shard or a source that is cut leaves no file, and one sentence" {
   local rc=0
   convert_held
   kill -TERM $PID
@@ -625,7 +625,7 @@ kept_half() { [ -n "$(find "$XDG_CACHE_HOME" -name '.*.part.zse-*' -size +100k)"
   [ $rc = 1 ] && nothing_left && grep -q 'model-00001-of-00003.safetensors: \(has 5000 bytes now, had\|cannot be read any more\)' "$BATS_TEST_TMPDIR/out" || { cat "$BATS_TEST_TMPDIR/out"; return 1; }
 }
 
-@test "weights that cannot be: empty, shorter than their header says, an index that leads elsewhere" {
+@test "impossible weights are refused: empty, shorter than their header says, an index that leads elsewhere" {
   convert test/nothing
   [ "$status" = 1 ] && [[ $stderr == *"test/nothing: model.safetensors: the hub says it has 0 bytes, expected weights" ]] || { echo "$stderr"; return 1; }
   convert test/cut
@@ -635,7 +635,7 @@ kept_half() { [ -n "$(find "$XDG_CACHE_HOME" -name '.*.part.zse-*' -size +100k)"
   [ -z "$(find "$BATS_TEST_TMPDIR" -name 'model-00002*' ! -path '*/models--test--cut/*')" ]
 }
 
-@test "answers that lie: ranges of something else, packed bodies, redirects in a circle" {
+@test "false answers are refused: other ranges, compressed bodies, circular redirects" {
   local all
   all=$(stat -c %s "$T/tiny/model.safetensors")
   fault "{\"file\":\"model.safetensors\",\"kind\":\"range\",\"at\":\"cdn\",\"says\":\"bytes 7-9/$all\",\"times\":99}"
@@ -656,7 +656,7 @@ kept_half() { [ -n "$(find "$XDG_CACHE_HOME" -name '.*.part.zse-*' -size +100k)"
   [ "$status" = 0 ] && complete || { echo "$stderr"; return 1; }
 }
 
-@test "--plan of a name: from its configuration, before anything is downloaded; to the byte when it is here" {
+@test "--plan of a name needs only its configuration, not a download; for a downloaded model it is exact to the byte" {
   memory 400000
   local plan
   plan=$(zse-chat test/tiny --plan --json -q nl4)
@@ -684,7 +684,7 @@ kept_half() { [ -n "$(find "$XDG_CACHE_HOME" -name '.*.part.zse-*' -size +100k)"
   jq -e '.quantization == "keep" and .weight_bytes > 0' "$BATS_TEST_TMPDIR/j"
 }
 
-@test "models search: what can be converted, by downloads; --all with reasons" {
+@test "models search lists what can be converted, by number of downloads; --all also the rest, with reasons" {
   run --separate-stderr zse-info models search test
   [ "$status" = 0 ] || { echo "$stderr"; return 1; }
   [[ $output == *"test/tiny "*1234*safetensors*apache-2.0* && $output != *test/strange* && $output != *test/empty* ]]
@@ -705,7 +705,7 @@ kept_half() { [ -n "$(find "$XDG_CACHE_HOME" -name '.*.part.zse-*' -size +100k)"
   [ "$status" = 2 ]
 }
 
-@test "models check: on the hub, in a folder, with the reason where it does not run" {
+@test "models check says whether a model on the hub or in a folder runs, and if not, why" {
   run --separate-stderr zse-info models check test/shards
   [ "$status" = 0 ] && [[ $output == *"architecture   llama"*"weights        1.84 MB"*"memory int4"*"converts       yes" ]] || { echo "$output $stderr"; return 1; }
   never_asked 'GET.*safetensors'
@@ -742,7 +742,7 @@ kept_half() { [ -n "$(find "$XDG_CACHE_HOME" -name '.*.part.zse-*' -size +100k)"
   [ "$status" = 2 ]
 }
 
-@test "the Python tools use what we downloaded, and we what they did" {
+@test "the Python tools use what we downloaded, and we what they downloaded" {
   [ -x build/venv/bin/python ] && build/venv/bin/python -c 'import huggingface_hub' || skip "no huggingface_hub package in build/venv (scripts/deps makes it)"
   convert
   [ "$status" = 0 ]
@@ -761,7 +761,7 @@ kept_half() { [ -n "$(find "$XDG_CACHE_HOME" -name '.*.part.zse-*' -size +100k)"
   [ "$(requests | wc -l)" = 1 ]
 }
 
-@test "a repository of single files: the usual one without asking twice, another by its quantization" {
+@test "of a repository of single files the usual one is downloaded without a question, another one by its quantization" {
   answers test/quants
   curl -s "$HUB/_reset" -d ''
   answers test/quants
@@ -774,7 +774,7 @@ kept_half() { [ -n "$(find "$XDG_CACHE_HOME" -name '.*.part.zse-*' -size +100k)"
   [ -z "$(requests)" ]
 }
 
-@test "https: a certificate that is not trusted is refused, one that is named is not; the token goes there; a proxy" {
+@test "https: an untrusted certificate is refused, a named one accepted; the token is sent; a proxy is used" {
   command -v openssl >/dev/null || skip "no openssl command"
   local d=$BATS_TEST_TMPDIR plain=$HUB
   openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout "$d/key" -out "$d/cert" -days 2 -subj \
@@ -797,7 +797,7 @@ kept_half() { [ -n "$(find "$XDG_CACHE_HOME" -name '.*.part.zse-*' -size +100k)"
   [ "$status" = 1 ] && [[ $stderr == *"401"*"the token was not sent, as http://hub.invalid is not https"* ]] || { echo "$stderr"; return 1; }
 }
 
-@test "a bar with rate and time on a terminal" {
+@test "on a terminal a bar shows rate and time" {
   fault '{"file":"model.safetensors","kind":"hold","at":"cdn","times":4}'
   printf 'expect downloading test/tiny: 1.8 MB\nexpect test/tiny +[0-9]+ %% \[#+\.+\] .*B/s, left: [0-9.]+ s\nkey c\n' >"$BATS_TEST_TMPDIR/script"
   run tests/lib/talk zse-convert test/tiny -o "$BATS_TEST_TMPDIR/m.zse" <"$BATS_TEST_TMPDIR/script"
@@ -805,7 +805,7 @@ kept_half() { [ -n "$(find "$XDG_CACHE_HOME" -name '.*.part.zse-*' -size +100k)"
   curl -s "$HUB/_release" -d ''
 }
 
-@test "zse-serve: a model by its name, at the address of the environment" {
+@test "zse-serve loads a model by its name, from the address in the environment" {
   mkfifo "$BATS_TEST_TMPDIR/pipe"
   ZSE_HOME=$BATS_TEST_TMPDIR/home ZSE_HOST=127.0.0.3 ZSE_PORT=0 zse-serve test/tiny --no-audit >"$BATS_TEST_TMPDIR/pipe" 2>"$BATS_TEST_TMPDIR/err" 3>&- &
   local server=$! url ids

@@ -20,7 +20,7 @@ fails_with() {
   [ "$status" = 1 ] && [ -z "$output" ] && [[ "$stderr" == zse-info:\ *"$words"* ]] || { echo "$*: $status: '$output' / '$stderr', expected '$words'"; return 1; }
 }
 
-@test "an overview of a .zse: text for people, the same facts as JSON" {
+@test "the overview of a .zse is text, or the same facts as JSON" {
   run --separate-stderr zse-info "$Z"
   [ "$status" = 0 ]
   [ -z "$stderr" ]
@@ -42,7 +42,7 @@ fails_with() {
   [ "$(head -c 8 "$Z" | od -An -tx1 | tr -d ' \n')" = 5a53450001010000 ]
 }
 
-@test "wrong usage is exit 2" {
+@test "wrong usage ends with exit 2" {
   for args in "" "a b" "--layer x m" "--format xml m" "--dump-tensor t m" "-o f m"; do
     # shellcheck disable=SC2086
     run --separate-stderr zse-info $args
@@ -50,7 +50,7 @@ fails_with() {
   done
 }
 
-@test "sums: the types, the roles and the rest make up the file" {
+@test "the sums of types, roles and the rest are the size of the file" {
   zse-info --json "$Z" >"$T/j"
   size=$(stat -c %s "$Z")
   [ "$(jq '[.memory.by_type[].bytes] | add' "$T/j")" = "$(jq .memory.weights_bytes "$T/j")" ]
@@ -112,7 +112,7 @@ fails_with() {
   done
 }
 
-@test "--dump-tensor: shape as JSON, by our name too, and its refusals" {
+@test "--dump-tensor prints the shape as JSON, takes our names too, and refuses unknown tensors" {
   zse-info --json --dump-tensor model.norm.weight -o "$T/n" "$Z" >"$T/j"
   [ "$(stat -c %s "$T/n")" = "$(jq '4 * .shape[0]' "$T/j")" ]
   zse-info --dump-tensor "$(zse-info --json "$Z" | jq -r '.tensors[0].name')" -o "$T/n" "$Z"
@@ -130,7 +130,7 @@ fails_with() {
   fails_with "$T/no/such" zse-info --dump-tensor model.norm.weight -o "$T/no/such" "$Z"
 }
 
-@test "a folder, a bare config.json, a GGUF, a vocabulary, a tokenizer" {
+@test "a folder, a bare config.json, a GGUF, a vocabulary and a tokenizer are described" {
   zse-info models/tiny | grep -q 'Hugging Face folder'
   cp models/tiny/config.json "$T/c.json"
   zse-info "$T/c.json" | grep -q 'config.json only'

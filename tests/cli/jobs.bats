@@ -44,7 +44,7 @@ message() { admin "$URL/api/models/jobs/$1" | jq -r .message; }
 is_over() { [[ $(state "$1") =~ ^(done|failed|cancelled)$ ]]; }
 refused() { order "$1" | jq -r '.error | "\(.code): \(.message)"'; }
 
-@test "a model of the hub is downloaded, converted and loaded; the list, the stream and the audit log know" {
+@test "a model of the hub is downloaded, converted and loaded; the list, the stream and the audit log show it" {
   admin -N "$URL/api/models/jobs/events" >"$T/events" &
   local id
   id=$(order '{"source":"test/tiny","quantization":"int8","quality":"fast","load":true}' | jq -r .id)
@@ -68,7 +68,7 @@ refused() { order "$1" | jq -r '.error | "\(.code): \(.message)"'; }
   kill %1 || true
 }
 
-@test "a job is cancelled half way and resumes there; the others wait; one order is not given twice" {
+@test "a job is cancelled and resumed half way; others wait; the same order twice is refused" {
   local id next
   rm -rf "$HF_HOME"
   fault '{"file":"model.safetensors","kind":"hold","times":1,"at":"cdn"}'
@@ -121,7 +121,7 @@ refused() { order "$1" | jq -r '.error | "\(.code): \(.message)"'; }
   zse-info --verify "$models/full.zse"
 }
 
-@test "refusals of a hub are reported in words: a gated model, a missing one, a wrong hash, no hub, no model" {
+@test "refusals by a hub are reported: a gated or missing model, a wrong hash, no hub, no model" {
   local id
   id=$(order '{"source":"gated/model"}' | jq -r .id)
   await is_over "$id"
@@ -145,7 +145,7 @@ refused() { order "$1" | jq -r '.error | "\(.code): \(.message)"'; }
   [ "$(state "$id")" = failed ]
 }
 
-@test "bad orders: no source, unknown kinds and types, paths, names with ../, no key, no scope" {
+@test "bad orders are refused: no source, unknown kinds and types, paths, names with ../, no key, no scope" {
   [[ "$(refused '{}')" == "missing: source: missing" ]]
   [[ "$(refused '{"source":"a/b","kind":"train"}')" == "invalid_value: kind:"* ]]
   [[ "$(refused '{"source":"a/b","quantization":"int3"}')" == "invalid_value: quantization"* ]]
@@ -211,7 +211,7 @@ refused() { order "$1" | jq -r '.error | "\(.code): \(.message)"'; }
   wait "$PID"
 }
 
-@test "loading with a type, a limit of memory and a device" {
+@test "a model is loaded with a type, a limit of memory and a device" {
   local d=$BATS_TEST_TMPDIR
   export XDG_CACHE_HOME=$d/cache
   start "$d/log" --port 0 models/tiny
@@ -231,7 +231,7 @@ refused() { order "$1" | jq -r '.error | "\(.code): \(.message)"'; }
   wait "$PID"
 }
 
-@test "progress as lines of JSON; a reader that leaves ends the work" {
+@test "progress is lines of JSON; a reader that leaves ends the work" {
   zse-convert models/tiny -o "$BATS_TEST_TMPDIR/a.zse" --quality fast --progress json >/dev/null 2>"$BATS_TEST_TMPDIR/lines"
   jq -es 'length > 0 and all(.[]; .step and .unit and .done <= .total)' "$BATS_TEST_TMPDIR/lines"
   zse-info models fetch --progress json test/tiny 2>"$BATS_TEST_TMPDIR/lines" >/dev/null

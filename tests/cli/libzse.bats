@@ -22,7 +22,7 @@ build() {
   cc -Wall -Wextra -Werror "examples/$1.c" $(pkg-config --cflags zse) -L"$LIBDIR" $libs -lm -o "$T/$1-$2"
 }
 
-@test "libzse has no names but zse_*, shared and static" {
+@test "libzse exports only names zse_*, shared and static" {
   run nm -D --defined-only "$LIBDIR/libzse.so.0"
   [ "$(grep -c ' T zse_' <<<"$output")" = 18 ]
   bad=$(grep -vE ' T zse_[a-z_]+@@ZSE_0$| A ZSE_0$' <<<"$output" || true)

@@ -267,7 +267,7 @@ P
   until_status 200
 }
 
-@test "zse-chat ends with a sentence" {
+@test "zse-chat ends with a sentence when its file is cut" {
   printf 'expect >\nready\nrun truncate -s 4096 %s\nsend Hello.\nexpect zse-chat: %s: (has 4096 bytes now|cannot be read any more)\n' "$Z" "$Z" >"$T/script"
   run tests/lib/talk zse-chat "$Z" <"$T/script"
   [ "$status" = 0 ] || { echo "$output"; return 1; }

@@ -72,7 +72,7 @@ END
 # 238 bytes: tokens, in this vocabulary
 prompt() { for _ in $(seq 7); do printf 'the river runs to a sea of stone, '; done; }
 
-@test "--max-memory: the weights stay below it, the answer is the same" {
+@test "--max-memory: the weights in memory stay below it, and the answer is the same" {
   run zse-chat "$MODEL" --raw -p "$(prompt)" -n 12 --temp 0 --ignore-eos --ids
   want=$output
   # the mapping contains not only weights, but also the tokenizer and the description of the model
@@ -85,7 +85,7 @@ prompt() { for _ in $(seq 7); do printf 'the river runs to a sea of stone, '; do
   watch "0 < most <= 30e6 + $rest" zse-bench "$MODEL" -p 100 -n 8 -b 3 -r 1 -w 0 --max-memory 30MB
 }
 
-@test "--max-memory: too little is refused, wrong sizes are wrong usage" {
+@test "--max-memory: too little is refused, an invalid size is wrong usage" {
   run --separate-stderr zse-chat "$MODEL" --raw -p x -n 1 --max-memory 5MB
   [ "$status" = 1 ]
   [[ "$stderr" == *"5000000 bytes of memory: this model needs at least "*"two of its layers"* ]]

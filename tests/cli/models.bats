@@ -8,14 +8,14 @@ setup() {
 }
 
 # bats test_tags=plain
-@test "the list: 19 models of ZSE 1.2, 5 of them marked, and more" {
+@test "the list has the 19 models of ZSE 1.2, 5 of them marked, and more" {
   zse-info models list --json --zse12 | jq -e 'length == 19 and (map(select(.zse_optimized)) | length) == 5'
   jq -e 'length >= 40 and (map(.model_id) | unique | length) == length' "$A"
   jq -e 'map(.architecture) | unique | contains(["gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3"])' "$A"
 }
 
 # bats test_tags=plain
-@test "sizes follow from the configurations" {
+@test "sizes are those of the configurations" {
   jq -e '.[] | select(.name == "Qwen2.5-7B") | .parameters > 7.6e9 and .parameters < 7.63e9 and .weight_bytes.bf16 > 2 * .parameters and .exact and
     .vram.bf16 > .weight_bytes.bf16 + 4096 * .kv_bytes_per_token and .kv_bytes_per_token == 2 * 28 * 4 * 128 * 2 and .size == "medium"' "$A"
   jq -e 'all(.weight_bytes.nl4 < .weight_bytes.int8 and .weight_bytes.int8 < .weight_bytes.bf16 and .active_parameters <= .parameters * 1.01)' "$A"
@@ -63,7 +63,7 @@ setup() {
   [ "$status" = 1 ] && [[ "$stderr" == *"no model of the registry"* ]]
 }
 
-@test "wrong usage" {
+@test "wrong usage is refused with exit 2" {
   for args in '' 'nothing' 'info' 'list more' 'list -c nothing' 'list -s 7b' 'list -v x' 'list -q q4' 'list --none' 'list -q int8' 'info -c chat Qwen3-8B' 'info -r Qwen3-8B'; do
     # shellcheck disable=SC2086
     run --separate-stderr zse-info models $args
@@ -110,7 +110,7 @@ answer() { (cd / && zse-chat "$@" --temp 0 -p 'What is 2+2?'); }
   [[ "$stderr" == "zse-chat: Qwen2.5: No such file or directory, and not among the models here; zse-convert pull qwen2.5:"*" downloads one of this family (zse-info models list)" ]]
 }
 
-@test "without MODEL: the default, else the only model here" {
+@test "without MODEL the default is used, else the only model here" {
   with_names
   [ "$(answer)" = "2 + 2 = 4" ]
   [ "$(zse-info models default)" = tiny:1m ]

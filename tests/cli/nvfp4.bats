@@ -32,7 +32,7 @@ kept() {
   [[ "$output" != *"rounded anew"* ]]
 }
 
-@test "NVFP4 on a device: the answer of the processor" {
+@test "NVFP4 on a device gives the processor's answer" {
   [ -x "$B/emulated/zse-chat" ] || skip "the emulated programs are not built (make emulated)"
   make ct
   zse-chat "$T/ct.zse" -p 'Once upon a time' --temp 0 --max-tokens 12 >"$T/cpu"

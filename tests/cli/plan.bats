@@ -87,7 +87,7 @@ machine() {
   [ "$status" = 1 ] && jq -e '.available_bytes <= 2000000000 and .choice == null' <<<"$output"
 }
 
-@test "--plan: text and JSON, nothing is generated" {
+@test "--plan prints text or JSON and generates nothing" {
   run --separate-stderr zse-chat "$Z" --plan --exact
   [ "$status" = 0 ]
   [ -z "$stderr" ]
@@ -106,7 +106,7 @@ machine() {
 }
 
 # bats test_tags=plain
-@test "--plan of recurrent layers: their states, and keys and values of the others only" {
+@test "--plan of recurrent layers counts their states, and keys and values of the other layers only" {
   cat >"$T/config.json" <<'J'
 {"model_type": "mamba2", "num_hidden_layers": 4, "hidden_size": 256, "num_heads": 8, "head_dim": 64, "n_groups": 1, "state_size": 64, "vocab_size": 512}
 J
@@ -122,7 +122,7 @@ J
   jq -e '.state_bytes > 0 and .expected_tokens_per_sec > 0 and .needed_bytes == .weight_bytes + .kv_bytes + .state_bytes + .workspace_bytes' "$T/j"
 }
 
-@test "zse-convert --plan: types, what fits, and the choice by mode" {
+@test "zse-convert --plan lists types, what fits, and the choice of each mode" {
   if [ -n "${ASAN_OPTIONS:-}${TSAN_OPTIONS:-}" ]; then skip "sanitizers are slow"; fi
   machine 10000000                  # 10.24 GB: 9.2 of them to be planned with
   zse-convert Qwen2.5-7B --plan --json >"$T/j"
@@ -163,7 +163,7 @@ J
   for program in zse-chat zse-serve zse-bench; do $program --help | grep -q "folder: $types, keep (default: keep)"; done
 }
 
-@test "--plan of a folder and a GGUF file: as what they would become, nothing is converted" {
+@test "--plan of a folder or a GGUF file is that of its converted form, and nothing is converted" {
   export XDG_CACHE_HOME=$T/cache
   zse-chat models/tiny -q nl4 --plan --exact --json >"$T/j"
   zse-chat "$Z" --plan --exact --json >"$T/made"
@@ -185,7 +185,7 @@ J
 }
 
 # bats test_tags=plain
-@test "--plan of a mixture of experts: more room for a step, and the weights that it keeps where not all fit" {
+@test "--plan of a mixture of experts has a larger workspace, and counts only the weights in memory if not all fit" {
   local config=$T/config.json
   echo '{"model_type":"qwen3_moe","num_hidden_layers":2,"hidden_size":256,"intermediate_size":512,"num_attention_heads":4,"num_key_value_heads":4,"head_dim":64,"vocab_size":512,
     "max_position_embeddings":512,"rope_theta":1e4,"rms_norm_eps":1e-6,"num_experts":32,"num_experts_per_tok":4,"moe_intermediate_size":512,"norm_topk_prob":true,"hidden_act":"silu"}' >"$config"
@@ -197,7 +197,7 @@ J
 }
 
 # bats test_tags=plain
-@test "--mode chooses the type: convert, chat, bench" {
+@test "--mode chooses the type in convert, chat and bench" {
   export XDG_CACHE_HOME=$T
   run --separate-stderr zse-convert models/tiny --mode balanced -n --json
   [ "$status" = 0 ]
@@ -257,7 +257,7 @@ J
 }
 
 # bats test_tags=plain
-@test "--verbose: memory step by step, and what was planned beside what is taken" {
+@test "--verbose prints memory step by step, planned and used" {
   run --separate-stderr zse-chat "$Z" -p 'What is 2+2?' --temp 0 --verbose
   [ "$status" = 0 ]
   [ "$output" = '2 + 2 = 4' ]
@@ -267,7 +267,7 @@ J
   [ "$status" = 0 ] && [ "$(grep -c 'memory: layer' <<<"$stderr")" = 6 ] && [[ "$stderr" == *"memory: layer 25: "*"memory: end: "* ]]
 }
 
-@test "chat: --plan of a .zse leaves no files" {
+@test "zse-chat --plan of a .zse leaves no files" {
   XDG_CACHE_HOME=$BATS_TEST_TMPDIR/cache run -0 zse-chat "$Z" --plan
   [ ! -e "$BATS_TEST_TMPDIR/cache" ]
 }

@@ -22,7 +22,7 @@ ask() {
     prompt=$(jq -e '.. | .prompt_tokens? // empty' answer.json)
 }
 
-@test "zse-chat --session: the second call computes the rest only, and answers the same" {
+@test "zse-chat --session: the second call computes only the rest, and answers the same" {
   ask -p "$P"
   local plain=$ids
   [ "$cached" -eq 0 ]
@@ -40,7 +40,7 @@ ask() {
   [ "$ids" = "$longer" ]
 }
 
-@test "zse-chat --session: layers with a window, which keep its keys and values only" {
+@test "zse-chat --session: layers with a window, which store only its keys and values, answer the same" {
   mkdir windowed
   cp "$BATS_TEST_DIRNAME"/../../models/tiny/* windowed
   sed -i 's/"model_type": "llama"/"model_type": "mistral", "sliding_window": 40/' windowed/config.json
@@ -62,7 +62,7 @@ ask() {
   [ "$ids" = "$longer" ]
 }
 
-@test "zse-chat --session: keys and values with 4 bits, whose newest ones are also there as f16" {
+@test "zse-chat --session: 4-bit keys and values, of which the newest are also stored as f16, answer the same" {
   P="$(seq -s ' ' 1 200)"
   ask -p "$P" --kv i4
   local plain=$ids
@@ -93,7 +93,7 @@ ask() {
   done
 }
 
-@test "zse-chat --window: beyond the model's context, and found again with --session" {
+@test "zse-chat --window goes beyond the model's context, and --session finds its prefix" {
   ask -p "$P"
   local plain=$ids
   ask -p "$P" --window 1000
@@ -117,7 +117,7 @@ ask() {
   zse-chat "$BATS_TEST_DIRNAME/../../models/tiny" --plan --window 64 --ctx 4096 --json | jq -e '.context == 4096'
 }
 
-@test "--window, --sinks: wrong usage" {
+@test "--window and --sinks: wrong usage ends with 2" {
   local program
   for program in zse-chat zse-serve; do
     for wrong in '--window 15' '--sinks 4' '--window 16 --sinks 17' '--window 1000 --sinks 257' '--window x'; do
@@ -129,7 +129,7 @@ ask() {
   [[ $output == *"the model's context of 2048"* ]]
 }
 
-@test "zse-chat --session: another type of keys, or damaged files, and all is computed again" {
+@test "zse-chat --session: with another type of keys, or damaged files, everything is computed again" {
   ask -p "$P" --kv f32
   local plain=$ids
   ask -p "$P" --session kv
@@ -195,7 +195,7 @@ end 0'
   [ "$(ls -A kv)" = secret ]
 }
 
-@test "--session and --prefix-cache: wrong usage" {
+@test "--session and --prefix-cache: wrong usage ends with 2" {
   run -2 zse-chat --session kv --url http://127.0.0.1:9 -p x
   [[ $output == *"--session"* ]]
   run -2 zse-serve --prefix-cache kv --no-prefix-cache
@@ -233,7 +233,7 @@ cached_for() {
   jq .usage.prompt_tokens_details.cached_tokens answer
 }
 
-@test "zse-serve --prefix-cache: found after a restart; kill -9 leaves no wrong answer" {
+@test "zse-serve --prefix-cache finds prefixes after a restart; kill -9 leads to no wrong answer" {
   local signal plain
   serve --prefix-cache kv:100MB
   [ "$(cached_for)" -eq 0 ]

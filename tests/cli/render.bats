@@ -12,7 +12,7 @@ render() { zse-info render "$@"; }
 text() { python3 -c 'import json,sys
 for line in sys.stdin: d = json.loads(line); print(d.get("text", "error: " + d.get("error", "")))'; }
 
-@test "--help to stdout, wrong usage to stderr with 2, a missing model with 1" {
+@test "--help goes to stdout, wrong usage to stderr with 2; a missing model is 1" {
   run --separate-stderr zse-info render --help
   [ "$status" = 0 ]
   [[ "$output" == "usage: zse-info render"* ]]
@@ -63,7 +63,7 @@ JSON
   [ "${lines[5]}" = '{"text":"é\u0000\"\n😀"}' ]
 }
 
-@test "a line that is no JSON is an answer, not an end; the last line needs no newline" {
+@test "a line that is no JSON is an error in the output and does not end the program; the last line needs no newline" {
   run --separate-stderr zse-info render < <(printf '{"template": "x"\n{"template": "y"}')
   [ "$status" = 0 ]
   [[ "${lines[0]}" == '{"error":'* ]]
@@ -73,7 +73,7 @@ JSON
   [ -z "$output$stderr" ]
 }
 
-@test "--template FILE; errors name the file and the line" {
+@test "--template FILE is used; errors name the file and the line" {
   printf '%s' "$one" >t.jinja
   [ "$(echo "$chat" | render --template t.jinja | text)" = "[user] héFalse" ]
   [ "$(echo '{"messages": [], "bos_token": "B", "eos_token": "E", "add_generation_prompt": true}' | render --template t.jinja | text)" = BETrue ]
@@ -92,7 +92,7 @@ JSON
   [ "$(echo "$t" | render --now 0 | text)" = "01 January 1970 00:00" ]
 }
 
-@test "a folder: chat_template.jinja before tokenizer_config.json, named ones, BOS and EOS" {
+@test "a folder: chat_template.jinja has priority over tokenizer_config.json; named templates, BOS and EOS are found" {
   mkdir f
   echo '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "added_tokens": []}' >f/tokenizer.json
   echo '{"bos_token": "<B>", "eos_token": {"content": "<E>"}}' >f/tokenizer_config.json
@@ -118,7 +118,7 @@ PY
   [ "$(echo "$chat" | render f --name rag | text)" = "rag!" ]
 }
 
-@test "a GGUF file of only a vocabulary: its template and the texts of its tokens" {
+@test "a GGUF file of only a vocabulary has a template and the texts of its tokens" {
   python3 - "$one" <<'PY'
 import struct, sys
 def s(x): b = x.encode(); return struct.pack("<Q", len(b)) + b
@@ -136,7 +136,7 @@ PY
   [ "$(echo "$chat" | render v.gguf --name tool_use | text)" = "tools!" ]
 }
 
-@test "a .zse file: the same text as the folder it came from" {
+@test "a .zse file renders the same text as the folder it was made from" {
   model=$BATS_TEST_DIRNAME/../../models/tiny
   [ -f "$model/config.json" ] || skip "no models/tiny"
   zse-convert "$model" -o m.zse -q bf16 --quality fast >/dev/null 2>&1
@@ -145,7 +145,7 @@ PY
   [ "$a" = "$b" ]
 }
 
-@test "a full disk is seen" {
+@test "a full disk is an error" {
   [ -e /dev/full ] || skip "no /dev/full"
   run bash -c 'echo "{\"template\": \"x\"}" | zse-info render >/dev/full'
   [ "$status" = 1 ]

@@ -74,7 +74,7 @@ metric() { curl -s "$URL/metrics" | sed -n "s/^$1 //p"; }
   stop
 }
 
-@test "--user: who is refused" {
+@test "--user refuses unknown users, root and unknown groups" {
   for who in "no-such-user: there is no user 'no-such-user'" "root: is root, or in its group" "nobody:no-such-group: there is no group 'no-such-group'"; do
     [ "$(id -u)" = 0 ] || who="${who%%: *}: only root can become another user"
     run --separate-stderr zse-serve --user "${who%%: *}" "$T/tiny.zse" --port 0
@@ -92,7 +92,7 @@ metric() { curl -s "$URL/metrics" | sed -n "s/^$1 //p"; }
   [[ "$stderr" == *"Permission denied"* ]]
 }
 
-@test "memory with keys: no core file, and closed to other programs of the same user" {
+@test "with keys the server's memory is in no core file, and closed to other programs of the same user" {
   [ "$(id -u)" != 0 ] || AS=(exec setpriv --reuid nobody --regid nogroup --clear-groups --)
   install -d -m 777 "$T/home"
   [ "$(id -u)" != 0 ] || chown nobody "$T/home"

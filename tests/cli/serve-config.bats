@@ -29,7 +29,7 @@ planned() { zse-serve --config "$T/c.json" --plan "${@:2}" | grep -- "^$1"; }
   grep -q "$T/other.zse" "$T/out"
 }
 
-@test "ids of the file are those of its models" {
+@test "names in the file apply only to the file's models" {
   config "{\"name\": \"old\", \"models\": [\"$Z\"]}"
   planned model --exact --name new >"$T/out"
   cp "$Z" "$T/other.zse"
@@ -55,7 +55,7 @@ planned() { zse-serve --config "$T/c.json" --plan "${@:2}" | grep -- "^$1"; }
   [ "$status" = 2 ]
 }
 
-@test "a server with nothing but a file" {
+@test "a server needs nothing but a file" {
   config "{\"models\": [\"$Z\"], \"name\": [\"from-file\"], \"port\": 0, \"no-audit\": true, \"max-seqs\": 2}"
   exec 5< <(exec zse-serve --config "$T/c.json" 2>"$T/err")
   PID=$!
@@ -93,7 +93,7 @@ CASES
   [ "$status" = 2 ]
 }
 
-@test "the files in scripts are understood" {
+@test "the files in scripts are valid" {
   for f in scripts/dev.json scripts/enterprise.json; do
     run --separate-stderr zse-serve --config $f --host 0.0.0.0 --port 0      # the file is read; then keys are missing
     [ "$status" = 1 ] && [[ $stderr == *"--host 0.0.0.0 is reachable from other machines, and there are no keys"* ]] || { echo "$f: $stderr"; return 1; }

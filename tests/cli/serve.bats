@@ -10,7 +10,7 @@ refusal() { curl -s "$URL/v1/completions" -d "{\"model\":\"$1\",\"prompt\":\"a\"
 admin() { curl -s -H "Authorization: Bearer $(cat "$ZSE_HOME/admin.token")" "$@"; }
 QUESTION='{"temperature":0,"messages":[{"role":"user","content":"What is 2+2?"}]}'
 
-@test "the openai package: chat, stream, n, seed, stop, logprobs, completions, embeddings, models, errors, 64 streams at once" {
+@test "the openai package: chat, stream, n, seed, stop, logprobs, completions, embeddings, models, errors and 64 streams at once work" {
   installed openai || skip "no openai package in build/venv (scripts/deps makes it)"
   run build/venv/bin/python tests/serve/openai_client.py "$URL" zse-chat "$T/tiny.zse"
   echo "$output"
@@ -28,7 +28,7 @@ QUESTION='{"temperature":0,"messages":[{"role":"user","content":"What is 2+2?"}]
   run ! grep -q X-Not-Enforced "$T/enforced"
 }
 
-@test "the openai and anthropic packages: schemas, parse helpers, tools, responses, messages, whole and streamed" {
+@test "the openai and anthropic packages: schemas, parse helpers, tools, responses and messages work, whole and streamed" {
   installed openai anthropic jsonschema || skip "no openai, anthropic and jsonschema packages in build/venv (scripts/deps makes it)"
   run build/venv/bin/python tests/serve/structured_clients.py "$URL"
   echo "$output"
@@ -60,7 +60,7 @@ active_requests throughput_tok_s total_requests total_tokens" ]
   if grep -vE '^(#.*|[a-z_:0-9]+(\{[a-z_]+="[^"]*"(,[a-z_]+="[^"]*")*\})? [-+0-9.e]+)$' <<<"$output"; then return 1; fi
 }
 
-@test "tokens and templates: what zse-info says" {
+@test "tokens and templates are those of zse-info" {
   local text='Hello there, <|im_end|> é'
   run curl -s "$URL/tokenize" -d "$(jq -nc --arg t "$text" '{content: $t}')"
   [ "$(jq -c .tokens <<<"$output")" = "$(printf %s "$text" | zse-info tokenize "$T/tiny.zse" | tr -d ' ')" ] || { echo "$output"; return 1; }
@@ -315,7 +315,7 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   [ "$(zse-audit query -p /v1/messages -s 200 --json | jq -sc 'map(select(.path == "/v1/messages")) | [length, (.[] | .total_tokens)]')" = '[2,23,23]' ]
 }
 
-@test "the audit log: streams and clients that leave, a folder that cannot be written" {
+@test "the audit log has streams and clients that leave; a folder that cannot be written is reported" {
   local log=$BATS_TEST_TMPDIR/log URL PID
   export ZSE_HOME=$BATS_TEST_TMPDIR/home
   ulimit -S -c "$(ulimit -H -c)"
@@ -508,7 +508,7 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   stop "$PID"
 }
 
-@test "memory for one model: the least recently used leaves" {
+@test "with memory for one model the least recently used one is unloaded" {
   local d=$BATS_TEST_TMPDIR one
   one=$(curl -s "$URL/api/stats/models" | jq '.models[0].memory_bytes')
   cp "$T/tiny.zse" "$d/a.zse"

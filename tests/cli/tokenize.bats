@@ -24,7 +24,7 @@ fails_with() {
   fi
 }
 
-@test "a text to ids and back: the bytes as they are, the last line feed, too" {
+@test "a text becomes ids and the same bytes again, with its last line feed" {
   printf 'What is 2+2?\n' >"$T/text"
   for model in models/tiny models/tiny/tokenizer.json "$Z"; do
     zse-info tokenize "$model" <"$T/text" >"$T/ids"
@@ -47,7 +47,7 @@ fails_with() {
   done
 }
 
-@test "special tokens: parsed, taken as text, left out" {
+@test "special tokens are parsed, taken as text, or left out" {
   run zse-info tokenize models/tiny <<<'<|im_end|>'
   [ "$(jq '.[0]' <<<"$output")" = 2 ]
   [ "$(jq length <<<"$output")" = 2 ]
@@ -57,7 +57,7 @@ fails_with() {
   [ "$(zse-info detokenize --skip-special models/tiny <<<'[1, 2]')" = '""' ]
 }
 
-@test "--jsonl: strings a line in, arrays a line out, and the way back" {
+@test "--jsonl takes a string per line and prints an array per line, and the other way round" {
   printf '"a\\nb"\n"\\u00e9\\u0000"\n\n""\n' >"$T/in"
   zse-info tokenize --jsonl models/tiny <"$T/in" >"$T/ids"
   [ "$(wc -l <"$T/ids")" = 3 ]
@@ -70,7 +70,7 @@ fails_with() {
     1]' | tr '\n' ' ')" = '"<|im_start|>" "<|im_end|>" "<|im_start|>" ' ]
 }
 
-@test "GGUF files with a vocabulary only, folders with a tokenizer only: BOS as the model asks" {
+@test "GGUF files with only a vocabulary and folders with only a tokenizer add BOS as the model requires" {
   needs_oracles
   [ "$(zse-info tokenize "$V/ggml-vocab-llama-spm.gguf" <<<'Hello world' | jq -c .)" = '[15043,3186,13]' ]
   [ "$(printf 'Hello world' | zse-info tokenize --add-special "$V/ggml-vocab-llama-spm.gguf" | jq -c .)" = '[1,15043,3186]' ]
@@ -83,7 +83,7 @@ fails_with() {
   [ "$(printf 'Hello world' | zse-info tokenize "$T" | jq -c .)" = '[9707,1879]' ]
 }
 
-@test "impossible requests: one sentence, exit 1" {
+@test "impossible requests are one sentence and exit 1" {
   fails_with 'No such file' zse-info tokenize /no/such/model </dev/null
   fails_with 'line 2: expected a JSON string' zse-info tokenize --jsonl models/tiny <<<$'"a"\n[1]'
   fails_with 'line 1:' zse-info tokenize --jsonl models/tiny <<<'"a'
@@ -96,7 +96,7 @@ fails_with() {
   fails_with "$T/tokenizer.json" zse-info tokenize "$T/tokenizer.json" </dev/null
 }
 
-@test "usage" {
+@test "wrong usage ends with exit 2" {
   for sub in tokenize detokenize; do
     run --separate-stderr zse-info "$sub"
     [ "$status" = 2 ]

@@ -5,7 +5,7 @@ post() { curl -s "$URL$1" -d "$2"; }
 # execute NAME ARGUMENTS [FILTER]: run a tool; prints its result, or what the jq filter selects
 execute() { post /api/tools/execute "{\"name\":\"$1\",\"arguments\":$2}" | jq -r "${3-.result}"; }
 
-@test "the list: five tools with schemas, with and without a slash, and as OpenAI writes them" {
+@test "the list has five tools with schemas, with and without a slash, and in OpenAI's form" {
   run curl -s "$URL/api/tools/"
   [ "$output" = "$(curl -s "$URL/api/tools")" ]
   [ "$(jq -r '[.tools[].name] | join(" ")' <<<"$output")" = "calculator datetime parse_json string_ops rag_search" ] || { echo "$output"; return 1; }
@@ -15,7 +15,7 @@ execute() { post /api/tools/execute "{\"name\":\"$1\",\"arguments\":$2}" | jq -r
   [ "$(jq -c '.openai_format[0].function.parameters.required' <<<"$output")" = '["expression"]' ]
 }
 
-@test "execute: results, errors of tools, unknown tools, wrong bodies" {
+@test "execute returns results and errors of tools; unknown tools and wrong bodies are refused" {
   [ "$(execute calculator '{"expression":"2+2*3"}')" = 8 ]
   [ "$(execute calculator '{"expression":"sqrt(16)+log(100)"}')" = 6 ]
   [ "$(execute calculator '{"expression":"1/0"}' '.result, .error')" = "$(printf 'null\ncharacter 4: division by zero')" ]
@@ -32,7 +32,7 @@ execute() { post /api/tools/execute "{\"name\":\"$1\",\"arguments\":$2}" | jq -r
   [ "$(curl -s -o /dev/null -w '%{http_code}' "$URL/api/tools/execute" -d '{"name":"eval"}')" = 404 ]
 }
 
-@test "parse and process: every form of a call once, in its order, ids link calls to results" {
+@test "parse and process find every form of a call once, in order, and ids link calls to results" {
   local text='First ```json
 {"name": "calculator", "arguments": {"expression": "2+2"}}
 ``` then <tool_call name="string_ops">{"operation": "upper", "text": "a}{b"}</tool_call> and
@@ -49,7 +49,7 @@ execute() { post /api/tools/execute "{\"name\":\"$1\",\"arguments\":$2}" | jq -r
   [ "$(post /api/tools/parse '{"content":1}' | jq -r .error.code)" = invalid_type ]
 }
 
-@test "each run has a line in the audit log, under the request's id" {
+@test "each tool run has a line in the audit log, with the request's id" {
   curl -s "$URL/api/tools/execute" -H 'X-Request-Id: mine' -d '{"name":"calculator","tool_call_id":"c7","arguments":{"expression":"1/0"}}' >/dev/null
   recent() { curl -s -H "Authorization: Bearer $(cat "$ZSE_HOME/admin.token")" "$URL/api/audit/recent?limit=20"; }
   run recent
@@ -57,7 +57,7 @@ execute() { post /api/tools/execute "{\"name\":\"$1\",\"arguments\":$2}" | jq -r
     '["TOOL","/api/tools/calculator",422,"the tool reported an error"]' ] || { jq -c '.entries[:3]' <<<"$output"; return 1; }
 }
 
-@test "rag_search: passages of documents, for a request, a chat and MCP; wrong arguments and no documents" {
+@test "rag_search finds passages for a request, a chat and MCP; wrong arguments and missing documents are errors" {
   [ "$(execute rag_search '{}' .error)" = "query: missing" ]
   [ "$(execute rag_search '{"query":"x","top_k":0}' .error)" = "top_k: expected 1 to 20" ]
   [ -n "$(execute rag_search '{"query":"zebra"}')" ]
@@ -124,7 +124,7 @@ chat() { post /v1/chat/completions "{\"temperature\":0,\"max_tokens\":200,\"tool
   [ "$(jq -s '.[-1].usage.completion_tokens' "$T/events")" = "$(jq .usage.completion_tokens <<<"$whole")" ]
 }
 
-@test "chat: calls of the client's functions, and those beyond max_tool_rounds, go to the client, with the reason" {
+@test "chat: calls of the client's functions, and those beyond max_tool_rounds, are returned to the client with the reason" {
   local mine='"tools":[{"type":"function","function":{"name":"mine","parameters":{"type":"object","properties":{},"additionalProperties":false}}}]'
   run post /v1/chat/completions '{"temperature":0,"messages":[{"role":"user","content":"Hi"}],'"$mine"',"server_tools":["datetime"],"tool_choice":{"type":"function","function":{"name":"mine"}}}'
   [ "$(jq -c '[.choices[0].finish_reason, .choices[0].message.tool_calls[0].function.name, .tool_stop.reason, (.tool_stop.ids[0] == .choices[0].message.tool_calls[0].id)]' <<<"$output")" = \
@@ -137,7 +137,7 @@ chat() { post /v1/chat/completions "{\"temperature\":0,\"max_tokens\":200,\"tool
   [ "$(jq -s -c '.[-1] | [.choices[0].finish_reason, .tool_stop.reason]' "$T/events")" = '["tool_calls","max_rounds"]' ]
 }
 
-@test "chat: all tools, names that end with *, wrong names and fields that do not go with tools" {
+@test "chat: all tools and names that end with * can be chosen; wrong names and conflicting fields are refused" {
   [ "$(post /apply-template '{"tools":"server","messages":[{"role":"user","content":"a"}]}' | jq -r .prompt | grep -cE '"(calculator|datetime|parse_json|string_ops|rag_search)"')" = 5 ]
   [ "$(chat '"server_tools":["calc*","date*"]' | jq -r '.tool_messages | length >= 2')" = true ]
   [ "$(chat '"server_tools":["date*"]' | jq -r '.tool_messages[0].tool_calls[0].function.name')" = datetime ]
@@ -169,14 +169,14 @@ chat() { post /v1/chat/completions "{\"temperature\":0,\"max_tokens\":200,\"tool
   [ "$(chat '"server_tools":["datetime"]' | jq -r '.choices[0].finish_reason')" = stop ]
 }
 
-@test "the mcp package as a client of /mcp, in each revision, and messages that it does not send" {
+@test "the mcp package can use /mcp in each revision; messages that it does not send are answered too" {
   installed mcp || skip "no mcp package in build/venv (scripts/deps makes it)"
   run build/venv/bin/python tests/serve/mcp_client.py http "$URL/mcp"
   [ "$status" = 0 ] || { echo "$output"; return 1; }
   [ "$(grep -c '^ok ' <<<"$output")" = 84 ] || { echo "$output"; return 1; }
 }
 
-@test "--mcp-stdio: the mcp package starts it; lines that are no messages are answered, and it ends with its input" {
+@test "--mcp-stdio: the mcp package starts the server; invalid lines are answered, and it ends with its input" {
   run zse-serve --mcp-stdio < <(printf '{"jsonrpc":"2.0","id":1,"method":"ping"}\n\nrubbish\n{"jsonrpc":"2.0","method":"notifications/initialized"}\n{"jsonrpc":"2.0","id":"a","method":"tools/call","params":{"name":"calculator","arguments":{"expression":"6*7"}}}\n{"jsonrpc":"2.0","id":2')
   [ "$status" = 0 ]
   [ "$(jq -c '[.id, .result.content[0].text, .error.code]' <<<"$output")" = "$(printf '[1,null,null]\n[null,null,-32700]\n["a","42",null]\n[null,null,-32700]')" ] || { echo "$output"; return 1; }
@@ -265,7 +265,7 @@ server_state() { curl -s "$URL/api/tools" | jq -r --arg n "$1" '.servers[] | sel
   [ "$(jq -r .error.code <<<"$output")" = invalid_schema ] || { echo "$output"; return 1; }
 }
 
-@test "--mcp-config: a hostile server: floods of requests and notifications, foreign ids, half lines, control characters" {
+@test "--mcp-config: a hostile server does no harm: floods of requests and notifications, foreign ids, half lines, control characters" {
   local URL PID f=$BATS_TEST_TMPDIR/mcp.json log=$BATS_TEST_TMPDIR/log began=$SECONDS
   config 'hostile=hostile:"timeout":20' plain=plain >"$f"
   start "$log" --port 0 --mcp-config "$f"
@@ -284,7 +284,7 @@ server_state() { curl -s "$URL/api/tools" | jq -r --arg n "$1" '.servers[] | sel
   kill -TERM "$PID" && wait "$PID"
 }
 
-@test "--mcp-config: hostile servers over HTTP: redirects are not followed, streams without end and packed bodies are bounded" {
+@test "--mcp-config: hostile servers over HTTP: redirects are not followed, endless streams and compressed bodies are limited" {
   local URL PID f=$BATS_TEST_TMPDIR/mcp.json port bad name
   mkfifo "$BATS_TEST_TMPDIR/p"
   python3 -B tests/serve/mcp_servers.py badhttp >"$BATS_TEST_TMPDIR/p" 2>/dev/null 3>&- &
@@ -324,7 +324,7 @@ server_state() { curl -s "$URL/api/tools" | jq -r --arg n "$1" '.servers[] | sel
   run -1 zse-serve --port 0 --mcp-config "$f"
 }
 
-@test "--mcp-config: the official package as the server, over standard input and over HTTP; a destructive tool needs a confirmation" {
+@test "--mcp-config: the official package works as the server, over standard input and over HTTP; a destructive tool needs a confirmation" {
   installed mcp || skip "no mcp package in build/venv (scripts/deps makes it)"
   local URL PID f=$BATS_TEST_TMPDIR/mcp.json port py=$PWD/build/venv/bin/python s=$PWD/tests/serve/mcp_servers.py web
   port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
@@ -357,7 +357,7 @@ server_state() { curl -s "$URL/api/tools" | jq -r --arg n "$1" '.servers[] | sel
 }
 
 # bats test_tags=plain
-@test "forty tools: the second turn of a conversation computes only what is new" {
+@test "with forty tools the second turn of a conversation computes only what is new" {
   local URL PID f=$BATS_TEST_TMPDIR/mcp.json
   config 'many=many 36' >"$f"
   cp -r models/tiny "$BATS_TEST_TMPDIR/wide"    # with a context that has room for them
@@ -375,7 +375,7 @@ server_state() { curl -s "$URL/api/tools" | jq -r --arg n "$1" '.servers[] | sel
   kill -TERM "$PID" && wait "$PID"
 }
 
-@test "--mcp-config: an older server over HTTP: its session, its streams that stay open, a session that ends, no server at all" {
+@test "--mcp-config: an older server over HTTP works: its session, its streams that stay open, a session that ends, no server at all" {
   local URL PID f=$BATS_TEST_TMPDIR/mcp.json port web
   mkfifo "$BATS_TEST_TMPDIR/port"
   python3 -B tests/serve/mcp_servers.py oldhttp >"$BATS_TEST_TMPDIR/port" 3>&- &

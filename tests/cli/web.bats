@@ -6,7 +6,7 @@ status() { curl -s -o /dev/null -w '%{http_code}' "$@"; }
 # header NAME CURL_ARGUMENT...: the value of this field in the response
 header() { curl -s -o /dev/null -D - "${@:2}" | tr -d '\r' | sed -n "s/^$1: //Ip"; }
 
-@test "the page: one document at all addresses, for browsers at /; files of this build only, no other host in them" {
+@test "the page is one document at all addresses, for browsers also at /; it uses files of this build only, and no other host" {
   local path
   run curl -s -H 'Accept: text/html,*/*' "$URL/"
   [[ $output == '<!doctype html>'* ]]
@@ -24,7 +24,7 @@ header() { curl -s -o /dev/null -D - "${@:2}" | tr -d '\r' | sed -n "s/^$1: //Ip
   [ "$status" = 1 ]
 }
 
-@test "headers of the page: a strict policy, no sniffing, no frames, no referrer" {
+@test "headers of the page set a strict policy, no sniffing, no frames, no referrer" {
   local policy
   policy=$(header Content-Security-Policy "$URL/chat")
   [[ $policy == *"default-src 'none'"* && $policy == *"script-src 'self';"* && $policy == *"style-src 'self';"* && $policy == *"frame-ancestors 'none'"* ]]
@@ -34,7 +34,7 @@ header() { curl -s -o /dev/null -D - "${@:2}" | tr -d '\r' | sed -n "s/^$1: //Ip
   [ "$(header Cache-Control "$URL/chat")" = no-cache ]
 }
 
-@test "files: gzip or not as the client accepts, the same bytes; kept for ever by their hash; 304; 404" {
+@test "files are sent with gzip if the client accepts it, the same bytes, cached for ever by their hash, with 304 and 404" {
   local css tag
   css=$(curl -s "$URL/chat" | grep -oE '/web/[^"]*/style.css')
   for accept in gzip '*' 'br, gzip;q=0.5'; do
@@ -56,7 +56,7 @@ header() { curl -s -o /dev/null -D - "${@:2}" | tr -d '\r' | sed -n "s/^$1: //Ip
   done
 }
 
-@test "the modules of the chat page: joined to one, which imports from other files only; other forms of import are refused" {
+@test "the modules of the chat page are joined to one, which imports from other files only; other forms of import are refused" {
   local js f
   js=$(curl -s "$URL$(curl -s "$URL/chat" | grep -oE '/web/[^"]*/chat.js')")
   [ "$(grep -c "^import .* from './\(core\|history\|markdown\).js';$" <<<"$js")" = "$(grep -c '^import' <<<"$js")" ]
@@ -80,7 +80,7 @@ header() { curl -s -o /dev/null -D - "${@:2}" | tr -d '\r' | sed -n "s/^$1: //Ip
   [ "$bytes" -le 120000 ]
 }
 
-@test "whoami: what may be done without a key, with one, with the administrator's token" {
+@test "whoami says what is allowed without a key, with one, with the administrator's token" {
   local home=$BATS_TEST_TMPDIR/home key URL PID
   export ZSE_HOME=$home
   start "$BATS_TEST_TMPDIR/log" "$T/tiny.zse" --port 0
@@ -133,23 +133,23 @@ in_browser() {
   [ "$status" = 0 ]
 }
 
-@test "in a browser: conversations, branches, stopping, files" {
+@test "in a browser: conversations, branches, stopping and files work" {
   in_browser conversation without_history branches elsewhere stop files
 }
 
 # One is enough for a sanitizer of the server: its endpoints have command tests, and the browser's
 # own work, which takes most of the time, does not depend on the build.
 # bats test_tags=plain
-@test "in a browser: texts of others stay texts, tools wait for permission, files of other programs" {
+@test "in a browser: foreign texts stay texts, tools wait for permission, files of other programs are imported" {
   in_browser hostile_texts tools documents other_programs
 }
 
 # bats test_tags=plain
-@test "in a browser: keys and scopes, administration, models from the hub" {
+@test "in a browser: keys and scopes, administration and models from the hub work" {
   in_browser few_scopes administration model_jobs
 }
 
 # bats test_tags=plain
-@test "in a browser: Markdown, the dashboard, phones, names, contrast, keys of the keyboard, cost" {
+@test "in a browser: Markdown, the dashboard, phones, names, contrast and the keyboard work; the cost is limited" {
   in_browser markdown dashboard phone everybody cost
 }

@@ -37,7 +37,7 @@ setup() { words=$PWD/tests/lib/words; }
   [ "$status$output" = 0 ]
 }
 
-@test "columns: comments 100, code 120 without the contents of strings, in characters" {
+@test "comments have at most 100 columns, code 120 without the contents of strings, counted in characters" {
   x=$(printf '%090d' 0)
   check a.c "/* a.c - add. */\n/* ${x}1234 */\n"
   [ "$status$output" = 0 ]
