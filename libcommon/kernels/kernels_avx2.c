@@ -80,12 +80,15 @@ static int bias_of(const struct qtype_info *t)
 #define LINE_TOKEN(T, j, t) \
     "vpbroadcastd 4*(" #T "*" #j "+" #t ")(%[a]), %%ymm14\n" "vpmaddubsw %%ymm14, %%ymm12, %%ymm15\n" "vpmaddubsw %%ymm14, %%ymm13, %%ymm14\n" \
     "vpaddw %%ymm15, %[x" #t "], %[x" #t "]\n" "vpaddw %%ymm14, %[y" #t "], %[y" #t "]\n"
-#define LINE(T, j) "vmovdqa 128*" #j "(%[p]), %%ymm12\n" "vmovdqa 128*" #j "+32(%[p]), %%ymm13\n" EACH_##T(LINE_TOKEN, T, j)
-#define BEGIN(T, j, t) "vpbroadcastd 4*" #t "(%[seed]), %[x" #t "]\n" "vpbroadcastd 4*" #t "(%[seed]), %[y" #t "]\n"
+#define FIRST_TOKEN(T, j, t) \
+    "vpbroadcastd 4*" #t "(%[a]), %%ymm14\n" "vpbroadcastd 4*" #t "(%[seed]), %%ymm15\n" \
+    "vpmaddubsw %%ymm14, %%ymm12, %[x" #t "]\n" "vpmaddubsw %%ymm14, %%ymm13, %[y" #t "]\n" \
+    "vpaddw %%ymm15, %[x" #t "], %[x" #t "]\n" "vpaddw %%ymm15, %[y" #t "], %[y" #t "]\n"
+#define LINE(f, T, j) "vmovdqa 128*" #j "(%[p]), %%ymm12\n" "vmovdqa 128*" #j "+32(%[p]), %%ymm13\n" EACH_##T(f, T, j)
 #define SUM(t) [x##t] "=&x"(x[t]), [y##t] "=&x"(y[t])
 #define DOT_32(T) \
-    __asm__ volatile(EACH_##T(BEGIN, T, 0) LINE(T, 0) LINE(T, 1) LINE(T, 2) LINE(T, 3) LINE(T, 4) LINE(T, 5) \
-                     LINE(T, 6) LINE(T, 7) \
+    __asm__ volatile(LINE(FIRST_TOKEN, T, 0) LINE(LINE_TOKEN, T, 1) LINE(LINE_TOKEN, T, 2) LINE(LINE_TOKEN, T, 3) \
+                     LINE(LINE_TOKEN, T, 4) LINE(LINE_TOKEN, T, 5) LINE(LINE_TOKEN, T, 6) LINE(LINE_TOKEN, T, 7) \
                      : SUMS_##T : [p] "r"(p), [a] "r"(a), [seed] "r"(seed) : "xmm12", "xmm13", "xmm14", "xmm15", \
                      "memory")
 
@@ -250,11 +253,22 @@ INLINE void dot_narrow(const int T, const int scaled, const struct weights *w, c
     }
 }
 
-/* The same for values whose sums over 32 k exceed 16 bits, an octet at a time.  TWO: the sums of
- * two pairs fit (m6). */
-INLINE void dot_wide(const int T, const int two, const int is_int, const struct weights *w, const struct scratch *s,
-                     int n_groups, const struct act_panel *panel, float *c, struct code_prefetch *fetch)
+/* An act group of four steps of 32 k, as types with groups of 32 and 8-bit scales mostly have.  The
+ * loop for wide values has fewer instructions and takes 1 (nl4) to 5 % (m6) less time if it knows;
+ * the other is not faster. */
+enum { WHOLE_STEPS = 4 };
+INLINE int is_whole(const struct weights *w)
 {
+    return has_int_scale(w->type) && w->step == 32 && w->n_steps == WHOLE_STEPS;
+}
+
+/* The same for values whose sums over 32 k exceed 16 bits, an octet at a time.  TWO: the sums of
+ * two pairs fit (m6).  whole: is_whole(w). */
+INLINE void dot_wide(const int T, const int two, const int is_int, const int whole, const struct weights *w,
+                     const struct scratch *s, int n_groups, const struct act_panel *panel, float *c,
+                     struct code_prefetch *fetch)
+{
+    const int n_steps = whole ? WHOLE_STEPS : w->n_steps, step = whole ? 32 : w->step;
     for (int row = 0; row < TILE_ROWS; row += 8, c += 8) {
         struct act_panel a = *panel;
         const uint8_t *line = s->lines + 4 * row;
@@ -264,11 +278,11 @@ INLINE void dot_wide(const int T, const int two, const int is_int, const struct 
             __m256 inner[PANEL_MAX];
             UNROLL for (int t = 0; t < T; t++)
                 sum[t] = _mm256_setzero_si256(), inner[t] = _mm256_setzero_ps();
-            for (int i = 0; i < w->n_steps; i++, scale += TILE_ROWS) {
+            for (int i = 0; i < n_steps; i++, scale += TILE_ROWS) {
                 const __m256 scale_f = _mm256_loadu_ps(scale);
                 const __m256i times = is_int ? scale_twice(scale_f) : _mm256_set1_epi16(1),
                               four_times = _mm256_slli_epi16(times, 2);
-                for (int k = 0; k < w->step; k += 32, a.code += 32 * T, a.seed += T) {
+                for (int k = 0; k < step; k += 32, a.code += 32 * T, a.seed += T) {
                     prefetch_next(fetch);
                     if (two)
                         UNROLL for (int t = 0; t < T; t++)
@@ -308,18 +322,22 @@ INLINE void dot_panel(const int T, const struct weights *w, const struct scratch
                       const struct act_panel *a, float *c, struct code_prefetch *fetch)
 {
     const int is_int = has_int_scale(w->type);
-    if (w->bits == 6)
-        dot_wide(T, 1, 1, w, s, n_groups, a, c, fetch);
+    if (w->bits == 6 && is_whole(w))
+        dot_wide(T, 1, 1, 1, w, s, n_groups, a, c, fetch);
+    else if (w->bits == 6)
+        dot_wide(T, 1, 1, 0, w, s, n_groups, a, c, fetch);
     else if (is_narrow(w->type) && is_int)
         dot_narrow(T, SCALED_INT, w, s, n_groups, a, c, fetch);
     else if (is_narrow(w->type) && w->step == 32)
         dot_narrow(T, SCALED_32, w, s, n_groups, a, c, fetch);
     else if (is_narrow(w->type))
         dot_narrow(T, SCALED_MORE, w, s, n_groups, a, c, fetch);
+    else if (is_whole(w))
+        dot_wide(T, 0, 1, 1, w, s, n_groups, a, c, fetch);
     else if (is_int)
-        dot_wide(T, 0, 1, w, s, n_groups, a, c, fetch);
+        dot_wide(T, 0, 1, 0, w, s, n_groups, a, c, fetch);
     else
-        dot_wide(T, 0, 0, w, s, n_groups, a, c, fetch);
+        dot_wide(T, 0, 0, 0, w, s, n_groups, a, c, fetch);
 }
 
 /* Of one token, a span of BLOCK_K k is as fast. */
