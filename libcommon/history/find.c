@@ -24,7 +24,8 @@ struct query {
     struct term term[MAX_TERMS];
     struct word word[MAX_WORDS];
     int n_terms, n_words;
-    char match[MAX_WORDS * 72 + MAX_TERMS * 16];        /* in FTS5's syntax */
+    /* in FTS5's syntax: for titles, and for messages */
+    char titles[MAX_WORDS * 72 + MAX_TERMS * 16], messages[MAX_WORDS * 72 + MAX_TERMS * 16];
 };
 
 /* ---- the query ---- */
@@ -48,10 +49,9 @@ static int add_term(struct query *q, const char *text, size_t size, struct histo
     return 0;
 }
 
-static void write_match(struct query *q)
+static void write_match(const struct query *q, int n_terms, char *out)
 {
-    char *out = q->match;
-    for (int i = 0; i < q->n_terms; i++) {
+    for (int i = 0; i < n_terms; i++) {
         const struct term *t = &q->term[i];
         out = stpcpy(out, i ? " AND \"" : "\"");
         for (int k = 0; k < t->n; k++) {
@@ -63,6 +63,14 @@ static void write_match(struct query *q)
         out = stpcpy(out, t->is_prefix ? "\" *" : "\"");
     }
     *out = '\0';
+}
+
+/* Whether the last term is the first letter of a word that is being typed after others.  FTS5 would
+ * collect the rows of all words with that letter, of which nearly every message has one. */
+static int ends_in_letter(const struct query *q)
+{
+    const struct term *t = &q->term[q->n_terms - 1];
+    return q->n_terms > 1 && t->is_prefix && t->n == 1 && q->word[t->first].n == 1;
 }
 
 static int parse(struct query *q, const char *text, struct history_problem *p)
@@ -85,7 +93,8 @@ static int parse(struct query *q, const char *text, struct history_problem *p)
     if (!q->n_terms)
         return fault_set(p, HISTORY_BAD_VALUE, "q", "q: has no word to search for");
     q->term[q->n_terms - 1].is_prefix = open;
-    write_match(q);
+    write_match(q, q->n_terms, q->titles);
+    write_match(q, q->n_terms - ends_in_letter(q), q->messages);
     return 0;
 }
 
@@ -193,7 +202,7 @@ static int search_titles(struct history *h, const struct owner *o, const struct 
                          struct history_problem *p)
 {
     int rc;
-    sqlite3_stmt *s = sql_bind(h, SQL_TITLE_SEARCH, p, "tiii", q->match, first_row(o), last_row(o),
+    sqlite3_stmt *s = sql_bind(h, SQL_TITLE_SEARCH, p, "tiii", q->titles, first_row(o), last_row(o),
                                (int64_t)r->limit + 1);
     while ((rc = s ? sql_step(h, s, p) : -1) == 1) {
         struct found *f = result_of(r, sqlite3_column_int64(s, 0));
@@ -224,7 +233,7 @@ static int search_rows(struct history *h, const struct query *q, int64_t low, in
                        struct history_problem *p)
 {
     int rc = 0;
-    sqlite3_stmt *s = sql_bind(h, SQL_TEXT_SEARCH, p, "tii", q->match, low, high);
+    sqlite3_stmt *s = sql_bind(h, SQL_TEXT_SEARCH, p, "tii", q->messages, low, high);
     while (!r->more && (rc = s ? sql_step(h, s, p) : -1) == 1) {
         const int64_t row = sqlite3_column_int64(s, 0);
         sqlite3_stmt *m = sql_bind(h, SQL_MESSAGE_CONVERSATION, p, "i", row);

@@ -834,6 +834,11 @@ static void a_long_search_can_be_stopped(void **state)
     assert_int_equal(n_found(h, "needle "), 6);
     assert_int_equal(n_found(h, "\"needle in\""), 6);
     assert_int_equal(n_found(h, "needl"), 6);
+    assert_int_equal(n_found(h, "needle i"), 6);
+    assert_int_equal(n_found(h, "needle x"), 6);        /* one letter of a word to come is no condition */
+    assert_int_equal(n_found(h, "needle xy"), 0);
+    assert_int_equal(n_found(h, "needle x "), 0);
+    assert_int_equal(n_found(h, "x"), 0);
     assert_int_equal(n_found(h, "absent "), 0);
     history_set_cancel(h, &stop);
     assert_int_equal(n_found(h, "needle "), 6);
