@@ -5,9 +5,9 @@
 
 #include "libcommon/kernels/kernels.h"
 
-/* Under sanitizers, loops are not unrolled and functions are not inlined: memory accesses are still
- * checked, and compiling takes a tenth of the time. */
-#if defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__
+/* Under sanitizers, and if ZSE_COMPACT is defined, loops are not unrolled and functions are not
+ * inlined: compiling takes a tenth of the time, and memory accesses are still checked. */
+#if defined ZSE_COMPACT || defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__
 #define INLINE static inline
 #define UNROLL
 #else
