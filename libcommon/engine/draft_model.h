@@ -28,6 +28,7 @@ struct draft_model {
     /* For a predictor, else NULL.  states [max_tokens][hidden_size]: input of a pass; own
      * [max_seqs][hidden_size]: the predictor's own state after the last token of each draft. */
     float *states, *own;
+    struct disk *disk;                  /* a predictor's prefixes on disk; NULL: none */
     struct medusa_run *heads;           /* NULL: a model */
     /* time of a pass, or of a head, that adds a token to each draft; 0: unknown */
     float pass_ns;
@@ -53,6 +54,13 @@ size_t predictor_bytes(const struct engine *g);
 void predictor_feed(struct engine *g, struct request *r, int length, int n_decoding, int *n, int *used);
 /* Keep the keys and values of r as a prefix, and forget its states. */
 void predictor_release(struct engine *g, struct request *r);
+
+/* ---- engine_predictor_disk.c ---- */
+/* Queue the entries of r, which ends or is preempted; all of them are made of states from ids[0]
+ * on. */
+void predictor_save(struct engine *g, const struct request *r);
+/* Read the first entries of r, at most `known`, into the predictor's tree; once for a request. */
+void predictor_load(struct engine *g, struct request *r, int known);
 
 /* ---- engine_medusa.c ---- */
 /* Open d->heads and d->rows. */

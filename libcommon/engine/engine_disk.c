@@ -71,8 +71,9 @@ int prefixes_open(struct engine *g, const struct engine_options *o, const struct
                               .state_bytes = config_state_bytes(&g->m->config), .note = o->prefix_note,
                               .user = o->prefix_user };
     g->disk = disk_open(&d, e);
+    const int rc = g->disk ? predictor_disk_open(g, &d, e) : -1;
     free(model);
-    return g->disk ? 0 : -1;
+    return rc;
 }
 
 /* ---- writing ---- */

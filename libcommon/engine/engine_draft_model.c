@@ -171,6 +171,7 @@ void draft_model_close(struct engine *g)
     struct draft_model *d = g->draft_model;
     if (!d)
         return;
+    disk_close(d->disk);
     if (d->b)
         g->backend->close(d->b);
     kv_pool_close(d->pool);

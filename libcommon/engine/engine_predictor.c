@@ -58,6 +58,7 @@ void predictor_release(struct engine *g, struct request *r)
     struct drafting *x = &r->draft;
     if (x->whole >= 0)
         kv_table_truncate(&x->kv, g->draft_model->pool, x->whole);
+    predictor_save(g, r);
     if (x->kv.n_tokens > 0 && g->prefixes)
         prefix_enter(&x->kv, g->draft_model->pool, r->ids + 1, 1);
     restart(g, r);
@@ -137,8 +138,10 @@ static int first_entry(struct engine *g, struct request *r, int end, int drafts)
     struct drafting *x = &r->draft;
     struct kv_table *kv = &x->kv;
     const int known = first_known(x);
-    if (kv->n_blocks == 0 && x->whole < 0 && g->prefixes && known > 0)
+    if (kv->n_blocks == 0 && x->whole < 0 && g->prefixes && known > 0) {
+        predictor_load(g, r, known);
         take_prefix(g, r, known);
+    }
     const int next = x->base + kv->n_tokens;
     if (next < known) {
         x->whole = x->whole < 0 ? kv->n_tokens : x->whole;

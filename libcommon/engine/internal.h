@@ -11,6 +11,7 @@
  *   engine_draft.c      speculation: drafts in a step, and the tokens kept of them
  *   engine_draft_model.c    drafts of a second model
  *   engine_predictor.c  drafts of a layer that predicts further tokens
+ *   engine_predictor_disk.c     its keys and values in the folder of prefixes
  *   engine_medusa.c     drafts of Medusa heads
  *   engine_deliver.c    tokens, text and callbacks from the rows of a step
  *   engine_masks.c      the work of constraints */
@@ -105,6 +106,7 @@ struct drafting {
      * ids[1] and so on (-1: all are), later ones of the states after ids[base + entry]. */
     const float *rows; int row_pos, n_rows;
     float *kept; int kept_pos, n_kept, base, whole;
+    int searched;                       /* the predictor's prefix was looked up in the folder */
     /* drafts pause because none pays: length of the pause in steps, and steps left of it */
     int pause, rest;
     float trust[DRAFT_GRADES];
@@ -378,6 +380,10 @@ float *draft_model_rows(const struct engine *g, const struct request *r, int n);
 /* Fill in the drafts of running requests, and compute at most `chunk` tokens of their prompts. */
 void draft_model_guess(struct engine *g, int n_decoding, int chunk);
 uint64_t draft_model_spent(const struct engine *g);             /* nanoseconds, before this step */
+
+/* ---- engine_predictor_disk.c ---- */
+/* Open the folder for a predictor's entries, too, if there is one; o: the options for the model. */
+int predictor_disk_open(struct engine *g, const struct disk_options *o, struct err *e);
 
 /* ---- engine_disk.c ---- */
 int prefixes_open(struct engine *g, const struct engine_options *o, const struct backend_options *bo, struct err *e);

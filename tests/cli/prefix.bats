@@ -40,6 +40,22 @@ ask() {
   [ "$ids" = "$longer" ]
 }
 
+@test "zse-chat --session --spec mtp: the layer's prefix is found, too, and it guesses as if it had computed it" {
+  zse-convert -q f16 "$BATS_TEST_DIRNAME/../../models/tiny-mtp" -o mtp.zse 2>/dev/null
+  M=mtp.zse
+  P="What is the capital of France? What is the capital of Italy? Tell me a joke. What is 3 + 4? Who are you?"
+  P="$P Name the days of the week. What is the capital of Japan? Write a haiku. Count to ten."
+  P="$P $P $P"
+  ask -p "$P" -n 60 --spec mtp:3 --session kv
+  local plain=$ids guesses
+  guesses=$(jq -c .speculation answer.json)
+  [ "$cached" -eq 0 ]
+  ask -p "$P" -n 60 --spec mtp:3 --session kv
+  [ "$cached" -gt 128 ]
+  [ "$ids" = "$plain" ]
+  [ "$(jq -c .speculation answer.json)" = "$guesses" ]
+}
+
 @test "zse-chat --session: layers with a window, which store only its keys and values, answer the same" {
   mkdir windowed
   cp "$BATS_TEST_DIRNAME"/../../models/tiny/* windowed
