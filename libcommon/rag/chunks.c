@@ -11,13 +11,15 @@
 #include "libcommon/base/utf8.h"
 #include "libcommon/rag/word_tokens.h"
 
-/* The boundary before a unit, weakest first: a chunk rather begins at a stronger one. */
+/* The boundary before a unit, the weakest kind first: a chunk begins at a stronger one if
+ * possible. */
 enum boundary { AT_WORD, AT_SENTENCE, AT_PARAGRAPH, AT_HEADING };
 
 struct unit { size_t at, size, tokens; enum boundary before; int page, heading; };
 
-/* SMALL_UNIT: smaller neighbours become one unit, so that there are few for the size of the text;
- * MAX_HEADINGS: further ones are text. */
+/* SMALL_UNIT: neighbouring units of fewer bytes are joined, so that their number stays small for
+ * the size of the text.  MAX_HEADINGS: lines that look like headings beyond this number are
+ * text. */
 enum { LEVELS = 3, HEADING_BYTES = 120, LINE_MAX_BYTES = 90, SMALL_UNIT = 32, MAX_HEADINGS = 5000,
        SAMPLE = 64 << 10 };
 
@@ -97,7 +99,8 @@ static size_t piece_end(const char *s, size_t at, size_t to, size_t most)
     return p >= to ? to : blank > at && blank <= good ? blank : good;
 }
 
-/* Most bytes of a unit to tokenize at once: a tokenizer takes 20 times their memory. */
+/* Most bytes of a unit that are tokenized at once: a tokenizer needs 20 times the memory of its
+ * text. */
 static size_t sample_size(const char *s, size_t size)
 {
     if (size <= SAMPLE)
@@ -122,7 +125,8 @@ static int add_unit(struct cutter *k, size_t from, size_t to)
                  points = utf8_count(k->text + from, sample);
     if (all <= k->tokens && sample == to - from)
         return push_unit(k, from, to, all);
-    /* code points of a piece: the text's own ratio, with room for a dense part of it */
+    /* Code points of a piece: half of what fits at this text's average number of code points per
+     * token, because parts of it may have more tokens. */
     size_t most = all ? points * k->tokens / all / 2 : points;
     most = most > points ? points : most ? most : 1;
     while (from < to) {
@@ -190,7 +194,8 @@ static size_t line_end(const char *s, size_t at, size_t size)
     return end ? (size_t)(end - s) : size;
 }
 
-/* A heading of Markdown: "## Words", or a line over one of = or -; *level from 0.  0: none. */
+/* Find a Markdown heading: "## Words", or a line with a line of = or - below it.  Returns 0 if
+ * there is none; *level counts from 0. */
 static int markdown_heading(const char *s, size_t at, size_t end, size_t size, int *level, size_t *text, size_t *behind)
 {
     size_t n = 0;
@@ -217,8 +222,9 @@ static int markdown_heading(const char *s, size_t at, size_t end, size_t size, i
     return 1;
 }
 
-/* A heading of plain text: a short line after a blank one, in capitals, or with a number or
- * "Section" at its beginning.  A line that goes on (NAME ,) is none, nor is a name (HTTP_PROXY). */
+/* Is this line a heading of plain text: a short line after a blank one, in capitals, or with a
+ * number or "Section" at its beginning?  An unfinished line (NAME ,) is not, nor is an identifier
+ * (HTTP_PROXY). */
 static int plain_heading(const char *s, size_t at, size_t end, int after_blank)
 {
     int lower = 0, upper = 0, other = 0;
@@ -324,8 +330,9 @@ static int find_units(struct cutter *k)
 
 /* ---- chunks ---- */
 
-/* The end of the chunk that begins with unit `from`: as many units as fit, but back to the
- * strongest boundary in its last half; a heading ends it early if it is not short. */
+/* The end of the chunk that begins with unit `from`.  It takes as many units as fit, but ends at
+ * the strongest boundary in its second half.  A heading ends it if it has a quarter of its size
+ * already. */
 static int chunk_end(const struct cutter *k, int from)
 {
     size_t sum = 0;
@@ -347,8 +354,8 @@ static int chunk_end(const struct cutter *k, int from)
     return to == k->n_units || best < 0 ? to : best;
 }
 
-/* The first unit of the next chunk: `to`, or some units before it that are repeated; never over a
- * heading. */
+/* The first unit of the next chunk: `to`, or an earlier one, so that chunks overlap by some units;
+ * but they never overlap over a heading. */
 static int overlap_start(const struct cutter *k, int from, int to)
 {
     size_t sum = 0;
@@ -369,7 +376,7 @@ static int make_chunks(struct cutter *k)
             return err_set(k->e, ERR_LIMIT, "the text makes more than %d chunks", MAX_CHUNKS);
         if (grow((void **)&l->chunk, l->n, &room, sizeof *l->chunk, k->e))
             return -1;
-        /* a chunk that begins under one heading and soon comes to the next takes its first one */
+        /* a chunk has the heading of its first unit, even if the next heading comes soon */
         l->chunk[l->n++] = (struct chunk){ a->at, b->at + b->size - a->at, a->page,
                                            a->heading >= 0 ? l->headings[a->heading] : "" };
         from = to == k->n_units ? to : overlap_start(k, from, to);
@@ -377,8 +384,9 @@ static int make_chunks(struct cutter *k)
     return 0;
 }
 
-/* Two units in a row have more than SMALL_UNIT bytes; lists double their room.  A heading has
- * LEVELS times HEADING_BYTES at most. */
+/* An upper bound: two units in a row have more than SMALL_UNIT bytes together, because smaller ones
+ * are joined; lists double their room when they are full; a heading takes at most LEVELS times
+ * HEADING_BYTES. */
 size_t chunks_bytes(size_t size)
 {
     const size_t lists = size / SMALL_UNIT * 2 * 2 * (sizeof(struct unit) + sizeof(struct chunk));

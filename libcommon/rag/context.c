@@ -25,8 +25,8 @@ static int label(const struct rag_hit *h, int number, char out[LABEL])
     return n + 2;
 }
 
-/* The longest beginning of text, cut at a blank, that with `before` bytes at *all fits into max
- * tokens: by bisection. */
+/* The longest beginning of text that ends at a blank and that, appended to the first `before` bytes
+ * of *all, has at most max tokens.  Found by bisection. */
 static size_t fitting(char *all, size_t before, const char *text, size_t size, size_t max,
                       const struct token_counter *counter)
 {

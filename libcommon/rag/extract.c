@@ -85,7 +85,7 @@ static void from_utf16(const uint8_t *s, size_t size, int big, struct text_build
     }
 }
 
-/* Are the bytes that are not ASCII rather of an old 8-bit text than of UTF-8? */
+/* Are the bytes that are not ASCII more likely those of an old 8-bit text than of UTF-8? */
 static int is_windows(const char *s, size_t size)
 {
     size_t good = 0, bad = 0;
@@ -99,7 +99,7 @@ static int is_windows(const char *s, size_t size)
     return bad > good;
 }
 
-/* Any bytes as clean UTF-8.  -1: they are no text. */
+/* Convert any text to clean UTF-8.  -1: the bytes are no text. */
 static int clean(const char *s, size_t size, struct text_build *out, struct err *e)
 {
     int n;

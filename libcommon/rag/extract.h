@@ -13,16 +13,17 @@
 
 enum rag_type { RAG_TXT, RAG_MD, RAG_HTML, RAG_JSON, RAG_PDF, RAG_DOCX, RAG_ODT, RAG_EPUB, RAG_TYPES };
 const char *rag_type_name(enum rag_type t);             /* "txt" */
-/* The type by its name, or if that is "" by the ending of the file's name.  ERR_UNSUPPORTED. */
+/* Find the type by its name or, if that is "", by the extension of the file's name.
+ * ERR_UNSUPPORTED: there is no such type. */
 int rag_type_of(const char *type, const char *name, enum rag_type *out, struct err *e);
 int rag_type_works(enum rag_type t);                    /* is the program that it needs installed? */
-/* Does the ending of the name say txt, md, html or json? */
+/* Is the extension of this name one of txt, md, html or json? */
 int rag_type_is_text(const char *name);
 int rag_type_known(const char *name);                   /* does it say any type? */
 
 enum { RAG_TEXT_MAX = 64 << 20 };       /* bytes of an extracted text */
-/* The memory of an extraction is announced: hold is called with all that it will use.  -1: it may
- * not, and the extraction ends with ERR_CANCELLED. */
+/* An extraction announces its memory: before it allocates, it calls hold() with the total so far.
+ * If that returns -1, it ends with ERR_CANCELLED. */
 struct rag_budget { int (*hold)(void *user, size_t bytes); void *user; size_t used; };
 struct rag_extract_options {
     struct rag_budget *budget;          /* NULL: none; the bytes of the text stay in it */

@@ -14,8 +14,8 @@
 #include "libcommon/kernels/kernels.h"
 #include "libcommon/rag/internal.h"
 
-/* If the copies have no parts: CANDIDATES are looked at for each passage wanted, and SAMPLES
- * passages tell the mean and the deviation of all similarities. */
+/* With copies of whole passages only, CANDIDATES passages per wanted one are compared with their
+ * parts, and SAMPLES passages give the mean and the deviation of all similarities. */
 enum { ALIGN = 64, ROWS_AT_ONCE = 256, MAX_SIZE = 1 << 16, CANDIDATES = 2, SAMPLES = 256 };
 
 /* A copy of the vectors of one collection by one model. */
@@ -161,7 +161,7 @@ struct vector_search {
     int8_t *q; float scale;             /* the rounded query, owned */
 };
 
-/* Whether only vectors of whole passages are copied: 1, 0, or -1 with *e. */
+/* Are the vectors too large to be copied with those of parts?  1, 0, or -1 with *e. */
 static int is_too_large(const struct vector_search *x, struct err *e)
 {
     size_t bytes = 0;
@@ -226,15 +226,15 @@ static void trim(struct rag_vectors *v)
 
 /* ---- the search ---- */
 
-/* chunk: the one whose vectors are being visited, with the similarities of it and of its best part;
- * 0: none. */
+/* The results of a search so far.  chunk: the chunk whose vectors are being visited, 0: none; whole
+ * and part: the similarities of the chunk itself and of its best part. */
 struct nearest {
     struct near *out; int n, most;
     double sum, squares; int64_t visited;
     int64_t chunk; float whole, part; int n_parts;
 };
 
-/* Keep the best as a heap whose root is the worst of them. */
+/* Insert a chunk into the heap of the best ones, whose root is the worst of them. */
 static void offer(struct nearest *b, int64_t chunk, float similarity)
 {
     int i;
@@ -265,7 +265,7 @@ static int in_ranges(const int64_t *ranges, int n, int64_t chunk)
     return n == 0;
 }
 
-/* All vectors of the current chunk were visited. */
+/* Add the current chunk to the results, after all of its vectors were visited. */
 static void end_chunk(struct nearest *b)
 {
     const float s = b->n_parts ? (b->whole + b->part) / 2 : b->whole;
@@ -292,7 +292,8 @@ static void visit(struct nearest *b, int64_t chunk, float similarity)
     }
 }
 
-/* Chunks at equal distances among those searched: every step-th, from SAMPLES / 2 to SAMPLES. */
+/* A sample of the visited chunks at equal distances: every step-th of them, SAMPLES / 2 to SAMPLES
+ * in all. */
 struct samples { int64_t chunk[SAMPLES], at, step; int n; };
 
 static void add_sample(struct samples *l, int64_t chunk)
@@ -348,8 +349,8 @@ static int visit_stored(const struct vector_search *x, sqlite3_stmt *s, int64_t 
     return rc == SQLITE_DONE ? 0 : rag_sql_error(x->r, e);
 }
 
-/* Replace b, which found the nearest by whole passages, by what the candidates and the samples are
- * with their parts. */
+/* b has the candidates, found by vectors of whole passages.  Compute their similarities again with
+ * parts, and the mean and deviation from the samples, with parts too. */
 static int add_parts(const struct vector_search *x, const struct samples *samples, struct nearest *b, struct err *e)
 {
     struct near unused;

@@ -1,7 +1,7 @@
 /* passage_parts.h - cut a passage into parts of a few sentences, each of which gets a vector.
  *
- * The vector of a passage about several things is near none of them; that of a part says little
- * about where it stands.  A search takes the mean of both similarities. */
+ * The vector of a passage about several things is near none of them.  The vector of a part is near
+ * one of them, but says little about the context.  A search uses the mean of both similarities. */
 #ifndef ZSE_RAG_PASSAGE_PARTS_H
 #define ZSE_RAG_PASSAGE_PARTS_H
 

@@ -52,8 +52,8 @@ void rag_document_release(struct rag_document *d);
 int rag_check_collection(const char *name, struct err *e);
 
 struct rag_quota { int64_t documents; uint64_t bytes; };        /* limits of an owner; 0: any number */
-/* Would a document of file_size bytes and this hash be taken?  0; 1 if the same one is there
- * (*there is filled in); -1 with *e. */
+/* Could a document of file_size bytes with this hash be added?  0: yes; 1: the same one exists
+ * already (*there is filled in); -1 with *e. */
 int rag_admit(struct rag_store *r, const struct rag_document *d, const struct rag_quota *q, struct rag_document *there,
               struct err *e);
 /* Store d and the chunks of its text; row, id, created_s, n_chunks and n_pages are filled in.

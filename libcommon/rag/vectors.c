@@ -66,8 +66,8 @@ static const char *column(sqlite3_stmt *s, int i)
     return text ? (const char *)text : "";
 }
 
-/* A passage with its place before it: the document without the ending of its name, the headings.
- * Few passages say what they are about.  malloc'd; NULL: no memory. */
+/* The text that is embedded for a passage: the document's name without extension, the headings,
+ * then the passage, because few passages name their subject.  malloc'd; NULL: out of memory. */
 static char *text_to_embed(const char *name, const char *heading, const char *text)
 {
     const char *dot = strrchr(name, '.');

@@ -13,8 +13,8 @@
 
 struct kernels;
 
-/* Texts of chunks that have no vectors of the model yet, those with the lowest ids above *after:
- * each chunk whole with its place before it (part 0), then its parts. */
+/* A text to compute a vector of: a whole chunk after its document's name and headings (part 0), or
+ * one of its parts. */
 struct rag_pending { int64_t chunk, collection; int part; char *text; };        /* owned */
 enum { RAG_CHUNK_TEXTS = PASSAGE_PARTS + 1 };
 /* *n: at most `most`, which is RAG_CHUNK_TEXTS or more; *after moves on.  model is registered with

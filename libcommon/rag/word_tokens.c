@@ -21,7 +21,8 @@ void word_tokens_release(struct word_tokens *w)
     w->slot = NULL;
 }
 
-/* FNV-1a.  A text with words of equal hashes gets chunks of another size, no more. */
+/* FNV-1a.  If two words have the same hash, chunks have slightly other sizes; that is the only
+ * effect. */
 static uint64_t hash_of(const char *s, size_t n)
 {
     uint64_t h = UINT64_C(14695981039346656037);
@@ -32,8 +33,9 @@ static uint64_t hash_of(const char *s, size_t n)
 
 static int is_blank(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
 
-/* Tokens of a word with the blanks before it.  It is measured behind a letter, because some
- * tokenizers put a blank before the first word of a text.  Without blanks it is that word. */
+/* Number of tokens of a word with the blanks before it.  It is counted after a letter, whose token
+ * is subtracted, because some tokenizers put a blank before the first word of a text.  A word
+ * without blanks before it is counted alone. */
 static size_t measure(const struct word_tokens *w, const char *word, size_t n)
 {
     char text[1 + WORD_BYTES] = "a";

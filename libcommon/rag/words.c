@@ -10,7 +10,8 @@
 
 #include "libcommon/base/utf8.h"
 
-/* Is c of a script that is written without blanks between words, or whose words carry particles? */
+/* Is c a character of a script that is written without blanks between words, or whose words have
+ * particles attached? */
 static int stands_alone(uint32_t c)
 {
     static const struct { uint32_t from, to; } ranges[] = {
@@ -95,7 +96,7 @@ static int is_function_word(const char *word, size_t n)
     return strstr(function_words, padded) != NULL;
 }
 
-/* The bytes of the first words of a phrase: the index takes time for each word of it. */
+/* The number of bytes of a phrase's first words: the time of a search grows with each word. */
 static size_t phrase_size(const char *text, size_t size)
 {
     int n, words = 0, in_word = 0;
