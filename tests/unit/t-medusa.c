@@ -39,7 +39,8 @@ static size_t make_file(uint8_t *out, const char *list, const char *prefix)
                      n = (size_t)rows * (size_t)(two ? cols : 1) * each;
         at += (size_t)snprintf(header + at, sizeof header - at, "%s\"%s%s\":{\"dtype\":\"%s\",\"shape\":[%d",
                                data ? "," : "", name[0] == 'P' ? prefix : "", name + (name[0] == 'P'), dtype, rows);
-        at += (size_t)snprintf(header + at, sizeof header - at, two ? ",%d" : "", cols);
+        if (two)
+            at += (size_t)snprintf(header + at, sizeof header - at, ",%d", cols);
         at += (size_t)snprintf(header + at, sizeof header - at, "],\"data_offsets\":[%zu,%zu]}", data, data + n);
         data += n;
         p = two ? next : p;
