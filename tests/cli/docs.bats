@@ -249,6 +249,10 @@ keys() {
   zse-hardware recommend --json --no-speed >"$t/zse-hardware.c"
   zse-hardware capacity --json --vram 80 7B:int4 >"$t/zse-hardware.d"
   zse-hardware budget DeepSeek-V3 --vram-mb 90000 >"$t/zse-hardware.e" 2>/dev/null
+  # speeds are measured in half of the memory: with little of it they take less time
+  mkdir -p "$t/root/proc"
+  printf 'MemTotal: 100000 kB\nMemFree: 100000 kB\nMemAvailable: 100000 kB\n' >"$t/root/proc/meminfo"
+  export ZSE_SYSROOT=$t/root
   zse-chat "$t/m.zse" -p hi --json --ids >"$t/zse-chat.a"
   zse-chat "$t/m.zse" --plan --json >"$t/zse-chat.b"
   zse-bench "$t/m.zse" --json -r 1 -p 8 -n 8 >"$t/zse-bench.a"
