@@ -84,13 +84,13 @@ int kv_table_unshare(struct kv_table *t, struct kv_pool *p, int32_t *from, int32
 
 /* ---- prefixes; ids is the whole sequence from its first token ---- */
 
-/* Take the nodes that continue t with ids [.., n); t must hold whole nodes only (n_tokens ==
- * n_nodes * KV_BLOCK).  Nodes replace blocks that were reserved after n_tokens.  Returns the number
- * of tokens gained. */
+/* Add to t the nodes that continue it with the tokens ids [t->n_tokens, n).  t must hold only whole
+ * nodes (n_tokens == n_nodes * KV_BLOCK).  Nodes replace blocks that were reserved after n_tokens.
+ * Returns the number of tokens gained. */
 int prefix_take(struct kv_table *t, struct kv_pool *p, const int32_t *ids, int n);
-/* After prefix_take: find the node that shares most tokens with the continuation of t by ids [..,
- * n). The caller immediately copies block *from to *to; returns the number of tokens gained; 0: no
- * such node, or the pool is empty. */
+/* After prefix_take(): find the node that has the most tokens in common with what follows in ids.
+ * The caller immediately copies block *from to *to.  Returns the number of tokens gained; 0: there
+ * is no such node, or the pool is empty. */
 int prefix_copy(struct kv_table *t, struct kv_pool *p, const int32_t *ids, int n, int32_t *from, int32_t *to);
 /* Make nodes of the full blocks of t; with `all` also of the last, partial one, after which t must
  * be released.  If the tree has the same tokens already, t takes that block and releases its
@@ -98,8 +98,9 @@ int prefix_copy(struct kv_table *t, struct kv_pool *p, const int32_t *ids, int n
 void prefix_enter(struct kv_table *t, struct kv_pool *p, const int32_t *ids, int all);
 /* The block number of the node that ends with t's last token; -1: there is none. */
 int32_t prefix_end(const struct kv_table *t, const struct kv_pool *p);
-/* Call visit for the nodes that continue t with ids [.., n) by all of their tokens: those that
- * prefix_take would take, and partial ones beside them.  n_tokens: length up to the node's end. */
+/* Call visit for each node with which the tokens ids [t->n_tokens, n) continue t and whose tokens
+ * are all among them: the whole nodes that prefix_take() would take, and partial ones that branch
+ * off beside them.  n_tokens: number of tokens up to the node's end. */
 void prefix_visit(const struct kv_table *t, const struct kv_pool *p, const int32_t *ids, int n,
                   void (*visit)(void *user, int32_t block, int n_tokens), void *user);
 /* Let t hold the window block of its block number end_window, before those of later blocks are

@@ -89,8 +89,9 @@ static uint32_t after_comma(struct schema *s, int first, uint32_t e)
     return first ? e : expr_seq(&s->g->x, expr_term(&s->g->x, s->comma), e);
 }
 
-/* Compile an item at position i (n_first: at any later position) that matches the contains of the
- * set.  It must not match those others whose maximum counts. */
+/* Compile an item at position i (from n_first on: at any later position) that matches exactly these
+ * `contains`, which the bits of `set` number.  Those with a maximum that are not in the set must
+ * not match, because they would be counted. */
 static uint32_t counted_item(struct array *a, uint32_t i, uint32_t set)
 {
     json_t *more[MAX_CONTAINS];

@@ -582,9 +582,9 @@ static int compile_properties(struct object *o)
     return o->s->failed ? -1 : n_possible;
 }
 
-/* Compile further properties, and collect the SOME_PROPERTY of the members.  Objects in which two
- * required further properties are of one class are left out.  -1: there are more SOME_PROPERTY than
- * can be distinguished, so no object is allowed. */
+/* Compile further properties (those that are not declared), and collect the members' conditions
+ * SOME_PROPERTY.  Objects in which two required further properties are in the same class are not
+ * accepted.  -1: there are more conditions than can be told apart, so no object is accepted. */
 static int compile_further(struct object *o)
 {
     struct schema *s = o->s;

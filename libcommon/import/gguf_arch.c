@@ -1,4 +1,4 @@
-/* gguf_arch.c - the architectures of GGUF files and the fields that single ones add. */
+/* gguf_arch.c - the architectures of GGUF files, and the fields that only some of them have. */
 #include "libcommon/import/gguf_arch.h"
 
 #include <math.h>

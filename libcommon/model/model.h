@@ -137,10 +137,10 @@ struct hyper {
     int rank;
 };
 
-/* Embeddings of the runs of 2 to `size` tokens that end with a token (qwen4_exp): for each length,
- * `heads` rows of dim elements of a per-layer table, chosen by a hash.  They make a value for each
- * stream, gated by how well its key matches the stream, and a convolution over values `size` tokens
- * apart. */
+/* N-gram embeddings (qwen4_exp).  For each token and each length from 2 to `size`, a hash of the
+ * last tokens chooses `heads` rows of dim elements from a per-layer table.  For each stream they
+ * make a value, multiplied by a gate that depends on how well its key matches the stream, and a
+ * convolution over values that are `size` tokens apart. */
 struct ngram {
     int size, heads, dim, kernel;           /* size 0: none */
     /* number of tensors that the table is divided into in the source */

@@ -149,8 +149,8 @@ static void strip_stage(struct detok_state *d, uint32_t k, const struct tokb_op 
         }
     }
     size_t keep = 0, copies = 0;
-    /* The bytes that may be cut off at the end: copies of the content, the last one perhaps
-     * incomplete. */
+    /* Copies of the content at the end of the text may have to be stripped, so hold them back; the
+     * last one may be incomplete. */
     if (na && stop && !(how & END)) {
         size_t part = 0;
         for (size_t p = 1; p < na && p <= st->held.n; p++)

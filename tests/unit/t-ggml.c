@@ -1,11 +1,11 @@
 /* t-ggml.c - decoding of every GGML type against the gguf Python package, and exact conversions to
  * our own types.
  *
- * The expected values: for each type 64 blocks of bytes are decoded, each byte the top one of a
- * SplitMix64 number (rng.h) seeded with the type's number.  Bit 6 of the given bytes, which are the
- * exponents of scales, is cleared, so that all values are finite.  The golden number is FNV-1a, 64
- * bits, of the bytes of the f32 values from gguf.quants.dequantize 0.19.0.  It lacks q8_1, q8_k and
- * q1_0, which were computed in numpy: d * code, d * code, bit ? d : -d. */
+ * For each type 64 random blocks are decoded.  Each byte of a block is the top byte of a SplitMix64
+ * number (rng.h); the seed is the type's number.  In bytes that are exponents of scales bit 6 is
+ * cleared, so that all values are finite.  The expected hash is the 64-bit FNV-1a of the bytes of
+ * the f32 values that gguf.quants.dequantize 0.19.0 returns.  That lacks q8_1, q8_k and q1_0, which
+ * were computed in numpy: as d * code, d * code, and d or -d by the bit. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -275,8 +275,9 @@ static void directions(void **state)
                 wrong += i == k ? 0 : (h - low) * (h - low);
                 size += h * h;
             }
-        /* the noise of 0.1 in each of n channels, against the sum of (1..8)^2 = 204: less than a
-         * hundredth of H is outside of the directions */
+        /* x is made of 8 strong directions, whose squared lengths add up to (1..8)^2 = 204, and
+         * noise of 0.1 in each channel: of H less than a hundredth lies outside of the
+         * directions */
         assert_true(a.rank == 0 || sqrt(wrong / size) < 0.01);
         gptq_release(&a);
         gptq_release(&b);

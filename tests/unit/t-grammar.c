@@ -90,8 +90,8 @@ static const struct row rows[] = {
     { GBNF, "root ::= e\ne ::= t (\"+\" t)*\nt ::= f (\"*\" f)*\nf ::= [0-9]+ | \"(\" e \")\"", "1+2*3|(1+2)*(3)",
       "1+|()|(1" },
     { GBNF, "a ::= \"x\"\nroot ::= a | (a a) | (\n a\n a a )", "x|xx|xxx", "xxxx|" },
-    /* counts of items that must not be contained; the lengths of a pattern; a base URI that a
-     * pointer passes */
+    /* `not` of a contains with counts; a pattern whose length is limited; a JSON pointer into a
+     * schema that has a base URI of its own */
     { SCHEMA, "{\"type\":\"array\",\"items\":{\"enum\":[1,2]},\"maxItems\":3,\"not\":{\"contains\":{\"const\":1},\"minContains\":0,\"maxContains\":1}}",
       "[1,1]~[1,2,1]~[1,1,1]", "[]~[1]~[2,2]~[1,2]" },
     { SCHEMA, "{\"type\":\"string\",\"pattern\":\"^((ab){2}){1,3}$\",\"maxLength\":8}", "\"abab\"~\"abababab\"",

@@ -385,8 +385,8 @@ static void variants(void **state)
     }
 }
 
-/* More positions than one part, alone, and with windows that begin in one part and end in
- * another. */
+/* Positions in more than one part: without a window, and with windows that begin in one part and
+ * end in another. */
 static void parts(void **state)
 {
     (void)state;

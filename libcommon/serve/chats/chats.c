@@ -44,7 +44,9 @@ static void add_done(struct chats *h, struct chat_job *j)
     h->done_last = &j->next;
 }
 
-/* Insert the job into the queue, after the others of its round.  -1: too many jobs wait. */
+/* Insert the job into the queue.  Each waiting job of a tenant gets a later round than the one
+ * before, and the queue is ordered by rounds; in its round a job is the last.  -1: too many jobs
+ * wait. */
 static int enqueue(struct chats *h, struct chat_job *j)
 {
     struct chat_job **at = &h->first;
