@@ -35,9 +35,9 @@ struct member {
     const json_t *scope;
 };
 
+/* A set of schemas that was compiled together: n members in `keys` from `first` on.  dropped: it
+ * failed and cannot be used; partial, loose: see struct schema. */
 struct memo { uint32_t first, n, result; int rule, used, dropped, partial, loose; };
-/* A compiled set: n members in `keys` from `first` on.  dropped: it failed and cannot be used;
- * partial, loose: see struct schema. */
 
 /* Base URIs and names of the document's schemas: schema_ref.c. */
 struct schema_refs {

@@ -105,8 +105,8 @@ static uint32_t counted_item(struct array *a, uint32_t i, uint32_t set)
     return item(a->s, a->m, a->n, i < a->n_first ? (int64_t)i : -1, more, n);
 }
 
-/* The state of the counts after an item that matches the contains of the set; n_states: the item is
- * not allowed, or a smaller set gives the same state. */
+/* The state of the counts after an item that matches exactly the `contains` of `set`.  Returns
+ * n_states if this item is not allowed, or if a smaller set leads to the same state. */
 static uint32_t count_items(const struct array *a, uint32_t state, uint32_t set)
 {
     uint32_t unit = 1, to = state;

@@ -287,9 +287,9 @@ static int key_patterns(struct object *o, struct key_pattern *to)
     return o->s->failed ? -1 : n;
 }
 
-/* The schemas of a further property that matches those patterns (keys of `matched`) and satisfies
- * the SOME_PROPERTY of the set `served`: their number in v, or -1 if no such property is
- * allowed. */
+/* Collect in v the schemas that the value of a further property must satisfy, if its name matches
+ * exactly the patterns that are keys of `matched` and it is to fulfil the conditions SOME_PROPERTY
+ * of the set `served`.  Returns their number, or -1 if no such property is allowed. */
 static int further_schemas(struct object *o, const json_t *matched, unsigned served, struct member *v, int room)
 {
     int k = 0;

@@ -64,10 +64,10 @@ uint8_t *global_pointer(const op &o, int lane, uint64_t p, size_t n, enum access
 
 /* ---- shared memory ---- */
 
-/* For every 4 bytes: the thread that wrote last and the thread that read last, each with the time,
- * as epoch * 2048 + thread, and with the number of the warp's last collective at that time.  MANY:
- * threads of several warps; ANYONE: a copy that has ended, or an access that a barrier has ordered;
- * UNDER_WAY: a copy that has not ended. */
+/* For every 4 bytes: which thread wrote last and which read last.  A thread is stored with the
+ * time, as epoch * 2048 + thread, and with the number that its warp's last collective operation had
+ * at that time.  Special values: MANY: threads of several warps; ANYONE: a copy that has ended, or
+ * an access that a barrier has ordered; UNDER_WAY: a copy that has not ended. */
 enum { ATOMICS = 2044, UNDER_WAY, ANYONE, MANY };
 struct shadow { uint32_t written, read, write_collective, read_collective; };
 static std::vector<shadow> shadows;

@@ -50,8 +50,8 @@ struct job {
     int leaves;
 };
 
-/* 1; under a sanitizer n: only each n-th comparison is made there, because they differ in numbers,
- * not in the addresses that they access. */
+/* The step between comparisons: 1, but n under a sanitizer, because the comparisons left out access
+ * the same addresses with other numbers. */
 static int few(int n) { return getenv("ZSE_SANITIZED") ? n : 1; }
 
 static int window, sinks;               /* options of engines, and room for steps beside them; 0: none */

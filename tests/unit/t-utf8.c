@@ -1,5 +1,5 @@
-/* t-utf8.c - every scalar value there and back; the forms RFC 3629 forbids; counting and
- * stepping. */
+/* t-utf8.c - every Unicode scalar value is encoded and decoded again; the forms that RFC 3629
+ * forbids are refused; counting and stepping. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
