@@ -528,10 +528,12 @@ int plan_batch(struct engine *g)
 {
     int n = 0, n_hidden = 0, n_states = 0;
     g->pace.n_decoding = g->pace.n_prompt = g->pace.n_drafted = 0;
-    for (int decoding = 1; decoding >= 0; decoding--) {
+    const int n_groups = g->m->n_loras + 1;             /* rows of one adapter are neighbours */
+    for (int group = 0; group < 2 * n_groups; group++) {
+        const int decoding = group < n_groups, lora = group % n_groups;
         for (int i = 0; i < g->n_running; i++) {
             struct request *r = g->running[i];
-            if (r->planned == 0 || decodes(r) != decoding)
+            if (r->planned == 0 || decodes(r) != decoding || r->lora != lora)
                 continue;
             struct batch_item *item = &g->items[n];
             *item = (struct batch_item){ .tokens = r->ids + r->kv.n_tokens, .n_tokens = r->planned,

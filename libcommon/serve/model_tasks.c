@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "libcommon/base/clock.h"
+#include "libcommon/model/lora.h"
 #include "libcommon/base/json.h"
 #include "libcommon/serve/internal.h"
 
@@ -77,6 +78,8 @@ static void open_model(struct loaded_model *lm)
     engine_limits(lm->m.engine, &lm->limits);
     lm->most_running = lm->limits.max_running;
     lm->memory_bytes = lm->m.file_bytes + es.private_bytes;       /* private bytes include keys and values */
+    for (int i = 0; i < lm->m.model->n_loras; i++)
+        lm->memory_bytes += lm->m.model->loras[i].bytes;
     lm->vram_bytes = es.device.weights + es.device.cached + es.device.kv + es.device.work;
     if (es.device.name)
         snprintf(lm->device, sizeof lm->device, "%.*s:%d", (int)strcspn(es.backend, " "), es.backend, es.device.index);
