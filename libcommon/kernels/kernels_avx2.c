@@ -15,20 +15,22 @@
  * multiplies; the scheduler does not keep short operations off the pipes that long ones need.
  *     narrow   vpmaddubsw, vpaddw (and 1/8 of vpmaddwd, vpaddd)                 0.56   0.63
  *     m6       vpmaddubsw, 1/2 (vpaddw, vpmaddwd, vpaddd)                       0.63   0.86
- *     wide     vpsignb, vpmaddubsw, vpmaddwd, vpaddd                            1      1.39
+ *     wide     vpxor, vpmaddubsw, vpmaddwd, vpaddd                              1      1.29
+ *              the same with vpsignb                                            1      1.39
+ * Whole matrices take 0.85 (m5), 1.15 (m6) and 1.48 (nl4) for 128 tokens, and the same for 512,
+ * whose activations do not fit into the L2 cache.
  * Four pipes run 3.2, not 4, operations a cycle that depend on each other: vpaddd after vpmaddwd
  * takes 0.63 cycles a pair, wherever it stands.  So only fewer operations help, and of m6 the
  * multiplications, of which it has 1.6: with 16-bit sums of four pairs, whose seeds are those of
  * 16 k, the loop takes 10 % less time.  That is not done: the seeds are not stored.
- * Tried for wide values: two halves of 4 bits, each narrow: 1.25, plus unpacking; vpxor with the
- * sign instead of vpsignb, and the sum of the negative weights, which all tokens share: 1.29;
- * weights times scales as int16, two vpmaddwd and two vpaddd: 1.33; the same by Winograd's inner
- * product (1968), one vpmaddwd, two vpaddw and one vpaddd: 1.26, plus unpacking to 16 bits.  A
- * codebook of 7 bits would take 1.06 (0.96 with a seed for every 8 k), one of 6 bits the same as
- * m6.  But as a replacement of nl4, with the same bytes, the mean KL divergence of SmolLM2-135M
- * (gpl-3, windows of 512, default quality) rises from 0.0484 to 0.0497 (nl4's values halved) or
- * 0.0519 (the 6-bit values with the least squared error on its weights, 1.015 times nl4's), and
- * other sets gain nothing, so all sets share one nl4. */
+ * Tried for wide values: two halves of 4 bits, each narrow: 1.25, plus unpacking; weights times
+ * scales as int16, two vpmaddwd and two vpaddd: 1.33; the same by Winograd's inner product (1968),
+ * one vpmaddwd, two vpaddw and one vpaddd: 1.26, plus unpacking to 16 bits.  A codebook of 7 bits
+ * would take 1.06 (0.96 with a seed for every 8 k), one of 6 bits the same as m6.  But as a
+ * replacement of nl4, with the same bytes, the mean KL divergence of SmolLM2-135M (gpl-3, windows
+ * of 512, default quality) rises from 0.0484 to 0.0497 (nl4's values halved) or 0.0519 (the 6-bit
+ * values with the least squared error on its weights, 1.015 times nl4's), and other sets gain
+ * nothing, so all sets share one nl4. */
 #include "libcommon/kernels/kernels.h"
 
 #include <cpuid.h>
@@ -262,13 +264,56 @@ INLINE int is_whole(const struct weights *w)
     return has_int_scale(w->type) && w->step == 32 && w->n_steps == WHOLE_STEPS;
 }
 
+/* Wide values of whole act groups: y * sign of x is (y ^ m) - m, where m is -1 if x is negative and
+ * else 0.  vpxor runs on all pipes, vpsignb on two; |x| * (y ^ m) lacks |x| if x is negative.  The
+ * sums of those |x| times their scales are the same for all tokens: sum_negatives() stores them,
+ * [group][32] int32, in s->min, which 8-bit scales do not use.  |y ^ m| is at most 128, so two
+ * products still fit into 16 bits. */
+INLINE int has_negatives(const struct weights *w)
+{
+    return is_whole(w) && !is_narrow(w->type);
+}
+
+INLINE __m256i *negatives(const struct scratch *s, int group, int row)
+{
+    return (__m256i *)(void *)((int32_t *)(void *)s->min + TILE_ROWS * group + row);
+}
+
+static __attribute__((noinline)) void sum_negatives(struct scratch *s, int n_groups)
+{
+    const __m256i one = _mm256_set1_epi8(1), zero = _mm256_setzero_si256();
+    for (int g = 0; g < n_groups; g++)
+        for (int row = 0; row < TILE_ROWS; row += 8) {
+            const uint8_t *line = s->lines + 32 * WHOLE_STEPS * TILE_ROWS * g + 4 * row;
+            const float *scale = s->scale + WHOLE_STEPS * TILE_ROWS * g + row;
+            __m256i sum = zero;
+            for (int i = 0; i < WHOLE_STEPS; i++, scale += TILE_ROWS) {
+                __m256i pairs = zero;
+                UNROLL for (int j = 0; j < 8; j++, line += 4 * TILE_ROWS) {
+                    const __m256i x = _mm256_load_si256((const __m256i *)(const void *)line);
+                    pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(one, _mm256_min_epi8(x, zero)));
+                }
+                sum = _mm256_sub_epi32(sum, _mm256_madd_epi16(pairs, scale_twice(_mm256_loadu_ps(scale))));
+            }
+            _mm256_storeu_si256(negatives(s, g, row), sum);
+        }
+}
+
+static const uint8_t *unpack(const struct weights *w, const uint8_t *tile, int k0, int n_k, struct scratch *to)
+{
+    const uint8_t *next = unpack_block(w, tile, k0, n_k, to);
+    if (has_negatives(w))
+        sum_negatives(to, n_k / w->m->act_group);
+    return next;
+}
+
 /* The same for values whose sums over 32 k exceed 16 bits, an octet at a time.  TWO: the sums of
  * two pairs fit (m6).  whole: is_whole(w). */
 INLINE void dot_wide(const int T, const int two, const int is_int, const int whole, const struct weights *w,
                      const struct scratch *s, int n_groups, const struct act_panel *panel, float *c,
                      struct code_prefetch *fetch)
 {
-    const int n_steps = whole ? WHOLE_STEPS : w->n_steps, step = whole ? 32 : w->step;
+    const int n_steps = whole ? WHOLE_STEPS : w->n_steps, step = whole ? 32 : w->step, by_xor = whole && !two;
     for (int row = 0; row < TILE_ROWS; row += 8, c += 8) {
         struct act_panel a = *panel;
         const uint8_t *line = s->lines + 4 * row;
@@ -278,6 +323,9 @@ INLINE void dot_wide(const int T, const int two, const int is_int, const int who
             __m256 inner[PANEL_MAX];
             UNROLL for (int t = 0; t < T; t++)
                 sum[t] = _mm256_setzero_si256(), inner[t] = _mm256_setzero_ps();
+            if (by_xor)
+                UNROLL for (int t = 0; t < T; t++)
+                    sum[t] = _mm256_loadu_si256(negatives(s, g, row));
             for (int i = 0; i < n_steps; i++, scale += TILE_ROWS) {
                 const __m256 scale_f = _mm256_loadu_ps(scale);
                 const __m256i times = is_int ? scale_twice(scale_f) : _mm256_set1_epi16(1),
@@ -296,7 +344,9 @@ INLINE void dot_wide(const int T, const int two, const int is_int, const int who
                             m6_lines(T, sum, v, v2, times, a.code + 4 * j * T);
                         else
                             UNROLL for (int t = 0; t < T; t++) {
-                                const __m256i b = _mm256_sign_epi8(four(a.code + 4 * (j * T + t)), v),
+                                const __m256i minus = _mm256_cmpgt_epi8(_mm256_setzero_si256(), v);
+                                const __m256i y = four(a.code + 4 * (j * T + t)),
+                                              b = by_xor ? _mm256_xor_si256(y, minus) : _mm256_sign_epi8(y, v),
                                               pairs = _mm256_maddubs_epi16(size, b);
                                 sum[t] = in_order(_mm256_add_epi32(sum[t], _mm256_madd_epi16(pairs, times)));
                             }
@@ -477,7 +527,7 @@ INLINE void step_sums(const int T, const int O, const int codes, const struct qt
 #define TERNARY_ROWS(n) 1
 enum { TERNARY_TWICE = 0 };
 
-#define UNPACK unpack_block
+#define UNPACK unpack
 
 #include "libcommon/kernels/ternary.inc"
 
