@@ -17,7 +17,7 @@
 
 enum { MOST_CONFIG = 1 << 20 };
 
-/* One tensor's place: block -1: the logits. */
+/* The place of a tensor in the heads.  block -1: it makes the logits. */
 struct medusa_place { int head, block, is_bias; };
 
 struct medusa_input {
@@ -118,8 +118,8 @@ static void close_input(struct medusa_input *in, const struct map_guard *guard)
 
 /* ---- checks ---- */
 
-/* Compare the configuration beside the file, if there is one, with the tensors.  Published ones
- * have fewer heads in it than in the file. */
+/* Compare the config.json beside the file, if there is one, with the tensors.  It may state fewer
+ * heads than the file has, as in published checkpoints. */
 static int check_config(const struct medusa_input *in, const struct config *c, struct err *e)
 {
     json_t *j = access(in->config_path, F_OK) == 0 ? js_load(in->config_path, MOST_CONFIG, e) : json_object();

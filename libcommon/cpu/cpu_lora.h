@@ -1,9 +1,9 @@
-/* cpu_lora.h - LoRA adapters on the CPU: rows of a step whose sequences name adapters get
- * scale * B (A x) added to the outputs of the linear layers that these change.
+/* cpu_lora.h - LoRA adapters on the CPU.  A sequence may name an adapter; then scale * B (A x) is
+ * added to its rows of the outputs of those linear layers that the adapter changes.
  *
- * A x is computed before the parallel loop of core_linear(), for all matrices of the loop; the job
- * of a tile adds its rows of B.  Each row has sums of its own, in a fixed order, so a row's result
- * does not depend on the other rows. */
+ * A x is computed before the parallel loop of core_linear(), for all matrices of the loop.  The job
+ * of a tile multiplies it by the tile's rows of B.  Each row of a step has sums of its own, in a
+ * fixed order, so its result does not depend on the other rows. */
 #ifndef ZSE_CPU_CPU_LORA_H
 #define ZSE_CPU_CPU_LORA_H
 

@@ -130,9 +130,9 @@ static void take_prefix(struct engine *g, struct request *r, int known)
         d->failed = 1;
 }
 
-/* Choose the first entry of r to compute, of those before `end`, and return its index in ids.
- * drafts: the logits of entry end - 1 are needed, so a cached one is computed again, unless its
- * block is in the tree or its state is not kept. */
+/* Return the index in ids of the first entry of r that must be computed before entry `end`.
+ * drafts: the logits of entry end - 1 are needed, so it is computed again even if it is cached,
+ * unless its block is in the tree or its state is not kept. */
 static int first_entry(struct engine *g, struct request *r, int end, int drafts)
 {
     struct drafting *x = &r->draft;

@@ -1,10 +1,10 @@
-/* engine_predictor_disk.c - keys and values of the layer that predicts further tokens, in the
- * folder of prefixes.
+/* engine_predictor_disk.c - store the predictor's keys and values in the folder of prefixes.
  *
- * A prefix that the main model reads from the folder comes without its states, so that the layer
- * could not compute its own entries for it.  They are written when a request ends, in the same form
- * (cache/disk.h), but as entries of another model, with the tokens from the second one on as their
- * ids; and read before the first entry of a request is computed. */
+ * If the main model reads a prefix from the folder, its states are not computed, so the predictor
+ * (the layer that predicts further tokens) could not compute its own entries for that prefix.
+ * Therefore its entries are written, too, when a request ends, and read before the first entry of a
+ * request is computed.  They have the same form (cache/disk.h), but belong to another model, and
+ * their ids are the tokens from the second one on. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -220,8 +220,8 @@ static void split_dependencies(struct schema *s, struct branch_list *to, const s
     free(extra);
 }
 
-/* Alternatives for SOME_PROPERTY: each declared property may be the one, or a further property is
- * (compiled by schema_object()). */
+/* Add the alternatives of a SOME_PROPERTY: the property that it requires is one of the declared
+ * ones, or a further one (which schema_object() compiles). */
 static void split_some(struct schema *s, struct branch_list *to, const struct member *m, int n, int of)
 {
     json_t *all = schema_some_declared(s, m, n, json_object_get(m[of].s, SOME_PROPERTY)), *a;

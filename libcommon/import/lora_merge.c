@@ -9,15 +9,15 @@
 #include "libcommon/import/internal.h"
 #include "libcommon/quant/ggml.h"
 
-/* The change of one tensor by one adapter.  swapped: rows of the tensor are columns of B A, as in
- * tables of embeddings and in bases that store [in, out]. */
+/* The change of one tensor by one adapter.  swapped: the tensor is stored as the transpose of B A,
+ * like tables of embeddings and matrices with the layout [in, out]. */
 struct low_rank {
     const struct low_rank *next;
     const struct peft_module *module;
     int swapped;
 };
 
-/* A tensor with changes, which replaces the source's own in source_inner.by_name. */
+/* A tensor with changes.  In source_inner.by_name it replaces the source's own tensor. */
 struct merged {
     struct source_tensor tensor;
     const struct source_tensor *part[1];
@@ -86,7 +86,8 @@ static struct merged *find_merged(const struct source_inner *in, const struct so
     return NULL;
 }
 
-/* Replace the base's tensor t, in the list of names, by a view of it that can have changes. */
+/* Replace tensor t of the base in the list of names by a struct merged, to which changes can be
+ * added. */
 static struct merged *make_merged(struct source *s, const struct source_tensor *t, struct err *e)
 {
     struct source_inner *in = s->private_;

@@ -41,8 +41,8 @@ static int config_fails(const struct rules *r, const char *key, const char *why)
     return err_set(r->e, ERR_UNSUPPORTED, "%s/%s: %s: %s", r->peft->path, config_name, key, why);
 }
 
-/* Append the regular expression BEFORE TEXT AFTER, which has to match from the first character to
- * the last one if `whole`, to the list. */
+/* Append a regular expression to the list: the texts `before`, `text` and `after`, one after the
+ * other.  whole: it must match a whole name. */
 static int add_pattern(const struct rules *r, struct name_patterns *list, const char *key, const char *before,
                        const char *text, const char *after, int whole)
 {
@@ -109,7 +109,7 @@ static double pattern_value(const struct rules *r, const struct name_patterns *l
 
 /* ---- the configuration ---- */
 
-/* Keys without influence on the result of a trained adapter. */
+/* Keys that do not change the result of an adapter after its training. */
 static const char *const without_effect[] = {
     "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "lora_dropout", "task_type",
     "peft_version", "megatron_core", "qalora_group_size", "ensure_weight_tying", "exclude_modules", "runtime_config",

@@ -1,5 +1,5 @@
-# serve-lora.bats - LoRA adapters of zse-serve and zse-chat beside one model: named by requests, the
-# same answers as of the merged model, together as alone; and what is refused.
+# serve-lora.bats - LoRA adapters in zse-serve and zse-chat, beside one model: requests name them,
+# and answers are those of the merged model, alone and together with others.
 bats_require_minimum_version 1.5.0
 load ../lib/server
 

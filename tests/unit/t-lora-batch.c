@@ -1,7 +1,7 @@
-/* t-lora-batch.c - LoRA adapters beside a model: logits as PEFT computes them for five kinds of
- * adapters; the same bits for a sequence alone and in a batch in which others have other adapters,
- * for any cutting of prompts and number of threads; prefixes that are not shared between adapters;
- * adapters that are refused. */
+/* t-lora-batch.c - LoRA adapters beside a model: five kinds of adapters give the logits that PEFT
+ * computes; a sequence has the same bits alone and in a batch with sequences of other adapters,
+ * however prompts are cut and for any number of threads; adapters do not share prefixes; some
+ * adapters are refused. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -149,8 +149,8 @@ static void make_ids(int32_t ids[SEQS][LEN])
             ids[s][t] = (s * 71 + t * 37 + t * t * 5) % 300 + 3;
 }
 
-/* Sequence s has adapter s % 3 (0: none), of two that are copies of one folder's with other names,
- * and one of them twice; together, in chunks, the logits have the bits that they have alone. */
+/* Sequence s has adapter s % 3 (0: none).  The two adapters are copies of one folder under two
+ * names.  Together and in chunks, every sequence has the bits that it has alone. */
 static void batches_do_not_matter(void **state)
 {
     (void)state;

@@ -168,7 +168,7 @@ static void merges_tables_and_transposed(void **state)
     source_close(s);
 }
 
-/* The key of a conversion covers the adapters. */
+/* The key of a conversion (by which it is resumed) depends on the adapters. */
 static void key_depends_on_adapter(void **state)
 {
     char keys[3][33];

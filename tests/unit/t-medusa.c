@@ -1,5 +1,5 @@
-/* t-medusa.c - Medusa heads: files that are read, cut and broken; and the guesses that they make,
- * against the same computation in the plainest way. */
+/* t-medusa.c - Medusa heads: files that are read, cut and broken; their guesses, compared with the
+ * same computation in simple code. */
 #include <math.h>
 #include <unistd.h>
 
@@ -141,7 +141,8 @@ static void test_refused(void **state)
         refused(wrong[i].list, wrong[i].config, wrong[i].says);
     assert_null(read_file("none.safetensors"));
     assert_non_null(strstr(e.msg, "none.safetensors"));
-    /* the configuration of a model without heads is not compared */
+    /* a config.json without medusa_num_heads may also disagree with the tensors: it is the
+     * model's */
     put("config.json", "{\"hidden_size\": 7}", 18);
     const size_t n = make_file(bytes, one, "");
     put("h.safetensors", bytes, n);
@@ -188,7 +189,7 @@ static void plain_logits(const struct medusa *m, int head, const float *state, f
     }
 }
 
-/* A guessed token has the largest logit but for the rounding of activations. */
+/* A guessed token has the largest logit, or nearly, because activations are rounded. */
 static void check_guess(const struct medusa *m, int head, const float *state, int32_t token)
 {
     static float logits[4096];
