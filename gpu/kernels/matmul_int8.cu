@@ -201,8 +201,8 @@ template <int TOKENS> __global__ __launch_bounds__(WARPS * 32) void many_kernel(
     copy_wait<0>();
     if (!has_rows)
         return;
-    /* Exchange sums so that each lane has four adjacent rows: of two neighbouring g one takes rows
-     * below 16, the other rows from 16 on. */
+    /* Lanes with neighbouring g exchange sums, so that each lane has four adjacent rows: with even
+     * g those below 16, with odd g those from 16 on. */
     float y[2][4 * N8];
     const int odd = g & 1;
 #pragma unroll

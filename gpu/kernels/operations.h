@@ -88,8 +88,9 @@ static inline int gpu_most_tiles(int n_pairs, int n_experts, int tile)
     return n_pairs < most ? n_pairs : most;
 }
 
-/* Products of experts whose matrices have one type, not f32; tiles of GPU_EXPERT_FEW pairs;
- * activations in GPU_ACT_LANES.  A pair's result depends only on its row of activations. */
+/* Multiply few tokens by the matrices of their experts.  All matrices have one type, which is not
+ * f32; a tile has GPU_EXPERT_FEW pairs of token and expert; activations are in the order
+ * GPU_ACT_LANES.  A pair's result depends only on its row of activations. */
 enum { GPU_EXPERT_FEW = 8 };
 int gpu_expert_matvec(struct gpu *g, const struct gpu_experts *o, struct err *e);
 /* The same products for many tokens: activations in GPU_ACT_TILES, tiles of gpu_expert_pairs()

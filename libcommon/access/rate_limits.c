@@ -34,8 +34,9 @@ struct usage_slot {
 struct usage_table {
     char magic[16], boot[48];
     struct usage_slot slot[N_SLOTS];
-    /* After the end of files of version 0.1.0: the servers, each as a random mark << 32 | second of
-     * its last renewal, 0: none; and the tokens that each has reserved. */
+    /* Files of version 0.1.0 end before these.  server: each running server, as a random number <<
+     * 32 | the second in which it last renewed its place; 0: a free place.  reserved: the tokens
+     * that each server has reserved. */
     _Atomic uint64_t server[USAGE_SERVERS];
     _Atomic uint64_t reserved[N_SLOTS][USAGE_SERVERS];
 };

@@ -6,8 +6,9 @@
 #include "libcommon/model/arch.h"
 #include "libcommon/model/builder.h"
 
-/* How checkpoints name such a layer: after the last layer, with its own parts in it (DeepSeek-V3,
- * GLM-4.5; a GGUF of any model), or apart from the model (Qwen3-Next, Qwen3.5). */
+/* How checkpoints name the layer that predicts further tokens.  It follows the model's last layer
+ * and contains its own norms and head (DeepSeek-V3, GLM-4.5; every model in GGUF), or has a prefix
+ * of its own (Qwen3-Next, Qwen3.5). */
 struct predictor_names {
     int gguf;                       /* the names are those of a GGUF */
     const char *prefix;             /* NULL: it is named like the model's layers, with the next number */
