@@ -3,6 +3,7 @@
 
 #include <signal.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -145,30 +146,99 @@ static int pdf_failed(int status, const char *said, struct err *e)
     return err_set(e, ERR_FORMAT, "the PDF cannot be read: %.*s", (int)strcspn(said, "\n"), said);
 }
 
+/* Number of pages as pdfinfo tells it; 0: unknown. */
+static long count_pages(const void *data, size_t size, const struct program_limits *l, struct rag_budget *budget)
+{
+    char path[256];
+    struct err e;
+    struct text_build said = { .budget = budget };
+    struct program_limits soon = *l;
+    soon.timeout_s = l->timeout_s < 5 ? l->timeout_s : 5;
+    if (!program_find("pdfinfo", path))
+        return 0;
+    const char *const argv[] = { path, "/dev/stdin", NULL };
+    struct program info = { .argv = argv, .out = &said };
+    const int rc = program_run(&info, 1, data, size, &soon, &e);
+    const char *pages = rc == 0 && info.status == 0 && said.size ? strstr(said.data, "\nPages:") : NULL;
+    const long n = pages ? strtol(pages + strlen("\nPages:"), NULL, 10) : 0;
+    build_release(&said);
+    return n;
+}
+
+/* Number of programs that read a PDF at the same time, each some of its pages; first [n]: the first
+ * page of each. */
+static int split_pages(const void *data, size_t size, const struct program_limits *l, struct rag_budget *budget,
+                       long first[PROGRAMS_MAX])
+{
+    enum { SPLIT_BYTES = 64 << 10, SPLIT_PAGES = 32 };     /* fewer are read as fast by one program */
+    const long n_pages = size >= SPLIT_BYTES ? count_pages(data, size, l, budget) : 0;
+    const int n = n_pages >= SPLIT_PAGES ? PROGRAMS_MAX : 1;
+    for (int i = 0; i < n; i++)
+        first[i] = n_pages * i / n + 1;
+    return n;
+}
+
+static void trim_end(struct text_build *t)
+{
+    while (t->size && strchr("\f\n ", t->data[t->size - 1]))          /* a form feed ends each page */
+        t->size--;
+}
+
+/* Read the pages from first [n] on by pdftotext into raw [n]. */
+static int read_pages(const void *data, size_t size, const struct program_limits *l, int n, const long *first,
+                      struct text_build *raw, struct err *e)
+{
+    char path[256], page[PROGRAMS_MAX][2][24];
+    const char *argv[PROGRAMS_MAX][10];
+    struct program p[PROGRAMS_MAX] = { { 0 } };
+    if (!program_find("pdftotext", path))
+        return err_set(e, ERR_UNSUPPORTED, "PDF documents need the program pdftotext (Debian: poppler-utils)");
+    for (int i = 0; i < n; i++) {
+        int k = 0;
+        argv[i][k++] = path;
+        if (i > 0) {
+            snprintf(page[i][0], sizeof page[i][0], "%ld", first[i]);
+            argv[i][k++] = "-f";
+            argv[i][k++] = page[i][0];
+        }
+        if (i < n - 1) {
+            snprintf(page[i][1], sizeof page[i][1], "%ld", first[i + 1] - 1);
+            argv[i][k++] = "-l";
+            argv[i][k++] = page[i][1];
+        }
+        const char *const rest[] = { "-enc", "UTF-8", "/dev/stdin", "-", NULL };
+        memcpy(&argv[i][k], rest, sizeof rest);
+        p[i] = (struct program){ .argv = argv[i], .out = &raw[i] };
+    }
+    if (program_run(p, n, data, size, l, e))
+        return -1;
+    for (int i = 0; i < n; i++)
+        if (p[i].status || (raw[i].size == 0 && strstr(p[i].said, "Error")))
+            return pdf_failed(p[i].status, p[i].said, e);
+    return 0;
+}
+
 static int pdf_text(const void *data, size_t size, const struct rag_extract_options *o, struct text_build *out,
                     struct err *e)
 {
-    char path[256], said[512];
     const struct program_limits l = { .timeout_s = o->timeout_s > 0 ? o->timeout_s : 60,
-                                    .memory_bytes = o->memory_bytes ? o->memory_bytes : (size_t)1 << 30,
-                                    .cancel = o->cancel };
-    struct text_build raw = { .budget = out->budget };
-    int status = 0;
+                                      .memory_bytes = o->memory_bytes ? o->memory_bytes : (size_t)1 << 30,
+                                      .cancel = o->cancel };
+    struct text_build raw[PROGRAMS_MAX] = { { .budget = out->budget }, { .budget = out->budget } };
+    long first[PROGRAMS_MAX];
     if (size < 5 || !memmem(data, size < 1024 ? size : 1024, "%PDF-", 5))
         return err_set(e, ERR_FORMAT, "the document is no PDF");
-    if (!program_find("pdftotext", path))
-        return err_set(e, ERR_UNSUPPORTED, "PDF documents need the program pdftotext (Debian: poppler-utils)");
-    const char *const argv[] = { path, "-enc", "UTF-8", "/dev/stdin", "-", NULL };
-    int rc = program_run(argv, data, size, &l, &raw, &status, said, sizeof said, e);
-    if (rc == 0 && (status || (raw.size == 0 && strstr(said, "Error"))))
-        rc = pdf_failed(status, said, e);
-    while (raw.size && strchr("\f\n ", raw.data[raw.size - 1]))          /* a form feed ends each page */
-        raw.size--;
-    if (rc == 0 && raw.size == 0)
+    const int n = split_pages(data, size, &l, out->budget, first);
+    int rc = read_pages(data, size, &l, n, first, raw, e);
+    for (int i = n - 1; i >= 0 && (i == n - 1 || raw[i + 1].size == 0); i--)
+        trim_end(&raw[i]);
+    if (rc == 0 && raw[0].size == 0 && raw[n - 1].size == 0)
         rc = err_set(e, ERR_FORMAT, "the PDF has no text: its pages may be scanned images, which need OCR first");
-    if (rc == 0)
-        rc = clean(raw.data, raw.size, out, e);
-    build_release(&raw);
+    for (int i = 0; i < n; i++) {
+        if (rc == 0 && raw[i].size)
+            rc = clean(raw[i].data, raw[i].size, out, e);
+        build_release(&raw[i]);
+    }
     return rc;
 }
 

@@ -1,4 +1,4 @@
-/* program.c - run a program with limits, and read what it prints. */
+/* program.c - run programs with limits, and read what they print. */
 #include "libcommon/rag/program.h"
 
 #include <errno.h>
@@ -52,7 +52,7 @@ static int file_of(const void *data, size_t size, struct err *e)
     return -1;
 }
 
-struct process { pid_t pid; int out, err; };
+struct process { pid_t pid; int out, err; const char *name; };
 
 /* Set the program's limits from the parent process, right after its start: until then it has no
  * time to do harm. */
@@ -68,8 +68,9 @@ static void limit(pid_t pid, const struct program_limits *l)
     setpriority(PRIO_PROCESS, (id_t)pid, 10);
 }
 
-/* Read once from fd.  1: there may be more; 0: its end. */
-static int read_some(int fd, struct text_build *out, char *said, size_t room, size_t *n_said)
+/* Read once from fd: output to out, or messages to said if out is NULL.  1: there may be more; 0:
+ * its end. */
+static int read_some(int fd, struct text_build *out, char *said, size_t room)
 {
     char bytes[16384];
     const ssize_t n = read(fd, bytes, sizeof bytes);
@@ -78,10 +79,9 @@ static int read_some(int fd, struct text_build *out, char *said, size_t room, si
     if (out) {
         build_add(out, bytes, (size_t)n);
     } else {
-        const size_t left = room - 1 - *n_said, take = (size_t)n < left ? (size_t)n : left;
-        memcpy(said + *n_said, bytes, take);
-        *n_said += take;
-        said[*n_said] = '\0';
+        const size_t had = strlen(said), left = room - 1 - had, take = (size_t)n < left ? (size_t)n : left;
+        memcpy(said + had, bytes, take);
+        said[had + take] = '\0';
     }
     return n > 0;
 }
@@ -95,33 +95,41 @@ static int is_over(const struct program_limits *l, uint64_t until, const char *n
     return 0;
 }
 
-static int read_all(const struct process *p, const struct program_limits *l, uint64_t until, const char *name,
-                    struct text_build *out, char *said, size_t room, struct err *e)
+/* Read until all programs have closed their outputs. */
+static int read_all(struct program *p, const struct process *run, int n, const struct program_limits *l,
+                    uint64_t until, struct err *e)
 {
-    struct pollfd fds[2] = { { p->out, POLLIN, 0 }, { p->err, POLLIN, 0 } };
-    size_t n_said = 0;
-    while (fds[0].fd >= 0 || fds[1].fd >= 0) {
-        if (is_over(l, until, name, e))
+    struct pollfd fds[2 * PROGRAMS_MAX];
+    int open = 2 * n;
+    for (int i = 0; i < 2 * n; i++)
+        fds[i] = (struct pollfd){ i % 2 ? run[i / 2].err : run[i / 2].out, POLLIN, 0 };
+    while (open > 0) {
+        if (is_over(l, until, run->name, e))
             return -1;
-        if (poll(fds, 2, PATIENCE_MS) <= 0)
+        if (poll(fds, (nfds_t)(2 * n), PATIENCE_MS) <= 0)
             continue;
-        for (int i = 0; i < 2; i++)
-            if (fds[i].fd >= 0 && fds[i].revents && !read_some(fds[i].fd, i == 0 ? out : NULL, said, room, &n_said))
+        for (int i = 0; i < 2 * n; i++) {
+            struct program *it = &p[i / 2];
+            if (fds[i].fd >= 0 && fds[i].revents &&
+                !read_some(fds[i].fd, i % 2 ? NULL : it->out, it->said, sizeof it->said)) {
                 fds[i].fd = -1;
-        if (out->state != TEXT_GOOD)
-            return build_end(out, e);
+                open--;
+            }
+            if (it->out->state != TEXT_GOOD)
+                return build_end(it->out, e);
+        }
     }
     return 0;
 }
 
-/* Wait for its end; after `until`, or if rc is -1, it is killed. */
-static int reap(const struct process *p, const struct program_limits *l, uint64_t until, const char *name, int rc,
-                int *status, struct err *e)
+/* Wait for the end of a program; after `until`, or if rc is -1, it is killed. */
+static int reap(const struct process *p, const struct program_limits *l, uint64_t until, int rc, int *status,
+                struct err *e)
 {
     int how = 0;
     pid_t got;
     while (rc == 0 && (got = waitpid(p->pid, &how, WNOHANG)) == 0) {
-        rc = is_over(l, until, name, e);
+        rc = is_over(l, until, p->name, e);
         nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
     }
     if (rc) {
@@ -132,29 +140,42 @@ static int reap(const struct process *p, const struct program_limits *l, uint64_
     }
     *status = WIFEXITED(how) ? WEXITSTATUS(how) : 128 + WTERMSIG(how);
     if (WIFSIGNALED(how) && (WTERMSIG(how) == SIGXCPU || WTERMSIG(how) == SIGKILL))
-        return err_set(e, ERR_LIMIT, "%s did not read the document within %g s", name, l->timeout_s);
+        return err_set(e, ERR_LIMIT, "%s did not read the document within %g s", p->name, l->timeout_s);
     return 0;
 }
 
-int program_run(const char *const *argv, const void *data, size_t size, const struct program_limits *l,
-              struct text_build *out, int *status, char *said, size_t room, struct err *e)
+static int start(struct program *p, int in, const struct program_limits *l, struct process *run, struct err *e)
 {
     static const char *const environment[] = { "PATH=/usr/bin:/bin", "LC_ALL=C.UTF-8", "HOME=/nonexistent", NULL };
-    struct process p;
-    const char *slash = strrchr(argv[0], '/'), *name = slash ? slash + 1 : argv[0];
+    const char *slash = strrchr(p->argv[0], '/');
+    run->name = slash ? slash + 1 : p->argv[0];
+    p->said[0] = '\0';
+    const struct spawn s = { .argv = p->argv, .env = environment, .in = in, .out = &run->out, .err = &run->err };
+    if (spawn_start(&s, &run->pid, e))
+        return -1;
+    limit(run->pid, l);
+    return 0;
+}
+
+int program_run(struct program *p, int n, const void *data, size_t size, const struct program_limits *l,
+                struct err *e)
+{
+    struct process run[PROGRAMS_MAX];
+    int n_started = 0;
     const int in = file_of(data, size, e);
     if (in < 0)
         return -1;
-    said[0] = '\0';
-    int rc = spawn_start(&(struct spawn){ .argv = argv, .env = environment, .in = in, .out = &p.out, .err = &p.err },
-                         &p.pid, e);
+    int rc = 0;
+    while (n_started < n && (rc = start(&p[n_started], in, l, &run[n_started], e)) == 0)
+        n_started++;
     close(in);
-    if (rc)
-        return rc;
     const uint64_t until = clock_ns() + (uint64_t)(l->timeout_s * 1e9);
-    limit(p.pid, l);
-    rc = read_all(&p, l, until, name, out, said, room, e);
-    close(p.out);
-    close(p.err);
-    return reap(&p, l, until, name, rc, status, e);
+    if (rc == 0)
+        rc = read_all(p, run, n, l, until, e);
+    for (int i = 0; i < n_started; i++) {
+        close(run[i].out);
+        close(run[i].err);
+        rc = reap(&run[i], l, until, rc, &p[i].status, e);
+    }
+    return rc;
 }

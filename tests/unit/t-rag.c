@@ -387,6 +387,44 @@ static void test_pdf_bomb(void **state)
     assert_int_equal(e.code, ERR_CANCELLED);
 }
 
+/* Two programs read this PDF, which is large enough: the text of all pages is there, in order. */
+static void test_pdf_pages(void **state)
+{
+    enum { PAGES = 41, BYTES = 4000 };
+    static char pdf[PAGES * (BYTES + 300) + 1000], expected[PAGES * 16];
+    char *p = pdf, *want = expected;
+    struct rag_text text;
+    (void)state;
+    if (!rag_type_works(RAG_PDF)) {
+        print_message("SKIP: pdftotext is not installed\n");
+        skip();
+    }
+    p += sprintf(p, "%%PDF-1.4\n1 0 obj\n<< /Type /Catalog /Pages 2 0 R >>\nendobj\n2 0 obj\n<< /Type /Pages /Count %d /Kids [", PAGES);
+    for (int i = 0; i < PAGES; i++)
+        p += sprintf(p, "%d 0 R ", 10 + 2 * i);
+    p += sprintf(p, "] >>\nendobj\n3 0 obj\n<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>\nendobj\n");
+    for (int i = 0; i < PAGES; i++) {
+        p += sprintf(p, "%d 0 obj\n<< /Type /Page /Parent 2 0 R /MediaBox [0 0 600 800] /Contents %d 0 R /Resources << /Font << /F 3 0 R >> >> >>\nendobj\n",
+                     10 + 2 * i, 11 + 2 * i);
+        /* blanks fill the stream */
+        p += sprintf(p, "%d 0 obj\n<< /Length %d >>\nstream\n%-*s\nendstream\nendobj\n", 11 + 2 * i, BYTES, BYTES, "");
+        char *stream = p - BYTES - (int)strlen("\nendstream\nendobj\n");
+        /* the last two pages are empty */
+        char line[64];
+        const int n = i < PAGES - 2 ? sprintf(line, "BT /F 12 Tf 50 700 Td (page %d) Tj ET", i + 1) : 0;
+        memcpy(stream, line, (size_t)n);
+        if (n)
+            want += sprintf(want, "%spage %d", i ? "\n\n\f" : "", i + 1);
+    }
+    p += sprintf(p, "trailer << /Root 1 0 R >>\n%%%%EOF\n");
+    const struct rag_extract_options o = { 0 };
+    assert_int_equal(rag_extract(RAG_PDF, pdf, (size_t)(p - pdf), &o, &text, &e), 0);
+    assert_string_equal(text.text, expected);
+    rag_text_release(&text);
+    const struct rag_extract_options small = { .memory_bytes = 1 << 20 };
+    assert_int_equal(rag_extract(RAG_PDF, pdf, (size_t)(p - pdf), &small, &text, &e), -1);
+}
+
 /* ---- the store ---- */
 
 static const struct rag_quota none = { 0 };
@@ -922,7 +960,8 @@ int main(void)
         cmocka_unit_test(test_chunks_headings_and_pages), cmocka_unit_test(test_chunks_overlap),
         cmocka_unit_test(test_chunks_of_a_line), cmocka_unit_test(test_word_tokens),
         cmocka_unit_test(test_queries), cmocka_unit_test(test_spaced), cmocka_unit_test(test_extract),
-        cmocka_unit_test(test_office), cmocka_unit_test(test_pdf_bomb), IN_FOLDER(test_store),
+        cmocka_unit_test(test_office), cmocka_unit_test(test_pdf_bomb), cmocka_unit_test(test_pdf_pages),
+        IN_FOLDER(test_store),
         IN_FOLDER(test_store_filters), IN_FOLDER(test_store_quota), IN_FOLDER(test_store_damaged),
         IN_FOLDER(test_search_stops), IN_FOLDER(test_vectors), IN_FOLDER(test_parts_of_a_chunk),
         IN_FOLDER(test_few_copies),
