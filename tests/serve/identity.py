@@ -8,7 +8,7 @@ one with recurrent layers (tests/lib/predictor.py): PROMPTS prompts (default: 20
 temperature 1 x with and without a grammar x one and eight requests at a time x one and two threads
 x drafters.  The reference is one request at a time on one thread without drafts.  zse-serve and
 zse-convert are those of PATH.  Prints a line for each server, with the tokens drafted and accepted.
-Exit 1: an answer differed.  Takes some 20 minutes on two cores."""
+Exit 1: an answer differed.  Takes some 10 minutes on two cores."""
 import concurrent.futures, http.client, json, os, random, re, subprocess, sys, tempfile, threading, time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
