@@ -159,6 +159,10 @@ static void run_schedules(struct model *m, int rounds)
         predicts = predicted ? 1 + round % 4 : 0;
         struct engine *g = open_engine(m, kv, max_seqs, 8 + (int)(rng_u64(&r) % 90), (int)(rng_u64(&r) % 12), 0);
         int n = 0, left = 0;
+        struct engine_limits l;
+        engine_limits(g, &l);
+        l.chunk = INT32_MAX;            /* by measured times the counts below would vary */
+        assert_int_equal(engine_set_limits(g, &l, &e), 0);
         while (n < N || left > 0) {
             if (n < N && rng_u64(&r) % 2) {
                 make_job(&jobs[n], &r, shared, m->config.vocab_size);
