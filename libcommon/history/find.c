@@ -13,7 +13,7 @@
 enum {
     MAX_TERMS = 16, MAX_WORDS = 32, MAX_HITS = 100, MATCHES = 3,
     ROWS_VISITED = 20000,               /* most messages that a search visits */
-    FIRST_ROWS = 1 << 18,               /* rows of the first statement: see search_messages */
+    FIRST_ROWS = 1 << 18,               /* rows of the first statement: see search_pieces */
     BEFORE = 60, SNIPPET = 200,         /* bytes of a snippet, and of it before the first hit */
     SCANNED = 1 << 20,                  /* bytes of a message that are searched for the place of its snippet */
 };
@@ -24,8 +24,10 @@ struct query {
     struct term term[MAX_TERMS];
     struct word word[MAX_WORDS];
     int n_terms, n_words;
-    /* in FTS5's syntax: for titles, and for messages */
+    /* in FTS5's syntax: for titles and for messages, and for messages if there are none; "": those
+     * are all */
     char titles[MAX_WORDS * 72 + MAX_TERMS * 16], messages[MAX_WORDS * 72 + MAX_TERMS * 16];
+    char else_messages[MAX_WORDS * 72 + MAX_TERMS * 16];
 };
 
 /* ---- the query ---- */
@@ -65,8 +67,9 @@ static void write_match(const struct query *q, int n_terms, char *out)
     *out = '\0';
 }
 
-/* Whether the last term is the first letter of a word that is being typed after others.  FTS5 would
- * collect the rows of all words with that letter, of which nearly every message has one. */
+/* Whether the last term is one letter or digit after other terms.  It is a word ("chapter 7"), or
+ * the beginning of one that is being typed: FTS5 would collect the rows of all words with that
+ * beginning, of which nearly every message has one. */
 static int ends_in_letter(const struct query *q)
 {
     const struct term *t = &q->term[q->n_terms - 1];
@@ -92,9 +95,17 @@ static int parse(struct query *q, const char *text, struct history_problem *p)
     }
     if (!q->n_terms)
         return fault_set(p, HISTORY_BAD_VALUE, "q", "q: has no word to search for");
-    q->term[q->n_terms - 1].is_prefix = open;
+    struct term *last = &q->term[q->n_terms - 1];
+    last->is_prefix = open;
     write_match(q, q->n_terms, q->titles);
-    write_match(q, q->n_terms - ends_in_letter(q), q->messages);
+    if (ends_in_letter(q)) {
+        write_match(q, q->n_terms - 1, q->else_messages);
+        last->is_prefix = 0;
+        write_match(q, q->n_terms, q->messages);
+        last->is_prefix = 1;
+    } else {
+        write_match(q, q->n_terms, q->messages);
+    }
     return 0;
 }
 
@@ -229,11 +240,11 @@ static int add_match(struct history *h, const struct query *q, struct found *f, 
 }
 
 /* Add the matches among rows from low to high, the newest first; *n: rows visited. */
-static int search_rows(struct history *h, const struct query *q, int64_t low, int64_t high, int *n, struct results *r,
-                       struct history_problem *p)
+static int search_rows(struct history *h, const struct query *q, const char *match, int64_t low, int64_t high, int *n,
+                       struct results *r, struct history_problem *p)
 {
     int rc = 0;
-    sqlite3_stmt *s = sql_bind(h, SQL_TEXT_SEARCH, p, "tii", q->messages, low, high);
+    sqlite3_stmt *s = sql_bind(h, SQL_TEXT_SEARCH, p, "tii", match, low, high);
     while (!r->more && (rc = s ? sql_step(h, s, p) : -1) == 1) {
         const int64_t row = sqlite3_column_int64(s, 0);
         sqlite3_stmt *m = sql_bind(h, SQL_MESSAGE_CONVERSATION, p, "i", row);
@@ -247,19 +258,29 @@ static int search_rows(struct history *h, const struct query *q, int64_t low, in
     return rc < 0 ? -1 : 0;
 }
 
-/* FTS5 sees no deadline until it finds a row, so the rows are searched in pieces.  Each is twice as
- * large as the one before, because FTS5 collects all rows of a prefix again for each piece. */
-static int search_messages(struct history *h, const struct owner *o, const struct query *q, struct results *r,
-                           struct history_problem *p)
+/* Add the matches among the messages.  Returns the number of rows visited, or -1.  FTS5 sees no
+ * deadline until it finds a row, so the rows are searched in pieces.  Each is twice as large as the
+ * one before, because FTS5 collects all rows of a prefix again for each piece. */
+static int search_pieces(struct history *h, const struct owner *o, const struct query *q, const char *match,
+                         struct results *r, struct history_problem *p)
 {
     const int64_t first = first_row(o);
     int n = 0;
     for (int64_t high = first + o->next, low, rows = FIRST_ROWS; !r->more && high >= first; high = low - 1, rows *= 2) {
         low = high - rows >= first ? high - rows + 1 : first;
-        if (sql_go_on(h, p) || search_rows(h, q, low, high, &n, r, p))
+        if (sql_go_on(h, p) || search_rows(h, q, match, low, high, &n, r, p))
             return -1;
     }
-    return 0;
+    return n;
+}
+
+static int search_messages(struct history *h, const struct owner *o, const struct query *q, struct results *r,
+                           struct history_problem *p)
+{
+    int n = search_pieces(h, o, q, q->messages, r, p);
+    if (n == 0 && q->else_messages[0])
+        n = search_pieces(h, o, q, q->else_messages, r, p);
+    return n < 0 ? -1 : 0;
 }
 
 /* The answer of the results. */
