@@ -16,7 +16,7 @@
 
 /* With copies of whole passages only, CANDIDATES passages per wanted one are compared with their
  * parts, and SAMPLES passages give the mean and the deviation of all similarities. */
-enum { ALIGN = 64, ROWS_AT_ONCE = 256, MAX_SIZE = 1 << 16, CANDIDATES = 2, SAMPLES = 256 };
+enum { ALIGN = 64, ROWS_AT_ONCE = 256, MAX_SIZE = 1 << 16, CANDIDATES = 4, SAMPLES = 256 };
 
 /* A copy of the vectors of one collection by one model. */
 struct vector_copy {
