@@ -50,8 +50,8 @@ static int conversation_ids(struct chat_session *t, const char *text, size_t siz
     return prompter_encode(&t->prompter, text, size, 0, ids, n, e);
 }
 
-/* Keep the ids of the turn's prompt (ids becomes owned) and answer, and their text if the answer
- * ended by itself. */
+/* Keep the ids of the turn's prompt and answer, and also their text if the answer ended by itself.
+ * Takes ownership of ids. */
 static void remember(struct chat_session *t, const char *text, size_t size, int32_t *ids, int n, const struct answer *a)
 {
     session_forget(t);

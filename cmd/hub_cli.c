@@ -1,5 +1,5 @@
-/* hub_cli.c - fetch models that the command line names, with the environment of the Python
- * tools. */
+/* hub_cli.c - fetch models named on the command line; the environment variables are those of
+ * Hugging Face's Python tools. */
 #include "cmd/hub_cli.h"
 
 #include <pwd.h>

@@ -60,8 +60,9 @@ static int range(const char *name, int v, int most, struct err *e)
     return v >= 0 && v <= most ? 0 : err_set(e, ERR_LIMIT, "%s is %d, expected 0 to %d", name, v, most);
 }
 
-/* Bytes of keys and values: enough for all requests of full length, but at most a quarter of the
- * machine's memory.  Requests for which there is no space wait. */
+/* Bytes of keys and values: enough for all requests of full length, but at most max_kv_bytes, or a
+ * quarter of the machine's memory if that is 0.  Never less than one request of full length needs.
+ * Requests for which there is no space wait. */
 static size_t kv_bytes(const struct zse_engine_options *o, const struct config *c, const struct engine_options *eo)
 {
     const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);

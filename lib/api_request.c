@@ -1,4 +1,4 @@
-/* api_request.c - requests: from zse_submit() over the events of the engine's thread to
+/* api_request.c - requests: zse_submit(), the events that the engine's thread reports, and
  * zse_request_free(). */
 #include "lib/internal.h"
 

@@ -63,8 +63,9 @@ enum { GPU_DECODED_TOKENS = 128 };
 enum gpu_router { GPU_ROUTER_SOFTMAX, GPU_ROUTER_SIGMOID, GPU_ROUTER_SQRT_SOFTPLUS, GPU_ROUTER_SPARSEMIXER,
                   GPU_ROUTER_TOP_SOFTMAX };
 enum { GPU_MAX_EXPERTS = 1024, GPU_MAX_GROUPS = 32, GPU_MAX_TOP_K = 32 };
-/* Choose experts from the router's outputs, as cpu_moe.c does, and sort pairs by expert.  Scores
- * that are NaN rank last, also in cpu_moe.c, except that there a NaN of expert 0 ranks first. */
+/* Choose experts from the router's outputs, as cpu_moe.c does, and sort pairs of token and expert
+ * by expert.  NaN scores rank last.  cpu_moe.c differs in one case: a NaN of expert 0 ranks
+ * first. */
 struct gpu_route {
     /* [n_parts][n][ld], part_stride floats apart: outputs are the sums over parts; the
      * column after the experts' is the shared router's, if choice.shared is not NULL */
@@ -101,9 +102,9 @@ int gpu_expert_matmul(struct gpu *g, const struct gpu_experts *o, struct err *e)
  * GPU_EXPERT_FEW pairs. */
 int gpu_expert_f32(struct gpu *g, const struct gpu_experts *o, struct err *e);
 
-/* sum = shared_scale * shared_weight * shared + the weighted results of a token's experts, in the
- * order of its choice; x += scale * sum, or out = sum where x is NULL.  shared [n][cols] may be
- * NULL or out; shared_weight [n] NULL: 1. */
+/* sum = shared_scale * shared_weight * shared + the weighted results of a token's experts, added in
+ * the order in which they were chosen.  Then x += scale * sum, or out = sum if x is NULL. shared
+ * [n][cols]: may be NULL (no shared expert) or equal to out; shared_weight [n]: NULL means 1. */
 struct gpu_expert_sum {
     const float *y;                     /* [pair][cols] */
     struct gpu_choice choice;

@@ -1,7 +1,7 @@
-/* audit_line.h - a line of the audit log as JSON, without the chain's fields at its end.
+/* audit_line.h - a line of the audit log as JSON, without the last fields, those of the hash chain.
  *
- * Lines are bounded: a text that is longer than its field allows, escapes counted, is cut and ends
- * in "...[N bytes]", N being the whole length. */
+ * Lines are bounded.  A string that is longer than its field allows, counted with its JSON escapes,
+ * is cut and ends in "...[N bytes]", where N is its whole length. */
 #ifndef ZSE_ACCESS_AUDIT_LINE_H
 #define ZSE_ACCESS_AUDIT_LINE_H
 

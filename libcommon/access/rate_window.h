@@ -16,8 +16,8 @@ enum { MINUTE_SPAN = 60, DAY_SPAN = 96, QUARTER_S = 900 };
 /* number of the span in the high half, count in the low half */
 typedef _Atomic uint64_t window_bucket;
 
-/* Add n (negative: take back) to span `now` of a ring of `size` buckets.  Counts stop at 0 and at
- * 2^32 - 1. */
+/* Add n to the count of span number `now` in a ring of `size` buckets; a negative n takes back an
+ * earlier addition.  Counts saturate at 0 and at 2^32 - 1. */
 static inline void window_add(window_bucket *ring, int size, uint32_t now, int64_t n)
 {
     window_bucket *b = &ring[now % (uint32_t)size];

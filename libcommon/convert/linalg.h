@@ -41,8 +41,9 @@ const struct linalg_ops *const *linalg_all(void);
 
 static inline int linalg_pad(int n) { return (n + PANEL - 1) / PANEL * PANEL; }
 
-/* linalg_gram and linalg_cross read tokens in packed form.  linalg_pack converts x [t, ldx],
- * with zeros in the columns from n to N and ldx >= N, to packed [linalg_packed(N, t)] floats. */
+/* Convert tokens x [t][ldx] to the packed form that linalg_gram() and linalg_cross() read: packed
+ * has linalg_packed(N, t) floats.  ldx >= N; columns n to N - 1 of x must be zeros, where n is the
+ * size before padding. */
 size_t linalg_packed(int N, int t);
 void linalg_pack(struct pool *p, float *packed, const float *x, size_t ldx, int N, int t);
 /* H += X'X; only the blocks of the lower triangle. */
@@ -51,8 +52,8 @@ void linalg_gram(const struct linalg_ops *o, struct pool *p, float *h, int N, co
 void linalg_cross(const struct linalg_ops *o, struct pool *p, float *c, int N, const float *a, const float *b, int t);
 /* Copy the lower triangle to the upper one. */
 void linalg_mirror(struct pool *p, float *h, int N);
-/* Replace the lower triangle of A by L with A = L L', and the upper triangle by 0.  -1 if A is not
- * positive definite; the contents of a are then undefined. */
+/* Replace the lower triangle of A by L with A = L L', and the upper triangle by 0.  Returns 0; -1
+ * with *e if A is not positive definite: its contents are then undefined. */
 int linalg_cholesky(const struct linalg_ops *o, struct pool *p, float *a, int N, struct err *e);
 /* Replace the lower triangular L by its inverse. */
 int linalg_invert_lower(const struct linalg_ops *o, struct pool *p, float *l, int N, struct err *e);

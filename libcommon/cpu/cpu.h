@@ -66,15 +66,15 @@ struct cpu_layers *cpu_layers_open(const struct config *c, int n_windows, int wi
 void cpu_layers_close(struct cpu_layers *l);
 /* Bytes allocated so far; buffers of quantized inputs are allocated by the first run. */
 size_t cpu_layers_memory(const struct cpu_layers *l);
-/* Bytes that a window keeps between its layers besides x: embeddings of the layers, residual
- * streams, keys and values that later layers read.  Models that have any (else 0) run one window at
- * a time: open with n_windows 1. */
+/* Number of bytes that a window keeps between its layers besides x: embeddings of the layers,
+ * residual streams, keys and values that later layers read; 0 for most models.  A model with any
+ * runs one window at a time: open it with n_windows 1. */
 size_t cpu_layers_kept(const struct cpu_layers *l);
-/* Keep these bytes at `kept`, 64-byte aligned, from now on; NULL: in memory of l's own.
- * cpu_layers_embed() fills them. */
+/* Keep the bytes of cpu_layers_kept() at `kept` (64-byte aligned, the caller's) from now on; NULL:
+ * in memory that l owns.  cpu_layers_embed() fills them. */
 void cpu_layers_keep(struct cpu_layers *l, void *kept);
-/* The part of these bytes that holds the residual streams; *bytes 0: there are none.  If a hook
- * ends a run early, the streams are only partly updated. */
+/* The part of the bytes of cpu_layers_kept() that holds the residual streams; *bytes 0: there are
+ * none.  If a hook ends a run early, the streams are only partly updated. */
 void *cpu_layers_streams(struct cpu_layers *l, size_t *bytes);
 /* x = layer(x) with these weights; with `exact`, in f32 activations.  hook may be NULL; its
  * argument `layer` is `index`. */

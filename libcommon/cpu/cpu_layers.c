@@ -13,8 +13,8 @@ struct cpu_layers {
     int32_t *table, *tokens;
     uint8_t *kv;
     float *state;
-    /* the bytes that a window keeps between its layers; `own` is our memory for them, `kept` is
-     * that or the caller's */
+    /* the bytes that a window keeps between its layers: kept is in use, either `own`, which we
+     * allocated, or the caller's */
     uint8_t *own, *kept;
     size_t ple_bytes, stream_bytes, beside_bytes, kv_bytes;
     int *slot, n_slots;             /* [n_layers] keys and values that later layers read, or -1 */

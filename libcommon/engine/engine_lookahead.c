@@ -88,8 +88,9 @@ static int run_again(struct engine *g, int n, struct err *e)
     return g->backend->forward(g->b, &(struct batch){ g->items, n_left }, g->logits, e) < 0 ? -1 : n_left;
 }
 
-/* Launch the next step if possible, then wait for the current step of n items, which is running
- * already.  Returns the number of its items, or -1. */
+/* The current step, of n items, is running already: launch the step after it if possible, then wait
+ * for the current one.  Returns the number of items of the current step whose rows are valid, or -1
+ * if the backend failed. */
 static int finish_begun(struct engine *g, int n, struct err *e)
 {
     if (plan_lookahead(g, n)) {

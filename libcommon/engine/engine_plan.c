@@ -29,8 +29,9 @@
 #include "libcommon/engine/internal.h"
 
 enum { LEAST_CHUNK = 8, FIRST_CHUNK = 32 };
-/* STRETCH is below 2, to leave a margin for noise.  USUAL is below a half, so that the median is a
- * long step only if more than half of the steps are. */
+/* STRETCH: a step with prompt tokens should last this many times as long as one without.  It is
+ * below 2, so that noise seldom makes such a step last twice as long.  USUAL is below a half, so
+ * that the median is a long step only if more than half of the steps are. */
 static const float STRETCH = 1.8f, MOST_STRETCH = 4, USUAL = 0.4f;
 
 /* ---- pace ---- */

@@ -1,20 +1,22 @@
 /* engine_predictor.c - drafts of a layer that was trained with the model to predict a further token
  * (multi-token prediction, arXiv:2412.19437, section 2.2).
  *
- * The layer reads the model's final state after a token, and the next token, and predicts the token
- * after that.  So every step of the main model also returns its final states, and the predictor
- * computes its own keys and values from them before the next step overwrites the rows.  Further
- * tokens of a draft are made from the predictor's own state; their keys and values are computed
- * again with the model's states when the tokens are known.
+ * The layer (the predictor) reads the model's final state after a token, and the next token, and
+ * predicts the token after that.  So every step of the main model also returns its final states,
+ * and the predictor computes its own keys and values from them before the next step overwrites the
+ * rows.  Further tokens of a draft are made from the predictor's own state; their keys and values
+ * are computed again with the model's states when the tokens are known.
  *
- * While a request has no drafts, nothing is computed: copies of the newest KEPT states wait for the
- * next draft, which computes all of their entries in one pass.  Prompts are computed at once.
+ * While a request has no drafts, the predictor computes nothing: copies of the newest KEPT states
+ * wait for the next draft, which computes their keys and values in one pass.  The keys and values
+ * of prompts are computed at once.
  *
- * Entry i of its keys and values is made of the state after ids[base + i] and of the token after
- * that.  Where states are missing, because drafts were paused for long or because the main model
- * took a prefix from the cache that the predictor's own tree lacks, the entries before the gap stay
- * and those behind it follow them directly: local distances are right, and `base` grows by the
- * length of the gap.  That makes drafts a little worse, never answers. */
+ * Entry i of the predictor's keys and values is computed from the model's state after ids[base + i]
+ * and from the token ids[base + i + 1].  States can be missing, because drafts were paused for
+ * long, or because the main model took a prefix from the cache that the predictor's prefix tree
+ * lacks.  Then the entries before the gap stay, the entries behind it follow them directly, and
+ * `base` grows by the length of the gap.  So distances within the newer entries are right, and
+ * distances across the gap are too short: drafts become a little worse, answers do not change. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -79,10 +79,14 @@ struct zfile;
 struct map;
 struct map_guard;
 struct zfile *zfile_open(const char *path, struct err *e);
-/* Like zfile_open(), with two additions.  If the weights have at most `most` bytes, a thread
- * prefaults their pages in the order of the file while the caller goes on.  guard, for a handler of
- * lost pages: add() is called before any page of the mapping is read, remove() before it is
- * unmapped; either may be NULL.  Fails if pages were lost meanwhile. */
+/* Like zfile_open(), with two additions.
+ *
+ * If the weights have at most `most` bytes, a thread prefaults their pages in the order of the file
+ * while the caller continues.
+ *
+ * guard is for a handler of lost pages: guard->add() is called before any page of the mapping is
+ * read, guard->remove() before it is unmapped; either may be NULL.  Fails if pages were lost while
+ * the file was opened. */
 struct zfile *zfile_open_guarded(const char *path, uint64_t most, const struct map_guard *guard, struct err *e);
 void zfile_close(struct zfile *z);                              /* NULL is fine */
 int zfile_is(const void *head, size_t size);                    /* do these first bytes look like a .zse file? */
@@ -155,12 +159,18 @@ int zwriter_original(struct zwriter *w, const char *name, const void *data, size
 int zwriter_commit(struct zwriter *w, const json_t *json, struct err *e);       /* closes w in any case */
 void zwriter_abort(struct zwriter *w);                                          /* NULL is fine */
 
-/* Writing that survives interruptions.  zwriter_park() ends the group, syncs the file and gives it
- * a lasting name; returns as atomic_park: 0, 1 impossible, -1.  zwriter_resume() opens that file
- * again: 1 and *w; 0: there is none; 2: a running writer has it; -1.  The caller then repeats the
- * same groups and tensors with zwriter_skip() in the place of zwriter_data(), and calls
- * zwriter_replayed(), which cuts off the rest of the file.  After it, zwriter_groups() has the
- * checksums of the file's contents, to be compared with those noted earlier. */
+/* Writing that survives interruptions.
+ *
+ * zwriter_park() ends the group, syncs the file and gives it a lasting name.  Returns 0; 1 if the
+ * file cannot be parked (atomic_park() says why), and writing goes on; -1 with *e.
+ *
+ * zwriter_resume() opens the parked file of `path`.  Returns 1 with *w; 0 if there is none; 2 if a
+ * running writer has it; -1 with *e.
+ *
+ * After zwriter_resume() the caller repeats the groups and tensors that were written before, with
+ * zwriter_skip() instead of zwriter_data().  Then it calls zwriter_replayed(), which cuts off the
+ * rest of the file, and compares the checksums in zwriter_groups(), which are computed from the
+ * file, with those noted earlier. */
 int zwriter_park(struct zwriter *w, struct err *e);
 int zwriter_resume(struct zwriter **w, const char *path, struct err *e);
 int zwriter_skip(struct zwriter *w, uint64_t n, struct err *e);

@@ -109,8 +109,8 @@ static uint32_t chars(struct exprs *s, const struct char_range *given, int n, ui
         int len = b < 0xE0 ? 1 : b < 0xF0 ? 2 : 3;
         uint32_t base = (uint32_t)(b & (len == 1 ? 0x1F : len == 2 ? 0x0F : 0x07)) << 6 * len;
         uint32_t to;
-        /* No overlong forms: the encoding of characters below 0x800 or 0x10000 never begins with
-         * this byte, so such ranges do not count here. */
+        /* Exclude overlong forms.  After this first byte, continuations that would encode
+         * characters below 0x800 or 0x10000 match nothing. */
         if (b == 0xE0 || b == 0xF0) {
             uint32_t low = b == 0xE0 ? 0x800 : 0x10000, part = 1u << 6 * (len - 1);
             struct arm sub[64];

@@ -23,17 +23,19 @@ struct neighbours {
     uint32_t *first, *node;             /* owned: one allocation, at first */
 };
 
-/* Add an edge; an edge equal to the one before it is left out.  0, or -1 without memory. */
+/* Add an edge; an edge equal to the one before it is left out.  Returns 0, or -1 if memory ran
+ * out. */
 int graph_add(struct graph *g, uint32_t from, uint32_t to);
 void graph_release(struct graph *g);
-/* 0, or -1 without memory; then *v is all zero. */
+/* Fill in *v, which the caller releases.  Returns 0, or -1 if memory ran out; *v is then all
+ * zero. */
 int graph_neighbours(const struct graph *g, enum graph_direction direction, struct neighbours *v);
 void neighbours_release(struct neighbours *v);
-/* Set marked[i] = 1 for each node that can be reached from a marked one.  0, or -1 without
- * memory. */
+/* Set marked[i] = 1 for each node that can be reached from a node that is marked at the call.
+ * Returns 0, or -1 if memory ran out. */
 int graph_reach(const struct neighbours *v, uint8_t *marked);
-/* Set on_cycle[i] = 1 for each node from which an edge or more lead back to it.  0, or -1
- * without memory. */
+/* Set on_cycle[i] = 1 for each node that lies on a cycle: a path of one or more edges leads from it
+ * back to it.  Returns 0, or -1 if memory ran out. */
 int graph_cycles(const struct graph *g, uint8_t *on_cycle);
 
 #endif

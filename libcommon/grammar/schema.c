@@ -228,8 +228,8 @@ uint32_t schema_compile(struct schema *s, const struct member *given, int n)
     return s->failed ? (uint32_t)EXPR_NONE : r;
 }
 
-/* Compile the document; again with one alternative of each negation, if they have too many
- * combinations. */
+/* Compile the document.  If the alternatives of its negations have too many combinations, compile
+ * it again with only one alternative of each negation. */
 static uint32_t compile_root(struct schema *s)
 {
     const struct member m = { s->root, 0, NULL };

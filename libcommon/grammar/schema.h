@@ -95,11 +95,11 @@ struct refusal { const json_t *at; char keyword[256]; };
 enum { TYPE_NULL = 1, TYPE_BOOLEAN = 2, TYPE_INTEGER = 4, TYPE_FRACTION = 8, TYPE_STRING = 16, TYPE_ARRAY = 32,
        TYPE_OBJECT = 64, TYPE_ALL = 127 };
 
-/* Compile a schema as a part of g; EXPR_NONE with *e set.  *comma and *colon: the punctuation with
- * the blanks that it may have. */
+/* Compile a schema as a part of g.  *comma and *colon become the expressions of these characters
+ * with the blanks that may surround them.  Returns EXPR_NONE with *e set if it fails. */
 uint32_t grammar_schema_expr(struct grammar *g, json_t *root, uint32_t *comma, uint32_t *colon, struct err *e);
-/* Like grammar_schema_expr(), but keywords that cannot be enforced are removed from root, and their
- * JSON pointers are appended to the array `dropped`. */
+/* Like grammar_schema_expr(), but removes keywords that cannot be enforced from root, and appends
+ * their JSON pointers to the array `dropped`. */
 uint32_t grammar_schema_relaxed(struct grammar *g, json_t *root, json_t *dropped, uint32_t *comma, uint32_t *colon,
                                 struct err *e);
 

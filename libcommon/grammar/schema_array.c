@@ -22,8 +22,9 @@ struct array {
     uint32_t *items;
 };
 
-/* Whether item i (-1: all later ones) is evaluated by a member next to u or inside it.  *some: the
- * contains among them, which evaluate the items that they match. */
+/* Whether item i (-1: every later item) is evaluated by a keyword other than `contains`, of a
+ * member next to u or inside it.  A `contains` evaluates only the items that match it; the schemas
+ * of these `contains` are appended to *some. */
 static int is_item_evaluated(const struct member *m, int n, const struct member *u, int64_t i, json_t *some)
 {
     for (int j = 0; j < n; j++) {

@@ -377,10 +377,11 @@ static uint32_t further(struct object *o, unsigned class, unsigned served)
     return s->failed ? (uint32_t)EXPR_NONE : expr_any_of(x, ways, n_ways);
 }
 
-/* The further properties that SOME_PROPERTY requires, and the end of the object.  They come last,
- * because the last of several equal names counts.  Each has its own class: the names to which all
- * SOME_PROPERTY of the class and no others apply, so that no two names are equal.  The classes have
- * a fixed order. */
+/* The further properties that the conditions SOME_PROPERTY require, and the end of the object. They
+ * come last, because the last of several equal names counts.
+ *
+ * A class of names is the set of conditions that apply to them.  The required properties have names
+ * of different classes, so no two names are equal.  The classes come in a fixed order. */
 struct needed {
     struct object *o;
     uint32_t comma, end;
@@ -440,8 +441,10 @@ static void needed_ends(struct object *o, uint32_t comma, uint32_t end, uint32_t
     free(d);
 }
 
-/* Fill in what may come after all declared properties: key[c] after the quotation mark of a key,
- * done[c] after a value, if the object has c properties so far. */
+/* Compute expressions for the text that may follow all declared properties of an object.  Both are
+ * indexed by c, the number of properties the object has so far: key[c] is the text after the
+ * opening quotation mark of a further key, done[c] the text after the value of the last
+ * property. */
 static void further_rows(struct object *o, int32_t cap, uint32_t comma, uint32_t end, uint32_t *key, uint32_t *done)
 {
     struct exprs *x = &o->s->g->x;
@@ -583,8 +586,12 @@ static int compile_properties(struct object *o)
 }
 
 /* Compile further properties (those that are not declared), and collect the members' conditions
- * SOME_PROPERTY.  Objects in which two required further properties are in the same class are not
- * accepted.  -1: there are more conditions than can be told apart, so no object is accepted. */
+ * SOME_PROPERTY, each of which requires a property of a certain kind.
+ *
+ * A class of names is the set of conditions that apply to them.  Objects with two required
+ * properties of one class are not accepted, because their names could not be told apart.  Returns
+ * 0; -1 if there are more conditions than classes can distinguish, so that no object is
+ * accepted. */
 static int compile_further(struct object *o)
 {
     struct schema *s = o->s;

@@ -19,20 +19,28 @@ struct open_part {
     int depth, in_string;               /* OPEN_JSON: at that offset */
     char quote;                         /* OPEN_QUOTED: the quotation mark that ends it */
 };
-/* Set o to text[0..n), the part of a value whose value_close has not arrived; offsets are from
- * base.  A text that is not UTF-8 cannot be read on. */
+/* Set *o to a part of kind OPEN_MARKED: text[0..n) is all that was read of a value whose end mark
+ * (f->value_close) has not arrived.  Offsets are from base.  Leaves *o alone if the text is not
+ * UTF-8, which cannot be read on. */
 void open_marked(struct open_part *o, const char *base, const char *text, size_t n);
-/* Read on in a marked or quoted string, in the text from base + o->at on.  MORE: all of it belongs
- * to the string, o->at moved on, and *json is what the JSON text gets, malloc'd, NULL without
- * memory.  DONE: the string may end there. */
+/* Read on in the string *o, which is OPEN_MARKED or OPEN_QUOTED, in the text from base + o->at to
+ * end.
+ *
+ * Returns MORE if all of this text belongs to the string.  Then o->at has moved past the whole
+ * characters, and *json is their JSON text, without quotation marks: malloc'd, or NULL if memory
+ * ran out.  Returns DONE, with *json NULL, if the string may end in this text or the text is not
+ * UTF-8: the call must be read again from its beginning. */
 enum tool_read open_string_on(struct open_part *o, const struct tool_format *f, const char *base, const char *end,
                               char **json);
 
-/* Read `name=value, ...)` (TOOL_PYTHON) or `name:value,...}` (TOOL_QUOTED) from *at on, and turn
- * it into a JSON object.  DONE with *at after the closing bracket; MORE: the text ends before
- * it; BAD: no continuation is valid.  *json is malloc'd in each case, or NULL without memory: the
- * part of the object read so far, a prefix of the whole.  Of duplicate names only the first
- * counts.  o: the string at the end of the text, if it is MORE; offsets are from *at. */
+/* Read the arguments of a call, `name=value, ...)` (TOOL_PYTHON) or `name:value,...}`
+ * (TOOL_QUOTED), from *at on, and turn them into a JSON object.  Of duplicate names only the first
+ * counts.
+ *
+ * Returns DONE with *at after the closing bracket; MORE if the text ends before that bracket; BAD
+ * if no continuation is valid.  In each case *json is the part of the object read so far, a prefix
+ * of the whole: malloc'd, or NULL if memory ran out.  With MORE, *o is the incomplete string at the
+ * end of the text; its offsets are from *at. */
 enum tool_read tool_values_read(const struct tool_format *f, const char **at, const char *end, char **json,
                                 struct open_part *o);
 

@@ -9,8 +9,9 @@
 #include "libcommon/import/gguf.h"
 #include "libcommon/import/packed.h"
 
-/* Two 64-bit lanes; every word is xored in, multiplied by an odd constant and mixed by shifts (the
- * constants are those of SplitMix64, Steele et al. 2014). */
+/* Two 64-bit lanes.  Lane a xors each word in, lane b adds it; both then multiply by an odd
+ * constant and mix by a shift, and lane b mixes in lane a.  (The constants are those of SplitMix64,
+ * Steele et al. 2014.) */
 struct hash { uint64_t a, b; };
 
 static void hash_word(struct hash *h, uint64_t w)

@@ -144,11 +144,11 @@ static void amx_begin(int T, int bytes)
 
 static void amx_end(void) { __asm__ volatile("tilerelease"); }
 
-/* Store the sums of the step before the last from a pair of tiles, to [2][16 tokens][16 rows], and
- * start the next step of a panel in these tiles, with weights w0 and w1.  n: number of tile
- * multiplications of a step; a: codes, a_next apart.  Storing just before the tiles are reused
- * keeps four products in flight; storing right after each product costs 30 cycles per product
- * instead of 20. */
+/* Store the sums that a pair of tiles holds, those of the step before the last, to [2][16
+ * tokens][16 rows]; then start the next step of a panel in these two tiles, with weights w0 and w1.
+ * n: number of tile multiplications of a step; a: codes, a_next bytes from one multiplication to
+ * the next. Storing just before the tiles are reused keeps four products in flight; storing right
+ * after each product costs 30 cycles per product instead of 20. */
 #define AMX_PAIR(x, y, A) \
     do { \
         __asm__ volatile("tileloadd (%[a],%[s64]), %%tmm" #A "\n" "tilestored %%tmm" #x ", (%[to],%[s64])\n" "tilezero %%tmm" #x "\n" \

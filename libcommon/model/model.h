@@ -329,11 +329,12 @@ struct config {
     /* A second embedding with ple_dim elements for each layer, which adds a gated projection of
      * them (gemma3n, gemma4); 0: none.  Tokens from ple_vocab on use row 0. */
     int ple_dim, ple_vocab;
-    /* AltUp (arXiv:2301.13310, gemma3n): n_streams residual streams (0: one), of which each layer
-     * computes number `stream`, and predicts and corrects the others; scale_corrected: the result
-     * is multiplied by altup_scale.  laurel_rank: rank of LAuReL (arXiv:2411.07501).  cutoff
-     * [n_layers]: gates below this number of standard deviations above the mean are cut off; NULL
-     * or 0: none; owned. */
+    /* AltUp (arXiv:2301.13310, gemma3n): n_streams is the number of residual streams (0: one).
+     * Each layer computes stream number `stream` and predicts and corrects the others; with
+     * scale_corrected the result is multiplied by altup_scale.
+     *
+     * laurel_rank: rank of LAuReL (arXiv:2411.07501).  cutoff [n_layers], owned: gates less than
+     * this number of standard deviations above the mean are cut off; NULL or 0: none. */
     int n_streams, stream, scale_corrected, laurel_rank;
     float *cutoff;
     /* falcon_h1: factors on the outputs of attention and of the state, on the input of the gate's
@@ -363,8 +364,9 @@ struct config {
  * the result, are refused by name. */
 int config_parse(struct config *c, const json_t *json, struct err *e);
 void config_release(struct config *c);
-/* The config of a layer that predicts a further token, as a model with one layer, which is like
- * the last layer of c with attention; its arrays belong to c.  -1: it is not supported here. */
+/* Make *out the config of a layer that predicts a further token: a model of one layer, with the
+ * same parameters as the last attention layer (MHA or MLA) of c.  Its arrays are those of c, so
+ * *out is not released.  Returns 0; -1 if c has properties that such a layer does not support. */
 int config_predictor(const struct config *c, struct config *out);
 /* How vectors of texts are pooled: by the mean, unless the model says otherwise. */
 enum embed config_pooling(const struct config *c);

@@ -27,17 +27,17 @@ void rag_pending_release(struct rag_pending *list, int n);
 int rag_put_vectors(struct rag_store *r, const char *model, const struct rag_pending *list, int n,
                     const float *vectors, int size, struct err *e);
 
-/* most_bytes: of the copies in memory; if vectors of whole chunks are beyond it, too, they are read
- * for each search. */
+/* most_bytes: limit of the copies of vectors in memory.  If the vectors of whole chunks alone
+ * exceed it, they are read from the store for each search. */
 struct rag_vectors *rag_vectors_open(const struct kernels *k, size_t most_bytes, struct err *e);
 void rag_vectors_close(struct rag_vectors *v);          /* NULL is fine */
 
 struct near { int64_t chunk; float similarity; };
-/* Find the `most` chunks of the collections with the largest similarity to `vector`, sorted by it:
- * the mean of the cosines of the chunk and of its nearest part.  If n_ranges is not 0, only chunks
- * with ids in one of ranges [n_ranges][2] (first, last) are compared, so that a search can be
- * limited to some documents.  *mean and *deviation describe the similarities of all chunks that
- * were compared.  Returns the number of chunks in out; -1 with *e. */
+/* Find the `most` chunks of the collections that are most similar to `vector`, sorted by
+ * similarity: the mean of two cosines, that of the chunk and that of its nearest part.  If n_ranges
+ * is not 0, only chunks with ids in one of ranges [n_ranges][2] (first, last) are compared, so that
+ * a search can be limited to some documents.  *mean and *deviation describe the similarities of all
+ * chunks that were compared.  Returns the number of chunks in out; -1 with *e. */
 int rag_nearest(struct rag_vectors *v, struct rag_store *r, const char *model, const float *vector, int size,
                 const int64_t *collections, int n_collections, const int64_t *ranges, int n_ranges, struct near *out,
                 int most, double *mean, double *deviation, struct err *e);

@@ -19,11 +19,11 @@ enum watch_state {
      * processes, and TRIM began at least a second ago. */
     WATCH_END,
 };
-/* The state that follows from one reading m and the state `before`.  Percentages are those of
- * memory_most(m), and memory_now(m) bytes are left. */
+/* Returns the state that follows from one reading m and the state `before`.  In the conditions
+ * above, percentages are of memory_most(m), and what is left is memory_now(m) bytes. */
 enum watch_state watch_next(enum watch_state before, const struct memory *m);
-/* asked: the state that followed from the last reading.  The state becomes worse only after two
- * readings in a row from which a worse one follows, but better after a single reading. */
+/* asked: the state that followed from the last reading.  `state` becomes better after a single
+ * reading, but worse only after two readings in a row that ask for a worse state. */
 struct memory_watch { enum watch_state state, asked; };
 void watch_step(struct memory_watch *w, const struct memory *m);
 

@@ -11,9 +11,9 @@
 
 struct worker;
 
-/* One answer that the engine makes.  The submitter owns the memory.  It must keep the job until it
- * has received the job's event with `last`, or the job in events.lost; after worker_cancel() also
- * until it has received the job in events.cancel_done. */
+/* One answer that the engine makes.  The submitter owns the memory and keeps it until it has
+ * received the job's event with `last`, or the job in events.lost.  After worker_cancel() it also
+ * keeps it until it has received the job in events.cancel_done. */
 struct event;
 struct events;
 struct worker_job {

@@ -1,5 +1,5 @@
-# render.bats - zse-info render: where templates come from, one JSON object a line out, usage and
-# bad input.
+# render.bats - zse-info render: the template comes from a model or a file, each line of input
+# becomes one JSON object on a line of output, and usage and bad input are refused.
 bats_require_minimum_version 1.5.0
 
 setup() {

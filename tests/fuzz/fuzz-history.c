@@ -1,6 +1,7 @@
-/* fuzz-history.c - any bytes as a text, a search and an imported conversation of the chat history,
- * in our form and in those of other programs: words lie inside their text, a search is answered or
- * refused, and an import that succeeds is exported and imported again with the same result. */
+/* fuzz-history.c - the chat history with any bytes as a text, as a search, and as an imported
+ * conversation, in our format and in those of other programs.  Checks that words lie inside their
+ * text, that a search is answered or refused, and that a successful import can be exported and
+ * imported again with the same result. */
 #include "tests/fuzz/fuzz.h"
 
 #include <string.h>

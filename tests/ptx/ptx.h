@@ -1,11 +1,11 @@
-/* ptx.h - an interpreter of PTX, for tests: it runs the code that nvcc made on a machine without
- * a GPU.  parse.cc reads the text into operations, decode.cc and memory.cc have their functions,
- * machine.cc runs a grid of blocks, cudart.cc answers the calls of the CUDA runtime.
+/* ptx.h - an interpreter of PTX, for tests: it runs the code that nvcc made on a machine without a
+ * GPU.  parse.cc parses the text into operations, decode.cc and memory.cc implement them,
+ * machine.cc runs a grid of blocks, cudart.cc implements the functions of the CUDA runtime.
  *
- * A warp executes an operation for the lanes that are at the lowest address of all its lanes; the
- * registers of the 32 lanes lie side by side.  Blocks run one after the other, warps in an order
- * that the seed (ZSE_PTX_SEED) gives.  A fault that hardware would answer with a wrong number or
- * an error ends the kernel with a sentence that names kernel, block, thread and source line. */
+ * The registers of a warp's 32 lanes lie side by side.  Of all lanes of a warp, those at the lowest
+ * address execute the next operation.  Blocks run one after the other, warps in an order that the
+ * seed (ZSE_PTX_SEED) determines.  A fault for which hardware would give a wrong number or an error
+ * ends the kernel with a message that names kernel, block, thread and source line. */
 #ifndef ZSE_TESTS_PTX_PTX_H
 #define ZSE_TESTS_PTX_PTX_H
 
@@ -140,8 +140,8 @@ void run_grid(kernel *k, const unsigned grid[3], const unsigned block[3], size_t
 void save(warp &w);
 void regroup(warp &w);
 void arrive(warp &w, uint32_t on, int barrier, unsigned n_threads);
-/* Whether all lanes of MASK that have not ended have arrived here; if not, the lanes of `on` wait
- * for them. */
+/* True if all lanes of `mask` that have not ended have arrived at this operation; `on` is then all
+ * of them.  If not, the lanes of `on` wait. */
 bool gather(warp &w, uint32_t mask, uint32_t &on);
 [[noreturn]] void fail_at(int lane, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 uint64_t draw(uint64_t n);              /* 0 to n - 1, from the seed */

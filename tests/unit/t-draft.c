@@ -36,8 +36,9 @@ static struct tokens join(const struct tokens *a, const struct tokens *b)
     return t;
 }
 
-/* The number of steps that make the answer, if each step checks a draft of at most `most` tokens
- * and adds one more token.  *right: the number of drafted tokens that were right. */
+/* Returns the number of steps that make the answer, if each step verifies a draft of at most `most`
+ * tokens and adds one token.  *n_drafted: number of drafted tokens; *n_right: number of those that
+ * equal the answer's. */
 static int steps(const struct tokens *prompt, const struct tokens *answer, const struct tokens *predicted, int most,
                  int *n_drafted, int *n_right)
 {

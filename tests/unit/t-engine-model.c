@@ -525,8 +525,8 @@ static void test_prediction(void **state)
     free(in);
 }
 
-/* Run schedules for models with latent attention and experts, and with recurrent layers, with
- * predictors of random weights, whose drafts are seldom right. */
+/* Run random schedules with draft layers (predictors) of random weights, whose drafts are mostly
+ * wrong: for a model with latent attention and experts, and for one with recurrent layers. */
 static void test_foreign_predictors(void **state)
 {
     (void)state;

@@ -24,8 +24,9 @@ static void put(const char *name, const void *data, size_t n)
     assert_int_equal(fclose(f), 0);
 }
 
-/* Make a file of tensors "NAME:DTYPE:ROWS,COLS ...", with `prefix` for P, of bytes below 64, so
- * that every element is finite.  Returns its size. */
+/* Make a safetensors file from a list of "NAME:DTYPE:ROWS,COLS", in which `prefix` replaces a
+ * leading P of a name.  All bytes of the tensors are below 64, so that every element is finite.
+ * Returns the size of the file. */
 static size_t make_file(uint8_t *out, const char *list, const char *prefix)
 {
     char header[4096] = "{", name[64], dtype[8];

@@ -552,8 +552,8 @@ static void list_fields(void **state)
     edit_json(golden, "\"architecture\":\"llama\"", "\"tensors\":[]"), refuses("tensors: the file has a section TNSR");
 }
 
-/* A file of version 1.0 is read as before; a reader without section TNSR refuses a newer file,
- * because that section is required. */
+/* A file of version 1.0 is read as before.  A reader of version 1.0 refuses a newer file, because
+ * section TNSR, which it does not know, is marked as required. */
 static void reads_version_1_0(void **state)
 {
     (void)state;

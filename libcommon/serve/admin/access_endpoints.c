@@ -1,8 +1,9 @@
 /* access_endpoints.c - /api/keys and /api/audit.
  *
- * Each query and each change is a report, made in a thread of its own, so that the loop never
- * waits: a query of the audit log (one at a time) may read gigabytes, and the file of keys may be
- * locked by another program or lie on a slow disk. */
+ * Each request, a query or a change, is served by a thread of its own (struct access_report), so
+ * that the event loop never waits: a query of the audit log may read gigabytes, and the file of
+ * keys may be locked by another program or lie on a slow disk.  One query of the audit log runs at
+ * a time. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>

@@ -44,9 +44,9 @@ static void add_done(struct chats *h, struct chat_job *j)
     h->done_last = &j->next;
 }
 
-/* Insert the job into the queue.  Each waiting job of a tenant gets a later round than the one
- * before, and the queue is ordered by rounds; in its round a job is the last.  -1: too many jobs
- * wait. */
+/* Insert the job into the queue, which is ordered by rounds; within a round jobs keep the order of
+ * their arrival.  Each waiting job of a tenant is in a later round than the tenant's job before it.
+ * Returns 0; -1 if too many jobs wait. */
 static int enqueue(struct chats *h, struct chat_job *j)
 {
     struct chat_job **at = &h->first;
