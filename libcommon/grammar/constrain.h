@@ -5,8 +5,9 @@
 #include "libcommon/engine/constraint.h"
 #include "libcommon/grammar/grammar.h"
 
-/* Fill in *c with a new matcher of g.  It belongs to the engine once a request with it was
- * accepted; if the request is refused, call c->close(c->state).  0, or -1 with *e. */
+/* Fill in *c with a new matcher of g.  Returns 0, or -1 with *e.  The matcher belongs to the engine
+ * once engine_submit() has accepted a request with *c; if the request is refused, the caller calls
+ * c->close(c->state). */
 int constrain(struct constraint *c, struct grammar *g, struct err *e);
 
 #endif

@@ -23,8 +23,8 @@ struct distinct_level {
 
 /* All zero: no such array is open. */
 struct distinct {
-    /* the text from the beginning of the outermost such array on, without blanks between its
-     * parts */
+    /* the text since the beginning of the outermost open array with uniqueItems, without the blanks
+     * between its parts */
     char *text; uint32_t n, room;
     struct distinct_level *level; uint32_t n_levels, room_levels;
     struct distinct_item *item; uint32_t n_items, room_items;
@@ -48,8 +48,8 @@ struct distinct_rests {
 };
 /* 0, or -1 without memory. */
 int distinct_rests(const struct distinct *d, const struct distinct_level *l, struct distinct_rests *r);
-/* Whether a place in a text is inside of a string, and after a backslash there; distinct_follow()
- * moves it over the next byte. */
+/* The state of a place in a JSON text: whether it is inside a string, and whether it follows a
+ * backslash there.  distinct_follow() moves the place over the next byte. */
 struct distinct_place { uint8_t in_string, escaped; };
 void distinct_follow(struct distinct_place *p, int byte);
 

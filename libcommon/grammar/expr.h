@@ -59,15 +59,15 @@ enum expr_failure {
 };
 
 /* Two counts of steps.  `work` counts executed steps and determines when pauses and cancellation
- * are checked.  `spent` does not depend on the caches: a cached result counts as much as computing
- * it on its first use in a call, and 1 on later uses.  So it is deterministic whether an answer
- * exceeds a limit of `spent`. */
+ * are checked.  `spent` does not depend on the caches: on its first use in a call a cached result
+ * counts as much as computing it, and on later uses 1.  So whether an answer exceeds a limit of
+ * `spent` is deterministic. */
 struct meter {
     /* check_at: the value of work at which meter_check() is called. */
     uint64_t work, check_at;
     uint64_t spent, most;           /* most: limit of spent */
-    /* value of work at the start of the current derivative, whose steps are not yet in spent; 0:
-     * no derivative is running */
+    /* value of `work` at the start of the current derivative, whose steps are not yet counted in
+     * `spent`; 0: no derivative is running */
     uint64_t derived_from;
     /* value of work at which to fail with EXPR_PAUSED; the call may be repeated */
     uint64_t pause_at;
@@ -84,8 +84,8 @@ static inline int first_use(uint64_t used[4], int i)
     return !before;
 }
 
-/* The fewest characters that complete the rest of an expression (e) and of the current character
- * (part). */
+/* The fewest characters that complete both the current character (its rest is `part`) and the rest
+ * of an expression (e). */
 struct within { uint32_t e, part, chars; };
 
 struct exprs {
@@ -123,8 +123,8 @@ void exprs_cut(struct exprs *s, const struct exprs_mark *m);
 /* Free unused memory; only after exprs_cut(). */
 void exprs_shrink(struct exprs *s);
 
-/* Start counting: `spent` from 0 up to most, and after `pause` more steps of work fail with
- * EXPR_PAUSED (0: never). */
+/* Start counting `spent` from 0; the limit is `most`.  After `pause` more steps of `work`, calls
+ * fail with EXPR_PAUSED (0: never). */
 void meter_start(struct exprs *s, uint64_t most, uint64_t pause, const atomic_int *cancel);
 /* Fail if a limit is passed or the work was cancelled. */
 void meter_check(struct exprs *s);
@@ -161,10 +161,12 @@ uint32_t expr_either(struct exprs *s, uint32_t a, uint32_t b);
 uint32_t expr_repeat(struct exprs *s, uint32_t a, int32_t lo, int32_t hi);
 uint32_t expr_both(struct exprs *s, uint32_t a, uint32_t b);
 uint32_t expr_not(struct exprs *s, uint32_t a);
-/* Texts of e with at most hi characters (s->one_char).  This searches only the states of e, whereas
- * expr_both() with a repetition would have a state for each pair of a state and a count: the
- * minimum number of characters from each state to an end decides whether that end is still within
- * reach.  0, or -1 with nothing changed if e has more than max_states. */
+/* Set *result to the texts of e with at most hi characters (s->one_char).  Returns 0, or -1 with
+ * nothing changed if e has more than max_states.
+ *
+ * This searches only the states of e, whereas expr_both() with a repetition would have a state for
+ * each pair of a state and a count: the minimum number of characters from a state to an end decides
+ * whether an end is still within reach. */
 int expr_within(struct exprs *s, uint32_t e, int32_t hi, uint32_t max_states, uint32_t *result);
 /* One of several texts, which are sorted by bytes (memcmp, shorter first) and distinct. */
 struct byte_span { const char *p; size_t n; };
@@ -196,9 +198,10 @@ static inline uint32_t expr_walk(struct exprs *s, uint32_t e, int byte)
 }
 void expr_walk_start(struct exprs *s);
 static inline int expr_nullable(const struct exprs *s, uint32_t e) { return s->e[e].flags & EXPR_NULLABLE; }
-/* Determine for e and everything that follows it whether anything matches, and mark expressions
- * that match nothing as dead; expr_step then never returns a dead one.  Returns e or EXPR_NONE;
- * fails over max_states.  Needed after BOTH and NOT only, cheap otherwise. */
+/* Determine for e and all expressions that may follow it whether they match anything, and mark
+ * those that match nothing as dead; expr_step() then never returns a dead expression.  Needed only
+ * after BOTH and NOT, cheap otherwise.  Returns e, or EXPR_NONE if e is dead; fails if there are
+ * more than max_states. */
 uint32_t exprs_settle(struct exprs *s, uint32_t e, uint32_t max_states);
 int expr_matches(struct exprs *s, uint32_t e, const void *text, size_t n);
 /* The set of bytes with which e may start, as bits. */

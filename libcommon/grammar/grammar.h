@@ -30,9 +30,10 @@
 /* ---- a vocabulary ---- */
 
 struct grammar_vocab;
-/* t is borrowed until close.  vocab_size: number of logits, at least the number of tokens of t; 0:
- * equal to it.  Refuses tokenizers whose tokens have no bytes (WordPiece).  Takes about 50 ms for
- * 150,000 tokens; any number of grammars may use it. */
+/* Collect the bytes of all tokens of t, which is borrowed until close.  vocab_size: number of
+ * logits, at least the number of tokens of t; 0: equal to it.  Returns NULL with *e for tokenizers
+ * whose tokens have no bytes (WordPiece).  Takes about 50 ms for 150,000 tokens; any number of
+ * grammars may use the result. */
 struct grammar_vocab *grammar_vocab_open(const struct tokenizer *t, int vocab_size, struct err *e);
 void grammar_vocab_close(struct grammar_vocab *v);
 /* The bytes that a token adds to an answer, borrowed; NULL for special and added tokens and for
@@ -50,8 +51,8 @@ enum { GRAMMAR_STEPS = 20000000 };
 struct tool_format;
 struct grammar_options {
     enum grammar_whitespace whitespace;
-    /* Schemas: 1: an object schema with properties and without additionalProperties allows further
-     * properties, as JSON Schema says; 0: it does not. */
+    /* For schemas.  1: an object schema with properties and without additionalProperties allows
+     * further properties, as JSON Schema says; 0: it allows none. */
     int open_objects;
     /* Most parts of a grammar and its states, or of one call; 0: 2,000,000 (about 100 MB). */
     uint32_t max_exprs;
@@ -59,8 +60,8 @@ struct grammar_options {
     /* Most steps of one call of a matcher; 0: GRAMMAR_STEPS.  An answer may take 8 times as many,
      * and a 16th of that more for each token. */
     uint64_t max_steps;
-    /* Set it to nonzero to cancel compiling; borrowed until that returns; NULL: cannot be
-     * cancelled. */
+    /* A flag that cancels compiling when it becomes nonzero; borrowed while compiling.  NULL:
+     * compiling cannot be cancelled. */
     const atomic_int *cancel;
     /* The model writes its reasoning before the answer, in the format of this family (tools.h);
      * NULL: no reasoning.  Needs a vocab. */
@@ -71,8 +72,8 @@ struct grammar_options {
 };
 
 struct grammar;
-/* JSON Schema, draft 2020-12 (text: the schema).  v is borrowed until close and may be NULL, as
- * may o. */
+/* Compile a JSON Schema, draft 2020-12.  v is borrowed until close; v and o may be NULL.  Returns
+ * NULL with *e. */
 struct grammar *grammar_compile_schema(const struct grammar_vocab *v, const char *text, size_t size,
                                        const struct grammar_options *o, struct err *e);
 enum { GRAMMAR_REGEX_BYTES = 8192 };    /* most of a regular expression */
@@ -92,18 +93,20 @@ struct matcher *matcher_open(struct grammar *g, struct err *e);
 void matcher_close(struct matcher *m);
 struct matcher *matcher_fork(const struct matcher *m);                  /* NULL: out of memory */
 
-/* Bit id of the mask is set if token id may follow; EOS ids are set if and only if the text may
- * end.  (vocab size + 31) / 32 words, borrowed until the next call with m.  Never NULL; no bit is
- * set if a limit was passed or memory ran out (see matcher_error).  Needs a vocab. */
+/* Returns the mask of the next token: bit id is set if token id may follow.  EOS ids are set if and
+ * only if the text may end.  The mask has (vocab size + 31) / 32 words and is borrowed until the
+ * next call with m.  Never NULL; no bit is set if a limit was exceeded or memory ran out
+ * (matcher_error() says which).  Needs a vocab. */
 const uint32_t *matcher_mask(struct matcher *m);
-/* 0, or -1 if the token may not come next; m is unchanged then.  An EOS is accepted if the text may
- * end; after it, only further EOS are. */
+/* Append a token to the text of m.  Returns 0; -1 if the token may not come next, and m is
+ * unchanged.  An EOS is accepted if the text may end; after an EOS only further EOS are
+ * accepted. */
 int matcher_accept(struct matcher *m, int32_t id);
 int matcher_accept_bytes(struct matcher *m, const void *bytes, size_t n);   /* the same for bytes */
-/* Up to `room` tokens that must come next, split as the tokenizer would split their text; they are
- * not accepted yet.  0 if the next byte is not determined, or the split into tokens is not: the
- * token that contains the end of the determined text is excluded, because later text could join
- * it. */
+/* Write to ids up to `room` tokens that must come next, split as the tokenizer would split their
+ * text; they are not accepted yet.  Returns their number: 0 if the next byte is not determined, or
+ * the split into tokens is not.  The token that contains the end of the determined text is
+ * excluded, because later text could join it. */
 int matcher_forced(struct matcher *m, int32_t *ids, int room);
 int matcher_complete(const struct matcher *m);                          /* may the text end here? */
 /* Is the text complete, with no possible continuation? */
@@ -111,18 +114,18 @@ int matcher_ended(const struct matcher *m);
 /* 0, or -1 with the error of an earlier call. */
 int matcher_error(const struct matcher *m, struct err *e);
 
-/* Limit the steps of mask, accept and forced from now on.  A call that reaches the limit, or finds
- * the grammar's lock taken, has no result: matcher_busy() is 1, m is unchanged, and the same call
- * later continues with the states found so far.  Doubling the steps each time finishes eventually.
- * 0: no limit. */
+/* Limit the steps of each later call of mask, accept and forced; 0: no limit.  A call that reaches
+ * the limit, or finds the grammar's lock taken, has no result: matcher_busy() then returns 1, and m
+ * is unchanged.  Repeating the call continues with the states found so far, so doubling the steps
+ * each time succeeds in the end. */
 void matcher_hurry(struct matcher *m, uint64_t steps);
 int matcher_busy(const struct matcher *m);
 /* From any thread: the running call and all later ones fail soon. */
 void matcher_cancel(struct matcher *m);
 
-/* The keywords that are not enforced (possible only in functions that are not strict), as
- * "function 'f': /properties/a/pattern", separated by commas.  Printable ASCII, at most
- * GRAMMAR_RELAXED bytes; borrowed.  NULL: every keyword is enforced. */
+/* Returns the keywords that are not enforced (possible only in functions that are not strict), as
+ * "function 'f': /properties/a/pattern", separated by commas: printable ASCII, at most
+ * GRAMMAR_RELAXED bytes, borrowed.  NULL: every keyword is enforced. */
 enum { GRAMMAR_RELAXED = 1000 };
 const char *grammar_relaxed(const struct grammar *g);
 

@@ -5,8 +5,8 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-/* Make *p, which has room for *room elements of a size, hold `need` of them: 0, or -1 without
- * memory; then nothing changes. */
+/* Grow *p, which has room for *room elements of `size` bytes, to at least `need` elements.  Returns
+ * 0, or -1 if memory ran out; nothing has changed then. */
 static inline int grow(void **p, uint32_t *room, uint32_t need, size_t size)
 {
     if (need <= *room)

@@ -12,8 +12,8 @@
 /* A position in the grammar: the rest of the current terminal, and the stack below it. */
 struct parse_thread { uint32_t e, stack; };
 
-/* The set of all positions that a text may be at, sorted and distinct; equal sets have the same
- * number. */
+/* A set of all positions in the grammar at which a text may be, sorted and distinct; equal sets
+ * have the same number. */
 struct parse_config {
     uint32_t first, n;                  /* in threads */
     uint8_t accepting, first_known;
@@ -24,8 +24,8 @@ struct parse_config {
     uint32_t call;                      /* the call to which used_first and used_next belong */
     /* used_first 1, bit of used_next set: the cost was counted in full in that call already */
     uint8_t used_first; uint64_t used_next[4];
-    /* owned: [256] config + 1 after each byte, 0: unknown; followed by [256] bytes, the costs.
-     * NULL: none is known. */
+    /* owned: first [256] numbers, 1 + the config after each byte, 0: unknown; then [256] bytes, the
+     * costs.  NULL: no entry is known. */
     uint32_t *next;
     uint32_t *mask;                     /* owned; NULL: not computed */
 };
@@ -56,8 +56,8 @@ struct grammar {
     uint32_t *rule; uint32_t n_rules, rule_room;        /* bodies */
     /* index + 1 of a rule that starts with itself, if grammar_finish() found one */
     int32_t left_recursive;
-    /* one character inside a JSON string: with every escape; with the necessary ones; 0: not
-     * used */
+    /* expressions for one character inside a JSON string: with every escape allowed; with only the
+     * necessary escapes; 0: not used */
     uint32_t string_char[2];
     /* The categories of all characters; NULL until a regular expression uses them. */
     struct category_run *categories; uint32_t n_categories, category_room;
@@ -97,24 +97,25 @@ struct grammar *grammar_new(const struct grammar_vocab *v, const struct grammar_
 int32_t grammar_rule(struct grammar *g);
 /* Make a terminal; EXPR_NONE if no text matches it. */
 uint32_t grammar_term(struct grammar *g, uint32_t regular);
-/* Visit the first states of a regular expression, so that one with too many alternatives fails at
- * compile time. */
+/* Visit the first states of a regular expression, so that an expression with too many alternatives
+ * fails at compile time. */
 int grammar_probe(struct grammar *g, uint32_t regular, struct err *e);
 /* Put the reasoning of options.thinker before *root. */
 int grammar_after_thought(struct grammar *g, uint32_t *root, struct err *e);
-/* Check and finish a complete grammar: refuse rules that cannot end and left recursion.  -1 leaves
- * the grammar open. */
+/* Check and finish a complete grammar; rules that cannot end and left recursion are refused.
+ * Returns 0; -1 with *e, and the caller still closes the grammar. */
 int grammar_finish(struct grammar *g, uint32_t root, struct err *e);
 /* 0, or -1 if compiling exceeded a limit. */
 int grammar_check_work(const struct grammar *g, struct err *e);
 
-/* gbnf_lower.c: rules that do not contain themselves become parts of regular expressions, in the
+/* In gbnf_lower.c: replace rules that do not contain themselves by regular expressions, in the
  * other rules and in *root. */
 int grammar_lower(struct grammar *g, uint32_t *root, struct err *e);
 
-/* regex.c: compile a regular expression.  json: it matches the inside of a JSON string, with its
- * escapes.  search: a match may be a part of the text.  min and max: characters of a match
- * (EXPR_MANY: no bound); each may be NULL.  EXPR_NONE with *e set: refused. */
+/* In regex.c: compile a regular expression.  json: it matches the inside of a JSON string, with its
+ * escapes.  search: a match may be a part of the text.  *min and *max become the limits of the
+ * number of characters of a match (EXPR_MANY: no limit); either pointer may be NULL.  Returns
+ * EXPR_NONE with *e if the expression is refused. */
 uint32_t regex_compile(struct grammar *g, const char *text, size_t size, int json, int search, int32_t *min,
                        int32_t *max, struct err *e);
 

@@ -13,8 +13,8 @@
 void grammar_forget(struct grammar *g);
 /* Publish the bytes of g, for itself and for its budget. */
 void grammar_count(struct grammar *g);
-/* 1 if the grammars of g's budget are over their limit and g has grown since it last dropped its
- * results. */
+/* Returns 1 if the grammars of g's budget exceed its limit together and g has grown since it last
+ * dropped its cached results. */
 int grammar_over_budget(const struct grammar *g);
 
 /* ---- parse_config.c ---- */
@@ -60,17 +60,18 @@ struct matcher {
     struct err error;
 };
 
-/* Take the lock and start counting; *config is the config of m.  -1: m is busy, or has failed
- * before; the lock is not held. */
+/* Take the lock and start counting; *config becomes the config of m.  Returns 0; -1 without the
+ * lock if m is busy or has failed before. */
 int matcher_enter(struct matcher *m, uint32_t *config);
-/* Release the lock.  A failure is assigned to the matcher, not to the grammar.  -1: the call has no
- * result; 1: repeat it.  cut: 0 before the first try; set to 1 if the store was full of states of
- * other answers and has been truncated.  If the call then fills the truncated store as well, it
- * fails. */
+/* Release the lock.  A failure is assigned to the matcher, not to the grammar.  Returns 0; 1 if the
+ * call must be repeated; -1 if the call has no result.
+ *
+ * cut: 0 before the first try; set to 1 if the store was full of states of other answers and has
+ * been truncated.  If the repeated call fills the truncated store as well, it fails. */
 int matcher_leave(struct matcher *m, int *cut);
 
-/* matcher_repeats.c: the config after the bytes, and the items in *next (all zero before); 0: the
- * bytes are not allowed. */
+/* In matcher_repeats.c: returns the config after the bytes, and *next becomes the items (all zero
+ * before the call); 0: the bytes are not allowed. */
 uint32_t matcher_follow_bytes(struct matcher *m, uint32_t config, const unsigned char *p, size_t n,
                               struct distinct *next);
 /* Clear the tokens of m->mask that repeat an item. */

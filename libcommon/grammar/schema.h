@@ -30,8 +30,8 @@ enum {
 struct member {
     json_t *s;                          /* borrowed: of the document, or of schema.owned */
     unsigned done;                      /* DONE_*, MEMBER_* */
-    /* The innermost member around it (by $ref, allOf, anyOf ...) with unevaluatedProperties or
-     * unevaluatedItems; NULL: none. */
+    /* The innermost member that contains this one (by $ref, allOf, anyOf ...) and has
+     * unevaluatedProperties or unevaluatedItems; NULL: none. */
     const json_t *scope;
 };
 
@@ -112,8 +112,8 @@ struct schema_path { char text[256]; size_t n; };
 void schema_path_add(struct schema_path *p, const char *key);
 /* Is the value `what` equal to `in` or contained in it?  Then its path is appended to *p. */
 int schema_find_path(json_t *in, const json_t *what, struct schema_path *p, int depth);
-/* Set the error about a keyword (or NULL) of the schema `at`; the first error is kept.  Returns
- * EXPR_NONE. */
+/* Set the error about a keyword (NULL: the schema itself) of the schema `at`; only the first error
+ * is kept.  Returns EXPR_NONE. */
 uint32_t schema_report(struct schema *s, const json_t *at, const char *keyword, enum err_code code, const char *why);
 
 /* ---- sets of members ---- */
@@ -129,8 +129,8 @@ const json_t *schema_scope_inside(const struct member *m);
 struct branch_list { uint32_t *v; uint32_t n, room; };      /* v is owned */
 /* Add an alternative, unless it is EXPR_NONE. */
 void schema_add_branch(struct schema *s, struct branch_list *to, uint32_t e);
-/* Split off one keyword with alternatives.  1 if there was one: *result is then the union of its
- * branches. */
+/* Split one keyword with alternatives off the members.  Returns 1 if there was one, with *result
+ * the union of its branches; 0 if there was none. */
 int schema_split(struct schema *s, struct member *m, int n, uint32_t *result);
 /* Compile members that have no alternatives left. */
 uint32_t schema_compile_types(struct schema *s, const struct member *m, int n);
@@ -156,16 +156,16 @@ uint32_t schema_regex(struct schema *s, const char *text, int json);
  * are those of regex_compile(). */
 uint32_t schema_regex_n(struct schema *s, const json_t *at, const char *keyword, const char *text, size_t size,
                         int search, int32_t *min, int32_t *max);
-/* Compile the pattern of a member, or a key of its patternProperties: the insides of strings in
- * which it is found. */
+/* Compile the pattern of a member, or a key of its patternProperties.  Returns the expression of
+ * the strings (without quotation marks) in which it is found. */
 uint32_t schema_pattern(struct schema *s, const json_t *at, const char *keyword, const char *text, size_t size,
                         int32_t *min, int32_t *max);
 
 /* One of these JSON values, each of which is written in one way only. */
 uint32_t schema_values(struct schema *s, json_t *const *v, size_t n);
 uint32_t schema_number(struct schema *s, const struct member *m, int n, int whole, int fraction);
-/* The inside of the strings that the members allow, without quotation marks.  canonical: 1: only
- * with the necessary escapes. */
+/* Returns the expression of the strings that the members allow, without quotation marks. canonical:
+ * 1: only with the necessary escapes. */
 uint32_t schema_string(struct schema *s, const struct member *m, int n, int canonical);
 uint32_t schema_array(struct schema *s, const struct member *m, int n);
 uint32_t schema_object(struct schema *s, const struct member *m, int n);
@@ -173,8 +173,9 @@ uint32_t schema_object(struct schema *s, const struct member *m, int n);
 /* 1 if the value satisfies the schema, 0 if not, -1 if that cannot be decided (failed is set). */
 int schema_valid(struct schema *s, const json_t *schema, const json_t *v);
 int schema_is_multiple(const json_t *a, const json_t *b);
-/* The negation of a schema as a JSON array of schemas, owned by s: a value matches one of them if
- * and only if it does not match the given schema.  NULL: it cannot be expressed (failed is set). */
+/* Returns the negation of a schema as a JSON array of schemas, owned by s: a value matches one of
+ * them if and only if it does not match the given schema.  NULL if that cannot be expressed (failed
+ * is set). */
 json_t *schema_negate(struct schema *s, json_t *schema, int depth);
 int schema_refs_open(struct schema *s);
 void schema_refs_close(struct schema_refs *r);
@@ -184,18 +185,18 @@ json_t *schema_resolve_dynamic(struct schema *s, const json_t *at, const char *r
 /* Whether only the $ref of this schema applies, as in draft 7 and before. */
 int schema_ref_alone(const struct schema *s, const json_t *schema);
 unsigned schema_types(struct schema *s, const json_t *schema);
-/* The values of enum and const that all members allow; NULL: no member has such a keyword.  The
- * caller decrefs the array. */
+/* Returns the values of enum and const that all members allow, as an array that the caller decrefs;
+ * NULL if no member has such a keyword. */
 json_t *schema_enumerated(struct schema *s, const struct member *m, int n);
 /* The number of a keyword like minLength; -1 if it is not there, or refused. */
 int64_t schema_count(struct schema *s, const json_t *schema, const char *keyword);
 /* The regular expression of a format; NULL: the format is not enforced. */
 const char *schema_format(const char *name);
-/* Like schema_format(), but NULL unless the regular expression matches every string of the format,
- * so that it can be negated. */
+/* Like schema_format(), but returns NULL unless the regular expression matches every string of the
+ * format, so that the result may be negated. */
 const char *schema_exact_format(const char *name);
 /* Like schema_format(), but without limits on the lengths of the parts, for texts of at most 63
- * characters.  NULL: the format has no such limits. */
+ * characters.  Returns NULL if the format has no such limits. */
 const char *schema_short_format(const char *name);
 json_t *schema_keep(struct schema *s, json_t *made, const json_t *from);        /* steals made */
 /* Schemas (as of schema_negate) for SOME_PROPERTY among the declared properties of the members. */
@@ -204,24 +205,27 @@ json_t *schema_some_declared(struct schema *s, const struct member *m, int n, js
 int schema_may_have_further(const struct schema *s, const struct member *m, int n);
 /* The names to which a SOME_PROPERTY applies, without its exceptions. */
 uint32_t schema_needed_names(struct schema *s, const json_t *some);
-/* A made schema that declares the names of further properties, if only few are possible and it
- * matters which of them exist; NULL otherwise, and if the members declare them already. */
+/* Returns a new schema that declares the names of further properties, if only few names are
+ * possible and it matters which of them exist; NULL otherwise, and if the members declare them
+ * already. */
 json_t *schema_few_names(struct schema *s, const struct member *m, int n);
 /* One of the names of an array, inside quotation marks. */
 uint32_t schema_texts(struct schema *s, const json_t *names);
 json_t *schema_keys(const json_t *object);      /* the caller decrefs the array */
-/* The strings of a schema as a regular expression, inside of quotation marks, with the necessary
- * escapes only.  exact: all of them, or it is refused; else some may be missing. */
+/* Returns the strings of a schema as a regular expression, without quotation marks and with the
+ * necessary escapes only.  exact: it matches all of these strings, or is refused; otherwise some
+ * strings may be missing. */
 uint32_t schema_strings(struct schema *s, json_t *schema, int exact, int depth);
-/* 1 if x is in the scope of the member u (struct member.scope), so that u counts the items or
- * properties that x evaluates. */
+/* Returns 1 if x is in the scope of the member u (struct member.scope), so that the items or
+ * properties that x evaluates count for u. */
 int schema_evaluates(const struct member *m, int n, const struct member *x, const struct member *u);
 #define NEGATION "its negation (of not, if or overlapping oneOf) cannot be enforced"
 
-/* Private keywords of schemas that schema_negate() makes.
+/* Private keywords, in schemas that schema_negate() makes.
+ *
  * SOME_PROPERTY: {"except": [NAME...], "not": [PATTERN...], "pattern": PATTERN, "names": SCHEMA,
- * "value": SCHEMA}: there is a property whose name is none of except, matches none of not, matches
- * pattern and does not satisfy names, and whose value satisfies value. */
+ * "value": SCHEMA} means: the object has a property whose value matches `value` and whose name is
+ * none of `except`, matches no pattern of `not`, matches `pattern`, and does not match `names`. */
 #define SOME_PROPERTY "\1some property"
 #define NOT_VALUES "\1not values"
 #define NOT_PATTERN "\1not pattern"

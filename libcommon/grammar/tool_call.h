@@ -26,8 +26,8 @@ struct tool_parser {
     int failed;                         /* memory ran out */
 };
 
-/* Results of reading: DONE; BAD: the text is no call; MORE: that depends on text that is still to
- * come. */
+/* Results of reading.  DONE: the part is complete; BAD: the text is no call; MORE: the result
+ * depends on text that is still to come. */
 enum { MORE = 0, DONE = 1, BAD = -1 };
 
 /* The parts of one call, in text from `at` on. */
@@ -39,19 +39,19 @@ struct parsed_call {
     size_t end;                         /* bytes from at to after it */
 };
 void call_release(struct parsed_call *c);
-/* Read a call in text[at..n), which starts with the opening marker, or in a list.  `end`: the text
- * is complete. */
+/* Read a call in text[at..n), which starts with the opening marker, or is in a list.  `end`: no
+ * more text follows. */
 int call_read(struct tool_parser *p, struct parsed_call *c, int end);
 
 struct json_cursor { const char *p, *end; };
 void call_blanks(struct json_cursor *c);
 /* Read a marker, with any blanks in and around it: DONE, MORE (incomplete so far) or BAD. */
 int call_marker(struct json_cursor *c, const char *m);
-/* Read on in JSON that begins at an outer bracket, with the state `o`: DONE with c after its last
- * bracket, or MORE. */
+/* Read on, with the state o, in JSON that begins at an outer bracket.  Returns DONE with c after
+ * its last bracket, or MORE. */
 int call_json_on(struct json_cursor *c, struct open_part *o);
-/* Read the closing marker, if the family has one.  MORE while it may still come; at the end of the
- * answer, a part of it suffices. */
+/* Read the closing marker, if the family has one.  Returns MORE while the marker may still come; at
+ * the end of the answer (`end`) a part of the marker suffices. */
 int call_closing(const struct tool_parser *p, struct json_cursor *k, int end);
 /* Set p->failed and return NULL.  The parser then ignores further text, because the unread rest of
  * a call would be reported as text of the answer. */

@@ -9,8 +9,11 @@
 
 enum tool_read { TOOL_READ_MORE = 0, TOOL_READ_DONE = 1, TOOL_READ_BAD = -1 };
 
-/* The part with which an incomplete call ends, when all its text so far was read: text that arrives
- * can be read on from there, so that long arguments are not read again from their beginning. */
+/* The part of a call that is still open where the text read so far ends.  Reading continues from it
+ * when more text arrives, so that long arguments are not read again from their beginning.
+ *
+ * OPEN_JSON: a JSON object or array.  OPEN_MARKED: a string that ends at the format's value_close.
+ * OPEN_QUOTED: a string that ends at a quotation mark. */
 enum open_kind { OPEN_NONE, OPEN_JSON, OPEN_MARKED, OPEN_QUOTED };
 struct open_part {
     enum open_kind kind;

@@ -21,8 +21,8 @@
 #include "libcommon/grammar/grammar.h"
 
 struct tool_format;                     /* constant; shared by all */
-/* template_text NULL or without any known marker: JSON alone ({"name": ..., "arguments": ...}).
- * Never NULL. */
+/* Returns the format of calls that the chat template shows.  If template_text is NULL or has no
+ * known marker, that is JSON alone ({"name": ..., "arguments": ...}).  Never NULL. */
 const struct tool_format *tool_format_detect(const char *template_text, size_t size);
 /* 1 if it uses markers other than <think> for reasoning (and for other parts of an answer). */
 int tool_format_has_channels(const struct tool_format *f);
@@ -67,8 +67,8 @@ struct tool_parser_options {
 };
 struct tool_parser;
 struct tool_parser *tool_parser_open(const struct tool_format *f, const struct tool_parser_options *o, struct err *e);
-/* Read the text of the answer, in pieces of any size.  -1 only without memory: a malformed call
- * is read as text. */
+/* Read the next piece, of any size, of the answer's text.  Returns 0; -1 with *e only if memory ran
+ * out.  A malformed call is no error: it is read as text. */
 int tool_parser_push(struct tool_parser *p, const char *text, size_t size, struct err *e);
 /* The answer has ended: report the text held back so far. */
 int tool_parser_finish(struct tool_parser *p, struct err *e);
@@ -103,8 +103,8 @@ struct tool_grammar_options {
     json_t *content; int content_open;  /* with grammar_options.open_objects */
     struct grammar_options grammar;
 };
-/* v must not be NULL: markers that are tokens of the vocabulary stand for themselves.  Errors
- * name function and keyword. */
+/* Compile the grammar of answers with calls.  v must not be NULL, because the markers may be tokens
+ * of the vocabulary.  Returns NULL with *e, which names function and keyword. */
 struct grammar *tool_grammar_compile(const struct grammar_vocab *v, const struct tool_format *f,
                                      const struct tool_grammar_options *o, struct err *e);
 

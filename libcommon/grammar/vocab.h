@@ -25,8 +25,8 @@ struct grammar_vocab {
     int size;                   /* ids */
     size_t n_words;             /* words of a mask */
     char *bytes; uint32_t *at;  /* [size + 1]: bytes of id are bytes[at[id] .. at[id + 1]) */
-    /* [size] 1: special or added, 2: never in a text (its bytes are no part of UTF-8, or it has
-     * none). */
+    /* [size], by id.  1: a special or added token; 2: never part of a text (its bytes are not valid
+     * in UTF-8, or it has none). */
     uint8_t *named;
     const int32_t *eos; int n_eos;
     struct trie all;
