@@ -19,21 +19,22 @@ extern "C" {
  * chunked prefill, prefix reuse and verification of drafts are the same call. */
 struct batch_item {
     const int32_t *tokens; int n_tokens;    /* >= 1 */
-    /* If tokens is NULL (then n_tokens is 1), the token is the one that the step begun last draws
-     * from row `follows` of its logits (see begin). */
+    /* If tokens is NULL, n_tokens is 1, and the token is the one that the step launched last (see
+     * `begin`) draws from row `follows` of its logits. */
     int follows;
     /* absolute position of tokens[0]; keys and values of [0, pos) are cached already */
     int pos;
     const int32_t *table;                   /* KV block numbers: position p is in block table[p / KV_BLOCK] */
     /* If n_window_blocks > 0: the block table of the layers with a window, or of the tail
-     * (config_tail()).  Only the entries of the sinks' blocks and of blocks that these tokens
-     * attend to are valid. */
+     * (config_tail()).  Only two kinds of entries are valid: those of the sinks' blocks, and those
+     * of blocks that these tokens attend to. */
     const int32_t *window_table;
-    /* Models with recurrent layers: index of the state after [0, pos), which these tokens update.
-     * At pos 0 the state is initialized first.  No two items of a batch have the same. */
+    /* Models with recurrent layers: index of the recurrent state after tokens [0, pos), which these
+     * tokens update.  At pos 0 the state is initialized first.  No two items of a batch have the
+     * same index. */
     int state;
     /* With n_logits 1: options with which the backend may draw the next token itself instead of
-     * returning logits (draw.h); NULL: it returns logits. */
+     * returning logits (draw.h); NULL: the backend returns logits. */
     struct draw *draw;
     /* number of last tokens whose logits are wanted, 0..n_tokens */
     int n_logits;
@@ -44,8 +45,8 @@ struct batch_item {
      * position 0. */
     int seq_len;
     /* Encoders, where an item is a whole sequence: position of the first token of the second text
-     * of a pair, whose tokens have token type 1 if the model has token types; 0: there is one
-     * text. */
+     * of a pair; 0: there is one text.  The second text's tokens have token type 1 if the model has
+     * token types. */
     int second;
     /* For a layer that predicts further tokens (config.predicts): the final hidden states of the
      * tokens before these, [n_tokens][hidden_size].  They come from the main model or, for drafted
@@ -56,8 +57,9 @@ struct batch_item {
 };
 struct batch { const struct batch_item *items; int n_items; };
 
-/* Whether a GPU keeps f16 copies of packed weights, which speed up prompts.  AUTO: it does if three
- * times the size of the weights plus 2 GB are free, and everything else fits beside the copies. */
+/* Whether a GPU keeps f16 copies of packed weights, which speed up prompts.  AUTO: it keeps them if
+ * free memory is at least three times the size of the weights plus 2 GB, and everything else fits
+ * beside the copies. */
 enum cache_weights { CACHE_WEIGHTS_OFF, CACHE_WEIGHTS_AUTO, CACHE_WEIGHTS_ON };
 
 struct backend_options {
@@ -136,31 +138,34 @@ struct backend {
     int always_strict;                      /* results are always as with options.strict */
     int windows;                            /* supports window blocks */
     int loras;                              /* supports models with LoRA adapters */
-    /* Number of tokens in a step if the caller does not choose one.  max_len: tokens of all
-     * contexts together; kernels: as in backend_options.  NULL: BACKEND_STEP_TOKENS. */
+    /* Returns the number of tokens in a step if the caller does not choose one.  max_len: tokens of
+     * all contexts together; kernels: as in backend_options.  NULL: the number is
+     * BACKEND_STEP_TOKENS. */
     int (*step_tokens)(const struct config *c, int n_threads, int64_t max_len, const char *kernels);
     /* model is borrowed until close.  All memory is taken here; forward allocates nothing. */
     void *(*open)(const struct model *m, const struct backend_options *o, struct err *e);
     /* Run the batch and wait for it.  logits: output, [sum of n_logits][vocab_size] f32 in order of
-     * items. */
+     * items.  Returns 0, or -1 with *e. */
     int (*forward)(void *b, const struct batch *batch, float *logits, struct err *e);
-    /* Asynchronous steps; NULL: not supported.  begin returns 1 if the step was launched (the batch
-     * may then be freed), 0 if nothing was done because only forward can run it, -1 on failure.
-     * Every item has one row of logits and a draw.  An item's token may be one that the last begun
-     * step draws (batch_item.follows), unless forward ran since.  At most two steps may be begun
-     * and not ended. */
+    /* Launch a step without waiting for it; NULL: not supported.  Returns 1 if the step was
+     * launched (the batch may then be freed); 0 if nothing was done because only forward can run
+     * it; -1 with *e.
+     *
+     * Every item has one row of logits and a draw.  An item's token may be one that the step
+     * launched last draws (batch_item.follows), unless forward ran since then.  At most two steps
+     * may be launched and not ended. */
     int (*begin)(void *b, const struct batch *batch, struct err *e);
-    /* Wait for the oldest begun step and store its tokens in the draws of its items.  It returns no
-     * logits: if a token stays -1, forward has to compute the same step again.  batch NULL: discard
-     * the results. */
+    /* Wait for the oldest step that was launched, and store its tokens in the draws of its items.
+     * No logits are returned: if a token stays -1, forward has to compute the same step again.
+     * batch NULL: discard the results. */
     int (*end)(void *b, const struct batch *batch, struct err *e);
     int (*copy_block)(void *b, int32_t from, int32_t to, struct err *e);
     size_t (*memory)(const void *b);        /* bytes of private memory in use, KV included */
     size_t (*kv_bytes)(const void *b);
     const char *(*describe)(const void *b); /* "cpu avx512, 2 threads" */
     void (*close)(void *b);
-    /* The contents of the block are no longer needed: return its memory until it is written again.
-     * NULL: not supported. */
+    /* Return the memory of a block, whose contents are no longer needed, to the system until the
+     * block is written again.  NULL: not supported. */
     void (*drop_block)(void *b, int32_t block);
     /* NULL: no models with recurrent layers */
     int (*copy_state)(void *b, int from, int to, struct err *e);

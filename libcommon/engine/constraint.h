@@ -25,22 +25,24 @@ struct constraint {
      * EOS tokens have their bits exactly when complete() is 1.  Borrowed until the next accept.
      * NULL: every token is allowed. */
     const uint32_t *(*mask)(void *state);
-    /* Append a token that was added to the answer.  0, or -1 if the constraint failed (see
-     * error) or the token was not allowed, which is a bug; the answer then ends with
+    /* Append a token that was added to the answer.  Returns 0; -1 if the constraint failed (see
+     * `error`), or if the token was not allowed, which is a bug.  After -1 the answer ends with
      * FINISH_ERROR. */
     int (*accept)(void *state, int32_t id);
     /* Write up to `room` ids of tokens that must come next, because the mask allows only one token
-     * at each of these positions, and return their number (0: there is a choice).  The state does
-     * not change: the engine calls accept for each id.  Called after every token of the answer and
-     * after the last forced one.  Forced tokens are computed in one step without sampling (one by
-     * one if log probabilities are wanted).  May be NULL. */
+     * at each of these positions.  Returns their number; 0: there is a choice.  The state does not
+     * change: the engine calls accept for each id.
+     *
+     * Called after every token of the answer and after the last forced one.  Forced tokens are
+     * computed in one step without sampling (one by one if log probabilities are wanted).  May be
+     * NULL. */
     int (*forced)(void *state, int32_t *ids, int room);
     /* An independent copy at the same position; NULL: out of memory.  Needed for n > 1. */
     void *(*fork)(void *state);
     void (*close)(void *state);
     int (*complete)(void *state);       /* 1: the answer may end here */
-    /* -1 with *e: a call above ran out of memory or passed a limit, and the answer ends.  0: no
-     * error.  May be NULL. */
+    /* Returns 0 if no call has failed; -1 with *e if one of the calls above ran out of memory or
+     * passed a limit, and the answer ends.  May be NULL. */
     int (*error)(void *state, struct err *e);
     /* For constraints whose calls may take long; all three are NULL if calls are always short.
      *   hurry   from now on mask, accept and forced give up after `steps` steps and do not wait for

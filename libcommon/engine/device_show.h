@@ -12,8 +12,8 @@ enum { DEVICE_LINE = 640 };
  * processor; keys and values: 512 blocks of 16 tokens, 8.2 K tokens, 1073.7 MB; f16 weight
  * cache: 14000.0 MB; graphs on" */
 void device_line(char out[DEVICE_LINE], const struct engine_stats *s, int n_layers);
-/* {"on", "off_reason", "refused", "buckets": [{"sequences", "captured", "replays"}]}: only buckets
- * that have a graph are listed. */
+/* Returns {"on", "off_reason", "refused", "buckets": [{"sequences", "captured", "replays"}]}; only
+ * buckets that have a graph are listed. */
 json_t *device_graphs_json(const struct backend_graphs *g);
 
 #endif

@@ -25,11 +25,11 @@ struct draft {
 
 struct drafter {
     const char *name;       /* its name for --spec */
-    /* The state of one sequence.  predicted [n]: tokens that the answer is expected to have,
-     * borrowed until close; n may be 0.  NULL: out of memory */
+    /* Make the state of one sequence.  predicted [n]: tokens that the answer is expected to have,
+     * borrowed until close; n may be 0.  Returns NULL if memory ran out. */
     void *(*open)(const int32_t *predicted, int n);
-    /* Guess the tokens after ids [0, n_ids), at most `most` <= DRAFT_MOST; d->n 0: no guess.  ids
-     * are those of the previous call, or extend them. */
+    /* Guess at most `most` <= DRAFT_MOST tokens after ids [0, n_ids), and store them in *d; d->n 0:
+     * no guess.  ids must be equal to those of the previous call or extend them. */
     void (*guess)(void *state, const int32_t *ids, int n_ids, int most, struct draft *d);
     void (*close)(void *state);         /* NULL is fine */
 };

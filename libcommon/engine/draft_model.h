@@ -36,10 +36,10 @@ struct draft_model {
 };
 
 /* Reserve blocks for n_tokens tokens of r; the block that is written next is copied if it is
- * shared. -1: no block is free, or the model has failed. */
+ * shared.  Returns 0; -1 if no block is free or the draft model has failed. */
 int draft_reserve(struct engine *g, struct request *r, int n_tokens);
-/* Run a pass of n items and append a token to each draft that has a row of logits in it.  0: n
- * is 0, or the model has failed. */
+/* Run a pass of n items and append a token to each draft that has a row of logits in the pass.
+ * Returns 1; 0 if n is 0 or the draft model has failed. */
 int draft_pass(struct engine *g, int n);
 /* Append the next token of r's draft, from logits of the draft model. */
 void draft_append(struct engine *g, struct request *r, const float *logits);
@@ -48,16 +48,16 @@ void draft_append(struct engine *g, struct request *r, const float *logits);
 int predictor_open(struct engine *g, struct draft_model *d, struct err *e);
 void predictor_close(struct draft_model *d);
 size_t predictor_bytes(const struct engine *g);
-/* Add the states that the main model has computed for r to the pass of *n items and *used tokens,
- * as far as the tokens after them are known; runs it when it is full.  length: of r's draft, 0:
- * none, so that states may wait. */
+/* Add the states that the main model has computed for r to the pass, which has *n items and *used
+ * tokens so far, as far as the tokens after these states are known.  Runs the pass when it is full.
+ * length: length of r's draft; 0: r has no draft, and its states may wait. */
 void predictor_feed(struct engine *g, struct request *r, int length, int n_decoding, int *n, int *used);
 /* Keep the keys and values of r as a prefix, and forget its states. */
 void predictor_release(struct engine *g, struct request *r);
 
 /* ---- engine_predictor_disk.c ---- */
-/* Queue the entries of r, which ends or is preempted; all of them are made of states from ids[0]
- * on. */
+/* Queue the predictor's keys and values of r, which ends or is preempted, to be saved.  All of them
+ * are made of states from ids[0] on. */
 void predictor_save(struct engine *g, const struct request *r);
 /* Read the first entries of r, at most `known`, into the predictor's tree; once for a request. */
 void predictor_load(struct engine *g, struct request *r, int known);
@@ -67,8 +67,8 @@ void predictor_load(struct engine *g, struct request *r, int known);
 int medusa_run_open(struct engine *g, struct draft_model *d, const struct engine_options *o, struct err *e);
 void medusa_run_close(struct medusa_run *h);            /* NULL is fine */
 size_t medusa_run_bytes(const struct medusa_run *h);
-/* Let r, if it is to have a draft of `length` > 0 tokens and its state is known, share this step's
- * drafts. */
+/* Add r to the requests that draft in this step, if r is to have a draft of `length` > 0 tokens and
+ * its state is known. */
 void medusa_feed(struct engine *g, struct request *r, int length);
 /* Make the drafts.  Returns the number of heads that were computed. */
 int medusa_guess(struct engine *g);

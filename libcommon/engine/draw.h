@@ -14,9 +14,9 @@ struct draw {
     float top_p, min_p;         /* 1, 0: off */
     /* random number n of this seed (philox.h), independent of the rest of the batch */
     uint64_t seed, n;
-    /* -1 before the step.  A backend that draws the token writes it here, and does not return the
-     * row of logits.  A backend that cannot draw (the CPU), or that finds NaN or infinities, leaves
-     * -1 and returns the logits. */
+    /* Set to -1 before the step.  A backend that draws the token writes it here, and does not
+     * return the row of logits.  A backend that cannot draw (the CPU), or that finds NaN or
+     * infinities, leaves -1 and returns the logits. */
     int32_t id;
 };
 

@@ -19,13 +19,13 @@ struct dry;
 struct dry *dry_open(const struct sampling *s, const struct tokenizer *t, int vocab_size, struct err *e);
 void dry_close(struct dry *d);          /* NULL is fine */
 
-/* Lengths of repetitions at the end of history [n].  For i from the returned position to n - 1,
- * repeat[i] is the number of tokens just before i that equal the last tokens of history; returns n
- * if nothing is repeated.  repeat has space for n.  Takes linear time.  Each call must extend the
+/* Find repetitions of the end of history [n].  For i from the returned position to n - 1, repeat[i]
+ * is the number of tokens just before i that equal the last tokens of history.  Returns n if
+ * nothing is repeated.  repeat has space for n.  Takes linear time.  Each call must extend the
  * previous history. */
 int dry_repeats(struct dry *d, const int32_t *history, int n, int *repeat);
-/* The amount to subtract from the logit of this token, which would continue a repetition of this
- * length; 0: no penalty. */
+/* Returns the amount to subtract from the logit of token id, which would continue a repetition of
+ * `repeat` tokens; 0: no penalty. */
 float dry_penalty(struct dry *d, int32_t id, int repeat);
 
 #endif

@@ -60,8 +60,9 @@ struct engine_options {
     size_t kv_bytes;                /* 0: enough for max_seqs x max_len */
     /* most bytes of the model's file that may be resident, see residency.h; 0: no limit */
     size_t max_weights;
-    /* Makes the drafts of requests that name no drafter (engine_draft.c); answers do not depend on
-     * it.  Unused if engine_no_drafts() returns a reason.  NULL: such requests have no drafts. */
+    /* Drafter of the requests that name no drafter themselves (engine_draft.c); answers do not
+     * depend on it.  Unused if engine_no_drafts() returns a reason.  NULL: such requests have no
+     * drafts. */
     const struct drafter *drafter;
     /* Folder that keeps prefixes on disk as well (cache/disk.h), and its largest size in bytes, 0:
      * 10 GB; NULL: prefixes are kept in memory only.  Refused if the backend cannot save blocks;
@@ -81,9 +82,10 @@ struct engine_options {
     /* Make drafts with these heads (borrowed), which engine_check_medusa() accepts; draft_model,
      * draft_layers and predictor are then ignored. */
     const struct medusa *medusa;
-    /* Draw tokens so that as many drafted ones as possible are right (sampler_verify): the
+    /* Draw tokens so that as many drafted tokens as possible are accepted (sampler_verify()).  The
      * distribution of an answer stays the same, but its tokens depend on drafts.  Without effect on
-     * greedy requests and on drafts of `drafter`, of which the exact comparison accepts as many. */
+     * greedy requests, and on drafts of `drafter`: for these an exact comparison accepts as
+     * many. */
     int draft_distribution;
 };
 
@@ -91,7 +93,7 @@ struct engine_options {
 const char *engine_no_drafts(const struct model *m, const struct engine_options *o);
 
 /* Check that a model can make drafts: it has no recurrent layers, and its tokenizer has the same
- * tokens as the model's.  -1 with *e: the first difference. */
+ * tokens as the main model's.  Returns 0; -1 with *e, which names the first difference. */
 int engine_check_draft_model(const struct model *draft, const struct tokenizer *model_tokenizer,
                              const struct tokenizer *draft_tokenizer, struct err *e);
 /* Check that the first n layers of a model can make drafts.  -1 with *e: the reason why not. */
@@ -100,17 +102,17 @@ int engine_check_draft_layers(const struct config *c, const struct engine_option
 /* Check that the model's layer that predicts further tokens can make drafts.  -1 with *e. */
 int engine_check_predictor(const struct model *m, const struct engine_options *o, struct err *e);
 
-/* Check that these heads belong to a model of this configuration and can make drafts.  -1 with
- * *e. */
+/* Check that these heads belong to a model of this configuration and can make drafts.  Returns 0;
+ * -1 with *e. */
 int engine_check_medusa(const struct medusa *h, const struct config *c, const struct engine_options *o, struct err *e);
 
-/* Number of recurrent states that the engine allocates, for running sequences, snapshots and
- * drafts; 0 if the model has no recurrent layers. */
+/* Returns the number of recurrent states that the engine allocates, for running sequences,
+ * snapshots and drafts; 0 if the model has no recurrent layers. */
 int engine_n_states(const struct config *c, const struct engine_options *o);
 
-/* Bytes of keys and values for n_seqs <= max_seqs sequences of full length.  Layers with a window
- * store only their windows, the tokens of a step and kept prefixes.  0: engine_open() would refuse
- * the options. */
+/* Returns the bytes of keys and values for n_seqs <= max_seqs sequences of full length; 0 if
+ * engine_open() would refuse the options.  Layers with a window store only their windows, the
+ * tokens of a step and kept prefixes. */
 uint64_t engine_kv_needs(const struct config *c, const struct engine_options *o, int n_seqs);
 
 /* Compute the options that engine_open() would pass to the backend, for memory planning. */
@@ -124,8 +126,8 @@ const char *engine_drafts(const struct engine *g);
 int engine_has_drafter(const struct engine *g);
 /* Whether the engine has a draft model, draft layers or heads.  Any thread may call it. */
 int engine_has_draft_model(const struct engine *g);
-/* m and t are borrowed until engine_close().  t may be NULL; then requests have no text and no stop
- * strings. */
+/* Make an engine; NULL with *e.  m and t are borrowed until engine_close().  t may be NULL; then
+ * requests have no text and no stop strings. */
 struct engine *engine_open(const struct model *m, const struct tokenizer *t, const struct engine_options *o,
                            struct err *e);
 void engine_close(struct engine *g);        /* frees remaining requests without a last callback */
@@ -210,9 +212,9 @@ struct request_params {
      * of waiting raise it by one, so that nothing starves.  Below 0 the request also yields to
      * other tenants, for a while. */
     int priority;
-    /* A flag, 0 at first, of a group of requests that are useless without each other; borrowed
-     * until the last of them ends.  Once one request of the group has reported something, none
-     * of them is refused any more.  NULL: the request belongs to no group. */
+    /* A flag, 0 at first, shared by a group of requests that are useless without each other;
+     * borrowed until the last of them ends.  Once one request of the group has called on_token, no
+     * request of the group is refused any more.  NULL: the request belongs to no group. */
     int *reported;
     uint64_t deadline_ns;                       /* clock_ns() at which it ends with FINISH_DEADLINE; 0: none */
     struct draft_params draft;
@@ -231,24 +233,26 @@ struct request_params {
 };
 
 struct request;
-/* Submit p->n requests, and return the first.  NULL with ERR_LIMIT for an empty prompt, ids outside
- * the vocabulary, a prompt longer than max_len, parameters out of range, or a full queue of
- * max_waiting requests.  If the queue is full and another tenant has more requests in it, that
- * tenant's last one is refused instead: it ends within this call, with FINISH_REFUSED.  NULL with
- * ERR_IO if the model's file has changed.  A request belongs to the engine and is freed after its
- * last callback. */
+/* Submit p->n requests, and return the first.  A request belongs to the engine and is freed after
+ * its last callback.
+ *
+ * Returns NULL with ERR_LIMIT for an empty prompt, ids outside the vocabulary, a prompt longer than
+ * max_len, parameters out of range, or a full queue of max_waiting requests; NULL with ERR_IO if
+ * the model's file has changed.  If the queue is full and another tenant has more requests in it,
+ * that tenant's last request is refused instead: it ends within this call, with FINISH_REFUSED. */
 struct request *engine_submit(struct engine *g, const struct request_params *p, struct err *e);
-/* Cancel r: its KV blocks are freed immediately, its last callback (FINISH_CANCELLED) comes with
- * the next engine_step().  Must not be called after the last callback. */
+/* Cancel r.  Its KV blocks are freed immediately; its last callback (FINISH_CANCELLED) comes in the
+ * next engine_step().  Must not be called after r's last callback. */
 void engine_cancel(struct engine *g, struct request *r);
 
-/* Run one step.  Returns the number of requests that run or wait (0: idle); -1 if the backend
- * failed or the model's file has changed: all running requests then end with FINISH_ERROR. */
+/* Run one step.  Returns the number of requests that run or wait (0: idle); -1 with *e if the
+ * backend failed or the model's file has changed: all running requests then end with
+ * FINISH_ERROR. */
 int engine_step(struct engine *g, struct err *e);
 
-/* Check that the model's file has not changed, as every step does.  If the file was touched, it is
- * read completely and compared with its checksums.  -1: it has changed, and all later requests
- * fail. */
+/* Check that the model's file has not changed, as every step does.  If only its modification time
+ * has changed, it is read completely and compared with its checksums.  Returns 0; -1 with *e if the
+ * contents have changed: all later requests then fail. */
 int engine_check(struct engine *g, struct err *e);
 
 /* Free memory: evict prefixes that no request uses, and return the memory of unused blocks and
@@ -312,7 +316,8 @@ struct engine_stats {
 void engine_stats(const struct engine *g, struct engine_stats *s);
 
 /* Compute the logits after each of ids, in chunks, as a new sequence: for zse-bench logits,
- * perplexity and quality.  logits: output, [n_ids - from][vocab_size], of the positions >= from. */
+ * perplexity and quality.  logits: output, [n_ids - from][vocab_size], for the positions >= from.
+ * Returns 0; -1 with *e. */
 int engine_logits(struct engine *g, const int32_t *ids, int n_ids, int from, float *logits, struct err *e);
 
 #endif

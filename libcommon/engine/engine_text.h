@@ -19,8 +19,8 @@ struct answer_text {
     char *held; size_t n_held, room, given;
 };
 
-/* Initialize *a; it must be released even if this fails.  Stop strings that are empty or not UTF-8
- * are refused, and without a tokenizer all of them are. */
+/* Initialize *a, which must be released even if this fails.  Returns 0; -1 with *e.  Stop strings
+ * that are empty or not UTF-8 are refused, and without a tokenizer all stop strings are. */
 int answer_text_init(struct answer_text *a, const struct tokenizer *t, int keep_special, const char *const *stop,
                      int n_stop, struct err *e);
 /* Append id (-1: no token) and return the text that became final; with `last` all text that is

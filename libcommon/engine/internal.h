@@ -125,8 +125,8 @@ struct request {
     int charged;                        /* tokens charged to its tenant */
     struct request *leader, *siblings;  /* siblings are PENDING, linked by next_sibling */
     struct request *next_sibling, *next_cancelled;
-    /* Its keys in the two kinds of heaps (enum which): smaller keys come first, ties in the
-     * order of submission.  at: its index in the heap; -1: not in it. */
+    /* The request's keys in the two kinds of heaps (enum which): smaller keys come first, ties in
+     * the order of submission.  at: the request's index in each heap; -1: not in it. */
     int64_t key[2]; int at[2];
     uint64_t order;                     /* order of submission */
     int32_t *ids;                       /* [limit] prompt and answer */
@@ -162,8 +162,8 @@ struct request {
     struct drafting draft;
     uint64_t scope;                     /* scope of its prefixes, and of its adapter */
     int lora;                           /* number of its LoRA adapter, 0: none */
-    /* Prefix folder.  n_saved: number of its tokens that were passed to the folder; saved: their
-     * key; searched: its prefix was looked up. */
+    /* Prefix folder.  n_saved: number of the request's tokens that were passed to the folder;
+     * saved: their key; searched: whether the request's prefix was looked up. */
     int n_saved, searched; struct disk_key saved;
     void (*on_token)(void *user, const struct token_event *ev);
     void *user;
@@ -242,8 +242,8 @@ struct engine {
 };
 
 /* ---- engine_step.c ---- */
-/* Whether the model's file has changed, so that nothing can be computed with it; broken_error has
- * the message. */
+/* Returns 1 if the model's file has changed, so that nothing can be computed with it; broken_error
+ * has the message. */
 int is_broken(struct engine *g);
 
 /* ---- engine_request.c ---- */
@@ -278,15 +278,15 @@ int tenant_goes_before(const struct request *a, const struct request *b);
 struct request *tenant_next(const struct engine *g);
 /* index of the running request to preempt for r, or -1 */
 int tenant_yields(const struct engine *g, const struct request *r);
-/* Whether r, which lacks `missing` blocks, would get them and a place among the running requests if
- * all requests that tenant_yields() returns were preempted. */
+/* Returns 1 if r, which lacks `missing` blocks, would get them and a place among the running
+ * requests if all requests that tenant_yields() returns were preempted. */
 int tenant_would_fit(struct engine *g, const struct request *r, int missing);
-/* index of the running request to preempt when blocks run out: of the tenant with most running
- * requests, the last in turn */
+/* Returns the index of the running request to preempt when blocks run out: of the tenant with most
+ * running requests, the last in turn. */
 int tenant_of_most(const struct engine *g);
 /* Refuse `missing` waiting requests of other tenants, so that the queue has space for n new
- * requests of `own`.  Only tenants that have more requests in the queue than `own` would then
- * have lose any.  1; 0 if that does not suffice. */
+ * requests of `own`.  A tenant loses requests only while it has more of them in the queue than
+ * `own` would then have.  Returns 1; 0 if that does not free enough space. */
 int tenant_make_room(struct engine *g, const struct tenant_queue *own, int n, int missing);
 
 /* ---- engine_plan.c ---- */
@@ -297,8 +297,8 @@ void plan_step(struct engine *g);
 int plan_batch(struct engine *g);
 void pace_init(struct pace *p);
 void pace_learn(struct engine *g, uint64_t step_ns);
-/* Measured time of a step in which n requests decode, or else of the nearest number of requests
- * that was measured; 0: unknown. */
+/* Returns the measured time, in ns, of a step in which n requests decode; if that was not measured,
+ * the time of the nearest measured number of requests; 0: unknown. */
 float pace_alone(const struct engine *g, int n);
 int enters_prefixes(const struct engine *g, const struct request *r);
 void copy_state(struct engine *g, int from, int to);
@@ -309,8 +309,8 @@ int long_rope_from(const struct engine *g);
 int may_admit(const struct engine *g);
 
 /* ---- engine_lookahead.c ---- */
-/* Plan and compute a step.  Returns the number of its items, whose rows are to be delivered; 0:
- * nothing to do; -1: the backend failed. */
+/* Plan and compute a step.  Returns the number of its items, whose rows are to be delivered; 0 if
+ * there is nothing to do; -1 with *e if the backend failed. */
 int lookahead_run(struct engine *g, struct err *e);
 /* Discard the rows of r, which ends, in the steps that are in flight. */
 void lookahead_forget(struct engine *g, const struct request *r);
@@ -322,8 +322,8 @@ void masks_begin(struct engine *g, int n_items);
 void masks_end(struct engine *g);
 /* 1: the mask is ready (or the constraint failed); 0: a thread computes it. */
 int masks_ready(struct engine *g, struct request *r);
-/* Accept r's last token and request forced tokens if none are left.  1: done; 0: a thread does
- * it. */
+/* Pass r's last token to its constraint, and get forced tokens if none are left.  Returns 1 if that
+ * is done, 0 if another thread does it. */
 int masks_advance(struct engine *g, struct request *r);
 /* Every running request is late: wait, some milliseconds at most, until one's work is done. */
 void masks_wait(struct engine *g);
@@ -331,9 +331,9 @@ void masks_forget(struct engine *g, struct request *r); /* r is about to be free
 void masks_close(struct masks *m);                      /* before the requests are freed; NULL is fine */
 
 /* ---- engine_embed.c ---- */
-/* Compute the vector that the model makes of pooled states (with EMBED_MEAN `pooled` is their
- * sum over n_tokens).  *out points into work, which has embed_work() floats.  Returns the number
- * of elements; -1 if they are not finite, or if a vector to normalize has length 0. */
+/* Compute the vector that the model makes of pooled states (with EMBED_MEAN `pooled` is their sum
+ * over n_tokens).  *out points into work, which has embed_work() floats.  Returns the number of
+ * elements; -1 if an element is not finite, or if a vector to be normalized has length 0. */
 int embed_finish(const struct model *m, enum embed pooling, int n_tokens, const float *pooled, float *work,
                  struct err *e, const float **out);
 size_t embed_work(const struct config *c);
@@ -359,9 +359,9 @@ void draft_deliver(struct engine *g, int item, float *logits);
 
 /* The guess of r's drafter; no tokens if it has none, or too many requests decode. */
 void draft_by_text(const struct engine *g, struct request *r, int n_decoding, struct draft *out);
-/* Number of tokens that a draft of this grade should have if making each takes guess_ns before the
- * step; -1 if the step has no space for any.  *rate: tokens in the time of one, 1 without a
- * draft. */
+/* Returns the number of tokens that a draft of this grade should have if making each takes guess_ns
+ * before the step; -1 if the step has no space for any.  *rate: expected number of tokens in the
+ * time that one token takes without a draft. */
 int draft_length(const struct engine *g, const struct request *r, int grade, int n_decoding, int room,
                  float guess_ns, float *rate);
 
@@ -374,8 +374,8 @@ void draft_model_trim(struct engine *g);
 int draft_model_init(struct engine *g, struct request *r, struct err *e);       /* r's drafts are by the model */
 void draft_model_release(struct engine *g, struct request *r);  /* like request_release(), but keeps r's prefix */
 void draft_model_free(struct engine *g, struct request *r);
-/* Memory for the final states of r's tokens in a step, after those of n other tokens; NULL if r's
- * drafts are made without states. */
+/* Returns the memory for the final states of r's tokens in a step, after those of n other tokens;
+ * NULL if r's drafts are made without states. */
 float *draft_model_rows(const struct engine *g, const struct request *r, int n);
 /* Fill in the drafts of running requests, and compute at most `chunk` tokens of their prompts. */
 void draft_model_guess(struct engine *g, int n_decoding, int chunk);

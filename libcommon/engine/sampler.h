@@ -32,9 +32,9 @@ void sampler_accept(struct sampler *s, int32_t id, int generated);
  * with the history known now; s does not change. */
 int sampler_guess(struct sampler *s, float *logits, int ahead, int32_t *id, struct err *e);
 
-/* Like sampler_guess(), but with a random number of its own, so that sampler_verify() can be used.
- * proposal [vocab_size]: output, the distribution that the token was drawn from; not for
- * options with which the choice is greedy. */
+/* Like sampler_guess(), but with a random number of its own, so that sampler_verify() can accept
+ * the token.  proposal [vocab_size]: output, the distribution that the token was drawn from.  Not
+ * for options with which the choice is greedy. */
 int sampler_propose(struct sampler *s, float *logits, int ahead, float *proposal, int32_t *id, struct err *e);
 /* Whether sampler_pick() always picks the most likely token. */
 int sampler_is_greedy(const struct sampler *s);
@@ -55,18 +55,18 @@ struct logprobs {                   /* log probabilities before any option chang
 int logprobs_of(const struct sampler_scratch *c, const float *logits, int vocab_size, int32_t id, struct logprobs *lp,
                 struct err *e);
 
-/* Choose the next token; ties go to the lower id.  Changes the logits.  Fails with ERR_FORMAT
- * ("logits ... NaN") if a logit is NaN or all are -inf.  allowed: all other tokens get logits of
- * -inf before bias and penalties; NULL: all are allowed.  lp: receives log probabilities; may be
- * NULL.  Allocates nothing, except when DRY decodes a token for the first time. */
+/* Choose the next token; ties go to the lower id.  Changes the logits.  Returns 0; -1 with
+ * ERR_FORMAT ("logits ... NaN") if a logit is NaN or all are -inf.  allowed: all other tokens get
+ * logits of -inf before bias and penalties; NULL: all are allowed.  lp: receives log probabilities;
+ * may be NULL.  Allocates nothing, except when DRY decodes a token for the first time. */
 int sampler_pick(struct sampler *s, float *logits, const struct allowed *allowed, int32_t *id, struct logprobs *lp,
                  struct err *e);
 
-/* Like sampler_pick(), but accept `proposed`, a token drawn from q = `proposal` independently of
- * this call, as often as possible: with probability min(1, p / q), where p is the distribution that
- * sampler_pick() draws from; otherwise draw from max(0, p - q), renormalised.  The token's
- * distribution is p (arXiv:2211.17192, appendix A.1), but the token is not that of
- * sampler_pick(). */
+/* Like sampler_pick(), but accepts as often as possible the token `proposed`, which was drawn from
+ * q = `proposal` independently of this call.  It is accepted with probability min(1, p / q), where
+ * p is the distribution that sampler_pick() draws from; otherwise a token is drawn from max(0, p -
+ * q), renormalised.  The chosen token's distribution is p (arXiv:2211.17192, appendix A.1), but the
+ * token itself may differ from the one that sampler_pick() would choose. */
 struct proposed { const float *proposal; int32_t id; };
 int sampler_verify(struct sampler *s, float *logits, const struct allowed *allowed, const struct proposed *proposed,
                    int32_t *id, struct logprobs *lp, struct err *e);

@@ -48,8 +48,8 @@ double sampling_get(const struct sampling *s, const struct sampling_option *o);
 void sampling_set(struct sampling *s, const struct sampling_option *o, double value);
 
 struct sampling sampling_defaults(void);
-/* Apply a model's generation_config (NULL or not an object: nothing to apply).  Errors name the
- * field; sampling_check() checks the ranges. */
+/* Apply a model's generation_config to *s (NULL or not an object: nothing to apply).  Returns 0; -1
+ * with *e, which names the field.  It does not check ranges: sampling_check() does. */
 int sampling_config(struct sampling *s, const json_t *config, struct err *e);
 /* Checks ranges; the error names the field, its value and the range. */
 int sampling_check(const struct sampling *s, int vocab_size, struct err *e);
