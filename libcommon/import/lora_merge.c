@@ -123,7 +123,7 @@ static int other_shape(const struct peft *p, const struct peft_module *m, const 
 
 static int merge_module(struct source *s, const struct peft *p, const struct peft_module *m, struct err *e)
 {
-    char name[strlen(m->name) + sizeof ".weight"];
+    char name[PEFT_NAME + sizeof ".weight"];
     snprintf(name, sizeof name, "%s.weight", m->name);
     const struct source_tensor *t = source_find(s, name);
     if (!t)

@@ -1,5 +1,4 @@
 /* peft.c - read the configuration of an adapter, and pair its tensors to modules. */
-#define PCRE2_CODE_UNIT_WIDTH 8
 #include "libcommon/import/peft.h"
 
 #include <inttypes.h>
@@ -8,21 +7,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <pcre2.h>
-
 #include "libcommon/base/json.h"
 #include "libcommon/base/suffix.h"
 #include "libcommon/import/internal.h"
+#include "libcommon/import/name_pattern.h"
 #include "libcommon/import/safetensors.h"
 #include "libcommon/quant/ggml.h"
 
-enum { MAX_ADAPTER_CONFIG = 1 << 20, MAX_RANK = 65536, MOST_PATTERNS = 65536, MATCH_STEPS = 100000 };
+enum { MAX_ADAPTER_CONFIG = 1 << 20, MAX_RANK = 65536 };
 static const char config_name[] = "adapter_config.json", tensors_name[] = "adapter_model.safetensors";
-
-/* ---- regular expressions: target_modules, rank_pattern, alpha_pattern ---- */
-
-struct name_pattern { pcre2_code *code; double value; };     /* value: of rank_pattern or alpha_pattern */
-struct name_patterns { struct name_pattern *p; int n; };         /* the first that matches counts */
 
 /* Rules of a configuration, compiled. */
 struct rules {
@@ -34,6 +27,7 @@ struct rules {
     const json_t *saved;                /* modules_to_save; NULL: none */
     const json_t *indexes;              /* layers_to_transform; NULL: all */
     int all;                            /* target_modules "all-linear" */
+    struct name_costs *costs;           /* of all patterns */
 };
 
 static int config_fails(const struct rules *r, const char *key, const char *why)
@@ -41,58 +35,22 @@ static int config_fails(const struct rules *r, const char *key, const char *why)
     return err_set(r->e, ERR_UNSUPPORTED, "%s/%s: %s: %s", r->peft->path, config_name, key, why);
 }
 
-/* Append a regular expression to the list: the texts `before`, `text` and `after`, one after the
- * other.  whole: it must match a whole name. */
-static int add_pattern(const struct rules *r, struct name_patterns *list, const char *key, const char *before,
-                       const char *text, const char *after, int whole)
+static int add_pattern(const struct rules *r, struct name_patterns *list, const char *key, const char *text,
+                       enum name_form form)
 {
-    char *regex;
-    int code;
-    PCRE2_SIZE at;
-    if (list->n == MOST_PATTERNS)
-        return config_fails(r, key, "too many entries");
-    struct name_pattern *grown = realloc(list->p, (size_t)(list->n + 1) * sizeof *grown);
-    if (grown)
-        list->p = grown;
-    if (!grown || asprintf(&regex, "%s%s%s", before, text, after) < 0)
+    int nomem;
+    const char *why = name_patterns_add(list, text, form, r->costs, &nomem);
+    if (nomem)
         return err_nomem(r->e, key);
-    pcre2_code *c = pcre2_compile((PCRE2_SPTR)regex, PCRE2_ZERO_TERMINATED,
-                                  PCRE2_UTF | (whole ? PCRE2_ANCHORED | PCRE2_ENDANCHORED : 0), &code, &at, NULL);
-    free(regex);
-    if (!c)
-        return err_set(r->e, ERR_FORMAT, "%s/%s: %s: '%.100s' is no regular expression", r->peft->path, config_name,
-                       key, text);
-    list->p[list->n++] = (struct name_pattern){ .code = c };
-    return 0;
+    return why ? err_set(r->e, ERR_FORMAT, "%s/%s: %s: '%.100s' %s", r->peft->path, config_name, key, text, why) : 0;
 }
 
-static void free_patterns(struct name_patterns *list)
-{
-    for (int i = 0; i < list->n; i++)
-        pcre2_code_free(list->p[i].code);
-    free(list->p);
-}
-
-/* Match a pattern: 1, and the number that its first group matched if number is not NULL; 0; -1 with
- * the error. */
+/* Match a pattern: 1, 0; -1 with the error.  number, of a layer, may be NULL. */
 static int match(const struct rules *r, const struct name_pattern *p, const char *name, long *number)
 {
-    pcre2_match_data *found = pcre2_match_data_create_from_pattern(p->code, NULL);
-    pcre2_match_context *limit = pcre2_match_context_create(NULL);
-    int rc = PCRE2_ERROR_NOMEMORY;
-    if (found && limit) {
-        pcre2_set_match_limit(limit, MATCH_STEPS);
-        rc = pcre2_match(p->code, (PCRE2_SPTR)name, strlen(name), 0, 0, found, limit);
-    }
-    const PCRE2_SIZE *at = found ? pcre2_get_ovector_pointer(found) : NULL;
-    if (rc > 1 && number && at[2] != PCRE2_UNSET)
-        *number = strtol(name + at[2], NULL, 10);
-    pcre2_match_context_free(limit);
-    pcre2_match_data_free(found);
-    if (rc >= 0 || rc == PCRE2_ERROR_NOMATCH)
-        return rc >= 0;
-    return rc == PCRE2_ERROR_NOMEMORY ? err_nomem(r->e, config_name)
-                                      : config_fails(r, name, "a regular expression takes too long on this name");
+    const char *why;
+    const int rc = name_pattern_match(p, name, r->costs, number, &why);
+    return rc < 0 ? config_fails(r, name, why) : rc;
 }
 
 /* The value of the first pattern that matches, else `otherwise`; NAN with the error. */
@@ -168,7 +126,7 @@ static int read_values(const struct rules *r, const char *key, struct name_patte
     json_object_foreach((json_t *)o, name, v) {
         if (!json_is_number(v) || !(json_number_value(v) > 0))
             return config_fails(r, key, "expected numbers above 0");
-        if (add_pattern(r, list, key, "(?:.*\\.)?(?:", name, ")", 1))
+        if (add_pattern(r, list, key, name, NAME_END))
             return -1;
         list->p[list->n - 1].value = json_number_value(v);
     }
@@ -201,7 +159,7 @@ static int read_targets(struct rules *r)
         return 0;
     }
     if (text)
-        return add_pattern(r, &r->targets, "target_modules", "", text, "", 1);
+        return add_pattern(r, &r->targets, "target_modules", text, NAME_WHOLE);
     if (!json_is_array(t))
         return config_fails(r, "target_modules", "expected a string or an array of strings");
     json_array_foreach(t, i, v)
@@ -220,15 +178,15 @@ static int read_layers(struct rules *r)
     if (!r->indexes)
         return 0;
     if (json_is_string(names))
-        return add_pattern(r, &r->layers, "layers_pattern", ".*\\.", json_string_value(names), "\\.(\\d+)\\.", 0);
+        return add_pattern(r, &r->layers, "layers_pattern", json_string_value(names), NAME_LAYER);
     const json_t *list = NULL, *v;
     size_t i;
     if (read_list(r, "layers_pattern", 1, &list))
         return -1;
     json_array_foreach(list, i, v)
-        if (add_pattern(r, &r->layers, "layers_pattern", ".*\\.", json_string_value(v), "\\.(\\d+)\\.", 0))
+        if (add_pattern(r, &r->layers, "layers_pattern", json_string_value(v), NAME_LAYER))
             return -1;
-    return r->layers.n ? 0 : add_pattern(r, &r->layers, "layers_pattern", ".*\\.[^.]*", "", "\\.(\\d+)\\.", 0);
+    return r->layers.n ? 0 : add_pattern(r, &r->layers, "layers_pattern", "[^.]*", NAME_LAYER);
 }
 
 static int read_rules(struct rules *r)
@@ -297,6 +255,21 @@ static int tensor_fails(const struct rules *r, const struct source_tensor *t, co
     return err_set(r->e, ERR_FORMAT, "%s/%s: tensor '%s': %s", r->peft->path, tensors_name, t->name, why);
 }
 
+/* Refuse names that no module of a model has.  Braces have a meaning of their own in
+ * source_find(). */
+static int check_names(const struct rules *r)
+{
+    for (int i = 0; i < r->peft->n_tensors; i++) {
+        const char *name = r->peft->tensors[i].name;
+        if (strlen(name) > PEFT_NAME)
+            return err_set(r->e, ERR_LIMIT, "%s/%s: tensor '%.60s...': a name of %zu bytes, expected at most %d",
+                           r->peft->path, tensors_name, name, strlen(name), PEFT_NAME);
+        if (strpbrk(name, "{}"))
+            return tensor_fails(r, &r->peft->tensors[i], "a name with braces is no module of a model");
+    }
+    return 0;
+}
+
 static int is_float(const struct source_tensor *t)
 {
     return t->type == GGML_F32 || t->type == GGML_F16 || t->type == GGML_BF16;
@@ -306,7 +279,7 @@ static int is_float(const struct source_tensor *t)
 static const struct source_tensor *sibling(const struct peft *p, const struct source_tensor *t, size_t cut,
                                            const char *end)
 {
-    char name[strlen(t->name) + strlen(end) + 1];
+    char name[2 * PEFT_NAME];
     snprintf(name, sizeof name, "%.*s%s", (int)(strlen(t->name) - cut), t->name, end);
     const struct source_tensor key = { .name = name };
     return bsearch(&key, p->tensors, (size_t)p->n_tensors, sizeof key, by_name);
@@ -376,18 +349,19 @@ static int add_module(const struct rules *r, struct peft *p, const struct source
 
 static int read_modules(struct peft *p, struct err *e)
 {
-    struct rules r = { .peft = p, .e = e };
-    int rc = read_rules(&r);
+    struct name_costs costs = { 0 };
+    struct rules r = { .peft = p, .e = e, .costs = &costs };
+    int rc = check_names(&r) || read_rules(&r) ? -1 : 0;
     if (rc == 0 && !(p->modules = calloc((size_t)p->n_tensors + 1, sizeof *p->modules)))
         rc = err_nomem(e, tensors_name);
     for (int i = 0; i < p->n_tensors && rc == 0; i++)
         rc = add_module(&r, p, &p->tensors[i]);
     if (rc == 0 && !p->n_modules)
         rc = err_set(e, ERR_FORMAT, "%s/%s: has no tensors", p->path, tensors_name);
-    free_patterns(&r.ranks);
-    free_patterns(&r.alphas);
-    free_patterns(&r.targets);
-    free_patterns(&r.layers);
+    name_patterns_free(&r.ranks);
+    name_patterns_free(&r.alphas);
+    name_patterns_free(&r.targets);
+    name_patterns_free(&r.layers);
     return rc;
 }
 

@@ -15,6 +15,8 @@
 #include "libcommon/base/file.h"
 #include "libcommon/import/source.h"
 
+enum { PEFT_NAME = 1024 };              /* longest name of a tensor, in bytes */
+
 struct peft_module {
     char *name;                         /* the module of the base, without ".weight"; owned */
     /* LoRA: A [rank, in], B [out, rank], of floats; or `saved`, a weight that replaces that of the

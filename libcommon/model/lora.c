@@ -43,9 +43,9 @@ static int by_name(const void *key, const void *module)
 static const struct peft_module *module_of(const struct peft *p, const char *name)
 {
     const size_t n = strlen(name), end = strlen(".weight");
-    if (n <= end || strcmp(name + n - end, ".weight") != 0)
+    if (n <= end || n > PEFT_NAME || strcmp(name + n - end, ".weight") != 0)
         return NULL;
-    char stem[n + 1];
+    char stem[PEFT_NAME + 1];
     memcpy(stem, name, n + 1);
     stem[n - end] = '\0';
     return bsearch(stem, p->modules, (size_t)p->n_modules, sizeof *p->modules, by_name);

@@ -256,6 +256,50 @@ static void refuses_tensors(void **state)
     refuses("no folder of a LoRA adapter");
 }
 
+/* Names and expressions that an attacker may choose: they end soon, in little memory. */
+static void bounds_names_and_patterns(void **state)
+{
+    static char text[200000];
+    static const char head[] = "{\"peft_type\":\"LORA\",\"r\":2,\"target_modules\":[\"q\"],\"rank_pattern\":{";
+    (void)state;
+    put_base();
+    char *longest = malloc(9000001), *header = malloc(9001000);
+    assert_true(longest && header);
+    memset(longest, 'x', 9000000);
+    longest[9000000] = '\0';
+    const int n = sprintf(header + 8, "{\"base_model.model.%s.lora_A.weight\":{\"dtype\":\"F32\",\"shape\":[0],"
+                          "\"data_offsets\":[0,0]}}", longest);
+    const uint64_t length = (uint64_t)n;
+    memcpy(header, &length, sizeof length);
+    put("lora/adapter_model.safetensors", header, 8 + (size_t)n);
+    put_text("lora/adapter_config.json", "{\"peft_type\":\"LORA\",\"r\":2,\"target_modules\":[\"q\"]}");
+    refuses("expected at most 1024");
+    free(header);
+    free(longest);
+    static const struct piece braces[] = { { LAYER "0.{k,q}.lora_A.weight", 2, 4, 0 }, { LAYER "0.{k,q}.lora_B.weight", 8, 2, 0 } };
+    put_tensors("lora/adapter_model.safetensors", braces, 2);
+    refuses("braces");
+    put_tensors("lora/adapter_model.safetensors", plain, 2);
+    int at = sprintf(text, "%s\"", head);
+    for (int i = 0; i < 5000; i++)
+        at += sprintf(text + at, "()");
+    strcpy(text + at, "\":2}}");
+    put_text("lora/adapter_config.json", text);
+    refuses("has too many groups");
+    at = sprintf(text, "%s", head);
+    for (int i = 0; i < 2500; i++)      /* each alone is within the bound of one match */
+        at += sprintf(text + at, "%s\"(?:[a-z_.0-9]+){8}[A-Z](?#%d)\":2", i ? "," : "", i);
+    strcpy(text + at, "}}");
+    put_text("lora/adapter_config.json", text);
+    refuses("take too long");
+    at = sprintf(text, "%s", head);
+    for (int i = 0; i < 2000; i++)
+        at += sprintf(text + at, "%s\"(?:ab){4000}%d\":2", i ? "," : "", i);
+    strcpy(text + at, "}}");
+    put_text("lora/adapter_config.json", text);
+    refuses("all patterns together are too large");
+}
+
 static void refuses_cut_files(void **state)
 {
     (void)state;
@@ -278,6 +322,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         IN_FOLDER(merges), IN_FOLDER(merges_tables_and_transposed), IN_FOLDER(key_depends_on_adapter),
         IN_FOLDER(refuses_configurations), IN_FOLDER(refuses_tensors), IN_FOLDER(refuses_cut_files),
+        IN_FOLDER(bounds_names_and_patterns),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
