@@ -266,19 +266,35 @@ static int take(struct serve_options *o, int c, const char *arg)
     }
 }
 
-/* Whether an adapter has the id of the first MODEL, after a message. */
-static int lora_named_as_model(const struct serve_options *o)
+static int is_lora(const struct serve_options *o, const char *name)
 {
-    char *id = o->n_names ? strdup(o->names[0]) : server_model_id(o->models[0]);
-    int found = 0;
-    for (int i = 0; id && i < o->run.n_loras && !found; i++) {
+    for (int i = 0; name && i < o->run.n_loras; i++) {
         const struct lora_option *l = &o->run.loras[i];
-        found = strlen(id) == (size_t)l->name_len && memcmp(id, l->name, strlen(id)) == 0;
+        if (strlen(name) == (size_t)l->name_len && memcmp(name, l->name, strlen(name)) == 0)
+            return 1;
     }
-    if (found)
-        cli_wrong(prog, "--lora %s=...: the model has this name, too", id);
-    free(id);
-    return found;
+    return 0;
+}
+
+/* Check that the names of adapters mean nothing else. */
+static int check_lora_names(const struct serve_options *o)
+{
+    if (is_lora(o, "default"))
+        return cli_wrong(prog, "--lora default=...: this name means the first model");
+    for (int i = 0; i < o->n_models; i++) {
+        char *id = i < o->n_names ? strdup(o->names[i]) : server_model_id(o->models[i]);
+        const int found = is_lora(o, id);
+        if (found)
+            cli_wrong(prog, "--lora %s=...: %s has this name, too", id, i ? "another model" : "the model");
+        free(id);
+        if (found)
+            return CLI_USAGE;
+    }
+    const char *const uses[][2] = { { "--embedding-model", o->embedding_model }, { "--rerank-model", o->rerank_model } };
+    for (int i = 0; i < 2; i++)
+        if (is_lora(o, uses[i][1]))
+            return cli_wrong(prog, "%s %s: is a LoRA adapter, expected a model", uses[i][0], uses[i][1]);
+    return CLI_OK;
 }
 
 static int check(struct serve_options *o)
@@ -292,7 +308,7 @@ static int check(struct serve_options *o)
                          plural(o->n_names), o->n_models, plural(o->n_models));
     if (o->run.n_loras && !o->n_models)
         return cli_wrong(prog, "--lora: adapters need a MODEL on the command line");
-    if (o->run.n_loras && lora_named_as_model(o))
+    if (check_lora_names(o) != CLI_OK)
         return CLI_USAGE;
     if (o->mcp_stdio && o->n_models)
         return cli_wrong(prog, "--mcp-stdio: found the model %s, expected none: it offers tools alone", o->models[0]);

@@ -79,7 +79,7 @@ static int open_served(void *user, const char *path, const struct model_choice *
     struct serve_options chosen = *(const struct serve_options *)user, *o = &chosen;
     if (serve_choose(how, &chosen.run, e) != 0)
         return -1;
-    if (o->n_models == 0 || strcmp(path, o->models[0]) != 0)
+    if (!how->adapters || strcmp(path, o->models[0]) != 0)
         chosen.run.n_loras = 0;         /* the adapters are those of the first MODEL */
     struct opened_model *opened = calloc(1, sizeof *opened);
     if (!opened)
@@ -409,11 +409,35 @@ static void stop_last_resort(struct last_resort *l)
     pthread_mutex_destroy(&l->lock);
 }
 
+/* The id of the first MODEL and the names of its adapters (--lora), owned. */
+struct adapted { char *id, *names[MOST_LORA_OPTIONS]; };
+
+static void release_adapted(struct adapted *a)
+{
+    free(a->id);
+    for (int i = 0; i < MOST_LORA_OPTIONS; i++)
+        free(a->names[i]);
+}
+
+static int find_adapted(const struct serve_options *o, struct adapted *a, struct err *e)
+{
+    const struct lora_option *l = o->run.loras;
+    *a = (struct adapted){ 0 };
+    if (o->run.n_loras && !(a->id = o->n_names ? strdup(o->names[0]) : server_model_id(o->models[0])))
+        return err_nomem(e, "--lora");
+    for (int i = 0; i < o->run.n_loras; i++)
+        if (!(a->names[i] = strndup(l[i].name, (size_t)l[i].name_len)))
+            return err_nomem(e, "--lora");
+    return 0;
+}
+
 /* Run until stopped.  user: the user to become; NULL: stay. */
 static int serve(struct serve_options *o, const struct serve_user *user, struct server_folders *p, struct err *e)
 {
     char *embeds = is_file(o->embedding_model) ? server_model_id(o->embedding_model) : NULL,
          *reranks = is_file(o->rerank_model) ? server_model_id(o->rerank_model) : NULL;
+    struct adapted adapted;
+    const int known = find_adapted(o, &adapted, e);
     const struct server_options so = {
         .opener = { open_served, close_served, o },
         .catalog = { catalog_registry, catalog_search, catalog_check },
@@ -432,13 +456,14 @@ static int serve(struct serve_options *o, const struct serve_user *user, struct 
         .max_body = o->max_body, .max_request_memory = o->max_request_memory, .work_memory = o->work_memory,
         .embedding_model = embeds ? embeds : o->embedding_model,
         .rerank_model = reranks ? reranks : o->rerank_model, .rag_documents = o->rag_documents,
-        .rag_bytes = o->rag_bytes,
+        .rag_bytes = o->rag_bytes, .adapted = adapted.id,
+        .adapters = (const char *const *)adapted.names, .n_adapters = o->run.n_loras,
         .max_queue = o->max_queue, .timeout_s = o->timeout_s, .drain_s = o->drain_s, .stall_s = o->stall_s,
         .prefix_all = o->prefix_all, .mcp_config = o->mcp_config, .mcp_env = p->env,
         .max_memory = o->max_memory, .no_watch = o->no_watch, .sysroot = preflight_root(), .log = say, .warn = warn,
         .user = o,
     };
-    struct server *s = server_bind(&so, e);
+    struct server *s = known == 0 ? server_bind(&so, e) : NULL;
     int rc = !s || (user && become_user(o, user, p, e)) ? -1 : 0;
     if (rc == 0)
         rc = each_model(o, check_model, e);     /* runs as that user: files are not parsed with root's privileges */
@@ -466,6 +491,7 @@ static int serve(struct serve_options *o, const struct serve_user *user, struct 
     if (closed == SERVER_STUCK)
         end_at_once("a model's step takes too long: exiting without it");
     stop_last_resort(&l);
+    release_adapted(&adapted);
     free(embeds);
     free(reranks);
     return closed || rc;

@@ -62,9 +62,10 @@ void models_remember(struct server *s, const struct loaded_model *lm, int change
 const char *models_left(const struct server *s, const char *id)
 {
     const int any = !id || strcmp(id, "default") == 0;
+    const char *base = any ? NULL : models_adapted(s, id);
     const struct evicted *found = NULL;
     for (const struct evicted *v = s->draining ? NULL : s->evicted; v; v = v->next)
-        if (any ? !found || (v->changed && !found->changed) : strcmp(v->id, id) == 0)
+        if (any ? !found || (v->changed && !found->changed) : strcmp(v->id, base ? base : id) == 0)
             found = v;
     return found ? found->id : NULL;
 }

@@ -66,6 +66,14 @@ int models_window(const struct loaded_model *lm)
     return l->max_running + wait;
 }
 
+const char *models_adapted(const struct server *s, const char *name)
+{
+    for (int i = 0; name && i < s->o.n_adapters; i++)
+        if (strcmp(s->o.adapters[i], name) == 0)
+            return s->o.adapted;
+    return NULL;
+}
+
 int models_lora(const struct loaded_model *lm, const char *name)
 {
     return name && lm->state == MODEL_READY && strcmp(lm->id, name) != 0 ? model_lora(lm->m.model, name) : 0;
@@ -80,12 +88,13 @@ struct loaded_model *models_find(struct server *s, const char *id, struct proble
     if (named_rc == 0)
         id = name;
     int any = !id || strcmp(id, "default") == 0, loading = 0;
+    const char *base = models_adapted(s, id);
     models_check(s);
     for (struct loaded_model *lm = s->models; lm; lm = lm->next) {
         int named = !any && (strcmp(lm->id, id) == 0 || models_lora(lm, id));
         if (lm->state == MODEL_READY && (any || named))
             return lm;
-        loading |= lm->state == MODEL_LOADING && (any || named);
+        loading |= lm->state == MODEL_LOADING && (any || named || (base && strcmp(lm->id, base) == 0));
     }
     if (s->draining)
         problem_set(pr, 503, NULL, "shutting_down", "the server stops");
@@ -124,6 +133,10 @@ struct loaded_model *models_load(struct server *s, const char *path, const char 
         problem_set(pr, 409, "model_name", "model_exists", "a model with the id '%.80s' exists already", lm->id);
         goto fail;
     }
+    if (models_adapted(s, lm->id)) {
+        problem_set(pr, 409, "model_name", "model_exists", "a LoRA adapter with the name '%.80s' exists already", lm->id);
+        goto fail;
+    }
     models_forget(s, lm->id);                   /* the new model replaces an evicted one */
     lm->s = s;
     lm->created = (int64_t)time(NULL);
@@ -132,6 +145,7 @@ struct loaded_model *models_load(struct server *s, const char *path, const char 
     lm->named = replaces && replaces->named;
     if (how)
         lm->how = *how;
+    lm->how.adapters = s->o.adapted && strcmp(lm->id, s->o.adapted) == 0;
     lm->batching = 1;
     while (*end)
         end = &(*end)->next;

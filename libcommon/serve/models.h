@@ -78,6 +78,8 @@ struct loaded_model {
 /* Find a ready model by its id or by the name of one of its LoRA adapters; id NULL or "default":
  * the first one.  NULL with *pr: there is none. */
 struct loaded_model *models_find(struct server *s, const char *id, struct problem *pr);
+/* The id of the model, loaded or not, that has a LoRA adapter of this name; NULL: none. */
+const char *models_adapted(const struct server *s, const char *name);
 /* The number of lm's LoRA adapter of this name (model/lora.h); 0: the name is lm's own. */
 int models_lora(const struct loaded_model *lm, const char *name);
 /* Start loading a model.  id NULL: it is derived from the path; how NULL: as the program's options

@@ -64,7 +64,11 @@ struct served_model {
     void *handle;                       /* for the opener */
 };
 /* Options for loading a model; an empty string or 0 stands for the program's own option. */
-struct model_choice { char quantization[32], device[32]; double target_gb; };
+struct model_choice {
+    char quantization[32], device[32];
+    double target_gb;
+    int adapters;                       /* with the adapters of server_options.adapters; set by the server */
+};
 struct model_opener {
     /* called from a thread of the server, for one model at a time */
     int (*open)(void *user, const char *path, const struct model_choice *how, struct served_model *m, struct err *e);
@@ -151,6 +155,9 @@ struct server_options {
     int max_queue;                      /* requests that may wait to be prepared; 0: no limit */
     const char *embedding_model;        /* id of the model that computes vectors of documents; NULL: none */
     const char *rerank_model;           /* id of the model that orders found passages; NULL: none */
+    /* adapted: id of the model to which the opener adds LoRA adapters; NULL: none.  Their names
+     * mean that model while it is not loaded, too, and no model may have one as its id. */
+    const char *adapted; const char *const *adapters; int n_adapters;
     int64_t rag_documents; uint64_t rag_bytes;          /* limits of each key's documents and their files; 0: none */
     int prefix_all;                     /* prefixes are reused across keys */
     const char *mcp_config;             /* MCP servers whose tools are offered (mcp/mcp_config.h); NULL: none */

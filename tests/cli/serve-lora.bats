@@ -14,6 +14,7 @@ setup_file() {
   await listens "$URL"
 }
 
+admin() { curl -s -H "Authorization: Bearer $(cat "$ZSE_HOME/admin.token")" "$@"; }
 # answer MODEL: 24 tokens of text
 answer() {
   curl -s "$URL/v1/completions" -d "{\"model\":\"$1\",\"prompt\":\"The capital of\",\"temperature\":0,\"max_tokens\":24,\"ignore_eos\":true}"
@@ -81,4 +82,31 @@ text() { answer "$1" | jq -er '.choices[0].text'; }
   [[ $stderr == *'scaled channels'*'--adaptable'* ]]
   zse-convert models/tiny -o "$T/scaled.zse" --adaptable --force >/dev/null
   run -0 zse-chat "$T/scaled.zse" --lora "$T/first" -p a --max-tokens 2
+}
+
+@test "a name of an adapter that means another model, too, is refused" {
+  run -2 --separate-stderr zse-serve "$T/tiny.zse" "$T/tiny.zse" --name base --name other --port 0 --lora "other=$T/first"
+  [[ $stderr == *'another model has this name, too'* ]]
+  run -2 --separate-stderr zse-serve "$T/tiny.zse" --port 0 --lora "default=$T/first"
+  [[ $stderr == *'this name means the first model'* ]]
+  run -2 --separate-stderr zse-serve "$T/tiny.zse" --port 0 --lora "x=$T/first" --embedding-model x
+  [[ $stderr == *'--embedding-model x: is a LoRA adapter'* ]]
+  admin "$URL/api/models/load" -d "{\"model_path\":\"$T/tiny.zse\",\"model_name\":\"one\"}" |
+    jq -e '.error.code == "model_exists"'
+  answer one | jq -e '.model == "one"'
+}
+
+@test "a model whose memory another one took comes back when its adapter is named; the other has no adapters" {
+  local bytes main=$URL
+  start "$T/two" "$T/tiny.zse" "$T/tiny.zse" --name base --name other --port 0 --kv f32 --max-seqs 1 --kv-bytes 5MB --lora "one=$T/first"
+  await text other
+  await text one
+  curl -s "$URL/v1/models" | jq -e '[.data[] | select(.parent) | [.id, .parent]] == [["one", "base"]]'
+  bytes=$(curl -s "$URL/api/ps" | jq '[.models[].size] | max * 3 / 2 | floor')
+  stop "$PID"
+  start "$T/evicted" "$T/tiny.zse" "$T/tiny.zse" --name base --name other --port 0 --kv f32 --max-seqs 1 --kv-bytes 5MB --lora "one=$T/first" --max-memory "$bytes"
+  await text other
+  answer one | jq -e '.error.code == "model_loading"'
+  await text one
+  URL=$main
 }

@@ -215,7 +215,8 @@ static int find_model(struct call *c, const char *name, struct problem *pr)
     if (!lm && await_named(c, name, pr))
         return 1;
     const char *left = lm || pr->status != 404 ? NULL : models_left(c->s, name);
-    if (left && guard_model(call_record(c), left, &recalled) == 0 && models_recall(c->s, left, &recalled))
+    const char *used = left && models_adapted(c->s, name) ? name : left;
+    if (left && guard_model(call_record(c), used, &recalled) == 0 && models_recall(c->s, left, &recalled))
         *pr = recalled;
     const int lora = lm ? models_lora(lm, name) : 0;
     if (!lm || (lm->named ? may_use(c, name, lm->id, pr)
