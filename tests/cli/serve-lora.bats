@@ -96,6 +96,12 @@ text() { answer "$1" | jq -er '.choices[0].text'; }
   answer one | jq -e '.model == "one"'
 }
 
+@test "unload and batching refuse an adapter; the model stays" {
+  admin "$URL/api/models/unload" -d '{"model_id":"one"}' | jq -e '.error.message | test("is a LoRA adapter")'
+  admin "$URL/api/batching" -d '{"model":"one","chunk":16}' | jq -e '.error.message | test("is a LoRA adapter")'
+  answer tiny | jq -e '.model == "tiny"'
+}
+
 @test "a model whose memory another one took comes back when its adapter is named; the other has no adapters" {
   local bytes main=$URL
   start "$T/two" "$T/tiny.zse" "$T/tiny.zse" --name base --name other --port 0 --kv f32 --max-seqs 1 --kv-bytes 5MB --lora "one=$T/first"

@@ -77,7 +77,10 @@ void handle_batching_set(struct server *s, struct conn *c, const char *rest)
     if (!body)
         return;
     struct loaded_model *lm = models_find(s, p.model, &pr);
-    if (!lm) {
+    if (lm && models_adapted(s, p.model)) {
+        reply_refusal(s, c, 400, "invalid_value", "model: %.80s is a LoRA adapter, whose requests run in the batches of "
+                      "its model: expected the id of a model", p.model);
+    } else if (!lm) {
         reply_problem(s, c, &pr);
     } else if (p.max_running > lm->most_running) {
         reply_refusal(s, c, 400, "out_of_range", "max_batch_size: %d is not in the range 1 to %d (--max-seqs)",

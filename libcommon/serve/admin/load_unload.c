@@ -131,6 +131,12 @@ void handle_unload(struct server *s, struct conn *c, const char *rest)
         json_decref(body);
         return;
     }
+    if (models_adapted(s, p.model_id)) {
+        reply_refusal(s, c, 400, "invalid_value", "model_id: %.80s is a LoRA adapter, which is unloaded with its model: "
+                      "expected the id of a model", p.model_id);
+        json_decref(body);
+        return;
+    }
     struct loaded_model *lm = models_find(s, p.model_id, &pr);
     const int may_forget = !lm && pr.status == 404 && guard_lists_model(conn_record(c), p.model_id);
     if (may_forget && models_forget(s, p.model_id)) {
