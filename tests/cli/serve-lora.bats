@@ -116,3 +116,22 @@ text() { answer "$1" | jq -er '.choices[0].text'; }
   await text one
   URL=$main
 }
+
+@test "a key finds the adapters that it may use, and no others" {
+  local base one
+  local -x ZSE_HOME=$T/keys-home
+  base=$(zse-apikey create base --scope models --model tiny 2>/dev/null)
+  one=$(zse-apikey create one --scope models --model one 2>/dev/null)
+  start "$T/keys" "$T/tiny.zse" --port 0 --lora "one=$T/first"
+  as() { curl -s -H "Authorization: Bearer $1" "${@:2}"; }
+  await listens "$URL"
+  as "$one" "$URL/v1/models/one" | jq -e '.id == "one"'
+  as "$one" "$URL/v1/models/tiny" | jq -e '.error.code == "model_not_found"'
+  as "$base" "$URL/v1/models/tiny" | jq -e '.id == "tiny"'
+  as "$base" "$URL/v1/models/one" | jq -e '.error.code == "model_not_found"'
+  as "$one" "$URL/api/tags" | jq -e '[.models[] | [.name, .details.parent_model]] == [["one", "tiny"]]'
+  as "$base" "$URL/api/tags" | jq -e '[.models[].name] == ["tiny"]'
+  as "$one" "$URL/api/show" -d '{"model":"one"}' | jq -e '.details.parent_model == "tiny"'
+  as "$base" "$URL/api/show" -d '{"model":"one"}' | jq -e '.error | test("not found")'
+  stop "$PID"
+}

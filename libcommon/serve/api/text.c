@@ -78,7 +78,8 @@ void handle_model(struct server *s, struct conn *c, const char *rest)
     struct problem pr;
     struct buf out = { 0 };
     const struct loaded_model *lm = models_find(s, rest, &pr);
-    if (lm && !guard_lists_model(conn_record(c), lm->id) && !guard_lists_model(conn_record(c), rest)) {
+    const int lora = lm ? models_lora(lm, rest) : 0;
+    if (lm && (lora || !guard_lists_model(conn_record(c), lm->id)) && !guard_lists_model(conn_record(c), rest)) {
         problem_set(&pr, 404, "model", "model_not_found", "model '%.80s' is not one that the key may use", rest);
         lm = NULL;
     }
@@ -87,7 +88,7 @@ void handle_model(struct server *s, struct conn *c, const char *rest)
         return;
     }
     if (lm)
-        model_json(lm, models_lora(lm, rest), &out);
+        model_json(lm, lora, &out);
     reply_models(s, c, &out, anthropic_model);
     buf_release(&out);
 }

@@ -5,6 +5,7 @@
 
 #include "libcommon/base/clock.h"
 #include "libcommon/base/json.h"
+#include "libcommon/model/lora.h"
 #include "libcommon/serve/ollama/ollama_describe.h"
 #include "libcommon/serve/ollama/ollama.h"
 
@@ -36,8 +37,9 @@ struct loaded_model *ollama_find(struct server *s, struct conn *c, const char *n
     struct problem ignored;
     name = named_plain(s, name, plain);
     struct loaded_model *lm = models_find(s, name, &ignored);
-    const int by_alias = lm && lm->named && guard_lists_model(conn_record(c), name);
-    return lm && (by_alias || is_listed(conn_record(c), lm)) ? lm : NULL;
+    const int is_lora = lm && models_lora(lm, name),
+              by_name = lm && (lm->named || is_lora) && guard_lists_model(conn_record(c), name);
+    return lm && (by_name || (!is_lora && is_listed(conn_record(c), lm))) ? lm : NULL;
 }
 
 int ollama_named(struct server *s, struct conn *c, const char *name, char found[STORE_NAME_BYTES])
@@ -75,6 +77,32 @@ static json_t *loaded_tag(const struct loaded_model *lm)
 {
     return tag_of(lm->id, (json_int_t)lm->m.file_bytes, lm->created, digest_of(lm),
                   ollama_details(lm->m.json, lm->m.model->file));
+}
+
+/* The details of the model, or of its adapter with this number. */
+static json_t *loaded_details(const struct loaded_model *lm, int lora)
+{
+    json_t *details = ollama_details(lm->m.json, lm->m.model->file);
+    if (lora)
+        json_object_set_new(details, "parent_model", json_string(lm->id));
+    return details;
+}
+
+static json_t *adapter_tag(const struct loaded_model *lm, int lora)
+{
+    const struct lora *a = &lm->m.model->loras[lora - 1];
+    return tag_of(a->name, (json_int_t)a->bytes, lm->created, ollama_digest(a->key, 0, a->bytes, 0),
+                  loaded_details(lm, lora));
+}
+
+/* Append the adapters of the model that the record's key may use.  0, or -1 without memory. */
+static int add_adapters(json_t *list, const struct access_record *record, const struct loaded_model *lm)
+{
+    for (int i = 1; lm->state == MODEL_READY && i <= lm->m.model->n_loras; i++)
+        if (guard_lists_model(record, lm->m.model->loras[i - 1].name) &&
+            json_array_append_new(list, adapter_tag(lm, i)) != 0)
+            return -1;
+    return 0;
 }
 
 void handle_ollama_ps(struct server *s, struct conn *c, const char *rest)
@@ -132,6 +160,8 @@ static void reply_tags(struct server *s, struct conn *c, const char *word, json_
     for (const struct loaded_model *lm = s->models; lm && !bad; lm = lm->next)
         if (is_listed(conn_record(c), lm) && !has_name(answer, lm->id))
             bad = json_array_append_new(list, loaded_tag(lm)) != 0;
+    for (const struct loaded_model *lm = s->models; lm && !bad; lm = lm->next)
+        bad = add_adapters(list, conn_record(c), lm) != 0;
     json_array_foreach(answer, i, m)
         if (may_list(conn_record(c), m))
             bad |= json_array_append_new(list, tag_of(json_string_value(json_object_get(m, "name")),
@@ -206,11 +236,11 @@ static void reply_verbose(struct server *s, struct conn *c, const char *word, js
     show(s, c, word, 1, answer, e);
 }
 
-static void show_loaded(struct server *s, struct conn *c, const struct loaded_model *lm, int verbose)
+static void show_loaded(struct server *s, struct conn *c, const struct loaded_model *lm, int lora, int verbose)
 {
     const json_t *config = js_get(lm->m.json, "config");
     reply_object(s, c, 200, show_json(ollama_template(lm->m.json), lm->created,
-                                      ollama_details(lm->m.json, lm->m.model->file),
+                                      loaded_details(lm, lora),
                                       ollama_info(lm->m.json, lm->m.model->file), ollama_capabilities(lm->m.json),
                                       verbose && config ? json_deep_copy(config) : NULL));
 }
@@ -225,7 +255,7 @@ void handle_ollama_show(struct server *s, struct conn *c, const char *rest)
     if (name) {
         const struct loaded_model *lm = ollama_find(s, c, name);
         if (lm)
-            show_loaded(s, c, lm, p.verbose);
+            show_loaded(s, c, lm, models_lora(lm, named_plain(s, name, plain)), p.verbose);
         else if (!ollama_named(s, c, name, found))
             not_found(s, c, name);
         else /* a key that may use only the alias must not learn the model's own name */
