@@ -1,10 +1,10 @@
 /* vectors.h - vectors of chunks as int8 with a scale: stored in rag.db, searched in memory.
  *
- * The search is exact for the rounded vectors: every one is visited, by kernels.dots_i8.  A copy of
+ * A search visits every rounded vector, by kernels.dots_i8, so it is exact for them.  A copy of
  * each collection's vectors stays in memory; it reads only what was added since, and starts over
  * after a document was deleted.  Of large collections only the vectors of whole chunks are copied
- * and visited; those of parts are read for the nearest: see nearest.c.  A struct rag_vectors may be
- * used by any thread. */
+ * and visited, and those of parts are read for the nearest chunks: that search is not exact (see
+ * nearest.c).  A struct rag_vectors may be used by any thread. */
 #ifndef ZSE_RAG_VECTORS_H
 #define ZSE_RAG_VECTORS_H
 
