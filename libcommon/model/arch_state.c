@@ -410,7 +410,7 @@ static void more_nemotron_h(struct parse *p, struct config *c)
     parse_must_be(p, "mamba_proj_bias", parse_bool(p, "use_bias", 0));
     if (window_parse(p, 0))
         parse_fail(p, ERR_UNSUPPORTED, "sliding_window is not supported by this architecture");
-    c->n_extra_layers = (int)parse_int(p, "num_nextn_predict_layers", 0, INT32_MAX, 0);
+    c->n_extra_layers = (int)parse_int(p, "num_nextn_predict_layers", 0, 65536, 0);
     /* keys of layers with experts, which not all models have, and of layers that predict further
      * tokens */
     parse_find(p, "moe_intermediate_size|moe_latent_size|moe_shared_expert_intermediate_size|moe_shared_expert_overlap|mtp_layers_block_type|mtp_hybrid_override_pattern|"
