@@ -94,24 +94,26 @@ int zfile_is(const void *head, size_t size);                    /* do these firs
 const char *zfile_path(const struct zfile *z);
 size_t zfile_size(const struct zfile *z);
 const void *zfile_data(const struct zfile *z);                  /* the whole mapping */
-/* 0: the file is unchanged since it was opened.  -1 with *e: it was changed, or pages were lost.  1
- * with *e: its modification time has changed; zfile_compare() finds out whether its contents have.
- * Any thread. */
+/* Check that the file is the one that was opened.  Returns 0 if it is unchanged; -1 with *e if it
+ * was changed or pages were lost; 1 with *e if its modification time has changed, and
+ * zfile_compare() finds out whether its contents have.  Any thread. */
 int zfile_check(const struct zfile *z, struct err *e);
-/* Read the whole file and compare it with the checksums read at opening.  0: it is unchanged, and
- * zfile_check() accepts its present modification time; -1: it was changed. */
+/* Read the whole file and compare it with the checksums read at opening.  Returns 0 if it is
+ * unchanged, and zfile_check() then accepts its present modification time; -1 with *e if it was
+ * changed. */
 int zfile_compare(struct zfile *z, struct err *e);
 struct map *zfile_map(struct zfile *z);     /* borrowed: for map_check() and for a handler of lost pages */
-/* Read n bytes of the mapping at `from` into out without faulting in pages of the mapping.  0, or
- * -1 if the file cannot be read there. */
+/* Read n bytes of the mapping at `from` into out without faulting in pages of the mapping.  Returns
+ * 0; -1 if the file cannot be read there. */
 int zfile_pread(const struct zfile *z, const void *from, size_t n, void *out);
-/* A descriptor that reads the file past the page cache (O_DIRECT); the caller closes it.  -1: the
- * file system does not support it. */
+/* Returns a descriptor that reads the file past the page cache (O_DIRECT), which the caller closes;
+ * -1 if the file system does not support that. */
 int zfile_direct(const struct zfile *z);
-/* zfile_pread for whole pages of the file (ZSE_PAGE): from and out are aligned to them; bytes of
- * out after the end of the file are left alone.  Reads from the page cache if all pages are there
- * (the system tells this only to the file's owner and to users who may write it), else past it
- * through `direct` (-1: an ordinary read). */
+/* Like zfile_pread(), for whole pages of the file (ZSE_PAGE), to which `from` and out are aligned;
+ * bytes of out after the end of the file are left alone.  Reads from the page cache if all pages
+ * are in it, otherwise past it through the descriptor `direct` (-1: by an ordinary read).  The
+ * system tells only the file's owner, and users who may write it, whether pages are in the
+ * cache. */
 int zfile_pread_direct(const struct zfile *z, int direct, const void *from, size_t n, void *out);
 void zfile_version(const struct zfile *z, int *major, int *minor, int *patch);
 int zfile_n_tensors(const struct zfile *z);
@@ -136,8 +138,8 @@ int zfile_original_read(const struct zfile *z, int i, void *out, struct err *e);
 /* Read every byte and compare all checksums; the error names section or group and offset. */
 int zfile_verify(const struct zfile *z, struct err *e);
 /* Like zfile_verify(), in pieces.  Units before *at (initially 0) are skipped; *at counts the units
- * done.  No further unit is begun once *stop is set (stop may be NULL).  1: all units are done; 0:
- * stopped; -1: damage. */
+ * done.  No further unit is started once *stop is set (stop may be NULL).  Returns 1 if all units
+ * are done, 0 if it was stopped, -1 with *e if there is damage. */
 int zfile_verify_from(const struct zfile *z, int *at, const _Atomic int *stop, struct err *e);
 /* Make zfile_check() fail with *e from now on.  To be called once, from any thread. */
 void zfile_set_damage(struct zfile *z, const struct err *e);
@@ -149,8 +151,9 @@ struct zwriter;
 struct zwriter *zwriter_open(const char *path, struct err *e);
 /* begin a group, 4 KiB aligned */
 int zwriter_group(struct zwriter *w, const char *kind, int layer, struct err *e);
-/* Begin a tensor: t->m has type and shape (mat_init done, or plain); the writer fills in offset and
- * group.  Then pass exactly t->m.size bytes to zwriter_data, in any number of pieces. */
+/* Begin a tensor.  t->m has type and shape (by mat_init(), or of a plain type); the writer fills in
+ * offset and group.  Then pass exactly t->m.size bytes to zwriter_data(), in any number of
+ * pieces. */
 int zwriter_tensor(struct zwriter *w, const struct zfile_tensor *t, struct err *e);
 int zwriter_data(struct zwriter *w, const void *data, size_t n, struct err *e);
 int zwriter_tokenizer(struct zwriter *w, const void *blob, size_t n, struct err *e);

@@ -43,16 +43,17 @@ struct gguf {
 struct gguf *gguf_open(const char *path, struct err *e);
 void gguf_close(struct gguf *g);
 const struct gguf_kv *gguf_find(const struct gguf *g, const char *key);             /* NULL: none */
-/* The value of a scalar, converted from any integer or float type; `otherwise` if key is absent or
- * no number. */
+/* Returns the value of a scalar, converted from any integer or float type; `otherwise` if the key
+ * is absent or its value is no number. */
 int64_t gguf_int(const struct gguf *g, const char *key, int64_t otherwise);
 /* NULL: absent or not a string.  The string is not terminated. */
 const struct gguf_str *gguf_str(const struct gguf *g, const char *key);
 int64_t gguf_array_int(const struct gguf_kv *kv, uint64_t i);
 double gguf_array_float(const struct gguf_kv *kv, uint64_t i);
 
-/* The model's hyper-parameters as a config.json ("llama.block_count" -> num_hidden_layers ...),
- * with the model_type of Hugging Face.  New reference. */
+/* Returns the model's hyper-parameters as a config.json ("llama.block_count" becomes
+ * num_hidden_layers, and so on), with Hugging Face's model_type: a new reference, or NULL with
+ * *e. */
 json_t *gguf_config(const struct gguf *g, struct err *e);
 
 #endif

@@ -25,11 +25,11 @@ const struct source_tensor *gguf_find_tensor(const struct gguf_translator *t, co
 /* Note a fault: the translation fails with the first one. */
 void gguf_fail(const struct gguf_translator *t, enum err_code code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
-/* gguf_key_float, gguf_key_at, and gguf_key_int without an err note what is wrong with a key that
- * exists. */
+/* If a key exists but its value is wrong, gguf_key_float(), gguf_key_at(), and gguf_key_int()
+ * without an err record the error in the translator. */
 double gguf_key_float(const struct gguf_translator *t, const char *key, double otherwise);
-/* Read a whole number, or an array with the same number for every layer.  otherwise < 0: the key
- * must exist.  *out keeps its value when it fails. */
+/* Read a whole number, or an array that has the same number for every layer.  otherwise < 0: the
+ * key must exist.  Returns 0; -1 on failure, and *out keeps its value. */
 int gguf_key_int(const struct gguf_translator *t, const char *key, int64_t otherwise, int64_t *out, struct err *e);
 /* The number of layer i, for keys that may have one for each layer. */
 int64_t gguf_key_at(const struct gguf_translator *t, const char *key, int64_t i, int64_t otherwise);
@@ -39,15 +39,16 @@ int gguf_key_most(const struct gguf_translator *t, const char *key, int64_t othe
 void gguf_set_int(struct gguf_translator *t, const char *name, int64_t v);
 void gguf_set_bool(struct gguf_translator *t, const char *name, int v);
 void gguf_set_string(struct gguf_translator *t, const char *name, const char *v);
-/* A number that was an f32, with the fewest digits that give the same f32 again: 1e-05, not
- * 9.999999747378752e-06.  NULL: it is not finite. */
+/* Returns a number that was an f32, written with the fewest digits that give the same f32 again:
+ * 1e-05, not 9.999999747378752e-06.  NULL if it is not finite. */
 json_t *gguf_real(double v);
 void gguf_set_real(struct gguf_translator *t, const char *name, double v);
 /* "layer_types": windows in all layers but every `period`-th, unless a key lists them. */
 void gguf_set_layer_types(struct gguf_translator *t, int64_t period);
 
-/* Facts that only the tensors tell: layer 0 has "blk.0.PART.bias"; it has a bias of q, or of q, k
- * and v together; some tensor's name ends in `end`. */
+/* Facts that only the tensors show, one function each: whether layer 0 has "blk.0.PART.bias";
+ * whether it has a bias of q, or of q, k and v together; whether the name of some tensor ends in
+ * `end`. */
 int gguf_has_bias(const struct gguf_translator *t, const char *part);
 int gguf_any_attn_bias(const struct gguf_translator *t);
 int gguf_any_layer_has(const struct gguf_translator *t, const char *end);

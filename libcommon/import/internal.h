@@ -40,8 +40,8 @@ int source_is_shard(const struct dirent *d);
 int source_map(const struct source *s, struct input_file *p, struct err *e);
 /* Sort the tensors by name; -1 if two have the same. */
 int source_sort(struct source *s, struct err *e);
-/* Set s->config to hf_config_normalize(raw).  Takes ownership of raw; NULL: reading it failed, and
- * *e is set already.  path: for messages. */
+/* Set s->config to hf_config_normalize(raw).  Takes ownership of raw; raw NULL means that reading
+ * it failed and *e is set already.  path: for messages.  Returns 0; -1 with *e. */
 int source_normalize(struct source *s, json_t *raw, const char *path, struct err *e);
 int source_open_folder(struct source *s, struct err *e);
 /* lora_merge.c: add changes to rows [row, row + n) of a tensor of `cols` columns; any thread. */

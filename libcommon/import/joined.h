@@ -7,8 +7,8 @@
 
 struct joined;                                  /* one joined tensor; a list */
 
-/* Find or make the tensor of this name; NULL: a part is missing, or the parts differ in more than
- * their outermost dimension.  The tensor lives until joined_free(). */
+/* Returns the tensor of this name, which is made at the first call and lives until joined_free().
+ * NULL if a part is missing, or if the parts differ in more than their outermost dimension. */
 const struct source_tensor *joined_find(const struct source *s, struct joined **list, const char *name);
 void joined_free(struct joined *list);
 

@@ -59,17 +59,18 @@ struct packed {
     struct source_tensor code, scale, zeros, order;     /* data NULL: none */
 };
 
-/* Older checkpoints of ModelOpt say only in hf_quant_config.json how they are quantized: put that
- * into s->config, where the newer ones have it.  Before packed_index(). */
+/* Older checkpoints of ModelOpt describe their quantization only in hf_quant_config.json: move that
+ * description into s->config, where newer ones have it.  Call it before packed_index().  Returns 0;
+ * -1 with *e. */
 int packed_config(struct source *s, struct err *e);
 /* Like packed_config(), for a config and the parsed hf_quant_config.json; either may be NULL. */
 void packed_config_from(json_t *config, json_t *file);
-/* Remove what a config says about its quantization if packed_index() knows the method, because
- * config_parse() refuses it.  1: removed. */
+/* Remove a config's description of its quantization if packed_index() knows the method, because
+ * config_parse() would refuse it.  Returns 1 if it was removed, else 0. */
 int packed_config_take(json_t *config);
-/* Understand s->config's quantization_config, move it to s->quantization, and join the parts of
- * s->tensors.  Unknown methods are left to config_parse to refuse; unknown keys of a known method,
- * and parts that are missing or do not fit, are refused by name. */
+/* Interpret quantization_config in s->config, move it to s->quantization, and join the parts of
+ * s->tensors.  Returns 0; -1 with *e.  Unknown methods are left to config_parse() to refuse.
+ * Unknown keys of a known method, and parts that are missing or do not fit, are refused by name. */
 int packed_index(struct source *s, struct err *e);
 void packed_free(struct packed *p);             /* NULL is fine */
 
@@ -79,8 +80,8 @@ size_t packed_bytes(const struct packed *p);    /* bytes of all parts */
 
 /* Our type that holds every value exactly, with its group size; -1: none.  Reads all scales. */
 int packed_exact(const struct packed *p, int *group_size);
-/* The codes, scales and zero points of row `row` (rows of all experts are counted in sequence) in
- * the type that packed_exact() returned. */
+/* Fill *q with the codes, scales and zero points of row `row`, in the type that packed_exact()
+ * returned.  Rows of all experts are counted in sequence. */
 void packed_row(const struct packed *p, const struct mat *m, int64_t row, struct qrow *q);
 
 #endif

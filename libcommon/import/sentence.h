@@ -10,17 +10,17 @@
 #include "libcommon/base/err.h"
 #include "libcommon/import/source.h"
 
-/* The module's folder if it has weights, for module i of modules.json; "" if it has none; NULL
- * after the last.  Borrowed from list, which sentence_modules() made. */
+/* Returns the folder of module i of modules.json if the module has weights; "" if it has none; NULL
+ * after the last module.  Borrowed from list, which sentence_modules() made. */
 const char *sentence_weights(const json_t *list, size_t i);
 /* The folder of module i, "" for the model's own; NULL after the last. */
 const char *sentence_folder(const json_t *list, size_t i);
-/* modules.json, checked: known types, folders that are plain names.  NULL with *e, or (no error,
- * *found 0) where the source has none. */
+/* Returns modules.json, after checking that its types are known and its folders are plain names.
+ * NULL with *e on errors; NULL without an error and *found 0 if the source has no such file. */
 json_t *sentence_modules(const struct source *s, int *found, struct err *e);
-/* 1 if the two texts of a pair get different token_type_ids: those are in model_input_names of
- * tokenizer_config.json, or it has no such list and its tokenizer_class is not
- * PreTrainedTokenizerFast.  1 also if that file is missing. */
+/* Returns 1 if the two texts of a pair get different token_type_ids, else 0.  They do in three
+ * cases: tokenizer_config.json lists token_type_ids in model_input_names; it has no such list and
+ * its tokenizer_class is not PreTrainedTokenizerFast; or the file is missing. */
 int sentence_pair_types(const struct source *s);
 /* The object zse_embedding of our configuration:
  *   pooling "mean" "last" "cls"   normalize   max_seq_length   prompts   default_prompt_name

@@ -90,24 +90,25 @@ struct source_options {             /* both may be NULL; borrowed until source_c
 
 /* Detect the kind of path by its content.  SOURCE_NONE with *e: none fits. */
 enum source_kind source_detect(const char *path, struct err *e);
-/* Opens GGUF, FOLDER, CONFIG and TOKENIZER (zfile_open opens .zse files).  Checks duplicate names,
- * sizes, overlaps, missing shards. */
+/* Open a source of kind GGUF, FOLDER, CONFIG or TOKENIZER (zfile_open() opens .zse files). Returns
+ * NULL with *e.  Duplicate names, wrong sizes, overlaps and missing shards are errors. */
 struct source *source_open(const char *path, struct err *e);
 struct source *source_open_with(const char *path, const struct source_options *o, struct err *e);
 void source_close(struct source *s);
-/* NULL: none.  A name with braces, "x.{q,k,v}_proj.weight" or "x.{0..3}", joins the rows of
- * several tensors; the first look-up of such a name is not thread-safe. */
+/* Returns the tensor of this name; NULL if there is none.  A name with braces,
+ * "x.{q,k,v}_proj.weight" or "x.{0..3}", joins the rows of several tensors; the first look-up of
+ * such a name is not thread-safe. */
 const struct source_tensor *source_find(const struct source *s, const char *name);
-/* Write the name of part i of a name with braces to out: 1.  0: there is no part i, or the name has
- * no braces. */
+/* Write the name of part i of a name with braces to out.  Returns 1; 0 if there is no part i or the
+ * name has no braces. */
 int source_part_name(const char *name, int i, char *out, size_t room);
 const struct source_file *source_file(const struct source *s, const char *name);        /* NULL: none */
 
-/* Wait for the file of t (NULL: for all files); call it before reading data.  Not from two threads
- * at once. */
+/* Wait until the file of t has been downloaded (t NULL: until all files have been).  Call it before
+ * reading data, and not from two threads at once.  Returns 0; -1 with *e. */
 int source_wait(const struct source *s, const struct source_tensor *t, struct err *e);
-/* Call it after reading data of t (NULL: of any file): -1 if the file was truncated or written to
- * meanwhile. */
+/* Check a file after data of t was read from it (t NULL: all files).  Returns 0; -1 with *e if it
+ * was truncated or written to meanwhile. */
 int source_check(const struct source *s, const struct source_tensor *t, struct err *e);
 
 /* Decode rows [row, row + n) of a tensor, seen as [rows, cols] (1-D: one row; more dimensions: the
@@ -120,11 +121,12 @@ void source_drop(const struct source *s, const struct source_tensor *t);
 /* Bytes of the tensor in the source, including separate scales. */
 size_t source_bytes(const struct source_tensor *t);
 
-/* A hash of the source's contents (names, sizes, types and sampled bytes; small files completely):
- * the cache key of automatic conversions.  hex [33].  Waits for all downloads. */
+/* Compute a hash of the source's contents: names, sizes, types, and sampled bytes of the tensors;
+ * small files completely.  It is the cache key of automatic conversions.  hex [33] receives it.
+ * Waits for all downloads.  Returns 0; -1 with *e. */
 int source_key(const struct source *s, char hex[33], struct err *e);
-/* A hash of the sizes and modification times of the source's files; detects changes between the
- * samples of source_key. */
+/* Returns a hash of the sizes and modification times of the source's files.  It detects changes of
+ * bytes that source_key() does not sample. */
 uint64_t source_stamp(const struct source *s);
 
 #endif

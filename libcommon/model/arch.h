@@ -56,8 +56,9 @@ struct weight_names {
     const char *router_scale, *expert_scale, *dense_post_norm, *expert_norm, *expert_post_norm;
     /* per-layer embeddings: tensors of the model, then of a layer; layer_scale is a whole name */
     const char *ple_embed, *ple_in, *ple_in_norm, *ple_gate, *ple_up, *ple_norm, *layer_scale;
-    /* AltUp: altup_in and altup_out, of the model, are followed by the number of a stream; the
-     * others, of a layer, are whole names except altup_norm */
+    /* AltUp.  altup_in and altup_out belong to the model, and the number of a stream follows their
+     * names.  The others belong to a layer; all of them except altup_norm are whole names (no
+     * ".weight" is added) */
     const char *altup_in, *altup_out, *altup_router, *altup_norm, *altup_predict, *altup_correct, *altup_scale;
     const char *laurel_in, *laurel_out, *laurel_norm;
     /* mixture of experts */
@@ -69,8 +70,8 @@ struct weight_names {
     const char *expert_gate, *expert_up, *expert_down;
     /* one matrix instead of shared_gate and shared_up, which are then NULL; gate first */
     const char *shared_gate_up;
-    /* layers with a state; conv stands for its weights and its bias; a_log, dt_bias and d are whole
-     * names.  state_o NULL: the output projection is `o` */
+    /* layers with a state.  conv: the name before ".weight" and ".bias"; a_log, dt_bias and d are
+     * whole names.  state_o NULL: the output projection is `o` */
     const char *in, *in_ba, *in_z, *gate_a, *in_f, *conv, *a_log, *dt_bias, *d, *gate_norm;
     const char *x_proj, *dt_proj, *dt_norm, *b_norm, *c_norm, *state_o;
     int q_gated;                            /* 1: the rows of q are each head's query, followed by its gate */
@@ -91,8 +92,8 @@ struct parse {
     struct err *e;
     int bad;
 };
-/* keys: one or several spellings, "num_hidden_layers|n_layer"; returns the first that is present
- * and not null. */
+/* Returns the value of the first key that is present and not null, or NULL.  keys: one or several
+ * spellings, "num_hidden_layers|n_layer".  *key: the spelling that was found; may be NULL. */
 json_t *parse_find(struct parse *p, const char *keys, const char **key);
 int64_t parse_int(struct parse *p, const char *keys, int64_t min, int64_t max, int64_t otherwise);
 double parse_real(struct parse *p, const char *keys, double otherwise);
@@ -171,8 +172,8 @@ void embedding_parse(struct parse *p, struct config *c);
 
 /* RoPE tables from rope_parameters. */
 void rope_parse(struct parse *p, const struct arch *a, struct config *c);
-/* Read "layer_types", if present: the layers that see only `window` tokens (0: such layers are
- * refused); c->window holds the default. */
+/* Read "layer_types", if present, which says which layers see only `window` tokens (0: such layers
+ * are refused).  Before the call c->window holds the default. */
 void layer_types_parse(struct parse *p, struct config *c, int64_t window);
 
 /* Keys that several architectures use. */
@@ -183,9 +184,9 @@ void multipliers_parse(struct parse *p, struct config *c);      /* granite's fac
 void qwen_window_parse(struct parse *p, struct config *c);
 /* windows in all layers except every sliding_window_pattern-th, which does not rotate */
 void exaone_windows_parse(struct parse *p, struct config *c);
-/* Mixtures of experts (arch_moe.c).  experts_parse: the sizes; all layers get experts.
- * sparse_layers_parse: only every decoder_sparse_step-th layer keeps them, and not those of
- * mlp_only_layers. */
+/* Mixtures of experts (arch_moe.c).  experts_parse() reads the sizes and gives all layers experts.
+ * sparse_layers_parse() then leaves experts only in every decoder_sparse_step-th layer, and in none
+ * of mlp_only_layers. */
 void experts_parse(struct parse *p, struct config *c, int n_experts, int top_k, int intermediate_size);
 void sparse_layers_parse(struct parse *p, struct config *c);
 void dense_first(struct parse *p, struct config *c, int otherwise);
@@ -194,8 +195,8 @@ void groups_parse(struct parse *p, struct config *c, int n_groups, int top_group
 void shared_parse(struct parse *p, struct config *c, const char *keys, int otherwise);
 void sigmoid_router(struct parse *p, struct config *c, int normalize, double scale);
 void mla_parse(struct parse *p, struct config *c);
-/* Layers with a state (arch_state.c).  kinds_parse: the kinds of layers in layer_types.
- * delta_parse: the sizes and layers of the delta net. */
+/* Layers with a state (arch_state.c).  kinds_parse() reads the kinds of layers from layer_types;
+ * delta_parse() reads the sizes and the layers of the delta net. */
 struct layer_kind { const char *name; int mixer, ff; };
 void kinds_parse(struct parse *p, struct config *c, const char *keys, const struct layer_kind *kinds);
 void silu_only(struct parse *p, const struct config *c);

@@ -1,9 +1,9 @@
 /* medusa.h - Medusa heads (arXiv:2401.10774, section 2.1.1): drafts of a model's next tokens from
  * its final state alone.
  *
- * Head i predicts the token i + 2 places after the token whose state x it reads (the model's own
- * head predicts the one before).  It computes x += silu(W x + b) for each of its blocks, then
- * logits. */
+ * Head i reads the state x after a token and predicts the token i + 2 places after that token; the
+ * model's own head predicts the token one place after it.  The head computes x += silu(W x + b) for
+ * each of its blocks, then logits. */
 #ifndef ZSE_MODEL_MEDUSA_H
 #define ZSE_MODEL_MEDUSA_H
 

@@ -22,8 +22,9 @@ enum block_kind {
     BLOCK_PARALLEL,             /* x += attn(n1(x)) + mlp(n1(x)): one norm (cohere, gpt-j, phi, falcon-7b) */
     BLOCK_PARALLEL2,            /* x += attn(n1(x)) + mlp(n2(x)): two norms (gpt-neox, new falcon) */
 };
-/* HEAD: per head, one weight for all heads; EACH: per head, each with its own weights [n_heads *
- * head_dim] (cohere); FULL: over the whole projection (olmo2). */
+/* HEAD: each head is normed by itself, with one weight vector for all heads.  EACH: the same, but
+ * each head has its own weights [n_heads * head_dim] (cohere).  FULL: the norm is over the whole
+ * projection (olmo2). */
 enum qk_norm { QK_NORM_NONE, QK_NORM_HEAD, QK_NORM_EACH, QK_NORM_FULL };
 /* CHANNEL: a gate per element of the output; HEAD: a gate per head. */
 enum attn_gate { ATTN_GATE_NONE, ATTN_GATE_CHANNEL, ATTN_GATE_HEAD };
@@ -66,8 +67,8 @@ enum router_kind {
     /* like ROUTER_SOFTMAX, but scores are the square roots of the softplus of the outputs
      * (deepseek_v4) */
     ROUTER_SQRT_SOFTPLUS,
-    /* the two largest outputs are chosen; the weight of each is its softmax over the outputs that
-     * are not larger and at most a fraction `mask` below it (arXiv:2409.12136) */
+    /* the two largest outputs are chosen; the weight of each is its softmax over those outputs that
+     * are not larger than it and at most a fraction `mask` below it (arXiv:2409.12136) */
     ROUTER_SPARSEMIXER,
     /* the largest outputs are chosen; the softmax over them gives the weights */
     ROUTER_TOP_SOFTMAX,
@@ -173,8 +174,8 @@ struct recurrent {
     /* delta net: `in` makes q of all groups, k of all groups and v of all heads; z of all heads has
      * a matrix of its own */
     int z_apart;
-    /* delta net: in_ba makes the learning rates of all heads, then the decay rates of all, instead
-     * of both group by group */
+    /* delta net: 1: in_ba makes the learning rates of all heads, then the decay rates of all heads;
+     * 0: learning and decay rates group by group */
     int ba_flat;
     /* GGUF: value head h reads key head h % n_groups, otherwise h / (n_heads / n_groups) */
     int tiled;
@@ -268,7 +269,7 @@ struct config {
     float qk_norm_eps, qk_norm_offset;
     enum pos_kind pos;
     int pos_offset;                         /* opt: 2 */
-    /* alibi_max_bias: 8 if the model has no other; alibi_scale: factor on the slopes (falcon:
+    /* alibi_max_bias: 8 if the config has no value; alibi_scale: factor on the slopes (falcon:
      * 1/sqrt(head_dim)) */
     float alibi_max_bias, alibi_scale;
     int n_ropes; struct rope ropes[MAX_ROPES];      /* gemma3: global and local */
@@ -314,9 +315,9 @@ struct config {
      * in layers without RoPE; ministral3: first 0, in all layers */
     float temperature_scale; int temperature_floor, temperature_first, temperature_roped;
     int qk_norm_roped;                      /* q and k are normed only where they rotate (llama4) */
-    /* Layers of attention that differ (gemma4); NULL: all have head_dim and n_kv_heads, which are
-     * otherwise the maxima.  kv_from: the layer whose keys and values this one reads, itself or an
-     * earlier one.  Owned. */
+    /* Attention layers of different shapes (gemma4): head_dim, number of KV heads, and the layer
+     * whose keys and values this one reads, itself or an earlier one.  Owned.  NULL: all layers
+     * have config.head_dim and n_kv_heads, which are otherwise the maxima. */
     int *head_dims, *kv_heads, *kv_from;
     int *mlp_sizes;                         /* [n_layers] widths of dense MLPs; NULL: intermediate_size; owned */
     /* Sizes of a head's query and key, and of its value, if they differ (mimo_v2_flash); 0:
@@ -340,8 +341,9 @@ struct config {
     /* falcon_h1: factors on the outputs of attention and of the state, on the input of the gate's
      * activation, on the output of the MLP; 0: none */
     float attn_out_scale, state_out_scale, gate_scale, down_scale;
-    /* minimax: the residual is the first factor times the norm's output, and the second applies to
-     * the addend; for mixers with a state, attention, experts; 0: off */
+    /* minimax: the residual is the norm's output times the first factor, and what is added to it is
+     * multiplied by the second.  One pair each for mixers with a state, attention, and experts; 0:
+     * not used */
     float renorm[3][2];
     /* layers of the source after layer n_layers - 1, which predict further tokens */
     int n_extra_layers;
@@ -349,8 +351,8 @@ struct config {
     /* 1: this config describes such a layer, as a model with one layer (config_predictor()) */
     int predicts;
     int *rope_of;                           /* [n_layers] index into ropes, -1: none; owned */
-    /* Encoders: a token also sees later tokens; in layers with a window those within it on both
-     * sides. */
+    /* Encoders: a token also sees later tokens; in layers with a window, those of the window on
+     * both sides. */
     int both_ways;
     /* number of token types, which have embeddings (bert); 0: none */
     int n_types;
@@ -360,8 +362,8 @@ struct config {
     int32_t bos, eos[8]; int n_eos;
 };
 
-/* Parse a normalised config.json. Unknown architectures, and unknown fields that would change
- * the result, are refused by name. */
+/* Parse a normalised config.json.  Returns 0; -1 with *e.  Unknown architectures, and unknown
+ * fields that would change the result, are refused by name. */
 int config_parse(struct config *c, const json_t *json, struct err *e);
 void config_release(struct config *c);
 /* Make *out the config of a layer that predicts a further token: a model of one layer, with the
@@ -372,8 +374,8 @@ int config_predictor(const struct config *c, struct config *out);
 enum embed config_pooling(const struct config *c);
 /* The text that the model expects before a query or a document; NULL: none.  Borrowed. */
 const char *config_prompt(const struct config *c, int document);
-/* The token at which type 1 begins in a pair whose second text begins at token `at`; 0: all tokens
- * are of type 0. */
+/* Returns the index of the token from which on tokens have type 1, in a pair whose second text
+ * begins at token `at`; 0: all tokens have type 0. */
 int config_second_type(const struct config *c, int at);
 /* The number of elements of the vector that the model makes of a text. */
 int config_embedding_size(const struct config *c);
@@ -383,8 +385,8 @@ int config_long_from(const struct config *c);
 const char *config_architecture(int i);
 
 /* ---- weights ---- */
-/* w.data NULL: absent; bias [rows] or NULL; lora [n_loras]: the changes by LoRA adapters (lora.h),
- * owned by the model; NULL: none */
+/* w.data NULL: the layer is absent; bias [rows], NULL: none; lora [n_loras], owned by the model:
+ * the changes by LoRA adapters (lora.h), NULL: none */
 struct lora_linear;
 struct linear { struct mat w; const float *bias; struct lora_linear *lora; };
 /* present without w: a norm without weights (olmo) */
@@ -500,8 +502,8 @@ struct model {
     struct lora *loras;             /* LoRA adapters (lora.h); owned */
 };
 
-/* Bind a .zse: every weight is found by name, and its type and shape are checked against the
- * config. Owns z from then on, also on failure. */
+/* Make a model from a .zse: every weight is found by name, and its type and shape are checked
+ * against the config.  Returns NULL with *e.  Takes ownership of z, also on failure. */
 struct model *model_bind(struct zfile *z, struct err *e);
 void model_close(struct model *m);
 
@@ -511,25 +513,25 @@ int model_predictor(struct model *m, struct err *e);
 void model_norms(struct model *m);
 /* Allocate the experts of all layers that have them; model_close frees them. */
 int model_experts(struct model *m, struct err *e);
-/* The rows and columns of the linear layer with this role in this layer (ignored for roles outside
- * layers). */
+/* *rows and *cols become the shape of the linear layer with this role in this layer (`layer` is
+ * ignored for roles outside layers). */
 void config_linear_shape(const struct config *c, int layer, int role, int64_t *rows, int64_t *cols);
 /* Width of a layer's gate and up, in the dense or the shared MLP; 0: it has neither. */
 int config_mlp_size(const struct config *c, int layer);
-/* Attention of a layer: size of its heads, number of its KV heads, sizes of a key and of a value
- * without padding, and whether it reads the keys and values of an earlier layer or uses its keys as
- * values. */
+/* Facts about the attention of a layer, one function each: the size of its heads, the number of its
+ * KV heads, the sizes of a key and of a value without padding, whether it reads the keys and values
+ * of an earlier layer, whether it uses its keys as values. */
 int config_head_dim(const struct config *c, int layer);
 int config_kv_heads(const struct config *c, int layer);
 int config_key_dim(const struct config *c, int layer);
 int config_value_dim(const struct config *c, int layer);
 int config_shares_kv(const struct config *c, int layer);
 int config_key_is_value(const struct config *c, int layer);
-/* The most entries of MIXER_COMPRESSED, or keys of runs of tokens (struct indexer.block), that end
- * in one KV block; 0: the layer has neither. */
+/* Returns the largest number of entries of MIXER_COMPRESSED, or keys of runs of tokens (struct
+ * indexer.block), that end in one KV block; 0: the layer has neither. */
 int config_entries(const struct config *c, int layer);
-/* config_ngram: the index of a layer among those with embeddings of runs of tokens; -1: it has
- * none.  config_ngram_floats: the size of their state in this layer. */
+/* config_ngram() returns the index of a layer among the layers with n-gram embeddings, or -1 if it
+ * has none.  config_ngram_floats() returns the size of their state in this layer. */
 int config_ngram(const struct config *c, int layer);
 size_t config_ngram_floats(const struct config *c, int layer);
 int config_indexes(const struct config *c, int layer);      /* the layer has an indexer of its own */
@@ -537,8 +539,8 @@ int config_indexes(const struct config *c, int layer);      /* the layer has an 
 size_t config_layer_kv_bytes(const struct config *c, int layer, struct kv_types types);
 /* The first feature that calibration does not support; NULL: it supports the model. */
 const char *config_uncalibrated(const struct config *c);
-/* config_layer_parameters: number of weights in a layer's matrices, or (per_token) only of those
- * that one token uses.  config_mixer_parameters: only of the mixer. */
+/* config_layer_parameters() returns the number of weights in a layer's matrices, or with per_token
+ * only of those that one token uses.  config_mixer_parameters() counts only those of the mixer. */
 int64_t config_layer_parameters(const struct config *c, int layer, int per_token);
 int64_t config_mixer_parameters(const struct config *c, int layer);
 /* 1 if any layer is of this kind. */
@@ -546,9 +548,10 @@ int config_has_mixer(const struct config *c, enum mixer_kind kind);
 int config_has_ff(const struct config *c, enum ff_kind kind);
 /* Bytes of one KV block of all layers; 0: no layer has attention. */
 size_t config_kv_bytes(const struct config *c, struct kv_types types);
-/* The most tokens that the layer sees, so that its keys and values may be in window blocks; 0: it
- * sees all, or its keys are read by more than plain attention.  most: limit on the newest tokens
- * that any layer sees (besides the sinks); 0: only the model's own windows apply. */
+/* Returns the largest number of tokens that the layer sees, if its keys and values may therefore be
+ * in window blocks.  Returns 0 if it sees all tokens, or if its keys are read by more than plain
+ * attention.  most: limit on the newest tokens that any layer sees (besides the sinks); 0: only the
+ * model's own windows apply. */
 int config_layer_window(const struct config *c, int layer, int most);
 /* the largest window of all layers; 0: none */
 int config_window(const struct config *c, int most);
@@ -556,8 +559,9 @@ int config_window(const struct config *c, int most);
 size_t config_window_bytes(const struct config *c, struct kv_types types, int most);
 /* Bytes of a KV block without its window block. */
 size_t config_block_bytes(const struct config *c, struct kv_types types, int most);
-/* Number of newest tokens whose keys and values of these types are also kept as f16, in window
- * blocks (the tail, see kvtype.h).  0: none, because the types need none or layers have windows. */
+/* Returns the number of newest tokens whose keys and values, stored in these types, are also kept
+ * as f16 in window blocks (the tail, see kvtype.h).  Returns 0 if there is no tail, because the
+ * types need none or layers have windows. */
 int config_tail(const struct config *c, struct kv_types types, int most);
 /* 1 if `most` limits this layer: it has no window of its own, or one that is larger than `most`. */
 int config_streams(const struct config *c, int layer, int most);
@@ -574,8 +578,9 @@ static inline int mixer_has_state(int kind)
 {
     return kind == MIXER_CONV || (kind >= MIXER_MAMBA2 && kind <= MIXER_BOTH);
 }
-/* Layers with a state: number of floats in a sequence's state in this layer (0: it has none); bytes
- * of the states of all layers; number of channels of the convolution; width of the input of o. */
+/* Layers with a state, one function each: the number of floats in a sequence's state in this layer
+ * (0: it has none); the bytes of the states of all layers; the number of channels of the
+ * convolution; the width of the input of o. */
 size_t config_state_floats(const struct config *c, int layer);
 size_t config_state_bytes(const struct config *c);
 int recurrent_channels(const struct config *c, int layer);
@@ -625,20 +630,20 @@ enum { WEIGHT_DIMS = 5 };       /* most dimensions of a source's tensor */
 
 /* A source of weights: whether a tensor exists, and its shape.  (import/ is above this layer.) */
 struct weight_source {
-    /* 0 and fills dim[]; -1: no such tensor.  NULL: every tensor that the config needs exists (a
-     * model of which only the config is known). */
+    /* Fill in *n_dims and dim[].  Returns 0; -1 if there is no such tensor.  shape NULL: every
+     * tensor that the config needs exists (a model of which only the config is known). */
     int (*shape)(void *user, const char *name, int *n_dims, int64_t dim[WEIGHT_DIMS]);
     void *user;
-    /* for sizes alone: list the first expert of a layer for all, with copies = n_experts (else
-     * copies are 1) */
+    /* for callers that need only sizes: list only the first expert of each layer, with copies =
+     * n_experts (otherwise copies is 1) */
     int one_expert;
     int no_predictor;           /* leave out a layer that predicts further tokens */
     /* output, may be NULL: why such a layer is not listed */
     struct err *left_out;
 };
-/* Every tensor of the model in forward order: embed, layer 0 .., final norm, head.  Shapes of the
- * source are checked against the config; a missing tensor is an error that names it.  *specs is
- * malloc'd. */
+/* List every tensor of the model in forward order: embed, layer 0 .., final norm, head.  Returns 0
+ * with *specs, which the caller frees; -1 with *e.  Shapes of the source are checked against the
+ * config; a missing tensor is an error that names it. */
 int weight_specs(const struct config *c, const struct weight_source *s, struct weight_spec **specs, int *n,
                  struct err *e);
 /* The reason why a source tensor that no spec names may be skipped. */

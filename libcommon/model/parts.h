@@ -16,8 +16,8 @@ enum layer_part {
     N_LAYER_PARTS
 };
 
-/* Inputs within a layer, in forward order.  Matrices with the same input share its quantized
- * activations, and a channel scale of it is folded into all of them. */
+/* Inputs of matrices within a layer, in forward order.  Matrices with the same input share its
+ * quantized activations, and a channel scale of the input is folded into all of them. */
 enum layer_input {
     /* input of the mixer: read by q, k, v; q_a and kv_a; all projections of a layer with a state */
     INPUT_QKV,
@@ -53,13 +53,13 @@ struct part_fact {
 };
 struct part_fact layer_part_fact(const struct config *c, int layer, enum layer_part part);
 
-/* Store the matrices of l that have weights and read `input` in out; returns their number, at most
- * LAYER_READERS.  Experts are represented by the first, because all have the same types. */
+/* Store in out the matrices of l that have weights and read `input`.  Returns their number, at most
+ * LAYER_READERS.  Only the first expert is stored, because all experts have the same types. */
 enum { LAYER_READERS = 6 };
 int layer_readers(const struct layer *l, enum layer_input input, const struct linear *out[LAYER_READERS]);
 
-/* The field of l that holds the part: struct norm, const float * or struct linear; PART_EXPERT: in
- * this expert. */
+/* Returns the field of l that holds the part: struct norm, const float * or struct linear.  For
+ * PART_EXPERT parts it is a field of this expert. */
 void *part_field(struct layer *l, int expert, enum layer_part part);
 /* The matrix of a layer; NULL: the part is no matrix or an expert's, or has no weights here. */
 const struct linear *layer_matrix(const struct layer *l, enum layer_part part);
