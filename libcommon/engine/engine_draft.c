@@ -294,9 +294,7 @@ void draft_deliver(struct engine *g, int item, float *logits)
     r->draft.drafted_predicted += r->draft.next.predicted ? n : 0;
     r->draft.next.n = r->draft.n_used = 0;
     while (goes_on) {
-        const struct proposed drafted = { r->draft.proposal[right < n ? right : 0],
-                                          r->draft.next.token[right < n ? right : 0] };
-        r->draft.verify = right < n && right < r->draft.n_proposed ? &drafted : NULL;
+        r->draft.verify = right < n && right < r->draft.n_proposed ? &r->draft.proposed[right] : NULL;
         deliver_row(g, r, logits + (size_t)right * (size_t)g->vocab_size);
         if (g->batched[item] != r)                      /* r has ended */
             return;

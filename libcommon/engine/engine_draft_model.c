@@ -294,11 +294,12 @@ void draft_append(struct engine *g, struct request *r, const float *logits)
         d->row[i] = -INFINITY;
     if (d->proposals && !sampler_is_greedy(r->sampler)) {
         float *proposal = d->proposals + (size_t)d->n_proposals * (size_t)g->vocab_size;
-        if (d->n_proposals == DRAFT_ROWS || sampler_propose(r->sampler, d->row, next->n, proposal, &id, &ignored) != 0)
+        struct proposed *p = &r->draft.proposed[r->draft.n_proposed];
+        if (d->n_proposals == DRAFT_ROWS || sampler_propose(r->sampler, d->row, proposal, p, &ignored) != 0)
             return;
         d->n_proposals++;
-        r->draft.proposal[r->draft.n_proposed++] = proposal;
-        next->token[next->n++] = id;
+        r->draft.n_proposed++;
+        next->token[next->n++] = p->id;
         return;
     }
     if (sampler_guess(r->sampler, d->row, next->n, &id, &ignored) == 0)

@@ -86,10 +86,9 @@ struct drafting {
     struct draft next; int n_used;
     /* with a draft model: the drafter's guess, which is not used */
     struct draft other;
-    /* With engine_options.draft_distribution: the distributions that the n_proposed tokens of
-     * `next` were drawn from; and while a row is delivered, the drafted token to verify there, or
-     * NULL. */
-    const float *proposal[DRAFT_MOST]; int n_proposed;
+    /* With engine_options.draft_distribution: how the first n_proposed tokens of `next` were drawn;
+     * and while a row is delivered, the drafted token to verify there, or NULL. */
+    struct proposed proposed[DRAFT_MOST]; int n_proposed;
     const struct proposed *verify;
     /* Index of a second recurrent state while the step has a draft; -1: none.  It holds the state
      * before the step until the step's tokens are chosen, and then the state after the draft. */

@@ -48,7 +48,7 @@ struct sampler_scratch {
 struct sampler {
     struct sampling s;
     int vocab_size, max_len;
-    struct rng rng;
+    struct rng rng, drafts;     /* drafts: for proposals and their verification */
     struct logit_bias *bias;
     struct sampler_scratch *c;
     int n_cand;                 /* 0: no filter needs candidates */
@@ -140,6 +140,7 @@ struct sampler *sampler_open(const struct sampling *sampling, int vocab_size, in
     s->max_len = max_len;
     s->c = scratch;
     s->rng.state = sampling->seed;
+    s->drafts.state = rng_u64(&(struct rng){ sampling->seed ^ 0xd1b54a32d192ed03u });
     s->bias = calloc((size_t)sampling->n_bias + 1, sizeof *s->bias);
     if (!s->bias)
         goto nomem;
@@ -420,10 +421,10 @@ static void cut_sigma(float *x, int n, float largest, float n_sigma)
 static float weight(const struct sampler *s, float x, float max) { return expf((x - max) / s->s.temperature); }
 
 /* Apply XTC to n candidates whose weights add up to *sum: move those that stay to the front, and
- * set *sum to their sum.  Returns their number. */
-static int exclude_top(struct sampler *s, struct cand *c, int n, double *sum)
+ * set *sum to their sum.  Returns their number.  A single candidate takes no random number. */
+static int exclude_top(const struct sampler *s, struct rng *rng, struct cand *c, int n, double *sum)
 {
-    if (n < 2 || rng_double(&s->rng) > s->s.xtc_probability)
+    if (n < 2 || rng_double(rng) > s->s.xtc_probability)
         return n;
     const double least = s->s.xtc_threshold * *sum;
     /* least likely of the top choices; among equals the higher id */
@@ -451,8 +452,8 @@ static int exclude_top(struct sampler *s, struct cand *c, int n, double *sum)
  * filters, or with n -1 those of all tokens (spread_weight). */
 struct spread { int n; double sum; float largest; };
 
-/* Apply top_k, typical_p, top_p, min_p and XTC. */
-static struct spread filter(struct sampler *s, const float *logits, float max)
+/* Apply top_k, typical_p, top_p, min_p and XTC, whose random number is taken from rng. */
+static struct spread filter(struct sampler *s, struct rng *rng, const float *logits, float max)
 {
     struct cand *c = s->c->cand;
     int n = keep_top(c, s->n_cand, logits, s->vocab_size);
@@ -473,7 +474,7 @@ static struct spread filter(struct sampler *s, const float *logits, float max)
         }
     }
     if (excludes_top(&s->s))
-        all.n = exclude_top(s, c, all.n, &all.sum);
+        all.n = exclude_top(s, rng, c, all.n, &all.sum);
     return all;
 }
 
@@ -489,12 +490,12 @@ static float spread_weight(const struct sampler *s, const struct spread *all, co
     return w >= s->s.min_p ? w : 0;
 }
 
-static struct spread spread_of(struct sampler *s, const float *logits, int32_t best)
+static struct spread spread_of(struct sampler *s, struct rng *rng, const float *logits, int32_t best)
 {
     struct spread all = { .n = -1, .largest = logits[best] };
     int32_t id;
     if (s->n_cand)
-        return filter(s, logits, logits[best]);
+        return filter(s, rng, logits, logits[best]);
     for (int i = 0; i < s->vocab_size; i++)
         all.sum += spread_weight(s, &all, logits, i, &id);
     return all;
@@ -509,7 +510,7 @@ static int spread_size(const struct sampler *s, const struct spread *all)
  * storing them. */
 static int32_t draw_token(struct sampler *s, const float *logits, int32_t best)
 {
-    const struct spread all = spread_of(s, logits, best);
+    const struct spread all = spread_of(s, &s->rng, logits, best);
     const struct cand *c = s->c->cand;
     double r = rng_double(&s->rng) * all.sum;
     if (all.n < 0) {
@@ -526,21 +527,14 @@ static int32_t draw_token(struct sampler *s, const float *logits, int32_t best)
     return c[all.n - 1].id;
 }
 
-/* A random number of the next token that is independent of the one in rng; stream 0 is for the
- * proposal, 1 for the token that replaces a refused one. */
-static double other_random(const struct sampler *s, int stream)
-{
-    static const uint64_t streams[] = { 0xd1b54a32d192ed03u, 0x8cb92ba72f3d8dd7u };
-    struct rng own = { rng_u64(&(struct rng){ s->rng.state ^ streams[stream] }) };
-    return rng_double(&own);
-}
-
-/* Accept the proposed token, or replace it.  random: for the token that replaces it. */
+/* Accept the proposed token, or replace it.  Its numbers are new ones of the drafts: how many
+ * numbers of rng a token takes depends on its candidates, so a proposal made some tokens ahead
+ * cannot know which of them decide about it. */
 static int32_t verify_token(struct sampler *s, const float *logits, int32_t best, const struct proposed *proposed)
 {
-    const double random = other_random(s, 1);
-    const struct spread all = spread_of(s, logits, best);
-    const double u = rng_double(&s->rng);
+    struct rng coin = { proposed->coin };
+    const struct spread all = spread_of(s, &coin, logits, best);
+    const double u = rng_double(&s->drafts), random = rng_double(&s->drafts);
     const int n = spread_size(s, &all);
     double p = 0, rest = 0;
     int32_t id, last = proposed->id;
@@ -712,7 +706,8 @@ int sampler_pick(struct sampler *s, float *logits, const struct allowed *allowed
     return sampler_verify(s, logits, allowed, NULL, id, lp, e);
 }
 
-/* Skip the random numbers of `ahead` tokens. */
+/* Skip the random numbers of `ahead` tokens.  If XTC meets a single candidate, they are fewer: then
+ * the guess is right less often. */
 static void skip_random(struct sampler *s, int ahead)
 {
     const int each = greedy(&s->s) ? 0 : 1 + excludes_top(&s->s);
@@ -742,23 +737,22 @@ static int32_t draw_proposal(const float *proposal, int n, double r)
     return last;
 }
 
-int sampler_propose(struct sampler *s, float *logits, int ahead, float *proposal, int32_t *id, struct err *e)
+int sampler_propose(struct sampler *s, float *logits, float *proposal, struct proposed *proposed, struct err *e)
 {
-    const struct rng before = s->rng;
     int32_t best, token;
     assert(!greedy(&s->s));
-    skip_random(s, ahead);
-    const double random = other_random(s, 0);
+    const double random = rng_double(&s->drafts);
+    struct rng coin = { rng_u64(&s->drafts) };
+    *proposed = (struct proposed){ .proposal = proposal, .coin = coin.state };
     const int rc = prepare(s, logits, NULL, &best, NULL, NULL, e);
     if (rc == 0) {
-        const struct spread all = spread_of(s, logits, best);
+        const struct spread all = spread_of(s, &coin, logits, best);
         memset(proposal, 0, (size_t)s->vocab_size * sizeof *proposal);
         for (int i = 0; i < spread_size(s, &all); i++) {
             const float w = spread_weight(s, &all, logits, i, &token);
             proposal[token] = (float)(w / all.sum);
         }
-        *id = draw_proposal(proposal, s->vocab_size, random);
+        proposed->id = draw_proposal(proposal, s->vocab_size, random);
     }
-    s->rng = before;
     return rc;
 }

@@ -32,10 +32,6 @@ void sampler_accept(struct sampler *s, int32_t id, int generated);
  * with the history known now; s does not change. */
 int sampler_guess(struct sampler *s, float *logits, int ahead, int32_t *id, struct err *e);
 
-/* Like sampler_guess(), but with a random number of its own, so that sampler_verify() can accept
- * the token.  proposal [vocab_size]: output, the distribution that the token was drawn from.  Not
- * for options with which the choice is greedy. */
-int sampler_propose(struct sampler *s, float *logits, int ahead, float *proposal, int32_t *id, struct err *e);
 /* Whether sampler_pick() always picks the most likely token. */
 int sampler_is_greedy(const struct sampler *s);
 
@@ -62,12 +58,23 @@ int logprobs_of(const struct sampler_scratch *c, const float *logits, int vocab_
 int sampler_pick(struct sampler *s, float *logits, const struct allowed *allowed, int32_t *id, struct logprobs *lp,
                  struct err *e);
 
+/* A drafted token for any later position, and what sampler_verify() has to know of it. */
+struct proposed {
+    const float *proposal;          /* [vocab_size]: the distribution that it was drawn from */
+    int32_t id;
+    uint64_t coin;                  /* random number of XTC, for proposal and verification */
+};
+/* Draw a proposal, with the history known now.  The random numbers are from a stream that
+ * sampler_pick() and sampler_guess() do not use.  proposal [vocab_size]: output, borrowed by
+ * *proposed; not for options with which the choice is greedy. */
+int sampler_propose(struct sampler *s, float *logits, float *proposal, struct proposed *proposed, struct err *e);
+
 /* Like sampler_pick(), but accepts as often as possible the token `proposed`, which was drawn from
- * q = `proposal` independently of this call.  It is accepted with probability min(1, p / q), where
- * p is the distribution that sampler_pick() draws from; otherwise a token is drawn from max(0, p -
- * q), renormalised.  The chosen token's distribution is p (arXiv:2211.17192, appendix A.1), but the
- * token itself may differ from the one that sampler_pick() would choose. */
-struct proposed { const float *proposal; int32_t id; };
+ * q = `proposal` independently of this call, and is verified only once.  It is accepted with
+ * probability min(1, p / q), where p is the distribution that sampler_pick() draws from; otherwise
+ * a token is drawn from max(0, p - q), renormalised.  The chosen token's distribution is p
+ * (arXiv:2211.17192, appendix A.1), but the token itself may differ from the one that
+ * sampler_pick() would choose. */
 int sampler_verify(struct sampler *s, float *logits, const struct allowed *allowed, const struct proposed *proposed,
                    int32_t *id, struct logprobs *lp, struct err *e);
 #endif

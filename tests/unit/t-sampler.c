@@ -194,13 +194,13 @@ static void chi_square_verified(const struct sampling *sampling, const struct al
     assert_false(sampler_is_greedy(s));
     for (int i = 0; i < DRAWS; i++) {
         float logits[N], guess[N], proposal[N], sum = 0;
-        struct proposed p = { .proposal = proposal };
+        struct proposed p;
         int32_t id;
         for (int j = 0; j < N; j++) {
             logits[j] = (float)log(prob[j]) + 3;
             guess[j] = (float)log(other[j]) - 2;
         }
-        assert_int_equal(sampler_propose(s, guess, 0, proposal, &p.id, &e), 0);
+        assert_int_equal(sampler_propose(s, guess, proposal, &p, &e), 0);
         assert_true(proposal[p.id] > 0);
         for (int j = 0; j < N; j++) {
             sum += proposal[j];
@@ -256,6 +256,45 @@ static void test_verify(void **state)
     sampler_close(p);
 }
 
+/* Two drafted tokens with XTC, of which the first has only one candidate: whether that one takes a
+ * random number does not change the distribution of the second. */
+static void test_verify_after_one(void **state)
+{
+    (void)state;
+    enum { DRAWS = 20000 };
+    struct sampling o = plain();
+    struct err e;
+    int count[N] = { 0 };
+    double x = 0;
+    o.min_p = 0.01f;
+    o.xtc_probability = 0.5f;
+    o.xtc_threshold = 0.15f;
+    struct sampler *s = sampler_open(&o, N, 4, scratch, &e);
+    for (int i = 0; i < DRAWS; i++) {
+        float one[N] = { 0 }, logits[N], guess[N] = { 0 }, proposals[2][N];
+        struct proposed first, second;
+        int32_t id;
+        one[3] = guess[3] = 20;
+        assert_int_equal(sampler_propose(s, guess, proposals[0], &first, &e), 0);
+        for (int j = 0; j < N; j++) {
+            logits[j] = (float)log(prob[j]);
+            guess[j] = (float)log(prob[N - 1 - j]);
+        }
+        assert_int_equal(sampler_propose(s, guess, proposals[1], &second, &e), 0);
+        assert_int_equal(sampler_verify(s, one, NULL, &first, &id, NULL, &e), 0);
+        assert_int_equal(id, 3);
+        assert_int_equal(sampler_verify(s, logits, NULL, &second, &id, NULL, &e), 0);
+        count[id]++;
+    }
+    sampler_close(s);
+    for (int i = 0; i < N; i++) {       /* as in test_verify() */
+        const double n = (prob[i] / 2 + (i == 0 || i == 2 ? 0 : prob[i] / 0.55 / 2)) * DRAWS;
+        x += (count[i] - n) * (count[i] - n) / n;
+    }
+    if (x > 24.3)
+        fail_msg("chi-square %.1f, limit 24.3", x);
+}
+
 static void test_seed(void **state)
 {
     (void)state;
@@ -280,11 +319,11 @@ static void test_seed(void **state)
 static void test_draws_stay(void **state)
 {
     (void)state;
-    static const struct { int top_k; float top_p, min_p, typical_p, temperature; uint64_t want; } cases[] = {
-        { 0, 1, 0, 1, 1, 0xe62d6b29e16b347e }, { 0, 1, 0.3f, 1, 0.7f, 0x532b8b271f761ce5 },
-        { 5, 1, 0, 1, 1, 0x2ff2c7034651c5f2 }, { 0, 0.8f, 0, 1, 1, 0xd20582efbb6a664e },
-        { 6, 0.9f, 0.1f, 0.9f, 1.3f, 0xcd0aa84c47cfee98 }, { 0, 1, 0, 0.7f, 1, 0x5cd787a533c91c9a },
-        { 8, 1, 0, 1, 1, 0xe62d6b29e16b347e },
+    static const struct { int top_k; float top_p, min_p, typical_p, temperature; uint64_t want; float xtc; } cases[] = {
+        { 0, 1, 0, 1, 1, 0xe62d6b29e16b347e, 0 }, { 0, 1, 0.3f, 1, 0.7f, 0x532b8b271f761ce5, 0 },
+        { 5, 1, 0, 1, 1, 0x2ff2c7034651c5f2, 0 }, { 0, 0.8f, 0, 1, 1, 0xd20582efbb6a664e, 0 },
+        { 6, 0.9f, 0.1f, 0.9f, 1.3f, 0xcd0aa84c47cfee98, 0 }, { 0, 1, 0, 0.7f, 1, 0x5cd787a533c91c9a, 0 },
+        { 8, 1, 0, 1, 1, 0xe62d6b29e16b347e, 0 }, { 0, 1, 0.1f, 1, 1, 0x31325e37a67ad58, 0.5f },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct err e;
@@ -295,12 +334,13 @@ static void test_draws_stay(void **state)
         o.min_p = cases[i].min_p;
         o.typical_p = cases[i].typical_p;
         o.temperature = cases[i].temperature;
+        o.xtc_probability = cases[i].xtc;
         struct sampler *s = sampler_open(&o, N, 4, scratch, &e);
         for (int k = 0; k < 500; k++) {
             float logits[N];
             int32_t id;
             for (int j = 0; j < N; j++)
-                logits[j] = (float)log(prob[j]);
+                logits[j] = (float)log(prob[j]) * (cases[i].xtc != 0 && k % 2 ? 20 : 1);    /* one is left */
             assert_int_equal(sampler_pick(s, logits, NULL, &id, NULL, &e), 0);
             hash = (hash ^ (uint64_t)id) * 0x100000001b3u;
         }
@@ -672,6 +712,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_kept_sets), cmocka_unit_test(test_distribution), cmocka_unit_test(test_verify),
+        cmocka_unit_test(test_verify_after_one),
             cmocka_unit_test(test_seed),
             cmocka_unit_test(test_greedy),
         cmocka_unit_test(test_penalties), cmocka_unit_test(test_bias), cmocka_unit_test(test_bad_logits),
