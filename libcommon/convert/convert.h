@@ -45,13 +45,13 @@ enum convert_kind {
 };
 struct convert_type { enum convert_kind kind; enum qtype qtype; };
 /* Parse a name such as "nl4", "int4", "int8", "nf4", "ternary", "mixed", "f16", "fp16", "bf16",
- * "f32" or "keep".  0; -1 with *e, which lists all names. */
+ * "f32" or "keep".  Returns 0; -1 with *e, which lists all names. */
 int convert_parse_type(struct convert_type *t, const char *name, struct err *e);
 
 enum convert_effort { CONVERT_FAST, CONVERT_GOOD, CONVERT_BEST };
 enum convert_part { PART_ATTENTION, PART_MLP, PART_EMBEDDINGS, PART_LM_HEAD, PART_EXPERTS, N_PARTS };
-/* The part (enum convert_part) named "attention", "mlp" (dense and shared ones; also "dense_mlp"),
- * "embeddings", "lm_head" or "experts"; -1: no part has this name. */
+/* Returns the part (enum convert_part) named "attention", "mlp" (dense and shared ones; also
+ * "dense_mlp"), "embeddings", "lm_head" or "experts"; -1 if no part has this name. */
 int convert_part_find(const char *name, size_t size);
 const char *convert_part_name(enum convert_part part);
 
@@ -66,7 +66,7 @@ struct convert_rule {
     const char *text; int text_len;     /* the rule as given by the user, for messages; borrowed */
 };
 /* Parse a rule.  Its NAME is a part, or q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj or
- * down_proj (also of experts); layers are counted from 0.  -1 with *e. */
+ * down_proj (also of experts); layers are counted from 0.  Returns 0; -1 with *e. */
 int convert_parse_rule(struct convert_rule *r, const char *text, struct err *e);
 
 enum { CONVERT_MOE_MEMORY = 200 * 1000 * 1000 };     /* in bytes; a conversion then takes 300 MB */
@@ -76,8 +76,8 @@ struct convert_options {
     const char *source, *output;        /* output NULL: plan only (fill the report, write nothing) */
     /* options for files that are still being downloaded and for lost pages; may be NULL */
     const struct source_options *open;
-    /* Make random weights in the shape of the model of this name, without reading a source;
-     * NULL: no. */
+    /* Make random weights in the shape of the model of this name, without reading a source; NULL:
+     * convert a source. */
     const char *synthetic;
     /* With synthetic (any name), output NULL and no skip: plan for bf16 weights in the shape of
      * this config.json; borrowed. */
@@ -116,15 +116,15 @@ struct convert_options {
     double checkpoint_s;
     /* make no checkpoints, and remove those of an interrupted conversion */
     int no_resume;
-    /* Called if the output exists and is another kind of file, which `what` describes.  1: replace
-     * it; 0: refuse.  NULL: refuse. */
+    /* Called if the output exists and is another kind of file, which `what` describes.  Returns 1
+     * to replace it, 0 to refuse.  NULL: such a file is not replaced. */
     int (*replace)(void *user, const char *path, const char *what);
     void *replace_user;
     const struct progress *progress;    /* may be NULL */
     void (*note)(void *user, const char *text);         /* called with each warning; may be NULL */
     void *note_user;
-    /* May be NULL. Called before any work, when weight_bytes and private_bytes are known: -1
-     * with *e refuses. */
+    /* Called before any work, when weight_bytes and private_bytes are known; returns 0, or -1 with
+     * *e to refuse the conversion.  May be NULL. */
     int (*before)(void *user, const struct convert_report *r, struct err *e);
     void *before_user;
     void (*layer)(void *user, int layer);               /* may be NULL; called before each layer is written */
@@ -168,14 +168,14 @@ struct convert_report {
 };
 void convert_report_release(struct convert_report *r);
 
-/* Convert.  0; -1 with the output unchanged.  Hidden files beside the output may then keep parts of
- * the interrupted conversion (resume.h), and the next conversion of the same source with the same
- * options resumes from them.  The error is ERR_CANCELLED if progress asked to stop.  r may be NULL;
- * it is valid in any case, and must be released. */
+/* Convert a model.  Returns 0; -1 with *e and the output unchanged: ERR_CANCELLED if progress asked
+ * to stop.  After -1, hidden files beside the output may keep parts of the interrupted conversion
+ * (resume.h), and the next conversion of the same source with the same options resumes from them.
+ * r may be NULL; it is valid in any case, and must be released. */
 int convert_run(const struct convert_options *o, struct convert_report *r, struct err *e);
 
-/* The type that `keep` uses for a source type of a GGUF or of plain tensors: one that represents
- * all values (*exact 1), or the smallest one that is nearly exact (*exact 0). */
+/* Returns the type that `keep` uses for a source type of a GGUF or of plain tensors: one that
+ * represents all values (*exact 1), or the smallest one that is nearly exact (*exact 0). */
 enum qtype convert_keep_type(int source_type, int *group_size, int *exact);
 
 #endif

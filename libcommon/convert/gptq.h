@@ -35,8 +35,8 @@ struct gptq {
     int *order;
     double damping;             /* fraction of the mean of diag H that was added */
     float correction;           /* 0.5 */
-    /* number of sweeps: 4; 1 with H = D + UU', where four more changed the error only from 0.0438
-     * to 0.0435 */
+    /* number of sweeps: 4, or 1 with H = D + UU', where four more sweeps changed the error only
+     * from 0.0438 to 0.0435 */
     int sweeps;
     /* H = D + UU' (gptq_init_low): h, c and linv are NULL */
     int rank;
@@ -44,10 +44,10 @@ struct gptq {
     float *u, *p;               /* [n][rank] U, and how each column compensates earlier errors */
 };
 
-/* Initialize g from h (the lower triangle of X~'X~, at any scale) and c (NULL: no correction);
- * linv is a buffer.  All three are N x N, allocated by spill.h, and owned by g from now on, even
- * on failure.  Damping starts at 1 % and is raised tenfold while the factorization fails (see
- * g->damping); beyond 1000 % gptq_init() fails. */
+/* Initialize g from h (the lower triangle of X~'X~, at any scale) and c (NULL: no correction); linv
+ * is a buffer.  All three are N x N, allocated by spill.h, and owned by g from now on, even on
+ * failure.  Damping starts at 1 % and is raised tenfold as long as the factorization fails (see
+ * g->damping).  Returns 0; -1 with *e if it still fails at 1000 %. */
 int gptq_init(struct gptq *g, const struct linalg_ops *o, struct pool *p, int n, float *h, float *linv, float *c,
               struct err *e);
 /* Initialize g from `rank` directions (a multiple of 32) of the inputs x [n_tokens, ldx] instead
@@ -55,8 +55,8 @@ int gptq_init(struct gptq *g, const struct linalg_ops *o, struct pool *p, int n,
 int gptq_init_low(struct gptq *g, const struct linalg_ops *o, struct pool *p, int n, const float *x, size_t ldx,
                   int n_tokens, int rank, struct err *e);
 void gptq_release(struct gptq *g);
-/* order [N] = the columns i < n in order of rising diag[i * stride]; columns from n on, the
- * padding, come first. */
+/* Set order [N] to the columns i < n in order of rising diag[i * stride], preceded by the columns
+ * from n on, which are padding. */
 int gptq_order(int *order, const float *diag, size_t stride, int n, int N, struct err *e);
 
 /* Fill in the levels of an integer type.  -1: the type is a float type, which has none. */

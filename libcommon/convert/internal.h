@@ -74,21 +74,21 @@ struct conversion {
     uint64_t done, total;           /* bytes of weights, for progress */
 };
 
-/* Open the source, make recipes (those before calibration) and start threads.
- * conversion_close() must be called even if this fails. */
+/* Open the source, make the recipes (as they are before calibration) and start threads.  Returns 0;
+ * -1 with *e.  conversion_close() must be called in both cases. */
 int conversion_open(struct conversion *cv, const struct convert_options *o, struct convert_report *r, struct err *e);
 void conversion_close(struct conversion *cv);
 /* Start tensor p in the new file; its bytes follow. */
 struct zwriter;
 int conversion_begin_tensor(struct zwriter *w, const struct recipe *p, struct err *e);
-/* Begin the group of this layer in the new file; -1: the group of the weights before the layers, or
- * with seen_layers after them. */
+/* Begin the group of this layer in the new file.  Layer -1 is the group of the weights before the
+ * layers or, with seen_layers, of those after them.  Returns 0; -1 with *e. */
 int conversion_group(const struct conversion *cv, struct zwriter *w, int layer, int seen_layers, struct err *e);
 void conversion_note(const struct conversion *cv, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* ---- replace.c ---- */
-/* Refuse to replace a file at the output that is neither empty nor a .zse of the same source,
- * unless the caller allows it. */
+/* Refuse to replace an existing file at the output, unless it is empty, or a .zse of the same
+ * source, or the caller allows it.  Returns 0; -1 with *e. */
 int conversion_check_replaced(const struct conversion *cv, struct err *e);
 
 /* ---- recipe.c: the form of each tensor ---- */
@@ -109,8 +109,9 @@ const char *convert_type_name(struct convert_type t);
 /* Compute the mean squares of an expert's input channels from their sums.  They are smoothed by
  * some imaginary tokens that have the average strengths, `all`. */
 void expert_strength(const float *sum, int n_tokens, const float *all, int n, float *out);
-/* Compute channel scales from strengths, where the architecture has weights into which their
- * inverse can be folded exactly, and all matrices concerned are quantized. */
+/* Compute channel scales from strengths for the inputs where two conditions hold: the architecture
+ * has weights into which the inverse scales can be folded exactly, and all matrices concerned are
+ * quantized.  Returns 0; -1 with *e. */
 int channel_scale_layer(struct conversion *cv, int layer, float alpha, struct err *e);
 /* Factors on rows and columns of a tensor: value' = value * (col ? col[c] : 1) / (row ?
  * pow(row[r], row_power) : 1). */
@@ -161,8 +162,8 @@ int calibrate_head(struct conversion *cv, struct calibration *c, struct err *e);
  * the whole H of the inputs after the quantized layers. */
 int quantize_layer_good(struct conversion *cv, struct calibration *c, int index, struct err *e);
 int quantize_layer_best(struct conversion *cv, struct calibration *c, int index, struct err *e);
-/* The same for one expert of the layer that was quantized last.  Experts must be quantized in
- * order; with best all of them, because the next layer reads their outputs. */
+/* Quantize one expert of the layer that was quantized last, in the same way.  Experts must be
+ * quantized in order; with best all of them must be, because the next layer reads their outputs. */
 int quantize_expert(struct conversion *cv, struct calibration *c, int layer, int expert, struct err *e);
 
 /* ---- mixed.c ---- */

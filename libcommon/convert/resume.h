@@ -23,16 +23,17 @@
 #include "libcommon/format/zfile.h"
 
 struct resume;
-/* Open the writer for the output, *w, resuming an interrupted conversion if possible.  *n_done:
- * number of tensors that are in it already (0: the conversion starts from the beginning); their
- * recipes, and c (NULL: no calibration), are restored.  NULL with *e. */
+/* Open *w, the writer for the output, and resume an interrupted conversion if possible.  *n_done:
+ * number of tensors that are in the file already (0: the conversion starts from the beginning);
+ * their recipes, and c (NULL: no calibration), are restored.  Returns NULL with *e. */
 struct resume *resume_open(struct conversion *cv, struct calibration *c, struct zwriter **w, int *n_done,
                            struct err *e);
-/* Make a checkpoint if it is time for one, between two groups, with n_done tensors written. -1
- * with *e only if writing the file itself failed. */
+/* Make a checkpoint if it is time for one.  Called between two groups, with n_done tensors written.
+ * Returns 0, also if no checkpoint could be made; -1 with *e only if writing the file itself
+ * failed. */
 int resume_checkpoint(struct resume *r, struct zwriter *w, int n_done, struct err *e);
-/* End a conversion, which succeeded (rc 0) or failed (rc -1, with *e), and close w (NULL: it is
- * committed already).  A parked file is kept if the same command can resume from it. */
+/* End a conversion that succeeded (rc 0) or failed (rc -1, with *e), and close w (NULL: it is
+ * already committed).  A parked file is kept if the same command can resume from it. */
 void resume_close(struct resume *r, struct zwriter *w, int rc, const struct err *e);
 
 #endif

@@ -21,16 +21,16 @@ struct row_reader {
     int64_t whole_first;        /* the first of them */
 };
 
-/* The index of the source's row (or element of a vector, or column of a transposed tensor) that
- * is our row i. */
+/* Returns the index of the source's row (or element of a vector, or column of a transposed tensor)
+ * that is our row i. */
 int64_t row_map_at(const struct row_map *m, int64_t i);
 
 /* Open a reader for a tensor of `rows` rows and `cols` columns; for a vector rows is 1. */
 int row_reader_open(struct row_reader *r, const struct source *s, const struct source_tensor *t,
                     const struct row_map *map,
               int64_t rows, int64_t cols, int vector, struct err *e);
-/* Read rows [row, row + n) to out [n][cols].  NaN and infinity are errors, which name tensor,
- * row and column.  Any thread. */
+/* Read rows [row, row + n) to out [n][cols].  Returns 0; -1 with *e, also for NaN and infinity: the
+ * message names tensor, row and column.  Any thread. */
 int row_reader_read(const struct row_reader *r, int64_t row, int64_t n, float *out, struct err *e);
 void row_reader_close(struct row_reader *r);        /* also drops the source's pages */
 

@@ -6,10 +6,12 @@
 #include "libcommon/import/source.h"
 #include "libcommon/model/model.h"
 
-/* List the tensors of a model, and check the source's shapes (see weight_specs).  Fails if the
- * source has other tensors that must not be skipped.  skipped: numbers of skipped tensors, by
- * reason; left_out: if its code is set, the reason why the tensors that predict further tokens
- * are skipped.  Both may be NULL.  no_predictor: skip these. */
+/* List the tensors of a model, and check the source's shapes (see weight_specs()).  Returns 0; -1
+ * with *e, also if the source has other tensors that must not be skipped.
+ *
+ * no_predictor: skip the tensors of layers that predict further tokens.  skipped: the numbers of
+ * skipped tensors, by reason.  left_out: if its code is set, the reason why the tensors that
+ * predict further tokens are skipped.  skipped and left_out may be NULL. */
 int source_weights(const struct config *c, const struct source *s, int no_predictor, struct weight_spec **specs,
                    int *n, int skipped[N_WEIGHT_SKIPS], struct err *left_out, struct err *e);
 

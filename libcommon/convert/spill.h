@@ -24,9 +24,9 @@ static inline void *spill_alloc(size_t size)
     return (char *)p + SPILL_HEAD;
 }
 
-/* Allocate a buffer in a spill file: an unnamed file in the folder of the file `beside`, fully
- * allocated on disk.  Its pages are page cache, which the kernel writes back and drops when
- * memory is short.  NULL with *e. */
+/* Returns a buffer in a spill file: an unnamed file in the folder of the file `beside`, fully
+ * allocated on disk.  Its pages are page cache, which the kernel writes back and drops when memory
+ * is short.  NULL with *e. */
 void *spill_file(const char *beside, size_t size, struct err *e);
 
 /* Free either kind. */

@@ -24,21 +24,21 @@ struct cpu_hook {
     void (*expert)(void *user, int layer, int expert, int role, const float *x, size_t ldx, int n_tokens, int cols);
 };
 
-/* Start counting the tokens routed to each expert: returns [n_layers][n_experts], all 0; another
- * call restarts at 0.  Borrowed until close.  NULL with *e if the model has no experts or memory is
- * short. */
+/* Start counting the tokens routed to each expert.  Returns the counts [n_layers][n_experts], all
+ * 0, borrowed until close; another call sets them to 0 again.  NULL with *e if the model has no
+ * experts or memory is short. */
 const unsigned *cpu_count_experts(void *backend, struct err *e);
 
 /* ---- the first layers, if a device computes the others ----
  * A backend for all functions of backend_cpu except forward.  It computes the embedding and layers
  * [0, n_layers), and holds keys and values of these layers only. */
 void *cpu_first_open(const struct model *m, const struct backend_options *o, int n_layers, struct err *e);
-/* The hidden states that enter layer n_layers, [tokens of all items][hidden_size]: borrowed until
- * the next call; NULL with *e. */
+/* Returns the hidden states that enter layer n_layers, [tokens of all items][hidden_size], borrowed
+ * until the next call; NULL with *e. */
 const float *cpu_first_forward(void *backend, const struct batch *batch, struct err *e);
 
-/* Statistics of experts that are read from the file on demand (backend_options.max_weights), since
- * the backend was opened; all 0 if there are none. */
+/* Statistics, since the backend was opened, of experts that are read from the file on demand
+ * (backend_options.max_weights); all 0 if there are no such experts. */
 struct cpu_streamed {
     uint64_t max_bytes;                 /* most bytes of experts in memory */
     /* how often a layer of a step needed an expert, and how often it was in memory */
@@ -85,8 +85,8 @@ int cpu_layers_run(struct cpu_layers *l, int index, const struct layer *w, int e
  * added to x [n][hidden_size].  *c receives the routing; on success free it with
  * cpu_choice_release(). */
 struct cpu_choice {
-    /* [n_experts + 1] elements first[i] .. first[i + 1] - 1 of token and share belong to expert
-     * i */
+    /* [n_experts + 1]: elements first[i] .. first[i + 1] - 1 of `token` and `share` belong to
+     * expert i */
     int *first;
     /* rows of h, ascending for each expert, and the router's weights for the expert's outputs */
     int *token; float *share;
@@ -95,10 +95,10 @@ int cpu_layers_choose(struct cpu_layers *l, int index, const struct layer *w, co
                       int n, struct cpu_choice *c, const struct cpu_hook *hook, struct err *e);
 /* x += norm(y) for n tokens, if the layer has a norm after its experts; y is overwritten. */
 void cpu_layers_add(struct cpu_layers *l, const struct layer *w, float *y, float *x, int n);
-/* Experts beside an MLP, after a hook on ROLE_EXPERT_GATE has ended the run of the layer.
- * cpu_layers_router: compute the router's input, out [n][hidden_size], from x.  cpu_layers_finish:
- * run the rest of the layer for one window; `experts`, the sum of the experts' outputs, is
- * overwritten. */
+/* For experts beside an MLP, after a hook on ROLE_EXPERT_GATE has ended the run of the layer.
+ * cpu_layers_router() computes the router's input, out [n][hidden_size], from x.
+ * cpu_layers_finish() runs the rest of the layer for one window; it overwrites `experts`, the sum
+ * of the experts' outputs. */
 void cpu_layers_router(struct cpu_layers *l, const struct layer *w, const float *x, float *out, int n);
 void cpu_layers_finish(struct cpu_layers *l, int index, const struct layer *w, float *experts, float *x);
 void cpu_choice_release(struct cpu_choice *c);

@@ -4,8 +4,8 @@
 
 #include "libcommon/cpu/internal.h"
 
-/* Index >= i of the next token of an item that is its first or starts a KV block; it->n_tokens if
- * there is none. */
+/* Returns the index >= i of the next token of an item that is the item's first token or starts a KV
+ * block; it->n_tokens if there is none. */
 static inline int attn_next_block(const struct batch_item *it, int i)
 {
     const int behind = (it->pos + i) % KV_BLOCK, at = behind ? i + KV_BLOCK - behind : i;
@@ -24,8 +24,8 @@ enum {
 
 /* Size of the buffer of partial results, in floats, for contexts of n_tokens. */
 size_t attn_partials(const struct config *c, int n_threads, int64_t n_tokens);
-/* Number of jobs of a run of queries: one per KV head, or per group of heads that read the
- * latents. */
+/* Returns the number of jobs of a run of queries: one for each KV head or, if the heads read
+ * latents, one for each group of heads. */
 int attn_groups(const struct config *c);
 /* Limit all layers to the newest `window` tokens and the first `sinks`. */
 int attn_open_stream(struct core *k, int window, int sinks, struct err *e);
@@ -34,14 +34,14 @@ void attn_close_stream(struct core *k);
 void attn_run(struct core *k, const struct step *s, const struct layer *l, int index);
 /* The first part of attn_run: norm and rotate the queries of a step, store its keys and values. */
 void attn_prepare(struct core *k, const struct step *s, const struct layer *l, int index);
-/* Number of tokens for which q and att have space: a step, or, if layers read latents, whose rows
- * are wide, a run of tokens. */
+/* Returns the number of tokens for which q and att have space: those of a step or, if layers read
+ * latents, whose rows are wide, those of a run. */
 int attn_rows(const struct config *c, int max_tokens);
 /* Store the keys of a step in the cache: the latents, followed by the rotated key. */
 void attn_store_latents(struct core *k, const struct step *s);
-/* Attend to the latents for consecutive runs, whose first token is token0 of the step.  Reads q
- * [tokens][n_heads * head_dim], in the space of the latents, and writes the first kv_rank columns
- * of every head of att. */
+/* Compute attention to the latents for consecutive runs, whose first token is token0 of the step.
+ * Reads q [tokens][n_heads * head_dim], in the space of the latents, and writes the first kv_rank
+ * columns of every head of att. */
 void attn_run_latent(struct core *k, const struct step *s, const struct layer *l, int index, struct query_run *runs,
                      int n_runs, int token0);
 

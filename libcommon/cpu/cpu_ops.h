@@ -38,8 +38,8 @@ static inline size_t up64(size_t n) { return (n + 63) / 64 * 64; }
 /* The matrix that the next loop starts with, and how threads divide that loop. */
 struct next_loop { const struct mat *w; int n_tiles, n_threads; };
 
-/* Set up the quantized forms of their input that these matrices need; none for matrices on the f32
- * path. */
+/* Set up the quantized forms of the input `in` that these matrices need.  Matrices on the f32 path
+ * need none. */
 void core_forms(const struct core *k, struct act_input *in, const struct linear *const *l, int n);
 /* Quantize x for the matrices that read it. */
 void core_input(struct core *k, struct act_input *in, int slot, const float *x, int cols, int n_tokens,
@@ -57,8 +57,8 @@ void core_linear(struct core *k, const struct op *ops, int n_ops, int n_tokens, 
 /* Like core_linear(), for matrices with equal numbers of rows whose results are added to the same
  * outputs: a job computes the same tiles of all matrices, one matrix after the other. */
 void core_linear_sum(struct core *k, const struct op *ops, int n_ops, int n_tokens, const struct next_loop *prefetch);
-/* out [n][ldo] = n_rows rows of l from `first` on, which need not be whole tiles; room:
- * core_rows_room(n_rows) floats for each of n tokens */
+/* Set out [n][ldo] to n_rows rows of the product with l, from row `first` on; these need not be
+ * whole tiles.  room: a buffer of core_rows_room(n_rows) floats for each of n tokens. */
 void core_linear_rows(struct core *k, const struct linear *l, const struct act_input *in, int first, int n_rows,
                       float *room, int n, float *out, size_t ldo);
 static inline size_t core_rows_room(int n_rows) { return ((size_t)n_rows / TILE_ROWS + 2) * TILE_ROWS; }
@@ -67,8 +67,8 @@ const struct next_loop *core_next(const struct core *k, int index, int loop);
 void core_norm_row(const struct core *k, float *out, const float *x, const struct norm *norm, int n);
 /* x += norm(y) for n rows; y is overwritten. */
 void core_add_normed(struct core *k, const struct norm *norm, float *y, float *x, int n);
-/* Experts beside an MLP: compute the input of the router; finish the feed-forward half of the
- * layer. */
+/* For experts beside an MLP: core_beside_router() computes the input of the router,
+ * core_beside_end() finishes the feed-forward half of the layer. */
 void core_beside_router(struct core *k, const struct layer *l, const float *x, float *out, int n);
 void core_beside_end(struct core *k, const struct layer *l, float *experts, float *x, int n);
 int core_hook(const struct core *k, int layer, int role, const struct act_input *in, int n);
@@ -99,10 +99,11 @@ void ple_project(struct core *k, const struct layer *l, int index, const float *
 /* the end of a layer: x += norm of that addend, x *= layer_scale, if the layer has them */
 int ple_run(struct core *k, const struct layer *l, int index, float *x, int n);
 
-/* cpu_altup.c: residual streams.  begin: fill them from the embedding x; predict: update all of
- * them, and let x be the one that the layer computes on; correct: update all of them by the layer's
- * output x; end: x is their mean.  laurel: compute LAuReL's addend from the normed input h of a
- * layer; it is added after attention */
+/* Residual streams (cpu_altup.c).  altup_begin() fills them from the embedding x.  altup_predict()
+ * updates all of them and sets x to the stream that the layer computes on.  altup_correct() updates
+ * all of them by the layer's output x.  altup_end() sets x to their mean.  altup_laurel() computes
+ * LAuReL's addend from the normed input h of a layer; altup_add_laurel() adds it after
+ * attention. */
 void altup_begin(struct core *k, const struct model *m, const float *x, int n);
 void altup_predict(struct core *k, const struct layer *l, float *x, int n);
 void altup_correct(struct core *k, const struct layer *l, int index, float *x, int n);
@@ -112,9 +113,9 @@ void altup_add_laurel(struct core *k, float *x, int n);
 /* k->mlp = activation of the gates above a cutoff, times the ups */
 void altup_sparse_mlp(struct core *k, const struct layer *l, int index, const struct act_input *in, int n);
 
-/* cpu_hyper.c: hyper-connections.  begin: fill the streams from the embedding x; enter: return the
- * normed mix that a half of the layer reads, and clear x; leave: add x, the output of that half, to
- * the streams; end: x is their mix */
+/* Hyper-connections (cpu_hyper.c).  hyper_begin() fills the streams from the embedding x.
+ * hyper_enter() returns the normed mix that a half of the layer reads, and clears x.  hyper_leave()
+ * adds x, the output of that half, to the streams.  hyper_end() sets x to their mix. */
 void hyper_begin(struct core *k, const float *x, int n);
 const float *hyper_enter(struct core *k, const struct layer *l, int ff, const struct norm *norm, float *x, int n);
 void hyper_leave(struct core *k, float *x, int n);

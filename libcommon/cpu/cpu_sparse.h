@@ -10,8 +10,8 @@ int sparse_item(const struct step *s, int token);
 /* A KV block of an item, at the step's layer. */
 uint8_t *sparse_block(const struct core *k, const struct step *s, int item, int block);
 
-/* Keys that each stand for a run of `rate` tokens and are stored in the KV block of its last
- * token. */
+/* Keys, each of which stands for a run of `rate` tokens and is stored in the KV block of the run's
+ * last token. */
 struct sparse_keys {
     const struct core *k;
     const struct step *s;
@@ -38,11 +38,11 @@ struct sparse_scores {
     float *out;                             /* [batch][room] */
     int room;                               /* a multiple of KV_BLOCK */
 };
-/* Score all keys before each of n tokens, except for tokens that see at most top_k of them and so
- * need no choice. */
+/* Score all keys before each of n tokens.  Tokens that see at most top_k keys are skipped, because
+ * no choice is needed for them. */
 void sparse_score(const struct sparse_scores *x, int first_token, int n);
-/* to = indexes of the `most` largest of n scores, ascending; among equals the first.  Returns their
- * number. */
+/* Set `to` to the indexes of the `most` largest of n scores, ascending; of equal scores the first
+ * are taken.  Returns the number of indexes. */
 int sparse_choose(const float *score, int n, int most, int *to);
 
 #endif

@@ -16,8 +16,8 @@
 
 struct expert_cache;
 
-/* Find each layer's experts as ranges of the file.  NULL with e->code ERR_NONE if the model has
- * none, or if they share ranges with other weights.  m is borrowed. */
+/* Find each layer's experts as ranges of the file.  m is borrowed.  Returns NULL with *e; if the
+ * model has no experts, or they share ranges with other weights, e->code is ERR_NONE. */
 struct expert_cache *expert_cache_open(const struct model *m, struct err *e);
 void expert_cache_close(struct expert_cache *c);                /* NULL is fine */
 
@@ -32,14 +32,14 @@ int expert_cache_start(struct expert_cache *c, size_t max_bytes, struct err *e);
 /* Request experts of a layer (ascending, each once); tokens[i] tokens use expert[i].  All experts
  * of the previous request must have been released. */
 void expert_cache_want(struct expert_cache *c, int layer, const int *expert, const int *tokens, int n);
-/* Number of requested experts in memory, counted from the first unreleased one; with may_wait at
- * least 1.  They stay until released. */
+/* Returns the number of requested experts that are in memory, counted from the first unreleased
+ * one; with may_wait it waits until that is at least 1.  They stay in memory until released. */
 int expert_cache_use(struct expert_cache *c, int may_wait);
 void expert_cache_release(struct expert_cache *c, int n);       /* release the first n of these */
 /* The matrices of an expert in use, at their addresses in the cache. */
 struct expert expert_cache_at(const struct expert_cache *c, int layer, int expert);
-/* 1 if guesses of the next layer's experts have been right often enough; then pass the guess (in
- * any order) to expert_cache_guess. */
+/* Returns 1 if guesses of the next layer's experts have been right often enough to go on with; the
+ * caller then passes its guess (in any order) to expert_cache_guess(). */
 int expert_cache_guesses(struct expert_cache *c);
 void expert_cache_guess(struct expert_cache *c, int layer, const int *expert, int n);
 

@@ -1,7 +1,9 @@
-/* hadamard.h - rotate a vector by a Hadamard matrix, which spreads each of its channels over all: a
- * key with a few large channels, as most models have, keeps more of the others when it is rounded
- * with one scale (arXiv:2404.00456).  Query and key rotated alike have the same product as before,
- * and an output rotated back is the sum of the values that were rotated. */
+/* hadamard.h - rotate a vector by a Hadamard matrix, which spreads each of its channels over all.
+ *
+ * Most models have keys with a few large channels.  Rounded with one scale after a rotation, such a
+ * key keeps more of its other channels (arXiv:2404.00456).  If query and key are rotated alike,
+ * their product is the same as before; an output that is rotated back is the sum of the values that
+ * were rotated. */
 #ifndef ZSE_CPU_HADAMARD_H
 #define ZSE_CPU_HADAMARD_H
 

@@ -64,14 +64,14 @@ struct moe_work {
 struct mla_work { float *heads, *q_a, *tiles; uint8_t **act; int n_act; size_t act_bytes; };
 
 /* Buffers of an indexer.  For a step: queries, keys and weights.  For a batch of tokens: scores;
- * the chosen positions of each token, ascending, and their number; the chosen latents. */
+ * the positions chosen for each token, ascending, and their number; the chosen latents. */
 struct index_work {
     float *q, *key, *weight, *scores;
     int *chosen, *n_chosen;
     uint8_t *latents;
     int32_t *table;                         /* 0, 1, 2 ..: block table of the copied latents */
-    /* batch: tokens per batch; most, room: limits on the positions of one token that are chosen,
-     * and that are scored */
+    /* batch: tokens per batch; most: limit on the positions chosen for one token; room: limit on
+     * the positions scored for one token */
     int batch, most, room;
     size_t stride;                          /* bytes of a token's latents */
 };
@@ -85,8 +85,8 @@ struct compress_work {
     int *chosen, *n_chosen;
     int32_t *table;                         /* 0, 1, 2 ..: block table of the copied keys */
     uint8_t *keys, *one;                    /* one: a block per thread */
-    /* batch: tokens per batch; most, room: limits on the entries that one token sees, and that are
-     * scored for it */
+    /* batch: tokens per batch; most: limit on the entries that one token sees; room: limit on the
+     * entries scored for one token */
     int batch, most, room;
     size_t stride, one_bytes;               /* bytes of a token's keys; of a block */
 };
@@ -99,8 +99,8 @@ struct block_work {
     int *chosen, *n_chosen;
     int32_t *table;
     uint8_t *keys, *one;
-    /* batch: tokens per batch; most, room: limits on the runs that are chosen for one token, and
-     * that are scored for it */
+    /* batch: tokens per batch; most: limit on the runs chosen for one token; room: limit on the
+     * runs scored for one token */
     int batch, most, room;
     size_t stride, one_bytes;
 };

@@ -17,8 +17,8 @@
 #include "libcommon/model/model.h"
 
 struct residency;
-/* For a model in a file.  max_bytes bounds the resident pages of its weights; fails if two layers
- * do not fit.  m is borrowed. */
+/* Open the weights of a model that is in a file.  max_bytes bounds the resident pages of its
+ * weights.  m is borrowed.  Returns NULL with *e, also if two layers do not fit. */
 struct residency *residency_open(const struct model *m, size_t max_bytes, struct err *e);
 void residency_close(struct residency *r);      /* NULL is fine */
 
@@ -30,8 +30,9 @@ void residency_row(struct residency *r, const struct mat *m, int64_t row, float 
 struct expert_cache *residency_experts(const struct residency *r);
 void residency_layer(struct residency *r, int layer);           /* the step enters this layer */
 void residency_looked_up(struct residency *r);                  /* the embedding was read */
-/* The head is used in slices.  residency_head_slices: their number, at least 1.  residency_head:
- * the step enters slice i, which has tiles [*tile0, *tile1) of m->head. */
+/* The head is used in slices.  residency_head_slices() returns their number, at least 1.
+ * residency_head() is called when the step enters slice i, and sets [*tile0, *tile1) to its tiles
+ * of m->head. */
 int residency_head_slices(const struct residency *r);
 void residency_head(struct residency *r, int i, const struct mat *head, int *tile0, int *tile1);
 

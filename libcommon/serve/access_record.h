@@ -43,15 +43,15 @@ struct access_record {
 void record_begin(struct server *s, struct conn *c);
 /* Make a record for a message of a WebSocket whose own record is `from`; NULL: out of memory. */
 struct access_record *record_message(struct server *s, struct conn *c, struct access_record *from);
-/* Note the error of a refused request.  For a body that was not understood only the kind of error
- * and the field are noted, because the message quotes the client's text.  record NULL is fine. */
+/* Note the error of a refused request.  If the body was not understood, only the kind of error and
+ * the field are noted, because the message quotes the client's text.  record NULL is fine. */
 void record_error(struct access_record *record, const struct problem *p);
 /* Note the model, unless one is noted.  record NULL is fine. */
 void record_model(struct access_record *record, const char *model);
 /* Note the prompt, if prompts are logged. */
 void record_prompt(const struct server *s, struct access_record *record, const char *text, size_t size);
-/* Charge the tokens to the key, write the line, and free the record (status 101: keep it).  Numbers
- * of tokens below 0: the request has none. */
+/* Charge the tokens to the key, write the line of the audit log, and free the record (with status
+ * 101 it is kept).  A negative number of tokens means that the request has no such number. */
 void record_end(struct server *s, struct access_record *record, int status, int prompt_tokens, int completion_tokens);
 
 #endif

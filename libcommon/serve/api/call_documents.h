@@ -11,8 +11,8 @@
 struct call;
 
 int documents_wanted(const struct call *c);
-/* Start the search.  The loop calls `then` when it has ended; if it failed, c->problem is set.
- * 0, or -1 with *pr. */
+/* Start the search.  Returns 0; -1 with *pr.  The event loop calls `then` when the search has
+ * ended; if it failed, c->problem is set. */
 int documents_ask(struct call *c, void (*then)(struct call *c), struct problem *pr);
 /* Insert the passages before the last question of c->conversation.  Any thread.  0, or -1 with
  * *pr. */

@@ -73,10 +73,10 @@ struct call_form {
      * part is new.  NULL: the form has no conversation. */
     void (*delta)(struct call *c, struct choice *ch, const struct answer_part *p, int begins, const char *text,
                   size_t size);
-    /* Only forms that support tools of the server have these.  tool_call, tool_result: called in a
-     * stream when a call of a tool is about to run, and when its result has arrived.  round_end:
-     * called when all calls of a round have run, to append the round to rounds->items (NULL: the
-     * form has no items). */
+    /* NULL except in forms that support tools of the server.  tool_call and tool_result are called
+     * in a stream: when a call of a tool is about to run, and when its result has arrived.
+     * round_end is called when all calls of a round have run, and appends the round to
+     * rounds->items (NULL: the form has no items). */
     void (*tool_call)(struct call *c, const struct answer_part *p);
     void (*tool_result)(struct call *c, const struct answer_part *p, const struct call_result *t);
     void (*round_end)(struct call *c, const struct choice *ch);
@@ -152,8 +152,8 @@ struct call {
     int reported;                          /* owned by the engine while jobs are open: see request_params */
 };
 
-/* Start a call for a message of a WebSocket: the text is copied, and the call takes over the
- * message's record.  record NULL: start it for a request, whose body is taken from the
+/* Start a call.  record not NULL: for a message of a WebSocket, whose text is copied, and the call
+ * takes over the message's record.  record NULL: for a request, whose body is taken from the
  * connection. */
 void call_start(struct server *s, struct conn *c, struct access_record *record, const struct call_form *form,
                 const char *text, size_t size);
@@ -185,8 +185,8 @@ int call_any_prompts(struct call *c, const char *field, int special, struct prob
 int call_is_stream(const struct call *c);
 void call_usage(const struct call *c, struct buf *out);         /* append {"prompt_tokens":...} */
 void call_totals(const struct call *c, struct token_counts *t);         /* sum over all prompts and answers */
-/* Append ,"speculation":{...} if the answers could have drafts and the request or the program's
- * options asked for some. */
+/* Append ,"speculation":{...} to an answer if it could have drafts and the request or the program's
+ * options enabled them. */
 void call_speculation(const struct call *c, struct buf *out);
 const char *call_finish_name(enum finish f);                    /* "stop" or "length" */
 void call_send_event(struct call *c);                           /* send c->line and empty it */

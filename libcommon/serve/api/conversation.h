@@ -47,8 +47,8 @@ void conversation_release(struct conversation *t);
 int chat_read(const json_t *body, int parallel, struct conversation *t, struct problem *pr);
 int responses_read(const json_t *body, int parallel, struct conversation *t, struct problem *pr);
 int messages_read(const json_t *body, struct conversation *t, struct problem *pr);
-/* The schema of a response_format, also for json_object.  New reference; NULL if the format is text
- * (pr->status 0), or with an error in *pr. */
+/* Returns the schema of a response_format, also for json_object: a new reference.  NULL if the
+ * format is text (pr->status is 0) or on errors (in *pr). */
 json_t *format_schema(const json_t *format, const char *param, struct problem *pr);
 /* Whether a response_format has strict: false. */
 int format_is_loose(const json_t *format);
@@ -64,9 +64,10 @@ int conversation_check_tools(struct conversation *t, struct problem *pr);
 /* Add a function to t->tools.  parameters: borrowed; NULL: none.  0, or -1 with *pr. */
 int conversation_add_tool(struct conversation *t, const char *name, const json_t *description, const json_t *parameters,
                           const char *param, struct problem *pr);
-/* Add all functions of the body's "tools"; if it is "server", set t->all_tools.  function_of
- * returns the object of a tool that has name, description and strict (NULL with *pr: it is no
- * function); the schema of the arguments is in that object's key `parameters`. */
+/* Add all functions of the body's "tools"; if it is "server", set t->all_tools.  function_of()
+ * returns the object in a tool that has name, description and strict; NULL with *pr if the tool is
+ * no function.  In that object the key `parameters` has the schema of the arguments.  Returns 0; -1
+ * with *pr. */
 int conversation_read_tools(struct conversation *t, const json_t *body, const char *parameters,
                             const json_t *(*function_of)(const json_t *tool, const char *param, struct problem *pr),
                             struct problem *pr);
@@ -84,8 +85,8 @@ json_t *conversation_string(const struct buf *text);    /* NULL without memory *
  * tool answers (borrowed); NULL: none. */
 int conversation_add_message(json_t *messages, const char *role, json_t *id, const struct buf *text,
                              struct problem *pr);
-/* conversation_add_call: add a call to a message of the model (all borrowed).
- * conversation_add_reasoning: append to its reasoning. */
+/* conversation_add_call() adds a call to a message of the model; everything is borrowed.
+ * conversation_add_reasoning() appends to the reasoning of the message. */
 int conversation_add_call(json_t *message, json_t *id, json_t *name, json_t *arguments, struct problem *pr);
 int conversation_add_reasoning(json_t *message, const char *text, size_t size, struct problem *pr);
 

@@ -32,8 +32,8 @@ void call_end_round(struct call *c);
 void call_prepare_again(struct call *c);        /* make the prompt and the grammar of the next round */
 
 /* ---- call_params.c ---- */
-/* Set c->lm and c->params from c->json.  0; 1: c->awaited is loading, try again when it is ready;
- * -1 with *pr. */
+/* Set c->lm and c->params from c->json.  Returns 0; 1 if the model c->awaited is loading, and the
+ * caller must try again when it is ready; -1 with *pr. */
 int call_bind(struct call *c, struct problem *pr);
 
 /* ---- call_guided.c ---- */
@@ -67,15 +67,16 @@ void call_events(struct loaded_model *lm);      /* handle all events that its en
 
 /* ---- call_prepare.c ---- */
 /* Queue the call's current stage for a preparing thread.  If --max-queue calls wait already, a call
- * of a later round is dropped to make space.  -1 with c->problem if there is none. */
+ * of a later round is dropped to free a place.  Returns 0; -1 with c->problem if no call can be
+ * dropped. */
 int prepare_submit(struct call *c);
-/* Move a call whose client has disconnected from the queue to the done list.  A call on which a
- * thread works gets there when the thread has finished. */
+/* Move a call whose client has disconnected from the queue to the done list.  If a thread works on
+ * the call, the thread moves it there when it has finished. */
 void prepare_withdraw(struct call *c);
 struct call *prepare_take_done(struct server *s);       /* list linked by next_preparing, oldest first */
-/* Let a preparing thread free a large call, because freeing a tree of a million values takes
- * most of a second.  -1: the call is small or the threads have ended, so the caller must free
- * it. */
+/* Let a preparing thread free a large call, because freeing a tree of a million values takes most
+ * of a second.  Returns 0; -1 if the call is small or the threads have ended, so that the caller
+ * must free it. */
 int prepare_free(struct call *c);
 
 #endif

@@ -17,9 +17,9 @@ struct prescan {
     size_t text_bytes;                  /* bytes of strings */
     size_t n_blanked;                   /* bytes of ignored members; the text keeps its size, lines and columns */
 };
-/* Scan a body of this kind and blank its ignored members.  Malformed text is left to jansson, which
- * refuses it; jansson's allocations before that are counted, too.  -1 with *pr if the text has more
- * than JSON_DEPTH levels, or an ignored member occurs twice. */
+/* Scan a body of this kind and blank its ignored members.  Returns 0; -1 with *pr if the text has
+ * more than JSON_DEPTH levels, or an ignored member occurs twice.  Malformed text is left to
+ * jansson, which refuses it; the allocations of jansson before that are counted, too. */
 int prescan_body(char *text, size_t size, body_set kind, struct prescan *p, struct problem *pr);
 
 #endif

@@ -21,8 +21,8 @@ struct answer_part;
 struct call;
 struct choice;
 
-/* Numbers of tokens: of prompts, and how many of these the prefix cache had; of answers, and how
- * many of these are reasoning; of drafts, as in request_stats. */
+/* Numbers of tokens: of prompts, and of these the ones from the prefix cache; of answers, and of
+ * these the ones of reasoning; of drafts, as in request_stats. */
 struct token_counts {
     int prompt, cached, completion, reasoning;
     int drafted, accepted, predicted_right, predicted_wrong;
@@ -55,16 +55,16 @@ struct tool_rounds {
     struct token_counts before;         /* sums over the earlier rounds */
 };
 
-/* Add the tools of the server that the body names to c->conversation.  1; 0 if it names none; -1
- * with *pr.  Any thread. */
+/* Add the tools of the server that the body names to c->conversation.  Returns 1; 0 if it names
+ * none; -1 with *pr.  Any thread. */
 int rounds_add_tools(struct call *c, json_t **wanted, struct problem *pr);
 /* Call rounds_add_tools, and open c->rounds if the body names any.  0, or -1 with *pr. */
 int rounds_open(struct call *c, struct problem *pr);
 void rounds_close(struct call *c);
 /* Decide what happens to the calls of ch, whose answer has ended. */
 void rounds_judge(struct call *c, struct choice *ch);
-/* Called when every choice has ended.  1: rounds_judge() decided to run the tools, so they were
- * started, and the call continues when they are done; 0: the call ends. */
+/* Called when every choice has ended.  Returns 1 if rounds_judge() decided to run the tools: they
+ * have been started, and the call continues when they are done.  Returns 0 if the call ends. */
 int rounds_continue(struct call *c);
 int rounds_waiting(const struct call *c);               /* whether the call waits for tools */
 /* Whether this is a tool of the server, in a request that may use any. */
@@ -77,8 +77,8 @@ void rounds_messages_json(const struct call *c, struct buf *out);
 /* ---- for the forms ---- */
 /* Write the id of a call as a JSON string, with `prefix` in place of "call_". */
 void call_id_json(const char *id, const char *prefix, struct buf *out);
-/* choice_call: the part with call number i.  choice_call_index: the number of the call in part
- * p. */
+/* choice_call() returns the part with call number i; choice_call_index() returns the number of the
+ * call in part p. */
 const struct answer_part *choice_call(const struct choice *ch, int i);
 int choice_call_index(const struct choice *ch, const struct answer_part *p);
 /* Write a call that is about to run, or its result, as the JSON object of chat and the
@@ -90,9 +90,9 @@ void rounds_result_json(const struct call *c, const struct answer_part *p, const
 const char *rounds_gap(const struct call *c, const struct choice *ch, const struct answer_part *p);
 /* Append the text of all rounds; kind PART_REASONING: the reasoning of all rounds. */
 void rounds_text(const struct choice *ch, int kind, struct buf *out);
-/* The number of part p, for forms whose answer is a list of items, which are numbered over all
- * rounds.  With tools of the server the calls of a round come after its other parts, because what
- * happens to them is known only when all have ended. */
+/* Returns the number of part p, for forms whose answer is a list of items, which are numbered over
+ * all rounds.  With tools of the server the calls of a round are numbered after its other parts,
+ * because it is decided what happens to them only when all parts have ended. */
 int rounds_number(const struct call *c, const struct choice *ch, const struct answer_part *p);
 /* Of the first `end` parts, the last one that is streamed while it is generated; NULL: none. */
 const struct answer_part *rounds_streamed(const struct call *c, const struct choice *ch, int end);
