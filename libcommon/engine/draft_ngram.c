@@ -19,12 +19,13 @@
 #include "libcommon/engine/draft.h"
 
 enum { GRAM = 3, HEADS = 1 << 14, MOST_TRIES = 32, MOST_COMPARED = 64 };
-/* COPY: tokens in a run that make it a copy; LONGEST_EDIT: most tokens of an edit, old or new;
- * RESYNC: matching tokens that end an edit; MOST_CHANGES: changes that are remembered */
+/* COPY: number of copied tokens in a row that make a run a copy; LONGEST_EDIT: most tokens of an
+ * edit, old or new; RESYNC: number of matching tokens that end an edit; MOST_CHANGES: number of
+ * changes that are remembered */
 enum { COPY = 6, LONGEST_EDIT = 24, RESYNC = 2, MOST_CHANGES = 16 };
 
 /* Tokens [from, from + n_from) of the corpus were replaced by [to, to + n_to).  The change is
- * guessed while score > 0: it was made more often than not. */
+ * guessed while score > 0, that is, while it was made more often than not. */
 struct change { int from, n_from, to, n_to, score; };
 
 struct ngram_index {
@@ -128,8 +129,8 @@ static int common(const struct ngram_index *s, int end)
     return n;
 }
 
-/* The place whose preceding tokens have the longest match with the end of the sequence; *n_common:
- * the length of the match.  -1: no match has GRAM tokens. */
+/* Returns the place whose preceding tokens have the longest match with the end of the sequence,
+ * with *n_common the length of the match; -1 if no match has GRAM tokens. */
 static int find(const struct ngram_index *s, int *n_common)
 {
     int best = -1, end = s->n - s->n_predicted > GRAM ? s->head[hash(s, s->n)] : 0;

@@ -24,8 +24,8 @@ struct dry {
     const struct tokenizer *t;          /* borrowed; NULL: no breakers */
     struct breaker *breaker; int n_breakers, longest_tail;
     uint8_t *kind;                      /* [vocab_size / 4 + 1] */
-    /* The result of earlier searches: of the positions below `checked`, the last one that is the
-     * head of a complete breaker (-1: none is), and the position after that breaker. */
+    /* The result of earlier searches.  head: of the positions below `checked`, the last one that is
+     * the head of a complete breaker (-1: none is); end: the position after that breaker. */
     int checked, head, end;
 };
 
@@ -100,8 +100,8 @@ void dry_close(struct dry *d)
 
 /* ---- breakers ---- */
 
-/* Call found(user, tail) for every tail that would complete a breaker after this word; return
- * whether the word contains a whole breaker. */
+/* Call found(user, tail) for every tail that would complete a breaker after this word.  Returns 1
+ * if the word contains a whole breaker. */
 static int match_word(const struct dry *d, const char *word, size_t size,
                       void (*found)(void *user, const struct tail *t), void *user)
 {
@@ -154,8 +154,8 @@ static int kind_of(struct dry *d, int32_t id)
     return *at >> shift & 3;
 }
 
-/* Number of tokens after the head at this position that belong to its breaker; -1: it has no
- * complete breaker. */
+/* Returns the number of tokens after the head at this position that belong to its breaker; -1 if no
+ * complete breaker starts there. */
 static int breaker_at(struct dry *d, const int32_t *history, int n, int at)
 {
     const int kind = kind_of(d, history[at]);

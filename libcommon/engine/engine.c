@@ -92,8 +92,8 @@ uint64_t engine_kv_needs(const struct config *c, const struct engine_options *o,
     return blocks_bytes(&g, c, o->kv, &b);
 }
 
-/* Compute the numbers of blocks that fit into o->kv_bytes.  -1 if that is less than one sequence
- * needs. */
+/* Compute the numbers of blocks that fit into o->kv_bytes.  Returns 0; -1 with *e if that is less
+ * than one sequence needs. */
 static int fit_blocks(const struct engine *g, const struct config *c, const struct engine_options *o, struct blocks *b,
                       struct err *e)
 {

@@ -48,7 +48,7 @@ static void forbid(uint32_t *mask, const int32_t *ids, int n, int vocab_size)
 }
 
 /* Before min_tokens: remove the tokens that end an answer from *a, EOS tokens even with ignore_eos.
- * *a does not change if no other token is allowed, because a complete grammar has to end. */
+ * If no other token is allowed, *a does not change, because a complete grammar has to end. */
 static void forbid_ends(struct engine *g, const struct request *r, struct allowed *a)
 {
     int n_eos = 0;
@@ -82,7 +82,7 @@ static int constraint_failed(const struct request *r, struct err *e)
 }
 
 /* Append a new token of the answer to the sequence, the sampler and the text, and call the
- * callback. 1: the answer has ended; r may be freed. */
+ * callback.  Returns 1 if the answer has ended: r may then be freed already. */
 static int add_token(struct engine *g, struct request *r, int32_t id, const struct logprobs *lp)
 {
     struct token_event ev = { .id = id, .text = "" };

@@ -78,8 +78,8 @@ int prefixes_open(struct engine *g, const struct engine_options *o, const struct
 
 /* ---- writing ---- */
 
-/* Queue a file with the n_tokens tokens after those of r that are saved already.  1; 0: the queue
- * cannot take it now. */
+/* Queue a file with the n_tokens tokens that follow those of r that are already saved.  Returns 1;
+ * 0 if the queue cannot take the file now. */
 static int save(struct engine *g, struct request *r, enum disk_kind kind, int n_tokens)
 {
     struct disk_write *w = disk_begin(g->disk, kind, &r->saved, r->ids + r->n_saved, n_tokens);
@@ -156,8 +156,8 @@ static int load_blocks(struct engine *g, struct disk_search *x, const struct dis
     return 1;
 }
 
-/* Make x->t hold the window blocks of the file's nodes, and read missing ones from the file.  0: a
- * block of a sink is missing. */
+/* Let x->t hold the window blocks of the file's nodes, and read missing ones from the file. Returns
+ * 1; 0 if a block of a sink is missing. */
 static int load_windows(struct engine *g, struct disk_search *x, const struct disk_data *data)
 {
     while (kv_pool_n_windows(g->pool) && x->t.end_window < x->t.n_blocks) {
@@ -182,8 +182,8 @@ static void load_state(struct engine *g, const struct disk_search *x, const uint
     state_keep(g->states, g->pool, end, state);
 }
 
-/* Number of tokens of r up to which runs are worth reading: all, or with recurrent layers those
- * before the last saved state. */
+/* Returns the number of tokens of r up to which runs are worth reading: all of them or, with
+ * recurrent layers, those before the last saved state. */
 static int find_end(struct engine *g, const struct request *r, struct disk_key key)
 {
     int end = 0, at = 0;

@@ -96,9 +96,10 @@ void draft_release(struct request *r)
     free(r->draft.predicted);
 }
 
-/* Most tokens of a draft: the draft and the token after it fit into the answer, LongRoPE's factors
- * do not change, and the request still counts as decoding if the next step recomputes the draft.
- * With recurrent layers it must not pass the next position of a snapshot. */
+/* Returns the most tokens that a draft may have.  The draft and the token after it must fit into
+ * the answer, LongRoPE's factors must not change, and the request must still count as decoding if
+ * the next step recomputes the draft.  With recurrent layers the draft must not pass the next
+ * position of a snapshot. */
 static int draft_room(const struct engine *g, const struct request *r, int room)
 {
     const int pending = r->n_ids - r->kv.n_tokens;
@@ -113,10 +114,10 @@ static int draft_room(const struct engine *g, const struct request *r, int room)
     return most < room ? most : room;
 }
 
-/* Length of a draft, up to `most`, that gives the highest rate of tokens beside n_decoding
- * requests: *rate of them in the time of one.  again: number of other tokens that the next step
- * recomputes with the right ones unless all of the draft is right; -1: nothing is recomputed.
- * guess_ns: time to draft a token. */
+/* Returns the length of a draft, up to `most`, that gives the most tokens per unit of time beside
+ * n_decoding requests.  *rate: number of tokens in the time that one token takes without a draft.
+ * again: number of other tokens that the next step recomputes with the right ones unless all of the
+ * draft is right; -1: nothing is recomputed.  guess_ns: time to draft a token. */
 static int best_length(const struct engine *g, float trust, int n_decoding, int most, int again, float guess_ns,
                        float *rate)
 {
@@ -246,8 +247,9 @@ void draft_observe(struct engine *g, struct request *r, int32_t id)
     d->next.n = d->other.n = 0;
 }
 
-/* Count a right drafted token of r, whose keys and values are computed.  A recurrent state is that
- * after the whole draft, so with states tokens count only if all of the draft is right. */
+/* Count a drafted token of r that turned out right, whose keys and values are computed.  The
+ * recurrent state, if the model has one, is that after the whole draft, so then tokens count only
+ * if all of the draft is right. */
 static void take_drafted(struct engine *g, struct request *r)
 {
     r->draft.accepted++;
@@ -262,7 +264,8 @@ static void take_drafted(struct engine *g, struct request *r)
 }
 
 /* Compare r's newest ids with the draft of n tokens, from its token *right on; the draft starts at
- * ids[first].  1: all were right, and the next token is chosen from the row after them. */
+ * ids[first].  Returns 1 if all were right, so that the next token is chosen from the row after
+ * them. */
 static int take_right(struct engine *g, struct request *r, int first, int n, int *right)
 {
     for (; *right < n && first + *right < r->n_ids; ++*right) {

@@ -375,8 +375,8 @@ static int wanted(struct engine *g, struct request *r, int n_decoding, int room)
 /* Budget of the first pass: all tokens, and those of long prompts, which are computed in chunks. */
 struct draft_budget { int total, chunk; };
 
-/* Whether the draft model has all new tokens of r: its vocabulary may be smaller, by ids that no
- * text produces. */
+/* Returns 1 if the draft model has all new tokens of r.  Its vocabulary may be smaller by ids that
+ * no text produces. */
 static int knows(const struct draft_model *d, const struct request *r)
 {
     for (int i = r->draft.kv.n_tokens; i < r->n_ids; i++)
@@ -385,8 +385,8 @@ static int knows(const struct draft_model *d, const struct request *r)
     return 1;
 }
 
-/* Add the tokens of r that the draft model has not computed to the first pass; length: of the
- * draft. */
+/* Add the tokens of r that the draft model has not computed to the first pass.  length: length of
+ * r's draft. */
 static void plan_first(struct engine *g, struct request *r, int length, int *n, struct draft_budget *left)
 {
     struct draft_model *d = g->draft_model;

@@ -18,8 +18,8 @@ static int can_begin(const struct engine *g, int n)
     return g->backend->begin && !g->states && n > 0;
 }
 
-/* Plan the step after that of the n items, in g->lookahead.  Returns the number of its items; 0: it
- * cannot be planned yet. */
+/* Plan, in g->lookahead, the step that follows the step of the n items.  Returns the number of
+ * items of the planned step; 0 if it cannot be planned yet. */
 static int plan_lookahead(struct engine *g, int n)
 {
     struct lookahead *a = &g->lookahead;

@@ -12,8 +12,8 @@
 #include "libcommon/grammar/grow.h"
 #include "libcommon/grammar/matcher.h"
 
-/* The largest number of characters that e allows before the closing quotation mark of a JSON
- * string; 0: e is not the inside of a string. */
+/* Returns the largest number of characters that e allows before the closing quotation mark of a
+ * JSON string; 0: e is not the inside of a string. */
 static int32_t string_run(const struct grammar *g, uint32_t e)
 {
     const struct exprs *s = &g->x;

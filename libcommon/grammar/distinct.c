@@ -66,8 +66,8 @@ static int same_value(const char *a, const char *b, uint32_t n)
     return same;
 }
 
-/* 1 if an object in the text has a name twice: when parsed, it would equal an object with another
- * text. */
+/* Returns 1 if an object in the text has a name twice.  Such an object is refused, because when
+ * parsed it would equal an object with another text. */
 static int has_name_twice(const char *text, uint32_t n)
 {
     if (*text != '{' && *text != '[')
@@ -77,8 +77,8 @@ static int has_name_twice(const char *text, uint32_t n)
     return !v;
 }
 
-/* End the item of the innermost level.  0; 1 if an earlier item equals it, or it has a name twice;
- * -1 without memory. */
+/* End the item of the innermost level.  Returns 0; 1 if an earlier item equals it, or an object in
+ * it has a name twice; -1 if memory ran out. */
 static int end_item(struct distinct *d)
 {
     struct distinct_level *l = d->n_levels ? &d->level[d->n_levels - 1] : NULL;

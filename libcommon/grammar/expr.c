@@ -112,8 +112,8 @@ static int rehash(struct exprs *s)
     return 0;
 }
 
-/* The number of x; its arms or list, if any, are the last ones of the pool and are released if x
- * exists already. */
+/* Returns the number of x.  The arms or the list of x, if it has any, are the last ones of their
+ * array and are removed if x exists already. */
 uint32_t expr_intern(struct exprs *s, const struct expr *x)
 {
     uint32_t k = hash(s, x) & (s->n_table - 1);

@@ -72,8 +72,8 @@ static uint32_t concat_one(struct exprs *s, uint32_t a, uint32_t b)
                                      .a = a, .b = b, .lo = ahead });
 }
 
-/* Concatenations nest to the right.  Iterative, because rules that double each other give left
- * operands as long as the limit allows. */
+/* Concatenations nest to the right.  This is a loop, not a recursion, because rules that double
+ * each other give left operands as long as the limit allows. */
 uint32_t expr_concat(struct exprs *s, uint32_t a, uint32_t b)
 {
     uint32_t few[32], *heads = few, n = 0, tail = a;

@@ -58,8 +58,8 @@ static int cover(const struct char_range *r, int n, uint32_t lo, uint32_t hi)
     return r[a].lo <= lo && r[a].hi >= hi ? 1 : 2;
 }
 
-/* An expression of k continuation bytes: for those of the characters base to base + 64^k - 1 that
- * are in the ranges. */
+/* Returns an expression of the k continuation bytes of the characters base to base + 64^k - 1, as
+ * far as these characters are in the ranges. */
 static uint32_t continuation(struct exprs *s, const struct char_range *r, int n, uint32_t base, int k)
 {
     uint32_t size = 1u << 6 * k, sub = size >> 6;

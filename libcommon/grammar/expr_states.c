@@ -48,8 +48,8 @@ static int grow_index(struct states *w)
     return 0;
 }
 
-/* The number of a state, a new one if it has none.  0, or -1 if there are too many (w->too_many)
- * or memory ran out (s->failed). */
+/* Set *number to the number of a state, which is added if it has none.  Returns 0; -1 if there are
+ * too many (w->too_many) or memory ran out (s->failed). */
 static int number_of(struct exprs *s, struct states *w, uint32_t e, uint32_t part, uint32_t *number)
 {
     if (2 * w->n >= w->n_index && grow_index(w) != 0)
@@ -206,9 +206,9 @@ static int find_within_states(struct exprs *s, struct states *w)
     return 0;
 }
 
-/* Set state.chars: the fewest characters from each state to an end.  A breadth-first search
- * against the steps, from the ends; a step inside of a character counts 0, so that a state may
- * improve again.  -1 without memory. */
+/* Set state.chars to the fewest characters from each state to an end, by a breadth-first search
+ * against the steps, from the ends.  A step inside of a character counts 0, so the chars of a state
+ * may decrease again later.  Returns 0; -1 if memory ran out. */
 static int fewest_characters(const struct exprs *s, struct states *w)
 {
     const uint32_t room = w->n + 1;

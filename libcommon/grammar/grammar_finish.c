@@ -11,8 +11,9 @@ static int is_context_free(const struct expr *x) { return x->kind >= EXPR_TERM &
 /* For each context-free expression: alive: it can end; empty: it can match the empty text. */
 struct classes { uint8_t *alive, *empty; };
 
-/* Update the classes of i from its operands; returns 1 if they changed.  operand: the one that
- * changed, or EXPR_NONE for any of them; of a long list of operands only that one is read. */
+/* Update the classes of expression i (the properties that struct classes holds for it) from its
+ * operands.  Returns 1 if they changed.  operand: the operand that changed, or EXPR_NONE for any of
+ * them; if i has a long list of operands, only `operand` is read. */
 static int classify_one(const struct grammar *g, const struct classes *c, uint32_t i, uint32_t operand)
 {
     const struct exprs *s = &g->x;
@@ -94,8 +95,8 @@ static int32_t rule_between(const struct grammar *g, const uint8_t *state, const
     return 1;
 }
 
-/* Index + 1 of a rule that starts with itself; 0: none.  Expressions have edges to those that may
- * start them; state 1: on the path, 2: done. */
+/* Returns the index + 1 of a rule that starts with itself; 0: there is none.  An expression has
+ * edges to those that may start it.  state: 1: on the path, 2: done. */
 static int32_t left_recursive(const struct grammar *g, const uint8_t *empty, uint8_t *state, uint32_t *path)
 {
     const struct exprs *s = &g->x;
@@ -132,8 +133,8 @@ static int32_t left_recursive(const struct grammar *g, const uint8_t *empty, uin
                 if (t <= EXPR_EPSILON || s->e[t].kind == EXPR_TERM || state[t] == 2)
                     continue;
                 if (state[t] == 1) {
-                    /* it is on the path, or a sibling pushed it and it was visited since: only
-                     * the former is a cycle */
+                    /* t is on the path, or it was visited since a sibling pushed it; only the first
+                     * case is a cycle */
                     for (uint32_t p = 0; p < n; p++)
                         if (path[p] == t && state[t] == 1)
                             return rule_between(g, state, path + p, n - p);

@@ -21,8 +21,8 @@ static int only_byte(const uint64_t set[4])
     return byte;
 }
 
-/* How many of the n_ids tokens of the text stay the same when more text follows it, whichever byte
- * of the set comes first. */
+/* Returns how many of the n_ids tokens of the text stay the same when more text follows it, for
+ * each first byte in `set`. */
 static size_t certain(const struct tokenizer *t, char *text, size_t n, const uint64_t set[4], const int32_t *ids,
                       size_t n_ids, struct err *e)
 {
@@ -60,9 +60,9 @@ static enum byte_class class_of(unsigned char c)
            : c == ' ' || (c >= '\t' && c <= '\r') ? BLANK : SYMBOL;
 }
 
-/* Number of bytes before the last word, if that word may continue.  Tokenizers first split text
- * into words (runs of one class, which may start with a blank or a symbol), and if a word gets
- * longer, all of its tokens may change. */
+/* Returns the number of bytes before the last word if that word may continue, else all.  Tokenizers
+ * first split text into words (runs of characters of one kind, which may start with a blank or a
+ * symbol); if a word gets longer, all of its tokens may change. */
 static size_t before_open_word(const char *text, size_t n, const uint64_t follow[4])
 {
     const enum byte_class c = class_of((unsigned char)text[n - 1]);
@@ -77,8 +77,8 @@ static size_t before_open_word(const char *text, size_t n, const uint64_t follow
     return i;
 }
 
-/* The text that must come next, at most FORCED_BYTES, and the set of bytes that may follow it. -1:
- * no result. */
+/* Store the text that must come next, at most FORCED_BYTES, and the set of bytes that may follow
+ * it.  Returns 0; -1 if the call has no result. */
 static int certain_text(struct matcher *m, char *text, size_t *size, uint64_t follow[4])
 {
     struct grammar *g = m->g;

@@ -38,8 +38,9 @@ static int byte_at(const struct again *a, uint32_t k)
     return a->rests->comma && a->i == 0 ? ',' : i < t->n ? (unsigned char)t->p[i] : -1;
 }
 
-/* is_complete: one of the texts is complete.  goes_on: it may still continue: a number may become
- * a longer one (all texts of its place are numbers); a string, an array or an object cannot. */
+/* is_complete() returns 1 if one of the texts is complete.  goes_on() returns 1 if that text may
+ * still continue: a number may become a longer one (all texts of its place are numbers); a string,
+ * an array or an object cannot. */
 static int is_complete(const struct again *a) { return a->first < a->end && byte_at(a, a->first) < 0; }
 static int goes_on(const struct again *a)
 {
@@ -146,8 +147,8 @@ static int follow_distinct(struct matcher *m, struct distinct *d, uint32_t c, in
     return rc ? -1 : 0;
 }
 
-/* The config after the bytes, and the items in *next (all zero before); 0: the bytes are not
- * allowed. */
+/* Returns the config after the bytes, with the items in *next (all zero before); 0: the bytes are
+ * not allowed. */
 uint32_t matcher_follow_bytes(struct matcher *m, uint32_t config, const unsigned char *p, size_t n,
                              struct distinct *next)
 {

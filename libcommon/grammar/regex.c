@@ -389,8 +389,9 @@ static uint32_t set_expr(struct regex_parser *p, struct set *s)
     return p->json ? expr_json_chars(p->x, s->r, s->n) : expr_chars(p->x, s->r, s->n);
 }
 
-/* The position of a sequence: it starts or ends the expression, so that other text may come before
- * or after a match, unless there is an anchor. */
+/* The place of a sequence in the expression.  BEGINS, ENDS: it starts or ends the expression, so
+ * that other text may come before or after a match.  ANCHORED_BEGIN, ANCHORED_END: an anchor
+ * excludes such text. */
 enum { BEGINS = 1, ANCHORED_BEGIN = 2, ENDS = 4, ANCHORED_END = 8 };
 static struct regex_part alternatives(struct regex_parser *p, int top);
 
@@ -460,8 +461,8 @@ static int quantifier(struct regex_parser *p, int32_t *lo, int32_t *hi)
     return 1;
 }
 
-/* Offset after the group at the cursor; its end if it is not closed.  *looks: an anchor or a
- * lookahead is inside. */
+/* Returns the offset after the group at the cursor, or the end of the text if the group is not
+ * closed. *looks becomes 1 if an anchor or a lookahead is inside. */
 static size_t group_end(const struct regex_parser *p, int *looks)
 {
     int depth = 0, in_class = 0;

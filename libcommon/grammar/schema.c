@@ -134,8 +134,8 @@ static struct memo *recall(struct schema *s, const struct member *m, int n)
     return &s->memo[s->n_memo - 1];
 }
 
-/* The entry of a set, regardless of the order of its members; *is_new: it was created.  NULL
- * without memory. */
+/* Returns the entry of a set, which does not depend on the order of its members; *is_new: it was
+ * created by this call.  NULL if memory ran out. */
 static struct memo *recall_set(struct schema *s, const struct member_set *set, int *is_new)
 {
     struct member *sorted = malloc(((size_t)set->n + 1) * sizeof *sorted);
@@ -154,8 +154,8 @@ static struct memo *recall_set(struct schema *s, const struct member_set *set, i
     return memo;
 }
 
-/* The result of a set that was compiled before; while it is still being compiled (recursion), a
- * rule for it. */
+/* Returns the result of a set that was compiled before.  If the set is still being compiled (a
+ * recursion), the result is a rule for it. */
 static uint32_t known_result(struct schema *s, struct memo *memo)
 {
     s->n_partial += (uint64_t)memo->partial;

@@ -17,8 +17,8 @@ struct array {
     struct contains counted[MAX_CONTAINS]; int n_counted;
     /* Combinations of counts; the index is a mixed-radix number. */
     uint32_t n_states;
-    /* [n_first + 1][1 << n_counted]: the last row is for all later places, columns by the set of
-     * contains that the item matches. */
+    /* [n_first + 1][1 << n_counted]: a row for each place, the last one for all later places; a
+     * column for each set of the counted `contains` that the item matches */
     uint32_t *items;
 };
 
@@ -90,9 +90,9 @@ static uint32_t after_comma(struct schema *s, int first, uint32_t e)
     return first ? e : expr_seq(&s->g->x, expr_term(&s->g->x, s->comma), e);
 }
 
-/* Compile an item at position i (from n_first on: at any later position) that matches exactly these
- * `contains`, which the bits of `set` number.  Those with a maximum that are not in the set must
- * not match, because they would be counted. */
+/* Compile an item at position i (i = n_first: at any later position) that matches the counted
+ * `contains` of `set` (bit k: counted[k]).  It must not match the others that have a maximum,
+ * because such a match would be counted. */
 static uint32_t counted_item(struct array *a, uint32_t i, uint32_t set)
 {
     json_t *more[MAX_CONTAINS];
@@ -106,7 +106,7 @@ static uint32_t counted_item(struct array *a, uint32_t i, uint32_t set)
     return item(a->s, a->m, a->n, i < a->n_first ? (int64_t)i : -1, more, n);
 }
 
-/* The state of the counts after an item that matches exactly the `contains` of `set`.  Returns
+/* Returns the state of the counts after an item that matches exactly the `contains` of `set`;
  * n_states if this item is not allowed, or if a smaller set leads to the same state. */
 static uint32_t count_items(const struct array *a, uint32_t state, uint32_t set)
 {
@@ -248,8 +248,9 @@ static uint32_t counted_items(struct array *a)
     return r;
 }
 
-/* Arrays of a few values without repetition, in any order.  0: the items are not such values, or
- * there are too many of them.  *most: the smaller of max and the number of values. */
+/* Compile arrays of a few possible values without repetition, in any order.  Returns 0 if the items
+ * are not such values, or there are too many of them.  *most: the smaller of max and the number of
+ * values. */
 static int few_values(struct schema *s, const struct member *m, int n, int32_t min, int32_t max, int32_t *most,
                       uint32_t *r)
 {

@@ -108,8 +108,9 @@ static uint32_t allowed_names(struct schema *s, const struct member *m, int n)
     return e;
 }
 
-/* 1 if objects need to count or distinguish further properties by name: a SOME_PROPERTY must be
- * satisfied, or minProperties requires more than one of them. */
+/* Returns 1 if objects need to count or distinguish further properties by name, for one of two
+ * reasons: a SOME_PROPERTY must be satisfied, or minProperties requires more than one further
+ * property. */
 static int must_count(struct schema *s, const struct member *m, int n)
 {
     int64_t least = 0, declared = 0, some = 0;

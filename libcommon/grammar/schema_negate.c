@@ -54,8 +54,8 @@ static int negate_type(struct schema *s, json_t *to, const json_t *schema)
     return s->failed ? -1 : 0;
 }
 
-/* Negate a keyword whose negation is another keyword with the same number or the next one.  1: the
- * keyword is none of these. */
+/* Negate a keyword of one of two kinds: the negation is another keyword with the same number, or
+ * with the next number.  Returns 1 if the keyword is neither. */
 static int negate_bound(json_t *to, const json_t *schema, const char *key, json_t *v)
 {
     static const struct { const char *key, *type, *negation; int by; const char *draft4; } bounds[] = {
@@ -249,8 +249,8 @@ static int negate_some(struct schema *s, json_t *to, const json_t *schema, const
     return 0;
 }
 
-/* Negate `items: false` after prefixItems: there is at least one more item.  1: v is a schema other
- * than true and false. */
+/* Negate `items: false` after prefixItems: there is at least one more item.  Returns 1 if v is a
+ * schema other than true and false. */
 static int negate_later_items(json_t *to, const json_t *first, const json_t *v)
 {
     if (!json_is_false(v))
@@ -259,8 +259,8 @@ static int negate_later_items(json_t *to, const json_t *first, const json_t *v)
     return 0;
 }
 
-/* Negate a keyword that holds schemas.  1: the keyword is none of these, or the negation would have
- * a part that is no schema. */
+/* Negate a keyword that holds schemas.  Returns 1 if the keyword is none of these, or the negation
+ * would have a part that is no schema. */
 static int negate_nested(struct schema *s, json_t *to, json_t *schema, const char *key, json_t *v, int depth)
 {
     const char *name;

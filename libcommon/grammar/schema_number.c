@@ -54,8 +54,7 @@ static struct decimal decimal_of(const json_t *v)
 
 static int fraction_digits(struct decimal d) { return d.digits && d.exponent < 0 ? -d.exponent : 0; }
 
-/* d * 10^f, rounded up or down; *exact: it was not rounded.  A result larger than 10^18 becomes
- * 10^18. */
+/* Returns d * 10^f, rounded up or down, and at most 10^18; *exact: it was not rounded. */
 static int64_t scaled(struct decimal d, int f, int up, int *exact)
 {
     const int64_t most = 1000000000000000000;
@@ -83,8 +82,9 @@ static int64_t scaled(struct decimal d, int f, int up, int *exact)
     return v;
 }
 
-/* Numbers that are multiples of `multiple` and of none of `avoid`, all in units of the last digit
- * after the point.  modulus: the least common multiple of all, whose remainder determines it. */
+/* Numbers that are multiples of `multiple` and of no element of `avoid`, all in units of the last
+ * digit after the point.  modulus: the least common multiple of all these; the remainder of a
+ * number by it decides whether the number is allowed. */
 struct residues { int64_t modulus, multiple, avoid[MAX_DIVISORS]; int n_avoid; };
 
 static int is_wanted(const struct residues *r, int64_t rest)
@@ -262,8 +262,9 @@ static int divisor_digits(const struct number_rules *r)
     return f;
 }
 
-/* Digits after the point of a number that need not be an integer: those of the divisors if it is a
- * multiple, else of the bounds, unless the total exceeds REAL_DIGITS (which a double preserves). */
+/* Returns how many digits after the point a number may have if it need not be an integer: as many
+ * as the divisors if it must be a multiple, else as many as the bounds, unless the total exceeds
+ * REAL_DIGITS (which a double preserves). */
 static int digits_after_point(const struct number_rules *r)
 {
     int f = FREE_FRACTION;
@@ -310,8 +311,8 @@ static void range_of(const struct number_rules *r, int f, int digits, int64_t *l
     }
 }
 
-/* A divisor in units of the last of f digits after the point; 0: it has more digits.  whole: only
- * whole numbers count. */
+/* Returns a divisor in units of the last of f digits after the point; 0: the divisor has more
+ * digits.  whole: only integers are to be multiples. */
 static int64_t divisor_units(struct decimal d, int f, int whole)
 {
     int exact;
@@ -338,8 +339,8 @@ static int common_multiple(int64_t *a, int64_t b)
     return 0;
 }
 
-/* Set *to to the remainders that the divisors allow, for value * 10^f.  0; -1: the schema
- * failed. */
+/* Set *to to the remainders that the divisors allow, for value * 10^f.  Returns 0; -1 if the schema
+ * has failed. */
 static int find_residues(struct schema *s, const struct number_rules *r, int f, int whole, struct residues *to)
 {
     int64_t lo, hi;
@@ -383,8 +384,8 @@ static uint32_t in_range(struct schema *s, const struct number_rules *rules, int
     return r;
 }
 
-/* Numbers with more than `digits` digits after the point: no multiples of divisors that have
- * `digits` or fewer. */
+/* Numbers with more than `digits` digits after the point.  They are no multiples of divisors that
+ * have `digits` or fewer. */
 static uint32_t finer_numbers(struct schema *s, const struct number_rules *rules, int digits)
 {
     static const struct residues every = { .modulus = 1, .multiple = 1 };

@@ -64,8 +64,8 @@ static int name_matches(struct schema *s, const struct member *m, const char *pa
     return r > 0;
 }
 
-/* Whether a property is evaluated by a member next to u or inside of it.  name: NULL for a
- * further property, which matches the patterns that `matched` (an object) has as keys. */
+/* Returns 1 if a property is evaluated by a member next to u or inside of it.  name: NULL for a
+ * further property, whose name matches the patterns that are keys of `matched`. */
 static int is_property_evaluated(struct object *o, const struct member *u, const char *name, const json_t *matched)
 {
     const char *pattern;
@@ -149,8 +149,8 @@ done:
     return r;
 }
 
-/* Texts that e matches and that do not continue as one of t (sorted, with the closing quotation
- * mark). */
+/* The texts that e matches, without those that continue as one of t (t is sorted, and its texts
+ * include the closing quotation mark). */
 static uint32_t without_texts(struct exprs *x, uint32_t e, const struct byte_span *t, size_t n, size_t depth)
 {
     struct arm arms[256];
@@ -261,8 +261,8 @@ static uint32_t other_keys(struct object *o, unsigned class)
 
 struct key_pattern { const char *text; uint32_t e; };
 
-/* The distinct patternProperties of all members: their number, or -1 if there are too many or one
- * is refused. */
+/* Collect the distinct patternProperties of all members.  Returns their number; -1 if there are too
+ * many or one is refused. */
 static int key_patterns(struct object *o, struct key_pattern *to)
 {
     int n = 0;
@@ -341,9 +341,10 @@ int schema_may_have_further(const struct schema *s, const struct member *m, int 
     return open || !declared || s->loose || s->g->options.open_objects;
 }
 
-/* One further property; class not 0: one whose name is of this class and which satisfies the
- * SOME_PROPERTY of the set `served`.  For each set of patterns that a key may match, there is a
- * branch with these keys and the schemas of their value. */
+/* Compile one further property.  class 0: its name may be of any class.  Otherwise its name is of
+ * this class (the set of conditions SOME_PROPERTY that apply to it), and the property satisfies the
+ * conditions of the set `served`.  For each set of patterns that a key may match, there is a branch
+ * with these keys and the schemas of their value. */
 static uint32_t further(struct object *o, unsigned class, unsigned served)
 {
     struct schema *s = o->s;
@@ -386,8 +387,8 @@ struct needed {
     struct object *o;
     uint32_t comma, end;
     uint32_t property[N_CLASSES][N_CLASSES];    /* 1 + expression, by class and served set; 0: not known */
-    /* by the next class, the served set, and the number still to come; 0: unknown, else expression
-     * + 1 */
+    /* by the next class, the served set, and the number of properties still to come; 0: unknown,
+     * else 1 + expression */
     uint32_t rest[N_CLASSES + 1][N_CLASSES][MAX_NEEDED + 1];
 };
 
@@ -399,8 +400,9 @@ static uint32_t needed_property(struct needed *d, unsigned class, unsigned serve
     return *known - 1;
 }
 
-/* `count` more properties, whose classes are `class` and later ones, and the end; together they
- * satisfy all SOME_PROPERTY that are not in `served`. */
+/* Compile `count` more properties and the end of the object.  Their names are of `class` or later
+ * classes; together the properties satisfy all conditions SOME_PROPERTY that are not in
+ * `served`. */
 static uint32_t needed_rest(struct needed *d, unsigned class, unsigned served, int count)
 {
     struct exprs *x = &d->o->s->g->x;
@@ -424,8 +426,8 @@ static uint32_t needed_rest(struct needed *d, unsigned class, unsigned served, i
     return *known - 1;
 }
 
-/* Fill in needed[t]: t properties that together satisfy all SOME_PROPERTY, and the end of the
- * object. */
+/* Set needed[t] to the expression of t properties, which together satisfy all conditions
+ * SOME_PROPERTY, and the end of the object. */
 static void needed_ends(struct object *o, uint32_t comma, uint32_t end, uint32_t needed[MAX_NEEDED + 1])
 {
     struct needed *d = calloc(1, sizeof *d);
@@ -467,9 +469,10 @@ static void further_rows(struct object *o, int32_t cap, uint32_t comma, uint32_t
     }
 }
 
-/* The object: its properties in order, from the last one to the first.  key[c] and done[c] are what
- * may come from property i on, after a quotation mark or after a value, if the object has c
- * properties so far. */
+/* Compile the properties of the object and its end.  The declared properties come in order and are
+ * compiled from the last one to the first.  For property i, key[c] and done[c] are the text that
+ * may follow from i on, if the object has c properties so far: key[c] after the opening quotation
+ * mark of a key, done[c] after a value. */
 static uint32_t sequence(struct object *o)
 {
     struct schema *s = o->s;
@@ -525,8 +528,9 @@ static void count_bounds(struct object *o)
     }
 }
 
-/* The declared properties in the order of the schema, then required ones that no member declares.
- * The order in made schemas is arbitrary, so theirs come last.  0, or -1 with the schema failed. */
+/* List the declared properties in the order of the schema, then required ones that no member
+ * declares.  Properties of made schemas come last, because their order is arbitrary.  Returns 0; -1
+ * if the schema has failed. */
 static int declare_properties(struct object *o)
 {
     json_t *seen = json_object(), *v;
@@ -566,7 +570,7 @@ static void mark_required(struct object *o)
 }
 
 /* Compile key and value of each declared property.  Returns the number of those that are allowed;
- * -1: failed, or a required one is not allowed. */
+ * -1 if the schema has failed or a required property is not allowed. */
 static int compile_properties(struct object *o)
 {
     struct exprs *x = &o->s->g->x;
@@ -613,8 +617,8 @@ static int compile_further(struct object *o)
     return 0;
 }
 
-/* minProperties requires more than one further property, which may have equal names: ignore it in a
- * negation, else refuse it. */
+/* Called if minProperties requires more than one further property; their names could be equal.
+ * Ignore minProperties in a negation, else refuse it. */
 static void refuse_min_properties(struct object *o)
 {
     struct schema *s = o->s;

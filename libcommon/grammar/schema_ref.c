@@ -43,7 +43,7 @@ static void remove_dots(char *path)
 }
 
 /* Resolve the reference ref (n bytes, without a fragment) against base, as in RFC 3986, section
- * 5.2.  Returns 0; -1: the result is too long. */
+ * 5.2.  Returns 0; -1 if the result is too long. */
 static int join(const char *base, const char *ref, size_t n, char out[MAX_URI])
 {
     size_t keep = strlen(base), start = scheme(base), path;
@@ -166,8 +166,8 @@ static int walk_each(struct schema *s, json_t *in, const char *base, int depth)
     return 0;
 }
 
-/* The base of a schema: the one that its $id (id before draft 6) sets, or else the given one.
- * NULL: it failed. */
+/* Returns the base URI of a schema: the one that its $id sets (`id` before draft 6), or else the
+ * given one; NULL if the schema has failed. */
 static const char *own_base(struct schema *s, json_t *schema, const char *base)
 {
     const char *id = json_string_value(json_object_get(schema, s->refs.draft4 ? "id" : "$id"));
@@ -266,8 +266,8 @@ static int hex(int c)
     return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
 }
 
-/* The value of a JSON pointer (RFC 6901) as a URI fragment; *base becomes that of the last
- * schema on its way. */
+/* Returns the value at a JSON pointer (RFC 6901) that is a URI fragment; *base becomes the base URI
+ * of the last schema on the way to it. */
 static json_t *follow_pointer(const struct schema *s, json_t *v, const char *p, const char **base)
 {
     char key[MAX_URI];
