@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "libcommon/base/suffix.h"
 #include "libcommon/import/internal.h"
 #include "libcommon/quant/ggml.h"
 
@@ -121,6 +122,49 @@ static int other_shape(const struct peft *p, const struct peft_module *m, const 
                    want, base->name);
 }
 
+/* Whether the base stores this module's matrix as [in, out]: those of the layers of GPT-2.
+ * fan_in_fan_out of the adapter says the same where it is right; PEFT corrects it where it is
+ * not. */
+static int stored_in_out(const struct source *s, const char *module)
+{
+    static const char *const names[] = { ".c_attn", ".c_proj", ".c_fc" };
+    const char *type = json_string_value(json_object_get(s->config, "model_type"));
+    for (size_t i = 0; type && strcmp(type, "gpt2") == 0 && i < sizeof names / sizeof *names; i++)
+        if (ends_with(module, names[i]))
+            return 1;
+    return 0;
+}
+
+/* Refuse a copy of a weight of the base that differs from it. */
+static int check_copy(struct source *s, const struct peft *p, const struct peft_copy *c, struct err *e)
+{
+    char name[PEFT_NAME + sizeof ".weight"];
+    snprintf(name, sizeof name, "%s.weight", c->name);
+    const struct source_tensor *t = source_find(s, name);
+    const struct merged *m = t ? find_merged(s->private_, t) : NULL;
+    if (m)
+        t = m->part[0];
+    const int64_t cols = t ? t->dim[t->n_dims - 1] : 0;
+    int same = t && t->n_dims == c->tensor->n_dims && memcmp(t->dim, c->tensor->dim, sizeof t->dim) == 0, rc = 0;
+    float *x = same ? malloc(2 * (size_t)cols * sizeof *x + 1) : NULL;
+    if (same && !x)
+        return err_nomem(e, name);
+    if (same)
+        rc = source_wait(s, t, e);
+    const struct ggml_type_info *info = ggml_type_info(c->tensor->type);
+    const int64_t n = cols ? (int64_t)(c->tensor->size / (size_t)info->block_bytes) / cols : 0;
+    for (int64_t row = 0; row < n && same && rc == 0; row++) {
+        rc = source_read(s, t, row, 1, x, 0, e);
+        const uint8_t *kept = c->tensor->data + (size_t)(row * cols) * (size_t)info->block_bytes;
+        ggml_decode(c->tensor->type, kept, x + cols, cols);
+        same = rc != 0 || memcmp(x, x + cols, (size_t)cols * sizeof *x) == 0;
+    }
+    free(x);
+    return rc != 0 || same ? rc
+        : err_set(e, ERR_UNSUPPORTED, "%s: tensor '%s': differs from '%s' of %s, and modules_to_save does not list it",
+                  p->path, c->tensor->name, name, s->path);
+}
+
 static int merge_module(struct source *s, const struct peft *p, const struct peft_module *m, struct err *e)
 {
     char name[PEFT_NAME + sizeof ".weight"];
@@ -141,7 +185,7 @@ static int merge_module(struct source *s, const struct peft *p, const struct pef
         whole->part[0] = m->saved;
         return 0;
     }
-    const int swapped = m->table || p->in_out;
+    const int swapped = m->table || stored_in_out(s, m->name);
     if (t->n_dims != 2)
         return err_set(e, ERR_UNSUPPORTED, "%s: tensor '%s': %s has %d dimensions, expected a matrix", p->path,
                        m->a->name, t->name, t->n_dims);
@@ -174,6 +218,9 @@ int source_merge_lora(struct source *s, const char *folder, struct err *e)
     list[in->n_adapters++] = p;
     for (int i = 0; i < p->n_tensors; i++)
         p->tensors[i].shard = -in->n_adapters;          /* see source_tensor.shard */
+    for (int i = 0; i < p->n_copies; i++)
+        if (check_copy(s, p, &p->copies[i], e))
+            return -1;
     for (int i = 0; i < p->n_modules; i++)
         if (merge_module(s, p, &p->modules[i], e))
             return -1;

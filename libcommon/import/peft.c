@@ -14,7 +14,9 @@
 #include "libcommon/import/safetensors.h"
 #include "libcommon/quant/ggml.h"
 
-enum { MAX_ADAPTER_CONFIG = 1 << 20, MAX_RANK = 65536 };
+/* A larger change than this is no change of a trained weight, and sums with it may overflow. */
+static const double largest_change = 1e30;
+enum { MOST_LISTED = 8192, STRIP = 256, MAX_ADAPTER_CONFIG = 1 << 20, MAX_RANK = 65536 };
 static const char config_name[] = "adapter_config.json", tensors_name[] = "adapter_model.safetensors";
 
 /* Rules of a configuration, compiled. */
@@ -23,7 +25,7 @@ struct rules {
     struct err *e;
     double rank, alpha;
     int rank_stable;                    /* use_rslora */
-    struct name_patterns ranks, alphas, targets, layers;
+    struct name_patterns ranks, alphas, targets, excluded, layers;
     const json_t *saved;                /* modules_to_save; NULL: none */
     const json_t *indexes;              /* layers_to_transform; NULL: all */
     int all;                            /* target_modules "all-linear" */
@@ -70,12 +72,12 @@ static double pattern_value(const struct rules *r, const struct name_patterns *l
 /* Keys that do not change the result of an adapter after its training. */
 static const char *const without_effect[] = {
     "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "lora_dropout", "task_type",
-    "peft_version", "megatron_core", "qalora_group_size", "ensure_weight_tying", "exclude_modules", "runtime_config",
+    "peft_version", "megatron_core", "qalora_group_size", "ensure_weight_tying", "runtime_config",
     "loftq_config", "eva_config", "corda_config", "lora_ga_config",
 };
 static const char *const understood[] = {
     "peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules",
-    "modules_to_save", "layers_to_transform", "layers_pattern", "fan_in_fan_out", "bias", "init_lora_weights",
+    "exclude_modules", "modules_to_save", "layers_to_transform", "layers_pattern", "fan_in_fan_out", "bias", "init_lora_weights",
 };
 
 static int is_listed(const char *key, const char *const *list, size_t n)
@@ -109,6 +111,8 @@ static int check_keys(const struct rules *r)
     /* other ways of initialization also change the weights of the base */
     const json_t *init = js_get(r->peft->config, "init_lora_weights");
     static const char *const plain[] = { "gaussian", "eva", "orthogonal" };
+    if (init && !json_is_boolean(init) && !json_is_string(init))
+        return config_fails(r, "init_lora_weights", "expected a string or a boolean");
     if (init && !json_is_boolean(init) &&
         !(json_is_string(init) && is_listed(json_string_value(init), plain, sizeof plain / sizeof *plain)))
         return config_fails(r, "init_lora_weights", "this initialization changes the base, which is not supported");
@@ -141,31 +145,32 @@ static int read_list(const struct rules *r, const char *key, int strings, const 
     int wrong = list && !json_is_array(list);
     if (!list)
         return 0;
+    if (json_array_size(list) > MOST_LISTED)
+        return config_fails(r, key, "too many entries");
     json_array_foreach(list, i, v)
         wrong |= strings ? !json_is_string(v) : !json_is_integer(v);
     *out = json_array_size(list) ? list : NULL;
     return wrong ? config_fails(r, key, strings ? "expected an array of strings" : "expected an array of integers") : 0;
 }
 
+/* target_modules and exclude_modules: an expression for whole names, or an array of names. */
+static int read_names(const struct rules *r, const char *key, struct name_patterns *list)
+{
+    const json_t *t = js_get(r->peft->config, key), *ignored;
+    if (json_is_string(t))
+        return add_pattern(r, list, key, json_string_value(t), NAME_WHOLE);
+    if (t && !json_is_array(t))
+        return config_fails(r, key, "expected a string or an array of strings");
+    return read_list(r, key, 1, &ignored);
+}
+
 static int read_targets(struct rules *r)
 {
-    const json_t *t = js_get(r->peft->config, "target_modules"), *v;
-    const char *text = json_string_value(t);
-    size_t i;
-    if (!t)
-        return 0;
-    if (text && strcmp(text, "all-linear") == 0) {
-        r->all = 1;
-        return 0;
-    }
-    if (text)
-        return add_pattern(r, &r->targets, "target_modules", text, NAME_WHOLE);
-    if (!json_is_array(t))
-        return config_fails(r, "target_modules", "expected a string or an array of strings");
-    json_array_foreach(t, i, v)
-        if (!json_is_string(v))
-            return config_fails(r, "target_modules", "expected a string or an array of strings");
-    return 0;
+    const char *text = json_string_value(js_get(r->peft->config, "target_modules"));
+    r->all = text && strcmp(text, "all-linear") == 0;
+    if (read_names(r, "exclude_modules", &r->excluded))
+        return -1;
+    return r->all ? 0 : read_names(r, "target_modules", &r->targets);
 }
 
 /* layers_to_transform is one integer or several, layers_pattern the name of the list of layers. */
@@ -192,12 +197,13 @@ static int read_layers(struct rules *r)
 static int read_rules(struct rules *r)
 {
     int64_t rank;
+    int ignored;                        /* says how the base stores matrices, which is read from the base */
     if (check_keys(r))
         return -1;
     if (js_int(r->peft->config, "r", 1, MAX_RANK, &rank, r->e) ||
         js_real_or(r->peft->config, "lora_alpha", 8, &r->alpha, r->e) ||
         js_bool_or(r->peft->config, "use_rslora", 0, &r->rank_stable, r->e) ||
-        js_bool_or(r->peft->config, "fan_in_fan_out", 0, &r->peft->in_out, r->e))
+        js_bool_or(r->peft->config, "fan_in_fan_out", 0, &ignored, r->e))
         return err_prefix(r->e, "%s/%s", r->peft->path, config_name);
     r->rank = (double)rank;
     return read_values(r, "rank_pattern", &r->ranks) || read_values(r, "alpha_pattern", &r->alphas) ||
@@ -220,6 +226,12 @@ static int is_in(const json_t *list, const char *name)
         if (is_module(name, json_string_value(v)))
             return 1;
     return 0;
+}
+
+/* Whether exclude_modules has a module: 1, 0; -1 with the error. */
+static int is_excluded(const struct rules *r, const char *name)
+{
+    return r->excluded.n ? match(r, &r->excluded.p[0], name, NULL) : is_in(js_get(r->peft->config, "exclude_modules"), name);
 }
 
 /* Whether the configuration selects a module: 1, 0; -1 with the error. */
@@ -290,6 +302,46 @@ static const struct { const char *a, *b; int table; } halves[] = {
     { ".lora_A.weight", ".lora_B.weight", 0 }, { ".lora_embedding_A", ".lora_embedding_B", 1 },
 };
 
+/* Refuse numbers that are not finite.  most, if not NULL: most[k] becomes the largest magnitude of
+ * row (by_row 1) or column k. */
+static int check_numbers(const struct rules *r, const struct source_tensor *t, int by_row, float *most)
+{
+    const size_t width = (size_t)ggml_type_info(t->type)->block_bytes;
+    const int64_t cols = t->dim[t->n_dims - 1];
+    const uint8_t *data = t->data;
+    float x[STRIP];
+    for (int64_t row = 0; cols && row < (int64_t)(t->size / width) / cols; row++)
+        for (int64_t c0 = 0; c0 < cols; c0 += STRIP) {
+            const int64_t n = cols - c0 < STRIP ? cols - c0 : STRIP;
+            ggml_decode(t->type, data, x, n);
+            data += (size_t)n * width;
+            for (int64_t c = 0; c < n; c++) {
+                if (!isfinite(x[c]))
+                    return tensor_fails(r, t, "has values that are not finite");
+                float *to = most ? &most[by_row ? row : c0 + c] : NULL;
+                if (to && fabsf(x[c]) > *to)
+                    *to = fabsf(x[c]);
+            }
+        }
+    return 0;
+}
+
+/* Refuse changes that may overflow: the sum of the products of the largest values. */
+static int check_change(const struct rules *r, const struct peft_module *m)
+{
+    float *most = calloc(2 * (size_t)m->rank, sizeof *most);
+    double sum = 0;
+    if (!most)
+        return err_nomem(r->e, tensors_name);
+    int rc = check_numbers(r, m->a, 1, most) || check_numbers(r, m->b, 0, most + m->rank) ? -1 : 0;
+    for (int k = 0; k < m->rank; k++)
+        sum += (double)most[k] * (double)most[m->rank + k];
+    free(most);
+    if (rc == 0 && !(sum * fabs((double)m->scale) <= largest_change))
+        rc = tensor_fails(r, m->b, "its product with lora_A is too large for a change of a weight");
+    return rc;
+}
+
 /* Check the ranks of a module's two tensors and compute its scale. */
 static int fit_module(const struct rules *r, struct peft_module *m)
 {
@@ -309,8 +361,11 @@ static int fit_module(const struct rules *r, struct peft_module *m)
                        (double)m->a->dim[0] != rank ? m->a->dim[0] : m->b->dim[1], rank, config_name);
     m->rank = (int)m->a->dim[0];
     m->scale = (float)(alpha / (r->rank_stable ? sqrt(rank) : rank));
-    return isfinite(m->scale) ? 0 : config_fails(r, "lora_alpha", "expected a finite number");
+    return isfinite(m->scale) ? check_change(r, m) : config_fails(r, "lora_alpha", "expected a finite number");
 }
+
+/* Whether PEFT keeps a copy of this module's weight beside a change of its own or of another. */
+static int is_embedding(const char *name) { return is_module(name, "embed_tokens") || is_module(name, "lm_head"); }
 
 /* Add the module of tensor t: 0, also if t is the second half of one; -1 with the error. */
 static int add_module(const struct rules *r, struct peft *p, const struct source_tensor *t)
@@ -332,6 +387,10 @@ static int add_module(const struct rules *r, struct peft *p, const struct source
             return 0;
         m = (struct peft_module){ .a = t, .b = other, .table = halves[i].table };
     }
+    static const char kept[] = ".base_layer.weight";
+    int is_copy = !cut && ends_with(t->name, kept);
+    if (is_copy)
+        cut = strlen(kept);
     if (!cut && ends_with(t->name, ".weight")) {
         cut = strlen(".weight");
         m.saved = t;
@@ -339,12 +398,49 @@ static int add_module(const struct rules *r, struct peft *p, const struct source
     const char *path = t->name + sizeof prefix - 1;
     if (!(m.name = strndup(path, strlen(path) > cut ? strlen(path) - cut : 0)))
         return err_nomem(r->e, t->name);
+    if (is_copy || (m.saved && !is_in(r->saved, m.name) && is_embedding(m.name))) {
+        p->copies[p->n_copies++] = (struct peft_copy){ .name = m.name, .tensor = t };
+        return is_float(t) ? 0 : tensor_fails(r, t, "expected F32, F16 or BF16");
+    }
     p->modules[p->n_modules++] = m;
+    const int excluded = m.a ? is_excluded(r, m.name) : 0;
+    if (excluded)
+        return excluded < 0 ? -1 : tensor_fails(r, t, "exclude_modules has its module");
     const int chosen = m.saved ? is_in(r->saved, m.name) : !cut ? 0 : is_target(r, m.name);
+    if (chosen > 0 && m.saved)
+        return is_float(t) ? check_numbers(r, t, 0, NULL) : tensor_fails(r, t, "expected F32, F16 or BF16");
     if (chosen > 0)
-        return m.saved ? 0 : fit_module(r, &p->modules[p->n_modules - 1]);
+        return fit_module(r, &p->modules[p->n_modules - 1]);
     return chosen < 0 ? -1 : tensor_fails(r, t, m.a ? "target_modules does not select its module"
                                                     : "is no part of a LoRA adapter that is supported");
+}
+
+static int by_module(const void *a, const void *b)
+{
+    return strcmp(((const struct peft_module *)a)->name, ((const struct peft_module *)b)->name);
+}
+
+/* Sort the modules; refuse two changes of one, and modules to save that are missing, except the two
+ * that PEFT lists for every classifier. */
+static int order_modules(const struct rules *r, struct peft *p)
+{
+    const json_t *v;
+    size_t i;
+    qsort(p->modules, (size_t)p->n_modules, sizeof *p->modules, by_module);
+    for (int k = 1; k < p->n_modules; k++)
+        if (strcmp(p->modules[k - 1].name, p->modules[k].name) == 0)
+            return err_set(r->e, ERR_UNSUPPORTED, "%s/%s: changes '%s' in two ways", p->path, tensors_name,
+                           p->modules[k].name);
+    json_array_foreach(r->saved, i, v) {
+        const char *name = json_string_value(v);
+        int found = strcmp(name, "classifier") == 0 || strcmp(name, "score") == 0;
+        for (int k = 0; k < p->n_modules && !found; k++)
+            found = p->modules[k].saved && is_module(p->modules[k].name, name);
+        if (!found)
+            return err_set(r->e, ERR_FORMAT, "%s/%s: modules_to_save: %s has no tensor of '%.100s'", p->path,
+                           config_name, tensors_name, name);
+    }
+    return 0;
 }
 
 static int read_modules(struct peft *p, struct err *e)
@@ -352,15 +448,19 @@ static int read_modules(struct peft *p, struct err *e)
     struct name_costs costs = { 0 };
     struct rules r = { .peft = p, .e = e, .costs = &costs };
     int rc = check_names(&r) || read_rules(&r) ? -1 : 0;
-    if (rc == 0 && !(p->modules = calloc((size_t)p->n_tensors + 1, sizeof *p->modules)))
+    if (rc == 0 && (!(p->modules = calloc((size_t)p->n_tensors + 1, sizeof *p->modules)) ||
+                    !(p->copies = calloc((size_t)p->n_tensors + 1, sizeof *p->copies))))
         rc = err_nomem(e, tensors_name);
     for (int i = 0; i < p->n_tensors && rc == 0; i++)
         rc = add_module(&r, p, &p->tensors[i]);
     if (rc == 0 && !p->n_modules)
         rc = err_set(e, ERR_FORMAT, "%s/%s: has no tensors", p->path, tensors_name);
+    if (rc == 0)
+        rc = order_modules(&r, p);
     name_patterns_free(&r.ranks);
     name_patterns_free(&r.alphas);
     name_patterns_free(&r.targets);
+    name_patterns_free(&r.excluded);
     name_patterns_free(&r.layers);
     return rc;
 }
@@ -430,6 +530,9 @@ void peft_close(struct peft *p, const struct map_guard *guard)
         free(p->modules[i].name);
     for (int i = 0; i < p->n_tensors; i++)
         free((char *)p->tensors[i].name);
+    for (int i = 0; i < p->n_copies; i++)
+        free(p->copies[i].name);
+    free(p->copies);
     free(p->modules);
     free(p->tensors);
     json_decref(p->config);

@@ -27,6 +27,12 @@ struct peft_module {
     float scale;
 };
 
+/* A copy of a weight of the base, which PEFT keeps for tables of which one is changed. */
+struct peft_copy {
+    char *name;                         /* the module, as above; owned */
+    const struct source_tensor *tensor; /* of floats; borrowed */
+};
+
 struct peft {
     char *path;                         /* of the folder */
     struct map config_map, map;
@@ -34,8 +40,9 @@ struct peft {
     int n_tensors;
     struct source_tensor *tensors;      /* sorted by name */
     int n_modules;
-    struct peft_module *modules;        /* sorted by name */
-    int in_out;                         /* the base stores matrices as [in, out] (fan_in_fan_out) */
+    struct peft_module *modules;        /* sorted by name, which differ */
+    int n_copies;
+    struct peft_copy *copies;           /* have to be as in the base */
 };
 
 /* NULL with *e, which names file and field.  guard may be NULL; it has to outlive the peft. */

@@ -2,7 +2,6 @@
 #include "libcommon/model/lora.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -75,16 +74,12 @@ static int store(struct lora_binding *b, struct mat *m, const struct source_tens
     b->lora.bytes += m->size;
     for (int i = 0; i < m->n_tiles; i++)
         tile_clear(m, data + (size_t)i * m->tile_bytes);
-    int bad = 0;
     for (int64_t i = 0; i < rows; i++) {
         ggml_decode(t->type, t->data + (size_t)(map ? row_map_source(map, i) : i) * row_bytes, x, m->cols);
-        for (int k = 0; k < m->cols; k++)
-            bad |= !isfinite(x[k]);
         tile_put_float(m, data + (size_t)(i / TILE_ROWS) * m->tile_bytes, (int)(i % TILE_ROWS), x);
     }
     free(x);
-    return bad ? err_set(b->e, ERR_FORMAT, "%s: tensor '%s': has values that are not finite", b->peft->path, t->name)
-               : 0;
+    return 0;
 }
 
 static int wrong_size(const struct lora_binding *b, const struct source_tensor *t, const char *what, int64_t found,
@@ -100,9 +95,6 @@ static int bind_module(struct lora_binding *b, const struct peft_module *p, cons
     const int64_t rows = t->map.transposed ? t->source_cols : t->source_rows;
     if (p->table || p->saved)
         return 0;                       /* stays unused, which is refused */
-    if (b->peft->in_out != t->map.transposed)
-        return err_set(b->e, ERR_UNSUPPORTED, "%s: tensor '%s': fan_in_fan_out is not as in the model", b->peft->path,
-                       p->a->name);
     if (p->a->dim[1] != t->m.cols)
         return wrong_size(b, p->a, "columns", p->a->dim[1], t->m.cols);
     if (p->b->dim[0] != rows)
@@ -145,6 +137,12 @@ static int check_model(const struct lora_binding *b)
     if (json_is_true(json_object_get(q, "channels_scaled")))
         return err_set(b->e, ERR_UNSUPPORTED, "%s: %s was converted with scaled channels, which its adapters do not "
                        "know; convert it with --adaptable", b->peft->path, zfile_path(b->m->file));
+    if (b->m->config.gguf)
+        return err_set(b->e, ERR_UNSUPPORTED, "%s: %s was made from a GGUF file, which does not have the names that "
+                       "adapters have; convert the folder of safetensors", b->peft->path, zfile_path(b->m->file));
+    if (b->peft->n_copies)
+        return err_set(b->e, ERR_UNSUPPORTED, "%s: tensor '%s': a copy of a weight of the base, which only "
+                       "zse-convert --lora can compare with it", b->peft->path, b->peft->copies[0].tensor->name);
     if (b->m->n_loras == MOST_LORAS)
         return err_set(b->e, ERR_LIMIT, "%s: more than %d adapters", b->peft->path, MOST_LORAS);
     return 0;

@@ -141,13 +141,19 @@ static void merges(void **state)
     source_close(s);
 }
 
+#define SQUARE "{\"peft_type\":\"LORA\",\"r\":2,\"lora_alpha\":2,\"target_modules\":\"all-linear\",\"fan_in_fan_out\":"
+static const char in_out[] = SQUARE "true}", out_in[] = SQUARE "false}";
+static void refuses(const char *message);
+
 static void merges_tables_and_transposed(void **state)
 {
     static const struct piece table[] = {
         { "base_model.model.model.embed_tokens.lora_embedding_A", 2, 5, 1 },
         { "base_model.model.model.embed_tokens.lora_embedding_B", 4, 2, 0.5f },
         { "base_model.model.lm_head.weight", 5, 4, 9 },
-    }, transposed[] = { { LAYER "1.o.lora_A.weight", 2, 3, 2 }, { LAYER "1.o.lora_B.weight", 4, 2, 1 } };
+    }, square[] = { { LAYER "0.q.lora_A.weight", 2, 4, 2 }, { LAYER "0.q.lora_B.weight", 4, 2, 1 } },
+       conv[] = { { "base_model.model.h.0.c_proj.lora_A.weight", 2, 4, 2 }, { "base_model.model.h.0.c_proj.lora_B.weight", 4, 2, 1 } },
+       conv_base[] = { { "h.0.c_proj.weight", 4, 4, 3 } };
     (void)state;
     put_base();
     put_tensors("lora/adapter_model.safetensors", table, 3);
@@ -159,13 +165,45 @@ static void merges_tables_and_transposed(void **state)
     expect(s, "lm_head.weight", 5, 4, 9, 0, 0, 0, 0, 0);
     source_close(s);
     assert_null(open_merged(2));                /* lm_head would be replaced twice */
-    put_tensors("lora/adapter_model.safetensors", transposed, 2);
-    put_text("lora/adapter_config.json", "{\"peft_type\":\"LORA\",\"r\":2,\"lora_alpha\":2,\"target_modules\":"
-             "\"all-linear\",\"fan_in_fan_out\":true}");
-    s = open_merged(1);
+    /* the base decides which matrices are stored transposed, whatever fan_in_fan_out says */
+    for (int wrong = 0; wrong < 2; wrong++) {
+        put_base();
+        put_tensors("lora/adapter_model.safetensors", square, 2);
+        put_text("lora/adapter_config.json", wrong ? in_out : out_in);
+        s = open_merged(1);
+        assert_non_null(s);
+        expect(s, "model.layers.0.q.weight", 4, 4, 2, 2, 1, 2, 1, 0);
+        source_close(s);
+        put_text("base/config.json", "{\"model_type\":\"gpt2\"}");
+        put_tensors("base/model.safetensors", conv_base, 1);
+        put_tensors("lora/adapter_model.safetensors", conv, 2);
+        put_text("lora/adapter_config.json", wrong ? out_in : in_out);
+        s = open_merged(1);
+        assert_non_null(s);
+        expect(s, "h.0.c_proj.weight", 4, 4, 3, 2, 1, 2, 1, 1);
+        source_close(s);
+    }
+}
+
+/* PEFT keeps copies of tables, which have to be those of the base. */
+static void compares_copies(void **state)
+{
+    struct piece copy[] = {
+        { "base_model.model.lm_head.lora_A.weight", 2, 4, 2 }, { "base_model.model.lm_head.lora_B.weight", 5, 2, 1 },
+        { "base_model.model.lm_head.base_layer.weight", 5, 4, 5 }, { "base_model.model.model.embed_tokens.weight", 5, 4, 1 },
+    };
+    (void)state;
+    put_base();
+    put_text("lora/adapter_config.json", "{\"peft_type\":\"LORA\",\"r\":2,\"lora_alpha\":2,\"target_modules\":[\"lm_head\"]}");
+    put_tensors("lora/adapter_model.safetensors", copy, 4);
+    struct source *s = open_merged(2);
     assert_non_null(s);
-    expect(s, "model.layers.1.o.weight", 3, 4, 4, 2, 1, 2, 1, 1);
+    expect(s, "lm_head.weight", 5, 4, 5, 2, 1, 2, 2, 0);
+    expect(s, "model.embed_tokens.weight", 5, 4, 1, 0, 0, 0, 0, 0);
     source_close(s);
+    copy[2].first = 6;
+    put_tensors("lora/adapter_model.safetensors", copy, 4);
+    refuses("lm_head.base_layer.weight': differs from");
 }
 
 /* The key of a conversion (by which it is resumed) depends on the adapters. */
@@ -208,6 +246,10 @@ static void refuses_configurations(void **state)
         { "\"target_modules\":[1]", "target_modules: expected" },
         { "\"target_modules\":\"((.+)+)+[^q]\"", "takes too long" },
         { "\"layers_to_transform\":1", "0.q.lora_A.weight': target_modules does not select" },
+        { "\"exclude_modules\":[\"q\"]", "0.q.lora_A.weight': exclude_modules has its module" },
+        { "\"exclude_modules\":\".*q\"", "exclude_modules has its module" },
+        { "\"modules_to_save\":[\"lm_head\"]", "has no tensor of 'lm_head'" },
+        { "\"init_lora_weights\":7", "expected a string or a boolean" },
         { "\"modules_to_save\":\"x\"", "modules_to_save: expected an array" },
     };
     char text[512];
@@ -239,6 +281,9 @@ static void refuses_tensors(void **state)
         { { { LAYER "0.q.lora_A.weight", 8, 0, 0 }, { LAYER "0.q.lora_B.weight", 4, 2, 0 } }, "expected a matrix" },
         { { { LAYER "0.q.lora_magnitude_vector", 4, 0, 0 }, { LAYER "0.q.x", 4, 2, 0 } }, "is no part of" },
         { { { LAYER "0.q.weight", 4, 4, 0 }, { LAYER "0.k.weight", 4, 4, 0 } }, "is no part of" },
+        { { { LAYER "0.q.lora_A.weight", 2, 4, NAN }, { LAYER "0.q.lora_B.weight", 4, 2, 0 } }, "0.q.lora_A.weight': has values" },
+        { { { LAYER "0.q.lora_A.weight", 2, 4, 0 }, { LAYER "0.q.lora_B.weight", 4, 2, INFINITY } }, "0.q.lora_B.weight': has values" },
+        { { { LAYER "0.q.lora_A.weight", 2, 4, 1e38f }, { LAYER "0.q.lora_B.weight", 4, 2, 9 } }, "0.q.lora_B.weight': its product" },
         { { { "q.lora_A.weight", 2, 4, 0 }, { "q.lora_B.weight", 4, 2, 0 } }, "begins with base_model.model." },
     };
     (void)state;
@@ -300,6 +345,30 @@ static void bounds_names_and_patterns(void **state)
     refuses("all patterns together are too large");
 }
 
+/* Modules are in the order of their own names, each once. */
+static void orders_modules(void **state)
+{
+    static const struct piece names[] = {
+        { LAYER "0.q-b.lora_A.weight", 2, 4, 0 }, { LAYER "0.q-b.lora_B.weight", 4, 2, 0 },
+        { LAYER "0.q.lora_A.weight", 2, 4, 0 }, { LAYER "0.q.lora_B.weight", 4, 2, 0 },
+    }, both[] = {
+        { LAYER "0.q.lora_A.weight", 2, 4, 0 }, { LAYER "0.q.lora_B.weight", 4, 2, 0 },
+        { LAYER "0.q.lora_embedding_A", 2, 4, 0 }, { LAYER "0.q.lora_embedding_B", 4, 2, 0 },
+    };
+    (void)state;
+    put_base();
+    put_tensors("lora/adapter_model.safetensors", names, 4);
+    put_text("lora/adapter_config.json", out_in);
+    struct peft *p = peft_open(in_folder("lora"), NULL, &e);
+    assert_non_null(p);
+    assert_int_equal(p->n_modules, 2);
+    assert_string_equal(p->modules[0].name, "model.layers.0.q");
+    assert_string_equal(p->modules[1].name, "model.layers.0.q-b");
+    peft_close(p, NULL);
+    put_tensors("lora/adapter_model.safetensors", both, 4);
+    refuses("changes 'model.layers.0.q' in two ways");
+}
+
 static void refuses_cut_files(void **state)
 {
     (void)state;
@@ -322,7 +391,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         IN_FOLDER(merges), IN_FOLDER(merges_tables_and_transposed), IN_FOLDER(key_depends_on_adapter),
         IN_FOLDER(refuses_configurations), IN_FOLDER(refuses_tensors), IN_FOLDER(refuses_cut_files),
-        IN_FOLDER(bounds_names_and_patterns),
+        IN_FOLDER(bounds_names_and_patterns), IN_FOLDER(compares_copies), IN_FOLDER(orders_modules),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
