@@ -100,8 +100,11 @@ static char *place(const char *source, int make, struct err *e, const char *fmt,
     return NULL;
 }
 
+/* The end of the type in names of files. */
+static const char *after_type(const struct conv_cache_request *a) { return a->adaptable ? ".adaptable" : ""; }
+
 /* The path zse/KEY-STAMP-TYPE-VERSION.zse. */
-char *conv_cache_path(const char *source, const char *type, struct err *e)
+char *conv_cache_path(const struct conv_cache_request *a, const char *source, struct err *e)
 {
     char key[33];
     struct source *s = source_open(source, e);
@@ -110,17 +113,19 @@ char *conv_cache_path(const char *source, const char *type, struct err *e)
     const int rc = s->n_tensors ? source_key(s, key, e)
                                 : err_set(e, ERR_UNSUPPORTED, "%s has no weights, only a vocabulary", source);
     source_close(s);
-    return rc == 0 ? place(source, 1, e, "%s-%016" PRIx64 "-%s-%s.zse", key, weights_stamp(source), type, ZSE_VERSION)
+    return rc == 0 ? place(source, 1, e, "%s-%016" PRIx64 "-%s%s-%s.zse", key, weights_stamp(source), a->type,
+                           after_type(a), ZSE_VERSION)
                    : NULL;
 }
 
 /* The path zse/HASH-TYPE.END, where HASH is that of the source's path: for locks, and for
  * conversions that begin before the source's content is known. */
-static char *place_by_path(const char *source, const char *type, const char *end, struct err *e)
+static char *place_by_path(const struct conv_cache_request *a, const char *source, const char *end, struct err *e)
 {
     char *real = realpath(source, NULL);
     const char *path = real ? real : source;
-    char *name = place(source, 1, e, "%016" PRIx64 "-%s.%s", fnv(FNV_START, path, strlen(path)), type, end);
+    char *name = place(source, 1, e, "%016" PRIx64 "-%s%s.%s", fnv(FNV_START, path, strlen(path)), a->type, after_type(a),
+                       end);
     free(real);
     return name;
 }
@@ -225,7 +230,7 @@ int conv_cache_lock(struct conv_cache_lock *l, const struct conv_cache_request *
 {
     struct stat mine, there;
     int rc;
-    *l = (struct conv_cache_lock){ .name = place_by_path(source, a->type, "lock", e) };
+    *l = (struct conv_cache_lock){ .name = place_by_path(a, source, "lock", e) };
     if (!l->name)
         return -1;
     while ((l->fd = open(l->name, O_RDWR | O_CREAT | O_CLOEXEC, 0666)) >= 0) {
@@ -278,6 +283,7 @@ static int convert(const struct conv_cache_request *a, struct hub_stream *stream
     o.output = output;
     o.n_threads = a->n_threads;
     o.kernels = a->kernels;
+    o.adaptable = a->adaptable;
     o.overwrite = 1;                    /* the existing file could not be read */
     o.before = preflight_convert;
     o.before_user = (void *)(uintptr_t)&pre;
@@ -301,7 +307,7 @@ int conv_cache_arriving(const struct conv_cache_request *a, struct hub_stream *s
 {
     /* name it by the source's path, because the final name depends on content that is still to
      * come */
-    char *name = place_by_path(*source, a->type, "part", e);
+    char *name = place_by_path(a, *source, "part", e);
     *path = NULL;
     if (!name) {
         hub_stream_close(stream, -1, source, e);
@@ -309,7 +315,7 @@ int conv_cache_arriving(const struct conv_cache_request *a, struct hub_stream *s
     }
     cli_note(a->prog, "converting %s once, while it downloads (%s)", a->asked, a->type);
     int rc = convert(a, stream, source, name, e);
-    if (rc == 0 && (!(*path = conv_cache_path(*source, a->type, e)) ||
+    if (rc == 0 && (!(*path = conv_cache_path(a, *source, e)) ||
                     (rename(name, *path) != 0 && err_sys(e, "%s", *path) != 0)))
         rc = -1;
     if (rc == 0)

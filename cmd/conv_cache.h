@@ -12,12 +12,13 @@ struct conv_cache_request {
     const char *prog, *asked;       /* the program, and MODEL as it was given, for messages */
     const char *type;               /* as for -q */
     int n_threads; const char *kernels;
+    int adaptable;                  /* scale no channels, for adapters: another file than without */
     int force;                      /* continue where disk or memory seem too small */
 };
 
-/* The path of the conversion of source to type, whether it exists or not; its folders are made.
- * Caller frees. */
-char *conv_cache_path(const char *source, const char *type, struct err *e);
+/* The path of the conversion of source that is requested, whether it exists or not; its folders are
+ * made.  Caller frees. */
+char *conv_cache_path(const struct conv_cache_request *a, const char *source, struct err *e);
 
 /* The path of the record of this file's last verification (cmd/model_verify.h).  make: make its
  * folders.  Caller frees; NULL with *e. */

@@ -478,7 +478,7 @@ static int load_converted(const struct conv_cache_request *ask, const char *sour
 {
     struct conv_cache_lock lock;
     struct err why;
-    if (!ask->type || !(o->path = conv_cache_path(source, ask->type, e)))
+    if (!ask->type || !(o->path = conv_cache_path(ask, source, e)))
         return -1;
     if (load(o, &why) == 0)
         return 0;
@@ -508,7 +508,7 @@ static int load_arriving(const struct conv_cache_request *ask, struct hub_stream
         rc = conv_cache_arriving(ask, stream, source, &o->path, e) == 0 ? load(o, e) : -1;
     else                                                /* another process converted the same shards, or failed */
         rc = hub_stream_close(stream, 0, source, e) == 0 &&
-             (o->path = conv_cache_path(*source, ask->type, e)) ? load_made(ask, *source, o, e) : -1;
+             (o->path = conv_cache_path(ask, *source, e)) ? load_made(ask, *source, o, e) : -1;
     conv_cache_unlock(&lock);
     return rc;
 }
@@ -538,7 +538,7 @@ static int find_and_load(const char *prog, char **found, struct hub_stream *stre
     }
     const struct conv_cache_request ask = { .prog = prog, .asked = o->name,
                                        .type = open_model_type(prog, path, r, o->name, e), .n_threads = r->threads,
-                                       .kernels = r->kernels,
+                                       .kernels = r->kernels, .adaptable = r->n_loras > 0,
                                        .force = r->force };
     o->in_cache = 1;
     return stream ? load_arriving(&ask, stream, found, o, e) : load_converted(&ask, path, o, e);

@@ -135,3 +135,12 @@ text() { answer "$1" | jq -er '.choices[0].text'; }
   as "$base" "$URL/api/show" -d '{"model":"one"}' | jq -e '.error | test("not found")'
   stop "$PID"
 }
+
+@test "a folder that is converted on its own takes adapters, beside its conversion with scaled channels" {
+  XDG_CACHE_HOME=$T/cache run -0 zse-chat models/tiny -q nl4 -p a --max-tokens 2
+  XDG_CACHE_HOME=$T/cache run -0 zse-chat models/tiny -q nl4 --lora "$T/first" -p a --max-tokens 2
+  [[ $output == *"converting models/tiny once"* ]]
+  XDG_CACHE_HOME=$T/cache run -0 zse-chat models/tiny -q nl4 --lora "$T/first" -p a --max-tokens 2
+  [[ $output != *converting* ]]
+  [ "$(find "$T/cache/zse" -name '*-nl4*.zse' | wc -l)" -eq 2 ]
+}
