@@ -19,6 +19,7 @@
 #include "libcommon/convert/medusa_source.h"
 #include "libcommon/engine/device_show.h"
 #include "libcommon/hw/machine.h"
+#include "libcommon/import/peft.h"
 #include "libcommon/import/source.h"
 #include "libcommon/model/lora.h"
 #include "libcommon/store/store.h"
@@ -218,11 +219,12 @@ static int parse_spec(const char *prog, const char *arg, struct run_options *r)
     return cli_wrong(prog, "--spec: '%s', expected auto, ngram, ngram:N, mtp, draft:MODEL, self:LAYERS, medusa:FILE or off", arg);
 }
 
-/* Parse --lora DIR or NAME=DIR; without NAME the adapter is called as its folder. */
+/* Parse --lora DIR or NAME=DIR; without NAME the adapter is called as its folder.  NAME may have a
+ * '/', and the path of a folder that is an adapter a '='. */
 static int parse_lora(const char *prog, const char *arg, struct run_options *r)
 {
-    const char *equals = strchr(arg, '='), *slash = strchr(arg, '/');
-    const int named = equals && !(slash && slash < equals);
+    const char *equals = strchr(arg, '=');
+    const int named = equals && !peft_is_folder(arg);
     struct lora_option o = { .folder = named ? equals + 1 : arg, .name = arg, .name_len = (int)(equals - arg) };
     if (!named) {
         int end = (int)strlen(arg);

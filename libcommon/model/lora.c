@@ -134,12 +134,12 @@ static int check_model(const struct lora_binding *b)
     const json_t *q = b->m->file ? js_get(zfile_json(b->m->file), "quantization") : NULL;
     if (!b->m->file)
         return err_set(b->e, ERR_UNSUPPORTED, "%s: adapters need a model that was read from a file", b->peft->path);
-    if (json_is_true(json_object_get(q, "channels_scaled")))
-        return err_set(b->e, ERR_UNSUPPORTED, "%s: %s was converted with scaled channels, which its adapters do not "
-                       "know; convert it with --adaptable", b->peft->path, zfile_path(b->m->file));
     if (b->m->config.gguf)
         return err_set(b->e, ERR_UNSUPPORTED, "%s: %s was made from a GGUF file, which does not have the names that "
                        "adapters have; convert the folder of safetensors", b->peft->path, zfile_path(b->m->file));
+    if (json_is_true(json_object_get(q, "channels_scaled")))
+        return err_set(b->e, ERR_UNSUPPORTED, "%s: %s was converted with scaled channels, which its adapters do not "
+                       "know; convert it with --adaptable", b->peft->path, zfile_path(b->m->file));
     if (b->peft->n_copies)
         return err_set(b->e, ERR_UNSUPPORTED, "%s: tensor '%s': a copy of a weight of the base, which only "
                        "zse-convert --lora can compare with it", b->peft->path, b->peft->copies[0].tensor->name);

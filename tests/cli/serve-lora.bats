@@ -82,6 +82,9 @@ text() { answer "$1" | jq -er '.choices[0].text'; }
   [[ $stderr == *'scaled channels'*'--adaptable'* ]]
   zse-convert models/tiny -o "$T/scaled.zse" --adaptable --force >/dev/null
   run -0 zse-chat "$T/scaled.zse" --lora "$T/first" -p a --max-tokens 2
+  run -0 zse-chat "$T/scaled.zse" --lora "some/name=$T/first" -p a --max-tokens 2
+  cp -r "$T/first" "$T/a=b"
+  run -0 zse-chat "$T/scaled.zse" --lora "$T/a=b" -p a --max-tokens 2
 }
 
 @test "a name of an adapter that means another model, too, is refused" {
