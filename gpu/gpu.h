@@ -21,7 +21,7 @@ void gpu_warm_up(int device);
 /* The memory that backend_gpu.open takes with the same options, in bytes, rounded up to pages. */
 struct gpu_plan {
     char name[128];                     /* name of the device */
-    /* n_layers: number of layers that the device would compute, the last ones, besides the head;
+    /* n_layers: number of layers, the last ones, that the device would compute besides the head;
      * most_layers: the largest number that fits (0: none) */
     int n_layers, most_layers;
     /* cached: f16 weight cache; work: activations and the step; reserve: an allowance for
@@ -31,8 +31,8 @@ struct gpu_plan {
     size_t limit;                       /* the free memory, or max_device if that is less */
     size_t total, free;                 /* the device's memory, now */
     size_t host_weights, host_kv;       /* bytes of the layers that stay on the CPU */
-    /* static texts: why cached is 0 (NULL: it is not), why no graphs are replayed (NULL: they
-     * are) */
+    /* static texts: the reason why cached is 0 (NULL: it is not 0), and the reason why no graphs
+     * are replayed (NULL: graphs are replayed) */
     const char *cache_off;
     const char *graphs_off;
 };

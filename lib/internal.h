@@ -84,8 +84,8 @@ struct zse_request {
 /* Fill in *e (may be NULL) and return -1. */
 int api_fail(struct zse_error *e, const struct err *from);
 int api_wrong(struct zse_error *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-/* Copy a struct of the caller, which begins with its size, to *out of `known` bytes; members that
- * it lacks are 0.  given NULL: all are. */
+/* Copy a struct of the caller, which begins with its size, to *out, which has `known` bytes.
+ * Members that the caller's struct lacks become 0; given NULL: all members become 0. */
 int api_options(void *out, size_t known, const void *given, const char *name, struct zse_error *e);
 char *api_json_text(json_t *j);         /* takes the reference; NULL: out of memory */
 

@@ -90,8 +90,8 @@ struct zse_model_options {
 ZSE_API struct zse_model *zse_model_open(const char *path, const struct zse_model_options *o, struct zse_error *e);
 ZSE_API void zse_model_close(struct zse_model *m);
 
-/* A description of the model, as a JSON object; zse(3) lists its keys.  Borrowed until
- * zse_model_close(). */
+/* Returns a description of the model as a JSON object, borrowed until zse_model_close().  zse(3)
+ * lists its keys. */
 ZSE_API const char *zse_model_info(const struct zse_model *m);
 
 /* ---- text ---- */
@@ -102,13 +102,14 @@ enum {
     ZSE_SKIP_SPECIAL = 4,               /* detokenize: leave special tokens out */
 };
 
-/* The tokens of `size` bytes of text.  Bytes that are not UTF-8 are treated as the model's own
- * tokenizer does.  flags: ZSE_ADD_SPECIAL, ZSE_PARSE_SPECIAL.  *ids is never NULL on success. */
+/* Tokenize `size` bytes of text; the caller frees *ids with zse_free().  Bytes that are not UTF-8
+ * are treated as the model's own tokenizer does.  flags: ZSE_ADD_SPECIAL, ZSE_PARSE_SPECIAL.  *ids
+ * is never NULL on success. */
 ZSE_API int zse_tokenize(const struct zse_model *m, const char *text, size_t size, unsigned flags, int32_t **ids,
                          size_t *n_ids, struct zse_error *e);
 
-/* The text of n_ids tokens, with '\0' after its *size bytes (size may be NULL).  Bytes that are not
- * UTF-8 become U+FFFD.  flags: ZSE_SKIP_SPECIAL. */
+/* Decode n_ids tokens to text, with '\0' after its *size bytes (size may be NULL).  Bytes that are
+ * not UTF-8 become U+FFFD.  flags: ZSE_SKIP_SPECIAL. */
 ZSE_API int zse_detokenize(const struct zse_model *m, const int32_t *ids, size_t n_ids, unsigned flags, char **text,
                            size_t *size, struct zse_error *e);
 
@@ -121,10 +122,10 @@ struct zse_render_options {
     int reserved;                       /* 0 */
 };
 
-/* The text that the model's chat template makes of messages, a JSON array such as
- * [{"role": "user", "content": "hi"}], with '\0' after its *size bytes (size may be NULL).  The
- * content is text, not a list of parts.  o may be NULL.  Templates that show the date use the
- * present time, in UTC.  Fails with ZSE_ERROR_UNSUPPORTED if the model has no chat template. */
+/* Render messages, a JSON array such as [{"role": "user", "content": "hi"}], with the model's chat
+ * template to text, with '\0' after its *size bytes (size may be NULL).  The content is text, not a
+ * list of parts.  o may be NULL.  Templates that show the date use the present time, in UTC.  Fails
+ * with ZSE_ERROR_UNSUPPORTED if the model has no chat template. */
 ZSE_API int zse_render(const struct zse_model *m, const char *messages, const struct zse_render_options *o,
                        char **text, size_t *size, struct zse_error *e);
 
@@ -136,7 +137,7 @@ enum zse_grammar_kind {
     ZSE_GBNF,                           /* llama.cpp's syntax; the answer is a `root` */
 };
 
-/* A grammar for answers of models with this tokenizer.  Keywords that cannot be enforced are
+/* A grammar for answers of models with the tokenizer of m.  Keywords that cannot be enforced are
  * refused, see zse(7).  The first grammar of a model takes some time, about 50 ms for 150,000
  * tokens.  m is borrowed until zse_grammar_close(), and until the requests with the grammar have
  * been freed. */
@@ -156,8 +157,9 @@ struct zse_engine_options {
     int max_len;                        /* most tokens of a prompt and its answer; 0: the model's, at most 8192 */
     int max_requests;                   /* most requests computed at a time, further ones wait; 0: 8 */
     const char *kv;                     /* type of keys and values, such as "i8", see zse-chat(1); NULL: "f16" */
-    /* Most bytes of keys and values; requests that find no space wait.  0: for max_requests of full
-     * length, but at most a quarter of the machine's memory; never less than one request needs */
+    /* Most bytes of keys and values; requests for which there is no space wait.  0: enough for
+     * max_requests requests of full length, but at most a quarter of the machine's memory.  The
+     * engine never uses less than one request of full length needs */
     size_t max_kv_bytes;
     int exact;                          /* 1: compute in f32, which is slower; kv must be NULL or "f32" */
     int no_prefix_cache;                /* 1: compute every prompt from its first token */
@@ -165,13 +167,14 @@ struct zse_engine_options {
     int reserved;                       /* 0 */
 };
 
-/* Open an engine, which has a thread for its steps and more for their loops.  o may be NULL.  m is
- * borrowed until zse_engine_close(); several engines may use one model. */
+/* Open an engine, which has a thread of its own that runs the steps, and threads that share the
+ * work of a step.  o may be NULL.  m is borrowed until zse_engine_close(); several engines may use
+ * one model. */
 ZSE_API struct zse_engine *zse_engine_open(struct zse_model *m, const struct zse_engine_options *o,
                                            struct zse_error *e);
-/* End all requests with ZSE_FINISH_CANCELLED, which their callbacks are told, and close.  Handles
- * of requests remain valid until zse_request_free().  A callback of the engine may not call it; it
- * then has no effect. */
+/* End all requests, whose callbacks receive ZSE_FINISH_CANCELLED, and close the engine.  Handles of
+ * requests remain valid until zse_request_free().  Has no effect if it is called from a callback of
+ * the engine. */
 ZSE_API void zse_engine_close(struct zse_engine *g);
 
 /* Counts and memory as of the last step, as a JSON object; zse(3) lists its keys.  *text is freed
@@ -210,16 +213,18 @@ struct zse_event {
 
 struct zse_request_options {
     size_t size;
-    /* The prompt, of at least one token: ids, or else text ('\0' ends it), which is tokenized with
-     * ZSE_PARSE_SPECIAL, as the text of zse_render() needs.  add_special: 1: also add the tokens
-     * that the model expects before a text that no template made, such as BOS. */
+    /* The prompt, of at least one token: ids or, if ids is NULL, text that ends with '\0', which is
+     * tokenized with ZSE_PARSE_SPECIAL, as the text of zse_render() needs.  add_special: 1: also
+     * add the tokens that the model expects before a text that was not made by a template, such as
+     * BOS. */
     const int32_t *ids; size_t n_ids;
     const char *prompt;
     int add_special;
     int max_tokens;                     /* most tokens of the answer; 0: until the context is full */
-    /* JSON object with sampling options, which zse(3) lists, such as {"temperature": 0.5, "top_p":
-     * 0.9, "seed": 1}; others have the model's values.  NULL: all have, and seed is 0.  An answer
-     * depends on model, prompt, options and seed alone, not on other requests. */
+    /* A JSON object with sampling options, which zse(3) lists, such as {"temperature": 0.5,
+     * "top_p": 0.9, "seed": 1}; options that it lacks have the model's values.  NULL: all options
+     * have the model's values, and seed is 0.  An answer depends on model, prompt, options and seed
+     * alone, not on other requests. */
     const char *sampling;
     const char *const *stop; int n_stop;        /* strings that end the answer and are not part of it */
     int ignore_eos;                     /* 1: an end that the model wants does not end the answer */
@@ -230,8 +235,8 @@ struct zse_request_options {
     int top_logprobs;                   /* with logprobs: number of most likely tokens, at most 20 */
     int priority;                       /* -1000 to 1000: higher first */
     double timeout_s;                   /* seconds until the answer ends with ZSE_FINISH_TIMEOUT; 0: none */
-    /* Called for every token and at the end.  0: go on; otherwise the answer is cancelled.  NULL:
-     * zse_wait() returns the answer. */
+    /* Called for every token and at the end.  Returns 0 to continue; otherwise the answer is
+     * cancelled.  NULL: zse_wait() returns the answer. */
     int (*on_event)(void *user, const struct zse_event *ev);
     void *user;
 };
@@ -251,13 +256,14 @@ struct zse_result {
     double queue_s, prefill_s, decode_s;    /* seconds: waiting, until the first token, from first to last */
 };
 
-/* Wait for the end of a request.  result may be NULL.  -1 with the error of a request that ended
- * with ZSE_FINISH_ERROR; *result then has the answer up to it.  May be called several times. */
+/* Wait for the end of a request.  result may be NULL.  May be called several times.  Returns 0; -1
+ * with the request's error if it ended with ZSE_FINISH_ERROR, and *result then has the answer up to
+ * the error. */
 ZSE_API int zse_wait(struct zse_request *r, struct zse_result *result, struct zse_error *e);
 /* Cancel a request: it ends with the current step.  No effect after its end. */
 ZSE_API void zse_cancel(struct zse_request *r);
-/* Free a handle.  A request that has not ended is cancelled.  Waits for a callback of the request
- * that runs in another thread; afterwards there are no more. */
+/* Free a handle.  A request that has not ended is cancelled.  If a callback of the request is
+ * running in another thread, zse_request_free() waits for it; there are no callbacks afterwards. */
 ZSE_API void zse_request_free(struct zse_request *r);
 
 /* ---- embeddings ---- */
@@ -268,10 +274,11 @@ enum zse_embed_kind {
     ZSE_EMBED_DOCUMENT,                 /* with that for documents */
 };
 
-/* The vectors of n_texts texts ('\0' ends each), computed in batches: *vectors is [n_texts][*dim]
- * f32, of length 1 unless the model says otherwise, and freed with zse_free().  Models that are not
- * made for embeddings return the mean of their last states.  Fails as a whole; the message names
- * the text.  Cannot be cancelled: pass as many texts at a time as the program can wait for. */
+/* Compute the vectors of n_texts texts ('\0' ends each) in batches.  *vectors is [n_texts][*dim]
+ * f32, and the caller frees it with zse_free(); vectors have length 1 unless the model says
+ * otherwise.  Models that are not made for embeddings return the mean of their last states.  If one
+ * text fails, the whole call fails, and the message names the text.  The call cannot be cancelled:
+ * pass as many texts at a time as the program can wait for. */
 ZSE_API int zse_embed(struct zse_engine *g, const char *const *texts, size_t n_texts, enum zse_embed_kind kind,
                       float **vectors, int *dim, struct zse_error *e);
 

@@ -33,18 +33,18 @@ struct dlayer {
 };
 
 struct dweights;
-/* Bytes of device memory that the weights of m take: layers [first_layer, n_layers) and the
- * head; with the whole model, first_layer 0, the embedding. */
+/* Returns the bytes of device memory that the weights of m take: those of layers [first_layer,
+ * n_layers) and of the head; with first_layer 0 (the whole model), also those of the embedding. */
 size_t dweights_size(const struct model *m, int first_layer);
-/* Bytes of the weights that the processor computes with: the embedding and layers [0,
- * first_layer); 0 with the whole model on the device. */
+/* Returns the bytes of the weights that the processor computes with: the embedding and layers [0,
+ * first_layer); 0 if the whole model is on the device. */
 size_t dweights_host_size(const struct model *m, int first_layer);
-/* Bytes of the f16 copies that prompts use, of the quantized matrices of layers.  With act_int8
- * the matrices that gpu_matmul_int8 supports have no copy. */
+/* Returns the bytes of the f16 copies of the layers' quantized matrices, which prompts use.  With
+ * act_int8 the matrices that gpu_matmul_int8() supports have no copy. */
 size_t dweights_decoded_size(const struct model *m, int first_layer, int act_int8);
-/* Start to load; m stays open until loading ends or dweights_close.  decoded: with f16 copies.
- * The compute stream makes those of a layer when it first needs the layer, and the missing ones
- * once all weights are loaded. */
+/* Start to load the weights; m stays open until loading ends or dweights_close().  decoded: also
+ * make f16 copies.  The compute stream makes the copies of a layer when it first needs the layer,
+ * and the missing ones once all weights are loaded. */
 struct dweights *dweights_open(struct gpu *g, const struct model *m, int first_layer, int decoded, int act_int8,
                                struct err *e);
 void dweights_close(struct dweights *w);        /* stops loading; NULL is fine */

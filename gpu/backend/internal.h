@@ -57,8 +57,9 @@ struct gpu_backend {
     size_t hlogits_room, pinned;            /* floats; bytes of all of them */
     size_t partial_room;                    /* floats */
     int max_splits, logit_rows;
-    /* number of steps begun and not ended; slot of the first of them; n_follow: rows of the last
-     * step whose drawn tokens the next step may read on the device (0: none) */
+    /* n_begun: number of steps launched and not ended; first_begun: slot of the first of them;
+     * n_follow: number of rows of the last step whose drawn tokens the next step may read on the
+     * device (0: none) */
     int n_begun, first_begun, n_follow;
     /* numbers of the current step */
     int n, n_decode, n_tiles, splits;
@@ -83,8 +84,8 @@ static inline size_t draws_at(const struct gpu_backend *b)
 }
 static inline size_t tables_at(const struct gpu_backend *b) { return draws_at(b) + MAX_DRAWS * DRAW_WORDS; }
 
-/* Number of rows whose partial results of split attention fit, with this many splits per row; at
- * least 1 up to max_splits. */
+/* Returns the number of rows whose partial results of split attention fit, with this many splits
+ * per row.  At least 1 if splits is at most max_splits. */
 static inline int partial_rows(const struct gpu_backend *b, int splits)
 {
     const struct config *c = &b->m->config;
@@ -92,8 +93,8 @@ static inline int partial_rows(const struct gpu_backend *b, int splits)
     return rows < array_size(b) ? (int)rows : (int)array_size(b);
 }
 
-/* Are these experts computed with f32 activations?  The kernels for f16 activations need gate and
- * up to have the same type and group size. */
+/* Returns 1 if these experts are computed with f32 activations.  The kernels for f16 activations
+ * need gate and up to have the same type and group size. */
 static inline int experts_in_floats(const struct gpu_backend *b, const struct expert *x)
 {
     const struct mat *gate = &x->gate.w, *up = &x->up.w;
@@ -102,8 +103,8 @@ static inline int experts_in_floats(const struct gpu_backend *b, const struct ex
 }
 
 /* ---- device_memory.c ---- */
-/* Count and allocate all memory of a backend whose m, o and g are set.  If it does not fit, nothing
- * is allocated and *e names the sizes. */
+/* Count and allocate all memory of a backend whose m, o and g are set.  Returns 0; -1 with *e,
+ * which names the sizes, if it does not fit: nothing is allocated then. */
 int memory_open(struct gpu_backend *b, struct err *e);
 void memory_close(struct gpu_backend *b);
 /* Allocate pinned and device memory for steps of `room` words.  The previous memory is freed once

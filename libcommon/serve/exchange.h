@@ -26,18 +26,18 @@ struct exchange { enum exchange_kind kind; };
 /* ---- API calls ---- */
 /* The numbers of tokens to charge to the key's limits; 0 for a refused request. */
 void call_charge(const struct call *c, int *prompt, int *completion);
-/* The client has disconnected: cancel the call, which takes over the access record, unless it is a
- * WebSocket's. */
+/* Called when the client has disconnected: cancel the call.  The call takes over the access record,
+ * unless the record belongs to a WebSocket. */
 void call_gone(struct call *c, struct conn *client);
 void calls_cancel(struct loaded_model *lm);             /* cancel every open call of the model */
 /* Free the calls of a model whose worker is closed, so that no event follows. */
 void calls_drop(struct loaded_model *lm);
-/* Called when the engine is stuck in a step: answer calls that began before before_ns with 503 and
- * write their audit lines.  The calls are freed only when the step returns. */
+/* Called when the engine is stuck in a step: answer the calls that started before before_ns with
+ * 503 and write their lines of the audit log.  The calls are freed only when the step returns. */
 void calls_give_up(struct loaded_model *lm, uint64_t before_ns);
 struct problem;
-/* Advance the calls that wait for lm, which is ready; or refuse them, if opening it failed with
- * p. */
+/* Advance the calls that wait for lm, which is ready (p NULL); or refuse them with p if opening lm
+ * failed. */
 void calls_loaded(struct server *s, struct loaded_model *lm, const struct problem *p);
 void calls_tick(struct server *s);      /* on_second: answer calls that wait for a model past --timeout with 504 */
 /* on_wake: advance prepared calls, take events of all engines */
@@ -59,10 +59,10 @@ void rag_tick(struct server *s);                        /* on_second: compute mi
 void rag_events(struct server *s);                      /* on_wake: answer requests that the threads have finished */
 struct access_record;
 struct problem;
-/* Search the documents of the record's owner with this body of POST /api/rag/context, which is
- * taken over.  The loop calls done with the answer (borrowed) or the problem, unless the server
- * stops before.  Tokens are counted by the tokenizer of lm; NULL: code points are counted.  0,
- * or -1 with *pr. */
+/* Search the documents of the record's owner with this body of POST /api/rag/context; takes
+ * ownership of the body.  The event loop calls `done` with the answer (borrowed) or the problem,
+ * unless the server stops before.  Tokens are counted by the tokenizer of lm; lm NULL: code points
+ * are counted.  Returns 0; -1 with *pr. */
 int rag_ask(struct server *s, const struct access_record *record, struct loaded_model *lm, json_t *body,
             void (*done)(void *user, json_t *answer, const struct problem *p), void *user, struct problem *pr);
 /* Cancel the searches that were started with this `user`; their done is called soon, with a
@@ -96,8 +96,8 @@ void jobs_tick(struct server *s);                       /* on_second */
 void jobs_gone(struct conn *c);                         /* the client has disconnected */
 
 /* ---- registry and hub: admin/catalog.c ---- */
-/* Call `work` in a thread, with a folder name that outlives the server (NULL: none) and a word
- * of at most 199 bytes, and then `reply` in the loop, with the result of `work` (borrowed), or
+/* Call `work` in a thread, with a folder name that outlives the server (NULL: none) and a word of
+ * at most 199 bytes.  Then call `reply` in the event loop with the result of `work` (borrowed), or
  * with NULL and an error in e.  The request is refused if too many are waiting. */
 typedef json_t *catalog_work(const char *folder, const char *word, struct err *e);
 typedef void catalog_reply(struct server *s, struct conn *c, const char *word, json_t *answer, const struct err *e);

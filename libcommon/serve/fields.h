@@ -79,7 +79,7 @@ struct field {
     unsigned given;                     /* bit to set in params.given; 0: none */
     const char *schema;                 /* JSON Schema of FIELD_OTHER */
     const char *about;                  /* its effect, or why the field is refused */
-    /* FIELD_REFUSED: whether v is a value without effect, which is accepted; NULL: none is
+    /* FIELD_REFUSED: returns 1 if v is a value without effect, which is accepted; NULL: no value is
      * accepted */
     int (*harmless)(const json_t *v);
 };

@@ -17,8 +17,8 @@ struct grammars *grammars_open(const struct tokenizer *t, struct err *e);
 void grammars_close(struct grammars *all);
 
 typedef struct grammar *grammar_maker(const struct grammar_vocab *v, const void *what, struct err *e);
-/* The grammar with this key, compiled by make(what) if it is not in the cache.  The key's bytes
- * must contain everything on which the result of `make` depends.  NULL with *e. */
+/* Returns the grammar with this key, compiled by make(what) if it is not in the cache; NULL with
+ * *e.  The key's bytes must contain everything on which the result of `make` depends. */
 struct shared_grammar *grammars_get(struct grammars *all, const char *key, size_t size, grammar_maker *make,
                                     const void *what, struct err *e);
 struct grammar *shared_grammar(struct shared_grammar *g);

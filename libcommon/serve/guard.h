@@ -34,13 +34,13 @@ struct guard {
     uint64_t seen[SEEN];                /* hashes of a valid key and its address; 0: unused entry */
 };
 
-/* Read the keys, and open counters and the audit log.  A key file that exists but cannot be read is
- * an error, because the server must not run as if there were no keys. */
+/* Read the keys, and open the counters and the audit log.  Returns 0; -1 with *e, also if a key
+ * file exists but cannot be read, because the server must not run as if there were no keys. */
 int guard_open(struct server *s, struct err *e);
 int guard_close(struct server *s);                      /* calls guard_finish_audit and returns its result */
 void guard_tick(struct server *s);                      /* on_second */
 /* Wait until the audit log is written, at most AUDIT_PATIENCE_S seconds; no lines may be added
- * after this call.  -1: some lines were not written. */
+ * after this call.  Returns 0; -1 if some lines were not written. */
 int guard_finish_audit(struct server *s);
 int guard_has_keys(const struct server *s);             /* whether keys are required and at least one exists */
 void guard_refresh(struct server *s);                   /* reread the keys if the last time is too long ago */
@@ -48,8 +48,8 @@ void guard_refresh(struct server *s);                   /* reread the keys if th
 /* ---- admission: admit.c ---- */
 /* whether a request on this connection needs a key */
 int guard_needs_key(const struct server *s, const struct conn *c);
-/* Whether guard_admits would admit this request; nothing is counted.  *owner: the result of
- * guard_tenant; for ACCESS_PUBLIC the tenant of the address. */
+/* Returns 1 if guard_admits() would admit this request; nothing is counted.  *owner: the result of
+ * guard_tenant(); for ACCESS_PUBLIC the tenant of the address. */
 int guard_knows(struct server *s, struct conn *c, const struct route *r, uint64_t *owner);
 /* Admit a request to this route and return 1, or refuse it and return 0. */
 int guard_admits(struct server *s, struct conn *c, const struct route *r);
@@ -59,29 +59,29 @@ struct access_record *guard_message(struct server *s, struct conn *c, struct pro
 int guard_still(struct server *s, struct conn *c); /* whether the credential that admitted a WebSocket is still valid */
 /* Check that the record's key may use the model.  0, or -1 with *pr. */
 int guard_model(struct access_record *record, const char *model, struct problem *pr);
-/* Whether the record's key may use the model; for lists, so the model is not noted in the
+/* Returns 1 if the record's key may use the model.  Meant for lists: the model is not noted in the
  * record. */
 int guard_lists_model(const struct access_record *record, const char *model);
-/* Whether the record's key may make the server load a model.  A key that may only read the state
- * may not. */
+/* Returns 1 if the record's key may make the server load a model; 0 for a key that may only read
+ * the state. */
 int guard_may_load(const struct access_record *record);
-/* Whether the client administers the server: by the administrator's token, by a key of scope admin,
- * or without a key on a server that other machines cannot reach. */
+/* Returns 1 if the client administers the server: by the administrator's token, by a key of scope
+ * admin, or without a key on a server that other machines cannot reach. */
 int guard_administers(const struct server *s, const struct conn *c);
 /* Reserve at least `least` and at most `most` tokens (prompts and all answers) from the key's
- * limits.  *granted: the number reserved, `most` if there is no limit.  -1 with *pr: 429, or 400
- * if the limits can never allow `least`.  c: the connection whose response gets X-RateLimit
- * headers; NULL: none. */
+ * limits.  Returns 0, with *granted the number reserved (`most` if there is no limit); -1 with *pr:
+ * status 429, or 400 if the limits can never allow `least`.  c: the connection whose response gets
+ * X-RateLimit headers; NULL: none. */
 int guard_reserve(struct server *s, struct conn *c, struct access_record *record, int64_t least, int64_t most,
                   int64_t *granted, struct problem *pr);
 /* Charge `used` tokens to the key and release the reservation of a request that continues; the
  * caller then makes a new reservation. */
 void guard_settle(struct server *s, struct access_record *record, int64_t used);
-/* The tenant of a request: a number for its key or, without a key, for its address.  Tenants share
- * memory and the engine evenly. */
+/* Returns the tenant of a request: a number for its key or, without a key, for its address. Tenants
+ * share memory and the engine evenly. */
 uint64_t guard_tenant(const struct access_record *record);
-/* The scope of a request's prefixes (engine.h): a number for its key or for the administrator; 0
- * for all requests without a key.  It is the same after a restart. */
+/* Returns the scope of a request's prefixes (engine.h): a number for its key or for the
+ * administrator; 0 for all requests without a key.  It is the same after a restart. */
 uint64_t guard_scope(const struct access_record *record);
 
 /* ---- admin/access_endpoints.c ---- */

@@ -45,9 +45,9 @@ struct model_size { uint64_t model, bytes; };
 void named_note_size(struct server *s, const struct loaded_model *lm, uint64_t bytes);
 uint64_t named_size(const struct server *s, const struct loaded_model *lm);
 
-/* Resolve the id in a request (NULL or "default": the default model) to the name of a model, and
- * aliases to their targets.  0; 1: no model has this name, or the server has no models with names;
- * -1 with *pr. */
+/* Resolve the id in a request (NULL or "default": the default model) to the name of a model;
+ * aliases are replaced by their targets.  Returns 0; 1 if no model has this name, or the server has
+ * no models with names; -1 with *pr. */
 int named_find(const struct server *s, const char *id, char out[STORE_NAME_BYTES], struct problem *pr);
 /* Returns id; but if it ends with ":latest" and no model or alias has that whole name, returns the
  * name without the suffix, in out. */
@@ -61,9 +61,9 @@ void named_set_keep(struct loaded_model *lm, double seconds, int is_admin);
 /* Start to load the model of this name for the tenant, unless it is loading already, and return it.
  * NULL with *pr: no memory, or the tenant has exhausted its budget of loads. */
 struct loaded_model *named_load(struct server *s, const char *name, uint64_t tenant, struct problem *pr);
-/* Called when opening lm failed: if the reason is a lack of memory that unloading can cure
- * (ERR_MEMORY, but not a fixed limit) and another model is idle, unload that one and retry.  1: a
- * retry has started; 0: none. */
+/* Called when opening lm failed.  If the reason is a lack of memory that unloading can cure
+ * (ERR_MEMORY, but not a fixed limit) and another model is idle, unload that model and retry.
+ * Returns 1 if a retry has started, else 0. */
 int named_retry(struct server *s, struct loaded_model *lm);
 /* The problem reported to calls that waited for a model: p without the path of the folder. */
 struct problem named_problem(const struct server *s, const struct problem *p);

@@ -34,8 +34,9 @@ struct route {
 extern const struct route routes[];
 extern const int n_routes;
 int route_administers(const struct route *r);   /* ACCESS_ADMIN or ACCESS_ADMIN_MODEL */
-/* Called when only the head of the request has arrived.  1: its body is needed, *owner is its
- * tenant; 0: it is not needed, because the request will be refused or has no use for it. */
+/* Called when only the head of the request has arrived.  Returns 1 if the body is needed, with
+ * *owner its tenant; 0 if it is not, because the request will be refused or does not use the
+ * body. */
 int routes_wants_body(struct server *s, struct conn *c, uint64_t *owner);
 void routes_request(struct server *s, struct conn *c);
 int conn_route(const struct conn *c);           /* index in routes; -1: none */

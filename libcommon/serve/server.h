@@ -104,8 +104,8 @@ struct model_maker {
     char **(*command)(const struct model_order *o, struct err *e);
     const char *folder;                 /* where models are written; it need not exist */
     const char *const *env;             /* ends with NULL */
-    /* Looks up a name: 0, or -1 with *e if it is unknown.  If the member is NULL, there are no
-     * names. */
+    /* Looks up a name.  Returns 0; -1 with *e if it is unknown.  If the member is NULL, there are
+     * no names. */
     int (*resolve)(const char *word, struct model_pulled *p, struct err *e);
 };
 
@@ -179,9 +179,10 @@ struct server *server_bind(const struct server_options *o, struct err *e);
 /* Open everything else, after the process has changed its user, and listen.  admin_token: borrowed;
  * NULL: no administration over HTTP. */
 int server_start(struct server *s, const char *admin_token, struct err *e);
-/* Close the server; NULL is fine.  0; -1: some lines of the audit log could not be written,
- * which was logged as a warning; SERVER_STUCK: the step of an engine does not end, the audit log
- * was written, nothing was freed, and the process must end without the exit handlers. */
+/* Close the server; NULL is fine.  Returns 0; -1 if some lines of the audit log could not be
+ * written, which was logged as a warning; SERVER_STUCK if the step of an engine does not end. With
+ * SERVER_STUCK the audit log was written and nothing was freed, and the process must end without
+ * the exit handlers. */
 enum { SERVER_STUCK = 1 };
 int server_close(struct server *s);
 /* Write as much of the audit log as possible; for another thread, while server_close() hangs. */

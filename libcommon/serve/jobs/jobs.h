@@ -84,11 +84,11 @@ struct jobs {
 };
 
 /* ---- in the thread of the jobs: job_child.c ---- */
-/* Run the job's command until it ends.  0; -1 if it failed or was cancelled, with the reason in
- * j->message. */
+/* Run the job's command until it ends.  Returns 0; -1 if it failed or was cancelled, with the
+ * reason in j->message. */
 int job_run(struct jobs *js, struct job *j);
-/* Parse a line that the child printed.  Progress is stored in p, any other line in message [room].
- * 1: the line was progress. */
+/* Parse a line that the child printed.  Returns 1 if the line is progress, which is stored in p;
+ * otherwise the line is stored in message [room]. */
 int job_read_line(const char *line, struct job_progress *p, char *message, size_t room, uint64_t now_ns);
 
 /* ---- in the loop ---- */

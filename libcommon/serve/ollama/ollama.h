@@ -36,8 +36,8 @@ const char *ollama_model(const struct call *c);
 /* ---- ollama_models.c ---- */
 /* Find a ready model of this name that the client's key may use; NULL: none. */
 struct loaded_model *ollama_find(struct server *s, struct conn *c, const char *name);
-/* Whether the folder of named models has this model (loaded or not) and the client's key may use
- * it. found: receives its name, with aliases resolved. */
+/* Returns 1 if the folder of named models has this model (loaded or not) and the client's key may
+ * use it.  found: receives the model's name, with aliases resolved. */
 int ollama_named(struct server *s, struct conn *c, const char *name, char found[STORE_NAME_BYTES]);
 /* Whether this named model is being loaded. */
 int ollama_is_loading(const struct server *s, const char *name);

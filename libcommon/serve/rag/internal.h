@@ -105,8 +105,8 @@ int rag_vector_size(const struct rag_job *j);
 int rag_add_text(struct rag_job *j, const char *text, size_t size);
 void rag_drop_texts(struct rag_job *j);
 void rag_run_index(struct rag_job *j, struct rag_store *r);
-/* For the loop.  rag_wants: whether the job has texts to compute.  rag_compute: compute them, then
- * run the job again. */
+/* For the event loop.  rag_wants() returns 1 if the job has texts whose vectors or scores must be
+ * computed.  rag_compute() computes them and then runs the job again. */
 int rag_wants(const struct rag_job *j);
 void rag_compute(struct rag_job *j);
 /* Send texts to the engines, and cancel those of jobs that were cancelled or whose model leaves. */
@@ -114,8 +114,8 @@ void rag_compute_more(struct server *s);
 void rag_index_ended(struct server *s, int failed);
 /* ---- rank.c ---- */
 /* Called in a run: order the passages by the reranker's scores, and keep top_k with min_score or
- * more.  1: j->hits keeps them, and the job runs again when their scores are computed.  0, or -1
- * with j->problem. */
+ * more.  Returns 1 if the scores must be computed first: j->hits keeps the passages, and the job
+ * runs again then.  Returns 0 if the passages are ordered; -1 with j->problem. */
 int rag_rank(struct rag_job *j, const struct rag_query *q, int top_k, double min_score, struct rag_hits *hits);
 /* The reranker that ordered the passages; NULL: none did. */
 const char *rag_ranked_by(const struct rag_job *j);
@@ -124,8 +124,8 @@ struct rag_index { int dirty, running; uint64_t retry_ns; };
 
 /* ---- service.c, for embed.c ---- */
 struct rag_index *rag_index_of(struct server *s);
-/* The list of jobs with vectors or scores to compute, or that are being computed. round: that of
- * the job whose text was sent last; stopped: no more texts are sent. */
+/* The list of jobs whose vectors or scores are to be computed or are being computed.  round: the
+ * round of the job whose text was sent last; stopped: no more texts are sent. */
 struct rag_computing { struct rag_job *first; uint64_t round; int stopped; };
 struct rag_computing *rag_computing_of(struct server *s);
 /* Insert the job into a list that is ordered by rounds, of which `current` has begun.  A round has
