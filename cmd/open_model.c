@@ -17,11 +17,13 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/convert/convert.h"
 #include "libcommon/convert/medusa_source.h"
+#include "libcommon/cpu/cpu.h"
 #include "libcommon/engine/device_show.h"
 #include "libcommon/hw/machine.h"
 #include "libcommon/import/peft.h"
 #include "libcommon/import/source.h"
 #include "libcommon/model/lora.h"
+#include "libcommon/model/lora_plan.h"
 #include "libcommon/store/store.h"
 
 /* ---- options ---- */
@@ -348,10 +350,46 @@ static uint64_t may_fill(void)
     return pages > 0 && page > 0 ? (uint64_t)pages / 2 * (uint64_t)page : 0;
 }
 
+uint64_t lora_work_memory(int rank, const struct run_options *r)
+{
+    return cpu_lora_memory(rank, BACKEND_STEP_TOKENS, r->threads);
+}
+
+int plan_loras(struct lora_plan *p, const struct run_options *r, struct err *e)
+{
+    const struct map_guard guard = { sigbus_guard, sigbus_unguard };
+    *p = (struct lora_plan){ 0 };
+    for (int i = 0; i < r->n_loras; i++)
+        if (lora_plan_add(p, r->loras[i].folder, &guard, e) != 0)
+            return -1;
+    return 0;
+}
+
+/* Check that the adapters of --lora fit, before they take memory. */
+static int check_loras(const struct opened_model *o, const struct run_options *r, struct err *e)
+{
+    struct lora_plan p;
+    struct memory m;
+    struct err ignored;
+    char all[CLI_BYTES], most[CLI_BYTES];
+    if (plan_loras(&p, r, e) != 0)
+        return -1;
+    const uint64_t bytes = p.bytes + lora_work_memory(p.rank, r);
+    if (r->most_adapted && o->model->weight_bytes + bytes > r->most_adapted)
+        return err_set(e, ERR_LIMIT, "--lora: the weights and the adapters take %s, --max-memory is %s",
+                       cli_bytes(all, o->model->weight_bytes + bytes), cli_bytes(most, r->most_adapted));
+    if (!r->force && memory_read(&m, preflight_root(), &ignored) == 0 && bytes > memory_now(&m))
+        return err_set(e, ERR_MEMORY, "--lora: the adapters take %s, but only %s are available; --force tries it",
+                       cli_bytes(all, bytes), cli_bytes(most, memory_now(&m)));
+    return 0;
+}
+
 /* Add the adapters of --lora to the model. */
 static int load_loras(struct opened_model *o, const struct run_options *r, struct err *e)
 {
     const struct map_guard guard = { sigbus_guard, sigbus_unguard };
+    if (r->n_loras && check_loras(o, r, e) != 0)
+        return -1;
     for (int i = 0; i < r->n_loras; i++) {
         char *name = strndup(r->loras[i].name, (size_t)r->loras[i].name_len);
         const int rc = name ? model_add_lora(o->model, name, r->loras[i].folder, &guard, e) : err_nomem(e, "--lora");

@@ -31,6 +31,7 @@ struct run_options {
     const char *kernels;
     int threads, ctx;               /* 0: all processors; 0: the model's context, at most 8192 */
     uint64_t max_memory;            /* most bytes of weights that may be resident; 0: no limit */
+    uint64_t most_adapted;          /* most bytes of weights and adapters together; 0: no limit */
     /* the last --kv and the one before it, and the number of times that --kv was given */
     struct kv_types kv, kv_before; int kv_given;
     int window, sinks, sinks_given; /* --window, --sinks; window 0: as the model has it */
@@ -177,5 +178,11 @@ struct engine *open_engine(const struct opened_model *o, const struct run_option
 /* The context length of --ctx or the model. */
 int context_of(const struct config *c, const struct run_options *r);
 int context_len(const struct opened_model *o, const struct run_options *r);
+
+struct lora_plan;
+/* The memory of the adapters of --lora (model/lora_plan.h): of their matrices, and for computing
+ * with adapters of this rank. */
+int plan_loras(struct lora_plan *p, const struct run_options *r, struct err *e);
+uint64_t lora_work_memory(int rank, const struct run_options *r);
 
 #endif

@@ -13,6 +13,8 @@
 #include "libcommon/cpu/cpu.h"
 #include "gpu/gpu.h"
 #include "libcommon/hw/memory.h"
+#include "libcommon/model/lora.h"
+#include "libcommon/model/lora_plan.h"
 
 enum { PROMPT = 512 };              /* length, in tokens, of the prompt for which speeds are predicted */
 
@@ -22,8 +24,9 @@ const char *preflight_root(void)
     return root && *root ? root : NULL;
 }
 
-/* Bytes that are needed; most, now: bytes that this process may have at most, and right now. */
-struct need { uint64_t weights, kv, states, workspace, drafts, most, now; };
+/* Bytes that are needed (adapters, adapters_work: matrices of LoRA adapters, and memory to compute
+ * with them); most, now: bytes that this process may have at most, and right now. */
+struct need { uint64_t weights, kv, states, workspace, drafts, adapters, adapters_work, most, now; };
 
 static uint64_t kv_of(const struct config *c, const struct engine_options *eo)
 {
@@ -56,7 +59,7 @@ static int sum_up(struct need *n, const struct subject *s, const struct run_opti
     n->kv = p ? p->host_kv : kv_of(c, eo);
     n->states = (uint64_t)engine_n_states(c, eo) * config_state_bytes(c);
     n->workspace = planned_workspace(&planned);
-    n->drafts = 0;
+    n->drafts = n->adapters = n->adapters_work = 0;
     struct memory m;
     if (memory_read(&m, preflight_root(), e) != 0)
         return -1;
@@ -88,9 +91,29 @@ static void add_drafts(struct need *n, const struct opened_model *o, const struc
                 n_seqs * (uint64_t)m->config.vocab_size * sizeof(float);
 }
 
+/* Add the memory of LoRA adapters.  Those of an open model have taken theirs already; o NULL: it is
+ * not open. */
+static int add_adapters(struct need *n, const struct opened_model *o, const struct run_options *r, struct err *e)
+{
+    struct lora_plan p = { 0 };
+    if (!o && plan_loras(&p, r, e) != 0)
+        return -1;
+    for (int i = 0; o && i < o->model->n_loras; i++) {
+        const struct lora *l = &o->model->loras[i];
+        p.bytes += l->bytes;
+        p.rank = l->rank > p.rank ? l->rank : p.rank;
+    }
+    n->adapters = p.bytes;
+    n->adapters_work = lora_work_memory(p.rank, r);
+    n->now += o ? p.bytes : 0;
+    return 0;
+}
+
+static uint64_t beside(const struct need *n) { return n->workspace + n->drafts + n->adapters + n->adapters_work; }
+
 static int fits(const struct need *n, const char *name, int *tight, struct err *e)
 {
-    return plan_preflight(name, n->weights, n->kv + n->states, n->workspace + n->drafts, n->most, n->now, tight, e);
+    return plan_preflight(name, n->weights, n->kv + n->states, beside(n), n->most, n->now, tight, e);
 }
 
 /* Like fits(), but if memory does not suffice, --spec auto does without the layer that makes
@@ -181,7 +204,7 @@ uint64_t preflight_kv_room(const struct opened_model *o, const struct engine_opt
  * experts are read from the file when they are used.  1 if that was done. */
 static int stream_experts(const char *prog, const struct subject *s, const struct need *n, struct engine_options *eo)
 {
-    const uint64_t least = n->most < n->now ? n->most : n->now, rest = n->kv + n->states + n->workspace + n->drafts,
+    const uint64_t least = n->most < n->now ? n->most : n->now, rest = n->kv + n->states + beside(n),
                    usable = least / 10 * 9;
     if (!s->config->moe.n_experts || eo->backend || eo->max_weights || usable <= rest)
         return 0;
@@ -208,6 +231,7 @@ int preflight_check(const char *prog, const struct opened_model *o, const struct
     if (sum_up(&n, &s, r, eo, eo->backend ? &p : NULL, &why) != 0)
         return 0;
     add_drafts(&n, o, eo);
+    add_adapters(&n, o, r, &why);
     if (fits_somehow(&n, o->name, r, eo, &tight, &why) == 0) {
         if (tight)
             cli_note(prog, "%s: memory is tight: more than 90 %% of it will be in use", o->name);
@@ -233,8 +257,9 @@ void preflight_compare(const char *prog, const struct opened_model *o, const str
     if (eo->backend || sum_up(&n, &s, r, eo, NULL, &ignored) != 0)        /* a GPU's memory is counted by its backend */
         return;
     engine_stats(g, &es);
+    add_adapters(&n, o, r, &ignored);
     /* private_bytes includes the KV cache */
-    const uint64_t plan = n.kv + n.states + n.workspace, real = es.private_bytes - es.draft_bytes;
+    const uint64_t plan = n.kv + n.states + n.workspace + n.adapters_work, real = es.private_bytes - es.draft_bytes;
     const int more = (double)real > 1.1 * (double)plan;
     if (more || r->verbose)
         cli_note(prog, "%s%s: %s planned beside the weights, %s taken", more ? "warning: " : "", o->name,
@@ -249,7 +274,7 @@ void preflight_compare(const char *prog, const struct opened_model *o, const str
 struct forecast {
     const char *name, *type, *device;
     uint64_t weights, cached, kv, states, workspace, reserve;   /* bytes; cached, reserve: on a GPU */
-    uint64_t drafts;                                            /* bytes of the drafting layer */
+    uint64_t drafts, adapters;                                  /* bytes of the drafting layer, of LoRA adapters */
     uint64_t needed, memory, available;                         /* bytes */
     int max_len, fits;
     const char *why;                                            /* the problem; NULL: it fits */
@@ -292,6 +317,8 @@ static void print_forecast_json(const struct forecast *f)
     set_bytes(j, "workspace_bytes", f->workspace);
     if (f->drafts)
         set_bytes(j, "draft_bytes", f->drafts);
+    if (f->adapters)
+        set_bytes(j, "adapter_bytes", f->adapters);
     set_bytes(j, "needed_bytes", f->needed);
     set_bytes(j, "memory_bytes", f->memory);
     set_bytes(j, "available_bytes", f->available);
@@ -317,7 +344,7 @@ static void print_forecast(const struct forecast *f)
     const struct { const char *title; uint64_t size; int is_rare; } sizes[] = {         /* is_rare: not printed if 0 */
         { "weights", f->weights, 0 }, { "f16 weight cache", f->cached, 1 }, { "keys and values", f->kv, 0 },
         { "states", f->states, 1 }, { "workspace", f->workspace, 0 }, { "reserve", f->reserve, 1 },
-        { "guesses", f->drafts, 1 },
+        { "guesses", f->drafts, 1 }, { "adapters", f->adapters, 1 },
         { "together", f->needed, 0 }, { "memory", f->memory, 0 }, { "available now", f->available, 0 },
     };
     char size[CLI_BYTES];
@@ -370,6 +397,8 @@ static int plan_processor(const char *prog, const struct subject *s, const struc
         return cli_fail(prog, &e);
     if (o)
         add_drafts(&n, o, eo);
+    if (add_adapters(&n, o, r, &e) != 0)
+        return cli_fail(prog, &e);
     int ok = fits_somehow(&n, s->name, r, eo, &tight, &why) == 0;
     if (!ok && stream_experts(prog, s, &n, eo)) {
         n.weights = eo->max_weights;
@@ -377,7 +406,8 @@ static int plan_processor(const char *prog, const struct subject *s, const struc
     }
     struct forecast f = { .name = s->name, .type = s->type, .device = "cpu", .weights = n.weights, .kv = n.kv,
                           .states = n.states, .workspace = n.workspace,
-                          .drafts = n.drafts, .needed = n.weights + n.kv + n.states + n.workspace + n.drafts,
+                          .drafts = n.drafts, .adapters = n.adapters + n.adapters_work,
+                          .needed = n.weights + n.kv + n.states + beside(&n),
                           .memory = n.most, .available = n.now, .max_len = eo->max_len, .fits = ok,
                           .why = ok ? NULL : why.msg };
     predict(&f, s, p, w, r);

@@ -81,6 +81,7 @@ static int open_served(void *user, const char *path, const struct model_choice *
         return -1;
     if (!how->adapters || strcmp(path, o->models[0]) != 0)
         chosen.run.n_loras = 0;         /* the adapters are those of the first MODEL */
+    chosen.run.most_adapted = o->max_memory;
     struct opened_model *opened = calloc(1, sizeof *opened);
     if (!opened)
         return err_nomem(e, "model");
@@ -286,7 +287,9 @@ static int plan_models(const struct serve_options *o)
     if (n == 0)
         return cli_wrong(prog, "--plan: which MODEL?");
     for (int i = 0; i < n; i++) {
-        const int one = plan_model(o, models[i]);
+        struct serve_options own = *o;
+        own.run.n_loras = i ? 0 : o->run.n_loras;               /* adapters of the first MODEL */
+        const int one = plan_model(&own, models[i]);
         rc = one > rc ? one : rc;
     }
     const int written = cli_finish(prog);

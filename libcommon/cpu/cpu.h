@@ -54,6 +54,9 @@ void cpu_streamed(void *backend, struct cpu_streamed *s);
  * MB. */
 enum { CPU_STEP_LEAST = 26 << 20 };
 size_t cpu_step_memory(const struct config *c);
+/* Memory beside the activations for LoRA adapters of at most this rank; n_threads 0: one for each
+ * processor. */
+size_t cpu_lora_memory(int rank, int max_tokens, int n_threads);
 /* The value of backend.step_tokens: 512, or as many tokens as that memory allows (at least 32). */
 int cpu_step_tokens(const struct config *c, int n_threads, int64_t max_len, const char *kernels);
 

@@ -4,7 +4,31 @@
 #include <assert.h>
 #include <stdlib.h>
 
+#include "libcommon/cpu/cpu.h"
 #include "libcommon/cpu/cpu_ops.h"
+
+/* Floats of a row of A x, and bytes of the regions of a lora_work. */
+struct lora_sizes { size_t ld, low, tile, runs; };
+
+static struct lora_sizes sizes_of(int rank, int max_tokens, int tile_job)
+{
+    const size_t ld = (size_t)(rank + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
+    return (struct lora_sizes){ .ld = ld, .low = up64((size_t)max_tokens * LORA_MATRICES * ld * sizeof(float)),
+                                .tile = up64((size_t)LORA_ROWS * (size_t)tile_job * TILE_ROWS * sizeof(float)),
+                                .runs = (size_t)max_tokens * sizeof(struct lora_run) };
+}
+
+static size_t sum_of(const struct lora_sizes *s, int n_threads)
+{
+    return s->low + s->runs + (size_t)n_threads * (s->tile + sizeof(float *));
+}
+
+size_t cpu_lora_memory(int rank, int max_tokens, int n_threads)
+{
+    const int n = n_threads > 0 ? n_threads : pool_n_cpus();
+    const struct lora_sizes s = sizes_of(rank, max_tokens, tiles_of_job(n));
+    return rank ? sum_of(&s, n) : 0;
+}
 
 int lora_open(struct core *k, const struct model *m, struct err *e)
 {
@@ -15,18 +39,16 @@ int lora_open(struct core *k, const struct model *m, struct err *e)
         rank = m->loras[i].rank > rank ? m->loras[i].rank : rank;
     if (!rank)
         return 0;
-    w->ld = (size_t)(rank + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
-    const size_t low = up64((size_t)k->max_tokens * LORA_MATRICES * w->ld * sizeof *w->low),
-                 tile = up64((size_t)LORA_ROWS * (size_t)k->tile_job * TILE_ROWS * sizeof(float)),
-                 runs = (size_t)k->max_tokens * sizeof *w->runs;
-    w->runs = malloc(runs);
-    w->low = aligned_alloc(64, low);
+    const struct lora_sizes s = sizes_of(rank, k->max_tokens, k->tile_job);
+    w->ld = s.ld;
+    w->runs = malloc(s.runs);
+    w->low = aligned_alloc(64, s.low);
     w->tile = calloc((size_t)n_threads, sizeof *w->tile);
     int ok = w->runs && w->low && w->tile;
     w->n_tiles = w->tile ? n_threads : 0;
     for (int i = 0; ok && i < n_threads; i++)
-        ok = (w->tile[i] = aligned_alloc(64, tile)) != NULL;
-    k->bytes += low + runs + (size_t)n_threads * (tile + sizeof *w->tile);
+        ok = (w->tile[i] = aligned_alloc(64, s.tile)) != NULL;
+    k->bytes += sum_of(&s, n_threads);
     return ok ? 0 : err_nomem(e, "LoRA adapters");
 }
 

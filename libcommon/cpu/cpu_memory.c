@@ -52,7 +52,7 @@ static void alibi_slopes(float *slope, const struct config *c)
     }
 }
 
-static int tiles_of_job(int n_threads) { return n_threads <= FEW_THREADS ? TILE_JOB : 1; }
+int tiles_of_job(int n_threads) { return n_threads <= FEW_THREADS ? TILE_JOB : 1; }
 
 static size_t thread_scratch(const struct config *c, const struct kernels *kernels, int max_tokens, size_t cols)
 {

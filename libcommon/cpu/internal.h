@@ -212,6 +212,7 @@ struct cpu {
 
 /* Most tokens of a step, at least 32, for which a core fits into `memory` bytes. */
 int core_tokens(const struct config *c, const struct kernels *kernels, int n_threads, int64_t max_len, size_t memory);
+int tiles_of_job(int n_threads);         /* core.tile_job */
 /* max_len: tokens of the longest possible context. */
 int core_open(struct core *k, const struct config *c, const struct kernels *kernels, struct pool *pool, int max_tokens,
               int64_t max_len, int exact, struct kv_types kv, struct err *e);

@@ -147,3 +147,14 @@ text() { answer "$1" | jq -er '.choices[0].text'; }
   [[ $output != *converting* ]]
   [ "$(find "$T/cache/zse" -name '*-nl4*.zse' | wc -l)" -eq 2 ]
 }
+
+@test "adapters are in the plan, and refused before they take memory beyond --max-memory" {
+  local weights
+  run -0 zse-chat "$T/tiny.zse" --plan --json --lora "$T/first"
+  weights=$(jq .weight_bytes <<<"$output")
+  jq -e '.adapter_bytes > 0 and .needed_bytes == .weight_bytes + .kv_bytes + .state_bytes + .workspace_bytes + .adapter_bytes + (.draft_bytes // 0)' <<<"$output"
+  run -0 zse-serve "$T/tiny.zse" "$T/tiny.zse" --name a --name b --plan --lora "one=$T/first"
+  [ "$(grep -c '^adapters ' <<<"$output")" = 1 ]
+  run -1 --separate-stderr zse-serve "$T/tiny.zse" --port 0 --kv-bytes 5MB --lora "one=$T/first" --max-memory $((weights + 1000))
+  [[ $stderr == *'the weights and the adapters take'* ]]
+}
