@@ -444,9 +444,9 @@ int zfile_direct(const struct zfile *z)
     return open(path, O_RDONLY | O_CLOEXEC | O_DIRECT);
 }
 
-/* Does mincore() tell the truth about this file?  For files that this user neither owns nor may
- * write it reports all pages as cached, and a read with RWF_NOWAIT brings in missing pages, so the
- * cache's state cannot be found out. */
+/* Returns 1 if mincore() shows which pages of this file are in the page cache.  For files that this
+ * user neither owns nor may write, it reports all pages as cached, and a read with RWF_NOWAIT
+ * brings in missing pages, so the state of the cache cannot be found out. */
 static int cache_is_told(const struct zfile *z)
 {
     struct stat st;

@@ -23,8 +23,8 @@ struct zwriter {
     uint32_t crc;                       /* checksum of the current group or section */
     json_t *groups, *originals;
     struct blob records, maps, strings; /* contents of section TNSR */
-    /* offset in `strings` of the name of the last tensor's source; it is reused, because tensors
-     * that are made from one source tensor follow each other */
+    /* offset in `strings` of the name of the source tensor that the last tensor was made from; the
+     * name is reused, because tensors that are made from one source tensor follow each other */
     uint32_t source;
     json_t *group;                      /* the current one, borrowed; NULL: none */
     uint64_t group_offset, weights_end;

@@ -331,8 +331,8 @@ static struct gguf *open_one(const char *path, struct err *e)
 
 enum { MOST_PARTS = 99999, ENDING = 20 /* "-00001-of-00003.gguf" */ };
 
-/* The path of part k, given that of any part; caller frees.  NULL: path does not end like a part of
- * n, or *e: out of memory. */
+/* Returns the path of part k, given the path of any part; the caller frees it.  NULL if the given
+ * path does not end like a part of n parts, or with *e if memory ran out. */
 static char *part_path(const char *path, int k, int n, struct err *e)
 {
     const size_t length = strlen(path);
@@ -352,8 +352,8 @@ static char *part_path(const char *path, int k, int n, struct err *e)
     return out;
 }
 
-/* Move the tensors of a part to the whole.  Names and data stay valid, because the whole keeps the
- * part. */
+/* Move the tensors of a part to the whole file.  Names and data stay valid, because the whole keeps
+ * the part open. */
 static int take_tensors(struct gguf *g, struct gguf *part, int k, struct err *e)
 {
     struct source_tensor *all = NULL;

@@ -379,8 +379,8 @@ static void add_afmoe(struct gguf_translator *t)
     gguf_set_layer_types(t, 4);
 }
 
-/* No key says that the router's weights are normalized.  Older files have no key for the factor on
- * values: 0.707 is that of the published model. */
+/* The router's weights are normalized, for which the file has no key.  Older files have no key for
+ * the factor on values either: 0.707 is the factor of the published model. */
 static void add_mimo2(struct gguf_translator *t)
 {
     json_t *kinds = json_array();

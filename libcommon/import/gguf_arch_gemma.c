@@ -16,8 +16,8 @@ static void softcaps(struct gguf_translator *t)
         gguf_set_real(t, "final_logit_softcapping", gguf_key_float(t, "final_logit_softcapping", 30));
 }
 
-/* The 27B models scale by hidden_size / n_heads instead of head_dim.  GGUF does not say so; the
- * number of layers tells. */
+/* The 27B models scale by hidden_size / n_heads instead of head_dim.  GGUF has no key for that, so
+ * the number of layers identifies them. */
 void gguf_add_gemma2(struct gguf_translator *t)
 {
     gguf_window(t);
@@ -56,8 +56,8 @@ static void layer_embeddings(struct gguf_translator *t, int64_t otherwise)
         gguf_set_int(t, "vocab_size_per_layer_input", table->dim[0]);
 }
 
-/* The file has the numbers of standard deviations above the mean below which gates are cut off; a
- * configuration has the shares that they cut off. */
+/* The file gives the cutoff of gates as a number of standard deviations above the mean; a
+ * config.json gives the fraction of gates that are cut off. */
 static void sparsity(struct gguf_translator *t)
 {
     char k[160];

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Write "layer_types" or a similar field: names of layers with attention, with a state, and with
- * nothing but an MLP (NULL: there are none). */
+/* Write "layer_types" or a similar field.  attention, state and mlp are the names of layers with
+ * attention, of layers with a state, and of layers with only an MLP (NULL: there are none). */
 static void set_layer_kinds(struct gguf_translator *t, const char *key, const char *attention, const char *state,
                             const char *mlp)
 {

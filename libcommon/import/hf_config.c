@@ -44,8 +44,8 @@ static json_t *lift_text_config(const json_t *config)
     return out;
 }
 
-/* 1 if partial_rotary_factor is the share of frequencies that rotate, not of the head's
- * dimensions. */
+/* Returns 1 if partial_rotary_factor is the fraction of frequencies that rotate, 0 if it is the
+ * fraction of the head's dimensions. */
 static int is_proportional(const json_t *rope)
 {
     const char *type = json_string_value(js_get(rope, "rope_type"));

@@ -77,8 +77,9 @@ void name_patterns_free(struct name_patterns *list)
     free(list->p);
 }
 
-/* Match a plain text against the end of a name as its regular expression does: 1, 0; -1: the
- * expression has to decide, because a dot met a byte of a longer character. */
+/* Match a plain text against the end of a name, as its regular expression would.  Returns 1 if it
+ * matches, 0 if not; -1 if the expression has to decide, because a dot met a byte of a multi-byte
+ * character. */
 static int match_plain(const char *plain, const char *name)
 {
     const size_t n = strlen(name), m = strlen(plain);

@@ -294,8 +294,8 @@ static int part_fail(const struct packed_indexer *x, const struct source_tensor 
                    ggml_type_info(t->type)->name, expected);
 }
 
-/* The tensor that lies beside `main` under another ending; it is dropped from the list.  NULL:
- * there is none; *e is set if it has to be there. */
+/* Returns the tensor that has the name of `main` with another ending, and removes it from the list.
+ * NULL if there is none, with *e if it is required. */
 static const struct source_tensor *beside(const struct packed_indexer *x, const struct source_tensor *main, size_t stem,
                                           const char *end, int required)
 {
@@ -396,8 +396,8 @@ static int grouped_take(struct packed_indexer *x, struct packed *p, const struct
     return order ? order_take(x, p, order) : gptq && x->needs_order ? -1 : 0;
 }
 
-/* 1 if the shape of scales t fits a matrix of p's size under scheme c.  Sets the fields of p that
- * locate the scale of an element. */
+/* Returns 1 if the shape of scales t fits a matrix of p's size under scheme c, and then sets the
+ * fields of p that locate the scale of an element. */
 static int scales_fit(struct packed *p, const struct source_tensor *t, const struct scheme *c)
 {
     const int single = t->size == (size_t)ggml_type_info(t->type)->block_bytes;
@@ -661,8 +661,8 @@ static int join(struct packed_indexer *x, int i, const struct packed_kind *k)
     return asprintf(&x->rename[i], "%.*s%s", (int)stem, t->name, k->name) < 0 ? err_nomem(x->e, t->name) : 0;
 }
 
-/* 1 for scales of activations and of the KV cache, which only programs that compute in these
- * formats use. */
+/* Returns 1 for scales of activations and of the KV cache, which only programs that compute in
+ * these formats use. */
 static int is_beside_weights(const char *name)
 {
     static const char *const ends[] = { ".input_scale", ".output_scale", ".input_zero_point", ".output_zero_point",

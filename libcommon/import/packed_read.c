@@ -136,8 +136,8 @@ static int scales_fit_f16(const struct packed *p)
     return 1;
 }
 
-/* 1 if all scales are 0 or so far from f32's limits that scale * code neither overflows nor loses
- * bits. */
+/* Returns 1 if all scales are 0 or so far from f32's limits that scale * code neither overflows nor
+ * loses bits. */
 static int scales_fit_fp8(const struct packed *p)
 {
     int64_t n = (int64_t)(p->scale.size / (size_t)ggml_type_info(p->scale.type)->block_bytes);
@@ -155,8 +155,8 @@ static int scales_fit_nvfp4(const struct packed *p)
     return p->tensor_scale > 0x1p-100f && p->tensor_scale < 0x1p100f;
 }
 
-/* The largest of our group sizes (128, 64, 32) that divides the source's; any if that is a whole
- * row.  0: none does. */
+/* Returns the largest of our group sizes (128, 64, 32) that divides the source's group size; 0 if
+ * none does.  If the source has one group per row, every size will do. */
 static int our_group(const struct packed *p)
 {
     for (int g = 128; g >= 32; g /= 2)

@@ -90,8 +90,8 @@ static void more_falcon_h1(struct parse *p, struct config *c)
     r->scaled = 1;
     for (int i = 0; i < 5; i++)
         r->in_scale[i] *= in;
-    /* a factor on the input of q, k and v is applied as its square on the scores, and once on the
-     * output */
+    /* a factor on the input of q, k and v is applied in two places: its square on the scores, and
+     * the factor itself on the output */
     if (at != 1 && c->biases & BIAS_QKV)
         parse_fail(p, ERR_UNSUPPORTED, "attention_in_multiplier other than 1 with attention_bias is not supported");
     if (in != 1 && c->biases & BIAS_IN)

@@ -243,8 +243,8 @@ static uint64_t scramble(uint64_t x)
     return x ^ x >> 31;
 }
 
-/* Make the parameters of the hashes: factors of tokens from a seed, and a prime number of rows for
- * each head of each layer, the next larger ones from `base` on. */
+/* Make the parameters of the hashes: the factors of tokens, from a seed; and for each head of each
+ * layer a prime number of rows.  The primes are the next larger ones from `base` on. */
 static void hashes_make(struct parse *p, struct config *c, int base, uint64_t seed, int64_t divisor)
 {
     struct ngram *g = &c->ngram;

@@ -28,8 +28,8 @@ static void dims_text(char *out, size_t room, const int64_t *dim, int n)
     snprintf(out + strlen(out), room - strlen(out), "]");
 }
 
-/* Check that the tensor exists with this shape; -1 with both shapes in the message, 1: missing
- * and optional. */
+/* Check that the tensor exists with this shape.  Returns 0; 1 if it is missing and optional; -1
+ * with both shapes in the message. */
 static int check_shape(const struct builder *b, const char *name, const int64_t *want, int n_want, int optional)
 {
     int n;
@@ -64,7 +64,8 @@ static struct weight_spec *push(struct builder *b)
 }
 
 /* Add one tensor of ours from the source's tensor `full`, which must have the shape want; t has
- * everything but the two names.  1: it is optional and missing. */
+ * everything but the two names.  Returns 0; 1 if the tensor is optional and missing; -1 on
+ * errors. */
 int spec_as(struct builder *b, const char *ours, const char *full, const int64_t *want, int n_want,
             const struct weight_spec *t)
 {
@@ -104,8 +105,8 @@ int spec_tensor(struct builder *b, const char *name, const char *suffix, const c
     return spec_as(b, ours, full, want, flat ? 1 : 2, &t) < 0 ? -1 : 0;
 }
 
-/* The full name of a tensor, or of a weight or bias without that ending.  The stem may list several
- * names, "a|b": the first that exists, else the last. */
+/* Write to out the full name of a tensor, without ".weight" or ".bias".  The stem may list several
+ * names, "a|b": the first that exists is used, else the last. */
 void spec_path(const struct builder *b, char *out, size_t room, int layer, const char *stem)
 {
     for (const char *end; ; stem = end + 1) {

@@ -661,8 +661,8 @@ int config_kv_layers(const struct config *c)
     return n;
 }
 
-/* The first feature of the mixture of experts besides a router, plain experts and a shared MLP;
- * NULL: there is none. */
+/* Returns the first feature of the mixture of experts besides a router, plain experts and a shared
+ * MLP; NULL: there is none. */
 static const char *beyond_mixture(const struct config *c)
 {
     if (c->moe.beside)

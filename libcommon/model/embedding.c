@@ -54,8 +54,8 @@ static int is_classifier(const struct parse *p)
     return n >= sizeof end - 1 && strcmp(name + n - (sizeof end - 1), end) == 0;
 }
 
-/* 1: no activation is applied to scores.  Files name a torch class (Identity or Sigmoid); if they
- * name none, it is the sigmoid. */
+/* Returns 1 if no activation is applied to scores.  Files name a torch class (Identity or Sigmoid);
+ * without a name it is the sigmoid. */
 static int is_raw(struct parse *p)
 {
     const json_t *own = parse_find(p, "sentence_transformers", NULL);

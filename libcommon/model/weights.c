@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Find the head's full name, which has no prefix, or one of its own.  1; 0: the source has no
- * head. */
+/* Find the head's full name, which has no prefix or a prefix of its own.  Returns 1; 0 if the
+ * source has no head. */
 static int find_head(const struct builder *b, char *source, size_t room)
 {
     static const char *const prefixes[] = { "", "language_model.", "model." };
@@ -175,8 +175,8 @@ int weight_specs(const struct config *c, const struct weight_source *s, struct w
 {
     struct builder b = { .c = c, .s = s, .have = c->names, .n = c->gguf ? gguf_names : *c->names, .e = e };
     if (c->gguf && c->block == BLOCK_PARALLEL2 && strcmp(c->names->attn_norm, "ln_attn") == 0) {
-        /* falcon: older models have one norm, attn_norm, for both halves; in newer ones that is the
-         * norm of the MLP */
+        /* falcon: older models have one norm, attn_norm, for both halves; in newer models the
+         * tensor of that name is the norm of the MLP */
         b.n.attn_norm = "attn_norm_2";
         b.n.mlp_norm = "attn_norm";
     }

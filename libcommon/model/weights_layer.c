@@ -107,9 +107,9 @@ static int add_kv_half(struct builder *b, int layer, enum layer_part part, const
     return spec_as(b, ours, full, want, n_want, &t);
 }
 
-/* kv_b has, for every head, nope_dim rows that make its key from the latent, then v_dim rows
- * that make its value. We keep the former transposed. Newer GGUF files have two tensors, the
- * keys already transposed. */
+/* kv_b has, for every head, nope_dim rows that make its key from the latent, then v_dim rows that
+ * make its value.  Our tensor k_b has the rows for keys transposed.  Newer GGUF files have two
+ * tensors, and the one for keys is already transposed. */
 static int add_kv_b(struct builder *b, int layer)
 {
     const struct mla *m = &b->c->mla;
