@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "libcommon/convert/spill.h"
@@ -63,9 +64,11 @@ static int check_scale(const struct source *s, const struct source_tensor *t, st
         return 0;
     const size_t n = strlen(t->name), stem = n > 7 && strcmp(t->name + n - 7, ".weight") == 0 ? n - 7 : n;
     for (int whole = 0; whole < 2; whole++) {
-        char name[n + sizeof ".scale"];
-        snprintf(name, sizeof name, "%.*s.scale", (int)(whole ? n : stem), t->name);
+        char *name;
+        if (asprintf(&name, "%.*s.scale", (int)(whole ? n : stem), t->name) < 0)
+            return err_nomem(e, t->name);
         const struct source_tensor *scale = source_find(s, name);
+        free(name);
         if (scale && source_wait(s, scale, e))
             return -1;
         for (size_t at = 0; scale && at < scale->size; at += sizeof(float)) {
