@@ -4,6 +4,7 @@
 #define ZSE_GRAMMAR_TOOL_CALL_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 #include "libcommon/base/rng.h"
 #include "libcommon/grammar/tool_values.h"
@@ -24,6 +25,7 @@ struct tool_parser {
     int waiting;                        /* text[at] begins a call that is not complete */
     struct open_part open;              /* the end of that call; offsets are from text[at] */
     int failed;                         /* memory ran out */
+    uint64_t n_read;                    /* bytes of calls that were read; those read again count again */
 };
 
 /* Results of reading.  DONE: the part is complete; BAD: the text is no call; MORE: the result

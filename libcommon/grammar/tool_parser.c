@@ -151,6 +151,7 @@ static int call_on(struct tool_parser *p, int end)
 {
     struct parsed_call c;
     const int rc = call_read(p, &c, end);
+    p->n_read += p->n - p->at;
     if (p->failed) {
         call_release(&c);
         return 0;
@@ -284,11 +285,14 @@ static int part_on(struct tool_parser *p)
     struct json_cursor k = { from, p->text + p->n };
     char *json = NULL;
     size_t n = 0;
+    p->n_read += (uint64_t)(k.end - from);
     if (o->kind == OPEN_JSON) {
         if (call_json_on(&k, o) == DONE)
             return 0;
         n = (size_t)(k.p - from);
         o->at += n;
+    } else if (o->kind == OPEN_NESTED) {
+        return open_nested_on(o, p->f, base, k.end) == TOOL_READ_MORE;
     } else {
         if (open_string_on(o, p->f, base, k.end, &json) == TOOL_READ_DONE)
             return 0;

@@ -226,6 +226,72 @@ static int at_mark(const struct value_reader *r)
     return !m || memcmp(r->p, mark, there) != 0 ? BAD : there == m ? DONE : MORE;
 }
 
+/* Read a part of a string in a list or an object.  0: it needs more text. */
+static int nested_string(struct open_part *o, struct value_reader *r)
+{
+    const char c = *r->p;
+    if (!o->quote) {
+        size_t n;
+        const int rc = find_close(r->f, r->p, r->end, &n);
+        o->in_string = rc == MORE;
+        r->p += n + (rc == DONE ? strlen(r->f->value_close) : 0);
+        return rc == DONE;
+    }
+    if (o->in_string == 2 && (c == ' ' || c == '\n')) {
+        r->p++;
+    } else if (o->in_string == 2 && memchr(",)]}:", c, 5)) {     /* as in closes() */
+        o->in_string = 0;
+    } else if (c == '\\') {
+        if (r->end - r->p < 2)
+            return 0;
+        r->p += 2;
+        o->in_string = 1;
+    } else {
+        r->p++;
+        o->in_string = c == o->quote ? 2 : 1;
+    }
+    return 1;
+}
+
+/* Read the next byte, or mark, of a list or an object, outside its strings.  0: it needs more
+ * text. */
+static int nested_byte(struct open_part *o, struct value_reader *r)
+{
+    const int mark = at_mark(r);
+    if (mark == MORE)
+        return 0;
+    o->in_string = 1;
+    o->quote = '\0';
+    r->p += mark == DONE ? strlen(r->f->value_close) : 1;
+    if (mark == DONE)
+        return 1;
+    const char c = r->p[-1];
+    if (c == '"' || c == '\'') {
+        o->quote = c;
+        return 1;
+    }
+    o->in_string = 0;
+    if (c == '[' || c == '{')
+        o->depth++;
+    else if (c == ']' || c == '}')
+        o->depth--;
+    else if (!is_word(c) && !strchr("+,: \t\r\n", c))
+        o->depth = 0;                   /* not valid */
+    return 1;
+}
+
+enum tool_read open_nested_on(struct open_part *o, const struct tool_format *f, const char *base, const char *end)
+{
+    struct value_reader r = { .f = f, .p = base + o->at, .end = end };
+    while (r.p < end && (o->in_string ? nested_string(o, &r) : nested_byte(o, &r)))
+        if (!o->depth) {
+            o->kind = OPEN_NONE;
+            return TOOL_READ_DONE;
+        }
+    o->at = (size_t)(r.p - base);
+    return TOOL_READ_MORE;
+}
+
 /* Read a string.  outer: it is a member of the outermost object, whose incomplete strings are
  * reported. */
 static int string(struct value_reader *r, int outer)
@@ -397,14 +463,16 @@ static int object(struct value_reader *r, char assign, char bracket, int depth)
 static int value(struct value_reader *r, int depth)
 {
     const size_t before = r->out.n;
+    const struct open_part here = { .kind = OPEN_NESTED, .at = (size_t)(r->p - r->base), .silent = 1 };
     int rc;
     if (depth > MOST_DEPTH)
         return BAD;
     if (at_mark(r) != BAD || *r->p == '"' || *r->p == '\'')
         return string(r, depth == 1);
+    const int nested = *r->p == '[' || *r->p == '{';
     if (*r->p == '[') {
         rc = list(r, depth);
-    } else if (*r->p == '{') {
+    } else if (nested) {
         r->p++;
         rc = object(r, ':', '}', depth);
     } else {
@@ -412,6 +480,8 @@ static int value(struct value_reader *r, int depth)
     }
     if (rc == MORE)
         r->out.n = before;              /* a part of a value is not shown */
+    if (rc == MORE && nested && depth == 1)
+        *r->open = here;
     return rc;
 }
 

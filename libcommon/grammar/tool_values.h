@@ -13,14 +13,17 @@ enum tool_read { TOOL_READ_MORE = 0, TOOL_READ_DONE = 1, TOOL_READ_BAD = -1 };
  * when more text arrives, so that long arguments are not read again from their beginning.
  *
  * OPEN_JSON: a JSON object or array.  OPEN_MARKED: a string that ends at the format's value_close.
- * OPEN_QUOTED: a string that ends at a quotation mark. */
-enum open_kind { OPEN_NONE, OPEN_JSON, OPEN_MARKED, OPEN_QUOTED };
+ * OPEN_QUOTED: a string that ends at a quotation mark.  OPEN_NESTED: a list or an object in the
+ * syntax of tool_values_read(), of which nothing is reported before it ends. */
+enum open_kind { OPEN_NONE, OPEN_JSON, OPEN_MARKED, OPEN_QUOTED, OPEN_NESTED };
 struct open_part {
     enum open_kind kind;
     size_t at;                          /* offset of the text that was not read yet */
     int silent;                         /* it is not reported before it ends */
-    int depth, in_string;               /* OPEN_JSON: at that offset */
-    char quote;                         /* OPEN_QUOTED: the quotation mark that ends it */
+    /* OPEN_JSON and OPEN_NESTED: at that offset; in_string is 2 after a mark that may end it. */
+    int depth, in_string;
+    /* The quotation mark that ends the string; OPEN_NESTED: 0 if it is value_close. */
+    char quote;
 };
 /* Set *o to a part of kind OPEN_MARKED: text[0..n) is all that was read of a value whose end mark
  * (f->value_close) has not arrived.  Offsets are from base.  Leaves *o alone if the text is not
@@ -35,6 +38,10 @@ void open_marked(struct open_part *o, const char *base, const char *text, size_t
  * UTF-8: the call must be read again from its beginning. */
 enum tool_read open_string_on(struct open_part *o, const struct tool_format *f, const char *base, const char *end,
                               char **json);
+/* Read on in *o, which is OPEN_NESTED, in the text from base + o->at to end.  Returns MORE, with
+ * o->at moved on, if all of this text belongs to the list or object; DONE if that may end in this
+ * text, or is not valid: the call must be read again from its beginning. */
+enum tool_read open_nested_on(struct open_part *o, const struct tool_format *f, const char *base, const char *end);
 
 /* Read the arguments of a call, `name=value, ...)` (TOOL_PYTHON) or `name:value,...}`
  * (TOOL_QUOTED), from *at on, and turn them into a JSON object.  Of duplicate names only the first
@@ -42,7 +49,7 @@ enum tool_read open_string_on(struct open_part *o, const struct tool_format *f, 
  *
  * Returns DONE with *at after the closing bracket; MORE if the text ends before that bracket; BAD
  * if no continuation is valid.  In each case *json is the part of the object read so far, a prefix
- * of the whole: malloc'd, or NULL if memory ran out.  With MORE, *o is the incomplete string at the
+ * of the whole: malloc'd, or NULL if memory ran out.  With MORE, *o is the incomplete part at the
  * end of the text; its offsets are from *at. */
 enum tool_read tool_values_read(const struct tool_format *f, const char **at, const char *end, char **json,
                                 struct open_part *o);
