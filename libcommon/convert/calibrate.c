@@ -732,8 +732,8 @@ static int has_experts(const struct config *f)
     return 0;
 }
 
-/* Compute the most bytes that calibration will hold: held [N_HOLDS] for the kinds that may be in
- * spill files; returns the rest, buffers of a window of text and of each thread. */
+/* Compute the most bytes that calibration will hold.  held [N_HOLDS] receives those of the kinds
+ * that may be in spill files.  Returns the rest: buffers of a window of text and of each thread. */
 static uint64_t count(const struct conversion *cv, const struct calibration *c, uint64_t held[N_HOLDS])
 {
     const struct config *f = &cv->config;

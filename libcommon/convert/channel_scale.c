@@ -207,8 +207,8 @@ int channel_scale_layer(struct conversion *cv, int layer, float alpha, struct er
     return 0;
 }
 
-/* The channel scales of the input that p reads; NULL: it has none.  Experts beside an MLP and their
- * router read norms of their own, which are not scaled. */
+/* Returns the channel scales of the input that p reads; NULL: the input has none.  Experts beside
+ * an MLP and their router read norms of their own, which are not scaled. */
 const float *channel_scale_input(const struct conversion *cv, const struct recipe *p)
 {
     const int apart = cv->config.moe.beside && p->spec->expert >= 0;

@@ -53,8 +53,8 @@ void error_report(struct convert_tensor *t, const struct error_sums *s)
     t->exact = s->max == 0;
 }
 
-/* The scale with which every value of the group is exactly an integer from -127 to 127; 0: there is
- * no such scale. */
+/* Returns the scale for which every value of the group is exactly an integer from -127 to 127 times
+ * the scale; 0: there is no such scale. */
 static float whole_step(const float *x, int n)
 {
     float amax = 0;

@@ -121,9 +121,9 @@ static void measure_tensor(void *arg, int i, int thread)
     free(x);
 }
 
-/* The index of the tensor, and in *to the step, whose choice removes most error per byte among
- * those that fit into `room`; -1: there is none.  Steps that remove no error are skipped.  next:
- * search only layers that predict further tokens; 0: only the others. */
+/* Returns the index of the tensor, and in *to its step, whose choice removes most error per byte
+ * among those that fit into `room`; -1: there is none.  Steps that remove no error are skipped.
+ * next: 1: search only layers that predict further tokens; 0: only the others. */
 static int best_step(const struct conversion *cv, const struct type_choice *c, int n, uint64_t room, int next, int *to)
 {
     int best = -1;

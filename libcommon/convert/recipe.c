@@ -123,8 +123,8 @@ enum convert_part recipe_part(const struct weight_spec *s)
     return p->kind == PART_EXPERT ? PART_EXPERTS : p->is_mixer ? PART_ATTENTION : PART_MLP;
 }
 
-/* The input of the layer that this tensor reads and whose channels may be scaled; INPUT_NONE also
- * for the rates of the delta net, which are not changed. */
+/* Returns the input of the layer that this tensor reads and whose channels may be scaled, or
+ * INPUT_NONE.  It is INPUT_NONE also for the rates of the delta net, which are not changed. */
 static int input_of(const struct config *c, const struct weight_spec *s)
 {
     if (s->layer < 0 || s->is_vector || s->role == ROLE_IN_BA)
@@ -197,7 +197,7 @@ static int set_copy(struct recipe *p, enum qtype type, int group_size, struct er
     return mat_init(&p->m, type, group_size, act_group, p->spec->rows, p->spec->cols, e);
 }
 
-/* Whether the source's codes can be copied if `type` with groups of group_size (0: any) is
+/* Returns 1 if the source's codes can be copied when `type` with groups of group_size (0: any) is
  * requested.  *copy, *copy_group: the type and the group size of the copy. */
 static int copies_as(const struct recipe *p, enum qtype type, int group_size, enum qtype *copy, int *copy_group)
 {

@@ -224,8 +224,8 @@ static int restore_tensor(struct recipe *p, const json_t *row, struct err *e)
     return mat_init(&p->m, p->m.type, p->m.group_size, act_group, p->spec->rows, p->spec->cols, e);
 }
 
-/* Read the journal, and check that it is for this source, plan and program.  NULL with the
- * reason in *e, worded as the end of a sentence. */
+/* Read the journal, and check that it is for this source, plan and program.  Returns NULL if not,
+ * with the reason in *e, worded as the end of a sentence. */
 static json_t *read_journal(struct resume *r, struct err *e)
 {
     size_t size;
@@ -284,8 +284,8 @@ static int replay(struct resume *r, struct zwriter *w, const json_t *journal, in
     return 0;
 }
 
-/* Bring w and the state to the point that the journal describes, and return 1.  0: the
- * conversion has to start over, with the reason in *e, worded as the end of a sentence. */
+/* Bring w and the state to the point that the journal describes.  Returns 1; 0 if the conversion
+ * has to start over, with the reason in *e, worded as the end of a sentence. */
 static int take_up(struct resume *r, struct zwriter *w, int *n_done, struct err *e)
 {
     int64_t slot = 0, crc = 0, damped = 0, layers = 0;

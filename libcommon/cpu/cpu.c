@@ -177,8 +177,8 @@ static int check_batch(const struct cpu *b, const struct batch *batch, struct er
     return 0;
 }
 
-/* The offset of the keys and values that this layer reads in a KV block in which all layers have
- * these types. */
+/* Returns the offset, within a KV block in which all layers have these types, of the keys and
+ * values that this layer reads. */
 static size_t kv_offset(const struct cpu *b, int layer, struct kv_types types)
 {
     const struct config *c = &b->m->config;

@@ -42,9 +42,9 @@ int attn_groups(const struct config *c)
 
 /* ---- windows of any model, with sinks (arXiv:2309.17453) ---- */
 
-/* 1 if the layer sees only the newest k->window tokens and the sinks.  Positions are counted in a
- * cache of just these tokens: if the sequence is longer than this cache, a query that sees the
- * sinks has the last position of the cache.  Stored keys keep their rotation, because only
+/* Returns 1 if the layer sees only the newest k->window tokens and the sinks.  Positions are
+ * counted in a cache of just these tokens: if the sequence is longer than this cache, a query that
+ * sees the sinks has the last position of the cache.  Stored keys keep their rotation, because only
  * differences of positions matter. */
 static int streams(const struct core *k, int index) { return config_streams(k->c, index, k->window); }
 
@@ -60,8 +60,8 @@ static void angles(const struct core *k, const struct rope *r, int pos, int is_l
 {
     const float *freq = is_long ? r->inv_freq_long : r->inv_freq, scale = is_long ? r->scale_long : r->scale;
     for (int d = 0; d < r->dim / 2; d++) {
-        /* f32 as in transformers, whose rounding is part of the model, but only within its
-         * context */
+        /* computed in f32, as in transformers, whose rounding is part of the model, but only within
+         * the model's context; beyond it in double */
         const double angle = k->window && pos >= k->c->max_len ? (double)pos * (double)freq[d]
                                                                : (double)((float)pos * freq[d]);
         cosine[d] = (float)cos(angle) * scale;
@@ -157,8 +157,8 @@ static size_t head_offset(const struct attn_job *j, int head)
     return j->s->kv_at + (j->latent ? 0 : (size_t)head * (j->k_bytes + j->v_bytes));
 }
 
-/* The tail's blocks: bytes of the keys (or of the values) of one head, and the offset of a head's
- * keys. */
+/* For the tail's blocks: tail_bytes() returns the bytes of the keys (or of the values) of one head,
+ * tail_offset() the offset of the keys of a head. */
 static size_t tail_bytes(const struct attn_job *j) { return kv_block_bytes(KV_F16, j->head_dim); }
 static size_t tail_offset(const struct attn_job *j, int head)
 {
@@ -332,8 +332,9 @@ static void finish_rows(const struct attn_job *j, const struct attn *a, const fl
         }
 }
 
-/* Compute attention for a run past the end of the cache of sinks and window: all parts of it or, if
- * it is split, only part `part`.  own: its queries. */
+/* Compute attention for a run past the end of the cache of sinks and window: all parts of the
+ * context or, if it is split, only part `part`.  own: the queries of the run, rotated for their own
+ * positions. */
 static void attend_beyond(const struct attn_job *j, const struct query_run *ch, int head, int part, struct attn *a,
                           float *own, int thread)
 {
@@ -642,8 +643,8 @@ static int add_runs(struct core *k, struct step *s, int item, int first, int n, 
     return n_runs;
 }
 
-/* Divide all tokens of an item into runs, so that the tail begins at the same position for all
- * tokens of a run; returns their number. */
+/* Divide all tokens of an item into runs, such that the tail begins at the same position for all
+ * tokens of a run.  Returns the number of runs. */
 static int add_tail_runs(struct core *k, struct step *s, int item, int most)
 {
     const struct batch_item *it = &s->items[item];

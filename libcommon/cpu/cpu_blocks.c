@@ -158,8 +158,8 @@ static void choose_token(void *arg, int slot, int thread)
 
 /* ---- attention ---- */
 
-/* Number of tokens that a token of the batch sees: those of the chosen runs, and those after the
- * last complete run. */
+/* Returns the number of tokens that a token of the batch sees: those of the chosen runs, and those
+ * after the last complete run. */
 static int n_seen(const struct block_job *j, int slot)
 {
     const int token = j->first + slot;

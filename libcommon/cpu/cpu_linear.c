@@ -66,8 +66,8 @@ static int reserve_slot(struct core *k, int slot, const struct linear *const *l,
     return 0;
 }
 
-/* The slot of an input while its matrices read it.  In a parallel block the inputs of the MLP and
- * of attention are in use at the same time. */
+/* Returns the slot of an input while its matrices read it.  In a parallel block the inputs of the
+ * MLP and of attention are in use at the same time, so their slots differ. */
 static int input_slot(const struct config *c, enum layer_input input)
 {
     return c->block != BLOCK_SEQUENTIAL && (input == INPUT_MLP || input == INPUT_DOWN);

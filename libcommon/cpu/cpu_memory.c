@@ -38,9 +38,9 @@ static int arena_open(struct core *k, struct arena_part *parts, int n, struct er
     return 0;
 }
 
-/* Compute the ALiBi slope of each head, times alibi_scale.  n is the largest power of two <=
- * n_heads: the first n heads have 2^(-max_bias * i / n), i from 1 on, the others lie between these
- * (arXiv:2108.12409 and its code). */
+/* Compute the ALiBi slope of each head, times alibi_scale.  With n the largest power of two <=
+ * n_heads, the first n heads have slopes 2^(-max_bias * i / n), i from 1 on; the slopes of the
+ * other heads lie between these (arXiv:2108.12409 and its code). */
 static void alibi_slopes(float *slope, const struct config *c)
 {
     int n = 1;

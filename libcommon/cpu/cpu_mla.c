@@ -26,8 +26,8 @@ static size_t head_floats(const struct config *c)
 
 size_t mla_floats(const struct config *c) { return c->mla.kv_rank ? head_floats(c) + (size_t)c->mla.q_rank : 0; }
 
-/* Floats per token for the rows of one head of k_b or v_b, including those of the neighbouring
- * heads in partly used tiles. */
+/* Returns the floats per token for the rows of one head of k_b or v_b, including rows of the
+ * neighbouring heads in partly used tiles. */
 static size_t tile_floats(const struct config *c)
 {
     const int most = c->mla.kv_rank > c->mla.v_dim ? c->mla.kv_rank : c->mla.v_dim;

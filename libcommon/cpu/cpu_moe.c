@@ -120,8 +120,8 @@ int moe_reserve(struct core *k, const struct layer *l, struct err *e)
 
 /* ---- the choice ---- */
 
-/* Index of the largest score that is not taken.  A NaN is never larger, so each token gets top_k
- * different experts even then; their weights are NaN. */
+/* Returns the index of the largest score that is not taken.  A NaN never counts as larger, so even
+ * with NaNs each token gets top_k different experts; their weights are NaN. */
 static int best_of(const float *score, const unsigned char *taken, int n)
 {
     int best = -1;
@@ -238,8 +238,8 @@ static void choose(const struct moe *m, float *score, const float *correction, i
     weigh(m, weight);
 }
 
-/* Take the experts that a table lists for a token, each once (a repeated one becomes the next free
- * one); numbers that are no expert count as 0. */
+/* Take the experts that a table lists for a token, each once: a repeated expert is replaced by the
+ * next free one.  Numbers that are no expert count as 0. */
 static void look_up(const struct moe *m, float *score, const float *experts, int *id, float *weight)
 {
     unsigned char taken[m->n_experts];
@@ -307,8 +307,8 @@ static void sort_by_expert(const struct moe *m, const int *id, const float *weig
 struct round_job { struct core *k; const struct layer *l; const struct act_input *in; struct batch_expert *b; int n,
                    down; };
 
-/* Quantize the input of an expert for its matrices: of gate and up after gathering its tokens, of
- * down from its intermediate rows. */
+/* Quantize the input of an expert for its matrices: the input of gate and up after gathering its
+ * tokens, the input of down from its intermediate rows. */
 static void quantize_expert_input(void *arg, int i, int thread)
 {
     (void)thread;
@@ -345,7 +345,7 @@ static size_t place(const struct core *k, struct act_input *in, int n, uint8_t *
     return used;
 }
 
-/* Gather experts from *expert on: as many as fit into the buffers, at most `most`; returns their
+/* Gather experts from *expert on: as many as fit into the buffers, at most `most`.  Returns their
  * number.  whole: 1 if `in` still holds its quantized forms. */
 static int gather(struct core *k, const struct layer *l, const struct act_input *in, int n, int whole, int *expert,
                   int most, struct batch_expert *b)

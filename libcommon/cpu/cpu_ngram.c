@@ -1,6 +1,9 @@
-/* cpu_ngram.c - add values looked up by the last tokens to the residual streams (qwen4_exp): rows
- * of a table, selected by a hash of the run of tokens that ends here, give a value that each stream
- * weighs by how well its key matches, and a convolution runs over the values of earlier tokens.
+/* cpu_ngram.c - n-gram embeddings (qwen4_exp): add values that depend on the last tokens to the
+ * residual streams.
+ *
+ * A hash of the run of tokens that ends here selects rows of a table.  They give a value, which
+ * each stream weighs by how well its key matches, and a convolution runs over the values of earlier
+ * tokens.
  *
  * State of the layer, after that of its mixer: the last tokens, oldest first, then inputs of the
  * convolution, oldest first. */

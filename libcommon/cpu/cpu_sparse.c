@@ -158,8 +158,8 @@ static uint32_t order_of(float x)
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-/* The k-th largest of n scores, found by radix selection, a byte at a time; *above: number of
- * larger scores. */
+/* Returns the k-th largest of n scores, found by radix selection, a byte at a time.  *above: number
+ * of larger scores. */
 static uint32_t threshold(const float *score, int n, int k, int *above)
 {
     uint32_t found = 0, mask = 0;

@@ -92,7 +92,7 @@ void state_close(struct core *k)
     k->state = (struct state_work){ 0 };
 }
 
-/* The state of an item in this layer: input rows of the convolution, then the states of the
+/* Returns the state of an item in this layer: input rows of the convolution, then the states of the
  * heads. */
 static float *state_of(const struct state_job *j, int item)
 {
@@ -320,8 +320,8 @@ static void norm_groups(const struct state_job *j, float *out)
         j->k->k->rms_norm(out + g * size, out + g * size, j->l->gate_norm.w + g * size, size, j->r->norm_eps, 0);
 }
 
-/* Mamba2: gate the outputs of the heads and norm them in groups, in either order.  Lightning
- * attention: norm, then gate by a sigmoid. */
+/* Mamba2: gate the outputs of the heads and norm them in groups; the architecture decides which
+ * comes first.  Lightning attention: norm, then gate by a sigmoid. */
 static void norm_part(void *arg, int i, int thread)
 {
     (void)thread;
@@ -379,8 +379,8 @@ static void mamba1_inputs(struct core *k, struct state_job *j, int n)
                                  .kind = OP_STORE }, 1, n, NULL);
 }
 
-/* Kimi delta attention: compute the decay rates of the rows from the hidden state or, with
- * gate_rank, the decay rates and the gates from fewer channels. */
+/* Kimi delta attention: compute the decay rates of the rows from the hidden state.  With gate_rank,
+ * compute both the decay rates and the gates from the channels of gate_a. */
 static void row_gates(struct core *k, const struct state_job *j, const struct act_input *in, int n)
 {
     const struct layer *l = j->l;

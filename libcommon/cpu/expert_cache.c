@@ -26,7 +26,7 @@ enum { OUT, COMING, IN };
 struct expert_slot {
     uintptr_t from, to;                 /* whole pages of the mapped file */
     int frame;                          /* index of its frame, unless the state is OUT */
-    /* log2 of the number of uses (each counts half after HALF_LIFE) at the time of the last one,
+    /* log2 of the number of uses (a use counts half after HALF_LIFE) at the time of the last use,
      * plus that time in HALF_LIFEs, so that values of different times can be compared */
     float use;
     unsigned char state, wanted, used, guessed;        /* used: 1 if the current round uses it */
@@ -57,8 +57,8 @@ static size_t bytes(const struct expert_slot *s) { return s->to - s->from; }
 
 /* ---- the thread ---- */
 
-/* The slot to evict: the least used one that is not requested.  If all are requested, the last one
- * in `wanted` with an index above `before`.  -1: there is none. */
+/* Returns the slot to evict: the least used one that is not requested.  If all are requested,
+ * returns the last one in `wanted` with an index above `before`; -1 if there is none. */
 static int victim(const struct expert_cache *c, int before)
 {
     int best = -1;
@@ -147,8 +147,8 @@ static int lies_in(const struct linear *l, const struct expert_slot *s)
            (!bias || (bias >= s->from && bias + (size_t)l->w.rows * sizeof *l->bias <= s->to));
 }
 
-/* Find the ranges of a layer's experts.  0; -1 unless they are adjacent up to the end of the
- * layer's group, each on pages of its own. */
+/* Find the ranges of a layer's experts.  Returns 0; -1 unless the ranges are adjacent up to the end
+ * of the layer's group, each on pages of its own. */
 static int find_ranges(struct expert_cache *c, int layer, uintptr_t begin, uintptr_t end)
 {
     const uintptr_t page = FILE_PAGE;
@@ -169,8 +169,8 @@ static int find_ranges(struct expert_cache *c, int layer, uintptr_t begin, uintp
     return 0;
 }
 
-/* Find the ranges of all layers with experts.  If any layer has none, the cache is not used: files
- * may order tensors and groups in any way. */
+/* Find the ranges of all layers with experts.  Returns 0; -1 if those of one layer cannot be found,
+ * because files may order tensors and groups in any way: the cache is then not used. */
 static int find_all(struct expert_cache *c)
 {
     const struct zfile *z = c->m->file;

@@ -71,8 +71,8 @@ static void *bring(void *arg)
     return NULL;
 }
 
-/* The next span in order of use that is dropped after use; `from` itself if it is the only one, -1
- * if all are kept. */
+/* Returns the next span, in order of use, that is dropped after use; `from` itself if it is the
+ * only one, -1 if all are kept. */
 static int next_passing(const struct residency *r, int from)
 {
     for (int i = 1; i <= r->n_spans; i++)
