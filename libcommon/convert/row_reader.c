@@ -77,7 +77,7 @@ static int check_scale(const struct source *s, const struct source_tensor *t, st
                 memcpy(&x, scale->data + at, sizeof x);
             if (x != 1)
                 return err_set(e, ERR_UNSUPPORTED, "%s: tensor %s: found a scale of all of %s other than 1, "
-                               "expected NVFP4 without one", s->path, name, t->name);
+                               "expected NVFP4 without one", s->path, scale->name, t->name);
         }
     }
     return 0;
