@@ -218,8 +218,9 @@ static void record_source(const struct conv_cache_request *a, const char *made, 
         remove_stale(made, real);
         remove_interrupted(made);
     }
-    cli_note(a->prog, "kept as %s (%s); to keep it elsewhere: zse-convert %s -o NAME.zse", made,
-             cli_bytes(size, stat(made, &st) == 0 ? (uint64_t)st.st_size : 0), a->asked);
+    cli_note(a->prog, "kept as %s (%s); to keep it elsewhere: zse-convert %s%s -o NAME.zse", made,
+             cli_bytes(size, stat(made, &st) == 0 ? (uint64_t)st.st_size : 0), a->asked,
+             a->adaptable ? " --adaptable" : "");
     free(real);
     free(name);
 }

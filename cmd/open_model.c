@@ -218,7 +218,7 @@ static int parse_spec(const char *prog, const char *arg, struct run_options *r)
             r->spec_given = 1;
             return 0;
         }
-    return cli_wrong(prog, "--spec: '%s', expected auto, ngram, ngram:N, mtp, draft:MODEL, self:LAYERS, medusa:FILE or off", arg);
+    return cli_wrong(prog, "--spec: '%s', expected auto, ngram[:N], mtp[:N], draft:[N:]MODEL, self:[N:]LAYERS, medusa:[N:]FILE or off", arg);
 }
 
 /* Parse --lora DIR or NAME=DIR; without NAME the adapter is called as its folder.  NAME may have a

@@ -38,7 +38,7 @@ static const char usage[] =
     "                             gate_proj, up_proj, down_proj; of some layers: down_proj@0-3=int8\n"
     "      --ternary RULE         how other weights become ternary: fit (default), absmean, rms, adaptive, threshold, sign\n"
     "      --lora DIR             merge this LoRA adapter, a folder written by PEFT, into the weights (may be repeated)\n"
-    "      --adaptable            scale no channels, so that zse-serve --lora can use the file\n"
+    "      --adaptable            scale no channels, so that --lora of zse-chat and zse-serve can use the file\n"
     "      --skip GLOB            keep these tensors as they are stored (may be repeated; GLOB,GLOB)\n"
     "      --no-mtp               leave out the layer that some models have to predict further tokens (zse-chat --spec mtp)\n"
     "  -m, --target-memory SIZE   weights of at most this size, as 6GB or 900MiB: alone, the finest type that fits;\n"

@@ -138,8 +138,8 @@ static int check_model(const struct lora_binding *b)
         return err_set(b->e, ERR_UNSUPPORTED, "%s: %s was made from a GGUF file, which does not have the names that "
                        "adapters have; convert the folder of safetensors", b->peft->path, zfile_path(b->m->file));
     if (json_is_true(json_object_get(q, "channels_scaled")))
-        return err_set(b->e, ERR_UNSUPPORTED, "%s: %s was converted with scaled channels, which its adapters do not "
-                       "know; convert it with --adaptable", b->peft->path, zfile_path(b->m->file));
+        return err_set(b->e, ERR_UNSUPPORTED, "%s: %s has scaled channels, for which adapters do not fit; convert its "
+                       "source again with --adaptable", b->peft->path, zfile_path(b->m->file));
     if (b->peft->n_copies)
         return err_set(b->e, ERR_UNSUPPORTED, "%s: tensor '%s': a copy of a weight of the base, which only "
                        "zse-convert --lora can compare with it", b->peft->path, b->peft->copies[0].tensor->name);

@@ -279,7 +279,7 @@ static void refusals(void **state)
     refuses(m, "/nonexistent", "no adapter_config.json");
     model_close(m);
     m = open_base("llama", QT_NL4, 0);
-    refuses(m, lora_folder("llama"), "was converted with scaled channels");
+    refuses(m, lora_folder("llama"), "has scaled channels");
     model_close(m);
 }
 
