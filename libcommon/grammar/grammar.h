@@ -31,9 +31,9 @@
 
 struct grammar_vocab;
 /* Collect the bytes of all tokens of t, which is borrowed until close.  vocab_size: number of
- * logits, at least the number of tokens of t; 0: equal to it.  Returns NULL with *e for tokenizers
- * whose tokens have no bytes (WordPiece).  Takes about 50 ms for 150,000 tokens; any number of
- * grammars may use the result. */
+ * logits, at least the number of tokens of t; 0: equal to it.  Any number of grammars may use the
+ * result.  Takes about 50 ms for 150,000 tokens.  Returns NULL with *e for WordPiece, because its
+ * tokens have no bytes. */
 struct grammar_vocab *grammar_vocab_open(const struct tokenizer *t, int vocab_size, struct err *e);
 void grammar_vocab_close(struct grammar_vocab *v);
 /* The bytes that a token adds to an answer, borrowed; NULL for special and added tokens and for

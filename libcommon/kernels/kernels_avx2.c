@@ -17,8 +17,8 @@
  *     m6       vpmaddubsw, 1/2 (vpaddw, vpmaddwd, vpaddd)                       0.63   0.86
  *     wide     vpxor, vpmaddubsw, vpmaddwd, vpaddd                              1      1.29
  *              the same with vpsignb                                            1      1.39
- * Whole matrices take 0.85 (m5), 1.15 (m6) and 1.48 (nl4) for 128 tokens, and the same for 512,
- * whose activations do not fit into the L2 cache.
+ * Whole matrices take 0.85 (m5), 1.15 (m6) and 1.48 (nl4) for 128 tokens.  512 take the same,
+ * although their activations do not fit into the L2 cache: that is not the limit.
  * Four pipes run 3.2, not 4, operations a cycle that depend on each other: vpaddd after vpmaddwd
  * takes 0.63 cycles a pair, wherever it stands.  So only fewer operations help, and of m6 the
  * multiplications, of which it has 1.6: with 16-bit sums of four pairs, whose seeds are those of

@@ -315,9 +315,9 @@ struct config {
      * in layers without RoPE; ministral3: first 0, in all layers */
     float temperature_scale; int temperature_floor, temperature_first, temperature_roped;
     int qk_norm_roped;                      /* q and k are normed only where they rotate (llama4) */
-    /* Attention layers of different shapes (gemma4): head_dim, number of KV heads, and the layer
-     * whose keys and values this one reads, itself or an earlier one.  Owned.  NULL: all layers
-     * have config.head_dim and n_kv_heads, which are otherwise the maxima. */
+    /* Attention layers of different shapes (gemma4): head_dim and number of KV heads of each layer.
+     * kv_from: each layer reads its own keys and values or those of an earlier layer, this one.
+     * Owned.  NULL: all layers have config.head_dim and n_kv_heads, which else are the maxima. */
     int *head_dims, *kv_heads, *kv_from;
     int *mlp_sizes;                         /* [n_layers] widths of dense MLPs; NULL: intermediate_size; owned */
     /* Sizes of a head's query and key, and of its value, if they differ (mimo_v2_flash); 0:

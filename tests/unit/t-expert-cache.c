@@ -39,9 +39,8 @@ static void add(struct zwriter *w, const char *name, int is_matrix, int page, st
     assert_int_equal(zwriter_data(w, data, t.m.size, &e), 0);
 }
 
-/* A group of tensors, written in the order of the text "LAYER: ...".  A digit starts an expert,
- * whose matrices begin on a new page; g, u, d are its matrices, G, U, D their biases; x is a matrix
- * of no expert. */
+/* A group of tensors, written in the order of the text "LAYER: ...".  A digit starts an expert on a
+ * new page; g, u and d are its matrices, G, U and D their biases; x is a matrix of no expert. */
 struct group { int layer; const char *text; };
 
 static void write_group(struct zwriter *w, const struct group *g, struct rng *r)

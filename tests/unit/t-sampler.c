@@ -690,8 +690,8 @@ static void test_allowed(void **state)
         assert_non_null(strstr(e.msg, "constraint"));
         sampler_close(p);
     }
-    /* only ids below n are allowed, whatever the bits from n on are: n around multiples of 32,
-     * where the words of the bit set end */
+    /* Only ids below n are allowed; the bits from n on have no effect.  Words of the bit set end at
+     * multiples of 32, so n is tried around them. */
     for (int n = 31; n <= 98; n++) {
         enum { V = 100 };
         const uint32_t bits[4] = { ~0u, ~0u, ~0u, ~0u };

@@ -134,8 +134,8 @@ static void test_loads(void **state)
     kv_pool_close(p);
 }
 
-/* Random sequences over few tokens, compared with the sequences themselves: each sees in its window
- * what the same tokens wrote, whichever prefixes it took over, copied or shared. */
+/* Random sequences over few tokens take over, copy and share prefixes.  In its window, each must
+ * see the values of its own tokens. */
 static void run_random(int n_sinks)
 {
     enum { N_BLOCKS = 40, N_WINDOWS = 22, N_TABLES = 5, LEN = 120, WINDOW = 24 };
