@@ -1,4 +1,4 @@
-/* access_record.c - a record of each request: its id, its client, its line in the audit log. */
+/* access_record.c - keep a record of each request and write its line of the audit log. */
 #include "libcommon/serve/access_record.h"
 
 #include <stdio.h>
@@ -24,7 +24,8 @@ static void uuid(char out[37])
     }
 }
 
-/* The client's own id if it is allowed in a header and in the log, else a new one. */
+/* Take the client's request id if it may stand in a header and in the log; otherwise make a new
+ * one. */
 static void choose_id(const struct http_request *r, char out[REQUEST_ID + 1])
 {
     static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-";

@@ -12,8 +12,8 @@
 struct server;
 struct conn;
 
-/* Most bytes of an X-Request-Id from a client, and of any id: those of WebSocket messages are
- * longer by a number at the end. */
+/* Maximum bytes of an X-Request-Id from a client, and of any id.  Ids of WebSocket messages are
+ * longer, because a number is appended to the connection's id. */
 enum { REQUEST_ID_GIVEN = 128, REQUEST_ID = REQUEST_ID_GIVEN + 12 };
 enum { PROMPT_LOGGED = 4096 };          /* most bytes of a logged prompt */
 
@@ -30,8 +30,8 @@ struct access_record {
     int is_admin;                       /* admitted by the administrator's token */
     int by_key;                         /* the key is valid */
     int admitted;                       /* by its key or token, or as the server requires none */
-    int kept; /* a WebSocket's record: its line is written, and it stays to admit its messages */
-    int of_message;                     /* of a WebSocket's message: record_end counts its status */
+    int kept; /* of a WebSocket: its line is written, but the record is kept to admit messages */
+    int of_message;                     /* the record of one message of a WebSocket: record_end counts its status */
     int route;                          /* route of a WebSocket, set by its handshake */
     int64_t reserved;                   /* tokens of the key's limits, reserved until record_end */
     int64_t settled;                    /* tokens that guard_settle has charged */

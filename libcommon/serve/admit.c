@@ -11,8 +11,8 @@
 #include "libcommon/base/siphash.h"
 #include "libcommon/serve/internal.h"
 
-/* The key in the subprotocols of a WebSocket, the only header field that a script in a browser can
- * set: the script offers "zse" and "zse-key.KEY".  NULL: there is none. */
+/* The key in the subprotocols of a WebSocket, or NULL.  A script in a browser can set no other
+ * header field, so it offers the subprotocols "zse" and "zse-key.KEY". */
 static const char *protocol_key(const struct http_request *r, char *out, size_t room)
 {
     static const char prefix[] = "zse-key.";
@@ -111,7 +111,7 @@ static int refuse(struct server *s, struct conn *c, int status, const char *code
 /* ---- guesses ---- */
 
 /* The slot of guard.seen for this key (0: the administrator's token) and the client's address.
- * *mark: the value that the slot has if the key was valid at this address before. */
+ * *mark is set to the value that the slot has if the key was valid at this address before. */
 static uint64_t *seen_at(struct server *s, struct conn *c, int64_t key, uint64_t *mark)
 {
     char address[64];
@@ -119,7 +119,7 @@ static uint64_t *seen_at(struct server *s, struct conn *c, int64_t key, uint64_t
     for (const char *p = client_address(s, c, address); *p; p++)
         h = (h ^ (unsigned char)*p) * 1099511628211u;
     *mark = h | 1;
-    /* neighbouring addresses differ in few bits of h */
+    /* multiply, because the hashes of neighbouring addresses differ in few bits */
     return &s->guard.seen[(h ^ h >> 29) * 0x9e3779b97f4a7c15u >> 54 & (SEEN - 1)];
 }
 
@@ -151,7 +151,8 @@ static int admit_guess(struct server *s, struct conn *c, int64_t key)
 
 /* ---- admission ---- */
 
-/* Whether guard_message counts each message of this WebSocket: its handshake is no request then. */
+/* Whether guard_message counts each message of this WebSocket as a request.  If so, the handshake
+ * is not counted. */
 static int counts_messages(const struct route *r) { return r->kind == ROUTE_WEBSOCKET && r->body; }
 
 static struct verdict admit_usage(struct server *s, const struct route *r, const struct key_info *k)

@@ -25,9 +25,9 @@ struct evicted {
 /* Remember a model that is being unloaded.  If malloc fails it is not remembered, and requests
  * for it get 404. */
 void models_remember(struct server *s, const struct loaded_model *lm, int changed);
-/* The id of the evicted model that a request for `id`, which may be the name of a LoRA adapter,
- * means; if id is NULL or "default", that of any evicted model, preferably one whose file changed.
- * Borrowed until models_recall(); NULL: none. */
+/* The id of the evicted model to load for a request that names `id`, a model or a LoRA adapter.  If
+ * id is NULL or "default": of any evicted model, preferably one whose file changed.  Borrowed until
+ * models_recall(); NULL: none. */
 const char *models_left(const struct server *s, const char *id);
 /* Load an evicted model again.  1: *pr tells the client to retry, or why loading failed; 0: no
  * evicted model has this id. */

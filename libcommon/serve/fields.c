@@ -36,7 +36,7 @@ static int only_encrypted(const json_t *v)
     size_t n = json_array_size(v), i = 0;
     while (i < n && is_word(json_array_get(v, i), "reasoning.encrypted_content"))
         i++;
-    return json_is_array(v) && i == n;          /* clients can handle a response without these */
+    return json_is_array(v) && i == n;          /* without effect: not every response has such content */
 }
 /* ---- the table ---- */
 

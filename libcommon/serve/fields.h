@@ -52,7 +52,7 @@ typedef uint64_t body_set;
 #define BODY_OLLAMA_GENERATE    BODY_BIT(32)
 #define BODY_OLLAMA_EMBED       BODY_BIT(33)
 #define BODY_OLLAMA_EMBEDDINGS  BODY_BIT(34)
-#define BODY_OLLAMA_OPTIONS     BODY_BIT(35)    /* the member "options" of these four bodies */
+#define BODY_OLLAMA_OPTIONS     BODY_BIT(35)    /* the member "options" of the four bodies above */
 #define BODY_OLLAMA_MODEL       BODY_BIT(36)
 #define BODY_OLLAMA_COPY        BODY_BIT(37)
 #define BODY_OLLAMA_PULL        BODY_BIT(38)
@@ -65,8 +65,8 @@ typedef uint64_t body_set;
 #define OLLAMA (OLLAMA_CALLS | BODY_OLLAMA_OPTIONS | BODY_OLLAMA_MODEL | BODY_OLLAMA_COPY | BODY_OLLAMA_PULL)
 
 enum field_use { FIELD_USED, FIELD_IGNORED, FIELD_REFUSED };
-/* The types from FIELD_BOOL on are stored in members of struct params of type int, int, float,
- * double (for whole numbers) and const char *. */
+/* The parser stores values of the types from FIELD_BOOL on in members of struct params.  The types
+ * of these members are int, int, float, double (for whole numbers) and const char *. */
 enum field_type { FIELD_OTHER, FIELD_BOOL, FIELD_INT, FIELD_REAL, FIELD_DOUBLE, FIELD_STRING };
 
 struct field {

@@ -43,7 +43,7 @@ void guard_tick(struct server *s);                      /* on_second */
  * after this call.  Returns 0; -1 if some lines were not written. */
 int guard_finish_audit(struct server *s);
 int guard_has_keys(const struct server *s);             /* whether keys are required and at least one exists */
-void guard_refresh(struct server *s);                   /* reread the keys if the last time is too long ago */
+void guard_refresh(struct server *s);                   /* reread the keys if they were last read too long ago */
 
 /* ---- admission: admit.c ---- */
 /* whether a request on this connection needs a key */

@@ -52,7 +52,7 @@ void metrics_count(struct metrics *m, int route, int status);
 void metrics_call_ended(struct metrics *m, const struct recent_call *r, double decode_s);
 void metrics_tokens(struct metrics *m, int n);          /* add n tokens generated just now */
 double metrics_rate(struct metrics *m);                 /* tokens a second over the last 5 whole seconds */
-/* Resident bytes of this process.  *files: those of them that are pages of files, mainly
+/* Resident bytes of this process.  *files: how many of them are pages of mapped files, mainly
  * weights; may be NULL. */
 uint64_t memory_resident(uint64_t *files);
 struct engine_stats;

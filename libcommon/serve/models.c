@@ -295,7 +295,7 @@ static void on_load_failed(struct server *s, struct loaded_model *lm, const stru
     } else {
         server_log(s, "%s: %s", lm->id, pr->message);
     }
-    if (lm->recalled && !lm->named) {           /* a model with a name is found by its name */
+    if (lm->recalled && !lm->named) {           /* a named model needs no record: requests find its file by the name */
         lm->failures++;
         models_remember(s, lm, lm->changed);    /* the next request retries */
     }

@@ -40,7 +40,7 @@ struct loaded_model {
     int wanted;
     int named;                          /* loaded by named.c */
     uint64_t loaded_by;                 /* named: the tenant whose request loaded it */
-    int owed;                           /* another tenant's load evicted it: a free reload (named.h) */
+    int owed;                           /* another tenant's load evicted it, so the reload costs nothing (named.h) */
     int shared;                         /* a tenant other than loaded_by has used it */
     /* keep_given: a request has set a keep-alive time, keep_s seconds (negative: forever) */
     int keep_given; double keep_s;
@@ -103,8 +103,8 @@ void models_stop(struct server *s);                             /* close all mod
 int models_halt(struct server *s);
 void models_leave(struct server *s);                            /* after models_halt: end all calls */
 int models_n(const struct server *s, enum model_state state);
-/* Most texts of one request for vectors or scores that are in the engine at the same time: just
- * enough to fill its batches, so that a request with 2048 texts does not fill the queue. */
+/* How many texts one request for vectors or scores may have in the engine at the same time: just
+ * enough to fill the batches, so that a request with 2048 texts does not fill the queue. */
 int models_window(const struct loaded_model *lm);
 /* An element of /v1/models, of the model or of its adapter with this number. */
 void model_json(const struct loaded_model *lm, int lora, struct buf *out);

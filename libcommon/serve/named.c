@@ -18,7 +18,7 @@ int named_find(const struct server *s, const char *id, char out[STORE_NAME_BYTES
     const int any = !id || strcmp(id, STORE_DEFAULT) == 0;
     for (const struct loaded_model *lm = any ? NULL : s->models; lm; lm = lm->next)
         if ((lm->state == MODEL_READY || lm->state == MODEL_LOADING) && !lm->named && strcmp(lm->id, id) == 0)
-            return 1;                           /* loaded by other means, which takes precedence */
+            return 1;                           /* loaded otherwise than by a name; it takes precedence */
     int rc = store_find(s->o.store, any ? STORE_DEFAULT : id, out, &e);
     if (rc == 1 && any && models_n(s, MODEL_READY) == 0)
         rc = store_find_default(s->o.store, out, &e);

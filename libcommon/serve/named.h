@@ -38,7 +38,7 @@ void named_charge(struct server *s, const struct loaded_model *lm, const struct 
 void named_failed(struct server *s, const struct loaded_model *lm, const struct problem *pr);
 #define BUSY_CODE "models_busy"
 
-/* The memory that a model took when it was last open; so much is freed before it is opened
+/* The memory that a model took when it was last open.  As much is freed before the model is opened
  * again.  0: not known, as after an error. */
 enum { SIZES = 64 };
 struct model_size { uint64_t model, bytes; };
@@ -67,8 +67,8 @@ struct loaded_model *named_load(struct server *s, const char *name, uint64_t ten
 int named_retry(struct server *s, struct loaded_model *lm);
 /* The problem reported to calls that waited for a model: p without the path of the folder. */
 struct problem named_problem(const struct server *s, const struct problem *p);
-/* on_second: unload models whose keep-alive time is over; while memory is short, also one idle
- * model a second before its time */
+/* on_second: unload models whose keep-alive time is over; while memory is short, also unload one
+ * idle model at each call before its time is over */
 void named_tick(struct server *s);
 /* Append elements of /v1/models for models that are not loaded and for aliases, restricted to those
  * that the record's key may use; *n counts elements. */

@@ -325,8 +325,8 @@ static int origin_is_listed(const struct server *s, const char *origin)
 
 enum origin { ORIGIN_OWN, ORIGIN_LISTED, ORIGIN_FOREIGN };
 
-/* The origin of the web page that sent the request, by the header Origin: none or our own, one of
- * --cors-origin, or another. */
+/* Classify the Origin header, which names the web page that sent the request: missing or our own,
+ * one of --cors-origin, or another. */
 static enum origin origin_of(const struct server *s, const struct conn *c)
 {
     const struct http_request *r = conn_request(c);

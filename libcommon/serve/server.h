@@ -67,7 +67,7 @@ struct served_model {
 struct model_choice {
     char quantization[32], device[32];
     double target_gb;
-    int adapters;                       /* with the adapters of server_options.adapters; set by the server */
+    int adapters;                       /* whether to add the adapters of server_options.adapters; set by the server */
 };
 struct model_opener {
     /* called from a thread of the server, for one model at a time */
@@ -132,8 +132,8 @@ struct server_options {
     int history_days;                   /* delete conversations that have not changed for this long; 0: never */
     uint64_t history_bytes;             /* most bytes of one key's conversations; 0: the default */
     int history_conversations;          /* most conversations of one key; 0: the default */
-    /* trust X-Forwarded-For, by which any machine can be the client; so keys are required on
-     * loopback, too */
+    /* trust X-Forwarded-For.  The client can then be on any machine, so keys are required even on
+     * loopback */
     int trust_proxy;
     const char *const *origins; int n_origins;      /* origins of web pages that may use the API; "*": all */
     /* names accepted in Host besides localhost ("*": any); Host is checked on loopback and with
@@ -155,8 +155,9 @@ struct server_options {
     int max_queue;                      /* requests that may wait to be prepared; 0: no limit */
     const char *embedding_model;        /* id of the model that computes vectors of documents; NULL: none */
     const char *rerank_model;           /* id of the model that orders found passages; NULL: none */
-    /* adapted: id of the model to which the opener adds LoRA adapters; NULL: none.  Their names
-     * mean that model while it is not loaded, too, and no model may have one as its id. */
+    /* adapted: id of the model to which the opener adds LoRA adapters; NULL: none.  A request that
+     * names an adapter means this model even while it is not loaded, and no model may have the name
+     * of an adapter as its id. */
     const char *adapted; const char *const *adapters; int n_adapters;
     int64_t rag_documents; uint64_t rag_bytes;          /* limits of each key's documents and their files; 0: none */
     int prefix_all;                     /* prefixes are reused across keys */
@@ -187,8 +188,8 @@ enum { SERVER_STUCK = 1 };
 int server_close(struct server *s);
 /* Write as much of the audit log as possible; for another thread, while server_close() hangs. */
 int server_finish_audit(struct server *s);
-/* Instead of server_close, before the process ends at once: drop the clients and write the audit
- * lines of their requests.  0 or -1 as server_close. */
+/* Called instead of server_close() when the process must end immediately: drop the clients and
+ * write the audit lines of their requests.  0 or -1 as server_close. */
 int server_leave(struct server *s);
 int server_port(const struct server *s);                /* 0: no TCP */
 int server_is_loading(const struct server *s);          /* if so, server_close waits for the opener */

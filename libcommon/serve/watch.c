@@ -59,8 +59,8 @@ void watch_tick(struct server *s)
                    (double)memory_most(&m) * 1e-9, m.stalled10 > 0 ? m.stalled10 : 0);
     if (now == WATCH_FINE && before != WATCH_FINE)
         server_log(s, "memory is back: %.2f GB are left", (double)memory_now(&m) * 1e-9);
-    /* trim every second while memory is short, and when that ends, because requests that end
-     * meanwhile leave prefixes */
+    /* trim every second while memory is short, and once when the shortage is over, because requests
+     * that ended in that last second have left prefixes */
     if (now == WATCH_TRIM || before == WATCH_TRIM)
         for (struct loaded_model *lm = s->models; lm; lm = lm->next)
             if (lm->worker)
@@ -92,7 +92,7 @@ void stall_tick(struct server *s)
             server_warn(s, "%s: steps go on", lm->id);
         lm->stalled = now;
         if (now && s->o.timeout_s > 0 && clock_ns() > (uint64_t)(s->o.timeout_s * 1e9))
-            /* the engine cannot time them out */
+            /* the stalled engine cannot check their time limits itself */
             calls_give_up(lm, clock_ns() - (uint64_t)(s->o.timeout_s * 1e9));
     }
 }

@@ -23,7 +23,7 @@ enum watch_state {
  * above, percentages are of memory_most(m), and what is left is memory_now(m) bytes. */
 enum watch_state watch_next(enum watch_state before, const struct memory *m);
 /* asked: the state that followed from the last reading.  `state` becomes better after a single
- * reading, but worse only after two readings in a row that ask for a worse state. */
+ * reading, but worse only after two readings in a row that result in a worse state. */
 struct memory_watch { enum watch_state state, asked; };
 void watch_step(struct memory_watch *w, const struct memory *m);
 

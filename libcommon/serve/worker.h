@@ -12,8 +12,8 @@
 struct worker;
 
 /* One answer that the engine makes.  The submitter owns the memory and keeps it until it has
- * received the job's event with `last`, or the job in events.lost.  After worker_cancel() it also
- * keeps it until it has received the job in events.cancel_done. */
+ * received the job's event with `last`, or the job in events.lost.  If it has called
+ * worker_cancel(), it also waits for the job in events.cancel_done. */
 struct event;
 struct events;
 struct worker_job {
@@ -52,7 +52,7 @@ struct events {                         /* the events of one or more steps */
     struct buf bytes;
     /* jobs that ended, but without memory for their last event; to be read after the events */
     struct worker_job *lost;
-    /* jobs whose worker_cancel() is done: the thread does not use them for it any more */
+    /* jobs whose worker_cancel() is done; it does not use them any more */
     struct worker_job *cancel_done;
 };
 
@@ -65,8 +65,8 @@ int worker_close(struct worker *w, double patience_s);
 /* any thread: seconds since the current step started; 0: it waits for work */
 double worker_step_s(const struct worker *w);
 /* Submit p->n (at least 1) jobs.  The data that p points to must stay until their first events; the
- * constraint is copied, and its state taken over.  0, or -1 without memory; if the engine refuses
- * the jobs, that is an event. */
+ * constraint is copied, and its state taken over.  0, or -1 without memory.  If the engine refuses
+ * the jobs, each gets an event that says so. */
 int worker_submit(struct worker *w, const struct request_params *p, struct worker_job *jobs);
 /* 0, or -1 without memory, in which case the answer continues */
 int worker_cancel(struct worker *w, struct worker_job *job);

@@ -35,7 +35,7 @@ struct access_report {
     struct key_info info;               /* for KEYS_*: the key to create or change */
     int enabled;                        /* for KEYS_ENABLE */
     int required; /* whether keys are required after KEYS_REQUIRED or KEYS_CREATE (the first key sets it) */
-    int outlived;                       /* KEYS_CREATE: another request deleted a key of this name */
+    int outlived;                       /* KEYS_CREATE: another request has since deleted a key of this name */
     json_t *answer;                     /* NULL: the error is in e */
     struct err e;
 };
@@ -227,8 +227,8 @@ static void refuse_report(struct server *s, const struct access_report *r)
         reply_refusal(s, r->conn, 404, "no_such_key", "%s", r->e.msg);
 }
 
-/* Apply a change to the keys in memory before it is answered, because the file cannot always be
- * read at once. */
+/* Apply a change to the keys in memory before the request is answered, because the file of keys may
+ * be locked and so cannot always be reread immediately. */
 static void apply(struct server *s, struct access_report *r)
 {
     struct guard *g = &s->guard;
@@ -246,7 +246,7 @@ static void apply(struct server *s, struct access_report *r)
     if (r->kind == KEYS_ROTATE || (r->kind == KEYS_ENABLE && !r->enabled))
         keys_forget(g->keys, r->info.id);       /* the old key is invalid from now on */
     if ((r->kind == KEYS_CREATE && !r->outlived) || r->kind == KEYS_ROTATE)
-        /* without memory the next refresh adds it */
+        /* if memory runs out here, the next refresh adds the key */
         keys_learn(g->keys, &r->info, json_string_value(json_object_get(r->answer, "key")), &ignored);
     if (r->kind == KEYS_REQUIRED || (r->kind == KEYS_CREATE && r->required))
         keys_learn_required(g->keys, r->required);
@@ -428,7 +428,7 @@ void handle_keys_required(struct server *s, struct conn *c, const char *rest)
 
 /* ---- the audit log, the routes ---- */
 
-/* Set *out to a number of the query, or to the default.  0: refused as out of range. */
+/* Set *out to a number from the query string, or to the default.  0: refused as out of range. */
 static int query_number(struct server *s, struct conn *c, const char *name, double least, double most, double otherwise,
                         double *out)
 {

@@ -25,8 +25,8 @@ struct catalog_question {
     struct conn *conn;                  /* NULL: the client has disconnected */
     struct model_catalog catalog;
     pthread_t thread;
-    /* set to 1 by the thread when it has finished, or by catalog_close(); the one that finds it set
-     * frees the question */
+    /* Set to 1 by the thread when it has finished, and by catalog_close().  The second of the two
+     * to set it frees the question. */
     atomic_int over;
     enum question_kind kind;
     char words[200];
@@ -235,8 +235,8 @@ int catalog_removes(const struct server *s, const char *name)
 
 /* ---- the routes ---- */
 
-/* Copy a word of the query that must be one of these.  0: refused, and the client has the
- * answer. */
+/* Copy a parameter of the query string, which must be one of `words` if it is present.  0: refused,
+ * and the client has the answer. */
 static int query_word(struct server *s, struct conn *c, const char *name, const char *const *words, char *out,
                       size_t room)
 {

@@ -18,8 +18,8 @@ static struct loaded_model *find_loaded(const struct server *s, const char *path
     return o;
 }
 
-/* Start loading; the request is answered when the model is ready or has failed.  old: a loaded
- * model, whose file may have changed and which the new one replaces; NULL: none. */
+/* Start loading; the request is answered when the model is ready or has failed.  old: the loaded
+ * model that the new one replaces, because its file may have changed; NULL: none. */
 static void begin_load(struct server *s, struct conn *c, const char *path, const char *id,
                        const struct model_choice *how, struct loaded_model *old)
 {
@@ -56,8 +56,8 @@ static int read_choice(const struct params *p, struct model_choice *how, struct 
 }
 
 /* Whether the client may load this file under this id (NULL: the id made from the path).  A key
- * that is limited to certain models must be allowed to use both ids, so that it cannot give
- * another model a name that it may use.  0: not allowed, with the reason in *pr. */
+ * that is limited to certain models needs permission for both ids.  Otherwise it could load a
+ * forbidden model under a permitted id.  0: not allowed, with the reason in *pr. */
 static int may_load(const struct conn *c, const char *path, const char *id, struct problem *pr)
 {
     const struct access_record *record = conn_record(c);

@@ -18,7 +18,8 @@ struct sources {
 
 enum shown_when { ALWAYS, WITH_AUDIT, WITH_SYSLOG };
 
-/* METRIC(name, type, shown, value of x (struct sources), help) */
+/* Arguments of METRIC: name, type, when it is shown, value (computed from x, a struct sources),
+ * help text. */
 #define SERVER_METRICS(METRIC) \
     METRIC(zse_http_connections, "gauge", ALWAYS, loop_n_connections(x->s->loop), \
            "Open connections.") \
@@ -53,7 +54,8 @@ enum shown_when { ALWAYS, WITH_AUDIT, WITH_SYSLOG };
     METRIC(zse_work_memory_refused_total, "counter", ALWAYS, x->account.refused, \
            "Times that a request was refused memory.")
 
-/* METRIC(name, type, value of lm (struct loaded_model) and e (its struct engine_stats), help) */
+/* Arguments of METRIC: name, type, value (computed from lm, a struct loaded_model, or e, its struct
+ * engine_stats), help text. */
 #define MODEL_METRICS(METRIC) \
     METRIC(zse_requests_total, "counter", e->requests, \
            "Answers requested of the engine.") \

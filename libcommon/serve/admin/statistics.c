@@ -115,8 +115,8 @@ static void memory_info(double *total, double *available)
     *available *= 1024;
 }
 
-/* The percentage of time for which all processors together were busy since the last call; at the
- * first call, since the machine started. */
+/* The average utilization of all processors, in percent, since the last call; at the first call,
+ * since the machine started. */
 static double cpu_percent(struct server *s)
 {
     unsigned long long v[8] = { 0 }, sum = 0, idle;

@@ -47,7 +47,7 @@ static void on_token(struct call *c, struct choice *ch, uint64_t now)
     if (ch->last_ns)
         histogram_add(&m->between_tokens, (double)(now - ch->last_ns) * 1e-9);
     ch->last_ns = now;
-    ch->stats.n_generated++;                    /* until the last event, which has all counts */
+    ch->stats.n_generated++;                    /* a running count; the last event brings the final counts */
     m->tokens++;
     metrics_tokens(&c->s->metrics, 1);
 }

@@ -91,7 +91,7 @@ static int apply(struct call *c, const char *param, const char *kind, json_t *v,
         return set_field(c, param, kind, json_incref(v), pr);
     if (strcmp(kind, "json_object") == 0 && json_is_true(v))
         return set_field(c, param, "response_format", json_pack("{s:s}", "type", "json_object"), pr);
-    if (json_is_false(v))               /* an option that is off, also one of other decoders */
+    if (json_is_false(v))               /* accept an option that is off, even one that we do not support */
         return 0;
     return problem_set(pr, 400, param, "unsupported_parameter",
                        "%s: %.40s: expected json, regex, choice, grammar or json_object", param, kind);

@@ -88,7 +88,7 @@ static int parse_bias(struct call *c, struct problem *pr)
     if (!json_is_object(v))
         return problem_set(pr, 400, "logit_bias", "invalid_type",
                            "logit_bias: found %s, expected an object of token ids", js_kind(v));
-    if (json_object_size(v) > (size_t)vocab) /* "1" and "01" are one token; limit the loop's work */
+    if (json_object_size(v) > (size_t)vocab) /* "1" and "01" are one token: keys can repeat, so limit their number */
         return problem_set(pr, 400, "logit_bias", "out_of_range", "logit_bias: %zu members, the model has %d tokens",
                            json_object_size(v), vocab);
     if (call_keep(c, (json_object_size(v) + 1) * sizeof *c->bias, pr) != 0)

@@ -60,15 +60,15 @@ static int check_beginning(struct call *c, const char *text, size_t size, unsign
                        c->lm->id, max_len);
 }
 
-/* The number of tokens to which texts are to be cut by the body's option; 0: not at all. */
+/* The length in tokens to which the body's option truncates texts; 0: no truncation. */
 static int cut_length(const struct call *c)
 {
     const int max_len = c->lm->m.max_len, most = c->params.truncate;
     return most == -1 || most > max_len ? max_len : most;
 }
 
-/* Cut a prompt to cut_length(); the tokens that the tokenizer appends to all texts are kept at its
- * end. */
+/* Truncate a prompt to cut_length(), but keep at its end the tokens that the tokenizer appends to
+ * every text. */
 static void truncate(const struct call *c, struct prompt *p)
 {
     int n;
@@ -81,8 +81,8 @@ static void truncate(const struct call *c, struct prompt *p)
     p->n_ids = most;
 }
 
-/* The number of bytes of text to tokenize: a beginning that certainly has more tokens than remain
- * after the cut, or the whole text. */
+/* The number of bytes of the text to tokenize.  If the prompt will be truncated, this is a prefix
+ * that surely has more tokens than are kept; otherwise it is the whole text. */
 static size_t cut_bytes(const struct call *c, const char *text, size_t size)
 {
     enum { LONGEST_TOKEN = 64 };

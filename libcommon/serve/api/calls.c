@@ -508,8 +508,8 @@ void calls_tick(struct server *s)
 
 static void documents_found(struct call *c) { advance(c, 1); }
 
-/* Continue after a stage with the next one, here or in a preparing thread.  large: the body is
- * large, so the next stage runs in a thread. */
+/* Run the stage after the current one, here or in a preparing thread.  large: the body is large, so
+ * a thread runs the stage. */
 static void advance(struct call *c, int large)
 {
     while (c->conn && !c->problem.status) {
@@ -567,8 +567,8 @@ void call_prepare_again(struct call *c)
         call_conclude(c);
 }
 
-/* Set c->body: take it from the connection's request (whole), or copy the text of a WebSocket's
- * message. */
+/* Set c->body.  whole 1: take the body of the connection's request; 0: copy the text of a
+ * WebSocket's message. */
 static void take_body(struct call *c, int whole, const char *text, size_t size)
 {
     if (whole)

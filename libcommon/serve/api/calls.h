@@ -95,8 +95,8 @@ struct call {
     uint64_t round;                     /* its round in the queue of the preparing threads */
     struct server *s;
     struct conn *conn;                  /* NULL: the client has disconnected */
-    /* The call owns it if it belongs to a WebSocket's message or the client has disconnected;
-     * otherwise conn owns it. */
+    /* Owned by the call if the record belongs to a WebSocket's message or the client has
+     * disconnected; otherwise owned by conn. */
     struct access_record *record;
     struct loaded_model *lm;            /* NULL until the body is parsed */
     int lora;                           /* number of the adapter that was asked for, 0: none */
@@ -109,14 +109,15 @@ struct call {
     size_t kept_bytes;                  /* bytes reserved besides answers */
     size_t body_bytes;                  /* bytes of the body as received, without ignored fields */
     size_t answer_bytes, held_answers;  /* bytes of the answers so far; bytes of answers that the hold covers */
-    /* drafting of next tokens; its predicted tokens are owned, and kept as `predicted` */
+    /* parameters of speculative decoding; draft.predicted points to `predicted`, which is owned */
     struct draft_params draft;
     int32_t *predicted;
     int predicts;                       /* the body has a prediction */
     struct prescan scan;
     struct buf body;                    /* freed when it has been parsed */
     json_t *json;                       /* owned */
-    /* members of json that Ollama's bodies do not have; owned; freed by call_drop_prompt */
+    /* members of an Ollama body that its API does not have, moved here from json; owned; freed by
+     * call_drop_prompt */
     json_t *unknown;
     struct params params;
     int include_usage, running_usage;   /* running_usage: every event has the usage so far */
@@ -170,8 +171,8 @@ void call_cancel(struct call *c);       /* cancel all open choices */
 int call_hold(struct call *c, size_t more, struct problem *pr);
 /* Reserve `more` bytes for the rest of the call's life.  0, or -1 with *pr. */
 int call_keep(struct call *c, size_t more, struct problem *pr);
-/* Most bytes that tokenizing needs for each byte of valid UTF-8 (spaces in SentencePiece
- * vocabularies). */
+/* Maximum bytes of memory that tokenizing needs per byte of valid UTF-8.  The worst case is spaces
+ * in SentencePiece vocabularies. */
 enum { TOKENIZE_BYTES = 144 };
 /* Allocate n prompts.  0, or -1 with *pr. */
 int call_prompts(struct call *c, int n, struct problem *pr);

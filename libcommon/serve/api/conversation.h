@@ -65,9 +65,9 @@ int conversation_check_tools(struct conversation *t, struct problem *pr);
 int conversation_add_tool(struct conversation *t, const char *name, const json_t *description, const json_t *parameters,
                           const char *param, struct problem *pr);
 /* Add all functions of the body's "tools"; if it is "server", set t->all_tools.  function_of()
- * returns the object in a tool that has name, description and strict; NULL with *pr if the tool is
- * no function.  In that object the key `parameters` has the schema of the arguments.  Returns 0; -1
- * with *pr. */
+ * returns the object inside a tool that has name, description and strict, or NULL with *pr if the
+ * tool is not a function.  `parameters` is the key of the arguments' schema in that object.
+ * Returns 0; -1 with *pr. */
 int conversation_read_tools(struct conversation *t, const json_t *body, const char *parameters,
                             const json_t *(*function_of)(const json_t *tool, const char *param, struct problem *pr),
                             struct problem *pr);

@@ -205,8 +205,8 @@ static json_t *find_effort(const json_t *body)
     return v ? v : js_get(js_get(body, "output_config"), "effort");
 }
 
-/* Set a variable of the template to v, which must be one of these words, unless the body's template
- * variables set it. */
+/* Set a variable of the template to v, unless chat_template_kwargs of the body sets it.  v must be
+ * one of the `known` words. */
 static int add_word(struct conversation *t, const char *name, json_t *v, const char *const *known, struct problem *pr)
 {
     const char *text = json_string_value(v);

@@ -45,7 +45,7 @@ int call_guided(struct call *c, struct problem *pr);
 int call_speculative(struct call *c, struct problem *pr);
 /* Tokenize the field "prediction" into c->draft, once.  0, or -1 with *pr.  Any thread. */
 int call_prediction(struct call *c, struct problem *pr);
-/* Bytes that the drafts of an answer take; len: its tokens and those of its prompt. */
+/* Bytes that the drafts of an answer take; len: number of tokens of the answer and its prompt. */
 size_t call_draft_bytes(const struct call *c, size_t len);
 
 /* ---- call_memory.c ---- */
@@ -55,9 +55,9 @@ int call_hold_answer(struct call *c, struct choice *ch);
  * values (which the engine owns) and without the text of answers.  0, or -1 with *pr. */
 int call_keep_answers(struct call *c, int n, struct problem *pr);
 void call_drop_answers(struct call *c, int n);  /* undo call_keep_answers */
-/* Reserve the memory of STAGE_PROMPTS besides the tree: for a conversation two copies of the tree,
- * the template's values and its output, whose limits follow from the size of the body and from the
- * limit of one request.  0, or -1 with *pr. */
+/* Reserve the memory that STAGE_PROMPTS of a conversation needs: two copies of the JSON tree, the
+ * values of the template, and its output.  The sizes allowed for values and output depend on the
+ * size of the body and on the memory limit of one request.  0, or -1 with *pr. */
 int call_hold_prompts(struct call *c, struct problem *pr);
 /* Free the fields of the body from which the prompt was made.  Any thread. */
 void call_drop_prompt(struct call *c);

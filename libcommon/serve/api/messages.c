@@ -102,8 +102,8 @@ static void block_json(const struct answer_part *p, int whole, struct buf *out)
     out->failed |= p->text.failed;
 }
 
-/* Write the blocks of the last round; or, with calls 0, of a round whose calls the server ran,
- * without these calls. */
+/* Write the content blocks of the current round.  calls 0: leave out the calls, because the server
+ * runs them. */
 static void blocks_json(const struct choice *ch, int calls, struct buf *out)
 {
     const int apart = ch->call->rounds != NULL;         /* calls come after the other parts */

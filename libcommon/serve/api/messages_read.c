@@ -46,7 +46,8 @@ static int add_own_block(json_t *m, const json_t *block, const char *type, struc
     return conversation_add_call(m, id, name, input, pr);
 }
 
-/* Append a message of the assistant with its text, which is emptied; takes ownership of m. */
+/* Append the assistant's message m with the content `text`, and empty `text`.  Takes ownership of
+ * m. */
 static int end_own(json_t *messages, json_t *m, struct buf *text, struct problem *pr)
 {
     const int rc = json_object_set_new(m, "content", conversation_string(text)) == 0 &&

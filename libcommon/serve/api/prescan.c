@@ -11,8 +11,8 @@ static int is_digit(char c) { return c >= '0' && c <= '9'; }
 
 /* ---- one valid value ---- */
 
-/* Each of these functions reads one element at offset `at` and returns the offset after it; 0:
- * there is something else. */
+/* Each of these functions reads one element at offset `at` and returns the offset after it, or 0 if
+ * an element of another kind stands there. */
 
 static size_t skip_blanks(const char *s, size_t size, size_t at)
 {
@@ -191,12 +191,14 @@ static int blank_ignored(char *s, size_t size, body_set kind, struct prescan *p,
 /* ---- the size of the tree ---- */
 
 /* Bytes that jansson 2.13 and 2.14 allocate on a 64-bit machine, including malloc's 16 bytes for
- * each block; while a table doubles, the old and the new one count.  An object takes 72 bytes
- * and 8 chains of 16; a member 56 bytes, its key and its part of the chains; an array 40 bytes
- * and 8 pointers; an element 3 pointers; a string 32 bytes and its text; a number 24 bytes. */
+ * each block.  While a hash table doubles, the old and the new one exist together.  An object takes
+ * 72 bytes and 8 buckets of 16; a member 56 bytes, its key and its part of the buckets; an array 40
+ * bytes and 8 pointers; an element 3 pointers; a string 32 bytes and its text; a number 24
+ * bytes. */
 enum { OBJECT_BYTES = 280, ARRAY_BYTES = 184, STRING_BYTES = 160, NUMBER_BYTES = 64, WORD_BYTES = 24 };
 
-/* Count every token, valid or not, so that none that jansson reads before it stops is missed. */
+/* Count every token, valid or not: the count must cover all tokens that jansson reads before it
+ * finds an error. */
 static int count(const char *s, size_t size, struct prescan *p, struct problem *pr)
 {
     size_t longest = 0;

@@ -71,8 +71,8 @@ static void string_json(const char *name, const char *text, size_t size, struct 
         buf_str(out, "null");
 }
 
-/* Write a call that the server runs, in the form of OpenAI's calls of MCP servers; t NULL: it is
- * still running. */
+/* Write a call that the server runs in the form that OpenAI has for calls of MCP servers; t NULL:
+ * the call is still running. */
 static void call_item_json(const struct call *c, const struct answer_part *p, const struct call_result *t,
                            struct buf *out)
 {
@@ -90,8 +90,8 @@ static void call_item_json(const struct call *c, const struct answer_part *p, co
     out->failed |= p->text.failed;
 }
 
-/* Write the items of the last round; or, with calls 0, of a round whose calls the server ran,
- * without these calls. */
+/* Write the items of the current round.  calls 0: leave out the calls, because the server runs
+ * them. */
 static void items_json(const struct call *c, int calls, const char *last, struct buf *out)
 {
     const struct choice *ch = &c->choices[0];

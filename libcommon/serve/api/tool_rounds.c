@@ -143,7 +143,7 @@ static int needs_confirmation(const struct call *c, const char *name)
     return toolbox_find(c->s->toolbox, name, &facts) && facts.confirm && !mcp_named(c->rounds->confirmed, name);
 }
 
-/* Stop after this round, for the reason `why`, which call p causes. */
+/* Stop after this round because of call p, for the reason `why`. */
 static void stop_for(struct tool_rounds *r, const char *why, const struct answer_part *p)
 {
     if (r->stop != why) {

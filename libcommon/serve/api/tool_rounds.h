@@ -21,8 +21,8 @@ struct answer_part;
 struct call;
 struct choice;
 
-/* Numbers of tokens: of prompts, and of these the ones from the prefix cache; of answers, and of
- * these the ones of reasoning; of drafts, as in request_stats. */
+/* Numbers of tokens: in prompts, and how many of them the prefix cache had; in answers, and how
+ * many of them are reasoning; in drafts, as in request_stats. */
 struct token_counts {
     int prompt, cached, completion, reasoning;
     int drafted, accepted, predicted_right, predicted_wrong;
@@ -92,7 +92,7 @@ const char *rounds_gap(const struct call *c, const struct choice *ch, const stru
 void rounds_text(const struct choice *ch, int kind, struct buf *out);
 /* Returns the number of part p, for forms whose answer is a list of items, which are numbered over
  * all rounds.  With tools of the server the calls of a round are numbered after its other parts,
- * because it is decided what happens to them only when all parts have ended. */
+ * because whether the server runs them is decided only when all parts have ended. */
 int rounds_number(const struct call *c, const struct choice *ch, const struct answer_part *p);
 /* Of the first `end` parts, the last one that is streamed while it is generated; NULL: none. */
 const struct answer_part *rounds_streamed(const struct call *c, const struct choice *ch, int end);

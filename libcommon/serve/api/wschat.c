@@ -33,7 +33,8 @@ void handle_ws_chat(struct server *s, struct conn *c, const char *rest)
         conn_set_tag(c, WS_TAG_CHAT);
 }
 
-/* The same with the objects of /v1/chat/completions, which have more: thoughts, citations. */
+/* Like handle_ws_chat(), but messages are the objects of /v1/chat/completions, which also have
+ * reasoning and citations. */
 void handle_ws_completions(struct server *s, struct conn *c, const char *rest)
 {
     (void)rest;

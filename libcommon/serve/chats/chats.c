@@ -167,7 +167,7 @@ static void do_job(struct chats *h, int i, struct connection *x, struct chat_job
         /* reopen: a damaged file may have been replaced, and FTS5 stays broken after it ran out of
          * memory */
         if (atomic_load(&j->gone) && chats_reads(j))
-            return;                         /* it was cancelled, which is no trouble of the file */
+            return;                         /* the job was cancelled; nothing is wrong with the file */
         if (j->problem.status == 503)
             disconnect(x);
         else if (!j->problem.status)

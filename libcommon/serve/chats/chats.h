@@ -28,7 +28,7 @@ struct chat_job {
     struct server *s;
     /* used by the loop; NULL: the client has disconnected, or there was none */
     struct conn *conn;
-    atomic_int gone;                    /* the client has disconnected: the job need not start, or go on if it reads */
+    atomic_int gone;                    /* the client has disconnected: do not start the job; end it if it only reads */
     enum chat_work work;
     uint64_t tenant, round;
     char owner[32];

@@ -7,8 +7,8 @@
 
 /* ---- queries ---- */
 
-/* Read a whole number of the query, or take the default.  0: refused, and the client has the
- * answer. */
+/* Read a whole number from the query string, or take the default.  0: refused, and the client has
+ * the answer. */
 static int query_number(struct server *s, struct conn *c, const char *name, int64_t least, int64_t most,
                         int64_t otherwise, int64_t *out)
 {
@@ -31,8 +31,8 @@ static int is_true(const struct conn *c, const char *name)
     return v && (strcmp(v, "true") == 0 || strcmp(v, "1") == 0);
 }
 
-/* Check that a value of the query is one of two words.  *second: it is the second.  0: refused, and
- * the client has the answer. */
+/* Check that a parameter of the query string is one of two words.  *second: it is the second.  0:
+ * refused, and the client has the answer. */
 static int query_choice(struct server *s, struct conn *c, const char *name, const char *first, const char *other,
                         int *second)
 {

@@ -84,8 +84,8 @@ static json_t *parse_body(struct chat_job *j, struct problem *pr)
     return NULL;
 }
 
-/* If the body is a whole answer of export, return the exported file inside it.  Takes over the
- * reference. */
+/* If the body is a complete response of the export endpoint, return the exported file inside it.
+ * Takes over the reference. */
 static json_t *unwrap(struct chat_job *j, json_t *body, struct problem *pr)
 {
     const char *content = json_string_value(json_object_get(body, "content"));
@@ -208,7 +208,7 @@ void chats_run(struct chat_job *j, struct history *h)
                          ? IMPORT_S : j->body.size || j->work == CHATS_DELETE ||
                          j->work == CHATS_REMOVE ? WRITE_S : READ_S);
     history_set_budget(h, hold_more, j);
-    history_set_cancel(h, chats_reads(j) ? &j->gone : NULL);    /* a change is made for a client that has left, too */
+    history_set_cancel(h, chats_reads(j) ? &j->gone : NULL);    /* changes continue without the client */
     switch (j->work) {
     case CHATS_LIST:     put_json(j, history_list(h, j->owner, &j->filter, &p), &p); break;
     case CHATS_GET:      put_json(j, history_get(h, j->owner, j->id, &p), &p); break;

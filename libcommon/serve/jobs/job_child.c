@@ -69,7 +69,7 @@ int job_read_line(const char *line, struct job_progress *p, char *message, size_
 
 /* ---- the process ---- */
 
-/* Make the kernel end the child, and not the server, when memory runs out. */
+/* Let the OOM killer choose the child before the server. */
 static void offer_to_oom_killer(pid_t pid)
 {
     char path[40];

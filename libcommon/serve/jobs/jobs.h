@@ -50,7 +50,7 @@ struct job {
     int64_t created_s, started_s, ended_s;
     char message[512];                  /* the last message; after a failure, the reason */
     uint64_t bytes;                     /* size of the .zse when it is done */
-    int told;                           /* the loop has handled its end */
+    int told;                           /* the loop has handled the end of the job */
 };
 
 /* A function that writes the state of a job, as returned by job_object(), to a client that watches
@@ -108,7 +108,8 @@ struct job *jobs_convert(struct server *s, struct conn *c, const char *source, c
                          const char *type, struct problem *pr);
 /* Let a client watch a job until it ends.  -1 with *pr: there are too many watchers. */
 int jobs_watch(struct server *s, struct conn *c, const struct job *j, job_report *report, struct problem *pr);
-/* Send the list to one client, or to all. */
+/* Send the list of jobs to this client, if it watches the list; c NULL: to all watchers, and
+ * reports of single jobs to the clients that watch these. */
 void jobs_tell(struct jobs *js, struct conn *c);
 
 #endif

@@ -67,7 +67,7 @@ static const struct call_form load_embeddings = { .body = BODY_OLLAMA_EMBEDDINGS
                                                   .prepare = prepare_nothing, .params = ollama_params, .latest = 1,
                                                   .end = end_one, .fail = call_fail_answer };
 
-/* Whether the body has no text in this field, to which Ollama answers with no vector. */
+/* Whether the body has no text in this field.  Ollama then answers without a vector. */
 static int is_empty(const struct buf *b, const char *field)
 {
     enum { SMALL = 4096 };                      /* larger bodies certainly have a text */

@@ -115,7 +115,7 @@ void handle_ollama_ps(struct server *s, struct conn *c, const char *rest)
     for (const struct loaded_model *lm = s->models; lm && !bad; lm = lm->next) {
         if (!is_listed(conn_record(c), lm))
             continue;
-        /* A model that is kept forever gets the last year that all clients can write. */
+        /* For a model that is kept forever, write the last year that all clients can represent. */
         const double keep = named_keep(s, lm), used = (double)(clock_ns() - lm->used_ns) * 1e-9;
         json_t *m = loaded_tag(lm), *end = keep >= 0 && keep < 1e9
                         ? time_json((int64_t)((double)now.tv_sec + (keep > used ? keep - used : 0)))

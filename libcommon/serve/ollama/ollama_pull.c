@@ -70,7 +70,7 @@ static int is_here(const struct server *s, const char *name)
     return named_find(s, name, found, &ignored) == 0 && strcmp(found, name) == 0;
 }
 
-/* Whether the model was made from this source, as far as the revision in its file tells. */
+/* Whether the model's file records the given revision of the source as its origin. */
 static int is_made_of(const char *path, const struct model_pulled *p)
 {
     struct err ignored;
@@ -88,7 +88,7 @@ static int begin(struct server *s, struct conn *c, const char *word, int stream,
     struct err e;
     if (!s->jobs || !s->o.maker.resolve || !s->o.store)
         return problem_set(pr, 404, NULL, "no_jobs", "this server makes no models");
-    if (is_here(s, word)) /* the name of a model that this server has, whatever its source is */
+    if (is_here(s, word)) /* word is the name of a model that this server has, from whatever source */
         return guard_model(conn_record(c), word, pr) == 0 ? 1 : -1;
     if (s->o.maker.resolve(word, &pulled, &e) != 0)
         return problem_set(pr, e.code == ERR_MEMORY ? 503 : 404, "model", "model_not_found", "%s", e.msg);

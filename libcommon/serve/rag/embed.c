@@ -16,7 +16,7 @@ enum { EMBED_TOKENS = 512, INDEX_PRIORITY = -MAX_PRIORITY, RETRY_S = 10 };
 
 /* ---- the model ---- */
 
-/* A ready model, kept until the job ends; NULL: none. */
+/* Find a ready model, and keep it loaded until the job ends; NULL: none. */
 static struct loaded_model *use(struct rag_job *j, const char *id)
 {
     struct problem ignored;
@@ -202,8 +202,9 @@ static void cancel_texts(struct rag_job *j, struct loaded_model *lm)
         }
 }
 
-/* Send texts of the job to the engine until its window is full.  The few texts of the index do not
- * count: in the engine they wait behind all others.  1: all texts have ended. */
+/* Send texts of the job to the engine until its window is full.  The window does not limit the
+ * index job: it has few texts, and in the engine they wait behind all others.  1: all texts have
+ * ended. */
 static int compute_texts(struct rag_job *j)
 {
     int size;

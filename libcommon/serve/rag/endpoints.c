@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Read a whole number of the query.  -1: refused, and the client has the answer. */
+/* Read a whole number from the query string.  -1: refused, and the client has the answer. */
 static int query_number(struct rag_job *j, const char *name, int64_t least, int64_t most, int64_t *out)
 {
     char text[32], *end;
@@ -58,7 +58,7 @@ static void start_about(struct server *s, struct conn *c, const char *rest, enum
         return;
     const char *chunks = http_query(conn_request(c), "chunks", text, sizeof text);
     j->with_chunks = chunks && (strcmp(chunks, "true") == 0 || strcmp(chunks, "1") == 0);
-    /* no name is so long: let the job find none */
+    /* rest is longer than any id or name: "?" makes the job find nothing */
     snprintf(j->id, sizeof j->id, "%s", strlen(rest) < sizeof j->id ? rest : "?");
     rag_use_models(j);
     rag_job_submit(j);

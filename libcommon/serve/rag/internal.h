@@ -97,7 +97,7 @@ json_t *rag_body(struct rag_job *j, body_set kind, struct params *p);
 int rag_problem(struct rag_job *j, const struct err *e, const char *code);
 struct token_counter rag_counter(const struct rag_job *j);
 /* ---- embed.c ---- */
-void rag_use_models(struct rag_job *j);                 /* called in the loop: it may ask for vectors, scores */
+void rag_use_models(struct rag_job *j);                 /* in the loop: the job may then request vectors and scores */
 /* The id of the model whose vectors the job uses; NULL: none. */
 const char *rag_model(const struct rag_job *j);
 int rag_vector_size(const struct rag_job *j);

@@ -41,7 +41,7 @@ static int read_query(struct rag_job *j, const json_t *body, const struct params
     w->q.owner = j->owner;
     w->q.text = p->query;
     w->q.size = strlen(p->query);
-    if (w->q.size > RAG_QUERY && !j->done)              /* for a chat the beginning of a long query is used */
+    if (w->q.size > RAG_QUERY && !j->done)              /* the query of a chat or a tool call is cut below */
         return problem_set(&j->problem, 413, "query", "out_of_range", "query: %zu bytes, expected at most %d", w->q.size,
                            RAG_QUERY);
     w->q.size = w->q.size < RAG_QUERY ? w->q.size : RAG_QUERY;
@@ -86,8 +86,7 @@ static int wants_vector(struct rag_job *j, struct rag_query *q)
     return 0;
 }
 
-/* Find passages; if their scores were requested by an earlier run, take the passages that it
- * found. */
+/* Find passages.  If an earlier run has requested scores, take the passages that it found. */
 static int find(struct rag_job *j, struct rag_store *r, struct rag_query *q, const struct params *p,
                 struct rag_hits *hits)
 {

@@ -43,9 +43,9 @@ static int add_tokens(struct rag_job *j, struct rag_text_ids *p, const char *tex
     return 0;
 }
 
-/* Make [CLS] query [SEP] passage [SEP]; RoBERTa has two separators in the middle.  Of a long query
- * the end is kept, as in the search of a chat request: a question usually follows the text that it
- * is about. */
+/* Make [CLS] query [SEP] passage [SEP]; RoBERTa has two separators in the middle.  A long query
+ * loses its beginning, as in the search of a chat request, because a question usually follows the
+ * text that it is about. */
 static int add_pair(struct rag_job *j, const struct rag_query *q, const char *passage)
 {
     const int max_len = j->reranker->m.max_len, most = max_len < PAIR_TOKENS ? max_len : PAIR_TOKENS;

@@ -303,8 +303,8 @@ void rag_insert(struct rag_job **list, struct rag_job *j, uint64_t current)
     *list = j;
 }
 
-/* Add to *n the jobs of the list that are searches (if j is no search: those that are none), and to
- * *own those of them that belong to j's tenant. */
+/* Count the jobs of the list that are searches like j (or, if j is not a search, are not either):
+ * *n grows by their number, *own by the number of those of j's tenant. */
 static void count(const struct rag_job *list, const struct rag_job *j, int *n, int *own)
 {
     for (; list; list = list->next) {
@@ -409,8 +409,8 @@ struct rag_job *rag_job_internal(struct server *s, enum rag_lane lane,
     return j;
 }
 
-/* Queue the job again, for its next run: a search before the jobs of rounds that have not begun,
- * the index job behind all others. */
+/* Queue the job again for its next run.  A search goes before the jobs of rounds that have not
+ * begun; the index job goes last. */
 void rag_job_push(struct rag_job *j)
 {
     struct rag_service *v = j->s->rag;

@@ -76,7 +76,7 @@ void mcp_documents_start(struct server *s, struct conn *c, struct mcp_answer *a)
         r->s = s;
         r->conn = c;
         r->mcp = *a;
-        if (a->is_read)                 /* an id longer than any: the document does not exist */
+        if (a->is_read)                 /* a name longer than any id becomes "?", so that no document is found */
             snprintf(r->document, sizeof r->document, "%s",
                      *a->name && strlen(a->name) < sizeof r->document ? a->name : "?");
         r->mcp.name = NULL;

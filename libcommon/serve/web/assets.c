@@ -30,7 +30,8 @@ static const struct asset assets[] = {
 #undef ASSET
 };
 
-/* Read a number of four bytes at the end of a gzip file (RFC 1952): its CRC-32, then its size. */
+/* Read one of the two 32-bit numbers at the end of a gzip file (RFC 1952), CRC-32 and size.
+ * from_end: its distance from the end of the file. */
 static uint32_t trailer(const struct asset *a, int from_end)
 {
     const unsigned char *p = a->end - from_end;
@@ -123,7 +124,7 @@ static void send_asset(struct server *s, struct conn *c, const struct asset *a, 
 
 void page_reply(struct server *s, struct conn *c)
 {
-    /* Trusted Types make scripts fail that create elements from text */
+    /* Trusted Types block scripts that create elements from text */
     conn_add_header(c, "Content-Security-Policy",
                     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
                     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
