@@ -1,5 +1,5 @@
-/* batch.c - answer the lines of standard input, all at once, with objects that a JSON schema
- * describes; then print how near the meaning of each line is to that of the first.
+/* batch.c - answer the lines of standard input, all at the same time, with objects that follow a
+ * JSON schema; then print how similar in meaning each line is to the first.
  *
  *     cc batch.c $(pkg-config --cflags --libs zse) -lm -o batch
  *     printf '%s\n' one two three | ./batch model.zse */
@@ -27,7 +27,7 @@ static int answer_all(struct zse_engine *g, struct zse_grammar *schema_grammar, 
         struct zse_result result = { .size = sizeof result };
         if (rc == 0 && (rc = zse_wait(request[i], &result, e)) == 0)
             printf("%s\n", result.text);
-        zse_request_free(request[i]);           /* also ends those that still run after a failure */
+        zse_request_free(request[i]);           /* also ends requests that still run after a failure */
     }
     return rc;
 }

@@ -46,8 +46,8 @@ static char *quote(const char *text)
     return out;
 }
 
-/* The text that the model reads: the question as its chat template writes it, or as it is if the
- * model has none.  NULL with *e. */
+/* The text that the model reads: the question in the form of the model's chat template, or
+ * unchanged if the model has none.  NULL with *e. */
 static char *prompt_of(const struct zse_model *m, const char *question, int *is_plain, struct zse_error *e)
 {
     char *quoted = quote(question), *messages = NULL, *text = NULL;

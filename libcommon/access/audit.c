@@ -21,7 +21,8 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/base/thread.h"
 
-/* how often the compressor tries the lock, and how many more times once the log is being closed */
+/* interval at which the compressor tries to take the lock, and its last tries while the log is
+ * being closed */
 enum { LOOK_MS = 20, LAST_LOOKS = 50 };
 
 struct audit {
@@ -87,7 +88,7 @@ void audit_write(struct audit *a, char *line, size_t n)
         audit_lost(a, &e);
         line[unchained] = '}';
         if (a->w.syslog)
-            /* syslog gets it without a place in the chain */
+            /* the syslog server gets the line without its number and hash */
             audit_syslog_add(a->w.syslog, a->w.chain, line, unchained + 1);
         free(line);
     }
@@ -227,7 +228,7 @@ static void *compressor(void *user)
         a->work = 0;
         pthread_mutex_unlock(&a->mutex);
         struct err e;
-        if (compress_all(a, &e) && !is_stopping(a))         /* the next process that opens the log continues */
+        if (compress_all(a, &e) && !is_stopping(a))         /* when stopping, the next process continues */
             audit_lost(a, &e);
         pthread_mutex_lock(&a->mutex);
     }

@@ -82,7 +82,7 @@ static size_t blank(const char *p)
 }
 
 /* Does a formula begin at p, after any blanks?  p is the beginning of a cell's text, or follows a
- * character that separates cells where commas do not. */
+ * character that some spreadsheets take for the separator of cells instead of the comma. */
 static int is_formula(const char *p)
 {
     for (size_t n; (n = blank(p)); p += n)

@@ -4,9 +4,9 @@
  * Requests of a valid key or of the administrator's token go to the chain AUDIT_KEYS.  Each has a
  * line of its own, except refused requests (429, 403) beyond MERGE_OWN_LINES a minute, which are
  * merged.  All other requests go to AUDIT_ANONYMOUS.  There, refused requests and unknown paths are
- * merged in the same way, and requests that a server without keys admits beyond OPEN_OWN_LINES a
- * minute.  Merged lines are written once a minute and at the end.  Functions must be called from
- * one thread, except audit_log_stats and audit_log_waiting. */
+ * merged in the same way; on a server without keys, admitted requests beyond OPEN_OWN_LINES a
+ * minute are merged, too.  Merged lines are written once a minute and at the end.  Functions must
+ * be called from one thread, except audit_log_stats and audit_log_waiting. */
 #ifndef ZSE_ACCESS_AUDIT_LOG_H
 #define ZSE_ACCESS_AUDIT_LOG_H
 
@@ -20,7 +20,7 @@ struct audit_log_options {
     const char *folder;
     uint64_t bytes[AUDIT_CHAINS];           /* largest file; 0: AUDIT_MAX_BYTES */
     int keep;                               /* rotated files of each chain; 0: AUDIT_KEEP */
-    size_t waiting_bytes;                   /* largest queue of lines of a chain that wait for the disk */
+    size_t waiting_bytes;                   /* most bytes of a chain's lines that may wait for the disk */
     /* signs heads: every AUDIT_MERGE_S if lines were added, at each rotation, and at the end;
      * borrowed; NULL: none */
     struct audit_signer *signer;

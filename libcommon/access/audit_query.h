@@ -52,10 +52,10 @@ int audit_newest(const char *folder, const struct audit_filter *f, int n, char *
 json_t *audit_summary(const char *folder, double hours, int64_t now_ms, struct err *e);
 
 /* Export as CSV (RFC 4180): the columns are all fields in the order in which they first appear,
- * except "hash".  An apostrophe is put before text that a spreadsheet could take for a formula:
- * text that begins with = + - or @ (also full-width), perhaps after blanks, in a cell or after a
- * semicolon, tab, bar or line break of it.  write is called with pieces of the output; non-zero
- * stops. */
+ * except "hash".  An apostrophe is put before text that a spreadsheet could take for a formula.
+ * Such text begins with = + - or @ (also full-width), perhaps after blanks, and stands at the
+ * beginning of a cell or after a semicolon, tab, bar or line break in it.  write is called with
+ * pieces of the output; non-zero stops. */
 int audit_csv(const char *folder, const struct audit_filter *f, int (*write)(void *user, const char *text, size_t n),
               void *user, uint64_t *rows, struct err *e);
 

@@ -72,8 +72,8 @@ int audit_reader_next(struct audit_reader *r, const char **line, size_t *size, i
             memmove(r->buffer, p, r->end - r->begin);
             r->end -= r->begin;
             r->begin = 0;
-            /* too long to be a line of ours: drop this part, and report the rest as a piece that is
-             * not whole */
+            /* too long to be a line of ours: drop this part, and report the end of the line as
+             * incomplete */
             if (r->end >= LINE_MAX_BYTES) {
                 r->skipping = 1;
                 r->end = 0;

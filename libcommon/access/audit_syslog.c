@@ -261,7 +261,7 @@ static int deliver(struct audit_syslog *s, const struct syslog_message *x)
             return 1;
         const int is_large = errno == EMSGSIZE;
         disconnect(s);
-        /* a datagram's error may be that of the previous one: try again */
+        /* a datagram socket may report the error of the previous datagram: try again */
         if (is_large || (s->type == SOCK_DGRAM && ++tries == 2))
             return 0;
     }

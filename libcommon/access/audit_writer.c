@@ -87,7 +87,7 @@ static int append(struct audit_writer *w, char *text, size_t *n, struct err *e)
     w->n_unsigned++;
     if (w->syslog)
         audit_syslog_add(w->syslog, w->chain, text, *n);
-    /* An outdated head loses no line: the next write corrects it. */
+    /* Ignore a failure: with an outdated head no line is lost, and the next write corrects it. */
     struct err ignored;
     audit_head_write(w->folder, w->chain, &(struct audit_head){ w->last, w->keep }, &ignored);
     return 0;
@@ -388,8 +388,8 @@ static int count_lines(int fd, off_t *at, uint64_t *n, const char *path, struct 
     return got < 0 ? err_sys(e, "%s", path) : 0;
 }
 
-/* The lines of the current file, counted before the lock is taken; only later lines are counted
- * under it, so that writers wait little. */
+/* The lines of the current file, counted before the lock is taken.  Only lines added since then are
+ * counted under the lock, so that writers do not wait long. */
 struct line_count { int fd; struct stat st; off_t at; uint64_t lines; };
 
 static int count_ahead(struct line_count *c, const char *path, struct err *e)

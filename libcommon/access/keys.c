@@ -70,8 +70,8 @@ static const char *folder_of(const struct keys *k, char folder[4096])
     return folder;
 }
 
-/* Explain a refused change: the file is read-only, or its folder, which holds its journal.  0:
- * neither is. */
+/* Explain a refused change: the file is read-only, or the folder is, in which SQLite makes its
+ * journal.  0: neither is. */
 static int cannot_write(struct keys *k, struct err *e)
 {
     const int cut = sqlite3_extended_errcode(k->db) == SQLITE_READONLY_ROLLBACK;
@@ -173,7 +173,7 @@ static int take_lock(struct keys *k, struct err *e)
     return -1;
 }
 
-/* Refuse a file without tables that once had some: it would have no keys. */
+/* Refuse a file that must have tables but has none: if it were accepted, there would be no keys. */
 static int is_empty(const struct keys *k, struct err *e)
 {
     return err_set(e, ERR_FORMAT, "%s: is empty; to begin anew, move it away before the server starts", k->path);
@@ -214,8 +214,8 @@ static int open_file(struct keys *k, struct err *e)
     if (sqlite3_open_v2(k->path, &k->db, SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, NULL) != SQLITE_OK)
         return k->db ? sql_error(k, e) : err_nomem(e, k->path);
     sqlite3_busy_handler(k->db, wait_for_others, k);
-    /* No write-ahead log: it would be applied to a file that is put in this one's place.
-     * synchronous=FULL: a key that was shown is on the disk. */
+    /* No write-ahead log: after a restore from a backup SQLite would apply the old log to the new
+     * file.  synchronous=FULL: a key that was shown is on the disk. */
     if (run(k, "PRAGMA journal_mode = DELETE; PRAGMA synchronous = FULL;", e) ||
         pragma(k, "PRAGMA user_version", &version, e))
         return -1;
@@ -605,7 +605,7 @@ enum key_state keys_check(const struct keys *k, const char *text, struct key_inf
     uint8_t hash[SHA256_SIZE];
     int found = -1;
     sha256_of(text, strlen(text), hash);
-    for (int i = 0; i < k->n_known; i++) {          /* visit all keys, without a branch on the comparison */
+    for (int i = 0; i < k->n_known; i++) {          /* without branches, so that the time reveals nothing */
         const int same = CRYPTO_memcmp(hash, k->known[i].hash, SHA256_SIZE) == 0;
         found = (found & (same - 1)) | (i & -same);
     }

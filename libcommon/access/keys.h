@@ -65,8 +65,8 @@ int keys_set_required(struct keys *k, int required, struct err *e);
  * it is damaged or missing.  In both cases the known keys stay. */
 int keys_refresh(struct keys *k, struct err *e);
 enum key_state { KEY_GOOD, KEY_UNKNOWN, KEY_DISABLED, KEY_EXPIRED };
-/* By the state of the last refresh.  Takes the same time for all texts of one length, whatever keys
- * exist. */
+/* Check a key against the state of the last refresh.  Takes the same time for all texts of one
+ * length, whatever keys exist. */
 enum key_state keys_check(const struct keys *k, const char *text, struct key_info *info);
 /* The state of a key that was valid before, by its id. */
 enum key_state keys_check_id(const struct keys *k, int64_t id, struct key_info *info);

@@ -66,8 +66,8 @@ static void boot_id(char out[48])
     close(fd);
 }
 
-/* Under the lock: clear a table that is not ours, and the windows if the machine was booted
- * since. */
+/* Under the lock: clear a table with another magic number, and clear the windows if the machine was
+ * booted since the last use. */
 static void prepare(struct usage_table *t)
 {
     char boot[48];
@@ -416,7 +416,7 @@ struct verdict usage_reserve(struct usage *u, int64_t key, const struct limit *l
     if (!v.allowed) {
         atomic_fetch_sub(mine, (uint64_t)least);
         v = judge_both(u, s, l, now, least);
-        v.allowed = 0;                      /* even if another request has ended just now */
+        v.allowed = 0;                      /* even if the second check passes, as a request has just ended */
         v.retry_s = v.retry_s ? v.retry_s : RUNNING_RETRY_S;
         return v;
     }

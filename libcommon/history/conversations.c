@@ -452,7 +452,7 @@ int history_delete_many(struct history *h, const char *owner, int64_t before_ms,
     const int n = delete_many(h, owner, before_ms, most, p);
     if (sql_end(h, n < 0 ? -1 : 0, p))
         return -1;
-    if (n > 0)                          /* give the space back to the disk; not necessary for what follows */
+    if (n > 0)                          /* return free pages to the disk; a failure does not matter */
         sqlite3_exec(h->db, "PRAGMA incremental_vacuum(1000)", NULL, NULL, NULL);
     return n;
 }

@@ -14,8 +14,8 @@ enum {
     MAX_TERMS = 16, MAX_WORDS = 32, MAX_HITS = 100, MATCHES = 3,
     ROWS_VISITED = 20000,               /* most messages that a search visits */
     FIRST_ROWS = 1 << 18,               /* rows of the first statement: see search_pieces */
-    BEFORE = 60, SNIPPET = 200,         /* bytes of a snippet, and of it before the first hit */
-    SCANNED = 1 << 20,                  /* bytes of a message that are searched for the place of its snippet */
+    BEFORE = 60, SNIPPET = 200,         /* bytes of a snippet, and of its part before the first hit */
+    SCANNED = 1 << 20,                  /* bytes of a message in which a place for its snippet is searched */
 };
 
 /* A word, or words that follow each other. */
@@ -24,8 +24,8 @@ struct query {
     struct term term[MAX_TERMS];
     struct word word[MAX_WORDS];
     int n_terms, n_words;
-    /* in FTS5's syntax: for titles and for messages, and for messages if there are none; "": those
-     * are all */
+    /* FTS5 expressions: for titles; for messages; and another one for messages if the first finds
+     * none ("": there is no other) */
     char titles[MAX_WORDS * 72 + MAX_TERMS * 16], messages[MAX_WORDS * 72 + MAX_TERMS * 16];
     char else_messages[MAX_WORDS * 72 + MAX_TERMS * 16];
 };
@@ -67,9 +67,9 @@ static void write_match(const struct query *q, int n_terms, char *out)
     *out = '\0';
 }
 
-/* Whether the last term is one letter or digit after other terms.  It is a word ("chapter 7"), or
- * the beginning of one that is being typed: FTS5 would collect the rows of all words with that
- * beginning, of which nearly every message has one. */
+/* Whether the last term is one letter or digit after other terms.  It may be a whole word ("chapter
+ * 7") or the beginning of a word that is being typed.  As a prefix it would match nearly every
+ * message, and FTS5 would collect all those rows. */
 static int ends_in_letter(const struct query *q)
 {
     const struct term *t = &q->term[q->n_terms - 1];
@@ -192,7 +192,7 @@ static json_t *snippet(const struct query *q, const char *text)
 struct found { int64_t row; json_t *matches; int in_title; };
 struct results { struct found *list; int n, limit, more; };
 
-/* The result of this conversation, added if there is room; NULL: there is none. */
+/* The result for this conversation, which is added if it is new; NULL: the list is full. */
 static struct found *result_of(struct results *r, int64_t row)
 {
     for (int i = 0; i < r->n; i++)

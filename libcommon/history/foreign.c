@@ -1,9 +1,9 @@
 /* foreign.c - convert conversations of ChatGPT, Open WebUI and LM Studio to our own form.
  *
- * Those of the first two are trees: an object of nodes by id, each with the id of its parent and a
- * list of its children.  The tree is walked from its roots, so a node that is listed twice, or a
- * cycle, is visited once or not at all.  LM Studio has a list of messages, each in versions of
- * which one is selected: the next message goes below that one. */
+ * Exports of the first two contain trees: an object of nodes by id, each with the id of its parent
+ * and a list of its children.  The tree is walked from its roots, so a node that is listed twice,
+ * or a node of a cycle, is visited at most once.  LM Studio has a list of messages, each in several
+ * versions, one of which is selected: the next message goes below the selected version. */
 #include "libcommon/history/foreign.h"
 
 #include <stdlib.h>
@@ -90,7 +90,7 @@ static char *message_text(const json_t *m)
 struct tree_walk {
     const json_t *nodes;
     const char *parent, *children, *active_id;
-    json_t *seen, *messages;            /* seen: node id to number of its message, or of the one above */
+    json_t *seen, *messages;            /* seen: node id to number of its message, or of the nearest one above */
     json_t *stack;                      /* ids of nodes to visit */
     int64_t n, active;
     struct history_problem *p;

@@ -105,8 +105,8 @@ char *history_export_json(struct history *h, const char *owner, const char *id, 
 char *history_export_markdown(struct history *h, const char *owner, const char *id, char **name,
                               struct history_problem *p);
 /* doc: an exported conversation, or {format, conversation} of another program (foreign.h).  copy:
- * import it under a new id; otherwise it keeps its id, and HISTORY_EXISTS is the fault if that
- * exists. */
+ * import it under a new id.  Otherwise it keeps its id, and if a conversation with this id exists,
+ * the import fails with HISTORY_EXISTS. */
 json_t *history_import(struct history *h, const char *owner, const json_t *doc, int copy, struct history_problem *p);
 /* {"conversations", "messages", "total_tokens", "bytes", "limits"} */
 json_t *history_stats(struct history *h, const char *owner, struct history_problem *p);

@@ -2,8 +2,8 @@
  *
  * A word is a run of letters, digits and marks, without case, accents and compatibility forms
  * (Unicode, UAX 15).  In scripts that are written without blanks, and in Hangul, every character is
- * a word, so that a search finds any part of a text.  The index takes the words with blanks
- * between; text and query go through the same function, so both agree. */
+ * a word, so that a search finds any part of a text.  The index gets the words separated by blanks.
+ * Texts and queries go through the same function, so that their words match. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +12,7 @@
 #include "libcommon/base/utf8.h"
 #include "libcommon/history/internal.h"
 
-enum { WORD_BYTES = 64 };               /* longer words are cut: no one searches for all of a long number */
+enum { WORD_BYTES = 64 };               /* longer words are cut: a search for all digits of a long number is rare */
 
 /* Is every character of this script a word? */
 static int is_alone(uint32_t c)

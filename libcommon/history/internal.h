@@ -75,7 +75,7 @@ json_t *conversation_json(const struct conversation_row *c);
 /* Find a conversation and its owner.  0, or -1 with *p. */
 int conversation_find(struct history *h, const char *owner, const char *id, struct owner *o, struct conversation_row *c,
                       struct history_problem *p);
-/* The next row of a conversation that is read by its row id: 0, or -1 with *p. */
+/* Read the conversation with this row id into *c: 0, or -1 with *p. */
 int conversation_by_row(struct history *h, int64_t row, struct conversation_row *c, struct history_problem *p);
 int conversation_insert(struct history *h, struct owner *o, const struct conversation_row *c,
                         struct history_problem *p);

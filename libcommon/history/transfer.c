@@ -172,7 +172,8 @@ static int id_field(const json_t *o, const char **id, struct history_problem *p)
     return 0;
 }
 
-/* The numbers of imported messages ascend, and a parent comes before its children. */
+/* The numbers of the messages imported so far, in ascending order; a parent comes before its
+ * children. */
 struct numbers { int64_t *list, n; };
 
 static int has_number(const struct numbers *k, int64_t number)
@@ -248,7 +249,7 @@ static int import_messages(struct history *h, struct owner *o, struct conversati
     return 0;
 }
 
-/* Set active_leaf of the imported conversation, whose messages have all been added by now. */
+/* Set active_leaf of the imported conversation; called after its messages have been added. */
 static int import_active(struct history *h, struct conversation_row *c, const json_t *fields, const struct numbers *k,
                          struct history_problem *p)
 {

@@ -49,7 +49,7 @@ static enum hold_answer may_grow(const struct account *a, const struct hold *h, 
     return more > a->total - kept || a->used > a->total - kept - more ? HOLD_TOTAL : HOLD_OK;
 }
 
-/* Add h to its tenant, which is made if it is new.  The caller holds the lock. */
+/* Add h to its tenant, creating the tenant if it is new.  The caller holds the lock. */
 static enum hold_answer join(struct account *a, struct hold *h)
 {
     struct tenant **at = find(a, h->id);
@@ -62,8 +62,8 @@ static enum hold_answer join(struct account *a, struct hold *h)
     return HOLD_OK;
 }
 
-/* Take h from its tenant, which is freed after its last hold.  h->bytes must be 0; the caller holds
- * the lock. */
+/* Remove h from its tenant, which is freed with its last hold.  h->bytes must be 0; the caller
+ * holds the lock. */
 static void leave(struct account *a, struct hold *h)
 {
     struct tenant **at = find(a, h->id), *t = *at;

@@ -18,8 +18,9 @@ struct account;
 struct tenant;
 
 /* Limits in bytes.  A tenant may hold half of `total`, but at least `request`.  An eighth of
- * `total` is kept for requests of at most 1/32 of it, so that a few large ones cannot shut out all
- * others; so `request` is at most 7/8 of it.  All functions here may be called by any thread. */
+ * `total` is reserved for requests of at most total / 32, so that a few large requests cannot shut
+ * out all others; `request` is therefore at most 7/8 of `total`.  All functions here may be called
+ * by any thread. */
 struct account *account_open(size_t request, size_t total, struct err *e);
 /* NULL is fine; all holds must have been released */
 void account_close(struct account *a);
@@ -33,9 +34,9 @@ struct hold {
 static inline struct hold hold_for(struct account *a, uint64_t id) { return (struct hold){ a, NULL, id, 0 }; }
 
 enum hold_answer { HOLD_OK, HOLD_REQUEST, HOLD_TENANT, HOLD_TOTAL, HOLD_NOMEM };
-/* Set the hold to `bytes`.  HOLD_OK, or the limit that refuses it: of the request, of the tenant,
- * of all together; HOLD_NOMEM: out of memory.  Lowering it always succeeds; if raising it is
- * refused, it keeps its value. */
+/* Set the hold to `bytes`.  Returns HOLD_OK, or the limit that refuses it: of the request, of the
+ * tenant, of all together; HOLD_NOMEM: out of memory.  Lowering a hold always succeeds; if raising
+ * it is refused, the hold keeps its value. */
 enum hold_answer hold_set(struct hold *h, size_t bytes);
 void hold_release(struct hold *h);
 /* The problem of a refusal: 413, 429 or 503, naming the limit and its option.  Returns -1. */

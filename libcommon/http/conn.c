@@ -106,7 +106,7 @@ void conn_end_record(struct conn *c)
         c->l->o.on_answered(c->l->o.user, c);
 }
 
-/* Schedule it to be freed at the end of the round. */
+/* Schedule the connection to be freed at the end of the loop's round. */
 static void bury(struct conn *c)
 {
     c->next = c->l->dead;
@@ -211,9 +211,9 @@ void conn_take_body(struct conn *c, struct buf *to)
 
 /* ---- bytes ---- */
 
-/* The result of an SSL_read or SSL_write that failed: 0 the end, -1 later, -2 broken. OpenSSL's
- * queue of errors must have been empty before the call: SSL_get_error(3) takes older entries for
- * the call's. */
+/* The result of an SSL_read or SSL_write that failed.  0: end of the stream; -1: try again later;
+ * -2: the connection is broken.  OpenSSL's queue of errors must have been empty before the call,
+ * because SSL_get_error(3) would take an older entry for the error of this call. */
 static long tls_result(struct conn *c, int rc)
 {
     int why = SSL_get_error(c->ssl, rc);
@@ -293,7 +293,7 @@ void conn_flush(struct conn *c)
         c->l->bytes_sent += (uint64_t)n;
         c->progress_ns = clock_ns();
     }
-    /* the client reads too slowly; a whole answer cannot grow any more */
+    /* the client reads too slowly; the limit is not for complete responses, which cannot grow */
     if (c->out.failed || (!c->ended && c->out.size - c->sent > c->l->o.max_unsent)) {
         conn_kill(c);
         return;
@@ -342,8 +342,8 @@ static int hello_is_fine(struct conn *c)
     return b[0] == 22 && (b[3] || b[4] >= 4) && b[5] == 1 && (b[6] << 16 | b[7] << 8 | b[8]) <= MAX_HELLO;
 }
 
-/* Submit the next step of the handshake to a thread.  Until it returns, epoll does not watch the
- * socket, because it would report an error again and again. */
+/* Submit the next step of the handshake to a thread.  Until the thread returns it, epoll does not
+ * watch the socket, because an error on the socket would be reported again in every round. */
 static void handshake(struct conn *c)
 {
     struct loop *l = c->l;

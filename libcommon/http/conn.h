@@ -50,8 +50,8 @@ struct loop_options {
     /* Called if the client disconnects before its response is complete while an exchange is set.  c
      * is freed after this call. */
     void (*on_gone)(void *user, struct conn *c);
-    /* Called if a record is set when the response is complete (its exchange is still set) or when
-     * the client has disconnected (there is no exchange any more).  conn_status(c) is the
+    /* Called if a record is set: when the response is complete (its exchange is still set), or when
+     * the client has disconnected (the exchange is no longer set).  conn_status(c) is the
      * status. */
     void (*on_answered)(void *user, struct conn *c);
     /* Called when a head or body is refused: send a response, after which the connection closes.
@@ -99,21 +99,21 @@ const struct http_request *conn_request(const struct conn *c);
 /* moves the body, and releases its hold */
 void conn_take_body(struct conn *c, struct buf *to);
 enum { HELD_FROM = 1 << 16 };                   /* smaller buffers are not counted: max_connections bounds them */
-/* From on_body: hold a body of SIZE bytes (SIZE_MAX: chunked), and the response, for this tenant.
- * 1, or 0: conn_hold_problem has the reason. */
+/* From on_body: reserve memory in the name of this tenant for a body of SIZE bytes (SIZE_MAX:
+ * chunked) and for the response.  1, or 0: conn_hold_problem has the reason. */
 int conn_hold_body(struct conn *c, uint64_t tenant, size_t size);
 int conn_hold_problem(const struct conn *c, struct problem *pr);        /* 0: none; -1 with *pr */
 int conn_has_body(const struct conn *c);        /* the body was kept, or the request has none */
 const char *conn_peer(const struct conn *c);    /* "127.0.0.1", "unix" */
 int conn_is_local(const struct conn *c);        /* its listener is loopback or a Unix socket */
-/* Call when the request was admitted: c then counts as `owner`'s, which stands for an API key, or
- * for an address if no key is required (places.h). */
+/* Call this when the request is admitted.  From then on c counts as a connection of `owner`, a
+ * number for an API key, or for an address if no key is required (places.h). */
 void conn_own(struct conn *c, uint64_t owner);
 /* The work for the current request; NULL: none.  on_gone is called only while it is set. */
 void conn_set_exchange(struct conn *c, void *exchange);
 void *conn_exchange(const struct conn *c);
-/* The owner's record of the current request; on_answered, which is called when it ends, resets
- * it. */
+/* Attach the caller's record to the current request.  on_answered is called when the request ends,
+ * and resets the record. */
 void conn_set_record(struct conn *c, void *record);
 void *conn_record(const struct conn *c);
 /* Header fields of the next response. */
@@ -138,7 +138,7 @@ int conn_is_websocket(const struct conn *c);
 void conn_send_text(struct conn *c, const char *text, size_t size);
 void conn_websocket_close(struct conn *c, int status);
 void loop_each_websocket(struct loop *l, void (*fn)(void *user, struct conn *c), void *user);
-void conn_set_tag(struct conn *c, int tag);     /* a kind of WebSocket, for its owner */
+void conn_set_tag(struct conn *c, int tag);     /* mark the kind of a WebSocket, for the caller */
 int conn_tag(const struct conn *c);
 
 #endif

@@ -110,8 +110,9 @@ static void next_http(struct conn *c)
     }
 }
 
-/* Parse the received frames, and pass on complete messages: a few, so that other connections have
- * their turn.  The account must admit the bytes that stay. */
+/* Parse the received frames, and pass on complete messages, but only a few in a round of the loop,
+ * so that other connections get their turn.  The account must admit the bytes that stay
+ * buffered. */
 static void next_message(struct conn *c)
 {
     char data[125];
@@ -175,8 +176,8 @@ static size_t read_size(const struct conn *c)
     return c->mode == CONN_HTTP && (c->busy || !c->parser.req) ? READ_SMALL : READ_SIZE;
 }
 
-/* Discard bytes that arrive after we shut down our side: they are not decrypted and, from TCP, not
- * even copied (tcp(7), MSG_TRUNC). */
+/* Discard bytes that arrive after we have shut down our side.  They are not decrypted and, if they
+ * come over TCP, not even copied (tcp(7), MSG_TRUNC). */
 static void read_past(struct conn *c)
 {
     char bytes[READ_SIZE];
@@ -214,8 +215,8 @@ void conn_read(struct conn *c)
         }
         c->received_ns = clock_ns();
         c->pinged_ns = 0;
-        /* bytes of a head are no activity until it is complete: a client that trickles heads must
-         * not keep its places from others of its address */
+        /* the bytes of an incomplete head do not count as activity: a client that sends heads
+         * slowly must not occupy places that other clients of its address need */
         conn_settle(c, c->place.known || c->busy || c->mode != CONN_HTTP || c->parser.req != NULL);
         if (c->mode == CONN_WEBSOCKET && c->close_after)
             continue;                   /* nothing after our close frame counts */

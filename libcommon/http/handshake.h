@@ -13,7 +13,7 @@
 
 #include "libcommon/base/err.h"
 
-/* a starting pool of clients may open hundreds at once */
+/* a client that fills its pool of connections may open hundreds at once */
 enum { HANDSHAKES_WAITING = 1024, HANDSHAKES_PER_OWNER = 512 };
 
 /* READ, WRITE: submit again once the socket is ready for it */
@@ -31,13 +31,13 @@ struct handshake {
 struct handshakes;
 /* wake is called by a thread when handshakes_back has results. */
 struct handshakes *handshakes_open(int n_threads, void (*wake)(void *user), void *user, struct err *e);
-/* waits until each thread has finished its step; nothing is away afterwards.  NULL is fine. */
+/* Wait until each thread has finished its step; afterwards no handshake is away.  NULL is fine. */
 void handshakes_close(struct handshakes *h);
-/* 0, or -1: the address has too many waiting, or the queue is full and x would be dropped.
- * limited: HANDSHAKES_PER_OWNER applies.  *dropped: the handshake dropped for x, no longer away;
- * NULL: none. */
+/* Queue x.  0; -1: the address has too many waiting, or the queue is full and x would be dropped.
+ * limited: HANDSHAKES_PER_OWNER applies.  *dropped: the handshake that left the queue to make space
+ * for x, no longer away; NULL: none. */
 int handshakes_submit(struct handshakes *h, struct handshake *x, int limited, struct handshake **dropped);
-/* Remove it from the queue.  1: it is no longer away; 0: a thread is working on it, and
+/* Remove x from the queue.  1: x is no longer away; 0: a thread is working on x, and
  * handshakes_back will return it. */
 int handshakes_withdraw(struct handshakes *h, struct handshake *x);
 /* list of finished handshakes; NULL: none */

@@ -139,7 +139,7 @@ static enum http_answer request_line(struct http_parser *p, struct http_request 
         char *host = strchr(target, ':') + 3;
         r->default_port = host - target == 7 ? ":80" : ":443";
         const size_t n = strcspn(host, "/?");
-        /* one byte to the left, over a slash, to make space for its '\0' */
+        /* move the host one byte to the left, over a slash, to make space for its '\0' */
         r->authority = memmove(host - 1, host, n);
         target = host + n;
         (host - 1)[n] = '\0';

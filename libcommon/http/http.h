@@ -1,9 +1,9 @@
 /* http.h - a parser of HTTP/1.1 requests (RFC 9112): bytes in, complete requests out.  It uses no
  * sockets, so that it can be fuzzed.
  *
- * It is strict in all that could help to smuggle requests: lines end with CR LF, no blank before a
- * colon, no folded lines, one Host, one length of the body.  A refusal has an HTTP status and a
- * sentence. */
+ * The parser is strict wherever leniency would help request smuggling: lines end with CR LF, no
+ * blank before a colon, no folded lines, one Host, one length of the body.  A refusal has an HTTP
+ * status and a sentence. */
 #ifndef ZSE_HTTP_HTTP_H
 #define ZSE_HTTP_HTTP_H
 

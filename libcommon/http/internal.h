@@ -90,7 +90,7 @@ struct loop {
     struct listener listener[MAX_LISTENERS];
     int n_listeners;
     int spare;                  /* a descriptor to close when none are left */
-    int paused;                 /* listeners are not watched before the next second */
+    int paused;                 /* do not watch the listeners until the next second */
     SSL_CTX *tls;
     struct handshakes *handshakes;      /* NULL: no TLS, or not listening */
     /* away: dead connections whose handshake is still in a thread */
@@ -113,8 +113,9 @@ void conn_free(struct conn *c);
 void conn_check_time(struct conn *c, uint64_t now);     /* close or refuse it if a time limit has passed */
 uint64_t conn_deadline(double s);           /* clock_ns() in s seconds */
 void conn_mark_dirty(struct conn *c);       /* flush it at the end of this round */
-/* Update whether places may evict the connection: not while it has a running call, nor, with a
- * valid key, while it has a request or unsent bytes.  active: it was used just now. */
+/* Tell the places (places.h) whether they may evict the connection: not while it has a running
+ * call; if it has a valid key, not while it has any request or unsent bytes.  active: the
+ * connection was used just now. */
 void conn_settle(struct conn *c, int active);
 void conn_forget_request(struct conn *c);   /* free it; the parser is ready for the next */
 void conn_end_record(struct conn *c);       /* on_answered, if it has a record */

@@ -337,7 +337,8 @@ static void watch_listeners(struct loop *l, int on)
 
 /* Out of descriptors: accept the connection with the spare one and close it, so that the client
  * notices immediately.  If even that fails (no spare descriptor is left, the kernel has no memory),
- * the listeners are not watched before the next second, or epoll would never block. */
+ * the listeners are not watched until the next second, because epoll would report them again and
+ * again. */
 static void turn_away(struct loop *l, int listener)
 {
     close_fd(l->spare);
@@ -348,7 +349,8 @@ static void turn_away(struct loop *l, int listener)
     l->spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
 }
 
-/* May another connection of this address be accepted?  Another one may be evicted for it. */
+/* Whether to accept another connection of this address; another connection may be evicted for
+ * it. */
 static int may_accept(struct loop *l, const struct listener *at, uint64_t address)
 {
     struct place *evict;

@@ -193,8 +193,8 @@ static size_t read_head(const char *s, size_t size, size_t at, struct multipart_
 
 /* ---- the body ---- */
 
-/* Read on behind a delimiter, from s[at].  1: a part begins at *next; 0: it was the last delimiter;
- * -1 with *pr. */
+/* Continue after the delimiter that ends at s[at].  1: a part begins at *next; 0: it was the last
+ * delimiter; -1 with *pr. */
 static int behind(const char *s, size_t size, size_t at, size_t *next, struct problem *pr)
 {
     const int last = size - at >= 2 && memcmp(s + at, "--", 2) == 0;

@@ -176,7 +176,7 @@ void places_own(struct places *p, struct place *x, uint64_t owner)
     if (!o)
         return;
     list_remove(p, x);
-    o->n++;                             /* o may be its owner already, and must not be freed by part() */
+    o->n++;                             /* counted before part(), which frees x's old owner at 0: that may be o */
     part(p, x);
     o->n--;
     x->known = 1;

@@ -1,14 +1,18 @@
 /* places.h - the limits on connections, in total and per owner, and the choice of one to evict for
  * a new one.
  *
- * The owner of a connection is first its address (a number that the caller makes), and from the
- * first request with a valid key on, that key.  Until then it is unknown: an address may have
- * per_address unknown connections, and an eighth of the places is reserved for connections with a
- * key.  When no place is free, a new connection evicts an evictable one: unknown ones first, and
- * among the PLACES_LOOK that have been idle longest one of the owner that has the most.  So idle
- * connections never lock a client out, and owners with few connections keep them.  The caller
- * decides which bytes are activity (conn_request.c: those of an unfinished head are not).  Uses no
- * sockets; one thread. */
+ * The owner of a connection is its address (a number that the caller makes) until its first request
+ * with a valid key, and from then on that key.  Until then the connection is unknown: an address
+ * may have per_address unknown connections, and an eighth of the places is reserved for connections
+ * with a key.
+ *
+ * When no place is free, a new connection evicts an evictable one, and unknown ones first.  The
+ * choice is among the PLACES_LOOK connections that have been idle longest: one of the owner with
+ * the most connections is evicted.  So idle connections never lock a client out, and owners with
+ * few connections keep them.
+ *
+ * The caller decides which bytes count as activity (conn_request.c: those of an unfinished head do
+ * not).  Uses no sockets; one thread. */
 #ifndef ZSE_HTTP_PLACES_H
 #define ZSE_HTTP_PLACES_H
 

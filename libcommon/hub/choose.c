@@ -106,8 +106,8 @@ static int take_file(struct file_choice *c, const char *repo, const char *pick, 
                    n ? "more than one of its files" : "no GGUF or .zse file of it", *list ? list : "none");
 }
 
-/* Choose without a pick in a repository without safetensors: its only file, else the GGUF of the
- * most usual quantization. */
+/* If there is no pick and the repository has no safetensors: choose its only file, or else the GGUF
+ * of the most usual quantization. */
 static int take_usual(struct file_choice *c, const char *repo, struct err *e)
 {
     static const char *const usual[] = { "Q4_K_M", "Q4_0", "Q8_0", "BF16", "F16" };
@@ -153,8 +153,8 @@ static int take_parts(struct file_choice *c, const char *repo, struct err *e)
     return 0;
 }
 
-/* Take all safetensors at the top level, except files that hold the same weights again or only an
- * adapter. */
+/* Take all safetensors at the top level, except files with only an adapter and files that repeat
+ * the weights of others. */
 static int take_safetensors(struct file_choice *c)
 {
     int one = has(c, "model.safetensors");

@@ -12,7 +12,7 @@ struct file_choice {
     const char **small; int n_small;            /* config, tokenizer, templates, index, licence; owned array */
     const char **weights; int n_weights;        /* safetensors, or one GGUF or .zse; owned array */
     int indexed;                                /* an index lists the weights: weights is empty, see choose_indexed */
-    const char *file;                           /* the GGUF or .zse that is the model; NULL: the folder is */
+    const char *file;                           /* the GGUF or .zse that is the model; NULL: the model is the folder */
 };
 /* Choose the files.  pick names a file or its quantization; "": take the safetensors, else the only
  * GGUF or .zse, else the GGUF of the most usual quantization.  repo: for messages.  -1 with *e. */

@@ -273,7 +273,8 @@ static void load_ranges(struct download_file *f)
     f->saved_bytes = spans_bytes(&f->done);
 }
 
-/* Save the list of downloaded ranges, best effort: without it a later call starts again. */
+/* Save the list of downloaded ranges.  Errors are ignored: without the list a later call starts
+ * from the beginning. */
 static void save_ranges(struct download_file *f)
 {
     struct atomic_file a;
@@ -291,7 +292,8 @@ static void save_ranges(struct download_file *f)
     f->saved_bytes = spans_bytes(&f->done);
 }
 
-/* Remember the target of a redirect to another origin: later ranges need not ask the hub again. */
+/* Remember the target of a redirect to another origin, so that later ranges need not ask the hub
+ * again. */
 static int remember_direct(struct download_file *f, const struct web_job *j)
 {
     if (web_same_origin(j->url, f->url) || (f->direct && strcmp(f->direct, j->url) == 0))
@@ -369,7 +371,7 @@ static int part_data(struct web_job *j, const void *data, size_t n, struct err *
     if (j->whole && at == 0 && forget_bytes(f) != 0)    /* restarted from the beginning, perhaps with other bytes */
         return err_sys(e, "%s", f->part);
     if (f->has_sha256 && at < f->hashed && digest_start(f, e) != 0)
-        return -1;                      /* the digest is of bytes that are being overwritten */
+        return -1;                      /* these bytes are overwritten, so the digest of the old ones is void */
     for (size_t left = n; left;) {
         ssize_t put = pwrite(f->fd, p, left, (off_t)(at + (n - left)));
         if (put < 0 && errno == EINTR)

@@ -115,8 +115,8 @@ static int has_shards(const char *snapshot)
     return all;
 }
 
-/* 1 if all files of the numbered set are there to which `first` belongs, such as
- * model-00001-of-00003.safetensors; also 1 if its name has no such numbers. */
+/* 1 if all files of the numbered set that includes `first`, such as
+ * model-00001-of-00003.safetensors, are there; also 1 if the name has no such numbers. */
 static int numbered_complete(const char *snapshot, const char *first)
 {
     int i, n, used;
@@ -132,8 +132,8 @@ static int numbered_complete(const char *snapshot, const char *first)
     return 1;
 }
 
-/* Look for the model in the cache.  *path (malloc'd): what can be used of it, NULL if nothing.
- * Returns 1 if the hub need not be asked, 0 if files or a better choice may be missing. */
+/* Look for the model in the cache.  *path (malloc'd): the usable file or folder; NULL if there is
+ * none.  Returns 1 if the hub need not be asked, 0 if files or a better choice may be missing. */
 static int look_in_cache(const struct hub_name *name, const char *folder, const char *commit, char **path)
 {
     struct err ignored;
@@ -146,8 +146,8 @@ static int look_in_cache(const struct hub_name *name, const char *folder, const 
         goto done;
     if (c.file) {
         *path = hub_cache_path(snapshot, "%s", c.file);
-        /* Without a pick, the repository may also have safetensors, which are preferred; it has
-         * none if an earlier call has noted that. */
+        /* Without a pick, safetensors of the repository would be preferred; an earlier call may
+         * have noted in the cache that it has none. */
         sure = *name->pick || hub_cache_has(folder, commit, "model.safetensors") < 0;
     } else if (c.indexed ? has_shards(snapshot) : numbered_complete(snapshot, c.weights[0])) {
         /* a single model.safetensors needs no index beside it */
@@ -387,8 +387,8 @@ static int get_commit(struct fetch *f, const json_t *info, char **path, struct e
     return rc;
 }
 
-/* Must the error be returned even if the cache has the model?  The hub refused, or the call was
- * cancelled. */
+/* Whether the error must be returned even if the cache has the model: the hub refused the request,
+ * or the call was cancelled. */
 static int is_final(const struct web *w, const struct err *e)
 {
     return w->refused || e->code == ERR_CANCELLED || e->code == ERR_MEMORY;

@@ -51,9 +51,10 @@ struct hub_options {
      * `bytes` are still to be downloaded; -1 with *e refuses.  May be NULL. */
     int (*before_weights)(void *user, const char *folder, uint64_t bytes, struct err *e);
     void *before_user;
-    /* All three NULL, or called if an index names several safetensors files: announce() with the
-     * heads of all shards when the download begins (-1 refuses); arrived() for each shard that is
-     * complete, checked and in the snapshot.  shards are borrowed during the call. */
+    /* Called if an index names several safetensors files; either all three functions are set or
+     * none.  announce() gets the heads of all shards when the download begins (-1 refuses);
+     * arrived() is called for each shard that is complete, checked and in the snapshot.  shards are
+     * borrowed during the call. */
     /* -1 refuses */
     int (*announce)(void *user, const char *folder, const struct hub_shard *shards, int n, struct err *e);
     void (*arrived)(void *user, int shard);

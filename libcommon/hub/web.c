@@ -164,7 +164,7 @@ static size_t on_body(char *data, size_t size, size_t n, void *user)
     j->failed = rc < 0;
     j->from += n;
     if (j->ranged)
-        j->tries = 0;                   /* received data is kept, so this was no failure */
+        j->tries = 0;                   /* received data is kept, so this attempt does not count as a failure */
     return rc ? 0 : n;
 }
 

@@ -2,9 +2,9 @@
  *
  * Redirects are followed here, not in libcurl, to keep one rule: the token is sent to the hub's own
  * origin (scheme, host and port) and nowhere else.  Cut connections, stalls, 408, 429 and 5xx are
- * retried after growing delays (429 and 503: after the time in Retry-After); an exchange that
- * received data starts counting retries again.  Error messages never show the query of a URL, which
- * may contain a signature. */
+ * retried after growing delays (429 and 503: after the time in Retry-After).  When an exchange has
+ * received data, its count of retries starts again.  Error messages never show the query of a URL,
+ * which may contain a signature. */
 #ifndef ZSE_HUB_WEB_H
 #define ZSE_HUB_WEB_H
 
@@ -28,10 +28,10 @@ struct web_job {
     const char *what;                   /* for messages: "config.json"; borrowed */
     int head;
     uint64_t from, to;  /* request bytes [from, to); to 0: to the end.  from advances with received data */
-    int whole;  /* request without Range, from 0 each time; body() may set it when the status is 200 */
-    /* Called with n bytes at offset `from` (which advances after the call).  Returns 0 to go on, 1
-     * if it needs no more (done is called), -1 with *e to end all jobs.  NULL: the body is not
-     * needed. */
+    int whole;  /* request the whole file, without Range, each time; body() may set it when the status is 200 */
+    /* Called with n bytes at offset `from` (which advances after the call).  Returns 0 to go on; 1
+     * if no more bytes are needed (done is called); -1 with *e to end all jobs.  NULL: the body is
+     * not needed. */
     int (*body)(struct web_job *j, const void *data, size_t n, struct err *e);
     /* Called on success (for a HEAD also at a redirect to another origin that has X-Linked-Etag).
      * -1 with *e: end all jobs. */

@@ -110,7 +110,7 @@ int child_end(struct child *c, double patience_s)
         kill(-c->pid, SIGTERM);
         gone = wait_for(c->pid, &status, now + 2 * half);
     }
-    kill(-c->pid, SIGKILL);                     /* its own children may still run */
+    kill(-c->pid, SIGKILL);                     /* its own child processes may still run */
     if (!gone)
         waitpid(c->pid, &status, 0);
     close(c->out);

@@ -24,7 +24,7 @@ struct mcp_peer {
     void (*changed)(void *user, const char *name, const char *text);
     void *user;
     pthread_t thread;
-    pthread_mutex_t lock;               /* protects everything below, but for `writing` and the thread's own */
+    pthread_mutex_t lock;               /* protects what follows, except `writing` and members for the thread only */
     pthread_cond_t news;                /* an answer, a state, stop */
     atomic_int stop;
     enum mcp_state state;
@@ -38,10 +38,10 @@ struct mcp_peer {
     /* child process */
     struct child child;
     pthread_mutex_t writing;
-    atomic_int torn;                    /* a message was written in part: no other may follow */
-    char *line; size_t n_line, room;    /* used by the thread: the part of a message that was read */
+    atomic_int torn;                    /* a message was written only in part, so no other message may follow */
+    char *line; size_t n_line, room;    /* used by the peer's thread: the part of a message that was read */
     int n_rubbish, no_probe;
-    char said[300];                     /* used by the thread: the last text passed to `changed` */
+    char said[300];                     /* used by the peer's thread: the last text passed to `changed` */
     char stderr_tail[200]; size_t n_tail;
     /* URL */
     char session[256];

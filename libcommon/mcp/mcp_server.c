@@ -35,7 +35,7 @@ struct asked {
 
 static json_t *error_json(json_t *id, int code, const char *text, json_t *data)
 {
-    /* js_text: a text that quotes the client may be cut within a character */
+    /* js_text: the text may quote the client, and be cut inside a character */
     json_t *error = json_pack("{s:i, s:o}", "code", code, "message", js_text(text)),
            *m = json_pack("{s:s}", "jsonrpc", "2.0");
     int bad = !error || !m;
@@ -225,7 +225,7 @@ enum era { LEGACY = 1, MODERN = 2, BOTH = 3 };
 static const struct mcp_method {
     const char *name;
     enum era era;
-    const char *named;                  /* the member of params that the header Mcp-Name repeats; NULL: none */
+    const char *named;                  /* the member of params that the header Mcp-Name must repeat; NULL: none */
     void (*answer)(struct asked *q);
 } methods[] = {
     { "initialize", LEGACY, NULL, initialize }, { "ping", LEGACY, NULL, ping },

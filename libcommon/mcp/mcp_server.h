@@ -35,8 +35,8 @@ struct mcp_answer {
     const char *name;                   /* borrowed from the message */
     json_t *arguments, *id;             /* arguments is an object, id that of the request; owned */
     int modern;
-    /* A list of resources, of which the caller finds the documents from number `from` on, and
-     * answers with mcp_list_answer: */
+    /* A list of resources.  The caller finds the documents from number `from` on, and answers with
+     * mcp_list_answer: */
     int is_list;
     json_t *resources;                  /* owned: those before the documents */
     int64_t from;

@@ -15,7 +15,7 @@
 #include "libcommon/mcp/internal.h"
 
 enum { FULL_NAME = 64, MAX_PAGES = 64, LONGEST_PAUSE_S = 64 };
-/* Limits of a tool; a larger description would leave no room in a prompt. */
+/* Limits of a tool's schema and description, which would otherwise fill the prompt. */
 enum { SCHEMA_DEPTH = 40, SCHEMA_BYTES = 64 << 10, DESCRIPTION_BYTES = 8 << 10 };
 #define PROBE_S 10.0                    /* time for the answer to server/discover, including the start of the server */
 #define CONNECT_S 60.0
@@ -50,8 +50,8 @@ static void remove_pending(struct mcp_peer *p, struct pending *w)
     *at = w->next;
 }
 
-/* Wait for an answer.  Only the peer's thread reads messages: if this is that thread, it reads them
- * here. */
+/* Wait for an answer.  Only the peer's thread reads messages; if the caller is that thread, it
+ * reads them while it waits. */
 static int wait_answer(struct mcp_peer *p, struct pending *w, double until, const atomic_int *cancelled, struct err *e)
 {
     const int reads = pthread_equal(pthread_self(), p->thread);
@@ -341,7 +341,7 @@ static void set_state(struct mcp_peer *p, enum mcp_state state, const char *reas
              plural((int64_t)json_array_size(p->tools)), p->modern ? MCP_MODERN : p->version);
     pthread_cond_broadcast(&p->news);
     pthread_mutex_unlock(&p->lock);
-    /* report a server only once that fails in the same way again and again */
+    /* if a server fails in the same way again and again, report it only once */
     const char *said = state == MCP_READY ? text : why;
     if (!said || strcmp(p->said, said) == 0 || !p->changed || atomic_load(&p->stop))
         return;
@@ -411,7 +411,7 @@ static void *run(void *arg)
         set_state(p, MCP_FAILED, e.msg);
         if (!p->c->url) {
             stdio_close(p);
-            set_state(p, MCP_FAILED, e.msg);    /* for requests that came in between */
+            set_state(p, MCP_FAILED, e.msg);    /* for requests that came in meanwhile */
         }
         pause_s = clock_s() - began > LONGEST_PAUSE_S ? 1 : pause_s;
         for (double until = clock_s() + pause_s; clock_s() < until && !atomic_load(&p->stop);)

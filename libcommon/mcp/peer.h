@@ -1,9 +1,10 @@
 /* peer.h - the client of one MCP server, which is a child process (standard input and output) or a
  * URL (streamable HTTP).
  *
- * A thread of its own connects, speaks 2026-07-28 if the server does and else the older revisions
- * with initialize, lists the tools, and connects again, with growing pauses, when the server has
- * failed.  A server that fails or hangs does not delay the peers of other servers. */
+ * A thread of its own connects and lists the tools.  It speaks revision 2026-07-28 if the server
+ * does, or else one of the older revisions, which begin with initialize.  When the server has
+ * failed, the thread connects again, after growing pauses.  A server that fails or hangs does not
+ * delay the peers of other servers. */
 #ifndef ZSE_MCP_PEER_H
 #define ZSE_MCP_PEER_H
 
@@ -42,9 +43,9 @@ enum mcp_state mcp_peer_state(struct mcp_peer *p, int *n_tools, char why[300]);
 json_t *mcp_peer_tools(struct mcp_peer *p);
 /* The tool with this full name, a new reference; NULL: there is none. */
 json_t *mcp_peer_tool(struct mcp_peer *p, const char *full);
-/* Call a tool by its full name.  Returns malloc'd text, which may be that of an error that the tool
- * reports (*is_error 1); NULL with *e if there is no answer.  Ends soon after *cancelled is set.
- * Any thread, several at once. */
+/* Call a tool by its full name.  Returns malloc'd text; if the tool reports an error, *is_error is
+ * 1 and the text is its message.  NULL with *e if there is no answer.  Ends soon after *cancelled
+ * is set.  Any thread, several at once. */
 char *mcp_peer_call(struct mcp_peer *p, const char *full, const json_t *arguments, const atomic_int *cancelled,
                     int *is_error, struct err *e);
 

@@ -123,7 +123,7 @@ static void add_header(const struct net *net, struct curl_slist **list, const ch
     free(text);
 }
 
-/* Add a header for each argument at the top level that the schema wants repeated in one
+/* Add a header for each argument of the top level for which the schema requires one
  * (x-mcp-header). */
 static void add_param_headers(const struct net *net, struct curl_slist **list, const json_t *schema,
                               const json_t *arguments)

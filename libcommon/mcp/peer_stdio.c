@@ -15,8 +15,9 @@ enum { MAX_RUBBISH = 100, READ_BYTES = 64 << 10, MAX_ENV = 256 };
 
 /* ---- the process ---- */
 
-/* The base environment, with the configuration's variables instead of those of the same name.
- * Returns the list of borrowed and, from *own on, owned texts; NULL without memory. */
+/* The base environment, in which variables of the configuration replace those of the same name.
+ * Returns a list of texts, which are borrowed up to *own and owned from *own on; NULL without
+ * memory. */
 static const char **make_env(const struct mcp_peer *p, int *own)
 {
     union { const json_t *in; json_t *out; } u = { .in = p->c->env };
@@ -121,8 +122,8 @@ int stdio_write(struct mcp_peer *p, const json_t *message, double timeout_s, str
 
 /* ---- reading ---- */
 
-/* Answer a request of the server: only ping is known.  The answer is so small that it is written as
- * a whole or, if the server does not read, not at all. */
+/* Answer a request of the server: only ping is known.  The answer is small enough for a single
+ * write; if the server does not read, the answer is dropped. */
 static void answer_server(struct mcp_peer *p, const json_t *id, const char *method)
 {
     enum { MOST_ID = 256 };

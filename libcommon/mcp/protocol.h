@@ -1,6 +1,6 @@
 /* protocol.h - the names and numbers of the Model Context Protocol that client and server share.
  *
- * Two kinds of revisions are spoken: 2026-07-28, in which every request stands alone and carries
+ * Both speak two kinds of revisions: 2026-07-28, in which every request stands alone and carries
  * its version in _meta, and those up to 2025-11-25, which begin with initialize ("legacy"). */
 #ifndef ZSE_MCP_PROTOCOL_H
 #define ZSE_MCP_PROTOCOL_H

@@ -48,7 +48,7 @@ void toolset_close(struct toolset *s)
 {
     if (!s)
         return;
-    toolset_stop(s);                            /* all of them, before the first one is waited for */
+    toolset_stop(s);                            /* tell all of them before waiting for the first one */
     for (int i = 0; i < s->n_peers; i++)
         mcp_peer_close(s->peer[i]);
     mcp_config_release(&s->config);

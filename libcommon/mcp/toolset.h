@@ -28,7 +28,7 @@ struct tool_facts {
     const char *server;                 /* borrowed until toolset_close; NULL: built in */
     int read_only, destructive;
     int confirm;                        /* runs only after a confirmation */
-    int approved;                       /* the configuration says that it needs no question */
+    int approved;                       /* the configuration approves its calls without a question */
 };
 /* 0: there is no such tool. */
 int toolset_find(struct toolset *s, const char *name, struct tool_facts *facts);
@@ -39,8 +39,8 @@ json_t *toolset_functions(struct toolset *s, const json_t *wanted);
 /* The MCP servers: a new list of {"name", "transport", "state", "n_tools", "error"}; NULL without
  * memory. */
 json_t *toolset_servers(struct toolset *s);
-/* Wait until no MCP server is starting for the first time, but at most `seconds`.  0: one still
- * is, or *cancelled was set. */
+/* Wait until no MCP server is starting for the first time, but at most `seconds`.  0: a server is
+ * still starting, or *cancelled was set. */
 int toolset_await(struct toolset *s, double seconds, const atomic_int *cancelled);
 int toolset_n_servers(const struct toolset *s);
 /* The number of a tool's MCP server, from 0; -1: built in, or unknown. */

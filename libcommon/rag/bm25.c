@@ -1,7 +1,7 @@
-/* bm25.c - rank the matches of a query by BM25 with the statistics of what is searched.
+/* bm25.c - rank the matches of a query by BM25, with statistics of the searched collections only.
  *
- * FTS5 finds the rows; a function of ours, called for each, notes how often each phrase occurs in
- * it.  Then the number of rows with each phrase is known, and the scores can be computed. */
+ * FTS5 finds the rows, and calls collect() for each to note how often each phrase occurs in it.
+ * Afterwards the number of rows with each phrase is known, and the scores can be computed. */
 #include "libcommon/rag/bm25.h"
 
 #include <math.h>

@@ -13,7 +13,8 @@ struct scope {
 };
 
 struct ranked { int64_t chunk; double score, coverage; };
-/* coverage: the part of the query's words that the chunk has, each weighted by its rarity. */
+/* coverage: the fraction of the query's words that the chunk contains, each weighted by its
+ * rarity. */
 struct ranking { struct ranked *row; int n; };          /* owned; by descending score, then by chunk */
 /* The best `most` matches. */
 int bm25_rank(struct rag_store *r, const struct scope *where, const struct query_words *words, int most,

@@ -75,8 +75,8 @@ static int push_unit(struct cutter *k, size_t from, size_t to, size_t tokens)
     return 0;
 }
 
-/* The end of a piece of at most `most` code points of [at, to): after a blank in its last third,
- * else at the end of a grapheme cluster. */
+/* The end of a piece of at most `most` code points of [at, to): after a blank in the last third of
+ * the piece, or else at the end of a grapheme cluster. */
 static size_t piece_end(const char *s, size_t at, size_t to, size_t most)
 {
     size_t p = at, good = at, blank = 0;
@@ -99,8 +99,8 @@ static size_t piece_end(const char *s, size_t at, size_t to, size_t most)
     return p >= to ? to : blank > at && blank <= good ? blank : good;
 }
 
-/* Most bytes of a unit that are tokenized at once: a tokenizer needs 20 times the memory of its
- * text. */
+/* How many bytes of a unit are tokenized at once, because a tokenizer needs 20 times the memory of
+ * its text. */
 static size_t sample_size(const char *s, size_t size)
 {
     if (size <= SAMPLE)
@@ -330,9 +330,9 @@ static int find_units(struct cutter *k)
 
 /* ---- chunks ---- */
 
-/* The end of the chunk that begins with unit `from`.  It takes as many units as fit, but ends at
- * the strongest boundary in its second half.  A heading ends it if it has a quarter of its size
- * already. */
+/* The end of the chunk that begins with unit `from`.  The chunk takes as many units as fit, but
+ * ends at the strongest boundary in its second half.  A heading ends the chunk earlier if it has
+ * reached a quarter of its size. */
 static int chunk_end(const struct cutter *k, int from)
 {
     size_t sum = 0;
@@ -354,8 +354,8 @@ static int chunk_end(const struct cutter *k, int from)
     return to == k->n_units || best < 0 ? to : best;
 }
 
-/* The first unit of the next chunk: `to`, or an earlier one, so that chunks overlap by some units;
- * but they never overlap over a heading. */
+/* The first unit of the next chunk: `to`, or an earlier one, so that chunks overlap by some units.
+ * An overlap never contains a heading. */
 static int overlap_start(const struct cutter *k, int from, int to)
 {
     size_t sum = 0;
@@ -376,7 +376,7 @@ static int make_chunks(struct cutter *k)
             return err_set(k->e, ERR_LIMIT, "the text makes more than %d chunks", MAX_CHUNKS);
         if (grow((void **)&l->chunk, l->n, &room, sizeof *l->chunk, k->e))
             return -1;
-        /* a chunk has the heading of its first unit, even if the next heading comes soon */
+        /* a chunk has the heading of its first unit, even if another heading follows soon */
         l->chunk[l->n++] = (struct chunk){ a->at, b->at + b->size - a->at, a->page,
                                            a->heading >= 0 ? l->headings[a->heading] : "" };
         from = to == k->n_units ? to : overlap_start(k, from, to);
@@ -384,9 +384,9 @@ static int make_chunks(struct cutter *k)
     return 0;
 }
 
-/* An upper bound: two units in a row have more than SMALL_UNIT bytes together, because smaller ones
- * are joined; lists double their room when they are full; a heading takes at most LEVELS times
- * HEADING_BYTES. */
+/* An upper bound of the memory.  Two units in a row have more than SMALL_UNIT bytes together,
+ * because smaller ones are joined; lists double their room when they are full; a heading takes at
+ * most LEVELS times HEADING_BYTES. */
 size_t chunks_bytes(size_t size)
 {
     const size_t lists = size / SMALL_UNIT * 2 * 2 * (sizeof(struct unit) + sizeof(struct chunk));

@@ -1,9 +1,9 @@
 /* chunks.h - cut a text into passages for retrieval: at headings, paragraphs and sentences, as far
  * as the wanted size allows, never inside a character (an extended grapheme cluster, UAX #29).
  *
- * Form feeds separate pages.  Headings are those of Markdown (# and underlined), which the
- * extraction of other formats writes, too; in plain text, short lines in capitals or with a
- * number, between blank lines. */
+ * Form feeds separate pages.  Headings are those of Markdown (# and underlined), to which the
+ * extraction of other formats converts theirs.  In plain text, a short line between blank lines is
+ * a heading if it is in capitals or has a number. */
 #ifndef ZSE_RAG_CHUNKS_H
 #define ZSE_RAG_CHUNKS_H
 

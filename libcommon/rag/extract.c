@@ -165,12 +165,12 @@ static long count_pages(const void *data, size_t size, const struct program_limi
     return n;
 }
 
-/* Number of programs that read a PDF at the same time, each some of its pages; first [n]: the first
- * page of each. */
+/* The number of programs to read a PDF at the same time, each some of its pages; first [n]: the
+ * first page for each. */
 static int split_pages(const void *data, size_t size, const struct program_limits *l, struct rag_budget *budget,
                        long first[PROGRAMS_MAX])
 {
-    enum { SPLIT_BYTES = 64 << 10, SPLIT_PAGES = 32 };     /* fewer are read as fast by one program */
+    enum { SPLIT_BYTES = 64 << 10, SPLIT_PAGES = 32 };     /* for a smaller file one program is as fast */
     const long n_pages = size >= SPLIT_BYTES ? count_pages(data, size, l, budget) : 0;
     const int n = n_pages >= SPLIT_PAGES ? PROGRAMS_MAX : 1;
     for (int i = 0; i < n; i++)

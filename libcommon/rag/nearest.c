@@ -1,9 +1,9 @@
 /* nearest.c - copies of vectors in memory, and the search of the nearest ones.
  *
- * The copies of the collections searched hold all vectors if those fit into half of the memory for
- * copies.  If not, they hold the vectors of whole passages only: those choose candidates, whose
- * parts are read from the database.  The choice depends on the collections searched alone, so that
- * the same search has the same result. */
+ * If all vectors of the searched collections fit into half of the memory for copies, the copies
+ * hold them all.  If not, they hold the vectors of whole passages only: these vectors choose
+ * candidates, and the vectors of the candidates' parts are read from the database.  The choice
+ * depends only on the searched collections, so that the same search has the same result. */
 #include "libcommon/rag/vectors.h"
 
 #include <math.h>
@@ -14,8 +14,9 @@
 #include "libcommon/kernels/kernels.h"
 #include "libcommon/rag/internal.h"
 
-/* With copies of whole passages only, CANDIDATES passages per wanted one are compared with their
- * parts, and SAMPLES passages give the mean and the deviation of all similarities. */
+/* If copies have the vectors of whole passages only, CANDIDATES passages for each wanted one are
+ * compared by their parts, too, and SAMPLES passages give the mean and the deviation of all
+ * similarities. */
 enum { ALIGN = 64, ROWS_AT_ONCE = 256, MAX_SIZE = 1 << 16, CANDIDATES = 4, SAMPLES = 256 };
 
 /* A copy of the vectors of one collection by one model. */
@@ -26,7 +27,7 @@ struct vector_copy {
     size_t stride;
     int8_t *rows; float *scale; int64_t *chunk;         /* owned */
     int n, room;
-    uint64_t used;                      /* the search that used it last */
+    uint64_t used;                      /* number of the last search that used it */
 };
 
 struct rag_vectors {
@@ -205,7 +206,7 @@ static struct vector_copy *find_copy(const struct vector_search *x, int64_t coll
     return read_new(x->r, c, x->size, e) ? NULL : c;
 }
 
-/* Free the copies that were not used for longest, beyond the limit. */
+/* Free the least recently used copies until the rest are within the limit. */
 static void trim(struct rag_vectors *v)
 {
     for (;;) {
@@ -349,8 +350,9 @@ static int visit_stored(const struct vector_search *x, sqlite3_stmt *s, int64_t 
     return rc == SQLITE_DONE ? 0 : rag_sql_error(x->r, e);
 }
 
-/* b has the candidates, found by vectors of whole passages.  Compute their similarities again with
- * parts, and the mean and deviation from the samples, with parts too. */
+/* b has the candidates, found by the vectors of whole passages.  Compute the similarity of each
+ * again, with its parts, and take the mean and deviation from the samples, also with their
+ * parts. */
 static int add_parts(const struct vector_search *x, const struct samples *samples, struct nearest *b, struct err *e)
 {
     struct near unused;

@@ -149,8 +149,8 @@ static void odt_text(const char *s, size_t size, struct text_build *out)
 
 /* ---- epub ---- */
 
-/* EPUB_WORK: most bytes that are searched and unpacked, because a file may name the same part many
- * times. */
+/* EPUB_WORK: most bytes that are searched and unpacked; the limit is needed because a file may name
+ * the same part many times. */
 enum { EPUB_PATH = 1024, EPUB_WORK = 512 << 20 };
 
 /* The name of a member by a link of the package file, whose folder is base; 0: too long. */

@@ -35,7 +35,7 @@ static void add(struct passage_part out[PASSAGE_PARTS], int *n, const char *s, s
         size--;
     if (!size)
         return;
-    /* the rest after the last boundary may be too short for a part: it joins the one before */
+    /* the rest after the last boundary may be too short for a part: join it to the last part */
     if (*n && (*n == PASSAGE_PARTS || size < PART_LEAST))
         out[*n - 1].size = (size_t)(s + size - out[*n - 1].text);
     else

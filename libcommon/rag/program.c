@@ -54,8 +54,7 @@ static int file_of(const void *data, size_t size, struct err *e)
 
 struct process { pid_t pid; int out, err; const char *name; };
 
-/* Set the program's limits from the parent process, right after its start: until then it has no
- * time to do harm. */
+/* Set the program's limits from the parent process right after its start, before it can do harm. */
 static void limit(pid_t pid, const struct program_limits *l)
 {
     const rlim_t cpu = (rlim_t)l->timeout_s + 1;

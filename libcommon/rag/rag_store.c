@@ -13,12 +13,13 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/base/file.h"
 
-/* The index `words` has no copy of the text (content=''), so deleting a row must repeat what was
- * indexed.  Its column scope holds the collection and the document as words ("c3 d17"), so that a
- * query can be limited to them inside the index.  words_in: number of words in a collection's
- * chunks, for their mean length.  Vectors are numbered in the order in which they were added, so
- * that a copy in memory reads only new ones; collections.removed changes when it must start over.
- * The vectors of a chunk follow each other, and part 0 is the whole chunk. */
+/* The index `words` has no copy of the text (content=''), so deleting a row must repeat the text
+ * that was indexed.  The column scope of the index holds the collection and the document as words
+ * ("c3 d17"), so that a query can be limited to them inside the index.  words_in: number of words
+ * in a collection's chunks, for their mean length.  Vectors are numbered in the order in which they
+ * were added, so that a copy in memory reads only new ones.  When rows are deleted,
+ * collections.removed changes, and a copy must start over.  The vectors of a chunk follow each
+ * other, and part 0 is the whole chunk. */
 static const char schema[] =
     "CREATE TABLE IF NOT EXISTS collections (id INTEGER PRIMARY KEY AUTOINCREMENT, owner TEXT NOT NULL, name TEXT NOT NULL,"
     " documents INTEGER NOT NULL DEFAULT 0, chunks INTEGER NOT NULL DEFAULT 0, bytes INTEGER NOT NULL DEFAULT 0,"
@@ -190,8 +191,8 @@ static int open_file(struct rag_store *r, struct err *e)
         return r->db ? rag_sql_error(r, e) : err_nomem(e, r->path);
     sqlite3_busy_handler(r->db, wait_for_others, r);
     sqlite3_progress_handler(r->db, 10000, must_stop, r);
-    /* the schema of a file that another program has prepared must not be able to do more than
-     * ours */
+    /* another program may have prepared the file: its schema must not run code that ours would
+     * not */
     sqlite3_db_config(r->db, SQLITE_DBCONFIG_DEFENSIVE, 1, NULL);
     sqlite3_db_config(r->db, SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0, NULL);
     /* synchronous=FULL: a document that was acknowledged is on the disk */

@@ -2,11 +2,12 @@
  * reciprocal rank fusion (Cormack, Clarke, Buettcher, SIGIR 2009).
  *
  * BM25 (Robertson, Zaragoza 2009) is computed here, with the counts of the searched collections
- * only: the statistics of FTS5 cover the whole file, and would let a score tell one owner about the
- * documents of another.
+ * only.  The statistics of FTS5 cover the whole file, so that a score would tell one owner about
+ * the documents of another.
  *
- * A nearest vector always exists, so nearness is no relevance: a passage found by its vector alone
- * counts only if it is far nearer than the passages searched usually are, see search.c. */
+ * Some vector is always the nearest, so being the nearest does not make a passage relevant: a
+ * passage found by its vector alone counts only if it is far nearer than the searched passages
+ * usually are, see search.c. */
 #ifndef ZSE_RAG_SEARCH_H
 #define ZSE_RAG_SEARCH_H
 
@@ -37,7 +38,7 @@ struct rag_hit {
     char *name;                             /* name of the document; owned */
     int has_pages;                          /* the document has more than one */
     double score;                           /* 0 to 1 */
-    double own;                             /* by its own relevance alone: what min_score is about */
+    double own;                             /* score by its own relevance alone, which is compared with min_score */
     double bm25, similarity;                /* NAN: that search did not find it */
 };
 struct rag_hits {
@@ -47,7 +48,7 @@ struct rag_hits {
 };
 /* ERR_FORMAT: an unknown collection or document. */
 int rag_search(struct rag_store *r, const struct rag_query *q, struct rag_hits *hits, struct err *e);
-/* Keep the first top_k of those whose own score is min_score or more. */
+/* Keep the first top_k hits whose own score is min_score or more. */
 void rag_hits_keep(struct rag_hits *hits, int top_k, double min_score);
 void rag_hits_release(struct rag_hits *h);
 

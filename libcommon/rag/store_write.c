@@ -214,7 +214,7 @@ static char *spaced_column(sqlite3_stmt *s, int i)
     return text ? words_spaced(text, (size_t)sqlite3_column_bytes(s, i), NULL) : NULL;
 }
 
-/* Take the chunks of a document out of the index, which needs what was indexed. */
+/* Remove the chunks of a document from the index; FTS5 needs the indexed text for that. */
 static int delete_words(struct rag_store *r, int64_t document, const char *scope, struct err *e)
 {
     sqlite3_stmt *get = rag_prepare(r, "SELECT id, heading, text FROM chunks WHERE document = ?", e), *out = NULL;
@@ -266,7 +266,7 @@ static int delete_selected(struct rag_store *r, const char *sql, const char *own
 {
     int rc = 0, step;
     *n = 0;
-    for (;;) {                              /* the statement starts over: its rows are deleted under it */
+    for (;;) {                              /* prepare the query again each time, because its rows are being deleted */
         sqlite3_stmt *s = rag_prepare(r, sql, e);
         if (!s)
             return -1;

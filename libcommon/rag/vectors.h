@@ -1,10 +1,11 @@
 /* vectors.h - vectors of chunks as int8 with a scale: stored in rag.db, searched in memory.
  *
- * A search visits every rounded vector, by kernels.dots_i8, so it is exact for them.  A copy of
- * each collection's vectors stays in memory; it reads only what was added since, and starts over
- * after a document was deleted.  Of large collections only the vectors of whole chunks are copied
- * and visited, and those of parts are read for the nearest chunks: that search is not exact (see
- * nearest.c).  A struct rag_vectors may be used by any thread. */
+ * A search compares every rounded vector, by kernels.dots_i8, so it is exact for the rounded
+ * vectors.  A copy of each collection's vectors stays in memory.  The copy reads only the vectors
+ * that were added since, and starts over after a document was deleted.  Of large collections only
+ * the vectors of whole chunks are copied and compared, and those of parts are read for the nearest
+ * chunks: that search is not exact (see nearest.c).  A struct rag_vectors may be used by any
+ * thread. */
 #ifndef ZSE_RAG_VECTORS_H
 #define ZSE_RAG_VECTORS_H
 
@@ -17,8 +18,9 @@ struct kernels;
  * one of its parts. */
 struct rag_pending { int64_t chunk, collection; int part; char *text; };        /* owned */
 enum { RAG_CHUNK_TEXTS = PASSAGE_PARTS + 1 };
-/* *n: at most `most`, which is RAG_CHUNK_TEXTS or more; *after moves on.  model is registered with
- * its size; the vectors of another model of the same name, whose size differs, are deleted. */
+/* List texts that have no vector of this model yet.  *n: their number, at most `most`, which is
+ * RAG_CHUNK_TEXTS or more.  *after: where the next call continues.  model is registered with its
+ * size; the vectors of another model of the same name, whose size differs, are deleted. */
 int rag_pending(struct rag_store *r, const char *model, int size, int64_t *after, struct rag_pending *list, int most,
                 int *n, struct err *e);
 void rag_pending_release(struct rag_pending *list, int n);

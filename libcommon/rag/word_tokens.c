@@ -33,9 +33,9 @@ static uint64_t hash_of(const char *s, size_t n)
 
 static int is_blank(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
 
-/* Number of tokens of a word with the blanks before it.  It is counted after a letter, whose token
- * is subtracted, because some tokenizers put a blank before the first word of a text.  A word
- * without blanks before it is counted alone. */
+/* The number of tokens of a word together with the blanks before it.  They are counted after a
+ * letter, whose tokens are subtracted, because some tokenizers insert a blank before the first word
+ * of a text.  A word without blanks before it is counted alone. */
 static size_t measure(const struct word_tokens *w, const char *word, size_t n)
 {
     char text[1 + WORD_BYTES] = "a";

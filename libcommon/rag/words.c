@@ -10,8 +10,8 @@
 
 #include "libcommon/base/utf8.h"
 
-/* Is c a character of a script that is written without blanks between words, or whose words have
- * particles attached? */
+/* Is c a character of a script that has no blanks between words, or that attaches particles to
+ * words? */
 static int stands_alone(uint32_t c)
 {
     static const struct { uint32_t from, to; } ranges[] = {
@@ -96,7 +96,8 @@ static int is_function_word(const char *word, size_t n)
     return strstr(function_words, padded) != NULL;
 }
 
-/* The number of bytes of a phrase's first words: the time of a search grows with each word. */
+/* The number of bytes of a phrase's first words; the rest is dropped, because the time of a search
+ * grows with each word. */
 static size_t phrase_size(const char *text, size_t size)
 {
     int n, words = 0, in_word = 0;
@@ -140,8 +141,8 @@ static int add_phrase(struct query_words *w, const char *text, size_t n, struct 
     return 0;
 }
 
-/* Add the words of a part of the query without blanks: runs of other scripts, and pairs of
- * characters that stand alone. */
+/* Add the words of a part of the query that has no blanks: runs of characters of other scripts, and
+ * pairs of characters that stand alone. */
 static int add_part(struct query_words *w, const char *s, size_t size, int functions, struct err *e)
 {
     size_t at = 0, begin = 0, last = 0;         /* last: the character that stands alone before at */

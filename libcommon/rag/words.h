@@ -1,5 +1,5 @@
-/* words.h - prepare text for the full-text index: set the characters of scripts without blanks
- * apart, and turn queries into phrases that the syntax of FTS5 cannot misread. */
+/* words.h - prepare text for the full-text index: put blanks around the characters of scripts that
+ * have none, and turn queries into phrases that the syntax of FTS5 cannot misread. */
 #ifndef ZSE_RAG_WORDS_H
 #define ZSE_RAG_WORDS_H
 
@@ -12,9 +12,9 @@
  * runs of letters and digits in it; may be NULL. */
 char *words_spaced(const char *text, size_t size, int *n_words);
 
-/* The words of a query, each as the quoted phrase of FTS5 ("foo-bar" becomes two words in a row).
- * Function words of a few languages are left out if others remain; of scripts without blanks there
- * is a phrase for each pair of characters. */
+/* The words of a query, each as a quoted phrase of FTS5 ("foo-bar" becomes two words in a row).
+ * Function words of a few languages are left out if other words remain.  In scripts without blanks
+ * each pair of characters becomes a phrase. */
 enum { QUERY_PHRASES = 64, QUERY_PHRASE_WORDS = 16, QUERY_PHRASE_BYTES = 256 };
 struct query_words { char *phrase[QUERY_PHRASES]; int n; };            /* owned */
 int words_of_query(const char *query, size_t size, struct query_words *w, struct err *e);

@@ -1,4 +1,4 @@
-/* zip.h - read the members of a ZIP archive in memory, as office documents are.
+/* zip.h - read the members of a ZIP archive in memory; office documents are such archives.
  *
  * Names, offsets and sizes come from the file and are checked; an inflated member may be as large
  * as the limit, whatever the archive says. */

@@ -52,7 +52,7 @@ char *store_path(const char *folder, const char *name, struct err *e)
     return path;
 }
 
-/* Write the name that a file of the folder stands for, "" if it has none. */
+/* Write the name of the model in this file of the folder, "" if the file has no valid name. */
 static void name_of(const char *file, char out[STORE_NAME_BYTES])
 {
     const size_t n = strlen(file);
@@ -74,8 +74,8 @@ static int64_t used(int dir, const char *name)
     return fstatat(dir, file, &st, AT_SYMLINK_NOFOLLOW) == 0 ? (int64_t)st.st_mtime : 0;
 }
 
-/* Write the name of the model that the link called name stands for, "" if it is no link to a name
- * of this folder. */
+/* Write the name of the model to which the link called name points; "" if name is not a link, or
+ * points out of this folder. */
 static void link_target(int dir, const char *name, char out[STORE_NAME_BYTES])
 {
     char file[STORE_NAME_BYTES + ENDING], to[STORE_NAME_BYTES + ENDING];
@@ -249,7 +249,7 @@ int store_remove(const char *folder, const char *name, struct err *e)
     return rc;
 }
 
-/* Replace the link at path by one to target, at once. */
+/* Replace the link at path by a link to target, atomically. */
 static int relink(const char *path, const char *target, struct err *e)
 {
     char *temporary;

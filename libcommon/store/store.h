@@ -1,9 +1,9 @@
 /* store.h - models with names: the folder $ZSE_HOME/models.
  *
  * A name is a file: "smollm2:135m" is smollm2:135m.zse.  An alias is a symbolic link to such a
- * file, and the default model is the alias "default".  The time of the last use is the time of
- * writing of the empty file .NAME.used.  Files that other programs put into the folder have names,
- * too, if store_is_name() accepts theirs.
+ * file, and the default model is the alias "default".  The last use of a model is recorded as the
+ * modification time of the empty file .NAME.used.  Files that other programs put into the folder
+ * are models, too, if store_is_name() accepts their names.
  *
  * A name may come from a client over HTTP: it never contains a slash and never begins with a dot,
  * so that it cannot leave the folder. */
@@ -24,7 +24,7 @@ void store_make_name(char out[STORE_NAME_BYTES], const char *text);
 
 struct store_model {
     char name[STORE_NAME_BYTES];
-    char of[STORE_NAME_BYTES];          /* the name that an alias stands for; else "" */
+    char of[STORE_NAME_BYTES];          /* for an alias: the name of its model; else "" */
     uint64_t bytes;
     int64_t modified_s, used_s;         /* Unix time; used_s 0: never */
     uint64_t dev, ino;                  /* identity of the file; for an alias, of its model's file */
@@ -53,11 +53,10 @@ char *store_lookup(const char *folder, const char *word, struct err *e);
 /* Remove a model and its aliases, or one alias.  -1 with *e: it failed, or there is none of this
  * exact name (ERR_FORMAT). */
 int store_remove(const char *folder, const char *name, struct err *e);
-/* Make alias stand for the model or alias called name, instead of what it stood for.  A model is
- * never replaced. */
+/* Point an alias to the model or alias called name; an existing alias is changed.  A model is never
+ * replaced. */
 int store_alias(const char *folder, const char *alias, const char *name, struct err *e);
-/* Note that the model at path was used just now, if it is one of the folder.  Errors do not
- * matter. */
+/* Note that the model at path was used just now, if it is in the folder.  Errors are ignored. */
 void store_touch(const char *folder, const char *path);
 
 #endif

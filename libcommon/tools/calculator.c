@@ -63,7 +63,8 @@ static double round_up(const double *a, int n) { (void)n; return ceil(a[0]); }
 static double degrees(const double *a, int n) { (void)n; return a[0] * 180 / M_PI; }
 static double radians(const double *a, int n) { (void)n; return a[0] * M_PI / 180; }
 
-/* Rounding in decimal, so that 2.675 to 2 digits depends on the digits that people see. */
+/* Round by the decimal digits of the number: 2.675 to 2 digits is 2.68, although the double is
+ * slightly less than 2.675. */
 static double round_to(const double *a, int n)
 {
     char text[400];

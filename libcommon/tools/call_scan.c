@@ -5,9 +5,9 @@
 
 #include "libcommon/base/json.h"
 
-/* A text of nothing but open brackets would be read again from each bracket.  So the scan ends when
- * the bytes that were read without finding a value exceed SCAN_WORK times the text's size plus
- * SCAN_FREE. */
+/* Limits of the work.  In a text of nothing but open brackets the scan would read the rest again
+ * from each bracket.  So it ends when the bytes that were read without finding a value exceed
+ * SCAN_WORK times the text's size plus SCAN_FREE. */
 enum { MAX_NAME = 128, SCAN_WORK = 8, SCAN_FREE = 65536 };
 
 /* ---- the end of a JSON value ---- */
@@ -60,8 +60,8 @@ static int skip_members(struct text_span *s, int depth, char close)
     }
 }
 
-/* Move after the value at s->p.  -1: there is none, or it is not complete; strings and numbers
- * are checked later, by the parser.  The depth is limited, so the work for a text is, too. */
+/* Move after the value at s->p.  -1: there is none, or it is not complete; strings and numbers are
+ * checked later, by the parser.  The limited depth bounds the work. */
 static int skip_value(struct text_span *s, int depth)
 {
     skip_blanks(s);

@@ -1,16 +1,16 @@
 /* call_scan.h - find the calls of tools in a text that a model wrote, when its chat template, and
  * so the exact form, is not known.
  *
- * Every JSON object or list of the text is read once, by its real end, so braces may nest and stand
- * in strings.  A call is
+ * Every JSON object or list of the text is read once, up to its real end, so that braces may nest
+ * and stand in strings.  A call is
  *   {"name": "f", "arguments": {...}}               also "tool" or "function" for "name" and
  *                                                   "parameters" for "arguments", which may be JSON
  *                                                   text
  *   {"function": {"name": ..., "arguments": ...}}   and {"tool_calls": [...]}, as OpenAI writes it
  *   <tool_call name="f">{...}</tool_call>           the object is the arguments
  *   <function=f>{...}</function>
- * Without arguments it is a call only inside a ```tool fence or <tool_call>.  Other fences, such as
- * ```json, and tags around JSON make no difference. */
+ * An object without arguments is a call only inside a ```tool fence or <tool_call>.  Other fences,
+ * such as ```json, and tags around JSON make no difference. */
 #ifndef ZSE_TOOLS_CALL_SCAN_H
 #define ZSE_TOOLS_CALL_SCAN_H
 
