@@ -1,4 +1,4 @@
-/* address.c - reduce client addresses to the part that limits count. */
+/* address.c - reduce a client's address to the key under which per-client limits count it. */
 #include "libcommon/base/address.h"
 
 #include <arpa/inet.h>

@@ -14,7 +14,7 @@ enum err_code {
     ERR_UNSUPPORTED,    /* valid, but not supported: an architecture, a type, a config field */
     ERR_MEMORY,
     ERR_DEVICE,
-    ERR_LIMIT,          /* over a limit of the caller: context length, template time */
+    ERR_LIMIT,          /* over a limit: context length, nesting, number of tools ... */
     ERR_CANCELLED,
 };
 

@@ -103,9 +103,10 @@ void file_give(int fd, const char *path)
     snprintf(folder, sizeof folder, "%.*s", (int)(slash - path), path);
     if (stat(folder, &st) != 0 || st.st_uid == 0 || fstat(fd, &at) != 0 || at.st_uid != 0 || !S_ISREG(at.st_mode) ||
         at.st_nlink != 1)
-        return;                             /* it may have another name in a folder of another user */
+        return;                             /* with a second hard link, another user's file could be
+                                             * given away */
     if (fchown(fd, st.st_uid, st.st_gid) != 0)
-        return;     /* it stays root's; the owner of the folder gets EACCES when writing to it */
+        return;     /* left to root; the owner of the folder gets EACCES when writing to it */
 }
 
 int file_open_made(const char *path, int flags)
@@ -117,7 +118,7 @@ int file_open_made(const char *path, int flags)
             file_give(fd, path);
         else if (errno == EEXIST)
             fd = open(path, flags);
-    /* removed and recreated between the two calls */
+    /* the file was removed and recreated between the two calls */
     } while (fd < 0 && errno == ENOENT && access(path, F_OK) == 0);
     return fd;
 }
@@ -185,8 +186,8 @@ fail:
     return NULL;
 }
 
-/* Remove temporaries of the same name that killed writers left behind: no process has a lock on
- * those. */
+/* Remove temporaries for the same target that killed writers left behind: those that no process has
+ * locked. */
 static void sweep(const struct atomic_file *f)
 {
     const char *name = strrchr(f->temp, '/');
@@ -343,7 +344,7 @@ int atomic_unpark(struct atomic_file *f, const char *path, struct err *e)
         rc = errno == ENOENT ? 0 : err_sys(e, "%s", f->temp);
     else if (flock(f->fd, LOCK_EX | LOCK_NB) != 0)
         rc = 2;
-    else        /* the last writer may have renamed it to its final name meanwhile */
+    else        /* the last writer may have renamed the parked file to its final name meanwhile */
         rc = fstat(f->fd, &mine) == 0 && S_ISREG(mine.st_mode) && stat(f->temp, &there) == 0 &&
              mine.st_ino == there.st_ino && mine.st_dev == there.st_dev;
     if (rc != 1)

@@ -23,22 +23,22 @@ struct map {
     char *path;             /* owned */
     uint64_t dev, ino;      /* identity of the file, to refuse a target that is the source */
     int64_t changed_ns;     /* st_mtim */
-    /* set by a handler of SIGBUS that replaced an unreadable page by zeros */
+    /* set by the SIGBUS handler when it replaced an unreadable page by zeros */
     volatile sig_atomic_t lost;
 };
 int map_open(struct map *m, const char *path, struct err *e);
 void map_close(struct map *m);
 #define MAP_LOST "cannot be read any more: it was cut while it was in use, or its disk fails"
 /* 0 if the file has not changed since map_open(); -1 with *e if pages of the mapping were lost or
- * the file was written to.  Renaming or removing the file is no change. */
+ * the file was written to.  Renaming or removing the file does not count as a change. */
 int map_check(const struct map *m, struct err *e);
 /* Like map_check(), but a changed modification time is accepted: *written_ns is set to the present
  * one.  -1 with *e if pages were lost or the size has changed. */
 int map_whole(const struct map *m, int64_t *written_ns, struct err *e);
 #define MAP_CHANGED "was written to while it was in use; it can be replaced by another file, but not changed"
 
-/* A handler of lost pages: add() is called before any page of a mapping is read, remove() before it
- * is unmapped.  add NULL: there is no handler. */
+/* Hooks of the SIGBUS handler for lost pages: add() is called before any page of a mapping is read,
+ * remove() before the mapping is unmapped.  add NULL: there is no handler. */
 struct map_guard { void (*add)(struct map *), (*remove)(struct map *); };
 
 /* Read a whole small text file and append '\0' (not counted).  Refuses more than max bytes.  Caller

@@ -22,7 +22,7 @@ json_t *js_parse_python(const char *name, const void *text, size_t size, struct 
 /* Like js_parse_python(), for a file of at most max bytes. */
 json_t *js_load(const char *path, size_t max, struct err *e);
 
-/* Did jansson fail for lack of memory?  It does not always say so. */
+/* 1 if jansson failed for lack of memory; it does not always set the error code for that. */
 int js_no_memory(const json_error_t *j);
 
 /* 0, or -1 with the field named.  o is an object.  A whole number may be written as 3 or as 3.0. */

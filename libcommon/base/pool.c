@@ -23,10 +23,10 @@ enum { SPIN_NS = 50000 };
 
 /* A thread's slice of the loop: consecutive items, so that it reads memory in order.  left holds
  * the number of the loop in its upper half and the number of items not yet taken in its lower half.
- * An item is taken by decrementing left with compare-and-swap, by the owner or, once that has
- * finished its own items, by another thread; a late thread sees the number of another loop and
- * takes nothing.  The other fields change only when all items are done.  Owners wait for the next
- * loop on their own slice, so one cache line brings everything. */
+ * An item is taken by decrementing left with compare-and-swap, by the owner or by a thread that has
+ * finished its own items.  A thread that comes late sees the number of another loop and takes
+ * nothing.  The other fields change only when all items are done.  Owners wait for the next loop on
+ * their own slice, so one cache line brings everything. */
 struct slice {
     _Alignas(64) _Atomic uint64_t left;
     int end;                                    /* the next item is end - left */

@@ -1,6 +1,6 @@
-/* thread.h - start a thread that blocks signals, which are meant for the program's main thread,
- * because its handlers may longjmp.  SIGBUS stays unblocked: the thread that touches a page that
- * cannot be read must handle it. */
+/* thread.h - start a thread with signals blocked, so that they are handled by the program's main
+ * thread: its handlers may longjmp.  SIGBUS stays unblocked, because the thread that touches an
+ * unreadable page must handle it. */
 #ifndef ZSE_BASE_THREAD_H
 #define ZSE_BASE_THREAD_H
 

@@ -43,7 +43,8 @@ _Static_assert(sizeof(struct zse_section) == 32, "section");
 /* Section TNSR: this, the records, the maps, the strings. */
 struct zse_tensors {
     uint32_t n_tensors, n_maps;
-    /* the first and the last byte are 0: offset 0 is the empty string, and the last string ends */
+    /* the first and the last byte are 0, so offset 0 is the empty string and the last string is
+     * terminated */
     uint32_t n_string_bytes;
     uint32_t zero;
 };
@@ -53,7 +54,7 @@ enum { ZSE_TILED = 1, ZSE_GRID_KEPT = 2, ZSE_TRANSPOSED = 4 };
 
 struct zse_tensor {
     uint64_t offset, size;
-    uint32_t name, source, source_type;         /* where they begin in the strings; 0: none */
+    uint32_t name, source, source_type;         /* offsets of the texts in the strings; 0: none */
     uint16_t type;              /* enum qtype */
     uint8_t n_dims, flags;      /* ZSE_TILED ... */
     uint32_t dim[2];            /* outermost first; a vector's second is 0 */

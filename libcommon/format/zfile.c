@@ -439,7 +439,7 @@ int zfile_pread(const struct zfile *z, const void *from, size_t n, void *out)
 int zfile_direct(const struct zfile *z)
 {
     char path[40];
-    /* this file, even if its name belongs to another one by now */
+    /* opens this file, even if its path now names another one */
     snprintf(path, sizeof path, "/proc/self/fd/%d", z->map.fd);
     return open(path, O_RDONLY | O_CLOEXEC | O_DIRECT);
 }

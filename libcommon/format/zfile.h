@@ -15,8 +15,8 @@
 #include "libcommon/base/err.h"
 #include "libcommon/quant/tile.h"
 
-/* How a tensor follows from one of the source, so that it can be exported again under its original
- * name and in its original order.
+/* How our tensor was made from a tensor of the source checkpoint, so that it can be exported again
+ * under its original name and in its original order.
  *   rows         our row i is the source's row  offset + i / run * stride + i % run
  *   pairs > 0    i is replaced before that: row j + h * pairs/2 of a head of `pairs` rows by row
  *                2*j + h of the same head (llama-style GGUF files interleave the halves of q and k)
@@ -84,9 +84,8 @@ struct zfile *zfile_open(const char *path, struct err *e);
  * If the weights have at most `most` bytes, a thread prefaults their pages in the order of the file
  * while the caller continues.
  *
- * guard is for a handler of lost pages: guard->add() is called before any page of the mapping is
- * read, guard->remove() before it is unmapped; either may be NULL.  Fails if pages were lost while
- * the file was opened. */
+ * guard (may be NULL) has the hooks of a handler for lost pages, see struct map_guard.  Fails if
+ * pages were lost while the file was opened. */
 struct zfile *zfile_open_guarded(const char *path, uint64_t most, const struct map_guard *guard, struct err *e);
 void zfile_close(struct zfile *z);                              /* NULL is fine */
 int zfile_is(const void *head, size_t size);                    /* do these first bytes look like a .zse file? */
@@ -95,8 +94,8 @@ const char *zfile_path(const struct zfile *z);
 size_t zfile_size(const struct zfile *z);
 const void *zfile_data(const struct zfile *z);                  /* the whole mapping */
 /* Check that the file is the one that was opened.  Returns 0 if it is unchanged; -1 with *e if it
- * was changed or pages were lost; 1 with *e if its modification time has changed, and
- * zfile_compare() finds out whether its contents have.  Any thread. */
+ * was changed or pages were lost; 1 with *e if only its modification time has changed; then call
+ * zfile_compare() to compare the contents.  Any thread. */
 int zfile_check(const struct zfile *z, struct err *e);
 /* Read the whole file and compare it with the checksums read at opening.  Returns 0 if it is
  * unchanged, and zfile_check() then accepts its present modification time; -1 with *e if it was

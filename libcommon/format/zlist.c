@@ -71,7 +71,7 @@ void zlist_release(struct zlist *l)
 
 /* ---- checks of both forms ---- */
 
-/* Check that the row map of t leads from each of its rows to a row that the source's tensor has. */
+/* Check that the row map of t maps each row to an existing row of the source tensor. */
 static int check_map(const struct zfile_tensor *t, struct err *e)
 {
     const struct row_map *m = &t->map;

@@ -23,13 +23,14 @@ struct zwriter {
     uint32_t crc;                       /* checksum of the current group or section */
     json_t *groups, *originals;
     struct blob records, maps, strings; /* contents of section TNSR */
-    /* offset in `strings` of the name of the source tensor that the last tensor was made from; the
-     * name is reused, because tensors that are made from one source tensor follow each other */
+    /* offset in `strings` of the last tensor's source name; consecutive tensors that are made from
+     * the same source tensor share one copy of the name */
     uint32_t source;
     json_t *group;                      /* the current one, borrowed; NULL: none */
     uint64_t group_offset, weights_end;
     uint64_t left;                      /* bytes still missing of the current tensor */
-    int replaying;                      /* the file has the bytes already: only positions and lists are made */
+    int replaying;                      /* the file already has these bytes: advance the position
+                                         * and fill the lists without writing */
     char name[160];                     /* name of the current tensor, for messages */
     struct blob tokenizer, packed;      /* packed: the zlib streams of all originals */
     struct zse_section sections[8];
@@ -209,7 +210,7 @@ static int add_string(struct blob *strings, const char *s, uint32_t *at, struct 
     return append(strings, s, strlen(s) + 1) ? 0 : err_nomem(e, "names of tensors");
 }
 
-/* Find or add a map: the layers share equal ones. */
+/* Find or add a map; layers with equal maps share one entry. */
 static int add_map(struct blob *maps, const struct row_map *m, uint32_t *index, struct err *e)
 {
     const struct zse_map z = { m->offset, m->run, m->stride, m->first, m->slice, m->slice_stride };

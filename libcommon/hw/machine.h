@@ -44,7 +44,7 @@ struct machine {
     char no_gpu[160];                       /* reason why n_gpus is 0 */
 };
 
-/* root: the folder that contains proc/ and sys/; NULL: "/".  With a root, NVML is not asked. */
+/* root: the folder that contains proc/ and sys/; NULL: "/".  With a root, NVML is not queried. */
 int machine_probe(struct machine *m, const char *root, struct err *e);
 int machine_has(const struct machine *m, const char *isa);
 /* Physical cores that this process can keep busy: usable processors without SMT siblings, at most

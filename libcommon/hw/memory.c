@@ -93,7 +93,7 @@ int cgroup_up(struct cgroup *g)
     return 1;
 }
 
-/* Read the limits of one group and its use without page cache, in bytes.  *hard is the limit
+/* Read the limits of one group and its memory use without page cache, in bytes.  *hard is the limit
  * without memory.high, UINT64_MAX if there is none.  Returns 1; 0 if the group has no limit. */
 static int group_limit(const struct cgroup *g, const char *root, uint64_t *limit, uint64_t *hard, uint64_t *used)
 {

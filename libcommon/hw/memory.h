@@ -1,6 +1,6 @@
-/* memory.h - the memory that this process can use, which is that of the machine within the limits
- * of its control groups, and how short it is.  Reads only a few small files, so it can be called
- * once a second. */
+/* memory.h - the memory that this process can use (the machine's memory within the limits of the
+ * process's control groups), and memory pressure.  Reads only a few small files, so it can be
+ * called once a second. */
 #ifndef ZSE_HW_MEMORY_H
 #define ZSE_HW_MEMORY_H
 

@@ -106,7 +106,7 @@ static const struct roofline_loops *pick(size_t loop)
 }
 #define PICK(loop) pick(offsetof(struct roofline_loops, loop))
 
-/* ---- passes: item i of n of a parallel loop; the whole loop is timed ---- */
+/* passes: each function does item i of n of a parallel loop, which is timed as a whole */
 
 struct pass {
     const struct roofline_loops *loops;
@@ -186,7 +186,8 @@ static int measure_read(struct roofline *l, const struct roofline_options *o, st
     void *data = mmap(NULL, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED)
         return err_set(e, ERR_MEMORY, "out of memory: %zu bytes to read", total);
-    madvise(data, total, MADV_HUGEPAGE);        /* best effort: page table walks are not to be measured */
+    madvise(data, total, MADV_HUGEPAGE);        /* best effort, so that page table walks do not slow
+                                                 * the loop down */
     p.data = data;
     timed(pool, n, touch_part, &p);
     /* processors differ in the number of streams that a core prefetches well */
@@ -249,7 +250,7 @@ static int file_open(const struct roofline_options *o, size_t *size, struct err 
         return err_sys(e, "%s", path);
     unlink(path);
     *size = FILE_MOST;
-    if (ftruncate(fd, FILE_MOST) == 0)          /* a hole: its pages get into the cache without a write */
+    if (ftruncate(fd, FILE_MOST) == 0)          /* a hole: its pages enter the page cache without a write */
         return fd;
     err_sys(e, "%s", path);
     close(fd);

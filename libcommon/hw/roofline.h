@@ -20,11 +20,12 @@ struct roofline_options {
     int n_threads;                      /* size of "all threads"; 0: one for each processor */
     unsigned what;                      /* ROOFLINE_ bits; 0: ROOFLINE_ALL */
     int only_all;                       /* 1: omit the figures of one thread */
-    /* file for ROOFLINE_FILE; its pages are dropped before its disk is measured.  NULL: a temporary
-     * in tmp_dir */
+    /* file for ROOFLINE_FILE; its pages are dropped from the page cache before the disk is
+     * measured.  NULL: a temporary in tmp_dir */
     const char *file;
     const char *tmp_dir;                /* NULL: /tmp.  The temporary is unlinked and has no blocks on disk */
-    const char *root;                   /* of proc and sys (memory_read()); half of that memory is read at most */
+    const char *root;                   /* folder that contains proc/ and sys/, for memory_read();
+                                         * at most half of that memory is read */
 };
 
 struct roofline {

@@ -1,7 +1,7 @@
-/* roofline_avx2.c - the loops of roofline.h in 32-byte vectors.  vpmaddubsw saturates unless one
- * side is small, so int8 takes two of its instructions for the work of one vpdpbusd; AVX-VNNI,
- * which has vpdpbusd in 32 bytes, comes at the end.  Two loads, FMAs or dot products a cycle at a
- * latency of 4 or 5 keep 10 accumulators busy; there are 12. */
+/* roofline_avx2.c - the loops of roofline.h in 32-byte vectors.  AVX2 needs three instructions
+ * (vpmaddubsw, vpmaddwd, vpaddd) for the work of one vpdpbusd; the AVX-VNNI loop at the end of the
+ * file uses vpdpbusd.  Two loads, FMAs or dot products a cycle at a latency of 4 or 5 keep 10
+ * accumulators busy; there are 12. */
 #include "libcommon/hw/roofline.h"
 
 #include <cpuid.h>
