@@ -151,7 +151,8 @@ static int read_tensor(struct rd *r, struct source_tensor *t, struct err *e)
         overflow |= dim[i] == 0 || dim[i] > INT64_MAX || n > (uint64_t)(INT64_MAX / 16) / (dim[i] ? dim[i] : 1);
         n *= overflow ? 1 : dim[i];
     }
-    /* convolutions of kimi-linear; llama.cpp's quantization drops this first dimension */
+    /* kimi-linear's convolutions have a first dimension of 1, which llama.cpp drops when it
+     * quantizes */
     if (t->n_dims == 4 && t->dim[0] == 1) {
         t->n_dims = 3;
         memmove(t->dim, t->dim + 1, 3 * sizeof *t->dim);
@@ -352,8 +353,8 @@ static char *part_path(const char *path, int k, int n, struct err *e)
     return out;
 }
 
-/* Move the tensors of a part to the whole file.  Names and data stay valid, because the whole keeps
- * the part open. */
+/* Move the tensors of a part to the whole file.  Names and data stay valid, because g keeps the
+ * part open. */
 static int take_tensors(struct gguf *g, struct gguf *part, int k, struct err *e)
 {
     struct source_tensor *all = NULL;

@@ -322,7 +322,7 @@ static void add_olmo2(struct gguf_translator *t)
     gguf_set_layer_types(t, 4);
 }
 
-/* The parameters of its activation are keys without the architecture's name. */
+/* The parameters of Apertus's activation are in keys without the prefix "ARCH.". */
 static void add_apertus(struct gguf_translator *t)
 {
     static const char *const names[][2] = { { "xielu.alpha_p", "zse_xielu_alpha_p" },
@@ -374,7 +374,8 @@ static void add_afmoe(struct gguf_translator *t)
     rename_key(t, "norm_topk_prob", "route_norm");
     if (!gguf_has_key(t, "expert_weights_norm"))
         gguf_set_bool(t, "route_norm", 1);
-    gguf_set_bool(t, "mup_enabled", 1);             /* no key says so: true of the published models */
+    gguf_set_bool(t, "mup_enabled", 1);             /* GGUF has no key for this; it is set in all
+                                                     * published models */
     gguf_window(t);
     gguf_set_layer_types(t, 4);
 }

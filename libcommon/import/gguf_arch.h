@@ -10,8 +10,8 @@ struct gguf_translator {
     const struct source_tensor **by_name;       /* its tensors, sorted by name */
     char arch[64];              /* general.architecture, the prefix of the keys */
     json_t *out;
-    struct err *bad;            /* the first fault of a key that was read without an err */
-    int64_t n_blocks;           /* block_count; n_layers may lack layers that predict more tokens */
+    struct err *bad;            /* the first error of a key that was read without an err */
+    int64_t n_blocks;           /* block_count; n_layers leaves out layers that predict further tokens (MTP) */
     int64_t n_layers, hidden, heads, kv_heads, head_dim, value_dim, n_rot, ff, context;
     int hybrid;                 /* some keys have one number for each layer, 0 for layers without the part */
 };
@@ -123,7 +123,8 @@ enum { ROPE_ONE = 1, ROPE_TWO };
 
 struct gguf_arch {
     const char *gguf, *model_type, *class_name;         /* general.architecture; "model_type" and "architectures" */
-    const char *eps, *act_key, *act;            /* fields of the norm's epsilon and of the activation; its value */
+    const char *eps, *act_key, *act;            /* names of the fields for the norm's epsilon and
+                                                 * the activation; act: the activation */
     enum gguf_spelling spelling;
     int rope;                                           /* rope_parameters: ROPE_ONE, ROPE_TWO or 0 */
     void (*add)(struct gguf_translator *t);             /* fields of this architecture; NULL: none */

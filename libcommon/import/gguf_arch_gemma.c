@@ -38,7 +38,7 @@ void gguf_add_gemma3(struct gguf_translator *t)
     gguf_set_layer_types(t, 6);
 }
 
-/* Write "num_kv_shared_layers" and the sizes of embeddings that each layer has of its own. */
+/* Write "num_kv_shared_layers" and the sizes of the per-layer embeddings. */
 static void shared_kv(struct gguf_translator *t, int64_t otherwise)
 {
     int64_t n = 0;

@@ -122,9 +122,9 @@ static int other_shape(const struct peft *p, const struct peft_module *m, const 
                    want, base->name);
 }
 
-/* Whether the base stores this module's matrix as [in, out]: those of the layers of GPT-2.
- * fan_in_fan_out of the adapter says the same where it is right; PEFT corrects it where it is
- * not. */
+/* 1 if the base stores this module's matrix as [in, out], as GPT-2 does in its layers.  The
+ * adapter's fan_in_fan_out should say the same, but can be wrong (PEFT then corrects it), so it is
+ * not read. */
 static int stored_in_out(const struct source *s, const char *module)
 {
     static const char *const names[] = { ".c_attn", ".c_proj", ".c_fc" };
@@ -135,7 +135,7 @@ static int stored_in_out(const struct source *s, const char *module)
     return 0;
 }
 
-/* Refuse a copy of a weight of the base that differs from it. */
+/* Refuse a base weight copied into the adapter if it differs from the base's own. */
 static int check_copy(struct source *s, const struct peft *p, const struct peft_copy *c, struct err *e)
 {
     char name[PEFT_NAME + sizeof ".weight"];

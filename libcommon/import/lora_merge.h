@@ -6,7 +6,8 @@
 #include "libcommon/import/source.h"
 
 /* Merge the adapter of this folder; may be called again for further adapters, whose changes add up.
- * -1 with *e: the folder is no adapter that can be merged, or one of another model. */
+ * -1 with *e: the folder is not an adapter, the adapter cannot be merged, or it was made for
+ * another model. */
 int source_merge_lora(struct source *s, const char *folder, struct err *e);
 /* Number of merged tensors, and the i-th, which source_find() returns for its name. */
 int source_n_merged(const struct source *s);

@@ -94,8 +94,8 @@ static int match_plain(const char *plain, const char *name)
     return 1;
 }
 
-/* The first tries have few steps, so that the bound of all matches suits large configurations of
- * patterns that are decided soon. */
+/* Each try has ten times as many steps as the one before.  The first has few, so that a large
+ * configuration whose patterns match quickly stays below the bound on the steps of all matches. */
 int name_pattern_match(const struct name_pattern *p, const char *name, struct name_costs *costs, long *number,
                        const char **why)
 {

@@ -20,7 +20,7 @@ struct name_patterns { struct name_pattern *p; int n; };
 struct name_costs { size_t bytes; int64_t steps; };
 
 /* NAME_WHOLE: the pattern matches a whole name; NAME_END: a whole name, or what follows a dot in
- * it; NAME_LAYER: the name of a list of layers after a dot, before a dot, a number and a dot. */
+ * it; NAME_LAYER: the name of a list of layers, in ".NAME.NUMBER." inside a longer name. */
 enum name_form { NAME_WHOLE, NAME_END, NAME_LAYER };
 
 /* Append a pattern.  NULL, or why it is refused; "out of memory" with *nomem 1. */

@@ -29,7 +29,8 @@ struct packed_indexer {
     int n_schemes;
     int zero_add, needs_order, divide;
     char **rename;                      /* [n_tensors] new names, NULL: as it is */
-    char *drop;                         /* [n_tensors] became part of another, or says nothing about weights */
+    char *drop;                         /* [n_tensors] 1: part of another tensor, or does not
+                                         * describe weights */
 };
 
 void packed_free(struct packed *p) { free(p); }
@@ -346,7 +347,7 @@ static int part_take(const struct packed_indexer *x, struct source_tensor *part,
 }
 
 /* Take g_idx, the group of each input.  It is dropped if the groups are consecutive runs of inputs,
- * as without g_idx. */
+ * which is the meaning of a missing g_idx. */
 static int order_take(const struct packed_indexer *x, struct packed *p, const struct source_tensor *t)
 {
     int plain = 1;

@@ -14,7 +14,8 @@
 #include "libcommon/import/safetensors.h"
 #include "libcommon/quant/ggml.h"
 
-/* A larger change than this is no change of a trained weight, and sums with it may overflow. */
+/* The largest change of a weight that is accepted: no trained weight changes by more, and sums with
+ * larger values may overflow. */
 static const double largest_change = 1e30;
 enum { MOST_LISTED = 8192, STRIP = 256, MAX_ADAPTER_CONFIG = 1 << 20, MAX_RANK = 65536 };
 static const char config_name[] = "adapter_config.json", tensors_name[] = "adapter_model.safetensors";
@@ -47,7 +48,8 @@ static int add_pattern(const struct rules *r, struct name_patterns *list, const 
     return why ? err_set(r->e, ERR_FORMAT, "%s/%s: %s: '%.100s' %s", r->peft->path, config_name, key, text, why) : 0;
 }
 
-/* Match a pattern: 1, 0; -1 with the error.  number, of a layer, may be NULL. */
+/* Match a pattern: returns 1 or 0; -1 with the error.  number, which may be NULL, receives the
+ * number of the layer. */
 static int match(const struct rules *r, const struct name_pattern *p, const char *name, long *number)
 {
     const char *why;
@@ -197,7 +199,8 @@ static int read_layers(struct rules *r)
 static int read_rules(struct rules *r)
 {
     int64_t rank;
-    int ignored;                        /* says how the base stores matrices, which is read from the base */
+    int ignored;                        /* fan_in_fan_out; the layout of matrices is taken from the
+                                         * base instead */
     if (check_keys(r))
         return -1;
     if (js_int(r->peft->config, "r", 1, MAX_RANK, &rank, r->e) ||
@@ -297,7 +300,7 @@ static const struct source_tensor *sibling(const struct peft *p, const struct so
     return bsearch(&key, p->tensors, (size_t)p->n_tensors, sizeof key, by_name);
 }
 
-/* The ways in which the halves of a module are named. */
+/* Endings of the names of a module's two tensors A and B. */
 static const struct { const char *a, *b; int table; } halves[] = {
     { ".lora_A.weight", ".lora_B.weight", 0 }, { ".lora_embedding_A", ".lora_embedding_B", 1 },
 };
@@ -326,7 +329,8 @@ static int check_numbers(const struct rules *r, const struct source_tensor *t, i
     return 0;
 }
 
-/* Refuse changes that may overflow: the sum of the products of the largest values. */
+/* Refuse a change that may overflow.  The bound is the sum over the rank of the largest magnitudes
+ * in A and B, multiplied. */
 static int check_change(const struct rules *r, const struct peft_module *m)
 {
     float *most = calloc(2 * (size_t)m->rank, sizeof *most);
@@ -364,7 +368,8 @@ static int fit_module(const struct rules *r, struct peft_module *m)
     return isfinite(m->scale) ? check_change(r, m) : config_fails(r, "lora_alpha", "expected a finite number");
 }
 
-/* Whether PEFT keeps a copy of this module's weight beside a change of its own or of another. */
+/* 1 for the embedding and the head: if an adapter changes one of the two, PEFT saves a copy of the
+ * weights of both. */
 static int is_embedding(const char *name) { return is_module(name, "embed_tokens") || is_module(name, "lm_head"); }
 
 /* Add the module of tensor t: 0, also if t is the second half of one; -1 with the error. */

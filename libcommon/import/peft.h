@@ -27,7 +27,8 @@ struct peft_module {
     float scale;
 };
 
-/* A copy of a weight of the base, which PEFT keeps for tables of which one is changed. */
+/* A copy of a base weight.  PEFT saves the weights of the embedding and the head if an adapter
+ * changes either. */
 struct peft_copy {
     char *name;                         /* the module, as above; owned */
     const struct source_tensor *tensor; /* of floats; borrowed */
@@ -42,7 +43,7 @@ struct peft {
     int n_modules;
     struct peft_module *modules;        /* sorted by name, which differ */
     int n_copies;
-    struct peft_copy *copies;           /* have to be as in the base */
+    struct peft_copy *copies;           /* must equal the base's weights */
 };
 
 /* NULL with *e, which names file and field.  guard may be NULL; it has to outlive the peft. */

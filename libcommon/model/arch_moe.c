@@ -329,8 +329,8 @@ static void indexer_parse(struct parse *p, struct config *c, int n_heads, int pa
             parse_fail(p, ERR_UNSUPPORTED, "layer_types: layer %zu is not \"indexed_attention\"", i);
 }
 
-/* Find the layers that reuse the choice of an earlier one, which are given as a list, a pattern of
- * letters, or a period. */
+/* Find the layers that reuse the tokens chosen by an earlier layer's indexer.  The configuration
+ * names them in a list, in a pattern of letters, or by a period. */
 static void shared_indexers(struct parse *p, struct config *c)
 {
     const json_t *types = parse_find(p, "indexer_types", NULL);

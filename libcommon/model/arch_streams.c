@@ -63,7 +63,8 @@ static void *list(struct parse *p, const struct config *c, size_t size)
     return v;
 }
 
-/* Read the rates of both kinds of layers with entries: those with an indexer, and the others. */
+/* Read the compression rates (tokens per entry) of both kinds of layers with entries: those with an
+ * indexer, and the others. */
 static void rates_parse(struct parse *p, int rate[2])
 {
     static const char *const names[2] = { "compressed_sparse_attention", "heavily_compressed_attention" };

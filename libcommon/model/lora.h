@@ -29,8 +29,8 @@ struct lora {
 };
 
 /* Add the adapter in `folder` to the model, before a backend is opened on it.  Its number is
- * m->n_loras afterwards: batch items and requests name adapters by numbers from 1 on.  guard, for a
- * handler of lost pages, may be NULL.  -1 with *e and the model unchanged. */
+ * m->n_loras afterwards: batch items and requests name adapters by numbers from 1 on.  guard (see
+ * struct map_guard) may be NULL.  -1 with *e and the model unchanged. */
 int model_add_lora(struct model *m, const char *name, const char *folder, const struct map_guard *guard,
                    struct err *e);
 /* The number of the adapter of this name; 0: there is none. */

@@ -441,7 +441,7 @@ struct layer {
      * in_z */
     struct linear gate_a, in_f;
     const float *conv, *conv_bias;  /* [conv_kernel][channels], [channels] or NULL */
-    const float *a_log, *dt_bias, *d;       /* [n_heads]; a_log from a GGUF: minus its exponential; d: mamba2 only */
+    const float *a_log, *dt_bias, *d;       /* [n_heads]; a_log: in a GGUF -exp(a_log); d: mamba2 only */
     struct norm gate_norm;          /* mamba2: a norm over all heads together; delta net: over one head */
     /* FF_MOE */
     struct linear router, shared_router;
@@ -605,8 +605,8 @@ struct weight_spec {
     /* layer -1: outside the layers; layer n_layers: the layer of config_predictor(); expert -1: not
      * of an expert */
     int layer, expert;
-    /* enum layer_part (parts.h); outside layers enum end_part; for a bias that of its matrix or
-     * norm */
+    /* enum layer_part (parts.h); outside layers enum end_part; for a bias, the part that it belongs
+     * to */
     int part;
     int first_of_expert;            /* begins the range of an expert */
     int copies;                     /* number of equal tensors that it stands for: see one_expert */

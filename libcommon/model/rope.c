@@ -9,8 +9,8 @@
 #include "libcommon/base/json.h"
 #include "libcommon/model/arch.h"
 
-/* mrope_: pairs of dimensions that rotate by time, height and width in an image; the three are
- * equal in text. */
+/* mrope_: the pairs of dimensions that rotate by time, height and width in an image.  In text the
+ * three positions are equal, so these keys have no effect. */
 static const char *const rope_ignored[] = { "finetuned", "type", "mrope_section", "mrope_interleaved", NULL };
 
 static void linear(struct parse *p, struct rope *r)
