@@ -1,7 +1,7 @@
 /* dots_avx2.c - products of one int8 vector with many, in AVX2.
  *
  * maddubs multiplies |row| and the query with the row's signs: 2 * 127 * 127 fits into 16 bits.
- * Four rows at a time share the loads of the query; from memory one core reads no faster. */
+ * Four rows at a time share the loads of the query; that is as fast as one core reads memory. */
 #include <immintrin.h>
 
 #include "libcommon/kernels/set.h"

@@ -4,13 +4,13 @@
  * A bf16 has 8 of the 24 bits of an f32's significand, so an activation is the exact sum of three
  * bf16, and three products with tiles of weights give the result of f32 multiply-adds, in another
  * order.  A tile instruction multiplies 16 tokens x 32 k by 32 k x 16 rows in 16 cycles, 16 times
- * the rate of vector instructions; three products leave a third of that.  (vdpbf16ps, the vector
- * instruction for bf16, has half of the f32 rate here.)  Tiles in a file have the layout of the
- * tile unit and are never unpacked.  Few tokens use the same method, because a token's bits must
- * not depend on the number of tokens: one token reads weights at 0.92 of the rate of a read loop
- * instead of 1.0 (vector instructions with these sums: 0.77); 16 and 256 tokens take 0.45 of the
- * time of vector instructions.  256 tokens reach a quarter of the tile unit's peak instead of a
- * third, because x is split again for every 4 tiles, and sums are stored and reloaded.
+ * the rate of vector instructions; three products per weight leave a third of that rate.
+ * (vdpbf16ps, the vector instruction for bf16, has half of the f32 rate here.)  Tiles in a file
+ * have the layout of the tile unit and are never unpacked.  Few tokens use the same method, because
+ * a token's bits must not depend on the number of tokens: one token reads weights at 0.92 of the
+ * rate of a read loop instead of 1.0 (vector instructions with these sums: 0.77); 16 and 256 tokens
+ * take 0.45 of the time of vector instructions.  256 tokens reach a quarter of the tile unit's peak
+ * instead of a third, because x is split again for every 4 tiles, and sums are stored and reloaded.
  *
  * tdpbf16ps sums even and odd k separately, by fma and from 0, and adds both sums to the
  * accumulator.  So, for a row and a token:
@@ -43,9 +43,9 @@ INLINE size_t bf16_all(int n_tokens) { return (size_t)((bf16_panels(n_tokens) + 
  * the parts to few sets of the L1 cache.) */
 INLINE size_t bf16_bytes(size_t all, int n_k) { return all * (size_t)(BF16_TILES * TILE_ROWS * 4 + n_k * 3 * 2); }
 
-/* An upper bound of the scratch that never decreases with the number of tokens, because it must
- * also fit any smaller number.  (What n tokens need does decrease: few tokens have longer
- * blocks, and panels are evened out, so that 49 tokens need less than 48.) */
+/* An upper bound of the scratch, which must never decrease with the number of tokens: a buffer for
+ * n tokens must also fit any smaller number.  (The exact need does decrease: few tokens have
+ * longer blocks, and panels are evened out, so that 49 tokens need less than 48.) */
 size_t amx_floats_scratch(int n_tokens)
 {
     const int few = n_tokens < BF16_ROWS ? n_tokens : BF16_ROWS, panels = (bf16_panels(n_tokens) + 1) / 2 * 2;

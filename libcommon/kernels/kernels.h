@@ -127,7 +127,7 @@ struct kernels {
      * for any n >= n_tokens, 64-byte aligned. */
     void (*matmul)(float *out, size_t ldo, const struct mat *w, int tile0, int tile1,
                    const void *act, int n_tokens, void *scratch);
-    /* The same with f32 activations x [n_tokens, ldx] and weights exactly as stored, for every
+    /* Like matmul, with f32 activations x [n_tokens, ldx] and weights exactly as stored, for every
      * type that has kernels: out is the sum over k < w->cols in order, with one fma each (bf16
      * on AMX: as described in floats_amx.c, and no less exact). */
     void (*matmul_f32)(float *out, size_t ldo, const struct mat *w, int tile0, int tile1,
@@ -162,7 +162,7 @@ struct kernels {
                        float decay, float dt, float d);
     void (*scan_delta)(float *state, const float *q, const float *k, const float *v, float *out, int n, int dim,
                        float decay, float rate);
-    /* the same with one decay per row of the state: s[i] *= decay[i] */
+    /* like scan_delta, with one decay per row of the state: s[i] *= decay[i] */
     void (*scan_delta_rows)(float *state, const float *q, const float *k, const float *v, float *out, int n, int dim,
                             const float *decay, float rate);
     /* mamba1: a decay for each row and element:

@@ -41,8 +41,8 @@ static int amx_supported(void)
            syscall(SYS_arch_prctl, ARCH_REQ_TILES, XFEATURE_TILE_DATA) == 0;
 }
 
-/* Whether the tile unit is faster than AVX-512; with fewer tokens, and with steps of 32, it is
- * not. */
+/* 1 if the tile unit is faster than AVX-512: with at least AMX_MIN tokens and steps of more than
+ * 32. */
 INLINE int amx_worth(int n_tokens, int act_group) { return n_tokens >= AMX_MIN && act_group > 32; }
 
 INLINE int amx_panels(int n_tokens) { return n_panels(n_tokens, AMX_ROWS); }
@@ -144,11 +144,11 @@ static void amx_begin(int T, int bytes)
 
 static void amx_end(void) { __asm__ volatile("tilerelease"); }
 
-/* Store the sums that a pair of tiles holds, those of the step before the last, to [2][16
- * tokens][16 rows]; then start the next step of a panel in these two tiles, with weights w0 and w1.
- * n: number of tile multiplications of a step; a: codes, a_next bytes from one multiplication to
- * the next. Storing just before the tiles are reused keeps four products in flight; storing right
- * after each product costs 30 cycles per product instead of 20. */
+/* Store the sums that a pair of tiles holds (those of the step before the previous one) to [2][16
+ * tokens][16 rows]; then start the next step of a panel in the same two tiles, with weights w0 and
+ * w1.  n: number of tile multiplications of a step; a: codes, a_next bytes from one multiplication
+ * to the next.  Storing just before the tiles are reused keeps four products in flight; storing
+ * right after each product costs 30 cycles per product instead of 20. */
 #define AMX_PAIR(x, y, A) \
     do { \
         __asm__ volatile("tileloadd (%[a],%[s64]), %%tmm" #A "\n" "tilestored %%tmm" #x ", (%[to],%[s64])\n" "tilezero %%tmm" #x "\n" \

@@ -20,9 +20,9 @@
  * Whole matrices take 0.85 (m5), 1.15 (m6) and 1.48 (nl4) for 128 tokens.  512 take the same,
  * although their activations do not fit into the L2 cache: that is not the limit.
  * Four pipes run 3.2, not 4, operations a cycle that depend on each other: vpaddd after vpmaddwd
- * takes 0.63 cycles a pair, wherever it stands.  So only fewer operations help, and of m6 the
- * multiplications, of which it has 1.6: with 16-bit sums of four pairs, whose seeds are those of
- * 16 k, the loop takes 10 % less time.  That is not done: the seeds are not stored.
+ * takes 0.63 cycles a pair, wherever it stands.  So only fewer operations help.  m6 has 1.6
+ * multiplications for 32 products; with 16-bit sums of four pairs, which need a seed for every 16
+ * k, its loop would take 10 % less time.  This is not done, because such seeds are not stored.
  * Tried for wide values: two halves of 4 bits, each narrow: 1.25, plus unpacking; weights times
  * scales as int16, two vpmaddwd and two vpaddd: 1.33; the same by Winograd's inner product (1968),
  * one vpmaddwd, two vpaddw and one vpaddd: 1.26, plus unpacking to 16 bits.  A codebook of 7 bits
@@ -48,8 +48,9 @@ static int supported(void)
 
 enum { BLOCK_K = 256, PANEL_MAX = 6, STREAM_MAX = 8, SEED_PER_STEP = 0, MORE_BYTES = 256 * TILE_ROWS };
 
-/* -8 times the sums that vpmaddubsw makes of 32 codes, as two int16: of k 0 and 1, and of k 2 and 3
- * of each four.  Computed in halves, because the codes have just been stored in that width. */
+/* -8 times the pair sums that vpmaddubsw forms of 32 codes, as two int16: one sums k 0 and 1 of
+ * each four k, the other k 2 and 3.  Computed in halves, because the codes have just been stored in
+ * that width. */
 INLINE int32_t seed_pair(const int8_t *code)
 {
     const __m128i *p = (const __m128i *)(const void *)code, one = _mm_set1_epi8(1);
@@ -256,8 +257,8 @@ INLINE void dot_narrow(const int T, const int scaled, const struct weights *w, c
 }
 
 /* An act group of four steps of 32 k, as types with groups of 32 and 8-bit scales mostly have.  The
- * loop for wide values has fewer instructions and takes 1 (nl4) to 5 % (m6) less time if it knows;
- * the other is not faster. */
+ * loop for wide values has fewer instructions and takes 1 (nl4) to 5 % (m6) less time if the number
+ * of steps is a constant; the loop for narrow values is not faster. */
 enum { WHOLE_STEPS = 4 };
 INLINE int is_whole(const struct weights *w)
 {
@@ -307,8 +308,8 @@ static const uint8_t *unpack(const struct weights *w, const uint8_t *tile, int k
     return next;
 }
 
-/* The same for values whose sums over 32 k exceed 16 bits, an octet at a time.  TWO: the sums of
- * two pairs fit (m6).  whole: is_whole(w). */
+/* dot_narrow() for values whose sums over 32 k exceed 16 bits, an octet at a time.  TWO: the sums
+ * of two pairs fit (m6).  whole: is_whole(w). */
 INLINE void dot_wide(const int T, const int two, const int is_int, const int whole, const struct weights *w,
                      const struct scratch *s, int n_groups, const struct act_panel *panel, float *c,
                      struct code_prefetch *fetch)
@@ -390,14 +391,14 @@ INLINE void dot_panel(const int T, const struct weights *w, const struct scratch
         dot_wide(T, 0, 0, 0, w, s, n_groups, a, c, fetch);
 }
 
-/* Of one token, a span of BLOCK_K k is as fast. */
+/* With one token, spans of BLOCK_K k are as fast as units. */
 #define WHOLE_UNITS(T, codes) \
     ((T) > 1 && ((codes) == STREAM_TABLE || (codes) == STREAM_PLUS_1 || (codes) == STREAM_PLUS_2))
 #define IS_WIDE(codes) ((codes) <= STREAM_TABLE_3 || (codes) == STREAM_BYTES)
 /* Codes whose loop for three or four tokens and two octets is in assembly. */
 #define IN_LINES(codes) (IS_WIDE(codes) || (codes) == STREAM_PLUS_1)
-/* As many as fit into the registers: codes that only need masking take few vectors besides the
- * sums. */
+/* VECTORS is the number of sums that fit into the registers: codes that only need masking
+ * (IS_PLAIN) take few vectors besides the sums. */
 #define IS_PLAIN(codes) ((codes) == STREAM_LINEAR || (codes) == STREAM_FROM_0 || (codes) == STREAM_FROM_M1)
 #define VECTORS(T, codes) ((T) == 1 ? 4 : (T) <= 3 || ((T) == 4 && (IS_PLAIN(codes) || IN_LINES(codes))) ? 2 : 1)
 

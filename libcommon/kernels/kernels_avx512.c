@@ -34,9 +34,9 @@ struct code_prefetch { const uint8_t *p; size_t step; };
 /* d [T][2] = seed + dot products of 32 rows, T tokens, n lines of 4 k (a multiple of 8).  It is in
  * assembly because compilers that see the loop move and spill the 12 sums of T = 6, which costs a
  * third of the speed.  (T above 6 occurs only with few tokens of the rarer types; the other types
- * stream.)  For every other token the broadcast is part of the dot product's memory operand: two
- * loads a cycle allow that, and three instructions less per line gain 5 % if another hyperthread
- * takes half of the decoder. */
+ * stream.)  Every second token's activations are broadcast by the dot product's memory operand
+ * instead of a load: two loads a cycle allow that, and three instructions less per line gain 5 %
+ * while another hyperthread takes half of the decoder. */
 #define LINE_LOADED(T, j, t) \
     "vpbroadcastd 4*(" #T "*" #j "+" #t ")(%[a]), %%zmm31\n" "vpdpbusd %%zmm31, %%zmm29, %[x" #t "]\n" \
         "vpdpbusd %%zmm31, %%zmm30, %[y" #t "]\n"
@@ -223,7 +223,8 @@ INLINE void step_sums(const int T, const int O, const int codes, const struct qt
 {
     const int bits = LOW_BITS(codes), more = HIGH_BITS(codes), n_lines = n_k * bits / 32;
     const int lines = 4;                                /* a step of 32 k with 4 bits has 4 lines */
-    /* With few sums each has two accumulators, or the chain of dot products would be too long. */
+    /* With few sums each has two accumulators; otherwise the chain of dependent dot products would
+     * be too long. */
     const int split = T <= 2;
     vi d[STREAM_MAX][2], e[STREAM_MAX][2];
     EACH_SUM(t, r)

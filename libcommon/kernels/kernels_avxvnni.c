@@ -66,7 +66,7 @@ INLINE void dot_panel(const int T, const struct weights *w, const struct scratch
         const float *scale = s->scale + 16 * half, *min = s->min + 16 * half;
         float *c = c0 + 16 * half;
         for (int g = 0; g < n_groups; g++) {
-            vf inner[PANEL_MAX];                        /* with 8-bit scales the bits of int32 */
+            vf inner[PANEL_MAX];                        /* with 8-bit scales these hold the bits of int32 */
             UNROLL for (int t = 0; t < T; t++)
                 inner[t] = vf_set(0);
             for (int i = 0; i < w->n_steps; i++) {

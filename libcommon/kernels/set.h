@@ -31,8 +31,8 @@ enum stream_kind {
     STREAM_TABLE, STREAM_TABLE_2, STREAM_TABLE_3, STREAM_SMALL, STREAM_LINEAR, STREAM_FROM_0, STREAM_FROM_M1,
     STREAM_PLUS_1, STREAM_PLUS_2, STREAM_BYTES, STREAM_UNPACKED, STREAM_T2, STREAM_T3, STREAM_NONE, N_STREAM_KINDS
 };
-/* Written before every step_sums() and the sizes below, so that a new kind fails the build
- * there. */
+/* Stands wherever every kind of stream is handled: before step_sums() of each set and before the
+ * sizes below.  A new kind then fails the build there. */
 #define STREAM_KINDS_HERE(n) _Static_assert(N_STREAM_KINDS == (n), "a new kind of stream needs a case here")
 STREAM_KINDS_HERE(14);
 /* LOW_BITS, HIGH_BITS: bits of a code in the first and in the second plane of a tile;
@@ -42,7 +42,7 @@ STREAM_KINDS_HERE(14);
      : (codes) == STREAM_TABLE_2 || (codes) == STREAM_TABLE_3 || (codes) == STREAM_FROM_M1 ? 2 : 4)
 #define HIGH_BITS(codes) ((codes) == STREAM_PLUS_1 || (codes) == STREAM_TABLE_3 ? 1 : (codes) == STREAM_PLUS_2 ? 2 : 0)
 #define CODE_BYTES_32(codes) (128 * (LOW_BITS(codes) + HIGH_BITS(codes)))
-/* A row of qtype.def whose planes have other bits than its kind of stream reads fails the build.
+/* The build fails if a row of qtype.def has planes of other widths than its kind of stream reads.
  * T2, T3 and NONE do not read planes by these macros. */
 #define READS(stream, low, high) (LOW_BITS(stream) == (low) && HIGH_BITS(stream) == (high))
 #define QTYPE(ID, number, name, choice, option, codes, values, zero, low, high, \

@@ -84,7 +84,7 @@ static int is_faster(const struct plan_choice *a, const struct plan_choice *b)
     return s > 0 && t > 0 ? s < t : a->bytes < b->bytes;            /* fewer bytes are read sooner */
 }
 
-/* 1 if a is better than b, the best of the finer choices before it. */
+/* 1 if choice a is better than b, which is the best of the finer choices before a. */
 static int is_better(const struct plan_choice *a, const struct plan_choice *b, const struct plan_choice *fastest,
                      enum plan_mode mode)
 {
@@ -136,9 +136,9 @@ int plan_times(double memory, double bytes)
 /* parallel loops of a layer: q with k and v, attention, o, gate with up, down */
 enum { LOOPS = 5 };
 
-/* The fraction of the peak rate of FMAs that recurrences reach.  The state's floats take two FMAs
- * each, which count, but also a multiplication by the decay, a load and a store; a core does only
- * one store in the time of two FMAs. */
+/* The fraction of the peak rate of FMAs that recurrences reach.  Each float of the state takes two
+ * FMAs, which are counted, but also a multiplication by the decay, a load and a store; a core does
+ * only one store in the time of two FMAs. */
 static const double STATE_SHARE = 0.5;
 
 /* The number of tokens of `context` that a layer attends to. */

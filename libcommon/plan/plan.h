@@ -1,5 +1,5 @@
-/* plan.h - estimate what fits in memory and how fast it runs: sums only, nothing is opened or
- * measured. */
+/* plan.h - estimate which models fit in memory and how fast they run, by arithmetic only: no file
+ * is opened and nothing is measured. */
 #ifndef ZSE_PLAN_PLAN_H
 #define ZSE_PLAN_PLAN_H
 
@@ -63,7 +63,7 @@ double plan_exchange(const struct plan_choice *c);
  *   max_speed        of those that fit, the fastest where speeds are known, else the smallest:
  *                    fewer bytes are read sooner */
 int plan_choose(const struct plan_choice *c, int n, enum plan_mode mode, uint64_t memory);
-/* The part of a memory that may be planned with. */
+/* The part of the memory that plans may use. */
 static inline uint64_t plan_usable(uint64_t memory) { return memory / 10 * 9 + memory % 10 * 9 / 10; }
 
 /* Check whether weights + kv + workspace fit.  0 if they do; -1 with all the numbers in *e:

@@ -66,7 +66,8 @@ const json_t *registry_find(const json_t *registry, const char *name, struct err
     return NULL;
 }
 
-/* Does a size begin here: "7B", "1.5b", "8x7B", "270m", "E4B", and then the end or '-'? */
+/* 1 if s begins with a size ("7B", "1.5b", "8x7B", "270m", "E4B") that is followed by the end or by
+ * '-'. */
 static int is_size(const char *s)
 {
     s += *s == 'E' || *s == 'e';
@@ -90,7 +91,7 @@ void registry_short_name(const json_t *m, char out[REGISTRY_SHORT])
     out[n] = '\0';
 }
 
-/* Equal but for the case of letters, and for '-', '_' and ':'? */
+/* 1 if the names are equal, ignoring the case of letters, and '-', '_' and ':'. */
 static int is_same_name(const char *a, const char *b)
 {
     for (;; a++, b++) {

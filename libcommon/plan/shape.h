@@ -28,7 +28,7 @@ struct plan_layer {
     /* compressed attention: entries that a KV block holds, and keys of an indexer for each; 0:
      * none */
     int entries;
-    /* multiplications (and additions) of a token with each token that it attends to */
+    /* multiplications (and as many additions) of one token for each token that it attends to */
     int64_t attended;
     int window;                             /* most tokens that it attends to, 0: all */
     int64_t state_bytes; /* bytes of a sequence in a layer with a state, whatever its length; 0: none */

@@ -264,8 +264,8 @@ static void iq4_xs(const uint8_t *b, float *y)
     }
 }
 
-/* Digit i of a byte with five base-3 digits, which is their number scaled to 256: the digit is the
- * carry, beyond 8 bits, of 3 * (byte * 3^i mod 256). */
+/* Digit i of a byte that holds five base-3 digits as a fraction of 256: the digit is the carry,
+ * beyond 8 bits, of 3 * (byte * 3^i mod 256). */
 static inline int trit(uint8_t byte, int i)
 {
     static const uint8_t pow3[5] = { 1, 3, 9, 27, 81 };

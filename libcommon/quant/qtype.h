@@ -92,8 +92,8 @@ struct qtype_info {
      * value.  For i4m and i4z the value before min or zero point are applied; for e2m1 twice the
      * value */
     const int8_t *value8;
-    /* [1 << bits] the exact value of each code (nf4: the NF4 levels times 127); NULL: the code
-     * is */
+    /* [1 << bits] the exact value of each code (nf4: the NF4 levels times 127); NULL: the code is
+     * the value */
     const float *value;
     enum type_chosen chosen;    /* the automatic choices of zse-convert that may pick the type */
 };

@@ -290,8 +290,9 @@ static uint8_t e2m1_nearest(float t)
     return (uint8_t)(t < 0 && code ? code + 8 : code);
 }
 
-/* The scale of a type whose scales are powers of two: the one that maps the largest magnitude to
- * 4 to 8, where values above 6 are clipped; with QUANT_SEARCH the best of it and its neighbours. */
+/* The scale of a type whose scales are powers of two: the power of two that maps the largest
+ * magnitude into 4..8, where values above 6 are clipped; with QUANT_SEARCH the best of this one and
+ * its two neighbours. */
 static float search_power(const struct group *d, enum quant_effort effort)
 {
     const float *value = qtype_info(QT_MXFP4)->value;
@@ -323,8 +324,8 @@ static float e4m3_unit(const struct mat *m, const float *x)
     return amax / (448 * 6) < FLT_MIN ? 0 : amax / (448 * 6);
 }
 
-/* The e4m3 scale of a group, in that unit, which maps the largest magnitude to 6; with QUANT_SEARCH
- * the best of it and the three scales below and above. */
+/* The e4m3 scale of a group, in units of e4m3_unit(), which maps the largest magnitude to 6; with
+ * QUANT_SEARCH the best of this one and the three scales below and above it. */
 static float search_e4m3(const struct group *d, enum quant_effort effort, float unit)
 {
     const float *value = qtype_info(QT_NVFP4)->value;

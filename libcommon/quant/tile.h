@@ -41,7 +41,7 @@ struct mat {
      * activations are never rounded to int8 (float types and fp8) */
     int act_group;
     int rows, cols;
-    int cols_padded;            /* to a multiple of max(group_size, act_group) */
+    int cols_padded;            /* cols, rounded up to a multiple of max(group_size, act_group) */
     int n_groups;               /* cols_padded / group_size */
     int unit_groups;            /* groups of a full unit */
     int n_tiles;
