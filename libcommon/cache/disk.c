@@ -1,5 +1,5 @@
-/* disk.c - the prefix folder: files are read by the engine's thread; a thread of its own writes and
- * evicts them. */
+/* disk.c - the prefix folder: the engine's thread reads files; a separate thread writes and evicts
+ * them. */
 #include "libcommon/cache/disk.h"
 
 #include <assert.h>
@@ -28,7 +28,7 @@ struct disk_head {
     uint32_t order, kind, n_tokens, has;        /* order: byte order of the machine that wrote it */
     uint64_t n_bytes;                           /* size of the data: blocks, state */
     struct disk_key model;
-    /* of a run or tail: the key of the run before it; of a state: its own key */
+    /* run or tail: the key of the run before it; state: its own key */
     struct disk_key key;
     int32_t ids[DISK_RUN];
     uint64_t data_sum, sum;
@@ -51,7 +51,7 @@ struct disk {
     struct disk_options o;
     char *folder;                               /* owned */
     int fd, writes;                             /* writes 0: read-only */
-    uint64_t secret[2][2];                      /* keys of the hashes, from the folder */
+    uint64_t secret[2][2];                      /* keys of the hashes, read from the folder */
     struct disk_key model;
     uint8_t *buffer; size_t room;               /* contents of the file that was read last */
     uint64_t read, damaged;
@@ -227,7 +227,7 @@ static int is_ours(const char *name)
     return 0;
 }
 
-/* Remove the temporary file of a writer that has ended; a running one holds a lock. */
+/* Remove a temporary file whose writer has died; a running writer holds a lock on its file. */
 static void remove_left(const struct disk *d, const char *name)
 {
     const int fd = openat(d->fd, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
@@ -271,8 +271,8 @@ static struct file *list_files(struct disk *d, size_t *n)
 }
 
 /* If `more` bytes do not fit, remove the least recently used files until they fit into 90 % of
- * max_bytes.  Other processes write to the folder too, so it is also listed again after every
- * max_bytes / SHARE bytes written. */
+ * max_bytes.  Other processes write to the folder too, so this process also lists it again after
+ * writing max_bytes / SHARE bytes. */
 static void evict(struct disk *d, uint64_t more)
 {
     enum { SHARE = 20 };
@@ -307,7 +307,8 @@ static int write_all(int fd, const void *data, size_t n)
     return 0;
 }
 
-/* Make a temporary file, locked.  An earlier process with the same id may have left some. */
+/* Make a temporary file, locked.  An earlier process with the same id may have left files of that
+ * name. */
 static int open_temp(struct disk *d, char temp[TEMP_ROOM])
 {
     int fd = -1;
@@ -461,12 +462,13 @@ static int open_folder(struct disk *d, struct err *e)
     if (st.st_mode & 022)
         return err_set(e, ERR_IO, "%s: mode %03o, expected 700: others could change its contents", d->folder,
                        (unsigned)st.st_mode & 0777);
-    /* not an error: from a folder that cannot be written, files are only read */
+    /* no error: if the folder cannot be written to, its files are only read */
     d->writes = faccessat(d->fd, ".", W_OK | X_OK, AT_EACCESS) == 0;
     return 0;
 }
 
-/* Read the hash keys of the folder, or make them.  If two processes make them, the first wins. */
+/* Read the hash keys of the folder, or create them.  If two processes create them at the same time,
+ * the first one's keys are used. */
 static int find_secret(struct disk *d, struct err *e)
 {
     for (int tries = 0; tries < 3; tries++) {

@@ -8,9 +8,9 @@
  * engine version) and a scope.  The last, partial run of a sequence is its tail; only the latest is
  * kept for each parent.
  *
- * Hashes are two of SipHash-2-4, with random keys that are made with the folder and never leave it,
- * so clients cannot choose tokens that collide.  SipHash needs no library, which would delay the
- * start of every program.
+ * A key is a pair of SipHash-2-4 hashes under two random keys, which are made with the folder and
+ * never leave it, so clients cannot choose tokens that collide.  SipHash needs no library, which
+ * would delay the start of every program.
  *
  * A file is accepted only if the model, the parent, the token ids and a hash of all of it match; a
  * damaged file is removed and its tokens are recomputed.  A thread writes files under a temporary

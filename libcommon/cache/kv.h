@@ -8,10 +8,10 @@
  * become idle before their parents, and evictions only remove leaves.
  *
  * Keys and values of layers with a sliding window are stored in window blocks, a separate pool.  A
- * block has a window block as long as the window of a table that holds the block covers it, and
- * after that until the memory is needed: those that a sequence has moved past are evicted first,
- * then those where sequences ended or started, in order of release.  A prefix can only be continued
- * if the window blocks before its end still exist. */
+ * block has a window block while the window of a table that holds the block covers it, and after
+ * that until the window block is evicted.  Window blocks that a sequence has moved past are evicted
+ * first, then those where sequences ended or started, each in order of release.  A prefix can only
+ * be continued if the window blocks before its end still exist. */
 #ifndef ZSE_CACHE_KV_H
 #define ZSE_CACHE_KV_H
 
@@ -21,7 +21,7 @@
 #include "libcommon/base/err.h"
 #include "libcommon/quant/kvtype.h"
 
-/* Trees share no blocks.  A scope has two, because LongRoPE rotates keys of long sequences
+/* Trees share no blocks.  A scope has two trees, because LongRoPE rotates keys of long sequences
  * differently. */
 enum { KV_ROOTS = 2 };
 
@@ -50,11 +50,11 @@ int32_t kv_pool_window(const struct kv_pool *p, int32_t block);
 struct kv_table {                                       /* the blocks of one sequence */
     int32_t *block; int n_blocks, room;                 /* owned */
     int n_tokens;                                       /* positions that hold keys and values */
-    /* root: its tree, 0 or 1 of scope 0, else see kv_table_scope; the first n_nodes blocks are
-     * nodes of that tree */
+    /* root: number of the tree that t uses: 0 or 1 for scope 0, else see kv_table_scope; the first
+     * n_nodes blocks are nodes of that tree */
     int root, n_nodes;
-    /* Numbers of the window blocks that t holds, by index of the block: those from first_window up
-     * to end_window, and of the sinks before them.  window points into block's allocation. */
+    /* Numbers of the window blocks that t holds, by index of their block: the blocks [first_window,
+     * end_window), and the sinks before them.  window points into block's allocation. */
     int32_t *window; int first_window, end_window;
 };
 int kv_table_init(struct kv_table *t, int max_len, struct err *e);
@@ -64,7 +64,8 @@ void kv_table_release(struct kv_table *t, struct kv_pool *p);           /* relea
 /* Reserve blocks for positions [0, n_tokens).  -1: the pool is empty (nothing changed).  Allocates
  * no memory. */
 int kv_table_reserve(struct kv_table *t, struct kv_pool *p, int n_tokens);
-/* Cut the sequence to n_tokens: 0, or a length for which t still has the window blocks. */
+/* Cut the sequence to n_tokens, which must be 0 or a length for which t still has the window
+ * blocks. */
 void kv_table_truncate(struct kv_table *t, struct kv_pool *p, int n_tokens);
 /* Release the window blocks that the token after n_tokens does not see. */
 void kv_table_slide(struct kv_table *t, struct kv_pool *p);
@@ -93,21 +94,21 @@ int prefix_take(struct kv_table *t, struct kv_pool *p, const int32_t *ids, int n
  * is no such node, or the pool is empty. */
 int prefix_copy(struct kv_table *t, struct kv_pool *p, const int32_t *ids, int n, int32_t *from, int32_t *to);
 /* Make nodes of the full blocks of t; with `all` also of the last, partial one, after which t must
- * be released.  If the tree has the same tokens already, t takes that block and releases its
- * own. */
+ * be released.  If the tree already has a node with the same tokens, t takes that node's block and
+ * releases its own. */
 void prefix_enter(struct kv_table *t, struct kv_pool *p, const int32_t *ids, int all);
 /* The block number of the node that ends with t's last token; -1: there is none. */
 int32_t prefix_end(const struct kv_table *t, const struct kv_pool *p);
-/* Call visit for each node with which the tokens ids [t->n_tokens, n) continue t and whose tokens
- * are all among them: the whole nodes that prefix_take() would take, and partial ones that branch
- * off beside them.  n_tokens: number of tokens up to the node's end. */
+/* Call visit for each node that continues t with tokens of ids [t->n_tokens, n) only: the whole
+ * nodes that prefix_take() would take, and partial nodes that branch off beside them.  n_tokens:
+ * number of tokens up to the node's end. */
 void prefix_visit(const struct kv_table *t, const struct kv_pool *p, const int32_t *ids, int n,
                   void (*visit)(void *user, int32_t block, int n_tokens), void *user);
-/* Let t hold the window block of its block number end_window, before those of later blocks are
- * taken, which could evict it.  known: 1 if the caller knows the contents.
+/* Let t hold the window block of its block end_window.  To be called before window blocks are taken
+ * for later blocks, which could evict this one.  known: 1 if the caller knows the contents.
  *   1     it is missing and known: *window is a new one, which the caller fills immediately
- *   0     it exists and t holds it; or it cannot be had, and t holds only window blocks after it
- *   -1    it cannot be had, but is one of the sinks, so no sequence can continue */
+ *   0     it exists and t holds it; or none is available, and t holds only window blocks after it
+ *   -1    none is available, but it is one of the sinks, so no sequence can continue */
 int prefix_window(struct kv_table *t, struct kv_pool *p, int known, int32_t *window);
 /* A number that identifies the node in this block and is never reused; 0: it holds no node. */
 uint64_t prefix_serial(const struct kv_pool *p, int32_t block);

@@ -13,8 +13,8 @@ struct node {
     uint64_t serial;
 };
 
-/* The window block of a block.  Those that no table holds are in a list, in order of release: KEPT
- * if a sequence ended or started there, else TRAIL. */
+/* The window block of a block.  Window blocks that no table holds are in one of two lists, in order
+ * of release: KEPT if a sequence ended or started there, else TRAIL. */
 enum { TRAIL, KEPT, WINDOW_LISTS };
 struct window { int32_t number, older, newer; int refs, list; };       /* number -1: none */
 
@@ -51,15 +51,15 @@ void window_add(struct kv_table *t, struct kv_pool *p, int i);
 /* whether t holds the window block of its block i */
 int window_is_held(const struct kv_table *t, const struct kv_pool *p, int i);
 /* window_jump: t is about to take nodes and will need no window blocks before block `first` except
- * those of sinks: release them, and continue at `first`.  window_reuse: called after each taken
- * node; t holds its window block if it needs it. */
+ * those of sinks: release the others, and continue at `first`.  window_reuse: called after each
+ * taken node; t holds its window block if it needs it. */
 void window_jump(struct kv_table *t, struct kv_pool *p, int first);
 void window_reuse(struct kv_table *t, struct kv_pool *p, int first);
 /* t keeps only window blocks of its first n_blocks */
 void window_cut(struct kv_table *t, struct kv_pool *p, int n_blocks);
-/* t is about to replace its block i.  window_move: by `known`, which has the same contents.
- * window_copy: by `to`, to which the caller copies them; a window block must be free or idle for
- * the copy. */
+/* t is about to replace its block i.  window_move: by block `known`, which has the same contents.
+ * window_copy: by block `to`, into which the caller copies the contents; a window block must be
+ * free or idle for the copy. */
 void window_move(struct kv_table *t, struct kv_pool *p, int i, int32_t known);
 void window_copy(struct kv_table *t, struct kv_pool *p, int i, int32_t to);
 /* adds a reference to the window block of a block, if any */

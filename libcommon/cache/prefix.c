@@ -77,7 +77,7 @@ static int known_windows(const struct kv_table *t)
 }
 
 /* The number of blocks that t would have after taking as many nodes as possible.  The sequence must
- * be able to continue after the last one, so its window blocks must exist. */
+ * be able to continue after the last node, so the window blocks before its end must exist. */
 static int takeable(const struct kv_table *t, const struct kv_pool *p, const int32_t *ids, int n)
 {
     int most = t->n_nodes, known = known_windows(t);
@@ -124,8 +124,8 @@ static int common(const struct node *x, const int32_t *ids, int n)
 /* Whether node b has its window block, if window blocks are used. */
 static int has_window(const struct kv_pool *p, int32_t b) { return !p->window || p->window[b].number >= 0; }
 
-/* The child with the longest match; unless `all`, only of those with their window block.  -1: no
- * child matches a token. */
+/* The child with the longest match; -1: no child matches a token.  Without `all`, only children
+ * that have their window block count. */
 static int32_t nearest(const struct kv_pool *p, int32_t parent, const int32_t *ids, int n, int all, int *n_common)
 {
     int32_t best = -1;

@@ -7,7 +7,7 @@
 enum { FREE, HELD, KEPT };
 
 struct state_pool {
-    int n, n_aside, n_spare;    /* n_aside: reserved as spare states; n_spare: held ones of these */
+    int n, n_aside, n_spare;    /* n_aside: reserved as spare states; n_spare: spare states that are held */
     uint64_t clock;
     struct slot { int is; int32_t block; uint64_t serial, used; } slot[];
 };

@@ -6,9 +6,9 @@
  * the prefix tree (kv.h).  A snapshot is lost when its node is evicted.  state_take returns a free
  * state, else a lost snapshot, else the least recently used snapshot.
  *
- * Some states can be reserved as spare states.  Taking a state for a sequence or a snapshot always
- * leaves the spare states that are not in use, and no more spare states than reserved are taken, so
- * that neither kind waits for the other. */
+ * Some states can be reserved as spare states.  They are never taken for sequences or snapshots,
+ * and no more spare states are handed out than were reserved, so neither kind waits for the
+ * other. */
 #ifndef ZSE_CACHE_STATE_H
 #define ZSE_CACHE_STATE_H
 
@@ -30,10 +30,11 @@ void state_drop(struct state_pool *s, int state);       /* frees a held state */
 void state_set_aside(struct state_pool *s, int n);
 /* takes a spare state; -1: all are held */
 int state_take_spare(struct state_pool *s, const struct kv_pool *p);
-/* Free a state that state_take_spare() returned.  If its holder has exchanged it for its ordinary
- * state, it passes that one instead. */
+/* Free a state that state_take_spare() returned.  A sequence that has swapped its spare and its
+ * ordinary state passes the former ordinary state instead. */
 void state_drop_spare(struct state_pool *s, int state);
-/* Turn a held state into the snapshot of this node; it is freed if the node has one already. */
+/* Turn a held state into the snapshot of this node; if the node already has a snapshot, free the
+ * state. */
 void state_keep(struct state_pool *s, const struct kv_pool *p, int32_t block, int state);
 /* the snapshot of a node; -1: none */
 int state_find(const struct state_pool *s, const struct kv_pool *p, int32_t block);
@@ -43,9 +44,9 @@ void state_used(struct state_pool *s, int state);
 /* Free lost snapshots, then call drop(user, state) for each free state. */
 void state_trim(struct state_pool *s, const struct kv_pool *p, void (*drop)(void *user, int state), void *user);
 
-/* The number of tokens of ids [0, n) up to the latest snapshot in the tree on a continuation of t,
- * or t's own number of tokens if there is none.  *snapshot: its state, or -1.  t must be as for
- * prefix_take(). */
+/* Finds the latest snapshot in the tree on the path along which ids [0, n) continue t.  Returns the
+ * number of tokens up to it, with its state in *snapshot; or t's own number of tokens, with -1, if
+ * there is no snapshot.  t must be as for prefix_take(). */
 int state_prefix(const struct state_pool *s, const struct kv_pool *p, const struct kv_table *t, const int32_t *ids,
                  int n, int *snapshot);
 

@@ -205,7 +205,7 @@ void window_move(struct kv_table *t, struct kv_pool *p, int i, int32_t known)
         window_hold(p, known);
         window_release(p, mine, TRAIL);
     }
-    /* two sequences share it, so a third may start in the same way */
+    /* two sequences share the block, so a third may start in the same way */
     p->window[known].list = KEPT;
     t->window[i] = p->window[known].number;
 }

@@ -38,7 +38,7 @@ struct batch_item {
     struct draw *draw;
     /* number of last tokens whose logits are wanted, 0..n_tokens */
     int n_logits;
-    /* the LoRA adapter of the sequence, by its number from 1 on (model/lora.h); 0: none */
+    /* number of the sequence's LoRA adapter, counted from 1 (model/lora.h); 0: none */
     int lora;
     /* Length of the whole sequence as far as it is known; 0: pos + n_tokens.  LongRoPE chooses its
      * factors by this length, so a sequence that reaches config_long_from() is recomputed from
@@ -167,7 +167,7 @@ struct backend {
     /* Return the memory of a block, whose contents are no longer needed, to the system until the
      * block is written again.  NULL: not supported. */
     void (*drop_block)(void *b, int32_t block);
-    /* NULL: no models with recurrent layers */
+    /* NULL: the backend does not run models with recurrent layers */
     int (*copy_state)(void *b, int from, int to, struct err *e);
     void (*drop_state)(void *b, int state);     /* as drop_block */
     void (*device)(const void *b, struct backend_device *d);    /* NULL: there is no device */

@@ -9,7 +9,8 @@
 enum {
     /* most tokens of a draft; with the last token of the answer they make a step of 16 tokens */
     DRAFT_MOST = 15,
-    /* The evidence for a draft.  Grades 0 to 3: the more tokens before it are equal, the higher. */
+    /* The evidence for a draft.  Grades 0 to 3 rise with the number of tokens before the draft that
+     * match. */
     GRADE_RESUMED = 4,      /* copying resumes after an edit */
     GRADE_EDIT,             /* an edit may be over */
     GRADE_PREDICTED,        /* the start of the predicted tokens */

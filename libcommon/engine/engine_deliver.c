@@ -7,7 +7,7 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/engine/internal.h"
 
-/* Number (from 1) of the stop string that is this special token; 0: no stop string is. */
+/* Number (from 1) of the stop string that equals this special token; 0: none does. */
 static int stop_of(const struct request *r, int32_t id)
 {
     for (int i = 0; i < r->n_stop_ids; i++)

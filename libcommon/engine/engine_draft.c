@@ -18,18 +18,19 @@
  * right tokens, followed by a new draft if that pays.
  *
  * Length of a draft, unless engine_limits.draft sets it: a request tracks, for each grade, how
- * often a drafted token was right after right ones (for an unused draft: its first one), and starts
- * from the average of earlier requests.  The engine tracks what a drafted token adds to a step.
- * With probability p and a cost of c steps per token, a draft of k tokens yields
- * (1 + p + p^2 + .. + p^k) / (1 + kc) tokens in the time of one.  The best k is taken.  While no
- * draft pays, the measured cost slowly decays, so that a cost measured on a busy machine is
- * measured again.  Beside more than MOST_DRAFTING decoding requests there are no drafts: such
- * steps are bound by arithmetic rather than by memory, and have few rows left.
+ * often a drafted token was right when all before it in the draft were (of a draft that is not
+ * used, only the first token counts), and starts from the average of earlier requests.  The engine
+ * tracks the time that a drafted token adds to a step.  With probability p and a cost of c steps
+ * per token, a draft of k tokens yields (1 + p + p^2 + .. + p^k) / (1 + kc) tokens in the time of
+ * one.  The best k is taken.  While no draft pays, the measured cost slowly decays, so that a cost
+ * measured on a busy machine is measured again.  When more than MOST_DRAFTING requests decode,
+ * there are no drafts: such steps are bound by arithmetic rather than by memory, and few rows are
+ * left for drafts.
  *
  * With engine_options.draft_distribution, tokens that a model or heads have drafted are not
  * compared with the one that would be chosen, but accepted with the probability that keeps the
- * distribution (sampler_verify).  A drafter's guess is a distribution with one token, for which
- * comparing accepts as often.
+ * distribution (sampler_verify).  A drafter's guess is a single token without a distribution;
+ * comparing accepts it equally often.
  *
  * A request may have both a drafter and a draft model (engine_draft_model.c); each step takes the
  * draft that yields more tokens. */

@@ -233,8 +233,8 @@ static int reclaim(struct engine *g)
     return 0;
 }
 
-/* Take a state for a request that is about to run.  Without the states reserved for drafts there is
- * one for each request that may run, so if none is free, waiting requests hold some. */
+/* Take a state for a request that is about to run.  Besides the states reserved for drafts there is
+ * one state for each request that may run, so if none is free, waiting requests hold some. */
 static void take_state(struct engine *g, struct request *r)
 {
     while (g->states && r->slot < 0 && (r->slot = state_take(g->states, g->pool)) < 0) {
@@ -506,8 +506,8 @@ void plan_step(struct engine *g)
     while (room.total > 0 && room.chunk > 0 && (r = next_to_plan(g, n)))
         plan_one(g, r, &room);
     room = all;
-    /* nothing is planned, because a request was preempted for whose blocks the others waited: plan
-     * one of these */
+    /* nothing is planned: all requests waited for blocks that another one would have computed in
+     * this step, and that one was preempted; so plan one of them */
     if (!any_planned(g))
         for (int i = 0; i < g->n_running; i++)
             if (!g->running[i]->late) {

@@ -527,9 +527,9 @@ static int32_t draw_token(struct sampler *s, const float *logits, int32_t best)
     return c[all.n - 1].id;
 }
 
-/* Accept the proposed token, or replace it.  Its numbers are new ones of the drafts: how many
- * numbers of rng a token takes depends on its candidates, so a proposal made some tokens ahead
- * cannot know which of them decide about it. */
+/* Accept the proposed token, or replace it, with new random numbers of s->drafts.  Those of s->rng
+ * are not used: how many of them a token takes depends on its candidates, so a proposal made some
+ * tokens ahead cannot know which ones will decide about it. */
 static int32_t verify_token(struct sampler *s, const float *logits, int32_t best, const struct proposed *proposed)
 {
     struct rng coin = { proposed->coin };
@@ -706,8 +706,8 @@ int sampler_pick(struct sampler *s, float *logits, const struct allowed *allowed
     return sampler_verify(s, logits, allowed, NULL, id, lp, e);
 }
 
-/* Skip the random numbers of `ahead` tokens.  If XTC meets a single candidate, they are fewer: then
- * the guess is right less often. */
+/* Skip the random numbers of `ahead` tokens.  A token for which XTC finds a single candidate takes
+ * one fewer; later guesses are then right less often. */
 static void skip_random(struct sampler *s, int ahead)
 {
     const int each = greedy(&s->s) ? 0 : 1 + excludes_top(&s->s);
