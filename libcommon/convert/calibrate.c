@@ -88,7 +88,7 @@ done:
 
 /* ---- weights ---- */
 
-enum { FILE_LEAST = 16 << 10 };         /* smaller buffers, a few pages, stay in memory */
+enum { FILE_LEAST = 16 << 10 };         /* buffers smaller than this (a few pages) stay in memory */
 
 void *calibrate_hold(const struct calibration *c, enum hold kind, size_t size, const char *what, struct err *e)
 {
@@ -349,7 +349,7 @@ struct strength_hook {
     struct inputs *keep;
     int window;
     int moe;                            /* stop the layer before its experts, which run later */
-    struct inputs *apart;               /* the experts' input, if an MLP beside them has another */
+    struct inputs *apart;               /* the experts' input, if it differs from that of the MLP beside them */
     struct layer_calib *calib;
 };
 
@@ -754,7 +754,8 @@ static uint64_t count(const struct conversion *cv, const struct calibration *c, 
     held[HOLD_H] = held[HOLD_LINV] = held[HOLD_C] = best ? most * most * sizeof(float) : 0;
     /* One residual stream (best has another one, after the quantized layers; mixed also keeps
      * the first layer's input).  Besides that, the largest of: the embeddings; all inputs of a
-     * layer and of its experts; the latter and the inputs of one expert. */
+     * layer, with best also that of its experts; the input of all experts and the inputs of one
+     * expert. */
     const uint64_t copies = (uint64_t)(1 + best + (cv->report->type.kind == CONVERT_MIXED)),
                    stream = copies * (tokens * hidden + (uint64_t)c->n_windows * c->kept_bytes / sizeof(float)),
                    inputs = tokens * (width + (best ? entry : 0));

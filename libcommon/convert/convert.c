@@ -177,7 +177,8 @@ static int uses(const struct recipe *p, const struct source_tensor *t)
     return found;
 }
 
-/* Refuse changes by adapters that the new file would not have, or would have in two places. */
+/* Refuse a change by an adapter if the new file leaves out the changed tensor, or if the tensor is
+ * both embedding and head. */
 static int check_merged(const struct conversion *cv, struct err *e)
 {
     for (int i = 0; i < source_n_merged(cv->source); i++) {

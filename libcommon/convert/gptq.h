@@ -41,7 +41,7 @@ struct gptq {
     /* H = D + UU' (gptq_init_low): h, c and linv are NULL */
     int rank;
     float *diag, *d;            /* [n] diagonal of H, and D; NULL: h is used instead */
-    float *u, *p;               /* [n][rank] U, and how each column compensates earlier errors */
+    float *u, *p;               /* [n][rank] U, and the vectors p_j of gptq_low.c */
 };
 
 /* Initialize g from h (the lower triangle of X~'X~, at any scale) and c (NULL: no correction); linv

@@ -5,11 +5,11 @@
  * the others.  This takes n * rank numbers instead of n * n, and no factorization of order n:
  *   U   is Nystroem's approximation H Z inv(Z'HZ) Z'H with Z = orth(H Omega), Omega random (Halko,
  *       Martinsson, Tropp 2011, arXiv:0909.4061, section 5.5)
- *   p_j is how column j compensates earlier errors.  Let F be the set of column j and of the
- *       columns rounded after it, and s = sum of u_i e_i over the errors e_i of the columns
- *       before.  The minimum of sum over F of d e^2 + |s + sum over F of u e|^2 is at e_j = -p_j
- *       s, with p_j = inv(I + sum over F of u u'/d) u_j / d_j (Woodbury).  The inverse is updated
- *       by a rank-1 matrix for each column, from the last one on */
+ *   p_j determines how column j compensates earlier errors.  Let F be the set of column j and of
+ *       the columns rounded after it, and s = sum of u_i e_i over the errors e_i of the columns
+ *       before.  The minimum of sum over F of d e^2 + |s + sum over F of u e|^2 is at e_j = -p_j s,
+ *       with p_j = inv(I + sum over F of u u'/d) u_j / d_j (Woodbury).  The inverse is updated by a
+ *       rank-1 matrix for each column, from the last one on */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

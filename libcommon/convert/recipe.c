@@ -187,7 +187,8 @@ static int set_ternary(struct recipe *p, enum qtype type, int group_size, struct
 
 /* Copy codes and scales in the exact type, or in another type that can represent them.  In a
  * GGUF with groups of 128 the channels of a group are similar enough for one activation scale;
- * in checkpoints channels were not scaled for that. */
+ * quantized checkpoints get smaller activation groups, because their channels were not scaled for
+ * that. */
 static int set_copy(struct recipe *p, enum qtype type, int group_size, struct err *e)
 {
     p->make = MAKE_COPY;
@@ -377,14 +378,14 @@ uint64_t recipes_bytes(const struct conversion *cv)
     return sum;
 }
 
-/* nl4 stands for a size: layers and head (the bytes read per token) take at most 4 % more than 4
- * bits in the layers and 8 bits in the head would.  Within that size head and embedding get 6
- * bits, and the bytes saved are spent where an error per byte had changed a model's output most,
- * in this order: k and v, which are small if heads share them, and which affect every later
- * token; the first two layers, on which all others build; then down, up and gate, from the first
- * layer on.  Not in models with experts: there the other matrices are a small part of the file
- * but a large part of the bytes read per token, and 5 and 6 bits take 1.6 times as long per byte
- * as 4 bits (from a profile of DeepSeek-V2-Lite during decoding). */
+/* -q nl4 promises a size: layers and head (the bytes read per token) take at most 4 % more than
+ * with 4 bits in the layers and 8 bits in the head.  Within that size head and embedding get 6
+ * bits, and the bytes saved are spent where they reduced the error of a model's output most, in
+ * this order: k and v, which are small if heads share them, and which affect every later token; the
+ * first two layers, on which all others build; then down, up and gate, from the first layer on.
+ * Not in models with experts: there the other matrices are a small part of the file but a large
+ * part of the bytes read per token, and 5 and 6 bits take 1.6 times as long per byte as 4 bits
+ * (from a profile of DeepSeek-V2-Lite during decoding). */
 static const struct { uint64_t roles; int first_layers; enum qtype type; } finer[] = {
     { 1ull << ROLE_K | 1ull << ROLE_V, 0, QT_M6 }, { ~0ull, 2, QT_M5 }, { 1ull << ROLE_DOWN, 0, QT_M5 },
     { 1ull << ROLE_UP, 0, QT_M5 }, { 1ull << ROLE_GATE, 0, QT_M5 },

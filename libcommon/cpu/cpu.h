@@ -30,8 +30,8 @@ struct cpu_hook {
 const unsigned *cpu_count_experts(void *backend, struct err *e);
 
 /* ---- the first layers, if a device computes the others ----
- * A backend for all functions of backend_cpu except forward.  It computes the embedding and layers
- * [0, n_layers), and holds keys and values of these layers only. */
+ * The result can be passed to all functions of backend_cpu except forward.  It computes the
+ * embedding and layers [0, n_layers), and holds keys and values of these layers only. */
 void *cpu_first_open(const struct model *m, const struct backend_options *o, int n_layers, struct err *e);
 /* Returns the hidden states that enter layer n_layers, [tokens of all items][hidden_size], borrowed
  * until the next call; NULL with *e. */
@@ -54,8 +54,8 @@ void cpu_streamed(void *backend, struct cpu_streamed *s);
  * MB. */
 enum { CPU_STEP_LEAST = 26 << 20 };
 size_t cpu_step_memory(const struct config *c);
-/* Memory beside the activations for LoRA adapters of at most this rank; n_threads 0: one for each
- * processor. */
+/* Memory that LoRA adapters of at most this rank need in addition to the activations; n_threads 0:
+ * one for each processor. */
 size_t cpu_lora_memory(int rank, int max_tokens, int n_threads);
 /* The value of backend.step_tokens: 512, or as many tokens as that memory allows (at least 32). */
 int cpu_step_tokens(const struct config *c, int n_threads, int64_t max_len, const char *kernels);

@@ -239,7 +239,7 @@ static void choose(const struct moe *m, float *score, const float *correction, i
 }
 
 /* Take the experts that a table lists for a token, each once: a repeated expert is replaced by the
- * next free one.  Numbers that are no expert count as 0. */
+ * next free one.  An invalid number counts as expert 0. */
 static void look_up(const struct moe *m, float *score, const float *experts, int *id, float *weight)
 {
     unsigned char taken[m->n_experts];

@@ -64,7 +64,7 @@ static void look_up_item(void *arg, int item, int thread)
     for (int t = 0; t < it->n_tokens; t++) {
         run[0] = it->tokens[t];
         int ended = 0;
-        /* after an end of text all tokens count as ends of text */
+        /* all tokens before an end of text count as ends of text */
         for (int i = 1; i < g->size; i++) {
             const int32_t before = (int32_t)past[g->size - 1 - i];
             ended |= before == g->end;

@@ -129,7 +129,7 @@ static int cut(struct residency *r, const struct model *m, size_t *largest, stru
         return err_nomem(e, "residency");
     for (int i = 0; i < n_groups; i++) {
         const struct zfile_group *g = zfile_group(z, i);
-        if (strcmp(g->kind, "mtp") == 0)        /* no step of this model reads it */
+        if (strcmp(g->kind, "mtp") == 0)        /* read only by the layer that predicts further tokens */
             continue;
         const struct page_span p = span_of((const uint8_t *)zfile_data(z) + g->offset, g->size);
         if (g->layer < 0 || g->layer >= r->n_layers) {

@@ -1,5 +1,4 @@
-/* residency.h - keep no more of a model's weights in memory than a bound, for models larger than
- * RAM.
+/* residency.h - bound the part of a model's weights that is in memory, for models larger than RAM.
  *
  * A step reads the weights in a fixed order: layers, then the head.  The first layers stay
  * resident, as many as fit beside two more spans.  The other weights pass through these two: while
