@@ -251,7 +251,7 @@ static int run_launches(struct gpu_backend *b, struct err *e)
     return layers_run(b, e) < 0 ? -1 : run_logits(b, 0, b->n, e);
 }
 
-/* Record the same as a graph. */
+/* Record the kernels of a decoding step as a graph. */
 static struct gpu_graph *record(struct gpu_backend *b, struct err *e)
 {
     if (gpu_graph_begin(b->g, e) < 0)

@@ -549,7 +549,7 @@ static int sampling(struct bench *b, struct err *e)
             b->n = b->o->tokens[i];
             if (b->n > most)
                 continue;
-            b->n_copies = 1;            /* the head has just written them */
+            b->n_copies = 1;            /* one copy, in L2: in a model the head has just written the logits */
             if (measure(b, launch_sample, "sample", ways[way].name, b->n, 4.0 * b->n * b->o->vocab, 0, e) < 0)
                 return -1;
         }

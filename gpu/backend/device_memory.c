@@ -475,7 +475,7 @@ int gpu_plan_fits(const struct gpu_plan *p, const struct backend_options *o, str
 int memory_grow_step(struct gpu_backend *b, size_t room, struct err *e)
 {
     int32_t *step = gpu_alloc(b->g, room * 4, "the step", e), *words[N_SLOTS] = { NULL };
-    /* wait, because the step may be using the old ones */
+    /* wait, because the step may be using the old buffers */
     int rc = step && gpu_sync(b->g, GPU_COMPUTE, e) == 0 ? 0 : -1;
     for (int i = 0; rc == 0 && i < N_SLOTS; i++)
         if (!(words[i] = gpu_pinned(b->g, room * 4, "the step", e)))

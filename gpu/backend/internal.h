@@ -54,7 +54,8 @@ struct gpu_backend {
     /* hx: hidden states of the host's layers; hlogits: space for at least one row of logits and one
      * of hidden states */
     float *hx, *hlogits;
-    size_t hlogits_room, pinned;            /* floats; bytes of all of them */
+    size_t hlogits_room, pinned;            /* hlogits_room: floats in hlogits; pinned: bytes of all
+                                             * pinned memory */
     size_t partial_room;                    /* floats */
     int max_splits, logit_rows;
     /* n_begun: number of steps launched and not ended; first_begun: slot of the first of them;

@@ -94,12 +94,11 @@ static inline int gpu_most_tiles(int n_pairs, int n_experts, int tile)
  * GPU_ACT_LANES.  A pair's result depends only on its row of activations. */
 enum { GPU_EXPERT_FEW = 8 };
 int gpu_expert_matvec(struct gpu *g, const struct gpu_experts *o, struct err *e);
-/* The same products for many tokens: activations in GPU_ACT_TILES, tiles of gpu_expert_pairs()
- * pairs, which is 16 or 64. */
+/* gpu_expert_matmul(): like gpu_expert_matvec(), for many tokens, with activations in the order
+ * GPU_ACT_TILES and tiles of gpu_expert_pairs() pairs, which is 16 or 64. */
 int gpu_expert_pairs(int n_pairs, int n_experts);
 int gpu_expert_matmul(struct gpu *g, const struct gpu_experts *o, struct err *e);
-/* The same products with f32 activations, for every type, with the weights as stored and tiles of
- * GPU_EXPERT_FEW pairs. */
+/* Like gpu_expert_matvec(), with f32 activations, for every type, with the weights as stored. */
 int gpu_expert_f32(struct gpu *g, const struct gpu_experts *o, struct err *e);
 
 /* sum = shared_scale * shared_weight * shared + the weighted results of a token's experts, added in

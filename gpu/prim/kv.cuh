@@ -7,8 +7,8 @@
 
 template <int KV> constexpr int KV_SCALED = KV == KV_I8 || KV == KV_F8;
 
-/* Two codes of f8e4m3 as f16, each at its half's high byte.  Their bits at f16's places are
- * worth 1/256 (kv_scale makes up for it); NaN, which is never stored, becomes 480. */
+/* Convert two f8e4m3 codes, in the high byte of each half, to f16: shifted into place, the bits are
+ * 1/256 of the value, which kv_scale() corrects.  NaN, which is never stored, becomes 480. */
 DEVICE uint32_t kv_f8_pair(uint32_t high_bytes) { return (high_bytes & 0x80008000) | (high_bytes >> 1 & 0x3f803f80); }
 
 /* Load 8 elements from element e on.  In formats with scales the result must still be multiplied

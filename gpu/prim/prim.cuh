@@ -38,8 +38,8 @@ DEVICE uint32_t bits_of(float f) { return EITHER(__float_as_uint(f), f32_bits(f)
 
 DEVICE int bits_set(uint32_t u) { return EITHER(__popc(u), __builtin_popcount(u)); }
 
-/* exp and tanh with errors of a few ulp, which is enough for results that are rounded to f16.  The
- * ulp of tanh are those of 1: a small tanh is the difference of two numbers near 1. */
+/* exp and tanh with errors of a few ulp, which is enough for results that are rounded to f16.  For
+ * tanh these are ulp of 1, because a small tanh is the difference of two numbers near 1. */
 DEVICE float fast_exp(float x) { return EITHER(__expf(x), expf(x)); }
 DEVICE float fast_tanh(float x) { return EITHER(1 - __fdividef(2, 1 + __expf(2 * x)), 1 - 2 / (1 + expf(2 * x))); }
 

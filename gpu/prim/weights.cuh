@@ -386,8 +386,8 @@ template <int N8, int TOGETHER> DEVICE void finish_wide(const float y[2][4 * N8]
         }
     }
 }
-/* The same for fewer than four rows or unaligned ones, which are rare.  Indexing v in a loop places
- * it in local memory, but makes the code a fifth as long. */
+/* finish_wide() for fewer than four rows or unaligned ones, which are rare.  Indexing v in a loop
+ * places it in local memory, but makes the code a fifth as long. */
 template <int N8> DEVICE void finish_narrow(const float y[2][4 * N8], const finish_rows &f, float *at, int n)
 {
     float v[2 * N8][4];

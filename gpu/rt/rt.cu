@@ -21,7 +21,7 @@ static int spares_device(cudaError_t rc)
            rc == cudaErrorLaunchOutOfResources || rc == cudaErrorStreamCaptureInvalidated;
 }
 
-/* A context belongs to the process, so its loss does, too.  For every device: the number of its
+/* All handles of a device share one context, and so its loss.  For every device: the number of its
  * handles, and the first failure, which lost it (code ERR_NONE: none). */
 enum { MAX_DEVICES = 64 };
 static struct { int n_handles; struct err lost; } devices[MAX_DEVICES];
