@@ -260,7 +260,7 @@ static void *region_open(struct gpu *g, size_t size, int pinned, const char *wha
         return nullptr;
     }
     g->regions.push_back({ (uint8_t *)map, all, end - n, size, pinned });
-    emulated_regions++;                 /* last, because a concurrent check will look again */
+    emulated_regions++;                 /* last, so that a check that runs meanwhile searches again */
     return end - n;
 }
 
