@@ -1,4 +1,4 @@
-/* grammar.c - compile grammars, walk through them by their masks, check texts; with times.
+/* grammar.c - compile grammars, walk through them by their masks, and check texts; print the times.
  *     build/tests/bench/grammar VOCAB < requests > answers
  * VOCAB: a GGUF file or anything else with a tokenizer.  A request is a line of JSON:
  * {"schema"|"regex"|"gbnf": ..., "walks": N, "tokens": N, "seed": N, "texts": [...], "flexible":
@@ -57,7 +57,7 @@ static int differs(const struct matcher *m, const uint32_t *mask)
     return n;
 }
 
-/* Generate a text by choosing among the allowed tokens; after a third of the walk prefer tokens
+/* Generate a text by choosing among the allowed tokens; after a third of the walk it prefers tokens
  * that close something, so that texts end. */
 static json_t *walk(struct grammar *g, struct rng *r, int max_tokens, int check, int *n_forced, int *n_differs)
 {

@@ -31,7 +31,7 @@ static unsigned zipf(void)
 {
     unsigned k = 1;
     double u = (double)(next() >> 11) * 0x1p-53, sum = 1;
-    while (u * 11.4 > sum && k < VOCABULARY) {  /* blocks that double in length have equal shares */
+    while (u * 11.4 > sum && k < VOCABULARY) {  /* blocks whose lengths double have equal probabilities */
         sum += 0.69;
         k *= 2;
     }

@@ -48,7 +48,7 @@ static int count_record(void *user, const struct audit_record *r)
     const size_t n[] = { r->method.n, r->path.n, r->key_name.n, r->model.n };
     for (int i = 0; i < 4; i++)
         if (p[i] && (p[i] < r->line || p[i] + n[i] > r->line + r->size))
-            abort();                    /* a text outside of its line */
+            abort();                    /* the text is not inside its line */
     ++*(uint64_t *)user;
     return 0;
 }

@@ -1,4 +1,5 @@
-/* fuzz-callscan.c - any text of a model, searched for calls.  build: scripts/fuzz callscan */
+/* fuzz-callscan.c - any text as a model's answer, searched for tool calls.  build: scripts/fuzz
+ * callscan */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* fuzz-documents.c - any bytes as a document of each type that no other program reads: its text is
- * clean, and its chunks lie in it. */
+/* fuzz-documents.c - any bytes as a document of each type that no other program reads: the
+ * extracted text must be valid, and its chunks must lie inside it. */
 #include "tests/fuzz/fuzz.h"
 
 #include <string.h>

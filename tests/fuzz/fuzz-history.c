@@ -1,7 +1,7 @@
 /* fuzz-history.c - the chat history with any bytes as a text, as a search, and as an imported
  * conversation, in our format and in those of other programs.  Checks that words lie inside their
- * text, that a search is answered or refused, and that a successful import can be exported and
- * imported again with the same result. */
+ * text, that a search gives a result or a clean error, and that a successful import can be exported
+ * and imported again with the same result. */
 #include "tests/fuzz/fuzz.h"
 
 #include <string.h>

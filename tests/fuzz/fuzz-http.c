@@ -1,6 +1,6 @@
-/* fuzz-http.c - any bytes as HTTP requests, whole and in pieces of which the result must not
- * depend; their bodies as bodies of the API, and as conversations; any bytes as WebSocket
- * frames. */
+/* fuzz-http.c - any bytes as HTTP requests; results must not depend on the pieces in which they
+ * arrive.  Their bodies are parsed as requests of the API and as conversations; any bytes are also
+ * parsed as WebSocket frames. */
 #include "tests/fuzz/fuzz.h"
 
 #include <string.h>
@@ -11,7 +11,8 @@
 #include "libcommon/serve/api/conversation.h"
 #include "libcommon/http/websocket.h"
 
-enum bodies { KEPT, UNSEEN, DROPPED };          /* in the hash; kept, but not in it; neither */
+enum bodies { KEPT, UNSEEN, DROPPED };          /* bodies: kept, and part of the hash; kept, but not
+                                                 * in the hash; discarded */
 
 /* Parse all requests of data, given in pieces of `step` bytes.  Returns a hash of the results. */
 static uint64_t requests(const uint8_t *data, size_t size, size_t step, enum bodies bodies_are)
@@ -59,7 +60,7 @@ static void bodies(const uint8_t *data, size_t size)
             problem_json(&pr, &out);
         json_t *said = out.size ? json_loadb(out.data, out.size, 0, NULL) : NULL;
         if (out.size && !said)
-            abort();                    /* an error that is no JSON */
+            abort();                    /* an error that is not JSON */
         json_decref(said);
         buf_release(&out);
     }
@@ -111,7 +112,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const size_t whole = size ? size : 1;
     if (requests(data, size, whole, KEPT) != requests(data, size, 1, KEPT) && size < 4096)
         abort();
-    /* discarding bodies neither hides a request nor takes a body for one */
+    /* discarding bodies must neither hide a request nor turn part of a body into one */
     if (requests(data, size, whole, UNSEEN) != requests(data, size, 7, DROPPED) && size < 4096)
         abort();
     bodies(data, size);

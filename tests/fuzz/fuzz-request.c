@@ -1,9 +1,10 @@
-/* fuzz-request.c - whole requests to every route of a server in this process, and what they cost:
- * memory beyond what the account holds, processor time, and answers that do not come are findings.
+/* fuzz-request.c - whole requests to every route of a server in this process, with limits on their
+ * costs.  Findings are memory that the account does not count, too much processor time, and missing
+ * answers.
  *
  * The input is a request: "METHOD PATH", header lines, an empty line, the body; lines end with
  * LF.  Host, Content-Length and Connection are added.  The model computes nothing: its logits
- * follow from the last token, so that what is measured is the server. */
+ * follow from the last token, so only the server is measured. */
 #include <errno.h>
 #include <pthread.h>
 #include <string.h>
@@ -25,8 +26,8 @@
 /* Limits of the processor time of one request in a build with sanitizers, which take two to ten
  * times as long. */
 enum { CPU_MS = 300, CPU_US_A_BYTE = 20 };
-/* Allowances for memory that the account does not hold: that of the connection, the audit record
- * and the events, and that of grammars, which the model owns (their own limit counts states, not
+/* Allowances for memory that the account does not count: the connection, the audit record, the
+ * events, and grammars, which the model owns (they have a limit of their own, in states instead of
  * bytes). */
 enum { FREE_BYTES = 2 << 20, GRAMMAR_BYTES = 96 << 20 };
 
@@ -296,7 +297,7 @@ static size_t boundary(const uint8_t *data, size_t size, size_t at)
 }
 
 /* Half of the mutations repeat a part of the body between two boundaries, such as ", {}", up to
- * thousands of times, because costs show in large numbers of small things. */
+ * thousands of times, because high costs come from large numbers of small elements. */
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned seed)
 {
     struct rng r = { seed };

@@ -33,7 +33,7 @@ static void remove_folders(void)
     }
 }
 
-/* One folder for each way, all with the fuzzer's file as weights. */
+/* One folder for each kind of quantization, all with the fuzzer's file as weights. */
 static void make_folders(const char *file)
 {
     char path[128];

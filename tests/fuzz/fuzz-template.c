@@ -38,7 +38,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (r < 0 && !e.msg[0])
         abort();
     if (tmpl_render(t, vars, 1795262400, &limits, &again, &m, &e) != r || (r == 0 && (n != m || memcmp(out, again, n))))
-        abort();                                        /* a render changed the template or its variables */
+        abort();                                        /* rendering has changed the template or its
+                                                         * variables */
     free(out);
     free(again);
     json_decref(vars);

@@ -14,7 +14,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static int fuzz_fd = -1;
 
-/* The same name each time, with data as contents. */
+/* Returns the same name each time, with data as the file's contents. */
 static inline const char *fuzz_file(const void *data, size_t size)
 {
     static char path[64];

@@ -1,5 +1,5 @@
-/* cpu.h - processor time, for tests that bound an effort: unlike wall-clock time it does not depend
- * on other programs. */
+/* cpu.h - processor time, for tests that bound the cost of an operation: unlike wall-clock time it
+ * does not depend on other programs. */
 #ifndef ZSE_TESTS_CPU_H
 #define ZSE_TESTS_CPU_H
 

@@ -59,7 +59,7 @@ static inline int device_open(void)
 {
     if (!device_usable())
         return 0;
-    if (getenv("ZSE_ONLY"))             /* one test of the program: tests/gpu/mutations */
+    if (getenv("ZSE_ONLY"))             /* run only one test of the program: tests/gpu/mutations */
         cmocka_set_test_filter(getenv("ZSE_ONLY"));
     device = gpu_open(0, 1, &why);
     if (!device)
@@ -104,7 +104,7 @@ static inline void from_device(void *to, const void *d, size_t n)
 static inline float uniform(struct rng *r, float from, float to) { return from + (to - from) * (float)rng_double(r); }
 static inline int below(struct rng *r, int n) { return (int)(rng_double(r) * n); }
 
-/* Any code and any scale the type has. */
+/* Any code and any scale that the type has. */
 static inline uint8_t *random_mat(struct mat *m, enum qtype type, int group_size, int rows, int cols, struct rng *r)
 {
     const struct qtype_info *t = qtype_info(type);

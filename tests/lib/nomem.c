@@ -1,7 +1,7 @@
 /* nomem.c - LD_PRELOAD: between one SIGUSR2 and the next, one of ZSE_NOMEM allocations fails.
  *
- * Allocations of jansson never fail: if the text of a token cannot grow, it silently omits
- * characters (2.14). */
+ * Allocations made by jansson do not fail, because jansson 2.14 silently omits characters if the
+ * text of a token cannot grow. */
 #include <errno.h>
 #include <link.h>
 #include <signal.h>
@@ -49,8 +49,7 @@ __attribute__((constructor)) static void prepare(void)
     signal(SIGUSR2, turn);
 }
 
-/* Whether this allocation fails.  The failing ones are the same numbers in every run, but not at
- * equal distances. */
+/* Whether this allocation fails.  The same numbers fail in every run, at unequal distances. */
 static int fails(const void *caller)
 {
     if (!atomic_load_explicit(&on, memory_order_relaxed) ||

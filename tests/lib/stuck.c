@@ -1,8 +1,8 @@
-/* stuck.c - LD_PRELOAD: calls for a file whose name ends in .zse do not return, as on a
- * disk that has gone.
+/* stuck.c - LD_PRELOAD: some calls on files whose names end in .zse do not return, as if the disk
+ * had failed.
  *
- * While $ZSE_STUCK/step exists, fstat() does not return in any thread but the first: every step of
- * an engine calls it.  While $ZSE_STUCK/close exists, close() does not return. */
+ * While $ZSE_STUCK/step exists, fstat(), which every step of an engine calls, returns only in the
+ * first thread.  While $ZSE_STUCK/close exists, close() does not return. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>

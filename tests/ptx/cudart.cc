@@ -1,8 +1,8 @@
 /* cudart.cc - the calls of the CUDA runtime that gpu/rt and gpu/kernels make, on a machine without
  * a GPU: linked in place of libcudart, it runs the PTX that nvcc put into the objects.
  *
- * Work of a stream runs when something waits for it, not before: host code that touches memory too
- * early gets wrong numbers, as on a GPU.  Like the runtime it refuses shared memory above 48 KB
+ * The work of a stream runs when the host waits for it, not before: host code that touches memory
+ * too early gets wrong numbers, as on a GPU.  Like the runtime it refuses shared memory above 48 KB
  * without the attribute, blocks beyond a kernel's bounds, and calls that are illegal while a stream
  * is captured.  It also refuses copies from and to pageable memory, which a GPU would only do
  * slowly or too late.  A kernel that fails loses the device, and the description of the fault is
@@ -40,7 +40,7 @@ struct CUstream_st {
 struct CUevent_st { CUstream_st *stream; uint64_t after, ns; };
 struct CUgraph_st { std::vector<work> nodes; };
 struct CUgraphExec_st { std::vector<work> nodes; };
-struct loaded { const uint8_t *data; module *m; };   /* parsed when it is first asked for */
+struct loaded { const uint8_t *data; module *m; };   /* parsed when it is first requested */
 struct entry { loaded *of; std::string name; size_t most_shared; };
 struct allocation { size_t size; bool pinned; };
 
@@ -54,7 +54,7 @@ static std::map<const void *, entry> &all_entries()     /* used before our const
 static std::map<uintptr_t, allocation> allocations;
 static std::vector<CUstream_st *> streams;
 static size_t taken;
-static std::string failure;             /* of the first kernel that failed */
+static std::string failure;             /* error text of the first kernel that failed */
 static thread_local cudaError_t last_error;
 static thread_local struct { dim3 grid, block; size_t shared; cudaStream_t stream; } configured;
 
@@ -63,7 +63,7 @@ static thread_local struct { dim3 grid, block; size_t shared; cudaStream_t strea
 static cudaError_t result(cudaError_t rc)
 {
     if (rc == cudaSuccess && !failure.empty())
-        rc = cudaErrorLaunchFailure;    /* every call after it, as on a GPU */
+        rc = cudaErrorLaunchFailure;    /* every later call fails, too, as on a GPU */
     if (rc != cudaSuccess)
         last_error = rc;
     return rc;
@@ -93,7 +93,8 @@ static void drain_all()
     for (CUstream_st *s : streams)
         drain(s, s->n_queued);
 }
-/* Calls that may not be made by a thread while it captures. */
+/* For calls that a thread must not make while it captures: 1 if this one does, and the capture is
+ * then invalid. */
 static bool capturing_here()
 {
     bool any = false;
@@ -148,7 +149,7 @@ static cudaError_t allocate(void **p, size_t size, bool pinned)
     if (map == MAP_FAILED)
         return result(cudaErrorMemoryAllocation);
     if (!pinned && size <= 1 << 20)
-        memset(map, 0xff, size);        /* not zeros, which would hide reads of what was not written */
+        memset(map, 0xff, size);        /* not zeros, which would hide reads of uninitialized memory */
     taken += pinned ? 0 : size;
     allocations[(uintptr_t)map] = { size, pinned };
     region_add(map, size, true);
@@ -435,7 +436,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned) { return cudaEven
 cudaError_t cudaEventDestroy(cudaEvent_t e)
 {
     HOLD;
-    drain_all();                        /* records that are queued name it */
+    drain_all();                        /* queued records may refer to it */
     delete e;
     return result(cudaSuccess);
 }

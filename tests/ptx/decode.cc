@@ -20,7 +20,7 @@ typedef int16_t s16;
 typedef int32_t s32;
 typedef int64_t s64;
 
-/* Registers of 16 bits have the low half of 32. */
+/* A 16-bit register is the low half of a 32-bit register. */
 template <class T> static inline T get(const u8 *file, u32 at, int i)
 {
     if constexpr (sizeof(T) >= 4)
@@ -37,7 +37,7 @@ template <class T> static inline void put(u8 *file, u32 at, int i, T v)
 }
 
 /* The function of an operation a[0] = F(a[1], a[2] ...), where D is the type of the result and S
- * are those of the operands. */
+ * are the types of the operands. */
 template <auto F, class D, class... S, size_t... N>
 static inline void map_lanes(warp &w, const op &o, u32 on, std::index_sequence<N...>)
 {
@@ -55,7 +55,7 @@ template <auto F, class D, class... S> static void map(warp &w, const op &o, u32
 {
     map_lanes<F, D, S...>(w, o, on, std::index_sequence_for<S...>());
 }
-/* The same with the operation itself: o.imm. */
+/* map_lanes() for functions whose first argument is o.imm. */
 template <auto F, class D, class... S, size_t... N>
 static inline void map_lanes_imm(warp &w, const op &o, u32 on, std::index_sequence<N...>)
 {
@@ -175,7 +175,7 @@ static u32 logic3(s64 table, u32 a, u32 b, u32 c)
 
 /* ---- choosing the function ---- */
 
-/* F for T as the type of the result and of N operands */
+/* F for type T as the result, with N operands of that type */
 template <auto F, class T, int N> static constexpr handler same()
 {
     if constexpr (N == 1)
@@ -197,7 +197,7 @@ template <auto F, int N> static handler integers(enum type t)
     default: return nullptr;
     }
 }
-/* Bits wrap: signed and unsigned are the same. */
+/* Bits wrap around, so signed and unsigned operations are the same. */
 template <auto F, int N> static handler wrapping(enum type t)
 {
     return bits_of(t) == 16 ? same<F, u16, N>() : bits_of(t) == 32 ? same<F, u32, N>()
@@ -210,7 +210,7 @@ template <auto F, int N> static handler floats(enum type t)
 static bool is_float(enum type t) { return t >= F16 && t <= F64; }
 static bool is_signed(enum type t) { return t >= S8 && t <= S64; }
 
-/* The names of comparisons; with u: true for what is not a number. */
+/* Comparisons by name; the names with u are true if an operand is NaN. */
 template <class T> static handler comparison(const std::string &c)
 {
 #define WITH(name, e) \
@@ -240,7 +240,7 @@ static handler comparison_of(enum type t, const std::string &c)
 
 /* ---- cvt ---- */
 
-/* how: 'n' 'z' 'm' 'p' of a rounding to an integer, 0: none; bit 8: saturate */
+/* how: the rounding to an integer, 'n' 'z' 'm' 'p', 0: none; bit 8: saturate */
 template <class D, class S> static D converted(s64 how, S x)
 {
     if constexpr (std::is_floating_point_v<S>) {
@@ -307,7 +307,7 @@ static bool decode_cvt(assembler &as, const statement &s, op &o)
         }
         return o.run != nullptr;
     }
-    /* Registers may be wider than the type: what is read is cut, what is written extended. */
+    /* Registers may be wider than the type: sources are truncated, results are extended. */
     const bool wide_from = s.o[1].kind == operand::REGISTER ? s.o[1].wide : bits_of(f) == 64;
     o.a[0] = target(s.o[0], s.o[0].wide);
     o.a[1] = source(as, s.o[1], wide_from);
@@ -329,10 +329,10 @@ static bool decode_cvt(assembler &as, const statement &s, op &o)
     return o.run != nullptr;
 }
 
-/* ---- sums with a carry: a bit a lane ---- */
+/* ---- sums with a carry, which is one bit per lane ---- */
 
-/* kind: 0 add, 1 sub, 2 mad.lo, 3 mad.hi.  Reads the carry of the operation before, and sets a new
- * one. */
+/* kind: 0 add, 1 sub, 2 mad.lo, 3 mad.hi.  Reads the carry of the previous operation, and sets a
+ * new one. */
 static void run_carry(warp &w, const op &o, u32 on)
 {
     const int kind = (int)(o.imm & 3);
@@ -350,7 +350,8 @@ static void run_carry(warp &w, const op &o, u32 on)
 
 /* ---- mov ---- */
 
-/* more: targets of a[1], or sources of a[0]; imm: bits of each */
+/* more: the registers that a[1] is unpacked to, or those that are packed to a[0]; imm: their width
+ * in bits */
 static void unpack(warp &w, const op &o, u32 on)
 {
     EACH_LANE(i, on) {
@@ -459,7 +460,7 @@ static bool decode_float(assembler &as, const statement &s, op &o)
         o.run = floats<[](auto x, auto y) { return (x != x ? y : y != y ? x : x < y ? x : y); }, 2>(t);
     else if (b == "max")
         o.run = floats<[](auto x, auto y) { return (x != x ? y : y != y ? x : x > y ? x : y); }, 2>(t);
-    else if (b == "copysign")           /* the sign of the first, the value of the second */
+    else if (b == "copysign")           /* the sign of the first operand, the value of the second */
         o.run = floats<[](auto x, auto y) { return ((decltype(x))copysign(y, x)); }, 2>(t);
     else if (b == "fma")
         o.run = floats<[](auto x, auto y, auto z) { return (fused(x, y, z)); }, 3>(t), n = 3;

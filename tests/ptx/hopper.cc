@@ -15,7 +15,7 @@ enum { TILE_ROW = 128, PATTERN = 1024, COLUMNS = 128 };
 
 struct mbarrier { size_t at; bool shown; unsigned owner; int count, pending; long bytes; unsigned n_phases; };
 struct tile_copy { tensor_map m; size_t to; int x, y; size_t barrier; };
-/* Bytes that a copy brought, in a phase of its barrier. */
+/* Bytes that a copy has written, and the phase of the barrier that it completed. */
 struct brought { size_t at, n, barrier; unsigned phase; };
 struct product { size_t from, to; int group; };
 struct warp_state { std::vector<unsigned> seen; std::vector<product> products; int n_groups; bool fenced; };
@@ -53,7 +53,7 @@ static void end_phase_if_over(size_t n)
         return;
     b.pending = b.count;
     b.n_phases++;
-    vm.yield = true;                    /* warps that waited run before this one goes on */
+    vm.yield = true;                    /* lanes that waited run before this warp continues */
     for (warp &w : vm.warps)
         EACH_LANE(i, w.at_phase)
             if (w.phase_of[i] == n) {
@@ -89,7 +89,7 @@ static void run_fence(warp &w, const op &o, uint32_t on)
         for (mbarrier &b : barriers)
             b.shown |= b.owner == (unsigned)w.index * LANES + i;
 }
-/* a[1]: bytes that are announced; imm in more */
+/* a[1]: the number of bytes that are announced; if it is an immediate, it is in more */
 static void run_arrive(warp &w, const op &o, uint32_t on)
 {
     EACH_LANE(i, on) {
@@ -130,7 +130,7 @@ static void run_try_wait(warp &w, const op &o, uint32_t on)
     const int here = w.pc - 1;
     save(w);
     EACH_LANE(i, wait)
-        w.lane_pc[i] = here;            /* tried again once the phase is over */
+        w.lane_pc[i] = here;            /* tried again when the phase has ended */
     w.at_phase |= wait;
     w.parked |= wait;
     regroup(w);

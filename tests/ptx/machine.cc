@@ -1,4 +1,5 @@
-/* machine.cc - run a grid: block after block, warps until they wait, lanes by their address. */
+/* machine.cc - run a grid: blocks one after the other, each warp until it waits, lanes at the
+ * lowest address first. */
 #include "tests/ptx/ptx.h"
 
 #include <stdarg.h>

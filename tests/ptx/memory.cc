@@ -1,5 +1,5 @@
-/* memory.cc - loads, stores, atomics, copies in the background, and what is wrong with them:
- * bounds, alignment, races in shared memory, reads of shared memory that was never written. */
+/* memory.cc - loads, stores, atomics, asynchronous copies; and checks of bounds, alignment, races
+ * in shared memory, and reads of shared memory that was never written. */
 #include "tests/ptx/ptx.h"
 
 #include <string.h>
@@ -9,7 +9,7 @@
 
 /* ---- allocations ---- */
 
-/* The constructors of the kernels' objects come before ours. */
+/* The constructors of the kernels' objects run before those of this file. */
 static std::map<uintptr_t, region> &all_regions()
 {
     static std::map<uintptr_t, region> all;
@@ -64,10 +64,11 @@ uint8_t *global_pointer(const op &o, int lane, uint64_t p, size_t n, enum access
 
 /* ---- shared memory ---- */
 
-/* For every 4 bytes: which thread wrote last and which read last.  A thread is stored with the
- * time, as epoch * 2048 + thread, and with the number that its warp's last collective operation had
- * at that time.  Special values: MANY: threads of several warps; ANYONE: a copy that has ended, or
- * an access that a barrier has ordered; UNDER_WAY: a copy that has not ended. */
+/* For every 4 bytes of shared memory, the last thread that wrote and the last one that read.  A
+ * thread is stored with the time, as epoch * 2048 + thread, and with the number that its warp's
+ * last collective operation had at that time.  Special values: MANY: threads of several warps;
+ * ANYONE: a copy that has ended, or an access that a barrier has ordered; UNDER_WAY: a copy that
+ * has not ended. */
 enum { ATOMICS = 2044, UNDER_WAY, ANYONE, MANY };
 struct shadow { uint32_t written, read, write_collective, read_collective; };
 static std::vector<shadow> shadows;
@@ -83,7 +84,7 @@ void block_memory_begin()
     }
 }
 
-/* Whether an access with this key happens before everything that the lane does from now on. */
+/* Whether an access with this key happens before all later accesses of the lane. */
 static bool ordered(uint32_t k, uint32_t collective, unsigned me, const warp &w)
 {
     const uint32_t other = k & 2047;
@@ -248,10 +249,10 @@ static void address(assembler &as, const statement &s, op &o, const operand &x, 
     o.a[k] = source(as, base, o.wide_address);
     o.imm = (int64_t)x.value;
     if (s.has("param") && base.kind == operand::NUMBER && base.wide)
-        o.space = LOCAL;                /* of a function that is called */
+        o.space = LOCAL;                /* a parameter of a called function, which is in local memory */
 }
 
-/* ---- cp.async: 16 bytes of a thread, done as late as they may ---- */
+/* ---- cp.async: copies of 16 bytes by a thread, each done as late as allowed ---- */
 
 struct copy_under_way { size_t to; const uint8_t *from; size_t n; int group; };
 static std::vector<copy_under_way> copies[MAX_THREADS];
@@ -276,7 +277,8 @@ static void run_commit(warp &w, const op &, uint32_t on)
     EACH_LANE(i, on)
         n_groups[w.index * LANES + (int)i]++;
 }
-static void run_wait(warp &w, const op &o, uint32_t on)         /* until imm groups are under way */
+static void run_wait(warp &w, const op &o, uint32_t on)         /* wait until at most imm groups are
+                                                                 * in flight */
 {
     EACH_LANE(i, on) {
         const unsigned me = (unsigned)(w.index * LANES) + i;
@@ -303,7 +305,7 @@ void copies_begin()
     }
 }
 
-/* ---- ldmatrix: more has the targets ---- */
+/* ---- ldmatrix: the target registers are in `more` ---- */
 
 template <bool TRANSPOSED> static void load_matrix(warp &w, const op &o, uint32_t on)
 {
@@ -408,7 +410,7 @@ bool decode_memory(assembler &as, const statement &s, op &o)
         return true;
     }
     if (s.full == "cp.async.cg.shared.global" || s.full == "cp.async.ca.shared.global") {
-        if (s.o.size() != 3)            /* with fewer bytes from memory: not used */
+        if (s.o.size() != 3)            /* the form that copies fewer bytes than it writes is not used */
             return false;
         address(as, s, o, s.o[0], 0);
         o.a[1] = source(as, s.o[1].v[0], true);

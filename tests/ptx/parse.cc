@@ -1,4 +1,4 @@
-/* parse.cc - the text of a module to kernels: declarations, registers, labels, calls. */
+/* parse.cc - parse the text of a module into kernels: declarations, registers, labels, calls. */
 #include "tests/ptx/ptx.h"
 
 #include <ctype.h>
@@ -8,7 +8,8 @@
 #include <deque>
 #include <map>
 
-struct declared { enum type type; long n; };            /* n: of registers name0 ..; -1: one */
+struct declared { enum type type; long n; };            /* n: number of registers name0, name1 ..;
+                                                         * -1: a single register */
 struct scope {
     std::map<std::string, declared> families;
     std::map<std::string, operand> names;               /* registers in use, variables */
@@ -19,7 +20,7 @@ struct function { std::string header, body; bool entry; };
 
 struct module {
     std::map<std::string, function> functions;
-    std::map<std::string, uint64_t> variables;          /* of .global and .const: where they are */
+    std::map<std::string, uint64_t> variables;          /* addresses of .global and .const variables */
     std::vector<std::string> shared;                    /* of the module's own declarations */
     std::vector<std::string> files;
     std::map<std::string, std::unique_ptr<kernel>> kernels;
@@ -178,7 +179,7 @@ static std::string function_name(std::string header)
     return trimmed(header.substr(0, header.find('(')));
 }
 
-/* The path of a source from gpu/ or tests/ on; "": it is a header of CUDA. */
+/* The path of one of our sources, from gpu/ or tests/ on; "": it is a header of CUDA. */
 static std::string source_name(const std::string &path)
 {
     for (const char *folder : { "/gpu/", "/tests/" }) {
@@ -250,7 +251,8 @@ struct builder : assembler {
     struct fix { size_t op; std::string label; int scope; };
     std::vector<fix> fixes;
     int now = 0, line = 0, file = 0;    /* scope; place in the source */
-    std::string inside;                 /* the function that is parsed; none: the kernel */
+    std::string inside;                 /* name of the function that is being parsed; empty: the
+                                         * kernel itself */
 
     uint32_t allocate(size_t bytes)
     {
@@ -319,13 +321,14 @@ struct builder : assembler {
                 scopes[now].families[name.substr(0, open)] = { t, atol(name.c_str() + open + 1) };
         }
     }
-    /* A place in the memory of each thread; parameters of functions are there too. */
+    /* Allocate a variable in each thread's local memory, where parameters of functions are, too. */
     operand local(const variable &v)
     {
         const size_t align = v.align < 16 ? 16 : v.align;
         k->local_bytes = (k->local_bytes + align - 1) / align * align;
         operand o = number_operand(k->local_bytes);
-        o.wide = true;                  /* marks it for calls, which copy: at is the size */
+        o.wide = true;                  /* for calls, which copy the variable: `wide` marks it, `at`
+                                         * is its size */
         o.at = (uint32_t)v.size;
         k->local_bytes += v.size;
         return o;
@@ -486,7 +489,7 @@ void builder::call(const statement &s, const std::string &text)
         if (t[0] == '(')
             formals(t.substr(1, t.find(')') - 1), f.result, false);
         formals(h.substr(h.rfind('(') + 1, h.rfind(')') - h.rfind('(') - 1), f.formals, false);
-        f.start = -now;                 /* its scope until it is placed */
+        f.start = -now;                 /* its scope; becomes its address when the function is placed */
         now = caller;
         wanted.push_back(name);
     }
@@ -622,7 +625,7 @@ void builder::formals(const std::string &list, std::vector<operand> &out, bool e
         }
         at = (at + v.align - 1) / v.align * v.align;
         k->parameters.push_back({ at, v.size });
-        scopes[now].names[v.name] = number_operand(at);         /* moved to the arguments' place below */
+        scopes[now].names[v.name] = number_operand(at);         /* moved to the place of the arguments below */
         at += v.size;
     }
     if (!entry)
@@ -675,7 +678,7 @@ kernel *module_kernel(module *m, const std::string &name)
         const size_t most = h.find(".maxntid");
         if (most != std::string::npos)
             made->most_threads = atoi(h.c_str() + most + 8);
-        /* dynamic shared memory follows the static */
+        /* dynamic shared memory follows static shared memory */
         for (const std::string &s : m->shared)
             if (s.find(".extern") != std::string::npos)
                 b.scopes[0].names[variable_of(s).name] = builder::number_operand((made->shared_bytes + 15) / 16 * 16);
@@ -702,7 +705,7 @@ kernel *module_kernel(module *m, const std::string &name)
         fail("kernel %s: %s:%d: %s", name.c_str(), b.file < (int)m->files.size() ? m->files[b.file].c_str() : "?",
              b.line, f.what());
     }
-    op last;                            /* a kernel whose last operation is no ret */
+    op last;                            /* an exit, for a kernel that does not end with ret */
     last.run = run_exit;
     last.text = "the end";
     made->ops.push_back(std::move(last));

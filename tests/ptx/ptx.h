@@ -34,8 +34,9 @@ typedef void (*handler)(warp &w, const op &o, uint32_t on);
 
 struct op {
     handler run = nullptr;
-    uint32_t a[5] = {};                 /* operands: bytes in the warp's registers; numbers of predicates */
-    std::vector<uint32_t> more;         /* the same, of operations with vectors */
+    uint32_t a[5] = {};                 /* operands: byte offsets of registers in the warp's
+                                         * register file, or numbers of predicates */
+    std::vector<uint32_t> more;         /* more operands, for operations with vectors */
     int64_t imm = 0;                    /* an offset, a target, a constant */
     int guard = -1;                     /* predicate; -1: none */
     bool guard_not = false, wide = false, wide_address = false;     /* registers of 64 bits */
@@ -70,7 +71,7 @@ struct module *module_open(const char *text, size_t size);
 /* The kernel of this name, which is parsed when it is first requested; throws a fault. */
 kernel *module_kernel(module *m, const std::string &name);
 
-/* ---- one statement on its way from text to an op ---- */
+/* ---- one statement, while it is converted from text to an op ---- */
 
 struct operand {
     enum kind { NONE, REGISTER, PREDICATE, NUMBER, VECTOR, ADDRESS, LABEL } kind = NONE;
@@ -85,18 +86,19 @@ struct statement {
     std::string full;
     std::vector<operand> o;
     bool has(const char *part) const;
-    enum type type(size_t from_end = 0) const;      /* of the last part, or of the one before */
+    enum type type(size_t from_end = 0) const;      /* the type suffix, counted from the end of the mnemonic */
 };
-/* The part of the parser that decoders call: registers that hold numbers. */
+/* The part of the parser that decoders call: it provides registers that hold constants. */
 struct assembler {
     virtual uint32_t number(uint64_t value, bool wide) = 0;
     virtual ~assembler() {}
 };
-/* The register of an operand that is read as 32 or 64 bits: throws if it has another width. */
+/* The register of an operand that is read as 32 or 64 bits; throws a fault if the register has
+ * another width. */
 uint32_t source(assembler &as, const operand &o, bool wide);
 uint32_t target(const operand &o, bool wide);
 uint32_t predicate(const operand &o);
-/* Fill in o; false: not theirs. */
+/* Each fills in o; false: the statement belongs to another decoder. */
 bool decode_alu(assembler &as, const statement &s, op &o);
 bool decode_memory(assembler &as, const statement &s, op &o);
 bool decode_warp(assembler &as, const statement &s, op &o);
@@ -109,28 +111,31 @@ struct warp {
     uint8_t *file;                      /* registers: 32 lanes of 4 or 8 bytes */
     uint32_t *predicate;                /* a bit a lane */
     uint8_t *local;                     /* [32][local_bytes] */
-    int pc, next;                       /* of the active lanes; the lowest of the others that can run */
+    int pc, next;                       /* pc: address of the active lanes; next: lowest address of
+                                         * the other lanes that can run */
     uint32_t active, live, parked;      /* parked: waiting for other lanes, warps or copies */
-    int lane_pc[LANES];                 /* of lanes that are not active */
+    int lane_pc[LANES];                 /* addresses of the lanes that are not active */
     uint32_t at_barrier[N_BARRIERS], at_phase, carry;
     uint32_t phase_of[LANES];           /* the mbarrier that a lane of at_phase waits for */
     int index;
     unsigned n_collectives;             /* orders accesses of the lanes */
 };
 
-/* Several launches never run at a time: one machine. */
+/* The state of the launch that runs; there is one machine, because launches run one after the
+ * other. */
 struct machine {
     kernel *k;
     unsigned grid[3], block[3], n_threads;
     std::vector<warp> warps;
     uint8_t *shared;
     size_t shared_size;
-    unsigned epoch, first_epoch;        /* barriers of the block so far; of this block's start */
+    unsigned epoch, first_epoch;        /* epoch: barriers passed so far; first_epoch: the same at
+                                         * the start of this block */
     unsigned cta[3];
     const op *now;
     const warp *now_warp;
     uint32_t now_on;
-    bool yield;                         /* the warp that runs lets others run first */
+    bool yield;                         /* the running warp lets the others run first */
 };
 extern machine vm;
 
@@ -174,7 +179,7 @@ uint8_t *global_pointer(const op &o, int lane, uint64_t p, size_t n, enum access
 
 /* hopper.cc */
 void hopper_begin();
-bool hopper_go_on();                    /* no warp can run: one of the copies under way ends */
+bool hopper_go_on();                    /* no warp can run: complete one of the copies in flight */
 void hopper_end();
 
 #endif

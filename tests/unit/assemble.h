@@ -1,5 +1,5 @@
-/* assemble.h - a model in memory straight from its source, every matrix in one float type: the
- * reference of tests for conversions and backends. */
+/* assemble.h - load a model directly from its source, with all matrices in one float type: the
+ * reference that tests compare conversions and backends with. */
 #ifndef ZSE_TESTS_ASSEMBLE_H
 #define ZSE_TESTS_ASSEMBLE_H
 

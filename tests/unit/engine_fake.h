@@ -41,17 +41,21 @@ struct fake_step {
 struct fake {
     struct backend_options o;
     struct fake_step begun[2]; int n_begun;
-    int32_t drawn[FAKE_ITEMS]; int n_drawn;             /* of the step that ran last; 0: none was drawn there */
-    int n_lookahead, n_undrawn;                             /* steps begun behind others; rows without a token */
-    uint64_t *state;                    /* [n_states] the hash of the prefix that left it behind */
+    int32_t drawn[FAKE_ITEMS]; int n_drawn;             /* tokens drawn by the last step that ran;
+                                                         * n_drawn 0: it drew none */
+    int n_lookahead, n_undrawn;                             /* steps begun while another one ran;
+                                                             * rows for which no token was drawn */
+    uint64_t *state;                    /* [n_states] the hash of the prefix after which the state was saved */
     /* [n_blocks][16] the token of each position, with LONG where it was rotated by the long
      * factors */
     int32_t *kv;
-    int32_t *window_kv; int window;     /* the same of window blocks; tokens that a token sees of them */
+    int32_t *window_kv; int window;     /* window_kv: the same for window blocks; window: number of
+                                         * tokens that a token attends to */
     int long_from;
-    int n_computed, nan_at;             /* the row of logits that is broken */
-    int is_draft;                       /* it is a draft model with other opinions, here and there */
-    uint64_t nan_hash;                  /* or all logits behind the prefix of this hash */
+    int n_computed, nan_at;             /* nan_at: number of the row of logits that is NaN */
+    int is_draft;                       /* a draft model, whose logits differ from the model's for
+                                         * some tokens */
+    uint64_t nan_hash;                  /* the row of logits after the prefix with this hash is NaN; 0: none */
     /* for each kind of call: the number of calls so far; the number of the call that fails, -1:
      * none; 1: all later calls fail, too */
     struct { int n, at, for_good; } call[FAKE_CALLS];
@@ -121,7 +125,8 @@ static inline void fake_compute(struct fake *f, const struct batch *batch, float
         const int is_long = f->long_from && (item->seq_len ? item->seq_len : item->pos + item->n_tokens) >=
             f->long_from;
         assert_true(item->n_tokens >= 1);
-        if (f->o.n_states) {                            /* the state is that of exactly this prefix */
+        if (f->o.n_states) {                            /* check that the state belongs to exactly
+                                                         * this prefix */
             assert_in_range(item->state, 0, f->o.n_states - 1);
             if (item->pos)
                 assert_true(f->state[item->state] == fake_hash(f, item, item->pos - 1));
@@ -139,7 +144,8 @@ static inline void fake_compute(struct fake *f, const struct batch *batch, float
                 f->window_kv[item->window_table[pos / 16] * 16 + pos % 16] = item->tokens[t] | (is_long ? LONG : 0);
         }
     }
-    for (int i = 0; f->window && i < batch->n_items; i++) {     /* a window has the same tokens as the whole */
+    for (int i = 0; f->window && i < batch->n_items; i++) {     /* a window block must hold the same
+                                                                 * tokens as the block itself */
         const struct batch_item *item = &batch->items[i];
         const int first = item->pos - f->window + 1;
         for (int pos = 0; pos < item->pos + item->n_tokens; pos++)
@@ -147,7 +153,8 @@ static inline void fake_compute(struct fake *f, const struct batch *batch, float
                 assert_int_equal(f->window_kv[item->window_table[pos / 16] * 16 + pos % 16],
                              f->kv[item->table[pos / 16] * 16 + pos % 16]);
     }
-    for (int i = 0; i < batch->n_items; i++) {          /* after all writes: two sequences in one block would show */
+    for (int i = 0; i < batch->n_items; i++) {          /* after all writes, so that a block shared
+                                                         * by two sequences is noticed */
         const struct batch_item *item = &batch->items[i];
         if (f->o.n_states)
             f->state[item->state] = fake_hash(f, item, item->pos + item->n_tokens - 1);
@@ -422,7 +429,8 @@ static const struct drafter drafter_fake __attribute__((unused)) = { "fake", fak
 static const struct drafter *drafter_under_test;
 static const struct model *draft_model_under_test;
 static int distribution_under_test;
-static int window_under_test, sinks_under_test;         /* options of engines, but of those that check an answer */
+static int window_under_test, sinks_under_test;         /* options of all engines except those that
+                                                         * compute the expected answers */
 
 static inline struct engine *open_with(int max_seqs, int max_tokens, int n_blocks, int no_prefix_cache)
 {
@@ -477,7 +485,7 @@ struct answer {
     struct top_logprob prompt_top[MAX_LEN][4], top[MAX_LEN][4];
     float embedding[HIDDEN]; int n_embedding;
     struct request_stats stats;
-    struct request *request;                            /* set by the test, if it wants stats */
+    struct request *request;                            /* set by the test if it reads statistics */
 };
 
 static inline void hear(void *user, const struct token_event *ev)
@@ -592,7 +600,8 @@ static inline struct request *submit(struct engine *g, struct request_params *p,
 struct rules {
     uint64_t hash;
     uint32_t bits;
-    int n, least, fails_at;             /* fails_at: tokens after which it says that memory ran out; 0: never */
+    int n, least, fails_at;             /* fails_at: number of tokens after which it reports that
+                                         * memory ran out; 0: never */
     int slow;                           /* every other call needs more steps than the first turns have */
     /* while it is not 0, a turn of very many steps does not end unless it is cancelled; NULL: all
      * turns end */
@@ -610,7 +619,10 @@ static inline void rules_cancel(void *state) { atomic_store(&((struct rules *)st
 /* 1: this call, of the kind numbered `what`, gives up. */
 static inline int gives_up(struct rules *c, uint64_t what)
 {
-    static const uint64_t needs[] = { 0, 0, 0, 200000, 700000, 9000000 };       /* of more than one turn, too */
+    static const uint64_t needs[] = { 0, 0, 0, 200000, 700000, 9000000 };       /* steps that a call
+                                                                                 * needs; some
+                                                                                 * exceed the first
+                                                                                 * turn */
     struct rng r = { c->hash ^ what };
     c->busy = c->slow && c->steps && c->steps < needs[rng_u64(&r) % 6];
     if (c->stuck && atomic_load(c->stuck) && c->steps)

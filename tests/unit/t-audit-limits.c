@@ -54,7 +54,9 @@ static void heads_that_are_broken(void **state)
     free(text);
     write_all(path, good, size - 1);                    /* cut */
     assert_int_equal(audit_head_read(folder, AUDIT_KEYS, &h), 0);
-    for (size_t at = 0; at + 1 < size; at++) {          /* no digit, no digit of the hash, no blank */
+    for (size_t at = 0; at + 1 < size; at++) {          /* replace each byte, so that a digit of the
+                                                         * number, a digit of the hash or a blank is
+                                                         * missing */
         char bad[256];
         memcpy(bad, good, size);
         bad[at] = good[at] == ' ' ? '0' : 'x';
@@ -111,7 +113,7 @@ static void times_of_fewer_digits(void **state)
     size_t n;
     char *line = audit_line(&x, &n);
     assert_true(line && n + 2 <= sizeof text);
-    snprintf(text, sizeof text, "%.*s}", (int)n++, line);       /* the end of the chain is left out */
+    snprintf(text, sizeof text, "%.*s}", (int)n++, line);       /* without the member that ends the chain */
     free(line);
     char *part = strstr(text, "1795273726.003,");
     assert_non_null(part);
@@ -201,7 +203,8 @@ static void targets_of_syslog(void **state)
     }
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         assert_null(audit_syslog_open(bad[i], &e));
-    for (int i = 0; i < 2; i++) {                       /* a host, then a path, of more bytes than there are */
+    for (int i = 0; i < 2; i++) {                       /* a host name, then a path, each too long
+                                                         * for its buffer */
         memset(name, 'h', sizeof name);
         name[0] = i ? '/' : 'h';
         strcpy(name + 390, ":514");

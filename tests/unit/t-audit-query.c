@@ -150,7 +150,10 @@ static void repeated_requests_become_one_line(void **state)
         assert_int_equal(audit_merge_add(m, &x, AUDIT_REFUSED, 10), i < 10);
     }
     struct audit_entry other = request_of("2001:db8::1", "/v1/models/x", 401);
-    assert_int_equal(audit_merge_add(m, &other, AUDIT_ADMITTED, 1), 1);         /* of another kind: lines of its own */
+    assert_int_equal(audit_merge_add(m, &other, AUDIT_ADMITTED, 1), 1);         /* a request of
+                                                                                 * another kind is
+                                                                                 * not merged with
+                                                                                 * these */
     audit_merge_flush(m, take_merged, &got);
     assert_int_equal(got.n, 1);
     assert_int_equal(got.requests, 90);
@@ -278,7 +281,7 @@ static void the_anonymous_displace_no_keys(void **state)
     struct audit_log *l = audit_log_open(&o, &e);
     struct audit_entry x = request_of("10.0.0.1", "/v1/models", 200);
     audit_log_add(l, &x, 1, 1);
-    for (int i = 0; i < 2000; i++) {                    /* those of an open server have lines, too */
+    for (int i = 0; i < 2000; i++) {                    /* requests of a server without keys have lines, too */
         x = request_of("10.0.0.1", "/v1/models", 200);
         audit_log_add(l, &x, 0, i % 2);
     }

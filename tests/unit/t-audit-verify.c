@@ -23,7 +23,7 @@ static void verify_finds_every_change(void **state)
     audit_close(a);
     assert_int_equal(verify(NULL, &c), 0);
     assert_false(c.broken);
-    assert_int_equal(c.lines, 21);          /* and the line where the file begins */
+    assert_int_equal(c.lines, 21);          /* 20 requests and the line that begins the file */
     strcpy(head, c.head);
     read_all(in_folder(AUDIT_FILE), &text, &size);
     for (size_t at = 0; at < size; at += 17) {          /* any byte changed */
@@ -37,7 +37,9 @@ static void verify_finds_every_change(void **state)
         assert_int_equal(verify(head, &c), 0);
         assert_true(c.broken || c.bad || !c.found);
     }
-    for (int line = 0; line < 21; line++) {             /* any line taken out; the last shows against the hash */
+    for (int line = 0; line < 21; line++) {             /* remove any line; a missing last line is
+                                                         * detected by comparing with the head's
+                                                         * hash */
         char *from = text, *cut = malloc(size);
         for (int i = 0; i < line; i++)
             from = strchr(from, '\n') + 1;
@@ -111,7 +113,7 @@ static void a_removed_file_is_missed(void **state)
         misses(m.first, 0, i == 0 ? "no line has the hash" : i < N - 1 ? "a file was removed"
                                                                        : "its end was cut or removed");
         if (i < N - 2)
-            nothing_is_missing(m.head[N - 2], 0);       /* of the time after it all is there */
+            nothing_is_missing(m.head[N - 2], 0);       /* after this hash nothing is missing */
         move_aside(m.f.file[i].path, 1);
         nothing_is_missing(m.first, 0);
     }
@@ -121,7 +123,8 @@ static void a_removed_file_is_missed(void **state)
     audit_close(a);
     misses(NULL, 0, "the end of the log was cut or replaced");
     misses(m.first, 0, "missing before it");
-    nothing_is_missing(m.head[N - 1], 0);               /* the chain says that it goes on from there */
+    nothing_is_missing(m.head[N - 1], 0);               /* the chain tells that the next file
+                                                         * continues from there */
     audit_files_release(&m.f);
 }
 
@@ -145,7 +148,7 @@ static void a_cut_tail_is_missed(void **state)
         write_all(in_folder(AUDIT_FILE), text, (size_t)(cut - text));
         free(text);
         misses(since, 0, restart ? "the log ends with line" : "the log ends with line 17, requests.head says 21");
-        if (restart) {                                  /* another process, which knows the head only */
+        if (restart) {                                  /* a new process, which knows only the head */
             audit_close(a);
             a = open_log(0, 0);
         }
@@ -190,7 +193,7 @@ static void rotation_and_clearing_are_told_apart(void **state)
     assert_int_equal(verify(NULL, &c), 0);
     strcpy(first, c.head);
     assert_int_equal(audit_clear(folder, 1, &dropped, &e), 0);
-    nothing_is_missing(NULL, 0);                        /* the chain says what was cleared */
+    nothing_is_missing(NULL, 0);                        /* the chain records what was cleared */
     assert_int_equal(verify(NULL, &c), 0);
     assert_int_equal(c.cleared, dropped);
     nothing_is_missing(first, 0);
@@ -383,13 +386,14 @@ static void a_signed_log_cannot_be_written_anew(void **state)
     unlink(in_folder("requests.head"));
     sign_log(10, 0);
     rewrite_chain("\"id-5\"", "\"id-6\"");
-    nothing_is_missing(NULL, 0);                        /* without the key all looks well */
+    nothing_is_missing(NULL, 0);                        /* without the key nothing wrong is found */
     c = check_signed("a.pub");
     assert_true(c.broken && strstr(c.where, "the signature is not that of key"));
     rewrite_chain("\"event\":\"signature\"", "\"event\":\"nothing\"");
     rewrite_chain("\"signature\":", "\"sign\":");
     nothing_is_missing(NULL, 0);
-    c = check_signed("a.pub");                          /* the file begins now, its requests were made on another day */
+    c = check_signed("a.pub");                          /* the file begins now, but its requests are
+                                                         * dated on another day */
     assert_true(c.missing && strstr(c.what, "have no signature of this key"));
 }
 

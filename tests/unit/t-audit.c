@@ -65,7 +65,7 @@ static void nothing_of_a_line_is_obeyed_and_no_key_is_in_it(void **state)
     assert_non_null(line);
     line[n] = '\0';
     assert_non_null(strstr(line, "\"path\":\"/v1/zse-...?\""));
-    /* most of a key: the message had no space for all of it */
+    /* a truncated key is removed, too */
     assert_non_null(strstr(line, "\"user_agent\":\"zse-...\""));
     assert_non_null(strstr(line, "\"model_id\":\"zse-tiny-8b\\u009b\\u2028\\u202e\\u2066\\u007f\\u000a\""));
     free(line);
@@ -114,7 +114,7 @@ static void clearing_all_takes_what_a_crash_left(void **state)
     struct audit_check c;
     struct audit *a = open_with(20000, 100, 300);
     audit_close(a);
-    /* beside its complete .gz, as if it were about to be removed */
+    /* a plain file whose complete .gz exists already, as just before the plain file is removed */
     make("requests_20200101_000000.jsonl");
     make("requests_20200101_000000.jsonl.gz");
     make("requests_20200101_000001_002.jsonl.gz.tmp");      /* half of a compressed file */
@@ -123,7 +123,8 @@ static void clearing_all_takes_what_a_crash_left(void **state)
     assert_int_equal(audit_clear(folder, 0, &dropped, &e), 0);
     assert_in_range(n_names("requests_2"), 5, 20);
     assert_int_equal(audit_clear(folder, 1, &dropped, &e), 0);
-    assert_int_equal(dropped, 2);                           /* the first lines of the files of both chains */
+    assert_int_equal(dropped, 2);                           /* the first lines of the first file of
+                                                             * each of the two chains */
     assert_int_equal(n_names("requests_2"), 0);
     assert_int_equal(n_names("requests_of_somebody.jsonl"), 1);
     assert_int_equal(verify(NULL, &c), 0);
@@ -145,7 +146,8 @@ static void a_clock_that_steps_breaks_no_chain(void **state)
     char from[256];
     strcpy(from, in_folder(AUDIT_FILE));
     assert_int_equal(rename(from, in_folder("requests_20991231_235959.jsonl")), 0);
-    /* in the first round the last line is in a plain file, in the second in a compressed one */
+    /* in the first round the last line is in a plain file, in the second round in a compressed
+     * file */
     for (int round = 0; round < 2; round++) {
         a = open_with(20000, 100, 100);
         audit_close(a);
@@ -338,7 +340,7 @@ static void a_full_disk_at_rotation_costs_no_reading(void **state)
     strcpy(from, f.file[0].path);
     snprintf(to, sizeof to, "%s/aside", folder);
     assert_int_equal(rename(from, to), 0);
-    write_all(from, "not a log\n", 10);                 /* a reader would find no line */
+    write_all(from, "not a log\n", 10);                 /* a file without any valid line */
     add_entry(a, 2000, 200, "/v1/x");
     assert_int_equal(rename(to, from), 0);
     close(fd);

@@ -47,7 +47,7 @@ static void collect(struct walk *w, const char *path, json_t *v)
         collect(w, name, inner);
     }
     json_array_foreach(v, i, inner)
-        if (i < 2) {                    /* the others of a list are like these */
+        if (i < 2) {                    /* two elements of a list stand for the others */
             snprintf(name, sizeof name, "%.140s[%zu]", path, i);
             collect(w, name, inner);
         }

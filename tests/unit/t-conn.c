@@ -231,7 +231,8 @@ static void test_exact_bytes(void **state)
     assert_in_range(n, 20, sizeof answer - 1);
     assert_memory_equal(answer, "HTTP/1.1 426 ", 13);
     close(fd);
-    fd = websocket(s.port);                             /* a close frame is answered by one, and the end */
+    fd = websocket(s.port);                             /* a close frame is answered by a close
+                                                         * frame, then the connection ends */
     static const unsigned char close_frame[6] = { 0x88, 0x80 };
     assert_int_equal(send(fd, close_frame, sizeof close_frame, 0), sizeof close_frame);
     assert_int_equal(rest_of(fd, answer, sizeof answer), 4);
@@ -244,13 +245,14 @@ static void test_exact_bytes(void **state)
     assert_memory_equal(answer, full, refused);
     for (int i = 0; i <= MOST; i++) {
         shutdown(many[i], SHUT_WR);
-        assert_int_equal(rest_of(many[i], answer, sizeof answer), 0);   /* the server has closed it, too */
+        assert_int_equal(rest_of(many[i], answer, sizeof answer), 0);   /* the server has closed the
+                                                                         * connection, too */
         close(many[i]);
     }
     finish(&s);
 }
 
-/* If the account does not admit a body, the response names the option of the limit. */
+/* If the account does not admit a body, the response names the option that sets the limit. */
 static void test_body_without_memory(void **state)
 {
     struct err e;
@@ -477,7 +479,7 @@ static void test_handshake_queue(void **state)
     struct handshakes *h = handshakes_open(0, wake, NULL, &e);
     (void)state;
     assert_non_null(h);
-    assert_true(threads() <= before);           /* one that has ended may have been counted before */
+    assert_true(threads() <= before);           /* fewer if a thread of an earlier test has ended meanwhile */
     for (int i = 0; i <= HANDSHAKES_PER_OWNER; i++) {
         a[i].owner = 7;
         assert_int_equal(handshakes_submit(h, &a[i], 1, &dropped), i < HANDSHAKES_PER_OWNER ? 0 : -1);
@@ -494,7 +496,9 @@ static void test_handshake_queue(void **state)
     b[0].owner = b[1].owner = 8;
     for (int i = 0; i < 2; i++) {
         assert_int_equal(handshakes_submit(h, &b[i], 1, &dropped), 0);
-        assert_ptr_equal(dropped, &a[HANDSHAKES_WAITING - 1 - i]);         /* the last of the address that has most */
+        assert_ptr_equal(dropped, &a[HANDSHAKES_WAITING - 1 - i]);         /* the newest one of the
+                                                                            * address that has the
+                                                                            * most */
         assert_false(dropped->away);
     }
     assert_int_equal(handshakes_withdraw(h, &b[0]), 1);

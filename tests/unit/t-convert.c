@@ -95,7 +95,7 @@ static struct convert_options options(const char *source, const char *output, co
     o.source = source;
     o.output = output;
     o.effort = effort;
-    o.overwrite = 1;                    /* outputs of different sources share a name */
+    o.overwrite = 1;                    /* different sources are converted to the same name */
     o.n_threads = 2;
     if (getenv("ZSE_SANITIZED") && effort != CONVERT_FAST)
         o.calibration = at("text");                 /* a sanitizer makes the built-in text last minutes */
@@ -192,7 +192,7 @@ static void every_type(void **state)
     }
 }
 
-/* ---- GGUF types that have an exact .zse type are converted bit for bit ---- */
+/* ---- GGUF types that a .zse type represents exactly are converted bit for bit ---- */
 
 static void kept_exactly(void **state)
 {
@@ -595,7 +595,7 @@ static void target_sizes(void **state)
         convert_report_release(&r);
     }
     o.type.kind = CONVERT_FIT;
-    for (int i = 1; i < 4; i++) {           /* exactly enough, and a byte too little */
+    for (int i = 1; i < 4; i++) {           /* the exact size of a type, and a byte less */
         o.target_bytes = size[i];
         must(&o, &r);
         assert_true(r.weight_bytes <= size[i] && r.type.kind == CONVERT_TYPE);
@@ -756,7 +756,7 @@ static void bad_targets(void **state)
     o.group_size = 64;
     must_fail(&o, "not for nl4");
     must(&(struct convert_options){ .source = tiny, .output = at("x.zse"), .type = { CONVERT_TYPE, QT_NL4 } }, NULL);
-    /* of the same source: it is replaced */
+    /* made from the same source, so it is replaced */
     must(&(struct convert_options){ .source = tiny, .output = at("x.zse"), .type = { CONVERT_TYPE, QT_NL4 } }, NULL);
     o = options(at("x.zse"), at("z.zse"), "nl4", CONVERT_FAST);
     must_fail(&o, "is a .zse file already");
@@ -790,7 +790,7 @@ static void cancelled(void **state)
             struct stat st;
             int n = 0;
             FILE *f = fopen(out, "w");
-            fclose(f);                      /* an empty file counts as ours */
+            fclose(f);                      /* an empty file may be replaced */
             o.progress = &p;
             o.calibration = k ? at("text") : NULL;
             assert_int_equal(convert_run(&o, NULL, &e), -1);

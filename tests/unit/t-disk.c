@@ -1,5 +1,5 @@
 /* t-disk.c - prefixes in a folder: a prefix that is read is the one that was written for the same
- * model, scope and tokens, whatever has happened to the files; scopes share no tree. */
+ * model, scope and tokens, even if files were damaged or exchanged; scopes share no tree. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -141,7 +141,7 @@ static void test_chain(void **state)
     disk_first(d, 0, 0, &k);
     assert_int_equal(disk_read(d, DISK_IS_RUN, &k, ids, &data), 0);
     disk_close(d);
-    assert_int_equal(files(".run", 0), 2);              /* nothing of another model was removed */
+    assert_int_equal(files(".run", 0), 2);              /* no file of another model was removed */
 }
 
 /* A run of blocks may be stored without its window blocks.  A tail (the partial run at the end)
@@ -296,7 +296,7 @@ static void test_evict(void **state)
     }
     disk_close(d);
     d = open_with("model", 1 << 20);
-    DIR *dir = opendir(folder);                         /* all are old, but for the first run */
+    DIR *dir = opendir(folder);                         /* make all files old, then use the first run */
     for (const struct dirent *x; (x = readdir(dir));) {
         const struct timespec old[2] = { { 1000, 0 }, { 1000, 0 } };
         utimensat(dirfd(dir), x->d_name, old, 0);
@@ -307,7 +307,8 @@ static void test_evict(void **state)
     d = open_with("model", 20 * RUN_FILE);
     write_run(d, &k, ids, 1);
     disk_close(d);
-    assert_int_equal(files(".run", 0), 18);             /* nine tenths of the limit, with the new one */
+    assert_int_equal(files(".run", 0), 18);             /* the files fill at most nine tenths of the
+                                                         * limit, including the new one */
     d = open_with("model", 20 * RUN_FILE);
     assert_int_equal(disk_read(d, DISK_IS_RUN, &key[0], ids, &data), 1);
     assert_int_equal(disk_read(d, DISK_IS_RUN, &k, ids, &data), 1);
@@ -363,11 +364,13 @@ static void test_folder(void **state)
     if (access("/sys", F_OK) == 0) {                    /* not even root can make a folder in /sys */
         o.folder = "/sys/zse-none";
         assert_null(disk_open(&o, &e));
-        assert_null(strstr(e.msg, "No such file"));     /* the reason is that of making it */
+        assert_null(strstr(e.msg, "No such file"));     /* the error must be that of creating the folder */
     }
     chmod(folder, 0700);
     snprintf(path, sizeof path, "%s/secret", folder);
-    write_file(path, (const uint8_t *)"cut", 3);        /* other keys: nothing is found, nothing is wrong */
+    write_file(path, (const uint8_t *)"cut", 3);        /* with a damaged secret new keys are made:
+                                                         * no old file is found, and no error is
+                                                         * reported */
     d = open_with("model", 1 << 20);
     assert_int_equal(disk_read(d, DISK_IS_RUN, &k, ids, &data), 0);
     disk_close(d);
@@ -446,7 +449,8 @@ static void test_full_queue(void **state)
     disk_first(d, 0, 0, &k);
     struct disk_write *w = disk_begin(d, DISK_IS_RUN, &k, ids, DISK_RUN);
     assert_non_null(w);
-    disk_commit(d, w);                                  /* larger than the folder may be: the thread says so */
+    disk_commit(d, w);                                  /* larger than the folder's limit: the
+                                                         * writing thread reports it */
     assert_null(disk_begin(d, DISK_IS_RUN, &k, ids, DISK_RUN));
     disk_stats(d, &s);
     assert_true(s.bytes > 4 * LARGE);
@@ -503,7 +507,8 @@ static void test_scopes(void **state)
     struct kv_pool *p = kv_pool_open(8, &e);
     struct kv_table t;
     int roots[3];
-    for (int i = 0; i < 3; i++) {                       /* two scopes and none, the same tokens */
+    for (int i = 0; i < 3; i++) {                       /* two scopes and the common one, with the
+                                                         * same tokens */
         assert_int_equal(kv_table_init(&t, 64, &e), 0);
         assert_int_equal(kv_table_scope(&t, p, (uint64_t)i, &e), 0);
         roots[i] = t.root;

@@ -86,7 +86,9 @@ static void test_one_beside_many(void **state)
         engine_close(g);
     }
     assert_in_range(steps[0], 400, 1000);               /* 100 answers of 20 tokens, 4 at a time */
-    assert_in_range(steps[1], 1, 4);                    /* how much of a prompt a step takes is a matter of time */
+    assert_in_range(steps[1], 1, 4);                    /* 1 to 4, because the number of prompt
+                                                         * tokens in a step depends on measured
+                                                         * times */
 }
 
 /* Two tenants get the same number of tokens, whatever the sizes of their requests; if nothing else
@@ -159,7 +161,8 @@ static void test_no_debt(void **state)
     add(g, &long_b, B, 999, 2, 120);
     for (int i = 0; i < MANY; i++)
         add(g, &a[i], A, i, 20, 10);
-    step(g, 60);                                        /* A waited all this time, B had its one answer */
+    step(g, 60);                                        /* A's requests waited all this time, B's
+                                                         * one request was answered */
     const int before = n_tokens(a, MANY);
     assert_true(before > 100 && long_b.n > 50);
     for (int i = 0; i < MANY; i++)
@@ -188,7 +191,8 @@ static void test_standing_back(void **state)
     }
     step(g, 3);
     add(g, &b, B, 5000, 20, 10);
-    assert_in_range(steps_to_begin(g, &b), 1, 20);      /* the one that runs, and perhaps another one */
+    assert_in_range(steps_to_begin(g, &b), 1, 20);      /* b waits for the request that runs, and
+                                                         * perhaps for one more */
     run_to_end(g);
     for (int i = 0; i < 3; i++) {
         p = params(prompt(i, 20), 20, &a[i]);
@@ -233,7 +237,8 @@ static void test_full_queue(void **state)
     assert_int_equal(e.code, ERR_LIMIT);
     for (int i = 0; i < 5; i++)
         add(g, &b[i], B, 500 + i, 20, 10);
-    for (int i = 0; i < 12; i++)                        /* the last ones of A, of which nothing was reported */
+    for (int i = 0; i < 12; i++)                        /* A's last requests, none of which has
+                                                         * reported anything, were refused */
         assert_int_equal(a[i].finish, i < 7 ? FINISH_NONE : FINISH_REFUSED);
     assert_int_equal(a[11].n + a[11].n_calls, 1);
     assert_non_null(strstr(a[11].error, "10 requests are waiting"));
@@ -241,7 +246,9 @@ static void test_full_queue(void **state)
     assert_null(engine_submit(g, &p, &e));              /* five wait of each */
     p.tenant = C;
     p.n = 4;
-    assert_null(engine_submit(g, &p, &e));              /* not more than the others then have left */
+    assert_null(engine_submit(g, &p, &e));              /* refused: C would have more requests in
+                                                         * the queue than the others would have
+                                                         * left */
     p.n = 3;
     assert_non_null(engine_submit(g, &p, &e));
     engine_stats(g, &s);
@@ -320,7 +327,7 @@ static void test_no_useless_preemption(void **state)
     (void)state;
     static struct answer a[2], b, c;
     struct engine_stats s;
-    for (int places = 3; places <= 4; places++) {       /* with all places taken, and with one left */
+    for (int places = 3; places <= 4; places++) {       /* with all places taken, and with one place left */
         struct engine *g = open_engine(places, 128, 16);
         add(g, &c, C, 1, 100, 20);                      /* 7 or 8 blocks */
         for (int i = 0; i < 2; i++)
@@ -328,7 +335,8 @@ static void test_no_useless_preemption(void **state)
         step(g, 1);
         engine_stats(g, &s);
         assert_int_equal(s.n_running, 3);
-        add(g, &b, B, 5000, 100, 5);                    /* 7: more than one of A's and what is left */
+        add(g, &b, B, 5000, 100, 5);                    /* needs 7 blocks: more than one of A's
+                                                         * requests holds and the pool has left */
         step(g, 5);
         engine_stats(g, &s);
         assert_int_equal(s.preemptions, 0);

@@ -49,14 +49,16 @@ static void waits_alone(const struct backend *backend, int n_logprobs)
     submit(g, &q, &plain);
     run_until(g, &plain, 1);
     const int n_lookahead = last_fake->n_lookahead;
-    assert_true(backend == &backend_fake || n_lookahead > 10);      /* steps are begun early beside it */
+    assert_true(backend == &backend_fake || n_lookahead > 10);      /* lookahead steps are made
+                                                                     * while it is stuck */
     struct constraint c = rules_of(7, 5);
     q.constraint = &c;
     submit(g, &q, &quick);
     run_until(g, &quick, 1);
     assert_int_equal(quick.finish, FINISH_STOP);
     assert_int_equal(late.n, 0);
-    for (int i = 0; i < 10; i++)                                /* none of these waits for long, or computes anything */
+    for (int i = 0; i < 10; i++)                                /* none of these steps waits for
+                                                                 * long or computes anything */
         assert_int_equal(engine_step(g, &e), 1);
     engine_stats(g, &s);
     const uint64_t steps = s.steps;

@@ -1,6 +1,7 @@
-/* t-engine-lookahead.c - lookahead steps on a backend that fails: when a step is begun, waited for,
- * or run again for its logits; once, or from then on; at every call.  Running requests end with the
- * error, waiting ones get the answer that they would have had alone, and no block is lost. */
+/* t-engine-lookahead.c - lookahead steps on a backend that fails when a step is begun, waited for,
+ * or run again for its logits.  It fails once, or from then on; every call is tried.  Running
+ * requests end with the error, waiting ones get the answer that they would have had alone, and no
+ * block is lost. */
 #include "tests/unit/engine_fake.h"
 
 enum { N = 6 };
@@ -35,7 +36,7 @@ static int run_all(struct engine *g, struct answer got[N])
     }
     while ((left = engine_step(g, &e)) != 0) {
         n_failed += left < 0;
-        if (left < 0) {                 /* and nothing is left begun behind it */
+        if (left < 0) {                 /* a failed step leaves no step in flight */
             assert_non_null(strstr(e.msg, "bus"));
             assert_int_equal(last_fake->n_begun, 0);
         }

@@ -53,7 +53,8 @@ static void test_evict(void **state)
                                                            { 2, 63 } };
     for (int i = 0; i < 3 * MAX_LEN; i++)
         ids[i / MAX_LEN][i % MAX_LEN] = i / MAX_LEN + i % 5;
-    struct engine *g = open_engine(1, 512, 10);         /* two prompts of 4 blocks and what is needed to go on */
+    struct engine *g = open_engine(1, 512, 10);         /* blocks for two prompts of 4 blocks each,
+                                                         * and for their answers */
     for (size_t i = 0; i < sizeof turns / sizeof *turns; i++) {
         struct request_params p = params(ids[turns[i].which], 64, &a);
         p.max_tokens = 2;
@@ -93,8 +94,9 @@ static void test_snapshots(void **state)
     assert_non_null(g);
     static const struct { int n, first, cached; } cases[] = {
         { N, 0, 0 },
-        { N, 0, 96 },           /* its end would be of use, but the last token is computed in any case */
-        { N + 10, 0, N },       /* goes on where the first ended */
+        { N, 0, 96 },           /* a snapshot of the end exists, but the last token is always
+                                 * computed, so it cannot be used */
+        { N + 10, 0, N },       /* continues where the first sequence ended */
         { 60, 0, 48 },          /* 59 tokens are known, 48 have a snapshot */
         { 40, 0, 0 },
         { 50, 1, 0 },           /* other tokens */
@@ -196,7 +198,7 @@ static void test_no_allocation(void **state)
 static void test_waiting_copies_nothing(void **state)
 {
     (void)state;
-    enum { N = 90 };                    /* 6 of 8 blocks, and the last one of the sequence is not full */
+    enum { N = 90 };                    /* takes 6 of 8 blocks, the last of which is not full */
     static int32_t ids[N + 4], other[40];
     static struct answer first, runs, waits, want;
     struct engine_stats before, s;
@@ -209,7 +211,8 @@ static void test_waiting_copies_nothing(void **state)
     struct engine *g = open_with(2, 64, MAX_LEN / 16, 0);
     struct request_params p = params(ids, N, &first), q = params(other, 40, &runs), r = params(ids, N + 4, &waits);
     p.max_tokens = r.max_tokens = 1;
-    q.max_tokens = 22;                  /* 62 tokens: the first 64 of the other are not given up for them */
+    q.max_tokens = 22;                  /* grows to 62 tokens; the first 64 tokens of the other
+                                         * request are not evicted for it */
     q.ignore_eos = 1;
     submit(g, &p, &first);
     run_to_end(g);
@@ -258,7 +261,8 @@ static void test_lost_snapshots(void **state)
         kv_table_truncate(&t, p, 0);
     }
     state_used(s, slot[0]);
-    ids[0] = 0;                                         /* hold the first's block: the second one's is given up */
+    ids[0] = 0;                                         /* t holds the first sequence's block, so
+                                                         * the second one's block is evicted */
     for (int j = 0; j < 16; j++)
         ids[j] = j;
     assert_int_equal(prefix_take(&t, p, ids, 16), 16);

@@ -54,9 +54,10 @@ struct job {
  * the same addresses with other numbers. */
 static int few(int n) { return getenv("ZSE_SANITIZED") ? n : 1; }
 
-static int window, sinks;               /* options of engines, and room for steps beside them; 0: none */
+static int window, sinks;               /* window and sinks of the engine's options, with space for
+                                         * steps beside them; 0: none */
 static int len = 160;                   /* context of engines, at most ROOM */
-/* the model's predictor, or `heads` if not NULL, make drafts; 2: of a fixed length */
+/* 1: drafts are made by the model's predictor, or by `heads` if not NULL; 2: with a fixed length */
 static int predicts;
 static const struct medusa *heads;
 
@@ -161,7 +162,8 @@ static void run_schedules(struct model *m, int rounds)
         int n = 0, left = 0;
         struct engine_limits l;
         engine_limits(g, &l);
-        l.chunk = INT32_MAX;            /* by measured times the counts below would vary */
+        l.chunk = INT32_MAX;            /* with a chunk size chosen by measured times, the counts
+                                         * below would vary */
         assert_int_equal(engine_set_limits(g, &l, &e), 0);
         while (n < N || left > 0) {
             if (n < N && rng_u64(&r) % 2) {

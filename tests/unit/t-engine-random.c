@@ -11,7 +11,8 @@ struct job {
     void *users[MOST];
     struct request *requests[MOST];
     uint64_t rules; int least;          /* least > 0: constrained */
-    int leaves;                         /* steps after which the first is cancelled; -1: never */
+    int leaves;                         /* number of steps after which the first request is
+                                         * cancelled; -1: never */
 };
 
 static void random_job(struct job *j, struct rng *r, int32_t shared[3][MAX_LEN])
@@ -67,8 +68,8 @@ static void random_job(struct job *j, struct rng *r, int32_t shared[3][MAX_LEN])
     j->p.requests = j->requests;
 }
 
-/* Set sampling options with which a device may draw tokens.  Some requests have a temperature, with
- * which the fake device leaves drawing to the host. */
+/* Set sampling options with which a device may draw tokens.  Some requests have a temperature: for
+ * these the fake device leaves drawing to the host. */
 static void make_drawable(struct job *j)
 {
     j->p.sampling.repetition_penalty = 1;
@@ -173,7 +174,8 @@ static void random_schedules(int ahead)
     static int32_t shared[3][MAX_LEN];
     uint64_t preempted = 0, cached = 0, copies = 0, evicted = 0, cut = 0, late = 0;
     const int rounds = n_rounds(), check_all = rounds >= 200;
-    const uint64_t many = (uint64_t)rounds / 4;         /* bounds of what must have happened */
+    const uint64_t many = (uint64_t)rounds / 4;         /* least number of times that each kind of
+                                                         * event must have occurred */
     int n_lookahead = 0, n_undrawn = 0, n_stopped = 0;
     float factors[4] = { 0 };
     for (int round = 0; round < rounds; round++) {
@@ -439,8 +441,8 @@ static double count_pairs(const int32_t *ids, int n_ids, int draws, int count[VO
 }
 
 /* With drafts that are accepted by their probability, answers have the right distribution
- * (chi-square of pairs of tokens, 143 degrees of freedom; 205 is passed by chance once in 2000, and
- * the seeds are fixed), and more are accepted than by comparing. */
+ * (chi-square of pairs of tokens, 143 degrees of freedom; a correct program exceeds 205 once in
+ * 2000 times, but the seeds are fixed), and more drafted tokens are accepted than by comparing. */
 static void test_distribution(void **state)
 {
     (void)state;
@@ -485,7 +487,7 @@ static void test_draft_model_work(void **state)
     draft_model_under_test = &fake_twin;
     struct engine *g = open_with(1, 16, MAX_LEN / 16, 1);
     assert_true(engine_has_drafter(g));
-    for (int chunk = 0; chunk < 2; chunk++) {           /* the first gives it the time of a step */
+    for (int chunk = 0; chunk < 2; chunk++) {           /* the first round measures the time of a step */
         assert_int_equal(engine_set_limits(g, &(struct engine_limits){ .max_running = 1, .draft = DRAFT,
                                                                        .chunk = chunk }, &e), 0);
         last_fake->n_computed = 0;
@@ -610,7 +612,8 @@ static struct engine *open_conversations(int window)
     struct err e;
     set_hybrid(1);
     set_window(window);
-    model.config.max_len = 8 * MAX_LEN;         /* blocks for more than these, but no more window blocks */
+    model.config.max_len = 8 * MAX_LEN;         /* the pool has blocks for more tokens than this,
+                                                 * but no more window blocks */
     const struct engine_options o = { .backend = backend_under_test, .max_len = model.config.max_len, .max_seqs = 1,
                                       .max_tokens = 16, .kv = { KV_F32, KV_F32 }, .snapshots = 4,
                                       .snapshot_every = 1024 };

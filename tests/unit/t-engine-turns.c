@@ -22,11 +22,13 @@ static void test_turns(void **state)
         run_to_end(g);
         memcpy(ids, p.ids, 19 * sizeof *ids);
         memcpy(ids + 19, first.ids, 25 * sizeof *ids);
-        int same = n - 1;                               /* the last token was never computed */
+        int same = n - 1;                               /* the last token's keys and values were
+                                                         * never computed */
         if (other_turn == 1)
             ids[same = 21] ^= 1;                        /* the conversation was edited */
         if (other_turn == 2)
-            n = 30, same = 29;                          /* cut short: its last token is computed again */
+            n = 30, same = 29;                          /* the conversation is cut short: its last
+                                                         * token is computed again */
         else
             for (int i = 0; i < 7; i++)
                 ids[n++] = i;
@@ -116,7 +118,8 @@ static void test_deadline(void **state)
     p.ignore_eos = 1;
     p.max_tokens = 20;
     submit(g, &p, &a[0]);
-    p.deadline_ns = 1;                                  /* long ago: ends though another one runs */
+    p.deadline_ns = 1;                                  /* passed long ago: the request ends
+                                                         * although another one runs */
     submit(g, &p, &a[1]);
     p.deadline_ns = clock_ns() + (uint64_t)3600 * 1000000000;
     submit(g, &p, &a[2]);
@@ -165,7 +168,7 @@ static void test_cancel(void **state)
     }
     for (int i = 0; i < 5; i++)
         assert_int_equal(engine_step(g, &e), 4);
-    engine_cancel(g, r[0]);                             /* one that runs, one that waits */
+    engine_cancel(g, r[0]);                             /* cancel one request that runs and one that waits */
     engine_cancel(g, r[3]);
     assert_int_equal(a[0].finish, FINISH_NONE);
     assert_int_equal(engine_step(g, &e), 2);
@@ -211,7 +214,8 @@ static void test_queue(void **state)
     run_to_end(g);
     p.constraint = &(struct constraint){ rules_new(1, 1), rules_mask, rules_accept, rules_forced, NULL, rules_close,
                                          rules_complete, rules_error, rules_hurry, rules_busy, rules_cancel };
-    assert_null(engine_submit(g, &p, &e));              /* n = 2 needs fork; the state is still ours */
+    assert_null(engine_submit(g, &p, &e));              /* n = 2 needs fork(); after the refusal the
+                                                         * state still belongs to the caller */
     assert_int_equal(n_rules, 1);
     rules_close(p.constraint->state);
     p.constraint = NULL;

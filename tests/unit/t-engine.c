@@ -1,5 +1,5 @@
 /* t-engine.c - the options of a request: its ends, stop strings, several answers to one prompt, the
- * figures that it reports, embeddings, constraints, refusals, and a device that fails. */
+ * figures that it reports, embeddings, constraints, refused options, and a device that fails. */
 #include <unistd.h>
 
 #include "libcommon/format/zfile.h"
@@ -27,7 +27,7 @@ static void test_ends(void **state)
     assert_int_equal(b.finish, FINISH_LENGTH);
     assert_int_equal(b.n, 3);
     assert_memory_equal(b.ids, a.ids, 3 * sizeof *a.ids);
-    int eos = 0;                                        /* EOS: the first one in the long answer ends this one */
+    int eos = 0;                                        /* the first EOS of the long answer ends this one */
     while (a.ids[eos] != EOS)
         assert_true(++eos < a.n);
     memset(&b, 0, sizeof b);
@@ -378,7 +378,8 @@ static void test_constraint(void **state)
         struct request_params p = params((const int32_t[]){ 1, 2, 3 }, 3, &a);
         struct constraint c = rules_of(seed, 10 + (int)seed), d = c;
         d.state = rules_fork(c.state);
-        p.ignore_eos = 1;                               /* a constraint ends the answer all the same */
+        p.ignore_eos = 1;                               /* with ignore_eos, too, an answer ends when
+                                                         * its constraint is complete */
         p.constraint = &c;
         submit(g, &p, &a);
         run_to_end(g);
@@ -411,7 +412,9 @@ static void test_penalties(void **state)
 {
     (void)state;
     static struct answer a;
-    const struct logit_bias bias[] = { { 0, 9 }, { 1, 8 } };            /* more than the backend's logits differ */
+    const struct logit_bias bias[] = { { 0, 9 }, { 1, 8 } };            /* larger than the
+                                                                         * differences between the
+                                                                         * backend's logits */
     struct request_params p = params((const int32_t[]){ 0, 2, 2 }, 3, &a);
     p.max_tokens = 6;
     p.ignore_eos = 1;
@@ -421,7 +424,7 @@ static void test_penalties(void **state)
     for (int i = 0; i < 6; i++)
         assert_int_equal(a.ids[i], 0);
     p.sampling.presence_penalty = 2;
-    p.sampling.frequency_penalty = 2;                                   /* 0 is down by 4, 6, 8, 10 ... */
+    p.sampling.frequency_penalty = 2;                                   /* token 0 loses 4, 6, 8, 10 ... */
     p.sampling.n_bias = 2;
     alone(&p, &a);
     int n[2] = { 0 };
@@ -430,7 +433,9 @@ static void test_penalties(void **state)
     assert_in_range(n[0], 1, 5);
     assert_in_range(n[1], 1, 5);
     p.sampling.presence_penalty = p.sampling.frequency_penalty = 0;
-    p.sampling.repetition_penalty = 20;                                 /* 0 stands in the prompt: 15 / 20 */
+    p.sampling.repetition_penalty = 20;                                 /* token 0 is in the prompt,
+                                                                         * so its logit becomes 15 /
+                                                                         * 20 */
     p.sampling.n_bias = 1;
     p.max_tokens = 1;
     alone(&p, &a);

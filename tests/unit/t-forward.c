@@ -147,7 +147,7 @@ static float *read_floats(const char *path, size_t *n)
     return x;
 }
 
-/* 1 if it is as it should be; 0 and a line in the table if not; -1 if there is no such oracle. */
+/* 1 if the results agree; 0 if not, with a line in the table; -1 if there is no such oracle */
 static int check(const char *name, const char *source_path, const char *json_path, const char *logits_path)
 {
     struct err e;

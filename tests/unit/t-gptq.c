@@ -154,7 +154,8 @@ static void cholesky(void **state)
         }
         l[0] = -1;
         memcpy(l, h, NN * 4);
-        l[(n / 2) * N + n / 2] = -1;            /* not positive definite: said, not computed */
+        l[(n / 2) * N + n / 2] = -1;            /* a matrix that is not positive definite gives an
+                                                 * error, not a result */
         struct err e;
         assert_int_equal(linalg_cholesky(linalg_pick(), one, l, N, &e), -1);
         free(x), free(px), free(h), free(l), free(l2);
@@ -355,7 +356,7 @@ static void feedback(void **state)
             assert_true(fed < 0.7 * nearest);
         }
         gptq_release(&g);
-        for (int rank = 32; rank <= 512; rank *= 4) {           /* 512: as many as there are */
+        for (int rank = 32; rank <= 512; rank *= 4) {           /* 512: as many directions as there are */
             assert_int_equal(gptq_init_low(&g, linalg_pick(), p, COLS, x, (size_t)N, T, rank, NULL), 0);
             round_tiles(&g, &m, &grid, copy, ROWS, COLS, &q, out, scratch);
             double fed = output_error(&m, w, plain, N);

@@ -100,7 +100,8 @@ static void prepare(struct job *j)
     OK(gpu_prepare(device, &p, &why));
 }
 
-/* Do the same with the plain kernels: first q and k in place, then the cache. */
+/* Compute what the device computed with the plain kernels: first q and k in place, then the
+ * cache. */
 static void prepare_plainly(struct job *j)
 {
     const struct setup *s = j->s;
@@ -177,7 +178,8 @@ static void attend(const struct job *j, const struct gpu_attention *o, int by_ti
 {
     const struct setup *s = j->s;
     const size_t n = (size_t)j->len * j->qrow, n_act = (size_t)j->len * (size_t)o->act_stride;
-    /* f32: sums in other orders; tiles: q, probabilities and keys are rounded to f16 */
+    /* f32 differs by the order of sums; with tiles q, probabilities and keys are also rounded to
+     * f16 */
     const float limit = by_tiles ? 4e-3f : 2e-5f;
     float *got = malloc(n * sizeof *got);
     uint16_t *act = malloc(n_act * sizeof *act);
@@ -258,14 +260,18 @@ static void attention(void **state)
         { 2, 1, 32, 600, 2, 40, 0, 0, 0, 0, 0, 0, KV_F32 },         /* a window that leaves out whole splits */
         { 2, 2, 32, 0, 17, 0, 0, 0, 0, 0, 0, 0, KV_BF16 },
         { 2, 2, 32, 0, 17, 0, 0, 0, 0, 0, 0, 0, KV_F8 },
-        { 2, 1, 64, 5, 66, 0, 64, 1, 1, 0, 0, 0, KV_F8 },         /* a norm, then pairs, whose lanes are others */
+        { 2, 1, 64, 5, 66, 0, 64, 1, 1, 0, 0, 0, KV_F8 },         /* a norm, then a rotation in
+                                                                   * pairs, whose elements are in
+                                                                   * other lanes than those of
+                                                                   * halves */
         { 4, 1, 80, 30, 5, 20, 40, 1, 0, 0, 30, 0, KV_F8 },         /* window, cap */
         { 3, 1, 96, 0, 17, 0, 0, 0, 0, 0, 0, SLOPES, KV_BF16 },     /* slopes */
         { 1, 1, 256, 0, 5, 3, 0, 0, 0, 0, 0, 0, KV_F8 },
         { 1, 1, 64, 3, 145, 0, 0, 0, 0, 0, 0, 0, KV_F16 },          /* more than a tile of queries */
-        /* the same with a window shorter than a warp's queries, slopes, sinks */
+        /* more than a tile of queries, with a window shorter than a warp's queries, slopes,
+         * sinks */
         { 2, 1, 112, 20, 133, 37, 0, 0, 0, 0, 0, SLOPES | SINKS, KV_I8 },
-        /* the same of large heads, whose tiles are half as large */
+        /* more than a tile of queries with large heads, whose tiles are half as large */
         { 1, 1, 144, 0, 66, 0, 0, 0, 0, 0, 0, 0, KV_BF16 },
         { 2, 1, 192, 9, 18, 0, 0, 0, 0, 0, 0, 0, KV_F16 },
         { 2, 2, 16, 250, 9, 0, 16, 0, 0, 0, 0, 0, KV_BF16 },        /* across the end of a split */

@@ -45,7 +45,8 @@ static void *open_with(const struct model *m, const struct backend_options *o)
 
 /* ---- random schedules ---- */
 
-enum { N = 2, LEN = 22 };         /* more than 16 tokens at once go other ways than fewer, without strict */
+enum { N = 2, LEN = 22 };         /* without strict, more than 16 tokens in a step use other kernels
+                                   * than fewer */
 
 struct run { const struct model *m; void *b; int32_t id[N][LEN],
              table[N][4]; int at[N]; size_t vocab; float *want[N]; };
@@ -141,7 +142,7 @@ static void strict(void **state)
             fail_msg("without strict no row differs: the schedules show nothing");
         run_close(&r);
     }
-    o.strict = 1;                       /* layers that the processor has need nothing more for it */
+    o.strict = 1;                       /* the layers on the processor are always strict */
     o.device_layers = 1;
     run_open(&r, m, &o, 22);
     reference(&r);
@@ -238,7 +239,8 @@ static void graph_of_three(void **state)
         assert_int_equal(graphs.captured[i], 1 << i == MOST);
         assert_int_equal(graphs.replays[i], 1 << i == MOST ? 2 : 0);
     }
-    four_times(b, m, &(struct batch){ item, MOST }, 3);         /* it is there: the first of them is replayed, too */
+    four_times(b, m, &(struct batch){ item, MOST }, 3);         /* the graph exists already, so the
+                                                                 * first step is replayed, too */
     graphs = graphs_of(b);
     assert_int_equal(graphs.captured[2], 1);
     assert_int_equal(graphs.replays[2], 5);
@@ -383,7 +385,7 @@ static void ahead(void **state)
     m->config.n_layers = 1;             /* enough for this */
     talk(m, &one_by_one, want);
     assert_int_equal(want[0].finish, FINISH_LENGTH);
-    /* from here on there are unforeseen ends */
+    /* from here on answers also end by EOS, which the engine cannot foresee */
     m->config.eos[0] = want[0].id[want[0].n_prompt + 2];
     m->config.n_eos = 1;
     talk(m, &one_by_one, want);
@@ -589,7 +591,7 @@ static void plan(void **state)
     const struct kv_types kv = kv_both(KV_F16);
     assert_true(whole.kv >= (size_t)N_BLOCKS * config_kv_bytes(&m->config, kv) && whole.kv < (size_t)N_BLOCKS *
                 config_kv_bytes(&m->config, kv) + (2 << 20));
-    o.n_blocks = 1 << 16;               /* large enough for pages not to hide a layer */
+    o.n_blocks = 1 << 16;               /* so many blocks that rounding to pages does not hide a layer's size */
     OK(gpu_plan(m, &o, &whole, &why));
     o.device_layers = 1;
     OK(gpu_plan(m, &o, &p, &why));
@@ -711,13 +713,13 @@ static void lost(void **state)
         }
         engine_stats(g, &s);
         assert_true(s.device.lost);
-        ask(g, &h[0]);                  /* and later requests fail with it at once */
+        ask(g, &h[0]);                  /* later requests fail at once with the same error */
         assert_int_equal(engine_step(g, &why), -1);
         assert_int_equal(h[0].finish, FINISH_ERROR);
         assert_string_equal(h[0].error.msg, why.msg);
         engine_close(g);
         if (!(g = engine_open(m, NULL, &o, &why)))
-            fail_msg("%s", why.msg);    /* a device opened anew is well */
+            fail_msg("%s", why.msg);    /* a device that is opened anew works again */
         ask(g, &h[0]);
         while ((n = engine_step(g, &why)) > 0)
             ;
@@ -754,7 +756,8 @@ static void lost_while_idle(void **state)
     engine_stats(idle, &s);
     assert_true(s.device.lost);
     engine_close(busy);
-    assert_null(engine_open(m, NULL, &o, &why));        /* says since when, and what to do */
+    assert_null(engine_open(m, NULL, &o, &why));        /* the error tells when the device was lost,
+                                                         * and what to do */
     assert_non_null(strstr(why.msg, "unloaded"));
     assert_non_null(strstr(why.msg, "a fault that a test asked for"));
     ask(idle, &h);

@@ -54,7 +54,7 @@ static int32_t argmax(const float *x, int n)
 
 static int wgmma;               /* backend_options.wgmma */
 static int cache_weights;       /* backend_options.cache_weights */
-/* emulated: with every access checked, which takes twice as long and records no graphs */
+/* emulated with every access checked, which takes twice as long and records no graphs */
 static int checked;
 
 static void *backend_open(const struct backend *d, const struct model *m, enum kv_type kv, int exact)
@@ -370,7 +370,8 @@ static void by_wgmma(void **state)
         assert_memory_equal(logits[1], logits[0], size * sizeof **logits);
     else if (!(error_of(logits[1], logits[0], size) <= 5e-3))
         fail_msg("by wgmma: error %.3g of the largest logit", error_of(logits[1], logits[0], size));
-    if (emulated_fail) {                                /* it was asked: where it fails, so does the step */
+    if (emulated_fail) {                                /* check that the wgmma kernel is used: if
+                                                         * its launch fails, the step fails */
         int32_t table[N_BLOCKS] = { 0, 1, 2, 3, 4, 5, 6, 7, 8 };
         const struct batch_item item = { .tokens = ids, .n_tokens = N, .table = table, .n_logits = 1 };
         wgmma = checked = 1;
@@ -486,7 +487,7 @@ static void check_batches(struct model *m)
                 fail_msg("sequence %d, position %d: other bits in a batch than alone", s, i);
         batched_draws(b, item, i, alone, got, vocab);
     }
-    /* a prompt in tiles beside sequences that decode, one of which wants no logits */
+    /* a prompt in tiles beside sequences that decode, one of which requests no logits */
     const struct batch_item mixed[N] = { { .tokens = &id[0][LEN - 1], .n_tokens = 1, .pos = LEN - 1, .table = table[0],
                                            .n_logits = 1 },
                                          { .tokens = id[1], .n_tokens = LEN, .pos = 0, .table = table[1],

@@ -70,7 +70,7 @@ static void run(const struct backend *d, void *b, struct batch_item item, float 
     OK(d->forward(b, &(struct batch){ &item, 1 }, logits, &why));
 }
 
-/* A prompt of more than 16 tokens, one of fewer tokens after it, and single tokens, compared with
+/* Compare a prompt of more than 16 tokens, fewer tokens after it, and then single tokens, with
  * exact results of the processor.  Rounding to 127 steps costs a few hundredths of the largest
  * logit, f16 a thousandth. */
 static void near_f16(void **state)

@@ -67,7 +67,13 @@ static void check(int rows, int cols, int n, int with_bias)
     uint8_t *data = random_mat(&m, QT_I8R, 32, rows, cols, &r);
     struct codes c = random_codes(n, cols, &r);
     struct rows w = rows_of(&m);
-    const size_t ldo = (size_t)rows + (with_bias ? 3 : 8 - (size_t)rows % 4);           /* rows on 16 bytes and not */
+    const size_t ldo = (size_t)rows + (with_bias ? 3 : 8 - (size_t)rows % 4);           /* rows of
+                                                                                         * the
+                                                                                         * output
+                                                                                         * are
+                                                                                         * 16-byte
+                                                                                         * aligned,
+                                                                                         * or not */
     float *out = malloc((size_t)n * ldo * sizeof *out), *bias = malloc((size_t)rows * sizeof *bias);
     for (int i = 0; i < rows; i++)
         bias[i] = uniform(&r, -100, 100);
@@ -276,7 +282,8 @@ static void activations(void **state)
             const int cols = widths[i], stride = (cols + 31) / 32 * 32 + 64, padded = (cols + 63) / 64 * 64;
             float *x = calloc(N * (size_t)cols, sizeof *x), scale[N];
             for (int t = 0; t < N; t++)
-                /* token 1: the largest is 127, then halves; token 2: zeros */
+                /* token 1: the largest element gives code 127, the others are halves; token 2 is
+                 * all zeros */
                 for (int k = 0; t != 2 && k < cols; k++)
                     x[t * cols + k] = t == 1 ? (k == 0 ? -127 * 16 : 16 * ((float)below(&r, 250) - 124.5f))
                                              : uniform(&r, -1, 1) * (below(&r, 50) ? 1 : 30);

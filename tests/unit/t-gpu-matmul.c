@@ -399,7 +399,7 @@ static void neighbours(void **state)
             memcpy(all, some, sizeof all), memcpy(all_h, some_h, sizeof all_h);
         assert_memory_equal(some, all, sizeof all);
         for (int t = 0; t < N; t++)
-            for (int row = 0; row < ROWS; row++)        /* the padding of a row belongs to no token */
+            for (int row = 0; row < ROWS; row++)        /* padding between rows is not compared */
                 assert_int_equal(some_h[t][act_at(row, GPU_ACT_LANES)], all_h[t][act_at(row, GPU_ACT_LANES)]);
     }
     free(act), free(x), free(data[0]), free(data[1]);

@@ -6,7 +6,7 @@ static float act_value(const uint16_t *act, int k, enum gpu_act_order order)
     return 16 * f16_to_f32(act[act_at(k, order)]);
 }
 
-/* The padding of a row is 0, also where it was not before. */
+/* The padding of a row becomes 0, even if it was not 0 before. */
 static void padded(const uint16_t *act, int n, int stride, enum gpu_act_order order)
 {
     for (int k = n; k < stride; k++)
@@ -32,7 +32,8 @@ static void norms(void **state)
     enum { N = 3 };
     struct rng r = { 21 };
     for (size_t s = 0; s < sizeof lengths / sizeof *lengths; s++)
-        for (int kind = 0; kind < 8; kind++) {          /* layer or RMS, weights or none, plain or into the residual */
+        for (int kind = 0; kind < 8; kind++) {          /* layer norm or RMS norm, with weights or
+                                                         * without, with the residual or without */
             const int n = lengths[s], layer = kind & 1, weights = !(kind & 2), into = kind & 4, after = into && s % 2,
                       stride = (n + 31) / 32 * 32;
             float *x = malloc(N * (size_t)n * 4), *add = malloc(N * (size_t)n * 4), *w = malloc((size_t)n * 4),

@@ -68,7 +68,7 @@ static void largest(void **state)
     }
 }
 
-/* ---- the same integers, plainly ---- */
+/* ---- the same integer arithmetic in a plain program ---- */
 
 struct token { uint32_t key; int id; };
 static int by_key(const void *a, const void *b)

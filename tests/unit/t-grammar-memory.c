@@ -167,7 +167,7 @@ static void grammars_share_a_budget(void **state)
     for (uint64_t seed = 1; seed < 3; seed++)
         for (int i = 0; i < ANSWERS; i++)
             assert_int_equal(masks_of(a[i], seed, &small, &most), masks_of(b[i], seed, &large, &most_large));
-    assert_true(most_large > 2 * LIMIT);        /* else nothing had to be freed */
+    assert_true(most_large > 2 * LIMIT);        /* otherwise nothing would have to be freed */
     if (most > LIMIT + OF_ONE_CALL)
         fail_msg("%zu bytes of %d (%zu without a limit)", most, LIMIT, most_large);
     for (int i = 0; i < ANSWERS; i++) {

@@ -155,7 +155,8 @@ static void read_in_pieces(const struct sample *s, size_t piece, int stream, str
     struct tool_parser *p = tool_parser_open(tool_format_find(s->format), &o, NULL);
     size_t n = strlen(s->text);
     for (size_t i = 0; i < n; i += piece) {
-        char *exact = malloc(piece);    /* a sanitizer sees every byte too far */
+        char *exact = malloc(piece);    /* a buffer of the exact size, so that a sanitizer notices
+                                         * reads beyond it */
         size_t k = n - i < piece ? n - i : piece;
         memcpy(exact, s->text + i, k);
         assert_int_equal(tool_parser_push(p, exact, k, NULL), 0);
@@ -185,7 +186,7 @@ static void calls_are_read_in_pieces_of_any_size(void **state)
     assert_string_equal(h.id[1], "abcdefghi");
 }
 
-/* Values that are none make a call text. */
+/* If a value is malformed, the call is reported as text. */
 static void malformed_values_are_text(void **state)
 {
     static const struct sample cases[] = {
@@ -480,8 +481,8 @@ static struct grammar *compile_tools(const char *format, const struct tool_gramm
 
 static int is_allowed(const uint32_t *mask, int32_t id) { return id >= 0 && mask[id >> 5] >> (id & 31) & 1; }
 
-/* A random token that the mask allows.  The two given ones are preferred now and then, so that
- * strings and calls end; -1: none was found. */
+/* A random token that the mask allows.  Now and then `first` or `second` is chosen if it is
+ * allowed, so that strings and calls end.  -1: no token was found. */
 static int32_t random_token(struct rng *r, const uint32_t *mask, int32_t first, int32_t second)
 {
     size_t size;
@@ -787,7 +788,7 @@ static void text_satisfies_the_content_schema(void **state)
 
 static void count_arguments(void *user, const struct tool_event *ev) { *(int *)user += ev->kind == TOOL_ARGUMENTS; }
 
-/* Arguments come as they are written. */
+/* Arguments are reported byte for byte as they were written. */
 static void arguments_are_streamed_as_written(void **state)
 {
     static const char *const streamed[] = { "hermes", "llama3", "json", "mistral-args", "deepseek-v3.1", "kimi-k2",

@@ -28,14 +28,15 @@ static struct grammar *compile(enum kind k, const struct grammar_vocab *v, const
 
 struct row {
     enum kind kind;
-    const char *text, *yes, *no;        /* texts divided by | (or ~ where they have one) */
+    const char *text, *yes, *no;        /* yes, no: texts that must be accepted and rejected,
+                                         * separated by | (by ~ if any is used) */
 };
 
 static int takes(struct grammar *g, const char *text, size_t n)
 {
     struct matcher *m = matcher_open(g, NULL);
     int ok = matcher_accept_bytes(m, text, n) == 0 && matcher_complete(m);
-    /* byte by byte is the same */
+    /* accepting the text byte by byte must give the same */
     struct matcher *k = matcher_open(g, NULL);
     size_t i = 0;
     while (i < n && matcher_accept_bytes(k, text + i, 1) == 0)
@@ -90,8 +91,8 @@ static const struct row rows[] = {
     { GBNF, "root ::= e\ne ::= t (\"+\" t)*\nt ::= f (\"*\" f)*\nf ::= [0-9]+ | \"(\" e \")\"", "1+2*3|(1+2)*(3)",
       "1+|()|(1" },
     { GBNF, "a ::= \"x\"\nroot ::= a | (a a) | (\n a\n a a )", "x|xx|xxx", "xxxx|" },
-    /* `not` of a contains with counts; a pattern whose length is limited; a JSON pointer into a
-     * schema that has a base URI of its own */
+    /* `not` around a contains with counts; a pattern and a maxLength; a JSON pointer into a schema
+     * that has a base URI of its own */
     { SCHEMA, "{\"type\":\"array\",\"items\":{\"enum\":[1,2]},\"maxItems\":3,\"not\":{\"contains\":{\"const\":1},\"minContains\":0,\"maxContains\":1}}",
       "[1,1]~[1,2,1]~[1,1,1]", "[]~[1]~[2,2]~[1,2]" },
     { SCHEMA, "{\"type\":\"string\",\"pattern\":\"^((ab){2}){1,3}$\",\"maxLength\":8}", "\"abab\"~\"abababab\"",
@@ -164,8 +165,8 @@ static const struct row rows[] = {
     { SCHEMA, "{\"oneOf\":[{\"type\":\"string\"},{\"enum\":[\"a\",\"0\",false]}]}", "\"b\"|false", "\"a\"|\"0\"|true" },
     { SCHEMA, "{\"oneOf\":[{\"enum\":[\"a\",true]},{\"type\":\"boolean\"}]}", "\"a\"|false", "true" },
     { SCHEMA, "{\"const\":\"a\\\"b\"}", "\"a\\\"b\"", "\"ab\"" },
-    /* negations that require several properties: with names of their own, with few possible names,
-     * with exceptions */
+    /* negations that several properties must satisfy together: properties with any names, with few
+     * possible names, with exceptions */
     { SCHEMA, "{\"type\":\"object\",\"allOf\":[{\"not\":{\"patternProperties\":{\"a\":{\"not\":{\"const\":1}}}}},{\"not\":{\"patternProperties\":{\"b\":{\"not\":{\"const\":2}}}}}],\"maxProperties\":2}",
       "{\"xa\":1,\"b\":2}~{\"a\":1,\"ab\":2}", "{}~{\"a\":1}~{\"ab\":1}~{\"ab\":1,\"ab\":2}~{\"a\":1,\"c\":0,\"b\":2}" },
     { SCHEMA, "{\"type\":\"object\",\"patternProperties\":{\"^[a-c]$\":{\"type\":\"null\"}},\"additionalProperties\":false,\"minProperties\":3}",
@@ -238,7 +239,7 @@ static const struct row rows[] = {
               "\"additionalProperties\":false}]}", "{\"a\":4}~{\"b\":null}~{\"a\":5.5}~{\"a\":7,\"b\":1}",
               "{\"a\":5}~{}~{\"a\":4,\"b\":1}~{\"c\":1}" },
     { SCHEMA, "{\"type\":\"object\",\"not\":{\"additionalProperties\":{\"type\":\"null\"}},\"additionalProperties\":true}", "{\"a\":1}~{\"a\":null,\"b\":\"\"}", "{}~{\"a\":null}~{\"a\":1,\"a\":null}" },
-    /* as many conditions on some property as can be distinguished */
+    /* as many conditions on one property as the compiler can distinguish */
     { SCHEMA, "{\"type\":\"object\",\"allOf\":[{\"not\":{\"additionalProperties\":{\"type\":\"null\"}}},{\"not\":{\"additionalProperties\":{\"type\":\"string\"}}},{\"not\":{\"additionalProperties\":{\"type\":\"boolean\"}}},{\"not\":{\"additionalProperties\":{\"type\":\"array\"}}}]}", "{\"a\":1}~{\"a\":null,\"b\":2}", "{}~{\"a\":null}~{\"a\":\"\",\"b\":\"\"}" },
     { SCHEMA, "{\"type\":\"object\",\"not\":{\"propertyNames\":{\"maxLength\":2}}}", "{\"abc\":1}~{\"a\":1,\"abc\":2}",
       "{}~{\"ab\":1}" },
@@ -308,7 +309,7 @@ static void texts_are_taken_or_not(void **state)
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         struct err e = { .msg = "" };
         struct grammar *g = compile(rows[i].kind, NULL, rows[i].text, &e);
-        if (!strcmp(rows[i].text, "[]a]")) {            /* it matches nothing, which is said */
+        if (!strcmp(rows[i].text, "[]a]")) {            /* it matches nothing, so compiling it is an error */
             assert_null(g);
             continue;
         }
@@ -760,7 +761,7 @@ static void named_tokens_are_allowed_where_rules_name_them(void **state)
         m = matcher_open(g, &e);
         assert_int_equal(matcher_accept_bytes(m, "a", 1), 0);
         assert_true(bit(matcher_mask(m), special));
-        /* Its text is not the token. */
+        /* The token's text does not count as the token. */
         assert_int_equal(matcher_accept_bytes(m, p, size), -1);
         int32_t ids[4];
         assert_int_equal(matcher_forced(m, ids, 4), 1);
@@ -930,7 +931,7 @@ static void a_costly_answer_fails_alone(void **state)
     assert_int_equal(e.code, ERR_LIMIT);
     assert_non_null(strstr(e.msg, "the grammar is too costly: more than 200000 steps"));
     assert_int_equal(matcher_accept_bytes(m, "a", 1), -1);
-    /* The grammar is none the worse. */
+    /* Other matchers of the same grammar are not affected. */
     assert_int_equal(matcher_accept_bytes(other, "z", 1), 0);
     assert_int_equal(matcher_error(other, NULL), 0);
     assert_true(cpu_s() - t < 10);

@@ -236,7 +236,7 @@ static void messages_form_branches(void **state)
     assert_string_equal(page_ids(h, id, 1), "1,3,4");
     json_decref(WITH("{\"active_leaf\":2}", history_update(h, "", id, fields, &p)));
     assert_string_equal(page_ids(h, id, 1), "1,2");
-    /* an edit changes what is found */
+    /* after an edit a search finds the new text instead of the old one */
     json_decref(WITH("{\"content\":\"A shrub\",\"tokens\":null}", history_edit(h, "", id, 2, fields, &p)));
     assert_int_equal(number_in(h, id, "total_tokens"), 3);
     /* removing a message removes all messages below it; the active branch stays, unless it is
@@ -703,11 +703,14 @@ static void a_killed_writer_loses_nothing_acknowledged(void **state)
         assert_true(integrity(in_folder("chats.db")));
         h = open_here();
         const int64_t there = number_in(h, id, "message_count");
-        assert_in_range(there - number, 0, 1);          /* the last one may be there without its acknowledgement */
+        assert_in_range(there - number, 0, 1);          /* the last message may have been written
+                                                         * without being acknowledged */
         snprintf(text, sizeof text, "\"round%d number%d\"", round, acknowledged - 1);
         assert_string_not_equal(found(h, text), "");
         history_close(h);
-        if (there > number) {                           /* the next round counts from what is there */
+        if (there > number) {                           /* remove it, because the next round
+                                                         * continues from the acknowledged
+                                                         * messages */
             h = open_here();
             assert_int_equal(history_remove(h, "", id, there, &p), 1);
             history_close(h);
@@ -805,7 +808,7 @@ static void ids_are_found_by_their_beginning(void **state)
     int several = 0;
     for (const char *d = "0123456789abcdef"; *d; d++)
         several += history_find(h, "", (char[]){ *d, '\0' }, id, &p) != 0 && strstr(p.e.msg, "several");
-    assert_true(several > 0);           /* 21 ids have 16 first digits */
+    assert_true(several > 0);           /* several of the 21 ids must share one of the 16 first digits */
     history_close(h);
 }
 
@@ -835,7 +838,8 @@ static void a_long_search_can_be_stopped(void **state)
     assert_int_equal(n_found(h, "\"needle in\""), 6);
     assert_int_equal(n_found(h, "needl"), 6);
     assert_int_equal(n_found(h, "needle i"), 6);
-    /* no message has the word x: it is the beginning of a word and no condition */
+    /* no message has the word x: a single letter at the end may be the beginning of a word, so it
+     * is ignored */
     assert_int_equal(n_found(h, "needle x"), 6);
     assert_int_equal(n_found(h, "needle xy"), 0);
     assert_int_equal(n_found(h, "needle x "), 0);

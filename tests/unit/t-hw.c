@@ -115,7 +115,9 @@ static void memory_of_a_group(void **state)
     assert_true(m.limit == 2147483648u && m.left == 2147483648u - 400000000u && m.limit_version == 2 &&
                 m.stalled10 == 3 && m.stalled_own && m.hard == m.limit && m.hard_left == m.left);
     assert_true(memory_most(&m) == 2147483648u && memory_now(&m) == m.left);
-    put("/sys/fs/cgroup/a/b/memory.high", "1073741824\n");      /* throttled beyond it: the same as a limit */
+    put("/sys/fs/cgroup/a/b/memory.high", "1073741824\n");      /* beyond memory.high the kernel
+                                                                 * throttles, so it counts as a
+                                                                 * limit */
     put("/sys/fs/cgroup/a/b/memory.max", "max\n");
     put("/sys/fs/cgroup/a/b/memory.current", "100\n");
     assert_int_equal(memory_read(&m, root, &e), 0);
@@ -273,7 +275,9 @@ static void big_and_little(void **state)
         char path[80];
         snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/cpu_capacity", i);
         put(path, i < 2 ? "446\n" : "1024\n");
-        assert_int_equal(pool_big_cpus(&set, root), i < 3 ? 4 : 2);     /* all, until every one has a capacity */
+        assert_int_equal(pool_big_cpus(&set, root), i < 3 ? 4 : 2);     /* all four count until
+                                                                         * every processor has a
+                                                                         * capacity */
     }
     CPU_CLR(2, &set), CPU_CLR(3, &set);
     assert_int_equal(pool_big_cpus(&set, root), 2);                     /* of the small ones, both */

@@ -44,7 +44,8 @@ struct sequence {
     int head_dim, n_heads, len, n_blocks;
     float *key, *value, *q;                             /* [len][head_dim], [len][n_heads][head_dim] */
     double *key_back, *value_back;
-    uint8_t *bytes;                                     /* blocks in an order of their own, other data between */
+    uint8_t *bytes;                                     /* blocks in shuffled order, with other data
+                                                         * between them */
     int32_t *table;
     size_t stride;
     uint8_t *tail;                                      /* NULL: there is none */
@@ -258,7 +259,9 @@ static void check(struct sequence *s)
         store(s, *k);
         for (size_t i = 0; i < 2 * sizeof steps / sizeof *steps; i++) {
             const int step = steps[i / 2], parted = (int)(i % 2);
-            if (*k == &kernels_ref && (step != 50 || !parted))      /* one way of cutting will do */
+            if (*k == &kernels_ref && (step != 50 || !parted))      /* the plain kernels are tested
+                                                                     * with one division into calls
+                                                                     * only */
                 continue;
             if (stride() > 1 && i % 3 != 1)
                 continue;

@@ -18,7 +18,8 @@
 #include "libcommon/quant/quantize.h"
 #include "tests/lib/encode.h"
 
-enum { MAX_TOKENS = 20, MORE = 37 };            /* MORE: where tile units come in; panels of 13, 13, 11 */
+enum { MAX_TOKENS = 20, MORE = 37 };            /* MORE: enough tokens for the tile unit, in panels
+                                                 * of 13, 13 and 11 */
 
 static const int shapes[][2] = { { 1, 1 }, { 31, 31 }, { 32, 33 }, { 33, 100 }, { 100, 576 }, { 40, 1100 } };
 static const int act_groups[] = { 32, 64, 128 };
@@ -190,7 +191,7 @@ static void bf16_tiles(const struct mat *m, const float *x, size_t ldx, float *o
                     float rest = k0 + i < m->cols ? x[(size_t)t * ldx + (size_t)(k0 + i)] : 0;
                     for (int p = 0; p < 3; p++, rest -= part[p - 1][i])
                         part[p][i] = f32_from_bits(f32_bits(rest) & 0xffff0000);
-                    assert_true(rest == 0);             /* three parts are all of it */
+                    assert_true(rest == 0);             /* the three parts add up to the value exactly */
                 }
                 for (int p = 2; p >= 0; p--) {
                     float sum[2] = { 0, 0 };

@@ -45,7 +45,8 @@ static void norms(void **state)
         const int n = sizes[s];
         fill(x, n, 3, &r), fill(w, n, 1, &r), fill(b, n, 1, &r);
         for (int i = 0; i < n; i++)
-            x[i] += 0.5f;                               /* a mean that layer_norm has to take away */
+            x[i] += 0.5f;                               /* a mean other than 0, which layer_norm has
+                                                         * to subtract */
         double square = 0, mean = 0, var = 0;
         for (int i = 0; i < n; i++)
             square += (double)x[i] * x[i], mean += x[i];
@@ -198,7 +199,8 @@ static void largest(void **state)
     float x[MAX];
     for (int s = 0; s < N_SIZES; s++) {
         const int n = sizes[s];
-        for (int i = 0; i < n; i++) {                   /* the largest in every place, and what is odd in one */
+        for (int i = 0; i < n; i++) {                   /* with the largest element in every place,
+                                                         * and a special value in another place */
             fill(x, n, 1, &r);
             x[i] = 3;
             const float v = odd[i % 5], want = i % 5 == 4 && n > 1 ? 1e38f : i % 5 == 2 || n == 1 ? 3 : NAN;
@@ -226,7 +228,8 @@ static void dots(void **state)
     (void)state;
     for (size_t stride = 64; stride <= STRIDE; stride += 64)
         for (int n = 0; n <= ROWS; n++) {
-            const int extreme = n == 5;                     /* the sums that could overflow 16 bits */
+            const int extreme = n == 5;                     /* the largest possible sums, which
+                                                             * could overflow 16 bits */
             for (int i = 0; i < ROWS * STRIDE; i++)
                 rows[i] = (int8_t)(extreme ? (i & 64 ? -127 : 127) : (int)(rng_u64(&r) % 255) - 127);
             for (int i = 0; i < STRIDE; i++)
@@ -337,7 +340,7 @@ static void scans(void **state)
         }
 }
 
-/* The same for Mamba1, whose decays are exponentials for each row and element. */
+/* run() for Mamba1, whose decays are exponentials for each row and element. */
 static void scans_of_mamba1(void **state)
 {
     (void)state;

@@ -170,7 +170,7 @@ static void a_change_is_learnt_while_the_file_is_locked(void **state)
     assert_int_equal(keys_refresh(server, &e), 0);
     assert_int_equal(keys_check(server, text, &got), KEY_GOOD);
     assert_true(got.secret == secret);
-    /* a key that is learnt too late disappears with the next refresh */
+    /* a key that is learnt after it was deleted disappears with the next refresh */
     assert_int_equal(keys_delete(cli, "app", &e), 0);
     assert_int_equal(keys_set_required(cli, 0, &e), 0);
     assert_int_equal(keys_refresh(server, &e), 0);
@@ -277,7 +277,8 @@ static void a_locked_file_is_waited_for_as_long_as_asked(void **state)
     assert_int_equal(sqlite3_exec(other, "BEGIN EXCLUSIVE", NULL, NULL, NULL), SQLITE_OK);
     keys_set_patience(k, 50);
     double least = 1e9;
-    for (int i = 0; i < 10 && least >= 2; i++) {            /* a busy machine may be late, but not each time */
+    for (int i = 0; i < 10 && least >= 2; i++) {            /* a busy machine may delay a call, but
+                                                             * not each of ten */
         const double before = clock_s();
         assert_int_equal(keys_create(k, &info, text, &e), -1);
         assert_non_null(strstr(e.msg, "locked"));
@@ -322,7 +323,7 @@ static void a_key_that_was_shown_outlives_kill_9(void **state)
         while (read(fd[0], shown[n], KEY_TEXT) == KEY_TEXT) {
             if (++n <= stop_at)
                 assert_int_equal(write(go[1], "1", 1), 1);
-            if (n == stop_at) {             /* the next key, the last, is being made */
+            if (n == stop_at) {             /* the child is making the next key, which is the last */
                 nanosleep(&(struct timespec){ .tv_nsec = round * 300000 }, NULL);
                 kill(child, SIGKILL);
             }

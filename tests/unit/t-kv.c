@@ -26,7 +26,8 @@ static void test_reserve_and_truncate(void **state)
         assert_int_equal(kv_pool_free(p), 5 - sizes[i].n_blocks);
     }
     a.n_tokens = 48;
-    assert_int_equal(kv_table_reserve(&b, p, 33), -1);          /* three blocks wanted, two left: nothing changes */
+    assert_int_equal(kv_table_reserve(&b, p, 33), -1);          /* needs three blocks, two are left:
+                                                                 * nothing changes */
     assert_int_equal(b.n_blocks, 0);
     assert_int_equal(kv_pool_free(p), 2);
     assert_int_equal(kv_table_reserve(&b, p, 32), 0);
@@ -66,7 +67,8 @@ static void test_share(void **state)
     assert_int_equal(kv_table_unshare(&b, p, &from, &to), 0);
     assert_int_equal(kv_table_unshare(&a, p, &from, &to), 0);   /* now it is a's alone */
     assert_int_equal(b.block[2], a.block[2]);
-    b.n_tokens = 48;                                            /* whole blocks are never written again */
+    b.n_tokens = 48;                                            /* a block that is full is never
+                                                                 * written again */
     assert_int_equal(kv_table_unshare(&b, p, &from, &to), 0);
     kv_table_release(&a, p);
     assert_int_equal(kv_pool_free(p), 4);                       /* the shared three live on in b */
@@ -142,7 +144,8 @@ static void test_prefix(void **state)
     assert_int_equal(prefix_take(&b, p, ids, 31), 16);          /* 15 of the second block: not whole */
     assert_int_equal(prefix_take(&b, p, ids, 100), 16);
     assert_int_equal(b.block[1], a.block[1]);
-    assert_int_equal(prefix_copy(&b, p, ids, 100, &from, &to), 0);      /* the third is not in the tree yet */
+    assert_int_equal(prefix_copy(&b, p, ids, 100, &from, &to), 0);      /* the third block is not in
+                                                                         * the tree yet */
     prefix_enter(&a, p, ids, 1);
     const int32_t third = a.block[2];
     kv_table_truncate(&a, p, 0);
@@ -235,7 +238,8 @@ static void test_random_prefixes(void **state)
         const int i = (int)(rng_u64(&r) % N_TABLES);
         struct kv_table *a = &t[i];
         int32_t from, to;
-        if (begun[i]) {                                 /* goes on, or ends and leaves what it has */
+        if (begun[i]) {                                 /* continue the sequence, or end it and keep
+                                                         * its blocks in the tree */
             int n = a->n_tokens + (int)(rng_u64(&r) % 30);
             n = n < LEN ? n : LEN;
             const int shared = rng_u64(&r) % 3 ? kv_table_unshare(a, p, &from, &to) : -1;
@@ -302,7 +306,8 @@ static void test_leaves(void **state)
         prefix_visit(&b, p, ids, 20, note, &v);
         assert_true(v.n == 1 && v.block[0] == block && v.n_tokens[0] == 5 + i);
         v.n = 0;
-        prefix_visit(&b, p, ids, 4 + i, note, &v);      /* not all of its tokens are asked for */
+        prefix_visit(&b, p, ids, 4 + i, note, &v);      /* ids is too short to contain all tokens of
+                                                         * the leaf, so it is not visited */
         assert_int_equal(v.n, 0);
         assert_int_equal(prefix_copy(&b, p, ids, 20, &from, &to), 5 + i);
         assert_int_equal(from, block);
@@ -405,7 +410,7 @@ static void test_spare_states(void **state)
     assert_true(state_find(s, p, t.block[1]) >= 0 && state_find(s, p, t.block[2]) >= 0);
     assert_true(held >= 0 && spare >= 0 && held != spare);
     assert_int_equal(state_take_spare(s, p), -1);
-    /* the spare one takes the other's place */
+    /* a sequence swapped its states: the former ordinary state is returned as the spare one */
     state_drop_spare(s, held);
     assert_int_equal(state_take_spare(s, p), held);
     state_drop_spare(s, held);

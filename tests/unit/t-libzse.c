@@ -209,14 +209,16 @@ static void cancelled_answers(void **state)
     assert_true(result.n_ids >= 3 && result.n_ids < 400);
     zse_request_free(r);
     memset(&h, 0, sizeof h);
-    r = zse_submit(engine, &o, &e);                 /* by a call: it runs until the context is full else */
+    r = zse_submit(engine, &o, &e);                 /* cancelled by a call; otherwise it would run
+                                                     * until the context is full */
     zse_cancel(r);
     assert_int_equal(zse_wait(r, &result, &e), 0);
     assert_int_equal(result.finish, ZSE_FINISH_CANCELLED);
     assert_int_equal(h.n_ends, 1);
     zse_request_free(r);
     memset(&h, 0, sizeof h);
-    zse_request_free(zse_submit(engine, &o, &e));   /* by freeing: h is not used any more */
+    zse_request_free(zse_submit(engine, &o, &e));   /* cancelled by freeing the request: h is not
+                                                     * used afterwards */
     h.n_ends = 1;
     const struct zse_request_options late = { .size = sizeof late, .prompt = "Once", .ignore_eos = 1,
                                               .timeout_s = 1e-9 };
@@ -321,7 +323,7 @@ static void embeddings(void **state)
     double length = 0;
     for (int i = 0; i < dim; i++)
         length += (double)v[i] * v[i];
-    assert_true(fabs(length - 1) < 1e-5);           /* rounding of dim <= 4096 floats */
+    assert_true(fabs(length - 1) < 1e-5);           /* rounding errors of dim <= 4096 floats */
     assert_memory_equal(v, v + 2 * dim, (size_t)dim * sizeof *v);
     assert_memory_equal(v, alone, (size_t)dim * sizeof *v);
     assert_memory_not_equal(v, v + dim, (size_t)dim * sizeof *v);

@@ -332,7 +332,7 @@ static void bounds_names_and_patterns(void **state)
     put_text("lora/adapter_config.json", text);
     refuses("has too many groups");
     at = sprintf(text, "%s", head);
-    for (int i = 0; i < 2500; i++)      /* each alone is within the bound of one match */
+    for (int i = 0; i < 2500; i++)      /* each expression alone stays within the limit for one match */
         at += sprintf(text + at, "%s\"(?:[a-z_.0-9]+){8}[A-Z](?#%d)\":2", i ? "," : "", i);
     strcpy(text + at, "}}");
     put_text("lora/adapter_config.json", text);

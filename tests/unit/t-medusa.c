@@ -142,8 +142,8 @@ static void test_refused(void **state)
         refused(wrong[i].list, wrong[i].config, wrong[i].says);
     assert_null(read_file("none.safetensors"));
     assert_non_null(strstr(e.msg, "none.safetensors"));
-    /* a config.json without medusa_num_heads may also disagree with the tensors: it is the
-     * model's */
+    /* a config.json without medusa_num_heads is that of a model, and may disagree with the
+     * tensors */
     put("config.json", "{\"hidden_size\": 7}", 18);
     const size_t n = make_file(bytes, one, "");
     put("h.safetensors", bytes, n);
@@ -244,7 +244,7 @@ static void test_guess(void **state)
             for (int k = 0; k < r[i]->draft.next.n; k++)
                 check_guess(heads, k, states[i], r[i]->draft.next.token[k]);
         }
-        /* the states are used up: the next step has no drafts */
+        /* the states of the last step were used, so the next step has no drafts */
         draft_model_guess(g, 3, 1);
         for (int i = 0; i < 3; i++)
             assert_int_equal(r[i]->draft.next.n, 0);

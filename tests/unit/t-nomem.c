@@ -37,7 +37,7 @@
 /* ---- allocations ---- */
 
 static atomic_long asked;
-static atomic_long first, last;         /* range of allocations that fail; 0: none */
+static atomic_long first, last;         /* allocations number first to last fail; first 0: none does */
 
 static int fails(void)
 {
@@ -169,7 +169,7 @@ static int teardown(void **state)
     grammar_vocab_close(vocab);
     tokenizer_close(tokenizer);
     free(blob);
-    return rmdir(dir);                  /* not empty: a failed conversion left a file there */
+    return rmdir(dir);                  /* fails if a failed conversion left a file there */
 }
 
 /* ---- texts and tokens ---- */
@@ -238,7 +238,8 @@ static int render(const void *what, struct err *e)
     tmpl_free(t);
     if (rc != 0)
         return -1;
-    if (strncmp(source, "{#", 2) == 0) {        /* ours, below: the same text each time */
+    if (strncmp(source, "{#", 2) == 0) {        /* a template of this file, below, which always
+                                                 * gives the same text */
         if (!expected)
             expected = __real_strdup(text);
         assert_string_equal(text, expected);
@@ -345,7 +346,7 @@ static int form(const void *what, struct err *e)
     struct grammar *g = compile(f, e);
     if (!g)
         return -1;
-    for (int turn = 0; turn < 2; turn++) {      /* the second round uses what the first one left */
+    for (int turn = 0; turn < 2; turn++) {      /* the second round uses what the first one has cached */
         if ((rc = answer(g, ids, &n, e)) != 0)
             break;
         if (!f->n)

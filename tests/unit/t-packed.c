@@ -85,7 +85,7 @@ static void refuses(const char *quantization, const char *words)
     source_close(s);
 }
 
-/* Row by row and at once. */
+/* Check the values of a matrix, read row by row and at once. */
 static void holds(const struct source *s, const char *name, const float *want, int rows, int cols)
 {
     struct err e;
@@ -104,7 +104,7 @@ static void holds(const struct source *s, const char *name, const float *want, i
     free(got);
 }
 
-/* Our codes give the very values. */
+/* Check that our codes decode to exactly the values of the source. */
 static void keeps(const struct source *s, const char *name, enum qtype type, int group)
 {
     struct err e;
@@ -288,7 +288,8 @@ static void mxfp4_by_hand(void **state)
     holds(s, "mlp.down_proj", want, 64, 2);
     float part[6];
     struct err e;
-    assert_int_equal(source_read(s, t, 31, 3, part, 1, &e), 0);         /* over the border of two experts */
+    assert_int_equal(source_read(s, t, 31, 3, part, 1, &e), 0);         /* reads across the border
+                                                                         * of two experts */
     assert_memory_equal(part, want + 62, sizeof part);
     keeps_rows(s, "mlp.down_proj");
     source_close(s);
@@ -392,7 +393,8 @@ static void gptq_shapes(void **state)
     (void)state;
     for (int symmetric = 0; symmetric < 2; symmetric++) {
         seed = 7;
-        gptq_shape(33, 72, 32, 4, symmetric);       /* a last group of 8, zero points of a word that is not full */
+        gptq_shape(33, 72, 32, 4, symmetric);       /* the last group has 8 columns, and the last
+                                                     * word of zero points is not full */
         gptq_shape(5, 128, 64, 8, symmetric);
         gptq_shape(7, 200, 128, 4, symmetric);
         gptq_shape(3, 48, 32, 2, symmetric);
@@ -519,7 +521,7 @@ static void nvfp4(void **state)
     refuses("{\"quant_method\": \"modelopt\", \"quant_algo\": \"NVFP4\", \"group_size\": 32}", "group_size: 32, expected 16");
 }
 
-/* Blocks that the matrix does not fill. */
+/* The last blocks of rows and columns are not full. */
 static void fp8_blocks(void **state)
 {
     (void)state;

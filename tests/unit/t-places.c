@@ -30,14 +30,18 @@ static void test_one_address(void **state)
         assert_null(evict);
         assert_int_equal(places_enter(p, &x[i], 7, (uint64_t)i + 1), 0);
     }
-    assert_int_equal(places_room(p, 7, 1, second, &evict), 0);              /* all were active within a second */
+    assert_int_equal(places_room(p, 7, 1, second, &evict), 0);              /* no connection has
+                                                                             * been idle for a
+                                                                             * second */
     assert_int_equal(places_room(p, 7, 0, second, &evict), 1);              /* a Unix socket, a proxy */
     assert_null(evict);
     assert_int_equal(places_room(p, 8, 1, second, &evict), 1);
     places_update(p, &x[0], 1, 1, second);
     assert_int_equal(places_room(p, 7, 1, second + 2, &evict), 1);
     assert_ptr_equal(evict, &x[1]);                                         /* quiet longest */
-    places_own(p, &x[0], 1001);                                             /* a key: it does not count any more */
+    places_own(p, &x[0], 1001);                                             /* it has a key now, so
+                                                                             * it no longer counts
+                                                                             * for its address */
     assert_int_equal(places_room(p, 7, 1, second, &evict), 1);
     assert_null(evict);
     assert_int_equal(places_n(p), 3);
@@ -58,7 +62,8 @@ static void test_full(void **state)
     (void)state;
     for (int i = 0; i < 14; i++)
         assert_int_equal(places_enter(p, &x[i], i < 4 ? 100 + (uint64_t)i : 7, (uint64_t)i), 0);
-    assert_int_equal(places_room(p, 9, 1, 20, &evict), 1);                  /* two places are kept for keys */
+    assert_int_equal(places_room(p, 9, 1, 20, &evict), 1);                  /* two places are
+                                                                             * reserved for keys */
     /* a connection of the owner with the most connections is evicted, although others have been
      * idle longer */
     assert_ptr_equal(evict, &x[4]);
@@ -71,7 +76,11 @@ static void test_full(void **state)
     }
     for (int i = 2; i < 16; i++)
         places_own(p, &x[i], i < 5 ? 1001 : 1000 + (uint64_t)i);
-    assert_int_equal(places_room(p, 9, 1, 20, &evict), 1);                  /* all known: the key with most of them */
+    assert_int_equal(places_room(p, 9, 1, 20, &evict), 1);                  /* all have keys: a
+                                                                             * connection of the key
+                                                                             * with the most
+                                                                             * connections is
+                                                                             * evicted */
     assert_ptr_equal(evict->owner, x[0].owner);
     for (int i = 0; i < 16; i++)
         places_update(p, &x[i], 0, 1, 30);                                  /* all have work */

@@ -223,7 +223,7 @@ static void ternary_rules(void **state)
     float zeros[300] = { 0 }, out[300];
     assert_int_equal(mat_init(&m, QT_T3, 256, 128, 1, 300, NULL), 0);
     assert_int_equal(qrow_init(&q, &m, NULL), 0);
-    for (int fit = 1; fit < N_TERNARY; fit++) {         /* nothing to divide by, and columns that are not there */
+    for (int fit = 1; fit < N_TERNARY; fit++) {         /* a row of zeros, with padding columns */
         ternary_row(&m, zeros, (enum ternary_fit)fit, &q);
         qrow_decode(&m, &q, out);
         assert_memory_equal(out, zeros, sizeof zeros);

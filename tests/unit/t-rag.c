@@ -769,7 +769,8 @@ static void test_vectors(void **state)
     int64_t after = 0;
     int n;
     assert_int_equal(rag_pending(r, "m", DIM + 1, &after, list, TEXTS, &n, &e), 0);
-    assert_int_equal(n, 10);                    /* five chunks of one part: a sixth might have eight */
+    assert_int_equal(n, 10);                    /* five chunks of one part each; a sixth might need
+                                                 * eight texts more */
     rag_pending_release(list, n);
     rag_vectors_close(small[0]);
     rag_vectors_close(small[1]);
@@ -819,8 +820,8 @@ static void test_parts_of_a_chunk(void **state)
     rag_close(r);
 }
 
-/* With copies of whole chunks alone a search finds the same as with all vectors: the mean and the
- * deviation are of samples. */
+/* With copies of only the vectors of whole chunks a search finds the same as with copies of all
+ * vectors.  It computes the mean and the deviation from a sample. */
 static void test_few_copies(void **state)
 {
     enum { CHUNKS = 700, MOST = 60, PENDING = 4 * RAG_CHUNK_TEXTS };

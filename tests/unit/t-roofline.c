@@ -89,7 +89,7 @@ static void files(void **state)
     assert_int_equal(roofline_measure(&l, &(struct roofline_options){ .what = ROOFLINE_FILE, .file = "/dev/null" }, &e),
                      -1);
     assert_non_null(strstr(e.msg, "expected a regular file"));
-    /* a file of one step, read by two threads: only one of them has anything to read */
+    /* a file that one thread reads in one step, while the second thread has nothing to read */
     char path[] = "/tmp/t-roofline-XXXXXX";
     const int fd = mkstemp(path);
     assert_true(fd >= 0 && ftruncate(fd, 3 << 20) == 0);

@@ -253,7 +253,8 @@ static void fields(void **state)
     uint64_t huge = UINT64_MAX;
     put("model.safetensors", &huge, 8);
     refuses("offset 0: header size");
-    uint64_t size = 100000001;                      /* a sparse file with such a header */
+    uint64_t size = 100000001;                      /* a sparse file whose header has the largest
+                                                     * size plus one */
     put("model.safetensors", &size, 8);
     assert_int_equal(truncate(in_dir("model.safetensors"), 100000100), 0);
     refuses("expected at most 100000000");

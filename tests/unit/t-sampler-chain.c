@@ -198,7 +198,9 @@ static void test_xtc(void **state)
     for (int round = 0; round < 60; round++) {
         struct sampling s = plain();
         s.xtc_probability = round % 3 == 0 ? 1 : round % 3 == 1 ? 0.5f : 0.1f;
-        s.xtc_threshold = 0.02f + (float)(round % 6) / 12;      /* from nearly all tokens to no two of them */
+        s.xtc_threshold = 0.02f + (float)(round % 6) / 12;      /* from a threshold that nearly all
+                                                                 * tokens reach to one that no two
+                                                                 * tokens reach */
         s.temperature = round % 2 ? 0.5f : 1;
         s.top_k = round % 4 == 1 ? 6 : 0;
         s.top_p = round % 4 == 2 ? 0.8f : 1;
@@ -209,14 +211,15 @@ static void test_xtc(void **state)
         compare(&s, x);
     }
     for (int i = 0; i < V; i++)
-        x[i] = 1;                       /* all are top choices: the last of them stays */
+        x[i] = 1;                       /* all tokens are top choices, so XTC keeps only the last one */
     struct sampling s = plain();
     s.xtc_probability = 1;
     s.xtc_threshold = 0;
     compare(&s, x);
     for (int i = 2; i < V; i++)
         x[i] = -INFINITY;
-    s.xtc_threshold = 0.5f;             /* the largest: two of one half each */
+    s.xtc_threshold = 0.5f;             /* the largest threshold that has an effect: two tokens of
+                                         * one half each */
     compare(&s, x);
     s.xtc_threshold = 0;
     x[1] = -INFINITY;                   /* nothing can be excluded */
@@ -228,7 +231,8 @@ static void test_xtc(void **state)
     struct draw ignored;
     struct sampler *p = sampler_open(&s, V, 4, scratch, &e);
     int32_t id;
-    assert_int_equal(sampler_draw(p, 0, &ignored), 1);          /* a device may draw then, and not else */
+    assert_int_equal(sampler_draw(p, 0, &ignored), 1);          /* with temperature 0 a device may
+                                                                 * draw, otherwise not */
     assert_int_equal(sampler_pick(p, x, NULL, &id, NULL, &e), 0);
     assert_int_equal(id, 3);
     sampler_close(p);

@@ -438,7 +438,7 @@ static void test_greedy(void **state)
     float x[200];
     for (int i = 0; i < 200; i++)
         x[i] = -5;
-    x[70] = x[130] = x[131] = 2;        /* in two pieces of the search: the lower id wins */
+    x[70] = x[130] = x[131] = 2;        /* equal logits in two blocks of the search: the lower id wins */
     assert_int_equal(pick_one(&s, x, 200, "", "", NULL), 70);
     x[3] = 2;
     assert_int_equal(pick_one(&s, x, 200, "", "", NULL), 3);
@@ -462,7 +462,9 @@ static void test_penalties(void **state)
     const float up[] = { 4, 2.5f, 1 }, down[] = { -1, -1.5f, -9 };
     assert_int_equal(pick_one(&s, up, 3, "", "", NULL), 0);
     assert_int_equal(pick_one(&s, up, 3, "0", "", NULL), 1);
-    assert_int_equal(pick_one(&s, up, 3, "00", "0", NULL), 1);     /* once, however often it stood there: 4 / 2 = 2 */
+    assert_int_equal(pick_one(&s, up, 3, "00", "0", NULL), 1);     /* divided once, although the
+                                                                    * token occurs three times: 4 /
+                                                                    * 2 = 2 */
     assert_int_equal(pick_one(&s, up, 3, "01", "", NULL), 0);      /* 2, 1.25, 1 */
     assert_int_equal(pick_one(&s, down, 3, "0", "", NULL), 1);     /* -2, -1.5 */
     s.repeat_last_n = 1;
@@ -577,7 +579,7 @@ static void test_large(void **state)
         least = expf(x[id]) < least ? expf(x[id]) : least;
     }
     assert_true(least >= sorted[n - 1] * 0.999f);
-    assert_true(least <= sorted[n - 1] * 1.01f);        /* 1000 draws come near the edge */
+    assert_true(least <= sorted[n - 1] * 1.01f);        /* in 1000 draws also tokens near the limit are drawn */
     sampler_close(p);
     free(x);
     free(copy);

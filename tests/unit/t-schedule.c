@@ -28,7 +28,8 @@ enum { SEQS = 6, LONGEST = 1100, THREADS = 4, MOST_TOKENS = 256, BLOCKS_EACH = L
        BLOCKS = SEQS * BLOCKS_EACH, ROUNDS = 13, FEW_ROUNDS = 3 };
 
 static const int length[SEQS] = { 1100, 690, 120, 64, 33, 17 };
-static const int same[SEQS] = { 0, 600, 50, 0, 0, 5 };          /* so many tokens begin like the sequence before */
+static const int same[SEQS] = { 0, 600, 50, 0, 0, 5 };          /* number of first tokens that equal
+                                                                 * those of the previous sequence */
 
 struct sequence {
     int32_t ids[LONGEST];

@@ -128,7 +128,8 @@ static void test_http_heads(void **state)
         http_reset(&p);
         buf_release(&in);
     }
-    for (size_t size = 4095; size <= 4098; size++)      /* of the head; whole 0: its end is still to come */
+    for (size_t size = 4095; size <= 4098; size++)      /* size of the head; whole 0: its end has
+                                                         * not arrived yet */
         for (int whole = 0; whole < 2; whole++) {
             struct http_parser p = { 0 };
             struct buf in = { 0 };
@@ -260,7 +261,8 @@ static void test_small_pieces(void **state)
             small = fmin(small, seconds_for(4200, 1 << 20, frames));
             large = fmin(large, seconds_for(420000, 1 << 20, frames));
         }
-        if (large > 30 * small + 0.05)                  /* moved anew for each: 1000 times */
+        if (large > 30 * small + 0.05)                  /* moving the rest of the buffer for each
+                                                         * chunk would take 1000 times as long */
             fail_msg("%s of one byte: %.3f s in large pieces, %.3f in small ones", frames ? "frames" : "chunks", large,
                      small);
     }
@@ -378,7 +380,7 @@ static void test_json_text(void **state)
     buf_release(&b);
 }
 
-/* Whole, and in pieces of every size. */
+/* Check the result for the whole text, and for pieces of every size. */
 static void split_as(const char *text, int begin, const char *reasoning, const char *answer)
 {
     const size_t n = strlen(text);
@@ -419,11 +421,11 @@ static void memory_watch(void **state)
             { WATCH_FINE, 10000, 299, -1, WATCH_TRIM }, { WATCH_FINE, 10000, 100, 0, WATCH_END },
         { WATCH_TRIM, 10000, 399, 0, WATCH_TRIM },  { WATCH_TRIM, 10000, 400, 0, WATCH_FINE },
         { WATCH_TRIM, 10000, 199, 0, WATCH_END },   { WATCH_END, 10000, 5000, 0, WATCH_END },
-        /* plenty, although only a small fraction */
+        /* enough memory, although it is a small fraction of the total */
         { WATCH_FINE, 1000000, 1024, 0, WATCH_FINE }, { WATCH_FINE, 1000000, 1023, 0, WATCH_TRIM },
             { WATCH_TRIM, 1000000, 1280, 0, WATCH_FINE },
         { WATCH_TRIM, 1000000, 256, 0, WATCH_TRIM },  { WATCH_TRIM, 1000000, 255, 0, WATCH_END },
-        /* a model that was admitted with 95 % */
+        /* a model that was admitted with 95 % of the memory */
         { WATCH_FINE, 1000, 50, 0, WATCH_FINE },      { WATCH_TRIM, 1000, 50, 0, WATCH_FINE },
         /* stalls of tasks count only while little memory is left; otherwise they have another
          * cause */

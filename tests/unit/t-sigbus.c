@@ -14,7 +14,7 @@
 #include "libcommon/convert/convert.h"
 #include "libcommon/import/source.h"
 
-enum { SIZE = 4 << 16 };                /* more than a page, whatever that is */
+enum { SIZE = 4 << 16 };                /* more than a page on every machine */
 static char path[] = "/tmp/t-sigbus-XXXXXX";
 
 static void open_map(struct map *m)

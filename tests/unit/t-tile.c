@@ -55,7 +55,7 @@ static struct place walk(const struct qtype_info *t, int n_groups, int group_siz
 static unsigned walk_code(const struct qtype_info *t, int group_size, const uint8_t *codes, int row, int k)
 {
     unsigned code = 0, shift = 0;
-    if (t->type == QT_T3) {             /* from the top digit on: the number that was rounded up */
+    if (t->type == QT_T3) {             /* recover the base-3 number from the byte, then read its digits */
         unsigned v = codes[k / 20 * 128 + 4 * row + k % 4] * 243u / 256;
         for (int i = 4; i > k % 20 / 4; i--)
             v /= 3;

@@ -177,7 +177,7 @@ static void damage(const char *path)
     assert_int_equal(use(b, size), 1);
     struct tokb_header h;
     memcpy(&h, b, sizeof h);
-    /* cut: the block knows its size */
+    /* a block that is cut at any byte is refused, because its header has its size */
     for (size_t n = 0; n < size; n += n < sizeof h + 64 ? 1 : size / 200) {
         /* An allocation of exactly this size, so that a sanitizer detects reads behind its end. */
         cut = malloc(n + 1);
@@ -212,7 +212,7 @@ static void damage(const char *path)
             b[i] = (char)(b[i] ^ flip[k]);
         }
     }
-    /* the tables: wrong ids at most */
+    /* damage in the tables may lead to wrong ids, but not to a crash */
     step = (size - covered) / 3000 + 1;
     for (size_t i = covered; i < size; i += step) {
         char was = b[i];

@@ -30,7 +30,9 @@ static void test_slides(void **state)
         assert_int_equal(t.first_window, first);
         assert_int_equal(t.end_window, (n + 15) / 16);
         assert_int_equal(kv_pool_free_windows(p), 4 - (t.end_window - first));
-        assert_int_equal(kv_pool_idle_windows(p), 0);           /* no tree has the blocks: none is wanted again */
+        assert_int_equal(kv_pool_idle_windows(p), 0);           /* no tree has the blocks, so
+                                                                 * released window blocks are free,
+                                                                 * not idle */
     }
     kv_table_release(&t, p);
     assert_int_equal(kv_pool_free_windows(p), 4);
@@ -77,7 +79,8 @@ static void test_prefix(void **state)
     kv_table_release(&b, p);
     unsigned char dropped[36] = { 0 };
     kv_pool_trim(p, count_drop, dropped);
-    for (int i = 0; i < 36; i++)                                /* 30 blocks, then 6 window blocks */
+    for (int i = 0; i < 36; i++)                                /* drop is called for 30 blocks and
+                                                                 * 6 window blocks */
         assert_int_equal(dropped[i], 1);
     kv_pool_close(p);
 }

@@ -157,7 +157,7 @@ static void reservations_of_a_dead_server_expire(void **state)
     close(fd);
     assert_true(usage_reserve(u, 7, &l, 500, 500, &a).allowed);
     usage_settle(u, 7, a, 0);
-    usage_renew(dead);  /* it was only asleep: it gets another place, without its old reservations */
+    usage_renew(dead);  /* its process was only suspended: it gets another slot, without its old reservations */
     assert_true(usage_reserve(dead, 7, &l, 500, 500, &a).allowed);
     usage_close(dead);                          /* closing releases all reservations */
     assert_true(usage_reserve(u, 7, &l, 500, 500, &a).allowed);

@@ -782,7 +782,9 @@ static void past_the_page_cache(void **state)
     else if (cached_pages(from, N))
         print_message("skipped: the page cache keeps what it has of /tmp\n");
     else {
-        assert_int_equal(read_past(z, direct, from, N, want), 0);       /* none is cached, and none gets cached */
+        assert_int_equal(read_past(z, direct, from, N, want), 0);       /* no page is in the page
+                                                                         * cache before the read,
+                                                                         * and none after it */
         assert_int_equal(cached_pages(from, N), 0);
     }
     if (direct >= 0)
