@@ -21,7 +21,7 @@ json_t *client_ask(struct client *c, const char *path, const char *body, double 
 /* A streaming request.  Times are of clock_s(), taken when the bytes arrive. */
 struct client_stream {
     void *user;
-    int kind, n_own;                            /* the caller's: a kind of its own, and a counter */
+    int kind, n_own;                            /* for the caller: a kind of stream, and a counter */
     /* first_s, last_s: when its first and its newest text arrived; 0: no text yet */
     double start_s, first_s, last_s, end_s;
     int n_events;                               /* events that had text */

@@ -40,7 +40,8 @@ static void decode_tiles(void *arg, int row, int thread)
     mat_decode_row(&d->m, row, d->out + (size_t)thread * (size_t)d->o->cols);
 }
 
-/* Fill with random codes; read as scales, these bytes are of a usual size in every format. */
+/* Fill the data with random bytes.  They are chosen so that scales, too, have usual values in every
+ * format. */
 static int fill(struct dequant *d, size_t size, struct err *e)
 {
     struct rng rng = { 1 };

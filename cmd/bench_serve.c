@@ -31,8 +31,8 @@ static const char words[N_WORDS][8] = { "time", "year", "people", "way", "day", 
 struct series { double *v; int n, room, failed; };
 struct failure { char what[256]; int n; };
 
-/* Kinds of streams: before the measurement, in it, and beside it.  COUNTS streams also count their
- * texts that arrive while all of them answer. */
+/* Kinds of streams: before the measurement, in it, and beside it.  While all streams of kind COUNTS
+ * answer at the same time, their texts are counted, too. */
 enum load_kind { WARM, COUNTS, BACKGROUND };
 
 struct load {

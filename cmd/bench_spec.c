@@ -1,7 +1,7 @@
-/* bench_spec.c - measure what guesses of next tokens (--spec) gain: steps of several tokens of one
- * sequence, and answers with and without guesses, in turn.
+/* bench_spec.c - measure the gain of speculative decoding (--spec): the time of steps with several
+ * tokens of one sequence, and of answers with and without guessed tokens, in turn.
  *
- * Answers are compared, too: one that differs is an error, unless --spec-exact distribution lets
+ * Answers are compared, too: a difference is an error, unless --spec-exact distribution permits
  * it. */
 #include "cmd/zse-bench.h"
 

@@ -1,9 +1,9 @@
 /* bench_speed.c - measure prefill, decode, time to first token and memory on the engine step that
  * zse-chat and zse-serve also run.
  *
- * A run submits the batch and steps until every sequence has its first token: that is prefill.
- * Then exactly -n steps: that is decode, each step one token for every sequence, sampling (greedy)
- * included. */
+ * A run submits the batch.  Prefill is the time until every sequence has its first token.  Decode
+ * is the time of exactly -n further steps, each of which makes one token for every sequence,
+ * including greedy sampling. */
 #include "cmd/zse-bench.h"
 
 #include <limits.h>

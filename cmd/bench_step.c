@@ -387,7 +387,7 @@ static int choose_kv(const struct bench_options *o, const struct config *c, stru
     return n;
 }
 
-/* Bytes of keys and values that a token behind `context` others reads. */
+/* Bytes of keys and values that are read for a token with `context` tokens before it. */
 static double read_bytes(const struct config *c, struct kv_types kv, int context)
 {
     const int n = context + 1, from = kv_tail_from(context), in_tail = from <= KV_SINKS ? n : n - from + KV_SINKS;

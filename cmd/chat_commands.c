@@ -45,8 +45,8 @@ static void clear(struct chat_session *t)
     session_forget(t);
 }
 
-/* Remove the last turn, from the user's message on; returns the text of that, malloc'd.  NULL with
- * a note: there is none. */
+/* Remove the last turn, from the user's message on; returns the text of that message, malloc'd.
+ * NULL with a note: there is none. */
 static char *undo(struct chat_session *t)
 {
     const size_t first = session_system(t) != NULL;
@@ -89,8 +89,8 @@ static int confirmed(struct chat_session *t)
     return yes;
 }
 
-/* Whether /save may write path: another conversation is replaced after a yes, any other file
- * never. */
+/* Whether /save may write path: it replaces another saved conversation if the user confirms, but
+ * never any other file. */
 static int may_replace(struct chat_session *t, const char *path)
 {
     size_t n;
@@ -191,7 +191,7 @@ enum command {
     COMMAND_HELP, COMMAND_CLEAR, COMMAND_SYSTEM, COMMAND_STATS, COMMAND_SAVE, COMMAND_LOAD, COMMAND_EXIT,
     COMMAND_HISTORY, COMMAND_TITLE, COMMAND_TOOLS, COMMAND_RETRY, COMMAND_UNDO, N_COMMANDS
 };
-/* argument: required after the name; NULL: none is. */
+/* argument: the name of the required argument; NULL: none is required. */
 static const struct { const char *name, *argument; } commands[N_COMMANDS] = {
     [COMMAND_HELP] = { "/help", NULL },       [COMMAND_CLEAR] = { "/clear", NULL },
     [COMMAND_SYSTEM] = { "/system", NULL },   [COMMAND_STATS] = { "/stats", NULL },

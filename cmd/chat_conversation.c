@@ -146,7 +146,7 @@ int chat_converse(const struct chat_options *o, const struct opened_model *m, st
         release(&t);
         return cli_fail(prog, &e);
     }
-    /* A model that was not trained on ChatML does not end its turn by a token: stop at the text. */
+    /* A model that was not trained on ChatML may write the end of a turn as text: stop there. */
     struct chat_options own = *o;
     static const char *const turn_end[] = { "<|im_end|>" };
     if (t.prompter.fallback && !own.n_stop) {

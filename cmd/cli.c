@@ -161,8 +161,8 @@ int cli_ask(const char *fmt, ...)
     sigset_t interrupts, before;
     if (!isatty(STDIN_FILENO) || !isatty(STDERR_FILENO))
         return 0;
-    /* Blocked from the question to ppoll(): a Ctrl-C in between would only be noticed after a
-     * line. */
+    /* SIGINT is blocked from the question to ppoll(); otherwise a Ctrl-C in between would be
+     * noticed only after a line of input. */
     sigemptyset(&interrupts);
     sigaddset(&interrupts, SIGINT);
     sigaddset(&interrupts, SIGTERM);

@@ -45,7 +45,7 @@ int cli_no_command(const char *prog, const char *word, const void *names, size_t
 /* For an argument that is a command or a MODEL: 1 if the word is not a file, has no slash, and is
  * near to one of the names. */
 int cli_is_mistyped(const char *word, const void *names, size_t stride, size_t n);
-/* Flush stdout; a full disk or a closed pipe shows here or nowhere: 0 or 1. */
+/* Flush stdout and report its errors, for example a full disk: 0 or 1. */
 int cli_finish(const char *prog);
 /* Flush stdout now; cli_finish() reports errors. */
 void cli_flush(void);
@@ -85,7 +85,7 @@ const char *cli_duration(char out[CLI_BYTES], double seconds);
 
 /* For programs that hold keys: no core file, and no other process of the same user may read this
  * one's memory (ptrace, /proc/PID/mem).  Call it again after the user id has changed: the kernel
- * then resets PR_SET_DUMPABLE to fs.suid_dumpable, which may allow the latter. */
+ * then resets PR_SET_DUMPABLE to fs.suid_dumpable, which may permit reading the memory again. */
 void cli_hide_memory(void);
 
 /* From now on Ctrl-C and SIGTERM do not end the program: cli_interrupted() returns the signal's

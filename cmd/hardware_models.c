@@ -39,7 +39,8 @@ static int device_layers(const struct planned *p, const struct plan_weights *w, 
 }
 
 /* The choice for one model; NULL if nothing fits, if it does not run here, or (*failed) with a
- * message in *e.  With r->beside, a model may also fit only in both memories together. */
+ * message in *e.  With r->beside, a model that does not fit in one memory may be divided between
+ * both. */
 static json_t *choose(const json_t *m, const struct hardware_options *o, const struct budget_room *r,
                       const struct plan_rates *rates, int *failed, struct err *e)
 {

@@ -26,8 +26,8 @@ int hub_is_name(const char *arg, struct hub_name *name, char **path, struct err 
 /* The config.json of a model, from the cache or the hub, with what hf_quant_config.json adds. New
  * reference. */
 json_t *hub_config(const struct hub_name *name, struct err *e);
-/* Add what the hf_quant_config.json of older ModelOpt checkpoints says to a config.  info: what the
- * hub says about the model; NULL: look in the cache only. */
+/* Add the contents of hf_quant_config.json, which older ModelOpt checkpoints have, to a config.
+ * info: the hub's description of the model; NULL: look in the cache only. */
 int hub_quant_config(const struct hub_options *o, const struct hub_name *name, const json_t *info, json_t *config,
                      struct err *e);
 /* 1 if its weights are safetensors, also if HF_HUB_OFFLINE forbids asking the hub; 0 if the model

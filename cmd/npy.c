@@ -9,8 +9,8 @@
 
 static const char magic[] = "\x93NUMPY";
 
-/* Report a wrong field, or a wrong beginning of the file.  found: the rest of the header from the
- * value on, of which the value alone is quoted, or a text of our own; NULL: the key is missing. */
+/* Report a wrong field, or a wrong beginning of the file.  found: the header from the wrong value
+ * on (only the value is quoted) or a text of our own; NULL: the key is missing. */
 static int bad(const struct npy *a, struct err *e, const char *what, const char *found, const char *expected)
 {
     const size_t n = !found ? 0 : *found == '(' ? strcspn(found, ")") + 1 : strcspn(found, ",}");

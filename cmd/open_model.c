@@ -221,8 +221,8 @@ static int parse_spec(const char *prog, const char *arg, struct run_options *r)
     return cli_wrong(prog, "--spec: '%s', expected auto, ngram[:N], mtp[:N], draft:[N:]MODEL, self:[N:]LAYERS, medusa:[N:]FILE or off", arg);
 }
 
-/* Parse --lora DIR or NAME=DIR; without NAME the adapter is called as its folder.  NAME may have a
- * '/', and the path of a folder that is an adapter a '='. */
+/* Parse --lora DIR or NAME=DIR; without NAME the adapter gets the name of its folder.  NAME may
+ * contain a '/', and the path of an adapter's folder may contain a '='. */
 static int parse_lora(const char *prog, const char *arg, struct run_options *r)
 {
     const char *equals = strchr(arg, '=');

@@ -23,8 +23,9 @@
 
 /* ---- options that control how a model runs ---- */
 enum { MOST_LORA_OPTIONS = 64 };
-/* Speculation.  SPEC_AUTO stands for ngram, and for mtp if the model has it, as far as model and
- * device allow them.  With the other kinds it is an error if model or device do not allow them. */
+/* Kinds of speculative decoding.  SPEC_AUTO uses ngram, and mtp if the model has it, each only if
+ * model and device support it.  The other kinds are refused if model or device do not
+ * support them. */
 enum spec { SPEC_OFF, SPEC_AUTO, SPEC_NGRAM, SPEC_MTP, SPEC_DRAFT, SPEC_SELF, SPEC_MEDUSA };
 struct run_options {
     const char *type;               /* -q: the type to convert to; NULL: $ZSE_QUANTIZATION, else as stored */
@@ -52,8 +53,8 @@ struct run_options {
     int gpu_layers, gpu_layers_given;       /* --gpu-layers: GPU_LAYERS_AUTO, or a number */
     int strict;                     /* --strict */
     enum spec spec; int spec_given; /* --spec */
-    /* of ngram:N, mtp:N, draft:N:MODEL, self:N:LAYERS, medusa:N:FILE: N (0: chosen by measured
-     * times), LAYERS, MODEL, FILE */
+    /* the parts of ngram:N, mtp:N, draft:N:MODEL, self:N:LAYERS, medusa:N:FILE: N (0: chosen by
+     * measured times), LAYERS, MODEL, FILE */
     int draft, draft_layers; const char *draft_model, *heads;
     int draft_distribution, exact_given;    /* --spec-exact */
     int no_graphs, graphs_given;    /* --cuda-graphs */

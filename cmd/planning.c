@@ -131,9 +131,9 @@ static double weight_bytes(enum qtype type)
                ? (double)m.tile_bytes / (TILE_ROWS * COLS) : t->bits / 8.0;
 }
 
-/* Bytes per weight as zse-convert writes them: *linear for linear layers, *ends for embedding
- * and head.  These get 6 bits with nl4 and ternary types, and 8 bits with other types that have
- * fewer. */
+/* Bytes per weight as zse-convert writes them: *linear for linear layers, *ends for embedding and
+ * head.  Embedding and head get 6 bits with nl4 and ternary types, and 8 bits with other types of
+ * fewer bits. */
 static void rough_bytes(enum qtype type, double *linear, double *ends)
 {
     const struct qtype_info *t = qtype_info(type);

@@ -40,9 +40,9 @@ void planned_close(struct planned *p);
  * file), or org/name on the hub.  New reference; *title: the model's name, caller frees. */
 json_t *planned_config(const char *name, char **title, struct err *e);
 
-/* Compute the size of the weights converted to this type (a name that zse-convert knows, one
- * type for all).  *exact 1: it is, to the byte, that of the file which zse-convert writes from
- * bf16 weights; 0: it is estimated as parameters times bytes per weight. */
+/* Compute the size of the weights converted to this type (a name that zse-convert knows, one type
+ * for all).  *exact 1: the size is, to the byte, that of the file which zse-convert writes from
+ * bf16 weights; 0: the size is estimated as parameters times bytes per weight. */
 int planned_weights(const struct planned *p, const char *name, const json_t *config, const char *type,
                     struct plan_weights *w, int *exact, struct err *e);
 /* The same for a source with weights, a folder or a GGUF file; the size is exact to the byte. */

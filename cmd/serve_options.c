@@ -276,7 +276,7 @@ static int is_lora(const struct serve_options *o, const char *name)
     return 0;
 }
 
-/* Check that the names of adapters mean nothing else. */
+/* Check that no adapter has a name that stands for a model. */
 static int check_lora_names(const struct serve_options *o)
 {
     if (is_lora(o, "default"))

@@ -71,7 +71,7 @@ struct zse_request {
     struct zse_request *next, **link;   /* link: the pointer to this request */
     struct request *request;            /* NULL: it has ended */
     int cancel_sent;
-    /* the answer, of the engine's thread until the end */
+    /* the answer; only the engine's thread uses it until the request has ended */
     enum zse_finish finish;
     char *text; size_t text_size, text_room;
     int32_t *ids; size_t n_ids, ids_room;

@@ -1,11 +1,12 @@
 /* config_mask.c - the mask of a config: the tokens that may come next.
  *
- * A mask is assembled from the terminals on top of the stacks.  The effect of a token inside a
- * terminal does not depend on the stack and is cached for each state of a terminal: the tokens that
- * stay inside or end with it, and the nodes of the trie at which it may end before the token does.
- * Only the tokens below these nodes are checked with the stack (the division of Dong et al. 2024,
- * arXiv:2411.15100).  A state inside a JSON string takes the runs of plain characters from the
- * vocabulary and checks only the other tokens. */
+ * A mask is assembled from the terminals on top of the stacks.  Whether a token fits inside a
+ * terminal does not depend on the stack.  So two lists are cached for each state of a terminal: the
+ * tokens that lie inside the terminal or end with it, and the nodes of the trie at which the
+ * terminal may end in the middle of a token.  Only the tokens below these nodes are checked with
+ * the stack (the division of Dong et al. 2024, arXiv:2411.15100).  In a state inside a JSON string
+ * the runs of plain characters are taken from the vocabulary, and only the other tokens are
+ * checked. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -38,9 +39,10 @@ static inline int reserve(struct id_list *l, uint32_t more)
     return grow((void **)&l->v, &l->room, l->n + more, sizeof *l->v);
 }
 
-/* Walk the trie from e: find the tokens that fit, and the nodes where e may end inside of
- * tokens.  Inside of a JSON string of any length, the runs of plain characters below a node fit
- * as a whole; then *rest is set, and the other tokens must be walked. */
+/* Walk the trie from e: find the tokens that fit, and the nodes where e may end inside a token.
+ * Inside a JSON string that may be of any length, all runs of plain characters below a node fit and
+ * are added without a walk.  Then *rest is set, and the caller walks the tokens that are not such
+ * runs. */
 static int walk_trie(struct grammar *g, const struct trie *t, uint32_t e, struct id_list *ids, struct id_list *exits,
                      int *rest)
 {
@@ -80,7 +82,8 @@ static int walk_trie(struct grammar *g, const struct trie *t, uint32_t e, struct
     return 0;
 }
 
-/* Shrink a list to its n numbers; returns the bytes it takes then, malloc's own included. */
+/* Shrink a list to its n numbers; returns the bytes that it then takes, including malloc's
+ * overhead. */
 static size_t fit(uint32_t **list, uint32_t n)
 {
     enum { ALLOCATION = 32 };
@@ -145,7 +148,8 @@ fail:
     return NULL;
 }
 
-/* Add the tokens below node i of the trie, whose bytes have led to the config. */
+/* Add the tokens below node i of the trie.  config: the config after the bytes that lead to node
+ * i. */
 static void below(struct grammar *g, const struct trie *t, uint32_t i, uint32_t config, uint32_t *mask)
 {
     uint32_t state[MAX_TOKEN + 4], base = t->depth[i];

@@ -2,8 +2,8 @@
  *
  * A context-free grammar cannot express that an item is new.  The grammar marks the arrays whose
  * items must differ (grammar.distinct); this module follows the text of such an array and stores
- * its items.  Their strings and numbers have one form each, so equal values are equal texts except
- * for the order of properties. */
+ * its items.  The grammar allows only one way to write each string and number in these arrays, so
+ * equal values are equal texts except for the order of properties. */
 #ifndef ZSE_GRAMMAR_DISTINCT_H
 #define ZSE_GRAMMAR_DISTINCT_H
 

@@ -84,8 +84,8 @@ static inline int first_use(uint64_t used[4], int i)
     return !before;
 }
 
-/* The fewest characters that complete both the current character (its rest is `part`) and the rest
- * of an expression (e). */
+/* chars: the fewest characters that complete the expression e, when the rest of the current
+ * character is `part`. */
 struct within { uint32_t e, part, chars; };
 
 struct exprs {

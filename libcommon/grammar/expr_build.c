@@ -62,7 +62,7 @@ static uint32_t concat_one(struct exprs *s, uint32_t a, uint32_t b)
         return a;
     const uint8_t fa = s->e[a].flags, fb = s->e[b].flags;
     const int32_t ahead = fa & EXPR_NULLABLE ? (s->e[b].kind == EXPR_CONCAT ? s->e[b].lo : 0) + 1 : 0;
-    /* A derivative recurses into each optional part. */
+    /* The number of optional parts is limited, because a derivative recurses into each of them. */
     if (ahead > EXPR_MAX_UNION) {
         exprs_fail(s, EXPR_AMBIGUOUS);
         return EXPR_NONE;
@@ -196,7 +196,8 @@ static uint32_t *parts_of(struct exprs *s, uint8_t kind, uint32_t unit, const ui
     return w;
 }
 
-/* Sort the parts and remove duplicates; *any and *all: flags that one of them, or all, have. */
+/* Sort the parts and remove duplicates.  *any: the flags that at least one part has; *all: those
+ * that every part has. */
 static uint32_t sort_parts(const struct exprs *s, uint32_t *w, uint32_t n, uint8_t *any, uint8_t *all)
 {
     uint32_t m = 0;

@@ -27,7 +27,7 @@ static uint32_t texts_from(struct exprs *s, const struct byte_span *t, size_t n,
         while (j < n && (unsigned char)t[j].p[depth] == c)
             j++;
         while (j > i + 1 && common < t[i].n && common < t[j - 1].n && t[i].p[common] == t[j - 1].p[common])
-            common++;                   /* the first and the last share it, so all between do */
+            common++;                   /* the first and the last text share this byte, so all between do */
         uint32_t to = texts_from(s, t + i, j - i, j == i + 1 ? depth + 1 : common);
         if (j > i + 1)
             to = expr_text_then(s, (const unsigned char *)t[i].p + depth + 1, common - depth - 1, to);
@@ -58,8 +58,8 @@ static int cover(const struct char_range *r, int n, uint32_t lo, uint32_t hi)
     return r[a].lo <= lo && r[a].hi >= hi ? 1 : 2;
 }
 
-/* Returns an expression of the k continuation bytes of the characters base to base + 64^k - 1, as
- * far as these characters are in the ranges. */
+/* Returns an expression for the last k bytes of those characters from base to base + 64^k - 1 that
+ * are in the ranges.  The earlier bytes of all these characters are the same. */
 static uint32_t continuation(struct exprs *s, const struct char_range *r, int n, uint32_t base, int k)
 {
     uint32_t size = 1u << 6 * k, sub = size >> 6;

@@ -207,8 +207,8 @@ static int find_within_states(struct exprs *s, struct states *w)
 }
 
 /* Set state.chars to the fewest characters from each state to an end, by a breadth-first search
- * against the steps, from the ends.  A step inside of a character counts 0, so the chars of a state
- * may decrease again later.  Returns 0; -1 if memory ran out. */
+ * that goes from the ends backwards along the steps.  A step inside a character counts 0, so the
+ * chars of a state may decrease again later.  Returns 0; -1 if memory ran out. */
 static int fewest_characters(const struct exprs *s, struct states *w)
 {
     const uint32_t room = w->n + 1;
@@ -250,7 +250,7 @@ done:
     return rc;
 }
 
-/* Add the states from which there is an end to s->within.  -1 without memory. */
+/* Add the states from which an end can be reached to s->within.  -1 without memory. */
 static int keep_within(struct exprs *s, const struct states *w)
 {
     uint32_t room = s->room_within ? s->room_within : 256;

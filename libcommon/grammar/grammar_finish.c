@@ -60,7 +60,7 @@ static int classify(const struct grammar *g, const struct classes *c, struct err
 {
     const uint32_t n = g->x.n, *list;
     uint32_t two[2], *queue = malloc(((size_t)2 * n + 1) * sizeof *queue), tail = 0;
-    /* From each operand to the expressions that have it. */
+    /* Edges lead from each operand to the expressions that have it. */
     struct graph graph = { .n_nodes = n };
     struct neighbours users = { 0 };
     int rc = queue ? 0 : -1;
@@ -86,7 +86,8 @@ done:
     return rc;
 }
 
-/* The first rule among the expressions of a cycle that are on the path. */
+/* Returns the number + 1 of a rule on the cycle.  path: the stack of the search from the cycle's
+ * first expression on; those in state 1 are on the cycle. */
 static int32_t rule_between(const struct grammar *g, const uint8_t *state, const uint32_t *path, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++)

@@ -34,8 +34,8 @@ static size_t certain(const struct tokenizer *t, char *text, size_t n, const uin
         int alike = b < 0x80 && b > 0 && set[(b - 1) >> 6] >> ((b - 1) & 63) & 1 &&
                     (set[(b + 1) >> 6] >> ((b + 1) & 63) & 1) && b != 'e' && b != '1';
         if (alike)
-            /* Try the edges of each run of bytes, a letter and a digit: tokenizers distinguish
-             * no other kinds. */
+            /* Try only both ends of each run of bytes, one letter and one digit, because tokenizers
+             * distinguish no other kinds of bytes. */
             continue;
         if (++probes > 24)
             return 0;

@@ -90,7 +90,8 @@ static void clear_tokens(struct matcher *m, uint32_t from, uint32_t end)
         mask_clear(m->mask, t->order[from]);
 }
 
-/* Clear the tokens below a node that repeat an item, or after which every continuation does. */
+/* Clear the tokens below a node that repeat an item, or after which every continuation would repeat
+ * one. */
 static void clear_again(struct matcher *m, const struct again *a, uint32_t node, uint32_t config)
 {
     const struct trie *t = &m->g->v->all;

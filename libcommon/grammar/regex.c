@@ -1,9 +1,9 @@
 /* regex.c - regular expressions in ECMAScript's syntax (ECMA-262, section 22.2.1, with the u flag's
  * escapes).
  *
- * Everything that denotes a regular set of texts: alternatives, groups, quantifiers (lazy ones
- * match the same texts), classes, escapes, Unicode general categories, anchors at the ends,
- * lookahead outside of groups.  Back references, lookbehind and \b are refused.
+ * Supported is all syntax that denotes a regular set of texts: alternatives, groups, quantifiers
+ * (lazy ones match the same texts), classes, escapes, Unicode general categories, anchors at the
+ * ends, lookahead outside of groups.  Back references, lookbehind and \b are refused.
  *
  * \d, \w and \s are those of ECMAScript.  Their negations (\W, [^\w]) also exclude characters that
  * only other engines count as digits, word characters or blanks, so that generated text satisfies
@@ -493,8 +493,8 @@ static int ends_sequence(const struct regex_parser *p, size_t at)
     return at >= p->n || p->text[at] == '|' || p->text[at] == ')';
 }
 
-/* The positions (BEGINS ...) that the group at the cursor takes over from the sequence around it:
- * those of a group with anchors or lookahead inside. */
+/* The part of `top`, the place of the sequence around it, that holds for the group at the cursor,
+ * too; 0 if the group is repeated, or has no anchor or lookahead that could depend on the place. */
 static int group_place(const struct regex_parser *p, int top, int is_first)
 {
     int looks, place = 0;
@@ -510,7 +510,7 @@ static int group_place(const struct regex_parser *p, int top, int is_first)
     return place;
 }
 
-/* Read one atom.  place: if it is a group, its positions as group_place() returns them. */
+/* Read one atom.  place: of a group, as group_place() returns it. */
 static struct regex_part atom(struct regex_parser *p, int place)
 {
     struct regex_part r = { EXPR_NONE, 1, 1 };

@@ -152,7 +152,7 @@ static void later_items(struct array *a, int32_t last, uint32_t *next)
                                                 hi == EXPR_MANY ? hi : hi - 1));
             next[0] = lo ? tail : expr_any_of(x, (uint32_t[]){ EXPR_EPSILON, tail }, 2);
         }
-    } else {                            /* items that change no count, then the end or an item that does */
+    } else {                            /* items that change no count, then the end or an item that changes one */
         for (uint32_t state = a->n_states; state--;) {
             uint32_t v[(1 << MAX_CONTAINS) + 1], n = 0;
             v[n++] = enough_counted(a, state) ? (uint32_t)EXPR_EPSILON : (uint32_t)EXPR_NONE;
@@ -166,7 +166,8 @@ static void later_items(struct array *a, int32_t last, uint32_t *next)
     }
 }
 
-/* All items, from the back: an expression for each state of the counts before each place. */
+/* Compile all items, from the last place to the first: at each place, an expression for each state
+ * that the counts may have before it. */
 static uint32_t items_in_turn(struct array *a)
 {
     struct exprs *x = &a->s->g->x;

@@ -263,8 +263,8 @@ static int divisor_digits(const struct number_rules *r)
 }
 
 /* Returns how many digits after the point a number may have if it need not be an integer: as many
- * as the divisors if it must be a multiple, else as many as the bounds, unless the total exceeds
- * REAL_DIGITS (which a double preserves). */
+ * as the divisors have if it must be a multiple, else as many as the bounds have.  The number is
+ * smaller if all digits together would exceed REAL_DIGITS, which is what a double preserves. */
 static int digits_after_point(const struct number_rules *r)
 {
     int f = FREE_FRACTION;
@@ -292,7 +292,7 @@ static int64_t power_of_10(int n)
     return v;
 }
 
-/* The range of value * 10^f that all bounds leave of numbers with `digits` digits. */
+/* The range of value * 10^f, for numbers of at most `digits` digits that satisfy all bounds. */
 static void range_of(const struct number_rules *r, int f, int digits, int64_t *lo, int64_t *hi)
 {
     const int64_t top = power_of_10(digits);

@@ -149,8 +149,9 @@ done:
     return r;
 }
 
-/* The texts that e matches, without those that continue as one of t (t is sorted, and its texts
- * include the closing quotation mark). */
+/* The texts that e matches, without those that begin with one of the texts t (t is sorted, and its
+ * texts include the closing quotation mark).  depth: number of bytes of t that were read
+ * already. */
 static uint32_t without_texts(struct exprs *x, uint32_t e, const struct byte_span *t, size_t n, size_t depth)
 {
     struct arm arms[256];
@@ -287,8 +288,8 @@ static int key_patterns(struct object *o, struct key_pattern *to)
     return o->s->failed ? -1 : n;
 }
 
-/* Collect in v the schemas that the value of a further property must satisfy, if its name matches
- * exactly the patterns that are keys of `matched` and it is to fulfil the conditions SOME_PROPERTY
+/* Collect in v the schemas for the value of a further property.  Its name matches exactly the
+ * patterns that are keys of `matched`, and the property is to satisfy the conditions SOME_PROPERTY
  * of the set `served`.  Returns their number, or -1 if no such property is allowed. */
 static int further_schemas(struct object *o, const json_t *matched, unsigned served, struct member *v, int room)
 {

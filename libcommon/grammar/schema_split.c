@@ -273,7 +273,7 @@ static int is_implied(struct schema *s, const struct member *m, int n, json_t *a
     json_t *v;
     size_t k;
     for (int i = 0; i < n; i++) {
-        /* no object is examined further: the values of const and enum are written as they are */
+        /* the values of const and enum are checked one by one instead */
         if (json_object_get(m[i].s, "const") || json_object_get(m[i].s, "enum"))
             return 0;
         types &= schema_types(s, m[i].s);

@@ -152,7 +152,7 @@ static const char *raw_member(const char *text, size_t n, const char *key, size_
 /* Read a call that is one {"name", "arguments"} object. */
 static int object_call(struct tool_parser *p, const char *text, size_t n, struct parsed_call *c)
 {
-    /* A schema allows a key twice. */
+    /* Duplicate keys are accepted, as a schema does not forbid them. */
     json_t *v = json_loadb(text, n, 0, NULL), *inside = v;
     int rc = BAD;
     if (json_is_object(json_object_get(v, "function")))
@@ -228,7 +228,7 @@ static int until(struct json_cursor *c, const char *end, const char **from, size
 {
     size_t m = strlen(end);
     while (m && strchr(" \t\r\n", end[m - 1]))
-        m--;                            /* blanks at its end are read loosely */
+        m--;                            /* blanks at the end of the marker may be missing in the text */
     const char *hit = memmem(c->p, (size_t)(c->end - c->p), end, m);
     if (!hit)
         return MORE;
@@ -322,7 +322,7 @@ static int type_of_tag(const struct tool_format *f, struct json_cursor *c, struc
 /* Read the next argument.  MORE with a key: its value is incomplete. */
 static int read_tag(const struct tool_format *f, struct json_cursor *c, struct tag *t)
 {
-    /* with key_close_json, the name ends at the quotation mark that both begin with */
+    /* with key_close_json, both markers begin with a quotation mark, at which the name ends */
     const size_t n = f->key_close_json ? 1 : strcspn(f->key_close, ">") + 1;
     const char *after_key = f->key_close_json ? "" : f->key_close + n;     /* "" or a line break and <arg_value> */
     char first[32];
@@ -434,7 +434,7 @@ static int read_object_call(struct tool_parser *p, struct json_cursor *k, struct
     rc = json_text(p, k, &from, &c->open);
     const int bad = rc == DONE && object_call(p, from, (size_t)(k->p - from), c) != DONE;
     if (p->o.stream_arguments) {
-        c->open.kind = OPEN_NONE;       /* only the arguments are reported while they are read on */
+        c->open.kind = OPEN_NONE;       /* of an incomplete call, only the arguments are reported */
         object_head(p, object, c);
     }
     if (bad)

@@ -31,8 +31,8 @@ struct grammar_vocab {
     const int32_t *eos; int n_eos;
     struct trie all;
     /* Most tokens are runs of characters that any JSON string may hold (no quotation mark,
-     * backslash or control character).  run[k] has those of at most k + 1 characters; `rest` is
-     * the trie of all tokens that are in no run. */
+     * backslash or control character).  run[k] is the set of runs of at most k + 1 characters;
+     * `rest` is the trie of all tokens that are in no run. */
     uint32_t *run[VOCAB_RUNS];
     struct trie rest;
 };

@@ -10,8 +10,8 @@ const char chat_fallback_template[] =
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
 
-/* jansson's functions that take a reference need it not to be const; they only change the
- * counter. */
+/* Returns j without const, for jansson's functions that take a reference; they change only the
+ * reference count. */
 static json_t *shared(const json_t *j)
 {
     union { const json_t *in; json_t *out; } u = { .in = j };

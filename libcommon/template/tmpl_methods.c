@@ -189,7 +189,7 @@ static FILTER(s_format_map)     /* mapping */
     return fmt_braces(vm, in, &named);
 }
 
-/* ---- str.isdigit() and the like: all characters are of a kind, and there is one */
+/* ---- str.isdigit() and the like: 1 if all characters are of a kind, and there is at least one */
 
 static int is_decimal(uint32_t c) { return utf8proc_category((utf8proc_int32_t)c) == UTF8PROC_CATEGORY_ND; }
 

@@ -299,7 +299,8 @@ static void emit(struct detok_state *d, uint32_t k, const char *s, size_t n, int
         return;
     default:
         tbuf_add(&st->held, s, n);
-        /* A verbatim chunk of an endless token cannot be told from the rest: treat it as text. */
+        /* After DEC_FUSE the whole text is one token, whose chunks come without END.  Its verbatim
+         * chunks cannot be told from the rest: treat them as text. */
         if (op->type == DEC_BYTES && how & VERBATIM && how & END) {
             st->index++;
             emit(d, k + 1, st->held.p, st->held.n, VERBATIM);

@@ -1,7 +1,7 @@
-/* tok_gguf.c - the vocabulary in a GGUF file's metadata to a tokenizer.
+/* tok_gguf.c - compile the vocabulary in a GGUF file's metadata to a tokenizer.
  *
- * GGUF names the pre-tokenizer instead of describing it: the table says what each name stands
- * for, taken from the tokenizer.json of the models and written in its syntax.  Where a family's
+ * GGUF has only the name of the pre-tokenizer.  The table here has the regular expressions for each
+ * name, taken from the models' tokenizer.json files and written in their syntax.  Where a family's
  * tokenizer.json normalizes to NFC, so do we (llama.cpp does not). */
 #include <math.h>
 #include <string.h>

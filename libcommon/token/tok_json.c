@@ -1,6 +1,6 @@
-/* tok_json.c - tokenizer.json of the Hugging Face tokenizers library, and the pair vocab.json +
- * merges.txt, to a tokenizer.  Every type of step is known by name; an unknown one is refused by
- * name, as it would change the ids. */
+/* tok_json.c - compile a tokenizer.json of the Hugging Face tokenizers library, or the pair
+ * vocab.json and merges.txt, to a tokenizer.  An unknown type of step is an error that names the
+ * type, because ignoring the step would change the ids. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,8 +1,9 @@
-/* tok_model.c - a word to ids: BPE by merges or by scores, Unigram, WordPiece, WordLevel.
+/* tok_model.c - split a word into tokens: BPE by merges or by scores, Unigram, WordPiece,
+ * WordLevel.
  *
- * BPE keeps the candidate pairs in a heap and the symbols in a linked list, O(n log n) for a
- * word of n characters (Zouhar et al. 2023, arXiv:2306.16837, section 4); Unigram is Viterbi
- * over a lattice whose edges are at most as long as the longest token. */
+ * BPE keeps the candidate pairs in a heap and the symbols in a linked list, O(n log n) for a word
+ * of n characters (Zouhar et al. 2023, arXiv:2306.16837, section 4); Unigram is Viterbi over a
+ * lattice whose edges are at most as long as the longest token. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,7 +12,8 @@
 struct model_symbol {
     int32_t id;                     /* by scores: -1 if the text is no token */
     uint32_t prev, next;            /* NONE at the ends */
-    /* The rank of joining this one and the next; NONE: they do not join, or this one is gone. */
+    /* The rank of joining this symbol with the next; NONE: they do not join, or this symbol is no
+     * longer in the list. */
     uint32_t rank;
     int32_t joined;                 /* the id of both together */
 };
@@ -144,8 +146,8 @@ static int byte_ids(const struct tokenizer *t, const char *s, size_t n, int32_t 
     return 1;
 }
 
-/* The id of one character of a word, with the affix that the model adds to first, later and last
- * ones. */
+/* The id of one character of a word, with the affix that the model adds to characters after the
+ * first and to the last one. */
 static int32_t char_id(const struct tokenizer *t, struct model_work *w, const char *s, size_t len, uint32_t c,
                        int first, int last)
 {

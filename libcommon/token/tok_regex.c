@@ -59,8 +59,8 @@ static const char *const property_names[][2] = {
     { "xdigit", "ASCII_Hex_Digit" }, { "ascii", "ASCII" }, { "math", "Math" }, { "diacritic", "Diacritic" },
 };
 
-/* At the brace of \p{...} or \P{...}: general categories and properties under PCRE2's names, all
- * else is a script. */
+/* Translate \p{...} or \P{...}, from its brace on.  General categories and properties get PCRE2's
+ * names; every other name is taken for that of a script. */
 static int property(struct tr *t, struct tbuf *o, int negated)
 {
     char name[64];
@@ -102,8 +102,8 @@ static int property(struct tr *t, struct tbuf *o, int negated)
     return 0;
 }
 
-/* After the backslash: escapes that are the same inside and outside a set; 1 if it was none of
- * these. */
+/* Translate an escape, from after its backslash on, if it means the same inside and outside a set.
+ * 1: it is another escape. */
 static int escape_common(struct tr *t, struct tbuf *o)
 {
     char buf[16];
@@ -136,10 +136,10 @@ static int escape_common(struct tr *t, struct tbuf *o)
     return 0;
 }
 
-/* Append a complete operand of a set to `all`: the last operand as a matcher of one character, an
- * earlier one as a lookahead that restricts the character which the last one matches.  negated: for
- * a set without operators or nested sets the ^ goes into its brackets, and *negated becomes 0;
- * NULL: the set has operators. */
+/* Append a complete operand of a set (a part between &&) to `all`.  The last operand becomes a
+ * matcher of one character.  Each operand before it becomes a lookahead, which restricts that
+ * character.  negated: for a set without operators or nested sets the ^ goes into its brackets, and
+ * *negated becomes 0; NULL: the set has operators. */
 static void operand(struct tbuf *all, struct tbuf *flat, struct tbuf *nested, int last, int *negated)
 {
     int usual = negated && flat->n;
@@ -429,8 +429,8 @@ struct regex_scratch *regex_scratch_open(void)
     return w;
 }
 
-/* Give matches a stack of up to 16 MB instead of PCRE2's 32 KB.  It is a mapping, so texts that do
- * without are faster.  0: there is none, or it was not enough. */
+/* Give matches a stack of up to 16 MB instead of PCRE2's 32 KB.  It is made only when a text needs
+ * it, because making the mapping takes time.  0: there is none, or it was not enough. */
 static int more_stack(struct regex_scratch *w)
 {
     if (w->stack || !(w->stack = pcre2_jit_stack_create(32 << 10, 16 << 20, NULL)))

@@ -105,7 +105,7 @@ int tok_spec_index(struct tok_spec *s, struct err *e)
         while (s->slots[at].id != TOKB_EMPTY) {
             const struct spec_token *u = &s->token[s->slots[at].id];
             if (s->slots[at].hash == h && u->str.size == t->str.size && !memcmp(s->text.p + u->str.at, p, t->str.size))
-                break;                  /* the same text twice: the first id counts */
+                break;                  /* the same text occurs twice: the first id counts */
             at = (at + 1) & (n - 1);
             steps++;
         }

@@ -1,5 +1,5 @@
-/* tok_spec.h - a tokenizer while it is being compiled: the sources (JSON, GGUF, SentencePiece)
- * fill one, tok_spec_pack makes the block. */
+/* tok_spec.h - a tokenizer while it is being compiled: each source (JSON, GGUF, SentencePiece)
+ * fills in a struct tok_spec, and tok_spec_pack() makes the block from it. */
 #ifndef ZSE_TOKEN_TOK_SPEC_H
 #define ZSE_TOKEN_TOK_SPEC_H
 

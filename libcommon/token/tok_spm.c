@@ -1,5 +1,5 @@
-/* tok_spm.c - a SentencePiece model (tokenizer.model): the protocol buffer of
- * sentencepiece_model.proto, as far as it matters for ids.
+/* tok_spm.c - compile a SentencePiece model (tokenizer.model) to a tokenizer.  Of the protocol
+ * buffer of sentencepiece_model.proto the fields that affect ids are read:
  *   ModelProto      1 pieces {1 text, 2 score, 3 type}, 2 trainer_spec, 3 normalizer_spec
  *   TrainerSpec     3 model_type (1 unigram, 2 BPE, 3 word, 4 char), 24 treat_whitespace_as_suffix,
  *                   35 byte_fallback, 40 unk_id, 41 bos_id, 42 eos_id, 43 pad_id
@@ -152,7 +152,7 @@ static void unigram_scores(struct tok_spec *s)
         if (s->token[i].in_vocab && s->token[i].flags & TOKEN_ADDED)
             s->token[i].score = most * s->token[i].str.size - 0.1;
         if (s->token[i].flags & TOKEN_BYTE)
-            /* Bytes are written for unknown characters, not for the text "<0x00>". */
+            /* Byte tokens stand for unknown characters; the text "<0x00>" must not become one. */
             s->token[i].score = -1e30;
     }
 }

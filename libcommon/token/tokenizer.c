@@ -296,7 +296,8 @@ static int add_words(struct encoding *x)
         const struct pretok_piece *p = &x->pieces.p[i];
         const unsigned char *s = (const unsigned char *)x->word.p + p->at;
         size_t done = 0;
-        /* cut where no token spans: a word that is a token as a whole has no such place */
+        /* Cut between two bytes that no token contains next to each other.  A word that is a token
+         * has no such place. */
         for (size_t k = 1; t->h.flags & MODEL_CUTS && k < p->n; k++) {
             if ((s[k] & 0xC0) == 0x80 || t->pairs[s[k - 1] * 32 + s[k] / 8] >> s[k] % 8 & 1)
                 continue;
