@@ -5,9 +5,9 @@ FORM is deepseek (latent attention, experts, model.layers.N.eh_proj), glm (the s
 heads; with a GGUF of the same tensors beside it, model.gguf, without a tokenizer) or qwen
 (recurrent layers, gated attention, mtp.fc).  With SPREAD 0 nothing but the last token determines
 the next one, and the layer predicts like the model itself; the larger it is, the more the layers of
-both add, and the more often predictions are wrong.  SPREAD state is 0 with a layer that reads only
-the state: the embedding of the token after each is its own, rotated by one channel, and so is what
-the layer makes of the state.  The tokenizer is that of models/tiny."""
+both add, and the more often predictions are wrong.  SPREAD "state" is like 0, with a layer that
+reads only the state: the embedding of token t + 1 is that of token t rotated by one channel, and
+the layer rotates the state by one channel.  The tokenizer is that of models/tiny."""
 import array, json, os, random, shutil, struct, sys
 
 form, spread, folder = sys.argv[1], sys.argv[2], sys.argv[3]
@@ -99,7 +99,7 @@ def qwen(at, recurrent):
 
 matrix("model.embed_tokens.weight", V, H, 8)
 matrix("lm_head.weight", V, H, 3)
-if by_state:                                    # 16 rows, rotated; the head gives token t where t - 1 was read
+if by_state:                                    # row t is row t - 1 rotated by one; the head predicts t after t - 1
     rows = tensors["model.embed_tokens.weight"][1]
     for t in range(V):
         base, by = rows[t // H * H * H:t // H * H * H + H], t % H
@@ -137,7 +137,7 @@ else:
     qwen("mtp.layers.0.", False)
 vector("model.norm.weight", H, one)
 for name in names:
-    if name in ("eh_proj", "fc"):               # the embedding passes, the state does not
+    if name in ("eh_proj", "fc"):               # select the embedding, or with by_state the rotated state
         takes = (lambda i: H + (i - 1) % H) if by_state else (lambda i: i)
         tensors[own + name + ".weight"] = [H, 2 * H], array.array("f", (float(takes(i) == k) for i in range(H)
                                                                         for k in range(2 * H)))

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""t-drafts.py - answers with guesses are those without, token by token: of n-grams, of a draft
-model and of the model's first layer, greedy and drawn, free and under a grammar, by one thread and
-two, alone and in a batch of eight.
+"""t-drafts.py - answers with drafts are those without, token by token.
+
+Drafts come from n-grams, a draft model or the model's first layer; answers are greedy or sampled,
+free or under a grammar, by one thread or two, alone or in a batch of eight.
 
 One model of each kind of attention, recurrent layer and MLP: the rows of a step with a draft must
 be the bits that single steps compute.  Biases leave three tokens to choose from, so that drafts are

@@ -55,9 +55,9 @@ WINDOWS = ("gemma3n", "gemma4", "mimo2")        # layers differ in their heads
 def with_experts(name, normalized=True):
     """A folder of nemotron_h whose last MLP is cut into a shared MLP and four experts.
 
-    The correction chooses these four of eight.  Each has the score 1/2, so with weights that add up
-    to 1 and a scale of 4, or without and with a scale of 2, their sum is the MLP, so the logits are
-    the same."""
+    The correction chooses these four of eight.  Each has the score 1/2.  With weights normalized to
+    a sum of 1 and a scale of 4, or with weights as they are and a scale of 2, their sum is the MLP,
+    so the logits are the same."""
     folder = os.path.join(temp.name, name)
     os.makedirs(folder, exist_ok=True)
     source = os.path.join(ORACLES, "models", "hf", "nemotron_h")

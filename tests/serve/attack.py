@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = ROOT / os.environ.get('B', 'build')
 T = pathlib.Path(tempfile.mkdtemp(prefix='zse-attack-'))
 TINY = T / 'models' / 'tiny.zse'
-PROMPT = 'xyzzyplugh'                   # no log and no figure may have it
+PROMPT = 'xyzzyplugh'                   # must appear in no log and no statistic
 LONG = {'prompt': 'Once', 'temperature': 0, 'max_tokens': 1900, 'ignore_eos': True, 'stream': True}
 SHORT = {'prompt': 'Once', 'temperature': 0, 'max_tokens': 2}
 attempts, servers, secrets = [], [], []
@@ -219,7 +219,7 @@ class Guarded:
                 ('elsewhere', ('--scope', 'chat,embeddings,models', '--model', 'other*')), ('five', ('--rate-limit', '5')), ('tokens', ('--token-limit', '60')))}
             cls.made = Server('--model-dir', T / 'models', '--max-seqs', '4', '--max-connections', '2000', home=home)
             cls.made.keys = keys
-            for key in keys.values():           # good once, they stay good here whatever is guessed from this address
+            for key in keys.values():           # a key used once is exempt from the limit on wrong keys
                 cls.made.status('/v1/models', key=key)
             program('zse-apikey', 'reset', 'five', home=home)
         return cls.made
@@ -333,7 +333,7 @@ def keys_that_are_nearly_right():
     "15 forms of a key, by Bearer and X-API-Key; a zero byte inside; six other schemes; the key in Cookie, Proxy-Authorization, the user part of the target"
     home = new_home()
     key = make_key(home, 'a')
-    s = Server('--trust-proxy', home=home)              # each from another address, so that none of them is only one guess too many
+    s = Server('--trust-proxy', home=home)              # each from another address: no limit on guesses applies
     n = 0
     for what, text in near(key).items():
         for k, v in (('Authorization', 'Bearer ' + text), ('X-API-Key', text)):
@@ -569,7 +569,7 @@ def bodies_that_are_not_wanted():
                 c.sendall(piece * 15 if b'chunked' in head else b'x' * 14_999_999)
             held.append(c)
     peak = s.rss()
-    # not refused yet: these wait
+    # bodies whose requests are not refused yet, so they are buffered
     slow = [s.open(request('/health', method='POST', fields=chunked) + b'ffff\r\n' + b'x' * 60000, source='127.0.0.9') for _ in range(400)]
     s.lives('with bodies that nothing wants')
     after = s.rss()
@@ -610,7 +610,7 @@ def many_connections():
     n = int(re.search(r'(?m)^zse_http_connections_without_key (\d+)', s.ask('/metrics', key=s.keys['models'])[2])[1])
     expect(n <= 520, f'{n} connections of one address')
     expect(until(lambda: s.raw(request('/health', fields=['Connection: close'])) == [200], 5), 'another address gets no answer')
-    time.sleep(1.1)                         # its own oldest are evicted once they were quiet for a second
+    time.sleep(1.1)                         # connections can be evicted after a second without data
     code = s.status('/v1/models', key=s.keys['second'], source='127.0.0.9')
     for c in held:
         c.close()
@@ -870,7 +870,7 @@ def a_flood_of_handshakes():
     fresh = time.monotonic() - began
     resumed = shake('127.0.0.1', session=mine.session)
     expect(resumed.session_reused, 'the session is not resumed')
-    for _ in range(50):                     # gone while a thread is at them
+    for _ in range(50):                     # clients that leave while a thread works on their handshake
         c = s.open(b'', source='127.0.0.40')
         c.sendall(b'\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03' + b'a' * 600)
         c.close()
@@ -884,10 +884,10 @@ def a_flood_of_handshakes():
             liars.append(c)
     for c in liars:
         c.settimeout(5)
-        with contextlib.suppress(ConnectionError):      # not TimeoutError: the connection is to end
+        with contextlib.suppress(ConnectionError):      # TimeoutError is a failure: the server must end it
             c.recv(1)
     expect(s.rss() < before + 10 * FAT, f'a hello that lies takes {(s.rss() - before) * 1024 / 450:.0f} kB')
-    split = s.open(b'', source='127.0.0.42')              # one byte at first is no lie
+    split = s.open(b'', source='127.0.0.42')              # a hello of which one byte comes first is valid
     split.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     half = context.wrap_bio(incoming, outgoing, server_hostname='localhost')

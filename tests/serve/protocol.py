@@ -271,7 +271,7 @@ def a_client_that_does_not_read():
     with connect() as s:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         s.sendall(post('/v1/completions', {**LONG, 'max_tokens': 500}))
-        until(lambda: get('/api/analytics')['total_requests'] == before + 1)         # it was computed to the end all the same
+        until(lambda: get('/api/analytics')['total_requests'] == before + 1)         # the answer was computed to its end although its reader was slow
         f = s.makefile('rb')
         code, _, body = response(f)
         assert code == 200 and body.endswith(b'data: [DONE]\n\n')

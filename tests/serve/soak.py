@@ -243,7 +243,7 @@ def sample(rests):
     since the start, kB)], or None if the server has ended.  `rests` gets the memory of the idle
     server after each third of the time but the last."""
     begin, samples = time.monotonic(), []
-    # rarer: a short run would wait for them
+    # conversations and changes are rare, so a short run does not wait for them
     everything = ('answers', 'left', 'loads', 'looks') + (('attacks',) if only == 'attacked' else ()) + (('conversations', 'changes') if seconds >= 10 else ())
     needed = {'clients': ('answers', 'left'), 'loads': ('loads',)}.get(only, everything)
     while True:
@@ -263,7 +263,7 @@ def sample(rests):
 works = ([client] * 8 if only != 'loads' else []) + ([admin] if only != 'clients' else []) + ([look, tune]
         if only in (None, 'attacked') else [])
 works += [hold, compile_bombs, fill_memory, fill_log] if only == 'attacked' else []
-for headers in (KEY, {'Authorization': 'Bearer ' + token}):         # good once, they stay good whatever is guessed from this address
+for headers in (KEY, {'Authorization': 'Bearer ' + token}):         # a key used once is exempt from the limit on wrong keys
     ask('GET', '/v1/models', None, headers)
 threads = [threading.Thread(target=repeat, args=(what, i), daemon=True) for i, what in enumerate(works)]
 for t in threads:

@@ -264,7 +264,7 @@ def calls_in_messages():
     assert message(messages=later, tools=TOOLS, system=[{'type': 'text', 'text': 'Be brief.'}],
             tool_choice={'type': 'tool', 'name': 'get_weather'}).content[0].input['city']
     assert message(messages=later, tools=TOOLS, tool_choice={'type': 'none'}, max_tokens=10).content[0].type == 'text'
-    for n in range(10, 50, 8):                      # cut off, it is a call in both
+    for n in range(10, 50, 8):                      # a call that is cut off is the same with and without streaming
         whole, events = [message(tools=TOOLS, tool_choice={'type': 'any'}, max_tokens=n, stream=s) for s in (False, True)]
         assert whole.stop_reason in ('tool_use', 'max_tokens')
         assert [b.type for b in whole.content] == [e.content_block.type for e in events if e.type == 'content_block_start'], (n, whole)
