@@ -313,8 +313,10 @@ static int check(struct serve_options *o)
     if (o->mcp_stdio && o->n_models)
         return cli_wrong(prog, "--mcp-stdio: found the model %s, expected none: it offers tools alone", o->models[0]);
     const char *host = getenv("ZSE_HOST"), *port = getenv("ZSE_PORT");
-    if (!o->host && (!o->socket_path || o->port_given))
+    if (!o->host && (!o->socket_path || o->port_given)) {
         o->host = host && *host ? host : "127.0.0.1";
+        o->host_is_default = !o->port_given;
+    }
     if (port && strncmp(port, "tcp://", 6) == 0) {      /* Kubernetes and Docker set it for a service named zse */
         cli_note(prog, "ZSE_PORT is '%s', the address of a service: ignored", port);
         port = NULL;

@@ -150,6 +150,11 @@ static void warn(void *user, const char *text)
     cli_note(prog, "%s", text);
 }
 
+static void tell_systemd(void *user, enum server_state state)
+{
+    systemd_state(((const struct serve_options *)user)->systemd, state);
+}
+
 static void raise_descriptors(void)
 {
     struct rlimit l;
@@ -167,6 +172,8 @@ static void print_addresses(const struct serve_options *o, const struct server *
                server_port(s));
     if (o->socket_path)
         printf("listening on unix:%s\n", o->socket_path);
+    for (int i = 0; i < o->systemd->n_sockets; i++)
+        printf("listening on %s\n", o->systemd->sockets[i].address);
     fflush(stdout);
 }
 
@@ -446,6 +453,7 @@ static int serve(struct serve_options *o, const struct serve_user *user, struct 
         .catalog = { catalog_registry, catalog_search, catalog_check },
         .maker = { serve_job_command, p->models, (const char *const *)(uintptr_t)environ, serve_pull_resolve },
         .host = o->host, .port = o->port, .socket_path = o->socket_path,
+            .inherited = o->systemd->sockets, .n_inherited = o->systemd->n_sockets,
             .tls_cert = o->tls_cert, .tls_key = o->tls_key,
         .home = p->home, .no_auth = o->no_auth, .query_keys = o->query_keys, .anonymous_limit = o->anonymous_limit,
         .audit_folder = p->audit, .audit_bytes = o->audit_bytes, .audit_anonymous_bytes = o->audit_anonymous_bytes,
@@ -464,7 +472,7 @@ static int serve(struct serve_options *o, const struct serve_user *user, struct 
         .max_queue = o->max_queue, .timeout_s = o->timeout_s, .drain_s = o->drain_s, .stall_s = o->stall_s,
         .prefix_all = o->prefix_all, .mcp_config = o->mcp_config, .mcp_env = p->env,
         .max_memory = o->max_memory, .no_watch = o->no_watch, .sysroot = preflight_root(), .log = say, .warn = warn,
-        .user = o,
+        .state = tell_systemd, .user = o,
     };
     struct server *s = known == 0 ? server_bind(&so, e) : NULL;
     int rc = !s || (user && become_user(o, user, p, e)) ? -1 : 0;
@@ -515,7 +523,13 @@ static int run(struct serve_options *o)
     struct err e;
     struct serve_user user = { 0 };
     struct server_folders places = { 0 };
-    int rc = o->user ? serve_user_find(&user, o->user, &e) || serve_user_environment(&user, &e) : 0;
+    struct systemd systemd;
+    int rc = systemd_open(&systemd, &e);
+    o->systemd = &systemd;
+    if (systemd.n_sockets && o->host_is_default)
+        o->host = NULL;
+    if (rc == 0 && o->user)
+        rc = serve_user_find(&user, o->user, &e) || serve_user_environment(&user, &e);
     if (rc || check_mcp_config(o->mcp_config, &e) || find_models(o, &e) || find_places(o, &places, &e)) {
         rc = cli_fail(prog, &e);
     } else {
@@ -528,6 +542,7 @@ static int run(struct serve_options *o)
     }
     release_places(&places);
     serve_user_release(&user);
+    systemd_release(&systemd);
     return rc;
 }
 

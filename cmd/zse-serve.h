@@ -7,10 +7,13 @@
 
 #include "cmd/open_model.h"
 #include "cmd/serve_config.h"
+#include "cmd/serve_systemd.h"
 #include "cmd/serve_user.h"
 
 struct serve_options {
     const char *host, *socket_path, *tls_cert, *tls_key;        /* NULL: not given */
+    int host_is_default;                                        /* host is not the user's choice, nor is the port */
+    struct systemd *systemd;                                    /* borrowed; NULL: not asked yet */
     int port, port_given, no_auth, trust_proxy, max_seqs, max_queue, no_prefix_cache, max_connections, max_per_address,
         quiet, plan, no_watch, mcp_stdio;
     int query_keys, anonymous_limit, no_audit, audit_prompts;

@@ -75,10 +75,17 @@ int loop_bind(struct loop *l, const char *host, int *port, struct err *e);
 /* Bind a Unix socket of mode 0600.  It replaces a stale socket; a socket on which a program
  * listens, and a file of another kind, is an error. */
 int loop_bind_unix(struct loop *l, const char *path, struct err *e);
+/* Add a listening socket that another program has opened: a stream socket of IPv4, IPv6 or Unix.
+ * The loop owns fd, also after a failure.  name: for messages.  address: filled in, as
+ * "http://127.0.0.1:8000" or "unix:/run/zse". */
+enum { ADDRESS_SIZE = 128 };
+int loop_inherit(struct loop *l, int fd, const char *name, char address[ADDRESS_SIZE], struct err *e);
 int loop_listen(struct loop *l, struct err *e); /* on all bound sockets */
 /* Deliver these signals, which must be blocked in every thread, to on_signal. */
 int loop_signals(struct loop *l, const int *numbers, int n, struct err *e);
 int loop_is_local(const struct loop *l);        /* every listener is loopback or a Unix socket */
+/* the name of a listener that is neither; NULL: there is none */
+const char *loop_reachable(const struct loop *l);
 void loop_stop_listening(struct loop *l);       /* removes the Unix socket; idle connections close */
 void loop_run(struct loop *l);                  /* runs until loop_quit */
 void loop_quit(struct loop *l);

@@ -13,7 +13,7 @@
 
 enum event_source_kind { SOURCE_LISTENER, SOURCE_CONN, SOURCE_WAKE, SOURCE_HANDSHAKE, SOURCE_SIGNAL };
 /* MAX_PIPELINED: most bytes of pipelined requests that are read ahead */
-enum { MAX_LISTENERS = 8, PEER_SIZE = 48, MAX_PIPELINED = 1 << 14 };
+enum { MAX_LISTENERS = 10, PEER_SIZE = 48, MAX_PIPELINED = 1 << 14 };
 
 /* The first member of every object that epoll's data points to. */
 struct event_source { enum event_source_kind kind; int fd; };
@@ -39,8 +39,9 @@ struct account {
 struct listener {
     struct event_source source;
     int tls, local;
-    char name[80];              /* its name in messages */
-    char *path;                 /* path of a Unix socket; owned */
+    int is_unix;
+    char name[160];             /* its name in messages */
+    char *path;                 /* path of a Unix socket to remove at the end; owned; NULL: none */
     uint64_t dev, ino;          /* identity of the socket at path, so that no other file is removed */
 };
 

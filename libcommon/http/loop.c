@@ -230,7 +230,7 @@ int loop_bind(struct loop *l, const char *host, int *port, struct err *e)
     }
     freeaddrinfo(list);
     *port = port_of(&bound);
-    snprintf(what.name, sizeof what.name, "%s port %d", host, *port);
+    snprintf(what.name, sizeof what.name, "--host %.100s", host);
     return add_listener(l, fd, &what, e);
 }
 
@@ -267,7 +267,7 @@ int loop_bind_unix(struct loop *l, const char *path, struct err *e)
         close_fd(fd);
         return -1;
     }
-    struct listener what = { .local = 1, .path = strdup(path), .dev = st.st_dev, .ino = st.st_ino };
+    struct listener what = { .local = 1, .is_unix = 1, .path = strdup(path), .dev = st.st_dev, .ino = st.st_ino };
     if (!what.path) {
         close(fd);
         unlink(path);
@@ -277,13 +277,73 @@ int loop_bind_unix(struct loop *l, const char *path, struct err *e)
     return add_listener(l, fd, &what, e);
 }
 
-int loop_is_local(const struct loop *l)
+/* Whether fd is a stream socket that listens: -1 with *e if not. */
+static int check_inherited(int fd, const char *name, struct err *e)
+{
+    int type = 0, listens = 0;
+    socklen_t size = sizeof type, bytes = sizeof listens;
+    if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) != 0)
+        return err_sys(e, "%s", name);
+    if (type != SOCK_STREAM)
+        return err_set(e, ERR_UNSUPPORTED, "%s: is no stream socket (ListenStream= makes one)", name);
+    if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &bytes) != 0)
+        return err_sys(e, "%s", name);
+    return listens ? 0 : err_set(e, ERR_UNSUPPORTED, "%s: does not listen (Accept=no passes the socket that does)", name);
+}
+
+/* Write the address of an inherited socket; -1 with *e for other families of addresses. */
+static int address_of(const struct sockaddr_storage *a, socklen_t size, int tls, const char *name,
+                      char out[ADDRESS_SIZE], struct err *e)
+{
+    const struct sockaddr_un *u = (const struct sockaddr_un *)a;
+    char text[INET6_ADDRSTRLEN];
+    if (a->ss_family == AF_UNIX) {
+        const int n = (int)(size - offsetof(struct sockaddr_un, sun_path)), abstract = n > 0 && !u->sun_path[0];
+        snprintf(out, ADDRESS_SIZE, "unix:%s%.*s", abstract ? "@" : "", n > 0 ? n - abstract : 0, u->sun_path + abstract);
+        return 0;
+    }
+    if (a->ss_family != AF_INET && a->ss_family != AF_INET6)
+        return err_set(e, ERR_UNSUPPORTED, "%s: is a socket of address family %d, expected IPv4, IPv6 or Unix", name,
+                       a->ss_family);
+    inet_ntop(a->ss_family, a->ss_family == AF_INET ? (const void *)&((const struct sockaddr_in *)a)->sin_addr
+                                                    : (const void *)&((const struct sockaddr_in6 *)a)->sin6_addr,
+              text, sizeof text);
+    snprintf(out, ADDRESS_SIZE, a->ss_family == AF_INET ? "http%s://%s:%d" : "http%s://[%s]:%d", tls ? "s" : "", text,
+             port_of(a));
+    return 0;
+}
+
+int loop_inherit(struct loop *l, int fd, const char *name, char address[ADDRESS_SIZE], struct err *e)
+{
+    struct sockaddr_storage a = { 0 };
+    socklen_t size = sizeof a;
+    int rc = check_inherited(fd, name, e);
+    if (rc == 0 && getsockname(fd, (struct sockaddr *)&a, &size) != 0)
+        rc = err_sys(e, "%s", name);
+    const int is_unix = a.ss_family == AF_UNIX, flags = fcntl(fd, F_GETFL);
+    struct listener what = { .is_unix = is_unix, .tls = l->tls && !is_unix,
+                             .local = is_unix || is_loopback((const struct sockaddr *)&a) };
+    if (rc == 0)
+        rc = address_of(&a, size, what.tls, name, address, e);
+    if (rc == 0 && (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0 || fcntl(fd, F_SETFD, FD_CLOEXEC) != 0))
+        rc = err_sys(e, "%s", name);
+    if (rc != 0) {
+        close(fd);
+        return -1;
+    }
+    snprintf(what.name, sizeof what.name, "%s, %.*s,", name, 100, address);
+    return add_listener(l, fd, &what, e);
+}
+
+const char *loop_reachable(const struct loop *l)
 {
     for (int i = 0; i < l->n_listeners; i++)
         if (!l->listener[i].local)
-            return 0;
-    return 1;
+            return l->listener[i].name;
+    return NULL;
 }
+
+int loop_is_local(const struct loop *l) { return loop_reachable(l) == NULL; }
 
 void loop_stop_listening(struct loop *l)
 {
@@ -354,7 +414,7 @@ static void turn_away(struct loop *l, int listener)
 static int may_accept(struct loop *l, const struct listener *at, uint64_t address)
 {
     struct place *evict;
-    if (!places_room(l->places, address, !at->path, clock_ns(), &evict))
+    if (!places_room(l->places, address, !at->is_unix, clock_ns(), &evict))
         return 0;
     if (evict) {
         conn_kill((struct conn *)((char *)evict - offsetof(struct conn, place)));
@@ -386,7 +446,7 @@ static void accept_some(struct loop *l, const struct listener *at)
             close(fd);
             continue;
         }
-        if (!at->path) {
+        if (!at->is_unix) {
             setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
             setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent, sizeof unsent);
         }

@@ -130,7 +130,8 @@ void record_prompt(const struct server *s, struct access_record *record, const c
 /* Paths whose successes are not logged: they reveal nothing, and there are many of them. */
 static int is_quiet(const char *path)
 {
-    return strcmp(path, "/health") == 0 || strcmp(path, "/openapi.json") == 0 || strncmp(path, "/web/", 5) == 0;
+    return strcmp(path, "/health") == 0 || strcmp(path, "/livez") == 0 || strcmp(path, "/openapi.json") == 0 ||
+           strncmp(path, "/web/", 5) == 0;
 }
 
 void record_end(struct server *s, struct access_record *record, int status, int prompt_tokens, int completion_tokens)

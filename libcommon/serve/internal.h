@@ -23,6 +23,7 @@ struct server {
     const char *admin_token;            /* borrowed; NULL: none */
     struct loop *loop;
     int port, draining, failed;
+    int was_ready;                      /* the first SERVER_LOADING is over */
     /* engines that could not be closed because their step does not end; any thread */
     atomic_int n_stuck;
     atomic_int audit_finished;          /* any thread */

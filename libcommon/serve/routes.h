@@ -65,6 +65,7 @@ void handle_tool_parse(struct server *s, struct conn *c, const char *rest);
 void handle_mcp(struct server *s, struct conn *c, const char *rest);
 void handle_tool_process(struct server *s, struct conn *c, const char *rest);
 void handle_health(struct server *s, struct conn *c, const char *rest);
+void handle_live(struct server *s, struct conn *c, const char *rest);
 void handle_root(struct server *s, struct conn *c, const char *rest);
 void handle_page(struct server *s, struct conn *c, const char *rest);
 void handle_asset(struct server *s, struct conn *c, const char *rest);

@@ -145,6 +145,18 @@ static void finish_draining(struct server *s)
         loop_quit(s->loop);
 }
 
+_Static_assert(sizeof (((struct inherited_socket *)0)->address) == ADDRESS_SIZE, "loop_inherit fills it");
+
+/* Tell the program the state of the server. */
+static void tell_state(struct server *s)
+{
+    if (!s->o.state || s->failed)
+        return;
+    s->was_ready |= models_n(s, MODEL_READY) > 0 || models_n(s, MODEL_LOADING) == 0;
+    s->o.state(s->o.user, s->draining ? SERVER_STOPPING : !s->was_ready ? SERVER_LOADING
+                          : stall_find(s) ? SERVER_STALLED : SERVER_READY);
+}
+
 static void on_wake(void *user)
 {
     struct server *s = user;
@@ -157,6 +169,8 @@ static void on_wake(void *user)
     catalog_done(s);
     jobs_events(s);
     models_tick(s);
+    if (!s->was_ready)
+        tell_state(s);
     finish_draining(s);
 }
 
@@ -179,6 +193,7 @@ static void on_second(void *user)
             calls_cancel(lm);
     if (s->draining && clock_ns() > s->drain_by_ns + 2000000000u)
         loop_quit(s->loop);
+    tell_state(s);
     finish_draining(s);
 }
 
@@ -196,6 +211,7 @@ void server_stop(struct server *s, double drain_s)
     jobs_stop(s);
     loop_stop_listening(s->loop);
     loop_each_websocket(s->loop, close_websocket, NULL);
+    tell_state(s);
     server_log(s, "stopping; %d running request%s", loop_n_busy(s->loop), plural(loop_n_busy(s->loop)));
     finish_draining(s);
 }
@@ -234,7 +250,12 @@ static int bind_everywhere(struct server *s, struct err *e)
     s->port = o->port;
     if (o->host && loop_bind(s->loop, o->host, &s->port, e) != 0)
         return -1;
-    return o->socket_path ? loop_bind_unix(s->loop, o->socket_path, e) : 0;
+    if (o->socket_path && loop_bind_unix(s->loop, o->socket_path, e) != 0)
+        return -1;
+    for (int i = 0; i < o->n_inherited; i++)
+        if (loop_inherit(s->loop, o->inherited[i].fd, o->inherited[i].name, o->inherited[i].address, e) != 0)
+            return -1;
+    return 0;
 }
 
 int server_is_reachable(const struct server *s, int local_listener) { return !local_listener || s->o.trust_proxy; }
@@ -246,7 +267,7 @@ static int listen_if_guarded(struct server *s, struct err *e)
         return loop_listen(s->loop, e);
     if (loop_is_local(s->loop))
         return err_set(e, ERR_UNSUPPORTED, "--trust-proxy admits clients on other machines, and there are no keys: expected a key (zse-apikey create NAME), or --no-auth");
-    return err_set(e, ERR_UNSUPPORTED, "--host %s is reachable from other machines, and there are no keys: expected 127.0.0.1 or ::1, a key (zse-apikey create NAME), or --no-auth", s->o.host);
+    return err_set(e, ERR_UNSUPPORTED, "%s is reachable from other machines, and there are no keys: expected 127.0.0.1 or ::1, a key (zse-apikey create NAME), or --no-auth", loop_reachable(s->loop));
 }
 
 /* Open the account of the requests' memory.  By default all requests together get an eighth of the
@@ -368,6 +389,7 @@ int server_load(struct server *s, const char *path, const char *name, struct err
 
 int server_run(struct server *s, struct err *e)
 {
+    tell_state(s);
     loop_run(s->loop);
     if (s->failed && e)
         *e = s->error;

@@ -109,6 +109,13 @@ struct model_maker {
     int (*resolve)(const char *word, struct model_pulled *p, struct err *e);
 };
 
+/* A listening socket that another program has opened (loop_inherit).  name: for messages, borrowed;
+ * address: filled in by server_bind. */
+struct inherited_socket { int fd; const char *name; char address[128]; };
+
+/* SERVER_STALLED: no step of a model has ended for stall_s. */
+enum server_state { SERVER_LOADING, SERVER_READY, SERVER_STALLED, SERVER_STOPPING };
+
 struct audit_signer;
 struct server_options {
     struct model_opener opener;
@@ -116,6 +123,7 @@ struct server_options {
     struct model_maker maker;
     const char *host; int port;         /* host NULL: no TCP; port 0: any */
     const char *socket_path;            /* NULL: none */
+    struct inherited_socket *inherited; int n_inherited;        /* borrowed; the sockets then are the server's */
     const char *tls_cert, *tls_key;     /* NULL: plain */
     const char *home;                   /* folder of keys and counters; NULL: no keys */
     int no_auth;                        /* require no key, even when listening beyond loopback */
@@ -171,6 +179,9 @@ struct server_options {
     const char *sysroot;                /* folder with proc and sys; NULL: / */
     void (*log)(void *user, const char *text);
     void (*warn)(void *user, const char *text);         /* messages that must not be suppressed; NULL: log */
+    /* Called by the loop's thread about once a second and soon after a change.  SERVER_LOADING ends
+     * when a model is ready, or none was asked for, and does not come back.  NULL: none. */
+    void (*state)(void *user, enum server_state state);
     void *user;
 };
 

@@ -700,10 +700,12 @@ chat() {
   complete & asks=$!
   await is_stalled
   [ "$(status "$URL/health")" = 503 ]
+  [ "$(curl -s -w ' %{http_code}' "$URL/livez" | jq -rs '.[0].status, .[1]' | xargs)" = "stalled 503" ]
   [[ $(curl -s "$URL/health" | jq -r .reason) == "m: no step has ended for "*" s" ]]
   await grep -q 'm: no step has ended for' "$d/err"
   rm "$d/step"
   wait "$asks"
+  [ "$(curl -s "$URL/livez")" = '{"status":"alive"}' ]
   [ "$(jq .usage.completion_tokens "$d/answer")" = 20 ]
   await listens "$URL"
   await grep -q 'm: steps go on' "$d/err"

@@ -1,4 +1,4 @@
-/* health.c - GET /health and /. */
+/* health.c - GET /health, /livez and /. */
 #include <stdio.h>
 
 #include "libcommon/serve/admin/statistics.h"
@@ -13,6 +13,24 @@ static void reply_unhealthy(struct server *s, struct conn *c, const char *status
     reply_object(s, c, 503, json_pack("{s:s, s:s*}", "status", status, "reason", reason));
 }
 
+static void reply_stalled(struct server *s, struct conn *c, const struct loaded_model *lm)
+{
+    char why[160];
+    snprintf(why, sizeof why, "%.80s: no step has ended for %.0f s", lm->id, worker_step_s(lm->worker));
+    reply_unhealthy(s, c, "stalled", why, 1);
+}
+
+/* Whether a restart could help: supervisors restart a server that is not alive. */
+void handle_live(struct server *s, struct conn *c, const char *rest)
+{
+    const struct loaded_model *stalled = stall_find(s);
+    (void)rest;
+    if (stalled)
+        reply_stalled(s, c, stalled);
+    else
+        reply_object(s, c, 200, json_pack("{s:s}", "status", "alive"));
+}
+
 void handle_health(struct server *s, struct conn *c, const char *rest)
 {
     struct problem ignored;
@@ -24,9 +42,7 @@ void handle_health(struct server *s, struct conn *c, const char *rest)
         models_recall(s, left, &ignored);
     const struct loaded_model *stalled = s->draining ? NULL : stall_find(s);
     if (stalled) {
-        char why[160];
-        snprintf(why, sizeof why, "%.80s: no step has ended for %.0f s", stalled->id, worker_step_s(stalled->worker));
-        reply_unhealthy(s, c, "stalled", why, 1);
+        reply_stalled(s, c, stalled);
     } else if (s->draining || left || (ready == 0 && loading > 0 && !s->o.store)) {
         reply_unhealthy(s, c, s->draining ? "stopping" : wait_s ? "failed" : "loading", NULL, wait_s ? wait_s : 1);
     } else {
