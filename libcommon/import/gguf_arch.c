@@ -1,6 +1,7 @@
 /* gguf_arch.c - the architectures of GGUF files, and the fields that only some of them have. */
 #include "libcommon/import/gguf_arch.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -223,7 +224,7 @@ static void add_deepseek2(struct gguf_translator *t)
 {
     add_sigmoid_router(t);
     gguf_add_latent(t);
-    if (gguf_key_float(t, "expert_gating_func", 1) == 2) {
+    if (gguf_gate(t) == GATE_SIGMOID) {
         gguf_set_string(t, "model_type", "deepseek_v3");
         json_object_set_new(t->out, "architectures", json_pack("[s]", "DeepseekV3ForCausalLM"));
     } else {
@@ -328,14 +329,22 @@ static void add_apertus(struct gguf_translator *t)
     static const char *const names[][2] = { { "xielu.alpha_p", "zse_xielu_alpha_p" },
                                             { "xielu.alpha_n", "zse_xielu_alpha_n" },
                                             { "xielu.beta", "zse_xielu_beta" }, { "xielu.eps", "zse_xielu_eps" } };
+    double *of = malloc((size_t)t->n_layers * sizeof *of);
+    if (!of) {
+        gguf_fail(t, ERR_MEMORY, "out of memory");
+        return;
+    }
     gguf_set_bool(t, "attention_bias", gguf_any_attn_bias(t));
     for (size_t k = 0; k < sizeof names / sizeof *names; k++) {
-        const struct gguf_kv *kv = gguf_find(t->g, names[k][0]);
         json_t *list = json_array();
-        for (uint64_t i = 0; kv && kv->type == GGUF_ARR && kv->elem == GGUF_F32 && i < kv->n; i++)
-            json_array_append_new(list, gguf_real(gguf_array_float(kv, i)));
+        const int found = gguf_floats(t, names[k][0], -FLT_MAX, FLT_MAX, of);
+        if (found == 0)
+            gguf_fail(t, ERR_FORMAT, "key %s is missing", names[k][0]);
+        for (int64_t i = 0; found > 0 && i < t->n_layers; i++)
+            json_array_append_new(list, gguf_real(of[i]));
         json_object_set_new(t->out, names[k][1], list);
     }
+    free(of);
 }
 
 static void add_phimoe(struct gguf_translator *t)
@@ -386,7 +395,6 @@ static void add_mimo2(struct gguf_translator *t)
 {
     json_t *kinds = json_array();
     int64_t full = 0, local = 0;
-    gguf_check_sigmoid(t);
     gguf_check_head(t);
     t->n_layers = gguf_add_extra_layers(t);
     gguf_add_experts(t);

@@ -33,6 +33,9 @@ double gguf_key_float(const struct gguf_translator *t, const char *key, double o
 int gguf_key_int(const struct gguf_translator *t, const char *key, int64_t otherwise, int64_t *out, struct err *e);
 /* The number of layer i, for keys that may have one for each layer. */
 int64_t gguf_key_at(const struct gguf_translator *t, const char *key, int64_t i, int64_t otherwise);
+/* Read real numbers from least to most, one for each layer or one for all, to out[n_layers].
+ * Returns 1; 0 without this key, which is given with its prefix; -1 after a fault. */
+int gguf_floats(const struct gguf_translator *t, const char *full_key, double least, double most, double *out);
 /* The largest number of any layer in a hybrid model; gguf_key_int for all others. */
 int gguf_key_most(const struct gguf_translator *t, const char *key, int64_t otherwise, int64_t *out, struct err *e);
 
@@ -59,9 +62,7 @@ int gguf_layer_has(const struct gguf_translator *t, int64_t i, const char *part)
 void gguf_copy_int(struct gguf_translator *t, const char *key, const char *name);       /* if it exists */
 void gguf_window(struct gguf_translator *t);
 void gguf_add_biases(struct gguf_translator *t);
-/* Refuse a router that does not use a sigmoid, and a file without a head (output.weight).  For
- * architectures whose models all use a sigmoid and have a head. */
-void gguf_check_sigmoid(const struct gguf_translator *t);
+/* Refuse a file without a head (output.weight), for architectures whose models all have one. */
 void gguf_check_head(const struct gguf_translator *t);
 void gguf_add_experts(struct gguf_translator *t);
 /* Write the number of shared experts, the groups of experts, and the factor on the router's
@@ -77,6 +78,17 @@ double gguf_share(int64_t n, int64_t of);
 void gguf_add_pooling(struct gguf_translator *t);
 /* Refuse a direction of attention other than the architecture's. */
 void gguf_check_direction(const struct gguf_translator *t);
+
+/* ---- gguf_router.c ---- */
+
+/* The numbers of "expert_gating_func" (GATE_NONE: not given): scores are the softmax of all
+ * outputs, their sigmoids, the softmax of only the chosen outputs, or the square roots of their
+ * softplus. */
+enum gguf_gate { GATE_NONE, GATE_SOFTMAX, GATE_SIGMOID, GATE_CHOSEN, GATE_SQRT_SOFTPLUS, N_GATES };
+/* Read the function of the router; one that the architecture cannot have is a fault. */
+enum gguf_gate gguf_gate(const struct gguf_translator *t);
+/* Refuse a router's function, or a factor on its weights, that the translation does not express. */
+void gguf_check_router(const struct gguf_translator *t);
 
 /* ---- gguf_arch_*.c: fields of single architectures ---- */
 

@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "libcommon/base/json.h"
@@ -56,18 +57,24 @@ static void layer_embeddings(struct gguf_translator *t, int64_t otherwise)
         gguf_set_int(t, "vocab_size_per_layer_input", table->dim[0]);
 }
 
-/* The file gives the cutoff of gates as a number of standard deviations above the mean; a
- * config.json gives the fraction of gates that are cut off. */
+/* The file gives the cutoff of gates as a number of standard deviations above the mean, which is
+ * minus infinity in layers that cut off none; a config.json gives the fraction of gates that are
+ * cut off. */
 static void sparsity(struct gguf_translator *t)
 {
     char k[160];
-    const struct gguf_kv *kv = gguf_find(t->g, gguf_full_key(t, "activation_sparsity_scale", k, sizeof k));
-    if (!kv || kv->type != GGUF_ARR || kv->elem != GGUF_F32)
+    double *scale = malloc((size_t)t->n_layers * sizeof *scale);
+    if (!scale) {
+        gguf_fail(t, ERR_MEMORY, "out of memory");
         return;
-    json_t *shares = json_array();
-    for (uint64_t i = 0; i < kv->n && i < (uint64_t)t->n_layers; i++)
-        json_array_append_new(shares, gguf_real(0.5 * erfc(-gguf_array_float(kv, i) / sqrt(2))));
-    json_object_set_new(t->out, "activation_sparsity_pattern", shares);
+    }
+    if (gguf_floats(t, gguf_full_key(t, "activation_sparsity_scale", k, sizeof k), -INFINITY, 5, scale) > 0) {
+        json_t *shares = json_array();
+        for (int64_t i = 0; i < t->n_layers; i++)
+            json_array_append_new(shares, gguf_real(0.5 * erfc(-scale[i] / sqrt(2))));
+        json_object_set_new(t->out, "activation_sparsity_pattern", shares);
+    }
+    free(scale);
 }
 
 void gguf_add_gemma3n(struct gguf_translator *t)

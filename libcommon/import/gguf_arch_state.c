@@ -143,7 +143,6 @@ void gguf_add_nemotron_h(struct gguf_translator *t)
 void gguf_add_nemotron_h_moe(struct gguf_translator *t)
 {
     json_t *kinds;
-    gguf_check_sigmoid(t);
     t->n_layers = gguf_add_extra_layers(t);
     gguf_add_nemotron_h(t);
     kinds = json_object_get(t->out, "layers_block_type");
@@ -203,8 +202,7 @@ void gguf_add_kimi_linear(struct gguf_translator *t)
     gguf_copy_int(t, "expert_group_used_count", "topk_group");
     gguf_set_real(t, "routed_scaling_factor", gguf_key_float(t, "expert_weights_scale", 1));
     gguf_set_bool(t, "moe_renormalize", gguf_key_float(t, "expert_weights_norm", 1) != 0);
-    gguf_set_string(t, "moe_router_activation_func",
-                    gguf_key_float(t, "expert_gating_func", 2) == 2 ? "sigmoid" : "softmax");
+    gguf_set_string(t, "moe_router_activation_func", "sigmoid");
     gguf_set_int(t, "linear_num_heads", t->heads);
     gguf_copy_int(t, "kda.head_dim", "linear_head_dim");
     gguf_copy_int(t, "ssm.conv_kernel", "linear_conv_kernel_dim");

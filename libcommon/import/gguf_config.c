@@ -220,6 +220,7 @@ static int translate(struct gguf_translator *t, struct err *e)
     if (a->add)
         a->add(t);
     if (a->model_type) {
+        gguf_check_router(t);
         gguf_add_pooling(t);
         gguf_check_direction(t);
     }

@@ -120,6 +120,25 @@ int64_t gguf_key_at(const struct gguf_translator *t, const char *key, int64_t i,
     return v;
 }
 
+int gguf_floats(const struct gguf_translator *t, const char *full_key, double least, double most, double *out)
+{
+    const struct gguf_kv *kv = gguf_find(t->g, full_key);
+    if (!kv)
+        return 0;
+    if ((kv->elem != GGUF_F32 && kv->elem != GGUF_F64) || !fits(t, kv)) {
+        gguf_fail(t, ERR_FORMAT, "key %s: expected a real number, or %" PRId64 " of them", full_key, t->n_layers);
+        return -1;
+    }
+    for (int64_t i = 0; i < t->n_layers; i++) {
+        out[i] = gguf_array_float(kv, kv->type == GGUF_ARR ? (uint64_t)i : 0);
+        if (!(out[i] >= least && out[i] <= most)) {
+            gguf_fail(t, ERR_FORMAT, "key %s: layer %" PRId64 ": %g is out of range", full_key, i, out[i]);
+            return -1;
+        }
+    }
+    return 1;
+}
+
 int gguf_key_most(const struct gguf_translator *t, const char *key, int64_t otherwise, int64_t *out, struct err *e)
 {
     char k[160];
@@ -203,14 +222,6 @@ int gguf_layer_has(const struct gguf_translator *t, int64_t i, const char *part)
     char name[96];
     snprintf(name, sizeof name, "blk.%" PRId64 ".%s", i, part);
     return gguf_find_tensor(t, name) != NULL;
-}
-
-void gguf_check_sigmoid(const struct gguf_translator *t)
-{
-    int64_t n = 0;
-    if (gguf_key_int(t, "expert_gating_func", 0, &n, NULL) == 0 && n != 0 && n != 2)
-        gguf_fail(t, ERR_UNSUPPORTED, "key %s.expert_gating_func: %" PRId64 " is not supported, expected 2 (sigmoid)",
-                  t->arch, n);
 }
 
 void gguf_check_head(const struct gguf_translator *t)

@@ -542,11 +542,14 @@ static void add_value(const struct value *v)
     key(&more.f, v->key, v->type);
     if (v->type == GGUF_STR)
         str(&more.f, v->text);
-    else if (v->type == GGUF_ARR) {             /* of `number` ones */
-        u32(&more.f, GGUF_U32);
+    else if (v->type == GGUF_ARR) {             /* of `number` ones, of floats if `text` is their value */
+        u32(&more.f, v->text ? GGUF_F32 : GGUF_U32);
         u64(&more.f, (uint64_t)v->number);
         for (int i = 0; i < (int)v->number; i++)
-            u32(&more.f, 1);
+            if (v->text)
+                bytes(&more.f, &(float){ strtof(v->text, NULL) }, 4);
+            else
+                u32(&more.f, 1);
     } else if (v->type == GGUF_U64)
         u64(&more.f, (uint64_t)v->number);
     else if (v->type == GGUF_I32)
@@ -648,14 +651,97 @@ static void facts_that_do_not_fit(void **state)
         { "gemma4", { "gemma4.rope.scaling.factor", GGUF_F32, 8, NULL }, "without a factor", "rope_freqs.weight",
           ERR_UNSUPPORTED },
         { "kimi-linear", { "kimi-linear.unread", GGUF_U32, 0, NULL }, "output.weight is missing", NULL, ERR_FORMAT },
-        { "mimo2", { "mimo2.expert_gating_func", GGUF_U32, 1, NULL }, "expected 2 (sigmoid)", NULL, ERR_UNSUPPORTED },
-        { "nemotron_h_moe", { "nemotron_h_moe.expert_gating_func", GGUF_U32, 1, NULL }, "expected 2 (sigmoid)", NULL,
-          ERR_UNSUPPORTED },
+        { "gemma3n", { "gemma3n.activation_sparsity_scale", GGUF_ARR, LAYERS - 1, "1.6" }, "or 6 of them", NULL,
+          ERR_FORMAT },
+        { "gemma3n", { "gemma3n.activation_sparsity_scale", GGUF_ARR, LAYERS + 1, "1.6" }, "or 6 of them", NULL,
+          ERR_FORMAT },
+        { "gemma3n", { "gemma3n.activation_sparsity_scale", GGUF_ARR, LAYERS, NULL }, "expected a real number", NULL,
+          ERR_FORMAT },
+        { "gemma3n", { "gemma3n.activation_sparsity_scale", GGUF_ARR, LAYERS, "nan" }, "layer 0: ", NULL, ERR_FORMAT },
+        { "gemma3n", { "gemma3n.activation_sparsity_scale", GGUF_ARR, LAYERS, "inf" }, "inf is out of range", NULL,
+          ERR_FORMAT },
+        { "apertus", { "xielu.alpha_p", GGUF_ARR, LAYERS, "inf" }, "key xielu.alpha_p: layer 0: inf", NULL, ERR_FORMAT },
+        { "apertus", { "xielu.alpha_p", GGUF_ARR, LAYERS - 1, "1" }, "key xielu.alpha_p: expected", NULL, ERR_FORMAT },
+        { "apertus", { "xielu.alpha_p", GGUF_ARR, LAYERS, "0.8" }, "key xielu.alpha_n is missing", NULL, ERR_FORMAT },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         add_value(&cases[i].v);
         config_refused(cases[i].arch, (const char *const[]){ cases[i].tensor, NULL }, cases[i].words, cases[i].code);
     }
+}
+
+/* Fraction of gates that layer i cuts off. */
+static double share_of(const json_t *config, size_t i)
+{
+    return json_number_value(json_array_get(json_object_get(config, "activation_sparsity_pattern"), i));
+}
+
+/* Activation sparsity may be one number for all layers; minus infinity cuts off no gates. */
+static void sparsity_of_layers(void **state)
+{
+    (void)state;
+    static const char *const none[] = { NULL };
+    static const struct { struct value v; double share; } cases[] = {
+        { { "gemma3n.activation_sparsity_scale", GGUF_F32, 1.6448536, NULL }, 0.95 },
+        { { "gemma3n.activation_sparsity_scale", GGUF_ARR, LAYERS, "1.6448536" }, 0.95 },
+        { { "gemma3n.activation_sparsity_scale", GGUF_ARR, LAYERS, "-inf" }, 0 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        add_value(&cases[i].v);
+        json_t *c = config_of(model_file("gemma3n", KV, none));
+        for (size_t l = 0; l < LAYERS; l++)
+            assert_float_equal(share_of(c, l), cases[i].share, 1e-6);
+        assert_int_equal(json_array_size(json_object_get(c, "activation_sparsity_pattern")), LAYERS);
+        json_decref(c);
+        more.f.n = more.n = 0;
+    }
+}
+
+/* The function of a router is read where an architecture has two, and otherwise checked. */
+static void functions_of_routers(void **state)
+{
+    (void)state;
+    static const char *const sigmoid[] = { "glm-dsa", "glm4moe", "dots1", "minimax-m2", "llama4", "exaone-moe", "afmoe",
+                                           "mimo2", "kimi-linear", "lfm2moe", "nemotron_h_moe" },
+                      *const softmax[] = { "mistral4", "llama", "qwen2moe", "qwen3moe", "olmoe", "granitemoe",
+                                           "ernie4_5-moe", "hunyuan-moe", "phimoe", "granitehybrid", "jamba",
+                                           "qwen3next", "qwen35moe", "gemma4", "qwen3vlmoe" };
+    static const char *const tensors[] = { "output.weight", "rope_freqs.weight", NULL };
+    char k[64];
+    for (size_t i = 0; i < sizeof sigmoid / sizeof *sigmoid; i++)
+        for (int gate = 1; gate <= 5; gate++)
+            if (gate != 2) {
+                snprintf(k, sizeof k, "%s.expert_gating_func", sigmoid[i]);
+                add_value(&(struct value){ k, GGUF_U32, gate, NULL });
+                config_refused(sigmoid[i], tensors, "expected 2 (sigmoid)", ERR_UNSUPPORTED);
+            }
+    for (size_t i = 0; i < sizeof softmax / sizeof *softmax; i++)
+        for (int gate = 2; gate <= 5; gate++) {
+            snprintf(k, sizeof k, "%s.expert_gating_func", softmax[i]);
+            add_value(&(struct value){ k, GGUF_U32, gate, NULL });
+            config_refused(softmax[i], tensors, "expected 1 (softmax)", ERR_UNSUPPORTED);
+        }
+    add_value(&(struct value){ "gpt-oss.expert_gating_func", GGUF_U32, 1, NULL });
+    config_refused("gpt-oss", tensors, "1 (softmax) is not supported, expected 3", ERR_UNSUPPORTED);
+    static const struct { int gate; const char *hf; } deepseek[] = { { 0, "deepseek_v2" }, { 1, "deepseek_v2" },
+                                                                     { 2, "deepseek_v3" } };
+    for (size_t i = 0; i < sizeof deepseek / sizeof *deepseek; i++) {
+        add_value(&(struct value){ "deepseek2.expert_gating_func", GGUF_U32, deepseek[i].gate, NULL });
+        json_t *c = config_of(model_file("deepseek2", KV, tensors));
+        assert_string_equal(json_string_value(json_object_get(c, "model_type")), deepseek[i].hf);
+        json_decref(c);
+        more.f.n = more.n = 0;
+    }
+    json_t *flash = config_of(model_file("deepseek2", KV, (const char *const[]){ "blk.1.exp_probs_b.bias", NULL }));
+    assert_string_equal(json_string_value(json_object_get(flash, "model_type")), "deepseek_v3");
+    json_decref(flash);
+    add_value(&(struct value){ "deepseek2.expert_gating_func", GGUF_U32, 4, NULL });
+    config_refused("deepseek2", tensors, "4 (square root of softplus) is not supported", ERR_UNSUPPORTED);
+    add_value(&(struct value){ "qwen3moe.expert_weights_scale", GGUF_F32, 2.5, NULL });
+    config_refused("qwen3moe", tensors, "expert_weights_scale: 2.5 is not supported", ERR_UNSUPPORTED);
+    add_value(&(struct value){ "glm4moe.expert_weights_scale", GGUF_F32, 2.5, NULL });
+    json_decref(config_of(model_file("glm4moe", KV, tensors)));
+    more.f.n = more.n = 0;
 }
 
 static int setup(void **state)
@@ -682,6 +768,7 @@ int main(void)
         cmocka_unit_test(tensors_say_what_keys_do_not), cmocka_unit_test(scales_beside_nvfp4),
         cmocka_unit_test(bad_keys), cmocka_unit_test(values_out_of_range),
         cmocka_unit_test(pooling_and_direction), cmocka_unit_test(facts_that_do_not_fit),
+        cmocka_unit_test(sparsity_of_layers), cmocka_unit_test(functions_of_routers),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
