@@ -1,4 +1,4 @@
-/* gguf_router.c - how a GGUF file's router turns its outputs into scores of experts. */
+/* gguf_router.c - read and check the keys of routers in GGUF files. */
 #include "libcommon/import/gguf_arch.h"
 
 #include <inttypes.h>

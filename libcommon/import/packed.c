@@ -436,7 +436,7 @@ static const struct scheme *scheme_of(const struct packed_indexer *x, struct pac
     for (int i = 0; i < x->n_schemes; i++) {
         const struct scheme *c = &x->schemes[i];
         if (c->is_float == floats && (p->layout != PACKED_WORDS || main->dim[1] == div_up(p->cols, 32 / c->bits)) &&
-            is_float(scale) && scales_fit(p, scale, c))
+            (is_float(scale) || (floats && scale->type == SRC_F8_E8M0)) && scales_fit(p, scale, c))
             return c;
     }
     char a[112], b[112];
@@ -491,6 +491,8 @@ static int bytes_take(struct packed_indexer *x, struct packed *p, const struct s
     const int floats = p->layout == PACKED_F8;
     const struct source_tensor *scale = floats ? beside(x, main, stem, ".weight_scale_inv", 0) : NULL,
                                *zeros = beside(x, main, stem, ".weight_zero_point", 0);
+    if (floats && !scale)
+        scale = beside(x, main, stem, ".scale", 0);                 /* DeepSeek V4 */
     if (!scale && !(scale = beside(x, main, stem, ".weight_scale", 1)))
         return -1;
     if (main->n_dims != 2 || main->dim[0] < 1 || main->dim[1] < 1)
@@ -513,6 +515,19 @@ static int bytes_take(struct packed_indexer *x, struct packed *p, const struct s
     return 0;
 }
 
+/* Set the fields of p that locate the E8M0 scales of groups of 32. */
+static void mxfp4_set(struct packed *p, const struct source_tensor *main, const struct source_tensor *scale)
+{
+    part_set(&p->code, main);
+    part_set(&p->scale, scale);
+    p->scale.type = SRC_F8_E8M0;
+    p->bits = 4;
+    p->row_group = 1;
+    p->col_group = 32;
+    p->row_step = p->n_groups = p->cols / 32;
+    p->group_step = 1;
+}
+
 static int mxfp4_take(struct packed_indexer *x, struct packed *p, const struct source_tensor *main, size_t stem)
 {
     const struct source_tensor *scale = beside(x, main, stem, "_scales", 1);
@@ -523,17 +538,26 @@ static int mxfp4_take(struct packed_indexer *x, struct packed *p, const struct s
         return part_fail(x, main, "[experts, rows, groups, 16] of U8");
     if (!has_dims(scale, 3, main->dim[0], main->dim[1], main->dim[2]) || scale->type != SRC_U8)
         return part_fail(x, scale, "U8 in the shape of the blocks, without their last dimension");
-    part_set(&p->code, main);
-    part_set(&p->scale, scale);
-    p->scale.type = SRC_F8_E8M0;
-    p->bits = 4;
     p->expert_rows = main->dim[1];
     p->rows = main->dim[0] * main->dim[1];
     p->cols = main->dim[2] * 32;
-    p->row_group = 1;
-    p->col_group = 32;
-    p->row_step = p->n_groups = main->dim[2];
-    p->group_step = 1;
+    mxfp4_set(p, main, scale);
+    return 0;
+}
+
+/* Take a matrix of MXFP4, which DeepSeek V4 stores as bytes with two codes. */
+static int fp4_take(struct packed_indexer *x, struct packed *p, const struct source_tensor *main, size_t stem)
+{
+    const struct source_tensor *scale = beside(x, main, stem, ".scale", 1);
+    if (!scale)
+        return -1;
+    if (main->n_dims != 2 || main->size == 0 || main->dim[1] > INT32_MAX / 2 || main->dim[1] % 16)
+        return part_fail(x, main, "a matrix with 16 bytes for each group of 32");
+    p->rows = main->dim[0];
+    p->cols = main->dim[1] * 2;
+    if (!has_dims(scale, 2, p->rows, p->cols / 32, 0) || (scale->type != SRC_F8_E8M0 && scale->type != SRC_U8))
+        return part_fail(x, scale, "F8_E8M0 or U8 in the shape of the groups");
+    mxfp4_set(p, main, scale);
     return 0;
 }
 
@@ -608,7 +632,8 @@ static const struct packed_kind awq_kinds[] = {
     { ".qweight", { GGML_I32, GGML_I32 }, ".weight", SRC_AWQ, PACKED_AWQ, grouped_take }, { 0 },
 };
 static const struct packed_kind fp8_kinds[] = {
-    { ".weight", { SRC_F8_E4M3, SRC_F8_E5M2 }, ".weight", SRC_F8_BLOCK, PACKED_F8, bytes_take }, { 0 },
+    { ".weight", { SRC_F8_E4M3, SRC_F8_E5M2 }, ".weight", SRC_F8_BLOCK, PACKED_F8, bytes_take },
+    { ".weight", { GGML_I8, SRC_U8 }, ".weight", SRC_MXFP4_BLOCKS, PACKED_MXFP4, fp4_take }, { 0 },
 };
 static const struct packed_kind mxfp4_kinds[] = {
     { "_blocks", { SRC_U8, SRC_U8 }, "", SRC_MXFP4_BLOCKS, PACKED_MXFP4, mxfp4_take }, { 0 },

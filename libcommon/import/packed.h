@@ -3,10 +3,11 @@
  *
  * config.json's quantization_config names the kind: compressed-tensors (int4 packed, int8, fp8,
  * nvfp4), ModelOpt (nvfp4; older ones in hf_quant_config.json), fp8 with scales of blocks
- * (DeepSeek) or of a tensor, MXFP4 experts (gpt-oss), GPTQ, AWQ, BitNet.  packed_index() replaces
- * the parts by one tensor with the name and shape of the matrix before quantization; its values are
- * decoded row by row.  The tensors show which matrices are quantized, so the configuration's lists
- * of modules that are not quantized are ignored.
+ * (DeepSeek, whose V4 has experts in MXFP4 beside it) or of a tensor, MXFP4 experts (gpt-oss),
+ * GPTQ, AWQ, BitNet.  packed_index() replaces the parts by one tensor with the name and shape of
+ * the matrix before quantization; its values are decoded row by row.  The tensors show which
+ * matrices are quantized, so the configuration's lists of modules that are not quantized are
+ * ignored.
  *
  * Source of the layouts and the meaning of codes: the libraries that write them (AutoGPTQ, AutoAWQ,
  * compressed-tensors, ModelOpt, transformers). */
@@ -32,7 +33,8 @@ enum packed_layout {
     PACKED_I8,              /* [rows][cols] */
     PACKED_F8,              /* [rows][cols] */
     /* [experts][rows][cols / 32][16]: two codes a byte, the first in the low nibble; the tensor is
-     * seen as [experts][cols][rows], as it is in a checkpoint that is not quantized */
+     * seen as [experts][cols][rows], as it is in a checkpoint that is not quantized.  Without
+     * expert_rows, a matrix [rows][cols / 2]. */
     PACKED_MXFP4,
     /* [rows][cols / 2]: two codes a byte, the first in the low nibble; groups of 16 with e4m3
      * scales */
@@ -51,7 +53,7 @@ struct packed {
     enum packed_layout layout;
     int bits, divide;
     int64_t rows, cols;             /* outputs (of all experts), inputs */
-    int64_t expert_rows;            /* MXFP4: outputs of one expert */
+    int64_t expert_rows;            /* MXFP4: outputs of one expert; 0: one matrix */
     int64_t row_group, col_group, row_step, group_step, n_groups;
     float tensor_scale;             /* NVFP4: a factor on every scale; otherwise 1 */
     /* zero: the zero point if no tensor has any; zero_add: added to those of the tensor */

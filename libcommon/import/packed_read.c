@@ -103,7 +103,7 @@ static void values(const struct packed *p, int64_t row, int64_t k, int64_t n, fl
 
 void packed_read(const struct packed *p, int64_t row, int64_t n, float *out)
 {
-    if (p->layout != PACKED_MXFP4) {
+    if (!p->expert_rows) {
         for (int64_t i = 0; i < n; i++)
             values(p, row + i, 0, p->cols, out + i * p->cols, 1);
         return;

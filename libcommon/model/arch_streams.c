@@ -19,7 +19,7 @@ enum { MOST_WIDTH = 1 << 24, MOST_RATE = 1 << 20, MOST_STREAMS = 16, MOST_STEPS 
 static const struct weight_names
 deepseek_v4_names = { .embed = "embed|embed_tokens", .final_norm = "norm", .head = "head", .layer = "layers.",
                       .attn_norm = "attn_norm", .mlp_norm = "ffn_norm", .q_a = "attn.wq_a", .q_a_norm = "attn.q_norm",
-                      .q_b = "attn.wq_b", .k = "attn.wkv", .k_norm = "attn.norm", .o_a = "attn.wo_a", .o = "attn.wo_b",
+                      .q_b = "attn.wq_b", .k = "attn.wkv", .k_norm = "attn.norm|attn.kv_norm", .o_a = "attn.wo_a", .o = "attn.wo_b",
                       .sinks = "attn.attn_sink", COMPRESSOR("attn.compressor."), INDEXER("attn.indexer."),
                       .router = "ffn.gate", .correction = "ffn.gate.bias", .token_experts = "ffn.gate.tid2eid",
                       .experts = "ffn.experts.", .expert_gate = "w1", .expert_up = "w3", .expert_down = "w2",
@@ -186,9 +186,7 @@ static void more_deepseek_v4(struct parse *p, struct config *c)
     struct compressed *o = &c->compressed;
     struct indexer *x = &c->indexer;
     const double partial = parse_real(p, "partial_rotary_factor", 64.0 / 512);
-    const char *experts = parse_string(p, "expert_dtype", "");
-    if (strcmp(experts, "fp4") == 0)
-        parse_fail(p, ERR_UNSUPPORTED, "expert_dtype \"fp4\": experts in FP4 are not read; take a checkpoint in bf16");
+    parse_find(p, "expert_dtype", NULL);                /* the tensors show it */
     c->rates = list(p, c, sizeof *c->rates);
     c->indexed = list(p, c, sizeof *c->indexed);
     c->hashed = list(p, c, sizeof *c->hashed);

@@ -252,7 +252,6 @@ static const struct { const char *json, *says; } refused[] = {
     { "{\"model_type\": \"deepseek_v4\", \"norm_topk_prob\": false}", "norm_topk_prob: false is not supported" },
     { "{\"model_type\": \"deepseek_v4\", \"rope_parameters\": {\"main\": {}, \"other\": {}}}",
       "expected main and compress" },
-    { "{\"model_type\": \"deepseek_v4\", \"expert_dtype\": \"fp4\"}", "experts in FP4 are not read; take a checkpoint" },
     { "{\"model_type\": \"deepseek_v4\", \"hc_other\": 1}", "hc_other: 1 is not understood" },
     { "{\"model_type\": \"qwen4_exp_text\", \"hc_count\": 1}", "hc_count is 1, expected 2 to 16" },
     { "{\"model_type\": \"qwen4_exp_text\", \"hc_count\": 17}", "hc_count is 17" },

@@ -552,6 +552,60 @@ static void fp8_blocks(void **state)
     refuses("{\"quant_method\": \"fp8\"}", "tensor w.weight: [5, 7] with scales [3, 2] of F32 fits nothing");
 }
 
+#define V4 "{\"quant_method\": \"fp8\", \"fmt\": \"e4m3\", \"scale_fmt\": \"ue8m0\", \"activation_scheme\": \"dynamic\", " \
+           "\"weight_block_size\": [128, 128]}"
+
+/* DeepSeek V4: E8M0 scales beside FP8, and beside bytes with two codes of MXFP4. */
+static void deepseek_v4(void **state)
+{
+    (void)state;
+    enum { ROWS = 130, COLS = 160 };
+    static const float value[16] = { 0, .5f, 1, 1.5f, 2, 3, 4, 6, 0, -.5f, -1, -1.5f, -2, -3, -4, -6 };
+    static float wide[ROWS * COLS];
+    float narrow[3 * 64];
+    begin();
+    uint8_t *codes = tensor("a.weight", "F8_E4M3", "130,160", ROWS * COLS);
+    memcpy(tensor("a.scale", "F8_E8M0", "2,2", 4), (const uint8_t[]){ 127, 126, 130, 120 }, 4);
+    uint8_t *pairs = tensor("e.weight", "I8", "3,32", 96), *scales = tensor("e.scale", "F8_E8M0", "3,2", 6);
+    for (int i = 0; i < ROWS * COLS; i++) {
+        const int block = i / COLS / 128 * 2 + i % COLS / 128;
+        codes[i] = (uint8_t)(0x38 + i % 8);             /* 1 to 1.875 */
+        wide[i] = (1 + (float)(i % 8) / 8) * ldexpf(1, (const int[]){ 0, -1, 3, -7 }[block]);
+    }
+    for (int i = 0; i < 96; i++)
+        pairs[i] = (uint8_t)(i * 37 + 5);
+    memcpy(scales, (const uint8_t[]){ 127, 125, 128, 120, 0, 250 }, 6);
+    for (int i = 0; i < 3 * 64; i++)
+        narrow[i] = value[pairs[i / 2] >> i % 2 * 4 & 15] * ldexpf(1, scales[i / 32] - 127);
+    struct source *s = opens(V4);
+    assert_int_equal(s->n_tensors, 2);
+    holds(s, "a.weight", wide, ROWS, COLS);
+    keeps(s, "a.weight", QT_FP8, 128);
+    holds(s, "e.weight", narrow, 3, 64);
+    keeps(s, "e.weight", QT_MXFP4, 32);
+    source_close(s);
+    scales[1] = 255;
+    struct err e;
+    float row[64];
+    s = opens(V4);
+    assert_int_equal(source_read(s, source_find(s, "e.weight"), 0, 1, row, 1, &e), -1);
+    assert_non_null(strstr(e.msg, "e.weight: row 0, column 32: is not a number"));
+    source_close(s);
+    begin();
+    tensor("e.weight", "I8", "3,32", 96);
+    refuses(V4, "tensor e.weight: e.scale is missing");
+    tensor("e.scale", "F8_E8M0", "3,1", 3);
+    refuses(V4, "tensor e.scale: [3, 1] of F8_E8M0, expected F8_E8M0 or U8 in the shape of the groups");
+    begin();
+    tensor("e.weight", "I8", "3,24", 72);
+    tensor("e.scale", "F8_E8M0", "3,1", 3);
+    refuses(V4, "tensor e.weight: [3, 24] of I8, expected a matrix with 16 bytes for each group of 32");
+    begin();
+    tensor("a.weight", "F8_E4M3", "130,160", ROWS * COLS);
+    tensor("a.scale", "F8_E8M0", "2,1", 2);
+    refuses(V4, "tensor a.weight: [130, 160] with scales [2, 1] of F8_E8M0 fits nothing");
+}
+
 /* ---- damage ---- */
 
 static void not_understood(void **state)
@@ -672,7 +726,8 @@ int main(void)
         cmocka_unit_test(gptq_by_hand), cmocka_unit_test(awq_by_hand), cmocka_unit_test(compressed_by_hand),
             cmocka_unit_test(mxfp4_by_hand),
         cmocka_unit_test(bitnet_by_hand), cmocka_unit_test(gptq_shapes), cmocka_unit_test(compressed_int8),
-        cmocka_unit_test(fp8_blocks), cmocka_unit_test(nvfp4), cmocka_unit_test(not_understood),
+        cmocka_unit_test(fp8_blocks), cmocka_unit_test(deepseek_v4),
+            cmocka_unit_test(nvfp4), cmocka_unit_test(not_understood),
         cmocka_unit_test(damaged),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
