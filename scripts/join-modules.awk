@@ -4,7 +4,7 @@
 #
 # Imports of each other are removed, as is the word `export` of all but the entry; imports from the
 # folder above, '../NAME.js', become one import from './NAME.js' each.  All modules share one scope,
-# so a name may be declared once.  Another form of import or export is an error.
+# so each name may be declared only once.  Another form of import or export is an error.
 
 function refuse(why) {
   printf "join-modules: %s:%d: %s\n", FILENAME, FNR, why >"/dev/stderr"
