@@ -1,6 +1,6 @@
-/* vectors.c - the time of exact vector searches, with copies of all vectors in memory, and with
- *   copies of the vectors of whole passages only.  make build/tests/bench/vectors &&
- *   build/tests/bench/vectors FOLDER [PASSAGES [SIZE]]
+/* vectors.c - the time of exact vector searches, with copies in memory of all vectors, and of only
+ * those of whole passages.
+ *   make build/tests/bench/vectors && build/tests/bench/vectors FOLDER [PASSAGES [SIZE]]
  * Fills FOLDER/rag.db with passages (default: 100000), each with a random vector of SIZE (default:
  * 384) and those of its parts, unless the file is there.
  * Prints the median and the largest processor time of 15 searches, in milliseconds, after one that
