@@ -1,7 +1,8 @@
 /* pool.h - a fixed set of threads that run one parallel loop at a time.
  *
- * The caller is thread 0.  Workers spin for some microseconds after a loop before they sleep: the
- * loops of one token follow each other without a system call, and an idle program costs nothing. */
+ * The caller is thread 0.  Workers spin for some microseconds after a loop before they sleep, so
+ * the loops of one token follow each other without system calls, and an idle program uses no
+ * processor time. */
 #ifndef ZSE_BASE_POOL_H
 #define ZSE_BASE_POOL_H
 

@@ -13,8 +13,9 @@ struct spawn {
     int *out, *err;                         /* read ends of pipes from its outputs; NULL: /dev/null */
 };
 
-/* *pid = the new process.  It blocks and ignores no signal, and inherits no file but those named.
- * The caller closes *out and *err.  -1 on failure, with *e; then there is nothing to close. */
+/* *pid = the new process.  It starts with no signals blocked or ignored, and inherits only the
+ * files named in s.  The caller closes *out and *err.  -1 on failure, with *e; then there is
+ * nothing to close. */
 int spawn_start(const struct spawn *s, pid_t *pid, struct err *e);
 
 #endif
