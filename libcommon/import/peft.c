@@ -425,8 +425,8 @@ static int by_module(const void *a, const void *b)
     return strcmp(((const struct peft_module *)a)->name, ((const struct peft_module *)b)->name);
 }
 
-/* Sort the modules; refuse two changes of one, and modules to save that are missing, except the two
- * that PEFT lists for every classifier. */
+/* Sort the modules.  Refuse a module that is changed twice, and a missing module of
+ * modules_to_save, except the two that PEFT lists for every classifier. */
 static int order_modules(const struct rules *r, struct peft *p)
 {
     const json_t *v;

@@ -106,7 +106,7 @@ static void heads_parse(struct parse *p, struct config *c, int global_dim)
 }
 
 /* Find the layer whose keys and values each layer reads.  Each of the last num_kv_shared_layers
- * layers reads those of the last layer of the same type before them. */
+ * layers reads those of the last layer of its type that is not one of these. */
 static void sharing_parse(struct parse *p, struct config *c, int absent)
 {
     const int n = (int)parse_int(p, "num_kv_shared_layers", 0, c->n_layers - 1, absent), first = c->n_layers - n;

@@ -118,7 +118,7 @@ static int bind_weight(struct binder *b, enum part_kind kind, const char *name, 
     return bind_linear(b, name, f->rows, f->cols, biased, to);
 }
 
-/* Bind a part of layer i; for parts of experts, that of one expert. */
+/* Bind a part of layer i, or for a part of experts, that of one expert. */
 static int bind_part(struct binder *b, int i, enum layer_part part, const struct part_fact *f, int expert)
 {
     const struct part_info *p = &part_infos[part];

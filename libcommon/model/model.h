@@ -46,8 +46,9 @@ enum mixer_kind {
     MIXER_MAMBA1,
     MIXER_LIGHTNING,            /* linear attention with fixed decays (arXiv:2501.08313) */
     MIXER_BOTH,                 /* attention and MIXER_MAMBA2 in parallel (falcon_h1) */
-    /* one key per token, which is also its value, seen through a window, and entries that each
-     * summarize a run of tokens (deepseek_v4); the sums of incomplete entries are a state */
+    /* compressed attention (deepseek_v4): a window of tokens with one key each, which is also the
+     * value, and entries, each of which summarizes a run of tokens; the sums of incomplete entries
+     * are a state */
     MIXER_COMPRESSED,
     MIXER_NONE,                 /* the layer has only its feed-forward part (nemotron_h) */
 };
@@ -61,7 +62,7 @@ enum ff_kind {
 
 /* How the outputs of a router determine top_k experts and their weights. */
 enum router_kind {
-    /* scores are the softmax over all experts; the largest are chosen, and are the weights */
+    /* scores are the softmax over all experts; the largest are chosen and become the weights */
     ROUTER_SOFTMAX,
     ROUTER_SIGMOID,             /* like ROUTER_SOFTMAX, but scores are the sigmoids of the outputs */
     /* like ROUTER_SOFTMAX, but scores are the square roots of the softplus of the outputs
@@ -139,9 +140,10 @@ struct hyper {
 };
 
 /* N-gram embeddings (qwen4_exp).  For each token and each length from 2 to `size`, a hash of the
- * last tokens chooses `heads` rows of dim elements from a per-layer table.  For each stream they
- * make a value, multiplied by a gate that depends on how well its key matches the stream, and a
- * convolution over values that are `size` tokens apart. */
+ * last tokens chooses `heads` rows of dim elements from a per-layer table.  These rows give a
+ * value, and a key for each stream.  In each stream the value is multiplied by a gate that depends
+ * on how well the key matches the stream; a convolution over values that are `size` tokens apart
+ * follows. */
 struct ngram {
     int size, heads, dim, kernel;           /* size 0: none */
     /* number of tensors that the table is divided into in the source */
@@ -316,8 +318,9 @@ struct config {
     float temperature_scale; int temperature_floor, temperature_first, temperature_roped;
     int qk_norm_roped;                      /* q and k are normed only where they rotate (llama4) */
     /* Attention layers of different shapes (gemma4): head_dim and number of KV heads of each layer.
-     * kv_from: each layer reads its own keys and values or those of an earlier layer, this one.
-     * Owned.  NULL: all layers have config.head_dim and n_kv_heads, which else are the maxima. */
+     * kv_from: the layer whose keys and values a layer reads, which is itself or an earlier one.
+     * Owned.  NULL: all layers have config.head_dim and n_kv_heads, which otherwise are the
+     * maxima. */
     int *head_dims, *kv_heads, *kv_from;
     int *mlp_sizes;                         /* [n_layers] widths of dense MLPs; NULL: intermediate_size; owned */
     /* Sizes of a head's query and key, and of its value, if they differ (mimo_v2_flash); 0:
@@ -421,8 +424,8 @@ struct layer {
     struct linear comp_value, comp_score, index_value, index_score, o_a;
     const float *comp_bias, *index_bias;
     struct norm comp_norm;
-    /* config.hyper, for each half of the layer: [n * (n + 2), n * hidden_size] from the streams to
-     * the scores of their mix, the bias of the scores, and their scales */
+    /* config.hyper, for each half of the layer: the matrix [n * (n + 2), n * hidden_size] that maps
+     * the streams to the scores of their mix, the bias of the scores, and their scales */
     const float *hyper_attn, *hyper_attn_bias, *hyper_attn_scale, *hyper_ff, *hyper_ff_bias, *hyper_ff_scale;
     const float *hyper_attn_norm, *hyper_ff_norm;       /* [n * hidden_size], of hyper.rank */
     struct linear hyper_attn_down, hyper_attn_up, hyper_attn_inject, hyper_ff_down, hyper_ff_up, hyper_ff_inject;

@@ -35,8 +35,8 @@ static const char *end_stem(const struct weight_names *n, enum end_part part)
     return NULL;
 }
 
-/* Write the joined name "STEM{0,1,...}" of the projections of all streams but the first, which are
- * tensors of their own in the source and one matrix of ours. */
+/* Write the joined name "STEM{0,1,...}" of the projections of all streams but the first.  In the
+ * source each is a tensor; in our file they are one matrix. */
 static void stream_names(const struct builder *b, char *out, size_t room, const char *stem)
 {
     size_t n = (size_t)snprintf(out, room, "%s{", stem);
@@ -46,7 +46,7 @@ static void stream_names(const struct builder *b, char *out, size_t room, const 
         snprintf(out + n, room - n, "}");
 }
 
-/* Add the projections of all streams but the first, which a GGUF keeps as one tensor. */
+/* Add the projections of all streams but the first from a GGUF, which has them in one tensor. */
 static int add_stacked_streams(struct builder *b, const char *name, const char *stem, const struct weight_spec *t)
 {
     const int64_t n = b->c->n_streams - 1, want[3] = { n, t->rows / n, t->cols };
