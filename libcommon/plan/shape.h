@@ -65,8 +65,8 @@ static inline int64_t plan_kv_elements(const struct plan_layer *l) { return (int
 /* Bytes of one sequence's states, all layers. */
 uint64_t plan_state_bytes(const struct plan_shape *s);
 
-/* Bytes of linear layers at linear_bytes a parameter, embedding and head at ends_bytes, norms as
- * bf16. */
+/* Bytes of a model with linear_bytes for each parameter of linear layers, ends_bytes for each
+ * parameter of embedding and head, and norms as bf16. */
 double plan_rough_bytes(const struct plan_shape *s, double linear_bytes, double ends_bytes);
 
 #endif
