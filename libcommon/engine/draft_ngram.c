@@ -284,8 +284,8 @@ static int guess_change(const struct ngram_index *s, int most, struct draft *d)
 }
 
 /* During an edit: guess that the edit is over.  The source then continues after its first token
- * that equals the last token or, if there is none and the edit has one token, after one replaced
- * token. */
+ * that equals the answer's last one.  If there is none and the edit has one token, the source
+ * continues after one replaced token. */
 static void guess_end(const struct ngram_index *s, int most, struct draft *d)
 {
     const int n = s->n - s->edit_to, end = part_end(s, s->edit_from);

@@ -143,7 +143,8 @@ static const char *no_drafts(const struct config *c, const struct engine_options
 
 static int most_seqs(const struct engine_options *o) { return o->max_seqs > 0 ? o->max_seqs : 1; }
 
-/* Number of states to reserve for drafts, each of which keeps a copy of the state before it. */
+/* Number of states to reserve for drafts: each draft keeps a copy of the recurrent state before
+ * it. */
 static int draft_states(const struct config *c, const struct engine_options *o)
 {
     return no_drafts(c, o) ? 0 : most_seqs(o) < ENGINE_DRAFT_STATES ? most_seqs(o) : ENGINE_DRAFT_STATES;

@@ -186,8 +186,8 @@ struct request_params {
     /* The answer has at least this many tokens: before that neither an EOS nor a stop id is chosen
      * (unless the constraint allows nothing else), and stop strings are ignored. */
     int min_tokens;
-    /* -1: no log probabilities; 0 to MAX_TOP_LOGPROBS: that of the chosen token, and those of this
-     * number of most likely tokens */
+    /* -1: no log probabilities; n from 0 to MAX_TOP_LOGPROBS: those of the chosen token and of the
+     * n most likely tokens */
     int n_logprobs;
     /* report log probabilities of the prompt's tokens, too, before the answer; needs n_logprobs >=
      * 0, and computes the whole prompt without the prefix cache */

@@ -78,7 +78,7 @@ int prefixes_open(struct engine *g, const struct engine_options *o, const struct
 
 /* ---- writing ---- */
 
-/* Queue a file with the n_tokens tokens that follow those of r that are already saved.  Returns 1;
+/* Queue a file with the next n_tokens tokens of r, after those that are already saved.  Returns 1;
  * 0 if the queue cannot take the file now. */
 static int save(struct engine *g, struct request *r, enum disk_kind kind, int n_tokens)
 {

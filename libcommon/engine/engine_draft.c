@@ -117,8 +117,8 @@ static int draft_room(const struct engine *g, const struct request *r, int room)
 
 /* Returns the length of a draft, up to `most`, that gives the most tokens per unit of time beside
  * n_decoding requests.  *rate: number of tokens in the time that one token takes without a draft.
- * again: number of other tokens that the next step recomputes with the right ones unless all of the
- * draft is right; -1: nothing is recomputed.  guess_ns: time to draft a token. */
+ * again: -1 if nothing is recomputed; otherwise, after a draft that is not entirely right, the next
+ * step recomputes its right tokens and `again` other ones.  guess_ns: time to draft a token. */
 static int best_length(const struct engine *g, float trust, int n_decoding, int most, int again, float guess_ns,
                        float *rate)
 {

@@ -350,7 +350,7 @@ void draft_drop(struct engine *g, struct request *r);   /* the step has no room 
 /* Copy r's state before a step with a draft; -1: there is no place for it. */
 int draft_save_state(struct engine *g, struct request *r);
 void draft_return_state(struct request *r);             /* that copy is r's state again */
-/* id was chosen where it could have been guessed, but no draft was used */
+/* update acceptance rates with id, which was chosen where a guess was made but not used */
 void draft_observe(struct engine *g, struct request *r, int32_t id);
 /* Choose tokens from the rows of an item with a draft, until one differs from the draft or no
  * row is left. */

@@ -448,8 +448,8 @@ static int exclude_top(const struct sampler *s, struct rng *rng, struct cand *c,
     return kept;
 }
 
-/* The weights that a token is drawn by, *sum in all: those of the first n candidates, after all
- * filters, or with n -1 those of all tokens (spread_weight). */
+/* The distribution that a token is drawn from: the weights of the first n candidates, which all
+ * filters kept, or with n -1 those of all tokens (spread_weight).  sum: the sum of the weights. */
 struct spread { int n; double sum; float largest; };
 
 /* Apply top_k, typical_p, top_p, min_p and XTC, whose random number is taken from rng. */
@@ -528,8 +528,8 @@ static int32_t draw_token(struct sampler *s, const float *logits, int32_t best)
 }
 
 /* Accept the proposed token, or replace it, with new random numbers of s->drafts.  Those of s->rng
- * are not used: how many of them a token takes depends on its candidates, so a proposal made some
- * tokens ahead cannot know which ones will decide about it. */
+ * are not used: how many of them a token takes depends on its candidates, so when a proposal is
+ * made some tokens ahead, it is not known which numbers its position will take. */
 static int32_t verify_token(struct sampler *s, const float *logits, int32_t best, const struct proposed *proposed)
 {
     struct rng coin = { proposed->coin };
