@@ -2,13 +2,12 @@
  * target's bytes where they reduce the error most.
  *
  * The error of a tensor is a product of three factors: its relative output error, that is the sum
- * of strength * (w - w')^2 divided by the sum of strength * w^2, of a sample of 64 rows; its
- * number of weights; and the measured effect of such an error in that kind of matrix on the
- * logits of a real model (v has the largest, q the least, the first two layers more than the
- * others).
+ * of strength * (w - w')^2 divided by the sum of strength * w^2, over a sample of 64 rows; its
+ * number of weights; and the measured effect of such an error in that kind of matrix on the logits
+ * of a real model (v has the largest, q the least, the first two layers more than the others).
  *
- * A layer that predicts further tokens changes no answer, so it gets only bytes that all others
- * leave. */
+ * A layer that predicts further tokens changes no answer, so it gets only the bytes that no other
+ * layer needs. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -121,9 +120,9 @@ static void measure_tensor(void *arg, int i, int thread)
     free(x);
 }
 
-/* Returns the index of the tensor, and in *to its step, whose choice removes most error per byte
- * among those that fit into `room`; -1: there is none.  Steps that remove no error are skipped.
- * next: 1: search only layers that predict further tokens; 0: only the others. */
+/* Find the step that removes the most error per byte among those that fit into `room`.  Returns the
+ * index of its tensor, with the step in *to; -1: there is none.  Steps that remove no error are
+ * skipped.  next: 1: search only layers that predict further tokens; 0: only the others. */
 static int best_step(const struct conversion *cv, const struct type_choice *c, int n, uint64_t room, int next, int *to)
 {
     int best = -1;

@@ -185,10 +185,9 @@ static int set_ternary(struct recipe *p, enum qtype type, int group_size, struct
     return 0;
 }
 
-/* Copy codes and scales in the exact type, or in another type that can represent them.  In a
- * GGUF with groups of 128 the channels of a group are similar enough for one activation scale;
- * quantized checkpoints get smaller activation groups, because their channels were not scaled for
- * that. */
+/* Copy codes and scales in the exact type, or in another type that can represent them.  Activations
+ * get groups of 128 if the weights have groups of at least 128 and come from a GGUF, otherwise
+ * groups of 32: channels of quantized checkpoints can differ too much for larger ones. */
 static int set_copy(struct recipe *p, enum qtype type, int group_size, struct err *e)
 {
     p->make = MAKE_COPY;
@@ -276,7 +275,8 @@ static int set_keep(struct recipe *p, struct err *e)
 static int set_bitnet(struct recipe *p, enum qtype type, struct err *e)
 {
     p->make = !p->source->packed ? MAKE_ABSMEAN : p->exact >= 0 ? MAKE_COPY : MAKE_NEAR;
-    /* the matrix has one scale: choose large groups, to store few copies of it, but no padding */
+    /* the whole matrix has one scale: large groups store fewer copies of it, but must not need
+     * padding */
     return set_ternary(p, type, type == QT_T2 && p->spec->cols % 256 == 0 ? 256 : 0, e);
 }
 

@@ -1,5 +1,5 @@
-/* row_reader.h - read rows of a tensor of the new file from the source's tensor that contains them,
- * which may be fused with others, interleaved or transposed. */
+/* row_reader.h - read the rows of a tensor of the new file from the source.  The source's tensor
+ * may be fused with others, interleaved or transposed. */
 #ifndef ZSE_CONVERT_ROW_READER_H
 #define ZSE_CONVERT_ROW_READER_H
 

@@ -70,8 +70,8 @@ void cpu_layers_close(struct cpu_layers *l);
 /* Bytes allocated so far; buffers of quantized inputs are allocated by the first run. */
 size_t cpu_layers_memory(const struct cpu_layers *l);
 /* Number of bytes that a window keeps between its layers besides x: embeddings of the layers,
- * residual streams, keys and values that later layers read; 0 for most models.  A model with any
- * runs one window at a time: open it with n_windows 1. */
+ * residual streams, keys and values that later layers read; 0 for most models.  A model that keeps
+ * any such bytes runs one window at a time: open it with n_windows 1. */
 size_t cpu_layers_kept(const struct cpu_layers *l);
 /* Keep the bytes of cpu_layers_kept() at `kept` (64-byte aligned, the caller's) from now on; NULL:
  * in memory that l owns.  cpu_layers_embed() fills them. */

@@ -1,9 +1,9 @@
-/* cpu_compress.c - compressed attention (deepseek_v4): a token sees the keys of a window, which are
- * also its values, and entries that each summarize a run of earlier tokens: all of them, or those
- * that an indexer chooses.
+/* cpu_compress.c - compressed attention (deepseek_v4): a token attends to the keys of a window,
+ * which are also the values, and to entries, each of which summarizes a run of earlier tokens.
+ * Some layers have an indexer that chooses the entries; the others attend to all.
  *
- * An entry is a mean weighted per channel, with a softmax over the tokens of the run as weights;
- * with an indexer also over those of the run before.  The sums are a state until the run is
+ * An entry is, in each channel, a mean over the tokens of the run, weighted by a softmax; with an
+ * indexer the tokens of the previous run count, too.  The sums are a state until the run is
  * complete, updated token by token; the entry then goes to the KV block of the run's last token.
  * The keys and entries that a token sees are copied side by side, and attention runs over the copy,
  * so results are bit-identical for every batch and every division of a prompt into chunks. */

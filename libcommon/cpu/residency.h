@@ -1,9 +1,10 @@
 /* residency.h - bound the part of a model's weights that is in memory, for models larger than RAM.
  *
- * A step reads the weights in a fixed order: layers, then the head.  The first layers stay
- * resident, as many as fit beside two more spans.  The other weights pass through these two: while
- * one is in use a thread reads the next, and spans are dropped after use.  (Keeping the most
- * recently used layers, as the page cache does, would drop each of them just before it is used
+ * A step reads the weights in a fixed order: layers, then the head.  A layer, or a slice of the
+ * head, is a span.  The first layers stay resident, as many as fit beside two more spans.  The
+ * other weights pass through these two: while one is in use a thread reads the next, and spans are
+ * dropped after use.  (Keeping the most recently used layers, as the page cache does, would drop
+ * each of them just before it is used
  * again.)  Dropped means unmapped from this process: the page cache keeps the pages while memory is
  * free.  Results do not change.
  *
