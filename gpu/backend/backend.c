@@ -107,8 +107,8 @@ static int check_batch(const struct gpu_backend *b, const struct batch *batch, i
     return 0;
 }
 
-/* Grow the memory of steps, the only memory that grows: sequences can share blocks, so that their
- * tables together have more entries than the cache has blocks. */
+/* Grow the buffers of a step.  They are the only memory that grows: sequences share blocks, so
+ * their tables together can have more entries than the cache has blocks. */
 static int grow_step(struct gpu_backend *b, size_t n_tables, struct err *e)
 {
     const size_t need = tables_at(b) + n_tables;
@@ -184,9 +184,9 @@ static size_t fill_step(struct gpu_backend *b, const struct batch *batch, int *n
     return tables_at(b) + (size_t)at;
 }
 
-/* Pad a step that only decodes to a power of two of tokens, and the number of splits to another, so
- * that few graphs serve all steps.  Returns the bucket of the number of tokens; -1 for another kind
- * of step, or if graphs are off. */
+/* Pad a step that only decodes: the number of tokens and the number of splits each to a power of
+ * two, so that few graphs serve all steps.  Returns the bucket of the number of tokens; -1 if the
+ * step does not only decode, or if graphs are off. */
 static int pad_decode(struct gpu_backend *b, int n_logits, int *splits_bit)
 {
     if (b->n > MAX_GRAPH_TOKENS || b->n != b->n_decode || n_logits != b->n || b->o.debug_sync)

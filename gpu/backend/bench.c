@@ -210,7 +210,7 @@ static struct gpu_mat device_mat(const struct mat *m, const uint8_t *data)
                              .n_tiles = m->n_tiles, .n_groups = m->n_groups, .group_shift = shift };
 }
 
-/* n copies of the matrix with random bits, such that all values that are read as floats are
+/* Make n copies of the matrix with random bits, in which every value that is read as a float is
  * finite. */
 static uint8_t *weights(struct bench *b, const struct mat *m, int n, struct err *e)
 {

@@ -193,8 +193,8 @@ static const char *megabytes(char out[32], size_t n)
     return out;
 }
 
-/* The matrix of a layer that is this part; for experts, which all have the same types and shapes,
- * that of the first. */
+/* The matrix of this part in a layer.  For a part of experts it is the first expert's, because all
+ * have the same types and shapes. */
 static const struct linear *device_part(const struct layer *l, enum layer_part p)
 {
     return part_infos[p].kind != PART_EXPERT ? layer_matrix(l, p)

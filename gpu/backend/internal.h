@@ -32,8 +32,9 @@ struct gpu_backend {
     int floats_att;                 /* some matrix o is f32, so its input is kept as f32 too */
     int stride_hidden, stride_att, stride_mlp, stride_expert;
     int mlp_size;                   /* width of the widest dense or shared MLP */
-    /* shared MLPs and dense ones differ in width, so the shared ones have activation rows of their
-     * own: in common rows, values of the wider MLP would stay in the padding of the narrower one */
+    /* 1: the shared MLPs differ in width from the dense ones, so they have activation rows of their
+     * own.  In common rows, values of the wider MLP would stay in the padding of the narrower
+     * one. */
     int shared_apart;
     /* device */
     uint8_t *kv; size_t kv_size, kv_stride; uint32_t kv_part;
@@ -41,8 +42,9 @@ struct gpu_backend {
     float *x, *y, *hf, *hf2, *q, *k, *v, *attf, *gate, *up, *cosine[MAX_ROPES], *sine[MAX_ROPES], *alibi,
           *freq[MAX_ROPES], *freq_long[MAX_ROPES], *partial, *logits;
     uint16_t *act, *act2, *act_att, *act_mlp, *act_shared;
-    /* mixtures of experts: outputs of the router, the choice, and of each pair (gpu_choice) the
-     * activations before down, as f32 where an expert is f32, and its result */
+    /* mixtures of experts.  route: outputs of the router; choice: the chosen experts.  For each
+     * pair (gpu_choice): the activations before down, in mid_expert where an expert is f32, else in
+     * act_expert; and the result. */
     float *route; struct gpu_choice choice;
     uint16_t *act_expert; float *mid_expert, *out_expert;
     int8_t *act_code; float *act_scale;     /* act_int8: of the current matrices */

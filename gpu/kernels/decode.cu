@@ -31,7 +31,8 @@ template <int TYPE> __global__ __launch_bounds__(WARPS * 32) void decode_kernel(
             decode_row<TYPE>(v[r], raw, r, t, table);
         uint8_t *to = out + ((size_t)blockIdx.x * m.n_steps + step) * GPU_DECODED_STEP + 4 * t * 128 + g * 16;
 #pragma unroll
-        for (int i = 0; i < 4; i++) {           /* a line has k 2i and 2i + 1, which are in pairs (k, k + 4) */
+        for (int i = 0; i < 4; i++) {           /* the lane's line i has its k 2i and 2i + 1, which
+                                                 * are in two of the pairs (k, k + 4) of v */
             const int a = i % 2 * 2;
             const uint32_t half = i < 2 ? 0x5410 : 0x7632;
             *reinterpret_cast<uint4 *>(to + i * 128) =

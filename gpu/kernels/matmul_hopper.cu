@@ -98,8 +98,8 @@ struct stages {
     uint64_t *full, *empty;
 };
 
-/* The numbers of tiles of rows and of tokens, and one pair of them; tile_at() is the order in which
- * blocks take the pairs. */
+/* The numbers of tiles of rows and of tokens.  tile_at() gives the order in which blocks take the
+ * pairs of a tile of rows and a tile of tokens. */
 struct work { int n_rows, n_tokens; };
 struct tile_of_work { int row, token; };
 template <int GROUPS> DEVICE work work_of(const gpu_linear &l)

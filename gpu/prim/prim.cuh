@@ -306,10 +306,10 @@ DEVICE float block_sum(float x, float *room)
 /* ---- activations as linear layers read them ----
  *
  * They are f16 of x / ACT_UNIT: values up to a million fit, and the smallest values lose about
- * 1e-6.  A byte of 4-bit codes has those of k and
- * k + 4, so activations are stored in the same pairs, (0,4) (1,5) (2,6) (3,7) of every 8, and codes
- * need not be moved.  Of a step of 32 k, lane 4g + t decodes the 8 k from 8t on.  In the order
- * GPU_ACT_LANES, which lanes read from memory, its pair j is at 4t + j, so that its four pairs are
+ * 1e-6.  A byte of 4-bit codes has the codes of k and k + 4, so activations are stored in the same
+ * pairs, (0,4) (1,5) (2,6) (3,7) of every 8, and codes need not be moved.  Of a step of 32 k, lane
+ * 4g + t decodes the 8 k from 8t on.  In the order GPU_ACT_LANES, which lanes read from memory, its
+ * pair j is at 4t + j, so that its four pairs are
  * adjacent.  In the order GPU_ACT_TILES, which ldmatrix and wgmma read from shared memory, it is at
  * 4j + t, so that 16 bytes hold one pair for each of the four lanes.  A kernel that writes a row
  * writes zeros up to act_padded(), because the row may have been written in the other order. */
