@@ -1,5 +1,5 @@
-/* kernels.c - speed of the kernels beside this machine's limits, one thread: shares of a plain read
- * loop (few tokens) and of the multiply-add peak (many).  Work is timed in slices of about a
+/* kernels.c - compare the speed of the kernels on one thread with this machine's limits: few tokens
+ * with a plain read loop, many with the multiply-add peak.  Work is timed in slices of about a
  * millisecond and the best slice counts: the machine may be shared.
  *     build/tests/bench/kernels [SET [TYPE ... N ... ROWSxCOLS]]
  * TYPE: of weights, or attention (default: all).  N: numbers of tokens.  ROWSxCOLS: 8960x1536 by

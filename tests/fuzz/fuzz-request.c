@@ -91,7 +91,7 @@ static size_t fake_memory(const void *b) { return b ? 4096 : 0; }
 static const char *fake_describe(const void *b) { return b ? "fake" : ""; }
 static void fake_close(void *b) { (void)b; }
 
-/* This function and the next ones stand in for those of the CPU backend, which is not linked. */
+/* This function and the next ones replace those of the CPU backend, which is not linked. */
 const struct kernels *kernels_pick(const char *want, struct err *e)
 {
     (void)want;
@@ -205,8 +205,8 @@ static int ask(const char *text, size_t size, struct buf *answer)
 
 static void open_server(void)
 {
-    /* A first request to the model, so that memory that the first answer allocates once is not
-     * counted for a request that is tested. */
+    /* A first request to the model, because the first answer allocates memory once, which must not
+     * count for a tested request. */
     static const char ready[] = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 41\r\n\r\n"
                                 "{\"prompt\":\"a\",\"max_tokens\":2,\"regex\":\"a\"}";
     struct err e;

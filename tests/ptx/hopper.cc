@@ -1,9 +1,9 @@
 /* hopper.cc - compute capability 9.0: mbarriers, copies of tiles by the copy engine, wgmma.
  *
  * A copy arrives only when no warp can run without it.  Products are computed at once.  Until the
- * warp has waited for their group, a copy to the shared memory that they read is an error.  A
- * product of bytes that no copy has brought, or whose barrier the warp has not waited for, is an
- * error, too. */
+ * warp has waited for their group, a copy to the shared memory that these products read is an
+ * error.  A product of bytes that no copy has brought, or whose barrier the warp has not waited
+ * for, is an error, too. */
 #include "tests/ptx/ptx.h"
 
 #include <string.h>

@@ -180,7 +180,7 @@ static inline void fake_compute(struct fake *f, const struct batch *batch, float
     f->largest_batch = batch->n_items > f->largest_batch ? batch->n_items : f->largest_batch;
 }
 
-/* ---- the same as a device: steps are begun, and run as late as possible ---- */
+/* ---- the fake backend as a device: steps are begun, and run as late as possible ---- */
 
 /* The token with the largest logit.  With a temperature, or if a logit is NaN, no token is drawn
  * (-1), so that the engine requests the logits. */

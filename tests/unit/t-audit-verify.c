@@ -249,7 +249,7 @@ static int verify_first_event(const char *name, int has_prev)
     return c.broken;
 }
 
-/* A log must begin with the event "begin", which has the previous hash, and with no other event. */
+/* The first line of a log must be the event "begin", which has the previous hash. */
 static void a_log_begins_with_its_begin(void **state)
 {
     (void)state;

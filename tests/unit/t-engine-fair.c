@@ -348,7 +348,7 @@ static void test_no_useless_preemption(void **state)
     }
 }
 
-/* Requests of one group: once something was reported of one of them, the others are not refused. */
+/* Requests of one group: once one of them has reported anything, the others are not refused. */
 static void test_one_report_admits_the_others(void **state)
 {
     (void)state;

@@ -1,7 +1,7 @@
 /* t-engine-model.c - the scheduler on the CPU backend with the tiny model and one with recurrent
  * layers: shared prefixes, several answers to a prompt, preemption, chunks and cancellation leave
- * every answer as it is alone, to the last bit of its log probabilities; with every type of stored
- * keys and values. */
+ * every answer the same as alone, to the last bit of its log probabilities.  Every type of stored
+ * keys and values is tested. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -642,7 +642,8 @@ static void test_positions(void **state)
     model_close(m);
 }
 
-/* The same for all architectures that allow windows and whose first layer has attention. */
+/* check_positions() for all architectures that allow windows and whose first layer has
+ * attention. */
 static void test_architectures(void **state)
 {
     (void)state;

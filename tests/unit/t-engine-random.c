@@ -268,8 +268,8 @@ static void test_drafts(void **state)
     drafter_under_test = NULL;
 }
 
-/* The same with recurrent layers, whose state must be restored after a wrong draft: every step
- * checks that the state is that of its prefix. */
+/* Drafts of every length with recurrent layers, whose state must be restored after a wrong draft:
+ * every step checks that the state is that of its prefix. */
 static void test_hybrid_drafts(void **state)
 {
     (void)state;

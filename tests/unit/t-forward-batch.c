@@ -193,8 +193,8 @@ static void test_schedules(void **state)
     assert_int_equal(bad, 0);
 }
 
-/* Tokens of a KV block share bytes of keys with 4 bits: however an item is cut into runs, each of
- * its tokens belongs to one job, and no block to two. */
+/* Tokens of a KV block share bytes of keys with 4 bits: however an item is cut into runs, each
+ * token belongs to exactly one job, and no block to two. */
 static void test_whole_blocks(void **state)
 {
     (void)state;

@@ -31,10 +31,10 @@ static const char *const dense[] = {
     "seed_oss", "smollm3", "stablelm", "starcoder2",
 };
 
-/* Longer prompts than SHORT run with these folders only, if the plain kernels are in use, which are
- * slow (other tests compare them with the other kernels for any length), and with sanitizers and
- * emulated processors.  Their attention and positions cover all kinds that matter for long
- * contexts: windows, long factors, distances instead of positions. */
+/* With the plain kernels (which are slow, and which other tests compare with the other kernels for
+ * any length), with sanitizers and on emulated processors, only these folders run prompts longer
+ * than SHORT.  Their attention and positions cover all kinds that matter for long contexts:
+ * windows, long factors, distances instead of positions. */
 static const char *const any_length[] = { "bloom", "cohere2", "gemma3", "llama", "phi3-longrope", "qwen2-window" };
 
 static int longest(const char *name)

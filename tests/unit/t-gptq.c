@@ -277,7 +277,7 @@ static void directions(void **state)
                 size += h * h;
             }
         /* x is made of 8 strong directions, whose squared lengths add up to (1..8)^2 = 204, and
-         * noise of 0.1 in each channel: of H less than a hundredth lies outside of the
+         * noise of 0.1 in each channel: so less than a hundredth of H lies outside of the
          * directions */
         assert_true(a.rank == 0 || sqrt(wrong / size) < 0.01);
         gptq_release(&a);
@@ -374,8 +374,8 @@ static void feedback(void **state)
     free(x), free(px), free(w), free(copy);
 }
 
-/* With C from inputs that differ by a known linear map, the weights move half of the way towards
- * those that undo the map. */
+/* If the quantized layers change the inputs by a known linear map, C moves the weights half of the
+ * way towards those that undo the map. */
 static void correction(void **state)
 {
     (void)state;

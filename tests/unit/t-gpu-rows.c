@@ -102,7 +102,8 @@ static void functions(void **state)
     for (int i = 0; i < N * COLS; i++)
         gate[i] = uniform(&r, -6, 6), up[i] = uniform(&r, -3, 3);
     gate[7] = 300;
-    up[7] = 1e7f;                       /* beyond f16 even in units of 16: becomes the largest */
+    up[7] = 1e7f;                       /* too large for f16, even divided by ACT_UNIT: stored as
+                                         * the largest f16 */
     float *dgate = to_device(gate, sizeof gate), *dup = to_device(up, sizeof up), *out = on_device(sizeof got);
     uint16_t *dact = on_device(sizeof act);
     for (int f = ACT_SILU; f <= ACT_GELU_QUICK; f++)

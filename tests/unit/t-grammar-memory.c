@@ -143,8 +143,8 @@ static uint64_t masks_of(struct grammar *g, uint64_t seed, const struct grammar_
     return hash;
 }
 
-/* Grammars that share a budget stay within it, while all are in use, and make the same masks with
- * the same counted work as one without a limit. */
+/* Grammars that share a budget stay within it, while all are in use, and make the same masks, with
+ * the same counted work, as a grammar without a limit. */
 static void grammars_share_a_budget(void **state)
 {
     enum { LIMIT = 2 << 20, OF_ONE_CALL = 1 << 20 };

@@ -869,7 +869,7 @@ static void long_arguments_are_read_once(void **state)
     free(text);
 }
 
-/* Of a function that is not strict, the keywords that cannot be enforced are ignored one by one. */
+/* If a function is not strict, its keywords that cannot be enforced are ignored one by one. */
 static void keywords_that_are_not_enforced_are_listed(void **state)
 {
     static const struct { const char *format, *parameters, *relaxed; } cases[] = {

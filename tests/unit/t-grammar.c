@@ -693,8 +693,8 @@ static void forced_tokens_are_those_of_the_tokenizer(void **state)
     grammar_close(g);
 }
 
-/* Tokens that are forced before a place with several continuations are those of the tokenizer for
- * every continuation. */
+/* Forced tokens before a place with several continuations must be those that the tokenizer gives
+ * for each of the whole texts. */
 static void forced_tokens_never_join_the_open_text(void **state)
 {
     static const char *const certain[] = { "Once upon a ti", "The ca", "hello wor", "{\"a\": tr", "12 3" },

@@ -185,7 +185,7 @@ static void merges_tables_and_transposed(void **state)
     }
 }
 
-/* PEFT keeps copies of tables, which have to be those of the base. */
+/* PEFT keeps copies of the embedding and the head, which must equal the base's weights. */
 static void compares_copies(void **state)
 {
     struct piece copy[] = {

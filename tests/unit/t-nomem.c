@@ -84,8 +84,9 @@ int __wrap_asprintf(char **s, const char *fmt, ...)
 /* 0: done, with the right result, which the work itself checks; -1 with *e. */
 typedef int work(const void *what, struct err *e);
 
-/* Run the work once for every allocation that it makes, which fails then.  Of a long work only the
- * first `all` allocations (fewer under a sanitizer) fail, and then fewer and fewer. */
+/* Run the work once for every allocation that it makes, and let that allocation fail.  Of a long
+ * work only the first `all` allocations (fewer under a sanitizer) fail, and then fewer and
+ * fewer. */
 static void without_memory(const char *name, work *w, const void *what, long all)
 {
     struct err e = { .msg = "" };

@@ -180,8 +180,9 @@ static void test_distribution(void **state)
     chi_square(&s, (const double[N]){ 0.25 / 0.65, 0, 0.2 / 0.65, 0, 0.2 / 0.65 }, 13.8);
 }
 
-/* Draw proposals from another distribution and verify them: chi-square against the distribution
- * that is meant, and as many proposals are accepted as possible, which is the sum of min(p, q). */
+/* Draw proposals from another distribution and verify them: test the tokens against the intended
+ * distribution by chi-square, and check that the fraction of accepted proposals is the highest
+ * possible, the sum of min(p, q). */
 static void chi_square_verified(const struct sampling *sampling, const struct allowed *allowed, const double want[N],
                                 double limit)
 {
