@@ -40,7 +40,7 @@ struct zse_section {
 };
 _Static_assert(sizeof(struct zse_section) == 32, "section");
 
-/* Section TNSR: this, the records, the maps, the strings. */
+/* Section TNSR: this struct, then the records, the maps and the strings. */
 struct zse_tensors {
     uint32_t n_tensors, n_maps;
     /* the first and the last byte are 0, so offset 0 is the empty string and the last string is

@@ -61,7 +61,8 @@ struct zfile_tensor {
     int64_t dim[2];                     /* outermost first */
     int64_t source_rows, source_cols;   /* shape of the source tensor as a matrix, before transposing */
     int tiled;                          /* 1: m is in kernel order; 0: plain row-major f32, f16 or bf16 (m.type) */
-    struct mat m;                       /* m.data is set; of plain tensors only rows, cols, type, size and data */
+    struct mat m;                       /* m.data is set; for plain tensors only rows, cols, type,
+                                         * size and data are set */
     int page;                           /* for the writer: begin at a page whatever its size (an expert) */
     int group;                          /* index into groups */
     uint64_t offset;                    /* offset of the data in the file */

@@ -1,5 +1,5 @@
-/* gpus.c - ask NVML, the management library of NVIDIA's driver, about GPUs.  Source: the NVML API
- * reference. */
+/* gpus.c - query GPUs through NVML, the management library of NVIDIA's driver.  Source: the NVML
+ * API reference. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
