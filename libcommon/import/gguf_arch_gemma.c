@@ -120,7 +120,7 @@ static void proportional(struct gguf_translator *t)
                                                              gguf_share(2 * (int64_t)rotated, t->head_dim)));
 }
 
-/* Layers of full attention have heads of another size, and other KV heads. */
+/* Layers of full attention have heads of another size, and another number of KV heads. */
 static void layer_heads(struct gguf_translator *t)
 {
     const json_t *types = json_object_get(t->out, "layer_types");

@@ -6,8 +6,8 @@
 
 enum { SOFTMAX = 1 << GATE_SOFTMAX, SIGMOID = 1 << GATE_SIGMOID, CHOSEN = 1 << GATE_CHOSEN };
 
-/* The functions that an architecture's routers can have, and the one without a key; all other
- * architectures have GATE_SOFTMAX. */
+/* The scoring functions that an architecture's routers can have, and the one that a file without
+ * the key has.  All other architectures have GATE_SOFTMAX. */
 static const struct { const char *gguf; unsigned can; enum gguf_gate otherwise; } routers[] = {
     { "deepseek2",      SOFTMAX | SIGMOID, GATE_SOFTMAX },
     { "glm-dsa",        SIGMOID, GATE_SIGMOID },

@@ -329,8 +329,8 @@ static int check_numbers(const struct rules *r, const struct source_tensor *t, i
     return 0;
 }
 
-/* Refuse a change that may overflow.  The bound is the sum over the rank of the largest magnitudes
- * in A and B, multiplied. */
+/* Refuse a change that may overflow.  The bound is the sum over the rank of the largest magnitude
+ * in A times the largest in B. */
 static int check_change(const struct rules *r, const struct peft_module *m)
 {
     float *most = calloc(2 * (size_t)m->rank, sizeof *most);

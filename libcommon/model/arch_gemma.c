@@ -78,7 +78,8 @@ static void layer_sizes(struct parse *p, struct config *c, int layer, const json
     json_decref(q.seen);
 }
 
-/* Layers of full attention have other heads; c->head_dim and c->n_kv_heads become the maxima. */
+/* Layers of full attention differ in the size and number of their heads; c->head_dim and
+ * c->n_kv_heads become the maxima. */
 static void heads_parse(struct parse *p, struct config *c, int global_dim)
 {
     const json_t *own = parse_find(p, "per_layer_config", NULL);

@@ -553,7 +553,8 @@ static void mimo_windows(struct parse *p, struct config *c)
     layer_types_parse(p, c, window);
 }
 
-/* Set the KV heads of each layer: layers with a window have others than the rest. */
+/* Set the number of KV heads of each layer, which differs between layers with and without a
+ * window. */
 static void mimo_heads(struct parse *p, struct config *c)
 {
     const int full = c->n_kv_heads, local = (int)parse_int(p, "swa_num_key_value_heads", 1, MOST_WIDTH,

@@ -128,7 +128,7 @@ static int bind_modules(struct lora_binding *b)
     return 0;
 }
 
-/* Refuse models whose channels were scaled, for which the adapter was not made. */
+/* Refuse models whose channels were scaled: the adapter was not made for such weights. */
 static int check_model(const struct lora_binding *b)
 {
     const json_t *q = b->m->file ? js_get(zfile_json(b->m->file), "quantization") : NULL;
