@@ -7,7 +7,8 @@
 /* indexed by block number, followed by the roots.  Links are block numbers, -1: none */
 struct node {
     int32_t token[KV_BLOCK]; int n_tokens;      /* n_tokens 0: not in the tree */
-    int32_t parent, child, before, after;       /* child: the latest; before, after: its siblings */
+    int32_t parent, child, before, after;       /* child: the latest child; before, after: the
+                                                 * node's siblings */
     int32_t next;               /* next in the hash bucket */
     int32_t older, newer;       /* list of idle nodes */
     uint64_t serial;
@@ -42,7 +43,7 @@ void pool_drop(struct kv_pool *p, int32_t block);
 int32_t pool_take(struct kv_pool *p);
 void prefix_remove(struct kv_pool *p, int32_t block);   /* removes a leaf */
 
-/* ---- window.c; without window blocks these do nothing ---- */
+/* ---- window.c: these functions do nothing if there are no window blocks ---- */
 /* Free the window block of a block, which no table holds. */
 void window_lose(struct kv_pool *p, int32_t block);
 /* Let t hold the window block of its block i == end_window; takes a new one if the block has
