@@ -71,7 +71,7 @@ static int is_fed_back(const struct recipe *p)
     return p->make == MAKE_QUANT && (p->input >= 0 || p->spec->role == ROLE_EXPERT_DOWN);
 }
 
-/* Allocate the tensor as in the new file. */
+/* Allocate memory for the tensor's bytes in the new file. */
 static uint8_t *hold_result(const struct calibration *c, const struct recipe *p, struct err *e)
 {
     return calibrate_hold(c, p->spec->expert >= 0 ? HOLD_EXPERT : HOLD_ROUNDED, p->m.size, p->source->name, e);

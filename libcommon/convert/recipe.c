@@ -153,8 +153,8 @@ int is_float_source(int source_type)
     return source_type == GGML_F32 || source_type == GGML_F16 || source_type == GGML_BF16 || source_type == GGML_F64;
 }
 
-/* Find the type that represents the source's values exactly.  The rows of the source's codes
- * must be our rows, or if packed.h reports the codes as transposed, their columns must be. */
+/* Find the type that represents the source's values exactly.  The rows of the source's codes must
+ * be our rows; if packed.h reports the codes as transposed, their columns must be our rows. */
 static void find_exact(struct recipe *p)
 {
     const struct source_tensor *t = p->source;

@@ -287,7 +287,7 @@ static int add_tensors(struct conversion *cv, const struct synthetic_shape *shap
     return 0;
 }
 
-/* Make a source in one of our shapes. */
+/* Make a source in the shape of one of the models above. */
 static int add_own_tensors(struct conversion *cv, int n, struct err *e)
 {
     struct source *s = cv->source;

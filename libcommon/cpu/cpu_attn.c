@@ -60,8 +60,8 @@ static void angles(const struct core *k, const struct rope *r, int pos, int is_l
 {
     const float *freq = is_long ? r->inv_freq_long : r->inv_freq, scale = is_long ? r->scale_long : r->scale;
     for (int d = 0; d < r->dim / 2; d++) {
-        /* computed in f32, as in transformers, whose rounding is part of the model, but only within
-         * the model's context; beyond it in double */
+        /* within the model's context computed in f32, as in transformers, because that rounding is
+         * part of the model; beyond it in double */
         const double angle = k->window && pos >= k->c->max_len ? (double)pos * (double)freq[d]
                                                                : (double)((float)pos * freq[d]);
         cosine[d] = (float)cos(angle) * scale;
@@ -414,7 +414,7 @@ static void attend_part(void *arg, int i, int thread)
         a.rounded_from = KV_SINKS;
         a.rounded_to = kv_tail_from(a.pos);             /* the same for all tokens of the run: see add_tail_runs() */
     }
-    /* only the last part has these positions */
+    /* only the last part contains the positions of the new tokens */
     if (j->s->one_run_each && is_last && !j->latent && !config_shares_kv(c, j->index))
         store(j, ch->item, head, ch->first, ch->n);
     if (beyond(j, a.pos)) {

@@ -1,4 +1,5 @@
-/* cpu_ends.c - compute the input of the first layer, and the logits of the last one's output. */
+/* cpu_ends.c - compute the input of the first layer, and the logits from the output of the last
+ * layer. */
 #include <string.h>
 
 #include "libcommon/cpu/cpu_ops.h"
