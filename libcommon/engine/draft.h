@@ -9,8 +9,7 @@
 enum {
     /* most tokens of a draft; with the last token of the answer they make a step of 16 tokens */
     DRAFT_MOST = 15,
-    /* The evidence for a draft.  Grades 0 to 3 rise with the number of tokens before the draft that
-     * match. */
+    /* The evidence for a draft.  Grades 0 to 3 are higher if more tokens before the draft match. */
     GRADE_RESUMED = 4,      /* copying resumes after an edit */
     GRADE_EDIT,             /* an edit may be over */
     GRADE_PREDICTED,        /* the start of the predicted tokens */
@@ -39,7 +38,7 @@ struct drafter {
 enum draft_use {
     DRAFT_DEFAULT,                      /* as in the engine's options */
     DRAFT_OFF,
-    /* the engine's draft model and drafter, or one of them, else drafter_ngram */
+    /* the engine's draft model and drafter, or the one that it has, else drafter_ngram */
     DRAFT_ON,
     DRAFT_NGRAM,                        /* the engine's drafter, else drafter_ngram */
     DRAFT_MODEL,                        /* the engine's draft model; refused if it has none */

@@ -77,7 +77,7 @@ int draft_init(struct engine *g, struct request *r, const struct draft_params *p
     return 0;
 }
 
-/* Whether r has a drafter, which is opened for its first draft; out of memory, it has none. */
+/* Whether r has a drafter, which is opened for r's first draft.  If memory is short, r has none. */
 static int has_drafter(struct request *r)
 {
     struct drafting *d = &r->draft;
@@ -143,7 +143,7 @@ static int best_length(const struct engine *g, float trust, int n_decoding, int 
     return best;
 }
 
-/* Tokens of a step with a draft of n tokens. */
+/* Expected number of tokens from a step with a draft of n tokens. */
 static float expected(float trust, int n)
 {
     float right = 1, tokens = 1;

@@ -19,7 +19,8 @@ struct medusa_run {
     const struct medusa *m;             /* borrowed */
     const struct kernels *kernels;
     struct pool *pool;
-    /* [max_seqs][hidden_size]: states of this step's drafts; of a head; the output of a block */
+    /* [max_seqs][hidden_size] each.  states: of this step's drafts; x: the states in a head; y: the
+     * output of a block */
     float *states, *x, *y;
     void *act, **scratch;               /* rounded x; scratch of each thread */
     size_t act_bytes, scratch_bytes, bytes;

@@ -381,8 +381,7 @@ int may_admit(const struct engine *g)
 
 int decodes(const struct request *r) { return r->first_ns && r->n_ids - r->kv.n_tokens <= FORCED; }
 
-/* The largest number of tokens of a chunk of which at most `rows` need logits for
- * prompt_logprobs. */
+/* The largest chunk, in tokens, of which at most `rows` tokens need logits for prompt_logprobs. */
 static int rows_limit(const struct request *r, int rows)
 {
     if (!r->prompt_logprobs || r->n_reported >= r->n_prompt)

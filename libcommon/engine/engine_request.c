@@ -76,9 +76,9 @@ static void find_stop_ids(const struct engine *g, struct request *r, const struc
     }
 }
 
-/* The scope of a request's prefixes: its own, or one of its own and its adapter, which changes keys
- * and values.  Numbers of adapters depend on the order of loading, so the hash of its files
- * counts. */
+/* The scope of a request's prefixes.  Adapters change keys and values, so a request with an adapter
+ * has a scope made of its own and of the adapter: of the hash of the adapter's files, because its
+ * number depends on the order of loading. */
 static uint64_t prefix_scope(const struct engine *g, const struct request_params *p)
 {
     if (!p->lora)

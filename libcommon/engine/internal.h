@@ -55,7 +55,7 @@ struct tenant_queue {
     /* Prompt tokens of its running requests, charged in advance while a step is planned: first all
      * tokens still to compute, then only those in this step. */
     int64_t planned;
-    /* whether some of its requests wait for their first token; whether some did in the last step */
+    /* waits: some of its requests wait for their first token; waited: some did in the last step */
     int waits, waited;
 };
 
@@ -106,7 +106,8 @@ struct drafting {
     const float *rows; int row_pos, n_rows;
     float *kept; int kept_pos, n_kept, base, whole;
     int searched;                       /* the predictor's prefix was looked up in the folder */
-    /* drafts pause because none pays: length of the pause in steps, and steps left of it */
+    /* drafts pause while they do not pay.  pause: length of the pause in steps; rest: steps left of
+     * it */
     int pause, rest;
     float trust[DRAFT_GRADES];
     /* numbers of tokens drafted and accepted so far, and of those copied from the predicted
