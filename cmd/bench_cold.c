@@ -1,9 +1,9 @@
 /* bench_cold.c - measure the time from exec to the first token in fresh processes of zse-chat and,
  * with --peer, of llama.cpp's program.
  *
- * zse-chat --json reports when it passed each mark, by the clock that all processes share; the rest
- * of the time is the system's.  The two programs start alternately.  "Dropped" means that the
- * model's pages, and only they, were evicted from the page cache before. */
+ * zse-chat --json reports the time at which it passed each mark, by a clock that all processes
+ * share; the remaining time is spent in the system.  The two programs start alternately.  "Dropped"
+ * means that the model's pages, and only they, were evicted from the page cache before. */
 #include "cmd/zse-bench.h"
 
 #include <errno.h>
@@ -316,8 +316,8 @@ static int measure(struct cold *c, int state, struct err *e)
     return rc;
 }
 
-/* The GPU's phases, and the time from the context to the first token as a multiple of the copy
- * alone at the link's speed. */
+/* Report the GPU's phases, and the ratio of the time from the context to the first token to the
+ * time that copying alone takes at the link's speed. */
 static json_t *report_device(struct cold *c, int state)
 {
     const struct bench_options *o = c->o;

@@ -1,5 +1,5 @@
-/* bench_dequant.c - measure decoding to f32: blocks of GGUF files as in a conversion, and tiles of
- * our types as in a row lookup. */
+/* bench_dequant.c - measure the speed of decoding to f32: of blocks of GGUF files, as in a
+ * conversion, and of tiles of our types, as in a row lookup. */
 #include "cmd/zse-bench.h"
 
 #include <stdio.h>

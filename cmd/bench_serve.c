@@ -44,8 +44,8 @@ struct load {
     struct err error;
     int failed;                         /* error has the reason; the run stops */
     /* the present state */
-    /* running: requests that count; answering: those that had text; settled: background streams
-     * with a steady rate */
+    /* running: requests that count and have not ended; answering: those of them that had text;
+     * settled: background streams with a steady rate */
     int running, answering, settled, measuring;
     /* start_s, end_s: when the measurement began and ended; changed_s: when `answering` last
      * changed or text last arrived */

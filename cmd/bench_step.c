@@ -214,8 +214,8 @@ int bench_batch(const struct bench_options *o, const char *model)
 
 /* ---- zse-bench moe ---- */
 
-/* Mean over the layers: experts that got tokens, tokens of the busiest expert relative to the mean,
- * and tokens. */
+/* Mean over the layers: the number of experts that got tokens, the tokens of the busiest expert
+ * relative to the mean of all, and the number of tokens. */
 struct use { double layers, distinct, most, tokens; };
 
 static struct use count_use(const struct config *c, const unsigned *counts)

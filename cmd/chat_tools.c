@@ -323,7 +323,8 @@ int chat_add_text(json_t *parts, const char *text, size_t size)
     return size ? json_array_append_new(parts, json_pack("{s:s, s:s%}", "type", "text", "text", text, size)) : 0;
 }
 
-/* Append the message of the collected text and calls, and the results, to out. */
+/* Append to out a message with the collected text and calls, and the messages with their
+ * results. */
 static int flush(json_t *out, char **text, size_t *size, FILE **f, const json_t *parts, size_t from, size_t to)
 {
     struct round_call call[ROUND_CALLS_MAX];

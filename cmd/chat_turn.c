@@ -134,8 +134,8 @@ static int room_for_answer(const struct chat_session *t, int context)
     return t->o->max_tokens && t->o->max_tokens < most ? t->o->max_tokens : most;
 }
 
-/* Render the conversation and tokenize it, without its oldest turns where too little space is left
- * for an answer.  Then twice that space is freed, so that the next turns find the prompt cached.  A
+/* Render the conversation and tokenize it.  If too little space is left for an answer, drop the
+ * oldest turns until twice that space is free, so that the next turns find the prompt cached.  A
  * conversation that cannot be shortened is accepted as long as one token is left. */
 static int fit_context(struct chat_session *t, char **text, size_t *size, int32_t **ids, int *n, struct err *e)
 {

@@ -34,7 +34,7 @@ void cli_hide_memory(void)
         l.rlim_cur = 0;
         setrlimit(RLIMIT_CORE, &l);
     }
-    /* also for a core_pattern that is a pipe, to which RLIMIT_CORE does not apply */
+    /* RLIMIT_CORE does not apply to a core_pattern that is a pipe; this does */
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
 }
 

@@ -97,7 +97,7 @@ int cli_interrupted(void);
 void cli_ignore_pipe(struct sigaction *before);
 void cli_restore_pipe(const struct sigaction *before);
 /* After ERR_CANCELLED: end by the signal that cancelled, so that the shell sees the reason.
- * Returns if there was none. */
+ * Returns if no signal was caught. */
 void cli_die_of_interrupt(void);
 
 /* A progress bar on stderr: only on a terminal, and only after one second of work.  Messages
@@ -110,9 +110,9 @@ struct cli_progress {
     char what[64];
 };
 void cli_progress_init(struct cli_progress *p);
-/* --progress FORM: bar (the default), or json: without a terminal, too, each report becomes a
- * line of standard error, {"step","done","total","unit"}, five a second at most; when its reader
- * is gone, the work stops.  0, or the exit code of wrong usage. */
+/* --progress FORM.  bar: a progress bar, the default.  json: each report becomes a line of standard
+ * error, {"step","done","total","unit"}, even without a terminal, five lines a second at most.
+ * When the reader of the lines is gone, the work stops.  0, or the exit code of wrong usage. */
 int cli_progress_form(const char *prog, const char *form);
 void cli_progress_clear(void);      /* call at the end of the work, or before output on stdout */
 /* For a signal handler, which must not wait: the bytes to write to stderr before a message, ""

@@ -72,7 +72,8 @@ static uint64_t weights_stamp(const char *path)
     return sum;
 }
 
-/* A path in the cache, for a file about source.  make: make its folders.  Caller frees. */
+/* The path of a file in the cache that belongs to source; fmt: its name.  make: make its folders.
+ * Caller frees. */
 static char *place(const char *source, int make, struct err *e, const char *fmt,
                    ...) __attribute__((format(printf, 4, 5)));
 static char *place(const char *source, int make, struct err *e, const char *fmt, ...)

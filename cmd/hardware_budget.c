@@ -12,7 +12,8 @@ static const char prog[] = "zse-hardware";
 enum { EXPERT_GROUP = 128 };            /* number of weights that share a bf16 scale */
 static const double MIB = 1048576;
 
-/* Parse "20,21,20", or a number of ranks.  0, or the exit code after a message. */
+/* Parse the number of layers of each GPU, such as "20,21,20", or only the number of GPUs.  0, or
+ * the exit code after a message. */
 static int parse_ranks(const char *text, int n_layers, struct budget_options *b)
 {
     char *end;

@@ -24,8 +24,8 @@ static int find_memory(const struct hardware_options *o, struct machine *m, uint
     return 0;
 }
 
-/* Number of layers that a device takes, with their keys and values, beside its workspace, the rest
- * being in the machine's memory; 0: the model does not fit. */
+/* The number of layers that fit on a device, with their keys and values and its workspace, if the
+ * machine's memory has the other layers; 0: the model does not fit. */
 static int device_layers(const struct planned *p, const struct plan_weights *w, int context,
                          const struct budget_room *r)
 {

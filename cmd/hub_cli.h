@@ -62,9 +62,9 @@ struct hub_stream;
 int hub_stream_open(struct hub_stream **s, const char *prog, const char *arg, int refresh,
                     const struct hub_check *check, char **path, struct err *e);
 const struct source_arriving *hub_stream_arriving(const struct hub_stream *s);
-/* Returns a filter that passes progress reports on to `to`.  It passes none while files download,
- * because then the bar shows the download, and it stops the conversion if the download has
- * failed. */
+/* Returns a filter that passes progress reports on to `to`.  While files download, the filter
+ * passes none on, because then the bar shows the download.  If the download has failed, the filter
+ * stops the conversion. */
 const struct progress *hub_stream_progress(struct hub_stream *s, const struct progress *to);
 /* Call after the conversion, which ended with rc (and *e if it failed): waits for the download or
  * stops it.  Returns rc and the first error.  1: *path has become an older commit in the cache,

@@ -54,7 +54,7 @@ static const struct option show_options[] = {
 };
 static const struct option plain_options[] = { { "help", no_argument, NULL, 'h' }, { NULL, 0, NULL, 0 } };
 
-/* Parse the options of a subcommand.  Its arguments, whose number is from least to most, begin at
+/* Parse the options of a subcommand, which takes from `least` to `most` arguments; these begin at
  * optind.  -1: continue; otherwise the exit code. */
 static int parse(int argc, char **argv, const struct option *options, const char *usage, int least, int most, int *json,
                  int *names)
@@ -102,7 +102,7 @@ static json_t *utc(int64_t at_s)
     return json_string(text);
 }
 
-/* Add fields of a .zse's header; if it cannot be read, the reason. */
+/* Add fields of a .zse's header or, if it cannot be read, the reason. */
 static void add_header(json_t *d, const char *path)
 {
     struct err e;

@@ -169,8 +169,8 @@ const char *open_model_type(const char *prog, const char *path, const struct run
 const char *open_model_given_type(const struct run_options *r);
 /* The engine options of r, for max_seqs sequences of max_len tokens. */
 struct engine_options run_engine_options(const struct run_options *r, int max_seqs, int max_len);
-/* Set the options of --spec in *eo, which run_engine_options() has made.  -1: this model or
- * device does not allow the drafts that it requests, or there is no memory for the draft model. */
+/* Set the options of --spec in *eo, which run_engine_options() has made.  -1: this model or device
+ * does not support that kind of speculative decoding, or there is no memory for the draft model. */
 int run_spec(const struct run_options *r, const struct opened_model *o, struct engine_options *eo, struct err *e);
 /* Open an engine for max_seqs sequences of max_len tokens (0: --ctx, else the default) and
  * max_tokens per step (0: default).  Refused if memory does not suffice. */

@@ -187,7 +187,7 @@ static int attention_rates(struct plan_rates *out, const struct plan_shape *s, c
     enum { RUNS = 6 };
     const struct plan_layer *l = NULL;
     for (int i = 0; s && !l && i < s->n_layers; i++)
-        /* not a layer of latent attention, which has one row: its kernels have the same rates */
+        /* skip layers of latent attention, which have one row of keys: their kernels are as fast */
         l = s->layer[i].kv_rows > 1 ? &s->layer[i] : NULL;
     struct heads h = { .k = k, .pool = pool, .n_heads = HEADS_EACH * pool_size(pool),
                        .head_dim = l ? l->kv_width : 128 };
@@ -223,8 +223,8 @@ static int attention_rates(struct plan_rates *out, const struct plan_shape *s, c
 
 /* ---- weights ---- */
 
-/* Measure r->read with one token, without the time that threads take to synchronize and to round
- * the activations, which plans count apart, and r->multiply with many tokens. */
+/* Measure two rates: r->read with one token, without the time for synchronizing threads and
+ * rounding activations, which plans count separately; and r->multiply with many tokens. */
 static int rate_of(struct plan_rates *r, enum qtype type, int rows, int cols, uint64_t footprint,
                    const struct kernels *k, struct pool *pool, struct err *e)
 {

@@ -58,12 +58,12 @@ uint64_t planned_bytes(const struct planned *p, const struct plan_weights *w, in
 
 /* ---- rates ---- */
 
-/* Measure how fast the kernels multiply the types of w (w NULL: those that zse-convert writes
- * for planned_type()), with matrices of the size of the shape's MLP (NULL: 8192 x 2048) and the
- * number of weights in w, so that those of a small model stay in caches; and measure the other
- * parts of a step.  *r is zeroed by the caller, or has the results of an earlier call for the
- * same shape: then only the types are measured again.  Takes some tenths of a second for each
- * type. */
+/* Measure how fast the kernels multiply the types of w (w NULL: those that zse-convert writes for
+ * planned_type()).  The matrices have the size of the shape's MLP (s NULL: 8192 x 2048), and
+ * together as many weights as w, so that the weights of a small model stay in the caches.  Also
+ * measure the other parts of a step.  *r is zeroed by the caller, or has the results of an earlier
+ * call for the same shape: then only the types are measured again.  Takes some tenths of a second
+ * for each type. */
 int planned_rates(struct plan_rates *r, const struct plan_weights *w, const struct plan_shape *s, int n_threads,
                   const char *kernels, struct err *e);
 

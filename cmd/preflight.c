@@ -24,8 +24,9 @@ const char *preflight_root(void)
     return root && *root ? root : NULL;
 }
 
-/* Bytes that are needed (adapters, adapters_work: matrices of LoRA adapters, and memory to compute
- * with them); most, now: bytes that this process may have at most, and right now. */
+/* Bytes that are needed, among them adapters: the matrices of LoRA adapters, and adapters_work:
+ * memory to compute with them.  most, now: bytes that this process may have, in all and at the
+ * moment. */
 struct need { uint64_t weights, kv, states, workspace, drafts, adapters, adapters_work, most, now; };
 
 static uint64_t kv_of(const struct config *c, const struct engine_options *eo)

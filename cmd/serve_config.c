@@ -81,7 +81,7 @@ static int read_file(struct serve_config *c, const char *path, const struct opti
     if (file && !json_is_object(file))
         rc = err_set(e, ERR_FORMAT, "%s: found %s, expected an object", path, js_kind(file));
     json_object_foreach(file, key, v)
-        /* names in the file are for the models in the file, so they are ignored with those */
+        /* if the command line has models or names, those of the file are ignored */
         if (rc == 0 && strcmp(key, "models") != 0 && !(strcmp(key, "name") == 0 && (n_models || n_names)))
             rc = add_option(c, path, options, key, v, e);
     c->n_options = c->n_strings;

@@ -102,8 +102,8 @@ static int check(const struct model_order *o, struct err *e)
     return 0;
 }
 
-/* Find the name of the folder of a source's revision in the cache of downloads, which conversions
- * record as their source; "": it is not in the cache. */
+/* Find the revision of a source in the cache of downloads.  out: the name of its folder there,
+ * which conversions record as their source; "": it is not in the cache. */
 static void find_revision(const struct hub_name *name, char out[64])
 {
     struct stat st;

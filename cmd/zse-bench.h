@@ -88,7 +88,7 @@ int share_init(struct work_limits *s, const struct model *m, const struct run_op
 /* The same with the limits of a GPU. */
 int share_init_gpu(struct work_limits *s, const struct model *m, const struct run_options *r, int device,
                    struct err *e);
-/* Speed as a fraction of the arithmetic limit; with amx of that of the AMX tiles (0 if the
+/* Speed as a fraction of the arithmetic limit.  amx 1: of the limit of the AMX tiles (0 if the
  * processor has none). */
 double share_prefill(const struct work_limits *s, double tokens_per_s, int amx);
 /* Speed as a fraction of the limit of reading memory, for a step that takes step_s seconds and

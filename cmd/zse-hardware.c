@@ -133,8 +133,8 @@ static int take(struct hardware_options *o, int c, const char *arg)
     }
 }
 
-/* For the command budget: take options that were not given from the environment, for scripts that
- * cannot change a command line. */
+/* For the command budget: read options that are not on the command line from the environment, for
+ * scripts that cannot change a command line. */
 static int take_variables(struct hardware_options *o, const unsigned char *given)
 {
     static const struct { const char *name; int option; } variables[] = {

@@ -31,8 +31,9 @@ json_t *info_describe(const struct info *i, int layer, unsigned lists);
 /* Print the result of info_describe as text; without parts: an overview. */
 void info_print(const json_t *d, unsigned parts);
 
-/* Write one tensor as f32, in the order of its source and found by its name there, to the file
- * output.  *shape: new reference, dimensions outermost first. */
+/* Write one tensor as f32 to the file `output`.  name: the tensor's name in the source of the
+ * model; its values are in the order of the source, too.  *shape: new reference, dimensions
+ * outermost first. */
 int info_dump_tensor(const struct info *i, const char *name, const char *output, json_t **shape, struct err *e);
 /* Write every original file of the model to the folder dir, byte for byte.  *names: new
  * reference, a list of their names. */

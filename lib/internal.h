@@ -47,7 +47,7 @@ struct zse_engine {
 };
 
 struct zse_request {
-    /* One reference of the caller, and one of the engine until the end. */
+    /* References: one of the caller, and one of the engine until the request has ended. */
     atomic_int refs;
     pthread_t thread;                   /* of the engine */
     pthread_mutex_t lock;
@@ -102,7 +102,7 @@ void api_request_unref(struct zse_request *r);
 int api_request_queue(struct zse_engine *g, struct zse_request *r, struct err *e);
 /* For the engine's thread: the callback of the engine. */
 void api_request_event(void *user, const struct token_event *t);
-/* For the engine's thread: a request that the engine does not have ends. */
+/* For the engine's thread: end a request that the engine does not have. */
 void api_request_refuse(struct zse_request *r, enum zse_finish finish, const struct err *e);
 /* For the engine's thread: let zse_wait() return, and drop the engine's reference. */
 void api_request_end(struct zse_request *r);

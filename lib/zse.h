@@ -197,7 +197,8 @@ enum zse_finish {
 struct zse_logprob { int32_t id; float logprob; };          /* natural logarithm */
 
 /* One token, or the end, of an answer.  Pointers are borrowed for the call.  Later versions append
- * members: a program that reads one which its oldest library lacks checks `size` first. */
+ * members: a program that may run with an older library must check `size` before it reads a newer
+ * member. */
 struct zse_event {
     size_t size;                        /* sizeof the struct in the library */
     int32_t id;                         /* -1: this event has no token */

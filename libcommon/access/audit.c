@@ -115,8 +115,8 @@ static int is_stopping(struct audit *a)
     return stopping;
 }
 
-/* Take the lock for the compressor.  It gives up when the log is closed, so a stopped program that
- * holds the lock does not delay the end.  -1: *e. */
+/* Take the lock for the compressor.  Waiting ends when the log is closed, so that a stopped program
+ * that holds the lock does not delay closing.  -1: *e. */
 static int wait_lock(struct audit *a, struct err *e)
 {
     int lock, looks = 0;

@@ -12,8 +12,8 @@
  *          previous file and the retention.  This reveals lines that were changed, removed or
  *          added, and files that were removed too early.  X.head repeats the number and the hash
  *          of the last line: it reveals an end that was cut off by mistake.  An attacker who can
- *          write to the folder can change X.head too; against that only a head that was copied
- *          elsewhere or signed (audit_sign.h) helps.
+ *          write to the folder can change X.head too: only a head that was copied elsewhere or
+ *          signed (audit_sign.h) reveals that.
  * Gaps     a writer that finds less than X.head says, or less than it wrote itself, adds the line
  *          {"event":"gap","prev":HEAD,"after":TAIL}.
  * Writers  any number of processes: each line is one write() at the end of the file under a lock
@@ -95,7 +95,7 @@ void audit_stats(struct audit *a, struct audit_stats *s);
 int audit_recent(struct audit *a, int i, char **line);              /* caller frees */
 
 /* Empty the current files; with `all`, also remove the rotated files.  A line in the chain records
- * it.  *dropped: number of lines in the current files.  Safe while writers run. */
+ * the clearing.  *dropped: number of lines in the current files.  Safe while writers run. */
 int audit_clear(const char *folder, int all, uint64_t *dropped, struct err *e);
 
 #endif

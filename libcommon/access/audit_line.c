@@ -65,7 +65,7 @@ static int is_steering(uint32_t u)
     return u < 0x20 || (u >= 0x7f && u < 0xa0) || (u >= 0x2028 && u <= 0x202e) || (u >= 0x2066 && u <= 0x2069);
 }
 
-/* Write the character at text [size] to out as it stands in the line; returns the number of bytes
+/* Write the character at text [size] to out, escaped as in the log; returns the number of bytes
  * written. */
 static size_t write_character(const char *text, size_t size, int *read, char out[8])
 {

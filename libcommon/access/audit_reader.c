@@ -265,8 +265,8 @@ static void note(struct audit_record *r, enum field field, const struct audit_va
     }
 }
 
-/* ---- a fast path for lines whose fields are in the writer's order.  0: they are not; then the
- * line is read field by field ---- */
+/* ---- a fast path for lines whose fields are in the writer's order.  Functions return 0 for other
+ * lines, which are then read field by field ---- */
 
 #define NEXT(text) ((size_t)(c->end - c->p) > sizeof text && memcmp(c->p, text, sizeof text - 1) == 0 && \
                     (c->p += sizeof text - 1, 1))

@@ -117,8 +117,8 @@ static int finish(struct keys *k, sqlite3_stmt *s, struct err *e)
     return rc;
 }
 
-/* Create the file: SQLite would leave its mode to the umask, and its journal takes the same
- * mode. */
+/* Create the file ourselves, because SQLite would leave its mode to the umask.  Its journal takes
+ * the same mode. */
 static int make_file(struct keys *k, struct err *e)
 {
     struct stat st;

@@ -34,9 +34,9 @@ struct usage_slot {
 struct usage_table {
     char magic[16], boot[48];
     struct usage_slot slot[N_SLOTS];
-    /* Files of version 0.1.0 end before these.  server: each running server, as a random number <<
-     * 32 | the second in which it last renewed its place; 0: a free place.  reserved: the tokens
-     * that each server has reserved. */
+    /* Files of version 0.1.0 end before these members.  server: the places of running servers, each
+     * a random number << 32 | the second in which the server last renewed its place; 0: a free
+     * place.  reserved: the tokens that each server has reserved. */
     _Atomic uint64_t server[USAGE_SERVERS];
     _Atomic uint64_t reserved[N_SLOTS][USAGE_SERVERS];
 };
@@ -276,8 +276,8 @@ static struct verdict judge_tokens(struct verdict v, uint64_t reserved, int64_t 
     return v;
 }
 
-/* The first token limit that refuses `wanted` more, else the one that leaves fewest (limit 0: there
- * is none). */
+/* The verdict of the token limit that refuses `wanted` more tokens, or else of the limit that
+ * leaves the fewest (limit 0: there is none). */
 static struct verdict judge_both(const struct usage *u, const struct usage_slot *s, const struct limit *l, uint32_t now,
                                  int64_t wanted)
 {
@@ -512,9 +512,9 @@ struct address_limits *address_limits_open(int n, int requests_minute, struct er
 
 void address_limits_close(struct address_limits *a) { free(a); }
 
-/* Find an address in its eight possible places, so that a flood of addresses displaces few others.
- * With `take`, an address without a place gets the least recently used one.  NULL: it has no
- * place. */
+/* Find an address.  It can be in only eight places, so that a flood of addresses displaces few
+ * others.  With `take`, an address without a place gets the least recently used one.  NULL: it has
+ * no place. */
 static struct address *place_of(struct address_limits *a, const char *given, int take)
 {
     char text[48];

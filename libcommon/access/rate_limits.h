@@ -23,8 +23,8 @@ struct verdict {
     int never;                              /* usage_reserve: the request needs more than the whole limit */
     const char *unit;   /* unit of the refusing limit, or of requests: "/min", " tokens/min", " tokens/day" */
     int64_t limit, current, remaining;      /* values of that limit; limit 0: none */
-    /* tokens: part of current that running requests may still use; amount that usage_reserve
-     * wanted */
+    /* of a token limit: the part of current that is reserved for running requests, and the amount
+     * that usage_reserve asked for */
     int64_t reserved, wanted;
     /* seconds until the oldest request leaves the window; until a retry may succeed (0 if
      * allowed) */
@@ -51,7 +51,7 @@ struct verdict usage_admit(struct usage *u, int64_t key, const struct limit *l);
  * number (0 for a key without token limits).  usage_settle charges the used tokens and releases the
  * rest.  A server calls usage_renew about once a second; reservations of a server that has not done
  * so for USAGE_LEASE_S are void.  If one folder has more than USAGE_SERVERS servers, the surplus
- * share the last place, and reservations of a dead one among them stay until all of them have
+ * servers share the last place; the reservations of one that died stay until all of them have
  * ended. */
 enum { USAGE_SERVERS = 16, USAGE_LEASE_S = 15 };
 struct verdict usage_reserve(struct usage *u, int64_t key, const struct limit *l, int64_t least, int64_t most,
@@ -61,7 +61,7 @@ void usage_renew(struct usage *u);
 
 struct usage_stats { uint64_t requests, tokens; int64_t last_used_ms; int64_t requests_minute, tokens_minute,
                      tokens_day, reserved; struct verdict verdict; };
-/* The counters and the verdict on a next request, without counting one. */
+/* Read the counters, and the verdict that a request would get now, without counting it. */
 void usage_read(struct usage *u, int64_t key, const struct limit *l, struct usage_stats *s);
 void usage_reset(struct usage *u, int64_t key);         /* clears the windows; totals stay */
 void usage_drop(struct usage *u, int64_t key);          /* removes the slot of a deleted key */

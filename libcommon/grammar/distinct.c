@@ -52,7 +52,8 @@ void distinct_follow(struct distinct_place *p, int byte)
         p->in_string = 0;
 }
 
-/* Objects of the same length may be equal with their properties in another order. */
+/* Whether two values of the same length are equal: objects may have their properties in another
+ * order. */
 static int same_value(const char *a, const char *b, uint32_t n)
 {
     if (!memcmp(a, b, n))

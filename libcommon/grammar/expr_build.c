@@ -72,8 +72,8 @@ static uint32_t concat_one(struct exprs *s, uint32_t a, uint32_t b)
                                      .a = a, .b = b, .lo = ahead });
 }
 
-/* Concatenations nest to the right.  This is a loop, not a recursion, because rules that double
- * each other give left operands as long as the limit allows. */
+/* Concatenations nest to the right.  This is a loop, not a recursion, because a grammar whose rules
+ * each repeat the next one twice makes left operands as long as the limit allows. */
 uint32_t expr_concat(struct exprs *s, uint32_t a, uint32_t b)
 {
     uint32_t few[32], *heads = few, n = 0, tail = a;
@@ -285,7 +285,8 @@ uint32_t expr_repeat(struct exprs *s, uint32_t a, int32_t lo, int32_t hi)
                                      .lo = lo, .hi = hi });
 }
 
-/* Remove "any number of characters", which adds no condition to an expr_within(). */
+/* If one of the operands is an EXPR_WITHIN, remove the operand "any number of characters", which
+ * then adds no condition. */
 static uint32_t without_implied(const struct exprs *s, uint32_t *w, uint32_t n)
 {
     int counted = 0;

@@ -26,7 +26,8 @@ uint32_t expr_intern(struct exprs *s, const struct expr *x);
 uint32_t expr_text_then(struct exprs *s, const unsigned char *p, size_t n, uint32_t then);
 /* expr_both() of n expressions. */
 uint32_t expr_both_of(struct exprs *s, const uint32_t *v, uint32_t n);
-/* Like expr_edges(), but in the same epoch and without adding to `spent`. */
+/* Like expr_edges(), but as a part of the derivative that is running, and without adding to
+ * `spent`. */
 void expr_add_edges(struct exprs *s, uint32_t e, uint64_t set[4]);
 /* Make an EXPR_WITHIN of e and the rest of the current character (part), with at most hi more
  * characters.  Returns EXPR_NONE if that many characters cannot complete it. */

@@ -46,7 +46,8 @@ struct schema_refs {
     json_t *names;                      /* URI with its fragment -> schema */
     json_t *dynamic;                    /* array: the names of all $dynamicAnchor */
     const char *root_base;
-    /* Draft 7 or older: nothing next to $ref applies; draft 4 or older: id. */
+    /* old: draft 7 or older, where nothing next to $ref applies; draft4: draft 4 or older, where
+     * $id is called id. */
     int old, draft4;
 };
 
@@ -199,7 +200,8 @@ const char *schema_exact_format(const char *name);
  * characters.  Returns NULL if the format has no such limits. */
 const char *schema_short_format(const char *name);
 json_t *schema_keep(struct schema *s, json_t *made, const json_t *from);        /* steals made */
-/* Schemas (as of schema_negate) for SOME_PROPERTY among the declared properties of the members. */
+/* Returns schemas (as schema_negate() does) by which one of the members' declared properties
+ * satisfies SOME_PROPERTY. */
 json_t *schema_some_declared(struct schema *s, const struct member *m, int n, json_t *some);
 /* Whether there may be properties that no member declares. */
 int schema_may_have_further(const struct schema *s, const struct member *m, int n);

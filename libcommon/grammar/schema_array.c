@@ -41,7 +41,7 @@ static int is_item_evaluated(const struct member *m, int n, const struct member 
     return 0;
 }
 
-/* The schema of item i by the unevaluatedItems of u; NULL: none, or it failed. */
+/* The schema that the unevaluatedItems of u requires of item i; NULL: none, or it failed. */
 static json_t *unevaluated_item(struct schema *s, const struct member *m, int n, const struct member *u, int64_t i)
 {
     json_t *left = json_object_get(u->s, "unevaluatedItems"), *some = json_array(), *r = NULL;

@@ -92,8 +92,8 @@ static int extend_by(struct schema *s, json_t *to, json_t *other, int depth)
     return rc;
 }
 
-/* Add an array whose keyword `negation` (items or contains) has the values that v does not
- * allow. */
+/* Add a schema for arrays whose keyword `negation` (items or contains) describes the values that v
+ * does not allow. */
 static int negate_elements(struct schema *s, json_t *to, const char *negation, json_t *v, int depth)
 {
     json_t *alternatives = negated(s, v, depth + 1);

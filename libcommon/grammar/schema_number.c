@@ -1,8 +1,8 @@
 /* schema_number.c - numbers between bounds and multiples, as sets of digit strings.
  *
  * A value with F digits after the point is treated as the whole number value * 10^F.  Its digits
- * are read from left to right by a finite automaton: the state is whether they still equal those
- * of the lower or upper bound, and the remainder by the divisor. */
+ * are read from left to right by a finite automaton.  The state has two parts: whether the digits
+ * so far equal those of the lower or upper bound, and their remainder by the divisor. */
 #include "libcommon/grammar/schema.h"
 
 #include <math.h>
@@ -11,7 +11,7 @@
 #include <string.h>
 
 enum { WHOLE_DIGITS = 18, REAL_DIGITS = 15, FREE_FRACTION = 6, MAX_DIVISORS = 16 };
-/* MAX_MODULUS: the largest modulus of a range of any size, because its table has a row for each
+/* MAX_MODULUS: the largest modulus for ranges of any size, because the table has a row for each
  * remainder; MAX_FEW: the most numbers that are listed one by one, without a table. */
 enum { MAX_MODULUS = 16384, MAX_FEW = 4096 };
 static const int64_t LARGEST_MODULUS = 100000000000000000;
@@ -311,8 +311,8 @@ static void range_of(const struct number_rules *r, int f, int digits, int64_t *l
     }
 }
 
-/* Returns a divisor in units of the last of f digits after the point; 0: the divisor has more
- * digits.  whole: only integers are to be multiples. */
+/* Returns a divisor in units of the last of f digits after the point; 0: the divisor has more than
+ * f digits there.  whole: only integers are checked. */
 static int64_t divisor_units(struct decimal d, int f, int whole)
 {
     int exact;

@@ -40,7 +40,7 @@ static uint32_t compile_with(struct schema *s, const struct member *m, int n, co
     return r;
 }
 
-/* Add a branch for each alternative, which comes from the member `of`. */
+/* Add a branch for each of the alternatives, which come from the member `of`. */
 static void any_with(struct schema *s, struct branch_list *to, const struct member *m, int n, const struct member *of,
                      json_t *alternatives, unsigned flags)
 {
@@ -53,8 +53,8 @@ static void any_with(struct schema *s, struct branch_list *to, const struct memb
     }
 }
 
-/* Add the first alternative of a negation that any value matches.  Alternatives that require no
- * property are tried first. */
+/* From the alternatives of a negation, add the first one that any value matches.  Alternatives that
+ * require no property are tried first. */
 static void first_with(struct schema *s, struct branch_list *to, const struct member *m, int n, json_t *alternatives)
 {
     json_t *v;

@@ -110,7 +110,8 @@ uint32_t schema_string(struct schema *s, const struct member *m, int n, int cano
 
 /* ---- sets of strings ---- */
 
-/* One of the lists of a schema: union for anyOf, intersection for allOf, exactly one for oneOf. */
+/* The strings that a list of schemas allows: the union for anyOf, the intersection for allOf, and
+ * for oneOf the strings that exactly one element allows. */
 static uint32_t combined_strings(struct schema *s, const json_t *list, char kind, int exact, int depth)
 {
     struct exprs *x = &s->g->x;

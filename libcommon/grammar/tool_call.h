@@ -49,8 +49,8 @@ struct json_cursor { const char *p, *end; };
 void call_blanks(struct json_cursor *c);
 /* Read a marker, with any blanks in and around it: DONE, MORE (incomplete so far) or BAD. */
 int call_marker(struct json_cursor *c, const char *m);
-/* Read on, with the state o, in JSON that begins at an outer bracket.  Returns DONE with c after
- * its last bracket, or MORE. */
+/* Continue reading JSON that begins at an outer bracket; o: the state reached so far.  Returns DONE
+ * with c after the last bracket, or MORE. */
 int call_json_on(struct json_cursor *c, struct open_part *o);
 /* Read the closing marker, if the family has one.  Returns MORE while the marker may still come; at
  * the end of the answer (`end`) a part of the marker suffices. */

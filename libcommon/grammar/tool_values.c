@@ -330,7 +330,8 @@ static int string(struct value_reader *r, int outer)
 
 static int value(struct value_reader *r, int depth);
 
-/* true, None, 1.5; the text must continue after it, as it might be longer. */
+/* Read a word or a number, such as true, None or 1.5.  Other text must follow, because a word at
+ * the end of the text may not be complete. */
 static int scalar(struct value_reader *r)
 {
     static const char *const words[][2] = { { "True", "true" }, { "False", "false" }, { "None", "null" } };

@@ -231,7 +231,8 @@ static int wait_for_others(void *user, int n)
     return 1;
 }
 
-/* Create the file: SQLite would leave its mode to the umask; its log takes the same mode. */
+/* Create the file ourselves, because SQLite would leave its mode to the umask.  Its log takes the
+ * same mode. */
 static int make_file(struct history *h, const char *folder, int write, struct history_problem *p)
 {
     struct stat st;

@@ -182,7 +182,7 @@ static int head_data(struct web_job *j, const void *data, size_t n, struct err *
     return s->head_size == j->to;
 }
 
-/* Get the first n bytes of those files of which more are wanted than are present. */
+/* Get the first wanted[i] bytes of each file i that does not have so many bytes yet. */
 static int get_heads(struct download *d, struct hub_shard *shards, const size_t *wanted, struct err *e)
 {
     for (int i = 0; i < d->n_files; i++) {

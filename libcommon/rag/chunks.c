@@ -18,8 +18,8 @@ enum boundary { AT_WORD, AT_SENTENCE, AT_PARAGRAPH, AT_HEADING };
 struct unit { size_t at, size, tokens; enum boundary before; int page, heading; };
 
 /* SMALL_UNIT: neighbouring units of fewer bytes are joined, so that their number stays small for
- * the size of the text.  MAX_HEADINGS: lines that look like headings beyond this number are
- * text. */
+ * the size of the text.  MAX_HEADINGS: after this number of headings, further lines that look like
+ * headings are treated as text. */
 enum { LEVELS = 3, HEADING_BYTES = 120, LINE_MAX_BYTES = 90, SMALL_UNIT = 32, MAX_HEADINGS = 5000,
        SAMPLE = 64 << 10 };
 

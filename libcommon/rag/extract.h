@@ -23,7 +23,7 @@ int rag_type_known(const char *name);                   /* does it say any type?
 
 enum { RAG_TEXT_MAX = 64 << 20 };       /* bytes of an extracted text */
 /* An extraction announces its memory: before it allocates, it calls hold() with the total so far.
- * If that returns -1, it ends with ERR_CANCELLED. */
+ * If hold() returns -1, the extraction ends with ERR_CANCELLED. */
 struct rag_budget { int (*hold)(void *user, size_t bytes); void *user; size_t used; };
 struct rag_extract_options {
     struct rag_budget *budget;          /* NULL: none; the bytes of the text stay in it */

@@ -38,7 +38,7 @@ int64_t rag_model_row(struct rag_store *r, const char *model, struct err *e);
 float rag_round_vector(const float *x, int size, int8_t *out);
 
 /* ---- bm25.c ---- */
-/* Make the function that collects matches known to FTS5.  0, or -1 with *e. */
+/* Register the function that collects matches with FTS5.  0, or -1 with *e. */
 int rag_register_collector(struct rag_store *r, struct err *e);
 
 #endif

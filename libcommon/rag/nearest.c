@@ -162,7 +162,8 @@ struct vector_search {
     int8_t *q; float scale;             /* the rounded query, owned */
 };
 
-/* Are the vectors too large to be copied with those of parts?  1, 0, or -1 with *e. */
+/* Are the vectors too large to be copied together with the vectors of parts?  1, 0, or -1 with
+ * *e. */
 static int is_too_large(const struct vector_search *x, struct err *e)
 {
     size_t bytes = 0;

@@ -153,7 +153,8 @@ static void odt_text(const char *s, size_t size, struct text_build *out)
  * the same part many times. */
 enum { EPUB_PATH = 1024, EPUB_WORK = 512 << 20 };
 
-/* The name of a member by a link of the package file, whose folder is base; 0: too long. */
+/* Make the name of a ZIP member from a link in the package file.  base: the folder of the package
+ * file.  0: the name is too long. */
 static size_t member_name(const char *base, size_t base_size, const char *link, size_t n, char out[EPUB_PATH])
 {
     size_t size = base_size;

@@ -29,7 +29,7 @@ const char *program_find(const char *name, char path[256])
     return NULL;
 }
 
-/* A file in memory with these bytes, at its beginning.  -1 with *e. */
+/* Make a file in memory with these bytes, to be read from its beginning.  -1 with *e. */
 static int file_of(const void *data, size_t size, struct err *e)
 {
     const int fd = memfd_create("document", MFD_CLOEXEC | MFD_ALLOW_SEALING);

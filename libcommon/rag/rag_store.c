@@ -132,7 +132,7 @@ int rag_end(struct rag_store *r, int rc, struct err *e)
 
 /* ---- opening ---- */
 
-/* Create the file, with a mode that SQLite would leave to the umask. */
+/* Create the file ourselves, because SQLite would leave its mode to the umask. */
 static int make_file(struct rag_store *r, const char *folder, int create, struct err *e)
 {
     struct stat st;

@@ -3,11 +3,11 @@
  * A connection belongs to one thread at a time.  Any number of threads and programs may have the
  * file open: writing is one transaction per document, readers see whole documents (write-ahead
  * log).  Every document belongs to an owner (a key of the server, "" for the local user) and to one
- * of the owner's collections; nothing here shows an owner what belongs to another, not even through
- * the statistics behind scores.
+ * of the owner's collections.  No function shows an owner the documents of another, and no score
+ * depends on them.
  *
- * Errors: ERR_FORMAT: the request is wrong (no such document); ERR_LIMIT: a quota; ERR_CANCELLED;
- * ERR_IO: the file, which other requests will meet, too. */
+ * Errors.  ERR_FORMAT: the request is wrong (no such document); ERR_LIMIT: a quota; ERR_CANCELLED;
+ * ERR_IO: the file cannot be used, so other requests will fail, too. */
 #ifndef ZSE_RAG_RAG_STORE_H
 #define ZSE_RAG_RAG_STORE_H
 

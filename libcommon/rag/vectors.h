@@ -30,7 +30,7 @@ int rag_put_vectors(struct rag_store *r, const char *model, const struct rag_pen
                     const float *vectors, int size, struct err *e);
 
 /* most_bytes: limit of the copies of vectors in memory.  If the vectors of whole chunks alone
- * exceed it, they are read from the store for each search. */
+ * exceed the limit, each search reads vectors from the store. */
 struct rag_vectors *rag_vectors_open(const struct kernels *k, size_t most_bytes, struct err *e);
 void rag_vectors_close(struct rag_vectors *v);          /* NULL is fine */
 
