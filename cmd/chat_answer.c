@@ -40,7 +40,7 @@ void chat_write(const char *text, size_t size)
         fwrite(text, 1, size, stdout);
 }
 
-/* Append to a text that ends with '\0'.  Not 0 without memory. */
+/* Append to a text that ends with '\0'.  Returns nonzero if memory runs out. */
 static int grow(char **text, size_t *size, size_t *room, const char *more, size_t n)
 {
     if (*size + n + 1 > *room) {

@@ -273,8 +273,8 @@ int guard_admits(struct server *s, struct conn *c, const struct route *r)
 
 /* ---- WebSockets ---- */
 
-/* Whether the key or token that admitted a WebSocket is still valid.  For one admitted without a
- * key: whether the server still requires none. */
+/* Whether the key or token that admitted a WebSocket is still valid; for a WebSocket that was
+ * admitted without a key: whether the server still requires none. */
 static int still_good(const struct server *s, const struct conn *c, const struct access_record *record,
                       struct key_info *k)
 {

@@ -61,7 +61,7 @@ struct access_record;
 struct problem;
 /* Search the documents of the record's owner with this body of POST /api/rag/context; takes
  * ownership of the body.  The event loop calls `done` with the answer (borrowed) or the problem,
- * unless the server stops before.  Tokens are counted by the tokenizer of lm; lm NULL: code points
+ * unless the server stops first.  Tokens are counted by the tokenizer of lm; lm NULL: code points
  * are counted.  Returns 0; -1 with *pr. */
 int rag_ask(struct server *s, const struct access_record *record, struct loaded_model *lm, json_t *body,
             void (*done)(void *user, json_t *answer, const struct problem *p), void *user, struct problem *pr);

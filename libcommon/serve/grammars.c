@@ -84,8 +84,8 @@ static struct shared_grammar *find(struct grammars *all, const char *key, size_t
     return NULL;
 }
 
-/* Move unused grammars from the cache to *out, until another one fits; the caller, which holds the
- * lock, frees them after releasing it.  -1: all are in use. */
+/* Move unused grammars from the cache to *out, until another one fits.  The caller holds the lock,
+ * and frees the grammars after it has released the lock.  -1: all are in use. */
 static int evict_unused(struct grammars *all, struct shared_grammar **out)
 {
     size_t out_bytes = 0;

@@ -57,8 +57,8 @@ static void add(json_t *files, const char *name, const char *path, const char *k
                                            "modified", (json_int_t)st->st_mtime));
 }
 
-/* List the models in folder/under; with `deeper` also the models in those of its subfolders that
- * are not models themselves. */
+/* List the models in folder/under.  deeper: also list the models in its subfolders, except in those
+ * that are models themselves. */
 static void list(json_t *files, const char *folder, const char *under, int deeper)
 {
     struct dirent **found = NULL;

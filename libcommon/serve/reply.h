@@ -15,7 +15,7 @@ enum { INLINE_BODY = 32 << 10 };        /* larger bodies are parsed in another t
 /* Whole answers, each counted for its route. */
 void reply_json(struct server *s, struct conn *c, int status, const struct buf *json);
 void reply_problem(struct server *s, struct conn *c, const struct problem *p);
-/* Answer with json, whose reference is taken over; NULL (no memory): answer 503. */
+/* Answer with json, and take ownership of its reference; NULL (no memory): answer 503. */
 void reply_object(struct server *s, struct conn *c, int status, json_t *json);
 void reply_refusal(struct server *s, struct conn *c, int status, const char *code, const char *fmt, ...)
     __attribute__((format(printf, 5, 6)));

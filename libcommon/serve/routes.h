@@ -43,8 +43,8 @@ int conn_route(const struct conn *c);           /* index in routes; -1: none */
 int route_is_ollama(int route);                 /* of Ollama's API */
 int route_of(void (*handle)(struct server *s, struct conn *c, const char *rest));
 
-/* ---- handlers.  rest: for a ROUTE_PREFIX the text after the path; for a ROUTE_PATTERN the path
- * from the place of the first name in braces on ---- */
+/* ---- handlers.  rest: for a ROUTE_PREFIX the text after the path; for a ROUTE_PATTERN the part of
+ * the path that begins in place of the first name in braces ---- */
 void handle_chat(struct server *s, struct conn *c, const char *rest);
 void handle_responses(struct server *s, struct conn *c, const char *rest);
 void handle_messages(struct server *s, struct conn *c, const char *rest);

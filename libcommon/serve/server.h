@@ -100,7 +100,7 @@ struct model_pulled { char name[128], type[16], revision[64]; char *source; };
 struct model_maker {
     /* Returns the command line for the order, a list of malloc'd strings that ends with NULL; the
      * command prints progress as lines of JSON on standard error (cmd/cli.h).  NULL with *e;
-     * ERR_FORMAT: the order is wrong.  If the member is NULL, the server has no jobs. */
+     * ERR_FORMAT: the order is not valid.  If the member is NULL, the server has no jobs. */
     char **(*command)(const struct model_order *o, struct err *e);
     const char *folder;                 /* where models are written; it need not exist */
     const char *const *env;             /* ends with NULL */

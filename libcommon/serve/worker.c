@@ -73,8 +73,8 @@ static struct event *add_event(struct worker *w, struct worker_job *job)
     return ev;
 }
 
-/* Called when an event of the job is lost: cancel the job and send no more events of it.  It is
- * passed to events.lost when the engine has finished with it. */
+/* Called when an event of the job is lost: cancel the job and send no more events of it.  The job
+ * itself is passed to events.lost when the engine has finished with it. */
 static void lose(struct worker *w, struct worker_job *job)
 {
     if (!job->lost && !job->done && job->request)

@@ -50,7 +50,8 @@ struct events {                         /* the events of one or more steps */
     struct event *event;
     int n_events, room;
     struct buf bytes;
-    /* jobs that ended, but without memory for their last event; to be read after the events */
+    /* jobs that ended, but whose last event was lost because memory ran out; to be read after the
+     * events */
     struct worker_job *lost;
     /* jobs whose worker_cancel() is done; it does not use them any more */
     struct worker_job *cancel_done;

@@ -39,7 +39,7 @@ static int put_line(FILE *f, const json_t *v)
     return bad;
 }
 
-/* Write the calls and results of a message as text.  Not 0 without memory. */
+/* Write the calls and results of a message as text.  Returns nonzero if memory runs out. */
 static int calls_as_text(json_t *m)
 {
     const json_t *calls = json_object_get(m, "tool_calls"), *call;
@@ -72,7 +72,8 @@ static int calls_as_text(json_t *m)
 }
 
 /* Describe the functions in the first message of this role: "system", which is added if it is
- * missing, or "user" for templates that refuse a system message.  Not 0 without memory. */
+ * missing, or "user" for templates that refuse a system message.  Returns nonzero if memory runs
+ * out. */
 static int describe_tools(json_t *messages, const json_t *tools, const char *role)
 {
     const json_t *tool;
@@ -99,7 +100,7 @@ static int describe_tools(json_t *messages, const json_t *tools, const char *rol
 
 /* ---- families with special needs ---- */
 
-/* Make an id of 9 letters or digits.  Not 0 without memory. */
+/* Make an id of 9 letters or digits.  Returns nonzero if memory runs out. */
 static int shorten_id(json_t *o, const char *key)
 {
     static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
@@ -124,8 +125,8 @@ static int shorten_ids(json_t *m)
     return bad;
 }
 
-/* Convert arguments to JSON text, for templates that insert them verbatim, or to objects.  Not 0 if
- * out of memory. */
+/* Convert arguments to JSON text, for templates that insert them verbatim, or to objects.  Returns
+ * nonzero if memory runs out. */
 static int convert_arguments(json_t *m, int to_text)
 {
     json_t *call;

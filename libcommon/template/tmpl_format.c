@@ -96,8 +96,8 @@ static struct val format_float(struct vm *vm, const struct spec *sp, double x)
     if (!type && sp->precision < 0) {
         float_repr(fabs(x), text);
     } else {
-        /* A precision without a type means 'g' with at least one decimal and the exponent one
-         * digit earlier. */
+        /* A precision without a type means 'g', with at least one decimal, and with an exponent
+         * from one digit less on. */
         if (percent)
             x *= 100;
         int precision = sp->precision < 0 ? 6 : (int)sp->precision;

@@ -13,8 +13,8 @@
 
 /* ---- numbers */
 
-/* Python writes the fewest digits that read back as the same double, and an exponent below 1e-4
- * and from 1e16. */
+/* Python writes the fewest digits that read back as the same double, and uses an exponent below
+ * 1e-4 and from 1e16 on. */
 void float_repr(double x, char out[32])
 {
     if (isnan(x) || isinf(x)) {

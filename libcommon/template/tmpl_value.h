@@ -61,8 +61,8 @@ struct dict {                   /* keeps the order of insertion */
     size_t n_slots;
 };
 struct range { int64_t start, stop, step; size_t n; };
-/* the result of looking up key in a value of kind owner; owner K_MISSING: of an undefined
- * variable */
+/* the undefined result of looking up key in a value of kind owner; owner K_MISSING: the undefined
+ * variable `key` */
 struct undef { struct val key; uint8_t owner; const char *hint; };
 struct bound_method { struct val self; const struct builtin *fn; };
 struct joiner { struct val sep; int used; };
@@ -137,7 +137,8 @@ struct val val_format(struct vm *vm, const char *fmt, ...) __attribute__((format
 struct val val_slice(struct vm *vm, struct val s, size_t at, size_t size);
 /* Concatenate two strings.  Appending to the same string again and again takes linear time. */
 struct val val_concat(struct vm *vm, struct val a, struct val b);
-/* The undefined value of owner[key]; owner of kind K_MISSING: of the variable `key`. */
+/* The undefined value that a look-up of owner[key] gives; owner of kind K_MISSING: the one that a
+ * look-up of the variable `key` gives. */
 struct val val_undef(struct vm *vm, struct val owner, struct val key);
 /* an undefined value whose use fails with this message */
 struct val val_hint(struct vm *vm, const char *hint);

@@ -87,8 +87,9 @@ static int more_added(struct tok_spec *s, json_t *list, struct err *e)
     return 0;
 }
 
-/* "add_bos_token": true puts BOS first unless it is there, false takes it away; without the key
- * the post-processor decides. */
+/* Apply "add_bos_token" (first 1: at the beginning of the list) or "add_eos_token" (first 0: at its
+ * end).  true adds the id there unless it is there already, false removes it; without the key the
+ * post-processor decides. */
 static int edge(int32_t **list, uint32_t *n, int32_t id, const json_t *wanted, int first, struct err *e)
 {
     if (id < 0 || !json_is_boolean(wanted))

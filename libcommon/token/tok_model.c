@@ -283,8 +283,8 @@ static int bpe(const struct tokenizer *t, struct model_work *w, const char *s, s
     return 0;
 }
 
-/* SentencePiece: neighbours join if their text is a token, best score first; a
- * symbol that is no token in the end becomes bytes. */
+/* SentencePiece: neighbours join if their text is a token, best score first; at the end a symbol
+ * that is still no token becomes bytes. */
 static int bpe_score(const struct tokenizer *t, struct model_work *w, const char *s, size_t n, struct tok_ids *out,
                      struct err *e)
 {

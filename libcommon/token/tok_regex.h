@@ -11,10 +11,10 @@
 #include "libcommon/base/err.h"
 #include "libcommon/token/tok_text.h"
 
-/* Append to out a PCRE2 pattern (UTF and UCP on, multi-line) that matches what pattern matches
- * in Oniguruma: \s \w \b \h \v as there, scripts without extensions, sets with && and nested
- * sets, options that reach to the end of their group.  -1: not valid, or something that has no
- * counterpart. */
+/* Append to out a PCRE2 pattern (UTF and UCP on, multi-line) that matches what `pattern` matches in
+ * Oniguruma: \s \w \b \h \v have Oniguruma's meaning, scripts do not include extensions, sets may
+ * contain && and other sets, and options reach to the end of their group.  -1: the pattern is not
+ * valid, or a part of it has no counterpart. */
 int regex_translate(struct tbuf *out, const char *pattern, size_t n, struct err *e);
 
 struct regex;                       /* read-only after opening: threads may share it */

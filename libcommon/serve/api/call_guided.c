@@ -11,7 +11,8 @@
 enum { SCHEMA_TEXT = 32 << 10,          /* largest schema written as a string, in bytes */
        TREE_FACTOR = 90 };              /* bytes of a JSON tree for each byte of its text: see prescan.h */
 
-/* Set a field of the body, unless another constraint is set already; takes over value. */
+/* Set a field of the body.  It is an error if another constraint is set already.  Takes ownership
+ * of value. */
 static int set_field(struct call *c, const char *param, const char *field, json_t *value, struct problem *pr)
 {
     static const char *const others[] = { "response_format", "regex", "grammar" };

@@ -321,7 +321,7 @@ static void show_relaxed(const struct call *c)
 static enum embed pooling_of(const struct call *c)
 {
     const struct config *config = &c->lm->m.model->config;
-    /* a score of a language model is read from the probabilities of its next token */
+    /* a language model's score is computed from the state that predicts its next token */
     const int scores = (c->form->body & (BODY_RERANK | BODY_SCORE)) != 0;
     return scores && !config->embedding.pooling ? EMBED_STATE : config_pooling(config);
 }

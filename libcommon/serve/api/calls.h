@@ -153,9 +153,9 @@ struct call {
     int reported;                          /* owned by the engine while jobs are open: see request_params */
 };
 
-/* Start a call.  record not NULL: for a message of a WebSocket, whose text is copied, and the call
- * takes over the message's record.  record NULL: for a request, whose body is taken from the
- * connection. */
+/* Start a call.  record not NULL: the call is for a message of a WebSocket; its text is copied, and
+ * the call takes ownership of the record.  record NULL: the call is for a request, whose body is
+ * taken from the connection. */
 void call_start(struct server *s, struct conn *c, struct access_record *record, const struct call_form *form,
                 const char *text, size_t size);
 

@@ -67,7 +67,7 @@ void rounds_judge(struct call *c, struct choice *ch);
  * have been started, and the call continues when they are done.  Returns 0 if the call ends. */
 int rounds_continue(struct call *c);
 int rounds_waiting(const struct call *c);               /* whether the call waits for tools */
-/* Whether this is a tool of the server, in a request that may use any. */
+/* Whether `name` is a tool of the server that this request may use. */
 int rounds_has(const struct call *c, const char *name);
 /* Append the members tool_stop and tool_messages, each after a comma, to a whole answer or to the
  * last event of a stream.  prefix: the prefix of the form's ids, used in place of "call_". */
@@ -86,7 +86,8 @@ int choice_call_index(const struct choice *ch, const struct answer_part *p);
 void rounds_call_json(const struct call *c, const struct answer_part *p, struct buf *out);
 void rounds_result_json(const struct call *c, const struct answer_part *p, const struct call_result *t,
                         struct buf *out);
-/* The characters between the text of earlier rounds and part p: "" if there are none. */
+/* The text to insert before part p so that it does not touch the text of earlier rounds; "" if
+ * there is none. */
 const char *rounds_gap(const struct call *c, const struct choice *ch, const struct answer_part *p);
 /* Append the text of all rounds; kind PART_REASONING: the reasoning of all rounds. */
 void rounds_text(const struct choice *ch, int kind, struct buf *out);

@@ -7,7 +7,7 @@
 #include "libcommon/serve/api/calls.h"
 
 /* Accept the upgrade: 0, or -1 after a refusal.  A browser offers two subprotocols: "zse", which
- * the response names, and its key, see admit.c. */
+ * the response accepts, and one that contains its key, see admit.c. */
 static int upgrade(struct server *s, struct conn *c)
 {
     const int route = conn_route(c);

@@ -164,8 +164,8 @@ static void do_job(struct chats *h, int i, struct connection *x, struct chat_job
         if (set_busy(h, i, x->h))
             chats_run(j, x->h);
         set_busy(h, i, NULL);
-        /* reopen: a damaged file may have been replaced, and FTS5 stays broken after it ran out of
-         * memory */
+        /* after an error reopen the file: a damaged one may have been replaced, and FTS5 stays
+         * broken after it ran out of memory */
         if (atomic_load(&j->gone) && chats_reads(j))
             return;                         /* the job was cancelled; nothing is wrong with the file */
         if (j->problem.status == 503)

@@ -95,7 +95,8 @@ int job_read_line(const char *line, struct job_progress *p, char *message, size_
 /* The job as JSON. New reference.  The caller holds the lock. */
 json_t *job_object(const struct job *j);
 struct job *job_find(struct jobs *js, const char *id);
-/* Append a job to the list, which takes it over, and start the thread if none runs.  -1 with *e. */
+/* Append a job to the list, which takes ownership of it, and start the thread if none runs.  -1
+ * with *e. */
 int jobs_add(struct jobs *js, struct job *j, struct err *e);
 /* Queue a failed or cancelled job again. */
 void jobs_again(struct jobs *js, struct job *j);

@@ -196,8 +196,8 @@ static const char *name_of(struct server *s, struct conn *c, const struct params
     return NULL;
 }
 
-/* Make the answer of /api/show; takes over details, info, capabilities and config (NULL: not
- * wanted). */
+/* Make the answer of /api/show; takes ownership of details, info, capabilities and config (NULL:
+ * not wanted). */
 static json_t *show_json(const char *tmpl, int64_t modified_s, json_t *details, json_t *info, json_t *capabilities,
                          json_t *config)
 {

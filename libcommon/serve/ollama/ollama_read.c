@@ -222,7 +222,7 @@ static int read_format(struct call *c, struct problem *pr)
     return 0;
 }
 
-/* Make the prompt from the settings and the messages, which are taken over. */
+/* Make the prompt from the settings and the messages; takes ownership of messages. */
 static int prepare(struct call *c, json_t *messages, int rc, struct problem *pr)
 {
     struct conversation *t = &c->conversation;

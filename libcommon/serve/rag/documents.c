@@ -86,7 +86,8 @@ void rag_run_get(struct rag_job *j, struct rag_store *r)
     rag_document_release(&d);
 }
 
-/* Join the text of these chunks, which overlap and leave out the blanks between them. */
+/* Join the text of these chunks.  Text that a chunk repeats from the one before is left out, and a
+ * gap between chunks becomes an empty line. */
 static void join_chunks(const struct rag_chunk *list, int n, struct buf *out)
 {
     uint64_t at = 0;                        /* offset of the end of the text so far */

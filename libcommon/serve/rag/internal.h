@@ -25,8 +25,9 @@
 /* RAG_ADD: extract the text of documents, which takes up to a minute, and store it; RAG_WRITE:
  * short changes. */
 enum rag_lane { RAG_READ, RAG_WRITE, RAG_ADD, RAG_LANES };
-/* numbers of threads; most jobs that may wait in a lane, in all and of one tenant; most searches
- * that may wait, for a thread or for a model */
+/* RAG_READERS, RAG_ADDERS, RAG_THREADS: numbers of threads.  RAG_WAITING: most jobs that may wait
+ * in a lane, and RAG_WAITING_TENANT: of one tenant.  RAG_SEARCHES: most searches that may wait for
+ * a thread or a model, and RAG_SEARCHES_TENANT: of one tenant. */
 enum { RAG_READERS = 2, RAG_ADDERS = 3, RAG_THREADS = RAG_READERS + RAG_ADDERS + 1, RAG_WAITING = 64,
        RAG_WAITING_TENANT = 8, RAG_SEARCHES = 1024, RAG_SEARCHES_TENANT = 128 };
 enum { RAG_TEXTS = 24 };                 /* texts of chunks that are embedded together */
