@@ -60,7 +60,7 @@ static const char usage_end[] =
     RUN_HELP
     STREAM_HELP
     SPEC_HELP
-    "      --lora DIR             answer with this LoRA adapter, a folder written by PEFT\n"
+    "      --lora [NAME=]DIR      answer with this LoRA adapter, a folder written by PEFT\n"
     MEMORY_HELP
     "      --plan                 print the memory it would take and the expected speed, and exit; 1 if it does not fit\n"
     "\n"

@@ -101,9 +101,6 @@ static char *place(const char *source, int make, struct err *e, const char *fmt,
     return NULL;
 }
 
-/* The end of the type in names of files. */
-static const char *after_type(const struct conv_cache_request *a) { return a->adaptable ? ".adaptable" : ""; }
-
 /* The path zse/KEY-STAMP-TYPE-VERSION.zse. */
 char *conv_cache_path(const struct conv_cache_request *a, const char *source, struct err *e)
 {
@@ -114,8 +111,7 @@ char *conv_cache_path(const struct conv_cache_request *a, const char *source, st
     const int rc = s->n_tensors ? source_key(s, key, e)
                                 : err_set(e, ERR_UNSUPPORTED, "%s has no weights, only a vocabulary", source);
     source_close(s);
-    return rc == 0 ? place(source, 1, e, "%s-%016" PRIx64 "-%s%s-%s.zse", key, weights_stamp(source), a->type,
-                           after_type(a), ZSE_VERSION)
+    return rc == 0 ? place(source, 1, e, "%s-%016" PRIx64 "-%s-%s.zse", key, weights_stamp(source), a->type, ZSE_VERSION)
                    : NULL;
 }
 
@@ -125,8 +121,7 @@ static char *place_by_path(const struct conv_cache_request *a, const char *sourc
 {
     char *real = realpath(source, NULL);
     const char *path = real ? real : source;
-    char *name = place(source, 1, e, "%016" PRIx64 "-%s%s.%s", fnv(FNV_START, path, strlen(path)), a->type, after_type(a),
-                       end);
+    char *name = place(source, 1, e, "%016" PRIx64 "-%s.%s", fnv(FNV_START, path, strlen(path)), a->type, end);
     free(real);
     return name;
 }
@@ -219,9 +214,8 @@ static void record_source(const struct conv_cache_request *a, const char *made, 
         remove_stale(made, real);
         remove_interrupted(made);
     }
-    cli_note(a->prog, "kept as %s (%s); to keep it elsewhere: zse-convert %s%s -o NAME.zse", made,
-             cli_bytes(size, stat(made, &st) == 0 ? (uint64_t)st.st_size : 0), a->asked,
-             a->adaptable ? " --adaptable" : "");
+    cli_note(a->prog, "kept as %s (%s); to keep it elsewhere: zse-convert %s -o NAME.zse", made,
+             cli_bytes(size, stat(made, &st) == 0 ? (uint64_t)st.st_size : 0), a->asked);
     free(real);
     free(name);
 }
@@ -285,7 +279,6 @@ static int convert(const struct conv_cache_request *a, struct hub_stream *stream
     o.output = output;
     o.n_threads = a->n_threads;
     o.kernels = a->kernels;
-    o.adaptable = a->adaptable;
     o.overwrite = 1;                    /* the existing file could not be read */
     o.before = preflight_convert;
     o.before_user = (void *)(uintptr_t)&pre;

@@ -12,7 +12,7 @@ struct conv_cache_request {
     const char *prog, *asked;       /* the program, and MODEL as it was given, for messages */
     const char *type;               /* as for -q */
     int n_threads; const char *kernels;
-    int adaptable;                  /* do not scale channels, so that adapters fit: makes a file of its own */
+    int adapted;                    /* adapters are added: a conversion that takes none is made again */
     int force;                      /* continue where disk or memory seem too small */
 };
 

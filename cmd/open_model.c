@@ -355,10 +355,10 @@ uint64_t lora_work_memory(int rank, const struct run_options *r)
     return cpu_lora_memory(rank, BACKEND_STEP_TOKENS, r->threads);
 }
 
-int plan_loras(struct lora_plan *p, const struct run_options *r, struct err *e)
+int plan_loras(struct lora_plan *p, const struct zfile *z, const struct run_options *r, struct err *e)
 {
     const struct map_guard guard = { sigbus_guard, sigbus_unguard };
-    *p = (struct lora_plan){ 0 };
+    *p = (struct lora_plan){ .scaled = !z || lora_scales(z) };
     for (int i = 0; i < r->n_loras; i++)
         if (lora_plan_add(p, r->loras[i].folder, &guard, e) != 0)
             return -1;
@@ -372,7 +372,7 @@ static int check_loras(const struct opened_model *o, const struct run_options *r
     struct memory m;
     struct err ignored;
     char all[CLI_BYTES], most[CLI_BYTES];
-    if (plan_loras(&p, r, e) != 0)
+    if (plan_loras(&p, o->model->file, r, e) != 0)
         return -1;
     const uint64_t bytes = p.bytes + lora_work_memory(p.rank, r);
     if (r->most_adapted && o->model->weight_bytes + bytes > r->most_adapted)
@@ -500,11 +500,20 @@ const char *open_model_type(const char *prog, const char *path, const struct run
     return type ? type : "keep";
 }
 
+/* Open the file at o->path, unless it lacks something that is requested. */
+static int load_cached(const struct conv_cache_request *ask, struct opened_model *o, struct err *e)
+{
+    if (load(o, e) != 0)
+        return -1;
+    return ask->adapted && lora_lacks_scales(o->model->file)
+               ? err_set(e, ERR_UNSUPPORTED, "%s: has no channel scales", o->path) : 0;
+}
+
 /* Open the file at o->path; convert if it is missing or damaged. */
 static int load_made(const struct conv_cache_request *ask, const char *source, struct opened_model *o, struct err *e)
 {
     struct err why;
-    if (load(o, &why) == 0)
+    if (load_cached(ask, o, &why) == 0)
         return 0;
     if (why.code == ERR_FORMAT)
         cli_note(ask->prog, "%s", why.msg);
@@ -520,7 +529,7 @@ static int load_converted(const struct conv_cache_request *ask, const char *sour
     struct err why;
     if (!ask->type || !(o->path = conv_cache_path(ask, source, e)))
         return -1;
-    if (load(o, &why) == 0)
+    if (load_cached(ask, o, &why) == 0)
         return 0;
     /* if a check has just removed a damaged conversion, convert again */
     if (why.code == ERR_FORMAT && access(o->path, F_OK) != 0)
@@ -578,7 +587,7 @@ static int find_and_load(const char *prog, char **found, struct hub_stream *stre
     }
     const struct conv_cache_request ask = { .prog = prog, .asked = o->name,
                                        .type = open_model_type(prog, path, r, o->name, e), .n_threads = r->threads,
-                                       .kernels = r->kernels, .adaptable = r->n_loras > 0,
+                                       .kernels = r->kernels, .adapted = r->n_loras > 0,
                                        .force = r->force };
     o->in_cache = 1;
     return stream ? load_arriving(&ask, stream, found, o, e) : load_converted(&ask, path, o, e);

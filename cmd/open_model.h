@@ -183,7 +183,7 @@ int context_len(const struct opened_model *o, const struct run_options *r);
 struct lora_plan;
 /* The memory of the adapters of --lora (model/lora_plan.h): of their matrices, and for computing
  * with adapters of this rank. */
-int plan_loras(struct lora_plan *p, const struct run_options *r, struct err *e);
+int plan_loras(struct lora_plan *p, const struct zfile *z, const struct run_options *r, struct err *e);
 uint64_t lora_work_memory(int rank, const struct run_options *r);
 
 #endif

@@ -97,7 +97,7 @@ static void add_drafts(struct need *n, const struct opened_model *o, const struc
 static int add_adapters(struct need *n, const struct opened_model *o, const struct run_options *r, struct err *e)
 {
     struct lora_plan p = { 0 };
-    if (!o && plan_loras(&p, r, e) != 0)
+    if (!o && plan_loras(&p, NULL, r, e) != 0)
         return -1;
     for (int i = 0; o && i < o->model->n_loras; i++) {
         const struct lora *l = &o->model->loras[i];

@@ -38,7 +38,6 @@ static const char usage[] =
     "                             gate_proj, up_proj, down_proj; of some layers: down_proj@0-3=int8\n"
     "      --ternary RULE         how other weights become ternary: fit (default), absmean, rms, adaptive, threshold, sign\n"
     "      --lora DIR             merge this LoRA adapter, a folder written by PEFT, into the weights (may be repeated)\n"
-    "      --adaptable            scale no channels, so that --lora of zse-chat and zse-serve can use the file\n"
     "      --skip GLOB            keep these tensors as they are stored (may be repeated; GLOB,GLOB)\n"
     "      --no-mtp               leave out the layer that some models have to predict further tokens (zse-chat --spec mtp)\n"
     "  -m, --target-memory SIZE   weights of at most this size, as 6GB or 900MiB: alone, the finest type that fits;\n"
@@ -70,12 +69,12 @@ static const char usage[] =
 
 enum { OPT_QUANT = 300, OPT_SKIP, OPT_QUALITY, OPT_CALIBRATION, OPT_SYNTHETIC, OPT_THREADS, OPT_KERNELS, OPT_TENSORS,
        OPT_JSON, OPT_PLAN, OPT_MODE, OPT_TERNARY, OPT_VERBOSE, OPT_CALIBRATION_MEMORY, OPT_CHECKPOINT, OPT_NO_RESUME,
-       OPT_PROGRESS, OPT_AS, OPT_NO_MTP, OPT_LORA, OPT_ADAPTABLE };
+       OPT_PROGRESS, OPT_AS, OPT_NO_MTP, OPT_LORA };
 static const struct option options[] = {
     { "output", required_argument, NULL, 'o' }, { "quantize", required_argument, NULL, 'q' },
         { "group-size", required_argument, NULL, 'g' },
     { "quant", required_argument, NULL, OPT_QUANT }, { "ternary", required_argument, NULL, OPT_TERNARY },
-    { "lora", required_argument, NULL, OPT_LORA }, { "adaptable", no_argument, NULL, OPT_ADAPTABLE },
+    { "lora", required_argument, NULL, OPT_LORA },
     { "skip", required_argument, NULL, OPT_SKIP },
     { "no-mtp", no_argument, NULL, OPT_NO_MTP },
     { "target-memory", required_argument, NULL, 'm' },
@@ -200,7 +199,6 @@ static int take(struct arguments *a, int c, char *arg)
     case OPT_QUANT:       return add_parts(a, arg);
     case OPT_SKIP:        return add_globs(a, arg);
     case OPT_LORA:        return add_lora(a, arg);
-    case OPT_ADAPTABLE:   a->o.adaptable = 1; return 0;
     case OPT_NO_MTP:      a->o.no_predictor = 1; return 0;
     case 'm':             return cli_parse_size(prog, "--target-memory", arg, &a->o.target_bytes);
     case OPT_QUALITY:     return parse_quality(a, arg);

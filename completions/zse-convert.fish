@@ -6,7 +6,6 @@ complete -c zse-convert -l group-size -s g -x -d 'weights that share a scale, in
 complete -c zse-convert -l quant -x -d 'other types for attention, mlp, experts, embeddings, lm_head, q_proj, k_proj, v_proj, o_proj,'
 complete -c zse-convert -l ternary -x -d 'how other weights become ternary fit (default), absmean, rms, adaptive, threshold, sign'
 complete -c zse-convert -l lora -r -d 'merge this LoRA adapter, a folder written by PEFT, into the weights (may be repeated)'
-complete -c zse-convert -l adaptable -d 'scale no channels, so that --lora of zse-chat and zse-serve can use the file'
 complete -c zse-convert -l skip -x -d 'keep these tensors as they are stored (may be repeated; GLOB,GLOB)'
 complete -c zse-convert -l no-mtp -d 'leave out the layer that some models have to predict further tokens (zse-chat --spec mtp)'
 complete -c zse-convert -l target-memory -s m -x -d 'weights of at most this size, as 6GB or 900MiB alone, the finest type that fits;'

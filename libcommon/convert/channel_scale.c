@@ -171,8 +171,6 @@ int channel_scale_layer(struct conversion *cv, int layer, float alpha, struct er
     }
     free(l->v_scale);
     l->v_scale = NULL;
-    if (cv->o->adaptable)
-        return 0;
     if (folds && !c->laurel_rank && l->strength[INPUT_QKV] && has(cv, layer, ".attn_norm.weight") &&
         all_rounded(cv, layer, parallel ? qkv | mlp : qkv)) {
         if (scale_input(l, INPUT_QKV, c->hidden_size, alpha, e))
@@ -269,6 +267,26 @@ struct channel_scale channel_scale_of(const struct conversion *cv, const struct 
         f.row_power = up_power;
     }
     return f;
+}
+
+int channel_scale_write(const struct conversion *cv, struct zwriter *w, int layer, int replay, struct err *e)
+{
+    struct layer_calib *l = cv->calib && layer >= 0 ? &cv->calib[layer] : NULL;
+    for (int i = 0; l && i < N_INPUTS; i++) {
+        char name[CHANNEL_SCALE_NAME];
+        const int n = calibrate_width(&cv->config, layer, i);
+        if (!(replay ? l->stored >> i & 1 : l->scale[i] != NULL))
+            continue;
+        channel_scale_name(layer, (enum layer_input)i, name);
+        const struct zfile_tensor t = { .name = name, .n_dims = 1, .dim = { n },
+                                        .m = { .type = QT_F32, .rows = 1, .cols = n,
+                                               .size = (size_t)n * sizeof(float) } };
+        if (zwriter_tensor(w, &t, e) ||
+            (replay ? zwriter_skip(w, t.m.size, e) : zwriter_data(w, l->scale[i], t.m.size, e)))
+            return -1;
+        l->stored |= 1u << i;
+    }
+    return 0;
 }
 
 void channel_scale_row(const struct channel_scale *f, int64_t row, float *x, int64_t cols)

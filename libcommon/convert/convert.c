@@ -336,7 +336,7 @@ static int write_tensors(struct conversion *cv, struct zwriter *w, struct calibr
                 return -1;
             if (layer < 0 && seen_layers && cv->effort != CONVERT_FAST && !cv->config.tied && calibrate_head(cv, c, e))
                 return -1;
-            if (conversion_group(cv, w, layer, seen_layers, e))
+            if (conversion_group(cv, w, layer, seen_layers, e) || channel_scale_write(cv, w, layer, 0, e))
                 return -1;
             if (layer >= 0 && layer < cv->config.n_layers && cv->o->layer)
                 cv->o->layer(cv->o->layer_user, layer);

@@ -92,7 +92,6 @@ struct convert_options {
     const char *const *skip; int n_skip;
     /* folders of LoRA adapters that are merged into the weights before they are rounded */
     const char *const *lora; int n_lora;
-    int adaptable;                      /* scale no channels, so that LoRA adapters fit the new file */
     struct { int set; struct convert_type type; } part[N_PARTS];        /* types for parts of the model */
     /* rules that precede part; if several apply to a matrix, the last one counts */
     const struct convert_rule *rules; int n_rules;

@@ -48,6 +48,7 @@ struct layer_calib {
     /* channel scales of an input: columns that read it are multiplied by them, and the weights that
      * produce it are divided */
     float *scale[N_INPUTS];
+    unsigned stored;                /* bit i: scale[i] is in the new file */
     /* scale[INPUT_O] in the form that divides the producer of o's input: one value per row of v
      * (common to the heads that share a KV head), per element of a gated norm (delta net: of one
      * head, common to all heads), or per channel of a short convolution */
@@ -127,6 +128,10 @@ struct channel_scale channel_scale_of(const struct conversion *cv, const struct 
 /* Apply the factors to a row of a matrix. */
 void channel_scale_row(const struct channel_scale *f, int64_t row, float *x, int64_t cols);
 void channel_scale_vector(const struct channel_scale *f, float *x, int64_t n);                    /* a norm or bias */
+
+/* Write the layer's channel scales to the new file, in the group of the layer, before its tensors.
+ * With `replay` they are in the file already, those of layer_calib.stored, and are skipped. */
+int channel_scale_write(const struct conversion *cv, struct zwriter *w, int layer, int replay, struct err *e);
 
 /* ---- encode.c: rows to tiles ---- */
 /* Encode tensor p, pass every byte to sink, in order, and fill in p->report. */

@@ -68,8 +68,8 @@ static int describe_plan(struct resume *r, struct err *e)
         json_array_append_new(list, json_pack("[s, s, i, i, i, I]", p->spec->name, p->source->name, (int)p->make,
                                               (int)p->m.type, p->m.group_size, (json_int_t)p->m.size));
     }
-    r->plan = json_pack("{s:o, s:b, s:i, s:i, s:i, s:i, s:i, s:I, s:s}", "tensors", list,
-                        "adaptable", cv->o->adaptable, "effort", (int)cv->effort,
+    r->plan = json_pack("{s:o, s:i, s:i, s:i, s:i, s:i, s:I, s:s}", "tensors", list,
+                        "effort", (int)cv->effort,
                         "ternary", (int)cv->o->ternary, "kind", (int)cv->report->type.kind, "type",
                         (int)cv->report->type.qtype, "windows", r->c ? r->c->n_windows : 0,
                         "tokens", (json_int_t)(r->c ? crc32_z(0, (const Bytef *)r->c->ids, n_ids) : 0), "text",
@@ -179,12 +179,22 @@ static json_t *tensors_json(const struct conversion *cv, int n_done)
     return list;
 }
 
+/* List the layer_calib.stored of all layers. */
+static json_t *stored_json(const struct conversion *cv)
+{
+    json_t *list = json_array();
+    for (int i = 0; list && cv->calib && i < cv->config.n_layers; i++)
+        json_array_append_new(list, json_integer(cv->calib[i].stored));
+    return list;
+}
+
 static int write_journal(struct resume *r, const struct zwriter *w, int n_done, uint32_t crc)
 {
     struct err ignored;
     struct atomic_file f;
-    json_t *j = json_pack("{s:i, s:o, s:O, s:O, s:o, s:o, s:i, s:I, s:i, s:i}", "zse_conversion", FORMAT, "program",
+    json_t *j = json_pack("{s:i, s:o, s:O, s:O, s:o, s:o, s:o, s:i, s:I, s:i, s:i}", "zse_conversion", FORMAT, "program",
                           program(), "source", r->source, "plan", r->plan, "tensors", tensors_json(r->cv, n_done),
+                          "channel_scales", stored_json(r->cv),
                           "groups", json_deep_copy(zwriter_groups(w)), "state", r->slot, "state_crc", (json_int_t)crc,
                           "damped", r->cv->report->n_damped, "layers", r->layer);
     char *text = j ? json_dumps(j, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL;
@@ -258,9 +268,11 @@ static json_t *read_journal(struct resume *r, struct err *e)
  * tensors. */
 static int replay(struct resume *r, struct zwriter *w, const json_t *journal, int *n_done, struct err *e)
 {
-    const json_t *rows = json_object_get(journal, "tensors");
+    const json_t *rows = json_object_get(journal, "tensors"), *stored = json_object_get(journal, "channel_scales");
     const int n = (int)json_array_size(rows);
     int group = -2, seen_layers = 0;
+    for (int i = 0; r->cv->calib && i < r->cv->config.n_layers; i++)
+        r->cv->calib[i].stored = (unsigned)json_integer_value(json_array_get(stored, (size_t)i));
     if (n < 1 || n >= r->cv->n_recipes)
         return err_set(e, ERR_FORMAT, "its journal is damaged");
     for (int i = 0; i < n; i++) {
@@ -268,7 +280,8 @@ static int replay(struct resume *r, struct zwriter *w, const json_t *journal, in
         const int layer = p->spec->layer;
         if (restore_tensor(p, json_array_get(rows, (size_t)i), e))
             return -1;
-        if (layer != group && conversion_group(r->cv, w, layer, seen_layers, e))
+        if (layer != group && (conversion_group(r->cv, w, layer, seen_layers, e) ||
+                               channel_scale_write(r->cv, w, layer, 1, e)))
             return -1;
         group = layer;
         seen_layers |= layer >= 0;
@@ -326,6 +339,8 @@ static void begin_again(struct resume *r, const struct mat *before)
         r->cv->recipes[i].m = before[i];
         r->cv->recipes[i].scaled = 0;
     }
+    for (int i = 0; r->cv->calib && i < r->cv->config.n_layers; i++)
+        r->cv->calib[i].stored = 0;
     r->cv->done = 0;
 }
 

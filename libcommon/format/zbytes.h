@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 enum {
-    ZSE_MAJOR = 1, ZSE_MINOR = 1, ZSE_PATCH = 0,
+    ZSE_MAJOR = 1, ZSE_MINOR = 2, ZSE_PATCH = 0,
     ZSE_PAGE = 4096,            /* alignment of groups and large matrices */
     ZSE_LINE = 64,              /* alignment of tensors and sections */
     ZSE_LARGE = 1 << 20,        /* a matrix of at least this size begins at a page */

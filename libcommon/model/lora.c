@@ -2,6 +2,7 @@
 #include "libcommon/model/lora.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +10,7 @@
 #include "libcommon/base/json.h"
 #include "libcommon/base/siphash.h"
 #include "libcommon/import/peft.h"
+#include "libcommon/model/arch.h"
 #include "libcommon/model/parts.h"
 #include "libcommon/quant/ggml.h"
 
@@ -17,6 +19,10 @@ static const struct { enum layer_part part; int is_mlp; } changed[] = {
     { LP_Q, 0 }, { LP_K, 0 }, { LP_V, 0 }, { LP_Q_GATE, 0 }, { LP_O, 0 }, { LP_GATE, 1 }, { LP_UP, 1 }, { LP_DOWN, 1 },
 };
 enum { N_CHANGED = sizeof changed / sizeof *changed };
+
+/* The channel scales of a matrix (convert/channel_scale.c): its columns were multiplied by col, its
+ * rows divided by row.  NULL: by 1. */
+struct channel_scales { const float *col; float *row; };
 
 struct lora_binding {
     struct model *m;
@@ -56,13 +62,13 @@ static enum qtype type_of(const struct source_tensor *t)
 }
 
 /* Store rows of t in kernel order, row i of the result from row at(i) of t; map NULL: the same
- * rows. */
+ * rows.  With scales, elements are multiplied and divided by them, and stored as f32. */
 static int store(struct lora_binding *b, struct mat *m, const struct source_tensor *t, int64_t rows,
-                 const struct row_map *map)
+                 const struct row_map *map, const float *col, const float *row)
 {
     const struct ggml_type_info *info = ggml_type_info(t->type);
     const size_t row_bytes = (size_t)t->dim[1] * (size_t)info->block_bytes;
-    if (mat_init(m, type_of(t), 32, 0, rows, t->dim[1], b->e) < 0)
+    if (mat_init(m, col || row ? QT_F32 : type_of(t), 32, 0, rows, t->dim[1], b->e) < 0)
         return -1;
     float *x = malloc((size_t)m->cols * sizeof *x);
     uint8_t *data = aligned_alloc(64, (m->size + 63) / 64 * 64);
@@ -76,9 +82,48 @@ static int store(struct lora_binding *b, struct mat *m, const struct source_tens
         tile_clear(m, data + (size_t)i * m->tile_bytes);
     for (int64_t i = 0; i < rows; i++) {
         ggml_decode(t->type, t->data + (size_t)(map ? row_map_source(map, i) : i) * row_bytes, x, m->cols);
+        for (int k = 0; k < m->cols && (col || row); k++)
+            x[k] = x[k] * (col ? col[k] : 1) / (row ? row[i] : 1);
         tile_put_float(m, data + (size_t)(i / TILE_ROWS) * m->tile_bytes, (int)(i % TILE_ROWS), x);
     }
     free(x);
+    return 0;
+}
+
+/* Find the channel scales of an input; *out stays NULL if the file has none. */
+static int find_scales(struct lora_binding *b, int layer, enum layer_input input, int64_t cols, const float **out)
+{
+    char name[CHANNEL_SCALE_NAME];
+    channel_scale_name(layer, input, name);
+    const struct zfile_tensor *t = zfile_find(b->m->file, name);
+    if (t && (t->tiled || t->m.type != QT_F32 || t->n_dims != 1 || t->dim[0] != cols))
+        return err_set(b->e, ERR_SHAPE, "%s: tensor '%s': expected %" PRId64 " plain f32", zfile_path(b->m->file), name,
+                       cols);
+    *out = t ? (const float *)t->m.data : NULL;
+    return 0;
+}
+
+/* Find the channel scales of a matrix.  Rows of v were divided by the scales of the columns of o
+ * that read them, which are the same for all heads that share a KV head; rows of up by those of the
+ * columns of down. */
+static int find_matrix_scales(struct lora_binding *b, int layer, enum layer_part part, const struct mat *m,
+                              struct channel_scales *s)
+{
+    const struct config *c = &b->m->config;
+    const int dim = config_value_dim(c, layer), share = part == LP_V ? c->n_heads / config_kv_heads(c, layer) : 1;
+    const float *row = NULL;
+    *s = (struct channel_scales){ 0 };
+    if (find_scales(b, layer, (enum layer_input)layer_part_fact(c, layer, part).reads, m->cols, &s->col) < 0 ||
+        (part == LP_V && find_scales(b, layer, INPUT_O, (int64_t)c->n_heads * dim, &row) < 0) ||
+        (part == LP_UP && find_scales(b, layer, INPUT_DOWN, m->rows, &row) < 0))
+        return -1;
+    if (!row)
+        return 0;
+    if (!(s->row = malloc((size_t)m->rows * sizeof *s->row)))
+        return err_nomem(b->e, "LoRA adapter");
+    for (int i = 0; i < m->rows; i++)
+        s->row[i] = part == LP_V ? row[i / dim * share * dim + i % dim]
+            : !c->gated && c->act == CONFIG_ACT_RELU2 ? sqrtf(row[i]) : row[i];
     return 0;
 }
 
@@ -89,9 +134,10 @@ static int wrong_size(const struct lora_binding *b, const struct source_tensor *
                    "; is this an adapter of another model?", b->peft->path, t->name, found, what, want);
 }
 
-static int bind_module(struct lora_binding *b, const struct peft_module *p, const struct zfile_tensor *t,
-                       struct lora_linear *to)
+static int bind_module(struct lora_binding *b, const struct peft_module *p, const struct zfile_tensor *t, int layer,
+                       enum layer_part part, struct lora_linear *to)
 {
+    struct channel_scales s;
     const int64_t rows = t->map.transposed ? t->source_cols : t->source_rows;
     if (p->table || p->saved)
         return 0;                       /* stays unused, which is refused */
@@ -105,7 +151,12 @@ static int bind_module(struct lora_binding *b, const struct peft_module *p, cons
     b->lora.n_matrices++;
     b->lora.rank = p->rank > b->lora.rank ? p->rank : b->lora.rank;
     to->scale = p->scale;
-    return store(b, &to->a, p->a, p->rank, NULL) < 0 || store(b, &to->b, p->b, t->m.rows, &t->map) < 0 ? -1 : 0;
+    int rc = find_matrix_scales(b, layer, part, &t->m, &s);
+    if (rc == 0)
+        rc = store(b, &to->a, p->a, p->rank, NULL, s.col, NULL) < 0 ||
+             store(b, &to->b, p->b, t->m.rows, &t->map, NULL, s.row) < 0 ? -1 : 0;
+    free(s.row);
+    return rc;
 }
 
 static int bind_modules(struct lora_binding *b)
@@ -117,7 +168,7 @@ static int bind_modules(struct lora_binding *b)
             snprintf(name, sizeof name, "layers.%d.%s.weight", layer, part_infos[changed[i].part].name);
             const struct zfile_tensor *t = changes(c, layer, i) ? zfile_find(b->m->file, name) : NULL;
             const struct peft_module *p = t && t->source_name ? module_of(b->peft, t->source_name) : NULL;
-            if (p && bind_module(b, p, t, &b->made[layer * N_CHANGED + i]) < 0)
+            if (p && bind_module(b, p, t, layer, changed[i].part, &b->made[layer * N_CHANGED + i]) < 0)
                 return -1;
         }
     for (int i = 0; i < b->peft->n_modules; i++)
@@ -128,18 +179,30 @@ static int bind_modules(struct lora_binding *b)
     return 0;
 }
 
-/* Refuse models whose channels were scaled: the adapter was not made for such weights. */
+int lora_scales(const struct zfile *z)
+{
+    return json_is_true(json_object_get(js_get(zfile_json(z), "quantization"), "channels_scaled"));
+}
+
+int lora_lacks_scales(const struct zfile *z)
+{
+    int major, minor, patch;
+    zfile_version(z, &major, &minor, &patch);
+    return minor < 2 && lora_scales(z);
+}
+
+/* Refuse models for which the adapter was not made, and those to which it cannot be fitted. */
 static int check_model(const struct lora_binding *b)
 {
-    const json_t *q = b->m->file ? js_get(zfile_json(b->m->file), "quantization") : NULL;
     if (!b->m->file)
         return err_set(b->e, ERR_UNSUPPORTED, "%s: adapters need a model that was read from a file", b->peft->path);
     if (b->m->config.gguf)
         return err_set(b->e, ERR_UNSUPPORTED, "%s: %s was made from a GGUF file, which does not have the names that "
                        "adapters have; convert the folder of safetensors", b->peft->path, zfile_path(b->m->file));
-    if (json_is_true(json_object_get(q, "channels_scaled")))
-        return err_set(b->e, ERR_UNSUPPORTED, "%s: %s has scaled channels, for which adapters do not fit; convert its "
-                       "source again with --adaptable", b->peft->path, zfile_path(b->m->file));
+    if (lora_lacks_scales(b->m->file))
+        return err_set(b->e, ERR_UNSUPPORTED, "%s: %s has scaled channels without their scales, as files of version "
+                       "1.1 have, and adapters need the scales; convert its source again", b->peft->path,
+                       zfile_path(b->m->file));
     if (b->peft->n_copies)
         return err_set(b->e, ERR_UNSUPPORTED, "%s: tensor '%s': a copy of a weight of the base, which only "
                        "zse-convert --lora can compare with it", b->peft->path, b->peft->copies[0].tensor->name);

@@ -33,6 +33,11 @@ struct lora {
  * struct map_guard) may be NULL.  -1 with *e and the model unchanged. */
 int model_add_lora(struct model *m, const char *name, const char *folder, const struct map_guard *guard,
                    struct err *e);
+/* Whether channels of the file were scaled: changes of its matrices are kept as f32. */
+int lora_scales(const struct zfile *z);
+/* Whether the channels of the file were scaled and their scales are unknown, so that it takes no
+ * adapters: a file of version 1.1. */
+int lora_lacks_scales(const struct zfile *z);
 /* The number of the adapter of this name; 0: there is none. */
 int model_lora(const struct model *m, const char *name);
 /* Free all adapters, as model_close() does. */

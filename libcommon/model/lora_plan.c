@@ -8,7 +8,8 @@
 /* Add the bytes of t in the type in which lora.c keeps it. */
 static int add_matrix(struct lora_plan *p, const struct source_tensor *t, struct err *e)
 {
-    const enum qtype type = t->type == GGML_F16 ? QT_F16 : t->type == GGML_BF16 ? QT_BF16 : QT_F32;
+    const enum qtype type = p->scaled ? QT_F32 : t->type == GGML_F16 ? QT_F16 : t->type == GGML_BF16 ? QT_BF16
+                                                                                                      : QT_F32;
     struct mat m;
     if (mat_init(&m, type, 32, 0, t->dim[0], t->dim[1], e) < 0)
         return -1;

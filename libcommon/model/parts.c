@@ -2,6 +2,7 @@
 #include "libcommon/model/parts.h"
 
 #include <assert.h>
+#include <stdio.h>
 
 #include "libcommon/model/arch.h"
 
@@ -55,6 +56,15 @@ static int64_t projected_rows(const struct config *c, int layer)
         return 3 * width;
     return channels + (c->recurrent.z_apart ? 0 : width) +
            (c->mixer[layer] == MIXER_MAMBA2 || c->mixer[layer] == MIXER_BOTH ? c->recurrent.n_heads : 0);
+}
+
+void channel_scale_name(int layer, enum layer_input input, char out[CHANNEL_SCALE_NAME])
+{
+    static const char *const names[N_INPUTS] = {
+        [INPUT_QKV] = "attn_in", [INPUT_Q_A] = "q_in", [INPUT_O] = "o_in", [INPUT_STATE_O] = "state_o_in",
+        [INPUT_MLP] = "mlp_in", [INPUT_DOWN] = "down_in",
+    };
+    snprintf(out, CHANNEL_SCALE_NAME, "layers.%d.%s.channel_scale", layer, names[input]);
 }
 
 struct part_fact layer_part_fact(const struct config *c, int layer, enum layer_part part)

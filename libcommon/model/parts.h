@@ -51,6 +51,10 @@ struct part_fact {
     int reads;                  /* enum layer_input; INPUT_NONE unless it is a matrix */
     int64_t rows, cols;         /* rows 1: a vector */
 };
+/* The name of the tensor of a .zse that holds the channel scales of an input. */
+enum { CHANNEL_SCALE_NAME = 48 };
+void channel_scale_name(int layer, enum layer_input input, char out[CHANNEL_SCALE_NAME]);
+
 struct part_fact layer_part_fact(const struct config *c, int layer, enum layer_part part);
 
 /* Store in out the matrices of l that have weights and read `input`.  Returns their number, at most

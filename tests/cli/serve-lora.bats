@@ -15,6 +15,15 @@ setup_file() {
 }
 
 admin() { curl -s -H "Authorization: Bearer $(cat "$ZSE_HOME/admin.token")" "$@"; }
+# make_old FILE: make it a file of version 1.1, which has no channel scales
+make_old() {
+  python3 -S -c 'import struct, sys, zlib
+with open(sys.argv[1], "r+b") as f:
+    head = bytearray(f.read(60))
+    head[5] = 1
+    f.seek(0)
+    f.write(head + struct.pack("<I", zlib.crc32(head)))' "$1"
+}
 # answer MODEL: 24 tokens of text
 answer() {
   curl -s "$URL/v1/completions" -d "{\"model\":\"$1\",\"prompt\":\"The capital of\",\"temperature\":0,\"max_tokens\":24,\"ignore_eos\":true}"
@@ -66,7 +75,7 @@ text() { answer "$1" | jq -er '.choices[0].text'; }
   curl -s "$URL/v1/chat/completions" -d '{"model":"one","max_tokens":4,"messages":[{"role":"user","content":"a"}]}' | jq -e '.model == "one"'
 }
 
-@test "unknown folders, equal names, other models and scaled channels are refused by name" {
+@test "unknown folders, equal names, other models and channels with unknown scales are refused by name" {
   run -1 --separate-stderr zse-serve "$T/tiny.zse" --port 0 --lora "x=$T/none"
   [[ $stderr == *'has no adapter_config.json'* ]]
   run -2 --separate-stderr zse-serve "$T/tiny.zse" --port 0 --lora "x=$T/first" --lora "x=$T/second"
@@ -78,13 +87,14 @@ text() { answer "$1" | jq -er '.choices[0].text'; }
   run -2 --separate-stderr zse-chat "$T/tiny.zse" --lora "$T/first" --lora "$T/second" -p a
   [[ $stderr == *'expected one adapter'* ]]
   zse-convert models/tiny -o "$T/scaled.zse" >/dev/null
-  run -1 --separate-stderr zse-chat "$T/scaled.zse" --lora "$T/first" -p a
-  [[ $stderr == *'scaled channels'*'--adaptable'* ]]
-  zse-convert models/tiny -o "$T/scaled.zse" --adaptable --force >/dev/null
   run -0 zse-chat "$T/scaled.zse" --lora "$T/first" -p a --max-tokens 2
   run -0 zse-chat "$T/scaled.zse" --lora "some/name=$T/first" -p a --max-tokens 2
   cp -r "$T/first" "$T/a=b"
   run -0 zse-chat "$T/scaled.zse" --lora "$T/a=b" -p a --max-tokens 2
+  make_old "$T/scaled.zse"
+  run -0 zse-chat "$T/scaled.zse" -p a --max-tokens 2
+  run -1 --separate-stderr zse-chat "$T/scaled.zse" --lora "$T/first" -p a
+  [[ $stderr == *'as files of version 1.1 have'*'convert its source again'* ]]
 }
 
 @test "a name of an adapter that means another model, too, is refused" {
@@ -139,13 +149,16 @@ text() { answer "$1" | jq -er '.choices[0].text'; }
   stop "$PID"
 }
 
-@test "a folder that is converted on its own takes adapters, beside its conversion with scaled channels" {
-  XDG_CACHE_HOME=$T/cache run -0 zse-chat models/tiny -q nl4 -p a --max-tokens 2
-  XDG_CACHE_HOME=$T/cache run -0 zse-chat models/tiny -q nl4 --lora "$T/first" -p a --max-tokens 2
-  [[ $output == *"converting models/tiny once"* ]]
-  XDG_CACHE_HOME=$T/cache run -0 zse-chat models/tiny -q nl4 --lora "$T/first" -p a --max-tokens 2
+@test "the conversion of a folder takes adapters; one without channel scales is made again" {
+  local -x XDG_CACHE_HOME=$T/cache
+  run -0 zse-chat models/tiny -q nl4 -p a --max-tokens 2
+  run -0 zse-chat models/tiny -q nl4 --lora "$T/first" -p a --max-tokens 2
   [[ $output != *converting* ]]
-  [ "$(find "$T/cache/zse" -name '*-nl4*.zse' | wc -l)" -eq 2 ]
+  make_old "$(find "$T/cache/zse" -name '*-nl4-*.zse')"
+  run -0 zse-chat models/tiny -q nl4 -p a --max-tokens 2
+  [[ $output != *converting* ]]
+  run -0 zse-chat models/tiny -q nl4 --lora "$T/first" -p a --max-tokens 2
+  [[ $output == *"converting models/tiny once"* ]]
 }
 
 @test "adapters are in the plan, and refused before they take memory beyond --max-memory" {

@@ -389,7 +389,7 @@ static void header_fields(void **state)
     uint64_t huge = UINT64_MAX - 31;
     uint32_t many = UINT32_MAX, none = 0;
     patch_fixed(0, "GGUF", 4, 0), refuses("magic");
-    patch_fixed(4, "\2", 1, 0), refuses("version: 2.1.0, this program reads version 1");
+    patch_fixed(4, "\2", 1, 0), refuses("version: 2.2.0, this program reads version 1");
     patch_fixed(8, &huge, 8, 0), refuses("size");
     patch_fixed(16, &huge, 8, 0), refuses("section table offset");
     patch_fixed(24, &many, 4, 0), refuses("n_sections");
