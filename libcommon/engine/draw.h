@@ -5,9 +5,9 @@
 
 #include <stdint.h>
 
-/* The options of sampler.h that need neither a history nor a mask, in the order in which they
- * apply. Biases, penalties, DRY, XTC, top_n_sigma, typical_p, constraints and log probabilities are
- * left to the host. */
+/* The options of sampling.def that gpu/kernels/sample.cu applies, in this order.  sampler_draw()
+ * leaves a token to the host if any other option, a constraint or a log probability is asked
+ * for. */
 struct draw {
     float temperature;          /* 0: the largest logit, ties to the lower id */
     int top_k;                  /* 0: off */

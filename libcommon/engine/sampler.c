@@ -119,6 +119,16 @@ static int excludes_top(const struct sampling *s)
     return s->xtc_probability > 0 && s->xtc_threshold <= 0.5f && !greedy(s);
 }
 static int cuts_sigma(const struct sampling *s) { return s->top_n_sigma > 0 && !greedy(s); }
+/* Whether a filter needs the list of candidates; min_p alone does not. */
+static int needs_candidates(const struct sampling *s)
+{
+    return !greedy(s) && (s->top_k || s->top_p < 1 || s->typical_p < 1 || excludes_top(s));
+}
+/* Whether an option acts that no device applies (draw.h); biases and penalties apart. */
+static int needs_host(const struct sampling *s)
+{
+    return !greedy(s) && (cuts_sigma(s) || s->typical_p < 1 || excludes_top(s));
+}
 static int penalises_answer(const struct sampling *s) { return s->presence_penalty != 0 || s->frequency_penalty != 0; }
 static int has_dry(const struct sampling *s) { return s->dry_multiplier > 0 && s->dry_penalty_last_n != 0; }
 static int penalises(const struct sampling *s)
@@ -147,7 +157,7 @@ struct sampler *sampler_open(const struct sampling *sampling, int vocab_size, in
     if (sampling->n_bias)
         memcpy(s->bias, sampling->bias, (size_t)sampling->n_bias * sizeof *s->bias);
     s->s.bias = s->bias;
-    if (!greedy(&s->s) && (s->s.top_k || s->s.top_p < 1 || s->s.typical_p < 1 || excludes_top(&s->s)))
+    if (needs_candidates(&s->s))
         s->n_cand = s->s.top_k && s->s.top_k < vocab_size ? s->s.top_k : vocab_size;
     if (penalises(sampling) && !(s->history = calloc((size_t)max_len + 1, sizeof *s->history)))
         goto nomem;
@@ -653,8 +663,7 @@ static int forbid(float *logits, int n, const struct allowed *a, int32_t *best, 
 
 int sampler_draw(const struct sampler *s, int n, struct draw *d)
 {
-    if (s->s.n_bias || s->history || cuts_sigma(&s->s) || excludes_top(&s->s) ||
-        (s->s.typical_p < 1 && !greedy(&s->s)))
+    if (s->s.n_bias || s->history || needs_host(&s->s))
         return 0;
     *d = (struct draw){ .temperature = greedy(&s->s) ? 0 : s->s.temperature, .top_k = s->s.top_k, .top_p = s->s.top_p,
                         .min_p = s->s.min_p, .seed = s->s.seed, .n = (uint64_t)n,
