@@ -6,9 +6,9 @@
  *   3. top_n_sigma (arXiv:2411.07641) cuts the logits.
  *   4.  With temperature 0, top_p 0 or top_k 1 the largest logit is the choice, ties to the lower
  *      id.  Otherwise the logits are divided by the temperature.
- *   5. top_k, typical_p (arXiv:2202.00666), top_p (arXiv:1904.09751) and min_p (arXiv:2407.01082)
- *      cut the distribution, each renormalising the tokens that the filter before it kept; top_p
- *      and typical_p keep the token with which the sum reaches the limit.
+ *   5. top_k, top_a (as in koboldcpp), typical_p (arXiv:2202.00666), top_p (arXiv:1904.09751) and
+ *      min_p (arXiv:2407.01082) cut the distribution, each renormalising the tokens that the filter
+ *      before it kept; top_p and typical_p keep the token with which the sum reaches the limit.
  *   6. XTC (exclude top choices, as in llama.cpp and koboldcpp) is applied with a probability, for
  *      which one random number is drawn: of the tokens with a probability of at least xtc_threshold
  *      only the least likely is kept.
@@ -122,12 +122,12 @@ static int cuts_sigma(const struct sampling *s) { return s->top_n_sigma > 0 && !
 /* Whether a filter needs the list of candidates; min_p alone does not. */
 static int needs_candidates(const struct sampling *s)
 {
-    return !greedy(s) && (s->top_k || s->top_p < 1 || s->typical_p < 1 || excludes_top(s));
+    return !greedy(s) && (s->top_k || s->top_a > 0 || s->top_p < 1 || s->typical_p < 1 || excludes_top(s));
 }
 /* Whether an option acts that no device applies (draw.h); biases and penalties apart. */
 static int needs_host(const struct sampling *s)
 {
-    return !greedy(s) && (cuts_sigma(s) || s->typical_p < 1 || excludes_top(s));
+    return !greedy(s) && (cuts_sigma(s) || s->top_a > 0 || s->typical_p < 1 || excludes_top(s));
 }
 static int penalises_answer(const struct sampling *s) { return s->presence_penalty != 0 || s->frequency_penalty != 0; }
 static int has_dry(const struct sampling *s) { return s->dry_multiplier > 0 && s->dry_penalty_last_n != 0; }
@@ -394,6 +394,16 @@ static double sum_of(const struct cand *c, int n)
     return sum;
 }
 
+/* Keep the candidates of at least this weight, at least one of which there is. */
+static int keep_weight(struct cand *c, int n, double least)
+{
+    int kept = 0;
+    for (int i = 0; i < n; i++)
+        if (c[i].w >= least)
+            c[kept++] = c[i];
+    return kept;
+}
+
 /* Keep the tokens whose surprise (-log of the probability) is nearest to its expected value, with a
  * total probability of p. */
 static int keep_typical(struct cand *c, int n, float p)
@@ -462,13 +472,15 @@ static int exclude_top(const struct sampler *s, struct rng *rng, struct cand *c,
  * filters kept, or with n -1 those of all tokens (spread_weight).  sum: the sum of the weights. */
 struct spread { int n; double sum; float largest; };
 
-/* Apply top_k, typical_p, top_p, min_p and XTC, whose random number is taken from rng. */
+/* Apply top_k, top_a, typical_p, top_p, min_p and XTC, whose random number is taken from rng. */
 static struct spread filter(struct sampler *s, struct rng *rng, const float *logits, float max)
 {
     struct cand *c = s->c->cand;
     int n = keep_top(c, s->n_cand, logits, s->vocab_size);
     for (int i = 0; i < n; i++)
         c[i].w = weight(s, c[i].x, max);
+    if (s->s.top_a > 0)                 /* p >= top_a * 1 / sum^2, as the largest weight is 1 */
+        n = keep_weight(c, n, s->s.top_a / sum_of(c, n));
     if (s->s.typical_p < 1)
         n = keep_typical(c, n, s->s.typical_p);
     if (s->s.top_p < 1)

@@ -107,6 +107,9 @@ static void expected(const struct sampling *s, const float *logits, double *p)
     scale(t, n);
     if (s->top_k > 0 && s->top_k < n)
         scale(t, n = s->top_k);
+    for (const double least = s->top_a * t[0].p * t[0].p; n > 1 && t[n - 1].p < least; )
+        n--;
+    scale(t, n);
     int kept = 0;
     for (double sum = 0; kept < n && (kept == 0 || sum < s->top_p); kept++)
         sum += t[kept].p;
@@ -154,6 +157,26 @@ static void compare(const struct sampling *sampling, const float *logits)
         if (fabs(count[i] - want[i] * DRAWS) > 5 * sqrt(want[i] * (1 - want[i]) * DRAWS) + 1)
             fail_msg("token %d was drawn %d times of %d, expected %g", i, count[i], DRAWS, want[i] * DRAWS);
     }
+}
+
+/* Compare the distribution itself, which sampler_propose() writes; not for XTC, which is random. */
+static void compare_exactly(const struct sampling *sampling, const float *logits)
+{
+    struct err e;
+    double want[V];
+    float copy[V], got[V];
+    struct proposed ignored;
+    struct draw elsewhere;
+    struct sampler *s = sampler_open(sampling, V, 4, scratch, &e);
+    assert_non_null(s);
+    memcpy(copy, logits, sizeof copy);
+    assert_int_equal(sampler_propose(s, copy, got, &ignored, &e), 0);
+    assert_int_equal(sampler_draw(s, 0, &elsewhere), 0);
+    sampler_close(s);
+    expected(sampling, logits, want);
+    for (int i = 0; i < V; i++)
+        if (!(fabs(got[i] - want[i]) <= 2e-6 * want[i]))
+            fail_msg("token %d has the probability %.9g, expected %.9g", i, (double)got[i], want[i]);
 }
 
 static void random_logits(struct rng *r, float *x)
@@ -240,6 +263,47 @@ static void test_xtc(void **state)
     p = sampler_open(&s, V, 4, scratch, &e);
     assert_int_equal(sampler_draw(p, 0, &ignored), 0);
     sampler_close(p);
+}
+
+/* The logits of these probabilities, for tokens 0 to n - 1; the others are impossible. */
+static void logits_of(float *x, const double *p, int n)
+{
+    for (int i = 0; i < V; i++)
+        x[i] = i < n ? (float)log(p[i]) + 2 : -INFINITY;
+}
+
+static void test_top_a(void **state)
+{
+    (void)state;
+    struct rng r = { 8 };
+    float x[V];
+    for (int round = 0; round < 200; round++) {
+        struct sampling s = plain();
+        s.top_a = round % 5 == 0 ? 1 : (float)rng_double(&r);
+        s.temperature = round % 3 ? 1 : 0.4f;
+        s.top_k = round % 4 == 1 ? 6 : 0;
+        s.top_p = round % 4 == 2 ? 0.8f : 1;
+        s.min_p = round % 4 == 3 ? 0.02f : 0;
+        s.top_n_sigma = round % 7 == 6 ? 1 : -1;
+        random_logits(&r, x);
+        compare_exactly(&s, x);
+        s.xtc_probability = 0.5f;
+        s.xtc_threshold = 0.05f;
+        if (round < 6)
+            compare(&s, x);
+    }
+    /* 0.4 * 0.5^2 = 0.1: the third token is just below it */
+    static const double p[] = { 0.5, 0.31, 0.099, 0.091 };
+    struct sampling s = plain();
+    s.top_a = 0.4f;
+    logits_of(x, p, 4);
+    compare_exactly(&s, x);
+    x[3] = x[2] = (float)log(0.101) + 2;        /* now above */
+    compare_exactly(&s, x);
+    for (int i = 0; i < V; i++)
+        x[i] = i ? -INFINITY : 3;
+    s.top_a = 1;                                /* the only token stays */
+    compare_exactly(&s, x);
 }
 
 /* ---- DRY ---- */
@@ -442,7 +506,8 @@ static void test_dry_time(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_top_n_sigma), cmocka_unit_test(test_xtc), cmocka_unit_test(test_dry),
+        cmocka_unit_test(test_top_n_sigma), cmocka_unit_test(test_xtc), cmocka_unit_test(test_top_a),
+        cmocka_unit_test(test_dry),
         cmocka_unit_test(test_dry_limits), cmocka_unit_test(test_dry_breaker_of_everything),
         cmocka_unit_test(test_dry_time),
     };
