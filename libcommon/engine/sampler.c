@@ -5,7 +5,9 @@
  *      then DRY (dry.h).
  *   3. top_n_sigma (arXiv:2411.07641) cuts the logits.
  *   4.  With temperature 0, top_p 0 or top_k 1 the largest logit is the choice, ties to the lower
- *      id.  Otherwise the logits are divided by the temperature.
+ *      id.  Otherwise the logits are divided by the temperature, and their distances from the
+ *      largest are smoothed (smoothing_factor, as in text-generation-webui and koboldcpp): short
+ *      ones become shorter, long ones longer.
  *   5. top_k, top_a (as in koboldcpp), typical_p (arXiv:2202.00666), top_p (arXiv:1904.09751) and
  *      min_p (arXiv:2407.01082) cut the distribution, each renormalising the tokens that the filter
  *      before it kept; top_p and typical_p keep the token with which the sum reaches the limit.
@@ -127,7 +129,8 @@ static int needs_candidates(const struct sampling *s)
 /* Whether an option acts that no device applies (draw.h); biases and penalties apart. */
 static int needs_host(const struct sampling *s)
 {
-    return !greedy(s) && (cuts_sigma(s) || s->top_a > 0 || s->typical_p < 1 || excludes_top(s));
+    return !greedy(s) && (s->smoothing_factor > 0 || cuts_sigma(s) || s->top_a > 0 || s->typical_p < 1 ||
+                          excludes_top(s));
 }
 static int penalises_answer(const struct sampling *s) { return s->presence_penalty != 0 || s->frequency_penalty != 0; }
 static int has_dry(const struct sampling *s) { return s->dry_multiplier > 0 && s->dry_penalty_last_n != 0; }
@@ -438,7 +441,16 @@ static void cut_sigma(float *x, int n, float largest, float n_sigma)
         x[i] = x[i] < least ? -INFINITY : x[i];
 }
 
-static float weight(const struct sampler *s, float x, float max) { return expf((x - max) / s->s.temperature); }
+/* The weight of a logit; the largest, max, has the weight 1, and weights grow with logits. */
+static float weight(const struct sampler *s, float x, float max)
+{
+    float d = (x - max) / s->s.temperature;
+    if (s->s.smoothing_factor > 0 && d > -INFINITY) {
+        const float cube = (s->s.smoothing_curve - 1) / 2;
+        d = s->s.smoothing_factor * d * d * (cube * d - (1 - cube));
+    }
+    return expf(d);
+}
 
 /* Apply XTC to n candidates whose weights add up to *sum: move those that stay to the front, and
  * set *sum to their sum.  Returns their number.  A single candidate takes no random number. */

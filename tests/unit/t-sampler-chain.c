@@ -83,6 +83,13 @@ static void scale(struct token *t, int n)
         t[i].p /= sum;
 }
 
+/* The distance of a logit from the largest, after the temperature. */
+static double distance(const struct sampling *s, double d)
+{
+    const double f = s->smoothing_factor, curve = s->smoothing_curve;
+    return f > 0 ? f * ((3 - curve) / 2 * d * d + (curve - 1) / 2 * d * d * d) : d;
+}
+
 /* The distribution that a token is drawn from, p [V]. */
 static void expected(const struct sampling *s, const float *logits, double *p)
 {
@@ -100,7 +107,7 @@ static void expected(const struct sampling *s, const float *logits, double *p)
         variance += (t[i].x - mean) * (t[i].x - mean) / n;
     for (int i = 0; i < n; i++)
         t[i].p = s->top_n_sigma > 0 && t[i].x < largest - s->top_n_sigma * sqrt(variance)
-                     ? 0 : exp((t[i].x - largest) / s->temperature);
+                     ? 0 : exp(-distance(s, (largest - t[i].x) / s->temperature));
     qsort(t, (size_t)n, sizeof *t, by_p);
     while (n > 1 && t[n - 1].p == 0)
         n--;
@@ -111,7 +118,7 @@ static void expected(const struct sampling *s, const float *logits, double *p)
         n--;
     scale(t, n);
     int kept = 0;
-    for (double sum = 0; kept < n && (kept == 0 || sum < s->top_p); kept++)
+    for (double sum = 0; kept < n && (kept == 0 || s->top_p == 1 || sum < s->top_p); kept++)
         sum += t[kept].p;
     scale(t, n = kept);
     while (n > 1 && t[n - 1].p < s->min_p * t[0].p)
@@ -175,7 +182,7 @@ static void compare_exactly(const struct sampling *sampling, const float *logits
     sampler_close(s);
     expected(sampling, logits, want);
     for (int i = 0; i < V; i++)
-        if (!(fabs(got[i] - want[i]) <= 2e-6 * want[i]))
+        if (!(fabs(got[i] - want[i]) <= 5e-7) || (want[i] == 0 && got[i] > 0) || (want[i] > 1e-20 && got[i] == 0))
             fail_msg("token %d has the probability %.9g, expected %.9g", i, (double)got[i], want[i]);
 }
 
@@ -304,6 +311,63 @@ static void test_top_a(void **state)
         x[i] = i ? -INFINITY : 3;
     s.top_a = 1;                                /* the only token stays */
     compare_exactly(&s, x);
+}
+
+static void test_smoothing(void **state)
+{
+    (void)state;
+    struct rng r = { 9 };
+    float x[V];
+    for (int round = 0; round < 200; round++) {
+        struct sampling s = plain();
+        s.smoothing_factor = round % 5 == 0 ? 0.01f : (float)rng_double(&r) * 2;
+        s.smoothing_curve = round % 3 == 0 ? 1 : round % 3 == 1 ? 3 : 1 + 2 * (float)rng_double(&r);
+        s.temperature = round % 2 ? 1 : 0.7f;
+        s.top_k = round % 4 == 1 ? 6 : 0;
+        s.top_p = round % 4 == 2 ? 0.83f : 1;
+        s.min_p = round % 8 == 3 ? 0.02f : 0;
+        s.top_a = round % 8 == 7 ? 0.1f : 0;
+        s.top_n_sigma = round % 7 == 6 ? 1 : -1;
+        random_logits(&r, x);
+        for (int i = 0; i < round % 5; i++)
+            x[rng_u64(&r) % V] = -INFINITY;
+        compare_exactly(&s, x);
+        if (round < 6)
+            compare(&s, x);
+    }
+    /* factor 0.5, distances 0, 1, 2, 4: weights exp(0), exp(-0.5), exp(-2), exp(-8); with curve 2,
+     * half by the square and half by the cube, exp(0), exp(-0.5), exp(-3), exp(-20) */
+    static const double want[2][4] = { { 0.5739864, 0.3481404, 0.0776806, 0.0001926 },
+                                       { 0.6037489, 0.3661922, 0.0300589, 0.0000000012 } };
+    for (int i = 0; i < V; i++)
+        x[i] = i == 3 ? -1 : i < 3 ? 3 - (float)i : -INFINITY;
+    for (int curve = 1; curve <= 2; curve++) {
+        struct err e;
+        struct sampling s = plain();
+        struct proposed ignored;
+        float copy[V], got[V];
+        s.smoothing_factor = 0.5f;
+        s.smoothing_curve = (float)curve;
+        struct sampler *p = sampler_open(&s, V, 4, scratch, &e);
+        memcpy(copy, x, sizeof copy);
+        assert_int_equal(sampler_propose(p, copy, got, &ignored, &e), 0);
+        for (int i = 0; i < 4; i++)
+            assert_true(fabs(got[i] - want[curve - 1][i]) < 1e-6);
+        sampler_close(p);
+    }
+    /* logits as far apart as f32 allows */
+    struct sampling s = plain();
+    s.smoothing_factor = 100;
+    s.temperature = 1e-6f;
+    for (int curve = 1; curve <= 3; curve++) {
+        s.smoothing_curve = (float)curve;
+        for (int i = 0; i < V; i++)
+            x[i] = i == 5 ? 3e38f : i == 6 ? -INFINITY : -3e38f;
+        compare_exactly(&s, x);
+        for (int i = 0; i < V; i++)
+            x[i] = 3e38f;
+        compare_exactly(&s, x);
+    }
 }
 
 /* ---- DRY ---- */
@@ -507,6 +571,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_top_n_sigma), cmocka_unit_test(test_xtc), cmocka_unit_test(test_top_a),
+        cmocka_unit_test(test_smoothing),
         cmocka_unit_test(test_dry),
         cmocka_unit_test(test_dry_limits), cmocka_unit_test(test_dry_breaker_of_everything),
         cmocka_unit_test(test_dry_time),
