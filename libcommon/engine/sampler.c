@@ -14,8 +14,11 @@
  *   6. XTC (exclude top choices, as in llama.cpp and koboldcpp) is applied with a probability, for
  *      which one random number is drawn: of the tokens with a probability of at least xtc_threshold
  *      only the least likely is kept.
- *   7.  One random number draws from the rest.
- * The order is that of llama.cpp, except that llama.cpp applies the temperature last.
+ *   7.  With dynatemp_range (as in llama.cpp and koboldcpp) temperature and smoothing act only
+ *      here: steps 5 and 6 took a temperature of 1, and the entropy of the tokens that they kept
+ *      decides about the temperature.
+ *   8.  One random number draws from the rest.
+ * The order is that of llama.cpp, except that llama.cpp always applies the temperature last.
  *
  * Nothing is sorted: top_k keeps a heap of k, and the sums are found by selection, which is linear
  * in the vocabulary on average. */
@@ -124,13 +127,14 @@ static int cuts_sigma(const struct sampling *s) { return s->top_n_sigma > 0 && !
 /* Whether a filter needs the list of candidates; min_p alone does not. */
 static int needs_candidates(const struct sampling *s)
 {
-    return !greedy(s) && (s->top_k || s->top_a > 0 || s->top_p < 1 || s->typical_p < 1 || excludes_top(s));
+    return !greedy(s) && (s->top_k || s->top_a > 0 || s->top_p < 1 || s->typical_p < 1 || excludes_top(s) ||
+                           s->dynatemp_range > 0);
 }
 /* Whether an option acts that no device applies (draw.h); biases and penalties apart. */
 static int needs_host(const struct sampling *s)
 {
     return !greedy(s) && (s->smoothing_factor > 0 || cuts_sigma(s) || s->top_a > 0 || s->typical_p < 1 ||
-                          excludes_top(s));
+                          excludes_top(s) || s->dynatemp_range > 0);
 }
 static int penalises_answer(const struct sampling *s) { return s->presence_penalty != 0 || s->frequency_penalty != 0; }
 static int has_dry(const struct sampling *s) { return s->dry_multiplier > 0 && s->dry_penalty_last_n != 0; }
@@ -407,14 +411,20 @@ static int keep_weight(struct cand *c, int n, double least)
     return kept;
 }
 
+static double entropy_of(const struct cand *c, int n, double sum)
+{
+    double entropy = 0;
+    for (int i = 0; i < n; i++)
+        if (c[i].w > 0)
+            entropy -= c[i].w / sum * log(c[i].w / sum);
+    return entropy;
+}
+
 /* Keep the tokens whose surprise (-log of the probability) is nearest to its expected value, with a
  * total probability of p. */
 static int keep_typical(struct cand *c, int n, float p)
 {
-    double sum = sum_of(c, n), entropy = 0;
-    for (int i = 0; i < n; i++)
-        if (c[i].w > 0)
-            entropy -= c[i].w / sum * log(c[i].w / sum);
+    const double sum = sum_of(c, n), entropy = entropy_of(c, n, sum);
     for (int i = 0; i < n; i++)
         c[i].key = c[i].w > 0 ? (float)fabs(-log(c[i].w / sum) - entropy) : INFINITY;
     n = keep_mass(c, n, p * sum);
@@ -441,15 +451,20 @@ static void cut_sigma(float *x, int n, float largest, float n_sigma)
         x[i] = x[i] < least ? -INFINITY : x[i];
 }
 
-/* The weight of a logit; the largest, max, has the weight 1, and weights grow with logits. */
-static float weight(const struct sampler *s, float x, float max)
+/* The weight of a logit, given its distance d <= 0 from the largest in units of the temperature; 1
+ * for the largest.  It never falls when the logit grows. */
+static float weight_at(const struct sampling *o, float d)
 {
-    float d = (x - max) / s->s.temperature;
-    if (s->s.smoothing_factor > 0 && d > -INFINITY) {
-        const float cube = (s->s.smoothing_curve - 1) / 2;
-        d = s->s.smoothing_factor * d * d * (cube * d - (1 - cube));
+    if (o->smoothing_factor > 0 && d > -INFINITY) {
+        const float cube = (o->smoothing_curve - 1) / 2;
+        d = o->smoothing_factor * d * d * (cube * d - (1 - cube));
     }
     return expf(d);
+}
+
+static float weight(const struct sampler *s, float x, float max)
+{
+    return weight_at(&s->s, (x - max) / s->s.temperature);
 }
 
 /* Apply XTC to n candidates whose weights add up to *sum: move those that stay to the front, and
@@ -484,13 +499,35 @@ static int exclude_top(const struct sampler *s, struct rng *rng, struct cand *c,
  * filters kept, or with n -1 those of all tokens (spread_weight).  sum: the sum of the weights. */
 struct spread { int n; double sum; float largest; };
 
-/* Apply top_k, top_a, typical_p, top_p, min_p and XTC, whose random number is taken from rng. */
+/* Weigh the candidates again, with a temperature that grows from temperature - dynatemp_range to
+ * temperature + dynatemp_range, as their entropy grows from 0 to that of n equal weights. */
+static void weigh_by_entropy(const struct sampling *o, struct cand *c, struct spread *all)
+{
+    const double share = all->n > 1 ? entropy_of(c, all->n, all->sum) / log(all->n) : 0;
+    const float low = fmaxf(o->temperature - o->dynatemp_range, 0), high = o->temperature + o->dynatemp_range;
+    const float temperature = fmaxf(low + (high - low) * (float)pow(share, o->dynatemp_exponent), FLT_MIN);
+    const int n = all->n;
+    float max = -INFINITY;
+    for (int i = 0; i < n; i++)
+        max = c[i].x > max ? c[i].x : max;
+    *all = (struct spread){ .largest = max };
+    for (int i = 0; i < n; i++) {
+        c[i].w = weight_at(o, (c[i].x - max) / temperature);
+        if (c[i].w > 0) {
+            all->sum += c[i].w;
+            c[all->n++] = c[i];
+        }
+    }
+}
+
+/* Apply top_k, top_a, typical_p, top_p, min_p and XTC, whose random number is taken from rng, and
+ * dynatemp_range. */
 static struct spread filter(struct sampler *s, struct rng *rng, const float *logits, float max)
 {
     struct cand *c = s->c->cand;
     int n = keep_top(c, s->n_cand, logits, s->vocab_size);
     for (int i = 0; i < n; i++)
-        c[i].w = weight(s, c[i].x, max);
+        c[i].w = s->s.dynatemp_range > 0 ? expf(c[i].x - max) : weight(s, c[i].x, max);
     if (s->s.top_a > 0)                 /* p >= top_a * 1 / sum^2, as the largest weight is 1 */
         n = keep_weight(c, n, s->s.top_a / sum_of(c, n));
     if (s->s.typical_p < 1)
@@ -509,6 +546,8 @@ static struct spread filter(struct sampler *s, struct rng *rng, const float *log
     }
     if (excludes_top(&s->s))
         all.n = exclude_top(s, rng, c, all.n, &all.sum);
+    if (s->s.dynatemp_range > 0)
+        weigh_by_entropy(&s->s, c, &all);
     return all;
 }
 

@@ -90,6 +90,25 @@ static double distance(const struct sampling *s, double d)
     return f > 0 ? f * ((3 - curve) / 2 * d * d + (curve - 1) / 2 * d * d * d) : d;
 }
 
+/* Add chance times the distribution of these n tokens, most likely first, to p [V]. */
+static void add(const struct sampling *s, const struct token *t, int n, double chance, double *p)
+{
+    double w[V], sum = 0, entropy = 0, low = s->temperature - s->dynatemp_range;
+    for (int i = 0; i < n; i++)
+        entropy -= t[i].p > 0 ? t[i].p * log(t[i].p) : 0;
+    low = low > 0 ? low : 0;
+    const double high = s->temperature + s->dynatemp_range;
+    const double temperature = low + (high - low) * (n > 1 ? pow(entropy / log(n), s->dynatemp_exponent) : 0);
+    for (int i = 0; i < n; i++) {
+        w[i] = t[i].p;
+        if (s->dynatemp_range > 0)
+            w[i] = t[i].x == t[0].x ? 1 : exp(-distance(s, (t[0].x - t[i].x) / temperature));
+        sum += w[i];
+    }
+    for (int i = 0; i < n; i++)
+        p[t[i].id] += chance * w[i] / sum;
+}
+
 /* The distribution that a token is drawn from, p [V]. */
 static void expected(const struct sampling *s, const float *logits, double *p)
 {
@@ -107,7 +126,8 @@ static void expected(const struct sampling *s, const float *logits, double *p)
         variance += (t[i].x - mean) * (t[i].x - mean) / n;
     for (int i = 0; i < n; i++)
         t[i].p = s->top_n_sigma > 0 && t[i].x < largest - s->top_n_sigma * sqrt(variance)
-                     ? 0 : exp(-distance(s, (largest - t[i].x) / s->temperature));
+                     ? 0 : s->dynatemp_range > 0 ? exp(t[i].x - largest)
+                     : exp(-distance(s, (largest - t[i].x) / s->temperature));
     qsort(t, (size_t)n, sizeof *t, by_p);
     while (n > 1 && t[n - 1].p == 0)
         n--;
@@ -129,12 +149,11 @@ static void expected(const struct sampling *s, const float *logits, double *p)
         n_top++;
     const double chance = n_top > 1 ? s->xtc_probability : 0;
     memset(p, 0, V * sizeof *p);
-    for (int i = 0; i < n; i++)
-        p[t[i].id] += (1 - chance) * t[i].p;
-    if (n_top > 1)
+    add(s, t, n, 1 - chance, p);
+    if (n_top > 1) {
         scale(t + n_top - 1, n -= n_top - 1);
-    for (int i = 0; n_top > 1 && i < n; i++)
-        p[t[n_top - 1 + i].id] += chance * t[n_top - 1 + i].p;
+        add(s, t + n_top - 1, n, chance, p);
+    }
 }
 
 /* ---- draws ---- */
@@ -370,6 +389,63 @@ static void test_smoothing(void **state)
     }
 }
 
+static void test_dynatemp(void **state)
+{
+    (void)state;
+    struct rng r = { 10 };
+    float x[V];
+    for (int round = 0; round < 200; round++) {
+        struct sampling s = plain();
+        s.dynatemp_range = round % 3 == 0 ? 2 : (float)rng_double(&r);          /* 2: from a temperature of 0 on */
+        s.dynatemp_exponent = round % 5 == 0 ? 1 : (float)rng_double(&r) * 3;
+        s.temperature = round % 2 ? 1 : 0.7f;
+        s.smoothing_factor = round % 6 == 5 ? 0.3f : 0;
+        s.smoothing_curve = round % 12 == 5 ? 2 : 1;
+        s.top_k = round % 4 == 1 ? 6 : 0;
+        s.top_p = round % 4 == 2 ? 0.83f : 1;
+        s.min_p = round % 8 == 3 ? 0.02f : 0;
+        s.top_a = round % 8 == 7 ? 0.1f : 0;
+        s.top_n_sigma = round % 7 == 6 ? 1 : -1;
+        random_logits(&r, x);
+        for (int i = 0; i < round % 5; i++)
+            x[rng_u64(&r) % V] = -INFINITY;
+        compare_exactly(&s, x);
+        s.xtc_probability = 0.5f;
+        s.xtc_threshold = 0.05f;
+        if (round < 6)
+            compare(&s, x);
+    }
+    /* Probabilities 1/2, 1/4, 1/8, 1/8 have 7/4 bits of 2: with exponent 1 a temperature of
+     * 0.2 + 1.6 * 7/8 = 1.6, with exponent 2 of 1.425. */
+    static const double p[4] = { 0.5, 0.25, 0.125, 0.125 }, temperature[2] = { 1.6, 1.425 };
+    logits_of(x, p, 4);
+    for (int i = 0; i < 2; i++) {
+        struct sampling s = plain();
+        s.dynatemp_range = 0.8f;
+        s.dynatemp_exponent = (float)i + 1;
+        compare_exactly(&s, x);
+        struct err e;
+        struct proposed ignored;
+        float copy[V], got[V];
+        struct sampler *sampler = sampler_open(&s, V, 4, scratch, &e);
+        memcpy(copy, x, sizeof copy);
+        assert_int_equal(sampler_propose(sampler, copy, got, &ignored, &e), 0);
+        assert_true(fabs(log(got[0] / got[1]) - log(2) / temperature[i]) < 1e-5);
+        assert_true(fabs(log(got[0] / got[3]) - log(4) / temperature[i]) < 1e-5);
+        sampler_close(sampler);
+    }
+    /* entropies of 0 and of all tokens alike, logits as far apart as f32 allows, large exponents */
+    struct sampling s = plain();
+    s.dynatemp_range = 100;
+    s.dynatemp_exponent = 100;
+    s.smoothing_factor = 100;
+    for (int kind = 0; kind < 4; kind++) {
+        for (int i = 0; i < V; i++)
+            x[i] = kind == 0 ? 3e38f : i == 5 ? kind == 1 ? 3e38f : 9 : kind == 2 ? -INFINITY : kind == 3 ? 8 : -3e38f;
+        compare_exactly(&s, x);
+    }
+}
+
 /* ---- DRY ---- */
 
 /* A repetition cannot reach back over a sequence breaker.  Find the last position in the window at
@@ -571,7 +647,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_top_n_sigma), cmocka_unit_test(test_xtc), cmocka_unit_test(test_top_a),
-        cmocka_unit_test(test_smoothing),
+        cmocka_unit_test(test_smoothing), cmocka_unit_test(test_dynatemp),
         cmocka_unit_test(test_dry),
         cmocka_unit_test(test_dry_limits), cmocka_unit_test(test_dry_breaker_of_everything),
         cmocka_unit_test(test_dry_time),
