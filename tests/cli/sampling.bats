@@ -57,10 +57,23 @@ said() { awk -v it=".It Fl -$1 Ar" 'index($0, it) == 1 { on = 1; next } /^\.It/ 
   run -2 zse-chat models/tiny -p hi --dry-sequence-breaker "$(printf '%041d' 0)"
 }
 
-@test "XTC and top-n-sigma give the same answer for the same seed" {
-  local ask=(zse-chat models/tiny --raw --temp 1 -n 12 -p "The cat" --seed 3 --xtc-probability 0.5 --top-n-sigma 1)
-  run -0 --separate-stderr "${ask[@]}"
-  first=$output
-  run -0 --separate-stderr "${ask[@]}"
-  [ "$output" = "$first" ]
+@test "every filter gives the same answer for the same seed, with guesses and by HTTP, and another answer than without" {
+  local ask=(zse-chat --raw --temp 1 -n 24 -p "The cat" --seed 3) url one
+  local all=(--dynatemp-range 0.5 --dynatemp-exp 0.8 --smoothing-factor 0.2 --smoothing-curve 1.5 --top-a 0.05 --top-n-sigma 3
+    --typical-p 0.9 --xtc-probability 0.5)
+  zse-convert models/tiny -o "$BATS_TEST_TMPDIR/tiny.zse" 2>/dev/null
+  exec 4< <(exec zse-serve "$BATS_TEST_TMPDIR/tiny.zse" --port 0 2>/dev/null)
+  server=$!
+  read -r _ _ url <&4
+  first=$("${ask[@]}" "${all[@]}" "$BATS_TEST_TMPDIR/tiny.zse" --spec off)
+  for where in "$BATS_TEST_TMPDIR/tiny.zse" "--url=$url"; do
+    [ "$("${ask[@]}" "${all[@]}" "$where")" = "$first" ] || { echo "$where"; kill "$server"; return 1; }
+  done
+  [ "$("${ask[@]}" "${all[@]}" "$BATS_TEST_TMPDIR/tiny.zse" --spec ngram)" = "$first" ]
+  kill "$server"
+  plain=$("${ask[@]}" "$BATS_TEST_TMPDIR/tiny.zse")
+  for one in --dynatemp-range=1 --smoothing-factor=0.1 --top-a=1; do
+    [ "$("${ask[@]}" "$one" "$BATS_TEST_TMPDIR/tiny.zse")" != "$plain" ] || { echo "$one changed nothing"; return 1; }
+    [ "$("${ask[@]}" "$one" --temp 0 "$BATS_TEST_TMPDIR/tiny.zse")" = "$("${ask[@]}" --temp 0 "$BATS_TEST_TMPDIR/tiny.zse")" ]
+  done
 }
