@@ -2,7 +2,7 @@
  *
  * Two rules hold for all sets.  The result for a row and a token does not depend on the number of
  * other tokens, rows or threads.  Every set gives the same bits, because the order of every sum and
- * the place of every rounding (f32, fma where written) is fixed here.  The only exception are bf16
+ * the place of every rounding (f32, fma where written) is fixed here.  The only exception is bf16
  * weights on AMX, whose sums have another order (floats_amx.c); kernels_ordered() avoids that.
  *
  * Integer matmul, for every row r and token t:

@@ -78,8 +78,10 @@ int plan_times(double memory, double bytes);
 
 struct plan_rates {
     int n_threads;
-    double read[PLAN_QTYPES];                   /* bytes/s of weights of a type times one token; 0: not measured */
-    /* op/s of weights of a type times many tokens, including the quantization of activations */
+    double read[PLAN_QTYPES];                   /* product of weights of a type and one token:
+                                                 * bytes/s of weights; 0: not measured */
+    /* product of weights of a type and many tokens, including the quantization of activations:
+     * op/s */
     double multiply[PLAN_QTYPES];
     double memory;                              /* bytes/s of reading memory: keys and values, states */
     /* multiply-adds a second of attention with keys and values in cache: [0] for one token, [1] for
