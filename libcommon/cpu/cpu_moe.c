@@ -14,7 +14,8 @@
 
 enum {
     FEW_TOKENS = 8,             /* most tokens for which all experts fit into one round */
-    /* most tokens for which the next layer's experts are guessed; more tokens choose too many */
+    /* guess the next layer's experts for at most this many tokens; more would choose too many
+     * experts */
     GUESS_TOKENS = 4,
 };
 
@@ -346,7 +347,7 @@ static size_t place(const struct core *k, struct act_input *in, int n, uint8_t *
 }
 
 /* Gather experts from *expert on: as many as fit into the buffers, at most `most`.  Returns their
- * number.  whole: 1 if `in` still holds its quantized forms. */
+ * number.  whole: 1 if the quantized forms of `in` can still be used. */
 static int gather(struct core *k, const struct layer *l, const struct act_input *in, int n, int whole, int *expert,
                   int most, struct batch_expert *b)
 {

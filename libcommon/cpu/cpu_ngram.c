@@ -31,7 +31,8 @@ static float *state_of(const struct ngram_job *j, int item)
 
 /* ---- rows of the table ---- */
 
-/* Look up the rows of the runs that end with the newest of `size` tokens, run[0]. */
+/* Look up the table's rows for all runs of tokens that end with the newest one.  run [size]: the
+ * last tokens, newest first. */
 static void look_up(const struct ngram_job *j, const int32_t *run, float *out)
 {
     const struct ngram *g = &j->k->c->ngram;

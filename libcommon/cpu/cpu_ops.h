@@ -96,7 +96,8 @@ int moe_reserve(struct core *k, const struct layer *l, struct err *e);
 void ple_embed(struct core *k, const struct model *m, int n, const float *x);
 /* y = the addend computed from the embedding of the layer and x, before its norm */
 void ple_project(struct core *k, const struct layer *l, int index, const float *x, float *y, int n);
-/* the end of a layer: x += norm of that addend, x *= layer_scale, if the layer has them */
+/* the end of a layer: x += norm of the addend of ple_project(), x *= layer_scale, if the layer has
+ * them */
 int ple_run(struct core *k, const struct layer *l, int index, float *x, int n);
 
 /* Residual streams (cpu_altup.c).  altup_begin() fills them from the embedding x.  altup_predict()
@@ -121,7 +122,7 @@ const float *hyper_enter(struct core *k, const struct layer *l, int ff, const st
 void hyper_leave(struct core *k, float *x, int n);
 void hyper_end(struct core *k, const struct model *m, float *x, int n);
 
-/* ---- mixers: from h (normed x) to the input of o, which is *o, *cols wide ---- */
+/* ---- mixers: from h (normed x) to the input of the output projection: *o, *cols wide ---- */
 /* cpu_mla.c */
 int mla_run(struct core *k, const struct step *s, const struct layer *l, int index, const float *h, const float **o,
             int *cols);

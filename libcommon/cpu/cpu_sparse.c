@@ -104,8 +104,8 @@ static inline void load_keys(enum kv_type type, const int n, const uint8_t *keys
     }
 }
 
-/* Load keys first .. first + KV_BLOCK - 1 of the n of an item as f32 [dim][KV_BLOCK]; columns after
- * the last key are undefined and unused. */
+/* Load keys first .. first + KV_BLOCK - 1 of an item, which has n keys, as f32 [dim][KV_BLOCK];
+ * columns after the last key are undefined and unused. */
 static void load_columns(const struct sparse_keys *p, int item, int first, int n, int dim, float *out)
 {
     int slot;

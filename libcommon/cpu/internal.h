@@ -121,7 +121,7 @@ struct core {
     struct kv_types types;
     uint8_t *kv;
     size_t kv_stride;
-    /* window blocks, in the same way: they hold the layers with a window, or the tail */
+    /* window blocks, laid out like kv: keys and values of the layers with a window, or the tail */
     uint8_t *window_kv;
     size_t window_stride;
     int tail;                               /* all keys and values are also stored as f16 (kvtype.h) */
@@ -132,15 +132,16 @@ struct core {
     int window, sinks;
     float *far[MAX_ROPES], *stream;
     size_t stream_floats;
-    /* jobs of a run of queries: KV heads, or groups of heads that read the latents */
+    /* number of jobs of a run of queries: one for each KV head, or for each group of heads that
+     * read the latents */
     int attn_groups;
     /* [max_tokens, ...] f32 */
     float *x, *h[N_SLOTS], *q, *key, *value, *att, *mlp;
     /* [max_tokens, hidden_size]: output of experts that is normed before it is added */
     float *sum;
     float *ple, *ple_mid;                   /* config.ple_dim: of all layers; of one */
-    /* wide: hyper.rank: [max_tokens][n * hidden_size]; low: [max_tokens] rows of rank elements, or
-     * of the ngram table */
+    /* wide (if hyper.rank > 0): [max_tokens][n * hidden_size]; low: [max_tokens] rows of rank
+     * elements, or of the ngram table */
     float *wide[2], *low;
     float *mix;                             /* config.hyper: [max_tokens][n * (n + 1)], see cpu_hyper.c */
     /* streams: [max_tokens][n_streams][hidden_size]; laurel: LAuReL's addend; laurel_mid: its
@@ -155,7 +156,8 @@ struct core {
     struct query_run *runs;
     float *partial;                         /* [n_partial] results of parts */
     size_t n_partial;
-    /* [MERGES * n_threads] unfinished parts of a run and KV head; the job that ends last merges */
+    /* [MERGES * n_threads] number of unfinished parts of a run and KV head; the job that finishes
+     * the last part merges them */
     atomic_int *parts_left;
     void *act[N_SLOTS][MAX_SHARED];
     size_t act_bytes[N_SLOTS][MAX_SHARED];
@@ -196,7 +198,7 @@ struct step {
     size_t state_at;                        /* offset of this layer in a sequence's state, in floats */
 };
 
-/* The backend, its void * in struct backend. */
+/* The state of the backend: the void * of the functions of struct backend. */
 struct cpu {
     const struct model *m;
     struct backend_options o;
@@ -229,8 +231,8 @@ void core_step(struct core *k, struct step *s, const struct batch_item *items, i
 void core_ropes(struct core *k, const struct step *s);
 /* x [n_tokens, hidden] = input of layer 0. */
 void core_embed(struct core *k, const struct model *m, int n_tokens, float *x);
-/* config.predicts: x [n_tokens, hidden], the embeddings, becomes the input of the layer, which is
- * made of them and of the items' states. */
+/* config.predicts: turn x [n_tokens, hidden], the embeddings, into the input of the layer, which
+ * also depends on the items' states. */
 void core_predict(struct core *k, const struct model *m, const struct step *s, float *x);
 /* x = layer(x). Returns 1 if the hook stopped it. */
 int core_layer(struct core *k, const struct step *s, const struct layer *l, int index, float *x);
