@@ -58,7 +58,7 @@ struct gpu_bench_row {
     int tokens;                         /* attn_decode: number of sequences */
     double bytes, flop;                 /* traffic and operations of a launch; flop 0: not counted */
     double seconds;                     /* median time of a launch over the repeats */
-    /* the operations are integer mma, whose rate is twice gpu_speeds.mma */
+    /* the operations are integer mma, whose peak rate is twice gpu_speeds.mma */
     int int8;
     int taken;                          /* with autotune: the engine chooses this kernel here */
 };

@@ -68,8 +68,8 @@ struct buffer_place { void *p; size_t bytes; };
 
 static size_t up256(size_t n) { return (n + 255) / 256 * 256; }
 
-/* List the memory for experts with t tokens, without act_expert: that lies among the other rows of
- * activations, which memory_open fills with zeros.  Returns the number of parts. */
+/* List the memory for experts with t tokens, except act_expert, which lies among the other rows of
+ * activations, because memory_open fills those with zeros.  Returns the number of parts. */
 static int plan_experts(struct gpu_backend *b, size_t t, struct buffer_place *part)
 {
     const struct moe *m = &b->m->config.moe;

@@ -385,7 +385,8 @@ struct dweights *dweights_open(struct gpu *g, const struct model *m, int first_l
     for (int i = 0; i < n_parts; i++)
         if (!(w->event[i] = gpu_event_open(g, e)))
             goto fail;
-    int n = (w->n_chunks + 3) / 4;              /* a thread for fewer chunks costs more than it saves */
+    int n = (w->n_chunks + 3) / 4;              /* a thread for fewer than 4 chunks costs more time
+                                                 * than it saves */
     n = n > MAX_LOADERS ? MAX_LOADERS : n;
     n = n > pool_n_cpus() ? pool_n_cpus() : n < 1 ? 1 : n;
     w->n_loaders = n;

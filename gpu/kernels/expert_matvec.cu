@@ -13,8 +13,9 @@
  *          down a layer, where attention has 10 MB; activations from L2
  * limit    HBM bandwidth: at 4.3 TB/s 3.1 us for gate and up, 1.6 us for down.  For one token gate
  *          and up have 192 blocks that read 70 KB each, down 512 blocks that read 13 KB each;
- *          filling the codebooks of these takes about as long as reading down.  (Calculated, not
- *          run on a GPU.)  132 and 155 instructions per 16 bytes of nl4 and lane (nvcc 13.0, sm_90)
+ *          filling the codebooks of these 512 takes about as long as reading their weights.
+ *          (Calculated, not run on a GPU.)  132 and 155 instructions per 16 bytes of nl4 and lane
+ *          (nvcc 13.0, sm_90)
  * checked  tests/unit/t-gpu-experts.c */
 #include "gpu/kernels/operations.h"
 #include "gpu/prim/experts.cuh"

@@ -179,8 +179,8 @@ template <int TYPE, int GROUPS> DEVICE void consume(const gpu_linear &l, const s
                     for (int k = 0; k < 2; k++)
                         wgmma_f16(c[p], a[step][p][k], b + (uint64_t)(4 * step + 2 * k), stage + step + k > 0);
                 wgmma_commit();
-                /* Wait for the products of the step before: its operands may be overwritten, and
-                 * after the first step of a stage the stage before, too. */
+                /* Wait for the products of the previous step.  Its operands may be overwritten
+                 * then, and after the first step of a stage the previous stage, too. */
                 wgmma_wait<1>();
                 if (step == 0 && stage > 0 && lane == 0)
                     barrier_arrive(&s.empty[(n - 1) % STAGES]);

@@ -244,8 +244,8 @@ static void check_shared(size_t at, size_t n, bool write)
         } else {
             if (!written)
                 return complain("read of byte %zu of shared memory, which no thread has written", 4 * i);
-            /* if several warps have read, reader is -2; within a warp the last reader stands for
-             * all that read before the next collective */
+            /* If several warps have read, reader is -2.  Within a warp the last reader stands for
+             * all readers before the warp's next collective. */
             const bool first = !was_read || s->read_block != m.generation;
             s->reader = first || (s->reader >= 0 && s->reader / 32 == me / 32) ? (int16_t)me : (int16_t)-2;
             s->read_block = m.generation;

@@ -231,7 +231,7 @@ int gpu_info(const struct gpu *, struct gpu_info *info, struct err *)
     info->n_sms = 4;
     info->memory = memory_size();
     info->free = info->memory > state.taken ? info->memory - state.taken : 0;
-    info->l2 = 4 << 10;                 /* small, so that several times as much is still small */
+    info->l2 = 4 << 10;                 /* small, so that buffers of several times this size are small, too */
     return 0;
 }
 
