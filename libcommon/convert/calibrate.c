@@ -271,6 +271,7 @@ done:
 
 void calibrate_window(struct calibration *c, uint8_t *kept, int window)
 {
+    cpu_layers_tokens(c->run, c->tokens + (size_t)window * (size_t)c->window_len);
     if (kept)
         cpu_layers_keep(c->run, kept + (size_t)window * c->kept_bytes);
 }
@@ -295,7 +296,8 @@ static int begin(struct conversion *cv, struct calibration *c, struct err *e)
     int n = c->n_windows * c->window_len, n_unique = 0, rc = -1;
     size_t floats = (size_t)n * (size_t)cv->config.hidden_size;
     int32_t *unique = malloc((size_t)n * sizeof *unique);
-    if (!unique) {
+    c->tokens = malloc((size_t)n * sizeof *c->tokens);
+    if (!unique || !c->tokens) {
         err_nomem(e, "calibration");
         goto done;
     }
@@ -307,6 +309,7 @@ static int begin(struct conversion *cv, struct calibration *c, struct err *e)
         (kept && best && !(c->kept_q = calibrate_hold(c, HOLD_STATES, kept, "calibration", e))))
         goto done;
     memcpy(unique, c->ids, (size_t)n * sizeof *unique);
+    memcpy(c->tokens, c->ids, (size_t)n * sizeof *c->tokens);
     qsort(unique, (size_t)n, sizeof *unique, by_id);
     for (int i = 0; i < n; i++)
         if (n_unique == 0 || unique[n_unique - 1] != unique[i])
@@ -393,13 +396,14 @@ static void watch_expert(void *user, int layer, int expert, int role, const floa
 
 int calibrate_width(const struct config *c, int layer, int input)
 {
-    const int mixer = c->mixer[layer], mla = mixer == MIXER_MLA;
+    const int mixer = c->mixer[layer], mla = mixer == MIXER_MLA, compressed = mixer == MIXER_COMPRESSED;
     switch (input) {
     case INPUT_QKV:  return mixer == MIXER_NONE ? 0 : c->hidden_size;
-    case INPUT_Q_A:  return mla ? c->mla.q_rank : 0;
+    case INPUT_Q_A:  return mla || compressed ? c->mla.q_rank : 0;
     case INPUT_STATE_O: return mixer == MIXER_BOTH ? recurrent_width(c, layer) : 0;
     case INPUT_O:
         return mixer == MIXER_NONE ? 0 : mixer_has_state(mixer) && mixer != MIXER_BOTH ? recurrent_width(c, layer)
+               : compressed ? c->compressed.o_groups * c->compressed.o_rank
                : c->n_heads * (mla ? c->mla.v_dim : config_value_dim(c, layer));
     case INPUT_MLP:  return c->ff[layer] == FF_NONE ? 0 : c->hidden_size;
     default:         return config_mlp_size(c, layer);
@@ -444,6 +448,7 @@ int calibrate_choose(const struct conversion *cv, struct calibration *c, int lay
     int rc = (beside && !router) || (w->mlp_post_norm.present && !c->sum) ? err_nomem(e, "calibration of experts") : 0;
     if (rc == 0 && beside)
         cpu_layers_router(c->run, w, x, router, n);
+    cpu_layers_tokens(c->run, c->tokens);
     if (rc == 0)
         rc = cpu_layers_choose(c->run, layer, w, beside ? router : h->x, beside ? hidden : (size_t)h->ld,
                                c->sum ? c->sum : x, n, &c->choice, hook, e);
@@ -455,10 +460,10 @@ void calibrate_add_experts(const struct conversion *cv, struct calibration *c, i
                            float *x, uint8_t *kept)
 {
     const size_t window = (size_t)c->window_len * (size_t)cv->config.hidden_size;
-    if (cv->config.moe.beside) {
+    if (cv->config.moe.beside || cv->config.hyper.n) {
         for (int i = 0; i < c->n_windows; i++) {
             calibrate_window(c, kept, i);
-            cpu_layers_finish(c->run, layer, w, c->sum + (size_t)i * window, x + (size_t)i * window);
+            cpu_layers_finish(c->run, layer, w, c->sum ? c->sum + (size_t)i * window : NULL, x + (size_t)i * window);
         }
     } else if (c->sum) {
         cpu_layers_add(c->run, w, c->sum, x, c->n_windows * c->window_len);
@@ -845,6 +850,7 @@ void calibrate_close(struct calibration *c)
     free(c->m.layers);
     free(c->q.layers);
     free(c->ids);
+    free(c->tokens);
     spill_free(c->x);
     spill_free(c->xq);
     spill_free(c->kept);

@@ -33,7 +33,8 @@ struct calibration {
     const char *output;         /* borrowed; spill files are created in its folder */
     unsigned in_file;           /* 1 << enum hold */
     int n_windows, window_len;
-    int32_t *ids;               /* [n_windows * window_len], numbered within `embed` */
+    /* [n_windows * window_len] tokens: numbered within `embed`, and as they are */
+    int32_t *ids, *tokens;
     float *x;                   /* input of the next layer in the float model, [n_tokens, hidden_size] */
     float *xq;                  /* x after the quantized layers, for effort best; else NULL */
     /* [n_windows][kept_bytes] other data that a window keeps between layers, see cpu_layers_kept(),

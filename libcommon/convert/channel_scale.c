@@ -156,8 +156,9 @@ int channel_scale_layer(struct conversion *cv, int layer, float alpha, struct er
     const int mla = c->mixer[layer] == MIXER_MLA, q_a = mla && c->mla.q_rank, moe = c->ff[layer] == FF_MOE;
     const int both = c->mixer[layer] == MIXER_BOTH, state = mixer_has_state(c->mixer[layer]);
     /* mamba1 has no norm after its gate; with renorm and with LAuReL the residual stream reads the
-     * norm's output, too */
-    const int folds = c->renorm[0][0] == 0, folds_o = state && !both && c->mixer[layer] != MIXER_MAMBA1;
+     * norm's output, too, and so do the matrices of entries in compressed attention */
+    const int folds = c->renorm[0][0] == 0, compressed = c->mixer[layer] == MIXER_COMPRESSED;
+    const int folds_o = state && !both && c->mixer[layer] != MIXER_MAMBA1;
     const uint64_t qkv = both ? 1ull << ROLE_IN | 1ull << ROLE_Q | 1ull << ROLE_K | 1ull << ROLE_V
         : state ? 1ull << ROLE_IN | 1ull << ROLE_IN_Z : q_a ? 1ull << ROLE_Q_A | 1ull << ROLE_KV_A : mla ? 1ull <<
         ROLE_Q | 1ull << ROLE_KV_A : 1ull << ROLE_Q | 1ull << ROLE_K | 1ull << ROLE_V | 1ull << ROLE_Q_GATE;
@@ -171,7 +172,7 @@ int channel_scale_layer(struct conversion *cv, int layer, float alpha, struct er
     }
     free(l->v_scale);
     l->v_scale = NULL;
-    if (folds && !c->laurel_rank && l->strength[INPUT_QKV] && has(cv, layer, ".attn_norm.weight") &&
+    if (folds && !c->laurel_rank && !compressed && l->strength[INPUT_QKV] && has(cv, layer, ".attn_norm.weight") &&
         all_rounded(cv, layer, parallel ? qkv | mlp : qkv)) {
         if (scale_input(l, INPUT_QKV, c->hidden_size, alpha, e))
             return -1;
@@ -194,12 +195,12 @@ int channel_scale_layer(struct conversion *cv, int layer, float alpha, struct er
     if (folds_o && l->strength[INPUT_O] && all_rounded(cv, layer, 1ull << ROLE_O) &&
         scale_state_o(cv, l, layer, alpha, e))
         return -1;
-    if (!mla && (!state || both) && l->strength[INPUT_O] && c->clip_qkv == 0 && !c->v_norm &&
+    if (!mla && !compressed && (!state || both) && l->strength[INPUT_O] && c->clip_qkv == 0 && !c->v_norm &&
         !config_key_is_value(c, layer) &&
         !has(cv, layer, ".attn_sub_norm.weight") &&
         all_rounded(cv, layer, 1ull << ROLE_V | 1ull << ROLE_O) && scale_o(cv, l, layer, alpha, e))
         return -1;
-    int homogeneous = !has(cv, layer, ".mlp_sub_norm.weight") && gate_scales;
+    int homogeneous = !has(cv, layer, ".mlp_sub_norm.weight") && gate_scales && !(moe && c->moe.act_limit > 0);
     if (l->strength[INPUT_DOWN] && homogeneous && all_rounded(cv, layer, 1ull << ROLE_UP | 1ull << ROLE_DOWN))
         return scale_input(l, INPUT_DOWN, config_mlp_size(c, layer), alpha, e);
     return 0;

@@ -127,7 +127,8 @@ enum convert_part recipe_part(const struct weight_spec *s)
  * INPUT_NONE.  It is INPUT_NONE also for the rates of the delta net, which are not changed. */
 static int input_of(const struct config *c, const struct weight_spec *s)
 {
-    if (s->layer < 0 || s->is_vector || s->role == ROLE_IN_BA)
+    /* each group of rows of o_a reads an input of its own, which is not measured */
+    if (s->layer < 0 || s->is_vector || s->role == ROLE_IN_BA || s->role == ROLE_O_A)
         return INPUT_NONE;
     return layer_part_fact(c, s->layer, (enum layer_part)s->part).reads;
 }

@@ -76,6 +76,9 @@ size_t cpu_layers_kept(const struct cpu_layers *l);
 /* Keep the bytes of cpu_layers_kept() at `kept` (64-byte aligned, the caller's) from now on; NULL:
  * in memory that l owns.  cpu_layers_embed() fills them. */
 void cpu_layers_keep(struct cpu_layers *l, void *kept);
+/* Set the tokens of the rows that later calls get (of all windows, or of the n rows), borrowed;
+ * NULL: token 0 for all.  Tables of experts and embeddings of runs of tokens are read by them. */
+void cpu_layers_tokens(struct cpu_layers *l, const int32_t *ids);
 /* The part of the bytes of cpu_layers_kept() that holds the residual streams; *bytes 0: there are
  * none.  If a hook ends a run early, the streams are only partly updated. */
 void *cpu_layers_streams(struct cpu_layers *l, size_t *bytes);
@@ -101,7 +104,8 @@ void cpu_layers_add(struct cpu_layers *l, const struct layer *w, float *y, float
 /* For experts beside an MLP, after a hook on ROLE_EXPERT_GATE has ended the run of the layer.
  * cpu_layers_router() computes the router's input, out [n][hidden_size], from x.
  * cpu_layers_finish() runs the rest of the layer for one window; it overwrites `experts`, the sum
- * of the experts' outputs. */
+ * of the experts' outputs.  With hyper-connections it adds x, to which the experts' outputs were
+ * added after a hook has ended the run, to the residual streams. */
 void cpu_layers_router(struct cpu_layers *l, const struct layer *w, const float *x, float *out, int n);
 void cpu_layers_finish(struct cpu_layers *l, int index, const struct layer *w, float *experts, float *x);
 void cpu_choice_release(struct cpu_choice *c);

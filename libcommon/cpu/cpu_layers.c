@@ -16,13 +16,14 @@ struct cpu_layers {
     /* the bytes that a window keeps between its layers: kept is in use, either `own`, which we
      * allocated, or the caller's */
     uint8_t *own, *kept;
-    size_t ple_bytes, stream_bytes, beside_bytes, kv_bytes;
+    size_t ple_bytes, stream_bytes, beside_bytes, mix_bytes, kv_bytes;
+    const int32_t *ids;             /* tokens of the rows, borrowed; NULL: token 0 for all */
     int *slot, n_slots;             /* [n_layers] keys and values that later layers read, or -1 */
 };
 
 size_t cpu_layers_kept(const struct cpu_layers *l)
 {
-    return l->ple_bytes + l->stream_bytes + l->beside_bytes + (size_t)l->n_slots * l->kv_bytes;
+    return l->ple_bytes + l->stream_bytes + l->beside_bytes + l->mix_bytes + (size_t)l->n_slots * l->kv_bytes;
 }
 
 void cpu_layers_keep(struct cpu_layers *l, void *kept)
@@ -34,7 +35,11 @@ void cpu_layers_keep(struct cpu_layers *l, void *kept)
         l->core.streams = (float *)(void *)(l->kept + l->ple_bytes);
     if (l->beside_bytes)
         l->core.beside[0] = (float *)(void *)(l->kept + l->ple_bytes + l->stream_bytes);
+    if (l->mix_bytes)
+        l->core.mix = (float *)(void *)(l->kept + l->ple_bytes + l->stream_bytes + l->beside_bytes);
 }
+
+void cpu_layers_tokens(struct cpu_layers *l, const int32_t *ids) { l->ids = ids; }
 
 void *cpu_layers_streams(struct cpu_layers *l, size_t *bytes)
 {
@@ -49,6 +54,7 @@ static int open_kept(struct cpu_layers *l, size_t n_blocks, struct err *e)
     l->ple_bytes = up64(row * (size_t)c->n_layers * (size_t)c->ple_dim);
     l->stream_bytes = up64(row * (size_t)(c->n_streams + c->hyper.n) * (size_t)c->hidden_size);
     l->beside_bytes = c->moe.beside ? up64(row * (size_t)c->hidden_size) : 0;
+    l->mix_bytes = up64(row * (size_t)(c->hyper.n * (c->hyper.n + 1)));
     l->kv_bytes = up64(n_blocks * l->core.kv_stride);
     l->slot = malloc((size_t)c->n_layers * sizeof *l->slot);
     if (!l->slot)
@@ -164,7 +170,7 @@ int cpu_layers_run(struct cpu_layers *l, int index, const struct layer *w, int e
     for (int i = 0; i < l->n_windows; i++) {
         struct step s;
         struct batch_item item;
-        begin_window(l, &s, &item, NULL);
+        begin_window(l, &s, &item, l->ids ? l->ids + (size_t)i * (size_t)l->window_len : NULL);
         core_ropes(&l->core, &s);
         core_layer(&l->core, &s, w, index, x + (size_t)i * (size_t)l->window_len * (size_t)l->c->hidden_size);
     }
@@ -177,7 +183,7 @@ int cpu_layers_choose(struct cpu_layers *l, int index, const struct layer *w, co
 {
     l->core.exact = 1;
     l->core.hook = hook;
-    const int rc = moe_choose(&l->core, w, index, h, ldh, x, n, c, e);
+    const int rc = moe_choose(&l->core, w, index, l->ids, h, ldh, x, n, c, e);
     l->core.hook = NULL;
     return rc;
 }
@@ -194,6 +200,10 @@ void cpu_layers_router(struct cpu_layers *l, const struct layer *w, const float 
 
 void cpu_layers_finish(struct cpu_layers *l, int index, const struct layer *w, float *experts, float *x)
 {
+    if (l->c->hyper.n) {
+        hyper_leave(&l->core, x, l->window_len);
+        return;
+    }
     core_beside_end(&l->core, w, experts, x, l->window_len);
     ple_run(&l->core, w, index, x, l->window_len);
 }

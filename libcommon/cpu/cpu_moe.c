@@ -548,8 +548,8 @@ int moe_run(struct core *k, const struct layer *l, int index, const struct act_i
     return 0;
 }
 
-int moe_choose(struct core *k, const struct layer *l, int index, const float *h, size_t ldh, float *x, int n,
-               struct cpu_choice *c, struct err *e)
+int moe_choose(struct core *k, const struct layer *l, int index, const int32_t *ids, const float *h, size_t ldh,
+               float *x, int n, struct cpu_choice *c, struct err *e)
 {
     const struct moe *m = &k->c->moe;
     const size_t chosen = (size_t)n * (size_t)m->top_k;
@@ -561,6 +561,8 @@ int moe_choose(struct core *k, const struct layer *l, int index, const float *h,
     for (int t = 0, count; t < n && ok; t += count) {
         count = n - t < k->max_tokens ? n - t : k->max_tokens;
         const struct act_input in = { .x = h + (size_t)t * ldh, .ldx = ldh, .cols = k->c->hidden_size };
+        if (ids)
+            memcpy(k->token, ids + t, (size_t)count * sizeof *ids);
         moe_route(k, l, &in, count);
         memcpy(id + t * m->top_k, k->moe.id, (size_t)(count * m->top_k) * sizeof *id);
         memcpy(weight + t * m->top_k, k->moe.weight, (size_t)(count * m->top_k) * sizeof *weight);

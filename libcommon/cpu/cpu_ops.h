@@ -80,9 +80,10 @@ int moe_run(struct core *k, const struct layer *l, int index, const struct act_i
 /* Only choose the experts; moe_run() without a router's input then uses this choice. */
 void moe_route(struct core *k, const struct layer *l, const struct act_input *router, int n);
 /* Run experts one at a time, for any number of tokens: see cpu_layers_choose and cpu_layers_expert.
- * moe_mid (cpu_layers_expert_mid) takes at most max_tokens. */
-int moe_choose(struct core *k, const struct layer *l, int index, const float *h, size_t ldh, float *x, int n,
-               struct cpu_choice *c, struct err *e);
+ * ids: the tokens, for tables of experts (NULL: those of the step).  moe_mid
+ * (cpu_layers_expert_mid) takes at most max_tokens. */
+int moe_choose(struct core *k, const struct layer *l, int index, const int32_t *ids, const float *h, size_t ldh,
+               float *x, int n, struct cpu_choice *c, struct err *e);
 void moe_one(struct core *k, const struct layer *l, int index, int expert, const float *h, size_t ldh, float *x,
              const struct cpu_choice *c);
 void moe_mid(struct core *k, const struct expert *x, const float *h, size_t ldh, int n, float *mid, size_t ldm);

@@ -719,6 +719,5 @@ const char *config_beyond(const struct config *c, unsigned features)
 
 const char *config_uncalibrated(const struct config *c)
 {
-    return c->hyper.n ? "hyper-connections"
-               : c->indexer.top_k < MIN_INDEXED && shares_choice(c) ? "a shared choice of few tokens" : NULL;
+    return c->indexer.top_k < MIN_INDEXED && shares_choice(c) ? "a shared choice of few tokens" : NULL;
 }

@@ -22,9 +22,10 @@ from common import ORACLES, Tap, floats, load, need, run
 LIMITS = {"hf/qwen3": 0.15, "hf/deepseek_v3": 0.66, "hf-2026/gemma4": 0.53, "hf-2026/gemma4-e": 0.50,
           "hf-2026/gemma4-moe": 1.13, "hf-2026/gemma3n": 0.50, "hf-2026/deepseek_v32": 0.85, "hf-2026/qwen3_5": 0.48,
           "hf-2026/kimi_linear": 0.96, "hf-2026/jamba": 0.86, "hf-2026/falcon_h1": 0.02, "hf-2026/minimax": 0.13,
-          "hf-2026/bamba": 0.37, "hf-2026/lfm2_moe": 0.21}
+          "hf-2026/bamba": 0.37, "hf-2026/lfm2_moe": 0.21, "hf-2026/deepseek_v4-hub": 0.66, "hf-2026/qwen4_exp": 0.135}
 NARROW = ("q_a_proj", "kv_a_proj", "k_b_proj", "v_b_proj", "index_q_proj", "index_k_proj", "gate_a_proj", "x_proj")
-ON_TEXT = ("hf/qwen3", "hf-2026/qwen3_5", "hf-2026/gemma3n", "hf-2026/gemma4-moe")
+ON_TEXT = ("hf/qwen3", "hf-2026/qwen3_5", "hf-2026/gemma3n", "hf-2026/gemma4-moe", "hf-2026/deepseek_v4-hub",
+           "hf-2026/qwen4_exp")
 need(os.path.join(ORACLES, "models", "hf-2026"))
 temp = tempfile.TemporaryDirectory()
 
