@@ -241,19 +241,27 @@ static void add_deepseek2(struct gguf_translator *t)
     }
 }
 
-/* A layer without an indexer of its own attends to the tokens that the layer before it has
- * chosen. */
-static void add_glm_dsa(struct gguf_translator *t)
+/* Write the fields of a model of DeepSeek's that has an indexer. */
+static void add_indexed(struct gguf_translator *t, const char *model_type, const char *class_name)
 {
-    json_t *types = json_array();
     add_deepseek2(t);
-    gguf_set_string(t, "model_type", "glm_moe_dsa");
-    json_object_set_new(t->out, "architectures", json_pack("[s]", "GlmMoeDsaForCausalLM"));
+    gguf_set_string(t, "model_type", model_type);
+    json_object_set_new(t->out, "architectures", json_pack("[s]", class_name));
     gguf_set_bool(t, "norm_topk_prob", gguf_key_float(t, "expert_weights_norm", 1) != 0);
     json_object_del(t->out, "topk_method");
     gguf_copy_int(t, "attention.indexer.head_count", "index_n_heads");
     gguf_copy_int(t, "attention.indexer.key_length", "index_head_dim");
     gguf_copy_int(t, "attention.indexer.top_k", "index_topk");
+}
+
+static void add_deepseek32(struct gguf_translator *t) { add_indexed(t, "deepseek_v32", "DeepseekV32ForCausalLM"); }
+
+/* A layer without an indexer of its own attends to the tokens that the layer before it has
+ * chosen. */
+static void add_glm_dsa(struct gguf_translator *t)
+{
+    json_t *types = json_array();
+    add_indexed(t, "glm_moe_dsa", "GlmMoeDsaForCausalLM");
     const json_int_t n = json_integer_value(json_object_get(t->out, "num_hidden_layers"));
     for (json_int_t i = 0; i < n; i++) {
         char name[96];
@@ -372,6 +380,35 @@ static void add_exaone_moe(struct gguf_translator *t)
     t->n_layers = json_integer_value(layers);
     gguf_window(t);
     gguf_set_layer_types(t, js_get(t->out, "sliding_window") ? 4 : 0);
+}
+
+/* The widths of both kinds of MLPs are those of tensors, because converters differ in the key for
+ * the dense ones.  The outputs of shared and other experts are averaged.  A file has the epsilon of
+ * one kind of norm, and the other one, if it is there, is 0. */
+static void add_cohere2_moe(struct gguf_translator *t)
+{
+    const struct source_tensor *dense = gguf_find_tensor(t, "blk.0.ffn_up.weight");
+    const double rms = gguf_key_float(t, "attention.layer_norm_rms_epsilon", 0);
+    int64_t shared = 0, width = t->ff, lead = 0;
+    if (rms == 0 && !gguf_has_key(t, "attention.layer_norm_epsilon"))
+        gguf_fail(t, ERR_FORMAT, "key %s.attention.layer_norm_epsilon is missing", t->arch);
+    gguf_set_real(t, rms != 0 ? "rms_norm_eps" : "layer_norm_eps",
+                  rms != 0 ? rms : gguf_key_float(t, "attention.layer_norm_epsilon", 1e-5));
+    t->n_layers = gguf_add_extra_layers(t);
+    gguf_copy_int(t, "expert_used_count", "num_experts_per_tok");
+    gguf_key_int(t, "expert_feed_forward_length", t->ff, &width, NULL);
+    gguf_key_int(t, "expert_shared_count", 0, &shared, NULL);
+    gguf_key_int(t, "leading_dense_block_count", 0, &lead, NULL);
+    gguf_set_int(t, "intermediate_size", width);
+    gguf_set_int(t, "prefix_dense_intermediate_size", dense && dense->n_dims == 2 ? dense->dim[0] : t->ff);
+    gguf_set_int(t, "first_k_dense_replace", lead);
+    gguf_set_int(t, "num_shared_experts", shared);
+    gguf_set_string(t, "expert_selection_fn", "sigmoid");
+    gguf_set_bool(t, "norm_topk_prob", gguf_key_float(t, "expert_weights_norm", 0) != 0);
+    gguf_set_real(t, "logit_scale", gguf_key_float(t, "logit_scale", 1));
+    gguf_set_bool(t, "attention_bias", gguf_any_attn_bias(t));
+    gguf_window(t);
+    gguf_set_layer_types(t, 4);
 }
 
 static void add_afmoe(struct gguf_translator *t)
@@ -538,6 +575,8 @@ static const struct gguf_arch archs[] = {
       "silu",              SPELLING_CURRENT, ROPE_ONE, add_deepseek2 },
     { "glm-dsa",       "glm_moe_dsa",      "GlmMoeDsaForCausalLM",      "rms_norm_eps",       "hidden_act",
       "silu",              SPELLING_CURRENT, ROPE_ONE, add_glm_dsa },
+    { "deepseek32",    "deepseek_v32",     "DeepseekV32ForCausalLM",    "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_CURRENT, ROPE_ONE, add_deepseek32 },
     { "glm4moe",       "glm4_moe",         "Glm4MoeForCausalLM",        "rms_norm_eps",       "hidden_act",
       "silu",              SPELLING_CURRENT, ROPE_ONE, add_glm4moe },
     { "dots1",         "dots1",            "Dots1ForCausalLM",          "rms_norm_eps",       "hidden_act",
@@ -572,6 +611,8 @@ static const struct gguf_arch archs[] = {
       "silu",              SPELLING_CURRENT, ROPE_ONE, add_phimoe },
     { "exaone-moe",    "exaone_moe",       "ExaoneMoeForCausalLM",      "rms_norm_eps",       "hidden_act",
       "silu",              SPELLING_CURRENT, ROPE_ONE, add_exaone_moe },
+    { "cohere2moe",    "cohere2_moe",      "Cohere2MoeForCausalLM",     NULL,                 "hidden_act",
+      "silu",              SPELLING_CURRENT, ROPE_ONE, add_cohere2_moe },
     { "afmoe",         "afmoe",            "AfmoeForCausalLM",          "rms_norm_eps",       "hidden_act",
       "silu",              SPELLING_CURRENT, ROPE_ONE, add_afmoe },
     { "gemma-embedding", "gemma3_text",    "Gemma3TextModel",           "rms_norm_eps",       "hidden_activation",

@@ -10,11 +10,13 @@ enum { SOFTMAX = 1 << GATE_SOFTMAX, SIGMOID = 1 << GATE_SIGMOID, CHOSEN = 1 << G
  * the key has.  All other architectures have GATE_SOFTMAX. */
 static const struct { const char *gguf; unsigned can; enum gguf_gate otherwise; } routers[] = {
     { "deepseek2",      SOFTMAX | SIGMOID, GATE_SOFTMAX },
+    { "deepseek32",     SIGMOID, GATE_SIGMOID },
     { "glm-dsa",        SIGMOID, GATE_SIGMOID },
     { "glm4moe",        SIGMOID, GATE_SIGMOID },
     { "dots1",          SIGMOID, GATE_SIGMOID },
     { "minimax-m2",     SIGMOID, GATE_SIGMOID },
     { "llama4",         SIGMOID, GATE_SIGMOID },
+    { "cohere2moe",     SIGMOID, GATE_SIGMOID },
     { "exaone-moe",     SIGMOID, GATE_SIGMOID },
     { "afmoe",          SIGMOID, GATE_SIGMOID },
     { "mimo2",          SIGMOID, GATE_SIGMOID },

@@ -40,7 +40,10 @@ LATEST = {"qwen2_5_vl-vl": "qwen2vl", "qwen3_vl-vl": "qwen3vl", "qwen3_vl_moe-vl
           "exaone_moe": "exaone-moe", "afmoe": "afmoe", "lfm2_moe": "lfm2moe", "olmo3": "olmo2", "solar_open": "glm4moe", "internlm3": "llama",
           "apertus": "apertus", "qwen3_5": "qwen35", "qwen3_5_moe": "qwen35moe", "qwen3_5_moe-vl": "qwen35moe", "falcon_h1": "falcon-h1", "glm_moe_dsa": "glm-dsa",
           "glm_moe_dsa-skip": "glm-dsa", "jamba": "jamba", "gemma3n": "gemma3n", "gemma3n-vl": "gemma3n", "gemma4": "gemma4", "gemma4-e": "gemma4",
-          "gemma4-moe": "gemma4", "gemma4-vl": "gemma4", "gemma4_unified-vl": "gemma4", "kimi_linear": "kimi-linear", "mimo_v2_flash": "mimo2"}
+          "gemma4-moe": "gemma4", "gemma4-vl": "gemma4", "gemma4_unified-vl": "gemma4", "kimi_linear": "kimi-linear", "mimo_v2_flash": "mimo2",
+          "deepseek_v32": "deepseek32", "cohere2_moe": "cohere2moe"}
+# Architectures that the package does not know: one with the same names of tensors.
+NAMES_OF = {"deepseek32": "glm-dsa", "cohere2moe": "exaone-moe"}
 MODELS |= LATEST
 LOGITS = {"minicpm3": 32 / 256}             # dim_model_base over the one that a GGUF implies
 PERMUTED = ("llama", "mistral3", "apertus", "granitemoe", "granitehybrid")
@@ -233,7 +236,7 @@ def merge(all_tensors, c, arch, joined):
         elif "experts.down_proj" in name and arch == "gpt-oss":
             bias = name.endswith("_bias")
             out[name.split("down_proj")[0] + "down_proj" + (".bias" if bias else ".weight")] = a if bias else a.swapaxes(1, 2)
-        elif arch in ("deepseek2", "glm-dsa", "kimi-linear") and name.endswith("kv_b_proj.weight"):
+        elif arch in ("deepseek2", "deepseek32", "glm-dsa", "kimi-linear") and name.endswith("kv_b_proj.weight"):
             heads, nope, v = c["num_attention_heads"], c["qk_nope_head_dim"], c["v_head_dim"]
             b = a.reshape(heads, nope + v, a.shape[1])
             out[name.replace("kv_b_proj", "k_b_proj")] = b[:, :nope].swapaxes(1, 2)
@@ -410,8 +413,9 @@ def write_keys(w, c, arch):
         w.add_block_count(c["num_hidden_layers"])
         w.add_feed_forward_length(c.get("intermediate_size_mlp", c["intermediate_size"]))
         w.add_head_count_kv(1 if mla else c["num_key_value_heads"])
-    eps = next(c[k] for k in ("rms_norm_eps", "norm_eps", "layer_norm_epsilon", "layer_norm_eps") if k in c)
-    w.add_layer_norm_rms_eps(eps)
+    eps = next(c[k] for k in ("rms_norm_eps", "norm_eps", "layer_norm_epsilon", "layer_norm_eps") if c.get(k))
+    if arch != "cohere2moe":
+        w.add_layer_norm_rms_eps(eps)
     w.add_layer_norm_eps(eps)
     if "rope_theta" in c:
         w.add_rope_freq_base(c["rope_theta"])
@@ -448,7 +452,7 @@ def write_keys(w, c, arch):
             w.add_value_length(c["kv_lora_rank"])
             w.add_key_length_mla(c["qk_nope_head_dim"] + c["qk_rope_head_dim"])
             w.add_value_length_mla(c["v_head_dim"])
-        sigmoid = c["model_type"] in ("deepseek_v3", "kimi_k2", "glm4_moe_lite", "glm_moe_dsa")
+        sigmoid = c["model_type"] in ("deepseek_v3", "deepseek_v32", "kimi_k2", "glm4_moe_lite", "glm_moe_dsa")
         if "index_topk" in c:
             w.add_indexer_head_count(c["index_n_heads"])
             w.add_indexer_key_length(c["index_head_dim"])
@@ -471,7 +475,12 @@ def write_keys(w, c, arch):
         w.add_expert_weights_norm(True)
     if arch in ("gpt-oss", "exaone-moe", "afmoe", "olmo2"):
         w.add_sliding_window(c["sliding_window"])
-    if arch in ("exaone-moe", "olmo2"):
+    if arch == "cohere2moe":
+        w.add_sliding_window(c["sliding_window"])
+        w.add_logit_scale(c["logit_scale"])
+        w.add_leading_dense_block_count(c["mlp_layer_types"].count("dense"))
+        w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if arch in ("exaone-moe", "olmo2", "cohere2moe"):
         w.add_sliding_window_pattern([t == "sliding_attention" for t in c["layer_types"]])
     if "llama_4_scaling_beta" in rope:
         w.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
@@ -506,7 +515,7 @@ def convert(folder, arch, path, more_experts=0, joined=False):
     write_keys(w, c, arch)
     vocab = c["vocab_size"]
     add_plain_vocabulary(w, vocab)
-    number = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == arch)
+    number = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == NAMES_OF.get(arch, arch))
     names = gguf.get_tensor_name_map(number, 64)
     named = {n.replace("language_model.", ""): a for n, a in tensors(folder).items() if not SKIPPED.search(n)}
     factors = c.get("rope_scaling") or {}
