@@ -80,7 +80,7 @@ static void take_call(struct remote_request *x, const json_t *v, int i)
                  *arguments = json_object_get(f, "arguments");
     struct answer_call *c = answer_call_at(x->a, json_is_integer(index) ? (int)json_integer_value(index) : i);
     if (!c) {
-        err_set(&x->error, ERR_LIMIT, "%s: calls of tools that are out of order, or too many", x->r->base);
+        err_set(&x->error, ERR_LIMIT, "%s: the server's tool calls are out of order or too many", x->r->base);
         return;
     }
     if (!c->id && json_is_string(id))
@@ -560,7 +560,7 @@ static int add_documents(const struct chat_options *o, json_t *fields, struct er
     json_t *rag = all ? json_true() : json_pack("{s:O}", "collections", names);
     json_decref(names);
     return rc == 0 && json_object_set_new(fields, "rag", rag) == 0 ? 0
-               : err_set(e, ERR_FORMAT, "--rag: a name is not UTF-8, or memory is out");
+               : err_set(e, ERR_FORMAT, "--rag: a name is not UTF-8, or memory ran out");
 }
 
 struct remote *remote_open(const struct chat_options *o, struct err *e)

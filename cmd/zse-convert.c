@@ -266,13 +266,13 @@ static int name_pulled(struct arguments *a)
 static int check(struct arguments *a, int argc, char **argv)
 {
     if (argc - optind != (a->o.synthetic ? 0 : 1))
-        return a->o.synthetic ? cli_wrong(prog, "--synthetic reads no SRC: '%s' is too much", argv[optind])
+        return a->o.synthetic ? cli_wrong(prog, "--synthetic reads no SRC: unexpected argument '%s'", argv[optind])
                               : cli_usage(usage);
     a->o.source = a->o.synthetic ? a->o.synthetic : argv[optind];
     if (a->as && !a->pull)
         return cli_wrong(prog, "--as goes with pull");
     if (a->pull && (a->o.output || a->o.synthetic || a->plan))
-        return cli_wrong(prog, "pull writes a model of the name: neither -o, --synthetic nor --plan");
+        return cli_wrong(prog, "pull chooses the output by the model's name: it excludes -o, --synthetic and --plan");
     if (a->pull && *a->o.source) {
         const int rc = name_pulled(a);
         if (rc)
@@ -285,11 +285,11 @@ static int check(struct arguments *a, int argc, char **argv)
     a->o.lora = a->lora;
     a->o.n_lora = a->n_lora;
     if (a->n_lora && (a->o.synthetic || a->plan))
-        return cli_wrong(prog, "--lora changes the weights of a source: neither --synthetic nor --plan");
+        return cli_wrong(prog, "--lora changes the weights of a source: it excludes --synthetic and --plan");
     if (a->mode.given && (a->type_given || a->o.target_bytes || a->o.synthetic))
-        return cli_wrong(prog, "--mode chooses the type by this machine's memory: neither -q, --target-memory nor --synthetic");
+        return cli_wrong(prog, "--mode chooses the type by this machine's memory: it excludes -q, --target-memory and --synthetic");
     if (a->plan && (a->o.output || a->dry_run || a->type_given || a->tensors || a->verbose || a->o.synthetic))
-        return cli_wrong(prog, "--plan writes nothing and compares types: neither -o, -n, -q, --tensors, --verbose nor --synthetic");
+        return cli_wrong(prog, "--plan writes nothing and compares types: it excludes -o, -n, -q, --tensors, --verbose and --synthetic");
     if (a->plan)
         return 0;
     if (a->ternary_given && !wants_ternary(&a->o))
@@ -439,7 +439,7 @@ static int check_before_download(struct arguments *a, struct err *e)
     free(path);
     if (rc < 0 || is_here)
         return rc < 0 ? -1 : 0;
-    a->o.overwrite = ask_replace(NULL, a->o.output, "not made of this model");
+    a->o.overwrite = ask_replace(NULL, a->o.output, "not a conversion of this model");
     return a->o.overwrite ? 0 : err_set(e, ERR_IO, "%s: exists; it is only replaced with --force", a->o.output);
 }
 

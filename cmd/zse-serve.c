@@ -391,7 +391,7 @@ static void *watch_the_end(void *arg)
     if (ended)
         return NULL;
     server_finish_audit(l->s);
-    end_at_once("closing the models takes too long: exiting without it");
+    end_at_once("closing the models takes too long: exiting without waiting for it");
 }
 
 static int start_last_resort(struct last_resort *l)
@@ -500,7 +500,7 @@ static int serve(struct serve_options *o, const struct serve_user *user, struct 
         cli_note(prog, "no thread to watch the shutdown");
     const int closed = server_close(s);
     if (closed == SERVER_STUCK)
-        end_at_once("a model's step takes too long: exiting without it");
+        end_at_once("a model's step takes too long: exiting without waiting for it");
     stop_last_resort(&l);
     release_adapted(&adapted);
     free(embeds);

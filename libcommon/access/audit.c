@@ -255,7 +255,7 @@ struct audit *audit_open(const struct audit_options *o, struct err *e)
     }
     a->work = 1;                            /* compress the files that a crash left uncompressed */
     if (thread_start(&a->compressor, compressor, a)) {
-        err_set(e, ERR_MEMORY, "a thread for the audit log: none to be had");
+        err_set(e, ERR_MEMORY, "no thread available for the audit log");
         goto fail;
     }
     a->compressing = 1;

@@ -237,7 +237,7 @@ int audit_head_write(const char *folder, enum audit_chain chain, const struct au
      * text */
     const ssize_t n = pwrite(fd, text, HEAD_SIZE, 0);
     const int rc = n == HEAD_SIZE ? 0 : n < 0 ? err_sys(e, "%s", path)
-                                              : err_set(e, ERR_IO, "%s: the disk took %zd of %d bytes", path, n,
+                                              : err_set(e, ERR_IO, "%s: only %zd of %d bytes could be written", path, n,
                                                         HEAD_SIZE);
     close(fd);
     return rc;

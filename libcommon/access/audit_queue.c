@@ -69,7 +69,7 @@ struct audit_queue *audit_queue_open(struct audit *a, size_t max_bytes, struct e
     pthread_condattr_destroy(&monotonic);
     if (thread_start(&w->thread, work, w) == 0)
         return w;
-    err_set(e, ERR_MEMORY, "a thread for the audit log: none to be had");
+    err_set(e, ERR_MEMORY, "no thread available for the audit log");
     pthread_cond_destroy(&w->done);
     pthread_cond_destroy(&w->wake);
     pthread_mutex_destroy(&w->mutex);

@@ -326,7 +326,7 @@ struct audit_syslog *audit_syslog_open(const char *target, struct err *e)
         strcpy(s->name, "-");
     int rc = parse_target(s, target, e);
     if (rc == 0 && thread_start(&s->thread, work, s))
-        rc = err_set(e, ERR_MEMORY, "a thread for syslog: none to be had");
+        rc = err_set(e, ERR_MEMORY, "no thread available for syslog");
     if (rc == 0)
         return s;
     release(s);

@@ -232,7 +232,7 @@ static int walk_line(struct chain_walk *w, const char *line, size_t size, int wh
     sha256_end(w->sha, digest);
     sha256_hex(digest, want);
     if (memcmp(want, hex, SHA256_HEX) != 0)
-        return broken(w, "this line, or the one before it, was changed, put in or taken out");
+        return broken(w, "this line, or the one before it, was changed, inserted or removed");
     if (w->seq && seq && seq != w->seq + 1)
         return broken(w, "its number is %" PRIu64 ", expected %" PRIu64, seq, w->seq + 1);
     if (w->in->has_head && seq && seq == w->in->head.end.seq && memcmp(hex, w->in->head.end.hash, SHA256_HEX) != 0)

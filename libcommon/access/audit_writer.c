@@ -78,7 +78,7 @@ static int append(struct audit_writer *w, char *text, size_t *n, struct err *e)
             return err_sys(e, "%s", w->path);
         if (ftruncate(w->fd, (off_t)w->end))
             return err_sys(e, "%s: half a line was written, and taking it back failed", w->path);
-        return err_set(e, ERR_IO, "%s: the disk took %zd of the %zu bytes of a line", w->path, did, *n + 1);
+        return err_set(e, ERR_IO, "%s: only %zd of the %zu bytes of a line could be written", w->path, did, *n + 1);
     }
     text[*n] = '\0';
     w->end += *n + 1;

@@ -96,7 +96,7 @@ static int head_done(struct web_job *j, struct err *e)
         return err_set(e, ERR_FORMAT, "%s: the hub says it has %" PRId64 " bytes, expected %" PRId64 " at most",
                        f->name, f->size, most_bytes);
     if (!hub_cache_etag_ok(f->etag))
-        return err_set(e, ERR_FORMAT, "%s: the hub says no usable ETag ('%.60s')", f->name, f->etag);
+        return err_set(e, ERR_FORMAT, "%s: the hub sent no usable ETag ('%.60s')", f->name, f->etag);
     return 0;
 }
 
@@ -648,7 +648,7 @@ int download_run(struct download *d, struct err *e)
     d->web->prefer = NULL;
     for (int i = 0; i < d->n_files && rc >= 0; i++)
         if (!d->files[i].have)
-            rc = err_set(e, ERR_IO, "%s: %s: only a part of it came", d->name->repo, d->files[i].name);
+            rc = err_set(e, ERR_IO, "%s: %s: only a part of it was received", d->name->repo, d->files[i].name);
     for (int i = 0; i < d->n_files; i++)
         if (d->files[i].fd >= 0)
             save_ranges(&d->files[i]);

@@ -436,7 +436,7 @@ int hub_fetch(const struct hub_options *o, const struct hub_name *name, char **p
     int fixed = sure && strcmp(commit, name->revision) == 0;         /* a commit never changes */
     if (rc == 0 && !(*path && (o->offline || fixed || (sure && !o->refresh)))) {
         if (o->offline)
-            rc = err_set(e, ERR_IO, "%s%s%s: not in %s, and HF_HUB_OFFLINE forbids to ask the hub", name->repo,
+            rc = err_set(e, ERR_IO, "%s%s%s: not in %s, and HF_HUB_OFFLINE forbids asking the hub", name->repo,
                          *name->pick ? ":" : "", name->pick, o->cache);
         else
             rc = fetch(o, name, folder, path, e);

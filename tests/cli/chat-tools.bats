@@ -106,7 +106,7 @@ talk_to() {
   [[ $stderr == *'the model called tools in 7 rounds'* ]]
   ask gap '[["calculator",{"expression":"1"}]]' --tools calculator
   [ "$status" = 1 ]
-  [[ $stderr == *'calls of tools that are out of order, or too many'* ]]
+  [[ $stderr == *'tool calls are out of order or too many'* ]]
   ask tools '[["flood__call",{}]]' --mcp-config "$T/mcp.json" --yes
   [[ $output == *'Error: flood: a message of more than 8388608 bytes' ]] || { echo "$output $stderr"; return 1; }
   jq '.mcpServers = {deaf: .mcpServers.deaf} | .mcpServers.deaf.timeout = 3600 | .mcpServers.deaf.env = {HEARD: $h}' --arg h "$T/heard" "$T/mcp.json" >"$T/deaf.json"

@@ -203,7 +203,7 @@ P
   run -1 --separate-stderr convert -o "$T/m.zse" -q f32 --lora models/tiny
   [[ $stderr == *'models/tiny: has no adapter_config.json, so it is no folder of a LoRA adapter' ]]
   run -2 --separate-stderr zse-convert --synthetic x -o "$T/m.zse" --lora "$T"
-  [[ $stderr == *'neither --synthetic nor --plan'* ]]
+  [[ $stderr == *'it excludes --synthetic and --plan'* ]]
   [ -d "$root/lora" ] || skip "no oracles (set ZSE_ORACLES)"
   zse-convert "$root/hf/phi3" -o "$T/m.zse" -q nl4 --lora "$root/lora/phi3" >/dev/null
   [ "$(zse-info "$T/m.zse" --json | field provenance.merged_lora)" = '["phi3"]' ]

@@ -425,7 +425,7 @@ complete() {
   [ -z "$stderr" ]
   HF_HUB_OFFLINE=1 convert test/shards
   [ "$status" = 1 ]
-  [[ $stderr == *"test/shards: not in $HF_HOME/hub, and HF_HUB_OFFLINE forbids to ask the hub"* ]]
+  [[ $stderr == *"test/shards: not in $HF_HOME/hub, and HF_HUB_OFFLINE forbids asking the hub"* ]]
   HF_ENDPOINT=ftp://x convert test/shards
   [ "$status" = 1 ] && [[ $stderr == *"HF_ENDPOINT: 'ftp://x', expected a URL"* ]]
 }
