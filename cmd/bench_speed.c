@@ -307,8 +307,9 @@ int bench_prefill_alone(const struct bench_options *options, const struct opened
 static struct engine *open_for(const struct bench_options *o, const struct opened_model *m, int n_ids, struct err *e)
 {
     const int max_len = m->model->config.max_len;
-    /* A full step has room for 256 tokens of prompts beside the sequences that decode, so the first
-     * sequences decode that many steps before the last prompt is computed. */
+    /* A full step has room for 256 tokens of prompts beside the sequences that decode.  So the
+     * prompts of the other sequences take (batch - 1) * n_ids / 256 steps, in which the first
+     * sequence decodes. */
     const long len = (long)n_ids + o->generate + 2 + (long)(o->batch - 1) * n_ids / 256;
     const int step = o->batch == 1 ? 0 : o->batch > 256 ? 2 * o->batch : 512;
     if (len > context_len(m, &o->run) && (o->run.ctx || (max_len > 0 && len > max_len))) {

@@ -10,7 +10,8 @@
 
 static const char prog[] = "zse-hardware";
 enum { CONTEXT = 4096, PROMPT = 512 };
-/* Bytes to plan for, and bytes of other memory for layers that do not fit there (0: none). */
+/* memory: bytes to plan for; beside: bytes of another memory, for the layers that do not fit into
+ * the first (0: none). */
 struct budget_room { uint64_t memory, beside; };
 
 /* The memory to plan for: given with --vram, or available to this process. */

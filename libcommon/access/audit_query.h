@@ -16,8 +16,8 @@ struct audit_text { const char *p; size_t n; };
 
 struct audit_record {                       /* the fields of a line */
     const char *line; size_t size;          /* without '\n' */
-    /* Unix times: of the request; last_ms: of the last request merged into this line, else
-     * time_ms */
+    /* Unix times.  time_ms: of the request; last_ms: of the last request that was merged into this
+     * line, or else equal to time_ms. */
     int64_t time_ms, last_ms;
     uint64_t count;                         /* requests merged into this line; 1: not merged */
     struct audit_text method, path, key_name, model;

@@ -51,7 +51,7 @@ struct verdict usage_admit(struct usage *u, int64_t key, const struct limit *l);
  * number (0 for a key without token limits).  usage_settle charges the used tokens and releases the
  * rest.  A server calls usage_renew about once a second; reservations of a server that has not done
  * so for USAGE_LEASE_S are void.  If one folder has more than USAGE_SERVERS servers, the surplus
- * servers share the last place; the reservations of one that died stay until all of them have
+ * servers share the last place; if one of them dies, its reservations stay until all of them have
  * ended. */
 enum { USAGE_SERVERS = 16, USAGE_LEASE_S = 15 };
 struct verdict usage_reserve(struct usage *u, int64_t key, const struct limit *l, int64_t least, int64_t most,

@@ -22,8 +22,8 @@ struct parse_config {
     uint32_t first_cost, mask_cost;
     uint64_t first_bytes[4];
     uint32_t call;                      /* the call to which used_first and used_next belong */
-    /* used_first 1: the cost of the first bytes was counted in full in that call; bit b of
-     * used_next: the cost of the step by byte b was */
+    /* used_first 1: in that call the cost of the first bytes was counted in full; bit b of
+     * used_next: so was the cost of the step by byte b */
     uint8_t used_first; uint64_t used_next[4];
     /* owned: first [256] numbers, 1 + the config after each byte, 0: unknown; then [256] bytes, the
      * costs.  NULL: no entry is known. */

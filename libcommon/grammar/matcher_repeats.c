@@ -38,9 +38,9 @@ static int byte_at(const struct again *a, uint32_t k)
     return a->rests->comma && a->i == 0 ? ',' : i < t->n ? (unsigned char)t->p[i] : -1;
 }
 
-/* is_complete() returns 1 if one of the texts is complete.  goes_on() returns 1 if that text may
- * still continue: a number may become a longer one (all texts of its place are numbers); a string,
- * an array or an object cannot. */
+/* is_complete() returns 1 if one of the texts is complete.  goes_on() returns 1 if other bytes may
+ * follow this complete text within the same item: a number may become a longer number, but a
+ * string, an array or an object cannot become longer. */
 static int is_complete(const struct again *a) { return a->first < a->end && byte_at(a, a->first) < 0; }
 static int goes_on(const struct again *a)
 {

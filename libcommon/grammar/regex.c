@@ -142,7 +142,7 @@ static void set_categories(struct grammar *g, struct set *s, uint32_t mask)
 static const uint32_t letters = BIT(LU) | BIT(LL) | BIT(LT) | BIT(LM) | BIT(LO), marks = BIT(MN) | BIT(MC) | BIT(ME),
                       numbers = BIT(ND) | BIT(NL) | BIT(NO);
 
-/* \d, \w and \s; wide: with the characters that other engines count, too. */
+/* The characters of \d, \w or \s; wide: also those that only other engines count as such. */
 static void set_class(struct grammar *g, struct set *s, int c, int wide)
 {
     static const struct char_range blank[] = { { 9, 13 }, { ' ', ' ' }, { 0xA0, 0xA0 }, { 0x1680, 0x1680 },
@@ -493,8 +493,9 @@ static int ends_sequence(const struct regex_parser *p, size_t at)
     return at >= p->n || p->text[at] == '|' || p->text[at] == ')';
 }
 
-/* The part of `top`, the place of the sequence around it, that holds for the group at the cursor,
- * too; 0 if the group is repeated, or has no anchor or lookahead that could depend on the place. */
+/* Returns the place (BEGINS ...) of the group at the cursor, as far as the group shares it with
+ * `top`, the place of the sequence that contains the group.  Returns 0 if the group is repeated, or
+ * has no anchor or lookahead, which alone depend on the place. */
 static int group_place(const struct regex_parser *p, int top, int is_first)
 {
     int looks, place = 0;

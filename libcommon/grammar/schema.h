@@ -55,12 +55,14 @@ struct schema {
     struct grammar *g;
     struct schema_refs refs;
     json_t *root;
-    /* Compiled regular expressions: from search mode and text to [expression, min, max]. */
+    /* Compiled regular expressions.  A key has the search mode and the text; its value is
+     * [expression, min, max]. */
     json_t *regexes;
     json_t *owned;                      /* array of schemas made while compiling */
-    /* Schemas made from one schema of the document: from kind and address to [schema, partial]. */
+    /* Schemas that were made from one schema of the document.  A key has the kind and the address
+     * of that schema; its value is [schema, partial]. */
     json_t *made;
-    /* Pairs of a made schema and the one of the document that it comes from. */
+    /* Pairs of a made schema and the schema from which it was made. */
     json_t **made_from; size_t n_made, made_room;
     struct memo *memo; uint32_t n_memo, memo_room;
     struct member *keys; uint32_t n_keys, keys_room;
@@ -162,7 +164,8 @@ uint32_t schema_regex_n(struct schema *s, const json_t *at, const char *keyword,
 uint32_t schema_pattern(struct schema *s, const json_t *at, const char *keyword, const char *text, size_t size,
                         int32_t *min, int32_t *max);
 
-/* One of these JSON values, each of which is written in one way only. */
+/* Returns an expression for any of these JSON values; in the text, each value can be written in one
+ * way only. */
 uint32_t schema_values(struct schema *s, json_t *const *v, size_t n);
 uint32_t schema_number(struct schema *s, const struct member *m, int n, int whole, int fraction);
 /* Returns the expression of the strings that the members allow, without quotation marks. canonical:

@@ -6,10 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The schema of a member without the keywords that are handled elsewhere: those that were split
- * off, and $ref and allOf, whose schemas are members themselves.  A trial of one alternative must
- * not check the others.  own 1: also without its enum, because the values to check come from
- * there. */
+/* Returns the schema of a member without the keywords that are handled elsewhere: alternatives that
+ * schema_split() has split off, because one branch must not be checked against the others; and $ref
+ * and allOf, whose schemas are members of their own.  own 1: also without enum, for a member whose
+ * enum supplied the values to check. */
 static json_t *left_of(struct schema *s, const struct member *m, int own)
 {
     static const struct { unsigned done; const char *key[3]; } split[] = {

@@ -754,8 +754,8 @@ static struct grammar *compile(const struct grammar_vocab *v, const struct tool_
 }
 
 /* Find the lenient functions whose schema cannot be compiled on its own.  After a few failures all
- * remaining functions are taken for such, because each try may take long.  New reference; NULL: out
- * of memory. */
+ * remaining functions are treated as if they failed, too, because each try may take long.  New
+ * reference; NULL: out of memory. */
 static json_t *find_loose(const struct grammar_vocab *v, const struct tool_format *f,
                           const struct tool_grammar_options *o)
 {

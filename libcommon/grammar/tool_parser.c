@@ -35,8 +35,9 @@ static int begin_call(struct tool_parser *p, const char *name, const char *id)
     return 0;
 }
 
-/* Offset of the first marker at or after `from`.  Blanks in it are ignored: its first line is
- * searched.  If there is none, n minus the length of a possible start of it. */
+/* Returns the offset of the first marker at or after `from`.  Only the first line of the marker is
+ * searched, because the text may have other blanks after that line.  If it is not found, returns
+ * the offset of its possible beginning at the end of the text, or n. */
 static size_t find_marker(const struct tool_parser *p, size_t from, const char *m, int *found)
 {
     size_t len = strcspn(m, "\n");
@@ -276,8 +277,9 @@ struct tool_parser *tool_parser_open(const struct tool_format *f, const struct t
     return p;
 }
 
-/* Read on in the part with which an incomplete call ends.  1: all new text belongs to it; 0: it may
- * end there, so the call is read from its beginning. */
+/* Continue reading the incomplete part at the end of the last call.  Returns 1 if all new text
+ * belongs to this part; 0 if the part may end in this text, so that the call must be read again
+ * from its beginning. */
 static int part_on(struct tool_parser *p)
 {
     struct open_part *o = &p->open;
@@ -308,8 +310,8 @@ static int part_on(struct tool_parser *p)
     return 1;
 }
 
-/* 1 if the text has a byte with which a call may end: of JSON, of a marker, or of arguments in
- * Python. */
+/* Returns 1 if the text has a byte that can be the last one of a call: it ends JSON, a marker, or
+ * arguments in Python's syntax. */
 static int has_end(const char *s, size_t n)
 {
     return memchr(s, '}', n) || memchr(s, ']', n) || memchr(s, '>', n) || memchr(s, ')', n);

@@ -388,7 +388,7 @@ static int list(struct value_reader *r, int depth)
     return DONE;
 }
 
-/* Read a member's name as a JSON string: a word, or a string. */
+/* Read a member's name, a word or a string, and convert it to a JSON string. */
 static int name_of(struct value_reader *r, struct value_text *name)
 {
     const struct value_text all = r->out;

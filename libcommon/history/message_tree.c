@@ -415,8 +415,8 @@ static struct message_node *node_of(struct message_node *tree, int64_t n, int64_
     return NULL;
 }
 
-/* The newest of the messages that stay which is `top` or below it (top -1: of all); -1: none.
- * Parents come before their children in the tree. */
+/* Returns the newest message that is not deleted and is `top` or below it (top -1: the newest of
+ * all); -1 if there is none.  Parents come before their children in the tree. */
 static int64_t newest_leaf(struct message_node *tree, int64_t n, int64_t top)
 {
     int64_t leaf = -1;

@@ -29,7 +29,7 @@ void account_close(struct account *a)
     free(a);
 }
 
-/* The link to this tenant; *link is NULL if it has no hold. */
+/* Returns the link to this tenant in its chain; *link is NULL if the tenant has no hold. */
 static struct tenant **find(struct account *a, uint64_t id)
 {
     struct tenant **at = &a->chain[(id ^ id >> 32) % ACCOUNT_CHAINS];

@@ -84,7 +84,7 @@ int loop_listen(struct loop *l, struct err *e); /* on all bound sockets */
 /* Deliver these signals, which must be blocked in every thread, to on_signal. */
 int loop_signals(struct loop *l, const int *numbers, int n, struct err *e);
 int loop_is_local(const struct loop *l);        /* every listener is loopback or a Unix socket */
-/* the name of a listener that is neither; NULL: there is none */
+/* the name of a listener that is neither loopback nor a Unix socket; NULL: there is none */
 const char *loop_reachable(const struct loop *l);
 void loop_stop_listening(struct loop *l);       /* removes the Unix socket; idle connections close */
 void loop_run(struct loop *l);                  /* runs until loop_quit */

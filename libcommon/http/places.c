@@ -176,7 +176,9 @@ void places_own(struct places *p, struct place *x, uint64_t owner)
     if (!o)
         return;
     list_remove(p, x);
-    o->n++;                             /* counted before part(), which frees x's old owner at 0: that may be o */
+    /* count x first: part() frees its old owner when that has no connection left, and the old owner
+     * may be o */
+    o->n++;
     part(p, x);
     o->n--;
     x->known = 1;

@@ -36,10 +36,10 @@ struct place {
 struct places;
 struct places *places_open(int max, int per_address, struct err *e);        /* per_address 0: any number */
 void places_close(struct places *p);    /* NULL is fine; all connections must have left */
-/* Whether a connection of this address may be accepted.  1: yes, once *evict (NULL: none) has left;
- * 0: no.  limited 0: per_address does not apply, as for a Unix socket, whose clients all have one
- * address.  Connections of its own address are only evicted after a second without activity, so
- * that a burst is refused instead of interrupted. */
+/* Whether a connection of this address may be accepted.  1: yes, once *evict (NULL: none) is
+ * closed; 0: no.  limited 0: per_address does not apply, as for a Unix socket, whose clients all
+ * have one address.  A connection of the same address is evicted only after a second without
+ * activity, so that in a burst the new connections are refused and the existing ones continue. */
 int places_room(struct places *p, uint64_t address, int limited, uint64_t now_ns, struct place **evict);
 /* x starts as evictable.  0, or -1 without memory. */
 int places_enter(struct places *p, struct place *x, uint64_t address, uint64_t now_ns);

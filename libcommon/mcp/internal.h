@@ -32,7 +32,7 @@ struct mcp_peer {
     json_t *tools;                      /* owned; NULL: none yet */
     int modern;                         /* revision 2026-07-28 */
     char version[16];                   /* protocol version of a legacy server */
-    int stale;                          /* the server says that its tools have changed; a URL: connect again */
+    int stale;                          /* its tools have changed: list them; or its session has ended: begin another */
     json_int_t next_id;
     struct pending *pending;
     /* child process */

@@ -165,8 +165,8 @@ static long count_pages(const void *data, size_t size, const struct program_limi
     return n;
 }
 
-/* The number of programs to read a PDF at the same time, each some of its pages; first [n]: the
- * first page for each. */
+/* Returns the number of programs that read a PDF in parallel, each a part of its pages.  first [n]:
+ * the first page of each part. */
 static int split_pages(const void *data, size_t size, const struct program_limits *l, struct rag_budget *budget,
                        long first[PROGRAMS_MAX])
 {
@@ -184,7 +184,7 @@ static void trim_end(struct text_build *t)
         t->size--;
 }
 
-/* Read the pages from first [n] on by pdftotext into raw [n]. */
+/* Run n times pdftotext; number i reads the pages from first[i] on into raw[i]. */
 static int read_pages(const void *data, size_t size, const struct program_limits *l, int n, const long *first,
                       struct text_build *raw, struct err *e)
 {

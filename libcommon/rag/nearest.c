@@ -14,9 +14,9 @@
 #include "libcommon/kernels/kernels.h"
 #include "libcommon/rag/internal.h"
 
-/* If copies have the vectors of whole passages only, CANDIDATES passages for each wanted one are
- * compared by their parts, too, and SAMPLES passages give the mean and the deviation of all
- * similarities. */
+/* If the copies have only the vectors of whole passages: for each passage that a search is to
+ * return, CANDIDATES passages are compared by their parts, too; and SAMPLES passages give the mean
+ * and the deviation of all similarities. */
 enum { ALIGN = 64, ROWS_AT_ONCE = 256, MAX_SIZE = 1 << 16, CANDIDATES = 4, SAMPLES = 256 };
 
 /* A copy of the vectors of one collection by one model. */

@@ -182,8 +182,8 @@ static int compare(const void *a, const void *b)
 }
 
 /* Score of a rank.  RANK_K reduces the difference between the first ranks.  The paper's value 60
- * was meant for many rankings; in a test with two rankings, 50 questions and 390 passages, 20
- * answered one question more than 10 and 60 did. */
+ * was meant for many rankings; in a test with two rankings, 50 questions and 390 passages, the
+ * value 20 answered one question more than the values 10 and 60. */
 enum { RANK_K = 20, CANDIDATES = 200 };
 static double reciprocal(int rank) { return (RANK_K + 1.0) / (RANK_K + 1.0 + rank); }
 

@@ -1,5 +1,5 @@
 /* named.h - models that have names (store/store.h): loaded when a request first names one, and
- * unloaded when no request has used them for a while or another one needs their memory.
+ * unloaded when no request has used them for a while or when another model needs their memory.
  *
  * Belongs to the loop's thread. */
 #ifndef ZSE_SERVE_NAMED_H
@@ -38,8 +38,8 @@ void named_charge(struct server *s, const struct loaded_model *lm, const struct 
 void named_failed(struct server *s, const struct loaded_model *lm, const struct problem *pr);
 #define BUSY_CODE "models_busy"
 
-/* The memory that a model took when it was last open.  As much is freed before the model is opened
- * again.  0: not known, as after an error. */
+/* The memory that a model took when it was last open.  Before the model is opened again, that much
+ * memory is freed.  0: not known, as after an error. */
 enum { SIZES = 64 };
 struct model_size { uint64_t model, bytes; };
 void named_note_size(struct server *s, const struct loaded_model *lm, uint64_t bytes);

@@ -179,8 +179,9 @@ struct server_options {
     const char *sysroot;                /* folder with proc and sys; NULL: / */
     void (*log)(void *user, const char *text);
     void (*warn)(void *user, const char *text);         /* messages that must not be suppressed; NULL: log */
-    /* Called by the loop's thread about once a second and soon after a change.  SERVER_LOADING ends
-     * when a model is ready, or none was asked for, and does not come back.  NULL: none. */
+    /* Called by the loop's thread about once a second and soon after a change.  The state is
+     * SERVER_LOADING until a model is ready or no model is being loaded; after that, never again.
+     * NULL: none. */
     void (*state)(void *user, enum server_state state);
     void *user;
 };

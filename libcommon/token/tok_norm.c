@@ -57,7 +57,7 @@ static int charsmap_open(struct charsmap *m, const char *p, size_t n)
 
 static uint32_t unit(const struct charsmap *m, size_t i)
 {
-    uint32_t u = 0xFF;                  /* outside the array: not the label of any byte of a key */
+    uint32_t u = 0xFF;                  /* outside the array: a label that no byte of a key has */
     if (i < m->n_units)
         memcpy(&u, m->units + 4 * i, 4);
     return u;

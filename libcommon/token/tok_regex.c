@@ -289,8 +289,8 @@ static int escape(struct tr *t, struct tbuf *o)
     return 0;
 }
 
-/* After "(": options in Ruby's letters (m: dot matches newline).  *isolated: "(?i)", good to the
- * end of the group. */
+/* Translate what follows "(": options have Ruby's letters (m: dot matches newline).  *isolated is
+ * set for "(?i)", whose options apply up to the end of the enclosing group. */
 static int group_start(struct tr *t, struct tbuf *o, int *isolated)
 {
     put(o, "(");

@@ -303,8 +303,8 @@ void rag_insert(struct rag_job **list, struct rag_job *j, uint64_t current)
     *list = j;
 }
 
-/* Count the jobs of the list that are searches like j (or, if j is not a search, are not either):
- * *n grows by their number, *own by the number of those of j's tenant. */
+/* Count the jobs of the list that are searches, if j is one, or else those that are not.  *n grows
+ * by their number, *own by the number of those that belong to j's tenant. */
 static void count(const struct rag_job *list, const struct rag_job *j, int *n, int *own)
 {
     for (; list; list = list->next) {
