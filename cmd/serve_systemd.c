@@ -51,7 +51,8 @@ static int find_sockets(struct systemd *d, struct err *e)
         return err_set(e, ERR_LIMIT, "LISTEN_FDS is '%s', expected a number of sockets, at most %d", fds, MOST_INHERITED);
     d->n_sockets = (int)n;
     name_sockets(d, getenv("LISTEN_FDNAMES"));
-    /* before this process opens anything, which could get the number of a socket that is missing */
+    /* this runs before the process opens any file: the file could get the number of a missing
+     * socket and be taken for it */
     for (int i = 0; i < d->n_sockets; i++)
         if (fcntl(d->sockets[i].fd, F_SETFD, FD_CLOEXEC) != 0)
             return err_sys(e, "%s", d->sockets[i].name);
