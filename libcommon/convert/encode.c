@@ -210,8 +210,8 @@ static int encode_row(struct tensor_encoder *c, struct encode_worker *w, uint8_t
     for (int i = 0; (t->codes == CODES_E4M3 || t->codes == CODES_E2M1) && i < m->cols; i++)
         if (!isfinite(w->decoded[i]))
             return err_set(e, ERR_FORMAT, "tensor %s: row %" PRId64 ", column %d: %s", p->source->name, row, i,
-                           t->scale == SCALE_E8M0 ? "the scale of its block is 255, which is no number"
-                                                  : "is not a finite number");
+                           t->codes == CODES_E2M1 && t->scale == SCALE_E8M0
+                               ? "the scale of its block is 255, which is no number" : "is not a finite number");
     tile_put(m, tile, r, &w->q);
     error_add(s, w->x, w->decoded, m->cols);
     return 0;

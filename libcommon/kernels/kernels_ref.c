@@ -91,7 +91,7 @@ static float dot_row(const struct mat *w, const struct qtype_info *type, const s
                 isum += code[i] * a8[i];
                 asum += a8[i];
             }
-            float scale = q->scale[s / w->group_size] * (type->scale == SCALE_E8M0 ? 0.5f : 1);
+            float scale = q->scale[s / w->group_size] * (type->codes == CODES_E2M1 ? 0.5f : 1);
             whole += int_scale ? isum * (int32_t)scale : 0;
             inner = fmaf((float)isum, scale, inner);
             if (type->extra != EXTRA_NONE) {
