@@ -84,7 +84,7 @@ static int fill(struct matmul_time *b, struct matmul_time_weights w, struct err 
     const uint64_t mask = t->scale == SCALE_F32    ? 0x3fbfbfbf3fbfbfbf
                           : t->is_float            ? 0x80ff80ff80ff80ff
                           : t->scale == SCALE_F16  ? 0x3bff3bff3bff3bff
-                          : t->scale == SCALE_E8M0 ? 0x7f7f7f7f7f7f7f7f
+                          : t->scale == SCALE_E8M0 ? 0x7e7e7e7e7e7e7e7e      /* 7f: no number in E4M3 */
                           : t->scale == SCALE_E4M3 ? 0x3f3f3f3f3f3f3f3f
                                                    : UINT64_MAX;
     const uint64_t set = t->scale == SCALE_F32    ? 0x3030303030303030

@@ -66,7 +66,8 @@ static void grid_init(struct grid *g, enum qtype type)
     switch (t->codes) {
     case CODES_INT8: g->low = -127; g->high = 127; break;
     case CODES_TERNARY: case CODES_BASE3: g->low = -1; g->high = 1; break;
-    case CODES_E2M1: g->low = -6; g->high = 6; break;   /* not linear: see e2m1_nearest */
+    case CODES_E2M1: g->low = -6; g->high = 6; break;   /* not linear: see float_nearest */
+    case CODES_E4M3: g->low = -448; g->high = 448; break;
     default:
         g->low = t->value[0];
         g->high = t->value[(1 << t->bits) - 1];
@@ -290,28 +291,34 @@ static uint8_t e2m1_nearest(float t)
     return (uint8_t)(t < 0 && code ? code + 8 : code);
 }
 
-/* The scale of a type whose scales are powers of two: the power of two that maps the largest
- * magnitude into 4..8, where values above 6 are clipped; with QUANT_SEARCH the best of this one and
- * its two neighbours. */
-static float search_power(const struct group *d, enum quant_effort effort)
+/* The value of the code nearest to t, for codes of floating point; larger ones are clipped. */
+static float float_nearest(enum code_kind codes, float t)
 {
-    const float *value = qtype_info(QT_MXFP4)->value;
+    return codes == CODES_E4M3 ? f8e4m3_to_f32(f32_to_f8e4m3(t)) : qtype_info(QT_MXFP4)->value[e2m1_nearest(t)];
+}
+
+/* The scale of a type whose scales are powers of two: the power of two that maps the largest
+ * magnitude into 4..8 for e2m1, 256..512 for e4m3, where values above 6 or 448 are clipped; with
+ * QUANT_SEARCH the best of this one and its two neighbours. */
+static float search_power(enum code_kind codes, const struct group *d, enum quant_effort effort)
+{
+    const int places = codes == CODES_E4M3 ? 9 : 3, reach = effort == QUANT_SEARCH;
     int e, best_e = 0;
     float best = INFINITY;
     if (!(d->amax > 0))
         return 0x1p-127f;
     frexpf(d->amax, &e);
-    for (int at = e - 3 - (effort == QUANT_SEARCH); at <= e - 3 + (effort == QUANT_SEARCH); at++) {
+    for (int at = e - places - reach; at <= e - places + reach; at++) {
         const float scale = ldexpf(1, at) / d->amax, inverse = ldexpf(d->amax, -at);
         float err = 0;
         for (int i = 0; i < d->n; i++) {
-            float left = d->x[i] - scale * value[e2m1_nearest(d->x[i] * inverse)];
+            float left = d->x[i] - scale * float_nearest(codes, d->x[i] * inverse);
             err += d->w[i] * (left * left);
         }
         if (err < best)
             best = err, best_e = at;
     }
-    return ldexpf(1, best_e < -127 ? -127 : best_e > 125 ? 125 : best_e);
+    return ldexpf(1, best_e < -127 ? -127 : best_e > 128 - places ? 128 - places : best_e);
 }
 
 /* The f32 scale of a row whose group scales are e4m3: the group with the row's largest magnitude
@@ -462,7 +469,8 @@ void quantize_scales(const struct mat *m, const float *x, const float *importanc
     struct group d;
     assert(!t->is_float && m->group_size <= MAX_GROUP);
     q->row_scale = 1;
-    if (t->codes == CODES_E4M3) {               /* codes have exponents, so a search gains nothing */
+    /* codes have exponents, so a search gains nothing, unless scales are powers of two */
+    if (t->codes == CODES_E4M3 && t->scale == SCALE_F32) {
         for (int g = 0; g < m->n_groups; g++) {
             float amax = 0;
             for (int k = g * m->group_size; k < (g + 1) * m->group_size && k < m->cols; k++)
@@ -509,7 +517,7 @@ void quantize_scales(const struct mat *m, const float *x, const float *importanc
                 scale = search_zero(&d, effort, &extra) * d.amax;
             q->extra[g] = extra;
         } else if (t->scale == SCALE_E8M0) {
-            q->scale[g] = search_power(&d, effort);
+            q->scale[g] = search_power(t->codes, &d, effort);
             continue;
         } else if (t->scale == SCALE_E4M3) {
             q->scale[g] = search_e4m3(&d, effort, q->row_scale);

@@ -223,7 +223,8 @@ int main(int argc, char **argv)
     static const struct { enum qtype type; int group, act_group; } cases[] = {
         { QT_NL4, 32, 128 }, { QT_I4, 128, 128 }, { QT_I4, 32, 32 }, { QT_I4M, 32, 64 }, { QT_I8, 64, 64 },
             { QT_M5, 32, 128 }, { QT_M6, 32, 128 }, { QT_T2, 128, 32 }, { QT_T2, 128, 128 }, { QT_T3, 256, 128 },
-            { QT_MXFP4, 32, 32 }, { QT_MXFP4, 32, 128 }, { QT_FP8, 128, 0 }, { QT_BF16, 32, 0 }, { QT_F16, 32, 0 },
+            { QT_MXFP4, 32, 32 }, { QT_MXFP4, 32, 128 }, { QT_FP8, 128, 0 }, { QT_MXFP8, 32, 0 },
+            { QT_BF16, 32, 0 }, { QT_F16, 32, 0 },
             { QT_F32, 32, 0 },
     };
     struct err e;

@@ -174,7 +174,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
 
 # bats test_tags=plain
 @test "matmul measures the given types, shapes and numbers of tokens" {
-  types='nl4 int4 int8 nf4 bf16 ternary mxfp4 fp8' threads=()
+  types='nl4 int4 int8 nf4 bf16 ternary mxfp4 fp8 mxfp8' threads=()
   [ -z "${ZSE_SANITIZED-}" ] || types='nl4 bf16 ternary'       # most of the time measures the machine
   for type in $types; do
     run --separate-stderr zse-bench matmul -q "$type" --shape 100x70 --tokens 1,5 -r 1 --json "${threads[@]}"
@@ -189,7 +189,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
 @test "dequant prints a speed for every type of GGUF and of ours" {
   run --separate-stderr zse-bench dequant --shape 32x512 -r 1 --json
   [ "$status" = 0 ]
-  check '{(r["format"], r["type"]) for r in j["rows"]} >= {("gguf", t) for t in "F16 Q4_0 Q4_K Q6_K IQ2_XXS TQ1_0 MXFP4".split()} | {("zse", t) for t in "bf16 nl4 i8 t3 fp8".split()}' <<<"$output"
+  check '{(r["format"], r["type"]) for r in j["rows"]} >= {("gguf", t) for t in "F16 Q4_0 Q4_K Q6_K IQ2_XXS TQ1_0 MXFP4".split()} | {("zse", t) for t in "bf16 nl4 i8 t3 fp8 mxfp8".split()}' <<<"$output"
   check 'all(r["elements_per_s"] > 0 and 1 < r["bits_per_weight"] <= 40 for r in j["rows"]) and j["threads"] >= 1' <<<"$output"
   run zse-bench dequant -q nl4
   [ "$status" = 2 ]

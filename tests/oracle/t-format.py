@@ -22,6 +22,11 @@ def f32(x):
     return struct.unpack("<f", struct.pack("<f", x))[0]
 
 
+def e4m3(c):
+    size = (c & 7) * 2.0 ** -9 if (c & 127) < 8 else (8 + (c & 7)) * 2.0 ** ((c >> 3 & 15) - 10)
+    return -size if c > 127 else size
+
+
 # Section 4 of FORMAT.md, for each type: (bits of each plane of codes, struct letter of the group
 # scale, whether a row has a scale, struct letter of the extra number, function from code to value)
 TYPES = {
@@ -36,8 +41,8 @@ TYPES = {
     "m3": ([2, 1], "b", True, None, [-127, -77, -45, -18, 7, 33, 64, 105].__getitem__),
     "m5": ([4, 1], "b", True, None, lambda c: c - 16),
     "m6": ([4, 2], "b", True, None, lambda c: c - 32),
-    "fp8": ([8], "f", False, None, lambda c: (-1 if c > 127 else 1)
-            * ((c & 7) * 2.0 ** -9 if (c & 127) < 8 else (8 + (c & 7)) * 2.0 ** ((c >> 3 & 15) - 10))),
+    "fp8": ([8], "f", False, None, e4m3),
+    "mxfp8": ([8], "B", False, None, e4m3),
 }
 
 
@@ -91,7 +96,7 @@ def read_row(b, t, row):
             element = (r // 4 * n + g) * 4 + r % 4
             s = struct.unpack_from("<" + scale, b, at + element * size)[0] if scale else 1
             x = struct.unpack_from("<" + extra, b, at + pad64(n * 32 * size) + element * extra_size)[0] if extra else 0
-            s = f32(big_r * s) if row_scale else s
+            s = f32(big_r * s) if row_scale else 2.0 ** (s - 127) if t["type"] == "mxfp8" else s
             code_at = at + pad64(n * 32 * size) + pad64(n * 32 * extra_size) + g * codes
             for k in range(group):
                 code, shift, plane_at = 0, 0, code_at
@@ -110,7 +115,7 @@ def read_row(b, t, row):
 
 
 NUMBERS = {0: "f32", 1: "f16", 2: "bf16", 8: "i8", 9: "i8r", 16: "i4", 17: "i4m", 18: "i4z", 20: "nl4", 21: "nf4", 32: "m2", 33: "m3", 35: "m5", 36: "m6",
-           48: "f8e4m3", 49: "f8e5m2", 50: "mxfp4", 51: "fp8", 64: "t2", 65: "t3"}
+           48: "f8e4m3", 49: "f8e5m2", 50: "mxfp4", 51: "fp8", 53: "mxfp8", 64: "t2", 65: "t3"}
 
 
 def read_tensors(b, at, length):
@@ -177,7 +182,7 @@ def check(name, source, *options):
 
 
 tiny = os.path.join(ROOT, "models", "tiny")
-for kind in ("nl4", "nf4", "fp8", "f32", "f16", "bf16"):
+for kind in ("nl4", "nf4", "fp8", "mxfp8", "f32", "f16", "bf16"):
     check(kind, tiny, "-q", kind, "--quality", "fast")
 for size in (32, 64, 128):
     check(f"int4, group {size}", tiny, "-q", "int4", "-g", size, "--quality", "fast")

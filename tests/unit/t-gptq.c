@@ -173,12 +173,12 @@ static void nearest_level(void **state)
 {
     (void)state;
     static const enum qtype types[] = { QT_NL4, QT_NF4, QT_I4, QT_I4M, QT_I4Z, QT_I8, QT_M2, QT_M3, QT_M5, QT_M6, QT_T2,
-                                        QT_T3, QT_MXFP4, QT_NVFP4 };
+                                        QT_T3, QT_MXFP4, QT_NVFP4, QT_MXFP8 };
     struct rng r = { 5 };
     for (int i = 0; i < (int)(sizeof types / sizeof *types); i++) {
         struct mat m;
         struct level_grid g;
-        const int act_group = types[i] == QT_NVFP4 ? 0 : types[i] == QT_T3 ? 128 : 32;
+        const int act_group = qtype_takes_floats(qtype_info(types[i])) ? 0 : types[i] == QT_T3 ? 128 : 32;
         assert_int_equal(mat_init(&m, types[i], group_of(types[i]), act_group, 1, 64, NULL), 0);
         assert_int_equal(level_grid_of(&m, &g), 0);
         for (int k = 0; k < 2000; k++) {
@@ -303,7 +303,7 @@ static void feedback(void **state)
 {
     (void)state;
     static const enum qtype types[] = { QT_NL4, QT_I4, QT_I4M, QT_I4Z, QT_NF4, QT_I8, QT_M3, QT_M5, QT_I8R,
-                                        QT_MXFP4, QT_NVFP4 };
+                                        QT_MXFP4, QT_NVFP4, QT_MXFP8 };
     enum { COLS = 200, ROWS = 43, T = 600 };
     int N = linalg_pad(COLS);
     struct pool *p = pool_open(2, NULL);
@@ -320,7 +320,7 @@ static void feedback(void **state)
         struct level_grid grid;
         struct gptq g;
         float *h = square(N), *plain = calloc((size_t)N * (size_t)N, 4);
-        const int act_group = types[i] == QT_NVFP4 ? 0 : 64;
+        const int act_group = qtype_takes_floats(qtype_info(types[i])) ? 0 : 64;
         assert_int_equal(mat_init(&m, types[i], group_of(types[i]), act_group, ROWS, COLS, NULL), 0);
         assert_int_equal(qrow_init(&q, &m, NULL), 0);
         linalg_gram(linalg_pick(), p, h, N, px, T);

@@ -40,7 +40,7 @@ static void random_row(const struct mat *m, struct qrow *q, struct rng *r)
     const struct qtype_info *t = qtype_info(m->type);
     q->row_scale = t->row_scale ? uniform(r, 1e-4f, 1e-3f) : 1;
     for (int i = 0; i < m->cols_padded; i++)
-        q->code[i] = (uint8_t)(i >= m->cols ? t->code_zero : m->type == QT_FP8
+        q->code[i] = (uint8_t)(i >= m->cols ? t->code_zero : t->codes == CODES_E4M3
                                ? below(r, 127) | below(r, 2) << 7 : t->bits == 8 ? below(r, 255) -
                                127 : below(r, m->type == QT_T2 || m->type == QT_T3 ? 3 : 1 << t->bits));
     for (int g = 0; g < m->n_groups; g++) {

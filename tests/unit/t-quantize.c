@@ -18,7 +18,7 @@
 #include "libcommon/quant/ternary.h"
 
 static const enum qtype types[] = { QT_I8, QT_I8R, QT_I4, QT_I4M, QT_I4Z, QT_NL4, QT_NF4, QT_M2, QT_M3, QT_M5, QT_M6,
-                                    QT_T2, QT_T3, QT_MXFP4, QT_NVFP4 };
+                                    QT_T2, QT_T3, QT_MXFP4, QT_NVFP4, QT_MXFP8 };
 enum { N_TYPES = sizeof types / sizeof *types, COLS = 576 };
 
 /* Values that are nearly normal, from exact arithmetic so that every machine has the same input:
@@ -156,6 +156,7 @@ static void errors(void **state)
         { 0.6403, 0.1931 },   /* t3 */
         { 0.01375, 0.01293 },   /* mxfp4 */
         { 0.009634, 0.007676 },   /* nvfp4 */
+        { 0.000908, 0.000746 },   /* mxfp8 */
     };
     enum { ROWS = 100 };
     double mse[N_TYPES][2] = { { 0 } };
@@ -268,7 +269,8 @@ static void importance_counts(void **state)
 }
 
 /* Rows of zeros are exactly zero.  A constant row keeps its value to the precision of its scale:
- * 2^-11 for f16 scales and minima; for mxfp4 a quarter (8 becomes 6). */
+ * 2^-11 for f16 scales and minima; for mxfp4 a quarter (8 becomes 6), for mxfp8 an eighth (512
+ * becomes 448). */
 static void zero_and_constant(void **state)
 {
     (void)state;
@@ -277,6 +279,7 @@ static void zero_and_constant(void **state)
     for (int i = 0; i < N_TYPES; i++)
         for (int effort = QUANT_ABSMAX; effort <= QUANT_SEARCH; effort++) {
             struct fixture f;
+            const float limit = types[i] == QT_MXFP4 ? 0.26f : types[i] == QT_MXFP8 ? 0.13f : 0x1p-11f;
             setup(&f, types[i], 64, 100);
             memset(x, 0, sizeof x);
             assert_true(error_of(&f, x, NULL, (enum quant_effort)effort) == 0);
@@ -287,7 +290,7 @@ static void zero_and_constant(void **state)
                 error_of(&f, x, NULL, (enum quant_effort)effort);
                 check_storable(&f);
                 for (int k = 0; k < 100; k++)
-                    if (fabsf(f.out[k] - x[k]) > fabsf(x[k]) * (types[i] == QT_MXFP4 ? 0.26f : 0x1p-11f))
+                    if (fabsf(f.out[k] - x[k]) > fabsf(x[k]) * limit)
                         fail_msg("%s: %g became %g", qtype_info(types[i])->name, (double)x[k], (double)f.out[k]);
             }
             teardown(&f);
@@ -370,6 +373,7 @@ static void same_bits(void **state)
         { 0xcd54f2364cfbfb8bu, 0xadfe7b2c4e03295fu },   /* t3 */
         { 0x6cbcc393576c2e84u, 0x1217e374e843db30u },   /* mxfp4 */
         { 0xc89b3ee84f3ed8a8u, 0xde1d2689c1e3c154u },   /* nvfp4 */
+        { 0x150d8a3fa92a87b0u, 0x8ca54b6b24fa4ea2u },   /* mxfp8 */
     };
     float x[COLS], w[COLS];
     for (int i = 0; i < N_TYPES; i++)

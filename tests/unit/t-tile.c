@@ -17,7 +17,7 @@
 #include "tests/lib/encode.h"
 
 static const enum qtype int_types[] = { QT_I8, QT_I8R, QT_I4, QT_I4M, QT_I4Z, QT_NL4, QT_NF4, QT_M2, QT_M3, QT_M5,
-                                        QT_M6, QT_MXFP4, QT_T2, QT_T3, QT_FP8, QT_NVFP4 };
+                                        QT_M6, QT_MXFP4, QT_T2, QT_T3, QT_FP8, QT_NVFP4, QT_MXFP8 };
 static const int sizes_rows[] = { 1, 31, 32, 33 }, sizes_cols[] = { 1, 31, 32, 33, 100, 576 };
 
 /* Offsets in a tile as tile.h describes them: found by a walk over the tile, byte by byte, without
@@ -75,7 +75,7 @@ static void random_row(struct rng *r, const struct mat *m, struct qrow *q)
 {
     const struct qtype_info *t = qtype_info(m->type);
     for (int k = 0; k < m->cols_padded; k++)
-        q->code[k] = (uint8_t)(k < m->cols ? (t->type == QT_T3 ? rng_u64(r) % 3 : t->type == QT_FP8
+        q->code[k] = (uint8_t)(k < m->cols ? (t->type == QT_T3 ? rng_u64(r) % 3 : t->codes == CODES_E4M3
                                               ? rng_u64(r) % 127 | (rng_u64(r) & 128)
                                               : rng_u64(r) & ((1u << t->bits) - 1)) : (unsigned)t->code_zero);
     q->row_scale = t->row_scale ? (float)(rng_double(r) - 0.5) : 1;
@@ -102,7 +102,7 @@ static float value_of(const struct qtype_info *t, const struct qrow *q, int grou
     case QT_I4Z: return s * ((float)code - q->extra[group]);
     case QT_NL4: return s * (float)nl4_value[code];
     /* OCP 8-bit floating point: sign, 4 bits of exponent of bias 7, 3 of mantissa */
-    case QT_FP8: {
+    case QT_FP8: case QT_MXFP8: {
         const int exponent = (int)(code >> 3 & 15), mantissa = (int)(code & 7);
         const float value = exponent ? ldexpf((float)(8 + mantissa), exponent - 10) : ldexpf((float)mantissa, -9);
         return s * (code & 128 ? -value : value);
