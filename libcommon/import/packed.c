@@ -20,6 +20,8 @@ struct scheme {
     int bits, is_float, symmetric;
     int64_t group_size, block[2];       /* group_size -1: a row */
 };
+static const struct scheme mxfp8_scheme = { .bits = 8, .is_float = 1, .symmetric = 1, .strategy = BY_GROUP,
+                                            .group_size = 32 };
 enum { MAX_SCHEMES = 16 };
 
 struct packed_indexer {
@@ -170,6 +172,18 @@ static int fp8_config(struct packed_indexer *x, const json_t *q)
     return 0;
 }
 
+/* Scales are those of compressed-tensors: one for 32 columns of a row. */
+static int mxfp8_config(struct packed_indexer *x, const json_t *q)
+{
+    if (fp8_config(x, q) < 0)
+        return -1;
+    if (!js_get(q, "weight_block_size")) {
+        x->schemes[0] = mxfp8_scheme;
+        x->n_schemes = 1;
+    }
+    return 0;
+}
+
 static int mxfp4_config(struct packed_indexer *x, const json_t *q)
 {
     static const char *const known[] = { "quant_method", "modules_to_not_convert", "dequantize", NULL };
@@ -189,14 +203,14 @@ static int bitnet_config(struct packed_indexer *x, const json_t *q)
     return 0;
 }
 
-/* Refuse any group_size of NVFP4 but 16. */
-static int nvfp4_group(const struct packed_indexer *x, const json_t *o)
+/* Refuse any group_size but this one: NVFP4 has 16, MXFP8 32. */
+static int group_size_is(const struct packed_indexer *x, const json_t *o, int expected)
 {
     int64_t size;
-    if (group_size_at(x, o, "group_size", 16, &size) < 0)
+    if (group_size_at(x, o, "group_size", expected, &size) < 0)
         return -1;
-    return size == 16 ? 0 : err_set(x->e, ERR_UNSUPPORTED, "%s: quantization_config: group_size: %" PRId64
-                                    ", expected 16", x->s->path, size);
+    return size == expected ? 0 : err_set(x->e, ERR_UNSUPPORTED, "%s: quantization_config: group_size: %" PRId64
+                                          ", expected %d", x->s->path, size, expected);
 }
 
 /* "weights" of one of compressed-tensors' config_groups. */
@@ -221,7 +235,7 @@ static int ct_weights(struct packed_indexer *x, const json_t *w)
     c->is_float = type;
     c->strategy = (enum strategy)strategy;
     if (strategy == BY_TENSOR_GROUP)                    /* NVFP4 has no other parameters */
-        return bits == 4 && type ? nvfp4_group(x, w) : config_fail(x, "weights.strategy", "tensor_group is for float of 4 bits");
+        return bits == 4 && type ? group_size_is(x, w, 16) : config_fail(x, "weights.strategy", "tensor_group is for float of 4 bits");
     if (bits != 8 && (bits != 4 || type))
         return err_set(x->e, ERR_UNSUPPORTED, "%s: quantization_config: weights.num_bits: %s of %" PRId64
                        " bits, expected int of 4 or 8, or float of 8", x->s->path, types[type], bits);
@@ -240,7 +254,7 @@ static int ct_config(struct packed_indexer *x, const json_t *q)
     static const char *const group_keys[] = { "weights", "targets", "input_activations", "output_activations", "format",
                                               NULL };
     static const char *const formats[] = { "pack-quantized", "int-quantized", "float-quantized", "naive-quantized",
-                                           "mixed-precision", "nvfp4-pack-quantized", NULL };
+                                           "mixed-precision", "nvfp4-pack-quantized", "mxfp8-quantized", NULL };
     static const char *const sparsities[] = { "dense", NULL };
     const json_t *groups = js_get(q, "config_groups");
     const char *name;
@@ -270,10 +284,12 @@ static int modelopt_config(struct packed_indexer *x, const json_t *q)
     static const char *const known[] = { "quant_method", "quant_algo", "config_groups", "ignore", "kv_cache_scheme",
                                          "producer", "group_size", "kv_cache_quant_algo", "exclude_modules",
                                          NULL };
-    static const char *const algorithms[] = { "nvfp4", NULL };
-    if (one_of(x, q, "quant_algo", algorithms) < 0 || check_keys(x, q, known) < 0)
+    static const char *const algorithms[] = { "nvfp4", "mxfp8", NULL };
+    const int mxfp8 = one_of(x, q, "quant_algo", algorithms);
+    if (mxfp8 < 0 || check_keys(x, q, known) < 0)
         return -1;
-    return nvfp4_group(x, q);
+    x->schemes[x->n_schemes++] = mxfp8_scheme;
+    return group_size_is(x, q, mxfp8 ? 32 : 16);
 }
 
 /* ---- the parts of a matrix ---- */
@@ -429,6 +445,13 @@ static int scales_fit(struct packed *p, const struct source_tensor *t, const str
     return has_dims(t, 2, div_up(p->rows, p->row_group), p->n_groups, 0);
 }
 
+/* 1 if scales may have the type of t: floats, or e8m0, which is also stored as U8 for MXFP8. */
+static int scale_type_fits(const struct packed *p, const struct source_tensor *t)
+{
+    const int mxfp8 = p->layout == PACKED_F8 && p->row_group == 1 && p->col_group == 32;
+    return is_float(t) || (p->layout == PACKED_F8 && t->type == SRC_F8_E8M0) || (mxfp8 && t->type == SRC_U8);
+}
+
 /* The first scheme whose bits and scales fit; p->rows and cols are set. */
 static const struct scheme *scheme_of(const struct packed_indexer *x, struct packed *p,
                                       const struct source_tensor *main, const struct source_tensor *scale, int floats)
@@ -436,7 +459,7 @@ static const struct scheme *scheme_of(const struct packed_indexer *x, struct pac
     for (int i = 0; i < x->n_schemes; i++) {
         const struct scheme *c = &x->schemes[i];
         if (c->is_float == floats && (p->layout != PACKED_WORDS || main->dim[1] == div_up(p->cols, 32 / c->bits)) &&
-            (is_float(scale) || (floats && scale->type == SRC_F8_E8M0)) && scales_fit(p, scale, c))
+            scales_fit(p, scale, c) && scale_type_fits(p, scale))
             return c;
     }
     char a[112], b[112];
@@ -505,6 +528,10 @@ static int bytes_take(struct packed_indexer *x, struct packed *p, const struct s
         return -1;
     part_set(&p->code, main);
     part_set(&p->scale, scale);
+    if (!is_float(scale)) {
+        p->scale.type = SRC_F8_E8M0;
+        p->layout = p->row_group == 1 && p->col_group == 32 ? PACKED_MXFP8 : PACKED_F8;
+    }
     if (!c->symmetric && !zeros)
         return err_set(x->e, ERR_FORMAT, "%s: tensor %s: weight_zero_point is missing", x->s->path, main->name);
     if (zeros && !floats && (zeros->type != GGML_I8 || zeros->n_dims != scale->n_dims ||
@@ -642,7 +669,8 @@ static const struct packed_kind bitnet_kinds[] = {
     { ".weight", { SRC_U8, SRC_U8 }, ".weight", SRC_BITNET, PACKED_TERNARY, ternary_take }, { 0 },
 };
 static const struct packed_kind modelopt_kinds[] = {
-    { ".weight", { SRC_U8, SRC_U8 }, ".weight", SRC_NVFP4_BLOCKS, PACKED_NVFP4, nvfp4_take }, { 0 },
+    { ".weight", { SRC_U8, SRC_U8 }, ".weight", SRC_NVFP4_BLOCKS, PACKED_NVFP4, nvfp4_take },
+    { ".weight", { SRC_F8_E4M3, SRC_F8_E4M3 }, ".weight", SRC_F8_BLOCK, PACKED_F8, bytes_take }, { 0 },
 };
 static const struct packed_kind ct_kinds[] = {
     { ".weight_packed", { GGML_I32, GGML_I32 }, ".weight", SRC_CT_INT, PACKED_WORDS, words_take },
@@ -657,7 +685,7 @@ static const struct packed_method {
     const struct packed_kind *kinds;
 } methods[] = {
     { "compressed-tensors", ct_config, ct_kinds }, { "fp8", fp8_config, fp8_kinds },
-    { "mxfp4", mxfp4_config, mxfp4_kinds },
+    { "mxfp8", mxfp8_config, fp8_kinds }, { "mxfp4", mxfp4_config, mxfp4_kinds },
     { "gptq", gptq_config, gptq_kinds }, { "awq", awq_config, awq_kinds }, { "bitnet", bitnet_config, bitnet_kinds },
     { "modelopt", modelopt_config, modelopt_kinds },
 };
@@ -678,7 +706,7 @@ static int join(struct packed_indexer *x, int i, const struct packed_kind *k)
         return -1;
     }
     t->packed = p;
-    t->type = k->type;
+    t->type = p->layout == PACKED_MXFP8 ? SRC_MXFP8_BLOCKS : k->type;
     t->n_dims = p->expert_rows ? 3 : 2;
     t->dim[0] = p->expert_rows ? p->rows / p->expert_rows : p->rows;
     t->dim[1] = p->cols;

@@ -2,12 +2,12 @@
  * tensors of a safetensors file.
  *
  * config.json's quantization_config names the kind: compressed-tensors (int4 packed, int8, fp8,
- * nvfp4), ModelOpt (nvfp4; older ones in hf_quant_config.json), fp8 with scales of blocks
- * (DeepSeek, whose V4 has experts in MXFP4 beside it) or of a tensor, MXFP4 experts (gpt-oss),
- * GPTQ, AWQ, BitNet.  packed_index() replaces the parts by one tensor with the name and shape of
- * the matrix before quantization; its values are decoded row by row.  The tensors show which
- * matrices are quantized, so the configuration's lists of modules that are not quantized are
- * ignored.
+ * mxfp8, nvfp4), ModelOpt (mxfp8, nvfp4; older ones in hf_quant_config.json), fp8 with scales of
+ * blocks (DeepSeek, whose V4 has experts in MXFP4 beside it) or of a tensor, mxfp8 (MiniMax), MXFP4
+ * experts (gpt-oss), GPTQ, AWQ, BitNet.  packed_index() replaces the parts by one tensor with the
+ * name and shape of the matrix before quantization; its values are decoded row by row.  The tensors
+ * show which matrices are quantized, so the configuration's lists of modules that are not quantized
+ * are ignored.
  *
  * Source of the layouts and the meaning of codes: the libraries that write them (AutoGPTQ, AutoAWQ,
  * compressed-tensors, ModelOpt, transformers). */
@@ -32,6 +32,7 @@ enum packed_layout {
     PACKED_WORDS,
     PACKED_I8,              /* [rows][cols] */
     PACKED_F8,              /* [rows][cols] */
+    PACKED_MXFP8,           /* [rows][cols], groups of 32 with e8m0 scales */
     /* [experts][rows][cols / 32][16]: two codes a byte, the first in the low nibble; the tensor is
      * seen as [experts][cols][rows], as it is in a checkpoint that is not quantized.  Without
      * expert_rows, a matrix [rows][cols / 2]. */

@@ -69,7 +69,7 @@ static float code_at(const struct packed *p, int64_t row, int64_t k)
     case PACKED_WORDS:   return (float)(word(&p->code, row * ((p->cols + per - 1) / per) + k / per) >> p->bits *
                                         (int)(k % per) & mask);
     case PACKED_I8:      return (float)(int8_t)p->code.data[row * p->cols + k];
-    case PACKED_F8:      return number(&p->code, row * p->cols + k);
+    case PACKED_F8: case PACKED_MXFP8: return number(&p->code, row * p->cols + k);
     case PACKED_MXFP4: case PACKED_NVFP4: return (float)e2m1_twice[fp4_code(p, row, k)] * 0.5f;
     case PACKED_TERNARY: {
         int64_t quarter = p->rows / 4;
@@ -149,6 +149,16 @@ static int scales_fit_fp8(const struct packed *p)
     return 1;
 }
 
+/* Returns 1 if all scales are numbers, and so small that scale * code does not overflow.  The
+ * smallest, 2^-127, which groups of zeros have, is exact with every code. */
+static int scales_fit_mxfp8(const struct packed *p)
+{
+    for (size_t i = 0; i < p->scale.size; i++)
+        if (p->scale.data[i] > 127 + 100)
+            return 0;
+    return 1;
+}
+
 /* 1 if tensor_scale * scale * code is always a normal f32 number. */
 static int scales_fit_nvfp4(const struct packed *p)
 {
@@ -188,6 +198,8 @@ int packed_exact(const struct packed *p, int *group_size)
     if (p->order.data || p->divide || !group)
         return -1;
     *group_size = group;
+    if (p->layout == PACKED_MXFP8)
+        return p->code.type == SRC_F8_E4M3 && scales_fit_mxfp8(p) ? QT_MXFP8 : -1;
     if (p->layout == PACKED_F8)
         return p->code.type == SRC_F8_E4M3 && group == 128 && scales_fit_fp8(p) ? QT_FP8 : -1;
     if (p->layout == PACKED_MXFP4) {
@@ -226,7 +238,7 @@ void packed_row(const struct packed *p, const struct mat *m, int64_t row, struct
             group = k / p->col_group;
             zero = zero_at(p, row, group);
         }
-        if (p->layout == PACKED_F8)
+        if (p->layout == PACKED_F8 || p->layout == PACKED_MXFP8)
             q->code[k] = p->code.data[row * p->cols + k];
         else if (p->layout == PACKED_MXFP4 || p->layout == PACKED_NVFP4)
             q->code[k] = (uint8_t)fp4_code(p, row, k);

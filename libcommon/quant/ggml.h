@@ -14,7 +14,7 @@
  * messages.  import/packed.h decodes them; ggml_decode() does not. */
 #define SRC_PACKED_TYPES(X) \
     X(GPTQ, "GPTQ") X(AWQ, "AWQ") X(CT_INT, "CT-INT") X(CT_F8, "CT-FP8") X(F8_BLOCK, "FP8") X(MXFP4_BLOCKS, "MXFP4") \
-    X(BITNET, "BITNET") X(NVFP4_BLOCKS, "NVFP4")
+    X(BITNET, "BITNET") X(NVFP4_BLOCKS, "NVFP4") X(MXFP8_BLOCKS, "MXFP8")
 
 enum ggml_type {
     GGML_F32 = 0, GGML_F16 = 1, GGML_Q4_0 = 2, GGML_Q4_1 = 3, GGML_Q5_0 = 6, GGML_Q5_1 = 7, GGML_Q8_0 = 8,

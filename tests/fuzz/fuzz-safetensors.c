@@ -1,5 +1,6 @@
 /* fuzz-safetensors.c - any bytes as a safetensors file: its index is refused or lies inside the
- * file; and as a checkpoint quantized in one of six ways, whose matrices are assembled and read. */
+ * file; and as a checkpoint quantized in one of seven ways, whose matrices are assembled and
+ * read. */
 #include "tests/fuzz/fuzz.h"
 
 #include <string.h>
@@ -13,6 +14,7 @@ static const char *const configs[] = {
     ("{\"quant_method\":\"compressed-tensors\",\"config_groups\":{\"a\":{\"weights\":{\"num_bits\":4,\"strategy\":\"group\",\"group_size\":32}},"
     "\"b\":{\"weights\":{\"num_bits\":8,\"strategy\":\"channel\",\"symmetric\":false}},\"c\":{\"weights\":{\"type\":\"float\"}}}}"),
     "{\"quant_method\":\"fp8\",\"weight_block_size\":[2,4]}",
+    "{\"quant_method\":\"mxfp8\"}",
     "{\"quant_method\":\"mxfp4\"}",
     "{\"quant_method\":\"bitnet\"}",
 };

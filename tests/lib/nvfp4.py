@@ -117,4 +117,5 @@ def main(kind, source, out, want):
     configure(kind, out)
 
 
-main(*sys.argv[1:])
+if __name__ == "__main__":
+    main(*sys.argv[1:])

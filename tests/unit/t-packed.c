@@ -521,6 +521,71 @@ static void nvfp4(void **state)
     refuses("{\"quant_method\": \"modelopt\", \"quant_algo\": \"NVFP4\", \"group_size\": 32}", "group_size: 32, expected 16");
 }
 
+/* Two groups of 32 in each of three rows, with every code that is a number; in the four ways that
+ * checkpoints describe them, and with both types of scales. */
+static void mxfp8(void **state)
+{
+    (void)state;
+    static const struct { const char *scale, *config; } cases[] = {
+        { "w.weight_scale", "{\"quant_method\": \"compressed-tensors\", \"format\": \"mxfp8-quantized\", \"config_groups\": {\"a\":"
+          " {\"format\": \"mxfp8-quantized\", \"weights\": {\"num_bits\": 8, \"type\": \"float\", \"strategy\": \"group\","
+          " \"group_size\": 32, \"scale_dtype\": \"torch.uint8\"}}}}" },
+        { "w.weight_scale", "{\"quant_method\": \"modelopt\", \"quant_algo\": \"MXFP8\"}" },
+        { "w.weight_scale_inv", "{\"quant_method\": \"mxfp8\", \"weight_block_size\": [1, 32], \"scale_fmt\": \"ue8m0\"}" },
+        { "w.weight_scale_inv", "{\"quant_method\": \"mxfp8\", \"ignored_layers\": [\"lm_head\"]}" },
+    };
+    enum { ROWS = 3, COLS = 64, N = ROWS * COLS };
+    static const uint8_t scales[6] = { 127, 120, 0, 1, 227, 115 };
+    float want[N];
+    for (int i = 0; i < N; i++) {
+        const int code = i * 4 / 3 % 127, exponent = scales[i / 32] - 127;
+        want[i] = code < 8 ? ldexpf((float)code, exponent - 9)
+                           : ldexpf((float)(8 + code % 8), code / 8 - 10 + exponent);
+        want[i] = i % 2 ? -want[i] : want[i];
+    }
+    for (size_t c = 0; c < 2 * sizeof cases / sizeof *cases; c++) {
+        begin();
+        uint8_t *codes = tensor("w.weight", "F8_E4M3", "3,64", N);
+        uint8_t *scale = memcpy(tensor(cases[c / 2].scale, c % 2 ? "F8_E8M0" : "U8", "3,2", 6), scales, 6);
+        for (int i = 0; i < N; i++)
+            codes[i] = (uint8_t)(i * 4 / 3 % 127 | i % 2 << 7);
+        struct source *s = opens(cases[c / 2].config);
+        assert_int_equal(s->n_tensors, 1);
+        assert_string_equal(ggml_type_info(s->tensors[0].type)->name, "MXFP8");
+        holds(s, "w.weight", want, ROWS, COLS);
+        keeps(s, "w.weight", QT_MXFP8, 32);
+        source_close(s);
+        for (int large = 0; large < 2; large++) {
+            scale[5] = large ? 228 : 255;
+            s = opens(cases[c / 2].config);
+            not_kept(s, "w.weight");
+            source_close(s);
+        }
+    }
+    begin();
+    tensor("w.weight", "F8_E5M2", "3,64", N);
+    tensor("w.weight_scale", "U8", "3,2", 6);
+    struct source *s = opens(cases[0].config);
+    not_kept(s, "w.weight");
+    source_close(s);
+    begin();
+    tensor("w.weight", "F8_E4M3", "3,64", N);
+    tensor("w.weight_scale", "U8", "3,1", 3);
+    for (int c = 0; c < 2; c++)
+        refuses(cases[c].config, "tensor w.weight: [3, 64] with scales [3, 1] of U8 fits nothing");
+    refuses("{\"quant_method\": \"fp8\", \"weight_block_size\": [1, 64]}", "with scales [3, 1] of U8 fits nothing");
+    refuses("{\"quant_method\": \"modelopt\", \"quant_algo\": \"MXFP8\", \"group_size\": 16}", "group_size: 16, expected 32");
+    begin();
+    tensor("w.weight", "F8_E4M3", "3,64", N);
+    refuses(cases[1].config, "w.weight_scale is missing");
+    begin();                            /* blocks with such scales: those of fp8 */
+    memset(tensor("w.weight", "F8_E4M3", "2,256", 512), 0x42, 512);
+    memset(tensor("w.weight_scale_inv", "F8_E8M0", "1,2", 2), 120, 2);
+    s = opens("{\"quant_method\": \"fp8\", \"weight_block_size\": [128, 128]}");
+    keeps(s, "w.weight", QT_FP8, 128);
+    source_close(s);
+}
+
 /* The last blocks of rows and columns are not full. */
 static void fp8_blocks(void **state)
 {
@@ -727,7 +792,7 @@ int main(void)
             cmocka_unit_test(mxfp4_by_hand),
         cmocka_unit_test(bitnet_by_hand), cmocka_unit_test(gptq_shapes), cmocka_unit_test(compressed_int8),
         cmocka_unit_test(fp8_blocks), cmocka_unit_test(deepseek_v4),
-            cmocka_unit_test(nvfp4), cmocka_unit_test(not_understood),
+            cmocka_unit_test(nvfp4), cmocka_unit_test(mxfp8), cmocka_unit_test(not_understood),
         cmocka_unit_test(damaged),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
