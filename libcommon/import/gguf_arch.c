@@ -271,6 +271,62 @@ static void add_glm_dsa(struct gguf_translator *t)
     json_object_set_new(t->out, "indexer_types", types);
 }
 
+/* Write "compress_ratios", one number for each layer, and the limit of the MLPs, one for all. */
+static void add_ratios_and_limit(struct gguf_translator *t)
+{
+    char k[160];
+    const struct gguf_kv *ratios = gguf_find(t->g, gguf_full_key(t, "attention.compress_ratios", k, sizeof k));
+    json_t *list = json_array();
+    double *limit = malloc((size_t)t->n_layers * sizeof *limit);
+    int found = 0;
+    if (!ratios || ratios->type != GGUF_ARR || ratios->elem == GGUF_STR || ratios->n < (uint64_t)t->n_layers)
+        gguf_fail(t, ERR_FORMAT, "key %s: expected %lld numbers", k, (long long)t->n_layers);
+    else
+        for (int64_t i = 0; i < t->n_layers; i++) {
+            const double ratio = gguf_array_float(ratios, (uint64_t)i);
+            json_array_append_new(list, json_integer(ratio >= 0 && ratio <= 1 << 20 ? (json_int_t)ratio : -1));
+        }
+    json_object_set_new(t->out, "compress_ratios", list);
+    if (!limit)
+        gguf_fail(t, ERR_MEMORY, "out of memory");
+    else
+        found = gguf_floats(t, gguf_full_key(t, "swiglu_clamp_exp", k, sizeof k), 0, FLT_MAX, limit);
+    if (limit && found == 0)
+        gguf_fail(t, ERR_FORMAT, "key %s is missing", k);
+    for (int64_t i = 1; i < t->n_layers && found > 0; i++)
+        if (limit[i] != limit[0])
+            gguf_fail(t, ERR_UNSUPPORTED, "key %s: %g in layer 0 but %g in layer %lld", k, limit[0], limit[i],
+                      (long long)i);
+    if (found > 0)
+        gguf_set_real(t, "swiglu_limit", limit[0]);
+    free(limit);
+}
+
+/* The number of layers that predict further tokens is written even if these layers are not in the
+ * file, and is then no part of block_count. */
+static void add_deepseek4(struct gguf_translator *t)
+{
+    static const char *const names[][2] = {
+        { "attention.q_lora_rank", "q_lora_rank" }, { "attention.output_lora_rank", "o_lora_rank" },
+        { "attention.output_group_count", "o_groups" }, { "attention.indexer.head_count", "index_n_heads" },
+        { "attention.indexer.key_length", "index_head_dim" }, { "attention.indexer.top_k", "index_topk" },
+        { "hyper_connection.count", "hc_mult" }, { "hyper_connection.sinkhorn_iterations", "hc_sinkhorn_iters" },
+        { "hash_layer_count", "num_hash_layers" } };
+    if (gguf_any_layer_has(t, ".nextn.eh_proj.weight"))
+        t->n_layers = gguf_add_extra_layers(t);
+    gguf_add_experts(t);
+    gguf_add_router(t, 1);
+    json_object_del(t->out, "n_group");
+    json_object_del(t->out, "topk_group");
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        gguf_copy_int(t, names[i][0], names[i][1]);
+    gguf_set_real(t, "hc_eps", gguf_key_float(t, "hyper_connection.epsilon", 1e-6));
+    gguf_set_real(t, "compress_rope_theta", gguf_key_float(t, "attention.compress_rope_freq_base", 160000));
+    gguf_set_int(t, "qk_rope_head_dim", t->n_rot);
+    add_ratios_and_limit(t);
+    gguf_window(t);
+}
+
 /* Write the fields by which queries are scaled up at large positions, as in Llama 4. */
 static void set_temperature(struct gguf_translator *t)
 {
@@ -577,6 +633,8 @@ static const struct gguf_arch archs[] = {
       "silu",              SPELLING_CURRENT, ROPE_ONE, add_glm_dsa },
     { "deepseek32",    "deepseek_v32",     "DeepseekV32ForCausalLM",    "rms_norm_eps",       "hidden_act",
       "silu",              SPELLING_CURRENT, ROPE_ONE, add_deepseek32 },
+    { "deepseek4",     "deepseek_v4",      "DeepseekV4ForCausalLM",     "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_CURRENT, ROPE_ONE, add_deepseek4 },
     { "glm4moe",       "glm4_moe",         "Glm4MoeForCausalLM",        "rms_norm_eps",       "hidden_act",
       "silu",              SPELLING_CURRENT, ROPE_ONE, add_glm4moe },
     { "dots1",         "dots1",            "Dots1ForCausalLM",          "rms_norm_eps",       "hidden_act",

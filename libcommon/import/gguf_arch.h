@@ -87,9 +87,8 @@ void gguf_check_direction(const struct gguf_translator *t);
 enum gguf_gate { GATE_NONE, GATE_SOFTMAX, GATE_SIGMOID, GATE_CHOSEN, GATE_SQRT_SOFTPLUS, N_GATES };
 /* Read the router's scoring function.  A function that the architecture cannot have is an error. */
 enum gguf_gate gguf_gate(const struct gguf_translator *t);
-/* Refuse a scoring function, or a factor on the router's weights, that the written fields cannot
- * express. */
-void gguf_check_router(const struct gguf_translator *t);
+/* Refuse a factor on the router's weights that the written fields cannot express. */
+void gguf_check_factor(const struct gguf_translator *t);
 
 /* ---- gguf_arch_*.c: fields of single architectures ---- */
 

@@ -217,10 +217,12 @@ static int translate(struct gguf_translator *t, struct err *e)
         if (t->n_rot != t->head_dim)
             json_object_set_new(t->out, "partial_rotary_factor", json_real(gguf_share(t->n_rot, t->head_dim)));
     }
+    if (a->model_type)
+        gguf_gate(t);
     if (a->add)
         a->add(t);
     if (a->model_type) {
-        gguf_check_router(t);
+        gguf_check_factor(t);
         gguf_add_pooling(t);
         gguf_check_direction(t);
     }

@@ -4,12 +4,14 @@
 #include <inttypes.h>
 #include <string.h>
 
-enum { SOFTMAX = 1 << GATE_SOFTMAX, SIGMOID = 1 << GATE_SIGMOID, CHOSEN = 1 << GATE_CHOSEN };
+enum { SOFTMAX = 1 << GATE_SOFTMAX, SIGMOID = 1 << GATE_SIGMOID, CHOSEN = 1 << GATE_CHOSEN,
+       SQRT_SOFTPLUS = 1 << GATE_SQRT_SOFTPLUS };
 
 /* The scoring functions that an architecture's routers can have, and the one that a file without
  * the key has.  All other architectures have GATE_SOFTMAX. */
 static const struct { const char *gguf; unsigned can; enum gguf_gate otherwise; } routers[] = {
     { "deepseek2",      SOFTMAX | SIGMOID, GATE_SOFTMAX },
+    { "deepseek4",      SQRT_SOFTPLUS, GATE_SQRT_SOFTPLUS },
     { "deepseek32",     SIGMOID, GATE_SIGMOID },
     { "glm-dsa",        SIGMOID, GATE_SIGMOID },
     { "glm4moe",        SIGMOID, GATE_SIGMOID },
@@ -53,11 +55,10 @@ enum gguf_gate gguf_gate(const struct gguf_translator *t)
     return (enum gguf_gate)otherwise;
 }
 
-void gguf_check_router(const struct gguf_translator *t)
+void gguf_check_factor(const struct gguf_translator *t)
 {
     static const char *const factors[] = { "routed_scaling_factor", "route_scale" };
     const double factor = gguf_key_float(t, "expert_weights_scale", 1);
-    gguf_gate(t);
     for (size_t i = 0; i < sizeof factors / sizeof *factors; i++)
         if (json_object_get(t->out, factors[i]))
             return;

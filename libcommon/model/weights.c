@@ -170,6 +170,34 @@ static void state_names(struct builder *b)
         b->n.mlp_norm = gguf_names.attn_norm;           /* nemotron_h: the one norm of a layer has this name */
 }
 
+/* The names of DeepSeek V4's tensors in GGUF files. */
+static void compressed_names(struct builder *b)
+{
+    struct weight_names *n = &b->n;
+    n->k = "attn_kv";
+    n->k_norm = "attn_kv_a_norm";
+    n->o_a = "attn_output_a";
+    n->o = "attn_output_b";
+    n->comp_value = "attn_compressor_kv";
+    n->comp_score = "attn_compressor_gate";
+    n->comp_bias = "attn_compressor_ape.weight";
+    n->comp_norm = "attn_compressor_norm";
+    n->index_value = "indexer_compressor_kv";
+    n->index_score = "indexer_compressor_gate";
+    n->index_bias = "indexer_compressor_ape.weight";
+    n->index_norm = "indexer_compressor_norm";
+    n->token_experts = "ffn_gate_tid2eid.weight";
+    n->hyper = "output_hc_fn.weight";
+    n->hyper_bias = "output_hc_base.weight";
+    n->hyper_scale = "output_hc_scale.weight";
+    n->hyper_attn = "hc_attn_fn.weight";
+    n->hyper_attn_bias = "hc_attn_base.weight";
+    n->hyper_attn_scale = "hc_attn_scale.weight";
+    n->hyper_ff = "hc_ffn_fn.weight";
+    n->hyper_ff_bias = "hc_ffn_base.weight";
+    n->hyper_ff_scale = "hc_ffn_scale.weight";
+}
+
 int weight_specs(const struct config *c, const struct weight_source *s, struct weight_spec **specs, int *n,
                  struct err *e)
 {
@@ -189,6 +217,8 @@ int weight_specs(const struct config *c, const struct weight_source *s, struct w
     }
     if (c->gguf)
         state_names(&b);
+    if (c->gguf && config_has_mixer(c, MIXER_COMPRESSED))
+        compressed_names(&b);
     if ((c->gguf ? 0 : find_prefix(&b)) < 0 || add_ends(&b, 1) < 0)
         goto fail;
     spec_find_experts(&b);

@@ -27,7 +27,7 @@ def tensors(folder):
             if t["dtype"] == "BF16":
                 a = (np.frombuffer(raw, "<u2").astype("<u4") << 16).view("<f4")
             else:
-                a = np.frombuffer(raw, {"F32": "<f4", "F16": "<f2"}[t["dtype"]]).astype("<f4")
+                a = np.frombuffer(raw, {"F32": "<f4", "F16": "<f2", "I64": "<i8"}[t["dtype"]]).astype("<f4")
             out[name] = a.reshape(t["shape"])
     return out
 

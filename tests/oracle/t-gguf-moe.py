@@ -41,7 +41,7 @@ LATEST = {"qwen2_5_vl-vl": "qwen2vl", "qwen3_vl-vl": "qwen3vl", "qwen3_vl_moe-vl
           "apertus": "apertus", "qwen3_5": "qwen35", "qwen3_5_moe": "qwen35moe", "qwen3_5_moe-vl": "qwen35moe", "falcon_h1": "falcon-h1", "glm_moe_dsa": "glm-dsa",
           "glm_moe_dsa-skip": "glm-dsa", "jamba": "jamba", "gemma3n": "gemma3n", "gemma3n-vl": "gemma3n", "gemma4": "gemma4", "gemma4-e": "gemma4",
           "gemma4-moe": "gemma4", "gemma4-vl": "gemma4", "gemma4_unified-vl": "gemma4", "kimi_linear": "kimi-linear", "mimo_v2_flash": "mimo2",
-          "deepseek_v32": "deepseek32", "cohere2_moe": "cohere2moe"}
+          "deepseek_v32": "deepseek32", "cohere2_moe": "cohere2moe", "deepseek_v4-hub": "deepseek4"}
 # Architectures that the package does not know: one with the same names of tensors.
 NAMES_OF = {"deepseek32": "glm-dsa", "cohere2moe": "exaone-moe"}
 MODELS |= LATEST
@@ -92,6 +92,69 @@ def with_experts(name, normalized=True):
     for kept in ("expected.json", "logits.f32"):
         shutil.copy(os.path.join(source, kept), folder)
     return folder
+
+
+# Names of DeepSeek V4's tensors in GGUF files, without "blk.N." and ".weight".
+V4 = {"attn.wq_a": "attn_q_a", "attn.wq_b": "attn_q_b", "attn.q_norm": "attn_q_a_norm", "attn.wkv": "attn_kv", "attn.norm": "attn_kv_a_norm",
+      "attn.wo_a": "attn_output_a", "attn.wo_b": "attn_output_b", "attn.attn_sink": "attn_sinks", "attn.compressor.wkv": "attn_compressor_kv",
+      "attn.compressor.wgate": "attn_compressor_gate", "attn.compressor.ape": "attn_compressor_ape", "attn.compressor.norm": "attn_compressor_norm",
+      "attn.indexer.wq_b": "indexer.attn_q_b", "attn.indexer.weights_proj": "indexer.proj", "attn.indexer.compressor.wkv": "indexer_compressor_kv",
+      "attn.indexer.compressor.wgate": "indexer_compressor_gate", "attn.indexer.compressor.ape": "indexer_compressor_ape",
+      "attn.indexer.compressor.norm": "indexer_compressor_norm", "ffn.gate": "ffn_gate_inp", "ffn.gate.tid2eid": "ffn_gate_tid2eid",
+      "ffn.shared_experts.w1": "ffn_gate_shexp", "ffn.shared_experts.w2": "ffn_down_shexp", "ffn.shared_experts.w3": "ffn_up_shexp",
+      "ffn.experts.w1": "ffn_gate_exps", "ffn.experts.w2": "ffn_down_exps", "ffn.experts.w3": "ffn_up_exps"}
+V4_ENDS = {"embed": "token_embd", "norm": "output_norm", "head": "output", "hc_head_fn": "output_hc_fn", "hc_head_base": "output_hc_base",
+           "hc_head_scale": "output_hc_scale"}
+
+
+def v4_name(name):
+    stem = name.removesuffix(".weight")
+    layer = re.match(r"layers\.(\d+)\.(.*)", stem)
+    if not layer:
+        return V4_ENDS[stem] + ".weight"
+    if layer[2] == "ffn.gate.bias":
+        return f"blk.{layer[1]}.exp_probs_b.bias"
+    return f"blk.{layer[1]}.{V4.get(layer[2], layer[2])}.weight"
+
+
+def write_v4_keys(w, c):
+    n, a = c["num_hidden_layers"], w.arch
+    rope = c["rope_scaling"]
+    w.add_block_count(n)
+    w.add_context_length(c["max_position_embeddings"])
+    w.add_embedding_length(c["hidden_size"])
+    w.add_feed_forward_length(c["moe_intermediate_size"])
+    w.add_head_count(c["num_attention_heads"])
+    w.add_head_count_kv(1)
+    w.add_key_length(c["head_dim"])
+    w.add_value_length(c["head_dim"])
+    w.add_layer_norm_rms_eps(c["rms_norm_eps"])
+    w.add_rope_freq_base(c["rope_theta"])
+    w.add_rope_dimension_count(c["qk_rope_head_dim"])
+    w.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    w.add_rope_scaling_factor(rope["factor"])
+    w.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    w.add_sliding_window(c["sliding_window"])
+    w.add_q_lora_rank(c["q_lora_rank"])
+    w.add_expert_count(c["n_routed_experts"])
+    w.add_expert_used_count(c["num_experts_per_tok"])
+    w.add_expert_feed_forward_length(c["moe_intermediate_size"])
+    w.add_expert_shared_count(c["n_shared_experts"])
+    w.add_expert_weights_scale(c["routed_scaling_factor"])
+    w.add_expert_weights_norm(True)
+    w.add_uint32(f"{a}.expert_gating_func", 4)
+    w.add_uint32(f"{a}.nextn_predict_layers", 1)            # its layer is not in the file
+    w.add_indexer_head_count(c["index_n_heads"])
+    w.add_indexer_key_length(c["index_head_dim"])
+    w.add_indexer_top_k(c["index_topk"])
+    w.add_array(f"{a}.attention.compress_ratios", c["compress_ratios"])
+    w.add_float32(f"{a}.attention.compress_rope_freq_base", c["compress_rope_theta"])
+    w.add_array(f"{a}.swiglu_clamp_exp", [c["swiglu_limit"]] * n)
+    w.add_float32(f"{a}.hyper_connection.epsilon", c["hc_eps"])
+    for key, value in (("attention.output_lora_rank", "o_lora_rank"), ("attention.output_group_count", "o_groups"),
+                       ("hyper_connection.count", "hc_mult"), ("hyper_connection.sinkhorn_iterations", "hc_sinkhorn_iters"),
+                       ("hash_layer_count", "num_hash_layers")):
+        w.add_uint32(f"{a}.{key}", c[value])
 
 
 def permuted(a, heads):
@@ -394,8 +457,8 @@ def write_keys(w, c, arch):
     if arch in WINDOWS:
         write_window_keys(w, c, arch)
         return
-    if arch == "kimi-linear":
-        write_kimi_keys(w, c)
+    if arch in ("kimi-linear", "deepseek4"):
+        (write_kimi_keys if arch == "kimi-linear" else write_v4_keys)(w, c)
         return
     heads, hidden = c.get("num_attention_heads", 0), c["hidden_size"]
     for old, new in (("num_dense_layers", "first_k_dense_replace"), ("num_shared_experts", "n_shared_experts"),
@@ -515,8 +578,8 @@ def convert(folder, arch, path, more_experts=0, joined=False):
     write_keys(w, c, arch)
     vocab = c["vocab_size"]
     add_plain_vocabulary(w, vocab)
-    number = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == NAMES_OF.get(arch, arch))
-    names = gguf.get_tensor_name_map(number, 64)
+    number = None if arch == "deepseek4" else next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == NAMES_OF.get(arch, arch))
+    names = number and gguf.get_tensor_name_map(number, 64)
     named = {n.replace("language_model.", ""): a for n, a in tensors(folder).items() if not SKIPPED.search(n)}
     factors = c.get("rope_scaling") or {}
     for which, values in (("long", factors.get("long_factor")), ("short", factors.get("short_factor"))):
@@ -530,10 +593,10 @@ def convert(folder, arch, path, more_experts=0, joined=False):
         layer = re.search(r"layers\.(\d+)\.", name)
         if layer and int(layer[1]) >= c.get("num_hidden_layers", np.inf):   # multi-token prediction
             continue
-        ours = name if name.startswith("blk.") else names.get_name(name, try_suffixes=(".weight", ".bias"))
+        ours = name if name.startswith("blk.") else v4_name(name) if arch == "deepseek4" else names.get_name(name, try_suffixes=(".weight", ".bias"))
         if ours is None:
             raise ValueError(f"the package gguf has no name for {name}")
-        w.add_tensor(ours, np.ascontiguousarray(a, dtype="<f4"))
+        w.add_tensor(ours, np.ascontiguousarray(a, dtype="<i4" if "tid2eid" in ours else "<f4"))
     write(w)
 
 

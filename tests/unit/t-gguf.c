@@ -662,6 +662,12 @@ static void facts_that_do_not_fit(void **state)
           ERR_FORMAT },
         { "apertus", { "xielu.alpha_p", GGUF_ARR, LAYERS, "inf" }, "key xielu.alpha_p: layer 0: inf", NULL, ERR_FORMAT },
         { "apertus", { "xielu.alpha_p", GGUF_ARR, LAYERS - 1, "1" }, "key xielu.alpha_p: expected", NULL, ERR_FORMAT },
+        { "deepseek4", { "deepseek4.attention.compress_ratios", GGUF_ARR, LAYERS - 1, NULL },
+          "compress_ratios: expected 6 numbers", NULL, ERR_FORMAT },
+        { "deepseek4", { "deepseek4.attention.compress_ratios", GGUF_ARR, LAYERS, NULL },
+          "swiglu_clamp_exp is missing", NULL, ERR_FORMAT },
+        { "deepseek4", { "deepseek4.expert_gating_func", GGUF_U32, 2, NULL }, "expected 4 (square root of softplus)",
+          NULL, ERR_UNSUPPORTED },
         { "apertus", { "xielu.alpha_p", GGUF_ARR, LAYERS, "0.8" }, "key xielu.alpha_n is missing", NULL, ERR_FORMAT },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
