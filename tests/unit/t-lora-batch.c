@@ -359,6 +359,83 @@ static void prefixes_are_apart(void **state)
     model_close(m);
 }
 
+/* ---- what an answer must not depend on ---- */
+
+static struct engine *open_engine(const struct model *m, const struct engine_options *o)
+{
+    struct engine *g = engine_open(m, NULL, o, &e);
+    if (!g)
+        fail_msg("%s", e.msg);
+    return g;
+}
+
+static void disk_drafts_and_preemption(void **state)
+{
+    static int32_t ids[SEQS][LEN];
+    struct answer want[2], got, all[SEQS], alone[SEQS];
+    struct engine_stats s;
+    (void)state;
+    if (!has_oracles())
+        return;
+    struct model *m = open_base("qwen2", QT_NL4);
+    assert_int_equal(model_add_lora(m, "a", lora_folder("qwen2"), NULL, &e), 0);
+    struct engine_options o = { .n_threads = 1, .kv = kv_both(KV_F32), .max_len = 128, .max_seqs = SEQS };
+    make_ids(ids);
+    struct engine *g = open_engine(m, &o);
+    for (int lora = 0; lora < 2; lora++)
+        ask(g, ids[0], lora, &want[lora]);
+    for (int i = 0; i < SEQS; i++)
+        ask(g, ids[i], 1, &alone[i]);
+    /* the answer itself is the draft: all of its tokens are right */
+    const struct request_params p = { .ids = ids[0], .n_ids = LEN, .sampling = greedy(), .max_tokens = ANSWER,
+                                      .ignore_eos = 1, .n_logprobs = -1, .lora = 1, .on_token = hear, .user = &got,
+                                      .draft = { .use = DRAFT_NGRAM, .predicted = want[1].ids,
+                                                 .n_predicted = ANSWER } };
+    got.n = 0;
+    assert_non_null(engine_submit(g, &p, &e));
+    while (engine_step(g, &e) > 0)
+        ;
+    engine_stats(g, &s);
+    assert_true(s.accepted > 0);
+    assert_memory_equal(got.ids, want[1].ids, sizeof got.ids);
+    engine_close(g);
+    /* with blocks for the prompts and little more, answers push each other out */
+    struct engine_options few = o;
+    few.no_prefix_cache = 1;
+    few.kv_bytes = 14 * config_kv_bytes(&m->config, o.kv);
+    g = open_engine(m, &few);
+    for (int i = 0; i < SEQS; i++) {
+        struct request_params q = p;
+        q.ids = ids[i];
+        q.user = &all[i];
+        q.draft = (struct draft_params){ 0 };
+        all[i].n = 0;
+        assert_non_null(engine_submit(g, &q, &e));
+    }
+    while (engine_step(g, &e) > 0)
+        ;
+    engine_stats(g, &s);
+    assert_true(s.preemptions > 0);
+    for (int i = 0; i < SEQS; i++)
+        assert_memory_equal(all[i].ids, alone[i].ids, sizeof all[i].ids);
+    engine_close(g);
+    /* prefixes on disk: the adapter's are not the model's */
+    char folder[] = "/tmp/t-lora-disk-XXXXXX", command[64];
+    assert_non_null(mkdtemp(folder));
+    o.prefix_folder = folder;
+    o.prefix_bytes = 64 << 20;
+    for (int turn = 0; turn < 4; turn++) {
+        g = open_engine(m, &o);
+        const int cached = ask(g, ids[0], turn % 2, &got);
+        assert_int_equal(cached > 0, turn >= 2);
+        assert_memory_equal(got.ids, want[turn % 2].ids, sizeof got.ids);
+        engine_close(g);
+    }
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    assert_int_equal(system(command), 0);
+    model_close(m);
+}
+
 static void refuses(struct model *m, const char *folder, const char *message)
 {
     assert_int_equal(model_add_lora(m, "x", folder, NULL, &e), -1);
@@ -399,7 +476,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(logits_are_those_of_peft), cmocka_unit_test(scaled_channels_do_not_matter),
         cmocka_unit_test(batches_do_not_matter),
-        cmocka_unit_test(prefixes_are_apart), cmocka_unit_test(refusals),
+        cmocka_unit_test(prefixes_are_apart), cmocka_unit_test(disk_drafts_and_preemption),
+        cmocka_unit_test(refusals),
     };
     return cmocka_run_group_tests(tests, prepare, finish);
 }
