@@ -79,7 +79,15 @@ static void print_types(const json_t *memory)
     putchar('\n');
 }
 
-/* Print the strings and numbers of an object on one line: "type nl4, effort good". */
+/* Print the strings of a list, separated by "+". */
+static void print_list(const json_t *list)
+{
+    for (size_t i = 0; i < json_array_size(list); i++)
+        printf("%s%s", i ? "+" : "", json_string_value(json_array_get(list, i)));
+}
+
+/* Print the strings, lists of strings and numbers of an object on one line: "type nl4, effort
+ * good". */
 static void print_facts(const char *label, const json_t *o)
 {
     const char *key, *between = "";
@@ -96,7 +104,10 @@ static void print_facts(const char *label, const json_t *o)
             printf("%s%s %g", between, key, json_number_value(v));
         else if (json_is_boolean(v))
             printf("%s%s %s", between, key, json_is_true(v) ? "yes" : "no");
-        else
+        else if (json_is_string(json_array_get(v, 0))) {
+            printf("%s%s ", between, key);
+            print_list(v);
+        } else
             continue;
         between = ", ";
     }

@@ -38,8 +38,10 @@ int conversion_check_replaced(const struct conversion *cv, struct err *e)
     const json_t *json = z ? zfile_json(z) : NULL, *provenance = js_get(json, "provenance");
     const int same = z ? is_same_source(cv, provenance, e) : 0;
     if (same == 0 && z)
-        snprintf(what, sizeof what, "%.60s, made of another source, %.80s",
-                 text_of(js_get(json, "quantization"), "type"), text_of(provenance, "source"));
+        snprintf(what, sizeof what, "%.60s, made of another source%s, %.80s",
+                 text_of(js_get(json, "quantization"), "type"),
+                 cv->o->n_lora || js_get(provenance, "merged_lora") ? " or with other adapters" : "",
+                 text_of(provenance, "source"));
     zfile_close(z);
     if (same != 0)
         return same < 0 ? -1 : 0;
