@@ -73,13 +73,21 @@ static int too_large(const struct model_choice *how, struct opened_model *m, str
                    how->target_gb);
 }
 
+/* Whether two paths name the same file: a request may name it in another way than the command
+ * line. */
+static int is_same_file(const char *a, const char *b)
+{
+    struct stat s, t;
+    return strcmp(a, b) == 0 || (stat(a, &s) == 0 && stat(b, &t) == 0 && s.st_ino == t.st_ino && s.st_dev == t.st_dev);
+}
+
 static int open_served(void *user, const char *path, const struct model_choice *how, struct served_model *m,
                        struct err *e)
 {
     struct serve_options chosen = *(const struct serve_options *)user, *o = &chosen;
     if (serve_choose(how, &chosen.run, e) != 0)
         return -1;
-    if (!how->adapters || strcmp(path, o->models[0]) != 0)
+    if (!how->adapters || !is_same_file(path, o->models[0]))
         chosen.run.n_loras = 0;         /* the adapters are those of the first MODEL */
     chosen.run.most_adapted = o->max_memory;
     struct opened_model *opened = calloc(1, sizeof *opened);

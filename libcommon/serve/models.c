@@ -366,6 +366,8 @@ static void on_opened(struct server *s, struct loaded_model *lm)
     server_log(s, "%s: ready after %.3f s, %s, context %d", lm->id, lm->load_s,
                lm->m.quantization ? lm->m.quantization : "?", lm->m.max_len);
     server_log(s, "%s: %s", lm->id, lm->about);
+    for (int i = 0; i < lm->m.model->n_loras; i++)
+        server_log(s, "%s: LoRA adapter %s, rank %d", lm->id, lm->m.model->loras[i].name, lm->m.model->loras[i].rank);
     tell_waiter(lm, NULL);
     calls_loaded(s, lm, NULL);
 }

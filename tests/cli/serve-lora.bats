@@ -40,6 +40,9 @@ text() { answer "$1" | jq -er '.choices[0].text'; }
   await text first
   await text second
   text first >"$T/first.text"
+  zse-info "$T/first.zse" | grep 'merged_lora first'
+  run -1 zse-convert models/tiny -o "$T/first.zse" -q f32 --lora "$T/second"
+  [[ $output == *'another source or with other adapters'* ]]
   text second >"$T/second.text"
   stop "$PID"
   URL=http://127.0.0.1:$MAIN_PORT
@@ -127,6 +130,19 @@ text() { answer "$1" | jq -er '.choices[0].text'; }
   await text other
   answer one | jq -e '.error.code == "model_loading"'
   await text one
+  URL=$main
+}
+
+@test "adapters are named when the model is ready, and come back when it is loaded again by another path" {
+  local main=$URL
+  start "$T/again" "$T/tiny.zse" --port 0 --lora "one=$T/first"
+  await text one
+  grep 'tiny: LoRA adapter one, rank 8' "$T/again"*
+  admin "$URL/api/models/unload" -d '{"model_id":"tiny"}' | jq -e .success
+  ln -sf tiny.zse "$T/link.zse"
+  await admin -f "$URL/api/models/load" -d "{\"model_path\":\"$T/link.zse\",\"model_name\":\"tiny\"}"
+  answer one | jq -e '.model == "one"'
+  stop "$PID"
   URL=$main
 }
 
