@@ -31,7 +31,7 @@ static int device_layers(const struct planned *p, const struct plan_weights *w, 
                          const struct budget_room *r)
 {
     const int n = p->shape.n_layers;
-    const uint64_t all = planned_bytes(p, w, context), workspace = planned_workspace(p),
+    const uint64_t all = planned_bytes(p, w, context, 1), workspace = planned_workspace(p),
                    outside = w->bytes - w->layer_bytes * (uint64_t)n;
     const uint64_t each = (all - workspace - outside) / (uint64_t)n, usable = plan_usable(r->memory);
     int layers = usable > workspace ? plan_times((double)(usable - workspace), (double)each) : 0;
@@ -55,7 +55,8 @@ static json_t *choose(const json_t *m, const struct hardware_options *o, const s
     *failed = planned_open(&p, id, config, e) != 0;
     for (int i = 0; i < PLANNED_TYPES && !*failed; i++) {
         *failed = planned_weights(&p, id, config, planned_type(i), &w[i], &exact, e) != 0;
-        c[i] = (struct plan_choice){ .type = planned_type(i), .bytes = planned_bytes(&p, &w[i], context) };
+        c[i] = (struct plan_choice){ .type = planned_type(i), 
+                                      .bytes = planned_bytes(&p, &w[i], context, r->beside > 0) };
         c[i].decode = rates ? plan_decode(&p.shape, &w[i], rates, kv_both(KV_F16), PROMPT) : 0;
     }
     int best = *failed || (!p.supported && !o->all)
@@ -172,7 +173,7 @@ int hardware_recommend(const struct hardware_options *o)
 struct candidate { char *model, *title; const char *type; double bytes; };
 
 /* "7B:int4" */
-static int parse_item(struct candidate *t, const char *text, int context, struct err *e)
+static int parse_item(struct candidate *t, const char *text, int context, int on_gpu, struct err *e)
 {
     const char *colon = strrchr(text, ':');
     struct planned p = { 0 };
@@ -184,7 +185,7 @@ static int parse_item(struct candidate *t, const char *text, int context, struct
     json_t *config = planned_config(t->model, &t->title, e);
     int rc = config ? planned_open(&p, t->title, config, e) : -1;
     if (rc == 0 && (rc = planned_weights(&p, t->title, config, t->type, &w, &exact, e)) == 0)
-        t->bytes = (double)planned_bytes(&p, &w, context);
+        t->bytes = (double)planned_bytes(&p, &w, context, on_gpu);
     planned_close(&p);
     json_decref(config);
     return rc;
@@ -235,7 +236,7 @@ int hardware_capacity(const struct hardware_options *o)
     struct candidate *items = calloc((size_t)o->n_names, sizeof *items);
     int rc = items ? find_memory(o, &m, &memory, &what, &e) : err_nomem(&e, "models");
     for (int i = 0; i < o->n_names && rc == 0; i++)
-        rc = parse_item(&items[i], o->names[i], o->context ? o->context : CONTEXT, &e);
+        rc = parse_item(&items[i], o->names[i], o->context ? o->context : CONTEXT, o->vram > 0, &e);
     if (rc == 0)
         report(o, memory, items, o->n_names);
     for (int i = 0; items && i < o->n_names; i++) {

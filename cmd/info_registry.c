@@ -84,7 +84,7 @@ static json_t *describe(const json_t *m, struct err *e)
             return NULL;
         }
         json_object_set_new(weights, planned_type(i), json_integer((json_int_t)w.bytes));
-        json_object_set_new(vram, planned_type(i), json_integer((json_int_t)planned_bytes(&p, &w, CONTEXT)));
+        json_object_set_new(vram, planned_type(i), json_integer((json_int_t)planned_bytes(&p, &w, CONTEXT, 1)));
     }
     registry_short_name(m, short_name);
     json_object_set_new(j, "pull", json_string(short_name));

@@ -57,9 +57,18 @@ int planned_of(struct planned *p, const struct config *c, struct err *e)
 
 void planned_close(struct planned *p) { plan_shape_release(&p->shape); }
 
-uint64_t planned_bytes(const struct planned *p, const struct plan_weights *w, int context)
+/* Bytes of keys and values of n_seqs sequences of `context` tokens, or as many as the model can
+ * have. */
+static uint64_t kv_bytes(const struct planned *p, int context, int n_seqs, int on_gpu)
 {
-    return w->bytes + plan_kv_bytes(&p->shape, KV_F16, context < p->shape.max_len ? context : p->shape.max_len) +
+    const int len = context < p->shape.max_len ? context : p->shape.max_len;
+    return on_gpu ? plan_kv_whole_bytes(&p->shape, KV_F16, len, n_seqs)
+                  : plan_kv_bytes(&p->shape, KV_F16, len, n_seqs);
+}
+
+uint64_t planned_bytes(const struct planned *p, const struct plan_weights *w, int context, int on_gpu)
+{
+    return w->bytes + kv_bytes(p, context, 1, on_gpu) +
            (1 + 1 + ENGINE_SNAPSHOTS) * plan_state_bytes(&p->shape) +      /* one of them for drafts */
            planned_workspace(p);
 }
@@ -249,8 +258,7 @@ int planned_mode_parse(const char *prog, const char *arg, struct planned_mode *m
 static uint64_t bytes_of(const struct planned_choices *s, const struct plan_weights *w, const struct planned_query *a)
 {
     const uint64_t n = a->n_seqs ? (uint64_t)a->n_seqs : 1;
-    const uint64_t one = plan_kv_bytes(&s->p.shape, KV_F16, a->context < s->p.shape.max_len ? a->context
-        : s->p.shape.max_len), all = n * one;
+    const uint64_t one = kv_bytes(&s->p, a->context, 1, a->on_gpu), all = kv_bytes(&s->p, a->context, (int)n, a->on_gpu);
     const uint64_t kv = a->kv_most && all > a->kv_most ? (one > a->kv_most ? one : a->kv_most) : all;
     const uint64_t n_states = n + (n < ENGINE_DRAFT_STATES ? n : ENGINE_DRAFT_STATES) + ENGINE_SNAPSHOTS;
     return w->bytes + kv + n_states * plan_state_bytes(&s->p.shape) + planned_workspace(&s->p);

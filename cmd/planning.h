@@ -53,8 +53,8 @@ void planned_file(const struct planned *p, const struct zfile *z, struct plan_we
  * default steps (the smallest steps if the architecture is not supported). */
 uint64_t planned_workspace(const struct planned *p);
 /* Bytes of the weights, of keys and values (f16) and states of one sequence of `context` tokens (at
- * most the model's), and of the workspace. */
-uint64_t planned_bytes(const struct planned *p, const struct plan_weights *w, int context);
+ * most the model's), and of the workspace.  on_gpu: layers with a window store all tokens. */
+uint64_t planned_bytes(const struct planned *p, const struct plan_weights *w, int context, int on_gpu);
 
 /* ---- rates ---- */
 
@@ -94,6 +94,7 @@ struct planned_query {
     const char *path;
     const json_t *config;
     int context, n_seqs;            /* tokens of a sequence; number of sequences, 0: one */
+    int on_gpu;                     /* as for planned_bytes() */
     uint64_t kv_most;               /* limit of keys and values, unless one sequence takes more; 0: none */
     int measure, n_threads;         /* measure: predict speeds, in some tenths of a second per type */
     const char *kernels;

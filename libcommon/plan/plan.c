@@ -38,20 +38,48 @@ static uint64_t beside_keys(const struct plan_layer *l, enum kv_type type)
     return l->index_width ? kv_block_bytes(type, l->index_width) : 0;
 }
 
-uint64_t plan_kv_bytes(const struct plan_shape *s, enum kv_type type, int64_t n_tokens)
+/* Most prompt tokens of a step, as BACKEND_STEP_TOKENS. */
+enum { STEP = 512 };
+
+static uint64_t layer_block_bytes(const struct plan_layer *l, enum kv_type type)
 {
-    const uint64_t blocks = (uint64_t)((n_tokens + KV_BLOCK - 1) / KV_BLOCK);
-    uint64_t block = 0;
+    return l->kv_rows ? (uint64_t)l->kv_rows * kv_block_bytes(type, l->kv_width) + beside_keys(l, type) : 0;
+}
+
+static int64_t blocks_for(int64_t n_tokens) { return (n_tokens + KV_BLOCK - 1) / KV_BLOCK; }
+
+/* Number of window blocks for n_seqs sequences; -1: storing windows alone saves nothing. */
+static int64_t window_blocks(int64_t n_tokens, int window, int n_seqs)
+{
+    const int64_t each = blocks_for(window) + 2, step = blocks_for(STEP), saved = blocks_for(n_tokens) - each - step;
+    return saved <= 0 ? -1 : (each + (saved / 2 < each ? saved / 2 : each)) * n_seqs + step;
+}
+
+/* windows: the number of blocks of layers with a window; -1: as many as the others have */
+static uint64_t kv_bytes(const struct plan_shape *s, enum kv_type type, int64_t blocks, int64_t windows)
+{
+    uint64_t n = 0;
     for (int i = 0; i < s->n_layers; i++)
-        if (s->layer[i].kv_rows)
-            block += (uint64_t)s->layer[i].kv_rows * kv_block_bytes(type, s->layer[i].kv_width) +
-                     beside_keys(&s->layer[i], type);
-    return blocks * block;
+        n += layer_block_bytes(&s->layer[i], type) * (uint64_t)(s->layer[i].stored && windows >= 0 ? windows : blocks);
+    return n;
+}
+
+uint64_t plan_kv_bytes(const struct plan_shape *s, enum kv_type type, int64_t n_tokens, int n_seqs)
+{
+    int window = 0;
+    for (int i = 0; i < s->n_layers; i++)
+        window = s->layer[i].stored > window ? s->layer[i].stored : window;
+    return kv_bytes(s, type, blocks_for(n_tokens) * n_seqs, window_blocks(n_tokens, window, n_seqs));
+}
+
+uint64_t plan_kv_whole_bytes(const struct plan_shape *s, enum kv_type type, int64_t n_tokens, int n_seqs)
+{
+    return kv_bytes(s, type, blocks_for(n_tokens) * n_seqs, -1);
 }
 
 uint64_t plan_kv_token(const struct plan_shape *s, enum kv_type type)
 {
-    return plan_kv_bytes(s, type, KV_BLOCK) / KV_BLOCK;
+    return plan_kv_bytes(s, type, KV_BLOCK, 1) / KV_BLOCK;
 }
 
 /* ---- fitting ---- */
@@ -155,6 +183,32 @@ static double inner_width(const struct plan_shape *s, const struct plan_layer *l
     return parameters / (3.0 * s->hidden_size);
 }
 
+/* Bytes of a block of keys and values. */
+static size_t pair_bytes(const struct plan_layer *l, struct kv_types kv)
+{
+    return l->kv_rows == 1 ? kv_block_bytes(kv.key, l->kv_width)
+        : (size_t)l->kv_rows / 2 * (kv_block_bytes(kv.key, l->kv_width) + kv_block_bytes(kv.value, l->kv_width));
+}
+
+/* As config_tail(). */
+static int has_tail(const struct plan_shape *s, struct kv_types kv)
+{
+    int widest = 0;
+    for (int i = 0; i < s->n_layers; i++)
+        widest = s->layer[i].stored > widest ? s->layer[i].stored : widest;
+    return kv_has_tail(kv) && widest <= KV_WIDEST_TAIL;
+}
+
+/* Bytes of keys and values that the last of `context` tokens reads in a layer.  tail: the layers
+ * have a tail (kvtype.h). */
+static double kv_read(const struct plan_layer *l, struct kv_types kv, int tail, double context)
+{
+    const double seen = seen_by(l, context), newest = KV_SINKS + KV_TAIL + KV_TAIL_STEP / 2,
+                 as_f16 = !tail ? 0 : l->stored || seen < newest ? seen : newest;
+    const struct kv_types f16 = kv_both(KV_F16);
+    return ((seen - as_f16) * (double)pair_bytes(l, kv) + as_f16 * (double)pair_bytes(l, f16)) / KV_BLOCK;
+}
+
 double plan_decode(const struct plan_shape *s, const struct plan_weights *w, const struct plan_rates *r,
                    struct kv_types kv, int context)
 {
@@ -166,12 +220,11 @@ double plan_decode(const struct plan_shape *s, const struct plan_weights *w, con
     }
     if (!(r->memory > 0) || !(r->attend[0] > 0) || t <= 0)
         return 0;
+    const int tail = has_tail(s, kv);
     for (int i = 0; i < s->n_layers; i++) {
         const struct plan_layer *l = &s->layer[i];
         const double seen = seen_by(l, context), inner = inner_width(s, l), h = s->hidden_size;
-        const size_t block = l->kv_rows == 1 ? kv_block_bytes(kv.key, l->kv_width)
-            : (size_t)l->kv_rows / 2 * (kv_block_bytes(kv.key, l->kv_width) + kv_block_bytes(kv.value, l->kv_width));
-        const double read = l->kv_rows ? seen * (double)block / KV_BLOCK / r->memory : 0;
+        const double read = l->kv_rows ? kv_read(l, kv, tail, context) / r->memory : 0;
         const double attend = (double)l->attended * seen / r->attend[0];
         t += read > attend ? read : attend;                     /* attention computes while the next keys are read */
         t += 2 * (double)l->state_bytes / r->memory;            /* read and written */
@@ -184,7 +237,6 @@ double plan_decode(const struct plan_shape *s, const struct plan_weights *w, con
 
 double plan_prefill(const struct plan_shape *s, const struct plan_weights *w, const struct plan_rates *r, int n_tokens)
 {
-    enum { STEP = 512 };
     double t = 0;
     for (int i = 0; i < PLAN_QTYPES; i++) {
         if (w->ops[i] > 0 && !(r->multiply[i] > 0))

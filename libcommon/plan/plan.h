@@ -35,8 +35,12 @@ void plan_add_tensor(struct plan_weights *w, const char *name, int copies, enum 
 
 /* Bytes of one token's keys and values in our cache, all layers. */
 uint64_t plan_kv_token(const struct plan_shape *s, enum kv_type type);
-/* Bytes of the keys and values of n_tokens tokens in our cache, in whole blocks, all layers. */
-uint64_t plan_kv_bytes(const struct plan_shape *s, enum kv_type type, int64_t n_tokens);
+/* Bytes of the keys and values of n_seqs sequences of n_tokens tokens in our cache, in whole
+ * blocks, all layers.  Layers with a window store, as in engine_kv_needs(), at most their window
+ * of each sequence, as much again of ended conversations, and the tokens of a step. */
+uint64_t plan_kv_bytes(const struct plan_shape *s, enum kv_type type, int64_t n_tokens, int n_seqs);
+/* The same if all layers store all tokens, as a GPU does. */
+uint64_t plan_kv_whole_bytes(const struct plan_shape *s, enum kv_type type, int64_t n_tokens, int n_seqs);
 
 /* ---- fitting ---- */
 

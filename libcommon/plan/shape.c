@@ -43,6 +43,7 @@ static void layer_of(struct plan_layer *l, const struct config *c, int i)
     l->state_bytes = (int64_t)(config_state_floats(c, i) * sizeof(float));
     if (!mixer_has_kv(c->mixer[i]))
         return;
+    l->stored = config_layer_window(c, i, 0);
     l->kv_rows = mla || c->rates ? 1 : config_shares_kv(c, i) ? 0 : 2 * config_kv_heads(c, i);
     l->kv_width = config_head_dim(c, i);
     l->index_width = config_indexes(c, i) ? c->indexer.head_dim : 0;
@@ -181,6 +182,7 @@ static void guess_layer(struct plan_layer *l, const struct plan_shape *s, const 
     l->window = kind && strcmp(kind, "sliding_attention") != 0 ? 0 : g->window;
     if (!attention)
         return;
+    l->stored = g->kv_rank ? 0 : l->window;
     l->kv_rows = g->kv_rank ? 1 : 2 * g->n_kv_heads;
     l->kv_width = g->kv_rank ? g->kv_rank + g->rope_dim : g->head_dim;
     l->attended = g->kv_rank ? (int64_t)g->n_heads * (2 * g->kv_rank + g->rope_dim)

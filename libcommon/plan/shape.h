@@ -31,6 +31,9 @@ struct plan_layer {
     /* multiplications (and as many additions) of one token for each token that it attends to */
     int64_t attended;
     int window;                             /* most tokens that it attends to, 0: all */
+    /* the window that its stored keys and values are limited to on the CPU (window blocks of
+     * libcommon/cache/kv.h); 0: those of all tokens are stored */
+    int stored;
     int64_t state_bytes; /* bytes of a sequence in a layer with a state, whatever its length; 0: none */
 };
 

@@ -13,6 +13,7 @@
 
 #include "libcommon/base/json.h"
 #include "libcommon/convert/convert.h"
+#include "libcommon/engine/engine.h"
 #include "libcommon/import/hf_config.h"
 #include "libcommon/model/model.h"
 #include "libcommon/plan/budget.h"
@@ -251,7 +252,7 @@ static void keys_and_values(void **state)
     assert_int_equal(plan_kv_token(q, KV_F16), 2 * 28 * 4 * 128 * 2);
     assert_int_equal(plan_kv_token(q, KV_F32), 2 * 28 * 4 * 128 * 4);
     assert_int_equal(plan_kv_token(q, KV_I8), 2 * 28 * 4 * (128 + 4));             /* a scale beside each row */
-    assert_int_equal(plan_kv_bytes(small, KV_F16, 17), 2 * plan_kv_bytes(small, KV_F16, 16));      /* whole blocks */
+    assert_int_equal(plan_kv_bytes(small, KV_F16, 17, 1), 2 * plan_kv_bytes(small, KV_F16, 16, 1));      /* whole blocks */
     /* latent attention: 512 + 64 elements a token and layer */
     assert_int_equal(plan_kv_elements(&lite->layer[3]), 576);
     assert_int_equal(plan_kv_token(v3, KV_F16), 61 * 1152);
@@ -279,7 +280,7 @@ static void compare(const char *name, const json_t *config)
     if (!normal || config_parse(&c, normal, &e) != 0 || weight_specs(&c, &all, &specs, &n, &e) != 0)
         fail_msg("%s: %s", name, e.msg);
     for (int kv = KV_F32; kv < KV_TYPES; kv++)
-        assert_int_equal(plan_kv_bytes(s, (enum kv_type)kv, KV_BLOCK), config_kv_bytes(&c, kv_both((enum kv_type)kv)));
+        assert_int_equal(plan_kv_bytes(s, (enum kv_type)kv, KV_BLOCK, 1), config_kv_bytes(&c, kv_both((enum kv_type)kv)));
     assert_int_equal(plan_state_bytes(s), config_state_bytes(&c));
     for (int i = 0; i < n; i++) {
         sum += specs[i].rows * specs[i].cols;
@@ -292,6 +293,29 @@ static void compare(const char *name, const json_t *config)
     near(name, (double)p.total, (double)sum, 0.003);
     near(name, (double)p.active, (double)used, 0.003);
     free(specs);
+    config_release(&c);
+    json_decref(normal);
+}
+
+/* Layers with a window store it and the tokens of a step, not the whole context. */
+static void windows(void **state)
+{
+    json_t *normal;
+    const struct plan_shape *s = shape_of("gemma-3-1b");
+    struct config c;
+    struct err e;
+    (void)state;
+    normal = hf_config_normalize(config_of("gemma-3-1b"), &e);
+    assert_true(normal && config_parse(&c, normal, &e) == 0);
+    for (int len = 512; len <= 32768; len *= 2)
+        for (int n = 1; n <= 4; n += 3) {
+            const struct engine_options o = { .kv = kv_both(KV_F16), .max_len = len, .max_tokens = 512, .max_seqs = n };
+            assert_int_equal(plan_kv_bytes(s, KV_F16, len, n), engine_kv_needs(&c, &o, n));
+            assert_int_equal(plan_kv_whole_bytes(s, KV_F16, len, n), (size_t)n * (size_t)len / KV_BLOCK *
+                             config_kv_bytes(&c, kv_both(KV_F16)));
+        }
+    /* 22 of 26 layers see 512 tokens */
+    assert_true(plan_kv_bytes(s, KV_F16, 32768, 1) < plan_kv_whole_bytes(s, KV_F16, 32768, 1) / 5);
     config_release(&c);
     json_decref(normal);
 }
@@ -347,7 +371,7 @@ static void states(void **state)
                             .read[QT_NL4] = 20e9, .multiply[QT_NL4] = 1e12 };
     int n = 0;
     (void)state;
-    assert_int_equal(plan_kv_bytes(s, KV_F16, 4096), 0);
+    assert_int_equal(plan_kv_bytes(s, KV_F16, 4096, 1), 0);
     /* 64 layers, 128 heads of 64, 8 groups of 128: 3 inputs of 10240 channels, and 1048576 numbers
      * for the heads */
     assert_int_equal(plan_state_bytes(s), 64 * 4 * (3 * 10240 + 128 * 64 * 128));
@@ -513,6 +537,12 @@ static void speed(void **state)
                 plan_decode(s, &w, &r, kv_both(KV_I8), 8192) > plan_decode(s, &w, &r, kv_both(KV_F16), 8192));
     const struct kv_types mixed = { KV_I8, KV_I4 };
     assert_true(plan_decode(s, &w, &r, mixed, 8192) > plan_decode(s, &w, &r, kv_both(KV_I8), 8192));
+    /* 224 tokens are read as f16 beside i4 */
+    struct plan_rates slow = r;
+    slow.attend[0] = 1e18;
+    near("tail", 1 / plan_decode(s, &w, &slow, mixed, 8192) - 1 / plan_decode(s, &w, &slow, mixed, 4096),
+         4096.0 * 28 * 4 * (kv_block_bytes(KV_I8, 128) + kv_block_bytes(KV_I4, 128)) / KV_BLOCK / r.memory, 1e-6);
+    near("short", plan_decode(s, &w, &slow, kv_both(KV_I4), 200), plan_decode(s, &w, &slow, kv_both(KV_F16), 200), 1e-9);
     assert_true(plan_prefill(s, &w, &r, 8192) < p);
     for (int i = 0; i < all->n_layers; i++)
         all->layer[i].window = 0;
@@ -628,7 +658,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(parameters), cmocka_unit_test(registry_is_whole), cmocka_unit_test(sizes_are_the_writers),
         cmocka_unit_test(rough_sizes),
-        cmocka_unit_test(keys_and_values), cmocka_unit_test(same_as_the_engine), cmocka_unit_test(states),
+        cmocka_unit_test(keys_and_values), cmocka_unit_test(windows), cmocka_unit_test(same_as_the_engine), cmocka_unit_test(states),
         cmocka_unit_test(expert_buffers), cmocka_unit_test(ranks), cmocka_unit_test(modes), cmocka_unit_test(capacity),
         cmocka_unit_test(preflight), cmocka_unit_test(speed),
         cmocka_unit_test(predictions), cmocka_unit_test(bad_configs),
