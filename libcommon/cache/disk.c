@@ -35,7 +35,9 @@ struct disk_head {
 };
 _Static_assert(sizeof(struct disk_head) == 336, "no padding, whose bytes no checksum could foresee");
 static const char MAGIC[8] = "ZSEPFX1";
-enum { ORDER = 0x01020304, HAS_STATE = 1, HAS_WINDOWS = 2 };
+/* Bits of disk_head.has; LACKS: the first of one bit for each block of a run. */
+enum { ORDER = 0x01020304, HAS_STATE = 1, HAS_WINDOWS = 2, LACKS = 1 << 8, LACKS_ALL = LACKS * 15 };
+_Static_assert(DISK_RUN / KV_BLOCK == 4, "LACKS_ALL has a bit for each block");
 static const char *const endings[] = { [DISK_IS_RUN] = ".run", [DISK_IS_TAIL] = ".tail", [DISK_IS_STATE] = ".state" };
 
 struct disk_write {
@@ -137,7 +139,8 @@ static int is_good(const struct disk *d, enum disk_kind kind, const struct disk_
         return 0;
     const size_t state = h.has & HAS_STATE ? d->o.state_bytes : 0;
     if ((h.has & HAS_WINDOWS && (!d->o.window_bytes || kind == DISK_IS_STATE)) ||
-        (kind == DISK_IS_TAIL && d->o.window_bytes && !(h.has & HAS_WINDOWS)))
+        (kind == DISK_IS_TAIL && d->o.window_bytes && !(h.has & HAS_WINDOWS)) ||
+        (kind != DISK_IS_RUN && h.has & LACKS_ALL))
         return 0;
     if (h.n_tokens > DISK_RUN || (kind == DISK_IS_RUN && (h.n_tokens != DISK_RUN ||
         memcmp(h.ids, ids, sizeof h.ids) != 0)) || (kind == DISK_IS_TAIL && (h.n_tokens == 0 || h.n_tokens ==
@@ -203,6 +206,7 @@ int disk_read(struct disk *d, enum disk_kind kind, const struct disk_key *k, con
     data->n_tokens = (int)h.n_tokens;
     memcpy(data->ids, h.ids, sizeof h.ids);
     data->blocks = d->buffer + sizeof h;
+    data->lacks = (h.has & LACKS_ALL) / LACKS;
     data->windows = h.has & HAS_WINDOWS ? data->blocks + blocks_bytes(d, kind, data->n_tokens, 0) : NULL;
     data->state = h.has & HAS_STATE ? data->blocks + blocks_bytes(d, kind, data->n_tokens, h.has) : NULL;
     return 1;
@@ -418,9 +422,13 @@ struct disk_write *disk_begin(struct disk *d, enum disk_kind kind, const struct 
 uint8_t *disk_block(struct disk_write *w, int i) { return w->data + (size_t)i * w->block_bytes; }
 uint8_t *disk_window(struct disk_write *w, int i) { return w->data + w->windows_at + (size_t)i * w->window_bytes; }
 
-void disk_no_windows(struct disk_write *w)
+void disk_no_window(struct disk_write *w, int i)
 {
     assert(w->head.kind == DISK_IS_RUN);
+    memset(disk_window(w, i), 0, w->window_bytes);
+    w->head.has |= (uint32_t)LACKS << i;
+    if ((w->head.has & LACKS_ALL) != LACKS_ALL)
+        return;
     w->size -= (size_t)w->head.n_bytes - w->windows_at;
     w->head.n_bytes = w->windows_at;
     w->head.has &= ~(uint32_t)HAS_WINDOWS;

@@ -56,8 +56,9 @@ enum disk_kind { DISK_IS_RUN, DISK_IS_TAIL, DISK_IS_STATE };
 int disk_has(const struct disk *d, enum disk_kind kind, const struct disk_key *k, const int32_t *ids);
 
 /* Reading.  The data stays in a buffer until the next call: the blocks of the run, their window
- * blocks (NULL: none), then, for a tail, the state. */
-struct disk_data { int n_tokens; int32_t ids[DISK_RUN]; const uint8_t *blocks, *windows, *state; };
+ * blocks (NULL: none), then, for a tail, the state.  lacks: bit i is set if block i has no window
+ * block. */
+struct disk_data { int n_tokens; int32_t ids[DISK_RUN]; const uint8_t *blocks, *windows, *state; unsigned lacks; };
 /* 1, and *data is set; 0: there is no such file, or it was damaged and has been removed.  ids: the
  * DISK_RUN tokens of a run. */
 int disk_read(struct disk *d, enum disk_kind kind, const struct disk_key *k, const int32_t *ids,
@@ -71,8 +72,8 @@ struct disk_write *disk_begin(struct disk *d, enum disk_kind kind, const struct 
                               int n_tokens);
 uint8_t *disk_block(struct disk_write *w, int i);
 uint8_t *disk_window(struct disk_write *w, int i);
-/* Write a run without window blocks: no prefix can end there. */
-void disk_no_windows(struct disk_write *w);
+/* Write a run without the window block of its block i: no prefix that needs it can be continued. */
+void disk_no_window(struct disk_write *w, int i);
 uint8_t *disk_state(struct disk_write *w);
 void disk_commit(struct disk *d, struct disk_write *w);
 void disk_drop(struct disk_write *w);           /* discard it instead of disk_commit */

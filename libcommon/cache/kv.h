@@ -10,8 +10,8 @@
  * Keys and values of layers with a sliding window are stored in window blocks, a separate pool.  A
  * block has a window block while the window of a table that holds the block covers it, and after
  * that until the window block is evicted.  Window blocks that a sequence has moved past are evicted
- * first, then those where sequences ended or started, each in order of release.  A prefix can only
- * be continued if the window blocks before its end still exist. */
+ * first, then those where prompts or sequences ended or started, each in order of release.  A prefix
+ * can only be continued if the window blocks before its end still exist. */
 #ifndef ZSE_CACHE_KV_H
 #define ZSE_CACHE_KV_H
 
@@ -69,6 +69,8 @@ int kv_table_reserve(struct kv_table *t, struct kv_pool *p, int n_tokens);
 void kv_table_truncate(struct kv_table *t, struct kv_pool *p, int n_tokens);
 /* Release the window blocks that the token after n_tokens does not see. */
 void kv_table_slide(struct kv_table *t, struct kv_pool *p);
+/* Another sequence may start after n_tokens: the window blocks that t holds are evicted late. */
+void kv_table_keep(const struct kv_table *t, struct kv_pool *p);
 /* Slide, then take window blocks for positions [t->n_tokens, n_tokens), whose blocks are reserved.
  * -1: there are not enough (none was taken). */
 int kv_table_windows(struct kv_table *t, struct kv_pool *p, int n_tokens);

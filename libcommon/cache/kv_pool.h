@@ -15,7 +15,7 @@ struct node {
 };
 
 /* The window block of a block.  Window blocks that no table holds are in one of two lists, in order
- * of release: KEPT if a sequence ended or started there, else TRAIL. */
+ * of release: KEPT if a prompt or sequence ended or started there, else TRAIL. */
 enum { TRAIL, KEPT, WINDOW_LISTS };
 struct window { int32_t number, older, newer; int refs, list; };       /* number -1: none */
 

@@ -178,6 +178,13 @@ void kv_table_slide(struct kv_table *t, struct kv_pool *p)
     leave_until(t, p, window_seen(p, t->n_tokens));
 }
 
+void kv_table_keep(const struct kv_table *t, struct kv_pool *p)
+{
+    for (int i = 0; p->window && i < t->end_window; i++)
+        if (window_is_held(t, p, i))
+            p->window[t->block[i]].list = KEPT;
+}
+
 int kv_table_windows(struct kv_table *t, struct kv_pool *p, int n_tokens)
 {
     const int end = n_tokens / KV_BLOCK + (n_tokens % KV_BLOCK != 0);

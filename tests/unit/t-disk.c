@@ -144,13 +144,13 @@ static void test_chain(void **state)
     assert_int_equal(files(".run", 0), 2);              /* no file of another model was removed */
 }
 
-/* A run of blocks may be stored without its window blocks.  A tail (the partial run at the end)
+/* A run of blocks may be stored without some or all of its window blocks.  A tail (the partial run at the end)
  * always has them.  Files with window blocks of another size are not accepted. */
 static void test_windows(void **state)
 {
     (void)state;
     enum { WINDOW = 12 };
-    struct disk_key k, next;
+    struct disk_key k, next, part;
     struct disk_data data;
     window_bytes = WINDOW;
     struct disk *d = open_with("model", 1 << 20);
@@ -169,7 +169,16 @@ static void test_windows(void **state)
     disk_next(d, &next, ids);
     struct disk_write *w = disk_begin(d, DISK_IS_RUN, &next, ids + 3, DISK_RUN);
     memset(disk_block(w, 0), 31, 4 * BLOCK);
-    disk_no_windows(w);
+    for (int b = 0; b < 4; b++)
+        disk_no_window(w, b);
+    disk_commit(d, w);
+    part = next;
+    disk_next(d, &part, ids + 3);
+    w = disk_begin(d, DISK_IS_RUN, &part, ids, DISK_RUN);
+    memset(disk_block(w, 0), 41, 4 * BLOCK);
+    memset(disk_window(w, 0), 51, 4 * WINDOW);
+    disk_no_window(w, 1);
+    disk_no_window(w, 2);
     disk_commit(d, w);
     disk_close(d);
     d = open_with("model", 1 << 20);
@@ -177,12 +186,18 @@ static void test_windows(void **state)
     assert_int_equal(data.blocks[4 * BLOCK - 1], 4);
     assert_int_equal(data.windows[0], 11);
     assert_int_equal(data.windows[4 * WINDOW - 1], 14);
+    assert_int_equal(data.lacks, 0);
     assert_int_equal(disk_read(d, DISK_IS_TAIL, &k, NULL, &data), 1);
     assert_int_equal(data.windows[2 * WINDOW - 1], 12);
     assert_int_equal(data.state[0], 21);
     assert_int_equal(disk_read(d, DISK_IS_RUN, &next, ids + 3, &data), 1);
     assert_null(data.windows);
     assert_int_equal(data.blocks[4 * BLOCK - 1], 31);
+    assert_int_equal(disk_read(d, DISK_IS_RUN, &part, ids, &data), 1);
+    assert_int_equal(data.lacks, 6);
+    assert_int_equal(data.windows[0], 51);
+    assert_int_equal(data.windows[4 * WINDOW - 1], 51);
+    assert_int_equal(data.blocks[4 * BLOCK - 1], 41);
     disk_close(d);
     window_bytes = 0;
     d = open_with("model", 1 << 20);
