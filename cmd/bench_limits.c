@@ -56,7 +56,9 @@ static void count_model(struct work_limits *s, const struct model *m, const stru
         count_experts(s, c, l, r);
     }
     count_linear(s, &m->head, r, 1);
-    s->kv_bytes = (double)config_kv_bytes(c, r->kv) / KV_BLOCK;
+    s->c = c;
+    s->kv = r->kv;
+    s->pages = r->pages;
 }
 
 int share_init_gpu(struct work_limits *s, const struct model *m, const struct run_options *r, int device, struct err *e)
@@ -93,10 +95,28 @@ double share_prefill(const struct work_limits *s, double tokens_per_s, int amx)
     return tokens_per_s * ((s->int8_op > 0 ? s->int8_op / int8 : 0) + (s->f32_op > 0 ? s->f32_op / s->l.f32[1] : 0));
 }
 
-double share_decode(const struct work_limits *s, double step_s, double kv_tokens)
+double share_kv_read(const struct config *c, struct kv_types kv, int pages, int has_tail, int n_tokens)
 {
-    return step_s > 0 ? (s->weight_bytes + kv_tokens * s->kv_bytes) / step_s / (s->on_gpu ? s->gpu.copy : s->l.read[1])
-                      : 0;
+    const int tail = has_tail && config_tail(c, kv, 0), from = kv_tail_from(n_tokens - 1),
+              as_f16 = from <= KV_SINKS ? n_tokens : n_tokens - from + KV_SINKS;
+    const int candidates = (from - KV_SINKS) / KV_BLOCK, chosen = pages && candidates > pages
+        ? n_tokens - (candidates - pages) * KV_BLOCK : n_tokens;
+    double n = 0, bounds = 0;
+    for (int i = 0; i < c->n_layers; i++) {
+        const int layer = config_shares_kv(c, i) ? c->kv_from[i] : i, window = config_layer_window(c, i, 0),
+                  seen = window && window < n_tokens ? window : window ? n_tokens : chosen,
+                  in_tail = !tail ? 0 : window ? seen : as_f16;
+        n += (double)config_layer_kv_bytes(c, layer, kv) * (seen - in_tail) +
+             (double)config_layer_kv_bytes(c, layer, kv_both(KV_F16)) * in_tail;
+        bounds += chosen < n_tokens ? (double)config_layer_page_bytes(c, layer) * candidates : 0;
+    }
+    return n / KV_BLOCK + bounds;
+}
+
+double share_decode(const struct work_limits *s, double step_s, int n_seqs, int n_tokens)
+{
+    const double bytes = s->weight_bytes + n_seqs * share_kv_read(s->c, s->kv, s->pages, !s->on_gpu, n_tokens);
+    return step_s > 0 ? bytes / step_s / (s->on_gpu ? s->gpu.copy : s->l.read[1]) : 0;
 }
 
 json_t *share_limits_json(const struct roofline *l)

@@ -440,7 +440,7 @@ static int logits_of(const struct opened_model *m, const struct run_options *run
 }
 
 int bench_kv_distance(const struct bench_options *options, const struct opened_model *m, const char *text, int window,
-                      const struct kv_types *kv, int n, double *kl, struct err *e)
+                      const struct kv_variant *kv, int n, double *kl, struct err *e)
 {
     enum { MOST = 512 };
     struct bench_options o = *options;
@@ -466,7 +466,8 @@ int bench_kv_distance(const struct bench_options *options, const struct opened_m
     }
     float *others = logits + (size_t)rows * vocab;
     for (int i = 0; i < n; i++) {
-        o.run.kv = kv[i];
+        o.run.kv = kv[i].kv;
+        o.run.pages = kv[i].pages;
         if (logits_of(m, &o.run, &t, window, from, i ? others : logits, e) != 0)
             goto done;
         struct score_rows r = { .logits = i ? others : logits, .reference = logits, .next = t.ids + from + 1,

@@ -172,7 +172,7 @@ static int collect(struct speed *p, const struct bench_options *o, const struct 
     p->amx_share = share_prefill(&p->share, p->prefill.median, 1);
     if (o->generate)
         p->decode_share = share_decode(&p->share, p->latency.median / o->generate,
-                                       o->batch * (o->prompt + 1 + o->generate / 2.0));
+                                       o->batch, o->prompt + 1 + o->generate / 2);
     for (int i = 0; i < n; i++)
         p->total_s += runs[i].total_s;
     return 0;

@@ -70,10 +70,11 @@ static int stepper_open(struct stepper *s, const struct model *m, const struct r
     max_tokens = max_tokens < KV_BLOCK ? KV_BLOCK : max_tokens;
     max_tokens = max_tokens < n_seqs ? n_seqs : max_tokens;
     const int n_blocks = n_seqs * s->blocks_each, tail = config_tail(&m->config, r->kv, 0),
-              seen = context / KV_TAIL_STEP * KV_TAIL_STEP - KV_TAIL;
+              in_tail = kv_tail_from(context), in_window = context - tail + 1,
+              seen = in_tail < in_window ? in_tail : in_window;
     const struct backend_options o = { .n_threads = r->threads, .kv = r->kv, .n_blocks = n_blocks,
                                        .n_window_blocks = tail ? n_blocks : 0,
-                                       .n_states = n_seqs, .max_tokens = max_tokens, .max_logits = n_seqs,
+                                       .pages = r->pages, .n_states = n_seqs, .max_tokens = max_tokens, .max_logits = n_seqs,
                                        .exact = r->exact, .kernels = r->kernels, .max_weights = (size_t)r->max_memory };
     if (check_context(&m->config, context, e) != 0)
         return -1;
@@ -200,7 +201,7 @@ int bench_batch(const struct bench_options *o, const char *model)
         }
         for (int i = 0; i < n; i++) {
             const double t = rows[i].median, ratio = t / rows[0].median,
-                         of = share_decode(&share, t, (double)rows[i].n_seqs * (o->prompt + 1));
+                         of = share_decode(&share, t, rows[i].n_seqs, o->prompt + 1);
             if (!o->json)
                 printf("%10d %12.3f %12.1f %10.2f %14.2f\n", rows[i].n_seqs, t * 1e3, rows[i].n_seqs / t, ratio, of);
             json_array_append_new(json_object_get(j, "rows"),
@@ -375,25 +376,26 @@ int bench_moe(const struct bench_options *o, const char *model)
 static const struct kv_types kv_list[] = { { KV_F16, KV_F16 }, { KV_I8, KV_I8 }, { KV_I8, KV_I4 }, { KV_I4, KV_I4 } };
 enum { N_KV = sizeof kv_list / sizeof *kv_list };
 
-/* The types to compare in this model. */
-static int choose_kv(const struct bench_options *o, const struct config *c, struct kv_types *kv)
+/* The types to compare in this model; with pages, the given types read as a whole and by pages. */
+static int choose_kv(const struct bench_options *o, const struct config *c, struct kv_variant *kv)
 {
     int n = 0;
-    for (int k = 0; k < N_KV; k++)
+    for (int k = 0; k < N_KV && !o->run.pages; k++)
         if (k == 0 || (!o->run.kv_given && !config_kv_problem(c, kv_list[k])))
-            kv[n++] = kv_list[k];
-    if (o->run.kv_given)
-        kv[n++] = o->run.kv;
+            kv[n++].kv = kv_list[k];
+    if (o->run.kv_given || o->run.pages)
+        kv[n++].kv = o->run.kv;
+    if (o->run.pages)
+        kv[n++] = (struct kv_variant){ o->run.kv, o->run.pages };
     return n;
 }
 
-/* Bytes of keys and values that are read for a token with `context` tokens before it. */
-static double read_bytes(const struct config *c, struct kv_types kv, int context)
+/* "k=i8,v=i4", "f16 pages:64". */
+static const char *variant_text(const struct kv_variant *v, char out[2 * KV_TEXT])
 {
-    const int n = context + 1, from = kv_tail_from(context), in_tail = from <= KV_SINKS ? n : n - from + KV_SINKS;
-    const double rounded = (double)config_kv_bytes(c, kv) / KV_BLOCK,
-                 f16 = (double)config_kv_bytes(c, kv_both(KV_F16)) / KV_BLOCK;
-    return config_tail(c, kv, 0) ? rounded * (n - in_tail) + f16 * in_tail : rounded * n;
+    char types[KV_TEXT];
+    snprintf(out, 2 * KV_TEXT, v->pages ? "%s pages:%d" : "%s", kv_text(v->kv, types), v->pages);
+    return out;
 }
 
 static double number(const json_t *row, const char *key) { return json_number_value(json_object_get(row, key)); }
@@ -401,7 +403,7 @@ static double number(const json_t *row, const char *key) { return json_number_va
 static void print_kv_row(const json_t *row, int has_text)
 {
     char read[CLI_BYTES];
-    printf("%10" PRId64 " %9s %12.3f %12.1f %14s %12.3f %12.2f %14.2f", (int64_t)number(row, "context"),
+    printf("%10" PRId64 " %13s %12.3f %12.1f %14s %12.3f %12.2f %14.2f", (int64_t)number(row, "context"),
            json_string_value(json_object_get(row, "kv")), number(row, "step_s") * 1e3,
            number(row, "tokens_per_s"), cli_bytes(read, (uint64_t)(int64_t)number(row, "kv_bytes")),
            number(row, "bytes_over_f16"), number(row, "speed_over_f16"), number(row, "share"));
@@ -416,7 +418,7 @@ int bench_kv(const struct bench_options *o, const char *model, const char *text)
     struct stepper s[N_KV * BENCH_LIST] = { 0 };
     struct row rows[N_KV * BENCH_LIST];
     double kl[N_KV * BENCH_LIST] = { 0 };
-    struct kv_types kv[N_KV];
+    struct kv_variant kv[N_KV] = { 0 };
     static const int defaults[3] = { 128, 4096, 8192 };
     struct run_options run = o->run;
     struct work_limits share;
@@ -439,7 +441,8 @@ int bench_kv(const struct bench_options *o, const char *model, const char *text)
     /* all types of one context, then those of the next */
     for (int i = 0; rc == 0 && i < contexts.n; i++) {
         for (int k = 0; rc == 0 && k < n_kv; k++, n++) {
-            run.kv = kv[k];
+            run.kv = kv[k].kv;
+            run.pages = kv[k].pages;
             rc = stepper_open(&s[n], m.model, &run, 1, contexts.v[i], 0, &e);
             rows[n] = (struct row){ .s = &s[n], .n_seqs = 1 };
         }
@@ -449,19 +452,19 @@ int bench_kv(const struct bench_options *o, const char *model, const char *text)
         j = table_json(o, &m, backend_cpu.describe(s[0].b), &share.l);
         if (!o->json) {
             table_title(o, &m, backend_cpu.describe(s[0].b));
-            printf("%10s %9s %12s %12s %14s %12s %12s %14s%s\n", "context", "kv", "ms a step", "tokens/s", "kv read",
+            printf("%10s %13s %12s %12s %14s %12s %12s %14s%s\n", "context", "kv", "ms a step", "tokens/s", "kv read",
                    "bytes / f16", "speed / f16", "share of reads", text ? "   KL to f16" : "");
         }
         for (int i = 0; i < n; i++) {
             const int k = i % n_kv, context = s[i].context;
-            const double f16_bytes = read_bytes(&m.model->config, kv[0], context);
-            char name[KV_TEXT];
-            run.kv = kv[k];
-            const double t = rows[i].median, bytes = read_bytes(&m.model->config, run.kv, context),
+            const double f16_bytes = share_kv_read(&m.model->config, kv[0].kv, kv[0].pages, 1, context + 1);
+            char name[2 * KV_TEXT];
+            const double t = rows[i].median, bytes = share_kv_read(&m.model->config, kv[k].kv, kv[k].pages, 1, context + 1),
                          speedup = rows[i - k].median / t;
-            share.kv_bytes = bytes / (context + 1);
-            const double of = share_decode(&share, t, context + 1);
-            json_t *row = json_pack("{s:s, s:i, s:f, s:f, s:I, s:f, s:f, s:f, s:f}", "kv", kv_text(kv[k], name),
+            share.kv = kv[k].kv;
+            share.pages = kv[k].pages;
+            const double of = share_decode(&share, t, 1, context + 1);
+            json_t *row = json_pack("{s:s, s:i, s:f, s:f, s:I, s:f, s:f, s:f, s:f}", "kv", variant_text(&kv[k], name),
                                     "context", context, "step_s", t, "tokens_per_s", 1 / t, "kv_bytes",
                                     (json_int_t)bytes, "bytes_over_f16",
                                     f16_bytes > 0 ? bytes / f16_bytes : 1,
@@ -522,7 +525,7 @@ int bench_threads(const struct bench_options *o, const char *model)
         }
         const double p = o->prompt / rows[2 * i].median, p1 = o->prompt / rows[0].median,
                      d = 1 / rows[2 * i + 1].median, d1 = 1 / rows[1].median;
-        const double ps = share_prefill(&share, p, 0), ds = share_decode(&share, 1 / d, o->prompt + 1);
+        const double ps = share_prefill(&share, p, 0), ds = share_decode(&share, 1 / d, 1, o->prompt + 1);
         if (!o->json)
             printf("%8d %22.1f %10.2f %8.2f %20.1f %10.2f %8.2f\n", i + 1, p, p / p1, ps, d, d / d1, ds);
         json_array_append_new(json_object_get(j, "rows"),

@@ -247,6 +247,23 @@ static int parse_lora(const char *prog, const char *arg, struct run_options *r)
     return 0;
 }
 
+/* "exact" or "pages:N". */
+static int parse_attention(const char *prog, const char *arg, struct run_options *r)
+{
+    static const char pages[] = "pages:";
+    long long n = 0;
+    if (strcmp(arg, "exact") != 0) {
+        if (strncmp(arg, pages, sizeof pages - 1) != 0)
+            return cli_wrong(prog, "--attention: '%s', expected exact or pages:N", arg);
+        if (cli_parse_int(prog, "--attention pages", arg + sizeof pages - 1, 4, ENGINE_MOST_PAGES, &n) != 0)
+            return CLI_USAGE;
+        if (n % 4)
+            return cli_wrong(prog, "--attention: %d pages, expected a multiple of 4", (int)n);
+    }
+    r->pages = (int)n;
+    return 0;
+}
+
 int run_option(const char *prog, int c, const char *arg, struct run_options *r)
 {
     long long n;
@@ -267,6 +284,7 @@ int run_option(const char *prog, int c, const char *arg, struct run_options *r)
         r->ctx = (int)n;
         return 0;
     case OPT_KV: return parse_kv(prog, arg, r);
+    case OPT_ATTENTION: return parse_attention(prog, arg, r);
     case OPT_STREAM:
         if (cli_parse_int(prog, "--window", arg, KV_BLOCK, 1 << 24, &n) != 0)
             return CLI_USAGE;
@@ -311,6 +329,8 @@ int run_options_check(const char *prog, struct run_options *r)
     const char *device = getenv("ZSE_DEVICE");
     if (r->exact && r->kv_given && (r->kv.key != KV_F32 || r->kv.value != KV_F32))
         return cli_wrong(prog, "--exact stores keys and values as f32: it excludes other values of --kv");
+    if (r->pages && r->window)
+        return cli_wrong(prog, "--attention pages and --window exclude each other: a window leaves no pages to choose");
     if (r->sinks_given && !r->window)
         return cli_wrong(prog, "--sinks needs --window");
     if (r->window && !r->sinks_given)
@@ -463,7 +483,7 @@ static const char *choose_type(const char *prog, const char *path, const struct 
     const struct planned_query ask = { .name = name, .path = path, .config = config,
                                        .context = r->ctx ? r->ctx : CONTEXT,
                                      .n_seqs = r->max_seqs, .kv_most = r->kv_most,
-                                     .measure = !r->gpu &&
+                                     .on_gpu = r->gpu != 0, .measure = !r->gpu &&
                                      (r->mode.mode == PLAN_AUTO || r->mode.mode == PLAN_MAX_SPEED),
                                      .n_threads = r->threads, .kernels = r->kernels };
     const int best = config && free_memory(r, &available, e) == 0 &&
@@ -771,7 +791,7 @@ struct engine_options run_engine_options(const struct run_options *r, int max_se
 {
     const int some = r->gpu_layers_given && r->gpu_layers > 0;
     return (struct engine_options){ .n_threads = r->threads, .kv = r->kv, .window = r->window,
-                                    .sinks = r->sinks, .max_len = max_len, .max_seqs = max_seqs,
+                                    .sinks = r->sinks, .pages = r->pages, .max_len = max_len, .max_seqs = max_seqs,
                                     .exact = r->exact, .kernels = r->kernels,
                                     .no_prefix_cache = r->no_prefix_cache, .max_weights = r->gpu ? 0
                                         : (size_t)r->max_memory, .max_device = r->gpu ? (size_t)r->max_memory : 0,

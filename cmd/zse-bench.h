@@ -51,10 +51,12 @@ int bench_serve(const struct bench_options *o, const char *url);
 int bench_layers(const struct bench_options *o, const char *model);
 int bench_spec(const struct bench_options *o, const char *model, const char *cases);
 
+/* A way to store and read keys and values. */
+struct kv_variant { struct kv_types kv; int pages; };
 /* kl [n]: the mean KL divergence between the outputs with kv[0] and with each of n types, over
  * the last (at most 512) positions of the first `window` tokens of a text.  (bench_score.c) */
 int bench_kv_distance(const struct bench_options *o, const struct opened_model *m, const char *text, int window,
-                      const struct kv_types *kv, int n, double *kl, struct err *e);
+                      const struct kv_variant *kv, int n, double *kl, struct err *e);
 
 /* The token ids of --ids, '1 5 9'; NULL with *e.  Caller frees.  (bench_score.c) */
 int32_t *bench_ids(const char *text, int *n, struct err *e);
@@ -80,7 +82,8 @@ struct work_limits {
      * experts */
     double weight_bytes;
     double expert_bytes;                /* the part of weight_bytes that is experts, in all layers */
-    double kv_bytes;                    /* bytes of one token in the KV cache */
+    const struct config *c;             /* borrowed */
+    struct kv_types kv; int pages;      /* as in run_options */
     struct gpu_speeds gpu; int on_gpu;  /* used instead of l if on_gpu */
 };
 /* Count the work of a token in m as r runs it, and measure the limits of n_threads (0: all). */
@@ -92,8 +95,12 @@ int share_init_gpu(struct work_limits *s, const struct model *m, const struct ru
  * processor has none). */
 double share_prefill(const struct work_limits *s, double tokens_per_s, int amx);
 /* Speed as a fraction of the limit of reading memory, for a step that takes step_s seconds and
- * reads all weights once and the keys and values of kv_tokens tokens. */
-double share_decode(const struct work_limits *s, double step_s, double kv_tokens);
+ * reads all weights once and the keys and values of n_seqs sequences of n_tokens tokens. */
+double share_decode(const struct work_limits *s, double step_s, int n_seqs, int n_tokens);
+/* Bytes of keys and values that the last of n_tokens tokens reads.  has_tail: the sinks and the
+ * newest tokens as f16, if the types have a tail in this model.  pages: as in run_options, whose
+ * bounds are read, too. */
+double share_kv_read(const struct config *c, struct kv_types kv, int pages, int has_tail, int n_tokens);
 /* The limits as JSON: {"threads", "read_bytes_per_s", "int8_op_per_s", "amx_op_per_s",
  * "f32_flop_per_s"}, without those that were not measured. */
 json_t *share_limits_json(const struct roofline *l);

@@ -50,6 +50,7 @@ _zse_chat() {
     --threads) COMPREPLY=(); return ;;
     --ctx) COMPREPLY=(); return ;;
     --kv) COMPREPLY=($(compgen -W "f32 bf16 f16 fp8 i8 i4" -- "$cur")); return ;;
+    --attention) COMPREPLY=($(compgen -W "exact pages:N" -- "$cur")); return ;;
     --kernels) COMPREPLY=($(compgen -W "ref avx2 avxvnni avx512 amx neon dotprod i8mm" -- "$cur")); return ;;
     --device) COMPREPLY=(); return ;;
     --gpu-layers) COMPREPLY=($(compgen -W "N auto" -- "$cur")); return ;;
@@ -65,7 +66,7 @@ _zse_chat() {
     --max-memory) COMPREPLY=(); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--url --key --rag --tools --mcp-config --allow-tools --yes --model --prompt --continue --history --no-history --session --batch --parallel --system --raw --template --on-full --no-think --json-schema --grammar --regex --json --ids --max-tokens --temp --dynatemp-range --dynatemp-exp --smoothing-factor --smoothing-curve --top-k --top-p --min-p --top-a --typical-p --top-n-sigma --xtc-probability --xtc-threshold --repeat-penalty --repeat-last-n --presence-penalty --frequency-penalty --dry-multiplier --dry-base --dry-allowed-length --dry-penalty-last-n --dry-sequence-breaker --logit-bias --seed --stop --ignore-eos --quantize --mode --threads --ctx --kv --exact --kernels --device --gpu-layers --strict --cuda-graphs --act --cache-weights --force --verify --verbose --window --sinks --spec --spec-exact --lora --max-memory --plan --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--url --key --rag --tools --mcp-config --allow-tools --yes --model --prompt --continue --history --no-history --session --batch --parallel --system --raw --template --on-full --no-think --json-schema --grammar --regex --json --ids --max-tokens --temp --top-k --top-p --min-p --typical-p --top-n-sigma --xtc-probability --xtc-threshold --repeat-penalty --repeat-last-n --presence-penalty --frequency-penalty --dry-multiplier --dry-base --dry-allowed-length --dry-penalty-last-n --dry-sequence-breaker --logit-bias --seed --stop --ignore-eos --quantize --mode --threads --ctx --kv --attention --exact --kernels --device --gpu-layers --strict --cuda-graphs --act --cache-weights --force --verify --verbose --window --sinks --spec --spec-exact --lora --max-memory --plan --help --version" -- "$cur")) ;;
     *) local head=
        [ "$cur" != : ] || { head=$prev: cur=; }
        [ "$prev" != : ] || head=${COMP_WORDS[COMP_CWORD-2]}:

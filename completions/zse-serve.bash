@@ -48,6 +48,7 @@ _zse_serve() {
     --threads) COMPREPLY=(); return ;;
     --ctx) COMPREPLY=(); return ;;
     --kv) COMPREPLY=($(compgen -W "f32 bf16 f16 fp8 i8 i4" -- "$cur")); return ;;
+    --attention) COMPREPLY=($(compgen -W "exact pages:N" -- "$cur")); return ;;
     --kernels) COMPREPLY=($(compgen -W "ref avx2 avxvnni avx512 amx neon dotprod i8mm" -- "$cur")); return ;;
     --device) COMPREPLY=(); return ;;
     --gpu-layers) COMPREPLY=($(compgen -W "N auto" -- "$cur")); return ;;
@@ -62,7 +63,7 @@ _zse_serve() {
     --lora) COMPREPLY=($(compgen -f -- "$cur")); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--config --host --port --socket --tls-cert --tls-key --user --no-auth --allow-query-key --anonymous-limit --audit-folder --audit-size --audit-anonymous-size --audit-files --audit-syslog --audit-sign --audit-prompts --no-audit --no-history --history-days --history-size --history-conversations --trust-proxy --cors-origin --allow-host --name --max-seqs --max-queue --kv-bytes --model-dir --keep-alive --max-memory --no-memory-watch --no-prefix-cache --prefix-cache --prefix-scope --timeout --drain --stall --max-connections --max-per-address --max-body --max-request-memory --work-memory --embedding-model --rerank-model --rag-documents --rag-bytes --mcp-config --mcp-stdio --quiet --quantize --mode --threads --ctx --kv --exact --kernels --device --gpu-layers --strict --cuda-graphs --act --cache-weights --force --verify --verbose --window --sinks --spec --spec-exact --lora --plan --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--config --host --port --socket --tls-cert --tls-key --user --no-auth --allow-query-key --anonymous-limit --audit-folder --audit-size --audit-anonymous-size --audit-files --audit-syslog --audit-sign --audit-prompts --no-audit --no-history --history-days --history-size --history-conversations --trust-proxy --cors-origin --allow-host --name --max-seqs --max-queue --kv-bytes --model-dir --keep-alive --max-memory --no-memory-watch --no-prefix-cache --prefix-cache --prefix-scope --timeout --drain --stall --max-connections --max-per-address --max-body --max-request-memory --work-memory --embedding-model --rerank-model --rag-documents --rag-bytes --mcp-config --mcp-stdio --quiet --quantize --mode --threads --ctx --kv --attention --exact --kernels --device --gpu-layers --strict --cuda-graphs --act --cache-weights --force --verify --verbose --window --sinks --spec --spec-exact --lora --plan --help --version" -- "$cur")) ;;
     *) local head=
        [ "$cur" != : ] || { head=$prev: cur=; }
        [ "$prev" != : ] || head=${COMP_WORDS[COMP_CWORD-2]}:

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "libcommon/cpu/cpu_attn.h"
+#include "libcommon/cpu/cpu_pages.h"
 #include "libcommon/cpu/cpu_ops.h"
 
 static void cpu_close(void *backend)
@@ -26,6 +27,7 @@ static void cpu_close(void *backend)
     pool_close(b->pool);
     residency_close(b->core.residency);
     attn_close_stream(&b->core);
+    pages_close(&b->core);
     core_close(&b->core);
     free(b->offset);
     free(b->rows);
@@ -56,9 +58,12 @@ static int kv_open(struct cpu *b, struct err *e)
     k->kv_stride = k->window_stride = 0;
     k->tail = b->o.n_window_blocks && config_tail(c, k->types, b->o.window);
     for (int i = 0; i < b->n_layers; i++) {
-        *(in_windows(b, i) ? &k->window_stride : &k->kv_stride) += config_layer_kv_bytes(c, i, k->types);
-        k->window_stride += k->tail ? config_layer_kv_bytes(c, i, kv_both(KV_F16)) : 0;
+        if (k->tail)
+            k->window_stride += config_layer_kv_bytes(c, i, kv_both(KV_F16));
+        if (!in_windows(b, i) || !k->tail)
+            *(in_windows(b, i) ? &k->window_stride : &k->kv_stride) += config_layer_kv_bytes(c, i, k->types);
     }
+    k->kv_stride += b->o.pages ? config_page_bytes(c) : 0;
     if (__builtin_mul_overflow(k->kv_stride, (size_t)b->o.n_blocks, &b->kv_size) ||
         __builtin_mul_overflow(k->window_stride, (size_t)b->o.n_window_blocks, &b->window_size))
         return err_set(e, ERR_SHAPE, "a KV cache of %d blocks is too large", b->o.n_blocks);
@@ -103,7 +108,8 @@ static void *open_layers(const struct model *m, const struct backend_options *o,
         core_reserve(&b->core, m->layers, n_layers, whole ? &m->head : NULL, e) < 0 ||
         (m->config.predicts && core_reserve(&b->core, NULL, 0, &m->layers->next_in, e) < 0) ||
         (whole && core_prefetch(&b->core, m, e) < 0) || kv_open(b, e) < 0 ||
-        (o->window && attn_open_stream(&b->core, o->window, o->sinks, e) < 0))
+        (o->window && attn_open_stream(&b->core, o->window, o->sinks, e) < 0) ||
+        (o->pages && pages_open(&b->core, o->pages, (int64_t)o->n_blocks * KV_BLOCK, e) < 0))
         goto fail;
     if (whole && o->max_weights && m->file && !(b->core.residency = residency_open(m, o->max_weights, e)))
         goto fail;
@@ -155,7 +161,8 @@ static int check_batch(const struct cpu *b, const struct batch *batch, struct er
         if (b->core.state_stride && (it->state < 0 || it->state >= b->o.n_states))
             return err_set(e, ERR_SHAPE, "batch item %d: state %d, expected 0 to %d", i, it->state, b->o.n_states - 1);
         const int end = (it->pos + it->n_tokens - 1) / KV_BLOCK;
-        const int seen = b->core.tail ? kv_tail_from(it->pos) : it->pos - config_window(c, b->o.window) + 1,
+        const int in_window = it->pos - config_window(c, b->o.window) + 1, in_tail = kv_tail_from(it->pos),
+                  seen = b->core.tail && in_tail < in_window ? in_tail : in_window,
                   sinks = b->core.tail ? KV_SINKS : b->o.sinks;
         for (int p = 0; b->o.n_window_blocks && p <= end; p++)
             if ((p * KV_BLOCK < sinks || (p + 1) * KV_BLOCK > seen) &&
@@ -177,15 +184,27 @@ static int check_batch(const struct cpu *b, const struct batch *batch, struct er
     return 0;
 }
 
-/* Returns the offset, within a KV block in which all layers have these types, of the keys and
- * values that this layer reads. */
-static size_t kv_offset(const struct cpu *b, int layer, struct kv_types types)
+/* Returns the offset of the keys and values that this layer reads in a block of the tail, or else
+ * in its kind of KV block. */
+static size_t kv_offset(const struct cpu *b, int layer, int in_tail)
 {
     const struct config *c = &b->m->config;
+    const struct kv_types types = in_tail ? kv_both(KV_F16) : b->core.types;
     size_t at = 0;
     for (int i = 0; i < (config_shares_kv(c, layer) ? c->kv_from[layer] : layer); i++)
-        if (in_windows(b, i) == in_windows(b, layer))
+        if (in_tail || in_windows(b, i) == in_windows(b, layer))
             at += config_layer_kv_bytes(c, i, types);
+    return at;
+}
+
+/* Returns the offset of the bounds of pages that this layer reads; they are at the end of a KV
+ * block. */
+static size_t pages_offset(const struct cpu *b, int layer)
+{
+    const struct config *c = &b->m->config;
+    size_t at = b->core.kv_stride - config_page_bytes(c);
+    for (int i = 0; i < (config_shares_kv(c, layer) ? c->kv_from[layer] : layer); i++)
+        at += config_layer_page_bytes(c, i);
     return at;
 }
 
@@ -206,9 +225,10 @@ static int run_layers(struct cpu *b, const struct batch *batch, struct err *e)
         core_predict(k, b->m, &s, k->x);
     for (int i = 0; i < b->n_layers; i++) {
         residency_layer(k->residency, i);
-        s.kv_at = kv_offset(b, i, k->types);
-        s.tail_at = k->tail ? kv_offset(b, i, kv_both(KV_F16)) : 0;
         s.in_windows = in_windows(b, i);
+        s.tail_at = k->tail ? kv_offset(b, i, 1) : 0;
+        s.kv_at = k->tail && s.in_windows ? s.tail_at : kv_offset(b, i, 0);
+        s.pages_at = k->pages ? pages_offset(b, i) : 0;
         core_layer(k, &s, &b->m->layers[i], i, k->x);
         s.state_at += config_state_floats(c, i);
     }
@@ -367,7 +387,7 @@ static size_t cpu_memory(const void *backend)
 static const char *cpu_describe(const void *backend) { return ((const struct cpu *)backend)->name; }
 
 const struct backend backend_cpu = {
-    .name = "cpu", .always_strict = 1, .windows = 1, .loras = 1,
+    .name = "cpu", .always_strict = 1, .windows = 1, .pages = 1, .loras = 1,
     .step_tokens = cpu_step_tokens, .open = cpu_open, .forward = cpu_forward, .begin = NULL, .end = NULL,
     .copy_block = cpu_copy_block, .memory = cpu_memory, .kv_bytes = cpu_kv_bytes,
     .describe = cpu_describe, .close = cpu_close, .drop_block = cpu_drop_block, .copy_state = cpu_copy_state,

@@ -12,14 +12,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "libcommon/cpu/cpu_pages.h"
 #include "libcommon/cpu/hadamard.h"
 #include "libcommon/kernels/approx.h"
 
 /* A job over consecutive runs of queries.  The first row of q and att is token token0 of the step.
- * latent: 1 if keys are rotated and stored already. */
+ * latent: 1 if keys are rotated and stored already.  types: of the layer's keys and values; tail: 1
+ * if they are stored as f16 as well. */
 struct attn_job { struct core *k; const struct step *s; const struct layer *l; int index, latent,
                   group; struct query_run *runs; int n_runs, token0, head_dim, groups;
-                  size_t k_bytes, v_bytes; };
+                  struct kv_types types; int tail; size_t k_bytes, v_bytes; };
+/* Whether the layer has bounds of pages. */
+static int has_pages(const struct attn_job *j)
+{
+    return j->k->pages && !j->latent && !j->s->in_windows && !config_layer_window(j->k->c, j->index, 0);
+}
 
 enum {
     /* Most heads of a job that reads latents.  Fewer heads per job would read the latents more
@@ -165,6 +172,24 @@ static size_t tail_offset(const struct attn_job *j, int head)
     return j->s->tail_at + (size_t)head * 2 * tail_bytes(j);
 }
 
+static struct page_place page_of(const struct attn_job *j, int head, uint8_t *block)
+{
+    return (struct page_place){ .head = head, .n_heads = j->groups, .head_dim = j->head_dim,
+                                .offset = j->s->pages_at, .at = block ? block + j->s->pages_at : NULL };
+}
+
+/* Compute the bounds of a KV block of an item, which is complete. */
+static void bound_page(const struct attn_job *j, const struct batch_item *it, int head, int block)
+{
+    const struct core *k = j->k;
+    uint8_t *at = k->kv + (size_t)it->table[block] * k->kv_stride;
+    const struct page_place place = page_of(j, head, at);
+    const uint8_t *keys = at + head_offset(j, head);
+    if (j->tail)                                        /* the tail has them as f16 */
+        keys = k->window_kv + (size_t)it->window_table[block] * k->window_stride + tail_offset(j, head);
+    pages_bound(&place, keys, j->tail ? KV_F16 : j->types.key, is_rotated(j, j->types.key));
+}
+
 /* Store keys and values of tokens [first, first + n) of an item in the cache. */
 static void store(const struct attn_job *j, int item, int head, int first, int n)
 {
@@ -182,18 +207,20 @@ static void store(const struct attn_job *j, int item, int head, int first, int n
         if (k->c->v_norm)
             k->k->rms_norm(value, value, NULL, (int)hd, k->c->norm_eps, 0);
         prepare(j, key, &j->l->k_norm, head, token, 0);
-        if (is_rotated(j, k->types.key))
+        if (is_rotated(j, j->types.key))
             hadamard_rotate(key, j->head_dim);
-        if (is_rotated(j, k->types.value))
+        if (is_rotated(j, j->types.value))
             hadamard_rotate(value, j->head_dim);
-        k->k->kv_store_key(k->types.key, block, pos % KV_BLOCK, key, j->head_dim);
-        k->k->kv_store_value(k->types.value, block + j->k_bytes, pos % KV_BLOCK, value, j->head_dim);
-        if (k->tail) {
+        k->k->kv_store_key(j->types.key, block, pos % KV_BLOCK, key, j->head_dim);
+        k->k->kv_store_value(j->types.value, block + j->k_bytes, pos % KV_BLOCK, value, j->head_dim);
+        if (j->tail) {
             uint8_t *tail = k->window_kv + (size_t)it->window_table[pos / KV_BLOCK] * k->window_stride +
                             tail_offset(j, head);
             k->k->kv_store_key(KV_F16, tail, pos % KV_BLOCK, key, j->head_dim);
             k->k->kv_store_value(KV_F16, tail + tail_bytes(j), pos % KV_BLOCK, value, j->head_dim);
         }
+        if (pos % KV_BLOCK == KV_BLOCK - 1 && has_pages(j))
+            bound_page(j, it, head, pos / KV_BLOCK);
     }
 }
 
@@ -233,7 +260,7 @@ static void prepare_queries(const struct attn_job *j, const struct query_run *ch
                 prepare(j, row, &j->l->q_norm, head * j->group + g, token + t, far);
             if (tempered)
                 temper(c, row, j->head_dim, position(j->k, j->k->pos[token + t]));
-            if (is_rotated(j, j->k->types.key))
+            if (is_rotated(j, j->types.key))
                 hadamard_rotate(row, j->head_dim);
         }
 }
@@ -241,7 +268,7 @@ static void prepare_queries(const struct attn_job *j, const struct query_run *ch
 /* Rotate the outputs of a run and KV head back. */
 static void rotate_outputs(const struct attn_job *j, const struct attn *a)
 {
-    for (int t = 0; t < a->n_tokens && is_rotated(j, j->k->types.value); t++)
+    for (int t = 0; t < a->n_tokens && is_rotated(j, j->types.value); t++)
         for (int g = 0; g < j->group; g++)
             hadamard_rotate(a->out + (size_t)t * a->out_token_stride + (size_t)(g * j->head_dim), j->head_dim);
 }
@@ -381,6 +408,27 @@ static void attend_beyond(const struct attn_job *j, const struct query_run *ch, 
     rotate_outputs(j, a);
 }
 
+/* Whether the tokens of a run, which starts at this position, attend to some pages only. */
+static int chooses(const struct attn_job *j, int pos) { return has_pages(j) && pages_apply(j->k, pos); }
+
+/* Compute attention for a run whose tokens choose pages, each on its own.  q: its queries. */
+static void attend_pages(const struct attn_job *j, const struct query_run *ch, int head, const struct attn *a,
+                         float *q, int thread)
+{
+    const struct page_place place = page_of(j, head, NULL);
+    prepare_queries(j, ch, head, q, a->q_token_stride, 0);
+    for (int t = 0; t < ch->n; t++) {
+        struct attn one = *a;
+        one.q += (size_t)t * a->q_token_stride;
+        one.out += (size_t)t * a->out_token_stride;
+        one.pos += t;
+        one.n_tokens = 1;
+        pages_choose(j->k, &place, &j->s->items[ch->item], j->group, is_rotated(j, j->types.key), &one, thread);
+        j->k->k->attention(&one, j->k->scratch[thread]);
+    }
+    rotate_outputs(j, a);
+}
+
 static void attend_part(void *arg, int i, int thread)
 {
     const struct attn_job *j = arg;
@@ -401,10 +449,10 @@ static void attend_part(void *arg, int i, int thread)
         .base = base_of(j), .table = table_of(j, it), .stride = stride_of(j), .k_offset = offset,
         .v_offset = j->latent ? offset : offset + j->k_bytes,
         .latent = !j->latent ? 0 : c->rates ? c->head_dim : c->mla.kv_rank,
-        .sinks = j->l->sinks ? j->l->sinks + head * group : NULL, .kv = k->types,
+        .sinks = j->l->sinks ? j->l->sinks + head * group : NULL, .kv = j->types,
         .scale = c->attn_scale, .softcap = c->attn_softcap,
         .alibi = c->pos == POS_ALIBI ? k->alibi + head * group : NULL };
-    if (k->tail) {
+    if (j->tail) {
         const size_t keys = tail_offset(j, head);
         a.tail.base = k->window_kv;
         a.tail.table = it->window_table;
@@ -419,6 +467,10 @@ static void attend_part(void *arg, int i, int thread)
         store(j, ch->item, head, ch->first, ch->n);
     if (beyond(j, a.pos)) {
         attend_beyond(j, ch, head, part, &a, k->q + at, thread);
+        return;
+    }
+    if (chooses(j, a.pos)) {
+        attend_pages(j, ch, head, &a, k->q + at, thread);
         return;
     }
     if (ch->n_parts == 1) {
@@ -468,7 +520,7 @@ static int plan_jobs(const struct attn_job *j)
         ch->n_parts = 1;
         /* otherwise one job would store new tokens at the start of a part while another reads
          * them */
-        if (few && n_parts > 1 && rows <= SPLIT_ROWS && pos / ATTN_PART == last / ATTN_PART && used +
+        if (few && n_parts > 1 && !chooses(j, pos) && rows <= SPLIT_ROWS && pos / ATTN_PART == last / ATTN_PART && used +
             need <= k->n_partial) {
             ch->n_parts = n_parts;
             ch->part = first / ATTN_PART;
@@ -536,13 +588,22 @@ static void narrow_row(void *arg, int t, int thread)
         memmove(to + h * vd, from + h * hd, (size_t)vd * sizeof *to);
 }
 
+/* A job over all runs of the step. */
+static struct attn_job job_of(struct core *k, const struct step *s, const struct layer *l, int index)
+{
+    const int head_dim = config_head_dim(k->c, index), groups = config_kv_heads(k->c, index);
+    const struct kv_types types = k->tail && s->in_windows ? kv_both(KV_F16) : k->types;
+    return (struct attn_job){ .k = k, .s = s, .l = l, .index = index, .group = k->c->n_heads / groups,
+                              .runs = k->runs, .n_runs = s->n_runs, .head_dim = head_dim, .groups = groups,
+                              .types = types, .tail = k->tail && !s->in_windows,
+                              .k_bytes = kv_block_bytes(types.key, head_dim),
+                              .v_bytes = kv_block_bytes(types.value, head_dim) };
+}
+
 void attn_run(struct core *k, const struct step *s, const struct layer *l, int index)
 {
     const int head_dim = config_head_dim(k->c, index), groups = config_kv_heads(k->c, index);
-    struct attn_job j = { .k = k, .s = s, .l = l, .index = index, .group = k->c->n_heads / groups,
-                          .runs = k->runs, .n_runs = s->n_runs, .head_dim = head_dim, .groups = groups,
-                          .k_bytes = kv_block_bytes(k->types.key, head_dim),
-                          .v_bytes = kv_block_bytes(k->types.value, head_dim) };
+    struct attn_job j = job_of(k, s, l, index);
     const int vd = config_value_dim(k->c, index), wide = config_key_dim(k->c, index) != vd || k->c->value_scale != 1;
     if (wide)
         pool_run(k->pool, s->n_tokens, widen_row, &j);
@@ -569,12 +630,8 @@ static void prepare_part(void *arg, int i, int thread)
 
 void attn_prepare(struct core *k, const struct step *s, const struct layer *l, int index)
 {
-    const int head_dim = config_head_dim(k->c, index), groups = config_kv_heads(k->c, index);
-    struct attn_job j = { .k = k, .s = s, .l = l, .index = index, .group = k->c->n_heads / groups,
-                          .runs = k->runs, .n_runs = s->n_runs, .head_dim = head_dim, .groups = groups,
-                          .k_bytes = kv_block_bytes(k->types.key, head_dim),
-                          .v_bytes = kv_block_bytes(k->types.value, head_dim) };
-    pool_run(k->pool, s->n_runs * groups, prepare_part, &j);
+    struct attn_job j = job_of(k, s, l, index);
+    pool_run(k->pool, s->n_runs * j.groups, prepare_part, &j);
 }
 
 int attn_rows(const struct config *c, int max_tokens)
@@ -607,7 +664,7 @@ void attn_run_latent(struct core *k, const struct step *s, const struct layer *l
 {
     struct attn_job j = { .k = k, .s = s, .l = l, .index = index, .latent = 1, .group = k->c->n_heads / k->attn_groups,
                           .runs = runs, .n_runs = n_runs, .token0 = token0, .head_dim = k->c->head_dim,
-                          .groups = k->attn_groups };
+                          .groups = k->attn_groups, .types = k->types };
     pool_run(k->pool, plan_jobs(&j), attend_part, &j);
 }
 
@@ -643,8 +700,8 @@ static int add_runs(struct core *k, struct step *s, int item, int first, int n, 
     return n_runs;
 }
 
-/* Divide all tokens of an item into runs, such that the tail begins at the same position for all
- * tokens of a run.  Returns the number of runs. */
+/* Divide all tokens of an item into runs, such that the tail, and the newest tokens that are not in
+ * pages, begin at the same position for all tokens of a run.  Returns the number of runs. */
 static int add_tail_runs(struct core *k, struct step *s, int item, int most)
 {
     const struct batch_item *it = &s->items[item];
@@ -675,7 +732,7 @@ void core_step(struct core *k, struct step *s, const struct batch_item *items, i
         /* no run has tokens on both sides of the window's end */
         const int near = !k->window || it->pos + it->n_tokens <= k->window ? it->n_tokens
                          : it->pos < k->window ? k->window - it->pos : 0;
-        const int n_runs = k->tail ? add_tail_runs(k, s, i, chunk)
+        const int n_runs = k->tail || k->pages ? add_tail_runs(k, s, i, chunk)
             : add_runs(k, s, i, near, it->n_tokens - near, chunk) + add_runs(k, s, i, 0, near, chunk);
         s->one_run_each &= n_runs == 1;
     }

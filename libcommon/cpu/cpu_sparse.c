@@ -104,6 +104,20 @@ static inline void load_keys(enum kv_type type, const int n, const uint8_t *keys
     }
 }
 
+void sparse_load_block(enum kv_type type, const uint8_t *keys, int dim, float *out)
+{
+    if (type != KV_I4) {
+        load_keys(type, KV_BLOCK, keys, KV_BLOCK, 0, dim, out);
+        return;
+    }
+    const float *scale = (const float *)(const void *)(keys + kv_codes_bytes(KV_I4, dim));
+    for (int d = 0; d < dim; d++)
+        for (int e = 0; e < KV_BLOCK; e++) {
+            const int code = keys[d * 8 + e % 8] >> (e < 8 ? 0 : 4) & 15;
+            out[d * KV_BLOCK + e] = (float)((code ^ 8) - 8) * scale[e];
+        }
+}
+
 /* Load keys first .. first + KV_BLOCK - 1 of an item, which has n keys, as f32 [dim][KV_BLOCK];
  * columns after the last key are undefined and unused. */
 static void load_columns(const struct sparse_keys *p, int item, int first, int n, int dim, float *out)

@@ -121,10 +121,16 @@ struct core {
     struct kv_types types;
     uint8_t *kv;
     size_t kv_stride;
-    /* window blocks, laid out like kv: keys and values of the layers with a window, or the tail */
+    /* window blocks, in the same way: they hold the layers with a window, or all if there is a tail */
     uint8_t *window_kv;
     size_t window_stride;
-    int tail;                               /* all keys and values are also stored as f16 (kvtype.h) */
+    /* all keys and values are also stored as f16, or only so in layers with a window (kvtype.h) */
+    int tail;
+    /* Pages that layers without a window attend to, see cpu_pages.c; 0: to all.  page_work: an
+     * element for each thread; page_memory: the buffers in them. */
+    int pages;
+    struct page_choice *page_work;
+    uint8_t *page_memory;
     /* Every layer attends to at most the newest `window` tokens and the first `sinks`; 0: windows
      * as the model has them.  far: cos and sin of each RoPE table for the last position of sinks
      * and window together, with the short factors and with the long ones; stream: a buffer of
@@ -195,6 +201,7 @@ struct step {
     size_t kv_at;
     int in_windows;                         /* the layer uses window blocks */
     size_t tail_at;                         /* offset of this layer's keys and values in a block of the tail */
+    size_t pages_at;                        /* offset of this layer's bounds of pages in a KV block */
     size_t state_at;                        /* offset of this layer in a sequence's state, in floats */
 };
 

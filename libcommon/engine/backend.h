@@ -74,6 +74,9 @@ struct backend_options {
      * are given the positions just before the window; window 0: the model's own windows.  Needs
      * n_window_blocks. */
     int window, sinks;
+    /* Layers without a window attend to the first and the newest tokens and to this number of KV
+     * blocks between them, chosen for each token (cpu_pages.c); a multiple of 4.  0: to all. */
+    int pages;
     /* states of sequences with recurrent layers, config_state_bytes() each; 0 for other models */
     int n_states;
     int max_tokens;                         /* most tokens in one batch */
@@ -137,6 +140,7 @@ struct backend {
     const char *name;                       /* "cpu" */
     int always_strict;                      /* results are always as with options.strict */
     int windows;                            /* supports window blocks */
+    int pages;                              /* supports attention to pages */
     int loras;                              /* supports models with LoRA adapters */
     /* Returns the number of tokens in a step if the caller does not choose one.  max_len: tokens of
      * all contexts together; kernels: as in backend_options.  NULL: the number is
@@ -172,7 +176,8 @@ struct backend {
     void (*drop_state)(void *b, int state);     /* as drop_block */
     void (*device)(const void *b, struct backend_device *d);    /* NULL: there is no device */
     /* Copy a block or a state out of the backend's memory and back.  Sizes: config_kv_bytes(), or
-     * with window blocks config_block_bytes() and config_window_bytes(); config_state_bytes().
+     * with window blocks config_block_bytes() and config_window_bytes(), and with pages
+     * config_page_bytes() more for each block; config_state_bytes().
      * The bytes are valid only for the same backend, model, types of keys and values, and
      * describe().  NULL: not supported. */
     void (*save_block)(const void *b, int32_t block, void *to);

@@ -25,6 +25,19 @@ static int check_window(struct engine *g, const struct config *c, const struct e
     return 0;
 }
 
+static int check_pages(struct engine *g, const struct config *c, const struct engine_options *o, struct err *e)
+{
+    if (o->pages < 0 || o->pages > ENGINE_MOST_PAGES || o->pages % 4)
+        return err_set(e, ERR_LIMIT, "attention to %d pages, expected a multiple of 4, at most %d", o->pages,
+                       ENGINE_MOST_PAGES);
+    const char *problem = !o->pages ? NULL : !g->backend->pages ? "only the processor chooses pages"
+                          : o->window ? "a window leaves none to choose" : config_pages_problem(c);
+    if (problem)
+        return err_set(e, ERR_UNSUPPORTED, "attention to %d pages: %s", o->pages, problem);
+    g->pages = o->pages;
+    return 0;
+}
+
 /* Apply the defaults of options. */
 static int set_sizes(struct engine *g, const struct config *c, const struct engine_options *o, struct err *e)
 {
@@ -44,7 +57,7 @@ static int set_sizes(struct engine *g, const struct config *c, const struct engi
         g->max_tokens = g->max_seqs;
     if (c->both_ways && g->max_tokens < g->max_len)         /* an encoder needs whole sequences */
         g->max_tokens = g->max_len;
-    if (check_window(g, c, o, e) < 0)
+    if (check_window(g, c, o, e) < 0 || check_pages(g, c, o, e) < 0)
         return -1;
     const int tail = g->backend->windows ? config_tail(c, o->kv, g->window) : 0;
     g->kept_tokens = tail ? tail : g->backend->windows ? config_window(c, g->window) : 0;
@@ -75,11 +88,17 @@ static struct blocks blocks_wanted(const struct engine *g, const struct config *
                                                                 ? (window + more) * n_seqs + step : 0 };
 }
 
+/* Bytes of a block; has_windows: without its window block. */
+static size_t block_bytes(const struct engine *g, const struct config *c, struct kv_types kv, int has_windows)
+{
+    return (has_windows ? config_block_bytes(c, kv, g->window) : config_kv_bytes(c, kv)) +
+           (g->pages ? config_page_bytes(c) : 0);
+}
+
 static uint64_t blocks_bytes(const struct engine *g, const struct config *c, struct kv_types kv, const struct blocks *b)
 {
-    return !b->windows ? (uint64_t)b->all * config_kv_bytes(c, kv)
-                       : (uint64_t)b->all * config_block_bytes(c, kv, g->window) +
-                         (uint64_t)b->windows * config_window_bytes(c, kv, g->window);
+    return (uint64_t)b->all * block_bytes(g, c, kv, b->windows > 0) +
+           (b->windows ? (uint64_t)b->windows * config_window_bytes(c, kv, g->window) : 0);
 }
 
 uint64_t engine_kv_needs(const struct config *c, const struct engine_options *o, int n_seqs)
@@ -99,7 +118,7 @@ static int fit_blocks(const struct engine *g, const struct config *c, const stru
 {
     const struct blocks least = blocks_wanted(g, c, 1, 0);
     if (!b->windows) {
-        const size_t block = config_kv_bytes(c, o->kv);
+        const size_t block = block_bytes(g, c, o->kv, 0);
         b->all = (int64_t)(o->kv_bytes / block);
         return b->all >= least.all ? 0 : err_set(e, ERR_LIMIT,
             "KV memory of %zu bytes holds %zu tokens, expected at least the context of %d", o->kv_bytes,
@@ -115,7 +134,7 @@ static int fit_blocks(const struct engine *g, const struct config *c, const stru
         return 0;
     }
     const double part = (double)(o->kv_bytes - few) / (double)(many - few);
-    if (config_block_bytes(c, o->kv, g->window))        /* otherwise blocks take no memory */
+    if (block_bytes(g, c, o->kv, 1))                    /* otherwise blocks take no memory */
         b->all = least.all + (int64_t)((double)(b->all - least.all) * part);
     b->windows = least.windows + (int64_t)((double)(b->windows - least.windows) * part);
     return 0;
@@ -174,6 +193,7 @@ static int ask_backend(const struct engine *g, const struct engine_options *o, s
     const struct kv_types kv = g->m->config.embedding.pooling ? kv_both(KV_F32) : o->kv;
     *b = (struct backend_options){ .n_threads = o->n_threads, .kv = kv, .n_blocks = (int)blocks.all,
                                    .n_window_blocks = (int)blocks.windows, .window = g->window, .sinks = g->sinks,
+                                   .pages = g->pages,
                                    .n_states = engine_n_states(&g->m->config, o), .max_tokens = g->max_tokens,
                                    .max_logits = g->max_tokens, .exact = o->exact, .kernels = o->kernels,
                                    .max_weights = o->max_weights,

@@ -29,6 +29,7 @@ enum {
      * predict one, and its later guesses are right less often */
     ENGINE_PREDICTED_MOST = 3,
     ENGINE_MOST_SINKS = 256,
+    ENGINE_MOST_PAGES = 1 << 16,
     /* states of a request that a layer that predicts further tokens has yet to read */
     ENGINE_KEPT_STATES = 16,
 };
@@ -57,6 +58,9 @@ struct engine_options {
      * tokens (at most `window` and ENGINE_MOST_SINKS), and max_len may exceed the model's.  window
      * 0: the model's own windows. */
     int window, sinks;
+    /* Pages of 16 tokens that a token attends to, besides the first and the newest tokens, in layers
+     * without a window (cpu_pages.c); a multiple of 4, and not with `window`.  0: all. */
+    int pages;
     size_t kv_bytes;                /* 0: enough for max_seqs x max_len */
     /* most bytes of the model's file that may be resident, see residency.h; 0: no limit */
     size_t max_weights;

@@ -362,6 +362,9 @@ void step_computed(struct engine *g, struct request *r, int n)
         return;
     prefix_enter(&r->kv, g->pool, r->ids, 0);
     prefixes_save(g, r);
+    /* the same prompt may come again, or a conversation without this answer */
+    if (r->kv.n_tokens >= r->n_prompt && r->kv.n_tokens - n < r->n_prompt)
+        kv_table_keep(&r->kv, g->pool);
     if (g->states && r->slot >= 0 && r->kv.n_tokens % g->snapshot_every == 0) {
         take_snapshot(g, r);
         prefixes_save_state(g, r);

@@ -15,7 +15,7 @@
 /* ---- opening ---- */
 
 /* Incremented when the bytes of a block change but the names of its types do not. */
-enum { BLOCK_FORMAT = 3 };
+enum { BLOCK_FORMAT = 4 };
 
 /* Bytes of a window block. */
 static size_t window_bytes(const struct engine *g)
@@ -25,8 +25,9 @@ static size_t window_bytes(const struct engine *g)
 
 static size_t block_bytes(const struct engine *g)
 {
-    return kv_pool_n_windows(g->pool) ? config_block_bytes(&g->m->config, g->kv, g->window)
-                                      : config_kv_bytes(&g->m->config, g->kv);
+    return (kv_pool_n_windows(g->pool) ? config_block_bytes(&g->m->config, g->kv, g->window)
+                                       : config_kv_bytes(&g->m->config, g->kv)) +
+           (g->pages ? config_page_bytes(&g->m->config) : 0);
 }
 
 /* Everything except token ids that the bytes of a block depend on, as JSON.  Caller frees. */
@@ -41,8 +42,8 @@ static char *describe_model(const struct engine *g, const struct backend_options
         json_array_append_new(groups, json_pack("[I, I, I]", (json_int_t)group->offset, (json_int_t)group->size,
                                                 (json_int_t)group->crc));
     }
-    json_t *all = json_pack("[s, i, s%, s, s, b, i, i, I, I, I, I, o, O]", ZSE_VERSION, BLOCK_FORMAT, device, strcspn(device, ","),
-                            kv_type_name(bo->kv.key), kv_type_name(bo->kv.value), bo->exact, bo->window, bo->sinks,
+    json_t *all = json_pack("[s, i, s%, s, s, b, i, i, i, I, I, I, I, o, O]", ZSE_VERSION, BLOCK_FORMAT, device, strcspn(device, ","),
+                            kv_type_name(bo->kv.key), kv_type_name(bo->kv.value), bo->exact, bo->window, bo->sinks, bo->pages,
                             (json_int_t)config_kv_bytes(&g->m->config, bo->kv), (json_int_t)window_bytes(g),
                             (json_int_t)config_state_bytes(&g->m->config), (json_int_t)zfile_size(z), groups,
                             zfile_json(z));
@@ -91,14 +92,14 @@ static int save(struct engine *g, struct request *r, enum disk_kind kind, int n_
         g->backend->save_block(g->b, block, disk_block(w, i));
         if (window >= 0)
             g->backend->save_block(g->b, kv_pool_size(g->pool) + window, disk_window(w, i));
+        else if (kv_pool_n_windows(g->pool) && kind == DISK_IS_RUN)
+            disk_no_window(w, i);
         windows &= window >= 0;
     }
     if (kv_pool_n_windows(g->pool) && kind == DISK_IS_TAIL && !windows) {
         disk_drop(w);
         return 0;
     }
-    if (kv_pool_n_windows(g->pool) && kind == DISK_IS_RUN && !windows)
-        disk_no_windows(w);
     if (kind != DISK_IS_RUN && g->states)
         g->backend->save_state(g->b, r->slot, disk_state(w));
     disk_commit(g->disk, w);
@@ -163,7 +164,7 @@ static int load_windows(struct engine *g, struct disk_search *x, const struct di
     while (kv_pool_n_windows(g->pool) && x->t.end_window < x->t.n_blocks) {
         const int i = x->t.end_window - x->at / KV_BLOCK;
         int32_t window;
-        const int rc = prefix_window(&x->t, g->pool, data->windows != NULL, &window);
+        const int rc = prefix_window(&x->t, g->pool, data->windows && !(data->lacks >> i & 1), &window);
         if (rc < 0)
             return 0;
         if (rc > 0)

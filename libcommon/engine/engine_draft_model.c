@@ -134,7 +134,7 @@ static int open_drafting(struct engine *g, struct draft_model *d, const struct e
     }
     d->vocab_size = d->m->config.vocab_size;
     d->most = o->predictor ? ENGINE_PREDICTED_MOST : DRAFT_MOST;
-    own.n_states = own.n_window_blocks = own.device_layers = 0;
+    own.n_states = own.n_window_blocks = own.pages = own.device_layers = 0;
     own.max_weights = own.max_device = 0;
     own.max_logits = g->max_seqs;
     if (open_sizes(g, d, e) != 0 || (o->predictor && predictor_open(g, d, e) != 0) ||

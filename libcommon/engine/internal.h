@@ -202,7 +202,7 @@ struct engine {
     /* n_allowed: number of ids that a constraint may allow */
     int vocab_size, n_allowed, max_len, max_seqs, max_tokens, prefixes;
     struct kv_types kv;
-    int window, sinks;                  /* as in engine_options */
+    int window, sinks, pages;           /* as in engine_options */
     int kept_tokens, kept_sinks;        /* tokens that window blocks hold: the newest and the first */
     struct kv_pool *pool;
     struct disk *disk;                  /* NULL: prefixes are in memory only */

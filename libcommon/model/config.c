@@ -604,6 +604,39 @@ const char *config_stream_problem(const struct config *c)
     return NULL;
 }
 
+size_t config_page_row(int head_dim) { return (2 * (size_t)head_dim + 63) / 64 * 64; }
+
+size_t config_layer_page_bytes(const struct config *c, int layer)
+{
+    const int kind = c->mixer[layer];
+    if ((kind != MIXER_ATTENTION && kind != MIXER_BOTH) || config_shares_kv(c, layer) || config_layer_window(c, layer, 0))
+        return 0;
+    const size_t heads = (size_t)config_kv_heads(c, layer);
+    return (heads * (config_page_row(config_head_dim(c, layer)) + sizeof(float)) + 63) / 64 * 64;
+}
+
+size_t config_page_bytes(const struct config *c)
+{
+    size_t n = 0;
+    for (int i = 0; i < c->n_layers; i++)
+        n += config_layer_page_bytes(c, i);
+    return n;
+}
+
+const char *config_pages_problem(const struct config *c)
+{
+    if (c->both_ways || c->embedding.pooling)
+        return "the model makes vectors of texts";
+    if (c->pos == POS_ALIBI)
+        return "the model's attention depends on distances";
+    for (int i = 0; i < c->n_layers; i++)
+        if (c->mixer[i] == MIXER_MLA || c->mixer[i] == MIXER_COMPRESSED)
+            return "the model's latents have no pages";
+        else if (config_indexes(c, i))
+            return "the model's sparse attention chooses by itself";
+    return config_page_bytes(c) ? NULL : "no layer attends to all tokens";
+}
+
 int config_window(const struct config *c, int most)
 {
     int n = 0;
@@ -614,23 +647,31 @@ int config_window(const struct config *c, int most)
 
 int config_tail(const struct config *c, struct kv_types types, int most)
 {
-    return kv_has_tail(types) && !config_window(c, most) && !c->both_ways && !c->embedding.pooling &&
-           config_kv_bytes(c, types) ? KV_TAIL + KV_TAIL_STEP : 0;
+    enum { LEAST = KV_TAIL + KV_TAIL_STEP };
+    const int window = config_window(c, 0);
+    if (!kv_has_tail(types) || most || window > KV_WIDEST_TAIL || c->both_ways || c->embedding.pooling ||
+        !config_kv_bytes(c, types))
+        return 0;
+    return window > LEAST ? window : LEAST;
+}
+
+/* Bytes that the layers with a window take of a block in which all layers have these types. */
+static size_t windowed_bytes(const struct config *c, struct kv_types types, int most)
+{
+    size_t n = 0;
+    for (int i = 0; i < c->n_layers; i++)
+        n += config_layer_window(c, i, most) ? config_layer_kv_bytes(c, i, types) : 0;
+    return n;
 }
 
 size_t config_block_bytes(const struct config *c, struct kv_types types, int most)
 {
-    return config_kv_bytes(c, types) - (config_tail(c, types, most) ? 0 : config_window_bytes(c, types, most));
+    return config_kv_bytes(c, types) - windowed_bytes(c, types, most);
 }
 
 size_t config_window_bytes(const struct config *c, struct kv_types types, int most)
 {
-    size_t n = 0;
-    if (config_tail(c, types, most))
-        return config_kv_bytes(c, kv_both(KV_F16));
-    for (int i = 0; i < c->n_layers; i++)
-        n += config_layer_window(c, i, most) ? config_layer_kv_bytes(c, i, types) : 0;
-    return n;
+    return config_tail(c, types, most) ? config_kv_bytes(c, kv_both(KV_F16)) : windowed_bytes(c, types, most);
 }
 
 size_t config_layer_kv_bytes(const struct config *c, int layer, struct kv_types types)

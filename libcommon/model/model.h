@@ -562,14 +562,25 @@ int config_window(const struct config *c, int most);
 size_t config_window_bytes(const struct config *c, struct kv_types types, int most);
 /* Bytes of a KV block without its window block. */
 size_t config_block_bytes(const struct config *c, struct kv_types types, int most);
-/* Returns the number of newest tokens whose keys and values, stored in these types, are also kept
- * as f16 in window blocks (the tail, see kvtype.h).  Returns 0 if there is no tail, because the
- * types need none or layers have windows. */
+/* In a model with a tail, layers with a sliding window store their keys and values only as f16.
+ * Models with wider windows have no tail, because this would cost more than the types save. */
+enum { KV_WIDEST_TAIL = 1024 };
+/* Returns the number of newest tokens whose keys and values are kept as f16 in window blocks (the
+ * tail, see kvtype.h): those of layers with a window only there, those of other layers in these
+ * types as well.  Returns 0 if there is no tail, because the types need none, windows are wider
+ * than KV_WIDEST_TAIL, or `most` is set. */
 int config_tail(const struct config *c, struct kv_types types, int most);
 /* 1 if `most` limits this layer: it has no window of its own, or one that is larger than `most`. */
 int config_streams(const struct config *c, int layer, int most);
 /* The reason why `most` cannot be set; NULL: it can. */
 const char *config_stream_problem(const struct config *c);
+/* Attention to pages (backend_options.pages), in layers without a window: the bytes of a page's
+ * bounds for one KV head; of those of all heads in a KV block, 0: the layer has none; of all layers.
+ * config_pages_problem() returns the reason why the model cannot attend to pages, or NULL. */
+size_t config_page_row(int head_dim);
+size_t config_layer_page_bytes(const struct config *c, int layer);
+size_t config_page_bytes(const struct config *c);
+const char *config_pages_problem(const struct config *c);
 /* The reason why this model's keys and values cannot be stored in these types; NULL: they can. */
 const char *config_kv_problem(const struct config *c, struct kv_types types);
 int config_kv_layers(const struct config *c);                       /* number of layers with keys and values */

@@ -156,6 +156,14 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
   # one window
   q=$(zse-bench quality "$MODEL" "$MODEL" "$TEXT" --kv f16 --kv v=i4 --window 600 --windows 1)
   check "abs(j['rows'][1]['kl_mean'] - $(jq .kl_mean <<<"$q")) < 1e-12" <<<"$output"
+  run --separate-stderr zse-bench kv "$MODEL" "$TEXT" --attention pages:8 --contexts 300,900 -r 1 --json
+  [ "$status" -eq 0 ]
+  check '[r["kv"] for r in j["rows"]] == ["f16", "f16 pages:8"] * 2 and j["rows"][1]["kl_mean"] == 0 and j["rows"][1]["kv_bytes"] == j["rows"][0]["kv_bytes"]' <<<"$output"
+  check '0 < j["rows"][3]["kl_mean"] < 1 and j["rows"][3]["bytes_over_f16"] < 0.6' <<<"$output"
+  for wrong in pages pages:0 pages:6 pages:x some; do
+    run -2 --separate-stderr zse-bench kv "$MODEL" --attention $wrong
+    [[ $stderr == *--attention* ]]
+  done
   run -1 --separate-stderr zse-bench kv "$MODEL" /no/such -r 1
   [[ "$stderr" == *"/no/such"* ]]
   run --separate-stderr zse-bench kv "$MODEL" --contexts 4096

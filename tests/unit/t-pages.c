@@ -1,0 +1,112 @@
+/* t-pages.c - bounds of pages are never below a key, and the page that holds the best key is chosen,
+ * whatever the type of the keys. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "libcommon/base/rng.h"
+#include "libcommon/cpu/cpu_pages.h"
+#include "libcommon/cpu/hadamard.h"
+
+enum { DIM = 48, N_BLOCKS = 40, PAGES = 8, POS = N_BLOCKS * KV_BLOCK - 1, GROUP = 3, HEADS = 2 };
+
+static void draw(struct rng *r, float *x)
+{
+    for (int d = 0; d < DIM; d++)
+        x[d] = (float)(rng_u64(r) % 2001) / 1000 - 1;
+}
+
+static void check_type(enum kv_type type, int rotated)
+{
+    static int32_t table[N_BLOCKS];
+    static float q[GROUP * DIM];
+    struct err e;
+    struct rng r = { 11 };
+    struct config c = { .head_dim = DIM };
+    const size_t keys = kv_block_bytes(type, DIM), row = config_page_row(DIM),
+                 bounds = (HEADS * (row + sizeof(float)) + 63) / 64 * 64;
+    struct core k = { .c = &c, .k = &kernels_ref, .kv_stride = HEADS * keys + bounds, .pool = pool_open(1, &e) };
+    assert_non_null(k.pool);
+    assert_int_equal(pages_open(&k, PAGES, POS + 1, &e), 0);
+    k.kv = aligned_alloc(64, N_BLOCKS * k.kv_stride);
+    memset(k.kv, 0, N_BLOCKS * k.kv_stride);
+    for (int i = 0; i < GROUP; i++)
+        draw(&r, q + i * DIM);
+    for (int b = 0; b < N_BLOCKS; b++)
+        table[b] = (b * 7 + 3) % N_BLOCKS;
+    for (int planted = 4; planted < N_BLOCKS - 12; planted += 5) {
+        for (int b = 0; b < N_BLOCKS; b++)
+            for (int head = 0; head < HEADS; head++) {
+                uint8_t *block = k.kv + (size_t)table[b] * k.kv_stride;
+                for (int slot = 0; slot < KV_BLOCK; slot++) {
+                    float x[DIM];
+                    draw(&r, x);
+                    for (int d = 0; d < DIM && b == planted && slot == 9; d++)
+                        x[d] = 3 * (q[d] + q[DIM + d] + q[2 * DIM + d]);
+                    if (rotated)
+                        hadamard_rotate(x, DIM);
+                    kernels_ref.kv_store_key(type, block + (size_t)head * keys, slot, x, DIM);
+                }
+                const struct page_place p = { head, HEADS, DIM, HEADS * keys, block + HEADS * keys };
+                pages_bound(&p, block + (size_t)head * keys, type, rotated);
+            }
+        float rows[GROUP * DIM];
+        memcpy(rows, q, sizeof rows);
+        for (int i = 0; i < GROUP && rotated; i++)
+            hadamard_rotate(rows + i * DIM, DIM);
+        const struct batch_item it = { .table = table };
+        struct attn a = { .q = rows, .q_head_stride = DIM, .pos = POS };
+        assert_true(pages_apply(&k, POS));
+        for (int head = 0; head < HEADS; head++) {
+            const struct page_place p = { head, HEADS, DIM, HEADS * keys, NULL };
+            struct attn one = a;
+            pages_choose(&k, &p, &it, GROUP, rotated, &one, 0);
+            const int newest = kv_tail_from(POS) / KV_BLOCK, n = (one.pos + 1) / KV_BLOCK;
+            int found = 0;
+            assert_int_equal(n, 4 + PAGES + N_BLOCKS - newest);
+            assert_int_equal(one.rounded_to, (4 + PAGES) * KV_BLOCK);
+            for (int i = 0; i < n; i++)
+                found += one.table[i] == table[planted];
+            for (int i = 0; i < 4; i++)
+                assert_int_equal(one.table[i], table[i]);
+            for (int i = 0; i < N_BLOCKS - newest; i++)
+                assert_int_equal(one.table[4 + PAGES + i], table[newest + i]);
+            assert_int_equal(found, 1);
+        }
+    }
+    free(k.kv);
+    pages_close(&k);
+    pool_close(k.pool);
+}
+
+static void test_best_page(void **state)
+{
+    (void)state;
+    check_type(KV_F32, 0);
+    check_type(KV_F16, 0);
+    check_type(KV_BF16, 0);
+    check_type(KV_F8, 0);
+    check_type(KV_I8, 1);
+    check_type(KV_I4, 1);
+}
+
+/* A page is not chosen before there are more of them than are to be seen. */
+static void test_short(void **state)
+{
+    (void)state;
+    const struct core k = { .pages = PAGES };
+    const int first = KV_SINKS + PAGES * KV_BLOCK + KV_TAIL_STEP + KV_TAIL;
+    assert_false(pages_apply(&k, first - 1));
+    assert_true(pages_apply(&k, first));
+    assert_false(pages_apply(&(struct core){ 0 }, 1 << 20));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_best_page), cmocka_unit_test(test_short) };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
