@@ -74,7 +74,8 @@ static int stepper_open(struct stepper *s, const struct model *m, const struct r
               seen = in_tail < in_window ? in_tail : in_window;
     const struct backend_options o = { .n_threads = r->threads, .kv = r->kv, .n_blocks = n_blocks,
                                        .n_window_blocks = tail ? n_blocks : 0,
-                                       .pages = r->pages, .n_states = n_seqs, .max_tokens = max_tokens, .max_logits = n_seqs,
+                                       .pages = r->pages, .n_states = n_seqs,
+                                       .max_tokens = max_tokens, .max_logits = n_seqs,
                                        .exact = r->exact, .kernels = r->kernels, .max_weights = (size_t)r->max_memory };
     if (check_context(&m->config, context, e) != 0)
         return -1;
@@ -459,7 +460,8 @@ int bench_kv(const struct bench_options *o, const char *model, const char *text)
             const int k = i % n_kv, context = s[i].context;
             const double f16_bytes = share_kv_read(&m.model->config, kv[0].kv, kv[0].pages, 1, context + 1);
             char name[2 * KV_TEXT];
-            const double t = rows[i].median, bytes = share_kv_read(&m.model->config, kv[k].kv, kv[k].pages, 1, context + 1),
+            const double t = rows[i].median,
+                         bytes = share_kv_read(&m.model->config, kv[k].kv, kv[k].pages, 1, context + 1),
                          speedup = rows[i - k].median / t;
             share.kv = kv[k].kv;
             share.pages = kv[k].pages;

@@ -258,7 +258,8 @@ int planned_mode_parse(const char *prog, const char *arg, struct planned_mode *m
 static uint64_t bytes_of(const struct planned_choices *s, const struct plan_weights *w, const struct planned_query *a)
 {
     const uint64_t n = a->n_seqs ? (uint64_t)a->n_seqs : 1;
-    const uint64_t one = kv_bytes(&s->p, a->context, 1, a->on_gpu), all = kv_bytes(&s->p, a->context, (int)n, a->on_gpu);
+    const uint64_t one = kv_bytes(&s->p, a->context, 1, a->on_gpu),
+                   all = kv_bytes(&s->p, a->context, (int)n, a->on_gpu);
     const uint64_t kv = a->kv_most && all > a->kv_most ? (one > a->kv_most ? one : a->kv_most) : all;
     const uint64_t n_states = n + (n < ENGINE_DRAFT_STATES ? n : ENGINE_DRAFT_STATES) + ENGINE_SNAPSHOTS;
     return w->bytes + kv + n_states * plan_state_bytes(&s->p.shape) + planned_workspace(&s->p);

@@ -10,8 +10,8 @@
  * Keys and values of layers with a sliding window are stored in window blocks, a separate pool.  A
  * block has a window block while the window of a table that holds the block covers it, and after
  * that until the window block is evicted.  Window blocks that a sequence has moved past are evicted
- * first, then those where prompts or sequences ended or started, each in order of release.  A prefix
- * can only be continued if the window blocks before its end still exist. */
+ * first, then those where prompts or sequences ended or started, each in order of release.  A
+ * prefix can only be continued if the window blocks before its end still exist. */
 #ifndef ZSE_CACHE_KV_H
 #define ZSE_CACHE_KV_H
 

@@ -520,8 +520,8 @@ static int plan_jobs(const struct attn_job *j)
         ch->n_parts = 1;
         /* otherwise one job would store new tokens at the start of a part while another reads
          * them */
-        if (few && n_parts > 1 && !chooses(j, pos) && rows <= SPLIT_ROWS && pos / ATTN_PART == last / ATTN_PART && used +
-            need <= k->n_partial) {
+        if (few && n_parts > 1 && !chooses(j, pos) && rows <= SPLIT_ROWS && pos / ATTN_PART == last / ATTN_PART &&
+            used + need <= k->n_partial) {
             ch->n_parts = n_parts;
             ch->part = first / ATTN_PART;
             ch->partial = used;

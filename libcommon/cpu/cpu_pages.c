@@ -29,7 +29,8 @@ static size_t to_lines(size_t n) { return (n + 63) / 64 * 64; }
 
 int pages_open(struct core *k, int pages, int64_t max_len, struct err *e)
 {
-    const size_t n_blocks = (size_t)(max_len / KV_BLOCK) + 1, table = to_lines(sizeof(int32_t) * (size_t)(pages + FIRST + NEWEST)),
+    const size_t n_blocks = (size_t)(max_len / KV_BLOCK) + 1,
+                 table = to_lines(sizeof(int32_t) * (size_t)(pages + FIRST + NEWEST)),
                  score = to_lines(n_blocks * sizeof(float)), chosen = to_lines((size_t)pages * sizeof(int)),
                  row = config_page_row(k->c->head_dim), q = 3 * row * sizeof(float),
                  bytes = score + chosen + 2 * table + q + row, n = (size_t)pool_size(k->pool);

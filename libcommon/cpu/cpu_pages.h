@@ -4,16 +4,16 @@
 
 #include "libcommon/cpu/internal.h"
 
-/* The bounds of a page in a KV block: of n_heads KV heads, of which `head` is meant.  offset: of the
- * layer's bounds in the block; at: their address. */
+/* The bounds of a page for KV head `head` of n_heads.  offset: of the layer's bounds in the KV
+ * block; at: their address. */
 struct page_place { int head, n_heads, head_dim; size_t offset; uint8_t *at; };
 
 /* Let layers without a window attend to `pages` pages, a multiple of 4.  max_len: tokens of the
  * longest possible context. */
 int pages_open(struct core *k, int pages, int64_t max_len, struct err *e);
 void pages_close(struct core *k);
-/* Compute the bounds of a page from its 16 keys, stored as `type`.  is_rotated: the keys are rotated
- * by hadamard_rotate(). */
+/* Compute the bounds of a page from its 16 keys, stored as `type`.  is_rotated: the keys are
+ * rotated by hadamard_rotate(). */
 void pages_bound(const struct page_place *p, const uint8_t *keys, enum kv_type type, int is_rotated);
 /* Whether a token at this position attends to some pages only; the same for all tokens of an
  * aligned run of KV_TAIL_STEP tokens. */

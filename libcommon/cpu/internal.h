@@ -121,7 +121,8 @@ struct core {
     struct kv_types types;
     uint8_t *kv;
     size_t kv_stride;
-    /* window blocks, in the same way: they hold the layers with a window, or all if there is a tail */
+    /* window blocks, laid out like kv: keys and values of the layers with a window, or of all
+     * layers if there is a tail */
     uint8_t *window_kv;
     size_t window_stride;
     /* all keys and values are also stored as f16, or only so in layers with a window (kvtype.h) */

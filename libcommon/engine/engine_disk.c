@@ -43,7 +43,8 @@ static char *describe_model(const struct engine *g, const struct backend_options
                                                 (json_int_t)group->crc));
     }
     json_t *all = json_pack("[s, i, s%, s, s, b, i, i, i, I, I, I, I, o, O]", ZSE_VERSION, BLOCK_FORMAT, device, strcspn(device, ","),
-                            kv_type_name(bo->kv.key), kv_type_name(bo->kv.value), bo->exact, bo->window, bo->sinks, bo->pages,
+                            kv_type_name(bo->kv.key), kv_type_name(bo->kv.value), bo->exact, bo->window, bo->sinks,
+                            bo->pages,
                             (json_int_t)config_kv_bytes(&g->m->config, bo->kv), (json_int_t)window_bytes(g),
                             (json_int_t)config_state_bytes(&g->m->config), (json_int_t)zfile_size(z), groups,
                             zfile_json(z));

@@ -609,7 +609,8 @@ size_t config_page_row(int head_dim) { return (2 * (size_t)head_dim + 63) / 64 *
 size_t config_layer_page_bytes(const struct config *c, int layer)
 {
     const int kind = c->mixer[layer];
-    if ((kind != MIXER_ATTENTION && kind != MIXER_BOTH) || config_shares_kv(c, layer) || config_layer_window(c, layer, 0))
+    if ((kind != MIXER_ATTENTION && kind != MIXER_BOTH) || config_shares_kv(c, layer) ||
+        config_layer_window(c, layer, 0))
         return 0;
     const size_t heads = (size_t)config_kv_heads(c, layer);
     return (heads * (config_page_row(config_head_dim(c, layer)) + sizeof(float)) + 63) / 64 * 64;

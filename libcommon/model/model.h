@@ -575,7 +575,8 @@ int config_streams(const struct config *c, int layer, int most);
 /* The reason why `most` cannot be set; NULL: it can. */
 const char *config_stream_problem(const struct config *c);
 /* Attention to pages (backend_options.pages), in layers without a window: the bytes of a page's
- * bounds for one KV head; of those of all heads in a KV block, 0: the layer has none; of all layers.
+ * bounds for one KV head; of those of all heads in a KV block, 0: the layer has none; of all
+ * layers.
  * config_pages_problem() returns the reason why the model cannot attend to pages, or NULL. */
 size_t config_page_row(int head_dim);
 size_t config_layer_page_bytes(const struct config *c, int layer);

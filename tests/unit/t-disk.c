@@ -144,8 +144,8 @@ static void test_chain(void **state)
     assert_int_equal(files(".run", 0), 2);              /* no file of another model was removed */
 }
 
-/* A run of blocks may be stored without some or all of its window blocks.  A tail (the partial run at the end)
- * always has them.  Files with window blocks of another size are not accepted. */
+/* A run of blocks may be stored without some or all of its window blocks.  A tail (the partial run
+ * at the end) always has them.  Files with window blocks of another size are not accepted. */
 static void test_windows(void **state)
 {
     (void)state;

@@ -1,5 +1,4 @@
-/* t-pages.c - bounds of pages are never below a key, and the page that holds the best key is chosen,
- * whatever the type of the keys. */
+/* t-pages.c - the page that holds the best key is chosen, whatever the type of the keys. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -252,7 +252,7 @@ static void keys_and_values(void **state)
     assert_int_equal(plan_kv_token(q, KV_F16), 2 * 28 * 4 * 128 * 2);
     assert_int_equal(plan_kv_token(q, KV_F32), 2 * 28 * 4 * 128 * 4);
     assert_int_equal(plan_kv_token(q, KV_I8), 2 * 28 * 4 * (128 + 4));             /* a scale beside each row */
-    assert_int_equal(plan_kv_bytes(small, KV_F16, 17, 1), 2 * plan_kv_bytes(small, KV_F16, 16, 1));      /* whole blocks */
+    assert_int_equal(plan_kv_bytes(small, KV_F16, 17, 1), 2 * plan_kv_bytes(small, KV_F16, 16, 1));     /* blocks */
     /* latent attention: 512 + 64 elements a token and layer */
     assert_int_equal(plan_kv_elements(&lite->layer[3]), 576);
     assert_int_equal(plan_kv_token(v3, KV_F16), 61 * 1152);
@@ -280,7 +280,8 @@ static void compare(const char *name, const json_t *config)
     if (!normal || config_parse(&c, normal, &e) != 0 || weight_specs(&c, &all, &specs, &n, &e) != 0)
         fail_msg("%s: %s", name, e.msg);
     for (int kv = KV_F32; kv < KV_TYPES; kv++)
-        assert_int_equal(plan_kv_bytes(s, (enum kv_type)kv, KV_BLOCK, 1), config_kv_bytes(&c, kv_both((enum kv_type)kv)));
+        assert_int_equal(plan_kv_bytes(s, (enum kv_type)kv, KV_BLOCK, 1),
+                         config_kv_bytes(&c, kv_both((enum kv_type)kv)));
     assert_int_equal(plan_state_bytes(s), config_state_bytes(&c));
     for (int i = 0; i < n; i++) {
         sum += specs[i].rows * specs[i].cols;
@@ -658,7 +659,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(parameters), cmocka_unit_test(registry_is_whole), cmocka_unit_test(sizes_are_the_writers),
         cmocka_unit_test(rough_sizes),
-        cmocka_unit_test(keys_and_values), cmocka_unit_test(windows), cmocka_unit_test(same_as_the_engine), cmocka_unit_test(states),
+        cmocka_unit_test(keys_and_values), cmocka_unit_test(windows),
+        cmocka_unit_test(same_as_the_engine), cmocka_unit_test(states),
         cmocka_unit_test(expert_buffers), cmocka_unit_test(ranks), cmocka_unit_test(modes), cmocka_unit_test(capacity),
         cmocka_unit_test(preflight), cmocka_unit_test(speed),
         cmocka_unit_test(predictions), cmocka_unit_test(bad_configs),
