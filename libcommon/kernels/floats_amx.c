@@ -102,8 +102,8 @@ static void begin(int T)
     __asm__ volatile("ldtilecfg %0" : : "m"(c));
 }
 
-/* Multiply one or two panels of T tokens by n_k of a tile at w: c [T][32] of each += x * w.
- * first: c is not initialized yet and counts as 0. */
+/* Multiply one or two panels of T tokens by n_k of a tile at w.  Each panel has its own c [T][32],
+ * and c += x * w.  first: c is not initialized yet and counts as 0. */
 INLINE void multiply(const int two, int first, const uint8_t *parts, int T, const uint8_t *w, int n_k, float *c,
                      struct prefetch how)
 {
