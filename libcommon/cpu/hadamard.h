@@ -2,8 +2,8 @@
  *
  * Most models have keys with a few large channels.  Rounded with one scale after a rotation, such a
  * key keeps more of its other channels (arXiv:2404.00456).  If query and key are rotated alike,
- * their product is the same as before; an output that is rotated back is the sum of the values that
- * were rotated. */
+ * their product is the same as before; if values are rotated, rotating the output back gives the
+ * output for the original values. */
 #ifndef ZSE_CPU_HADAMARD_H
 #define ZSE_CPU_HADAMARD_H
 

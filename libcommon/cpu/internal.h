@@ -76,10 +76,11 @@ struct index_work {
     size_t stride;                          /* bytes of a token's latents */
 };
 
-/* Buffers of compressed attention.  For a step: the compressed query; values and scores of entries,
- * complete entries; values, scores and entries of the indexer, and its queries and weights; inputs
- * and outputs of o_a.  For a batch of tokens: scores of entries, the chosen ones and their number,
- * and the keys and entries that the tokens see. */
+/* Buffers of compressed attention.  For a step: q_a: the compressed query; value, score: what
+ * entries are computed from; entry: the complete entries; index_*: the same for the indexer; q,
+ * weight: its queries and weights; group: inputs of o_a; tiles: room for its outputs.  For a batch
+ * of tokens: scores of entries, the chosen ones and their number, and the keys and entries that the
+ * tokens see. */
 struct compress_work {
     float *q_a, *value, *score, *entry, *index_value, *index_score, *index_entry, *q, *weight, *group, *tiles, *scores;
     int *chosen, *n_chosen;
