@@ -115,7 +115,8 @@ void land(const copy &c)
     end_phase_if_over(b);
 }
 
-/* Address of the 8 elements of column n of a product's B whose k begins at 8 * half. */
+/* Address of elements k = 8 * half .. 8 * half + 7 of column n of B, the second operand of a
+ * product. */
 uint32_t b_address(uint64_t b, int n, int half)
 {
     const uint32_t start = (uint32_t)(b & 0x3fff) << 4, stride = (uint32_t)(b >> 32 & 0x3fff) << 4;
