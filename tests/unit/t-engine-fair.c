@@ -335,8 +335,8 @@ static void test_no_useless_preemption(void **state)
         step(g, 1);
         engine_stats(g, &s);
         assert_int_equal(s.n_running, 3);
-        add(g, &b, B, 5000, 100, 5);                    /* needs 7 blocks: more than one of A's
-                                                         * requests holds and the pool has left */
+        add(g, &b, B, 5000, 100, 5);                    /* needs 7 blocks: more than the pool has
+                                                         * left plus those of one of A's requests */
         step(g, 5);
         engine_stats(g, &s);
         assert_int_equal(s.preemptions, 0);
