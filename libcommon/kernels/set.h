@@ -5,18 +5,21 @@
 
 #include "libcommon/kernels/kernels.h"
 
-/* Under sanitizers, and if ZSE_COMPACT is defined, loops are not unrolled and functions are not
- * inlined: compiling takes a tenth of the time, and memory accesses are still checked. */
+/* For loops and functions that are unrolled and inlined in every build. */
+#define INLINE_ALWAYS static inline __attribute__((always_inline))
+#if defined(__clang__)
+#define UNROLL_ALWAYS _Pragma("unroll")
+#else
+#define UNROLL_ALWAYS _Pragma("GCC unroll 32")
+#endif
+/* Under sanitizers, and if ZSE_COMPACT is defined, other loops are not unrolled and other functions
+ * are not inlined: compiling takes a tenth of the time, and memory accesses are still checked. */
 #if defined ZSE_COMPACT || defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__
 #define INLINE static inline
 #define UNROLL
 #else
-#define INLINE static inline __attribute__((always_inline))
-#if defined(__clang__)
-#define UNROLL _Pragma("unroll")
-#else
-#define UNROLL _Pragma("GCC unroll 32")
-#endif
+#define INLINE INLINE_ALWAYS
+#define UNROLL UNROLL_ALWAYS
 #endif
 
 /* How kernels for few tokens find the values of codes (qtype.def, column stream).
