@@ -131,6 +131,8 @@ char *conv_cache_record(const char *path, uint64_t dev, uint64_t ino, int make, 
     return place(path, make, e, "verified/%" PRIx64 "-%" PRIx64, dev, ino);
 }
 
+char *conv_cache_rates(int make, struct err *e) { return place("rates", make, e, "rates.json"); }
+
 /* ---- cleaning ---- */
 
 /* Whether two names KEY-STAMP-TYPE-VERSION.zse have the same type. */

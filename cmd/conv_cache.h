@@ -24,6 +24,10 @@ char *conv_cache_path(const struct conv_cache_request *a, const char *source, st
  * folders.  Caller frees; NULL with *e. */
 char *conv_cache_record(const char *path, uint64_t dev, uint64_t ino, int make, struct err *e);
 
+/* The path of the record of measured rates (cmd/rates_record.h).  make: make its folder.  Caller
+ * frees; NULL with *e. */
+char *conv_cache_rates(int make, struct err *e);
+
 /* A lock for each source and type: one process converts, others wait. */
 struct conv_cache_lock { int fd, waited; char *name; };
 int conv_cache_lock(struct conv_cache_lock *l, const struct conv_cache_request *a, const char *source, struct err *e);

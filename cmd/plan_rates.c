@@ -1,5 +1,6 @@
 /* plan_rates.c - measure the speed of the parts of a model's steps on this machine, with the
  * engine's own kernels and the model's own sizes. */
+#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,6 +8,7 @@
 #include "cmd/matmul_time.h"
 #include "cmd/planning.h"
 #include "cmd/preflight_convert.h"
+#include "cmd/rates_record.h"
 #include "libcommon/base/clock.h"
 #include "libcommon/base/pool.h"
 #include "libcommon/cpu/cpu.h"
@@ -181,18 +183,25 @@ static void fill_heads(struct heads *h, float *row)
         h->q[i] = (float)(i % 11) / 11;
 }
 
+/* The shape of the heads to measure: that of the first layer with more than one head of keys and
+ * values.  Latent attention has one, and its kernels have the same rates. */
+static struct heads heads_of(const struct plan_shape *s)
+{
+    const struct plan_layer *l = NULL;
+    for (int i = 0; s && !l && i < s->n_layers; i++)
+        l = s->layer[i].kv_rows > 1 ? &s->layer[i] : NULL;
+    const int group = l && l->attended ? (int)(l->attended / ((int64_t)l->kv_rows * l->kv_width)) : 4;
+    return (struct heads){ .head_dim = l ? l->kv_width : 128, .group = group < 1 ? 1 : group };
+}
+
 static int attention_rates(struct plan_rates *out, const struct plan_shape *s, const struct kernels *k,
                            struct pool *pool, struct err *e)
 {
     enum { RUNS = 6 };
-    const struct plan_layer *l = NULL;
-    for (int i = 0; s && !l && i < s->n_layers; i++)
-        /* skip layers of latent attention, which have one row of keys: their kernels are as fast */
-        l = s->layer[i].kv_rows > 1 ? &s->layer[i] : NULL;
-    struct heads h = { .k = k, .pool = pool, .n_heads = HEADS_EACH * pool_size(pool),
-                       .head_dim = l ? l->kv_width : 128 };
-    h.group = l && l->attended ? (int)(l->attended / ((int64_t)l->kv_rows * l->kv_width)) : 4;
-    h.group = h.group < 1 ? 1 : h.group;
+    struct heads h = heads_of(s);
+    h.k = k;
+    h.pool = pool;
+    h.n_heads = HEADS_EACH * pool_size(pool);
     h.block = kv_block_bytes(KV_F16, h.head_dim);
     h.scratch_each = (k->attention_scratch(h.head_dim) + 63) / 64 * 64;
     const int most = h.group >= QUERIES ? 1 : QUERIES / h.group;
@@ -225,7 +234,7 @@ static int attention_rates(struct plan_rates *out, const struct plan_shape *s, c
 
 /* Measure two rates: r->read with one token, without the time for synchronizing threads and
  * rounding activations, which plans count separately; and r->multiply with many tokens. */
-static int rate_of(struct plan_rates *r, enum qtype type, int rows, int cols, uint64_t footprint,
+static int measure_type(struct plan_rates *r, enum qtype type, int rows, int cols, uint64_t footprint,
                    const struct kernels *k, struct pool *pool, struct err *e)
 {
     /* floats are slow, and their rate is the same from 16 tokens on */
@@ -253,20 +262,70 @@ static int rate_of(struct plan_rates *r, enum qtype type, int rows, int cols, ui
 }
 
 /* Measure the rates that do not depend on the type of the weights. */
-static int common_rates(struct plan_rates *r, const struct plan_shape *s, int n_threads, const struct kernels *k,
-                        struct pool *pool, struct err *e)
+static int measure_common(struct plan_rates *r, const struct plan_shape *s, const struct kernels *k, struct pool *pool,
+                          struct err *e)
 {
     enum { RUNS = 20, TIMES = 50 };
     struct roofline l;
-    const struct roofline_options lo = { .n_threads = n_threads, .what = ROOFLINE_READ | ROOFLINE_F32, .only_all = 1,
-                                         .root = preflight_root() };
+    const struct roofline_options lo = { .n_threads = pool_size(pool), .what = ROOFLINE_READ | ROOFLINE_F32,
+                                         .only_all = 1, .root = preflight_root() };
     if (roofline_measure(&l, &lo, e) != 0)
         return -1;
-    r->n_threads = l.n_threads;
     r->memory = l.read[1];
     r->f32 = l.f32[1];
     r->sync_s = usual_time(empty_loop, pool, RUNS, TIMES);
     return row_rates(r, k, e) == 0 && pick_rate(r, e) == 0 ? attention_rates(r, s, k, pool, e) : -1;
+}
+
+/* ---- rates that are kept between runs ---- */
+
+/* The older of two times; 0: unknown. */
+static int64_t older(int64_t a, int64_t b) { return !a || (b && b < a) ? b : a; }
+
+/* Find the rates that do not depend on the type of the weights in the record, or measure them. */
+static int common_rates(struct plan_rates *r, const struct plan_shape *s, struct rates_record *kept,
+                        const struct kernels *k, struct pool *pool, struct err *e)
+{
+    char key[64];
+    double *const rates[] = { &r->memory, &r->f32, &r->sync_s, &r->norm_s, &r->round_s, &r->act_s, &r->pick_s,
+                              &r->attend[0], &r->attend[1] };
+    enum { N = sizeof rates / sizeof *rates };
+    double v[N];
+    const struct heads h = heads_of(s);
+    snprintf(key, sizeof key, "head_dim %d, %d queries a head", h.head_dim, h.group);
+    r->n_threads = pool_size(pool);
+    const int64_t at = rates_record_get(kept, key, v, N);
+    for (int i = 0; at && i < N; i++)
+        *rates[i] = v[i];
+    r->measured = older(r->measured, at);
+    if (at)
+        return 0;
+    if (measure_common(r, s, k, pool, e) != 0)
+        return -1;
+    for (int i = 0; i < N; i++)
+        v[i] = *rates[i];
+    rates_record_put(kept, key, v, N);
+    return 0;
+}
+
+/* The same for the rates of a type of weights. */
+static int rate_of(struct plan_rates *r, enum qtype type, int rows, int cols, uint64_t footprint,
+                   struct rates_record *kept, const struct kernels *k, struct pool *pool, struct err *e)
+{
+    char key[96];
+    double v[2];
+    snprintf(key, sizeof key, "%s, %d x %d of %" PRIu64 " bytes", qtype_info(type)->name, rows, cols, footprint);
+    const int64_t at = rates_record_get(kept, key, v, 2);
+    r->measured = older(r->measured, at);
+    if (at) {
+        r->read[type] = v[0];
+        r->multiply[type] = v[1];
+        return 0;
+    }
+    if (measure_type(r, type, rows, cols, footprint, k, pool, e) != 0)
+        return -1;
+    rates_record_put(kept, key, (const double[]){ r->read[type], r->multiply[type] }, 2);
+    return 0;
 }
 
 int planned_rates(struct plan_rates *r, const struct plan_weights *w, const struct plan_shape *s, int n_threads,
@@ -278,15 +337,17 @@ int planned_rates(struct plan_rates *r, const struct plan_weights *w, const stru
         s->hidden_size < COLS ? s->hidden_size : COLS;
     const struct kernels *k = kernels_pick(kernels, e);
     struct pool *pool = k ? pool_open(n_threads, e) : NULL;
-    int rc = !pool ? -1 : r->memory > 0 ? 0 : common_rates(r, s, n_threads, k, pool, e);
+    struct rates_record *kept = pool ? rates_record_open(pool_size(pool), k->name) : NULL;
+    int rc = !pool ? -1 : r->memory > 0 ? 0 : common_rates(r, s, kept, k, pool, e);
     memset(r->read, 0, sizeof r->read);
     memset(r->multiply, 0, sizeof r->multiply);
     for (int i = 0; rc == 0 && i < PLAN_QTYPES; i++)
         if (w && (w->by_type[i] || w->ops[i] > 0))
-            rc = rate_of(r, (enum qtype)i, rows, cols, w->step_bytes, k, pool, e);
+            rc = rate_of(r, (enum qtype)i, rows, cols, w->step_bytes, kept, k, pool, e);
     for (int i = 0; rc == 0 && !w && (info = qtype_chosen(i)); i++)
         if (info->chosen != CHOSEN_SMALL)
-            rc = rate_of(r, info->type, rows, cols, 0, k, pool, e);
+            rc = rate_of(r, info->type, rows, cols, 0, kept, k, pool, e);
+    rates_record_close(kept);
     pool_close(pool);
     return rc;
 }

@@ -5,8 +5,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "cmd/cli.h"
+#include "cmd/conv_cache.h"
 #include "cmd/memory_note.h"
 #include "cmd/planning.h"
 #include "libcommon/base/json.h"
@@ -294,11 +296,11 @@ static json_t *rates_json(const struct plan_rates *r)
             json_object_set_new(types, qtype_info((enum qtype)i)->name,
                                 json_pack("{s:f, s:f}", "read_bytes_per_s", r->read[i], "multiply_ops_per_s",
                                           r->multiply[i]));
-    return json_pack("{s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:o}", "threads", r->n_threads,
+    return json_pack("{s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:o, s:o}", "threads", r->n_threads,
                      "memory_bytes_per_s", r->memory, "f32_flop_per_s", r->f32, "loop_s", r->sync_s,
                      "attend_one_per_s", r->attend[0], "attend_many_per_s", r->attend[1], "norm_s", r->norm_s,
-                     "round_s", r->round_s, "act_s", r->act_s, "pick_s", r->pick_s, "types",
-                     types);
+                     "round_s", r->round_s, "act_s", r->act_s, "pick_s", r->pick_s, "measured",
+                     r->measured ? json_integer(r->measured) : json_null(), "types", types);
 }
 
 static void set_bytes(json_t *j, const char *key, uint64_t n)
@@ -340,6 +342,19 @@ static void print_forecast_json(const struct forecast *f)
     json_decref(j);
 }
 
+static void print_measured(int64_t at)
+{
+    char day[32] = "";
+    const time_t t = (time_t)at;
+    struct tm tm;
+    struct err ignored;
+    char *path = conv_cache_rates(0, &ignored);
+    if (localtime_r(&t, &tm))
+        strftime(day, sizeof day, "%Y-%m-%d %H:%M", &tm);
+    printf("%-16s measured %s; remove %s to measure again\n", "rates", day, path ? path : "the record");
+    free(path);
+}
+
 static void print_forecast(const struct forecast *f)
 {
     const struct { const char *title; uint64_t size; int is_rare; } sizes[] = {         /* is_rare: not printed if 0 */
@@ -361,6 +376,8 @@ static void print_forecast(const struct forecast *f)
     printf("%-16s %s\n", "fits", f->fits ? "yes" : "no");
     if (f->decode > 0)
         printf("%-16s prefill %.0f, decode %.1f tokens/s at %d tokens\n", "expected", f->prefill, f->decode, PROMPT);
+    if (f->decode > 0 && f->rates.measured)
+        print_measured(f->rates.measured);
 }
 
 static int finish_plan(const struct forecast *f, int json)

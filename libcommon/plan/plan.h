@@ -82,6 +82,7 @@ int plan_times(double memory, double bytes);
 
 struct plan_rates {
     int n_threads;
+    int64_t measured;       /* Unix time of the oldest rate that an earlier run measured; 0: none was */
     double read[PLAN_QTYPES];                   /* product of weights of a type and one token:
                                                  * bytes/s of weights; 0: not measured */
     /* product of weights of a type and many tokens, including the quantization of activations:

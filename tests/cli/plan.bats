@@ -106,6 +106,24 @@ machine() {
 }
 
 # bats test_tags=plain
+@test "rates are measured once, and again if the record is old or damaged" {
+  local record=$T/zse/rates.json
+  plan() { XDG_CACHE_HOME=$T zse-chat "$Z" --plan --json --threads 1 >"$T/$1"; }
+  mkdir "$T/zse"
+  echo '{"damaged' >"$record"
+  plan first
+  plan second
+  jq -e '.rates.measured == null' "$T/first"
+  jq -e --slurpfile first "$T/first" '.rates.measured > 1700000000 and (.rates | del(.measured)) == ($first[0].rates | del(.measured)) and
+    .expected_tokens_per_sec == $first[0].expected_tokens_per_sec' "$T/second"
+  jq 'map_values(map_values(.measured -= 31 * 24 * 3600))' "$record" >"$T/old"
+  cp "$T/old" "$record"
+  plan third
+  jq -e '.rates.measured == null' "$T/third"
+  jq -e --slurpfile old "$T/old" 'all(.[][]; .measured > ($old[0] | [.[][].measured] | max))' "$record"
+}
+
+# bats test_tags=plain
 @test "--plan of recurrent layers counts their states, and keys and values of the other layers only" {
   cat >"$T/config.json" <<'J'
 {"model_type": "mamba2", "num_hidden_layers": 4, "hidden_size": 256, "num_heads": 8, "head_dim": 64, "n_groups": 1, "state_size": 64, "vocab_size": 512}
@@ -267,7 +285,7 @@ J
   [ "$status" = 0 ] && [ "$(grep -c 'memory: layer' <<<"$stderr")" = 6 ] && [[ "$stderr" == *"memory: layer 25: "*"memory: end: "* ]]
 }
 
-@test "zse-chat --plan of a .zse leaves no files" {
+@test "zse-chat --plan of a .zse leaves no files but the record of rates" {
   XDG_CACHE_HOME=$BATS_TEST_TMPDIR/cache run -0 zse-chat "$Z" --plan
-  [ ! -e "$BATS_TEST_TMPDIR/cache" ]
+  [ "$(find "$BATS_TEST_TMPDIR/cache" -type f)" = "$BATS_TEST_TMPDIR/cache/zse/rates.json" ]
 }
