@@ -174,7 +174,7 @@ subprocess.run(sys.argv[1:], stdin=b)' zse-chat "$MODEL" -n 1 --json -p Summariz
         "$BATS_TEST_TMPDIR/mtp:3"
     done
   done
-  zse-convert "$BATS_TEST_TMPDIR/qwen0.1" -o "$BATS_TEST_TMPDIR/m.zse" >/dev/null
+  zse-convert "$BATS_TEST_TMPDIR/qwen0.1" -o "$BATS_TEST_TMPDIR/m.zse" --quality fast >/dev/null
   zse-info "$BATS_TEST_TMPDIR/m.zse" --verify >/dev/null
   echo '{"type": "array", "items": {"type": "integer"}, "maxItems": 30}' >"$BATS_TEST_TMPDIR/schema"
   for s in off mtp:2; do
@@ -203,7 +203,7 @@ subprocess.run(sys.argv[1:], stdin=b)' zse-chat "$MODEL" -n 1 --json -p Summariz
   # which there is room left
   zse-convert "$BATS_TEST_TMPDIR/qwen0.1" -o "$BATS_TEST_TMPDIR/m.zse" -q mixed -m 130kB >/dev/null
   zse-info "$BATS_TEST_TMPDIR/m.zse" --json | jq -e '[.tensors[] | select(.name | test("^mtp.*_proj")) | .type] | unique == ["m2"]'
-  zse-convert "$BATS_TEST_TMPDIR/qwen0.1" -o "$BATS_TEST_TMPDIR/m.zse" -q int8 -m 300kB >/dev/null
+  zse-convert "$BATS_TEST_TMPDIR/qwen0.1" -o "$BATS_TEST_TMPDIR/m.zse" -q int8 -m 300kB --quality fast >/dev/null
   zse-info "$BATS_TEST_TMPDIR/m.zse" --json | jq -e '[.tensors[] | select(.name | test("^mtp.*_proj")) | .type] | unique == ["nl4"]'
   # with --no-mtp the predictor's layer is left out, and no note says so
   run zse-convert "$BATS_TEST_TMPDIR/qwen0.1" -o "$BATS_TEST_TMPDIR/no.zse" -q f32 --no-mtp
@@ -289,7 +289,7 @@ a, b = sorted(t['model']['vocab'].items(), key=lambda x: x[1])[-2:]
 t['model']['vocab'][a[0]], t['model']['vocab'][b[0]] = b[1], a[1]
 json.dump(t, open(sys.argv[1], 'w'))
 E
-  zse-convert "$BATS_TEST_TMPDIR/other" -o "$BATS_TEST_TMPDIR/other.zse" 2>/dev/null
+  zse-convert "$BATS_TEST_TMPDIR/other" -o "$BATS_TEST_TMPDIR/other.zse" -q f32 2>/dev/null
   run ! zse-chat "$MODEL" --spec "draft:$BATS_TEST_TMPDIR/other.zse" -p hi
   [[ "$output" == *"the draft model has another tokenizer: its token "*", expected '"* ]]
 }

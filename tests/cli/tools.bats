@@ -324,6 +324,7 @@ server_state() { curl -s "$URL/api/tools" | jq -r --arg n "$1" '.servers[] | sel
   run -1 zse-serve --port 0 --mcp-config "$f"
 }
 
+# bats test_tags=plain
 @test "--mcp-config: the official package works as the server, over standard input and over HTTP; a destructive tool needs a confirmation" {
   installed mcp || skip "no mcp package in build/venv (scripts/deps makes it)"
   local URL PID f=$BATS_TEST_TMPDIR/mcp.json port py=$PWD/build/venv/bin/python s=$PWD/tests/serve/mcp_servers.py web
