@@ -1,0 +1,18 @@
+# deploy.bats - the files of scripts/deploy agree with their schemas and with the programs.
+# shellcheck disable=SC2154
+setup() { cd "$BATS_TEST_DIRNAME/../.." || exit 1; }
+has() { build/venv/bin/python -c 'import importlib.util as u, sys; sys.exit(not u.find_spec(sys.argv[1]))' "$1" 2>/dev/null; }
+
+@test "the manifests for Kubernetes are valid" {
+  has kubernetes_validate || skip "no Python package kubernetes-validate"
+  run build/venv/bin/python -B tests/serve/manifests.py schema
+  echo "$output"
+  [ "$status" = 0 ]
+}
+
+@test "the manifests name options, endpoints, ports and metrics that the programs have" {
+  has yaml || skip "no Python package yaml"
+  run build/venv/bin/python -B tests/serve/manifests.py programs
+  echo "$output"
+  [ "$status" = 0 ]
+}
