@@ -110,7 +110,7 @@ static void known_types(void **state)
             known++;
             assert_int_equal(ggml_type_info(type)->type, type);
         }
-    assert_int_equal(known, sizeof golden / sizeof *golden + 16 + 8);
+    assert_int_equal(known, sizeof golden / sizeof *golden + 16 + 9);
     assert_null(ggml_type_info(4));         /* Q4_2, removed from ggml */
     assert_null(ggml_type_info(31));        /* Q4_0_4_4 */
     assert_string_equal(ggml_type_info(GGML_IQ2_XXS)->name, "IQ2_XXS");
