@@ -257,7 +257,14 @@ static uint64_t file_bytes(const struct info *i)
     return n;
 }
 
-/* The memory of the weights, by format and by role; *parameters: their number. */
+/* Channel scales belong to the conversion and are no parameters of the model. */
+static int is_channel_scale(const char *name)
+{
+    const char *dot = strrchr(name, '.');
+    return dot && strcmp(dot, ".channel_scale") == 0;
+}
+
+/* The memory of the weights, by format and by role; *parameters: the number of parameters. */
 static json_t *memory(const struct info *i, int64_t *parameters)
 {
     struct sums types = { 0 }, roles = { 0 };
@@ -267,7 +274,7 @@ static json_t *memory(const struct info *i, int64_t *parameters)
         const struct zfile_tensor *z = i->z ? zfile_tensor(i->z, k) : NULL;
         const struct source_tensor *t = i->z ? NULL : &i->s->tensors[k];
         const uint64_t bytes = z ? z->m.size : t->size;
-        int64_t n = 1;
+        int64_t n = z && is_channel_scale(z->name) ? 0 : 1;
         for (int d = 0; d < (z ? z->n_dims : t->n_dims); d++)
             n *= z ? z->dim[d] : t->dim[d];
         add_to(&types, z ? qtype_info(z->m.type)->name : ggml_type_info(t->type)->name, n, bytes);
