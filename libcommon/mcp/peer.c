@@ -376,6 +376,19 @@ static int take_stale(struct mcp_peer *p, double listed)
     return stale;
 }
 
+/* A request failed.  If it could not be written because the server has ended, replace *e by how it
+ * ended, which is known at the end of its output. */
+static void describe_failure(struct mcp_peer *p, struct err *e)
+{
+    enum { MOST_READS = 10 };
+    struct err end;
+    for (int i = 0; !p->c->url && i < MOST_READS; i++)
+        if (stdio_read(p, 100, &end) != 0) {
+            *e = end;
+            return;
+        }
+}
+
 /* While the server works: read, and list the tools again when they have changed. */
 static void attend(struct mcp_peer *p, struct err *e)
 {
@@ -389,8 +402,10 @@ static void attend(struct mcp_peer *p, struct err *e)
             continue;
         if (p->c->url && !p->modern && initialize(p, e) != 0)           /* its session may have ended */
             return;
-        if (list_tools(p, e) != 0)
+        if (list_tools(p, e) != 0) {
+            describe_failure(p, e);
             return;
+        }
         listed = clock_s();
     }
 }
