@@ -272,7 +272,9 @@ struct channel_scale channel_scale_of(const struct conversion *cv, const struct 
 
 int channel_scale_write(const struct conversion *cv, struct zwriter *w, int layer, int replay, struct err *e)
 {
-    struct layer_calib *l = cv->calib && layer >= 0 ? &cv->calib[layer] : NULL;
+    /* layers that predict further tokens come after the others and are not calibrated */
+    const int calibrated = cv->calib && layer >= 0 && layer < cv->config.n_layers;
+    struct layer_calib *l = calibrated ? &cv->calib[layer] : NULL;
     for (int i = 0; l && i < N_INPUTS; i++) {
         char name[CHANNEL_SCALE_NAME];
         const int n = calibrate_width(&cv->config, layer, i);
