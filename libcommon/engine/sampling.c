@@ -16,7 +16,7 @@ const struct sampling_option sampling_options[N_SAMPLING_OPTIONS] = {
 double sampling_get(const struct sampling *s, const struct sampling_option *o)
 {
     const char *at = (const char *)s + o->at;
-    return o->is_whole ? *(const int *)at : *(const float *)at;
+    return o->is_whole ? (double)*(const int *)at : (double)*(const float *)at;
 }
 
 void sampling_set(struct sampling *s, const struct sampling_option *o, double value)
@@ -66,9 +66,10 @@ int sampling_check(const struct sampling *s, int vocab_size, struct err *e)
 {
     for (int i = 0; i < N_SAMPLING_OPTIONS; i++) {
         const struct sampling_option *o = &sampling_options[i];
-        /* minimum rounded to float: 0.01 has no exact float */
-        const double v = sampling_get(s, o), min = o->is_whole ? o->min : (float)o->min;
-        if (!(v >= min && v <= o->max))
+        /* the limits as floats: 0.01 has no exact one */
+        const double v = sampling_get(s, o), min = o->is_whole ? o->min : (double)(float)o->min,
+                     max = o->is_whole ? o->max : (double)(float)o->max;
+        if (!(v >= min && v <= max))
             return err_set(e, ERR_LIMIT, "%s: %g is not in the range %g to %g", o->name, v, o->min, o->max);
     }
     for (int i = 0; i < s->n_bias; i++) {

@@ -643,12 +643,26 @@ static void test_dry_time(void **state)
     }
 }
 
+static void test_limits(void **state)
+{
+    (void)state;
+    struct err e;
+    for (int i = 0; i < N_SAMPLING_OPTIONS; i++)
+        for (int most = 0; most < 2; most++) {
+            const struct sampling_option *o = &sampling_options[i];
+            struct sampling s = sampling_defaults();
+            sampling_set(&s, o, most ? o->max : o->min);
+            if (sampling_check(&s, V, &e) != 0)
+                fail_msg("%s", e.msg);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_top_n_sigma), cmocka_unit_test(test_xtc), cmocka_unit_test(test_top_a),
         cmocka_unit_test(test_smoothing), cmocka_unit_test(test_dynatemp),
-        cmocka_unit_test(test_dry),
+        cmocka_unit_test(test_dry), cmocka_unit_test(test_limits),
         cmocka_unit_test(test_dry_limits), cmocka_unit_test(test_dry_breaker_of_everything),
         cmocka_unit_test(test_dry_time),
     };
