@@ -198,8 +198,10 @@ int packed_exact(const struct packed *p, int *group_size)
     if (p->order.data || p->divide || !group)
         return -1;
     *group_size = group;
-    if (p->layout == PACKED_MXFP8)
+    if (p->layout == PACKED_MXFP8) {
+        *group_size = 32;
         return p->code.type == SRC_F8_E4M3 && scales_fit_mxfp8(p) ? QT_MXFP8 : -1;
+    }
     if (p->layout == PACKED_F8)
         return p->code.type == SRC_F8_E4M3 && group == 128 && scales_fit_fp8(p) ? QT_FP8 : -1;
     if (p->layout == PACKED_MXFP4) {
