@@ -278,7 +278,7 @@ int channel_scale_write(const struct conversion *cv, struct zwriter *w, int laye
     for (int i = 0; l && i < N_INPUTS; i++) {
         char name[CHANNEL_SCALE_NAME];
         const int n = calibrate_width(&cv->config, layer, i);
-        if (!(replay ? l->stored >> i & 1 : l->scale[i] != NULL))
+        if (!n || !(replay ? l->stored >> i & 1 : l->scale[i] != NULL))
             continue;
         channel_scale_name(layer, (enum layer_input)i, name);
         const struct zfile_tensor t = { .name = name, .n_dims = 1, .dim = { n },
