@@ -10,6 +10,7 @@
 #include "libcommon/base/json.h"
 #include "libcommon/base/utf8.h"
 #include "libcommon/import/gguf.h"
+#include "libcommon/model/parts.h"
 #include "libcommon/quant/ggml.h"
 #include "libcommon/quant/kvtype.h"
 
@@ -255,13 +256,6 @@ static uint64_t file_bytes(const struct info *i)
     for (int k = 0; k < i->s->n_files; k++)
         n += i->s->files[k].size;
     return n;
-}
-
-/* Channel scales belong to the conversion and are no parameters of the model. */
-static int is_channel_scale(const char *name)
-{
-    const char *dot = strrchr(name, '.');
-    return dot && strcmp(dot, ".channel_scale") == 0;
 }
 
 /* The memory of the weights, by format and by role; *parameters: the number of parameters. */

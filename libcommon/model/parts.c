@@ -1,6 +1,7 @@
 /* parts.c - walk the tables of a layer's weights and of those outside of the layers. */
 #include "libcommon/model/parts.h"
 
+#include <string.h>
 #include <assert.h>
 #include <stdio.h>
 
@@ -65,6 +66,12 @@ void channel_scale_name(int layer, enum layer_input input, char out[CHANNEL_SCAL
         [INPUT_MLP] = "mlp_in", [INPUT_DOWN] = "down_in",
     };
     snprintf(out, CHANNEL_SCALE_NAME, "layers.%d.%s.channel_scale", layer, names[input]);
+}
+
+int is_channel_scale(const char *name)
+{
+    const char *dot = strrchr(name, '.');
+    return dot && strcmp(dot, ".channel_scale") == 0;
 }
 
 struct part_fact layer_part_fact(const struct config *c, int layer, enum layer_part part)

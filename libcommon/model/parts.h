@@ -54,6 +54,8 @@ struct part_fact {
 /* The name of the tensor of a .zse that holds the channel scales of an input. */
 enum { CHANNEL_SCALE_NAME = 48 };
 void channel_scale_name(int layer, enum layer_input input, char out[CHANNEL_SCALE_NAME]);
+/* Whether a tensor holds channel scales, which are no parameters of the model. */
+int is_channel_scale(const char *name);
 
 struct part_fact layer_part_fact(const struct config *c, int layer, enum layer_part part);
 

@@ -7,6 +7,7 @@
 
 #include "libcommon/base/json.h"
 #include "libcommon/base/sha256.h"
+#include "libcommon/model/parts.h"
 #include "libcommon/store/store.h"
 
 static const char *text(const json_t *o, const char *key)
@@ -20,7 +21,7 @@ static double n_parameters(const struct zfile *f)
     double n = 0;
     for (int i = 0; f && i < zfile_n_tensors(f); i++) {
         const struct zfile_tensor *t = zfile_tensor(f, i);
-        n += (double)t->dim[0] * (double)(t->n_dims > 1 ? t->dim[1] : 1);
+        n += is_channel_scale(t->name) ? 0 : (double)t->dim[0] * (double)(t->n_dims > 1 ? t->dim[1] : 1);
     }
     return n;
 }
