@@ -316,8 +316,8 @@ static int measure(struct cold *c, int state, struct err *e)
     return rc;
 }
 
-/* Report the GPU's phases, and the ratio of the time from the context to the first token to the
- * time that copying alone takes at the link's speed. */
+/* Report the GPU's phases, and a ratio: the time from the creation of the CUDA context to the first
+ * token, over the time that copying alone takes at the link's speed. */
 static json_t *report_device(struct cold *c, int state)
 {
     const struct bench_options *o = c->o;

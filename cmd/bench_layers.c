@@ -105,7 +105,7 @@ static int32_t *load_ids(const char *dir, int *n, struct err *e)
     return ids;
 }
 
-/* Refuse a name in DIR that is not compared, such as a layer that the model does not have. */
+/* Fail if DIR has a file that is not compared, such as that of a layer that the model lacks. */
 static int check_names(const char *dir, int n_layers, struct err *e)
 {
     DIR *d = opendir(dir);

@@ -16,8 +16,8 @@ struct conv_cache_request {
     int force;                      /* continue where disk or memory seem too small */
 };
 
-/* The path of the conversion of source that is requested, whether it exists or not; its folders are
- * made.  Caller frees. */
+/* The path in the cache for the conversion of source as *a requests it, whether it exists or not.
+ * Makes the folders.  Caller frees. */
 char *conv_cache_path(const struct conv_cache_request *a, const char *source, struct err *e);
 
 /* The path of the record of this file's last verification (cmd/model_verify.h).  make: make its

@@ -129,7 +129,8 @@ const char *finish_name(enum finish f);
 /* Append text to the answer, or to its reasoning, and show it; reasoning is shown only on a
  * terminal. */
 void answer_add(struct answer *a, const char *text, size_t size, int is_reasoning);
-/* Call number i, which is made if there are fewer; NULL: there are too many, or no memory. */
+/* Returns tool call i of the answer, and adds it if there are fewer; NULL: there are too many, or
+ * memory ran out. */
 struct answer_call *answer_call_at(struct answer *a, int i);
 void answer_call_add(struct answer *a, struct answer_call *c, const char *arguments, size_t size);
 /* End the display of reasoning on the terminal. */
@@ -221,10 +222,10 @@ void chat_tools_list(struct chat_tools *c);             /* print them */
  * *stop != 0 cancels the calls; the number of calls that were not run is added to *n_refused. */
 int chat_tools_run(struct chat_tools *c, const struct answer *a, int round, json_t *parts, read_line_fn read_line,
                    void *user, const volatile sig_atomic_t *stop, int *n_refused, struct err *e);
-/* Append a text to the parts of a message.  0; another value without memory. */
+/* Append a text to the parts of a message.  Returns nonzero if memory ran out. */
 int chat_add_text(json_t *parts, const char *text, size_t size);
-/* Append a message to the messages of a request; a message with parts becomes several.  0;
- * another value without memory. */
+/* Append a message to the messages of a request; a message with parts becomes several.
+ * Returns nonzero if memory ran out. */
 int chat_expand(json_t *out, json_t *message);
 
 /* Run a conversation with a model or a server (m or r is NULL).  read_line NULL: answer only

@@ -40,8 +40,8 @@ template <int ROW_BYTES> DEVICE int swizzled(int row,
                                              int piece) { return row * ROW_BYTES +
                                                           (piece ^ (ROW_BYTES >= 128 ? row & 7 : row >> 1 & 3)) * 16; }
 
-/* The work of a block: n_queries tokens from `first` on, the first of them at position pos0,
- * the last at `last`. */
+/* The work of a thread block: n_queries tokens, the first of which is row `first` and at position
+ * pos0, the last at position `last`. */
 struct tile_job {
     int first, n_queries, head, pos0, last;
     const int32_t *table;

@@ -21,8 +21,8 @@ static int spares_device(cudaError_t rc)
            rc == cudaErrorLaunchOutOfResources || rc == cudaErrorStreamCaptureInvalidated;
 }
 
-/* All handles of a device share one context, and so its loss.  For every device: the number of its
- * handles, and the first failure, which lost it (code ERR_NONE: none). */
+/* All handles of a device share one CUDA context, so an error that destroys it fails all of them.
+ * For every device: the number of its handles, and that error (code ERR_NONE: none yet). */
 enum { MAX_DEVICES = 64 };
 static struct { int n_handles; struct err lost; } devices[MAX_DEVICES];
 static std::atomic<bool> is_lost[MAX_DEVICES];         /* the same, for frequent checks without the lock */

@@ -52,7 +52,8 @@ int schema_find_path(json_t *in, const json_t *what, struct schema_path *p, int 
     return 0;
 }
 
-/* *p: the JSON pointer of the keyword.  Returns the schema of the document that contains it. */
+/* Find a keyword of the schema `at` in the user's document: *p gets its JSON pointer.  Returns the
+ * schema there that contains it. */
 static const json_t *place(struct schema *s, const json_t *at, const char *keyword, struct schema_path *p)
 {
     memset(p, 0, sizeof *p);

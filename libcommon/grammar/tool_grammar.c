@@ -116,8 +116,8 @@ static void relax(struct tool_builder *k, const char *function, const char *plac
         no_memory(k);
 }
 
-/* The arguments of a function, or the argument `key` (NULL: all of them).  Keywords that cannot
- * be enforced are ignored, unless the function is strict. */
+/* Compile the schema of a function's arguments, or that of its argument `key` (NULL: all of them).
+ * Keywords that cannot be enforced are dropped first, unless tools are strict. */
 static uint32_t schema_expr(struct tool_builder *k, const char *function, const char *key, json_t *schema)
 {
     if (k->strict)

@@ -58,7 +58,8 @@ struct plan_params {
     int64_t embedding, head;                /* head 0: tied */
     int64_t norms;                          /* elements of the norms of all layers and of the last norm */
     int n_expert_layers;
-    int64_t total, active;                  /* active: used by one token; the embedding only counts if it is the head */
+    /* parameters: all; those that one token uses, with the embedding only if it is also the head */
+    int64_t total, active;
 };
 void plan_count(const struct plan_shape *s, struct plan_params *p);
 

@@ -67,7 +67,8 @@ struct rag_job {
     struct loaded_model *reranker;      /* the model that scores passages; the same */
     char model[128];                    /* name of the model of the vectors; "": none */
     enum rag_asked { RAG_IDLE, RAG_WANTED, RAG_COMPUTED, RAG_NOT_COMPUTED } embedding, ranking;
-    /* owned; second: index of the first token of a pair's second text; open: the engine has it */
+    /* ids: owned; second: index of the first token of a pair's second text; open: the engine works
+     * on it */
     struct rag_text_ids { int32_t *ids; int n, second, open, cancelled; } texts[RAG_ASKED];
     struct worker_job jobs[RAG_ASKED];
     int n_texts, n_sent, n_open, n_cancelling, failed, reported;
