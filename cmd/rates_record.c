@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 
 #include "cmd/conv_cache.h"
@@ -27,8 +28,11 @@ struct rates_record {
 static json_t *read_file(void)
 {
     struct err ignored;
+    struct stat st;
     size_t n;
-    char *path = conv_cache_rates(0, &ignored), *text = path ? file_read(path, MOST_BYTES, &n, &ignored) : NULL;
+    char *path = conv_cache_rates(0, &ignored);
+    const int is_file = path && stat(path, &st) == 0 && S_ISREG(st.st_mode);    /* a pipe could wait for ever */
+    char *text = is_file ? file_read(path, MOST_BYTES, &n, &ignored) : NULL;
     json_t *all = text ? json_loadb(text, n, JSON_REJECT_DUPLICATES, NULL) : NULL;
     free(path);
     free(text);
