@@ -386,8 +386,14 @@ static size_t cpu_memory(const void *backend)
 
 static const char *cpu_describe(const void *backend) { return ((const struct cpu *)backend)->name; }
 
+static int cpu_loras(void *backend, struct err *e)
+{
+    struct cpu *b = backend;
+    return lora_open(&b->core, b->m, e);
+}
+
 const struct backend backend_cpu = {
-    .name = "cpu", .always_strict = 1, .windows = 1, .pages = 1, .loras = 1,
+    .name = "cpu", .always_strict = 1, .windows = 1, .pages = 1, .loras = cpu_loras,
     .step_tokens = cpu_step_tokens, .open = cpu_open, .forward = cpu_forward, .begin = NULL, .end = NULL,
     .copy_block = cpu_copy_block, .memory = cpu_memory, .kv_bytes = cpu_kv_bytes,
     .describe = cpu_describe, .close = cpu_close, .drop_block = cpu_drop_block, .copy_state = cpu_copy_state,

@@ -31,37 +31,46 @@ size_t cpu_lora_memory(int rank, int max_tokens, int n_threads)
     return rank ? sum_of(&s, n) : 0;
 }
 
+static void release(struct lora_work *w)
+{
+    for (int i = 0; i < w->n_tiles; i++)
+        free(w->tile[i]);
+    free(w->tile);
+    free(w->low);
+    free(w->runs);
+    *w = (struct lora_work){ 0 };
+}
+
 int lora_open(struct core *k, const struct model *m, struct err *e)
 {
-    struct lora_work *w = &k->lora;
+    struct lora_work w = { 0 };
     const int n_threads = pool_size(k->pool);
     int rank = 0;
     for (int i = 0; i < m->n_loras; i++)
         rank = m->loras[i].rank > rank ? m->loras[i].rank : rank;
-    if (!rank)
-        return 0;
     const struct lora_sizes s = sizes_of(rank, k->max_tokens, k->tile_job);
-    w->ld = s.ld;
-    w->runs = malloc(s.runs);
-    w->low = aligned_alloc(64, s.low);
-    w->tile = calloc((size_t)n_threads, sizeof *w->tile);
-    int ok = w->runs && w->low && w->tile;
-    w->n_tiles = w->tile ? n_threads : 0;
+    if (s.ld <= k->lora.ld)
+        return 0;
+    w.ld = s.ld;
+    w.bytes = sum_of(&s, n_threads);
+    w.runs = malloc(s.runs);
+    w.low = aligned_alloc(64, s.low);
+    w.tile = calloc((size_t)n_threads, sizeof *w.tile);
+    int ok = w.runs && w.low && w.tile;
+    w.n_tiles = w.tile ? n_threads : 0;
     for (int i = 0; ok && i < n_threads; i++)
-        ok = (w->tile[i] = aligned_alloc(64, s.tile)) != NULL;
-    k->bytes += sum_of(&s, n_threads);
-    return ok ? 0 : err_nomem(e, "LoRA adapters");
+        ok = (w.tile[i] = aligned_alloc(64, s.tile)) != NULL;
+    if (!ok) {
+        release(&w);
+        return err_nomem(e, "LoRA adapters");
+    }
+    k->bytes += w.bytes - k->lora.bytes;
+    release(&k->lora);
+    k->lora = w;
+    return 0;
 }
 
-void lora_close(struct core *k)
-{
-    for (int i = 0; i < k->lora.n_tiles; i++)
-        free(k->lora.tile[i]);
-    free(k->lora.tile);
-    free(k->lora.low);
-    free(k->lora.runs);
-    k->lora = (struct lora_work){ 0 };
-}
+void lora_close(struct core *k) { release(&k->lora); }
 
 void lora_step(struct core *k, const struct batch_item *items, int n_items)
 {

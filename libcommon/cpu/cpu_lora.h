@@ -32,9 +32,11 @@ struct lora_work {
     float *low;
     size_t ld;
     float **tile; int n_tiles;          /* for each thread: [LORA_ROWS][tile_job * TILE_ROWS] */
+    size_t bytes;                       /* memory of all of it */
 };
 
-/* Take the memory that the model's adapters need; without adapters none. */
+/* Take the memory that the model's adapters need; without adapters none.  Called again when
+ * adapters were added, between two steps; -1 with *e, and the old memory stays in use. */
 int lora_open(struct core *k, const struct model *m, struct err *e);
 void lora_close(struct core *k);
 /* Find the runs of a step. */

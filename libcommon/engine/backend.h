@@ -141,7 +141,9 @@ struct backend {
     int always_strict;                      /* results are always as with options.strict */
     int windows;                            /* supports window blocks */
     int pages;                              /* supports attention to pages */
-    int loras;                              /* supports models with LoRA adapters */
+    /* Take the memory that the model's LoRA adapters need, after some were added between two steps.
+     * Returns 0; -1 with *e.  NULL: the backend does not run models with adapters. */
+    int (*loras)(void *b, struct err *e);
     /* Returns the number of tokens in a step if the caller does not choose one.  max_len: tokens of
      * all contexts together; kernels: as in backend_options.  NULL: the number is
      * BACKEND_STEP_TOKENS. */

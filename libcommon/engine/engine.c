@@ -1,4 +1,5 @@
 /* engine.c - open and close an engine, set its limits, report figures, compute logits. */
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -226,6 +227,9 @@ const char *engine_drafts(const struct engine *g) { return g->no_drafts; }
 int engine_has_drafter(const struct engine *g) { return g->drafter || g->draft_model; }
 int engine_has_draft_model(const struct engine *g) { return g->draft_model != NULL; }
 
+static const char loras_need_cpu[] = "LoRA adapters are computed on the CPU alone: expected no GPU, or weights into "
+                                     "which zse-convert --lora has merged the adapter";
+
 struct engine *engine_open(const struct model *m, const struct tokenizer *t, const struct engine_options *o,
                            struct err *e)
 {
@@ -248,8 +252,7 @@ struct engine *engine_open(const struct model *m, const struct tokenizer *t, con
         goto fail;
     g->kv = bo.kv;
     if (m->n_loras && !g->backend->loras) {
-        err_set(e, ERR_UNSUPPORTED, "LoRA adapters are computed on the CPU alone: expected no GPU, or weights into which "
-                "zse-convert --lora has merged the adapter");
+        err_set(e, ERR_UNSUPPORTED, "%s", loras_need_cpu);
         goto fail;
     }
     if (!(g->pool = kv_pool_open(bo.n_blocks, e)) ||
@@ -346,6 +349,40 @@ void engine_close(struct engine *g)
     free(g);
 }
 
+static void mark_lora(uint64_t *words, const struct request *r)
+{
+    if (r->lora)
+        words[(r->lora - 1) / 64] |= (uint64_t)1 << ((r->lora - 1) % 64);
+}
+
+static void count_loras(const struct engine *g, struct engine_stats *s)
+{
+    for (int i = 0; i < g->n_running; i++)
+        mark_lora(s->loras_running, g->running[i]);
+    for (const struct tenant_queue *t = g->tenants; t; t = t->next)
+        for (int i = 0; i < t->waiting.n; i++)
+            mark_lora(s->loras_waiting, t->waiting.r[i]);
+}
+
+int engine_set_lora(struct engine *g, struct model *m, int number, struct lora_bound *b, struct err *e)
+{
+    assert(m == g->m);
+    if (!b) {
+        model_remove_lora(m, number);
+        return 0;
+    }
+    if (!g->backend->loras) {
+        lora_bound_free(b);
+        return err_set(e, ERR_UNSUPPORTED, "%s", loras_need_cpu);
+    }
+    if (model_put_lora(m, number, b, e) < 0)
+        return -1;
+    if (g->backend->loras(g->b, e) == 0)
+        return 0;
+    model_remove_lora(m, number);
+    return -1;
+}
+
 void engine_stats(const struct engine *g, struct engine_stats *s)
 {
     const size_t vocab = (size_t)g->vocab_size * sizeof(float),
@@ -381,6 +418,8 @@ void engine_stats(const struct engine *g, struct engine_stats *s)
         s->n_late += g->running[i]->late != LATE_NOT;
     s->n_waiting = g->n_waiting + g->n_pending;
     s->n_tenants = g->n_tenants;
+    if (g->m->n_loras)
+        count_loras(g, s);
     s->backend = g->backend->describe(g->b);
     s->device = (struct backend_device){ .n_layers = 0 };
     if (g->backend->device)

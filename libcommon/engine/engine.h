@@ -17,6 +17,7 @@
 #include "libcommon/engine/constraint.h"
 #include "libcommon/engine/draft.h"
 #include "libcommon/engine/sampler.h"
+#include "libcommon/model/lora.h"
 #include "libcommon/model/medusa.h"
 #include "libcommon/model/model.h"
 #include "libcommon/token/tokenizer.h"
@@ -279,6 +280,7 @@ void request_stats(const struct request *r, struct request_stats *s);
 
 enum { STEP_TIMES = 24 };
 
+enum { LORA_WORDS = MOST_LORAS / 64 };
 struct engine_stats {
     /* draft_bytes: the draft model's part of private_bytes */
     size_t kv_bytes, private_bytes, draft_bytes;
@@ -291,6 +293,8 @@ struct engine_stats {
     /* running requests that skip steps until their constraint is ready */
     int n_late;
     int broken;                                     /* engine_check() has failed */
+    /* bit i - 1: running requests, or waiting ones, use the LoRA adapter with number i */
+    uint64_t loras_running[LORA_WORDS], loras_waiting[LORA_WORDS];
     /* counts since engine_open */
     uint64_t steps, tokens;                         /* tokens computed */
     /* tokens of prompts whose first token was made, and how many of them came from the prefix
@@ -318,6 +322,11 @@ struct engine_stats {
     struct backend_device device;
 };
 void engine_stats(const struct engine *g, struct engine_stats *s);
+
+/* Put a bound adapter (model/lora.h) into the engine's model under an unused number, or, with b
+ * NULL, remove the one that has the number and that no request uses.  m: the model that
+ * engine_open() was given.  Takes b over, also if it fails.  0; -1 with *e. */
+int engine_set_lora(struct engine *g, struct model *m, int number, struct lora_bound *b, struct err *e);
 
 /* Compute the logits after each of ids, in chunks, as a new sequence: for zse-bench logits,
  * perplexity and quality.  logits: output, [n_ids - from][vocab_size], for the positions >= from.

@@ -44,6 +44,8 @@ static int check_params(const struct engine *g, const struct request_params *p, 
     for (int i = 0; i < p->n_stop_ids; i++)
         if (range("a stop id", p->stop_ids[i], 0, g->vocab_size - 1, e) != 0)
             return -1;
+    if (p->lora && !g->m->loras[p->lora - 1].name)
+        return err_set(e, ERR_UNSUPPORTED, "LoRA adapter %d was removed", p->lora);
     if (p->prompt_logprobs && p->n_logprobs < 0)
         return err_set(e, ERR_UNSUPPORTED, "logprobs of the prompt without logprobs of the answer");
     if (p->draft.use == DRAFT_MODEL && !g->draft_model)

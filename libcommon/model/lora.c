@@ -1,6 +1,7 @@
 /* lora.c - bind the matrices of an adapter to those of a model. */
 #include "libcommon/model/lora.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -24,8 +25,14 @@ enum { N_CHANGED = sizeof changed / sizeof *changed };
  * rows divided by row.  NULL: by 1. */
 struct channel_scales { const float *col; float *row; };
 
+struct lora_bound {
+    struct lora lora;
+    size_t n;                           /* n_layers * N_CHANGED */
+    struct lora_linear *made;           /* [n] */
+};
+
 struct lora_binding {
-    struct model *m;
+    const struct model *m;
     struct peft *peft;
     struct lora lora;
     struct lora_linear *made;           /* [n_layers][N_CHANGED], of this adapter */
@@ -206,33 +213,6 @@ static int check_model(const struct lora_binding *b)
     if (b->peft->n_copies)
         return err_set(b->e, ERR_UNSUPPORTED, "%s: tensor '%s': a copy of a weight of the base, which only "
                        "zse-convert --lora can compare with it", b->peft->path, b->peft->copies[0].tensor->name);
-    if (b->m->n_loras == MOST_LORAS)
-        return err_set(b->e, ERR_LIMIT, "%s: more than %d adapters", b->peft->path, MOST_LORAS);
-    return 0;
-}
-
-/* Append the adapter to the model: to its list, and to the array of each matrix. */
-static int append(struct lora_binding *b)
-{
-    struct model *m = b->m;
-    const int n = m->n_loras;
-    struct lora *list = realloc(m->loras, (size_t)(n + 1) * sizeof *list);
-    if (!list)
-        return err_nomem(b->e, "LoRA adapter");
-    m->loras = list;
-    for (int layer = 0; layer < m->config.n_layers; layer++)
-        for (int i = 0; i < N_CHANGED; i++) {
-            struct linear *l = part_field(&m->layers[layer], 0, changed[i].part);
-            struct lora_linear *all = realloc(l->lora, (size_t)(n + 1) * sizeof *all);
-            if (!all)
-                return err_nomem(b->e, "LoRA adapter");
-            if (!l->lora)
-                memset(all, 0, (size_t)n * sizeof *all);
-            all[n] = b->made[layer * N_CHANGED + i];
-            l->lora = all;
-        }
-    list[n] = b->lora;
-    m->n_loras++;
     return 0;
 }
 
@@ -249,43 +229,141 @@ static uint64_t key_of(const struct peft *p)
     return siphash(key, p->map.data, p->map.size) | 1;
 }
 
-int model_add_lora(struct model *m, const char *name, const char *folder, const struct map_guard *guard,
-                   struct err *e)
+static void free_matrices(struct lora_linear *made, size_t n)
 {
-    struct lora_binding b = { .m = m, .peft = peft_open(folder, guard, e), .e = e };
-    const size_t n = (size_t)m->config.n_layers * N_CHANGED;
-    int rc = -1;
-    if (!b.peft)
-        return -1;
-    b.made = calloc(n, sizeof *b.made);
-    b.used = calloc((size_t)b.peft->n_modules, sizeof *b.used);
-    b.lora.name = strdup(name);
+    for (size_t i = 0; made && i < n; i++)
+        free_linear(&made[i]);
+    free(made);
+}
+
+static void free_names(struct lora *l)
+{
+    free(l->name);
+    free(l->folder);
+    *l = (struct lora){ 0 };
+}
+
+void lora_bound_free(struct lora_bound *b)
+{
+    if (!b)
+        return;
+    free_matrices(b->made, b->n);
+    free_names(&b->lora);
+    free(b);
+}
+
+uint64_t lora_bound_bytes(const struct lora_bound *b) { return b->lora.bytes; }
+uint64_t lora_bound_key(const struct lora_bound *b) { return b->lora.key; }
+int lora_bound_rank(const struct lora_bound *b) { return b->lora.rank; }
+
+/* Fill b->made and b->lora from the adapter's files. */
+static int bind(struct lora_binding *b, const char *name, const char *folder)
+{
     size_t length = strlen(folder);
     while (length > 1 && folder[length - 1] == '/')
         length--;
-    b.lora.folder = strndup(folder, length);
-    if (!b.made || !b.used || !b.lora.name || !b.lora.folder)
+    b->made = calloc((size_t)b->m->config.n_layers * N_CHANGED, sizeof *b->made);
+    b->used = calloc((size_t)b->peft->n_modules, sizeof *b->used);
+    b->lora.name = strdup(name);
+    b->lora.folder = strndup(folder, length);
+    if (!b->made || !b->used || !b->lora.name || !b->lora.folder)
+        return err_nomem(b->e, "LoRA adapter");
+    if (check_model(b) < 0 || bind_modules(b) < 0)
+        return -1;
+    b->lora.key = key_of(b->peft);
+    return peft_check(b->peft, b->e);
+}
+
+struct lora_bound *lora_bind(const struct model *m, const char *name, const char *folder,
+                             const struct map_guard *guard, struct err *e)
+{
+    struct lora_bound *out = calloc(1, sizeof *out);
+    if (!out) {
         err_nomem(e, "LoRA adapter");
-    else if (check_model(&b) == 0 && bind_modules(&b) == 0) {
-        b.lora.key = key_of(b.peft);
-        rc = peft_check(b.peft, e) == 0 ? append(&b) : -1;
+        return NULL;
     }
-    for (size_t i = 0; rc < 0 && b.made && i < n; i++)
-        free_linear(&b.made[i]);
-    if (rc < 0) {
-        free(b.lora.name);
-        free(b.lora.folder);
-    }
-    free(b.made);
+    struct lora_binding b = { .m = m, .peft = peft_open(folder, guard, e), .e = e };
+    const int rc = b.peft ? bind(&b, name, folder) : -1;
+    *out = (struct lora_bound){ .lora = b.lora, .n = (size_t)m->config.n_layers * N_CHANGED, .made = b.made };
     free(b.used);
-    peft_close(b.peft, guard);
-    return rc;
+    if (b.peft)
+        peft_close(b.peft, guard);
+    if (rc == 0)
+        return out;
+    lora_bound_free(out);
+    return NULL;
+}
+
+/* Make the list and the array of each matrix long enough for n adapters. */
+static int grow(struct model *m, int n, struct err *e)
+{
+    struct lora *list = realloc(m->loras, (size_t)n * sizeof *list);
+    if (!list)
+        return err_nomem(e, "LoRA adapter");
+    m->loras = list;
+    for (int layer = 0; layer < m->config.n_layers; layer++)
+        for (int i = 0; i < N_CHANGED; i++) {
+            struct linear *l = part_field(&m->layers[layer], 0, changed[i].part);
+            struct lora_linear *all = realloc(l->lora, (size_t)n * sizeof *all);
+            if (!all)
+                return err_nomem(e, "LoRA adapter");
+            const int had = l->lora ? m->n_loras : 0;
+            memset(all + had, 0, (size_t)(n - had) * sizeof *all);
+            l->lora = all;
+        }
+    memset(list + m->n_loras, 0, (size_t)(n - m->n_loras) * sizeof *list);
+    m->n_loras = n;
+    return 0;
+}
+
+static struct lora_linear *matrix_at(struct model *m, size_t i, int number)
+{
+    struct linear *l = part_field(&m->layers[i / N_CHANGED], 0, changed[i % N_CHANGED].part);
+    return &l->lora[number - 1];
+}
+
+int model_put_lora(struct model *m, int number, struct lora_bound *b, struct err *e)
+{
+    assert(number > 0 && number <= m->n_loras + 1 && (number > m->n_loras || !m->loras[number - 1].name));
+    const int rc = number > MOST_LORAS
+        ? err_set(e, ERR_LIMIT, "%s: more than %d adapters", b->lora.folder, MOST_LORAS)
+        : number > m->n_loras ? grow(m, number, e) : 0;
+    if (rc < 0) {
+        lora_bound_free(b);
+        return -1;
+    }
+    for (size_t i = 0; i < b->n; i++)
+        *matrix_at(m, i, number) = b->made[i];
+    m->loras[number - 1] = b->lora;
+    free(b->made);
+    free(b);
+    return 0;
+}
+
+void model_remove_lora(struct model *m, int number)
+{
+    assert(number > 0);
+    if (number > m->n_loras || !m->loras[number - 1].name)
+        return;
+    for (size_t i = 0; i < (size_t)m->config.n_layers * N_CHANGED; i++) {
+        struct lora_linear *l = matrix_at(m, i, number);
+        free_linear(l);
+        *l = (struct lora_linear){ .scale = 0 };
+    }
+    free_names(&m->loras[number - 1]);
+}
+
+int model_add_lora(struct model *m, const char *name, const char *folder, const struct map_guard *guard,
+                   struct err *e)
+{
+    struct lora_bound *b = lora_bind(m, name, folder, guard, e);
+    return b ? model_put_lora(m, m->n_loras + 1, b, e) : -1;
 }
 
 int model_lora(const struct model *m, const char *name)
 {
     for (int i = 0; i < m->n_loras; i++)
-        if (strcmp(m->loras[i].name, name) == 0)
+        if (m->loras[i].name && strcmp(m->loras[i].name, name) == 0)
             return i + 1;
     return 0;
 }
@@ -300,10 +378,8 @@ void model_drop_loras(struct model *m)
             free(l->lora);
             l->lora = NULL;
         }
-    for (int i = 0; i < m->n_loras; i++) {
-        free(m->loras[i].name);
-        free(m->loras[i].folder);
-    }
+    for (int i = 0; i < m->n_loras; i++)
+        free_names(&m->loras[i]);
     free(m->loras);
     m->loras = NULL;
     m->n_loras = 0;

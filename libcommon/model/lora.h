@@ -9,8 +9,9 @@
 #include <stdint.h>
 
 #include "libcommon/base/err.h"
-#include "libcommon/base/file.h"
 #include "libcommon/model/model.h"
+
+struct map_guard;
 
 enum { MOST_LORAS = 1024 };
 
@@ -20,7 +21,9 @@ enum { MOST_LORAS = 1024 };
 struct lora_linear { struct mat a, b; float scale; };
 
 struct lora {
-    char *name, *folder;                /* owned; the folder without slashes at its end */
+    /* owned; the folder without slashes at its end; name NULL: the adapter was removed, and its
+     * number is unused */
+    char *name, *folder;
     /* a hash of the adapter's files and never 0: keys and values depend on it */
     uint64_t key;
     int rank;                           /* the largest */
@@ -33,6 +36,22 @@ struct lora {
  * struct map_guard) may be NULL.  -1 with *e and the model unchanged. */
 int model_add_lora(struct model *m, const char *name, const char *folder, const struct map_guard *guard,
                    struct err *e);
+
+/* The same in two steps, for a model that an engine uses.  lora_bind() reads and checks the adapter
+ * in any thread and leaves the model as it is; NULL with *e. */
+struct lora_bound;
+struct lora_bound *lora_bind(const struct model *m, const char *name, const char *folder,
+                             const struct map_guard *guard, struct err *e);
+uint64_t lora_bound_bytes(const struct lora_bound *b);
+uint64_t lora_bound_key(const struct lora_bound *b);
+int lora_bound_rank(const struct lora_bound *b);
+void lora_bound_free(struct lora_bound *b);             /* NULL is fine */
+/* Put a bound adapter into the model under an unused number, 1 to m->n_loras + 1, and take b over,
+ * also on failure.  No step may run.  0; -1 with *e. */
+int model_put_lora(struct model *m, int number, struct lora_bound *b, struct err *e);
+/* Remove the adapter with this number, if there is one; the others keep theirs.  No step may
+ * run. */
+void model_remove_lora(struct model *m, int number);
 /* Whether channels of the file were scaled: changes of its matrices are kept as f32. */
 int lora_scales(const struct zfile *z);
 /* Whether the channels of the file were scaled and their scales are unknown, so that it takes no

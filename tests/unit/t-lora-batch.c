@@ -352,10 +352,58 @@ static void prefixes_are_apart(void **state)
     engine_close(g);
     struct backend gpu = backend_cpu;
     struct engine_options other = o;
-    gpu.loras = 0;
+    gpu.loras = NULL;
     other.backend = &gpu;
     assert_null(engine_open(m, NULL, &other, &e));
     assert_non_null(strstr(e.msg, "LoRA adapters are computed on the CPU alone"));
+    model_close(m);
+}
+
+/* An adapter that is added to an open engine answers as one that it was opened with; numbers of
+ * removed adapters are refused until another adapter gets them. */
+static void adapters_come_and_go(void **state)
+{
+    static int32_t ids[SEQS][LEN];
+    struct answer want, plain, got;
+    (void)state;
+    if (!has_oracles())
+        return;
+    const char *folder = lora_folder("qwen2");
+    struct model *m = open_base("qwen2", QT_F32), *other = open_base("qwen2", QT_F32);
+    assert_int_equal(model_add_lora(other, "a", folder, NULL, &e), 0);
+    const struct engine_options o = { .n_threads = 1, .kv = kv_both(KV_F32), .max_len = 128, .max_seqs = 2 };
+    struct engine *g = engine_open(other, NULL, &o, &e);
+    assert_non_null(g);
+    make_ids(ids);
+    ask(g, ids[0], 1, &want);
+    engine_close(g);
+    model_close(other);
+    g = engine_open(m, NULL, &o, &e);
+    assert_non_null(g);
+    ask(g, ids[0], 0, &plain);
+    for (int round = 0; round < 2; round++) {
+        assert_int_equal(engine_set_lora(g, m, 1, lora_bind(m, "a", folder, NULL, &e), &e), 0);
+        assert_int_equal(engine_set_lora(g, m, 2, lora_bind(m, "b", folder, NULL, &e), &e), 0);
+        assert_int_equal(model_lora(m, "b"), 2);
+        for (int number = 1; number <= 2; number++) {
+            ask(g, ids[0], number, &got);
+            assert_memory_equal(got.ids, want.ids, sizeof got.ids);
+        }
+        assert_int_equal(engine_set_lora(g, m, 1, NULL, &e), 0);
+        assert_int_equal(engine_set_lora(g, m, 1, NULL, &e), 0);
+        assert_int_equal(model_lora(m, "a"), 0);
+        const struct request_params p = { .ids = ids[0], .n_ids = LEN, .sampling = greedy(), .n_logprobs = -1,
+                                          .lora = 1, .on_token = hear };
+        assert_null(engine_submit(g, &p, &e));
+        assert_non_null(strstr(e.msg, "LoRA adapter 1 was removed"));
+        ask(g, ids[0], 2, &got);
+        assert_memory_equal(got.ids, want.ids, sizeof got.ids);
+        ask(g, ids[0], 0, &got);
+        assert_memory_equal(got.ids, plain.ids, sizeof got.ids);
+        assert_int_equal(engine_set_lora(g, m, 2, NULL, &e), 0);
+    }
+    assert_int_equal(m->n_loras, 2);
+    engine_close(g);
     model_close(m);
 }
 
@@ -476,7 +524,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(logits_are_those_of_peft), cmocka_unit_test(scaled_channels_do_not_matter),
         cmocka_unit_test(batches_do_not_matter),
-        cmocka_unit_test(prefixes_are_apart), cmocka_unit_test(disk_drafts_and_preemption),
+        cmocka_unit_test(prefixes_are_apart), cmocka_unit_test(adapters_come_and_go),
+        cmocka_unit_test(disk_drafts_and_preemption),
         cmocka_unit_test(refusals),
     };
     return cmocka_run_group_tests(tests, prepare, finish);
