@@ -385,12 +385,39 @@ int plan_loras(struct lora_plan *p, const struct zfile *z, const struct run_opti
     return 0;
 }
 
+/* Check that bytes of adapters are available; `what` names them. */
+static int check_available(const struct run_options *r, const char *what, uint64_t bytes, struct err *e)
+{
+    char size[CLI_BYTES], now[CLI_BYTES];
+    struct memory m;
+    struct err ignored;
+    if (!r->force && memory_read(&m, preflight_root(), &ignored) == 0 && bytes > memory_now(&m))
+        return err_set(e, ERR_MEMORY, "%s %s, but only %s are available; --force tries it", what,
+                       cli_bytes(size, bytes), cli_bytes(now, memory_now(&m)));
+    return 0;
+}
+
+struct lora_bound *open_lora(const struct model *m, const char *name, const char *folder, uint64_t most_bytes,
+                             const struct run_options *r, struct err *e)
+{
+    const struct map_guard guard = { sigbus_guard, sigbus_unguard };
+    struct lora_plan p = { .scaled = lora_scales(m->file) };
+    char size[CLI_BYTES], most[CLI_BYTES];
+    if (lora_plan_add(&p, folder, &guard, e) != 0)
+        return NULL;
+    const uint64_t bytes = p.bytes + lora_work_memory(p.rank, r);
+    if (most_bytes && bytes > most_bytes) {
+        err_set(e, ERR_LIMIT, "the adapter takes %s, --max-memory leaves %s", cli_bytes(size, bytes),
+                cli_bytes(most, most_bytes));
+        return NULL;
+    }
+    return check_available(r, "the adapter takes", bytes, e) == 0 ? lora_bind(m, name, folder, &guard, e) : NULL;
+}
+
 /* Check that the adapters of --lora fit, before they take memory. */
 static int check_loras(const struct opened_model *o, const struct run_options *r, struct err *e)
 {
     struct lora_plan p;
-    struct memory m;
-    struct err ignored;
     char all[CLI_BYTES], most[CLI_BYTES];
     if (plan_loras(&p, o->model->file, r, e) != 0)
         return -1;
@@ -398,10 +425,7 @@ static int check_loras(const struct opened_model *o, const struct run_options *r
     if (r->most_adapted && o->model->weight_bytes + bytes > r->most_adapted)
         return err_set(e, ERR_LIMIT, "--lora: the weights and the adapters take %s, --max-memory is %s",
                        cli_bytes(all, o->model->weight_bytes + bytes), cli_bytes(most, r->most_adapted));
-    if (!r->force && memory_read(&m, preflight_root(), &ignored) == 0 && bytes > memory_now(&m))
-        return err_set(e, ERR_MEMORY, "--lora: the adapters take %s, but only %s are available; --force tries it",
-                       cli_bytes(all, bytes), cli_bytes(most, memory_now(&m)));
-    return 0;
+    return check_available(r, "--lora: the adapters take", bytes, e);
 }
 
 /* Add the adapters of --lora to the model. */

@@ -188,5 +188,10 @@ struct lora_plan;
  * with adapters of this rank. */
 int plan_loras(struct lora_plan *p, const struct zfile *z, const struct run_options *r, struct err *e);
 uint64_t lora_work_memory(int rank, const struct run_options *r);
+/* Bind the LoRA adapter in folder to a model that is in use (lora_bind), if it fits: most_bytes is
+ * the memory that --max-memory leaves, 0: no limit.  NULL with *e. */
+struct lora_bound;
+struct lora_bound *open_lora(const struct model *m, const char *name, const char *folder, uint64_t most_bytes,
+                             const struct run_options *r, struct err *e);
 
 #endif

@@ -75,6 +75,7 @@ static const char usage[] =
     STREAM_HELP
     SPEC_HELP
     "      --lora NAME=DIR        a LoRA adapter for the first MODEL, a folder written by PEFT; requests name it as their model\n"
+    "      --lora-dir DIR         let administrators load adapters below DIR over HTTP (default: none can be loaded)\n"
     "      --plan                 print the memory each MODEL would take and the expected speed, and exit; 1 if one does not fit\n"
     "\n"
     "  -h, --help                 show this help\n"
@@ -90,7 +91,7 @@ enum {
     OPT_MODEL_DIR, OPT_USER, OPT_REQUEST_MEMORY, OPT_WORK_MEMORY, OPT_EMBEDDING, OPT_RERANK, OPT_RAG_DOCUMENTS,
     OPT_RAG_BYTES,
     OPT_NO_HISTORY, OPT_HISTORY_DAYS, OPT_HISTORY_SIZE, OPT_HISTORY_CONVERSATIONS, OPT_MCP_STDIO,
-    OPT_MCP_CONFIG, OPT_KEEP_ALIVE, OPT_PREFIX_CACHE, OPT_PREFIX_SCOPE,
+    OPT_MCP_CONFIG, OPT_KEEP_ALIVE, OPT_PREFIX_CACHE, OPT_PREFIX_SCOPE, OPT_LORA_DIR,
 };
 
 static const struct option options[] = {
@@ -116,6 +117,7 @@ static const struct option options[] = {
     { "max-seqs", required_argument, NULL, OPT_SEQS },
     { "max-queue", required_argument, NULL, OPT_QUEUE }, { "kv-bytes", required_argument, NULL, OPT_KV_BYTES },
     { "user", required_argument, NULL, OPT_USER }, { "model-dir", required_argument, NULL, OPT_MODEL_DIR },
+    { "lora-dir", required_argument, NULL, OPT_LORA_DIR },
     { "max-memory", required_argument, NULL, OPT_MEMORY }, { "no-prefix-cache", no_argument, NULL, OPT_NO_PREFIX },
     { "prefix-cache", required_argument, NULL, OPT_PREFIX_CACHE },
     { "prefix-scope", required_argument, NULL, OPT_PREFIX_SCOPE },
@@ -212,6 +214,7 @@ static int take(struct serve_options *o, int c, const char *arg)
     case OPT_QUERY_KEY: o->query_keys = 1; return 0;
     case OPT_ANONYMOUS: return whole("--anonymous-limit", arg, 0, 1000000000, &o->anonymous_limit);
     case OPT_MODEL_DIR: o->model_dir = arg; return 0;
+    case OPT_LORA_DIR: o->lora_dir = arg; return 0;
     case OPT_USER: o->user = arg; return 0;
     case OPT_AUDIT_FOLDER: o->audit_folder = arg; return 0;
     case OPT_AUDIT_SIZE: return cli_parse_size(prog, "--audit-size", arg, &o->audit_bytes);

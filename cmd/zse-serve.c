@@ -100,7 +100,8 @@ static int open_served(void *user, const char *path, const struct model_choice *
     int max_len = context_len(opened, &o->run);
     struct engine_options eo = serve_engine_options(o, &opened->model->config, opened);
     const json_t *type = js_get(js_get(opened->json, "quantization"), "type");
-    *m = (struct served_model){ .model = opened->model, .tokenizer = opened->tokenizer, .json = opened->json,
+    *m = (struct served_model){ .model = opened->model, .adapts = opened->model,
+                                .tokenizer = opened->tokenizer, .json = opened->json,
                                 .max_len = max_len,
                                 .quantization = json_string_value(type), .file_bytes = opened->model->weight_bytes,
                                 .counts_drafts = o->run.spec_given, .handle = opened };
@@ -112,6 +113,13 @@ static int open_served(void *user, const char *path, const struct model_choice *
     close_model(opened);
     free(opened);
     return -1;
+}
+
+static struct lora_bound *bind_served(void *user, const struct served_model *m, const char *name, const char *folder,
+                                      uint64_t most_bytes, struct err *e)
+{
+    const struct serve_options *o = user;
+    return open_lora(m->model, name, folder, most_bytes, &o->run, e);
 }
 
 /* Tune glibc's allocator for servers that run for months while models are loaded and unloaded.
@@ -247,6 +255,8 @@ static int find_models(const struct serve_options *o, struct err *e)
 {
     if (o->model_dir && access(o->model_dir, F_OK) != 0)
         return err_sys(e, "--model-dir %s", o->model_dir);
+    if (o->lora_dir && access(o->lora_dir, F_OK) != 0)
+        return err_sys(e, "--lora-dir %s", o->lora_dir);
     return each_model(o, find_model, e);
 }
 
@@ -457,7 +467,7 @@ static int serve(struct serve_options *o, const struct serve_user *user, struct 
     struct adapted adapted;
     const int known = find_adapted(o, &adapted, e);
     const struct server_options so = {
-        .opener = { open_served, close_served, o },
+        .opener = { open_served, close_served, bind_served, o },
         .catalog = { catalog_registry, catalog_search, catalog_check },
         .maker = { serve_job_command, p->models, (const char *const *)(uintptr_t)environ, serve_pull_resolve },
         .host = o->host, .port = o->port, .socket_path = o->socket_path,
@@ -470,7 +480,7 @@ static int serve(struct serve_options *o, const struct serve_user *user, struct 
         .history_bytes = o->history_bytes, .history_conversations = o->history_conversations,
         .trust_proxy = o->trust_proxy, .origins = o->origins,
         .n_origins = o->n_origins, .hosts = o->hosts, .n_hosts = o->n_hosts,
-        .model_dir = o->model_dir, .store = p->store, .keep_alive_s = o->keep_alive_s,
+        .model_dir = o->model_dir, .lora_dir = o->lora_dir, .store = p->store, .keep_alive_s = o->keep_alive_s,
         .max_connections = o->max_connections, .max_per_address = o->max_per_address,
         .max_body = o->max_body, .max_request_memory = o->max_request_memory, .work_memory = o->work_memory,
         .embedding_model = embeds ? embeds : o->embedding_model,

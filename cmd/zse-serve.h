@@ -25,7 +25,7 @@ struct serve_options {
     const char *audit_syslog, *audit_sign;                      /* NULL: not given */
     const char *audit_folder;                                   /* NULL: audit in the home folder */
     double keep_alive_s;                                        /* keep-alive time of named models; negative: forever */
-    const char *model_dir;                                      /* NULL: not given */
+    const char *model_dir, *lora_dir;                           /* NULL: not given */
     const char *user;                                           /* NULL: keep the identity */
     uint64_t audit_bytes, audit_anonymous_bytes;                /* 0: not given */
     int audit_files;                                            /* 0: not given */

@@ -72,6 +72,7 @@ complete -c zse-serve -l sinks -x -d 'with --window, also see the first S tokens
 complete -c zse-serve -l spec -x -a 'auto ngram mtp off' -d 'guess next tokens and check several in a step where that pays, for the same answers sooner (default auto)'
 complete -c zse-serve -l spec-exact -x -a 'tokens distribution' -d 'answers with guesses are the same as without, or only as likely, and sooner (default tokens)'
 complete -c zse-serve -l lora -r -d 'a LoRA adapter for the first MODEL, a folder written by PEFT; requests name it as their model'
+complete -c zse-serve -l lora-dir -r -d 'let administrators load adapters below DIR over HTTP (default none can be loaded)'
 complete -c zse-serve -l plan -d 'print the memory each MODEL would take and the expected speed, and exit; 1 if one does not fit'
 complete -c zse-serve -l help -s h -d 'show this help'
 complete -c zse-serve -l version -s V -d 'show the version'

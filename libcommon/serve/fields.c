@@ -67,7 +67,7 @@ static int only_encrypted(const json_t *v)
 
 const struct field fields[] = {
     TEXT("model", STREAMED | BODY_COUNT | EMBEDS | BODY_TOKENIZE | BODY_DETOKENIZE | BODY_TEMPLATE |
-         BODY_WS_CHAT | BODY_BATCHING | OLLAMA_TEXT, AT(model), "id of a loaded model, \"default\", or left out: the first"),
+         BODY_WS_CHAT | BODY_BATCHING | BODY_LORA_LOAD | OLLAMA_TEXT, AT(model), "id of a loaded model, \"default\", or left out: the first"),
     OTHER("messages", BODY_CHAT | BODY_TEMPLATE | BODY_WS_CHAT,
           "{\"type\":\"array\",\"minItems\":1,\"items\":{\"type\":\"object\",\"required\":[\"role\"]}}",
           "the conversation; content is text or a list of text parts"),
@@ -300,6 +300,10 @@ const struct field fields[] = {
       "size of the weights in GB: alone, the finest type that fits; with quantization mixed, 2 to 8 bits a tensor", NULL },
     TRUTH("load", BODY_JOB, AT(load), "load the model when it is made (default: false)"),
     TEXT("model_id", BODY_UNLOAD, AT(model_id), "id of a loaded model"),
+    TEXT("lora_name", BODY_LORA_LOAD | BODY_LORA_UNLOAD, AT(lora_name), "the name by which requests choose the adapter"),
+    TEXT("lora_path", BODY_LORA_LOAD, AT(lora_path), "a folder written by PEFT, below the one of --lora-dir"),
+    TRUTH("load_inplace", BODY_LORA_LOAD, AT(load_inplace), "replace an adapter of this name (default: false)"),
+    IGNORED("lora_int_id", BODY_LORA_UNLOAD, "adapters are found by their names"),
     WHOLE("max_batch_size", BODY_BATCHING, 1, 4096, AT(max_running), 0, "requests that run together"),
     TEXT("name", BODY_KEY, AT(name), "name of the new key: 1 to 64 letters, digits, and . _ - @"),
     WHOLE("rate_limit", BODY_KEY, 0, INT_MAX, AT(rate_limit), 0, "requests a minute; 0: any number"),

@@ -56,7 +56,9 @@ typedef uint64_t body_set;
 #define BODY_OLLAMA_MODEL       BODY_BIT(36)
 #define BODY_OLLAMA_COPY        BODY_BIT(37)
 #define BODY_OLLAMA_PULL        BODY_BIT(38)
-#define BODY_LAST               BODY_OLLAMA_PULL
+#define BODY_LORA_LOAD          BODY_BIT(39)
+#define BODY_LORA_UNLOAD        BODY_BIT(40)
+#define BODY_LAST               BODY_LORA_UNLOAD
 
 /* OLLAMA_TEXT: bodies of Ollama's API that generate text.  OLLAMA: all bodies of this API, in which
  * unknown fields are ignored. */
@@ -109,6 +111,8 @@ struct params {
     const char *name, *scopes, *models;     /* borrowed from the body */
     const char *instructions, *tool_call_id;
     const char *destination;            /* borrowed from the body */
+    const char *lora_name, *lora_path;  /* borrowed from the body */
+    int load_inplace;
     int raw, verbose, truncates;
     int confirm, auto_execute, max_tool_rounds, max_tool_calls;
     /* borrowed from the body */

@@ -58,3 +58,20 @@ char *model_path_allowed(const struct server *s, const struct conn *c, const cha
                     "model_path: from other machines only what lies below --model-dir, which was not given, and models that were made here");
     return NULL;
 }
+
+char *lora_path_allowed(const struct server *s, const char *path, struct problem *pr)
+{
+    struct stat st;
+    if (!path || !s->o.lora_dir) {
+        problem_set(pr, path ? 403 : 400, "lora_path", path ? "path_not_allowed" : "missing",
+                    path ? "lora_path: adapters lie below --lora-dir, which was not given" : "lora_path: missing");
+        return NULL;
+    }
+    char *real = below(s->o.lora_dir, path);
+    if (real && stat(real, &st) == 0 && S_ISDIR(st.st_mode))
+        return real;
+    free(real);
+    problem_set(pr, 403, "lora_path", "path_not_allowed", "lora_path: '%.200s' is no folder below the one of --lora-dir",
+                path);
+    return NULL;
+}

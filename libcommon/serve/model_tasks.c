@@ -118,6 +118,8 @@ static void *run_tasks(void *arg)
             return NULL;
         if (t->kind == TASK_OPEN)
             open_model(t->lm);
+        else if (t->kind == TASK_ADAPTER)
+            adapter_read(o->s, t->load);
         else
             close_model(o->s, &t->closing);
         pthread_mutex_lock(&o->lock);
@@ -145,16 +147,15 @@ static struct closing take_out(struct loaded_model *lm)
     return c;
 }
 
-int task_give(struct server *s, enum task_kind kind, struct loaded_model *lm)
+static int give(struct server *s, const struct task *task)
 {
     struct opening *o = s->opening;
     struct task *t = calloc(1, sizeof *t), **end = &o->todo;
     if (!t)
         return -1;
-    t->kind = kind;
-    t->lm = lm;
-    if (kind == TASK_CLOSE)
-        t->closing = take_out(lm);
+    *t = *task;
+    if (t->kind == TASK_CLOSE)
+        t->closing = take_out(t->lm);
     pthread_mutex_lock(&o->lock);
     while (*end)
         end = &(*end)->next;
@@ -162,6 +163,16 @@ int task_give(struct server *s, enum task_kind kind, struct loaded_model *lm)
     pthread_cond_signal(&o->work);
     pthread_mutex_unlock(&o->lock);
     return 0;
+}
+
+int task_give(struct server *s, enum task_kind kind, struct loaded_model *lm)
+{
+    return give(s, &(struct task){ .kind = kind, .lm = lm });
+}
+
+int task_read_adapter(struct server *s, struct loaded_model *lm, struct adapter_load *l)
+{
+    return give(s, &(struct task){ .kind = TASK_ADAPTER, .lm = lm, .load = l });
 }
 
 struct task *tasks_done(struct server *s)

@@ -6,7 +6,7 @@
 #include "libcommon/serve/models.h"
 
 enum { ENGINE_PATIENCE_S = 3 };         /* most seconds that closing a model waits for its engine's step */
-enum task_kind { TASK_OPEN, TASK_CLOSE };
+enum task_kind { TASK_OPEN, TASK_CLOSE, TASK_ADAPTER };
 
 /* The parts of a model that are to be closed.  stuck: the engine's step does not end, so that they
  * cannot be closed. */
@@ -17,12 +17,14 @@ struct task {
     enum task_kind kind;
     struct loaded_model *lm;            /* OPEN: filled in by the thread, with lm->error if opening failed */
     struct closing closing;
+    struct adapter_load *load;          /* ADAPTER: filled in by the thread; borrowed from lm */
 };
 
 int tasks_open(struct server *s, struct err *e);        /* start the thread, and set s->opening */
 /* Queue a task.  TASK_CLOSE takes the engine and the template out of the model at once.  0, or -1
  * without memory. */
 int task_give(struct server *s, enum task_kind kind, struct loaded_model *lm);
+int task_read_adapter(struct server *s, struct loaded_model *lm, struct adapter_load *l);       /* queue TASK_ADAPTER */
 /* Take the list of tasks that are done, oldest first; the caller frees them. */
 struct task *tasks_done(struct server *s);
 /* Join the thread and close the models of tasks that have not started.  -1: an engine is stuck. */

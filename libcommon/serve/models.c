@@ -9,7 +9,6 @@
 #include "libcommon/base/file.h"
 #include "libcommon/base/plural.h"
 #include "libcommon/format/zfile.h"
-#include "libcommon/model/lora.h"
 #include "libcommon/serve/exchange.h"
 #include "libcommon/serve/internal.h"
 #include "libcommon/serve/model_tasks.h"
@@ -43,6 +42,7 @@ static void free_model(struct loaded_model *lm)
     for (struct loaded_model *o = lm->s->models; o; o = o->next)
         if (o->replaces == lm)
             o->replaces = NULL;
+    adapters_free(lm);
     grammars_close(lm->grammars);                /* the engine, which used them, is closed */
     free(lm->bos);
     free(lm->eos);
@@ -71,12 +71,15 @@ const char *models_adapted(const struct server *s, const char *name)
     for (int i = 0; name && i < s->o.n_adapters; i++)
         if (strcmp(s->o.adapters[i], name) == 0)
             return s->o.adapted;
+    for (const struct loaded_model *lm = s->models; name && lm; lm = lm->next)
+        if (lm->state == MODEL_READY && adapters_find(lm, name, 1))
+            return lm->id;
     return NULL;
 }
 
 int models_lora(const struct loaded_model *lm, const char *name)
 {
-    return name && lm->state == MODEL_READY && strcmp(lm->id, name) != 0 ? model_lora(lm->m.model, name) : 0;
+    return name && lm->state == MODEL_READY && strcmp(lm->id, name) != 0 ? adapters_find(lm, name, 0) : 0;
 }
 
 struct loaded_model *models_find(struct server *s, const char *id, struct problem *pr)
@@ -350,7 +353,8 @@ static void on_opened(struct server *s, struct loaded_model *lm)
     else if (s->o.rerank_model && strcmp(s->o.rerank_model, lm->id) == 0 && !lm->m.model->config.embedding.scores)
         problem_set(&pr, 400, "model_path", "load_failed", "--rerank-model: %s is no reranker: it gives no scores to pairs",
                     lm->id);
-    else if (evict_for(s, lm, &wait, &pr) == 0 && !(lm->worker = worker_open(lm->m.engine, wake, s->loop, &e)))
+    else if (evict_for(s, lm, &wait, &pr) == 0 && adapters_list(lm, &pr) == 0 &&
+             !(lm->worker = worker_open(lm->m.engine, wake, s->loop, &e)))
         problem_set(&pr, 503, NULL, NULL, "%s", e.msg);
     lm->held = wait;
     if (wait)
@@ -366,8 +370,8 @@ static void on_opened(struct server *s, struct loaded_model *lm)
     server_log(s, "%s: ready after %.3f s, %s, context %d", lm->id, lm->load_s,
                lm->m.quantization ? lm->m.quantization : "?", lm->m.max_len);
     server_log(s, "%s: %s", lm->id, lm->about);
-    for (int i = 0; i < lm->m.model->n_loras; i++)
-        server_log(s, "%s: LoRA adapter %s, rank %d", lm->id, lm->m.model->loras[i].name, lm->m.model->loras[i].rank);
+    for (int i = 0; i < lm->n_adapters; i++)
+        server_log(s, "%s: LoRA adapter %s, rank %d", lm->id, lm->adapters[i].name, lm->adapters[i].rank);
     tell_waiter(lm, NULL);
     calls_loaded(s, lm, NULL);
 }
@@ -390,6 +394,8 @@ void models_opened(struct server *s)
         struct task *next = t->next;
         if (t->kind == TASK_OPEN) {
             on_opened(s, t->lm);
+        } else if (t->kind == TASK_ADAPTER) {
+            adapter_put(t->load);
         } else if (t->closing.stuck) {
             server_warn(s, "%s: the step of its engine does not end; its memory stays until the server ends",
                         t->lm->id);
@@ -472,6 +478,7 @@ void models_check(struct server *s)
 
 void models_tick(struct server *s)
 {
+    adapters_tick(s);
     close_drained(s);
     open_next(s);
 }
@@ -517,7 +524,7 @@ void models_stop(struct server *s)
 
 void model_json(const struct loaded_model *lm, int lora, struct buf *out)
 {
-    const struct lora *a = lora ? &lm->m.model->loras[lora - 1] : NULL;
+    const struct adapter *a = lora ? &lm->adapters[lora - 1] : NULL;
     const char *id = a ? a->name : lm->id, *slash = a ? strrchr(a->folder, '/') : NULL;
     buf_str(out, "{\"id\":");
     buf_json(out, id, strlen(id));

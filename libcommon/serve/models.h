@@ -9,6 +9,7 @@
 #include "libcommon/grammar/tools.h"
 #include "libcommon/http/conn.h"
 #include "libcommon/http/problem.h"
+#include "libcommon/serve/adapters.h"
 #include "libcommon/serve/grammars.h"
 #include "libcommon/serve/metrics.h"
 #include "libcommon/serve/server.h"
@@ -67,8 +68,10 @@ struct loaded_model {
     struct engine_limits limits;        /* the configured limits, in use while batching is on */
     int most_running;                   /* limits.max_running when the model was opened */
     int batching;                       /* 0: one request at a time */
-    int preparing;                      /* calls queued for or in a preparing thread */
+    int preparing;                      /* calls queued for or in a preparing thread, adapters being loaded */
     struct call *calls; int n_calls;    /* open calls */
+    /* its LoRA adapters, by their numbers from 1 on; owned */
+    struct adapter *adapters; int n_adapters;
     int rag_texts;                      /* number of texts of searches in its engine: rag/embed.c */
     struct loaded_model *replaces;      /* the model to unload when this one is ready; NULL: none */
     struct conn *waiter;                /* the POST /api/models/load that waits for it; NULL: none */
@@ -78,7 +81,8 @@ struct loaded_model {
 /* Find a ready model by its id or by the name of one of its LoRA adapters; id NULL or "default":
  * the first one.  NULL with *pr: there is none. */
 struct loaded_model *models_find(struct server *s, const char *id, struct problem *pr);
-/* The id of the model, loaded or not, that has a LoRA adapter of this name; NULL: none. */
+/* The id of the model that has a LoRA adapter of this name, or will have it after it is loaded;
+ * NULL: none. */
 const char *models_adapted(const struct server *s, const char *name);
 /* The number of lm's LoRA adapter of this name (model/lora.h); 0: the name is lm's own. */
 int models_lora(const struct loaded_model *lm, const char *name);

@@ -20,6 +20,16 @@ void reply_json(struct server *s, struct conn *c, int status, const struct buf *
     conn_reply(c, status, "application/json", json->data, json->size);
 }
 
+void reply_text(struct server *s, struct conn *c, const struct buf *text)
+{
+    if (text->failed) {
+        reply_refusal(s, c, 503, NULL, "out of memory");
+        return;
+    }
+    metrics_count(&s->metrics, conn_route(c), 200);
+    conn_reply(c, 200, "text/plain; charset=utf-8", text->data, text->size);
+}
+
 /* Remove the folder from the paths in a message, so that clients see names of files only. */
 static void hide_home(const struct server *s, struct problem *p)
 {

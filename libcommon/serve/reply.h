@@ -14,6 +14,7 @@ enum { INLINE_BODY = 32 << 10 };        /* larger bodies are parsed in another t
 
 /* Whole answers, each counted for its route. */
 void reply_json(struct server *s, struct conn *c, int status, const struct buf *json);
+void reply_text(struct server *s, struct conn *c, const struct buf *text);       /* status 200 */
 void reply_problem(struct server *s, struct conn *c, const struct problem *p);
 /* Answer with json, and take ownership of its reference; NULL (no memory): answer 503. */
 void reply_object(struct server *s, struct conn *c, int status, json_t *json);

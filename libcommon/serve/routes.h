@@ -84,6 +84,8 @@ void handle_job_resume(struct server *s, struct conn *c, const char *rest);
 void handle_job_delete(struct server *s, struct conn *c, const char *rest);
 void handle_load(struct server *s, struct conn *c, const char *rest);
 void handle_unload(struct server *s, struct conn *c, const char *rest);
+void handle_lora_load(struct server *s, struct conn *c, const char *rest);
+void handle_lora_unload(struct server *s, struct conn *c, const char *rest);
 void handle_stats(struct server *s, struct conn *c, const char *rest);
 void handle_stats_models(struct server *s, struct conn *c, const char *rest);
 void handle_stats_gpu(struct server *s, struct conn *c, const char *rest);

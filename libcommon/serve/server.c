@@ -118,6 +118,7 @@ static void on_gone(void *user, struct conn *c)
     for (struct loaded_model *lm = s->models; lm; lm = lm->next)
         if (lm->waiter == c)
             lm->waiter = NULL;
+    adapters_gone(s, c);
     free(x);
 }
 

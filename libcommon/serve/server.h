@@ -54,6 +54,7 @@
 /* A model and its engine, as the program's opener returns them. */
 struct served_model {
     const struct model *model;
+    struct model *adapts;               /* the same, to which its engine's thread may add adapters */
     const struct tokenizer *tokenizer;
     const json_t *json;                 /* header of the file */
     struct engine *engine;
@@ -73,6 +74,11 @@ struct model_opener {
     /* called from a thread of the server, for one model at a time */
     int (*open)(void *user, const char *path, const struct model_choice *how, struct served_model *m, struct err *e);
     void (*close)(void *user, struct served_model *m);
+    /* Bind the LoRA adapter in folder to an open model, from the same thread; most_bytes: the
+     * memory that it may take, 0: what the machine has.  NULL with *e.  If the member is NULL,
+     * adapters cannot be loaded. */
+    struct lora_bound *(*bind)(void *user, const struct served_model *m, const char *name, const char *folder,
+                               uint64_t most_bytes, struct err *e);
     void *user;
 };
 
@@ -150,6 +156,7 @@ struct server_options {
     /* only models below this folder may be loaded over HTTP; NULL: any file, but only for clients
      * on this machine that do not come through a proxy */
     const char *model_dir;
+    const char *lora_dir;               /* adapters below this folder may be loaded over HTTP; NULL: none */
     /* folder of models that have names, loaded when a request names one; NULL: there is none */
     const char *store;
     double keep_alive_s;                /* unload such a model after this time without a request; negative: never */

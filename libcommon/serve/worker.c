@@ -11,7 +11,7 @@
 
 #include "libcommon/base/clock.h"
 
-enum command_kind { COMMAND_SUBMIT, COMMAND_CANCEL, COMMAND_LIMITS, COMMAND_TRIM };
+enum command_kind { COMMAND_SUBMIT, COMMAND_CANCEL, COMMAND_LIMITS, COMMAND_TRIM, COMMAND_LORA };
 
 struct command {
     struct command *next;
@@ -20,6 +20,10 @@ struct command {
     struct constraint constraint;       /* from params; state NULL: none, or owned by the engine */
     struct worker_job *jobs;
     struct engine_limits limits;
+    /* of COMMAND_LORA; adapter: owned until it is run */
+    struct model *model;
+    int number;
+    struct lora_bound *adapter;
 };
 
 struct worker {
@@ -133,7 +137,8 @@ static void on_token(void *user, const struct token_event *t)
     }
 }
 
-static void refuse(struct worker *w, struct worker_job *job, enum finish why, const struct err *e)
+/* Send the last event of a job that the engine does not have. */
+static void end_job(struct worker *w, struct worker_job *job, enum finish why, const struct err *e)
 {
     struct event *ev = add_event(w, job);
     job->done = 1;
@@ -155,6 +160,7 @@ static void free_command(struct command *c)
 {
     if (c->constraint.state)
         c->constraint.close(c->constraint.state);
+    lora_bound_free(c->adapter);
     free(c);
 }
 
@@ -188,7 +194,7 @@ static void submit(struct worker *w, struct command *c)
     }
     if (!first)
         for (int i = 0; i < n; i++)
-            refuse(w, &c->jobs[i], all_cancelled ? FINISH_CANCELLED : FINISH_ERROR, all_cancelled ? NULL : &e);
+            end_job(w, &c->jobs[i], all_cancelled ? FINISH_CANCELLED : FINISH_ERROR, all_cancelled ? NULL : &e);
     else
         for (int i = 0; i < n; i++) {
             c->jobs[i].request = requests[i];
@@ -197,6 +203,15 @@ static void submit(struct worker *w, struct command *c)
         }
     free(users);
     free(requests);
+}
+
+static void set_lora(struct worker *w, struct command *c)
+{
+    struct err e;
+    const int rc = engine_set_lora(w->g, c->model, c->number, c->adapter, &e);
+    c->adapter = NULL;
+    if (c->jobs)
+        end_job(w, c->jobs, rc == 0 ? FINISH_STOP : FINISH_ERROR, rc == 0 ? NULL : &e);
 }
 
 static void run_command(struct worker *w, struct command *c)
@@ -215,6 +230,9 @@ static void run_command(struct worker *w, struct command *c)
         break;
     case COMMAND_TRIM:
         engine_trim(w->g);
+        break;
+    case COMMAND_LORA:
+        set_lora(w, c);
         break;
     case COMMAND_LIMITS:
         engine_set_limits(w->g, &c->limits, &ignored);      /* the caller has checked the limits */
@@ -399,6 +417,12 @@ int worker_cancel(struct worker *w, struct worker_job *job)
 int worker_limits(struct worker *w, const struct engine_limits *l)
 {
     return give_command(w, &(struct command){ .kind = COMMAND_LIMITS, .limits = *l });
+}
+
+int worker_set_lora(struct worker *w, struct model *m, int number, struct lora_bound *b, struct worker_job *job)
+{
+    return give_command(w, &(struct command){ .kind = COMMAND_LORA, .model = m, .number = number, .adapter = b,
+                                              .jobs = job });
 }
 
 void worker_trim(struct worker *w) { give_command(w, &(struct command){ .kind = COMMAND_TRIM }); }

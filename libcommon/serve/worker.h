@@ -72,6 +72,10 @@ int worker_submit(struct worker *w, const struct request_params *p, struct worke
 /* 0, or -1 without memory, in which case the answer continues */
 int worker_cancel(struct worker *w, struct worker_job *job);
 int worker_limits(struct worker *w, const struct engine_limits *l);     /* 0, or -1 without memory */
+/* engine_set_lora, between two steps.  The job gets one event: FINISH_STOP, or FINISH_ERROR.  job
+ * NULL: no event, to remove an adapter.  Takes b over.  0, or -1 without memory, and b is the
+ * caller's. */
+int worker_set_lora(struct worker *w, struct model *m, int number, struct lora_bound *b, struct worker_job *job);
 void worker_trim(struct worker *w);             /* engine_trim, between two steps */
 void worker_check(struct worker *w);            /* engine_check before the next step; worker_stats has the result */
 /* Take all events so far, oldest first; NULL: none.  Return them with worker_give_back. */

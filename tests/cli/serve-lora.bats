@@ -9,7 +9,7 @@ setup_file() {
   python3 -S tests/lib/lora_adapter.py models/tiny "$T/first" 1
   python3 -S tests/lib/lora_adapter.py models/tiny "$T/second" 2 3
   zse-convert models/tiny -o "$T/tiny.zse" -q f32 >/dev/null
-  start "$T/main" "$T/tiny.zse" --port 0 --kv f32 --lora "one=$T/first" --lora "$T/second/"
+  start "$T/main" "$T/tiny.zse" --port 0 --kv f32 --lora "one=$T/first" --lora "$T/second/" --lora-dir "$T"
   export URL MAIN_PID=$PID MAIN_PORT=${URL##*:}
   await listens "$URL"
 }
@@ -151,13 +151,15 @@ text() { answer "$1" | jq -er '.choices[0].text'; }
   local -x ZSE_HOME=$T/keys-home
   base=$(zse-apikey create base --scope models --model tiny 2>/dev/null)
   one=$(zse-apikey create one --scope models --model one 2>/dev/null)
-  start "$T/keys" "$T/tiny.zse" --port 0 --lora "one=$T/first"
+  start "$T/keys" "$T/tiny.zse" --port 0 --lora "one=$T/first" --lora-dir "$T"
   as() { curl -s -H "Authorization: Bearer $1" "${@:2}"; }
   await listens "$URL"
   as "$one" "$URL/v1/models/one" | jq -e '.id == "one"'
   as "$one" "$URL/v1/models/tiny" | jq -e '.error.code == "model_not_found"'
   as "$base" "$URL/v1/models/tiny" | jq -e '.id == "tiny"'
   as "$base" "$URL/v1/models/one" | jq -e '.error.code == "model_not_found"'
+  as "$one" "$URL/v1/unload_lora_adapter" -d '{"lora_name":"one"}' | jq -e '.error.code == "insufficient_scope"'
+  as "$one" "$URL/v1/load_lora_adapter" -d '{"lora_name":"two","lora_path":"second"}' | jq -e '.error.code == "insufficient_scope"'
   as "$one" "$URL/api/tags" | jq -e '[.models[] | [.name, .details.parent_model]] == [["one", "tiny"]]'
   as "$base" "$URL/api/tags" | jq -e '[.models[].name] == ["tiny"]'
   as "$one" "$URL/api/show" -d '{"model":"one"}' | jq -e '.details.parent_model == "tiny"'
@@ -186,4 +188,76 @@ text() { answer "$1" | jq -er '.choices[0].text'; }
   [ "$(grep -c '^adapters ' <<<"$output")" = 1 ]
   run -1 --separate-stderr zse-serve "$T/tiny.zse" --port 0 --kv-bytes 5MB --lora "one=$T/first" --max-memory $((weights + 1000))
   [[ $stderr == *'the weights and the adapters take'* ]]
+}
+
+# lora ACTION MEMBERS: what the server answers to /v1/ACTION_lora_adapter
+lora() { admin "$URL/v1/$1_lora_adapter" -d "{$2}"; }
+
+@test "an adapter is loaded and unloaded while the server runs, and answers as one of --lora" {
+  [ "$(lora load '"lora_name":"new","lora_path":"first"')" = "Success: LoRA adapter 'new' added successfully." ]
+  curl -s "$URL/v1/models" | jq -e '[.data[] | select(.id == "new") | [.root, .parent]] == [["first", "tiny"]]'
+  [ "$(text new)" = "$(text one)" ]
+  [ "$(text new)" != "$(text second)" ]
+  lora load '"lora_name":"new","lora_path":"second"' | jq -e '.error.code == "adapter_exists"'
+  [ "$(lora load "\"lora_name\":\"new\",\"lora_path\":\"$T/second\",\"load_inplace\":true")" = "Success: LoRA adapter 'new' added successfully." ]
+  [ "$(text new)" = "$(text second)" ]
+  [ "$(lora unload '"lora_name":"new","lora_int_id":5')" = "Success: LoRA adapter 'new' removed successfully." ]
+  answer new | jq -e '.error.code == "model_not_found"'
+  lora unload '"lora_name":"new"' | jq -e '.error.code == "adapter_not_found"'
+  curl -s "$URL/v1/models" | jq -e '[.data[].id] == ["tiny", "one", "second"]'
+  [ "$(text one)" != "$(text tiny)" ]
+}
+
+@test "requests that use an adapter end after it was unloaded; metrics name it meanwhile" {
+  local i
+  lora load '"lora_name":"old","lora_path":"second"'
+  mkfifo "$T/stream"
+  curl -sN "$URL/v1/completions" -d '{"model":"old","prompt":"The capital of","temperature":0,"max_tokens":450,"ignore_eos":true,"stream":true}' >"$T/stream" &
+  exec 5<"$T/stream"
+  read -r -u 5 i
+  [[ $i == *'"model":"old"'* ]]
+  admin "$URL/metrics" >"$T/metrics"
+  grep -E '^vllm:lora_requests_info\{model_name="tiny",max_lora="[0-9]+",running_lora_adapters="old",waiting_lora_adapters=""\} [0-9]+$' "$T/metrics"
+  lora unload '"lora_name":"old"'
+  answer old | jq -e '.error.code == "model_not_found"'
+  cat <&5 >"$T/rest"
+  [ "$(grep -c '"model":"old"' "$T/rest")" -ge 449 ]
+  grep '"finish_reason":"length"' "$T/rest"
+  [ "$(tail -n 2 "$T/rest" | head -n 1)" = 'data: [DONE]' ]
+  admin "$URL/metrics" | grep 'running_lora_adapters="",waiting_lora_adapters=""'
+  await grep -q 'LoRA adapter old: unloaded' "$T/main.err"
+}
+
+@test "adapters from other folders, of other names and without a key are refused" {
+  local path
+  lora load '"lora_path":"first"' | jq -e '.error.param == "lora_name"'
+  lora load '"lora_name":"x"' | jq -e '.error.param == "lora_path"'
+  lora load '"lora_name":"a b","lora_path":"first"' | jq -e '.error.code == "invalid_value"'
+  lora load '"lora_name":"tiny","lora_path":"first"' | jq -e '.error.code == "adapter_exists"'
+  lora load '"lora_name":"default","lora_path":"first"' | jq -e '.error.code == "adapter_exists"'
+  for path in /etc ../.. tiny.zse none; do
+    lora load "\"lora_name\":\"x\",\"lora_path\":\"$path\"" | jq -e '.error.code == "path_not_allowed"'
+  done
+  mkdir -p "$T/empty"
+  lora load '"lora_name":"x","lora_path":"empty"' | jq -e '.error.message | test("has no adapter_config.json")'
+  [ "$(curl -s -o /dev/null -w '%{http_code}' "$URL/v1/load_lora_adapter" -d '{"lora_name":"x","lora_path":"first"}')" = 401 ]
+  curl -s "$URL/v1/models" | jq -e '[.data[].id] == ["tiny", "one", "second"]'
+}
+
+@test "without --lora-dir no adapter is loaded, and one of --lora can be unloaded; --max-memory holds" {
+  local main=$URL bytes
+  start "$T/bare" "$T/tiny.zse" --port 0 --kv-bytes 5MB --lora "one=$T/first"
+  await text one
+  lora load '"lora_name":"x","lora_path":"first"' | jq -e '.error.message | test("--lora-dir, which was not given")'
+  bytes=$(curl -s "$URL/api/ps" | jq '.models[0].size')
+  lora unload '"lora_name":"one"'
+  answer one | jq -e '.error.code == "model_not_found"'
+  await eval '[ "$(curl -s "$URL/api/ps" | jq ".models[0].size")" -lt '"$bytes"' ]'
+  stop "$PID"
+  start "$T/full" "$T/tiny.zse" --port 0 --kv-bytes 5MB --lora-dir "$T" --max-memory "$bytes"
+  await text tiny
+  lora load '"lora_name":"x","lora_path":"first"'
+  lora load '"lora_name":"y","lora_path":"first"' | jq -e '.error.message | test("--max-memory")'
+  stop "$PID"
+  URL=$main
 }

@@ -241,6 +241,42 @@ static void cache_config(const struct server *s, struct buf *out)
     }
 }
 
+/* Write the names of the adapters whose bits are set, separated by commas. */
+static void adapter_names(const struct loaded_model *lm, const uint64_t *bits, struct buf *out)
+{
+    int n = 0;
+    for (int i = 0; i < lm->n_adapters; i++)
+        if (bits[i / 64] >> (i % 64) & 1 && lm->adapters[i].name) {
+            buf_str(out, n++ ? "," : "");
+            label(out, lm->adapters[i].name);
+        }
+}
+
+/* Write the LoRA adapters of running and waiting requests as labels, like vLLM; the value is the
+ * time.  Only of models that have adapters. */
+static void lora_requests(const struct server *s, struct buf *out)
+{
+    static const char name[] = "vllm:lora_requests_info";
+    int n = 0;
+    for (const struct loaded_model *lm = s->models; lm; lm = lm->next) {
+        struct engine_stats e;
+        struct engine_limits l;
+        if (!lm->worker || !lm->n_adapters)
+            continue;
+        if (n++ == 0)
+            about(out, name, "gauge", "LoRA adapters that requests use, as labels; the value is the time.");
+        worker_stats(lm->worker, &e, &l);
+        model_line(name, lm, out);
+        buf_printf(out, ",max_lora=\"%d\",running_lora_adapters=\"", l.max_running < MOST_LORAS ? l.max_running
+                                                                                               : MOST_LORAS);
+        adapter_names(lm, e.loras_running, out);
+        buf_str(out, "\",waiting_lora_adapters=\"");
+        adapter_names(lm, e.loras_waiting, out);
+        buf_str(out, "\"} ");
+        number(out, (double)time(NULL));
+    }
+}
+
 static void histograms(const struct histogram_metric *m, const struct server *s, struct buf *out)
 {
     about(out, m->name, "histogram", m->help);
@@ -297,6 +333,7 @@ void handle_metrics(struct server *s, struct conn *c, const char *rest)
     for (size_t i = 0; i < LENGTH(vllm_metrics); i++)
         of_models(&vllm_metrics[i], s, &out);
     cache_config(s, &out);
+    lora_requests(s, &out);
     for (size_t i = 0; i < LENGTH(histogram_metrics); i++)
         histograms(&histogram_metrics[i], s, &out);
     if (out.failed) {

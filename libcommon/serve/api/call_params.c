@@ -232,6 +232,7 @@ static int find_model(struct call *c, const char *name, struct problem *pr)
         c->next->prev = c;
     lm->calls = c;
     lm->n_calls++;
+    adapters_use(lm, lora);
     lm->used_ns = clock_ns();
     named_used(c->s, lm, c->tenant);
     return 0;

@@ -8,12 +8,11 @@
 
 #include "libcommon/base/clock.h"
 #include "libcommon/base/json.h"
-#include "libcommon/model/lora.h"
 #include "libcommon/serve/tools/toolbox.h"
 
 const char *call_model(const struct call *c)
 {
-    return c->lora ? c->lm->m.model->loras[c->lora - 1].name : c->lm->id;
+    return c->lora ? c->lm->adapters[c->lora - 1].name : c->lm->id;
 }
 
 static int stop_waiting(struct call *c);
@@ -104,6 +103,7 @@ void call_free(struct call *c)
         if (c->next)
             c->next->prev = c->prev;
         c->lm->n_calls--;
+        adapters_release(c->lm, c->lora);
         c->lm->used_ns = clock_ns();
         grammars_release(c->grammar);           /* release it before its model may be closed */
         c->grammar = NULL;

@@ -4,7 +4,6 @@
 
 #include "libcommon/base/json.h"
 #include "libcommon/serve/api/calls.h"
-#include "libcommon/model/lora.h"
 #include "libcommon/serve/named.h"
 
 /* ---- /v1/models ---- */
@@ -62,11 +61,13 @@ void handle_models(struct server *s, struct conn *c, const char *rest)
             model_json(lm, 0, &out);
         }
     for (const struct loaded_model *lm = s->models; lm; lm = lm->next)
-        for (int i = 0; lm->state == MODEL_READY && i < lm->m.model->n_loras; i++)
-            if (guard_lists_model(conn_record(c), lm->m.model->loras[i].name)) {
+        for (int i = 1; i <= lm->n_adapters; i++) {
+            const struct adapter *a = adapters_ready(lm, i);
+            if (a && guard_lists_model(conn_record(c), a->name)) {
                 buf_str(&out, n++ ? "," : "");
-                model_json(lm, i + 1, &out);
+                model_json(lm, i, &out);
             }
+        }
     named_json(s, conn_record(c), &out, &n);
     buf_str(&out, "]}");
     reply_models(s, c, &out, anthropic_list);

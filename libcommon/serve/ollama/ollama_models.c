@@ -5,7 +5,6 @@
 
 #include "libcommon/base/clock.h"
 #include "libcommon/base/json.h"
-#include "libcommon/model/lora.h"
 #include "libcommon/serve/ollama/ollama_describe.h"
 #include "libcommon/serve/ollama/ollama.h"
 
@@ -90,7 +89,7 @@ static json_t *loaded_details(const struct loaded_model *lm, int lora)
 
 static json_t *adapter_tag(const struct loaded_model *lm, int lora)
 {
-    const struct lora *a = &lm->m.model->loras[lora - 1];
+    const struct adapter *a = &lm->adapters[lora - 1];
     return tag_of(a->name, (json_int_t)a->bytes, lm->created, ollama_digest(a->key, 0, a->bytes, 0),
                   loaded_details(lm, lora));
 }
@@ -98,10 +97,11 @@ static json_t *adapter_tag(const struct loaded_model *lm, int lora)
 /* Append the adapters of the model that the record's key may use.  0, or -1 without memory. */
 static int add_adapters(json_t *list, const struct access_record *record, const struct loaded_model *lm)
 {
-    for (int i = 1; lm->state == MODEL_READY && i <= lm->m.model->n_loras; i++)
-        if (guard_lists_model(record, lm->m.model->loras[i - 1].name) &&
-            json_array_append_new(list, adapter_tag(lm, i)) != 0)
+    for (int i = 1; i <= lm->n_adapters; i++) {
+        const struct adapter *a = adapters_ready(lm, i);
+        if (a && guard_lists_model(record, a->name) && json_array_append_new(list, adapter_tag(lm, i)) != 0)
             return -1;
+    }
     return 0;
 }
 
