@@ -76,13 +76,18 @@ json_t *share_gpu_json(const struct gpu_speeds *g)
     return j;
 }
 
-int share_init(struct work_limits *s, const struct model *m, const struct run_options *r, int n_threads, struct err *e)
+int share_limits(struct roofline *l, const struct bench_options *o, unsigned what, int n_threads, struct err *e)
+{
+    const struct roofline_options ro = { .n_threads = n_threads, .what = what, .only_all = 1,
+                                         .root = preflight_root() };
+    return o->limits ? roofline_read(l, o->limits, what, n_threads, e) : roofline_measure(l, &ro, e);
+}
+
+int share_init(struct work_limits *s, const struct bench_options *o, const struct model *m, const struct run_options *r,
+               int n_threads, struct err *e)
 {
     count_model(s, m, r);
-    const struct roofline_options o = { .n_threads = n_threads, .what = ROOFLINE_READ | ROOFLINE_INT8 |
-                                      (s->f32_op > 0 ? ROOFLINE_F32 : 0), .only_all = 1,
-                                      .root = preflight_root() };
-    return roofline_measure(&s->l, &o, e);
+    return share_limits(&s->l, o, ROOFLINE_READ | ROOFLINE_INT8 | (s->f32_op > 0 ? ROOFLINE_F32 : 0), n_threads, e);
 }
 
 double share_prefill(const struct work_limits *s, double tokens_per_s, int amx)

@@ -79,10 +79,7 @@ int bench_matmul(const struct bench_options *o)
                 seconds[i][k] = s;
         }
     }
-    const struct roofline_options lo = { .n_threads = o->run.threads,
-                                         .what = ROOFLINE_READ | ROOFLINE_INT8 | ROOFLINE_F32,
-                                         .only_all = 1, .root = preflight_root() };
-    if (rc == 0 && (rc = roofline_measure(&l, &lo, &e)) == 0)
+    if (rc == 0 && (rc = share_limits(&l, o, ROOFLINE_READ | ROOFLINE_INT8 | ROOFLINE_F32, o->run.threads, &e)) == 0)
         report(o, &m, kernels, &l, seconds);
     for (int i = 0; i < BENCH_LIST; i++)
         free(seconds[i]);

@@ -162,7 +162,7 @@ static int collect(struct speed *p, const struct bench_options *o, const struct 
     getrusage(RUSAGE_SELF, &usage);         /* before the limits are measured, which takes memory */
     p->peak_bytes = (double)usage.ru_maxrss * 1024;
     if ((p->engine.device.name ? share_init_gpu(&p->share, m->model, &o->run, p->engine.device.index, e)
-                               : share_init(&p->share, m->model, &o->run, o->run.threads, e)) != 0)
+                               : share_init(&p->share, o, m->model, &o->run, o->run.threads, e)) != 0)
         return -1;
     p->prefill = of_runs(runs, n, offsetof(struct speed_run, prefill_s), (double)o->batch * o->prompt);
     p->decode = of_runs(runs, n, offsetof(struct speed_run, decode_s), (double)o->batch * o->generate);

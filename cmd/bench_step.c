@@ -192,7 +192,7 @@ int bench_batch(const struct bench_options *o, const char *model)
         rows[n++] = (struct row){ .s = &s, .n_seqs = b };
     rows[n++] = (struct row){ .s = &s, .n_seqs = o->batch };
     if (rc == 0 && (rc = measure_rows(rows, n, o->repeats, &e)) == 0 &&
-        (rc = share_init(&share, m.model, &o->run, o->run.threads, &e)) == 0) {
+        (rc = share_init(&share, o, m.model, &o->run, o->run.threads, &e)) == 0) {
         j = table_json(o, &m, backend_cpu.describe(s.b), &share.l);
         json_object_set_new(j, "context", json_integer(o->prompt));
         if (!o->json) {
@@ -329,7 +329,7 @@ int bench_moe(const struct bench_options *o, const char *model)
     s.context = o->prompt;
     const unsigned *counts = rc == 0 ? cpu_count_experts(s.b, &e) : NULL;
     if (rc == 0 && (!counts || stepper_time(&s, 1, prompt, &prompt_s, &e) != 0 ||
-                    share_init(&share, m.model, &o->run, o->run.threads, &e) != 0))
+                    share_init(&share, o, m.model, &o->run, o->run.threads, &e) != 0))
         rc = -1;
     if (rc == 0) {
         const struct use u = count_use(c, counts);
@@ -449,7 +449,7 @@ int bench_kv(const struct bench_options *o, const char *model, const char *text)
         }
     }
     if (rc == 0 && (rc = measure_rows(rows, n, o->repeats, &e)) == 0 &&
-        (rc = share_init(&share, m.model, &run, o->run.threads, &e)) == 0) {
+        (rc = share_init(&share, o, m.model, &run, o->run.threads, &e)) == 0) {
         j = table_json(o, &m, backend_cpu.describe(s[0].b), &share.l);
         if (!o->json) {
             table_title(o, &m, backend_cpu.describe(s[0].b));
@@ -509,13 +509,11 @@ int bench_threads(const struct bench_options *o, const char *model)
         rc = measure_rows(rows, 2 * most, o->repeats, &e);
     for (int i = 0; rc == 0 && i < most; i++) {
         struct work_limits share;
-        if ((rc = share_init(&share, m.model, &o->run, i + 1, &e)) != 0)
+        if ((rc = share_init(&share, o, m.model, &o->run, i + 1, &e)) != 0)
             break;
         if (i == 0) {
-            const struct roofline_options lo = { .n_threads = most, .what = ROOFLINE_READ | ROOFLINE_INT8,
-                                                 .only_all = 1, .root = preflight_root() };
             struct roofline all;
-            if ((rc = roofline_measure(&all, &lo, &e)) != 0)
+            if ((rc = share_limits(&all, o, ROOFLINE_READ | ROOFLINE_INT8, most, &e)) != 0)
                 break;
             j = table_json(o, &m, backend_cpu.describe(s[most - 1].b), &all);
             json_object_set_new(j, "prompt_tokens", json_integer(o->prompt));

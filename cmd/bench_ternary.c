@@ -89,11 +89,8 @@ int bench_ternary(const struct bench_options *o)
     struct err e;
     if (o->run.type)
         return cli_wrong(prog, "ternary measures nl4, t2 and t3: -q does not apply");
-    const struct roofline_options lo = { .n_threads = o->run.threads,
-                                         .what = ROOFLINE_READ | ROOFLINE_INT8 | ROOFLINE_F32,
-                                         .only_all = 1, .root = preflight_root() };
     int rc = measure(&b, &e);
-    if (rc == 0 && (rc = roofline_measure(&l, &lo, &e)) == 0)
+    if (rc == 0 && (rc = share_limits(&l, o, ROOFLINE_READ | ROOFLINE_INT8 | ROOFLINE_F32, o->run.threads, &e)) == 0)
         report(&b, &l);
     for (int t = 0; t < N_TYPES; t++)
         matmul_time_close(b.time[t]);

@@ -47,6 +47,7 @@ static const char usage[] =
     "      --json                 a JSON object instead of text; logits, perplexity and quality always print one\n"
     "\n"
     "      --file FILE            limits: the file whose disk and page cache are read; its own pages are dropped first\n"
+    "      --limits FILE          the limits that zse-bench limits --json printed, for all measurements of a run (default: measured by each)\n"
     "      --contexts LIST        kv: tokens in the cache, like 128,4096,8192 (the default, as far as the model goes)\n"
     "      --shape ROWSxCOLS      matmul, ternary, dequant, gpu: output and input features (default: 8960x1536; gpu: 14336x4096); matmul's\n"
     "                             type is that of -q, else nl4\n"
@@ -85,13 +86,14 @@ static const char usage[] =
 
 enum { OPT_JSON = 300, OPT_FILE, OPT_CONTEXTS, OPT_SHAPE, OPT_TOKENS, OPT_PEER, OPT_PEER_MODEL, OPT_IDS, OPT_WINDOW,
        OPT_WINDOWS, OPT_REQUESTS, OPT_RATE, OPT_SHARED, OPT_BACKGROUND, OPT_API, OPT_SERVED, OPT_KEY, OPT_IGNORE_EOS,
-       OPT_TEMP, OPT_SEED, OPT_TIMEOUT, OPT_REF, OPT_AUTOTUNE, OPT_ESTIMATE };
+       OPT_TEMP, OPT_SEED, OPT_TIMEOUT, OPT_REF, OPT_AUTOTUNE, OPT_ESTIMATE, OPT_LIMITS };
 static const struct option options[] = {
     { "prompt", required_argument, NULL, 'p' }, { "generate", required_argument, NULL, 'n' },
         { "batch", required_argument, NULL, 'b' },
     { "repeats", required_argument, NULL, 'r' }, { "warmup", required_argument, NULL, 'w' },
     { "json", no_argument, NULL, OPT_JSON },
-    { "file", required_argument, NULL, OPT_FILE }, { "contexts", required_argument, NULL, OPT_CONTEXTS },
+    { "file", required_argument, NULL, OPT_FILE }, { "limits", required_argument, NULL, OPT_LIMITS },
+    { "contexts", required_argument, NULL, OPT_CONTEXTS },
     { "shape", required_argument, NULL, OPT_SHAPE },
     { "tokens", required_argument, NULL, OPT_TOKENS }, { "autotune", no_argument, NULL, OPT_AUTOTUNE },
     { "peer", required_argument, NULL, OPT_PEER }, { "peer-model", required_argument, NULL, OPT_PEER_MODEL },
@@ -113,9 +115,10 @@ static const struct option options[] = {
 enum command { SPEED, LIMITS, BATCH, KV, MOE, THREADS, MATMUL, TERNARY, DEQUANT, GPU, COLDSTART, SERVE, LOGITS, LAYERS,
                PERPLEXITY, QUALITY, SPEC, N_COMMANDS };
 static const struct { const char *name; int least, most; const char *letters; } commands[N_COMMANDS] = {
-    [SPEED] = { NULL, 0, 1, "pnbrwa" }, [LIMITS] = { "limits", 0, 0, "f" }, [BATCH] = { "batch", 0, 1, "pbr" },
-        [KV] = { "kv", 0, 2, "rc" }, [MOE] = { "moe", 0, 1, "pbr" },
-    [THREADS] = { "threads", 0, 1, "pr" }, [MATMUL] = { "matmul", 0, 0, "rst" }, [TERNARY] = { "ternary", 0, 0, "rst" },
+    [SPEED] = { NULL, 0, 1, "pnbrwal" }, [LIMITS] = { "limits", 0, 0, "f" }, [BATCH] = { "batch", 0, 1, "pbrl" },
+        [KV] = { "kv", 0, 2, "rcl" }, [MOE] = { "moe", 0, 1, "pbrl" },
+    [THREADS] = { "threads", 0, 1, "pr" }, [MATMUL] = { "matmul", 0, 0, "rstl" },
+    [TERNARY] = { "ternary", 0, 0, "rstl" },
     [DEQUANT] = { "dequant", 0, 0, "rs" }, [GPU] = { "gpu", 0, 0, "prstA" },
     [COLDSTART] = { "coldstart", 0, 1, "prPMa" },
     [SERVE] = { "serve", 1, 1, "pnbwST" }, [LOGITS] = { "logits", 1, 1, "ioW" }, [LAYERS] = { "layers", 1, 1, "ioR" },
@@ -135,10 +138,11 @@ static const struct { int c; char letter; const char *name; } special[] = {
     { OPT_BACKGROUND, 'S', "--background" }, { OPT_API, 'S', "--api" },
     { OPT_SERVED, 'S', "--model" }, { OPT_KEY, 'S', "--key" }, { OPT_IGNORE_EOS, 'T', "--ignore-eos" },
     { OPT_TEMP, 'T', "--temp" }, { OPT_SEED, 'T', "--seed" }, { OPT_TIMEOUT, 'S', "--timeout" },
-    { OPT_REF, 'R', "--ref" }, { OPT_ACT, 'a', "--act" }, { OPT_AUTOTUNE, 'A', "--autotune" },
+    { OPT_REF, 'R', "--ref" }, { OPT_ACT, 'a', "--act" }, { OPT_LIMITS, 'l', "--limits" }, { OPT_AUTOTUNE, 'A', "--autotune" },
     { OPT_SPEC, 'E', "--spec" }, { OPT_SPEC_EXACT, 'E', "--spec-exact" }, { OPT_ESTIMATE, 'E', "--estimate" },
 };
 enum { N_SPECIAL = sizeof special / sizeof *special };
+_Static_assert(N_SPECIAL <= 64, "`given` has a bit for each");
 
 static int parse_whole(const char *name, const char *arg, long long min, long long max, int *out)
 {
@@ -225,6 +229,7 @@ static int take(struct bench_options *o, int c, const char *arg)
     case OPT_AUTOTUNE: o->autotune = 1; return 0;
     case OPT_ESTIMATE: o->estimate = 1; return 0;
     case OPT_FILE: o->file = arg; return 0;
+    case OPT_LIMITS: o->limits = arg; return 0;
     case OPT_REF: o->ref = arg; return 0;
     case OPT_PEER: o->peer = arg; return 0;
     case OPT_PEER_MODEL: o->peer_model = arg; return 0;
@@ -286,7 +291,7 @@ static enum command find_command(int n, char **args)
 }
 
 /* Check the n arguments and the options of command c.  0, or the exit code of wrong usage. */
-static int check_arguments(enum command c, unsigned given, int n, char **args)
+static int check_arguments(enum command c, uint64_t given, int n, char **args)
 {
     const int named = c == SPEED && n && home_names_model(args[0]);
     if (c == SPEED && n && !named && cli_is_mistyped(args[0], &commands[0].name, sizeof *commands, N_COMMANDS))
@@ -307,7 +312,7 @@ static int check_arguments(enum command c, unsigned given, int n, char **args)
 }
 
 /* Check the options of a GPU.  0, or the exit code. */
-static int check_device(struct bench_options *o, enum command c, unsigned given)
+static int check_device(struct bench_options *o, enum command c, uint64_t given)
 {
     if (o->run.gpu && (c == LIMITS || c == BATCH || c == KV || c == MOE || c == THREADS || c == MATMUL ||
                        c == TERNARY || c == DEQUANT || c == LAYERS)) {
@@ -319,6 +324,8 @@ static int check_device(struct bench_options *o, enum command c, unsigned given)
         struct err e;
         return gpu_count(&e) < 0 ? cli_fail(prog, &e) : cli_wrong(prog, "gpu: measures a GPU, expected --device cuda");
     }
+    if (o->run.gpu && o->limits)
+        return cli_wrong(prog, "--limits: limits of the CPU, which do not apply to a GPU");
     if (c == GPU && (o->run.exact || o->run.strict || o->run.graphs_given || o->run.cache_given))
         return cli_wrong(prog, "gpu: measures kernels without a model: --exact, --strict, --cuda-graphs and --cache-weights do not apply");
     if (c == GPU && o->autotune && given & 1)
@@ -327,7 +334,7 @@ static int check_device(struct bench_options *o, enum command c, unsigned given)
 }
 
 /* Set the defaults that depend on the command. */
-static void set_defaults(struct bench_options *o, enum command c, unsigned given)
+static void set_defaults(struct bench_options *o, enum command c, uint64_t given)
 {
     if (c == GPU && !(given >> GIVEN_SHAPE & 1))
         o->rows = 14336, o->cols = 4096;
@@ -339,7 +346,7 @@ static void set_defaults(struct bench_options *o, enum command c, unsigned given
         o->batch = c == MOE ? 8 : 16;
 }
 
-static int run(struct bench_options *o, unsigned given, int n, char **args)
+static int run(struct bench_options *o, uint64_t given, int n, char **args)
 {
     const enum command c = find_command(n, args);
     if (c != SPEED)
@@ -384,7 +391,7 @@ int main(int argc, char **argv)
     struct bench_options o = { .prompt = 512, .generate = 128, .batch = 1, .repeats = 5, .warmup = 1, .window = 512,
                                .rows = 8960, .cols = 1536, .timeout_s = 600, .run = { .verify = VERIFY_FIRST },
                                .tokens = { 7, { 1, 2, 4, 8, 16, 64, 512 } } };
-    unsigned given = 0;                 /* bits: of special[] */
+    uint64_t given = 0;                 /* bits: of special[] */
     int c, rc;
     cli_start();
     while ((c = cli_getopt(argc, argv, "p:n:b:r:w:o:q:hV", options)) != -1) {
@@ -395,7 +402,7 @@ int main(int argc, char **argv)
         if ((rc = take(&o, c, optarg)) != 0)
             return rc < 0 ? cli_usage(usage) : rc;
         for (int i = 0; i < N_SPECIAL; i++)
-            given |= (unsigned)(special[i].c == c) << i;
+            given |= (uint64_t)(special[i].c == c) << i;
     }
     rc = run_options_check(prog, &o.run);
     return rc ? rc : run(&o, given, argc - optind, argv + optind);

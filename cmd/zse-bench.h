@@ -17,6 +17,7 @@ struct bench_options {
     int window, windows;                /* tokens of a window; number of windows, 0: all of the text */
     const char *ids, *output, *ref;
     const char *file;                   /* limits */
+    const char *limits;                 /* the file of --limits; NULL: the limits are measured */
     const char *peer, *peer_model;      /* coldstart */
     struct bench_list contexts, tokens; /* contexts: of kv; tokens: of matmul and gpu */
     int rows, cols;                     /* of matmul, ternary and gpu */
@@ -86,8 +87,12 @@ struct work_limits {
     struct kv_types kv; int pages;      /* as in run_options */
     struct gpu_speeds gpu; int on_gpu;  /* used instead of l if on_gpu */
 };
-/* Count the work of a token in m as r runs it, and measure the limits of n_threads (0: all). */
-int share_init(struct work_limits *s, const struct model *m, const struct run_options *r, int n_threads, struct err *e);
+/* The limits of n_threads (0: all) that `what` (ROOFLINE_ bits) names, from the file of --limits or
+ * measured now. */
+int share_limits(struct roofline *l, const struct bench_options *o, unsigned what, int n_threads, struct err *e);
+/* Count the work of a token in m as r runs it, and take the limits of n_threads (0: all). */
+int share_init(struct work_limits *s, const struct bench_options *o, const struct model *m, const struct run_options *r,
+               int n_threads, struct err *e);
 /* The same with the limits of a GPU. */
 int share_init_gpu(struct work_limits *s, const struct model *m, const struct run_options *r, int device,
                    struct err *e);

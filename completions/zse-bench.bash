@@ -8,6 +8,7 @@ _zse_bench() {
     -r|--repeats) COMPREPLY=(); return ;;
     -w|--warmup) COMPREPLY=(); return ;;
     --file) COMPREPLY=($(compgen -f -- "$cur")); return ;;
+    --limits) COMPREPLY=($(compgen -f -- "$cur")); return ;;
     --contexts) COMPREPLY=(); return ;;
     --shape) COMPREPLY=(); return ;;
     --tokens) COMPREPLY=(); return ;;
@@ -46,7 +47,7 @@ _zse_bench() {
     --max-memory) COMPREPLY=(); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--prompt --generate --batch --repeats --warmup --json --file --contexts --shape --tokens --autotune --peer --peer-model --requests --rate --shared --background --api --model --key --ignore-eos --temp --seed --spec --spec-exact --estimate --timeout --ids --output --ref --window --windows --quantize --mode --threads --ctx --kv --attention --exact --kernels --device --gpu-layers --strict --cuda-graphs --act --cache-weights --force --verify --verbose --max-memory --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--prompt --generate --batch --repeats --warmup --json --file --limits --contexts --shape --tokens --autotune --peer --peer-model --requests --rate --shared --background --api --model --key --ignore-eos --temp --seed --spec --spec-exact --estimate --timeout --ids --output --ref --window --windows --quantize --mode --threads --ctx --kv --attention --exact --kernels --device --gpu-layers --strict --cuda-graphs --act --cache-weights --force --verify --verbose --max-memory --help --version" -- "$cur")) ;;
     *) local head=
        [ "$cur" != : ] || { head=$prev: cur=; }
        [ "$prev" != : ] || head=${COMP_WORDS[COMP_CWORD-2]}:

@@ -9,7 +9,8 @@ setup_file() {
   printf 'MemTotal: 100000 kB\nMemFree: 100000 kB\nMemAvailable: 100000 kB\n' >"$ZSE_SYSROOT/proc/meminfo"
   zse-chat models/tiny -p x -n 1 >/dev/null 2>&1
   MODEL=$(echo "$XDG_CACHE_HOME"/zse/*.zse)
-  export MODEL TEXT=$BATS_FILE_TMPDIR/text
+  export MODEL TEXT=$BATS_FILE_TMPDIR/text LIMITS=$BATS_FILE_TMPDIR/limits
+  zse-bench limits --json >"$LIMITS"                        # once, for tests of other figures
   for i in $(seq 40); do echo "What is $i+$i? The capital of France is Paris, and of Italy it is Rome. Line $i."; done >"$TEXT"
 }
 setup() { cd "$BATS_TEST_DIRNAME/../.." || exit 1; }
@@ -34,11 +35,11 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
   run zse-bench "$MODEL" -p 30 -n 5 -r 2
   [ "$status" = 0 ]
   [[ "$output" == *prefill*decode*first\ token*memory* ]]
-  run zse-bench "$MODEL" -p 30 -n 0 -r 2
+  run zse-bench "$MODEL" -p 30 -n 0 -r 2 --limits "$LIMITS"
   [ "$status" = 0 ]
   [[ "$output" == *prefill* ]]
   [[ "$output" != *decode* ]]
-  run zse-bench "$MODEL" -p 0 -n 5 -r 2
+  run zse-bench "$MODEL" -p 0 -n 5 -r 2 --limits "$LIMITS"
   [ "$status" = 0 ]
   [[ "$output" != *prefill* ]]
   [[ "$output" == *decode* ]]
@@ -94,14 +95,33 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
   check 'j["share"]["prefill"] > 0 and "decode" not in j["share"] and j["limits"]["f32_flop_per_s"] > 1e6' <<<"$output"
 }
 
+@test "--limits: shares refer to the limits in a file, which must be those of as many threads" {
+  l=$BATS_TEST_TMPDIR/l
+  jq '.read.all = 4e20 | .int8.all = 2e20 | .f32.all = 1e20 | .amx = null' "$LIMITS" >"$l"
+  run --separate-stderr zse-bench "$MODEL" -p 8 -n 4 -r 1 --limits "$l" --json
+  [ "$status" = 0 ]
+  check 'j["limits"]["read_bytes_per_s"] == 4e20 and j["limits"]["int8_op_per_s"] == 2e20 and "amx_op_per_s" not in j["limits"]' <<<"$output"
+  check '0 < j["share"]["decode"] < 1e-6 and 0 < j["share"]["prefill"] < 1e-6' <<<"$output"
+  refused() { run --separate-stderr zse-bench matmul --shape 32x32 --limits "$l"; [ "$status" = 1 ] && [ -z "$output" ] && [[ "$stderr" == *"$l: $1"* ]]; }
+  jq '.threads += 1' "$LIMITS" >"$l"
+  refused "limits of $(jq .threads "$l") threads, expected those of $(jq .threads "$LIMITS")"
+  jq '.int8 = null' "$LIMITS" >"$l"
+  refused "int8.all: missing"
+  jq '.f32.all = -1' "$LIMITS" >"$l"
+  refused "f32.all: not a number above 0"
+  head -c 100 "$LIMITS" >"$l"
+  refused "line "
+  run -2 zse-bench threads "$MODEL" --limits "$LIMITS"
+}
+
 # bats test_tags=plain
 @test "batch measures powers of two up to -b" {
-  run --separate-stderr zse-bench batch "$MODEL" -b 6 -p 40 -r 2 --json
+  run --separate-stderr zse-bench batch "$MODEL" -b 6 -p 40 -r 2 --limits "$LIMITS" --json
   [ "$status" = 0 ]
   check '[r["batch"] for r in j["rows"]] == [1, 2, 4, 6] and j["context"] == 40 and j["rows"][0]["ratio"] == 1' <<<"$output"
   check 'all(r["share"] > 0 and r["step_s"] > 0 and abs(r["tokens_per_s"] * r["step_s"] / r["batch"] - 1) < 1e-6 for r in j["rows"])' <<<"$output"
   check 'all(abs(r["ratio"] * j["rows"][0]["step_s"] / r["step_s"] - 1) < 1e-6 for r in j["rows"])' <<<"$output"
-  run zse-bench batch "$MODEL" -b 2 -r 1
+  run zse-bench batch "$MODEL" -b 2 -r 1 --limits "$LIMITS"
   [[ "$output" == *"ratio to 1"*"context 128"* ]]
 }
 
@@ -139,7 +159,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
 
 # bats test_tags=plain
 @test "kv: each type is measured at every context that the model allows, and compared with f16" {
-  run --separate-stderr zse-bench kv "$MODEL" --contexts 16,1900 -r 2 --json
+  run --separate-stderr zse-bench kv "$MODEL" --contexts 16,1900 -r 2 --limits "$LIMITS" --json
   [ "$status" = 0 ]
   check '[(r["kv"], r["context"]) for r in j["rows"]] == [(k, c) for c in (16, 1900) for k in ("f16", "i8", "k=i8,v=i4", "i4")]' <<<"$output"
   check 'all(r["share"] > 0 and r["step_s"] > 0 for r in j["rows"]) and j["rows"][0]["speed_over_f16"] == 1 and j["rows"][0]["ratio"] == 1' <<<"$output"
@@ -149,14 +169,14 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
   # 16 reads as many bytes as f16
   check '[r["bytes_over_f16"] == 1 for r in j["rows"][:4]] == [True, False, True, True] and j["rows"][7]["bytes_over_f16"] < 0.5' <<<"$output"
   check 'all(abs(r["bytes_over_f16"] * j["rows"][4]["kv_bytes"] - r["kv_bytes"]) < 1 for r in j["rows"][4:]) and "kl_mean" not in j["rows"][0]' <<<"$output"
-  run --separate-stderr zse-bench kv "$MODEL" "$TEXT" --kv v=q4_0 --contexts 600 -r 1 --json
+  run --separate-stderr zse-bench kv "$MODEL" "$TEXT" --kv v=q4_0 --contexts 600 -r 1 --limits "$LIMITS" --json
   check '[(r["kv"], r["context"]) for r in j["rows"]] == [("f16", 600), ("k=f16,v=i4", 600)]' <<<"$output"
   check 'j["rows"][0]["kl_mean"] == 0 and 0 < j["rows"][1]["kl_mean"] < 0.1' <<<"$output"
   # the same distance as that of `zse-bench quality`, which scores the same positions if the text is
   # one window
   q=$(zse-bench quality "$MODEL" "$MODEL" "$TEXT" --kv f16 --kv v=i4 --window 600 --windows 1)
   check "abs(j['rows'][1]['kl_mean'] - $(jq .kl_mean <<<"$q")) < 1e-12" <<<"$output"
-  run --separate-stderr zse-bench kv "$MODEL" "$TEXT" --attention pages:8 --contexts 300,900 -r 1 --json
+  run --separate-stderr zse-bench kv "$MODEL" "$TEXT" --attention pages:8 --contexts 300,900 -r 1 --limits "$LIMITS" --json
   [ "$status" -eq 0 ]
   check '[r["kv"] for r in j["rows"]] == ["f16", "f16 pages:8"] * 2 and j["rows"][1]["kl_mean"] == 0 and j["rows"][1]["kv_bytes"] == j["rows"][0]["kv_bytes"]' <<<"$output"
   check '0 < j["rows"][3]["kl_mean"] < 1 and j["rows"][3]["bytes_over_f16"] < 0.6' <<<"$output"
@@ -182,12 +202,11 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
 
 # bats test_tags=plain
 @test "matmul measures the given types, shapes and numbers of tokens" {
-  types='nl4 int4 int8 nf4 bf16 ternary mxfp4 fp8 mxfp8' threads=()
-  [ -z "${ZSE_SANITIZED-}" ] || types='nl4 bf16 ternary'       # most of the time measures the machine
-  for type in $types; do
-    run --separate-stderr zse-bench matmul -q "$type" --shape 100x70 --tokens 1,5 -r 1 --json "${threads[@]}"
+  limits=()                                                 # the first of them measures the machine
+  for type in nl4 int4 int8 nf4 bf16 ternary mxfp4 fp8 mxfp8; do
+    run --separate-stderr zse-bench matmul -q "$type" --shape 100x70 --tokens 1,5 -r 1 --json "${limits[@]}"
     [ "$status" = 0 ]
-    threads=(--threads 1)
+    limits=(--limits "$LIMITS")
     check '[r["tokens"] for r in j["rows"]] == [1, 5] and j["out_features"] == 100 and j["in_features"] == 70' <<<"$output"
     check 'all(r["share"] > 0 and r["read_share"] > 0 and abs(r["op_per_s"] * r["seconds"] / (2 * 7000 * r["tokens"]) - 1) < 1e-6 for r in j["rows"])' <<<"$output"
   done
@@ -207,7 +226,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
 
 # bats test_tags=plain
 @test "ternary compares both layouts with nl4" {
-  run --separate-stderr zse-bench ternary --shape 100x512 --tokens 1,3 -r 1 --json
+  run --separate-stderr zse-bench ternary --shape 100x512 --tokens 1,3 -r 1 --limits "$LIMITS" --json
   [ "$status" = 0 ]
   check '[(r["tokens"], r["type"]) for r in j["rows"]] == [(n, t) for n in (1, 3) for t in ("nl4", "t2", "t3")]' <<<"$output"
   check 'all(r["seconds"] > 0 and r["read_share"] > 0 for r in j["rows"]) and [r["speedup"] for r in j["rows"] if r["type"] == "nl4"] == [1, 1]' <<<"$output"
@@ -594,7 +613,7 @@ END
   model=${ZSE_ORACLES:-../shared/oracles}/models/hf/qwen3_moe
   [ -d "$model" ] || skip "$model is not here"
   zse-convert "$model" -q nl4 -o "$BATS_TEST_TMPDIR/m.zse" >/dev/null
-  run --separate-stderr zse-bench moe "$BATS_TEST_TMPDIR/m.zse" -b 4 -p 20 -r 2 --json
+  run --separate-stderr zse-bench moe "$BATS_TEST_TMPDIR/m.zse" -b 4 -p 20 -r 2 --limits "$LIMITS" --json
   [ "$status" = 0 ]
   [ -z "$stderr" ]
   check 'j["experts"] == 8 and j["experts_per_token"] == 2 and j["use"]["tokens"] == 511 and 0 < j["use"]["used"] <= 1 and j["use"]["most"] >= 1' <<<"$output"
