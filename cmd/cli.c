@@ -1,6 +1,7 @@
 /* cli.c - exit codes, messages, numbers of the command line and the progress bar of all
  * programs. */
 #include "cmd/cli.h"
+#include "cmd/help_text.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -48,7 +49,7 @@ void cli_start(void)
 
 int cli_help(const char *usage)
 {
-    fputs(usage, stdout);
+    help_print(stdout, usage, strlen(usage));
     return fflush(stdout) || ferror(stdout) ? CLI_FAILED : CLI_OK;
 }
 
@@ -80,7 +81,8 @@ int cli_usage(const char *usage)
     do {                                /* only the synopsis: more lines would scroll getopt's message away */
         end = strchr(end, '\n') + 1;
     } while (*end == ' ');
-    fprintf(stderr, "%.*s--help lists the options\n", (int)(end - usage), usage);
+    help_print(stderr, usage, (size_t)(end - usage));
+    fputs("--help lists the options\n", stderr);
     return CLI_USAGE;
 }
 

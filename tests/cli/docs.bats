@@ -2,7 +2,7 @@
 bats_require_minimum_version 1.5.0
 
 programs() { for f in cmd/zse-*.c; do basename "$f" .c; done; }
-long_options() { grep -oE '^ +(-[A-Za-z], )?--[a-z0-9-]+' | grep -oE -- '--[a-z0-9-]+' | sort -u; }
+long_options() { grep -oE '^ {2,6}(-[A-Za-z], )?--[a-z0-9-]+' | grep -oE -- '--[a-z0-9-]+' | sort -u; }
 
 @test "--help goes to stdout with exit 0, --version names the program" {
   for p in $(programs); do
@@ -24,7 +24,7 @@ long_options() { grep -oE '^ +(-[A-Za-z], )?--[a-z0-9-]+' | grep -oE -- '--[a-z0
 @test "an unknown option is wrong usage: exit 2, usage on stderr, nothing on stdout" {
   for p in $(programs); do
     run --separate-stderr "$p" --no-such-option
-    [ "$status" = 2 ] && [ -z "$output" ] && [[ "$stderr" == "$p: "*no-such-option*usage:* ]] && [ "${#stderr_lines[@]}" -le 7 ] || { echo "$p: $status: $output / $stderr"; return 1; }
+    [ "$status" = 2 ] && [ -z "$output" ] && [[ "$stderr" == "$p: "*no-such-option*usage:* ]] && [ "${#stderr_lines[@]}" -le 8 ] || { echo "$p: $status: $output / $stderr"; return 1; }
   done
 }
 
@@ -92,6 +92,15 @@ END
   done
   run mandoc -Tlint -Wwarning man/*.[1357]
   [ -z "$output" ] || { echo "$output"; return 1; }
+}
+
+# bats test_tags=plain
+@test "no line of --help has more than 80 columns or a space at its end" {
+  local c
+  for c in $(programs) "zse-info tokenize" "zse-info detokenize" "zse-info render" "zse-info models "{list,info,search,check,fetch,local,show,rm,alias,default}; do
+    $c --help >"$BATS_TEST_TMPDIR/help"
+    awk -v c="$c" 'length > 80 || / $/ { print c ": " $0; bad = 1 } END { exit bad }' "$BATS_TEST_TMPDIR/help"
+  done
 }
 
 # bats test_tags=plain

@@ -174,11 +174,12 @@ J
   local types
   types=$(zse-info models info Qwen2.5-0.5B --json | jq -r '.vram | keys | join(" ")')
   [ "$types" = "bf16 int8 nl4" ]
-  zse-convert --help | grep -q "as ${types// int8 nl4/, int8 and nl4}, and the types that fit"
-  zse-info models list --help | grep -q "goes by: ${types// /, } "
-  types=$(zse-convert --help | sed -n 's/^  -q, --quantize TYPE *\(.*\), mixed, keep.*/\1/p')
+  help() { "$@" --help | awk -f scripts/unwrap-help.awk; }
+  help zse-convert | grep -q "as ${types// int8 nl4/, int8 and nl4}, and the types that fit"
+  help zse-info models list | grep -q "goes by: ${types// /, } "
+  types=$(help zse-convert | sed -n 's/^  -q, --quantize TYPE *\(.*\), mixed, keep.*/\1/p')
   [ -n "$types" ]
-  for program in zse-chat zse-serve zse-bench; do $program --help | grep -q "folder: $types, keep (default: keep)"; done
+  for program in zse-chat zse-serve zse-bench; do help $program | grep -q "folder: $types, keep (default: keep)"; done
 }
 
 @test "--plan of a folder or a GGUF file is that of its converted form, and nothing is converted" {

@@ -10,7 +10,7 @@ said() { awk -v it=".It Fl -$1 Ar" 'index($0, it) == 1 { on = 1; next } /^\.It/ 
 
 @test "every sampling option is in --help and in zse-chat(1), with its range and default" {
   local n=0 kind name flag min max value range
-  zse-chat --help >"$BATS_TEST_TMPDIR/help"
+  zse-chat --help | awk -f scripts/unwrap-help.awk >"$BATS_TEST_TMPDIR/help"
   while read -r kind name flag min max value; do
     n=$((n + 1))
     grep -qE "^ +--$flag $([ "$kind" = WHOLE ] && echo N || echo X) +[A-Za-z]" "$BATS_TEST_TMPDIR/help" || { echo "--help lacks --$flag"; return 1; }
