@@ -9,6 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "cmd/audit_report.h"
 #include "cmd/cli.h"
 #include "cmd/home.h"
 #include "libcommon/access/audit.h"
@@ -24,19 +25,20 @@ static const char usage[] =
     "  recent                     the last 20 requests\n"
     "  query                      requests that pass all filters, the newest first\n"
     "  export -o FILE             the same, the oldest first, all of them\n"
+    "  report -o FILE             the last 24 hours as a page: requests, errors, latencies, tokens, by time, key, path and model\n"
     "  verify                     check that nothing was changed or is missing (exit 1: something is)\n"
     "  head                       the hashes to store elsewhere\n"
     "  stats                      files, bytes, lines\n"
     "  clear                      empty the log\n"
-    "  -H, --hours N              summary, query, export: only the last N hours (summary: 24)\n"
+    "  -H, --hours N              summary, report, query, export: only the last N hours (summary, report: 24)\n"
     "  -l, --limit N              recent, query: at most N (20; 100)\n"
-    "  -k, --key NAME/FILE        query, export: the name of an API key; verify: the public key that the log's signatures must be of\n"
-    "  -s, --status CODE          query, export: 429, or 4 for all of 400 to 499\n"
-    "  -p, --path PREFIX          query, export: paths with this prefix\n"
-    "  -m, --method NAME          query, export: GET, POST ...\n"
-    "      --min-latency MS       query, export: requests that took at least this long\n"
+    "  -k, --key NAME/FILE        query, export, report: the name of an API key; verify: the public key that the log's signatures must be of\n"
+    "  -s, --status CODE          query, export, report: 429, or 4 for all of 400 to 499\n"
+    "  -p, --path PREFIX          query, export, report: paths with this prefix\n"
+    "  -m, --method NAME          query, export, report: GET, POST ...\n"
+    "      --min-latency MS       query, export, report: requests that took at least this long\n"
     "  -f, --format jsonl|csv     export: one JSON object a line (default), or a table\n"
-    "  -o, --output FILE          export: the file, which appears complete or not at all; '-': standard output\n"
+    "  -o, --output FILE          export, report: the file, which appears complete or not at all; '-': standard output\n"
     "      --since HASH|TIME      verify: nothing may be missing after this line (a hash that head printed) or time (2027-01-31, 30d)\n"
     "      --expect HASH          verify: this hash, printed by head earlier, must be part of the log\n"
     "      --all                  clear: rotated files too\n"
@@ -63,7 +65,7 @@ static const struct option long_options[] = {
 
 /* The options of each command. */
 enum { TAKES_HOURS = 1, TAKES_LIMIT = 2, TAKES_FILTER = 4, TAKES_EXPORT = 8, TAKES_EXPECT = 16, TAKES_CLEAR = 32,
-       TAKES_KEY = 64 };
+       TAKES_KEY = 64, TAKES_OUTPUT = 128 };
 
 struct command_line {
     const char *folder, *output, *key;
@@ -109,7 +111,7 @@ static int take(struct command_line *o, int c, const char *arg)
     static const struct { int c; unsigned takes; } needs[] = {
         { 'H', TAKES_HOURS }, { 'l', TAKES_LIMIT }, { 'k', TAKES_KEY }, { 's', TAKES_FILTER }, { 'p', TAKES_FILTER },
             { 'm', TAKES_FILTER },
-        { OPT_LATENCY, TAKES_FILTER }, { 'f', TAKES_EXPORT }, { 'o', TAKES_EXPORT }, { OPT_EXPECT, TAKES_EXPECT },
+        { OPT_LATENCY, TAKES_FILTER }, { 'f', TAKES_EXPORT }, { 'o', TAKES_OUTPUT }, { OPT_EXPECT, TAKES_EXPECT },
         { OPT_SINCE, TAKES_EXPECT }, { OPT_ALL, TAKES_CLEAR }, { OPT_YES, TAKES_CLEAR },
     };
     long long n;
@@ -509,11 +511,12 @@ static int clear(const struct command_line *o, const char *folder, struct err *e
     return 0;
 }
 
-enum command { SUMMARY, RECENT, QUERY, EXPORT, VERIFY, HEAD, STATS, CLEAR };
+enum command { SUMMARY, RECENT, QUERY, EXPORT, REPORT, VERIFY, HEAD, STATS, CLEAR };
 static const struct { const char *name; enum command command; unsigned takes; } commands[] = {
     { "summary", SUMMARY, TAKES_HOURS }, { "recent", RECENT, TAKES_LIMIT },
         { "query", QUERY, TAKES_HOURS | TAKES_LIMIT | TAKES_FILTER | TAKES_KEY },
-    { "export", EXPORT, TAKES_HOURS | TAKES_FILTER | TAKES_KEY | TAKES_EXPORT },
+    { "export", EXPORT, TAKES_HOURS | TAKES_FILTER | TAKES_KEY | TAKES_EXPORT | TAKES_OUTPUT },
+    { "report", REPORT, TAKES_HOURS | TAKES_FILTER | TAKES_KEY | TAKES_OUTPUT },
     { "verify", VERIFY, TAKES_EXPECT | TAKES_KEY }, { "head", HEAD, 0 }, { "stats", STATS, 0 },
     { "clear", CLEAR, TAKES_CLEAR },
 };
@@ -539,6 +542,7 @@ static int run(const struct command_line *o, enum command command, const char *f
     case RECENT:  return newest(o, folder, 20, e);
     case QUERY:   return newest(o, folder, 100, e);
     case EXPORT:  return export(o, folder, e);
+    case REPORT:  return audit_report(folder, &o->filter, o->hours > 0 ? o->hours : 24, audit_now_ms(), o->output, e);
     case VERIFY:  return verify_with_key(o, folder, e);
     case HEAD:    return head(o, folder, e);
     case STATS:   return stats(o, folder, e);
@@ -572,8 +576,8 @@ int main(int argc, char **argv)
         return cli_wrong(prog, "%s: '%s' is an extra argument", name, argv[optind]);
     if (o.given & ~commands[i].takes)
         return cli_wrong(prog, "%s: an option that belongs to another command was given", name);
-    if (commands[i].command == EXPORT && !o.output)
-        return cli_wrong(prog, "export needs -o FILE ('-': standard output)");
+    if ((commands[i].takes & TAKES_OUTPUT) && !o.output)
+        return cli_wrong(prog, "%s needs -o FILE ('-': standard output)", name);
     if (o.hours > 0)
         o.filter.since_ms = (int64_t)time(NULL) * 1000 - (int64_t)(o.hours * 3600e3);
     char *folder = o.folder ? strdup(o.folder) : home_folder(NULL, &e);

@@ -7,7 +7,7 @@ _zse_audit() {
     -k|--key) COMPREPLY=($(compgen -f -- "$cur")); return ;;
     -s|--status) COMPREPLY=(); return ;;
     -p|--path) COMPREPLY=(); return ;;
-    -m|--method) COMPREPLY=(); return ;;
+    -m|--method) COMPREPLY=($(compgen -W "query export report" -- "$cur")); return ;;
     --min-latency) COMPREPLY=(); return ;;
     -f|--format) COMPREPLY=($(compgen -W "jsonl csv" -- "$cur")); return ;;
     -o|--output) COMPREPLY=($(compgen -f -- "$cur")); return ;;
@@ -18,7 +18,7 @@ _zse_audit() {
   case $cur in
     -*) COMPREPLY=($(compgen -W "--hours --limit --key --status --path --method --min-latency --format --output --since --expect --all --yes --folder --json --help --version" -- "$cur")) ;;
     *) COMPREPLY=()
-       [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "summary recent query export verify head stats clear" -- "$cur"))
+       [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "summary recent query export report verify head stats clear" -- "$cur"))
        ;;
   esac
 }

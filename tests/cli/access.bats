@@ -125,6 +125,44 @@ entry() {
   [ "$status" = 1 ] && [ -z "$output" ]
 }
 
+@test "audit report: one page with sums, charts and tables, in which text of clients is only text" {
+  mkdir -p "$ZSE_HOME/audit"
+  { for i in {1..40}; do entry "$((i * 60))" /v1/chat/completions 200 "$i" app; done
+    for i in {1..10}; do entry 7000 '/<script>\u0022&' 404 800 'b<i>'; done
+    entry 90000 /old 200 1 app; entry -4000 /future 200 1 app; } >"$ZSE_HOME/audit/requests.jsonl"
+  zse-audit report -o "$T/o.html"
+  python3 - "$T/o.html" <<'CHECK'
+import html.parser, re, sys
+text = open(sys.argv[1]).read()
+open_tags, rows = [], []
+class Page(html.parser.HTMLParser):
+    def handle_starttag(self, tag, attrs):
+        if tag == 'tr': rows.append([])
+        if tag != 'meta': open_tags.append(tag)
+    def handle_startendtag(self, tag, attrs): pass
+    def handle_endtag(self, tag): assert open_tags.pop() == tag, tag
+    def handle_data(self, data):
+        if open_tags and open_tags[-1] in ('td', 'th'): rows[-1].append(data)
+Page().feed(text.replace('<!DOCTYPE html>', ''))
+assert not open_tags
+by = {r[0]: r[1:3] for r in rows}
+joined = [''.join(r[:-5]) for r in rows]
+assert by['all'] == ['50', '10'], by
+assert by['app'] == ['40', '0'] and by['404'] == ['10', '10'] and by['/v1/chat/completions'] == ['40', '0'], by
+assert '/<script>"&' in joined and 'b<i>' in joined, joined
+assert '/old' not in joined and '/future' not in joined
+assert '<script' not in text and 'http' not in text
+assert text.count('<svg') == text.count('</svg>') == 3
+assert sum(int(r[1]) for r in rows if re.match(r'20..-..-.. ', r[0])) == 50
+half, most = map(float, re.search(r'took at most ([0-9.]+) ms, 19 of 20 at most ([0-9.]+) ms', text).groups())
+assert 25 <= half <= 25 * 1.1 and 800 <= most <= 800 * 1.1, (half, most)
+CHECK
+  [ "$(zse-audit report -s 4 -o - | grep -c '<td>200</td>')" = 0 ]
+  zse-audit report -H 30 -o - | grep -q '<td>/old</td>'
+  run -2 zse-audit report
+  [[ $output == *'report needs -o FILE'* ]]
+}
+
 @test "audit: a missing log is an error that names its file, an empty one is not; -h shows the help" {
   for a in summary recent query "export -o $T/x" verify head stats "clear --yes"; do
     # shellcheck disable=SC2086
