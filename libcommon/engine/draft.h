@@ -46,6 +46,7 @@ enum draft_use {
 struct draft_params {
     enum draft_use use;
     int most;                           /* tokens of a draft, 1 to DRAFT_MOST; 0: DRAFT_MOST */
+    int same_tokens;                    /* 1: choose tokens as if engine_options.draft_distribution were 0 */
     /* Tokens that the answer is expected to have; copied.  If n_predicted > 0, DRAFT_DEFAULT
      * enables drafts even if the engine's options do not. */
     const int32_t *predicted; int n_predicted;

@@ -60,6 +60,7 @@ int draft_init(struct engine *g, struct request *r, const struct draft_params *p
     if (g->no_drafts || p->use == DRAFT_OFF || (p->use == DRAFT_DEFAULT && !by_default))
         return 0;
     d->most = p->most ? p->most : DRAFT_MOST;
+    d->same_tokens = p->same_tokens;
     memcpy(d->trust, g->trust, sizeof d->trust);
     g->n_rows = g->n_rows > g->max_seqs + DRAFT_ROWS ? g->n_rows : g->max_seqs + DRAFT_ROWS;
     d->drafter = by_model || g->drafter ? g->drafter : &drafter_ngram;

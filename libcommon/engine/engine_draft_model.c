@@ -199,6 +199,8 @@ size_t draft_model_bytes(const struct engine *g)
                                               : g->backend->memory(d->b) + kv_pool_bytes(d->pool) + predictor_bytes(g));
 }
 
+int engine_draws_by_distribution(const struct engine *g) { return g->draft_model && g->draft_model->proposals; }
+
 static void drop_block(void *user, int32_t block)
 {
     const struct engine *g = user;
@@ -292,7 +294,7 @@ void draft_append(struct engine *g, struct request *r, const float *logits)
     memcpy(d->row, logits, (size_t)n * sizeof *logits);
     for (int i = n; i < g->vocab_size; i++)
         d->row[i] = -INFINITY;
-    if (d->proposals && !sampler_is_greedy(r->sampler)) {
+    if (d->proposals && !r->draft.same_tokens && !sampler_is_greedy(r->sampler)) {
         float *proposal = d->proposals + (size_t)d->n_proposals * (size_t)g->vocab_size;
         struct proposed *p = &r->draft.proposed[r->draft.n_proposed];
         if (d->n_proposals == DRAFT_ROWS || sampler_propose(r->sampler, d->row, proposal, p, &ignored) != 0)

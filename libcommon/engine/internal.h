@@ -83,6 +83,7 @@ struct drafting {
     void *state; int opened;
     int32_t *predicted; int n_predicted;        /* owned */
     int most;                           /* most tokens of a draft */
+    int same_tokens;                    /* as in draft_params */
     struct draft next; int n_used;
     /* with a draft model: the drafter's guess, which is not used */
     struct draft other;

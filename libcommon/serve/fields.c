@@ -173,8 +173,9 @@ const struct field fields[] = {
     IGNORED("safety_identifier", API | BODY_RESPONSES, "cannot change the answer"),
     OTHER("prediction", BODY_CHAT, "{\"type\":\"object\",\"required\":[\"type\",\"content\"]}",
           "{type: content, content: text or text parts}: a text that much of the answer is expected to repeat, at most 1 MiB; the same answer comes sooner if it does"),
-    OTHER("speculative", GENERATE, "{\"type\":\"object\",\"properties\":{\"method\":{\"enum\":[\"auto\",\"ngram\",\"off\"]},\"max_tokens\":{\"type\":\"integer\",\"minimum\":1,\"maximum\":15}}}",
-          "how next tokens are guessed, for the same answer sooner: method (default: that of --spec); max_tokens: most of a guess (default: 15)"),
+    OTHER("speculative", GENERATE, "{\"type\":\"object\",\"properties\":{\"method\":{\"enum\":[\"auto\",\"draft\",\"ngram\",\"off\"]},\"max_tokens\":{\"type\":\"integer\",\"minimum\":1,\"maximum\":15},"
+          "\"exact\":{\"enum\":[\"tokens\",\"distribution\"]}}}",
+          "how next tokens are guessed, for the same answer sooner: method (default: that of --spec); max_tokens: most of a guess (default: 15); exact: tokens or distribution (default: that of --spec-exact)"),
     IGNORED("cache_prompt", API | BODY_WS_CHAT, "prefixes are always kept; cannot change the answer"),
 
     OTHER("stream_options", BODY_RESPONSES, "{\"type\":\"object\"}", "include_obfuscation: ignored"),

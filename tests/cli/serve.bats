@@ -554,7 +554,7 @@ chat() {
 
 @test "speculative and prediction: the same answer, its guesses counted; wrong ones are refused; 1 MiB" {
   start "$BATS_TEST_TMPDIR/spec" "$T/tiny.zse" --port 0 --spec ngram:8
-  local plain text f
+  local plain text warm f
   await listens "$URL"
   plain=$(chat ',"speculative":{"method":"off"}')
   text=$(jq '.[0]' <<<"$plain")
@@ -577,13 +577,23 @@ chat() {
   chat ',"speculative":{"method":"ngram"}' | jq -e --argjson t "$text" '.[0] == $t and (.[1].speculation | .drafted_tokens > .accepted_tokens)'
   chat ',"speculative":{"method":"off"}' | jq -e --argjson t "$text" '.[0] == $t and (.[1] | has("speculation") | not)'
   stop "$PID"
+  # with --spec-exact distribution the answer with this seed is another one, except for requests
+  # that ask for the same tokens
+  start "$BATS_TEST_TMPDIR/distribution" "$T/tiny.zse" --port 0 --spec "draft:4:$T/tiny.zse" --spec-exact distribution
+  await listens "$URL"
+  warm=$(chat ',"temperature":1.5,"speculative":{"method":"off"}' | jq '.[0]')
+  for f in '' ',"exact":"distribution"'; do
+    chat ',"temperature":1.5,"speculative":{"method":"draft"'"$f}" | jq -e --argjson t "$warm" '.[0] != $t and .[1].speculation.accepted_tokens > 20'
+  done
+  chat ',"temperature":1.5,"speculative":{"method":"draft","exact":"tokens"}' | jq -e --argjson t "$warm" '.[0] == $t and .[1].speculation.accepted_tokens > 20'
+  stop "$PID"
   # tokens are drafted by default, but only a request that sets `speculative` gets the counts
   URL=http://127.0.0.1:$MAIN_PORT
   chat '' | jq -e --argjson t "$text" '.[0] == $t and (.[1] | has("speculation") | not)'
   chat ',"speculative":{"method":"auto"}' | jq -e --argjson t "$text" '.[0] == $t and (.[1] | has("speculation"))'
   chat ',"speculative":{"method":"ngram","max_tokens":3}' | jq -e --argjson t "$text" '.[0] == $t and (.[1] | has("speculation"))'
   for f in '"speculative":1' '"speculative":{"method":"medusa"}' '"speculative":{"method":"draft"}' '"speculative":{"max_tokens":0}' '"speculative":{"max_tokens":16}' \
-      '"speculative":{"max_tokens":1.5}' '"speculative":{"k":1}' '"prediction":"x"' '"prediction":{"content":"x"}' \
+      '"speculative":{"max_tokens":1.5}' '"speculative":{"k":1}' '"speculative":{"exact":"both"}' '"speculative":{"exact":"distribution"}' '"speculative":{"exact":1}' '"prediction":"x"' '"prediction":{"content":"x"}' \
       '"prediction":{"type":"content"}' '"prediction":{"type":"content","content":[{"type":"image_url"}]}' \
       '"prediction":{"type":"content","content":"x","k":1}'; do
     [ "$(curl -s -o "$BATS_TEST_TMPDIR/out" -w '%{http_code}' "$URL/v1/chat/completions" \

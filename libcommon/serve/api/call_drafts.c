@@ -1,5 +1,5 @@
-/* call_drafts.c - parse the fields "speculative" and "prediction".  Neither can change an
- * answer. */
+/* call_drafts.c - parse the fields "speculative" and "prediction".  Neither can change an answer,
+ * unless the server was started with --spec-exact distribution. */
 #include "libcommon/serve/api/internal.h"
 
 #include <stdlib.h>
@@ -55,8 +55,28 @@ static int parse_most(struct call *c, const json_t *v, struct problem *pr)
     return 0;
 }
 
+static int parse_exact(struct call *c, const json_t *v, struct problem *pr)
+{
+    const char *s = json_string_value(v);
+    if (!s)
+        return problem_set(pr, 400, SPECULATIVE, "invalid_type", "speculative: exact: found %s, expected a string", js_kind(v));
+    c->draft.same_tokens = strcmp(s, "tokens") == 0;
+    if (!c->draft.same_tokens && strcmp(s, "distribution") != 0)
+        return problem_set(pr, 400, SPECULATIVE, "unsupported_parameter",
+                           "speculative: exact '%.40s', expected tokens or distribution", s);
+    if (!c->draft.same_tokens && !engine_draws_by_distribution(c->lm->m.engine))
+        return problem_set(pr, 400, SPECULATIVE, "unsupported_parameter", "speculative: exact: distribution needs a "
+                           "server with --spec-exact distribution, and a model, a layer or heads that guess");
+    return 0;
+}
+
 int call_speculative(struct call *c, struct problem *pr)
 {
+    static const struct {
+        const char *name;
+        int (*parse)(struct call *c, const json_t *v, struct problem *pr);
+    } known[] = { { "method", parse_method }, { "max_tokens", parse_most }, { "exact", parse_exact } };
+    enum { N = sizeof known / sizeof *known };
     json_t *v = js_get(c->json, SPECULATIVE), *x;
     const char *key;
     c->predicts = js_get(c->json, PREDICTION) != NULL;
@@ -65,10 +85,12 @@ int call_speculative(struct call *c, struct problem *pr)
     if (!json_is_object(v))
         return problem_set(pr, 400, SPECULATIVE, "invalid_type", "speculative: found %s, expected an object", js_kind(v));
     json_object_foreach(v, key, x) {
-        const int method = strcmp(key, "method") == 0;
-        if (!method && strcmp(key, "max_tokens") != 0)
+        int i = 0;
+        while (i < N && strcmp(key, known[i].name) != 0)
+            i++;
+        if (i == N)
             return problem_set(pr, 400, SPECULATIVE, "unknown_parameter", "speculative: %.40s: no such field", key);
-        if (!json_is_null(x) && (method ? parse_method(c, x, pr) : parse_most(c, x, pr)) != 0)
+        if (!json_is_null(x) && known[i].parse(c, x, pr) != 0)
             return -1;
     }
     return 0;
