@@ -64,6 +64,28 @@ run_page() {
 
 @test "the examples of zse(7) do what they say" { run_page zse.7; }
 
+@test "the examples of zse-models(7) do what they say" { ZSE_HOME=$BATS_TEST_TMPDIR/models-home run_page zse-models.7; }
+
+@test "the sizes and names of zse-models(7) are those of the registry, its bytes a weight those of the types" {
+  local name pull bf16 int8 nl4 n=0 type bytes
+  zse-info models list --json >list
+  while IFS='|' read -r name pull bf16 int8 nl4; do
+    n=$((n + 1))
+    jq -e --arg name "$name" --arg found "$pull $bf16 $int8 $nl4" '
+      def gb: . / 1e7 | round / 100;
+      map(select(.name == $name)) | .[0] | ($found | split(" ")) as $f |
+      .pull == $f[0] and (.vram.bf16 | gb) == ($f[1] | tonumber) and (.vram.int8 | gb) == ($f[2] | tonumber) and
+      (.vram.nl4 | gb) == ($f[3] | tonumber)' list >/dev/null || { echo "$name $pull $bf16 $int8 $nl4"; return 1; }
+  done < <(sed -nE 's/^\.It ([^ ]+) Ta ([^ ]+) Ta ([0-9.]+) Ta ([0-9.]+) Ta ([0-9.]+)$/\1|\2|\3|\4|\5/p' "$ROOT/man/zse-models.7")
+  [ "$n" -ge 10 ]
+  n=0
+  while read -r type bytes; do
+    n=$((n + 1))
+    grep -qE "^\| .$type.( \(default\))? \|.*\| ${bytes}[,; ]" "$ROOT/README.md" || { echo "$type $bytes"; return 1; }
+  done < <(sed -nE 's/^\.It (nl4|int4|int8|ternary|mixed) Ta ([0-9.]+)( to [0-9.]+)? Ta .*/\1 \2/p' "$ROOT/man/zse-models.7")
+  [ "$n" = 5 ]
+}
+
 # Replace times and measured numbers, which differ from run to run; "..." in a page stands for lines
 # that are left out.
 mask() { sed -E 's/[0-9.]+ s$/T s/; /kl_mean/s/[0-9.]+/N/g' "$@"; }
