@@ -34,8 +34,8 @@ enum stream_kind {
     STREAM_TABLE, STREAM_TABLE_2, STREAM_TABLE_3, STREAM_SMALL, STREAM_LINEAR, STREAM_FROM_0, STREAM_FROM_M1,
     STREAM_PLUS_1, STREAM_PLUS_2, STREAM_BYTES, STREAM_UNPACKED, STREAM_T2, STREAM_T3, STREAM_NONE, N_STREAM_KINDS
 };
-/* Stands wherever every kind of stream is handled: before step_sums() of each set and before the
- * sizes below.  A new kind then fails the build there. */
+/* A compile-time check beside each piece of code that handles every kind of stream: step_sums() of
+ * each set, and the sizes below.  A new kind fails the build at each of them. */
 #define STREAM_KINDS_HERE(n) _Static_assert(N_STREAM_KINDS == (n), "a new kind of stream needs a case here")
 STREAM_KINDS_HERE(14);
 /* LOW_BITS, HIGH_BITS: bits of a code in the first and in the second plane of a tile;

@@ -21,7 +21,7 @@ enum qtype {
 #include "libcommon/quant/qtype.def"
 };
 
-/* A union whose size is larger than every number. */
+/* The size of this union is one more than the largest type number. */
 union qtype_numbers {
 #define QTYPE(ID, number, ...) char ID[(number) + 1];
 #include "libcommon/quant/qtype.def"

@@ -55,8 +55,8 @@ struct grid {
     int n;                      /* number of values of a codebook; 0: the integers from low to high */
     float threshold[15];        /* limits between neighbouring values of the codebook */
     int16_t first, step[15];    /* 256 times the first value, and 256 times the distances */
-    int one_sign;               /* negative scales are not tried: no gain, or not possible */
-    float trial_low, trial_high;        /* range of scales to try, in units of extreme / end */
+    int one_sign; /* negative scales are not tried, because they gain nothing or cannot be stored */
+    float trial_low, trial_high;        /* range of trial scales, as factors of |extreme| / end */
 };
 
 static void grid_init(struct grid *g, enum qtype type)
@@ -80,14 +80,14 @@ static void grid_init(struct grid *g, enum qtype type)
             g->step[i] = (int16_t)((int)(t->value[i + 1] * 256) - (int)(t->value[i] * 256));
         }
     }
-    /* indexed by bits; these had the least error on a model's weights, both with equal and with
-     * very unequal importance */
+    /* indexed by the number of bits; of all ranges tried, these had the least error on a model's
+     * weights, with equal and with very unequal importance */
     static const float trial_low[9] = { 0, 0, .40f, .60f, .68f, .78f, .90f, 0, .97f };
     static const float trial_high[9] = { 0, 0, 1.3f, 1.4f, 1.45f, 1.15f, 1.10f, 0, 1.08f };
     g->trial_low = trial_low[t->bits];
     g->trial_high = trial_high[t->bits];
-    /* for normal numbers the best step is .44 of the extreme of 256 numbers, .47 of that of 128 and
-     * .57 of that of 32 */
+    /* for groups of normal numbers the best ternary scale is .44 of the largest magnitude of 256
+     * numbers, .47 of that of 128 and .57 of that of 32 */
     if (qtype_is_ternary(t))
         g->trial_low = .25f, g->trial_high = 1;
     g->one_sign = qtype_is_ternary(t) || t->codes == CODES_E2M1 || t->codes == CODES_INT8 || t->scale == SCALE_U8;

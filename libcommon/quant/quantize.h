@@ -29,7 +29,7 @@ void quantize_scales(const struct mat *m, const float *x, const float *importanc
 /* Round to the nearest value; ties go to the lower code in codebooks, otherwise to the even
  * number. */
 void quantize_codes(const struct mat *m, const float *x, struct qrow *q);
-/* Allocate q's arrays for m, all in .code. */
+/* Allocate q's arrays for m: one allocation that begins at q->code. */
 int qrow_init(struct qrow *q, const struct mat *m, struct err *e);
 void qrow_release(struct qrow *q);
 /* The row's values: out[cols]. */
