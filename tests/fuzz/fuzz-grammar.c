@@ -14,7 +14,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static void on_event(void *user, const struct tool_event *ev) { *(size_t *)user += ev->size; }
 
-/* SLACK: steps between two checks of the limit, and of a running derivative */
+/* SLACK: steps that a call may take beyond its limit, which is not checked at each step */
 enum { MOST_STEPS = 100000, SLACK = 20000 };
 
 static void walk(struct grammar *g)

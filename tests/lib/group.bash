@@ -19,7 +19,8 @@ make_group() {
 
 in_group() { tests/lib/in-group "$GROUP" "$@"; }
 
-# drop_group: its processes have ended; the kernel may take a moment to see that
+# drop_group: remove the group, whose processes have ended; the kernel may notice that a moment
+# later
 drop_group() {
   local end=$((SECONDS + 60))
   until rmdir "$GROUP" 2>/dev/null || [ ! -d "$GROUP" ]; do [ $SECONDS -lt $end ] || return 1; done

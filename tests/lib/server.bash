@@ -34,7 +34,8 @@ start() {
 # stop PID: end it; its exit status
 stop() { kill -TERM "$1" && wait "$1"; }
 
-# installed PACKAGE...: whether build/venv has them; found, not imported: the clients do that
+# installed PACKAGE...: whether build/venv has these packages.  They are looked up, not imported;
+# the test's client imports them.
 installed() {
   build/venv/bin/python -c 'import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))' "$@" 2>/dev/null
 }

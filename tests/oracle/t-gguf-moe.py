@@ -42,17 +42,19 @@ LATEST = {"qwen2_5_vl-vl": "qwen2vl", "qwen3_vl-vl": "qwen3vl", "qwen3_vl_moe-vl
           "glm_moe_dsa-skip": "glm-dsa", "jamba": "jamba", "gemma3n": "gemma3n", "gemma3n-vl": "gemma3n", "gemma4": "gemma4", "gemma4-e": "gemma4",
           "gemma4-moe": "gemma4", "gemma4-vl": "gemma4", "gemma4_unified-vl": "gemma4", "kimi_linear": "kimi-linear", "mimo_v2_flash": "mimo2",
           "deepseek_v32": "deepseek32", "cohere2_moe": "cohere2moe", "deepseek_v4-hub": "deepseek4"}
-# Architectures that the package does not know: one with the same names of tensors.
+# Architectures that the package does not know, and for each a known one that has the same names of
+# tensors.
 NAMES_OF = {"deepseek32": "glm-dsa", "cohere2moe": "exaone-moe"}
 MODELS |= LATEST
-LOGITS = {"minicpm3": 32 / 256}             # dim_model_base over the one that a GGUF implies
+# config.json's dim_model_base divided by the one that GGUF implies
+LOGITS = {"minicpm3": 32 / 256}
 PERMUTED = ("llama", "mistral3", "apertus", "granitemoe", "granitehybrid")
 # Size of an attention chunk of llama4_text.  GGUF has no key for it and implies 8192, so only the
 # logits of the first 32 tokens are the same with both.
 CHUNK = 32
 STATES = ("lfm2", "lfm2moe", "mamba2", "granitehybrid", "nemotron_h", "nemotron_h_moe", "qwen3next", "qwen35", "qwen35moe", "falcon-h1", "jamba")
 DELTA = ("qwen3next", "qwen35", "qwen35moe")
-WINDOWS = ("gemma3n", "gemma4", "mimo2")        # layers differ in their heads
+WINDOWS = ("gemma3n", "gemma4", "mimo2")        # models whose layers have different heads
 
 
 def with_experts(name, normalized=True):
@@ -77,7 +79,8 @@ def with_experts(name, normalized=True):
     named[at + "shared_experts.up_proj.weight"], named[at + "shared_experts.down_proj.weight"] = up[:shared], down[:, :shared]
     for i in range(8):
         rows = slice(shared + i // 2 * width, shared + (i // 2 + 1) * width)
-        flip = -1 if i % 2 else 1                       # the others compute something else
+        # experts that are not chosen get the opposite sign
+        flip = -1 if i % 2 else 1
         named[f"{at}experts.{i}.up_proj.weight"], named[f"{at}experts.{i}.down_proj.weight"] = flip * up[rows], down[:, rows]
     head, data = {}, b""
     for key, a in named.items():
@@ -143,7 +146,7 @@ def write_v4_keys(w, c):
     w.add_expert_weights_scale(c["routed_scaling_factor"])
     w.add_expert_weights_norm(True)
     w.add_uint32(f"{a}.expert_gating_func", 4)
-    w.add_uint32(f"{a}.nextn_predict_layers", 1)            # its layer is not in the file
+    w.add_uint32(f"{a}.nextn_predict_layers", 1)            # the file does not contain this layer
     w.add_indexer_head_count(c["index_n_heads"])
     w.add_indexer_key_length(c["index_head_dim"])
     w.add_indexer_top_k(c["index_topk"])
@@ -198,7 +201,8 @@ def state_tensor(name, a, c, arch, joined):
         return {name: a[:, 0, :]}
     if mamba and name.endswith("norm.weight"):
         return {name: a.reshape(c.get("n_groups") or c.get("mamba_n_groups"), -1)}
-    if not name.endswith("in_proj_qkvz.weight") or joined:         # older files keep it joined
+    # older files do not split this matrix
+    if not name.endswith("in_proj_qkvz.weight") or joined:
         return {name: a}
     groups, key = c["linear_num_key_heads"], c["linear_key_head_dim"]
     value = c["linear_num_value_heads"] // groups * c["linear_value_head_dim"]

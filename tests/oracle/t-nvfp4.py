@@ -34,7 +34,8 @@ scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**args)
 
 
 def quantize(weight):
-    """-> the tensors that the package stores, and the f32 values that it decompresses"""
+    """Returns the tensors that the package stores, and the f32 values that it decompresses from
+    them."""
     weight = weight.float()
     groups = weight.reshape(weight.shape[0], -1, GROUP)
     whole = generate_gparam(weight.min(), weight.max())

@@ -283,8 +283,8 @@ def mistral4(r, c):
 
 
 def mimo_v2_flash(r, c):
-    attention(r, c, (24, 30, 32, 48))        # of which an even number rotates
-    c["num_attention_heads"] *= 2           # its layers with a window have twice as many heads with keys
+    attention(r, c, (24, 30, 32, 48))        # an even number of these channels is rotated
+    c["num_attention_heads"] *= 2           # layers with a window have twice as many key heads
     windows(r, c, r.randint(2, 4))
     c["v_head_dim"] = r.choice([d for d in (16, 24, 40) if d <= c["head_dim"]])
     mlp_types(r, c)

@@ -69,7 +69,7 @@ def with_gpt2_words(path):
     return out
 
 
-WINDOWS = 4     # of 8: the others are more of the same text
+WINDOWS = 4     # of 8 windows: the others continue the same text
 nll = expected["nll"]
 want = math.exp(sum(nll["mean_nll"][:WINDOWS]) / WINDOWS)
 run("zse-convert", with_gpt2_words(gguf), "-q", "keep", "-o", model, "--force")

@@ -79,7 +79,8 @@ def widen(which, shape, values):
 
 
 def fp8(shape, values):
-    """-> codes, the shape and bytes of scales, rounded values of a matrix of at most 128 columns"""
+    """Returns the codes, the shape and bytes of the scales, and the rounded values of a matrix of
+    at most 128 columns."""
     codes, scales, out = bytearray(), bytearray(), []
     for at in range(0, len(values), 128 * shape[1]):
         block = values[at:at + 128 * shape[1]]

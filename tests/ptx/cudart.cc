@@ -33,7 +33,7 @@ typedef std::function<void()> work;
 struct CUstream_st {
     std::deque<work> queue;
     uint64_t n_queued, n_done;
-    CUgraph_st *graph;                  /* captured into; NULL: not capturing */
+    CUgraph_st *graph; /* the graph that records this stream's launches; NULL: none does */
     bool invalid;                       /* the capture was broken by an illegal call */
     std::thread::id capturer;
 };

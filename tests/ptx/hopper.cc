@@ -171,7 +171,7 @@ static void run_tensor(warp &w, const op &o, uint32_t on)
                 tiles.erase(tiles.begin() + (long)k);
             else
                 k++;
-        memset(vm.shared + c.to, 0xff, n);      /* not numbers until it arrives */
+        memset(vm.shared + c.to, 0xff, n);      /* NaN until the copy arrives */
         shared_under_way(c.to, n);
         copies.push_back(c);
     }

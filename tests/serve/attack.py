@@ -817,7 +817,8 @@ def a_stop_in_any_state():
         held = [s.open(b'', receive=receive) for _ in range(n)]
 
         def send(i):
-            with contextlib.suppress(OSError):          # the server closes it, or does not read on
+            # the server closes the connection, or stops reading
+            with contextlib.suppress(OSError):
                 held[i].settimeout(2)
                 held[i].sendall(data)
         many(min(n, 16), lambda i: [send(k) for k in range(i, n, 16)])
@@ -884,10 +885,12 @@ def a_flood_of_handshakes():
             liars.append(c)
     for c in liars:
         c.settimeout(5)
-        with contextlib.suppress(ConnectionError):      # TimeoutError is a failure: the server must end it
+        # a TimeoutError fails the test: the server must close the connection
+        with contextlib.suppress(ConnectionError):
             c.recv(1)
     expect(s.rss() < before + 10 * FAT, f'a hello that lies takes {(s.rss() - before) * 1024 / 450:.0f} kB')
-    split = s.open(b'', source='127.0.0.42')              # a hello of which one byte comes first is valid
+    # a hello whose first byte arrives alone is valid
+    split = s.open(b'', source='127.0.0.42')
     split.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     half = context.wrap_bio(incoming, outgoing, server_hostname='localhost')
@@ -2077,7 +2080,8 @@ def models_of_others_by_ollamas_api():
     loaded = lambda: {m['name']: m['expires_at'] for m in s.ask('/api/ps', key=s.token)[2]['models']}            # noqa: E731
     before = loaded()
     expect(len(before) == 1, f'loaded: {before}')
-    check({200}, 'chat', {**said, 'model': 'small'}, 'second')      # two clients: neither decides how long it stays
+    # a second client uses it, so neither may set how long it stays
+    check({200}, 'chat', {**said, 'model': 'small'}, 'second')
     for keep in (-1, '99h', 1e300, '1ms'):
         check({200}, 'chat', {**said, 'model': 'small', 'keep_alive': keep}, 'second')
     for key in ('small', 'second'):
@@ -2237,7 +2241,7 @@ def run():
         counts[outcome] += 1
         print(f'{outcome} {f.__name__}: {f.__doc__ or ""}: {what}'.replace('\n', ' '), f'[{time.monotonic() - began:.1f} s]', flush=True)
         if Guarded.made and Guarded.made.p.poll() is not None:
-            Guarded.made = None             # the next attempt gets a new one
+            Guarded.made = None             # the next attempt starts a new server
     print(f'{counts["held"]} held, {counts["BROKEN"]} broken')
     return counts['BROKEN'] > 0
 

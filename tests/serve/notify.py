@@ -28,7 +28,7 @@ try:
     until('READY=1')
     url = server.stdout.readline().split()[2]
     with urllib.request.urlopen(url + '/health') as answer:
-        assert answer.status == 200             # else the model was not ready
+        assert answer.status == 200             # READY=1 came when the model was ready
     until('WATCHDOG=1')
     assert 'STOPPING=1' not in seen, seen
     server.send_signal(signal.SIGTERM)

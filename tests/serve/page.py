@@ -711,7 +711,8 @@ def documents(browser, main):
     p.locator('dialog').get_by_role('button', name='Close').click()
     body = t.bodies[-1]
     expect(len(body['rag']['document_ids']) == 1 and 'plugh' not in json.dumps(body['messages']), body)
-    with p.expect_file_chooser() as chooser:                                    # the same under another name
+    # the same document under another name
+    with p.expect_file_chooser() as chooser:
         p.get_by_role('button', name='Attach files').click()
     chooser.value.set_files([{'name': 'grotto.html', 'mimeType': 'text/html', 'buffer': html.encode()}])
     p.locator('.composer .file', has_text='grotto.html').wait_for()

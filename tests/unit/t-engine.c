@@ -1,5 +1,6 @@
-/* t-engine.c - the options of a request: its ends, stop strings, several answers to one prompt, the
- * figures that it reports, embeddings, constraints, refused options, and a device that fails. */
+/* t-engine.c - the options of a request: limits that end its answer, stop strings, several answers
+ * to one prompt, the figures that it reports, embeddings, constraints, refused options, and a
+ * device that fails. */
 #include <unistd.h>
 
 #include "libcommon/format/zfile.h"
@@ -255,8 +256,8 @@ static void test_siblings(void **state)
     }
     assert_memory_not_equal(a[0].ids, a[1].ids, sizeof *a[0].ids * 12);
     assert_all_free(g);
-    /* the first of the requests leaves before the prompt is computed: the next one continues the
-     * prompt */
+    /* the first request is cancelled before the prompt is computed; the next one computes the rest
+     * of the prompt */
     engine_close(g);
     g = open_engine(N, 7, 30);
     memset(a, 0, sizeof a);
@@ -301,7 +302,7 @@ static void test_logprobs(void **state)
             submit(g, &p, &a);
             run_to_end(g);
         }
-        assert_int_equal(last_fake->largest_step, 32);          /* the rows of logits of a step for prompts */
+        assert_int_equal(last_fake->largest_step, 32);          /* PROMPT_ROWS */
         assert_int_equal(a.n_prompt, N);
         assert_true(isnan(a.prompt_logprob[0]));
         memcpy(ids + N, a.ids, (size_t)a.n * sizeof *ids);
@@ -328,8 +329,8 @@ static void test_logprobs(void **state)
     }
 }
 
-/* Embeddings are the mean or the last of the prompt's states, scaled to length 1, whatever the
- * chunks. */
+/* Embeddings are the mean or the last of the prompt's states, scaled to length 1, however the
+ * prompt is divided into chunks. */
 static void test_embed(void **state)
 {
     (void)state;
@@ -399,7 +400,7 @@ static void test_constraint(void **state)
         submit(g, &p, &b);
         run_to_end(g);
         assert_int_equal(b.finish, FINISH_ERROR);
-        assert_in_range(b.n, 5, a.n - 1);            /* the tokens forced before come */
+        assert_in_range(b.n, 5, a.n - 1);            /* after the forced tokens */
         assert_memory_equal(a.ids, b.ids, (size_t)b.n * sizeof *a.ids);
         assert_non_null(strstr(b.error, "out of memory: rules"));
         assert_int_equal(n_rules, 0);
@@ -465,7 +466,7 @@ static void test_logits(void **state)
     engine_close(small);
 }
 
-/* Write a file with a single norm, which stands for the model's file. */
+/* Write a .zse file with a single norm, used as the model's file. */
 static void write_file(const char *path)
 {
     static const float ones[8] = { 1, 1, 1, 1, 1, 1, 1, 1 };

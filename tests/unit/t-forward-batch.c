@@ -193,8 +193,9 @@ static void test_schedules(void **state)
     assert_int_equal(bad, 0);
 }
 
-/* Tokens of a KV block share bytes of keys with 4 bits: however an item is cut into runs, each
- * token belongs to exactly one job, and no block to two. */
+/* With 4-bit keys the tokens of a KV block share bytes, so two jobs must not write to one block.
+ * However an item is cut into runs, each token belongs to exactly one job, and each block to at
+ * most one. */
 static void test_whole_blocks(void **state)
 {
     (void)state;

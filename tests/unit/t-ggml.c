@@ -4,8 +4,9 @@
  * For each type 64 random blocks are decoded.  Each byte of a block is the top byte of a SplitMix64
  * number (rng.h); the seed is the type's number.  In bytes that are exponents of scales bit 6 is
  * cleared, so that all values are finite.  The expected hash is the 64-bit FNV-1a of the bytes of
- * the f32 values that gguf.quants.dequantize 0.19.0 returns.  That lacks q8_1, q8_k and q1_0, which
- * were computed in numpy: as d * code, d * code, and d or -d by the bit. */
+ * the f32 values that gguf.quants.dequantize 0.19.0 returns.  That package lacks q8_1, q8_k and
+ * q1_0, which were computed in numpy: q8_1 and q8_k as d * code, q1_0 as d or -d, chosen by the
+ * bit. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -328,8 +328,8 @@ enum { HIDDEN = 64, HEADS = 4, KV = 2, LAYERS = 6, VOCAB = 40 };
 /* Keys that model_file() adds after those that every file has, in the format of the file. */
 static struct { struct file f; uint64_t n; } more;
 
-/* Make a file of this architecture with all that gguf_config() reads: keys, and tensors with little
- * data. */
+/* Make a file of this architecture with every key and tensor that gguf_config() reads.  Its tensors
+ * have little data. */
 static struct file *model_file(const char *arch, int kv_heads, const char *const *more_tensors)
 {
     static struct file f;
@@ -408,7 +408,8 @@ static void architectures(void **state)
         assert_string_equal(json_string_value(json_object_get(j, "model_type")), cases[i].hf);
         if (config_parse(&c, j, &e) < 0)
             fail_msg("%s: %s", cases[i].gguf, e.msg);
-        int mlp = strcmp(cases[i].gguf, "bloom") == 0 ? 4 * HIDDEN : 128;      /* bloom has no key for it */
+        /* GGUF has no key for bloom's MLP size */
+        int mlp = strcmp(cases[i].gguf, "bloom") == 0 ? 4 * HIDDEN : 128;
         if (c.n_layers != LAYERS || c.hidden_size != HIDDEN || c.intermediate_size != mlp || c.n_heads != HEADS ||
             c.n_kv_heads != cases[i].kv_heads || c.head_dim != 16 || c.vocab_size != VOCAB || !c.tied || !c.gguf)
             fail_msg("%s: %d layers, %d wide, MLP %d, heads %d and %d of %d, %d tokens, tied %d", cases[i].gguf,
@@ -470,14 +471,16 @@ static void tensors_say_what_keys_do_not(void **state)
     json_decref(j);
 }
 
-/* 1 if the reader of rows takes an NVFP4 matrix beside a tensor `name` of six times `value`. */
+/* Open the reader of rows on an NVFP4 matrix in a file that also has a tensor `name` with six
+ * scales, all equal to `value`.  Returns 1 if it opens, 0 if it is refused. */
 static int takes_scale(const char *name, float value, struct err *e)
 {
     struct file *f = model_file("llama", KV, (const char *const[]){ name, NULL });
     uint8_t *embedding = memmem(f->b, f->n, "token_embd.weight", 17);
     struct row_reader rows;
     assert_non_null(embedding);
-    memcpy(embedding + 17 + 4 + 16, &(uint32_t){ GGML_NVFP4 }, 4);      /* behind the name, 2, and two sizes */
+    /* the type field: it follows the name, the number of dimensions and two sizes */
+    memcpy(embedding + 17 + 4 + 16, &(uint32_t){ GGML_NVFP4 }, 4);
     for (int i = 0; i < 6; i++)
         memcpy(f->b + f->n - 32 + 4 * i, &value, 4);
     put_file(f->b, f->n);
@@ -534,7 +537,8 @@ static void bad_keys(void **state)
     }
 }
 
-/* A value of a key that model_file adds. */
+/* A value of a key that model_file() adds.  An array has `number` elements: 1 (u32) if text is
+ * NULL, otherwise the f32 that text spells. */
 struct value { const char *key; uint32_t type; double number; const char *text; };
 
 static void add_value(const struct value *v)
@@ -542,7 +546,7 @@ static void add_value(const struct value *v)
     key(&more.f, v->key, v->type);
     if (v->type == GGUF_STR)
         str(&more.f, v->text);
-    else if (v->type == GGUF_ARR) {             /* of `number` ones, of floats if `text` is their value */
+    else if (v->type == GGUF_ARR) {             /* see struct value */
         u32(&more.f, v->text ? GGUF_F32 : GGUF_U32);
         u64(&more.f, (uint64_t)v->number);
         for (int i = 0; i < (int)v->number; i++)
@@ -563,8 +567,8 @@ static void add_value(const struct value *v)
     more.n++;
 }
 
-/* The configuration of a file with the keys of `more` is refused with these words, and `more` is
- * empty afterwards. */
+/* Check that the configuration of a file with the keys of `more` is refused with a message that
+ * contains `words`.  Empties `more`. */
 static void config_refused(const char *arch, const char *const *tensors, const char *words, enum err_code code)
 {
     struct err e = { 0 };
@@ -703,7 +707,8 @@ static void sparsity_of_layers(void **state)
     }
 }
 
-/* The function of a router is read where an architecture has two, and otherwise checked. */
+/* The gating function of a router is read for architectures that support two of them, and checked
+ * for the others. */
 static void functions_of_routers(void **state)
 {
     (void)state;

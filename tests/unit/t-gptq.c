@@ -134,7 +134,8 @@ static void cholesky(void **state)
             assert_int_equal(linalg_invert_lower(&linalg_plain, two, l2, N, NULL), 0);
             assert_memory_equal(l, l2, NN * 4);
             double worst = 0;
-            /* inv(L) A inv(L)' = I; a condition of about 1e4 leaves 1e-3 of f32's 1e-7 */
+            /* inv(L) A inv(L)' = I.  The condition number is about 1e4, so f32's error of 1e-7
+             * grows to about 1e-3 */
             double inner[320];
             assert_true(N <= 320);
             for (int k = 0; k < N; k += 7) {
@@ -356,7 +357,7 @@ static void feedback(void **state)
             assert_true(fed < 0.7 * nearest);
         }
         gptq_release(&g);
-        for (int rank = 32; rank <= 512; rank *= 4) {           /* 512: as many directions as there are */
+        for (int rank = 32; rank <= 512; rank *= 4) { /* 512 exceeds the number of directions */
             assert_int_equal(gptq_init_low(&g, linalg_pick(), p, COLS, x, (size_t)N, T, rank, NULL), 0);
             round_tiles(&g, &m, &grid, copy, ROWS, COLS, &q, out, scratch);
             double fed = output_error(&m, w, plain, N);
@@ -425,8 +426,8 @@ static void correction(void **state)
     free(x), free(bad), free(diff), free(px), free(pd), free(out), free(scratch);
 }
 
-/* With inputs that never vary, or are always zero, damping makes the factorization possible, or the
- * error gives the reason. */
+/* Inputs that never vary, or are always zero: damping makes the factorization possible.  A matrix
+ * that is not positive definite even then is refused with the reason. */
 static void degenerate(void **state)
 {
     (void)state;

@@ -17,7 +17,7 @@ struct job {
     float *q, *k, *v, *w, *slopes, *sinks, *cosine, *sine;
     int32_t *table, *pos, *table_of, *rows;
     uint8_t *cache;
-    struct gpu_kv kv;                   /* on the device, with what follows */
+    struct gpu_kv kv;                   /* this and the following members point to device memory */
     struct gpu_step step;
     float *dq;
 };
@@ -280,9 +280,9 @@ static void attention(void **state)
         check(&cases[i]);
 }
 
-/* A block that is repeated through more splits than a warp has lanes gives the same result as the
- * block alone, because every weight is repeated as often.  A row that only pads the step is beside
- * it. */
+/* If one block is repeated through more splits than a warp has lanes, the result is that of the
+ * block alone, because every weight is repeated equally often.  The step also has a row that is
+ * only padding. */
 static void many_splits(void **state)
 {
     (void)state;

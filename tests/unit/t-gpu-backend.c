@@ -1,6 +1,6 @@
-/* t-gpu-backend.c - promises of the device's backend besides right results: --strict gives the same
- * bits for every schedule, layers can be divided between the device and the processor, the memory
- * taken is that of the plan, lookahead steps give the same answers, and a lost device ends
+/* t-gpu-backend.c - guarantees of the GPU backend besides correct results: --strict gives the
+ * same bits for every schedule, layers can be divided between the device and the processor, the
+ * memory taken is that of the plan, lookahead steps give the same answers, and a lost device ends
  * requests, not the process. */
 #include "tests/lib/gpu.h"
 
@@ -80,7 +80,7 @@ static struct batch_item item_of(const struct run *r, int s, int pos, int n, int
                                 .n_logits = n_logits };
 }
 
-/* Each sequence at once and alone. */
+/* Compute the reference logits: each sequence alone, its whole text in one step. */
 static void reference(struct run *r)
 {
     for (int s = 0; s < N; s++) {
@@ -249,8 +249,8 @@ static void graph_of_three(void **state)
     model_close(m);
 }
 
-/* A step with at most 3 splits is padded to 3, not to 4.  All blocks of the context are the same
- * one. */
+/* A step with at most 3 splits is padded to 3, not to 4.  Every entry of the block table is the
+ * same block. */
 static void graph_of_odd_splits(void **state)
 {
     (void)state;
@@ -786,7 +786,8 @@ int main(void)
                                        cmocka_unit_test(lost_while_idle) };
     if (gpu_kind[0] != 'e' && !device_usable())
         return 0;
-    if (getenv("ZSE_SANITIZED"))        /* for the backend's own code */
+    if (getenv("ZSE_SANITIZED"))        /* under a sanitizer only the tests of the backend's host
+                                         * code run */
         return cmocka_run_group_tests(((const struct CMUnitTest[]){ cmocka_unit_test(plan),
                                                                     cmocka_unit_test(plan_copies),
                                                                     cmocka_unit_test(ahead),

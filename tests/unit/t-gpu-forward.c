@@ -54,7 +54,7 @@ static int32_t argmax(const float *x, int n)
 
 static int wgmma;               /* backend_options.wgmma */
 static int cache_weights;       /* backend_options.cache_weights */
-/* emulated with every access checked, which takes twice as long and records no graphs */
+/* emulate with every access checked; this takes twice as long, and graphs are not recorded */
 static int checked;
 
 static void *backend_open(const struct backend *d, const struct model *m, enum kv_type kv, int exact)
@@ -409,7 +409,7 @@ static void copies(void **state)
                 void *b = backend_open(&backend_gpu, m, KV_F16, 0);
                 backend_gpu.device(b, &d);
                 assert_int_equal(d.cached > 0, !d.cache_off);
-                if (cache_weights != CACHE_WEIGHTS_AUTO)        /* that depends on the device */
+                if (cache_weights != CACHE_WEIGHTS_AUTO)        /* AUTO depends on the device */
                     assert_int_equal(d.cached > 0, cache_weights == CACHE_WEIGHTS_ON);
                 float *to = cache_weights == CACHE_WEIGHTS_OFF ? want : got;
                 forward(&backend_gpu, b, ids, 0, N, LOGITS, to);
@@ -608,7 +608,8 @@ int main(void)
         return 0;
     if (getenv("ZSE_ONLY"))
         cmocka_set_test_filter(getenv("ZSE_ONLY"));
-    if (getenv("ZSE_SANITIZED"))        /* for the backend's own code */
+    if (getenv("ZSE_SANITIZED"))        /* under a sanitizer only the tests of the backend's host
+                                         * code run */
         return cmocka_run_group_tests(((const struct CMUnitTest[]){ cmocka_unit_test(batches),
                                                                     cmocka_unit_test(refusals) }), NULL, NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -83,7 +83,8 @@ static void near_f16(void **state)
     const size_t vocab = (size_t)m->config.vocab_size;
     float *logits[3];
     begin(m);
-    for (int way = 0; way < 3; way++) {                 /* the processor, f16, int8 with every access checked */
+    for (int way = 0; way < 3; way++) {                 /* 0: the processor; 1: f16; 2: int8 with
+                                                         * every access checked */
         struct backend_options o = options();
         o.act_int8 = o.debug_sync = way == 2;
         o.exact = way == 0;
@@ -245,7 +246,8 @@ int main(void)
                                         cmocka_unit_test(strict), cmocka_unit_test(refusals) };
     if (gpu_kind[0] != 'e' && !device_usable())
         return 0;
-    if (getenv("ZSE_SANITIZED"))        /* for the backend's own code */
+    if (getenv("ZSE_SANITIZED"))        /* under a sanitizer only the tests of the backend's host
+                                         * code run */
         return cmocka_run_group_tests(((const struct CMUnitTest[]){ cmocka_unit_test(alone_and_together) }), NULL,
                                       NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);

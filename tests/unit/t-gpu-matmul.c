@@ -159,8 +159,8 @@ static int has_wgmma(void)
     return 0;
 }
 
-/* Both sizes of tiles: 256 rows from as many of those tiles on as the device has multiprocessors
- * (emulated: 4). */
+/* Both sizes of tiles are tested.  The kernel uses tiles of 256 rows if there are at least as many
+ * of them as the device has multiprocessors (emulated: 4). */
 static void matmul_hopper(void **state)
 {
     (void)state;
@@ -275,7 +275,7 @@ static void endings(void **state)
                 }
         }
         l.n_mats = 1;
-        l.finish = GPU_ADD;                             /* to what the store left */
+        l.finish = GPU_ADD;                             /* adds to the results of GPU_STORE */
         l.scale = 0.5f;
         OK(exact ? gpu_matmul_f32(device, &l, &why) : gpu_matvec(device, &l, &why));
         from_device(out, l.to[0].out, N * 80 * 4);

@@ -562,7 +562,7 @@ static void every_format_compiles_for_every_choice(void **state)
         grammar_close(g);
         o.choice = TOOL_AUTO;
         g = compile_tools(formats[i], &o);
-        /* these mark text as well */
+        /* these formats mark text as well */
         if (strcmp(formats[i], "gpt-oss") && strcmp(formats[i], "functionary-3.2") && strcmp(formats[i], "solar"))
             assert_true(takes(g, "Hello, \xC3\xA9 < [ 3."));
         grammar_close(g);
@@ -710,7 +710,7 @@ static void prompts_may_begin_reasoning(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const size_t n = strlen(cases[i].prompt);
-        char *exact = malloc(n + !n);   /* without the byte behind it */
+        char *exact = malloc(n + !n);   /* has no terminating zero */
         memcpy(exact, cases[i].prompt, n);
         assert_int_equal(tool_format_begun(tool_format_find(cases[i].format), exact, n), cases[i].begun);
         free(exact);

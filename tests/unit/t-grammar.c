@@ -81,7 +81,7 @@ static const struct row rows[] = {
     { REGEX, "a{,3}", "a{,3}", "a|aaa" },
     { REGEX, "(?<year>[0-9]{4})", "2024", "24" },
     { REGEX, "a|", "a|", "b" },
-    { REGEX, "[]a]", "", "a" },         /* ECMAScript: an empty class, then a]: see below */
+    { REGEX, "[]a]", "", "a" }, /* in ECMAScript, an empty class followed by "a]": see below */
     { GBNF, "root ::= \"a\" (\"b\" | \"c\")* d?\nd ::= [0-9]", "a~abcb~ab7", "b~a77~" },
     { GBNF, "root ::= x{2,3}\n# a comment\nx ::= \"ab\" |\n  \"c\"", "abab|cc|cabc", "ab|cccc" },
     { GBNF, "root ::= \"(\" root \")\" | \"x\"", "x|(x)|(((x)))", "(x|x)|()" },
@@ -309,7 +309,8 @@ static void texts_are_taken_or_not(void **state)
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         struct err e = { .msg = "" };
         struct grammar *g = compile(rows[i].kind, NULL, rows[i].text, &e);
-        if (!strcmp(rows[i].text, "[]a]")) {            /* it matches nothing, so compiling it is an error */
+        if (!strcmp(rows[i].text, "[]a]")) {            /* its empty class matches nothing, so
+                                                         * compiling it fails */
             assert_null(g);
             continue;
         }

@@ -227,7 +227,7 @@ static void test_cache(void **state)
 {
     (void)state;
     static const char two[] = "{\"weight_map\":{\"a\":\"model-00001-of-00002.safetensors\",\"b\":\"model-00002-of-00002.safetensors\"}}";
-    /* in: the path within the snapshot that is opened; NULL: the model is not complete */
+    /* in: the path of the opened model within the snapshot; NULL: the model is not complete */
     static const struct { const char *name, *files, *index, *in; } cases[] = {
         { "a/b", "config.json model.safetensors", NULL, "" },
         { "a/b@" COMMIT, "config.json model.safetensors", NULL, "" },

@@ -229,8 +229,8 @@ static void check_ref(const struct sequence *s, const float *got, int from)
                 double v = 0;
                 for (int j = first; j <= last; j++)
                     v += p[j] * (a->latent ? s->key_back : s->value_back)[j * hd + d];
-                /* scores of size 6 with some 2^-24 each, turned into relative errors of the
-                 * weights; values up to 1 */
+                /* the error of a score is about 6 * 2^-24, which becomes a relative error of the
+                 * weight; values are at most 1 */
                 if (!(fabs(v / sum - (double)o[d]) <= 4e-6))
                     fail_msg("kv types %d, %d head_dim %d window %d softcap %g alibi %d: position %d head %d element %d is %.9g, not %.9g", (int)s->kv.key, (int)s->kv.value, hd, a->window,
                              (double)a->softcap, a->alibi != NULL, at, h, d, (double)o[d], v / sum);
@@ -248,7 +248,7 @@ static size_t stride(void)
 
 static void check(struct sequence *s)
 {
-    /* long sequences: only from shortly before the end of their second part on */
+    /* long sequences: only the positions from shortly before the end of their second part */
     const int steps[] = { 1, 3, 50, s->len }, from = s->len == SHORT ? 0 : 1010;
     const size_t size = (size_t)s->len * s->a.out_token_stride;
     store(s, &kernels_ref);

@@ -250,7 +250,8 @@ static void check_ref(const struct mat *m, const float *x, size_t ldx, int exact
             for (size_t k = 0; k < cols; k++) {
                 const double b = a[(size_t)t * cols + k], v = w[k] * b;
                 sum += v;
-                /* a type with a minimum has two large sums, which may cancel: both count */
+                /* if the type has a minimum, the result is the difference of two large sums, so the
+                 * bound includes the size of both */
                 size += fabs(v) + (type->extra != EXTRA_NONE ? 0.4 * fabs(b) : 0);
             }
             float v = got[(size_t)t * ((size_t)m->rows + 3) + (size_t)r];

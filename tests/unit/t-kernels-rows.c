@@ -56,7 +56,8 @@ static void norms(void **state)
         kernels_ref.rms_norm(want, x, w, n, 1e-5f, 1);
         for (int i = 0; i < n; i++) {
             double v = x[i] / sqrt(square / n + 1e-5f) * (w[i] + 1.0);
-            if (fabs(v - (double)want[i]) > 1e-6 * (fabs(v) + 1e-3))       /* six roundings, and n / 16 in the sum */
+            /* the sum's n / 16 roundings and six more */
+            if (fabs(v - (double)want[i]) > 1e-6 * (fabs(v) + 1e-3))
                 fail_msg("rms_norm n=%d: %.9g, not %.9g", n, (double)want[i], v);
         }
         FOR_SETS(k) {
@@ -78,7 +79,7 @@ static void norms(void **state)
             kernels_ref.layer_norm(want, x, wp, bp, n, 1e-5f);
             for (int i = 0; i < n; i++) {
                 double v = (x[i] - mean) / sqrt(var / n + 1e-5f) * (with ? w[i] : 1.0) + (with ? b[i] : 0.0);
-                /* x - mean cancels, most of all with two elements */
+                /* cancellation in x - mean is worst with two elements */
                 if (fabs(v - (double)want[i]) > 4e-6 * (1 + fabs(v)) * (n == 2 ? 10 : 1))
                     fail_msg("layer_norm n=%d: %.9g, not %.9g", n, (double)want[i], v);
             }

@@ -152,7 +152,7 @@ static void a_change_is_learnt_while_the_file_is_locked(void **state)
     assert_int_equal(keys_refresh(server, &e), 0);
     assert_false(keys_known_required(server));
     assert_int_equal(keys_create(cli, &info, text, &e), 0);
-    assert_true(keys_known_required(cli));              /* it was the first key */
+    assert_true(keys_known_required(cli)); /* creating the first key makes keys required */
     sqlite3 *other = lock_file("keys.db");
     assert_int_equal(keys_refresh(server, &e), 1);
     assert_int_equal(keys_check(server, text, &got), KEY_UNKNOWN);
@@ -170,7 +170,7 @@ static void a_change_is_learnt_while_the_file_is_locked(void **state)
     assert_int_equal(keys_refresh(server, &e), 0);
     assert_int_equal(keys_check(server, text, &got), KEY_GOOD);
     assert_true(got.secret == secret);
-    /* a key that is learnt after it was deleted disappears with the next refresh */
+    /* a key that is learnt after its deletion disappears with the next refresh */
     assert_int_equal(keys_delete(cli, "app", &e), 0);
     assert_int_equal(keys_set_required(cli, 0, &e), 0);
     assert_int_equal(keys_refresh(server, &e), 0);
@@ -226,7 +226,7 @@ static void a_file_that_others_make_is_locked_not_damaged(void **state)
     keys_close(server);
 }
 
-/* A program without standard input gets the number 0 for the file of keys. */
+/* If a program has no standard input, the file of keys is opened as descriptor 0. */
 static void a_file_with_the_number_0(void **state)
 {
     (void)state;
@@ -364,7 +364,7 @@ static void check_each(struct keys *k, char kinds[][KEY_TEXT + 1], int n)
     _exit(0);
 }
 
-/* Instructions between two signals of the child. -1: it has ended. */
+/* Number of instructions between two signals of the child; -1: the child has ended. */
 static long count_instructions(pid_t child)
 {
     int status;
@@ -409,7 +409,7 @@ static void a_check_takes_the_same_time(void **state)
     strcpy(kinds[3], key[KEYS - 1]);
     kinds[3][KEY_TEXT - 1] ^= 1;
     strcpy(kinds[4], key[0]);
-    kinds[4][4] ^= 1;                       /* the first of the secret */
+    kinds[4][4] ^= 1;                       /* the first character of the secret part */
     memset(kinds[5], 'x', KEY_TEXT);
     kinds[5][KEY_TEXT] = '\0';
     const pid_t child = fork();

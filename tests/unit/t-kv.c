@@ -37,7 +37,7 @@ static void test_reserve_and_truncate(void **state)
     assert_int_equal(a.n_tokens, 17);
     assert_int_equal(a.block[0], first);
     assert_int_equal(a.block[1], second);
-    kv_table_truncate(&a, p, 40);                               /* longer than it is: nothing to do */
+    kv_table_truncate(&a, p, 40);                               /* beyond the end: no effect */
     assert_int_equal(a.n_tokens, 17);
     assert_int_equal(kv_pool_free(p), 1);
     kv_table_release(&a, p);
@@ -71,7 +71,7 @@ static void test_share(void **state)
                                                                  * written again */
     assert_int_equal(kv_table_unshare(&b, p, &from, &to), 0);
     kv_table_release(&a, p);
-    assert_int_equal(kv_pool_free(p), 4);                       /* the shared three live on in b */
+    assert_int_equal(kv_pool_free(p), 4); /* b still holds the three shared blocks */
     kv_table_release(&b, p);
     assert_int_equal(kv_pool_free(p), 8);
     kv_pool_close(p);

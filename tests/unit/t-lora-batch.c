@@ -85,7 +85,7 @@ static void *open_backend(const struct model *m, int n_threads)
     return b;
 }
 
-/* A sequence of a batch: n tokens, from position pos on, in blocks from `block` on. */
+/* An item of a batch: n tokens of a sequence, from position pos on. */
 static struct batch_item item_of(const int32_t *ids, int n, int pos, const int32_t *table, int lora)
 {
     return (struct batch_item){ .tokens = ids, .n_tokens = n, .pos = pos, .table = table, .n_logits = n, .lora = lora };
@@ -339,7 +339,7 @@ static void prefixes_are_apart(void **state)
     assert_non_null(g);
     make_ids(ids);
     assert_int_equal(ask(g, ids[0], 0, &plain), 0);
-    assert_int_equal(ask(g, ids[0], 1, &adapted), 0);           /* takes nothing of the base */
+    assert_int_equal(ask(g, ids[0], 1, &adapted), 0);           /* reuses no prefix of the base */
     assert_memory_not_equal(plain.ids, adapted.ids, sizeof plain.ids);
     assert_true(ask(g, ids[0], 1, &again) > 0);
     assert_memory_equal(again.ids, adapted.ids, sizeof again.ids);

@@ -312,8 +312,8 @@ static int stacked_shape(void *user, const char *name, int *n, int64_t dim[WEIGH
     return 0;
 }
 
-/* The experts of one architecture in three layouts.  Gate and up together have 2 * 4 = 8 rows, as
- * many as columns, so only the shape of down shows the layout [in, out]. */
+/* The experts of one architecture in three layouts.  Gate and up together are a square matrix
+ * (8 rows, 8 columns), so only the shape of down tells that a layout is [in, out]. */
 static void test_experts(void **state)
 {
     (void)state;

@@ -81,12 +81,11 @@ int __wrap_asprintf(char **s, const char *fmt, ...)
     return n;
 }
 
-/* 0: done, with the right result, which the work itself checks; -1 with *e. */
+/* A function to test: returns 0 after checking that its result is right, or -1 with *e filled. */
 typedef int work(const void *what, struct err *e);
 
-/* Run the work once for every allocation that it makes, and let that allocation fail.  Of a long
- * work only the first `all` allocations (fewer under a sanitizer) fail, and then fewer and
- * fewer. */
+/* Run the work repeatedly, and let another allocation fail each time: each of the first `all` ones
+ * (fewer under a sanitizer), then at growing distances. */
 static void without_memory(const char *name, work *w, const void *what, long all)
 {
     struct err e = { .msg = "" };
@@ -239,8 +238,8 @@ static int render(const void *what, struct err *e)
     tmpl_free(t);
     if (rc != 0)
         return -1;
-    if (strncmp(source, "{#", 2) == 0) {        /* a template of this file, below, which always
-                                                 * gives the same text */
+    if (strncmp(source, "{#", 2) == 0) {        /* a template of this file, whose output is always
+                                                 * the same text */
         if (!expected)
             expected = __real_strdup(text);
         assert_string_equal(text, expected);

@@ -234,9 +234,8 @@ static void compressed_by_hand(void **state)
     source_close(s);
 }
 
-/* One expert of two outputs: the low nibble is the first code; the scales are 2^0 and 2^-2. */
-/* Experts keep their codes: row r of expert e has the values of column r of the e-th matrix of the
- * plain tensor. */
+/* Check that experts keep their codes: row r of expert e must have the values of column r of the
+ * e-th matrix of the plain tensor. */
 static void keeps_rows(const struct source *s, const char *name)
 {
     const struct source_tensor *t = source_find(s, name);
@@ -264,6 +263,8 @@ static void keeps_rows(const struct source *s, const char *name)
     qrow_release(&q);
 }
 
+/* Two experts with two outputs each: the low nibble of a byte is the first code; a scale is a power
+ * of two whose exponent is stored plus 127. */
 static void mxfp4_by_hand(void **state)
 {
     (void)state;
@@ -521,8 +522,8 @@ static void nvfp4(void **state)
     refuses("{\"quant_method\": \"modelopt\", \"quant_algo\": \"NVFP4\", \"group_size\": 32}", "group_size: 32, expected 16");
 }
 
-/* Two groups of 32 in each of three rows, with every code that is a number; in the four ways that
- * checkpoints describe them, and with both types of scales. */
+/* Three rows of two groups of 32, with every code that is a number, described in each of the four
+ * ways that checkpoints use, and with both types of scales. */
 static void mxfp8(void **state)
 {
     (void)state;

@@ -93,7 +93,7 @@ static void test_best_page(void **state)
     check_type(KV_I4, 1);
 }
 
-/* A page is not chosen before there are more of them than are to be seen. */
+/* Pages are chosen only if there are more of them than a query may attend to. */
 static void test_short(void **state)
 {
     (void)state;

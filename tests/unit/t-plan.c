@@ -228,8 +228,8 @@ static void sizes_are_the_writers(void **state)
     }
 }
 
-/* Bytes per weight of rough estimates: int8 layers with 16-bit embedding and head; 4 bits in groups
- * of 128. */
+/* Bytes of a model by rough estimates: int8 layers with 16-bit embedding and head, and 4 bits in
+ * groups of 128. */
 static void rough_sizes(void **state)
 {
     const struct plan_shape *s7 = shape_of("Qwen2.5-7B"), *s32 = shape_of("Qwen2.5-32B"),
@@ -452,7 +452,7 @@ static void modes(void **state)
     static const struct { double gb; enum plan_mode mode; const char *type; } all[] = {
         { 24, PLAN_AUTO, "bf16" },      { 6, PLAN_FOR_VRAM, "nl4" },       { 9, PLAN_FOR_VRAM, "int8" },
         { 17, PLAN_FOR_VRAM, "bf16" },
-        { 8, PLAN_FOR_VRAM, "nl4" },    /* 7.9 GB of int8 leave nothing of an 8 GB card */
+        { 8, PLAN_FOR_VRAM, "nl4" },    /* 8 GB card: int8 needs 7.9 GB */
         { 24, PLAN_MIN_MEMORY, "nl4" }, { 24, PLAN_BALANCED, "int8" },     { 24, PLAN_MAX_SPEED, "nl4" },
         { 4, PLAN_AUTO, NULL },
     };
@@ -504,7 +504,8 @@ static void preflight(void **state)
     assert_true(tight);
     assert_int_equal(plan_preflight("m", 90, 5, 3, 100, 100, &tight, &e), -1);      /* more than 95 % */
     assert_int_equal(e.code, ERR_LIMIT);
-    assert_int_equal(plan_preflight("m", 50, 5, 3, 100, 57, &tight, &e), -1);       /* more than there is now */
+    /* more than is available */
+    assert_int_equal(plan_preflight("m", 50, 5, 3, 100, 57, &tight, &e), -1);
     assert_int_equal(e.code, ERR_MEMORY);
     assert_int_equal(plan_preflight("model.zse", 2000000000, 500000000, 30000000, 2147483648, 2147483648, &tight, &e),
                      -1);

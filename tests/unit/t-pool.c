@@ -190,9 +190,9 @@ static void two_pools(void **state)
     pool_close(p[1]);
 }
 
-/* With more than one thread, the function `after` is called once by each thread that ran an item:
- * after its items, and at the latest when the pool is closed.  `of` marks the threads that ran one,
- * `early` counts calls by others. */
+/* With more than one thread, each thread that ran an item calls `after` once, after its last item
+ * and at the latest when the pool is closed.  `of` marks the threads that ran an item; `early`
+ * counts calls by threads that ran none. */
 struct afters { atomic_int items, calls, of[MOST], early; };
 static void item_of(void *arg, int i, int thread)
 {

@@ -554,7 +554,7 @@ static void test_store_filters(void **state)
     assert_int_equal(h.n, 1);
     assert_string_equal(h.hit[0].document, b);
     rag_hits_release(&h);
-    q.collections = &one;                       /* the document is not in it */
+    q.collections = &one;                       /* does not contain document b */
     q.n_collections = 1;
     assert_int_equal(rag_search(r, &q, &h, &e), 0);
     assert_string_equal(h.reason, "there are no documents to search");

@@ -180,7 +180,7 @@ static const char *source_of(const struct run *r)
 static void at_each_layer(void **state)
 {
     (void)state;
-    /* mixed and best: the most code */
+    /* these two runs execute the most code */
     for (size_t i = 0; i < (getenv("ZSE_SANITIZED") ? 1 : sizeof runs / sizeof *runs); i++) {
         const char *source = source_of(&runs[i]);
         if (!source)
@@ -288,7 +288,7 @@ static void starts_anew(void **state)
     assert_non_null(strstr(notes, "it was made with other options"));
     assert_int_equal(n_files(), 1);
     unlink(out);
-    /* asked to, it says nothing */
+    /* with --no-resume there is no message */
     assert_true(killed(o, 3, -1));
     o.no_resume = 1;
     must(&o);

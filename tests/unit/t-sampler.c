@@ -222,7 +222,8 @@ static void chi_square_verified(const struct sampling *sampling, const struct al
     }
     if (x > limit)
         fail_msg("chi-square %.1f, limit %.1f", x, limit);
-    /* with XTC p and q change together, so that more are accepted than of the mean distribution */
+    /* with XTC, p and q change together, so more proposals are accepted than the mean distribution
+     * predicts */
     if (!sampling->xtc_probability && fabs(accepted / DRAWS - expected) > 0.015)
         fail_msg("%.3f of the proposals were accepted, expected %.3f", accepted / DRAWS, expected);
 }
@@ -362,7 +363,7 @@ static void test_draw_elsewhere(void **state)
         s[i] = plain();
     s[1].top_k = 5, s[1].top_p = 0.9f, s[1].min_p = 0.1f, s[1].temperature = 0.6f, s[1].seed = 7;
     s[2].temperature = 0;
-    s[3].typical_p = 0.5f, s[3].temperature = 0;        /* the largest logit either way */
+    s[3].typical_p = 0.5f, s[3].temperature = 0;        /* greedy: typical_p has no effect */
     s[4].typical_p = 0.5f;
     s[5].bias = &bias, s[5].n_bias = 1;
     s[6].repetition_penalty = 1.1f;
@@ -476,7 +477,7 @@ static void test_penalties(void **state)
 
     s = plain();
     s.temperature = 0;
-    s.presence_penalty = 1.6f;          /* of the answer only, once */
+    s.presence_penalty = 1.6f;          /* counts answer tokens only, each once */
     assert_int_equal(pick_one(&s, up, 3, "000", "", NULL), 0);
     assert_int_equal(pick_one(&s, up, 3, "", "0", NULL), 1);       /* 2.4 */
     assert_int_equal(pick_one(&s, up, 3, "", "001", NULL), 0);     /* 2.4, 0.9, 1 */
@@ -659,7 +660,7 @@ static void test_logprobs(void **state)
         assert_true(fabs(lp.logprob - log(exp(x[id]) / sum)) < 1e-5);
         assert_int_equal(lp.n_top, round % (MAX_TOP_LOGPROBS + 1));
         for (int i = 0; i < lp.n_top; i++) {
-            int before = 0;             /* so many come before it */
+            int before = 0;             /* number of tokens that are more likely */
             for (int j = 0; j < V; j++)
                 before += x[j] > x[lp.top[i].id] || (x[j] == x[lp.top[i].id] && j < lp.top[i].id);
             assert_int_equal(before, i);

@@ -91,9 +91,9 @@ static void copy_state(void *b, int from, int to)
         fail_msg("%s", e.msg);
 }
 
-/* Begin a sequence with tokens that sequence `from` has computed: whole blocks are shared, a last
- * partial block is copied.  A recurrent state can only be copied as it is, after all tokens of
- * `from`.  Returns the number of tokens. */
+/* Begin a sequence with tokens that sequence `from` has already computed: whole blocks are shared,
+ * a last partial block is copied.  A recurrent state is copied only after all tokens of `from`,
+ * because earlier states no longer exist.  Returns the number of tokens taken. */
 static int reuse(void *b, const struct run *from, struct run *to, int most, struct rng *r)
 {
     struct err e;
@@ -170,12 +170,12 @@ static void schedule(void *b, int recurrent, const struct sequence *s, int longe
             if (run[i].at == run[i].n || below(r, 4) == 0)
                 continue;
             if (run[i].at == 0 && same[i] && run[i - 1].n) {
-                if (below(r, 8))                        /* wait for the other, mostly */
+                if (below(r, 8))                        /* usually wait for the previous sequence */
                     continue;
                 left -= run[i].at = reuse(b, &run[i - 1], &run[i], same[i], r);
             }
             items[n] = plan(&run[i], &s[i], room, most, vocab, r);
-            if (recurrent && run[i].drafts)             /* a snapshot to go back to */
+            if (recurrent && run[i].drafts) /* a snapshot to which a rejected draft returns */
                 copy_state(b, i, SEQS + i);
             room -= items[n].n_tokens;
             of[n++] = i;

@@ -606,7 +606,8 @@ static void memory_is_admitted_before_it_is_taken(void **state)
     assert_non_null(strstr(pr.message, "--max-request-memory"));
     assert_int_equal(hold_set(&h[0], 100), HOLD_OK);
     assert_int_equal(hold_set(&h[1], 60), HOLD_OK);
-    assert_int_equal(hold_set(&h[2], 41), HOLD_TENANT);             /* one tenant: half of all */
+    /* a tenant gets at most half of the limit */
+    assert_int_equal(hold_set(&h[2], 41), HOLD_TENANT);
     hold_problem(&h[2], HOLD_TENANT, 41, &pr);
     assert_int_equal(pr.status, 429);
     assert_int_equal(hold_set(&h[2], 40), HOLD_OK);
@@ -615,7 +616,8 @@ static void memory_is_admitted_before_it_is_taken(void **state)
     assert_int_equal(hold_set(&h[3], 50), HOLD_OK);
     assert_int_equal(hold_set(&h[4], 100), HOLD_OK);
     assert_int_equal(hold_set(&h[5], 50), HOLD_OK);
-    assert_int_equal(hold_set(&h[6], 13), HOLD_TOTAL);              /* large: an eighth is kept */
+    /* an eighth is reserved for small requests */
+    assert_int_equal(hold_set(&h[6], 13), HOLD_TOTAL);
     assert_int_equal(hold_set(&h[6], 12), HOLD_OK);
     assert_int_equal(hold_set(&h[6], 13), HOLD_TOTAL);
     for (int i = 0; i < 3; i++)

@@ -149,7 +149,7 @@ static void a_change_that_could_not_be_sent_is_sent_again(void **state)
     assert_int_equal(bind(fd, (const struct sockaddr *)&to, d.to_size), 0);
     systemd_state(&d, SERVER_READY);
     assert_string_equal(heard(fd), "READY=1 STATUS=ready ");
-    systemd_state(&d, SERVER_READY);                    /* no watchdog was asked for */
+    systemd_state(&d, SERVER_READY);                    /* no watchdog was requested */
     assert_string_equal(heard(fd), "");
     systemd_release(&d);
     close(fd);

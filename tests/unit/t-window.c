@@ -26,7 +26,8 @@ static void test_slides(void **state)
         assert_int_equal(kv_table_windows(&t, p, n), 0);
         t.n_tokens = n;
         kv_table_slide(&t, p);
-        const int first = n - 32 > 0 ? (n - 32) / 16 : 0;       /* that the next token sees */
+        const int first = n - 32 > 0 ? (n - 32) / 16 : 0;       /* the first block that the next
+                                                                 * token sees */
         assert_int_equal(t.first_window, first);
         assert_int_equal(t.end_window, (n + 15) / 16);
         assert_int_equal(kv_pool_free_windows(p), 4 - (t.end_window - first));

@@ -130,7 +130,7 @@ static void tokens_are_reserved_before_they_are_used(void **state)
     assert_int_equal(s.reserved, 0);
     v = usage_reserve(u, 7, &l, 1, 1, &a);
     assert_false(v.allowed);
-    assert_in_range(v.retry_s, 55, 61);     /* until the window moves; no running request helps */
+    assert_in_range(v.retry_s, 55, 61); /* the window must move; running requests do not matter */
     v = usage_reserve(u, 8, &l, 501, 501, &a);
     assert_true(!v.allowed && v.never);
     verdict_text(&v, text, sizeof text);
@@ -262,7 +262,7 @@ static void addresses_have_windows_too(void **state)
         assert_true(address_admit(a, "10.0.0.1").allowed);
     assert_false(address_admit(a, "10.0.0.1").allowed);
     assert_true(address_admit(a, "10.0.0.2").allowed);
-    for (int i = 0; i < 10000; i++) {       /* more addresses take no more memory */
+    for (int i = 0; i < 10000; i++) {       /* the memory is bounded */
         snprintf(name, sizeof name, "10.1.%d.%d", i / 256, i % 256);
         assert_true(address_admit(a, name).allowed);
     }
