@@ -87,7 +87,7 @@ entry() {
   [ "$(zse-audit stats --json | jq -c '[.total_entries, .rotated_files, .skipped_lines]')" = '[4,1,1]' ]
 }
 
-@test "audit: a single thing is not named in the plural" {
+@test "audit: a count of one is printed in the singular" {
   mkdir -p "$ZSE_HOME/audit"
   entry 1 /a 404 1 app >"$ZSE_HOME/audit/requests.jsonl"
   echo '{"half' >>"$ZSE_HOME/audit/requests.jsonl"
@@ -213,7 +213,7 @@ CHECK
   done
 }
 
-@test "audit verify does not call a log without a chain intact; clear needs a yes" {
+@test "audit verify does not report a log without a chain as intact; clear needs a yes" {
   mkdir -p "$ZSE_HOME/audit"
   touch "$ZSE_HOME/audit/requests.jsonl"
   run zse-audit verify

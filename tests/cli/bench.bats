@@ -269,7 +269,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
 }
 
 # bats test_tags=plain
-@test "perplexity: quantized activations of a parallel block with a shared expert are its own" {
+@test "perplexity: rounding the activations of a parallel block with a shared expert changes it little" {
   model=${ZSE_ORACLES:-../shared/oracles}/models/hf-2026/cohere2_moe
   [ -d "$model" ] || skip "no oracles (set ZSE_ORACLES)"
   zse-convert "$model" -q int8 -o "$BATS_TEST_TMPDIR/parallel.zse" >/dev/null 2>&1
@@ -667,7 +667,7 @@ def save(name, x, shape, order=False, descr="<f4"):
     open(f"{d}/{name}.npy", "wb").write(b"\x93NUMPY\1\0" + struct.pack("<H", len(head)) + head + struct.pack(f"<{len(x)}f", *x))
 x = load("layer.0")
 h = len(x) // 2
-y = [2 * v for v in x[:h]] + [-v for v in x[h:]]        # token 0 twice as long, token 1 the other way round
+y = [2 * v for v in x[:h]] + [-v for v in x[h:]]        # token 0 twice as long, token 1 negated
 y[0] += 1
 save("layer.0", y, (1, 2, h))
 a, b = x[:h], y[:h]

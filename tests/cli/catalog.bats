@@ -72,7 +72,7 @@ status() { curl -s -o /dev/null -w '%{http_code}' "$@"; }
 @test "a server ends at once although the hub does not answer" {
   local pipe=$BATS_TEST_TMPDIR/pipe pid url
   mkfifo "$pipe" "$pipe.hub"
-  # accepts a connection, and says nothing
+  # a hub that accepts a connection and never answers
   python3 -c 'import socket, time; s = socket.create_server(("127.0.0.1", 0)); print(s.getsockname()[1], flush=True); c = s.accept(); print("asked", flush=True); time.sleep(600)' >"$pipe.hub" 3>&- &
   local hub=$!
   exec 7<"$pipe.hub"

@@ -56,7 +56,7 @@ talk_to() {
   [[ $output != *'<tool_call>'* ]]
 }
 
-@test "with a server calls that arrive in pieces run side by side, and the answer uses their results" {
+@test "with a server, calls that arrive in pieces run in parallel, and the answer uses their results" {
   ask tools '[["calculator",{"expression":"6*7"}],["string_ops",{"operation":"reverse","text":"añb"}]]' --tools all
   [ "$status" = 0 ]
   [ "$output" = "$(printf 'Let me look. \ngot 42 | bña')" ] || { echo "$output"; return 1; }

@@ -37,7 +37,7 @@ print(v if isinstance(v,str) else json.dumps(v))' "$1"; }
   [ -d "$BATS_TEST_TMPDIR/home/.cache/zse" ]
 }
 
-@test "of two programs that need the same conversion the second waits and uses it" {
+@test "if two programs need the same conversion, the second one waits and uses it" {
   export XDG_CACHE_HOME=$BATS_TEST_TMPDIR/cache
   zse-chat models/tiny -q bf16 -p "What is 2+2?" --temp 0 2>/dev/null
   made=$(echo "$XDG_CACHE_HOME"/zse/*.zse)
@@ -122,7 +122,7 @@ subprocess.run(sys.argv[1:], stdin=b)' zse-chat "$MODEL" -n 1 --json -p Summariz
   [ "$(cat "$BATS_TEST_TMPDIR/out")" = "2 + 2 = 4" ]
 }
 
-@test "an empty prompt is no request" {
+@test "an empty prompt is refused" {
   local p
   for p in "" " " $' \t\n'; do
     run -2 --separate-stderr ask -p "$p" </dev/null
@@ -130,7 +130,8 @@ subprocess.run(sys.argv[1:], stdin=b)' zse-chat "$MODEL" -n 1 --json -p Summariz
     run -2 --separate-stderr ask <<<"$p"
     [[ -z $output && $stderr == "zse-chat: the prompt is empty"* ]]
   done
-  run -2 --separate-stderr zse-chat /no/such.zse </dev/null          # said before a model is opened or made
+  # refused before a model is opened or made
+  run -2 --separate-stderr zse-chat /no/such.zse </dev/null
   [[ $stderr == "zse-chat: the prompt is empty"* ]]
   run -2 --separate-stderr ask --raw -p ''  </dev/null
   run -0 --separate-stderr ask --raw -p $'\n' -n 1 </dev/null

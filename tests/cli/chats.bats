@@ -290,7 +290,7 @@ c.commit()' "$ZSE_HOME/chats.db"
   [ "$(get "$C" | jq .total)" = 1 ]
 }
 
-@test "a file that is put in another's place is noticed" {
+@test "a database file that replaces another one is noticed" {
   serve
   post "$C" '{"title":"first"}' >/dev/null
   rm "$ZSE_HOME"/chats.db*
@@ -484,5 +484,5 @@ talk() { printf '%s\n' "$@" | tests/lib/talk zse-chat "${CHAT[@]}" >"$T/said" ||
   talk 'expect 5 messages' ready 'send What is 4+4?' ready 'send /stats' 'expect server' ready 'key d' 'end 0'
   read -r all new <<<"$(sed -n 's/.*prompt *\([0-9]*\) tokens, \([0-9]*\) of them new.*/\1 \2/p' "$T/said")"
   [ "$all" -gt 150 ]
-  [ "$new" -lt 48 ]                                # the new turn, and the rest of a block of the cache
+  [ "$new" -lt 48 ]                                # the new turn, and at most one partial block
 }

@@ -19,7 +19,8 @@ print(v if isinstance(v,str) else json.dumps(v))' "$1"; }
     zse-info "$T/m.zse" --verify >/dev/null
   done
   types='nl4 int8 f32'
-  [ -z "${ZSE_SANITIZED-}" ] || types=            # mixed measures what nl4 does, too
+  # under a sanitizer only mixed is tested, because it includes nl4's measurements
+  [ -z "${ZSE_SANITIZED-}" ] || types=
   for type in $types; do
     convert -o "$T/m.zse" -q $type >/dev/null
     [ "$(zse-chat "$T/m.zse" --temp 0 -p "What is 2+2?")" = "2 + 2 = 4" ]
@@ -230,7 +231,8 @@ P
   cp -r models/tiny "$T/other"
   sed -i 's/"eos_token_id": 2/"eos_token_id": 3/' "$T/other/config.json"
   convert -o "$T/m.zse" --quality fast >/dev/null
-  convert -o "$T/m.zse" --quality fast -q f32 >/dev/null                # the same source: it can be made again
+  # from the same source, so it is replaced
+  convert -o "$T/m.zse" --quality fast -q f32 >/dev/null
   cp "$T/m.zse" "$T/before"
   run -1 --separate-stderr zse-convert "$T/other" -o "$T/m.zse" --quality fast </dev/null
   [ -z "$output" ]
@@ -251,7 +253,7 @@ P
   # before a download, too
   HF_ENDPOINT=http://127.0.0.1:9 run -1 --separate-stderr zse-convert some/model -o "$T/m.zse" </dev/null
   [ "$stderr" = "zse-convert: $T/m.zse: exists; it is only replaced with --force" ]
-  # nor does another output replace a model
+  # other programs do not overwrite a model with their output either
   for output in "zse-info $T/m.zse --dump-tensor model.norm.weight" "zse-bench logits $T/m.zse --ids 1"; do
     # shellcheck disable=SC2086
     run -1 --separate-stderr $output -o "$T/before"
@@ -311,7 +313,8 @@ P
     [ $signal = KILL ] || [ "$(find "$T" -name '.m.zse*' | wc -l)" = 0 ]
   done
   [ "$(find "$T" -name '.m.zse*' | wc -l)" = 1 ]
-  convert -o "$T/m.zse" --force --quality fast >/dev/null       # the next writer sweeps up after the killed one
+  # the next conversion removes the file of the killed one
+  convert -o "$T/m.zse" --force --quality fast >/dev/null
   [ "$(find "$T" -name '.m.zse*' | wc -l)" = 0 ]
 }
 
@@ -514,7 +517,8 @@ END
   [ -d "$models/qwen3_moe" ] || skip "$models is not here"
   head -c "$([ -n "${ZSE_SANITIZED-}" ] && echo 1500 || echo 8000)" LICENSE >"$T/text"
   for name in qwen3_moe mamba2; do
-    if [ -n "${ZSE_SANITIZED-}" ]; then       # that it runs; how near it comes does not depend on the build
+    # only that it runs: the error does not depend on the build
+    if [ -n "${ZSE_SANITIZED-}" ]; then
       zse-convert "$models/$name" -o "$T/best.zse" --force -q nl4 --quality best --calibration "$T/text" >/dev/null
       continue
     fi

@@ -55,7 +55,8 @@ zse-apikey --hmoe x|--home
 zse-audit --hrous 3|--hours
 zse-hardware --mesure|--measure
 END
-  run -2 --separate-stderr zse-chat --max 3                # ambiguous: both are named already
+  # ambiguous: the message names both options already
+  run -2 --separate-stderr zse-chat --max 3
   [[ $stderr != *"did you mean"* ]]
   run -2 --separate-stderr zse-bench --frobnicate
   [[ $stderr != *"did you mean"* ]]
@@ -118,12 +119,13 @@ rendered() {
   [[ $text == *DESCRIPTION* ]] && printf '%s\n' "$text"
 }
 
-@test "no man page has an option that no program has, nor words that a macro made options of" {
+@test "no man page has an option that no program has, nor words that a macro rendered as options" {
   local page c words options=$BATS_TEST_TMPDIR/options
   for c in $(programs) "zse-info tokenize" "zse-info detokenize" "zse-info render" "zse-info models "{list,info,search,check,fetch,local,show,rm,alias,default}; do $c --help; done |
     grep -oE -- '--[a-z0-9-]+' | sort -u >"$options"
   [ "$(wc -l <"$options")" -gt 100 ]
-  printf '%s\n' --retry --fail --unix-socket --cflags --libs >>"$options"    # of curl and pkg-config, in examples
+  # options of curl and pkg-config in the examples
+  printf '%s\n' --retry --fail --unix-socket --cflags --libs >>"$options"
   for page in man/*; do
     rendered "${page##*/}" >"$BATS_TEST_TMPDIR/page"
     # a macro Fl applies to the rest of its line, and wrong use renders words like "--strict; -why

@@ -100,7 +100,7 @@ check_output() {
   [ "$shown" = "$(wc -l <got)" ] || { echo "$1: more than the README shows:"; cat got; return 1; }
 }
 
-@test "README: what the programs print is what it shows" {
+@test "README.md shows what the programs print" {
   local line command='' n=0
   ln -s "$ROOT/LICENSE" .
   while IFS= read -r line; do

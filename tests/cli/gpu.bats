@@ -182,7 +182,7 @@ setup_file() {
   wait $pid
 }
 
-@test "keys and values fill a device's memory as far as it goes; too little memory is refused with numbers; the plan says what is where" {
+@test "keys and values fill the rest of a device's memory; too little memory is refused with numbers; the plan says what is stored where" {
   [ -x "$B/emulated/zse-serve" ] || skip "the emulated programs are not built (make emulated)"
   export ZSE_HOME=$BATS_TEST_TMPDIR/home
   blocks=()

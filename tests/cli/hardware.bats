@@ -138,7 +138,8 @@ C
     run --separate-stderr zse-hardware $args
     [ "$status" = 2 ] && [ -z "$output" ] || { echo "$args: $status"; return 1; }
   done
-  run --separate-stderr zse-hardware capacity --vram 80 x:int4            # part of one name only, but hardly meant
+  # x occurs in the name of only one model, but is too short to select it
+  run --separate-stderr zse-hardware capacity --vram 80 x:int4
   [ "$status" = 1 ]
   [[ "$stderr" == *"'x' is no model of the registry"* ]]
   run --separate-stderr zse-hardware capacity --vram 80 no-such:int4
@@ -184,7 +185,7 @@ C
 }
 
 # bats test_tags=plain
-@test "recommend keeps to a control group: 2 GB" {
+@test "recommend keeps to the limit of a control group, 2 GB" {
   canned 16000000 9000000
   group 2000000000 100000000
   zse-hardware recommend --root "$T/root" --json >"$T/j"

@@ -185,7 +185,8 @@ complete() {
   run --separate-stderr zse-chat nothing -p hi
   [ "$status" = 1 ]
   [[ $stderr == "zse-chat: nothing: No such file or directory, and not among the models here (zse-info models local); those of the hub are named org/name" ]]
-  [ "$(requests | wc -l)" = 1 ]                                   # a mistyped word is not asked for
+  # the hub is not asked for a word without a slash
+  [ "$(requests | wc -l)" = 1 ]
   run --separate-stderr zse-chat nothing@main -p hi
   [[ $stderr == *"no such file or folder here; on the hub: nothing:"*404* ]]
   answers solo@main                                               # some old models have no organisation
@@ -333,7 +334,7 @@ complete() {
   convert
   [ "$status" = 0 ] && [[ $stderr == *"the hub asks to wait 1 s"* ]] || { echo "$stderr"; return 1; }
   complete
-  # one of the first four ranges was cut, and the next request asked only for the rest of it
+  # one of the first four ranges was cut; the next request asked only for the missing bytes
   asked 'model.safetensors bytes=(100000|624288|1148576|1672864)-'
 }
 
@@ -392,7 +393,7 @@ complete() {
   [ ! -e "$REPO/snapshots/$COMMIT/model.safetensors" ]
 }
 
-@test "a hub that stays broken is one sentence, and models in the cache still work" {
+@test "a hub that stays broken causes one error sentence, and models in the cache still work" {
   fault '{"file":"api","kind":"status","code":500,"times":99,"error":"out of order"}'
   convert
   [ "$status" = 1 ]
@@ -488,11 +489,12 @@ convert_held() {
 nothing_left() { [ -z "$(find "$BATS_TEST_TMPDIR" -name '*m.zse*')" ]; }
 
 @test "a conversion begins before all shards have come, and makes the same file" {
-  ln -s "$T/layers" "$BATS_TEST_TMPDIR/$COMMIT"                    # the name is in the file
+  ln -s "$T/layers" "$BATS_TEST_TMPDIR/$COMMIT"                    # the .zse file stores this name
   zse-convert "$BATS_TEST_TMPDIR/$COMMIT" -o "$BATS_TEST_TMPDIR/want.zse" -q bf16 >/dev/null
   convert_held
   asked 'model-00003-of-00003.safetensors bytes=0-262143 '        # its head came before
-  ranges_in_order                                                 # once, because its header is shorter
+  # one request, because its header is shorter
+  ranges_in_order
   curl -s "$HUB/_release" -d ''
   wait $PID || { cat "$BATS_TEST_TMPDIR/out"; return 1; }
   cmp "$BATS_TEST_TMPDIR/want.zse" "$BATS_TEST_TMPDIR/m.zse"
@@ -529,7 +531,8 @@ kept_half() { [ -n "$(find "$XDG_CACHE_HOME" -name '.*.part.zse-*' -size +100k)"
   grep -q 'converting test/layers once, while it downloads (keep)' "$BATS_TEST_TMPDIR/a.err"
   run ! grep -q ' once, ' "$BATS_TEST_TMPDIR/b.err"
   [ "$(find "$XDG_CACHE_HOME/zse" -type f -not -path '*/verified/*' | sed 's/.*[0-9]\.zse/zse/' | sort | xargs)" = "zse zse.source" ]
-  answers test/layers                                             # from the cache, with the same name
+  # uses the .zse file in the cache, which has this model's name
+  answers test/layers
   run ! grep -q ' once, ' "$BATS_TEST_TMPDIR/notes"
 }
 
@@ -562,10 +565,11 @@ kept_half() { [ -n "$(find "$XDG_CACHE_HOME" -name '.*.part.zse-*' -size +100k)"
   [ -z "$(requests | grep ' cdn$' | sort | uniq -d)" ] || { requests; return 1; }    # no bytes twice
 }
 
-@test "a full disk is one sentence, and the next run continues" {
+@test "a full disk causes one error sentence, and the next run continues" {
   local rc=0
   (
-    trap '' XFSZ                                                  # as on a full disk, a write fails
+    # makes a write beyond the limit fail, as on a full disk
+    trap '' XFSZ
     ulimit -f 100
     zse-convert test/tiny -o "$BATS_TEST_TMPDIR/m.zse" -q bf16 2>"$BATS_TEST_TMPDIR/full"
   ) || rc=$?
@@ -672,7 +676,8 @@ kept_half() { [ -n "$(find "$XDG_CACHE_HOME" -name '.*.part.zse-*' -size +100k)"
   [[ $stderr == *HF_HUB_OFFLINE* ]]
   run --separate-stderr zse-chat test/bare --plan
   [ "$status" = 1 ] && [[ $stderr == *"config.json"*404* ]] || { echo "$stderr"; return 1; }
-  for name in test/single test/single:Q4_K_M test/tiny:Q4_K_M; do        # not as if it were safetensors
+  # GGUF and .zse files: no size is computed before a download
+  for name in test/single test/single:Q4_K_M test/tiny:Q4_K_M; do
     run --separate-stderr zse-chat $name --plan
     [ "$status" = 1 ] || return 1
     [[ -z $output && $stderr == "zse-chat: $name: is a GGUF or .zse file: its size is only known after a download"* ]] || { echo "$stderr"; return 1; }
@@ -730,7 +735,7 @@ kept_half() { [ -n "$(find "$XDG_CACHE_HOME" -name '.*.part.zse-*' -size +100k)"
   [[ $output == *"no safetensors, only a config.json"* ]]
   local odd=$BATS_TEST_TMPDIR/$'caf\351'
   cp -r "$T/strange" "$odd"
-  # 40 bytes of it end inside of a character
+  # a cut after 40 bytes would split a character
   jq '.model_type = "a\u001b[2J" + "é" * 20' "$T/strange/config.json" >"$odd/config.json"
   run --separate-stderr zse-info models check "$odd" --json
   [ "$status" = 1 ] && [ "$(jq -c '[.compatible, (.problems | length), (.model | endswith("caf\ufffd"))]' <<<"$output")" = '[false,1,true]' ] || { echo "$output $stderr"; return 1; }
@@ -755,13 +760,14 @@ kept_half() { [ -n "$(find "$XDG_CACHE_HOME" -name '.*.part.zse-*' -size +100k)"
   HF_HUB_OFFLINE=1 answers test/shards
   [ -z "$(requests)" ]
   answers test/shards
-  [ "$(requests | wc -l)" = 1 ]                 # does the commit have a file that they left out?
+  # the one request asks whether the commit has a file that is not in the cache
+  [ "$(requests | wc -l)" = 1 ]
   never_asked resolve
   answers test/shards
   [ "$(requests | wc -l)" = 1 ]
 }
 
-@test "of a repository of single files the usual one is downloaded without a question, another one by its quantization" {
+@test "from a repository of single files the default one is downloaded without a question, another one by its quantization" {
   answers test/quants
   curl -s "$HUB/_reset" -d ''
   answers test/quants

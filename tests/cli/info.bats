@@ -86,7 +86,8 @@ fails_with() {
   fails_with "x.zse: offset" zse-info --verify "$T/x.zse"
   [[ "$stderr" == *"group 1 (layer 0): checksum"* ]]
   [ "$(zse-info --verify --json "$T/x.zse" 2>"$T/said" | jq -r .error)" = "$(sed 's/^zse-info: //' "$T/said")" ]
-  zse-info "$T/x.zse" >/dev/null                           # but it opens, which reads no weights
+  # without --verify no weights are read, so it opens
+  zse-info "$T/x.zse" >/dev/null
 }
 
 @test "the original files come out byte for byte, and nothing is overwritten" {
@@ -96,7 +97,7 @@ fails_with() {
   fails_with "exists already" zse-info --extract-tokenizer "$T/out" "$Z"
 }
 
-@test "a tensor comes back under its source's name from whatever it was fused, cut, turned or permuted" {
+@test "--dump-tensor finds a tensor by its source's name, whether it was fused, split, transposed or permuted" {
   needs_oracles
   for m in "$HF/gpt2" "$HF/phi3" "$HF/gpt_neox" "$HF/falcon" "$HF/bloom" "$GGUF/f32.gguf"; do
     zse-convert "$m" -o "$T/m.zse" -q f32 --force
@@ -147,7 +148,7 @@ fails_with() {
   zse-info "$ZSE_ORACLES/vocab-gguf/ggml-vocab-gpt-2.gguf" | grep -q 'GGUF'
 }
 
-@test "a model that does not run here is shown, and why it does not is said" {
+@test "a model that does not run here is shown, with the reason" {
   echo '{"model_type": "no_such_model", "hidden_size": 8}' >"$T/c.json"
   run --separate-stderr zse-info "$T/c.json"
   [ "$status" = 0 ]

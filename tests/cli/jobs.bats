@@ -235,7 +235,7 @@ refused() { order "$1" | jq -r '.error | "\(.code): \(.message)"'; }
   zse-convert models/tiny -o "$BATS_TEST_TMPDIR/a.zse" --quality fast --progress json >/dev/null 2>"$BATS_TEST_TMPDIR/lines"
   jq -es 'length > 0 and all(.[]; .step and .unit and .done <= .total)' "$BATS_TEST_TMPDIR/lines"
   zse-info models fetch --progress json test/tiny 2>"$BATS_TEST_TMPDIR/lines" >/dev/null
-  # the pipe breaks: no file stays
+  # the pipe is closed early: no file stays
   zse-convert --synthetic SmolLM2-135M -o "$BATS_TEST_TMPDIR/c.zse" --quality fast --progress json 2>&1 >/dev/null |
     head -n 1
   [ "${PIPESTATUS[0]}" != 0 ]

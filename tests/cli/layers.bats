@@ -42,7 +42,8 @@
   [ "$names" = internal.h ] || { echo "$names"; return 1; }
   tags=$(find libcommon gpu/backend cmd lib -name '*.[ch]' ! -path '*/kernels/*' -exec grep -hoE '\b(struct|enum) [a-z0-9_]+ \{' {} + |
     sort | uniq -d)
-  [ "$tags" = 'enum command {' ] || { echo "$tags"; return 1; }     # the subcommands of a program, in three of them
+  # three programs have an enum of their subcommands
+  [ "$tags" = 'enum command {' ] || { echo "$tags"; return 1; }
 }
 
 @test "only files that the Makefile finds ask for the architecture" {
@@ -84,7 +85,7 @@
 }
 
 # A test goes on after `[ A ] && [ B ]` if A is false, unless it is the last command of a function.
-@test "no check of a command test is the first of an && list that goes unnoticed" {
+@test "no command test has a check whose failure an && list hides" {
   bad=$(awk '
     FNR > 1 && said && $1 != "}" { print said }
     { said = "" }

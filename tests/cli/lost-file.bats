@@ -36,7 +36,7 @@ admin() { curl -s -H "Authorization: Bearer $(cat "$ZSE_HOME/admin.token")" "$@"
 until_status() { await says "$1" ask || { cat "$T/body" "$T/err"; return 1; }; }
 text() { jq -r '.choices[0].message.content' "$T/body"; }
 
-@test "a file cut under a running server: requests fail with a sentence, the model leaves, the server and its audit log stay" {
+@test "a file cut under a running server: requests fail with a sentence, the model is unloaded, the server and its audit log go on" {
   serve
   until_status 200
   text >"$T/want"
@@ -64,7 +64,8 @@ text() { jq -r '.choices[0].message.content' "$T/body"; }
 @test "a file cut in the middle of an answer ends that answer, not the server" {
   local client i
   serve
-  for ((i = 0; i < 50; i++)); do                        # again where the answer was complete before the file was cut
+  # repeated if the answer was complete before the file was cut
+  for ((i = 0; i < 50; i++)); do
     until_status 200
     : >"$T/stream"
     curl -sN "$URL/v1/chat/completions" -d '{"stream":true,"max_tokens":100000,"ignore_eos":true,"messages":[{"role":"user","content":"Tell me a long story."}]}' >"$T/stream" &
@@ -94,7 +95,7 @@ text() { jq -r '.choices[0].message.content' "$T/body"; }
   run -1 grep -q 'm: .*\(cut\|written to\|has .* bytes now\)' "$T/err"
 }
 
-@test "a file that is written to is noticed" {
+@test "a write to the file is noticed" {
   serve
   until_status 200
   printf x | dd of="$Z" bs=1 seek=100000 conv=notrunc status=none
@@ -102,7 +103,7 @@ text() { jq -r '.choices[0].message.content' "$T/body"; }
   grep -q "$Z: was written to" "$T/err" || until_status 200      # a damaged weight is no reason not to open it again
 }
 
-@test "a file that is only touched goes on, in the middle of an answer too" {
+@test "touching a file changes nothing, even in the middle of an answer" {
   local client
   serve
   until_status 200
@@ -132,7 +133,7 @@ logged() {
   await said "$@" || { cat "$T/err"; return 1; }
 }
 
-@test "a file that was written to is loaded again for who names no model, and by SIGHUP" {
+@test "a file that was written to is loaded again by a request that names no model, and by SIGHUP" {
   local model
   serve
   until_status 200
@@ -211,7 +212,7 @@ f.write(bytes([b[0] ^ 64]))
 P
 }
 
-@test "damaged weights: the answer ends with an error, the next one does not begin; --verify says when to look" {
+@test "damaged weights: the answer ends with an error, the next one does not begin; --verify chooses when checksums are compared" {
   export XDG_CACHE_HOME=$T/cache
   q() { run --separate-stderr zse-chat "$@" -p 'What is 2+2?'; }
   q "$Z"
@@ -249,12 +250,12 @@ P
   q
   [ "$status$output" = '02 + 2 = 4' ]
   flip "$T"/cache/zse/*.zse
-  q --verify first                              # before the answer it is made again at once
+  q --verify first                              # converted again before the answer
   [ "$status$output" = '02 + 2 = 4' ]
   [[ "$stderr" == *"checksum: found"*"converting models/tiny once"* ]]
 }
 
-@test "a server notices damaged weights by itself, and takes the file again once it is whole" {
+@test "a server notices damaged weights by itself, and reloads the file once it is intact" {
   export XDG_CACHE_HOME=$T/cache
   flip "$Z"
   VERIFY=auto serve

@@ -56,7 +56,7 @@ while not ended and time.monotonic() < deadline:
     most, most_anon = max([most] + rss), max([most_anon] + anon)
     if not ended and 'until' in expression and eval(expression.split('until', 1)[1]):
         break
-    time.sleep(0.01)                        # the processes have the time, not this one
+    time.sleep(0.01)                        # leave the processor to the programs
 for p in running:
     if p.poll() is None:
         p.kill()
@@ -77,7 +77,7 @@ prompt() { for _ in $(seq 7); do printf 'the river runs to a sea of stone, '; do
   want=$output
   # the mapping contains not only weights, but also the tokenizer and the description of the model
   rest=$(($(stat -c %s "$MODEL") - $(zse-info --json "$MODEL" | jq .memory.weights_bytes)))
-  while read -r size least; do                  # of 60 MB it does use what it may
+  while read -r size least; do                  # a limit of 60 MB must be used to 40 MB at least
     watch "$least < most <= ${size}e6 + $rest" zse-chat "$MODEL" --raw -p "$(prompt)" -n 12 --temp 0 --ignore-eos --ids --max-memory "${size}MB"
     [ "$(cat "$BATS_TEST_TMPDIR/said")" = "$want" ] || { echo "$size MB: $(cat "$BATS_TEST_TMPDIR/said"), without a bound: $want"; return 1; }
   done <<<$'16 0\n30 0\n60 40e6'
@@ -147,7 +147,8 @@ END
   zse-convert "$d/src" -q int8 --quality fast -o "$d/moe.zse" >/dev/null 2>&1
   ids=$(python3 -c 'import random; r = random.Random(3); print(*[r.randrange(512) for _ in range(150)])')
   zse-bench logits "$d/moe.zse" --ids "$ids" --window 40 -o "$d/want"
-  for size in 12 25; do               # of 52 MB; at least two experts and two layers without theirs
+  # the weights take 52 MB; two experts, and two layers without experts, must fit
+  for size in 12 25; do
     for window in 40 1; do
       zse-bench logits "$d/moe.zse" --ids "$ids" --window $window -o "$d/got" --max-memory ${size}MB
       cmp "$d/want" "$d/got" || { echo "$size MB, steps of $window"; return 1; }

@@ -98,7 +98,8 @@ answer() { (cd / && zse-chat "$@" --temp 0 -p 'What is 2+2?'); }
   [ "$stderr" = "zse-chat: 'tiny' names several models: tiny:1m, tiny:2m" ] || [ "$stderr" = "zse-chat: 'tiny' names several models: tiny:2m, tiny:1m" ]
   cp "$ZSE_HOME/models/tiny:1m.zse" "$T/other"
   : >"$T/tiny:1m"
-  run -1 --separate-stderr bash -c "cd '$T' && zse-chat tiny:1m -p hi"     # the path wins, and is no model
+  # a path takes precedence over a name; this file is no model
+  run -1 --separate-stderr bash -c "cd '$T' && zse-chat tiny:1m -p hi"
   [ "$stderr" = "zse-chat: tiny:1m: the file is empty" ]
   zse-info tiny:2m >/dev/null
   [ "$(printf Hello | zse-info tokenize tiny:2m)" = "$(printf Hello | zse-info tokenize "$T/home/models/tiny:2m.zse")" ]

@@ -9,7 +9,8 @@ setup_file() {
 setup() {
   cd "$BATS_TEST_DIRNAME/../.." || exit 1
   Z=$BATS_FILE_TMPDIR/tiny.zse T=$BATS_TEST_TMPDIR
-  machine 400000                    # speeds are measured in half of it, where a test does not say another size
+  # speeds are measured in half of the memory, unless a test sets another size
+  machine 400000
 }
 
 # machine KIB [GROUP_BYTES USED]: make a fake /proc and /sys with KIB of available memory and, if
@@ -42,7 +43,7 @@ machine() {
   [ "$status" = 1 ] && [[ "$stderr" == *"zse-serve: "*"needs"* ]]
 }
 
-@test "memory that is only tight gets a note" {
+@test "memory that is tight but sufficient causes a note" {
   machine 40000                     # 38 of 41 MB
   run --separate-stderr zse-chat "$Z" -p 'What is 2+2?' --temp 0
   [ "$status" = 0 ]
@@ -270,7 +271,7 @@ J
   [ "$status" = 0 ]
   [ -s "$T/x.zse" ]
   [[ "$stderr" == *"(--force: trying)"* ]]
-  machine 16000000 20000000 15000000            # 5 MB are left to the control group
+  machine 16000000 20000000 15000000            # the control group has 5 MB left
   run --separate-stderr zse-convert models/tiny -o "$T/y.zse" --quality fast
   [ "$status" = 1 ] && [ ! -e "$T/y.zse" ] && [[ "$stderr" == *"there are 20.0 MB, 5.00 MB of them available"* ]]
 }

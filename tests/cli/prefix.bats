@@ -62,7 +62,8 @@ ask() {
   sed -i 's/"model_type": "llama"/"model_type": "mistral", "sliding_window": 40/' windowed/config.json
   zse-convert -q f16 windowed -o w.zse 2>/dev/null
   M=w.zse P="$(seq -s ' ' 1 120)"
-  ask -p "$P" --ctx 512                           # steps are as long as the context: all is kept
+  # steps as long as the context need all keys at once, so none is dropped
+  ask -p "$P" --ctx 512
   local plain=$ids
   ask -p "$P"
   [ "$ids" = "$plain" ]
@@ -82,7 +83,8 @@ ask() {
   P="$(seq -s ' ' 1 200)"
   ask -p "$P" --kv i4
   local plain=$ids
-  [ "$prompt" -gt 320 ]                           # some are neither the first ones nor the newest
+  # some tokens are neither among the first nor among the newest
+  [ "$prompt" -gt 320 ]
   ask -p "$P" --kv i4 --session kv
   [ "$ids" = "$plain" ]
   ask -p "$P" --kv i4 --session kv
@@ -113,7 +115,7 @@ ask() {
   ask -p "$P"
   local plain=$ids
   ask -p "$P" --window 1000
-  [ "$ids" = "$plain" ]                           # all of it lies in the window
+  [ "$ids" = "$plain" ]                           # the whole prompt lies in the window
   P="$(seq -s ' ' 1 90)"
   ask -p "$P" --window 64 --session kv
   [ "$cached" -eq 0 ]
@@ -179,7 +181,7 @@ end 0'
       "$BATS_TEST_DIRNAME/../lib/talk" zse-chat -c "$M" --temp 0 --session kv >$turn
     sed -n 's/.*prompt   \([0-9]*\) tokens, \([0-9]*\) of them new.*/\1 \2/p' $turn >$turn.n
   done
-  read -r prompt computed <new.n                        # nothing is found where the folder is new
+  read -r prompt computed <new.n                        # a new folder has no prefixes
   [ "$computed" -eq "$prompt" ]
   read -r prompt computed <found.n
   [ "$prompt" -gt 64 ]
@@ -202,7 +204,7 @@ end 0'
   [ "$ids" = "$plain" ]
 }
 
-@test "zse-chat --session: a full disk is said once, and the answer is the same" {
+@test "zse-chat --session: a full disk is reported once, and the answer is the same" {
   ask -p "$P"
   local plain=$ids
   (ulimit -f 4; ask -p "$P" --session kv 2>err; echo "$ids" >full)
@@ -275,7 +277,7 @@ cached_for() {
   done
 }
 
-@test "zse-serve --prefix-scope: a key finds its own prefixes only, in memory and on disk; without keys all are one" {
+@test "zse-serve --prefix-scope: a key finds its own prefixes only, in memory and on disk; clients without keys share theirs" {
   local one two
   serve
   [ "$(cached_for)" -eq 0 ]                             # no keys: as ever

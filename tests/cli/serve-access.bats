@@ -10,7 +10,7 @@ setup_file() {
 }
 setup() {
   cd "$BATS_TEST_DIRNAME/../.." || exit 1
-  T=$(mktemp -d /tmp/zse-access-XXXXXX)         # where others may look, too
+  T=$(mktemp -d /tmp/zse-access-XXXXXX)         # readable for other users
   chmod 755 "$T"
   install -m 644 "$BATS_FILE_TMPDIR/tiny.zse" "$T/tiny.zse"
   export ZSE_HOME=$T/home
@@ -58,12 +58,12 @@ metric() { curl -s "$URL/metrics" | sed -n "s/^$1 //p"; }
     /^Cap(Prm|Eff|Inh|Amb):/ { n += $2 ~ /^0+$/ } /^NoNewPrivs:/ { n += $2 } /^Groups:/ { n += $0 !~ /[[:space:]]0([[:space:]]|$)/ } END { print n }' "/proc/$PID/status"
   [ "$output" = 8 ] || { cat "/proc/$PID/status"; return 1; }
   for _ in {1..20}; do [ "$(status "$URL/v1/models")" = 200 ]; done
-  key=$(zse-apikey create app 2>/dev/null)              # as root: the file stays the server's
+  key=$(zse-apikey create app 2>/dev/null)              # run by root; the file stays the server's
   await says 401 status "$URL/v1/models"
   await says 200 status -H "X-API-Key: $key" "$URL/v1/models"
   [ "$(status --unix-socket "$T/socket" -H "X-API-Key: $key" http://localhost/v1/models)" = 200 ]
   stop
-  # rotated, packed, and nothing of it root's
+  # files are rotated and compressed, and none belongs to root
   [ "$(zse-audit stats --json | jq '.rotated_files > 2')" = true ]
   [ "$(zse-audit verify --json | jq .intact)" = true ]
   [ "$(find "$ZSE_HOME" "$T/socket" ! -user nobody | wc -l)" = 0 ]
@@ -86,26 +86,29 @@ metric() { curl -s "$URL/metrics" | sed -n "s/^$1 //p"; }
   run --separate-stderr setpriv --reuid nobody --clear-groups zse-serve --user nobody "$T/tiny.zse" --port 0
   [ "$status" = 1 ]
   [[ "$stderr" == *"only root can become another user"* ]]
-  chmod 600 "$T/tiny.zse"                               # the plan says what that user may read
+  chmod 600 "$T/tiny.zse"                               # --plan reads the model as that user
   run --separate-stderr zse-serve --user nobody "$T/tiny.zse" --plan
   [ "$status" = 1 ]
   [[ "$stderr" == *"Permission denied"* ]]
 }
 
-@test "with keys the server's memory is in no core file, and closed to other programs of the same user" {
+@test "with keys the server leaves no core file, and other programs of the same user cannot read its memory" {
   [ "$(id -u)" != 0 ] || AS=(exec setpriv --reuid nobody --regid nogroup --clear-groups --)
   install -d -m 777 "$T/home"
   [ "$(id -u)" != 0 ] || chown nobody "$T/home"
   chmod 700 "$T/home"
   serve --port 0
-  [ "$(stat -c %u "/proc/$PID/environ")" = 0 ]          # root's: the kernel lets no other program read it, or attach (PR_SET_DUMPABLE)
+  # PR_SET_DUMPABLE is off, so /proc/PID belongs to root, and programs of the same user cannot read
+  # it or attach
+  [ "$(stat -c %u "/proc/$PID/environ")" = 0 ]
   [ "$(awk '/^Max core file size/ { print $5 }' "/proc/$PID/limits")" = 0 ]
   await says 200 status "$URL/health"
-  [ "$(curl -s "$URL/v1/completions" -d '{"prompt":"a","max_tokens":2}' | jq .usage.completion_tokens)" = 2 ]      # its own look into /proc goes on
+  # the server itself can still read /proc
+  [ "$(curl -s "$URL/v1/completions" -d '{"prompt":"a","max_tokens":2}' | jq .usage.completion_tokens)" = 2 ]
   stop
 }
 
-@test "a folder that cannot be written: keys and their state can be looked at, changes say which file and why; the server serves known keys" {
+@test "a read-only folder: keys and their state can be listed, changes fail with the file and the reason, the server accepts known keys" {
   key=$(zse-apikey create app --rate-limit 3 --scope chat,models 2>/dev/null)
   why="Read-only file system"
   if [ "$(id -u)" != 0 ]; then
@@ -139,7 +142,7 @@ metric() { curl -s "$URL/metrics" | sed -n "s/^$1 //p"; }
   chmod -R u+w "$ZSE_HOME" 2>/dev/null || true
 }
 
-@test "an empty folder is looked at, not filled; a server that could make no keys sees them come" {
+@test "reading an empty folder creates no file; a server that could not create the file of keys notices when another program does" {
   run --separate-stderr zse-apikey list
   [ "$status$output" = 0 ]
   [[ "$stderr" == *"there are no keys yet"* ]]
@@ -240,7 +243,7 @@ END
     "/ws/chat 101 1 /ws/chat 200 1 /ws/chat 429 2 /ws/completions 101 1 /ws/completions 400 2" ]
 }
 
-@test "a flood without a key is merged, bounded, counted, and takes no line of a key away" {
+@test "audit lines of a flood without a key are merged, bounded and counted, and displace no line of a key" {
   key=$(zse-apikey create app 2>/dev/null)
   serve --port 0 --audit-size 20kB --audit-anonymous-size 10kB --audit-files 2
   await listens "$URL"
@@ -316,15 +319,16 @@ END
   grep -q "audit-syslog $T/no-socket: messages are dropped from now on: $T/no-socket: No such file" "$T/err"
 }
 
-@test "a queue that one key has filled: another key gets in, and the first is told to come back" {
+@test "if one key has filled the queue, a request of another key is accepted, and one of the first key gets 503" {
   many=$(zse-apikey create many 2>/dev/null)
   one=$(zse-apikey create one --scope chat,models 2>/dev/null)
   serve --port 0 --max-seqs 1 --max-queue 5
   await listens "$URL"
   waiting() { curl -s -H "X-API-Key: $one" "$URL/api/stats/models" | jq '.models[0].waiting'; }
   local tokens=1900
-  [ -z "${ZSE_SANITIZED-}" ] || tokens=500              # as long a time with a sanitizer
-  for i in {1..6}; do                                   # one program, so that they come together
+  [ -z "${ZSE_SANITIZED-}" ] || tokens=500              # takes about as long with a sanitizer
+  # one curl, so that the requests arrive together
+  for i in {1..6}; do
     [ "$i" = 1 ] || echo next
     printf 'url = "%s/v1/completions"\nheader = "X-API-Key: %s"\noutput = "%s"\nwrite-out = "%%{http_code}\\n"\n' "$URL" "$many" "$T/$i"
     printf 'data = "{\\"prompt\\":\\"%s\\",\\"max_tokens\\":%d,\\"ignore_eos\\":true,\\"priority\\":1000}"\n' "$i" $tokens

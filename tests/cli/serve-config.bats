@@ -42,7 +42,7 @@ planned() { zse-serve --config "$T/c.json" --plan "${@:2}" | grep -- "^$1"; }
   await says other eval "curl -s $url/v1/models | jq -r '.data[].id'"
 }
 
-@test "ZSE_PORT of a service link is left alone, and no port is looked at without a listener for it" {
+@test "ZSE_PORT of a Kubernetes service link is ignored, and ZSE_PORT is not checked if only --socket listens" {
   config "{\"models\": [\"$Z\"]}"
   export ZSE_PORT=tcp://10.0.0.7:8000
   run --separate-stderr zse-serve --config "$T/c.json" --plan --exact
@@ -55,7 +55,7 @@ planned() { zse-serve --config "$T/c.json" --plan "${@:2}" | grep -- "^$1"; }
   [ "$status" = 2 ]
 }
 
-@test "a server needs nothing but a file" {
+@test "a server needs only a configuration file" {
   config "{\"models\": [\"$Z\"], \"name\": [\"from-file\"], \"port\": 0, \"no-audit\": true, \"max-seqs\": 2}"
   exec 5< <(exec zse-serve --config "$T/c.json" 2>"$T/err")
   PID=$!

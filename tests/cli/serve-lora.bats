@@ -30,7 +30,7 @@ answer() {
 }
 text() { answer "$1" | jq -er '.choices[0].text'; }
 
-@test "an adapter is named as the model, and answers as the merged model does" {
+@test "a request names an adapter as its model, and gets the merged model's answer" {
   local name
   answer one | jq -e '.model == "one"'
   for name in first second; do

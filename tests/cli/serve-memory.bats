@@ -38,7 +38,7 @@ ask() {
 until_status() { await says "$1" ask || { cat "$T/body"; return 1; }; }
 cached() { jq '.usage.prompt_tokens_details.cached_tokens' "$T/body"; }
 
-@test "short memory: 503 with Retry-After, the prefix cache is gone, and all is well when memory is back" {
+@test "short memory: requests get 503 with Retry-After, the prefix cache is emptied, and requests are accepted again when memory is free" {
   left 5000000
   serve
   until_status 200
@@ -59,7 +59,7 @@ cached() { jq '.usage.prompt_tokens_details.cached_tokens' "$T/body"; }
   grep -q 'memory is back' "$T/err"
 }
 
-@test "memory that runs out ends the server with a sentence; --no-memory-watch lets it go on" {
+@test "if memory runs out, the server ends with a sentence; with --no-memory-watch it goes on" {
   left 5000000
   serve
   left 100000                       # 1 %
@@ -93,7 +93,7 @@ sys.stdin.read()' "$GROUP" <"$T/hold" >"$T/eaten" &
   EATER=$!
 }
 
-@test "a real control group that fills up: no new requests until there is room again; nothing is killed" {
+@test "a real control group that fills up: requests are refused until memory is free again; nothing is killed" {
   [ -z "${ZSE_SANITIZED:-}" ] || skip "sanitizers keep what is freed"
   load ../lib/group.bash
   make_group 600000000 || skip "$WHY"
@@ -114,7 +114,7 @@ sys.stdin.read()' "$GROUP" <"$T/hold" >"$T/eaten" &
   grep -q 'memory is back' "$T/err"
 }
 
-@test "--work-memory and --max-request-memory: a request is refused memory by name, smaller ones go on, /api/stats and /metrics say so" {
+@test "--work-memory and --max-request-memory: a request that needs more is refused by the option's name, smaller ones go on, /api/stats and /metrics count it" {
   run zse-serve --work-memory 1000 "$Z"
   [ "$status" = 2 ]
   unset ZSE_SYSROOT

@@ -44,7 +44,7 @@ loaded() { curl -s "$URL/health" | jq .models_loaded; }
   for i in 1 2 3 4; do [ "$(content <"$T/answer$i")" = "2 + 2 = 4" ] || { cat "$T/answer$i"; return 1; }; done
 }
 
-@test "names that are none, and damaged models, are refused and harm nothing" {
+@test "invalid names and damaged models are refused, and harm nothing" {
   local name
   for name in nosuch ../tiny:1m /etc/passwd ./other .other 'other.zse' 'a b' '' "$(printf 'a%.0s' {1..300})"; do
     chat "$name" >"$T/j"
@@ -78,7 +78,7 @@ loaded() { curl -s "$URL/health" | jq .models_loaded; }
   grep -q 'tiny:1m: unloading, because other needs its memory' "$BATS_TEST_TMPDIR/log.err"
 }
 
-@test "a model that the memory of an idle one would be enough for takes its place" {
+@test "an idle model is unloaded if its memory is enough for the requested one" {
   local root=$BATS_TEST_TMPDIR/root
   mkdir -p "$root/proc"
   printf 'MemTotal: 10000000 kB\nMemAvailable: 5000000 kB\n' >"$root/proc/meminfo"
@@ -224,7 +224,8 @@ use() { chat "$2" -D "$T/head" -H "Authorization: Bearer $1" | jq -r '.error.cod
   c=$(ZSE_HOME=$home zse-apikey create c --json | jq -r .key)
   ZSE_HOME=$home start "$BATS_TEST_TMPDIR/log" --port 0 --kv-bytes 8MB --max-memory 16MB
   await listens "$URL"
-  for i in {1..12}; do                          # the model of another key, which that one loads again
+  # b makes the server unload a's model, and a loads it again
+  for i in {1..12}; do
     [ "$(use "$a" tiny)" = "2 + 2 = 4" ] || { echo "$i"; return 1; }
     [ "$(use "$b" tiny)" = "2 + 2 = 4" ] || { echo "$i"; return 1; }
     said=$(use "$b" other)
@@ -236,7 +237,8 @@ use() { chat "$2" -D "$T/head" -H "Authorization: Bearer $1" | jq -r '.error.cod
   stop "$PID"
   ZSE_HOME=$home start "$BATS_TEST_TMPDIR/log2" --port 0 --kv-bytes 8MB --max-memory 16MB
   await listens "$URL"
-  for i in {1..60}; do                          # its own models: more often, but not without an end
+  # a key may evict its own models more often, but not without limit
+  for i in {1..60}; do
     said=$(use "$a" tiny)
     [ "$said" = "2 + 2 = 4" ] || break
     said=$(use "$a" other)

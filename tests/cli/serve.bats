@@ -72,11 +72,11 @@ active_requests throughput_tok_s total_requests total_tokens" ]
 }
 
 # bats test_tags=plain
-@test "openapi.json lists every route, and every route that it lists is there" {
+@test "openapi.json lists every route, and each of its routes exists" {
   curl -s "$URL/openapi.json" >"$BATS_TEST_TMPDIR/api"
   [ "$(jq -r .openapi "$BATS_TEST_TMPDIR/api")" = 3.1.0 ]
   local route=$BATS_TEST_TMPDIR/route n wrong
-  # one curl for all of them
+  # one curl sends all requests
   jq -r --arg url "$URL" '[.paths | to_entries[] | .key as $p | .value | keys[] | {method: ascii_upcase, path: $p}]
     | map("url = \($url)\(.path | gsub("{message_id}"; "1") | gsub("{id}"; "tiny"))\nrequest = \(.method)\ndata = {}\nwrite-out = \" %{http_code} \(.method) \(.path)\\n\"")
     | join("\nnext\n")' "$BATS_TEST_TMPDIR/api" >"$route.curl"
@@ -96,7 +96,7 @@ active_requests throughput_tok_s total_requests total_tokens" ]
   [ "$(jq '.paths["/v1/chat/completions"].post.requestBody.content["application/json"].schema.properties.temperature.maximum == 100' "$BATS_TEST_TMPDIR/api")" = true ]
 }
 
-@test "keys: required once there is one, scopes, limits, models, deleted; no address of other machines is listened on without one" {
+@test "keys: required once there is one, scopes, limits, models, deleted; without keys the server listens on this machine's addresses only" {
   local home=$BATS_TEST_TMPDIR/home key chat old made size line log=$BATS_TEST_TMPDIR/log URL PID
   export ZSE_HOME=$home
   run ! zse-serve --host 0.0.0.0 --port 0
@@ -111,7 +111,8 @@ active_requests throughput_tok_s total_requests total_tokens" ]
   grep -qi '^WWW-Authenticate: Bearer' "$BATS_TEST_TMPDIR/head"
   [ "$(status -H 'Authorization: Bearer zse-wrong' "$URL/v1/models")" = 401 ]
   [ "$(status "$URL/health")" = 200 ]
-  for size in "Content-Length: 1000000" $'Transfer-Encoding: chunked\r\n\r\nf4240'; do       # a large body is not waited for, let alone kept
+  # the refusal does not wait for a large body
+  for size in "Content-Length: 1000000" $'Transfer-Encoding: chunked\r\n\r\nf4240'; do
     exec 6<>"/dev/tcp/127.0.0.1/${URL##*:}"
     printf 'POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n%s\r\n\r\n' "$size" >&6
     read -r line <&6
@@ -205,11 +206,12 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   fi
   late=$(jq -r .key "$BATS_TEST_TMPDIR/made")
   await [ -e "$BATS_TEST_TMPDIR/locked again" ]
-  [ "$(status -H "X-API-Key: $late" "$URL/v1/models")" = 200 ]       # it was shown: it is good
+  # a key that was shown to the client is valid
+  [ "$(status -H "X-API-Key: $late" "$URL/v1/models")" = 200 ]
   exec 7>&-
   mv "$home/keys.db" "$home/aside"
   [ "$(admin "$URL/api/keys" -d '{"name":"lost"}' | jq -r .error.message)" = "keys.db: No such file or directory" ]
-  [ ! -e "$home/keys.db" ]                  # an empty one would open the door
+  [ ! -e "$home/keys.db" ]                  # an empty file would remove all keys
   [ "$(status -H "X-API-Key: $key" "$URL/v1/models")" = 200 ]
   [ "$(status "$URL/v1/models")" = 401 ]
   (umask 077 && yes rubbish | head -n 1000 >"$home/keys.db")
@@ -223,7 +225,7 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   stop "$PID"
 }
 
-@test "keys: after sixty wrong ones a right guess looks like them, and keys used there before stay admitted" {
+@test "keys: after sixty wrong keys from an address a right guess is refused like a wrong one, and keys used there before stay valid" {
   local log=$BATS_TEST_TMPDIR/log URL PID known fresh
   export ZSE_HOME=$BATS_TEST_TMPDIR/home
   known=$(zse-apikey create known 2>/dev/null)
@@ -238,7 +240,7 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   stop "$PID"
 }
 
-@test "limits by address: what the proxy in front adds counts, with or without a port, and nothing else" {
+@test "limits by address: only the address that the proxy in front adds counts, with or without a port" {
   local URL PID from
   export ZSE_HOME=$BATS_TEST_TMPDIR/home
   start "$BATS_TEST_TMPDIR/log" --port 0 --anonymous-limit 3 --trust-proxy --no-auth
@@ -251,7 +253,7 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
 }
 
 # bats test_tags=plain
-@test "keys: who asks once is not behind all that another key has asked" {
+@test "keys: a key with one request does not wait for all requests of another key" {
   local log=$BATS_TEST_TMPDIR/log URL PID many one
   export ZSE_HOME=$BATS_TEST_TMPDIR/home
   many=$(zse-apikey create many 2>/dev/null)
@@ -278,7 +280,7 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
 @test "SIGTERM while a model is still loading: open requests have their lines in the log" {
   local log=$BATS_TEST_TMPDIR/log URL PID
   export ZSE_HOME=$BATS_TEST_TMPDIR/home
-  mkfifo "$BATS_TEST_TMPDIR/slow"                       # no program ever writes into it
+  mkfifo "$BATS_TEST_TMPDIR/slow"                       # no program ever writes into this pipe
   cp "$T/tiny.zse" "$BATS_TEST_TMPDIR/next.zse"
   start "$log" "$BATS_TEST_TMPDIR/slow" --port 0 --drain 0
   run admin "$URL/api/models/load" -d "{\"model_path\":\"$BATS_TEST_TMPDIR/slow\"}"
@@ -290,7 +292,7 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   [ "$(zse-audit verify --json | jq .intact)" = true ]
 }
 
-@test "responses and messages are let in, counted and logged as chat is; a broken schema is the client's fault" {
+@test "responses and messages are admitted, counted and logged like chat; a broken schema is the client's fault" {
   local home=$BATS_TEST_TMPDIR/home key other one log=$BATS_TEST_TMPDIR/log URL PID body
   export ZSE_HOME=$home
   key=$(zse-apikey create app --rate-limit 6 2>/dev/null)
@@ -337,7 +339,8 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   curl -s "$URL/v1/completions" -d '{"prompt": secret}' | jq -r .detail | grep -q "near 'secret'"
   await says invalid_json eval "zse-audit query -s 400 --json | jq -r .error_message"
   for _ in {1..20}; do status "$URL/v1/models" >/dev/null; done
-  [ "$(awk '/^Max core/ { print $5 }' "/proc/$PID/limits")" = 0 ]              # nor would a core file keep it
+  # a core file would contain keys and prompts
+  [ "$(awk '/^Max core/ { print $5 }' "/proc/$PID/limits")" = 0 ]
   stop "$PID"
   zse-audit stats
   # refused while the model was loading
@@ -385,7 +388,7 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   [ "$(admin "$URL/api/batching" -d '{"max_batch_size":32}' | jq .success)" = true ]
 }
 
-@test "analytics count what ran" {
+@test "analytics count the requests that ran" {
   local before after
   before=$(curl -s "$URL/api/analytics" | jq '[.total_requests, .failed_requests, .total_tokens_generated]')
   ask "$QUESTION" >/dev/null
@@ -399,7 +402,7 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   [ "$(curl -s "$URL/api/stats/models" | jq -r '.models[0].model_id')" = tiny ]
 }
 
-@test "it listens before the model is there, says loading, and fails when it cannot be opened" {
+@test "the server listens before its model is loaded, reports loading, and fails if the model cannot be opened" {
   start "$BATS_TEST_TMPDIR/none" --port 0
   [ "$(curl -s "$URL/health" | jq -c '[.status, .models_loaded]')" = '["healthy",0]' ]
   [ "$(curl -s "$URL/v1/models" | jq -c .data)" = '[]' ]
@@ -460,7 +463,7 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   await closed
   [ ! -e "$d/bad" ]
   rm "$d/m.zse"
-  kill -HUP "$PID"                          # it is not there any more: what is loaded stays
+  kill -HUP "$PID"                          # the file is gone: the loaded model stays
   await grep -q 'No such file' "$d/log.err"
   [ "$(ask "$QUESTION" | jq -r '.choices[0].message.content')" = "2 + 2 = 4" ]
   curl -sN "$URL/v1/completions" -d '{"prompt":"Once","max_tokens":1500,"ignore_eos":true,"temperature":0,"stream":true}' >"$d/stream" & stream=$!
@@ -620,7 +623,7 @@ chat() {
   [ "$(curl -sN --cacert "$d/cert" "$URL/v1/chat/completions" -d "${QUESTION/\{/\{\"stream\":true,}" | sed -n 's/^data: {/{/p' | jq -rj '.choices[0].delta.content // empty')" = "2 + 2 = 4" ]
   head -c 200000 /dev/zero | tr '\0' a | jq -Rc '{content: .}' >"$d/large"
   [ "$(curl -s --cacert "$d/cert" "$URL/tokenize" -d @"$d/large" | jq '.count > 1000')" = true ]
-  for version in -tls1_3 -tls1_2; do         # a client that comes again has no need of the private key
+  for version in -tls1_3 -tls1_2; do         # resuming a TLS session does not need the private key
     hello=$'GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n'
     openssl s_client -connect "${URL#https://}" $version -ign_eof -sess_out "$d/session" <<<"$hello" >"$d/out" 2>&1
     grep -q '^New, TLSv1' "$d/out" && grep -q '^HTTP/1.1 200' "$d/out"
@@ -655,7 +658,7 @@ chat() {
 }
 
 # bats test_tags=plain
-@test "allocations that fail: an answer is the right one or none, nothing hangs, no block is lost" {
+@test "failed allocations: each request gets the right answer or none, nothing hangs, no block is lost" {
   local so=$B/tests/lib/nomem.so
   [ -e "$so" ] || skip "$so is not there (make unit)"
   mkfifo "$BATS_TEST_TMPDIR/pipe"
@@ -675,7 +678,7 @@ chat() {
   local so=$B/tests/lib/stuck.so d=$BATS_TEST_TMPDIR/stuck asks
   [ -e "$so" ] || skip "$so is not there (make unit)"
   mkdir -p "$d/other" "$d/third"
-  # begin FOLDER: what it says in FOLDER/err
+  # begin FOLDER: start a server; its messages go to FOLDER/err
   begin() {
     cp "$T/tiny.zse" "$1/m.zse"
     mkfifo "$1/pipe"
@@ -739,10 +742,10 @@ chat() {
   [ "$(status "$URL/v1/completions" -d '{"prompt":"Once","max_tokens":2}')" = 200 ]
   stop "$third"
   ends "$d/other" "$other" "closing the models takes too long"
-  [ $((SECONDS - began)) -le 60 ]           # some seconds each, on a machine that does other things as well
+  [ $((SECONDS - began)) -le 60 ]           # each stop takes some seconds, more on a busy machine
 }
 
-@test "some seconds of mixed load: every answer as alone, no block lost, no memory grown" {
+@test "some seconds of mixed load: every answer is the one given alone, no block is lost, and memory does not grow" {
   start "$BATS_TEST_TMPDIR/log" --port 0 --quiet "$T/tiny.zse"
   await listens "$URL"
   run python3 -B tests/serve/soak.py "${URL##*:}" "$PID" "${SOAK_SECONDS:-$([ -n "${ZSE_SANITIZED-}" ] && echo 3 || echo 6)}" "$(cat "$ZSE_HOME/admin.token")" "$T/tiny.zse"

@@ -83,7 +83,7 @@ fails_with() {
   [ "$(printf 'Hello world' | zse-info tokenize "$T" | jq -c .)" = '[9707,1879]' ]
 }
 
-@test "impossible requests are one sentence and exit 1" {
+@test "impossible requests print one sentence and exit with 1" {
   fails_with 'No such file' zse-info tokenize /no/such/model </dev/null
   fails_with 'line 2: expected a JSON string' zse-info tokenize --jsonl models/tiny <<<$'"a"\n[1]'
   fails_with 'line 1:' zse-info tokenize --jsonl models/tiny <<<'"a'

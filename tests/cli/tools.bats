@@ -307,7 +307,7 @@ server_state() { curl -s "$URL/api/tools" | jq -r --arg n "$1" '.servers[] | sel
   local f=$BATS_TEST_TMPDIR/f
   refused() { echo "$1" >"$f"; run -1 timeout 20 zse-serve --port 0 --mcp-config "$f"; [[ "$output" == *"$2"* ]] || { echo "$output"; return 1; }; }
   refused '{}' 'mcpServers: missing'
-  # before a model that is missing, too
+  # the file of servers is read before the model, so its error comes first
   run -1 zse-serve --port 0 --mcp-config "$T/no-file.json" "$T/no-model.zse"
   [[ "$output" == *no-file.json* && "$output" != *no-model* ]] || { echo "$output"; return 1; }
   refused '{"mcpServers":{"a__b":{"command":"x"}}}' "'a__b': expected a name"
@@ -351,7 +351,8 @@ server_state() { curl -s "$URL/api/tools" | jq -r --arg n "$1" '.servers[] | sel
   run chat '"server_tools":["good__delete"],"confirmed_tools":["good__del*"]'
   [[ "$(jq -r '.tool_messages[1].content' <<<"$output")" == deleted\ * ]] || { echo "$output"; return 1; }
   [ "$(chat '"server_tools":["web__add"]' | jq '.tool_messages | length >= 2')" = true ]
-  kill -KILL "$web"                             # a server that is gone: an error, and no more
+  # a killed server causes an error, but affects no other server
+  kill -KILL "$web"
   [[ "$(execute web__add '{"a":2,"b":3}' .error)" == web:* ]]
   [ "$(execute good__add '{"a":2,"b":3}')" = 5 ]
   kill -TERM "$PID" && wait "$PID"

@@ -20,7 +20,7 @@ on() {
 unit() { on "$1" "tests/unit/$2" >"$T/$2.$1" 2>&1 || { tail -n 30 "$T/$2.$1"; return 1; }; }
 asked() { on "$1" zse-chat "$T/tiny.zse" --temp 0 --threads 2 -p "What is 2+2?" "${@:2}"; }
 
-@test "a file is the same as one that is written here" {
+@test "a converted file is the same as one written by this machine's build" {
   [ -x "$B/../zse-convert" ] || skip "no build for this machine beside $B"
   "$B/../zse-convert" models/tiny -q nl4 --quality fast --threads 1 -o "$T/here.zse" >/dev/null
   cmp "$T/tiny.zse" "$T/here.zse"
@@ -36,7 +36,7 @@ asked() { on "$1" zse-chat "$T/tiny.zse" --temp 0 --threads 2 -p "What is 2+2?" 
 }
 
 @test "kernels are chosen by name, and refused where the processor lacks their instructions" {
-  [ "$(asked max --kernels ref)" = "2 + 2 = 4" ]           # the others draw tokens below
+  [ "$(asked max --kernels ref)" = "2 + 2 = 4" ]           # the tests below run the other sets
   for pair in cortex-a72:dotprod cortex-a72:i8mm neoverse-n1:i8mm; do
     run -1 --separate-stderr asked "${pair%:*}" --kernels "${pair#*:}"
     [[ $stderr == *"kernels '${pair#*:}': this processor lacks the instructions they need"* ]]
