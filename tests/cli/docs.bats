@@ -331,10 +331,32 @@ update -qq
   done < <(grep -oE '^libcommon/[a-z/]+' libcommon/LAYERS)
 }
 
+# The table of models in README.md: a line "NAME, NAME ...<TAB>TYPE TYPE ..." for each of its items.
+readme_models() {
+  sed -n '/^| | names: `model_type` |/,/^$/p' README.md | sed '1,2d; s/^|[^|]*| //; s/ |$//; s/; /\n/g' | sed '/^$/d; s/: `/\t/; s/`//g'
+}
+
 @test "README.md lists every architecture of the tables, and no other" {
   grep -ohE 'ROW\("[a-z0-9_-]+"' libcommon/model/arch*.c | cut -d'"' -f2 | sort >"$BATS_TEST_TMPDIR/rows"
-  sed -n '/^By `model_type`/,/^GGUF files/p' README.md | grep '^    ' | tr -s ' ' '\n' | sed '/^$/d' | sort >"$BATS_TEST_TMPDIR/listed"
+  readme_models | cut -f2 | tr ' ' '\n' | sort >"$BATS_TEST_TMPDIR/listed"
   diff "$BATS_TEST_TMPDIR/rows" "$BATS_TEST_TMPDIR/listed"
+}
+
+@test "README.md names every known model beside its model_type" {
+  readme_models >"$BATS_TEST_TMPDIR/items"
+  zse-info models list --json | jq -r '.[] | "\(.config.model_type)\t\(.name)"' >"$BATS_TEST_TMPDIR/known"
+  [ "$(wc -l <"$BATS_TEST_TMPDIR/known")" -gt 80 ]
+  # spelled with or without blanks and hyphens: "Qwen 3.5" names Qwen3.5-4B
+  awk -F '\t' '
+    function plain(s) { gsub(/[^A-Za-z0-9.]/, "", s); return tolower(s) }
+    NR == FNR { n = split($2, types, " "); for (i = 1; i <= n; i++) names[types[i]] = $1; next }
+    {
+      n = split(names[$1], list, /, |\(|\)| with | and /); found = 0
+      for (i = 1; i <= n; i++)
+        found = found || plain(list[i]) != "" && index(plain($2), plain(list[i])) == 1
+      if (!found) { print "README.md lacks " $2 " at " $1; bad = 1 }
+    }
+    END { exit bad }' "$BATS_TEST_TMPDIR/items" "$BATS_TEST_TMPDIR/known"
 }
 
 @test "README.md lists every architecture of GGUF files, and no other" {
