@@ -55,7 +55,7 @@ def bombs():
                "enum": a(enum=[f"{i:09d}" for i in range(20000)]), "large": a(description="x" * 200000), "items": a(type="array", minItems=10**9, items={"type": "string"}),
                "pattern": a(type="string", pattern="((a{1,500}b{1,500}){1,500}c){1,500}"), "broken": a(type="string", pattern="(["), "bounds": a(type="integer", minimum=5, maximum=1),
                "properties": {"type": "object", "properties": [1]}, "odd\n\x1b[2J name": a(type="string"), "n" * 1000: a(type="string")}
-    tools = [{"name": k, "description": "x" * (1 << 20) if k == "type" else "a\x01b", "inputSchema": v} for k, v in schemas.items()]
+    tools = [{"name": k, "description": "the capital of France " * (1 << 16) if k == "type" else "a\x01b", "inputSchema": v} for k, v in schemas.items()]
     return tools + [tool("call"), tool("call")]
 
 
