@@ -12,7 +12,11 @@
 #include "libcommon/format/zbytes.h"
 #include "libcommon/format/zfile.h"
 
-enum { BUFFER = 1 << 18 };
+/* Bytes are written in pieces that begin and end at multiples of a huge page.  A file that was
+ * written so stays in the page cache in huge pages, on file systems with large folios (ext4 of
+ * Linux 6.16, XFS of 6.6); smaller pieces get smaller folios.  Mapping it then takes a sixth of the
+ * time, and cores read it faster (prefetch.inc has figures). */
+enum { BUFFER = 2 << 20 };
 
 struct blob { void *data; size_t size, room; };
 
@@ -63,12 +67,15 @@ static int put(struct zwriter *w, const void *data, size_t n, struct err *e)
         w->crc = (uint32_t)crc32(w->crc, p + done, piece);
         done += piece;
     }
-    if (n >= BUFFER)
-        return flush(w, e) < 0 ? -1 : atomic_write(&w->f, data, n, e);
-    if (n > BUFFER - w->n && flush(w, e) < 0)
-        return -1;
-    memcpy(w->buffer + w->n, data, n);
-    w->n += n;
+    while (n) {
+        const size_t room = BUFFER - (size_t)(bytes_written(w) % BUFFER), piece = n < room ? n : room;
+        memcpy(w->buffer + w->n, p, piece);
+        w->n += piece;
+        p += piece;
+        n -= piece;
+        if (piece == room && flush(w, e) < 0)
+            return -1;
+    }
     return 0;
 }
 
