@@ -326,13 +326,16 @@ static int read_originals(struct zfile *z, struct err *e)
 /* MADV_POPULATE_READ (Linux 5.14) reads and maps missing pages.  For a file that is in the page
  * cache in large folios this takes 5 ms per gigabyte and saves the readers 10 ms; for a file on a
  * disk it runs at the speed of the disk.  Pages are populated in pieces, so that closing need not
- * wait for the disk. */
+ * wait for the disk.  With MADV_HUGEPAGE, Linux reads a file that is not in the page cache into
+ * huge pages, if the file system has large folios; pages in the cache stay as they are. */
 static void *populate(void *arg)
 {
     enum { PIECE = 8 << 20, POPULATE_READ = 22 };
     struct zfile *z = arg;
     const uint64_t end = z->weights->offset + z->weights->size, page = (uint64_t)sysconf(_SC_PAGESIZE);
-    for (uint64_t at = z->weights->offset / page * page; at < end && !z->stop_populator; at += PIECE)
+    const uint64_t begin = z->weights->offset / page * page;
+    madvise((void *)(z->map.data + begin), end - begin, MADV_HUGEPAGE);     /* best effort */
+    for (uint64_t at = begin; at < end && !z->stop_populator; at += PIECE)
         if (madvise((void *)(z->map.data + at), end - at < PIECE ? end - at : PIECE, POPULATE_READ) != 0)
             return NULL;                /* an older kernel: pages are faulted in on first use */
     z->populated = !z->stop_populator;
