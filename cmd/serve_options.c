@@ -54,6 +54,9 @@ static const char usage[] =
     "      --no-prefix-cache      compute every prompt from its beginning\n"
     "      --prefix-cache DIR     also keep keys and values of prompts in this folder, for the time after a restart; DIR:SIZE: at most SIZE (default: 10GB)\n"
     "      --prefix-scope key|all  reuse what was computed for a key only for that key (default), or for all: then times tell what others asked\n"
+    "      --kv-events ENDPOINT   publish which prefixes the first MODEL caches, by ZeroMQ as vLLM does, for routers: tcp://*:5557\n"
+    "      --kv-replay ENDPOINT   answer requests for events that were missed: tcp://*:5558\n"
+    "      --kv-topic TOPIC       topic of the events (default: kv@HOST:PORT@ID)\n"
     "      --timeout SECONDS      end a request after this time, 0: never (default: 600)\n"
     "      --drain SECONDS        time for running requests when the server stops or a model is unloaded (default: 30)\n"
     "      --stall SECONDS        /health answers 503 when a model's step lasts longer, 0: never (default: 60)\n"
@@ -92,6 +95,7 @@ enum {
     OPT_RAG_BYTES,
     OPT_NO_HISTORY, OPT_HISTORY_DAYS, OPT_HISTORY_SIZE, OPT_HISTORY_CONVERSATIONS, OPT_MCP_STDIO,
     OPT_MCP_CONFIG, OPT_KEEP_ALIVE, OPT_PREFIX_CACHE, OPT_PREFIX_SCOPE, OPT_LORA_DIR,
+    OPT_KV_EVENTS, OPT_KV_REPLAY, OPT_KV_TOPIC,
 };
 
 static const struct option options[] = {
@@ -118,6 +122,8 @@ static const struct option options[] = {
     { "max-queue", required_argument, NULL, OPT_QUEUE }, { "kv-bytes", required_argument, NULL, OPT_KV_BYTES },
     { "user", required_argument, NULL, OPT_USER }, { "model-dir", required_argument, NULL, OPT_MODEL_DIR },
     { "lora-dir", required_argument, NULL, OPT_LORA_DIR },
+    { "kv-events", required_argument, NULL, OPT_KV_EVENTS }, { "kv-replay", required_argument, NULL, OPT_KV_REPLAY },
+    { "kv-topic", required_argument, NULL, OPT_KV_TOPIC },
     { "max-memory", required_argument, NULL, OPT_MEMORY }, { "no-prefix-cache", no_argument, NULL, OPT_NO_PREFIX },
     { "prefix-cache", required_argument, NULL, OPT_PREFIX_CACHE },
     { "prefix-scope", required_argument, NULL, OPT_PREFIX_SCOPE },
@@ -215,6 +221,9 @@ static int take(struct serve_options *o, int c, const char *arg)
     case OPT_ANONYMOUS: return whole("--anonymous-limit", arg, 0, 1000000000, &o->anonymous_limit);
     case OPT_MODEL_DIR: o->model_dir = arg; return 0;
     case OPT_LORA_DIR: o->lora_dir = arg; return 0;
+    case OPT_KV_EVENTS: o->kv_events = arg; return 0;
+    case OPT_KV_REPLAY: o->kv_replay = arg; return 0;
+    case OPT_KV_TOPIC: o->kv_topic = arg; return 0;
     case OPT_USER: o->user = arg; return 0;
     case OPT_AUDIT_FOLDER: o->audit_folder = arg; return 0;
     case OPT_AUDIT_SIZE: return cli_parse_size(prog, "--audit-size", arg, &o->audit_bytes);
@@ -311,6 +320,10 @@ static int check(struct serve_options *o)
                          plural(o->n_names), o->n_models, plural(o->n_models));
     if (o->run.n_loras && !o->n_models)
         return cli_wrong(prog, "--lora: adapters need a MODEL on the command line");
+    if (!o->kv_events && (o->kv_replay || o->kv_topic))
+        return cli_wrong(prog, "--kv-replay and --kv-topic need --kv-events");
+    if (o->kv_events && !o->n_models)
+        return cli_wrong(prog, "--kv-events needs a MODEL on the command line");
     if (check_lora_names(o) != CLI_OK)
         return CLI_USAGE;
     if (o->mcp_stdio && o->n_models)

@@ -437,12 +437,14 @@ static void stop_last_resort(struct last_resort *l)
     pthread_mutex_destroy(&l->lock);
 }
 
-/* The id of the first MODEL and the names of its adapters (--lora), owned. */
-struct adapted { char *id, *names[MOST_LORA_OPTIONS]; };
+/* The id of the first MODEL if it has adapters (--lora), and if its events are sent (--kv-events);
+ * the names of the adapters.  Owned. */
+struct adapted { char *id, *first, *names[MOST_LORA_OPTIONS]; };
 
 static void release_adapted(struct adapted *a)
 {
     free(a->id);
+    free(a->first);
     for (int i = 0; i < MOST_LORA_OPTIONS; i++)
         free(a->names[i]);
 }
@@ -453,6 +455,8 @@ static int find_adapted(const struct serve_options *o, struct adapted *a, struct
     *a = (struct adapted){ 0 };
     if (o->run.n_loras && !(a->id = o->n_names ? strdup(o->names[0]) : server_model_id(o->models[0])))
         return err_nomem(e, "--lora");
+    if (o->kv_events && !(a->first = o->n_names ? strdup(o->names[0]) : server_model_id(o->models[0])))
+        return err_nomem(e, "--kv-events");
     for (int i = 0; i < o->run.n_loras; i++)
         if (!(a->names[i] = strndup(l[i].name, (size_t)l[i].name_len)))
             return err_nomem(e, "--lora");
@@ -480,7 +484,9 @@ static int serve(struct serve_options *o, const struct serve_user *user, struct 
         .history_bytes = o->history_bytes, .history_conversations = o->history_conversations,
         .trust_proxy = o->trust_proxy, .origins = o->origins,
         .n_origins = o->n_origins, .hosts = o->hosts, .n_hosts = o->n_hosts,
-        .model_dir = o->model_dir, .lora_dir = o->lora_dir, .store = p->store, .keep_alive_s = o->keep_alive_s,
+        .model_dir = o->model_dir, .lora_dir = o->lora_dir,
+        .kv_events = o->kv_events, .kv_replay = o->kv_replay, .kv_topic = o->kv_topic, .kv_model = adapted.first,
+        .store = p->store, .keep_alive_s = o->keep_alive_s,
         .max_connections = o->max_connections, .max_per_address = o->max_per_address,
         .max_body = o->max_body, .max_request_memory = o->max_request_memory, .work_memory = o->work_memory,
         .embedding_model = embeds ? embeds : o->embedding_model,

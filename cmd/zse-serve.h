@@ -25,6 +25,7 @@ struct serve_options {
     const char *audit_syslog, *audit_sign;                      /* NULL: not given */
     const char *audit_folder;                                   /* NULL: audit in the home folder */
     double keep_alive_s;                                        /* keep-alive time of named models; negative: forever */
+    const char *kv_events, *kv_replay, *kv_topic;
     const char *model_dir, *lora_dir;                           /* NULL: not given */
     const char *user;                                           /* NULL: keep the identity */
     uint64_t audit_bytes, audit_anonymous_bytes;                /* 0: not given */

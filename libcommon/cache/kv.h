@@ -26,6 +26,14 @@
 enum { KV_ROOTS = 2 };
 
 struct kv_pool;
+/* Calls for whole nodes that enter and leave the trees.  hash: of the node's tokens, all before
+ * them and the scope, never 0; parent: that of the node before, 0: none; token: KV_BLOCK ids. */
+struct kv_watch {
+    void (*stored)(void *user, uint64_t hash, uint64_t parent, const int32_t *token);
+    void (*removed)(void *user, uint64_t hash);
+    void *user;
+};
+void kv_pool_watch(struct kv_pool *p, const struct kv_watch *w);        /* before any table is used */
 struct kv_pool *kv_pool_open(int n_blocks, struct err *e);
 void kv_pool_close(struct kv_pool *p);
 int kv_pool_size(const struct kv_pool *p);

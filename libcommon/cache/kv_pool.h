@@ -11,7 +11,7 @@ struct node {
                                                  * node's siblings */
     int32_t next;               /* next in the hash bucket */
     int32_t older, newer;       /* list of idle nodes */
-    uint64_t serial;
+    uint64_t serial, hash;      /* hash: as in struct kv_watch, if the pool is watched */
 };
 
 /* The window block of a block.  Window blocks that no table holds are in one of two lists, in order
@@ -20,6 +20,7 @@ enum { TRAIL, KEPT, WINDOW_LISTS };
 struct window { int32_t number, older, newer; int refs, list; };       /* number -1: none */
 
 struct kv_pool {
+    struct kv_watch watch;      /* stored NULL: not watched */
     int n_blocks, n_free, n_idle;
     /* [n_free] a stack: the block released last is the warmest in the caches */
     int32_t *free_block;

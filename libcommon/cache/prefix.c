@@ -2,6 +2,7 @@
 #include <assert.h>
 #include <string.h>
 
+#include "libcommon/base/siphash.h"
 #include "libcommon/cache/kv_pool.h"
 
 enum { SCAN = 256 };            /* siblings compared for a partial match: the latest ones */
@@ -27,6 +28,21 @@ static int32_t parent_of(const struct kv_table *t, const struct kv_pool *p)
     return t->n_nodes ? t->block[t->n_nodes - 1] : p->n_blocks + t->root;
 }
 
+void kv_pool_watch(struct kv_pool *p, const struct kv_watch *w) { p->watch = *w; }
+
+/* Compute the hash of a whole node, and tell the watcher. */
+static void tell_stored(struct kv_pool *p, int32_t block)
+{
+    struct node *x = &p->node[block];
+    const int root = x->parent - p->n_blocks;           /* negative: the parent is a node */
+    const uint64_t parent = root < 0 ? p->node[x->parent].hash : 0,
+                   key[2] = { root < 0 ? parent : p->scope[root / KV_ROOTS].id,
+                              root < 0 ? 0 : (uint64_t)(root % KV_ROOTS) + 1 };
+    x->hash = siphash(key, x->token, sizeof x->token);
+    x->hash += x->hash == 0;
+    p->watch.stored(p->watch.user, x->hash, parent, x->token);
+}
+
 static void insert(struct kv_pool *p, int32_t block, int32_t parent, const int32_t *token, int n)
 {
     struct node *x = &p->node[block], *above = &p->node[parent];
@@ -44,6 +60,8 @@ static void insert(struct kv_pool *p, int32_t block, int32_t parent, const int32
         int32_t *head = &p->bucket[bucket_of(p, parent, token)];
         x->next = *head;
         *head = block;
+        if (p->watch.stored)
+            tell_stored(p, block);
     }
 }
 
@@ -59,6 +77,8 @@ void prefix_remove(struct kv_pool *p, int32_t block)
         while (*link != block)
             link = &p->node[*link].next;
         *link = x->next;
+        if (p->watch.stored)
+            p->watch.removed(p->watch.user, x->hash);
     }
     x->n_tokens = 0;
 }

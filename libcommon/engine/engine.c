@@ -440,12 +440,32 @@ static void drop_state(void *user, int state)
         g->backend->drop_state(g->b, state);
 }
 
+static void block_stored(void *user, uint64_t hash, uint64_t parent, const int32_t *token)
+{
+    const struct engine *g = user;
+    g->watch.stored(g->watch.user, hash, parent, token, g->entering ? g->m->loras[g->entering - 1].name : NULL);
+}
+
+static void block_removed(void *user, uint64_t hash)
+{
+    const struct engine *g = user;
+    g->watch.removed(g->watch.user, hash);
+}
+
+void engine_watch_blocks(struct engine *g, const struct engine_watch *w)
+{
+    g->watch = *w;
+    kv_pool_watch(g->pool, &(struct kv_watch){ block_stored, block_removed, g });
+}
+
 void engine_trim(struct engine *g)
 {
     kv_pool_trim(g->pool, drop_block, g);
     draft_model_trim(g);
     if (g->states)
         state_trim(g->states, g->pool, drop_state, g);
+    if (g->watch.stepped)
+        g->watch.stepped(g->watch.user);
 }
 
 int engine_logits(struct engine *g, const int32_t *ids, int n_ids, int from, float *logits, struct err *e)

@@ -325,6 +325,17 @@ struct engine_stats {
 };
 void engine_stats(const struct engine *g, struct engine_stats *s);
 
+/* Calls about the prefix cache, from the engine's thread.  stored, removed: as in struct kv_watch;
+ * lora: name of the adapter that computed the block, NULL: none.  stepped: after each step and
+ * engine_trim. */
+struct engine_watch {
+    void (*stored)(void *user, uint64_t hash, uint64_t parent, const int32_t *token, const char *lora);
+    void (*removed)(void *user, uint64_t hash);
+    void (*stepped)(void *user);
+    void *user;
+};
+void engine_watch_blocks(struct engine *g, const struct engine_watch *w);      /* before the first request */
+
 /* Put a bound adapter (model/lora.h) into the engine's model under an unused number, or, with b
  * NULL, remove the one that has the number and that no request uses.  m: the model that
  * engine_open() was given.  Takes b over, also if it fails.  0; -1 with *e. */

@@ -360,6 +360,7 @@ void step_computed(struct engine *g, struct request *r, int n)
     tenant_charge(g, r, n);
     if (!enters_prefixes(g, r))
         return;
+    g->entering = r->lora;
     prefix_enter(&r->kv, g->pool, r->ids, 0);
     prefixes_save(g, r);
     /* the same prompt may come again, or a conversation without this answer */

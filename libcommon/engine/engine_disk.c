@@ -236,6 +236,7 @@ void prefixes_load(struct engine *g, struct request *r)
     if (!g->disk || r->searched)
         return;
     r->searched = 1;
+    g->entering = r->lora;
     if (kv_table_init(&x.t, g->max_len, &ignored) != 0)
         return;
     if (kv_table_scope(&x.t, g->pool, r->scope, &ignored) != 0)

@@ -32,7 +32,7 @@ int engine_check(struct engine *g, struct err *e)
     return -1;
 }
 
-int engine_step(struct engine *g, struct err *e)
+static int run_step(struct engine *g, struct err *e)
 {
     const uint64_t begin = clock_ns();
     struct err mine;
@@ -57,4 +57,12 @@ int engine_step(struct engine *g, struct err *e)
     pace_learn(g, ns - draft_model_spent(g));
     count_step(g, ns);
     return g->n_running + g->n_waiting + g->n_pending;
+}
+
+int engine_step(struct engine *g, struct err *e)
+{
+    const int rc = run_step(g, e);
+    if (g->watch.stepped)
+        g->watch.stepped(g->watch.user);
+    return rc;
 }

@@ -206,6 +206,8 @@ struct engine {
     int window, sinks, pages;           /* as in engine_options */
     int kept_tokens, kept_sinks;        /* tokens that window blocks hold: the newest and the first */
     struct kv_pool *pool;
+    struct engine_watch watch;          /* stepped NULL: none */
+    int entering;                       /* number of the adapter of the request whose blocks enter the tree */
     struct disk *disk;                  /* NULL: prefixes are in memory only */
     struct state_pool *states; int snapshot_every;      /* NULL: the model has no recurrent layers */
     uint32_t *mask;                     /* [(vocab_size + 31) / 32] of a row, before min_tokens */

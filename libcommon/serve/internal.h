@@ -38,6 +38,8 @@ struct server {
     struct model_use uses[USES];
     struct model_size sizes[SIZES]; int next_size;
     struct opening *opening;            /* the thread of model_tasks.c */
+    struct kv_events *kv_events;        /* NULL: none */
+    struct kv_source *kv_source;        /* of the model that sends events now; NULL: none */
     struct toolbox *toolbox;            /* tools that the server runs: tools/toolbox.h */
     struct call *waiting;               /* calls whose model is loading, by next_preparing: api/calls.c */
     struct preparing *preparing;        /* the preparing threads: api/call_prepare.c */

@@ -11,6 +11,7 @@
 #include "libcommon/format/zfile.h"
 #include "libcommon/serve/exchange.h"
 #include "libcommon/serve/internal.h"
+#include "libcommon/serve/kv_events.h"
 #include "libcommon/serve/model_tasks.h"
 #include "libcommon/serve/named.h"
 
@@ -42,6 +43,9 @@ static void free_model(struct loaded_model *lm)
     for (struct loaded_model *o = lm->s->models; o; o = o->next)
         if (o->replaces == lm)
             o->replaces = NULL;
+    if (lm->s->kv_source == lm->kv_source)
+        lm->s->kv_source = NULL;
+    kv_source_close(lm->kv_source);
     adapters_free(lm);
     grammars_close(lm->grammars);                /* the engine, which used them, is closed */
     free(lm->bos);
@@ -287,6 +291,21 @@ static void take_place(struct loaded_model *lm)
     lm->replaces = NULL;
 }
 
+/* Let the engine of lm send events of its prefix cache, if they are wanted of its id, instead of
+ * the model that did until now.  0, or -1 with *pr. */
+static int watch_blocks(struct server *s, struct loaded_model *lm, struct problem *pr)
+{
+    if (!s->kv_events || strcmp(lm->id, s->o.kv_model) != 0)
+        return 0;
+    if (s->kv_source)
+        kv_source_mute(s->kv_source);
+    if (!(lm->kv_source = kv_source_open(s->kv_events)))
+        return problem_nomem(pr);
+    s->kv_source = lm->kv_source;
+    engine_watch_blocks(lm->m.engine, kv_source_watch(lm->kv_source));
+    return 0;
+}
+
 /* Called when opening failed: log the error, answer the waiting client and close the model. */
 static void on_load_failed(struct server *s, struct loaded_model *lm, const struct problem *pr)
 {
@@ -354,7 +373,7 @@ static void on_opened(struct server *s, struct loaded_model *lm)
         problem_set(&pr, 400, "model_path", "load_failed", "--rerank-model: %s is no reranker: it gives no scores to pairs",
                     lm->id);
     else if (evict_for(s, lm, &wait, &pr) == 0 && adapters_list(lm, &pr) == 0 &&
-             !(lm->worker = worker_open(lm->m.engine, wake, s->loop, &e)))
+             watch_blocks(s, lm, &pr) == 0 && !(lm->worker = worker_open(lm->m.engine, wake, s->loop, &e)))
         problem_set(&pr, 503, NULL, NULL, "%s", e.msg);
     lm->held = wait;
     if (wait)

@@ -73,6 +73,7 @@ struct loaded_model {
     /* its LoRA adapters, by their numbers from 1 on; owned */
     struct adapter *adapters; int n_adapters;
     int rag_texts;                      /* number of texts of searches in its engine: rag/embed.c */
+    struct kv_source *kv_source;        /* kv_events.h; owned; NULL: it sends no events */
     struct loaded_model *replaces;      /* the model to unload when this one is ready; NULL: none */
     struct conn *waiter;                /* the POST /api/models/load that waits for it; NULL: none */
     struct model_metrics metrics;

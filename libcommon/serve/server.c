@@ -17,6 +17,7 @@
 #include "libcommon/base/plural.h"
 #include "libcommon/serve/exchange.h"
 #include "libcommon/serve/internal.h"
+#include "libcommon/serve/kv_events.h"
 #include "libcommon/serve/named.h"
 
 static const int signals[] = { SIGTERM, SIGINT, SIGHUP };
@@ -321,11 +322,24 @@ struct server *server_bind(const struct server_options *o, struct err *e)
     return NULL;
 }
 
+static int open_kv_events(struct server *s, struct err *e)
+{
+    const struct server_options *o = &s->o;
+    char *topic = NULL;
+    if (!o->kv_events)
+        return 0;
+    if (!o->kv_topic && asprintf(&topic, "kv@%s:%d@%s", o->host ? o->host : "", s->port, o->kv_model) < 0)
+        return err_nomem(e, "--kv-events");
+    s->kv_events = kv_events_open(o->kv_events, o->kv_replay, topic ? topic : o->kv_topic, e);
+    free(topic);
+    return s->kv_events ? 0 : -1;
+}
+
 int server_start(struct server *s, const char *admin_token, struct err *e)
 {
     s->admin_token = admin_token;
-    return guard_open(s, e) || listen_if_guarded(s, e) || models_start(s, e) || calls_open(s, e) ||
-           tools_open(s, e) || rag_start(s, e) || chats_open(s, e) || jobs_open(s, e) ? -1 : 0;
+    return guard_open(s, e) || listen_if_guarded(s, e) || open_kv_events(s, e) || models_start(s, e) ||
+           calls_open(s, e) || tools_open(s, e) || rag_start(s, e) || chats_open(s, e) || jobs_open(s, e) ? -1 : 0;
 }
 
 int server_leave(struct server *s)
@@ -361,6 +375,7 @@ int server_close(struct server *s)
     while (atomic_exchange(&s->audit_finished, 1))
         /* server_finish_audit() runs in another thread: the process is about to end */
         pause();
+    kv_events_close(s->kv_events);
     catalog_close(s);
     jobs_close(s);
     tools_close(s);                             /* writes lines of the audit log */

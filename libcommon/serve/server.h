@@ -173,6 +173,9 @@ struct server_options {
     /* adapted: id of the model to which the opener adds LoRA adapters; NULL: none.  A request that
      * names an adapter means this model even while it is not loaded, and no model may have the name
      * of an adapter as its id. */
+    /* ZeroMQ endpoints for the events of the prefix cache of the model with the id kv_model, as
+     * vLLM sends them (kv_events.h); NULL: none.  kv_topic NULL: made of address and id. */
+    const char *kv_events, *kv_replay, *kv_topic, *kv_model;
     const char *adapted; const char *const *adapters; int n_adapters;
     int64_t rag_documents; uint64_t rag_bytes;          /* limits of each key's documents and their files; 0: none */
     int prefix_all;                     /* prefixes are reused across keys */
