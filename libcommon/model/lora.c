@@ -360,14 +360,6 @@ int model_add_lora(struct model *m, const char *name, const char *folder, const 
     return b ? model_put_lora(m, m->n_loras + 1, b, e) : -1;
 }
 
-int model_lora(const struct model *m, const char *name)
-{
-    for (int i = 0; i < m->n_loras; i++)
-        if (m->loras[i].name && strcmp(m->loras[i].name, name) == 0)
-            return i + 1;
-    return 0;
-}
-
 void model_drop_loras(struct model *m)
 {
     for (int layer = 0; m->layers && layer < m->config.n_layers; layer++)

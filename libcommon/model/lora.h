@@ -57,8 +57,6 @@ int lora_scales(const struct zfile *z);
 /* Whether the channels of the file were scaled and their scales are unknown, so that it takes no
  * adapters: a file of version 1.1. */
 int lora_lacks_scales(const struct zfile *z);
-/* The number of the adapter of this name; 0: there is none. */
-int model_lora(const struct model *m, const char *name);
 /* Free all adapters, as model_close() does. */
 void model_drop_loras(struct model *m);
 
