@@ -75,7 +75,7 @@ void serve_user_release(struct serve_user *u)
 
 int serve_user_environment(const struct serve_user *u, struct err *e)
 {
-    unsetenv("XDG_CACHE_HOME");                 /* it is root's */
+    unsetenv("XDG_CACHE_HOME");                 /* this folder is root's */
     unsetenv("XDG_RUNTIME_DIR");
     return setenv("HOME", u->home, 1) || setenv("USER", u->name, 1) ||
            setenv("LOGNAME", u->name, 1) ? err_nomem(e, "the environment") : 0;

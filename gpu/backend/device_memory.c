@@ -351,8 +351,8 @@ static size_t reserve_of(const struct gpu_backend *b)
            NODE;
 }
 
-/* The reason why there are no f16 copies of weights; NULL: there are.  With auto it is the reason
- * that holds unless plan_cache() finds enough memory. */
+/* The reason why there are no f16 copies of weights; NULL: there are copies.  With
+ * CACHE_WEIGHTS_AUTO it is the reason to report if plan_cache() finds too little memory. */
 static const char *cache_off(const struct gpu_backend *b)
 {
     if (b->o.cache_weights == CACHE_WEIGHTS_OFF)

@@ -67,8 +67,8 @@ enum { GPU_MAX_EXPERTS = 1024, GPU_MAX_GROUPS = 32, GPU_MAX_TOP_K = 32 };
  * by expert.  NaN scores rank last.  cpu_moe.c differs in one case: a NaN of expert 0 ranks
  * first. */
 struct gpu_route {
-    /* [n_parts][n][ld], part_stride floats apart: outputs are the sums over parts; the
-     * column after the experts' is the shared router's, if choice.shared is not NULL */
+    /* [n_parts][n][ld], with parts part_stride floats apart: an output is the sum over the parts.
+     * The column after those of the experts is the shared router's, if choice.shared is not NULL */
     const float *part; int n_parts; size_t part_stride; int ld;
     const float *correction;            /* [n_experts] or NULL */
     const int32_t *pos;                 /* [n]; below 0: the token chooses nothing */

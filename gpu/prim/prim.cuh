@@ -235,7 +235,7 @@ DEVICE void mma_s8(int c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
 }
 
 /* Four 8 x 8 matrices of f16 from shared memory, transposed: lane 8i + j points at row j of
- * matrix i (16 bytes); lane 4g + t gets of matrix i the elements [2t][g] and [2t+1][g]. */
+ * matrix i (16 bytes); lane 4g + t gets the elements [2t][g] and [2t+1][g] of matrix i. */
 DEVICE void load_matrices_transposed(uint32_t r[4], const void *row)
 {
 #ifdef __CUDACC__
@@ -256,8 +256,8 @@ DEVICE void load_matrices_transposed(uint32_t r[4], const void *row)
 #endif
 }
 
-/* The same load without transposing: lane 4g + t gets of matrix i the elements [g][2t] and
- * [g][2t+1]. */
+/* The same load without transposing: lane 4g + t gets the elements [g][2t] and [g][2t+1] of matrix
+ * i. */
 DEVICE void load_matrices(uint32_t r[4], const void *row)
 {
 #ifdef __CUDACC__
@@ -293,7 +293,7 @@ DEVICE float block_sum(float x, float *room)
 {
     const int n_warps = blockDim.x / 32;
     x = warp_sum(x);
-    __syncthreads();                    /* room may still be read from the sum before */
+    __syncthreads();                    /* threads may still read room for the previous sum */
     if (threadIdx.x % 32 == 0)
         room[threadIdx.x / 32] = x;
     __syncthreads();

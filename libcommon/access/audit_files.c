@@ -233,8 +233,8 @@ int audit_head_write(const char *folder, enum audit_chain chain, const struct au
         return err_sys(e, "%s", path);
     snprintf(text, sizeof text, "%0*" PRIu64 " %s %0*d\n", SEQ_DIGITS, head->end.seq, head->end.hash, KEEP_DIGITS,
              head->keep);
-    /* in place and shorter than a page: when a process dies, the file has the old or the new
-     * text */
+    /* written in place, and shorter than a page, so if a process dies here the file has either the
+     * old or the new text */
     const ssize_t n = pwrite(fd, text, HEAD_SIZE, 0);
     const int rc = n == HEAD_SIZE ? 0 : n < 0 ? err_sys(e, "%s", path)
                                               : err_set(e, ERR_IO, "%s: only %zd of %d bytes could be written", path, n,

@@ -25,7 +25,8 @@ enum {
     /* bytes to prefetch; the calling thread prefetches less, as it has other work to do */
     PREFETCH_BYTES = 32768,
     PREFETCH_CALLER = 2048,
-    /* rows of a result to prefetch ahead: the hardware does not, as each is in another page */
+    /* number of rows of a result that are prefetched in advance; the hardware does not prefetch
+     * them, because each row is in another page */
     PREFETCH_ROWS = 4,
 };
 

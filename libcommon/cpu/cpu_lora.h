@@ -32,7 +32,7 @@ struct lora_work {
     float *low;
     size_t ld;
     float **tile; int n_tiles;          /* for each thread: [LORA_ROWS][tile_job * TILE_ROWS] */
-    size_t bytes;                       /* memory of all of it */
+    size_t bytes;                       /* the memory that holds all of these */
 };
 
 /* Take the memory that the model's adapters need; without adapters none.  Called again when

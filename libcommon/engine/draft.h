@@ -38,10 +38,11 @@ struct drafter {
 enum draft_use {
     DRAFT_DEFAULT,                      /* as in the engine's options */
     DRAFT_OFF,
-    /* the engine's draft model and drafter, or the one that it has, else drafter_ngram */
+    /* both the engine's draft model and its drafter; if it has only one of them, that one; if it
+     * has none, drafter_ngram */
     DRAFT_ON,
-    DRAFT_NGRAM,                        /* the engine's drafter, else drafter_ngram */
-    DRAFT_MODEL,                        /* the engine's draft model; refused if it has none */
+    DRAFT_NGRAM, /* only the engine's drafter; if it has none, drafter_ngram */
+    DRAFT_MODEL,                        /* only the engine's draft model; refused if it has none */
 };
 struct draft_params {
     enum draft_use use;

@@ -89,7 +89,8 @@ static struct blocks blocks_wanted(const struct engine *g, const struct config *
                                                                 ? (window + more) * n_seqs + step : 0 };
 }
 
-/* Bytes of a block; has_windows: without its window block. */
+/* Bytes of a block of keys and values.  With has_windows the layers that use window blocks are not
+ * counted. */
 static size_t block_bytes(const struct engine *g, const struct config *c, struct kv_types kv, int has_windows)
 {
     return (has_windows ? config_block_bytes(c, kv, g->window) : config_kv_bytes(c, kv)) +

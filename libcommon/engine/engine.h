@@ -131,7 +131,8 @@ const char *engine_drafts(const struct engine *g);
 int engine_has_drafter(const struct engine *g);
 /* Whether the engine has a draft model, draft layers or heads.  Any thread may call it. */
 int engine_has_draft_model(const struct engine *g);
-/* Whether it was opened with draft_distribution, and it has an effect.  Any thread may call it. */
+/* Whether draft_distribution was set when it was opened, and has an effect.  Any thread may call
+ * it. */
 int engine_draws_by_distribution(const struct engine *g);
 /* Make an engine; NULL with *e.  m and t are borrowed until engine_close().  t may be NULL; then
  * requests have no text and no stop strings. */

@@ -374,7 +374,8 @@ static int wanted(struct engine *g, struct request *r, int n_decoding, int room)
     return 1;
 }
 
-/* Budget of the first pass: all tokens, and those of long prompts, which are computed in chunks. */
+/* Space left in the first pass: `total` for all tokens, `chunk` for tokens of long prompts, which
+ * are computed in chunks. */
 struct draft_budget { int total, chunk; };
 
 /* Returns 1 if the draft model has all new tokens of r.  Its vocabulary may be smaller by ids that
@@ -441,7 +442,8 @@ static int plan_next(struct engine *g)
     return n;
 }
 
-/* Forget the last step's drafts.  Returns the number of requests that share this step's. */
+/* Forget the last step's drafts.  Returns the number of requests that are to have drafts in this
+ * step. */
 static int begin_drafts(struct engine *g, int n_decoding)
 {
     int n_sharing = 0;
@@ -495,7 +497,7 @@ void draft_model_guess(struct engine *g, int n_decoding, int chunk)
         else if (length || !decodes(r))
             plan_first(g, r, length, &n, &left);
     }
-    /* not where states had waited */
+    /* measure this step only if no request had states that waited to be computed */
     only_drafts = d->heads || (d->rows ? only_drafts && used <= 4 * d->n_drafting : n == d->n_drafting);
     n_passes = d->heads ? medusa_guess(g) : 0;
     while (draft_pass(g, n)) {

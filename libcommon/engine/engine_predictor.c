@@ -82,7 +82,7 @@ static int first_known(const struct drafting *x)
     return x->n_rows && !rows_follow(x, x->row_pos) ? x->row_pos : x->kept_pos;
 }
 
-/* The state after ids[pos], which is known. */
+/* The state after ids[pos].  It must be known. */
 static const float *state_after(const struct engine *g, const struct drafting *x, int pos)
 {
     return x->n_rows && pos >= x->row_pos ? x->rows + (size_t)(pos - x->row_pos) * row_floats(g)
@@ -119,7 +119,8 @@ static void keep_rows(const struct engine *g, struct drafting *x)
     }
 }
 
-/* Take the entries before ids[known] that the tree has. */
+/* Take the cached keys and values of the tokens before ids[known], as far as the prefix tree has
+ * them. */
 static void take_prefix(struct engine *g, struct request *r, int known)
 {
     struct draft_model *d = g->draft_model;

@@ -204,8 +204,8 @@ int tenant_of_most(const struct engine *g)
 
 static int n_queued(const struct tenant_queue *s) { return s->n - s->n_running; }
 
-/* Whether r may still be refused: no token or end of it, nor of another request of its group, has
- * been passed to a callback (request_params.reported). */
+/* Whether r may still be refused: no token and no end has been passed to a callback of r, or of
+ * another request of its group (request_params.reported). */
 static int can_leave(const struct request *r)
 {
     return !r->first_ns && !r->cancelled && !r->n_reported && !(r->reported && *r->reported);

@@ -161,7 +161,7 @@ struct request {
     int cancelled, holds;               /* holds: WAITING, but has KV blocks */
     int planned;                        /* number of its tokens in this step */
     struct drafting draft;
-    uint64_t scope;                     /* scope of its prefixes, and of its adapter */
+    uint64_t scope; /* scope of the request's prefixes in the cache, and of its adapter */
     int lora;                           /* number of its LoRA adapter, 0: none */
     /* Prefix folder.  n_saved: number of the request's tokens that were passed to the folder;
      * saved: their key; searched: whether the request's prefix was looked up. */
@@ -353,7 +353,7 @@ int draft_plan(struct engine *g, struct request *r, int n_decoding, int room);
 void draft_drop(struct engine *g, struct request *r);   /* the step has no room for the planned draft */
 /* Copy r's state before a step with a draft; -1: there is no place for it. */
 int draft_save_state(struct engine *g, struct request *r);
-void draft_return_state(struct request *r);             /* that copy is r's state again */
+void draft_return_state(struct request *r);             /* restore r's state from the copy */
 /* update acceptance rates with id, which was chosen where a guess was made but not used */
 void draft_observe(struct engine *g, struct request *r, int32_t id);
 /* Choose tokens from the rows of an item with a draft, until one differs from the draft or no

@@ -401,7 +401,7 @@ static double sum_of(const struct cand *c, int n)
     return sum;
 }
 
-/* Keep the candidates of at least this weight, at least one of which there is. */
+/* Keep the candidates whose weight is at least `least`; at least one has it. */
 static int keep_weight(struct cand *c, int n, double least)
 {
     int kept = 0;

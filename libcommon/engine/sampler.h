@@ -58,7 +58,7 @@ int logprobs_of(const struct sampler_scratch *c, const float *logits, int vocab_
 int sampler_pick(struct sampler *s, float *logits, const struct allowed *allowed, int32_t *id, struct logprobs *lp,
                  struct err *e);
 
-/* A drafted token for any later position, and what sampler_verify() has to know of it. */
+/* A drafted token for any later position, with the data that sampler_verify() needs. */
 struct proposed {
     const float *proposal;          /* [vocab_size]: the distribution that it was drawn from */
     int32_t id;

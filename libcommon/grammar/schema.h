@@ -16,7 +16,8 @@ enum {
     MAX_NESTING = 200,                  /* most schemas in each other */
     MAX_VALUE_DEPTH = 64,               /* most levels of values in enum and const */
     MAX_COUNTED = 4096,                 /* most items or properties that are counted */
-    MAX_TABLE = 400000,                 /* product of that count and the number of states */
+    MAX_TABLE = 400000,                 /* largest product of the number of counted items and the
+                                         * number of states */
 };
 
 enum {

@@ -184,8 +184,8 @@ INLINE void bias_seeds(int32_t *out, const int32_t *seed, int n, int bias)
     }
 }
 
-/* The scales of an octet as multipliers of vpmaddwd: the low halves of those from unpack_block(),
- * twice. */
+/* The 16-bit scales of an octet as multipliers of vpmaddwd: unpack_block() leaves each in the low
+ * half of a dword, and here it is copied to both halves. */
 INLINE __m256i scale_twice(__m256 scale)
 {
     return _mm256_shuffle_epi8(_mm256_castps_si256(scale),

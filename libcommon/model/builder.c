@@ -185,7 +185,8 @@ int spec_vector(struct builder *b, int layer, enum layer_part part, const char *
         return 0;
     spec_path(b, full, sizeof full, layer, stem);
     int64_t found[WEIGHT_DIMS];
-    /* n dimensions, of which `ones` have 1 element and `whole` all f.cols */
+    /* n: number of dimensions; ones: number of those with 1 element; whole: number of those with
+     * all f.cols elements */
     int n = 0, ones = 0, whole = 0;
     const int shaped = b->s->shape && b->s->shape(b->s->user, full, &n, found) == 0;
     for (int i = 0; shaped && i < n; i++) {

@@ -54,8 +54,8 @@ enum mixer_kind {
 };
 enum ff_kind {
     FF_DENSE,                   /* down(act(gate(x)) * up(x)) */
-    /* a weighted sum of experts, which are such MLPs and chosen by a router, and of a shared MLP
-     * that all tokens use */
+    /* a weighted sum of experts, plus a shared MLP that all tokens use; each expert is an MLP like
+     * FF_DENSE, and a router chooses the experts of a token */
     FF_MOE,
     FF_NONE,                    /* the layer has only its mixer (mamba2, nemotron_h) */
 };
@@ -350,7 +350,7 @@ struct config {
     float renorm[3][2];
     /* layers of the source after layer n_layers - 1, which predict further tokens */
     int n_extra_layers;
-    int next_embeds;            /* these have an embedding of their own */
+    int next_embeds;            /* 1: these layers have an embedding of their own */
     /* 1: this config describes such a layer, as a model with one layer (config_predictor()) */
     int predicts;
     int *rope_of;                           /* [n_layers] index into ropes, -1: none; owned */

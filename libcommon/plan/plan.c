@@ -190,7 +190,7 @@ static size_t pair_bytes(const struct plan_layer *l, struct kv_types kv)
         : (size_t)l->kv_rows / 2 * (kv_block_bytes(kv.key, l->kv_width) + kv_block_bytes(kv.value, l->kv_width));
 }
 
-/* As config_tail(). */
+/* config_tail() for a shape. */
 static int has_tail(const struct plan_shape *s, struct kv_types kv)
 {
     int widest = 0;

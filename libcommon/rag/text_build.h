@@ -16,7 +16,8 @@ struct text_build {
 
 
 void build_add(struct text_build *t, const char *s, size_t n);
-void build_char(struct text_build *t, uint32_t c);       /* as UTF-8; a control character as a blank */
+void build_char(struct text_build *t, uint32_t c);       /* append c as UTF-8, or a blank instead of
+                                                          * a control character */
 /* End with at least n newlines (1 or 2), unless the text is empty. */
 void build_break(struct text_build *t, int n);
 /* A blank, unless the text ends with one or with a newline. */

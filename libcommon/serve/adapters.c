@@ -14,7 +14,7 @@ struct adapter_load {
     struct worker_job job;              /* its event says that the engine has the adapter */
     struct loaded_model *lm;
     struct served_model m;              /* of lm, for the thread that reads the files */
-    int number, replaces;               /* replaces: number of the adapter to unload then, 0: none */
+    int number, replaces; /* replaces: number of the adapter that this one replaces; 0: none */
     char *name, *folder;                /* copies of the adapter's, owned */
     uint64_t most_bytes;                /* memory left by --max-memory; 0: no limit */
     struct conn *waiter;                /* NULL: the client has disconnected */

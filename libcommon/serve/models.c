@@ -231,8 +231,8 @@ static uint64_t memory_of_busy(const struct server *s, const struct loaded_model
 }
 
 /* Unload other models until lm fits into memory with the rest.  -1 with *pr if lm is too large, by
- * itself or together with busy models.  -1 with *wait 1 if it has to wait until leaving models are
- * closed. */
+ * itself or together with busy models.  -1 with *wait 1 if it has to wait until models that are
+ * being unloaded are closed. */
 static int evict_for(struct server *s, const struct loaded_model *lm, int *wait, struct problem *pr)
 {
     const uint64_t limit = s->o.max_memory;

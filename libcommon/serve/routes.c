@@ -406,7 +406,8 @@ void routes_request(struct server *s, struct conn *c)
     } else if (!guard_admits(s, c, &routes[at])) {
         return;
     } else if (routes[at].body && routes[at].kind != ROUTE_WEBSOCKET && !conn_has_body(c)) {
-        /* the body was discarded, because the key was not valid when it began; now the key is */
+        /* the body was discarded, because the key was not valid when the body began; it is valid
+         * now */
         struct problem pr;
         conn_set_header(c, "Retry-After", "1");
         if (conn_hold_problem(c, &pr) != 0)

@@ -32,7 +32,8 @@ struct tz_rule {
     int has_daylight;
     struct tz_day start, end;           /* when daylight time begins and ends */
 };
-/* 0, or -1 with *e.  A daylight time without days is refused: they would depend on the machine. */
+/* Returns 0, or -1 with *e.  A rule with daylight time must have its start and end; without them
+ * POSIX leaves both to the implementation, so it is refused. */
 int tz_rule_parse(const char *text, size_t size, struct tz_rule *r, struct err *e);
 struct tz_moment tz_rule_at(const struct tz_rule *r, int64_t unix_s);
 

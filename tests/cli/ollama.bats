@@ -60,7 +60,7 @@ QUESTION='"messages":[{"role":"user","content":"What is 2+2?"}],"options":{"temp
     [ "$(ask generate "{\"model\":\"tiny\",\"prompt\":\"a\",\"keep_alive\":$keep}" -o "$T/j" -w '%{http_code}')" = 400 ] || { echo "$keep"; cat "$T/j"; return 1; }
     grep -q keep_alive "$T/j"
   done
-  # the paths of our own API keep their form
+  # errors at other paths keep OpenAI's form
   curl -s "$URL/v1/chat/completions" -d '{"model":"nosuch","messages":[{"role":"user","content":"x"}]}' | jq -e '.error.code == "model_not_found"'
 }
 

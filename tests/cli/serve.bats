@@ -322,7 +322,8 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   local log=$BATS_TEST_TMPDIR/log URL PID
   export ZSE_HOME=$BATS_TEST_TMPDIR/home
   ulimit -S -c "$(ulimit -H -c)"
-  start "$log" "$T/tiny.zse" --port 0 --audit-size 4kB        # ten files and one hold some 80 lines
+  # eleven files of this size hold some 80 lines
+  start "$log" "$T/tiny.zse" --port 0 --audit-size 4kB
   await listens "$URL"
   curl -sN "$URL/v1/chat/completions" -d "${QUESTION/\{/\{\"stream\":true,}" >/dev/null
   # the client leaves at the first piece; repeated while answers were complete before it could leave

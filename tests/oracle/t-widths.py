@@ -3,8 +3,8 @@
 
 Their models are widened by zeros, and factors that depend on the widths are undone in the weights,
 so the logits must stay those of transformers.  Latent attention: the latent from 32 to 44, a head's
-value to 38, its part without rotation to 42, which fill no whole tiles.  Values of 24 beside keys
-of 32: wider than the keys."""
+value to 38, its part without rotation to 42, which fill no whole tiles.  In another model values
+become wider than keys."""
 import array
 import json
 import math

@@ -581,7 +581,8 @@ static void test_large(void **state)
         least = expf(x[id]) < least ? expf(x[id]) : least;
     }
     assert_true(least >= sorted[n - 1] * 0.999f);
-    assert_true(least <= sorted[n - 1] * 1.01f);        /* in 1000 draws also tokens near the limit are drawn */
+    assert_true(least <= sorted[n - 1] * 1.01f);        /* among 1000 draws there are some near the
+                                                         * limit */
     sampler_close(p);
     free(x);
     free(copy);

@@ -327,7 +327,7 @@ static void sentencepiece(void **state)
     pb_piece(&m, "a", -4, 1);
     pb_piece(&m, "b", -5, 1);
     size_t pieces = m.n;
-    pb_bytes(&m, 2, "\x18\x02", 2);                 /* trainer_spec: model_type BPE */
+    pb_bytes(&m, 2, "\x18\x02", 2);                 /* field trainer_spec, with model_type BPE */
     struct tokenizer_files f = { .sentencepiece = m.p, .sentencepiece_size = m.n };
     assert_int_equal(tokenizer_compile_files(&f, &blob, &size, &e), 0);
     struct tokenizer *t = tokenizer_open(blob, size, &e);

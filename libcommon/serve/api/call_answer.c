@@ -78,7 +78,7 @@ void call_begin_stream(struct call *c) { call_begin_lines(c, "text/event-stream;
 
 void call_begin_lines(struct call *c, const char *type)
 {
-    if (c->form->on_socket)                     /* its status and headers were those of the handshake */
+    if (c->form->on_socket)                     /* status and headers were sent in the handshake */
         return;
     conn_add_header(c->conn, "Cache-Control", "no-cache");
     conn_add_header(c->conn, "X-Accel-Buffering", "no");        /* nginx would buffer the events */
