@@ -416,7 +416,8 @@ struct verdict usage_reserve(struct usage *u, int64_t key, const struct limit *l
     if (!v.allowed) {
         atomic_fetch_sub(mine, (uint64_t)least);
         v = judge_both(u, s, l, now, least);
-        v.allowed = 0;                      /* even if the second check passes, as a request has just ended */
+        v.allowed = 0;                      /* refuse it even if the second check passes because a
+                                             * request has just ended */
         v.retry_s = v.retry_s ? v.retry_s : RUNNING_RETRY_S;
         return v;
     }

@@ -176,7 +176,7 @@ static int encode_row(struct tensor_encoder *c, struct encode_worker *w, uint8_t
     if (row_reader_read(&c->rows, row, 1, w->x, e))
         return -1;
     if (p->make == MAKE_FLOAT) {
-        channel_scale_row(&c->fold, row, w->x, m->cols);         /* has factors for routers only */
+        channel_scale_row(&c->fold, row, w->x, m->cols); /* only routers have factors here */
         if (float_row(m, tile, r, w->x, w->decoded, p, row, e))
             return -1;
         error_add(s, w->x, w->decoded, m->cols);

@@ -123,7 +123,8 @@ const float *hyper_enter(struct core *k, const struct layer *l, int ff, const st
 void hyper_leave(struct core *k, float *x, int n);
 void hyper_end(struct core *k, const struct model *m, float *x, int n);
 
-/* ---- mixers: from h (normed x) to the input of the output projection: *o, *cols wide ---- */
+/* ---- mixers: compute *o [n_tokens][*cols], the input of the output projection, from h, the normed
+ * x ---- */
 /* cpu_mla.c */
 int mla_run(struct core *k, const struct step *s, const struct layer *l, int index, const float *h, const float **o,
             int *cols);

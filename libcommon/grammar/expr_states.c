@@ -89,8 +89,8 @@ static int has_byte(const uint64_t set[4], int b) { return set[b >> 6] >> (b & 6
 
 /* ---- dead states ---- */
 
-/* Find the states that follow those in w, and the steps to them.  States that are not filtered
- * match something (see EXPR_FILTERED): the search does not go past them.  Returns as
+/* Find the states that follow the filtered ones in w, and the steps to them.  The search ends at
+ * states that are not filtered, because they match something (see EXPR_FILTERED).  Returns as
  * number_of(). */
 static int find_filtered(struct exprs *s, struct states *w)
 {

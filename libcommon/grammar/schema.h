@@ -21,7 +21,7 @@ enum {
 };
 
 enum {
-    /* Keywords that were split off. */
+    /* Bits of struct member.done: keywords that were split off the member. */
     DONE_ANY_OF = 1, DONE_ONE_OF = 2, DONE_IF = 4, DONE_NOT = 8, DONE_DEPENDENT = 16, DONE_SOME = 32,
     MEMBER_FLAT = 64,                   /* its $ref and allOf were added as members */
     /* A negated condition: it marks nothing as evaluated for unevaluatedProperties and

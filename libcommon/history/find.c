@@ -283,7 +283,7 @@ static int search_messages(struct history *h, const struct owner *o, const struc
     return n < 0 ? -1 : 0;
 }
 
-/* The answer of the results. */
+/* Make the JSON answer of a search from its results. */
 static json_t *answer(struct history *h, const char *text, struct results *r, struct history_problem *p)
 {
     json_t *list = json_array();

@@ -425,7 +425,7 @@ static int64_t newest_leaf(struct message_node *tree, int64_t n, int64_t top)
         const int below = top < 0 || tree[i].number == top || (up && up->gone == 2);
         if (tree[i].gone == 1 || !below)
             continue;
-        tree[i].gone = 2;               /* stays, and is below top */
+        tree[i].gone = 2;               /* 2: the message stays, and is `top` or below it */
         leaf = tree[i].number;
     }
     return leaf;

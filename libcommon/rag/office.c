@@ -122,7 +122,7 @@ static void odt_text(const char *s, size_t size, struct text_build *out)
 {
     struct xml x = { s, size, 0 };
     struct xml_tag t;
-    int depth = 0;                              /* depth within paragraphs and headings: other text is not shown */
+    int depth = 0; /* depth within paragraphs and headings; text outside of them is left out */
     size_t n;
     while (out->state == TEXT_GOOD && next_tag(&x, depth > 0 ? out : NULL, &t)) {
         if (is(&t, "text:h") && !t.closing) {

@@ -36,7 +36,7 @@ struct rag_hit {
     struct rag_chunk chunk;
     char document[RAG_ID], collection[RAG_COLLECTION + 1];
     char *name;                             /* name of the document; owned */
-    int has_pages;                          /* the document has more than one */
+    int has_pages;                          /* 1: the document has several pages */
     double score;                           /* 0 to 1 */
     double own;                             /* score by its own relevance alone, which is compared with min_score */
     double bm25, similarity;                /* NAN: that search did not find it */

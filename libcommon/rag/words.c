@@ -46,7 +46,8 @@ static int is_word(uint32_t c)
 
 char *words_spaced(const char *text, size_t size, int *n_words)
 {
-    char *out = malloc(size * 5 / 3 + 8), *p = out;     /* two blanks around 3 bytes; blanks are shared */
+    /* a character that stands alone has at least 3 bytes and gets at most two blanks */
+    char *out = malloc(size * 5 / 3 + 8), *p = out;
     int n, in_word = 0, words = 0;
     if (!out)
         return NULL;
@@ -145,7 +146,7 @@ static int add_phrase(struct query_words *w, const char *text, size_t n, struct 
  * pairs of characters that stand alone. */
 static int add_part(struct query_words *w, const char *s, size_t size, int functions, struct err *e)
 {
-    size_t at = 0, begin = 0, last = 0;         /* last: the character that stands alone before at */
+    size_t at = 0, begin = 0, last = 0; /* last: offset of the latest character that stands alone */
     int n, words = 0, run = 0, pairs = 0;
     for (; at < size; at += (size_t)n) {
         const uint32_t c = utf8_next(s + at, size - at, &n);

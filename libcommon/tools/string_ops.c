@@ -56,7 +56,7 @@ static void change_letters(const struct string_request *r, enum letters how, str
         const int32_t c = (int32_t)utf8_next(r->text + i, r->n_text - i, &n);
         const int first = how == TITLE ? !inside : i == 0;
         inside = is_letter(c);
-        if (c == 0xDF && how == UPPER)          /* the only common letter that becomes two */
+        if (c == 0xDF && how == UPPER) /* the only common letter whose upper case is two letters */
             text_add(out, "SS", 2);
         else
             add_char(out, how == UPPER ? utf8proc_toupper(c) : how == LOWER || !first ? utf8proc_tolower(c)

@@ -69,7 +69,7 @@ if not eval(check):
 END
 }
 
-# 238 bytes: tokens, in this vocabulary
+# The prompt has 238 bytes, and the vocabulary makes each byte a token.
 prompt() { for _ in $(seq 7); do printf 'the river runs to a sea of stone, '; done; }
 
 @test "--max-memory: the weights in memory stay below it, and the answer is the same" {

@@ -24,7 +24,7 @@ with open(sys.argv[1], "r+b") as f:
     f.seek(0)
     f.write(head + struct.pack("<I", zlib.crc32(head)))' "$1"
 }
-# answer MODEL: 24 tokens of text
+# answer MODEL: request 24 tokens; prints the response body
 answer() {
   curl -s "$URL/v1/completions" -d "{\"model\":\"$1\",\"prompt\":\"The capital of\",\"temperature\":0,\"max_tokens\":24,\"ignore_eos\":true}"
 }

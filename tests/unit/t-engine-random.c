@@ -32,7 +32,7 @@ static void random_job(struct job *j, struct rng *r, int32_t shared[3][MAX_LEN])
     j->p.sampling.seed = rng_u64(r);
     j->p.ignore_eos = rng_u64(r) % 2;
     static const char *const stops[] = { "bcc", "cab b" };
-    if (rng_u64(r) % 4 == 0) {          /* drafts go on behind them */
+    if (rng_u64(r) % 4 == 0) {          /* drafts may extend beyond a stop string */
         j->p.stop = stops;
         j->p.n_stop = 1 + (int)(rng_u64(r) % 2);
     }
@@ -110,7 +110,7 @@ static void check_job(struct job *j, int *n_stopped)
             c = rules_of(j->rules, j->least);
             p.constraint = &c;
             if (p.n_logprobs < 0)
-                p.n_logprobs = 0;       /* forced tokens one by one */
+                p.n_logprobs = 0;       /* then forced tokens are computed one by one */
         }
         alone(&p, &want);
         assert_int_equal(got->n_after_end, 0);
