@@ -35,22 +35,24 @@ static void report(const struct ternary *b, const struct roofline *l)
     if (!o->json) {
         printf("%d x %d, %s, %d thread%s; median of %d\n", o->rows, o->cols, b->kernels->name, l->n_threads,
                l->n_threads == 1 ? "" : "s", o->repeats);
-        printf("%8s %-6s %12s %10s %16s %14s\n", "tokens", "type", "bits/weight", "ms", "share of reads", "times nl4");
+        printf("%8s %-6s %12s %10s %10s %16s %11s\n", "tokens", "type", "bits/weight", "ms", "Gop/s", "share of reads",
+               "times nl4");
     }
     for (int i = 0; i < o->tokens.n; i++) {
         const double nl4 = summarise(seconds_of(b, 0, i), o->repeats).median;
         for (int t = 0; t < N_TYPES; t++) {
             const double s = summarise(seconds_of(b, t, i), o->repeats).median,
                          bits = 8.0 * (double)b->m[t].size / ((double)o->rows * o->cols);
-            const double share = (double)b->m[t].size / s / l->read[1];
+            const double share = (double)b->m[t].size / s / l->read[1],
+                         operations = 2.0 * o->rows * o->cols * o->tokens.v[i] / s;
             json_array_append_new(json_object_get(j, "rows"),
-                                  json_pack("{s:i, s:s, s:I, s:f, s:f, s:f, s:f}", "tokens", o->tokens.v[i], "type",
+                                  json_pack("{s:i, s:s, s:I, s:f, s:f, s:f, s:f, s:f}", "tokens", o->tokens.v[i], "type",
                                             qtype_info(types[t])->name, "bytes", (json_int_t)b->m[t].size,
-                                            "bits_per_weight", bits, "seconds", s, "read_share", share, "speedup",
-                                            nl4 / s));
+                                            "bits_per_weight", bits, "seconds", s, "operations_per_s", operations,
+                                            "read_share", share, "speedup", nl4 / s));
             if (!o->json)
-                printf("%8d %-6s %12.3f %10.3f %16.2f %14.2f\n", o->tokens.v[i], qtype_info(types[t])->name, bits,
-                       s * 1e3, share, nl4 / s);
+                printf("%8d %-6s %12.3f %10.3f %10.2f %16.2f %11.2f\n", o->tokens.v[i], qtype_info(types[t])->name, bits,
+                       s * 1e3, operations * 1e-9, share, nl4 / s);
         }
     }
     if (o->json)

@@ -231,6 +231,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
   check '[(r["tokens"], r["type"]) for r in j["rows"]] == [(n, t) for n in (1, 3) for t in ("nl4", "t2", "t3")]' <<<"$output"
   check 'all(r["seconds"] > 0 and r["read_share"] > 0 for r in j["rows"]) and [r["speedup"] for r in j["rows"] if r["type"] == "nl4"] == [1, 1]' <<<"$output"
   check '[r["bytes"] for r in j["rows"]][:3] == [4 * (128 + 4 * (128 + 4 * 512)), 4 * 2 * (64 + 2 * 1024), 4 * 2 * (64 + 13 * 128)]' <<<"$output"
+  check 'all(abs(r["operations_per_s"] * r["seconds"] - 2 * 100 * 512 * r["tokens"]) < 1 for r in j["rows"])' <<<"$output"
   run zse-bench ternary -q nl4
   [ "$status" = 2 ]
 }
