@@ -42,7 +42,7 @@
   [ "$names" = internal.h ] || { echo "$names"; return 1; }
   tags=$(find libcommon gpu/backend cmd lib -name '*.[ch]' ! -path '*/kernels/*' -exec grep -hoE '\b(struct|enum) [a-z0-9_]+ \{' {} + |
     sort | uniq -d)
-  # three programs have an enum of their subcommands
+  # four programs have an enum of their commands
   [ "$tags" = 'enum command {' ] || { echo "$tags"; return 1; }
 }
 

@@ -6,7 +6,7 @@
 
 /* A conversation continues, is edited, or is cut short: the tokens that are in the cache already
  * are not computed again, to the exact token. */
-static void test_turns(void **state)
+static void cached_tokens_are_not_computed_again(void **state)
 {
     (void)state;
     static struct answer first, second, want;
@@ -52,7 +52,7 @@ static void test_turns(void **state)
 
 /* Higher priorities go first, equal ones in the order of arrival; the last request in turn is
  * preempted when blocks are short. */
-static void test_priority(void **state)
+static void higher_priorities_go_first(void **state)
 {
     (void)state;
     static struct answer a[4];
@@ -187,7 +187,7 @@ static void test_cancel(void **state)
 
 
 /* Thousands of requests wait; the queue is limited; a refused request leaves no trace. */
-static void test_queue(void **state)
+static void a_full_queue_refuses_without_a_trace(void **state)
 {
     (void)state;
     enum { N = 5000 };
@@ -243,7 +243,7 @@ static void test_queue(void **state)
 
 /* While answers run, prompts take no more tokens of a step than the limit allows; when none runs,
  * they take all of it. */
-static void test_chunk(void **state)
+static void prompts_take_no_more_than_the_limit(void **state)
 {
     (void)state;
     static struct answer a, b;
@@ -273,7 +273,7 @@ static void test_chunk(void **state)
 
 /* The activations of a step take at most about 24 MB: a large model gets smaller steps, down to 32
  * tokens.  A size that the caller chooses is kept. */
-static void test_step_size(void **state)
+static void large_models_get_smaller_steps(void **state)
 {
     (void)state;
     static const struct { int hidden, heads, kv_heads, mlp, asked, least, most; } cases[] = {
@@ -314,7 +314,7 @@ static int rising(const void *a, const void *b)
  * answers, each with an answer of its own before the next one arrives.  However often prompts
  * arrive, one gap in a hundred is at most twice the median.  If they arrive all the time, they get
  * more tokens of a step. */
-static void test_pace(void **state)
+static void gaps_stay_even_while_prompts_arrive(void **state)
 {
     enum { STEPS = 1200, PROMPT = 512 };
     static const int answers[] = { 1, 4, 8, 16, 32, 64, 300 };
@@ -352,7 +352,7 @@ static void test_pace(void **state)
 
 /* The first prompt beside an answer takes 32 tokens at once, because no prompt token has been timed
  * yet. */
-static void test_first_chunk(void **state)
+static void the_first_prompt_takes_32_tokens(void **state)
 {
     enum { PROMPT = 64, FIRST = 32 };
     static struct answer a, b;
@@ -383,7 +383,7 @@ static void test_first_chunk(void **state)
 /* The chosen length of a draft makes the most tokens in the time of a step, for each rate of right
  * tokens and each cost of a drafted token.  With recurrent layers the tokens that must be computed
  * again after a wrong draft count as well. */
-static void test_draft_length(void **state)
+static void drafts_have_the_best_length(void **state)
 {
     (void)state;
     static const struct { float right, cost; int n, n_recurrent; } cases[] = {
@@ -415,10 +415,12 @@ static void test_draft_length(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_turns), cmocka_unit_test(test_priority), cmocka_unit_test(test_deadline),
-            cmocka_unit_test(test_cancel),
-        cmocka_unit_test(test_queue), cmocka_unit_test(test_chunk), cmocka_unit_test(test_pace),
-        cmocka_unit_test(test_first_chunk), cmocka_unit_test(test_step_size), cmocka_unit_test(test_draft_length),
+        cmocka_unit_test(cached_tokens_are_not_computed_again), cmocka_unit_test(higher_priorities_go_first),
+        cmocka_unit_test(test_deadline), cmocka_unit_test(test_cancel),
+        cmocka_unit_test(a_full_queue_refuses_without_a_trace),
+        cmocka_unit_test(prompts_take_no_more_than_the_limit),
+        cmocka_unit_test(gaps_stay_even_while_prompts_arrive), cmocka_unit_test(the_first_prompt_takes_32_tokens),
+        cmocka_unit_test(large_models_get_smaller_steps), cmocka_unit_test(drafts_have_the_best_length),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

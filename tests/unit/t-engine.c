@@ -6,7 +6,7 @@
 #include "libcommon/format/zfile.h"
 #include "tests/unit/engine_fake.h"
 
-static void test_ends(void **state)
+static void an_answer_ends_at_its_limits(void **state)
 {
     (void)state;
     struct err e;
@@ -57,7 +57,7 @@ static void test_ends(void **state)
 }
 
 /* Answers with stop strings of every kind, compared with the text without one. */
-static void test_stop_strings(void **state)
+static void a_stop_string_ends_the_text_before_it(void **state)
 {
     (void)state;
     static const char *const stops[] = { "a", "b", "ab", "abc", "ba", "cabc", "abab", "bcab", "\xc3\xa9",
@@ -116,7 +116,7 @@ static int has_id(const struct answer *a, int n, int32_t id)
 }
 
 /* A stop id ends an answer, also with ignore_eos, and its text is not part of the answer. */
-static void test_stop_ids(void **state)
+static void a_stop_id_ends_an_answer(void **state)
 {
     (void)state;
     static struct answer whole, cut;
@@ -154,7 +154,7 @@ static void test_stop_ids(void **state)
 }
 
 /* Before min_tokens nothing ends an answer; after it each kind of end does. */
-static void test_min_tokens(void **state)
+static void nothing_ends_an_answer_before_min_tokens(void **state)
 {
     (void)state;
     enum { LEAST = 20 };
@@ -212,7 +212,7 @@ static void test_min_tokens(void **state)
 
 /* Three answers to one prompt: the prompt is computed once, whole blocks exist once, and the last,
  * partial one is copied before a write. */
-static void test_siblings(void **state)
+static void answers_to_one_prompt_share_its_blocks(void **state)
 {
     (void)state;
     enum { N = 3, PROMPT = 40 };
@@ -279,7 +279,7 @@ static void test_siblings(void **state)
 
 /* Log probabilities are those of a softmax over the backend's own logits, for the prompt and the
  * answer. */
-static void test_logprobs(void **state)
+static void logprobs_are_those_of_the_backend(void **state)
 {
     (void)state;
     enum { N = 70 };
@@ -331,7 +331,7 @@ static void test_logprobs(void **state)
 
 /* Embeddings are the mean or the last of the prompt's states, scaled to length 1, however the
  * prompt is divided into chunks. */
-static void test_embed(void **state)
+static void embeddings_do_not_depend_on_chunks(void **state)
 {
     (void)state;
     enum { N = 37 };
@@ -370,7 +370,7 @@ static void test_embed(void **state)
 
 /* Only tokens that the constraint allows are chosen.  A constraint that fails ends the answer with
  * its error. */
-static void test_constraint(void **state)
+static void only_allowed_tokens_are_chosen(void **state)
 {
     (void)state;
     static struct answer a, b;
@@ -409,7 +409,7 @@ static void test_constraint(void **state)
 }
 
 /* The sampler accepts every token of the prompt and of the answer. */
-static void test_penalties(void **state)
+static void penalties_see_prompt_and_answer(void **state)
 {
     (void)state;
     static struct answer a;
@@ -482,7 +482,7 @@ static void write_file(const char *path)
 }
 
 /* If the model's file has changed, no results of the model are returned. */
-static void test_lost_file(void **state)
+static void a_changed_file_gives_no_results(void **state)
 {
     (void)state;
     char path[] = "/tmp/t-engine-XXXXXX";
@@ -506,7 +506,7 @@ static void test_lost_file(void **state)
     unlink(path);
 }
 
-static void test_refused(void **state)
+static void wrong_requests_are_refused(void **state)
 {
     (void)state;
     struct err e;
@@ -558,7 +558,7 @@ static void test_refused(void **state)
 }
 
 /* Sizes are known before the engine is opened, up to the largest possible number of blocks. */
-static void test_sizes(void **state)
+static void sizes_are_known_before_opening(void **state)
 {
     (void)state;
     struct err e;
@@ -597,7 +597,7 @@ static void test_constraint_without_fork(void **state)
 }
 
 /* NaN in the logits ends one request; a lost device ends all running requests. */
-static void test_failures(void **state)
+static void a_failure_ends_the_requests_it_affects(void **state)
 {
     (void)state;
     struct err e;
@@ -636,13 +636,14 @@ static void test_failures(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ends), cmocka_unit_test(test_stop_strings), cmocka_unit_test(test_siblings),
-        cmocka_unit_test(test_stop_ids), cmocka_unit_test(test_min_tokens),
-            cmocka_unit_test(test_logprobs),
-        cmocka_unit_test(test_embed), cmocka_unit_test(test_constraint), cmocka_unit_test(test_penalties),
-        cmocka_unit_test(test_logits), cmocka_unit_test(test_lost_file),
-        cmocka_unit_test(test_sizes), cmocka_unit_test(test_constraint_without_fork),
-        cmocka_unit_test(test_refused), cmocka_unit_test(test_failures),
+        cmocka_unit_test(an_answer_ends_at_its_limits), cmocka_unit_test(a_stop_string_ends_the_text_before_it),
+        cmocka_unit_test(answers_to_one_prompt_share_its_blocks), cmocka_unit_test(a_stop_id_ends_an_answer),
+        cmocka_unit_test(nothing_ends_an_answer_before_min_tokens),
+        cmocka_unit_test(logprobs_are_those_of_the_backend), cmocka_unit_test(embeddings_do_not_depend_on_chunks),
+        cmocka_unit_test(only_allowed_tokens_are_chosen), cmocka_unit_test(penalties_see_prompt_and_answer),
+        cmocka_unit_test(test_logits), cmocka_unit_test(a_changed_file_gives_no_results),
+        cmocka_unit_test(sizes_are_known_before_opening), cmocka_unit_test(test_constraint_without_fork),
+        cmocka_unit_test(wrong_requests_are_refused), cmocka_unit_test(a_failure_ends_the_requests_it_affects),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

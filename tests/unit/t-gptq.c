@@ -93,7 +93,7 @@ static void products(void **state)
     pool_close(two);
 }
 
-static void cholesky(void **state)
+static void cholesky_factors_multiply_to_the_matrix(void **state)
 {
     (void)state;
     struct pool *one = pool_open(1, NULL), *two = pool_open(2, NULL);
@@ -170,7 +170,7 @@ static int group_of(enum qtype type)
     return type == QT_NVFP4 ? 16 : type == QT_NF4 ? 64 : type == QT_T3 ? 256 : 32;
 }
 
-static void nearest_level(void **state)
+static void levels_are_the_nearest(void **state)
 {
     (void)state;
     static const enum qtype types[] = { QT_NL4, QT_NF4, QT_I4, QT_I4M, QT_I4Z, QT_I8, QT_M2, QT_M3, QT_M5, QT_M6, QT_T2,
@@ -236,7 +236,7 @@ static double output_error(const struct mat *m, const float *w, const float *h, 
 
 /* Compare H = D + UU' with H itself: they are equal if there are enough directions, and U is the
  * same for any number of threads and any shape. */
-static void directions(void **state)
+static void few_directions_describe_the_inputs(void **state)
 {
     (void)state;
     enum { RANK = 32, T = 300 };
@@ -300,7 +300,7 @@ static void round_tiles(struct gptq *g, const struct mat *m, const struct level_
     }
 }
 
-static void feedback(void **state)
+static void feedback_reduces_the_error(void **state)
 {
     (void)state;
     static const enum qtype types[] = { QT_NL4, QT_I4, QT_I4M, QT_I4Z, QT_NF4, QT_I8, QT_M3, QT_M5, QT_I8R,
@@ -377,7 +377,7 @@ static void feedback(void **state)
 
 /* If the quantized layers change the inputs by a known linear map, C moves the weights half of the
  * way towards those that undo the map. */
-static void correction(void **state)
+static void correction_goes_half_way(void **state)
 {
     (void)state;
     enum { COLS = 64, T = 2000 };
@@ -428,7 +428,7 @@ static void correction(void **state)
 
 /* Inputs that never vary, or are always zero: damping makes the factorization possible.  A matrix
  * that is not positive definite even then is refused with the reason. */
-static void degenerate(void **state)
+static void degenerate_inputs_work_or_are_refused(void **state)
 {
     (void)state;
     struct pool *p = pool_open(1, NULL);
@@ -455,9 +455,10 @@ static void degenerate(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(products), cmocka_unit_test(cholesky), cmocka_unit_test(nearest_level),
-        cmocka_unit_test(directions), cmocka_unit_test(feedback),
-        cmocka_unit_test(correction), cmocka_unit_test(degenerate),
+        cmocka_unit_test(products), cmocka_unit_test(cholesky_factors_multiply_to_the_matrix),
+        cmocka_unit_test(levels_are_the_nearest), cmocka_unit_test(few_directions_describe_the_inputs),
+        cmocka_unit_test(feedback_reduces_the_error), cmocka_unit_test(correction_goes_half_way),
+        cmocka_unit_test(degenerate_inputs_work_or_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -46,7 +46,7 @@ static void test_reserve_and_truncate(void **state)
     kv_pool_close(p);
 }
 
-static void test_share(void **state)
+static void shared_blocks_are_copied_before_a_write(void **state)
 {
     (void)state;
     struct err e;
@@ -78,7 +78,7 @@ static void test_share(void **state)
 }
 
 /* Random operations, compared with a separate count of the tables that hold each block. */
-static void test_random(void **state)
+static void random_operations_keep_the_reference_counts(void **state)
 {
     (void)state;
     enum { N_BLOCKS = 37, N_TABLES = 6, MAX_LEN = 200 };
@@ -127,7 +127,7 @@ static void fill(struct kv_table *t, struct kv_pool *p, int n)
 
 /* A sequence finds the blocks of an earlier one: whole blocks by reference, the rest as a copy; the
  * oldest prefix is evicted first. */
-static void test_prefix(void **state)
+static void a_sequence_finds_earlier_blocks(void **state)
 {
     (void)state;
     struct err e;
@@ -192,7 +192,7 @@ static void count_drop(void *user, int32_t block)
 
 /* Unused prefixes are evicted, and drop() is called once for every block that holds
  * nothing; blocks in use stay. */
-static void test_trim(void **state)
+static void unused_prefixes_are_evicted(void **state)
 {
     (void)state;
     struct err e;
@@ -222,7 +222,7 @@ static void test_trim(void **state)
 
 /* Random sequences of few different tokens: the blocks that prefix_take() and prefix_copy() return
  * were entered with the same tokens. */
-static void test_random_prefixes(void **state)
+static void prefixes_hold_the_tokens_they_were_entered_with(void **state)
 {
     (void)state;
     enum { N_BLOCKS = 40, N_TABLES = 5, LEN = 120 };
@@ -285,7 +285,7 @@ static void note(void *user, int32_t block, int n_tokens)
 }
 
 /* Partial leaves in every block, including block 0: each of them is visited, and copied from. */
-static void test_leaves(void **state)
+static void every_partial_leaf_is_visited(void **state)
 {
     (void)state;
     struct err e;
@@ -324,7 +324,7 @@ static void count_state(void *user, int state) { *(unsigned *)user |= 1u << stat
 
 /* States are held, kept as snapshots of nodes, found there, and reused if they are the oldest or if
  * their node was evicted. */
-static void test_states(void **state)
+static void snapshots_are_found_and_reused(void **state)
 {
     (void)state;
     struct err e;
@@ -389,7 +389,7 @@ static void test_states(void **state)
 }
 
 /* One of four states is spare: no snapshot is kept in it, and none is reused for it. */
-static void test_spare_states(void **state)
+static void spare_states_are_never_snapshots(void **state)
 {
     (void)state;
     struct err e;
@@ -423,7 +423,7 @@ static void test_spare_states(void **state)
     kv_pool_close(p);
 }
 
-static void test_errors(void **state)
+static void a_pool_without_blocks_is_refused(void **state)
 {
     (void)state;
     struct err e;
@@ -434,10 +434,12 @@ static void test_errors(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reserve_and_truncate), cmocka_unit_test(test_share),
-        cmocka_unit_test(test_random), cmocka_unit_test(test_prefix), cmocka_unit_test(test_trim),
-        cmocka_unit_test(test_random_prefixes), cmocka_unit_test(test_leaves), cmocka_unit_test(test_states),
-        cmocka_unit_test(test_spare_states), cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_reserve_and_truncate), cmocka_unit_test(shared_blocks_are_copied_before_a_write),
+        cmocka_unit_test(random_operations_keep_the_reference_counts),
+        cmocka_unit_test(a_sequence_finds_earlier_blocks), cmocka_unit_test(unused_prefixes_are_evicted),
+        cmocka_unit_test(prefixes_hold_the_tokens_they_were_entered_with),
+        cmocka_unit_test(every_partial_leaf_is_visited), cmocka_unit_test(snapshots_are_found_and_reused),
+        cmocka_unit_test(spare_states_are_never_snapshots), cmocka_unit_test(a_pool_without_blocks_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -101,7 +101,7 @@ static void check_storable(const struct fixture *f)
 
 /* Each value gets the code that is nearest to it (up to the rounding of this test's own
  * comparison). */
-static void nearest(void **state)
+static void codes_are_the_nearest(void **state)
 {
     (void)state;
     float x[100];
@@ -137,7 +137,7 @@ static void nearest(void **state)
 /* Mean squared error of each type on normal data: by absmax and by search.  The limits are the
  * measured values plus 5 %.  They agree with step^2/12 where that applies: the step of i4 is about
  * 2.1 (the mean extreme of 32 normal values) / 7.5, so the error is .0065. */
-static void errors(void **state)
+static void errors_stay_below_their_limits(void **state)
 {
     (void)state;
     static const double limit[N_TYPES][2] = {
@@ -185,7 +185,7 @@ static void errors(void **state)
 
 /* The rules for ternary weights reach the cosines that ternary.h states for normal numbers.  Rows
  * of zeros stay zeros, and padding has the code of 0. */
-static void ternary_rules(void **state)
+static void ternary_rules_reach_their_cosines(void **state)
 {
     (void)state;
     static const double promised[N_TERNARY] = { .904, .891, .900, .903, .888, .803 };
@@ -236,7 +236,7 @@ static void ternary_rules(void **state)
 
 /* With an importance per column the error of the important columns is smaller, and so is the
  * weighted error. */
-static void importance_counts(void **state)
+static void important_columns_have_smaller_errors(void **state)
 {
     (void)state;
     float x[COLS], w[COLS], none[COLS] = { 0 };
@@ -300,7 +300,7 @@ static void zero_and_constant(void **state)
 /* Values and importances from subnormal numbers to the largest floats: all results are finite, and
  * no error is larger than the row's largest magnitude (plus half the least f16, because a minimum
  * is rounded to f16). */
-static void extremes(void **state)
+static void extreme_values_give_finite_results(void **state)
 {
     (void)state;
     static const float unit[] = { 1e-45f, 1e-42f, 1e-38f, 1e-30f, 1e-7f, 1e4f, 1e20f, 1e37f };
@@ -334,7 +334,7 @@ static void extremes(void **state)
 
 /* One large value in a row increases the row scale, so that the 8-bit scales of the other groups
  * become coarser.  Their error must not grow more than that explains (3 times). */
-static void outlier(void **state)
+static void an_outlier_costs_other_groups_little(void **state)
 {
     (void)state;
     float x[COLS];
@@ -354,7 +354,7 @@ static void outlier(void **state)
 
 /* Codes and scales are the same with every compiler, every option and on every machine: the numbers
  * are FNV-1a hashes of all of them. */
-static void same_bits(void **state)
+static void codes_are_the_same_on_every_machine(void **state)
 {
     (void)state;
     static const uint64_t want[N_TYPES][2] = {
@@ -404,7 +404,7 @@ static void same_bits(void **state)
 
 /* fp8: the value of largest magnitude in a group gets code 448 or -448, and every value the nearest
  * of all codes.  A group of zeros, or of values near 0, becomes 0. */
-static void fp8_nearest(void **state)
+static void fp8_codes_are_the_nearest(void **state)
 {
     (void)state;
     enum { GROUPS = 3, N = 128 * GROUPS - 40 };
@@ -443,10 +443,12 @@ static void fp8_nearest(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(fp8_nearest), cmocka_unit_test(nearest), cmocka_unit_test(errors),
-            cmocka_unit_test(ternary_rules), cmocka_unit_test(importance_counts),
-        cmocka_unit_test(zero_and_constant), cmocka_unit_test(extremes), cmocka_unit_test(outlier),
-        cmocka_unit_test(same_bits),
+        cmocka_unit_test(fp8_codes_are_the_nearest), cmocka_unit_test(codes_are_the_nearest),
+        cmocka_unit_test(errors_stay_below_their_limits), cmocka_unit_test(ternary_rules_reach_their_cosines),
+        cmocka_unit_test(important_columns_have_smaller_errors), cmocka_unit_test(zero_and_constant),
+        cmocka_unit_test(extreme_values_give_finite_results),
+        cmocka_unit_test(an_outlier_costs_other_groups_little),
+        cmocka_unit_test(codes_are_the_same_on_every_machine),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -75,7 +75,7 @@ static const char *kept(const struct sampling *s)
     return text;
 }
 
-static void test_kept_sets(void **state)
+static void filters_keep_the_listed_tokens(void **state)
 {
     (void)state;
     struct sampling s = plain();
@@ -158,7 +158,7 @@ static void chi_square(const struct sampling *s, const double want[N], double li
         fail_msg("chi-square %.1f, limit %.1f", x, limit);
 }
 
-static void test_distribution(void **state)
+static void draws_follow_the_distribution(void **state)
 {
     (void)state;
     struct sampling s = plain();
@@ -228,7 +228,7 @@ static void chi_square_verified(const struct sampling *sampling, const struct al
         fail_msg("%.3f of the proposals were accepted, expected %.3f", accepted / DRAWS, expected);
 }
 
-static void test_verify(void **state)
+static void verified_proposals_keep_the_distribution(void **state)
 {
     (void)state;
     struct sampling s = plain();
@@ -297,7 +297,7 @@ static void test_verify_after_one(void **state)
         fail_msg("chi-square %.1f, limit 24.3", x);
 }
 
-static void test_seed(void **state)
+static void equal_seeds_give_equal_tokens(void **state)
 {
     (void)state;
     struct err e;
@@ -318,7 +318,7 @@ static void test_seed(void **state)
 
 /* A seed gives the same tokens in every version of the program.  Each number is the FNV-1a hash of
  * 500 draws, and each case draws in another way. */
-static void test_draws_stay(void **state)
+static void draws_are_the_same_in_every_version(void **state)
 {
     (void)state;
     static const struct { int top_k; float top_p, min_p, typical_p, temperature; uint64_t want; float xtc; } cases[] = {
@@ -353,7 +353,7 @@ static void test_draws_stay(void **state)
 }
 
 /* sampler_draw() lets the backend draw unless there are biases, penalties or typical_p. */
-static void test_draw_elsewhere(void **state)
+static void the_backend_draws_if_it_can(void **state)
 {
     (void)state;
     const struct logit_bias bias = { 1, 1 };
@@ -382,7 +382,7 @@ static void test_draw_elsewhere(void **state)
 }
 
 /* generation_config.json: values in the file replace the defaults, others keep them. */
-static void test_config(void **state)
+static void generation_config_replaces_defaults(void **state)
 {
     (void)state;
     struct err e;
@@ -432,7 +432,7 @@ static int32_t pick_one(const struct sampling *s, const float *logits, int n, co
     return id;
 }
 
-static void test_greedy(void **state)
+static void greedy_takes_the_largest_logit(void **state)
 {
     (void)state;
     struct sampling s = plain();
@@ -455,7 +455,7 @@ static void test_greedy(void **state)
     assert_int_equal(pick_one(&s, x, 200, "", "", NULL), 20);
 }
 
-static void test_penalties(void **state)
+static void penalties_change_logits_as_documented(void **state)
 {
     (void)state;
     struct sampling s = plain();
@@ -490,7 +490,7 @@ static void test_penalties(void **state)
     assert_int_equal(pick_one(&s, up, 3, "", "00111", NULL), 0);   /* 2.4, 0.1, 1 */
 }
 
-static void test_bias(void **state)
+static void bias_is_added_before_penalties(void **state)
 {
     (void)state;
     const struct logit_bias bias[] = { { 2, 5 }, { 0, -INFINITY } };
@@ -516,7 +516,7 @@ static void test_bias(void **state)
     }
 }
 
-static void test_bad_logits(void **state)
+static void nan_and_infinity_are_refused(void **state)
 {
     (void)state;
     struct err e;
@@ -554,7 +554,7 @@ static int by_weight(const void *a, const void *b)
     return x < y ? 1 : x > y ? -1 : 0;
 }
 
-static void test_large(void **state)
+static void top_p_keeps_what_a_full_sort_keeps(void **state)
 {
     (void)state;
     enum { V = 50000 };
@@ -589,7 +589,7 @@ static void test_large(void **state)
     free(sorted);
 }
 
-static void test_ranges(void **state)
+static void values_out_of_range_are_refused(void **state)
 {
     (void)state;
     struct err e;
@@ -624,7 +624,7 @@ static void test_ranges(void **state)
 
 /* Log probabilities are those of a softmax in double, and the top ones those of a sort.  They are
  * computed from the unchanged logits, whatever the sampler does with them. */
-static void test_logprobs(void **state)
+static void logprobs_are_those_of_unchanged_logits(void **state)
 {
     (void)state;
     enum { V = 1000 };
@@ -674,7 +674,7 @@ static void test_logprobs(void **state)
 }
 
 /* A constraint that allows only one token gets it; one that allows none is an error. */
-static void test_allowed(void **state)
+static void only_allowed_tokens_are_chosen(void **state)
 {
     (void)state;
     struct err e;
@@ -716,14 +716,14 @@ static void test_allowed(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_kept_sets), cmocka_unit_test(test_distribution), cmocka_unit_test(test_verify),
-        cmocka_unit_test(test_verify_after_one),
-            cmocka_unit_test(test_seed),
-            cmocka_unit_test(test_greedy),
-        cmocka_unit_test(test_penalties), cmocka_unit_test(test_bias), cmocka_unit_test(test_bad_logits),
-        cmocka_unit_test(test_large), cmocka_unit_test(test_ranges), cmocka_unit_test(test_logprobs),
-        cmocka_unit_test(test_allowed), cmocka_unit_test(test_draws_stay),
-        cmocka_unit_test(test_draw_elsewhere), cmocka_unit_test(test_config),
+        cmocka_unit_test(filters_keep_the_listed_tokens), cmocka_unit_test(draws_follow_the_distribution),
+        cmocka_unit_test(verified_proposals_keep_the_distribution), cmocka_unit_test(test_verify_after_one),
+        cmocka_unit_test(equal_seeds_give_equal_tokens), cmocka_unit_test(greedy_takes_the_largest_logit),
+        cmocka_unit_test(penalties_change_logits_as_documented), cmocka_unit_test(bias_is_added_before_penalties),
+        cmocka_unit_test(nan_and_infinity_are_refused), cmocka_unit_test(top_p_keeps_what_a_full_sort_keeps),
+        cmocka_unit_test(values_out_of_range_are_refused), cmocka_unit_test(logprobs_are_those_of_unchanged_logits),
+        cmocka_unit_test(only_allowed_tokens_are_chosen), cmocka_unit_test(draws_are_the_same_in_every_version),
+        cmocka_unit_test(the_backend_draws_if_it_can), cmocka_unit_test(generation_config_replaces_defaults),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

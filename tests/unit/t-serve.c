@@ -146,7 +146,7 @@ static void test_http_heads(void **state)
 
 /* A caller that sets `ask` is asked once per body whether to keep it.  A body that it drops is
  * still counted and checked, but not stored, wherever the input is cut. */
-static void test_bodies_dropped(void **state)
+static void dropped_bodies_are_checked_but_not_stored(void **state)
 {
     static const struct http_limits ask = { .head_bytes = 4096, .body_bytes = 1000, .ask = 1 };
     static const char *const texts[] = { "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 11\r\n\r\nhello world",
@@ -252,7 +252,7 @@ static double seconds_for(size_t piece, size_t total, int frames)
 
 /* Many small chunks or frames cost no more in one large read than in many small reads, so no client
  * can occupy the server's loop with them. */
-static void test_small_pieces(void **state)
+static void many_small_pieces_cost_no_more_at_once(void **state)
 {
     (void)state;
     for (int frames = 0; frames < 2; frames++) {
@@ -413,7 +413,7 @@ static void test_reasoning(void **state)
 
 /* Next state of the memory watch: memory becomes short (TRIM), is sufficient again (FINE), is used
  * up (END).  In a control group the group's own figures decide. */
-static void memory_watch(void **state)
+static void the_memory_watch_follows_each_reading(void **state)
 {
     static const struct { enum watch_state before; int most_mib,
                           left_mib; double stalled; enum watch_state after; } all[] = {
@@ -645,12 +645,12 @@ static void memory_is_admitted_before_it_is_taken(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(memory_watch), cmocka_unit_test(memory_watch_steps),
-            cmocka_unit_test(test_http_cut_at_every_byte), cmocka_unit_test(test_http_limits),
-            cmocka_unit_test(test_http_heads),
-        cmocka_unit_test(test_bodies_dropped), cmocka_unit_test(test_absolute_targets),
-        cmocka_unit_test(test_websocket), cmocka_unit_test(test_small_pieces),
-        cmocka_unit_test(test_fields), cmocka_unit_test(test_json_text), cmocka_unit_test(test_reasoning),
+        cmocka_unit_test(the_memory_watch_follows_each_reading), cmocka_unit_test(memory_watch_steps),
+        cmocka_unit_test(test_http_cut_at_every_byte), cmocka_unit_test(test_http_limits),
+        cmocka_unit_test(test_http_heads), cmocka_unit_test(dropped_bodies_are_checked_but_not_stored),
+        cmocka_unit_test(test_absolute_targets), cmocka_unit_test(test_websocket),
+        cmocka_unit_test(many_small_pieces_cost_no_more_at_once), cmocka_unit_test(test_fields),
+        cmocka_unit_test(test_json_text), cmocka_unit_test(test_reasoning),
         cmocka_unit_test(trees_take_what_is_announced), cmocka_unit_test(what_is_ignored_never_becomes_a_tree),
         cmocka_unit_test(memory_is_admitted_before_it_is_taken),
     };

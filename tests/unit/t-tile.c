@@ -184,7 +184,7 @@ static void check_matrix(enum qtype type, int group_size, int act_group, int row
     free(data);
 }
 
-static void integer_types(void **state)
+static void integer_types_decode_as_documented(void **state)
 {
     (void)state;
     for (size_t i = 0; i < sizeof int_types / sizeof *int_types; i++) {
@@ -198,7 +198,7 @@ static void integer_types(void **state)
     }
 }
 
-static void float_types(void **state)
+static void float_types_decode_as_documented(void **state)
 {
     (void)state;
     struct rng rng = { 3 };
@@ -238,7 +238,7 @@ static void float_types(void **state)
 
 /* nl4, 33 rows of 100 columns: the columns are padded to 4 groups of 32, which make one unit per
  * tile: 128 bytes of row scales, 128 of scales, 4 x 512 of codes. */
-static void golden_nl4(void **state)
+static void nl4_has_the_documented_bytes(void **state)
 {
     (void)state;
     struct mat m;
@@ -279,7 +279,7 @@ static void golden_nl4(void **state)
 
 /* i4m, 3 groups of 32 columns.  The first unit has 2 groups (128 bytes of scales, 128 of minima,
  * 1024 of codes), the second has 1 (64, 64, 512). */
-static void golden_i4m(void **state)
+static void i4m_has_the_documented_bytes(void **state)
 {
     (void)state;
     struct mat m;
@@ -300,7 +300,7 @@ static void golden_i4m(void **state)
     assert_int_equal(mat_extra_offset(&m, 2, 31), 128 + 64 + 2048 + 64 + 31);
 }
 
-static void refusals(void **state)
+static void wrong_matrices_are_refused(void **state)
 {
     (void)state;
     static const struct { int type, group, act; int64_t rows, cols; enum err_code code; const char *says; } cases[] = {
@@ -336,8 +336,9 @@ static void refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(integer_types), cmocka_unit_test(float_types),
-        cmocka_unit_test(golden_nl4), cmocka_unit_test(golden_i4m), cmocka_unit_test(refusals),
+        cmocka_unit_test(integer_types_decode_as_documented), cmocka_unit_test(float_types_decode_as_documented),
+        cmocka_unit_test(nl4_has_the_documented_bytes), cmocka_unit_test(i4m_has_the_documented_bytes),
+        cmocka_unit_test(wrong_matrices_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

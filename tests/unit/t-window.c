@@ -11,7 +11,7 @@
 #include "libcommon/cache/kv.h"
 
 /* A sequence of any length has only as many window blocks as its window needs. */
-static void test_slides(void **state)
+static void a_window_bounds_the_window_blocks(void **state)
 {
     (void)state;
     struct err e;
@@ -46,7 +46,7 @@ static void count_drop(void *user, int32_t block)
 }
 
 /* A prefix is reused only up to a position whose window blocks are still in the pool. */
-static void test_prefix(void **state)
+static void prefixes_end_where_window_blocks_end(void **state)
 {
     (void)state;
     struct err e;
@@ -114,7 +114,7 @@ static int load_again(struct kv_pool *p, const int32_t *ids, int n_blocks, int n
 
 /* A prefix that needs more window blocks than there are keeps those of its attention sinks and of
  * its end, even if blocks of ended sequences fill the pool. */
-static void test_loads(void **state)
+static void long_prefixes_keep_sinks_and_end(void **state)
 {
     (void)state;
     enum { N = 640 };
@@ -229,8 +229,10 @@ static void test_sinks(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_slides), cmocka_unit_test(test_prefix),
-                                        cmocka_unit_test(test_loads),
-                                        cmocka_unit_test(test_random), cmocka_unit_test(test_sinks) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_window_bounds_the_window_blocks), cmocka_unit_test(prefixes_end_where_window_blocks_end),
+        cmocka_unit_test(long_prefixes_keep_sinks_and_end), cmocka_unit_test(test_random),
+        cmocka_unit_test(test_sinks),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -94,7 +94,7 @@ static void heed_lost(struct map *m) { m->lost = 1; n_added++; }
 static void forget(struct map *m) { assert_non_null(m->data); n_removed++; }
 
 /* The guard is called with the map, and a file with lost pages is refused. */
-static void test_guarded(void **state)
+static void lost_pages_are_refused(void **state)
 {
     (void)state;
     const struct map_guard fine = { heed, forget }, lost = { heed_lost, forget };
@@ -246,7 +246,7 @@ static int teardown(void **state)
     return rmdir(dir);              /* fails if the writer left a temporary behind */
 }
 
-static void reads_back(void **state)
+static void a_written_file_reads_back(void **state)
 {
     (void)state;
     struct err e = { 0 };
@@ -291,7 +291,7 @@ static void reads_back(void **state)
 
 /* The rows of a source that a row map selects: with `pairs` the halves of each head interleaved;
  * else runs of rows at a distance, from an offset on. */
-static void maps_rows(void **state)
+static void row_maps_select_the_rows_of_the_source(void **state)
 {
     (void)state;
     const struct row_map pairs = { .pairs = 8 }, piece = { .offset = 32, .run = 16, .stride = 48 };
@@ -807,7 +807,7 @@ static void hashes_as_published(void **state)
 /* A file with as many tensors as a model of 48 layers with 128 experts each: opening it takes 5 ms
  * on the development machine.  The limit of 100 ms allows for an instrumented build, but not for
  * parsing text. */
-static void opens_quickly(void **state)
+static void many_tensors_open_quickly(void **state)
 {
     (void)state;
     enum { LAYERS = 48, EXPERTS = 128 };
@@ -889,15 +889,14 @@ static void contents_are_compared(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reads_back), cmocka_unit_test(maps_rows), cmocka_unit_test(same_bytes_again),
-            cmocka_unit_test(cut_at_every_byte),
+        cmocka_unit_test(a_written_file_reads_back), cmocka_unit_test(row_maps_select_the_rows_of_the_source),
+        cmocka_unit_test(same_bytes_again), cmocka_unit_test(cut_at_every_byte),
         cmocka_unit_test(every_byte_flipped), cmocka_unit_test(header_fields), cmocka_unit_test(section_fields),
-        cmocka_unit_test(sections_left_out),
-        cmocka_unit_test(a_disk_that_is_full),
-        cmocka_unit_test(json_fields), cmocka_unit_test(list_fields), cmocka_unit_test(reads_version_1_0),
-        cmocka_unit_test(original_damaged), cmocka_unit_test(writer_leaves_nothing),
-        cmocka_unit_test(past_the_page_cache), cmocka_unit_test(hashes_as_published), cmocka_unit_test(opens_quickly),
-        cmocka_unit_test(test_guarded), cmocka_unit_test(contents_are_compared),
+        cmocka_unit_test(sections_left_out), cmocka_unit_test(a_disk_that_is_full), cmocka_unit_test(json_fields),
+        cmocka_unit_test(list_fields), cmocka_unit_test(reads_version_1_0), cmocka_unit_test(original_damaged),
+        cmocka_unit_test(writer_leaves_nothing), cmocka_unit_test(past_the_page_cache),
+        cmocka_unit_test(hashes_as_published), cmocka_unit_test(many_tensors_open_quickly),
+        cmocka_unit_test(lost_pages_are_refused), cmocka_unit_test(contents_are_compared),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
