@@ -102,8 +102,12 @@ $(B)/%_avxvnni.o: SIMD := -mavx2 -mfma -mf16c -mavxvnni $(LINES)
 $(B)/%_avx512.o: SIMD := $(AVX512)
 $(B)/%_amx.o: SIMD := -mamx-tile -mamx-int8
 $(B)/libcommon/kernels/%_amx.o: SIMD := $(AVX512) -mamx-tile -mamx-int8
-$(B)/%_dotprod.o: SIMD := -march=armv8.2-a+dotprod
-$(B)/%_i8mm.o: SIMD := -march=armv8.2-a+dotprod+i8mm
+# Before registers are allocated, gcc for ARM64 moves loads of weights ahead of sums, which then do
+# not fit into the registers.
+IN_ORDER := $(if $(filter aarch64,$(ARCH)),-fno-schedule-insns)
+$(B)/libcommon/kernels/kernels_neon.o: SIMD := $(IN_ORDER)
+$(B)/%_dotprod.o: SIMD := -march=armv8.2-a+dotprod $(IN_ORDER)
+$(B)/%_i8mm.o: SIMD := -march=armv8.2-a+dotprod+i8mm $(IN_ORDER)
 # The innermost loops: LOOPS, if given, follows CFLAGS there.
 $(patsubst %,$(B)/libcommon/%.o,kernels/% quant/% convert/linalg% convert/gptq%): INNER := $(LOOPS)
 # The folders that compute little: OUTER, if given, follows CFLAGS there, and TESTS in unit tests.
