@@ -55,6 +55,14 @@ asked() { on "$1" zse-chat "$T/tiny.zse" --temp 0 --threads 2 -p "What is 2+2?" 
 }
 
 @test "matrix products of every set" { unit max t-kernels-matmul; }
+@test "integer products have the bits of this machine in every set" {
+  [ -x "$B/../tests/bench/bits" ] || skip "no build for this machine beside $B"
+  "$B/../tests/bench/bits" >"$T/bits.here"
+  for set in neon dotprod i8mm; do
+    on max tests/bench/bits $set >"$T/bits.$set"
+    diff "$T/bits.here" "$T/bits.$set"
+  done
+}
 @test "operations on rows" { unit cortex-a72 t-kernels-rows; }
 @test "attention" { unit cortex-a72 t-kernels-attention; }
 
