@@ -38,6 +38,15 @@ static json_t *with_reasoning(const json_t *message)
     return copy;
 }
 
+/* Set thinking_mode, which MiniMax M3's template reads instead of enable_thinking. */
+static int set_thinking_mode(json_t *vars, const json_t *extra)
+{
+    const json_t *thinks = json_object_get(extra, "enable_thinking");
+    if (!json_is_boolean(thinks))
+        return 0;
+    return json_object_set_new(vars, "thinking_mode", json_string(json_is_true(thinks) ? "enabled" : "disabled"));
+}
+
 static int is_text(const char *s) { return !s || utf8_valid(s, strlen(s)) == strlen(s); }
 
 int chat_render(const struct tmpl *t, const json_t *messages, const json_t *tools, int add_generation_prompt,
@@ -68,6 +77,7 @@ int chat_render(const struct tmpl *t, const json_t *messages, const json_t *tool
         || json_object_set_new(vars, "add_generation_prompt", json_boolean(add_generation_prompt)) < 0
         || json_object_set_new(vars, "bos_token", json_string(bos ? bos : "")) < 0
         || json_object_set_new(vars, "eos_token", json_string(eos ? eos : "")) < 0
+        || set_thinking_mode(vars, extra) < 0
         || (extra && json_object_update(vars, extra) < 0)) {
         if (is_text(bos) && is_text(eos))
             err_nomem(e, "the variables of the chat template");

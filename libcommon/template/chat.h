@@ -16,7 +16,8 @@ extern const char chat_fallback_template[];
 /* Render as transformers' apply_chat_template() does: messages, tools and documents (null if not
  * given), add_generation_prompt, bos_token and eos_token ("" for NULL) are set, then the keys of
  * extra_vars, which take precedence.  If a message has reasoning_content, thinking or reasoning, it
- * gets the text under both of the first two names, because templates use either.
+ * gets the text under both of the first two names, because templates use either.  enable_thinking
+ * sets thinking_mode as well, to "enabled" or "disabled".
  *   messages    an array of objects;  tools, extra_vars, limits  may be NULL
  *   now         seconds since 1970, in UTC, for strftime_now
  * *out is malloc'd and '\0'-terminated. */

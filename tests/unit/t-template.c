@@ -380,6 +380,21 @@ static void test_chat(void **state)
     assert_int_equal(chat_render(t, tools, NULL, 0, NULL, NULL, now, NULL, NULL, &got, &size, &e), -1);
     assert_string_equal(e.msg, "messages[0]: found a whole number, expected an object");
     tmpl_free(t);
+
+    static const char modes[] = "{{ thinking_mode is defined and thinking_mode }}";
+    static const struct { const char *vars, *want; } thinks[] = {
+        { "{}", "False" }, { "{\"enable_thinking\": true}", "enabled" }, { "{\"enable_thinking\": false}", "disabled" },
+        { "{\"enable_thinking\": false, \"thinking_mode\": \"adaptive\"}", "adaptive" },
+    };
+    t = tmpl_parse(modes, sizeof modes - 1, NULL, &e);
+    for (size_t i = 0; i < sizeof thinks / sizeof *thinks; i++) {
+        json_t *vars = json_loads(thinks[i].vars, 0, NULL);
+        assert_int_equal(chat_render(t, messages, NULL, 0, NULL, NULL, now, vars, NULL, &got, &size, &e), 0);
+        assert_string_equal(got, thinks[i].want);
+        free(got);
+        json_decref(vars);
+    }
+    tmpl_free(t);
     json_decref(messages);
     json_decref(extra);
     json_decref(tools);
