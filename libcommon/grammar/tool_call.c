@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "libcommon/base/utf8.h"
+#include "libcommon/grammar/tool_elements.h"
 #include "libcommon/grammar/tool_format.h"
 #include "libcommon/grammar/tool_values.h"
 
@@ -240,10 +241,14 @@ static int until(struct json_cursor *c, const char *end, const char **from, size
 
 /* ---- arguments between tags ---- */
 
+static const json_t *property(const json_t *tool, const char *key)
+{
+    return json_object_get(json_object_get(json_object_get(tool, "parameters"), "properties"), key);
+}
+
 static int is_string(const json_t *tool, const char *key)
 {
-    const json_t *properties = json_object_get(json_object_get(tool, "parameters"), "properties");
-    const char *type = json_string_value(json_object_get(json_object_get(properties, key), "type"));
+    const char *type = json_string_value(json_object_get(property(tool, key), "type"));
     return type && !strcmp(type, "string");
 }
 
@@ -289,7 +294,10 @@ static void add_member(struct tool_parser *p, struct parsed_call *c, const char 
 }
 
 enum tag_type { TAG_BY_SCHEMA, TAG_STRING, TAG_JSON };
-struct tag { const char *key, *value; size_t n_key, n_value; enum tag_type type; };
+struct tag {
+    const char *key, *value; size_t n_key, n_value; enum tag_type type;
+    json_t *whole;                      /* the complete value, if it was read as an element; owned */
+};
 
 /* Remove the blanks at the ends of a value that belong to the markers; at the end of an
  * incomplete value, remove a possible beginning of the closing marker, too. */
@@ -350,6 +358,41 @@ static int read_tag(const struct tool_format *f, struct json_cursor *c, struct t
     return rc;
 }
 
+/* Read the value of an element and its closing tag, after the opening tag with t->key. */
+static int read_value(const struct tool_parser *p, const json_t *schema, struct json_cursor *c, struct tag *t)
+{
+    const struct tool_format *f = p->f;
+    const char *type = json_string_value(json_object_get(schema, "type"));
+    const int nested = type && !strcmp(type, "string") ? BAD : (int)element_at(f, c->p, c->end);
+    if (nested != BAD) {
+        const int rc = nested == MORE ? MORE : (int)elements_read(f, &c->p, c->end, schema, &t->whole);
+        return rc == DONE ? (int)element_end(f, &c->p, c->end, t->key, t->n_key) : rc;
+    }
+    const char *hit = memmem(c->p, (size_t)(c->end - c->p), f->value_close, strlen(f->value_close));
+    t->value = c->p;
+    t->n_value = (size_t)((hit ? hit : c->end) - c->p);
+    trim(f, "", t, hit != NULL);
+    if (!hit)
+        return MORE;
+    c->p = hit;
+    t->whole = element_text(schema, t->value, t->n_value);
+    return t->whole ? (int)element_end(f, &c->p, c->end, t->key, t->n_key) : BAD;
+}
+
+/* Read the next argument as an element.  MORE with a value: its text is incomplete. */
+static int read_element(struct tool_parser *p, const struct parsed_call *call, struct json_cursor *c, struct tag *t)
+{
+    memset(t, 0, sizeof *t);
+    int rc = (int)element_begin(p->f, &c->p, c->end, &t->key, &t->n_key);
+    char *name = rc == DONE ? call_copy(p, t->key, t->n_key) : NULL;
+    if (rc == DONE)
+        rc = name ? read_value(p, property(tool_of(p, call->name), name), c, t) : BAD;
+    free(name);
+    if (!t->value)
+        t->key = rc == DONE ? t->key : NULL;
+    return rc;
+}
+
 /* Add an argument to the JSON text; the first of two with the same name counts. */
 static int take_tag(struct tool_parser *p, struct parsed_call *call, json_t *seen, const struct tag *t, int complete)
 {
@@ -362,7 +405,7 @@ static int take_tag(struct tool_parser *p, struct parsed_call *call, json_t *see
         rc = BAD;
     } else if (!known && (!text_only || string)) {
         const size_t n = complete ? t->n_value : utf8_valid(t->value, t->n_value);
-        json_t *v = tag_value(string, t->value, n);
+        json_t *v = t->whole && complete ? json_incref(t->whole) : tag_value(string, t->value, n);
         if (v) {
             add_member(p, call, name, v, complete);
             call->open.silent = 0;
@@ -390,7 +433,7 @@ static int read_tags(struct tool_parser *p, struct json_cursor *c, struct parsed
             add(p, call, "}");
             break;
         }
-        rc = read_tag(f, &k, &t);
+        rc = f->style == TOOL_ELEMENTS ? read_element(p, call, &k, &t) : read_tag(f, &k, &t);
         if (rc == BAD && ends == MORE)
             rc = MORE;
         if (rc == MORE && t.key && t.n_value) {
@@ -401,6 +444,7 @@ static int read_tags(struct tool_parser *p, struct json_cursor *c, struct parsed
             rc = take_tag(p, call, seen, &t, 1);
         else if (rc == MORE && t.key && p->o.stream_arguments)
             rc = take_tag(p, call, seen, &t, 0) == BAD ? BAD : MORE;
+        json_decref(t.whole);
         if (rc == DONE)
             *c = k;
     }
@@ -501,7 +545,7 @@ static int read_named_call(struct tool_parser *p, struct json_cursor *k, struct 
         return BAD;
     if ((rc = after_name(p, k, c, end)) != DONE)
         return rc;
-    if (p->f->style == TOOL_TAGS)
+    if (p->f->style == TOOL_TAGS || p->f->style == TOOL_ELEMENTS)
         return read_tags(p, k, c);
     if (python || p->f->style == TOOL_QUOTED) {
         const size_t base = (size_t)(k->p - (p->text + p->at));

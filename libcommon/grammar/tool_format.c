@@ -11,6 +11,8 @@ static const char *const solar_noise[] = { "<|content|>", "<|begin|>assistant", 
 static const char *const cohere_noise[] = { "<|START_TEXT|>", "<|END_TEXT|>", "<|START_RESPONSE|>",
                                             "<|END_RESPONSE|>", NULL };
 static const char *const gigachat_noise[] = { "<|message_sep|>", NULL };
+static const char *const minimax_noise[] = { "</mm:think>", NULL };
+#define M3 "]<]minimax[>["                      /* precedes every tag */
 
 /* In the order in which they are tried: the most specific marker first. */
 const struct tool_format tool_formats[] = {
@@ -59,6 +61,12 @@ const struct tool_format tool_formats[] = {
       .section = "<minimax:tool_call>\n", .open = "<invoke name=\"", .before_arguments = "\">\n",
       .close = "</invoke>\n", .between = "", .section_end = "</minimax:tool_call>",
       .key_open = "<parameter name=\"", .key_close = "\">", .value_close = "</parameter>\n" },
+    /* Answers without reasoning begin with the end of it. */
+    { .name = "minimax-m3", .needles = { "]<]minimax[>[", "<invoke name=" }, .style = TOOL_ELEMENTS,
+      .section = M3 "<tool_call>\n", .open = M3 "<invoke name=\"", .before_arguments = "\">",
+      .close = M3 "</invoke>\n", .between = "", .section_end = M3 "</tool_call>",
+      .key_open = M3 "<", .key_close = ">", .value_close = M3 "</", .think = "<mm:think>",
+      .think_end = "</mm:think>", .noise = minimax_noise },
     { .name = "gemma4", .needles = { "<|tool_call>", "<tool_call|>" }, .style = TOOL_QUOTED, .section = "",
       .open = "<|tool_call>call:", .before_arguments = "{", .close = "<tool_call|>", .between = "", .section_end = "",
       .value_close = "<|\"|>", .think = "<|channel>thought", .think_end = "<channel|>" },

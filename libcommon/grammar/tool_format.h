@@ -11,6 +11,7 @@ enum tool_style {
     TOOL_TAGS,                          /* the name, then each argument between tags */
     TOOL_PYTHON,                        /* a list of calls as in Python: [name(key="value", n=1)] */
     TOOL_QUOTED,                        /* {key:value}, with strings between two value_close */
+    TOOL_ELEMENTS,                      /* the name, then each argument as an XML element */
 };
 
 /* An answer with calls: [section] call (between call)* [section_end], where a call is
@@ -21,6 +22,9 @@ enum tool_style {
  *                close
  *   PYTHON       open [ name before_arguments key=value, ... ) , ... ] close
  *   QUOTED       open name before_arguments key:value, ... } close
+ *   ELEMENTS     open name before_arguments element* close, where an element is
+ *                key_open key key_close value value_close key key_close, and a value is text, the
+ *                elements of an object's members, or an element "item" for each item of a list
  * Blanks and line breaks around markers and JSON are skipped when reading.  A marker that a family
  * does not have is "". */
 struct tool_format {

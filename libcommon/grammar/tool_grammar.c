@@ -227,6 +227,61 @@ static int is_required(const json_t *schema, const char *key)
     return 0;
 }
 
+static uint32_t element_members(struct tool_builder *k, const char *function, const char *place, const json_t *root,
+                                const json_t *schema, int depth);
+
+/* An element: the tags with the name around a value. */
+static uint32_t element(struct tool_builder *k, const char *name, uint32_t value)
+{
+    const uint32_t word = term(k, expr_text(k->x, name, strlen(name)));
+    const uint32_t tail = expr_seq(k->x, literal(k, k->f->value_close), expr_seq(k->x, word,
+                                                                              literal(k, k->f->key_close)));
+    return expr_seq(k->x, literal(k, k->f->key_open),
+                    expr_seq(k->x, word, expr_seq(k->x, literal(k, k->f->key_close), expr_seq(k->x, value, tail))));
+}
+
+/* A value between the tags of an element: text, the elements of a list or an object, or JSON where
+ * a schema has no such form. */
+static uint32_t element_value(struct tool_builder *k, const char *function, const char *place, const json_t *root,
+                              json_t *schema, int depth)
+{
+    enum { MOST_DEPTH = 16, MOST_ITEMS = 1000 };
+    const char *type = json_string_value(json_object_get(schema, "type"));
+    json_t *items = json_object_get(schema, "items"), *most = json_object_get(schema, "maxItems");
+    const json_int_t lo = json_integer_value(json_object_get(schema, "minItems")), hi = json_integer_value(most);
+    const int chosen = json_object_get(schema, "enum") || json_object_get(schema, "const");
+    if (type && !chosen && depth < MOST_DEPTH && !strcmp(type, "array") && json_is_object(items) && lo >= 0 &&
+        lo <= MOST_ITEMS && hi >= 0 && hi <= MOST_ITEMS && (!most || lo <= hi)) {
+        char inner[256];
+        snprintf(inner, sizeof inner, "%s/items", place);
+        const uint32_t one = element(k, "item", element_value(k, function, inner, root, items, depth + 1));
+        return expr_times(k->x, one, (int32_t)lo, most ? (int32_t)hi : (int32_t)EXPR_MANY);
+    }
+    if (type && !chosen && depth < MOST_DEPTH && !strcmp(type, "object") &&
+        json_object_size(json_object_get(schema, "properties")))
+        return element_members(k, function, place, root, schema, depth + 1);
+    return tag_value(k, function, place, root, schema);
+}
+
+static uint32_t element_members(struct tool_builder *k, const char *function, const char *place, const json_t *root,
+                                const json_t *schema, int depth)
+{
+    const char *key;
+    json_t *v;
+    uint32_t r = EXPR_EPSILON;
+    json_object_foreach(json_object_get(schema, "properties"), key, v) {
+        char inner[256];
+        snprintf(inner, sizeof inner, "%s/properties/%s", place, key);
+        uint32_t one = element(k, key, element_value(k, function, depth ? inner : key, root, v, depth));
+        if (!is_required(schema, key))
+            one = expr_any_of(k->x, (uint32_t[]){ EXPR_EPSILON, one }, 2);
+        r = expr_seq(k->x, r, one);
+        if (k->failed)
+            return EXPR_NONE;
+    }
+    return r;
+}
+
 static uint32_t tag_arguments(struct tool_builder *k, const char *name, const json_t *tool)
 {
     static const char *const known[] = { "type", "properties", "required", "additionalProperties", "$defs",
@@ -248,6 +303,8 @@ static uint32_t tag_arguments(struct tool_builder *k, const char *name, const js
             return EXPR_NONE;
         }
     }
+    if (k->f->style == TOOL_ELEMENTS)
+        return element_members(k, name, "", schema, schema, 0);
     json_object_foreach(json_object_get(schema, "properties"), key, v) {
         const char *type = json_string_value(json_object_get(v, "type"));
         const int json = k->f->key_close_json && (!type || strcmp(type, "string") != 0);
@@ -277,6 +334,20 @@ static uint32_t any_tags(struct tool_builder *k)
                             expr_seq(k->x, term(k, text_before(k, f->key_close, 0)), literal(k, f->key_close)));
     return expr_times(k->x, expr_seq(k->x, key, expr_seq(k->x, term(k, text_before(k, end, 0)),
                                                          literal(k, f->value_close))), 0, EXPR_MANY);
+}
+
+/* Any text as each of a function's arguments.  A grammar cannot repeat a name that it does not
+ * know. */
+static uint32_t any_elements(struct tool_builder *k, const json_t *tool)
+{
+    json_t *properties = json_object_get(json_object_get(tool, "parameters"), "properties"), *v;
+    const char *key;
+    uint32_t r = EXPR_EPSILON;
+    json_object_foreach(properties, key, v) {
+        const uint32_t one = element(k, key, term(k, text_before(k, k->f->value_close, 0)));
+        r = expr_seq(k->x, r, expr_any_of(k->x, (uint32_t[]){ EXPR_EPSILON, one }, 2));
+    }
+    return r;
 }
 
 /* ---- arguments in a notation of their own ---- */
@@ -469,7 +540,8 @@ static uint32_t any_own(struct tool_builder *k, const char *name)
 
 static uint32_t arguments_of(struct tool_builder *k, const char *name, const json_t *tool)
 {
-    const int tags = k->f->style == TOOL_TAGS, own = k->f->style == TOOL_PYTHON || k->f->style == TOOL_QUOTED;
+    const int elements = k->f->style == TOOL_ELEMENTS, tags = elements || k->f->style == TOOL_TAGS;
+    const int own = k->f->style == TOOL_PYTHON || k->f->style == TOOL_QUOTED;
     const int loose = json_object_get(k->loose, name) != NULL;
     uint32_t r = EXPR_NONE;
     k->strict = json_object_get(k->o->strict, name) != NULL;
@@ -481,7 +553,7 @@ static uint32_t arguments_of(struct tool_builder *k, const char *name, const jso
     k->failed = 0;                      /* too many keywords cannot be enforced: allow any object */
     relax(k, name, "/");
     if (tags || own)
-        return tags ? any_tags(k) : any_own(k, name);
+        return elements ? any_elements(k, tool) : tags ? any_tags(k) : any_own(k, name);
     json_t *any = json_pack("{s:{s:s}}", "parameters", "type", "object");
     r = json_arguments(k, name, any);
     json_decref(any);

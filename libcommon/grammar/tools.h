@@ -5,6 +5,7 @@
  * Llama 3 (JSON alone or after <|python_tag|>), Mistral ([TOOL_CALLS] before a list, or before name
  * and [ARGS]), DeepSeek R1 and V3.1, Kimi K2, functionary 3.1 and 3.2, Granite 3, Nemotron,
  * Qwen3-Coder, Qwen 3.5, GLM, MiniMax M2, DeepSeek V3.2 and V4, Hunyuan V3 (arguments as tags),
+ * MiniMax M3 (arguments as XML elements),
  * Gemma 4 and LFM2 (values in a notation of their own), gpt-oss and Solar (every part of an answer
  * is marked), Cohere, Apertus, GigaChat; for other templates, JSON alone.
  *

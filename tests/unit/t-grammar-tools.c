@@ -25,6 +25,10 @@ static const char tools_text[] =
     "{\"type\":\"function\",\"function\":{\"name\":\"now\",\"parameters\":{\"type\":\"object\",\"properties\":{}}}}]";
 static json_t *tools;
 
+#define M3(tag) "]<]minimax[>[" tag
+#define M3_TEXT(key, value) M3("<" key ">") value M3("</" key ">")
+#define M3_CALL(name, arguments) M3("<invoke name=\"" name "\">") arguments M3("</invoke>") "\n"
+
 static const struct sample { const char *format, *text, *want; int reasoning; } samples[] = {
     { "hermes", "Let me see.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Z\xC3\xBCrich\", \"days\": 2}}\n</tool_call>\n<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>",
       "text(Let me see.\n) call(get_weather){\"city\": \"Z\xC3\xBCrich\", \"days\": 2} call(now){}", 0 },
@@ -100,6 +104,14 @@ static const struct sample { const char *format, *text, *want; int reasoning; } 
       "reasoning(so) call(now){\"a\":{\"x\":[1,\"</｜DSML｜\"]},\"b\":\"{\\\"x\\\": 1}\"}", 1 },
     { "minimax-m2", "<minimax:tool_call>\n<invoke name=\"get_weather\">\n<parameter name=\"city\">Rome</parameter>\n<parameter name=\"days\">2</parameter>\n</invoke>\n<invoke name=\"now\">\n</invoke>\n</minimax:tool_call>",
       "call(get_weather){\"city\":\"Rome\",\"days\":2} call(now){}", 0 },
+    { "minimax-m3", "so</mm:think>I look." M3("<tool_call>") "\n" M3_CALL("get_weather", M3_TEXT("city", "12") M3_TEXT("days", "2"))
+      M3_CALL("now", "") M3("</tool_call>"),
+      "reasoning(so) text(I look.) call(get_weather){\"city\":\"12\",\"days\":2} call(now){}", 1 },
+    { "minimax-m3", M3("<tool_call>") "\n"
+      M3_CALL("now", M3_TEXT("a", M3_TEXT("item", "x</a>") M3_TEXT("item", "\n" M3_TEXT("k", "true") "\n"))
+              M3_TEXT("b", M3_TEXT("c", M3_TEXT("d", "1") M3_TEXT("d", "2"))) M3_TEXT("e", "")) M3("</tool_call>"),
+      "call(now){\"a\":[\"x</a>\",{\"k\":true}],\"b\":{\"c\":{\"d\":1}},\"e\":\"\"}", 0 },
+    { "minimax-m3", "</mm:think>Hello.", "text(Hello.)", 0 },
     { "apriel", "<tool_calls>[{\"name\": \"now\", \"arguments\": {}}, {\"name\": \"now\", \"arguments\": {}}]</tool_calls>", "call(now){} call(now){}", 0 },
     { "cohere", "so</s <|END_THINKING|><|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"get_weather\", \"parameters\": {\"city\": \"Rome\"}},\n    {\"tool_call_id\": \"1\", \"tool_name\": \"now\", \"parameters\": {}}\n]<|END_ACTION|>",
       "reasoning(so</s ) call(get_weather){\"city\": \"Rome\"} call(now){}", 1 },
@@ -195,6 +207,10 @@ static void malformed_values_are_text(void **state)
         { "gemma4", "<|tool_call>call:now{a:1 b:2}<tool_call|>", "text(<|tool_call>call:now{a:1 b:2}<tool_call|>)", 0 },
         { "lfm2", "<|tool_call_start|>[now(1)]<|tool_call_end|>", "text(<|tool_call_start|>[now(1)]<|tool_call_end|>)", 0 },
         { "lfm2", "<|tool_call_start|>[now(a=[1, 2)]<|tool_call_end|>", "text(<|tool_call_start|>[now(a=[1, 2)]<|tool_call_end|>)", 0 },
+        { "minimax-m3", M3("<invoke name=\"now\">") M3("<a>") "1" M3("</b>") M3("</invoke>"),
+          "text(" M3("<invoke name=\"now\">") M3("<a>") "1" M3("</b>") M3("</invoke>") ")", 0 },
+        { "minimax-m3", M3("<invoke name=\"now\">") M3("<a>") M3_TEXT("item", "1") M3_TEXT("b", "2") M3("</a>") M3("</invoke>"),
+          "text(" M3("<invoke name=\"now\">") M3("<a>") M3_TEXT("item", "1") M3_TEXT("b", "2") M3("</a>") M3("</invoke>") ")", 0 },
     };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
@@ -289,11 +305,16 @@ static size_t write_call(char *to, const struct tool_format *f, int first, const
         n += (size_t)sprintf(to + n, "%scity%s", f->key_open, f->key_close);
     if (f->style == TOOL_QUOTED)
         n += (size_t)sprintf(to + n, "%s", f->value_close);
+    if (f->style == TOOL_ELEMENTS)
+        n += (size_t)sprintf(to + n, "%scity%s", f->key_open, f->key_close);
     *open = n;
     n += (size_t)sprintf(to + n, "%s%s", city, f->style == TOOL_TAGS || f->style == TOOL_QUOTED ? f->value_close
+                                             : f->style == TOOL_ELEMENTS ? ""
                                              : python ? "\")" : f->style == TOOL_NAMED ? "\"}" : "\"}}");
     if (f->style == TOOL_QUOTED)
         n += (size_t)sprintf(to + n, "}");
+    if (f->style == TOOL_ELEMENTS)
+        n += (size_t)sprintf(to + n, "%scity%s", f->value_close, f->key_close);
     return n + (size_t)sprintf(to + n, "%s", list || python ? "" : f->close);
 }
 
@@ -399,7 +420,7 @@ static void templates_tell_their_format(void **state)
         { "meetkai-functionary-medium-v3.1", "functionary-3.1" },
         { "meetkai-functionary-medium-v3.2", "functionary-3.2" },
         { "ibm-granite-granite-3.3-2B-Instruct", "granite-3" }, { "NVIDIA-Nemotron-Nano-v2", "nemotron" },
-        { "Cohere2MoE", "cohere" }, { "CohereForAI-c4ai-command-r7b-12-2024-tool_use", "cohere" },
+        { "MiniMax-M3", "minimax-m3" }, { "Cohere2MoE", "cohere" }, { "CohereForAI-c4ai-command-r7b-12-2024-tool_use", "cohere" },
         { "upstage-Solar-Open-100B", "solar" }, { "Apertus-8B-Instruct", "apertus" }, { "tencent-Hy3", "hunyuan-v3" },
         { "GigaChat3.1-10B-A1.8B", "gigachat" }, { "GigaChat3-10B-A1.8B", "gigachat-3" },
         { "openai-gpt-oss-120b", "gpt-oss" }, { "google-gemma-2-2b-it", "json" },
@@ -467,7 +488,7 @@ static const char *const formats[] = { "hermes", "llama3", "mistral", "mistral-a
                                        "kimi-k2", "functionary-3.1", "functionary-3.2", "granite-3", "nemotron",
                                        "qwen3-coder", "seed-oss", "glm", "gpt-oss", "json", "glm-4.7", "gemma4", "lfm2",
                                        "deepseek-v3.2", "deepseek-v4", "minimax-m2", "apriel", "cohere", "apertus",
-                                       "solar", "hunyuan-v3", "gigachat", "gigachat-3" };
+                                       "solar", "hunyuan-v3", "gigachat", "gigachat-3", "minimax-m3" };
 enum { N_FORMATS = sizeof formats / sizeof *formats };
 
 static struct grammar *compile_tools(const char *format, const struct tool_grammar_options *o)
@@ -637,6 +658,13 @@ static const struct answer {
     { "gigachat", TOOL_AUTO, 1, NULL, 0, "Hi.<|function_call|>{\"name\": \"now\", \"arguments\": {}}", 1 },
     { "gigachat", TOOL_REQUIRED, 1, NULL, 0, "<|function_call|>{\"name\": \"now\", \"arguments\": {}}<|function_call|>{\"name\": \"now\", \"arguments\": {}}", 0 },
     { "gigachat-3", TOOL_REQUIRED, 1, NULL, 0, "function call<|role_sep|>\n{\"name\": \"now\", \"arguments\": {}}", 1 },
+    { "minimax-m3", TOOL_REQUIRED, 1, NULL, 0, "<mm:think>x</mm:think>" M3("<tool_call>") "\n" M3_CALL("get_weather", M3_TEXT("city", "a<b>") M3_TEXT("days", "-1"))
+      M3_CALL("now", "") M3("</tool_call>"), 1 },
+    { "minimax-m3", TOOL_REQUIRED, 1, NULL, 0, M3("<tool_call>") "\n" M3_CALL("get_weather", M3_TEXT("days", "1")) M3("</tool_call>"), 0 },
+    { "minimax-m3", TOOL_REQUIRED, 1, NULL, 0, M3("<tool_call>") "\n" M3_CALL("get_weather", M3_TEXT("city", "a") M3_TEXT("days", "x")) M3("</tool_call>"), 0 },
+    { "minimax-m3", TOOL_REQUIRED, 1, NULL, 0, M3("<tool_call>") "\n" M3_CALL("get_weather", M3("<city>") "a" M3("</town>")) M3("</tool_call>"), 0 },
+    { "minimax-m3", TOOL_AUTO, 0, NULL, 1, M3("<tool_call>") "\n" M3_CALL("f", M3_TEXT("a", M3_TEXT("item", "x") M3_TEXT("item", "y"))) M3("</tool_call>"), 1 },
+    { "minimax-m3", TOOL_AUTO, 0, NULL, 1, M3("<tool_call>") "\n" M3_CALL("f", M3_TEXT("a", "x")) M3("</tool_call>"), 0 },
     { "minimax-m2", TOOL_REQUIRED, 1, NULL, 0, "<minimax:tool_call>\n<invoke name=\"now\">\n</invoke>\n</minimax:tool_call>", 1 },
 };
 
