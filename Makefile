@@ -137,12 +137,14 @@ endif
 $(O)/libcommon/plan/registry.o: libcommon/plan/models.json
 
 # assets.c embeds the files of the web interface, compressed, and a hash of them all, a part
-# of their addresses.  The modules of the chat page are joined to one, which saves requests.
+# of their addresses.  The modules of the chat page are joined to one, which saves requests, as does
+# the style inside the page; the hashes of what is inside are a part of its policy.
 WEB   := $(sort $(wildcard libcommon/serve/web/*.html libcommon/serve/web/*.css libcommon/serve/web/*.js))
 CHAT  := $(sort $(filter-out %/page.js,$(wildcard libcommon/serve/web/chat/*.js))) libcommon/serve/web/chat/page.js
 $(O)/libcommon/serve/web/assets.o: FLAGS += -DZSE_WEB='"$(O)/web/"'
-$(O)/libcommon/serve/web/assets.o: $(WEB:libcommon/serve/%=$(O)/%.gz) $(O)/web/chat.js.gz $(O)/web/version
-$(O)/web/version: $(WEB) $(CHAT) scripts/join-modules.awk
+INSIDE := $(addprefix $(O)/web/,$(addsuffix .hash,style.css start.js))
+$(O)/libcommon/serve/web/assets.o: $(WEB:libcommon/serve/%=$(O)/%.gz) $(O)/web/chat.js.gz $(O)/web/version $(INSIDE)
+$(O)/web/version: $(WEB) $(CHAT) scripts/join-modules.awk scripts/inline-files.awk
 	@mkdir -p $(@D)
 	cat $^ | sha256sum | cut -c 1-16 | tr -d '\n' >$@
 $(O)/web/chat.js: scripts/join-modules.awk $(CHAT)
@@ -151,6 +153,15 @@ $(O)/web/chat.js: scripts/join-modules.awk $(CHAT)
 	mv $@.tmp $@
 $(O)/web/chat.js.gz: $(O)/web/chat.js
 	gzip -9n <$< >$@
+$(O)/web/index.html: scripts/inline-files.awk $(filter %.html %/style.css %/start.js,$(WEB)) $(O)/web/version
+	awk -v version="$$(cat $(O)/web/version)" -f $< libcommon/serve/web/index.html >$@.tmp
+	mv $@.tmp $@
+$(O)/web/index.html.gz: $(O)/web/index.html
+	gzip -9n <$< >$@
+# the value of a hash in a policy: SHA-256 in base64; printf makes bytes of octal numbers
+$(O)/web/%.hash: libcommon/serve/web/% scripts/octal.awk
+	@mkdir -p $(@D)
+	printf "$$(sha256sum <$< | awk -f scripts/octal.awk)" | base64 | tr -d '\n' >$@
 $(O)/web/%.gz: libcommon/serve/web/% $(O)/web/version
 	sed "s/@VERSION@/$$(cat $(O)/web/version)/g" $< | gzip -9n >$@
 
@@ -250,7 +261,7 @@ unit: $(UNIT) $(B)/tests/lib/nomem.so $(B)/tests/lib/stuck.so lib
 
 # Compiler warnings for what this build does not compile: tests, fuzz targets, the device's backend,
 # and the sources of the objects that another build made.
-syntax: $(O)/web/chat.js.gz $(O)/web/version $(WEB:libcommon/serve/%=$(O)/%.gz)
+syntax: $(O)/web/chat.js.gz $(O)/web/version $(INSIDE) $(WEB:libcommon/serve/%=$(O)/%.gz)
 	$(CC) $(FLAGS) -DZSE_X86 -DZSE_WEB='"$(O)/web/"' -fsyntax-only \
 	  $(if $(filter-out $(B),$(O)),$(filter-out $(HERE),$(LIB) $(API) $(wildcard cmd/*.c))) \
 	  $(wildcard tests/unit/t-*.c tests/lib/*.c tests/fuzz/*.c tests/bench/*.c gpu/backend/*.c)

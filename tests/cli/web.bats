@@ -26,32 +26,43 @@ header() { curl -s -o /dev/null -D - "${@:2}" | tr -d '\r' | sed -n "s/^$1: //Ip
 
 @test "headers of the page set a strict policy, no sniffing, no frames, no referrer" {
   local policy
+  hash_of() { openssl dgst -sha256 -binary "libcommon/serve/web/$1" | base64; }
   policy=$(header Content-Security-Policy "$URL/chat")
-  [[ $policy == *"default-src 'none'"* && $policy == *"script-src 'self';"* && $policy == *"style-src 'self';"* && $policy == *"frame-ancestors 'none'"* ]]
+  [[ $policy == *"default-src 'none'"* && $policy == *"script-src 'self' 'sha256-$(hash_of start.js)';"* && $policy == *"style-src 'sha256-$(hash_of style.css)';"* && $policy == *"frame-ancestors 'none'"* ]]
   [[ $policy == *"require-trusted-types-for 'script'"* && $policy != *unsafe* ]]
   [ "$(header X-Content-Type-Options "$URL/chat")" = nosniff ]
   [ "$(header Referrer-Policy "$URL/chat")" = no-referrer ]
   [ "$(header Cache-Control "$URL/chat")" = no-cache ]
 }
 
+@test "the style and the first script stand in the page as they are in their files" {
+  local page
+  page=$(curl -s "$URL/chat")
+  sed -n '/^<style>/,/^<\/style>/p' <<<"$page" | sed '1s/^<style>//; /^<\/style>/d' | cmp - libcommon/serve/web/style.css
+  sed -n '/^<script>/,/^<\/script>/p' <<<"$page" | sed '1s/^<script>//; /^<\/script>/d' | cmp - libcommon/serve/web/start.js
+  run ! grep -E '@(VERSION|[a-z]+\.[a-z]+)@' <<<"$page"
+  run -1 awk -v version=1 -f scripts/inline-files.awk <(echo '<style>@none.css@</style>')
+  [[ $output == *"none.css: cannot be read"* ]]
+}
+
 @test "files are sent with gzip if the client accepts it, the same bytes, cached for ever by their hash, with 304 and 404" {
-  local css tag
-  css=$(curl -s "$URL/chat" | grep -oE '/web/[^"]*/style.css')
+  local js tag
+  js=$(curl -s "$URL/chat" | grep -oE '/web/[^"]*/markdown.js')
   for accept in gzip '*' 'br, gzip;q=0.5'; do
-    [ "$(header Content-Encoding -H "Accept-Encoding: $accept" "$URL$css")" = gzip ] || { echo "$accept"; return 1; }
+    [ "$(header Content-Encoding -H "Accept-Encoding: $accept" "$URL$js")" = gzip ] || { echo "$accept"; return 1; }
   done
   for accept in identity 'gzip;q=0' br; do
-    [ "$(header Content-Encoding -H "Accept-Encoding: $accept" "$URL$css")" = "" ] || { echo "$accept"; return 1; }
+    [ "$(header Content-Encoding -H "Accept-Encoding: $accept" "$URL$js")" = "" ] || { echo "$accept"; return 1; }
   done
-  curl -s --compressed "$URL$css" | cmp - libcommon/serve/web/style.css
-  curl -s "$URL$css" | cmp - libcommon/serve/web/style.css
-  [ "$(header Cache-Control "$URL$css")" = "public, max-age=31536000, immutable" ]
-  [ "$(header Content-Type "$URL$css")" = "text/css; charset=utf-8" ]
-  tag=$(header ETag "$URL$css")
-  [ "$(status -H "If-None-Match: $tag" "$URL$css")" = 304 ]
-  [ "$(status -H 'If-None-Match: W/"1-1"' "$URL$css")" = 200 ]
-  [ "$(header Cache-Control "$URL/web/0123456789abcdef/style.css")" = no-cache ]
-  for path in /web/x/no.js /web/style.css /web/x/index.html "/web/x/%2e%2e/style.css" /web/x/; do
+  curl -s --compressed "$URL$js" | cmp - libcommon/serve/web/markdown.js
+  curl -s "$URL$js" | cmp - libcommon/serve/web/markdown.js
+  [ "$(header Cache-Control "$URL$js")" = "public, max-age=31536000, immutable" ]
+  [ "$(header Content-Type "$URL$js")" = "text/javascript; charset=utf-8" ]
+  tag=$(header ETag "$URL$js")
+  [ "$(status -H "If-None-Match: $tag" "$URL$js")" = 304 ]
+  [ "$(status -H 'If-None-Match: W/"1-1"' "$URL$js")" = 200 ]
+  [ "$(header Cache-Control "$URL/web/0123456789abcdef/markdown.js")" = no-cache ]
+  for path in /web/x/no.js /web/markdown.js /web/x/index.html "/web/x/%2e%2e/markdown.js" /web/x/; do
     [ "$(status "$URL$path")" = 404 ] || { echo "$path"; return 1; }
   done
 }

@@ -22,6 +22,8 @@
 #include "libcommon/serve/web/assets.def"
 #undef ASSET
 INCLUDE(version, "version")
+INCLUDE(style_hash, "style.css.hash")
+INCLUDE(start_hash, "start.js.hash")
 
 struct asset { const char *name, *type; const unsigned char *begin, *end; };
 static const struct asset assets[] = {
@@ -125,10 +127,13 @@ static void send_asset(struct server *s, struct conn *c, const struct asset *a, 
 void page_reply(struct server *s, struct conn *c)
 {
     /* Trusted Types block scripts that create elements from text */
-    conn_add_header(c, "Content-Security-Policy",
-                    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-                    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-                    "require-trusted-types-for 'script'; trusted-types 'none'");
+    char policy[512];
+    snprintf(policy, sizeof policy,
+             "default-src 'none'; script-src 'self' 'sha256-%s'; style-src 'sha256-%s'; img-src 'self' data:; "
+             "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+             "require-trusted-types-for 'script'; trusted-types 'none'",
+             (const char *)zse_web_start_hash, (const char *)zse_web_style_hash);
+    conn_add_header(c, "Content-Security-Policy", policy);
     conn_add_header(c, "Cross-Origin-Opener-Policy", "same-origin");
     conn_add_header(c, "Permissions-Policy", "camera=(), geolocation=(), microphone=(), payment=(), usb=()");
     send_asset(s, c, assets, "no-cache");
