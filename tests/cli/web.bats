@@ -25,7 +25,7 @@ header() { curl -s -o /dev/null -D - "${@:2}" | tr -d '\r' | sed -n "s/^$1: //Ip
 }
 
 @test "headers of the page set a strict policy, no sniffing, no frames, no referrer" {
-  local policy
+  local policy site
   hash_of() { openssl dgst -sha256 -binary "libcommon/serve/web/$1" | base64; }
   policy=$(header Content-Security-Policy "$URL/chat")
   [[ $policy == *"default-src 'none'"* && $policy == *"script-src 'self' 'sha256-$(hash_of start.js)';"* && $policy == *"style-src 'sha256-$(hash_of style.css)';"* && $policy == *"frame-ancestors 'none'"* ]]
@@ -33,6 +33,14 @@ header() { curl -s -o /dev/null -D - "${@:2}" | tr -d '\r' | sed -n "s/^$1: //Ip
   [ "$(header X-Content-Type-Options "$URL/chat")" = nosniff ]
   [ "$(header Referrer-Policy "$URL/chat")" = no-referrer ]
   [ "$(header Cache-Control "$URL/chat")" = no-cache ]
+  [ "$(header Cross-Origin-Opener-Policy "$URL/chat")" = same-origin ]
+  for site in cross-site same-site other; do
+    [ "$(header Cross-Origin-Opener-Policy -H "Sec-Fetch-Site: $site" "$URL/chat")" = same-origin ] || { echo "$site"; return 1; }
+  done
+  for site in none same-origin; do    # no page of another origin has opened it
+    [ "$(header Cross-Origin-Opener-Policy -H "Sec-Fetch-Site: $site" "$URL/chat")" = "" ] || { echo "$site"; return 1; }
+  done
+  [[ $(header Vary "$URL/chat") == *Sec-Fetch-Site* ]]
 }
 
 @test "the style and the first script stand in the page as they are in their files" {

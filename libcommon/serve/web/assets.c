@@ -113,7 +113,7 @@ static void send_asset(struct server *s, struct conn *c, const struct asset *a, 
     snprintf(tag, sizeof tag, "W/\"%08x-%x\"", trailer(a, 8), trailer(a, 4));
     conn_add_header(c, "ETag", tag);
     conn_add_header(c, "Cache-Control", caching);
-    conn_add_header(c, "Vary", a == assets ? "Accept, Accept-Encoding" : "Accept-Encoding");
+    conn_add_header(c, "Vary", a == assets ? "Accept, Accept-Encoding, Sec-Fetch-Site" : "Accept-Encoding");
     conn_add_header(c, "Referrer-Policy", "no-referrer");
     conn_add_header(c, "Cross-Origin-Resource-Policy", "same-origin");
     if (is_known(http_field(conn_request(c), "If-None-Match"), tag + 2)) {
@@ -122,6 +122,14 @@ static void send_asset(struct server *s, struct conn *c, const struct asset *a, 
     } else {
         send_body(s, c, a);
     }
+}
+
+/* Whether a page of another origin may have opened this one. site: the Sec-Fetch-Site field, which
+ * is "none" if the user typed or chose the address. The opener policy makes the browser start a
+ * second process for such a tab, which costs 80 ms. */
+static int may_have_opener(const char *site)
+{
+    return !site || (strcmp(site, "none") != 0 && strcmp(site, "same-origin") != 0);
 }
 
 void page_reply(struct server *s, struct conn *c)
@@ -134,7 +142,8 @@ void page_reply(struct server *s, struct conn *c)
              "require-trusted-types-for 'script'; trusted-types 'none'",
              (const char *)zse_web_start_hash, (const char *)zse_web_style_hash);
     conn_add_header(c, "Content-Security-Policy", policy);
-    conn_add_header(c, "Cross-Origin-Opener-Policy", "same-origin");
+    if (may_have_opener(http_field(conn_request(c), "Sec-Fetch-Site")))
+        conn_add_header(c, "Cross-Origin-Opener-Policy", "same-origin");
     conn_add_header(c, "Permissions-Policy", "camera=(), geolocation=(), microphone=(), payment=(), usb=()");
     send_asset(s, c, assets, "no-cache");
 }
