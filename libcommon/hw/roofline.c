@@ -21,8 +21,9 @@ enum {
      * caches hold little of it. */
     READ_LEAST = 256 * MB,
     READ_MOST = 1024 * MB,
-    READ_PASSES = 3,            /* for each number of streams */
-    STREAMS_MOST = 4,
+    READ_PASSES = 2,            /* for each way to read: number of streams, with prefetches or without */
+    N_STREAMS = 3,              /* 1, 2 and 4 of them */
+    AHEAD = 1024,               /* bytes from a load to the prefetch beside it */
     COMPUTE_NS = 4000000,       /* time of one pass of arithmetic */
     COMPUTE_PASSES = 9,
     FILE_MOST = 256 * MB,       /* bytes of a file that are read through the page cache */
@@ -35,13 +36,16 @@ enum {
 
 static int always(void) { return 1; }
 
-static uint64_t read_words(const uint8_t *p, size_t n, int streams)
+static uint64_t read_words(const uint8_t *p, size_t n, int streams, size_t ahead)
 {
     uint64_t sum[8] = { 0 }, v[8];
     const size_t each = n / (size_t)streams;
     for (size_t i = 0; i < each; i += sizeof v) {
         for (int s = 0; s < streams; s++) {
-            memcpy(v, p + (size_t)s * each + i, sizeof v);
+            const uint8_t *q = p + (size_t)s * each + i;
+            if (ahead)
+                __builtin_prefetch(q + ahead);  /* harmless beyond the end */
+            memcpy(v, q, sizeof v);
             for (int j = 0; j < 8; j++)
                 sum[j] ^= v[j];
         }
@@ -110,7 +114,8 @@ static const struct roofline_loops *pick(size_t loop)
 
 struct pass {
     const struct roofline_loops *loops;
-    const uint8_t *data; size_t size; int streams;      /* a buffer for each thread: [n_threads][size] */
+    const uint8_t *data; size_t size;           /* a buffer for each thread: [n_threads][size] */
+    int streams; size_t ahead;                  /* as in roofline_loops */
     double (*compute)(int rounds); int rounds;
     int fd;                                     /* descriptor of the file to map */
     _Atomic int failed;
@@ -127,7 +132,7 @@ static void read_part(void *arg, int i, int thread)
 {
     struct pass *p = arg;
     (void)thread;
-    volatile uint64_t sink = p->loops->read(p->data + (size_t)i * p->size, p->size, p->streams);
+    volatile uint64_t sink = p->loops->read(p->data + (size_t)i * p->size, p->size, p->streams, p->ahead);
     (void)sink;
 }
 
@@ -190,8 +195,11 @@ static int measure_read(struct roofline *l, const struct roofline_options *o, st
                                                  * the loop down */
     p.data = data;
     timed(pool, n, touch_part, &p);
-    /* processors differ in the number of streams that a core prefetches well */
-    for (p.streams = 1; p.streams <= STREAMS_MOST; p.streams *= 2) {
+    /* processors differ in the number of streams that a core prefetches well by itself, and on some
+     * it reads faster without the loop's prefetches */
+    for (int way = 0; way < 2 * N_STREAMS; way++) {
+        p.streams = 1 << way / 2;
+        p.ahead = way % 2 ? AHEAD : 0;
         for (int all = o->only_all || n == 1; all < 2; all++) {
             p.size = all ? total / (size_t)n : total;
             const double rate = (double)total / best_time(pool, all ? n : 1, READ_PASSES, read_part, &p);
@@ -263,7 +271,7 @@ static void map_part(void *arg, int i, int thread)
     (void)thread;
     volatile uint64_t sink = 0;
     for (size_t at = 0; at < p->size; at += FILE_STEP)
-        sink = sink ^ p->loops->read(p->data + (size_t)i * p->size + at, FILE_STEP, 2);
+        sink = sink ^ p->loops->read(p->data + (size_t)i * p->size + at, FILE_STEP, 2, AHEAD);
 }
 
 /* Seconds to map the file and read it with n threads. */

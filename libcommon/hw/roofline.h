@@ -31,7 +31,7 @@ struct roofline_options {
 struct roofline {
     int n_threads;
     /* bytes/s from memory, far beyond the caches: one thread, all threads; best of 1, 2 and 4
-     * streams a thread.  0 here and below: not measured */
+     * streams a thread, with and without prefetches.  0 here and below: not measured */
     double read[2];
     /* op/s of int8 dot products in vectors; "avx512vnni", "avxvnni", "avx2", "i8mm",
      * "dotprod", "neon", "generic" */
@@ -50,9 +50,10 @@ int roofline_measure(struct roofline *l, const struct roofline_options *o, struc
 struct roofline_loops {
     const char *name;
     int (*supported)(void);
-    /* Read all of p [n] as interleaved streams; n is a multiple of 1024 * streams.  The result only
-     * prevents the compiler from removing the loop. */
-    uint64_t (*read)(const uint8_t *p, size_t n, int streams);
+    /* Read all of p [n] as interleaved streams; n is a multiple of 1024 * streams.  ahead: prefetch
+     * so many bytes further; 0: no prefetches.  The result only prevents the compiler from removing
+     * the loop. */
+    uint64_t (*read)(const uint8_t *p, size_t n, int streams, size_t ahead);
     double (*int8_dot)(int rounds);                     /* number of operations; NULL: none */
     double (*f32_fma)(int rounds);                      /* number of operations; NULL: none */
 };

@@ -12,15 +12,17 @@ enum { SUMS = 12 };
 
 static int supported(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 
-static uint64_t read_all(const uint8_t *p, size_t n, int streams)
+static uint64_t read_all(const uint8_t *p, size_t n, int streams, size_t ahead)
 {
     __m256i sum[4] = { { 0 } };
     const size_t each = n / (size_t)streams;
     for (size_t at = 0; at < each; at += 128) {
         for (int s = 0; s < streams; s++) {
             const uint8_t *q = p + (size_t)s * each + at;
-            __builtin_prefetch(q + 1024);       /* harmless beyond the end */
-            __builtin_prefetch(q + 1088);
+            if (ahead) {                        /* harmless beyond the end */
+                __builtin_prefetch(q + ahead);
+                __builtin_prefetch(q + ahead + 64);
+            }
             for (int i = 0; i < 4; i++)
                 sum[i] = _mm256_xor_si256(sum[i], _mm256_loadu_si256((const __m256i *)(q + 32 * i)));
         }

@@ -12,14 +12,20 @@ static int always(void) { return 1; }
 static int has_dot(void) { return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0; }
 static int has_mmla(void) { return (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0; }
 
-static uint64_t read_all(const uint8_t *p, size_t n, int streams)
+static uint64_t read_all(const uint8_t *p, size_t n, int streams, size_t ahead)
 {
     uint8x16_t sum[4] = { vdupq_n_u8(0), vdupq_n_u8(0), vdupq_n_u8(0), vdupq_n_u8(0) };
     const size_t each = n / (size_t)streams;
     for (size_t at = 0; at < each; at += 128)
-        for (int s = 0; s < streams; s++)
+        for (int s = 0; s < streams; s++) {
+            const uint8_t *q = p + (size_t)s * each + at;
+            if (ahead) {                        /* harmless beyond the end */
+                __builtin_prefetch(q + ahead);
+                __builtin_prefetch(q + ahead + 64);
+            }
             for (int i = 0; i < 8; i++)
-                sum[i % 4] = veorq_u8(sum[i % 4], vld1q_u8(p + (size_t)s * each + at + 16 * (size_t)i));
+                sum[i % 4] = veorq_u8(sum[i % 4], vld1q_u8(q + 16 * i));
+        }
     sum[0] = veorq_u8(veorq_u8(sum[0], sum[1]), veorq_u8(sum[2], sum[3]));
     return vgetq_lane_u64(vreinterpretq_u64_u8(sum[0]), 0);
 }
