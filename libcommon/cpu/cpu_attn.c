@@ -408,8 +408,12 @@ static void attend_beyond(const struct attn_job *j, const struct query_run *ch, 
     rotate_outputs(j, a);
 }
 
-/* Whether the tokens of a run, which starts at this position, attend to some pages only. */
-static int chooses(const struct attn_job *j, int pos) { return has_pages(j) && pages_apply(j->k, pos); }
+/* Whether the tokens of a run attend to some pages only. */
+static int chooses(const struct attn_job *j, const struct query_run *ch)
+{
+    const struct batch_item *it = &j->s->items[ch->item];
+    return has_pages(j) && pages_apply(j->k, it, it->pos + ch->first);
+}
 
 /* Compute attention for a run whose tokens choose pages, each on its own.  q: its queries. */
 static void attend_pages(const struct attn_job *j, const struct query_run *ch, int head, const struct attn *a,
@@ -469,7 +473,7 @@ static void attend_part(void *arg, int i, int thread)
         attend_beyond(j, ch, head, part, &a, k->q + at, thread);
         return;
     }
-    if (chooses(j, a.pos)) {
+    if (chooses(j, ch)) {
         attend_pages(j, ch, head, &a, k->q + at, thread);
         return;
     }
@@ -520,7 +524,7 @@ static int plan_jobs(const struct attn_job *j)
         ch->n_parts = 1;
         /* otherwise one job would store new tokens at the start of a part while another reads
          * them */
-        if (few && n_parts > 1 && !chooses(j, pos) && rows <= SPLIT_ROWS && pos / ATTN_PART == last / ATTN_PART &&
+        if (few && n_parts > 1 && !chooses(j, ch) && rows <= SPLIT_ROWS && pos / ATTN_PART == last / ATTN_PART &&
             used + need <= k->n_partial) {
             ch->n_parts = n_parts;
             ch->part = first / ATTN_PART;
@@ -701,7 +705,8 @@ static int add_runs(struct core *k, struct step *s, int item, int first, int n, 
 }
 
 /* Divide all tokens of an item into runs, such that the tail, and the newest tokens that are not in
- * pages, begin at the same position for all tokens of a run.  Returns the number of runs. */
+ * pages, begin at the same position for all tokens of a run, and all of them choose pages or none.
+ * Returns the number of runs. */
 static int add_tail_runs(struct core *k, struct step *s, int item, int most)
 {
     const struct batch_item *it = &s->items[item];
@@ -709,6 +714,8 @@ static int add_tail_runs(struct core *k, struct step *s, int item, int most)
     for (int end = it->n_tokens, first; end > 0; end = first) {
         first = (it->pos + end - 1) / KV_TAIL_STEP * KV_TAIL_STEP - it->pos;
         first = first > 0 ? first : 0;
+        if (it->exact_until - it->pos > first && it->exact_until - it->pos < end)
+            first = it->exact_until - it->pos;
         n_runs += add_runs(k, s, item, first, end - first, most);
     }
     return n_runs;

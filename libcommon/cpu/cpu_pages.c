@@ -8,9 +8,12 @@
  * sum over channels of max(q * largest, q * smallest), which is at least the product of q with any
  * of its keys.  The scores of the query heads that share the keys are added.
  *
- * Each token has its own choice, also in a prompt.  It depends only on the token's queries and the
- * keys before it, so answers do not depend on chunks, reused prefixes, drafts or the batch.  The
- * kernels see the chosen blocks as a context of their own, in order of position. */
+ * Tokens of a prompt attend to all tokens: a tile of the kernels reads each key once for many of
+ * them, which is faster than a choice for each token.  Each token of the answer has its own choice,
+ * which depends only on the token's queries and the keys before it, so answers do not depend on
+ * chunks, drafts or the batch.  The keys of such tokens are not reused as a prefix, because a later
+ * prompt with the same tokens attends to all.  The kernels see the chosen blocks as a context of
+ * their own, in order of position. */
 #include "libcommon/cpu/cpu_pages.h"
 
 #include <math.h>
@@ -97,9 +100,9 @@ void pages_bound(const struct page_place *p, const uint8_t *keys, enum kv_type t
 
 /* ---- the choice ---- */
 
-int pages_apply(const struct core *k, int pos)
+int pages_apply(const struct core *k, const struct batch_item *it, int pos)
 {
-    return k->pages && (kv_tail_from(pos) - KV_SINKS) / KV_BLOCK > k->pages;
+    return k->pages && pos >= it->exact_until && pos >= kv_pages_from(k->pages);
 }
 
 /* codes = the sums over heads of the positive and of the negative elements of q, rounded. */

@@ -38,6 +38,8 @@ struct batch_item {
     struct draw *draw;
     /* number of last tokens whose logits are wanted, 0..n_tokens */
     int n_logits;
+    /* With backend_options.pages: tokens before this position attend to all tokens. */
+    int exact_until;
     /* number of the sequence's LoRA adapter, counted from 1 (model/lora.h); 0: none */
     int lora;
     /* Length of the whole sequence as far as it is known; 0: pos + n_tokens.  LongRoPE chooses its
@@ -75,7 +77,8 @@ struct backend_options {
      * n_window_blocks. */
     int window, sinks;
     /* Layers without a window attend to the first and the newest tokens and to this number of KV
-     * blocks between them, chosen for each token (cpu_pages.c); a multiple of 4.  0: to all. */
+     * blocks between them, chosen for each token (cpu_pages.c); a multiple of 4.  0: to all.  See
+     * batch_item.exact_until. */
     int pages;
     /* states of sequences with recurrent layers, config_state_bytes() each; 0 for other models */
     int n_states;

@@ -59,8 +59,9 @@ struct engine_options {
      * tokens (at most `window` and ENGINE_MOST_SINKS), and max_len may exceed the model's.  window
      * 0: the model's own windows. */
     int window, sinks;
-    /* Pages of 16 tokens that a token attends to, besides the first and the newest tokens, in
-     * layers without a window (cpu_pages.c); a multiple of 4, and not with `window`.  0: all. */
+    /* Pages of 16 tokens that a token of an answer attends to, besides the first and the newest
+     * tokens, in layers without a window (cpu_pages.c); a multiple of 4, and not with `window`.  0:
+     * all.  With engine_logits() all tokens choose pages. */
     int pages;
     size_t kv_bytes;                /* 0: enough for max_seqs x max_len */
     /* most bytes of the model's file that may be resident, see residency.h; 0: no limit */

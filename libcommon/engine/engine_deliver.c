@@ -361,7 +361,7 @@ void step_computed(struct engine *g, struct request *r, int n)
     if (!enters_prefixes(g, r))
         return;
     g->entering = r->lora;
-    prefix_enter(&r->kv, g->pool, r->ids, 0);
+    enter_prefix(g, r);
     prefixes_save(g, r);
     /* the same prompt may come again, or a conversation without this answer */
     if (r->kv.n_tokens >= r->n_prompt && r->kv.n_tokens - n < r->n_prompt)

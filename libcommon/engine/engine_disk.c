@@ -15,7 +15,7 @@
 /* ---- opening ---- */
 
 /* Incremented when the bytes of a block change but the names of its types do not. */
-enum { BLOCK_FORMAT = 4 };
+enum { BLOCK_FORMAT = 5 };
 
 /* Bytes of a window block. */
 static size_t window_bytes(const struct engine *g)
@@ -113,7 +113,8 @@ void prefixes_save(struct engine *g, struct request *r)
         return;
     if (r->n_saved == 0)
         disk_first(g->disk, r->scope, r->kv.root % KV_ROOTS, &r->saved);
-    for (; r->n_saved + DISK_RUN <= r->kv.n_tokens; r->n_saved += DISK_RUN) {
+    const int limit = prefix_limit(g, r), most = r->kv.n_tokens < limit ? r->kv.n_tokens : limit;
+    for (; r->n_saved + DISK_RUN <= most; r->n_saved += DISK_RUN) {
         const int32_t *ids = r->ids + r->n_saved;
         if (!disk_has(g->disk, DISK_IS_RUN, &r->saved, ids) && !save(g, r, DISK_IS_RUN, DISK_RUN))
             return;                             /* the queue is full: retry in a later step */
@@ -190,8 +191,8 @@ static int find_end(struct engine *g, const struct request *r, struct disk_key k
 {
     int end = 0, at = 0;
     if (!g->states)
-        return r->n_ids - 1;
-    for (; at + DISK_RUN <= r->n_ids - 1 && disk_has(g->disk, DISK_IS_RUN, &key, r->ids + at); at += DISK_RUN) {
+        return prefix_most(g, r);
+    for (; at + DISK_RUN <= prefix_most(g, r) && disk_has(g->disk, DISK_IS_RUN, &key, r->ids + at); at += DISK_RUN) {
         if (disk_has(g->disk, DISK_IS_TAIL, &key, NULL))
             end = at;
         disk_next(g->disk, &key, r->ids + at);
@@ -210,7 +211,7 @@ static void load_tail(struct engine *g, struct disk_search *x, const struct requ
     const int known = x->t.n_tokens - x->at;
     if (!disk_read(g->disk, DISK_IS_TAIL, &x->key, NULL, &data))
         return;
-    while (same < data.n_tokens && x->at + same < r->n_ids - 1 && data.ids[same] == r->ids[x->at + same])
+    while (same < data.n_tokens && x->at + same < prefix_most(g, r) && data.ids[same] == r->ids[x->at + same])
         same++;
     if (same <= known || (g->states && same < data.n_tokens) || x->at + data.n_tokens > g->max_len)
         return;
@@ -244,7 +245,7 @@ void prefixes_load(struct engine *g, struct request *r)
     x.t.root += r->kv.root % KV_ROOTS;
     disk_first(g->disk, r->scope, r->kv.root % KV_ROOTS, &x.key);
     const int end = find_end(g, r, x.key);
-    prefix_take(&x.t, g->pool, r->ids, r->n_ids - 1);
+    prefix_take(&x.t, g->pool, r->ids, prefix_most(g, r));
     for (; x.at + DISK_RUN <= x.t.n_tokens; x.at += DISK_RUN)
         disk_next(g->disk, &x.key, r->ids + x.at);
     for (; x.at + DISK_RUN <= end; x.at += DISK_RUN) {

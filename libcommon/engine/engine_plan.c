@@ -127,10 +127,30 @@ void pace_learn(struct engine *g, uint64_t step_ns)
 
 int enters_prefixes(const struct engine *g, const struct request *r) { return g->prefixes && !r->embed; }
 
+int prefix_limit(const struct engine *g, const struct request *r)
+{
+    const int from = kv_pages_from(g->pages);
+    return !g->pages ? r->limit : r->n_prompt > from ? r->n_prompt : from;
+}
+
+int prefix_most(const struct engine *g, const struct request *r)
+{
+    const int most = prefix_limit(g, r);
+    return r->n_ids - 1 < most ? r->n_ids - 1 : most;
+}
+
+void enter_prefix(struct engine *g, struct request *r)
+{
+    const int n_tokens = r->kv.n_tokens, most = prefix_limit(g, r);
+    r->kv.n_tokens = n_tokens < most ? n_tokens : most;
+    prefix_enter(&r->kv, g->pool, r->ids, 0);
+    r->kv.n_tokens = n_tokens;
+}
+
 static int takes_prefixes(const struct engine *g, const struct request *r)
 {
     return enters_prefixes(g, r) && r->kv.n_tokens == r->kv.n_nodes * KV_BLOCK &&
-           !(r->prompt_logprobs && r->n_reported < r->n_prompt);
+           r->kv.n_tokens < prefix_limit(g, r) && !(r->prompt_logprobs && r->n_reported < r->n_prompt);
 }
 
 static void copy_block(struct engine *g, int32_t from, int32_t to)
@@ -160,12 +180,13 @@ static void count_cached(struct request *r, int n)
 static int awaits(const struct engine *g, const struct request *r)
 {
     const int d = r->kv.n_nodes, at = d * KV_BLOCK;
-    if (r->n_ids - 1 < at + KV_BLOCK)
+    if (prefix_most(g, r) < at + KV_BLOCK)
         return 0;
     for (int j = 0; j < g->n_running; j++) {
         const struct request *q = g->running[j];
         if (q != r && q->planned && enters_prefixes(g, q) && q->kv.root == r->kv.root && q->kv.n_nodes == d &&
-            q->n_ids >= at + KV_BLOCK && (d == 0 || q->kv.block[d - 1] == r->kv.block[d - 1]) &&
+            q->n_ids >= at + KV_BLOCK && prefix_limit(g, q) >= at + KV_BLOCK &&
+            (d == 0 || q->kv.block[d - 1] == r->kv.block[d - 1]) &&
             memcmp(q->ids + at, r->ids + at, KV_BLOCK * sizeof *r->ids) == 0)
             return 1;
     }
@@ -185,7 +206,7 @@ static struct beginning find_beginning(struct engine *g, struct request *r)
     struct beginning b = { .snapshot = -1, .before = r->kv.n_tokens };
     if (r->begins_anew)
         return b;
-    b.n_tokens = state_prefix(g->states, g->pool, &r->kv, r->ids, r->n_ids - 1, &b.snapshot);
+    b.n_tokens = state_prefix(g->states, g->pool, &r->kv, r->ids, prefix_most(g, r), &b.snapshot);
     if (b.snapshot >= 0) {
         prefix_take(&r->kv, g->pool, r->ids, b.n_tokens);
         state_used(g->states, b.snapshot);
@@ -257,11 +278,10 @@ static int take_prefix(struct engine *g, struct request *r)
         take_state(g, r);
         return 1;
     }
-    /* the last token is always computed, because its logits are needed */
-    count_cached(r, prefix_take(&r->kv, g->pool, r->ids, r->n_ids - 1));
+    count_cached(r, prefix_take(&r->kv, g->pool, r->ids, prefix_most(g, r)));
     if (awaits(g, r))
         return 0;
-    int n = prefix_copy(&r->kv, g->pool, r->ids, r->n_ids - 1, &from, &to);
+    int n = prefix_copy(&r->kv, g->pool, r->ids, prefix_most(g, r), &from, &to);
     if (n)
         copy_block(g, from, to);
     count_cached(r, n);
@@ -322,7 +342,7 @@ static int make_fit(struct engine *g, struct request *r)
     if (takes_prefixes(g, r) && g->states)
         b = find_beginning(g, r);
     else if (takes_prefixes(g, r))
-        count_cached(r, prefix_take(&r->kv, g->pool, r->ids, r->n_ids - 1));
+        count_cached(r, prefix_take(&r->kv, g->pool, r->ids, prefix_most(g, r)));
     const int want = n_blocks(r->n_ids < g->max_len ? r->n_ids + 1 : r->n_ids);
     int fits = tenant_would_fit(g, r, want - r->kv.n_blocks - n_available(g));
     while (fits && (g->n_running >= g->limits.max_running || want - r->kv.n_blocks > n_available(g) ||
@@ -539,7 +559,8 @@ int plan_batch(struct engine *g)
             *item = (struct batch_item){ .tokens = r->ids + r->kv.n_tokens, .n_tokens = r->planned,
                                          .pos = r->kv.n_tokens, .table = r->kv.block,
                                          .window_table = r->kv.window, .state = r->slot,
-                                         .n_logits = n_logits(r), .lora = r->lora,
+                                         .n_logits = n_logits(r),
+                                         .exact_until = g->pages ? r->n_prompt : 0, .lora = r->lora,
                                          .seq_len = r->n_ids, .second = r->second };
             if (r->embed == EMBED_MEAN || r->embed == EMBED_FIRST)
                 item->n_hidden = r->planned;

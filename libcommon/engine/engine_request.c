@@ -260,10 +260,14 @@ struct request *engine_submit(struct engine *g, const struct request_params *p, 
 void request_release(struct engine *g, struct request *r, int enter)
 {
     enter = enter && enters_prefixes(g, r);
+    /* later tokens are released below; the recurrent state is the one after them */
+    const int cut = enter && r->kv.n_tokens > prefix_limit(g, r);
+    if (cut)
+        r->kv.n_tokens = prefix_limit(g, r);
     if (enter)
         prefix_enter(&r->kv, g->pool, r->ids, 1);
-    const int32_t end = enter ? prefix_end(&r->kv, g->pool) : -1;
-    if (enter)
+    const int32_t end = enter && !cut ? prefix_end(&r->kv, g->pool) : -1;
+    if (enter && !(cut && g->states))
         prefixes_save_end(g, r);
     if (r->slot >= 0 && end >= 0)
         state_keep(g->states, g->pool, end, r->slot);

@@ -304,6 +304,14 @@ void pace_learn(struct engine *g, uint64_t step_ns);
  * the time of the nearest measured number of requests; 0: unknown. */
 float pace_alone(const struct engine *g, int n);
 int enters_prefixes(const struct engine *g, const struct request *r);
+/* Number of the first tokens of r whose keys and values other requests can use: all or, with pages,
+ * those that do not choose any. */
+int prefix_limit(const struct engine *g, const struct request *r);
+/* Most tokens of r that can be a known prefix.  The last token is always computed, because its
+ * logits are needed. */
+int prefix_most(const struct engine *g, const struct request *r);
+/* Enter the full blocks of r so far, up to prefix_limit(), into the prefix tree. */
+void enter_prefix(struct engine *g, struct request *r);
 void copy_state(struct engine *g, int from, int to);
 /* config_long_from(); 0: never, or no token attends to that many because of a window. */
 int long_rope_from(const struct engine *g);

@@ -45,6 +45,10 @@ static inline int kv_tail_from(int pos)
     return pos < KV_TAIL ? 0 : pos / KV_TAIL_STEP * KV_TAIL_STEP - KV_TAIL;
 }
 
+/* The first position whose token may choose `pages` pages (cpu_pages.c): there is a choice if more
+ * pages lie between the first KV_SINKS tokens and the newest ones. */
+static inline int kv_pages_from(int pages) { return KV_SINKS + pages * KV_BLOCK + KV_TAIL_STEP + KV_TAIL; }
+
 /* The types of a cache.  Latents (MLA) are keys that are also values: their type is `key`. */
 struct kv_types { enum kv_type key, value; };
 

@@ -602,7 +602,19 @@ static void test_tail_and_drafts(void **state)
     free(in);
 }
 
-/* Tokens beyond 320 choose 4 pages each, beside drafts and layers with a window. */
+/* Answer a prompt of 340 tokens with the current options. */
+static void answer_long(const struct model *m, const int32_t *ids, struct answer *to)
+{
+    struct err e;
+    struct engine *g = open_engine(m, kv_both(KV_F32), 1, 64, 0, 0);
+    const struct request_params p = { .ids = ids, .n_ids = 340, .sampling = sampling_defaults(), .n_logprobs = 0,
+                                      .ignore_eos = 1, .max_tokens = 20, .on_token = hear, .user = to };
+    assert_non_null(engine_submit(g, &p, &e));
+    run(g);
+    engine_close(g);
+}
+
+/* Tokens of answers beyond 320 choose 4 pages each, beside drafts and layers with a window. */
 static void test_pages(void **state)
 {
     (void)state;
@@ -627,6 +639,15 @@ static void test_pages(void **state)
     assert_memory_not_equal(logits[0] + SAME * vocab, logits[1] + SAME * vocab, vocab * sizeof(float));
     free(logits[0]);
     free(logits[1]);
+    static struct answer answers[2];
+    for (int i = 0; i < 2; i++) {
+        pages = 4 * i;
+        answer_long(m, ids, &answers[i]);
+    }
+    /* the prompt attends to all tokens, the answer does not */
+    assert_int_equal(answers[0].ids[0], answers[1].ids[0]);
+    assert_memory_equal(&answers[0].logprob[0], &answers[1].logprob[0], sizeof(float));
+    assert_memory_not_equal(&answers[0].logprob[1], &answers[1].logprob[1], 19 * sizeof(float));
     float *in = give_predictor(m);
     m->config.window[0] = 20;
     predicts = 1;

@@ -59,7 +59,7 @@ static void check_type(enum kv_type type, int rotated)
             hadamard_rotate(rows + i * DIM, DIM);
         const struct batch_item it = { .table = table };
         struct attn a = { .q = rows, .q_head_stride = DIM, .pos = POS };
-        assert_true(pages_apply(&k, POS));
+        assert_true(pages_apply(&k, &it, POS));
         for (int head = 0; head < HEADS; head++) {
             const struct page_place p = { head, HEADS, DIM, HEADS * keys, NULL };
             struct attn one = a;
@@ -93,15 +93,19 @@ static void test_best_page(void **state)
     check_type(KV_I4, 1);
 }
 
-/* Pages are chosen only if there are more of them than a query may attend to. */
+/* Pages are chosen only if there are more of them than a query may attend to, and not by tokens
+ * before exact_until. */
 static void test_short(void **state)
 {
     (void)state;
     const struct core k = { .pages = PAGES };
     const int first = KV_SINKS + PAGES * KV_BLOCK + KV_TAIL_STEP + KV_TAIL;
-    assert_false(pages_apply(&k, first - 1));
-    assert_true(pages_apply(&k, first));
-    assert_false(pages_apply(&(struct core){ 0 }, 1 << 20));
+    const struct batch_item all = { 0 }, answer = { .exact_until = first + 5 };
+    assert_false(pages_apply(&k, &all, first - 1));
+    assert_true(pages_apply(&k, &all, first));
+    assert_false(pages_apply(&k, &answer, first + 4));
+    assert_true(pages_apply(&k, &answer, first + 5));
+    assert_false(pages_apply(&(struct core){ 0 }, &all, 1 << 20));
 }
 
 int main(void)
