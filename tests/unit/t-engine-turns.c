@@ -310,6 +310,38 @@ static int rising(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+/* 100 requests of 100 shared tokens and 10 of their own: the shared ones are computed once.  There
+ * are 12 tokens, so some requests also begin their own part like an earlier one. */
+static void shared_prompts_are_computed_once(void **state)
+{
+    (void)state;
+    enum { REQUESTS = 100, SHARED = 100, OWN = 10, PROMPT = SHARED + OWN };
+    static int32_t ids[REQUESTS][PROMPT];
+    static struct answer a;
+    struct rng r = { 22 };
+    int want = 0;
+    struct engine *g = open_engine(1, 32, MAX_LEN / 16 + 2 * REQUESTS);
+    for (int i = 0; i < REQUESTS; i++) {
+        int most = 0;
+        for (int j = 0; j < PROMPT; j++)
+            ids[i][j] = i && j < SHARED ? ids[0][j] : (int32_t)(rng_u64(&r) % VOCAB);
+        for (int earlier = 0, n; earlier < i; earlier++) {
+            for (n = 0; n < PROMPT - 1 && ids[i][n] == ids[earlier][n]; n++)
+                ;
+            most = n > most ? n : most;
+        }
+        want += PROMPT - most;
+        struct request_params p = params(ids[i], PROMPT, &a);
+        p.max_tokens = 1;
+        submit(g, &p, &a);
+        run_to_end(g);
+        assert_int_equal(a.stats.n_cached, most);
+    }
+    assert_int_equal(last_fake->n_computed, want);
+    assert_true(want <= SHARED + (REQUESTS - 1) * OWN);         /* 1,090 of 11,000 */
+    engine_close(g);
+}
+
 /* Steps are simulated, with computed durations: prompts of 512 tokens arrive beside eight running
  * answers, each with an answer of its own before the next one arrives.  However often prompts
  * arrive, one gap in a hundred is at most twice the median.  If they arrive all the time, they get
@@ -415,7 +447,8 @@ static void drafts_have_the_best_length(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(cached_tokens_are_not_computed_again), cmocka_unit_test(higher_priorities_go_first),
+        cmocka_unit_test(cached_tokens_are_not_computed_again), cmocka_unit_test(shared_prompts_are_computed_once),
+        cmocka_unit_test(higher_priorities_go_first),
         cmocka_unit_test(test_deadline), cmocka_unit_test(test_cancel),
         cmocka_unit_test(a_full_queue_refuses_without_a_trace),
         cmocka_unit_test(prompts_take_no_more_than_the_limit),
