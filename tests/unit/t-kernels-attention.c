@@ -277,7 +277,7 @@ static void check(struct sequence *s)
     free(want);
 }
 
-static void shapes(void **state)
+static void sets_agree_for_every_head_size(void **state)
 {
     (void)state;
     static const int dims[] = { 1, 15, 16, 32, 64, 80, 96, 100, 128, 256 };
@@ -292,7 +292,7 @@ static void shapes(void **state)
 }
 
 /* Keys and values of different types, for few rows and for many, in one part and in several. */
-static void mixed(void **state)
+static void sets_agree_for_mixed_types(void **state)
 {
     (void)state;
     static const struct kv_types kinds[] = { { KV_I8, KV_I4 }, { KV_F16, KV_I8 }, { KV_I4, KV_F32 }, { KV_BF16, KV_I4 },
@@ -308,7 +308,7 @@ static void mixed(void **state)
 
 /* Positions that are in a tail of f16, beside rounded positions, with parts and calls that begin
  * and end at various distances from the tail. */
-static void tails(void **state)
+static void sets_agree_beside_tails_of_f16(void **state)
 {
     (void)state;
     static const struct { struct kv_types kv; int len, head_dim, n_heads, from, to; float softcap; } cases[] = {
@@ -329,7 +329,7 @@ static void tails(void **state)
 
 /* The codes and the scale of an i4 vector: the element furthest from 0 is -8 times the scale.  Inf
  * and NaN affect only their own token. */
-static void four_bits(void **state)
+static void i4_codes_and_scales_are_as_defined(void **state)
 {
     (void)state;
     float x[16] = { -1, 0.5f, 0.0625f, -0.0625f, 0.9f };
@@ -356,7 +356,7 @@ static void four_bits(void **state)
     }
 }
 
-static void many_heads(void **state)
+static void sets_agree_for_many_heads(void **state)
 {
     (void)state;
     struct rng r = { 2 };
@@ -369,7 +369,7 @@ static void many_heads(void **state)
     }
 }
 
-static void variants(void **state)
+static void sets_agree_with_windows_softcaps_and_slopes(void **state)
 {
     (void)state;
     static const int windows[] = { 0, 1, 5, 16, 33, 64, 100, 149, 1000 };
@@ -390,7 +390,7 @@ static void variants(void **state)
 
 /* Positions in more than one part: without a window, and with windows that begin in one part and
  * end in another. */
-static void parts(void **state)
+static void sets_agree_for_positions_in_parts(void **state)
 {
     (void)state;
     static const int windows[] = { 0, 40, 700 };
@@ -408,7 +408,7 @@ static void parts(void **state)
 }
 
 /* Encoders: queries attend to later positions, too, in one part and in several. */
-static void both_ways(void **state)
+static void sets_agree_for_attention_in_both_directions(void **state)
 {
     (void)state;
     static const int windows[] = { 0, 1, 9, 65, 600 };
@@ -427,7 +427,7 @@ static void both_ways(void **state)
 }
 
 /* Latent attention, where a value is the first elements of its key. */
-static void latents(void **state)
+static void sets_agree_for_latent_attention(void **state)
 {
     (void)state;
     struct rng r = { 7 };
@@ -444,7 +444,7 @@ static void latents(void **state)
 
 /* Blocks that lie completely before the window of every query may be gone: their table entries are
  * never used. */
-static void old_blocks(void **state)
+static void blocks_before_every_window_are_not_used(void **state)
 {
     (void)state;
     struct rng r = { 4 };
@@ -465,7 +465,7 @@ static void old_blocks(void **state)
 
 /* A score far above or below the others, and a NaN in a key, which affects exactly the queries that
  * attend to it. */
-static void extremes(void **state)
+static void a_nan_affects_only_queries_that_see_it(void **state)
 {
     (void)state;
     struct rng r = { 5 };
@@ -489,11 +489,16 @@ static void extremes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(shapes), cmocka_unit_test(mixed), cmocka_unit_test(tails), cmocka_unit_test(four_bits),
-        cmocka_unit_test(many_heads), cmocka_unit_test(variants), cmocka_unit_test(parts),
-        cmocka_unit_test(both_ways),
-            cmocka_unit_test(latents),
-        cmocka_unit_test(old_blocks), cmocka_unit_test(extremes),
+        cmocka_unit_test(sets_agree_for_every_head_size),
+        cmocka_unit_test(sets_agree_for_mixed_types),
+        cmocka_unit_test(sets_agree_beside_tails_of_f16), cmocka_unit_test(i4_codes_and_scales_are_as_defined),
+        cmocka_unit_test(sets_agree_for_many_heads),
+        cmocka_unit_test(sets_agree_with_windows_softcaps_and_slopes),
+        cmocka_unit_test(sets_agree_for_positions_in_parts),
+        cmocka_unit_test(sets_agree_for_attention_in_both_directions),
+        cmocka_unit_test(sets_agree_for_latent_attention),
+        cmocka_unit_test(blocks_before_every_window_are_not_used),
+        cmocka_unit_test(a_nan_affects_only_queries_that_see_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -312,7 +312,7 @@ static void each_type(int is_float, int exact)
 }
 
 /* Kernels keep some intermediate sums in 16 bits: none may overflow, whatever the codes. */
-static void largest_sums(void **state)
+static void the_largest_sums_do_not_overflow(void **state)
 {
     (void)state;
     for (int type = 0; type < 256; type++) {
@@ -342,7 +342,7 @@ static void f32_matmul_of_integers(void **state) { (void)state; each_type(0, 1);
 static void f32_matmul_of_floats(void **state) { (void)state; each_type(1, 1); }
 
 /* bf16 weights give the same bits with every set once kernels_ordered() has replaced it. */
-static void ordered(void **state)
+static void ordered_kernels_give_the_same_bits(void **state)
 {
     (void)state;
     struct rng r = { 9 };
@@ -365,7 +365,7 @@ static void ordered(void **state)
 }
 
 /* Infinity and NaN in the activations affect the result of their token, and of no other. */
-static void bad_activations(void **state)
+static void bad_activations_affect_only_their_token(void **state)
 {
     (void)state;
     struct rng r = { 5 };
@@ -476,7 +476,7 @@ static void few_tokens_in_larger_buffers(void **state)
     free(guard);
 }
 
-static void picking(void **state)
+static void kernels_are_picked_by_name(void **state)
 {
     (void)state;
     struct err e = { 0 };
@@ -492,12 +492,12 @@ static void picking(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(picking),
+        cmocka_unit_test(kernels_are_picked_by_name),
         cmocka_unit_test(integer_matmul),
-        cmocka_unit_test(largest_sums),
+        cmocka_unit_test(the_largest_sums_do_not_overflow),
         cmocka_unit_test(f32_matmul_of_integers),
         cmocka_unit_test(f32_matmul_of_floats),
-        cmocka_unit_test(ordered), cmocka_unit_test(bad_activations),
+        cmocka_unit_test(ordered_kernels_give_the_same_bits), cmocka_unit_test(bad_activations_affect_only_their_token),
         cmocka_unit_test(sizes_never_fall),
         cmocka_unit_test(few_tokens_in_larger_buffers),
     };

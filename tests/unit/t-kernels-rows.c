@@ -36,7 +36,7 @@ static void equal(const char *what, const char *set, int n, const float *got, co
             fail_msg("%s %s n=%d: element %d is %.9g, not %.9g", set, what, n, i, (double)got[i], (double)want[i]);
 }
 
-static void norms(void **state)
+static void norms_agree_with_double_and_between_sets(void **state)
 {
     (void)state;
     struct rng r = { 1 };
@@ -101,7 +101,7 @@ static double ulps(float got, double want)
     return fabs(got - want) / ldexp(1, (e < -125 ? -125 : e) - 24);
 }
 
-static void approximations(void **state)
+static void approximations_keep_their_error_bounds(void **state)
 {
     (void)state;
     double worst_exp = 0, worst_exp2 = 0, worst_tanh = 0, worst_erf = 0;
@@ -142,7 +142,7 @@ static double act_double(double x, int act)
     }
 }
 
-static void activations(void **state)
+static void activations_agree_with_double_and_between_sets(void **state)
 {
     (void)state;
     struct rng r = { 2 };
@@ -174,7 +174,7 @@ static void activations(void **state)
             }
 }
 
-static void additions(void **state)
+static void every_set_adds_with_one_rounding(void **state)
 {
     (void)state;
     struct rng r = { 3 };
@@ -192,7 +192,7 @@ static void additions(void **state)
     }
 }
 
-static void largest(void **state)
+static void the_largest_element_is_found_in_every_place(void **state)
 {
     (void)state;
     static const float odd[] = { INFINITY, NAN, -INFINITY, -NAN, 1e38f };
@@ -220,7 +220,7 @@ static void largest(void **state)
         assert_true((*k)->largest(x, 0) == -INFINITY);
 }
 
-static void dots(void **state)
+static void every_set_computes_the_same_dots(void **state)
 {
     enum { ROWS = 9, STRIDE = 448 };
     _Alignas(64) static int8_t rows[ROWS * STRIDE], q[STRIDE];
@@ -245,7 +245,7 @@ static void dots(void **state)
         }
 }
 
-static void rotations(void **state)
+static void rotations_agree_with_double_and_between_sets(void **state)
 {
     (void)state;
     static const int dims[] = { 2, 4, 6, 16, 20, 32, 64, 80, 96, 128, 256 };
@@ -281,7 +281,7 @@ static void rotations(void **state)
 
 /* Some steps of a recurrence: the plain kernels are compared with double, the other sets with the
  * plain ones, including the states. */
-static void scans(void **state)
+static void recurrences_agree_with_double_and_between_sets(void **state)
 {
     (void)state;
     enum { ROWS = 24, DIM = 100, STEPS = 5 };
@@ -378,7 +378,7 @@ static void scans_of_mamba1(void **state)
 }
 
 /* Scores of 16 keys for several heads. */
-static void index_scores(void **state)
+static void index_scores_agree_with_double_and_between_sets(void **state)
 {
     (void)state;
     enum { HEADS = 7, DIM = 33 };
@@ -408,9 +408,15 @@ static void index_scores(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(approximations), cmocka_unit_test(norms), cmocka_unit_test(activations),
-            cmocka_unit_test(additions), cmocka_unit_test(largest), cmocka_unit_test(dots), cmocka_unit_test(rotations),
-        cmocka_unit_test(scans), cmocka_unit_test(scans_of_mamba1), cmocka_unit_test(index_scores),
+        cmocka_unit_test(approximations_keep_their_error_bounds),
+        cmocka_unit_test(norms_agree_with_double_and_between_sets),
+        cmocka_unit_test(activations_agree_with_double_and_between_sets),
+        cmocka_unit_test(every_set_adds_with_one_rounding),
+        cmocka_unit_test(the_largest_element_is_found_in_every_place),
+        cmocka_unit_test(every_set_computes_the_same_dots),
+        cmocka_unit_test(rotations_agree_with_double_and_between_sets),
+        cmocka_unit_test(recurrences_agree_with_double_and_between_sets),
+        cmocka_unit_test(scans_of_mamba1), cmocka_unit_test(index_scores_agree_with_double_and_between_sets),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

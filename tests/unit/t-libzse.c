@@ -119,7 +119,7 @@ static void text_and_tokens(void **state)
     assert_int_equal(zse_tokenize(model, "a", 1, ZSE_SKIP_SPECIAL, &ids, &n, &e), -1);
 }
 
-static void rendering(void **state)
+static void bad_input_to_rendering_is_refused(void **state)
 {
     static const struct { const char *messages, *tools, *variables, *chat_template, *message; } bad[] = {
         { "[", NULL, NULL, NULL, "messages" }, { "{}", NULL, NULL, NULL, "messages: found an object" },
@@ -147,7 +147,7 @@ static void rendering(void **state)
     }
 }
 
-static void info(void **state)
+static void info_describes_the_model_and_the_engine(void **state)
 {
     struct err why;
     char *text;
@@ -168,7 +168,7 @@ static void info(void **state)
 
 /* ---- answers ---- */
 
-static void streamed_answer(void **state)
+static void streamed_text_equals_the_result(void **state)
 {
     struct heard h = { .size = 0 };
     char *prompt = hello(), *text;
@@ -195,7 +195,7 @@ static void streamed_answer(void **state)
     free(prompt);
 }
 
-static void cancelled_answers(void **state)
+static void a_cancelled_answer_ends_exactly_once(void **state)
 {
     struct heard h = { .most = 3 };
     const struct zse_request_options o = { .size = sizeof o, .prompt = "Once", .ignore_eos = 1, .on_event = hear,
@@ -312,7 +312,7 @@ static void grammars(void **state)
     zse_grammar_close(r);
 }
 
-static void embeddings(void **state)
+static void equal_texts_have_equal_embeddings(void **state)
 {
     static const char *const texts[] = { "The cat", "A dog", "The cat" };
     float *v, *alone;
@@ -456,7 +456,7 @@ static void closing_ends_requests(void **state)
 
 /* ---- what is refused ---- */
 
-static void models_refused(void **state)
+static void bad_models_are_refused(void **state)
 {
     struct err why;
     size_t size;
@@ -492,7 +492,7 @@ static void models_refused(void **state)
     zse_free(NULL);
 }
 
-static void engines_refused(void **state)
+static void bad_engine_options_are_refused(void **state)
 {
     static const struct { struct zse_engine_options o; int code; const char *message; } bad[] = {
         { { .device = "tpu" }, ZSE_ERROR_FORMAT, "device: 'tpu'" }, { { .kv = "i3" }, ZSE_ERROR_FORMAT, "kv: 'i3'" },
@@ -513,7 +513,7 @@ static void engines_refused(void **state)
     assert_null(zse_engine_open(NULL, NULL, NULL));
 }
 
-static void requests_refused(void **state)
+static void bad_requests_are_refused(void **state)
 {
     static const int32_t ids[] = { 1 }, wrong[] = { 1, 1 << 30 };
     static const char *const empty[] = { "" };
@@ -621,19 +621,19 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(text_and_tokens),
-        cmocka_unit_test(rendering),
-        cmocka_unit_test(info),
-        cmocka_unit_test(streamed_answer),
-        cmocka_unit_test(cancelled_answers),
+        cmocka_unit_test(bad_input_to_rendering_is_refused),
+        cmocka_unit_test(info_describes_the_model_and_the_engine),
+        cmocka_unit_test(streamed_text_equals_the_result),
+        cmocka_unit_test(a_cancelled_answer_ends_exactly_once),
         cmocka_unit_test(eight_at_a_time),
         cmocka_unit_test(grammars),
-        cmocka_unit_test(embeddings),
+        cmocka_unit_test(equal_texts_have_equal_embeddings),
         cmocka_unit_test(calls_of_a_callback),
         cmocka_unit_test(requests_of_several_threads),
         cmocka_unit_test(closing_ends_requests),
-        cmocka_unit_test(models_refused),
-        cmocka_unit_test(engines_refused),
-        cmocka_unit_test(requests_refused),
+        cmocka_unit_test(bad_models_are_refused),
+        cmocka_unit_test(bad_engine_options_are_refused),
+        cmocka_unit_test(bad_requests_are_refused),
         cmocka_unit_test(sizes_of_structs), cmocka_unit_test(reserved_members_are_0),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);

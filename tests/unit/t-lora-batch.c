@@ -501,7 +501,7 @@ static void refuses(struct model *m, const char *folder, const char *message)
     assert_int_equal(m->n_loras, 0);
 }
 
-static void refusals(void **state)
+static void adapters_that_do_not_fit_are_refused(void **state)
 {
     (void)state;
     if (!has_oracles())
@@ -535,7 +535,7 @@ int main(void)
         cmocka_unit_test(batches_do_not_matter),
         cmocka_unit_test(prefixes_are_apart), cmocka_unit_test(adapters_come_and_go),
         cmocka_unit_test(disk_drafts_and_preemption),
-        cmocka_unit_test(refusals),
+        cmocka_unit_test(adapters_that_do_not_fit_are_refused),
     };
     return cmocka_run_group_tests(tests, prepare, finish);
 }

@@ -58,7 +58,7 @@ static struct model *make_model(const struct shape *s)
     return m;
 }
 
-static void private_memory(void **state)
+static void private_memory_stays_within_the_limit(void **state)
 {
     (void)state;
     static const int threads[] = { 1, 2, 16, 64 };
@@ -86,6 +86,6 @@ static void private_memory(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(private_memory) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(private_memory_stays_within_the_limit) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

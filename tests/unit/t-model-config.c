@@ -28,7 +28,7 @@ static void must_parse(struct config *c, const char *text)
 
 /* Every architecture can be parsed from its name alone, and config_architecture() lists all of the
  * table. */
-static void test_defaults(void **state)
+static void every_architecture_parses_from_its_name(void **state)
 {
     (void)state;
     static const struct { const char *name; int hidden, layers, heads, kv, head_dim, ff, vocab, tied; } want[] = {
@@ -64,7 +64,7 @@ static void test_defaults(void **state)
     }
 }
 
-static void test_windows(void **state)
+static void each_layer_gets_its_window(void **state)
 {
     (void)state;
     struct config c;
@@ -130,7 +130,7 @@ static void test_windows(void **state)
 }
 
 /* The reason why a backend with these features refuses a family of models; NULL: it runs them. */
-static void test_beyond(void **state)
+static void features_that_a_backend_lacks_are_named(void **state)
 {
     (void)state;
     enum { BOTH = FEATURE_EXPERTS | FEATURE_SINKS };
@@ -375,7 +375,7 @@ static const struct { const char *json, *says; } refused[] = {
       "eos_token_id: 9 ids, expected at most 8" },
 };
 
-static void test_refused(void **state)
+static void bad_configs_are_refused_with_a_reason(void **state)
 {
     (void)state;
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
@@ -405,7 +405,7 @@ static void close_to(double got, double want, double bound, const char *what)
         fail_msg("%s: got %.9g, want %.9g", what, got, want);
 }
 
-static void test_rope(void **state)
+static void rope_frequencies_follow_their_formulas(void **state)
 {
     (void)state;
     const double eps = 4e-7;        /* three f32 roundings */
@@ -463,7 +463,7 @@ static void test_rope(void **state)
 
 /* Encoders: attention in both directions, positions after the padding token's, pooling, dense
  * layers, heads. */
-static void test_encoders(void **state)
+static void encoder_configs_are_parsed_or_refused(void **state)
 {
     (void)state;
     struct config c;
@@ -515,9 +515,11 @@ static void test_encoders(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults), cmocka_unit_test(test_windows), cmocka_unit_test(test_beyond),
-            cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_ignored), cmocka_unit_test(test_rope), cmocka_unit_test(test_encoders),
+        cmocka_unit_test(every_architecture_parses_from_its_name),
+        cmocka_unit_test(each_layer_gets_its_window), cmocka_unit_test(features_that_a_backend_lacks_are_named),
+        cmocka_unit_test(bad_configs_are_refused_with_a_reason),
+        cmocka_unit_test(test_ignored), cmocka_unit_test(rope_frequencies_follow_their_formulas),
+        cmocka_unit_test(encoder_configs_are_parsed_or_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

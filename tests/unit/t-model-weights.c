@@ -72,7 +72,7 @@ static const struct shape llama[] = {
 
 /* The weights outside of the layers come before and after the layers in the order of ends.def, each
  * with its own row. */
-static void test_ends(void **state)
+static void outer_weights_come_in_the_table_order(void **state)
 {
     static const char *const texts[] = {
         "{\"model_type\": \"opt\", \"hidden_size\": 8, \"num_hidden_layers\": 1, \"num_attention_heads\": 4, "
@@ -125,7 +125,7 @@ static void test_ends(void **state)
     }
 }
 
-static void test_prefixes(void **state)
+static void weights_are_found_behind_every_prefix(void **state)
 {
     (void)state;
     static const char *const prefixes[] = { "model.", "", "transformer.", "language_model.model.",
@@ -314,7 +314,7 @@ static int stacked_shape(void *user, const char *name, int *n, int64_t dim[WEIGH
 
 /* The experts of one architecture in three layouts.  Gate and up together are a square matrix
  * (8 rows, 8 columns), so only the shape of down tells that a layout is [in, out]. */
-static void test_experts(void **state)
+static void experts_are_found_in_three_layouts(void **state)
 {
     (void)state;
     struct config c;
@@ -344,8 +344,9 @@ static void test_experts(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ends), cmocka_unit_test(test_prefixes), cmocka_unit_test(test_missing_and_misshapen),
-            cmocka_unit_test(test_experts), cmocka_unit_test(test_row_maps),
+        cmocka_unit_test(outer_weights_come_in_the_table_order),
+        cmocka_unit_test(weights_are_found_behind_every_prefix), cmocka_unit_test(test_missing_and_misshapen),
+        cmocka_unit_test(experts_are_found_in_three_layouts), cmocka_unit_test(test_row_maps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

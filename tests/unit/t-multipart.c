@@ -29,7 +29,7 @@ static int parse(const char *type, const char *body, size_t size, struct multipa
     return rc;
 }
 
-static void test_good(void **state)
+static void parts_keep_their_names_and_bytes(void **state)
 {
     struct multipart m;
     struct problem pr;
@@ -63,7 +63,7 @@ static void test_cut_at_every_byte(void **state)
     }
 }
 
-static void test_types(void **state)
+static void only_multipart_form_data_is_accepted(void **state)
 {
     static const struct { const char *type; int status; } types[] = {
         { TYPE, 0 }, { "Multipart/Form-Data;boundary=\"AaB03x\"", 0 },
@@ -87,7 +87,7 @@ static void test_types(void **state)
     }
 }
 
-static void test_malformed(void **state)
+static void malformed_bodies_are_refused(void **state)
 {
 #define HEAD "--AaB03x\r\nContent-Disposition: form-data; name=\"a\"\r\n"
 #define END "\r\n--AaB03x--"
@@ -146,8 +146,9 @@ static void test_many_parts(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_good), cmocka_unit_test(test_cut_at_every_byte), cmocka_unit_test(test_types),
-        cmocka_unit_test(test_malformed), cmocka_unit_test(test_many_parts),
+        cmocka_unit_test(parts_keep_their_names_and_bytes), cmocka_unit_test(test_cut_at_every_byte),
+        cmocka_unit_test(only_multipart_form_data_is_accepted),
+        cmocka_unit_test(malformed_bodies_are_refused), cmocka_unit_test(test_many_parts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

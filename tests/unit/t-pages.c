@@ -95,7 +95,7 @@ static void test_best_page(void **state)
 
 /* Pages are chosen only if there are more of them than a query may attend to, and not by tokens
  * before exact_until. */
-static void test_short(void **state)
+static void short_contexts_choose_no_pages(void **state)
 {
     (void)state;
     const struct core k = { .pages = PAGES };
@@ -110,6 +110,7 @@ static void test_short(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_best_page), cmocka_unit_test(test_short) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_best_page),
+                                        cmocka_unit_test(short_contexts_choose_no_pages) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -120,7 +120,7 @@ static int naive_victim(const struct naive *m, int known)
     return best;
 }
 
-static void test_random(void **state)
+static void places_agree_with_a_naive_model(void **state)
 {
     struct places *p = open_places(120, 0);
     static struct place x[N];
@@ -179,6 +179,6 @@ static void test_random(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(test_one_address), cmocka_unit_test(test_full),
-                                        cmocka_unit_test(test_random) };
+                                        cmocka_unit_test(places_agree_with_a_naive_model) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -111,7 +111,7 @@ static struct plan_shape *kimi(void)
 }
 
 /* Parameters as the model cards round them. */
-static void parameters(void **state)
+static void parameter_counts_match_model_cards(void **state)
 {
     static const struct { const char *name; double total, active; } all[] = {
         { "Qwen2.5-7B", 7.62e9, 0 },       { "Qwen2.5-72B", 72.7e9, 0 },   { "Llama-3.1-8B", 8.03e9, 0 },
@@ -230,7 +230,7 @@ static void sizes_are_the_writers(void **state)
 
 /* Bytes of a model by rough estimates: int8 layers with 16-bit embedding and head, and 4 bits in
  * groups of 128. */
-static void rough_sizes(void **state)
+static void rough_sizes_are_near_the_expected_ones(void **state)
 {
     const struct plan_shape *s7 = shape_of("Qwen2.5-7B"), *s32 = shape_of("Qwen2.5-32B"),
                             *s72 = shape_of("Qwen2.5-72B");
@@ -299,7 +299,7 @@ static void compare(const char *name, const json_t *config)
 }
 
 /* Layers with a window store it and the tokens of a step, not the whole context. */
-static void windows(void **state)
+static void windows_limit_the_planned_cache(void **state)
 {
     json_t *normal;
     const struct plan_shape *s = shape_of("gemma-3-1b");
@@ -363,7 +363,7 @@ static void same_as_the_engine(void **state)
 
 /* A layer with a state adds nothing to the cache, at any length of the context.  Its bytes are read
  * once and written once per token. */
-static void states(void **state)
+static void states_do_not_grow_with_the_context(void **state)
 {
     json_t *mamba = json_pack("{s:s}", "model_type", "mamba2"), *next = json_pack("{s:s}", "model_type", "qwen3_next");
     const struct plan_shape *s = shape_of_config("mamba2", mamba), *h = shape_of_config("qwen3_next", next);
@@ -388,7 +388,7 @@ static void states(void **state)
     json_decref(next);
 }
 
-static void expert_buffers(void **state)
+static void expert_buffers_have_the_expected_sizes(void **state)
 {
     const struct plan_shape *s = shape_of("DeepSeek-V2-Lite");
     const double int4 = budget_expert_bytes(s, 4, 128), int8 = budget_expert_bytes(s, 8, 128);
@@ -406,7 +406,7 @@ static void expert_buffers(void **state)
     assert_true(2924 + 7654 <= 10746);      /* in a measured run, weights and all experts took 10746 MB */
 }
 
-static void ranks(void **state)
+static void each_rank_gets_the_expected_budget(void **state)
 {
     static const struct { double weights, free, tokens; } want[3] = { { 5445, 10.4, 950e3 }, { 3018, 12.9, 1.115e6 },
                                                                       { 5114, 10.8, 980e3 } };
@@ -439,7 +439,7 @@ static void ranks(void **state)
 }
 
 /* One choice for each type, with the figures of Qwen2.5-7B as zse-convert writes it. */
-static void modes(void **state)
+static void each_mode_chooses_the_expected_type(void **state)
 {
     static const char *const types[] = { "bf16", "int8", "nl4" };
     struct plan_choice c[3] = { { 0 } };
@@ -483,7 +483,7 @@ static void modes(void **state)
                 plan_mode_find("speed") == PLAN_MAX_SPEED && plan_mode_find("fast") < 0);
 }
 
-static void capacity(void **state)
+static void plan_times_counts_whole_copies(void **state)
 {
     (void)state;
     assert_int_equal(plan_times(80, 5.19), 15);
@@ -493,7 +493,7 @@ static void capacity(void **state)
     assert_int_equal(plan_times(1e18, 1), INT32_MAX);
 }
 
-static void preflight(void **state)
+static void preflight_refuses_what_does_not_fit(void **state)
 {
     int tight;
     struct err e = { 0 };
@@ -514,7 +514,7 @@ static void preflight(void **state)
 
 /* The roofline: doubled rates double the speed, a longer context costs more, and a window limits
  * that cost. */
-static void speed(void **state)
+static void doubled_rates_double_the_speed(void **state)
 {
     const struct plan_shape *s = shape_of("Qwen2.5-7B"), *g = shape_of("gemma-3-1b");
     struct plan_shape *all = shape_of("gemma-3-1b");
@@ -568,7 +568,7 @@ static void speed(void **state)
  * that zse-chat --plan measured, its prediction for a prompt of 512 tokens, and the speed that
  * zse-bench -p 512 measured next (scripts/plan-check prints such pairs).  From these rates the
  * roofline must give these predictions, and they must be within 15 % of the measured speeds. */
-static void predictions(void **state)
+static void predictions_are_near_the_measured_speeds(void **state)
 {
     static const struct {
         const char *name;
@@ -623,7 +623,7 @@ static void predictions(void **state)
     }
 }
 
-static void bad_configs(void **state)
+static void bad_configs_are_refused_with_a_reason(void **state)
 {
     static const char *const all[][2] = {
         { "{}", "num_hidden_layers is missing" },
@@ -658,13 +658,17 @@ static void bad_configs(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(parameters), cmocka_unit_test(registry_is_whole), cmocka_unit_test(sizes_are_the_writers),
-        cmocka_unit_test(rough_sizes),
-        cmocka_unit_test(keys_and_values), cmocka_unit_test(windows),
-        cmocka_unit_test(same_as_the_engine), cmocka_unit_test(states),
-        cmocka_unit_test(expert_buffers), cmocka_unit_test(ranks), cmocka_unit_test(modes), cmocka_unit_test(capacity),
-        cmocka_unit_test(preflight), cmocka_unit_test(speed),
-        cmocka_unit_test(predictions), cmocka_unit_test(bad_configs),
+        cmocka_unit_test(parameter_counts_match_model_cards), cmocka_unit_test(registry_is_whole),
+        cmocka_unit_test(sizes_are_the_writers),
+        cmocka_unit_test(rough_sizes_are_near_the_expected_ones),
+        cmocka_unit_test(keys_and_values), cmocka_unit_test(windows_limit_the_planned_cache),
+        cmocka_unit_test(same_as_the_engine), cmocka_unit_test(states_do_not_grow_with_the_context),
+        cmocka_unit_test(expert_buffers_have_the_expected_sizes),
+        cmocka_unit_test(each_rank_gets_the_expected_budget),
+        cmocka_unit_test(each_mode_chooses_the_expected_type), cmocka_unit_test(plan_times_counts_whole_copies),
+        cmocka_unit_test(preflight_refuses_what_does_not_fit), cmocka_unit_test(doubled_rates_double_the_speed),
+        cmocka_unit_test(predictions_are_near_the_measured_speeds),
+        cmocka_unit_test(bad_configs_are_refused_with_a_reason),
     };
     return cmocka_run_group_tests(tests, load, unload);
 }

@@ -134,7 +134,7 @@ static void slow_items(void *arg, int i, int thread)
 
 /* The caller runs out of items long before a worker is done.  It has to sleep, and the worker has
  * to wake it. */
-static void caller_waits(void **state)
+static void a_sleeping_caller_is_woken(void **state)
 {
     (void)state;
     struct pool *p = open_pool(2);
@@ -178,7 +178,7 @@ static void more_threads_than_processors(void **state)
 }
 
 /* Two pools take turns, and do not affect each other. */
-static void two_pools(void **state)
+static void two_pools_do_not_affect_each_other(void **state)
 {
     (void)state;
     static struct counts c[2];
@@ -229,7 +229,7 @@ static void calls_after(void **state)
         }
 }
 
-static void opening(void **state)
+static void pools_refuse_bad_numbers_of_threads(void **state)
 {
     (void)state;
     struct err e = { 0 };
@@ -248,10 +248,12 @@ static void opening(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(opening), cmocka_unit_test(every_item_once), cmocka_unit_test(many_tiny_loops),
-            cmocka_unit_test(loops_with_pauses),
-        cmocka_unit_test(loops_see_each_other), cmocka_unit_test(caller_waits),
-        cmocka_unit_test(more_threads_than_processors), cmocka_unit_test(two_pools), cmocka_unit_test(calls_after),
+        cmocka_unit_test(pools_refuse_bad_numbers_of_threads), cmocka_unit_test(every_item_once),
+        cmocka_unit_test(many_tiny_loops),
+        cmocka_unit_test(loops_with_pauses),
+        cmocka_unit_test(loops_see_each_other), cmocka_unit_test(a_sleeping_caller_is_woken),
+        cmocka_unit_test(more_threads_than_processors),
+        cmocka_unit_test(two_pools_do_not_affect_each_other), cmocka_unit_test(calls_after),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,7 +12,7 @@
 #include "libcommon/quant/qtype.h"
 
 /* The numbers in files never change. */
-static void numbers(void **state)
+static void numbers_in_files_never_change(void **state)
 {
     (void)state;
     static const struct { int number; const char *name; int bits, kernels; } want[] = {
@@ -42,7 +42,7 @@ static void numbers(void **state)
 
 /* Values rise with the code; value8 is the value (nf4: rounded); code_zero is the code nearest
  * to 0. */
-static void values(void **state)
+static void values_rise_with_the_code(void **state)
 {
     (void)state;
     for (int type = 0; type < 48; type++) {
@@ -69,7 +69,7 @@ static void values(void **state)
 }
 
 /* The types that zse-convert chooses by itself, the finest first. */
-static void chosen(void **state)
+static void chosen_types_go_from_fine_to_coarse(void **state)
 {
     (void)state;
     const struct qtype_info *t;
@@ -86,7 +86,7 @@ static void chosen(void **state)
 
 /* The rule of type t3 in qtype.h: a byte holds five base-3 digits, and multiplications give them
  * back. */
-static void base3(void **state)
+static void multiplications_give_base_3_digits_back(void **state)
 {
     (void)state;
     for (int v = 0; v < 243; v++) {
@@ -101,7 +101,9 @@ static void base3(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(numbers), cmocka_unit_test(values), cmocka_unit_test(chosen),
-                                        cmocka_unit_test(base3) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(numbers_in_files_never_change),
+                                        cmocka_unit_test(values_rise_with_the_code),
+                                        cmocka_unit_test(chosen_types_go_from_fine_to_coarse),
+                                        cmocka_unit_test(multiplications_give_base_3_digits_back) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

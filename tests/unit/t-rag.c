@@ -228,7 +228,7 @@ static void check_query(const char *query, const char *expected)
     query_words_release(&w);
 }
 
-static void test_queries(void **state)
+static void queries_become_quoted_words(void **state)
 {
     (void)state;
     check_query("foo-bar NEAR(a b) *", "\"foo-bar\" OR \"NEAR(a\" OR \"b)\"");
@@ -243,7 +243,7 @@ static void test_queries(void **state)
     check_query("use\u4e2d", "\"use\" OR \"\u4e2d \"");
 }
 
-static void test_spaced(void **state)
+static void ideographs_become_words_of_their_own(void **state)
 {
     int n;
     char *s = words_spaced("ab\u4e2d\u6587, c-d", strlen("ab\u4e2d\u6587, c-d"), &n);
@@ -275,7 +275,7 @@ static void check_extract(enum rag_type t, const char *data, size_t size, const 
 }
 #define EXTRACT(type, literal, expected) check_extract(type, literal, sizeof(literal) - 1, expected)
 
-static void test_extract(void **state)
+static void each_format_gives_the_expected_text(void **state)
 {
     (void)state;
     EXTRACT(RAG_TXT, "\xef\xbb\xbf" "a\r\nb\rc\x01", "a\nb\nc ");
@@ -329,7 +329,7 @@ static size_t make_zip(const char *const *names, const char *const *texts, int n
     return at + 22;
 }
 
-static void test_office(void **state)
+static void office_files_give_text_and_never_crash(void **state)
 {
     static const char *const docx[] = { "word/document.xml" }, *const odt[] = { "content.xml" };
     static const char *const word[] = { "<w:p><w:pPr><w:pStyle w:val=\"Heading2\"/></w:pPr><w:r><w:t>Costs</w:t></w:r></w:p>"
@@ -960,8 +960,10 @@ int main(void)
         cmocka_unit_test(test_chunks_of_random_texts), cmocka_unit_test(test_chunks_never_cut_characters),
         cmocka_unit_test(test_chunks_headings_and_pages), cmocka_unit_test(test_chunks_overlap),
         cmocka_unit_test(test_chunks_of_a_line), cmocka_unit_test(test_word_tokens),
-        cmocka_unit_test(test_queries), cmocka_unit_test(test_spaced), cmocka_unit_test(test_extract),
-        cmocka_unit_test(test_office), cmocka_unit_test(test_pdf_bomb), cmocka_unit_test(test_pdf_pages),
+        cmocka_unit_test(queries_become_quoted_words),
+        cmocka_unit_test(ideographs_become_words_of_their_own), cmocka_unit_test(each_format_gives_the_expected_text),
+        cmocka_unit_test(office_files_give_text_and_never_crash), cmocka_unit_test(test_pdf_bomb),
+        cmocka_unit_test(test_pdf_pages),
         IN_FOLDER(test_store),
         IN_FOLDER(test_store_filters), IN_FOLDER(test_store_quota), IN_FOLDER(test_store_damaged),
         IN_FOLDER(test_search_stops), IN_FOLDER(test_vectors), IN_FOLDER(test_parts_of_a_chunk),

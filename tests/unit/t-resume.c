@@ -210,7 +210,7 @@ static void at_each_layer(void **state)
 }
 
 /* Kill the conversion in the middle of layers, and again after it has resumed. */
-static void anywhere(void **state)
+static void a_killed_conversion_ends_in_the_same_file(void **state)
 {
     (void)state;
     for (size_t i = getenv("ZSE_SANITIZED") ? 1 : 0; i < 2; i++) {
@@ -243,7 +243,7 @@ static void flip(const char *name, long at)
 
 /* A damaged checkpoint cannot be resumed: a message says why, and the conversion starts again from
  * the beginning. */
-static void starts_anew(void **state)
+static void a_damaged_checkpoint_is_not_resumed(void **state)
 {
     (void)state;
     char command[256], copy[128], weights[160];
@@ -316,7 +316,7 @@ static int stop_after_reports(void *user, const char *label, uint64_t done, uint
 }
 
 /* A cancelled conversion (Ctrl-C) also keeps its finished layers, and says so. */
-static void cancelled(void **state)
+static void a_cancelled_conversion_can_be_resumed(void **state)
 {
     (void)state;
     const struct progress p = { stop_after_reports, NULL };
@@ -364,8 +364,9 @@ static void two_at_once(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(at_each_layer), cmocka_unit_test(anywhere), cmocka_unit_test(starts_anew),
-        cmocka_unit_test(cancelled), cmocka_unit_test(two_at_once),
+        cmocka_unit_test(at_each_layer), cmocka_unit_test(a_killed_conversion_ends_in_the_same_file),
+        cmocka_unit_test(a_damaged_checkpoint_is_not_resumed),
+        cmocka_unit_test(a_cancelled_conversion_can_be_resumed), cmocka_unit_test(two_at_once),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -19,7 +19,7 @@ static const struct roofline_loops *const sets[] = {
 
 /* Each line of bytes changes the result, so all of them are read, in one stream and in interleaved
  * ones. */
-static void reads_everything(void **state)
+static void every_line_of_bytes_is_read(void **state)
 {
     enum { N = 16384 };
     static const uint8_t zeros[64];
@@ -44,7 +44,7 @@ static void reads_everything(void **state)
     free(p);
 }
 
-static void computes(void **state)
+static void operations_grow_with_the_rounds(void **state)
 {
     (void)state;
     for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
@@ -59,7 +59,7 @@ static void computes(void **state)
     }
 }
 
-static void answers(void **state)
+static void only_what_was_asked_is_measured(void **state)
 {
     struct roofline l;
     struct err e;
@@ -74,7 +74,7 @@ static void answers(void **state)
     assert_true(l.f32[0] == 0 && l.f32[1] > 0 && l.int8[1] == 0);
 }
 
-static void files(void **state)
+static void only_regular_files_are_measured(void **state)
 {
     struct roofline l;
     struct err e;
@@ -103,7 +103,9 @@ static void files(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(reads_everything), cmocka_unit_test(computes),
-                                        cmocka_unit_test(answers), cmocka_unit_test(files) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(every_line_of_bytes_is_read),
+                                        cmocka_unit_test(operations_grow_with_the_rounds),
+                                        cmocka_unit_test(only_what_was_asked_is_measured),
+                                        cmocka_unit_test(only_regular_files_are_measured) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -90,7 +90,7 @@ static const char two[] = "{\"__metadata__\":{\"format\":\"pt\"},\"b\":{\"dtype\
 
 /* A name with braces means several tensors, whose rows are joined even if they lie apart in the
  * file. */
-static void joins(void **state)
+static void names_in_braces_join_tensors(void **state)
 {
     (void)state;
     struct err e;
@@ -124,7 +124,7 @@ static void joins(void **state)
     source_close(s);
 }
 
-static void reads(void **state)
+static void rows_are_read_as_stored(void **state)
 {
     (void)state;
     struct err e;
@@ -167,7 +167,7 @@ static void reads(void **state)
     source_close(s);
 }
 
-static void not_finite(void **state)
+static void a_nan_is_refused_with_its_place(void **state)
 {
     (void)state;
     struct err e = { 0 };
@@ -220,7 +220,7 @@ static void every_byte_changed(void **state)
     assert_true(refused > n);
 }
 
-static void fields(void **state)
+static void bad_headers_are_refused(void **state)
 {
     (void)state;
     static const struct { const char *header, *words; size_t n; } cases[] = {
@@ -337,7 +337,7 @@ static void one_file_of_another_name(void **state)
     refuses("neither model.safetensors nor model.safetensors.index.json");
 }
 
-static void told_apart(void **state)
+static void kinds_of_sources_are_told_apart(void **state)
 {
     (void)state;
     struct err e;
@@ -382,12 +382,14 @@ static void bad_small_files(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(joins, clean),
-        cmocka_unit_test_teardown(reads, clean), cmocka_unit_test_teardown(not_finite, clean),
-            cmocka_unit_test_teardown(cut_at_every_byte, clean),
-        cmocka_unit_test_teardown(every_byte_changed, clean), cmocka_unit_test_teardown(fields, clean),
+        cmocka_unit_test_teardown(names_in_braces_join_tensors, clean),
+        cmocka_unit_test_teardown(rows_are_read_as_stored, clean),
+        cmocka_unit_test_teardown(a_nan_is_refused_with_its_place, clean),
+        cmocka_unit_test_teardown(cut_at_every_byte, clean),
+        cmocka_unit_test_teardown(every_byte_changed, clean), cmocka_unit_test_teardown(bad_headers_are_refused, clean),
         cmocka_unit_test_teardown(shards_with_index, clean), cmocka_unit_test_teardown(shards_without_index, clean),
-        cmocka_unit_test_teardown(one_file_of_another_name, clean), cmocka_unit_test_teardown(told_apart, clean),
+        cmocka_unit_test_teardown(one_file_of_another_name, clean),
+        cmocka_unit_test_teardown(kinds_of_sources_are_told_apart, clean),
         cmocka_unit_test_teardown(bad_small_files, clean),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

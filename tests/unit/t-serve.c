@@ -268,7 +268,7 @@ static void many_small_pieces_cost_no_more_at_once(void **state)
     }
 }
 
-static void test_websocket(void **state)
+static void split_frames_become_whole_messages(void **state)
 {
     static const unsigned char frames[] = { 0x01, 0x82, 1, 2, 3, 4, 'h' ^ 1, 'e' ^ 2, 0x89, 0x81, 0, 0, 0, 0, 'p', 0x80,
                                             0x83, 1, 1, 1, 1, 'l' ^ 1, 'l' ^ 1, 'o' ^ 1, 0x88, 0x82, 0, 0, 0, 0, 0x03,
@@ -311,7 +311,7 @@ static void test_websocket(void **state)
     assert_int_equal(ws_accept("x", accept), -1);
 }
 
-static void test_fields(void **state)
+static void numeric_fields_enforce_their_bounds(void **state)
 {
     struct problem pr;
     struct err e;
@@ -399,7 +399,7 @@ static void split_as(const char *text, int begin, const char *reasoning, const c
     }
 }
 
-static void test_reasoning(void **state)
+static void reasoning_is_split_from_the_answer(void **state)
 {
     (void)state;
     split_as("<think>\nhm, 2 < 3\n</think>\n\n4", SPLIT_UNDECIDED, "hm, 2 < 3\n", "4");
@@ -648,9 +648,9 @@ int main(void)
         cmocka_unit_test(the_memory_watch_follows_each_reading), cmocka_unit_test(memory_watch_steps),
         cmocka_unit_test(test_http_cut_at_every_byte), cmocka_unit_test(test_http_limits),
         cmocka_unit_test(test_http_heads), cmocka_unit_test(dropped_bodies_are_checked_but_not_stored),
-        cmocka_unit_test(test_absolute_targets), cmocka_unit_test(test_websocket),
-        cmocka_unit_test(many_small_pieces_cost_no_more_at_once), cmocka_unit_test(test_fields),
-        cmocka_unit_test(test_json_text), cmocka_unit_test(test_reasoning),
+        cmocka_unit_test(test_absolute_targets), cmocka_unit_test(split_frames_become_whole_messages),
+        cmocka_unit_test(many_small_pieces_cost_no_more_at_once), cmocka_unit_test(numeric_fields_enforce_their_bounds),
+        cmocka_unit_test(test_json_text), cmocka_unit_test(reasoning_is_split_from_the_answer),
         cmocka_unit_test(trees_take_what_is_announced), cmocka_unit_test(what_is_ignored_never_becomes_a_tree),
         cmocka_unit_test(memory_is_admitted_before_it_is_taken),
     };

@@ -43,7 +43,7 @@ static const char *run_in(const struct native_env *where, const char *name, cons
 
 static const char *run(const char *name, const char *arguments) { return run_in(&env, name, arguments); }
 
-static void test_schemas(void **state)
+static void every_tool_has_an_object_schema(void **state)
 {
     (void)state;
     for (int i = 0; i < n_native_tools; i++) {
@@ -67,7 +67,7 @@ static void test_schemas(void **state)
 
 /* ---- calculator ---- */
 
-static void test_values(void **state)
+static void expressions_have_the_expected_values(void **state)
 {
     static const struct { const char *text; double value; } cases[] = {
         { "2+2*3", 8 }, { "sqrt(16)+log(100)", 6 }, { "2**10", 1024 }, { "2^10", 1024 }, { "-2**2", -4 },
@@ -91,7 +91,7 @@ static void test_values(void **state)
     }
 }
 
-static void test_refused(void **state)
+static void bad_expressions_are_refused(void **state)
 {
     static const struct { const char *text, *why; } cases[] = {
         { "1/0", "division by zero" }, { "1//0", "division by zero" }, { "1%0", "division by zero" },
@@ -135,7 +135,7 @@ static void test_calculator_text(void **state)
 
 /* ---- time zones ---- */
 
-static void test_calendar(void **state)
+static void dates_agree_with_gmtime(void **state)
 {
     struct rng r = { 7 };
     (void)state;
@@ -154,7 +154,7 @@ static void test_calendar(void **state)
 
 /* Local times in every zone are those of localtime_r(), which reads the same files with other
  * code. */
-static void test_zones(void **state)
+static void local_times_agree_with_localtime(void **state)
 {
     static const char *const zones[] = { "America/New_York", "Europe/Berlin", "Asia/Kolkata", "Australia/Lord_Howe",
                                          "America/Sao_Paulo", "Africa/Casablanca", "Asia/Tehran", "Europe/Dublin",
@@ -188,7 +188,7 @@ static void test_zones(void **state)
     tzset();
 }
 
-static void test_datetime(void **state)
+static void datetime_answers_or_says_what_is_wrong(void **state)
 {
     static const struct native_env none = { "/nonexistent", 0 };
     (void)state;
@@ -213,7 +213,7 @@ static void test_datetime(void **state)
 }
 
 /* A file with 64-bit times, one transition and a rule: cut at every byte, and each byte changed. */
-static void test_cut(void **state)
+static void damaged_zone_files_never_crash(void **state)
 {
     uint8_t file[2 * 44 + 6 + 4 + 9 + 12 + 8 + 40] = "TZif2";
     size_t n = 0;
@@ -260,7 +260,7 @@ static void test_cut(void **state)
     }
 }
 
-static void test_rules(void **state)
+static void malformed_zone_rules_are_refused(void **state)
 {
     static const char *const bad[] = { "", "A", "UTC", "UTC0,", "CET-1CEST", "CET-1CEST,", "CET-1CEST,M3.5.0", "CET-25",
                                        "CET-1CEST,M13.5.0,M10.5.0", "CET-1CEST,M3.6.0,M10.5.0", "CET-1CEST,M3.5.7,M10.5.0",
@@ -279,7 +279,7 @@ static void test_rules(void **state)
 
 /* ---- JSON and text ---- */
 
-static void test_json(void **state)
+static void paths_select_parts_of_json(void **state)
 {
     static const char doc[] = "{\"data\":{\"items\":[{\"name\":\"first\",\"n\":1.5},{\"name\":\"zweit\\u00e9\"}],\"a.b\":true}}";
     static const struct { const char *path, *want; } cases[] = {
@@ -322,7 +322,7 @@ static void test_json(void **state)
     json_decref(v);
 }
 
-static void test_text(void **state)
+static void text_operations_give_the_expected_text(void **state)
 {
     static const struct { const char *arguments, *want; } cases[] = {
         { "{\"operation\":\"upper\",\"text\":\"straße été\"}", "STRASSE ÉTÉ" },
@@ -401,7 +401,7 @@ static void test_calls_of_brackets(void **state)
     free(text);
 }
 
-static void test_calls(void **state)
+static void tool_calls_are_found_in_text(void **state)
 {
     static const struct { const char *text, *want; } cases[] = {
         { "no call {\"name\": \"Bob\"} at [1] all {", "" },
@@ -447,10 +447,14 @@ static void test_calls(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_schemas), cmocka_unit_test(test_values), cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_calculator_text), cmocka_unit_test(test_calendar), cmocka_unit_test(test_zones),
-        cmocka_unit_test(test_datetime), cmocka_unit_test(test_cut), cmocka_unit_test(test_rules),
-        cmocka_unit_test(test_json), cmocka_unit_test(test_text), cmocka_unit_test(test_calls),
+        cmocka_unit_test(every_tool_has_an_object_schema),
+        cmocka_unit_test(expressions_have_the_expected_values), cmocka_unit_test(bad_expressions_are_refused),
+        cmocka_unit_test(test_calculator_text), cmocka_unit_test(dates_agree_with_gmtime),
+        cmocka_unit_test(local_times_agree_with_localtime),
+        cmocka_unit_test(datetime_answers_or_says_what_is_wrong),
+        cmocka_unit_test(damaged_zone_files_never_crash), cmocka_unit_test(malformed_zone_rules_are_refused),
+        cmocka_unit_test(paths_select_parts_of_json),
+        cmocka_unit_test(text_operations_give_the_expected_text), cmocka_unit_test(tool_calls_are_found_in_text),
         cmocka_unit_test(test_calls_of_brackets),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

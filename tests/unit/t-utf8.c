@@ -29,7 +29,7 @@ static void test_round_trip(void **state)
     }
 }
 
-static void test_forbidden(void **state)
+static void forbidden_bytes_are_refused(void **state)
 {
     (void)state;
     static const char *const bad[] = { "\x80", "\xC0\xAF", "\xC1\xBF", "\xE0\x80\xAF", "\xE0\x9F\xBF", "\xED\xA0\x80",
@@ -46,7 +46,7 @@ static void test_forbidden(void **state)
     }
 }
 
-static void test_positions(void **state)
+static void positions_count_characters(void **state)
 {
     (void)state;
     static const char s[] = "a\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80z";      /* a é € 😀 z */
@@ -67,7 +67,8 @@ static void test_positions(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip), cmocka_unit_test(test_forbidden), cmocka_unit_test(test_positions),
+        cmocka_unit_test(test_round_trip), cmocka_unit_test(forbidden_bytes_are_refused),
+        cmocka_unit_test(positions_count_characters),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -11,7 +11,7 @@
 #include "libcommon/access/rate_window.h"
 #include "libcommon/base/clock.h"
 
-static void windows_slide(void **state)
+static void sums_cover_only_the_window(void **state)
 {
     (void)state;
     window_bucket ring[WINDOW_MINUTE] = { 0 };
@@ -328,7 +328,7 @@ static void counters_can_be_kept_here(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(windows_slide), IN_FOLDER(a_limit_holds_and_says_when),
+        cmocka_unit_test(sums_cover_only_the_window), IN_FOLDER(a_limit_holds_and_says_when),
             IN_FOLDER(threads_never_exceed_a_limit),
         IN_FOLDER(damaged_counters_begin_anew), IN_FOLDER(counters_of_dead_keys_make_room),
         cmocka_unit_test(a_network_of_ipv6_is_one_address), cmocka_unit_test(addresses_have_windows_too),

@@ -383,7 +383,7 @@ static void refuses(const char *words)
         fail_msg("expected '%s', got '%s'", words, e.msg);
 }
 
-static void header_fields(void **state)
+static void bad_header_fields_are_refused(void **state)
 {
     (void)state;
     uint64_t huge = UINT64_MAX - 31;
@@ -401,7 +401,7 @@ static void header_fields(void **state)
         fail_msg("version 1.7: %s", e.msg);
 }
 
-static void section_fields(void **state)
+static void bad_section_fields_are_refused(void **state)
 {
     (void)state;
     struct zse_header h;
@@ -500,7 +500,7 @@ static void edit_list(size_t at, const void *bytes, size_t n)
 #define RECORD(i, field) \
     (sizeof(struct zse_tensors) + (i) * sizeof(struct zse_tensor) + offsetof(struct zse_tensor, field))
 
-static void list_fields(void **state)
+static void bad_tensor_records_are_refused(void **state)
 {
     (void)state;
     enum { N = 5, MAPS = 16 + N * 64 };
@@ -588,7 +588,7 @@ static void reads_version_1_0(void **state)
         assert_true(s[i].flags & ZSE_REQUIRED);
 }
 
-static void json_fields(void **state)
+static void bad_json_fields_are_refused(void **state)
 {
     (void)state;
     static const struct { const char *from, *to, *words; } cases[] = {
@@ -640,7 +640,7 @@ static void json_fields(void **state)
         fail_msg("unknown key: %s", e.msg);
 }
 
-static void original_damaged(void **state)
+static void a_damaged_original_is_refused(void **state)
 {
     (void)state;
     struct err e = { 0 };
@@ -891,9 +891,12 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_written_file_reads_back), cmocka_unit_test(row_maps_select_the_rows_of_the_source),
         cmocka_unit_test(same_bytes_again), cmocka_unit_test(cut_at_every_byte),
-        cmocka_unit_test(every_byte_flipped), cmocka_unit_test(header_fields), cmocka_unit_test(section_fields),
-        cmocka_unit_test(sections_left_out), cmocka_unit_test(a_disk_that_is_full), cmocka_unit_test(json_fields),
-        cmocka_unit_test(list_fields), cmocka_unit_test(reads_version_1_0), cmocka_unit_test(original_damaged),
+        cmocka_unit_test(every_byte_flipped), cmocka_unit_test(bad_header_fields_are_refused),
+        cmocka_unit_test(bad_section_fields_are_refused),
+        cmocka_unit_test(sections_left_out), cmocka_unit_test(a_disk_that_is_full),
+        cmocka_unit_test(bad_json_fields_are_refused),
+        cmocka_unit_test(bad_tensor_records_are_refused), cmocka_unit_test(reads_version_1_0),
+        cmocka_unit_test(a_damaged_original_is_refused),
         cmocka_unit_test(writer_leaves_nothing), cmocka_unit_test(past_the_page_cache),
         cmocka_unit_test(hashes_as_published), cmocka_unit_test(many_tensors_open_quickly),
         cmocka_unit_test(lost_pages_are_refused), cmocka_unit_test(contents_are_compared),
