@@ -337,9 +337,9 @@ static void the_largest_sums_do_not_overflow(void **state)
     }
 }
 
-static void integer_matmul(void **state) { (void)state; each_type(0, 0); }
-static void f32_matmul_of_integers(void **state) { (void)state; each_type(0, 1); }
-static void f32_matmul_of_floats(void **state) { (void)state; each_type(1, 1); }
+static void integer_matmul_agrees_with_double_and_between_sets(void **state) { (void)state; each_type(0, 0); }
+static void f32_matmul_of_integers_agrees_between_sets(void **state) { (void)state; each_type(0, 1); }
+static void f32_matmul_of_floats_agrees_between_sets(void **state) { (void)state; each_type(1, 1); }
 
 /* bf16 weights give the same bits with every set once kernels_ordered() has replaced it. */
 static void ordered_kernels_give_the_same_bits(void **state)
@@ -493,10 +493,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(kernels_are_picked_by_name),
-        cmocka_unit_test(integer_matmul),
+        cmocka_unit_test(integer_matmul_agrees_with_double_and_between_sets),
         cmocka_unit_test(the_largest_sums_do_not_overflow),
-        cmocka_unit_test(f32_matmul_of_integers),
-        cmocka_unit_test(f32_matmul_of_floats),
+        cmocka_unit_test(f32_matmul_of_integers_agrees_between_sets),
+        cmocka_unit_test(f32_matmul_of_floats_agrees_between_sets),
         cmocka_unit_test(ordered_kernels_give_the_same_bits), cmocka_unit_test(bad_activations_affect_only_their_token),
         cmocka_unit_test(sizes_never_fall),
         cmocka_unit_test(few_tokens_in_larger_buffers),

@@ -264,7 +264,7 @@ static void eight_at_a_time(void **state)
     }
 }
 
-static void grammars(void **state)
+static void answers_obey_grammars_and_bad_ones_are_refused(void **state)
 {
     static const char schema[] = "{\"type\": \"object\", \"properties\": {\"n\": {\"enum\": [1, 2]}}, \"required\": [\"n\"]}";
     static const struct { enum zse_grammar_kind kind; const char *text, *message; } bad[] = {
@@ -626,7 +626,7 @@ int main(void)
         cmocka_unit_test(streamed_text_equals_the_result),
         cmocka_unit_test(a_cancelled_answer_ends_exactly_once),
         cmocka_unit_test(eight_at_a_time),
-        cmocka_unit_test(grammars),
+        cmocka_unit_test(answers_obey_grammars_and_bad_ones_are_refused),
         cmocka_unit_test(equal_texts_have_equal_embeddings),
         cmocka_unit_test(calls_of_a_callback),
         cmocka_unit_test(requests_of_several_threads),

@@ -204,7 +204,7 @@ static void check_guess(const struct medusa *m, int head, const float *state, in
     assert_true(logits[token] >= most - 0.02f * (most - least));
 }
 
-static void test_guess(void **state)
+static void heads_guess_from_the_last_states(void **state)
 {
     static const struct medusa_options read = { .n_threads = 1 };
     (void)state;
@@ -265,6 +265,7 @@ static void test_guess(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { IN_FOLDER(test_files), IN_FOLDER(test_refused), cmocka_unit_test(test_guess) };
+    const struct CMUnitTest tests[] = { IN_FOLDER(test_files), IN_FOLDER(test_refused),
+                                        cmocka_unit_test(heads_guess_from_the_last_states) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

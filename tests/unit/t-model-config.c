@@ -389,7 +389,7 @@ static void bad_configs_are_refused_with_a_reason(void **state)
     }
 }
 
-static void test_ignored(void **state)
+static void unknown_keys_are_ignored(void **state)
 {
     (void)state;
     struct config c;
@@ -518,7 +518,7 @@ int main(void)
         cmocka_unit_test(every_architecture_parses_from_its_name),
         cmocka_unit_test(each_layer_gets_its_window), cmocka_unit_test(features_that_a_backend_lacks_are_named),
         cmocka_unit_test(bad_configs_are_refused_with_a_reason),
-        cmocka_unit_test(test_ignored), cmocka_unit_test(rope_frequencies_follow_their_formulas),
+        cmocka_unit_test(unknown_keys_are_ignored), cmocka_unit_test(rope_frequencies_follow_their_formulas),
         cmocka_unit_test(encoder_configs_are_parsed_or_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -248,7 +248,7 @@ static int render(const void *what, struct err *e)
     return 0;
 }
 
-static void texts(void **state)
+static void tokenizers_and_templates_survive_failed_allocations(void **state)
 {
     static const char language[] =
         "{# every kind of part #}{% macro line(m, end='\\n') %}{{ m.role | upper }}: {{ m['content'][:3] ~ m.content | trim }}{{ end }}{% endmacro %}"
@@ -381,7 +381,7 @@ static struct form forms[] = {
     { "tools", "qwen3-coder", { 0 }, 0 },
 };
 
-static void grammars(void **state)
+static void grammars_survive_failed_allocations(void **state)
 {
     (void)state;
     without_memory("vocabulary", vocabulary, NULL, 2000);
@@ -422,7 +422,7 @@ static int calls(const void *what, struct err *e)
     return rc;
 }
 
-static void tool_calls(void **state)
+static void tool_calls_survive_failed_allocations(void **state)
 {
     static struct said all[] = {
         { "hermes", "So.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Rome\", \"days\": 2}}\n</tool_call>\n<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>", 0, 0 },
@@ -464,7 +464,7 @@ static int same_file(const void *what, struct err *e)
     return 0;
 }
 
-static void conversion(void **state)
+static void conversion_survives_failed_allocations(void **state)
 {
     (void)state;
     without_memory("convert", same_file, NULL, 20);
@@ -604,7 +604,7 @@ done:
     return rc;
 }
 
-static void models(void **state)
+static void answers_survive_failed_allocations(void **state)
 {
     (void)state;
     without_memory("answers", answers, NULL, 150);
@@ -636,8 +636,11 @@ static void kinds_of_models(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(texts), cmocka_unit_test(grammars), cmocka_unit_test(tool_calls), cmocka_unit_test(conversion),
-            cmocka_unit_test(models),
+        cmocka_unit_test(tokenizers_and_templates_survive_failed_allocations),
+        cmocka_unit_test(grammars_survive_failed_allocations),
+        cmocka_unit_test(tool_calls_survive_failed_allocations),
+        cmocka_unit_test(conversion_survives_failed_allocations),
+        cmocka_unit_test(answers_survive_failed_allocations),
         cmocka_unit_test(kinds_of_models),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -389,7 +389,7 @@ static void gptq_shape(int rows, int cols, int group, int bits, int symmetric)
     free(want);
 }
 
-static void gptq_shapes(void **state)
+static void gptq_of_every_shape_unpacks_exactly(void **state)
 {
     (void)state;
     for (int symmetric = 0; symmetric < 2; symmetric++) {
@@ -405,7 +405,7 @@ static void gptq_shapes(void **state)
 }
 
 /* 8-bit codes with zero points, and scales for a row, for a group, and for the whole matrix. */
-static void compressed_int8(void **state)
+static void compressed_int8_unpacks_exactly(void **state)
 {
     (void)state;
     enum { ROWS = 5, COLS = 70 };
@@ -473,7 +473,7 @@ static void fp8_kept(void)
 
 /* Two groups of 16 in each of two rows, written down: compressed-tensors stores the reciprocal of
  * ModelOpt's tensor scale. */
-static void nvfp4(void **state)
+static void nvfp4_unpacks_exactly(void **state)
 {
     (void)state;
     static const char *const configs[] = {
@@ -524,7 +524,7 @@ static void nvfp4(void **state)
 
 /* Three rows of two groups of 32, with every code that is a number, described in each of the four
  * ways that checkpoints use, and with both types of scales. */
-static void mxfp8(void **state)
+static void mxfp8_unpacks_exactly(void **state)
 {
     (void)state;
     static const struct { const char *scale, *config; } cases[] = {
@@ -594,7 +594,7 @@ static void mxfp8(void **state)
 }
 
 /* The last blocks of rows and columns are not full. */
-static void fp8_blocks(void **state)
+static void partial_fp8_blocks_unpack_exactly(void **state)
 {
     (void)state;
     enum { ROWS = 5, COLS = 7 };
@@ -628,7 +628,7 @@ static void fp8_blocks(void **state)
            "\"weight_block_size\": [128, 128]}"
 
 /* DeepSeek V4: E8M0 scales beside FP8, and beside bytes with two codes of MXFP4. */
-static void deepseek_v4(void **state)
+static void deepseek_v4_unpacks_exactly(void **state)
 {
     (void)state;
     enum { ROWS = 130, COLS = 160 };
@@ -680,7 +680,7 @@ static void deepseek_v4(void **state)
 
 /* ---- damage ---- */
 
-static void not_understood(void **state)
+static void settings_not_understood_are_refused(void **state)
 {
     (void)state;
     static const struct { const char *config, *words; } cases[] = {
@@ -723,7 +723,7 @@ static void not_understood(void **state)
 }
 
 /* Each part is missing, or has another shape; a group index is out of range. */
-static void damaged(void **state)
+static void damaged_tensors_are_refused(void **state)
 {
     (void)state;
     begin();
@@ -796,11 +796,13 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gptq_by_hand), cmocka_unit_test(awq_by_hand), cmocka_unit_test(compressed_by_hand),
-            cmocka_unit_test(mxfp4_by_hand),
-        cmocka_unit_test(bitnet_by_hand), cmocka_unit_test(gptq_shapes), cmocka_unit_test(compressed_int8),
-        cmocka_unit_test(fp8_blocks), cmocka_unit_test(deepseek_v4),
-            cmocka_unit_test(nvfp4), cmocka_unit_test(mxfp8), cmocka_unit_test(not_understood),
-        cmocka_unit_test(damaged),
+        cmocka_unit_test(mxfp4_by_hand),
+        cmocka_unit_test(bitnet_by_hand), cmocka_unit_test(gptq_of_every_shape_unpacks_exactly),
+        cmocka_unit_test(compressed_int8_unpacks_exactly),
+        cmocka_unit_test(partial_fp8_blocks_unpack_exactly), cmocka_unit_test(deepseek_v4_unpacks_exactly),
+        cmocka_unit_test(nvfp4_unpacks_exactly), cmocka_unit_test(mxfp8_unpacks_exactly),
+        cmocka_unit_test(settings_not_understood_are_refused),
+        cmocka_unit_test(damaged_tensors_are_refused),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

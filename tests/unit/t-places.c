@@ -55,7 +55,7 @@ static void test_one_address(void **state)
     places_close(p);
 }
 
-static void test_full(void **state)
+static void idle_connections_of_the_largest_owner_go_first(void **state)
 {
     struct places *p = open_places(16, 0);
     struct place x[16], *evict;
@@ -178,7 +178,8 @@ static void places_agree_with_a_naive_model(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_one_address), cmocka_unit_test(test_full),
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_one_address),
+                                        cmocka_unit_test(idle_connections_of_the_largest_owner_go_first),
                                         cmocka_unit_test(places_agree_with_a_naive_model) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

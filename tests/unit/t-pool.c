@@ -209,7 +209,7 @@ static void after_of(const void *arg, int thread)
     atomic_fetch_add(&a->calls, 1);
 }
 
-static void calls_after(void **state)
+static void each_thread_that_worked_is_called_after(void **state)
 {
     (void)state;
     for (int n = 1; n <= MOST; n++)
@@ -253,7 +253,7 @@ int main(void)
         cmocka_unit_test(loops_with_pauses),
         cmocka_unit_test(loops_see_each_other), cmocka_unit_test(a_sleeping_caller_is_woken),
         cmocka_unit_test(more_threads_than_processors),
-        cmocka_unit_test(two_pools_do_not_affect_each_other), cmocka_unit_test(calls_after),
+        cmocka_unit_test(two_pools_do_not_affect_each_other), cmocka_unit_test(each_thread_that_worked_is_called_after),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -239,7 +239,7 @@ static void test_top_n_sigma(void **state)
     compare(&s, x);
 }
 
-static void test_xtc(void **state)
+static void xtc_draws_have_the_expected_frequencies(void **state)
 {
     (void)state;
     struct rng r = { 6 };
@@ -332,7 +332,7 @@ static void test_top_a(void **state)
     compare_exactly(&s, x);
 }
 
-static void test_smoothing(void **state)
+static void smoothing_gives_the_expected_probabilities(void **state)
 {
     (void)state;
     struct rng r = { 9 };
@@ -389,7 +389,7 @@ static void test_smoothing(void **state)
     }
 }
 
-static void test_dynatemp(void **state)
+static void dynatemp_gives_the_expected_probabilities(void **state)
 {
     (void)state;
     struct rng r = { 10 };
@@ -502,7 +502,7 @@ static void plain_dry(const struct sampling *s, const int32_t *h, int n, double 
     }
 }
 
-static void test_dry(void **state)
+static void dry_gives_the_expected_logits(void **state)
 {
     (void)state;
     enum { LEN = 150 };
@@ -643,7 +643,7 @@ static void test_dry_time(void **state)
     }
 }
 
-static void test_limits(void **state)
+static void the_limits_of_each_option_are_accepted(void **state)
 {
     (void)state;
     struct err e;
@@ -660,9 +660,11 @@ static void test_limits(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_top_n_sigma), cmocka_unit_test(test_xtc), cmocka_unit_test(test_top_a),
-        cmocka_unit_test(test_smoothing), cmocka_unit_test(test_dynatemp),
-        cmocka_unit_test(test_dry), cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_top_n_sigma), cmocka_unit_test(xtc_draws_have_the_expected_frequencies),
+        cmocka_unit_test(test_top_a),
+        cmocka_unit_test(smoothing_gives_the_expected_probabilities),
+        cmocka_unit_test(dynatemp_gives_the_expected_probabilities),
+        cmocka_unit_test(dry_gives_the_expected_logits), cmocka_unit_test(the_limits_of_each_option_are_accepted),
         cmocka_unit_test(test_dry_limits), cmocka_unit_test(test_dry_breaker_of_everything),
         cmocka_unit_test(test_dry_time),
     };

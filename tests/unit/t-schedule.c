@@ -260,46 +260,58 @@ static void run_schedules(const char *name, int rounds)
         skip();
 }
 
-static void dense(void **state) { (void)state; run_schedules("tiny", ROUNDS); }
-static void shared_experts(void **state) { (void)state; run_schedules("qwen2_moe", FEW_ROUNDS); }
-static void sinks(void **state) { (void)state; run_schedules("gpt_oss", FEW_ROUNDS); }
-static void chunked(void **state) { (void)state; run_schedules("llama4_text", FEW_ROUNDS); }
-static void latent(void **state) { (void)state; run_schedules("deepseek_v3", FEW_ROUNDS); }
-static void normed_experts(void **state) { (void)state; run_schedules("afmoe", 2); }
-static void latent_growing(void **state) { (void)state; run_schedules("mistral4", 2); }
-static void wide_keys(void **state) { (void)state; run_schedules("mimo_v2_flash", 2); }
-static void delta_net(void **state) { (void)state; run_schedules("qwen3_next", 2); }
-static void delta_net_rows(void **state) { (void)state; run_schedules("kimi_linear", 1); }
-static void shared_keys(void **state) { (void)state; run_schedules("gemma4-e", 1); }
-static void beside(void **state) { (void)state; run_schedules("gemma4-moe", 1); }
-static void mamba1(void **state) { (void)state; run_schedules("jamba", 1); }
-static void lightning(void **state) { (void)state; run_schedules("minimax", 1); }
-static void side_by_side(void **state) { (void)state; run_schedules("falcon_h1", 1); }
-static void streams(void **state) { (void)state; run_schedules("gemma3n", 1); }
-static void indexed(void **state) { (void)state; run_schedules("glm_moe_dsa-skip", 1); }
-static void mamba(void **state) { (void)state; run_schedules("granitemoehybrid", 2); }
-static void mamba_windows(void **state) { (void)state; run_schedules("bamba", 1); }
-static void state_and_experts(void **state) { (void)state; run_schedules("lfm3", 1); }
-static void norms_behind(void **state) { (void)state; run_schedules("olmo_hybrid", 1); }
-static void gated_rows(void **state) { (void)state; run_schedules("bailing_hybrid", 1); }
-static void compressed(void **state) { (void)state; run_schedules("deepseek_v4", 1); }
-static void chosen_runs(void **state) { (void)state; run_schedules("qwen4_exp", 1); }
-static void convolutions(void **state) { (void)state; run_schedules("lfm2", 2); }
+static void dense_models_ignore_the_schedule(void **state) { (void)state; run_schedules("tiny", ROUNDS); }
+static void shared_experts_ignore_the_schedule(void **state) { (void)state; run_schedules("qwen2_moe", FEW_ROUNDS); }
+static void sinks_ignore_the_schedule(void **state) { (void)state; run_schedules("gpt_oss", FEW_ROUNDS); }
+static void chunked_layers_ignore_the_schedule(void **state) { (void)state; run_schedules("llama4_text", FEW_ROUNDS); }
+static void latent_keys_ignore_the_schedule(void **state) { (void)state; run_schedules("deepseek_v3", FEW_ROUNDS); }
+static void normed_experts_ignore_the_schedule(void **state) { (void)state; run_schedules("afmoe", 2); }
+static void growing_latent_keys_ignore_the_schedule(void **state) { (void)state; run_schedules("mistral4", 2); }
+static void wide_keys_ignore_the_schedule(void **state) { (void)state; run_schedules("mimo_v2_flash", 2); }
+static void delta_net_ignores_the_schedule(void **state) { (void)state; run_schedules("qwen3_next", 2); }
+static void delta_net_rows_ignore_the_schedule(void **state) { (void)state; run_schedules("kimi_linear", 1); }
+static void shared_keys_ignore_the_schedule(void **state) { (void)state; run_schedules("gemma4-e", 1); }
+static void experts_beside_mlps_ignore_the_schedule(void **state) { (void)state; run_schedules("gemma4-moe", 1); }
+static void mamba1_ignores_the_schedule(void **state) { (void)state; run_schedules("jamba", 1); }
+static void lightning_attention_ignores_the_schedule(void **state) { (void)state; run_schedules("minimax", 1); }
+static void attention_beside_mamba_ignores_the_schedule(void **state) { (void)state; run_schedules("falcon_h1", 1); }
+static void streams_ignore_the_schedule(void **state) { (void)state; run_schedules("gemma3n", 1); }
+static void indexed_attention_ignores_the_schedule(void **state) { (void)state; run_schedules("glm_moe_dsa-skip", 1); }
+static void mamba_ignores_the_schedule(void **state) { (void)state; run_schedules("granitemoehybrid", 2); }
+static void mamba_with_windows_ignores_the_schedule(void **state) { (void)state; run_schedules("bamba", 1); }
+static void states_with_experts_ignore_the_schedule(void **state) { (void)state; run_schedules("lfm3", 1); }
+static void norms_behind_layers_ignore_the_schedule(void **state) { (void)state; run_schedules("olmo_hybrid", 1); }
+static void gated_rows_ignore_the_schedule(void **state) { (void)state; run_schedules("bailing_hybrid", 1); }
+static void compressed_attention_ignores_the_schedule(void **state) { (void)state; run_schedules("deepseek_v4", 1); }
+static void chosen_runs_ignore_the_schedule(void **state) { (void)state; run_schedules("qwen4_exp", 1); }
+static void convolutions_ignore_the_schedule(void **state) { (void)state; run_schedules("lfm2", 2); }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(dense), cmocka_unit_test(shared_experts),
-                                        cmocka_unit_test(sinks), cmocka_unit_test(chunked), cmocka_unit_test(latent),
-                                        cmocka_unit_test(normed_experts), cmocka_unit_test(latent_growing),
-                                        cmocka_unit_test(wide_keys), cmocka_unit_test(delta_net),
-                                        cmocka_unit_test(delta_net_rows),
-                                        cmocka_unit_test(shared_keys), cmocka_unit_test(beside),
-                                        cmocka_unit_test(streams), cmocka_unit_test(indexed),
-                                        cmocka_unit_test(mamba1), cmocka_unit_test(lightning),
-                                        cmocka_unit_test(side_by_side), cmocka_unit_test(mamba_windows),
-                                        cmocka_unit_test(state_and_experts), cmocka_unit_test(norms_behind),
-                                        cmocka_unit_test(gated_rows), cmocka_unit_test(compressed),
-                                        cmocka_unit_test(chosen_runs), cmocka_unit_test(mamba),
-                                        cmocka_unit_test(convolutions) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(dense_models_ignore_the_schedule),
+                                        cmocka_unit_test(shared_experts_ignore_the_schedule),
+                                        cmocka_unit_test(sinks_ignore_the_schedule),
+                                        cmocka_unit_test(chunked_layers_ignore_the_schedule),
+                                        cmocka_unit_test(latent_keys_ignore_the_schedule),
+                                        cmocka_unit_test(normed_experts_ignore_the_schedule),
+                                        cmocka_unit_test(growing_latent_keys_ignore_the_schedule),
+                                        cmocka_unit_test(wide_keys_ignore_the_schedule),
+                                        cmocka_unit_test(delta_net_ignores_the_schedule),
+                                        cmocka_unit_test(delta_net_rows_ignore_the_schedule),
+                                        cmocka_unit_test(shared_keys_ignore_the_schedule),
+                                        cmocka_unit_test(experts_beside_mlps_ignore_the_schedule),
+                                        cmocka_unit_test(streams_ignore_the_schedule),
+                                        cmocka_unit_test(indexed_attention_ignores_the_schedule),
+                                        cmocka_unit_test(mamba1_ignores_the_schedule),
+                                        cmocka_unit_test(lightning_attention_ignores_the_schedule),
+                                        cmocka_unit_test(attention_beside_mamba_ignores_the_schedule),
+                                        cmocka_unit_test(mamba_with_windows_ignores_the_schedule),
+                                        cmocka_unit_test(states_with_experts_ignore_the_schedule),
+                                        cmocka_unit_test(norms_behind_layers_ignore_the_schedule),
+                                        cmocka_unit_test(gated_rows_ignore_the_schedule),
+                                        cmocka_unit_test(compressed_attention_ignores_the_schedule),
+                                        cmocka_unit_test(chosen_runs_ignore_the_schedule),
+                                        cmocka_unit_test(mamba_ignores_the_schedule),
+                                        cmocka_unit_test(convolutions_ignore_the_schedule) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -133,7 +133,7 @@ static void source_that_is_cut(void)
 }
 
 /* All in one test, because cmocka installs its own signal handler before and after each test. */
-static void test_lost(void **state)
+static void lost_pages_end_in_zeros_or_a_message(void **state)
 {
     (void)state;
     sigbus_start("t-sigbus");
@@ -148,7 +148,7 @@ int main(void)
     if (fd < 0)
         return 1;
     close(fd);
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_lost) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(lost_pages_end_in_zeros_or_a_message) };
     const int rc = cmocka_run_group_tests(tests, NULL, NULL);
     unlink(path);
     return rc;

@@ -93,7 +93,7 @@ static json_t *next_line(char **text)
     return j;
 }
 
-static void test_cases(void **state)
+static void jinja_tests_render_as_expected(void **state)
 {
     (void)state;
     int passed = 0, total = 0;
@@ -111,7 +111,7 @@ static void test_cases(void **state)
     report("jinja-tests.jsonl", passed, total);
 }
 
-static void test_rendered(void **state)
+static void chat_templates_render_as_recorded(void **state)
 {
     (void)state;
     int passed = 0, total = 0;
@@ -140,7 +140,7 @@ static void test_rendered(void **state)
 
 /* The output of jinja2 is in plain_jinja2 ({expected | error}) where it differs from what llama.cpp
  * expects (expected_jinja). */
-static void test_expected(void **state)
+static void output_is_that_of_jinja2(void **state)
 {
     (void)state;
     int passed = 0, total = 0;
@@ -169,7 +169,7 @@ static void test_expected(void **state)
     report("expected.json", passed, total);
 }
 
-static void test_language(void **state)
+static void language_cases_render_as_expected(void **state)
 {
     (void)state;
     int passed = 0, total = 0;
@@ -228,7 +228,7 @@ static void test_bad_templates(void **state)
 
 /* A template that would run forever, or use all memory or the whole stack, ends with ERR_LIMIT.
  * The limit is a number of steps, not a time, so that the result is always the same. */
-static void test_limits(void **state)
+static void endless_templates_reach_a_limit(void **state)
 {
     (void)state;
     static const struct { const char *source; struct tmpl_limits limits; } cases[] = {
@@ -261,7 +261,7 @@ static void test_limits(void **state)
 }
 
 /* Very deep nesting is refused or rendered, and never overflows the stack. */
-static void test_deep(void **state)
+static void deep_nesting_never_overflows_the_stack(void **state)
 {
     (void)state;
     static const struct { const char *open, *close; } cases[] = {
@@ -302,7 +302,7 @@ static void test_deep(void **state)
 
 /* A template cut at any byte is parsed or refused; if it is parsed, rendering it succeeds or fails
  * without a crash. */
-static void test_cut(void **state)
+static void a_cut_template_never_crashes(void **state)
 {
     (void)state;
     static const char source[] =
@@ -329,7 +329,7 @@ static void test_cut(void **state)
 
 /* Two renderings of one template with different variables do not affect each other.  A rendering
  * that changes a list changes its own copy. */
-static void test_reuse(void **state)
+static void renderings_do_not_affect_each_other(void **state)
 {
     (void)state;
     struct err e;
@@ -351,7 +351,7 @@ static void test_reuse(void **state)
     tmpl_free(NULL);
 }
 
-static void test_chat(void **state)
+static void chat_templates_get_the_expected_variables(void **state)
 {
     (void)state;
     struct err e;
@@ -403,10 +403,13 @@ static void test_chat(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cases), cmocka_unit_test(test_rendered), cmocka_unit_test(test_expected),
-        cmocka_unit_test(test_language), cmocka_unit_test(test_bad_templates), cmocka_unit_test(test_limits),
-        cmocka_unit_test(test_deep), cmocka_unit_test(test_cut), cmocka_unit_test(test_reuse),
-        cmocka_unit_test(test_chat),
+        cmocka_unit_test(jinja_tests_render_as_expected),
+        cmocka_unit_test(chat_templates_render_as_recorded), cmocka_unit_test(output_is_that_of_jinja2),
+        cmocka_unit_test(language_cases_render_as_expected), cmocka_unit_test(test_bad_templates),
+        cmocka_unit_test(endless_templates_reach_a_limit),
+        cmocka_unit_test(deep_nesting_never_overflows_the_stack),
+        cmocka_unit_test(a_cut_template_never_crashes), cmocka_unit_test(renderings_do_not_affect_each_other),
+        cmocka_unit_test(chat_templates_get_the_expected_variables),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -236,9 +236,9 @@ static void damage(const char *path)
     free(blob);
 }
 
-static void damage_tiny(void **state) { (void)state; damage("models/tiny"); }
+static void damage_to_tiny_never_crashes(void **state) { (void)state; damage("models/tiny"); }
 
-static void damage_oracles(void **state)
+static void damage_to_oracles_never_crashes(void **state)
 {
     (void)state;
     char path[512];
@@ -253,7 +253,7 @@ static void damage_oracles(void **state)
 
 /* ---- any bytes ---- */
 
-static void any_bytes(void **state)
+static void any_bytes_encode_to_stable_ids(void **state)
 {
     (void)state;
     struct err e;
@@ -294,8 +294,9 @@ static void any_bytes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(any_bytes), cmocka_unit_test(damage_tiny), cmocka_unit_test(damage_oracles),
-            cmocka_unit_test(near_linear_tiny),
+        cmocka_unit_test(any_bytes_encode_to_stable_ids),
+        cmocka_unit_test(damage_to_tiny_never_crashes), cmocka_unit_test(damage_to_oracles_never_crashes),
+        cmocka_unit_test(near_linear_tiny),
         cmocka_unit_test(near_linear_unigram), cmocka_unit_test(near_linear_oracles),
     };
     oracles = getenv("ZSE_ORACLES") ? getenv("ZSE_ORACLES") : "../shared/oracles";

@@ -143,7 +143,7 @@ static void check_dec(const json_t *row)
     json_decref(root);
 }
 
-static void steps(void **state)
+static void each_step_gives_the_expected_result(void **state)
 {
     (void)state;
     FILE *f = fopen("tests/unit/tokenizer-steps.jsonl", "r");
@@ -185,7 +185,7 @@ static void ids_are(const struct tokenizer *t, const char *text, unsigned flags,
     free(ids);
 }
 
-static void bpe_model(void **state)
+static void bpe_merges_in_the_order_of_ranks(void **state)
 {
     (void)state;
     void *blob;
@@ -212,7 +212,7 @@ static void bpe_model(void **state)
     free(blob);
 }
 
-static void wordpiece_model(void **state)
+static void wordpiece_takes_the_longest_pieces(void **state)
 {
     (void)state;
     void *blob;
@@ -223,7 +223,7 @@ static void wordpiece_model(void **state)
     free(blob);
 }
 
-static void unigram_model(void **state)
+static void unigram_takes_the_highest_score(void **state)
 {
     (void)state;
     void *blob;
@@ -243,7 +243,7 @@ static void unigram_model(void **state)
     "{\"id\": 5, \"content\": \"<x>\", \"lstrip\": true}, {\"id\": 6, \"content\": \"m\", \"single_word\": true}], " \
     "\"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false}, \"decoder\": {\"type\": \"ByteLevel\"}"
 
-static void added_tokens(void **state)
+static void added_tokens_are_found_in_text(void **state)
 {
     (void)state;
     void *blob;
@@ -260,7 +260,7 @@ static void added_tokens(void **state)
     free(blob);
 }
 
-static void edges(void **state)
+static void special_tokens_are_added_at_the_ends(void **state)
 {
     (void)state;
     void *blob;
@@ -310,7 +310,7 @@ static void pb_piece(struct tbuf *b, const char *text, float score, char type)
     tbuf_release(&p);
 }
 
-static void sentencepiece(void **state)
+static void sentencepiece_models_are_read_or_refused(void **state)
 {
     (void)state;
     struct tbuf m = { 0 };
@@ -416,7 +416,7 @@ static void gguf_pre_tokenizers(void **state)
     assert_int_equal(n, 84);
 }
 
-static void gguf_models(void **state)
+static void gguf_models_give_the_expected_ids(void **state)
 {
     (void)state;
     void *blob;
@@ -455,7 +455,7 @@ static void gguf_models(void **state)
 
 /* ---- refused, with a sentence that names what ---- */
 
-static void refused(void **state)
+static void bad_tokenizers_are_refused(void **state)
 {
     (void)state;
     static const char *const bad[][2] = {
@@ -505,11 +505,14 @@ static void refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(steps), cmocka_unit_test(bpe_model), cmocka_unit_test(wordpiece_model),
-            cmocka_unit_test(unigram_model),
-        cmocka_unit_test(added_tokens), cmocka_unit_test(edges), cmocka_unit_test(sentencepiece),
-        cmocka_unit_test(gguf_pre_tokenizers), cmocka_unit_test(gguf_models),
-        cmocka_unit_test(refused),
+        cmocka_unit_test(each_step_gives_the_expected_result),
+        cmocka_unit_test(bpe_merges_in_the_order_of_ranks), cmocka_unit_test(wordpiece_takes_the_longest_pieces),
+        cmocka_unit_test(unigram_takes_the_highest_score),
+        cmocka_unit_test(added_tokens_are_found_in_text),
+        cmocka_unit_test(special_tokens_are_added_at_the_ends),
+        cmocka_unit_test(sentencepiece_models_are_read_or_refused),
+        cmocka_unit_test(gguf_pre_tokenizers), cmocka_unit_test(gguf_models_give_the_expected_ids),
+        cmocka_unit_test(bad_tokenizers_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

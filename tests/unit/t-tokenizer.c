@@ -302,18 +302,18 @@ static void gguf(const char *name, int how)
     free(blob);
 }
 
-static void gguf_llama_spm(void **s) { (void)s; gguf("llama-spm", 0); }
-static void gguf_phi_3(void **s) { (void)s; gguf("phi-3", 0); }
-static void gguf_bert_bge(void **s) { (void)s; gguf("bert-bge", 0); }
-static void gguf_gpt_2(void **s) { (void)s; gguf("gpt-2", TEXT_IS_DECODED); }
-static void gguf_llama_bpe(void **s) { (void)s; gguf("llama-bpe", TEXT_IS_DECODED); }
-static void gguf_falcon(void **s) { (void)s; gguf("falcon", TEXT_IS_DECODED); }
-static void gguf_deepseek_llm(void **s) { (void)s; gguf("deepseek-llm", 0); }
-static void gguf_qwen2(void **s) { (void)s; gguf("qwen2", NOT_NFC_LEFT_OUT | EOS_IS_NORMAL); }
+static void gguf_llama_spm_ids_match(void **s) { (void)s; gguf("llama-spm", 0); }
+static void gguf_phi_3_ids_match(void **s) { (void)s; gguf("phi-3", 0); }
+static void gguf_bert_bge_ids_match(void **s) { (void)s; gguf("bert-bge", 0); }
+static void gguf_gpt_2_ids_match(void **s) { (void)s; gguf("gpt-2", TEXT_IS_DECODED); }
+static void gguf_llama_bpe_ids_match(void **s) { (void)s; gguf("llama-bpe", TEXT_IS_DECODED); }
+static void gguf_falcon_ids_match(void **s) { (void)s; gguf("falcon", TEXT_IS_DECODED); }
+static void gguf_deepseek_llm_ids_match(void **s) { (void)s; gguf("deepseek-llm", 0); }
+static void gguf_qwen2_ids_match(void **s) { (void)s; gguf("qwen2", NOT_NFC_LEFT_OUT | EOS_IS_NORMAL); }
 
 /* The texts that the test of qwen2 leaves out: the expected ids are those of the Hugging Face
  * library for qwen3, which has the same vocabulary. */
-static void gguf_qwen2_others(void **state)
+static void gguf_qwen2_others_ids_match(void **state)
 {
     (void)state;
     char path[512];
@@ -372,20 +372,23 @@ static void hf(const char *name)
     }
 }
 
-static void hf_llama3_1(void **s) { (void)s; hf("llama3_1"); }
-static void hf_qwen3(void **s) { (void)s; hf("qwen3"); }
-static void hf_mistral(void **s) { (void)s; hf("mistral-7b-v0.1"); }
-static void hf_gemma3(void **s) { (void)s; hf("gemma3"); }
+static void hf_llama3_1_ids_match(void **s) { (void)s; hf("llama3_1"); }
+static void hf_qwen3_ids_match(void **s) { (void)s; hf("qwen3"); }
+static void hf_mistral_ids_match(void **s) { (void)s; hf("mistral-7b-v0.1"); }
+static void hf_gemma3_ids_match(void **s) { (void)s; hf("gemma3"); }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(gguf_llama_spm), cmocka_unit_test(gguf_phi_3), cmocka_unit_test(gguf_bert_bge),
-            cmocka_unit_test(gguf_gpt_2),
-        cmocka_unit_test(gguf_llama_bpe), cmocka_unit_test(gguf_falcon), cmocka_unit_test(gguf_deepseek_llm),
-        cmocka_unit_test(gguf_qwen2), cmocka_unit_test(gguf_qwen2_others),
-        cmocka_unit_test(hf_llama3_1), cmocka_unit_test(hf_qwen3), cmocka_unit_test(hf_mistral),
-        cmocka_unit_test(hf_gemma3),
+        cmocka_unit_test(gguf_llama_spm_ids_match), cmocka_unit_test(gguf_phi_3_ids_match),
+        cmocka_unit_test(gguf_bert_bge_ids_match),
+        cmocka_unit_test(gguf_gpt_2_ids_match),
+        cmocka_unit_test(gguf_llama_bpe_ids_match), cmocka_unit_test(gguf_falcon_ids_match),
+        cmocka_unit_test(gguf_deepseek_llm_ids_match),
+        cmocka_unit_test(gguf_qwen2_ids_match), cmocka_unit_test(gguf_qwen2_others_ids_match),
+        cmocka_unit_test(hf_llama3_1_ids_match), cmocka_unit_test(hf_qwen3_ids_match),
+        cmocka_unit_test(hf_mistral_ids_match),
+        cmocka_unit_test(hf_gemma3_ids_match),
     };
     oracles = getenv("ZSE_ORACLES") ? getenv("ZSE_ORACLES") : "../shared/oracles";
     if (access(oracles, R_OK)) {

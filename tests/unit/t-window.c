@@ -214,13 +214,13 @@ static void run_random(int n_sinks)
     kv_pool_close(p);
 }
 
-static void test_random(void **state)
+static void blocks_keep_what_tokens_wrote(void **state)
 {
     (void)state;
     run_random(0);
 }
 
-static void test_sinks(void **state)
+static void blocks_and_sinks_keep_what_tokens_wrote(void **state)
 {
     (void)state;
     run_random(4);
@@ -231,8 +231,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_window_bounds_the_window_blocks), cmocka_unit_test(prefixes_end_where_window_blocks_end),
-        cmocka_unit_test(long_prefixes_keep_sinks_and_end), cmocka_unit_test(test_random),
-        cmocka_unit_test(test_sinks),
+        cmocka_unit_test(long_prefixes_keep_sinks_and_end), cmocka_unit_test(blocks_keep_what_tokens_wrote),
+        cmocka_unit_test(blocks_and_sinks_keep_what_tokens_wrote),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
