@@ -342,7 +342,7 @@ static void recurrences_agree_with_double_and_between_sets(void **state)
 }
 
 /* run() for Mamba1, whose decays are exponentials for each row and element. */
-static void scans_of_mamba1(void **state)
+static void mamba1_scans_agree_with_double_and_between_sets(void **state)
 {
     (void)state;
     enum { ROWS = 5, DIM = 70, LDA = 72 };
@@ -416,7 +416,8 @@ int main(void)
         cmocka_unit_test(every_set_computes_the_same_dots),
         cmocka_unit_test(rotations_agree_with_double_and_between_sets),
         cmocka_unit_test(recurrences_agree_with_double_and_between_sets),
-        cmocka_unit_test(scans_of_mamba1), cmocka_unit_test(index_scores_agree_with_double_and_between_sets),
+        cmocka_unit_test(mamba1_scans_agree_with_double_and_between_sets),
+        cmocka_unit_test(index_scores_agree_with_double_and_between_sets),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

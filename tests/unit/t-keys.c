@@ -433,7 +433,7 @@ static void a_check_takes_the_same_time(void **state)
             fail_msg("text %d takes %ld instructions, text 2 %ld", i, n[i], n[2]);
 }
 
-static void scopes_and_models(void **state)
+static void scopes_are_parsed_and_model_patterns_match(void **state)
 {
     (void)state;
     unsigned bits;
@@ -534,7 +534,7 @@ int main(void)
         IN_FOLDER(a_locked_or_damaged_file_keeps_known_keys), IN_FOLDER(a_change_is_learnt_while_the_file_is_locked),
         IN_FOLDER(a_file_that_others_make_is_locked_not_damaged), IN_FOLDER(a_file_with_the_number_0),
         IN_FOLDER(a_file_of_another_user_is_refused),
-        cmocka_unit_test(scopes_and_models), IN_FOLDER(looking_writes_nothing),
+        cmocka_unit_test(scopes_are_parsed_and_model_patterns_match), IN_FOLDER(looking_writes_nothing),
         IN_FOLDER(a_damaged_file_is_no_question_of_rights),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -90,7 +90,7 @@ static int hear(void *user, const struct zse_event *ev)
 
 /* ---- text ---- */
 
-static void text_and_tokens(void **state)
+static void text_becomes_tokens_and_text_again(void **state)
 {
     static const char text[] = "a<|im_end|>\xff";
     int32_t *ids, *special;
@@ -568,7 +568,7 @@ static void bad_requests_are_refused(void **state)
 }
 
 /* Structs of programs that were compiled with an earlier or a later header. */
-static void sizes_of_structs(void **state)
+static void structs_of_other_sizes_are_understood_or_refused(void **state)
 {
     struct { struct zse_request_options o; char later[64]; } big = { .o = { .prompt = "One", .max_tokens = 3,
                                                                             .ignore_eos = 1 } };
@@ -620,7 +620,7 @@ static void reserved_members_are_0(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(text_and_tokens),
+        cmocka_unit_test(text_becomes_tokens_and_text_again),
         cmocka_unit_test(bad_input_to_rendering_is_refused),
         cmocka_unit_test(info_describes_the_model_and_the_engine),
         cmocka_unit_test(streamed_text_equals_the_result),
@@ -634,7 +634,7 @@ int main(void)
         cmocka_unit_test(bad_models_are_refused),
         cmocka_unit_test(bad_engine_options_are_refused),
         cmocka_unit_test(bad_requests_are_refused),
-        cmocka_unit_test(sizes_of_structs), cmocka_unit_test(reserved_members_are_0),
+        cmocka_unit_test(structs_of_other_sizes_are_understood_or_refused), cmocka_unit_test(reserved_members_are_0),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }

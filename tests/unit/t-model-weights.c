@@ -201,7 +201,7 @@ static int64_t source_row(const struct row_map *m, int64_t i)
     return m->run ? m->offset + i / m->run * m->stride + i % m->run : i;
 }
 
-static void test_row_maps(void **state)
+static void row_maps_find_the_rows_of_each_projection(void **state)
 {
     (void)state;
     struct config c;
@@ -346,7 +346,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(outer_weights_come_in_the_table_order),
         cmocka_unit_test(weights_are_found_behind_every_prefix), cmocka_unit_test(test_missing_and_misshapen),
-        cmocka_unit_test(experts_are_found_in_three_layouts), cmocka_unit_test(test_row_maps),
+        cmocka_unit_test(experts_are_found_in_three_layouts),
+        cmocka_unit_test(row_maps_find_the_rows_of_each_projection),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -120,7 +120,7 @@ static void malformed_bodies_are_refused(void **state)
     multipart_release(&m);
 }
 
-static void test_many_parts(void **state)
+static void too_many_or_too_large_parts_are_refused(void **state)
 {
     char body[MULTIPART_PARTS * 80 + 200] = "";
     struct multipart m;
@@ -148,7 +148,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(parts_keep_their_names_and_bytes), cmocka_unit_test(test_cut_at_every_byte),
         cmocka_unit_test(only_multipart_form_data_is_accepted),
-        cmocka_unit_test(malformed_bodies_are_refused), cmocka_unit_test(test_many_parts),
+        cmocka_unit_test(malformed_bodies_are_refused), cmocka_unit_test(too_many_or_too_large_parts_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -610,7 +610,7 @@ static void answers_survive_failed_allocations(void **state)
     without_memory("answers", answers, NULL, 150);
 }
 
-static void kinds_of_models(void **state)
+static void kinds_of_models_survive_failed_allocations(void **state)
 {
     static struct kind kinds[] = { { .name = "qwen3_moe" }, { .name = "deepseek_v2" }, { .name = "qwen3_next" },
                                    { .name = "granitemoehybrid" }, { .name = "gpt_oss" } };
@@ -641,7 +641,7 @@ int main(void)
         cmocka_unit_test(tool_calls_survive_failed_allocations),
         cmocka_unit_test(conversion_survives_failed_allocations),
         cmocka_unit_test(answers_survive_failed_allocations),
-        cmocka_unit_test(kinds_of_models),
+        cmocka_unit_test(kinds_of_models_survive_failed_allocations),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -165,7 +165,7 @@ static void put_gptq(int order)
     *(float *)tensor("norm.weight", "F32", "1", 4) = 5;
 }
 
-static void gptq_by_hand(void **state)
+static void gptq_written_by_hand_unpacks_exactly(void **state)
 {
     (void)state;
     static const float plain[16] = { -3, -2, -1, 0, -12, -8, -4, 0, 6, 8, 10, 12, 96, 104, 112, 120 };
@@ -188,7 +188,7 @@ static void gptq_by_hand(void **state)
 }
 
 /* A word holds rows 0 2 4 6 1 3 5 7, from the low bits up. */
-static void awq_by_hand(void **state)
+static void awq_written_by_hand_unpacks_exactly(void **state)
 {
     (void)state;
     static const uint32_t words[2] = { 0x75316420, 0xfffffff0 }, zeros[1] = { 0x00000001 };
@@ -212,7 +212,7 @@ static void awq_by_hand(void **state)
 #define CT_INT4 CT("{\"num_bits\": 4, \"type\": \"int\", \"strategy\": \"group\", \"group_size\": 32, \"symmetric\": true}")
 
 /* Two rows of nine: the second word of each holds one code. */
-static void compressed_by_hand(void **state)
+static void compressed_written_by_hand_unpacks_exactly(void **state)
 {
     (void)state;
     static const uint32_t words[4] = { 0x76543210, 0x8, 0xfedcba98, 0xf };
@@ -265,7 +265,7 @@ static void keeps_rows(const struct source *s, const char *name)
 
 /* Two experts with two outputs each: the low nibble of a byte is the first code; a scale is a power
  * of two whose exponent is stored plus 127. */
-static void mxfp4_by_hand(void **state)
+static void mxfp4_written_by_hand_unpacks_exactly(void **state)
 {
     (void)state;
     static const float value[16] = { 0, .5, 1, 1.5, 2, 3, 4, 6, 0, -.5, -1, -1.5, -2, -3, -4, -6 };
@@ -302,7 +302,7 @@ static void mxfp4_by_hand(void **state)
 }
 
 /* The example of transformers' unpack_weights. */
-static void bitnet_by_hand(void **state)
+static void bitnet_written_by_hand_unpacks_exactly(void **state)
 {
     (void)state;
     static const uint8_t packed[4] = { 0xa1, 0x18, 0x90, 0x0a };
@@ -795,9 +795,10 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(gptq_by_hand), cmocka_unit_test(awq_by_hand), cmocka_unit_test(compressed_by_hand),
-        cmocka_unit_test(mxfp4_by_hand),
-        cmocka_unit_test(bitnet_by_hand), cmocka_unit_test(gptq_of_every_shape_unpacks_exactly),
+        cmocka_unit_test(gptq_written_by_hand_unpacks_exactly), cmocka_unit_test(awq_written_by_hand_unpacks_exactly),
+        cmocka_unit_test(compressed_written_by_hand_unpacks_exactly),
+        cmocka_unit_test(mxfp4_written_by_hand_unpacks_exactly),
+        cmocka_unit_test(bitnet_written_by_hand_unpacks_exactly), cmocka_unit_test(gptq_of_every_shape_unpacks_exactly),
         cmocka_unit_test(compressed_int8_unpacks_exactly),
         cmocka_unit_test(partial_fp8_blocks_unpack_exactly), cmocka_unit_test(deepseek_v4_unpacks_exactly),
         cmocka_unit_test(nvfp4_unpacks_exactly), cmocka_unit_test(mxfp8_unpacks_exactly),

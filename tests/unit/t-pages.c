@@ -82,7 +82,7 @@ static void check_type(enum kv_type type, int rotated)
     pool_close(k.pool);
 }
 
-static void test_best_page(void **state)
+static void the_planted_page_is_chosen(void **state)
 {
     (void)state;
     check_type(KV_F32, 0);
@@ -110,7 +110,7 @@ static void short_contexts_choose_no_pages(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_best_page),
+    const struct CMUnitTest tests[] = { cmocka_unit_test(the_planted_page_is_chosen),
                                         cmocka_unit_test(short_contexts_choose_no_pages) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

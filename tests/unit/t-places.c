@@ -20,7 +20,7 @@ static struct places *open_places(int max, int per_address)
     return p;
 }
 
-static void test_one_address(void **state)
+static void one_address_has_a_limit_of_connections(void **state)
 {
     struct places *p = open_places(100, 3);
     struct place x[4], other, *evict;
@@ -178,7 +178,7 @@ static void places_agree_with_a_naive_model(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_one_address),
+    const struct CMUnitTest tests[] = { cmocka_unit_test(one_address_has_a_limit_of_connections),
                                         cmocka_unit_test(idle_connections_of_the_largest_owner_go_first),
                                         cmocka_unit_test(places_agree_with_a_naive_model) };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -242,7 +242,7 @@ static void rough_sizes_are_near_the_expected_ones(void **state)
     near("72B int4", plan_rough_bytes(s72, 0.5 + 2.0 / 128, 2), 41.2 * GB, 0.002);
 }
 
-static void keys_and_values(void **state)
+static void key_and_value_bytes_are_the_expected_ones(void **state)
 {
     const struct plan_shape *q = shape_of("Qwen2.5-7B"), *lite = shape_of("DeepSeek-V2-Lite"), *k = kimi(),
                             *g = shape_of("gemma-3-1b"), *small = shape_of("SmolLM2-135M");
@@ -661,7 +661,7 @@ int main(void)
         cmocka_unit_test(parameter_counts_match_model_cards), cmocka_unit_test(registry_is_whole),
         cmocka_unit_test(sizes_are_the_writers),
         cmocka_unit_test(rough_sizes_are_near_the_expected_ones),
-        cmocka_unit_test(keys_and_values), cmocka_unit_test(windows_limit_the_planned_cache),
+        cmocka_unit_test(key_and_value_bytes_are_the_expected_ones), cmocka_unit_test(windows_limit_the_planned_cache),
         cmocka_unit_test(same_as_the_engine), cmocka_unit_test(states_do_not_grow_with_the_context),
         cmocka_unit_test(expert_buffers_have_the_expected_sizes),
         cmocka_unit_test(each_rank_gets_the_expected_budget),

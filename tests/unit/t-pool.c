@@ -67,7 +67,7 @@ static void every_item_once(void **state)
     }
 }
 
-static void many_tiny_loops(void **state)
+static void many_tiny_loops_do_every_item_once(void **state)
 {
     (void)state;
     static struct counts c;
@@ -82,7 +82,7 @@ static void many_tiny_loops(void **state)
 }
 
 /* Pauses around the time after which workers sleep. */
-static void loops_with_pauses(void **state)
+static void loops_with_pauses_do_every_item_once(void **state)
 {
     (void)state;
     static struct counts c;
@@ -249,8 +249,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pools_refuse_bad_numbers_of_threads), cmocka_unit_test(every_item_once),
-        cmocka_unit_test(many_tiny_loops),
-        cmocka_unit_test(loops_with_pauses),
+        cmocka_unit_test(many_tiny_loops_do_every_item_once),
+        cmocka_unit_test(loops_with_pauses_do_every_item_once),
         cmocka_unit_test(loops_see_each_other), cmocka_unit_test(a_sleeping_caller_is_woken),
         cmocka_unit_test(more_threads_than_processors),
         cmocka_unit_test(two_pools_do_not_affect_each_other), cmocka_unit_test(each_thread_that_worked_is_called_after),

@@ -271,7 +271,7 @@ static void important_columns_have_smaller_errors(void **state)
 /* Rows of zeros are exactly zero.  A constant row keeps its value to the precision of its scale:
  * 2^-11 for f16 scales and minima; for mxfp4 a quarter (8 becomes 6), for mxfp8 an eighth (512
  * becomes 448). */
-static void zero_and_constant(void **state)
+static void zero_and_constant_rows_keep_their_values(void **state)
 {
     (void)state;
     static const float constants[] = { 1, -1, 0.1f, -3.7e-3f, 123.456f };
@@ -445,7 +445,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fp8_codes_are_the_nearest), cmocka_unit_test(codes_are_the_nearest),
         cmocka_unit_test(errors_stay_below_their_limits), cmocka_unit_test(ternary_rules_reach_their_cosines),
-        cmocka_unit_test(important_columns_have_smaller_errors), cmocka_unit_test(zero_and_constant),
+        cmocka_unit_test(important_columns_have_smaller_errors),
+        cmocka_unit_test(zero_and_constant_rows_keep_their_values),
         cmocka_unit_test(extreme_values_give_finite_results),
         cmocka_unit_test(an_outlier_costs_other_groups_little),
         cmocka_unit_test(codes_are_the_same_on_every_machine),

@@ -192,7 +192,7 @@ static size_t count_words(void *user, const char *text, size_t size)
 
 /* word_tokens_count() gives the same count as the tokenizer on the whole text, but calls the
  * tokenizer only once per different word. */
-static void test_word_tokens(void **state)
+static void words_are_counted_as_the_tokenizer_does(void **state)
 {
     enum { WORDS = 20000 };
     char *text = malloc(WORDS * 16), *p = text;
@@ -361,7 +361,7 @@ static void office_files_give_text_and_never_crash(void **state)
 }
 
 /* A small PDF that draws a text 10^9 times, because its forms draw other forms repeatedly. */
-static void test_pdf_bomb(void **state)
+static void a_pdf_bomb_ends_at_a_limit(void **state)
 {
     char pdf[8192], *p = pdf;
     const struct rag_extract_options o = { .timeout_s = 1, .memory_bytes = 1 << 28 };
@@ -388,7 +388,7 @@ static void test_pdf_bomb(void **state)
 }
 
 /* Two programs read this PDF, which is large enough: the text of all pages is there, in order. */
-static void test_pdf_pages(void **state)
+static void large_pdfs_keep_all_pages_in_order(void **state)
 {
     enum { PAGES = 41, BYTES = 4000 };
     static char pdf[PAGES * (BYTES + 300) + 1000], expected[PAGES * 16];
@@ -869,7 +869,7 @@ static void test_few_copies(void **state)
 
 /* The parts of a passage follow each other, neither begin nor end with a blank, and contain
  * everything but blanks. */
-static void test_passage_parts(void **state)
+static void passage_parts_leave_out_only_blanks(void **state)
 {
     char text[3001];
     struct passage_part part[PASSAGE_PARTS];
@@ -959,17 +959,17 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_chunks_of_random_texts), cmocka_unit_test(test_chunks_never_cut_characters),
         cmocka_unit_test(test_chunks_headings_and_pages), cmocka_unit_test(test_chunks_overlap),
-        cmocka_unit_test(test_chunks_of_a_line), cmocka_unit_test(test_word_tokens),
+        cmocka_unit_test(test_chunks_of_a_line), cmocka_unit_test(words_are_counted_as_the_tokenizer_does),
         cmocka_unit_test(queries_become_quoted_words),
         cmocka_unit_test(ideographs_become_words_of_their_own), cmocka_unit_test(each_format_gives_the_expected_text),
-        cmocka_unit_test(office_files_give_text_and_never_crash), cmocka_unit_test(test_pdf_bomb),
-        cmocka_unit_test(test_pdf_pages),
+        cmocka_unit_test(office_files_give_text_and_never_crash), cmocka_unit_test(a_pdf_bomb_ends_at_a_limit),
+        cmocka_unit_test(large_pdfs_keep_all_pages_in_order),
         IN_FOLDER(test_store),
         IN_FOLDER(test_store_filters), IN_FOLDER(test_store_quota), IN_FOLDER(test_store_damaged),
         IN_FOLDER(test_search_stops), IN_FOLDER(test_vectors), IN_FOLDER(test_parts_of_a_chunk),
         IN_FOLDER(test_few_copies),
         IN_FOLDER(test_version_2),
-        cmocka_unit_test(test_passage_parts),
+        cmocka_unit_test(passage_parts_leave_out_only_blanks),
         IN_FOLDER(test_context),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

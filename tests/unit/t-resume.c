@@ -177,7 +177,7 @@ static const char *source_of(const struct run *r)
 }
 
 /* Kill the conversion at each layer in turn; each run resumes where the one before was killed. */
-static void at_each_layer(void **state)
+static void conversions_killed_at_each_layer_resume(void **state)
 {
     (void)state;
     /* these two runs execute the most code */
@@ -340,7 +340,7 @@ static void a_cancelled_conversion_can_be_resumed(void **state)
 
 /* While another process writes (it holds the lock), its partial files are left alone, and a second
  * conversion to the same output runs without them. */
-static void two_at_once(void **state)
+static void a_second_conversion_leaves_the_first_alone(void **state)
 {
     (void)state;
     struct convert_options o = options(tiny, want, "nl4", CONVERT_FAST);
@@ -364,9 +364,11 @@ static void two_at_once(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(at_each_layer), cmocka_unit_test(a_killed_conversion_ends_in_the_same_file),
+        cmocka_unit_test(conversions_killed_at_each_layer_resume),
+        cmocka_unit_test(a_killed_conversion_ends_in_the_same_file),
         cmocka_unit_test(a_damaged_checkpoint_is_not_resumed),
-        cmocka_unit_test(a_cancelled_conversion_can_be_resumed), cmocka_unit_test(two_at_once),
+        cmocka_unit_test(a_cancelled_conversion_can_be_resumed),
+        cmocka_unit_test(a_second_conversion_leaves_the_first_alone),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

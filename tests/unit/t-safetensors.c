@@ -199,7 +199,7 @@ static void cut_at_every_byte(void **state)
 
 /* With any byte changed a folder is either accepted or refused; nothing crashes (this test also
  * runs under ASan and UBSan). */
-static void every_byte_changed(void **state)
+static void a_changed_byte_never_crashes_the_reader(void **state)
 {
     (void)state;
     static const uint8_t values[] = { 0, 1, '9', '"', '}', 0xff };
@@ -269,7 +269,7 @@ static void put_shard(const char *file, const char *tensor)
     put_tensors(file, header, 4);
 }
 
-static void shards_with_index(void **state)
+static void shards_are_opened_as_their_index_says(void **state)
 {
     (void)state;
     struct err e;
@@ -303,7 +303,7 @@ static void shards_with_index(void **state)
     refuses("tensor a");
 }
 
-static void shards_without_index(void **state)
+static void shards_without_index_must_be_complete(void **state)
 {
     (void)state;
     struct err e;
@@ -364,7 +364,7 @@ static void kinds_of_sources_are_told_apart(void **state)
     assert_non_null(strstr(e.msg, "No such file"));
 }
 
-static void bad_small_files(void **state)
+static void bad_small_files_are_refused(void **state)
 {
     (void)state;
     put_shard("model.safetensors", "a");
@@ -386,11 +386,13 @@ int main(void)
         cmocka_unit_test_teardown(rows_are_read_as_stored, clean),
         cmocka_unit_test_teardown(a_nan_is_refused_with_its_place, clean),
         cmocka_unit_test_teardown(cut_at_every_byte, clean),
-        cmocka_unit_test_teardown(every_byte_changed, clean), cmocka_unit_test_teardown(bad_headers_are_refused, clean),
-        cmocka_unit_test_teardown(shards_with_index, clean), cmocka_unit_test_teardown(shards_without_index, clean),
+        cmocka_unit_test_teardown(a_changed_byte_never_crashes_the_reader, clean),
+        cmocka_unit_test_teardown(bad_headers_are_refused, clean),
+        cmocka_unit_test_teardown(shards_are_opened_as_their_index_says, clean),
+        cmocka_unit_test_teardown(shards_without_index_must_be_complete, clean),
         cmocka_unit_test_teardown(one_file_of_another_name, clean),
         cmocka_unit_test_teardown(kinds_of_sources_are_told_apart, clean),
-        cmocka_unit_test_teardown(bad_small_files, clean),
+        cmocka_unit_test_teardown(bad_small_files_are_refused, clean),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

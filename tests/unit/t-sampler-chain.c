@@ -298,7 +298,7 @@ static void logits_of(float *x, const double *p, int n)
         x[i] = i < n ? (float)log(p[i]) + 2 : -INFINITY;
 }
 
-static void test_top_a(void **state)
+static void top_a_gives_the_expected_probabilities(void **state)
 {
     (void)state;
     struct rng r = { 8 };
@@ -545,7 +545,7 @@ static void dry_gives_the_expected_logits(void **state)
 
 /* The number and the lengths of breakers are limited, and the penalty stays finite for a repetition
  * of any length. */
-static void test_dry_limits(void **state)
+static void bad_breakers_are_refused_and_penalties_stay_finite(void **state)
 {
     (void)state;
     static const char *const wrong[] = { "", "12345678901234567890123456789012345678901" };
@@ -611,7 +611,7 @@ static double cpu_seconds(void)
 
 /* The time of a step grows linearly with the context, whatever the context is: for ten times the
  * tokens this test allows forty times the time; quadratic growth would be a hundred times. */
-static void test_dry_time(void **state)
+static void the_time_of_dry_grows_linearly(void **state)
 {
     (void)state;
     static const char *const never[] = { "abababababababababababababababababababc",
@@ -661,12 +661,13 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_top_n_sigma), cmocka_unit_test(xtc_draws_have_the_expected_frequencies),
-        cmocka_unit_test(test_top_a),
+        cmocka_unit_test(top_a_gives_the_expected_probabilities),
         cmocka_unit_test(smoothing_gives_the_expected_probabilities),
         cmocka_unit_test(dynatemp_gives_the_expected_probabilities),
         cmocka_unit_test(dry_gives_the_expected_logits), cmocka_unit_test(the_limits_of_each_option_are_accepted),
-        cmocka_unit_test(test_dry_limits), cmocka_unit_test(test_dry_breaker_of_everything),
-        cmocka_unit_test(test_dry_time),
+        cmocka_unit_test(bad_breakers_are_refused_and_penalties_stay_finite),
+        cmocka_unit_test(test_dry_breaker_of_everything),
+        cmocka_unit_test(the_time_of_dry_grows_linearly),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

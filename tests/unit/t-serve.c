@@ -57,7 +57,7 @@ static void test_http_cut_at_every_byte(void **state)
     }
 }
 
-static void test_http_limits(void **state)
+static void requests_beyond_the_limits_are_refused(void **state)
 {
 #define CHUNKED "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
     static const struct { const char *text; int status; } bad[] = {
@@ -89,7 +89,7 @@ static void test_http_limits(void **state)
 
 /* Heads of requests that are just valid or just invalid.  Status 0: the head is complete; 1: more
  * bytes are needed; else the HTTP status of the error. */
-static void test_http_heads(void **state)
+static void only_valid_heads_are_accepted(void **state)
 {
 #define HEAD(line, fields) line " HTTP/1.1\r\nHost: h\r\n" fields "\r\n"
     static const struct { const char *text; int status; } cases[] = {
@@ -193,7 +193,7 @@ static void dropped_bodies_are_checked_but_not_stored(void **state)
     buf_release(&in);
 }
 
-static void test_absolute_targets(void **state)
+static void absolute_targets_are_split_into_their_parts(void **state)
 {
     static const struct { const char *target, *host, *path, *query; } good[] = {
         { "http://H:8/a/b?c=1", "h:8", "/a/b", "c=1" }, { "https://h:8", "h:8", "/", "" },
@@ -369,7 +369,7 @@ static void numeric_fields_enforce_their_bounds(void **state)
     }
 }
 
-static void test_json_text(void **state)
+static void json_text_escapes_what_it_must(void **state)
 {
     static const char text[] = "a\"\\\n\x01\x7f\xc3\xa9\xff\xe2\x82";
     struct buf b = { 0 };
@@ -455,7 +455,7 @@ static void the_memory_watch_follows_each_reading(void **state)
 }
 
 /* A single reading never makes the state worse, and TRIM comes before END. */
-static void memory_watch_steps(void **state)
+static void one_reading_never_worsens_the_state(void **state)
 {
     static const struct { int left_mib; enum watch_state after; } steps[] = {
         { 100, WATCH_FINE }, { 5000, WATCH_FINE }, { 250, WATCH_FINE }, { 250, WATCH_TRIM }, { 100, WATCH_TRIM },
@@ -645,12 +645,13 @@ static void memory_is_admitted_before_it_is_taken(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_memory_watch_follows_each_reading), cmocka_unit_test(memory_watch_steps),
-        cmocka_unit_test(test_http_cut_at_every_byte), cmocka_unit_test(test_http_limits),
-        cmocka_unit_test(test_http_heads), cmocka_unit_test(dropped_bodies_are_checked_but_not_stored),
-        cmocka_unit_test(test_absolute_targets), cmocka_unit_test(split_frames_become_whole_messages),
+        cmocka_unit_test(the_memory_watch_follows_each_reading), cmocka_unit_test(one_reading_never_worsens_the_state),
+        cmocka_unit_test(test_http_cut_at_every_byte), cmocka_unit_test(requests_beyond_the_limits_are_refused),
+        cmocka_unit_test(only_valid_heads_are_accepted), cmocka_unit_test(dropped_bodies_are_checked_but_not_stored),
+        cmocka_unit_test(absolute_targets_are_split_into_their_parts),
+        cmocka_unit_test(split_frames_become_whole_messages),
         cmocka_unit_test(many_small_pieces_cost_no_more_at_once), cmocka_unit_test(numeric_fields_enforce_their_bounds),
-        cmocka_unit_test(test_json_text), cmocka_unit_test(reasoning_is_split_from_the_answer),
+        cmocka_unit_test(json_text_escapes_what_it_must), cmocka_unit_test(reasoning_is_split_from_the_answer),
         cmocka_unit_test(trees_take_what_is_announced), cmocka_unit_test(what_is_ignored_never_becomes_a_tree),
         cmocka_unit_test(memory_is_admitted_before_it_is_taken),
     };

@@ -192,7 +192,7 @@ static void language_cases_render_as_expected(void **state)
 }
 
 /* Each template fails with a message that has this line number and these words. */
-static void test_bad_templates(void **state)
+static void bad_templates_are_refused_with_a_line(void **state)
 {
     (void)state;
     static const struct { const char *source; int line; const char *words; } cases[] = {
@@ -405,7 +405,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(jinja_tests_render_as_expected),
         cmocka_unit_test(chat_templates_render_as_recorded), cmocka_unit_test(output_is_that_of_jinja2),
-        cmocka_unit_test(language_cases_render_as_expected), cmocka_unit_test(test_bad_templates),
+        cmocka_unit_test(language_cases_render_as_expected), cmocka_unit_test(bad_templates_are_refused_with_a_line),
         cmocka_unit_test(endless_templates_reach_a_limit),
         cmocka_unit_test(deep_nesting_never_overflows_the_stack),
         cmocka_unit_test(a_cut_template_never_crashes), cmocka_unit_test(renderings_do_not_affect_each_other),

@@ -89,9 +89,9 @@ static void near_linear(const char *path)
     free(blob);
 }
 
-static void near_linear_tiny(void **state) { (void)state; near_linear("models/tiny"); }
+static void tiny_takes_near_linear_time(void **state) { (void)state; near_linear("models/tiny"); }
 
-static void near_linear_oracles(void **state)
+static void oracles_take_near_linear_time(void **state)
 {
     (void)state;
     static const char *const name[] = { "vocab-gguf/ggml-vocab-llama-spm.gguf", "vocab-gguf/ggml-vocab-bert-bge.gguf",
@@ -105,7 +105,7 @@ static void near_linear_oracles(void **state)
     }
 }
 
-static void near_linear_unigram(void **state)
+static void unigram_takes_near_linear_time(void **state)
 {
     (void)state;
     static const char json[] = "{\"model\": {\"type\": \"Unigram\", \"unk_id\": 0, \"vocab\": [[\"<unk>\", 0], [\"a\", -2], [\"aaaaaaaa\", -3], [\"\\u2581\", -2], "
@@ -296,8 +296,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_bytes_encode_to_stable_ids),
         cmocka_unit_test(damage_to_tiny_never_crashes), cmocka_unit_test(damage_to_oracles_never_crashes),
-        cmocka_unit_test(near_linear_tiny),
-        cmocka_unit_test(near_linear_unigram), cmocka_unit_test(near_linear_oracles),
+        cmocka_unit_test(tiny_takes_near_linear_time),
+        cmocka_unit_test(unigram_takes_near_linear_time), cmocka_unit_test(oracles_take_near_linear_time),
     };
     oracles = getenv("ZSE_ORACLES") ? getenv("ZSE_ORACLES") : "../shared/oracles";
     if (access(oracles, R_OK)) {

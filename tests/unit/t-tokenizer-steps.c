@@ -393,7 +393,7 @@ static struct tokenizer *open_gguf(const struct tokenizer_gguf *g, void **blob)
 
 /* For every pre-tokenizer that has a name: its regular expressions are valid, letters stay
  * together, and a digit is separated from them. */
-static void gguf_pre_tokenizers(void **state)
+static void every_named_pre_tokenizer_works(void **state)
 {
     (void)state;
     static const char names[] =
@@ -511,7 +511,7 @@ int main(void)
         cmocka_unit_test(added_tokens_are_found_in_text),
         cmocka_unit_test(special_tokens_are_added_at_the_ends),
         cmocka_unit_test(sentencepiece_models_are_read_or_refused),
-        cmocka_unit_test(gguf_pre_tokenizers), cmocka_unit_test(gguf_models_give_the_expected_ids),
+        cmocka_unit_test(every_named_pre_tokenizer_works), cmocka_unit_test(gguf_models_give_the_expected_ids),
         cmocka_unit_test(bad_tokenizers_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

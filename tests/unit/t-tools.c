@@ -122,7 +122,7 @@ static void bad_expressions_are_refused(void **state)
     assert_int_equal(calculate(deep, sizeof deep - 1, &v, &e), -1);
 }
 
-static void test_calculator_text(void **state)
+static void the_calculator_prints_rounded_results(void **state)
 {
     (void)state;
     assert_string_equal(run("calculator", "{\"expression\":\"2+2*3\"}"), "8");
@@ -449,7 +449,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_tool_has_an_object_schema),
         cmocka_unit_test(expressions_have_the_expected_values), cmocka_unit_test(bad_expressions_are_refused),
-        cmocka_unit_test(test_calculator_text), cmocka_unit_test(dates_agree_with_gmtime),
+        cmocka_unit_test(the_calculator_prints_rounded_results), cmocka_unit_test(dates_agree_with_gmtime),
         cmocka_unit_test(local_times_agree_with_localtime),
         cmocka_unit_test(datetime_answers_or_says_what_is_wrong),
         cmocka_unit_test(damaged_zone_files_never_crash), cmocka_unit_test(malformed_zone_rules_are_refused),

@@ -9,7 +9,7 @@
 
 #include "libcommon/base/utf8.h"
 
-static void test_round_trip(void **state)
+static void every_character_survives_a_round_trip(void **state)
 {
     (void)state;
     for (uint32_t c = 0; c <= 0x110000; c++) {
@@ -67,7 +67,7 @@ static void positions_count_characters(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip), cmocka_unit_test(forbidden_bytes_are_refused),
+        cmocka_unit_test(every_character_survives_a_round_trip), cmocka_unit_test(forbidden_bytes_are_refused),
         cmocka_unit_test(positions_count_characters),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -303,7 +303,7 @@ static void row_maps_select_the_rows_of_the_source(void **state)
     assert_int_equal(row_map_source(&piece, 16), 80);
 }
 
-static void same_bytes_again(void **state)
+static void the_same_model_gives_the_same_bytes(void **state)
 {
     (void)state;
     struct err e;
@@ -336,7 +336,7 @@ static void cut_at_every_byte(void **state)
 
 /* Every bit of the file is under some checksum: opening or verifying must notice one that is
  * flipped. */
-static void every_byte_flipped(void **state)
+static void every_flipped_bit_is_noticed(void **state)
 {
     (void)state;
     put_file(other, golden, golden_size);
@@ -423,7 +423,7 @@ static void bad_section_fields_are_refused(void **state)
 
 /* A section that is neither known nor required is ignored.  The tensor section must have the right
  * checksum. */
-static void sections_left_out(void **state)
+static void sections_not_required_may_be_unknown(void **state)
 {
     (void)state;
     struct err e = { 0 };
@@ -794,7 +794,7 @@ static void past_the_page_cache(void **state)
 }
 
 /* The hash of the test vector in appendix A of the paper: key 00 to 0f, message 00 to 0e. */
-static void hashes_as_published(void **state)
+static void hashes_are_those_of_the_paper(void **state)
 {
     (void)state;
     const uint64_t key[2] = { 0x0706050403020100, 0x0f0e0d0c0b0a0908 };
@@ -890,15 +890,15 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_written_file_reads_back), cmocka_unit_test(row_maps_select_the_rows_of_the_source),
-        cmocka_unit_test(same_bytes_again), cmocka_unit_test(cut_at_every_byte),
-        cmocka_unit_test(every_byte_flipped), cmocka_unit_test(bad_header_fields_are_refused),
+        cmocka_unit_test(the_same_model_gives_the_same_bytes), cmocka_unit_test(cut_at_every_byte),
+        cmocka_unit_test(every_flipped_bit_is_noticed), cmocka_unit_test(bad_header_fields_are_refused),
         cmocka_unit_test(bad_section_fields_are_refused),
-        cmocka_unit_test(sections_left_out), cmocka_unit_test(a_disk_that_is_full),
+        cmocka_unit_test(sections_not_required_may_be_unknown), cmocka_unit_test(a_disk_that_is_full),
         cmocka_unit_test(bad_json_fields_are_refused),
         cmocka_unit_test(bad_tensor_records_are_refused), cmocka_unit_test(reads_version_1_0),
         cmocka_unit_test(a_damaged_original_is_refused),
         cmocka_unit_test(writer_leaves_nothing), cmocka_unit_test(past_the_page_cache),
-        cmocka_unit_test(hashes_as_published), cmocka_unit_test(many_tensors_open_quickly),
+        cmocka_unit_test(hashes_are_those_of_the_paper), cmocka_unit_test(many_tensors_open_quickly),
         cmocka_unit_test(lost_pages_are_refused), cmocka_unit_test(contents_are_compared),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
