@@ -132,8 +132,8 @@ int serve_user_socket(const struct serve_user *u, const char *path, struct err *
     return rc;
 }
 
-/* Whether the process has root's group: initgroups() takes groups from the system's group file,
- * which may list it. */
+/* Whether the process is in group 0, or cannot read its groups.  initgroups() adds group 0 if the
+ * system's group file lists our user there. */
 static int has_root_group(void)
 {
     const int n = getgroups(0, NULL);

@@ -27,7 +27,8 @@ struct recipe {
     enum make make;
     struct mat m;
     int input;              /* enum layer_input whose channels may be scaled */
-    int exact, exact_group; /* our type that has exactly the source's values, its group; -1: none */
+    int exact;              /* our type that represents the source's values without loss; -1: none */
+    int exact_group;        /* the group size of that type */
     int scaled;             /* its columns were scaled after calibration */
     int fixed;              /* --skip or --quant chose the type, so mixed does not change it */
     uint64_t source_bytes;  /* the part of the source tensor that it uses */

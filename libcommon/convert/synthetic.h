@@ -3,7 +3,7 @@
  *
  * Nothing is read and nothing is quantized: codes are random, and scales are such that the
  * activations of a deep model stay near 1.  The bytes depend only on the name, the types and the
- * quality.  With o->config only a plan can be made. */
+ * quality.  If o->config is set, a plan can be made but no file. */
 #ifndef ZSE_CONVERT_SYNTHETIC_H
 #define ZSE_CONVERT_SYNTHETIC_H
 

@@ -76,9 +76,9 @@ size_t cpu_layers_kept(const struct cpu_layers *l);
 /* Keep the bytes of cpu_layers_kept() at `kept` (64-byte aligned, the caller's) from now on; NULL:
  * in memory that l owns.  cpu_layers_embed() fills them. */
 void cpu_layers_keep(struct cpu_layers *l, void *kept);
-/* Set the tokens of the rows that later calls get (of all windows, or of the n rows), borrowed;
- * NULL: token 0 for all.  Layers whose tables of experts, or embeddings of runs of tokens, are
- * indexed by token read them. */
+/* Set the token of each row of x in later calls: of all windows, or of the n rows of a call that
+ * takes n.  Borrowed; NULL: token 0 for every row.  Layers need them that choose experts by token,
+ * or embed runs of tokens. */
 void cpu_layers_tokens(struct cpu_layers *l, const int32_t *ids);
 /* The part of the bytes of cpu_layers_kept() that holds the residual streams; *bytes 0: there are
  * none.  If a hook ends a run early, the streams are only partly updated. */

@@ -359,9 +359,9 @@ static void finish_rows(const struct attn_job *j, const struct attn *a, const fl
         }
 }
 
-/* Compute attention for a run past the end of the cache of sinks and window: all parts of the
- * context or, if it is split, only part `part`.  own: the queries of the run, rotated for their own
- * positions. */
+/* Compute attention for a run that also sees sinks outside of its window (beyond()): over the whole
+ * context or, if the context is split among jobs, over its part `part` alone.  own: receives the
+ * queries of the run, rotated for their own positions. */
 static void attend_beyond(const struct attn_job *j, const struct query_run *ch, int head, int part, struct attn *a,
                           float *own, int thread)
 {

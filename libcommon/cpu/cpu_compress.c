@@ -371,7 +371,7 @@ static void rotate_back(void *arg, int t, int thread)
     rotate(k, k->att + (size_t)t * (size_t)c->n_heads * (size_t)c->head_dim, c->n_heads, c->head_dim, cosine, back);
 }
 
-/* k->mlp = o_a of each group of heads. */
+/* k->mlp = for each group of heads, its rows of o_a times the group's part of k->att. */
 static void group_outputs(struct core *k, const struct layer *l, int n)
 {
     const struct config *c = k->c;

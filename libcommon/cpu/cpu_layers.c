@@ -18,7 +18,8 @@ struct cpu_layers {
     uint8_t *own, *kept;
     size_t ple_bytes, stream_bytes, beside_bytes, mix_bytes, kv_bytes;
     const int32_t *ids;             /* tokens of the rows, borrowed; NULL: token 0 for all */
-    int *slot, n_slots;             /* [n_layers] keys and values that later layers read, or -1 */
+    /* [n_layers] the slot that keeps the layer's keys and values for later layers; -1: none */
+    int *slot, n_slots;
 };
 
 size_t cpu_layers_kept(const struct cpu_layers *l)

@@ -59,9 +59,10 @@ struct engine_options {
      * tokens (at most `window` and ENGINE_MOST_SINKS), and max_len may exceed the model's.  window
      * 0: the model's own windows. */
     int window, sinks;
-    /* Pages of 16 tokens that a token of an answer attends to, besides the first and the newest
-     * tokens, in layers without a window (cpu_pages.c); a multiple of 4, and not with `window`.  0:
-     * all.  With engine_logits() all tokens choose pages. */
+    /* Number of pages of 16 tokens that a token of an answer attends to in layers without a window,
+     * besides the first and the newest tokens (cpu_pages.c).  A multiple of 4; cannot be combined
+     * with `window`.  0: all pages.  Tokens of a prompt attend to all pages, but not those of
+     * engine_logits(). */
     int pages;
     size_t kv_bytes;                /* 0: enough for max_seqs x max_len */
     /* most bytes of the model's file that may be resident, see residency.h; 0: no limit */

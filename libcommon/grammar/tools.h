@@ -88,9 +88,9 @@ struct tool_grammar_options {
      * NULL: none.  Of the other functions the keywords that cannot be enforced are ignored:
      * grammar_relaxed() lists them. */
     const json_t *strict;
-    /* An object whose keys are functions from third parties, whose schemas may be invalid or large:
-     * a schema that cannot be compiled allows any object, and is listed by grammar_relaxed();
-     * NULL: none. */
+    /* An object whose keys are names of functions from third parties, whose schemas may be invalid
+     * or large: a schema that cannot be compiled allows any object, and is listed by
+     * grammar_relaxed(); NULL: none. */
     const json_t *lenient;
     /* Exactly one call, of this function (a named tool_choice, with TOOL_REQUIRED); NULL: any. */
     const char *only;

@@ -78,7 +78,8 @@ size_t amx_act_bytes(int n_tokens, int cols_padded, int act_group)
     return size > fewer ? size : fewer;
 }
 
-/* Pack one act group of one token, at k of a block of n_k. */
+/* Pack the act group that begins at k of a block, for token t of a panel of T tokens.  x has n
+ * values; if n < act_group, the rest of the group is 0. */
 static void amx_pack_group(uint8_t *p, const struct amx_layout *l, const float *x, int n, int k, int act_group, int t,
                            int T)
 {

@@ -308,8 +308,8 @@ static const uint8_t *unpack(const struct weights *w, const uint8_t *tile, int k
     return next;
 }
 
-/* dot_narrow() for values whose sums over 32 k exceed 16 bits, an octet at a time.  TWO: the sums
- * of two pairs fit (m6).  whole: is_whole(w). */
+/* dot_narrow() for values whose sums over 32 k exceed 16 bits, eight rows at a time.  two: the sum
+ * of two pairs of products fits in 16 bits (m6).  whole: the value of is_whole(w). */
 INLINE void dot_wide(const int T, const int two, const int is_int, const int whole, const struct weights *w,
                      const struct scratch *s, int n_groups, const struct act_panel *panel, float *c,
                      struct code_prefetch *fetch)

@@ -33,10 +33,11 @@ struct code_prefetch { const uint8_t *p; size_t step; };
 
 /* d [T][2] = seed + dot products of 32 rows, T tokens, n lines of 4 k (a multiple of 8).  It is in
  * assembly because compilers that see the loop move and spill the 12 sums of T = 6, which costs a
- * third of the speed.  (T above 6 occurs only with few tokens of the rarer types; the other types
- * stream.)  Every second token's activations are broadcast by the dot product's memory operand
- * instead of a load: two loads a cycle allow that, and three instructions less per line gain 5 %
- * while another hyperthread takes half of the decoder. */
+ * third of the speed.  (T is above 6 only where few tokens are multiplied by a type that has no
+ * streaming loop.)  For every second token, vpdpbusd broadcasts the activations from its memory
+ * operand, without a load of their own; two loads a cycle are possible, so this costs nothing.  It
+ * saves three instructions a line, which gain 5 % while the core's other hyperthread takes half of
+ * the decoder. */
 #define LINE_LOADED(T, j, t) \
     "vpbroadcastd 4*(" #T "*" #j "+" #t ")(%[a]), %%zmm31\n" "vpdpbusd %%zmm31, %%zmm29, %[x" #t "]\n" \
         "vpdpbusd %%zmm31, %%zmm30, %[y" #t "]\n"

@@ -131,7 +131,7 @@ struct arch {
     int layer_thetas;                       /* granite_swa: a base per layer */
     int rope_reversed;                      /* nanochat: rotates in the other direction */
     int rope_tempers;                       /* ministral3: rope_parameters also scale queries by position */
-    /* deepseek_v4: a second table for layers with entries */
+    /* deepseek_v4: layers with compressed entries have a RoPE table of their own */
     int rope_compress;
     /* phimoe: rope_parameters contain the factors on cos and sin */
     int rope_mscales;

@@ -323,7 +323,7 @@ int rag_search(struct rag_store *r, const struct rag_query *q, struct rag_hits *
     struct scope w = { 0 };
     int nothing = 0;
     *hits = (struct rag_hits){ .mode = RAG_BM25 };
-    if (rag_run(r, "BEGIN", e))             /* one state of the file for all statements */
+    if (rag_run(r, "BEGIN", e))             /* all statements see the same state of the file */
         return -1;
     int rc = find_scope(r, q, &w, &nothing, e);
     if (rc == 0 && nothing)

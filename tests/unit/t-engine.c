@@ -28,7 +28,8 @@ static void an_answer_ends_at_its_limits(void **state)
     assert_int_equal(b.finish, FINISH_LENGTH);
     assert_int_equal(b.n, 3);
     assert_memory_equal(b.ids, a.ids, 3 * sizeof *a.ids);
-    int eos = 0;                                        /* the first EOS of the long answer ends this one */
+    /* a ignored its EOS; the next request does not, and must end at the first of them */
+    int eos = 0;
     while (a.ids[eos] != EOS)
         assert_true(++eos < a.n);
     memset(&b, 0, sizeof b);

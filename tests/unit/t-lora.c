@@ -90,8 +90,9 @@ static struct source *open_merged(int times)
     return s;
 }
 
-/* Expect W + scale * sum over k of l(row, k) * r(k, col), where l and r begin at these values;
- * with swapped 1 the sum is over A[k, row] * B[col, k], as for tables. */
+/* Expect the tensor to be W + scale * B A, whose sums are over B[row, k] * A[k, col]; with
+ * swapped 1 over A[k, row] * B[col, k], as for tables of embeddings.  w, a and b are the arguments
+ * of value() for W, A and B. */
 static void expect(const struct source *s, const char *name, int rows, int cols, float w, float a, float b, int rank,
                    double scale, int swapped)
 {

@@ -563,7 +563,7 @@ static void hear_id(void *user, const struct token_event *ev)
         t->why = *ev->error;
 }
 
-/* Make two answers with a model that has other kinds of layers. */
+/* Make two answers with a model of kinds[], which have layers that the other tests' model lacks. */
 static int steps(const void *what, struct err *e)
 {
     struct kind *k = (struct kind *)what;

@@ -387,7 +387,7 @@ static void a_pdf_bomb_ends_at_a_limit(void **state)
     assert_int_equal(e.code, ERR_CANCELLED);
 }
 
-/* Two programs read this PDF, which is large enough: the text of all pages is there, in order. */
+/* This PDF is large enough for two processes of pdftotext, each of which reads some pages. */
 static void large_pdfs_keep_all_pages_in_order(void **state)
 {
     enum { PAGES = 41, BYTES = 4000 };

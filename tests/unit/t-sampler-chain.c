@@ -415,8 +415,9 @@ static void dynatemp_gives_the_expected_probabilities(void **state)
         if (round < 6)
             compare(&s, x);
     }
-    /* Probabilities 1/2, 1/4, 1/8, 1/8 have 7/4 bits of 2: with exponent 1 a temperature of
-     * 0.2 + 1.6 * 7/8 = 1.6, with exponent 2 of 1.425. */
+    /* The entropy of 1/2, 1/4, 1/8, 1/8 is 7/4 bits, 7/8 of the most that four tokens can have.
+     * The temperature is 0.2 + 1.6 * 7/8 = 1.6 with exponent 1, and 0.2 + 1.6 * (7/8)^2 = 1.425
+     * with exponent 2. */
     static const double p[4] = { 0.5, 0.25, 0.125, 0.125 }, temperature[2] = { 1.6, 1.425 };
     logits_of(x, p, 4);
     for (int i = 0; i < 2; i++) {
