@@ -212,8 +212,8 @@ static void open_server(void)
     struct err e;
     pthread_t thread;
     snprintf(path, sizeof path, "/tmp/fuzz-request-%d", (int)getpid());
-    const struct server_options o = { .opener = { open_served, close_served, NULL }, .socket_path = path, .no_auth = 1,
-                                      .max_connections = 64, .max_body = 16000000, .max_queue = 100,
+    const struct server_options o = { .opener = { open_served, close_served, NULL, NULL }, .socket_path = path,
+                                      .no_auth = 1, .max_connections = 64, .max_body = 16000000, .max_queue = 100,
                                       .max_request_memory = 256 << 20, .work_memory = 1 << 30, .timeout_s = 8,
                                       .no_watch = 1, .log = say };
     server_block_signals();
