@@ -14,8 +14,9 @@
 
 /* ---- libzmq: what zmq.h declares, of the stable interface of version 4 ---- */
 
-enum { ZMQ_PUB = 1, ZMQ_ROUTER = 6, ZMQ_RCVMORE = 13, ZMQ_LINGER = 17, ZMQ_SNDHWM = 23, ZMQ_DONTWAIT = 1,
-       ZMQ_SNDMORE = 2, ZMQ_POLLIN = 1 };
+enum { ZMQ_PUB = 1, ZMQ_ROUTER = 6, ZMQ_RCVMORE = 13, ZMQ_LINGER = 17, ZMQ_MAXMSGSIZE = 22, ZMQ_SNDHWM = 23,
+       ZMQ_DONTWAIT = 1, ZMQ_SNDMORE = 2, ZMQ_POLLIN = 1 };
+enum { MOST_MESSAGE = 1024 };       /* bytes of a subscription, or of a request for a replay */
 struct zmq_item { void *socket; int fd; short events, revents; };
 struct zmq {
     void *(*ctx_new)(void);
@@ -305,9 +306,11 @@ static void *run(void *arg)
 static void *open_socket(struct kv_events *k, int type, const char *option, const char *endpoint, struct err *e)
 {
     const int linger_ms = 500, most = KV_EVENTS_KEPT + 2;
+    const int64_t longest = MOST_MESSAGE;
     void *socket = k->zmq.socket(k->context, type);
     if (socket && k->zmq.setsockopt(socket, ZMQ_LINGER, &linger_ms, sizeof linger_ms) == 0 &&
-        k->zmq.setsockopt(socket, ZMQ_SNDHWM, &most, sizeof most) == 0 && k->zmq.bind(socket, endpoint) == 0)
+        k->zmq.setsockopt(socket, ZMQ_SNDHWM, &most, sizeof most) == 0 &&
+        k->zmq.setsockopt(socket, ZMQ_MAXMSGSIZE, &longest, sizeof longest) == 0 && k->zmq.bind(socket, endpoint) == 0)
         return socket;
     err_set(e, ERR_IO, "%s %s: %s", option, endpoint, k->zmq.strerror(k->zmq.error()));
     if (socket)
