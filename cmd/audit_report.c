@@ -88,7 +88,7 @@ static int add_to_table(struct table *t, const struct audit_record *r)
 static int add_entry(void *user, const struct audit_record *r)
 {
     struct report *p = user;
-    const double at = (double)(r->time_ms - p->begin_ms) / p->bin_ms;
+    const double at = ((double)r->time_ms - (double)p->begin_ms) / p->bin_ms;
     if (at < 0 || at >= BINS)
         return 0;                           /* written by a clock that was wrong */
     add_to_bin(&p->bin[(int)at], r);
