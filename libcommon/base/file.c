@@ -21,7 +21,7 @@ int map_open(struct map *m, const char *path, struct err *e)
 {
     struct stat st;
     memset(m, 0, sizeof *m);
-    m->fd = open(path, O_RDONLY | O_CLOEXEC);
+    m->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);      /* a pipe without a writer is refused, too */
     if (m->fd < 0)
         return err_sys(e, "%s", path);
     if (fstat(m->fd, &st) < 0) {

@@ -81,6 +81,15 @@ int adapters_find(const struct loaded_model *lm, const char *name, int loading)
     return 0;
 }
 
+/* Whether an adapter of this name is being loaded, perhaps in the place of another one. */
+static int is_loading(const struct loaded_model *lm, const char *name)
+{
+    for (int i = 1; i <= lm->n_adapters; i++)
+        if (at(lm, i)->state == ADAPTER_LOADING && strcmp(at(lm, i)->name, name) == 0)
+            return 1;
+    return 0;
+}
+
 /* ---- unloading ---- */
 
 /* Remove the adapter from the model if it is leaving and no call uses it.  Without memory it stays
@@ -162,7 +171,19 @@ static void fail(struct adapter_load *l, const struct err *e)
     server_log(lm->s, "%s: LoRA adapter %s: %s", lm->id, l->name, e->msg);
     tell_waiter(l, &pr);
     lm->preparing--;
+    lm->memory_bytes -= at(lm, l->number)->bytes;
     clear(at(lm, l->number));
+}
+
+/* The memory that --max-memory leaves, in *bytes; 0: no limit.  -1 with *pr: none is left. */
+static int memory_left(const struct server *s, uint64_t *bytes, struct problem *pr)
+{
+    uint64_t used = 0;
+    for (const struct loaded_model *lm = s->models; lm; lm = lm->next)
+        used += lm->memory_bytes;
+    *bytes = s->o.max_memory > used ? s->o.max_memory - used : 0;
+    return s->o.max_memory && !*bytes
+        ? problem_set(pr, 503, "lora_path", "out_of_memory", "the models take all memory of --max-memory") : 0;
 }
 
 /* Handle the worker's event for a load; ev NULL: the event was lost. */
@@ -184,7 +205,6 @@ static void on_event(struct worker_job *job, const struct events *b, const struc
     }
     a->state = ADAPTER_READY;
     a->load = NULL;
-    lm->memory_bytes += a->bytes;
     lm->preparing--;
     server_log(lm->s, "%s: LoRA adapter %s, rank %d", lm->id, a->name, a->rank);
     if (l->replaces && adapters_ready(lm, l->replaces))
@@ -207,9 +227,19 @@ void adapter_put(struct adapter_load *l)
         fail(l, &l->error);
         return;
     }
+    const uint64_t bytes = lora_bound_bytes(l->bound);
+    struct problem ignored;
+    uint64_t left;
+    if (memory_left(lm->s, &left, &ignored) != 0 || (left && bytes > left)) {     /* others were loaded meanwhile */
+        err_set(&e, ERR_LIMIT, "%s: the adapter takes %.1f MB, which --max-memory does not leave", l->folder,
+                (double)bytes * 1e-6);
+        fail(l, &e);
+        return;
+    }
     a->rank = lora_bound_rank(l->bound);
-    a->bytes = lora_bound_bytes(l->bound);
+    a->bytes = bytes;
     a->key = lora_bound_key(l->bound);
+    lm->memory_bytes += bytes;
     l->job.user = l;
     l->job.on_event = on_event;
     if (worker_set_lora(lm->worker, lm->m.adapts, l->number, l->bound, &l->job) != 0) {
@@ -242,23 +272,14 @@ static int unused_number(struct loaded_model *lm, struct problem *pr)
     return i;
 }
 
-/* The memory that --max-memory leaves, in *bytes; 0: no limit.  -1 with *pr: none is left. */
-static int memory_left(const struct server *s, uint64_t *bytes, struct problem *pr)
-{
-    uint64_t used = 0;
-    for (const struct loaded_model *lm = s->models; lm; lm = lm->next)
-        used += lm->memory_bytes;
-    *bytes = s->o.max_memory > used ? s->o.max_memory - used : 0;
-    return s->o.max_memory && !*bytes
-        ? problem_set(pr, 503, "lora_path", "out_of_memory", "the models take all memory of --max-memory") : 0;
-}
-
 int adapters_load(struct loaded_model *lm, struct conn *c, const char *name, const char *folder, int inplace,
                   struct problem *pr)
 {
-    const int old = adapters_find(lm, name, 1);
+    const int old = adapters_find(lm, name, 0);
     uint64_t most;
-    if (old && (!inplace || !adapters_ready(lm, old)))
+    if (is_loading(lm, name))
+        return problem_set(pr, 409, "lora_name", "adapter_loading", "lora_name: the adapter '%.80s' is being loaded", name);
+    if (old && !inplace)
         return problem_set(pr, 400, "lora_name", "adapter_exists", "lora_name: the adapter '%.80s' is loaded already; "
                            "load_inplace replaces it", name);
     if (memory_left(lm->s, &most, pr) != 0)

@@ -208,6 +208,22 @@ lora() { admin "$URL/v1/$1_lora_adapter" -d "{$2}"; }
   [ "$(text one)" != "$(text tiny)" ]
 }
 
+@test "adapters of one name that are loaded at once leave one, and a pipe in a folder blocks nothing" {
+  local i
+  lora load '"lora_name":"twin","lora_path":"first"'
+  for i in 1 2 3 4; do lora load '"lora_name":"twin","lora_path":"second","load_inplace":true' >"$T/twin.$i" & done
+  wait $(jobs -p)
+  grep -q 'Success' "$T"/twin.*
+  curl -s "$URL/v1/models" | jq -e '[.data[].id] == ["tiny", "one", "second", "twin"]'
+  [ "$(text twin)" = "$(text second)" ]
+  lora unload '"lora_name":"twin"'
+  answer twin | jq -e '.error.code == "model_not_found"'
+  mkdir "$T/pipe"
+  cp "$T/first/adapter_config.json" "$T/pipe"
+  mkfifo "$T/pipe/adapter_model.safetensors"
+  lora load '"lora_name":"x","lora_path":"pipe"' | jq -e '.error.message | test("not a regular file")'
+}
+
 @test "requests that use an adapter end after it was unloaded; metrics name it meanwhile" {
   local i
   lora load '"lora_name":"old","lora_path":"second"'

@@ -26,7 +26,9 @@ static int check_unused(struct server *s, const struct loaded_model *lm, const c
     char found[STORE_NAME_BYTES];
     struct problem ignored;
     const char *base = models_adapted(s, name);
+    const char *evicted = models_left(s, name);
     int used = strcmp(name, "default") == 0 || named_find(s, name, found, &ignored) == 0 ||
+               (evicted && strcmp(evicted, name) == 0) ||
                (base && strcmp(base, lm->id) != 0);
     for (const struct loaded_model *o = s->models; o; o = o->next)
         used |= strcmp(o->id, name) == 0;
