@@ -75,7 +75,7 @@
 }
 
 @test "shell scripts pass shellcheck" {
-  scripts=$(grep -lE '^#!.*\b(ba)?sh$' $(find scripts -maxdepth 1 -type f) tests/run tests/lib/* .ci/*)
+  scripts=$(grep -lE '^#!.*\b(ba)?sh$' $(find scripts -maxdepth 1 -type f) tests/run $(find tests/lib -maxdepth 1 -type f) .ci/*)
   [ "$(wc -l <<<"$scripts")" -ge 7 ]
   # shellcheck disable=SC2086
   shellcheck -S warning $scripts

@@ -10,7 +10,7 @@ setup() {
 # make KIND: make the checkpoint $T/KIND, the same with decoded values $T/KIND-plain, the expected
 # values of its matrices in $T/KIND-want, and the file $T/KIND.zse.
 make() {
-  python3 -S tests/lib/mxfp8.py "$1" models/tiny "$T/$1" "$T/$1-plain" "$T/$1-want"
+  python3 -BS tests/lib/mxfp8.py "$1" models/tiny "$T/$1" "$T/$1-plain" "$T/$1-want"
   run -0 --separate-stderr zse-convert "$T/$1" -o "$T/$1.zse" --json
   [ "$(jq -c '[.types[] | select(.source_type == "MXFP8")] | map([.type, .tensors, .exact])' <<<"$output")" = '[["mxfp8",28,true]]' ]
 }
