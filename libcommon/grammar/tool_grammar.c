@@ -227,6 +227,12 @@ static int is_required(const json_t *schema, const char *key)
     return 0;
 }
 
+/* r, then the member `one`, which may be left out unless it is required. */
+static uint32_t then_member(struct tool_builder *k, uint32_t r, uint32_t one, int required)
+{
+    return expr_seq(k->x, r, required ? one : expr_any_of(k->x, (uint32_t[]){ EXPR_EPSILON, one }, 2));
+}
+
 static uint32_t element_members(struct tool_builder *k, const char *function, const char *place, const json_t *root,
                                 const json_t *schema, int depth);
 
@@ -273,9 +279,7 @@ static uint32_t element_members(struct tool_builder *k, const char *function, co
         char inner[256];
         snprintf(inner, sizeof inner, "%s/properties/%s", place, key);
         uint32_t one = element(k, key, element_value(k, function, depth ? inner : key, root, v, depth));
-        if (!is_required(schema, key))
-            one = expr_any_of(k->x, (uint32_t[]){ EXPR_EPSILON, one }, 2);
-        r = expr_seq(k->x, r, one);
+        r = then_member(k, r, one, is_required(schema, key));
         if (k->failed)
             return EXPR_NONE;
     }
@@ -314,9 +318,7 @@ static uint32_t tag_arguments(struct tool_builder *k, const char *name, const js
                                                      expr_seq(k->x, after,
                                                               expr_seq(k->x, tag_value(k, name, key, schema, v),
                                                                        close))));
-        if (!is_required(schema, key))
-            one = expr_any_of(k->x, (uint32_t[]){ EXPR_EPSILON, one }, 2);
-        r = expr_seq(k->x, r, one);
+        r = then_member(k, r, one, is_required(schema, key));
         if (k->failed)
             return EXPR_NONE;
     }
@@ -345,7 +347,7 @@ static uint32_t any_elements(struct tool_builder *k, const json_t *tool)
     uint32_t r = EXPR_EPSILON;
     json_object_foreach(properties, key, v) {
         const uint32_t one = element(k, key, term(k, text_before(k, k->f->value_close, 0)));
-        r = expr_seq(k->x, r, expr_any_of(k->x, (uint32_t[]){ EXPR_EPSILON, one }, 2));
+        r = then_member(k, r, one, 0);
     }
     return r;
 }
