@@ -45,7 +45,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static const char *const forms[] = { "hermes", "llama3", "mistral", "mistral-args", "deepseek-r1", "kimi-k2",
                                          "functionary-3.2", "qwen3-coder", "glm", "gpt-oss", "json", "gemma4", "lfm2",
-                                         "deepseek-v3.2" };
+                                         "deepseek-v3.2", "minimax-m3" };
+    enum { N_FORMS = sizeof forms / sizeof *forms };
     const struct grammar_options o = { .max_exprs = 100000, .max_work = 1000000, .max_steps = MOST_STEPS,
                                        .whitespace = size & 1 ? GRAMMAR_WS_FLEXIBLE : GRAMMAR_WS_SINGLE };
     if (size == 0)
@@ -62,7 +63,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     size_t heard = 0;
     struct tool_parser_options p = { .stream_arguments = size & 2, .reasoning = size & 4, .on_event = on_event,
                                      .user = &heard };
-    struct tool_parser *t = tool_parser_open(tool_format_find(forms[data[0] / 4 % 14]), &p, &e);
+    struct tool_parser *t = tool_parser_open(tool_format_find(forms[data[0] / 4 % N_FORMS]), &p, &e);
     for (size_t i = 0; t && i + 1 < size; i += 7)
         if (tool_parser_push(t, text + i, size - 1 - i < 7 ? size - 1 - i : 7, &e) != 0)
             abort();
