@@ -57,7 +57,7 @@ static int answer(struct engine *g, const struct bench_options *o, const int32_t
 
 /* ---- steps of several tokens ---- */
 
-/* ROOM: tokens for each answer, so many that none ends while its steps are measured */
+/* ROOM: the most tokens of an answer.  No answer reaches it while its steps are measured. */
 enum { N_SIZES = 7, STEPS = 4, ROOM = 16 * (STEPS + 1) };
 static const int sizes[N_SIZES] = { 1, 2, 3, 4, 6, 8, 16 };
 struct steps { double seconds[N_SIZES], ratio[N_SIZES]; };

@@ -50,9 +50,9 @@ int roofline_measure(struct roofline *l, const struct roofline_options *o, struc
 struct roofline_loops {
     const char *name;
     int (*supported)(void);
-    /* Read all of p [n] as interleaved streams; n is a multiple of 1024 * streams.  ahead: prefetch
-     * so many bytes further; 0: no prefetches.  The result only prevents the compiler from removing
-     * the loop. */
+    /* Read all of p [n] as interleaved streams; n is a multiple of 1024 * streams.  ahead: bytes
+     * from a load to the line that is prefetched with it; 0: no prefetches.  The result only
+     * prevents the compiler from removing the loop. */
     uint64_t (*read)(const uint8_t *p, size_t n, int streams, size_t ahead);
     double (*int8_dot)(int rounds);                     /* number of operations; NULL: none */
     double (*f32_fma)(int rounds);                      /* number of operations; NULL: none */
