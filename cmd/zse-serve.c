@@ -219,20 +219,12 @@ static int find_model(const char *model, struct err *e)
     return rc;
 }
 
-/* Whether opening path could block, because it is a pipe or a device.  Only the thread that
- * loads models may wait for these. */
-static int may_wait(const char *path)
-{
-    struct stat st;
-    return stat(path, &st) == 0 && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode);
-}
-
 static int check_model(const char *model, struct err *e)
 {
     char *path;
     if (find_path(model, &path, e) != 0)
         return -1;
-    const int rc = path && !may_wait(path) ? open_model_check(prog, path, e) : 0;
+    const int rc = path ? open_model_check(prog, path, e) : 0;
     free(path);
     return rc;
 }

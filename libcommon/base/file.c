@@ -17,11 +17,20 @@ static int64_t changed_ns(const struct stat *st)
     return (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec;
 }
 
+/* Open a file to map it.  O_NONBLOCK lets a pipe without a writer be refused, not waited for.  A
+ * regular file answers EWOULDBLOCK if another process (a file server, say) has a lease on it, which
+ * the kernel asks back: the second open() waits for that, at most /proc/sys/fs/lease-break-time. */
+static int open_regular(const char *path)
+{
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    return fd < 0 && errno == EWOULDBLOCK ? open(path, O_RDONLY | O_CLOEXEC) : fd;
+}
+
 int map_open(struct map *m, const char *path, struct err *e)
 {
     struct stat st;
     memset(m, 0, sizeof *m);
-    m->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);      /* a pipe without a writer is refused, too */
+    m->fd = open_regular(path);
     if (m->fd < 0)
         return err_sys(e, "%s", path);
     if (fstat(m->fd, &st) < 0) {

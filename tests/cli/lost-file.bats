@@ -15,7 +15,7 @@ setup() {
   cp "$BATS_FILE_TMPDIR/tiny.zse" "$Z"
 }
 teardown() {
-  [ ! -p "$Z" ] || exec 6<>"$Z"           # unblock processes that wait for it
+  [ -z "${LEASE:-}" ] || kill "$LEASE" 2>/dev/null || true
   [ -z "${PID:-}" ] || { kill "$PID" 2>/dev/null; wait "$PID" 2>/dev/null; } || true
 }
 
@@ -187,15 +187,13 @@ logged() {
   logged 'b: unloading, because m needs its memory' 1
   truncate -s 8192 "$Z"
   logged 'm: closed' 2                          # evicted without a request
-  mkfifo "$T/pipe"
-  mv "$T/pipe" "$Z"                             # loading waits for a writer
+  lease "$Z"                                    # loading waits
   for _ in 1 2 3; do [ "$(curl -s "$URL/health" | jq -r .status)" = loading ]; done
   run -1 grep -q 'b: requested' "$T/err"
-  exec 6<>"$Z"
+  release
   await eval '[ "$(curl -s "$URL/health" | jq -r .status)" = failed ]' || { cat "$T/err"; return 1; }
   cp "$BATS_FILE_TMPDIR/tiny.zse" "$T/new"
   mv "$T/new" "$Z"
-  exec 6>&-
   until_status 200
   [ "$(curl -s "$URL/health" | jq -r .status)" = healthy ]
 }

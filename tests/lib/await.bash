@@ -14,3 +14,11 @@ says() { [ "$("${@:2}")" = "$1" ]; }
 
 # listens URL: whether a server there has its model loaded
 listens() { curl -sf "$1/health" >/dev/null; }
+
+# lease FILE: until release, open() of this file waits
+lease() {
+  exec 7< <(exec python3 -B tests/lib/lease.py "$1" 3>&-)
+  LEASE=$!
+  read -r -u 7 _
+}
+release() { kill "$LEASE" && exec 7<&-; }
