@@ -25,6 +25,9 @@ static __constant__ float nf4_level[16] = {
 #define VALUE_INT8(values, zero, code) (float)(int8_t)(code)
 #define VALUE_LINEAR(values, zero, code) (float)((code) - zero)
 #define VALUE_E2M1(values, zero, code) half_low(codebook[BOOK_##values][code])
+#define VALUE_E4M3(values, zero, code) e4m3_value((uint32_t)(code))
+#define VALUE_TERNARY(values, zero, code) (float)((code) - 1)
+#define VALUE_BASE3(values, zero, code) (float)((code) - 1)
 #define VALUE_BOOK(values, zero, code) \
     (BOOK_##values == BOOK_nf4 ? nf4_level[code] : half_low(codebook[BOOK_##values][code]))
 /* f(QT_ID, codes, ...) for each format of this kernel: all formats that the device supports. */
@@ -32,6 +35,8 @@ static __constant__ float nf4_level[16] = {
 #define TAKEN_FLOATS(...) TAKEN_F32(__VA_ARGS__)
 #define TAKEN_INTEGERS(...) TAKEN_F32(__VA_ARGS__) CODES_CASE(__VA_ARGS__)
 #define TAKEN_TABLE(...) TAKEN_INTEGERS(__VA_ARGS__)
+
+DEVICE float e4m3_value(uint32_t code) { return 256 * half_low(pair_of_e4m3(code << 8)); }
 
 DEVICE float value_of(int type, int code)
 {
@@ -48,12 +53,12 @@ DEVICE float value_of(int type, int code)
 }
 
 struct layout { enum scale_kind scale; enum extra_kind extra; int bits, plane, unit, scale_size, extra_size,
-                row_scale, halves; };
+                row_scale, halves, base3; };
 template <int TYPE> DEVICE layout layout_as(void)
 {
     typedef format<TYPE> f;
     return { f::scales, f::extras, f::bits, f::plane, f::unit, scale_bytes(f::scales), extra_bytes(f::extras),
-             f::row_scale, f::halves };
+             f::row_scale, f::halves, f::base3 };
 }
 DEVICE layout layout_of(int type)
 {
@@ -74,27 +79,30 @@ DEVICE layout layout_of(int type)
 struct row_data { const uint8_t *code, *scale, *extra; };
 DEVICE row_data row_data_of(const gpu_mat &m, const layout &a, const uint8_t *tile, int step, int row)
 {
-    const int group = a.halves == 2 ? 2 * step : step >> m.group_shift, unit = group / a.unit, in_unit = group % a.unit,
-              n = min(a.unit, m.n_groups - unit * a.unit);
-    const int group_bytes = ((a.bits * 128) << m.group_shift) / a.halves, at = (row / 4 * n + in_unit) * 4 + row % 4;
-    const int full = scale_area(a.unit, a.scale_size) + scale_area(a.unit, a.extra_size) + a.unit * group_bytes;
+    const int per_unit = m.group_shift == 3 ? 1 : a.unit, group = a.halves == 2 ? 2 * step : step >> m.group_shift,
+              unit = group / per_unit, in_unit = group % per_unit, n = min(per_unit, m.n_groups - unit * per_unit);
+    const int group_bytes = a.base3 ? T3_BYTES : ((a.bits * 128) << m.group_shift) / a.halves;
+    const int at = (row / 4 * n + in_unit) * 4 + row % 4;
+    const int full = scale_area(per_unit, a.scale_size) + scale_area(per_unit, a.extra_size) + per_unit * group_bytes;
     const uint8_t *p = tile + (a.row_scale ? 128 : 0) + (size_t)unit * full;
     row_data q;
     q.scale = p + at * a.scale_size;
     p += scale_area(n, a.scale_size);
     q.extra = p + at * a.extra_size;
     p += scale_area(n, a.extra_size) + in_unit * group_bytes;
-    q.code = p + (step & ((1 << m.group_shift) - 1)) * (a.plane * 128) + 4 * row;
+    q.code = p + (a.base3 ? 0 : (step & ((1 << m.group_shift) - 1)) * (a.plane * 128)) + 4 * row;
     return q;
 }
 
 QTYPE_SCALES_HERE(7);
+QTYPE_CODES_HERE(9);
 
 DEVICE float scale_of_byte(const layout &a, uint8_t byte)
 {
-    /* E4M3's bits, 7 places higher, are an f16 of 2^-8 times the value; 7f and ff do not occur */
     if (a.scale == SCALE_E4M3)
-        return 256 * half_low((uint32_t)(byte & 0x80) << 8 | (uint32_t)(byte & 0x7f) << 7);
+        return e4m3_value(byte);
+    if (a.scale == SCALE_E8M0)
+        return float_of(byte ? (uint32_t)byte << 23 : 0x00400000u);
     return a.scale == SCALE_U8 ? (float)byte : (float)(int8_t)byte;
 }
 
@@ -121,6 +129,8 @@ DEVICE void decode_exact(float v[32], const gpu_mat &m, const layout &a, const u
     float scale = row_scale, extra = 0;
     if (a.scale_size == 2)
         scale = half_low(*reinterpret_cast<const uint16_t *>(q.scale));
+    else if (a.scale_size == 4)
+        scale = float_of(load4(q.scale));
     else if (a.scale_size == 1)
         scale *= scale_of_byte(a, *q.scale);
     if (a.extra_size == 2)
@@ -134,7 +144,9 @@ DEVICE void decode_exact(float v[32], const gpu_mat &m, const layout &a, const u
         if (a.halves == 2 && i == 4)
             scale = row_scale * scale_of_byte(a, q.scale[4]);
         const int per = 8 / a.plane;    /* fours in a line */
-        uint32_t w = load4(q.code + i / per * 128) >> i % per * a.plane & 0x01010101u * ((1u << a.plane) - 1);
+        const uint32_t four = (uint32_t)(step & ((1 << m.group_shift) - 1)) * 8 + i;       /* in the group */
+        uint32_t w = a.base3 ? digits(load4(q.code + four / 5 * 128), four % 5)
+                             : load4(q.code + i / per * 128) >> i % per * a.plane & 0x01010101u * ((1u << a.plane) - 1);
         if (a.bits == 6)
             w |= (load4(second + i / 4 * 128) >> i % 4 * 2 & 0x03030303u) << 4;
         else if (a.bits == 5 || a.bits == 3)

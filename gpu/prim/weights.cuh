@@ -17,11 +17,12 @@
 #include "gpu/prim/operands.h"
 #include "gpu/prim/prim.cuh"
 
-enum { TILE_OF_ROWS = 32, TABLE_BYTES = 256 * 32 * 4 };
+enum { TILE_OF_ROWS = 32, TABLE_BYTES = 256 * 32 * 4, T3_BYTES = 13 * 128 /* of a group */ };
 
 /* The properties of a format on which its code depends (quant/qtype.def).  raw: number of 16-byte
  * loads of a step; unit: number of groups of a unit; halves: number of groups in a step (2: groups
- * of 16 k); table: codes are looked up; bias: the code of value 0. */
+ * of 16 k); table: codes are looked up; e4m3, base3: kinds of codes; wide: groups of
+ * 256 are allowed, which are units of their own; bias: the code of value 0. */
 template <int TYPE> struct format;
 /* Rows of codebook[] below; every format with a TABLE has one. */
 enum { BOOK_nl4, BOOK_nf4, BOOK_m2, BOOK_m3, BOOK_e2m1, N_BOOKS };
@@ -35,8 +36,12 @@ enum { BOOK_nl4, BOOK_nf4, BOOK_m2, BOOK_m3, BOOK_e2m1, N_BOOKS };
     template <> struct format<QT_##ID> { \
         static constexpr enum scale_kind scales = SCALE_##scale; \
         static constexpr enum extra_kind extras = EXTRA_##extra; \
-        static constexpr int bits = low + high, plane = low, raw = bits == 16 ? 4 : bits == 2 || bits == 4 ? 1 : 2, \
-                             unit = scales == SCALE_NONE ? 1 : scales == SCALE_F16 ? 2 : 4, row_scale = row, \
+        static constexpr int bits = low + high, plane = low, e4m3 = CODES_##codes == CODES_E4M3, \
+                             base3 = CODES_##codes == CODES_BASE3, \
+                             raw = bits == 16 ? 4 : (bits == 2 && !base3) || bits == 4 ? 1 : 2, \
+                             unit = scales == SCALE_NONE || scales == SCALE_F32 || base3 ? 1 \
+                                    : scales == SCALE_F16 ? 2 : 4, \
+                             row_scale = row, wide = ((sizes) & 256) != 0, \
                              halves = group == 16 ? 2 : 1, \
                              table = GPU_FORMAT_##gpu == GPU_FORMAT_TABLE, book = BOOK_##gpu(values), \
                              bias = CODES_##codes == CODES_INT8 ? 128 : zero; \
@@ -45,11 +50,14 @@ enum { BOOK_nl4, BOOK_nf4, BOOK_m2, BOOK_m3, BOOK_e2m1, N_BOOKS };
 
 QTYPE_SCALES_HERE(7);
 QTYPE_EXTRAS_HERE(3);
+QTYPE_CODES_HERE(9);
 
 /* One step of a lane, as loaded. */
 template <int TYPE> struct raw_step {
     uint4 code[format<TYPE>::raw];
-    uint2 scale, extra;                 /* for the lane's 4 rows: f16 in both, 8-bit in scale.x */
+    /* for the lane's 4 rows: f16 in both, 8-bit in scale.x, f32 of rows 0 and 1 in scale, of 2 and
+     * 3 in extra; t3: extra.x is the number of the lane's first four k in the group */
+    uint2 scale, extra;
 };
 
 DEVICE int scale_area(int n, int size) { return (n * TILE_OF_ROWS * size + 63) & ~63; }
@@ -59,25 +67,37 @@ template <int TYPE> DEVICE void load_step(raw_step<TYPE> &r, const uint8_t *tile
                                           int t)
 {
     typedef format<TYPE> f;
-    const int shift = f::unit == 2 ? m.group_shift : f::scales == SCALE_U8 ? 1 : 0;            /* nf4: groups of 64 */
+    /* nf4: groups of 64 */
+    const int shift = f::scales == SCALE_F16 || f::scales == SCALE_F32 ? m.group_shift : f::scales == SCALE_U8 ? 1 : 0;
     const int scale_size = scale_bytes(f::scales), extra_size = extra_bytes(f::extras);
+    const int per_unit = f::wide && shift == 3 ? 1 : f::unit;
     /* unsigned: a shift and a mask */
-    const int group = f::halves == 2 ? 2 * step + t / 2 : step >> shift, unit = (unsigned)group / f::unit,
-              in_unit = (unsigned)group % f::unit;
-    const int n = min(f::unit + 0, m.n_groups - unit * f::unit);
-    const int group_bytes = f::halves == 2 ? f::bits * 64 : (f::bits * 128) << shift;
-    const int full = scale_area(f::unit, scale_size) + scale_area(f::unit, extra_size) + f::unit * group_bytes;
+    const int group = f::halves == 2 ? 2 * step + t / 2 : step >> shift, unit = (unsigned)group / per_unit,
+              in_unit = (unsigned)group % per_unit;
+    const int n = min(per_unit + 0, m.n_groups - unit * per_unit);
+    const int group_bytes = f::base3 ? T3_BYTES : f::halves == 2 ? f::bits * 64 : (f::bits * 128) << shift;
+    const int full = scale_area(per_unit, scale_size) + scale_area(per_unit, extra_size) + per_unit * group_bytes;
     const uint8_t *p = tile + (f::row_scale ? 128 : 0) + (size_t)unit * full;
-    if (f::scales == SCALE_F16)
+    if (f::scales == SCALE_F16) {
         r.scale = load8(p + ((g * n + in_unit) << 3));
-    else if (f::scales != SCALE_NONE)
+    } else if (f::scales == SCALE_F32) {
+        r.scale = load8(p + 16 * g);
+        r.extra = load8(p + 16 * g + 8);
+    } else if (f::scales != SCALE_NONE)
         r.scale.x = load4(p + ((g * n + in_unit) << 2));
     p += scale_area(n, scale_size);
     if (f::extras == EXTRA_MIN_F16)
         r.extra = load8(p + ((g * n + in_unit) << 3));
     else if (f::extras == EXTRA_ZERO_U8)
         r.extra.x = load4(p + ((g * n + in_unit) << 2));
-    p += scale_area(n, extra_size) + in_unit * group_bytes + ((step & ((1 << shift) - 1)) * (f::bits * 128)) + g * 16;
+    p += scale_area(n, extra_size) + in_unit * group_bytes + g * 16;
+    if (f::base3) {                     /* a line has five fours of k */
+        r.extra.x = (unsigned)(step & ((1 << shift) - 1)) * 8 + 2 * t;
+        r.code[0] = load_stream(p + r.extra.x / 5 * 128);
+        r.code[1 % f::raw] = load_stream(p + (r.extra.x + 1) / 5 * 128);
+        return;
+    }
+    p += (step & ((1 << shift) - 1)) * (f::bits * 128);
     if (f::bits == 16) {
         for (int i = 0; i < 4; i++)
             r.code[i % f::raw] = load_stream(p + (4 * t + i) * 128);
@@ -103,9 +123,19 @@ DEVICE uint32_t pair_of_bytes(uint32_t low, uint32_t high, int j, int bias)
 {
     const uint32_t u = (prmt(low, high, (uint32_t)(j | j << 4 | (4 + j) << 8 | (4 + j) << 12)) & 0x00ff00ffu) |
                        0x64006400u;
-    const uint32_t minus = bias == 16 ? 0xe410e410u : bias == 32 ? 0xe420e420u : 0xe480e480u;      /* -(1024 + bias) */
-    return half_add(u, minus);
+    return half_add(u, (0xe400u + bias) * 0x10001u);            /* -(1024 + bias) */
 }
+
+/* Digit `digit`, the first of which is the highest, of the five of each byte, in the same byte. */
+DEVICE uint32_t digits(uint32_t w, uint32_t digit)
+{
+    const uint32_t power = prmt(0x1b090301, 0x51, digit) & 0xff, even = w & 0x00ff00ffu, odd = w >> 8 & 0x00ff00ffu;
+    return ((even * power & 0x00ff00ffu) * 3 >> 8 & 0x00030003u) | ((odd * power & 0x00ff00ffu) * 3 & 0x03000300u);
+}
+
+/* e4m3 to f16: the bits, 7 places higher, are an f16 of 2^-8 times the value.  Codes 7f and ff do
+ * not occur.  h: a code in the high byte of each half. */
+DEVICE uint32_t pair_of_e4m3(uint32_t h) { return (h & 0x80008000u) | (h >> 1 & 0x3f803f80u); }
 
 /* The decode_ functions decode row i (0..3) of the lane's four: its 8 values, as the pairs (0,4)
  * (1,5) (2,6) (3,7). */
@@ -151,9 +181,18 @@ template <int TYPE> DEVICE void decode_codes(uint32_t v[4], const raw_step<TYPE>
         const uint32_t add = f::bias == 8 ? 0xd480e408u : 0xd400e400u;         /* -(1024 + bias), -(64 + bias) */
         for (int j = 0; j < 4; j++)
             v[j] = half_fma((prmt(w, w, (uint32_t)(0x1111 * j)) & 0x00f0000fu) | 0x64006400u, 0x2c003c00u, add);
+    } else if (f::e4m3) {               /* 2^-8 times the values */
+        for (int j = 0; j < 4; j++)
+            v[j] = pair_of_e4m3(prmt(w, w1, (uint32_t)(j | j << 4 | (4 + j) << 8 | (4 + j) << 12)));
     } else {
         uint32_t low, high;
-        if (f::bits == 8) {
+        if (f::base3) {
+            low = digits(w, r.extra.x % 5);
+            high = digits(w1, (r.extra.x + 1) % 5);
+        } else if (f::bits == 2) {
+            low = w >> 4 * (t & 1) & 0x03030303u;
+            high = w >> (4 * (t & 1) + 2) & 0x03030303u;
+        } else if (f::bits == 8) {
             low = w ^ 0x80808080u;
             high = w1 ^ 0x80808080u;
         } else {
@@ -174,7 +213,7 @@ template <int TYPE> DEVICE void decode_codes(uint32_t v[4], const raw_step<TYPE>
     }
 }
 
-/* The scale of the row's group as f16, in both halves. */
+/* The scale of the row's group as f16, in both halves; for e4m3 2^8 times the scale. */
 template <int TYPE> DEVICE uint32_t decode_scale(const raw_step<TYPE> &r, int i)
 {
     typedef format<TYPE> f;
@@ -185,6 +224,11 @@ template <int TYPE> DEVICE uint32_t decode_scale(const raw_step<TYPE> &r, int i)
     } else if (f::scales == SCALE_E4M3) {       /* 7 places higher: f16 of 2^-8 times the value */
         const uint32_t b = r.scale.x >> 8 * i, h = (b & 0x80) << 8 | (b & 0x7f) << 7;
         s = half_mul(h | h << 16, 0x5c005c00u);
+    } else if (f::scales == SCALE_E8M0 || f::scales == SCALE_F32) {
+        const uint32_t b = f::scales == SCALE_E8M0 ? (r.scale.x >> 8 * i & 0xff) << 23
+                           : i == 0 ? r.scale.x : i == 1 ? r.scale.y : i == 2 ? r.extra.x : r.extra.y;
+        const float x = f::e4m3 ? 256 * float_of(b) : float_of(b);
+        s = pack_half(x, x);
     } else {
         const int is_signed = f::scales == SCALE_S8;
         s = prmt(is_signed ? r.scale.x ^ 0x80808080u : r.scale.x, 0x64646464u,

@@ -109,7 +109,7 @@ static inline uint8_t *random_mat(struct mat *m, enum qtype type, int group_size
 {
     const struct qtype_info *t = qtype_info(type);
     struct qrow q;
-    OK(mat_init(m, type, group_size, qtype_takes_floats(t) ? 0 : 32, rows, cols, &why));
+    OK(mat_init(m, type, group_size, t->acts == ACTS_I8_128 ? 128 : qtype_takes_floats(t) ? 0 : 32, rows, cols, &why));
     uint8_t *data = aligned_alloc(64, m->size);
     m->data = data;
     for (int tile = 0; tile < m->n_tiles; tile++)
@@ -126,12 +126,15 @@ static inline uint8_t *random_mat(struct mat *m, enum qtype type, int group_size
     for (int row = 0; row < rows; row++) {
         q.row_scale = t->row_scale ? uniform(r, 1e-4f, 1e-3f) : 1;
         for (int i = 0; i < m->cols_padded; i++)
-            q.code[i] = (uint8_t)(i >= cols ? t->code_zero : t->bits == 8 ? below(r, 255) - 127
-                                                                          : below(r, 1 << t->bits));
+            q.code[i] = (uint8_t)(i >= cols ? t->code_zero : t->codes == CODES_E4M3 ? below(r, 127) | below(r, 2) << 7
+                                                : t->bits == 8 ? below(r, 255) - 127
+                                                : below(r, qtype_is_ternary(t) ? 3 : 1 << t->bits));
         for (int g = 0; g < m->n_groups; g++) {
             q.scale[g] = t->scale == SCALE_NONE ? 1 : t->scale == SCALE_F16
                              ? f16_to_f32(f32_to_f16(uniform(r, -0.02f, 0.02f)))
                        : t->scale == SCALE_E4M3 ? f8e4m3_to_f32((f8e4m3)(below(r, 127) | below(r, 2) << 7))
+                       : t->scale == SCALE_E8M0 ? ldexpf(1, below(r, 6) - (t->bits == 8 ? 16 : 9))
+                       : t->scale == SCALE_F32 ? uniform(r, -1e-4f, 1e-4f)
                        : t->scale == SCALE_S8 ? (float)(below(r, 255) - 127) : (float)below(r, 256);
             if (q.extra)
                 q.extra[g] = t->extra == EXTRA_MIN_F16 ? f16_to_f32(f32_to_f16(uniform(r, -0.2f, 0.2f)))

@@ -172,7 +172,9 @@ static uint8_t *quantize(struct linear *l, enum qtype type, int group_size)
 {
     struct mat m;
     struct qrow q;
-    OK(mat_init(&m, type, group_size, qtype_info(type)->is_float ? 0 : 64, l->w.rows, l->w.cols, &why));
+    const struct qtype_info *t = qtype_info(type);
+    const int act_group = t->acts == ACTS_I8_128 ? 128 : qtype_takes_floats(t) ? 0 : 64;
+    OK(mat_init(&m, type, group_size, act_group, l->w.rows, l->w.cols, &why));
     uint8_t *data = aligned_alloc(64, (m.size + 63) / 64 * 64);
     float *row = malloc((size_t)m.rows * (size_t)m.cols * sizeof *row);
     for (int r = 0; r < m.rows; r++)
@@ -283,7 +285,8 @@ static int make_mixture(struct model *m, enum qtype type, int group, uint8_t *ow
 static void mixtures(void **state)
 {
     (void)state;
-    static const struct { enum qtype type; int group; } cases[] = { { QT_NL4, 32 }, { QT_F32, 32 }, { QT_I4Z, 128 } };
+    static const struct { enum qtype type; int group; } cases[] = { { QT_NL4, 32 }, { QT_F32, 32 }, { QT_I4Z, 128 },
+                                                                    { QT_MXFP4, 32 } };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         uint8_t *owned[MOST_EXPERT_MATS];
         char what[40];
@@ -321,7 +324,8 @@ static void types(void **state)
 {
     (void)state;
     static const struct { enum qtype type; int group; } cases[] = { { QT_NL4, 32 }, { QT_I4, 128 }, { QT_I8, 64 },
-                                                                    { QT_M6, 32 }, { QT_BF16, 32 } };
+                                                                    { QT_M6, 32 }, { QT_BF16, 32 }, { QT_FP8, 128 },
+                                                                    { QT_T3, 256 } };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct model *m = load("tiny", QT_F32);
         uint8_t *owned[MOST_OWNED];

@@ -129,11 +129,11 @@ static int on_gpu(const struct qtype_info *t)
 static void each(enum path path)
 {
     int turn = 0;
-    for (int type = 0; type < 64; type++) {
+    for (int type = 0; type < QTYPE_NUMBERS; type++) {
         const struct qtype_info *t = qtype_info((enum qtype)type);
         if (!on_gpu(t) || (path != EXACT && type == QT_F32))
             continue;
-        for (int g = 16; g <= 128; g *= 2) {
+        for (int g = 16; g <= 256; g *= 2) {
             if (!(t->group_sizes & (unsigned)g))
                 continue;
             for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
@@ -422,9 +422,9 @@ static void refused(void **state)
 static void embedding(void **state)
 {
     (void)state;
-    for (int type = 0; type < 64; type++) {
+    for (int type = 0; type < QTYPE_NUMBERS; type++) {
         const struct qtype_info *t = qtype_info((enum qtype)type);
-        for (int g = 32; on_gpu(t) && g <= 128; g *= 2) {
+        for (int g = 32; on_gpu(t) && g <= 256; g *= 2) {
             if (!(t->group_sizes & (unsigned)g))
                 continue;
             struct rng r = { (uint64_t)type };
@@ -433,7 +433,7 @@ static void embedding(void **state)
             uint8_t *data = random_mat(&m, (enum qtype)type, g, 70, cols, &r);
             const int32_t token[3] = { 0, 69, 33 }, asked[3] = { -2, -3, 33 }, drawn[3] = { 5, -1, 69 },
                           pos[3] = { 2, 0, 1 };
-            float want[300], got[3 * 300], position[5 * 300];
+            float want[400], got[3 * 400], position[5 * 400];
             for (int i = 0; i < 5 * cols; i++)
                 position[i] = uniform(&r, -1, 1);
             struct gpu_mat w = gpu_mat_of(&m, to_device(data, m.size));
