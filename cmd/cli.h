@@ -17,7 +17,10 @@
 #include "libcommon/base/plural.h"
 #include "libcommon/base/progress.h"
 
-enum { CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2 };
+enum {
+    CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2,
+    CLI_NO_MEMORY = 137,        /* memory ran out: the status of a process that the kernel ends for that reason */
+};
 
 /* Call this first in main(): it opens closed standard descriptors so that reading or writing them
  * fails.  Otherwise the next file that is opened, a model or a database, could get the number of

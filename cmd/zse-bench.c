@@ -10,6 +10,7 @@
 #include "cmd/zse-bench.h"
 #include "cmd/cli.h"
 #include "cmd/home.h"
+#include "cmd/memory_watch.h"
 
 static const char prog[] = "zse-bench";
 static const char usage[] =
@@ -355,6 +356,8 @@ static int run(struct bench_options *o, uint64_t given, int n, char **args)
     if (rc || (rc = check_device(o, c, given)) != 0)
         return rc;
     const char *model = n ? args[0] : NULL;
+    if (!o->run.force)
+        memory_watch_start(prog);
     set_defaults(o, c, given);
     if ((c == THREADS || c == COLDSTART || c == GPU) && o->prompt == 0)
         return cli_wrong(prog, "%s: -p 0 leaves nothing to measure", commands[c].name);

@@ -14,6 +14,7 @@
 
 #include "cmd/zse-chat.h"
 #include "cmd/cli.h"
+#include "cmd/memory_watch.h"
 #include "cmd/preflight.h"
 #include "libcommon/base/clock.h"
 #include "libcommon/base/utf8.h"
@@ -325,6 +326,8 @@ static int run(struct chat_options *o, uint64_t main_ns)
         return run_remote(o, interactive);
     if (o->plan)
         return plan(o);
+    if (!o->run.force)
+        memory_watch_start("zse-chat");
     if (o->piped)
         main_ns = clock_ns();           /* waiting for standard input does not count as loading */
     if (open_model("zse-chat", o->model, &o->run, &m, &e) != 0)

@@ -13,6 +13,7 @@
 #include "cmd/zse-convert.h"
 #include "cmd/sigbus.h"
 #include "cmd/memory_note.h"
+#include "cmd/memory_watch.h"
 #include "cmd/planning.h"
 #include "cmd/preflight_convert.h"
 #include "cmd/pull.h"
@@ -474,6 +475,8 @@ static int run(struct arguments *a)
                                      !a->mode.given ? convert_type_label(a->o.type) : NULL, .force = a->force };
     const struct hub_check check = { preflight_fetch, &pre };
     a->o.replace = ask_replace;
+    if (!a->force)
+        memory_watch_start(prog);
     if (check_before_download(a, &e) != 0 || find_source(a, &check, &stream, &e) != 0 ||
         (a->mode.given && choose_type(a, &e) != 0))
         return cli_fail(prog, &e);

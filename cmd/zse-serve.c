@@ -506,10 +506,11 @@ static int serve(struct serve_options *o, const struct serve_user *user, struct 
         rc = server_run(s, e);
     if (rc != 0)
         cli_fail(prog, e);
+    const int out_of_memory = s && server_memory_ran_out(s);
     if (s && server_is_loading(s)) {            /* a conversion may take minutes: do not wait */
         rc = server_leave(s) || rc;
         fflush(stdout);
-        _exit(rc ? CLI_FAILED : CLI_OK);
+        _exit(out_of_memory ? CLI_NO_MEMORY : rc ? CLI_FAILED : CLI_OK);
     }
     struct last_resort l = { .s = s };
     if (s && start_last_resort(&l) != 0)
@@ -521,7 +522,7 @@ static int serve(struct serve_options *o, const struct serve_user *user, struct 
     release_adapted(&adapted);
     free(embeds);
     free(reranks);
-    return closed || rc;
+    return out_of_memory ? CLI_NO_MEMORY : closed || rc ? CLI_FAILED : CLI_OK;
 }
 
 /* Check the file of --mcp-config before models are opened, which may take minutes, so that a
@@ -554,7 +555,8 @@ static int run(struct serve_options *o)
         server_block_signals();
         raise_descriptors();
         cli_hide_memory();
-        rc = serve(o, o->user ? &user : NULL, &places, &e) ? CLI_FAILED : cli_finish(prog);
+        rc = serve(o, o->user ? &user : NULL, &places, &e);
+        rc = rc ? rc : cli_finish(prog);
     }
     release_places(&places);
     serve_user_release(&user);

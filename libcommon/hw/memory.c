@@ -193,6 +193,17 @@ enum pressure pressure_of(uint64_t used, uint64_t total)
     return (enum pressure)level;
 }
 
+int memory_below(uint64_t left, uint64_t most, double share, uint64_t bytes)
+{
+    return (double)left < share * (double)most && left < bytes;
+}
+
+int memory_runs_out(const struct memory *m)
+{
+    const uint64_t left = m->hard && m->hard_left < m->available ? m->hard_left : m->available;
+    return memory_below(left, m->hard ? m->hard : m->total, 0.02, (uint64_t)256 << 20);
+}
+
 const char *pressure_name(enum pressure p)
 {
     static const char *const names[] = { "LOW", "NORMAL", "HIGH", "CRITICAL", "OOM" };

@@ -38,6 +38,13 @@ int memory_read(struct memory *m, const char *root, struct err *e);
 /* The largest amount this process could ever have, and the amount it can have now. */
 uint64_t memory_most(const struct memory *m);
 uint64_t memory_now(const struct memory *m);
+/* Whether less than the fraction `share` of `most` bytes and less than `bytes` are left.  The
+ * fraction alone may still be plenty on a large machine; the amount alone may be all that a model
+ * leaves on a small one. */
+int memory_below(uint64_t left, uint64_t most, double share, uint64_t bytes);
+/* Whether less than 2 % and less than 256 MiB are left below the limits at which the system ends
+ * processes. */
+int memory_runs_out(const struct memory *m);
 
 /* Memory pressure by the used fraction of the total: below 50 %, 75 %, 90 %, 97 %, and above. */
 enum pressure { PRESSURE_LOW, PRESSURE_NORMAL, PRESSURE_HIGH, PRESSURE_CRITICAL, PRESSURE_OOM };

@@ -411,3 +411,5 @@ int server_run(struct server *s, struct err *e)
         *e = s->error;
     return s->failed ? -1 : 0;
 }
+
+int server_memory_ran_out(const struct server *s) { return s->watch.state == WATCH_END; }

@@ -224,5 +224,7 @@ void server_block_signals(void);
 /* Run until SIGTERM or SIGINT, and return 0 after draining.  -1 with *e: a model of server_load()
  * could not be opened and there is no other one, or memory ran out. */
 int server_run(struct server *s, struct err *e);
+/* Whether server_run() ended because memory ran out. */
+int server_memory_ran_out(const struct server *s);
 
 #endif

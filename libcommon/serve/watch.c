@@ -6,25 +6,16 @@
 #include "libcommon/serve/internal.h"
 #include "libcommon/serve/worker.h"
 
-/* Whether less than the fraction `share` of `most` and less than `bytes` is left.  The fraction
- * alone would refuse requests on a large machine with plenty of memory, the amount alone on a
- * small machine that the model fills. */
-static int below(uint64_t left, uint64_t most, double share, uint64_t bytes)
-{
-    return (double)left < share * (double)most && left < bytes;
-}
-
 enum watch_state watch_next(enum watch_state before, const struct memory *m)
 {
     static const uint64_t mib = 1 << 20;
-    const uint64_t left = memory_now(m), most = memory_most(m), hard_left = m->hard &&
-        m->hard_left < m->available ? m->hard_left : m->available;
+    const uint64_t left = memory_now(m), most = memory_most(m);
     const double stalled = m->stalled_own && (double)left < 0.15 * (double)most ? m->stalled10 : 0;
-    if (before == WATCH_END || below(hard_left, m->hard ? m->hard : m->total, 0.02, 256 * mib))
+    if (before == WATCH_END || memory_runs_out(m))
         return WATCH_END;
     if (before == WATCH_FINE)
-        return below(left, most, 0.03, 1024 * mib) || stalled >= 25 ? WATCH_TRIM : WATCH_FINE;
-    return below(left, most, 0.04, 1280 * mib) || stalled >= 10 ? WATCH_TRIM : WATCH_FINE;
+        return memory_below(left, most, 0.03, 1024 * mib) || stalled >= 25 ? WATCH_TRIM : WATCH_FINE;
+    return memory_below(left, most, 0.04, 1280 * mib) || stalled >= 10 ? WATCH_TRIM : WATCH_FINE;
 }
 
 void watch_step(struct memory_watch *w, const struct memory *m)

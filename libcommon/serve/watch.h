@@ -15,8 +15,7 @@ enum watch_state {
      * % is left and all tasks of this process's own control group stall on memory for a quarter
      * of the time, and ends when they stall for less than a tenth. */
     WATCH_TRIM,
-    /* Less than 2 % and less than 256 MiB are left below the limits at which the system ends
-     * processes, and TRIM began at least a second ago. */
+    /* memory_runs_out(), and TRIM began at least a second ago */
     WATCH_END,
 };
 /* Returns the state that follows from one reading m and the state `before`.  In the conditions

@@ -1,13 +1,16 @@
 # memory.bats - resident memory: weights below --max-memory, one copy for two processes, little of
 # our own.
 bats_require_minimum_version 1.5.0
+load ../lib/await
 
+# memory KIB: a /proc/meminfo with this much memory, all of it available
+memory() { printf 'MemTotal: %s kB\nMemFree: %s kB\nMemAvailable: %s kB\n' "$1" "$1" "${2:-$1}"; }
 setup_file() {
   [ -z "${ZSE_SANITIZED-}" ] || return 0
   export MODEL=$BATS_FILE_TMPDIR/m.zse ZSE_SYSROOT=$BATS_FILE_TMPDIR/root
   # pretend that the machine has little memory: speeds are measured with half of it, which is faster
   mkdir -p "$ZSE_SYSROOT/proc"
-  printf 'MemTotal: 500000 kB\nMemFree: 500000 kB\nMemAvailable: 500000 kB\n' >"$ZSE_SYSROOT/proc/meminfo"
+  memory 500000 >"$ZSE_SYSROOT/proc/meminfo"
   zse-convert --synthetic SmolLM2-135M -q nl4 -o "$MODEL" >/dev/null 2>&1
 }
 setup() { [ -z "${ZSE_SANITIZED-}" ] || skip "a sanitizer's own memory is not what is measured"; }
@@ -83,6 +86,31 @@ prompt() { for _ in $(seq 7); do printf 'the river runs to a sea of stone, '; do
   done <<<$'16 0\n30 0\n60 40e6'
   # batches too
   watch "0 < most <= 30e6 + $rest" zse-bench "$MODEL" -p 100 -n 8 -b 3 -r 1 -w 0 --max-memory 30MB
+}
+
+# Too little memory from the beginning, and a file that cannot be opened yet: each program ends
+# while it loads.
+@test "if memory runs out while a model is loaded or converted, the program ends with status 137; not with --force" {
+  local root=$BATS_TEST_TMPDIR/root d=$BATS_TEST_TMPDIR
+  mkdir -p "$root/proc"
+  memory 10000000 100000 >"$root/proc/meminfo"
+  cp -r models/tiny "$d/hf"
+  cp "$MODEL" "$d/m.zse"
+  lease "$d/m.zse"
+  ZSE_SYSROOT=$root run --separate-stderr zse-chat "$d/m.zse" -p x
+  [ "$status" = 137 ] && [ "$stderr" = "zse-chat: memory runs out: 102 MB of 10.2 GB are left; ending before the system ends a process" ] || { echo "$stderr"; return 1; }
+  ZSE_SYSROOT=$root run --separate-stderr zse-bench "$d/m.zse"
+  [ "$status" = 137 ]
+  [[ "$stderr" == "zse-bench: memory runs out: "* ]]
+  release
+  lease "$d/hf/model.safetensors"
+  ZSE_SYSROOT=$root run --separate-stderr zse-convert "$d/hf" -o "$d/out.zse"
+  [ "$status" = 137 ]
+  [[ "$stderr" == "zse-convert: memory runs out: "* ]]
+  [ ! -e "$d/out.zse" ]
+  release
+  ZSE_SYSROOT=$root run --separate-stderr zse-convert models/tiny -o "$d/out.zse" --force --quality fast
+  [ "$status" = 0 ]
 }
 
 @test "--max-memory: too little is refused, an invalid size is wrong usage" {
@@ -165,7 +193,7 @@ END
   # without --max-memory, if memory is short: 52 MB of weights, a workspace of 35 MB, and keys and
   # values do not fit in 80 MB
   mkdir -p "$d/root/proc/self"
-  printf 'MemTotal: 80000 kB\nMemFree: 80000 kB\nMemAvailable: 80000 kB\n' >"$d/root/proc/meminfo"
+  memory 80000 >"$d/root/proc/meminfo"
   ZSE_SYSROOT=$d/root run --separate-stderr zse-bench "$d/moe.zse" -p 16 -n 4 -r 1 -w 0 --ctx 64
   [ "$status" = 0 ]
   [[ "$stderr" == *"of weights, but only "*" fit in memory: experts are read from the file as they are chosen"* ]] || { echo "$stderr"; return 1; }

@@ -66,7 +66,7 @@ cached() { jq '.usage.prompt_tokens_details.cached_tokens' "$T/body"; }
   local status=0
   wait "$PID" || status=$?
   PID=
-  [ "$status" = 1 ]
+  [ "$status" = 137 ]
   grep -q 'memory runs out: 0.10 GB of 10.24 GB are left' "$T/err"
   left 5000000
   serve --no-memory-watch
