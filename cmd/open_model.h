@@ -42,7 +42,9 @@ struct run_options {
     /* not options: the folder of prefixes (NULL: none), its largest size (0: the engine's
      * default), and the program's name in messages about its failures */
     const char *prefix_folder, *prefix_prog; uint64_t prefix_bytes;
-    int embeds;                     /* not an option: zse-serve also opens models that only embed */
+    /* not options: zse-serve also opens models that only embed, and it can unload other models: a
+     * dense model that does not fit is refused */
+    int embeds, shares_memory;
     const char *device;             /* --device; NULL: $ZSE_DEVICE, else auto */
     int force;                      /* --force: open a model even if memory does not suffice */
     enum verify_mode verify;        /* --verify */

@@ -203,18 +203,26 @@ uint64_t preflight_kv_room(const struct opened_model *o, const struct engine_opt
 
 /* ---- */
 
-/* If a mixture of experts does not fit, limit the weights in memory to the available space, so that
- * experts are read from the file when they are used.  1 if that was done. */
-static int stream_experts(const char *prog, const struct subject *s, const struct need *n, struct engine_options *eo)
+/* If the weights do not fit, limit those in memory to the available space: experts are read from
+ * the file when they are used, the layers of a dense model at every step.  1 if that was done. */
+static int stream_weights(const char *prog, const struct subject *s, const struct need *n, const struct run_options *r,
+                          struct engine_options *eo)
 {
     const uint64_t least = n->most < n->now ? n->most : n->now, rest = n->kv + n->states + beside(n),
                    usable = least / 10 * 9;
-    if (!s->config->moe.n_experts || eo->backend || eo->max_weights || usable <= rest)
+    if (eo->backend || eo->max_weights || usable <= rest || usable - rest >= n->weights ||
+        (r->shares_memory && !s->config->moe.n_experts))
         return 0;
-    char all[CLI_BYTES], some[CLI_BYTES];
+    char all[CLI_BYTES], some[CLI_BYTES], other[CLI_BYTES];
     eo->max_weights = (size_t)(usable - rest);
-    cli_note(prog, "%s: %s of weights, but only %s fit in memory: experts are read from the file as they are chosen",
-             s->name, cli_bytes(all, n->weights), cli_bytes(some, eo->max_weights));
+    cli_bytes(all, n->weights);
+    cli_bytes(some, eo->max_weights);
+    if (s->config->moe.n_experts)
+        cli_note(prog, "%s: %s of weights, but only %s fit in memory: experts are read from the file as they are chosen",
+                 s->name, all, some);
+    else
+        cli_note(prog, "%s: %s of weights, but only %s fit in memory: each step reads at least the other %s from the file",
+                 s->name, all, some, cli_bytes(other, n->weights - eo->max_weights));
     return 1;
 }
 
@@ -244,7 +252,7 @@ int preflight_check(const char *prog, const struct opened_model *o, const struct
         cli_note(prog, "%s (--force: trying)", why.msg);
         return 0;
     }
-    if (stream_experts(prog, &s, &n, eo))
+    if (stream_weights(prog, &s, &n, r, eo))
         return 0;
     return err_set(e, why.code, "%s; a smaller type (-q nl4), --ctx, --kv i8 or --max-memory take less, --force tries it", why.msg);
 }
@@ -402,7 +410,7 @@ static void predict(struct forecast *f, const struct subject *s, const struct pl
     f->decode = plan_decode(&p->shape, w, &f->rates, r->kv, prompt);
 }
 
-/* Print the plan for the CPU alone.  A model whose experts are streamed fits, because only the
+/* Print the plan for the CPU alone.  A model whose weights are streamed fits, because only the
  * weights that stay in memory count.  o NULL: the model is not open. */
 static int plan_processor(const char *prog, const struct subject *s, const struct opened_model *o,
                           const struct planned *p, const struct plan_weights *w, const struct run_options *r,
@@ -418,7 +426,7 @@ static int plan_processor(const char *prog, const struct subject *s, const struc
     if (add_adapters(&n, o, r, &e) != 0)
         return cli_fail(prog, &e);
     int ok = fits_somehow(&n, s->name, r, eo, &tight, &why) == 0;
-    if (!ok && stream_experts(prog, s, &n, eo)) {
+    if (!ok && stream_weights(prog, s, &n, r, eo)) {
         n.weights = eo->max_weights;
         ok = 1;
     }

@@ -572,7 +572,7 @@ int main(int argc, char **argv)
     if (rc < 0 && o.mcp_stdio)
         rc = serve_mcp_stdio();
     o.run.max_seqs = o.max_seqs;
-    o.run.embeds = 1;
+    o.run.embeds = o.run.shares_memory = 1;
     o.run.kv_most = o.kv_bytes ? o.kv_bytes : quarter_of_memory();
     if (rc < 0)
         rc = o.plan ? plan_models(&o) : run(&o);

@@ -88,6 +88,20 @@ prompt() { for _ in $(seq 7); do printf 'the river runs to a sea of stone, '; do
   watch "0 < most <= 30e6 + $rest" zse-bench "$MODEL" -p 100 -n 8 -b 3 -r 1 -w 0 --max-memory 30MB
 }
 
+@test "a dense model whose weights do not fit runs with those that do, says so, and answers the same; a server refuses it" {
+  local root=$BATS_TEST_TMPDIR/root
+  mkdir -p "$root/proc"
+  memory 130000 >"$root/proc/meminfo"
+  run zse-chat "$MODEL" --raw -p "$(prompt)" -n 4 --ctx 512 --temp 0 --ignore-eos --ids
+  want=$output
+  ZSE_SYSROOT=$root run --separate-stderr zse-chat "$MODEL" --raw -p "$(prompt)" -n 4 --ctx 512 --temp 0 --ignore-eos --ids
+  [ "$status" = 0 ]
+  [ "$output" = "$want" ]
+  [[ "$stderr" == *"of weights, but only "*" fit in memory: each step reads at least the other "*" from the file"* ]] || { echo "$stderr"; return 1; }
+  ZSE_SYSROOT=$root run --separate-stderr zse-serve "$MODEL" --port 0 --no-audit --ctx 512
+  [ "$status" = 1 ] && [[ "$stderr" == *"needs"*"--force"* ]] || { echo "$stderr"; return 1; }
+}
+
 # Too little memory from the beginning, and a file that cannot be opened yet: each program ends
 # while it loads.
 @test "if memory runs out while a model is loaded or converted, the program ends with status 137; not with --force" {
