@@ -10,6 +10,7 @@
 #include "libcommon/base/json.h"
 #include "libcommon/base/utf8.h"
 #include "libcommon/import/gguf.h"
+#include "libcommon/model/medusa.h"
 #include "libcommon/model/parts.h"
 #include "libcommon/quant/ggml.h"
 #include "libcommon/quant/kvtype.h"
@@ -407,6 +408,22 @@ static json_t *original_config(const struct info *i)
     return NULL;
 }
 
+/* Describe the Medusa heads in the file. */
+static void add_heads(const struct info *i, json_t *d)
+{
+    size_t size;
+    struct err broken = { 0 };
+    const void *section = zfile_heads(i->z, &size);
+    struct medusa *m = section && i->runs ? medusa_bind(section, size, &i->c, &broken) : NULL;
+    if (m)
+        json_object_set_new(d, "medusa", json_pack("{s:i, s:i, s:I}", "heads", m->n_heads, "blocks", m->n_blocks, "bytes",
+                                                   (json_int_t)m->bytes));
+    else if (section)
+        json_object_set_new(d, "medusa", json_pack("{s:I, s:s}", "bytes", (json_int_t)size, "unsupported_reason",
+                                                   i->runs ? broken.msg : "the model is not supported"));
+    medusa_close(m);
+}
+
 static void add_zse(const struct info *i, json_t *d)
 {
     static const char *const keys[] = { "name", "quantization", "provenance", "license", "quality" };
@@ -430,6 +447,7 @@ static void add_zse(const struct info *i, json_t *d)
     for (int k = 0; k < zfile_n_groups(i->z); k++)
         if (strcmp(zfile_group(i->z, k)->kind, "mtp") == 0)
             json_object_set_new(d, "mtp_bytes", json_integer((json_int_t)zfile_group(i->z, k)->size));
+    add_heads(i, d);
     json_t *names = json_array();
     for (int k = 0; k < zfile_n_originals(i->z); k++)
         json_array_append_new(names, json_string(zfile_original_name(i->z, k, NULL)));

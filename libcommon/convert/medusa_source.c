@@ -229,11 +229,11 @@ static int read_tensor(const struct medusa_input *in, int i, struct medusa *m, s
     const struct linear *l = medusa_linear(m, p->head, p->block < 0 ? m->n_blocks : p->block);
     int bad = 0;
     if (p->is_bias) {
-        bad = decode(t, 0, m->hidden_size, m->biases + (l->bias - m->biases)) != 0;
+        bad = decode(t, 0, m->hidden_size, (void *)(m->owned + ((const uint8_t *)l->bias - m->section))) != 0;
     } else {
         j->t = t;
         j->m = &l->w;
-        j->data = m->data + (l->w.data - m->data);
+        j->data = m->owned + ((const uint8_t *)l->w.data - m->section);
         pool_run(pool, l->w.n_tiles, round_tile, j);
         for (int k = 0; k < pool_size(pool); k++)
             bad = j->bad[k] ? j->bad[k] : bad;
@@ -262,6 +262,19 @@ static int read_tensors(const struct medusa_input *in, struct medusa *m, int n_t
     free(j.q);
     free(j.bad);
     pool_close(pool);
+    return rc;
+}
+
+int medusa_check(const char *path, const struct config *c, const struct map_guard *guard, uint64_t *bytes,
+                 struct err *e)
+{
+    struct medusa_input in = { 0 };
+    int rc = -1;
+    if (open_input(&in, path, guard, e) == 0 && check_tensors(&in, c, e) == 0 && check_config(&in, c, e) == 0) {
+        *bytes = medusa_bytes(in.n_heads, in.n_blocks, c->hidden_size, c->vocab_size);
+        rc = map_check(&in.map, e);
+    }
+    close_input(&in, guard);
     return rc;
 }
 

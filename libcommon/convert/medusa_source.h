@@ -17,5 +17,9 @@ struct medusa_options {
  * "medusa_head." or "medusa_heads.".  If a config.json beside the file has medusa_num_heads,
  * medusa_num_layers, hidden_size or vocab_size, it must agree with the tensors. */
 struct medusa *medusa_read(const char *path, const struct config *c, const struct medusa_options *o, struct err *e);
+/* Make the checks of medusa_read() that read no weights, and set *bytes to the size of the rounded
+ * heads. */
+int medusa_check(const char *path, const struct config *c, const struct map_guard *guard, uint64_t *bytes,
+                 struct err *e);
 
 #endif

@@ -26,7 +26,7 @@ struct zfile {
     struct map map;
     struct zse_header header;
     struct zse_section sections[ZSE_MAX_SECTIONS];
-    const struct zse_section *json_section, *weights, *tokenizer, *packed, *list;       /* NULL: absent */
+    const struct zse_section *json_section, *weights, *tokenizer, *packed, *list, *heads;       /* NULL: absent */
     json_t *json;
     int n_groups, n_originals;
     struct zfile_group *groups;
@@ -108,10 +108,12 @@ static int read_table(struct zfile *z, struct err *e)
 
 static int remember_section(struct zfile *z, const struct zse_section *s, uint64_t at, struct err *e)
 {
-    static const char kinds[5][4] = { { 'J', 'S', 'O', 'N' }, { 'W', 'G', 'T', 'S' }, { 'T', 'O', 'K', 'B' },
-                                      { 'O', 'R', 'I', 'G' }, { 'T', 'N', 'S', 'R' } };
-    const struct zse_section **where[5] = { &z->json_section, &z->weights, &z->tokenizer, &z->packed, &z->list };
-    for (int k = 0; k < 5; k++) {
+    enum { KINDS = 6 };
+    static const char kinds[KINDS][4] = { { 'J', 'S', 'O', 'N' }, { 'W', 'G', 'T', 'S' }, { 'T', 'O', 'K', 'B' },
+                                          { 'O', 'R', 'I', 'G' }, { 'T', 'N', 'S', 'R' }, { 'M', 'D', 'S', 'A' } };
+    const struct zse_section **where[KINDS] = { &z->json_section, &z->weights, &z->tokenizer, &z->packed, &z->list,
+                                                &z->heads };
+    for (int k = 0; k < KINDS; k++) {
         if (memcmp(s->kind, kinds[k], 4) != 0)
             continue;
         if (*where[k])
@@ -494,6 +496,14 @@ const void *zfile_tokenizer(const struct zfile *z, size_t *size)
         return NULL;
     *size = (size_t)z->tokenizer->size;
     return z->map.data + z->tokenizer->offset;
+}
+
+const void *zfile_heads(const struct zfile *z, size_t *size)
+{
+    if (!z->heads)
+        return NULL;
+    *size = (size_t)z->heads->size;
+    return z->map.data + z->heads->offset;
 }
 
 const char *zfile_original_name(const struct zfile *z, int i, size_t *size)

@@ -37,6 +37,7 @@ struct zwriter {
                                          * and fill the lists without writing */
     char name[160];                     /* name of the current tensor, for messages */
     struct blob tokenizer, packed;      /* packed: the zlib streams of all originals */
+    const void *heads; size_t n_heads;  /* Medusa heads (borrowed), their bytes; NULL: none */
     struct zse_section sections[8];
     uint32_t n_sections;
 };
@@ -326,6 +327,12 @@ int zwriter_tokenizer(struct zwriter *w, const void *blob, size_t n, struct err 
     return 0;
 }
 
+void zwriter_heads(struct zwriter *w, const void *blob, size_t n)
+{
+    w->heads = blob;
+    w->n_heads = n;
+}
+
 int zwriter_original(struct zwriter *w, const char *name, const void *data, size_t n, struct err *e)
 {
     uLongf packed = compressBound((uLong)n);
@@ -363,12 +370,12 @@ static void add_section(struct zwriter *w, const char *kind, uint32_t flags, uin
     s->crc = crc;
 }
 
-static int put_section(struct zwriter *w, const char *kind, const void *data, size_t n, struct err *e)
+static int put_section(struct zwriter *w, const char *kind, uint32_t flags, const void *data, size_t n, struct err *e)
 {
     uint64_t offset;
     if (begin_section(w, &offset, e) < 0 || put(w, data, n, e) < 0)
         return -1;
-    add_section(w, kind, ZSE_REQUIRED, offset, n, w->crc);
+    add_section(w, kind, flags, offset, n, w->crc);
     return 0;
 }
 
@@ -395,7 +402,7 @@ static int put_json(struct zwriter *w, const json_t *json, struct err *e)
     json_decref(all);
     if (!text)
         return err_set(e, ERR_FORMAT, "%s: the description of the model cannot be written as JSON", w->f.path);
-    int r = put_section(w, "JSON", text, strlen(text), e);
+    int r = put_section(w, "JSON", ZSE_REQUIRED, text, strlen(text), e);
     free(text);
     return r;
 }
@@ -408,9 +415,12 @@ static int finish(struct zwriter *w, const json_t *json, struct err *e)
         uint64_t first = (uint64_t)json_integer_value(json_object_get(json_array_get(w->groups, 0), "offset"));
         add_section(w, "WGTS", ZSE_REQUIRED | ZSE_GROUP_CRCS, first, w->weights_end - first, 0);
     }
-    if (w->tokenizer.data && put_section(w, "TOKB", w->tokenizer.data, w->tokenizer.size, e) < 0)
+    if (w->tokenizer.data && put_section(w, "TOKB", ZSE_REQUIRED, w->tokenizer.data, w->tokenizer.size, e) < 0)
         return -1;
-    if (w->packed.size && put_section(w, "ORIG", w->packed.data, w->packed.size, e) < 0)
+    /* a reader that does not know heads computes without them */
+    if (w->heads && put_section(w, "MDSA", 0, w->heads, w->n_heads, e) < 0)
+        return -1;
+    if (w->packed.size && put_section(w, "ORIG", ZSE_REQUIRED, w->packed.data, w->packed.size, e) < 0)
         return -1;
     if (put_tensors(w, e) < 0 || put_json(w, json, e) < 0 || pad_to(w, ZSE_LINE, e) < 0)
         return -1;

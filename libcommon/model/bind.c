@@ -6,6 +6,7 @@
 #include "libcommon/base/json.h"
 #include "libcommon/model/arch.h"
 #include "libcommon/model/lora.h"
+#include "libcommon/model/medusa.h"
 #include "libcommon/model/parts.h"
 
 struct binder {
@@ -196,6 +197,17 @@ static int bind_predictor(struct binder *b)
     return bind_layer(&own, 0);
 }
 
+static int bind_heads(struct model *m, struct err *e)
+{
+    size_t size;
+    const void *section = zfile_heads(m->file, &size);
+    if (!section)
+        return 0;
+    m->medusa = medusa_bind(section, size, &m->config, e);
+    return m->medusa ? 0 : err_prefix(e, "%s: offset %zu: section MDSA", zfile_path(m->file),
+                                      (size_t)((const uint8_t *)section - (const uint8_t *)zfile_data(m->file)));
+}
+
 struct model *model_bind(struct zfile *z, struct err *e)
 {
     struct model *m = calloc(1, sizeof *m);
@@ -224,7 +236,7 @@ struct model *model_bind(struct zfile *z, struct err *e)
     for (int i = 0; i < c->n_layers; i++)
         if (bind_layer(&b, i) < 0)
             goto fail;
-    if (bind_predictor(&b) < 0)
+    if (bind_predictor(&b) < 0 || bind_heads(m, e) < 0)
         goto fail;
     return m;
 fail:
@@ -246,6 +258,7 @@ void model_close(struct model *m)
     if (m->predictor)
         free(m->predictor->layers);
     free(m->predictor);
+    medusa_close(m->medusa);
     config_release(&m->config);
     zfile_close(m->file);
     free(m);

@@ -16,14 +16,20 @@ struct medusa {
     /* [n_heads][n_blocks + 1]: the blocks of a head, then its matrix of logits; all int8, with the
      * same groups */
     struct linear *linears;
-    size_t bytes;                   /* memory of the weights */
-    uint8_t *data; float *biases;   /* owned; linears point into them */
+    size_t bytes;                   /* size of the weights */
+    /* The section MDSA of a file (FORMAT.md, section 7), which linears point into: borrowed, or the
+     * same memory as `owned`. */
+    const uint8_t *section; size_t section_bytes;
+    uint8_t *owned;                 /* NULL: the section is borrowed */
 };
 
 /* Bytes of such heads; 0: the numbers are out of range. */
 uint64_t medusa_bytes(int n_heads, int n_blocks, int hidden_size, int vocab_size);
 /* Allocate heads whose weights are unset. */
 struct medusa *medusa_open(int n_heads, int n_blocks, int hidden_size, int vocab_size, struct err *e);
+/* Make heads of a file's section, which is borrowed until medusa_close() and aligned to 64 bytes.
+ * The heads must be for a model of this shape.  NULL with *e, without the name of the file. */
+struct medusa *medusa_bind(const void *section, size_t size, const struct config *c, struct err *e);
 void medusa_close(struct medusa *m);    /* NULL is fine */
 /* Linear layer i of a head: i < n_blocks, a block; n_blocks: the logits. */
 struct linear *medusa_linear(const struct medusa *m, int head, int i);

@@ -108,6 +108,75 @@ static void refused(const char *list, const char *config, const char *says)
     unlink(in_folder("config.json"));
 }
 
+/* Write a file with heads in the section and bind it.  The caller closes *z. */
+static struct medusa *bind_section(const void *section, size_t size, struct zfile **z)
+{
+    struct zwriter *w = zwriter_open(in_folder("h.zse"), &e);
+    assert_non_null(w);
+    json_t *j = json_object();
+    zwriter_heads(w, section, size);
+    assert_int_equal(zwriter_commit(w, j, &e), 0);
+    json_decref(j);
+    assert_non_null(*z = zfile_open(in_folder("h.zse"), &e));
+    assert_int_equal(zfile_verify(*z, &e), 0);
+    const void *stored = zfile_heads(*z, &size);
+    assert_non_null(stored);
+    return medusa_bind(stored, size, &shape, &e);
+}
+
+static void heads_of_a_section_are_those_that_were_stored(void **state)
+{
+    static uint8_t bytes[ROOM];
+    (void)state;
+    put("h.safetensors", bytes, make_file(bytes, whole, ""));
+    struct medusa *m = read_file("h.safetensors");
+    struct zfile *z;
+    struct medusa *stored = bind_section(m->section, m->section_bytes, &z);
+    assert_non_null(stored);
+    assert_true(stored->n_heads == 2 && stored->n_blocks == 1 && stored->bytes == m->bytes);
+    assert_null(stored->owned);
+    for (int h = 0; h < 2; h++)
+        for (int i = 0; i < 2; i++) {
+            const struct linear *a = medusa_linear(m, h, i), *b = medusa_linear(stored, h, i);
+            assert_int_equal(a->w.size, b->w.size);
+            assert_memory_equal(a->w.data, b->w.data, a->w.size);
+            assert_true((a->bias != NULL) == (i == 0) && (b->bias != NULL) == (i == 0));
+            if (a->bias)
+                assert_memory_equal(a->bias, b->bias, HIDDEN * sizeof *a->bias);
+        }
+    medusa_close(stored);
+    zfile_close(z);
+    medusa_close(m);
+}
+
+static void broken_sections_are_refused(void **state)
+{
+    static const struct { int at; uint32_t value; const char *words; } fields[] = {
+        { 0, 0, "0 Medusa heads of 1 blocks, expected 1 to 15 of at most 16" },
+        { 0, 16, "16 Medusa heads" }, { 0, UINT32_MAX, "-1 Medusa heads" }, { 0, 1, "bytes, expected" },
+        { 4, 17, "2 Medusa heads of 17 blocks" }, { 4, 0x80000000, "2 Medusa heads of -1 blocks" },
+        { 4, 2, "for 2 heads of 2 blocks" }, { 8, 41, "hidden_size 41 and 70 tokens, this one has 40 and 70" },
+        { 12, 7, "hidden_size 40 and 7 tokens" }, { 16, 9, "number format 9 with groups of 64, expected 8 with 64" },
+        { 20, 32, "with groups of 32" } };
+    static uint8_t bytes[ROOM];
+    (void)state;
+    put("h.safetensors", bytes, make_file(bytes, whole, ""));
+    struct medusa *m = read_file("h.safetensors");
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        memcpy(bytes, m->section, m->section_bytes);
+        memcpy(bytes + fields[i].at, &fields[i].value, 4);
+        struct zfile *z;
+        assert_null(bind_section(bytes, m->section_bytes, &z));
+        if (!strstr(e.msg, fields[i].words))
+            fail_msg("field at %d: '%s', expected '%s'", fields[i].at, e.msg, fields[i].words);
+        zfile_close(z);
+    }
+    for (size_t n = 0; n < m->section_bytes; n += n < 80 ? 1 : 997)
+        assert_null(medusa_bind(m->section, n, &shape, &e));
+    assert_null(medusa_bind(m->section, m->section_bytes + 1, &shape, &e));
+    medusa_close(m);
+}
+
 static void test_refused(void **state)
 {
     static const char one[] = "0.0.linear.weight:F32:40,40 0.0.linear.bias:F32:40 0.1.weight:F32:70,40";
@@ -266,6 +335,8 @@ static void heads_guess_from_the_last_states(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { IN_FOLDER(test_files), IN_FOLDER(test_refused),
+                                        IN_FOLDER(heads_of_a_section_are_those_that_were_stored),
+                                        IN_FOLDER(broken_sections_are_refused),
                                         cmocka_unit_test(heads_guess_from_the_last_states) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
