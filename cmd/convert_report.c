@@ -103,11 +103,11 @@ void convert_print_json(const struct convert_options *o, const struct convert_re
     struct pair *pairs;
     int n = pairs_of(r, &pairs);
     json_t *list = json_array();
-    json_t *j = json_pack("{s:s,s:s,s:s,s:s,s:s,s:I,s:I,s:I,s:I,s:I,s:I,s:f,s:f,s:i,s:i,s:i,s:i}", "source", o->source,
+    json_t *j = json_pack("{s:s,s:s,s:s,s:s,s:s,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:f,s:f,s:i,s:i,s:i,s:i}", "source", o->source,
                           "output", o->output ? o->output : "", "architecture", r->arch, "type",
                           convert_type_label(r->type), "quality", efforts[r->effort], "parameters",
                           (json_int_t)r->n_params, "source_bytes", (json_int_t)r->bytes_in, "weight_bytes",
-                          (json_int_t)r->weight_bytes, "file_bytes", (json_int_t)r->file_bytes,
+                          (json_int_t)r->weight_bytes, "heads_bytes", (json_int_t)r->heads_bytes, "file_bytes", (json_int_t)r->file_bytes,
                           "calibration_memory_bytes", (json_int_t)r->private_bytes, "calibration_file_bytes",
                           (json_int_t)r->scratch_bytes, "seconds", r->seconds, "calibration_seconds",
                           r->calibration_seconds, "calibration_tokens", r->n_calibration_tokens,
@@ -135,7 +135,7 @@ void convert_print_json(const struct convert_options *o, const struct convert_re
 
 void convert_print_text(const struct convert_options *o, const struct convert_report *r, int tensors)
 {
-    char in[CLI_BYTES], out[CLI_BYTES], time[CLI_BYTES];
+    char in[CLI_BYTES], out[CLI_BYTES], time[CLI_BYTES], heads[CLI_BYTES];
     struct pair *pairs;
     int n = pairs_of(r, &pairs);
     for (int i = 0; tensors && i < r->n_tensors; i++) {
@@ -145,9 +145,10 @@ void convert_print_text(const struct convert_options *o, const struct convert_re
     }
     printf("%s: %s, %.1f M parameters, %s of weights", o->output ? o->output : o->source, r->arch,
            (double)r->n_params / 1e6, cli_bytes(out, r->weight_bytes));
-    printf(" from %s (%s%s%s), %s\n", o->synthetic ? "nothing" : cli_bytes(in, r->bytes_in),
+    printf(" from %s (%s%s%s), %s%s%s\n", o->synthetic ? "nothing" : cli_bytes(in, r->bytes_in),
            convert_type_label(r->type), r->n_calibration_tokens ? ", " : "",
-           r->n_calibration_tokens ? efforts[r->effort] : "", cli_duration(time, r->seconds));
+           r->n_calibration_tokens ? efforts[r->effort] : "", cli_duration(time, r->seconds), r->heads_bytes ? "; Medusa heads: " : "",
+           r->heads_bytes ? cli_bytes(heads, r->heads_bytes) : "");
     for (int i = 0; i < n; i++)
         printf("  %-8s to %-6s %4d %-8s  %9s%s\n", source_name(pairs[i].source), qtype_info(pairs[i].type)->name,
                pairs[i].tensors, pairs[i].tensors == 1 ? "matrix" : "matrices", cli_bytes(out, pairs[i].bytes),

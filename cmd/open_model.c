@@ -169,6 +169,18 @@ static int leading_number(const char *text)
     return n > 0 && n < 6 && text[n] == ':' ? atoi(text) : 0;
 }
 
+/* Parse N of --spec medusa:N, which uses the heads in the model's file. */
+static int parse_own_heads(const char *prog, const char *number, struct run_options *r)
+{
+    long long n = 0;
+    if (*number && cli_parse_int(prog, "--spec medusa:N", number, 1, MEDUSA_MOST_HEADS, &n) != 0)
+        return CLI_USAGE;
+    r->draft = (int)n;
+    r->spec = SPEC_MEDUSA;
+    r->spec_given = 1;
+    return 0;
+}
+
 /* Parse --spec draft:MODEL, self:LAYERS or medusa:FILE, or these with N: before the last part. */
 static int parse_spec_model(const char *prog, const char *arg, struct run_options *r)
 {
@@ -199,6 +211,10 @@ static int parse_spec(const char *prog, const char *arg, struct run_options *r)
     long long n = 0;
     r->draft_layers = 0;
     r->draft_model = r->heads = NULL;
+    if (strcmp(arg, "medusa") == 0)
+        return parse_own_heads(prog, "", r);
+    if (strncmp(arg, "medusa:", 7) == 0 && arg[7] && !arg[7 + strspn(arg + 7, "0123456789")])
+        return parse_own_heads(prog, arg + 7, r);
     if (strncmp(arg, "draft:", 6) == 0 || strncmp(arg, "self:", 5) == 0 || strncmp(arg, "medusa:", 7) == 0)
         return parse_spec_model(prog, arg, r);
     if (strncmp(arg, "ngram:", 6) == 0) {
@@ -218,7 +234,7 @@ static int parse_spec(const char *prog, const char *arg, struct run_options *r)
             r->spec_given = 1;
             return 0;
         }
-    return cli_wrong(prog, "--spec: '%s', expected auto, ngram[:N], mtp[:N], draft:[N:]MODEL, self:[N:]LAYERS, medusa:[N:]FILE or off", arg);
+    return cli_wrong(prog, "--spec: '%s', expected auto, ngram[:N], mtp[:N], draft:[N:]MODEL, self:[N:]LAYERS, medusa[:N], medusa:[N:]FILE or off", arg);
 }
 
 /* Parse --lora DIR or NAME=DIR; without NAME the adapter gets the name of its folder.  NAME may
@@ -763,7 +779,7 @@ int open_model(const char *prog, const char *path, const struct run_options *r, 
         rc = load_loras(o, r, e);
     if (rc == 0 && r->spec == SPEC_DRAFT)
         rc = open_draft(r, o, e);
-    if (rc == 0 && r->spec == SPEC_MEDUSA)
+    if (rc == 0 && r->spec == SPEC_MEDUSA && r->heads)
         rc = open_heads(r, o, e);
     if (rc != 0) {
         close_model(o);
@@ -831,12 +847,30 @@ struct engine_options run_engine_options(const struct run_options *r, int max_se
                                     .draft = r->draft, .draft_distribution = r->draft_distribution };
 }
 
+/* Whether --spec auto may use a layer or heads of the model's file. */
+static int auto_may_draft(const struct run_options *r, const struct opened_model *o, const struct engine_options *eo)
+{
+    return !engine_no_drafts(o->model, eo) && !r->max_memory && !eo->max_weights && !eo->window;
+}
+
 /* Whether --spec auto uses the model's layer that predicts further tokens. */
 static int auto_predicts(const struct run_options *r, const struct opened_model *o, const struct engine_options *eo)
 {
     struct err ignored;
-    return !engine_no_drafts(o->model, eo) && !r->max_memory && !eo->max_weights && !eo->window &&
-           engine_check_predictor(o->model, eo, &ignored) == 0;
+    return auto_may_draft(r, o, eo) && engine_check_predictor(o->model, eo, &ignored) == 0;
+}
+
+/* The heads that --spec medusa uses; for auto those of the file, unless the model has a layer that
+ * predicts further tokens.  NULL: none. */
+static const struct medusa *heads_of(const struct run_options *r, const struct opened_model *o,
+                                     const struct engine_options *eo)
+{
+    const struct medusa *own = o->model->medusa;
+    struct err ignored;
+    if (r->spec == SPEC_MEDUSA)
+        return o->heads ? o->heads : own;
+    return r->spec == SPEC_AUTO && !eo->predictor && own && auto_may_draft(r, o, eo) &&
+           engine_check_medusa(own, &o->model->config, eo, &ignored) == 0 ? own : NULL;
 }
 
 int run_spec(const struct run_options *r, const struct opened_model *o, struct engine_options *eo, struct err *e)
@@ -851,11 +885,13 @@ int run_spec(const struct run_options *r, const struct opened_model *o, struct e
         return err_prefix(e, "--spec self");
     if (r->spec == SPEC_MTP && engine_check_predictor(o->model, eo, e) != 0)
         return err_prefix(e, "--spec mtp");
-    if (o->heads && engine_check_medusa(o->heads, &o->model->config, eo, e) != 0)
-        return err_prefix(e, "--spec medusa");
-    eo->medusa = o->heads;
     eo->draft_layers = r->spec == SPEC_SELF ? r->draft_layers : 0;
     eo->predictor = r->spec == SPEC_MTP || (r->spec == SPEC_AUTO && auto_predicts(r, o, eo));
+    eo->medusa = heads_of(r, o, eo);
+    if (r->spec == SPEC_MEDUSA && !eo->medusa)
+        return err_set(e, ERR_UNSUPPORTED, "--spec medusa: the model's file has no Medusa heads (zse-convert --heads); medusa:FILE names others");
+    if (eo->medusa && engine_check_medusa(eo->medusa, &o->model->config, eo, e) != 0)
+        return err_prefix(e, "--spec medusa");
     if (!o->draft)
         return 0;
     eo->draft_model = o->draft->model;

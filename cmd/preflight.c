@@ -17,6 +17,7 @@
 #include "libcommon/hw/memory.h"
 #include "libcommon/model/lora.h"
 #include "libcommon/model/lora_plan.h"
+#include "libcommon/model/medusa.h"
 
 enum { PROMPT = 512 };              /* length, in tokens, of the prompt for which speeds are predicted */
 
@@ -73,12 +74,26 @@ static int sum_up(struct need *n, const struct subject *s, const struct run_opti
     return 0;
 }
 
+/* Add the memory of Medusa heads: their weights, and the states and logits of drafts.  Heads that
+ * are not in the model's file have taken theirs already. */
+static void add_heads(struct need *n, const struct opened_model *o, const struct engine_options *eo)
+{
+    const struct medusa *m = eo->medusa;
+    const uint64_t n_seqs = eo->max_seqs > 1 ? (uint64_t)eo->max_seqs : 1,
+                   tokens = (uint64_t)(eo->max_tokens ? eo->max_tokens : BACKEND_STEP_TOKENS);
+    n->drafts = m->bytes + ((tokens + 3 * n_seqs) * (uint64_t)m->hidden_size + n_seqs * (uint64_t)m->vocab_size) *
+                sizeof(float);
+    n->now += m == o->heads ? m->bytes : 0;
+}
+
 /* Add the memory of the layer that makes drafts (--spec mtp, auto): its weights, its keys and
  * values in the same number of blocks as the model's, its activations, and the states and logits of
  * drafts. */
 static void add_drafts(struct need *n, const struct opened_model *o, const struct engine_options *eo)
 {
     const struct model *m = o->model->predictor;
+    if (eo->medusa)
+        add_heads(n, o, eo);
     if (!eo->predictor || !m)
         return;
     const uint64_t block = config_kv_bytes(&o->model->config, eo->kv),
@@ -119,8 +134,8 @@ static int fits(const struct need *n, const char *name, int *tight, struct err *
     return plan_preflight(name, n->weights, n->kv + n->states, beside(n), n->most, n->now, tight, e);
 }
 
-/* Like fits(), but if memory does not suffice, --spec auto does without the layer that makes
- * drafts. */
+/* Like fits(), but if memory does not suffice, --spec auto does without the layer or the
+ * heads that make drafts. */
 static int fits_somehow(struct need *n, const char *name, const struct run_options *r, struct engine_options *eo,
                         int *tight, struct err *e)
 {
@@ -130,6 +145,7 @@ static int fits_somehow(struct need *n, const char *name, const struct run_optio
         return -1;
     n->drafts = 0;
     eo->predictor = 0;
+    eo->medusa = NULL;
     return fits(n, name, tight, e);
 }
 
@@ -474,7 +490,7 @@ int preflight_plan(const char *prog, const struct opened_model *o, const struct 
     struct backend_options bo;
     struct err e, why;
     int tight;
-    if ((r->spec == SPEC_MTP || r->spec == SPEC_AUTO) && run_spec(r, o, eo, &e) != 0)
+    if ((r->spec == SPEC_MTP || r->spec == SPEC_AUTO || r->spec == SPEC_MEDUSA) && run_spec(r, o, eo, &e) != 0)
         return cli_fail(prog, &e);
     const int settled = eo->backend ? settle(prog, o, r, eo, &device, &why) : 0;
     if (settled < 0 && plan_device(o, eo, &bo, &device, &e) < 0)

@@ -76,14 +76,15 @@ static int check_disk(const struct preflight_convert *p, const char *name, uint6
     return refuse(p->prog, p->force, "", e);
 }
 
-static int check_memory(const struct preflight_convert *p, const char *name, uint64_t calibration, uint64_t weights,
-                        struct err *e)
+/* Check that there is memory for calibration, and then for the rounded heads. */
+static int check_memory(const struct preflight_convert *p, const char *name, uint64_t calibration, uint64_t heads,
+                        uint64_t weights, struct err *e)
 {
     /* ROWS: memory for rows of the source and of the result and for the tokenizer's tables,
      * which took 80 MB for a model of 1.5 billion parameters */
     enum { ROWS = 96 << 20, LEAST = 16 << 20 };
     struct memory m;
-    const uint64_t others = weights + LEAST < ROWS ? weights + LEAST : ROWS, needed = calibration + others;
+    const uint64_t others = weights + LEAST < ROWS ? weights + LEAST : ROWS, needed = calibration + heads + others;
     if (memory_read(&m, preflight_root(), e) != 0)
         return 0;                                       /* without figures from the system nothing is refused */
     const uint64_t most = memory_most(&m), now = memory_now(&m);
@@ -98,9 +99,9 @@ static int check_memory(const struct preflight_convert *p, const char *name, uin
 int preflight_convert(void *user, const struct convert_report *r, struct err *e)
 {
     const struct preflight_convert *p = user;
-    const uint64_t weights = p->target_bytes ? p->target_bytes : r->weight_bytes;
-    return check_disk(p, p->name, weights, r->scratch_bytes, e) == 0
-               ? check_memory(p, p->name, r->private_bytes, weights, e) : -1;
+    const uint64_t weights = p->target_bytes ? p->target_bytes : r->weight_bytes, heads = r->heads_bytes;
+    return check_disk(p, p->name, weights + heads, r->scratch_bytes, e) == 0
+               ? check_memory(p, p->name, r->private_bytes, heads, weights, e) : -1;
 }
 
 /* *out: bytes of the weights after the conversion; for keep those of the source. */

@@ -41,6 +41,7 @@ static const char usage[] =
     "      --lora DIR             merge this LoRA adapter, a folder written by PEFT, into the weights (may be repeated)\n"
     "      --skip GLOB            keep these tensors as they are stored (may be repeated; GLOB,GLOB)\n"
     "      --no-mtp               leave out the layer that some models have to predict further tokens (zse-chat --spec mtp)\n"
+    "      --heads FILE           store the Medusa heads of this safetensors file, as int8, with the model (zse-chat --spec medusa)\n"
     "  -m, --target-memory SIZE   weights of at most this size, as 6GB or 900MiB: alone, the finest type that fits;\n"
     "                             with -q mixed, 2 to 8 bits a tensor where they count most\n"
     "      --quality LEVEL        fast, good (default), best: the effort of rounding\n"
@@ -70,14 +71,14 @@ static const char usage[] =
 
 enum { OPT_QUANT = 300, OPT_SKIP, OPT_QUALITY, OPT_CALIBRATION, OPT_SYNTHETIC, OPT_THREADS, OPT_KERNELS, OPT_TENSORS,
        OPT_JSON, OPT_PLAN, OPT_MODE, OPT_TERNARY, OPT_VERBOSE, OPT_CALIBRATION_MEMORY, OPT_CHECKPOINT, OPT_NO_RESUME,
-       OPT_PROGRESS, OPT_AS, OPT_NO_MTP, OPT_LORA };
+       OPT_PROGRESS, OPT_AS, OPT_NO_MTP, OPT_LORA, OPT_HEADS };
 static const struct option options[] = {
     { "output", required_argument, NULL, 'o' }, { "quantize", required_argument, NULL, 'q' },
         { "group-size", required_argument, NULL, 'g' },
     { "quant", required_argument, NULL, OPT_QUANT }, { "ternary", required_argument, NULL, OPT_TERNARY },
     { "lora", required_argument, NULL, OPT_LORA },
     { "skip", required_argument, NULL, OPT_SKIP },
-    { "no-mtp", no_argument, NULL, OPT_NO_MTP },
+    { "no-mtp", no_argument, NULL, OPT_NO_MTP }, { "heads", required_argument, NULL, OPT_HEADS },
     { "target-memory", required_argument, NULL, 'm' },
     { "quality", required_argument, NULL, OPT_QUALITY }, { "calibration", required_argument, NULL, OPT_CALIBRATION },
     { "calibration-memory", required_argument, NULL, OPT_CALIBRATION_MEMORY },
@@ -200,6 +201,9 @@ static int take(struct arguments *a, int c, char *arg)
     case OPT_QUANT:       return add_parts(a, arg);
     case OPT_SKIP:        return add_globs(a, arg);
     case OPT_LORA:        return add_lora(a, arg);
+    case OPT_HEADS:
+        a->o.heads = arg;
+        return *arg ? 0 : cli_wrong(prog, "--heads: expected a FILE");
     case OPT_NO_MTP:      a->o.no_predictor = 1; return 0;
     case 'm':             return cli_parse_size(prog, "--target-memory", arg, &a->o.target_bytes);
     case OPT_QUALITY:     return parse_quality(a, arg);
@@ -287,6 +291,8 @@ static int check(struct arguments *a, int argc, char **argv)
     a->o.n_lora = a->n_lora;
     if (a->n_lora && (a->o.synthetic || a->plan))
         return cli_wrong(prog, "--lora changes the weights of a source: it excludes --synthetic and --plan");
+    if (a->o.heads && a->plan)
+        return cli_wrong(prog, "--heads is stored with a converted model: it excludes --plan");
     if (a->mode.given && (a->type_given || a->o.target_bytes || a->o.synthetic))
         return cli_wrong(prog, "--mode chooses the type by this machine's memory: it excludes -q, --target-memory and --synthetic");
     if (a->plan && (a->o.output || a->dry_run || a->type_given || a->tensors || a->verbose || a->o.synthetic))

@@ -70,7 +70,7 @@ complete -c zse-chat -l verify -x -a 'auto first never' -d 'compare a changed fi
 complete -c zse-chat -l verbose -d 'print the memory in use while the model opens, compared with the plan'
 complete -c zse-chat -l window -x -d 'see the newest N tokens and the sinks only, so that keys and values take no more memory up to --ctx'
 complete -c zse-chat -l sinks -x -d 'with --window, also see the first S tokens (default 4)'
-complete -c zse-chat -l spec -x -a 'auto ngram mtp off' -d 'guess next tokens and check several in a step where that pays, for the same answers sooner (default auto) ngram guesses from earlier text; mtp of the models own layer that predicts further tokens; auto of both draftMODEL guesses of a smaller model with the same tokenizer; selfLAYERS of the models first layers medusaFILE of heads that were trained for the model, in a safetensors file'
+complete -c zse-chat -l spec -x -a 'auto ngram mtp off' -d 'guess next tokens and check several in a step where that pays, for the same answers sooner (default auto) ngram guesses from earlier text; mtp of the models own layer that predicts further tokens; auto of both draftMODEL guesses of a smaller model with the same tokenizer; selfLAYERS of the models first layers medusa of heads that were trained for the model, in its file; medusaFILE in a safetensors file'
 complete -c zse-chat -l spec-exact -x -a 'tokens distribution' -d 'answers with guesses are the same as without, or only as likely, and sooner (default tokens)'
 complete -c zse-chat -l lora -r -d 'answer with this LoRA adapter, a folder written by PEFT'
 complete -c zse-chat -l max-memory -x -d 'keep at most SIZE of the weights in memory, like 4GB; of a GPUs memory take at most SIZE (default all)'

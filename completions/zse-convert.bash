@@ -10,6 +10,7 @@ _zse_convert() {
     --ternary) COMPREPLY=(); return ;;
     --lora) COMPREPLY=($(compgen -f -- "$cur")); return ;;
     --skip) COMPREPLY=(); return ;;
+    --heads) COMPREPLY=($(compgen -f -- "$cur")); return ;;
     -m|--target-memory) COMPREPLY=(); return ;;
     --quality) COMPREPLY=($(compgen -W "fast good best" -- "$cur")); return ;;
     --calibration) COMPREPLY=($(compgen -f -- "$cur")); return ;;
@@ -22,7 +23,7 @@ _zse_convert() {
     --progress) COMPREPLY=($(compgen -W "bar json" -- "$cur")); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--as --output --quantize --group-size --quant --ternary --lora --skip --no-mtp --target-memory --quality --calibration --calibration-memory --synthetic --threads --kernels --checkpoint --no-resume --dry-run --plan --mode --tensors --json --verbose --progress --force --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--as --output --quantize --group-size --quant --ternary --lora --skip --no-mtp --heads --target-memory --quality --calibration --calibration-memory --synthetic --threads --kernels --checkpoint --no-resume --dry-run --plan --mode --tensors --json --verbose --progress --force --help --version" -- "$cur")) ;;
     *) COMPREPLY=($(compgen -f -- "$cur"))
        [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "pull" -- "$cur"))
        ;;

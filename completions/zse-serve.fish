@@ -72,7 +72,7 @@ complete -c zse-serve -l verify -x -a 'auto first never' -d 'compare a changed f
 complete -c zse-serve -l verbose -d 'print the memory in use while the model opens, compared with the plan'
 complete -c zse-serve -l window -x -d 'see the newest N tokens and the sinks only, so that keys and values take no more memory up to --ctx'
 complete -c zse-serve -l sinks -x -d 'with --window, also see the first S tokens (default 4)'
-complete -c zse-serve -l spec -x -a 'auto ngram mtp off' -d 'guess next tokens and check several in a step where that pays, for the same answers sooner (default auto) ngram guesses from earlier text; mtp of the models own layer that predicts further tokens; auto of both draftMODEL guesses of a smaller model with the same tokenizer; selfLAYERS of the models first layers medusaFILE of heads that were trained for the model, in a safetensors file'
+complete -c zse-serve -l spec -x -a 'auto ngram mtp off' -d 'guess next tokens and check several in a step where that pays, for the same answers sooner (default auto) ngram guesses from earlier text; mtp of the models own layer that predicts further tokens; auto of both draftMODEL guesses of a smaller model with the same tokenizer; selfLAYERS of the models first layers medusa of heads that were trained for the model, in its file; medusaFILE in a safetensors file'
 complete -c zse-serve -l spec-exact -x -a 'tokens distribution' -d 'answers with guesses are the same as without, or only as likely, and sooner (default tokens)'
 complete -c zse-serve -l lora -r -d 'a LoRA adapter for the first MODEL, a folder written by PEFT; requests name it as their model'
 complete -c zse-serve -l lora-dir -r -d 'let administrators load adapters below DIR over HTTP (default none can be loaded)'

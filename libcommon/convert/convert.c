@@ -18,6 +18,7 @@
 #include "libcommon/convert/spill.h"
 #include "libcommon/convert/describe.h"
 #include "libcommon/convert/internal.h"
+#include "libcommon/convert/medusa_source.h"
 #include "libcommon/convert/resume.h"
 #include "libcommon/convert/synthetic.h"
 #include "libcommon/format/zfile.h"
@@ -361,16 +362,35 @@ static int write_tensors(struct conversion *cv, struct zwriter *w, struct calibr
     return 0;
 }
 
+static const struct map_guard *guard_of(const struct conversion *cv)
+{
+    return cv->o->open ? cv->o->open->guard : NULL;
+}
+
+/* Read and round the heads of --heads, which are borrowed by w. */
+static int read_heads(struct conversion *cv, struct zwriter *w, struct medusa **heads, struct err *e)
+{
+    const struct medusa_options o = { .n_threads = cv->o->n_threads, .guard = guard_of(cv) };
+    if (!cv->o->heads)
+        return 0;
+    if (!(*heads = medusa_read(cv->o->heads, &cv->config, &o, e)))
+        return -1;
+    zwriter_heads(w, (*heads)->section, (*heads)->section_bytes);
+    return 0;
+}
+
 static int write_file(struct conversion *cv, struct calibration *c, struct err *e)
 {
     struct zwriter *w;
+    struct medusa *heads = NULL;
     json_t *json = NULL;
     int rc = -1, n_done;
     struct resume *resume = resume_open(cv, c, &w, &n_done, e);
     if (!resume)
         return -1;
     /* also wait for the download of files that contain no used tensor */
-    if (write_tensors(cv, w, c, resume, n_done, e) || describe_files(cv, w, e) || source_wait(cv->source, NULL, e))
+    if (write_tensors(cv, w, c, resume, n_done, e) || describe_files(cv, w, e) || source_wait(cv->source, NULL, e) ||
+        read_heads(cv, w, &heads, e))
         goto done;
     json = describe_json(cv, e);         /* contains a key computed from the bytes of all tensors */
     if (source_check(cv->source, NULL, e) || !json)
@@ -382,6 +402,7 @@ static int write_file(struct conversion *cv, struct calibration *c, struct err *
         cv->report->file_bytes = (uint64_t)s.st_size;
 done:
     resume_close(resume, w, rc, e);
+    medusa_close(heads);
     json_decref(json);
     return rc;
 }
@@ -419,7 +440,8 @@ int conversion_open(struct conversion *cv, const struct convert_options *o, stru
 {
     *cv = (struct conversion){ .o = o, .report = r };
     if (check_options(o, e) || (o->output && check_output(o, e)) || open_source(cv, e) ||
-        (o->output && conversion_check_replaced(cv, e)) || open_report(cv, e) || recipes_make(cv, e))
+        (o->output && conversion_check_replaced(cv, e)) || open_report(cv, e) || recipes_make(cv, e) ||
+        (o->heads && medusa_check(o->heads, &cv->config, guard_of(cv), &r->heads_bytes, e) != 0))
         return -1;
     const char *uncalibrated = config_uncalibrated(&cv->config);
     if (uncalibrated && r->type.kind == CONVERT_MIXED)

@@ -100,6 +100,8 @@ struct convert_options {
      * but TERNARY_FIT work without running the model */
     enum ternary_fit ternary;
     int no_predictor;                   /* leave out a layer that predicts further tokens */
+    /* Medusa heads that are stored with the model: the path for medusa_read(); NULL: none */
+    const char *heads;
     enum convert_effort effort;
     const char *calibration;            /* a text file; NULL: the built-in text */
     /* Most bytes of memory for the buffers of calibration, besides one expert; the other buffers
@@ -155,6 +157,7 @@ struct convert_report {
     int n_tensors;
     struct convert_tensor *tensors;
     uint64_t bytes_in, weight_bytes, file_bytes;        /* source tensors; our tensors; the file */
+    uint64_t heads_bytes;               /* Medusa heads as stored, not in weight_bytes; 0: none */
     uint64_t n_params;
     int n_calibration_tokens;
     /* bytes of memory and of spill files that calibration takes at most; known before it starts */

@@ -327,6 +327,31 @@ E
   [[ "$output" == *"heads of a model with hidden_size 256 and 1024 tokens, this one has 128 and 1024"* ]]
 }
 
+@test "zse-convert --heads: the model's file has the heads, which --spec medusa and auto use and --plan counts" {
+  local t=$BATS_TEST_TMPDIR m=$BATS_TEST_TMPDIR/h.zse s plain
+  zse-convert models/tiny -q f16 -o "$m" --heads models/tiny-medusa --json | jq -e '.heads_bytes == 305152'
+  zse-info --verify "$m"
+  zse-info "$m" --json | jq -e '.medusa == {heads: 2, blocks: 1, bytes: 305152}'
+  [[ "$(zse-info "$m")" == *"Medusa heads    2, 305 kB (298 KiB) of int8: --spec medusa"* ]]
+  for s in off medusa:2 auto file; do
+    zse-chat "$m" --spec "${s/file/medusa:2:models/tiny-medusa}" --seed 3 -p "Tell me a joke." -n 60 --ignore-eos --ids --json >"$t/$s"
+    diff <(jq -c .ids "$t/off") <(jq -c .ids "$t/$s")
+  done
+  jq -e --slurpfile file "$t/file" '.speculation.accepted_tokens > 10 and .speculation == $file[0].speculation' "$t/medusa:2"
+  plain=$(zse-chat "$m" --plan --spec off --json | jq .needed_bytes)
+  for s in auto medusa medusa:models/tiny-medusa; do
+    zse-chat "$m" --plan --spec "$s" --json | jq -e --argjson plain "$plain" '.draft_bytes > 305152 and .needed_bytes == $plain + .draft_bytes'
+  done
+  run -1 zse-chat "$MODEL" --spec medusa -p hi
+  [[ "$output" == *"--spec medusa: the model's file has no Medusa heads (zse-convert --heads); medusa:FILE names others"* ]]
+  sed 's/128/256/' models/tiny-medusa/config.json >"$t/config.json"
+  cp models/tiny-medusa/*.safetensors "$t"
+  run -1 zse-convert models/tiny -o "$t/no.zse" --heads "$t"
+  [[ "$output" == *"heads of a model with hidden_size 256 and 1024 tokens, this one has 128 and 1024"* ]]
+  [ ! -e "$t/no.zse" ]
+  run -2 zse-convert models/tiny --plan --heads models/tiny-medusa
+}
+
 @test "--spec: the same tokens with guesses as without, greedy and drawn; --json counts the guesses" {
   local prompt="What is the capital of France? What is the capital of Italy? What is the capital of France?" t s temperatures='0 1'
   [ -z "${ZSE_SANITIZED-}" ] || temperatures=1
@@ -354,9 +379,9 @@ E
   jq -e '.speculation.accepted_tokens > 0' "$BATS_TEST_TMPDIR/ngram:15"
   zse-chat "$MODEL" --spec ngram:1 --verbose -p "$prompt" -n 9 --ignore-eos 2>&1 >/dev/null | grep -E 'guesses: [0-9]+ tokens?, [0-9]+ of them right; 9 tokens'
   run ! zse-chat "$MODEL" --spec guess -p hi
-  [[ "$output" == *"--spec: 'guess', expected auto, ngram[:N], mtp[:N], draft:[N:]MODEL, self:[N:]LAYERS, medusa:[N:]FILE or off"* ]]
+  [[ "$output" == *"--spec: 'guess', expected auto, ngram[:N], mtp[:N], draft:[N:]MODEL, self:[N:]LAYERS, medusa[:N], medusa:[N:]FILE or off"* ]]
   for s in ngram: ngram:0 ngram:16 ngram:x mtp: mtp:0 auto:3 draft: "draft:16:$MODEL" self: self:0 self:16:2 self:x \
-    medusa medusa: medusa:16:x; do
+    medusa: medusa:0 medusa:16 medusa:16:x; do
     run -2 zse-chat "$MODEL" --spec $s -p hi
     [[ "$output" == *--spec* ]]
   done
