@@ -58,6 +58,13 @@ static void check_cpu(json_t *all, const struct machine *m)
         add(all, "smt", "ok", NULL, "every processor is a core");
 }
 
+/* Bytes of a transparent huge page: what one page of page table entries, of 8 bytes, describes. */
+static uint64_t huge_page(const struct machine *m)
+{
+    const uint64_t page = m->page ? m->page : 4096;
+    return page / 8 * page;
+}
+
 static void check_memory(json_t *all, const struct machine *m)
 {
     const struct memory *y = &m->memory;
@@ -83,8 +90,8 @@ static void check_memory(json_t *all, const struct machine *m)
         add(all, "huge_pages", "ok", NULL, "transparent huge pages: always");
     else if (*m->thp)
         add(all, "huge_pages", "info", "echo always | sudo tee /sys/kernel/mm/transparent_hugepage/enabled",
-            "transparent huge pages: %s; with always the kernel puts keys, values and activations on pages of 2 MiB",
-            m->thp);
+            "transparent huge pages: %s; with always the kernel puts keys, values and activations on pages of %llu MiB",
+            m->thp, (unsigned long long)huge_page(m) >> 20);
     if (m->huge_2m + m->huge_1g > 0) {
         const uint64_t bytes = (m->huge_2m << 21) + (m->huge_1g << 30);
         add(all, "huge_pages_set_aside", bytes > most / 20 ? "warning" : "info",

@@ -49,6 +49,7 @@ static json_t *memory_json(const struct machine *m)
     json_object_set_new(j, "stalled_percent", y->stalled10 < 0 ? json_null() : json_real(y->stalled10));
     json_object_set_new(j, "modules", m->n_modules
                         ? json_pack("{s:i, s:i}", "number", m->n_modules, "mt_per_s", m->module_mts) : json_null());
+    json_object_set_new(j, "page_bytes", m->page ? json_integer((json_int_t)m->page) : json_null());
     json_object_set_new(j, "huge_pages", json_pack("{s:o, s:I, s:I, s:I}", "transparent", text_or_null(m->thp),
                                                    "pages_2m", (json_int_t)m->huge_2m, "free_2m",
                                                    (json_int_t)m->huge_2m_free, "pages_1g", (json_int_t)m->huge_1g));
@@ -117,6 +118,8 @@ static void print_memory(const struct machine *m)
     printf("memory        %s, %s available", cli_bytes_both(a, y->total), cli_bytes(b, y->available));
     if (m->n_modules)
         printf(", %d modules at %d MT/s", m->n_modules, m->module_mts);
+    if (m->page && m->page != 4096)
+        printf(", pages of %llu KiB", (unsigned long long)m->page >> 10);
     printf("\n");
     if (y->limit)
         printf("control group %s at most, %s left (version %d)\n", cli_bytes_both(a, y->limit), cli_bytes(b, y->left),

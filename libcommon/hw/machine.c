@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "libcommon/base/pool.h"
 #include "libcommon/hw/sysfile.h"
@@ -305,10 +306,12 @@ int machine_probe(struct machine *m, const char *root, struct err *e)
     read_nodes(m, root);
     read_disks(m, root);
     read_huge_pages(m, root);
-    if (root)
+    if (root) {
         snprintf(m->no_gpu, sizeof m->no_gpu, "not asked: --root describes another machine");
-    else
+    } else {
+        m->page = (uint64_t)sysconf(_SC_PAGESIZE);
         m->n_gpus = machine_gpus(m->gpu, MACHINE_GPUS, m->no_gpu);
+    }
     return 0;
 }
 

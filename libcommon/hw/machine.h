@@ -37,6 +37,7 @@ struct machine {
     struct { int id, n_cpus; uint64_t total, free; } node[MACHINE_NODES]; int n_nodes;
     /* kind: "nvme", "ssd", "hdd", "virtual" */
     struct { char name[32], model[64]; const char *kind; uint64_t size; } disk[MACHINE_DISKS]; int n_disks;
+    uint64_t page;                          /* bytes of a page; 0: unknown (of another machine) */
     char thp[16];                           /* transparent huge pages: "always", "madvise", "never"; "": unknown */
     uint64_t huge_2m, huge_2m_free, huge_1g;        /* reserved pages */
     char governor[32]; /* governor of the first processor that has one; "": none (virtual machines) */

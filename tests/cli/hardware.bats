@@ -32,6 +32,7 @@ group() {
   zse-hardware --json >"$T/j"
   jq -e --argjson total "$(awk '/^MemTotal/ { printf "%.0f", $2 * 1024 }' /proc/meminfo)" '.memory.total_bytes == $total and .memory.usable_bytes <= $total and
     .cpu.cores >= 1 and .cpu.processors >= .cpu.cores and (.gpus | type) == "array" and has("limits") == false' "$T/j"
+  jq -e --argjson page "$(getconf PAGESIZE)" '.memory.page_bytes == $page' "$T/j"
   jq -e --argjson n "$(nproc --all)" '.cpu.processors <= $n and .cpu.usable >= 1' "$T/j"
 }
 
@@ -50,7 +51,7 @@ group() {
 
 @test "a control group's limits of memory and processors count" {
   canned 16000000 9000000
-  zse-hardware --json --root "$T/root" | jq -e '.memory.cgroup == null and .memory.usable_bytes == 9000000 * 1024 and .cpu.quota == null and .cpu.model == "Canned"'
+  zse-hardware --json --root "$T/root" | jq -e '.memory.cgroup == null and .memory.page_bytes == null and .memory.usable_bytes == 9000000 * 1024 and .cpu.quota == null and .cpu.model == "Canned"'
   group 2147483648 147483648
   zse-hardware --json --root "$T/root" | jq -e '.memory.cgroup == { version: 2, limit_bytes: 2147483648, left_bytes: 2000000000 } and
     .memory.usable_bytes == 2000000000 and .memory.pressure == "LOW" and .cpu.quota == 1.5'

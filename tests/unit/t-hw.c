@@ -235,7 +235,7 @@ static void whole_machine(void **state)
     assert_string_equal(m->disk[1].kind, "hdd");
     assert_string_equal(m->thp, "madvise");
     assert_string_equal(m->governor, "powersave");
-    assert_true(m->huge_2m == 3 && m->n_gpus == 0 && *m->no_gpu);
+    assert_true(m->huge_2m == 3 && m->page == 0 && m->n_gpus == 0 && *m->no_gpu);
     free(m);
 }
 
