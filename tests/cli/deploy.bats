@@ -1,4 +1,4 @@
-# deploy.bats - the files of scripts/deploy agree with their schemas and with the programs.
+# deploy.bats - the files of scripts/deploy agree with their schemas, the programs and the sources.
 # shellcheck disable=SC2154
 setup() { cd "$BATS_TEST_DIRNAME/../.." || exit 1; }
 has() { build/venv/bin/python -c 'import importlib.util as u, sys; sys.exit(not u.find_spec(sys.argv[1]))' "$1" 2>/dev/null; }
@@ -15,4 +15,12 @@ has() { build/venv/bin/python -c 'import importlib.util as u, sys; sys.exit(not 
   run build/venv/bin/python -B tests/serve/manifests.py programs
   echo "$output"
   [ "$status" = 0 ]
+}
+
+@test "the context of an image has all that make needs" {
+  while read -r allowed; do
+    # shellcheck disable=SC2086
+    cp -r --parents $allowed "$BATS_TEST_TMPDIR"                # a name, or a pattern
+  done < <(sed -n 's/^!//p' .dockerignore)
+  make -C "$BATS_TEST_TMPDIR" -n GPU=none all >/dev/null
 }
