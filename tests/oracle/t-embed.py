@@ -3,7 +3,8 @@
 
 zse-convert converts each model to f32, zse-serve computes every text, one request for all of them.
 Token ids must be the same; every component and the cosine must lie within 1e-4, scores of rerankers
-within 1e-4 of the logits.  A last request asks for the texts one at a time, with the same bits."""
+within 1e-4 of the logits.  A last request asks for the texts one at a time, with the same bits.
+usage: t-embed.py [NAME ...]    NAME: folders of the oracles (default: all)"""
 import http.client
 import json
 import math
@@ -177,7 +178,7 @@ def check_scores(name):
 
 def main():
     need(FOLDER)
-    for name in sorted(os.listdir(FOLDER)):
+    for name in sys.argv[1:] or sorted(os.listdir(FOLDER)):
         if not name.startswith("reranker"):
             check_vectors(name)
             if name in GGUF and gguf:

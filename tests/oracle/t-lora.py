@@ -2,7 +2,8 @@
 """t-lora.py - compare the logits of models with LoRA adapters with those that PEFT computes.
 
 Each adapter is merged by zse-convert --lora.  The logits must lie within 1e-4 of the largest
-|logit| of those of the oracle, which the logits without the adapter miss by far."""
+|logit| of those of the oracle, which the logits without the adapter miss by far.
+usage: t-lora.py [NAME ...]    NAME: folders of the oracles (default: all)"""
 import os
 import sys
 import tempfile
@@ -29,7 +30,7 @@ def main():
     root = os.path.join(ORACLES, "models", "lora")
     need(root)
     with tempfile.TemporaryDirectory() as temp:
-        for kind in KINDS:
+        for kind in sys.argv[1:] or KINDS:
             adapter, base = os.path.join(root, kind), os.path.join(ORACLES, "models", "hf", kind)
             model, out = os.path.join(temp, "m.zse"), os.path.join(temp, "logits")
             expected, reference = load(os.path.join(adapter, "expected.json")), floats(os.path.join(adapter, "logits.f32"))
