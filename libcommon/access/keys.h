@@ -1,5 +1,5 @@
 /* keys.h - API keys, made by zse-apikey and checked by the server, in the SQLite file
- * FOLDER/keys.db (mode 0600).
+ * FOLDER/keys.db (mode 0600), or in a PostgreSQL database that several machines share.
  *
  * A key is "zse-" and 256 random bits.  Only its SHA-256 is stored, so the file reveals no key; a
  * key is shown once, when it is made.  The server works on a copy in memory: keys_check reads no
@@ -34,13 +34,15 @@ const char *key_scopes_text(unsigned scopes, char out[32]);
 int key_allows_model(const struct key_info *k, const char *model);
 
 struct keys;
-/* Creates the folder (mode 0700) and the file if they are missing. */
-struct keys *keys_open(const char *folder, struct err *e);
+/* 1 if `where` is the URL of a PostgreSQL database, not a folder. */
+int keys_are_shared(const char *where);
+/* Creates the folder (mode 0700) and the file, or the tables, if they are missing. */
+struct keys *keys_open(const char *where, struct err *e);
 /* Like keys_open(), but fails if the file is missing: a new, empty file would have no keys. */
-struct keys *keys_open_again(const char *folder, struct err *e);
+struct keys *keys_open_again(const char *where, struct err *e);
 /* Read-only: nothing is written.  While the file is missing there are no keys; keys_refresh notices
  * when it appears.  Changes fail or are lost. */
-struct keys *keys_open_read(const char *folder, struct err *e);
+struct keys *keys_open_read(const char *where, struct err *e);
 void keys_close(struct keys *k);            /* NULL is fine */
 /* total time to wait from now on for locks of other connections (initially 5 seconds) */
 void keys_set_patience(struct keys *k, int ms);
@@ -59,11 +61,28 @@ int keys_find(struct keys *k, const char *name, struct key_info *info, struct er
 /* Does a request need a key? */
 int keys_required(struct keys *k, int *required, struct err *e);
 int keys_set_required(struct keys *k, int required, struct err *e);
+/* The counters of keys in PostgreSQL.  keys_read_usage sets those of u, which is new, for n keys;
+ * keys_reset_usage clears the windows of a key. */
+int keys_read_usage(struct keys *k, struct usage *u, const struct key_info *list, int n, struct err *e);
+int keys_reset_usage(struct keys *k, int64_t id, struct err *e);
 
 /* ---- for the server ---- */
 /* Read the changes in the file.  0, or: 1: another program has the file locked at the moment; -1:
  * it is damaged or missing.  In both cases the known keys stay. */
 int keys_refresh(struct keys *k, struct err *e);
+/* Keys in PostgreSQL: start a thread that looks for changes and exchanges the counters of u
+ * (usage_open_shared) with other servers; from then on keys_refresh only takes what it has found,
+ * and no other call that asks the database is allowed.  While the database is away, the known keys
+ * stay valid for grace_s seconds, with the counts of this server.  u is borrowed until keys_close.
+ * Keys in a file: nothing happens. */
+int keys_follow(struct keys *k, struct usage *u, int grace_s, struct err *e);
+/* age_ms: time since the last round that succeeded */
+struct keys_sync_stats { uint64_t n_rounds, age_ms; int is_away; };
+int keys_sync_stats(const struct keys *k, struct keys_sync_stats *out); /* 0: there is no such thread */
+/* KEYS_AWAY: a key that is unknown may have been made since the database was last read; KEYS_LOST:
+ * it was read too long ago for any key to be valid */
+enum keys_standing { KEYS_CURRENT, KEYS_AWAY, KEYS_LOST };
+enum keys_standing keys_standing(const struct keys *k);
 enum key_state { KEY_GOOD, KEY_UNKNOWN, KEY_DISABLED, KEY_EXPIRED };
 /* Check a key against the state of the last refresh.  Takes the same time for all texts of one
  * length, whatever keys exist. */

@@ -16,42 +16,13 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "libcommon/access/rate_window.h"
+#include "libcommon/access/usage_table.h"
 #include "libcommon/base/address.h"
 #include "libcommon/base/clock.h"
 #include "libcommon/base/file.h"
 
 enum { N_SLOTS = USAGE_SLOTS, BOOT_ID = 37, RUNNING_RETRY_S = 2 };
 #define MAGIC "zse-usage 1\n"
-#define TAKEN_AWAY UINT64_MAX               /* key of a slot whose key was deleted; a search must continue past it */
-
-struct usage_slot {
-    _Atomic uint64_t key;                   /* 0: free */
-    _Atomic uint64_t requests, tokens, last_used_ms;
-    window_bucket second[WINDOW_MINUTE], token_second[WINDOW_MINUTE], token_quarter[WINDOW_DAY];
-};
-
-struct usage_table {
-    char magic[16], boot[48];
-    struct usage_slot slot[N_SLOTS];
-    /* Files of version 0.1.0 end before these members.  server: the places of running servers, each
-     * a random number << 32 | the second in which the server last renewed its place; 0: a free
-     * place.  reserved: the tokens that each server has reserved. */
-    _Atomic uint64_t server[USAGE_SERVERS];
-    _Atomic uint64_t reserved[N_SLOTS][USAGE_SERVERS];
-};
-_Static_assert(sizeof(struct usage_slot) == 32 + 8 * (2 * WINDOW_MINUTE + WINDOW_DAY) &&
-               sizeof(struct usage_table) == 64 +
-               N_SLOTS * sizeof(struct usage_slot) + 8 * USAGE_SERVERS * (1 + N_SLOTS),
-               "the layout of a shared file");
-
-struct usage {
-    struct usage_table *t;
-    int fd;
-    pthread_mutex_t lock;   /* taken before flock(): threads share the descriptor, and so its lock */
-    atomic_int server;      /* index of this process in t->server; -1: nothing reserved yet */
-    uint32_t mark;
-};
 
 /* ---- the file ---- */
 
@@ -147,6 +118,30 @@ fail:
     return NULL;
 }
 
+struct usage *usage_open_shared(struct err *e)
+{
+    struct usage *u = calloc(1, sizeof *u);
+    if (!u)
+        return err_nomem(e, "usage counters"), NULL;
+    u->fd = -1;
+    pthread_mutex_init(&u->lock, NULL);
+    pthread_mutex_init(&u->merging, NULL);
+    u->t = mmap(NULL, sizeof *u->t, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *unsent = mmap(NULL, USAGE_SLOTS * sizeof *u->unsent, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+                        0);
+    u->t = u->t == MAP_FAILED ? NULL : u->t;
+    u->unsent = unsent == MAP_FAILED ? NULL : unsent;
+    if (u->t && u->unsent) {
+        u->server = PLACE_OWN;
+        u->mark = 1;
+        usage_renew(u);
+        return u;
+    }
+    usage_close(u);
+    err_nomem(e, "usage counters");
+    return NULL;
+}
+
 struct usage *usage_open(const char *folder, struct err *e) { return open_usage(folder, 1, e); }
 struct usage *usage_open_here(const char *folder, struct err *e) { return open_usage(folder, 0, e); }
 
@@ -159,6 +154,8 @@ void usage_close(struct usage *u)
         atomic_store(&u->t->server[u->server], 0);
     if (u->t)
         munmap(u->t, sizeof *u->t);
+    if (u->unsent)
+        munmap(u->unsent, USAGE_SLOTS * sizeof *u->unsent);
     if (u->fd >= 0)
         close(u->fd);
     pthread_mutex_destroy(&u->lock);
@@ -199,7 +196,7 @@ static struct usage_slot *place_for(struct usage *u, int64_t key)
     for (uint64_t i = 0; i < N_SLOTS; i++) {
         struct usage_slot *f = &u->t->slot[((uint64_t)key + i) % N_SLOTS];
         const uint64_t k = atomic_load(&f->key);
-        if (k == 0 || k == TAKEN_AWAY)
+        if (k == 0 || k == USAGE_TAKEN_AWAY)
             return f;
         if (!oldest || atomic_load(&f->last_used_ms) < atomic_load(&oldest->last_used_ms))
             oldest = f;
@@ -207,25 +204,38 @@ static struct usage_slot *place_for(struct usage *u, int64_t key)
     return oldest;
 }
 
-static struct usage_slot *find_or_take(struct usage *u, int64_t key)
+static struct usage_slot *make_slot(struct usage *u, int64_t key)
 {
-    struct usage_slot *s = find(u, key);
-    if (s)
-        return s;
+    struct usage_slot *s;
     lock(u);
     if (!(s = find(u, key))) {
         s = place_for(u, key);
         memset(s, 0, sizeof *s);
         memset(u->t->reserved[s - u->t->slot], 0, sizeof *u->t->reserved);
+        if (u->unsent)
+            memset(&u->unsent[s - u->t->slot], 0, sizeof *u->unsent);
         atomic_store(&s->key, (uint64_t)key);
     }
     unlock(u);
     return s;
 }
 
-/* ---- verdicts ---- */
+static void look(struct usage *u, const struct usage_slot *s)
+{
+    if (u->unsent)
+        u->unsent[s - u->t->slot].looked_s = usage_now_s();
+}
 
-static uint32_t now_s(void) { return (uint32_t)(clock_ns() / 1000000000u); }
+static struct usage_slot *find_or_take(struct usage *u, int64_t key)
+{
+    struct usage_slot *s = find(u, key);
+    if (!s)
+        s = make_slot(u, key);
+    look(u, s);
+    return s;
+}
+
+/* ---- verdicts ---- */
 
 static int64_t wall_ms(void)
 {
@@ -324,10 +334,29 @@ void verdict_text(const struct verdict *v, char *out, size_t size)
 
 static const struct verdict unlimited = { .allowed = 1, .unit = "/min" };
 
-struct verdict usage_admit(struct usage *u, int64_t key, const struct limit *l)
+/* Count in a slot, or in what the database does not know yet. */
+static void count_request(struct usage_slot *s)
 {
-    struct usage_slot *s = find_or_take(u, key);
-    const uint32_t now = now_s();
+    atomic_fetch_add(&s->requests, 1);
+    atomic_store(&s->last_used_ms, (uint64_t)wall_ms());
+}
+
+static void count_tokens(struct usage_slot *s, uint32_t now, int64_t tokens)
+{
+    window_add(s->token_second, WINDOW_MINUTE, now, tokens);
+    window_add(s->token_quarter, WINDOW_DAY, now / QUARTER_S, tokens);
+    atomic_fetch_add(&s->tokens, (uint64_t)tokens);
+}
+
+static struct usage_slot *unsent_of(struct usage *u, const struct usage_slot *s)
+{
+    return u->unsent ? &u->unsent[s - u->t->slot].counts : NULL;
+}
+
+static struct verdict admit(struct usage *u, int64_t key, const struct limit *l)
+{
+    struct usage_slot *s = find_or_take(u, key), *unsent = unsent_of(u, s);
+    const uint32_t now = usage_now_s();
     uint32_t oldest;
     /* counted before judging, so that two servers never both admit the last request */
     window_add(s->second, WINDOW_MINUTE, now, 1);
@@ -342,8 +371,19 @@ struct verdict usage_admit(struct usage *u, int64_t key, const struct limit *l)
         v.remaining--;
         v.reset_s = (int)(oldest + MINUTE_SPAN + 1 - now);
     }
-    atomic_fetch_add(&s->requests, 1);
-    atomic_store(&s->last_used_ms, (uint64_t)wall_ms());
+    count_request(s);
+    if (unsent) {
+        count_request(unsent);
+        window_add(unsent->second, WINDOW_MINUTE, now, 1);
+    }
+    return v;
+}
+
+struct verdict usage_admit(struct usage *u, int64_t key, const struct limit *l)
+{
+    usage_enter(u);
+    const struct verdict v = admit(u, key, l);
+    usage_leave(u);
     return v;
 }
 
@@ -352,22 +392,22 @@ static void charge(struct usage *u, int64_t key, int64_t tokens)
     struct usage_slot *s = tokens > 0 ? find(u, key) : NULL;
     if (!s)
         return;
-    const uint32_t now = now_s();
-    window_add(s->token_second, WINDOW_MINUTE, now, tokens);
-    window_add(s->token_quarter, WINDOW_DAY, now / QUARTER_S, tokens);
-    atomic_fetch_add(&s->tokens, (uint64_t)tokens);
+    const uint32_t now = usage_now_s();
+    count_tokens(s, now, tokens);
+    if (u->unsent)
+        count_tokens(unsent_of(u, s), now, tokens);
 }
 
 /* ---- reservations ---- */
 
-static uint64_t renewed(const struct usage *u) { return (uint64_t)u->mark << 32 | now_s(); }
+static uint64_t renewed(const struct usage *u) { return (uint64_t)u->mark << 32 | usage_now_s(); }
 
 /* Take a place among the servers.  A place that was not renewed in time is free, and its
  * reservations are void. */
 static void take_place(struct usage *u)
 {
     const int before = u->server;
-    const uint32_t now = now_s();
+    const uint32_t now = usage_now_s();
     int at = 0;
     lock(u);
     for (; at < USAGE_SERVERS - 1; at++) {
@@ -399,8 +439,8 @@ void usage_renew(struct usage *u)
         take_place(u);                      /* the process slept too long, and another one took its place */
 }
 
-struct verdict usage_reserve(struct usage *u, int64_t key, const struct limit *l, int64_t least, int64_t most,
-                             int64_t *reserved)
+static struct verdict reserve(struct usage *u, int64_t key, const struct limit *l, int64_t least, int64_t most,
+                              int64_t *reserved)
 {
     *reserved = 0;
     if (!l->tokens_minute && !l->tokens_day)
@@ -409,7 +449,7 @@ struct verdict usage_reserve(struct usage *u, int64_t key, const struct limit *l
     if (u->server < 0)
         take_place(u);
     _Atomic uint64_t *mine = &u->t->reserved[s - u->t->slot][u->server];
-    const uint32_t now = now_s();
+    const uint32_t now = usage_now_s();
     /* reserved before judging, so that two servers never both use the last tokens */
     atomic_fetch_add(mine, (uint64_t)least);
     struct verdict v = judge_both(u, s, l, now, 0);
@@ -433,7 +473,16 @@ struct verdict usage_reserve(struct usage *u, int64_t key, const struct limit *l
     return v;
 }
 
-void usage_settle(struct usage *u, int64_t key, int64_t reserved, int64_t used)
+struct verdict usage_reserve(struct usage *u, int64_t key, const struct limit *l, int64_t least, int64_t most,
+                             int64_t *reserved)
+{
+    usage_enter(u);
+    const struct verdict v = reserve(u, key, l, least, most, reserved);
+    usage_leave(u);
+    return v;
+}
+
+static void settle(struct usage *u, int64_t key, int64_t reserved, int64_t used)
 {
     charge(u, key, used);   /* before releasing, so that no other request takes the tokens in between */
     const struct usage_slot *s = reserved > 0 && u->server >= 0 ? find(u, key) : NULL;
@@ -445,14 +494,21 @@ void usage_settle(struct usage *u, int64_t key, int64_t reserved, int64_t used)
         ;
 }
 
-void usage_read(struct usage *u, int64_t key, const struct limit *l, struct usage_stats *stats)
+void usage_settle(struct usage *u, int64_t key, int64_t reserved, int64_t used)
+{
+    usage_enter(u);
+    settle(u, key, reserved, used);
+    usage_leave(u);
+}
+
+static void read_slot(struct usage *u, int64_t key, const struct limit *l, struct usage_stats *stats)
 {
     const struct usage_slot *s = find(u, key);
     *stats = (struct usage_stats){ .verdict = unlimited };
     stats->verdict.limit = stats->verdict.remaining = l->requests_minute;
     if (!s)
         return;
-    const uint32_t now = now_s();
+    const uint32_t now = usage_now_s();
     uint32_t oldest, unused;
     const uint64_t used = window_sum(s->second, WINDOW_MINUTE, now, MINUTE_SPAN, &oldest);
     stats->requests = atomic_load(&((struct usage_slot *)s)->requests);
@@ -463,6 +519,14 @@ void usage_read(struct usage *u, int64_t key, const struct limit *l, struct usag
     stats->reserved = (int64_t)reserved_of(u, s, now);
     stats->tokens_day = (int64_t)window_sum(s->token_quarter, WINDOW_DAY, now / QUARTER_S, DAY_SPAN, &unused);
     stats->verdict = judge_all(u, s, l, used, oldest, now);
+    look(u, s);
+}
+
+void usage_read(struct usage *u, int64_t key, const struct limit *l, struct usage_stats *stats)
+{
+    usage_enter(u);
+    read_slot(u, key, l, stats);
+    usage_leave(u);
 }
 
 void usage_reset(struct usage *u, int64_t key)
@@ -480,9 +544,11 @@ void usage_reset(struct usage *u, int64_t key)
 
 void usage_drop(struct usage *u, int64_t key)
 {
+    usage_enter(u);
     struct usage_slot *s = find(u, key);
     if (s)
-        atomic_store(&s->key, TAKEN_AWAY);
+        atomic_store(&s->key, USAGE_TAKEN_AWAY);
+    usage_leave(u);
 }
 
 int usage_keys(const struct usage *u, int64_t ids[USAGE_SLOTS])
@@ -490,7 +556,7 @@ int usage_keys(const struct usage *u, int64_t ids[USAGE_SLOTS])
     int n = 0;
     for (int i = 0; i < N_SLOTS; i++) {
         const uint64_t k = atomic_load(&u->t->slot[i].key);
-        if (k != 0 && k != TAKEN_AWAY)
+        if (k != 0 && k != USAGE_TAKEN_AWAY)
             ids[n++] = (int64_t)k;
     }
     return n;
@@ -543,7 +609,7 @@ static struct verdict judge_address(struct address_limits *a, const char *addres
     struct address *x = place_of(a, address, counts);
     if (!x)
         return unlimited;
-    const uint32_t now = now_s();
+    const uint32_t now = usage_now_s();
     uint32_t oldest;
     x->used_s = now;
     const uint64_t used = window_sum(x->second, WINDOW_MINUTE, now, MINUTE_SPAN, &oldest);

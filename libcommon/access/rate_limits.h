@@ -4,7 +4,10 @@
  * The counters of keys are in a small file that all servers of one $ZSE_HOME and zse-apikey map, so
  * they share counts and resets at once.  Its contents are neither secret nor essential: a missing
  * or damaged file is created again, empty.  Time is the monotonic clock; after a reboot the windows
- * start empty. */
+ * start empty.
+ *
+ * Servers on several machines share counts through a database (usage_share.h): each counts in
+ * memory, and a thread exchanges the counts. */
 #ifndef ZSE_ACCESS_RATE_LIMITS_H
 #define ZSE_ACCESS_RATE_LIMITS_H
 
@@ -39,6 +42,8 @@ struct usage;
 struct usage *usage_open(const char *folder, struct err *e);
 /* Read-only: nothing is written, and counts stay in this process.  A missing file has no counts. */
 struct usage *usage_open_here(const char *folder, struct err *e);
+/* In memory, for counts that are shared through a database. */
+struct usage *usage_open_shared(struct err *e);
 void usage_close(struct usage *u);          /* NULL is fine */
 
 enum { USAGE_MAX_KEYS = 4000, USAGE_SLOTS = 4096 };

@@ -9,6 +9,7 @@
 #include "libcommon/access/keys.h"
 #include "libcommon/access/rate_limits.h"
 #include "libcommon/access/rate_window.h"
+#include "libcommon/access/usage_share.h"
 #include "libcommon/base/clock.h"
 
 static void sums_cover_only_the_window(void **state)
@@ -325,6 +326,109 @@ static void counters_can_be_kept_here(void **state)
     usage_close(here);
 }
 
+/* ---- counters that servers share through a database ---- */
+
+static int n_taken(const struct usage_part *p, enum usage_kind kind)
+{
+    int n = 0;
+    for (int i = 0; i < p->n_counts; i++)
+        n += p->count[i].kind == kind ? (int)p->count[i].n : 0;
+    return n;
+}
+
+static void counts_of_other_servers_fill_a_limit(void **state)
+{
+    (void)state;
+    const struct limit five = { .requests_minute = 5 };
+    struct usage *u = usage_open_shared(&e);
+    struct usage_part p;
+    assert_true(usage_admit(u, 7, &five).allowed);
+    assert_true(usage_admit(u, 7, &five).allowed);
+    assert_int_equal(usage_take(u, &p, &e), 0);
+    assert_int_equal(p.n_keys, 1);
+    assert_int_equal(p.key[0].key, 7);
+    assert_int_equal(p.key[0].requests, 2);
+    assert_int_equal(n_taken(&p, USAGE_REQUESTS_SECOND), 2);
+    /* one more is admitted before the totals arrive: 2 of this server, 1 of another one */
+    assert_true(usage_admit(u, 7, &five).allowed);
+    const struct usage_count total[] = { { 7, USAGE_REQUESTS_SECOND, 0, 2 }, { 7, USAGE_REQUESTS_SECOND, 40, 1 },
+                                         { 7, USAGE_REQUESTS, 0, 30 }, { 8, USAGE_REQUESTS_SECOND, 0, 9 } };
+    usage_replace(u, &p, total, 4);
+    usage_part_release(&p);
+    struct verdict v = usage_admit(u, 7, &five);
+    assert_true(v.allowed);
+    assert_int_equal(v.remaining, 0);
+    v = usage_admit(u, 7, &five);
+    assert_false(v.allowed);
+    assert_in_range(v.retry_s, 20, 21);
+    struct usage_stats s;
+    usage_read(u, 7, &five, &s);
+    assert_int_equal(s.requests, 32);
+    assert_int_equal(usage_take(u, &p, &e), 0);
+    assert_int_equal(p.key[0].requests, 2);
+    assert_int_equal(n_taken(&p, USAGE_REQUESTS_SECOND), 2);
+    usage_part_release(&p);
+    usage_close(u);
+}
+
+static void counts_that_could_not_be_stored_are_taken_again(void **state)
+{
+    (void)state;
+    const struct limit five = { .requests_minute = 5 };
+    struct usage *u = usage_open_shared(&e);
+    struct usage_part p;
+    assert_true(usage_admit(u, 7, &five).allowed);
+    usage_settle(u, 7, 0, 90);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(usage_take(u, &p, &e), 0);
+        assert_int_equal(p.key[0].requests, 1);
+        assert_int_equal(p.key[0].tokens, 90);
+        assert_int_equal(n_taken(&p, USAGE_REQUESTS_SECOND), 1);
+        assert_int_equal(n_taken(&p, USAGE_TOKENS_SECOND), 90);
+        assert_int_equal(n_taken(&p, USAGE_TOKENS_QUARTER), 90);
+        if (i)
+            p.taken_s -= 100;               /* as if the attempt had lasted so long: the minute is over */
+        usage_untake(u, &p);
+        usage_part_release(&p);
+    }
+    assert_int_equal(usage_take(u, &p, &e), 0);
+    assert_int_equal(p.key[0].requests, 1);
+    assert_int_equal(p.key[0].tokens, 90);
+    assert_int_equal(n_taken(&p, USAGE_REQUESTS_SECOND), 0);
+    assert_int_equal(n_taken(&p, USAGE_TOKENS_SECOND), 0);
+    assert_int_equal(n_taken(&p, USAGE_TOKENS_QUARTER), 90);
+    usage_part_release(&p);
+    usage_close(u);
+}
+
+static void tokens_that_other_servers_reserve_are_not_used(void **state)
+{
+    (void)state;
+    const struct limit few = { .tokens_minute = 100 };
+    struct usage *u = usage_open_shared(&e);
+    struct usage_part p;
+    int64_t reserved;
+    assert_true(usage_reserve(u, 7, &few, 10, 20, &reserved).allowed);
+    assert_int_equal(reserved, 20);
+    assert_int_equal(usage_take(u, &p, &e), 0);
+    assert_int_equal(p.key[0].reserved, 20);
+    assert_int_equal(p.key[0].told, 0);
+    const struct usage_count total = { 7, USAGE_OTHERS, 0, 60 };
+    usage_replace(u, &p, &total, 1);
+    usage_part_release(&p);
+    assert_false(usage_reserve(u, 7, &few, 30, 30, &reserved).allowed);
+    assert_true(usage_reserve(u, 7, &few, 10, 50, &reserved).allowed);
+    assert_int_equal(reserved, 20);
+    usage_settle(u, 7, 20, 5);
+    usage_settle(u, 7, 20, 5);
+    assert_int_equal(usage_take(u, &p, &e), 0);
+    assert_int_equal(p.key[0].reserved, 0);
+    assert_int_equal(p.key[0].told, 20);
+    assert_int_equal(p.key[0].tokens, 10);
+    usage_part_release(&p);
+    usage_close(u);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -334,6 +438,9 @@ int main(void)
         cmocka_unit_test(a_network_of_ipv6_is_one_address), cmocka_unit_test(addresses_have_windows_too),
         IN_FOLDER(counters_can_be_kept_here), IN_FOLDER(tokens_are_reserved_before_they_are_used),
         IN_FOLDER(reservations_of_a_dead_server_expire), IN_FOLDER(threads_never_reserve_too_much),
+        cmocka_unit_test(counts_of_other_servers_fill_a_limit),
+        cmocka_unit_test(counts_that_could_not_be_stored_are_taken_again),
+        cmocka_unit_test(tokens_that_other_servers_reserve_are_not_used),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
