@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "cmd/cli.h"
+#include "cmd/keys_url.h"
 #include "libcommon/serve/server.h"
 
 static const char prog[] = "zse-serve";
@@ -24,6 +25,8 @@ static const char usage[] =
     "      --tls-key FILE         its private key (PEM)\n"
     "      --user NAME[:GROUP]    started as root: become this user after binding the sockets and reading the key\n"
     "      --no-auth              require no key, even from other machines; the Host header is checked (--allow-host)\n"
+    "      --keys URL             keys and limits in PostgreSQL, shared by several servers: postgresql://USER@HOST/DATABASE\n"
+    "      --keys-grace SECONDS   while it does not answer, known keys stay valid for this time (default: 3600)\n"
     "      --allow-query-key      also accept a key in ?api_key= (it ends up in logs and histories)\n"
     "      --anonymous-limit N    requests per minute of an address without a key, 0: no limit (default: 0)\n"
     "      --audit-folder DIR     folder of the audit log (default: audit in $ZSE_HOME, else in ~/.zse)\n"
@@ -95,7 +98,7 @@ enum {
     OPT_RAG_BYTES,
     OPT_NO_HISTORY, OPT_HISTORY_DAYS, OPT_HISTORY_SIZE, OPT_HISTORY_CONVERSATIONS, OPT_MCP_STDIO,
     OPT_MCP_CONFIG, OPT_KEEP_ALIVE, OPT_PREFIX_CACHE, OPT_PREFIX_SCOPE, OPT_LORA_DIR,
-    OPT_KV_EVENTS, OPT_KV_REPLAY, OPT_KV_TOPIC,
+    OPT_KV_EVENTS, OPT_KV_REPLAY, OPT_KV_TOPIC, OPT_KEYS_URL, OPT_KEYS_GRACE,
 };
 
 static const struct option options[] = {
@@ -104,6 +107,7 @@ static const struct option options[] = {
     { "socket", required_argument, NULL, OPT_SOCKET },
     { "tls-cert", required_argument, NULL, OPT_CERT }, { "tls-key", required_argument, NULL, OPT_KEY },
     { "no-auth", no_argument, NULL, OPT_NO_AUTH },
+    { "keys", required_argument, NULL, OPT_KEYS_URL }, { "keys-grace", required_argument, NULL, OPT_KEYS_GRACE },
     { "allow-query-key", no_argument, NULL, OPT_QUERY_KEY },
     { "anonymous-limit", required_argument, NULL, OPT_ANONYMOUS },
     { "audit-folder", required_argument, NULL, OPT_AUDIT_FOLDER },
@@ -207,7 +211,7 @@ static int prefix_scope(struct serve_options *o, const char *arg)
 }
 
 /* Handle one option: 0, or the exit code of wrong usage. */
-static int take(struct serve_options *o, int c, const char *arg)
+static int take(struct serve_options *o, int c, char *arg)
 {
     uint64_t size;
     switch (c) {
@@ -217,6 +221,8 @@ static int take(struct serve_options *o, int c, const char *arg)
     case OPT_CERT: o->tls_cert = arg; return 0;
     case OPT_KEY: o->tls_key = arg; return 0;
     case OPT_NO_AUTH: o->no_auth = 1; return 0;
+    case OPT_KEYS_URL: return keys_url_take(prog, arg, &o->keys_url);
+    case OPT_KEYS_GRACE: o->keys_grace_given = 1; return whole("--keys-grace", arg, 0, 31536000, &o->keys_grace_s);
     case OPT_QUERY_KEY: o->query_keys = 1; return 0;
     case OPT_ANONYMOUS: return whole("--anonymous-limit", arg, 0, 1000000000, &o->anonymous_limit);
     case OPT_MODEL_DIR: o->model_dir = arg; return 0;
@@ -328,6 +334,10 @@ static int check(struct serve_options *o)
         return CLI_USAGE;
     if (o->mcp_stdio && o->n_models)
         return cli_wrong(prog, "--mcp-stdio: found the model %s, expected none: it offers tools alone", o->models[0]);
+    if (o->keys_url && o->no_auth)
+        return cli_wrong(prog, "--keys and --no-auth exclude each other");
+    if (o->keys_grace_given && !o->keys_url)
+        return cli_wrong(prog, "--keys-grace needs --keys");
     const char *host = getenv("ZSE_HOST"), *port = getenv("ZSE_PORT");
     if (!o->host && (!o->socket_path || o->port_given)) {
         o->host = host && *host ? host : "127.0.0.1";
@@ -368,7 +378,8 @@ int serve_options_parse(struct serve_options *o, int argc, char **argv)
     struct err e;
     *o = (struct serve_options){ .port = 8000, .max_seqs = 32, .max_queue = 1000, .timeout_s = 600, .drain_s = 30,
                                  .stall_s = 60, .max_connections = 4096, .max_per_address = 512, .max_body = 16000000,
-                                 .keep_alive_s = 300, .rag_documents = 10000, .rag_bytes = 1000000000,
+                                 .keep_alive_s = 300, .keys_grace_s = 3600,
+                                 .rag_documents = 10000, .rag_bytes = 1000000000,
                                  .run.spec = SPEC_AUTO };
     const char *config = find_config(argc, argv, &n_models, &n_names);
     if (serve_config_open(&o->config, config, options, argc, argv, n_models, n_names, &e) != 0)
@@ -403,4 +414,5 @@ void serve_options_release(struct serve_options *o)
     free(o->hosts);
     free(o->names);
     free(o->prefix_folder);
+    free(o->keys_url);
 }

@@ -8,6 +8,7 @@
 
 #include "cmd/cli.h"
 #include "cmd/home.h"
+#include "cmd/keys_url.h"
 #include "libcommon/access/keys.h"
 #include "libcommon/access/rate_limits.h"
 
@@ -29,22 +30,24 @@ static const char usage[] =
     "      --scope LIST           create: chat, embeddings, models, admin (default: chat,embeddings)\n"
     "      --model GLOB           create: only models of this name; may be repeated\n"
     "      --home DIR             folder of the keys (default: $ZSE_HOME, else ~/.zse)\n"
+    "      --keys URL             keys in PostgreSQL instead: postgresql://USER@HOST/DATABASE\n"
     "  -j, --json                 one JSON object\n"
     "  -h, --help                 show this help\n"
     "  -V, --version              show the version\n";
 
-enum { OPT_RATE = 256, OPT_TOKENS, OPT_EXPIRES, OPT_SCOPE, OPT_MODEL, OPT_HOME };
+enum { OPT_RATE = 256, OPT_TOKENS, OPT_EXPIRES, OPT_SCOPE, OPT_MODEL, OPT_HOME, OPT_KEYS };
 static const struct option long_options[] = {
     { "rate-limit", required_argument, NULL, OPT_RATE }, { "token-limit", required_argument, NULL, OPT_TOKENS },
         { "expires", required_argument, NULL, OPT_EXPIRES },
     { "scope", required_argument, NULL, OPT_SCOPE }, { "model", required_argument, NULL, OPT_MODEL },
-    { "home", required_argument, NULL, OPT_HOME },
+    { "home", required_argument, NULL, OPT_HOME }, { "keys", required_argument, NULL, OPT_KEYS },
     { "json", no_argument, NULL, 'j' }, { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' },
     { NULL, 0, NULL, 0 },
 };
 
 struct apikey_options {
     const char *command, *name, *home;
+    char *keys;                             /* --keys; owned */
     struct key_info key;
     int json, for_create;
 };
@@ -83,7 +86,7 @@ static int add_model(struct key_info *k, const char *glob)
     return 0;
 }
 
-static int take(struct apikey_options *o, int c, const char *arg)
+static int take(struct apikey_options *o, int c, char *arg)
 {
     struct err e;
     long long n;
@@ -99,6 +102,7 @@ static int take(struct apikey_options *o, int c, const char *arg)
     case OPT_SCOPE:   return key_scopes_parse(arg, &o->key.scopes, &e) ? cli_wrong(prog, "--scope: %s", e.msg) : 0;
     case OPT_MODEL:   return add_model(&o->key, arg);
     case OPT_HOME:    o->home = arg; return 0;
+    case OPT_KEYS:    return keys_url_take(prog, arg, &o->keys);
     case 'j':         o->json = 1; return 0;
     default:          return cli_usage(usage);
     }
@@ -144,8 +148,12 @@ static int list(struct keys *k, struct usage *u, const struct apikey_options *o,
     struct key_info *all;
     struct usage_stats s;
     int n, required;
-    if (keys_list(k, &all, &n, e) || keys_required(k, &required, e))
+    if (keys_list(k, &all, &n, e))
         return -1;
+    if (keys_required(k, &required, e) || keys_read_usage(k, u, all, n, e)) {
+        free(all);
+        return -1;
+    }
     json_t *keys = json_array();
     if (!o->json && n)
         printf("%-24s  %-8s  req/min  tok/min  tok/day  %-10s  %-10s  requests  scopes\n", "name", "state", "expires",
@@ -198,7 +206,7 @@ static int status(struct keys *k, struct usage *u, const struct apikey_options *
         }
         return 0;
     }
-    if (keys_find(k, o->name, &key, e))
+    if (keys_find(k, o->name, &key, e) || keys_read_usage(k, u, &key, 1, e))
         return -1;
     usage_read(u, key.id, &key.limit, &s);
     if (o->json) {
@@ -297,7 +305,7 @@ static int switch_on(struct keys *k, const struct apikey_options *o, int on, str
 static int reset(struct keys *k, struct usage *u, const struct apikey_options *o, struct err *e)
 {
     struct key_info key;
-    if (keys_find(k, o->name, &key, e))
+    if (keys_find(k, o->name, &key, e) || keys_reset_usage(k, key.id, e))
         return -1;
     usage_reset(u, key.id);
     return said(o, "its counters are reset");
@@ -325,8 +333,8 @@ enum { N_COMMANDS = sizeof commands / sizeof *commands };
 /* Run a command that only reads.  It works where nothing can be written, and makes no files. */
 static int look(const struct apikey_options *o, enum command command, const char *home, struct err *e)
 {
-    struct keys *k = keys_open_read(home, e);
-    struct usage *u = k ? usage_open_here(home, e) : NULL;
+    struct keys *k = keys_open_read(o->keys ? o->keys : home, e);
+    struct usage *u = !k ? NULL : o->keys ? usage_open_shared(e) : usage_open_here(home, e);
     const int rc = !u ? -1 : command == LIST ? list(k, u, o, e) : status(k, u, o, e);
     usage_close(u);
     keys_close(k);
@@ -336,9 +344,9 @@ static int look(const struct apikey_options *o, enum command command, const char
 static int change(struct apikey_options *o, enum command command, const char *home, struct err *e)
 {
     struct err none;
-    struct keys *k = keys_open(home, e);
-    struct usage *u = !k ? NULL : command == RESET ? usage_open(home, e) : command == DELETE ? usage_open(home, &none)
-        : NULL;
+    struct keys *k = keys_open(o->keys ? o->keys : home, e);
+    struct usage *u = !k || (command != RESET && command != DELETE) ? NULL : o->keys ? usage_open_shared(e)
+        : usage_open(home, command == RESET ? e : &none);
     int rc = -1;
     if (k)
         switch (command) {
@@ -388,9 +396,11 @@ int main(int argc, char **argv)
     if (o.for_create && commands[i].command != CREATE)
         return cli_wrong(prog, "%s: limits, scopes, models and an expiry date can only be set by create", o.command);
     o.name = argv[optind];
-    if (!(home = home_folder(o.home, &e)))
-        return cli_fail(prog, &e);
-    code = run(&o, commands[i].command, home, &e) ? cli_fail(prog, &e) : cli_finish(prog);
+    if (o.keys && o.home)
+        return cli_wrong(prog, "--keys and --home exclude each other");
+    home = o.keys ? NULL : home_folder(o.home, &e);
+    code = (o.keys || home) && run(&o, commands[i].command, home, &e) == 0 ? cli_finish(prog) : cli_fail(prog, &e);
+    free(o.keys);
     free(home);
     return code;
 }

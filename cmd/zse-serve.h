@@ -16,6 +16,8 @@ struct serve_options {
     struct systemd *systemd;                                    /* borrowed; NULL: not asked yet */
     int port, port_given, no_auth, trust_proxy, max_seqs, max_queue, no_prefix_cache, max_connections, max_per_address,
         quiet, plan, no_watch, mcp_stdio;
+    char *keys_url;                                             /* --keys; NULL: not given; owned */
+    int keys_grace_s, keys_grace_given;
     int query_keys, anonymous_limit, no_audit, audit_prompts;
     int no_history, history_days, history_conversations;        /* 0: not given */
     uint64_t history_bytes;                                     /* --history-bytes */

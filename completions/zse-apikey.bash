@@ -8,9 +8,10 @@ _zse_apikey() {
     --scope) COMPREPLY=(); return ;;
     --model) COMPREPLY=(); return ;;
     --home) COMPREPLY=($(compgen -f -- "$cur")); return ;;
+    --keys) COMPREPLY=(); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--rate-limit --token-limit --expires --scope --model --home --json --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--rate-limit --token-limit --expires --scope --model --home --keys --json --help --version" -- "$cur")) ;;
     *) COMPREPLY=()
        [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "create list status rotate reset enable disable delete" -- "$cur"))
        ;;

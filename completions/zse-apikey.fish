@@ -5,6 +5,7 @@ complete -c zse-apikey -l expires -x -d 'create 2027-01-31, 2027-01-31T120000Z, 
 complete -c zse-apikey -l scope -x -d 'create chat, embeddings, models, admin (default chat,embeddings)'
 complete -c zse-apikey -l model -x -d 'create only models of this name; may be repeated'
 complete -c zse-apikey -l home -r -d 'folder of the keys (default ZSE_HOME, else ~/.zse)'
+complete -c zse-apikey -l keys -x -d 'keys in PostgreSQL instead postgresql//USER@HOST/DATABASE'
 complete -c zse-apikey -l json -s j -d 'one JSON object'
 complete -c zse-apikey -l help -s h -d 'show this help'
 complete -c zse-apikey -l version -s V -d 'show the version'

@@ -108,6 +108,28 @@ static int refuse(struct server *s, struct conn *c, int status, const char *code
     return 0;
 }
 
+/* Whether the database of keys is away, and so this key, known or not, cannot be judged. */
+static int is_unknowable(const struct guard *g, const char *key, enum key_state state)
+{
+    const enum keys_standing standing = key && g->keys ? keys_standing(g->keys) : KEYS_CURRENT;
+    return standing == KEYS_LOST || (standing == KEYS_AWAY && state == KEY_UNKNOWN);
+}
+
+/* Refuse a key that cannot be judged.  It counts against the address like a wrong one. */
+static int refuse_unknowable(struct server *s, struct conn *c)
+{
+    char address[64], wait[16];
+    const struct verdict v = address_admit(s->guard.refused, client_address(s, c, address));
+    if (!v.allowed) {
+        limit_headers(c, &v);
+        return too_many(s, c, &v);
+    }
+    snprintf(wait, sizeof wait, "%d", KEYS_AWAY_RETRY_S);
+    conn_add_header(c, "Retry-After", wait);
+    reply_refusal(s, c, 503, "keys_unavailable", "the API key cannot be checked, as the database of keys does not answer");
+    return 0;
+}
+
 /* ---- guesses ---- */
 
 /* The slot of guard.seen for this key (0: the administrator's token) and the client's address.
@@ -217,7 +239,7 @@ int guard_knows(struct server *s, struct conn *c, const struct route *r, uint64_
     if (is_admin_token(s, key))
         return !may_be_guess(s, c, 0, &v);
     guard_refresh(s);
-    if (key && g->keys && keys_check(g->keys, key, &k) == KEY_GOOD) {
+    if (key && g->keys && keys_check(g->keys, key, &k) == KEY_GOOD && keys_standing(g->keys) != KEYS_LOST) {
         struct usage_stats used;
         *owner = (uint64_t)k.id << 1 | 1;
         usage_read(g->usage, k.id, &k.limit, &used);
@@ -253,6 +275,8 @@ int guard_admits(struct server *s, struct conn *c, const struct route *r)
     const int required = guard_needs_key(s, c);
     const enum key_state state = key && g->keys ? keys_check(g->keys, key, &record->key) : KEY_UNKNOWN;
     record->has_key = state != KEY_UNKNOWN;
+    if (is_unknowable(g, key, state) && (required || route_administers(r) || state != KEY_UNKNOWN))
+        return refuse_unknowable(s, c);
     if (state == KEY_GOOD)
         return admit_guess(s, c, record->key.id) && (record->by_key = 1) && admit_key(s, c, r, record);
     if (required || (route_administers(r) && g->keys && state != KEY_UNKNOWN)) {
@@ -283,7 +307,8 @@ static int still_good(const struct server *s, const struct conn *c, const struct
         return 1;
     if (!record->has_key)
         return !guard_needs_key(s, c);
-    return keys_check_id(g->keys, record->key.id, k) == KEY_GOOD && k->secret == record->key.secret;
+    return keys_check_id(g->keys, record->key.id, k) == KEY_GOOD && k->secret == record->key.secret &&
+           keys_standing(g->keys) != KEYS_LOST;
 }
 
 int guard_still(struct server *s, struct conn *c)

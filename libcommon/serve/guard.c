@@ -29,11 +29,22 @@ static void sweep(struct guard *g)
             usage_drop(g->usage, ids[i]);
 }
 
+static int open_shared_keys(struct server *s, struct err *e)
+{
+    struct guard *g = &s->guard;
+    if (!(g->keys = keys_open(s->o.keys_url, e)) || keys_refresh(g->keys, e) != 0)
+        return err_prefix(e, "the keys cannot be read");
+    g->refreshed_ns = g->swept_ns = clock_ns();
+    return (g->usage = usage_open_shared(e)) ? keys_follow(g->keys, g->usage, s->o.keys_grace_s, e) : -1;
+}
+
 static int open_keys(struct server *s, struct err *e)
 {
     struct guard *g = &s->guard;
     struct stat st;
     char path[4096];
+    if (s->o.keys_url)
+        return open_shared_keys(s, e);
     if (!s->o.home)
         return 0;
     if (!(g->keys = keys_open(s->o.home, e))) {

@@ -16,7 +16,8 @@ struct server;
 struct conn;
 struct route;
 
-enum { REFUSALS_MINUTE = 60, ADDRESSES = 4096, SEEN = 1024, AUDIT_WAITING_BYTES = 8 << 20, AUDIT_PATIENCE_S = 5 };
+enum { REFUSALS_MINUTE = 60, ADDRESSES = 4096, SEEN = 1024, AUDIT_WAITING_BYTES = 8 << 20, AUDIT_PATIENCE_S = 5,
+       KEYS_AWAY_RETRY_S = 2 };
 
 struct guard {
     struct keys *keys;                  /* NULL: none */

@@ -132,6 +132,9 @@ struct server_options {
     struct inherited_socket *inherited; int n_inherited;        /* borrowed; the sockets then are the server's */
     const char *tls_cert, *tls_key;     /* NULL: plain */
     const char *home;                   /* folder of keys and counters; NULL: no keys */
+    /* URL of the PostgreSQL database that holds the keys and counters instead; NULL: none */
+    const char *keys_url;
+    int keys_grace_s;                   /* time that keys stay valid while the database is away */
     int no_auth;                        /* require no key, even when listening beyond loopback */
     int query_keys;                     /* accept ?api_key= */
     int anonymous_limit;                /* requests a minute of an address without a key; 0: none */

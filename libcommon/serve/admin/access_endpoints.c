@@ -44,11 +44,11 @@ struct access_report {
 
 static json_t *count_or_null(int64_t n) { return n ? json_integer(n) : json_null(); }
 
-static json_t *key_object(struct server *s, const struct key_info *k)
+static json_t *key_object(struct usage *usage, const struct key_info *k)
 {
     char scopes[32];
     struct usage_stats u;
-    usage_read(s->guard.usage, k->id, &k->limit, &u);
+    usage_read(usage, k->id, &k->limit, &u);
     return json_pack("{s:s,s:I,s:o,s:s,s:s,s:b,s:o,s:o,s:o,s:o,s:I,s:I,s:I}", "name", k->name, "created_at",
                      (json_int_t)k->created_s, "expires_at", count_or_null(k->expires_s),
                      "scopes", key_scopes_text(k->scopes, scopes), "models", k->models, "enabled", k->enabled,
@@ -62,11 +62,17 @@ static json_t *list_keys(struct access_report *r, struct keys *k)
 {
     struct key_info *list;
     int n, required;
-    if (keys_list(k, &list, &n, &r->e))
+    /* counters in a database are read there, as this server knows only keys that it serves */
+    struct usage *shared = r->s->o.keys_url ? usage_open_shared(&r->e) : NULL;
+    if ((r->s->o.keys_url && !shared) || keys_list(k, &list, &n, &r->e)) {
+        usage_close(shared);
         return NULL;
-    json_t *keys = keys_required(k, &required, &r->e) == 0 ? json_array() : NULL;
+    }
+    json_t *keys = keys_required(k, &required, &r->e) == 0 &&
+                   (!shared || keys_read_usage(k, shared, list, n, &r->e) == 0) ? json_array() : NULL;
     for (int i = 0; keys && i < n; i++)
-        json_array_append_new(keys, key_object(r->s, &list[i]));
+        json_array_append_new(keys, key_object(shared ? shared : r->s->guard.usage, &list[i]));
+    usage_close(shared);
     free(list);
     return keys ? json_pack("{s:b,s:o}", "enabled", required, "keys", keys) : NULL;
 }
@@ -113,7 +119,7 @@ static json_t *require_keys(struct access_report *r, struct keys *k)
 
 static json_t *ask_keys(struct access_report *r)
 {
-    struct keys *k = keys_open_again(r->s->o.home, &r->e);
+    struct keys *k = keys_open_again(r->s->o.keys_url ? r->s->o.keys_url : r->s->o.home, &r->e);
     if (!k)
         return NULL;
     static json_t *(*const changes[])(struct access_report *r, struct keys *k) = {
@@ -294,8 +300,8 @@ int guard_close(struct server *s)
     }
     const int rc = guard_finish_audit(s);
     audit_log_close(g->audit);
+    keys_close(g->keys);                    /* its thread uses the counters */
     usage_close(g->usage);
-    keys_close(g->keys);
     address_limits_close(g->anonymous);
     address_limits_close(g->refused);
     return rc;

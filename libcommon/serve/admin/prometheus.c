@@ -13,10 +13,11 @@ struct sources {
     struct account_stats account;
     struct audit_stats audit;
     struct audit_syslog_stats syslog;
-    int has_audit, has_syslog;
+    struct keys_sync_stats keys;
+    int has_audit, has_syslog, has_keys_sync;
 };
 
-enum shown_when { ALWAYS, WITH_AUDIT, WITH_SYSLOG };
+enum shown_when { ALWAYS, WITH_AUDIT, WITH_SYSLOG, WITH_KEYS_DATABASE };
 
 /* Arguments of METRIC: name, type, when it is shown, value (computed from x, a struct sources),
  * help text. */
@@ -41,6 +42,12 @@ enum shown_when { ALWAYS, WITH_AUDIT, WITH_SYSLOG };
            "Lines of the audit log sent to the syslog server.") \
     METRIC(zse_audit_syslog_dropped_total, "counter", WITH_SYSLOG, x->syslog.dropped, \
            "Lines of the audit log that could not be sent to the syslog server.") \
+    METRIC(zse_keys_database_up, "gauge", WITH_KEYS_DATABASE, !x->keys.is_away, \
+           "1 if the database of keys answers.") \
+    METRIC(zse_keys_database_age_seconds, "gauge", WITH_KEYS_DATABASE, (double)x->keys.age_ms * 1e-3, \
+           "Time since keys and counters were last exchanged with their database.") \
+    METRIC(zse_keys_database_rounds_total, "counter", WITH_KEYS_DATABASE, x->keys.n_rounds, \
+           "Exchanges of keys and counters with their database.") \
     METRIC(zse_uptime_seconds, "gauge", ALWAYS, (int64_t)time(NULL) - x->s->started, \
            "Time since the start.") \
     METRIC(process_resident_memory_bytes, "gauge", ALWAYS, memory_resident(NULL), \
@@ -196,7 +203,8 @@ static void number(struct buf *out, double v)
 
 static void of_server(const struct server_metric *m, const struct sources *x, struct buf *out)
 {
-    if ((m->shown == WITH_AUDIT && !x->has_audit) || (m->shown == WITH_SYSLOG && !x->has_syslog))
+    if ((m->shown == WITH_AUDIT && !x->has_audit) || (m->shown == WITH_SYSLOG && !x->has_syslog) ||
+        (m->shown == WITH_KEYS_DATABASE && !x->has_keys_sync))
         return;
     about(out, m->name, m->type, m->help);
     buf_printf(out, "%s ", m->name);
@@ -321,6 +329,7 @@ void handle_metrics(struct server *s, struct conn *c, const char *rest)
     struct sources x = { .s = s, .has_audit = s->guard.audit != NULL };
     (void)rest;
     account_stats(s->account, &x.account);
+    x.has_keys_sync = s->guard.keys && keys_sync_stats(s->guard.keys, &x.keys);
     if (x.has_audit) {
         audit_log_stats(s->guard.audit, &x.audit);
         x.has_syslog = audit_log_syslog_stats(s->guard.audit, &x.syslog);
