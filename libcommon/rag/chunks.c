@@ -161,15 +161,38 @@ static int ends_sentence(const char *s, size_t at, size_t to, size_t *next)
     return at < to && is_blank(s[at]);
 }
 
-/* Add the sentences of a paragraph.  Lines that begin with a blank or a bullet are units, too. */
+/* The beginning of a line.  marked: it has a bullet, or the bar of a table.  column: bytes before
+ * its text. */
+struct line_start { int marked; size_t column; };
+
+static struct line_start line_start(const char *s, size_t at, size_t to)
+{
+    struct line_start l = { 0, 0 };
+    for (; at + l.column < to && l.column < LINE_MAX_BYTES; l.column++) {
+        const char c = s[at + l.column];
+        if (c != ' ' && c != '\t' && (l.marked || !memchr("-*+|", c, 4)))
+            break;
+        l.marked |= c != ' ' && c != '\t';
+    }
+    return l;
+}
+
+/* Add the sentences of a paragraph.  Lines that begin with a blank or a bullet are units, too; a
+ * sentence may continue in a line whose text begins in the same column. */
 static int add_paragraph(struct cutter *k, size_t from, size_t to)
 {
     size_t begin = from, next;
+    struct line_start line = line_start(k->text, from, to);
     for (size_t at = from; at < to;) {
+        enum boundary boundary = AT_SENTENCE;
         int cut = 0;
         if (k->text[at] == '\n') {
+            const size_t column = line.column;
             next = at + 1;
-            cut = next < to && strchr(" \t-*+|", k->text[next]) != NULL;
+            line = line_start(k->text, next, to);
+            cut = line.marked || line.column > 0;
+            if (!line.marked && line.column == column)
+                boundary = AT_WORD;
         } else {
             cut = ends_sentence(k->text, at, to, &next);
         }
@@ -179,8 +202,8 @@ static int add_paragraph(struct cutter *k, size_t from, size_t to)
         }
         if (add_unit(k, begin, next))
             return -1;
-        if (k->before < AT_SENTENCE)
-            k->before = AT_SENTENCE;
+        if (k->before < boundary)
+            k->before = boundary;
         begin = at = next;
     }
     return add_unit(k, begin, to);
