@@ -1,8 +1,8 @@
 /* passage_parts.h - cut a passage into parts of a few sentences, each of which gets a vector.
  *
  * If a passage is about several things, its vector is near none of them.  The vector of a part is
- * near one of them, but says little about the context.  A search uses the mean of both
- * similarities. */
+ * near one of them, but says little about the context.  A search uses a weighted
+ * mean of both similarities. */
 #ifndef ZSE_RAG_PASSAGE_PARTS_H
 #define ZSE_RAG_PASSAGE_PARTS_H
 

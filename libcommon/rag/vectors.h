@@ -36,10 +36,11 @@ void rag_vectors_close(struct rag_vectors *v);          /* NULL is fine */
 
 struct near { int64_t chunk; float similarity; };
 /* Find the `most` chunks of the collections that are most similar to `vector`, sorted by
- * similarity: the mean of two cosines, that of the chunk and that of its nearest part.  If n_ranges
- * is not 0, only chunks with ids in one of ranges [n_ranges][2] (first, last) are compared, so that
- * a search can be limited to some documents.  *mean and *deviation describe the similarities of all
- * chunks that were compared.  Returns the number of chunks in out; -1 with *e. */
+ * similarity: the weighted mean of two cosines, that of the chunk and that of its nearest part.  If
+ * n_ranges is not 0, only chunks with ids in one of ranges [n_ranges][2] (first, last) are
+ * compared, so that a search can be limited to some documents.  *mean and *deviation describe the
+ * similarities of all chunks that were compared.  Returns the number of chunks in out; -1 with
+ * *e. */
 int rag_nearest(struct rag_vectors *v, struct rag_store *r, const char *model, const float *vector, int size,
                 const int64_t *collections, int n_collections, const int64_t *ranges, int n_ranges, struct near *out,
                 int most, double *mean, double *deviation, struct err *e);

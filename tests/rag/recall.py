@@ -4,7 +4,7 @@
 Stores the licence, the man pages and the Markdown of the repository in a collection, asks the
 questions of questions.tsv, and prints a table.  A question has a document and words that its right
 passage contains, or several such pairs, because more than one passage may answer it."""
-import json, pathlib, sys, time, urllib.request
+import json, pathlib, subprocess, sys, time, urllib.error, urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 URL = sys.argv[1]
@@ -21,18 +21,16 @@ def plain(text):
     return ' '.join(text.split()).lower()
 
 
+def page_text(path):
+    """The text of a man page, as man shows it."""
+    page = subprocess.run(['mandoc', '-Tutf8', '-Owidth=100', path], check=True, capture_output=True).stdout
+    return subprocess.run(['col', '-bx'], input=page, check=True, capture_output=True).stdout.decode()
+
+
 def store():
     files = [ROOT / 'LICENSE', ROOT / 'README.md', ROOT / 'HACKING.md', ROOT / 'libcommon/format/FORMAT.md', *sorted(ROOT.glob('man/*.1'))]
     for f in files:
-        # the text of a man page without its mdoc macros
-        text = f.read_text()
-        if f.suffix == '.1':
-            lines = []
-            for line in text.splitlines():
-                word, _, rest = line.partition(' ')
-                lines.append('\n' + rest.upper() + '\n' if word == '.Sh' else '\n' + rest + '\n' if word in ('.Ss', '.It') else '' if word == '.Pp'
-                             else rest if line.startswith('.') else line)
-            text = '\n'.join(lines)
+        text = page_text(f) if f.suffix == '.1' else f.read_text()
         try:
             call('documents', {'name': f.name, 'content': text, 'collection': 'recall', 'file_type': 'md' if f.suffix == '.md' else 'txt'})
         except urllib.error.HTTPError as e:
