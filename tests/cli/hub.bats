@@ -43,7 +43,7 @@ setup_file() {
     test/layers="$T/layers" test/unused="$T/unused" test/single="$T/single" test/cut="$T/cut" test/lost="$T/lost" test/nothing="$T/nothing" test/mute="$T/mute" \
     test/shapeless="$T/shapeless" \
     test/strange="$T/strange" test/empty="$T/empty" test/quants="$T/quants" test/both="$T/both" test/modelopt="$T/modelopt" test/moe="$T/moe" solo="$T/tiny" \
-      HuggingFaceTB/SmolLM2-135M-Instruct="$T/tiny" >"$T/hub.pipe" 2>"$T/hub.err" 3>&- &
+      HuggingFaceTB/SmolLM2-135M-Instruct="$T/tiny" sentence-transformers/all-MiniLM-L6-v2="$T/tiny" >"$T/hub.pipe" 2>"$T/hub.err" 3>&- &
   echo $! >"$T/hub.pid"
   read -r HUB CDN <"$T/hub.pipe"
   export HUB CDN
@@ -299,6 +299,8 @@ complete() {
   run --separate-stderr scripts/fetch-model --hub-only
   [ "$status" = 0 ]
   cmp "$output/model.safetensors" "$T/tiny/model.safetensors"
+  run --separate-stderr scripts/fetch-model --embedding --hub-only
+  [[ $status = 0 && $output == *--all-MiniLM-L6-v2/snapshots/* ]]
   B=$(dirname "$(command -v zse-info)") PATH=/usr/bin:/bin HF_HOME=$BATS_TEST_TMPDIR/again run --separate-stderr "$PWD/scripts/fetch-model" --hub-only
   [ "$status" = 0 ]
   cmp "$output/model.safetensors" "$T/tiny/model.safetensors"                       # B may be absolute
