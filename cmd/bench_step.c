@@ -374,7 +374,8 @@ int bench_moe(const struct bench_options *o, const char *model)
 /* ---- zse-bench kv ---- */
 
 /* The types to compare, unless --kv names one; speed and bytes are relative to the first. */
-static const struct kv_types kv_list[] = { { KV_F16, KV_F16 }, { KV_I8, KV_I8 }, { KV_I8, KV_I4 }, { KV_I4, KV_I4 } };
+static const struct kv_types kv_list[] = { { KV_F16, KV_F16 }, { KV_I8, KV_I8 }, { KV_I8, KV_I4 }, { KV_I4, KV_I4 },
+                                          { KV_T2, KV_T2 } };
 enum { N_KV = sizeof kv_list / sizeof *kv_list };
 
 /* The types to compare in this model; with pages, the given types read as a whole and by pages. */

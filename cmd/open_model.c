@@ -147,7 +147,7 @@ static int parse_kv(const char *prog, const char *arg, struct run_options *r)
         }
     }
     if (kv.key == KV_TYPES)
-        return cli_wrong(prog, "--kv: '%s', expected f32, bf16, f16, fp8, i8 or i4, or two of them as in k=i8,v=i4", arg);
+        return cli_wrong(prog, "--kv: '%s', expected f32, bf16, f16, fp8, i8, i4 or ternary, or two of them as in k=i8,v=i4", arg);
     r->kv_before = r->kv;
     r->kv = kv;
     r->kv_given++;

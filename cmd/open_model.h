@@ -97,7 +97,7 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
     "                             min_memory, balanced (int8), max_speed, for_vram=SIZE (the finest that fits)\n" \
     "      --threads N            threads (default: one for each processor)\n" \
     "      --ctx N                context in tokens (default: the model's, at most 8192)\n" \
-    "      --kv f32|bf16|f16|fp8|i8|i4  the type of keys and values, or of each: k=i8,v=i4 (default: f16)\n" \
+    "      --kv f32|bf16|f16|fp8|i8|i4|ternary  the type of keys and values, or of each: k=i8,v=i4 (default: f16)\n" \
     "      --attention exact|pages:N  see all tokens, or in long contexts the N pages of 16 that may matter most (default: exact)\n" \
     "      --exact                f32 activations and f32 keys and values\n" \
     "      --kernels NAME         CPU kernels: ref, avx2, avxvnni, avx512, amx, neon, dotprod, i8mm (default: the fastest)\n" \

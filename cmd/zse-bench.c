@@ -25,7 +25,7 @@ static const char usage[] =
     "\n"
     "  limits                     the limits of this machine: reads from memory, int8 and f32 arithmetic, page cache, disk\n"
     "  batch                      a step with 1, 2, 4 ... sequences, up to -b (default: 16), at context -p (default: 128)\n"
-    "  kv                         types of keys and values (f16, i8, k=i8,v=i4, i4; or f16 and --kv) at several contexts: bytes, speed, and with TEXTFILE the distance of the predictions from f16's\n"
+    "  kv                         types of keys and values (f16, i8, k=i8,v=i4, i4, ternary; or f16 and --kv) at several contexts: bytes, speed, and with TEXTFILE the distance of the predictions from f16's\n"
     "  moe                        experts that are read: a step with 1, 2, 4 ... sequences, up to -b (default: 8), at context -p (default: 128)\n"
     "  threads                    prefill of -p tokens and decode after it with 1 to --threads threads\n"
     "  spec                       answers with guesses of next tokens (--spec) and without, in turn; steps of several tokens\n"

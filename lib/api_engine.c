@@ -29,7 +29,7 @@ static int find_kv(const struct zse_engine_options *o, struct kv_types *kv, stru
     while (i < n && strcmp(kv_names[i].name, o->kv) != 0)
         i++;
     if (i == n)
-        return err_set(e, ERR_FORMAT, "kv: '%.20s', expected f32, bf16, f16, fp8, i8 or i4", o->kv);
+        return err_set(e, ERR_FORMAT, "kv: '%.20s', expected f32, bf16, f16, fp8, i8, i4 or ternary", o->kv);
     *kv = kv_both(kv_names[i].type);
     return o->exact && kv->key != KV_F32 ? err_set(e, ERR_UNSUPPORTED, "kv: '%.20s', expected f32 with exact", o->kv) : 0;
 }

@@ -15,6 +15,7 @@
 #include "libcommon/cpu/cpu_pages.h"
 #include "libcommon/cpu/hadamard.h"
 #include "libcommon/kernels/approx.h"
+#include "libcommon/quant/kvscale.h"
 
 /* A job over consecutive runs of queries.  The first row of q and att is token token0 of the step.
  * latent: 1 if keys are rotated and stored already.  types: of the layer's keys and values; tail: 1
@@ -172,6 +173,17 @@ static size_t tail_offset(const struct attn_job *j, int head)
     return j->s->tail_at + (size_t)head * 2 * tail_bytes(j);
 }
 
+/* Bytes from the keys (values) of a head to the scales that the heads of its block share: they
+ * follow the last head, those of keys first. */
+static size_t key_scales(const struct attn_job *j, int head)
+{
+    return (size_t)(j->groups - head) * (j->k_bytes + j->v_bytes);
+}
+static size_t value_scales(const struct attn_job *j, int head)
+{
+    return key_scales(j, head) - j->k_bytes + kv_shared_bytes(j->types.key);
+}
+
 static struct page_place page_of(const struct attn_job *j, int head, uint8_t *block)
 {
     return (struct page_place){ .head = head, .n_heads = j->groups, .head_dim = j->head_dim,
@@ -185,9 +197,50 @@ static void bound_page(const struct attn_job *j, const struct batch_item *it, in
     uint8_t *at = k->kv + (size_t)it->table[block] * k->kv_stride;
     const struct page_place place = page_of(j, head, at);
     const uint8_t *keys = at + head_offset(j, head);
+    const size_t scales = kv_shares_scale(j->types.key) ? key_scales(j, head)
+                                                        : kv_codes_bytes(j->types.key, j->head_dim);
     if (j->tail)                                        /* the tail has them as f16 */
         keys = k->window_kv + (size_t)it->window_table[block] * k->window_stride + tail_offset(j, head);
-    pages_bound(&place, keys, j->tail ? KV_F16 : j->types.key, is_rotated(j, j->types.key));
+    pages_bound(&place, keys, scales, j->tail ? KV_F16 : j->types.key, is_rotated(j, j->types.key));
+}
+
+/* 1 if all heads of a token are stored by one job, because they share a scale. */
+static int stores_heads_together(const struct attn_job *j)
+{
+    return !j->latent && (kv_shares_scale(j->types.key) || kv_shares_scale(j->types.value));
+}
+
+/* Norm and rotate one head's key and value of a token, as they are stored. */
+static void prepare_pair(const struct attn_job *j, float *key, float *value, int head, int token)
+{
+    const struct core *k = j->k;
+    if (config_key_is_value(k->c, j->index))
+        memcpy(value, key, (size_t)j->head_dim * sizeof *value);
+    if (k->c->v_norm)
+        k->k->rms_norm(value, value, NULL, j->head_dim, k->c->norm_eps, 0);
+    prepare(j, key, &j->l->k_norm, head, token, 0);
+    if (is_rotated(j, j->types.key))
+        hadamard_rotate(key, j->head_dim);
+    if (is_rotated(j, j->types.value))
+        hadamard_rotate(value, j->head_dim);
+}
+
+/* Store a head's key or value.  row: those of all heads of the token.  to: this head's block, whose
+ * shared scales begin at to + scales. */
+static void store_vector(const struct attn_job *j, enum kv_type type, uint8_t *to, size_t scales, int slot, int is_key,
+                         const float *row, int head)
+{
+    const float *x = row + (size_t)head * (size_t)j->head_dim;
+    if (kv_shares_scale(type)) {
+        float *scale = (float *)(void *)(to + scales) + slot;
+        if (head == 0)
+            *scale = kv_t2_scale(row, j->groups * j->head_dim);
+        kv_t2_store(to, slot, is_key, x, j->head_dim, *scale);
+    } else if (is_key) {
+        j->k->k->kv_store_key(type, to, slot, x, j->head_dim);
+    } else {
+        j->k->k->kv_store_value(type, to, slot, x, j->head_dim);
+    }
 }
 
 /* Store keys and values of tokens [first, first + n) of an item in the cache. */
@@ -196,23 +249,18 @@ static void store(const struct attn_job *j, int item, int head, int first, int n
     const struct core *k = j->k;
     const struct batch_item *it = &j->s->items[item];
     const size_t hd = (size_t)j->head_dim, row = (size_t)j->groups * hd;
-    const int key_is_value = config_key_is_value(k->c, j->index);
+    const int together = stores_heads_together(j);
     for (int i = first; i < first + n; i++) {
         const int token = j->s->offset[item] + i, pos = it->pos + i;
-        float *key = k->key + (size_t)token * row + (size_t)head * hd,
-              *value = k->value + (size_t)token * row + (size_t)head * hd;
+        float *keys = k->key + (size_t)token * row, *values = k->value + (size_t)token * row,
+              *key = keys + (size_t)head * hd, *value = values + (size_t)head * hd;
         uint8_t *block = base_of(j) + (size_t)table_of(j, it)[pos / KV_BLOCK] * stride_of(j) + head_offset(j, head);
-        if (key_is_value)
-            memcpy(value, key, hd * sizeof *value);
-        if (k->c->v_norm)
-            k->k->rms_norm(value, value, NULL, (int)hd, k->c->norm_eps, 0);
-        prepare(j, key, &j->l->k_norm, head, token, 0);
-        if (is_rotated(j, j->types.key))
-            hadamard_rotate(key, j->head_dim);
-        if (is_rotated(j, j->types.value))
-            hadamard_rotate(value, j->head_dim);
-        k->k->kv_store_key(j->types.key, block, pos % KV_BLOCK, key, j->head_dim);
-        k->k->kv_store_value(j->types.value, block + j->k_bytes, pos % KV_BLOCK, value, j->head_dim);
+        if (!together)
+            prepare_pair(j, key, value, head, token);
+        for (int h = 0; h < j->groups && together && head == 0; h++)
+            prepare_pair(j, keys + (size_t)h * hd, values + (size_t)h * hd, h, token);
+        store_vector(j, j->types.key, block, key_scales(j, head), pos % KV_BLOCK, 1, keys, head);
+        store_vector(j, j->types.value, block + j->k_bytes, value_scales(j, head), pos % KV_BLOCK, 0, values, head);
         if (j->tail) {
             uint8_t *tail = k->window_kv + (size_t)it->window_table[pos / KV_BLOCK] * k->window_stride +
                             tail_offset(j, head);
@@ -230,11 +278,16 @@ static void store_part(void *arg, int i, int thread)
 {
     (void)thread;
     const struct attn_job *j = arg;
-    const int n_kv = j->groups;
-    const struct query_run *c = &j->runs[i / n_kv];
+    const int n_jobs = stores_heads_together(j) ? 1 : j->groups;
+    const struct query_run *c = &j->runs[i / n_jobs];
     const struct batch_item *it = &j->s->items[c->item];
-    const int first = attn_next_block(it, c->first);
-    store(j, c->item, i % n_kv, first, attn_next_block(it, c->first + c->n) - first);
+    const int first = attn_next_block(it, c->first), n = attn_next_block(it, c->first + c->n) - first;
+    if (n_jobs > 1) {
+        store(j, c->item, i % n_jobs, first, n);
+        return;
+    }
+    for (int head = 0; head < j->groups; head++)
+        store(j, c->item, head, first, n);
 }
 
 /* llama4, ministral3: queries grow with the logarithm of their position (arXiv:2501.19399). */
@@ -454,6 +507,7 @@ static void attend_part(void *arg, int i, int thread)
         .v_offset = j->latent ? offset : offset + j->k_bytes,
         .latent = !j->latent ? 0 : c->rates ? c->head_dim : c->mla.kv_rank,
         .sinks = j->l->sinks ? j->l->sinks + head * group : NULL, .kv = j->types,
+        .k_scales = key_scales(j, head), .v_scales = value_scales(j, head),
         .scale = c->attn_scale, .softcap = c->attn_softcap,
         .alibi = c->pos == POS_ALIBI ? k->alibi + head * group : NULL };
     if (j->tail) {
@@ -467,7 +521,7 @@ static void attend_part(void *arg, int i, int thread)
         a.rounded_to = kv_tail_from(a.pos);             /* the same for all tokens of the run: see add_tail_runs() */
     }
     /* only the last part contains the positions of the new tokens */
-    if (j->s->one_run_each && is_last && !j->latent && !config_shares_kv(c, j->index))
+    if (j->s->one_run_each && is_last && !j->latent && !stores_heads_together(j) && !config_shares_kv(c, j->index))
         store(j, ch->item, head, ch->first, ch->n);
     if (beyond(j, a.pos)) {
         attend_beyond(j, ch, head, part, &a, k->q + at, thread);
@@ -613,8 +667,9 @@ void attn_run(struct core *k, const struct step *s, const struct layer *l, int i
         pool_run(k->pool, s->n_tokens, widen_row, &j);
     if (k->c->qk_norm == QK_NORM_FULL)
         pool_run(k->pool, s->n_tokens, full_norms, &j);
-    if (!s->one_run_each && !config_shares_kv(k->c, index))
-        pool_run(k->pool, s->n_runs * groups, store_part, &j);
+    const int together = stores_heads_together(&j);
+    if ((!s->one_run_each || together) && !config_shares_kv(k->c, index))
+        pool_run(k->pool, s->n_runs * (together ? 1 : groups), store_part, &j);
     pool_run(k->pool, plan_jobs(&j), attend_part, &j);
     for (int t = 0; t < s->n_tokens && vd < head_dim; t++)          /* in order: rows move to the front */
         narrow_row(&j, t, 0);

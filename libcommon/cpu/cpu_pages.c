@@ -76,13 +76,13 @@ static float round_row(int8_t *to, const float *x, size_t n)
     return factor > 0 ? most / 127 : 0;
 }
 
-void pages_bound(const struct page_place *p, const uint8_t *keys, enum kv_type type, int is_rotated)
+void pages_bound(const struct page_place *p, const uint8_t *keys, size_t scales, enum kv_type type, int is_rotated)
 {
     const int dim = p->head_dim;
     const size_t row = config_page_row(dim);
     float x[(size_t)dim * KV_BLOCK], key[dim], bounds[row];
     memset(bounds, 0, sizeof bounds);
-    sparse_load_block(type, keys, dim, x);
+    sparse_load_block(type, keys, scales, dim, x);
     for (int slot = 0; slot < KV_BLOCK; slot++) {
         for (int d = 0; d < dim; d++)
             key[d] = x[d * KV_BLOCK + slot];

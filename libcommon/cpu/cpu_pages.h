@@ -12,9 +12,9 @@ struct page_place { int head, n_heads, head_dim; size_t offset; uint8_t *at; };
  * longest possible context. */
 int pages_open(struct core *k, int pages, int64_t max_len, struct err *e);
 void pages_close(struct core *k);
-/* Compute the bounds of a page from its 16 keys, stored as `type`.  is_rotated: the keys are
- * rotated by hadamard_rotate(). */
-void pages_bound(const struct page_place *p, const uint8_t *keys, enum kv_type type, int is_rotated);
+/* Compute the bounds of a page from its 16 keys, stored as `type`, with scales at keys + scales if
+ * it is packed.  is_rotated: the keys are rotated by hadamard_rotate(). */
+void pages_bound(const struct page_place *p, const uint8_t *keys, size_t scales, enum kv_type type, int is_rotated);
 /* Whether a token of an item attends to some pages only; the same for all tokens of an aligned run
  * of KV_TAIL_STEP tokens that are all before it->exact_until, or all not. */
 int pages_apply(const struct core *k, const struct batch_item *it, int pos);

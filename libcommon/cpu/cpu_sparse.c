@@ -104,17 +104,18 @@ static inline void load_keys(enum kv_type type, const int n, const uint8_t *keys
     }
 }
 
-void sparse_load_block(enum kv_type type, const uint8_t *keys, int dim, float *out)
+void sparse_load_block(enum kv_type type, const uint8_t *keys, size_t scales, int dim, float *out)
 {
-    if (type != KV_I4) {
+    static const float ternary[4] = { 0, 1, -1, 0 };
+    if (!kv_packed(type)) {
         load_keys(type, KV_BLOCK, keys, KV_BLOCK, 0, dim, out);
         return;
     }
-    const float *scale = (const float *)(const void *)(keys + kv_codes_bytes(KV_I4, dim));
+    const float *scale = (const float *)(const void *)(keys + scales);
     for (int d = 0; d < dim; d++)
         for (int e = 0; e < KV_BLOCK; e++) {
-            const int code = keys[d * 8 + e % 8] >> (e < 8 ? 0 : 4) & 15;
-            out[d * KV_BLOCK + e] = (float)((code ^ 8) - 8) * scale[e];
+            const int i4 = keys[d * 8 + e % 8] >> (e < 8 ? 0 : 4) & 15, t2 = keys[d * 4 + e / 4] >> (e % 4 * 2) & 3;
+            out[d * KV_BLOCK + e] = (type == KV_I4 ? (float)((i4 ^ 8) - 8) : ternary[t2]) * scale[e];
         }
 }
 

@@ -21,8 +21,9 @@ struct sparse_keys {
 /* The keys in the block that holds key i of an item, and the slot of key i there. */
 uint8_t *sparse_place(const struct sparse_keys *p, int item, int i, int *slot);
 
-/* Load the keys of a whole KV block, stored as `type`: out [dim][KV_BLOCK]. */
-void sparse_load_block(enum kv_type type, const uint8_t *keys, int dim, float *out);
+/* Load the keys of a whole KV block, stored as `type`: out [dim][KV_BLOCK].  scales: the offset of
+ * their scales from the keys, for packed types. */
+void sparse_load_block(enum kv_type type, const uint8_t *keys, size_t scales, int dim, float *out);
 /* Copy a key of dim elements with its scale, between blocks with to_slots and from_slots keys. */
 void sparse_copy_key(enum kv_type type, int dim, uint8_t *to, int to_slots, int to_slot, const uint8_t *from,
                      int from_slots, int from_slot);

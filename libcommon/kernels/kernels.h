@@ -60,6 +60,7 @@ extern "C" {
  *            l[i] = l[i] + ((p[i] + p[i+16]) + (p[i+32] + p[i+48]))
  *     o[d] = 0;  o[d] = fma(p[j], v[j][d], o[d]) in order of j
  *            types with scales: p[j] times the value's scale, and v the codes
+ *            ternary: a p[j] below ATTN_LEAST counts as 0, here but not in l
  * The result of the first part that a query sees is kept; each further part (m', l', o') is merged:
  *     n = max(m, m');  a = exp2(m - n), b = exp2(m' - n)
  *     l[i] = fma(l'[i], b, l[i] * a), o[d] = fma(o'[d], b, o[d] * a);  m = n
@@ -71,6 +72,7 @@ extern "C" {
  * of the 16 slots of a block, to which fma(p[j], k[j][d], sum) adds the blocks in order; o[d] is
  * the sum of these 16 (summed as above).  Types with scales use the key's. */
 enum { ATTN_PART = 512 };
+#define ATTN_LEAST 1e-6f
 
 struct attn {
     const float *q; size_t q_token_stride, q_head_stride;       /* in floats */
@@ -81,6 +83,8 @@ struct attn {
     int end;                        /* encoders: number of positions of the sequence; 0: causal */
     const uint8_t *base; const int32_t *table; size_t stride, k_offset, v_offset;
     struct kv_types kv;
+    /* Types whose heads share scales: bytes from the keys (values) of this head to their scales. */
+    size_t k_scales, v_scales;
     /* If tail.base is not NULL, positions outside of [rounded_from, rounded_to), both multiples
      * of 64, are read from blocks of f16 in `tail`, whose members have the same meaning as those
      * above.  Not with latents. */
@@ -102,6 +106,15 @@ struct attn {
 static inline int attn_in_tail(const struct attn *a, int position)
 {
     return a->tail.base && (position < a->rounded_from || position >= a->rounded_to);
+}
+/* Bytes from a block's keys, or values, to their scales. */
+static inline size_t attn_key_scales(const struct attn *a)
+{
+    return kv_shares_scale(a->kv.key) ? a->k_scales : kv_codes_bytes(a->kv.key, a->head_dim);
+}
+static inline size_t attn_value_scales(const struct attn *a)
+{
+    return kv_shares_scale(a->kv.value) ? a->v_scales : kv_codes_bytes(a->kv.value, a->head_dim);
 }
 /* Number of elements of a value. */
 static inline int attn_width(const struct attn *a) { return a->latent ? a->latent : a->head_dim; }

@@ -252,20 +252,22 @@ static void kv_store_value(enum kv_type type, uint8_t *block, int slot, const fl
 
 static float kv_load(enum kv_type type, const uint8_t *block, size_t i)
 {
+    static const float ternary[4] = { 0, 1, -1, 0 };
     switch (type) {
     case KV_F32: return ((const float *)block)[i];
     case KV_F16: return f16_to_f32(((const f16 *)block)[i]);
     case KV_BF16: return bf16_to_f32(((const bf16 *)block)[i]);
     case KV_F8: return f8e4m3_to_f32(block[i]);
     case KV_I4: return (float)((((block[i / 16 * 8 + i % 8] >> (i % 16 < 8 ? 0 : 4)) & 15) ^ 8) - 8);
+    case KV_T2: return ternary[block[i / 4] >> (i % 4 * 2) & 3];
     default: return (float)(int8_t)block[i];
     }
 }
 
-static float kv_scale(enum kv_type type, const uint8_t *block, int slot, int head_dim)
+static float kv_scale(const uint8_t *scales, int slot)
 {
     float scale;
-    memcpy(&scale, block + kv_codes_bytes(type, head_dim) + (size_t)slot * sizeof scale, sizeof scale);
+    memcpy(&scale, scales + (size_t)slot * sizeof scale, sizeof scale);
     return scale;
 }
 
@@ -298,7 +300,7 @@ static void attend_latent(const struct attn *a, const float *p, int begin, int e
         float sum[16] = { 0 };
         for (int j = begin; j < end; j++) {
             const uint8_t *k = a->base + (size_t)a->table[j / KV_BLOCK] * a->stride + a->k_offset;
-            const float pj = kv_has_scales(a->kv.key) ? p[j - base] * kv_scale(a->kv.key, k, j % KV_BLOCK, a->head_dim)
+            const float pj = kv_has_scales(a->kv.key) ? p[j - base] * kv_scale(k + attn_key_scales(a), j % KV_BLOCK)
                                                       : p[j - base];
             sum[j % KV_BLOCK] = fmaf(pj, kv_load(a->kv.key, k, (size_t)(d * KV_BLOCK + j % KV_BLOCK)),
                                      sum[j % KV_BLOCK]);
@@ -322,7 +324,7 @@ static void attend_part(const struct attn *a, const float *q, int at, float slop
         for (size_t d = 0; d < hd; d++)
             s = fmaf(q[d], kv_load(types.key, k, d * KV_BLOCK + (size_t)(j % KV_BLOCK)), s);
         if (kv_has_scales(types.key))
-            s *= kv_scale(types.key, k, j % KV_BLOCK, a->head_dim);
+            s *= kv_scale(k + attn_key_scales(a), j % KV_BLOCK);
         if (!plain)
             s *= a->scale;
         if (a->softcap > 0)
@@ -346,8 +348,8 @@ static void attend_part(const struct attn *a, const float *q, int at, float slop
     for (int j = begin; j < end; j++) {
         const uint8_t *v = find_block(a, j, &types) + (attn_in_tail(a, j) ? a->tail.v_offset : a->v_offset);
         const size_t row = (size_t)kv_padded(types.value, a->head_dim);
-        const float pj = kv_has_scales(types.value) ? p[j - base] * kv_scale(types.value, v, j % KV_BLOCK, a->head_dim)
-                                                    : p[j - base];
+        const float w = types.value == KV_T2 && p[j - base] < ATTN_LEAST ? 0 : p[j - base];
+        const float pj = kv_has_scales(types.value) ? w * kv_scale(v + attn_value_scales(a), j % KV_BLOCK) : w;
         for (size_t d = 0; d < hd; d++)
             o[d] = fmaf(pj, kv_load(types.value, v, (size_t)(j % KV_BLOCK) * row + d), o[d]);
     }

@@ -688,9 +688,8 @@ size_t config_layer_kv_bytes(const struct config *c, int layer, struct kv_types 
     }
     return kind == MIXER_MLA ? kv_block_bytes(type, c->head_dim) +
                                (config_indexes(c, layer) ? kv_block_bytes(type, c->indexer.head_dim) : 0)
-                             : (size_t)config_kv_heads(c, layer) *
-                                   (kv_block_bytes(type, config_head_dim(c, layer)) +
-                                    kv_block_bytes(types.value, config_head_dim(c, layer))) +
+                             : kv_heads_bytes(type, config_head_dim(c, layer), config_kv_heads(c, layer)) +
+                               kv_heads_bytes(types.value, config_head_dim(c, layer), config_kv_heads(c, layer)) +
                                (config_indexes(c, layer)
                                     ? kv_entries_bytes(type, c->indexer.head_dim, config_entries(c, layer)) : 0);
 }

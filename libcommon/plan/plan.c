@@ -43,7 +43,8 @@ enum { STEP = 512 };
 
 static uint64_t layer_block_bytes(const struct plan_layer *l, enum kv_type type)
 {
-    return l->kv_rows ? (uint64_t)l->kv_rows * kv_block_bytes(type, l->kv_width) + beside_keys(l, type) : 0;
+    return l->kv_rows ? kv_heads_bytes(type, l->kv_width, l->kv_rows) + kv_shared_bytes(type) + beside_keys(l, type)
+                      : 0;
 }
 
 static int64_t blocks_for(int64_t n_tokens) { return (n_tokens + KV_BLOCK - 1) / KV_BLOCK; }
@@ -187,7 +188,7 @@ static double inner_width(const struct plan_shape *s, const struct plan_layer *l
 static size_t pair_bytes(const struct plan_layer *l, struct kv_types kv)
 {
     return l->kv_rows == 1 ? kv_block_bytes(kv.key, l->kv_width)
-        : (size_t)l->kv_rows / 2 * (kv_block_bytes(kv.key, l->kv_width) + kv_block_bytes(kv.value, l->kv_width));
+        : kv_heads_bytes(kv.key, l->kv_width, l->kv_rows / 2) + kv_heads_bytes(kv.value, l->kv_width, l->kv_rows / 2);
 }
 
 /* config_tail() for a shape. */

@@ -1,5 +1,5 @@
 /* kvscale.h - compute the scale of a key or value that is stored as fp8, and the scale and the
- * codes of one that is stored as i4 (kvtype.h). */
+ * codes of one that is stored as i4 or ternary (kvtype.h). */
 #ifndef ZSE_QUANT_KVSCALE_H
 #define ZSE_QUANT_KVSCALE_H
 
@@ -84,6 +84,61 @@ static inline void kv_i4_store(uint8_t *block, int slot, int is_key, const float
         for (int j = 0; j < 8; j++)
             to[j] = (uint8_t)(kv_i4_code(x, head_dim, i + j, factor) |
                               kv_i4_code(x, head_dim, i + j + 8, factor) << 4);
+}
+
+/* The ternary scale of the n elements that share it.  Elements beyond half of the scale become +1
+ * or -1.  Starting from the best scale for normally distributed elements, it becomes the mean of
+ * the elements that are not 0, which lowers the squared error each time (Lloyd's algorithm). */
+static inline float kv_t2_scale(const float *x, int n)
+{
+    enum { ROUNDS = 3 };
+    double squares = 0;
+    for (int i = 0; i < n; i++)
+        squares += (double)x[i] * (double)x[i];
+    if (!(squares <= 3e38))
+        return NAN;
+    double scale = 1.224 * sqrt(squares / n);
+    for (int round = 0; round < ROUNDS; round++) {
+        double sum = 0;
+        int count = 0;
+        for (int i = 0; i < n; i++) {
+            const double a = fabs((double)x[i]);
+            sum += a > scale / 2 ? a : 0;
+            count += a > scale / 2;
+        }
+        scale = count ? sum / count : 0;
+    }
+    return scale < 0x1p-100 ? 0 : (float)scale;
+}
+
+/* The 2 bits of element i of n; 0 after the last, and if the scale is 0 or NaN. */
+static inline uint32_t kv_t2_code(const float *x, int n, int i, float scale)
+{
+    if (i >= n || !(scale > 0))
+        return 0;
+    return x[i] > scale / 2 ? 1 : x[i] < scale / -2 ? 2 : 0;
+}
+
+/* Store the codes of a key or value in a slot of a block.  All slots of a block share the bytes of
+ * its keys, so only one thread at a time may store keys in a block. */
+static inline void kv_t2_store(uint8_t *block, int slot, int is_key, const float *x, int head_dim, float scale)
+{
+    const int padded = kv_padded(KV_T2, head_dim);
+    if (is_key) {
+        const int shift = slot % 4 * 2;
+        for (int d = 0; d < padded; d++) {
+            uint8_t *to = block + (size_t)d * 4 + slot / 4;
+            *to = (uint8_t)((*to & ~(3 << shift)) | (int)(kv_t2_code(x, head_dim, d, scale) << shift));
+        }
+        return;
+    }
+    uint8_t *to = block + kv_bytes_of(KV_T2, (size_t)slot * (size_t)padded);
+    for (int i = 0; i < padded; i += 4, to++) {
+        uint32_t byte = 0;
+        for (int j = 0; j < 4; j++)
+            byte |= kv_t2_code(x, head_dim, i + j, scale) << 2 * j;
+        *to = (uint8_t)byte;
+    }
 }
 
 #endif

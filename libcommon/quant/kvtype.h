@@ -4,14 +4,18 @@
  *           i8, fp8            [head_dim][16] codes of 8 bits, then 16 f32 scales, one a token
  *           i4                 [head_dim][8]: bytes with the codes of tokens i (low) and i + 8,
  *                              then 16 f32 scales
+ *           ternary            [head_dim][4]: 32 bits with the codes of 16 tokens, first one lowest
  *   values  f32, f16, bf16     [16][head_dim]
  *           i8, fp8            [16][head_dim] codes, then 16 f32 scales
  *           i4                 [16][head_dim / 16][8]: bytes with the codes of elements i (low) and
  *                              i + 8 of 16, then 16 f32 scales
+ *           ternary            [16][head_dim / 16][4]: 32 bits with the codes of 16 elements
  * i8: int8, scale = amax / 127.  fp8: f8e4m3; the scale is the least power of two with amax <=
  * 448 * scale, so that dividing by it is exact, and keys far beyond 448 (as some models have) are
  * not clipped.  i4: codes -8 to 7; the scale is the element furthest from 0, divided by -8;
- * head_dim is rounded up to a multiple of 16.  Before they are rounded to i8 or i4 on the CPU,
+ * head_dim is rounded up to a multiple of 16.  ternary: codes 0, 1 (+1) and 2 (-1), head_dim as
+ * for i4; the keys (or the values) of all heads of a token have one scale, in 16 f32 after the
+ * blocks of all heads (kvscale.h).  Before they are rounded to i8, i4 or ternary on the CPU,
  * keys and values are rotated by a Hadamard matrix (libcommon/cpu/hadamard.h), which spreads
  * large channels over all channels; latents, and keys and values of layers with an indexer, are
  * not rotated.
@@ -84,6 +88,9 @@ static inline int kv_has_scales(enum kv_type type)
         0;
 }
 
+/* Whether the heads of a token share a scale. */
+static inline int kv_shares_scale(enum kv_type type) { return kv_has_scales(type) == 2; }
+
 static inline int kv_rotated(enum kv_type type)
 {
 #define KVTYPE(id, name, bits, scaled, rotated, gpu) type == KV_##id ? rotated :
@@ -121,8 +128,20 @@ static inline size_t kv_codes_bytes(enum kv_type type, int head_dim)
 
 static inline size_t kv_block_bytes(enum kv_type type, int head_dim)
 {
-    const size_t n = kv_codes_bytes(type, head_dim) + (kv_has_scales(type) ? KV_BLOCK * sizeof(float) : 0);
+    const size_t n = kv_codes_bytes(type, head_dim) + (kv_has_scales(type) == 1 ? KV_BLOCK * sizeof(float) : 0);
     return (n + 63) / 64 * 64;
+}
+
+/* Bytes of the scales that the heads of a block share. */
+static inline size_t kv_shared_bytes(enum kv_type type)
+{
+    return kv_shares_scale(type) ? KV_BLOCK * sizeof(float) : 0;
+}
+
+/* Bytes of the keys (or of the values) of all heads of a block. */
+static inline size_t kv_heads_bytes(enum kv_type type, int head_dim, int n_heads)
+{
+    return (size_t)n_heads * kv_block_bytes(type, head_dim) + kv_shared_bytes(type);
 }
 
 /* Bytes of the keys of n arbitrary tokens: [head_dim][n], then scales.  Not for packed types. */

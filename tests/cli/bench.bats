@@ -161,7 +161,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
 @test "kv: each type is measured at every context that the model allows, and compared with f16" {
   run --separate-stderr zse-bench kv "$MODEL" --contexts 16,1900 -r 2 --limits "$LIMITS" --json
   [ "$status" = 0 ]
-  check '[(r["kv"], r["context"]) for r in j["rows"]] == [(k, c) for c in (16, 1900) for k in ("f16", "i8", "k=i8,v=i4", "i4")]' <<<"$output"
+  check '[(r["kv"], r["context"]) for r in j["rows"]] == [(k, c) for c in (16, 1900) for k in ("f16", "i8", "k=i8,v=i4", "i4", "ternary")]' <<<"$output"
   check 'all(r["share"] > 0 and r["step_s"] > 0 for r in j["rows"]) and j["rows"][0]["speed_over_f16"] == 1 and j["rows"][0]["ratio"] == 1' <<<"$output"
   check 'j["rows"][0]["kv_bytes"] * 1901 == j["rows"][4]["kv_bytes"] * 17' <<<"$output"
   check '[r["kv_bytes"] for r in j["rows"][4:]] == sorted((r["kv_bytes"] for r in j["rows"][4:]), reverse=True)' <<<"$output"
@@ -295,7 +295,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
   local type name
   perplexity() { zse-bench perplexity "$MODEL" "$TEXT" --window 400 --windows 1 --kv "$1" | jq -c .mean_nll; }
   local -A of
-  for type in f32 bf16 f16 fp8 i8 i4 k=i8,v=i4; do
+  for type in f32 bf16 f16 fp8 i8 i4 ternary k=i8,v=i4 v=ternary; do
     of[$type]=$(perplexity $type)
     [ -n "${of[$type]}" ]
   done
@@ -308,7 +308,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
   [ "$(perplexity k=f16)" = "${of[f16]}" ]
   for name in f64 q5_0 int INT8 "" k=i8,k=i8 k=i8,v=f16,k=i4 i8,i4 k= "k=i8," =i8 v=i4,x=i8 k=i8,v; do
     run -2 --separate-stderr zse-bench perplexity "$MODEL" "$TEXT" --kv "$name"
-    [[ "$stderr" == *"--kv: '$name', expected f32, bf16, f16, fp8, i8 or i4"* ]]
+    [[ "$stderr" == *"--kv: '$name', expected f32, bf16, f16, fp8, i8, i4 or ternary"* ]]
   done
 }
 

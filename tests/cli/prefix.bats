@@ -99,7 +99,7 @@ ask() {
 
 @test "zse-chat --session: a prefix that is longer than all window blocks is found to its end" {
   P="$(seq -s ' ' 1 300)"
-  for kv in 'i4' 'i8 --window 192'; do
+  for kv in 'i4' 'ternary' 'i8 --window 192'; do
     # shellcheck disable=SC2086
     ask -p "$P" -n 1 --kv $kv --session "kv $kv"
     local plain=$ids

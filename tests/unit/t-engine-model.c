@@ -143,7 +143,8 @@ static void check_job(const struct model *m, struct kv_types kv, const struct jo
 static void run_schedules(struct model *m, int rounds)
 {
     static const struct kv_types kinds[] = { { KV_F32, KV_F32 }, { KV_I8, KV_I4 }, { KV_F16, KV_F16 },
-                                             { KV_I8, KV_I8 }, { KV_I4, KV_I4 } };
+                                             { KV_I8, KV_I8 }, { KV_I4, KV_I4 }, { KV_T2, KV_T2 } };
+    static const int with_tail[] = { 4, 1, 5 };
     static struct job jobs[N];
     int32_t shared[ROOM];
     struct err e;
@@ -153,7 +154,7 @@ static void run_schedules(struct model *m, int rounds)
     rounds = getenv("ZSE_SANITIZED") && rounds > 3 ? 3 : rounds;
     for (int round = 0; round < rounds; round++) {
         struct rng r = { (uint64_t)round };
-        struct kv_types kv = kinds[len == ROOM && !pages ? round % 2 ? 1 : 4 : round % 5];
+        struct kv_types kv = kinds[len == ROOM && !pages ? with_tail[round % 3] : round % 6];
         if (config_kv_problem(&m->config, kv))
             kv = kv_both(KV_F8);
         for (int i = 0; i < len; i++)

@@ -175,7 +175,7 @@ static void test_schedules(void **state)
         bad += check_schedules(m, names[i], KV_F32, 1, 3, i < 2);
         if (i < 2)
             bad += check_schedules(m, names[i], KV_F16, 1, 2, 0) +
-                   check_mixed(m, names[i], (struct kv_types){ KV_I8, KV_I4 }, 1, 2, 0);
+                   check_mixed(m, names[i], (struct kv_types){ KV_I8, i ? KV_I4 : KV_T2 }, 1, 2, 0);
         uint8_t **owned = calloc(quantized_room(m), sizeof *owned);
         int n = quantize_model(m, owned);
         bad += check_schedules(m, names[i], KV_F16, 0, 3, 1);

@@ -10,6 +10,7 @@
 #include "libcommon/base/rng.h"
 #include "libcommon/cpu/cpu_pages.h"
 #include "libcommon/cpu/hadamard.h"
+#include "libcommon/quant/kvscale.h"
 
 enum { DIM = 48, N_BLOCKS = 40, PAGES = 8, POS = N_BLOCKS * KV_BLOCK - 1, GROUP = 3, HEADS = 2 };
 
@@ -28,7 +29,10 @@ static void check_type(enum kv_type type, int rotated)
     struct config c = { .head_dim = DIM };
     const size_t keys = kv_block_bytes(type, DIM), row = config_page_row(DIM),
                  bounds = (HEADS * (row + sizeof(float)) + 63) / 64 * 64;
-    struct core k = { .c = &c, .k = &kernels_ref, .kv_stride = HEADS * keys + bounds, .pool = pool_open(1, &e) };
+    /* after the bounds, scales that the heads share */
+    const size_t shared = HEADS * keys + bounds;
+    struct core k = { .c = &c, .k = &kernels_ref, .kv_stride = shared + kv_shared_bytes(type),
+                      .pool = pool_open(1, &e) };
     assert_non_null(k.pool);
     assert_int_equal(pages_open(&k, PAGES, POS + 1, &e), 0);
     k.kv = aligned_alloc(64, N_BLOCKS * k.kv_stride);
@@ -48,10 +52,16 @@ static void check_type(enum kv_type type, int rotated)
                         x[d] = 3 * (q[d] + q[DIM + d] + q[2 * DIM + d]);
                     if (rotated)
                         hadamard_rotate(x, DIM);
-                    kernels_ref.kv_store_key(type, block + (size_t)head * keys, slot, x, DIM);
+                    float *scale = (float *)(void *)(block + shared) + slot;
+                    if (type == KV_T2)
+                        kv_t2_store(block + (size_t)head * keys, slot, 1, x, DIM,
+                                    head ? *scale : (*scale = kv_t2_scale(x, DIM)));
+                    else
+                        kernels_ref.kv_store_key(type, block + (size_t)head * keys, slot, x, DIM);
                 }
                 const struct page_place p = { head, HEADS, DIM, HEADS * keys, block + HEADS * keys };
-                pages_bound(&p, block + (size_t)head * keys, type, rotated);
+                pages_bound(&p, block + (size_t)head * keys, type == KV_T2 ? shared - (size_t)head * keys
+                                                                           : kv_codes_bytes(type, DIM), type, rotated);
             }
         float rows[GROUP * DIM];
         memcpy(rows, q, sizeof rows);
@@ -91,6 +101,7 @@ static void the_planted_page_is_chosen(void **state)
     check_type(KV_F8, 0);
     check_type(KV_I8, 1);
     check_type(KV_I4, 1);
+    check_type(KV_T2, 1);
 }
 
 /* Pages are chosen only if there are more of them than a query may attend to, and not by tokens
