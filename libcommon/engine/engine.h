@@ -315,6 +315,9 @@ struct engine_stats {
     uint64_t requests, finished, cancelled, failed;
     /* requests preempted, prefix blocks evicted, blocks copied on write */
     uint64_t preemptions, evictions, copies;
+    /* tokens of preempted requests that were read from the prefix folder, and that were computed
+     * again; the others were still in memory */
+    uint64_t resumed_read, resumed_computed;
     /* times that a request skipped steps because its constraint was not ready */
     uint64_t late;
     /* times that the model's file was touched and found unchanged */

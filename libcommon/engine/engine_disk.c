@@ -4,11 +4,12 @@
  * thread; when it ends or is preempted, its partial last run follows, with the recurrent state.
  * Before a request starts, the runs of its prefix that the prefix tree lacks are read and entered
  * there as idle nodes; after that only the tree is used.  So results do not depend on whether a
- * prefix was computed, kept in memory or read from disk, and the blocks of a preempted request are
- * read from disk if possible instead of being recomputed. */
+ * prefix was computed, kept in memory or read from disk.  The blocks of a preempted request are
+ * read from disk instead of being recomputed if that is faster (prefixes_pay()). */
 #include <stdlib.h>
 #include <string.h>
 
+#include "libcommon/base/clock.h"
 #include "libcommon/engine/internal.h"
 #include "libcommon/format/zfile.h"
 
@@ -229,6 +230,22 @@ static void load_tail(struct engine *g, struct disk_search *x, const struct requ
     free(ids);
 }
 
+int prefixes_pay(struct engine *g, const struct request *r)
+{
+    if (!r->preempted || g->read_ns <= g->pace.token_ns || g->pace.token_ns == 0)
+        return 1;
+    g->read_ns -= g->read_ns / 16;      /* so that after a while reading is measured again */
+    return 0;
+}
+
+/* Learn from n tokens that were read in `ns`. */
+static void note_read(struct engine *g, const struct request *r, int n, uint64_t ns)
+{
+    const float each = n > 0 ? (float)ns / (float)n : g->read_ns;
+    g->read_ns += g->read_ns > 0 ? (each - g->read_ns) / 4 : each;
+    g->count.resumed_read += r->preempted ? (uint64_t)n : 0;
+}
+
 void prefixes_load(struct engine *g, struct request *r)
 {
     struct disk_search x = { .at = 0 };
@@ -237,6 +254,10 @@ void prefixes_load(struct engine *g, struct request *r)
     if (!g->disk || r->searched)
         return;
     r->searched = 1;
+    if (!prefixes_pay(g, r))
+        return;
+    const uint64_t begin = clock_ns();
+    int known = 0;
     g->entering = r->lora;
     if (kv_table_init(&x.t, g->max_len, &ignored) != 0)
         return;
@@ -246,6 +267,7 @@ void prefixes_load(struct engine *g, struct request *r)
     disk_first(g->disk, r->scope, r->kv.root % KV_ROOTS, &x.key);
     const int end = find_end(g, r, x.key);
     prefix_take(&x.t, g->pool, r->ids, prefix_most(g, r));
+    known = x.t.n_tokens;
     for (; x.at + DISK_RUN <= x.t.n_tokens; x.at += DISK_RUN)
         disk_next(g->disk, &x.key, r->ids + x.at);
     for (; x.at + DISK_RUN <= end; x.at += DISK_RUN) {
@@ -260,5 +282,6 @@ void prefixes_load(struct engine *g, struct request *r)
         load_state(g, &x, data.state);
     load_tail(g, &x, r);
 done:
+    note_read(g, r, x.t.n_tokens - known, clock_ns() - begin);
     kv_table_release(&x.t, g->pool);
 }

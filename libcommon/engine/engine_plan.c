@@ -301,6 +301,7 @@ static void preempt(struct engine *g, int i)
     r->tenant->n_running--;
     memmove(&g->running[i], &g->running[i + 1], (size_t)(g->n_running - i) * sizeof *g->running);
     r->planned = r->searched = 0;
+    r->preempted = 1;
     wait_add(g, r);
     g->count.preemptions++;
 }
@@ -375,6 +376,7 @@ static void start(struct engine *g, struct request *r)
     r->state = RUNNING;
     r->tenant->n_running++;
     r->tenant->planned += r->n_ids - r->kv.n_tokens;
+    g->count.resumed_computed += r->preempted ? (uint64_t)(r->n_ids - r->kv.n_tokens) : 0;
     if (!r->started_ns)
         r->started_ns = clock_ns();
     int i = g->n_running++;

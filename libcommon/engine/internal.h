@@ -164,8 +164,9 @@ struct request {
     uint64_t scope; /* scope of the request's prefixes in the cache, and of its adapter */
     int lora;                           /* number of its LoRA adapter, 0: none */
     /* Prefix folder.  n_saved: number of the request's tokens that were passed to the folder;
-     * saved: their key; searched: whether the request's prefix was looked up. */
-    int n_saved, searched; struct disk_key saved;
+     * saved: their key; searched: whether the request's prefix was looked up; preempted: it has
+     * been preempted before. */
+    int n_saved, searched, preempted; struct disk_key saved;
     void (*on_token)(void *user, const struct token_event *ev);
     void *user;
     uint64_t submitted_ns, started_ns, first_ns, last_ns;
@@ -235,6 +236,7 @@ struct engine {
     int n_rows;                         /* most rows of logits used so far */
     struct masks *masks;                /* NULL until a step needs it */
     struct pace pace;
+    float read_ns;                      /* time to read a token of a prefix from the folder; 0: unknown */
     /* acceptance rates of drafts of all requests, by grade: those that a new request starts with */
     float trust[DRAFT_GRADES];
     struct engine_limits limits;
@@ -400,6 +402,9 @@ int predictor_disk_open(struct engine *g, const struct disk_options *o, struct e
 int prefixes_open(struct engine *g, const struct engine_options *o, const struct backend_options *bo, struct err *e);
 /* Load the part of r's prefix that the folder has into the prefix tree; done once per request. */
 void prefixes_load(struct engine *g, struct request *r);
+/* Whether the folder's part of r's prefix should be read: always, unless r was preempted and its
+ * tokens are computed in less time than they are read, as measured so far. */
+int prefixes_pay(struct engine *g, const struct request *r);
 /* Queue complete runs of r's tokens that the folder may lack. */
 void prefixes_save(struct engine *g, struct request *r);
 void prefixes_save_state(struct engine *g, struct request *r);  /* state after its last token, if runs end there */

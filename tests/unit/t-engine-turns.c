@@ -444,9 +444,36 @@ static void drafts_have_the_best_length(void **state)
     set_hybrid(0);
 }
 
+/* A preempted request reads from the folder only if that is faster than computing, as far as both
+ * are known; after some refusals, reading is tried again. */
+static void test_prefixes_pay(void **state)
+{
+    (void)state;
+    struct engine *g = calloc(1, sizeof *g);
+    struct request *r = calloc(1, sizeof *r);
+    assert_true(g && r);
+    g->pace.token_ns = 100;
+    g->read_ns = 150;
+    assert_true(prefixes_pay(g, r));
+    r->preempted = 1;
+    assert_false(prefixes_pay(g, r));
+    int refused = 1;
+    while (refused < 100 && !prefixes_pay(g, r))
+        refused++;
+    assert_int_equal(refused, 7);                       /* (15/16)^7 is less than 100/150 */
+    g->read_ns = 50;
+    assert_true(prefixes_pay(g, r));
+    g->read_ns = 150;
+    g->pace.token_ns = 0;
+    assert_true(prefixes_pay(g, r));
+    free(g);
+    free(r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_prefixes_pay),
         cmocka_unit_test(cached_tokens_are_not_computed_again), cmocka_unit_test(shared_prompts_are_computed_once),
         cmocka_unit_test(higher_priorities_go_first),
         cmocka_unit_test(test_deadline), cmocka_unit_test(test_cancel),

@@ -426,10 +426,34 @@ static struct engine *open_engine(const struct model *m, const struct engine_opt
     return g;
 }
 
+/* With few blocks, preempted answers are the same as alone. */
+static void push_each_other_out(const struct model *m, const struct engine_options *few,
+                                const struct request_params *p, int32_t ids[SEQS][LEN], const struct answer *alone)
+{
+    struct answer all[SEQS];
+    struct engine_stats s;
+    struct engine *g = open_engine(m, few);
+    for (int i = 0; i < SEQS; i++) {
+        struct request_params q = *p;
+        q.ids = ids[i];
+        q.user = &all[i];
+        q.draft = (struct draft_params){ 0 };
+        all[i].n = 0;
+        assert_non_null(engine_submit(g, &q, &e));
+    }
+    while (engine_step(g, &e) > 0)
+        ;
+    engine_stats(g, &s);
+    assert_true(s.preemptions > 0 && s.resumed_computed > 0);
+    for (int i = 0; i < SEQS; i++)
+        assert_memory_equal(all[i].ids, alone[i].ids, sizeof all[i].ids);
+    engine_close(g);
+}
+
 static void disk_drafts_and_preemption(void **state)
 {
     static int32_t ids[SEQS][LEN];
-    struct answer want[2], got, all[SEQS], alone[SEQS];
+    struct answer want[2], got, alone[SEQS];
     struct engine_stats s;
     (void)state;
     if (!has_oracles())
@@ -460,22 +484,7 @@ static void disk_drafts_and_preemption(void **state)
     struct engine_options few = o;
     few.no_prefix_cache = 1;
     few.kv_bytes = 14 * config_kv_bytes(&m->config, o.kv);
-    g = open_engine(m, &few);
-    for (int i = 0; i < SEQS; i++) {
-        struct request_params q = p;
-        q.ids = ids[i];
-        q.user = &all[i];
-        q.draft = (struct draft_params){ 0 };
-        all[i].n = 0;
-        assert_non_null(engine_submit(g, &q, &e));
-    }
-    while (engine_step(g, &e) > 0)
-        ;
-    engine_stats(g, &s);
-    assert_true(s.preemptions > 0);
-    for (int i = 0; i < SEQS; i++)
-        assert_memory_equal(all[i].ids, alone[i].ids, sizeof all[i].ids);
-    engine_close(g);
+    push_each_other_out(m, &few, &p, ids, alone);
     /* prefixes on disk: the adapter's are not the model's */
     char folder[] = "/tmp/t-lora-disk-XXXXXX", command[64];
     assert_non_null(mkdtemp(folder));
@@ -488,6 +497,11 @@ static void disk_drafts_and_preemption(void **state)
         assert_memory_equal(got.ids, want[turn % 2].ids, sizeof got.ids);
         engine_close(g);
     }
+    /* a preempted answer goes on with what the folder has of it */
+    few.no_prefix_cache = 0;
+    few.prefix_folder = folder;
+    few.prefix_bytes = 64 << 20;
+    push_each_other_out(m, &few, &p, ids, alone);
     snprintf(command, sizeof command, "rm -r %s", folder);
     assert_int_equal(system(command), 0);
     model_close(m);

@@ -106,6 +106,10 @@ enum shown_when { ALWAYS, WITH_AUDIT, WITH_SYSLOG, WITH_KEYS_DATABASE };
            "KV blocks copied on write.") \
     METRIC(zse_preemptions_total, "counter", e->preemptions, \
            "Answers preempted, for want of KV blocks or in favour of another tenant.") \
+    METRIC(zse_resumed_tokens_read_total, "counter", e->resumed_read, \
+           "Tokens of preempted answers that were read from the folder of prefixes.") \
+    METRIC(zse_resumed_tokens_computed_total, "counter", e->resumed_computed, \
+           "Tokens of preempted answers that were computed again.") \
     METRIC(zse_engine_steps_total, "counter", e->steps, \
            "Steps of the engine.") \
     METRIC(zse_engine_step_seconds_total, "counter", (double)e->step_ns * 1e-9, \

@@ -215,6 +215,8 @@ static json_t *model_stats(const struct loaded_model *lm)
     json_object_update_new(j, json_pack("{s:I, s:I, s:I, s:I}", "prefix_files_read", (json_int_t)e.disk_read,
                                         "prefix_files_written", (json_int_t)e.disk_written, "prefix_files_damaged",
                                         (json_int_t)e.disk_damaged, "prefix_files_failed", (json_int_t)e.disk_failed));
+    json_object_update_new(j, json_pack("{s:I, s:I}", "resumed_tokens_read", (json_int_t)e.resumed_read,
+                                        "resumed_tokens_computed", (json_int_t)e.resumed_computed));
     return j;
 }
 
