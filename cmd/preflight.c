@@ -61,7 +61,7 @@ static int sum_up(struct need *n, const struct subject *s, const struct run_opti
     const struct planned planned = { .shape = { .vocab_size = c->vocab_size }, .step_bytes = cpu_step_memory(c) };
     n->weights = p ? p->host_weights : eo->max_weights && eo->max_weights < s->weights ? eo->max_weights : s->weights;
     n->kv = p ? p->host_kv : kv_of(c, eo);
-    n->states = (uint64_t)engine_n_states(c, eo) * config_state_bytes(c);
+    n->states = p ? 0 : (uint64_t)engine_n_states(c, eo) * config_state_bytes(c);        /* host_kv has them */
     n->workspace = planned_workspace(&planned);
     n->drafts = n->adapters = n->adapters_work = 0;
     struct memory m;

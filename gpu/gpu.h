@@ -24,8 +24,8 @@ struct gpu_plan {
     /* n_layers: number of layers, the last ones, that the device would compute besides the head;
      * most_layers: the largest number that fits (0: none) */
     int n_layers, most_layers;
-    /* cached: f16 weight cache; work: activations and the step; reserve: an allowance for
-     * the driver's own copies of graphs and kernels */
+    /* kv: keys, values and states; cached: f16 weight cache; work: activations and the step;
+     * reserve: an allowance for the driver's own copies of graphs and kernels */
     size_t weights, cached, kv, work, reserve;
     size_t needed;                      /* sum of those five */
     size_t limit;                       /* the free memory, or max_device if that is less */

@@ -81,6 +81,8 @@ static int check_batch(const struct gpu_backend *b, const struct batch *batch, i
             it->n_hidden > it->n_tokens || it->n_tokens > b->o.max_tokens)
             return err_set(e, ERR_SHAPE, "batch item %d: %d tokens at %d, %d logits, %d hidden states", i, it->n_tokens,
                            it->pos, it->n_logits, it->n_hidden);
+        if (b->state_stride && (it->state < 0 || it->state >= b->o.n_states))
+            return err_set(e, ERR_SHAPE, "batch item %d: state %d, expected 0 to %d", i, it->state, b->o.n_states - 1);
         if ((int64_t)it->pos + it->n_tokens > (int64_t)b->max_splits * GPU_SPLIT ||
             (c->max_len > 0 && (int64_t)it->pos + it->n_tokens > c->max_len))
             return err_set(e, ERR_LIMIT, "%lld tokens, but there is memory and a model for %lld",
@@ -153,11 +155,14 @@ static size_t fill_step(struct gpu_backend *b, const struct batch *batch, int *n
     int32_t *decode = host_array(b, A_DECODE), *logit = host_array(b, A_LOGIT), *tiles = b->hstep + tiles_at(b),
             *tables = b->hstep + tables_at(b);
     int n = 0, at = 0, longest = 1;
-    b->n_decode = b->n_tiles = *n_logits = 0;
+    b->n_decode = b->n_tiles = b->longest = *n_logits = 0;
     for (int i = 0; i < batch->n_items; i++) {
         const struct batch_item *it = &batch->items[i];
         const int len = it->pos + it->n_tokens, blocks = (len - 1) / KV_BLOCK + 1, tiled = by_tiles &&
             it->n_tokens >= TILE_TOKENS;
+        host_array(b, A_FIRST)[i] = n;
+        host_array(b, A_STATE)[i] = it->state;
+        b->longest = it->n_tokens > b->longest ? it->n_tokens : b->longest;
         for (int t = 0; tiled && t < it->n_tokens; t += tile) {
             tiles[2 * b->n_tiles] = n + t;
             tiles[2 * b->n_tiles++ + 1] = it->n_tokens - t < tile ? it->n_tokens - t : tile;
@@ -180,6 +185,8 @@ static size_t fill_step(struct gpu_backend *b, const struct batch *batch, int *n
         at += blocks;
     }
     b->n = n;
+    b->n_items = batch->n_items;
+    host_array(b, A_FIRST)[b->n_items] = n;
     b->splits = (longest + GPU_SPLIT - 1) / GPU_SPLIT;
     return tables_at(b) + (size_t)at;
 }
@@ -199,6 +206,8 @@ static int pad_decode(struct gpu_backend *b, int n_logits, int *splits_bit)
     splits = *splits_bit < MAX_SPLIT_BITS && 1 << *splits_bit < b->max_splits ? 1 << *splits_bit : b->max_splits;
     if (*splits_bit >= MAX_SPLIT_BITS || 1 << bucket > partial_rows(b, splits) || 1 << bucket > b->logit_rows)
         return -1;
+    /* as many items as tokens, of any length: those after the last have no tokens */
+    const int n_items = b->n_items, n_tokens = b->n;
     for (; b->n < 1 << bucket; b->n++) {
         host_array(b, A_TOKEN)[b->n] = 0;
         host_array(b, A_POS)[b->n] = -1;
@@ -208,7 +217,11 @@ static int pad_decode(struct gpu_backend *b, int n_logits, int *splits_bit)
         host_array(b, A_LOGIT)[b->n] = b->n;
         put_draw(b, b->n, NULL);
     }
-    b->n_decode = b->n;
+    for (int i = n_items; i < b->n; i++) {
+        host_array(b, A_FIRST)[i + 1] = n_tokens;
+        host_array(b, A_STATE)[i] = 0;
+    }
+    b->n_decode = b->n_items = b->longest = b->n;
     b->splits = splits;
     return bucket;
 }
@@ -466,6 +479,26 @@ static int backend_copy_block(void *backend, int32_t from, int32_t to, struct er
                     b->kv_stride, e);
 }
 
+static int backend_copy_state(void *backend, int from, int to, struct err *e)
+{
+    struct gpu_backend *b = backend;
+    if (from < 0 || from >= b->o.n_states || to < 0 || to >= b->o.n_states)
+        return err_set(e, ERR_SHAPE, "copy of state %d to %d, expected 0 to %d", from, to, b->o.n_states - 1);
+    if (from == to || !b->state_size)
+        return 0;
+    if (gpu_use(b->g, e) < 0 || (b->host && backend_cpu.copy_state(b->host, from, to, e) < 0))
+        return -1;
+    return gpu_copy(b->g, GPU_COMPUTE, b->states + (size_t)to * b->state_stride,
+                    b->states + (size_t)from * b->state_stride, b->state_stride * sizeof *b->states, e);
+}
+
+static void backend_drop_state(void *backend, int state)
+{
+    struct gpu_backend *b = backend;
+    if (b->host)
+        backend_cpu.drop_state(b->host, state);
+}
+
 static void backend_drop_block(void *backend, int32_t block)
 {
     struct gpu_backend *b = backend;
@@ -479,12 +512,12 @@ static size_t backend_kv_bytes(const void *backend)
     return b->kv_size + (b->host ? backend_cpu.kv_bytes(b->host) : 0);
 }
 
-/* Bytes of pinned memory, of keys and values on the device, and of the host's layers with their
- * keys and values. */
+/* Bytes of pinned memory, of keys, values and states on the device, and of the host's layers with
+ * their keys and values. */
 static size_t backend_memory(const void *backend)
 {
     const struct gpu_backend *b = backend;
-    return sizeof *b + b->pinned + b->kv_size + (b->host ? backend_cpu.memory(b->host) : 0);
+    return sizeof *b + b->pinned + b->kv_size + b->state_size + (b->host ? backend_cpu.memory(b->host) : 0);
 }
 
 static const char *backend_describe(const void *backend) { return ((const struct gpu_backend *)backend)->name; }
@@ -505,6 +538,6 @@ const struct backend backend_gpu = {
     .name = "gpu", .step_tokens = cpu_step_tokens, .open = backend_open, .forward = backend_forward,
         .begin = backend_begin, .end = backend_end, .copy_block = backend_copy_block, .memory = backend_memory,
     .kv_bytes = backend_kv_bytes, .describe = backend_describe, .close = backend_close,
-    .drop_block = backend_drop_block, .copy_state = NULL,
-    .drop_state = NULL,    .device = backend_device,
+    .drop_block = backend_drop_block, .copy_state = backend_copy_state, .drop_state = backend_drop_state,
+    .device = backend_device,
 };

@@ -12,7 +12,7 @@
 #include "libcommon/model/arch.h"
 
 enum {
-    MAX_PARTS = 36 + 4 * MAX_ROPES,           /* pieces of device memory besides weights and cache */
+    MAX_PARTS = 44 + 4 * MAX_ROPES,           /* pieces of device memory besides weights and cache */
     /* blocks of a launch in its second dimension: tokens of a step, or tiles of experts */
     MOST_IN_GRID = 65535,
     /* most memory for partial results of split attention, unless one token needs more */
@@ -35,17 +35,21 @@ static void measure(struct gpu_backend *b)
     const struct config *c = &b->m->config;
     b->stride_hidden = stride_of(&(const struct mat *){ &b->m->head.w }, 1,
                                  c->hidden_size > c->embed_size ? c->hidden_size : c->embed_size);
-    b->stride_att = b->stride_mlp = b->stride_expert = b->mlp_size = b->shared_apart = 0;
+    b->stride_att = b->stride_mlp = b->stride_expert = b->mlp_size = b->shared_apart = b->att_size = 0;
+    b->state_in_size = 0;
     b->floats_att = b->exact;
     b->floats = b->exact || b->m->head.w.type == QT_F32;
     for (int i = b->first_layer; i < c->n_layers; i++) {
         const struct layer *l = &b->m->layers[i];
         const struct expert none = { 0 }, *x = l->experts ? l->experts : &none;
-        const struct mat *reads_hidden[] = { &l->q.w, &l->k.w, &l->v.w, &l->gate.w, &l->up.w, &x->gate.w, &x->up.w },
+        const struct mat *reads_hidden[] = { &l->q.w, &l->k.w, &l->v.w, &l->gate.w, &l->up.w, &l->q_gate.w, &l->in.w,
+                                             &l->in_ba.w, &l->in_z.w, &l->in_f.w, &l->gate_a.w, &x->gate.w, &x->up.w },
                          *o = &l->o.w, *down = &l->down.w, *expert_down = &x->down.w;
-        int s = stride_of(reads_hidden, 7, c->hidden_size);
+        int s = stride_of(reads_hidden, (int)(sizeof reads_hidden / sizeof *reads_hidden), c->hidden_size);
         b->stride_hidden = s > b->stride_hidden ? s : b->stride_hidden;
-        s = stride_of(&o, 1, c->n_heads * c->head_dim);
+        s = o->data ? stride_of(&o, 1, o->cols) : 0;
+        b->att_size = o->data && o->cols > b->att_size ? o->cols : b->att_size;
+        s = stride_of(&o, 1, c->n_heads * c->head_dim > b->att_size ? c->n_heads * c->head_dim : b->att_size);
         b->stride_att = s > b->stride_att ? s : b->stride_att;
         const int size = config_mlp_size(c, i);
         b->shared_apart |= size && b->mlp_size && size != b->mlp_size;
@@ -55,10 +59,14 @@ static void measure(struct gpu_backend *b)
         s = l->experts ? stride_of(&expert_down, 1, c->moe.intermediate_size) : 0;
         b->stride_expert = s > b->stride_expert ? s : b->stride_expert;
         b->floats |= l->experts != NULL;        /* the router reads f32: rounding changes choices */
-        for (int j = 0; j < 5; j++)
+        for (int j = 0; j < 11; j++)
             b->floats |= reads_hidden[j]->data && reads_hidden[j]->type == QT_F32;
         b->floats |= o->type == QT_F32 || down->type == QT_F32;
         b->floats_att |= o->type == QT_F32;
+        if (mixer_has_state(c->mixer[i])) {
+            const int in = l->in.w.rows + (l->in_z.w.data ? l->in_z.w.rows : 0) + (l->in_f.w.data ? l->in_f.w.rows : 0);
+            b->state_in_size = in > b->state_in_size ? in : b->state_in_size;
+        }
     }
 }
 
@@ -91,6 +99,31 @@ static int plan_experts(struct gpu_backend *b, size_t t, struct buffer_place *pa
     return n;
 }
 
+/* List the memory of layers with a state and of gated attention for t tokens; memory_open fills it
+ * with zeros, because tokens that only pad a step are read.  Returns the number of parts. */
+static int plan_states(struct gpu_backend *b, size_t t, struct buffer_place *part)
+{
+    const struct config *c = &b->m->config;
+    const struct recurrent *r = &c->recurrent;
+    const size_t f = sizeof(float), here = b->state_in_size > 0;
+    size_t channels = 0, width = 0;
+    for (int i = b->first_layer; i < c->n_layers; i++)
+        if (mixer_has_state(c->mixer[i])) {
+            const size_t n = (size_t)recurrent_channels(c, i), m = (size_t)recurrent_width(c, i);
+            channels = n > channels ? n : channels;
+            width = m > width ? m : width;
+        }
+    int n = 0;
+    part[n++] = (struct buffer_place){ &b->state_in, t * (size_t)b->state_in_size * f };
+    part[n++] = (struct buffer_place){ &b->state_ba, here * t * 2 * (size_t)r->n_heads * f };
+    part[n++] = (struct buffer_place){ &b->state_low, here * t * 2 * (size_t)r->gate_rank * f };
+    part[n++] = (struct buffer_place){ &b->state_conv, t * channels * f };
+    part[n++] = (struct buffer_place){ &b->state_out, t * width * f };
+    const size_t gates = (size_t)c->n_heads * (c->attn_gate == ATTN_GATE_HEAD ? 1 : (size_t)c->head_dim);
+    part[n++] = (struct buffer_place){ &b->att_gate, c->attn_gate ? t * gates * f : 0 };
+    return n;
+}
+
 static int plan_arena(struct gpu_backend *b, struct buffer_place *part)
 {
     const struct config *c = &b->m->config;
@@ -100,7 +133,7 @@ static int plan_arena(struct gpu_backend *b, struct buffer_place *part)
                  wide = hidden > (size_t)c->embed_size ? hidden : (size_t)c->embed_size;
     const size_t nq = (size_t)c->n_heads * hd, nk = (size_t)c->n_kv_heads * hd, mlp = (size_t)b->mlp_size;
     const size_t f = sizeof(float), h = sizeof(uint16_t),
-                 per_row = (size_t)c->n_heads * (size_t)b->max_splits * (hd + 2) * f;
+                 per_row = (size_t)(c->n_heads > 0 ? c->n_heads : 1) * (size_t)b->max_splits * (hd + 2) * f;
     /* rows for the longest context; more rows fit with shorter ones */
     const size_t rows = PARTIAL_BYTES / per_row < 1 ? 1 : PARTIAL_BYTES / per_row < t ? PARTIAL_BYTES / per_row : t;
     b->partial_room = rows * per_row / f;
@@ -119,7 +152,7 @@ static int plan_arena(struct gpu_backend *b, struct buffer_place *part)
         ? t * wide * f : 0 };
     part[n++] = (struct buffer_place){ &b->hf2, b->floats && c->block == BLOCK_PARALLEL2 ? t * hidden * f : 0 };
     part[n++] = (struct buffer_place){ &b->q, t * nq * f };
-    part[n++] = (struct buffer_place){ &b->attf, b->floats_att ? t * nq * f : 0 };
+    part[n++] = (struct buffer_place){ &b->attf, b->floats_att ? t * (size_t)b->att_size * f : 0 };
     part[n++] = (struct buffer_place){ &b->k, t * nk * f };
     part[n++] = (struct buffer_place){ &b->v, t * nk * f };
     part[n++] = (struct buffer_place){ &b->gate, t * mlp * f };
@@ -130,6 +163,7 @@ static int plan_arena(struct gpu_backend *b, struct buffer_place *part)
     part[n++] = (struct buffer_place){ &b->act_mlp, t * (size_t)b->stride_mlp * h };
     part[n++] = (struct buffer_place){ &b->act_shared, b->shared_apart ? t * (size_t)b->stride_mlp * h : 0 };
     part[n++] = (struct buffer_place){ &b->act_expert, t * (size_t)c->moe.top_k * (size_t)b->stride_expert * h };
+    n += plan_states(b, t, part + n);
     part[n++] = (struct buffer_place){ &b->act_code, b->o.act_int8 ? t *
                                (size_t)GPU_CODE_STRIDE(most_of(b->stride_hidden, b->stride_att, b->stride_mlp)) : 0 };
     part[n++] = (struct buffer_place){ &b->act_scale, b->o.act_int8 ? t * f : 0 };
@@ -276,14 +310,19 @@ static int check_model(const struct gpu_backend *b, struct err *e)
 {
     const struct model *m = b->m;
     const struct config *c = &m->config;
-    const char *beyond = config_beyond(c, FEATURE_EXPERTS | FEATURE_SINKS);
+    const char *beyond = config_beyond(c, FEATURE_EXPERTS | FEATURE_SINKS | FEATURE_STATES | FEATURE_GATES);
     if (beyond)
         return err_set(e, ERR_UNSUPPORTED, "%s: %s (%s) runs on the CPU only", gpu_kind, c->arch, beyond);
-    if (c->head_dim % 8 || c->head_dim > GPU_ATTN_MAX_DIM)
+    if (config_kv_layers(c) && (c->head_dim % 8 || c->head_dim > GPU_ATTN_MAX_DIM))
         return err_set(e, ERR_UNSUPPORTED, "%s: heads of %d elements, expected a multiple of 8 up to %d", gpu_kind,
                        c->head_dim, GPU_ATTN_MAX_DIM);
     if (c->moe.n_experts && check_experts(b, e) < 0)
         return -1;
+    if (b->o.n_states < 0 || (config_state_bytes(c) && (c->recurrent.conv_kernel > GPU_MAX_CONV ||
+                                                        c->recurrent.state_size > GPU_MAX_STATE)))
+        return err_set(e, ERR_UNSUPPORTED, "%s: %d states with convolutions over %d tokens and %d rows a head, expected at most %d tokens and %d rows",
+                       gpu_kind, b->o.n_states, c->recurrent.conv_kernel, c->recurrent.state_size, GPU_MAX_CONV,
+                       GPU_MAX_STATE);
     const struct linear *l = device_matrix(b, 1, lacks_kernel);
     return !l ? 0 : err_set(e, ERR_UNSUPPORTED, "%s: weights of type %s run on the CPU only", gpu_kind,
                             qtype_info(l->w.type)->name);
@@ -309,7 +348,13 @@ static int size_up(struct gpu_backend *b, struct buffer_place *part, struct err 
                        kv_type_name(b->o.kv.key), kv_type_name(b->o.kv.value));
     measure(b);
     b->kv_part = (uint32_t)kv_block_bytes(b->o.kv.key, c->head_dim);
-    b->kv_stride = (size_t)(c->n_layers - b->first_layer) * (size_t)c->n_kv_heads * 2 * b->kv_part;
+    b->kv_stride = b->state_stride = 0;
+    for (int i = b->first_layer; i < c->n_layers; i++) {
+        b->kv_stride += mixer_has_kv(c->mixer[i]) ? (size_t)c->n_kv_heads * 2 * b->kv_part : 0;
+        b->state_stride += config_state_floats(c, i);
+    }
+    if (__builtin_mul_overflow(b->state_stride * sizeof(float), (size_t)b->o.n_states, &b->state_size))
+        return err_set(e, ERR_SHAPE, "%d states are too many", b->o.n_states);
     if (__builtin_mul_overflow(b->kv_stride, (size_t)b->o.n_blocks, &b->kv_size))
         return err_set(e, ERR_SHAPE, "a KV cache of %d blocks is too large", b->o.n_blocks);
     int64_t most = (int64_t)b->o.n_blocks * KV_BLOCK;
@@ -370,7 +415,7 @@ static void fill_plan(const struct gpu_backend *b, struct gpu_plan *p)
     const struct config *c = &b->m->config;
     p->n_layers = c->n_layers - b->first_layer;
     p->weights = pages(dweights_size(b->m, b->first_layer));
-    p->kv = pages(b->kv_size);
+    p->kv = pages(b->kv_size) + pages(b->state_size);
     p->work = pages(b->arena_size) + pages(b->step_room * 4);
     p->reserve = reserve_of(b);
     p->cache_off = cache_off(b);
@@ -380,7 +425,10 @@ static void fill_plan(const struct gpu_backend *b, struct gpu_plan *p)
     p->host_weights = p->host_kv = 0;
     if (b->first_layer) {
         p->host_weights = dweights_host_size(b->m, b->first_layer);
-        p->host_kv = (size_t)b->first_layer * (size_t)c->n_kv_heads * 2 * b->kv_part * (size_t)b->o.n_blocks;
+        for (int i = 0; i < b->first_layer; i++)
+            p->host_kv += (mixer_has_kv(c->mixer[i]) ? (size_t)c->n_kv_heads * 2 * b->kv_part : 0) *
+                              (size_t)b->o.n_blocks;
+        p->host_kv += (config_state_bytes(c)) * (size_t)b->o.n_states;          /* cpu.c has room for all layers */
     }
 }
 
@@ -465,7 +513,7 @@ int gpu_plan_fits(const struct gpu_plan *p, const struct backend_options *o, str
         snprintf(fewer, sizeof fewer, "; --gpu-layers %d fits", p->most_layers);
     if (p->cached)
         snprintf(cached, sizeof cached, ", f16 copies %s (--cache-weights)", megabytes(s[6], p->cached));
-    return err_set(e, ERR_MEMORY, "%s needs %s of device memory for %d layers (weights %s%s, keys and values %s, work %s, reserve %s), but %s %s: fewer bits a weight (-q), a shorter "
+    return err_set(e, ERR_MEMORY, "%s needs %s of device memory for %d layers (weights %s%s, keys, values and states %s, work %s, reserve %s), but %s %s: fewer bits a weight (-q), a shorter "
                    "--ctx or --kv i8 need less%s", p->name, megabytes(s[0], p->needed), p->n_layers,
                    megabytes(s[1], p->weights), cached, megabytes(s[2], p->kv), megabytes(s[3], p->work),
                    megabytes(s[4], p->reserve), megabytes(s[5], p->limit), o->max_device &&
@@ -518,8 +566,10 @@ int memory_open(struct gpu_backend *b, struct err *e)
     /* the weights first: they are copied while the rest is allocated */
     if (!(b->w = dweights_open(b->g, b->m, b->first_layer, b->plan.cached > 0, b->o.act_int8, e)) ||
         !(b->arena = gpu_alloc(b->g, b->arena_size, "activations", e)) ||
-        !(b->kv = gpu_alloc(b->g, b->kv_size, "keys and values", e)) || memory_grow_step(b, b->step_room, e) < 0 ||
-        open_slots(b, e) < 0 || !(b->hlogits = gpu_pinned(b->g, b->hlogits_room * sizeof(float), "logits", e)) ||
+        !(b->kv = gpu_alloc(b->g, b->kv_size ? b->kv_size : 1, "keys and values", e)) ||
+        (b->state_size && !(b->states = gpu_alloc(b->g, b->state_size, "states", e))) ||
+        memory_grow_step(b, b->step_room, e) < 0 || open_slots(b, e) < 0 ||
+        !(b->hlogits = gpu_pinned(b->g, b->hlogits_room * sizeof(float), "logits", e)) ||
         (hx && !(b->hx = gpu_pinned(b->g, hx * sizeof(float), "hidden states", e))))
         return -1;
     b->pinned += N_SLOTS * MAX_DRAWS * sizeof *b->ids + (b->hlogits_room + hx) * sizeof(float);
@@ -546,6 +596,7 @@ void memory_close(struct gpu_backend *b)
     dweights_close(b->w);
     gpu_free(b->g, b->arena);
     gpu_free(b->g, b->kv);
+    gpu_free(b->g, b->states);
     gpu_free(b->g, b->step);
     for (int i = 0; i < N_SLOTS; i++) {
         gpu_pinned_free(b->g, b->slot[i].words);

@@ -197,6 +197,13 @@ static void layout_ends(struct weight_layout *p, const struct model *m, int firs
     }
 }
 
+/* Number of elements of a vector of a layer. */
+static size_t part_floats(const struct config *c, int layer, enum layer_part part)
+{
+    const struct part_fact f = layer_part_fact(c, layer, part);
+    return (size_t)f.rows * (size_t)f.cols;
+}
+
 static struct dlayer layout_layer(struct weight_layout *p, const struct model *m, int i)
 {
     const struct layer *l = &m->layers[i];
@@ -205,7 +212,7 @@ static struct dlayer layout_layer(struct weight_layout *p, const struct model *m
 #define NORM(id, field, name, scope, ...) \
     KEEP_##scope(d.field = norm(p, &l->field, (size_t)layer_part_fact(&m->config, i, LP_##id).cols);)
 #define VECTOR(id, field, name, scope, ...) \
-    KEEP_##scope(d.field = vector(p, l->field, (size_t)layer_part_fact(&m->config, i, LP_##id).cols);)
+    KEEP_##scope(d.field = vector(p, l->field, part_floats(&m->config, i, LP_##id));)
 #define MATRIX(id, field, name, scope, ...) KEEP_##scope(d.field = linear(p, &l->field);)
 #define EXPERT(...)
 #include "libcommon/model/parts.def"

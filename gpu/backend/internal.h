@@ -11,7 +11,7 @@ enum {
     LOGIT_ROWS = 64,            /* rows of logits at a time */
     TILE_TOKENS = 16,           /* attention works by tiles from this many tokens of a sequence on */
     MAX_GRAPH_TOKENS = 64, N_BUCKETS = BACKEND_BUCKETS, MAX_SPLIT_BITS = 16,
-    STEP_ARRAYS = 6,
+    STEP_ARRAYS = 8,
     /* tokens are drawn on the device for the first MAX_DRAWS rows of logits of a step only */
     MAX_DRAWS = 4 * LOGIT_ROWS, DRAW_WORDS = sizeof(struct gpu_draw) / 4,
     MAX_BEGUN = 2, N_SLOTS = MAX_BEGUN + 1, NEVER = -1,
@@ -31,6 +31,7 @@ struct gpu_backend {
     int exact, floats;              /* floats: some matrix is f32, so inputs are kept as f32 too */
     int floats_att;                 /* some matrix o is f32, so its input is kept as f32 too */
     int stride_hidden, stride_att, stride_mlp, stride_expert;
+    int att_size;                   /* width of the widest input of o */
     int mlp_size;                   /* width of the widest dense or shared MLP */
     /* 1: the shared MLPs differ in width from the dense ones, so they have activation rows of their
      * own.  In common rows, values of the wider MLP would stay in the padding of the narrower
@@ -38,10 +39,15 @@ struct gpu_backend {
     int shared_apart;
     /* device */
     uint8_t *kv; size_t kv_size, kv_stride; uint32_t kv_part;
+    float *states; size_t state_size, state_stride;     /* state_size: bytes of all states */
     uint8_t *arena; size_t arena_size;
     float *x, *y, *hf, *hf2, *q, *k, *v, *attf, *gate, *up, *cosine[MAX_ROPES], *sine[MAX_ROPES], *alibi,
           *freq[MAX_ROPES], *freq_long[MAX_ROPES], *partial, *logits;
     uint16_t *act, *act2, *act_att, *act_mlp, *act_shared;
+    /* layers with a state: their projections, the outputs of in_ba, of gate_a, of the convolution,
+     * and of the recurrence; and the gates of attention.  state_in_size: floats of a token's
+     * projections */
+    float *state_in, *state_ba, *state_low, *state_conv, *state_out, *att_gate; int state_in_size;
     /* mixtures of experts.  route: outputs of the router; choice: the chosen experts.  For each
      * pair (gpu_choice): the activations before down, in mid_expert where an expert is f32, else in
      * act_expert; and the result. */
@@ -65,7 +71,7 @@ struct gpu_backend {
      * device (0: none) */
     int n_begun, first_begun, n_follow;
     /* numbers of the current step */
-    int n, n_decode, n_tiles, splits;
+    int n, n_decode, n_tiles, splits, n_items, longest;
     struct gpu_graph *graph[N_BUCKETS][MAX_SPLIT_BITS];
     int seen[N_BUCKETS][MAX_SPLIT_BITS];    /* NEVER: there was no memory for a graph */
     struct backend_graphs graphs;           /* counted */
@@ -75,8 +81,9 @@ struct gpu_backend {
 };
 
 /* Arrays of a step, one after the other, followed by tiles, options for drawing, and tables.  A
- * token -1 - r below 0 stands for the token that the device has drawn into ids[r]. */
-enum { A_TOKEN, A_POS, A_LONG, A_TABLE, A_DECODE, A_LOGIT };
+ * token -1 - r below 0 stands for the token that the device has drawn into ids[r].  A_FIRST: the
+ * first token of each item, and the number of tokens after the last one; A_STATE: its state. */
+enum { A_TOKEN, A_POS, A_LONG, A_TABLE, A_DECODE, A_LOGIT, A_FIRST, A_STATE };
 static inline size_t array_size(const struct gpu_backend *b) { return (size_t)(b->o.max_tokens + MAX_GRAPH_TOKENS); }
 static inline int32_t *host_array(struct gpu_backend *b, int i) { return b->hstep + (size_t)i * array_size(b); }
 static inline int32_t *array(const struct gpu_backend *b, int i) { return b->step + (size_t)i * array_size(b); }
@@ -92,7 +99,8 @@ static inline size_t tables_at(const struct gpu_backend *b) { return draws_at(b)
 static inline int partial_rows(const struct gpu_backend *b, int splits)
 {
     const struct config *c = &b->m->config;
-    const size_t rows = b->partial_room / ((size_t)c->n_heads * (size_t)splits * (size_t)(c->head_dim + 2));
+    const size_t n_heads = c->n_heads > 0 ? (size_t)c->n_heads : 1;
+    const size_t rows = b->partial_room / (n_heads * (size_t)splits * (size_t)(c->head_dim + 2));
     return rows < array_size(b) ? (int)rows : (int)array_size(b);
 }
 

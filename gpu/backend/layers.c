@@ -278,12 +278,127 @@ static int run_ff(struct gpu_backend *b, const struct dlayer *l, int index, cons
                ? -1 : add_residual(b, &l->down, &down, &l->mlp_post_norm, e);
 }
 
+/* ---- layers with a state ---- */
+
+/* Kimi delta attention: compute the decays of the rows, and the gate if it is of low rank. */
+static int run_row_gates(struct gpu_backend *b, const struct dlayer *l, const struct input *in, int channels, int width,
+                         int n_in, struct err *e)
+{
+    const int rank = b->m->config.recurrent.gate_rank;
+    float *f = b->state_in + channels + width;
+    if (!rank)
+        return run_linear(b, in, &(struct target){ &l->in_f, f, n_in }, 1, GPU_STORE, 1, 0, e);
+    const struct target low = { &l->gate_a, b->state_low, 2 * rank },
+                        out[2] = { { &l->in_f, f, n_in }, { &l->in_z, b->state_in + channels, n_in } };
+    if (run_linear(b, in, &low, 1, GPU_STORE, 1, 0, e) < 0)
+        return -1;
+    for (int i = 0; i < 2; i++) {       /* their inputs are few, and f32 */
+        const struct input half = { .x = b->state_low + i * rank, .ldx = 2 * rank };
+        struct gpu_linear o = begin(b, &half, GPU_STORE, 1, 0);
+        o.w[0] = out[i].l->w;
+        o.to[0] = (struct gpu_output){ out[i].l->bias, out[i].out, n_in };
+        o.n_mats = 1;
+        if (gpu_matmul_f32(b->g, &o, e) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static struct gpu_state state_of(const struct gpu_backend *b, const struct dlayer *l, int index)
+{
+    const struct config *c = &b->m->config;
+    const struct recurrent *r = &c->recurrent;
+    const int kind = c->mixer[index];
+    uint64_t at = 0;
+    for (int i = b->first_layer; i < index; i++)
+        at += config_state_floats(c, i);
+    return (struct gpu_state){
+        .kind = kind == MIXER_CONV ? GPU_STATE_CONV : kind == MIXER_DELTA ? GPU_STATE_DELTA : GPU_STATE_MAMBA2,
+        .in = b->state_in, .ba = b->state_ba, .conv = b->state_conv, .out = b->state_out,
+        .n_in = l->in.w.rows + l->in_z.w.rows + l->in_f.w.rows, .channels = recurrent_channels(c, index),
+        .width = recurrent_width(c, index), .states = b->states, .stride = b->state_stride, .at = at,
+        .first = array(b, A_FIRST), .state = array(b, A_STATE), .pos = array(b, A_POS), .n_items = b->n_items,
+        .longest = b->longest, .conv_weight = l->conv, .conv_bias = l->conv_bias, .kernel = r->conv_kernel,
+        .a_log = l->a_log, .dt_bias = l->dt_bias, .d = l->d, .n_heads = r->n_heads, .head_dim = r->head_dim,
+        .n_groups = r->n_groups, .state_size = r->state_size, .log_rates = c->gguf, .ba_flat = r->ba_flat,
+        .tiled = r->tiled, .per_row = r->per_row, .flat = r->z_apart, .dt_min = r->dt_min, .dt_max = r->dt_max,
+        .rate_scale = r->rate_scale, .decay_least = r->decay_least };
+}
+
+/* The gate and the norm of the outputs of the recurrence. */
+static struct gpu_gate gate_of(const struct gpu_backend *b, const struct dlayer *l, const struct gpu_state *s)
+{
+    const struct recurrent *r = &b->m->config.recurrent;
+    struct gpu_gate o = { .x = s->out, .n = b->n, .width = s->width, .head_dim = s->head_dim, .z = s->in,
+                          .ldz = s->n_in, .share = s->n_heads,
+                          .w = l->gate_norm.present ? l->gate_norm.w : NULL, .eps = r->norm_eps };
+    if (s->kind == GPU_STATE_MAMBA2) {
+        o.size = s->width / (r->norm_groups > 1 ? r->norm_groups : 1);
+        o.each = 1;
+        o.norm_first = r->norm_first;
+        return o;
+    }
+    o.size = s->head_dim;
+    o.norm_first = 1;
+    o.sigmoid = r->per_row || r->sigmoid_gate;
+    if (s->flat) {
+        o.z += s->channels;
+        return o;
+    }
+    o.share = s->n_heads / s->n_groups;
+    o.z_stride = 2 * s->state_size + 2 * o.share * s->head_dim;
+    o.z += 2 * s->state_size + o.share * s->head_dim;
+    return o;
+}
+
+/* Run a mixer with a state.  *out: the input of o. */
+static int run_state(struct gpu_backend *b, const struct dlayer *l, int index, const struct input *in,
+                     struct input *out, struct err *e)
+{
+    const struct recurrent *r = &b->m->config.recurrent;
+    struct gpu_state s = state_of(b, l, index);
+    const int floats = in_floats(b, &l->o);
+    struct target to[3] = { { &l->in, b->state_in, s.n_in } };
+    int n = 1;
+    if (l->in_ba.w.data)
+        to[n++] = (struct target){ &l->in_ba, b->state_ba, 2 * s.n_heads };
+    if (l->in_z.w.data && !r->gate_rank)
+        to[n++] = (struct target){ &l->in_z, b->state_in + s.channels, s.n_in };
+    *out = (struct input){ .act = b->act_att, .stride = b->stride_att, .x = s.out, .ldx = s.width };
+    if (s.kind == GPU_STATE_CONV) {
+        s.act = floats ? NULL : b->act_att;
+        s.act_stride = b->stride_att;
+        s.order = order_of(b, b->n);
+        out->x = s.conv;
+    }
+    if (run_linear(b, in, to, n, GPU_STORE, 1, 0, e) < 0 ||
+        (s.per_row && s.kind == GPU_STATE_DELTA && run_row_gates(b, l, in, s.channels, s.width, s.n_in, e) < 0) ||
+        gpu_state_conv(b->g, &s, e) < 0)
+        return -1;
+    if (s.kind == GPU_STATE_CONV)
+        return 0;
+    struct gpu_gate gate = gate_of(b, l, &s);
+    gate.act = floats ? NULL : b->act_att;
+    gate.act_stride = b->stride_att;
+    gate.order = order_of(b, b->n);
+    return gpu_state_scan(b->g, &s, e) < 0 ? -1 : gpu_state_gate(b->g, &gate, e);
+}
+
 /* ---- attention ---- */
 
 static struct gpu_step step_of(const struct gpu_backend *b)
 {
     return (struct gpu_step){ .pos = array(b, A_POS), .table_of = array(b, A_TABLE), .tables = b->step + tables_at(b),
                               .n = b->n };
+}
+
+/* Number of the device's layers before this one that have keys and values. */
+static uint64_t kv_before(const struct gpu_backend *b, int index)
+{
+    uint64_t n = 0;
+    for (int i = b->first_layer; i < index; i++)
+        n += mixer_has_kv(b->m->config.mixer[i]) != 0;
+    return n;
 }
 
 static int run_attention(struct gpu_backend *b, const struct dlayer *l, int index, struct err *e)
@@ -303,8 +418,7 @@ static int run_attention(struct gpu_backend *b, const struct dlayer *l, int inde
             return -1;
     }
     const struct gpu_kv kv = { .base = b->kv, .stride = b->kv_stride, .head_stride = 2 * (uint64_t)b->kv_part,
-                               .layer_offset = (uint64_t)(index - b->first_layer) * (uint64_t)c->n_kv_heads * 2 *
-                               b->kv_part,
+                               .layer_offset = kv_before(b, index) * (uint64_t)c->n_kv_heads * 2 * b->kv_part,
                                .part = b->kv_part, .type = (int)b->o.kv.key };
     struct gpu_prepare p = { .q = b->q, .k = b->k, .v = b->v, .n_heads = c->n_heads, .n_kv_heads = c->n_kv_heads,
                              .head_dim = c->head_dim,
@@ -325,7 +439,9 @@ static int run_attention(struct gpu_backend *b, const struct dlayer *l, int inde
                                .act_stride = b->stride_att, .order = order_of(b, b->n),
                                .n_heads = c->n_heads, .n_kv_heads = c->n_kv_heads, .head_dim = c->head_dim,
                                .window = c->window[index], .scale = c->attn_scale, .softcap = c->attn_softcap,
-                               .alibi = c->pos == POS_ALIBI ? b->alibi : NULL, .sinks = l->sinks, .step = step_of(b),
+                               .alibi = c->pos == POS_ALIBI ? b->alibi : NULL, .sinks = l->sinks,
+                               .gate = c->attn_gate ? b->att_gate : NULL,
+                               .gate_each = c->attn_gate == ATTN_GATE_HEAD ? c->head_dim : 1, .step = step_of(b),
                                .kv = kv,
                                .partial = b->partial, .max_splits = b->splits,
                                .tiles = b->step + tiles_at(b), .n_tiles = b->n_tiles };
@@ -341,29 +457,46 @@ static int run_attention(struct gpu_backend *b, const struct dlayer *l, int inde
 
 /* ---- a step ---- */
 
+/* Run the mixer of a layer.  *out: the input of o. */
+static int run_mixer(struct gpu_backend *b, const struct dlayer *l, int index, const struct input *in,
+                     struct input *out, struct err *e)
+{
+    const struct config *c = &b->m->config;
+    const int nq = c->n_heads * c->head_dim, nk = c->n_kv_heads * c->head_dim;
+    if (mixer_has_state(c->mixer[index]))
+        return run_state(b, l, index, in, out, e);
+    const struct target qkv[3] = { { &l->q, b->q, nq }, { &l->k, b->k, nk }, { &l->v, b->v, nk } },
+                        gate = { &l->q_gate, b->att_gate, c->attn_gate == ATTN_GATE_HEAD ? c->n_heads : nq };
+    *out = (struct input){ .act = b->act_att, .stride = b->stride_att, .x = b->attf, .ldx = nq };
+    return run_linear(b, in, qkv, 3, GPU_STORE, 1, c->clip_qkv, e) < 0 ||
+           (c->attn_gate && run_linear(b, in, &gate, 1, GPU_STORE, 1, 0, e) < 0) ? -1 : run_attention(b, l, index, e);
+}
+
 static int run_layer(struct gpu_backend *b, int index, struct err *e)
 {
     const struct config *c = &b->m->config;
     const struct dlayer *l = dweights_layer(b->w, index);
-    struct input in, in_mlp;
-    if (dweights_need(b->w, index, e) < 0 || run_norm(b, &l->attn_norm, b->x, b->act, b->hf, &in, e) < 0)
+    struct input in, in_mlp, mixed;
+    if (dweights_need(b->w, index, e) < 0)
+        return -1;
+    if (c->mixer[index] == MIXER_NONE)
+        return run_norm(b, &l->mlp_norm, b->x, b->act, b->hf, &in, e) < 0 ? -1 : run_ff(b, l, index, &in, e);
+    if (run_norm(b, &l->attn_norm, b->x, b->act, b->hf, &in, e) < 0)
         return -1;
     in_mlp = in;
     if (c->block == BLOCK_PARALLEL2 && run_norm(b, &l->mlp_norm, b->x, b->act2, b->hf2, &in_mlp, e) < 0)
         return -1;
-    const struct target qkv[3] = { { &l->q, b->q, c->n_heads * c->head_dim },
-                                   { &l->k, b->k, c->n_kv_heads * c->head_dim },
-                                   { &l->v, b->v, c->n_kv_heads * c->head_dim } };
-    const struct input att = { .act = b->act_att, .stride = b->stride_att, .x = b->attf,
-                               .ldx = c->n_heads * c->head_dim };
-    if (run_linear(b, &in, qkv, 3, GPU_STORE, 1, c->clip_qkv, e) < 0 || run_attention(b, l, index, e) < 0)
+    if (run_mixer(b, l, index, &in, &mixed, e) < 0)
         return -1;
     /* Parallel blocks: add the MLP first.  Its input is computed already, and the CPU adds in this
      * order. */
     if (c->block != BLOCK_SEQUENTIAL)
-        return run_ff(b, l, index, &in_mlp, e) < 0 ? -1 : add_residual(b, &l->o, &att, &l->attn_post_norm, e);
-    if (add_residual(b, &l->o, &att, &l->attn_post_norm, e) < 0 ||
-        run_norm(b, &l->mlp_norm, b->x, b->act, b->hf, &in, e) < 0)
+        return run_ff(b, l, index, &in_mlp, e) < 0 ? -1 : add_residual(b, &l->o, &mixed, &l->attn_post_norm, e);
+    if (add_residual(b, &l->o, &mixed, &l->attn_post_norm, e) < 0)
+        return -1;
+    if (c->ff[index] == FF_NONE)
+        return 0;
+    if (run_norm(b, &l->mlp_norm, b->x, b->act, b->hf, &in, e) < 0)
         return -1;
     return run_ff(b, l, index, &in, e);
 }

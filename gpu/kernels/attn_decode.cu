@@ -232,6 +232,8 @@ __global__ __launch_bounds__(THREADS) void attn_merge_kernel(gpu_attention o)
             v = fmaf(part[s * (n + 2) + d], weight[s], v);
         v = n_splits ? v / sum : 0;
         const int k = head * n + d;
+        if (o.gate)
+            v /= 1 + expf(-o.gate[((size_t)t * o.n_heads * n + k) / o.gate_each]);
         if (o.out)
             o.out[(size_t)t * o.n_heads * n + k] = v;
         if (o.act)

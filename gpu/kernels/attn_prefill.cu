@@ -289,7 +289,9 @@ template <int DIM> DEVICE void store_out(const running<DIM> &r, const gpu_attent
             const int d = 8 * i + lane % 4 * 2, at = j.head * n + d;
             if (d >= n)
                 continue;
-            const float v[2] = { r.out[i][2 * half] * inverse, r.out[i][2 * half + 1] * inverse };
+            float v[2] = { r.out[i][2 * half] * inverse, r.out[i][2 * half + 1] * inverse };
+            for (int k = 0; o.gate && k < 2; k++)
+                v[k] /= 1 + fast_exp(-o.gate[((size_t)(j.first + row) * o.n_heads * n + at + k) / o.gate_each]);
             if (o.out)
                 *reinterpret_cast<float2 *>(out + d) = make_float2(v[0], v[1]);
             if (o.act) {

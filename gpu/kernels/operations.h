@@ -151,6 +151,47 @@ int gpu_act_pack(struct gpu *g, const float *x, int n, int cols, uint16_t *act, 
 int gpu_rope_table(struct gpu *g, float *cosine, float *sine, const int32_t *pos, const int32_t *is_long, int n,
                    int dim, const float *freq, const float *freq_long, float scale, float scale_long, struct err *e);
 
+/* ---- layers with a state (struct recurrent of libcommon/model/model.h) ---- */
+
+enum { GPU_STATE_CONV, GPU_STATE_MAMBA2, GPU_STATE_DELTA };
+enum { GPU_MAX_CONV = 8, GPU_MAX_STATE = 256 };         /* largest conv_kernel; largest state_size */
+struct gpu_state {
+    int kind;
+    /* in [n][n_in]: projections; conv [n][channels]: outputs of the convolution; out [n][width]:
+     * outputs of the recurrence; ba [n][2 * n_heads]: outputs of in_ba */
+    const float *in, *ba; float *conv, *out;
+    int n_in, channels, width;
+    /* GPU_STATE_CONV: f16 of conv for the next linear layer, or NULL; conv may be NULL instead */
+    uint16_t *act; int act_stride; enum gpu_act_order order;
+    /* states of sequences, stride floats apart; this layer's part begins at float `at` of each */
+    float *states; uint64_t stride, at;
+    /* item i is tokens [first[i], first[i + 1]) and has state[i]; longest: at least the number of
+     * tokens of any item */
+    const int32_t *first, *state, *pos;
+    int n_items, longest;
+    const float *conv_weight, *conv_bias;       /* [kernel][channels]; [channels] or NULL */
+    int kernel;
+    const float *a_log, *dt_bias, *d;           /* a_log: with log_rates -exp(a_log) */
+    int n_heads, head_dim, n_groups, state_size, log_rates, ba_flat, tiled, per_row;
+    int flat;                                   /* the projection has q, k and v of all groups */
+    float dt_min, dt_max, rate_scale, decay_least;      /* as in struct recurrent */
+};
+/* The convolution of all items, which also updates its part of their states. */
+int gpu_state_conv(struct gpu *g, const struct gpu_state *o, struct err *e);
+/* The recurrence, which reads the outputs of the convolution. */
+int gpu_state_scan(struct gpu *g, const struct gpu_state *o, struct err *e);
+
+/* Gate and norm x [n][width], in parts of `size` elements.  The gate of element d of head h is
+ * element h / share * z_stride + h % share * head_dim + d of the token's row of z.  The result is
+ * stored in act or, if that is NULL, in x. */
+struct gpu_gate {
+    float *x; int n, width, size, head_dim;
+    const float *z; int ldz, share, z_stride, sigmoid;          /* sigmoid 0: silu */
+    const float *w; int each, norm_first; float eps;            /* w [size], with each [width]; NULL: no norm */
+    uint16_t *act; int act_stride; enum gpu_act_order order;
+};
+int gpu_state_gate(struct gpu *g, const struct gpu_gate *o, struct err *e);
+
 /* Positions of tokens and addresses of keys: arrays of a step, in device memory. */
 struct gpu_step {
     /* [n]; -1: a token that only fills the batch: nothing is stored, its attention is 0 */
@@ -186,6 +227,9 @@ struct gpu_attention {
     float scale, softcap;
     const float *alibi;                 /* [n_heads] or NULL */
     const float *sinks;                 /* [n_heads] scores without a value, or NULL */
+    /* [n][n_heads * head_dim / gate_each]: the output is multiplied by the sigmoids of these, each
+     * of which is for gate_each elements; NULL: no gates */
+    const float *gate; int gate_each;
     struct gpu_step step;
     struct gpu_kv kv;
     /* decode: the tokens rows[0..n_rows) */

@@ -717,6 +717,20 @@ static const char *beyond_mixture(const struct config *c)
     return c->moe.act_limit > 0 && c->moe.act_alpha == 0 ? "MLPs with limits" : NULL;
 }
 
+/* Returns the first kind of state besides those of FEATURE_STATES; NULL: there is none. */
+static const char *beyond_state(const struct config *c)
+{
+    if (c->indexer.n_heads)
+        return "attention to few chosen tokens";
+    if (c->ngram.size)
+        return "n-gram embeddings";
+    if (config_has_mixer(c, MIXER_MAMBA1))
+        return "Mamba1";
+    if (config_has_mixer(c, MIXER_LIGHTNING))
+        return "lightning attention";
+    return config_has_mixer(c, MIXER_BOTH) ? "attention and a state in parallel" : NULL;
+}
+
 const char *config_beyond(const struct config *c, unsigned features)
 {
     if (c->both_ways)
@@ -727,9 +741,11 @@ const char *config_beyond(const struct config *c, unsigned features)
         return "compressed attention";
     if (c->hyper.n)
         return "hyper-connections";
-    if (config_state_bytes(c))
+    if (config_state_bytes(c) && !(features & FEATURE_STATES))
         return "recurrent layers";
-    if (config_has_mixer(c, MIXER_NONE) || config_has_ff(c, FF_NONE))
+    if (beyond_state(c))
+        return beyond_state(c);
+    if ((config_has_mixer(c, MIXER_NONE) || config_has_ff(c, FF_NONE)) && !(features & FEATURE_STATES))
         return "layers without a mixer or without an MLP";
     if (config_has_ff(c, FF_MOE) && !(features & FEATURE_EXPERTS))
         return "a mixture of experts";
@@ -754,8 +770,13 @@ const char *config_beyond(const struct config *c, unsigned features)
         return "norms of q and k without weights";
     if (config_has_ff(c, FF_MOE) && beyond_mixture(c))
         return beyond_mixture(c);
-    return c->attn_gate ? "gated attention" : c->sinks && !(features & FEATURE_SINKS) ? "attention sinks" : c->temperature_scale != 0
-               ? "queries scaled by their position" : c->qk_norm_roped ? "norms of q and k in some layers" : NULL;
+    if (c->attn_gate && !(features & FEATURE_GATES))
+        return "gated attention";
+    if (c->sinks && !(features & FEATURE_SINKS))
+        return "attention sinks";
+    if (c->temperature_scale != 0)
+        return "queries scaled by their position";
+    return c->qk_norm_roped ? "norms of q and k in some layers" : NULL;
 }
 
 const char *config_uncalibrated(const struct config *c)

@@ -601,8 +601,10 @@ size_t config_state_floats(const struct config *c, int layer);
 size_t config_state_bytes(const struct config *c);
 int recurrent_channels(const struct config *c, int layer);
 int recurrent_width(const struct config *c, int layer);
-/* Features of a backend beside plain or windowed attention and dense MLPs. */
-enum { FEATURE_EXPERTS = 1, FEATURE_SINKS = 2 };
+/* Features of a backend beside plain or windowed attention and dense MLPs.  STATES: short
+ * convolutions, Mamba2, gated delta nets, and layers without a mixer or an MLP; GATES: gated
+ * attention. */
+enum { FEATURE_EXPERTS = 1, FEATURE_SINKS = 2, FEATURE_STATES = 4, FEATURE_GATES = 8 };
 /* The first feature that a backend with these does not support; NULL: it supports the model. */
 const char *config_beyond(const struct config *c, unsigned features);
 

@@ -13,7 +13,7 @@
 
 #pragma weak emulated_fail              /* a GPU has no injected faults */
 
-enum { MAX_TOKENS = 256, N_BLOCKS = 64 };
+enum { MAX_TOKENS = 256, N_BLOCKS = 64, N_STATES = 9 };
 
 static const char *root(void)
 {
@@ -60,7 +60,8 @@ static int checked;
 static void *backend_open(const struct backend *d, const struct model *m, enum kv_type kv, int exact)
 {
     const struct backend_options o = { .debug_sync = checked, .n_threads = 2, .kv = { kv, kv }, .n_blocks = N_BLOCKS,
-                                       .max_tokens = MAX_TOKENS, .max_logits = MAX_TOKENS, .exact = exact,
+                                       .n_states = N_STATES, .max_tokens = MAX_TOKENS,
+                                       .max_logits = MAX_TOKENS, .exact = exact,
                                        .wgmma = wgmma,
                                         .cache_weights = cache_weights };
     void *b = d->open(m, &o, &why);
@@ -144,8 +145,11 @@ static void check_folder(const char *name, enum qtype type, int exact, double li
 static const char *const in_f32[] = { "qwen2_moe", "granitemoe", "glm4_moe", "gpt_oss", "../hf-2026/phimoe",
                                       "../hf-2026/cohere2_moe",
                                       "llama-odd", "gemma2", "bloom", "opt", "gptj", "gpt_neox", "cohere", "olmo2",
-                                      "hunyuan", "phi3-longrope", "nemotron", "../hf-2026/olmo3" };
-static const char *const in_f16[] = { "llama-odd", "bloom", "qwen2_moe", "gpt_oss" };
+                                      "hunyuan", "phi3-longrope", "nemotron", "../hf-2026/olmo3",
+                                      "lfm2", "mamba2", "granitemoehybrid", "nemotron_h", "qwen3_next",
+                                      "../hf-2026/qwen3_5", "../hf-2026/afmoe" };
+static const char *const in_f16[] = { "llama-odd", "bloom", "qwen2_moe", "gpt_oss", "lfm2", "granitemoehybrid",
+                                      "../hf-2026/qwen3_5" };
 
 static void folders(const char *const *names, size_t n, enum qtype type, int exact, double limit)
 {
@@ -534,6 +538,65 @@ static void batches(void **state)
     model_close(m);
 }
 
+/* Layers with a state: sequences in a batch, a replayed graph, copied states and several tokens at
+ * once (as drafts are checked) give the bits that single tokens of one sequence give. */
+static void check_states(const char *name)
+{
+    enum { N = 3, PROMPT = 18, LEN = 22 };
+    struct model *m = load(name, QT_F16);
+    const size_t vocab = (size_t)m->config.vocab_size;
+    int32_t id[N][LEN], table[N][3] = { { 1, 5, 9 }, { 2, 6, 10 }, { 3, 7, 11 } };
+    struct rng r = { 5 };
+    for (int s = 0; s < N; s++)
+        for (int i = 0; i < LEN; i++)
+            id[s][i] = below(&r, (int)vocab);
+    float *alone = malloc(N * LEN * vocab * sizeof *alone), *got = malloc(LEN * vocab * sizeof *got);
+    void *b = backend_open(&backend_gpu, m, KV_F16, 0);
+    for (int s = 0; s < N; s++)
+        for (int i = 0; i < LEN; i += i == 0 ? PROMPT : 1) {
+            const struct batch_item item = { .tokens = &id[s][i], .n_tokens = i == 0 ? PROMPT : 1, .pos = i,
+                                             .table = table[s], .state = s, .n_logits = 1 };
+            OK(backend_gpu.forward(b, &(struct batch){ &item, 1 }, alone + (size_t)(s * LEN + i) * vocab, &why));
+            for (int to = N; i == 0 && to < 3 * N; to += N)
+                OK(backend_gpu.copy_state(b, s, s + to, &why));
+        }
+    for (int i = PROMPT; i < LEN; i++) {        /* padded to 4 tokens, from the second step on as a graph */
+        struct batch_item item[N];
+        for (int s = 0; s < N; s++)
+            item[s] = (struct batch_item){ .tokens = &id[s][i], .n_tokens = 1, .pos = i, .table = table[s],
+                                           .state = N + s, .n_logits = 1 };
+        OK(backend_gpu.forward(b, &(struct batch){ item, N }, got, &why));
+        for (int s = 0; s < N; s++)
+            if (memcmp(got + (size_t)s * vocab, alone + (size_t)(s * LEN + i) * vocab, vocab * sizeof *got) != 0)
+                fail_msg("%s: sequence %d, position %d: other bits in a batch than alone", name, s, i);
+    }
+    struct batch_item item[2];                  /* 4 tokens and 3, padded to 8 */
+    for (int s = 0; s < 2; s++)
+        item[s] = (struct batch_item){ .tokens = &id[s][PROMPT], .n_tokens = LEN - PROMPT - s, .pos = PROMPT,
+                                       .table = table[s], .state = 2 * N + s, .n_logits = LEN - PROMPT - s };
+    OK(backend_gpu.forward(b, &(struct batch){ item, 2 }, got, &why));
+    assert_memory_equal(got, alone + PROMPT * vocab, (LEN - PROMPT) * vocab * sizeof *got);
+    assert_memory_equal(got + (LEN - PROMPT) * vocab, alone + (LEN + PROMPT) * vocab,
+                        (LEN - PROMPT - 1) * vocab * sizeof *got);
+    assert_int_equal(backend_gpu.copy_state(b, 0, N_STATES, &why), -1);
+    item[0].state = N_STATES;
+    assert_int_equal(backend_gpu.forward(b, &(struct batch){ item, 1 }, got, &why), -1);
+    assert_non_null(strstr(why.msg, "state 9, expected 0 to 8"));
+    backend_gpu.close(b);
+    model_close(m);
+    free(alone), free(got);
+}
+
+static void recurrent_batches(void **state)
+{
+    (void)state;
+    if (!have_oracles())
+        skip();
+    check_states("lfm2");
+    check_states("granitemoehybrid");
+    check_states("../hf-2026/qwen3_5");
+}
+
 /* Layers whose experts have different types are refused, and so are models with a part that the
  * device does not support. */
 static void refused_mixtures(void **state)
@@ -605,7 +668,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(by_wgmma), cmocka_unit_test(copies), cmocka_unit_test(types), cmocka_unit_test(kv_formats),
             cmocka_unit_test(mixtures), cmocka_unit_test(batches), cmocka_unit_test(refusals),
-            cmocka_unit_test(refused_mixtures),
+            cmocka_unit_test(recurrent_batches), cmocka_unit_test(refused_mixtures),
         cmocka_unit_test(exact_folders), cmocka_unit_test(f16_folders),
     };
     if (gpu_kind[0] != 'e' && !device_usable())

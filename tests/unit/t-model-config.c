@@ -133,7 +133,7 @@ static void each_layer_gets_its_window(void **state)
 static void features_that_a_backend_lacks_are_named(void **state)
 {
     (void)state;
-    enum { BOTH = FEATURE_EXPERTS | FEATURE_SINKS };
+    enum { BOTH = FEATURE_EXPERTS | FEATURE_SINKS, ALL = BOTH | FEATURE_STATES | FEATURE_GATES };
     static const struct { const char *keys, *says; unsigned features; } cases[] = {
         { "\"model_type\": \"mixtral\"", NULL, BOTH }, { "\"model_type\": \"qwen3_moe\"", NULL, BOTH },
         { "\"model_type\": \"mixtral\"", "a mixture of experts", FEATURE_SINKS },
@@ -153,7 +153,11 @@ static void features_that_a_backend_lacks_are_named(void **state)
         { "\"model_type\": \"apertus\"", "an activation with parameters", 0 },
         { "\"model_type\": \"minicpm3\"", "multi-head latent attention", 0 },
         { "\"model_type\": \"afmoe\"", "a mixture of experts", 0 },
-        { "\"model_type\": \"lfm2_moe\"", "recurrent layers", 0 },
+        { "\"model_type\": \"lfm2_moe\"", "recurrent layers", 0 }, { "\"model_type\": \"lfm2_moe\"", NULL, ALL },
+        { "\"model_type\": \"qwen3_next\"", NULL, ALL }, { "\"model_type\": \"mamba2\"", NULL, ALL },
+        { "\"model_type\": \"afmoe\"", NULL, ALL }, { "\"model_type\": \"jamba\"", "Mamba1", ALL },
+        { "\"model_type\": \"minimax\"", "lightning attention", ALL },
+        { "\"model_type\": \"falcon_h1\"", "attention and a state in parallel", ALL },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct config c;
