@@ -148,7 +148,7 @@ static void put_draw(struct gpu_backend *b, int row, const struct draw *d)
 static size_t fill_step(struct gpu_backend *b, const struct batch *batch, int *n_logits)
 {
     const int long_from = config_long_from(&b->m->config), by_tiles = !b->exact && !b->o.strict &&
-        b->m->config.head_dim % 16 == 0;
+        b->m->config.head_dim % 16 == 0 && !config_has_mixer(&b->m->config, MIXER_MLA);
     const int tile = GPU_ATTN_TILE(b->m->config.head_dim);
     int32_t *token = host_array(b, A_TOKEN), *pos = host_array(b, A_POS), *is_long = host_array(b, A_LONG),
             *table_of = host_array(b, A_TABLE);

@@ -12,9 +12,10 @@
 #include "libcommon/model/arch.h"
 
 enum {
-    MAX_PARTS = 44 + 4 * MAX_ROPES,           /* pieces of device memory besides weights and cache */
+    MAX_PARTS = 48 + 4 * MAX_ROPES,           /* pieces of device memory besides weights and cache */
     /* blocks of a launch in its second dimension: tokens of a step, or tiles of experts */
     MOST_IN_GRID = 65535,
+    MOST_LATENT = 1024,         /* elements of a latent with its key */
     /* most memory for partial results of split attention, unless one token needs more */
     PARTIAL_BYTES = 32 << 20,
 };
@@ -36,20 +37,22 @@ static void measure(struct gpu_backend *b)
     b->stride_hidden = stride_of(&(const struct mat *){ &b->m->head.w }, 1,
                                  c->hidden_size > c->embed_size ? c->hidden_size : c->embed_size);
     b->stride_att = b->stride_mlp = b->stride_expert = b->mlp_size = b->shared_apart = b->att_size = 0;
-    b->state_in_size = 0;
+    b->state_in_size = b->stride_low = 0;
     b->floats_att = b->exact;
     b->floats = b->exact || b->m->head.w.type == QT_F32;
     for (int i = b->first_layer; i < c->n_layers; i++) {
         const struct layer *l = &b->m->layers[i];
         const struct expert none = { 0 }, *x = l->experts ? l->experts : &none;
         const struct mat *reads_hidden[] = { &l->q.w, &l->k.w, &l->v.w, &l->gate.w, &l->up.w, &l->q_gate.w, &l->in.w,
-                                             &l->in_ba.w, &l->in_z.w, &l->in_f.w, &l->gate_a.w, &x->gate.w, &x->up.w },
+                                             &l->in_ba.w, &l->in_z.w, &l->in_f.w, &l->gate_a.w, &l->q_a.w, &l->kv_a.w,
+                                             &x->gate.w, &x->up.w },
                          *o = &l->o.w, *down = &l->down.w, *expert_down = &x->down.w;
         int s = stride_of(reads_hidden, (int)(sizeof reads_hidden / sizeof *reads_hidden), c->hidden_size);
         b->stride_hidden = s > b->stride_hidden ? s : b->stride_hidden;
-        s = o->data ? stride_of(&o, 1, o->cols) : 0;
+        if (l->q_a.w.data && l->q.w.cols_padded > b->stride_low)
+            b->stride_low = l->q.w.cols_padded;
         b->att_size = o->data && o->cols > b->att_size ? o->cols : b->att_size;
-        s = stride_of(&o, 1, c->n_heads * c->head_dim > b->att_size ? c->n_heads * c->head_dim : b->att_size);
+        s = stride_of(&o, 1, b->att_size);
         b->stride_att = s > b->stride_att ? s : b->stride_att;
         const int size = config_mlp_size(c, i);
         b->shared_apart |= size && b->mlp_size && size != b->mlp_size;
@@ -59,7 +62,7 @@ static void measure(struct gpu_backend *b)
         s = l->experts ? stride_of(&expert_down, 1, c->moe.intermediate_size) : 0;
         b->stride_expert = s > b->stride_expert ? s : b->stride_expert;
         b->floats |= l->experts != NULL;        /* the router reads f32: rounding changes choices */
-        for (int j = 0; j < 11; j++)
+        for (int j = 0; j < 13; j++)
             b->floats |= reads_hidden[j]->data && reads_hidden[j]->type == QT_F32;
         b->floats |= o->type == QT_F32 || down->type == QT_F32;
         b->floats_att |= o->type == QT_F32;
@@ -99,7 +102,7 @@ static int plan_experts(struct gpu_backend *b, size_t t, struct buffer_place *pa
     return n;
 }
 
-/* List the memory of layers with a state and of gated attention for t tokens; memory_open fills it
+/* List the memory of layers with a state and of gated or latent attention for t tokens; memory_open fills it
  * with zeros, because tokens that only pad a step are read.  Returns the number of parts. */
 static int plan_states(struct gpu_backend *b, size_t t, struct buffer_place *part)
 {
@@ -119,6 +122,13 @@ static int plan_states(struct gpu_backend *b, size_t t, struct buffer_place *par
     part[n++] = (struct buffer_place){ &b->state_low, here * t * 2 * (size_t)r->gate_rank * f };
     part[n++] = (struct buffer_place){ &b->state_conv, t * channels * f };
     part[n++] = (struct buffer_place){ &b->state_out, t * width * f };
+    const struct mla *m = &c->mla;
+    const size_t heads = config_has_mixer(c, MIXER_MLA) ? t * (size_t)c->n_heads : 0;
+    const int dim = m->nope_dim + m->rope_dim > m->v_dim ? m->nope_dim + m->rope_dim : m->v_dim;
+    part[n++] = (struct buffer_place){ &b->latent_heads, heads * (size_t)dim * f };
+    part[n++] = (struct buffer_place){ &b->latent_sums, heads * (size_t)m->kv_rank * f };
+    part[n++] = (struct buffer_place){ &b->latent_low, heads ? t * (size_t)m->q_rank * f : 0 };
+    part[n++] = (struct buffer_place){ &b->act_low, t * (size_t)b->stride_low * sizeof *b->act_low };
     const size_t gates = (size_t)c->n_heads * (c->attn_gate == ATTN_GATE_HEAD ? 1 : (size_t)c->head_dim);
     part[n++] = (struct buffer_place){ &b->att_gate, c->attn_gate ? t * gates * f : 0 };
     return n;
@@ -131,7 +141,7 @@ static int plan_arena(struct gpu_backend *b, struct buffer_place *part)
                      MAX_GRAPH_TOKENS, hd = (size_t)c->head_dim;
     const size_t hidden = (size_t)c->hidden_size,
                  wide = hidden > (size_t)c->embed_size ? hidden : (size_t)c->embed_size;
-    const size_t nq = (size_t)c->n_heads * hd, nk = (size_t)c->n_kv_heads * hd, mlp = (size_t)b->mlp_size;
+    const size_t nq = (size_t)c->n_heads * hd, nk = (config_has_mixer(c, MIXER_MLA) ? 1 : (size_t)c->n_kv_heads) * hd, mlp = (size_t)b->mlp_size;
     const size_t f = sizeof(float), h = sizeof(uint16_t),
                  per_row = (size_t)(c->n_heads > 0 ? c->n_heads : 1) * (size_t)b->max_splits * (hd + 2) * f;
     /* rows for the longest context; more rows fit with shorter ones */
@@ -310,10 +320,14 @@ static int check_model(const struct gpu_backend *b, struct err *e)
 {
     const struct model *m = b->m;
     const struct config *c = &m->config;
-    const char *beyond = config_beyond(c, FEATURE_EXPERTS | FEATURE_SINKS | FEATURE_STATES | FEATURE_GATES);
+    const char *beyond = config_beyond(c, FEATURE_EXPERTS | FEATURE_SINKS | FEATURE_STATES | FEATURE_GATES |
+                                          FEATURE_LATENTS);
     if (beyond)
         return err_set(e, ERR_UNSUPPORTED, "%s: %s (%s) runs on the CPU only", gpu_kind, c->arch, beyond);
-    if (config_kv_layers(c) && (c->head_dim % 8 || c->head_dim > GPU_ATTN_MAX_DIM))
+    if (config_has_mixer(c, MIXER_MLA) && (c->head_dim % 8 || c->mla.kv_rank % 8 || c->head_dim > MOST_LATENT))
+        return err_set(e, ERR_UNSUPPORTED, "%s: latents of %d elements with keys of %d, expected multiples of 8 up to %d together",
+                       gpu_kind, c->mla.kv_rank, c->mla.rope_dim, MOST_LATENT);
+    if (config_kv_layers(c) && !config_has_mixer(c, MIXER_MLA) && (c->head_dim % 8 || c->head_dim > GPU_ATTN_MAX_DIM))
         return err_set(e, ERR_UNSUPPORTED, "%s: heads of %d elements, expected a multiple of 8 up to %d", gpu_kind,
                        c->head_dim, GPU_ATTN_MAX_DIM);
     if (c->moe.n_experts && check_experts(b, e) < 0)
@@ -350,7 +364,7 @@ static int size_up(struct gpu_backend *b, struct buffer_place *part, struct err 
     b->kv_part = (uint32_t)kv_block_bytes(b->o.kv.key, c->head_dim);
     b->kv_stride = b->state_stride = 0;
     for (int i = b->first_layer; i < c->n_layers; i++) {
-        b->kv_stride += mixer_has_kv(c->mixer[i]) ? (size_t)c->n_kv_heads * 2 * b->kv_part : 0;
+        b->kv_stride += layer_kv_bytes(b, i);
         b->state_stride += config_state_floats(c, i);
     }
     if (__builtin_mul_overflow(b->state_stride * sizeof(float), (size_t)b->o.n_states, &b->state_size))
@@ -426,8 +440,7 @@ static void fill_plan(const struct gpu_backend *b, struct gpu_plan *p)
     if (b->first_layer) {
         p->host_weights = dweights_host_size(b->m, b->first_layer);
         for (int i = 0; i < b->first_layer; i++)
-            p->host_kv += (mixer_has_kv(c->mixer[i]) ? (size_t)c->n_kv_heads * 2 * b->kv_part : 0) *
-                              (size_t)b->o.n_blocks;
+            p->host_kv += layer_kv_bytes(b, i) * (size_t)b->o.n_blocks;
         p->host_kv += (config_state_bytes(c)) * (size_t)b->o.n_states;          /* cpu.c has room for all layers */
     }
 }

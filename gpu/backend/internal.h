@@ -31,7 +31,7 @@ struct gpu_backend {
     int exact, floats;              /* floats: some matrix is f32, so inputs are kept as f32 too */
     int floats_att;                 /* some matrix o is f32, so its input is kept as f32 too */
     int stride_hidden, stride_att, stride_mlp, stride_expert;
-    int att_size;                   /* width of the widest input of o */
+    int att_size, stride_low;       /* width of the widest input of o; of the rows in act_low */
     int mlp_size;                   /* width of the widest dense or shared MLP */
     /* 1: the shared MLPs differ in width from the dense ones, so they have activation rows of their
      * own.  In common rows, values of the wider MLP would stay in the padding of the narrower
@@ -47,6 +47,9 @@ struct gpu_backend {
     /* layers with a state: their projections, the outputs of in_ba, of gate_a, of the convolution,
      * and of the recurrence; and the gates of attention.  state_in_size: floats of a token's
      * projections */
+    /* latent attention: queries, later the values of heads; outputs of q_a, also f16; sums of
+     * latents */
+    float *latent_heads, *latent_low, *latent_sums; uint16_t *act_low;
     float *state_in, *state_ba, *state_low, *state_conv, *state_out, *att_gate; int state_in_size;
     /* mixtures of experts.  route: outputs of the router; choice: the chosen experts.  For each
      * pair (gpu_choice): the activations before down, in mid_expert where an expert is f32, else in
@@ -102,6 +105,15 @@ static inline int partial_rows(const struct gpu_backend *b, int splits)
     const size_t n_heads = c->n_heads > 0 ? (size_t)c->n_heads : 1;
     const size_t rows = b->partial_room / (n_heads * (size_t)splits * (size_t)(c->head_dim + 2));
     return rows < array_size(b) ? (int)rows : (int)array_size(b);
+}
+
+/* Bytes of a layer's keys and values in a KV block.  Latent attention has one row per token, which
+ * is key and value. */
+static inline size_t layer_kv_bytes(const struct gpu_backend *b, int layer)
+{
+    const int kind = b->m->config.mixer[layer];
+    return kind == MIXER_MLA ? b->kv_part
+           : mixer_has_kv(kind) ? (size_t)b->m->config.n_kv_heads * 2 * b->kv_part : 0;
 }
 
 /* Returns 1 if these experts are computed with f32 activations.  The kernels for f16 activations

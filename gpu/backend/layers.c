@@ -392,13 +392,27 @@ static struct gpu_step step_of(const struct gpu_backend *b)
                               .n = b->n };
 }
 
-/* Number of the device's layers before this one that have keys and values. */
-static uint64_t kv_before(const struct gpu_backend *b, int index)
+/* The keys and values of a layer. */
+static struct gpu_kv kv_of(const struct gpu_backend *b, int index)
 {
-    uint64_t n = 0;
+    uint64_t at = 0;
     for (int i = b->first_layer; i < index; i++)
-        n += mixer_has_kv(b->m->config.mixer[i]) != 0;
-    return n;
+        at += layer_kv_bytes(b, i);
+    return (struct gpu_kv){ .base = b->kv, .stride = b->kv_stride, .head_stride = 2 * (uint64_t)b->kv_part,
+                            .layer_offset = at, .part = b->kv_part, .type = (int)b->o.kv.key };
+}
+
+/* Attention of the tokens that are not in tiles. */
+static int run_decode_rows(struct gpu_backend *b, struct gpu_attention *a, struct err *e)
+{
+    const int at_once = partial_rows(b, b->splits);
+    for (int i = 0; i < b->n_decode; i += a->n_rows) {
+        a->rows = array(b, A_DECODE) + i;
+        a->n_rows = b->n_decode - i < at_once ? b->n_decode - i : at_once;
+        if (gpu_attn_decode(b->g, a, e) < 0)
+            return -1;
+    }
+    return 0;
 }
 
 static int run_attention(struct gpu_backend *b, const struct dlayer *l, int index, struct err *e)
@@ -417,9 +431,7 @@ static int run_attention(struct gpu_backend *b, const struct dlayer *l, int inde
         if (gpu_norm(b->g, &o, e) < 0)
             return -1;
     }
-    const struct gpu_kv kv = { .base = b->kv, .stride = b->kv_stride, .head_stride = 2 * (uint64_t)b->kv_part,
-                               .layer_offset = kv_before(b, index) * (uint64_t)c->n_kv_heads * 2 * b->kv_part,
-                               .part = b->kv_part, .type = (int)b->o.kv.key };
+    const struct gpu_kv kv = kv_of(b, index);
     struct gpu_prepare p = { .q = b->q, .k = b->k, .v = b->v, .n_heads = c->n_heads, .n_kv_heads = c->n_kv_heads,
                              .head_dim = c->head_dim,
                              .norm = full || c->qk_norm == QK_NORM_NONE ? 0 : c->qk_norm_kind == NORM_RMS ? 1 : 2,
@@ -445,14 +457,72 @@ static int run_attention(struct gpu_backend *b, const struct dlayer *l, int inde
                                .kv = kv,
                                .partial = b->partial, .max_splits = b->splits,
                                .tiles = b->step + tiles_at(b), .n_tiles = b->n_tiles };
-    const int at_once = partial_rows(b, b->splits);
-    for (int i = 0; i < b->n_decode; i += a.n_rows) {
-        a.rows = array(b, A_DECODE) + i;
-        a.n_rows = b->n_decode - i < at_once ? b->n_decode - i : at_once;
-        if (gpu_attn_decode(b->g, &a, e) < 0)
-            return -1;
-    }
+    if (run_decode_rows(b, &a, e) < 0)
+        return -1;
     return b->n_tiles ? gpu_attn_prefill(b->g, &a, e) : 0;
+}
+
+/* ---- latent attention ---- */
+
+/* Multiply the rows of each head by its own input of the tokens: x [n][n_heads][x_head] to out
+ * [n][n_heads][out_head]. */
+static int run_heads(struct gpu_backend *b, const struct dlinear *l, const float *x, int x_head, float *out,
+                     int out_head, struct err *e)
+{
+    const int n_heads = b->m->config.n_heads;
+    const struct input in = { .x = x, .ldx = n_heads * x_head };
+    struct gpu_linear o = begin(b, &in, GPU_STORE, 1, 0);
+    o.w[0] = l->w;
+    o.to[0] = (struct gpu_output){ l->bias, out, n_heads * out_head };
+    o.n_mats = 1;
+    o.head_rows = l->w.rows / n_heads;
+    o.x_head = x_head;
+    o.out_head = out_head;
+    return gpu_matmul_f32(b->g, &o, e);
+}
+
+/* Compute the queries of all heads, and the latents with their keys. */
+static int run_latent_inputs(struct gpu_backend *b, const struct dlayer *l, const struct input *in, struct err *e)
+{
+    const struct config *c = &b->m->config;
+    const struct mla *m = &c->mla;
+    const int width = c->n_heads * (m->nope_dim + m->rope_dim), rank = m->q_rank;
+    const struct target q = { &l->q, b->latent_heads, width }, q_a = { &l->q_a, b->latent_low, rank },
+                        both[2] = { rank ? q_a : q, { &l->kv_a, b->k, c->head_dim } };
+    if (run_linear(b, in, both, 2, GPU_STORE, 1, 0, e) < 0)
+        return -1;
+    if (!rank)
+        return 0;
+    const struct input low = { .act = b->act_low, .stride = b->stride_low, .x = b->latent_low, .ldx = rank };
+    const struct gpu_norm norm = { .present = 1, .w = l->q_a_norm.w, .eps = m->norm_eps, .x = b->latent_low,
+                                   .ldx = rank, .out = b->latent_low, .ldo = rank, .act = b->exact ? NULL : b->act_low,
+                                   .act_stride = b->stride_low, .order = order_of(b, b->n), .n = b->n, .cols = rank };
+    return gpu_norm(b->g, &norm, e) < 0 ? -1 : run_linear(b, &low, &q, 1, GPU_STORE, 1, 0, e);
+}
+
+/* Run latent attention in its absorbed form (cpu_mla.c), also for prompts.  *out: the input of o. */
+static int run_latent(struct gpu_backend *b, const struct dlayer *l, int index, const struct input *in,
+                      struct input *out, struct err *e)
+{
+    const struct config *c = &b->m->config;
+    const struct mla *m = &c->mla;
+    const int table = c->rope_of[index], dim = m->nope_dim + m->rope_dim, width = c->n_heads * m->v_dim;
+    const struct gpu_latent x = { .heads = b->latent_heads, .q = b->q, .key = b->k, .n_heads = c->n_heads,
+                                  .nope_dim = m->nope_dim, .rope_dim = m->rope_dim, .kv_rank = m->kv_rank,
+                                  .cosine = table < 0 ? NULL : b->cosine[table],
+                                  .sine = table < 0 ? NULL : b->sine[table],
+                                  .rope_pairs = table < 0 ? 0 : c->ropes[table].pairs, .w = l->kv_norm.w,
+                                  .eps = m->norm_eps, .step = step_of(b), .kv = kv_of(b, index) };
+    struct gpu_attention a = { .q = b->q, .out = b->latent_sums, .n_heads = c->n_heads, .n_kv_heads = 1,
+                               .head_dim = c->head_dim, .value_dim = m->kv_rank, .scale = c->attn_scale,
+                               .step = step_of(b), .kv = x.kv, .partial = b->partial, .max_splits = b->splits };
+    *out = (struct input){ .act = b->act_att, .stride = b->stride_att, .x = b->latent_heads, .ldx = width };
+    if (run_latent_inputs(b, l, in, e) < 0 || gpu_latent(b->g, &x, e) < 0 ||
+        run_heads(b, &l->k_b, b->latent_heads, dim, b->q, c->head_dim, e) < 0 || run_decode_rows(b, &a, e) < 0 ||
+        run_heads(b, &l->v_b, b->latent_sums, m->kv_rank, b->latent_heads, m->v_dim, e) < 0)
+        return -1;
+    return in_floats(b, &l->o) ? 0 : gpu_act_pack(b->g, b->latent_heads, b->n, width, b->act_att, b->stride_att,
+                                                  order_of(b, b->n), e);
 }
 
 /* ---- a step ---- */
@@ -465,6 +535,8 @@ static int run_mixer(struct gpu_backend *b, const struct dlayer *l, int index, c
     const int nq = c->n_heads * c->head_dim, nk = c->n_kv_heads * c->head_dim;
     if (mixer_has_state(c->mixer[index]))
         return run_state(b, l, index, in, out, e);
+    if (c->mixer[index] == MIXER_MLA)
+        return run_latent(b, l, index, in, out, e);
     const struct target qkv[3] = { { &l->q, b->q, nq }, { &l->k, b->k, nk }, { &l->v, b->v, nk } },
                         gate = { &l->q_gate, b->att_gate, c->attn_gate == ATTN_GATE_HEAD ? c->n_heads : nq };
     *out = (struct input){ .act = b->act_att, .stride = b->stride_att, .x = b->attf, .ldx = nq };

@@ -13,6 +13,9 @@
  *          and add two instructions for four elements
  * checked  tests/unit/t-gpu-attention.c
  *
+ * Latent attention: up to 8 heads read the same latents.  A warp computes the scores of one position
+ * after the other, with 8 elements a lane at a time.
+ *
  * A second kernel merges the splits.  First its threads compute the weights of the splits, then
  * each thread adds up one element in the order of the splits.  Nothing depends on the other tokens
  * of the batch. */
@@ -119,6 +122,34 @@ template <int KV, int GROUP> DEVICE void score_block(float *score, const float *
     }
 }
 
+/* The same for latents. */
+template <int KV, int GROUP> DEVICE void latent_block(float *score, const float *q, const gpu_attention &o,
+                                                      const split_job &j, int p0)
+{
+    const int lane = threadIdx.x % 32, n = o.head_dim;
+    const uint8_t *block = j.base + (size_t)j.table[p0 / KV_BLOCK] * o.kv.stride;
+    for (int slot = 0; slot < KV_BLOCK; slot++) {
+        const int p = p0 + slot;
+        float s[GROUP] = {};
+        for (int d = 8 * lane; p < j.to && d < n; d += 8 * 32) {
+            float k[8];
+            kv_load<KV>(k, block, slot * n + d);
+#pragma unroll
+            for (int h = 0; h < GROUP; h++)
+#pragma unroll
+                for (int i = 0; i < 8; i++)
+                    s[h] = fmaf(q[h * n + d + i], k[i], s[h]);
+        }
+        const float scale = p < j.to ? kv_scale<KV>(block, n, slot) * o.scale : 0;
+#pragma unroll
+        for (int h = 0; h < GROUP; h++) {
+            const float v = warp_sum(s[h]) * scale;
+            if (lane == 0)
+                score[h * GPU_SPLIT + p - j.start] = p < j.to ? v : -INFINITY;
+        }
+    }
+}
+
 /* A warp turns a head's scores into softmax weights; their maximum and sum go to the merge. */
 DEVICE void soften(float *score, const split_job &j, float *to_merge)
 {
@@ -140,10 +171,13 @@ DEVICE void soften(float *score, const split_job &j, float *to_merge)
     }
 }
 
-/* part [rows][GROUP][head_dim]: sums of weights times values.  A thread has 8 elements, and adds up
+/* Size of a head's value. */
+template <int LATENT> DEVICE int value_dim_of(const gpu_attention &o) { return LATENT ? o.value_dim : o.head_dim; }
+
+/* part [rows][GROUP][value_dim]: sums of weights times values.  A thread has 8 elements, and adds up
  * every rows-th position from position `row` on. */
-template <int KV, int GROUP> DEVICE void add_values(float *part, const float *score, const gpu_attention &o,
-                                                    const split_job &j, int rows, int row, int d)
+template <int KV, int GROUP, int LATENT> DEVICE void add_values(float *part, const float *score, const gpu_attention &o,
+                                                                const split_job &j, int rows, int row, int d)
 {
     float acc[GROUP][8];
 #pragma unroll
@@ -153,7 +187,7 @@ template <int KV, int GROUP> DEVICE void add_values(float *part, const float *sc
             acc[h][i] = 0;
 #pragma unroll 2
     for (int p = max(j.from, j.begin) + row; p < j.to; p += rows) {
-        const uint8_t *block = j.base + (size_t)j.table[p / KV_BLOCK] * o.kv.stride + o.kv.part;
+        const uint8_t *block = j.base + (size_t)j.table[p / KV_BLOCK] * o.kv.stride + (LATENT ? 0 : o.kv.part);
         const float scale = kv_scale<KV>(block, o.head_dim, p % KV_BLOCK);
         float v[8];
         kv_load<KV>(v, block, p % KV_BLOCK * o.head_dim + d);
@@ -171,38 +205,39 @@ template <int KV, int GROUP> DEVICE void add_values(float *part, const float *sc
     for (int h = 0; h < GROUP; h++)
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            part[(row * GROUP + h) * o.head_dim + d + i] = acc[h][i];
+            part[(row * GROUP + h) * value_dim_of<LATENT>(o) + d + i] = acc[h][i];
 }
 
-template <int KV, int GROUP> __global__ __launch_bounds__(THREADS) void attn_split_kernel(gpu_attention o, int passes)
+template <int KV, int GROUP, int LATENT>
+__global__ __launch_bounds__(THREADS) void attn_split_kernel(gpu_attention o, int passes)
 {
     const split_job j = split_job_of<GROUP>(o, passes);
     if (j.from >= j.to)
         return;                         /* the merge kernel skips this split */
-    const int n = o.head_dim, warp = threadIdx.x / 32, lanes = n / 8, rows = THREADS / lanes, row = threadIdx.x / lanes;
+    const int n = o.head_dim, size = value_dim_of<LATENT>(o), warp = threadIdx.x / 32, lanes = size / 8, rows = THREADS / lanes, row = threadIdx.x / lanes;
     SHARED(float, q);                   /* [GROUP][n] */
     float *score = q + GROUP * n;       /* [GROUP][GPU_SPLIT] */
-    float *part = score + GROUP * GPU_SPLIT;        /* [rows][GROUP][n] */
-    float *merged = o.partial + (((size_t)blockIdx.z * o.n_heads + j.first_head) * o.max_splits + blockIdx.x) * (n + 2);
-    const size_t next_head = (size_t)o.max_splits * (n + 2);
+    float *part = score + GROUP * GPU_SPLIT;        /* [rows][GROUP][size] */
+    float *merged = o.partial + (((size_t)blockIdx.z * o.n_heads + j.first_head) * o.max_splits + blockIdx.x) * (size + 2);
+    const size_t next_head = (size_t)o.max_splits * (size + 2);
     for (int i = threadIdx.x; i < GROUP * n; i += THREADS)      /* the heads of a group follow each other */
         q[i] = i < j.n_group * n ? o.q[((size_t)j.t * o.n_heads + j.first_head) * n + i] : 0;
     __syncthreads();
     for (int p0 = j.from + warp * KV_BLOCK; p0 < j.to; p0 += WARPS * KV_BLOCK)
-        score_block<KV, GROUP>(score, q, o, j, p0);
+        LATENT ? latent_block<KV, GROUP>(score, q, o, j, p0) : score_block<KV, GROUP>(score, q, o, j, p0);
     __syncthreads();
     for (int h = warp; h < j.n_group; h += WARPS)
-        soften(score + h * GPU_SPLIT, j, merged + h * next_head + n);
+        soften(score + h * GPU_SPLIT, j, merged + h * next_head + size);
     __syncthreads();
     if (row < rows)
-        add_values<KV, GROUP>(part, score, o, j, rows, row, threadIdx.x % lanes * 8);
+        add_values<KV, GROUP, LATENT>(part, score, o, j, rows, row, threadIdx.x % lanes * 8);
     __syncthreads();
     for (int h = 0; h < j.n_group; h++)
-        for (int d = threadIdx.x; d < n; d += THREADS) {
+        for (int d = threadIdx.x; d < size; d += THREADS) {
             float sum = 0;
 #pragma unroll 4
             for (int r = 0; r < rows; r++)
-                sum += part[(r * GROUP + h) * n + d];
+                sum += part[(r * GROUP + h) * size + d];
             merged[h * next_head + d] = sum;
         }
 }
@@ -212,7 +247,8 @@ template <int KV, int GROUP> __global__ __launch_bounds__(THREADS) void attn_spl
 __global__ __launch_bounds__(THREADS) void attn_merge_kernel(gpu_attention o)
 {
     SHARED(float, weight);              /* [splits of the token] */
-    const int head = blockIdx.x, t = o.rows[blockIdx.y], n = o.head_dim, pos = o.step.pos[t], lane = threadIdx.x % 32;
+    const int head = blockIdx.x, t = o.rows[blockIdx.y], n = o.value_dim ? o.value_dim : o.head_dim, pos = o.step.pos[t],
+              lane = threadIdx.x % 32;
     const int first = first_seen(pos, o.window) / GPU_SPLIT, n_splits = pos < 0 ? 0 : pos / GPU_SPLIT - first + 1;
     const float *part = o.partial + (((size_t)blockIdx.y * o.n_heads + head) * o.max_splits + first) * (n + 2);
     float most = o.sinks ? o.sinks[head] : -INFINITY, sum = 0;
@@ -243,13 +279,12 @@ __global__ __launch_bounds__(THREADS) void attn_merge_kernel(gpu_attention o)
         act_pad(o.act + (size_t)t * o.act_stride, o.n_heads * n, o.order, threadIdx.x, THREADS);
 }
 
-template <int KV, int GROUP> static int run(struct gpu *g, const gpu_attention *o, struct err *e)
+template <int KV, int GROUP, int LATENT = 0> static int run(struct gpu *g, const gpu_attention *o, struct err *e)
 {
     const int share = o->n_heads / o->n_kv_heads, passes = (share + GROUP - 1) / GROUP;
-    const size_t rows = THREADS / (o->head_dim / 8);
-    const size_t shared = sizeof(float) * ((size_t)GROUP * o->head_dim + GROUP * GPU_SPLIT + rows * GROUP *
-                                           o->head_dim);
-    if (launch(g, "attn_split", attn_split_kernel<KV, GROUP>,
+    const size_t size = (size_t)(LATENT ? o->value_dim : o->head_dim), rows = THREADS / (size / 8);
+    const size_t shared = sizeof(float) * ((size_t)GROUP * o->head_dim + GROUP * GPU_SPLIT + rows * GROUP * size);
+    if (launch(g, "attn_split", attn_split_kernel<KV, GROUP, LATENT>,
                dim3((unsigned)o->max_splits, (unsigned)(o->n_kv_heads * passes), (unsigned)o->n_rows), THREADS, shared,
                e, *o, passes) < 0)
         return -1;
@@ -260,6 +295,8 @@ template <int KV, int GROUP> static int run(struct gpu *g, const gpu_attention *
 template <int KV> static int run_kv(struct gpu *g, const gpu_attention *o, struct err *e)
 {
     const int share = o->n_heads / o->n_kv_heads;
+    if (o->value_dim)
+        return run<KV, MAX_GROUP, 1>(g, o, e);
     return share == 1 ? run<KV, 1>(g, o, e) : share == 2 ? run<KV, 2>(g, o, e) : share <= 4 ? run<KV,
         4>(g, o, e) : run<KV, MAX_GROUP>(g, o, e);
 }

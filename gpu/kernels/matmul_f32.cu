@@ -202,13 +202,14 @@ __global__ __launch_bounds__(WARPS * 32, 2) void matmul_f32_kernel(gpu_linear l)
     const layout a = layout_of(m.type);
     const uint8_t *data = m.data + (size_t)tile * m.tile_bytes;
     const int first = blockIdx.y * TOKENS, n = min(TOKENS, l.n_tokens - first), split = blockIdx.z;
+    const float *x = l.x + (l.head_rows ? (size_t)(min(tile * 32 + lane, m.rows - 1) / l.head_rows) * l.x_head : 0);
     float acc[TOKENS];
 #pragma unroll
     for (int t = 0; t < TOKENS; t++)
         acc[t] = 0;
     multiply_exact(acc, m, a, data, split * GPU_SPLIT_STEPS,
                    l.n_splits ? min(m.n_steps, (split + 1) * GPU_SPLIT_STEPS) : m.n_steps, n,
-                   [&](int t) { return l.x + (size_t)(first + t) * l.ldx; });
+                   [&](int t) { return x + (size_t)(first + t) * l.ldx; });
 #pragma unroll
     for (int t = 0; t < TOKENS; t++)
         sums[(warp * TOKENS + t) * PAD + lane] = acc[t];
@@ -218,8 +219,12 @@ __global__ __launch_bounds__(WARPS * 32, 2) void matmul_f32_kernel(gpu_linear l)
     to.out += split * l.split_stride;
     for (int o = threadIdx.x; o < n * 32; o += WARPS * 32) {
         const int t = o / 32, row = tile * 32 + o % 32;
-        if (row < m.rows)
-            finish_one(l, to, first + t, row, sum_of_warps(sums, t, o % 32));
+        if (row >= m.rows)
+            continue;
+        gpu_output at = to;
+        if (l.head_rows)
+            at.out += (ptrdiff_t)(row / l.head_rows) * (l.out_head - l.head_rows);
+        finish_one(l, at, first + t, row, sum_of_warps(sums, t, o % 32));
     }
 }
 

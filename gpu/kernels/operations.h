@@ -224,6 +224,9 @@ struct gpu_attention {
     uint16_t *act; int act_stride;      /* f16 for the next linear layer, or NULL */
     enum gpu_act_order order;           /* order of act */
     int n_heads, n_kv_heads, head_dim, window;
+    /* decode only: above 0, a KV block has [16 tokens][head_dim], and values are the first value_dim
+     * elements of keys; no window, softcap or alibi */
+    int value_dim;
     float scale, softcap;
     const float *alibi;                 /* [n_heads] or NULL */
     const float *sinks;                 /* [n_heads] scores without a value, or NULL */
@@ -239,6 +242,20 @@ struct gpu_attention {
     /* prefill: tiles of consecutive tokens of one sequence: first token and number */
     const int32_t *tiles; int n_tiles;
 };
+/* Multi-head latent attention, absorbed (arXiv:2405.04434, section 2.1): norm the latent of each
+ * token, rotate its key and the queries, and store latent and key in the KV block. */
+struct gpu_latent {
+    const float *heads;                 /* [n][n_heads][nope_dim + rope_dim] queries */
+    float *q;                           /* [n][n_heads][kv_rank + rope_dim]: the rotated parts are stored */
+    const float *key;                   /* [n][kv_rank + rope_dim] */
+    int n_heads, nope_dim, rope_dim, kv_rank;
+    const float *cosine, *sine; int rope_pairs;         /* cosine NULL: no rotation */
+    const float *w; float eps;                          /* norm of the latent */
+    struct gpu_step step;
+    struct gpu_kv kv;
+};
+int gpu_latent(struct gpu *g, const struct gpu_latent *o, struct err *e);
+
 /* positions of a split: fixed, so that a sequence's result does not depend on its neighbours */
 enum { GPU_SPLIT = 256 };
 int gpu_attn_decode(struct gpu *g, const struct gpu_attention *o, struct err *e);

@@ -148,6 +148,46 @@ __global__ __launch_bounds__(WARPS * 32) void prepare_kernel(struct gpu_prepare 
     store_head(block, o.kv.type, is_k, pos % KV_BLOCK, x, n, lane);
 }
 
+/* Latent attention: a warp takes the rotated part of a query, or a token's latent and key. */
+__global__ __launch_bounds__(WARPS * 32) void latent_kernel(struct gpu_latent o)
+{
+    SHARED(float, rows);                /* [WARPS][kv_rank + rope_dim] */
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = blockIdx.y, n = o.kv_rank + o.rope_dim;
+    const int head = blockIdx.x * WARPS + warp, is_key = head == o.n_heads;
+    if (head > o.n_heads)
+        return;
+    float *x = rows + warp * n, *rotated = x + o.kv_rank;
+    const float *from = is_key ? o.key + (size_t)t * n + o.kv_rank
+                               : o.heads + ((size_t)t * o.n_heads + head) * (o.nope_dim + o.rope_dim) + o.nope_dim;
+    for (int d = lane; d < o.rope_dim; d += 32)
+        rotated[d] = from[d];
+    for (int d = lane; is_key && d < o.kv_rank; d += 32)
+        x[d] = o.key[(size_t)t * n + d];
+    __syncwarp();
+    if (o.cosine) {
+        const size_t at = (size_t)t * (o.rope_dim / 2);
+        rotate(rotated, o.cosine + at, o.sine + at, o.rope_dim, o.rope_pairs, lane);
+        __syncwarp();
+    }
+    if (!is_key) {
+        for (int d = lane; d < o.rope_dim; d += 32)
+            o.q[((size_t)t * o.n_heads + head) * n + o.kv_rank + d] = rotated[d];
+        return;
+    }
+    norm_head(x, o.w, nullptr, o.kv_rank, 1, o.eps, 0, lane);
+    __syncwarp();
+    const int pos = o.step.pos[t];
+    if (pos >= 0)
+        store_head(o.kv.base + (size_t)o.step.tables[o.step.table_of[t] + pos / KV_BLOCK] * o.kv.stride +
+                   o.kv.layer_offset, o.kv.type, 0, pos % KV_BLOCK, x, n, lane);
+}
+
+extern "C" int gpu_latent(struct gpu *g, const struct gpu_latent *o, struct err *e)
+{
+    return launch(g, "latent", latent_kernel, dim3((unsigned)(o->n_heads + WARPS) / WARPS, (unsigned)o->step.n),
+                  WARPS * 32, sizeof(float) * WARPS * (size_t)(o->kv_rank + o->rope_dim), e, *o);
+}
+
 extern "C" int gpu_prepare(struct gpu *g, const struct gpu_prepare *o, struct err *e)
 {
     const unsigned heads = (unsigned)(o->n_heads + 2 * o->n_kv_heads);

@@ -62,6 +62,9 @@ struct gpu_linear {
      * 0: k is not divided */
     int n_splits;
     size_t split_stride;
+    /* gpu_matmul_f32: each head_rows rows read an input of their own, x_head floats after that of the
+     * rows before, and their outputs are out_head floats after those; 0: all rows read x */
+    int head_rows, x_head, out_head;
 };
 enum { GPU_SPLIT_STEPS = 8 };
 

@@ -749,8 +749,10 @@ const char *config_beyond(const struct config *c, unsigned features)
         return "layers without a mixer or without an MLP";
     if (config_has_ff(c, FF_MOE) && !(features & FEATURE_EXPERTS))
         return "a mixture of experts";
-    if (config_has_mixer(c, MIXER_MLA))
+    if (config_has_mixer(c, MIXER_MLA) && !(features & FEATURE_LATENTS))
         return "multi-head latent attention";
+    if (config_has_mixer(c, MIXER_MLA) && c->attn_gate)
+        return "gated latent attention";
     for (int i = 0; i < c->n_layers; i++)
         if (c->chunk[i])
             return "chunked attention";

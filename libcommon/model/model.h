@@ -603,8 +603,8 @@ int recurrent_channels(const struct config *c, int layer);
 int recurrent_width(const struct config *c, int layer);
 /* Features of a backend beside plain or windowed attention and dense MLPs.  STATES: short
  * convolutions, Mamba2, gated delta nets, and layers without a mixer or an MLP; GATES: gated
- * attention. */
-enum { FEATURE_EXPERTS = 1, FEATURE_SINKS = 2, FEATURE_STATES = 4, FEATURE_GATES = 8 };
+ * attention; LATENTS: multi-head latent attention. */
+enum { FEATURE_EXPERTS = 1, FEATURE_SINKS = 2, FEATURE_STATES = 4, FEATURE_GATES = 8, FEATURE_LATENTS = 16 };
 /* The first feature that a backend with these does not support; NULL: it supports the model. */
 const char *config_beyond(const struct config *c, unsigned features);
 

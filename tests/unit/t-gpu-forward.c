@@ -147,9 +147,10 @@ static const char *const in_f32[] = { "qwen2_moe", "granitemoe", "glm4_moe", "gp
                                       "llama-odd", "gemma2", "bloom", "opt", "gptj", "gpt_neox", "cohere", "olmo2",
                                       "hunyuan", "phi3-longrope", "nemotron", "../hf-2026/olmo3",
                                       "lfm2", "mamba2", "granitemoehybrid", "nemotron_h", "qwen3_next",
-                                      "../hf-2026/qwen3_5", "../hf-2026/afmoe" };
+                                      "../hf-2026/qwen3_5", "../hf-2026/afmoe",
+                                      "deepseek_v2_lite", "deepseek_v3", "../hf-2026/kimi_linear" };
 static const char *const in_f16[] = { "llama-odd", "bloom", "qwen2_moe", "gpt_oss", "lfm2", "granitemoehybrid",
-                                      "../hf-2026/qwen3_5" };
+                                      "../hf-2026/qwen3_5", "../hf-2026/minicpm3" };
 
 static void folders(const char *const *names, size_t n, enum qtype type, int exact, double limit)
 {

@@ -133,7 +133,7 @@ static void each_layer_gets_its_window(void **state)
 static void features_that_a_backend_lacks_are_named(void **state)
 {
     (void)state;
-    enum { BOTH = FEATURE_EXPERTS | FEATURE_SINKS, ALL = BOTH | FEATURE_STATES | FEATURE_GATES };
+    enum { BOTH = FEATURE_EXPERTS | FEATURE_SINKS, ALL = BOTH | FEATURE_STATES | FEATURE_GATES | FEATURE_LATENTS };
     static const struct { const char *keys, *says; unsigned features; } cases[] = {
         { "\"model_type\": \"mixtral\"", NULL, BOTH }, { "\"model_type\": \"qwen3_moe\"", NULL, BOTH },
         { "\"model_type\": \"mixtral\"", "a mixture of experts", FEATURE_SINKS },
@@ -155,7 +155,9 @@ static void features_that_a_backend_lacks_are_named(void **state)
         { "\"model_type\": \"afmoe\"", "a mixture of experts", 0 },
         { "\"model_type\": \"lfm2_moe\"", "recurrent layers", 0 }, { "\"model_type\": \"lfm2_moe\"", NULL, ALL },
         { "\"model_type\": \"qwen3_next\"", NULL, ALL }, { "\"model_type\": \"mamba2\"", NULL, ALL },
-        { "\"model_type\": \"afmoe\"", NULL, ALL }, { "\"model_type\": \"jamba\"", "Mamba1", ALL },
+        { "\"model_type\": \"afmoe\"", NULL, ALL }, { "\"model_type\": \"deepseek_v3\"", NULL, ALL },
+        { "\"model_type\": \"glm_moe_dsa\"", "attention to few chosen tokens", ALL },
+        { "\"model_type\": \"jamba\"", "Mamba1", ALL },
         { "\"model_type\": \"minimax\"", "lightning attention", ALL },
         { "\"model_type\": \"falcon_h1\"", "attention and a state in parallel", ALL },
     };
