@@ -65,7 +65,7 @@ static void measure(struct gpu_backend *b)
         for (int j = 0; j < 13; j++)
             b->floats |= reads_hidden[j]->data && reads_hidden[j]->type == QT_F32;
         b->floats |= o->type == QT_F32 || down->type == QT_F32;
-        b->floats_att |= o->type == QT_F32;
+        b->floats_att |= o->type == QT_F32 || l->attn_sub_norm.present;
         if (mixer_has_state(c->mixer[i])) {
             const int in = l->in.w.rows + (l->in_z.w.data ? l->in_z.w.rows : 0) + (l->in_f.w.data ? l->in_f.w.rows : 0);
             b->state_in_size = in > b->state_in_size ? in : b->state_in_size;
@@ -102,8 +102,9 @@ static int plan_experts(struct gpu_backend *b, size_t t, struct buffer_place *pa
     return n;
 }
 
-/* List the memory of layers with a state and of gated or latent attention for t tokens; memory_open fills it
- * with zeros, because tokens that only pad a step are read.  Returns the number of parts. */
+/* List the memory of layers with a state and of gated or latent attention for t tokens;
+ * memory_open fills it with zeros, because tokens that only pad a step are read.  Returns the
+ * number of parts. */
 static int plan_states(struct gpu_backend *b, size_t t, struct buffer_place *part)
 {
     const struct config *c = &b->m->config;
@@ -141,7 +142,8 @@ static int plan_arena(struct gpu_backend *b, struct buffer_place *part)
                      MAX_GRAPH_TOKENS, hd = (size_t)c->head_dim;
     const size_t hidden = (size_t)c->hidden_size,
                  wide = hidden > (size_t)c->embed_size ? hidden : (size_t)c->embed_size;
-    const size_t nq = (size_t)c->n_heads * hd, nk = (config_has_mixer(c, MIXER_MLA) ? 1 : (size_t)c->n_kv_heads) * hd, mlp = (size_t)b->mlp_size;
+    const size_t nq = (size_t)c->n_heads * hd, mlp = (size_t)b->mlp_size,
+                 nk = (config_has_mixer(c, MIXER_MLA) ? 1 : (size_t)c->n_kv_heads) * hd;
     const size_t f = sizeof(float), h = sizeof(uint16_t),
                  per_row = (size_t)(c->n_heads > 0 ? c->n_heads : 1) * (size_t)b->max_splits * (hd + 2) * f;
     /* rows for the longest context; more rows fit with shorter ones */
@@ -302,6 +304,9 @@ static int check_experts(const struct gpu_backend *b, struct err *e)
     if (m->n_experts > GPU_MAX_EXPERTS || m->top_k > GPU_MAX_TOP_K || groups > GPU_MAX_GROUPS)
         return err_set(e, ERR_UNSUPPORTED, "%s: each token chooses %d of %d experts in %d groups, expected at most %d of %d experts in %d groups",
                        gpu_kind, m->top_k, m->n_experts, groups, GPU_MAX_TOP_K, GPU_MAX_EXPERTS, GPU_MAX_GROUPS);
+    for (int i = b->first_layer; m->weigh_input && i < b->m->config.n_layers; i++)
+        if (b->m->layers[i].experts && (b->m->layers[i].experts->gate.bias || b->m->layers[i].experts->up.bias))
+            return err_set(e, ERR_UNSUPPORTED, "%s: experts with biases and weights on their inputs run on the CPU only", gpu_kind);
     if (pairs / GPU_EXPERT_FEW + m->n_experts > MOST_IN_GRID)
         return err_set(e, ERR_UNSUPPORTED, "%s: steps of %d tokens with %d experts each are too large",
                        gpu_kind, b->o.max_tokens, m->top_k);
@@ -321,7 +326,7 @@ static int check_model(const struct gpu_backend *b, struct err *e)
     const struct model *m = b->m;
     const struct config *c = &m->config;
     const char *beyond = config_beyond(c, FEATURE_EXPERTS | FEATURE_SINKS | FEATURE_STATES | FEATURE_GATES |
-                                          FEATURE_LATENTS);
+                                          FEATURE_LATENTS | FEATURE_VARIANTS);
     if (beyond)
         return err_set(e, ERR_UNSUPPORTED, "%s: %s (%s) runs on the CPU only", gpu_kind, c->arch, beyond);
     if (config_has_mixer(c, MIXER_MLA) && (c->head_dim % 8 || c->mla.kv_rank % 8 || c->head_dim > MOST_LATENT))

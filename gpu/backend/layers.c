@@ -141,6 +141,19 @@ static int add_residual(struct gpu_backend *b, const struct dlinear *l, const st
                ? -1 : add_normed(b, post, e);
 }
 
+/* bitnet: norm the f32 input of o or down in place, or to act. */
+static int run_sub_norm(struct gpu_backend *b, const struct dnorm *norm, float *x, int cols, uint16_t *act, int stride,
+                        struct err *e)
+{
+    const struct config *c = &b->m->config;
+    if (!norm->present)
+        return 0;
+    return gpu_norm(b->g, &(struct gpu_norm){ .layer_norm = c->norm == NORM_LAYER, .present = 1, .w = norm->w,
+                                              .b = norm->b, .eps = c->norm_eps, .offset = c->norm_offset, .x = x,
+                                              .ldx = cols, .out = x, .ldo = cols, .act = act, .act_stride = stride,
+                                              .order = order_of(b, b->n), .n = b->n, .cols = cols }, e);
+}
+
 /* Compute gate and up of a dense or shared MLP of this size.  *down: the input of down, in `act`
  * unless it is f32. */
 static int run_mlp_up(struct gpu_backend *b, const struct dlayer *l, int size, const struct input *in, uint16_t *act,
@@ -149,7 +162,7 @@ static int run_mlp_up(struct gpu_backend *b, const struct dlayer *l, int size, c
     const struct config *c = &b->m->config;
     const struct dlinear *gate = c->gated ? &l->gate : &l->up, *up = c->gated ? &l->up : NULL;
     *down = (struct input){ .act = act, .stride = b->stride_mlp, .x = b->gate, .ldx = size };
-    if (!in_floats(b, gate) && by_matvec(b) && !in_floats(b, &l->down) &&
+    if (!in_floats(b, gate) && by_matvec(b) && !in_floats(b, &l->down) && !l->mlp_sub_norm.present &&
         (!up || (up->w.type == gate->w.type && up->w.group_shift == gate->w.group_shift &&
                  up->w.n_steps == gate->w.n_steps))) {
         struct gpu_linear fused = begin(b, in, GPU_MLP, 1, 0);
@@ -167,10 +180,12 @@ static int run_mlp_up(struct gpu_backend *b, const struct dlayer *l, int size, c
         return (fused.code && round_act(b, in, gate->w.cols, e) < 0) || run_matvec(b, &fused, e) < 0 ? -1 : 0;
     }
     const struct target to[2] = { { gate, b->gate, size }, { up, b->up, size } };
-    const int floats = in_floats(b, &l->down);
-    return run_linear(b, in, to, up ? 2 : 1, GPU_STORE, 1, 0, e) < 0 ||
-           gpu_act_mul(b->g, b->gate, up ? b->up : NULL, b->n, size, c->act, floats ? b->gate : NULL,
-                       floats ? NULL : act, b->stride_mlp, order_of(b, b->n), e) < 0 ? -1 : 0;
+    const int floats = in_floats(b, &l->down), stays = floats || l->mlp_sub_norm.present;
+    if (run_linear(b, in, to, up ? 2 : 1, GPU_STORE, 1, 0, e) < 0 ||
+        gpu_act_mul(b->g, b->gate, up ? b->up : NULL, b->n, size, c->act, stays ? b->gate : NULL, stays ? NULL : act,
+                    b->stride_mlp, order_of(b, b->n), e) < 0)
+        return -1;
+    return run_sub_norm(b, &l->mlp_sub_norm, b->gate, size, floats ? NULL : act, b->stride_mlp, e);
 }
 
 /* ---- mixtures of experts ---- */
@@ -225,7 +240,8 @@ static int run_experts(struct gpu_backend *b, const struct dexperts *x, int floa
                              .act = in->act, .act_stride = in->stride, .x = in->x, .ldx = in->ldx,
                              .out = b->mid_expert, .ldo = m->intermediate_size,
                              .act_out = b->act_expert, .act_out_stride = b->stride_expert,
-                             .function = b->m->config.act, .alpha = m->act_alpha, .limit = m->act_limit };
+                             .function = b->m->config.act, .alpha = m->act_alpha, .limit = m->act_limit,
+                             .weigh_input = m->weigh_input };
     int (*const run)(struct gpu *, const struct gpu_experts *, struct err *) =
         floats ? gpu_expert_f32 : by_matvec(b) ? gpu_expert_matvec : gpu_expert_matmul;
     if (run(b->g, &o, e) < 0)
@@ -263,7 +279,7 @@ static int run_mixture(struct gpu_backend *b, const struct dlayer *l, int index,
             .y = b->out_expert, .choice = b->choice, .shared = m->shared_size ? b->y : NULL,
             .shared_weight = m->shared_gate ? b->choice.shared : NULL, .shared_scale = m->shared_scale,
             .x = post ? NULL : b->x, .out = b->y, .scale = c->residual_scale, .n = b->n, .top_k = m->top_k,
-            .cols = c->hidden_size }, e) < 0)
+            .cols = c->hidden_size, .weighed = m->weigh_input }, e) < 0)
         return -1;
     return post ? add_normed(b, &l->mlp_post_norm, e) : 0;
 }
@@ -402,6 +418,15 @@ static struct gpu_kv kv_of(const struct gpu_backend *b, int index)
                             .layer_offset = at, .part = b->kv_part, .type = (int)b->o.kv.key };
 }
 
+/* The factors on a layer's queries. */
+static struct gpu_temper temper_of(const struct gpu_backend *b, int index)
+{
+    const struct config *c = &b->m->config;
+    if (!c->temperature_roped && c->rope_of[index] >= 0)
+        return (struct gpu_temper){ 0 };
+    return (struct gpu_temper){ c->temperature_scale, c->temperature_floor, c->temperature_first };
+}
+
 /* Attention of the tokens that are not in tiles. */
 static int run_decode_rows(struct gpu_backend *b, struct gpu_attention *a, struct err *e)
 {
@@ -419,7 +444,7 @@ static int run_attention(struct gpu_backend *b, const struct dlayer *l, int inde
 {
     const struct config *c = &b->m->config;
     const int table = c->rope_of[index], nq = c->n_heads * c->head_dim, nk = c->n_kv_heads * c->head_dim;
-    const int full = c->qk_norm == QK_NORM_FULL, floats = in_floats(b, &l->o);
+    const int full = c->qk_norm == QK_NORM_FULL, floats = in_floats(b, &l->o) || l->attn_sub_norm.present;
     if (full) {
         struct gpu_norm o = { .present = 1, .w = l->q_norm.w, .eps = c->qk_norm_eps, .offset = c->qk_norm_offset,
                               .x = b->q, .ldx = nq, .out = b->q, .ldo = nq, .n = b->n, .cols = nq };
@@ -434,11 +459,13 @@ static int run_attention(struct gpu_backend *b, const struct dlayer *l, int inde
     const struct gpu_kv kv = kv_of(b, index);
     struct gpu_prepare p = { .q = b->q, .k = b->k, .v = b->v, .n_heads = c->n_heads, .n_kv_heads = c->n_kv_heads,
                              .head_dim = c->head_dim,
-                             .norm = full || c->qk_norm == QK_NORM_NONE ? 0 : c->qk_norm_kind == NORM_RMS ? 1 : 2,
+                             .norm = full || c->qk_norm == QK_NORM_NONE || (table < 0 && c->qk_norm_roped) ? 0
+                                     : c->qk_norm_kind == NORM_RMS ? 1 : 2,
                              .norm_each = c->qk_norm == QK_NORM_EACH,
                              .norm_after_rope = c->qk_norm_after_rope, .qw = l->q_norm.w, .qb = l->q_norm.b,
                              .kw = l->k_norm.w, .kb = l->k_norm.b, .eps = c->qk_norm_eps,
-                             .offset = c->qk_norm_offset, .step = step_of(b), .kv = kv };
+                             .offset = c->qk_norm_offset, .temper = temper_of(b, index),
+                             .step = step_of(b), .kv = kv };
     if (table >= 0) {
         p.cosine = b->cosine[table];
         p.sine = b->sine[table];
@@ -450,16 +477,17 @@ static int run_attention(struct gpu_backend *b, const struct dlayer *l, int inde
     struct gpu_attention a = { .q = b->q, .out = floats ? b->attf : NULL, .act = floats ? NULL : b->act_att,
                                .act_stride = b->stride_att, .order = order_of(b, b->n),
                                .n_heads = c->n_heads, .n_kv_heads = c->n_kv_heads, .head_dim = c->head_dim,
-                               .window = c->window[index], .scale = c->attn_scale, .softcap = c->attn_softcap,
+                               .window = c->window[index], .chunk = c->chunk[index],
+                               .scale = c->attn_scale, .softcap = c->attn_softcap,
                                .alibi = c->pos == POS_ALIBI ? b->alibi : NULL, .sinks = l->sinks,
                                .gate = c->attn_gate ? b->att_gate : NULL,
                                .gate_each = c->attn_gate == ATTN_GATE_HEAD ? c->head_dim : 1, .step = step_of(b),
                                .kv = kv,
                                .partial = b->partial, .max_splits = b->splits,
                                .tiles = b->step + tiles_at(b), .n_tiles = b->n_tiles };
-    if (run_decode_rows(b, &a, e) < 0)
+    if (run_decode_rows(b, &a, e) < 0 || (b->n_tiles && gpu_attn_prefill(b->g, &a, e) < 0))
         return -1;
-    return b->n_tiles ? gpu_attn_prefill(b->g, &a, e) : 0;
+    return run_sub_norm(b, &l->attn_sub_norm, b->attf, nq, in_floats(b, &l->o) ? NULL : b->act_att, b->stride_att, e);
 }
 
 /* ---- latent attention ---- */
@@ -500,7 +528,8 @@ static int run_latent_inputs(struct gpu_backend *b, const struct dlayer *l, cons
     return gpu_norm(b->g, &norm, e) < 0 ? -1 : run_linear(b, &low, &q, 1, GPU_STORE, 1, 0, e);
 }
 
-/* Run latent attention in its absorbed form (cpu_mla.c), also for prompts.  *out: the input of o. */
+/* Run latent attention in its absorbed form (cpu_mla.c), also for prompts.  *out: the input of
+ * o. */
 static int run_latent(struct gpu_backend *b, const struct dlayer *l, int index, const struct input *in,
                       struct input *out, struct err *e)
 {
@@ -512,7 +541,8 @@ static int run_latent(struct gpu_backend *b, const struct dlayer *l, int index, 
                                   .cosine = table < 0 ? NULL : b->cosine[table],
                                   .sine = table < 0 ? NULL : b->sine[table],
                                   .rope_pairs = table < 0 ? 0 : c->ropes[table].pairs, .w = l->kv_norm.w,
-                                  .eps = m->norm_eps, .step = step_of(b), .kv = kv_of(b, index) };
+                                  .eps = m->norm_eps, .temper = temper_of(b, index), .step = step_of(b),
+                                  .kv = kv_of(b, index) };
     struct gpu_attention a = { .q = b->q, .out = b->latent_sums, .n_heads = c->n_heads, .n_kv_heads = 1,
                                .head_dim = c->head_dim, .value_dim = m->kv_rank, .scale = c->attn_scale,
                                .step = step_of(b), .kv = x.kv, .partial = b->partial, .max_splits = b->splits };

@@ -13,8 +13,8 @@
  *          and add two instructions for four elements
  * checked  tests/unit/t-gpu-attention.c
  *
- * Latent attention: up to 8 heads read the same latents.  A warp computes the scores of one position
- * after the other, with 8 elements a lane at a time.
+ * Latent attention: up to 8 heads read the same latents.  A warp computes the scores of one
+ * position after the other, with 8 elements a lane at a time.
  *
  * A second kernel merges the splits.  First its threads compute the weights of the splits, then
  * each thread adds up one element in the order of the splits.  Nothing depends on the other tokens
@@ -25,9 +25,6 @@
 #include "gpu/rt/launch.cuh"
 
 enum { WARPS = 4, THREADS = WARPS * 32, MAX_GROUP = 8 };
-
-/* The first position that a token at pos attends to. */
-DEVICE int first_seen(int pos, int window) { return window && pos - window + 1 > 0 ? pos - window + 1 : 0; }
 
 /* The work of a block: query heads first_head .. + n_group of one KV head, positions [from, to) of
  * the token's context; from is the start of a KV block. */
@@ -47,7 +44,7 @@ template <int GROUP> DEVICE split_job split_job_of(const gpu_attention &o, int p
     j.first_head = kv_head * share + blockIdx.y % passes * GROUP;
     j.n_group = min(GROUP, (kv_head + 1) * share - j.first_head);
     j.start = blockIdx.x * GPU_SPLIT;
-    j.begin = first_seen(j.pos, o.window);
+    j.begin = first_seen(j.pos, o.window, o.chunk);
     j.from = max(j.start, j.begin / KV_BLOCK * KV_BLOCK);
     j.to = min(j.start + GPU_SPLIT, j.pos + 1);
     j.table = o.step.tables + o.step.table_of[j.t];
@@ -174,8 +171,8 @@ DEVICE void soften(float *score, const split_job &j, float *to_merge)
 /* Size of a head's value. */
 template <int LATENT> DEVICE int value_dim_of(const gpu_attention &o) { return LATENT ? o.value_dim : o.head_dim; }
 
-/* part [rows][GROUP][value_dim]: sums of weights times values.  A thread has 8 elements, and adds up
- * every rows-th position from position `row` on. */
+/* part [rows][GROUP][value_dim]: sums of weights times values.  A thread has 8 elements, and adds
+ * up every rows-th position from position `row` on. */
 template <int KV, int GROUP, int LATENT> DEVICE void add_values(float *part, const float *score, const gpu_attention &o,
                                                                 const split_job &j, int rows, int row, int d)
 {
@@ -214,11 +211,13 @@ __global__ __launch_bounds__(THREADS) void attn_split_kernel(gpu_attention o, in
     const split_job j = split_job_of<GROUP>(o, passes);
     if (j.from >= j.to)
         return;                         /* the merge kernel skips this split */
-    const int n = o.head_dim, size = value_dim_of<LATENT>(o), warp = threadIdx.x / 32, lanes = size / 8, rows = THREADS / lanes, row = threadIdx.x / lanes;
+    const int n = o.head_dim, size = value_dim_of<LATENT>(o), warp = threadIdx.x / 32, lanes = size / 8;
+    const int rows = THREADS / lanes, row = threadIdx.x / lanes;
     SHARED(float, q);                   /* [GROUP][n] */
     float *score = q + GROUP * n;       /* [GROUP][GPU_SPLIT] */
     float *part = score + GROUP * GPU_SPLIT;        /* [rows][GROUP][size] */
-    float *merged = o.partial + (((size_t)blockIdx.z * o.n_heads + j.first_head) * o.max_splits + blockIdx.x) * (size + 2);
+    float *merged = o.partial + (((size_t)blockIdx.z * o.n_heads + j.first_head) * o.max_splits + blockIdx.x) *
+                                (size + 2);
     const size_t next_head = (size_t)o.max_splits * (size + 2);
     for (int i = threadIdx.x; i < GROUP * n; i += THREADS)      /* the heads of a group follow each other */
         q[i] = i < j.n_group * n ? o.q[((size_t)j.t * o.n_heads + j.first_head) * n + i] : 0;
@@ -247,9 +246,9 @@ __global__ __launch_bounds__(THREADS) void attn_split_kernel(gpu_attention o, in
 __global__ __launch_bounds__(THREADS) void attn_merge_kernel(gpu_attention o)
 {
     SHARED(float, weight);              /* [splits of the token] */
-    const int head = blockIdx.x, t = o.rows[blockIdx.y], n = o.value_dim ? o.value_dim : o.head_dim, pos = o.step.pos[t],
-              lane = threadIdx.x % 32;
-    const int first = first_seen(pos, o.window) / GPU_SPLIT, n_splits = pos < 0 ? 0 : pos / GPU_SPLIT - first + 1;
+    const int head = blockIdx.x, t = o.rows[blockIdx.y], pos = o.step.pos[t], lane = threadIdx.x % 32;
+    const int n = o.value_dim ? o.value_dim : o.head_dim, first = first_seen(pos, o.window, o.chunk) / GPU_SPLIT;
+    const int n_splits = pos < 0 ? 0 : pos / GPU_SPLIT - first + 1;
     const float *part = o.partial + (((size_t)blockIdx.y * o.n_heads + head) * o.max_splits + first) * (n + 2);
     float most = o.sinks ? o.sinks[head] : -INFINITY, sum = 0;
     for (int s = lane; s < n_splits; s += 32)

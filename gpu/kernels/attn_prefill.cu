@@ -188,7 +188,9 @@ template <int DIM> DEVICE void finish_scores(scores<DIM> &s, const gpu_attention
     const int lane = threadIdx.x % 32, pos0 = j.pos0 + threadIdx.x / 32 * 16 * shape<DIM>::strips + lane / 4;
     const float slope = o.alibi ? o.alibi[j.head] : 0, inverse = o.softcap > 0 ? 1 / o.softcap : 0;
 #pragma unroll
-    for (int m = 0; m < shape<DIM>::strips; m++)
+    for (int m = 0; m < shape<DIM>::strips; m++) {
+        const int from[2] = { first_seen(pos0 + 16 * m, o.window, o.chunk),
+                              first_seen(pos0 + 16 * m + 8, o.window, o.chunk) };
 #pragma unroll
         for (int i = 0; i < shape<DIM>::keys / 8; i++)
 #pragma unroll
@@ -199,9 +201,10 @@ template <int DIM> DEVICE void finish_scores(scores<DIM> &s, const gpu_attention
                     v = o.softcap * fast_tanh(v * inverse);
                 if (o.alibi)
                     v = fmaf(slope, (float)(p - pos), v);
-                const int seen = p <= pos && p <= j.last && (!o.window || p > pos - o.window);
+                const int seen = p <= pos && p <= j.last && p >= from[k / 2];
                 s[m][i][k] = seen ? v : -INFINITY;
             }
+    }
 }
 
 /* Running sums over the positions so far for the rows g and g + 8 of 16 queries; out is not yet
@@ -316,7 +319,7 @@ template <int DIM> __global__ __launch_bounds__(THREADS) void attn_prefill_kerne
 #pragma unroll
     for (int m = 0; m < f::strips; m++)
         r[m] = { {}, { -INFINITY, -INFINITY }, { 0, 0 } };
-    const int begin = o.window && j.pos0 - o.window + 1 > 0 ? (j.pos0 - o.window + 1) / f::keys * f::keys : 0;
+    const int begin = first_seen(j.pos0, o.window, o.chunk) / f::keys * f::keys;
     for (int k0 = begin; k0 <= j.last; k0 += f::keys) {
         __syncthreads();                /* all warps have read the previous tile */
         copy_any_tile(room, o, j, k0);

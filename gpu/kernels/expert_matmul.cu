@@ -86,8 +86,8 @@ template <int TYPE, int PAIRS, int N> __global__ __launch_bounds__(WARPS * 32) v
                 o.out[(size_t)pair * o.ldo + row] = y;
             if (N == 2)
                 o.act_out[(size_t)pair * o.act_out_stride + act_place(row, GPU_ACT_TILES)] =
-                    row < m.rows ? act_of(expert_activation(o, y, expert_biased(o.w[N - 1], e.expert, row,
-                                                                                up[at * PAD + in_tile]))) : 0;
+                    row < m.rows ? act_of(expert_activation(o, pair, y, expert_biased(o.w[N - 1], e.expert, row,
+                                                                                      up[at * PAD + in_tile]))) : 0;
         }
     }
 }

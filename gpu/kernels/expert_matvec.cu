@@ -65,7 +65,7 @@ template <int TYPE, int N> __global__ __launch_bounds__(WARPS * 32) void expert_
             }
             if (N == 2)
                 o.act_out[(size_t)pair * o.act_out_stride + act_place(row, GPU_ACT_LANES)] =
-                    row < m.rows ? act_of(expert_activation(o, y[0], y[1])) : 0;
+                    row < m.rows ? act_of(expert_activation(o, pair, y[0], y[1])) : 0;
             else if (row < m.rows)
                 o.out[(size_t)pair * o.ldo + row] = y[0];
         }

@@ -269,7 +269,7 @@ template <int N> __global__ __launch_bounds__(WARPS * 32, 2) void expert_f32_ker
             continue;
         float y = expert_biased(o.w[0], e.expert, row, sum_of_warps(sums, t, k % 32));
         if (N == 2)
-            y = expert_activation(o, y, expert_biased(o.w[1], e.expert, row,
+            y = expert_activation(o, pairs[t], y, expert_biased(o.w[1], e.expert, row,
                                                       sum_of_warps(sums + WARPS * TOKENS * PAD, t, k % 32)));
         o.out[(size_t)pairs[t] * o.ldo + row] = y;
     }

@@ -109,7 +109,7 @@ struct gpu_expert_sum {
     struct gpu_choice choice;
     const float *shared, *shared_weight; float shared_scale;
     float *x, *out; float scale;
-    int n, top_k, cols;
+    int n, top_k, cols, weighed;        /* weighed: the weights are in y already */
 };
 int gpu_expert_sum(struct gpu *g, const struct gpu_expert_sum *o, struct err *e);
 
@@ -202,6 +202,10 @@ struct gpu_step {
     int n;
 };
 
+/* Factors on queries that grow with their position: temperature_ of struct config; scale 0:
+ * none. */
+struct gpu_temper { float scale; int floor, first; };
+
 /* Normalize and rotate the heads of q (in place) and of the keys, then store keys and values in
  * their KV blocks. */
 struct gpu_prepare {
@@ -212,6 +216,7 @@ struct gpu_prepare {
     int norm_each, norm_after_rope;     /* each: weights [heads * head_dim] */
     const float *qw, *qb, *kw, *kb;
     float eps, offset;
+    struct gpu_temper temper;
     struct gpu_step step;
     struct gpu_kv kv;
 };
@@ -223,9 +228,9 @@ struct gpu_attention {
     float *out;                         /* f32 [n][n_heads * head_dim], or NULL */
     uint16_t *act; int act_stride;      /* f16 for the next linear layer, or NULL */
     enum gpu_act_order order;           /* order of act */
-    int n_heads, n_kv_heads, head_dim, window;
-    /* decode only: above 0, a KV block has [16 tokens][head_dim], and values are the first value_dim
-     * elements of keys; no window, softcap or alibi */
+    int n_heads, n_kv_heads, head_dim, window, chunk;           /* chunk: as in struct config */
+    /* decode only: above 0, a KV block has [16 tokens][head_dim], and values are the first
+     * value_dim elements of keys; no window, softcap or alibi */
     int value_dim;
     float scale, softcap;
     const float *alibi;                 /* [n_heads] or NULL */
@@ -245,12 +250,13 @@ struct gpu_attention {
 /* Multi-head latent attention, absorbed (arXiv:2405.04434, section 2.1): norm the latent of each
  * token, rotate its key and the queries, and store latent and key in the KV block. */
 struct gpu_latent {
-    const float *heads;                 /* [n][n_heads][nope_dim + rope_dim] queries */
+    float *heads;                       /* [n][n_heads][nope_dim + rope_dim] queries, tempered in place */
     float *q;                           /* [n][n_heads][kv_rank + rope_dim]: the rotated parts are stored */
     const float *key;                   /* [n][kv_rank + rope_dim] */
     int n_heads, nope_dim, rope_dim, kv_rank;
     const float *cosine, *sine; int rope_pairs;         /* cosine NULL: no rotation */
     const float *w; float eps;                          /* norm of the latent */
+    struct gpu_temper temper;
     struct gpu_step step;
     struct gpu_kv kv;
 };

@@ -64,6 +64,12 @@ DEVICE void rotate(float *x, const float *cosine, const float *sine, int dim, in
     }
 }
 
+/* The factor on the queries of a token at pos. */
+DEVICE float temper_of(const gpu_temper &o, int pos)
+{
+    return o.scale != 0 ? log1pf(floorf((float)(max(pos, 0) + o.first) / (float)o.floor)) * o.scale + 1 : 1;
+}
+
 /* Store a token's key or value in its slot of a block, by one warp.  Scales are those of
  * libcommon/quant/kvtype.h; NaN stays NaN. */
 DEVICE void store_head(uint8_t *block, int type, int is_k, int slot, const float *x, int n, int lane)
@@ -136,8 +142,9 @@ __global__ __launch_bounds__(WARPS * 32) void prepare_kernel(struct gpu_prepare 
     }
     if (is_q) {
         float *to = o.q + ((size_t)t * o.n_heads + h) * n;
+        const float by = temper_of(o.temper, o.step.pos[t]);
         for (int d = lane; d < n; d += 32)
-            to[d] = x[d];
+            to[d] = x[d] * by;
         return;
     }
     const int pos = o.step.pos[t];
@@ -157,8 +164,8 @@ __global__ __launch_bounds__(WARPS * 32) void latent_kernel(struct gpu_latent o)
     if (head > o.n_heads)
         return;
     float *x = rows + warp * n, *rotated = x + o.kv_rank;
-    const float *from = is_key ? o.key + (size_t)t * n + o.kv_rank
-                               : o.heads + ((size_t)t * o.n_heads + head) * (o.nope_dim + o.rope_dim) + o.nope_dim;
+    float *query = o.heads + ((size_t)t * o.n_heads + (is_key ? 0 : head)) * (o.nope_dim + o.rope_dim);
+    const float *from = is_key ? o.key + (size_t)t * n + o.kv_rank : query + o.nope_dim;
     for (int d = lane; d < o.rope_dim; d += 32)
         rotated[d] = from[d];
     for (int d = lane; is_key && d < o.kv_rank; d += 32)
@@ -170,8 +177,11 @@ __global__ __launch_bounds__(WARPS * 32) void latent_kernel(struct gpu_latent o)
         __syncwarp();
     }
     if (!is_key) {
+        const float by = temper_of(o.temper, o.step.pos[t]);
         for (int d = lane; d < o.rope_dim; d += 32)
-            o.q[((size_t)t * o.n_heads + head) * n + o.kv_rank + d] = rotated[d];
+            o.q[((size_t)t * o.n_heads + head) * n + o.kv_rank + d] = rotated[d] * by;
+        for (int d = lane; by != 1 && d < o.nope_dim; d += 32)
+            query[d] *= by;
         return;
     }
     norm_head(x, o.w, nullptr, o.kv_rank, 1, o.eps, 0, lane);

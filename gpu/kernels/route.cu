@@ -317,7 +317,7 @@ __global__ __launch_bounds__(BLOCK) void expert_sum_kernel(struct gpu_expert_sum
         sum = o.shared_scale * (o.shared_weight ? o.shared_weight[token] : 1) * o.shared[at];
     for (int i = token * o.top_k; i < (token + 1) * o.top_k; i++)
         if (o.choice.id[i] >= 0)
-            sum = fmaf(o.choice.weight[i], o.y[(size_t)i * o.cols + k], sum);
+            sum = fmaf(o.weighed ? 1 : o.choice.weight[i], o.y[(size_t)i * o.cols + k], sum);
     if (o.x)
         o.x[at] = fmaf(o.scale, sum, o.x[at]);
     else

@@ -17,9 +17,13 @@ DEVICE float expert_biased(const gpu_expert_mat &m, int expert, int row, float y
     return m.bias ? y + m.bias[(size_t)expert * m.bias_stride + row] : y;
 }
 
-/* An element of the input of down, from the outputs of gate and up for it. */
-DEVICE float expert_activation(const gpu_experts &o, float gate, float up)
+/* An element of the input of down of a pair, from the outputs of gate and up for it. */
+DEVICE float expert_activation(const gpu_experts &o, int pair, float gate, float up)
 {
+    if (o.weigh_input) {
+        gate *= o.choice.weight[pair];
+        up *= o.choice.weight[pair];
+    }
     if (o.alpha > 0) {
         gate = gate > o.limit ? o.limit : gate;
         up = up < -o.limit ? -o.limit : up > o.limit ? o.limit : up;

@@ -54,6 +54,12 @@ template <int KV> DEVICE float kv_scale(const uint8_t *block, int n, int slot)
     return KV == KV_F8 ? 256 * scale : scale;
 }
 
+/* The first position that a token at pos attends to. */
+DEVICE int first_seen(int pos, int window, int chunk)
+{
+    return chunk ? pos - pos % chunk : window && pos - window + 1 > 0 ? pos - window + 1 : 0;
+}
+
 /* f<format>(...) for a format known at run time. */
 #define KV_DISPATCH(type, f, ...) \
     ((type) == KV_F32 ? f<KV_F32>(__VA_ARGS__) : (type) == KV_F16 ? f<KV_F16>(__VA_ARGS__) : \

@@ -62,8 +62,8 @@ struct gpu_linear {
      * 0: k is not divided */
     int n_splits;
     size_t split_stride;
-    /* gpu_matmul_f32: each head_rows rows read an input of their own, x_head floats after that of the
-     * rows before, and their outputs are out_head floats after those; 0: all rows read x */
+    /* gpu_matmul_f32: each head_rows rows read an input of their own, x_head floats after that of
+     * the rows before, and their outputs are out_head floats after those; 0: all rows read x */
     int head_rows, x_head, out_head;
 };
 enum { GPU_SPLIT_STEPS = 8 };
@@ -98,6 +98,7 @@ struct gpu_experts {
     uint16_t *act_out; int act_out_stride;      /* [pair][stride], of gate and up */
     int function;                       /* config.act */
     float alpha, limit;                 /* as in struct moe; both are 0, or both above 0 */
+    int weigh_input;                    /* gate and up are multiplied by the pair's weight */
 };
 
 /* The keys and values of one layer, in blocks of KV_BLOCK tokens. */

@@ -704,17 +704,32 @@ int config_kv_layers(const struct config *c)
 
 /* Returns the first feature of the mixture of experts besides a router, plain experts and a shared
  * MLP; NULL: there is none. */
-static const char *beyond_mixture(const struct config *c)
+static const char *beyond_mixture(const struct config *c, unsigned features)
 {
     if (c->moe.beside)
         return "an MLP beside experts";
     if (c->hashed)
         return "experts chosen by a table of tokens";
-    if (c->moe.weigh_input)
+    if (c->moe.weigh_input && !(features & FEATURE_VARIANTS))
         return "weights on the inputs of experts";
     if (!c->gated)
         return "experts without a gate";
     return c->moe.act_limit > 0 && c->moe.act_alpha == 0 ? "MLPs with limits" : NULL;
+}
+
+/* Returns the first of FEATURE_VARIANTS that the model has; NULL: none. */
+static const char *variant(const struct config *c)
+{
+    for (int i = 0; i < c->n_layers; i++)
+        if (c->chunk[i])
+            return "chunked attention";
+    if (c->names->attn_sub_norm)
+        return "norms inside of attention and MLP";
+    if (c->qk_norm != QK_NORM_NONE && c->names->q_norm && !*c->names->q_norm)
+        return "norms of q and k without weights";
+    if (c->temperature_scale != 0)
+        return "queries scaled by their position";
+    return c->qk_norm_roped ? "norms of q and k in some layers" : NULL;
 }
 
 /* Returns the first kind of state besides those of FEATURE_STATES; NULL: there is none. */
@@ -753,9 +768,6 @@ const char *config_beyond(const struct config *c, unsigned features)
         return "multi-head latent attention";
     if (config_has_mixer(c, MIXER_MLA) && c->attn_gate)
         return "gated latent attention";
-    for (int i = 0; i < c->n_layers; i++)
-        if (c->chunk[i])
-            return "chunked attention";
     if (c->act == CONFIG_ACT_XIELU)
         return "an activation with parameters";
     if (c->head_dims || c->kv_heads || c->kv_from || c->mlp_sizes)
@@ -766,19 +778,13 @@ const char *config_beyond(const struct config *c, unsigned features)
         return "values of another width or scale";
     if (c->v_norm || c->names->layer_scale)
         return "normed values or scaled layers";
-    if (c->names->attn_sub_norm)
-        return "norms inside of attention and MLP";
-    if (c->qk_norm != QK_NORM_NONE && c->names->q_norm && !*c->names->q_norm)
-        return "norms of q and k without weights";
-    if (config_has_ff(c, FF_MOE) && beyond_mixture(c))
-        return beyond_mixture(c);
+    if (config_has_ff(c, FF_MOE) && beyond_mixture(c, features))
+        return beyond_mixture(c, features);
+    if (!(features & FEATURE_VARIANTS) && variant(c))
+        return variant(c);
     if (c->attn_gate && !(features & FEATURE_GATES))
         return "gated attention";
-    if (c->sinks && !(features & FEATURE_SINKS))
-        return "attention sinks";
-    if (c->temperature_scale != 0)
-        return "queries scaled by their position";
-    return c->qk_norm_roped ? "norms of q and k in some layers" : NULL;
+    return c->sinks && !(features & FEATURE_SINKS) ? "attention sinks" : NULL;
 }
 
 const char *config_uncalibrated(const struct config *c)

@@ -603,8 +603,11 @@ int recurrent_channels(const struct config *c, int layer);
 int recurrent_width(const struct config *c, int layer);
 /* Features of a backend beside plain or windowed attention and dense MLPs.  STATES: short
  * convolutions, Mamba2, gated delta nets, and layers without a mixer or an MLP; GATES: gated
- * attention; LATENTS: multi-head latent attention. */
-enum { FEATURE_EXPERTS = 1, FEATURE_SINKS = 2, FEATURE_STATES = 4, FEATURE_GATES = 8, FEATURE_LATENTS = 16 };
+ * attention; LATENTS: multi-head latent attention; VARIANTS: chunked attention, queries
+ * scaled by their position, norms of q and k in some layers or without weights, norms inside of
+ * attention and MLP, weights on the inputs of experts. */
+enum { FEATURE_EXPERTS = 1, FEATURE_SINKS = 2, FEATURE_STATES = 4, FEATURE_GATES = 8, FEATURE_LATENTS = 16,
+       FEATURE_VARIANTS = 32 };
 /* The first feature that a backend with these does not support; NULL: it supports the model. */
 const char *config_beyond(const struct config *c, unsigned features);
 

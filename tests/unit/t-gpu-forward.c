@@ -148,9 +148,11 @@ static const char *const in_f32[] = { "qwen2_moe", "granitemoe", "glm4_moe", "gp
                                       "hunyuan", "phi3-longrope", "nemotron", "../hf-2026/olmo3",
                                       "lfm2", "mamba2", "granitemoehybrid", "nemotron_h", "qwen3_next",
                                       "../hf-2026/qwen3_5", "../hf-2026/afmoe",
-                                      "deepseek_v2_lite", "deepseek_v3", "../hf-2026/kimi_linear" };
+                                      "deepseek_v2_lite", "deepseek_v3", "../hf-2026/kimi_linear",
+                                      "llama4_text", "bitnet", "../hf-2026/mistral4", "../hf-2026/nanochat" };
 static const char *const in_f16[] = { "llama-odd", "bloom", "qwen2_moe", "gpt_oss", "lfm2", "granitemoehybrid",
-                                      "../hf-2026/qwen3_5", "../hf-2026/minicpm3" };
+                                      "../hf-2026/qwen3_5", "../hf-2026/minicpm3", "llama4_text",
+                                      "bitnet" };
 
 static void folders(const char *const *names, size_t n, enum qtype type, int exact, double limit)
 {

@@ -133,7 +133,8 @@ static void each_layer_gets_its_window(void **state)
 static void features_that_a_backend_lacks_are_named(void **state)
 {
     (void)state;
-    enum { BOTH = FEATURE_EXPERTS | FEATURE_SINKS, ALL = BOTH | FEATURE_STATES | FEATURE_GATES | FEATURE_LATENTS };
+    enum { BOTH = FEATURE_EXPERTS | FEATURE_SINKS, ALL = BOTH | FEATURE_STATES | FEATURE_GATES | FEATURE_LATENTS,
+           MOST = ALL | FEATURE_VARIANTS };
     static const struct { const char *keys, *says; unsigned features; } cases[] = {
         { "\"model_type\": \"mixtral\"", NULL, BOTH }, { "\"model_type\": \"qwen3_moe\"", NULL, BOTH },
         { "\"model_type\": \"mixtral\"", "a mixture of experts", FEATURE_SINKS },
@@ -149,6 +150,8 @@ static void features_that_a_backend_lacks_are_named(void **state)
         { "\"model_type\": \"ministral3\", \"rope_parameters\": {\"llama_4_scaling_beta\": 0.1}",
           "queries scaled by their position", 0 },
         { "\"model_type\": \"granite_swa\"", "attention sinks", 0 },
+        { "\"model_type\": \"bitnet\"", "norms inside of attention and MLP", ALL },
+        { "\"model_type\": \"bitnet\"", NULL, MOST }, { "\"model_type\": \"nanochat\"", NULL, MOST },
         { "\"model_type\": \"nanochat\"", "norms of q and k without weights", 0 },
         { "\"model_type\": \"apertus\"", "an activation with parameters", 0 },
         { "\"model_type\": \"minicpm3\"", "multi-head latent attention", 0 },
