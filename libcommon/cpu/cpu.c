@@ -11,6 +11,7 @@
 #include "libcommon/cpu/cpu_attn.h"
 #include "libcommon/cpu/cpu_pages.h"
 #include "libcommon/cpu/cpu_ops.h"
+#include "libcommon/model/eagle.h"
 
 static void cpu_close(void *backend)
 {
@@ -76,6 +77,15 @@ static int kv_open(struct cpu *b, struct err *e)
                ? -1 : map_lazily(&k->states, b->states_size, "states", e);
 }
 
+static int reserve_aux(struct cpu *b, struct err *e)
+{
+    const struct eagle *g = b->o.eagle;
+    for (int i = 0; g && i < g->n_aux; i++)
+        if (core_reserve(&b->core, NULL, 0, &g->aux[i], e) < 0)
+            return -1;
+    return 0;
+}
+
 static void *open_layers(const struct model *m, const struct backend_options *o, int n_layers, struct err *e)
 {
     const int whole = n_layers == m->config.n_layers;
@@ -107,7 +117,7 @@ static void *open_layers(const struct model *m, const struct backend_options *o,
         lora_open(&b->core, m, e) < 0 ||
         core_reserve(&b->core, m->layers, n_layers, whole ? &m->head : NULL, e) < 0 ||
         (m->config.predicts && core_reserve(&b->core, NULL, 0, &m->layers->next_in, e) < 0) ||
-        (whole && core_prefetch(&b->core, m, e) < 0) || kv_open(b, e) < 0 ||
+        reserve_aux(b, e) < 0 || (whole && core_prefetch(&b->core, m, e) < 0) || kv_open(b, e) < 0 ||
         (o->window && attn_open_stream(&b->core, o->window, o->sinks, e) < 0) ||
         (o->pages && pages_open(&b->core, o->pages, (int64_t)o->n_blocks * KV_BLOCK, e) < 0))
         goto fail;
@@ -208,6 +218,29 @@ static size_t pages_offset(const struct cpu *b, int layer)
     return at;
 }
 
+/* Add the state before this layer to the auxiliary states of the items. */
+static void add_aux(struct cpu *b, const struct batch *batch, int layer)
+{
+    const struct eagle *g = b->o.eagle;
+    const size_t hidden = (size_t)b->m->config.hidden_size;
+    for (int k = 0; g && k < g->n_aux; k++)
+        for (int i = 0; i < batch->n_items && g->aux_layer[k] == layer; i++) {
+            const struct batch_item *it = &batch->items[i];
+            const size_t first = (size_t)(b->offset[i] + it->n_tokens - it->n_hidden);
+            if (it->aux && it->n_hidden)
+                core_add_linear(&b->core, &g->aux[k], b->core.x + first * hidden, it->n_hidden, it->hidden);
+        }
+}
+
+/* Clear the auxiliary states of the items. */
+static void clear_aux(const struct cpu *b, const struct batch *batch)
+{
+    for (int i = 0; i < batch->n_items; i++)
+        if (batch->items[i].aux)
+            memset(batch->items[i].hidden, 0, (size_t)batch->items[i].n_hidden * (size_t)b->m->config.hidden_size *
+                                              sizeof *batch->items[i].hidden);
+}
+
 /* Run the layers of this backend; the result is in core.x. */
 static int run_layers(struct cpu *b, const struct batch *batch, struct err *e)
 {
@@ -223,8 +256,10 @@ static int run_layers(struct cpu *b, const struct batch *batch, struct err *e)
     core_embed(k, b->m, s.n_tokens, k->x);
     if (c->predicts)
         core_predict(k, b->m, &s, k->x);
+    clear_aux(b, batch);
     for (int i = 0; i < b->n_layers; i++) {
         residency_layer(k->residency, i);
+        add_aux(b, batch, i);
         s.in_windows = in_windows(b, i);
         s.tail_at = k->tail ? kv_offset(b, i, 1) : 0;
         s.kv_at = k->tail && s.in_windows ? s.tail_at : kv_offset(b, i, 0);
@@ -232,6 +267,7 @@ static int run_layers(struct cpu *b, const struct batch *batch, struct err *e)
         core_layer(k, &s, &b->m->layers[i], i, k->x);
         s.state_at += config_state_floats(c, i);
     }
+    add_aux(b, batch, b->n_layers);
     if (c->n_streams)
         altup_end(k, b->m, k->x, s.n_tokens);
     if (c->hyper.n)
@@ -255,7 +291,7 @@ static int cpu_forward(void *backend, const struct batch *batch, float *logits, 
         return -1;
     for (int i = 0; i < batch->n_items; i++) {
         const struct batch_item *it = &batch->items[i];
-        for (int t = it->n_tokens - it->n_hidden, row = 0; t < it->n_tokens; t++, row++)
+        for (int t = it->n_tokens - it->n_hidden, row = 0; t < it->n_tokens && !it->aux; t++, row++)
             core_final_norm(k, b->m, k->x + ((size_t)b->offset[i] + (size_t)t) * (size_t)c->hidden_size,
                             it->hidden + (size_t)row * (size_t)c->hidden_size);
         for (int t = it->n_tokens - it->n_logits; t < it->n_tokens; t++)

@@ -217,7 +217,7 @@ static int run_attention(struct core *k, const struct step *s, const struct laye
     const int n = s->n_tokens, q_cols = c->n_heads * config_head_dim(c, index),
               kv_cols = config_kv_heads(c, index) * config_head_dim(c, index);
     struct act_input in;
-    core_layer_input(k, &in, h, c->hidden_size, n, l, INPUT_QKV);
+    core_layer_input(k, &in, h, c->predicts == PREDICTS_BESIDE ? 2 * c->hidden_size : c->hidden_size, n, l, INPUT_QKV);
     if (core_hook(k, index, ROLE_Q, &in, n))
         return 1;
     const struct op ops[] = {
@@ -302,7 +302,8 @@ static int run_layer(struct core *k, const struct step *s, const struct layer *l
         ngram_run(k, s, l, index);
     if (c->mixer[index] == MIXER_NONE)
         goto feed;
-    h = c->hyper.n ? hyper_enter(k, l, 0, &l->attn_norm, x, n) : pre_norm(k, &l->attn_norm, x, k->h[0], n);
+    h = c->hyper.n ? hyper_enter(k, l, 0, &l->attn_norm, x, n)
+        : c->predicts == PREDICTS_BESIDE ? k->pair : pre_norm(k, &l->attn_norm, x, k->h[0], n);
     renorm(k, h, x, n, !mixer_has_state(c->mixer[index]));
     if (c->mixer[index] == MIXER_BOTH) {
         if (run_both(k, s, l, index, h, x))

@@ -65,9 +65,19 @@ void core_embed(struct core *k, const struct model *m, int n, float *x)
         hyper_begin(k, x, n);
 }
 
-struct pair_job { struct core *k; const struct layer *l; const struct step *s; const float *x; };
+struct pair_job { struct core *k; const struct layer *l; const struct step *s; float *x; };
 
-/* Norm the embeddings and states of item i, side by side. */
+/* out = norm of x, one row of hidden_size elements; x itself without a norm. */
+static void norm_or_copy(const struct core *k, float *out, const float *x, const struct norm *norm)
+{
+    if (norm->present)
+        core_norm_row(k, out, x, norm, k->c->hidden_size);
+    else
+        memcpy(out, x, (size_t)k->c->hidden_size * sizeof *out);
+}
+
+/* Norm the embeddings and states of item i, side by side; beside an attention that reads both, x
+ * becomes the states. */
 static void pair_rows(void *arg, int i, int thread)
 {
     (void)thread;
@@ -77,8 +87,10 @@ static void pair_rows(void *arg, int i, int thread)
     for (int t = 0; t < it->n_tokens; t++) {
         const size_t at = (size_t)j->s->offset[i] + (size_t)t;
         float *out = j->k->pair + at * 2 * hidden;
-        core_norm_row(j->k, out, j->x + at * hidden, &j->l->next_embed_norm, (int)hidden);
-        core_norm_row(j->k, out + hidden, it->states + (size_t)t * hidden, &j->l->next_state_norm, (int)hidden);
+        norm_or_copy(j->k, out, j->x + at * hidden, &j->l->next_embed_norm);
+        norm_or_copy(j->k, out + hidden, it->states + (size_t)t * hidden, &j->l->next_state_norm);
+        if (j->k->c->predicts == PREDICTS_BESIDE)
+            memcpy(j->x + at * hidden, it->states + (size_t)t * hidden, hidden * sizeof *out);
     }
 }
 
@@ -89,6 +101,8 @@ void core_predict(struct core *k, const struct model *m, const struct step *s, f
     struct pair_job j = { k, m->layers, s, x };
     struct act_input in;
     pool_run(k->pool, s->n_items, pair_rows, &j);
+    if (k->c->predicts == PREDICTS_BESIDE)
+        return;
     core_input(k, &in, 0, k->pair, 2 * hidden, s->n_tokens, &in_proj, 1);
     core_linear(k, &(struct op){ .l = in_proj, .in = &in, .out = x, .ldo = (size_t)hidden, .kind = OP_STORE }, 1,
                 s->n_tokens, NULL);
@@ -97,10 +111,16 @@ void core_predict(struct core *k, const struct model *m, const struct step *s, f
 void core_final_norm(struct core *k, const struct model *m, const float *x, float *out)
 {
     const struct norm *norm = k->c->predicts ? &m->layers->next_final_norm : &m->final_norm;
-    if (norm->present)
-        core_norm_row(k, out, x, norm, k->c->hidden_size);
-    else
-        memcpy(out, x, (size_t)k->c->hidden_size * sizeof *out);
+    norm_or_copy(k, out, x, norm);
+}
+
+void core_add_linear(struct core *k, const struct linear *l, const float *x, int n, float *out)
+{
+    const size_t hidden = (size_t)k->c->hidden_size;
+    struct act_input in;
+    core_input(k, &in, 0, x, (int)hidden, n, &l, 1);
+    core_linear(k, &(struct op){ .l = l, .in = &in, .out = out, .ldo = hidden, .kind = OP_ADD, .scale = 1 }, 1, n,
+                NULL);
 }
 
 void core_logits(struct core *k, const struct model *m, const float *const *rows, int n, float *logits)

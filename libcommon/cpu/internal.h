@@ -245,6 +245,8 @@ void core_embed(struct core *k, const struct model *m, int n_tokens, float *x);
 void core_predict(struct core *k, const struct model *m, const struct step *s, float *x);
 /* x = layer(x). Returns 1 if the hook stopped it. */
 int core_layer(struct core *k, const struct step *s, const struct layer *l, int index, float *x);
+/* out += l(x), rows [n] of x and of out. */
+void core_add_linear(struct core *k, const struct linear *l, const float *x, int n, float *out);
 /* out = final norm of x, one row. */
 void core_final_norm(struct core *k, const struct model *m, const float *x, float *out);
 /* Final norm, projection and head for rows [n_rows] of x. */

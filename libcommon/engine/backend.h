@@ -54,8 +54,9 @@ struct batch_item {
      * tokens before these, [n_tokens][hidden_size].  They come from the main model or, for drafted
      * tokens, from the predicting layer itself.  May be the same memory as `hidden`. */
     const float *states;
-    /* output: states of the last n_hidden tokens after the final norm, [n_hidden][hidden_size] */
-    float *hidden; int n_hidden;
+    /* output: states of the last n_hidden tokens after the final norm, [n_hidden][hidden_size];
+     * aux: the states that backend_options.eagle reads */
+    float *hidden; int n_hidden, aux;
 };
 struct batch { const struct batch_item *items; int n_items; };
 
@@ -64,7 +65,11 @@ struct batch { const struct batch_item *items; int n_items; };
  * beside the copies. */
 enum cache_weights { CACHE_WEIGHTS_OFF, CACHE_WEIGHTS_AUTO, CACHE_WEIGHTS_ON };
 
+struct eagle;
 struct backend_options {
+    /* Heads that read the model's states (model/eagle.h), for batch_item.aux; NULL: none.
+     * Borrowed until close; CPU only. */
+    const struct eagle *eagle;
     int n_threads;                          /* 0: all processors */
     struct kv_types kv;
     int n_blocks;                           /* KV blocks of 16 tokens, for all layers together */

@@ -28,6 +28,7 @@ struct draft_model {
     /* For a predictor, else NULL.  states [max_tokens][hidden_size]: input of a pass; own
      * [max_seqs][hidden_size]: the predictor's own state after the last token of each draft. */
     float *states, *own;
+    const struct eagle *eagle;          /* the predictor is a layer beside the model (borrowed); NULL: of the model */
     struct disk *disk;                  /* a predictor's prefixes on disk; NULL: none */
     struct medusa_run *heads;           /* NULL: a model */
     /* time of a pass, or of a head, that adds a token to each draft; 0: unknown */

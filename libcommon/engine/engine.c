@@ -202,7 +202,7 @@ static int ask_backend(const struct engine *g, const struct engine_options *o, s
                                    .device = o->device, .device_layers = o->device_layers, .max_device = o->max_device,
                                    .strict = o->strict,
                                    .debug_sync = o->debug_sync, .wgmma = o->wgmma, .no_graphs = o->no_graphs,
-                                   .act_int8 = o->act_int8, .cache_weights = o->cache_weights };
+                                   .act_int8 = o->act_int8, .cache_weights = o->cache_weights, .eagle = o->eagle };
     return 0;
 }
 

@@ -89,6 +89,9 @@ struct engine_options {
     /* Make drafts with these heads (borrowed), which engine_check_medusa() accepts; draft_model,
      * draft_layers and predictor are then ignored. */
     const struct medusa *medusa;
+    /* Make drafts with this layer beside the model (borrowed), which engine_check_eagle() accepts;
+     * draft_model, draft_layers, predictor and medusa are then ignored. */
+    const struct eagle *eagle;
     /* Draw tokens so that as many drafted tokens as possible are accepted (sampler_verify()).  The
      * distribution of an answer stays the same, but its tokens depend on drafts.  Without effect on
      * greedy requests, and on drafts of `drafter`: for these an exact comparison accepts as
@@ -112,6 +115,9 @@ int engine_check_predictor(const struct model *m, const struct engine_options *o
 /* Check that these heads belong to a model of this configuration and can make drafts.  Returns 0;
  * -1 with *e. */
 int engine_check_medusa(const struct medusa *h, const struct config *c, const struct engine_options *o, struct err *e);
+
+/* The same for EAGLE heads. */
+int engine_check_eagle(const struct eagle *g, const struct model *m, const struct engine_options *o, struct err *e);
 
 /* Returns the number of recurrent states that the engine allocates, for running sequences,
  * snapshots and drafts; 0 if the model has no recurrent layers. */

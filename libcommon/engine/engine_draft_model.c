@@ -18,6 +18,7 @@
 
 #include "libcommon/base/clock.h"
 #include "libcommon/engine/draft_model.h"
+#include "libcommon/model/eagle.h"
 
 enum { FIRST_PAUSE = 16, LONGEST_PAUSE = 256 };
 
@@ -116,6 +117,28 @@ int engine_check_medusa(const struct medusa *h, const struct config *c, const st
     return 0;
 }
 
+int engine_check_eagle(const struct eagle *g, const struct model *m, const struct engine_options *o, struct err *e)
+{
+    const struct config *c = &m->config;
+    if (o->backend && o->backend->device)
+        return err_set(e, ERR_UNSUPPORTED, "drafts of EAGLE heads are made by the CPU only");
+    if (g->hidden_size != c->hidden_size || g->vocab_size != c->vocab_size)
+        return err_set(e, ERR_UNSUPPORTED, "EAGLE heads of a model with hidden_size %d and %d tokens, this one has %d and %d",
+                       g->hidden_size, g->vocab_size, c->hidden_size, c->vocab_size);
+    if (c->n_streams || c->hyper.n || c->embed_size != c->hidden_size)
+        return err_set(e, ERR_UNSUPPORTED, "EAGLE heads cannot read the states of %s", c->arch);
+    return 0;
+}
+
+static int check_drafting(const struct engine *g, const struct engine_options *o, struct err *e)
+{
+    if (o->eagle)
+        return engine_check_eagle(o->eagle, g->m, o, e);
+    if (o->predictor)
+        return engine_check_predictor(g->m, o, e);
+    return o->draft_model ? 0 : engine_check_draft_layers(&g->m->config, o, o->draft_layers, e);
+}
+
 /* Open the memory and the backend of a model that makes drafts. */
 static int open_drafting(struct engine *g, struct draft_model *d, const struct engine_options *o,
                          const struct backend_options *bo, struct err *e)
@@ -123,21 +146,23 @@ static int open_drafting(struct engine *g, struct draft_model *d, const struct e
     struct backend_options own = *bo;
     if (g->window)
         return err_set(e, ERR_UNSUPPORTED, "a draft model has no window");
-    if (o->predictor ? engine_check_predictor(g->m, o, e) != 0
-                     : !o->draft_model && engine_check_draft_layers(&g->m->config, o, o->draft_layers, e) != 0)
+    d->eagle = o->eagle;
+    const int predicts = o->predictor || o->eagle;
+    if (check_drafting(g, o, e) != 0)
         return -1;
-    d->m = o->predictor ? g->m->predictor : o->draft_model;
+    d->m = o->eagle ? &o->eagle->model : o->predictor ? g->m->predictor : o->draft_model;
     if (!d->m) {
         d->part = *g->m;
         d->part.config.n_layers = o->draft_layers;
         d->m = &d->part;
     }
     d->vocab_size = d->m->config.vocab_size;
-    d->most = o->predictor ? ENGINE_PREDICTED_MOST : DRAFT_MOST;
+    d->most = o->predictor && !o->eagle ? ENGINE_PREDICTED_MOST : DRAFT_MOST;
+    own.eagle = NULL;
     own.n_states = own.n_window_blocks = own.pages = own.device_layers = 0;
     own.max_weights = own.max_device = 0;
     own.max_logits = g->max_seqs;
-    if (open_sizes(g, d, e) != 0 || (o->predictor && predictor_open(g, d, e) != 0) ||
+    if (open_sizes(g, d, e) != 0 || (predicts && predictor_open(g, d, e) != 0) ||
         !(d->pool = kv_pool_open(bo->n_blocks, e)))
         return -1;
     return (d->b = g->backend->open(d->m, &own, e)) ? 0 : err_prefix(e, "draft model");
@@ -155,7 +180,7 @@ static int open_heads(struct engine *g, struct draft_model *d, const struct engi
 int draft_model_open(struct engine *g, const struct engine_options *o, const struct backend_options *bo,
                      struct err *e)
 {
-    if (g->no_drafts || (!o->draft_model && !o->draft_layers && !o->predictor && !o->medusa))
+    if (g->no_drafts || (!o->draft_model && !o->draft_layers && !o->predictor && !o->medusa && !o->eagle))
         return 0;
     if (!(g->draft_model = calloc(1, sizeof *g->draft_model)))
         return err_nomem(e, "draft model");
@@ -163,7 +188,7 @@ int draft_model_open(struct engine *g, const struct engine_options *o, const str
     if (o->draft_distribution &&
         !(d->proposals = malloc(DRAFT_ROWS * (size_t)g->vocab_size * sizeof *d->proposals)))
         return err_nomem(e, "draft model");
-    return o->medusa ? open_heads(g, d, o, e) : open_drafting(g, d, o, bo, e);
+    return o->medusa && !o->eagle ? open_heads(g, d, o, e) : open_drafting(g, d, o, bo, e);
 }
 
 void draft_model_close(struct engine *g)
@@ -265,10 +290,12 @@ void draft_model_free(struct engine *g, struct request *r)
     free(r->draft.kept);
 }
 
-float *draft_model_rows(const struct engine *g, const struct request *r, int n)
+float *draft_model_rows(const struct engine *g, const struct request *r, int n, int *aux)
 {
     const struct draft_model *d = g->draft_model;
-    return r->draft.by_model && d->rows ? d->rows + (size_t)n * (size_t)g->m->config.hidden_size : NULL;
+    const int has_rows = r->draft.by_model && d->rows;
+    *aux = has_rows && d->eagle && d->eagle->n_aux;
+    return has_rows ? d->rows + (size_t)n * (size_t)g->m->config.hidden_size : NULL;
 }
 
 /* ---- passes ---- */
@@ -284,16 +311,27 @@ int draft_reserve(struct engine *g, struct request *r, int n_tokens)
     return rc < 0 || d->failed ? -1 : kv_table_reserve(&r->draft.kv, d->pool, n_tokens);
 }
 
+/* Spread logits of the draft model over the vocabulary of the main model, in d->row. */
+static void draft_row(struct engine *g, const float *logits)
+{
+    struct draft_model *d = g->draft_model;
+    const int32_t *target = d->eagle ? d->eagle->target : NULL;
+    const int theirs = target ? d->eagle->n_own : d->vocab_size, n = theirs < g->vocab_size ? theirs : g->vocab_size;
+    if (!target)
+        memcpy(d->row, logits, (size_t)n * sizeof *logits);
+    for (int i = target ? 0 : n; i < g->vocab_size; i++)
+        d->row[i] = -INFINITY;
+    for (int i = 0; target && i < n; i++)
+        d->row[target[i]] = logits[i];
+}
+
 void draft_append(struct engine *g, struct request *r, const float *logits)
 {
     struct draft_model *d = g->draft_model;
     struct draft *next = &r->draft.next;
     struct err ignored;
     int32_t id;
-    const int theirs = d->vocab_size, n = theirs < g->vocab_size ? theirs : g->vocab_size;
-    memcpy(d->row, logits, (size_t)n * sizeof *logits);
-    for (int i = n; i < g->vocab_size; i++)
-        d->row[i] = -INFINITY;
+    draft_row(g, logits);
     if (d->proposals && !r->draft.same_tokens && !sampler_is_greedy(r->sampler)) {
         float *proposal = d->proposals + (size_t)d->n_proposals * (size_t)g->vocab_size;
         struct proposed *p = &r->draft.proposed[r->draft.n_proposed];

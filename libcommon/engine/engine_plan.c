@@ -568,7 +568,7 @@ int plan_batch(struct engine *g)
                 item->n_hidden = r->planned;
             else if (r->embed == EMBED_LAST || r->embed == EMBED_STATE)
                 item->n_hidden = r->kv.n_tokens + r->planned == r->n_ids;
-            if (!item->n_hidden && (item->hidden = draft_model_rows(g, r, n_states)))
+            if (!item->n_hidden && (item->hidden = draft_model_rows(g, r, n_states, &item->aux)))
                 n_states += item->n_hidden = r->planned;
             else if (item->n_hidden)
                 item->hidden = g->hidden + (size_t)n_hidden * (size_t)g->m->config.hidden_size;

@@ -9,13 +9,14 @@
 #include <string.h>
 
 #include "libcommon/engine/draft_model.h"
+#include "libcommon/model/eagle.h"
 
 int predictor_disk_open(struct engine *g, const struct disk_options *o, struct err *e)
 {
     struct draft_model *d = g->draft_model;
     struct disk_options own = *o;
     static const char suffix[] = " predictor";
-    if (!d || !d->own)
+    if (!d || !d->own || d->eagle)      /* the name of the model is not that of its heads */
         return 0;
     own.n_model = o->n_model + sizeof suffix - 1;
     char *model = malloc(own.n_model);

@@ -388,8 +388,8 @@ int draft_model_init(struct engine *g, struct request *r, struct err *e);       
 void draft_model_release(struct engine *g, struct request *r);  /* like request_release(), but keeps r's prefix */
 void draft_model_free(struct engine *g, struct request *r);
 /* Returns the memory for the final states of r's tokens in a step, after those of n other tokens;
- * NULL if r's drafts are made without states. */
-float *draft_model_rows(const struct engine *g, const struct request *r, int n);
+ * NULL if r's drafts are made without states.  *aux: the states are auxiliary ones. */
+float *draft_model_rows(const struct engine *g, const struct request *r, int n, int *aux);
 /* Fill in the drafts of running requests, and compute at most `chunk` tokens of their prompts. */
 void draft_model_guess(struct engine *g, int n_decoding, int chunk);
 uint64_t draft_model_spent(const struct engine *g);             /* nanoseconds, before this step */

@@ -250,6 +250,11 @@ enum sinks { SINKS_NONE, SINKS_ALL, SINKS_WINDOWED };
 
 struct weight_names;                        /* arch.h */
 struct wrapper;
+/* How a layer that predicts further tokens reads the embedding and the state, each normed if there
+ * is a norm: next_in maps both to the layer's input; or attention reads both, side by side, and the
+ * residual is the state (EAGLE-3). */
+enum predicts { PREDICTS_SUM = 1, PREDICTS_BESIDE };
+
 struct config {
     char arch[32];              /* model_type */
     /* set if the source contains more than a language model; static, may be NULL */
@@ -351,7 +356,8 @@ struct config {
     /* layers of the source after layer n_layers - 1, which predict further tokens */
     int n_extra_layers;
     int next_embeds;            /* 1: these layers have an embedding of their own */
-    /* 1: this config describes such a layer, as a model with one layer (config_predictor()) */
+    /* this config describes such a layer, as a model with one layer (config_predictor()): enum
+     * predicts; 0: it does not */
     int predicts;
     int *rope_of;                           /* [n_layers] index into ropes, -1: none; owned */
     /* Encoders: a token also sees later tokens; in layers with a window, those of the window on
