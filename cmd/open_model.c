@@ -16,6 +16,7 @@
 #include "gpu/gpu.h"
 #include "libcommon/base/clock.h"
 #include "libcommon/convert/convert.h"
+#include "libcommon/convert/eagle_source.h"
 #include "libcommon/convert/medusa_source.h"
 #include "libcommon/cpu/cpu.h"
 #include "libcommon/engine/device_show.h"
@@ -181,10 +182,12 @@ static int parse_own_heads(const char *prog, const char *number, struct run_opti
     return 0;
 }
 
-/* Parse --spec draft:MODEL, self:LAYERS or medusa:FILE, or these with N: before the last part. */
+/* Parse --spec draft:MODEL, self:LAYERS, medusa:FILE or eagle:DIR, or these with N: before the last
+ * part. */
 static int parse_spec_model(const char *prog, const char *arg, struct run_options *r)
 {
-    const int of_itself = strncmp(arg, "self:", 5) == 0, of_heads = strncmp(arg, "medusa:", 7) == 0;
+    const int of_itself = strncmp(arg, "self:", 5) == 0, of_heads = strncmp(arg, "medusa:", 7) == 0,
+              of_eagle = strncmp(arg, "eagle:", 6) == 0;
     const char *rest = strchr(arg, ':') + 1;
     long long layers;
     r->draft = leading_number(rest);
@@ -193,7 +196,7 @@ static int parse_spec_model(const char *prog, const char *arg, struct run_option
         if (r->draft > DRAFT_MOST)
             return cli_wrong(prog, "--spec %.7s N is %d, expected 1 to %d", arg, r->draft, DRAFT_MOST);
     }
-    r->spec = of_itself ? SPEC_SELF : of_heads ? SPEC_MEDUSA : SPEC_DRAFT;
+    r->spec = of_itself ? SPEC_SELF : of_heads ? SPEC_MEDUSA : of_eagle ? SPEC_EAGLE : SPEC_DRAFT;
     r->spec_given = 1;
     if (of_itself) {
         if (cli_parse_int(prog, "--spec self:LAYERS", rest, 1, 1 << 20, &layers) != 0)
@@ -201,8 +204,9 @@ static int parse_spec_model(const char *prog, const char *arg, struct run_option
         r->draft_layers = (int)layers;
         return 0;
     }
-    *(of_heads ? &r->heads : &r->draft_model) = rest;
-    return *rest ? 0 : cli_wrong(prog, "--spec %s", of_heads ? "medusa: expected a FILE" : "draft: expected a MODEL");
+    *(of_heads || of_eagle ? &r->heads : &r->draft_model) = rest;
+    return *rest ? 0 : cli_wrong(prog, "--spec %s", of_heads ? "medusa: expected a FILE" : of_eagle
+                                 ? "eagle: expected a DIR" : "draft: expected a MODEL");
 }
 
 static int parse_spec(const char *prog, const char *arg, struct run_options *r)
@@ -215,7 +219,8 @@ static int parse_spec(const char *prog, const char *arg, struct run_options *r)
         return parse_own_heads(prog, "", r);
     if (strncmp(arg, "medusa:", 7) == 0 && arg[7] && !arg[7 + strspn(arg + 7, "0123456789")])
         return parse_own_heads(prog, arg + 7, r);
-    if (strncmp(arg, "draft:", 6) == 0 || strncmp(arg, "self:", 5) == 0 || strncmp(arg, "medusa:", 7) == 0)
+    if (strncmp(arg, "draft:", 6) == 0 || strncmp(arg, "self:", 5) == 0 || strncmp(arg, "medusa:", 7) == 0 ||
+        strncmp(arg, "eagle:", 6) == 0)
         return parse_spec_model(prog, arg, r);
     if (strncmp(arg, "ngram:", 6) == 0) {
         if (cli_parse_int(prog, "--spec ngram:N", arg + 6, 1, DRAFT_MOST, &n) != 0)
@@ -234,7 +239,7 @@ static int parse_spec(const char *prog, const char *arg, struct run_options *r)
             r->spec_given = 1;
             return 0;
         }
-    return cli_wrong(prog, "--spec: '%s', expected auto, ngram[:N], mtp[:N], draft:[N:]MODEL, self:[N:]LAYERS, medusa[:N], medusa:[N:]FILE or off", arg);
+    return cli_wrong(prog, "--spec: '%s', expected auto, ngram[:N], mtp[:N], draft:[N:]MODEL, self:[N:]LAYERS, medusa[:N], medusa:[N:]FILE, eagle:[N:]DIR or off", arg);
 }
 
 /* Parse --lora DIR or NAME=DIR; without NAME the adapter gets the name of its folder.  NAME may
@@ -355,6 +360,8 @@ int run_options_check(const char *prog, struct run_options *r)
         return cli_wrong(prog, "--sinks: %d, expected no more than the window of %d", r->sinks, r->window);
     if (r->spec == SPEC_MTP && r->max_memory)
         return cli_wrong(prog, "--spec mtp and --max-memory exclude each other: the layer that makes the guesses is not streamed");
+    if (r->spec == SPEC_EAGLE && r->max_memory)
+        return cli_wrong(prog, "--spec eagle and --max-memory exclude each other: the layer that makes the guesses is not streamed");
     if (r->exact_given && r->spec_given && r->spec == SPEC_OFF)
         return cli_wrong(prog, "--spec-exact needs guesses: --spec off makes none");
     if (r->exact && r->act_given)
@@ -722,7 +729,7 @@ static int open_draft(const struct run_options *r, struct opened_model *o, struc
     return 0;
 }
 
-/* Read the heads of --spec medusa:FILE for o. */
+/* Read the heads of --spec medusa:FILE or eagle:DIR for o. */
 static int open_heads(const struct run_options *r, struct opened_model *o, struct err *e)
 {
     const struct map_guard guard = { sigbus_guard, sigbus_unguard };
@@ -731,6 +738,10 @@ static int open_heads(const struct run_options *r, struct opened_model *o, struc
     struct err ignored;
     if (!r->force && memory_read(&m, preflight_root(), &ignored) == 0)
         mo.most_bytes = memory_now(&m);
+    if (r->spec == SPEC_EAGLE) {
+        o->eagle = eagle_read(r->heads, o->model, &mo, e);
+        return o->eagle ? 0 : err_prefix(e, "--spec eagle");
+    }
     o->heads = medusa_read(r->heads, &o->model->config, &mo, e);
     return o->heads ? 0 : err_prefix(e, "--spec medusa");
 }
@@ -779,7 +790,7 @@ int open_model(const char *prog, const char *path, const struct run_options *r, 
         rc = load_loras(o, r, e);
     if (rc == 0 && r->spec == SPEC_DRAFT)
         rc = open_draft(r, o, e);
-    if (rc == 0 && r->spec == SPEC_MEDUSA && r->heads)
+    if (rc == 0 && (r->spec == SPEC_MEDUSA || r->spec == SPEC_EAGLE) && r->heads)
         rc = open_heads(r, o, e);
     if (rc != 0) {
         close_model(o);
@@ -799,6 +810,7 @@ void close_model(struct opened_model *o)
         close_model(o->draft);
     free(o->draft);
     medusa_close(o->heads);
+    eagle_close(o->eagle);
     unload(o);
     free(o->path);
     memset(o, 0, sizeof *o);
@@ -876,7 +888,7 @@ static const struct medusa *heads_of(const struct run_options *r, const struct o
 int run_spec(const struct run_options *r, const struct opened_model *o, struct engine_options *eo, struct err *e)
 {
     static const char *const names[] = { [SPEC_NGRAM] = "ngram", [SPEC_MTP] = "mtp", [SPEC_DRAFT] = "draft",
-                                         [SPEC_SELF] = "self", [SPEC_MEDUSA] = "medusa" };
+                                         [SPEC_SELF] = "self", [SPEC_MEDUSA] = "medusa", [SPEC_EAGLE] = "eagle" };
     const char *why = r->spec == SPEC_OFF || r->spec == SPEC_AUTO ? NULL : engine_no_drafts(o->model, eo);
     struct engine_options own = *eo;
     if (why)
@@ -892,6 +904,9 @@ int run_spec(const struct run_options *r, const struct opened_model *o, struct e
         return err_set(e, ERR_UNSUPPORTED, "--spec medusa: the model's file has no Medusa heads (zse-convert --heads); medusa:FILE names others");
     if (eo->medusa && engine_check_medusa(eo->medusa, &o->model->config, eo, e) != 0)
         return err_prefix(e, "--spec medusa");
+    eo->eagle = o->eagle;
+    if (o->eagle && engine_check_eagle(o->eagle, o->model, eo, e) != 0)
+        return err_prefix(e, "--spec eagle");
     if (!o->draft)
         return 0;
     eo->draft_model = o->draft->model;

@@ -26,7 +26,7 @@ enum { MOST_LORA_OPTIONS = 64 };
 /* Kinds of speculative decoding.  SPEC_AUTO uses ngram, and mtp or else medusa if the model's file
  * has it, each only if model and device support it.  The other kinds are refused if model or device
  * do not support them. */
-enum spec { SPEC_OFF, SPEC_AUTO, SPEC_NGRAM, SPEC_MTP, SPEC_DRAFT, SPEC_SELF, SPEC_MEDUSA };
+enum spec { SPEC_OFF, SPEC_AUTO, SPEC_NGRAM, SPEC_MTP, SPEC_DRAFT, SPEC_SELF, SPEC_MEDUSA, SPEC_EAGLE };
 struct run_options {
     const char *type;               /* -q: the type to convert to; NULL: $ZSE_QUANTIZATION, else as stored */
     const char *kernels;
@@ -56,8 +56,9 @@ struct run_options {
     int gpu_layers, gpu_layers_given;       /* --gpu-layers: GPU_LAYERS_AUTO, or a number */
     int strict;                     /* --strict */
     enum spec spec; int spec_given; /* --spec */
-    /* the parts of ngram:N, mtp:N, draft:N:MODEL, self:N:LAYERS, medusa:N:FILE: N (0: chosen by
-     * measured times), LAYERS, MODEL, FILE (NULL: the heads in the model's file) */
+    /* the parts of ngram:N, mtp:N, draft:N:MODEL, self:N:LAYERS, medusa:N:FILE, eagle:N:DIR:
+     * N (0: chosen by measured times), LAYERS, MODEL, FILE (NULL: the heads in the model's file) or
+     * DIR */
     int draft, draft_layers; const char *draft_model, *heads;
     int draft_distribution, exact_given;    /* --spec-exact */
     int no_graphs, graphs_given;    /* --cuda-graphs */
@@ -117,6 +118,7 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
     "                             ngram: guesses from earlier text; mtp: of the model's own layer that predicts further tokens; auto: of both\n" \
     "                             draft:MODEL: guesses of a smaller model with the same tokenizer; self:LAYERS: of the model's first layers\n" \
     "                             medusa: of heads that were trained for the model, in its file; medusa:FILE: in a safetensors file\n" \
+    "                             eagle:DIR: of a layer that was trained beside the model, as EAGLE or EAGLE-3\n" \
     "      --spec-exact tokens|distribution  answers with guesses are the same as without, or only as likely, and sooner (default: tokens)\n"
 #define LORA_LONG_OPTION { "lora", required_argument, NULL, OPT_LORA }
 /* Options of programs whose answers may be longer than the model's context. */
@@ -150,6 +152,7 @@ struct opened_model {
     struct model_verify *check;           /* the running check of the checksums; NULL: none */
     struct opened_model *draft;     /* model of --spec draft:MODEL, owned; NULL: none */
     struct medusa *heads;           /* of --spec medusa:FILE, owned; NULL: none */
+    struct eagle *eagle;            /* of --spec eagle:DIR, owned; NULL: none */
     int in_cache;                   /* the .zse is an automatic conversion in the cache */
     uint64_t mapped_ns;             /* clock_ns() when the .zse was mapped and checked */
     pthread_t warmer; int warming;  /* creates the GPU's context while the file is opened */

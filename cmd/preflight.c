@@ -15,6 +15,7 @@
 #include "libcommon/cpu/cpu.h"
 #include "gpu/gpu.h"
 #include "libcommon/hw/memory.h"
+#include "libcommon/model/eagle.h"
 #include "libcommon/model/lora.h"
 #include "libcommon/model/lora_plan.h"
 #include "libcommon/model/medusa.h"
@@ -86,15 +87,15 @@ static void add_heads(struct need *n, const struct opened_model *o, const struct
     n->now += m == o->heads ? m->bytes : 0;
 }
 
-/* Add the memory of the layer that makes drafts (--spec mtp, auto): its weights, its keys and
- * values in the same number of blocks as the model's, its activations, and the states and logits of
- * drafts. */
+/* Add the memory of the layer that makes drafts (--spec mtp, eagle, auto): its weights, its keys
+ * and values in the same number of blocks as the model's, its activations, and the states and
+ * logits of drafts. */
 static void add_drafts(struct need *n, const struct opened_model *o, const struct engine_options *eo)
 {
-    const struct model *m = o->model->predictor;
+    const struct model *m = eo->eagle ? &eo->eagle->model : eo->predictor ? o->model->predictor : NULL;
     if (eo->medusa)
         add_heads(n, o, eo);
-    if (!eo->predictor || !m)
+    if (!m)
         return;
     const uint64_t block = config_kv_bytes(&o->model->config, eo->kv),
                    n_seqs = eo->max_seqs > 1 ? (uint64_t)eo->max_seqs : 1,
@@ -103,10 +104,11 @@ static void add_drafts(struct need *n, const struct opened_model *o, const struc
                    tokens = (uint64_t)(eo->max_tokens ? eo->max_tokens : BACKEND_STEP_TOKENS);
     const struct planned planned = { .shape = { .vocab_size = m->config.vocab_size },
                                      .step_bytes = cpu_step_memory(&m->config) };
-    n->drafts = m->weight_bytes + blocks * config_kv_bytes(&m->config, eo->kv) +
+    n->drafts = (eo->eagle ? eo->eagle->bytes : m->weight_bytes) + blocks * config_kv_bytes(&m->config, eo->kv) +
                 planned_workspace(&planned) + (2 * tokens + (1 + ENGINE_KEPT_STATES) * n_seqs) *
                 (uint64_t)m->config.hidden_size * sizeof(float) +
                 n_seqs * (uint64_t)m->config.vocab_size * sizeof(float);
+    n->now += eo->eagle ? eo->eagle->bytes : 0;         /* they have taken theirs already */
 }
 
 /* Add the memory of LoRA adapters.  Those of an open model have taken theirs already; o NULL: it is
@@ -490,7 +492,8 @@ int preflight_plan(const char *prog, const struct opened_model *o, const struct 
     struct backend_options bo;
     struct err e, why;
     int tight;
-    if ((r->spec == SPEC_MTP || r->spec == SPEC_AUTO || r->spec == SPEC_MEDUSA) && run_spec(r, o, eo, &e) != 0)
+    if ((r->spec == SPEC_MTP || r->spec == SPEC_AUTO || r->spec == SPEC_MEDUSA || r->spec == SPEC_EAGLE) &&
+        run_spec(r, o, eo, &e) != 0)
         return cli_fail(prog, &e);
     const int settled = eo->backend ? settle(prog, o, r, eo, &device, &why) : 0;
     if (settled < 0 && plan_device(o, eo, &bo, &device, &e) < 0)

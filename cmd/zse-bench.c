@@ -66,7 +66,7 @@ static const char usage[] =
     "      --ignore-eos           serve, spec: answers of exactly -n tokens; not every server supports it\n"
     "      --temp T               serve, spec: temperature of the answers (default: 0, always the most likely token)\n"
     "      --seed N               serve: the same prompts in every run (default: new prompts); spec: of the answers (default: 1)\n"
-    "      --spec auto|ngram|mtp  spec: the guesses, as zse-chat has them, draft:MODEL, self:LAYERS and medusa, too (default: auto)\n"
+    "      --spec auto|ngram|mtp  spec: the guesses, as zse-chat has them, draft:MODEL, self:LAYERS, medusa and eagle:DIR, too (default: auto)\n"
     "      --spec-exact tokens|distribution  spec: as in zse-chat; with distribution and --temp answers are not compared (default: tokens)\n"
     "      --estimate             spec: no answers; the speed to expect by the share of right guesses\n"
     "      --timeout SECONDS      serve: a request that takes longer fails, 0: no limit (default: 600)\n"

@@ -23,7 +23,7 @@ complete -c zse-bench -l key -x -d 'serve the servers key (default ZSE_API_KEY, 
 complete -c zse-bench -l ignore-eos -d 'serve, spec answers of exactly -n tokens; not every server supports it'
 complete -c zse-bench -l temp -x -d 'serve, spec temperature of the answers (default 0, always the most likely token)'
 complete -c zse-bench -l seed -x -d 'serve the same prompts in every run (default new prompts); spec of the answers (default 1)'
-complete -c zse-bench -l spec -x -a 'auto ngram mtp' -d 'spec the guesses, as zse-chat has them, draftMODEL, selfLAYERS and medusa, too (default auto)'
+complete -c zse-bench -l spec -x -a 'auto ngram mtp' -d 'spec the guesses, as zse-chat has them, draftMODEL, selfLAYERS, medusa and eagleDIR, too (default auto)'
 complete -c zse-bench -l spec-exact -x -a 'tokens distribution' -d 'spec as in zse-chat; with distribution and --temp answers are not compared (default tokens)'
 complete -c zse-bench -l estimate -d 'spec no answers; the speed to expect by the share of right guesses'
 complete -c zse-bench -l timeout -x -d 'serve a request that takes longer fails, 0 no limit (default 600)'

@@ -86,9 +86,11 @@ def main():
             subprocess.run([sys.executable, os.path.join(ROOT, 'tests/lib/predictor.py'), form, '0.1', f'{folder}/{name}'], check=True)
             made[name] = convert(f'{folder}/{name}', f'{folder}/{name}.zse')
         made['dense'] = convert(f'{models}/tiny-mtp', f'{folder}/dense.zse')
+        eagle = f'{folder}/eagle'
+        subprocess.run([sys.executable, os.path.join(ROOT, 'tests/oracle/eagle.py'), '3', eagle], check=True)
         draft = convert(f'{models}/tiny-draft', f'{folder}/draft.zse')
         of_itself = ['auto', 'ngram:8', 'mtp:3']
-        kinds = {'dense': of_itself + [f'draft:4:{draft}', 'self:3:2', f'medusa:2:{models}/tiny-medusa'],
+        kinds = {'dense': of_itself + [f'draft:4:{draft}', 'self:3:2', f'medusa:2:{models}/tiny-medusa', f'eagle:3:{eagle}'],
                  'experts': of_itself + [f'draft:3:{draft}'], 'recurrent': of_itself + [f'draft:3:{draft}']}
         for name, drafters in kinds.items():
             with Server(made[name], '--spec', 'off', '--threads', '1', '--max-seqs', '1') as s:
