@@ -15,8 +15,38 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/base/file.h"
 #include "libcommon/base/json.h"
+#include "libcommon/base/rng.h"
 
 static const char prog[] = "zse-bench";
+
+/* ---- guesses of a given quality ---- */
+
+/* A drafter that knows the answer: predicted[0] is the probability that a guess is right, in units
+ * of 2^-30, the rest is the whole sequence.  Whether a guess is right depends on its position
+ * only. */
+struct known_answer { const int32_t *ids; int n; uint32_t accept; };
+enum { ACCEPT_ALL = 1 << 30 };
+
+static void *known_open(const int32_t *predicted, int n)
+{
+    struct known_answer *k = malloc(sizeof *k);
+    if (k)
+        *k = n > 0 ? (struct known_answer){ predicted + 1, n - 1, (uint32_t)predicted[0] } : (struct known_answer){ 0 };
+    return k;
+}
+
+static void known_guess(void *state, const int32_t *ids, int n_ids, int most, struct draft *d)
+{
+    const struct known_answer *k = state;
+    (void)ids;
+    d->grade = GRADE_PREDICTED;
+    for (d->n = 0; d->n < most && n_ids + d->n < k->n; d->n++) {
+        struct rng r = { (uint64_t)(n_ids + d->n) };
+        const int32_t right = k->ids[n_ids + d->n];
+        d->token[d->n] = rng_u64(&r) >> 34 < k->accept ? right : right ^ 1;
+    }
+}
+static const struct drafter known = { "known", known_open, known_guess, free };
 
 /* ---- one answer ---- */
 
@@ -35,18 +65,31 @@ static void on_token(void *user, const struct token_event *ev)
         run->error = *ev->error;
 }
 
-/* Answer a prompt; run->ids has room for `room` tokens. */
+/* Answer a prompt; run->ids has room for `room` tokens.  plain: the answer without guesses, which
+ * --accept needs. */
 static int answer(struct engine *g, const struct bench_options *o, const int32_t *ids, int n_ids, enum draft_use use,
-                  int ignore_eos, struct spec_run *run, struct err *e)
+                  const struct spec_run *plain, struct spec_run *run, struct err *e)
 {
+    int32_t *predicted = NULL;
     struct request_params p = { .ids = ids, .n_ids = n_ids, .sampling = sampling_defaults(), .max_tokens = run->room,
-                                .n_logprobs = -1, .on_token = on_token, .user = run, .ignore_eos = ignore_eos,
+                                .n_logprobs = -1, .on_token = on_token, .user = run, .ignore_eos = o->ignore_eos,
                                 .draft.use = use };
     int rc;
     run->n = 0;
     p.sampling.temperature = (float)o->temperature;
     p.sampling.seed = o->seed ? o->seed : 1;
-    if (!(run->r = engine_submit(g, &p, e)))
+    if (o->accept_given && use == DRAFT_ON) {
+        if (!(predicted = malloc((size_t)(1 + n_ids + plain->n) * sizeof *predicted)))
+            return err_nomem(e, "benchmark");
+        predicted[0] = (int32_t)(o->accept * ACCEPT_ALL);
+        memcpy(predicted + 1, ids, (size_t)n_ids * sizeof *ids);
+        memcpy(predicted + 1 + n_ids, plain->ids, (size_t)plain->n * sizeof *ids);
+        p.draft.predicted = predicted;
+        p.draft.n_predicted = 1 + n_ids + plain->n;
+    }
+    run->r = engine_submit(g, &p, e);
+    free(predicted);
+    if (!run->r)
         return -1;
     while ((rc = engine_step(g, e)) > 0)
         ;
@@ -268,8 +311,8 @@ static int run_case(struct engine *g, const struct bench_options *o, const struc
             rc = err_nomem(e, "benchmark");
     for (int k = -1; rc == 0 && k < o->repeats; k++) {
         for (int i = 0; rc == 0 && i < 2; i++) {
-            const int spec = (k + i) & 1;
-            rc = answer(g, o, ids, n_ids, spec ? DRAFT_ON : DRAFT_OFF, o->ignore_eos, &run[spec], e);
+            const int spec = k < 0 ? i : (k + i) & 1;           /* first without guesses */
+            rc = answer(g, o, ids, n_ids, spec ? DRAFT_ON : DRAFT_OFF, &run[0], &run[spec], e);
             if (k >= 0)
                 t[spec * o->repeats + k] = run[spec].stats.decode_s;
         }
@@ -313,6 +356,8 @@ static int run_cases(const struct bench_options *o, const struct opened_model *m
     json_t *list = json_array();
     const int max_len = m->model->config.max_len, most_len = max_len > 0 && max_len < 8192 ? max_len : 8192;
     struct engine_options eo = run_engine_options(&o->run, 1, o->run.ctx ? o->run.ctx : most_len);
+    if (o->accept_given)
+        eo.drafter = &known;
     struct engine *g = run_spec(&o->run, m, &eo, e) == 0 ? engine_open(m->model, m->tokenizer, &eo, e) : NULL;
     int rc = g ? 0 : -1;
     json_object_set_new(j, "cases", list);

@@ -69,6 +69,7 @@ static const char usage[] =
     "      --spec auto|ngram|mtp  spec: the guesses, as zse-chat has them, draft:MODEL, self:LAYERS, medusa and eagle:DIR, too (default: auto)\n"
     "      --spec-exact tokens|distribution  spec: as in zse-chat; with distribution and --temp answers are not compared (default: tokens)\n"
     "      --estimate             spec: no answers; the speed to expect by the share of right guesses\n"
+    "      --accept P             spec: guesses that cost nothing and are right with probability P, 0 to 1, with --spec ngram[:N]\n"
     "      --timeout SECONDS      serve: a request that takes longer fails, 0: no limit (default: 600)\n"
     "      --ids IDS              logits, layers -o: token ids, '1 5 9'\n"
     "  -o, --output FILE          logits: float32 little endian [n_tokens, vocab_size], always --exact; '-': standard output\n"
@@ -87,7 +88,7 @@ static const char usage[] =
 
 enum { OPT_JSON = 300, OPT_FILE, OPT_CONTEXTS, OPT_SHAPE, OPT_TOKENS, OPT_PEER, OPT_PEER_MODEL, OPT_IDS, OPT_WINDOW,
        OPT_WINDOWS, OPT_REQUESTS, OPT_RATE, OPT_SHARED, OPT_BACKGROUND, OPT_API, OPT_SERVED, OPT_KEY, OPT_IGNORE_EOS,
-       OPT_TEMP, OPT_SEED, OPT_TIMEOUT, OPT_REF, OPT_AUTOTUNE, OPT_ESTIMATE, OPT_LIMITS };
+       OPT_TEMP, OPT_SEED, OPT_TIMEOUT, OPT_REF, OPT_AUTOTUNE, OPT_ESTIMATE, OPT_ACCEPT, OPT_LIMITS };
 static const struct option options[] = {
     { "prompt", required_argument, NULL, 'p' }, { "generate", required_argument, NULL, 'n' },
         { "batch", required_argument, NULL, 'b' },
@@ -109,6 +110,7 @@ static const struct option options[] = {
     { "temp", required_argument, NULL, OPT_TEMP }, { "seed", required_argument, NULL, OPT_SEED },
     { "timeout", required_argument, NULL, OPT_TIMEOUT }, { "ref", required_argument, NULL, OPT_REF }, RUN_LONG_OPTIONS,
     MEMORY_LONG_OPTION, SPEC_LONG_OPTIONS, { "estimate", no_argument, NULL, OPT_ESTIMATE },
+    { "accept", required_argument, NULL, OPT_ACCEPT },
     { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
 
@@ -141,6 +143,7 @@ static const struct { int c; char letter; const char *name; } special[] = {
     { OPT_TEMP, 'T', "--temp" }, { OPT_SEED, 'T', "--seed" }, { OPT_TIMEOUT, 'S', "--timeout" },
     { OPT_REF, 'R', "--ref" }, { OPT_ACT, 'a', "--act" }, { OPT_LIMITS, 'l', "--limits" }, { OPT_AUTOTUNE, 'A', "--autotune" },
     { OPT_SPEC, 'E', "--spec" }, { OPT_SPEC_EXACT, 'E', "--spec-exact" }, { OPT_ESTIMATE, 'E', "--estimate" },
+    { OPT_ACCEPT, 'E', "--accept" },
 };
 enum { N_SPECIAL = sizeof special / sizeof *special };
 _Static_assert(N_SPECIAL <= 64, "`given` has a bit for each");
@@ -229,6 +232,9 @@ static int take(struct bench_options *o, int c, const char *arg)
     case OPT_JSON: o->json = 1; return 0;
     case OPT_AUTOTUNE: o->autotune = 1; return 0;
     case OPT_ESTIMATE: o->estimate = 1; return 0;
+    case OPT_ACCEPT:
+        o->accept_given = 1;
+        return cli_parse_float(prog, "--accept", arg, 0, 1, &o->accept);
     case OPT_FILE: o->file = arg; return 0;
     case OPT_LIMITS: o->limits = arg; return 0;
     case OPT_REF: o->ref = arg; return 0;
@@ -278,7 +284,9 @@ static int check_spec(struct bench_options *o)
     if (o->generate < 2)
         return cli_wrong(prog, "spec: -n %d leaves nothing to measure", o->generate);
     if (!o->run.spec_given)
-        o->run.spec = SPEC_AUTO;
+        o->run.spec = o->accept_given ? SPEC_NGRAM : SPEC_AUTO;
+    if (o->accept_given && (o->run.spec != SPEC_NGRAM || o->estimate))
+        return cli_wrong(prog, "spec: --accept goes with --spec ngram[:N], without --estimate");
     return o->run.spec == SPEC_OFF ? cli_wrong(prog, "spec: --spec off leaves nothing to measure") : 0;
 }
 

@@ -30,6 +30,7 @@ struct bench_options {
     enum bench_api api;
     const char *served, *key;
     int estimate;                       /* spec */
+    double accept; int accept_given;    /* spec: the probability that a guess is right */
 };
 
 /* Each returns an exit code.  bench_KEY() is in bench_KEY.c unless the comment names another

@@ -26,6 +26,7 @@ complete -c zse-bench -l seed -x -d 'serve the same prompts in every run (defaul
 complete -c zse-bench -l spec -x -a 'auto ngram mtp' -d 'spec the guesses, as zse-chat has them, draftMODEL, selfLAYERS, medusa and eagleDIR, too (default auto)'
 complete -c zse-bench -l spec-exact -x -a 'tokens distribution' -d 'spec as in zse-chat; with distribution and --temp answers are not compared (default tokens)'
 complete -c zse-bench -l estimate -d 'spec no answers; the speed to expect by the share of right guesses'
+complete -c zse-bench -l accept -x -d 'spec guesses that cost nothing and are right with probability P, 0 to 1, with --spec ngramN'
 complete -c zse-bench -l timeout -x -d 'serve a request that takes longer fails, 0 no limit (default 600)'
 complete -c zse-bench -l ids -x -d 'logits, layers -o token ids, 1 5 9'
 complete -c zse-bench -l output -s o -r -d 'logits float32 little endian n_tokens, vocab_size, always --exact; - standard output layers a folder for the arrays, always --exact'

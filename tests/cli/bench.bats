@@ -147,6 +147,14 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
   printf '%s\n' '{"name":"one","prompt":"a b c d a b c d a b c d a b c d"}' '' >"$BATS_TEST_TMPDIR/cases"
   zse-bench spec "$MODEL" "$BATS_TEST_TMPDIR/cases" -n 60 -r 1 --ignore-eos --temp 1 --seed 4 --spec ngram:4 --json >"$BATS_TEST_TMPDIR/j"
   check 'len(j["cases"]) == 1 and j["cases"][0]["accepted_tokens"] > 0 and j["cases"][0]["tokens_per_step"] > 1' <"$BATS_TEST_TMPDIR/j"
+  # guesses of a given quality: all right, none, most
+  for p in "1 3.5 4" "0 1 1" "0.8 2 3.5"; do
+    read -r p least most <<<"$p"
+    zse-bench spec "$MODEL" -r 1 -n 60 --ignore-eos --spec ngram:3 --accept "$p" --json >"$BATS_TEST_TMPDIR/j"
+    check "all(c['drafted_tokens'] > 0 and $least <= c['tokens_per_step'] <= $most for c in j['cases'])" <"$BATS_TEST_TMPDIR/j"
+  done
+  run -2 zse-bench spec "$MODEL" --spec mtp --accept 0.8
+  run -2 zse-bench spec "$MODEL" --accept 1.5
   zse-bench spec "$MODEL" -r 1 --estimate --json >"$BATS_TEST_TMPDIR/j"
   check 'len(j["estimate"]) == 8 and "cases" not in j and all(e["speed"] >= 1 for e in j["estimate"])' <"$BATS_TEST_TMPDIR/j"
   echo '{"name":1}' >"$BATS_TEST_TMPDIR/cases"
