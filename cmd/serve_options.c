@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "cmd/cli.h"
-#include "cmd/keys_url.h"
+#include "cmd/secret_url.h"
 #include "libcommon/serve/server.h"
 
 static const char prog[] = "zse-serve";
@@ -34,6 +34,8 @@ static const char usage[] =
     "      --audit-anonymous-size SIZE  the same for requests without a valid key, which have their own files (default: as --audit-size)\n"
     "      --audit-files N        number of rotated files to keep, of each kind (default: 10)\n"
     "      --audit-syslog TARGET  also send each line to a syslog server: HOST:PORT (UDP), tcp:HOST:PORT or a socket, /dev/log\n"
+    "      --audit-url URL        also post the lines to this collector in batches of JSON lines: https://HOST/PATH\n"
+    "      --audit-token FILE     file of its token, sent as Authorization: Bearer\n"
     "      --audit-sign FILE      sign the log with this private Ed25519 key (PEM)\n"
     "      --audit-prompts        also log the requests' bodies (at most 4096 bytes of each)\n"
     "      --no-audit             log nothing\n"
@@ -98,7 +100,7 @@ enum {
     OPT_RAG_BYTES,
     OPT_NO_HISTORY, OPT_HISTORY_DAYS, OPT_HISTORY_SIZE, OPT_HISTORY_CONVERSATIONS, OPT_MCP_STDIO,
     OPT_MCP_CONFIG, OPT_KEEP_ALIVE, OPT_PREFIX_CACHE, OPT_PREFIX_SCOPE, OPT_LORA_DIR,
-    OPT_KV_EVENTS, OPT_KV_REPLAY, OPT_KV_TOPIC, OPT_KEYS_URL, OPT_KEYS_GRACE,
+    OPT_KV_EVENTS, OPT_KV_REPLAY, OPT_KV_TOPIC, OPT_KEYS_URL, OPT_KEYS_GRACE, OPT_AUDIT_URL, OPT_AUDIT_TOKEN,
 };
 
 static const struct option options[] = {
@@ -115,6 +117,7 @@ static const struct option options[] = {
     { "audit-anonymous-size", required_argument, NULL, OPT_AUDIT_ANONYMOUS },
     { "audit-files", required_argument, NULL, OPT_AUDIT_FILES },
     { "audit-syslog", required_argument, NULL, OPT_AUDIT_SYSLOG },
+    { "audit-url", required_argument, NULL, OPT_AUDIT_URL }, { "audit-token", required_argument, NULL, OPT_AUDIT_TOKEN },
     { "audit-sign", required_argument, NULL, OPT_AUDIT_SIGN },
     { "audit-prompts", no_argument, NULL, OPT_AUDIT_PROMPTS }, { "no-audit", no_argument, NULL, OPT_NO_AUDIT },
     { "no-history", no_argument, NULL, OPT_NO_HISTORY }, { "history-days", required_argument, NULL, OPT_HISTORY_DAYS },
@@ -236,6 +239,8 @@ static int take(struct serve_options *o, int c, char *arg)
     case OPT_AUDIT_ANONYMOUS: return cli_parse_size(prog, "--audit-anonymous-size", arg, &o->audit_anonymous_bytes);
     case OPT_AUDIT_FILES: return whole("--audit-files", arg, 1, 900, &o->audit_files);
     case OPT_AUDIT_SYSLOG: o->audit_syslog = arg; return 0;
+    case OPT_AUDIT_URL: return audit_url_take(prog, arg, &o->audit_url);
+    case OPT_AUDIT_TOKEN: o->audit_token = arg; return 0;
     case OPT_AUDIT_SIGN: o->audit_sign = arg; return 0;
     case OPT_AUDIT_PROMPTS: o->audit_prompts = 1; return 0;
     case OPT_NO_AUDIT: o->no_audit = 1; return 0;
@@ -336,6 +341,8 @@ static int check(struct serve_options *o)
         return cli_wrong(prog, "--mcp-stdio: found the model %s, expected none: it offers tools alone", o->models[0]);
     if (o->keys_url && o->no_auth)
         return cli_wrong(prog, "--keys and --no-auth exclude each other");
+    if (o->audit_token && !o->audit_url)
+        return cli_wrong(prog, "--audit-token needs --audit-url");
     if (o->keys_grace_given && !o->keys_url)
         return cli_wrong(prog, "--keys-grace needs --keys");
     const char *host = getenv("ZSE_HOST"), *port = getenv("ZSE_PORT");
@@ -415,4 +422,5 @@ void serve_options_release(struct serve_options *o)
     free(o->names);
     free(o->prefix_folder);
     free(o->keys_url);
+    free(o->audit_url);
 }

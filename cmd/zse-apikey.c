@@ -8,7 +8,7 @@
 
 #include "cmd/cli.h"
 #include "cmd/home.h"
-#include "cmd/keys_url.h"
+#include "cmd/secret_url.h"
 #include "libcommon/access/keys.h"
 #include "libcommon/access/rate_limits.h"
 

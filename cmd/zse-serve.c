@@ -315,13 +315,36 @@ static int plan_models(const struct serve_options *o)
 
 /* Folders and files of the server, which belong to the user that it runs as.  Strings are owned;
  * audit NULL: there is no log; signer NULL: the log is not signed. */
-struct server_folders { char *home, *audit, *token, *models, *store; const char **env; struct audit_signer *signer; };
+struct server_folders {
+    char *home, *audit, *audit_token, *token, *models, *store;
+    const char **env;
+    struct audit_signer *signer;
+};
 
 /* Whether the server serves the models that have names, because no MODEL was given. */
 static int serves_names(const struct serve_options *o)
 {
     const char *env = getenv("ZSE_MODEL");
     return o->n_models == 0 && !(env && *env);
+}
+
+/* The first line of a file, for a header.  Caller frees; NULL with *e. */
+static char *read_audit_token(const char *path, struct err *e)
+{
+    size_t size;
+    char *text = file_read(path, 4096, &size, e);
+    if (!text)
+        return NULL;
+    text[strcspn(text, "\r\n")] = '\0';
+    const size_t n = strlen(text);
+    int plain = n > 0 && n <= 1024;
+    for (size_t i = 0; i < n; i++)
+        plain &= text[i] > ' ' && text[i] < 127;
+    if (plain)
+        return text;
+    err_set(e, ERR_FORMAT, "%s: a token has 1 to 1024 printable characters without blanks, found %zu bytes", path, n);
+    free(text);
+    return NULL;
 }
 
 static int find_places(const struct serve_options *o, struct server_folders *p, struct err *e)
@@ -347,7 +370,7 @@ static int find_places(const struct serve_options *o, struct server_folders *p, 
      * read it */
     if (p->audit && o->audit_sign && !(p->signer = audit_signer_open(o->audit_sign, e)))
         return -1;
-    return 0;
+    return p->audit && o->audit_token && !(p->audit_token = read_audit_token(o->audit_token, e)) ? -1 : 0;
 }
 
 static void release_places(struct server_folders *p)
@@ -358,6 +381,7 @@ static void release_places(struct server_folders *p)
     free(p->models);
     free(p->store);
     free(p->audit);
+    free(p->audit_token);
     free(p->home);
 }
 
@@ -472,7 +496,9 @@ static int serve(struct serve_options *o, const struct serve_user *user, struct 
         .home = p->home, .keys_url = o->keys_url, .keys_grace_s = o->keys_grace_s,
         .no_auth = o->no_auth, .query_keys = o->query_keys, .anonymous_limit = o->anonymous_limit,
         .audit_folder = p->audit, .audit_bytes = o->audit_bytes, .audit_anonymous_bytes = o->audit_anonymous_bytes,
-        .audit_files = o->audit_files, .audit_syslog = o->audit_syslog, .audit_signer = p->signer,
+        .audit_files = o->audit_files, .audit_syslog = o->audit_syslog,
+        .audit_url = o->audit_url, .audit_token = p->audit_token,
+        .audit_signer = p->signer,
         .audit_prompts = o->audit_prompts, .no_history = o->no_history, .history_days = o->history_days,
         .history_bytes = o->history_bytes, .history_conversations = o->history_conversations,
         .trust_proxy = o->trust_proxy, .origins = o->origins,

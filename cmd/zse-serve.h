@@ -24,7 +24,8 @@ struct serve_options {
     char *prefix_folder;                                        /* NULL: not given; owned */
     int prefix_all;                                             /* --prefix-scope all */
     const char *mcp_config;                                     /* NULL: not given */
-    const char *audit_syslog, *audit_sign;                      /* NULL: not given */
+    const char *audit_syslog, *audit_sign, *audit_token;        /* NULL: not given */
+    char *audit_url;                                            /* NULL: not given; owned */
     const char *audit_folder;                                   /* NULL: audit in the home folder */
     double keep_alive_s;                                        /* keep-alive time of named models; negative: forever */
     const char *kv_events, *kv_replay, *kv_topic;

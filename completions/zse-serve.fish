@@ -16,6 +16,8 @@ complete -c zse-serve -l audit-size -x -d 'rotate its file at this size (default
 complete -c zse-serve -l audit-anonymous-size -x -d 'the same for requests without a valid key, which have their own files (default as --audit-size)'
 complete -c zse-serve -l audit-files -x -d 'number of rotated files to keep, of each kind (default 10)'
 complete -c zse-serve -l audit-syslog -x -d 'also send each line to a syslog server HOSTPORT (UDP), tcpHOSTPORT or a socket, /dev/log'
+complete -c zse-serve -l audit-url -x -d 'also post the lines to this collector in batches of JSON lines https//HOST/PATH'
+complete -c zse-serve -l audit-token -r -d 'file of its token, sent as Authorization Bearer'
 complete -c zse-serve -l audit-sign -r -d 'sign the log with this private Ed25519 key (PEM)'
 complete -c zse-serve -l audit-prompts -d 'also log the requests bodies (at most 4096 bytes of each)'
 complete -c zse-serve -l no-audit -d 'log nothing'

@@ -16,7 +16,6 @@
 #include <zlib.h>
 
 #include "libcommon/access/audit_files.h"
-#include "libcommon/access/audit_syslog.h"
 #include "libcommon/access/audit_writer.h"
 #include "libcommon/base/clock.h"
 #include "libcommon/base/thread.h"
@@ -87,9 +86,8 @@ void audit_write(struct audit *a, char *line, size_t n)
     if (rc) {
         audit_lost(a, &e);
         line[unchained] = '}';
-        if (a->w.syslog)
-            /* the syslog server gets the line without its number and hash */
-            audit_syslog_add(a->w.syslog, a->w.chain, line, unchained + 1);
+        /* other servers get the line without its number and hash */
+        audit_remotes_add(&a->w.remotes, a->w.chain, line, unchained + 1);
         free(line);
     }
 }

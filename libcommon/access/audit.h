@@ -54,13 +54,21 @@ struct audit_entry {                        /* NULL: null in the log */
     const char *last_id;
 };
 
+/* Servers that receive the lines besides the files. */
+struct audit_remotes {
+    struct audit_syslog *syslog;            /* audit_syslog.h; borrowed; NULL: none */
+    struct audit_post *post;                /* audit_post.h; borrowed; NULL: none */
+};
+enum audit_remote { REMOTE_SYSLOG, REMOTE_URL, AUDIT_REMOTES };
+struct audit_remote_stats { uint64_t sent, dropped; int waiting; char last_error[512]; };      /* numbers of lines */
+
 struct audit_options {
     const char *folder;                     /* made if missing, mode 0700 */
     enum audit_chain chain;
     uint64_t max_bytes;                     /* 0: AUDIT_MAX_BYTES */
     int keep;                               /* rotated files; 0: AUDIT_KEEP */
     struct audit_signer *signer;            /* signs heads (audit_sign.h); borrowed; NULL: none */
-    struct audit_syslog *syslog;            /* gets every line too (audit_syslog.h); borrowed; NULL: none */
+    struct audit_remotes remotes;
 };
 
 struct audit;

@@ -13,19 +13,19 @@
 struct chain { struct audit *audit; struct audit_queue *queue; struct audit_merge *merge; };
 struct audit_log {
     struct chain chain[AUDIT_CHAINS];
-    struct audit_syslog *syslog;            /* NULL: none */
-    struct audit_syslog_stats sent;         /* its counters when it was closed */
-    int has_syslog;
+    struct audit_remotes remotes;
+    struct audit_remote_stats sent[AUDIT_REMOTES];      /* their counters when they were closed */
+    int has[AUDIT_REMOTES];
     int is_signing;
     uint64_t merging_ns;                    /* clock_ns() of the last flush */
 };
 
 static int open_chain(struct chain *c, const struct audit_log_options *o, enum audit_chain which,
-                      struct audit_syslog *syslog, struct err *e)
+                      const struct audit_remotes *remotes, struct err *e)
 {
     const struct audit_options ao = { .folder = o->folder, .chain = which, .max_bytes = o->bytes[which],
                                       .keep = o->keep,
-                                      .signer = o->signer, .syslog = syslog };
+                                      .signer = o->signer, .remotes = *remotes };
     return (c->audit = audit_open(&ao, e)) && (c->queue = audit_queue_open(c->audit, o->waiting_bytes, e)) &&
            (c->merge = audit_merge_open(e)) ? 0 : -1;
 }
@@ -34,13 +34,16 @@ struct audit_log *audit_log_open(const struct audit_log_options *o, struct err *
 {
     struct audit_log *l = calloc(1, sizeof *l);
     int rc = l ? 0 : err_nomem(e, "the audit log");
-    if (rc == 0 && o->syslog && !(l->syslog = audit_syslog_open(o->syslog, e)))
+    if (rc == 0 && o->syslog && !(l->remotes.syslog = audit_syslog_open(o->syslog, e)))
+        rc = -1;
+    if (rc == 0 && o->url && !(l->remotes.post = audit_post_open(o->url, o->url_token, e)))
         rc = -1;
     for (int i = 0; rc == 0 && i < AUDIT_CHAINS; i++)
-        rc = open_chain(&l->chain[i], o, (enum audit_chain)i, l->syslog, e);
+        rc = open_chain(&l->chain[i], o, (enum audit_chain)i, &l->remotes, e);
     if (rc == 0) {
         l->merging_ns = clock_ns();
-        l->has_syslog = l->syslog != NULL;
+        l->has[REMOTE_SYSLOG] = o->syslog != NULL;
+        l->has[REMOTE_URL] = o->url != NULL;
         l->is_signing = o->signer != NULL;
         return l;
     }
@@ -72,10 +75,13 @@ int audit_log_finish(struct audit_log *l, double patience_s)
         left += audit_queue_close(l->chain[i].queue, spent < patience_s ? patience_s - spent : 0);
         l->chain[i].queue = NULL;
     }
-    if (left == 0 && l->syslog) {
-        audit_syslog_close(l->syslog, patience_s < SYSLOG_PATIENCE_S ? patience_s : SYSLOG_PATIENCE_S, &l->sent);
-        l->syslog = NULL;
-    }
+    const double remote_s = patience_s < REMOTE_PATIENCE_S ? patience_s : REMOTE_PATIENCE_S;
+    if (left == 0 && l->remotes.syslog)
+        audit_syslog_close(l->remotes.syslog, remote_s, &l->sent[REMOTE_SYSLOG]);
+    if (left == 0 && l->remotes.post)
+        audit_post_close(l->remotes.post, remote_s, &l->sent[REMOTE_URL]);
+    if (left == 0)
+        l->remotes = (struct audit_remotes){ 0 };
     return left;
 }
 
@@ -123,12 +129,14 @@ void audit_log_stats(struct audit_log *l, struct audit_stats *s)
     }
 }
 
-int audit_log_syslog_stats(struct audit_log *l, struct audit_syslog_stats *s)
+int audit_log_remote_stats(struct audit_log *l, enum audit_remote which, struct audit_remote_stats *s)
 {
-    *s = l->sent;
-    if (l->syslog)
-        audit_syslog_stats(l->syslog, s);
-    return l->has_syslog;
+    *s = l->sent[which];
+    if (which == REMOTE_SYSLOG && l->remotes.syslog)
+        audit_syslog_stats(l->remotes.syslog, s);
+    if (which == REMOTE_URL && l->remotes.post)
+        audit_post_stats(l->remotes.post, s);
+    return l->has[which];
 }
 
 int audit_log_waiting(struct audit_log *l)

@@ -11,10 +11,11 @@
 #define ZSE_ACCESS_AUDIT_LOG_H
 
 #include "libcommon/access/audit.h"
+#include "libcommon/access/audit_post.h"
 #include "libcommon/access/audit_sign.h"
 #include "libcommon/access/audit_syslog.h"
 
-enum { OPEN_OWN_LINES = 600, AUDIT_MERGE_S = 60, SYSLOG_PATIENCE_S = 2 };
+enum { OPEN_OWN_LINES = 600, AUDIT_MERGE_S = 60, REMOTE_PATIENCE_S = 2 };
 
 struct audit_log_options {
     const char *folder;
@@ -24,11 +25,13 @@ struct audit_log_options {
     /* signs heads: every AUDIT_MERGE_S if lines were added, at each rotation, and at the end;
      * borrowed; NULL: none */
     struct audit_signer *signer;
-    const char *syslog;     /* syslog server that receives the lines too (audit_syslog.h); NULL: none */
+    /* servers that receive the lines, too: a syslog server (audit_syslog.h), and a collector with
+     * its token (audit_post.h); NULL: none */
+    const char *syslog, *url, *url_token;
 };
 
 struct audit_log;
-/* Fails only without memory or threads. */
+/* Fails without memory or threads, and on a malformed target. */
 struct audit_log *audit_log_open(const struct audit_log_options *o, struct err *e);
 /* Write merged and waiting lines, for at most patience_s seconds; accept no more.  Returns the
  * number of lines that were not written.  If it is not 0, a thread is still writing, and l must
@@ -41,7 +44,8 @@ void audit_log_add(struct audit_log *l, const struct audit_entry *x, int has_key
 /* Call it about once a second. */
 void audit_log_tick(struct audit_log *l);
 void audit_log_stats(struct audit_log *l, struct audit_stats *s);       /* sums over both chains */
-int audit_log_syslog_stats(struct audit_log *l, struct audit_syslog_stats *s);      /* 0: there is no syslog server */
+/* 0: there is no such server */
+int audit_log_remote_stats(struct audit_log *l, enum audit_remote which, struct audit_remote_stats *s);
 int audit_log_waiting(struct audit_log *l);             /* lines */
 /* The newest lines of both chains, newest first.  Returns their number, at most n.  Caller frees
  * each. */

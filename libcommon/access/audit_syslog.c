@@ -32,7 +32,7 @@ struct audit_syslog {
     size_t bytes;
     int stopping, ended;
     uint64_t until_ns;                      /* deadline once stopping */
-    struct audit_syslog_stats stats;
+    struct audit_remote_stats stats;
 };
 
 /* ---- the target ---- */
@@ -124,7 +124,7 @@ void audit_syslog_add(struct audit_syslog *s, enum audit_chain chain, const char
         free(x);
 }
 
-void audit_syslog_stats(struct audit_syslog *s, struct audit_syslog_stats *out)
+void audit_syslog_stats(struct audit_syslog *s, struct audit_remote_stats *out)
 {
     pthread_mutex_lock(&s->mutex);
     *out = s->stats;
@@ -333,7 +333,7 @@ struct audit_syslog *audit_syslog_open(const char *target, struct err *e)
     return NULL;
 }
 
-int audit_syslog_close(struct audit_syslog *s, double patience_s, struct audit_syslog_stats *last)
+int audit_syslog_close(struct audit_syslog *s, double patience_s, struct audit_remote_stats *last)
 {
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);

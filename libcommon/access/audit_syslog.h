@@ -18,11 +18,10 @@ struct audit_syslog;
  * malformed target or without memory or threads; an unreachable server is no failure. */
 struct audit_syslog *audit_syslog_open(const char *target, struct err *e);
 void audit_syslog_add(struct audit_syslog *s, enum audit_chain chain, const char *line, size_t n);
-struct audit_syslog_stats { uint64_t sent, dropped; int waiting; char last_error[512]; };
-void audit_syslog_stats(struct audit_syslog *s, struct audit_syslog_stats *out);
+void audit_syslog_stats(struct audit_syslog *s, struct audit_remote_stats *out);
 /* Send waiting messages for at most patience_s seconds and count the rest as dropped.  *last: the
  * final figures.  0; -1: the thread does not end (a name server that does not answer), and s must
  * not be used again in this process. */
-int audit_syslog_close(struct audit_syslog *s, double patience_s, struct audit_syslog_stats *last);
+int audit_syslog_close(struct audit_syslog *s, double patience_s, struct audit_remote_stats *last);
 
 #endif

@@ -14,17 +14,26 @@
 #include <zlib.h>
 
 #include "libcommon/access/audit_line.h"
+#include "libcommon/access/audit_post.h"
 #include "libcommon/access/audit_sign.h"
 #include "libcommon/access/audit_syslog.h"
 #include "libcommon/base/file.h"
 
 enum { OLD_LINE_ROOM = 65536 };             /* longest line of an older log */
 
+void audit_remotes_add(const struct audit_remotes *r, enum audit_chain chain, const char *line, size_t n)
+{
+    if (r->syslog)
+        audit_syslog_add(r->syslog, chain, line, n);
+    if (r->post)
+        audit_post_add(r->post, chain, line, n);
+}
+
 int audit_writer_open(struct audit_writer *w, const struct audit_options *o, struct err *e)
 {
     *w = (struct audit_writer){ .chain = o->chain, .max_bytes = o->max_bytes ? o->max_bytes : AUDIT_MAX_BYTES,
                                 .keep = o->keep ? o->keep : AUDIT_KEEP, .fd = -1,
-                                .signer = o->signer, .syslog = o->syslog, .last = { .hash = AUDIT_ZEROS } };
+                                .signer = o->signer, .remotes = o->remotes, .last = { .hash = AUDIT_ZEROS } };
     if (!(w->sha = sha256_open(e)))
         return -1;
     if (!(w->folder = strdup(o->folder)) || asprintf(&w->path, "%s/%s.jsonl", o->folder,
@@ -85,8 +94,7 @@ static int append(struct audit_writer *w, char *text, size_t *n, struct err *e)
     w->last.seq = seq;
     memcpy(w->last.hash, hex, sizeof hex);
     w->n_unsigned++;
-    if (w->syslog)
-        audit_syslog_add(w->syslog, w->chain, text, *n);
+    audit_remotes_add(&w->remotes, w->chain, text, *n);
     /* Ignore a failure: with an outdated head no line is lost, and the next write corrects it. */
     struct err ignored;
     audit_head_write(w->folder, w->chain, &(struct audit_head){ w->last, w->keep }, &ignored);

@@ -21,7 +21,7 @@ struct audit_writer {
     struct audit_end known;
     uint64_t n_rotations;
     struct audit_signer *signer;            /* borrowed; NULL: heads are not signed */
-    struct audit_syslog *syslog;            /* borrowed; NULL: none */
+    struct audit_remotes remotes;
     uint64_t n_unsigned;                    /* lines of this process after its last signature */
 };
 
@@ -35,5 +35,7 @@ int audit_writer_begin(struct audit_writer *w, struct err *e);
 int audit_writer_add(struct audit_writer *w, char *text, size_t *n, struct err *e);
 /* Sign the end of the chain if this process has written to it since its last signature. */
 int audit_writer_sign(struct audit_writer *w, struct err *e);
+/* Pass a line to the servers that receive them.  Never waits. */
+void audit_remotes_add(const struct audit_remotes *r, enum audit_chain chain, const char *line, size_t n);
 
 #endif

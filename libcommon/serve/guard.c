@@ -114,7 +114,8 @@ int guard_open(struct server *s, struct err *e)
                                               .bytes = { s->o.audit_bytes, s->o.audit_anonymous_bytes
                                                          ? s->o.audit_anonymous_bytes : s->o.audit_bytes },
                                               .keep = s->o.audit_files, .waiting_bytes = AUDIT_WAITING_BYTES,
-                                              .signer = s->o.audit_signer, .syslog = s->o.audit_syslog };
+                                              .signer = s->o.audit_signer, .syslog = s->o.audit_syslog,
+                                              .url = s->o.audit_url, .url_token = s->o.audit_token };
         if (!(g->audit = audit_log_open(&ao, e)))
             return -1;
     }
@@ -123,18 +124,22 @@ int guard_open(struct server *s, struct err *e)
     return g->anonymous && g->refused ? 0 : -1;
 }
 
-/* Warn when messages begin to be dropped; the metrics say how many. */
-static void watch_syslog(struct server *s)
+/* Warn when lines to another server begin to be dropped; the metrics say how many. */
+static void watch_remote(struct server *s, enum audit_remote which)
 {
-    struct guard *g = &s->guard;
-    struct audit_syslog_stats now;
-    if (!audit_log_syslog_stats(g->audit, &now))
+    struct audit_remote_stats now;
+    const uint64_t before = s->guard.remote[which].dropped;
+    int *dropping = &s->guard.remote[which].dropping;
+    if (!audit_log_remote_stats(s->guard.audit, which, &now))
         return;
-    if (now.dropped > g->dropped && !g->dropping)
+    if (now.dropped > before && !*dropping && which == REMOTE_SYSLOG)
         server_warn(s, "--audit-syslog %s: messages are dropped from now on: %s", s->o.audit_syslog,
                     now.last_error[0] ? now.last_error : "more come than it takes");
-    g->dropping = now.dropped > g->dropped || (g->dropping && now.waiting);
-    g->dropped = now.dropped;
+    if (now.dropped > before && !*dropping && which == REMOTE_URL)
+        server_warn(s, "--audit-url: lines are dropped from now on: %s",
+                    now.last_error[0] ? now.last_error : "more come than the collector takes");
+    *dropping = now.dropped > before || (*dropping && now.waiting);
+    s->guard.remote[which].dropped = now.dropped;
 }
 
 void guard_tick(struct server *s)
@@ -146,7 +151,8 @@ void guard_tick(struct server *s)
     if (!g->audit)
         return;
     audit_log_tick(g->audit);
-    watch_syslog(s);
+    for (int i = 0; i < AUDIT_REMOTES; i++)
+        watch_remote(s, (enum audit_remote)i);
     audit_log_stats(g->audit, &now);
     const int lost = now.errors > g->errors, written = now.entries > g->entries;
     if (lost && !g->losing)

@@ -25,7 +25,7 @@ struct guard {
     struct audit_log *audit;            /* NULL: nothing is logged */
     uint64_t errors, entries;           /* counters of audit_stats a second ago */
     int losing;                         /* lines are being lost, and a warning was logged */
-    uint64_t dropped; int dropping;     /* the same for messages to the syslog server */
+    struct { uint64_t dropped; int dropping; } remote[AUDIT_REMOTES];   /* the same for lines to other servers */
     struct address_limits *anonymous, *refused; /* limits of requests without a key, and of requests with a wrong key */
     uint64_t refreshed_ns;              /* when the keys were last read */
     uint64_t locked_ns;                 /* when another program locked the file of keys; 0: it is not locked */

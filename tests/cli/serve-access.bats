@@ -319,6 +319,55 @@ END
   grep -q "audit-syslog $T/no-socket: messages are dropped from now on: $T/no-socket: No such file" "$T/err"
 }
 
+@test "--audit-url: a collector gets the lines of the log, and is told who sends them" {
+  key=$(zse-apikey create app --scope chat,models,admin 2>/dev/null)
+  exec 6< <(exec python3 -u - "$T/collected" <<'END'
+import http.server, sys
+class Collector(http.server.BaseHTTPRequestHandler):
+    n = 0
+    def do_POST(self):
+        Collector.n += 1
+        body = self.rfile.read(int(self.headers['Content-Length']))
+        if Collector.n > 1:             # the first attempt fails
+            with open(sys.argv[1], 'ab') as f:
+                f.write(body)
+            with open(sys.argv[1] + '.head', 'a') as f:
+                f.write(str(self.headers))
+        self.send_response(200 if Collector.n > 1 else 503)
+        self.send_header('Retry-After', '0')
+        self.end_headers()
+    def log_message(self, *a): pass
+s = http.server.HTTPServer(('127.0.0.1', 0), Collector)
+print(s.server_port)
+s.serve_forever()
+END
+  )
+  local collector=$! port
+  read -r -u 6 port
+  echo t0ken >"$T/token"
+  serve --port 0 --audit-url "http://u:hunter2@127.0.0.1:$port/in" --audit-token "$T/token"
+  await listens "$URL"
+  run ! grep -a hunter2 "/proc/$PID/cmdline"
+  [ "$(status -H "X-API-Key: $key" -H 'X-Request-Id: collect-me' "$URL/v1/models")" = 200 ]
+  await grep -q '"request_id":"collect-me"' "$T/collected"
+  posted() { [ "$(curl -s -H "X-API-Key: $key" "$URL/metrics" | awk '$1 == "zse_audit_url_sent_total" { print $2 }')" -ge 1 ]; }
+  await posted
+  [ "$(curl -s -H "X-API-Key: $key" "$URL/api/audit/stats" | jq -c '[.url.sent >= 1, .url.dropped, .syslog, .url.last_error]')" = '[true,0,null,"the collector answered with status 503"]' ]
+  stop
+  kill $collector
+  # the same lines as in the file, with their hashes
+  diff <(jq -c . "$T/collected" | sort) <(cat "$ZSE_HOME/audit/requests.jsonl" "$ZSE_HOME"/audit/anonymous.jsonl | grep -Ff <(jq -r '.hash' "$T/collected") | jq -c . | sort)
+  grep -q '^X-Audit-Chain: requests$' "$T/collected.head"
+  grep -q '^Authorization: Bearer t0ken$' "$T/collected.head"
+  zse-audit verify
+  run --separate-stderr zse-serve "$T/tiny.zse" --port 0 --audit-url ftp://u:hunter2@h/
+  [ "$status" = 2 ]
+  [[ "$stderr" == *'--audit-url: the URL begins neither with https:// nor with http://'* && "$stderr" != *hunter2* ]]
+  run --separate-stderr zse-serve "$T/tiny.zse" --port 0 --audit-url http://h/ --audit-token /dev/null
+  [ "$status" = 1 ]
+  [[ "$stderr" == *'/dev/null: '* ]]
+}
+
 @test "if one key has filled the queue, a request of another key is accepted, and one of the first key gets 503" {
   many=$(zse-apikey create many 2>/dev/null)
   one=$(zse-apikey create one --scope chat,models 2>/dev/null)

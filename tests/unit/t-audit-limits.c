@@ -194,7 +194,7 @@ static void targets_of_syslog(void **state)
     static const char *const good[] = { "host:514", "tcp:host:514", "udp:[::1]:514", "[::1]:514", "/dev/log" };
     static const char *const bad[] = { "host", "host:", ":514", "udp::514", "::1:514", "tcp:a:b:514",
                                        "host:a-port-that-has-far-too-many-characters-to-be-one" };
-    struct audit_syslog_stats st;
+    struct audit_remote_stats st;
     char name[400];
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
         struct audit_syslog *s = audit_syslog_open(good[i], &e);
@@ -219,7 +219,7 @@ static void a_syslog_server_that_hangs_up(void **state)
     struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
     socklen_t n = sizeof at;
     char target[64], text[4096];
-    struct audit_syslog_stats st;
+    struct audit_remote_stats st;
     const int fd = socket(AF_INET, SOCK_STREAM, 0);
     assert_int_equal(bind(fd, (struct sockaddr *)&at, sizeof at), 0);
     assert_int_equal(getsockname(fd, (struct sockaddr *)&at, &n), 0);

@@ -408,7 +408,7 @@ static void lines_go_to_a_syslog_server(void **state)
 {
     (void)state;
     char target[64], text[4096], line[40];
-    struct audit_syslog_stats st;
+    struct audit_remote_stats st;
     for (int tcp = 0; tcp < 2; tcp++) {
         int port;
         const int fd = listen_on(tcp ? SOCK_STREAM : SOCK_DGRAM, &port);
@@ -448,7 +448,7 @@ static void a_dead_syslog_server_holds_up_nothing(void **state)
     enum { N = 3000, SIZE = 2000 };
     int port;
     char target[64], *line = calloc(1, SIZE);
-    struct audit_syslog_stats st;
+    struct audit_remote_stats st;
     memset(line, 'x', SIZE);
     close(listen_on(SOCK_STREAM, &port));
     snprintf(target, sizeof target, "tcp:127.0.0.1:%d", port);

@@ -206,20 +206,26 @@ static void start_report(struct server *s, struct conn *c, struct access_report 
     free(r);
 }
 
+static json_t *remote_object(struct server *s, enum audit_remote which)
+{
+    struct audit_remote_stats r;
+    if (!audit_log_remote_stats(s->guard.audit, which, &r))
+        return json_null();
+    return json_pack("{s:I,s:I,s:i,s:o}", "sent", (json_int_t)r.sent, "dropped", (json_int_t)r.dropped, "waiting",
+                     r.waiting, "last_error", r.last_error[0] ? json_string(r.last_error) : json_null());
+}
+
 static void add_counters(struct server *s, json_t *o)
 {
     struct audit_stats a;
-    struct audit_syslog_stats syslog;
     audit_log_stats(s->guard.audit, &a);
     json_object_set_new(o, "buffer_entries", json_integer(a.recent));
     json_object_set_new(o, "written", json_integer((json_int_t)a.entries));
     json_object_set_new(o, "waiting", json_integer(audit_log_waiting(s->guard.audit)));
     json_object_set_new(o, "errors", json_integer((json_int_t)a.errors));
     json_object_set_new(o, "rotations", json_integer((json_int_t)a.rotations));
-    json_object_set_new(o, "syslog", audit_log_syslog_stats(s->guard.audit, &syslog)
-                        ? json_pack("{s:I,s:I,s:i,s:o}", "sent", (json_int_t)syslog.sent, "dropped",
-                        (json_int_t)syslog.dropped, "waiting", syslog.waiting, "last_error",
-                        syslog.last_error[0] ? json_string(syslog.last_error) : json_null()) : json_null());
+    json_object_set_new(o, "syslog", remote_object(s, REMOTE_SYSLOG));
+    json_object_set_new(o, "url", remote_object(s, REMOTE_URL));
     json_object_set_new(o, "last_error", a.last_error[0] ? json_string(a.last_error) : json_null());
 }
 

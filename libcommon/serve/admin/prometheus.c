@@ -12,12 +12,12 @@ struct sources {
     const struct server *s;
     struct account_stats account;
     struct audit_stats audit;
-    struct audit_syslog_stats syslog;
+    struct audit_remote_stats syslog, url;
     struct keys_sync_stats keys;
-    int has_audit, has_syslog, has_keys_sync;
+    int has_audit, has_syslog, has_url, has_keys_sync;
 };
 
-enum shown_when { ALWAYS, WITH_AUDIT, WITH_SYSLOG, WITH_KEYS_DATABASE };
+enum shown_when { ALWAYS, WITH_AUDIT, WITH_SYSLOG, WITH_URL, WITH_KEYS_DATABASE };
 
 /* Arguments of METRIC: name, type, when it is shown, value (computed from x, a struct sources),
  * help text. */
@@ -42,6 +42,12 @@ enum shown_when { ALWAYS, WITH_AUDIT, WITH_SYSLOG, WITH_KEYS_DATABASE };
            "Lines of the audit log sent to the syslog server.") \
     METRIC(zse_audit_syslog_dropped_total, "counter", WITH_SYSLOG, x->syslog.dropped, \
            "Lines of the audit log that could not be sent to the syslog server.") \
+    METRIC(zse_audit_url_sent_total, "counter", WITH_URL, x->url.sent, \
+           "Lines of the audit log posted to the collector.") \
+    METRIC(zse_audit_url_dropped_total, "counter", WITH_URL, x->url.dropped, \
+           "Lines of the audit log that the collector refused, or that found no room in the queue.") \
+    METRIC(zse_audit_url_waiting, "gauge", WITH_URL, x->url.waiting, \
+           "Lines of the audit log waiting for the collector.") \
     METRIC(zse_keys_database_up, "gauge", WITH_KEYS_DATABASE, !x->keys.is_away, \
            "1 if the database of keys answers.") \
     METRIC(zse_keys_database_age_seconds, "gauge", WITH_KEYS_DATABASE, (double)x->keys.age_ms * 1e-3, \
@@ -208,6 +214,7 @@ static void number(struct buf *out, double v)
 static void of_server(const struct server_metric *m, const struct sources *x, struct buf *out)
 {
     if ((m->shown == WITH_AUDIT && !x->has_audit) || (m->shown == WITH_SYSLOG && !x->has_syslog) ||
+        (m->shown == WITH_URL && !x->has_url) ||
         (m->shown == WITH_KEYS_DATABASE && !x->has_keys_sync))
         return;
     about(out, m->name, m->type, m->help);
@@ -336,7 +343,8 @@ void handle_metrics(struct server *s, struct conn *c, const char *rest)
     x.has_keys_sync = s->guard.keys && keys_sync_stats(s->guard.keys, &x.keys);
     if (x.has_audit) {
         audit_log_stats(s->guard.audit, &x.audit);
-        x.has_syslog = audit_log_syslog_stats(s->guard.audit, &x.syslog);
+        x.has_syslog = audit_log_remote_stats(s->guard.audit, REMOTE_SYSLOG, &x.syslog);
+        x.has_url = audit_log_remote_stats(s->guard.audit, REMOTE_URL, &x.url);
     }
     responses(s, &out);
     for (size_t i = 0; i < LENGTH(server_metrics); i++)
