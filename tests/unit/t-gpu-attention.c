@@ -3,7 +3,8 @@
  * around the size of blocks, tiles and splits. */
 #include "tests/lib/gpu.h"
 
-enum { SLOPES = 1, SINKS = 2 };         /* of setup.more */
+/* of setup.more; CHUNK: window is the size of chunks */
+enum { SLOPES = 1, SINKS = 2, CHUNK = 4, GATES = 8, HEAD_GATES = 16 };
 struct setup { int n_heads, n_kv, dim, pos, n, window, rope, pairs, norm,
                after; float softcap; int more; enum kv_type kv; };
 
@@ -14,7 +15,7 @@ struct job {
     const struct setup *s;
     int len, n_blocks;
     size_t part, stride, qrow, krow;    /* bytes; elements */
-    float *q, *k, *v, *w, *slopes, *sinks, *cosine, *sine;
+    float *q, *k, *v, *w, *slopes, *sinks, *cosine, *sine, *gates;
     int32_t *table, *pos, *table_of, *rows;
     uint8_t *cache;
     struct gpu_kv kv;                   /* this and the following members point to device memory */
@@ -51,6 +52,7 @@ static void job_fill(struct job *j, const struct setup *s)
     j->w = uniforms(&r, (size_t)hd, 0.5f, 1.5f);
     j->slopes = uniforms(&r, (size_t)s->n_heads, 0, 0.3f);
     j->sinks = uniforms(&r, (size_t)s->n_heads, -1, 6);
+    j->gates = uniforms(&r, len * j->qrow, -3, 3);
     j->cosine = calloc(len * (size_t)hd, 4), j->sine = calloc(len * (size_t)hd, 4);
     j->pos = malloc(len * 4), j->table_of = malloc(len * 4), j->rows = malloc(len * 4),
         j->table = malloc((size_t)(j->n_blocks + 3) * 4);
@@ -74,7 +76,7 @@ static void job_fill(struct job *j, const struct setup *s)
 static void job_free(struct job *j)
 {
     gpu_free(device, j->kv.base), gpu_free(device, j->dq);
-    free(j->q), free(j->k), free(j->v), free(j->w), free(j->slopes), free(j->sinks);
+    free(j->q), free(j->k), free(j->v), free(j->w), free(j->slopes), free(j->sinks), free(j->gates);
     free(j->cosine), free(j->sine), free(j->table),
         free(j->pos), free(j->table_of), free(j->rows), free(j->cache);
 }
@@ -162,13 +164,17 @@ static void attend_plainly(const struct job *j, float *want)
         const struct attn a = { .q = j->q + first, .q_token_stride = j->qrow, .q_head_stride = (size_t)s->dim,
                                 .out = want + first, .out_token_stride = j->qrow,
                                 .out_head_stride = (size_t)s->dim, .n_tokens = s->n, .n_q_heads = group,
-                                .head_dim = s->dim, .pos = s->pos, .window = s->window, .base = j->cache,
+                                .head_dim = s->dim, .pos = s->pos, .window = s->more & CHUNK ? 0 : s->window,
+                                .chunk = s->more & CHUNK ? s->window : 0, .base = j->cache,
                                 .table = j->table + 3, .stride = j->stride, .k_offset = keys,
                                 .v_offset = keys + j->part, .kv = kv_both(s->kv), .scale = 0.3f, .softcap = s->softcap,
                                 .alibi = s->more & SLOPES ? j->slopes + h * group : NULL,
                                 .sinks = s->more & SINKS ? j->sinks + h * group : NULL };
         kernels_ref.attention(&a, scratch);
     }
+    const size_t each = s->more & HEAD_GATES ? (size_t)s->dim : 1;
+    for (size_t i = (size_t)s->pos * j->qrow; s->more & (GATES | HEAD_GATES) && i < (size_t)j->len * j->qrow; i++)
+        want[i] /= 1 + expf(-j->gates[i / each]);
     free(scratch);
 }
 
@@ -216,8 +222,11 @@ static void check(const struct setup *s)
     float *want = malloc((size_t)j.len * j.qrow * sizeof *want);
     struct gpu_attention o = { .q = j.dq, .out = on_device((size_t)j.len * j.qrow * 4),
                                .act = on_device((size_t)j.len * (size_t)act_stride * 2), .act_stride = act_stride,
-                               .n_heads = s->n_heads, .n_kv_heads = s->n_kv, .head_dim = s->dim, .window = s->window,
-                               .scale = 0.3f, .softcap = s->softcap,
+                               .n_heads = s->n_heads, .n_kv_heads = s->n_kv, .head_dim = s->dim,
+                               .window = s->more & CHUNK ? 0 : s->window, .chunk = s->more & CHUNK ? s->window : 0,
+                               .gate = s->more & (GATES | HEAD_GATES) ? to_device(j.gates, (size_t)j.len * j.qrow * 4)
+                                                                      : NULL,
+                               .gate_each = s->more & HEAD_GATES ? s->dim : 1, .scale = 0.3f, .softcap = s->softcap,
                                .alibi = s->more & SLOPES ? to_device(j.slopes, (size_t)s->n_heads * 4) : NULL,
                                .sinks = s->more & SINKS ? to_device(j.sinks, (size_t)s->n_heads * 4) : NULL,
                                .step = j.step,
@@ -265,6 +274,8 @@ static void attention(void **state)
                                                                    * other lanes than those of
                                                                    * halves */
         { 4, 1, 80, 30, 5, 20, 40, 1, 0, 0, 30, 0, KV_F8 },         /* window, cap */
+        { 4, 1, 32, 30, 25, 20, 0, 0, 0, 0, 0, CHUNK | GATES, KV_F16 },
+        { 2, 1, 16, 500, 30, 270, 0, 0, 0, 0, 0, CHUNK | HEAD_GATES, KV_F16 },      /* across splits */
         { 3, 1, 96, 0, 17, 0, 0, 0, 0, 0, 0, SLOPES, KV_BF16 },     /* slopes */
         { 1, 1, 256, 0, 5, 3, 0, 0, 0, 0, 0, 0, KV_F8 },
         { 1, 1, 64, 3, 145, 0, 0, 0, 0, 0, 0, 0, KV_F16 },          /* more than a tile of queries */
@@ -315,8 +326,111 @@ static void many_splits(void **state)
     free(block);
 }
 
+enum { L_HEADS = 9, L_NOPE = 6, L_ROPE = 8, L_RANK = 40, L_DIM = L_RANK + L_ROPE, L_QUERY = L_NOPE + L_ROPE,
+       L_LEN = 262 };
+
+/* The keys that latent attention stores, and the queries that it makes, in a plain loop. */
+static void latents_plainly(float *key, float *q, float *heads, const float *w, const float *cosine, const float *sine,
+                            const struct gpu_temper *temper)
+{
+    for (int t = 0; t < L_LEN; t++) {
+        const size_t at = (size_t)(t * L_ROPE / 2);
+        const float by = log1pf(floorf((float)(t + temper->first) / (float)temper->floor)) * temper->scale + 1;
+        float *x = key + t * L_DIM;
+        kernels_ref.rms_norm(x, x, w, L_RANK, 1e-5f, 0);
+        kernels_ref.rope(x + L_RANK, cosine + at, sine + at, 1, L_ROPE, L_ROPE, 1);
+        for (int h = 0; h < L_HEADS; h++) {
+            float *from = heads + (t * L_HEADS + h) * L_QUERY, *to = q + (t * L_HEADS + h) * L_DIM + L_RANK;
+            kernels_ref.rope(from + L_NOPE, cosine + at, sine + at, 1, L_ROPE, L_ROPE, 1);
+            for (int i = 0; i < L_QUERY; i++)
+                from[i] *= by;
+            memcpy(to, from + L_NOPE, L_ROPE * sizeof *to);
+        }
+    }
+}
+
+/* The output of one head of the token at pos. */
+static void attend_latents(float out[L_RANK], const float *q, const float *key, int pos, float scale)
+{
+    double sum = 0, most = -1e30, weight[L_LEN], y[L_RANK] = { 0 };
+    for (int t = 0; t <= pos; t++) {
+        weight[t] = 0;
+        for (int d = 0; d < L_DIM; d++)
+            weight[t] += (double)q[d] * key[t * L_DIM + d] * scale;
+        most = fmax(most, weight[t]);
+    }
+    for (int t = 0; t <= pos; t++) {
+        sum += weight[t] = exp(weight[t] - most);
+        for (int d = 0; d < L_RANK; d++)
+            y[d] += weight[t] * key[t * L_DIM + d];
+    }
+    for (int d = 0; d < L_RANK; d++)
+        out[d] = (float)(y[d] / sum);
+}
+
+/* Latent attention over two splits, for two passes of heads, beside a row that is only padding. */
+static void latents(void **state)
+{
+    (void)state;
+    enum { ROWS = 3, BLOCKS = (L_LEN + KV_BLOCK - 1) / KV_BLOCK, SPLITS = 2 };
+    static const struct { enum kv_type kv; float limit; } cases[] = { { KV_F32, 2e-5f }, { KV_F16, 2e-3f },
+                                                                      { KV_I8, 3e-2f }, { KV_F8, 6e-2f } };
+    const struct gpu_temper temper = { .scale = 0.3f, .floor = 40, .first = 1 };
+    int32_t pos[L_LEN + 1], table_of[L_LEN + 1] = { 0 }, tables[BLOCKS], rows[ROWS] = { 17, L_LEN - 1, L_LEN };
+    for (int i = 0; i < BLOCKS; i++)
+        tables[i] = BLOCKS - 1 - i;
+    for (int t = 0; t <= L_LEN; t++)
+        pos[t] = t < L_LEN ? t : -1;
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        struct rng r = { 31 };
+        const size_t part = kv_block_bytes(cases[c].kv, L_DIM), n_out = (L_LEN + 1) * L_HEADS * L_RANK;
+        float *heads = uniforms(&r, (L_LEN + 1) * L_HEADS * L_QUERY, -1, 1),
+              *q = uniforms(&r, (L_LEN + 1) * L_HEADS * L_DIM, -1, 1), *key = uniforms(&r, (L_LEN + 1) * L_DIM, -1, 1),
+              *w = uniforms(&r, L_RANK, 0.5f, 1.5f), *cosine = uniforms(&r, (L_LEN + 1) * L_ROPE / 2, -1, 1),
+              *sine = uniforms(&r, (L_LEN + 1) * L_ROPE / 2, -1, 1), *got = malloc(n_out * sizeof *got), want[L_RANK];
+        const struct gpu_kv kv = { .base = on_device(part * (BLOCKS + 1)), .stride = part, .layer_offset = part / 2,
+                                   .head_stride = part, .part = (uint32_t)part, .type = cases[c].kv };
+        const struct gpu_step step = { .pos = to_device(pos, sizeof pos),
+                                       .table_of = to_device(table_of, sizeof table_of),
+                                       .tables = to_device(tables, sizeof tables), .n = L_LEN + 1 };
+        const struct gpu_latent l = { .heads = to_device(heads, (L_LEN + 1) * L_HEADS * L_QUERY * 4),
+                                      .q = to_device(q, (L_LEN + 1) * L_HEADS * L_DIM * 4),
+                                      .key = to_device(key, (L_LEN + 1) * L_DIM * 4), .n_heads = L_HEADS,
+                                      .nope_dim = L_NOPE, .rope_dim = L_ROPE, .kv_rank = L_RANK,
+                                      .cosine = to_device(cosine, (L_LEN + 1) * L_ROPE * 2),
+                                      .sine = to_device(sine, (L_LEN + 1) * L_ROPE * 2), .rope_pairs = 1,
+                                      .w = to_device(w, L_RANK * 4), .eps = 1e-5f, .temper = temper, .step = step,
+                                      .kv = kv };
+        const struct gpu_attention o = { .q = l.q, .out = on_device(n_out * 4), .n_heads = L_HEADS, .n_kv_heads = 1,
+                                         .head_dim = L_DIM, .value_dim = L_RANK, .scale = 0.3f, .step = step, .kv = kv,
+                                         .rows = to_device(rows, sizeof rows), .n_rows = ROWS,
+                                         .partial = on_device(ROWS * L_HEADS * SPLITS * (L_RANK + 2) * 4),
+                                         .max_splits = SPLITS };
+        OK(gpu_latent(device, &l, &why));
+        OK(gpu_attn_decode(device, &o, &why));
+        latents_plainly(key, q, heads, w, cosine, sine, &temper);
+        from_device(got, l.heads, L_LEN * L_HEADS * L_QUERY * 4);
+        for (int i = 0; i < L_LEN * L_HEADS * L_QUERY; i++)     /* the rotated parts are only in q */
+            if (i % L_QUERY < L_NOPE)
+                assert_true(fabsf(got[i] - heads[i]) <= 1e-5f);
+        from_device(got, o.out, n_out * 4);
+        for (int i = 0; i < ROWS * L_HEADS; i++) {
+            const int t = rows[i / L_HEADS], h = i % L_HEADS;
+            memset(want, 0, sizeof want);
+            if (t < L_LEN)
+                attend_latents(want, q + (t * L_HEADS + h) * L_DIM, key, t, 0.3f);
+            for (int d = 0; d < L_RANK; d++)
+                if (!(fabsf(got[(t * L_HEADS + h) * L_RANK + d] - want[d]) <= cases[c].limit))
+                    fail_msg("kv %d: token %d head %d element %d is %.9g, not %.9g", (int)cases[c].kv, t, h, d,
+                             (double)got[(t * L_HEADS + h) * L_RANK + d], (double)want[d]);
+        }
+        free(heads), free(q), free(key), free(w), free(cosine), free(sine), free(got);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(attention), cmocka_unit_test(many_splits) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(attention), cmocka_unit_test(many_splits),
+                                        cmocka_unit_test(latents) };
     return device_open() ? cmocka_run_group_tests(tests, NULL, NULL) : 0;
 }

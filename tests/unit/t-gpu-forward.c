@@ -54,6 +54,7 @@ static int32_t argmax(const float *x, int n)
 
 static int wgmma;               /* backend_options.wgmma */
 static int cache_weights;       /* backend_options.cache_weights */
+static int device_layers;       /* backend_options.device_layers of the GPU */
 /* emulate with every access checked; this takes twice as long, and graphs are not recorded */
 static int checked;
 
@@ -63,7 +64,8 @@ static void *backend_open(const struct backend *d, const struct model *m, enum k
                                        .n_states = N_STATES, .max_tokens = MAX_TOKENS,
                                        .max_logits = MAX_TOKENS, .exact = exact,
                                        .wgmma = wgmma,
-                                        .cache_weights = cache_weights };
+                                        .cache_weights = cache_weights,
+                                       .device_layers = d == &backend_gpu ? device_layers : 0 };
     void *b = d->open(m, &o, &why);
     if (!b)
         fail_msg("%s", why.msg);
@@ -595,6 +597,11 @@ static void recurrent_batches(void **state)
     (void)state;
     if (!have_oracles())
         skip();
+    struct model *m = load("lfm2", QT_F32);     /* the CPU has the first layers, and their states */
+    device_layers = 2;
+    against_cpu(m, KV_F32, 1, 1e-4, "two layers of lfm2");
+    device_layers = 0;
+    model_close(m);
     check_states("lfm2");
     check_states("granitemoehybrid");
     check_states("../hf-2026/qwen3_5");

@@ -405,6 +405,43 @@ static void neighbours(void **state)
     free(act), free(x), free(data[0]), free(data[1]);
 }
 
+/* Products of heads: each head's rows read an input of its own, and a tile has rows of two
+ * heads. */
+static void heads(void **state)
+{
+    (void)state;
+    enum { HEADS = 5, ROWS = 20, COLS = 33, X_HEAD = 40, OUT_HEAD = 26, N = 9 };
+    struct rng r = { 8 };
+    struct mat m;
+    uint8_t *data = random_mat(&m, QT_I8, 32, HEADS * ROWS, COLS, &r);
+    float x[N * HEADS * X_HEAD], out[N * HEADS * OUT_HEAD], w[COLS];
+    for (size_t i = 0; i < sizeof x / sizeof *x; i++)
+        x[i] = uniform(&r, -1, 1);
+    for (size_t i = 0; i < sizeof out / sizeof *out; i++)
+        out[i] = -12345;
+    const struct gpu_linear l = { .w = { gpu_mat_of(&m, to_device(data, m.size)) }, .n_mats = 1, .n_tokens = N,
+                                  .x = to_device(x, sizeof x), .ldx = HEADS * X_HEAD,
+                                  .to = { { .out = to_device(out, sizeof out), .ldo = HEADS * OUT_HEAD } },
+                                  .finish = GPU_STORE, .head_rows = ROWS, .x_head = X_HEAD, .out_head = OUT_HEAD };
+    OK(gpu_matmul_f32(device, &l, &why));
+    from_device(out, l.to[0].out, sizeof out);
+    for (int t = 0; t < N; t++)
+        for (int i = 0; i < HEADS * OUT_HEAD; i++) {
+            const int head = i / OUT_HEAD, row = i % OUT_HEAD;
+            double sum = -12345;                        /* between the rows of heads */
+            if (row < ROWS) {
+                mat_decode_row(&m, head * ROWS + row, w);
+                sum = 0;
+                for (int k = 0; k < COLS; k++)
+                    sum += (double)w[k] * x[(t * HEADS + head) * X_HEAD + k];
+            }
+            if (!(fabs(out[t * HEADS * OUT_HEAD + i] - sum) <= 1e-4))
+                fail_msg("token %d head %d row %d is %.9g, not %.9g", t, head, row,
+                         (double)out[t * HEADS * OUT_HEAD + i], sum);
+        }
+    free(data);
+}
+
 /* A launch that is refused gives an error, and the next launch runs. */
 static void refused(void **state)
 {
@@ -461,7 +498,7 @@ int main(void)
         cmocka_unit_test(matvec), cmocka_unit_test(matmul), cmocka_unit_test(matmul_f32),
             cmocka_unit_test(matmul_hopper),
         cmocka_unit_test(every_count), cmocka_unit_test(endings), cmocka_unit_test(many), cmocka_unit_test(neighbours),
-        cmocka_unit_test(refused), cmocka_unit_test(embedding),
+        cmocka_unit_test(refused), cmocka_unit_test(embedding), cmocka_unit_test(heads),
     };
     return device_open() ? cmocka_run_group_tests(tests, NULL, NULL) : 0;
 }
