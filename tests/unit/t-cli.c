@@ -115,7 +115,7 @@ static void *draw_often(void *p)
 }
 
 /* One thread draws, another prints: every message has a line of its own. */
-static void two_threads(void **state)
+static void messages_of_two_threads_have_lines_of_their_own(void **state)
 {
     (void)state;
     struct cli_progress p;
@@ -138,7 +138,7 @@ int main(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(messages_wipe_the_bar, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(two_threads, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(messages_of_two_threads_have_lines_of_their_own, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

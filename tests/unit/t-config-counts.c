@@ -154,7 +154,7 @@ static void change_list(struct walk *w, const struct slot *at)
 
 static int visible(const struct dirent *d) { return d->d_name[0] != '.'; }
 
-static void test_counts(void **state)
+static void changed_counts_compute_or_are_refused(void **state)
 {
     (void)state;
     const char *root = getenv("ZSE_ORACLES"), *only = getenv("ZSE_TEST_FOLDER");
@@ -196,6 +196,6 @@ static void test_counts(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_counts) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(changed_counts_compute_or_are_refused) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -116,7 +116,7 @@ static void finish(struct served *s)
 }
 
 /* Both clients get a ping: the one that answers stays connected, the other one is disconnected. */
-static void test_pings(void **state)
+static void clients_without_a_pong_are_disconnected(void **state)
 {
     static const unsigned char ping[2] = { 0x89, 0 }, pong[6] = { 0x8a, 0x80 };
     struct loop_options o = { .max_unsent = 1 << 20, .ping_s = 0.4 };
@@ -436,7 +436,7 @@ static void test_no_file_stays(void **state)
 
 /* Every buffer is freed: by the reaper's thread, when the reaper is closed, or at once if the
  * buffer is small or there is no reaper. */
-static void test_reaper(void **state)
+static void every_buffer_is_freed_by_the_reaper(void **state)
 {
     struct reaper *r = reaper_open();
     (void)state;
@@ -512,12 +512,13 @@ static void test_handshake_queue(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_pings), cmocka_unit_test(test_large_answer),
-                                        cmocka_unit_test(test_slow_reader), cmocka_unit_test(test_exact_bytes),
-                                        cmocka_unit_test(test_body_without_memory), cmocka_unit_test(test_keep_alive),
-                                        cmocka_unit_test(test_half_closed),
-                                        cmocka_unit_test(test_closed_in_handshake),
-                                        cmocka_unit_test(test_no_file_stays), cmocka_unit_test(test_reaper),
-                                        cmocka_unit_test(test_handshake_queue) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(clients_without_a_pong_are_disconnected), cmocka_unit_test(test_large_answer),
+        cmocka_unit_test(test_slow_reader), cmocka_unit_test(test_exact_bytes),
+        cmocka_unit_test(test_body_without_memory), cmocka_unit_test(test_keep_alive),
+        cmocka_unit_test(test_half_closed), cmocka_unit_test(test_closed_in_handshake),
+        cmocka_unit_test(test_no_file_stays), cmocka_unit_test(every_buffer_is_freed_by_the_reaper),
+        cmocka_unit_test(test_handshake_queue),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -21,7 +21,7 @@ static json_t *parse(const char *text)
     return j;
 }
 
-static void test_messages(void **state)
+static void messages_are_normalized_or_refused(void **state)
 {
     static const struct { const char *in, *out, *param; } cases[] = {
         { "[{\"role\":\"developer\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},{\"type\":\"text\",\"text\":\"b\"}]}]", "[{\"role\":\"system\",\"content\":\"ab\"}]", NULL },
@@ -55,7 +55,7 @@ static void test_messages(void **state)
     }
 }
 
-static void test_tools(void **state)
+static void invalid_and_repeated_tools_are_refused(void **state)
 {
     struct conversation t = { .choice = CALLS_REQUIRED };
     struct problem pr = { 0 };
@@ -122,7 +122,7 @@ static int show(const char *path)
     return ok;
 }
 
-static void test_templates(void **state)
+static void real_templates_render_conversations(void **state)
 {
     glob_t g;
     int ok = 0;
@@ -174,8 +174,11 @@ static void the_effort_goes_to_the_template(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(the_effort_goes_to_the_template),
-                                        cmocka_unit_test(test_messages), cmocka_unit_test(test_tools),
-                                        cmocka_unit_test(test_templates) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_effort_goes_to_the_template),
+        cmocka_unit_test(messages_are_normalized_or_refused),
+        cmocka_unit_test(invalid_and_repeated_tools_are_refused),
+        cmocka_unit_test(real_templates_render_conversations),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

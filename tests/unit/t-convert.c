@@ -168,7 +168,7 @@ static void check_file(const struct convert_options *o, const struct convert_rep
     source_close(s);
 }
 
-static void every_type(void **state)
+static void every_type_stays_within_its_error(void **state)
 {
     (void)state;
     /* the largest relative error of a matrix of the tiny model */
@@ -194,7 +194,7 @@ static void every_type(void **state)
 
 /* ---- GGUF types that a .zse type represents exactly are converted bit for bit ---- */
 
-static void kept_exactly(void **state)
+static void gguf_types_with_an_equal_are_kept_exactly(void **state)
 {
     (void)state;
     static const struct { const char *file; int type; enum qtype to; } files[] = {
@@ -230,7 +230,7 @@ static void kept_exactly(void **state)
 
 /* Ternary matrices of a GGUF stay exact in every type that can represent them, with and without
  * calibration. */
-static void ternary_exactly(void **state)
+static void ternary_matrices_are_converted_exactly(void **state)
 {
     (void)state;
     static const struct { const char *file; int type; const char *to; int group; enum qtype becomes; } runs[] = {
@@ -268,7 +268,7 @@ static void ternary_exactly(void **state)
 
 /* All other types are converted with errors of a thousandth to a hundredth of the weights' size,
  * and the report says that they are not exact. */
-static void kept_nearly(void **state)
+static void other_gguf_types_are_kept_with_small_errors(void **state)
 {
     (void)state;
     static const struct { const char *file; double worst; } files[] = { { "Q4_K_M", 6e-3 }, { "Q5_1", 6e-3 },
@@ -309,7 +309,7 @@ static int same_content(const char *a, const char *b)
     return same;
 }
 
-static void threads(void **state)
+static void the_number_of_threads_changes_no_byte(void **state)
 {
     (void)state;
     static const struct { const char *type; enum convert_effort effort; const char *folder; } runs[] = {
@@ -348,7 +348,7 @@ static void threads(void **state)
 
 /* The result is the same whether the buffers of calibration are in memory or in spill files, and no
  * file is left. */
-static void in_files(void **state)
+static void spill_files_change_no_byte_and_are_removed(void **state)
 {
     (void)state;
     static const struct { enum convert_effort effort; const char *type, *folder; } runs[] = {
@@ -550,7 +550,7 @@ static double scaling_error(const char *path, int *scaled)
     return worst;
 }
 
-static void channel_scaling(void **state)
+static void channel_scaling_keeps_the_logits(void **state)
 {
     (void)state;
     int scaled = 0, n = 0;
@@ -581,7 +581,7 @@ static void channel_scaling(void **state)
 
 /* ---- sizes ---- */
 
-static void target_sizes(void **state)
+static void target_sizes_are_met_or_refused(void **state)
 {
     (void)state;
     struct convert_options o = options(tiny, NULL, "f16", CONVERT_FAST);
@@ -690,7 +690,7 @@ static const char *copy_of_tiny(struct map *weights, struct err *e)
     return folder;
 }
 
-static void bad_numbers(void **state)
+static void a_nan_is_refused_with_its_row_and_column(void **state)
 {
     (void)state;
     struct map w;
@@ -725,7 +725,7 @@ static void bad_numbers(void **state)
     source_close(s);
 }
 
-static void bad_targets(void **state)
+static void outputs_that_cannot_be_written_are_refused(void **state)
 {
     (void)state;
     struct convert_options o = options(tiny, at("x/y.zse"), "f16", CONVERT_FAST);
@@ -773,7 +773,7 @@ static int stop_after(void *user, const char *what, uint64_t done, uint64_t tota
     return ++s->calls > s->after;
 }
 
-static void cancelled(void **state)
+static void cancelling_leaves_no_files(void **state)
 {
     (void)state;
     static const enum convert_effort efforts[] = { CONVERT_FAST, CONVERT_GOOD, CONVERT_BEST };
@@ -808,10 +808,16 @@ static void cancelled(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_type), cmocka_unit_test(kept_exactly), cmocka_unit_test(ternary_exactly),
-        cmocka_unit_test(kept_nearly), cmocka_unit_test(threads), cmocka_unit_test(in_files),
-        cmocka_unit_test(channel_scaling), cmocka_unit_test(target_sizes), cmocka_unit_test(parts_and_globs),
-        cmocka_unit_test(bad_numbers), cmocka_unit_test(bad_targets), cmocka_unit_test(cancelled),
+        cmocka_unit_test(every_type_stays_within_its_error),
+        cmocka_unit_test(gguf_types_with_an_equal_are_kept_exactly),
+        cmocka_unit_test(ternary_matrices_are_converted_exactly),
+        cmocka_unit_test(other_gguf_types_are_kept_with_small_errors),
+        cmocka_unit_test(the_number_of_threads_changes_no_byte),
+        cmocka_unit_test(spill_files_change_no_byte_and_are_removed),
+        cmocka_unit_test(channel_scaling_keeps_the_logits), cmocka_unit_test(target_sizes_are_met_or_refused),
+        cmocka_unit_test(parts_and_globs), cmocka_unit_test(a_nan_is_refused_with_its_row_and_column),
+        cmocka_unit_test(outputs_that_cannot_be_written_are_refused),
+        cmocka_unit_test(cancelling_leaves_no_files),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -91,7 +91,7 @@ static void write_run(struct disk *d, const struct disk_key *k, const int32_t *t
     disk_commit(d, w);
 }
 
-static void test_chain(void **state)
+static void runs_are_found_by_their_chain_of_keys(void **state)
 {
     (void)state;
     struct disk_key k, first;
@@ -146,7 +146,7 @@ static void test_chain(void **state)
 
 /* A run of blocks may be stored without some or all of its window blocks.  A tail (the partial run
  * at the end) always has them.  Files with window blocks of another size are not accepted. */
-static void test_windows(void **state)
+static void window_blocks_are_optional_except_in_tails(void **state)
 {
     (void)state;
     enum { WINDOW = 12 };
@@ -225,7 +225,7 @@ static void write_file(const char *path, const uint8_t *bytes, size_t size)
 
 /* Files with any byte changed, cut at any byte, or longer than they should be are never accepted,
  * and always removed. */
-static void test_damage(void **state)
+static void damaged_files_are_refused_and_removed(void **state)
 {
     (void)state;
     static const enum disk_kind kinds[] = { DISK_IS_RUN, DISK_IS_TAIL, DISK_IS_STATE };
@@ -295,7 +295,7 @@ static void test_no_files(void **state)
 }
 
 /* Above the limit the least recently used files are removed; a time in the future counts as now. */
-static void test_evict(void **state)
+static void the_least_recently_used_files_are_evicted(void **state)
 {
     (void)state;
     enum { RUN_FILE = 336 + 4 * BLOCK, N = 40 };
@@ -347,7 +347,7 @@ static void test_evict(void **state)
 }
 
 /* A folder that cannot be written to is read; the temporary file of a dead writer is removed. */
-static void test_folder(void **state)
+static void read_only_folders_are_read_and_dead_files_removed(void **state)
 {
     (void)state;
     struct disk_key k;
@@ -392,7 +392,7 @@ static void test_folder(void **state)
 }
 
 /* Two servers write the same folder: each finds what the other wrote. */
-static void test_two(void **state)
+static void two_servers_share_a_folder(void **state)
 {
     (void)state;
     struct disk_key k, l;
@@ -515,7 +515,7 @@ static void ignore_block(void *user, int32_t block)
     (void)block;
 }
 
-static void test_scopes(void **state)
+static void scopes_share_no_prefixes(void **state)
 {
     (void)state;
     struct err e;
@@ -554,12 +554,16 @@ static void test_scopes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_chain, empty_folder), cmocka_unit_test_setup(test_windows, empty_folder),
-        cmocka_unit_test_setup(test_damage, empty_folder),
-        cmocka_unit_test_setup(test_no_files, empty_folder), cmocka_unit_test_setup(test_evict, empty_folder),
-        cmocka_unit_test_setup(test_folder, empty_folder), cmocka_unit_test_setup(test_two, empty_folder),
-        cmocka_unit_test_setup(test_shared_limit, empty_folder), cmocka_unit_test_setup(test_full_queue, empty_folder),
-        cmocka_unit_test_setup(test_full_disk, empty_folder), cmocka_unit_test(test_scopes),
+        cmocka_unit_test_setup(runs_are_found_by_their_chain_of_keys, empty_folder),
+        cmocka_unit_test_setup(window_blocks_are_optional_except_in_tails, empty_folder),
+        cmocka_unit_test_setup(damaged_files_are_refused_and_removed, empty_folder),
+        cmocka_unit_test_setup(test_no_files, empty_folder),
+        cmocka_unit_test_setup(the_least_recently_used_files_are_evicted, empty_folder),
+        cmocka_unit_test_setup(read_only_folders_are_read_and_dead_files_removed, empty_folder),
+        cmocka_unit_test_setup(two_servers_share_a_folder, empty_folder),
+        cmocka_unit_test_setup(test_shared_limit, empty_folder),
+        cmocka_unit_test_setup(test_full_queue, empty_folder),
+        cmocka_unit_test_setup(test_full_disk, empty_folder), cmocka_unit_test(scopes_share_no_prefixes),
     };
     for (int i = 0; i < 3 * DISK_RUN; i++)
         ids[i] = i;

@@ -92,7 +92,7 @@ static void replace(char *out, const char *text, const char *from, const char *t
     strcpy(out, text);
 }
 
-static void test_edits(void **state)
+static void edits_of_a_text_need_few_steps(void **state)
 {
     (void)state;
     for (size_t i = 0; i < sizeof edits / sizeof *edits; i++) {
@@ -114,7 +114,7 @@ static void test_edits(void **state)
 }
 
 /* Repetitions of any period are guessed to any length. */
-static void test_periods(void **state)
+static void repetitions_of_any_period_are_drafted(void **state)
 {
     (void)state;
     for (int period = 1; period <= 40; period++) {
@@ -130,7 +130,7 @@ static void test_periods(void **state)
 
 /* Texts of few different tokens, of every length, with and without predicted tokens: no access is
  * out of bounds (checked by sanitizers), and every draft has valid tokens. */
-static void test_random(void **state)
+static void drafts_of_random_texts_have_valid_tokens(void **state)
 {
     (void)state;
     struct rng r = { 5 };
@@ -150,7 +150,10 @@ static void test_random(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_edits), cmocka_unit_test(test_periods),
-                                        cmocka_unit_test(test_random) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(edits_of_a_text_need_few_steps),
+        cmocka_unit_test(repetitions_of_any_period_are_drafted),
+        cmocka_unit_test(drafts_of_random_texts_have_valid_tokens),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -93,7 +93,7 @@ static void test_one_beside_many(void **state)
 
 /* Two tenants get the same number of tokens, whatever the sizes of their requests; if nothing else
  * distinguishes them, they get places in turn. */
-static void test_tokens(void **state)
+static void tenants_get_equal_numbers_of_tokens(void **state)
 {
     (void)state;
     static struct answer a[MANY], b[MANY];
@@ -122,7 +122,7 @@ static void test_tokens(void **state)
 
 /* There are places for all requests, but the prompts of one tenant take many steps: the short
  * prompt of another tenant does not wait for them. */
-static void test_prompts(void **state)
+static void short_prompts_do_not_wait_for_other_tenants(void **state)
 {
     (void)state;
     static struct answer runs, a[6], b;
@@ -377,11 +377,11 @@ static void test_one_report_admits_the_others(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_one_beside_many), cmocka_unit_test(test_tokens), cmocka_unit_test(test_prompts),
-            cmocka_unit_test(test_no_debt),
-        cmocka_unit_test(test_standing_back), cmocka_unit_test(test_full_queue), cmocka_unit_test(test_many_tenants),
-        cmocka_unit_test(test_one_after_another), cmocka_unit_test(test_no_useless_preemption),
-        cmocka_unit_test(test_one_report_admits_the_others),
+        cmocka_unit_test(test_one_beside_many), cmocka_unit_test(tenants_get_equal_numbers_of_tokens),
+        cmocka_unit_test(short_prompts_do_not_wait_for_other_tenants), cmocka_unit_test(test_no_debt),
+        cmocka_unit_test(test_standing_back), cmocka_unit_test(test_full_queue),
+        cmocka_unit_test(test_many_tenants), cmocka_unit_test(test_one_after_another),
+        cmocka_unit_test(test_no_useless_preemption), cmocka_unit_test(test_one_report_admits_the_others),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -88,7 +88,7 @@ static void test_waits_alone(void **state)
 
 /* Several stuck requests end at once when they are cancelled, when their deadline passes, or when
  * the engine is closed. */
-static void test_ends(void **state)
+static void stuck_requests_end_at_once(void **state)
 {
     (void)state;
     enum { N = 3 };
@@ -127,7 +127,7 @@ static void test_ends(void **state)
 
 /* If blocks run out while a request waits for its constraint, it loses its own blocks, and its
  * answer is the same. */
-static void test_preempted(void **state)
+static void preemption_while_waiting_changes_no_answer(void **state)
 {
     (void)state;
     static struct answer late, other[3], want;
@@ -170,7 +170,9 @@ static void test_preempted(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_waits_alone), cmocka_unit_test(test_ends),
-                                        cmocka_unit_test(test_preempted) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_waits_alone), cmocka_unit_test(stuck_requests_end_at_once),
+        cmocka_unit_test(preemption_while_waiting_changes_no_answer),
+    };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -103,7 +103,7 @@ static int fails_at(enum fake_call what, int at, int for_good, const struct answ
 
 /* Let every call of every kind fail in turn.  Only a failure in a step whose results no request
  * needs may go unnoticed. */
-static void failures(void **state)
+static void every_failure_that_matters_is_noticed(void **state)
 {
     (void)state;
     static struct answer want[N];
@@ -150,7 +150,9 @@ static void not_a_number(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(failures), cmocka_unit_test(not_a_number) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_failure_that_matters_is_noticed), cmocka_unit_test(not_a_number),
+    };
     backend_under_test = &backend_fake_device;
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -44,7 +44,7 @@ static void test_shared_prefix(void **state)
 
 /* If blocks are short, prefixes are evicted, the least recently used ones first; without a prefix
  * cache there are none. */
-static void test_evict(void **state)
+static void the_least_recently_used_prefixes_are_evicted(void **state)
 {
     (void)state;
     static struct answer a, b, want;
@@ -78,7 +78,7 @@ static void test_evict(void **state)
 }
 
 /* A recurrent model's prompt is reused up to the last snapshot. */
-static void test_snapshots(void **state)
+static void prompts_are_reused_up_to_the_last_snapshot(void **state)
 {
     (void)state;
     enum { N = 100 };
@@ -276,7 +276,7 @@ static void test_lost_snapshots(void **state)
 }
 
 /* engine_trim() returns unused blocks and states to the system; answers stay the same. */
-static void test_trim(void **state)
+static void trimming_changes_no_answer(void **state)
 {
     (void)state;
     static int32_t ids[60];
@@ -318,10 +318,10 @@ static void test_trim(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shared_prefix), cmocka_unit_test(test_evict), cmocka_unit_test(test_snapshots),
-            cmocka_unit_test(test_long_rope),
+        cmocka_unit_test(test_shared_prefix), cmocka_unit_test(the_least_recently_used_prefixes_are_evicted),
+        cmocka_unit_test(prompts_are_reused_up_to_the_last_snapshot), cmocka_unit_test(test_long_rope),
         cmocka_unit_test(test_no_allocation), cmocka_unit_test(test_waiting_copies_nothing),
-        cmocka_unit_test(test_lost_snapshots), cmocka_unit_test(test_trim),
+        cmocka_unit_test(test_lost_snapshots), cmocka_unit_test(trimming_changes_no_answer),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

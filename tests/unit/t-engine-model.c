@@ -219,7 +219,7 @@ static struct model *load_tiny(void)
     return m;
 }
 
-static void test_schedules(void **state)
+static void schedules_change_no_answer(void **state)
 {
     (void)state;
     run_schedules(load_tiny(), 12);
@@ -252,7 +252,7 @@ static float *give_predictor(struct model *m)
 }
 
 /* A layer that predicts further tokens changes no answer. */
-static void test_predictor(void **state)
+static void a_predictor_changes_no_answer(void **state)
 {
     (void)state;
     struct model *m = load_tiny();
@@ -263,7 +263,7 @@ static void test_predictor(void **state)
 }
 
 /* Heads that predict further tokens change no answer. */
-static void test_heads(void **state)
+static void medusa_heads_change_no_answer(void **state)
 {
     (void)state;
     const struct medusa_options o = { .n_threads = 1 };
@@ -476,7 +476,7 @@ static void predict_plainly(const struct model *p, const int32_t *ids, const flo
 
 /* A predictor computes the right logits, with norms that differ from channel to channel, in one
  * step and in two.  The states that it reads and writes are those after the final norm. */
-static void test_prediction(void **state)
+static void a_predictor_computes_the_right_logits(void **state)
 {
     (void)state;
     struct model *m = load_tiny();
@@ -559,7 +559,7 @@ static void test_foreign_predictors(void **state)
 
 /* Layers with windows, whose blocks are freed during the answer.  The reference, one request alone,
  * uses steps as long as the context, in which no blocks are freed. */
-static void test_windows(void **state)
+static void freeing_blocks_before_windows_changes_no_answer(void **state)
 {
     (void)state;
     struct model *m = load_tiny();
@@ -570,7 +570,7 @@ static void test_windows(void **state)
 }
 
 /* Contexts that are longer than the tail, with keys and values of 4 bits. */
-static void test_tail(void **state)
+static void contexts_beyond_the_tail_change_no_answer(void **state)
 {
     (void)state;
     len = ROOM;
@@ -616,7 +616,7 @@ static void answer_long(const struct model *m, const int32_t *ids, struct answer
 }
 
 /* Tokens of answers beyond 320 choose 4 pages each, beside drafts and layers with a window. */
-static void test_pages(void **state)
+static void pages_are_chosen_only_in_long_contexts(void **state)
 {
     (void)state;
     enum { SAME = 320 };
@@ -658,7 +658,7 @@ static void test_pages(void **state)
     free(in);
 }
 
-static void test_recurrent(void **state)
+static void schedules_change_no_answer_of_recurrent_models(void **state)
 {
     (void)state;
     struct model *m = load("granitemoehybrid");
@@ -670,7 +670,7 @@ static void test_recurrent(void **state)
 }
 
 /* Windows of any model, with sinks. */
-static void test_sinks(void **state)
+static void windows_with_sinks_change_no_answer(void **state)
 {
     (void)state;
     window = 40;
@@ -721,7 +721,7 @@ static void check_positions(struct model *m, const char *name, int step)
     free(want);
 }
 
-static void test_positions(void **state)
+static void windows_give_the_logits_of_the_text_in_them(void **state)
 {
     (void)state;
     struct model *m = load_tiny();
@@ -731,7 +731,7 @@ static void test_positions(void **state)
 
 /* check_positions() for all architectures that allow windows and whose first layer has
  * attention. */
-static void test_architectures(void **state)
+static void windows_are_right_for_every_architecture(void **state)
 {
     (void)state;
     static const char *const names[] = {
@@ -859,18 +859,19 @@ static void test_wrong_windows(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_schedules), cmocka_unit_test(test_windows),
-                                        cmocka_unit_test(test_predictor), cmocka_unit_test(test_heads),
-                                        cmocka_unit_test(test_predictor_waits),
-                                        cmocka_unit_test(test_prediction),
-                                        cmocka_unit_test(test_foreign_predictors),
-                                        cmocka_unit_test(test_tail), cmocka_unit_test(test_pages),
-                                        cmocka_unit_test(test_tail_and_windows),
-                                        cmocka_unit_test(test_tail_and_drafts),
-                                        cmocka_unit_test(test_sinks), cmocka_unit_test(test_positions),
-                                        cmocka_unit_test(test_architectures), cmocka_unit_test(test_refused_windows),
-                                        cmocka_unit_test(test_smaller_vocabulary),
-                                        cmocka_unit_test(test_wrong_windows),
-                                        cmocka_unit_test(test_recurrent) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(schedules_change_no_answer),
+        cmocka_unit_test(freeing_blocks_before_windows_changes_no_answer),
+        cmocka_unit_test(a_predictor_changes_no_answer), cmocka_unit_test(medusa_heads_change_no_answer),
+        cmocka_unit_test(test_predictor_waits), cmocka_unit_test(a_predictor_computes_the_right_logits),
+        cmocka_unit_test(test_foreign_predictors),
+        cmocka_unit_test(contexts_beyond_the_tail_change_no_answer),
+        cmocka_unit_test(pages_are_chosen_only_in_long_contexts), cmocka_unit_test(test_tail_and_windows),
+        cmocka_unit_test(test_tail_and_drafts), cmocka_unit_test(windows_with_sinks_change_no_answer),
+        cmocka_unit_test(windows_give_the_logits_of_the_text_in_them),
+        cmocka_unit_test(windows_are_right_for_every_architecture), cmocka_unit_test(test_refused_windows),
+        cmocka_unit_test(test_smaller_vocabulary), cmocka_unit_test(test_wrong_windows),
+        cmocka_unit_test(schedules_change_no_answer_of_recurrent_models),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -235,7 +235,7 @@ static void random_schedules(int ahead)
     assert_true(ahead ? n_lookahead > 10 * (int)many && n_undrawn > (int)many : n_lookahead == 0);
 }
 
-static void test_schedules(void **state)
+static void random_schedules_change_no_answer(void **state)
 {
     (void)state;
     random_schedules(0);
@@ -258,7 +258,7 @@ static void test_hybrid_schedules(void **state)
 }
 
 /* Drafts of every length, often right and often wrong, change no answer. */
-static void test_drafts(void **state)
+static void drafts_change_no_answer(void **state)
 {
     (void)state;
     drafter_under_test = &drafter_fake;
@@ -333,7 +333,7 @@ static void test_draft_model(void **state)
 }
 
 /* Drafts of a drafter and a draft model together change no answer. */
-static void test_both(void **state)
+static void a_drafter_and_a_draft_model_change_no_answer(void **state)
 {
     (void)state;
     drafter_under_test = &drafter_fake;
@@ -344,7 +344,7 @@ static void test_both(void **state)
 /* A draft model that computes the same as the model, with the right keys and values and the right
  * random numbers, is never wrong: alone, beside other requests, after preemption, and with cached
  * prefixes. */
-static void test_twin(void **state)
+static void an_identical_draft_model_is_never_wrong(void **state)
 {
     (void)state;
     enum { ROUNDS = 100, N = 12 };
@@ -443,7 +443,7 @@ static double count_pairs(const int32_t *ids, int n_ids, int draws, int count[VO
 /* With drafts that are accepted by their probability, answers have the right distribution
  * (chi-square of pairs of tokens, 143 degrees of freedom; a correct program exceeds 205 once in
  * 2000 times, but the seeds are fixed), and more drafted tokens are accepted than by comparing. */
-static void test_distribution(void **state)
+static void accepted_drafts_keep_the_distribution(void **state)
 {
     (void)state;
     enum { DRAWS = 5000 };
@@ -559,7 +559,7 @@ static void test_failing_draft_model(void **state)
 
 /* Sequences with windows release blocks while they run, whether they finish, are cancelled or are
  * preempted. */
-static void test_windows(void **state)
+static void sequences_with_windows_release_blocks(void **state)
 {
     (void)state;
     const uint64_t before = n_slid;
@@ -702,15 +702,16 @@ static void test_draft_option(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_schedules), cmocka_unit_test(test_hybrid_schedules), cmocka_unit_test(test_steps_ahead),
-        cmocka_unit_test(test_drafts), cmocka_unit_test(test_hybrid_drafts), cmocka_unit_test(test_hybrid_begins_anew),
-        cmocka_unit_test(test_draft_model), cmocka_unit_test(test_both), cmocka_unit_test(test_draft_model_work),
-        cmocka_unit_test(test_fixed_chunk),
-        cmocka_unit_test(test_distribution), cmocka_unit_test(test_twin),
-        cmocka_unit_test(test_failing_draft_model), cmocka_unit_test(test_windows),
-        cmocka_unit_test(test_hybrid_windows), cmocka_unit_test(test_end_without_window),
-        cmocka_unit_test(test_end_beside_another), cmocka_unit_test(test_without_drafts),
-        cmocka_unit_test(test_draft_option),
+        cmocka_unit_test(random_schedules_change_no_answer), cmocka_unit_test(test_hybrid_schedules),
+        cmocka_unit_test(test_steps_ahead), cmocka_unit_test(drafts_change_no_answer),
+        cmocka_unit_test(test_hybrid_drafts), cmocka_unit_test(test_hybrid_begins_anew),
+        cmocka_unit_test(test_draft_model), cmocka_unit_test(a_drafter_and_a_draft_model_change_no_answer),
+        cmocka_unit_test(test_draft_model_work), cmocka_unit_test(test_fixed_chunk),
+        cmocka_unit_test(accepted_drafts_keep_the_distribution),
+        cmocka_unit_test(an_identical_draft_model_is_never_wrong), cmocka_unit_test(test_failing_draft_model),
+        cmocka_unit_test(sequences_with_windows_release_blocks), cmocka_unit_test(test_hybrid_windows),
+        cmocka_unit_test(test_end_without_window), cmocka_unit_test(test_end_beside_another),
+        cmocka_unit_test(test_without_drafts), cmocka_unit_test(test_draft_option),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -108,7 +108,7 @@ static void higher_priorities_go_first(void **state)
     engine_close(g);
 }
 
-static void test_deadline(void **state)
+static void requests_end_at_their_deadline(void **state)
 {
     (void)state;
     static struct answer a[3], want;
@@ -151,7 +151,7 @@ static void test_deadline(void **state)
     engine_close(g);
 }
 
-static void test_cancel(void **state)
+static void cancelled_requests_end_without_changing_others(void **state)
 {
     (void)state;
     struct err e;
@@ -474,13 +474,15 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_prefixes_pay),
-        cmocka_unit_test(cached_tokens_are_not_computed_again), cmocka_unit_test(shared_prompts_are_computed_once),
-        cmocka_unit_test(higher_priorities_go_first),
-        cmocka_unit_test(test_deadline), cmocka_unit_test(test_cancel),
+        cmocka_unit_test(cached_tokens_are_not_computed_again),
+        cmocka_unit_test(shared_prompts_are_computed_once), cmocka_unit_test(higher_priorities_go_first),
+        cmocka_unit_test(requests_end_at_their_deadline),
+        cmocka_unit_test(cancelled_requests_end_without_changing_others),
         cmocka_unit_test(a_full_queue_refuses_without_a_trace),
         cmocka_unit_test(prompts_take_no_more_than_the_limit),
-        cmocka_unit_test(gaps_stay_even_while_prompts_arrive), cmocka_unit_test(the_first_prompt_takes_32_tokens),
-        cmocka_unit_test(large_models_get_smaller_steps), cmocka_unit_test(drafts_have_the_best_length),
+        cmocka_unit_test(gaps_stay_even_while_prompts_arrive),
+        cmocka_unit_test(the_first_prompt_takes_32_tokens), cmocka_unit_test(large_models_get_smaller_steps),
+        cmocka_unit_test(drafts_have_the_best_length),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

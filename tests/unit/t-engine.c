@@ -444,7 +444,7 @@ static void penalties_see_prompt_and_answer(void **state)
     assert_int_not_equal(a.ids[0], 0);
 }
 
-static void test_logits(void **state)
+static void logits_are_the_same_in_one_step_or_many(void **state)
 {
     (void)state;
     struct err e;
@@ -637,14 +637,17 @@ static void a_failure_ends_the_requests_it_affects(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_answer_ends_at_its_limits), cmocka_unit_test(a_stop_string_ends_the_text_before_it),
+        cmocka_unit_test(an_answer_ends_at_its_limits),
+        cmocka_unit_test(a_stop_string_ends_the_text_before_it),
         cmocka_unit_test(answers_to_one_prompt_share_its_blocks), cmocka_unit_test(a_stop_id_ends_an_answer),
         cmocka_unit_test(nothing_ends_an_answer_before_min_tokens),
-        cmocka_unit_test(logprobs_are_those_of_the_backend), cmocka_unit_test(embeddings_do_not_depend_on_chunks),
+        cmocka_unit_test(logprobs_are_those_of_the_backend),
+        cmocka_unit_test(embeddings_do_not_depend_on_chunks),
         cmocka_unit_test(only_allowed_tokens_are_chosen), cmocka_unit_test(penalties_see_prompt_and_answer),
-        cmocka_unit_test(test_logits), cmocka_unit_test(a_changed_file_gives_no_results),
-        cmocka_unit_test(sizes_are_known_before_opening), cmocka_unit_test(test_constraint_without_fork),
-        cmocka_unit_test(wrong_requests_are_refused), cmocka_unit_test(a_failure_ends_the_requests_it_affects),
+        cmocka_unit_test(logits_are_the_same_in_one_step_or_many),
+        cmocka_unit_test(a_changed_file_gives_no_results), cmocka_unit_test(sizes_are_known_before_opening),
+        cmocka_unit_test(test_constraint_without_fork), cmocka_unit_test(wrong_requests_are_refused),
+        cmocka_unit_test(a_failure_ends_the_requests_it_affects),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -119,7 +119,7 @@ static const struct group whole[] = { { -1, "9:x" }, { 0, "0:x0gGuUdD1gGuUdD2gGu
 
 /* The cache has two slots, and all experts are used in turn: each must have the matrices and biases
  * of the file. */
-static void frames(void **state)
+static void cached_experts_have_the_data_of_the_file(void **state)
 {
     (void)state;
     struct err e;
@@ -148,7 +148,7 @@ static void frames(void **state)
 }
 
 /* Valid files in which the experts are not separate ranges: the cache is not used for them. */
-static void no_ranges(void **state)
+static void files_without_separate_experts_are_not_cached(void **state)
 {
     (void)state;
     static const struct group good = { 1, "1:x0gud1gud2gud" };
@@ -190,6 +190,9 @@ static int teardown(void **state) { (void)state; return unlink(path); }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(frames), cmocka_unit_test(no_ranges) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(cached_experts_have_the_data_of_the_file),
+        cmocka_unit_test(files_without_separate_experts_are_not_cached),
+    };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -161,7 +161,7 @@ static int check_schedules(const struct model *m, const char *name, enum kv_type
     return check_mixed(m, name, kv_both(kv), exact, rounds, plain);
 }
 
-static void test_schedules(void **state)
+static void batches_give_the_logits_of_single_runs(void **state)
 {
     (void)state;
     static const char *const names[] = { "tiny", "mistral", "bloom", "gpt_neox", "falcon", "gpt2", "gemma3", "olmo2",
@@ -338,7 +338,7 @@ static int watch_input(void *user, int layer, int role, const float *x, size_t l
     return role == w->stop_at;
 }
 
-static void test_layers(void **state)
+static void windows_run_layer_by_layer_give_the_same_logits(void **state)
 {
     (void)state;
     static const char *const names[] = { "tiny", "llama", "gpt_neox", "opt", "gemma2" };
@@ -440,7 +440,7 @@ static void run_kept(struct cpu_layers *l, const struct model *m, int index, flo
 
 /* Models that keep other data than x between layers: running the windows in turn, layer by layer,
  * gives the logits of a whole run. */
-static void test_kept(void **state)
+static void windows_of_models_with_other_data_give_the_same_logits(void **state)
 {
     (void)state;
     static const char *const names[] = { "gemma3n", "gemma4-e", "gemma4-moe" };
@@ -513,7 +513,7 @@ static int copy_head_input(void *user, int layer, int role, const float *x, size
 
 /* The final states are those that the head reads, whether logits are requested or not, in one chunk
  * or two. */
-static void test_hidden(void **state)
+static void hidden_states_are_those_that_the_head_reads(void **state)
 {
     (void)state;
     static const char *const names[] = { "tiny", "llama", "gpt_neox", "gemma2" };
@@ -609,10 +609,12 @@ static void test_bad_batches(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_schedules), cmocka_unit_test(test_whole_blocks),
-                                        cmocka_unit_test(test_wide_latent),
-                                        cmocka_unit_test(test_latent_runs), cmocka_unit_test(test_layers),
-                                        cmocka_unit_test(test_kept),
-                                        cmocka_unit_test(test_hidden), cmocka_unit_test(test_bad_batches) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(batches_give_the_logits_of_single_runs), cmocka_unit_test(test_whole_blocks),
+        cmocka_unit_test(test_wide_latent), cmocka_unit_test(test_latent_runs),
+        cmocka_unit_test(windows_run_layer_by_layer_give_the_same_logits),
+        cmocka_unit_test(windows_of_models_with_other_data_give_the_same_logits),
+        cmocka_unit_test(hidden_states_are_those_that_the_head_reads), cmocka_unit_test(test_bad_batches),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

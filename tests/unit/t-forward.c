@@ -174,7 +174,7 @@ static int check(const char *name, const char *source_path, const char *json_pat
     return ok;
 }
 
-static void test_folders(void **state)
+static void logits_match_the_references(void **state)
 {
     (void)state;
     const char *only = getenv("ZSE_TEST_FOLDER");       /* one of them alone */
@@ -199,7 +199,7 @@ static void test_folders(void **state)
     assert_int_equal(bad, 0);
 }
 
-static void test_gguf(void **state)
+static void logits_of_gguf_files_match_the_references(void **state)
 {
     (void)state;
     char dir[400], source[800], expected[800], logits[800];
@@ -229,6 +229,9 @@ static void test_gguf(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_folders), cmocka_unit_test(test_gguf) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(logits_match_the_references),
+        cmocka_unit_test(logits_of_gguf_files_match_the_references),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -80,7 +80,7 @@ static uint64_t fnv1a(const void *data, size_t n)
     return h;
 }
 
-static void blocks(void **state)
+static void blocks_decode_to_the_golden_values(void **state)
 {
     (void)state;
     for (size_t i = 0; i < sizeof golden / sizeof *golden; i++) {
@@ -102,7 +102,7 @@ static void blocks(void **state)
     }
 }
 
-static void known_types(void **state)
+static void exactly_the_known_types_have_a_row(void **state)
 {
     (void)state;
     int known = 0;
@@ -127,7 +127,7 @@ static float one(int type, const void *value)
     return y;
 }
 
-static void numbers(void **state)
+static void plain_numbers_are_converted_to_f32(void **state)
 {
     (void)state;
     assert_true(one(GGML_F32, &(float){ 1.25f }) == 1.25f);
@@ -147,7 +147,7 @@ static void numbers(void **state)
 
 /* OCP 8-bit floating point 1.0, table 1 (e4m3: bias 7, no infinity; e5m2: bias 15) and
  * Microscaling 1.0 (e8m0: bias 127). */
-static void eight_bits(void **state)
+static void eight_bit_floats_are_as_in_the_ocp_tables(void **state)
 {
     (void)state;
     for (int i = 0; i < 256; i++) {
@@ -171,7 +171,7 @@ static void eight_bits(void **state)
 
 /* For each integer type that ggml_exact_type() names, codes and scales give every value bit for
  * bit. */
-static void exact(void **state)
+static void exact_types_give_every_value_bit_for_bit(void **state)
 {
     (void)state;
     int found = 0;
@@ -230,7 +230,7 @@ static void exact(void **state)
 
 /* TQ1_0 and TQ2_0 are converted exactly to other types and groups; a block of TQ2_0 with the value
  * 2 does not fit t3. */
-static void ternary(void **state)
+static void ternary_blocks_are_converted_exactly(void **state)
 {
     (void)state;
     static const struct { enum qtype type; int group_size; } to[] = { { QT_T2, 32 }, { QT_T2, 128 }, { QT_T2, 256 },
@@ -276,8 +276,12 @@ static void ternary(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(blocks), cmocka_unit_test(known_types), cmocka_unit_test(numbers),
-        cmocka_unit_test(eight_bits), cmocka_unit_test(exact), cmocka_unit_test(ternary),
+        cmocka_unit_test(blocks_decode_to_the_golden_values),
+        cmocka_unit_test(exactly_the_known_types_have_a_row),
+        cmocka_unit_test(plain_numbers_are_converted_to_f32),
+        cmocka_unit_test(eight_bit_floats_are_as_in_the_ocp_tables),
+        cmocka_unit_test(exact_types_give_every_value_bit_for_bit),
+        cmocka_unit_test(ternary_blocks_are_converted_exactly),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -112,7 +112,7 @@ static int opens(struct err *e)
     return g != NULL;
 }
 
-static void reads(void **state)
+static void versions_2_and_3_are_read(void **state)
 {
     (void)state;
     struct err e = { 0 };
@@ -202,7 +202,7 @@ static void breaks(size_t at, uint64_t value, size_t n, const char *words)
     refuses(f, words);
 }
 
-static void fields(void **state)
+static void bad_fields_are_refused_by_name(void **state)
 {
     (void)state;
     struct places p;
@@ -284,7 +284,7 @@ static void parts_refused(const char *name, const char *why)
         fail_msg("'%s' does not say '%s'", g ? "it opened" : e.msg, why);
 }
 
-static void test_parts(void **state)
+static void files_in_parts_are_read_as_one(void **state)
 {
     static const char *const names[] = { "a", "b", "c" };
     struct err e;
@@ -379,7 +379,7 @@ static json_t *config_of(const struct file *f)
 
 /* Every architecture is translated so that config_parse understands all of it, with the sizes of
  * the file. */
-static void architectures(void **state)
+static void every_architecture_becomes_a_valid_config(void **state)
 {
     (void)state;
     static const struct { const char *gguf, *hf; int kv_heads; } cases[] = {
@@ -426,7 +426,7 @@ static void architectures(void **state)
 
 /* Files of an architecture without a row: the vocabulary is read, whatever the other keys say, and
  * the model is refused by name, also if Hugging Face's files of that name are known. */
-static void unknown_architectures(void **state)
+static void unknown_architectures_are_refused_by_name(void **state)
 {
     (void)state;
     static const char *const names[] = { "foreign", "nanochat" }, *const none[] = { NULL };
@@ -509,7 +509,7 @@ static void scales_beside_nvfp4(void **state)
     assert_true(takes_scale("token_embd.input_scale", 0.5f, &e));
 }
 
-static void bad_keys(void **state)
+static void missing_and_bad_keys_are_refused_by_name(void **state)
 {
     (void)state;
     static const char *const none[] = { NULL };
@@ -774,11 +774,13 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_parts), cmocka_unit_test(reads), cmocka_unit_test(cut_at_every_byte),
-            cmocka_unit_test(every_byte_changed), cmocka_unit_test(fields),
-        cmocka_unit_test(architectures), cmocka_unit_test(unknown_architectures),
+        cmocka_unit_test(files_in_parts_are_read_as_one), cmocka_unit_test(versions_2_and_3_are_read),
+        cmocka_unit_test(cut_at_every_byte), cmocka_unit_test(every_byte_changed),
+        cmocka_unit_test(bad_fields_are_refused_by_name),
+        cmocka_unit_test(every_architecture_becomes_a_valid_config),
+        cmocka_unit_test(unknown_architectures_are_refused_by_name),
         cmocka_unit_test(tensors_say_what_keys_do_not), cmocka_unit_test(scales_beside_nvfp4),
-        cmocka_unit_test(bad_keys), cmocka_unit_test(values_out_of_range),
+        cmocka_unit_test(missing_and_bad_keys_are_refused_by_name), cmocka_unit_test(values_out_of_range),
         cmocka_unit_test(pooling_and_direction), cmocka_unit_test(facts_that_do_not_fit),
         cmocka_unit_test(sparsity_of_layers), cmocka_unit_test(functions_of_routers),
     };

@@ -49,7 +49,7 @@ static float *square(int N) { float *p = spill_alloc((size_t)N * (size_t)N * 4);
 
 static const int sizes[] = { 1, 31, 32, 33, 100, 160, 257 };
 
-static void products(void **state)
+static void all_sets_compute_the_same_products(void **state)
 {
     (void)state;
     struct pool *one = pool_open(1, NULL), *two = pool_open(2, NULL);
@@ -455,10 +455,10 @@ static void degenerate_inputs_work_or_are_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(products), cmocka_unit_test(cholesky_factors_multiply_to_the_matrix),
-        cmocka_unit_test(levels_are_the_nearest), cmocka_unit_test(few_directions_describe_the_inputs),
-        cmocka_unit_test(feedback_reduces_the_error), cmocka_unit_test(correction_goes_half_way),
-        cmocka_unit_test(degenerate_inputs_work_or_are_refused),
+        cmocka_unit_test(all_sets_compute_the_same_products),
+        cmocka_unit_test(cholesky_factors_multiply_to_the_matrix), cmocka_unit_test(levels_are_the_nearest),
+        cmocka_unit_test(few_directions_describe_the_inputs), cmocka_unit_test(feedback_reduces_the_error),
+        cmocka_unit_test(correction_goes_half_way), cmocka_unit_test(degenerate_inputs_work_or_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,7 +10,7 @@
 #include "libcommon/quant/half.h"
 #include "libcommon/quant/kvscale.h"
 
-static void f16_values(void **state)
+static void every_f16_value_survives_the_way_to_f32_and_back(void **state)
 {
     (void)state;
     for (uint32_t h = 0; h < 0x10000; h++) {
@@ -28,7 +28,7 @@ static void f16_values(void **state)
     }
 }
 
-static void bf16_values(void **state)
+static void every_bf16_value_survives_the_way_to_f32_and_back(void **state)
 {
     (void)state;
     for (uint32_t h = 0; h < 0x10000; h++) {
@@ -45,7 +45,7 @@ static void bf16_values(void **state)
 
 /* The middle between two neighbours is rounded to the even one; a value one bit below or above it
  * to the nearer one. */
-static void rounding(void **state)
+static void f16_is_rounded_to_the_nearest_even(void **state)
 {
     (void)state;
     for (uint32_t h = 0; h < 0x7c00; h++) {
@@ -68,7 +68,7 @@ static void rounding(void **state)
     }
 }
 
-static void f8_values(void **state)
+static void every_f8_value_survives_the_way_to_f32_and_back(void **state)
 {
     (void)state;
     for (uint32_t h = 0; h < 0x100; h++) {
@@ -95,7 +95,7 @@ static void f8_values(void **state)
 
 /* The scale of a vector is the least power of two with which its largest value can be
  * represented. */
-static void f8_scales(void **state)
+static void f8_scales_are_the_least_powers_of_two(void **state)
 {
     (void)state;
     static const struct { float most, scale; } cases[] = {
@@ -117,9 +117,11 @@ static void f8_scales(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(f16_values), cmocka_unit_test(bf16_values), cmocka_unit_test(rounding),
-            cmocka_unit_test(f8_values),
-        cmocka_unit_test(f8_scales),
+        cmocka_unit_test(every_f16_value_survives_the_way_to_f32_and_back),
+        cmocka_unit_test(every_bf16_value_survives_the_way_to_f32_and_back),
+        cmocka_unit_test(f16_is_rounded_to_the_nearest_even),
+        cmocka_unit_test(every_f8_value_survives_the_way_to_f32_and_back),
+        cmocka_unit_test(f8_scales_are_the_least_powers_of_two),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

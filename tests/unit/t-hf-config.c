@@ -12,7 +12,7 @@
 #include "libcommon/base/json.h"
 #include "libcommon/import/hf_config.h"
 
-static void normalizes(void **state)
+static void older_spellings_are_normalized(void **state)
 {
     (void)state;
     static const struct { const char *in, *out; } cases[] = {
@@ -71,7 +71,7 @@ static void normalizes(void **state)
     }
 }
 
-static void refuses(void **state)
+static void fields_of_wrong_types_are_refused(void **state)
 {
     (void)state;
     static const struct { const char *in, *words; } cases[] = {
@@ -94,7 +94,7 @@ static void refuses(void **state)
 }
 
 /* Test the functions of base/json.h that read fields. */
-static void fields(void **state)
+static void json_fields_are_read_within_their_ranges(void **state)
 {
     (void)state;
     static const char text[] = "{\"i\":3,\"r\":2.5,\"w\":4.0,\"s\":\"x\",\"t\":true,\"n\":null}";
@@ -149,7 +149,9 @@ static void fields(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(normalizes), cmocka_unit_test(refuses),
-                                        cmocka_unit_test(fields) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(older_spellings_are_normalized), cmocka_unit_test(fields_of_wrong_types_are_refused),
+        cmocka_unit_test(json_fields_are_read_within_their_ranges),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

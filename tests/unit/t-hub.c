@@ -10,7 +10,7 @@
 #include "libcommon/hub/hub_cache.h"
 #include "libcommon/hub/web.h"
 
-static void test_names(void **state)
+static void names_are_split_into_repository_revision_and_file(void **state)
 {
     (void)state;
     static const struct { const char *text, *repo, *revision, *pick; } good[] = {
@@ -56,7 +56,7 @@ static void test_files_stay_inside(void **state)
                  hub_cache_commit_ok("..........."));
 }
 
-static void test_origins(void **state)
+static void origins_are_compared_by_scheme_host_and_port(void **state)
 {
     (void)state;
     assert_true(web_same_origin("https://hub.example/a", "https://hub.example"));
@@ -74,7 +74,7 @@ static void test_origins(void **state)
 
 /* Ranges in any order, overlapping: compare with a map of bytes; the result is sorted and
  * disjoint. */
-static void test_spans(void **state)
+static void spans_are_merged_sorted_and_disjoint(void **state)
 {
     (void)state;
     enum { N = 200 };
@@ -128,7 +128,7 @@ static void check_choice(const char *names, const char *pick, const char *want)
     assert_string_equal(got, want);
 }
 
-static void test_choice(void **state)
+static void the_files_of_a_model_are_chosen(void **state)
 {
     (void)state;
     check_choice("config.json model.safetensors tokenizer.json flax_model.msgpack pytorch_model.bin onnx/model.onnx",
@@ -163,7 +163,7 @@ static void test_choice(void **state)
     check_choice("m-Q4_0.gguf", "Q4", "a/b: 'Q4' names no GGUF or .zse file");
 }
 
-static void test_index(void **state)
+static void every_tensor_of_an_index_is_in_a_listed_file(void **state)
 {
     (void)state;
     static const char *const names[] = { "config.json", CHOOSE_INDEX, "x-00001.safetensors", "x-00002.safetensors",
@@ -312,9 +312,10 @@ static void test_header_fields(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_names), cmocka_unit_test(test_files_stay_inside), cmocka_unit_test(test_origins),
-            cmocka_unit_test(test_spans),
-        cmocka_unit_test(test_choice), cmocka_unit_test(test_index), IN_FOLDER(test_cache), IN_FOLDER(test_links),
+        cmocka_unit_test(names_are_split_into_repository_revision_and_file), cmocka_unit_test(test_files_stay_inside),
+        cmocka_unit_test(origins_are_compared_by_scheme_host_and_port),
+        cmocka_unit_test(spans_are_merged_sorted_and_disjoint), cmocka_unit_test(the_files_of_a_model_are_chosen),
+        cmocka_unit_test(every_tensor_of_an_index_is_in_a_listed_file), IN_FOLDER(test_cache), IN_FOLDER(test_links),
         cmocka_unit_test(test_header_fields),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -55,7 +55,7 @@ static int remove_all(void **state)
     return system(command);
 }
 
-static void small_files(void **state)
+static void small_files_are_read_as_lines_and_numbers(void **state)
 {
     char out[32];
     int first;
@@ -78,7 +78,7 @@ static void small_files(void **state)
     assert_int_equal(sys_list("3-x", &first), 0);
 }
 
-static void memory_alone(void **state)
+static void memory_is_read_without_cgroups(void **state)
 {
     struct memory m;
     struct err e;
@@ -190,7 +190,7 @@ static void put_cpu(int i, const char *siblings, int package)
     put(path, text);
 }
 
-static void whole_machine(void **state)
+static void a_whole_machine_is_described(void **state)
 {
     struct machine *m = malloc(sizeof *m);
     struct err e;
@@ -241,7 +241,7 @@ static void whole_machine(void **state)
 
 /* ARM processors have numbers instead of names: a known part, an unknown one, and two kinds of
  * cores. */
-static void arm_processors(void **state)
+static void arm_processors_get_names_from_their_numbers(void **state)
 {
     struct machine *m = malloc(sizeof *m);
     struct err e;
@@ -284,7 +284,7 @@ static void big_and_little(void **state)
 }
 
 /* SMBIOS: two of three slots hold a module; a truncated table is read as far as it goes. */
-static void memory_modules(void **state)
+static void memory_modules_are_read_from_smbios(void **state)
 {
     uint8_t table[256] = { 0 };
     size_t n = 0;
@@ -310,7 +310,7 @@ static void memory_modules(void **state)
     free(m);
 }
 
-static void pressure_levels(void **state)
+static void pressure_levels_follow_the_used_share(void **state)
 {
     static const struct { int used; enum pressure level; } all[] = {
         { 49, PRESSURE_LOW }, { 60, PRESSURE_NORMAL }, { 80, PRESSURE_HIGH }, { 95, PRESSURE_CRITICAL },
@@ -325,15 +325,16 @@ static void pressure_levels(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(small_files, fresh, remove_all),
-            cmocka_unit_test_setup_teardown(memory_alone, fresh, remove_all),
+        cmocka_unit_test_setup_teardown(small_files_are_read_as_lines_and_numbers, fresh, remove_all),
+        cmocka_unit_test_setup_teardown(memory_is_read_without_cgroups, fresh, remove_all),
         cmocka_unit_test_setup_teardown(memory_of_a_group, fresh, remove_all),
         cmocka_unit_test_setup_teardown(group_of_a_container, fresh, remove_all),
         cmocka_unit_test_setup_teardown(group_of_version_1, fresh, remove_all),
-        cmocka_unit_test_setup_teardown(whole_machine, fresh, remove_all),
-        cmocka_unit_test_setup_teardown(arm_processors, fresh, remove_all),
+        cmocka_unit_test_setup_teardown(a_whole_machine_is_described, fresh, remove_all),
+        cmocka_unit_test_setup_teardown(arm_processors_get_names_from_their_numbers, fresh, remove_all),
         cmocka_unit_test_setup_teardown(big_and_little, fresh, remove_all),
-        cmocka_unit_test_setup_teardown(memory_modules, fresh, remove_all),     cmocka_unit_test(pressure_levels),
+        cmocka_unit_test_setup_teardown(memory_modules_are_read_from_smbios, fresh, remove_all),
+        cmocka_unit_test(pressure_levels_follow_the_used_share),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

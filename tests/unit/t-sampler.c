@@ -289,7 +289,7 @@ static void test_verify_after_one(void **state)
         count[id]++;
     }
     sampler_close(s);
-    for (int i = 0; i < N; i++) {       /* as in test_verify() */
+    for (int i = 0; i < N; i++) {       /* as in verified_proposals_keep_the_distribution() */
         const double n = (prob[i] / 2 + (i == 0 || i == 2 ? 0 : prob[i] / 0.55 / 2)) * DRAWS;
         x += (count[i] - n) * (count[i] - n) / n;
     }
