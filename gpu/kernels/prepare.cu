@@ -7,6 +7,7 @@
  * limit    launch-bound with one token
  * checked  tests/unit/t-gpu-attention.c */
 #include "gpu/kernels/operations.h"
+#include "gpu/prim/log.cuh"
 #include "gpu/prim/prim.cuh"
 #include "gpu/rt/launch.cuh"
 #include "libcommon/quant/kvscale.h"
@@ -67,7 +68,7 @@ DEVICE void rotate(float *x, const float *cosine, const float *sine, int dim, in
 /* The factor on the queries of a token at pos. */
 DEVICE float temper_of(const gpu_temper &o, int pos)
 {
-    return o.scale != 0 ? log1pf(floorf((float)(max(pos, 0) + o.first) / (float)o.floor)) * o.scale + 1 : 1;
+    return o.scale != 0 ? log_1_plus(floorf((float)(max(pos, 0) + o.first) / (float)o.floor)) * o.scale + 1 : 1;
 }
 
 /* Store a token's key or value in its slot of a block, by one warp.  Scales are those of

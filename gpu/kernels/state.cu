@@ -17,6 +17,7 @@
  *
  * Sums have a fixed order, and nothing depends on the other sequences of the batch. */
 #include "gpu/kernels/operations.h"
+#include "gpu/prim/log.cuh"
 #include "gpu/prim/weights.cuh"
 #include "gpu/rt/launch.cuh"
 
@@ -142,7 +143,7 @@ extern "C" int gpu_state_conv(struct gpu *g, const struct gpu_state *o, struct e
 
 /* ---- recurrences ---- */
 
-DEVICE float softplus(float x) { return x > 20 ? x : log1pf(expf(x)); }
+DEVICE float softplus(float x) { return x > 20 ? x : log_1_plus(expf(x)); }
 
 /* Tokens of a run in shared memory: per token the vectors q and k (Mamba2: C and B) [state_size],
  * the decays of the rows [state_size] where each has its own, the block's columns of v (Mamba2: x),
