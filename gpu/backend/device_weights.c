@@ -43,7 +43,7 @@ struct dweights {
 /* tied: the head is the embedding, which is also on the device */
 struct weight_layout { struct dweights *w; size_t at, decoded_at; int part, tied, failed; };
 
-/* Place n bytes; with memory, list them as a segment. */
+/* Reserve the next n bytes.  If the device memory is allocated, list them as a segment of it. */
 static const void *place(struct weight_layout *p, const void *from, size_t n)
 {
     struct dweights *w = p->w;

@@ -286,8 +286,8 @@ template <int TYPE> static int run_type(struct gpu *g, const gpu_linear *l, stru
     return run<TYPE, 2>(g, l, act, n_sms, e);
 }
 
-/* The formats of this kernel, and the least number of tokens, by the calculation above, not by
- * measurement: with 128 or fewer a tile would be half empty. */
+/* The formats that this kernel takes, for more than TOKENS tokens: with fewer a tile would be half
+ * empty.  This bound is calculated, as above, not measured. */
 #define EACH_TAKEN(f) f(QT_NL4) f(QT_I4) f(QT_I4M) f(QT_I4Z) f(QT_I8) f(QT_I8R) f(QT_F16) f(QT_BF16)
 #define IS(type) case type:
 #define RUN(type) case type: return run_type<type>(g, l, e);

@@ -256,7 +256,7 @@ template <int TYPE> DEVICE void decode_row(uint32_t v[4], const raw_step<TYPE> &
             v[j] = half_fma(v[j], s, least);
         return;
     }
-    if (f::extras == EXTRA_ZERO_U8) {     /* -(1024 + zero) + 1024 */
+    if (f::extras == EXTRA_ZERO_U8) {     /* -zero, as the f16 sum of -(1024 + zero) and 1024 */
         const uint32_t zero = half_add(prmt(r.extra.x, 0xe4e4e4e4u, (uint32_t)(i | 4 << 4 | i << 8 | 4 << 12)),
                                        0x64006400u);
         for (int j = 0; j < 4; j++)

@@ -115,7 +115,7 @@ void file_give(int fd, const char *path)
         return;                             /* with a second hard link, another user's file could be
                                              * given away */
     if (fchown(fd, st.st_uid, st.st_gid) != 0)
-        return;     /* left to root; the owner of the folder gets EACCES when writing to it */
+        return;     /* root keeps the file, and the owner of the folder gets EACCES when writing to it */
 }
 
 int file_open_made(const char *path, int flags)

@@ -52,7 +52,7 @@ int kv_pool_n_windows(const struct kv_pool *p);
 int kv_pool_free_windows(const struct kv_pool *p);      /* free window blocks */
 /* number of blocks in no table, which can be evicted */
 int kv_pool_idle_windows(const struct kv_pool *p);
-/* window block of a block; -1: none */
+/* number of the window block that belongs to a block; -1: it has none */
 int32_t kv_pool_window(const struct kv_pool *p, int32_t block);
 
 struct kv_table {                                       /* the blocks of one sequence */

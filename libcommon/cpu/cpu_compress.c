@@ -98,7 +98,7 @@ int compress_open(struct core *k, int64_t max_len, struct err *e)
     w->keys = aligned_alloc(64, (size_t)w->batch * w->stride + bytes + 64);
     if (!w->q_a || !w->chosen || !w->keys)
         return err_nomem(e, "activations of compressed attention");
-    /* slots after the last are read with weight 0 */
+    /* attention also reads the slots after the last, with weight 0: they must not hold NaN */
     memset(w->keys, 0, (size_t)w->batch * w->stride + bytes);
     w->one = w->keys + (size_t)w->batch * w->stride;
     w->one_bytes = bytes / (size_t)pool_size(k->pool);

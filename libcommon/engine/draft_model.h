@@ -8,7 +8,7 @@
 struct medusa_run;
 
 struct draft_model {
-    const struct model *m;              /* borrowed, or &part; NULL: heads */
+    const struct model *m;              /* borrowed, or &part; NULL: heads of the main model draft */
     struct model part;                  /* the first layers of the main model */
     void *b;
     struct kv_pool *pool;

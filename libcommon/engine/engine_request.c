@@ -260,7 +260,7 @@ struct request *engine_submit(struct engine *g, const struct request_params *p, 
 void request_release(struct engine *g, struct request *r, int enter)
 {
     enter = enter && enters_prefixes(g, r);
-    /* later tokens are released below; the recurrent state is the one after them */
+    /* Only tokens up to the limit become a prefix; the recurrent state is that after all tokens. */
     const int cut = enter && r->kv.n_tokens > prefix_limit(g, r);
     if (cut)
         r->kv.n_tokens = prefix_limit(g, r);

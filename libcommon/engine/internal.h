@@ -85,7 +85,7 @@ struct drafting {
     int most;                           /* most tokens of a draft */
     int same_tokens;                    /* as in draft_params */
     struct draft next; int n_used;
-    /* with a draft model: the drafter's guess, which is not used */
+    /* with a draft model: the drafter's draft, used if it is expected to yield more tokens */
     struct draft other;
     /* With engine_options.draft_distribution: how the first n_proposed tokens of `next` were drawn;
      * and while a row is delivered, the drafted token to verify there, or NULL. */
@@ -186,7 +186,7 @@ struct pace {
     float *draft_ns;
     float stretch;                      /* target ratio of a step with prompts to one without */
     int chunk;                          /* most prompt tokens of this step */
-    int n_decoding, n_prompt, n_drafted;        /* numbers of this step */
+    int n_decoding, n_prompt, n_drafted;        /* in this step: requests, prompt tokens, drafted tokens */
 };
 
 /* A step that was launched during the current one; arrays of [max_seqs]. */

@@ -600,9 +600,9 @@ static int32_t draw_token(struct sampler *s, const float *logits, int32_t best)
     return c[all.n - 1].id;
 }
 
-/* Accept the proposed token, or replace it, with new random numbers of s->drafts.  Those of s->rng
- * are not used: how many of them a token takes depends on its candidates, so when a proposal is
- * made some tokens ahead, it is not known which numbers its position will take. */
+/* Accept the proposed token or replace it.  Random numbers come from s->drafts, not from s->rng: a
+ * token takes a number of them that depends on its candidates, so a proposal that is made several
+ * tokens early could not foresee which numbers of s->rng its position will take. */
 static int32_t verify_token(struct sampler *s, const float *logits, int32_t best, const struct proposed *proposed)
 {
     struct rng coin = { proposed->coin };

@@ -70,8 +70,8 @@ int matcher_enter(struct matcher *m, uint32_t *config);
  * been truncated.  If the repeated call fills the truncated store as well, it fails. */
 int matcher_leave(struct matcher *m, int *cut);
 
-/* In matcher_repeats.c: returns the config after the bytes, and *next becomes the items (all zero
- * before the call); 0: the bytes are not allowed. */
+/* In matcher_repeats.c: returns the config after the bytes, 0 if they are not allowed.  *next, all
+ * zero before the call, receives the items of the open arrays with uniqueItems. */
 uint32_t matcher_follow_bytes(struct matcher *m, uint32_t config, const unsigned char *p, size_t n,
                               struct distinct *next);
 /* Clear the tokens of m->mask that repeat an item. */

@@ -148,8 +148,6 @@ static int follow_distinct(struct matcher *m, struct distinct *d, uint32_t c, in
     return rc ? -1 : 0;
 }
 
-/* Returns the config after the bytes, with the items in *next (all zero before); 0: the bytes are
- * not allowed. */
 uint32_t matcher_follow_bytes(struct matcher *m, uint32_t config, const unsigned char *p, size_t n,
                              struct distinct *next)
 {

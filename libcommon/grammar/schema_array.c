@@ -175,7 +175,7 @@ static uint32_t items_in_turn(struct array *a)
     /* from position `last` on there is a loop or the end */
     int32_t last = (int32_t)a->n_first;
     if (a->items[a->n_first * n_sets] == EXPR_NONE || a->n_counted)
-        /* Otherwise later_items() counts to the minimum. */
+        /* if the condition is false, later_items() counts up to the minimum */
         last = last > a->min ? last : a->min;
     if (a->n_counted && last == 0)
         last = 1;

@@ -67,7 +67,7 @@ INLINE int32_t seed_pair(const int8_t *code)
 #include "libcommon/kernels/acts.inc"
 #include "libcommon/kernels/tokens_ymm.inc"
 
-/* Values with a small range are used as value - smallest value, others unchanged. */
+/* Whether codes are unpacked to value - smallest value, which is small and not negative. */
 static int is_narrow(const struct qtype_info *t)
 {
     return t->bits < 8 && t->codes != CODES_BOOK;
@@ -194,8 +194,8 @@ INLINE __m256i scale_twice(__m256 scale)
                                                                            0x01000100));
 }
 
-/* How the sums of a step are scaled: by 8-bit scales; by f32 scales after 32 k; after more than
- * 32. */
+/* How the sums of a step are scaled.  SCALED_INT: by 8-bit scales, in integers; SCALED_32: by f32
+ * scales, in steps of 32 k; SCALED_MORE: by f32 scales, in longer steps. */
 enum { SCALED_INT, SCALED_32, SCALED_MORE };
 
 /* Run a panel of T tokens through an unpacked block of narrow values, two octets at a time: c
@@ -308,8 +308,8 @@ static const uint8_t *unpack(const struct weights *w, const uint8_t *tile, int k
     return next;
 }
 
-/* dot_narrow() for values whose sums over 32 k exceed 16 bits, eight rows at a time.  two: the sum
- * of two pairs of products fits in 16 bits (m6).  whole: the value of is_whole(w). */
+/* Like dot_narrow(), but for values whose sums over 32 k exceed 16 bits, and eight rows at a time.
+ * two: a sum of two pairs of products fits in 16 bits (m6).  whole: the value of is_whole(w). */
 INLINE void dot_wide(const int T, const int two, const int is_int, const int whole, const struct weights *w,
                      const struct scratch *s, int n_groups, const struct act_panel *panel, float *c,
                      struct code_prefetch *fetch)

@@ -491,7 +491,7 @@ static int iso_week(const struct tm *t, int64_t *year)
 
 struct time_field { int64_t value; int width; char pad; const char *text, *again; };
 
-/* The value of one letter: a number, a text, or another pattern. */
+/* Expand one letter of a format: to a number, a text, or (`again`) a format to expand in turn. */
 static int time_field(char c, const struct tm *t, int64_t now, struct time_field *f)
 {
     int64_t year = t->tm_year + (int64_t)1900, iso_year;

@@ -37,7 +37,7 @@ struct tok_spec {
     struct spec_token *token;   uint32_t n_tokens, token_room;      /* indexed by id */
     struct tokb_merge *merge;   uint32_t n_merges, merge_room;
     struct spec_added *added;   uint32_t n_added, added_room;
-    /* normalizers, pre-tokenizers, decoders; a, b: in text. */
+    /* normalizers, pre-tokenizers and decoders; their a and b are offsets in `text` */
     struct tokb_op *op[3];      uint32_t n_ops[3];
     int32_t *prefix, *suffix, *eos;     uint32_t n_prefix, n_suffix, n_eos;
     int32_t bos, unk, pad;
