@@ -268,14 +268,21 @@ static int parse_lora(const char *prog, const char *arg, struct run_options *r)
     return 0;
 }
 
-/* "exact" or "pages:N". */
+/* "exact", "pages:N" or "sliding:N". */
 static int parse_attention(const char *prog, const char *arg, struct run_options *r)
 {
-    static const char pages[] = "pages:";
+    static const char pages[] = "pages:", sliding[] = "sliding:";
     long long n = 0;
+    r->sliding = r->pages = 0;
+    if (strncmp(arg, sliding, sizeof sliding - 1) == 0) {
+        if (cli_parse_int(prog, "--attention sliding", arg + sizeof sliding - 1, KV_BLOCK, 1 << 24, &n) != 0)
+            return CLI_USAGE;
+        r->sliding = (int)n;
+        return 0;
+    }
     if (strcmp(arg, "exact") != 0) {
         if (strncmp(arg, pages, sizeof pages - 1) != 0)
-            return cli_wrong(prog, "--attention: '%s', expected exact or pages:N", arg);
+            return cli_wrong(prog, "--attention: '%s', expected exact, pages:N or sliding:N", arg);
         if (cli_parse_int(prog, "--attention pages", arg + sizeof pages - 1, 4, ENGINE_MOST_PAGES, &n) != 0)
             return CLI_USAGE;
         if (n % 4)
@@ -350,6 +357,12 @@ int run_options_check(const char *prog, struct run_options *r)
     const char *device = getenv("ZSE_DEVICE");
     if (r->exact && r->kv_given && (r->kv.key != KV_F32 || r->kv.value != KV_F32))
         return cli_wrong(prog, "--exact stores keys and values as f32: it excludes other values of --kv");
+    if (r->sliding && r->window && r->window != r->sliding)
+        return cli_wrong(prog, "--attention sliding and --window exclude each other: it is a window without sinks");
+    if (r->sliding) {
+        r->window = r->sliding;
+        r->sinks_given = 1;
+    }
     if (r->pages && r->window)
         return cli_wrong(prog, "--attention pages and --window exclude each other: a window leaves no pages to choose");
     if (r->sinks_given && !r->window)

@@ -15,7 +15,7 @@
 static const char prog[] = "zse-bench";
 static const char usage[] =
     "usage: zse-bench [OPTIONS] [MODEL]\n"
-    "       zse-bench limits|matmul|ternary|dequant|gpu [OPTIONS]\n"
+    "       zse-bench limits|matmul|ternary|dequant|sparse|gpu [OPTIONS]\n"
     "       zse-bench serve [OPTIONS] URL\n"
     "       zse-bench batch|kv|moe|threads|coldstart|logits|layers|spec [OPTIONS] [MODEL [CASES|TEXTFILE]]\n"
     "       zse-bench perplexity|quality [REFERENCE] MODEL TEXTFILE [OPTIONS]\n"
@@ -32,6 +32,7 @@ static const char usage[] =
     "  matmul                     one matrix of random weights against activations of several numbers of tokens\n"
     "  ternary                    the same of nl4 and the ternary layouts t2 and t3, in turn\n"
     "  dequant                    decoding to f32, of each type of a GGUF file and of ours: elements a second on all threads\n"
+    "  sparse                     memory of the scores of sparse attention: four patterns at several contexts, beside full attention\n"
     "  gpu                        each kernel of a GPU by itself: bytes and operations per second, as shares of the GPU's limits\n"
     "  coldstart                  from exec to the first token in fresh processes, page cache warm and dropped, by phases\n"
     "  serve                      load on an OpenAI server: time to first token and between tokens, tokens a second, failures\n"
@@ -49,7 +50,7 @@ static const char usage[] =
     "\n"
     "      --file FILE            limits: the file whose disk and page cache are read; its own pages are dropped first\n"
     "      --limits FILE          the limits that zse-bench limits --json printed, for all measurements of a run (default: measured by each)\n"
-    "      --contexts LIST        kv: tokens in the cache, like 128,4096,8192 (the default, as far as the model goes)\n"
+    "      --contexts LIST        kv: tokens in the cache, like 128,4096,8192 (the default, as far as the model goes); sparse: tokens (default: 1024,2048 ... 32768)\n"
     "      --shape ROWSxCOLS      matmul, ternary, dequant, gpu: output and input features (default: 8960x1536; gpu: 14336x4096); matmul's\n"
     "                             type is that of -q, else nl4\n"
     "      --tokens LIST          matmul, ternary, gpu: numbers of tokens (default: 1,2,4,8,16,64,512; gpu: 1,8,16,64,512,4096)\n"
@@ -115,13 +116,14 @@ static const struct option options[] = {
 };
 
 /* The commands, their numbers of arguments, and the options that apply to them. */
-enum command { SPEED, LIMITS, BATCH, KV, MOE, THREADS, MATMUL, TERNARY, DEQUANT, GPU, COLDSTART, SERVE, LOGITS, LAYERS,
-               PERPLEXITY, QUALITY, SPEC, N_COMMANDS };
+enum command { SPEED, LIMITS, BATCH, KV, MOE, THREADS, MATMUL, TERNARY, DEQUANT, SPARSE, GPU, COLDSTART, SERVE, LOGITS,
+               LAYERS, PERPLEXITY, QUALITY, SPEC, N_COMMANDS };
 static const struct { const char *name; int least, most; const char *letters; } commands[N_COMMANDS] = {
     [SPEED] = { NULL, 0, 1, "pnbrwal" }, [LIMITS] = { "limits", 0, 0, "f" }, [BATCH] = { "batch", 0, 1, "pbrl" },
         [KV] = { "kv", 0, 2, "rcl" }, [MOE] = { "moe", 0, 1, "pbrl" },
     [THREADS] = { "threads", 0, 1, "pr" }, [MATMUL] = { "matmul", 0, 0, "rstl" },
     [TERNARY] = { "ternary", 0, 0, "rstl" },
+    [SPARSE] = { "sparse", 0, 0, "c" },
     [DEQUANT] = { "dequant", 0, 0, "rs" }, [GPU] = { "gpu", 0, 0, "prstA" },
     [COLDSTART] = { "coldstart", 0, 1, "prPMa" },
     [SERVE] = { "serve", 1, 1, "pnbwST" }, [LOGITS] = { "logits", 1, 1, "ioW" }, [LAYERS] = { "layers", 1, 1, "ioR" },
@@ -324,7 +326,7 @@ static int check_arguments(enum command c, uint64_t given, int n, char **args)
 static int check_device(struct bench_options *o, enum command c, uint64_t given)
 {
     if (o->run.gpu && (c == LIMITS || c == BATCH || c == KV || c == MOE || c == THREADS || c == MATMUL ||
-                       c == TERNARY || c == DEQUANT || c == LAYERS)) {
+                       c == TERNARY || c == DEQUANT || c == SPARSE || c == LAYERS)) {
         if (o->run.device)
             return cli_wrong(prog, "%s measures the CPU: --device does not apply", commands[c].name);
         o->run.gpu = 0;                 /* ignore a GPU found by auto, or named in $ZSE_DEVICE for other programs */
@@ -382,6 +384,7 @@ static int run(struct bench_options *o, uint64_t given, int n, char **args)
     case MATMUL: return bench_matmul(o);
     case TERNARY: return bench_ternary(o);
     case DEQUANT: return bench_dequant(o);
+    case SPARSE: return (rc = bench_sparse_check(o)) ? rc : bench_sparse(o);
     case GPU: return bench_gpu(o);
     case COLDSTART: return bench_coldstart(o, model);
     case SERVE: return (rc = check_serve(o)) ? rc : bench_serve(o, args[0]);

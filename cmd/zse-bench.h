@@ -47,6 +47,8 @@ int bench_threads(const struct bench_options *o, const char *model);
 int bench_matmul(const struct bench_options *o);
 int bench_ternary(const struct bench_options *o);
 int bench_dequant(const struct bench_options *o);
+int bench_sparse_check(const struct bench_options *o);      /* wrong --contexts: says so, and returns CLI_USAGE */
+int bench_sparse(const struct bench_options *o);
 int bench_gpu(const struct bench_options *o);
 int bench_coldstart(const struct bench_options *o, const char *model);      /* bench_cold.c */
 int bench_serve(const struct bench_options *o, const char *url);

@@ -36,7 +36,7 @@ _zse_bench() {
     --mode) COMPREPLY=(); return ;;
     --threads) COMPREPLY=(); return ;;
     --ctx) COMPREPLY=(); return ;;
-    --kv) COMPREPLY=($(compgen -W "f32 bf16 f16 fp8 i8 i4" -- "$cur")); return ;;
+    --kv) COMPREPLY=($(compgen -W "f32 bf16 f16 fp8 i8 i4 ternary" -- "$cur")); return ;;
     --attention) COMPREPLY=($(compgen -W "exact" -- "$cur")); return ;;
     --kernels) COMPREPLY=($(compgen -W "ref avx2 avxvnni avx512 amx neon dotprod i8mm" -- "$cur")); return ;;
     --device) COMPREPLY=(); return ;;
@@ -55,7 +55,7 @@ _zse_bench() {
        COMPREPLY=($(compgen -W "$(zse-info models local --names 2>/dev/null)" -- "$head$cur"))
        COMPREPLY=("${COMPREPLY[@]#"$head"}")
        [ -n "$head" ] || COMPREPLY+=($(compgen -f -- "$cur"))
-       [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "limits matmul ternary dequant gpu serve batch kv moe threads coldstart logits layers spec perplexity quality" -- "$cur"))
+       [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "limits matmul ternary dequant sparse gpu serve batch kv moe threads coldstart logits layers spec perplexity quality" -- "$cur"))
        ;;
   esac
 }

@@ -49,7 +49,7 @@ _zse_chat() {
     --mode) COMPREPLY=(); return ;;
     --threads) COMPREPLY=(); return ;;
     --ctx) COMPREPLY=(); return ;;
-    --kv) COMPREPLY=($(compgen -W "f32 bf16 f16 fp8 i8 i4" -- "$cur")); return ;;
+    --kv) COMPREPLY=($(compgen -W "f32 bf16 f16 fp8 i8 i4 ternary" -- "$cur")); return ;;
     --attention) COMPREPLY=($(compgen -W "exact" -- "$cur")); return ;;
     --kernels) COMPREPLY=($(compgen -W "ref avx2 avxvnni avx512 amx neon dotprod i8mm" -- "$cur")); return ;;
     --device) COMPREPLY=(); return ;;

@@ -233,6 +233,23 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
 }
 
 # bats test_tags=plain
+@test "sparse: the memory of a window of 512, beside full attention" {
+  run --separate-stderr zse-bench sparse --contexts 4096,8192 --json
+  [ "$status" = 0 ]
+  check '[(r["context"], r["pattern"]) for r in j["rows"]] == [(n, p) for n in (4096, 8192) for p in ("sliding", "longformer", "bigbird", "blocks")]' <<<"$output"
+  check '[(int(r["full_attention_mb"]), int(r["sparse_attention_mb"]), round(r["reduction_factor"], 1)) for r in j["rows"] if r["pattern"] == "sliding"] == [(32, 7, 4.3), (128, 15, 8.3)]' <<<"$output"
+  check '[r["reduction_factor"] for r in j["rows"] if r["pattern"] == "blocks"] == [4, 4]' <<<"$output"
+  run -2 zse-bench sparse --contexts 131073
+}
+
+@test "--attention sliding: nothing changes up to its tokens, and something beyond them" {
+  of() { zse-bench perplexity "$MODEL" "$TEXT" --windows 1 "$@" | jq .perplexity; }
+  [ "$(of --window 64 --attention sliding:64)" = "$(of --window 64)" ]
+  [ "$(of --window 100 --attention sliding:64)" != "$(of --window 100)" ]
+  run -2 zse-bench perplexity "$MODEL" "$TEXT" --attention sliding:15
+}
+
+# bats test_tags=plain
 @test "ternary compares both layouts with nl4" {
   run --separate-stderr zse-bench ternary --shape 100x512 --tokens 1,3 -r 1 --limits "$LIMITS" --json
   [ "$status" = 0 ]
