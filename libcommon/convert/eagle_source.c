@@ -59,6 +59,16 @@ static int config_number(const struct eagle_input *in, const char *key, int64_t 
                                                                          : err_prefix(e, "%s/config.json", in->s->path);
 }
 
+/* Whether a layer of this architecture has no other parts than those of list_parts(). */
+static int is_plain(const char *arch)
+{
+    static const char *const plain[] = { "llama", "mistral", "qwen2" };
+    for (size_t i = 0; i < sizeof plain / sizeof *plain; i++)
+        if (strcmp(arch, plain[i]) == 0)
+            return 1;
+    return 0;
+}
+
 static int read_layer_config(struct eagle_input *in, struct err *e)
 {
     struct eagle *g = in->g;
@@ -76,7 +86,7 @@ static int read_layer_config(struct eagle_input *in, struct err *e)
     const struct config *c = &g->config;
     if (c->n_layers != 1)
         return err_set(e, ERR_UNSUPPORTED, "%s/config.json: %d layers, expected 1", in->s->path, c->n_layers);
-    if (config_predictor(c, &g->model.config) != 0 || c->mixer[0] != MIXER_ATTENTION || c->ff[0] == FF_MOE || !c->gated)
+    if (!is_plain(c->arch) || config_predictor(c, &g->model.config) != 0)
         return err_set(e, ERR_UNSUPPORTED, "%s/config.json: a layer of %s, expected one like llama's", in->s->path,
                        c->arch);
     if (c->hidden_size != g->hidden_size || c->vocab_size != g->vocab_size)

@@ -20,6 +20,7 @@ struct folder_options {
     const char *resize; int rows, cols; /* a tensor of another shape */
     int bad_map;                        /* d2t goes beyond the vocabulary (1), backwards (2), t2d disagrees (3) */
     int nan;                            /* an element of fc.weight is not a number */
+    const char *type;                   /* model_type; NULL: llama */
     const char *config;                 /* keys to add to config.json: ", \"key\": value" */
 };
 
@@ -117,10 +118,10 @@ static void make_heads(const struct folder_options *o)
     memcpy(file + 8, header, at);
     memcpy(file + 8 + at, bytes, data);
     put("model.safetensors", file, 8 + at + data);
-    const int used = snprintf(config, sizeof config, "{\"model_type\": \"llama\", \"hidden_size\": %d, \"intermediate_size\": %d, "
+    const int used = snprintf(config, sizeof config, "{\"model_type\": \"%s\", \"hidden_size\": %d, \"intermediate_size\": %d, "
                               "\"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"head_dim\": 32, "
                               "\"num_hidden_layers\": 1, \"vocab_size\": %d, \"rms_norm_eps\": 1e-6, \"rope_theta\": 10000, "
-                              "\"hidden_act\": \"silu\", \"tie_word_embeddings\": false%s%s}", HIDDEN, MLP, VOCAB,
+                              "\"hidden_act\": \"silu\", \"tie_word_embeddings\": false%s%s}", o->type ? o->type : "llama", HIDDEN, MLP, VOCAB,
                               o->version == 3 ? ", \"draft_vocab_size\": 256" : "", o->config ? o->config : "");
     put("config.json", config, (size_t)used);
 }
@@ -233,6 +234,7 @@ static void broken_heads_are_refused(void **state)
         { { .version = 3, .config = ", \"eagle_config\": {\"eagle_aux_hidden_state_layer_ids\": [1, -1, 2]}" }, "before layer -1" },
         { { .version = 3, .config = ", \"norm_before_fc\": true" }, "norm_before_fc is not supported" },
         { { .version = 1, .config = ", \"num_hidden_layers\": 2" }, "num_hidden_layers" },
+        { { .version = 3, .type = "qwen3" }, "a layer of qwen3, expected one like llama's" },
     };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
