@@ -41,10 +41,15 @@ static uint64_t beside_keys(const struct plan_layer *l, enum kv_type type)
 /* Most prompt tokens of a step, as BACKEND_STEP_TOKENS. */
 enum { STEP = 512 };
 
+/* The scales that heads share stand once for the keys and once for the values; latents, in one row,
+ * have none. */
 static uint64_t layer_block_bytes(const struct plan_layer *l, enum kv_type type)
 {
-    return l->kv_rows ? kv_heads_bytes(type, l->kv_width, l->kv_rows) + kv_shared_bytes(type) + beside_keys(l, type)
-                      : 0;
+    if (l->kv_rows == 0)
+        return 0;
+    return beside_keys(l, type) + (l->kv_rows == 1 ? kv_block_bytes(type, l->kv_width)
+                                                   : kv_heads_bytes(type, l->kv_width, l->kv_rows) +
+                                                     kv_shared_bytes(type));
 }
 
 static int64_t blocks_for(int64_t n_tokens) { return (n_tokens + KV_BLOCK - 1) / KV_BLOCK; }
