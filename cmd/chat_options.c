@@ -38,7 +38,7 @@ static const char usage_begin[] =
     "  -s, --system TEXT          system message\n"
     "      --raw                  use the prompt unchanged, without the chat template\n"
     "      --template FILE        use another chat template (Jinja)\n"
-    "      --on-full drop|stop    a conversation that fills the context: drop the oldest turns (default), or refuse the next one\n"
+    "      --on-full drop|stop    a conversation that fills the context: drop the oldest turns, or refuse the next one (default: drop)\n"
     "      --no-think             ask the template for an answer without thinking (enable_thinking = false)\n"
     "      --json-schema FILE     the answer is a JSON document of this schema\n"
     "      --grammar FILE         the answer follows the rules of this grammar (GBNF)\n"
@@ -64,6 +64,7 @@ static const char usage_end[] =
     MEMORY_HELP
     "      --plan                 print the memory it would take and the expected speed, and exit; 1 if it does not fit\n"
     "\n"
+    CLI_DEFAULTS_HELP
     "  -h, --help                 show this help\n"
     "  -V, --version              show the version\n"
     "In a conversation: /help lists the commands, \\ at the end of a line continues it, Ctrl-C stops an answer.\n";
@@ -106,18 +107,19 @@ static const struct option options[] = {
     { "ignore-eos", no_argument, NULL, OPT_IGNORE_EOS }, RUN_LONG_OPTIONS, SPEC_LONG_OPTIONS,
     LORA_LONG_OPTION,
     STREAM_LONG_OPTIONS, MEMORY_LONG_OPTION,
-    { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
+    CLI_DEFAULTS_OPTION, { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
 
 /* --help: the usage texts with a line for each sampling option between them. */
 static const char *usage(void)
 {
-    static char text[sizeof usage_begin + sizeof usage_end + N_SAMPLING_OPTIONS * 128];
+    static char text[sizeof usage_begin + sizeof usage_end + N_SAMPLING_OPTIONS * 192];
     size_t n = (size_t)snprintf(text, sizeof text, "%s", usage_begin);
     for (int i = 0; i < N_SAMPLING_OPTIONS; i++) {
         const struct sampling_option *o = &sampling_options[i];
-        n += (size_t)snprintf(text + n, sizeof text - n, "      --%s %-*s %s\n", o->flag, 19 - (int)strlen(o->flag),
-                              o->is_whole ? "N" : "X", o->help);
+        n += (size_t)snprintf(text + n, sizeof text - n, "      --%s %-*s %s (default: %s%g)\n", o->flag,
+                              19 - (int)strlen(o->flag), o->is_whole ? "N" : "X", o->help,
+                              o->by_model ? "the model's, else " : "", o->value);
     }
     snprintf(text + n, sizeof text - n, "%s", usage_end);
     return text;
@@ -339,6 +341,8 @@ int chat_options_parse(struct chat_options *o, int argc, char **argv)
     while ((c = cli_getopt(argc, argv, "m:p:s:n:q:chV", options)) != -1) {
         if (c == 'h')
             return cli_help(usage());
+        if (c == CLI_PRINT_DEFAULTS)
+            return cli_defaults(usage());
         if (c == 'V')
             return cli_version(prog);
         if ((rc = take(o, c, optarg)) != 0)

@@ -53,6 +53,12 @@ int cli_help(const char *usage)
     return fflush(stdout) || ferror(stdout) ? CLI_FAILED : CLI_OK;
 }
 
+int cli_defaults(const char *usage)
+{
+    help_print_defaults(stdout, usage, strlen(usage));
+    return fflush(stdout) || ferror(stdout) ? CLI_FAILED : CLI_OK;
+}
+
 int cli_version(const char *prog)
 {
     printf("%s %s\n", prog, ZSE_VERSION);

@@ -22,11 +22,18 @@ enum {
     CLI_NO_MEMORY = 137,        /* memory ran out: the status of a process that the kernel ends for that reason */
 };
 
+/* --print-defaults, for cli_getopt(); other long options count from 256 on. */
+enum { CLI_PRINT_DEFAULTS = 255 };
+#define CLI_DEFAULTS_OPTION { "print-defaults", no_argument, NULL, CLI_PRINT_DEFAULTS }
+#define CLI_DEFAULTS_HELP "      --print-defaults       print the options that have a default, and the defaults\n"
+
 /* Call this first in main(): it opens closed standard descriptors so that reading or writing them
  * fails.  Otherwise the next file that is opened, a model or a database, could get the number of
  * such a descriptor, and messages would be written to it. */
 void cli_start(void);
 int cli_help(const char *usage);                            /* prints usage on stdout: 0 */
+/* --print-defaults: print each option of the usage that has a default: 0 */
+int cli_defaults(const char *usage);
 int cli_version(const char *prog);                          /* prints "prog 0.1.0" on stdout: 0 */
 /* prints the synopsis (the beginning of usage) and a hint at --help on stderr: 2 */
 int cli_usage(const char *usage);

@@ -1,4 +1,4 @@
-/* help_text.c - wrap the lines of usage texts. */
+/* help_text.c - wrap the lines of usage texts, and find the defaults in them. */
 #include "cmd/help_text.h"
 
 #include <string.h>
@@ -131,5 +131,52 @@ void help_print(FILE *out, const char *text, size_t n)
     for (struct line l = line_at(text, end); l.at < end; ) {
         const struct block b = block_at(l, end, usual);
         l = print_block(out, &b);
+    }
+}
+
+/* The long option of a line like "  -o, --output FILE  where": its length, with *at at its dashes;
+ * 0: the line has none. */
+static size_t long_option(const struct line *l, const char **at)
+{
+    const size_t skip = l->indent + (l->n > l->indent + 4 && memcmp(l->at + l->indent + 2, ", --", 4) == 0 ? 4 : 0);
+    size_t n = 2;
+    if (l->n < skip + 3 || memcmp(l->at + skip, "--", 2) != 0)
+        return 0;
+    while (skip + n < l->n && !strchr(" [=", l->at[skip + n]))
+        n++;
+    *at = l->at + skip;
+    return n;
+}
+
+/* Copy the lines of a block, joined by spaces, and return the line after it. */
+static struct line join_block(char *out, size_t room, const struct block *b)
+{
+    struct line l = b->first;
+    size_t used = 0;
+    do
+        used += (size_t)snprintf(out + used, room - used, "%s%.*s", used ? " " : "", (int)(l.n - l.indent), l.at + l.indent);
+    while (next_line(b, &l) && used + l.n + 2 < room);
+    return l;
+}
+
+void help_print_defaults(FILE *out, const char *text, size_t n)
+{
+    static const char mark[] = "(default: ";
+    const char *end = text + n, *option;
+    const size_t usual = usual_column(text, end);
+    char joined[1024];
+    for (struct line l = line_at(text, end); l.at < end; ) {
+        const struct block b = block_at(l, end, usual);
+        const size_t name = long_option(&l, &option);
+        l = join_block(joined, sizeof joined, &b);
+        const char *value = name ? strstr(joined, mark) : NULL;
+        int depth = 1;
+        if (!value)
+            continue;
+        value += sizeof mark - 1;
+        size_t size = 0;
+        while (value[size] && (depth += (value[size] == '(') - (value[size] == ')')) > 0)
+            size++;
+        fprintf(out, "%-26.*s %.*s\n", (int)name, option, (int)size, value);
     }
 }

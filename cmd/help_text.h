@@ -10,5 +10,7 @@ enum { HELP_COLUMNS = 80 };
  * synopsis, prose that begins in the first column, or "  head  description"; a line that begins
  * below a description continues it.  Words that are too long for a line stay whole. */
 void help_print(FILE *out, const char *text, size_t n);
+/* Print the long options whose descriptions have "(default: X)", one a line with X. */
+void help_print_defaults(FILE *out, const char *text, size_t n);
 
 #endif

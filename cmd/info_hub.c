@@ -486,7 +486,7 @@ static const char fetch_usage[] =
     "Download the files that a conversion of MODEL, org/name on the hub, needs to the cache of the Python tools, and print their path.\n"
     "\n"
     "  -j, --json                 a JSON object instead of text\n"
-    "      --progress bar|json    progress as a bar on a terminal (default), or as lines of JSON on standard error\n"
+    "      --progress bar|json    progress as a bar on a terminal, or as lines of JSON on standard error (default: bar)\n"
     "  -h, --help                 show this help\n"
     "  -V, --version              show the version\n";
 enum { OPT_PROGRESS = 256 };

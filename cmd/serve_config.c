@@ -56,7 +56,7 @@ static int add_values(struct serve_config *c, const char *path, const char *name
 static int add_option(struct serve_config *c, const char *path, const struct option *options, const char *key,
                       const json_t *v, struct err *e)
 {
-    static const char *const only_typed[] = { "config", "help", "version", "plan" };
+    static const char *const only_typed[] = { "config", "help", "version", "plan", "print-defaults" };
     int known = 1;
     const struct option *o = options;
     while (o->name && strcmp(o->name, key) != 0)

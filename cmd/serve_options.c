@@ -58,7 +58,7 @@ static const char usage[] =
     "      --no-memory-watch      keep running when memory runs short (default: below 3 % and 1 GiB refuse new requests, below 2 % and 256 MiB exit)\n"
     "      --no-prefix-cache      compute every prompt from its beginning\n"
     "      --prefix-cache DIR     also keep keys and values of prompts in this folder, for the time after a restart; DIR:SIZE: at most SIZE (default: 10GB)\n"
-    "      --prefix-scope key|all  reuse what was computed for a key only for that key (default), or for all: then times tell what others asked\n"
+    "      --prefix-scope key|all  reuse what was computed for a key only for that key, or for all: then times tell what others asked (default: key)\n"
     "      --kv-events ENDPOINT   publish which prefixes the first MODEL caches, by ZeroMQ as vLLM does, for routers: tcp://*:5557\n"
     "      --kv-replay ENDPOINT   answer requests for events that were missed: tcp://*:5558\n"
     "      --kv-topic TOPIC       topic of the events (default: kv@HOST:PORT@ID)\n"
@@ -86,6 +86,7 @@ static const char usage[] =
     "      --lora-dir DIR         let administrators load adapters below DIR over HTTP (default: none can be loaded)\n"
     "      --plan                 print the memory each MODEL would take and the expected speed, and exit; 1 if one does not fit\n"
     "\n"
+    CLI_DEFAULTS_HELP
     "  -h, --help                 show this help\n"
     "  -V, --version              show the version\n"
     "Prints the address on standard output when it listens.  SIGTERM: stop when the running requests have ended; SIGHUP: reload the files.\n";
@@ -147,7 +148,7 @@ static const struct option options[] = {
     { "keep-alive", required_argument, NULL, OPT_KEEP_ALIVE },
     { "plan", no_argument, NULL, OPT_PLAN }, { "no-memory-watch", no_argument, NULL, OPT_NO_WATCH },
     RUN_LONG_OPTIONS, SPEC_LONG_OPTIONS, STREAM_LONG_OPTIONS, LORA_LONG_OPTION,
-    { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
+    CLI_DEFAULTS_OPTION, { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
 
 static int whole(const char *name, const char *arg, long long min, long long max, int *out)
@@ -379,6 +380,16 @@ static const char *find_config(int argc, char **argv, int *n_models, int *n_name
     return path;
 }
 
+/* The options, then the fields of a request that draw the tokens of its answer. */
+static int print_defaults(void)
+{
+    const int rc = cli_defaults(usage);
+    for (int i = 0; i < N_SAMPLING_OPTIONS; i++)
+        printf("%-26s %s%g\n", sampling_options[i].name, sampling_options[i].by_model ? "the model's, else " : "",
+               sampling_options[i].value);
+    return rc ? rc : cli_finish(prog);
+}
+
 int serve_options_parse(struct serve_options *o, int argc, char **argv)
 {
     int c, rc, n_models, n_names;
@@ -403,6 +414,8 @@ int serve_options_parse(struct serve_options *o, int argc, char **argv)
     while ((c = cli_getopt(argc, argv, "q:hV", options)) != -1) {
         if (c == 'h')
             return cli_help(usage);
+        if (c == CLI_PRINT_DEFAULTS)
+            return print_defaults();
         if (c == 'V')
             return cli_version(prog);
         if ((rc = take(o, c, optarg)) != 0)

@@ -32,6 +32,7 @@ static const char usage[] =
     "      --home DIR             folder of the keys (default: $ZSE_HOME, else ~/.zse)\n"
     "      --keys URL             keys in PostgreSQL instead: postgresql://USER@HOST/DATABASE\n"
     "  -j, --json                 one JSON object\n"
+    CLI_DEFAULTS_HELP
     "  -h, --help                 show this help\n"
     "  -V, --version              show the version\n";
 
@@ -41,7 +42,7 @@ static const struct option long_options[] = {
         { "expires", required_argument, NULL, OPT_EXPIRES },
     { "scope", required_argument, NULL, OPT_SCOPE }, { "model", required_argument, NULL, OPT_MODEL },
     { "home", required_argument, NULL, OPT_HOME }, { "keys", required_argument, NULL, OPT_KEYS },
-    { "json", no_argument, NULL, 'j' }, { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' },
+    { "json", no_argument, NULL, 'j' }, CLI_DEFAULTS_OPTION, { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' },
     { NULL, 0, NULL, 0 },
 };
 
@@ -378,6 +379,8 @@ int main(int argc, char **argv)
     while ((c = cli_getopt(argc, argv, "jhV", long_options)) != -1) {
         if (c == 'h')
             return cli_help(usage);
+        if (c == CLI_PRINT_DEFAULTS)
+            return cli_defaults(usage);
         if (c == 'V')
             return cli_version(prog);
         if ((code = take(&o, c, optarg)))

@@ -30,14 +30,14 @@ static const char usage[] =
     "  head                       the hashes to store elsewhere\n"
     "  stats                      files, bytes, lines\n"
     "  clear                      empty the log\n"
-    "  -H, --hours N              summary, report, query, export: only the last N hours (summary, report: 24)\n"
-    "  -l, --limit N              recent, query: at most N (20; 100)\n"
+    "  -H, --hours N              summary, report, query, export: only the last N hours (default: summary, report: 24)\n"
+    "  -l, --limit N              recent, query: at most N (default: recent: 20; query: 100)\n"
     "  -k, --key NAME/FILE        query, export, report: the name of an API key; verify: the public key that the log's signatures must be of\n"
     "  -s, --status CODE          query, export, report: 429, or 4 for all of 400 to 499\n"
     "  -p, --path PREFIX          query, export, report: paths with this prefix\n"
     "  -m, --method NAME          query, export, report: GET, POST ...\n"
     "      --min-latency MS       query, export, report: requests that took at least this long\n"
-    "  -f, --format jsonl|csv     export: one JSON object a line (default), or a table\n"
+    "  -f, --format jsonl|csv     export: one JSON object a line, or a table (default: jsonl)\n"
     "  -o, --output FILE          export, report: the file, which appears complete or not at all; '-': standard output\n"
     "      --since HASH|TIME      verify: nothing may be missing after this line (a hash that head printed) or time (2027-01-31, 30d)\n"
     "      --expect HASH          verify: this hash, printed by head earlier, must be part of the log\n"
@@ -45,6 +45,7 @@ static const char usage[] =
     "      --yes                  clear: do not ask\n"
     "      --folder DIR           the log's folder (default: audit in $ZSE_HOME, else in ~/.zse)\n"
     "  -j, --json                 JSON: one object, or one a line\n"
+    CLI_DEFAULTS_HELP
     "  -h, --help                 show this help\n"
     "  -V, --version              show the version\n";
 
@@ -59,7 +60,7 @@ static const struct option long_options[] = {
     { "since", required_argument, NULL, OPT_SINCE }, { "expect", required_argument, NULL, OPT_EXPECT },
     { "all", no_argument, NULL, OPT_ALL }, { "yes", no_argument, NULL, OPT_YES },
     { "folder", required_argument, NULL, OPT_FOLDER }, { "json", no_argument, NULL, 'j' },
-    { "help", no_argument, NULL, 'h' },
+    CLI_DEFAULTS_OPTION, { "help", no_argument, NULL, 'h' },
     { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
 
@@ -562,6 +563,8 @@ int main(int argc, char **argv)
             return cli_wrong(prog, "-h is --help: the last N hours are -H %s", argv[optind]);
         if (c == 'h')
             return cli_help(usage);
+        if (c == CLI_PRINT_DEFAULTS)
+            return cli_defaults(usage);
         if (c == 'V')
             return cli_version(prog);
         if ((code = take(&o, c, optarg)))

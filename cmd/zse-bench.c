@@ -83,6 +83,7 @@ static const char usage[] =
     RUN_HELP
     MEMORY_HELP
     "\n"
+    CLI_DEFAULTS_HELP
     "  -h, --help                 show this help\n"
     "  -V, --version              show the version\n"
     "perplexity scores tokens 1 .. window-1 of each window; quality compares the distributions at positions window/2 .. window-2.\n";
@@ -112,7 +113,7 @@ static const struct option options[] = {
     { "timeout", required_argument, NULL, OPT_TIMEOUT }, { "ref", required_argument, NULL, OPT_REF }, RUN_LONG_OPTIONS,
     MEMORY_LONG_OPTION, SPEC_LONG_OPTIONS, { "estimate", no_argument, NULL, OPT_ESTIMATE },
     { "accept", required_argument, NULL, OPT_ACCEPT },
-    { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
+    CLI_DEFAULTS_OPTION, { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
 
 /* The commands, their numbers of arguments, and the options that apply to them. */
@@ -411,6 +412,8 @@ int main(int argc, char **argv)
     while ((c = cli_getopt(argc, argv, "p:n:b:r:w:o:q:hV", options)) != -1) {
         if (c == 'h')
             return cli_help(usage);
+        if (c == CLI_PRINT_DEFAULTS)
+            return cli_defaults(usage);
         if (c == 'V')
             return cli_version(prog);
         if ((rc = take(&o, c, optarg)) != 0)

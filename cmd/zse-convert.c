@@ -37,14 +37,14 @@ static const char usage[] =
     "  -g, --group-size N         weights that share a scale, int4, int8, t2: 32, 64, 128; int8 also 'row', t2 also 256\n"
     "      --quant NAME=TYPE,...  other types for attention, mlp, experts, embeddings, lm_head, q_proj, k_proj, v_proj, o_proj,\n"
     "                             gate_proj, up_proj, down_proj; of some layers: down_proj@0-3=int8\n"
-    "      --ternary RULE         how other weights become ternary: fit (default), absmean, rms, adaptive, threshold, sign\n"
+    "      --ternary RULE         how other weights become ternary: fit, absmean, rms, adaptive, threshold, sign (default: fit)\n"
     "      --lora DIR             merge this LoRA adapter, a folder written by PEFT, into the weights (may be repeated)\n"
     "      --skip GLOB            keep these tensors as they are stored (may be repeated; GLOB,GLOB)\n"
     "      --no-mtp               leave out the layer that some models have to predict further tokens (zse-chat --spec mtp)\n"
     "      --heads FILE           store the Medusa heads of this safetensors file, as int8, with the model (zse-chat --spec medusa)\n"
     "  -m, --target-memory SIZE   weights of at most this size, as 6GB or 900MiB: alone, the finest type that fits;\n"
     "                             with -q mixed, 2 to 8 bits a tensor where they count most\n"
-    "      --quality LEVEL        fast, good (default), best: the effort of rounding\n"
+    "      --quality LEVEL        fast, good, best: the effort of rounding (default: good)\n"
     "      --calibration FILE     text that good and best run through the model (default: built in)\n"
     "      --calibration-memory SIZE  limit of the memory of good and best, besides one expert; the rest is in unnamed files\n"
     "                             beside OUT (default: 200MB for a mixture of experts, else no limit)\n"
@@ -61,8 +61,9 @@ static const char usage[] =
     "      --tensors              list every tensor\n"
     "      --json                 a JSON object instead of text\n"
     "      --verbose              print the memory in use, every five layers\n"
-    "      --progress bar|json    progress as a bar on a terminal (default), or as lines of JSON on standard error\n"
+    "      --progress bar|json    progress as a bar on a terminal, or as lines of JSON on standard error (default: bar)\n"
     "  -f, --force                replace any OUT, convert even if disk or memory seem too small\n"
+    CLI_DEFAULTS_HELP
     "  -h, --help                 show this help\n"
     "  -V, --version              show the version\n"
     "Embeddings and the head get 8 bits where the type has fewer, 6 with ternary and nl4; with nl4 some matrices of the layers get 5 or 6, within 4 % of the size;\n"
@@ -90,7 +91,7 @@ static const struct option options[] = {
     { "tensors", no_argument, NULL, OPT_TENSORS }, { "json", no_argument, NULL, OPT_JSON },
     { "verbose", no_argument, NULL, OPT_VERBOSE }, { "force", no_argument, NULL, 'f' },
     { "progress", required_argument, NULL, OPT_PROGRESS }, { "as", required_argument, NULL, OPT_AS },
-    { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
+    CLI_DEFAULTS_OPTION, { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
 
 struct arguments {
@@ -524,6 +525,8 @@ int main(int argc, char **argv)
     while ((c = cli_getopt(argc, argv, "o:q:g:m:nfhV", options)) != -1) {
         if (c == 'h')
             return cli_help(usage);
+        if (c == CLI_PRINT_DEFAULTS)
+            return cli_defaults(usage);
         if (c == 'V')
             return cli_version(prog);
         if (c == '?')

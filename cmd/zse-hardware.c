@@ -47,6 +47,7 @@ static const char usage[] =
     "      --max-total-tokens N   budget: no more tokens than this\n"
     "      --quiet                budget: no summary on standard error\n"
     "\n"
+    CLI_DEFAULTS_HELP
     "  -h, --help                 show this help\n"
     "  -V, --version              show the version\n";
 
@@ -71,7 +72,7 @@ static const struct option options[] = {
     { "headroom-mb", required_argument, NULL, OPT_HEADROOM },
     { "mem-fraction", required_argument, NULL, OPT_FRACTION },
     { "max-total-tokens", required_argument, NULL, OPT_MAX_TOKENS }, { "quiet", no_argument, NULL, OPT_QUIET },
-    { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
+    CLI_DEFAULTS_OPTION, { "help", no_argument, NULL, 'h' }, { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
 
 /* The commands that accept an option; "" is no command.  An option that is not listed here is
@@ -184,6 +185,8 @@ int main(int argc, char **argv)
     while ((c = cli_getopt(argc, argv, "hV", options)) != -1) {
         if (c == 'h')
             return cli_help(usage);
+        if (c == CLI_PRINT_DEFAULTS)
+            return cli_defaults(usage);
         if (c == 'V')
             return cli_version(prog);
         if ((rc = take(&o, c, optarg)) != 0)

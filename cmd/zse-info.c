@@ -31,6 +31,7 @@ static const char usage[] =
     "      --dump-tensor NAME        one tensor as float32, as its source had it (with -o)\n"
     "  -o, --output FILE             where --dump-tensor writes; '-': standard output\n"
     "      --extract-tokenizer DIR   write the original files of the tokenizer\n"
+    "      --print-defaults          print the options that have a default, and the defaults\n"
     "  -h, --help                    show this help\n"
     "  -V, --version                 show the version\n";
 
@@ -44,7 +45,7 @@ static const struct option long_options[] = {
     { "layout", no_argument, NULL, OPT_LAYOUT }, { "verify", no_argument, NULL, OPT_VERIFY },
     { "dump-tensor", required_argument, NULL, OPT_DUMP },
     { "output", required_argument, NULL, 'o' }, { "extract-tokenizer", required_argument, NULL, OPT_EXTRACT },
-    { "help", no_argument, NULL, 'h' },
+    CLI_DEFAULTS_OPTION, { "help", no_argument, NULL, 'h' },
     { "version", no_argument, NULL, 'V' }, { NULL, 0, NULL, 0 },
 };
 
@@ -89,6 +90,7 @@ static int parse_options(struct info_options *o, int argc, char **argv, int *cod
                 return cli_wrong("zse-info", "--format: '%s' is neither text nor json", optarg), -1;
             break;
         case 'h': *code = cli_help(usage); return -1;
+        case CLI_PRINT_DEFAULTS: *code = cli_defaults(usage); return -1;
         case 'V': *code = cli_version("zse-info"); return -1;
         default: cli_usage(usage); return -1;
         }

@@ -11,7 +11,7 @@ _zse_apikey() {
     --keys) COMPREPLY=(); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--rate-limit --token-limit --expires --scope --model --home --keys --json --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--rate-limit --token-limit --expires --scope --model --home --keys --json --print-defaults --help --version" -- "$cur")) ;;
     *) COMPREPLY=()
        [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "create list status rotate reset enable disable delete" -- "$cur"))
        ;;

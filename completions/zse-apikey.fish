@@ -7,6 +7,7 @@ complete -c zse-apikey -l model -x -d 'create only models of this name; may be r
 complete -c zse-apikey -l home -r -d 'folder of the keys (default ZSE_HOME, else ~/.zse)'
 complete -c zse-apikey -l keys -x -d 'keys in PostgreSQL instead postgresql//USER@HOST/DATABASE'
 complete -c zse-apikey -l json -s j -d 'one JSON object'
+complete -c zse-apikey -l print-defaults -d 'print the options that have a default, and the defaults'
 complete -c zse-apikey -l help -s h -d 'show this help'
 complete -c zse-apikey -l version -s V -d 'show the version'
 complete -c zse-apikey -f

@@ -16,7 +16,7 @@ _zse_audit() {
     --folder) COMPREPLY=($(compgen -f -- "$cur")); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--hours --limit --key --status --path --method --min-latency --format --output --since --expect --all --yes --folder --json --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--hours --limit --key --status --path --method --min-latency --format --output --since --expect --all --yes --folder --json --print-defaults --help --version" -- "$cur")) ;;
     *) COMPREPLY=()
        [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "summary recent query export report verify head stats clear" -- "$cur"))
        ;;

@@ -51,6 +51,7 @@ complete -c zse-bench -l force -d 'open a model even if there is too little memo
 complete -c zse-bench -l verify -x -a 'auto first never' -d 'compare a changed files checksums during the first answers, before them (zse-benchs default), or never'
 complete -c zse-bench -l verbose -d 'print the memory in use while the model opens, compared with the plan'
 complete -c zse-bench -l max-memory -x -d 'keep at most SIZE of the weights in memory, like 4GB; of a GPUs memory take at most SIZE (default all)'
+complete -c zse-bench -l print-defaults -d 'print the options that have a default, and the defaults'
 complete -c zse-bench -l help -s h -d 'show this help'
 complete -c zse-bench -l version -s V -d 'show the version'
 complete -c zse-bench -a '(zse-info models local --names 2>/dev/null)'

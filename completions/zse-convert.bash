@@ -23,7 +23,7 @@ _zse_convert() {
     --progress) COMPREPLY=($(compgen -W "bar json" -- "$cur")); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--as --output --quantize --group-size --quant --ternary --lora --skip --no-mtp --heads --target-memory --quality --calibration --calibration-memory --synthetic --threads --kernels --checkpoint --no-resume --dry-run --plan --mode --tensors --json --verbose --progress --force --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--as --output --quantize --group-size --quant --ternary --lora --skip --no-mtp --heads --target-memory --quality --calibration --calibration-memory --synthetic --threads --kernels --checkpoint --no-resume --dry-run --plan --mode --tensors --json --verbose --progress --force --print-defaults --help --version" -- "$cur")) ;;
     *) COMPREPLY=($(compgen -f -- "$cur"))
        [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "pull" -- "$cur"))
        ;;

@@ -20,7 +20,7 @@ _zse_hardware() {
     --max-total-tokens) COMPREPLY=(); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--json --measure --file --threads --root --vram --model --mode --context --no-speed --all --pp --quant --kv --experts --divisor --vram-mb --headroom-mb --mem-fraction --max-total-tokens --quiet --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--json --measure --file --threads --root --vram --model --mode --context --no-speed --all --pp --quant --kv --experts --divisor --vram-mb --headroom-mb --mem-fraction --max-total-tokens --quiet --print-defaults --help --version" -- "$cur")) ;;
     *) local head=
        [ "$cur" != : ] || { head=$prev: cur=; }
        [ "$prev" != : ] || head=${COMP_WORDS[COMP_CWORD-2]}:

@@ -20,6 +20,7 @@ complete -c zse-hardware -l headroom-mb -x -d 'budget MiB to be left free (defau
 complete -c zse-hardware -l mem-fraction -x -d 'budget fraction of each GPU to use (default 1)'
 complete -c zse-hardware -l max-total-tokens -x -d 'budget no more tokens than this'
 complete -c zse-hardware -l quiet -d 'budget no summary on standard error'
+complete -c zse-hardware -l print-defaults -d 'print the options that have a default, and the defaults'
 complete -c zse-hardware -l help -s h -d 'show this help'
 complete -c zse-hardware -l version -s V -d 'show the version'
 complete -c zse-hardware -a '(zse-info models local --names 2>/dev/null)'

@@ -112,6 +112,20 @@ END
 }
 
 # bats test_tags=plain
+@test "--print-defaults prints the default of each option that --help gives one" {
+  local p n
+  for p in $(programs); do
+    "$p" --print-defaults >"$BATS_TEST_TMPDIR/defaults"
+    n=$("$p" --help | awk -f scripts/unwrap-help.awk | grep -cE '^ +(-[A-Za-z], )?--.*\(default: ' || true)
+    [ "$(grep -c '^--' "$BATS_TEST_TMPDIR/defaults")" -eq "$n" ] || { echo "$p: not $n"; return 1; }
+    if grep -vE '^(--)?[a-z][a-z0-9_-]* +[^ ]' "$BATS_TEST_TMPDIR/defaults"; then echo "$p"; return 1; fi
+  done
+  [[ $(zse-serve --print-defaults) == *"--max-seqs"*" 32"*"temperature"*"the model's, else 0.8"* ]]
+  [[ $(zse-chat --print-defaults) == *"--temp"*" the model's, else 0.8"* ]]
+  [[ $(zse-convert --print-defaults) == *"--quantize"*" nl4"*"--quality"*" good"* ]]
+}
+
+# bats test_tags=plain
 # A page as a wide terminal shows it, with typographic quotes.
 rendered() {
   local text
