@@ -359,13 +359,17 @@ static int read_tag(const struct tool_format *f, struct json_cursor *c, struct t
 }
 
 /* Read the value of an element and its closing tag, after the opening tag with t->key. */
-static int read_value(const struct tool_parser *p, const json_t *schema, struct json_cursor *c, struct tag *t)
+static int read_value(const struct tool_parser *p, const json_t *schema, struct json_cursor *c, struct tag *t,
+                      struct open_part *open)
 {
     const struct tool_format *f = p->f;
     const char *type = json_string_value(json_object_get(schema, "type"));
     const int nested = type && !strcmp(type, "string") ? BAD : (int)element_at(f, c->p, c->end);
     if (nested != BAD) {
+        const char *from = c->p;
         const int rc = nested == MORE ? MORE : (int)elements_read(f, &c->p, c->end, schema, &t->whole);
+        if (rc == MORE)
+            elements_open(open, p->text + p->at, from, c->end);
         return rc == DONE ? (int)element_end(f, &c->p, c->end, t->key, t->n_key) : rc;
     }
     const char *hit = memmem(c->p, (size_t)(c->end - c->p), f->value_close, strlen(f->value_close));
@@ -380,13 +384,13 @@ static int read_value(const struct tool_parser *p, const json_t *schema, struct 
 }
 
 /* Read the next argument as an element.  MORE with a value: its text is incomplete. */
-static int read_element(struct tool_parser *p, const struct parsed_call *call, struct json_cursor *c, struct tag *t)
+static int read_element(struct tool_parser *p, struct parsed_call *call, struct json_cursor *c, struct tag *t)
 {
     memset(t, 0, sizeof *t);
     int rc = (int)element_begin(p->f, &c->p, c->end, &t->key, &t->n_key);
     char *name = rc == DONE ? call_copy(p, t->key, t->n_key) : NULL;
     if (rc == DONE)
-        rc = name ? read_value(p, property(tool_of(p, call->name), name), c, t) : BAD;
+        rc = name ? read_value(p, property(tool_of(p, call->name), name), c, t, &call->open) : BAD;
     free(name);
     if (!t->value)
         t->key = rc == DONE ? t->key : NULL;

@@ -146,3 +146,25 @@ enum tool_read elements_read(const struct tool_format *f, const char **at, const
 {
     return (enum tool_read)elements(f, at, end, schema, 0, value);
 }
+
+void elements_open(struct open_part *o, const char *base, const char *text, const char *end)
+{
+    enum { LEAST = 1024 };
+    *o = (struct open_part){ .kind = OPEN_ELEMENTS, .at = (size_t)(text - base), .silent = 1, .depth = 1,
+                             .again = 2 * (size_t)(end - base) + LEAST };
+}
+
+enum tool_read elements_on(struct open_part *o, const struct tool_format *f, const char *base, const char *end)
+{
+    const size_t mark = strlen(f->key_open);
+    const char *at = base + o->at, *hit;
+    while ((hit = memmem(at, (size_t)(end - at), f->key_open, mark)) && hit + mark < end) {
+        o->depth += hit[mark] == '/' ? -1 : 1;
+        at = hit + mark;
+        if (o->depth == 0)
+            return TOOL_READ_DONE;
+    }
+    /* a part of a mark may be at the end */
+    o->at = (size_t)((hit ? hit : (size_t)(end - at) < mark ? at : end - mark + 1) - base);
+    return (size_t)(end - base) >= o->again ? TOOL_READ_DONE : TOOL_READ_MORE;
+}

@@ -28,6 +28,14 @@ enum tool_read element_at(const struct tool_format *f, const char *at, const cha
 enum tool_read elements_read(const struct tool_format *f, const char **at, const char *end, const json_t *schema,
                              json_t **value);
 
+/* Set *o to the elements that begin at text, in an argument that is not complete. */
+void elements_open(struct open_part *o, const char *base, const char *text, const char *end);
+/* Read on in *o, which elements_open() set, in the text from base + o->at to end.  Tags are counted;
+ * text that contains tags is counted wrongly, and therefore the call is also read again each time
+ * that it has become twice as long.  Returns MORE, with o->at moved on, or DONE: read the call again
+ * from its beginning. */
+enum tool_read elements_on(struct open_part *o, const struct tool_format *f, const char *base, const char *end);
+
 /* Read the closing tag of the element `key`, from *at on: DONE with *at after it, MORE or BAD. */
 enum tool_read element_end(const struct tool_format *f, const char **at, const char *end, const char *key, size_t n);
 

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "libcommon/grammar/tool_elements.h"
 #include "libcommon/grammar/tool_format.h"
 
 static void hand_on(struct tool_parser *p, enum tool_event_kind kind, const char *text, size_t n, const char *id)
@@ -295,6 +296,8 @@ static int part_on(struct tool_parser *p)
         o->at += n;
     } else if (o->kind == OPEN_NESTED) {
         return open_nested_on(o, p->f, base, k.end) == TOOL_READ_MORE;
+    } else if (o->kind == OPEN_ELEMENTS) {
+        return elements_on(o, p->f, base, k.end) == TOOL_READ_MORE;
     } else {
         if (open_string_on(o, p->f, base, k.end, &json) == TOOL_READ_DONE)
             return 0;

@@ -14,14 +14,17 @@ enum tool_read { TOOL_READ_MORE = 0, TOOL_READ_DONE = 1, TOOL_READ_BAD = -1 };
  *
  * OPEN_JSON: a JSON object or array.  OPEN_MARKED: a string that ends at the format's value_close.
  * OPEN_QUOTED: a string that ends at a quotation mark.  OPEN_NESTED: a list or an object in the
- * syntax of tool_values_read(), of which nothing is reported before it ends. */
-enum open_kind { OPEN_NONE, OPEN_JSON, OPEN_MARKED, OPEN_QUOTED, OPEN_NESTED };
+ * syntax of tool_values_read(), of which nothing is reported before it ends.  OPEN_ELEMENTS: the
+ * same of elements, see elements_on(). */
+enum open_kind { OPEN_NONE, OPEN_JSON, OPEN_MARKED, OPEN_QUOTED, OPEN_NESTED, OPEN_ELEMENTS };
 struct open_part {
     enum open_kind kind;
     size_t at;                          /* offset of the text that was not read yet */
     int silent;                         /* it is not reported before it ends */
-    /* OPEN_JSON and OPEN_NESTED: at that offset; in_string is 2 after a mark that may end it. */
+    /* OPEN_JSON, OPEN_NESTED and OPEN_ELEMENTS: at that offset; in_string is 2 after a mark that may
+     * end it. */
     int depth, in_string;
+    size_t again;                       /* OPEN_ELEMENTS: read the call again when it has this many bytes */
     /* The quotation mark that ends the string; OPEN_NESTED: 0 if it is value_close. */
     char quote;
 };

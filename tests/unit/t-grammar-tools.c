@@ -897,6 +897,26 @@ static void long_arguments_are_read_once(void **state)
     free(text);
 }
 
+/* The same of lists in elements, also if a text looks like the start of an element. */
+static void long_lists_of_elements_are_read_a_few_times(void **state)
+{
+    static const char *const values[] = { "", M3("<item>") "a" M3("<item>") M3("</item>") };
+    enum { TIMES = 4000 };
+    char *text = malloc(TIMES * 80 + 400);
+    (void)state;
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
+        char *end = stpcpy(stpcpy(text, M3("<tool_call>") "\n" M3("<invoke name=\"get_weather\">") M3("<days>")), values[i]);
+        for (int k = 0; k < TIMES; k++)
+            end = stpcpy(end, k % 2 ? M3("<item>") "12" M3("</item>") : M3("<item>") M3_TEXT("item", "1") M3("</item>"));
+        end = stpcpy(end, M3("</days>") M3("</invoke>") "\n" M3("</tool_call>"));
+        const size_t n = (size_t)(end - text), whole = bytes_of_arguments("minimax-m3", text, n, n, 0);
+        assert_true(whole > TIMES * 3);
+        for (int stream = 0; stream < 2; stream++)
+            assert_int_equal(bytes_of_arguments("minimax-m3", text, n, 7, stream), whole);
+    }
+    free(text);
+}
+
 /* If a function is not strict, its keywords that cannot be enforced are ignored one by one. */
 static void keywords_that_are_not_enforced_are_listed(void **state)
 {
@@ -935,6 +955,7 @@ int main(void)
         cmocka_unit_test(reasoning_may_come_before_the_answer),
         cmocka_unit_test(text_satisfies_the_content_schema),
         cmocka_unit_test(arguments_are_streamed_as_written), cmocka_unit_test(long_arguments_are_read_once),
+        cmocka_unit_test(long_lists_of_elements_are_read_a_few_times),
         cmocka_unit_test(calls_are_read_in_pieces_of_any_size),
         cmocka_unit_test(a_malformed_call_keeps_its_arguments), cmocka_unit_test(malformed_values_are_text),
         cmocka_unit_test(a_cut_answer_keeps_its_calls),
