@@ -439,10 +439,11 @@ static uint32_t quoted_value(struct tool_builder *k, const struct members *m, co
 static uint32_t quoted_list(struct tool_builder *k, const struct members *m, const char *key, json_t *schema,
                              int depth)
 {
-    json_t *items = json_object_get(schema, "items");
-    const json_int_t lo = json_integer_value(json_object_get(schema, "minItems")),
-                     hi = json_integer_value(json_object_get(schema, "maxItems"));
+    json_t *items = json_object_get(schema, "items"), *most = json_object_get(schema, "maxItems");
+    const json_int_t lo = json_integer_value(json_object_get(schema, "minItems")), hi = json_integer_value(most);
     char place[256];
+    if (most && hi == 0 && lo == 0)
+        return literal(k, "[]");
     snprintf(place, sizeof place, "%s/items", key);
     const uint32_t one = quoted_value(k, m, place, items, depth + 1);
     if (k->failed || (lo < 0 || lo > 1000 || hi < 0 || hi > 1000))

@@ -814,6 +814,29 @@ static void text_satisfies_the_content_schema(void **state)
     json_decref(schema);
 }
 
+/* A list that may have no items is empty in the forms that write lists themselves, too. */
+static void a_list_of_no_items_is_empty(void **state)
+{
+    static const char *const calls[][3] = {
+        { "gemma4", "<|tool_call>call:f{a:[]}<tool_call|>", "<|tool_call>call:f{a:[1]}<tool_call|>" },
+        { "minimax-m3", M3("<tool_call>") "\n" M3_CALL("f", M3_TEXT("a", "")) M3("</tool_call>"),
+          M3("<tool_call>") "\n" M3_CALL("f", M3_TEXT("a", M3_TEXT("item", "1"))) M3("</tool_call>") },
+    };
+    json_t *list = json_loads("[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\","
+                              "\"required\":[\"a\"],\"properties\":{\"a\":{\"type\":\"array\",\"maxItems\":0,"
+                              "\"items\":{\"type\":\"integer\"}}}}}}]", 0, NULL);
+    (void)state;
+    assert_non_null(list);
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        const struct tool_grammar_options o = { .tools = list, .choice = TOOL_REQUIRED };
+        struct grammar *g = compile_tools(calls[i][0], &o);
+        assert_true(takes(g, calls[i][1]));
+        assert_false(takes(g, calls[i][2]));
+        grammar_close(g);
+    }
+    json_decref(list);
+}
+
 static void count_arguments(void *user, const struct tool_event *ev) { *(int *)user += ev->kind == TOOL_ARGUMENTS; }
 
 /* Arguments are reported byte for byte as they were written. */
@@ -954,7 +977,7 @@ int main(void)
         cmocka_unit_test(prompts_may_begin_reasoning),
         cmocka_unit_test(reasoning_may_come_before_the_answer),
         cmocka_unit_test(text_satisfies_the_content_schema),
-        cmocka_unit_test(arguments_are_streamed_as_written), cmocka_unit_test(long_arguments_are_read_once),
+        cmocka_unit_test(arguments_are_streamed_as_written), cmocka_unit_test(a_list_of_no_items_is_empty), cmocka_unit_test(long_arguments_are_read_once),
         cmocka_unit_test(long_lists_of_elements_are_read_a_few_times),
         cmocka_unit_test(calls_are_read_in_pieces_of_any_size),
         cmocka_unit_test(a_malformed_call_keeps_its_arguments), cmocka_unit_test(malformed_values_are_text),
