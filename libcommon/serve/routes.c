@@ -34,7 +34,7 @@ const struct route routes[] = {
       JSON },
     { "POST", "/apply-template", ROUTE_PLAIN, ACCESS_KEY, handle_template, BODY_TEMPLATE,
       "Render a conversation as the prompt that the model sees", JSON },
-    { "GET", "/health", ROUTE_PLAIN, ACCESS_PUBLIC, handle_health, 0, "200 when a model is ready or none was requested, 503 while loading or stopping, when an engine stalls, or when the model cannot be loaded again", JSON },
+    { "GET", "/health", ROUTE_PLAIN, ACCESS_PUBLIC, handle_health, 0, "200 when a model is ready or none was requested, 503 while loading or stopping, when an engine stalls, when memory is short, or when the model cannot be loaded again", JSON },
     { "GET", "/livez", ROUTE_PLAIN, ACCESS_PUBLIC, handle_live, 0, "200, also while loading or stopping; 503 when an engine stalls",
       JSON },
     { "GET", "/metrics", ROUTE_PLAIN, ACCESS_READ, handle_metrics, 0, "Metrics for Prometheus", "text/plain" },

@@ -48,6 +48,8 @@ cached() { jq '.usage.prompt_tokens_details.cached_tokens' "$T/body"; }
   until_status 503
   grep -qi '^retry-after:' "$T/head"
   jq -e '.error.code == "memory_pressure"' "$T/body"
+  curl -s "$URL/health" | jq -e '.status == "memory_pressure"'
+  curl -s "$URL/livez" | jq -e '.status == "alive"'
   left 350000                       # 3.5 %: not yet
   [ "$(ask)" = 503 ]
   left 5000000
@@ -55,6 +57,7 @@ cached() { jq '.usage.prompt_tokens_details.cached_tokens' "$T/body"; }
   [ "$(cached)" = 0 ]
   until_status 200
   [ "$(cached)" -gt 0 ]
+  curl -s "$URL/health" | jq -e '.status == "healthy"'
   grep -q 'memory is short: 0.26 GB of 10.24 GB' "$T/err"
   grep -q 'memory is back' "$T/err"
 }

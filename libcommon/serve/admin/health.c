@@ -43,6 +43,8 @@ void handle_health(struct server *s, struct conn *c, const char *rest)
     const struct loaded_model *stalled = s->draining ? NULL : stall_find(s);
     if (stalled) {
         reply_stalled(s, c, stalled);
+    } else if (!s->draining && s->watch.state != WATCH_FINE) {
+        reply_unhealthy(s, c, "memory_pressure", "memory is short: no new requests until there is more", 1);
     } else if (s->draining || left || (ready == 0 && loading > 0 && !s->o.store)) {
         reply_unhealthy(s, c, s->draining ? "stopping" : wait_s ? "failed" : "loading", NULL, wait_s ? wait_s : 1);
     } else {
