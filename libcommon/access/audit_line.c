@@ -58,13 +58,6 @@ void audit_copy(char *out, size_t size, const char *text)
     out[n] = '\0';
 }
 
-/* Is it a character that a terminal, or a program that splits text into lines, may interpret:
- * control characters, line separators, changes of direction? */
-static int is_steering(uint32_t u)
-{
-    return u < 0x20 || (u >= 0x7f && u < 0xa0) || (u >= 0x2028 && u <= 0x202e) || (u >= 0x2066 && u <= 0x2069);
-}
-
 /* Write the character at text [size] to out, escaped as in the log; returns the number of bytes
  * written. */
 static size_t write_character(const char *text, size_t size, int *read, char out[8])
@@ -72,7 +65,7 @@ static size_t write_character(const char *text, size_t size, int *read, char out
     const uint32_t u = utf8_next(text, size, read);
     if (u == '"' || u == '\\')
         return (size_t)sprintf(out, "\\%c", (int)u);
-    if (is_steering(u))
+    if (utf8_is_steering(u))
         return (size_t)sprintf(out, "\\u%04x", (unsigned)u & 0xffff);
     return (size_t)utf8_encode(u, out);
 }

@@ -48,6 +48,10 @@ size_t utf8_prev(const char *s, size_t at);
  * U+001F). */
 int utf8_is_space(uint32_t c);
 
+/* 1 if a terminal, or a program that splits text into lines, may interpret c: control characters,
+ * line separators, changes of direction. */
+int utf8_is_steering(uint32_t c);
+
 #ifdef __cplusplus
 }
 #endif

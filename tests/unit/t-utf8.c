@@ -61,6 +61,8 @@ static void positions_count_characters(void **state)
     assert_int_equal(utf8_prev("\xFF\x80", 2), 1);
     assert_int_equal(utf8_count("\xFF\x80" "a", 3), 3);
     assert_true(utf8_is_space(0x3000) && utf8_is_space(' ') && utf8_is_space(0x1C));
+    assert_true(utf8_is_steering(0) && utf8_is_steering(0x9f) && utf8_is_steering(0x202e) && utf8_is_steering(0x2066));
+    assert_false(utf8_is_steering(' ') || utf8_is_steering(0xa0) || utf8_is_steering(0x202f) || utf8_is_steering('a'));
     assert_false(utf8_is_space(0x200B) || utf8_is_space('a') || utf8_is_space(0));
 }
 
