@@ -11,6 +11,7 @@
 
 #include "cmd/cli.h"
 #include "libcommon/base/file.h"
+#include "libcommon/base/utf8.h"
 
 /* Latencies are counted in buckets whose limits grow by 2^(1/8), 9 %, from LEAST_MS on. */
 enum { BINS = 48, BUCKETS = 256, BUCKETS_PER_DOUBLING = 8, MOST_GROUPS = 200 };
@@ -124,14 +125,18 @@ static const char style[] =
 
 static void put_text(FILE *out, const char *text)
 {
-    for (; *text; text++)
-        switch (*text) {
+    size_t left = strlen(text);
+    for (int n; left > 0; text += n, left -= (size_t)n) {
+        const uint32_t c = utf8_next(text, left, &n);
+        switch (c) {
         case '<': fputs("&lt;", out); break;
         case '>': fputs("&gt;", out); break;
         case '&': fputs("&amp;", out); break;
         case '"': fputs("&quot;", out); break;
-        default: fputc((unsigned char)*text < ' ' ? '?' : *text, out);
+        case 0xFFFD: fputc('?', out); break;
+        default: utf8_is_steering(c) ? (void)fputc('?', out) : (void)fwrite(text, 1, (size_t)n, out);
         }
+    }
 }
 
 static const char *bin_time(const struct report *p, int i, char out[20])

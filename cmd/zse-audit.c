@@ -1,11 +1,13 @@
 /* zse-audit.c - read the audit log of zse-serve: compute sums, select and export lines, and verify
  * that nothing was changed and nothing is missing. */
+#include <dirent.h>
 #include <getopt.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -296,6 +298,21 @@ static int put_line(void *user, const struct audit_record *r)
     return put(k, r->line, r->size) || put(k, "\n", 1);
 }
 
+/* Check that the output is no file of the log: it would replace what is read. */
+static int check_output(const char *folder, const char *output, struct err *e)
+{
+    struct stat out, st;
+    const struct dirent *d;
+    int same = 0;
+    DIR *dir = stat(output, &out) == 0 ? opendir(folder) : NULL;
+    while (dir && !same && (d = readdir(dir)))
+        same = fstatat(dirfd(dir), d->d_name, &st, 0) == 0 && S_ISREG(st.st_mode) && st.st_dev == out.st_dev &&
+               st.st_ino == out.st_ino;
+    if (dir)
+        closedir(dir);
+    return same ? err_set(e, ERR_IO, "%s: is a file of the log, which this output must not replace", output) : 0;
+}
+
 static int export(const struct command_line *o, const char *folder, struct err *e)
 {
     struct sink *k = calloc(1, sizeof *k);
@@ -538,6 +555,8 @@ static int run(const struct command_line *o, enum command command, const char *f
     const int there = audit_exists(folder, e);
     if (there <= 0)
         return there ? -1 : err_set(e, ERR_IO, "%s/" AUDIT_FILE ": there is no audit log", folder);
+    if ((command == EXPORT || command == REPORT) && check_output(folder, o->output, e) != 0)
+        return -1;
     switch (command) {
     case SUMMARY: return summary(o, folder, e);
     case RECENT:  return newest(o, folder, 20, e);

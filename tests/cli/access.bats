@@ -159,6 +159,14 @@ assert 25 <= half <= 25 * 1.1 and 800 <= most <= 800 * 1.1, (half, most)
 CHECK
   [ "$(zse-audit report -s 4 -o - | grep -c '<td>200</td>')" = 0 ]
   zse-audit report -H 30 -o - | grep -q '<td>/old</td>'
+  run ! zse-audit report -o "$ZSE_HOME/audit/requests.jsonl"
+  [[ $output == *'is a file of the log'* ]]
+  ln -s "$ZSE_HOME/audit/requests.jsonl" "$T/link"
+  run ! zse-audit export -o "$T/link"
+  [ "$(wc -l <"$ZSE_HOME/audit/requests.jsonl")" = 52 ]
+  # a change of direction and a control character, which other programs may have written to the log
+  entry 60 $'/a\u202eb\u0085c' 200 1 app >>"$ZSE_HOME/audit/requests.jsonl"
+  zse-audit report -o - | grep -q '<td>/a?b?c</td>'
   run -2 zse-audit report
   [[ $output == *'report needs -o FILE'* ]]
 }
