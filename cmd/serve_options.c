@@ -303,6 +303,15 @@ static int is_lora(const struct serve_options *o, const char *name)
 /* Check that no adapter has a name that stands for a model. */
 static int check_lora_names(const struct serve_options *o)
 {
+    for (int i = 0; i < o->run.n_loras; i++) {
+        char *name = strndup(o->run.loras[i].name, (size_t)o->run.loras[i].name_len);
+        const char *fault = name ? adapter_name_fault(name) : NULL;
+        if (fault)
+            cli_wrong(prog, "--lora %s=...: the name %s", name, fault);
+        free(name);
+        if (fault)
+            return CLI_USAGE;
+    }
     if (is_lora(o, "default"))
         return cli_wrong(prog, "--lora default=...: this name means the first model");
     for (int i = 0; i < o->n_models; i++) {

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "libcommon/base/plural.h"
+#include "libcommon/base/utf8.h"
 #include "libcommon/model/lora.h"
 #include "libcommon/serve/exchange.h"
 #include "libcommon/serve/internal.h"
@@ -304,4 +305,18 @@ int adapters_load(struct loaded_model *lm, struct conn *c, const char *name, con
     x->kind = EXCHANGE_LOAD;
     conn_set_exchange(c, x);
     return 0;
+}
+
+const char *adapter_name_fault(const char *name)
+{
+    static const char tag[] = ":latest";
+    const size_t n = strlen(name);
+    int size;
+    if (utf8_valid(name, n) != n)
+        return "is not UTF-8";
+    for (size_t i = 0; i < n; i += (size_t)size)
+        if (utf8_is_steering(utf8_next(name + i, n - i, &size)))
+            return "has control characters or changes of direction";
+    return n >= sizeof tag - 1 && strcmp(name + n - (sizeof tag - 1), tag) == 0
+        ? "ends in :latest, which Ollama's API takes as no part of a name" : NULL;
 }

@@ -223,6 +223,9 @@ int server_is_loading(const struct server *s);          /* if so, server_close w
 char *server_model_id(const char *path);
 /* Load a model in the background.  name NULL: the id is made from the path. */
 int server_load(struct server *s, const char *path, const char *name, struct err *e);
+/* Why a client could not use this name of an adapter, or would mistake it, as "ends in ...".
+ * NULL: it can use it. */
+const char *adapter_name_fault(const char *name);
 /* Block SIGTERM, SIGINT and SIGHUP; to be called before any other thread is started. */
 void server_block_signals(void);
 /* Run until SIGTERM or SIGINT, and return 0 after draining.  -1 with *e: a model of server_load()

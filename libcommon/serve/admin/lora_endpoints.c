@@ -6,7 +6,7 @@
 #include "libcommon/serve/model_paths.h"
 #include "libcommon/serve/named.h"
 
-/* Check the name of an adapter: a word without spaces and control characters. */
+/* Check the name of an adapter: a word without spaces. */
 static int check_name(const char *name, struct problem *pr)
 {
     const size_t n = name ? strlen(name) : 0;
@@ -15,6 +15,8 @@ static int check_name(const char *name, struct problem *pr)
         i++;
     if (!name)
         return problem_set(pr, 400, "lora_name", "missing", "lora_name: missing");
+    if (adapter_name_fault(name))
+        return problem_set(pr, 400, "lora_name", "invalid_value", "lora_name: %s", adapter_name_fault(name));
     return n > 0 && i == n && n < STORE_NAME_BYTES ? 0
         : problem_set(pr, 400, "lora_name", "invalid_value",
                       "lora_name: expected 1 to %d bytes without spaces and control characters", STORE_NAME_BYTES - 1);
