@@ -277,7 +277,7 @@ static int check_names(const struct rules *r)
     for (int i = 0; i < r->peft->n_tensors; i++) {
         const char *name = r->peft->tensors[i].name;
         if (strlen(name) > PEFT_NAME)
-            return err_set(r->e, ERR_LIMIT, "%s/%s: tensor '%.60s...': a name of %zu bytes, expected at most %d",
+            return err_set(r->e, ERR_FORMAT, "%s/%s: tensor '%.60s...': a name of %zu bytes, expected at most %d",
                            r->peft->path, tensors_name, name, strlen(name), PEFT_NAME);
         if (strpbrk(name, "{}"))
             return tensor_fails(r, &r->peft->tensors[i], "a name with braces is no module of a model");
@@ -496,7 +496,7 @@ static int open_files(struct peft *p, const struct map_guard *guard, struct err 
         map_guarded(&p->map, p->path, tensors_name, guard, e))
         return -1;
     if (p->config_map.size > MAX_ADAPTER_CONFIG)
-        return err_set(e, ERR_LIMIT, "%s: %zu bytes, expected at most %d", p->config_map.path, p->config_map.size,
+        return err_set(e, ERR_FORMAT, "%s: %zu bytes, expected at most %d", p->config_map.path, p->config_map.size,
                        MAX_ADAPTER_CONFIG);
     if (!(p->config = js_parse_python(p->config_map.path, p->config_map.data, p->config_map.size, e)))
         return -1;

@@ -105,6 +105,8 @@ text() { answer "$1" | jq -er '.choices[0].text'; }
   [[ $stderr == *'another model has this name, too'* ]]
   run -2 --separate-stderr zse-serve "$T/tiny.zse" --port 0 --lora "default=$T/first"
   [[ $stderr == *'this name means the first model'* ]]
+  run -2 --separate-stderr zse-serve "$T/tiny.zse" --port 0 --lora "x:latest=$T/first"
+  [[ $stderr == *'the name ends in :latest'* ]]
   run -2 --separate-stderr zse-serve "$T/tiny.zse" --port 0 --lora "x=$T/first" --embedding-model x
   [[ $stderr == *'--embedding-model x: is a LoRA adapter'* ]]
   admin "$URL/api/models/load" -d "{\"model_path\":\"$T/tiny.zse\",\"model_name\":\"one\"}" |
@@ -249,6 +251,14 @@ lora() { admin "$URL/v1/$1_lora_adapter" -d "{$2}"; }
   lora load '"lora_path":"first"' | jq -e '.error.param == "lora_name"'
   lora load '"lora_name":"x"' | jq -e '.error.param == "lora_path"'
   lora load '"lora_name":"a b","lora_path":"first"' | jq -e '.error.code == "invalid_value"'
+  for path in '\u202eb' 'a\u0085' 'one:latest'; do
+    lora load "\"lora_name\":\"$path\",\"lora_path\":\"first\"" | jq -e '.error.code == "invalid_value"'
+  done
+  mkdir -p "$T/large"
+  cp "$T/first/adapter_model.safetensors" "$T/large"
+  { cat "$T/first/adapter_config.json"; head -c 2000000 /dev/zero | tr '\0' ' '; } >"$T/large/adapter_config.json"
+  [ "$(admin -o "$T/body" -w '%{http_code}' "$URL/v1/load_lora_adapter" -d '{"lora_name":"x","lora_path":"large"}')" = 400 ]
+  grep -q 'adapter_config.json: 2[0-9]* bytes, expected at most 1048576' "$T/body"
   lora load '"lora_name":"tiny","lora_path":"first"' | jq -e '.error.code == "adapter_exists"'
   lora load '"lora_name":"default","lora_path":"first"' | jq -e '.error.code == "adapter_exists"'
   for path in /etc ../.. tiny.zse none; do
