@@ -187,6 +187,16 @@ static int memory_left(const struct server *s, uint64_t *bytes, struct problem *
         ? problem_set(pr, 503, "lora_path", "out_of_memory", "the models take all memory of --max-memory") : 0;
 }
 
+/* Count the memory that the engine has taken to compute with a new adapter. */
+static void count_engine(struct loaded_model *lm)
+{
+    struct engine_stats es;
+    struct engine_limits ignored;
+    worker_stats(lm->worker, &es, &ignored);
+    lm->memory_bytes += es.private_bytes - lm->engine_bytes;
+    lm->engine_bytes = es.private_bytes;
+}
+
 /* Handle the worker's event for a load; ev NULL: the event was lost. */
 static void on_event(struct worker_job *job, const struct events *b, const struct event *ev)
 {
@@ -207,6 +217,7 @@ static void on_event(struct worker_job *job, const struct events *b, const struc
     a->state = ADAPTER_READY;
     a->load = NULL;
     lm->preparing--;
+    count_engine(lm);
     server_log(lm->s, "%s: LoRA adapter %s, rank %d", lm->id, a->name, a->rank);
     if (l->replaces && adapters_ready(lm, l->replaces))
         adapters_unload(lm, l->replaces);
@@ -251,18 +262,20 @@ void adapter_put(struct adapter_load *l)
     l->bound = NULL;
 }
 
-/* An unused number; 0 without memory or when all are in use, with *pr. */
-static int unused_number(struct loaded_model *lm, struct problem *pr)
+/* An unused number; 0 without memory or when all are in use, with *pr.  The last number is for an
+ * adapter that replaces another one (replaces 1), which has its number until then. */
+static int unused_number(struct loaded_model *lm, int replaces, struct problem *pr)
 {
+    const int most = replaces ? MOST_LORAS : MOST_LORAS - 1;
     int i = 1;
     while (i <= lm->n_adapters && at(lm, i)->state != ADAPTER_UNUSED)
         i++;
-    if (i <= lm->n_adapters)
-        return i;
-    if (i > MOST_LORAS) {
-        problem_set(pr, 400, "lora_name", "too_many", "more than %d adapters", MOST_LORAS);
+    if (i > most) {
+        problem_set(pr, 400, "lora_name", "too_many", "more than %d adapters", MOST_LORAS - 1);
         return 0;
     }
+    if (i <= lm->n_adapters)
+        return i;
     struct adapter *list = realloc(lm->adapters, (size_t)i * sizeof *list);
     if (!list) {
         problem_nomem(pr);
@@ -285,7 +298,7 @@ int adapters_load(struct loaded_model *lm, struct conn *c, const char *name, con
                            "load_inplace replaces it", name);
     if (memory_left(lm->s, &most, pr) != 0)
         return -1;
-    const int number = unused_number(lm, pr);
+    const int number = unused_number(lm, old != 0, pr);
     struct exchange *x = number ? calloc(1, sizeof *x) : NULL;
     struct adapter_load *l = x ? calloc(1, sizeof *l) : NULL;
     struct adapter *a = number ? at(lm, number) : NULL;

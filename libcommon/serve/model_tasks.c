@@ -77,6 +77,7 @@ static void open_model(struct loaded_model *lm)
     engine_stats(lm->m.engine, &es);
     engine_limits(lm->m.engine, &lm->limits);
     lm->most_running = lm->limits.max_running;
+    lm->engine_bytes = es.private_bytes;
     lm->memory_bytes = lm->m.file_bytes + es.private_bytes;       /* private bytes include keys and values */
     for (int i = 0; i < lm->m.model->n_loras; i++)
         lm->memory_bytes += lm->m.model->loras[i].bytes;

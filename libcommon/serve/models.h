@@ -63,6 +63,7 @@ struct loaded_model {
     struct grammars *grammars;          /* owned; NULL: it has no tokenizer */
     struct sampling sampling;           /* defaults of its requests */
     uint64_t memory_bytes, vram_bytes;  /* weights and private memory; the part in a GPU's memory */
+    uint64_t engine_bytes;              /* the part of memory_bytes that the engine took, as last counted */
     char device[32];                    /* "cpu", "cuda:0" */
     char about[DEVICE_LINE];            /* device and memory, for the log */
     struct engine_limits limits;        /* the configured limits, in use while batching is on */
