@@ -30,10 +30,10 @@ enum tool_read elements_read(const struct tool_format *f, const char **at, const
 
 /* Set *o to the elements that begin at text, in an argument that is not complete. */
 void elements_open(struct open_part *o, const char *base, const char *text, const char *end);
-/* Read on in *o, which elements_open() set, in the text from base + o->at to end.  Tags are counted;
- * text that contains tags is counted wrongly, and therefore the call is also read again each time
- * that it has become twice as long.  Returns MORE, with o->at moved on, or DONE: read the call again
- * from its beginning. */
+/* Read on in *o, which elements_open() set, in the text from base + o->at to end.  Tags are
+ * counted; text that contains tags is counted wrongly, and therefore the call is also read again
+ * each time that it has become twice as long.  Returns MORE, with o->at moved on, or DONE: read the
+ * call again from its beginning. */
 enum tool_read elements_on(struct open_part *o, const struct tool_format *f, const char *base, const char *end);
 
 /* Read the closing tag of the element `key`, from *at on: DONE with *at after it, MORE or BAD. */

@@ -21,8 +21,8 @@ struct open_part {
     enum open_kind kind;
     size_t at;                          /* offset of the text that was not read yet */
     int silent;                         /* it is not reported before it ends */
-    /* OPEN_JSON, OPEN_NESTED and OPEN_ELEMENTS: at that offset; in_string is 2 after a mark that may
-     * end it. */
+    /* OPEN_JSON, OPEN_NESTED and OPEN_ELEMENTS: at that offset; in_string is 2 after a mark that
+     * may end it. */
     int depth, in_string;
     size_t again;                       /* OPEN_ELEMENTS: read the call again when it has this many bytes */
     /* The quotation mark that ends the string; OPEN_NESTED: 0 if it is value_close. */
