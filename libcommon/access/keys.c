@@ -227,7 +227,7 @@ static int change(struct keys *k, const char *sql, const struct key_value *v, in
 
 int keys_rotate(struct keys *k, const char *name, char key[KEY_TEXT + 1], struct err *e)
 {
-    uint8_t hash[SHA256_SIZE];
+    uint8_t hash[SHA256_SIZE] = { 0 };
     const struct key_value v[] = { hash_value(hash), text(name) };
     return make_key(key, hash, e) || change(k, "UPDATE keys SET hash = $1 WHERE name = $2", v, 2, e) ? -1 : 0;
 }
