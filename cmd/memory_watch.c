@@ -39,11 +39,15 @@ static void *run(void *arg)
 
 void memory_watch_start(const char *prog)
 {
+    enum { STACK = 256 << 10 };         /* bytes; the default of 8 MB counts against limits of private memory */
     static struct watch w;              /* the thread uses it until the process ends */
     pthread_t t;
+    pthread_attr_t attributes;
     w = (struct watch){ .prog = prog, .has_terminal = tcgetattr(STDIN_FILENO, &w.terminal) == 0 };
-    if (thread_start(&t, run, &w) == 0)
-        pthread_detach(t);
-    else
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, STACK);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    if (thread_start_with(&t, &attributes, run, &w) != 0)
         cli_note(prog, "no thread to watch the memory");
+    pthread_attr_destroy(&attributes);
 }
