@@ -53,7 +53,7 @@ setup_file() {
   run --separate-stderr "$chat" "$MODEL" -p hi --device emulated --max-memory 1MB
   [ "$status" = 1 ]
   [ -z "$output" ]
-  [[ "$stderr" == *"keys and values"*"--max-memory"* ]]
+  [[ "$stderr" == *"keys, values and states"*"--max-memory"* ]]
   run -1 "$chat" "$MODEL" --plan --device emulated --max-memory 1MB
   run -2 --separate-stderr zse-chat "$MODEL" -p hi --device cpu --gpu-layers 2
   run -2 --separate-stderr zse-chat "$MODEL" -p hi --gpu-layers x
@@ -206,7 +206,7 @@ setup_file() {
   [ "${blocks[1]}" -lt "${blocks[2]}" ]
   [ "${blocks[2]}" = $((32 * 2048 / 16)) ]
   ZSE_TEST_DEVICE_MEMORY=40000000 run -1 --separate-stderr "$B/emulated/zse-serve" "$MODEL" --device emulated --port 0 --ctx 2048
-  [[ "$stderr" == *"needs "*"keys and values "*" but 40.0 MB are free"* ]]
+  [[ "$stderr" == *"needs "*"keys, values and states "*" but 40.0 MB are free"* ]]
   run -0 --separate-stderr "$B/emulated/zse-chat" "$MODEL" -p hi --max-tokens 1 --device emulated --gpu-layers 3 --ctx 64 --cuda-graphs \
     off --verbose
   [[ "$stderr" == *"on emulated emulated, 3 of 4 layers; attention where its layer is: 3 there, 1 on the processor; keys and values: 1 block of 16 tokens, "*" MB; graphs off: --cuda-graphs off"* ]]
