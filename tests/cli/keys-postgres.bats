@@ -14,7 +14,7 @@ setup_file() {
   PG=$(printf '%s\n' /usr/lib/postgresql/*/bin | tail -n 1)
   export PG DB T=$BATS_FILE_TMPDIR
   if ! [ -x "$PG/initdb" ] || ! ldconfig -p | grep -q 'libpq\.so\.5'; then return; fi
-  DB=$(mktemp -d)
+  DB=$(mktemp -d -p /tmp)           # a parent of $TMPDIR may be closed to other users
   [ "$(id -u)" != 0 ] || chown nobody "$DB"
   as_user "$PG/initdb" -D "$DB/data" -U zse --auth=trust --no-sync --locale=C -E UTF8 >"$T/initdb" 2>&1 || { cat "$T/initdb"; return 1; }
   database start
