@@ -32,8 +32,8 @@ struct recipe {
     int scaled;             /* its columns were scaled after calibration */
     int fixed;              /* --skip or --quant chose the type, so mixed does not change it */
     uint64_t source_bytes;  /* the part of the source tensor that it uses */
-    /* the finished bytes (good and best), of spill_alloc(), owned; NULL: encoded when it is
-     * written */
+    /* with the qualities good and best: the encoded bytes, from spill_alloc(), owned; NULL: they
+     * are encoded when they are written */
     uint8_t *data;
     struct convert_tensor *report;
 };

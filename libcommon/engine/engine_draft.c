@@ -249,9 +249,9 @@ void draft_observe(struct engine *g, struct request *r, int32_t id)
     d->next.n = d->other.n = 0;
 }
 
-/* Count a drafted token of r that turned out right, whose keys and values are computed.  The
- * recurrent state, if the model has one, is that after the whole draft, so then tokens count only
- * if all of the draft is right. */
+/* Count a drafted token of r that was accepted and whose keys and values are computed.  A recurrent
+ * state is that after the whole draft, so in a model with one, tokens count only if the whole draft
+ * is accepted. */
 static void take_drafted(struct engine *g, struct request *r)
 {
     r->draft.accepted++;

@@ -172,7 +172,7 @@ static uint32_t items_in_turn(struct array *a)
 {
     struct exprs *x = &a->s->g->x;
     const uint32_t n_sets = 1u << a->n_counted;
-    /* from position `last` on there is a loop or the end */
+    /* from position `last` on, the expression is a loop over equal places, or the array ends */
     int32_t last = (int32_t)a->n_first;
     if (a->items[a->n_first * n_sets] == EXPR_NONE || a->n_counted)
         /* if the condition is false, later_items() counts up to the minimum */

@@ -9,7 +9,7 @@
 
 /* The decoders of the tokenizer, if they treat each token alone. */
 struct decoding {
-    int by_chars, byte_tokens;      /* GPT-2's stand-ins; <0x..> */
+    int by_chars, byte_tokens;      /* bytes are written as GPT-2's characters; as tokens <0x..> */
     const char *space; size_t space_size;
 };
 

@@ -22,7 +22,7 @@ enum {
     READ_LEAST = 256 * MB,
     READ_MOST = 1024 * MB,
     READ_PASSES = 2,            /* for each way to read: number of streams, with prefetches or without */
-    N_STREAMS = 3,              /* 1, 2 and 4 of them */
+    N_STREAMS = 3,              /* numbers of streams that are tried: 1, 2 and 4 */
     AHEAD = 1024,               /* bytes from a load to the prefetch beside it */
     COMPUTE_NS = 4000000,       /* time of one pass of arithmetic */
     COMPUTE_PASSES = 9,

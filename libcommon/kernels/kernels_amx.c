@@ -221,7 +221,7 @@ struct amx_job {
     int32_t *sums;
     const uint8_t *act;
     int n_k, panels, T, n_tokens;
-    const struct rows *to;      /* NULL: more k follow */
+    const struct rows *to;      /* NULL: the sums are not complete, as more k follow */
 };
 
 /* Prefetch the rows of the results of panel p, the last of which may hold fewer tokens. */
