@@ -338,7 +338,7 @@ peak() { echo $(($(grep -oP '^VmPeak:\s*\K\d+' "/proc/$PID/status") / 1024)); }
   [ "$(loaded)" = 2 ]
   printf 'MemTotal: 10000000 kB\nMemAvailable: 250000 kB\n' >"$root/now"
   mv "$root/now" "$root/proc/meminfo"
-  all_unloaded() { [ "$(loaded)" = 0 ]; }
+  all_unloaded() { [ "$(curl -s "$URL/api/ps" | jq ".models | length")" = 0 ]; }       # /health is 503
   await all_unloaded
   stop "$PID"
 }
