@@ -368,14 +368,11 @@ static int run(struct apikey_options *o, enum command command, const char *home,
     return command == LIST || command == STATUS ? look(o, command, home, e) : change(o, command, home, e);
 }
 
-int main(int argc, char **argv)
+static int parse_and_run(struct apikey_options *o, int argc, char **argv)
 {
-    struct apikey_options o = { 0 };
     struct err e;
     char *home;
     int c, i = 0, code;
-    cli_start();
-    cli_hide_memory();
     while ((c = cli_getopt(argc, argv, "jhV", long_options)) != -1) {
         if (c == 'h')
             return cli_help(usage);
@@ -383,27 +380,36 @@ int main(int argc, char **argv)
             return cli_defaults(usage);
         if (c == 'V')
             return cli_version(prog);
-        if ((code = take(&o, c, optarg)))
+        if ((code = take(o, c, optarg)))
             return code;
     }
     if (optind >= argc)
         return cli_usage(usage);
-    o.command = argv[optind++];
-    while (i < N_COMMANDS && strcmp(commands[i].name, o.command) != 0)
+    o->command = argv[optind++];
+    while (i < N_COMMANDS && strcmp(commands[i].name, o->command) != 0)
         i++;
     if (i == N_COMMANDS)
-        return cli_no_command(prog, o.command, &commands[0].name, sizeof *commands, N_COMMANDS);
+        return cli_no_command(prog, o->command, &commands[0].name, sizeof *commands, N_COMMANDS);
     if (argc - optind < commands[i].least || argc - optind > commands[i].most)
-        return cli_wrong(prog, "%s: %d name%s, expected %d%s", o.command, argc - optind, plural(argc - optind),
+        return cli_wrong(prog, "%s: %d name%s, expected %d%s", o->command, argc - optind, plural(argc - optind),
                          commands[i].most, commands[i].least < commands[i].most ? " or none" : "");
-    if (o.for_create && commands[i].command != CREATE)
-        return cli_wrong(prog, "%s: limits, scopes, models and an expiry date can only be set by create", o.command);
-    o.name = argv[optind];
-    if (o.keys && o.home)
+    if (o->for_create && commands[i].command != CREATE)
+        return cli_wrong(prog, "%s: limits, scopes, models and an expiry date can only be set by create", o->command);
+    o->name = argv[optind];
+    if (o->keys && o->home)
         return cli_wrong(prog, "--keys and --home exclude each other");
-    home = o.keys ? NULL : home_folder(o.home, &e);
-    code = (o.keys || home) && run(&o, commands[i].command, home, &e) == 0 ? cli_finish(prog) : cli_fail(prog, &e);
-    free(o.keys);
+    home = o->keys ? NULL : home_folder(o->home, &e);
+    code = (o->keys || home) && run(o, commands[i].command, home, &e) == 0 ? cli_finish(prog) : cli_fail(prog, &e);
     free(home);
+    return code;
+}
+
+int main(int argc, char **argv)
+{
+    struct apikey_options o = { 0 };
+    cli_start();
+    cli_hide_memory();
+    const int code = parse_and_run(&o, argc, argv);
+    free(o.keys);
     return code;
 }
