@@ -23,7 +23,7 @@ void postgres_stop(struct postgres *p);                 /* from now on waits fai
 int postgres_is_connected(const struct postgres *p);
 int postgres_connect(struct postgres *p, struct err *e);
 
-/* A parameter; size 0: text that ends in a zero byte, otherwise so many bytes (bytea). */
+/* A parameter: text that ends in a zero byte if size is 0, else `size` bytes (bytea). */
 struct postgres_value { const char *data; int size; };
 struct postgres_result;
 /* Run one statement.  NULL with *e; if the connection is lost, it is closed.  Caller clears. */
