@@ -126,7 +126,7 @@ check_output() {
   for p in zse-convert zse-info zse-chat zse-serve zse-bench zse-audit zse-apikey; do
     while read -r name default; do
       page=$(mandoc -Tascii -Owidth=1000 "$ROOT/man/$p.1" | col -bx | sed -n "/^ *\(-[A-Za-z], \)\{0,1\}$name\( .*\)\{0,1\}$/,/^\$/p")
-      [[ $page == *default*"$default"* ]] || { echo "$p $name: --help says $default, the man page: $page"; return 1; }
+      grep -qE "default(:|,| is| it is| every)? $default|$default,? [(]?(the )?default" <<<"$page" || { echo "$p $name: --help says $default, the man page: $page"; return 1; }
     done < <("$p" --help | awk -f "$ROOT/scripts/unwrap-help.awk" | sed -nE 's/^ +(-[A-Za-z], )?(--[a-z-]+).*\(default: ([a-z0-9]+)\).*/\2 \3/p')
   done
 }
