@@ -194,8 +194,8 @@ static int check_batch(const struct cpu *b, const struct batch *batch, struct er
     return 0;
 }
 
-/* Returns the offset of the keys and values that this layer reads in a block of the tail, or else
- * in its kind of KV block. */
+/* Returns the offset of the keys and values that this layer reads: in a block of the tail if
+ * in_tail, otherwise in a window block or a KV block, whichever the layer uses. */
 static size_t kv_offset(const struct cpu *b, int layer, int in_tail)
 {
     const struct config *c = &b->m->config;
@@ -207,8 +207,8 @@ static size_t kv_offset(const struct cpu *b, int layer, int in_tail)
     return at;
 }
 
-/* Returns the offset of the bounds of pages that this layer reads; they are at the end of a KV
- * block. */
+/* Returns the offset of the page bounds (cpu_pages.c) that this layer reads.  The bounds of all
+ * layers are at the end of a KV block. */
 static size_t pages_offset(const struct cpu *b, int layer)
 {
     const struct config *c = &b->m->config;
@@ -218,7 +218,8 @@ static size_t pages_offset(const struct cpu *b, int layer)
     return at;
 }
 
-/* Add the state before this layer to the auxiliary states of the items. */
+/* Add the hidden states that enter this layer to the auxiliary states (batch_item.aux) of the
+ * items. */
 static void add_aux(struct cpu *b, const struct batch *batch, int layer)
 {
     const struct eagle *g = b->o.eagle;

@@ -1,5 +1,6 @@
-/* cpu.h - the CPU backend beyond struct backend: hooks on the inputs of linear layers
- * (calibration), the first layers if a device runs the others, and single layers. */
+/* cpu.h - functions of the CPU backend that struct backend lacks: hooks on the inputs of linear
+ * layers (calibration), running the first layers if a device runs the others, and running single
+ * layers. */
 #ifndef ZSE_CPU_CPU_H
 #define ZSE_CPU_CPU_H
 
@@ -69,16 +70,16 @@ struct cpu_layers *cpu_layers_open(const struct config *c, int n_windows, int wi
 void cpu_layers_close(struct cpu_layers *l);
 /* Bytes allocated so far; buffers of quantized inputs are allocated by the first run. */
 size_t cpu_layers_memory(const struct cpu_layers *l);
-/* Number of bytes that a window keeps between its layers besides x: embeddings of the layers,
- * residual streams, keys and values that later layers read; 0 for most models.  A model that keeps
- * any such bytes runs one window at a time: open it with n_windows 1. */
+/* Returns the bytes of a window, besides x, that must be kept from one layer to the next: per-layer
+ * embeddings, residual streams, keys and values that later layers read.  0 for most models.  A
+ * model that keeps any such bytes runs one window at a time: open it with n_windows 1. */
 size_t cpu_layers_kept(const struct cpu_layers *l);
 /* Keep the bytes of cpu_layers_kept() at `kept` (64-byte aligned, the caller's) from now on; NULL:
  * in memory that l owns.  cpu_layers_embed() fills them. */
 void cpu_layers_keep(struct cpu_layers *l, void *kept);
 /* Set the token of each row of x in later calls: of all windows, or of the n rows of a call that
- * takes n.  Borrowed; NULL: token 0 for every row.  Layers need them that choose experts by token,
- * or embed runs of tokens. */
+ * takes n.  Borrowed; NULL: token 0 for every row.  Layers that choose experts by token or have
+ * n-gram embeddings need them. */
 void cpu_layers_tokens(struct cpu_layers *l, const int32_t *ids);
 /* The part of the bytes of cpu_layers_kept() that holds the residual streams; *bytes 0: there are
  * none.  If a hook ends a run early, the streams are only partly updated. */
@@ -105,8 +106,8 @@ void cpu_layers_add(struct cpu_layers *l, const struct layer *w, float *y, float
 /* For experts beside an MLP, after a hook on ROLE_EXPERT_GATE has ended the run of the layer.
  * cpu_layers_router() computes the router's input, out [n][hidden_size], from x.
  * cpu_layers_finish() runs the rest of the layer for one window; it overwrites `experts`, the sum
- * of the experts' outputs.  With hyper-connections it adds x, to which the experts' outputs were
- * added after a hook has ended the run, to the residual streams. */
+ * of the experts' outputs.  With hyper-connections it only adds x to the residual streams: the
+ * caller has added the experts' outputs to x before. */
 void cpu_layers_router(struct cpu_layers *l, const struct layer *w, const float *x, float *out, int n);
 void cpu_layers_finish(struct cpu_layers *l, int index, const struct layer *w, float *experts, float *x);
 void cpu_choice_release(struct cpu_choice *c);

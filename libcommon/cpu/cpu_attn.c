@@ -48,12 +48,12 @@ int attn_groups(const struct config *c)
     return c->n_heads / n;
 }
 
-/* ---- windows of any model, with sinks (arXiv:2309.17453) ---- */
+/* ---- a window in every layer, with sinks (arXiv:2309.17453) ---- */
 
-/* Returns 1 if the layer sees only the newest k->window tokens and the sinks.  Positions are
- * counted in a cache of just these tokens: if the sequence is longer than this cache, a query that
- * sees the sinks has the last position of the cache.  Stored keys keep their rotation, because only
- * differences of positions matter. */
+/* Returns 1 if the layer sees only the newest k->window tokens and the sinks.  Positions are then
+ * those in a cache that has just these tokens: once the sequence is longer than this cache, a query
+ * that sees the sinks is at the last position of the cache.  Stored keys keep their rotation,
+ * because only differences of positions matter. */
 static int streams(const struct core *k, int index) { return config_streams(k->c, index, k->window); }
 
 static int window_of(const struct core *k, int index) { return streams(k, index) ? k->window : k->c->window[index]; }
@@ -68,8 +68,8 @@ static void angles(const struct core *k, const struct rope *r, int pos, int is_l
 {
     const float *freq = is_long ? r->inv_freq_long : r->inv_freq, scale = is_long ? r->scale_long : r->scale;
     for (int d = 0; d < r->dim / 2; d++) {
-        /* within the model's context computed in f32, as in transformers, because that rounding is
-         * part of the model; beyond it in double */
+        /* Angles within the model's context are computed in f32, as in transformers, because that
+         * rounding is part of the model; angles beyond it are computed in double. */
         const double angle = k->window && pos >= k->c->max_len ? (double)pos * (double)freq[d]
                                                                : (double)((float)pos * freq[d]);
         cosine[d] = (float)cos(angle) * scale;
@@ -173,8 +173,9 @@ static size_t tail_offset(const struct attn_job *j, int head)
     return j->s->tail_at + (size_t)head * 2 * tail_bytes(j);
 }
 
-/* Bytes from the keys (values) of a head to the scales that the heads of its block share: they
- * follow the last head, those of keys first. */
+/* Returns the distance in bytes from a head's keys (or values) to the scales that all heads of the
+ * block share.  These scales follow the last head: first those of the keys, then those of the
+ * values. */
 static size_t key_scales(const struct attn_job *j, int head)
 {
     return (size_t)(j->groups - head) * (j->k_bytes + j->v_bytes);
@@ -190,7 +191,7 @@ static struct page_place page_of(const struct attn_job *j, int head, uint8_t *bl
                                 .offset = j->s->pages_at, .at = block ? block + j->s->pages_at : NULL };
 }
 
-/* Compute the bounds of a KV block of an item, which is complete. */
+/* Compute the page bounds of a complete KV block of an item. */
 static void bound_page(const struct attn_job *j, const struct batch_item *it, int head, int block)
 {
     const struct core *k = j->k;
@@ -204,7 +205,7 @@ static void bound_page(const struct attn_job *j, const struct batch_item *it, in
     pages_bound(&place, keys, scales, j->tail ? KV_F16 : j->types.key, is_rotated(j, j->types.key));
 }
 
-/* 1 if all heads of a token are stored by one job, because they share a scale. */
+/* Returns 1 if one job stores all heads of a token, because they share a scale. */
 static int stores_heads_together(const struct attn_job *j)
 {
     return !j->latent && (kv_shares_scale(j->types.key) || kv_shares_scale(j->types.value));
@@ -402,7 +403,8 @@ static void finish_rows(const struct attn_job *j, const struct attn *a, const fl
             float *out = a->out + (size_t)t * a->out_token_stride + (size_t)g * a->out_head_stride, sum = 0, by = 1;
             for (int i = 0; i < 16; i++)
                 sum += from[size - 32 + (size_t)i];
-            if (a->sinks) {                     /* sinks of the model are terms of the sum that have no value */
+            /* the model's sinks count in the sum of weights but have no values */
+            if (a->sinks) {
                 const float s = a->sinks[g] * 1.44269504f, m = from[size - 16], most = s > m ? s : m;
                 by = approx_exp2(m - most);
                 sum = sum * by + approx_exp2(s - most);
@@ -461,14 +463,15 @@ static void attend_beyond(const struct attn_job *j, const struct query_run *ch, 
     rotate_outputs(j, a);
 }
 
-/* Whether the tokens of a run attend to some pages only. */
+/* Whether the tokens of a run attend to chosen pages instead of all of them. */
 static int chooses(const struct attn_job *j, const struct query_run *ch)
 {
     const struct batch_item *it = &j->s->items[ch->item];
     return has_pages(j) && pages_apply(j->k, it, it->pos + ch->first);
 }
 
-/* Compute attention for a run whose tokens choose pages, each on its own.  q: its queries. */
+/* Compute attention for a run in which each token chooses its own pages.  q: the queries of the
+ * run. */
 static void attend_pages(const struct attn_job *j, const struct query_run *ch, int head, const struct attn *a,
                          float *q, int thread)
 {
@@ -576,8 +579,8 @@ static int plan_jobs(const struct attn_job *j)
         const size_t need = (size_t)((n_parts + beyond(j, pos)) * groups) * (size_t)rows * attn_partial(j->head_dim);
         ch->job = n_jobs;
         ch->n_parts = 1;
-        /* otherwise one job would store new tokens at the start of a part while another reads
-         * them */
+        /* A run whose tokens lie in two parts is not split: one job would store the new tokens at
+         * the start of a part while another job reads them. */
         if (few && n_parts > 1 && !chooses(j, ch) && rows <= SPLIT_ROWS && pos / ATTN_PART == last / ATTN_PART &&
             used + need <= k->n_partial) {
             ch->n_parts = n_parts;
@@ -612,7 +615,8 @@ static void full_norms(void *arg, int t, int thread)
     j->k->k->rms_norm(key, key, j->l->k_norm.w, nk, c->qk_norm_eps, c->qk_norm_offset);
 }
 
-/* Spread heads of `from` elements, times scale, to `to` elements each, in place. */
+/* Widen each head from `from` to `to` elements in place: its elements are multiplied by scale, and
+ * zeros follow them. */
 static void widen(float *x, int n_heads, int from, int to, float scale)
 {
     for (int h = n_heads - 1; h >= 0; h--)
@@ -759,8 +763,8 @@ static int add_runs(struct core *k, struct step *s, int item, int first, int n, 
     return n_runs;
 }
 
-/* Divide all tokens of an item into runs, such that the tail, and the newest tokens that are not in
- * pages, begin at the same position for all tokens of a run, and all of them choose pages or none.
+/* Divide all tokens of an item into runs.  For all tokens of a run, the tail and the newest tokens
+ * outside of pages begin at the same position, and either all of them choose pages or none does.
  * Returns the number of runs. */
 static int add_tail_runs(struct core *k, struct step *s, int item, int most)
 {
@@ -791,7 +795,7 @@ void core_step(struct core *k, struct step *s, const struct batch_item *items, i
             k->type[s->n_tokens] = it->second > 0 && it->pos + t >= it->second && k->c->n_types > 1;
             k->long_rope[s->n_tokens++] = is_long;
         }
-        /* no run has tokens on both sides of the window's end */
+        /* a run ends at position k->window, so that its tokens are all before or all behind it */
         const int near = !k->window || it->pos + it->n_tokens <= k->window ? it->n_tokens
                          : it->pos < k->window ? k->window - it->pos : 0;
         const int n_runs = k->tail || k->pages ? add_tail_runs(k, s, i, chunk)

@@ -17,7 +17,8 @@ enum {
      * share a prompt */
     ATTN_ROWS = 96,
     SPLIT_ROWS = 64,            /* most rows of a job that computes one part of a context */
-    /* with at least this many jobs per thread, contexts are not split into parts */
+    /* Contexts are split into parts only if there are fewer jobs than this times the number of
+     * threads, so there are at most so many merges per thread. */
     MERGES = 4,
     PARTIAL_BYTES = 3 << 20,    /* most memory for results of parts: 48k tokens of a 7B model */
 };
@@ -34,8 +35,8 @@ void attn_close_stream(struct core *k);
 void attn_run(struct core *k, const struct step *s, const struct layer *l, int index);
 /* The first part of attn_run: norm and rotate the queries of a step, store its keys and values. */
 void attn_prepare(struct core *k, const struct step *s, const struct layer *l, int index);
-/* Returns the number of tokens for which q and att have space: those of a step or, if layers read
- * latents, whose rows are wide, those of a run. */
+/* Returns the number of tokens for which the buffers q and att have space: those of a step or, if
+ * layers read latents, which have wide rows, those of a run. */
 int attn_rows(const struct config *c, int max_tokens);
 /* Store the keys of a step in the cache: the latents, followed by the rotated key. */
 void attn_store_latents(struct core *k, const struct step *s);

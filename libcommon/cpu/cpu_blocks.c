@@ -158,7 +158,7 @@ static void choose_token(void *arg, int slot, int thread)
 
 /* ---- attention ---- */
 
-/* Returns the number of tokens that a token of the batch sees: those of the chosen runs, and those
+/* Returns the number of tokens that this token attends to: those of the chosen runs, and those
  * after the last complete run. */
 static int n_seen(const struct block_job *j, int slot)
 {

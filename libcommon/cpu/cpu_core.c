@@ -2,10 +2,11 @@
  * cpu_memory.c, linear layers are in cpu_linear.c, attention in cpu_attn.c.
  *
  * Parallel loops of a layer, after each of which all threads synchronize: q, k, v; attention with
- * rotation and storing keys and values; o; gate, up and the activation; down.  Norms and quantizing
- * activations are done by the caller alone if that is little work (decoding), else in loops of
- * their own.  Every output element is computed by one job in an order that does not depend on other
- * jobs, so results are bit-identical for every number of threads and every batch. */
+ * rotation and storing keys and values; o; gate, up and the activation; down.  The calling thread
+ * computes norms and quantizes activations alone if that is little work (decoding); otherwise these
+ * are parallel loops, too.  Every output element is computed by one job in an order that does not
+ * depend on other jobs, so results are bit-identical for every number of threads and every
+ * batch. */
 #include "libcommon/cpu/internal.h"
 
 #include <math.h>
@@ -162,7 +163,7 @@ void core_beside_router(struct core *k, const struct layer *l, const float *x, f
         out[i] *= by;
 }
 
-/* x += post norm of the sum of the MLP's output, in k->beside[0], and that of the experts, which is
+/* x += post_norm(k->beside[0] + experts), the outputs of the MLP and of the experts; `experts` is
  * overwritten. */
 void core_beside_end(struct core *k, const struct layer *l, float *experts, float *x, int n)
 {
@@ -175,8 +176,8 @@ void core_beside_end(struct core *k, const struct layer *l, float *experts, floa
                                    .cols = hidden });
 }
 
-/* x += post norm of the sum of an MLP and experts, each with norms of its own (gemma4).  h, the
- * input of the MLP, is overwritten.  Returns 1 if the hook stopped it. */
+/* x += post_norm(MLP + experts), where both have norms of their own (gemma4).  h, the input of the
+ * MLP, is overwritten.  Returns 1 if the hook stopped it. */
 static int run_beside(struct core *k, const struct layer *l, int index, float *h, const struct act_input *in, float *x,
                       int n)
 {
@@ -226,7 +227,7 @@ static int run_attention(struct core *k, const struct step *s, const struct laye
         { .l = &l->v, .in = &in, .out = k->value, .ldo = (size_t)kv_cols, .kind = OP_STORE, .limit = c->clip_qkv },
         { .l = &l->q_gate, .in = &in, .out = k->state.gate, .ldo = (size_t)state_gates(c), .kind = OP_STORE } };
     struct op here[4];
-    /* fewer matrices in layers that share keys or use keys as values */
+    /* layers that share keys, or use keys as values, have fewer matrices */
     int n_ops = 0;
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
         if (ops[i].l->w.data)
@@ -264,8 +265,8 @@ static int run_both(struct core *k, const struct step *s, const struct layer *l,
     return 0;
 }
 
-/* minimax: x = h, the normed x, times the first factor of this half of the layer (`which`); the
- * second one becomes the factor of the addend. */
+/* minimax: set x to h, the normed x, times the first factor of this half of the layer (`which`).
+ * The second factor will scale the output that is added to x. */
 static void renorm(struct core *k, const float *h, float *x, int n, int which)
 {
     const float *by = k->c->renorm[which];

@@ -76,8 +76,8 @@ static void norm_or_copy(const struct core *k, float *out, const float *x, const
         memcpy(out, x, (size_t)k->c->hidden_size * sizeof *out);
 }
 
-/* Norm the embeddings and states of item i, side by side; beside an attention that reads both, x
- * becomes the states. */
+/* Write the normed embeddings and the normed states of item i side by side.  If attention reads
+ * both (PREDICTS_BESIDE), the states become x. */
 static void pair_rows(void *arg, int i, int thread)
 {
     (void)thread;

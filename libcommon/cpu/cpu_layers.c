@@ -13,8 +13,8 @@ struct cpu_layers {
     int32_t *table, *tokens;
     uint8_t *kv;
     float *state;
-    /* the bytes that a window keeps between its layers: kept is in use, either `own`, which we
-     * allocated, or the caller's */
+    /* The bytes of a window that are kept between layers (cpu_layers_kept()).  kept: the buffer in
+     * use, which is either `own`, allocated here, or the caller's. */
     uint8_t *own, *kept;
     size_t ple_bytes, stream_bytes, beside_bytes, mix_bytes, kv_bytes;
     const int32_t *ids;             /* tokens of the rows, borrowed; NULL: token 0 for all */

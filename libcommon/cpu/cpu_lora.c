@@ -7,8 +7,8 @@
 #include "libcommon/cpu/cpu.h"
 #include "libcommon/cpu/cpu_ops.h"
 
-/* ld: floats in a row of A x; the others: bytes of the regions of a lora_work, tile for each
- * thread. */
+/* ld: floats in a row of A x; low, tile, runs: bytes of these regions of a lora_work (tile: for
+ * each thread). */
 struct lora_sizes { size_t ld, low, tile, runs; };
 
 static struct lora_sizes sizes_of(int rank, int max_tokens, int tile_job)

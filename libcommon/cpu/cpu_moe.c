@@ -1,10 +1,10 @@
 /* cpu_moe.c - run a mixture of experts: choose, gather tokens by expert, multiply, add up.
  *
  * Parallel loops: router; gate and up of all chosen experts and of the shared MLP; down.  In the
- * last one, a job has a few tiles of rows of every expert in turn, so threads share each expert,
- * and no two of them add to the same element.  A token's experts are added in ascending order,
- * independent of the batch.  Experts whose tokens do not fit into the buffers take another round,
- * and so do experts that are not in memory yet (expert_cache.h). */
+ * last one, a job computes a few tiles of rows of one expert after the other, so all threads work
+ * on each expert, and no two of them add to the same element.  A token's experts are added in
+ * ascending order, independent of the batch.  Experts whose tokens do not fit into the buffers, or
+ * that are not in memory yet (expert_cache.h), are computed in another round. */
 #include <assert.h>
 #include <math.h>
 #include <stdlib.h>
@@ -347,7 +347,7 @@ static size_t place(const struct core *k, struct act_input *in, int n, uint8_t *
 }
 
 /* Gather experts from *expert on: as many as fit into the buffers, at most `most`.  Returns their
- * number.  whole: 1 if the quantized forms of `in` can still be used. */
+ * number.  whole: 1 if the quantized forms of `in` are still valid. */
 static int gather(struct core *k, const struct layer *l, const struct act_input *in, int n, int whole, int *expert,
                   int most, struct batch_expert *b)
 {
@@ -484,7 +484,7 @@ static void guess_next(struct core *k, const struct layer *l, int index, struct 
     if (next == c->n_layers || n > GUESS_TOKENS || !expert_cache_guesses(cache))
         return;
     l += next - index;
-    /* x holds outputs of experts instead of the residual */
+    /* In these models x holds outputs of experts here, not the residual. */
     if (c->moe.beside || c->hyper.n)
         return;
     for (int t = 0; t < n && l->mlp_norm.present; t++)
@@ -492,7 +492,7 @@ static void guess_next(struct core *k, const struct layer *l, int index, struct 
     const struct act_input in = { .x = l->mlp_norm.present ? w->in : x, .ldx = hidden, .cols = c->hidden_size };
     core_linear(k, &(struct op){ .l = &l->router, .in = &in, .out = w->scores, .ldo = (size_t)c->moe.n_experts,
                                  .kind = OP_STORE }, 1, n, NULL);
-    /* the buffers are free, because the choice of this layer has been sorted */
+    /* The buffers for ids and weights are free: this layer's choice has been sorted. */
     for (int t = 0; t < n; t++)
         choose_for(k, l, t, w->scores + (size_t)t * (size_t)c->moe.n_experts, w->id + t * c->moe.top_k,
                    w->weight + t * c->moe.top_k);

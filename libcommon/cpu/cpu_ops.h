@@ -35,7 +35,8 @@ struct op {
 /* n rounded up to a multiple of 64: buffers start on cache lines. */
 static inline size_t up64(size_t n) { return (n + 63) / 64 * 64; }
 
-/* The matrix that the next loop starts with, and how threads divide that loop. */
+/* The first matrix of the next loop, and the number of threads among which the loop's tiles are
+ * divided. */
 struct next_loop { const struct mat *w; int n_tiles, n_threads; };
 
 /* Set up the quantized forms of the input `in` that these matrices need.  Matrices on the f32 path
@@ -97,8 +98,8 @@ int moe_reserve(struct core *k, const struct layer *l, struct err *e);
 void ple_embed(struct core *k, const struct model *m, int n, const float *x);
 /* y = the addend computed from the embedding of the layer and x, before its norm */
 void ple_project(struct core *k, const struct layer *l, int index, const float *x, float *y, int n);
-/* the end of a layer: x += norm of the addend of ple_project(), x *= layer_scale, if the layer has
- * them */
+/* Finish a layer: x += norm of the addend of ple_project(), x *= layer_scale, each if the layer has
+ * it. */
 int ple_run(struct core *k, const struct layer *l, int index, float *x, int n);
 
 /* Residual streams (cpu_altup.c).  altup_begin() fills them from the embedding x.  altup_predict()

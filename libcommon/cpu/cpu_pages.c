@@ -25,7 +25,7 @@
 
 enum { FIRST = KV_SINKS / KV_BLOCK, NEWEST = (KV_TAIL + KV_TAIL_STEP) / KV_BLOCK };
 
-/* Memory of a thread. */
+/* Buffers of a thread. */
 struct page_choice { float *score; int *chosen; int32_t *table, *tail_table; float *q; int8_t *codes; };
 
 static size_t to_lines(size_t n) { return (n + 63) / 64 * 64; }

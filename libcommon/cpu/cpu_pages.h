@@ -15,8 +15,9 @@ void pages_close(struct core *k);
 /* Compute the bounds of a page from its 16 keys, stored as `type`, with scales at keys + scales if
  * it is packed.  is_rotated: the keys are rotated by hadamard_rotate(). */
 void pages_bound(const struct page_place *p, const uint8_t *keys, size_t scales, enum kv_type type, int is_rotated);
-/* Whether a token of an item attends to some pages only; the same for all tokens of an aligned run
- * of KV_TAIL_STEP tokens that are all before it->exact_until, or all not. */
+/* Whether the token at pos attends to chosen pages instead of all of them.  The answer is the same
+ * for all tokens of an aligned run of KV_TAIL_STEP tokens, unless it->exact_until lies within the
+ * run. */
 int pages_apply(const struct core *k, const struct batch_item *it, int pos);
 /* Choose the pages for the one token of *a, whose `group` heads have their queries in a->q, and let
  * *a attend to them.  The tables stay valid until the thread's next call. */

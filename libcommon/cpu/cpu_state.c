@@ -19,9 +19,8 @@ struct state_job {
     const struct recurrent *r;
     int kind, n_in, channels, width, n_runs, index;
 };
-/* Channels [to, to + n) of the convolution, which are columns [from, from + n) of the
- * projection. */
-/* delta net: part 0 is a query, 1 a key, 2 values. */
+/* Channels [to, to + n) of the convolution, which are columns [from, from + n) of the projection.
+ * part, for the delta net: 0 a query, 1 a key, 2 values. */
 struct channel_run { int from, to, n, part; };
 
 /* ---- memory ---- */
@@ -37,7 +36,7 @@ static size_t in_rows(const struct config *c, int layer)
     return (size_t)(rows + z + f);
 }
 
-/* Floats per token in each buffer: the largest of any layer. */
+/* Compute the floats per token in each buffer: the maximum over the layers. */
 static void widths(const struct config *c, size_t *in, size_t *channels, size_t *width)
 {
     *in = *channels = *width = 0;

@@ -16,7 +16,7 @@ enum {
     /* alignment of experts in a file; the system's pages may be larger */
     FILE_PAGE = 4096,
     HALF_LIFE = 4096,                   /* tokens after which a use counts half */
-    /* if guesses are mostly wrong, try again after this many layers */
+    /* While guesses are mostly wrong, only one of this many layers is guessed, as a trial. */
     TRY_EVERY = 16,
 };
 /* lowest fraction of right guesses: each wrong one delays an expert that is needed */
@@ -45,7 +45,7 @@ struct expert_cache {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     int stop;
-    /* requested slots in order; wanted[at .. at + n_used) are in use, those before are released */
+    /* the requested slots in order: those before `at` are released, the next n_used are in use */
     int *wanted, n_wanted, at, n_used;
     int *guess, n_guess;
     double time;                        /* tokens / HALF_LIFE */
@@ -147,8 +147,8 @@ static int lies_in(const struct linear *l, const struct expert_slot *s)
            (!bias || (bias >= s->from && bias + (size_t)l->w.rows * sizeof *l->bias <= s->to));
 }
 
-/* Find the ranges of a layer's experts.  Returns 0; -1 unless the ranges are adjacent up to the end
- * of the layer's group, each on pages of its own. */
+/* Find the ranges of a layer's experts.  Returns 0 if the ranges are adjacent up to the end of the
+ * layer's group and no two share a page; otherwise -1. */
 static int find_ranges(struct expert_cache *c, int layer, uintptr_t begin, uintptr_t end)
 {
     const uintptr_t page = FILE_PAGE;

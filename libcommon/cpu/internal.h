@@ -1,5 +1,5 @@
-/* internal.h - one layer of a decoder on the CPU, for a ragged batch; cpu.c (the backend) and
- * cpu_layers.c (single layers) run it. */
+/* internal.h - run a layer of a decoder on the CPU for a ragged batch: the struct core of cpu.c
+ * (the backend) and of cpu_layers.c (single layers). */
 #ifndef ZSE_CPU_INTERNAL_H
 #define ZSE_CPU_INTERNAL_H
 
@@ -32,7 +32,7 @@ struct act_input {
  * that are jobs of their own. */
 struct query_run {
     int item, first, n;                     /* tokens [first, first + n) of the item */
-    /* n_parts > 1: parts part .. part + n_parts - 1 (kernels.h) are separate jobs */
+    /* if n_parts > 1, each of the parts part .. part + n_parts - 1 (kernels.h) is a job */
     int part, n_parts;
     int job, merge;                         /* index of its first job; of its first merge */
     size_t partial;                         /* offset in core.partial */
@@ -126,7 +126,8 @@ struct core {
      * layers if there is a tail */
     uint8_t *window_kv;
     size_t window_stride;
-    /* all keys and values are also stored as f16, or only so in layers with a window (kvtype.h) */
+    /* 1: keys and values are stored as f16 as well, and in layers with a window only as f16
+     * (kvtype.h) */
     int tail;
     /* Pages that layers without a window attend to, see cpu_pages.c; 0: to all.  page_work: an
      * element for each thread; page_memory: the buffers in them. */
@@ -197,7 +198,7 @@ struct step {
     int n_items, n_tokens;
     const int *offset;                      /* [n_items] offset of each item's first token */
     int n_runs;
-    /* 1: every item is one run, and the jobs of that run store its keys and values themselves */
+    /* 1: every item is one run, and the attention jobs of the run store its keys and values */
     int one_run_each;
     /* offset of this layer's keys and values in a KV block */
     size_t kv_at;
@@ -215,7 +216,8 @@ struct cpu {
     struct pool *pool;
     int *offset;                    /* [max_tokens] */
     const float **rows;             /* [max_logits] */
-    /* it runs layers [0, n_layers); if the model has more, a device runs the others and the head */
+    /* The backend runs layers [0, n_layers); if the model has more, a device runs the others and
+     * the head. */
     int n_layers;
     size_t kv_size, window_size, states_size;
     char name[64];

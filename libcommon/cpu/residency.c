@@ -100,7 +100,8 @@ static void come_to(struct residency *r, int now)
     if (r->incoming != next) {
         while (r->todo)
             pthread_cond_wait(&r->changed, &r->lock);
-        /* the thread has read a slice of the head, but a step without logits does not use it */
+        /* The thread has read a slice of the head in advance, but this step has no logits and does
+         * not use it. */
         if (r->incoming >= 0 && r->incoming != now)
             leave(r, r->incoming);
         r->incoming = next;
