@@ -1,6 +1,7 @@
 /* arch.c - the table of architectures: defaults of keys that a config.json leaves out, facts that
- * never vary, and keys of their own.  Facts: the configuration and modeling files of transformers
- * 5, and the papers and model cards they cite. */
+ * are the same for all models of an architecture, and keys that only one architecture has.
+ * Sources: the configuration and modeling files of transformers 5, and the papers and model cards
+ * they cite. */
 #include "libcommon/model/arch.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
 /* arch_encoder.c - the encoders: models whose tokens also see later tokens, and which make vectors
- * of texts and scores of pairs instead of text.  Facts: the configuration and modeling files of
+ * of texts and scores of pairs instead of text.  Sources: the configuration and modeling files of
  * transformers 5, and config.json of the models on the hub. */
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* arch_gemma.c - Gemma 3n and Gemma 4: layers with different attention heads, keys and values that
  * later layers share, per-layer embeddings, experts beside an MLP, several residual streams.
- * Facts: the configuration and modeling files of transformers 5, and config.json of the models on
+ * Sources: the configuration and modeling files of transformers 5, and config.json of the models on
  * the hub. */
 #include <math.h>
 #include <stdio.h>
@@ -45,7 +45,7 @@ gemma3n_names = { .embed = "embed_tokens", .final_norm = "norm", .head = "lm_hea
 
 /* ---- keys ---- */
 
-/* An array with one number per layer, all set to `value`. */
+/* Allocate an array with one number per layer, all set to `value`. */
 static int *numbers(struct parse *p, const struct config *c, int value)
 {
     int *n = malloc((size_t)c->n_layers * sizeof *n);
@@ -78,8 +78,8 @@ static void layer_sizes(struct parse *p, struct config *c, int layer, const json
     json_decref(q.seen);
 }
 
-/* Layers of full attention differ in the size and number of their heads; c->head_dim and
- * c->n_kv_heads become the maxima. */
+/* Read the size and number of heads of the layers of full attention, which differ from those of the
+ * other layers; c->head_dim and c->n_kv_heads become the maxima. */
 static void heads_parse(struct parse *p, struct config *c, int global_dim)
 {
     const json_t *own = parse_find(p, "per_layer_config", NULL);

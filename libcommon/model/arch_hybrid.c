@@ -1,5 +1,5 @@
 /* arch_hybrid.c - architectures of 2025 and 2026 with delta nets beside attention: gated delta net
- * (arXiv:2412.06464), Kimi delta attention (arXiv:2510.26692).  Facts: the configuration and
+ * (arXiv:2412.06464), Kimi delta attention (arXiv:2510.26692).  Sources: the configuration and
  * modeling files of transformers 5, and config.json of the models on the hub. */
 #include <math.h>
 #include <string.h>

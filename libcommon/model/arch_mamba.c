@@ -1,5 +1,5 @@
 /* arch_mamba.c - architectures with Mamba layers beside layers of attention, or in the same layers:
- * Bamba, Jamba, Falcon-H1.  Facts: the configuration and modeling files of transformers 5,
+ * Bamba, Jamba, Falcon-H1.  Sources: the configuration and modeling files of transformers 5,
  * config.json of the models on the hub, and arXiv:2312.00752 (Mamba1). */
 #include <math.h>
 #include <string.h>
@@ -54,7 +54,7 @@ static void more_bamba(struct parse *p, struct config *c)
     parse_find(p, "z_loss_coefficient", NULL);
 }
 
-/* n factors; all 1 if the key is missing. */
+/* Read n factors; all are 1 if the key is missing. */
 static void factors_parse(struct parse *p, const char *key, float *out, int n)
 {
     const json_t *list = parse_find(p, key, NULL);
@@ -90,8 +90,8 @@ static void more_falcon_h1(struct parse *p, struct config *c)
     r->scaled = 1;
     for (int i = 0; i < 5; i++)
         r->in_scale[i] *= in;
-    /* a factor on the input of q, k and v is applied in two places: its square on the scores, and
-     * the factor itself on the output */
+    /* The factor on the input of q, k and v is applied elsewhere: its square to the scores, and the
+     * factor itself to the output of attention. */
     if (at != 1 && c->biases & BIAS_QKV)
         parse_fail(p, ERR_UNSUPPORTED, "attention_in_multiplier other than 1 with attention_bias is not supported");
     if (in != 1 && c->biases & BIAS_IN)

@@ -1,5 +1,5 @@
 /* arch_moe.c - architectures with mixtures of experts, and those with multi-head latent attention
- * (which have experts too).  Facts: the configuration and modeling files of transformers 5,
+ * (which have experts too).  Sources: the configuration and modeling files of transformers 5,
  * config.json of the models on the hub, and arXiv:2401.04088 (mixtral), 2405.04434 (deepseek_v2),
  * 2412.19437 (deepseek_v3). */
 #include <math.h>
@@ -285,7 +285,7 @@ static void more_deepseek_v2(struct parse *p, struct config *c)
     else
         parse_fail(p, ERR_UNSUPPORTED, "topk_method \"%.40s\" is not supported, expected \"greedy\" or \"group_limited_greedy\"", method);
     router_must_be(p, "scoring_func", "softmax", "softmax");
-    /* transformers ignores it, and no model has another value */
+    /* transformers ignores this key, and no model sets it to another value */
     parse_must_be(p, "norm_topk_prob", 0);
     parse_must_be(p, "mlp_bias", 0);
     c->moe.scale = (float)parse_real(p, "routed_scaling_factor", 1);

@@ -1,5 +1,5 @@
 /* arch_state.c - architectures with layers that keep a state instead of keys and values: short
- * convolutions, Mamba2, gated delta net.  Facts: the configuration and modeling files of
+ * convolutions, Mamba2, gated delta net.  Sources: the configuration and modeling files of
  * transformers 5, config.json of the models on the hub, and arXiv:2405.21060 (Mamba2), 2412.06464
  * (gated delta net). */
 #include <math.h>
@@ -72,7 +72,7 @@ qwen_names = { .embed = "embed_tokens", .final_norm = "norm", .head = "lm_head",
 
 /* ---- keys ---- */
 
-/* A number, or a spelling of infinity, which JSON lacks. */
+/* Read a number, or infinity, which JSON lacks and files spell in different ways. */
 static float limit(struct parse *p, const char *key, const json_t *v)
 {
     const char *name = json_string_value(js_get(v, "__float__"));

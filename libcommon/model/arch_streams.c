@@ -1,6 +1,6 @@
 /* arch_streams.c - architectures with hyper-connections: DeepSeek V4, which also compresses keys
- * and chooses experts by tables, and Qwen4 preview.  Facts: the configuration and modeling files of
- * transformers 5, config.json of the models on the hub, and arXiv:2512.24880. */
+ * and chooses experts by tables, and Qwen4 preview.  Sources: the configuration and modeling files
+ * of transformers 5, config.json of the models on the hub, and arXiv:2512.24880. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -92,7 +92,8 @@ static void set_kind(struct config *c, int i, int kind, const int rate[2])
     c->indexed[i] = kind == 0 ? INDEX_FULL : INDEX_NONE;
 }
 
-/* Read the kinds of layers: layer_types, or compress_ratios, or the defaults. */
+/* Read the kinds of layers from layer_types or compress_ratios; without these keys, set the
+ * defaults. */
 static void layers_parse(struct parse *p, struct config *c)
 {
     static const char *const names[3] = { "sliding_attention", "compressed_sparse_attention",
@@ -127,7 +128,8 @@ static void layers_parse(struct parse *p, struct config *c)
     }
 }
 
-/* Read which layers choose experts by a table: mlp_layer_types, or the first num_hash_layers. */
+/* Find the layers that choose experts by a table: those that mlp_layer_types marks, or the first
+ * num_hash_layers. */
 static void hashes_parse(struct parse *p, struct config *c)
 {
     const json_t *types = parse_find(p, "mlp_layer_types", NULL);

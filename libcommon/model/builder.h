@@ -24,8 +24,8 @@ struct builder {
  * spec_own_matrix    adds a matrix that is a tensor of its own in the source
  * spec_matrix        adds a matrix whose rows `map` selects from a tensor of src_rows rows
  * spec_plain         adds a matrix stored as f32
- * spec_as            adds what is made from the tensor `full` of shape want; returns 1 if that
- *                    tensor is optional and missing */
+ * spec_as            adds a tensor made from the source's tensor `full`, which must have the shape
+ *                    want; returns 1 if that tensor is optional and missing */
 int spec_own_matrix(struct builder *b, int layer, enum layer_part part, const char *stem);
 int spec_matrix(struct builder *b, int layer, enum layer_part part, const char *source, struct row_map map,
                 int64_t src_rows);
@@ -52,7 +52,8 @@ int spec_has_dims(const struct builder *b, const char *name, int n_dims);
  * that exists, else the last. */
 void spec_path(const struct builder *b, char *out, size_t room, int layer, const char *stem);
 
-/* Add all tensors of a part of a layer; 0, or -1 with the builder's *e. */
+/* Each adds all tensors of a layer, or of one part of it.  Returns 0, or -1 with the builder's
+ * *e. */
 int spec_layer(struct builder *b, int i);
 int spec_mlp(struct builder *b, int layer);
 /* Add gate and up, of n rows each, which the source stores as one matrix with gate first. */

@@ -482,7 +482,8 @@ size_t config_state_floats(const struct config *c, int layer)
     const struct recurrent *r = &c->recurrent;
     if (c->indexer.block && config_indexes(c, layer))           /* the sum of the keys of a run */
         return (size_t)c->indexer.head_dim;
-    if (config_entries(c, layer))               /* per channel a maximum, a sum of weights, a weighted sum */
+    /* for each channel: a maximum, a sum of weights, a weighted sum */
+    if (config_entries(c, layer))
         return 3 * (size_t)(config_indexes(c, layer) ? 2 * (c->head_dim + c->indexer.head_dim) : c->head_dim);
     const size_t conv = config_ngram_floats(c, layer) + (mixer_has_state(c->mixer[layer])
                             ? (size_t)(r->conv_kernel - 1) * (size_t)recurrent_channels(c, layer) : 0);
@@ -656,7 +657,7 @@ int config_tail(const struct config *c, struct kv_types types, int most)
     return window > LEAST ? window : LEAST;
 }
 
-/* Bytes that the layers with a window take of a block in which all layers have these types. */
+/* Bytes of the layers with a window in a KV block in which all layers have these types. */
 static size_t windowed_bytes(const struct config *c, struct kv_types types, int most)
 {
     size_t n = 0;

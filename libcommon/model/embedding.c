@@ -106,7 +106,8 @@ static void head_parse(struct parse *p, struct config *c)
 
 /* ---- sentence-transformers ---- */
 
-/* A number in an object of ours; range-checked. */
+/* Read a number from an object of zse_embedding and check its range; `absent` if the key is
+ * missing. */
 static int int_at(struct parse *p, const json_t *o, const char *key, int least, int absent)
 {
     const json_t *v = json_object_get(o, key);
@@ -188,7 +189,7 @@ void embedding_parse(struct parse *p, struct config *c)
         head_parse(p, c);
     else if (given)
         modules_parse(p, c, given);
-    /* not in any file: the default of sentence-transformers */
+    /* no file says how to pool: use the default of sentence-transformers */
     else if (c->both_ways) {
         m->pooling = EMBED_MEAN;
         m->normalize = 1;

@@ -52,10 +52,10 @@ int model_put_lora(struct model *m, int number, struct lora_bound *b, struct err
 /* Remove the adapter with this number, if there is one; the others keep theirs.  No step may
  * run. */
 void model_remove_lora(struct model *m, int number);
-/* Whether channels of the file were scaled: changes of its matrices are kept as f32. */
+/* Whether channels of the file were scaled.  If so, the matrices of adapters are kept as f32. */
 int lora_scales(const struct zfile *z);
-/* Whether the channels of the file were scaled and their scales are unknown, so that it takes no
- * adapters: a file of version 1.1. */
+/* Whether the channels of the file were scaled but their scales are unknown (a file of version
+ * 1.1).  Such a model takes no adapters. */
 int lora_lacks_scales(const struct zfile *z);
 /* Free all adapters, as model_close() does. */
 void model_drop_loras(struct model *m);

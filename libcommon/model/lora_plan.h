@@ -7,8 +7,8 @@
 #include "libcommon/base/err.h"
 #include "libcommon/base/file.h"
 
-/* Of one or more adapters: bytes of their matrices, and the largest rank.  scaled: the model may
- * have scaled channels, for which matrices are kept as f32. */
+/* The memory for one or more adapters: the bytes of their matrices, and the largest rank.  scaled:
+ * the model may have scaled channels, so that matrices are kept as f32. */
 struct lora_plan { int scaled; uint64_t bytes; int rank; };
 
 /* Add the adapter in `folder` to the plan.  -1 with *e: it cannot be read. */

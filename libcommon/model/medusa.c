@@ -1,4 +1,4 @@
-/* medusa.c - the memory of Medusa heads, which is also their section in a file. */
+/* medusa.c - lay out Medusa heads in memory, in the form of their section in a file. */
 #include "libcommon/model/medusa.h"
 
 #include <inttypes.h>

@@ -245,7 +245,7 @@ struct embedding {
     char *default_prompt;
 };
 
-/* Layers that have sinks. */
+/* The layers whose attention has sinks. */
 enum sinks { SINKS_NONE, SINKS_ALL, SINKS_WINDOWED };
 
 struct weight_names;                        /* arch.h */
@@ -398,7 +398,7 @@ const char *config_architecture(int i);
  * the changes by LoRA adapters (lora.h), NULL: none */
 struct lora_linear;
 struct linear { struct mat w; const float *bias; struct lora_linear *lora; };
-/* present without w: a norm without weights (olmo) */
+/* present, but w NULL: a norm without weights (olmo) */
 struct norm   { const float *w, *b; int present; };
 
 struct expert { struct linear gate, up, down; };
@@ -547,7 +547,8 @@ size_t config_ngram_floats(const struct config *c, int layer);
 int config_indexes(const struct config *c, int layer);      /* the layer has an indexer of its own */
 /* Bytes of a layer's keys and values in a KV block; 0: it stores none. */
 size_t config_layer_kv_bytes(const struct config *c, int layer, struct kv_types types);
-/* The first feature that calibration does not support; NULL: it supports the model. */
+/* Returns the first feature of the model that calibration does not support; NULL: it supports
+ * all. */
 const char *config_uncalibrated(const struct config *c);
 /* config_layer_parameters() returns the number of weights in a layer's matrices, or with per_token
  * only of those that one token uses.  config_mixer_parameters() counts only those of the mixer. */
@@ -607,14 +608,15 @@ size_t config_state_floats(const struct config *c, int layer);
 size_t config_state_bytes(const struct config *c);
 int recurrent_channels(const struct config *c, int layer);
 int recurrent_width(const struct config *c, int layer);
-/* Features of a backend beside plain or windowed attention and dense MLPs.  STATES: short
- * convolutions, Mamba2, gated delta nets, and layers without a mixer or an MLP; GATES: gated
- * attention; LATENTS: multi-head latent attention; VARIANTS: chunked attention, queries
- * scaled by their position, norms of q and k in some layers or without weights, norms inside of
- * attention and MLP, weights on the inputs of experts. */
+/* Features that a backend may support besides plain and windowed attention and dense MLPs.  STATES:
+ * short convolutions, Mamba2, gated delta nets, and layers without a mixer or an MLP; GATES: gated
+ * attention; LATENTS: multi-head latent attention; VARIANTS: chunked attention, queries scaled by
+ * their position, norms of q and k in some layers or without weights, norms inside of attention and
+ * MLP, weights on the inputs of experts. */
 enum { FEATURE_EXPERTS = 1, FEATURE_SINKS = 2, FEATURE_STATES = 4, FEATURE_GATES = 8, FEATURE_LATENTS = 16,
        FEATURE_VARIANTS = 32 };
-/* The first feature that a backend with these does not support; NULL: it supports the model. */
+/* Returns the first feature of the model that is not among these features of a backend; NULL: the
+ * backend supports the model. */
 const char *config_beyond(const struct config *c, unsigned features);
 
 /* ---- where weights come from (used when converting) ---- */
@@ -635,7 +637,8 @@ struct weight_spec {
     /* enum layer_part (parts.h); outside layers enum end_part; for a bias, the part that it belongs
      * to */
     int part;
-    int first_of_expert;            /* begins the range of an expert */
+    /* 1: the first tensor of an expert, which starts on a page of its own in the file */
+    int first_of_expert;
     int copies;                     /* number of equal tensors that it stands for: see one_expert */
     int optional;                   /* may be missing in the source (biases) */
 };

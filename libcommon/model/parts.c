@@ -21,8 +21,8 @@ const struct part_info part_infos[N_LAYER_PARTS] = {
 #include "libcommon/model/parts.def"
 };
 
-/* Fails the build for a field of struct layer or struct expert without a row, or a role without a
- * matrix. */
+/* Sums over the rows.  The assertions below fail the build if a field of struct layer or struct
+ * expert has no row, or a role has no matrix. */
 enum {
 #define NORM(...) + sizeof(struct norm)
 #define VECTOR(...) + sizeof(const float *)

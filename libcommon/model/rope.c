@@ -130,8 +130,7 @@ static void rope_tempers(struct parse *p, struct config *c)
         parse_fail(p, ERR_FORMAT, "llama_4_scaling_beta is not a finite number");
 }
 
-/* A fraction of the pairs rotates, at frequencies computed for the whole head; the others do
- * not. */
+/* Only a fraction of the pairs rotates, at frequencies computed as if all pairs of the head did. */
 static void proportional(struct parse *p, struct rope *r, double theta)
 {
     const double share = parse_real(p, "partial_rotary_factor", 1), factor = parse_real(p, "factor", 1);

@@ -1,4 +1,4 @@
-/* weight_skip.c - the reasons why tensors of a source may be skipped. */
+/* weight_skip.c - find out why a tensor of a source may be skipped. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

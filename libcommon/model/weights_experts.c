@@ -139,7 +139,7 @@ void spec_find_experts(struct builder *b)
         return;
     char base[96], apart[160], up[160], down[160];
     spec_path(b, base, sizeof base, layer, b->n.experts);
-    if (c->gguf) {                          /* some converters leave gate and up together */
+    if (c->gguf) {                          /* some converters store gate and up as one tensor */
         snprintf(up, sizeof up, "%sffn_gate_up_exps.weight", base);
         if (spec_exists(b, up)) {
             b->n.experts_form = EXPERTS_FUSED;

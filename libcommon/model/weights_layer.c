@@ -27,7 +27,8 @@ static int add_qkv(struct builder *b, int layer)
     if (is_fused) {
         spec_path(b, source, sizeof source, layer, b->n.qkv);
         snprintf(probe, sizeof probe, "%s.weight", source);
-        is_fused = !c->gguf || spec_exists(b, probe);        /* GGUF: some converters fuse, some do not */
+        /* in a GGUF they are fused or not, depending on the converter */
+        is_fused = !c->gguf || spec_exists(b, probe);
     }
     for (int i = 0; i < 3; i++) {
         struct row_map map = { 0 };

@@ -3,8 +3,8 @@
 
 #include <stdio.h>
 
-/* The convolution's weights [channels, 1, kernel] are kept transposed, so that channels lie side by
- * side.  GGUF leaves the 1 out. */
+/* The convolution's weights [channels, 1, kernel] are stored transposed, so that channels are
+ * adjacent.  GGUF leaves the 1 out. */
 static int add_conv(struct builder *b, int layer)
 {
     const struct part_fact f = layer_part_fact(b->c, layer, LP_CONV), bias = layer_part_fact(b->c, layer, LP_CONV_BIAS);
@@ -38,7 +38,7 @@ static int add_gate_norm(struct builder *b, int layer)
     return spec_as(b, "gate_norm.weight", full, in_parts ? parts : &f.cols, in_parts ? 2 : 1, &norm) < 0 ? -1 : 0;
 }
 
-/* Mamba1: A of every channel and state is kept transposed, channels side by side. */
+/* Mamba1: A [channels, states] is stored transposed, so that channels are adjacent. */
 static int add_mamba1(struct builder *b, int layer)
 {
     const struct weight_names *n = &b->n;

@@ -80,7 +80,8 @@ int spec_hyper(struct builder *b, int i)
                                       spec_vector(b, i, LP_HYPER_FF_SCALE, n->hyper_ff_scale) < 0) ? -1 : 0;
 }
 
-/* The table may lie in parts; the convolution is kept transposed, channels side by side. */
+/* Add the n-gram embeddings.  The source may divide their table into several tensors; the
+ * convolution is stored transposed, so that channels are adjacent. */
 int spec_ngram(struct builder *b, int i)
 {
     const struct weight_names *n = &b->n;

@@ -1,5 +1,5 @@
 /* wrapper.c - list the checkpoints that hold a language model beside encoders of images, video and
- * sound: which keys of config.json and which tensors are about these.  Facts: config.json and
+ * sound: which keys of config.json and which tensors are about these.  Sources: config.json and
  * tensor names of the models on the hub. */
 #include <string.h>
 

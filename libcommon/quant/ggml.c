@@ -404,7 +404,7 @@ int ggml_fits_t3(int type, const void *src, size_t size)
     return 1;
 }
 
-/* Codes of one block of 32, and the position of its scale. */
+/* Unpack the codes of one block of 32. */
 static void block32(int type, const uint8_t *b, uint8_t *code)
 {
     switch (type) {
@@ -424,8 +424,8 @@ static void block32(int type, const uint8_t *b, uint8_t *code)
     }
 }
 
-/* Codes and scales of one block of 64.  The reference decodes the scale 0xff as 480, which e4m3
- * lacks. */
+/* Unpack the codes and scales of one block of 64.  The reference decodes the scale 0xff as 480,
+ * which e4m3 lacks. */
 static void block_nvfp4(const uint8_t *b, uint8_t *code, float *scale)
 {
     for (int g = 0; g < 4; g++) {
@@ -435,8 +435,8 @@ static void block_nvfp4(const uint8_t *b, uint8_t *code, float *scale)
     }
 }
 
-/* Codes of one block of 256 values of -1, 0, 1 (and 2): the block is decoded with scale 1, and
- * code_zero is added to the values.  at: offset of the scale in the block. */
+/* Compute the codes of one block of 256 values of -1, 0, 1 (and 2): decode the block with scale 1,
+ * and add code_zero to the values.  at: offset of the scale in the block. */
 static void block_ternary(int type, const uint8_t *b, int at, int code_zero, uint8_t *code)
 {
     float y[QK_K];

@@ -10,7 +10,7 @@
 #include "libcommon/base/err.h"
 #include "libcommon/quant/tile.h"
 
-/* Kinds of matrices that consist of several tensors, in quantized checkpoints, with their names for
+/* The kinds of matrices that quantized checkpoints store as several tensors, each with its name for
  * messages.  import/packed.h decodes them; ggml_decode() does not. */
 #define SRC_PACKED_TYPES(X) \
     X(GPTQ, "GPTQ") X(AWQ, "AWQ") X(CT_INT, "CT-INT") X(CT_F8, "CT-FP8") X(F8_BLOCK, "FP8") X(MXFP4_BLOCKS, "MXFP4") \

@@ -382,7 +382,8 @@ static const uint16_t grid_iq1_s[2048] = {
     0xaaa0, 0xaaa2, 0xaaa8, 0xaaaa,
 };
 
-static const float level2[4] = { 8, 25, 43, 0 };                    /* 2-bit grids; the last digit does not occur */
+/* of the 2-bit grids, which do not use digit 3 */
+static const float level2[4] = { 8, 25, 43, 0 };
 static const float level3_xxs[8] = { 4, 12, 20, 28, 36, 44, 52, 62 };
 
 static inline uint16_t u16(const uint8_t *p) { return (uint16_t)(p[0] | p[1] << 8); }
@@ -415,8 +416,8 @@ static inline void point3(uint16_t point, const float *level, uint8_t signs, flo
     }
 }
 
-/* d; for each 32 elements 4 bytes, indexes of grid points, and a dword: four times the signs of 8
- * elements in 7 bits, then a scale of 4 bits */
+/* Layout: d; for each 32 elements 4 bytes with the indexes of grid points, and a dword with four
+ * fields of 7 sign bits, each for 8 elements, and a 4-bit scale at the top. */
 void ggml_iq2_xxs(const uint8_t *b, float *y)
 {
     float d = half(b);
@@ -451,8 +452,8 @@ void ggml_iq2_s(const uint8_t *b, float *y)
     }
 }
 
-/* Layout: d; qs[64]; for each 32 elements a dword with four times 7 signs, and a scale in the top 4
- * bits. */
+/* Layout: d; qs[64]; for each 32 elements a dword with four fields of 7 sign bits, and a scale in
+ * the top 4 bits. */
 void ggml_iq3_xxs(const uint8_t *b, float *y)
 {
     float d = half(b);

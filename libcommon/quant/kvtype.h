@@ -1,6 +1,6 @@
 /* kvtype.h - the storage of keys and values: blocks of 16 tokens of one KV head of one layer.
- *   keys    f32, f16, bf16     [head_dim][16]: an element of 16 tokens is a vector, so that scores
- *                              of 16 tokens need no transposing
+ *   keys    f32, f16, bf16     [head_dim][16]: the same element of 16 tokens is adjacent, so that
+ *                              computing their scores needs no transposing
  *           i8, fp8            [head_dim][16] codes of 8 bits, then 16 f32 scales, one a token
  *           i4                 [head_dim][8]: bytes with the codes of tokens i (low) and i + 8,
  *                              then 16 f32 scales
@@ -17,7 +17,7 @@
  * for i4; the keys (or the values) of all heads of a token have one scale, in 16 f32 after the
  * blocks of all heads (kvscale.h).  Before they are rounded to i8, i4 or ternary on the CPU,
  * keys and values are rotated by a Hadamard matrix (libcommon/cpu/hadamard.h), which spreads
- * large channels over all channels; latents, and keys and values of layers with an indexer, are
+ * outlier channels over all channels; latents, and keys and values of layers with an indexer, are
  * not rotated.
  * A vector whose amax is below 2^-100 is stored as 0; the scale of a vector with Inf or NaN is NaN.
  * A block is 64-byte aligned and its size is a multiple of 64.
@@ -49,8 +49,8 @@ static inline int kv_tail_from(int pos)
     return pos < KV_TAIL ? 0 : pos / KV_TAIL_STEP * KV_TAIL_STEP - KV_TAIL;
 }
 
-/* The first position whose token may choose `pages` pages (cpu_pages.c): there is a choice if more
- * pages lie between the first KV_SINKS tokens and the newest ones. */
+/* The first position whose token chooses `pages` pages (cpu_pages.c).  Before it there is no
+ * choice: no more than `pages` pages lie between the first KV_SINKS tokens and the newest ones. */
 static inline int kv_pages_from(int pages) { return KV_SINKS + pages * KV_BLOCK + KV_TAIL_STEP + KV_TAIL; }
 
 /* The types of a cache.  Latents (MLA) are keys that are also values: their type is `key`. */
@@ -88,7 +88,7 @@ static inline int kv_has_scales(enum kv_type type)
         0;
 }
 
-/* Whether the heads of a token share a scale. */
+/* Whether all heads of a token share one scale. */
 static inline int kv_shares_scale(enum kv_type type) { return kv_has_scales(type) == 2; }
 
 static inline int kv_rotated(enum kv_type type)

@@ -36,7 +36,8 @@ enum { TILE_ROWS = 32 };
  * allocated it. */
 struct mat {
     enum qtype type;
-    int group_size;             /* k per scale; types without group scales: 32, for padding only */
+    /* number of k (columns) that share a scale; types without group scales: 32, for padding only */
+    int group_size;
     /* number of k for which rounded activations share a scale: 32, 64, 128 (t3: 128); 0:
      * activations are never rounded to int8 (float types and fp8) */
     int act_group;
