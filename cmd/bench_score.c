@@ -10,9 +10,11 @@
 #include <zlib.h>
 
 #include "cmd/cli.h"
+#include "libcommon/base/clock.h"
 #include "libcommon/base/file.h"
 #include "libcommon/base/pool.h"
 #include "libcommon/base/progress.h"
+#include "libcommon/hw/sysfile.h"
 
 static const char prog[] = "zse-bench";
 
@@ -226,57 +228,144 @@ static double mean(const double *v, size_t n)
     return sum / (double)n;
 }
 
-int bench_perplexity(const struct bench_options *o, const char *model, const char *path)
-{
+/* The perplexity of a text, and its parts for each window. */
+struct perplexity {
+    const struct bench_options *o;
     struct opened_model m;
-    struct windowed_text t = { 0 };
-    struct err e;
-    struct engine *g = NULL;
-    struct pool *pool = NULL;
+    struct windowed_text t;
+    struct engine *g;
+    struct pool *pool;
     struct cli_progress progress;
-    int rc = -1, n = o->window - 1;
-    double sum = 0, *nll = calloc((size_t)n, sizeof *nll);
-    float *logits = NULL;
-    json_t *windows = json_array();
-    if (open_model(prog, model, &o->run, &m, &e) != 0)
-        goto done;
-    if (read_text(&t, o, &m, path, &e) != 0 || !(g = open_engine(&m, &o->run, 1, o->window, 0, &e)) ||
-        !(pool = pool_open(o->run.threads, &e)))
-        goto done;
-    logits = malloc((size_t)n * (size_t)m.model->config.vocab_size * sizeof *logits);
-    if (!logits || !nll) {
-        err_nomem(&e, "logits");
-        goto done;
-    }
-    cli_progress_init(&progress);
-    rc = 0;
-    for (int w = 0; w < t.n_windows && rc == 0; w++) {
-        const int32_t *ids = t.ids + (size_t)w * (size_t)o->window;
-        struct score_rows rows = { .logits = logits, .next = ids + 1, .vocab = m.model->config.vocab_size, .nll = nll };
-        progress_report(&progress.progress, "perplexity", (uint64_t)w, (uint64_t)t.n_windows, "windows");
-        if ((rc = engine_logits(g, ids, n, 0, logits, &e)) == 0) {
-            pool_run(pool, n, score_row, &rows);
-            rc = check_finite(m.path, nll, (size_t)n, &e);
-            json_array_append_new(windows, json_real(mean(nll, (size_t)n)));
-            sum += mean(nll, (size_t)n);
+    double sum;                         /* of the windows' means */
+    json_t *windows;                    /* their means */
+    struct err *e;
+    /* of --whole: the tokens of the window so far, and its beginning */
+    double *nll;
+    int at;
+    uint64_t since_ns;
+    json_t *speeds, *memory;
+};
+
+/* Add a window whose n tokens have the values in nll. */
+static int add_window(struct perplexity *p, const double *nll, int n)
+{
+    if (check_finite(p->m.path, nll, (size_t)n, p->e) != 0)
+        return -1;
+    p->sum += mean(nll, (size_t)n);
+    return json_array_append_new(p->windows, json_real(mean(nll, (size_t)n)));
+}
+
+/* Score each window as a sequence of its own. */
+static int score_windows(struct perplexity *p)
+{
+    const int n = p->o->window - 1, vocab = p->m.model->config.vocab_size;
+    double *nll = calloc((size_t)n, sizeof *nll);
+    float *logits = malloc((size_t)n * (size_t)vocab * sizeof *logits);
+    int rc = logits && nll ? 0 : err_nomem(p->e, "logits");
+    for (int w = 0; w < p->t.n_windows && rc == 0; w++) {
+        const int32_t *ids = p->t.ids + (size_t)w * (size_t)p->o->window;
+        struct score_rows rows = { .logits = logits, .next = ids + 1, .vocab = vocab, .nll = nll };
+        progress_report(&p->progress.progress, "perplexity", (uint64_t)w, (uint64_t)p->t.n_windows, "windows");
+        if ((rc = engine_logits(p->g, ids, n, 0, logits, p->e)) == 0) {
+            pool_run(p->pool, n, score_row, &rows);
+            rc = add_window(p, nll, n);
         }
     }
-    cli_progress_clear();
-    if (rc == 0) {
-        json_t *j = json_pack("{s:O, s:f, s:I, s:i, s:i, s:I, s:b}", "mean_nll", windows, "perplexity",
-                              exp(sum / t.n_windows), "n_tokens", (json_int_t)t.n_ids, "windows", t.n_windows, "window",
-                              o->window, "scored_tokens", (json_int_t)t.n_windows * n, "exact", o->run.exact);
-        cli_json(j);
-        json_decref(j);
-    }
-done:
-    json_decref(windows);
-    pool_close(pool);
-    engine_close(g);
     free(logits);
     free(nll);
-    free(t.ids);
-    close_model(&m);
+    return rc;
+}
+
+/* Add the window that is complete, with its speed and the memory after it. */
+static int end_window(struct perplexity *p)
+{
+    char status[8192];
+    const uint64_t now = clock_ns(), private_kb = sys_read(NULL, "/proc/self/status", status, sizeof status) < 0
+                             ? 0 : (uint64_t)sys_field(status, "RssAnon", 0);
+    const int n = p->at;
+    json_array_append_new(p->speeds, json_real(n / ((double)(now - p->since_ns) / 1e9)));
+    json_array_append_new(p->memory, json_integer((json_int_t)private_kb * 1024));
+    p->since_ns = now;
+    p->at = 0;
+    progress_report(&p->progress.progress, "perplexity", json_array_size(p->windows), (uint64_t)p->t.n_windows, "windows");
+    return add_window(p, p->nll, n);
+}
+
+/* Score the n tokens after those from pos on. */
+static int score_part(void *user, int pos, int n, const float *logits)
+{
+    struct perplexity *p = user;
+    const int vocab = p->m.model->config.vocab_size;
+    for (int i = 0; i < n;) {
+        const int room = p->o->window - p->at, part = n - i < room ? n - i : room;
+        struct score_rows rows = { .logits = logits + (size_t)i * (size_t)vocab, .next = p->t.ids + pos + i + 1,
+                                   .vocab = vocab, .nll = p->nll + p->at };
+        pool_run(p->pool, part, score_row, &rows);
+        i += part;
+        p->at += part;
+        if (p->at == p->o->window && end_window(p) != 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* Score all windows as one sequence.  The last token has no next one. */
+static int score_whole(struct perplexity *p)
+{
+    if (!(p->nll = calloc((size_t)p->o->window, sizeof *p->nll)))
+        return err_nomem(p->e, "perplexity");
+    p->since_ns = clock_ns();
+    int rc = engine_scan(p->g, p->t.ids, p->t.n_windows * p->o->window - 1, score_part, p, p->e);
+    if (rc == 0 && p->at)
+        rc = end_window(p);
+    free(p->nll);
+    return rc;
+}
+
+static void print_perplexity(const struct perplexity *p)
+{
+    const struct bench_options *o = p->o;
+    const int n = p->t.n_windows;
+    json_t *j = json_pack("{s:O, s:f, s:I, s:i, s:i, s:I, s:b}", "mean_nll", p->windows, "perplexity", exp(p->sum / n),
+                          "n_tokens", (json_int_t)p->t.n_ids, "windows", n, "window", o->window, "scored_tokens",
+                          (json_int_t)n * (o->whole ? o->window : o->window - 1) - o->whole, "exact", o->run.exact);
+    if (o->whole) {
+        json_object_set(j, "tokens_per_s", p->speeds);
+        json_object_set(j, "private_bytes", p->memory);
+    }
+    cli_json(j);
+    json_decref(j);
+}
+
+int bench_perplexity(const struct bench_options *o, const char *model, const char *path)
+{
+    struct err e;
+    struct perplexity p = { .o = o, .windows = json_array(), .speeds = json_array(), .memory = json_array(), .e = &e };
+    int rc = -1, n = o->window;
+    if (open_model(prog, model, &o->run, &p.m, &e) != 0 || read_text(&p.t, o, &p.m, path, &e) != 0)
+        goto done;
+    if (o->whole && (int64_t)p.t.n_windows * o->window > context_len(&p.m, &o->run)) {
+        err_set(&e, ERR_LIMIT, "%s: %lld tokens in windows of %d, expected at most the context of %d (--ctx)", path,
+                (long long)p.t.n_windows * o->window, o->window, context_len(&p.m, &o->run));
+        goto done;
+    }
+    if (o->whole)
+        n = p.t.n_windows * o->window;
+    if (!(p.g = open_engine(&p.m, &o->run, 1, n, 0, &e)) || !(p.pool = pool_open(o->run.threads, &e)))
+        goto done;
+    cli_progress_init(&p.progress);
+    rc = o->whole ? score_whole(&p) : score_windows(&p);
+    cli_progress_clear();
+    if (rc == 0)
+        print_perplexity(&p);
+done:
+    json_decref(p.windows);
+    json_decref(p.speeds);
+    json_decref(p.memory);
+    pool_close(p.pool);
+    engine_close(p.g);
+    free(p.t.ids);
+    close_model(&p.m);
     return rc == 0 ? cli_finish(prog) : cli_fail(prog, &e);
 }
 

@@ -268,21 +268,32 @@ static int parse_lora(const char *prog, const char *arg, struct run_options *r)
     return 0;
 }
 
-/* "exact", "pages:N" or "sliding:N". */
+/* N or N+S: the newest N tokens, and the first S (default: 0). */
+static int parse_sliding(const char *prog, const char *arg, struct run_options *r)
+{
+    const char *plus = strchr(arg, '+');
+    char window[24];
+    long long n, sinks = 0;
+    snprintf(window, sizeof window, "%.*s", plus ? (int)(plus - arg) : (int)strlen(arg), arg);
+    if (cli_parse_int(prog, "--attention sliding", window, KV_BLOCK, 1 << 24, &n) != 0 ||
+        (plus && cli_parse_int(prog, "--attention sliding:N+S", plus + 1, 0, ENGINE_MOST_SINKS, &sinks) != 0))
+        return CLI_USAGE;
+    r->sliding = (int)n;
+    r->sliding_sinks = (int)sinks;
+    return 0;
+}
+
+/* "exact", "pages:N", "sliding:N" or "sliding:N+S". */
 static int parse_attention(const char *prog, const char *arg, struct run_options *r)
 {
     static const char pages[] = "pages:", sliding[] = "sliding:";
     long long n = 0;
     r->sliding = r->pages = 0;
-    if (strncmp(arg, sliding, sizeof sliding - 1) == 0) {
-        if (cli_parse_int(prog, "--attention sliding", arg + sizeof sliding - 1, KV_BLOCK, 1 << 24, &n) != 0)
-            return CLI_USAGE;
-        r->sliding = (int)n;
-        return 0;
-    }
+    if (strncmp(arg, sliding, sizeof sliding - 1) == 0)
+        return parse_sliding(prog, arg + sizeof sliding - 1, r);
     if (strcmp(arg, "exact") != 0) {
         if (strncmp(arg, pages, sizeof pages - 1) != 0)
-            return cli_wrong(prog, "--attention: '%s', expected exact, pages:N or sliding:N", arg);
+            return cli_wrong(prog, "--attention: '%s', expected exact, pages:N, sliding:N or sliding:N+S", arg);
         if (cli_parse_int(prog, "--attention pages", arg + sizeof pages - 1, 4, ENGINE_MOST_PAGES, &n) != 0)
             return CLI_USAGE;
         if (n % 4)
@@ -358,9 +369,10 @@ int run_options_check(const char *prog, struct run_options *r)
     if (r->exact && r->kv_given && (r->kv.key != KV_F32 || r->kv.value != KV_F32))
         return cli_wrong(prog, "--exact stores keys and values as f32: it excludes other values of --kv");
     if (r->sliding && r->window && r->window != r->sliding)
-        return cli_wrong(prog, "--attention sliding and --window exclude each other: it is a window without sinks");
+        return cli_wrong(prog, "--attention sliding and --window exclude each other: both are windows");
     if (r->sliding) {
         r->window = r->sliding;
+        r->sinks = r->sliding_sinks;
         r->sinks_given = 1;
     }
     if (r->pages && r->window)
@@ -370,7 +382,8 @@ int run_options_check(const char *prog, struct run_options *r)
     if (r->window && !r->sinks_given)
         r->sinks = 4;
     if (r->window && r->sinks > r->window)
-        return cli_wrong(prog, "--sinks: %d, expected no more than the window of %d", r->sinks, r->window);
+        return cli_wrong(prog, "%s: %d, expected no more than the window of %d",
+                         r->sliding ? "--attention sliding:N+S" : "--sinks", r->sinks, r->window);
     if (r->spec == SPEC_MTP && r->max_memory)
         return cli_wrong(prog, "--spec mtp and --max-memory exclude each other: the layer that makes the guesses is not streamed");
     if (r->spec == SPEC_EAGLE && r->max_memory)

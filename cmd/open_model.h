@@ -36,7 +36,7 @@ struct run_options {
     /* the last --kv and the one before it, and the number of times that --kv was given */
     struct kv_types kv, kv_before; int kv_given;
     int window, sinks, sinks_given; /* --window, --sinks; window 0: as the model has it */
-    int pages, sliding;             /* --attention pages:N, sliding:N; 0: neither */
+    int pages, sliding, sliding_sinks;      /* --attention pages:N, sliding:N+S; 0: neither */
     int exact;
     int no_prefix_cache;            /* has no option: set by zse-bench, which computes every prompt */
     /* not options: the folder of prefixes (NULL: none), its largest size (0: the engine's
@@ -99,7 +99,7 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
     "      --threads N            threads (default: one for each processor)\n" \
     "      --ctx N                context in tokens (default: the model's, at most 8192)\n" \
     "      --kv f32|bf16|f16|fp8|i8|i4|ternary  the type of keys and values, or of each: k=i8,v=i4 (default: f16)\n" \
-    "      --attention exact|pages:N|sliding:N  see all tokens; in long contexts the N pages of 16 that may matter most; or the newest N tokens (default: exact)\n" \
+    "      --attention exact|pages:N|sliding:N[+S]  see all tokens; in long contexts the N pages of 16 that may matter most; or the newest N tokens, and the first S (default: exact)\n" \
     "      --exact                f32 activations and f32 keys and values\n" \
     "      --kernels NAME         CPU kernels: ref, avx2, avxvnni, avx512, amx, neon, dotprod, i8mm (default: the fastest)\n" \
     "      --device DEVICE        where to compute: auto, cpu, cuda, cuda:N (default: auto)\n" \

@@ -78,6 +78,7 @@ static const char usage[] =
     "      --ref DIR              layers: a folder with ids.npy and any of embed.npy, layer.0.npy ..., logits.npy\n"
     "      --window N             perplexity, quality: tokens of a window; logits: of a step (default: 512)\n"
     "      --windows N            perplexity, quality: only the first N windows of the text\n"
+    "      --whole                perplexity: the windows are one sequence, each token after all before it that --attention allows\n"
     "\n"
 #include "cmd/quantize_help.inc"
     RUN_HELP
@@ -90,7 +91,8 @@ static const char usage[] =
 
 enum { OPT_JSON = 300, OPT_FILE, OPT_CONTEXTS, OPT_SHAPE, OPT_TOKENS, OPT_PEER, OPT_PEER_MODEL, OPT_IDS, OPT_WINDOW,
        OPT_WINDOWS, OPT_REQUESTS, OPT_RATE, OPT_SHARED, OPT_BACKGROUND, OPT_API, OPT_SERVED, OPT_KEY, OPT_IGNORE_EOS,
-       OPT_TEMP, OPT_SEED, OPT_TIMEOUT, OPT_REF, OPT_AUTOTUNE, OPT_ESTIMATE, OPT_ACCEPT, OPT_LIMITS };
+       OPT_TEMP, OPT_SEED, OPT_TIMEOUT, OPT_REF, OPT_AUTOTUNE, OPT_ESTIMATE, OPT_ACCEPT, OPT_LIMITS,
+       OPT_WHOLE };
 static const struct option options[] = {
     { "prompt", required_argument, NULL, 'p' }, { "generate", required_argument, NULL, 'n' },
         { "batch", required_argument, NULL, 'b' },
@@ -103,7 +105,7 @@ static const struct option options[] = {
     { "peer", required_argument, NULL, OPT_PEER }, { "peer-model", required_argument, NULL, OPT_PEER_MODEL },
     { "ids", required_argument, NULL, OPT_IDS }, { "output", required_argument, NULL, 'o' },
     { "window", required_argument, NULL, OPT_WINDOW },
-    { "windows", required_argument, NULL, OPT_WINDOWS },
+    { "windows", required_argument, NULL, OPT_WINDOWS }, { "whole", no_argument, NULL, OPT_WHOLE },
     { "requests", required_argument, NULL, OPT_REQUESTS }, { "rate", required_argument, NULL, OPT_RATE },
     { "shared", required_argument, NULL, OPT_SHARED },
     { "background", required_argument, NULL, OPT_BACKGROUND }, { "api", required_argument, NULL, OPT_API },
@@ -128,7 +130,7 @@ static const struct { const char *name; int least, most; const char *letters; } 
     [DEQUANT] = { "dequant", 0, 0, "rs" }, [GPU] = { "gpu", 0, 0, "prstA" },
     [COLDSTART] = { "coldstart", 0, 1, "prPMa" },
     [SERVE] = { "serve", 1, 1, "pnbwST" }, [LOGITS] = { "logits", 1, 1, "ioW" }, [LAYERS] = { "layers", 1, 1, "ioR" },
-    [PERPLEXITY] = { "perplexity", 2, 2, "WNa" }, [QUALITY] = { "quality", 3, 3, "WNa" },
+    [PERPLEXITY] = { "perplexity", 2, 2, "WNHa" }, [QUALITY] = { "quality", 3, 3, "WNa" },
     [SPEC] = { "spec", 1, 2, "nrTE" },
 };
 /* Options that only some commands take; main's `given` has a bit for each. */
@@ -140,6 +142,7 @@ static const struct { int c; char letter; const char *name; } special[] = {
     { OPT_PEER, 'P', "--peer" },
     { OPT_PEER_MODEL, 'M', "--peer-model" }, { OPT_IDS, 'i', "--ids" }, { 'o', 'o', "-o" },
     { OPT_WINDOW, 'W', "--window" }, { OPT_WINDOWS, 'N', "--windows" },
+    { OPT_WHOLE, 'H', "--whole" },
     { OPT_REQUESTS, 'S', "--requests" }, { OPT_RATE, 'S', "--rate" }, { OPT_SHARED, 'S', "--shared" },
     { OPT_BACKGROUND, 'S', "--background" }, { OPT_API, 'S', "--api" },
     { OPT_SERVED, 'S', "--model" }, { OPT_KEY, 'S', "--key" }, { OPT_IGNORE_EOS, 'T', "--ignore-eos" },
@@ -218,6 +221,7 @@ static int take(struct bench_options *o, int c, const char *arg)
     case 'w': return parse_whole("--warmup", arg, 0, 1000, &o->warmup);
     case OPT_WINDOW: return parse_whole("--window", arg, 1, 1 << 20, &o->window);
     case OPT_WINDOWS: return parse_whole("--windows", arg, 1, INT32_MAX, &o->windows);
+    case OPT_WHOLE: o->whole = 1; return 0;
     case OPT_CONTEXTS: return parse_list("--contexts", arg, 1 << 24, &o->contexts);
     case OPT_TOKENS: return parse_list("--tokens", arg, 65536, &o->tokens);
     case OPT_SHAPE: return parse_shape(arg, o);

@@ -14,7 +14,7 @@ enum bench_api { BENCH_CHAT, BENCH_COMPLETIONS, BENCH_TOKENS };
 struct bench_options {
     struct run_options run;
     int prompt, generate, batch, repeats, warmup, json, autotune;
-    int window, windows;                /* tokens of a window; number of windows, 0: all of the text */
+    int window, windows, whole;         /* tokens of a window; number of windows, 0: all of the text; --whole */
     const char *ids, *output, *ref;
     const char *file;                   /* limits */
     const char *limits;                 /* the file of --limits; NULL: the limits are measured */

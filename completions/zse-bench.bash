@@ -48,7 +48,7 @@ _zse_bench() {
     --max-memory) COMPREPLY=(); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--prompt --generate --batch --repeats --warmup --json --file --limits --contexts --shape --tokens --autotune --peer --peer-model --requests --rate --shared --background --api --model --key --ignore-eos --temp --seed --spec --spec-exact --estimate --accept --timeout --ids --output --ref --window --windows --quantize --mode --threads --ctx --kv --attention --exact --kernels --device --gpu-layers --strict --cuda-graphs --act --cache-weights --force --verify --verbose --max-memory --print-defaults --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--prompt --generate --batch --repeats --warmup --json --file --limits --contexts --shape --tokens --autotune --peer --peer-model --requests --rate --shared --background --api --model --key --ignore-eos --temp --seed --spec --spec-exact --estimate --accept --timeout --ids --output --ref --window --windows --whole --quantize --mode --threads --ctx --kv --attention --exact --kernels --device --gpu-layers --strict --cuda-graphs --act --cache-weights --force --verify --verbose --max-memory --print-defaults --help --version" -- "$cur")) ;;
     *) local head=
        [ "$cur" != : ] || { head=$prev: cur=; }
        [ "$prev" != : ] || head=${COMP_WORDS[COMP_CWORD-2]}:

@@ -469,51 +469,85 @@ void engine_trim(struct engine *g)
         g->watch.stepped(g->watch.user);
 }
 
-int engine_logits(struct engine *g, const int32_t *ids, int n_ids, int from, float *logits, struct err *e)
+/* A new sequence that is computed in chunks. */
+struct sequence_scan {
+    const int32_t *ids;
+    int n_ids, from;                    /* logits are computed for positions >= from */
+    float *logits;                      /* rows of the next chunk */
+    engine_rows rows;                   /* NULL: the rows of all chunks are kept, one after another */
+    void *user;
+};
+
+static int scan_check(const struct engine *g, const struct sequence_scan *s, struct err *e)
+{
+    if (g->m->config.embedding.pooling)
+        return err_set(e, ERR_UNSUPPORTED, "a model that makes vectors of texts has no logits");
+    if (s->n_ids > g->max_len)
+        return err_set(e, ERR_LIMIT, "%d tokens, expected at most the context of %d", s->n_ids, g->max_len);
+    for (int i = 0; i < s->n_ids; i++)
+        if (s->ids[i] < 0 || s->ids[i] >= g->vocab_size)
+            return err_set(e, ERR_LIMIT, "token %d is %d, expected 0 to %d", i, (int)s->ids[i], g->vocab_size - 1);
+    return 0;
+}
+
+/* Compute the n tokens from pos on. */
+static int scan_chunk(struct engine *g, struct sequence_scan *s, struct kv_table *kv, int state, int pos, int n,
+                      struct err *e)
+{
+    const int end = pos + n, n_logits = end <= s->from ? 0 : end - (pos > s->from ? pos : s->from);
+    kv->n_tokens = pos;
+    if (kv_table_windows(kv, g->pool, end) != 0)
+        return err_set(e, ERR_LIMIT, "no window blocks are free: requests hold them");
+    const struct batch_item item = { .tokens = s->ids + pos, .n_tokens = n, .pos = pos, .table = kv->block,
+                                     .window_table = kv->window, .state = state, .n_logits = n_logits,
+                                     .seq_len = s->n_ids };
+    if (g->backend->forward(g->b, &(struct batch){ &item, 1 }, s->logits, e) != 0 || engine_check(g, e) != 0)
+        return -1;
+    if (s->rows)
+        return s->rows(s->user, pos, n_logits, s->logits);
+    s->logits += (size_t)n_logits * (size_t)g->vocab_size;
+    return 0;
+}
+
+static int scan_sequence(struct engine *g, struct sequence_scan *s, struct err *e)
 {
     struct kv_table kv;
     int rc = -1, state = -1;
-    if (g->m->config.embedding.pooling)
-        return err_set(e, ERR_UNSUPPORTED, "a model that makes vectors of texts has no logits");
-    if (n_ids > g->max_len)
-        return err_set(e, ERR_LIMIT, "%d tokens, expected at most the context of %d", n_ids, g->max_len);
-    for (int i = 0; i < n_ids; i++)
-        if (ids[i] < 0 || ids[i] >= g->vocab_size)
-            return err_set(e, ERR_LIMIT, "token %d is %d, expected 0 to %d", i, (int)ids[i], g->vocab_size - 1);
-    if (kv_table_init(&kv, n_ids, e) != 0)
+    if (scan_check(g, s, e) != 0 || kv_table_init(&kv, s->n_ids, e) != 0)
         return -1;
-    if (kv_table_reserve(&kv, g->pool, n_ids) != 0) {
+    if (kv_table_reserve(&kv, g->pool, s->n_ids) != 0) {
         err_set(e, ERR_LIMIT, "%d KV blocks are free, %d tokens need %d", kv_pool_free(g->pool) + kv_pool_idle(g->pool),
-                n_ids, (n_ids + KV_BLOCK - 1) / KV_BLOCK);
+                s->n_ids, (s->n_ids + KV_BLOCK - 1) / KV_BLOCK);
         goto done;
     }
     if (g->states && (state = state_take(g->states, g->pool)) < 0) {
         err_set(e, ERR_LIMIT, "no state is free: requests hold them all");
         goto done;
     }
-    for (int pos = 0; pos < n_ids;) {
-        int n = n_ids - pos < g->max_tokens ? n_ids - pos : g->max_tokens, end = pos + n;
-        int n_logits = end <= from ? 0 : end - (pos > from ? pos : from);
-        kv.n_tokens = pos;
-        if (kv_table_windows(&kv, g->pool, end) != 0) {
-            err_set(e, ERR_LIMIT, "no window blocks are free: requests hold them");
-            goto done;
-        }
-        const struct batch_item item = { .tokens = ids + pos, .n_tokens = n, .pos = pos, .table = kv.block,
-                                         .window_table = kv.window,
-                                         .state = state, .n_logits = n_logits, .seq_len = n_ids };
-        if (g->backend->forward(g->b, &(struct batch){ &item, 1 }, logits, e) != 0)
-            goto done;
-        if (engine_check(g, e) != 0)
-            goto done;
-        logits += (size_t)n_logits * (size_t)g->vocab_size;
-        pos = end;
-    }
     rc = 0;
+    for (int pos = 0, n; pos < s->n_ids && rc == 0; pos += n) {
+        n = s->n_ids - pos < g->max_tokens ? s->n_ids - pos : g->max_tokens;
+        rc = scan_chunk(g, s, &kv, state, pos, n, e);
+    }
 done:
     if (state >= 0)
         state_drop(g->states, state);
     kv_table_release(&kv, g->pool);
+    return rc;
+}
+
+int engine_logits(struct engine *g, const int32_t *ids, int n_ids, int from, float *logits, struct err *e)
+{
+    return scan_sequence(g, &(struct sequence_scan){ .ids = ids, .n_ids = n_ids, .from = from, .logits = logits }, e);
+}
+
+int engine_scan(struct engine *g, const int32_t *ids, int n_ids, engine_rows rows, void *user, struct err *e)
+{
+    struct sequence_scan s = { .ids = ids, .n_ids = n_ids, .rows = rows, .user = user };
+    if (!(s.logits = malloc((size_t)g->max_tokens * (size_t)g->vocab_size * sizeof *s.logits)))
+        return err_nomem(e, "logits");
+    const int rc = scan_sequence(g, &s, e);
+    free(s.logits);
     return rc;
 }
 

@@ -358,4 +358,10 @@ int engine_set_lora(struct engine *g, struct model *m, int number, struct lora_b
  * Returns 0; -1 with *e. */
 int engine_logits(struct engine *g, const int32_t *ids, int n_ids, int from, float *logits, struct err *e);
 
+/* The same for a sequence whose logits are too many to keep: rows(user, pos, n, logits) gets those
+ * after the n tokens from pos on, valid during the call; other than 0 ends the call.  Returns 0; -1
+ * with *e, or what rows() returned. */
+typedef int (*engine_rows)(void *user, int pos, int n, const float *logits);
+int engine_scan(struct engine *g, const int32_t *ids, int n_ids, engine_rows rows, void *user, struct err *e);
+
 #endif

@@ -247,6 +247,27 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
   [ "$(of --window 64 --attention sliding:64)" = "$(of --window 64)" ]
   [ "$(of --window 100 --attention sliding:64)" != "$(of --window 100)" ]
   run -2 zse-bench perplexity "$MODEL" "$TEXT" --attention sliding:15
+  run -2 zse-bench perplexity "$MODEL" "$TEXT" --attention sliding:64+65
+  [[ "$output" == *"sliding:N+S: 65, expected no more than the window of 64"* ]] || { echo "$output"; return 1; }
+  run -2 zse-bench perplexity "$MODEL" "$TEXT" --attention sliding:64+
+  [[ "$output" == *"'' is not a whole number"* ]] || { echo "$output"; return 1; }
+}
+
+@test "perplexity --whole: the windows of a text are one sequence" {
+  of() { zse-bench perplexity "$MODEL" "$TEXT" "$@"; }
+  one=$(of --window 200 --windows 1)
+  parts=$(of --window 50 --windows 4 --whole)
+  check 'len(j["mean_nll"]) == len(j["tokens_per_s"]) == len(j["private_bytes"]) == 4 and j["scored_tokens"] == 199' <<<"$parts"
+  check 'all(v > 0 for v in j["tokens_per_s"] + j["private_bytes"])' <<<"$parts"
+  # the last token has none to predict, so the last window has a scored token less
+  [ "$(jq '.mean_nll | (.[0] + .[1] + .[2]) * 50 + .[3] * 49 | . * 1000 | round' <<<"$parts")" = \
+    "$(jq '.mean_nll[0] * 199000 | round' <<<"$one")" ]
+  # a window and sinks change what lies beyond them only
+  [ "$(of --window 50 --windows 4 --whole --attention sliding:112+4 | jq -c '.mean_nll[:2]')" = "$(jq -c '.mean_nll[:2]' <<<"$parts")" ]
+  [ "$(of --window 50 --windows 4 --whole --attention sliding:112+4 | jq -c '.mean_nll[2:]')" != "$(jq -c '.mean_nll[2:]' <<<"$parts")" ]
+  run -1 zse-bench perplexity "$MODEL" "$TEXT" --whole --ctx 64 --window 50
+  [[ "$output" == *"expected at most the context of 64 (--ctx)"* ]] || { echo "$output"; return 1; }
+  run -2 zse-bench quality "$MODEL" "$MODEL" "$TEXT" --whole
 }
 
 # bats test_tags=plain
