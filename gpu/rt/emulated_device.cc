@@ -1,5 +1,5 @@
-/* emulated_device.cc - rt.h without a GPU: memory with bounds, a compute stream that runs late,
- * events, graphs, and the faults that tests request. */
+/* emulated_device.cc - rt.h without a GPU: memory with bounds, streams that run late, events,
+ * graphs, and the faults that tests request. */
 #include "gpu/rt/emulated.h"
 #include "gpu/rt/internal.h"
 
@@ -88,36 +88,42 @@ static bool has_failed()
     return state.failed || state.lost.code != ERR_NONE;
 }
 
-/* ---- the compute stream ---- */
+/* ---- streams ---- */
 
-static void enqueue(struct gpu *g, std::function<void()> what)
+static void enqueue(struct gpu *g, enum gpu_stream s, std::function<void()> what)
 {
     if (g->debug_sync)
         return what();
     std::lock_guard<std::mutex> guard(g->lock);
-    g->queue.push_back(std::move(what));
-    g->n_queued++;
+    g->queue[s].items.push_back(std::move(what));
+    g->queue[s].n_queued++;
 }
 
-/* Run the queue up to item n. */
-static void work_off(struct gpu *g, uint64_t n)
+/* Run a stream's queue up to item n. */
+static void work_off(struct gpu *g, enum gpu_stream s, uint64_t n)
 {
-    std::lock_guard<std::mutex> working(g->working);
+    std::lock_guard<std::recursive_mutex> working(g->working);
+    work_queue &q = g->queue[s];
     for (;;) {
         std::function<void()> next;
         {
             std::lock_guard<std::mutex> guard(g->lock);
-            if (g->queue.empty() || g->n_done >= n)
+            if (q.items.empty() || q.n_done >= n)
                 return;
-            next = std::move(g->queue.front());
-            g->queue.pop_front();
+            next = std::move(q.items.front());
+            q.items.pop_front();
         }
         next();
         std::lock_guard<std::mutex> guard(g->lock);
-        g->n_done++;
+        q.n_done++;
     }
 }
-static void work_off(struct gpu *g) { work_off(g, UINT64_MAX); }
+/* Run all work. */
+static void work_off(struct gpu *g)
+{
+    work_off(g, GPU_COPY, UINT64_MAX);
+    work_off(g, GPU_COMPUTE, UINT64_MAX);
+}
 
 /* Is this the launch that emulated_fail() chose? */
 static bool must_fail(const char *name)
@@ -168,7 +174,7 @@ int emulate_launch(struct gpu *g, const char *name, dim3 grid, int threads, size
     }
     if (g->debug_sync)
         return run_kernel(g, name, grid, threads, shared, kernel, e);
-    enqueue(g, [=] {
+    enqueue(g, GPU_COMPUTE, [=] {
         struct err ignored;             /* the device has it */
         run_kernel(g, name, grid, threads, shared, kernel, &ignored);
     });
@@ -320,10 +326,8 @@ static int move(struct gpu *g, enum gpu_stream s, void *to, const void *from, si
 {
     if (ready(what, e) < 0)
         return -1;
-    if (n && s == GPU_COMPUTE)
-        enqueue(g, [=] { memmove(to, from, n); });
-    else if (n)
-        memcpy(to, from, n);
+    if (n)
+        enqueue(g, s, [=] { memmove(to, from, n); });
     return 0;
 }
 
@@ -344,42 +348,41 @@ int gpu_fill(struct gpu *g, enum gpu_stream s, void *to, int byte, size_t n, str
 {
     if (n && in_device(g, to, n, "a fill", e) < 0)
         return -1;
-    if (s == GPU_COMPUTE)
-        enqueue(g, [=] { memset(to, byte, n); });
-    else
-        memset(to, byte, n);
+    enqueue(g, s, [=] { memset(to, byte, n); });
     return 0;
 }
 int gpu_sync(struct gpu *g, enum gpu_stream s, struct err *e)
 {
-    if (s == GPU_COMPUTE)
-        work_off(g);
+    work_off(g, s, UINT64_MAX);
     return ready("waiting for the kernels", e);
 }
 
 struct gpu_event *gpu_event_open(struct gpu *, struct err *) { return new gpu_event(); }
 void gpu_event_close(struct gpu *g, struct gpu_event *v)
 {
-    work_off(g, v->after);              /* run the queue up to the event, which writes v */
+    work_off(g, v->stream, v->after);   /* run the queue up to the event, which writes v */
     delete v;
 }
 int gpu_event_record(struct gpu *g, enum gpu_stream s, struct gpu_event *v, struct err *)
 {
-    v->after = 0;
-    if (s == GPU_COPY || g->debug_sync) {
-        v->ns = clock_ns();
-        return 0;
-    }
-    enqueue(g, [=] { v->ns = clock_ns(); });
+    v->stream = s;
+    enqueue(g, s, [=] { v->ns = clock_ns(); });
     std::lock_guard<std::mutex> guard(g->lock);
-    v->after = g->n_queued;
+    v->after = g->queue[s].n_queued;
     return 0;
 }
-/* The copy stream never waits for the compute stream, and has finished before this call. */
-int gpu_event_wait(struct gpu *, enum gpu_stream, struct gpu_event *, struct err *) { return 0; }
+/* The event of the last record: one that is recorded later does not count. */
+int gpu_event_wait(struct gpu *g, enum gpu_stream s, struct gpu_event *v, struct err *)
+{
+    const enum gpu_stream of = v->stream;
+    const uint64_t after = v->after;
+    if (of != s)
+        enqueue(g, s, [=] { work_off(g, of, after); });
+    return 0;
+}
 int gpu_event_sync(struct gpu *g, struct gpu_event *v, struct err *e)
 {
-    work_off(g, v->after);
+    work_off(g, v->stream, v->after);
     return ready("event", e);
 }
 int gpu_event_elapsed(struct gpu *g, struct gpu_event *from, struct gpu_event *to, double *seconds, struct err *e)

@@ -18,9 +18,10 @@
 enum { EMULATED_THREADS = 1024, EMULATED_SHARED = 99 << 10 };
 
 struct memory_region { uint8_t *map; size_t map_size; uint8_t *p; size_t size; int pinned; };
-/* The compute stream runs its work when the host waits for it, not before, unless debug_sync: host
- * code that changes or reads memory too early gets wrong numbers, as on a GPU.
- * The copy stream runs its work at once. */
+/* A stream runs its work when the host or another stream waits for it, not before, unless
+ * debug_sync: code that changes or reads memory too early gets wrong numbers, as on a GPU.
+ * n_queued, n_done: the numbers of its items; protected by the device's lock. */
+struct work_queue { std::deque<std::function<void()>> items; uint64_t n_queued, n_done; };
 struct gpu {
     int debug_sync;
     /* capacity is reserved once, and closed regions stay in it, because the checks of kernels read
@@ -29,14 +30,14 @@ struct gpu {
     std::mutex lock;                    /* the loader's threads allocate little, but copy while kernels run */
     bool recording;
     struct gpu_graph *graph;
-    /* launches of the compute stream, and their numbers; protected by lock */
-    std::deque<std::function<void()>> queue; uint64_t n_queued, n_done;
-    std::mutex working;                 /* held while queued work runs */
+    work_queue queue[2];                /* by enum gpu_stream */
+    /* held while queued work runs; recursive, because an item may wait for the other stream */
+    std::recursive_mutex working;
 };
 struct graph_node { const char *name; dim3 grid; int threads; size_t shared; std::function<void()> kernel; };
 struct gpu_graph { std::vector<graph_node> nodes; };
-/* ns: clock time; after: number of items of the compute stream before the event */
-struct gpu_event { uint64_t ns, after; };
+/* ns: clock time; after: number of items of the stream before the event, and the event's own */
+struct gpu_event { uint64_t ns, after; enum gpu_stream stream; };
 
 /* ---- emulated.cc ---- */
 /* Run a kernel, block after block.  -1 with *why if a check failed (ERR_DEVICE) or memory ran
