@@ -43,10 +43,11 @@ FLAGS   := $(addsuffix $() ,$(PIE))-std=c11 -D_GNU_SOURCE -DZSE_VERSION='"$(VERS
            -Wstrict-prototypes -Wmissing-prototypes -Wshadow -ffp-contract=off -fno-math-errno -pthread \
            $(if $(filter -g%,$(CFLAGS)),-fdebug-prefix-map=$(CURDIR)=.) $(CPPFLAGS) $(CFLAGS)
 
-# The device engine: gpu/backend in C, gpu/kernels and gpu/rt in CUDA C++, compiled for a GPU (nvcc)
-# or for the emulation (the C++ compiler).
+# The device engine: gpu/backend and the ring of gpu/rt in C, gpu/kernels and the rest of gpu/rt in
+# CUDA C++, compiled for a GPU (nvcc) or for the emulation (the C++ compiler).
 DEVICE  := $(if $(filter auto,$(GPU)),$(if $(and $(NVCC),$(wildcard /proc/driver/nvidia/version)),cuda,none),$(GPU))
 KERNELS := $(wildcard gpu/kernels/*.cu)
+BACKEND := $(wildcard gpu/backend/*.c gpu/rt/*.c)
 ifeq ($(DEVICE),cuda)
 CUDA    := $(patsubst %/bin/,%,$(dir $(realpath $(NVCC))))
 SMS     ?= 80 86 89 90
@@ -69,14 +70,14 @@ EMUFLAGS := -std=c++17 -O2 -g1 -I. -Wall -Wextra $(WERROR) -Wno-unknown-pragmas 
 # These objects do not depend on CC and CFLAGS: builds may share them (E=build/emulated).
 E       ?= $(B)/emulated
 EMULATED = $(patsubst %,$(E)/%.o,$(basename $(KERNELS) $(wildcard gpu/rt/*.cc))) \
-           $(call objects,$(wildcard gpu/backend/*.c))
+           $(call objects,$(BACKEND))
 
 PROGRAMS := $(patsubst cmd/%.c,%,$(wildcard cmd/zse-*.c))
 # Sources of other architectures.
 OTHERS := $(if $(filter x86_64,$(ARCH)),,%_avx2.c %_avxvnni.c %_avx512.c %_amx.c) \
           $(if $(filter aarch64,$(ARCH)),,%_neon.c %_dotprod.c %_i8mm.c)
 LIB   := $(filter-out $(OTHERS),$(wildcard libcommon/*/*.c libcommon/*/*/*.c)) \
-         $(if $(filter cuda,$(DEVICE)),$(wildcard gpu/backend/*.c),gpu/stub.c)
+         $(if $(filter cuda,$(DEVICE)),$(BACKEND),gpu/stub.c)
 # The public library: its functions are thin, and call the library's.
 API   := $(wildcard lib/*.c)
 CMD   := $(filter-out cmd/zse-%,$(wildcard cmd/*.c))
@@ -90,7 +91,7 @@ OWN   ?=
 HERE  := $(BY_ARCH) $(filter-out $(BY_ARCH),$(wildcard $(OWN)))
 objects = $(patsubst %.c,$(B)/%.o,$(filter $(HERE),$1)) $(patsubst %.c,$(O)/%.o,$(filter-out $(HERE),$1))
 OBJS  := $(call objects,$(LIB) $(API) $(CMD) $(addprefix cmd/,$(addsuffix .c,$(PROGRAMS))) \
-           $(patsubst $(B)/%,%.c,$(UNIT)) $(wildcard gpu/backend/*.c)) $(EMULATED)
+           $(patsubst $(B)/%,%.c,$(UNIT)) $(BACKEND)) $(EMULATED)
 
 all: $(BINS)
 
@@ -264,7 +265,7 @@ unit: $(UNIT) $(B)/tests/lib/nomem.so $(B)/tests/lib/stuck.so lib
 syntax: $(O)/web/chat.js.gz $(O)/web/version $(INSIDE) $(WEB:libcommon/serve/%=$(O)/%.gz)
 	$(CC) $(FLAGS) -DZSE_X86 -DZSE_WEB='"$(O)/web/"' -fsyntax-only \
 	  $(if $(filter-out $(B),$(O)),$(filter-out $(HERE),$(LIB) $(API) $(wildcard cmd/*.c))) \
-	  $(wildcard tests/unit/t-*.c tests/lib/*.c tests/fuzz/*.c tests/bench/*.c gpu/backend/*.c)
+	  $(wildcard tests/unit/t-*.c tests/lib/*.c tests/fuzz/*.c tests/bench/*.c) $(BACKEND)
 
 EMULATED_BINS := $(addprefix $(B)/emulated/,zse-chat zse-bench zse-serve)
 emulated: $(EMULATED_BINS)
@@ -286,7 +287,7 @@ $(B)/ptx/tests/ptx/%.o: tests/ptx/%.cc
 	@mkdir -p $(@D)
 	$(CXX) $(PTXFLAGS) -MMD -MP -c -o $@ $<
 # An archive: a test has the kernels that it uses.
-$(B)/ptx/libgpu.a: $(PTX_OBJS) $(PTX_RUN) $(call objects,$(wildcard gpu/backend/*.c))
+$(B)/ptx/libgpu.a: $(PTX_OBJS) $(PTX_RUN) $(call objects,$(BACKEND))
 	@rm -f $@
 	$(AR) rcs $@ $^
 $(B)/ptx/t-gpu-%: $(O)/tests/unit/t-gpu-%.o $(B)/ptx/libgpu.a $(B)/libzse.a

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "gpu/rt/ring.h"
 #include "libcommon/base/clock.h"
 #include "libcommon/base/pool.h"
 
@@ -26,6 +27,7 @@ struct dweights {
     size_t size;
     int act_int8;
     uint8_t *is_decoded;            /* [n_layers] */
+    struct gpu_ring *ring;
     struct segment *segments; int n_segments, room;
     struct segment *chunks; int n_chunks;
     int *left;                      /* [n_layers + 2] chunks of each part that are not queued yet */
@@ -302,55 +304,40 @@ static void fail(struct dweights *w, const struct err *e)
     pthread_mutex_unlock(&w->lock);
 }
 
+/* Queue the copy of a chunk that lies in this buffer of the ring.  The lock keeps the event of the
+ * chunk's part behind the copies of all its chunks. */
+static int send(struct dweights *w, const struct segment *c, int buffer, struct err *e)
+{
+    pthread_mutex_lock(&w->lock);
+    int rc = gpu_ring_send(w->ring, buffer, w->base + c->offset, c->size, e);
+    if (rc == 0 && --w->left[c->part] == 0) {
+        rc = gpu_event_record(w->g, GPU_COPY, w->event[c->part], e);
+        pthread_cond_broadcast(&w->changed);
+    }
+    pthread_mutex_unlock(&w->lock);
+    return rc;
+}
+
 static void *load(void *arg)
 {
     struct dweights *w = arg;
     struct err e;
-    uint8_t *buffer[2] = { NULL, NULL };
-    struct gpu_event *sent[2] = { NULL, NULL };
-    int used[2] = { 0, 0 };
-    for (int i = 0; i < 2; i++)
-        if (!(buffer[i] = gpu_pinned(w->g, CHUNK, "weights on their way", &e)) ||
-            !(sent[i] = gpu_event_open(w->g, &e))) {
-            fail(w, &e);
-            goto out;
-        }
-    for (int turn = 0;; turn ^= 1) {
+    int rc = gpu_use(w->g, &e);
+    while (rc == 0) {
+        void *p;
         pthread_mutex_lock(&w->lock);
         const int i = w->failed || w->stop || w->next == w->n_chunks ? -1 : w->next++;
         pthread_mutex_unlock(&w->lock);
         if (i < 0)
             break;
-        const struct segment *c = &w->chunks[i];
-        if (used[turn] && gpu_event_sync(w->g, sent[turn], &e) < 0) {
-            fail(w, &e);
-            break;
-        }
-        memcpy(buffer[turn], c->from, c->size);
-        used[turn] = 1;
-        pthread_mutex_lock(&w->lock);
-        int rc = gpu_upload(w->g, GPU_COPY, w->base + c->offset, buffer[turn], c->size, &e);
-        if (rc == 0)
-            rc = gpu_event_record(w->g, GPU_COPY, sent[turn], &e);
-        if (rc == 0 && --w->left[c->part] == 0) {
-            rc = gpu_event_record(w->g, GPU_COPY, w->event[c->part], &e);
-            pthread_cond_broadcast(&w->changed);
-        }
-        pthread_mutex_unlock(&w->lock);
-        if (rc < 0) {
-            fail(w, &e);
-            break;
+        const int buffer = gpu_ring_take(w->ring, &p, &e);
+        if ((rc = buffer < 0 ? -1 : 0) == 0) {
+            memcpy(p, w->chunks[i].from, w->chunks[i].size);
+            rc = send(w, &w->chunks[i], buffer, &e);
         }
     }
-    for (int i = 0; i < 2; i++)
-        if (used[i] && gpu_event_sync(w->g, sent[i], &e) < 0)
-            fail(w, &e);
-out:
-    for (int i = 0; i < 2; i++) {
-        if (sent[i])
-            gpu_event_close(w->g, sent[i]);
-        gpu_pinned_free(w->g, buffer[i]);
-    }
+    if (rc < 0)
+        fail(w, &e);
     pthread_mutex_lock(&w->lock);
     if (++w->done == w->n_loaders)
         w->ended = clock_ns();
@@ -397,6 +384,8 @@ struct dweights *dweights_open(struct gpu *g, const struct model *m, int first_l
     n = n > MAX_LOADERS ? MAX_LOADERS : n;
     n = n > pool_n_cpus() ? pool_n_cpus() : n < 1 ? 1 : n;
     w->n_loaders = n;
+    if (!(w->ring = gpu_ring_open(g, 2 * n, CHUNK, e)))
+        goto fail;
     for (; w->n_threads < n; w->n_threads++)
         if (pthread_create(&w->thread[w->n_threads], NULL, load, w) != 0) {
             err_set(e, ERR_MEMORY, "no thread to load weights with");
@@ -423,6 +412,7 @@ void dweights_close(struct dweights *w)
     w->stop = 1;
     pthread_mutex_unlock(&w->lock);
     join(w);
+    gpu_ring_close(w->ring);
     for (int i = 0; w->event && i < w->n_layers + 2; i++)
         if (w->event[i])
             gpu_event_close(w->g, w->event[i]);
@@ -481,6 +471,8 @@ int dweights_complete(struct dweights *w, struct err *e)
     if (!done)
         return 0;
     join(w);
+    gpu_ring_close(w->ring);
+    w->ring = NULL;
     for (int i = 0; w->decoded && i < w->n_layers; i++)
         if (dweights_need(w, i, e) < 0)
             return -1;
