@@ -3,6 +3,7 @@
 #include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -401,8 +402,9 @@ static int become_user(const struct serve_options *o, const struct serve_user *u
 /* ---- the last resort: a shutdown that does not finish ---- */
 
 enum { END_PATIENCE_S = 8 };
+/* n_syncing: counted by the server; a slow disk is waited for, since it finishes in the end. */
 struct last_resort { struct server *s; pthread_t thread; pthread_mutex_t lock; pthread_cond_t over; int started,
-                     ended; };
+                     ended; atomic_int n_syncing; };
 
 __attribute__((noreturn)) static void end_at_once(const char *why)
 {
@@ -411,9 +413,9 @@ __attribute__((noreturn)) static void end_at_once(const char *why)
     _exit(CLI_FAILED);
 }
 
-static void *watch_the_end(void *arg)
+/* Whether the shutdown finishes within END_PATIENCE_S. */
+static int ends_in_time(struct last_resort *l)
 {
-    struct last_resort *l = arg;
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec += END_PATIENCE_S;
@@ -422,10 +424,21 @@ static void *watch_the_end(void *arg)
         ;
     const int ended = l->ended;
     pthread_mutex_unlock(&l->lock);
-    if (ended)
-        return NULL;
-    server_finish_audit(l->s);
-    end_at_once("closing the models takes too long: exiting without waiting for it");
+    return ended;
+}
+
+static void *watch_the_end(void *arg)
+{
+    struct last_resort *l = arg;
+    for (int told = 0; !ends_in_time(l); told = 1) {
+        if (atomic_load(&l->n_syncing) == 0) {
+            server_finish_audit(l->s);
+            end_at_once("closing the models takes too long: exiting without waiting for it");
+        }
+        if (!told)
+            cli_note(prog, "waiting for the disk, which writes the audit log and the databases");
+    }
+    return NULL;
 }
 
 static int start_last_resort(struct last_resort *l)
@@ -485,6 +498,7 @@ static int serve(struct serve_options *o, const struct serve_user *user, struct 
     char *embeds = is_file(o->embedding_model) ? server_model_id(o->embedding_model) : NULL,
          *reranks = is_file(o->rerank_model) ? server_model_id(o->rerank_model) : NULL;
     struct adapted adapted;
+    struct last_resort last = { 0 };
     const int known = find_adapted(o, &adapted, e);
     const struct server_options so = {
         .opener = { open_served, close_served, bind_served, o },
@@ -515,9 +529,10 @@ static int serve(struct serve_options *o, const struct serve_user *user, struct 
         .max_queue = o->max_queue, .timeout_s = o->timeout_s, .drain_s = o->drain_s, .stall_s = o->stall_s,
         .prefix_all = o->prefix_all, .mcp_config = o->mcp_config, .mcp_env = p->env,
         .max_memory = o->max_memory, .no_watch = o->no_watch, .sysroot = preflight_root(), .log = say, .warn = warn,
-        .state = tell_systemd, .user = o,
+        .state = tell_systemd, .n_syncing = &last.n_syncing, .user = o,
     };
     struct server *s = known == 0 ? server_bind(&so, e) : NULL;
+    last.s = s;
     int rc = !s || (user && become_user(o, user, p, e)) ? -1 : 0;
     if (rc == 0)
         rc = each_model(o, check_model, e);     /* runs as that user: files are not parsed with root's privileges */
@@ -539,13 +554,12 @@ static int serve(struct serve_options *o, const struct serve_user *user, struct 
         fflush(stdout);
         _exit(out_of_memory ? CLI_NO_MEMORY : rc ? CLI_FAILED : CLI_OK);
     }
-    struct last_resort l = { .s = s };
-    if (s && start_last_resort(&l) != 0)
+    if (s && start_last_resort(&last) != 0)
         cli_note(prog, "no thread to watch the shutdown");
     const int closed = server_close(s);
     if (closed == SERVER_STUCK)
         end_at_once("a model's step takes too long: exiting without waiting for it");
-    stop_last_resort(&l);
+    stop_last_resort(&last);
     release_adapted(&adapted);
     free(embeds);
     free(reranks);

@@ -63,6 +63,8 @@ void server_stop(struct server *s, double drain_s);
 void server_log(struct server *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* write a message to o.warn, which is never suppressed */
 void server_warn(struct server *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* Add n to the number of files that are being written to the disk and closed; any thread. */
+void server_syncs(const struct server *s, int n);
 /* Write "PREFIX" and 24 hexadecimal digits. */
 void server_id(struct server *s, const char *prefix, char out[48]);
 

@@ -354,6 +354,12 @@ int server_leave(struct server *s)
     return server_finish_audit(s);
 }
 
+void server_syncs(const struct server *s, int n)
+{
+    if (s->o.n_syncing)
+        atomic_fetch_add(s->o.n_syncing, n);
+}
+
 int server_finish_audit(struct server *s) { return atomic_exchange(&s->audit_finished, 1) ? 0 : guard_finish_audit(s); }
 
 int server_close(struct server *s)
@@ -379,6 +385,7 @@ int server_close(struct server *s)
     catalog_close(s);
     jobs_close(s);
     tools_close(s);                             /* writes lines of the audit log */
+    server_syncs(s, 1);                         /* for good: what follows only frees memory */
     const int rc = guard_close(s);              /* before loop_close: joins threads that wake the loop */
     loop_close(s->loop);
     rag_release(s);                             /* before account_close: its jobs hold memory */

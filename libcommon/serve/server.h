@@ -42,6 +42,7 @@
 #ifndef ZSE_SERVE_SERVER_H
 #define ZSE_SERVE_SERVER_H
 
+#include <stdatomic.h>
 #include <stdint.h>
 
 #include <jansson.h>
@@ -197,6 +198,7 @@ struct server_options {
      * SERVER_LOADING until a model is ready or no model is being loaded; after that, never again.
      * NULL: none. */
     void (*state)(void *user, enum server_state state);
+    atomic_int *n_syncing;      /* number of files that server_close() is writing to the disk; NULL: not counted */
     void *user;
 };
 

@@ -693,7 +693,7 @@ chat() {
 @test "a step or a close that does not end: /health says so and recovers; its model can be unloaded; SIGTERM ends the process all the same, with its log" {
   local so=$B/tests/lib/stuck.so d=$BATS_TEST_TMPDIR/stuck asks
   [ -e "$so" ] || skip "$so is not there (make unit)"
-  mkdir -p "$d/other" "$d/third"
+  mkdir -p "$d/other" "$d/third" "$d/slow"
   # begin FOLDER: start a server; its messages go to FOLDER/err
   begin() {
     cp "$T/tiny.zse" "$1/m.zse"
@@ -721,6 +721,10 @@ chat() {
   curl -s -o "$d/left" -w '%{http_code}' "$URL/v1/completions" -d '{"prompt":"Once","max_tokens":20}' >"$d/left.status" & left=$!
   await is_asked
   [ "$(status -H "Authorization: Bearer $(cat "$d/third/admin.token")" "$URL/api/models/unload" -d '{"model_id":"m"}')" = 200 ]
+  begin "$d/slow"                           # its audit log has a line to be written to the disk
+  touch "$d/slow/sync"
+  local slow=$PID
+  kill -TERM "$slow"
   begin "$d/other"
   touch "$d/other/close"
   local began=$SECONDS other=$PID
@@ -758,6 +762,9 @@ chat() {
   [ "$(status "$URL/v1/completions" -d '{"prompt":"Once","max_tokens":2}')" = 200 ]
   stop "$third"
   ends "$d/other" "$other" "closing the models takes too long"
+  await grep -q 'waiting for the disk' "$d/slow/err"
+  rm "$d/slow/sync"
+  wait "$slow"                              # a disk that is slow is no failure
   [ $((SECONDS - began)) -le 60 ]           # each stop takes some seconds, more on a busy machine
 }
 

@@ -2,7 +2,8 @@
  * had failed.
  *
  * While $ZSE_STUCK/step exists, fstat(), which every step of an engine calls, returns only in the
- * first thread.  While $ZSE_STUCK/close exists, close() does not return. */
+ * first thread.  While $ZSE_STUCK/close exists, close() does not return.  While
+ * $ZSE_STUCK/sync exists, fdatasync() of any file does not return. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -40,5 +41,12 @@ int close(int fd)
     int (*real)(int) = (int (*)(int))dlsym(RTLD_NEXT, "close");
     if (is_model(fd))
         wait_for("close");
+    return real(fd);
+}
+
+int fdatasync(int fd)
+{
+    int (*real)(int) = (int (*)(int))dlsym(RTLD_NEXT, "fdatasync");
+    wait_for("sync");
     return real(fd);
 }

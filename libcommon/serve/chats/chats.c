@@ -207,7 +207,9 @@ static void *work(void *arg)
         loop_wake(h->s->loop);
     }
     pthread_mutex_unlock(&h->lock);
+    server_syncs(h->s, 1);
     disconnect(&x);
+    server_syncs(h->s, -1);
     return NULL;
 }
 

@@ -258,7 +258,9 @@ static void *work(void *arg)
         loop_wake(v->s->loop);
     }
     pthread_mutex_unlock(&v->lock);
+    server_syncs(v->s, 1);
     rag_close(r);
+    server_syncs(v->s, -1);
     return NULL;
 }
 
