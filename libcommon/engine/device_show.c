@@ -10,15 +10,16 @@ void device_line(char out[DEVICE_LINE], const struct engine_stats *s, int n_laye
     const struct backend_device *d = &s->device;
     char where[96] = "all on the processor", graphs[96] = "", cached[96] = "";
     if (d->name && d->n_layers < n_layers)
-        snprintf(where, sizeof where, "%d there, %d on the processor", d->n_layers, n_layers - d->n_layers);
+        snprintf(where, sizeof where, "%d of %d layers on the device, the others on the processor", d->n_layers,
+                 n_layers);
     else if (d->name)
-        snprintf(where, sizeof where, "all there");
+        snprintf(where, sizeof where, "all on the device");
     if (d->cached)
         snprintf(cached, sizeof cached, "; f16 weight cache: %.1f MB", (double)d->cached * 1e-6);
     if (d->name)
         snprintf(graphs, sizeof graphs, "; graphs %s%s", d->graphs.off ? "off: " : "on",
                  d->graphs.off ? d->graphs.off : "");
-    snprintf(out, DEVICE_LINE, "on %.150s; attention where its layer is: %s; keys and values: %d block%s of %d tokens, %.1f K tokens, %.1f MB%s%s", s->backend, where, s->n_blocks,
+    snprintf(out, DEVICE_LINE, "on %.150s; attention: %s; keys and values: %d block%s of %d tokens, %.1f K tokens, %.1f MB%s%s", s->backend, where, s->n_blocks,
              s->n_blocks == 1 ? "" : "s", KV_BLOCK, (double)s->n_blocks * KV_BLOCK * 1e-3, (double)s->kv_bytes * 1e-6,
              cached, graphs);
 }

@@ -8,8 +8,8 @@
 
 enum { DEVICE_LINE = 640 };
 /* Write a line such as
- * "on cuda NVIDIA H200, 12 of 28 layers; attention where its layer is: 12 there, 16 on the
- * processor; keys and values: 512 blocks of 16 tokens, 8.2 K tokens, 1073.7 MB; f16 weight
+ * "on cuda NVIDIA H200, 12 of 28 layers; attention: 12 of 28 layers on the device, the others on
+ * the processor; keys and values: 512 blocks of 16 tokens, 8.2 K tokens, 1073.7 MB; f16 weight
  * cache: 14000.0 MB; graphs on" */
 void device_line(char out[DEVICE_LINE], const struct engine_stats *s, int n_layers);
 /* Returns {"on", "off_reason", "refused", "buckets": [{"sequences", "captured", "replays"}]}; only

@@ -198,7 +198,7 @@ setup_file() {
     kill -TERM $pid
     wait $pid
     line=$(grep -o 'on emulated.*' "$BATS_TEST_TMPDIR/err")
-    [[ "$line" =~ ^"on emulated emulated; attention where its layer is: all there; keys and values: "([0-9]+)" blocks of 16 tokens, "[0-9.]+" K tokens, "[0-9.]+" MB; graphs on"$ ]]
+    [[ "$line" =~ ^"on emulated emulated; attention: all on the device; keys and values: "([0-9]+)" blocks of 16 tokens, "[0-9.]+" K tokens, "[0-9.]+" MB; graphs on"$ ]]
     blocks+=("${BASH_REMATCH[1]}")
   done
   [ "${blocks[0]}" -ge 128 ]
@@ -209,7 +209,7 @@ setup_file() {
   [[ "$stderr" == *"needs "*"keys, values and states "*" but 40.0 MB are free"* ]]
   run -0 --separate-stderr "$B/emulated/zse-chat" "$MODEL" -p hi --max-tokens 1 --device emulated --gpu-layers 3 --ctx 64 --cuda-graphs \
     off --verbose
-  [[ "$stderr" == *"on emulated emulated, 3 of 4 layers; attention where its layer is: 3 there, 1 on the processor; keys and values: 1 block of 16 tokens, "*" MB; graphs off: --cuda-graphs off"* ]]
+  [[ "$stderr" == *"on emulated emulated, 3 of 4 layers; attention: 3 of 4 layers on the device, the others on the processor; keys and values: 1 block of 16 tokens, "*" MB; graphs off: --cuda-graphs off"* ]]
 }
 
 @test "zse-bench gpu prints every kernel with its bytes and shares" {
