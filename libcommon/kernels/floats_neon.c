@@ -1,14 +1,15 @@
 /* floats_neon.c - floats.inc in NEON.
  *
- * There is no set with bfmmla, which computes 16 products of bf16.  Activations would be the sum of
- * three bf16, as in floats_amx.c, so a third of its rate counts.  By the model of llvm-mca that is
- * 1.33 times the rate of fmla on Neoverse N2, 1.06 on V1, 1.00 on V2, less the time to split
- * activations.  bfmmla also rounds sums to odd: bits would differ from those of the other sets.
+ * No set uses bfmmla, which computes 16 products of bf16.  Activations would have to be sums of
+ * three bf16, as in floats_amx.c, which leaves a third of its rate.  By the model of llvm-mca that
+ * third is 1.33 times the rate of fmla on Neoverse N2, 1.06 on V1, 1.00 on V2, minus the time to
+ * split activations.  bfmmla also rounds sums to odd: bits would differ from those of the other
+ * sets.
  *
- * Nor is there one with SVE, whose vectors have 256 bits on V1 only.  Two of them run there in a
- * cycle, or four of NEON, so sdot and smmla have the same rate.  By the model fmla would be 1.33
- * times as fast, and table look-ups twice: decode of nl4, which takes 9.9 cycles a line there,
- * would take 6 or more. */
+ * No set uses SVE either.  Its vectors have more bits than NEON's only on V1 (256), which runs two
+ * of them or four of NEON's in a cycle, so sdot and smmla have the same rate.  By the model fmla
+ * would be 1.33 times as fast, and table look-ups twice as fast: decoding nl4, which takes 9.9
+ * cycles a line on V1, would take 6 or more. */
 #define SET(name) neon_##name
 
 #include "libcommon/kernels/vec_neon.inc"

@@ -1,4 +1,4 @@
-/* kernels.h - the CPU operations, once per instruction set.
+/* kernels.h - the CPU operations, implemented once for each instruction set.
  *
  * Two rules hold for all sets.  The result for a row and a token does not depend on the number of
  * other tokens, rows or threads.  Every set gives the same bits, because the order of every sum and
@@ -97,9 +97,10 @@ struct attn {
     /* [n_q_heads] slopes of distances, or NULL */
     const float *alibi;
     /* For dividing a long context between threads: if partial is not NULL, attention() computes
-     * only part `part`, into partial [n_tokens * n_q_heads][attn_partial(head_dim)], without the
-     * rows of queries that do not see that part.  attention_merge() then computes out from the
-     * parts part, part + 1 .., which are stored one after the other in partial. */
+     * only part `part`, and writes it to partial [n_tokens * n_q_heads][attn_partial(head_dim)];
+     * rows of queries that do not see that part are left as they are.  attention_merge() then
+     * computes out from the parts part, part + 1 .., which are stored one after the other in
+     * partial. */
     float *partial; int part;
 };
 /* Whether keys and values of this position are read from the tail. */

@@ -235,8 +235,8 @@ INLINE void amx_prefetch_rows(const struct amx_job *j, int p)
 enum { AMX_SLOTS = 8 };
 INLINE unsigned amx_slots(int n_steps) { return n_steps == 4 ? 8 : 4; }
 
-/* Do the share of scaling that runs beside the tile products of step u; there is none before step
- * `late`. */
+/* Do the part of the scaling that overlaps with the tile products of step u; before step `late`
+ * there is nothing to scale. */
 INLINE void amx_vector_part(const int n_steps, const int has_min, const struct amx_group group[4], const int32_t *sums,
                       unsigned u, unsigned late, int T)
 {

@@ -231,7 +231,8 @@ INLINE void step_sums(const int T, const int O, const int codes, const struct qt
     EACH_SUM(t, r)
         d[t][r] = vi_set(seed[t]), e[t][r] = vi_set(0);
     for (int l = 0; l < n_lines; l += lines, line += 128 * (lines + more)) {
-        /* types with more bits have one group per step */
+        /* types with a second plane have one group per step, so that the plane follows these
+         * lines */
         const uint8_t *high = line + 128 * lines;
         *next = prefetch_more(w->prefetch, 1, *next, line);
         UNROLL for (int out = 0; out < lines * (8 / bits); out++, code += 4 * T) {

@@ -69,7 +69,7 @@ static void act_pack(void *act, const float *x, size_t ldx, int n_tokens, int co
 
 /* ---- matmul ---- */
 
-/* The scratch holds one row: codes and scales, or f32 values. */
+/* Bytes of the scratch of a matmul: one row of weights, as codes and scales or as f32 values. */
 static size_t scratch_bytes(int n_tokens, int cols_padded)
 {
     (void)n_tokens;
@@ -379,7 +379,7 @@ static void attend_finish(const struct attn *a, int head, float *o, struct softm
         o[d] /= sum;
 }
 
-/* The scratch holds the o of a part. */
+/* Attention by parts; the scratch holds the sums o of one part. */
 static void attention(const struct attn *a, void *scratch)
 {
     for (int row = 0; row < a->n_tokens * a->n_q_heads; row++) {
