@@ -19,8 +19,8 @@ extern "C" {
  * chunked prefill, prefix reuse and verification of drafts are the same call. */
 struct batch_item {
     const int32_t *tokens; int n_tokens;    /* >= 1 */
-    /* If tokens is NULL, n_tokens is 1, and the token is the one that the step launched last (see
-     * `begin`) draws from row `follows` of its logits. */
+    /* If tokens is NULL, n_tokens is 1, and the token is still unknown: the step that was launched
+     * last (see `begin`) draws it from row `follows` of its logits. */
     int follows;
     /* absolute position of tokens[0]; keys and values of [0, pos) are cached already */
     int pos;
@@ -36,7 +36,7 @@ struct batch_item {
     /* With n_logits 1: options with which the backend may draw the next token itself instead of
      * returning logits (draw.h); NULL: the backend returns logits. */
     struct draw *draw;
-    /* number of last tokens whose logits are wanted, 0..n_tokens */
+    /* logits are wanted for this number of the last tokens, 0..n_tokens */
     int n_logits;
     /* With backend_options.pages: tokens before this position attend to all tokens. */
     int exact_until;
@@ -149,8 +149,8 @@ struct backend {
     int always_strict;                      /* results are always as with options.strict */
     int windows;                            /* supports window blocks */
     int pages;                              /* supports attention to pages */
-    /* Take the memory that the model's LoRA adapters need, after some were added between two steps.
-     * Returns 0; -1 with *e.  NULL: the backend does not run models with adapters. */
+    /* Allocate the memory for the model's LoRA adapters; called between two steps after some were
+     * added. Returns 0; -1 with *e.  NULL: the backend does not run models with adapters. */
     int (*loras)(void *b, struct err *e);
     /* Returns the number of tokens in a step if the caller does not choose one.  max_len: tokens of
      * all contexts together; kernels: as in backend_options.  NULL: the number is
@@ -170,8 +170,8 @@ struct backend {
      * may be launched and not ended. */
     int (*begin)(void *b, const struct batch *batch, struct err *e);
     /* Wait for the oldest step that was launched, and store its tokens in the draws of its items.
-     * No logits are returned: if a token stays -1, forward has to compute the same step again.
-     * batch NULL: discard the results. */
+     * Logits are not returned: if a token stays -1 (it could not be drawn), the caller computes the
+     * same step again with forward. batch NULL: discard the results. */
     int (*end)(void *b, const struct batch *batch, struct err *e);
     int (*copy_block)(void *b, int32_t from, int32_t to, struct err *e);
     size_t (*memory)(const void *b);        /* bytes of private memory in use, KV included */

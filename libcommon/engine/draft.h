@@ -20,7 +20,7 @@ enum {
 struct draft {
     int32_t token[DRAFT_MOST]; int n;
     int grade;
-    int predicted;          /* it was copied from the predicted tokens */
+    int predicted;          /* 1: the draft was copied from the predicted tokens */
 };
 
 struct drafter {

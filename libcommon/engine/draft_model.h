@@ -28,7 +28,9 @@ struct draft_model {
     /* For a predictor, else NULL.  states [max_tokens][hidden_size]: input of a pass; own
      * [max_seqs][hidden_size]: the predictor's own state after the last token of each draft. */
     float *states, *own;
-    const struct eagle *eagle;          /* the predictor is a layer beside the model (borrowed); NULL: of the model */
+    /* EAGLE heads that are the predictor (borrowed); NULL: the predictor is the model's own
+     * layer */
+    const struct eagle *eagle;
     struct disk *disk;                  /* a predictor's prefixes on disk; NULL: none */
     struct medusa_run *heads;           /* NULL: a model */
     /* time of a pass, or of a head, that adds a token to each draft; 0: unknown */
@@ -60,7 +62,8 @@ void predictor_release(struct engine *g, struct request *r);
 /* Queue the predictor's keys and values of r, which ends or is preempted, to be saved.  All of them
  * are made of states from ids[0] on. */
 void predictor_save(struct engine *g, const struct request *r);
-/* Read the first entries of r, at most `known`, into the predictor's tree; once for a request. */
+/* Read up to `known` of the first entries of r from the folder into the predictor's prefix tree;
+ * done once per request. */
 void predictor_load(struct engine *g, struct request *r, int known);
 
 /* ---- engine_medusa.c ---- */

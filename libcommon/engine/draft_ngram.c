@@ -1,5 +1,5 @@
 /* draft_ngram.c - find an earlier occurrence of the last tokens, and guess that the tokens after it
- * follow again; edits of a copied text are followed, too.
+ * follow again; a copied text is also followed across edits.
  *
  * The corpus is the predicted tokens, then the sequence itself.  Every trigram that ends before the
  * last token is in a hash table of chains, the latest first.  A guess starts at the place in the
@@ -36,8 +36,8 @@ struct ngram_index {
     int32_t head[HEADS];
     int32_t *before;        /* [room] by end of a trigram: end of the previous one in its chain */
     int room, n_entered;    /* trigrams that end at n_entered or earlier are in the chains */
-    /* place: index of the source token expected next, or -1; run: number of tokens guessed right
-     * since the last edit; copied: number guessed right before that edit */
+    /* place: index in the corpus of the source token that is expected next, or -1; run: number of
+     * tokens guessed right since the last edit; copied: the same for the time before that edit */
     int place, run, copied;
     /* whether an edit is in progress; the indexes where it began in the source and in the answer */
     int editing, edit_from, edit_to;

@@ -1,8 +1,9 @@
 /* dry.c - lengths of repetitions by the Z algorithm, and sequence breakers in tokens.
  *
  * A breaker is a text and need not start or end with a token: it may lie within one token, or start
- * in one and continue in the next.  A token that ends with the first bytes of a breaker is a head;
- * its tail is the rest of the breaker, tokenized by itself, as in llama.cpp. */
+ * in one and continue in the next.  A token that ends with the first bytes of a breaker is called a
+ * head.  Its tail is the list of tokens of the breaker's other bytes, tokenized by themselves, as
+ * in llama.cpp. */
 #include "libcommon/engine/dry.h"
 
 #include <math.h>
@@ -175,7 +176,8 @@ static int breaker_at(struct dry *d, const int32_t *history, int n, int at)
 /* The position after the last breaker whose head is at `from` or later; `from` if there is none. */
 static int last_breaker(struct dry *d, const int32_t *history, int n, int from)
 {
-    /* heads before `settled` need not be checked again: all tokens of their tails are known */
+    /* A later call need not check heads before `settled`: all tokens of their tails are known
+     * now. */
     const int settled = n - d->longest_tail;
     if (!d->n_breakers)
         return from;

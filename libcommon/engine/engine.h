@@ -151,7 +151,7 @@ void engine_close(struct engine *g);        /* frees remaining requests without 
 /* Limits that can change at run time, from the next step on. */
 struct engine_limits {
     int max_running;                /* 1 to max_seqs of the options */
-    /* most prompt tokens of a step in which answers run, too (INT_MAX: as many as fit); 0: chosen
+    /* most prompt tokens of a step that also decodes answers (INT_MAX: as many as fit); 0: chosen
      * from measured times, so that answers keep their pace */
     int chunk;
     int max_waiting;                /* 0: no limit */
@@ -312,7 +312,7 @@ struct engine_stats {
      * cache */
     uint64_t prompt_tokens, cached_tokens;
     uint64_t generated_tokens;
-    /* numbers of files of the prefix folder that were read, written, and removed because they were
+    /* files of the prefix folder: number read, number written, number removed because they were
      * damaged; number of failed writes */
     uint64_t disk_read, disk_written, disk_damaged, disk_failed;
     /* drafted tokens that steps computed, and how many of them were right */
@@ -337,9 +337,9 @@ struct engine_stats {
 };
 void engine_stats(const struct engine *g, struct engine_stats *s);
 
-/* Calls about the prefix cache, from the engine's thread.  stored, removed: as in struct kv_watch;
- * lora: name of the adapter that computed the block, NULL: none.  stepped: after each step and
- * engine_trim. */
+/* Callbacks that report changes of the prefix cache, called by the engine's thread.  stored,
+ * removed: as in struct kv_watch; lora: name of the adapter that computed the block, NULL: none.
+ * stepped: after each step and engine_trim. */
 struct engine_watch {
     void (*stored)(void *user, uint64_t hash, uint64_t parent, const int32_t *token, const char *lora);
     void (*removed)(void *user, uint64_t hash);

@@ -125,8 +125,8 @@ static int add_token(struct engine *g, struct request *r, int32_t id, const stru
 }
 
 /* Pass the last token to the constraint, and append the tokens that it forces.  If log
- * probabilities are wanted, each forced token waits for its logits.  The rest of a long run
- * waits, too, so that it does not delay other requests. */
+ * probabilities are wanted, each forced token waits for its logits.  A run of more than AT_ONCE
+ * forced tokens continues in the next step, so that it does not delay other requests. */
 static void go_on(struct engine *g, struct request *r)
 {
     enum { AT_ONCE = 4 * FORCED_AT_ONCE };
@@ -186,7 +186,7 @@ static void choose(struct engine *g, struct request *r, float *logits, int32_t d
     if (drawn >= 0) {
         id = drawn;
     } else if (r->at_forced < r->n_forced) {
-        /* draws no random number, like forced tokens that need no logits */
+        /* a forced token draws no random number, with logits or without */
         id = r->forced[r->at_forced++];
         if (r->n_logprobs >= 0)
             rc = logprobs_of(g->scratch, logits, g->vocab_size, id, &lp, &e);
@@ -316,7 +316,7 @@ static void deliver_hidden(struct engine *g, struct request *r, const float *h, 
                                                 .n_embedding = size });
 }
 
-/* Store a copy of r's state in the prefix tree. */
+/* Store a copy of r's recurrent state in the prefix tree. */
 static void take_snapshot(struct engine *g, const struct request *r)
 {
     const int32_t end = prefix_end(&r->kv, g->pool);
@@ -335,7 +335,7 @@ static void take_snapshot(struct engine *g, const struct request *r)
 void deliver_late(struct engine *g)
 {
     const int n = g->n_running;
-    /* requests may end, but only in their own iteration */
+    /* a copy of the list, because requests end in the loop (each only in its own iteration) */
     memcpy(g->to_plan, g->running, (size_t)n * sizeof(struct request *));
     for (int i = 0; i < n; i++) {
         struct request *r = g->to_plan[i];
@@ -363,7 +363,8 @@ void step_computed(struct engine *g, struct request *r, int n)
     g->entering = r->lora;
     enter_prefix(g, r);
     prefixes_save(g, r);
-    /* the same prompt may come again, or a conversation without this answer */
+    /* The prompt is complete.  Evict its window blocks late: the same prompt may come again, or a
+     * conversation that leaves out this answer. */
     if (r->kv.n_tokens >= r->n_prompt && r->kv.n_tokens - n < r->n_prompt)
         kv_table_keep(&r->kv, g->pool);
     if (g->states && r->slot >= 0 && r->kv.n_tokens % g->snapshot_every == 0) {

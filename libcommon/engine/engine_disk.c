@@ -144,8 +144,8 @@ void prefixes_save_end(struct engine *g, struct request *r)
 
 /* ---- reading ---- */
 
-/* The state of a search for a prefix.  t: the nodes found so far; at: number of tokens of the files
- * read so far; key: the key of the next file. */
+/* The state of a search for a prefix in the folder.  t: the nodes found so far; at: number of
+ * tokens in the files read so far; key: the key of the next file. */
 struct disk_search { struct kv_table t; struct disk_key key; int at; };
 
 /* Read the blocks of a file that holds n_tokens tokens from x->at on.  0: no block is free. */
@@ -203,8 +203,8 @@ static int find_end(struct engine *g, const struct request *r, struct disk_key k
     return disk_has(g->disk, DISK_IS_TAIL, &key, NULL) ? at : end;
 }
 
-/* If a sequence that ended after these runs left a partial last run, read the part of it that r
- * has, too. */
+/* If an earlier sequence ended within the next run and its partial run was saved, read as much of
+ * it as r has in common with it. */
 static void load_tail(struct engine *g, struct disk_search *x, const struct request *r)
 {
     struct disk_data data;
@@ -234,11 +234,12 @@ int prefixes_pay(struct engine *g, const struct request *r)
 {
     if (!r->preempted || g->read_ns <= g->pace.token_ns || g->pace.token_ns == 0)
         return 1;
-    g->read_ns -= g->read_ns / 16;      /* so that after a while reading is measured again */
+    /* decays while nothing is read, so that reading is tried and measured again */
+    g->read_ns -= g->read_ns / 16;
     return 0;
 }
 
-/* Learn from n tokens that were read in `ns`. */
+/* Update the measured time per token: n tokens were read in `ns`. */
 static void note_read(struct engine *g, const struct request *r, int n, uint64_t ns)
 {
     const float each = n > 0 ? (float)ns / (float)n : g->read_ns;

@@ -18,14 +18,14 @@
  * right tokens, followed by a new draft if that pays.
  *
  * Length of a draft, unless engine_limits.draft sets it: a request tracks, for each grade, how
- * often a drafted token was right when all before it in the draft were (of a draft that is not
- * used, only the first token counts), and starts from the average of earlier requests.  The engine
- * tracks the time that a drafted token adds to a step.  With probability p and a cost of c steps
- * per token, a draft of k tokens yields (1 + p + p^2 + .. + p^k) / (1 + kc) tokens in the time of
- * one.  The best k is taken.  While no draft pays, the measured cost slowly decays, so that a cost
- * measured on a busy machine is measured again.  When more than MOST_DRAFTING requests decode,
- * there are no drafts: such steps are bound by arithmetic rather than by memory, and few rows are
- * left for drafts.
+ * often a drafted token was right when all before it in the draft were (if a draft was guessed but
+ * not used in a step, only its first token is compared), and starts from the average of earlier
+ * requests.  The engine tracks the time that a drafted token adds to a step.  With probability p
+ * and a cost of c steps per token, a draft of k tokens yields (1 + p + p^2 + .. + p^k) / (1 + kc)
+ * tokens in the time of one.  The best k is taken.  While no draft pays, the measured cost slowly
+ * decays, so that a cost measured on a busy machine is measured again.  When more than
+ * MOST_DRAFTING requests decode, there are no drafts: such steps are bound by arithmetic rather
+ * than by memory, and few rows are left for drafts.
  *
  * With engine_options.draft_distribution, tokens that a model or heads have drafted are not
  * compared with the one that would be chosen, but accepted with the probability that keeps the
@@ -46,7 +46,7 @@ static const float FIRST_TRUST[DRAFT_GRADES] = { 0.3f, 0.5f, 0.7f, 0.85f, [GRADE
                    FIRST_COST = 0.125f;
 /* weight of a new observation for the request and for the average of all */
 static const float LEARNING = 1 / 8.0f, LEARNING_ALL = 1 / 64.0f;
-/* share of the measured cost that decays with each unused draft */
+/* fraction by which the measured cost decays with each unused draft */
 static const float FORGETTING = 1 / 1024.0f;
 
 void draft_policy_init(struct engine *g) { memcpy(g->trust, FIRST_TRUST, sizeof FIRST_TRUST); }
@@ -281,7 +281,8 @@ static int take_right(struct engine *g, struct request *r, int first, int n, int
     return first + *right == r->n_ids;
 }
 
-/* All of the draft is right: keep the state after it, which covers r's ids before `end`. */
+/* Keep the recurrent state after the draft, because all of the draft is right; it covers r's ids
+ * before `end`. */
 static void keep_state(struct engine *g, struct request *r, int end)
 {
     swap_states(r);

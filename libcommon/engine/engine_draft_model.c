@@ -251,8 +251,8 @@ int draft_model_init(struct engine *g, struct request *r, struct err *e)
     return kv_table_init(&r->draft.kv, d->max_len, e) != 0 ? -1 : kv_table_scope(&r->draft.kv, d->pool, r->scope, e);
 }
 
-/* Count drafted tokens that turned out right as computed; the last token is recomputed if its
- * logits are needed again. */
+/* Drafted tokens that were accepted need not be computed again by the draft model: count them in
+ * kv.n_tokens, except the last token if its logits are needed again. */
 static void count_seen(struct request *r)
 {
     struct drafting *d = &r->draft;
@@ -311,7 +311,8 @@ int draft_reserve(struct engine *g, struct request *r, int n_tokens)
     return rc < 0 || d->failed ? -1 : kv_table_reserve(&r->draft.kv, d->pool, n_tokens);
 }
 
-/* Spread logits of the draft model over the vocabulary of the main model, in d->row. */
+/* Copy logits of the draft model to d->row, which has the vocabulary of the main model; tokens that
+ * the draft model lacks get -inf. */
 static void draft_row(struct engine *g, const float *logits)
 {
     struct draft_model *d = g->draft_model;

@@ -58,7 +58,7 @@ static void drop_begun(struct engine *g)
     g->lookahead.n = 0;
 }
 
-/* Whether some row of the step has no token. */
+/* Whether the backend left a row of the step without a token. */
 static int any_missing(const struct engine *g, int n)
 {
     for (int i = 0; i < n; i++)

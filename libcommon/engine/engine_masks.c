@@ -34,7 +34,8 @@ struct masks {
     int stop;
 };
 
-/* Whether a token of r will be chosen from the logits of this item. */
+/* Whether r's next token will be chosen from the logits of this item, so that its mask is
+ * needed. */
 static int is_needed(const struct request *r, const struct batch_item *item)
 {
     return r->constrained && item->n_logits > 0 && r->at_forced == r->n_forced &&

@@ -1,11 +1,11 @@
 /* engine_medusa.c - drafts of Medusa heads (libcommon/model/medusa.h).
  *
  * The heads read the model's final state after the last token but one, which the last step has
- * computed: head i guesses token i of the draft.  They have no keys and values, so nothing has to
- * be kept in step; a request whose state is not known, because it joined by a shared prompt or its
- * constraint was late, has no draft in this step.  Only the most likely
- * chain is checked, not a tree: a row of a tree costs a processor as much as a row of a longer
- * chain, and is right less often (HACKING.md has figures). */
+ * computed: head i guesses token i of the draft.  They have no keys and values that would have to
+ * follow the sequence.  A request whose state is not known, because it started from a shared prompt
+ * or its constraint was late, has no draft in this step.  Only the most likely chain is checked,
+ * not a tree: a row of a tree costs a processor as much as a row of a longer chain, and is right
+ * less often (HACKING.md has figures). */
 #include <stdlib.h>
 #include <string.h>
 

@@ -65,8 +65,8 @@ static int chunk_tokens(const struct engine *g, int n_decoding)
     return stretched(g, pace_alone(g, n_decoding), g->pace.stretch);
 }
 
-/* Move a running mean towards a sample.  A sample counts as at most twice the mean, so that
- * outliers on a busy machine change little. */
+/* Update a running mean with a sample.  A sample counts as at most twice the mean, so that outliers
+ * on a busy machine change little. */
 static void follow(float *mean, float sample, float weight)
 {
     *mean += *mean > 0 ? ((sample < 2 * *mean ? sample : 2 * *mean) - *mean) * weight : sample;
@@ -99,7 +99,8 @@ void pace_learn(struct engine *g, uint64_t step_ns)
 {
     struct pace *p = &g->pace;
     const float ns = (float)step_ns;
-    if (p->n_decoding == 0) {           /* a first guess, which includes reading the weights */
+    /* a first estimate, which includes the time to read the weights */
+    if (p->n_decoding == 0) {
         if (p->token_ns == 0 && p->n_prompt >= FIRST_CHUNK)
             p->token_ns = ns / (float)p->n_prompt;
         return;
@@ -320,7 +321,7 @@ static int reserve(struct engine *g, struct request *r)
 
 /* ---- admission ---- */
 
-/* Whether the blocks that r's window still lacks are free, or are idle and can be evicted. */
+/* Whether enough window blocks for r are free, or idle so that they can be evicted. */
 static int window_fits(const struct engine *g, const struct request *r)
 {
     if (!kv_pool_n_windows(g->pool))
@@ -362,7 +363,8 @@ static int make_fit(struct engine *g, struct request *r)
         return 0;
     }
     if (held && !r->holds)
-        b.snapshot = -1;                        /* reclaim() released r's own blocks */
+        /* the snapshot's prefix is gone: reclaim() released r's own blocks */
+        b.snapshot = -1;
     take_state(g, r);
     finish_beginning(g, r, &b);
     return kv_table_reserve(&r->kv, g->pool, r->n_ids) == 0;
@@ -428,8 +430,8 @@ static int n_logits(const struct request *r)
 
 static int least(int a, int b) { return a < b ? a : b; }
 
-/* The rest of a step's budget: tokens, prompt tokens, rows of logits of prompts, drafted
- * tokens; and the number of requests that decode in it. */
+/* The remaining budget of a step: tokens, prompt tokens, rows of logits for prompts, drafted
+ * tokens; and the number of requests that decode in the step. */
 struct room { int total, chunk, rows, drafts, n_decoding; };
 
 /* Add a draft to r, which decodes, if there are free blocks for it. */
@@ -550,7 +552,8 @@ int plan_batch(struct engine *g)
 {
     int n = 0, n_hidden = 0, n_states = 0;
     g->pace.n_decoding = g->pace.n_prompt = g->pace.n_drafted = 0;
-    const int n_groups = g->m->n_loras + 1;             /* rows of one adapter are neighbours */
+    /* order items by adapter, so that the rows of each adapter are adjacent */
+    const int n_groups = g->m->n_loras + 1;
     for (int group = 0; group < 2 * n_groups; group++) {
         const int decoding = group < n_groups, lora = group % n_groups;
         for (int i = 0; i < g->n_running; i++) {

@@ -76,7 +76,7 @@ static int rows_follow(const struct drafting *x, int row_pos)
     return x->n_kept && row_pos > x->kept_pos && row_pos <= x->kept_pos + x->n_kept;
 }
 
-/* Index of the first token from which on all states are known. */
+/* Index of the first token such that its state and all later ones are known. */
 static int first_known(const struct drafting *x)
 {
     return x->n_rows && !rows_follow(x, x->row_pos) ? x->row_pos : x->kept_pos;
@@ -96,7 +96,7 @@ static void copy_states(const struct engine *g, const struct drafting *x, int fr
         memcpy(to, state_after(g, x, from + i), row_floats(g) * sizeof *to);
 }
 
-/* Keep the newest rows of the last step; if memory is short, none. */
+/* Copy the newest rows of the last step to the kept states; if memory is short, keep none. */
 static void keep_rows(const struct engine *g, struct drafting *x)
 {
     const int n = x->n_rows < KEPT ? x->n_rows : KEPT, from = x->row_pos + x->n_rows - n;

@@ -16,7 +16,8 @@ int predictor_disk_open(struct engine *g, const struct disk_options *o, struct e
     struct draft_model *d = g->draft_model;
     struct disk_options own = *o;
     static const char suffix[] = " predictor";
-    if (!d || !d->own || d->eagle)      /* the name of the model is not that of its heads */
+    /* files are found by the model's name, which does not identify EAGLE heads */
+    if (!d || !d->own || d->eagle)
         return 0;
     own.n_model = o->n_model + sizeof suffix - 1;
     char *model = malloc(own.n_model);

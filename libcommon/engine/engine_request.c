@@ -153,7 +153,7 @@ fail:
 
 void request_free(struct engine *g, struct request *r)
 {
-    while (r->siblings) {               /* happens only when the engine closes */
+    while (r->siblings) {               /* siblings are left only when the engine closes */
         struct request *s = r->siblings;
         r->siblings = s->next_sibling;
         request_free(g, s);

@@ -111,7 +111,8 @@ void tenants_settle(struct engine *g)
 
 /* ---- order ---- */
 
-/* The priority of r in comparisons with other tenants, where only priorities below 0 count. */
+/* The priority of r in comparisons with requests of other tenants: only priorities below 0 count
+ * there. */
 static int standing(const struct request *r) { return r->priority < 0 ? r->priority : 0; }
 
 static int64_t tokens(const struct request *r)
@@ -167,7 +168,7 @@ int tenant_would_fit(struct engine *g, const struct request *r, int missing)
     if (n < most && missing <= 0)
         return 1;
     memcpy(g->to_plan, g->running, (size_t)n * sizeof *g->running);
-    /* simulate the preemptions */
+    /* count the preemptions that would follow, without preempting */
     for (int i; (g->n_running >= most || missing > 0) && (i = tenant_yields(g, r)) >= 0;) {
         struct request *v = g->running[i];
         missing -= kv_table_leave(&v->kv, g->pool);

@@ -55,7 +55,8 @@ struct tenant_queue {
     /* Prompt tokens of its running requests, charged in advance while a step is planned: first all
      * tokens still to compute, then only those in this step. */
     int64_t planned;
-    /* waits: some of its requests wait for their first token; waited: some did in the last step */
+    /* waits: 1 if a request of the tenant waits for its first token; waited: the same in the last
+     * step */
     int waits, waited;
 };
 
@@ -70,7 +71,7 @@ struct constraint_work {
     /* flags of work still to do: accept the token `id`, get forced tokens, compute the mask */
     int accept, forced, mask;
     int32_t id;
-    int asked;                          /* forced tokens were requested since the last token */
+    int asked;                          /* 1: constraint.forced was called since the last token */
     int refused;                        /* accept failed */
 };
 
@@ -233,7 +234,8 @@ struct engine {
     float *hidden;
     /* scratch of embed_finish(), embed_work() floats, or NULL */
     float *dense;
-    int n_rows;                         /* most rows of logits used so far */
+    /* the largest number of rows of logits that a step has used so far */
+    int n_rows;
     struct masks *masks;                /* NULL until a step needs it */
     struct pace pace;
     float read_ns;                      /* time to read a token of a prefix from the folder; 0: unknown */

@@ -46,7 +46,8 @@ struct sampler_scratch {
     const struct tokenizer *t;          /* borrowed, may be NULL */
     struct cand *cand; int n_cand;
     int *repeat; int n_repeat;          /* lengths of repetitions for DRY, by position */
-    uint64_t *seen, epoch; uint32_t *count; int n_seen; /* for each id: the last pass that met it, and how often */
+    /* for each id: the last pass over the history that met it, and its count in that pass */
+    uint64_t *seen, epoch; uint32_t *count; int n_seen;
     struct logit_bias *saved; size_t n_saved;   /* logits before they were changed */
 };
 

@@ -14,7 +14,7 @@
 struct top_logprob { int32_t id; float logprob; };
 enum { MAX_TOP_LOGPROBS = 20 };
 
-/* Memory that a sampler needs only while it picks; the samplers of one thread share it. */
+/* Scratch memory that a sampler uses only inside of a call; all samplers of a thread share it. */
 struct sampler_scratch;
 /* tokenizer is borrowed; NULL: DRY has no sequence breakers. */
 struct sampler_scratch *sampler_scratch_open(const struct tokenizer *t, struct err *e);
