@@ -13,9 +13,10 @@ struct lora_sizes { size_t ld, low, tile, runs; };
 
 static struct lora_sizes sizes_of(int rank, int max_tokens, int tile_job)
 {
+    const int tiles = tile_job > LORA_PARTS ? tile_job : LORA_PARTS;
     const size_t ld = (size_t)(rank + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
     return (struct lora_sizes){ .ld = ld, .low = up64((size_t)max_tokens * LORA_MATRICES * ld * sizeof(float)),
-                                .tile = up64((size_t)LORA_ROWS * (size_t)tile_job * TILE_ROWS * sizeof(float)),
+                                .tile = up64((size_t)LORA_ROWS * (size_t)tiles * TILE_ROWS * sizeof(float)),
                                 .runs = (size_t)max_tokens * sizeof(struct lora_run) };
 }
 
@@ -103,6 +104,27 @@ static float *low_rows(const struct lora_work *w, int max_tokens, int matrix, in
 
 struct project_job { const struct core *k; const struct act_input *in[LORA_MATRICES]; };
 
+/* Compute A x for n rows of x, where a row of A is stored in parts: each row of x is read as that
+ * many shorter ones.  sums [n * parts][32] is scratch. */
+static void project_parts(const struct core *k, const struct lora_linear *c, float *low, const float *x, int n,
+                          float *sums, void *scratch)
+{
+    const int rows = TILE_ROWS / c->parts, all = n * c->parts;
+    const size_t cols = (size_t)c->a.cols;
+    for (int i = 0, now; i < all; i += now) {
+        now = all - i < k->max_tokens ? all - i : k->max_tokens;
+        k->k->matmul_f32(sums + (size_t)i * TILE_ROWS, TILE_ROWS, &c->a, 0, 1, x + (size_t)i * cols, cols, now,
+                         scratch);
+    }
+    for (int t = 0; t < n; t++)
+        for (int r = 0; r < rows; r++) {
+            float sum = 0;
+            for (int p = 0; p < c->parts; p++)
+                sum += sums[(size_t)(t * c->parts + p) * TILE_ROWS + (size_t)(p * rows + r)];
+            low[(size_t)t * k->lora.ld + (size_t)r] = sum;
+        }
+}
+
 /* Compute scale * A x for the rows of a run and one matrix. */
 static void project_part(void *arg, int i, int thread)
 {
@@ -116,10 +138,14 @@ static void project_part(void *arg, int i, int thread)
     if (!c)
         return;
     float *low = low_rows(w, k->max_tokens, matrix, r->first);
-    k->k->matmul_f32(low, w->ld, &c->a, 0, c->a.n_tiles, in->x + (size_t)r->first * in->ldx, in->ldx, r->n,
-                     k->scratch[thread]);
+    const float *x = in->x + (size_t)r->first * in->ldx;
+    assert(c->parts == 1 || in->ldx == (size_t)(c->parts * c->a.cols));
+    if (c->parts > 1)
+        project_parts(k, c, low, x, r->n, w->tile[thread], k->scratch[thread]);
+    else
+        k->k->matmul_f32(low, w->ld, &c->a, 0, c->a.n_tiles, x, in->ldx, r->n, k->scratch[thread]);
     for (int t = 0; t < r->n; t++)
-        for (int n = 0; n < c->a.rows; n++)
+        for (int n = 0; n < c->b.cols; n++)
             low[(size_t)t * w->ld + (size_t)n] *= c->scale;
 }
 

@@ -31,7 +31,8 @@ struct lora_work {
     const struct linear *matrix[LORA_MATRICES];
     float *low;
     size_t ld;
-    float **tile; int n_tiles;          /* for each thread: [LORA_ROWS][tile_job * TILE_ROWS] */
+    /* for each thread: [LORA_ROWS][tile_job * TILE_ROWS], or [LORA_ROWS * LORA_PARTS][TILE_ROWS] */
+    float **tile; int n_tiles;
     size_t bytes;                       /* the memory that holds all of these */
 };
 

@@ -68,16 +68,26 @@ static enum qtype type_of(const struct source_tensor *t)
     return t->type == GGML_F16 ? QT_F16 : t->type == GGML_BF16 ? QT_BF16 : QT_F32;
 }
 
+int lora_parts(int64_t rank, int64_t cols)
+{
+    int parts = LORA_PARTS;
+    while (parts > 1 && (rank > TILE_ROWS / parts || cols % (2 * parts)))
+        parts /= 2;
+    return parts;
+}
+
 /* Store rows of t in kernel order, row i of the result from row at(i) of t; map NULL: the same
- * rows.  With scales, elements are multiplied and divided by them, and stored as f32. */
-static int store(struct lora_binding *b, struct mat *m, const struct source_tensor *t, int64_t rows,
+ * rows.  Rows are cut into parts as lora.h says; 1: they stay whole.  With scales, elements are
+ * multiplied and divided by them, and stored as f32. */
+static int store(struct lora_binding *b, struct mat *m, const struct source_tensor *t, int64_t rows, int parts,
                  const struct row_map *map, const float *col, const float *row)
 {
     const struct ggml_type_info *info = ggml_type_info(t->type);
     const size_t row_bytes = (size_t)t->dim[1] * (size_t)info->block_bytes;
-    if (mat_init(m, col || row ? QT_F32 : type_of(t), 32, 0, rows, t->dim[1], b->e) < 0)
+    const int n = (int)t->dim[1];
+    if (mat_init(m, col || row ? QT_F32 : type_of(t), 32, 0, parts > 1 ? TILE_ROWS : rows, n / parts, b->e) < 0)
         return -1;
-    float *x = malloc((size_t)m->cols * sizeof *x);
+    float *x = malloc((size_t)n * sizeof *x);
     uint8_t *data = aligned_alloc(64, (m->size + 63) / 64 * 64);
     m->data = data;
     if (!x || !data) {
@@ -88,10 +98,12 @@ static int store(struct lora_binding *b, struct mat *m, const struct source_tens
     for (int i = 0; i < m->n_tiles; i++)
         tile_clear(m, data + (size_t)i * m->tile_bytes);
     for (int64_t i = 0; i < rows; i++) {
-        ggml_decode(t->type, t->data + (size_t)(map ? row_map_source(map, i) : i) * row_bytes, x, m->cols);
-        for (int k = 0; k < m->cols && (col || row); k++)
+        ggml_decode(t->type, t->data + (size_t)(map ? row_map_source(map, i) : i) * row_bytes, x, n);
+        for (int k = 0; k < n && (col || row); k++)
             x[k] = x[k] * (col ? col[k] : 1) / (row ? row[i] : 1);
-        tile_put_float(m, data + (size_t)(i / TILE_ROWS) * m->tile_bytes, (int)(i % TILE_ROWS), x);
+        for (int p = 0; p < parts; p++)
+            tile_put_float(m, data + (size_t)(i / TILE_ROWS) * m->tile_bytes,
+                           (int)(i % TILE_ROWS) + p * TILE_ROWS / parts, x + p * m->cols);
     }
     free(x);
     return 0;
@@ -158,10 +170,11 @@ static int bind_module(struct lora_binding *b, const struct peft_module *p, cons
     b->lora.n_matrices++;
     b->lora.rank = p->rank > b->lora.rank ? p->rank : b->lora.rank;
     to->scale = p->scale;
+    to->parts = lora_parts(p->rank, t->m.cols);
     int rc = find_matrix_scales(b, layer, part, &t->m, &s);
     if (rc == 0)
-        rc = store(b, &to->a, p->a, p->rank, NULL, s.col, NULL) < 0 ||
-             store(b, &to->b, p->b, t->m.rows, &t->map, NULL, s.row) < 0 ? -1 : 0;
+        rc = store(b, &to->a, p->a, p->rank, to->parts, NULL, s.col, NULL) < 0 ||
+             store(b, &to->b, p->b, t->m.rows, 1, &t->map, NULL, s.row) < 0 ? -1 : 0;
     free(s.row);
     return rc;
 }

@@ -18,7 +18,12 @@ enum { MOST_LORAS = 1024 };
 /* The change of one matrix by one adapter: a [rank, cols], b [rows, rank] in the order of the rows
  * of the matrix.  a.data NULL: the adapter does not change the matrix.  Data is owned by the
  * model. */
-struct lora_linear { struct mat a, b; float scale; };
+/* A row of A is stored in `parts` rows of a, row i of part p in row p * 32 / parts + i, so that A
+ * of a small rank fills whole tiles; a.cols is the number of columns of a part. */
+struct lora_linear { struct mat a, b; int parts; float scale; };
+/* The number of parts of A [rank, cols]: 1, 2, 4 or 8. */
+enum { LORA_PARTS = 8 };
+int lora_parts(int64_t rank, int64_t cols);
 
 struct lora {
     /* owned; the folder without slashes at its end; name NULL: the adapter was removed, and its
