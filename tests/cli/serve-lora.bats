@@ -230,7 +230,7 @@ lora() { admin "$URL/v1/$1_lora_adapter" -d "{$2}"; }
   local i
   lora load '"lora_name":"old","lora_path":"second"'
   mkfifo "$T/stream"
-  curl -sN "$URL/v1/completions" -d '{"model":"old","prompt":"The capital of","temperature":0,"max_tokens":450,"ignore_eos":true,"stream":true}' >"$T/stream" &
+  curl -sN "$URL/v1/completions" -d '{"model":"old","prompt":"The capital of","temperature":0,"n":4,"max_tokens":450,"ignore_eos":true,"stream":true}' >"$T/stream" &
   exec 5<"$T/stream"
   read -r -u 5 i
   [[ $i == *'"model":"old"'* ]]
@@ -239,7 +239,7 @@ lora() { admin "$URL/v1/$1_lora_adapter" -d "{$2}"; }
   lora unload '"lora_name":"old"'
   answer old | jq -e '.error.code == "model_not_found"'
   cat <&5 >"$T/rest"
-  [ "$(grep -c '"model":"old"' "$T/rest")" -ge 449 ]
+  [ "$(grep -c '"model":"old"' "$T/rest")" -ge 1799 ]
   grep '"finish_reason":"length"' "$T/rest"
   [ "$(tail -n 2 "$T/rest" | head -n 1)" = 'data: [DONE]' ]
   admin "$URL/metrics" | grep 'running_lora_adapters="",waiting_lora_adapters=""'
