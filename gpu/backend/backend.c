@@ -143,8 +143,8 @@ static void put_draw(struct gpu_backend *b, int row, const struct draw *d)
                                  .n = { (uint32_t)d->n, (uint32_t)(d->n >> 32) } };
 }
 
-/* Fill the arrays of a step.  Returns the number of words to upload; *n_logits: rows of logits that
- * are wanted. */
+/* Fill the arrays of a step in pinned memory.  Returns the number of words to upload; *n_logits:
+ * rows of logits that are wanted. */
 static size_t fill_step(struct gpu_backend *b, const struct batch *batch, int *n_logits)
 {
     const int long_from = config_long_from(&b->m->config), by_tiles = !b->exact && !b->o.strict &&
@@ -206,7 +206,8 @@ static int pad_decode(struct gpu_backend *b, int n_logits, int *splits_bit)
     splits = *splits_bit < MAX_SPLIT_BITS && 1 << *splits_bit < b->max_splits ? 1 << *splits_bit : b->max_splits;
     if (*splits_bit >= MAX_SPLIT_BITS || 1 << bucket > partial_rows(b, splits) || 1 << bucket > b->logit_rows)
         return -1;
-    /* as many items as tokens, of any length: those after the last have no tokens */
+    /* A graph is launched for as many items as tokens, whatever their lengths; the items that only
+     * pad the step have no tokens. */
     const int n_items = b->n_items, n_tokens = b->n;
     for (; b->n < 1 << bucket; b->n++) {
         host_array(b, A_TOKEN)[b->n] = 0;
@@ -272,7 +273,7 @@ static struct gpu_graph *record(struct gpu_backend *b, struct err *e)
     struct err ignored;
     const int rc = run_launches(b, e);
     struct gpu_graph *graph = gpu_graph_end(b->g, rc < 0 ? &ignored : e);
-    if (rc < 0 && graph) {              /* half of a step */
+    if (rc < 0 && graph) {              /* the graph has only a part of the step */
         gpu_graph_close(b->g, graph);
         return NULL;
     }

@@ -19,7 +19,7 @@ QTYPE_SCALES_HERE(7);
 
 enum { MOST_LAUNCHES = 64, MOST_COPIES = 64, MOST_OWNED = 24, PATTERN = 1 << 20, TILES = 8, MOST_SEQUENCES = 64,
        LEAST_TILED = 16 };
-/* a timed graph lasts about this long, but has at least one launch per copy */
+/* A timed graph runs for about this time, but launches the kernel at least once per copy. */
 static const double SLICE_S = 2e-3;
 
 struct bench;
@@ -182,7 +182,7 @@ static int measure(struct bench *b, launch_fn launch, const char *kernel, const 
     return 0;
 }
 
-/* Number of copies of an operand of size bytes. */
+/* Number of copies of an operand of `size` bytes that together exceed the caches. */
 static int copies_of(const struct bench *b, size_t bytes)
 {
     const size_t n = 4 * b->l2 / (bytes ? bytes : 1) + 1;

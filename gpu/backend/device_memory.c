@@ -150,7 +150,7 @@ static int plan_arena(struct gpu_backend *b, struct buffer_place *part)
     const size_t rows = PARTIAL_BYTES / per_row < 1 ? 1 : PARTIAL_BYTES / per_row < t ? PARTIAL_BYTES / per_row : t;
     b->partial_room = rows * per_row / f;
     b->logit_rows = b->o.max_logits < LOGIT_ROWS ? b->o.max_logits : LOGIT_ROWS;
-    /* graphs pad to the next power of two */
+    /* graphs pad the rows of logits to the next power of two */
     if (b->logit_rows < MAX_GRAPH_TOKENS && b->o.max_logits > 0) {
         int n = 1;
         while (n < b->logit_rows)
@@ -513,7 +513,7 @@ static int plan_on(struct gpu *g, const struct model *m, const struct backend_op
 int gpu_plan(const struct model *m, const struct backend_options *o, struct gpu_plan *p, struct err *e)
 {
     struct gpu_plan ignored;
-    /* before opening a device: refuse a model that no device can run */
+    /* refuse a model that no device can run before a device is opened */
     if (plan_for(m, o, o->device_layers, &ignored, e) < 0)
         return -1;
     struct gpu *g = gpu_open(o->device, 0, e);

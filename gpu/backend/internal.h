@@ -56,7 +56,8 @@ struct gpu_backend {
      * act_expert; and the result. */
     float *route; struct gpu_choice choice;
     uint16_t *act_expert; float *mid_expert, *out_expert;
-    int8_t *act_code; float *act_scale;     /* act_int8: of the current matrices */
+    /* with act_int8: the rounded input of the current matrices */
+    int8_t *act_code; float *act_scale;
     int32_t *step; size_t step_room;        /* 4-byte words */
     int32_t *ids;                           /* [MAX_DRAWS] the tokens drawn last */
     /* host, pinned */
@@ -73,10 +74,11 @@ struct gpu_backend {
      * n_follow: number of rows of the last step whose drawn tokens the next step may read on the
      * device (0: none) */
     int n_begun, first_begun, n_follow;
-    /* numbers of the current step */
+    /* sizes of the current step */
     int n, n_decode, n_tiles, splits, n_items, longest;
     struct gpu_graph *graph[N_BUCKETS][MAX_SPLIT_BITS];
-    int seen[N_BUCKETS][MAX_SPLIT_BITS];    /* NEVER: there was no memory for a graph */
+    /* number of steps of each kind so far; NEVER: there was no memory for a graph */
+    int seen[N_BUCKETS][MAX_SPLIT_BITS];
     struct backend_graphs graphs;           /* counted */
     struct gpu_plan plan;
     uint64_t begun_ns, context_ns;

@@ -141,7 +141,8 @@ static int add_residual(struct gpu_backend *b, const struct dlinear *l, const st
                ? -1 : add_normed(b, post, e);
 }
 
-/* bitnet: norm the f32 input of o or down in place, or to act. */
+/* bitnet: norm the f32 input of o or down in place; unless act is NULL, also write it to act as
+ * f16. */
 static int run_sub_norm(struct gpu_backend *b, const struct dnorm *norm, float *x, int cols, uint16_t *act, int stride,
                         struct err *e)
 {
@@ -308,7 +309,7 @@ static int run_row_gates(struct gpu_backend *b, const struct dlayer *l, const st
                         out[2] = { { &l->in_f, f, n_in }, { &l->in_z, b->state_in + channels, n_in } };
     if (run_linear(b, in, &low, 1, GPU_STORE, 1, 0, e) < 0)
         return -1;
-    for (int i = 0; i < 2; i++) {       /* their inputs are few, and f32 */
+    for (int i = 0; i < 2; i++) {       /* each reads a few f32 channels */
         const struct input half = { .x = b->state_low + i * rank, .ldx = 2 * rank };
         struct gpu_linear o = begin(b, &half, GPU_STORE, 1, 0);
         o.w[0] = out[i].l->w;

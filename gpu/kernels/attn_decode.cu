@@ -2,10 +2,10 @@
  * for decoding, and for prompts where --exact or --strict needs f32.
  *
  * tile     a block of 4 warps: one token, one KV head with all query heads that share it, one
- *          split.  Scores: a warp takes KV blocks of 16 positions; a lane has every 16th element of
- *          8 of them, so that a load of the warp is 512 contiguous bytes of f16; the lanes' sums
- *          are folded by exchanges of half as many values each time.  Values: a thread has 8
- *          elements and loops over positions.
+ *          split.  Scores: a warp takes KV blocks of 16 positions; a lane multiplies every 16th
+ *          element of 8 of these positions, so that a load of the warp is 512 contiguous bytes of
+ *          f16; lanes then add up their sums by shuffles, each of which exchanges half as many
+ *          values as the one before.  Values: a thread has 8 elements and loops over positions.
  * moves    keys and values of the split once, for all heads that share them: for each position and
  *          KV head 4 * head_dim bytes of f16 or bf16, 2 * head_dim + 8 of fp8 or i8 (calculated)
  * limit    HBM for long contexts: with one fma per key element and query head, 4 heads use a third
@@ -168,7 +168,7 @@ DEVICE void soften(float *score, const split_job &j, float *to_merge)
     }
 }
 
-/* Size of a head's value. */
+/* Number of elements of a head's value. */
 template <int LATENT> DEVICE int value_dim_of(const gpu_attention &o) { return LATENT ? o.value_dim : o.head_dim; }
 
 /* part [rows][GROUP][value_dim]: sums of weights times values.  A thread has 8 elements, and adds

@@ -143,8 +143,9 @@ DEVICE void decode_exact(float v[32], const gpu_mat &m, const layout &a, const u
     for (int i = 0; i < 8; i++) {       /* k 4i .. 4i+3 */
         if (a.halves == 2 && i == 4)
             scale = row_scale * scale_of_byte(a, q.scale[4]);
-        const int per = 8 / a.plane;    /* fours in a line */
-        const uint32_t four = (uint32_t)(step & ((1 << m.group_shift) - 1)) * 8 + i;       /* in the group */
+        const int per = 8 / a.plane;    /* groups of four k in a line */
+        /* index of the four k in the group */
+        const uint32_t four = (uint32_t)(step & ((1 << m.group_shift) - 1)) * 8 + i;
         uint32_t w = a.base3 ? digits(load4(q.code + four / 5 * 128), four % 5)
                              : load4(q.code + i / per * 128) >> i % per * a.plane & 0x01010101u * ((1u << a.plane) - 1);
         if (a.bits == 6)

@@ -166,7 +166,7 @@ template <int TYPE, int GROUPS> DEVICE void consume(const gpu_linear &l, const s
         for (int stage = 0; stage < n_stages; stage++, n++) {
             const uint64_t b = wgmma_tile(base + n % STAGES * STAGE_BYTES);
 #pragma unroll
-            /* in place of a step after the last, the last one is multiplied by activations of 0 */
+            /* beyond the last step, the last step's weights are multiplied by activations of 0 */
             for (int step = 0; step < STAGE_STEPS; step++) {
                 decode<TYPE>(a[step], raw[step], t);
                 load_step<TYPE>(raw[step], now.data, m, min((stage + 1) * STAGE_STEPS + step, last), g, t);

@@ -109,7 +109,7 @@ struct gpu_expert_sum {
     struct gpu_choice choice;
     const float *shared, *shared_weight; float shared_scale;
     float *x, *out; float scale;
-    int n, top_k, cols, weighed;        /* weighed: the weights are in y already */
+    int n, top_k, cols, weighed;        /* weighed: y already includes the weights */
 };
 int gpu_expert_sum(struct gpu *g, const struct gpu_expert_sum *o, struct err *e);
 
@@ -194,7 +194,8 @@ int gpu_state_gate(struct gpu *g, const struct gpu_gate *o, struct err *e);
 
 /* Positions of tokens and addresses of keys: arrays of a step, in device memory. */
 struct gpu_step {
-    /* [n]; -1: a token that only fills the batch: nothing is stored, its attention is 0 */
+    /* [n]; -1 for a token that only pads the batch: nothing is stored for it, and its attention is
+     * 0 */
     const int32_t *pos;
     /* [n]: index in tables of the first block of the token's sequence */
     const int32_t *table_of;
@@ -262,7 +263,8 @@ struct gpu_latent {
 };
 int gpu_latent(struct gpu *g, const struct gpu_latent *o, struct err *e);
 
-/* positions of a split: fixed, so that a sequence's result does not depend on its neighbours */
+/* Number of positions of a split.  It is fixed, so that the result of a sequence does not depend on
+ * the other sequences of the batch. */
 enum { GPU_SPLIT = 256 };
 int gpu_attn_decode(struct gpu *g, const struct gpu_attention *o, struct err *e);
 enum { GPU_ATTN_MAX_DIM = 256 };

@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-/* struct mat for kernels; data is in device memory and has the bytes of the file. */
+/* The form of struct mat that kernels take.  data: in device memory, the bytes of the file. */
 struct gpu_mat {
     const uint8_t *data;
     uint64_t tile_bytes;
@@ -44,7 +44,8 @@ struct gpu_linear {
     struct gpu_mat w[GPU_MAX_MATS];
     struct gpu_output to[GPU_MAX_MATS]; /* GPU_MLP: biases only */
     int n_mats;
-    /* [n_tokens][act_stride] f16, 16-byte aligned, in the kernel's order (matmul_f32: x instead) */
+    /* [n_tokens][act_stride] f16, 16-byte aligned, in the order that the kernel reads
+     * (gpu_matmul_f32 reads x instead) */
     const uint16_t *act;
     int act_stride;
     const float *x; int ldx;            /* f32 activations */
@@ -62,8 +63,8 @@ struct gpu_linear {
      * 0: k is not divided */
     int n_splits;
     size_t split_stride;
-    /* gpu_matmul_f32: each head_rows rows read an input of their own, x_head floats after that of
-     * the rows before, and their outputs are out_head floats after those; 0: all rows read x */
+    /* gpu_matmul_f32, for products per head: rows h * head_rows .. + head_rows - 1 read x + h *
+     * x_head and write to out + h * out_head.  head_rows 0: all rows read x. */
     int head_rows, x_head, out_head;
 };
 enum { GPU_SPLIT_STEPS = 8 };

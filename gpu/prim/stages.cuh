@@ -8,7 +8,7 @@
 
 enum { STAGES = 3, STAGE_STEPS = 2 };
 
-/* GATHER: token i is row rows[i]; otherwise row i. */
+/* GATHER: the activations of token i are row rows[i] instead of row i. */
 template <int TOKENS, int THREADS, bool GATHER = false> struct token_stages {
     static constexpr int BYTES = STAGE_STEPS * TOKENS * 64;
     uint8_t *room;                      /* [STAGES][BYTES] of shared memory */

@@ -126,7 +126,8 @@ DEVICE uint32_t pair_of_bytes(uint32_t low, uint32_t high, int j, int bias)
     return half_add(u, (0xe400u + bias) * 0x10001u);            /* -(1024 + bias) */
 }
 
-/* Digit `digit`, the first of which is the highest, of the five of each byte, in the same byte. */
+/* Extract one base-3 digit of each of the four bytes of w, each of which has five; digit 0 is the
+ * highest. */
 DEVICE uint32_t digits(uint32_t w, uint32_t digit)
 {
     const uint32_t power = prmt(0x1b090301, 0x51, digit) & 0xff, even = w & 0x00ff00ffu, odd = w >> 8 & 0x00ff00ffu;

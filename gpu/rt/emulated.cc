@@ -286,7 +286,8 @@ static void check(const void *address, size_t n, bool write)
         return;
     }
     if ((const void *)p == &emulated || (p >= (const uint8_t *)&m && p < (const uint8_t *)(&m + 1)))
-        return;                         /* threadIdx and the like */
+        /* an access to threadIdx or to other variables of the emulation */
+        return;
     if (p >= m.shared && p < m.shared + MAX_SHARED) {
         const size_t at = (size_t)(p - m.shared);
         if (at + n > m.shared_size)

@@ -1,4 +1,5 @@
-/* emulated.h - faults and limits of the emulated device, for tests. */
+/* emulated.h - faults and limits of the emulated device, for tests.  No program that is installed
+ * contains the emulation, so only tests call these functions. */
 #ifndef ZSE_GPU_RT_EMULATED_H
 #define ZSE_GPU_RT_EMULATED_H
 

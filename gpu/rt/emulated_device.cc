@@ -175,7 +175,7 @@ int emulate_launch(struct gpu *g, const char *name, dim3 grid, int threads, size
     if (g->debug_sync)
         return run_kernel(g, name, grid, threads, shared, kernel, e);
     enqueue(g, GPU_COMPUTE, [=] {
-        struct err ignored;             /* the device has it */
+        struct err ignored;             /* the device keeps the error */
         run_kernel(g, name, grid, threads, shared, kernel, &ignored);
     });
     return 0;

@@ -45,7 +45,8 @@ struct entry { loaded *of; std::string name; size_t most_shared; };
 struct allocation { size_t size; bool pinned; };
 
 static std::recursive_mutex lock;       /* one thing at a time */
-static std::map<const void *, entry> &all_entries()     /* used before our constructors run */
+/* called before the constructors of this file run */
+static std::map<const void *, entry> &all_entries()
 {
     static std::map<const void *, entry> all;
     return all;
@@ -436,7 +437,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned) { return cudaEven
 cudaError_t cudaEventDestroy(cudaEvent_t e)
 {
     HOLD;
-    drain_all();                        /* queued records may refer to it */
+    drain_all();                        /* queued work may still record this event */
     delete e;
     return result(cudaSuccess);
 }

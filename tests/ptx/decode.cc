@@ -67,13 +67,13 @@ template <auto F, class D, class... S> static void map_imm(warp &w, const op &o,
     map_lanes_imm<F, D, S...>(w, o, on, std::index_sequence_for<S...>());
 }
 
-/* A predicate: F(a[1], a[2]). */
+/* Set a predicate to F(a[1], a[2]). */
 template <auto F, class S> static void test(warp &w, const op &o, u32 on)
 {
     u32 r = 0;
     for (int i = 0; i < LANES; i++)
         r |= (u32)(F(get<S>(w.file, o.a[1], i), get<S>(w.file, o.a[2], i)) ? 1 : 0) << i;
-    if (o.imm) {                        /* combined with predicate a[3] */
+    if (o.imm) {                        /* the result is combined with predicate a[3] */
         const u32 p = w.predicate[o.a[3]] ^ (o.a[4] ? ~0u : 0);
         r = o.imm == 1 ? r & p : o.imm == 2 ? r | p : r ^ p;
     }
@@ -428,7 +428,7 @@ static bool decode_float(assembler &as, const statement &s, op &o)
     for (const char *r : { "rz", "rp", "sat" })
         if (s.has(r))
             return false;
-    if (s.has("rm")) {                  /* as expf has it */
+    if (s.has("rm")) {                  /* only the form that expf uses */
         o.run = b == "fma" && t == F32 ? map<fma_down, float, float, float, float> : nullptr;
         return operands(as, s, o, wide, 3);
     }

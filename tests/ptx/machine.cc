@@ -110,7 +110,7 @@ bool gather(warp &w, uint32_t mask, uint32_t &on)
         waiting &= ~b;
     const uint32_t all = (on | waiting) & mask;
     save(w);
-    if (all != (mask & w.live)) {       /* the others come later */
+    if (all != (mask & w.live)) {       /* other lanes of the mask have not arrived yet */
         EACH_LANE(i, on)
             w.lane_pc[i] = here;
         w.parked |= on;

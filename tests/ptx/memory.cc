@@ -78,7 +78,7 @@ void block_memory_begin()
 {
     if (shadows.size() < vm.shared_size / 4 + 4)
         shadows.resize(vm.shared_size / 4 + 4);
-    if (vm.epoch >= 1 << 20) {          /* they would run out */
+    if (vm.epoch >= 1 << 20) {          /* 20 bits hold the epoch in a key, so it starts over */
         memset(shadows.data(), 0, shadows.size() * sizeof shadows[0]);
         vm.epoch = vm.first_epoch = 1;
     }
@@ -171,7 +171,7 @@ static uint8_t *pointer(warp &w, const op &o, uint32_t reg, int lane, size_t n, 
     return global_pointer(o, lane, p, n, a);
 }
 
-/* T elements to registers more[0 .. N-1] */
+/* Load N elements of type T to the registers more[0 .. N-1]. */
 template <class T, int N> static void load(warp &w, const op &o, uint32_t on)
 {
     EACH_LANE(i, on) {
@@ -218,7 +218,7 @@ template <int N> static handler store_of(enum type t)
     }
 }
 
-/* op 0 add, 1 min, 2 max, 3 and, 4 or, 5 xor, 6 exch, 7 cas */
+/* The operation is o.more[0]: 0 add, 1 min, 2 max, 3 and, 4 or, 5 xor, 6 exch, 7 cas. */
 template <class T> static void atomic(warp &w, const op &o, uint32_t on)
 {
     const int what = (int)o.more[0];

@@ -39,7 +39,7 @@ static std::string trimmed(const std::string &s)
     return s.substr(i, n - i);
 }
 
-/* At commas outside of brackets. */
+/* Split the operands of a statement at commas outside of brackets. */
 static std::vector<std::string> split(const std::string &s)
 {
     std::vector<std::string> out;
@@ -327,8 +327,8 @@ struct builder : assembler {
         const size_t align = v.align < 16 ? 16 : v.align;
         k->local_bytes = (k->local_bytes + align - 1) / align * align;
         operand o = number_operand(k->local_bytes);
-        o.wide = true;                  /* for calls, which copy the variable: `wide` marks it, `at`
-                                         * is its size */
+        /* `wide` and `at`, the size, are for calls, which copy the variable */
+        o.wide = true;
         o.at = (uint32_t)v.size;
         k->local_bytes += v.size;
         return o;
@@ -489,7 +489,8 @@ void builder::call(const statement &s, const std::string &text)
         if (t[0] == '(')
             formals(t.substr(1, t.find(')') - 1), f.result, false);
         formals(h.substr(h.rfind('(') + 1, h.rfind(')') - h.rfind('(') - 1), f.formals, false);
-        f.start = -now;                 /* its scope; becomes its address when the function is placed */
+        /* the number of its scope, replaced by its address when the function is placed */
+        f.start = -now;
         now = caller;
         wanted.push_back(name);
     }

@@ -179,7 +179,8 @@ uint8_t *global_pointer(const op &o, int lane, uint64_t p, size_t n, enum access
 
 /* hopper.cc */
 void hopper_begin();
-bool hopper_go_on();                    /* no warp can run: complete one of the copies in flight */
+/* called when no warp can run: completes one of the copies in flight */
+bool hopper_go_on();
 void hopper_end();
 
 #endif

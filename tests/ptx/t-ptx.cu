@@ -125,8 +125,8 @@ static void kernels()
     expect("lanes that part and meet", nullptr);
     cudaMemcpyAsync(pinned, device, 128, cudaMemcpyDeviceToHost, 0);
     expect("a copy to pinned memory", nullptr);
-    /* lanes with 0 to 6 turns compute 0 1 4 5 8 9 12, in all 39; lanes 0 to 27 do so four times,
-     * lanes 28 to 31 compute 0 1 4 5, in all 10 */
+    /* Lanes run the loop 0 to 6 times and compute 0 1 4 5 8 9 12, whose sum is 39.  Lanes 0 to 27
+     * are four such groups; lanes 28 to 31 compute 0 1 4 5, whose sum is 10. */
     report(((int *)pinned)[31] == 4 * 39 + 10, "what they computed", "another sum");
 }
 

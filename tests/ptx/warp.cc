@@ -142,7 +142,8 @@ bool decode_warp(assembler &as, const statement &s, op &o)
         return true;
     }
     if (b == "membar" || (b == "fence" && s.word.size() > 1 && s.word[1] != "proxy" && s.word[1] != "mbarrier_init")) {
-        o.run = run_nothing;            /* memory is in order here */
+        /* the interpreter performs memory accesses in order, so a fence has nothing to do */
+        o.run = run_nothing;
         return true;
     }
     if (b == "shfl" && s.word[1] == "sync" && s.type() == B32) {
