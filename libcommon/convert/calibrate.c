@@ -201,7 +201,8 @@ int calibrate_load(struct conversion *cv, struct calibration *c, int index, stru
         const struct weight_spec *s = cv->recipes[i].spec;
         if (s->layer != index || s->expert >= 0)
             continue;
-        /* not tables of embeddings: embed_rows() loads only the rows of tokens that occur */
+        /* Tables of embeddings are not loaded as a whole: embed_rows() loads the rows of the tokens
+         * that occur. */
         const int whole = index >= 0 || (end_infos[s->part].is_first && s->part != EP_EMBED &&
                                          s->part != EP_PLE_EMBED);
         if (whole && load_weight(cv, c, &cv->recipes[i], e))
@@ -577,7 +578,7 @@ int calibrate_layer(struct conversion *cv, struct calibration *c, int index, str
     }
     for (int i = 0; i < N_INPUTS && rc == 0; i++) {
         if (i == INPUT_MLP && config->block == BLOCK_PARALLEL && !keep)
-            continue;                   /* it is the input of q, k and v */
+            continue;                   /* the MLP reads the same input as q, k and v */
         free(l->strength[i]);
         l->strength[i] = NULL;
         if (!calibrate_width(config, index, i))
@@ -704,7 +705,7 @@ static void count_weights(const struct conversion *cv, uint64_t held[N_HOLDS])
     for (int i = 0; i < cv->n_recipes; i++) {
         const struct recipe *p = &cv->recipes[i];
         const struct weight_spec *s = p->spec, *before = i ? cv->recipes[i - 1].spec : s;
-        /* mixed chooses int8 at most */
+        /* CONVERT_MIXED chooses at most 8 bits */
         const uint64_t n = (uint64_t)s->rows * (uint64_t)s->cols,
                        most = cv->report->type.kind == CONVERT_MIXED ? n * 5 / 4 : 0;
         const uint64_t result = most > p->m.size ? most : p->m.size;
@@ -712,7 +713,7 @@ static void count_weights(const struct conversion *cv, uint64_t held[N_HOLDS])
         if (s->layer < 0)
             continue;
         if (!s->is_vector && loaded_form(p, &m, NULL))
-            continue;                           /* the error is reported when it is loaded */
+            continue;                           /* loading the tensor will report the error */
         if (s->layer != before->layer)
             loaded = rounded = 0;
         if (s->layer != before->layer || s->expert != before->expert)

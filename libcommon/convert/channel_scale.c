@@ -54,7 +54,8 @@ void expert_strength(const float *sum, int n_tokens, const float *all, int n, fl
         out[i] = ((sum ? sum[i] : 0) + AVERAGE_TOKENS * all[i]) / (float)(n_tokens + AVERAGE_TOKENS);
 }
 
-/* Scales s_j = (d_j / mean d)^(alpha / 2), clipped, and normalized to a geometric mean of 1. */
+/* Compute scales s_j = (d_j / mean d)^(alpha / 2), clipped, and normalized to a geometric mean of
+ * 1. */
 static float *scales_from(const float *d, int n, float alpha)
 {
     float *s = malloc((size_t)n * sizeof *s);
@@ -155,8 +156,9 @@ int channel_scale_layer(struct conversion *cv, int layer, float alpha, struct er
     struct layer_calib *l = &cv->calib[layer];
     const int mla = c->mixer[layer] == MIXER_MLA, q_a = mla && c->mla.q_rank, moe = c->ff[layer] == FF_MOE;
     const int both = c->mixer[layer] == MIXER_BOTH, state = mixer_has_state(c->mixer[layer]);
-    /* mamba1 has no norm after its gate; with renorm and with LAuReL the residual stream reads the
-     * norm's output, too, and so do the matrices of entries in compressed attention */
+    /* Scales are not folded where it would change results: mamba1 has no norm after its gate; with
+     * renorm and with LAuReL the residual stream also reads the norm's output, and in compressed
+     * attention the matrices of entries do. */
     const int folds = c->renorm[0][0] == 0, compressed = c->mixer[layer] == MIXER_COMPRESSED;
     const int folds_o = state && !both && c->mixer[layer] != MIXER_MAMBA1;
     const uint64_t qkv = both ? 1ull << ROLE_IN | 1ull << ROLE_Q | 1ull << ROLE_K | 1ull << ROLE_V

@@ -72,7 +72,8 @@ static int in_folder(const char *folder, const struct stat *out)
         found = fstatat(dirfd(d), entry->d_name, &s, 0) == 0 && S_ISREG(s.st_mode) && same_file(&s, out);
         size_t n = strlen(entry->d_name);
         if (found && n > 4 && strcmp(entry->d_name + n - 4, ".zse") == 0)
-            found = 0;                      /* an earlier result in the source's folder */
+            /* the output is an earlier .zse in the source's folder */
+            found = 0;
     }
     if (d)
         closedir(d);
@@ -388,11 +389,12 @@ static int write_file(struct conversion *cv, struct calibration *c, struct err *
     struct resume *resume = resume_open(cv, c, &w, &n_done, e);
     if (!resume)
         return -1;
-    /* also wait for the download of files that contain no used tensor */
+    /* source_wait() also waits for the download of files that contain no used tensor */
     if (write_tensors(cv, w, c, resume, n_done, e) || describe_files(cv, w, e) || source_wait(cv->source, NULL, e) ||
         read_heads(cv, w, &heads, e))
         goto done;
-    json = describe_json(cv, e);         /* contains a key computed from the bytes of all tensors */
+    /* after the tensors, because it contains a key computed from all of their bytes */
+    json = describe_json(cv, e);
     if (source_check(cv->source, NULL, e) || !json)
         goto done;
     rc = zwriter_commit(w, json, e);

@@ -140,7 +140,7 @@ void gptq_release(struct gptq *g)
     *g = (struct gptq){ 0 };
 }
 
-/* Panels of a tile: element (column j, row r) at [j * PANEL + r]. */
+/* Arrays for a tile of PANEL rows; element (column j, row r) is at [j * PANEL + r]. */
 struct panels {
     float *w;               /* the target weights, corrected */
     float *q;               /* their rounded values */
@@ -290,7 +290,7 @@ static void descend(const struct gptq *g, const struct linalg_ops *o, const stru
             break;
 }
 
-/* ---- H = D + UU': s = U'(W - Q) [rank][PANEL] takes the place of R ---- */
+/* ---- the form H = D + UU', where s = U'(W - Q) [rank][PANEL] takes the place of R ---- */
 
 static void feed_back_low(const struct gptq *g, const struct linalg_ops *o, const struct mat *m,
                           const struct level_grid *grid, const struct panels *s)

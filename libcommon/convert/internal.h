@@ -27,7 +27,8 @@ struct recipe {
     enum make make;
     struct mat m;
     int input;              /* enum layer_input whose channels may be scaled */
-    int exact;              /* our type that represents the source's values without loss; -1: none */
+    /* the type that represents the source's values without loss; -1: none */
+    int exact;
     int exact_group;        /* the group size of that type */
     int scaled;             /* its columns were scaled after calibration */
     int fixed;              /* --skip or --quant chose the type, so mixed does not change it */

@@ -47,7 +47,7 @@ static double sensitivity(const struct config *c, const struct weight_spec *s)
                                       [ROLE_EMBED] = 5, [ROLE_HEAD] = 5, [ROLE_Q_A] = 1, [ROLE_KV_A] = 10,
                                       [ROLE_K_B] = 7, [ROLE_V_B] = 10,
                                               [ROLE_EXPERT_GATE] = 3, [ROLE_EXPERT_UP] = 5, [ROLE_EXPERT_DOWN] = 5,
-                                              /* guesses, from similar matrices */
+                                              /* not measured, guessed from similar matrices */
                                               [ROLE_Q_GATE] = 1, [ROLE_IN] = 5, [ROLE_IN_Z] = 3,
                                               [ROLE_NEXT_IN] = 1 };
     const double share = s->expert >= 0 ? (double)c->moe.top_k / c->moe.n_experts : 1;

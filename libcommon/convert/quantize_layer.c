@@ -43,7 +43,7 @@ static int remember(void *user, const void *data, size_t n, struct err *e)
     return 0;
 }
 
-/* Make the quantized model use p->data. */
+/* Let the quantized model c->q use p->data. */
 static int place(struct conversion *cv, struct calibration *c, struct recipe *p, struct err *e)
 {
     struct weight_place to = weight_place(&c->q, p->spec);

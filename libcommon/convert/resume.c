@@ -20,11 +20,12 @@ enum { MAX_JOURNAL = 256 << 20, FORMAT = 1 };
 struct resume {
     struct conversion *cv;
     struct calibration *c;          /* NULL: no state is carried from layer to layer */
-    int off;                        /* no checkpoints */
-    int kept;                       /* the file is parked under its name, and a journal names it */
+    int off;                        /* 1: make no checkpoints */
+    /* 1: a checkpoint exists: the file is parked, and the journal refers to it */
+    int kept;
     int layer;                      /* layers in the last checkpoint */
     double last_s;
-    char *journal, *state[2];       /* names */
+    char *journal, *state[2];       /* paths of the journal and of the two state files */
     int slot;                       /* index of the next state file */
     json_t *source, *plan;          /* must be equal in a resumed run; source NULL: not known yet */
 };

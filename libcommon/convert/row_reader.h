@@ -18,7 +18,7 @@ struct row_reader {
     int64_t n, cols;
     int vector;
     float *whole;               /* owned: decoded source rows, if rows cannot be read one by one */
-    int64_t whole_first;        /* the first of them */
+    int64_t whole_first;        /* index of the first of these rows */
 };
 
 /* Returns the index of the source's row (or element of a vector, or column of a transposed tensor)

@@ -389,9 +389,10 @@ struct random_tensor {
 static float code_size(const struct qtype_info *t)
 {
     double n = t->value ? 1 << t->bits : 128, sum = 0, sum2 = 0;
-    if (qtype_is_ternary(t))                    /* half of the codes are 0: random_row */
+    if (qtype_is_ternary(t))                    /* random_row() makes half of the codes 0 */
         return 0.70710678f;
-    if (t->codes == CODES_E4M3)                 /* from .5 to below 2: random_row */
+    /* random_row() makes magnitudes from .5 to below 2 */
+    if (t->codes == CODES_E4M3)
         return 1.1588f;
     for (int i = 0; i < (int)n; i++) {
         double v = t->value ? (double)t->value[i] : 2 * i - 127;        /* int8: only odd codes */
@@ -418,7 +419,7 @@ static void random_row(const struct mat *m, float size, struct rng *r, struct qr
         memcpy(q->code + k, &v, 8);                     /* qrow_init() allocates whole words */
     }
     memset(q->code + m->cols, t->code_zero, (size_t)(m->cols_padded - m->cols));
-    /* 97: root mean square of 64..127 */
+    /* 97 is the root mean square of 64..127, the magnitudes of int8 scales */
     q->row_scale = t->scale == SCALE_NONE ? unit : t->row_scale ? unit / 97 : 1;
     for (int g = 0; g < m->n_groups; g++) {
         uint64_t v = rng_u64(r);

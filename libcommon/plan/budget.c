@@ -56,13 +56,13 @@ int budget_make(struct budget *b, const struct plan_shape *s, const struct budge
         if (i == 0)
             r->embedding = (double)p.embedding * 2;
         if (i == b->n_ranks - 1)
-            /* a tied head on another rank is a copy */
+            /* a tied head on another rank than the embedding needs a copy of it */
             r->head = (double)(p.head || b->n_ranks == 1 ? p.head : p.embedding) * 2;
         r->weights = r->attention + r->dense_mlp + r->shared_mlp + r->router_norms + r->embedding + r->head;
         r->experts = o->expert_bytes > 0 ? budget_expert_buffer(s, o->expert_bytes, o->divisor) *
                      (o->divisor ? (double)r->n_layers / s->n_layers : 1) : 0;
         r->free = o->rank_bytes - r->weights - r->experts - r->states - o->headroom_bytes;
-        /* states alone set no limit */
+        /* without keys and values the states, which do not grow, set no limit */
         r->tokens = r->free <= 0 ? 0 : r->kv_token > 0 ? r->free / r->kv_token : s->max_len;
         if (r->tokens < b->rank[b->bottleneck].tokens)
             b->bottleneck = i;

@@ -127,7 +127,7 @@ static int is_better(const struct plan_choice *a, const struct plan_choice *b, c
     case PLAN_BALANCED:   return strcmp(a->type, "int8") == 0;
     case PLAN_MAX_SPEED:  return is_faster(a, b);
     case PLAN_AUTO:       return plan_exchange(b) > 2 * plan_exchange(fastest);
-    default:              return 0;                 /* the first, which is the finest */
+    default:              return 0;                 /* keep the first choice, which is the finest */
     }
 }
 
@@ -189,14 +189,14 @@ static double inner_width(const struct plan_shape *s, const struct plan_layer *l
     return parameters / (3.0 * s->hidden_size);
 }
 
-/* Bytes of a block of keys and values. */
+/* Bytes of a layer's keys and values in a KV block. */
 static size_t pair_bytes(const struct plan_layer *l, struct kv_types kv)
 {
     return l->kv_rows == 1 ? kv_block_bytes(kv.key, l->kv_width)
         : kv_heads_bytes(kv.key, l->kv_width, l->kv_rows / 2) + kv_heads_bytes(kv.value, l->kv_width, l->kv_rows / 2);
 }
 
-/* config_tail() for a shape. */
+/* Whether a model of this shape has a tail, as config_tail() decides for a model. */
 static int has_tail(const struct plan_shape *s, struct kv_types kv)
 {
     int widest = 0;

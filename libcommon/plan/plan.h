@@ -76,7 +76,7 @@ static inline uint64_t plan_usable(uint64_t memory) { return memory / 10 * 9 + m
 int plan_preflight(const char *what, uint64_t weights, uint64_t kv, uint64_t workspace, uint64_t most, uint64_t now,
                    int *tight, struct err *e);
 
-/* How many times `bytes` fit into `memory`. */
+/* The number of times that `bytes` fit into `memory`. */
 int plan_times(double memory, double bytes);
 /* ---- speed: a roofline from measured rates ---- */
 

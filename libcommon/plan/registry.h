@@ -10,7 +10,7 @@
  *   context       tokens that it was trained for, by its model card, where config.json allows more;
  *                 else absent
  *   config        the fields as config.json has them
- * Facts: the config.json and model card of each on huggingface.co. */
+ * Sources: the config.json and the model card of each model on huggingface.co. */
 #ifndef ZSE_PLAN_REGISTRY_H
 #define ZSE_PLAN_REGISTRY_H
 

@@ -28,13 +28,14 @@ static void layer_of(struct plan_layer *l, const struct config *c, int i)
     l->has_experts = moe;
     l->router = moe ? h * c->moe.n_experts : 0;
     *(moe ? &l->shared_mlp : &l->dense_mlp) = matrices * h * config_mlp_size(c, i);
-    l->dense_mlp += 3 * h * c->ple_dim;         /* embeddings of the layer: gate, projection, share of ple_in */
+    /* per-layer embeddings: the gate, the projection, and the layer's part of ple_in */
+    l->dense_mlp += 3 * h * c->ple_dim;
     if (i == 0 && c->n_streams)                 /* the projections into the streams and out of them */
         l->dense_mlp += 2 * (int64_t)(c->n_streams - 1) * h * h;
     l->mixer = config_mixer_parameters(c, i);
     l->norms = ((c->mixer[i] != MIXER_NONE) + (c->ff[i] != FF_NONE)) * h + (mla ? c->mla.kv_rank + c->mla.q_rank : 0);
     const int64_t streams = (int64_t)c->hyper.n * h;
-    /* gates before the MLP; layer 0 also counts those after the last layer */
+    /* the gates of hyper-connections; layer 0 also counts those at the end of the model */
     if (c->hyper.rank)
         l->dense_mlp += (2 * (i == 0 ? 2 : 1) * (int64_t)c->hyper.rank + c->hyper.n) * streams;
     else
@@ -50,10 +51,11 @@ static void layer_of(struct plan_layer *l, const struct config *c, int i)
     l->entries = config_entries(c, i);
     if (c->indexer.block && l->entries)
         l->window = (c->indexer.top_k + 1) * c->indexer.block;
-    /* beside the window, a token sees the entries that an indexer chooses, or all */
+    /* In addition to its window, a token attends to the entries that an indexer chooses, or to all
+     * entries. */
     else if (l->entries)
         l->window += l->index_width ? c->indexer.top_k : c->max_len / c->rates[i];
-    /* for the scores, then for the weighted sums of values */
+    /* multiplications for the scores, plus those for the weighted sums of values */
     l->attended = mla ? (int64_t)c->n_heads * (2 * c->mla.kv_rank + c->mla.rope_dim)
                       : 2 * (int64_t)c->n_heads * config_head_dim(c, i);
 }

@@ -46,14 +46,14 @@ struct plan_shape {
     int64_t expert, shared;
     struct plan_layer *layer;               /* [n_layers], owned */
 };
-/* From the parsed configuration of an architecture that runs. */
+/* Fill in the shape from the parsed configuration of an architecture that runs. */
 int plan_shape_of(struct plan_shape *s, const struct config *c, struct err *e);
-/* From a hub's config.json, for architectures that do not run; a text_config inside of it is
- * used instead. Missing fields that are not implied are refused by name. */
+/* Guess the shape of a model whose architecture does not run from its config.json; if that contains
+ * a text_config, it is used instead. Missing fields that are not implied are refused by name. */
 int plan_shape_guess(struct plan_shape *s, const json_t *config, struct err *e);
 void plan_shape_release(struct plan_shape *s);
 
-/* Parameters of the whole. */
+/* Numbers of parameters of the whole model. */
 struct plan_params {
     int64_t embedding, head;                /* head 0: tied */
     int64_t norms;                          /* elements of the norms of all layers and of the last norm */
