@@ -472,7 +472,9 @@ void engine_trim(struct engine *g)
 /* A new sequence that is computed in chunks. */
 struct sequence_scan {
     const int32_t *ids;
-    int n_ids, from;                    /* logits are computed for positions >= from */
+    /* Logits are computed for positions >= from.  Those before it are the prompt: with pages, its
+     * tokens attend to all tokens. */
+    int n_ids, from;
     float *logits;                      /* rows of the next chunk */
     engine_rows rows;                   /* NULL: the rows of all chunks are kept, one after another */
     void *user;
@@ -500,7 +502,7 @@ static int scan_chunk(struct engine *g, struct sequence_scan *s, struct kv_table
         return err_set(e, ERR_LIMIT, "no window blocks are free: requests hold them");
     const struct batch_item item = { .tokens = s->ids + pos, .n_tokens = n, .pos = pos, .table = kv->block,
                                      .window_table = kv->window, .state = state, .n_logits = n_logits,
-                                     .seq_len = s->n_ids };
+                                     .exact_until = s->from, .seq_len = s->n_ids };
     if (g->backend->forward(g->b, &(struct batch){ &item, 1 }, s->logits, e) != 0 || engine_check(g, e) != 0)
         return -1;
     if (s->rows)

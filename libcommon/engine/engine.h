@@ -354,7 +354,8 @@ void engine_watch_blocks(struct engine *g, const struct engine_watch *w);      /
 int engine_set_lora(struct engine *g, struct model *m, int number, struct lora_bound *b, struct err *e);
 
 /* Compute the logits after each of ids, in chunks, as a new sequence: for zse-bench logits,
- * perplexity and quality.  logits: output, [n_ids - from][vocab_size], for the positions >= from.
+ * perplexity and quality.  logits: output, [n_ids - from][vocab_size], for the positions >= from;
+ * with pages, tokens before them attend to all tokens, as a prompt does.
  * Returns 0; -1 with *e. */
 int engine_logits(struct engine *g, const int32_t *ids, int n_ids, int from, float *logits, struct err *e);
 
