@@ -60,7 +60,8 @@ struct gpu_bench_row {
     double seconds;                     /* median time of a launch over the repeats */
     /* the operations are integer mma, whose peak rate is twice gpu_speeds.mma */
     int int8;
-    int taken;                          /* with autotune: the engine chooses this kernel here */
+    /* with autotune: 1 if the engine would choose this kernel for this product */
+    int taken;
 };
 struct gpu_bench_options {
     /* shape of the widest matrices; width of hidden states; size of the vocabulary */

@@ -27,7 +27,9 @@ struct gpu_backend {
     struct dweights *w;
     /* the first layer on the device; earlier ones are on the host */
     int first_layer;
-    void *host;                     /* from cpu_first_open; NULL: all layers are on the device */
+    /* the CPU backend of the layers before first_layer (cpu_first_open); NULL: all layers are on
+     * the device */
+    void *host;
     int exact, floats;              /* floats: some matrix is f32, so inputs are kept as f32 too */
     int floats_att;                 /* some matrix o is f32, so its input is kept as f32 too */
     int stride_hidden, stride_att, stride_mlp, stride_expert;
@@ -58,8 +60,8 @@ struct gpu_backend {
     uint16_t *act_expert; float *mid_expert, *out_expert;
     /* with act_int8: the rounded input of the current matrices */
     int8_t *act_code; float *act_scale;
-    int32_t *step; size_t step_room;        /* 4-byte words */
-    int32_t *ids;                           /* [MAX_DRAWS] the tokens drawn last */
+    int32_t *step; size_t step_room;        /* in words of 4 bytes */
+    int32_t *ids;                           /* [MAX_DRAWS] the tokens that the last step drew */
     /* host, pinned */
     struct step_slot slot[N_SLOTS];
     int32_t *hstep, *hids;                  /* host buffers of the slot in use */

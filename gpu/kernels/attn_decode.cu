@@ -119,7 +119,7 @@ template <int KV, int GROUP> DEVICE void score_block(float *score, const float *
     }
 }
 
-/* The same for latents. */
+/* score_block() for latents. */
 template <int KV, int GROUP> DEVICE void latent_block(float *score, const float *q, const gpu_attention &o,
                                                       const split_job &j, int p0)
 {

@@ -325,7 +325,7 @@ template <int DIM> __global__ __launch_bounds__(THREADS) void attn_prefill_kerne
         copy_any_tile(room, o, j, k0);
         __syncthreads();
         if (first >= j.n_queries || k0 > j.pos0 + first + 16 * f::strips - 1)
-            continue;                   /* no query of this warp attends to it */
+            continue;                   /* no query of this warp attends to this tile */
         float s[f::strips][f::keys / 8][4];
         multiply_keys<DIM>(s, room);
         finish_scores<DIM>(s, o, j, k0);

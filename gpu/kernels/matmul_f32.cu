@@ -183,7 +183,7 @@ template <class ROW> DEVICE void multiply_exact(float (&acc)[TOKENS], const gpu_
     }
 }
 
-/* The sum of a token and a row over the warps. */
+/* Add up the partial sums of all warps for one token and one row. */
 DEVICE float sum_of_warps(const float *sums, int token, int in_tile)
 {
     float y = 0;

@@ -159,7 +159,7 @@ template <int TYPE, int GROUPS> DEVICE void consume(const gpu_linear &l, const s
     float c[2][64] = {};
     operands a[STAGE_STEPS];
     raw_step<TYPE> raw[STAGE_STEPS];
-    unsigned n = 0;                     /* stages read */
+    unsigned n = 0;                     /* number of stages read so far */
     tile_part next = tile_part_of<TYPE, GROUPS>(l, w, blockIdx.x, raw);
     for (int i = blockIdx.x; i < n_work; i += gridDim.x) {
         const tile_part now = next;
@@ -280,7 +280,8 @@ template <int TYPE> static int run_type(struct gpu *g, const gpu_linear *l, stru
     const int n_sms = gpu_n_sms(g), large = (l->w[0].n_tiles + 7) / 8 * ((l->n_tokens + TOKENS - 1) / TOKENS);
     if (map_act(g, &act, l, e) < 0)
         return -1;
-    if constexpr (TYPE == QT_NL4)       /* only nl4 has kernels of 1 warpgroup, to compile fewer */
+    /* kernels of 1 warpgroup are compiled for nl4 only, to save compile time */
+    if constexpr (TYPE == QT_NL4)
         if (large < n_sms)
             return run<TYPE, 1>(g, l, act, n_sms, e);
     return run<TYPE, 2>(g, l, act, n_sms, e);

@@ -59,7 +59,7 @@ enum { GPU_DECODED_TOKENS = 128 };
 
 /* ---- mixtures of experts ---- */
 
-/* enum router_kind */
+/* the values of enum router_kind */
 enum gpu_router { GPU_ROUTER_SOFTMAX, GPU_ROUTER_SIGMOID, GPU_ROUTER_SQRT_SOFTPLUS, GPU_ROUTER_SPARSEMIXER,
                   GPU_ROUTER_TOP_SOFTMAX };
 enum { GPU_MAX_EXPERTS = 1024, GPU_MAX_GROUPS = 32, GPU_MAX_TOP_K = 32 };
@@ -124,8 +124,8 @@ int gpu_embed(struct gpu *g, float *x, const struct gpu_mat *w, const int32_t *t
  * out (f32) and act (f16) receive the result, and may both be NULL only with add.  w and b may be
  * NULL. */
 struct gpu_norm {
-    int layer_norm;                     /* 0: RMS */
-    int present;                        /* 0: copy */
+    int layer_norm;                     /* 1: layer norm, 0: RMS norm */
+    int present;                        /* 0: no norm, copy the rows */
     const float *w, *b;
     float eps, offset;
     float *x; int ldx;
@@ -244,7 +244,8 @@ struct gpu_attention {
     /* decode: the tokens rows[0..n_rows) */
     const int32_t *rows; int n_rows;
     float *partial;                     /* [n_rows][n_heads][max_splits][head_dim + 2] */
-    int max_splits;                     /* for this launch: at least the longest sequence's */
+    /* splits of this launch: at least those of the longest sequence */
+    int max_splits;
     /* prefill: tiles of consecutive tokens of one sequence: first token and number */
     const int32_t *tiles; int n_tiles;
 };

@@ -122,7 +122,8 @@ __global__ __launch_bounds__(THREADS) void state_conv_kernel(gpu_state o)
         act_pad(o.act + (size_t)(r.first + t) * o.act_stride, o.channels, o.order, threadIdx.x, THREADS);
 }
 
-/* For runs of more than CHUNK tokens, after all blocks of state_conv_kernel. */
+/* Update the states for runs of more than CHUNK tokens; launched after state_conv_kernel, whose
+ * blocks still read the old states. */
 __global__ __launch_bounds__(THREADS) void state_keep_kernel(gpu_state o)
 {
     const run r = run_of(o, blockIdx.y);
@@ -254,7 +255,7 @@ template <int ROWS> __global__ __launch_bounds__(THREADS) void state_scan_kernel
     }
     for (int t0 = 0; t0 < r.n; t0 += STAGE) {
         const int n = min(STAGE + 0, r.n - t0);
-        __syncthreads();                /* the tokens before are read */
+        __syncthreads();                /* all threads have read the previous tokens */
         load_stage(o, s, r.first + t0, n, head, column0);
         for (int t = 0; t < n; t++) {
             const float *q = s.q + t * size + part, *k = s.k + t * size + part, *rows = s.rows + t * size + part;

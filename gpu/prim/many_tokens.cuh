@@ -21,7 +21,8 @@ DEVICE void multiply_many(float (&c)[2][TOKENS / 2], const uint8_t *data, const 
     load_step<TYPE>(next, data, m, 0, g, t);
     for (int stage = 0; stage < stages.n_stages(); stage++) {
         copy_wait<STAGES - 2>();
-        __syncthreads();                /* all have this stage, and have read the one before */
+        /* this stage has arrived for all threads, and all have read the previous one */
+        __syncthreads();
         stages.fetch(stage + STAGES - 1);
 #pragma unroll
         for (int s = 0; s < STAGE_STEPS; s++) {

@@ -93,7 +93,8 @@ struct gpu_experts {
     int n_experts, n_pairs;             /* n_pairs: n_tokens * top_k */
     struct gpu_choice choice;
     int share;                          /* number of pairs that read the same row: top_k, or 1 */
-    const uint16_t *act; int act_stride;        /* in the order of the kernel (f32: x instead) */
+    /* in the order that the kernel reads (the f32 kernel reads x instead) */
+    const uint16_t *act; int act_stride;
     const float *x; int ldx;
     float *out; int ldo;                /* [pair][ldo], of down, and of gate and up in f32 */
     uint16_t *act_out; int act_out_stride;      /* [pair][stride], of gate and up */

@@ -304,7 +304,8 @@ static void check(const void *address, size_t n, bool write)
     const uintptr_t page = (uintptr_t)p >> 12;
     auto &guess = guesses[page & 255];
     if (guess.page == page && guess.n_opened == emulated_regions)
-        return;                         /* not in a region, and none was opened since */
+        /* the page was in no region, and no region was opened since then */
+        return;
     const uint64_t n_opened = emulated_regions;
     for (size_t i = 0; i <= all.size(); i++) {
         const size_t j = i == 0 ? guess.last : i - 1;
@@ -356,7 +357,7 @@ void emulated_wait(int n)
     m.copies.resize(left, async_copy());
 }
 
-/* For emulated_hopper.cc. */
+/* Called by emulated_hopper.cc. */
 int emulated_me() { return (int)m.self->id.thread.x; }
 int emulated_n_threads() { return m.n_threads; }
 size_t emulated_shared_size() { return m.shared_size; }

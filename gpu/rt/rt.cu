@@ -25,7 +25,8 @@ static int spares_device(cudaError_t rc)
  * For every device: the number of its handles, and that error (code ERR_NONE: none yet). */
 enum { MAX_DEVICES = 64 };
 static struct { int n_handles; struct err lost; } devices[MAX_DEVICES];
-static std::atomic<bool> is_lost[MAX_DEVICES];         /* the same, for frequent checks without the lock */
+/* whether the device has such an error, for frequent checks without the lock */
+static std::atomic<bool> is_lost[MAX_DEVICES];
 static pthread_mutex_t devices_lock = PTHREAD_MUTEX_INITIALIZER;
 
 int gpu_check(struct gpu *g, cudaError_t rc, const char *what, struct err *e)
@@ -180,7 +181,7 @@ int gpu_is_lost(struct gpu *g) { return is_lost[g->device]; }
 
 void gpu_warm_up(int device)
 {
-    pthread_mutex_lock(&devices_lock);          /* not during a reset */
+    pthread_mutex_lock(&devices_lock);          /* waits for the end of a reset */
     if (cudaSetDevice(device) == cudaSuccess)
         cudaFree(nullptr);
     cudaGetLastError();

@@ -43,7 +43,7 @@ struct calibration {
     size_t kept_bytes;          /* bytes kept of one window */
     /* the source's weights: those outside of the layers, and the loaded layer */
     struct model m;
-    struct model q;             /* the same weights, quantized; only for effort best */
+    struct model q;             /* the weights of m, quantized; only for effort best */
     void **blocks; int n_blocks, room;      /* memory of the loaded weights */
     /* For the layer whose experts are being quantized: the experts' input, with scaled channels
      * (for effort best, computed by the quantized layers before it), and the choice of experts. */

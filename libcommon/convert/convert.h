@@ -69,7 +69,8 @@ struct convert_rule {
  * down_proj (also of experts); layers are counted from 0.  Returns 0; -1 with *e. */
 int convert_parse_rule(struct convert_rule *r, const char *text, struct err *e);
 
-enum { CONVERT_MOE_MEMORY = 200 * 1000 * 1000 };     /* in bytes; a conversion then takes 300 MB */
+/* bytes of buffers; the conversion takes 300 MB in all */
+enum { CONVERT_MOE_MEMORY = 200 * 1000 * 1000 };
 struct convert_report;
 struct source_options;
 struct convert_options {

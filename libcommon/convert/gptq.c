@@ -102,7 +102,8 @@ int gptq_init(struct gptq *g, const struct linalg_ops *o, struct pool *p, int n,
     for (int i = 0; i < n; i++)
         mean += (double)h[(size_t)i * (size_t)N + (size_t)i] / n;
     if (!(mean > 0))
-        mean = 1;                                       /* all inputs are 0: codes do not matter */
+        /* all inputs are 0, so any codes are right */
+        mean = 1;
     for (int i = n; i < N; i++)
         h[(size_t)i * (size_t)N + (size_t)i] = (float)mean;
     if (gptq_order(g->order, h, (size_t)N + 1, n, N, e) < 0)

@@ -17,7 +17,7 @@ enum make {
     MAKE_COPY,              /* codes and scales of the source, without rounding */
     MAKE_NEAR,              /* rounded to a linear grid that has the source's values, or nearly */
     MAKE_QUANT,             /* quantized */
-    MAKE_TERNARY,           /* by one of the rules of quant/ternary.h */
+    MAKE_TERNARY,           /* rounded by one of the rules of quant/ternary.h */
     MAKE_ABSMEAN,           /* ternary, as BitNet was trained: the scale is the tensor's mean |x| */
 };
 

@@ -188,7 +188,7 @@ static int check_tensors(const struct medusa_input *in, const struct config *c, 
 struct medusa_job {
     const struct source_tensor *t;
     const struct mat *m;
-    uint8_t *data;                      /* of m */
+    uint8_t *data;                      /* the heads' memory, owned by m */
     float *row;                         /* [threads][cols] */
     struct qrow *q;                     /* [threads] */
     int *bad;                           /* [threads] row with an element that is not finite, plus 1 */

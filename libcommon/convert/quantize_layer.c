@@ -136,7 +136,7 @@ static int watch_input(void *user, int layer, int role, const float *x, size_t l
     linalg_gram(w->c->ops, w->cv->pool, w->h, (int)N, w->px, n_tokens);
     linalg_cross(w->c->ops, w->cv->pool, w->cross, (int)N, w->pd, w->px, n_tokens);
     w->seen = 1;
-    return 1;                           /* the rest of the layer is not needed */
+    return 1;                           /* stop: the rest of the layer is not needed */
 }
 
 /* Run a window through the layer up to w->input.  A shared MLP is run for that, but no expert. */
@@ -588,7 +588,8 @@ int quantize_layer_best(struct conversion *cv, struct calibration *c, int layer,
         rc = channel_scale_layer(cv, layer, alpha_best, e);
     if (rc == 0)
         rc = recipes_activations(cv, e);
-    c->q.layers[layer] = c->m.layers[layer];            /* no matrix is quantized yet */
+    /* the quantized model begins with the float weights */
+    c->q.layers[layer] = c->m.layers[layer];
     if (rc == 0)
         rc = encode_rest(cv, c, layer, -1, e);
     for (int i = 0; i < N_INPUTS && rc == 0; i++)

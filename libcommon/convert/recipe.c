@@ -142,7 +142,7 @@ enum qtype convert_keep_type(int source_type, int *group_size, int *exact)
     *group_size = 32;
     switch (source_type) {
     case GGML_F64:  return QT_F32;
-    /* like QT_I4M it has 16 steps above a minimum, but its scale is a product, which must be
+    /* Q4_K has 16 steps above a minimum like QT_I4M, but its scale is a product, which must be
      * rounded to f16 */
     case GGML_Q4_K: return QT_I4M;
     default:        return QT_I8;

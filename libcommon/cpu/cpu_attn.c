@@ -200,7 +200,8 @@ static void bound_page(const struct attn_job *j, const struct batch_item *it, in
     const uint8_t *keys = at + head_offset(j, head);
     const size_t scales = kv_shares_scale(j->types.key) ? key_scales(j, head)
                                                         : kv_codes_bytes(j->types.key, j->head_dim);
-    if (j->tail)                                        /* the tail has them as f16 */
+    /* take the keys from the tail, which has them as f16 */
+    if (j->tail)
         keys = k->window_kv + (size_t)it->window_table[block] * k->window_stride + tail_offset(j, head);
     pages_bound(&place, keys, scales, j->tail ? KV_F16 : j->types.key, is_rotated(j, j->types.key));
 }
@@ -341,7 +342,7 @@ static const struct query_run *run_of_job(const struct attn_job *j, int job)
     return &c[low];
 }
 
-/* 1 if a run that starts at this position sees sinks that its window does not cover. */
+/* Returns 1 if a run that starts at this position attends to sinks outside of its window. */
 static int beyond(const struct attn_job *j, int pos)
 {
     return !j->latent && streams(j->k, j->index) && j->k->sinks && pos >= j->k->window;
@@ -521,7 +522,8 @@ static void attend_part(void *arg, int i, int thread)
         a.tail.k_offset = keys;
         a.tail.v_offset = keys + tail_bytes(j);
         a.rounded_from = KV_SINKS;
-        a.rounded_to = kv_tail_from(a.pos);             /* the same for all tokens of the run: see add_tail_runs() */
+        /* equal for all tokens of the run: see add_tail_runs() */
+        a.rounded_to = kv_tail_from(a.pos);
     }
     /* only the last part contains the positions of the new tokens */
     if (j->s->one_run_each && is_last && !j->latent && !stores_heads_together(j) && !config_shares_kv(c, j->index))
@@ -675,7 +677,8 @@ void attn_run(struct core *k, const struct step *s, const struct layer *l, int i
     if ((!s->one_run_each || together) && !config_shares_kv(k->c, index))
         pool_run(k->pool, s->n_runs * (together ? 1 : groups), store_part, &j);
     pool_run(k->pool, plan_jobs(&j), attend_part, &j);
-    for (int t = 0; t < s->n_tokens && vd < head_dim; t++)          /* in order: rows move to the front */
+    /* in ascending order, because rows move to the front */
+    for (int t = 0; t < s->n_tokens && vd < head_dim; t++)
         narrow_row(&j, t, 0);
 }
 

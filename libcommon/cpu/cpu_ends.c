@@ -49,7 +49,7 @@ void core_embed(struct core *k, const struct model *m, int n, float *x)
         pool_run(k->pool, n, embed_rows, &j);
     if (j.wide) {
         const struct linear *l = &m->embed_in;
-        /* not quantized: one small matrix */
+        /* the input is not quantized, because only one small matrix reads it */
         struct act_input in = { .x = j.wide, .ldx = (size_t)c->embed_size, .cols = c->embed_size };
         core_linear(k, &(struct op){ .l = l, .in = &in, .out = x, .ldo = (size_t)c->hidden_size, .kind = OP_STORE }, 1,
                     n, NULL);

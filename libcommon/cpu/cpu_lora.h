@@ -23,7 +23,7 @@ enum {
 /* Rows [first, first + n) of the step, of one adapter. */
 struct lora_run { int first, n, lora; };
 struct lora_work {
-    int n_runs;                         /* of this step; 0: no row has an adapter */
+    int n_runs;                         /* number of runs in this step; 0: no row has an adapter */
     struct lora_run *runs;              /* [max_tokens] */
     /* the matrices of the loop that adapters change, and scale * A x of each:
      * low [LORA_MATRICES][max_tokens][ld] */

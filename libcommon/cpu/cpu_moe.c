@@ -24,7 +24,7 @@ struct batch_expert {
     int expert, n, row;             /* tokens: number and first row in moe.in and moe.mid */
     const int *token;
     const float *weight;
-    const struct expert *x;         /* its matrices */
+    const struct expert *x;         /* the matrices of the expert */
     struct act_input in, down;
 };
 

@@ -31,7 +31,7 @@ static void embed_token(void *arg, int t, int thread)
 void ple_embed(struct core *k, const struct model *m, int n, const float *x)
 {
     const struct config *c = k->c;
-    /* not quantized, like the other inputs of embeddings */
+    /* the input is not quantized, as no input of per-layer embeddings is */
     const struct act_input in = { .x = x, .ldx = (size_t)c->hidden_size, .cols = c->hidden_size };
     struct ple_job j = { .k = k, .m = m };
     core_linear(k, &(struct op){ .l = &m->ple_in, .in = &in, .out = k->ple,

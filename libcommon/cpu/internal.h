@@ -134,9 +134,9 @@ struct core {
     int pages;
     struct page_choice *page_work;
     uint8_t *page_memory;
-    /* Every layer attends to at most the newest `window` tokens and the first `sinks`; 0: windows
-     * as the model has them.  far: cos and sin of each RoPE table for the last position of sinks
-     * and window together, with the short factors and with the long ones; stream: a buffer of
+    /* Every layer attends to at most the newest `window` tokens and the first `sinks`; 0: the
+     * model's own windows.  far: cos and sin of each RoPE table for the last position of sinks and
+     * window together, with the short factors and with the long ones; stream: a buffer of
      * stream_floats for each thread. */
     int window, sinks;
     float *far[MAX_ROPES], *stream;
@@ -158,10 +158,12 @@ struct core {
     float *streams, *laurel, *laurel_mid, *sparse;
     float *pair;                            /* config.predicts: [max_tokens][2 * hidden_size] */
     float *beside[2];                       /* moe.beside: outputs of the MLP and of the experts */
-    float *cos[MAX_ROPES], *sin[MAX_ROPES]; /* for each RoPE table: [max_tokens, dim / 2], factor included */
+    /* for each RoPE table: [max_tokens, dim / 2], multiplied by its scale */
+    float *cos[MAX_ROPES], *sin[MAX_ROPES];
     float *alibi;                           /* [n_heads] */
     int32_t *token;
-    int *pos, *long_rope, *type;            /* for each token: its position, whether it uses the long rope, its type */
+    /* for each token: its position; 1 if it uses the long factors of LongRoPE; its type */
+    int *pos, *long_rope, *type;
     struct query_run *runs;
     float *partial;                         /* [n_partial] results of parts */
     size_t n_partial;

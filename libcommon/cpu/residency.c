@@ -46,7 +46,7 @@ static struct page_span span_of(const void *data, size_t size)
 
 static void advise(const struct page_span *p, int how)
 {
-    madvise((void *)p->from, p->to - p->from, how);     /* best effort */
+    madvise((void *)p->from, p->to - p->from, how);     /* a failure only costs memory or time */
 }
 
 /* ---- the thread ---- */

@@ -183,7 +183,7 @@ struct backend {
     void (*drop_block)(void *b, int32_t block);
     /* NULL: the backend does not run models with recurrent layers */
     int (*copy_state)(void *b, int from, int to, struct err *e);
-    void (*drop_state)(void *b, int state);     /* as drop_block */
+    void (*drop_state)(void *b, int state);     /* like drop_block, for a state */
     void (*device)(const void *b, struct backend_device *d);    /* NULL: there is no device */
     /* Copy a block or a state out of the backend's memory and back.  Sizes: config_kv_bytes(), or
      * with window blocks config_block_bytes() and config_window_bytes(), and with pages

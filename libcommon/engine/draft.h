@@ -38,11 +38,12 @@ struct drafter {
 enum draft_use {
     DRAFT_DEFAULT,                      /* as in the engine's options */
     DRAFT_OFF,
-    /* both the engine's draft model and its drafter; if it has only one of them, that one; if it
-     * has none, drafter_ngram */
+    /* use the engine's draft model and its drafter, as far as the engine has them; if it has
+     * neither, drafter_ngram */
     DRAFT_ON,
-    DRAFT_NGRAM, /* only the engine's drafter; if it has none, drafter_ngram */
-    DRAFT_MODEL,                        /* only the engine's draft model; refused if it has none */
+    DRAFT_NGRAM, /* use only the engine's drafter; if it has none, drafter_ngram */
+    /* use only the engine's draft model; refused if it has none */
+    DRAFT_MODEL,
 };
 struct draft_params {
     enum draft_use use;

@@ -146,7 +146,7 @@ static int kind_of(struct dry *d, int32_t id)
         struct err ignored;
         int is_head = 0;
         if (tokenizer_decode(d->t, &id, 1, 0, &word, &size, &ignored) != 0)
-            /* not cached: out of memory, so try again next time */
+            /* out of memory: leave the kind unknown, so that the next call tries again */
             return PLAIN;
         const int kind = match_word(d, word, size, note_head, &is_head) ? BREAKER : is_head ? HEAD : PLAIN;
         free(word);

@@ -116,7 +116,7 @@ int engine_check_predictor(const struct model *m, const struct engine_options *o
  * -1 with *e. */
 int engine_check_medusa(const struct medusa *h, const struct config *c, const struct engine_options *o, struct err *e);
 
-/* The same for EAGLE heads. */
+/* engine_check_medusa() for EAGLE heads. */
 int engine_check_eagle(const struct eagle *g, const struct model *m, const struct engine_options *o, struct err *e);
 
 /* Returns the number of recurrent states that the engine allocates, for running sequences,
@@ -307,7 +307,7 @@ struct engine_stats {
     /* bit i - 1: running requests, or waiting ones, use the LoRA adapter with number i */
     uint64_t loras_running[LORA_WORDS], loras_waiting[LORA_WORDS];
     /* counts since engine_open */
-    uint64_t steps, tokens;                         /* tokens computed */
+    uint64_t steps, tokens;                         /* tokens: number of tokens computed */
     /* tokens of prompts whose first token was made, and how many of them came from the prefix
      * cache */
     uint64_t prompt_tokens, cached_tokens;
@@ -328,7 +328,7 @@ struct engine_stats {
     uint64_t late;
     /* times that the model's file was touched and found unchanged */
     uint64_t touched;
-    uint64_t step_ns;                               /* all steps together */
+    uint64_t step_ns;                               /* time of all steps together */
     /* element i: number of steps of at least 2^(i-1) and less than 2^i us; the last element: of all
      * longer ones */
     uint64_t step_times[STEP_TIMES];

@@ -119,7 +119,7 @@ void pace_learn(struct engine *g, uint64_t step_ns)
     note_ratio(p, ratio > 1 ? ratio : 1);
     const float wanted = STRETCH * p->sorted[(int)(USUAL * PACE_STEPS)];
     p->stretch += ((wanted < MOST_STRETCH ? wanted : MOST_STRETCH) - p->stretch) / PACE_STEPS;
-    /* only from large chunks, because small ones cost more per token */
+    /* learn from large chunks only, because small ones cost more per token */
     if (p->n_prompt > 0 && alone > 0 && p->n_prompt >= p->chunk / 2)
         follow(&p->token_ns, ns > alone ? (ns - alone) / (float)p->n_prompt : p->token_ns / 2, 1 / 4.0f);
 }
@@ -233,7 +233,8 @@ static void finish_beginning(struct engine *g, struct request *r, const struct b
         return;
     if (r->kv.n_tokens < b->n_tokens && prefix_copy(&r->kv, g->pool, r->ids, b->n_tokens, &from, &to))
         copy_block(g, from, to);
-    if (r->kv.n_tokens != b->n_tokens) {        /* no block is free for the last, partial one */
+    /* no block was free for the copy of the last, partial block */
+    if (r->kv.n_tokens != b->n_tokens) {
         r->begins_anew = 1;
         drop_beginning(g, r, b);
         return;
@@ -523,7 +524,8 @@ void plan_step(struct engine *g)
         if (!r || !decodes(r))
             continue;
         g->to_plan[i] = NULL;
-        if (r->state == RUNNING)                /* not preempted while others were planned */
+        /* it was not preempted while other requests were planned */
+        if (r->state == RUNNING)
             plan_one(g, r, &room);
     }
     while (room.total > 0 && room.chunk > 0 && (r = next_to_plan(g, n)))

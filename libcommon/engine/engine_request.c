@@ -260,7 +260,8 @@ struct request *engine_submit(struct engine *g, const struct request_params *p, 
 void request_release(struct engine *g, struct request *r, int enter)
 {
     enter = enter && enters_prefixes(g, r);
-    /* Only tokens up to the limit become a prefix; the recurrent state is that after all tokens. */
+    /* Only tokens up to the limit become a prefix.  The recurrent state is the one after all
+     * tokens, so it is kept only if no token is cut off. */
     const int cut = enter && r->kv.n_tokens > prefix_limit(g, r);
     if (cut)
         r->kv.n_tokens = prefix_limit(g, r);

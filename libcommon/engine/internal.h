@@ -384,9 +384,11 @@ int draft_length(const struct engine *g, const struct request *r, int grade, int
 int draft_model_open(struct engine *g, const struct engine_options *o, const struct backend_options *bo,
                      struct err *e);
 void draft_model_close(struct engine *g);
-size_t draft_model_bytes(const struct engine *g);               /* its memory */
+/* bytes of the draft model's memory */
+size_t draft_model_bytes(const struct engine *g);
 void draft_model_trim(struct engine *g);
-int draft_model_init(struct engine *g, struct request *r, struct err *e);       /* r's drafts are by the model */
+/* let the draft model make r's drafts */
+int draft_model_init(struct engine *g, struct request *r, struct err *e);
 void draft_model_release(struct engine *g, struct request *r);  /* like request_release(), but keeps r's prefix */
 void draft_model_free(struct engine *g, struct request *r);
 /* Returns the memory for the final states of r's tokens in a step, after those of n other tokens;
@@ -409,7 +411,8 @@ void prefixes_load(struct engine *g, struct request *r);
 int prefixes_pay(struct engine *g, const struct request *r);
 /* Queue complete runs of r's tokens that the folder may lack. */
 void prefixes_save(struct engine *g, struct request *r);
-void prefixes_save_state(struct engine *g, struct request *r);  /* state after its last token, if runs end there */
+/* queue its recurrent state, if its last token is the end of a run */
+void prefixes_save_state(struct engine *g, struct request *r);
 /* Queue the partial last run as well; call it before r's blocks are released. */
 void prefixes_save_end(struct engine *g, struct request *r);
 

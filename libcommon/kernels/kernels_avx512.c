@@ -209,7 +209,7 @@ INLINE const uint8_t *unit_scales(const struct qtype_info *type, const uint8_t *
 INLINE void group_factors(const int O, const struct qtype_info *type, const uint8_t *unit, const uint8_t *scales,
                           int n, int g, int o, vi scale[4], vf scale_f[4], vf extra[4])
 {
-    (void)O, (void)scales, (void)o;                     /* all rows */
+    (void)O, (void)scales, (void)o;                     /* all 32 rows are computed at once */
     if (has_int_scale(type))
         group_int_scales(type, unit, n, g, scale);
     else

@@ -155,7 +155,7 @@ static int act_parse(struct parse *p, const struct arch *a)
     return 0;
 }
 
-enum { MIN_INDEXED = 512 };      /* no window used for calibration is longer */
+enum { MIN_INDEXED = 512 };      /* calibration uses no longer windows */
 
 /* 1 if any layer reuses the choice of tokens of an earlier one. */
 static int shares_choice(const struct config *c)

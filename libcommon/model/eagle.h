@@ -19,7 +19,7 @@ struct eagle {
      * fewer rows than config.vocab_size. */
     struct model model;
     struct config config;           /* owns the arrays of model.config */
-    int hidden_size, vocab_size;    /* of the main model */
+    int hidden_size, vocab_size;    /* those of the main model */
     /* The state before layer aux_layer[i] (n_layers: after the last), multiplied by aux[i]
      * [hidden_size, hidden_size], summed over i.  n_aux 0: the final state. */
     int n_aux, aux_layer[EAGLE_MOST_AUX];

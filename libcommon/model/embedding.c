@@ -195,7 +195,7 @@ void embedding_parse(struct parse *p, struct config *c)
         m->normalize = 1;
     }
     if (m->pooling)
-        c->tied = 1;                        /* no head is needed */
+        c->tied = 1;                        /* the model needs no head, so none is looked for */
     if (m->max_len > c->max_len && c->max_len > 0)
         m->max_len = c->max_len;
 }

@@ -31,7 +31,7 @@ struct lora {
     char *name, *folder;
     /* a hash of the adapter's files and never 0: keys and values depend on it */
     uint64_t key;
-    int rank;                           /* the largest */
+    int rank;                           /* the largest rank of its matrices */
     int n_matrices;                     /* number of matrices that it changes */
     uint64_t bytes;                     /* memory of its matrices */
 };

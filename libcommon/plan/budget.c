@@ -56,7 +56,7 @@ int budget_make(struct budget *b, const struct plan_shape *s, const struct budge
         if (i == 0)
             r->embedding = (double)p.embedding * 2;
         if (i == b->n_ranks - 1)
-            /* a tied head on another rank than the embedding needs a copy of it */
+            /* on another rank than the embedding, a tied head is a copy of the embedding */
             r->head = (double)(p.head || b->n_ranks == 1 ? p.head : p.embedding) * 2;
         r->weights = r->attention + r->dense_mlp + r->shared_mlp + r->router_norms + r->embedding + r->head;
         r->experts = o->expert_bytes > 0 ? budget_expert_buffer(s, o->expert_bytes, o->divisor) *

@@ -14,7 +14,7 @@ struct budget_options {
     double linear_bytes;
     int kv_element_bytes;                   /* 1 (fp8), 2 (bf16) */
     double rank_bytes;                      /* memory of a GPU */
-    double headroom_bytes;                  /* to be left free */
+    double headroom_bytes;                  /* memory of each GPU to leave free */
     int context;                            /* tokens wanted; 0: none in particular */
     /* bytes of one expert on the GPU, see budget_expert_bytes; 0: experts stay in host memory */
     double expert_bytes;
@@ -26,7 +26,7 @@ struct budget_options {
 struct budget_rank {
     int first_layer, n_layers;
     double attention /* or another mixer */, dense_mlp, shared_mlp, router_norms, embedding, head;     /* bytes */
-    double weights;                         /* their sum */
+    double weights;                         /* the sum of those six */
     double experts;                         /* buffer for experts */
     double states;                          /* bytes of a sequence's states in recurrent layers */
     double free;                            /* left for keys and values; negative: it does not fit */

@@ -234,8 +234,8 @@ double plan_decode(const struct plan_shape *s, const struct plan_weights *w, con
         const double attend = (double)l->attended * seen / r->attend[0];
         t += read > attend ? read : attend;                     /* attention computes while the next keys are read */
         t += 2 * (double)l->state_bytes / r->memory;            /* read and written */
-        /* by one thread: two norms; quantization for q with k and v, for o, for gate with up,
-         * for down */
+        /* one thread computes two norms, and quantizes the inputs of q, k and v, of o, of gate and
+         * up, and of down */
         t += 2 * h * r->norm_s + (3 * h + inner) * r->round_s + inner * r->act_s / r->n_threads + LOOPS * r->sync_s;
     }
     return 1 / t;

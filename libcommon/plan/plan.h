@@ -17,7 +17,7 @@ enum { PLAN_QTYPES = QTYPE_NUMBERS };
 
 /* Weights by number format. */
 struct plan_weights {
-    uint64_t bytes;                             /* all of them, as they lie in the file */
+    uint64_t bytes;                             /* bytes of all weights in the file */
     /* bytes that are read for one token: an embedding that is only looked up is left out, and of
      * the experts only the chosen ones count */
     uint64_t step_bytes;
@@ -39,7 +39,7 @@ uint64_t plan_kv_token(const struct plan_shape *s, enum kv_type type);
  * blocks, all layers.  Layers with a window store, as in engine_kv_needs(), at most their window
  * of each sequence, as much again of ended conversations, and the tokens of a step. */
 uint64_t plan_kv_bytes(const struct plan_shape *s, enum kv_type type, int64_t n_tokens, int n_seqs);
-/* The same if all layers store all tokens, as a GPU does. */
+/* plan_kv_bytes() if all layers store all tokens, as on a GPU. */
 uint64_t plan_kv_whole_bytes(const struct plan_shape *s, enum kv_type type, int64_t n_tokens, int n_seqs);
 
 /* ---- fitting ---- */

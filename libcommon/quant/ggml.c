@@ -88,7 +88,7 @@ static void q4_1(const uint8_t *b, float *y)
     }
 }
 
-/* The code of element j of 5 bits: the fifth bit is bit j of `high`. */
+/* The 5-bit code of element j; its fifth bit is bit j of `high`. */
 static inline int five(const uint8_t *qs, uint32_t high, int j)
 {
     int low = j < 16 ? qs[j] & 15 : qs[j - 16] >> 4;

@@ -9,7 +9,7 @@
 
 enum quant_effort {
     QUANT_ABSMAX,       /* scale from the largest magnitude */
-    /* of about 20 scales around that of QUANT_ABSMAX, with both signs, take the one with the least
+    /* Try about 20 scales of both signs around that of QUANT_ABSMAX, take the one with the least
      * weighted squared error, and refit it by least squares.  Never worse than QUANT_ABSMAX, except
      * for the rounding of the scale.  Takes 0.07 us per weight for nl4 (one core, SSE2), 0.02 us
      * for i8 */

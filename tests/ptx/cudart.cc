@@ -44,7 +44,7 @@ struct loaded { const uint8_t *data; module *m; };   /* parsed when it is first 
 struct entry { loaded *of; std::string name; size_t most_shared; };
 struct allocation { size_t size; bool pinned; };
 
-static std::recursive_mutex lock;       /* one thing at a time */
+static std::recursive_mutex lock;       /* held by every call of the runtime */
 /* called before the constructors of this file run */
 static std::map<const void *, entry> &all_entries()
 {
@@ -94,8 +94,8 @@ static void drain_all()
     for (CUstream_st *s : streams)
         drain(s, s->n_queued);
 }
-/* For calls that a thread must not make while it captures: 1 if this one does, and the capture is
- * then invalid. */
+/* Called by functions that are illegal while a thread captures.  Returns 1, and invalidates the
+ * capture, if this thread captures. */
 static bool capturing_here()
 {
     bool any = false;

@@ -175,7 +175,7 @@ static u32 logic3(s64 table, u32 a, u32 b, u32 c)
 
 /* ---- choosing the function ---- */
 
-/* F for type T as the result, with N operands of that type */
+/* The handler that computes F with N operands of type T and a result of type T. */
 template <auto F, class T, int N> static constexpr handler same()
 {
     if constexpr (N == 1)

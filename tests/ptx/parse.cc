@@ -21,7 +21,8 @@ struct function { std::string header, body; bool entry; };
 struct module {
     std::map<std::string, function> functions;
     std::map<std::string, uint64_t> variables;          /* addresses of .global and .const variables */
-    std::vector<std::string> shared;                    /* of the module's own declarations */
+    /* names of the shared variables that the module itself declares */
+    std::vector<std::string> shared;
     std::vector<std::string> files;
     std::map<std::string, std::unique_ptr<kernel>> kernels;
     std::deque<std::vector<uint8_t>> data;
@@ -179,7 +180,8 @@ static std::string function_name(std::string header)
     return trimmed(header.substr(0, header.find('(')));
 }
 
-/* The path of one of our sources, from gpu/ or tests/ on; "": it is a header of CUDA. */
+/* Returns the part of the path from gpu/ or tests/ on; "" for other files, which are headers of
+ * CUDA. */
 static std::string source_name(const std::string &path)
 {
     for (const char *folder : { "/gpu/", "/tests/" }) {
@@ -446,7 +448,8 @@ static void run_exit(warp &w, const op &, uint32_t on)
     w.live &= ~on;
     regroup(w);
 }
-static void run_copy(warp &w, const op &o, uint32_t on)         /* of parameters: from, to, size */
+/* copy a parameter; a: from, to, size */
+static void run_copy(warp &w, const op &o, uint32_t on)
 {
     EACH_LANE(i, on) {
         uint8_t *base = w.local + i * vm.k->local_bytes;

@@ -41,8 +41,8 @@ struct op {
     int guard = -1;                     /* predicate; -1: none */
     bool guard_not = false, wide = false, wide_address = false;     /* registers of 64 bits */
     enum space space = GENERIC;
-    int line = 0, file = 0;             /* of the source */
-    std::string text;                   /* of the operation, for messages */
+    int line = 0, file = 0;             /* line and file of the source */
+    std::string text;                   /* text of the operation, for messages */
     /* the allocation that the last access hit */
     mutable uintptr_t low = 0, high = 0;
     mutable unsigned n_changes = 0;
@@ -61,7 +61,7 @@ struct kernel {
     std::vector<special_register> specials;
     std::vector<parameter> parameters;
     std::vector<std::string> files;
-    std::vector<uint8_t> arguments;     /* of the launch that runs */
+    std::vector<uint8_t> arguments;     /* arguments of the current launch */
     size_t register_bytes = 0, n_predicates = 0, shared_bytes = 0, local_bytes = 0;
     int most_threads = MAX_THREADS;
 };
@@ -98,7 +98,7 @@ struct assembler {
 uint32_t source(assembler &as, const operand &o, bool wide);
 uint32_t target(const operand &o, bool wide);
 uint32_t predicate(const operand &o);
-/* Each fills in o; false: the statement belongs to another decoder. */
+/* Each decodes s into o, and returns false if another decoder has to do so. */
 bool decode_alu(assembler &as, const statement &s, op &o);
 bool decode_memory(assembler &as, const statement &s, op &o);
 bool decode_warp(assembler &as, const statement &s, op &o);

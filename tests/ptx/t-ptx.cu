@@ -116,18 +116,18 @@ static void kernels()
     copies<0><<<1, 1, 16>>>(device, device);
     expect("a copy that was waited for", nullptr);
     copies<1><<<1, 1, 16>>>(device, device);
-    expect("a copy that was not", "under way");
+    expect("a copy that was not waited for", "under way");
     never_meet<<<1, 64>>>();
     expect("a barrier that half of the threads pass", "wait for what cannot come");
     unknown<<<1, 1>>>((unsigned *)device);
     expect("an instruction that is not known", "brev.b32");
     diverging<<<1, 32>>>(device);
-    expect("lanes that part and meet", nullptr);
+    expect("lanes that diverge and converge", nullptr);
     cudaMemcpyAsync(pinned, device, 128, cudaMemcpyDeviceToHost, 0);
     expect("a copy to pinned memory", nullptr);
     /* Lanes run the loop 0 to 6 times and compute 0 1 4 5 8 9 12, whose sum is 39.  Lanes 0 to 27
      * are four such groups; lanes 28 to 31 compute 0 1 4 5, whose sum is 10. */
-    report(((int *)pinned)[31] == 4 * 39 + 10, "what they computed", "another sum");
+    report(((int *)pinned)[31] == 4 * 39 + 10, "the sum of what the lanes computed", "wrong");
 }
 
 /* Launches and copies that the runtime refuses. */
