@@ -364,16 +364,23 @@ static void more_deepseek_v32(struct parse *p, struct config *c)
     indexer_parse(p, c, 64, 0);
 }
 
-static void more_glm_moe_dsa(struct parse *p, struct config *c)
+/* Read the keys that the GLM models with latent attention share. */
+static void glm_mla_parse(struct parse *p, struct config *c, int q_rank, int n_dense, double scale)
 {
-    mla_parse_with(p, c, (struct mla){ .q_rank = 2048, .kv_rank = 512, .nope_dim = 192, .rope_dim = 64, .v_dim = 256 });
-    experts_parse(p, c, 256, 8, 2048);
-    dense_first(p, c, 3);
+    mla_parse_with(p, c, (struct mla){ .q_rank = q_rank, .kv_rank = 512, .nope_dim = 192, .rope_dim = 64,
+                                       .v_dim = 256 });
+    dense_first(p, c, n_dense);
     mlp_types_parse(p, c);
     shared_parse(p, c, "n_shared_experts", 1);
     groups_parse(p, c, 1, 1);
-    sigmoid_router(p, c, 1, 2.5);
+    sigmoid_router(p, c, 1, scale);
     parse_must_be(p, "rope_interleave", 1);
+}
+
+static void more_glm_moe_dsa(struct parse *p, struct config *c)
+{
+    experts_parse(p, c, 256, 8, 2048);
+    glm_mla_parse(p, c, 2048, 3, 2.5);
     parse_must_be(p, "mlp_bias", 0);
     indexer_parse(p, c, 32, 1);
     shared_indexers(p, c);
@@ -381,14 +388,8 @@ static void more_glm_moe_dsa(struct parse *p, struct config *c)
 
 static void more_glm4_moe_lite(struct parse *p, struct config *c)
 {
-    mla_parse_with(p, c, (struct mla){ .q_rank = 768, .kv_rank = 512, .nope_dim = 192, .rope_dim = 64, .v_dim = 256 });
     experts_parse(p, c, 64, 4, 1536);
-    dense_first(p, c, 1);
-    mlp_types_parse(p, c);
-    shared_parse(p, c, "n_shared_experts", 1);
-    groups_parse(p, c, 1, 1);
-    sigmoid_router(p, c, 1, 1.8);
-    parse_must_be(p, "rope_interleave", 1);
+    glm_mla_parse(p, c, 768, 1, 1.8);
 }
 
 static void more_mistral4(struct parse *p, struct config *c)

@@ -7,17 +7,17 @@
 
 #include "libcommon/model/arch.h"
 
-enum { IS_MIXER = 1, IS_FF = 0, IS_DENSE = 1, IS_EXTRA = 0, IS_BEYOND = 0, IS_FIRST = 1, IS_LAST = 0 };
+enum { IS_MIXER = 1, IS_FF = 0, IS_FIRST = 1, IS_LAST = 0 };
 
 const struct part_info part_infos[N_LAYER_PARTS] = {
 #define NORM(id, field, name, scope, of, ...) \
-    [LP_##id] = { name, PART_NORM, -1, IS_##of, IS_##scope, offsetof(struct layer, field) },
+    [LP_##id] = { name, PART_NORM, -1, IS_##of, offsetof(struct layer, field) },
 #define VECTOR(id, field, name, scope, of, ...) \
-    [LP_##id] = { name, PART_VECTOR, -1, IS_##of, IS_##scope, offsetof(struct layer, field) },
+    [LP_##id] = { name, PART_VECTOR, -1, IS_##of, offsetof(struct layer, field) },
 #define MATRIX(id, field, name, scope, of, ...) \
-    [LP_##id] = { name, PART_MATRIX, ROLE_##id, IS_##of, IS_##scope, offsetof(struct layer, field) },
+    [LP_##id] = { name, PART_MATRIX, ROLE_##id, IS_##of, offsetof(struct layer, field) },
 #define EXPERT(id, field, name, ...) \
-    [LP_##id] = { name, PART_EXPERT, ROLE_##id, IS_FF, IS_BEYOND, offsetof(struct expert, field) },
+    [LP_##id] = { name, PART_EXPERT, ROLE_##id, IS_FF, offsetof(struct expert, field) },
 #include "libcommon/model/parts.def"
 };
 
@@ -198,11 +198,11 @@ const struct linear *layer_matrix(const struct layer *l, enum layer_part part)
 
 const struct end_info end_infos[N_END_PARTS] = {
 #define NORM(id, field, source, side, scope, ...) \
-    [EP_##id] = { #field, PART_NORM, ROLE_NORM, IS_##side, IS_##scope, offsetof(struct model, field) },
+    [EP_##id] = { #field, PART_NORM, ROLE_NORM, IS_##side, offsetof(struct model, field) },
 #define VECTOR(id, field, source, side, scope, role, ...) \
-    [EP_##id] = { #field, PART_VECTOR, ROLE_##role, IS_##side, IS_##scope, offsetof(struct model, field) },
+    [EP_##id] = { #field, PART_VECTOR, ROLE_##role, IS_##side, offsetof(struct model, field) },
 #define MATRIX(id, field, source, side, scope, role, ...) \
-    [EP_##id] = { #field, PART_MATRIX, ROLE_##role, IS_##side, IS_##scope, offsetof(struct model, field) },
+    [EP_##id] = { #field, PART_MATRIX, ROLE_##role, IS_##side, offsetof(struct model, field) },
 #include "libcommon/model/ends.def"
 };
 

@@ -38,7 +38,6 @@ struct part_info {
     enum part_kind kind;
     int role;                   /* enum weight_role; -1: not a matrix */
     int is_mixer;               /* belongs to the mixer, otherwise to the feed-forward half */
-    int is_dense;               /* scope DENSE */
     size_t offset;              /* offset in struct layer; PART_EXPERT: in struct expert */
 };
 extern const struct part_info part_infos[N_LAYER_PARTS];
@@ -85,7 +84,6 @@ struct end_info {
     enum part_kind kind;
     int role;                   /* enum weight_role */
     int is_first;               /* before the layers, otherwise after them */
-    int is_dense;               /* scope DENSE */
     size_t offset;              /* offset in struct model */
 };
 extern const struct end_info end_infos[N_END_PARTS];
