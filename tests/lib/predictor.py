@@ -35,6 +35,16 @@ def mlp(at, mid):
     matrix(at + "down_proj.weight", H, mid, spread)
 
 
+def dense_or_experts(at, dense):
+    if dense:
+        return mlp(at, MID)
+    matrix(at + "gate.weight", 4, H)
+    vector(at + "gate.e_score_correction_bias", 4, 0)
+    mlp(at + "shared_experts.", 32)
+    for i in range(4):
+        mlp(at + "experts.%d." % i, 32)
+
+
 def deepseek(at, dense):
     vector(at + "input_layernorm.weight", H, 1)
     vector(at + "post_attention_layernorm.weight", H, 1)
@@ -46,13 +56,7 @@ def deepseek(at, dense):
     vector(attn + "kv_a_layernorm.weight", 32, 1)
     matrix(attn + "kv_b_proj.weight", 4 * 32, 32)
     matrix(attn + "o_proj.weight", H, 4 * 16, spread)
-    if dense:
-        return mlp(at + "mlp.", MID)
-    matrix(at + "mlp.gate.weight", 4, H)
-    vector(at + "mlp.gate.e_score_correction_bias", 4, 0)
-    mlp(at + "mlp.shared_experts.", 32)
-    for i in range(4):
-        mlp(at + "mlp.experts.%d." % i, 32)
+    dense_or_experts(at + "mlp.", dense)
 
 
 def glm(at, dense):
@@ -63,13 +67,7 @@ def glm(at, dense):
         matrix(attn + part + "_proj.weight", rows, H)
         vector(attn + part + "_proj.bias", rows, 0.1)
     matrix(attn + "o_proj.weight", H, 64, spread)
-    if dense:
-        return mlp(at + "mlp.", MID)
-    matrix(at + "mlp.gate.weight", 4, H)
-    vector(at + "mlp.gate.e_score_correction_bias", 4, 0)
-    mlp(at + "mlp.shared_experts.", 32)
-    for i in range(4):
-        mlp(at + "mlp.experts.%d." % i, 32)
+    dense_or_experts(at + "mlp.", dense)
 
 
 def qwen(at, recurrent):
