@@ -31,7 +31,7 @@ struct dweights {
     struct segment *segments; int n_segments, room;
     struct segment *chunks; int n_chunks;
     int *left;                      /* [n_layers + 2] chunks of each part that are not queued yet */
-    struct gpu_event **event;       /* one per part */
+    struct gpu_event **event;       /* an event for each part */
     pthread_t thread[MAX_LOADERS]; int n_threads, n_loaders;
     pthread_mutex_t lock;
     pthread_cond_t changed;

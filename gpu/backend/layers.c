@@ -41,7 +41,7 @@ static int in_floats(const struct gpu_backend *b, const struct dlinear *l) { ret
 
 /* Does matvec.cu multiply the tokens of this step? */
 static int by_matvec(const struct gpu_backend *b) { return b->n <= GPU_MATVEC_TOKENS || b->o.strict; }
-/* The order of the activations of n tokens. */
+/* Returns the order in which the kernels for n tokens read activations. */
 static enum gpu_act_order order_of(const struct gpu_backend *b, int n)
 {
     return n <= GPU_MATVEC_TOKENS || b->o.strict ? GPU_ACT_LANES : GPU_ACT_TILES;
@@ -285,7 +285,7 @@ static int run_mixture(struct gpu_backend *b, const struct dlayer *l, int index,
     return post ? add_normed(b, &l->mlp_post_norm, e) : 0;
 }
 
-/* The feed-forward half of a layer. */
+/* Run the feed-forward half of a layer. */
 static int run_ff(struct gpu_backend *b, const struct dlayer *l, int index, const struct input *in, struct err *e)
 {
     struct input down;

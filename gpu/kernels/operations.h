@@ -176,9 +176,9 @@ struct gpu_state {
     int flat;                                   /* the projection has q, k and v of all groups */
     float dt_min, dt_max, rate_scale, decay_least;      /* as in struct recurrent */
 };
-/* The convolution of all items, which also updates its part of their states. */
+/* Run the convolution for all items, and update its part of their states. */
 int gpu_state_conv(struct gpu *g, const struct gpu_state *o, struct err *e);
-/* The recurrence, which reads the outputs of the convolution. */
+/* Run the recurrence on the outputs of the convolution. */
 int gpu_state_scan(struct gpu *g, const struct gpu_state *o, struct err *e);
 
 /* Gate and norm x [n][width], in parts of `size` elements.  The gate of element d of head h is

@@ -65,7 +65,7 @@ DEVICE void rotate(float *x, const float *cosine, const float *sine, int dim, in
     }
 }
 
-/* The factor on the queries of a token at pos. */
+/* Returns the factor on the queries of a token at pos. */
 DEVICE float temper_of(const gpu_temper &o, int pos)
 {
     return o.scale != 0 ? log_1_plus(floorf((float)(max(pos, 0) + o.first) / (float)o.floor)) * o.scale + 1 : 1;
@@ -156,7 +156,8 @@ __global__ __launch_bounds__(WARPS * 32) void prepare_kernel(struct gpu_prepare 
     store_head(block, o.kv.type, is_k, pos % KV_BLOCK, x, n, lane);
 }
 
-/* Latent attention: a warp takes the rotated part of a query, or a token's latent and key. */
+/* Latent attention: each warp rotates the rotated part of one query, or norms a token's latent and
+ * rotates its key. */
 __global__ __launch_bounds__(WARPS * 32) void latent_kernel(struct gpu_latent o)
 {
     SHARED(float, rows);                /* [WARPS][kv_rank + rope_dim] */

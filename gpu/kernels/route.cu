@@ -132,8 +132,8 @@ DEVICE float sparse_weight(const gpu_route &r, const float *score, const uint32_
     return r.scale / warp_sum(sum);
 }
 
-/* The weight of choice number `lane`, computed from the score of the chosen expert; 0 for lanes
- * from top_k on. */
+/* Returns the router's weight of the expert that was chosen as number `lane`, from its score; 0 for
+ * lanes from top_k on. */
 DEVICE float weight_of(const gpu_route &r, float score, int lane)
 {
     const bool mine = lane < r.top_k, top = r.router == GPU_ROUTER_TOP_SOFTMAX;

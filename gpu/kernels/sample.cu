@@ -98,9 +98,9 @@ DEVICE int find_largest(sample_room *room, const float *x, int n, float *largest
     return bad ? -1 : at;
 }
 
-/* One warp finds the bin in which the sum of amounts reaches `wanted`: its index in room->bin, the
- * sum of the bins before it in room->before.  If fraction > 0 (at the first level), that fraction
- * of the sum of all bins is wanted instead. */
+/* Find the bin in which the sum of the amounts reaches `wanted`, by one warp; its index is stored
+ * in room->bin, the sum of the bins before it in room->before.  If fraction > 0 (at the first
+ * level), that fraction of the sum of all bins is wanted instead. */
 DEVICE void find_bin(sample_room *room, unsigned long long wanted, double fraction)
 {
     const int lane = threadIdx.x, first = lane * LANE_BINS;

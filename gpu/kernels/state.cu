@@ -38,7 +38,7 @@ DEVICE run run_of(const gpu_state &o, int item)
 
 /* ---- the convolution ---- */
 
-/* The column of the projection from which a channel comes. */
+/* Returns the column of the projection that is the input of a channel. */
 DEVICE int column_of(const gpu_state &o, int channel)
 {
     if (o.kind == GPU_STATE_CONV)
@@ -186,7 +186,8 @@ DEVICE void factors(const gpu_state &o, const stage &s, int at, int token, int h
                                            o.dt_bias[head]));
 }
 
-/* Load n tokens from `token` on, and prepare them. */
+/* Load n tokens from `token` on into the stage, with queries and keys normed and the factors
+ * computed. */
 DEVICE void load_stage(const gpu_state &o, const stage &s, int token, int n, int head, int column0)
 {
     const int size = o.state_size, delta = o.kind == GPU_STATE_DELTA, share = o.n_heads / o.n_groups;

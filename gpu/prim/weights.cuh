@@ -55,8 +55,9 @@ QTYPE_CODES_HERE(9);
 /* One step of a lane, as loaded. */
 template <int TYPE> struct raw_step {
     uint4 code[format<TYPE>::raw];
-    /* for the lane's 4 rows: f16 in both, 8-bit in scale.x, f32 of rows 0 and 1 in scale, of 2 and
-     * 3 in extra; t3: extra.x is the number of the lane's first four k in the group */
+    /* The scales (and the extras, if the format has them) of the lane's 4 rows.  f16: 4 in each
+     * member; 8 bits: 4 in the member's x; f32: those of rows 0 and 1 in scale, of rows 2 and 3 in
+     * extra.  For t3 extra.x is the index of the lane's first four k in the group. */
     uint2 scale, extra;
 };
 

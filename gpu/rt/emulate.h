@@ -57,8 +57,9 @@ extern emulated_thread *emulated;       /* the thread that runs now */
 void *emulated_shared();
 void __syncthreads();
 
-/* A collective of the warp: every lane passes IN bytes, the last to arrive runs work(in of all
- * lanes, out of all lanes), every lane receives OUT bytes. */
+/* A collective operation of a warp.  Every lane passes its input bytes and waits; the last lane to
+ * arrive calls work() with the inputs and outputs of all lanes; then every lane receives its output
+ * bytes. */
 enum { EMULATED_SLOT = 64 };
 struct emulated_slots { alignas(16) uint8_t lane[32][EMULATED_SLOT]; };
 typedef void (*emulated_work)(const emulated_slots *in, emulated_slots *out, uint32_t lanes);

@@ -97,8 +97,8 @@ struct convert_options {
     /* rules that precede part; if several apply to a matrix, the last one counts */
     const struct convert_rule *rules; int n_rules;
     uint64_t target_bytes;              /* 0: none; bytes of weights */
-    /* the rule by which ternary types round weights that were not trained to be ternary; all rules
-     * but TERNARY_FIT work without running the model */
+    /* the rule for rounding weights to ternary types if they were not trained to be ternary; rules
+     * other than TERNARY_FIT do not run the model */
     enum ternary_fit ternary;
     int no_predictor;                   /* leave out a layer that predicts further tokens */
     /* Medusa heads that are stored with the model: the path for medusa_read(); NULL: none */
@@ -114,7 +114,7 @@ struct convert_options {
     /* replace any file at output; otherwise only an empty file or a .zse made from the same source
      * is replaced */
     int overwrite;
-    /* make a checkpoint after a layer if the last one is at least this old */
+    /* seconds: a checkpoint is made after a layer if the last one is at least this old */
     double checkpoint_s;
     /* make no checkpoints, and remove those of an interrupted conversion */
     int no_resume;

@@ -126,7 +126,7 @@ static void one_scale(const struct mat *m, const float *x, float scale, struct q
         q->scale[g] = f16_to_f32(f32_to_f16(q->scale[g]));
 }
 
-/* Encode values that are a scale, its negative or 0. */
+/* Encode a row that has only the values s, -s and 0 for some s, which becomes the scale. */
 static void near_ternary(const struct mat *m, const float *x, struct qrow *q)
 {
     float amax = 0;

@@ -133,7 +133,7 @@ static int nystroem(struct gptq *g, const float *z, const float *b, double *row,
     return 0;
 }
 
-/* Compute g->p and g->d, beginning with the column that is rounded last. */
+/* Compute g->p and g->d, column by column, starting with the column that is rounded last. */
 static int compensation(struct gptq *g, struct err *e)
 {
     int n = g->n, rank = g->rank;

@@ -289,7 +289,8 @@ static int matches(const struct convert_options *o, const struct recipe *p)
     return 0;
 }
 
-/* The type of a router: f32 if weights are quantized, because its input channels may be scaled. */
+/* Returns the type for a router: f32 if weights are quantized, because its input channels may be
+ * scaled. */
 static enum qtype router_type(struct convert_type type, int source_type)
 {
     const int as_is = type.kind == CONVERT_KEEP || (type.kind == CONVERT_TYPE && qtype_info(type.qtype)->is_float);

@@ -27,7 +27,8 @@ static int by_name(const void *key, const void *b)
     return strcmp(key, (*(const struct weight_spec *const *)b)->source);
 }
 
-/* Whether the source joins the tensor `name` with others into one of these weights. */
+/* Whether one of these weights is made from several tensors of the source, and `name` is one of
+ * them. */
 static int is_part(const char *name, const struct weight_spec *specs, int n)
 {
     char part[160];

@@ -88,10 +88,10 @@ void *cpu_layers_streams(struct cpu_layers *l, size_t *bytes);
  * argument `layer` is `index`. */
 int cpu_layers_run(struct cpu_layers *l, int index, const struct layer *w, int exact, float *x,
                    const struct cpu_hook *hook, struct err *e);
-/* The feed-forward half of a layer with experts, with one expert's weights in memory at a time, in
- * f32 activations.  h [n][ldh] is the input of router and experts; the output of the shared MLP is
- * added to x [n][hidden_size].  *c receives the routing; on success free it with
- * cpu_choice_release(). */
+/* The following functions compute the feed-forward half of a layer with experts in f32 activations,
+ * with the weights of one expert in memory at a time.  h [n][ldh] is the input of router and
+ * experts; the output of the shared MLP is added to x [n][hidden_size].  *c receives the routing;
+ * on success free it with cpu_choice_release(). */
 struct cpu_choice {
     /* [n_experts + 1]: elements first[i] .. first[i + 1] - 1 of `token` and `share` belong to
      * expert i */

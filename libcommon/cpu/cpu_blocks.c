@@ -20,7 +20,7 @@ struct block_job {
     struct core *k;
     const struct step *s;
     const struct layer *l;
-    int index, first, n, block, heads, head_dim;                /* heads: heads that have keys and values */
+    int index, first, n, block, heads, head_dim;                /* heads: number of KV heads */
     struct sparse_keys keys;                    /* keys of runs of tokens */
     size_t kv_bytes;                            /* bytes of the keys of one head */
 };

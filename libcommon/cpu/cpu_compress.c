@@ -153,7 +153,7 @@ static void empty(float *sums, int dim, int from, int to)
     }
 }
 
-/* Add the tokens of an item to the sums of some channels.  State: sums [3][dim] for this entry,
+/* Add an item's tokens to the sums of a run of channels.  State: sums [3][dim] for this entry,
  * followed by those of the next one if runs overlap. */
 static void sum_channels(void *arg, int i, int thread)
 {

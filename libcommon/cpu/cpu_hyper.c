@@ -64,7 +64,7 @@ static float normed_by(const struct config *c, const float *x)
     return 1 / sqrtf(dot(x, x, all) / (float)all + c->norm_eps);
 }
 
-/* Divide the elements of each row, which are `step` apart, by their sum. */
+/* Divide the elements of each of n rows by their sum; the elements of a row are `step` apart. */
 static void balance(float *m, int n, int step, int next, float eps)
 {
     for (int r = 0; r < n; r++) {
@@ -97,7 +97,7 @@ static void balanced(const struct hyper *h, float *m)
     }
 }
 
-/* out = sum of the streams, each times its weight. */
+/* out = the weighted sum of the streams. */
 static void collapse(const struct config *c, const float *x, const float *weight, float *out)
 {
     const int hidden = c->hidden_size;

@@ -20,7 +20,7 @@ enum {
     LORA_ROWS = 16,                     /* most rows of a run */
 };
 
-/* Rows [first, first + n) of the step, of one adapter. */
+/* A run: rows [first, first + n) of the step, which have the same adapter. */
 struct lora_run { int first, n, lora; };
 struct lora_work {
     int n_runs;                         /* number of runs in this step; 0: no row has an adapter */

@@ -10,9 +10,9 @@ enum {
     /* most tokens of a draft; with the last token of the answer they make a step of 16 tokens */
     DRAFT_MOST = 15,
     /* The evidence for a draft.  Grades 0 to 3 are higher if more tokens before the draft match. */
-    GRADE_RESUMED = 4,      /* copying resumes after an edit */
-    GRADE_EDIT,             /* an edit may be over */
-    GRADE_PREDICTED,        /* the start of the predicted tokens */
+    GRADE_RESUMED = 4,      /* an edit has ended: the answer copies its source again */
+    GRADE_EDIT,             /* a guess that the current edit ends here */
+    GRADE_PREDICTED,        /* the answer is expected to start like the predicted tokens */
     GRADE_MODEL,            /* made by the draft model */
     DRAFT_GRADES,
 };

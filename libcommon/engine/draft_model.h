@@ -51,9 +51,9 @@ void draft_append(struct engine *g, struct request *r, const float *logits);
 int predictor_open(struct engine *g, struct draft_model *d, struct err *e);
 void predictor_close(struct draft_model *d);
 size_t predictor_bytes(const struct engine *g);
-/* Add the states that the main model has computed for r to the pass, which has *n items and *used
- * tokens so far, as far as the tokens after these states are known.  Runs the pass when it is full.
- * length: length of r's draft; 0: r has no draft, and its states may wait. */
+/* Add states that the main model has computed for r to the pass, which has *n items and *used
+ * tokens so far.  A state is added when the token after it is known.  Runs the pass when it is
+ * full. length: length of r's draft; 0: r has no draft, and its states may wait. */
 void predictor_feed(struct engine *g, struct request *r, int length, int n_decoding, int *n, int *used);
 /* Keep the keys and values of r as a prefix, and forget its states. */
 void predictor_release(struct engine *g, struct request *r);
@@ -71,8 +71,8 @@ void predictor_load(struct engine *g, struct request *r, int known);
 int medusa_run_open(struct engine *g, struct draft_model *d, const struct engine_options *o, struct err *e);
 void medusa_run_close(struct medusa_run *h);            /* NULL is fine */
 size_t medusa_run_bytes(const struct medusa_run *h);
-/* Add r to the requests that draft in this step, if r is to have a draft of `length` > 0 tokens and
- * its state is known. */
+/* Add r to the requests that draft in this step, if length > 0 and r's state is known.  length:
+ * number of tokens of its draft. */
 void medusa_feed(struct engine *g, struct request *r, int length);
 /* Make the drafts.  Returns the number of heads that were computed. */
 int medusa_guess(struct engine *g);

@@ -51,8 +51,8 @@ struct engine_options {
     int device, debug_sync, device_layers, strict, wgmma, no_graphs, act_int8, cache_weights;
     size_t max_device;
     /* Models with recurrent layers: a prefix is reused only up to a snapshot of the state.
-     * Snapshots are taken every snapshot_every tokens, and after the last token of a sequence
-     * that ends or is preempted.  A snapshot takes config_state_bytes(); with no_prefix_cache
+     * Snapshots are taken every snapshot_every tokens, and after the last token when a sequence
+     * ends or is preempted.  A snapshot takes config_state_bytes(); with no_prefix_cache
      * there are none. */
     int snapshots, snapshot_every;  /* 0: ENGINE_SNAPSHOTS, 512; snapshot_every a multiple of 16 */
     /* Each token attends to the newest `window` tokens (at least KV_BLOCK) and the first `sinks`
@@ -89,7 +89,7 @@ struct engine_options {
     /* Make drafts with these heads (borrowed), which engine_check_medusa() accepts; draft_model,
      * draft_layers and predictor are then ignored. */
     const struct medusa *medusa;
-    /* Make drafts with this layer beside the model (borrowed), which engine_check_eagle() accepts;
+    /* Make drafts with these EAGLE heads (borrowed), which engine_check_eagle() accepts;
      * draft_model, draft_layers, predictor and medusa are then ignored. */
     const struct eagle *eagle;
     /* Draw tokens so that as many drafted tokens as possible are accepted (sampler_verify()).  The
@@ -214,8 +214,8 @@ struct request_params {
     enum embed embed;
     /* for cross-encoders: index of the first token of the second text */
     int second;
-    /* any number: requests with the same number belong to one tenant; tenants get equal
-     * throughput */
+    /* number of the tenant: requests with the same number belong to one tenant, and tenants get
+     * equal throughput */
     uint64_t tenant;
     /* Prefixes are reused only among requests of the same scope, in memory and on disk, so that the
      * time that a prompt takes reveals nothing about other scopes.  0: the common scope of all
@@ -324,9 +324,9 @@ struct engine_stats {
     /* tokens of preempted requests that were read from the prefix folder, and that were computed
      * again; the others were still in memory */
     uint64_t resumed_read, resumed_computed;
-    /* times that a request skipped steps because its constraint was not ready */
+    /* number of times that a request skipped steps because its constraint was not ready */
     uint64_t late;
-    /* times that the model's file was touched and found unchanged */
+    /* number of times that the model's file was touched but its contents had not changed */
     uint64_t touched;
     uint64_t step_ns;                               /* time of all steps together */
     /* element i: number of steps of at least 2^(i-1) and less than 2^i us; the last element: of all
@@ -359,9 +359,9 @@ int engine_set_lora(struct engine *g, struct model *m, int number, struct lora_b
  * Returns 0; -1 with *e. */
 int engine_logits(struct engine *g, const int32_t *ids, int n_ids, int from, float *logits, struct err *e);
 
-/* The same for a sequence whose logits are too many to keep: rows(user, pos, n, logits) gets those
- * after the n tokens from pos on, valid during the call; other than 0 ends the call.  Returns 0; -1
- * with *e, or what rows() returned. */
+/* engine_logits() for a sequence whose logits are too many to keep.  It calls rows(user, pos, n,
+ * logits) with the logits after the n tokens from pos on, which are valid during that call; if
+ * rows() does not return 0, engine_scan() ends.  Returns 0; -1 with *e, or what rows() returned. */
 typedef int (*engine_rows)(void *user, int pos, int n, const float *logits);
 int engine_scan(struct engine *g, const int32_t *ids, int n_ids, engine_rows rows, void *user, struct err *e);
 

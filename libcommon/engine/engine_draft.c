@@ -78,7 +78,8 @@ int draft_init(struct engine *g, struct request *r, const struct draft_params *p
     return 0;
 }
 
-/* Whether r has a drafter, which is opened for r's first draft.  If memory is short, r has none. */
+/* Whether r has a drafter; the drafter's state is opened at r's first draft.  If memory is short, r
+ * has none. */
 static int has_drafter(struct request *r)
 {
     struct drafting *d = &r->draft;
@@ -98,10 +99,10 @@ void draft_release(struct request *r)
     free(r->draft.predicted);
 }
 
-/* Returns the most tokens that a draft may have.  The draft and the token after it must fit into
- * the answer, LongRoPE's factors must not change, and the request must still count as decoding if
- * the next step recomputes the draft.  With recurrent layers the draft must not pass the next
- * position of a snapshot. */
+/* Returns the largest number of tokens that a draft may have.  The draft and the token after it
+ * must fit into the answer, LongRoPE's factors must not change, and the request must still count as
+ * decoding if the next step recomputes the draft.  With recurrent layers the draft must not pass
+ * the next position of a snapshot. */
 static int draft_room(const struct engine *g, const struct request *r, int room)
 {
     const int pending = r->n_ids - r->kv.n_tokens;
@@ -172,7 +173,7 @@ int draft_length(const struct engine *g, const struct request *r, int grade, int
 
 int draft_is_full(const struct engine *g, int n_decoding) { return n_decoding > MOST_DRAFTING && !g->limits.draft; }
 
-/* Put the first n tokens of r's draft, in `next`, into the step. */
+/* Add the first n tokens of r's draft (`next`) to its ids for this step. */
 static int use_draft(struct request *r, int n)
 {
     r->draft.n_used = n > 0 ? n : 0;

@@ -9,7 +9,7 @@
 
 #include "libcommon/engine/internal.h"
 
-/* Whether a step of these n items can be begun. */
+/* Whether the backend can launch a step of these n items without waiting for it. */
 static int can_begin(const struct engine *g, int n)
 {
     for (int i = 0; i < n; i++)

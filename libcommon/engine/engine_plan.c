@@ -72,7 +72,7 @@ static void follow(float *mean, float sample, float weight)
     *mean += *mean > 0 ? ((sample < 2 * *mean ? sample : 2 * *mean) - *mean) * weight : sample;
 }
 
-/* Replace the oldest ratio by the newest, in both arrays. */
+/* Replace the oldest ratio by the newest one in `ratio` and in `sorted`. */
 static void note_ratio(struct pace *p, float ratio)
 {
     const float oldest = p->ratio[p->at];
@@ -177,7 +177,8 @@ static void count_cached(struct request *r, int n)
         r->n_cached += n;
 }
 
-/* Whether another request computes, in this step, the block of tokens that r needs next. */
+/* Whether r should wait, because another request computes the block of tokens that r needs next in
+ * this step. */
 static int awaits(const struct engine *g, const struct request *r)
 {
     const int d = r->kv.n_nodes, at = d * KV_BLOCK;

@@ -3,8 +3,8 @@
  * If the main model reads a prefix from the folder, its states are not computed, so the predictor
  * (the layer that predicts further tokens) could not compute its own entries for that prefix.
  * Therefore its entries are written, too, when a request ends, and read before the first entry of a
- * request is computed.  They have the same form (cache/disk.h), but belong to another model, and
- * their ids are the tokens from the second one on. */
+ * request is computed.  They are stored in the same form (cache/disk.h) under the name of another
+ * model; the id of entry i is that of token i + 1. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -78,9 +78,9 @@ static void find_stop_ids(const struct engine *g, struct request *r, const struc
     }
 }
 
-/* The scope of a request's prefixes.  Adapters change keys and values, so a request with an adapter
- * has a scope made of its own and of the adapter: of the hash of the adapter's files, because its
- * number depends on the order of loading. */
+/* Returns the scope within which a request shares prefixes.  Adapters change keys and values, so
+ * with an adapter it is a mix of the request's scope and of a hash of the adapter's files.  (The
+ * adapter's number would not do, as it depends on the order of loading.) */
 static uint64_t prefix_scope(const struct engine *g, const struct request_params *p)
 {
     if (!p->lora)

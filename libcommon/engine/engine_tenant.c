@@ -212,8 +212,8 @@ static int can_leave(const struct request *r)
     return !r->first_ns && !r->cancelled && !r->n_reported && !(r->reported && *r->reported);
 }
 
-/* Number of queued requests of s that may be refused in favour of a tenant that then has `others`
- * requests in the queue. */
+/* Number of queued requests of s that may be refused in favour of a tenant that will then have
+ * `others` requests in the queue. */
 static int n_spare(const struct tenant_queue *s, int others)
 {
     int n = 0;

@@ -25,7 +25,8 @@
 #include "libcommon/engine/engine.h"
 #include "libcommon/engine/engine_text.h"
 
-/* PENDING: waits for the prompt of its leader, the first of the n requests that share one. */
+/* PENDING: waits until its leader, the first of n requests with a common prompt, has computed the
+ * prompt. */
 enum request_state { PENDING, WAITING, RUNNING };
 enum which { BY_TURN, BY_DEADLINE };
 
@@ -162,7 +163,7 @@ struct request {
     int cancelled, holds;               /* holds: WAITING, but has KV blocks */
     int planned;                        /* number of its tokens in this step */
     struct drafting draft;
-    uint64_t scope; /* scope of the request's prefixes in the cache, and of its adapter */
+    uint64_t scope; /* scope in which the cache may share its prefixes; see prefix_scope() */
     int lora;                           /* number of its LoRA adapter, 0: none */
     /* Prefix folder.  n_saved: number of the request's tokens that were passed to the folder;
      * saved: their key; searched: whether the request's prefix was looked up; preempted: it has
@@ -271,14 +272,14 @@ int goes_before(const struct request *a, const struct request *b, enum which whi
 
 /* ---- engine_tenant.c ---- */
 struct tenant_queue *tenant_get(struct engine *g, uint64_t id);         /* made if it does not exist; NULL: no memory */
-/* free it if it has no requests and is not held */
+/* free the tenant if it has no requests and is not held */
 void tenant_put(struct engine *g, struct tenant_queue *s);
-/* the tenant's queue must have room */
+/* queue r with its tenant, whose queue must have room */
 void wait_add(struct engine *g, struct request *r);
 void wait_remove(struct engine *g, struct request *r);
 /* charge the last n tokens of r, which were computed */
 void tenant_charge(struct engine *g, struct request *r, int n);
-/* called before a step is planned */
+/* update the tenants' counts; called before a step is planned */
 void tenants_settle(struct engine *g);
 int tenant_goes_before(const struct request *a, const struct request *b);
 /* the waiting request to admit next; NULL: none waits */
@@ -422,6 +423,7 @@ void deliver_step(struct engine *g, int n_items);
 /* Count n more tokens of r whose keys, values and state are computed, and add them to the prefix
  * tree. */
 void step_computed(struct engine *g, struct request *r, int n);
-void deliver_late(struct engine *g);                    /* requests whose constraint has become ready go on */
+/* continue requests whose constraint has become ready */
+void deliver_late(struct engine *g);
 
 #endif

@@ -552,7 +552,7 @@ static struct spread filter(struct sampler *s, struct rng *rng, const float *log
     return all;
 }
 
-/* The weight of entry i, and its token. */
+/* Returns the weight of entry i, and stores its token in *id. */
 static float spread_weight(const struct sampler *s, const struct spread *all, const float *x, int i, int32_t *id)
 {
     if (all->n >= 0) {

@@ -294,8 +294,8 @@ static amx_fn *const amx_steps_of[2][3] = { { amx_steps_1_0, amx_steps_2_0, amx_
 
 /* ---- folded weights ---- */
 
-/* Scale half r of the rows of a group with sums [high, low of 16 rows, high, low][16 tokens][16
- * rows]. */
+/* Scale the sums of half r (16 rows) of a group.  sums: for each half, those of the high bytes,
+ * then those of the low bytes, each [16 tokens][16 rows]. */
 INLINE void amx_scale_folded(const struct amx_group *g, const int32_t *sums, int r, int T)
 {
     sums += 512 * r;

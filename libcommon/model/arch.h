@@ -46,7 +46,7 @@ struct weight_names {
     /* hyper-connections with gates (struct hyper.rank); the norms are whole names */
     const char *hyper_norm, *hyper_down, *hyper_up, *hyper_attn_norm, *hyper_attn_down, *hyper_attn_up,
         *hyper_attn_inject, *hyper_ff_norm, *hyper_ff_down, *hyper_ff_up, *hyper_ff_inject;
-    /* embeddings of runs of tokens; the norms and the convolution are whole names */
+    /* n-gram embeddings; the norms and the convolution are whole names */
     const char *ngram_embed, *ngram_key, *ngram_value, *ngram_key_norm, *ngram_query_norm, *ngram_conv_norm,
         *ngram_conv, *index_q_norm;
     const char *token_experts;              /* whole name */

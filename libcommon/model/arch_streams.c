@@ -245,7 +245,8 @@ static uint64_t scramble(uint64_t x)
 }
 
 /* Make the parameters of the hashes: the factors of tokens, from a seed; and for each head of each
- * layer a prime number of rows.  The primes are the next larger ones from `base` on. */
+ * layer a prime number of rows.  The primes are consecutive, from the smallest one that is at least
+ * `base`. */
 static void hashes_make(struct parse *p, struct config *c, int base, uint64_t seed, int64_t divisor)
 {
     struct ngram *g = &c->ngram;

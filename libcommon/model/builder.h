@@ -8,7 +8,7 @@
 struct builder {
     const struct config *c;
     const struct weight_source *s;
-    /* names of the architecture, which say what tensors exist */
+    /* the architecture's names: a name that is not NULL means that the tensor exists */
     const struct weight_names *have;
     struct weight_names n;                  /* names in the source */
     char prefix[48];                        /* prefix of all names except the head's */

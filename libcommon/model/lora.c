@@ -36,7 +36,8 @@ struct lora_binding {
     struct peft *peft;
     struct lora lora;
     struct lora_linear *made;           /* [n_layers][N_CHANGED], of this adapter */
-    int64_t *used;                      /* [n_modules] number of rows that were bound */
+    /* [n_modules] number of rows of each module that were bound */
+    int64_t *used;
     struct err *e;
 };
 

@@ -289,7 +289,7 @@ struct config {
     /* width of the embedding: hidden_size except for opt-350m */
     int embed_size;
     int tied;                               /* the head uses the embedding's weights */
-    /* config.json has the key; otherwise a head among the weights decides */
+    /* 1: config.json says whether the head is tied; 0: it is tied unless the weights have a head */
     int tied_given;
     int biases;                             /* BIAS_: linear layers and norms that have one */
     /* the weights are those of a GGUF file: its names, its order of q and k, norm offsets already
@@ -493,7 +493,7 @@ struct model {
     struct norm ple_in_norm;            /* norm of each layer's ple_dim elements */
     /* config.hyper: scores, bias and scale of the mix that the final norm reads */
     const float *hyper, *hyper_bias, *hyper_scale;
-    const float *hyper_norm;                            /* norm of hyper.rank */
+    const float *hyper_norm;                            /* norm of the streams, if hyper.rank > 0 */
     struct linear hyper_down, hyper_up;
     const float *pos_embed;         /* [max_len + pos_offset, hidden_size] f32 or NULL */
     const float *type_embed;        /* [n_types, hidden_size] f32 or NULL */
@@ -574,11 +574,11 @@ size_t config_block_bytes(const struct config *c, struct kv_types types, int mos
  * Models with wider windows have no tail, because this would cost more than the types save. */
 enum { KV_WIDEST_TAIL = 1024 };
 /* Returns the number of newest tokens whose keys and values are kept as f16 in window blocks (the
- * tail, see kvtype.h): those of layers with a window only there, those of other layers in these
- * types as well.  Returns 0 if there is no tail, because the types need none, windows are wider
+ * tail, see kvtype.h): layers with a window store theirs only there, other layers also in KV blocks
+ * in these types.  Returns 0 if there is no tail, because the types need none, windows are wider
  * than KV_WIDEST_TAIL, or `most` is set. */
 int config_tail(const struct config *c, struct kv_types types, int most);
-/* 1 if `most` limits this layer: it has no window of its own, or one that is larger than `most`. */
+/* Returns 1 if `most` limits this layer, which has no window of its own or a larger one. */
 int config_streams(const struct config *c, int layer, int most);
 /* The reason why `most` cannot be set; NULL: it can. */
 const char *config_stream_problem(const struct config *c);

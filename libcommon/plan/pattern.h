@@ -20,7 +20,7 @@ struct sparse_pattern {
     uint64_t seed;
 };
 
-/* The usual sizes, not causal, in the order of enum pattern_kind. */
+/* A pattern of each kind with the usual sizes, not causal, in the order of enum pattern_kind. */
 extern const struct sparse_pattern patterns[PATTERN_KINDS];
 
 /* seen [n]: 1 for each key of n that query i sees, else 0. */

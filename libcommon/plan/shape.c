@@ -215,7 +215,7 @@ int plan_shape_guess(struct plan_shape *s, const json_t *config, struct err *e)
         return -1;
     if (js_bool_or(c, "tie_word_embeddings", json_is_true(js_get(config, "tie_word_embeddings")), &s->tied, e))
         return err_prefix(e, "config.json");
-    int ple_vocab, ple_dim;                     /* embeddings of layers */
+    int ple_vocab, ple_dim;                     /* per-layer embeddings */
     if (NUMBER(ple_vocab, 0, "vocab_size_per_layer_input") || NUMBER(ple_dim, 0, "hidden_size_per_layer_input"))
         return -1;
     if ((int64_t)ple_dim * s->n_layers > MOST)

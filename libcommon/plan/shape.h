@@ -20,7 +20,7 @@ struct plan_layer {
     int64_t dense_mlp, shared_mlp, router;  /* 0: none */
     int64_t norms;
     int has_experts;                        /* n_experts of them, each of plan_shape.expert parameters */
-    /* in the cache and in attention */
+    /* sizes of the cache and of attention */
     /* for one token: rows of keys and values, one of each for every head; with MLA or compressed
      * attention a single row; 0: it stores none */
     int kv_rows, kv_width;

@@ -194,7 +194,7 @@ static float weighted(const struct group *d, const float *q)
     return lanes(s);
 }
 
-/* Compute a and b for the codes of one trial scale; returns a^2 / b. */
+/* Compute a and b (see the head of this file) for the codes of one trial scale; returns a^2 / b. */
 static float trial(const struct grid *g, const struct group *d, float scale, float *a, float *b)
 {
     float q[MAX_GROUP];
