@@ -558,7 +558,7 @@ static int sampling(struct bench *b, struct err *e)
     return 0;
 }
 
-/* ---- all of them ---- */
+/* ---- all measurements ---- */
 
 static int check(const struct gpu_bench_options *o, struct err *e)
 {

@@ -166,10 +166,12 @@ template <int DIM> DEVICE void multiply_keys(scores<DIM> &s, const rooms<DIM> &r
     for (int c = 0; c < DIM / 16; c++) {
         uint32_t q[f::strips][4];
 #pragma unroll
-        for (int m = 0; m < f::strips; m++)             /* matrices: rows 0-7 and 8-15 of d 0-7, then of d 8-15 */
+        /* the 4 matrices: rows 0-7 and 8-15 of elements 0-7, then of elements 8-15 */
+        for (int m = 0; m < f::strips; m++)
             load_matrices(q[m], r.queries + swizzled<f::row>(first + 16 * m + lane % 16, 2 * c + lane / 16));
 #pragma unroll
-        for (int i = 0; i < f::keys / 16; i++) {        /* d 0-7 and 8-15 of positions 0-7, then of 8-15 */
+        /* the 4 matrices: elements 0-7 and 8-15 of positions 0-7, then of positions 8-15 */
+        for (int i = 0; i < f::keys / 16; i++) {
             uint32_t b[4];
             load_matrices_transposed(b, r.keys + swizzled<f::key_row>(c * 16 + lane % 16, 2 * i + lane / 16));
 #pragma unroll

@@ -304,7 +304,7 @@ extern "C" int gpu_sort_pairs(struct gpu *g, const struct gpu_route *r, struct e
     return launch(g, "sort", sort_kernel, dim3((unsigned)(r->n_experts + WARPS - 1) / WARPS), BLOCK, sort_room(r), e, *r);
 }
 
-/* ---- the sum ---- */
+/* ---- the weighted sum of results ---- */
 
 __global__ __launch_bounds__(BLOCK) void expert_sum_kernel(struct gpu_expert_sum o)
 {

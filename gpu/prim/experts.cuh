@@ -5,13 +5,13 @@
 
 #include "gpu/prim/weights.cuh"
 
-/* Tile `tile` of 32 rows of an expert's matrix. */
+/* Returns the address of tile `tile`, of 32 rows, of an expert's matrix. */
 DEVICE const uint8_t *expert_rows(const gpu_expert_mat &m, int expert, int tile)
 {
     return m.w.data + expert * m.stride + (size_t)tile * m.w.tile_bytes;
 }
 
-/* y with its expert's bias. */
+/* Returns y plus the expert's bias for this row. */
 DEVICE float expert_biased(const gpu_expert_mat &m, int expert, int row, float y)
 {
     return m.bias ? y + m.bias[(size_t)expert * m.bias_stride + row] : y;

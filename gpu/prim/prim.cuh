@@ -203,7 +203,7 @@ DEVICE void mma_f16(float c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t 
  *     a[0] row g, k 4t..4t+3   a[1] row g+8   a[2] row g, k 4t+16..4t+19   a[3] row g+8, k
  *         4t+16..4t+19
  *     b0 k 4t..4t+3, column g   b1 k 4t+16..4t+19
- *     c as mma_f16 has it */
+ *     c as in mma_f16 */
 DEVICE void mma_s8(int c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1)
 {
 #ifdef __CUDACC__

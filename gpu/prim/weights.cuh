@@ -93,7 +93,7 @@ template <int TYPE> DEVICE void load_step(raw_step<TYPE> &r, const uint8_t *tile
         r.extra.x = load4(p + ((g * n + in_unit) << 2));
     const int in_group = f::base3 ? 0 : (step & ((1 << shift) - 1)) * (f::bits * 128);
     p += scale_area(n, extra_size) + in_unit * group_bytes + in_group + g * 16;
-    if (f::base3) {                     /* a line has five fours of k */
+    if (f::base3) {                     /* a line has 20 k, in five groups of four */
         r.extra.x = (unsigned)(step & ((1 << shift) - 1)) * 8 + 2 * t;
         r.code[0] = load_stream(p + r.extra.x / 5 * 128);
         r.code[1 % f::raw] = load_stream(p + (r.extra.x + 1) / 5 * 128);

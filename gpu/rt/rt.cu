@@ -25,7 +25,7 @@ static int spares_device(cudaError_t rc)
  * For every device: the number of its handles, and that error (code ERR_NONE: none yet). */
 enum { MAX_DEVICES = 64 };
 static struct { int n_handles; struct err lost; } devices[MAX_DEVICES];
-/* whether the device has such an error, for frequent checks without the lock */
+/* whether an error has destroyed the device's context, for frequent checks without the lock */
 static std::atomic<bool> is_lost[MAX_DEVICES];
 static pthread_mutex_t devices_lock = PTHREAD_MUTEX_INITIALIZER;
 

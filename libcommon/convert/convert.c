@@ -409,7 +409,7 @@ done:
     return rc;
 }
 
-/* ---- the whole ---- */
+/* ---- a whole conversion ---- */
 
 static int wants_calibration(const struct conversion *cv)
 {

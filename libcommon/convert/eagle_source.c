@@ -347,7 +347,7 @@ static int read_parts(struct eagle_input *in, const struct medusa_options *o, st
     return rc;
 }
 
-/* ---- the whole ---- */
+/* ---- reading the heads ---- */
 
 static int read_all(struct eagle_input *in, const struct model *main, const struct medusa_options *o, struct err *e)
 {

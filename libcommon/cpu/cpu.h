@@ -42,7 +42,7 @@ const float *cpu_first_forward(void *backend, const struct batch *batch, struct 
  * (backend_options.max_weights); all 0 if there are no such experts. */
 struct cpu_streamed {
     uint64_t max_bytes;                 /* most bytes of experts in memory */
-    /* how often a layer of a step needed an expert, and how often it was in memory */
+    /* number of times that a layer of a step needed an expert, and that the expert was in memory */
     uint64_t wanted, there;
     /* experts prefetched by a guess, and how many of these were needed */
     uint64_t guessed, guessed_right;

@@ -44,7 +44,7 @@ static void scores(const struct altup_job *j, const float *x, float *h, float *o
                        (float)c->hidden_size);
 }
 
-/* ---- the ends ---- */
+/* ---- before the first and after the last layer ---- */
 
 /* Scale the other streams to the magnitude of the first. */
 static void match_token(void *arg, int t, int thread)

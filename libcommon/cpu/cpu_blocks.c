@@ -143,7 +143,7 @@ static void prepare_query(void *arg, int t, int thread)
     rotate(j, q, x->n_heads, k->cos[table] + at, k->sin[table] + at);
 }
 
-/* ---- the choice ---- */
+/* ---- choosing runs ---- */
 
 static int whole_runs(const struct block_job *j, int token) { return (j->k->pos[token] + 1) / j->block; }
 

@@ -223,7 +223,7 @@ static void make_entries(struct compress_job *j, const struct entries *x)
     pool_run(j->k->pool, j->s->n_tokens, end_entry, j);
 }
 
-/* ---- the choice ---- */
+/* ---- choosing entries ---- */
 
 /* Number of entries that a token sees: those of complete runs. */
 static int n_entries(const struct compress_job *j, int token) { return (j->k->pos[token] + 1) / j->rate; }
@@ -397,7 +397,7 @@ static void run_entries(struct compress_job *j, const struct act_input *in, cons
     struct compress_work *w = &k->compress;
     const int n = j->s->n_tokens, dim = k->c->head_dim, indexes = config_indexes(k->c, j->index),
               width = indexes ? 2 * dim : dim, index = x->head_dim;
-    /* without a quantized form: q_a has overwritten that of `in` */
+    /* the same input without a quantized form, because q_a has overwritten that of `in` */
     const struct act_input plain = { .x = in->x, .ldx = in->ldx, .cols = in->cols };
     const struct op ops[] = {
         { .l = &l->comp_value, .in = &plain, .out = w->value, .ldo = (size_t)width, .kind = OP_STORE },

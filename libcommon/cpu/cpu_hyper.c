@@ -242,7 +242,7 @@ void hyper_leave(struct core *k, float *x, int n)
     each_token(&(struct hyper_job){ .k = k, .x = x }, n, leave_token);
 }
 
-/* ---- the ends ---- */
+/* ---- before the first and after the last layer ---- */
 
 void hyper_begin(struct core *k, const float *x, int n)
 {

@@ -71,7 +71,7 @@ void index_close(struct core *k)
     k->index = (struct index_work){ 0 };
 }
 
-/* ---- the choice ---- */
+/* ---- choosing tokens ---- */
 
 static void rotate(const struct index_job *j, int token, float *x, int n_heads)
 {
@@ -137,7 +137,7 @@ int index_run(struct core *k, const struct step *s, const struct layer *l, int i
         .weight_stride = x->n_heads, .out = w->scores, .room = w->room };
     core_linear(k, &(struct op){ .l = &l->index_q, .in = q_a, .out = w->q, .ldo = (size_t)(x->n_heads * x->head_dim),
                                  .kind = OP_STORE }, 1, n, NULL);
-    /* without a quantized form: q_a has overwritten that of `in` */
+    /* the same input without a quantized form, because q_a has overwritten that of `in` */
     const struct act_input plain = { .x = in->x, .ldx = in->ldx, .cols = in->cols };
     core_linear(k, (struct op[]){ { .l = &l->index_k, .in = &plain, .out = w->key, .ldo = (size_t)x->head_dim,
                                     .kind = OP_STORE },

@@ -81,7 +81,7 @@ int mla_reserve(struct core *k, const struct layer *l, struct err *e)
     return 0;
 }
 
-/* out [n][ldo] = rows of one head of l times x [n][ldx]. */
+/* out [n][ldo] = the product of the rows of l that belong to one head with x [n][ldx]. */
 static void head_multiply(const struct core *k, const struct linear *l, int head, int rows, const float *x, size_t ldx,
                           int n, float *out, size_t ldo, int thread)
 {

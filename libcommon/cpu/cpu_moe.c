@@ -21,7 +21,8 @@ enum {
 
 /* The tokens of one expert in a round; expert -1: the shared MLP. */
 struct batch_expert {
-    int expert, n, row;             /* tokens: number and first row in moe.in and moe.mid */
+    /* n: number of tokens; row: the first of their rows in moe.in and moe.mid */
+    int expert, n, row;
     const int *token;
     const float *weight;
     const struct expert *x;         /* the matrices of the expert */
@@ -119,7 +120,7 @@ int moe_reserve(struct core *k, const struct layer *l, struct err *e)
     return 0;
 }
 
-/* ---- the choice ---- */
+/* ---- choosing experts ---- */
 
 /* Returns the index of the largest score that is not taken.  A NaN never counts as larger, so even
  * with NaNs each token gets top_k different experts; their weights are NaN. */

@@ -98,7 +98,7 @@ void pages_bound(const struct page_place *p, const uint8_t *keys, size_t scales,
     memcpy(p->at + (size_t)p->n_heads * row + (size_t)p->head * sizeof scale, &scale, sizeof scale);
 }
 
-/* ---- the choice ---- */
+/* ---- choosing pages ---- */
 
 int pages_apply(const struct core *k, const struct batch_item *it, int pos)
 {

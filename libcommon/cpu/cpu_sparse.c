@@ -8,7 +8,7 @@
 
 enum { SCORE_GROUPS = 16 };             /* groups of KV_BLOCK keys per job */
 
-/* ---- places ---- */
+/* ---- places of keys in KV blocks ---- */
 
 int sparse_item(const struct step *s, int token)
 {
@@ -164,7 +164,7 @@ void sparse_score(const struct sparse_scores *x, int first_token, int n)
     pool_run(x->keys.k->pool, n * j.jobs, score_part, &j);
 }
 
-/* ---- the choice ---- */
+/* ---- choosing keys ---- */
 
 /* An integer that is ordered like the float. */
 static uint32_t order_of(float x)

@@ -240,7 +240,7 @@ static void advance(struct ngram_index *s, int i)
     }
 }
 
-/* ---- the guess ---- */
+/* ---- making a guess ---- */
 
 /* Append the tokens from `place` on, with earlier changes applied. */
 static void fill(const struct ngram_index *s, int place, int most, struct draft *d)

@@ -255,7 +255,7 @@ struct request *engine_submit(struct engine *g, const struct request_params *p, 
     return r;
 }
 
-/* ---- the end ---- */
+/* ---- ending a request ---- */
 
 void request_release(struct engine *g, struct request *r, int enter)
 {

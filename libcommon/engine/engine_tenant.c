@@ -24,7 +24,7 @@
  * AGEING_S seconds. */
 enum { STEP_TOKENS = 1000 };
 
-/* ---- the list ---- */
+/* ---- the list of tenants ---- */
 
 struct tenant_queue *tenant_get(struct engine *g, uint64_t id)
 {
@@ -109,7 +109,7 @@ void tenants_settle(struct engine *g)
             s->served = least;
 }
 
-/* ---- order ---- */
+/* ---- order between requests ---- */
 
 /* The priority of r in comparisons with requests of other tenants: only priorities below 0 count
  * there. */

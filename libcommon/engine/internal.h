@@ -207,7 +207,8 @@ struct engine {
     int vocab_size, n_allowed, max_len, max_seqs, max_tokens, prefixes;
     struct kv_types kv;
     int window, sinks, pages;           /* as in engine_options */
-    int kept_tokens, kept_sinks;        /* tokens that window blocks hold: the newest and the first */
+    /* numbers of the newest and of the first tokens that window blocks hold */
+    int kept_tokens, kept_sinks;
     struct kv_pool *pool;
     struct engine_watch watch;          /* stepped NULL: none */
     int entering;                       /* number of the adapter of the request whose blocks enter the tree */

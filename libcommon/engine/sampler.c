@@ -593,7 +593,7 @@ static int32_t draw_token(struct sampler *s, const float *logits, int32_t best)
             if (w >= s->s.min_p && (r -= w) < 0)
                 return i;
         }
-        return best;                    /* rounding */
+        return best;                    /* rounding errors left r >= 0 */
     }
     for (int i = 0; i < all.n - 1; i++)
         if ((r -= c[i].w) < 0)
@@ -628,7 +628,7 @@ static int32_t verify_token(struct sampler *s, const float *logits, int32_t best
                 return id;
         }
     }
-    return last == proposed->id ? best : last;          /* rounding */
+    return last == proposed->id ? best : last;          /* rounding errors left r >= 0 */
 }
 
 /* Find the n_top largest by insertion: few values enter the list. */

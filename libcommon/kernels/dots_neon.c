@@ -16,7 +16,8 @@ INLINE void some(int32_t *out, const int8_t *rows, size_t stride, const int8_t *
         UNROLL for (int r = 0; r < n; r++) {
             const int8x16_t w = vld1q_s8(rows + (size_t)r * stride + i);
             const int16x8_t pairs = vmlal_high_s8(vmull_s8(vget_low_s8(w), vget_low_s8(x)), w, x);
-            sum[r] = vpadalq_s16(sum[r], pairs);        /* two products, at most 2 * 127 * 127 */
+            /* each element of `pairs` is the sum of two products, at most 2 * 127 * 127 */
+            sum[r] = vpadalq_s16(sum[r], pairs);
         }
     }
     UNROLL for (int r = 0; r < n; r++)

@@ -123,7 +123,7 @@ int64_t inner_parse(struct parse *p, const struct config *c, const char *key)
     return 1;
 }
 
-/* Read the sizes of Mamba2 layers; the keys have the names of three architectures.  inner: width
+/* Read the sizes of Mamba2 layers; three architectures spell the keys differently.  inner: width
  * between a layer's projections; 0: the width of its heads together. */
 void mamba_parse(struct parse *p, struct config *c, const struct recurrent *otherwise, int64_t inner)
 {

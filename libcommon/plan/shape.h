@@ -42,7 +42,8 @@ struct plan_shape {
     int tied;                               /* the head is the embedding */
     int64_t positions;                      /* parameters of learned positions and embeddings of layers */
     int n_experts, top_k;                   /* 0: none */
-    /* parameters of one expert; size of the shared MLP in experts: shared_size / expert_size */
+    /* parameters of one expert; size of the shared MLP as a multiple of an expert's (shared_size /
+     * expert_size) */
     int64_t expert, shared;
     struct plan_layer *layer;               /* [n_layers], owned */
 };

@@ -358,8 +358,8 @@ static float search_e4m3(const struct group *d, enum quant_effort effort, float 
     return best_scale;
 }
 
-/* Search scale and integer zero point: for each zero point near the one that min and max
- * suggest, the scale of a linear grid from -zero to 15 - zero. */
+/* Search scale and integer zero point: for each zero point near the one that min and max suggest,
+ * search the scale of a linear grid from -zero to 15 - zero. */
 static float search_zero(const struct group *d, enum quant_effort effort, float *zero)
 {
     float low = d->low < 0 ? d->low : 0, high = d->high > 0 ? d->high : 0, scale = (high - low) / 15, best = 0;
