@@ -83,6 +83,49 @@ static int parse_act(const char *prog, const char *arg, struct run_options *r)
     return r->act_int8 || strcmp(arg, "f16") == 0 ? 0 : cli_wrong(prog, "--act: '%s', expected f16 or int8", arg);
 }
 
+const char *run_moe_name(int moe)
+{
+    static const char *const names[] = { [MOE_HYBRID] = "hybrid", [MOE_CPU] = "cpu", [MOE_GPU] = "gpu" };
+    return names[moe];
+}
+
+static int parse_moe(const char *prog, const char *arg, struct run_options *r)
+{
+    r->moe_given = 1;
+    for (int i = MOE_HYBRID; i <= MOE_GPU; i++)
+        if (strcmp(arg, run_moe_name(i)) == 0) {
+            r->moe = i;
+            return 0;
+        }
+    return cli_wrong(prog, "--moe: '%s', expected hybrid, cpu or gpu", arg);
+}
+
+static int parse_experts(const char *prog, const char *arg, struct run_options *r)
+{
+    long long n;
+    if (cli_parse_int(prog, "--gpu-experts", arg, 0, 1 << 20, &n) != 0)
+        return CLI_USAGE;
+    r->gpu_experts = (int)n;
+    r->experts_given = 1;
+    return 0;
+}
+
+/* Refuse placements of experts that contradict each other or need a GPU; --gpu-experts 0 is --moe
+ * cpu. */
+static int check_moe(const char *prog, struct run_options *r)
+{
+    if (r->moe != MOE_HYBRID && r->experts_given)
+        return cli_wrong(prog, "--moe %s and --gpu-experts exclude each other: both place the experts",
+                         run_moe_name(r->moe));
+    if (r->experts_given && r->gpu_experts == 0)
+        r->moe = MOE_CPU;
+    if (r->gpu || r->moe == MOE_CPU)
+        return 0;
+    if (r->experts_given)
+        return cli_wrong(prog, "--gpu-experts %d: there is no GPU (--device)", r->gpu_experts);
+    return r->moe_given ? cli_wrong(prog, "--moe %s: there is no GPU (--device)", run_moe_name(r->moe)) : 0;
+}
+
 const char *run_cache_name(int cache_weights)
 {
     static const char *const names[] = { [CACHE_WEIGHTS_OFF] = "off", [CACHE_WEIGHTS_AUTO] = "auto",
@@ -339,6 +382,8 @@ int run_option(const char *prog, int c, const char *arg, struct run_options *r)
     case OPT_DEVICE: r->device = arg; return 0;
     case OPT_EXACT: r->exact = 1; return 0;
     case OPT_GPU_LAYERS: return parse_layers(prog, arg, r);
+    case OPT_MOE: return parse_moe(prog, arg, r);
+    case OPT_GPU_EXPERTS: return parse_experts(prog, arg, r);
     case OPT_STRICT: r->strict = 1; return 0;
     case OPT_SPEC: return parse_spec(prog, arg, r);
     case OPT_SPEC_EXACT:
@@ -406,6 +451,8 @@ int run_options_check(const char *prog, struct run_options *r)
         return cli_wrong(prog, "--cuda-graphs on: there is no GPU (--device)");
     if (rc == 0 && r->act_int8 && !r->gpu)
         return cli_wrong(prog, "--act int8: there is no GPU (--device)");
+    if (rc == 0)
+        rc = check_moe(prog, r);
     return rc ? rc : check_cache(prog, r);
 }
 
@@ -875,7 +922,8 @@ struct engine_options run_engine_options(const struct run_options *r, int max_se
                                         : (size_t)r->max_memory, .max_device = r->gpu ? (size_t)r->max_memory : 0,
                                     .max_tokens = r->gpu && !some ? GPU_STEP_TOKENS : 0,
                                     .backend = r->gpu ? &backend_gpu : NULL, .device = r->gpu_index,
-                                    .device_layers = some ? r->gpu_layers : 0, .strict = r->strict,
+                                    .device_layers = some ? r->gpu_layers : 0, .moe = r->moe,
+                                    .gpu_experts = r->gpu_experts, .strict = r->strict,
                                     .debug_sync = env_on("ZSE_DEBUG_SYNC"),
                                     .wgmma = env_on("ZSE_WGMMA"), .no_graphs = r->no_graphs, .act_int8 = r->act_int8,
                                     .cache_weights = r->cache_weights,

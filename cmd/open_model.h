@@ -54,6 +54,8 @@ struct run_options {
      * to plan for */
     int max_seqs; uint64_t kv_most;
     int gpu_layers, gpu_layers_given;       /* --gpu-layers: GPU_LAYERS_AUTO, or a number */
+    int moe, moe_given;             /* --moe: enum moe_place */
+    int gpu_experts, experts_given; /* --gpu-experts */
     int strict;                     /* --strict */
     enum spec spec; int spec_given; /* --spec */
     /* the parts of ngram:N, mtp:N, draft:N:MODEL, self:N:LAYERS, medusa:N:FILE, eagle:N:DIR:
@@ -73,7 +75,7 @@ struct run_options {
 enum { GPU_LAYERS_AUTO = -1 };
 enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, OPT_FORCE, OPT_MAX_MEMORY, OPT_RUN_MODE,
        OPT_VERBOSE, OPT_SPEC, OPT_GPU_LAYERS, OPT_STRICT, OPT_GRAPHS, OPT_ACT, OPT_CACHE_WEIGHTS, OPT_VERIFY,
-       OPT_STREAM, OPT_SINKS, OPT_SPEC_EXACT, OPT_LORA, OPT_ATTENTION };
+       OPT_STREAM, OPT_SINKS, OPT_SPEC_EXACT, OPT_LORA, OPT_ATTENTION, OPT_MOE, OPT_GPU_EXPERTS };
 #define RUN_LONG_OPTIONS \
     { "quantize", required_argument, NULL, 'q' }, \
     { "mode", required_argument, NULL, OPT_RUN_MODE }, \
@@ -84,6 +86,8 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
     { "kernels", required_argument, NULL, OPT_KERNELS }, \
     { "device", required_argument, NULL, OPT_DEVICE }, \
     { "gpu-layers", required_argument, NULL, OPT_GPU_LAYERS }, \
+    { "moe", required_argument, NULL, OPT_MOE }, \
+    { "gpu-experts", required_argument, NULL, OPT_GPU_EXPERTS }, \
     { "strict", no_argument, NULL, OPT_STRICT }, \
     { "cuda-graphs", required_argument, NULL, OPT_GRAPHS }, \
     { "act", required_argument, NULL, OPT_ACT }, \
@@ -104,6 +108,9 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
     "      --kernels NAME         CPU kernels: ref, avx2, avxvnni, avx512, amx, neon, dotprod, i8mm (default: the fastest)\n" \
     "      --device DEVICE        where to compute: auto, cpu, cuda, cuda:N (default: auto)\n" \
     "      --gpu-layers N|auto    the last N layers on the GPU, the others on the CPU; auto: as many as fit (default: all)\n" \
+    "      --moe hybrid|cpu|gpu   where a GPU's layers compute the experts that a router chooses: on both, as many on the GPU as fit; on the CPU;\n" \
+    "                             or all on the GPU (default: hybrid)\n" \
+    "      --gpu-experts N        keep N experts of each layer on the GPU; the CPU computes the others (default: as many as fit)\n" \
     "      --strict               no answer depends on chunks, reused prefixes or batches, on a GPU either (there it is slower)\n" \
     "      --cuda-graphs on|off   record a GPU's decoding steps once and replay them: the same answers, fewer launches (default: on)\n" \
     "      --act f16|int8         the type of a GPU's activations before int8 matrices with one scale per row (default: f16)\n" \
@@ -135,6 +142,7 @@ int run_option(const char *prog, int c, const char *arg, struct run_options *r);
 /* Write the types in the form that --kv takes.  Returns out. */
 enum { KV_TEXT = 24 };
 const char *kv_text(struct kv_types kv, char out[KV_TEXT]);
+const char *run_moe_name(int moe);                      /* "hybrid", "cpu", "gpu" */
 const char *run_cache_name(int cache_weights);          /* "off", "auto", "on" */
 /* Call after the last option: checks combinations, the device, $ZSE_DEVICE.  0, or the exit code
  * after a message on stderr. */

@@ -168,8 +168,12 @@ static int settle(const char *prog, const struct opened_model *o, const struct r
     struct err why;
     const int may_share = r->gpu_layers_given ? r->gpu_layers == GPU_LAYERS_AUTO : r->gpu_auto;
     int rc = plan_device(o, eo, &bo, p, &why);
-    if (rc == 0 && gpu_plan_fits(p, &bo, &why) == 0)
+    if (rc == 0 && gpu_plan_fits(p, &bo, &why) == 0) {
+        if (bo.moe == MOE_HYBRID && !bo.gpu_experts && p->n_experts < o->model->config.moe.n_experts)
+            cli_note(prog, "%s: the GPU has %d of the %d experts of each layer, more do not fit", o->name, p->n_experts,
+                     o->model->config.moe.n_experts);
         return 0;
+    }
     if (rc == 0 && may_share && p->most_layers > 0) {
         eo->device_layers = p->most_layers;
         eo->max_tokens = 0;             /* the CPU's steps are smaller, so the layers still fit */
@@ -310,7 +314,7 @@ struct forecast {
     double prefill, decode;                                     /* tokens/s; 0: unknown */
     struct plan_rates rates;                                    /* valid if decode is known */
     const struct gpu_plan *gpu;
-    int n_layers;                                               /* layers of the model; only with gpu */
+    int n_layers, n_experts;                                    /* layers, and experts of each; only with gpu */
 };
 
 /* The measured rates that the prediction is based on. */
@@ -358,9 +362,10 @@ static void print_forecast_json(const struct forecast *f)
     if (!g)
         json_object_set_new(j, "rates", f->decode > 0 ? rates_json(&f->rates) : json_null());
     else
-        json_object_update_new(j, json_pack("{s:s, s:I, s:i, s:i, s:i, s:I, s:I, s:s?, s:I, s:s?}", "gpu_name", g->name,
+        json_object_update_new(j, json_pack("{s:s, s:I, s:i, s:i, s:i, s:i, s:i, s:I, s:I, s:s?, s:I, s:s?}", "gpu_name", g->name,
                                             "reserve_bytes", (json_int_t)f->reserve, "layers", f->n_layers,
                                             "gpu_layers", g->n_layers, "gpu_layers_fit", g->most_layers,
+                                            "experts", f->n_experts, "gpu_experts", g->n_experts,
                                             "host_weight_bytes", (json_int_t)g->host_weights, "host_kv_bytes",
                                             (json_int_t)g->host_kv, "cuda_graphs_off", g->graphs_off, "cached_bytes",
                                             (json_int_t)f->cached, "cache_weights_off", g->cache_off));
@@ -394,6 +399,8 @@ static void print_forecast(const struct forecast *f)
            f->max_len);
     if (f->gpu)
         printf("%-16s %s: %d of %d layers\n", "GPU", f->gpu->name, f->gpu->n_layers, f->n_layers);
+    if (f->gpu && f->n_experts)
+        printf("%-16s %d of %d of each layer on the GPU\n", "experts", f->gpu->n_experts, f->n_experts);
     if (f->gpu && f->gpu->graphs_off)
         printf("%-16s off: %s\n", "graphs", f->gpu->graphs_off);
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
@@ -505,7 +512,8 @@ int preflight_plan(const char *prog, const struct opened_model *o, const struct 
             .name = o->name, .type = s.type, .device = gpu_kind, .weights = device.weights, .cached = device.cached,
             .kv = device.kv, .workspace = device.work, .reserve = device.reserve, .needed = device.needed,
             .memory = device.total, .available = device.limit, .max_len = eo->max_len, .fits = ok,
-            .why = ok ? NULL : why.msg, .gpu = &device, .n_layers = o->model->config.n_layers }, json);
+            .why = ok ? NULL : why.msg, .gpu = &device, .n_layers = o->model->config.n_layers,
+            .n_experts = o->model->config.moe.n_experts }, json);
     }
     return plan_opened(prog, o, r, eo, json);
 }

@@ -24,13 +24,14 @@ struct gpu_plan {
     /* n_layers: number of layers, the last ones, that the device would compute besides the head;
      * most_layers: the largest number that fits (0: none) */
     int n_layers, most_layers;
+    int n_experts;                      /* experts of each layer on the device */
     /* kv: keys, values and states; cached: f16 weight cache; work: activations and the step;
      * reserve: an allowance for the driver's own copies of graphs and kernels */
     size_t weights, cached, kv, work, reserve;
     size_t needed;                      /* sum of those five */
     size_t limit;                       /* the free memory, or max_device if that is less */
     size_t total, free;                 /* the device's memory, now */
-    size_t host_weights, host_kv;       /* bytes of the layers that stay on the CPU */
+    size_t host_weights, host_kv;       /* bytes of the layers and experts that stay on the CPU */
     /* static texts: the reason why cached is 0 (NULL: it is not 0), and the reason why no graphs
      * are replayed (NULL: graphs are replayed) */
     const char *cache_off;

@@ -46,7 +46,7 @@ static void backend_close(void *backend)
 static void *backend_open(const struct model *m, const struct backend_options *o, struct err *e)
 {
     struct gpu_backend *b = calloc(1, sizeof *b);
-    char layers[48] = "";
+    char layers[48] = "", experts[48] = "";
     if (!b) {
         err_nomem(e, "gpu backend");
         return NULL;
@@ -62,7 +62,9 @@ static void *backend_open(const struct model *m, const struct backend_options *o
     }
     if (b->first_layer)
         snprintf(layers, sizeof layers, ", %d of %d layers", b->plan.n_layers, m->config.n_layers);
-    snprintf(b->name, sizeof b->name, "%s %.100s%s%s%s%s", gpu_kind, b->plan.name, layers, b->exact ? ", exact" : "",
+    if (has_host_experts(b))
+        snprintf(experts, sizeof experts, ", %d of %d experts", b->n_experts, m->config.moe.n_experts);
+    snprintf(b->name, sizeof b->name, "%s %.100s%s%s%s%s%s", gpu_kind, b->plan.name, layers, experts, b->exact ? ", exact" : "",
              o->strict ? ", strict" : "", o->act_int8 ? ", int8 activations" : "");
     return b;
 }
@@ -365,7 +367,7 @@ static int upload_step(struct gpu_backend *b, const struct batch *batch, int may
 static int run_forward(struct gpu_backend *b, const struct batch *batch, float *logits, struct err *e)
 {
     int n_logits, splits_bit = 0, n_hidden = 0, any;
-    if (b->host && run_host(b, batch, e) < 0)
+    if (b->first_layer && run_host(b, batch, e) < 0)
         return -1;
     for (int i = 0; i < batch->n_items; i++)
         n_hidden += batch->items[i].n_hidden;
@@ -474,7 +476,7 @@ static int backend_copy_block(void *backend, int32_t from, int32_t to, struct er
         return err_set(e, ERR_SHAPE, "copy of KV block %d to %d, expected 0 to %d", from, to, b->o.n_blocks - 1);
     if (from == to)
         return 0;
-    if (gpu_use(b->g, e) < 0 || (b->host && backend_cpu.copy_block(b->host, from, to, e) < 0))
+    if (gpu_use(b->g, e) < 0 || (b->first_layer && backend_cpu.copy_block(b->host, from, to, e) < 0))
         return -1;
     return gpu_copy(b->g, GPU_COMPUTE, b->kv + (size_t)to * b->kv_stride, b->kv + (size_t)from * b->kv_stride,
                     b->kv_stride, e);
@@ -487,7 +489,7 @@ static int backend_copy_state(void *backend, int from, int to, struct err *e)
         return err_set(e, ERR_SHAPE, "copy of state %d to %d, expected 0 to %d", from, to, b->o.n_states - 1);
     if (from == to || !b->state_size)
         return 0;
-    if (gpu_use(b->g, e) < 0 || (b->host && backend_cpu.copy_state(b->host, from, to, e) < 0))
+    if (gpu_use(b->g, e) < 0 || (b->first_layer && backend_cpu.copy_state(b->host, from, to, e) < 0))
         return -1;
     return gpu_copy(b->g, GPU_COMPUTE, b->states + (size_t)to * b->state_stride,
                     b->states + (size_t)from * b->state_stride, b->state_stride * sizeof *b->states, e);
@@ -496,14 +498,14 @@ static int backend_copy_state(void *backend, int from, int to, struct err *e)
 static void backend_drop_state(void *backend, int state)
 {
     struct gpu_backend *b = backend;
-    if (b->host)
+    if (b->first_layer)
         backend_cpu.drop_state(b->host, state);
 }
 
 static void backend_drop_block(void *backend, int32_t block)
 {
     struct gpu_backend *b = backend;
-    if (b->host)                        /* the device's memory stays taken */
+    if (b->first_layer)                 /* the device's memory stays taken */
         backend_cpu.drop_block(b->host, block);
 }
 
@@ -527,6 +529,7 @@ static void backend_device(const void *backend, struct backend_device *d)
 {
     const struct gpu_backend *b = backend;
     *d = (struct backend_device){ .name = b->plan.name, .index = b->o.device, .n_layers = b->plan.n_layers,
+                                  .n_experts = b->n_experts,
                                   .weights = b->plan.weights, .cached = b->plan.cached, .cache_off = b->plan.cache_off,
                                   .kv = b->plan.kv, .work = b->plan.work,
                                   .reserve = b->plan.reserve, .total = b->plan.total, .lost = gpu_is_lost(b->g),

@@ -99,6 +99,8 @@ static int plan_experts(struct gpu_backend *b, size_t t, struct buffer_place *pa
     part[n++] = (struct buffer_place){ &b->choice.n_tiles, sizeof(int32_t) };
     part[n++] = (struct buffer_place){ &b->mid_expert, floats ? pairs * (size_t)m->intermediate_size * f : 0 };
     part[n++] = (struct buffer_place){ &b->out_expert, pairs * hidden * f };
+    part[n++] = (struct buffer_place){ &b->hybrid.place, has_host_experts(b) ? hybrid_places(b) : 0 };
+    part[n++] = (struct buffer_place){ &b->hybrid.host_result, has_host_experts(b) ? hybrid_results(b) : 0 };
     return n;
 }
 
@@ -347,6 +349,16 @@ static int check_model(const struct gpu_backend *b, struct err *e)
                             qtype_info(l->w.type)->name);
 }
 
+/* The number of experts of each layer on the device; with MOE_HYBRID and no number, all. */
+static int settle_experts(struct gpu_backend *b, struct err *e)
+{
+    const int all = b->m->config.moe.n_experts;
+    if (all && b->o.gpu_experts > all)
+        return err_set(e, ERR_SHAPE, "--gpu-experts %d: each layer has %d experts", b->o.gpu_experts, all);
+    b->n_experts = all == 0 || b->o.moe == MOE_CPU ? 0 : b->o.gpu_experts > 0 ? b->o.gpu_experts : all;
+    return 0;
+}
+
 /* Compute all sizes from b->m and b->o, and list the parts of the arena.  Returns their number; -1
  * with *e. */
 static int size_up(struct gpu_backend *b, struct buffer_place *part, struct err *e)
@@ -360,7 +372,7 @@ static int size_up(struct gpu_backend *b, struct buffer_place *part, struct err 
                        MOST_IN_GRID);
     b->exact = b->o.exact;
     b->first_layer = b->o.device_layers > 0 && b->o.device_layers < c->n_layers ? c->n_layers - b->o.device_layers : 0;
-    if (check_model(b, e) < 0 || check_act(b, e) < 0)
+    if (check_model(b, e) < 0 || check_act(b, e) < 0 || settle_experts(b, e) < 0)
         return -1;
     if (b->o.kv.key != b->o.kv.value || !kv_on_gpu(b->o.kv.key))
         return err_set(e, ERR_UNSUPPORTED, "%s: keys as %s and values as %s run on the CPU only", gpu_kind,
@@ -394,9 +406,10 @@ static size_t pages(size_t n) { return (n + ((size_t)2 << 20) - 1) >> 21 << 21; 
 
 /* Why decode steps are not replayed as graphs; NULL: they are.  Layers on the CPU are outside of
  * the graph. */
-static const char *graphs_off(const struct backend_options *o)
+static const char *graphs_off(const struct gpu_backend *b)
 {
-    return o->no_graphs ? "--cuda-graphs off" : o->debug_sync ? "ZSE_DEBUG_SYNC waits after every kernel" : NULL;
+    const struct backend_options *o = &b->o;
+    return has_host_experts(b) ? "some experts are on the processor" : o->no_graphs ? "--cuda-graphs off" : o->debug_sync ? "ZSE_DEBUG_SYNC waits after every kernel" : NULL;
 }
 
 /* An allowance for the driver's own copies of graphs and kernels, not measured: 32 MiB, and 1 KiB
@@ -407,7 +420,7 @@ static size_t reserve_of(const struct gpu_backend *b)
     int bits = 1;
     while (bits < MAX_SPLIT_BITS && 1 << (bits - 1) < b->max_splits)
         bits++;
-    if (graphs_off(&b->o))
+    if (graphs_off(b))
         return BASE;
     return BASE + (size_t)N_BUCKETS * (size_t)bits *
            (size_t)((b->m->config.n_layers - b->first_layer) *
@@ -433,17 +446,18 @@ static void fill_plan(const struct gpu_backend *b, struct gpu_plan *p)
 {
     const struct config *c = &b->m->config;
     p->n_layers = c->n_layers - b->first_layer;
-    p->weights = pages(dweights_size(b->m, b->first_layer));
+    p->n_experts = b->n_experts;
+    p->weights = pages(dweights_size(b->m, b->first_layer, b->n_experts));
     p->kv = pages(b->kv_size) + pages(b->state_size);
     p->work = pages(b->arena_size) + pages(b->step_room * 4);
     p->reserve = reserve_of(b);
     p->cache_off = cache_off(b);
     p->cached = p->cache_off ? 0 : pages(dweights_decoded_size(b->m, b->first_layer, b->o.act_int8));
     p->needed = p->weights + p->cached + p->kv + p->work + p->reserve;
-    p->graphs_off = graphs_off(&b->o);
-    p->host_weights = p->host_kv = 0;
+    p->graphs_off = graphs_off(b);
+    p->host_weights = dweights_host_size(b->m, b->first_layer, b->n_experts);
+    p->host_kv = 0;
     if (b->first_layer) {
-        p->host_weights = dweights_host_size(b->m, b->first_layer);
         for (int i = 0; i < b->first_layer; i++)
             p->host_kv += layer_kv_bytes(b, i) * (size_t)b->o.n_blocks;
         p->host_kv += (config_state_bytes(c)) * (size_t)b->o.n_states;          /* cpu.c has room for all layers */
@@ -468,15 +482,49 @@ static int plan_for(const struct model *m, const struct backend_options *o, int 
            p->cache_off ? err_set(e, ERR_SHAPE, "--cache-weights on: %s", p->cache_off) : 0;
 }
 
-/* The largest number of layers that fit into the limit of p; 0: none. */
+/* The largest number of layers that fit into the limit of p, with MOE_HYBRID without experts; 0:
+ * none. */
 static int most_layers(const struct model *m, const struct backend_options *o, const struct gpu_plan *p)
 {
+    struct backend_options with = *o;
     struct gpu_plan one = *p;
     struct err ignored;
+    if (o->moe == MOE_HYBRID && !o->gpu_experts)
+        with.moe = MOE_CPU;
     for (int n = m->config.n_layers; n > 0; n--)
-        if (plan_for(m, o, n, &one, &ignored) == 0 && one.needed <= limit_of(o, p))
+        if (plan_for(m, &with, n, &one, &ignored) == 0 && one.needed <= limit_of(o, p))
             return n;
     return 0;
+}
+
+/* Let the options ask for the experts of a plan. */
+static void fix_experts(struct backend_options *o, const struct gpu_plan *p)
+{
+    o->moe = p->n_experts ? o->moe : MOE_CPU;
+    o->gpu_experts = p->n_experts;
+}
+
+/* MOE_HYBRID: the plan with as many experts on the device as fit into the limit of p.  p: the plan
+ * with all, which stays if it fits or if even a plan without experts does not. */
+static void plan_experts_that_fit(const struct model *m, const struct backend_options *o, struct gpu_plan *p)
+{
+    struct backend_options with = *o;
+    struct gpu_plan best = *p;
+    struct err ignored;
+    int low = 0, high = m->config.moe.n_experts;        /* fewer than `high` may fit, `low` - 1 fit */
+    if (o->moe != MOE_HYBRID || o->gpu_experts || p->needed <= p->limit)
+        return;
+    while (low < high) {
+        struct gpu_plan one = *p;
+        const int n = low + (high - low) / 2;
+        with.moe = n ? MOE_HYBRID : MOE_CPU;
+        with.gpu_experts = n;
+        const int fits = plan_for(m, &with, o->device_layers, &one, &ignored) == 0 && one.needed <= one.limit;
+        best = fits ? one : best;
+        low = fits ? n + 1 : low;
+        high = fits ? high : n;
+    }
+    *p = best;
 }
 
 /* --cache-weights auto: decide whether to keep f16 copies.  p: the plan without copies, replaced by
@@ -487,6 +535,7 @@ static void plan_cache(const struct model *m, const struct backend_options *o, s
     struct backend_options with = *o;
     struct gpu_plan q = *p;
     struct err ignored;
+    fix_experts(&with, p);
     with.cache_weights = CACHE_WEIGHTS_ON;
     if (p->limit >= 3 * p->weights + BESIDE && plan_for(m, &with, o->device_layers, &q, &ignored) == 0 &&
         q.needed <= p->limit)
@@ -504,6 +553,7 @@ static int plan_on(struct gpu *g, const struct model *m, const struct backend_op
     if (plan_for(m, o, o->device_layers, p, e) < 0)
         return -1;
     p->limit = limit_of(o, p);
+    plan_experts_that_fit(m, o, p);
     if (o->cache_weights == CACHE_WEIGHTS_AUTO)
         plan_cache(m, o, p);
     p->most_layers = p->needed <= p->limit ? p->n_layers : most_layers(m, o, p);
@@ -573,16 +623,32 @@ static int open_slots(struct gpu_backend *b, struct err *e)
     return 0;
 }
 
+/* Open the processor's part: the first layers, and experts. */
+static int host_open(struct gpu_backend *b, struct err *e)
+{
+    struct backend_options o = b->o;
+    if (!b->first_layer)
+        o.n_states = 0;
+    if (b->first_layer || has_host_experts(b))
+        b->host = cpu_first_open(b->m, &o, b->first_layer, has_host_experts(b), e);
+    return b->host || !(b->first_layer || has_host_experts(b)) ? 0 : -1;
+}
+
 int memory_open(struct gpu_backend *b, struct err *e)
 {
     const struct config *c = &b->m->config;
     struct buffer_place part[MAX_PARTS];
+    if (size_up(b, part, e) < 0 || plan_on(b->g, b->m, &b->o, &b->plan, e) < 0 ||
+        gpu_plan_fits(&b->plan, &b->o, e) < 0)
+        return -1;
+    fix_experts(&b->o, &b->plan);
+    b->arena_size = 0;
     const int n = size_up(b, part, e);
-    if (n < 0 || plan_on(b->g, b->m, &b->o, &b->plan, e) < 0 || gpu_plan_fits(&b->plan, &b->o, e) < 0)
+    if (n < 0)
         return -1;
     const size_t hx = b->first_layer ? (size_t)b->o.max_tokens * (size_t)c->hidden_size : 0;
     /* the weights first: they are copied while the rest is allocated */
-    if (!(b->w = dweights_open(b->g, b->m, b->first_layer, b->plan.cached > 0, b->o.act_int8, e)) ||
+    if (!(b->w = dweights_open(b->g, b->m, b->first_layer, b->n_experts, b->plan.cached > 0, b->o.act_int8, e)) ||
         !(b->arena = gpu_alloc(b->g, b->arena_size, "activations", e)) ||
         !(b->kv = gpu_alloc(b->g, b->kv_size ? b->kv_size : 1, "keys and values", e)) ||
         (b->state_size && !(b->states = gpu_alloc(b->g, b->state_size, "states", e))) ||
@@ -604,13 +670,12 @@ int memory_open(struct gpu_backend *b, struct err *e)
         gpu_fill(b->g, GPU_COMPUTE, b->x, 0, (size_t)((uint8_t *)b->y - (uint8_t *)b->x), e) < 0 ||
         upload_tables(b, e) < 0)
         return -1;
-    if (b->first_layer && !(b->host = cpu_first_open(b->m, &b->o, b->first_layer, e)))
-        return -1;
-    return 0;
+    return has_host_experts(b) && hybrid_open(b, e) < 0 ? -1 : host_open(b, e);
 }
 
 void memory_close(struct gpu_backend *b)
 {
+    hybrid_close(b);
     dweights_close(b->w);
     gpu_free(b->g, b->arena);
     gpu_free(b->g, b->kv);

@@ -42,15 +42,17 @@ struct dweights {
 
 /* ---- the layout ---- */
 
-/* tied: the head is the embedding, which is also on the device */
-struct weight_layout { struct dweights *w; size_t at, decoded_at; int part, tied, failed; };
+/* n_experts: experts of each layer; tied: the head is the embedding, which is also on the device */
+struct weight_layout { struct dweights *w; size_t at, decoded_at; int n_experts, part, tied, failed; };
+
+static size_t aligned(size_t n) { return (n + ALIGN - 1) / ALIGN * ALIGN; }
 
 /* Reserve the next n bytes.  If the device memory is allocated, list them as a segment of it. */
 static const void *place(struct weight_layout *p, const void *from, size_t n)
 {
     struct dweights *w = p->w;
     const size_t at = p->at;
-    p->at += (n + ALIGN - 1) / ALIGN * ALIGN;
+    p->at += aligned(n);
     if (!w->base)
         return NULL;
     if (w->n_segments == w->room) {
@@ -72,12 +74,13 @@ static const float *vector(struct weight_layout *p, const float *v, size_t n)
     return v ? place(p, v, n * sizeof *v) : NULL;
 }
 
-static struct gpu_mat matrix(struct weight_layout *p, const struct mat *m)
+/* A matrix whose device memory is at `data`. */
+static struct gpu_mat matrix_at(const struct mat *m, const uint8_t *data)
 {
     int shift = 0;
     while (32 << shift < m->group_size)
         shift++;
-    return (struct gpu_mat){ .data = place(p, m->data, m->size), .tile_bytes = m->tile_bytes, .type = (int)m->type,
+    return (struct gpu_mat){ .data = data, .tile_bytes = m->tile_bytes, .type = (int)m->type,
                              .rows = m->rows, .cols = m->cols, .n_steps = m->cols_padded / 32,
                              .n_tiles = m->n_tiles, .n_groups = m->n_groups, .group_shift = shift };
 }
@@ -87,42 +90,64 @@ static struct dlinear linear(struct weight_layout *p, const struct linear *l)
     struct dlinear d = { 0 };
     if (!l->w.data)
         return d;
-    d.w = matrix(p, &l->w);
+    d.w = matrix_at(&l->w, place(p, l->w.data, l->w.size));
     d.bias = vector(p, l->bias, (size_t)l->w.rows);
     return d;
 }
 
-/* Place the experts of a layer one after the other, as the file has them.  They are equal in type
- * and shape (device_memory.c has checked it), so their distances are equal. */
-static struct dexperts place_experts(struct weight_layout *p, const struct expert *experts, int n)
+static size_t bias_bytes(const struct linear *l) { return l->bias ? (size_t)l->w.rows * sizeof *l->bias : 0; }
+
+size_t dweights_expert(const struct expert *x, uint8_t *to)
 {
-    struct dexperts d = { 0 };
-    const size_t from = p->at;
-    for (int i = 0; i < n; i++) {
-        const struct dexperts one = {
-#define NORM(...)
-#define VECTOR(...)
-#define MATRIX(...)
-#define EXPERT(id, field, ...) .field.w = matrix(p, &experts[i].field.w),
-#include "libcommon/model/parts.def"
-        };
-        if (i == 0)
-            d = one;
-    }
-    const size_t stride = (p->at - from) / (size_t)n;
+    size_t at = 0;
 #define NORM(...)
 #define VECTOR(...)
 #define MATRIX(...)
 #define EXPERT(id, field, ...) \
-    d.field.stride = stride; \
-    d.field.bias_stride = (int)((size_t)(experts->field.w.rows * (int)sizeof(float) + ALIGN - 1) / ALIGN * ALIGN / \
-                                sizeof(float)); \
-    for (int i = 0; i < n; i++) { \
-        const float *bias = vector(p, experts[i].field.bias, (size_t)experts->field.w.rows); \
-        d.field.bias = i == 0 ? bias : d.field.bias; \
-    }
+    if (to) \
+        memcpy(to + at, x->field.w.data, x->field.w.size); \
+    at += aligned(x->field.w.size); \
+    if (to && x->field.bias) \
+        memcpy(to + at, x->field.bias, bias_bytes(&x->field)); \
+    at += aligned(bias_bytes(&x->field));
+#include "libcommon/model/parts.def"
+    return at;
+}
+
+struct dexperts dweights_slots(const struct expert *x, const uint8_t *at)
+{
+    const size_t stride = dweights_expert(x, NULL);
+    struct dexperts d = { 0 };
+#define NORM(...)
+#define VECTOR(...)
+#define MATRIX(...)
+#define EXPERT(id, field, ...) \
+    d.field = (struct gpu_expert_mat){ .w = matrix_at(&x->field.w, at), .stride = stride, \
+                                       .bias_stride = (int)(stride / sizeof(float)) }; \
+    at += aligned(x->field.w.size); \
+    d.field.bias = x->field.bias ? (const float *)at : NULL; \
+    at += aligned(bias_bytes(&x->field));
 #include "libcommon/model/parts.def"
     return d;
+}
+
+/* Place the first n experts of a layer one after the other, each in a slot, as the file has them.
+ * They are equal in type and shape (device_memory.c has checked it), so their slots are of equal
+ * size. */
+static struct dexperts place_experts(struct weight_layout *p, const struct expert *experts, int n)
+{
+    const size_t from = p->at;
+    for (int i = 0; i < n; i++) {
+#define NORM(...)
+#define VECTOR(...)
+#define MATRIX(...)
+#define EXPERT(id, field, ...) \
+        place(p, experts[i].field.w.data, experts[i].field.w.size); \
+        if (experts[i].field.bias) \
+            place(p, experts[i].field.bias, bias_bytes(&experts[i].field));
+#include "libcommon/model/parts.def"
+    }
+    return p->w->base ? dweights_slots(experts, p->w->base + from) : (struct dexperts){ 0 };
 }
 
 /* The matrices of a layer that prompts multiply often enough for copies: no routers, no experts. */
@@ -158,7 +183,7 @@ static void place_decoded(struct weight_layout *p, struct dlayer *d)
                                 ? gpu_decoded_size(m->type, m->n_tiles, m->n_steps) : 0;
         if (size && p->w->decoded)
             mats[i]->decoded = gpu_decoded(m, p->w->decoded + p->decoded_at);
-        p->decoded_at += (size + ALIGN - 1) / ALIGN * ALIGN;
+        p->decoded_at += aligned(size);
     }
 }
 
@@ -218,17 +243,18 @@ static struct dlayer layout_layer(struct weight_layout *p, const struct model *m
 #define MATRIX(id, field, name, scope, ...) KEEP_##scope(d.field = linear(p, &l->field);)
 #define EXPERT(...)
 #include "libcommon/model/parts.def"
-    d.experts = l->experts ? place_experts(p, l->experts, m->config.moe.n_experts) : (struct dexperts){ 0 };
+    d.experts = l->experts ? place_experts(p, l->experts, p->n_experts) : (struct dexperts){ 0 };
     place_decoded(p, &d);
     return d;
 }
 
 /* Lay out all weights in order, and return their size in bytes.  If w has memory already, fill its
  * tables, too. */
-static size_t layout_all(struct dweights *w, const struct model *m, int first_layer)
+static size_t layout_all(struct dweights *w, const struct model *m, int first_layer, int n_experts)
 {
     const struct config *c = &m->config;
-    struct weight_layout p = { .w = w, .tied = first_layer == 0 && m->head.w.data == m->embed.w.data };
+    struct weight_layout p = { .w = w, .n_experts = n_experts,
+                               .tied = first_layer == 0 && m->head.w.data == m->embed.w.data };
     if (first_layer == 0)
         layout_ends(&p, m, 1);
     for (int i = first_layer; i < c->n_layers; i++) {
@@ -241,20 +267,23 @@ static size_t layout_all(struct dweights *w, const struct model *m, int first_la
     return p.failed ? 0 : p.at;
 }
 
-size_t dweights_size(const struct model *m, int first_layer)
+size_t dweights_size(const struct model *m, int first_layer, int n_experts)
 {
     struct dweights w = { 0 };
-    return layout_all(&w, m, first_layer);
+    return layout_all(&w, m, first_layer, n_experts);
 }
 
-size_t dweights_host_size(const struct model *m, int first_layer)
+size_t dweights_host_size(const struct model *m, int first_layer, int n_experts)
 {
     struct dweights w = { 0 };
-    struct weight_layout p = { .w = &w };
+    struct weight_layout p = { .w = &w, .n_experts = m->config.moe.n_experts };
     if (first_layer > 0)
         layout_ends(&p, m, 1);
     for (int i = 0; i < first_layer; i++)
         layout_layer(&p, m, i);
+    for (int i = first_layer; i < m->config.n_layers && n_experts < p.n_experts; i++)
+        if (m->layers[i].experts)
+            place_experts(&p, m->layers[i].experts + n_experts, p.n_experts - n_experts);
     return p.at;
 }
 
@@ -346,8 +375,8 @@ static void *load(void *arg)
     return NULL;
 }
 
-struct dweights *dweights_open(struct gpu *g, const struct model *m, int first_layer, int decoded, int act_int8,
-                               struct err *e)
+struct dweights *dweights_open(struct gpu *g, const struct model *m, int first_layer, int n_experts, int decoded,
+                               int act_int8, struct err *e)
 {
     struct dweights *w = calloc(1, sizeof *w);
     const int n_parts = m->config.n_layers + 2;
@@ -360,7 +389,7 @@ struct dweights *dweights_open(struct gpu *g, const struct model *m, int first_l
     w->g = g;
     w->n_layers = m->config.n_layers;
     w->act_int8 = act_int8;
-    w->size = dweights_size(m, first_layer);
+    w->size = dweights_size(m, first_layer, n_experts);
     w->layers = calloc((size_t)w->n_layers + 1, sizeof *w->layers);
     w->left = calloc((size_t)n_parts, sizeof *w->left);
     w->event = calloc((size_t)n_parts, sizeof *w->event);
@@ -372,7 +401,7 @@ struct dweights *dweights_open(struct gpu *g, const struct model *m, int first_l
     if (!(w->base = gpu_alloc(g, w->size, "weights", e)) ||
         (decoded && !(w->decoded = gpu_alloc(g, dweights_decoded_size(m, first_layer, act_int8), "weights as f16", e))))
         goto fail;
-    if (layout_all(w, m, first_layer) == 0 || cut(w) < 0) {
+    if (layout_all(w, m, first_layer, n_experts) == 0 || cut(w) < 0) {
         err_nomem(e, "weights");
         goto fail;
     }

@@ -34,19 +34,21 @@ struct dlayer {
 
 struct dweights;
 /* Returns the bytes of device memory that the weights of m take: those of layers [first_layer,
- * n_layers) and of the head; with first_layer 0 (the whole model), also those of the embedding. */
-size_t dweights_size(const struct model *m, int first_layer);
+ * n_layers), with n_experts experts of each, and of the head; with first_layer 0 (the whole model),
+ * also those of the embedding. */
+size_t dweights_size(const struct model *m, int first_layer, int n_experts);
 /* Returns the bytes of the weights that the processor computes with: the embedding and layers [0,
- * first_layer); 0 if the whole model is on the device. */
-size_t dweights_host_size(const struct model *m, int first_layer);
+ * first_layer), and experts [n_experts, all) of the other layers; 0 if the whole model is on the
+ * device. */
+size_t dweights_host_size(const struct model *m, int first_layer, int n_experts);
 /* Returns the bytes of the f16 copies of the layers' quantized matrices, which prompts use.  With
  * act_int8 the matrices that gpu_matmul_int8() supports have no copy. */
 size_t dweights_decoded_size(const struct model *m, int first_layer, int act_int8);
 /* Start to load the weights; m stays open until loading ends or dweights_close().  decoded: also
  * make f16 copies.  The compute stream makes the copies of a layer when it first needs the layer,
  * and the missing ones once all weights are loaded. */
-struct dweights *dweights_open(struct gpu *g, const struct model *m, int first_layer, int decoded, int act_int8,
-                               struct err *e);
+struct dweights *dweights_open(struct gpu *g, const struct model *m, int first_layer, int n_experts, int decoded,
+                               int act_int8, struct err *e);
 void dweights_close(struct dweights *w);        /* stops loading; NULL is fine */
 
 /* parts: DWEIGHTS_FIRST the embedding with its norms, 0 .. n_layers - 1 the layers, n_layers
@@ -56,6 +58,12 @@ enum { DWEIGHTS_FIRST = -1 };
 int dweights_need(struct dweights *w, int part, struct err *e);
 /* 1 once everything is loaded and dweights_need() no longer waits. */
 int dweights_complete(struct dweights *w, struct err *e);
+
+/* Experts on the device are in slots of equal size: the matrices and biases of an expert, each
+ * 256-byte aligned.  dweights_expert() writes the contents of a slot to `to` (NULL: nothing) and
+ * returns their size; dweights_slots() describes slots from `at` on, which have the shape of x. */
+size_t dweights_expert(const struct expert *x, uint8_t *to);
+struct dexperts dweights_slots(const struct expert *x, const uint8_t *at);
 
 const struct dlayer *dweights_layer(const struct dweights *w, int layer);
 /* The weights outside of the layers, by the names that they have in struct model. */

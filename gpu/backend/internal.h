@@ -1,6 +1,6 @@
 /* internal.h - the structures of the device backend: backend.c (opening, the batch, graphs),
  * device_memory.c (its memory, counted before it is taken), layers.c (the kernels of a step in
- * order). */
+ * order), hybrid.c (layers whose experts are partly on the host). */
 #ifndef ZSE_GPU_BACKEND_INTERNAL_H
 #define ZSE_GPU_BACKEND_INTERNAL_H
 
@@ -20,6 +20,16 @@ enum {
 /* Pinned memory of a step: one slot for each step in flight, and one more for forward(). */
 struct step_slot { int32_t *words, *ids; struct gpu_event *done; };
 
+/* Layers with experts on the host. */
+struct hybrid {
+    /* device: for each layer, place of each expert (gpu_route.place); results of the host */
+    int32_t *place; uint8_t *host_result;
+    /* pinned: the places; input [n][hidden_size], choices and weights [n * top_k] of a layer; the
+     * row of each pair in the results, and the results */
+    int32_t *host_place, *id; float *input, *weight; uint8_t *result;
+    struct gpu_event *asked, *sent;     /* the input is on the host; the results are on the device */
+};
+
 struct gpu_backend {
     const struct model *m;
     struct backend_options o;
@@ -27,8 +37,9 @@ struct gpu_backend {
     struct dweights *w;
     /* the first layer on the device; earlier ones are on the host */
     int first_layer;
-    /* the CPU backend of the layers before first_layer (cpu_first_open); NULL: all layers are on
-     * the device */
+    int n_experts;                  /* experts of each layer on the device; later ones are on the host */
+    /* the CPU backend of the layers before first_layer and of experts (cpu_first_open); NULL: all
+     * is on the device */
     void *host;
     int exact, floats;              /* floats: some matrix is f32, so inputs are kept as f32 too */
     int floats_att;                 /* some matrix o is f32, so its input is kept as f32 too */
@@ -57,6 +68,7 @@ struct gpu_backend {
      * pair (gpu_choice): the activations before down, in mid_expert where an expert is f32, else in
      * act_expert; and the result. */
     float *route; struct gpu_choice choice;
+    struct hybrid hybrid;
     uint16_t *act_expert; float *mid_expert, *out_expert;
     /* with act_int8: the rounded input of the current matrices */
     int8_t *act_code; float *act_scale;
@@ -128,6 +140,21 @@ static inline int experts_in_floats(const struct gpu_backend *b, const struct ex
     return b->exact || gate->type == QT_F32 || x->down.w.type == QT_F32 || gate->type != up->type ||
            gate->tile_bytes != up->tile_bytes;
 }
+
+static inline int has_host_experts(const struct gpu_backend *b) { return b->n_experts < b->m->config.moe.n_experts; }
+
+/* ---- hybrid.c: only if has_host_experts() ---- */
+size_t hybrid_results(const struct gpu_backend *b);     /* bytes of host_result and result */
+size_t hybrid_places(const struct gpu_backend *b);      /* bytes of place */
+int hybrid_open(struct gpu_backend *b, struct err *e);
+void hybrid_close(struct gpu_backend *b);               /* in any case */
+/* The places of a layer's experts on the device; NULL if all are there. */
+const int32_t *hybrid_place(const struct gpu_backend *b, int layer);
+/* After the router: queue copies of x [b->n][hidden_size], the input of the experts, and of
+ * b->choice to the host. */
+int hybrid_ask(struct gpu_backend *b, const float *x, struct err *e);
+/* Wait for these copies, compute the host's experts, and queue the sum. */
+int hybrid_sum(struct gpu_backend *b, int layer, const struct gpu_expert_sum *all, struct err *e);
 
 /* ---- device_memory.c ---- */
 /* Count and allocate all memory of a backend whose m, o and g are set.  Returns 0; -1 with *e,

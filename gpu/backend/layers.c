@@ -193,7 +193,8 @@ static int run_mlp_up(struct gpu_backend *b, const struct dlayer *l, int size, c
 
 /* Choose the experts of all tokens, and sort the pairs into tiles of `tile` pairs.  With strict or
  * exact a token's sums in the router are the same in any batch. */
-static int run_route(struct gpu_backend *b, const struct dlayer *l, const struct input *in, int tile, struct err *e)
+static int run_route(struct gpu_backend *b, const struct dlayer *l, int index, const struct input *in, int tile,
+                     struct err *e)
 {
     const struct moe *m = &b->m->config.moe;
     const int ld = m->n_experts + 1, top_k = m->top_k,
@@ -204,7 +205,7 @@ static int run_route(struct gpu_backend *b, const struct dlayer *l, const struct
                            .n_experts = m->n_experts, .top_k = top_k, .router = (int)m->router,
                            .n_groups = m->n_groups, .top_groups = m->top_groups, .group_best = m->group_best,
                            .normalize = m->normalize, .norm_min = m->norm_min, .norm_add = m->norm_add,
-                           .scale = m->scale, .mask = m->mask, .tile = tile };
+                           .scale = m->scale, .mask = m->mask, .place = hybrid_place(b, index), .tile = tile };
     for (int t = 0; t < b->n; t += most) {
         struct gpu_linear outputs = begin(b, in, GPU_STORE, 1, 0);
         outputs.x += (size_t)t * (size_t)in->ldx;
@@ -268,19 +269,20 @@ static int run_mixture(struct gpu_backend *b, const struct dlayer *l, int index,
     const int floats = experts_in_floats(b, b->m->layers[index].experts), post = l->mlp_post_norm.present,
               tile = floats || by_matvec(b) ? GPU_EXPERT_FEW : gpu_expert_pairs(b->n * m->top_k, m->n_experts);
     struct input down;
-    if (run_route(b, l, in, tile, e) < 0)
+    if (run_route(b, l, index, in, tile, e) < 0 || (has_host_experts(b) && hybrid_ask(b, in->x, e) < 0))
         return -1;
     uint16_t *act = b->shared_apart ? b->act_shared : b->act_mlp;
     if (m->shared_size && (run_mlp_up(b, l, m->shared_size, in, act, &down, e) < 0 ||
                            run_linear(b, &down, &(struct target){ &l->down, b->y, c->hidden_size }, 1, GPU_STORE, 1, 0,
                                       e) < 0))
         return -1;
-    if (run_experts(b, &l->experts, floats, in, e) < 0 ||
-        gpu_expert_sum(b->g, &(struct gpu_expert_sum){
-            .y = b->out_expert, .choice = b->choice, .shared = m->shared_size ? b->y : NULL,
-            .shared_weight = m->shared_gate ? b->choice.shared : NULL, .shared_scale = m->shared_scale,
-            .x = post ? NULL : b->x, .out = b->y, .scale = c->residual_scale, .n = b->n, .top_k = m->top_k,
-            .cols = c->hidden_size, .weighed = m->weigh_input }, e) < 0)
+    const struct gpu_expert_sum sum = {
+        .y = b->out_expert, .choice = b->choice, .shared = m->shared_size ? b->y : NULL,
+        .shared_weight = m->shared_gate ? b->choice.shared : NULL, .shared_scale = m->shared_scale,
+        .x = post ? NULL : b->x, .out = b->y, .scale = c->residual_scale, .n = b->n, .top_k = m->top_k,
+        .cols = c->hidden_size, .weighed = m->weigh_input };
+    if ((b->n_experts && run_experts(b, &l->experts, floats, in, e) < 0) ||
+        (has_host_experts(b) ? hybrid_sum(b, index, &sum, e) : gpu_expert_sum(b->g, &sum, e)) < 0)
         return -1;
     return post ? add_normed(b, &l->mlp_post_norm, e) : 0;
 }

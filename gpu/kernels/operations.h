@@ -76,6 +76,12 @@ struct gpu_route {
     int router, n_groups, top_groups, group_best, normalize;    /* as in struct moe */
     float norm_min, norm_add, scale, mask;
     struct gpu_choice choice;
+    /* [n_experts] NULL: all experts are on the device, each in the slot of its number.  Else the
+     * slot of an expert, or -1 - i for the i-th of those that have no slot; only pairs whose
+     * expert has a slot are sorted, and a tile has the number of the slot.  stream_n > 0: only the
+     * pairs of experts stream_first .. stream_first + stream_n - 1 of those without a slot are
+     * sorted; these are in slots 0 .. stream_n - 1. */
+    const int32_t *place; int stream_first, stream_n;
     int tile;                           /* most pairs of a tile */
     int sort;                           /* gpu_choose also sorts; n <= GPU_MATVEC_TOKENS */
 };
@@ -106,6 +112,9 @@ int gpu_expert_f32(struct gpu *g, const struct gpu_experts *o, struct err *e);
  * [n][cols]: may be NULL (no shared expert) or equal to out; shared_weight [n]: NULL means 1. */
 struct gpu_expert_sum {
     const float *y;                     /* [pair][cols] */
+    /* [pair] the result is row row[pair] of host [rows][cols], or if that is below 0, in y; NULL:
+     * all are in y */
+    const int32_t *row; const float *host;
     struct gpu_choice choice;
     const float *shared, *shared_weight; float shared_scale;
     float *x, *out; float scale;

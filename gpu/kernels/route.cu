@@ -199,6 +199,15 @@ DEVICE void choose_token(const gpu_route &r, int token, float *room, int lane)
 
 /* ---- sorting ---- */
 
+/* The slot that has an expert now; below 0: none. */
+DEVICE int slot_of(const gpu_route &r, int expert)
+{
+    if (!r.place)
+        return expert;
+    const int place = r.place[expert], at = -1 - place - r.stream_first;
+    return r.stream_n == 0 ? place : place < 0 && at < r.stream_n ? at : -1;
+}
+
 /* The sum of x over the lanes up to and including this one. */
 DEVICE int sum_to_lane(int x, int lane)
 {
@@ -254,13 +263,13 @@ DEVICE void sort_pairs(const gpu_route &r, unsigned *room)
         count[i] = 0;
     __syncthreads();
     for (int p = threadIdx.x; p < n_pairs; p += BLOCK)
-        if (r.choice.id[p] >= 0)
+        if (r.choice.id[p] >= 0 && slot_of(r, r.choice.id[p]) >= 0)
             atomicAdd(&count[r.choice.id[p]], 1u);
     __syncthreads();
     place_experts(r, count, pair, tile, total);
     for (int i = threadIdx.x; i < r.n_experts && blockIdx.x == 0; i += BLOCK)
         for (int at = 0, k = tile[i]; at < (int)count[i]; at += r.tile, k++)
-            r.choice.tiles[k] = { i, pair[i] + at, min(r.tile, (int)count[i] - at) };
+            r.choice.tiles[k] = { slot_of(r, i), pair[i] + at, min(r.tile, (int)count[i] - at) };
     for (int i = blockIdx.x * WARPS + warp; i < r.n_experts; i += gridDim.x * WARPS) {
         int at = pair[i];
         for (int p0 = 0; p0 < n_pairs && count[i]; p0 += 32) {
@@ -316,8 +325,11 @@ __global__ __launch_bounds__(BLOCK) void expert_sum_kernel(struct gpu_expert_sum
     if (o.shared)
         sum = o.shared_scale * (o.shared_weight ? o.shared_weight[token] : 1) * o.shared[at];
     for (int i = token * o.top_k; i < (token + 1) * o.top_k; i++)
-        if (o.choice.id[i] >= 0)
-            sum = fmaf(o.weighed ? 1 : o.choice.weight[i], o.y[(size_t)i * o.cols + k], sum);
+        if (o.choice.id[i] >= 0) {
+            const int row = o.row ? o.row[i] : -1;
+            const float *y = row < 0 ? o.y + (size_t)i * o.cols : o.host + (size_t)row * o.cols;
+            sum = fmaf(o.weighed ? 1 : o.choice.weight[i], y[k], sum);
+        }
     if (o.x)
         o.x[at] = fmaf(o.scale, sum, o.x[at]);
     else

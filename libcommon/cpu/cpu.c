@@ -86,7 +86,18 @@ static int reserve_aux(struct cpu *b, struct err *e)
     return 0;
 }
 
-static void *open_layers(const struct model *m, const struct backend_options *o, int n_layers, struct err *e)
+/* Reserve memory for the experts of all layers from `from` on. */
+static int reserve_experts(struct core *k, const struct model *m, int from, struct err *e)
+{
+    for (int i = from; i < m->config.n_layers; i++)
+        if (m->layers[i].experts && moe_reserve(k, &m->layers[i], e) < 0)
+            return -1;
+    return 0;
+}
+
+/* experts: run also experts of the other layers. */
+static void *open_layers(const struct model *m, const struct backend_options *o, int n_layers, int experts,
+                         struct err *e)
 {
     const int whole = n_layers == m->config.n_layers;
     if (o->n_blocks < 1 || o->n_window_blocks < 0 || o->max_tokens < 1 || o->max_logits < 0 ||
@@ -117,7 +128,8 @@ static void *open_layers(const struct model *m, const struct backend_options *o,
         lora_open(&b->core, m, e) < 0 ||
         core_reserve(&b->core, m->layers, n_layers, whole ? &m->head : NULL, e) < 0 ||
         (m->config.predicts && core_reserve(&b->core, NULL, 0, &m->layers->next_in, e) < 0) ||
-        reserve_aux(b, e) < 0 || (whole && core_prefetch(&b->core, m, e) < 0) || kv_open(b, e) < 0 ||
+        (experts && reserve_experts(&b->core, m, n_layers, e) < 0) || reserve_aux(b, e) < 0 ||
+        (whole && core_prefetch(&b->core, m, e) < 0) || kv_open(b, e) < 0 ||
         (o->window && attn_open_stream(&b->core, o->window, o->sinks, e) < 0) ||
         (o->pages && pages_open(&b->core, o->pages, (int64_t)o->n_blocks * KV_BLOCK, e) < 0))
         goto fail;
@@ -139,12 +151,19 @@ fail:
 
 static void *cpu_open(const struct model *m, const struct backend_options *o, struct err *e)
 {
-    return open_layers(m, o, m->config.n_layers, e);
+    return open_layers(m, o, m->config.n_layers, 0, e);
 }
 
-void *cpu_first_open(const struct model *m, const struct backend_options *o, int n_layers, struct err *e)
+void *cpu_first_open(const struct model *m, const struct backend_options *o, int n_layers, int experts, struct err *e)
 {
-    return open_layers(m, o, n_layers, e);
+    return open_layers(m, o, n_layers, experts, e);
+}
+
+int cpu_experts_run(void *backend, int layer, const float *h, const int32_t *id, const float *weight, int n,
+                    float *out)
+{
+    struct cpu *b = backend;
+    return moe_pairs(&b->core, &b->m->layers[layer], layer, h, id, weight, n, out);
 }
 
 /* Refuse a batch that breaks the rules of backend.h. */

@@ -32,11 +32,19 @@ const unsigned *cpu_count_experts(void *backend, struct err *e);
 
 /* ---- the first layers, if a device computes the others ----
  * The result can be passed to all functions of backend_cpu except forward.  It computes the
- * embedding and layers [0, n_layers), and holds keys and values of these layers only. */
-void *cpu_first_open(const struct model *m, const struct backend_options *o, int n_layers, struct err *e);
+ * embedding and layers [0, n_layers), and holds keys and values of these layers only.  experts: it
+ * also computes experts of later layers, for cpu_experts_run(); n_layers may then be 0. */
+void *cpu_first_open(const struct model *m, const struct backend_options *o, int n_layers, int experts, struct err *e);
 /* Returns the hidden states that enter layer n_layers, [tokens of all items][hidden_size], borrowed
  * until the next call; NULL with *e. */
 const float *cpu_first_forward(void *backend, const struct batch *batch, struct err *e);
+/* Compute experts of a layer whose router runs on the device.  h [n][hidden_size]: the input of the
+ * experts of n <= max_tokens tokens; id, weight [n * top_k]: their choices.  A choice below 0 is
+ * left out.  Row i of out [choices that are not left out][hidden_size] is set to the result of the
+ * i-th choice that is not, before it is weighed.  Returns their number.  A result has the same bits
+ * in every batch. */
+int cpu_experts_run(void *backend, int layer, const float *h, const int32_t *id, const float *weight, int n,
+                    float *out);
 
 /* Statistics, since the backend was opened, of experts that are read from the file on demand
  * (backend_options.max_weights); all 0 if there are no such experts. */

@@ -24,6 +24,9 @@ struct batch_expert {
     /* n: number of tokens; row: the first of their rows in moe.in and moe.mid */
     int expert, n, row;
     const int *token;
+    /* moe_pairs(): rows of the output, which are set; NULL: the weighted results are added to the
+     * rows `token` */
+    const int *to;
     const float *weight;
     const struct expert *x;         /* the matrices of the expert */
     struct act_input in, down;
@@ -441,9 +444,9 @@ static void run_round(struct core *k, const struct layer *l, int index, const st
         ops[i] = (struct op){ .l = b[i].expert < 0 ? &l->down : &b[i].x->down, .in = &b[i].down, .kind = OP_SCATTER,
                               .n_tokens = b[i].n,
                               .out = x, .ldo = (size_t)k->c->hidden_size,
-                              .scale = k->residual * (b[i].expert < 0 ? m->shared_scale : 1),
-                              .row = b[i].token,
-                              .weight = b[i].expert >= 0 && m->weigh_input ? NULL : b[i].weight };
+                              .scale = b[i].to ? 1 : k->residual * (b[i].expert < 0 ? m->shared_scale : 1),
+                              .row = b[i].to ? b[i].to : b[i].token,
+                              .weight = b[i].to || (b[i].expert >= 0 && m->weigh_input) ? NULL : b[i].weight };
     core_linear_sum(k, ops, count, n, last ? core_next(k, index, LOOP_DOWN) : NULL);
 }
 
@@ -547,6 +550,47 @@ int moe_run(struct core *k, const struct layer *l, int index, const struct act_i
             expert_cache_release(cache, count - shared);
     }
     return 0;
+}
+
+/* Sort the pairs with an expert, like sort_by_expert(); to: number of each among these pairs in
+ * their first order.  Returns how many there are. */
+static int sort_pairs(const struct moe *m, const int32_t *id, const float *weight, int n, struct moe_work *w)
+{
+    int count = 0;
+    memset(w->first, 0, ((size_t)m->n_experts + 1) * sizeof *w->first);
+    for (int i = 0; i < n * m->top_k; i++)
+        if (id[i] >= 0)
+            w->first[id[i] + 1]++;
+    for (int i = 0; i < m->n_experts; i++)
+        w->first[i + 1] += w->first[i];
+    for (int i = 0; i < n * m->top_k; i++)
+        if (id[i] >= 0) {
+            const int at = w->first[id[i]]++;
+            w->token[at] = i / m->top_k;
+            w->share[at] = weight[i];
+            w->id[at] = count++;
+        }
+    memmove(w->first + 1, w->first, (size_t)m->n_experts * sizeof *w->first);
+    w->first[0] = 0;
+    return count;
+}
+
+int moe_pairs(struct core *k, const struct layer *l, int index, const float *h, const int32_t *id,
+              const float *weight, int n, float *out)
+{
+    const struct moe *m = &k->c->moe;
+    struct moe_work *w = &k->moe;
+    const int hidden = k->c->hidden_size, n_pairs = sort_pairs(m, id, weight, n, w);
+    const struct act_input in = { .x = h, .ldx = (size_t)hidden, .cols = hidden };
+    memset(out, 0, (size_t)n_pairs * (size_t)hidden * sizeof *out);
+    for (int expert = 0, count; n_pairs && expert < m->n_experts; ) {
+        count = gather(k, l, &in, n, 0, &expert, m->n_experts, w->batch);
+        for (int i = 0; i < count; i++)
+            w->batch[i].to = w->id + w->first[w->batch[i].expert];
+        if (count)
+            run_round(k, l, index, &in, w->batch, count, out, n, 0);
+    }
+    return n_pairs;
 }
 
 int moe_choose(struct core *k, const struct layer *l, int index, const int32_t *ids, const float *h, size_t ldh,

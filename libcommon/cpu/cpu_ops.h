@@ -80,6 +80,9 @@ int moe_run(struct core *k, const struct layer *l, int index, const struct act_i
             const struct act_input *in, float *x, int n);
 /* Only choose the experts; moe_run() without a router's input then uses this choice. */
 void moe_route(struct core *k, const struct layer *l, const struct act_input *router, int n);
+/* See cpu_experts_run(). */
+int moe_pairs(struct core *k, const struct layer *l, int index, const float *h, const int32_t *id,
+              const float *weight, int n, float *out);
 /* Run experts one at a time, for any number of tokens: see cpu_layers_choose and cpu_layers_expert.
  * ids: the tokens, for tables of experts (NULL: those of the step).  moe_mid
  * (cpu_layers_expert_mid) takes at most max_tokens. */

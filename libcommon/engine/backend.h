@@ -65,6 +65,10 @@ struct batch { const struct batch_item *items; int n_items; };
  * beside the copies. */
 enum cache_weights { CACHE_WEIGHTS_OFF, CACHE_WEIGHTS_AUTO, CACHE_WEIGHTS_ON };
 
+/* Where a GPU's layers compute the experts that a router chooses: some on the GPU and the others on
+ * the CPU, all on the CPU, or all on the GPU. */
+enum moe_place { MOE_HYBRID, MOE_CPU, MOE_GPU };
+
 struct eagle;
 struct backend_options {
     /* Heads that read the model's states (model/eagle.h), for batch_item.aux; NULL: none.
@@ -97,6 +101,9 @@ struct backend_options {
     /* The last device_layers layers and the head run on the GPU, the others on the CPU; 0: all
      * layers run on the GPU. */
     int device_layers;
+    /* Where the experts of the GPU's layers are computed: enum moe_place.  gpu_experts: number of
+     * experts of each layer on the GPU with MOE_HYBRID; 0: as many as fit. */
+    int moe, gpu_experts;
     /* most bytes of GPU memory to take; 0: all that is free */
     size_t max_device;
     /* Make a GPU's results independent of chunks, prefixes and the number of tokens in a step.  The
@@ -130,8 +137,9 @@ struct backend_graphs {
 struct backend_device {
     /* "NVIDIA H200": borrowed until close; NULL: no device, only the CPU */
     const char *name;
-    /* index: the device's index; n_layers: number of layers that it computes */
-    int index, n_layers;
+    /* index: the device's index; n_layers: number of layers that it computes; n_experts: number of
+     * experts of each of these that it has */
+    int index, n_layers, n_experts;
     size_t weights, cached, kv, work, reserve;      /* bytes: see gpu_plan */
     /* the reason why there is no f16 weight cache, static; NULL: there is one */
     const char *cache_off;

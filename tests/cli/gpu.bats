@@ -61,6 +61,32 @@ setup_file() {
   [[ "$stderr" == *"kv measures the CPU"* ]]
 }
 
+@test "experts on the processor give the same answer; the plan counts those on the GPU; contradictions are refused" {
+  [ -x "$B/emulated/zse-chat" ] || skip "the emulated programs are not built (make emulated)"
+  for o in '--moe gpu' '--moe hybrid' '--gpu-experts 2'; do
+    run -2 --separate-stderr zse-chat "$MODEL" -p hi --device cpu $o
+    [[ "$stderr" == *"$o"*"no GPU"* ]]
+  done
+  run -2 --separate-stderr zse-chat "$MODEL" -p hi --moe both
+  [[ "$stderr" == *"'both', expected hybrid, cpu or gpu"* ]]
+  run -2 --separate-stderr zse-chat "$MODEL" -p hi --moe cpu --gpu-experts 2
+  [[ "$stderr" == *"exclude each other"* ]]
+  run -0 zse-chat "$MODEL" -p hi --max-tokens 1 --device cpu --gpu-experts 0
+  model=${ZSE_ORACLES:-../shared/oracles}/models/hf/qwen3_moe chat=$B/emulated/zse-chat m="$BATS_TEST_TMPDIR/m.zse"
+  [ -d "$model" ] || skip "$model is not here"
+  zse-convert "$model" -q nl4 -o "$m" >/dev/null
+  want=$("$chat" "$m" --raw -p 'Once upon' --temp 0 --max-tokens 3 --exact --ids --device cpu)
+  [ -n "$want" ]
+  for o in '--moe cpu' '--moe gpu' '--gpu-experts 3 --gpu-layers 1'; do
+    [ "$("$chat" "$m" --raw -p 'Once upon' --temp 0 --max-tokens 3 --exact --ids --device emulated $o)" = "$want" ]
+  done
+  "$chat" "$m" --plan --json --device emulated --gpu-experts 3 | jq -e '.fits and .experts == 8 and .gpu_experts == 3 and .host_weight_bytes > 0 and .host_kv_bytes == 0 and (.cuda_graphs_off | test("experts"))'
+  "$chat" "$m" --plan --json --device emulated | jq -e '.gpu_experts == 8 and .host_weight_bytes == 0'
+  "$chat" "$m" --plan --device emulated --moe cpu | grep -q '^experts .*0 of 8 of each layer on the GPU'
+  run -1 --separate-stderr "$chat" "$m" --raw -p hi --device emulated --gpu-experts 9
+  [[ "$stderr" == *"--gpu-experts 9: each layer has 8 experts"* ]]
+}
+
 @test "a kernel that fails ends the answer, and ZSE_DEBUG_SYNC=1 names it" {
   [ -x "$B/emulated/zse-chat" ] || skip "the emulated programs are not built (make emulated)"
   ZSE_TEST_FAULT=attn_split:2 run --separate-stderr "$B/emulated/zse-chat" "$MODEL" -p hi --device emulated

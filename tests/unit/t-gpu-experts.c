@@ -227,6 +227,50 @@ static void ties(void **state)
         }
 }
 
+/* With places, only pairs whose expert has a slot are sorted, under the number of the slot; with a
+ * window, only those of the experts in it. */
+static void places(void **state)
+{
+    (void)state;
+    enum { N = 40, EXPERTS = 7, CHOSEN = 2 };
+    static const int32_t place[EXPERTS] = { 2, -1, 0, -2, -3, 1, -4 };
+    static const struct { int first, n, slot[EXPERTS]; } windows[] = {
+        { 0, 0, { 2, -1, 0, -1, -1, 1, -1 } }, { 0, 2, { -1, 0, -1, 1, -1, -1, -1 } },
+        { 2, 2, { -1, -1, -1, -1, 0, -1, 1 } }, { 3, 1, { -1, -1, -1, -1, -1, -1, 0 } } };
+    struct rng g = { 8 };
+    int32_t id[N * CHOSEN], order[N * CHOSEN], n_tiles;
+    struct gpu_expert_tile tiles[N * CHOSEN];
+    for (int p = 0; p < N * CHOSEN; p++)
+        id[p] = p % 9 == 8 ? -1 : below(&g, EXPERTS);
+    struct gpu_route r = { .n = N, .n_experts = EXPERTS, .top_k = CHOSEN, .tile = 8, .choice = choice_of(N, N * CHOSEN),
+                           .place = to_device(place, sizeof place) };
+    gpu_free(device, r.choice.id);
+    r.choice.id = to_device(id, sizeof id);
+    for (size_t w = 0; w < sizeof windows / sizeof *windows; w++) {
+        r.stream_first = windows[w].first;
+        r.stream_n = windows[w].n;
+        OK(gpu_sort_pairs(device, &r, &why));
+        from_device(order, r.choice.order, sizeof order);
+        from_device(tiles, r.choice.tiles, sizeof tiles);
+        from_device(&n_tiles, r.choice.n_tiles, sizeof n_tiles);
+        int tile = 0, in_tile = 0;
+        for (int x = 0; x < EXPERTS; x++) {
+            in_tile = 0;
+            for (int p = 0; p < N * CHOSEN && windows[w].slot[x] >= 0; p++) {
+                if (id[p] != x)
+                    continue;
+                assert_int_equal(tiles[tile].expert, windows[w].slot[x]);
+                assert_int_equal(order[tiles[tile].first + in_tile++], p);
+                tile += in_tile == tiles[tile].n;
+                in_tile = in_tile == 8 ? 0 : in_tile;
+            }
+        }
+        assert_int_equal(n_tiles, tile);
+    }
+    gpu_free(device, (void *)(uintptr_t)r.place);
+    choice_free(&r.choice);
+}
+
 /* If a product is split along k, the sum of its parts is the product, with the bias added once. */
 static void splits(void **state)
 {
@@ -480,7 +524,8 @@ static void sums(void **state)
     enum { N = 3, K = 4, WIDTH = 300 };
     struct rng g = { 8 };
     float y[N * K * WIDTH], weight[N * K], shared[N * WIDTH], shared_weight[N], x[N * WIDTH], got[N * WIDTH];
-    int32_t id[N * K];
+    float host[N * K / 2 * WIDTH], *const all = malloc(sizeof y);
+    int32_t id[N * K], row[N * K];
     for (int i = 0; i < N * K * WIDTH; i++)
         y[i] = i / WIDTH / K == 1 ? NAN : uniform(&g, -1, 1);           /* token 1 chooses nothing */
     for (int i = 0; i < N * K; i++) {
@@ -491,8 +536,19 @@ static void sums(void **state)
         x[i] = uniform(&g, -1, 1), shared[i] = uniform(&g, -1, 1);
     for (int i = 0; i < N; i++)
         shared_weight[i] = uniform(&g, 0, 1);
+    memcpy(all, y, sizeof y);
+    for (int i = 0; i < N * K; i++) {           /* the results of odd pairs are the host's */
+        row[i] = i % 2 ? i / 2 : -1;
+        for (int k = 0; k < WIDTH && i % 2; k++) {
+            host[i / 2 * WIDTH + k] = y[i * WIDTH + k];
+            y[i * WIDTH + k] = NAN;
+        }
+    }
     for (int way = 0; way < 4; way++) {
-        struct gpu_expert_sum o = { .y = to_device(y, sizeof y), .shared_scale = 0.5f, .scale = 0.25f, .n = N,
+        struct gpu_expert_sum o = { .y = to_device(way == 2 ? y : all, sizeof y),
+                                    .row = way == 2 ? to_device(row, sizeof row) : NULL,
+                                    .host = way == 2 ? to_device(host, sizeof host) : NULL,
+                                    .shared_scale = 0.5f, .scale = 0.25f, .n = N,
                                     .top_k = K, .cols = WIDTH,
                                     .choice = { .id = to_device(id, sizeof id),
                                                 .weight = to_device(weight, sizeof weight) } };
@@ -508,18 +564,20 @@ static void sums(void **state)
                 double want = way & 1 ? 0.5 * (way == 3 ? (double)shared_weight[t] : 1) * (double)shared[t * WIDTH + k]
                                       : 0;
                 for (int i = 0; i < K && t != 1; i++)
-                    want += (double)weight[t * K + i] * (double)y[(t * K + i) * WIDTH + k];
+                    want += (double)weight[t * K + i] * (double)all[(t * K + i) * WIDTH + k];
                 want = way & 2 ? (double)x[t * WIDTH + k] + 0.25 * want : want;
                 if (!(fabs(got[t * WIDTH + k] - want) < 1e-5))
                     fail_msg("sum %d of token %d, element %d: %g, expected %g", way, t, k, (double)got[t * WIDTH + k],
                              want);
             }
     }
+    free(all);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(choices), cmocka_unit_test(ties), cmocka_unit_test(splits),
+    const struct CMUnitTest tests[] = { cmocka_unit_test(choices), cmocka_unit_test(ties), cmocka_unit_test(places),
+                                        cmocka_unit_test(splits),
                                         cmocka_unit_test(products),
                                         cmocka_unit_test(neighbours), cmocka_unit_test(sums) };
     return device_open() ? cmocka_run_group_tests(tests, NULL, NULL) : 0;

@@ -2,46 +2,16 @@
  * with transformers: in f32 to 1e-4 of the largest |logit|, with f16 weights to 2e-2, and greedy
  * ids must be equal unless the gap between two logits is below the error.  Quantized models,
  * windows, ragged batches, graphs and KV formats are compared with the CPU. */
-#include "tests/lib/encode.h"
-#include "tests/lib/gpu.h"
+#include "tests/lib/gpu_model.h"
 
 #include "gpu/gpu.h"
 #include "gpu/rt/emulated.h"
 #include "libcommon/base/json.h"
 #include "libcommon/engine/backend.h"
-#include "tests/unit/assemble.h"
 
 #pragma weak emulated_fail              /* a GPU has no injected faults */
 
 enum { MAX_TOKENS = 256, N_BLOCKS = 64, N_STATES = 9 };
-
-static const char *root(void)
-{
-    const char *r = getenv("ZSE_ORACLES");
-    return r ? r : "../shared/oracles";
-}
-
-static struct model *load(const char *name, enum qtype type)
-{
-    char path[400];
-    snprintf(path, sizeof path, strcmp(name, "tiny") == 0 ? "models/tiny" : "%s/models/hf/%s", root(), name);
-    struct source *s = source_open(path, &why);
-    struct model *m = s ? model_assemble(s, type, &why) : NULL;
-    source_close(s);
-    if (!m)
-        fail_msg("%s: %s", name, why.msg);
-    return m;
-}
-
-static int have_oracles(void)
-{
-    char path[400];
-    snprintf(path, sizeof path, "%s/models/hf/llama/config.json", root());
-    FILE *f = fopen(path, "r");
-    if (f)
-        fclose(f);
-    return f != NULL;
-}
 
 static int32_t argmax(const float *x, int n)
 {
@@ -177,35 +147,6 @@ static void f16_folders(void **state) { (void)state; folders(in_f16, sizeof in_f
 
 /* ---- against the CPU: our own model, in other types ---- */
 
-static uint8_t *quantize(struct linear *l, enum qtype type, int group_size)
-{
-    struct mat m;
-    struct qrow q;
-    const struct qtype_info *t = qtype_info(type);
-    const int act_group = t->acts == ACTS_I8_128 ? 128 : qtype_takes_floats(t) ? 0 : 64;
-    OK(mat_init(&m, type, group_size, act_group, l->w.rows, l->w.cols, &why));
-    uint8_t *data = aligned_alloc(64, (m.size + 63) / 64 * 64);
-    float *row = malloc((size_t)m.rows * (size_t)m.cols * sizeof *row);
-    for (int r = 0; r < m.rows; r++)
-        mat_decode_row(&l->w, r, row + (size_t)r * (size_t)m.cols);
-    if (qtype_info(type)->is_float) {
-        mat_encode_float(&m, data, row, (size_t)m.cols);
-    } else {
-        OK(qrow_init(&q, &m, &why));
-        for (int tile = 0; tile < m.n_tiles; tile++)
-            tile_clear(&m, data + (size_t)tile * m.tile_bytes);
-        for (int r = 0; r < m.rows; r++) {
-            quantize_row(&m, row + (size_t)r * (size_t)m.cols, NULL, QUANT_ABSMAX, &q);
-            tile_put(&m, data + (size_t)(r / TILE_ROWS) * m.tile_bytes, r % TILE_ROWS, &q);
-        }
-        qrow_release(&q);
-    }
-    free(row);
-    m.data = data;
-    l->w = m;
-    return data;
-}
-
 /* Compare all logits of TEXT, and then those of more tokens one by one, with the CPU, which
  * computes exactly, so that only the device's rounding counts. */
 static void against_cpu(struct model *m, enum kv_type kv, int exact, double limit, const char *what)
@@ -236,60 +177,6 @@ static void against_cpu(struct model *m, enum kv_type kv, int exact, double limi
 }
 
 /* ---- mixtures of experts ---- */
-
-enum { N_EXPERTS = 6, EXPERT_SIZE = 80, SHARED_SIZE = 300, MOST_EXPERT_MATS = 64 };
-
-/* Make a matrix of random numbers up to `most`, rounded to a type. */
-static uint8_t *random_linear(struct linear *l, enum qtype type, int group, int rows, int cols, float most,
-                              struct rng *r)
-{
-    float *x = malloc((size_t)rows * (size_t)cols * sizeof *x);
-    struct mat m;
-    OK(mat_init(&m, QT_F32, 32, 0, rows, cols, &why));
-    uint8_t *data = aligned_alloc(64, (m.size + 63) / 64 * 64);
-    for (int i = 0; i < rows * cols; i++)
-        x[i] = uniform(r, -most, most);
-    mat_encode_float(&m, data, x, (size_t)cols);
-    m.data = data;
-    *l = (struct linear){ .w = m };
-    free(x);
-    if (type == QT_F32)
-        return data;
-    uint8_t *rounded = quantize(l, type, group);
-    free(data);
-    return rounded;
-}
-
-/* Change the model of load("tiny"): its second and third layer choose 2 of N_EXPERTS, and their MLP
- * is replaced by a narrower shared one.  Returns the number of elements of `owned`, which the
- * caller frees. */
-static int make_mixture(struct model *m, enum qtype type, int group, uint8_t *owned[MOST_EXPERT_MATS])
-{
-    struct rng r = { 20 };
-    struct config *c = &m->config;
-    const int hidden = c->hidden_size;
-    int n = 0;
-    c->moe = (struct moe){ .n_experts = N_EXPERTS, .top_k = 2, .intermediate_size = EXPERT_SIZE,
-                           .shared_size = SHARED_SIZE, .shared_gate = 1, .router = ROUTER_SOFTMAX,
-                           .normalize = 1, .scale = 1, .shared_scale = 0.5f };
-    c->ff[1] = c->ff[2] = FF_MOE;
-    OK(model_experts(m, &why));
-    for (int i = 1; i <= 2; i++) {
-        struct layer *l = &m->layers[i];
-        /* large weights, so that no choice between nearly equal experts depends on rounding */
-        owned[n++] = random_linear(&l->router, QT_F32, 32, N_EXPERTS, hidden, 2, &r);
-        owned[n++] = random_linear(&l->shared_router, QT_F32, 32, 1, hidden, 1, &r);
-        owned[n++] = random_linear(&l->gate, type, group, SHARED_SIZE, hidden, 0.2f, &r);
-        owned[n++] = random_linear(&l->up, type, group, SHARED_SIZE, hidden, 0.2f, &r);
-        owned[n++] = random_linear(&l->down, type, group, hidden, SHARED_SIZE, 0.2f, &r);
-        for (int k = 0; k < N_EXPERTS; k++) {
-            owned[n++] = random_linear(&l->experts[k].gate, type, group, EXPERT_SIZE, hidden, 0.2f, &r);
-            owned[n++] = random_linear(&l->experts[k].up, type, group, EXPERT_SIZE, hidden, 0.2f, &r);
-            owned[n++] = random_linear(&l->experts[k].down, type, group, hidden, EXPERT_SIZE, 0.2f, &r);
-        }
-    }
-    return n;
-}
 
 static void mixtures(void **state)
 {

@@ -1,0 +1,150 @@
+/* hybrid.c - layers whose experts are partly on the host.  After the router, the device copies the
+ * input of the experts and the choices to the host, once for each layer, and goes on with the
+ * shared MLP and the experts that it has.  The host meanwhile computes the other experts from the
+ * mapped file, and uploads one row for each of its pairs of token and expert.  expert_sum then adds
+ * the results of a token in the order in which its experts were chosen, wherever they come from, so
+ * the order of the sum does not depend on the placement or on time. */
+#include "gpu/backend/internal.h"
+
+#include <string.h>
+
+#include "libcommon/cpu/cpu.h"
+
+/* The host computes this number of tokens at a time, so that its results take little pinned
+ * memory: 16 MB for 8 experts a token and 2048 elements. */
+enum { SEAM_TOKENS = 256 };
+
+static int seam_tokens(const struct gpu_backend *b)
+{
+    return array_size(b) < SEAM_TOKENS ? (int)array_size(b) : SEAM_TOKENS;
+}
+
+/* Bytes before the results in the memory of results: the row of each pair. */
+static size_t rows_bytes(const struct gpu_backend *b, int n)
+{
+    return ((size_t)n * (size_t)b->m->config.moe.top_k * sizeof(int32_t) + 255) / 256 * 256;
+}
+
+size_t hybrid_results(const struct gpu_backend *b)
+{
+    const size_t pairs = (size_t)seam_tokens(b) * (size_t)b->m->config.moe.top_k;
+    return rows_bytes(b, seam_tokens(b)) + pairs * (size_t)b->m->config.hidden_size * sizeof(float);
+}
+
+size_t hybrid_places(const struct gpu_backend *b)
+{
+    return (size_t)b->m->config.n_layers * (size_t)b->m->config.moe.n_experts * sizeof(int32_t);
+}
+
+static int32_t *places_of(const struct gpu_backend *b, int32_t *all, int layer)
+{
+    return all + (size_t)layer * (size_t)b->m->config.moe.n_experts;
+}
+
+int hybrid_open(struct gpu_backend *b, struct err *e)
+{
+    const struct config *c = &b->m->config;
+    struct hybrid *h = &b->hybrid;
+    const size_t t = array_size(b), pairs = t * (size_t)c->moe.top_k, hidden = (size_t)c->hidden_size;
+    if (!(h->input = gpu_pinned(b->g, t * hidden * sizeof *h->input, "the input of experts", e)) ||
+        !(h->id = gpu_pinned(b->g, 2 * pairs * sizeof *h->id, "the choice of experts", e)) ||
+        !(h->result = gpu_pinned(b->g, hybrid_results(b), "results of experts", e)) ||
+        !(h->host_place = gpu_pinned(b->g, hybrid_places(b), "places of experts", e)) ||
+        !(h->asked = gpu_event_open(b->g, e)) || !(h->sent = gpu_event_open(b->g, e)))
+        return -1;
+    h->weight = (float *)(h->id + pairs);
+    b->pinned += (t * hidden + 2 * pairs) * sizeof(float) + hybrid_results(b) + hybrid_places(b);
+    for (int i = 0; i < c->n_layers; i++)
+        for (int x = 0; x < c->moe.n_experts; x++)
+            places_of(b, h->host_place, i)[x] = x < b->n_experts ? x : b->n_experts - 1 - x;
+    return gpu_upload(b->g, GPU_COMPUTE, h->place, h->host_place, hybrid_places(b), e);
+}
+
+void hybrid_close(struct gpu_backend *b)
+{
+    struct hybrid *h = &b->hybrid;
+    gpu_pinned_free(b->g, h->input);
+    gpu_pinned_free(b->g, h->id);
+    gpu_pinned_free(b->g, h->result);
+    gpu_pinned_free(b->g, h->host_place);
+    if (h->asked)
+        gpu_event_close(b->g, h->asked);
+    if (h->sent)
+        gpu_event_close(b->g, h->sent);
+}
+
+const int32_t *hybrid_place(const struct gpu_backend *b, int layer)
+{
+    return has_host_experts(b) ? places_of(b, b->hybrid.place, layer) : NULL;
+}
+
+int hybrid_ask(struct gpu_backend *b, const float *x, struct err *e)
+{
+    const size_t n = (size_t)b->n, pairs = n * (size_t)b->m->config.moe.top_k;
+    struct hybrid *h = &b->hybrid;
+    return gpu_download(b->g, GPU_COMPUTE, h->input, x, n * (size_t)b->m->config.hidden_size * sizeof *x, e) < 0 ||
+           gpu_download(b->g, GPU_COMPUTE, h->id, b->choice.id, pairs * sizeof *h->id, e) < 0 ||
+           gpu_download(b->g, GPU_COMPUTE, h->weight, b->choice.weight, pairs * sizeof *h->weight, e) < 0
+               ? -1 : gpu_event_record(b->g, GPU_COMPUTE, h->asked, e);
+}
+
+/* Compute the host's pairs of tokens [first, first + n) of a layer.  Returns the number of bytes of
+ * h->result to upload; 0: there are none. */
+static size_t compute(struct gpu_backend *b, int layer, int first, int n)
+{
+    const struct config *c = &b->m->config;
+    struct hybrid *h = &b->hybrid;
+    const int32_t *place = places_of(b, h->host_place, layer);
+    int32_t *id = h->id + (size_t)first * (size_t)c->moe.top_k, *row = (int32_t *)h->result;
+    int count = 0;
+    for (int i = 0; i < n * c->moe.top_k; i++) {
+        const int here = id[i] >= 0 && place[id[i]] < 0;
+        row[i] = here ? count++ : -1;
+        id[i] = here ? id[i] : -1;
+    }
+    if (count == 0)
+        return 0;
+    cpu_experts_run(b->host, layer, h->input + (size_t)first * (size_t)c->hidden_size, id,
+                    h->weight + (size_t)first * (size_t)c->moe.top_k, n, (float *)(h->result + rows_bytes(b, n)));
+    return rows_bytes(b, n) + (size_t)count * (size_t)c->hidden_size * sizeof(float);
+}
+
+/* The part of a sum for tokens [first, first + n). */
+static struct gpu_expert_sum part_of(const struct gpu_expert_sum *all, int first, int n)
+{
+    struct gpu_expert_sum o = *all;
+    const size_t pairs = (size_t)first * (size_t)o.top_k, at = (size_t)first * (size_t)o.cols;
+    o.n = n;
+    o.y += pairs * (size_t)o.cols;
+    o.choice.id += pairs;
+    o.choice.weight += pairs;
+    o.shared = o.shared ? o.shared + at : NULL;
+    o.shared_weight = o.shared_weight ? o.shared_weight + first : NULL;
+    o.x = o.x ? o.x + at : NULL;
+    o.out = o.out ? o.out + at : NULL;
+    return o;
+}
+
+int hybrid_sum(struct gpu_backend *b, int layer, const struct gpu_expert_sum *all, struct err *e)
+{
+    struct hybrid *h = &b->hybrid;
+    const int most = seam_tokens(b);
+    if (gpu_event_sync(b->g, h->asked, e) < 0)
+        return -1;
+    for (int t = 0, n; t < all->n; t += n) {
+        n = all->n - t < most ? all->n - t : most;
+        struct gpu_expert_sum o = part_of(all, t, n);
+        if (t > 0 && gpu_event_sync(b->g, h->sent, e) < 0)      /* the results of the part before */
+            return -1;
+        const size_t bytes = compute(b, layer, t, n);
+        if (bytes && gpu_upload(b->g, GPU_COMPUTE, h->host_result, h->result, bytes, e) < 0)
+            return -1;
+        if (bytes) {
+            o.row = (const int32_t *)h->host_result;
+            o.host = (const float *)(h->host_result + rows_bytes(b, n));
+        }
+        if (gpu_event_record(b->g, GPU_COMPUTE, h->sent, e) < 0 || gpu_expert_sum(b->g, &o, e) < 0)
+            return -1;
+    }
+    return 0;
+}

@@ -1,0 +1,301 @@
+/* t-gpu-hybrid.c - mixtures whose experts are partly on the processor: with 0, 1, half and all
+ * experts on the device, oracle folders of every kind of router give the logits of transformers
+ * (f32, 1e-4 of the largest) and our own model those of the CPU.  The order in which tokens are
+ * added to a batch, threads and repetition do not change a bit. */
+#include "tests/lib/gpu_model.h"
+
+#include "gpu/gpu.h"
+#include "gpu/rt/emulated.h"
+#include "libcommon/base/json.h"
+#include "libcommon/engine/backend.h"
+
+#pragma weak emulated_fail              /* a GPU has no injected faults */
+
+enum { MAX_TOKENS = 320, N_BLOCKS = 64 };
+
+static struct backend_options options(int exact, int n_experts)
+{
+    return (struct backend_options){ .n_threads = 2, .kv = kv_both(exact ? KV_F32 : KV_F16), .n_blocks = N_BLOCKS,
+                                     .n_states = 1, .max_tokens = MAX_TOKENS, .max_logits = MAX_TOKENS,
+                                     .exact = exact, .moe = n_experts ? MOE_HYBRID : MOE_CPU,
+                                     .gpu_experts = n_experts };
+}
+
+static void *open_backend(const struct backend *d, const struct model *m, const struct backend_options *o)
+{
+    void *b = d->open(m, o, &why);
+    if (!b)
+        fail_msg("%s", why.msg);
+    return b;
+}
+
+static void forward(const struct backend *d, void *b, const int32_t *ids, int pos, int n, int n_logits, float *logits)
+{
+    int32_t table[N_BLOCKS];
+    for (int i = 0; i < N_BLOCKS; i++)
+        table[i] = (i * 5 + 3) % N_BLOCKS;
+    const struct batch_item item = { .tokens = ids, .n_tokens = n, .pos = pos, .table = table, .n_logits = n_logits };
+    OK(d->forward(b, &(struct batch){ &item, 1 }, logits, &why));
+}
+
+/* ---- against transformers ---- */
+
+enum { FIRST = 7 };             /* tokens of the prompt that is compared */
+
+/* Read ids and expected logits of a folder's prompt of FIRST tokens. */
+static float *expected_logits(const char *name, size_t vocab, int32_t id[FIRST])
+{
+    char path[400];
+    snprintf(path, sizeof path, "%s/models/hf/%s/expected.json", root(), name);
+    json_t *expected = js_load(path, 1 << 24, &why);
+    snprintf(path, sizeof path, "%s/models/hf/%s/logits.f32", root(), name);
+    FILE *f = fopen(path, "rb");
+    float *want = NULL;
+    size_t i;
+    const json_t *prompt;
+    assert_true(expected && f);
+    json_array_foreach(json_object_get(expected, "prompts"), i, prompt) {
+        const json_t *ids = json_object_get(prompt, "ids");
+        const size_t n = json_array_size(ids), size = n * vocab;
+        if (n != FIRST || want) {
+            fseek(f, (long)(size * sizeof *want), SEEK_CUR);
+            continue;
+        }
+        for (size_t t = 0; t < n; t++)
+            id[t] = (int32_t)json_integer_value(json_array_get(ids, t));
+        want = malloc(size * sizeof *want);
+        assert_int_equal(fread(want, sizeof *want, size, f), size);
+    }
+    fclose(f);
+    json_decref(expected);
+    if (!want)
+        fail_msg("%s: no prompt of %d tokens", name, FIRST);
+    return want;
+}
+
+/* The whole prompt, and its first tokens before the others. */
+static void check_folder(const char *name, int n_numbers)
+{
+    struct model *m = load(name, QT_F32);
+    const size_t vocab = (size_t)m->config.vocab_size;
+    const int all = m->config.moe.n_experts, numbers[] = { 0, all / 2, 1, all };
+    int32_t id[FIRST];
+    float *want = expected_logits(name, vocab, id), *got = malloc(FIRST * vocab * sizeof *got);
+    double worst = 0;
+    for (int i = 0; i < n_numbers; i++) {
+        const struct backend_options o = options(1, numbers[i]);
+        void *b = open_backend(&backend_gpu, m, &o);
+        struct backend_device d;
+        backend_gpu.device(b, &d);
+        assert_int_equal(d.n_experts, numbers[i]);
+        forward(&backend_gpu, b, id, 0, FIRST - 1, FIRST - 1, got);
+        forward(&backend_gpu, b, id + FIRST - 1, FIRST - 1, 1, 1, got + (FIRST - 1) * vocab);
+        const double error = error_of(got, want, FIRST * vocab);
+        worst = fmax(worst, error);
+        if (!(error <= 1e-4))
+            fail_msg("%s, %d of %d experts on the device: error %.3g of the largest logit, limit 1e-4", name,
+                     numbers[i], all, error);
+        backend_gpu.close(b);
+    }
+    print_message("# %-18s | %.1e\n", name, worst);
+    model_close(m);
+    free(want), free(got);
+}
+
+/* A folder for every kind of router and of experts. */
+static void folders(void **state)
+{
+    (void)state;
+    static const char *const names[] = { "qwen2_moe", "granitemoe", "glm4_moe", "deepseek_v3", "gpt_oss",
+                                         "llama4_text", "../hf-2026/phimoe", "../hf-2026/cohere2_moe" };
+    if (!have_oracles()) {
+        print_message("# skipped: no oracles (set ZSE_ORACLES)\n");
+        skip();
+    }
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        check_folder(names[i], i < 2 ? 4 : 2);
+}
+
+/* ---- our own model ---- */
+
+static void random_ids(int32_t *id, int n, int vocab)
+{
+    struct rng r = { 11 };
+    for (int i = 0; i < n; i++)
+        id[i] = below(&r, vocab);
+}
+
+/* Packed experts, f16 activations on the device and int8 ones on the CPU. */
+static void packed(void **state)
+{
+    (void)state;
+    enum { N = 20, MORE = 2 };
+    uint8_t *owned[MOST_EXPERT_MATS];
+    struct model *m = load("tiny", QT_F16);
+    int n_owned = make_mixture(m, QT_NL4, 32, owned);
+    const size_t vocab = (size_t)m->config.vocab_size;
+    int32_t id[N + MORE];
+    float *want = malloc((N + MORE) * vocab * sizeof *want), *got = malloc((N + MORE) * vocab * sizeof *got);
+    random_ids(id, N + MORE, (int)vocab);
+    for (int k = -1; k <= 3; k += k < 0 ? 1 : 3) {
+        const struct backend_options o = options(k < 0, k < 0 ? 0 : k);
+        const struct backend *d = k < 0 ? &backend_cpu : &backend_gpu;
+        float *out = k < 0 ? want : got;
+        void *b = open_backend(d, m, &o);
+        forward(d, b, id, 0, N, N, out);
+        for (int i = N; i < N + MORE; i++)
+            forward(d, b, id + i, i, 1, 1, out + (size_t)i * vocab);
+        d->close(b);
+        if (k >= 0 && !(error_of(got, want, (N + MORE) * vocab) <= 2e-2))
+            fail_msg("%d experts on the device: error %.3g of the largest logit, limit 2e-2", k,
+                     error_of(got, want, (N + MORE) * vocab));
+    }
+    while (n_owned)
+        free(owned[--n_owned]);
+    model_close(m);
+    free(want), free(got);
+}
+
+/* With --strict a prompt that the host takes in two parts has the bits of several prompts and of
+ * single tokens, for any number of threads. */
+static void same_bits(void **state)
+{
+    (void)state;
+    enum { N = 260, CUT = 200, LOGITS = 2 };
+    uint8_t *owned[MOST_EXPERT_MATS];
+    struct model *m = load("tiny", QT_F16);
+    int n_owned = make_mixture(m, QT_I4Z, 128, owned);
+    const size_t vocab = (size_t)m->config.vocab_size, size = LOGITS * vocab;
+    int32_t id[N];
+    float *want = malloc(size * sizeof *want), *got = malloc(size * sizeof *got);
+    random_ids(id, N, (int)vocab);
+    struct backend_options o = options(0, 2);
+    o.strict = 1;
+    m->config.n_layers = 2;
+    o.device_layers = 1;
+    void *b = open_backend(&backend_gpu, m, &o);
+    forward(&backend_gpu, b, id, 0, N, LOGITS, want);
+    backend_gpu.close(b);
+    o.n_threads = 1;
+    b = open_backend(&backend_gpu, m, &o);
+    forward(&backend_gpu, b, id, 0, CUT, 0, NULL);
+    forward(&backend_gpu, b, id + CUT, CUT, N - CUT - LOGITS, 0, NULL);
+    for (int i = 0; i < LOGITS; i++)
+        forward(&backend_gpu, b, id + N - LOGITS + i, N - LOGITS + i, 1, 1, got + (size_t)i * vocab);
+    assert_memory_equal(got, want, size * sizeof *got);
+    backend_gpu.close(b);
+    m->config.n_layers = 4;
+    while (n_owned)
+        free(owned[--n_owned]);
+    model_close(m);
+    free(want), free(got);
+}
+
+/* Three sequences, padded to four tokens, with the first layers on the CPU, too. */
+static void batches(void **state)
+{
+    (void)state;
+    enum { N = 3, PROMPT = 5 };
+    uint8_t *owned[MOST_EXPERT_MATS];
+    struct model *m = load("tiny", QT_F32);
+    int n_owned = make_mixture(m, QT_F32, 32, owned);
+    const size_t vocab = (size_t)m->config.vocab_size;
+    int32_t id[N][PROMPT + 1], table[N] = { 4, 2, 7 };
+    struct batch_item prompt[N], next[N];
+    float *want = malloc(N * vocab * sizeof *want), *got = malloc(N * vocab * sizeof *got);
+    for (int s = 0; s < N; s++) {
+        random_ids(id[s], PROMPT + 1, (int)vocab - s);
+        prompt[s] = (struct batch_item){ .tokens = id[s], .n_tokens = PROMPT, .table = &table[s] };
+        next[s] = (struct batch_item){ .tokens = id[s] + PROMPT, .n_tokens = 1, .pos = PROMPT, .table = &table[s],
+                                       .n_logits = 1 };
+    }
+    for (int layers = -1; layers <= 3; layers += layers < 0 ? 1 : 3) {
+        struct backend_options o = options(1, layers < 0 ? 0 : 2);
+        const struct backend *d = layers < 0 ? &backend_cpu : &backend_gpu;
+        o.device_layers = layers > 0 ? layers : 0;
+        void *b = open_backend(d, m, &o);
+        OK(d->forward(b, &(struct batch){ prompt, N }, NULL, &why));
+        OK(d->forward(b, &(struct batch){ next, N }, layers < 0 ? want : got, &why));
+        if (layers >= 0 && !(error_of(got, want, N * vocab) <= 1e-4))
+            fail_msg("%d layers: error %.3g", layers, error_of(got, want, N * vocab));
+        d->close(b);
+    }
+    while (n_owned)
+        free(owned[--n_owned]);
+    model_close(m);
+    free(want), free(got);
+}
+
+/* ---- placement ---- */
+
+/* With less memory, fewer experts are on the device; layers go to the CPU only when no expert
+ * fits; a number of experts that is asked for is kept or refused. */
+static void placement(void **state)
+{
+    (void)state;
+    uint8_t *owned[MOST_EXPERT_MATS];
+    struct model *m = load("tiny", QT_F16);
+    int n_owned = make_mixture(m, QT_NL4, 32, owned);
+    struct backend_options o = options(0, 0);
+    struct gpu_plan none, all, p;
+    o.max_tokens = o.max_logits = 16;
+    OK(gpu_plan(m, &o, &none, &why));
+    assert_int_equal(none.n_experts, 0);
+    assert_true(none.host_weights > 0);
+    assert_non_null(none.graphs_off);
+    o.moe = MOE_GPU;
+    OK(gpu_plan(m, &o, &all, &why));
+    assert_int_equal(all.n_experts, N_EXPERTS);
+    assert_int_equal(all.host_weights, 0);
+    assert_null(all.graphs_off);
+    o.moe = MOE_HYBRID;
+    OK(gpu_plan(m, &o, &p, &why));
+    assert_int_equal(p.n_experts, N_EXPERTS);
+    o.gpu_experts = N_EXPERTS + 1;
+    assert_int_equal(gpu_plan(m, &o, &p, &why), -1);
+    assert_string_equal(why.msg, "--gpu-experts 7: each layer has 6 experts");
+    while (n_owned)
+        free(owned[--n_owned]);
+    model_close(m);
+}
+
+/* An expert that fails on the device fails the step; the backend can be closed. */
+static void lost(void **state)
+{
+    (void)state;
+    if (!emulated_fail)
+        skip();
+    uint8_t *owned[MOST_EXPERT_MATS];
+    struct model *m = load("tiny", QT_F16);
+    int n_owned = make_mixture(m, QT_NL4, 32, owned);
+    const struct backend_options o = options(0, 3);
+    const int32_t id[2] = { 1, 2 };
+    float *logits = malloc((size_t)m->config.vocab_size * sizeof *logits);
+    int32_t table[1] = { 0 };
+    const struct batch_item item = { .tokens = id, .n_tokens = 2, .table = table, .n_logits = 1 };
+    void *b = open_backend(&backend_gpu, m, &o);
+    emulated_fail("expert_matvec", 2);
+    assert_int_equal(backend_gpu.forward(b, &(struct batch){ &item, 1 }, logits, &why), -1);
+    emulated_fail(NULL, 0);
+    backend_gpu.close(b);
+    while (n_owned)
+        free(owned[--n_owned]);
+    model_close(m);
+    free(logits);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(folders), cmocka_unit_test(packed), cmocka_unit_test(same_bits), cmocka_unit_test(batches),
+        cmocka_unit_test(placement), cmocka_unit_test(lost),
+    };
+    if (gpu_kind[0] != 'e' && !device_usable())
+        return 0;
+    if (getenv("ZSE_ONLY"))
+        cmocka_set_test_filter(getenv("ZSE_ONLY"));
+    if (getenv("ZSE_SANITIZED"))        /* under a sanitizer only the tests of host code run */
+        return cmocka_run_group_tests(((const struct CMUnitTest[]){ cmocka_unit_test(batches),
+                                                                    cmocka_unit_test(placement) }), NULL, NULL);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
