@@ -529,10 +529,13 @@ INLINE void step_sums(const int T, const int O, const int codes, const struct qt
 enum { TERNARY_TWICE = 0 };
 
 #define UNPACK unpack
+#define FIRST_TILES run_turns
 
 #include "libcommon/kernels/ternary.inc"
 
 #include "libcommon/kernels/stream_ymm.inc"
+
+#include "libcommon/kernels/turns.inc"
 
 #include "libcommon/kernels/panels.inc"
 
