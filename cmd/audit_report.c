@@ -10,8 +10,7 @@
 #include <time.h>
 
 #include "cmd/cli.h"
-#include "libcommon/base/file.h"
-#include "libcommon/base/utf8.h"
+#include "cmd/plot.h"
 
 /* Latencies are counted in buckets whose limits grow by 2^(1/8), 9 %, from LEAST_MS on. */
 enum { BINS = 48, BUCKETS = 256, BUCKETS_PER_DOUBLING = 8, MOST_GROUPS = 200 };
@@ -113,31 +112,12 @@ static double quantile(const struct bin *b, double share)
 
 /* ---- the page ---- */
 
-static const char style[] =
-    ":root{color-scheme:light dark;--a:#1756a9;--b:#c0272d;--line:#d0d0d0;--text:#171717;--muted:#575757;--bg:#fff}"
-    "@media(prefers-color-scheme:dark){:root{--a:#8ebcf0;--b:#f2777a;--line:#333;--text:#ededed;--muted:#a3a3a3;"
-    "--bg:#0a0a0a}}"
+static const char style[] = PLOT_COLORS
     "body{font:15px/1.5 system-ui,sans-serif;max-width:60em;margin:2em auto;padding:0 1em;background:var(--bg);"
     "color:var(--text)}svg{width:100%;height:auto}.a{fill:var(--a)}.b{fill:var(--b)}.la,.lb{fill:none;stroke-width:2}"
     ".la{stroke:var(--a)}.lb{stroke:var(--b)}line{stroke:var(--line)}svg text{fill:var(--muted);font-size:12px}"
     "table{border-collapse:collapse}td,th{padding:.1em .8em .1em 0;text-align:right;border-bottom:1px solid var(--line)}"
     "td:first-child,th:first-child{text-align:left;overflow-wrap:anywhere}.ka{color:var(--a)}.kb{color:var(--b)}";
-
-static void put_text(FILE *out, const char *text)
-{
-    size_t left = strlen(text);
-    for (int n; left > 0; text += n, left -= (size_t)n) {
-        const uint32_t c = utf8_next(text, left, &n);
-        switch (c) {
-        case '<': fputs("&lt;", out); break;
-        case '>': fputs("&gt;", out); break;
-        case '&': fputs("&amp;", out); break;
-        case '"': fputs("&quot;", out); break;
-        case 0xFFFD: fputc('?', out); break;
-        default: utf8_is_steering(c) ? (void)fputc('?', out) : (void)fwrite(text, 1, (size_t)n, out);
-        }
-    }
-}
 
 static const char *bin_time(const struct report *p, int i, char out[20])
 {
@@ -207,7 +187,7 @@ static void put_chart(FILE *out, const struct report *p, const struct chart *c)
 static void put_row(FILE *out, const char *name, const struct report_sums *s)
 {
     fputs("<tr><td>", out);
-    put_text(out, name);
+    plot_text(out, name);
     fprintf(out, "</td><td>%" PRIu64 "</td><td>%" PRIu64 "</td><td>%.1f</td><td>%" PRIu64 "</td><td>%" PRIu64 "</td></tr>\n",
             s->requests, s->errors, s->requests ? s->latency_ms / (double)s->requests : 0, s->prompt, s->completion);
 }
@@ -265,17 +245,6 @@ static void release(struct report *p)
     free(p);
 }
 
-static int write_file(const char *output, const char *text, size_t n, struct err *e)
-{
-    struct atomic_file file;
-    if (cli_output_open(&file, output, e))
-        return -1;
-    const int rc = atomic_write(&file, text, n, e) == 0 ? cli_output_commit(&file, e) : -1;
-    if (rc)
-        atomic_abort(&file);
-    return rc;
-}
-
 int audit_report(const char *folder, const struct audit_filter *f, double hours, int64_t now_ms, const char *output,
                  struct err *e)
 {
@@ -299,7 +268,7 @@ int audit_report(const char *folder, const struct audit_filter *f, double hours,
     if (rc == 0 && (!out || fclose(out) != 0))
         rc = err_nomem(e, "the report");
     if (rc == 0)
-        rc = write_file(output, text, n, e);
+        rc = plot_save(output, text, n, e);
     free(text);
     release(p);
     return rc;

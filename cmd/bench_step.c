@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "cmd/cli.h"
+#include "cmd/plot.h"
 #include "cmd/preflight_convert.h"
 #include "libcommon/base/clock.h"
 #include "libcommon/base/file.h"
@@ -165,6 +166,22 @@ static void table_title(const struct bench_options *o, const struct opened_model
     printf("%s: %s, %s, %s; median of %d\n", m->name, m->model->config.arch, bench_quantization(m), device, o->repeats);
 }
 
+/* Write a picture of the table: a bar for each row that describe() describes, for --svg. */
+static int table_plot(const struct bench_options *o, const json_t *j, const char *note,
+                      json_t *(*describe)(const json_t *row), struct err *e)
+{
+    json_t *plot = json_pack("{s:s, s:s, s:[]}", "title", json_string_value(json_object_get(j, "model")), "note", note,
+                             "bars"), *row;
+    size_t i;
+    json_array_foreach(json_object_get(j, "rows"), i, row)
+        json_array_append_new(json_object_get(plot, "bars"), describe(row));
+    const int rc = plot_write(plot, o->svg, e);
+    json_decref(plot);
+    return rc;
+}
+
+static double number(const json_t *row, const char *key) { return json_number_value(json_object_get(row, key)); }
+
 static int finish(const struct bench_options *o, json_t *j, struct opened_model *m, int rc, const struct err *e)
 {
     if (rc == 0 && o->json)
@@ -175,6 +192,15 @@ static int finish(const struct bench_options *o, json_t *j, struct opened_model 
 }
 
 /* ---- zse-bench batch ---- */
+
+static json_t *batch_bar(const json_t *row)
+{
+    char label[32], text[64];
+    const int n = (int)number(row, "batch");
+    snprintf(label, sizeof label, "%d sequence%s", n, plural(n));
+    snprintf(text, sizeof text, "%.1f (%.2f of reads)", number(row, "tokens_per_s"), number(row, "share"));
+    return json_pack("{s:s, s:f, s:s}", "label", label, "value", number(row, "tokens_per_s"), "text", text);
+}
 
 int bench_batch(const struct bench_options *o, const char *model)
 {
@@ -210,6 +236,8 @@ int bench_batch(const struct bench_options *o, const char *model)
                                             "tokens_per_s", rows[i].n_seqs / t, "ratio", ratio, "share", of));
         }
     }
+    if (rc == 0 && o->svg)
+        rc = table_plot(o, j, "tokens a second of all sequences", batch_bar, &e);
     stepper_close(&s);
     return finish(o, j, &m, rc, &e);
 }
@@ -400,7 +428,14 @@ static const char *variant_text(const struct kv_variant *v, char out[2 * KV_TEXT
     return out;
 }
 
-static double number(const json_t *row, const char *key) { return json_number_value(json_object_get(row, key)); }
+static json_t *kv_bar(const json_t *row)
+{
+    char group[48], text[64];
+    snprintf(group, sizeof group, "context %d", (int)number(row, "context"));
+    snprintf(text, sizeof text, "%.2f (%.2f of the bytes)", number(row, "speed_over_f16"), number(row, "bytes_over_f16"));
+    return json_pack("{s:s, s:O, s:f, s:s}", "group", group, "label", json_object_get(row, "kv"), "value",
+                     number(row, "speed_over_f16"), "text", text);
+}
 
 static void print_kv_row(const json_t *row, int has_text)
 {
@@ -479,6 +514,8 @@ int bench_kv(const struct bench_options *o, const char *model, const char *text)
             json_array_append_new(json_object_get(j, "rows"), row);
         }
     }
+    if (rc == 0 && o->svg)
+        rc = table_plot(o, j, "speed of decoding over that with f16 keys and values", kv_bar, &e);
     for (int i = 0; i < N_KV * BENCH_LIST; i++)
         stepper_close(&s[i]);
     return finish(o, j, &m, rc, &e);

@@ -15,10 +15,10 @@
 static const char prog[] = "zse-bench";
 static const char usage[] =
     "usage: zse-bench [OPTIONS] [MODEL]\n"
-    "       zse-bench limits|matmul|ternary|dequant|sparse|gpu [OPTIONS]\n"
-    "       zse-bench serve [OPTIONS] URL\n"
-    "       zse-bench batch|kv|moe|threads|coldstart|logits|layers|spec [OPTIONS] [MODEL [CASES|TEXTFILE]]\n"
+    "       zse-bench COMMAND [OPTIONS] [MODEL [CASES|TEXTFILE]]\n"
     "       zse-bench perplexity|quality [REFERENCE] MODEL TEXTFILE [OPTIONS]\n"
+    "       zse-bench serve [OPTIONS] URL\n"
+    "       zse-bench plot DATA.json -o FILE.svg\n"
     "Measure prefill, decode, time to first token and memory; or run a command.  Speeds come with their share of the machine's limits.\n"
     "MODEL is a .zse, a GGUF file, a Hugging Face folder, the name of a model here, or org/name on the hub\n"
     "(default where it is alone: $ZSE_MODEL, else the default of zse-info models).\n"
@@ -33,6 +33,11 @@ static const char usage[] =
     "  ternary                    the same of nl4 and the ternary layouts t2 and t3, in turn\n"
     "  dequant                    decoding to f32, of each type of a GGUF file and of ours: elements a second on all threads\n"
     "  sparse                     memory of the scores of sparse attention: four patterns at several contexts, beside full attention\n"
+    "  simd                       single operations of the CPU on one thread, beside their definitions in plain C\n"
+    "  flash                      attention of prompts on one thread, beside plain loops that keep all scores\n"
+    "  mmap                       a file that is mapped, beside one that is read into memory\n"
+    "  tiers                      how fast a GPU's memory, memory, page cache and disk are read\n"
+    "  plot                       a picture (SVG) of DATA.json, '-': standard input; the man page has its form\n"
     "  gpu                        each kernel of a GPU by itself: bytes and operations per second, as shares of the GPU's limits\n"
     "  coldstart                  from exec to the first token in fresh processes, page cache warm and dropped, by phases\n"
     "  serve                      load on an OpenAI server: time to first token and between tokens, tokens a second, failures\n"
@@ -48,9 +53,10 @@ static const char usage[] =
     "  -w, --warmup N             runs before them that do not count (default: 1)\n"
     "      --json                 a JSON object instead of text; logits, perplexity and quality always print one\n"
     "\n"
-    "      --file FILE            limits: the file whose disk and page cache are read; its own pages are dropped first\n"
+    "      --file FILE            limits, tiers: the file whose disk and page cache are read; its own pages are dropped first; mmap: the file (default: one of 1 MiB)\n"
     "      --limits FILE          the limits that zse-bench limits --json printed, for all measurements of a run (default: measured by each)\n"
-    "      --contexts LIST        kv: tokens in the cache, like 128,4096,8192 (the default, as far as the model goes); sparse: tokens (default: 1024,2048 ... 32768)\n"
+    "      --contexts LIST        kv: tokens in the cache, like 128,4096,8192 (the default, as far as the model goes); sparse: tokens (default: 1024,2048 ... 32768); flash: tokens of a prompt (default: 32,64 ... 1024)\n"
+    "      --svg FILE             batch, kv: also write a picture of the table\n"
     "      --shape ROWSxCOLS      matmul, ternary, dequant, gpu: output and input features (default: 8960x1536; gpu: 14336x4096); matmul's\n"
     "                             type is that of -q, else nl4\n"
     "      --tokens LIST          matmul, ternary, gpu: numbers of tokens (default: 1,2,4,8,16,64,512; gpu: 1,8,16,64,512,4096)\n"
@@ -75,6 +81,7 @@ static const char usage[] =
     "      --ids IDS              logits, layers -o: token ids, '1 5 9'\n"
     "  -o, --output FILE          logits: float32 little endian [n_tokens, vocab_size], always --exact; '-': standard output\n"
     "                             layers: a folder for the arrays, always --exact\n"
+    "                             plot: the picture; '-': standard output\n"
     "      --ref DIR              layers: a folder with ids.npy and any of embed.npy, layer.0.npy ..., logits.npy\n"
     "      --window N             perplexity, quality: tokens of a window; logits: of a step (default: 512)\n"
     "      --windows N            perplexity, quality: only the first N windows of the text\n"
@@ -92,12 +99,13 @@ static const char usage[] =
 enum { OPT_JSON = 300, OPT_FILE, OPT_CONTEXTS, OPT_SHAPE, OPT_TOKENS, OPT_PEER, OPT_PEER_MODEL, OPT_IDS, OPT_WINDOW,
        OPT_WINDOWS, OPT_REQUESTS, OPT_RATE, OPT_SHARED, OPT_BACKGROUND, OPT_API, OPT_SERVED, OPT_KEY, OPT_IGNORE_EOS,
        OPT_TEMP, OPT_SEED, OPT_TIMEOUT, OPT_REF, OPT_AUTOTUNE, OPT_ESTIMATE, OPT_ACCEPT, OPT_LIMITS,
-       OPT_WHOLE };
+       OPT_WHOLE, OPT_SVG };
 static const struct option options[] = {
     { "prompt", required_argument, NULL, 'p' }, { "generate", required_argument, NULL, 'n' },
         { "batch", required_argument, NULL, 'b' },
     { "repeats", required_argument, NULL, 'r' }, { "warmup", required_argument, NULL, 'w' },
     { "json", no_argument, NULL, OPT_JSON },
+    { "svg", required_argument, NULL, OPT_SVG },
     { "file", required_argument, NULL, OPT_FILE }, { "limits", required_argument, NULL, OPT_LIMITS },
     { "contexts", required_argument, NULL, OPT_CONTEXTS },
     { "shape", required_argument, NULL, OPT_SHAPE },
@@ -119,14 +127,15 @@ static const struct option options[] = {
 };
 
 /* The commands, their numbers of arguments, and the options that apply to them. */
-enum command { SPEED, LIMITS, BATCH, KV, MOE, THREADS, MATMUL, TERNARY, DEQUANT, SPARSE, GPU, COLDSTART, SERVE, LOGITS,
-               LAYERS, PERPLEXITY, QUALITY, SPEC, N_COMMANDS };
+enum command { SPEED, LIMITS, BATCH, KV, MOE, THREADS, MATMUL, TERNARY, DEQUANT, SPARSE, SIMD, FLASH, MMAP, TIERS,
+               PLOT, GPU, COLDSTART, SERVE, LOGITS, LAYERS, PERPLEXITY, QUALITY, SPEC, N_COMMANDS };
 static const struct { const char *name; int least, most; const char *letters; } commands[N_COMMANDS] = {
-    [SPEED] = { NULL, 0, 1, "pnbrwal" }, [LIMITS] = { "limits", 0, 0, "f" }, [BATCH] = { "batch", 0, 1, "pbrl" },
-        [KV] = { "kv", 0, 2, "rcl" }, [MOE] = { "moe", 0, 1, "pbrl" },
+    [SPEED] = { NULL, 0, 1, "pnbrwal" }, [LIMITS] = { "limits", 0, 0, "f" }, [BATCH] = { "batch", 0, 1, "pbrlV" },
+        [KV] = { "kv", 0, 2, "rclV" }, [MOE] = { "moe", 0, 1, "pbrl" },
     [THREADS] = { "threads", 0, 1, "pr" }, [MATMUL] = { "matmul", 0, 0, "rstl" },
     [TERNARY] = { "ternary", 0, 0, "rstl" },
-    [SPARSE] = { "sparse", 0, 0, "c" },
+    [SPARSE] = { "sparse", 0, 0, "c" }, [SIMD] = { "simd", 0, 0, "r" }, [FLASH] = { "flash", 0, 0, "rc" },
+    [MMAP] = { "mmap", 0, 0, "rf" }, [TIERS] = { "tiers", 0, 0, "f" }, [PLOT] = { "plot", 1, 1, "o" },
     [DEQUANT] = { "dequant", 0, 0, "rs" }, [GPU] = { "gpu", 0, 0, "prstA" },
     [COLDSTART] = { "coldstart", 0, 1, "prPMa" },
     [SERVE] = { "serve", 1, 1, "pnbwST" }, [LOGITS] = { "logits", 1, 1, "ioW" }, [LAYERS] = { "layers", 1, 1, "ioR" },
@@ -149,7 +158,7 @@ static const struct { int c; char letter; const char *name; } special[] = {
     { OPT_TEMP, 'T', "--temp" }, { OPT_SEED, 'T', "--seed" }, { OPT_TIMEOUT, 'S', "--timeout" },
     { OPT_REF, 'R', "--ref" }, { OPT_ACT, 'a', "--act" }, { OPT_LIMITS, 'l', "--limits" }, { OPT_AUTOTUNE, 'A', "--autotune" },
     { OPT_SPEC, 'E', "--spec" }, { OPT_SPEC_EXACT, 'E', "--spec-exact" }, { OPT_ESTIMATE, 'E', "--estimate" },
-    { OPT_ACCEPT, 'E', "--accept" },
+    { OPT_ACCEPT, 'E', "--accept" }, { OPT_SVG, 'V', "--svg" },
 };
 enum { N_SPECIAL = sizeof special / sizeof *special };
 _Static_assert(N_SPECIAL <= 64, "`given` has a bit for each");
@@ -244,6 +253,7 @@ static int take(struct bench_options *o, int c, const char *arg)
         return cli_parse_float(prog, "--accept", arg, 0, 1, &o->accept);
     case OPT_FILE: o->file = arg; return 0;
     case OPT_LIMITS: o->limits = arg; return 0;
+    case OPT_SVG: o->svg = arg; return 0;
     case OPT_REF: o->ref = arg; return 0;
     case OPT_PEER: o->peer = arg; return 0;
     case OPT_PEER_MODEL: o->peer_model = arg; return 0;
@@ -331,7 +341,8 @@ static int check_arguments(enum command c, uint64_t given, int n, char **args)
 static int check_device(struct bench_options *o, enum command c, uint64_t given)
 {
     if (o->run.gpu && (c == LIMITS || c == BATCH || c == KV || c == MOE || c == THREADS || c == MATMUL ||
-                       c == TERNARY || c == DEQUANT || c == SPARSE || c == LAYERS)) {
+                       c == TERNARY || c == DEQUANT || c == SPARSE || c == SIMD || c == FLASH || c == MMAP ||
+                       c == PLOT || c == LAYERS)) {
         if (o->run.device)
             return cli_wrong(prog, "%s measures the CPU: --device does not apply", commands[c].name);
         o->run.gpu = 0;                 /* ignore a GPU found by auto, or named in $ZSE_DEVICE for other programs */
@@ -390,6 +401,11 @@ static int run(struct bench_options *o, uint64_t given, int n, char **args)
     case TERNARY: return bench_ternary(o);
     case DEQUANT: return bench_dequant(o);
     case SPARSE: return (rc = bench_sparse_check(o)) ? rc : bench_sparse(o);
+    case SIMD: return bench_simd(o);
+    case FLASH: return (rc = bench_flash_check(o)) ? rc : bench_flash(o);
+    case MMAP: return bench_mmap(o);
+    case TIERS: return bench_tiers(o);
+    case PLOT: return o->output ? bench_plot(o, args[0]) : cli_wrong(prog, "plot: -o is needed");
     case GPU: return bench_gpu(o);
     case COLDSTART: return bench_coldstart(o, model);
     case SERVE: return (rc = check_serve(o)) ? rc : bench_serve(o, args[0]);

@@ -16,6 +16,7 @@ struct bench_options {
     int prompt, generate, batch, repeats, warmup, json, autotune;
     int window, windows, whole;         /* tokens of a window; number of windows, 0: all of the text; --whole */
     const char *ids, *output, *ref;
+    const char *svg;                    /* batch, kv: the file of a picture; NULL: none */
     const char *file;                   /* limits */
     const char *limits;                 /* the file of --limits; NULL: the limits are measured */
     const char *peer, *peer_model;      /* coldstart */
@@ -49,6 +50,12 @@ int bench_ternary(const struct bench_options *o);
 int bench_dequant(const struct bench_options *o);
 int bench_sparse_check(const struct bench_options *o);      /* wrong --contexts: says so, and returns CLI_USAGE */
 int bench_sparse(const struct bench_options *o);
+int bench_simd(const struct bench_options *o);              /* these three: bench_simd.c */
+int bench_flash(const struct bench_options *o);
+int bench_flash_check(const struct bench_options *o);       /* as bench_sparse_check() */
+int bench_tiers(const struct bench_options *o);             /* these two: bench_tiers.c */
+int bench_mmap(const struct bench_options *o);
+int bench_plot(const struct bench_options *o, const char *data);
 int bench_gpu(const struct bench_options *o);
 int bench_coldstart(const struct bench_options *o, const char *model);      /* bench_cold.c */
 int bench_serve(const struct bench_options *o, const char *url);

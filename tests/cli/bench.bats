@@ -233,6 +233,67 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
 }
 
 # bats test_tags=plain
+@test "simd, flash, mmap and tiers print figures that agree with each other" {
+  run --separate-stderr zse-bench simd -r 1 --json
+  [ "$status" = 0 ]
+  check '[r["operation"] for r in j["rows"]] == ["add", "swiglu", "rms_norm", "matvec", "attention"]' <<<"$output"
+  check 'all(abs(r["ref_s"] / r["seconds"] / r["speedup"] - 1) < 1e-6 for r in j["rows"])' <<<"$output"
+  run --separate-stderr zse-bench flash -r 1 --contexts 1,17,600 --json
+  [ "$status" = 0 ]
+  check '[r["tokens"] for r in j["rows"]] == [1, 17, 600] and all(r["seconds"] > 0 and r["difference"] < 1e-3 for r in j["rows"])' <<<"$output"
+  run -2 zse-bench flash --contexts 8193
+  run --separate-stderr zse-bench mmap -r 3 --json
+  [ "$status" = 0 ]
+  check 'j["bytes"] == 1 << 20 and [r["way"] for r in j["rows"]] == ["read", "map", "map_pages"] and j["rows"][0]["speedup"] == 1 < j["rows"][1]["speedup"]' <<<"$output"
+  : >"$BATS_TEST_TMPDIR/empty"
+  run -1 zse-bench mmap --file "$BATS_TEST_TMPDIR/empty"
+  [[ "$output" == *"an empty file"* ]]
+  run --separate-stderr zse-bench tiers --json
+  [ "$status" = 0 ]
+  check 'j["rows"][2]["tier"] == "warm" and j["rows"][2]["bytes_per_s"] > 1e8 and all((r["bytes_per_s"] is None) == (r["why_not"] is not None) for r in j["rows"])' <<<"$output"
+}
+
+# bats test_tags=plain
+@test "plot and --svg draw every row, with its numbers as text, and refuse other JSON" {
+  local t=$BATS_TEST_TMPDIR
+  zse-bench batch "$MODEL" -b 4 -r 1 --limits "$LIMITS" --svg "$t/batch.svg" >"$t/table"
+  zse-bench kv "$MODEL" --contexts 64 -r 1 --limits "$LIMITS" --json --svg "$t/kv.svg" >"$t/kv.json"
+  echo '{"title":"a<b & \u202e","reference":1,"bars":[{"group":"g","label":"one","value":2},{"group":"g","label":"two","value":0.5,"text":"half"}]}' |
+    zse-bench plot - -o "$t/bars.svg"
+  echo '{"title":"t","x":"bits","y":"KL","points":[{"series":"zse","label":"nl4","x":4.5,"y":0.02},{"series":"peer","label":"Q4","x":4.5,"y":3}]}' >"$t/points"
+  zse-bench plot "$t/points" -o - >"$t/points.svg"
+  python3 -S - "$t" <<'END'
+import json, sys, xml.dom.minidom
+t = sys.argv[1]
+def words(name):
+    d = xml.dom.minidom.parse(f'{t}/{name}.svg')
+    assert d.documentElement.tagName == 'svg' and 'prefers-color-scheme:dark' in d.getElementsByTagName('style')[0].firstChild.data
+    return d, [w.firstChild.data for w in d.getElementsByTagName('text') if w.firstChild]
+d, w = words('batch')
+table = [l.split() for l in open(f'{t}/table').read().splitlines()[2:]]
+assert len(table) == 3 and all(f'{row[2]} ({row[4]} of reads)' in w for row in table), (w, table)
+d, w = words('kv')
+for r in json.load(open(f'{t}/kv.json'))['rows']:
+    assert r['kv'] in w and '%.2f (%.2f of the bytes)' % (r['speed_over_f16'], r['bytes_over_f16']) in w, (w, r)
+d, w = words('bars')
+assert w == ['a<b & ?', 'g', 'one', '2', 'two', 'half'], w
+bars = [float(r.getAttribute('width')) for r in d.getElementsByTagName('rect') if r.getAttribute('class') == 's0']
+assert bars[0] == 4 * bars[1] and len([l for l in d.getElementsByTagName('line') if l.getAttribute('class') == 'ref']) == 1, bars
+d, w = words('points')
+assert {'nl4', 'Q4', 'zse', 'peer', '4.5', '0.02', '3', 'bits', 'KL', '0.01', '10'} <= set(w), w
+high = [float(c.getAttribute('cy')) for c in d.getElementsByTagName('circle')]
+color = [c.getAttribute('class') for c in d.getElementsByTagName('circle')]
+assert high[0] > high[2] and color[0] != color[2], (high, color)
+END
+  for j in '{}' '{"bars":[]}' '{"bars":[{"value":-1}]}' '{"points":[{"x":1,"y":0}]}' '{"bars":[{}],"points":[]}' '[' '"x"'; do
+    run -1 zse-bench plot - -o "$t/no.svg" <<<"$j"
+    [ ! -e "$t/no.svg" ]
+  done
+  run -2 zse-bench plot "$t/points"
+  run -2 zse-bench threads "$MODEL" --svg "$t/no.svg"
+}
+
+# bats test_tags=plain
 @test "sparse: the memory of a window of 512, beside full attention" {
   run --separate-stderr zse-bench sparse --contexts 4096,8192 --json
   [ "$status" = 0 ]
@@ -524,8 +585,11 @@ END
   chmod +x "$d"/llama-* "$ik"/llama-*
   cp "$MODEL" "$d/tiny.zse"
   run --separate-stderr env B="${ZSE_BIN#"$PWD"/}" LLAMACPP="$d" IK_LLAMACPP="$ik" scripts/bench-vs --json --rounds 1 --zse "$d/tiny.zse" \
-    --gguf "$d/tiny.zse" --prompts 32,64 --threads 1
+    --gguf "$d/tiny.zse" --prompts 32,64 --threads 1 --svg "$d/ratios.svg"
   [ "$status" = 0 ] || { echo "$stderr"; return 1; }
+  B="${ZSE_BIN#"$PWD"/}" scripts/bench-vs --from <(echo "$output") --svg "$d/again.svg"
+  cmp "$d/ratios.svg" "$d/again.svg"
+  [ "$(grep -c '<rect class="s0"' "$d/ratios.svg")" = "$(python3 -S -c 'import json,sys; print(len(json.load(sys.stdin)["rows"]))' <<<"$output")" ]
   speeds='{"prefill_32", "prefill_64", "decode_128", "decode_64", "batch_1", "batch_4", "batch_8", "batch_16"}'
   check '{r["what"] for r in j["rows"] if r["against"] == "llama.cpp"} == '"$speeds"' | {"first_token_ms", "private_mb"}' <<<"$output"
   check '{r["what"] for r in j["rows"] if r["against"] == "ik_llama.cpp"} == '"$speeds" <<<"$output"
@@ -547,6 +611,22 @@ END
   grep -Eq '^20[0-9]{2}-[01][0-9]-[0-3][0-9]: .*, cpu ref, 1 thread.*Ratios to llama.cpp / ik_llama.cpp \(llama.cpp abc, AVX2; ' <<<"$output"
   grep -Eq '^\| decode at context 128 \| [0-9.e+]+ / [0-9.e+]+ \|$' <<<"$output"
   grep -Eq '^\| 4, 8, 16 sequences \| [0-9.e+]+, [0-9.e+]+ / [0-9.e+]+, [0-9.e+]+ \|$' <<<"$output"
+}
+
+# bats test_tags=plain
+@test "quality-table measures each type and a peer's file, and draws them" {
+  command -v python3 >/dev/null || skip "no python3"
+  local t=$BATS_TEST_TMPDIR
+  run --separate-stderr env B="${ZSE_BIN#"$PWD"/}" scripts/quality-table models/tiny "$TEXT" \
+    --types int8:fast,ternary:fast --peer again=models/tiny --window 64 --windows 2 --json --svg "$t/a.svg"
+  [ "$status" = 0 ] || { echo "$stderr"; return 1; }
+  check '[(r["series"], r["type"]) for r in j["rows"]] == [("zse", "int8:fast"), ("zse", "ternary:fast"), ("peer", "again")]' <<<"$output"
+  check 'j["rows"][0]["kl_mean"] < j["rows"][1]["kl_mean"] and j["rows"][0]["bytes"] > j["rows"][1]["bytes"] and 8 < j["rows"][0]["bits_per_weight"] < 10' <<<"$output"
+  echo "$output" >"$t/json"
+  B="${ZSE_BIN#"$PWD"/}" scripts/quality-table --from "$t/json" --svg "$t/b.svg" >"$t/table"
+  cmp "$t/a.svg" "$t/b.svg"
+  grep -q '>int8:fast<' "$t/a.svg"
+  grep -Eq '^zse +ternary:fast +0.3 ' "$t/table"
 }
 
 # bats test_tags=plain
