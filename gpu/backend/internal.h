@@ -57,12 +57,12 @@ struct gpu_backend {
     float *x, *y, *hf, *hf2, *q, *k, *v, *attf, *gate, *up, *cosine[MAX_ROPES], *sine[MAX_ROPES], *alibi,
           *freq[MAX_ROPES], *freq_long[MAX_ROPES], *partial, *logits;
     uint16_t *act, *act2, *act_att, *act_mlp, *act_shared;
-    /* layers with a state: their projections, the outputs of in_ba, of gate_a, of the convolution,
-     * and of the recurrence; and the gates of attention.  state_in_size: floats of a token's
-     * projections */
     /* latent attention: queries, later the values of heads; outputs of q_a, also f16; sums of
      * latents */
     float *latent_heads, *latent_low, *latent_sums; uint16_t *act_low;
+    /* layers with a state: their projections, the outputs of in_ba, of gate_a, of the convolution,
+     * and of the recurrence; and the gates of attention.  state_in_size: floats of a token's
+     * projections */
     float *state_in, *state_ba, *state_low, *state_conv, *state_out, *att_gate; int state_in_size;
     /* mixtures of experts.  route: outputs of the router; choice: the chosen experts.  For each
      * pair (gpu_choice): the activations before down, in mid_expert where an expert is f32, else in

@@ -223,7 +223,7 @@ struct gpu_prepare {
     int n_heads, n_kv_heads, head_dim;
     const float *cosine, *sine; int rope_dim, rope_pairs;   /* rope_dim 0: none */
     int norm;                           /* 0 none, 1 RMS, 2 layer norm */
-    int norm_each, norm_after_rope;     /* each: weights [heads * head_dim] */
+    int norm_each, norm_after_rope;     /* norm_each: weights have [heads * head_dim] elements */
     const float *qw, *qb, *kw, *kb;
     float eps, offset;
     struct gpu_temper temper;

@@ -288,7 +288,8 @@ DEVICE float warp_max(float x)
         x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, i));
     return x;
 }
-/* room: 32 floats of shared memory, not used for anything else.  All threads get the sum. */
+/* Returns the sum of x over the block, in all threads.  room: 32 floats of shared memory that
+ * nothing else uses. */
 DEVICE float block_sum(float x, float *room)
 {
     const int n_warps = blockDim.x / 32;

@@ -268,8 +268,9 @@ template <int TYPE> DEVICE void decode_row(uint32_t v[4], const raw_step<TYPE> &
         v[j] = half_mul(v[j], s);
 }
 
-/* A whole step times 8 tokens: x holds the lane's 8 activations of token g; c[p] the rows 4g +
- * 2p (tokens 2t, 2t+1) and 4g + 2p + 1. */
+/* Multiply two rows of a lane by 8 tokens and add the products to c, for one step.  x: the lane's 8
+ * activations of token g; a, b: its values of rows 4g + 2p and 4g + 2p + 1; c: those rows' sums for
+ * tokens 2t and 2t + 1. */
 DEVICE void multiply_rows(float c[4], const uint32_t a[4], const uint32_t b[4], const uint4 &x)
 {
     mma_f16(c, a[0], b[0], a[1], b[1], x.x, x.y);

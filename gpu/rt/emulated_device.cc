@@ -21,7 +21,7 @@ static struct {
     /* of emulated_fail; not a std::string, because tests may call it before constructors run */
     char fail_kernel[64];
     int fail_at;                        /* number of launches until the failure; 0: none */
-    int n_graphs;                       /* launched */
+    int n_graphs;                       /* number of graphs launched */
     enum emulated_refusal refuse;       /* emulated_refuse */
     /* bytes of emulated_memory, and allocated bytes of it, in whole pages of 2 MiB */
     std::atomic<size_t> memory, taken;

@@ -408,8 +408,9 @@ int predictor_disk_open(struct engine *g, const struct disk_options *o, struct e
 int prefixes_open(struct engine *g, const struct engine_options *o, const struct backend_options *bo, struct err *e);
 /* Load the part of r's prefix that the folder has into the prefix tree; done once per request. */
 void prefixes_load(struct engine *g, struct request *r);
-/* Whether the folder's part of r's prefix should be read: always, unless r was preempted and its
- * tokens are computed in less time than they are read, as measured so far. */
+/* Whether the part of r's prefix that is in the folder should be read.  Always, unless r was
+ * preempted and, as measured so far, computing its tokens again takes less time than reading
+ * them. */
 int prefixes_pay(struct engine *g, const struct request *r);
 /* Queue complete runs of r's tokens that the folder may lack. */
 void prefixes_save(struct engine *g, struct request *r);

@@ -173,8 +173,8 @@ INLINE void wide_lines(const int T, __m256i x[4], __m256i y[4], __m256i v, __m25
         WIDE_LINES(4);
 }
 
-/* Convert seeds of n times 32 k from value + 8 to value + bias.  Up to 7 more are read and written,
- * so that no remainder loop is needed: codes follow them. */
+/* Convert n seeds, each of 32 k, from those for value + 8 to those for value + bias.  The loop
+ * takes 8 at a time, so it may read and write up to 7 words past the end, where codes follow. */
 INLINE void bias_seeds(int32_t *out, const int32_t *seed, int n, int bias)
 {
     const __m256i times = _mm256_set1_epi16((short)bias);

@@ -329,7 +329,7 @@ struct config {
     int *head_dims, *kv_heads, *kv_from;
     int *mlp_sizes;                         /* [n_layers] widths of dense MLPs; NULL: intermediate_size; owned */
     /* Sizes of a head's query and key, and of its value, if they differ (mimo_v2_flash); 0:
-     * head_dim, the larger one.  For attention queries, keys and values are padded with zeros. */
+     * head_dim, the larger one.  Attention pads queries, keys and values with zeros. */
     int key_dim, value_dim;
     float value_scale;                      /* factor on the values */
     int v_norm;                             /* values are normed, without weights */

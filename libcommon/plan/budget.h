@@ -30,7 +30,7 @@ struct budget_rank {
     double experts;                         /* buffer for experts */
     double states;                          /* bytes of a sequence's states in recurrent layers */
     double free;                            /* left for keys and values; negative: it does not fit */
-    double kv_token;                        /* bytes of a token */
+    double kv_token;                        /* bytes that a token's keys and values take */
     double tokens;
 };
 struct budget {
