@@ -208,7 +208,7 @@ static int deliver(struct audit_post *p, enum audit_chain chain, const struct au
         if (status == 400 || status == 413 || status == 422)
             return 0;
         const int64_t asked_s = p->retry_after_s < MAX_RETRY_AFTER_S ? p->retry_after_s : MAX_RETRY_AFTER_S;
-        pause_for(p, asked_s >= 0 ? asked_s * 1000 : delay_ms);
+        pause_for(p, asked_s > 0 ? asked_s * 1000 : delay_ms);      /* never at once: "Retry-After: 0" */
         delay_ms = 2 * delay_ms < POST_AGAIN_MAX_MS ? 2 * delay_ms : POST_AGAIN_MAX_MS;
     }
     return 0;

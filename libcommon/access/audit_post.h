@@ -3,9 +3,10 @@
  *
  * A thread posts, so adding a line never waits.  A batch is posted POST_LINGER_MS after its first
  * line, or once it has POST_BATCH_BYTES.  After an error it is posted again, after growing delays
- * (POST_AGAIN_MS doubled up to POST_AGAIN_MAX_MS, or the time in Retry-After), so the collector may
- * get a line twice.  At most POST_BYTES of lines wait; a line that does not fit is dropped and
- * counted, and so is a batch that the collector refuses for good (status 400, 413 or 422).
+ * (POST_AGAIN_MS doubled up to POST_AGAIN_MAX_MS, or the seconds in Retry-After if there is at
+ * least one), so the collector may get a line twice.  At most POST_BYTES of lines wait; a line that
+ * does not fit is dropped and counted, and so is a batch that the collector refuses for good
+ * (status 400, 413 or 422).
  *
  *   POST URL
  *   Content-Type: application/x-ndjson

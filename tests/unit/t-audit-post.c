@@ -77,7 +77,9 @@ static void a_batch_is_posted_until_the_collector_has_it(void **state)
     assert_non_null(strstr(r.text, "\r\nAuthorization: Bearer s3cret\r\n"));
     assert_string_equal(r.text + r.head, "{\"line\":1}\n{\"line\":2}\n");
     answer(&r, "503 busy\r\nRetry-After: 0");
+    const uint64_t refused_ns = clock_ns();
     r = take(&c);
+    assert_true(clock_ns() - refused_ns > POST_AGAIN_MS * 900000ull);
     assert_string_equal(r.text + r.head, "{\"line\":1}\n{\"line\":2}\n");
     audit_post_stats(p, &st);
     assert_string_equal(st.last_error, "the collector answered with status 503");
