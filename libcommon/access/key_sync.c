@@ -105,6 +105,8 @@ static void *work(void *user)
             s->seen = -1;
         const int rc = sync_once(s, n_changes, &e);
         changes_read = rc ? changes_read : n_changes;
+        if (rc)
+            s->seen = -1;                   /* the database may have fallen back to an older state meanwhile */
         pthread_mutex_lock(&s->mutex);
         s->failing = rc != 0;
         if (rc) {

@@ -118,6 +118,15 @@ exchanged() { local n; n=$(rounds "$1") && await has_rounds "$1" $((n + 2)); }
   exchanged two
   [[ $(get "$two" "$made") == 401* ]]
 
+  # a database that fell back to an older state, and has as many changes since as the lost ones
+  made=$(keys create back 2>/dev/null)
+  exchanged two
+  [[ $(get "$two" "$made") == 200* ]]
+  psql -qX "$KEYS" -c "BEGIN; UPDATE zse.keys SET enabled = 0 WHERE name = 'back'; UPDATE zse.changes SET n = n - 1; COMMIT" \
+    -c "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'zse'" >/dev/null
+  exchanged two
+  [[ $(get "$two" "$made") == 401* ]]
+
   # away: a known key goes on, an unknown one waits; after --keys-grace no key is valid
   database stop
   away() { [ "$(metric "$1" zse_keys_database_up)" = 0 ]; }
