@@ -8,7 +8,8 @@
 
 #include "libcommon/access/key_postgres.h"
 
-enum { SCHEMA = 1, MAX_VALUES = 9, MAX_COLUMNS = 16, SCHEMA_LOCK = 0x7a7365 };
+enum { SCHEMA = 1, MAX_VALUES = 9, MAX_COLUMNS = 16, SCHEMA_LOCK = 0x7a7365, STATEMENT_MS = 4000,
+       TRANSACTION_MS = 10000 };
 
 struct postgres_keys {
     struct key_db db;
@@ -108,12 +109,18 @@ static int check_tables(struct postgres_keys *k, struct err *e)
     return 0;
 }
 
+/* Without limits in the database, statements that wait for a lock would pile up there, one for each
+ * connection that was given up, and locks of a machine that lost power would last for hours. */
 static int connect_db(struct postgres_keys *k, struct err *e)
 {
+    char limits[120];
     if (postgres_is_connected(k->pg))
         return 0;
-    return postgres_connect(k->pg, e) || run(k->pg, "SET search_path = zse, pg_catalog", e) || check_tables(k, e)
-               ? -1 : 0;
+    snprintf(limits, sizeof limits, "SET statement_timeout = %d", STATEMENT_MS);
+    if (postgres_connect(k->pg, e) || run(k->pg, limits, e))
+        return -1;
+    snprintf(limits, sizeof limits, "SET idle_in_transaction_session_timeout = %d", TRANSACTION_MS);
+    return run(k->pg, limits, e) || run(k->pg, "SET search_path = zse, pg_catalog", e) || check_tables(k, e) ? -1 : 0;
 }
 
 /* ---- the database ---- */

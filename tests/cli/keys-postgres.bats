@@ -67,6 +67,19 @@ exchanged() { local n; n=$(rounds "$1") && await has_rounds "$1" $((n + 2)); }
   psql -qX "$KEYS" -c 'UPDATE zse.schema_version SET number = 1'
 }
 
+@test "a statement that waits for a lock ends in the database, too" {
+  needs_database
+  local lock
+  coproc psql -qX "$KEYS" 3>&-
+  lock=$COPROC_PID
+  echo 'BEGIN; LOCK TABLE zse.keys; SELECT 1;' >&"${COPROC[1]}"
+  read -r -u "${COPROC[0]}" _           # locked
+  run -1 --separate-stderr keys list
+  [[ $stderr == *'statement timeout'* ]]
+  kill "$lock"
+  [ "$(psql -qXAt "$KEYS" -c "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'zse'")" = 0 ]
+}
+
 @test "a password in the URL is in no message" {
   for url in 'postgresql://u:hunter2%zz@h/d' 'postgres:/u:hunter2@h/d'; do
     run ! zse-apikey --keys "$url" list
