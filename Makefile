@@ -216,7 +216,7 @@ $(B)/libcmd.a: $(call objects,$(CMD))
 $(B)/zse-chat: EXTRA := -ledit -lsqlite3
 $(B)/zse-apikey $(B)/zse-audit: EXTRA := -lsqlite3 -lcrypto
 $(B)/tests/unit/t-rag: EXTRA := -lsqlite3 -lcrypto
-$(filter $(B)/tests/unit/t-windows $(B)/tests/unit/t-keys $(B)/tests/unit/t-audit%,$(UNIT)): EXTRA := -lsqlite3 -lcrypto
+$(filter $(addprefix $(B)/tests/unit/t-,windows keys% audit%),$(UNIT)): EXTRA := -lsqlite3 -lcrypto
 $(B)/tests/unit/t-history $(B)/tests/unit/t-foreign: EXTRA := -lsqlite3
 $(B)/zse-serve: EXTRA := -lssl -lsqlite3 -lcrypto
 $(patsubst %,$(B)/tests/unit/t-%,serve conn conversation job-lines): EXTRA := -lssl -lsqlite3 -lcrypto

@@ -143,6 +143,8 @@ static int read_rows(const struct postgres_result *r, const struct key_query *q,
     for (int i = 0; q->row && i < postgres_n_rows(r); i++) {
         uint8_t bytes[SHA256_SIZE];             /* only one column has bytes */
         struct key_cell cell[MAX_COLUMNS];
+        for (int k = n; k < MAX_COLUMNS; k++)   /* a server may return fewer than the query asks for */
+            cell[k] = (struct key_cell){ .text = "" };
         for (int k = 0; k < n; k++) {
             const char *text = postgres_text(r, i, k);
             cell[k] = (struct key_cell){ .number = strtoll(text, NULL, 10), .text = text, .size = strlen(text) };

@@ -157,10 +157,11 @@ static int wait_for(struct postgres *p, short events, struct err *e)
 {
     struct pollfd f = { .fd = p->pq.socket(p->c), .events = events };
     while (!atomic_load(&p->stopping)) {
-        if (f.fd < 0 || poll(&f, 1, LOOK_MS) > 0)
-            return 0;
+        /* also when there are data: a server that sends a little at a time never ends */
         if (clock_ns() >= p->until_ns)
             return err_set(e, ERR_IO, "%s: no answer in time", p->name);
+        if (f.fd < 0 || poll(&f, 1, LOOK_MS) > 0)
+            return 0;
     }
     return err_set(e, ERR_CANCELLED, "%s: stopped", p->name);
 }
@@ -210,9 +211,12 @@ static int send_query(struct postgres *p, const char *sql, const struct postgres
     }
     if (!p->pq.send(p->c, sql, n, NULL, data, sizes, formats, 0))
         return fail(p, p->pq.error(p->c), e);
-    while ((left = p->pq.flush(p->c)) > 0)
-        if (wait_for(p, POLLIN | POLLOUT, e) || !p->pq.consume(p->c))
+    while ((left = p->pq.flush(p->c)) > 0) {
+        if (wait_for(p, POLLIN | POLLOUT, e))
+            return -1;
+        if (!p->pq.consume(p->c))
             return fail(p, p->pq.error(p->c), e);
+    }
     return left ? fail(p, p->pq.error(p->c), e) : 0;
 }
 
@@ -259,7 +263,13 @@ struct postgres_result *postgres_run(struct postgres *p, const char *sql, const 
 
 int postgres_n_rows(const struct postgres_result *r) { return r->pq->n_rows(r->r); }
 int postgres_n_columns(const struct postgres_result *r) { return r->pq->n_columns(r->r); }
-const char *postgres_text(const struct postgres_result *r, int row, int col) { return r->pq->value(r->r, row, col); }
+
+const char *postgres_text(const struct postgres_result *r, int row, int column)
+{
+    const char *text = r->pq->value(r->r, row, column);
+    return text ? text : "";
+}
+
 int postgres_is_bytes(const struct postgres_result *r, int column) { return r->pq->type(r->r, column) == BYTEA; }
 int64_t postgres_n_changed(const struct postgres_result *r) { return strtoll(r->pq->n_changed(r->r), NULL, 10); }
 

@@ -31,7 +31,7 @@ struct postgres_result *postgres_run(struct postgres *p, const char *sql, const 
                                      struct err *e);
 int postgres_n_rows(const struct postgres_result *r);
 int postgres_n_columns(const struct postgres_result *r);
-const char *postgres_text(const struct postgres_result *r, int row, int column);        /* "" for null */
+const char *postgres_text(const struct postgres_result *r, int row, int column);        /* "" for null, or none */
 int postgres_is_bytes(const struct postgres_result *r, int column);
 int64_t postgres_n_changed(const struct postgres_result *r);    /* rows changed, or returned */
 void postgres_clear(struct postgres_result *r);
