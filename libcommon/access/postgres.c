@@ -91,14 +91,24 @@ static const char *option(const struct pq_option *given, const struct pq_option 
     return defaults ? option(defaults, NULL, keyword) : "";
 }
 
+/* Whether an '@' follows the one that ends the user and the password, or a '/' precedes it: for
+ * libpq the rest of such a password is a host or a database, which messages quote. */
+static int splits_password(const char *url)
+{
+    const char *rest = strstr(url, "://") + 3;
+    rest += strcspn(rest, "@/");
+    rest += *rest == '@';
+    return memchr(rest, '@', strcspn(rest, "?")) != NULL;
+}
+
 /* Set the name to the URL without user, password and parameters.  libpq's own message about a URL
  * that it cannot read would quote the password. */
 static int name_it(struct postgres *p, struct err *e)
 {
-    struct pq_option *o = p->pq.parse(p->url, NULL), *d = p->pq.defaults();
+    struct pq_option *o = splits_password(p->url) ? NULL : p->pq.parse(p->url, NULL), *d = p->pq.defaults();
     int rc = -1;
     if (!o)
-        err_set(e, ERR_FORMAT, "--keys: the URL cannot be read, expected postgresql://USER@HOST:PORT/DATABASE?NAME=VALUE (%% in a part of it is written %%25, @ is %%40)");
+        err_set(e, ERR_FORMAT, "--keys: the URL cannot be read, expected postgresql://USER@HOST:PORT/DATABASE?NAME=VALUE (%% in a part of it is written %%25, @ is %%40, / is %%2F)");
     else if (asprintf(&p->name, "postgresql://%s:%s/%s", option(o, d, "host"), option(o, d, "port"),
                       option(o, d, "dbname")) < 0) {
         p->name = NULL;

@@ -81,7 +81,7 @@ exchanged() { local n; n=$(rounds "$1") && await has_rounds "$1" $((n + 2)); }
 }
 
 @test "a password in the URL is in no message" {
-  for url in 'postgresql://u:hunter2%zz@h/d' 'postgres:/u:hunter2@h/d'; do
+  for url in 'postgresql://u:hunter2%zz@h/d' 'postgres:/u:hunter2@h/d' 'postgresql://u:a@hunter2@h/d' 'postgresql://u:hunter2/a@h/d'; do
     run ! zse-apikey --keys "$url" list
     [[ $output == *'--keys: the URL'* && $output != *hunter2* ]]
   done
