@@ -481,7 +481,8 @@ static void weigh_rows(const struct inputs *x, int from, int n, float by)
         x->x[i] *= by;
 }
 
-/* Compute H of these rows: for good from few directions, for best as a whole. */
+/* Compute H of these rows: the whole matrix for effort best, from few directions for effort
+ * good. */
 static int gptq_of_rows(struct conversion *cv, struct calibration *c, struct gptq *g, const struct inputs *x, int n,
                         struct err *e)
 {

@@ -67,7 +67,8 @@ void sparse_angles(const struct rope *r, int i, int rate, float *cosine, float *
     }
 }
 
-/* Element i of keys; scale: that of its key, for types with scales. */
+/* Returns element i of keys as f32.  scale: the scale of the element's key, for types with
+ * scales. */
 static inline float element(const enum kv_type type, const uint8_t *keys, size_t i, float scale)
 {
     switch (type) {

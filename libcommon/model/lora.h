@@ -42,8 +42,8 @@ struct lora {
 int model_add_lora(struct model *m, const char *name, const char *folder, const struct map_guard *guard,
                    struct err *e);
 
-/* The same in two steps, for a model that an engine uses.  lora_bind() reads and checks the adapter
- * in any thread and leaves the model as it is; NULL with *e. */
+/* model_add_lora() in two steps, for a model that an engine uses.  lora_bind() reads and checks the
+ * adapter in any thread and leaves the model as it is; NULL with *e. */
 struct lora_bound;
 struct lora_bound *lora_bind(const struct model *m, const char *name, const char *folder,
                              const struct map_guard *guard, struct err *e);
