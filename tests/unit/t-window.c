@@ -1,238 +1,159 @@
-/* t-window.c - window blocks: every block that a token sees exists and has the contents that the
- * same tokens wrote; blocks behind the window are returned to the pool. */
+/* t-window.c - layers that pass through a window: the counts of published examples, every order of
+ * strategies and slots against a model of what the slots hold, and windows that shrink. */
+#include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
-#include <setjmp.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
+
 #include <cmocka.h>
 
 #include "libcommon/base/rng.h"
-#include "libcommon/cache/kv.h"
+#include "libcommon/plan/layer_window.h"
 
-/* A sequence of any length has only as many window blocks as its window needs. */
-static void a_window_bounds_the_window_blocks(void **state)
+/* What the slots hold, and the layers whose uploads have begun. */
+struct device { int holds[WINDOW_SLOTS]; int uploads; };
+
+static void upload_ahead(struct layer_window *w, struct device *d)
 {
-    (void)state;
-    struct err e;
-    struct kv_table t;
-    struct kv_pool *p = kv_pool_open(20, &e);
-    assert_int_equal(kv_pool_windows(p, 4, 33, 0, &e), 0);
-    assert_int_equal(kv_table_init(&t, 320, &e), 0);
-    assert_int_equal(kv_table_reserve(&t, p, 320), 0);
-    assert_int_equal(kv_table_windows(&t, p, 65), -1);          /* five blocks */
-    assert_int_equal(kv_pool_free_windows(p), 4);
-    for (int n = 1; n <= 320; n++) {
-        assert_int_equal(kv_table_windows(&t, p, n), 0);
-        t.n_tokens = n;
-        kv_table_slide(&t, p);
-        const int first = n - 32 > 0 ? (n - 32) / 16 : 0;       /* the first block that the next
-                                                                 * token sees */
-        assert_int_equal(t.first_window, first);
-        assert_int_equal(t.end_window, (n + 15) / 16);
-        assert_int_equal(kv_pool_free_windows(p), 4 - (t.end_window - first));
-        assert_int_equal(kv_pool_idle_windows(p), 0);           /* no tree has the blocks, so
-                                                                 * released window blocks are free,
-                                                                 * not idle */
-    }
-    kv_table_release(&t, p);
-    assert_int_equal(kv_pool_free_windows(p), 4);
-    kv_pool_close(p);
+    int slot, used;
+    for (int layer; (layer = window_ahead(w, &slot, &used)) >= 0; d->uploads++)
+        d->holds[slot] = layer;
 }
 
-static void count_drop(void *user, int32_t block)
+static void step(struct layer_window *w, struct device *d, int until)
 {
-    ((unsigned char *)user)[block]++;
-}
-
-/* A prefix is reused only up to a position whose window blocks are still in the pool. */
-static void prefixes_end_where_window_blocks_end(void **state)
-{
-    (void)state;
-    struct err e;
-    struct kv_table a, b;
-    int32_t ids[160], from, to;
-    struct kv_pool *p = kv_pool_open(30, &e);
-    for (int i = 0; i < 160; i++)
-        ids[i] = i;
-    assert_int_equal(kv_pool_windows(p, 6, 33, 0, &e), 0);
-    assert_int_equal(kv_table_init(&a, 160, &e), 0);
-    assert_int_equal(kv_table_init(&b, 160, &e), 0);
-    for (int n = 16; n <= 136; n += 8) {                        /* blocks 0 to 8, of the last 8 tokens */
-        assert_int_equal(kv_table_reserve(&a, p, n), 0);
-        assert_int_equal(kv_table_windows(&a, p, n), 0);
-        a.n_tokens = n;
-        prefix_enter(&a, p, ids, n == 136);
-    }
-    kv_table_truncate(&a, p, 0);
-    /* of nine window blocks only the last six, blocks 3 to 8, are still in the pool */
-    assert_int_equal(kv_pool_idle_windows(p), 6);
-    assert_int_equal(prefix_take(&b, p, ids, 79), 0);
-    assert_int_equal(prefix_take(&b, p, ids, 95), 80);
-    kv_table_truncate(&b, p, 0);
-    assert_int_equal(prefix_take(&b, p, ids, 159), 128);
-    assert_int_equal(b.first_window, 6);
-    assert_int_equal(b.end_window, 8);
-    assert_int_equal(prefix_copy(&b, p, ids, 159, &from, &to), 8);
-    assert_int_not_equal(kv_pool_window(p, from), kv_pool_window(p, to));
-    assert_int_equal(b.window[8], kv_pool_window(p, to));
-    kv_table_release(&a, p);
-    kv_table_release(&b, p);
-    unsigned char dropped[36] = { 0 };
-    kv_pool_trim(p, count_drop, dropped);
-    for (int i = 0; i < 36; i++)                                /* drop is called for 30 blocks and
-                                                                 * 6 window blocks */
-        assert_int_equal(dropped[i], 1);
-    kv_pool_close(p);
-}
-
-/* Read the blocks and window blocks of a prefix into the pool, as if from the folder of prefixes.
- * Returns the number of window blocks that were read. */
-static int load_again(struct kv_pool *p, const int32_t *ids, int n_blocks, int n_sinks, int32_t (*content)[16])
-{
-    struct err e;
-    struct kv_table t;
-    int given = 0, rc = 0;
-    int32_t window;
-    assert_int_equal(kv_table_init(&t, n_blocks * 16, &e), 0);
-    if (kv_table_reserve(&t, p, n_blocks * 16) == 0) {
-        t.n_tokens = n_blocks * 16;
-        prefix_enter(&t, p, ids, 0);
-        while (rc >= 0 && t.end_window < n_blocks) {
-            const int i = t.end_window;
-            t.n_tokens = i * 16;
-            kv_table_slide(&t, p);
-            rc = prefix_window(&t, p, i % 5 != 4 || i * 16 < n_sinks, &window);
-            if (rc > 0)
-                memcpy(content[window], ids + i * 16, sizeof *content);
-            given += rc > 0;
-        }
-    }
-    kv_table_release(&t, p);
-    return given;
-}
-
-/* A prefix that needs more window blocks than there are keeps those of its attention sinks and of
- * its end, even if blocks of ended sequences fill the pool. */
-static void long_prefixes_keep_sinks_and_end(void **state)
-{
-    (void)state;
-    enum { N = 640 };
-    struct err e;
-    struct kv_table t;
-    static int32_t ids[N], others[N], content[12][16];
-    struct kv_pool *p = kv_pool_open(2 * N / 16, &e);
-    assert_int_equal(kv_pool_windows(p, 12, 65, 40, &e), 0);    /* 3 sinks, and up to 6 blocks */
-    for (int i = 0; i < N; i++)
-        ids[i] = i, others[i] = -i;
-    for (int pass = 0; pass < 2; pass++) {
-        int32_t *from = pass ? ids : others;
-        load_again(p, from, N / 16 - 1, N, content);
-        assert_int_equal(kv_table_init(&t, N, &e), 0);
-        assert_int_equal(prefix_take(&t, p, from, N), N - 16);
-        for (int i = 0; i < t.end_window; i++)
-            if (i < 3 || i >= t.first_window)
-                assert_int_equal(content[t.window[i]][15], from[i * 16 + 15]);
-        kv_table_release(&t, p);
-    }
-    kv_pool_close(p);
-}
-
-/* Random sequences over few tokens take over, copy and share prefixes.  In its window, each must
- * see the values of its own tokens. */
-static void run_random(int n_sinks)
-{
-    enum { N_BLOCKS = 40, N_WINDOWS = 22, N_TABLES = 5, LEN = 120, WINDOW = 24 };
-    struct err e;
-    struct rng r = { 17 };
-    struct kv_pool *p = kv_pool_open(N_BLOCKS, &e);
-    struct kv_table t[N_TABLES];
-    static int32_t ids[N_TABLES][LEN], content[N_WINDOWS][16];
-    int taken = 0, copied = 0, shared = 0, given = 0, begun[N_TABLES] = { 0 };
-    assert_int_equal(kv_pool_windows(p, N_WINDOWS, WINDOW, n_sinks, &e), 0);
-    for (int i = 0; i < N_TABLES; i++)
-        assert_int_equal(kv_table_init(&t[i], LEN, &e), 0);
-    for (int step = 0; step < 20000; step++) {
-        const int i = (int)(rng_u64(&r) % N_TABLES), j = (int)(rng_u64(&r) % N_TABLES);
-        struct kv_table *a = &t[i];
-        int32_t from, to;
-        if (begun[i]) {
-            int n = a->n_tokens + (int)(rng_u64(&r) % 30);
-            n = n < LEN ? n : LEN;
-            const int unshared = rng_u64(&r) % 4 ? kv_table_unshare(a, p, &from, &to) : -1;
-            if (unshared == 1)
-                memcpy(content[kv_pool_window(p, to)], content[kv_pool_window(p, from)], sizeof *content);
-            if (unshared >= 0 && kv_table_reserve(a, p, n) == 0 && kv_table_windows(a, p, n) == 0) {
-                for (; a->n_tokens < n; a->n_tokens++)
-                    content[a->window[a->n_tokens / 16]][a->n_tokens % 16] = ids[i][a->n_tokens];
-                prefix_enter(a, p, ids[i], 0);
-            } else {
-                prefix_enter(a, p, ids[i], (int)(rng_u64(&r) % 2));
-                kv_table_truncate(a, p, 0);
-                begun[i] = 0;
+    for (int i = w->first; i < until; i++) {
+        int slot = window_need(w, i), used;
+        if (slot == WINDOW_ABSENT) {
+            if ((slot = window_take(w, i, &used)) < 0) {
+                window_restart(w);
+                memset(d->holds, 0xff, sizeof d->holds);
+                assert_true((slot = window_take(w, i, &used)) >= 0);
             }
-        } else if (begun[j] && rng_u64(&r) % 3 == 0) {
-            kv_table_share(a, p, &t[j]);
-            memcpy(ids[i], ids[j], sizeof *ids);
-            for (int k = a->n_tokens; k < LEN; k++)
-                ids[i][k] = (int32_t)(rng_u64(&r) % 3);
-            begun[i] = 1;
-            shared++;
-        } else {
-            int base = (int)(rng_u64(&r) % 3), differs = (int)(rng_u64(&r) % LEN);
-            for (int k = 0; k < LEN; k++)
-                ids[i][k] = k < differs ? base : (int32_t)(rng_u64(&r) % 3);
-            begun[i] = 1;
-            taken += prefix_take(a, p, ids[i], LEN - 1);
-            int n = prefix_copy(a, p, ids[i], LEN - 1, &from, &to);
-            if (n)
-                memcpy(content[kv_pool_window(p, to)], content[kv_pool_window(p, from)], sizeof *content);
-            copied += n;
+            d->holds[slot] = i;
+            d->uploads++;
         }
-        int wanted[N_WINDOWS] = { 0 }, n_wanted = 0;
-        for (int k = 0; k < N_TABLES; k++) {
-            const int first = t[k].n_tokens - WINDOW + 1 > 0 ? t[k].n_tokens - WINDOW + 1 : 0;
-            assert_true(t[k].n_tokens == 0 || t[k].first_window * 16 <= first);
-            assert_true(t[k].end_window * 16 >= t[k].n_tokens);
-            for (int b = 0; b < t[k].end_window; b++) {
-                if (b < t[k].first_window && b * 16 >= n_sinks)
-                    continue;
-                assert_int_equal(t[k].window[b], kv_pool_window(p, t[k].block[b]));
-                n_wanted += wanted[t[k].window[b]]++ == 0;
-            }
-            for (int pos = 0; pos < t[k].n_tokens; pos++)
-                if (pos >= first || pos < n_sinks)
-                    assert_int_equal(content[t[k].window[pos / 16]][pos % 16], ids[k][pos]);
-        }
-        assert_int_equal(n_wanted + kv_pool_free_windows(p) + kv_pool_idle_windows(p), N_WINDOWS);
-        given += load_again(p, ids[i], (int)(rng_u64(&r) % (uint64_t)(a->n_nodes + 1)), n_sinks, content);
+        upload_ahead(w, d);
+        if (slot != WINDOW_KEPT)
+            assert_int_equal(d->holds[slot], i);        /* no upload ahead took the slot in use */
+        window_done(w, i);
+        upload_ahead(w, d);
     }
-    assert_true(taken > 8000 && copied > 1000 && shared > 500 && given > 100 && kv_pool_evictions(p) > 500);
-    for (int i = 0; i < N_TABLES; i++)
-        kv_table_release(&t[i], p);
-    assert_int_equal(kv_pool_free_windows(p) + kv_pool_idle_windows(p), N_WINDOWS);
-    kv_pool_close(p);
 }
 
-static void blocks_keep_what_tokens_wrote(void **state)
+static void begin(struct layer_window *w, struct device *d, int first, int n, struct window_shape s)
 {
-    (void)state;
-    run_random(0);
+    assert_int_equal(window_open(w, first, n, s), 0);
+    *d = (struct device){ .uploads = 0 };
+    upload_ahead(w, d);
 }
 
-static void blocks_and_sinks_keep_what_tokens_wrote(void **state)
+static void sizes(void **state)
 {
     (void)state;
-    run_random(4);
-    run_random(20);
+    /* 64 layers of 65.5 GB together beside 8 GB of 84.7; layers of 108.5 MB in nine tenths of
+     * 73.46 GB */
+    assert_int_equal(window_size(84.7e9, 8e9, 65.5e9 / 64, 4), 74);
+    assert_int_equal(window_size(73.46e9 * 0.9, 0, 108.5e6, 4), 609);
+    assert_int_equal(window_size(10e9, 8e9, 1e9, 4), 4);
+    assert_int_equal(window_size(8e9, 10e9, 1e9, 0), 0);
+    assert_int_equal(window_size(8e9, 0, 0, 0), 0);
+}
+
+static void counts(void **state)
+{
+    (void)state;
+    struct layer_window w;
+    struct device d;
+    /* 32 layers through 4 slots: 28 evictions in the first pass, 32 in each later one */
+    begin(&w, &d, 0, 32, window_shape_of(4, 3, WINDOW_SEQUENTIAL));
+    step(&w, &d, 32);
+    assert_int_equal(w.counts.evictions, 28);
+    assert_int_equal(w.counts.hits, 32);
+    step(&w, &d, 32);
+    assert_int_equal(w.counts.evictions, 60);
+    window_close(&w);
+    /* without uploads ahead nothing hits */
+    begin(&w, &d, 0, 32, window_shape_of(4, 0, WINDOW_SEQUENTIAL));
+    step(&w, &d, 32);
+    assert_int_equal(w.counts.evictions, 28);
+    assert_int_equal(w.counts.hits, 0);
+    assert_int_equal(w.counts.uses, 32);
+    window_close(&w);
+    /* 10 of 64 stay here: a step uploads 54 */
+    begin(&w, &d, 0, 64, window_shape_of(13, 2, WINDOW_ADAPTIVE));
+    assert_int_equal(w.shape.n_kept, 10);
+    assert_int_equal(w.shape.n_slots, 3);
+    for (int i = 0; i < 5; i++)
+        step(&w, &d, 64);
+    assert_int_equal(w.counts.uses, 5 * 54);
+    assert_int_equal(w.counts.evictions, 5 * 54 - 3);
+    assert_int_equal(d.uploads, 5 * 54 + 2);
+    window_close(&w);
+}
+
+/* The layers that stay are spread: between two of them there are as many others as anywhere, give
+ * or take one. */
+static void spread(void **state)
+{
+    (void)state;
+    struct layer_window w;
+    struct device d;
+    begin(&w, &d, 0, 64, window_shape_of(13, 2, WINDOW_ADAPTIVE));
+    int last = -1, n = 0;
+    for (int i = 0; i < 64; i++)
+        if (w.place[i] == WINDOW_KEPT) {
+            assert_in_range(i - last, 6, 7);
+            last = i;
+            n++;
+        }
+    assert_int_equal(n, 10);
+    window_close(&w);
+}
+
+/* Steps that end early, windows that shrink, any number of layers: a layer is always in its slot
+ * when it is used, and no layer is used twice from one upload, unless all have a slot. */
+static void any(void **state)
+{
+    (void)state;
+    struct rng r = { 7 };
+    for (int i = 0; i < 400; i++) {
+        const int first = (int)(rng_double(&r) * 5), n = first + 1 + (int)(rng_double(&r) * 20),
+                  room = 1 + (int)(rng_double(&r) * (n - first)), prefetch = (int)(rng_double(&r) * 5);
+        struct layer_window w;
+        struct device d;
+        begin(&w, &d, first, n, window_shape_of(room, prefetch, i % 2 ? WINDOW_SEQUENTIAL : WINDOW_ADAPTIVE));
+        assert_int_equal(w.shape.n_kept + w.shape.n_slots, room);
+        for (int j = 0; j < 6; j++) {
+            int kept;
+            const uint64_t uses = w.counts.uses, streamed = (uint64_t)(n - first - w.shape.n_kept);
+            step(&w, &d, j == 2 ? first + (int)(rng_double(&r) * (n - first)) : n);
+            if (j == 1)
+                assert_true(w.counts.uses - uses == (streamed <= (uint64_t)w.shape.n_slots ? 0 : streamed));
+            if (j > 2 && rng_double(&r) < 0.5) {
+                const int before = w.shape.n_kept + w.shape.n_slots;
+                window_restart(&w);
+                assert_int_equal(window_shrink(&w, &kept), before > 1 ? 0 : -1);
+                assert_int_equal(w.shape.n_kept + w.shape.n_slots, before > 1 ? before - 1 : 1);
+                memset(d.holds, 0xff, sizeof d.holds);
+                upload_ahead(&w, &d);
+            }
+        }
+        assert_true(w.counts.hits <= w.counts.uses && w.counts.evictions <= w.counts.uses);
+        assert_true((uint64_t)d.uploads >= w.counts.uses);
+        window_close(&w);
+    }
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_window_bounds_the_window_blocks), cmocka_unit_test(prefixes_end_where_window_blocks_end),
-        cmocka_unit_test(long_prefixes_keep_sinks_and_end), cmocka_unit_test(blocks_keep_what_tokens_wrote),
-        cmocka_unit_test(blocks_and_sinks_keep_what_tokens_wrote),
+        cmocka_unit_test(sizes),
+        cmocka_unit_test(counts),
+        cmocka_unit_test(spread),
+        cmocka_unit_test(any),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
