@@ -36,6 +36,11 @@ struct gpu_plan {
      * are replayed (NULL: graphs are replayed) */
     const char *cache_off;
     const char *graphs_off;
+    /* window: the number of layers in the device's memory, if the others are uploaded at every
+     * step, and 0 if all layers fit.  kept: those of them that stay; slots, prefetch: see struct
+     * backend_stream; stream_bytes: bytes that a step uploads */
+    int window, kept, slots, prefetch;
+    size_t stream_bytes;
 };
 /* -1 with *e if there is no device, or if it cannot compute the model (ERR_UNSUPPORTED). */
 int gpu_plan(const struct model *m, const struct backend_options *o, struct gpu_plan *p, struct err *e);

@@ -4,7 +4,8 @@
  *
  * Steps that only decode are padded to 1, 2, 4 .. 64 tokens, and from the second of each kind on
  * replayed as graphs, unless memory for graphs runs out.  If the device has only the last layers,
- * the CPU backend runs those before it, and hands over their hidden states once per step. */
+ * the CPU backend runs those before it, and hands over their hidden states once per step.  If it
+ * has only a window of its layers (device_weights.h), no step is recorded. */
 #include "gpu/backend/internal.h"
 
 #include <stdio.h>
@@ -397,7 +398,7 @@ static int backend_forward(void *backend, const struct batch *batch, float *logi
         return -1;
     if (batch->n_items == 0)
         return 0;
-    if (grow_step(b, n_tables, e) < 0)
+    if (memory_relieve(b, e) < 0 || grow_step(b, n_tables, e) < 0)
         return -1;
     use_slot(b, next_slot(b));
     b->n_follow = 0;
@@ -442,7 +443,8 @@ static int backend_begin(void *backend, const struct batch *batch, struct err *e
     size_t n_tables;
     if (!can_begin(b, batch))
         return 0;
-    if (check_batch(b, batch, b->n_follow, &n_tables, e) < 0 || gpu_use(b->g, e) < 0 || grow_step(b, n_tables, e) < 0)
+    if (check_batch(b, batch, b->n_follow, &n_tables, e) < 0 || gpu_use(b->g, e) < 0 || memory_relieve(b, e) < 0 ||
+        grow_step(b, n_tables, e) < 0)
         return -1;
     const int slot = next_slot(b);
     use_slot(b, slot);
@@ -536,6 +538,8 @@ static void backend_device(const void *backend, struct backend_device *d)
                                   .graphs = b->graphs, .begun_ns = b->begun_ns, .context_ns = b->context_ns,
                                   .copied_ns = dweights_copied_ns(b->w) };
     d->graphs.off = b->plan.graphs_off;
+    dweights_stream(b->w, &d->stream);
+    d->stream.strategy = window_strategy_name(b->o.stream_sequential ? WINDOW_SEQUENTIAL : WINDOW_ADAPTIVE);
 }
 
 const struct backend backend_gpu = {

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "libcommon/cpu/cpu.h"
+#include "libcommon/hw/memory.h"
 #include "libcommon/model/arch.h"
 
 enum {
@@ -18,6 +19,7 @@ enum {
     MOST_LATENT = 1024,         /* elements of a latent with its key */
     /* most memory for partial results of split attention, unless one token needs more */
     PARTIAL_BYTES = 32 << 20,
+    RESERVE = 32 << 20,         /* for the driver, besides its copies of graphs */
 };
 
 static int stride_of(const struct mat *const *m, int n, int cols)
@@ -416,13 +418,13 @@ static const char *graphs_off(const struct gpu_backend *b)
  * for each kernel of each possible graph. */
 static size_t reserve_of(const struct gpu_backend *b)
 {
-    enum { BASE = 32 << 20, NODE = 1 << 10, NODES_A_LAYER = 10, NODES_OF_EXPERTS = 6, NODES_OF_ENDS = 8 };
+    enum { NODE = 1 << 10, NODES_A_LAYER = 10, NODES_OF_EXPERTS = 6, NODES_OF_ENDS = 8 };
     int bits = 1;
     while (bits < MAX_SPLIT_BITS && 1 << (bits - 1) < b->max_splits)
         bits++;
     if (graphs_off(b))
-        return BASE;
-    return BASE + (size_t)N_BUCKETS * (size_t)bits *
+        return RESERVE;
+    return RESERVE + (size_t)N_BUCKETS * (size_t)bits *
            (size_t)((b->m->config.n_layers - b->first_layer) *
                     (NODES_A_LAYER + 4 * b->o.act_int8 + (b->stride_expert ? NODES_OF_EXPERTS : 0)) + NODES_OF_ENDS) *
            NODE;
@@ -462,6 +464,38 @@ static void fill_plan(const struct gpu_backend *b, struct gpu_plan *p)
             p->host_kv += layer_kv_bytes(b, i) * (size_t)b->o.n_blocks;
         p->host_kv += (config_state_bytes(c)) * (size_t)b->o.n_states;          /* cpu.c has room for all layers */
     }
+}
+
+/* Plan a window of layers instead of all of them, if they do not fit or if the caller chose its
+ * size.  A tenth of the limit stays free, so that others may take memory later.  Layers whose
+ * experts are partly on the processor stay. */
+static void plan_window(const struct model *m, const struct backend_options *o, struct gpu_plan *p)
+{
+    size_t layer;
+    const int first = m->config.n_layers - p->n_layers,
+              wanted = o->stream_window ? o->stream_window < p->n_layers : p->needed > p->limit;
+    const size_t ends = pages(dweights_ends_size(m, first, p->n_experts, &layer)),
+                 beside = ends + p->kv + p->work + RESERVE;
+    if (!wanted || o->layer_stream == LAYER_STREAM_OFF || o->cache_weights == CACHE_WEIGHTS_ON ||
+        p->n_experts < m->config.moe.n_experts)
+        return;
+    int n = o->stream_window ? o->stream_window
+                             : window_size((double)p->limit * 0.9, (double)beside, (double)pages(layer), 0);
+    n = n < p->n_layers ? n : p->n_layers;
+    if (n < 1 || beside + (size_t)n * pages(layer) > p->limit)
+        return;
+    const struct window_shape s = window_shape_of(n, o->stream_prefetch, o->stream_sequential ? WINDOW_SEQUENTIAL
+                                                                                              : WINDOW_ADAPTIVE);
+    p->window = s.n_kept + s.n_slots;
+    p->kept = s.n_kept;
+    p->slots = s.n_slots;
+    p->prefetch = s.prefetch;
+    p->stream_bytes = n < p->n_layers ? (size_t)(p->n_layers - s.n_kept) * layer : 0;
+    p->weights = ends + (size_t)p->window * pages(layer);
+    p->cached = 0;
+    p->reserve = RESERVE;
+    p->needed = beside + (size_t)p->window * pages(layer);
+    p->cache_off = p->graphs_off = "layers are uploaded at every step";
 }
 
 static size_t limit_of(const struct backend_options *o, const struct gpu_plan *p)
@@ -556,6 +590,7 @@ static int plan_on(struct gpu *g, const struct model *m, const struct backend_op
     plan_experts_that_fit(m, o, p);
     if (o->cache_weights == CACHE_WEIGHTS_AUTO)
         plan_cache(m, o, p);
+    plan_window(m, o, p);
     p->most_layers = p->needed <= p->limit ? p->n_layers : most_layers(m, o, p);
     return 0;
 }
@@ -588,9 +623,29 @@ int gpu_plan_fits(const struct gpu_plan *p, const struct backend_options *o, str
                    o->max_device < p->free ? "may be taken (--max-memory)" : "are free", fewer);
 }
 
+/* Allocate device memory.  If there is too little, layers of the window are given back for it. */
+static void *take(struct gpu_backend *b, size_t size, const char *what, struct err *e)
+{
+    struct err ignored;
+    void *p;
+    while (!(p = gpu_alloc(b->g, size, what, e)) && dweights_shrink(b->w, &ignored) > 0)
+        ;
+    return p;
+}
+
+int memory_relieve(struct gpu_backend *b, struct err *e)
+{
+    struct gpu_info info;
+    if (!b->plan.window)
+        return 0;
+    if (gpu_info(b->g, &info, e) < 0)
+        return -1;
+    return pressure_of(info.memory - info.free, info.memory) == PRESSURE_OOM && dweights_shrink(b->w, e) < 0 ? -1 : 0;
+}
+
 int memory_grow_step(struct gpu_backend *b, size_t room, struct err *e)
 {
-    int32_t *step = gpu_alloc(b->g, room * 4, "the step", e), *words[N_SLOTS] = { NULL };
+    int32_t *step = take(b, room * 4, "the step", e), *words[N_SLOTS] = { NULL };
     /* wait, because the step may be using the old buffers */
     int rc = step && gpu_sync(b->g, GPU_COMPUTE, e) == 0 ? 0 : -1;
     for (int i = 0; rc == 0 && i < N_SLOTS; i++)
@@ -647,11 +702,13 @@ int memory_open(struct gpu_backend *b, struct err *e)
     if (n < 0)
         return -1;
     const size_t hx = b->first_layer ? (size_t)b->o.max_tokens * (size_t)c->hidden_size : 0;
+    const struct dweights_options wo = { .first_layer = b->first_layer, .n_experts = b->n_experts,
+                                         .decoded = b->plan.cached > 0, .act_int8 = b->o.act_int8,
+                                         .window = { b->plan.kept, b->plan.slots, b->plan.prefetch } };
     /* the weights first: they are copied while the rest is allocated */
-    if (!(b->w = dweights_open(b->g, b->m, b->first_layer, b->n_experts, b->plan.cached > 0, b->o.act_int8, e)) ||
-        !(b->arena = gpu_alloc(b->g, b->arena_size, "activations", e)) ||
-        !(b->kv = gpu_alloc(b->g, b->kv_size ? b->kv_size : 1, "keys and values", e)) ||
-        (b->state_size && !(b->states = gpu_alloc(b->g, b->state_size, "states", e))) ||
+    if (!(b->w = dweights_open(b->g, b->m, &wo, e)) || !(b->arena = take(b, b->arena_size, "activations", e)) ||
+        !(b->kv = take(b, b->kv_size ? b->kv_size : 1, "keys and values", e)) ||
+        (b->state_size && !(b->states = take(b, b->state_size, "states", e))) ||
         memory_grow_step(b, b->step_room, e) < 0 || open_slots(b, e) < 0 ||
         !(b->hlogits = gpu_pinned(b->g, b->hlogits_room * sizeof(float), "logits", e)) ||
         (hx && !(b->hx = gpu_pinned(b->g, hx * sizeof(float), "hidden states", e))))

@@ -1,7 +1,8 @@
-/* device_weights.c - load a model's weights into one device allocation, in the order in which they
- * are needed.  Threads take chunks of CHUNK bytes in that order, copy them from the mapping into
- * their own pinned buffers, and queue the transfer; the thread that queues the last chunk of a part
- * records the part's event. */
+/* device_weights.c - load a model's weights into one device allocation, or with a window of layers
+ * into one for each of them.  Threads take the parts that are to be loaded in the order in which
+ * they are needed, copy chunks of CHUNK bytes from the mapping into the pinned buffers of a ring,
+ * and queue the transfer; the thread that queues the last chunk of a part records the part's
+ * event. */
 #include "gpu/backend/device_weights.h"
 
 #include <pthread.h>
@@ -16,46 +17,64 @@
  * GB/s, the link 25 to 55.  Two buffers each: one is filled while the other is sent. */
 enum { CHUNK = 4 << 20, MAX_LOADERS = 8, ALIGN = 256 };
 
+/* offset: from the beginning of the part */
 struct segment { const uint8_t *from; size_t offset, size; int part; };
+/* Part p of the weights is layer p - 1; the first and the last part are those outside of the
+ * layers. */
+struct part {
+    uint8_t *base;                  /* its device memory; in a slot: of the current copy */
+    void *block;                    /* a layer that stays in a window: its own device memory */
+    int first_chunk, n_chunks, left;        /* left: number of chunks that are not queued yet */
+    struct gpu_event *loaded;
+    struct gpu_event *behind;       /* its copies wait for this event; NULL: for none */
+};
 
 struct dweights {
     struct gpu *g;
-    int n_layers;
+    const struct model *m;
+    int first_layer, n_layers, n_experts;           /* n_experts: of each layer */
     struct dlayer *layers;
     struct dends ends;
     uint8_t *base, *decoded;        /* decoded NULL: no copies */
-    size_t size;
-    int act_int8;
+    int act_int8, tied;             /* tied: the head is the embedding, which is also on the device */
     uint8_t *is_decoded;            /* [n_layers] */
     struct gpu_ring *ring;
     struct segment *segments; int n_segments, room;
     struct segment *chunks; int n_chunks;
-    int *left;                      /* [n_layers + 2] chunks of each part that are not queued yet */
-    struct gpu_event **event;       /* an event for each part */
+    struct part *parts;             /* [n_layers + 2] */
     pthread_t thread[MAX_LOADERS]; int n_threads, n_loaders;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    int next, failed, stop, done, complete;
+    /* the parts to load, first in, first out, and the number of chunks of the first one that are
+     * taken; protected by lock */
+    int *jobs, n_jobs, taken;
+    int n_left;                     /* number of parts of which chunks are not queued yet */
+    int failed, stop, done, complete;
     struct err error;
     uint64_t ended;
+    /* only the thread that launches steps uses the window */
+    int has_window;
+    struct layer_window window;
+    struct { uint8_t *p; struct gpu_event *used; } slot[WINDOW_SLOTS];
+    int given_back;
+    uint64_t step_wait_ns;
 };
 
 /* ---- the layout ---- */
 
-/* n_experts: experts of each layer; tied: the head is the embedding, which is also on the device */
-struct weight_layout { struct dweights *w; size_t at, decoded_at; int n_experts, part, tied, failed; };
+/* A part is laid out at base, which is NULL if only its size is wanted.  list: append its segments
+ * to those of w. */
+struct weight_layout { struct dweights *w; uint8_t *base; size_t at, decoded_at; int part, list, failed; };
 
 static size_t aligned(size_t n) { return (n + ALIGN - 1) / ALIGN * ALIGN; }
 
-/* Reserve the next n bytes.  If the device memory is allocated, list them as a segment of it. */
+/* Reserve the next n bytes. */
 static const void *place(struct weight_layout *p, const void *from, size_t n)
 {
     struct dweights *w = p->w;
     const size_t at = p->at;
     p->at += aligned(n);
-    if (!w->base)
-        return NULL;
-    if (w->n_segments == w->room) {
+    if (p->list && w->n_segments == w->room) {
         int room = w->room ? 2 * w->room : 256;
         struct segment *more = realloc(w->segments, (size_t)room * sizeof *more);
         if (!more) {
@@ -65,8 +84,9 @@ static const void *place(struct weight_layout *p, const void *from, size_t n)
         w->segments = more;
         w->room = room;
     }
-    w->segments[w->n_segments++] = (struct segment){ from, at, n, p->part };
-    return w->base + at;
+    if (p->list)
+        w->segments[w->n_segments++] = (struct segment){ from, at, n, p->part };
+    return p->base ? p->base + at : NULL;
 }
 
 static const float *vector(struct weight_layout *p, const float *v, size_t n)
@@ -147,7 +167,7 @@ static struct dexperts place_experts(struct weight_layout *p, const struct exper
             place(p, experts[i].field.bias, bias_bytes(&experts[i].field));
 #include "libcommon/model/parts.def"
     }
-    return p->w->base ? dweights_slots(experts, p->w->base + from) : (struct dexperts){ 0 };
+    return p->base ? dweights_slots(experts, p->base + from) : (struct dexperts){ 0 };
 }
 
 /* The matrices of a layer that prompts multiply often enough for copies: no routers, no experts. */
@@ -196,7 +216,7 @@ static struct dnorm norm(struct weight_layout *p, const struct norm *n, size_t s
 /* Place a matrix outside of the layers. */
 static struct dlinear outer(struct weight_layout *p, const struct linear *l, enum end_part part)
 {
-    if (part != EP_HEAD || !p->tied)
+    if (part != EP_HEAD || !p->w->tied)
         return linear(p, l);
     struct dlinear head = p->w->ends.embed;
     head.bias = vector(p, l->bias, (size_t)l->w.rows);
@@ -235,7 +255,6 @@ static struct dlayer layout_layer(struct weight_layout *p, const struct model *m
 {
     const struct layer *l = &m->layers[i];
     struct dlayer d;
-    p->part = i + 1;
 #define NORM(id, field, name, scope, ...) \
     KEEP_##scope(d.field = norm(p, &l->field, (size_t)layer_part_fact(&m->config, i, LP_##id).cols);)
 #define VECTOR(id, field, name, scope, ...) \
@@ -243,60 +262,86 @@ static struct dlayer layout_layer(struct weight_layout *p, const struct model *m
 #define MATRIX(id, field, name, scope, ...) KEEP_##scope(d.field = linear(p, &l->field);)
 #define EXPERT(...)
 #include "libcommon/model/parts.def"
-    d.experts = l->experts ? place_experts(p, l->experts, p->n_experts) : (struct dexperts){ 0 };
+    d.experts = l->experts ? place_experts(p, l->experts, p->w->n_experts) : (struct dexperts){ 0 };
     place_decoded(p, &d);
     return d;
 }
 
-/* Lay out all weights in order, and return their size in bytes.  If w has memory already, fill its
- * tables, too. */
-static size_t layout_all(struct dweights *w, const struct model *m, int first_layer, int n_experts)
+/* Lay out a part from p->base on, fill its tables unless only its size is wanted, and return its
+ * size. */
+static size_t layout_part(struct weight_layout *p, int part)
 {
-    const struct config *c = &m->config;
-    struct weight_layout p = { .w = w, .n_experts = n_experts,
-                               .tied = first_layer == 0 && m->head.w.data == m->embed.w.data };
-    if (first_layer == 0)
-        layout_ends(&p, m, 1);
-    for (int i = first_layer; i < c->n_layers; i++) {
-        const struct dlayer d = layout_layer(&p, m, i);
-        if (w->layers)
-            w->layers[i] = d;
+    struct dweights *w = p->w;
+    p->part = part;
+    p->at = 0;
+    if (part > 0 && part <= w->n_layers) {
+        const struct dlayer d = layout_layer(p, w->m, part - 1);
+        if (p->base)
+            w->layers[part - 1] = d;
+    } else {
+        layout_ends(p, w->m, part == 0);
     }
-    p.part = c->n_layers + 1;
-    layout_ends(&p, m, 0);
-    return p.failed ? 0 : p.at;
+    return p->at;
 }
+
+static struct dweights sized(const struct model *m, int first_layer, int n_experts)
+{
+    return (struct dweights){ .m = m, .n_layers = m->config.n_layers, .first_layer = first_layer,
+                              .n_experts = n_experts,
+                              .tied = first_layer == 0 && m->head.w.data == m->embed.w.data };
+}
+
+static int first_part(const struct dweights *w) { return w->first_layer ? w->first_layer + 1 : 0; }
 
 size_t dweights_size(const struct model *m, int first_layer, int n_experts)
 {
-    struct dweights w = { 0 };
-    return layout_all(&w, m, first_layer, n_experts);
+    struct dweights w = sized(m, first_layer, n_experts);
+    struct weight_layout p = { .w = &w };
+    size_t n = 0;
+    for (int i = first_part(&w); i < w.n_layers + 2; i++)
+        n += layout_part(&p, i);
+    return n;
+}
+
+size_t dweights_ends_size(const struct model *m, int first_layer, int n_experts, size_t *largest)
+{
+    struct dweights w = sized(m, first_layer, n_experts);
+    struct weight_layout p = { .w = &w };
+    *largest = 0;
+    for (int i = first_layer; i < w.n_layers; i++) {
+        const size_t n = layout_part(&p, i + 1);
+        *largest = n > *largest ? n : *largest;
+    }
+    const size_t n = first_layer ? 0 : layout_part(&p, 0);
+    return n + layout_part(&p, w.n_layers + 1);
 }
 
 size_t dweights_host_size(const struct model *m, int first_layer, int n_experts)
 {
-    struct dweights w = { 0 };
-    struct weight_layout p = { .w = &w, .n_experts = m->config.moe.n_experts };
-    if (first_layer > 0)
-        layout_ends(&p, m, 1);
-    for (int i = 0; i < first_layer; i++)
-        layout_layer(&p, m, i);
-    for (int i = first_layer; i < m->config.n_layers && n_experts < p.n_experts; i++)
+    const int all = m->config.moe.n_experts;
+    struct dweights w = sized(m, first_layer, all);
+    struct weight_layout p = { .w = &w };
+    size_t n = 0;
+    for (int i = 0; first_layer && i <= first_layer; i++)
+        n += layout_part(&p, i);
+    p.at = 0;
+    for (int i = first_layer; i < w.n_layers && n_experts < all; i++)
         if (m->layers[i].experts)
-            place_experts(&p, m->layers[i].experts + n_experts, p.n_experts - n_experts);
-    return p.at;
+            place_experts(&p, m->layers[i].experts + n_experts, all - n_experts);
+    return n + p.at;
 }
 
 size_t dweights_decoded_size(const struct model *m, int first_layer, int act_int8)
 {
-    struct dweights w = { .act_int8 = act_int8 };
+    struct dweights w = sized(m, first_layer, 0);
     struct weight_layout p = { .w = &w };
+    w.act_int8 = act_int8;
     for (int i = first_layer; i < m->config.n_layers; i++)
-        layout_layer(&p, m, i);
+        layout_part(&p, i + 1);
     return p.decoded_at;
 }
 
-/* Divide segments into chunks, merge adjacent ones, and count the chunks of each part in left. */
+/* Divide segments into chunks, merge adjacent ones, and count the chunks of each part. */
 static int cut(struct dweights *w)
 {
     int n = 0;
@@ -316,7 +361,8 @@ static int cut(struct dweights *w)
                 continue;
             }
             w->chunks[w->n_chunks++] = (struct segment){ p->from + at, p->offset + at, size, p->part };
-            w->left[p->part]++;
+            if (w->parts[p->part].n_chunks++ == 0)
+                w->parts[p->part].first_chunk = w->n_chunks - 1;
         }
     return 0;
 }
@@ -337,14 +383,38 @@ static void fail(struct dweights *w, const struct err *e)
  * chunk's part behind the copies of all its chunks. */
 static int send(struct dweights *w, const struct segment *c, int buffer, struct err *e)
 {
+    struct part *p = &w->parts[c->part];
     pthread_mutex_lock(&w->lock);
-    int rc = gpu_ring_send(w->ring, buffer, w->base + c->offset, c->size, e);
-    if (rc == 0 && --w->left[c->part] == 0) {
-        rc = gpu_event_record(w->g, GPU_COPY, w->event[c->part], e);
+    int rc = p->behind ? gpu_event_wait(w->g, GPU_COPY, p->behind, e) : 0;
+    p->behind = NULL;
+    if (gpu_ring_send(w->ring, buffer, p->base + c->offset, rc < 0 ? 0 : c->size, e) < 0)
+        rc = -1;
+    if (rc == 0 && --p->left == 0) {
+        rc = gpu_event_record(w->g, GPU_COPY, p->loaded, e);
+        w->n_left--;
         pthread_cond_broadcast(&w->changed);
     }
     pthread_mutex_unlock(&w->lock);
     return rc;
+}
+
+/* Take the next chunk to load.  -1: there is none, and there will be none. */
+static int next_chunk(struct dweights *w)
+{
+    int chunk = -1;
+    pthread_mutex_lock(&w->lock);
+    while (!w->failed && !w->stop && w->n_jobs == 0 && w->has_window)
+        pthread_cond_wait(&w->changed, &w->lock);
+    if (!w->failed && !w->stop && w->n_jobs) {
+        const struct part *p = &w->parts[w->jobs[0]];
+        chunk = p->first_chunk + w->taken++;
+        if (w->taken == p->n_chunks) {
+            memmove(w->jobs, w->jobs + 1, (size_t)--w->n_jobs * sizeof *w->jobs);
+            w->taken = 0;
+        }
+    }
+    pthread_mutex_unlock(&w->lock);
+    return chunk;
 }
 
 static void *load(void *arg)
@@ -352,20 +422,15 @@ static void *load(void *arg)
     struct dweights *w = arg;
     struct err e;
     int rc = gpu_use(w->g, &e);
-    while (rc == 0) {
+    for (int i; rc == 0 && (i = next_chunk(w)) >= 0; ) {
         void *p;
-        pthread_mutex_lock(&w->lock);
-        const int i = w->failed || w->stop || w->next == w->n_chunks ? -1 : w->next++;
-        pthread_mutex_unlock(&w->lock);
-        if (i < 0)
-            break;
         const int buffer = gpu_ring_take(w->ring, &p, &e);
         if ((rc = buffer < 0 ? -1 : 0) == 0) {
             memcpy(p, w->chunks[i].from, w->chunks[i].size);
             rc = send(w, &w->chunks[i], buffer, &e);
         }
     }
-    if (rc < 0)
+    if (rc < 0 || (!w->has_window && gpu_sync(w->g, GPU_COPY, &e) < 0))
         fail(w, &e);
     pthread_mutex_lock(&w->lock);
     if (++w->done == w->n_loaders)
@@ -375,8 +440,212 @@ static void *load(void *arg)
     return NULL;
 }
 
-struct dweights *dweights_open(struct gpu *g, const struct model *m, int first_layer, int n_experts, int decoded,
-                               int act_int8, struct err *e)
+/* Give a part to the loading threads.  No thread works on it, so it is not among the jobs. */
+static void push(struct dweights *w, int part)
+{
+    pthread_mutex_lock(&w->lock);
+    if ((w->parts[part].left = w->parts[part].n_chunks) > 0) {
+        w->jobs[w->n_jobs++] = part;
+        w->n_left++;
+        pthread_cond_broadcast(&w->changed);
+    }
+    pthread_mutex_unlock(&w->lock);
+}
+
+/* ---- the window ---- */
+
+/* Let a layer pass into a slot.  used: kernels that read the slot are launched. */
+static void assign(struct dweights *w, int layer, int slot, int used)
+{
+    struct part *p = &w->parts[layer + 1];
+    struct weight_layout place_of = { .w = w, .base = w->slot[slot].p };
+    p->base = w->slot[slot].p;
+    p->behind = used ? w->slot[slot].used : NULL;
+    layout_part(&place_of, layer + 1);
+}
+
+/* Start the uploads that may go ahead of the step. */
+static void prefetch(struct dweights *w)
+{
+    int slot, used;
+    for (int layer; (layer = window_ahead(&w->window, &slot, &used)) >= 0; ) {
+        assign(w, layer, slot, used);
+        push(w, layer + 1);
+    }
+}
+
+/* Wait until the copies of all parts are queued, and forget what the slots hold. */
+static int restart(struct dweights *w, struct err *e)
+{
+    pthread_mutex_lock(&w->lock);
+    while (!w->failed && w->n_left)
+        pthread_cond_wait(&w->changed, &w->lock);
+    const int failed = w->failed;
+    if (failed)
+        *e = w->error;
+    pthread_mutex_unlock(&w->lock);
+    for (int i = 0; !failed && i < w->window.shape.n_slots; i++)
+        if (gpu_event_record(w->g, GPU_COMPUTE, w->slot[i].used, e) < 0)
+            return -1;
+    window_restart(&w->window);
+    return failed ? -1 : 0;
+}
+
+/* Upload a layer that a step needs now. */
+static int upload_now(struct dweights *w, int layer, struct err *e)
+{
+    int used, slot = window_take(&w->window, layer, &used);
+    if (slot < 0) {
+        if (restart(w, e) < 0)
+            return -1;
+        slot = window_take(&w->window, layer, &used);
+    }
+    assign(w, layer, slot, used);
+    push(w, layer + 1);
+    return 0;
+}
+
+int dweights_done(struct dweights *w, int layer, struct err *e)
+{
+    const int slot = w->has_window ? w->window.place[layer] : WINDOW_KEPT;
+    if (slot < 0)
+        return 0;
+    if (gpu_event_record(w->g, GPU_COMPUTE, w->slot[slot].used, e) < 0)
+        return -1;
+    window_done(&w->window, layer);
+    prefetch(w);
+    return 0;
+}
+
+int dweights_shrink(struct dweights *w, struct err *e)
+{
+    int kept;
+    if (!w->has_window)
+        return 0;
+    if (restart(w, e) < 0 || gpu_sync(w->g, GPU_COMPUTE, e) < 0 || gpu_sync(w->g, GPU_COPY, e) < 0)
+        return -1;
+    const int rc = window_shrink(&w->window, &kept);
+    if (rc == 0 && kept >= 0) {
+        gpu_free(w->g, w->parts[kept + 1].block);
+        w->parts[kept + 1].block = NULL;
+    } else if (rc == 0) {
+        gpu_free(w->g, w->slot[w->window.shape.n_slots].p);
+        w->slot[w->window.shape.n_slots].p = NULL;
+    }
+    w->given_back += rc == 0;
+    prefetch(w);
+    return rc == 0;
+}
+
+void dweights_stream(struct dweights *w, struct backend_stream *s)
+{
+    struct gpu_ring_counts sent;
+    *s = (struct backend_stream){ .window = 0 };
+    if (!w->has_window)
+        return;
+    const struct window_shape *shape = &w->window.shape;
+    const struct window_counts *c = &w->window.counts;
+    gpu_ring_counts(w->ring, &sent);
+    *s = (struct backend_stream){ .window = shape->n_kept + shape->n_slots, .kept = shape->n_kept,
+                                  .slots = shape->n_slots, .prefetch = shape->prefetch, .given_back = w->given_back,
+                                  .uses = c->uses, .hits = c->hits, .evictions = c->evictions, .bytes = sent.bytes,
+                                  .step_wait_ns = w->step_wait_ns, .link_wait_ns = sent.waited_ns };
+}
+
+/* ---- open and close ---- */
+
+/* Allocate one piece of memory for all parts. */
+static int take_whole(struct dweights *w, const struct dweights_options *o, struct err *e)
+{
+    struct weight_layout p = { .w = w };
+    uint8_t *at;
+    if (!(w->base = gpu_alloc(w->g, dweights_size(w->m, w->first_layer, w->n_experts), "weights", e)) ||
+        (o->decoded && !(w->decoded = gpu_alloc(w->g, dweights_decoded_size(w->m, w->first_layer, w->act_int8),
+                                                "weights as f16", e))))
+        return -1;
+    at = w->base;
+    p.list = 1;
+    for (int i = first_part(w); i < w->n_layers + 2; i++) {
+        p.base = w->parts[i].base = at;
+        at += layout_part(&p, i);
+    }
+    return p.failed ? err_nomem(e, "weights") : 0;
+}
+
+/* Allocate slots for layers of at most `size` bytes: at least one, and as many as there is memory
+ * for. */
+static int take_slots(struct dweights *w, struct window_shape *shape, size_t size, struct err *e)
+{
+    int n = 0;
+    for (; n < shape->n_slots && (w->slot[n].p = gpu_alloc(w->g, size, "a layer", e)); n++)
+        if (!(w->slot[n].used = gpu_event_open(w->g, e)))
+            return -1;
+    w->given_back += shape->n_slots - n;
+    shape->n_slots = n;
+    shape->prefetch = shape->prefetch < n ? shape->prefetch : n - 1;
+    return n ? 0 : -1;
+}
+
+/* Allocate memory for the parts outside of the layers, and a piece for each layer of the window. */
+static int take_window(struct dweights *w, const struct dweights_options *o, struct err *e)
+{
+    struct weight_layout p = { .w = w };
+    struct window_shape shape = o->window;
+    struct err ignored;
+    size_t largest;
+    const size_t ends = dweights_ends_size(w->m, w->first_layer, w->n_experts, &largest);
+    if (!(w->base = gpu_alloc(w->g, ends ? ends : 1, "weights", e)) || take_slots(w, &shape, largest, e) < 0)
+        return -1;
+    if (window_open(&w->window, w->first_layer, w->n_layers, shape) < 0)
+        return err_nomem(e, "weights");
+    p.list = 1;
+    p.base = w->parts[0].base = w->base;
+    const size_t first = w->first_layer ? 0 : layout_part(&p, 0);
+    for (int i = w->first_layer; i < w->n_layers; i++) {
+        struct part *part = &w->parts[i + 1];
+        int kept;
+        p.base = NULL;
+        const size_t size = layout_part(&p, i + 1);
+        if (w->window.place[i] == WINDOW_KEPT && !(part->block = gpu_alloc(w->g, size, "a layer", &ignored)))
+            while (w->window.place[i] == WINDOW_KEPT && window_shrink(&w->window, &kept) == 0)
+                w->given_back++;
+        if (w->window.place[i] == WINDOW_KEPT) {
+            struct weight_layout here = { .w = w, .base = part->base = part->block };
+            layout_part(&here, i + 1);
+        }
+    }
+    p.base = w->parts[w->n_layers + 1].base = w->base + first;
+    layout_part(&p, w->n_layers + 1);
+    return p.failed ? err_nomem(e, "weights") : 0;
+}
+
+static int start_threads(struct dweights *w, struct err *e)
+{
+    int n = (w->n_chunks + 3) / 4;              /* a thread for fewer than 4 chunks costs more time
+                                                 * than it saves */
+    n = n > MAX_LOADERS ? MAX_LOADERS : n;
+    n = n > pool_n_cpus() ? pool_n_cpus() : n < 1 ? 1 : n;
+    w->n_loaders = n;
+    if (!(w->ring = gpu_ring_open(w->g, 2 * n, CHUNK, e)))
+        return -1;
+    for (; w->n_threads < n; w->n_threads++)
+        if (pthread_create(&w->thread[w->n_threads], NULL, load, w) != 0)
+            return err_set(e, ERR_MEMORY, "no thread to load weights with");
+    return 0;
+}
+
+/* List all parts that have memory, in order. */
+static void push_first(struct dweights *w)
+{
+    int slot, used;
+    for (int layer; w->has_window && (layer = window_ahead(&w->window, &slot, &used)) >= 0; )
+        assign(w, layer, slot, used);
+    for (int i = first_part(w); i < w->n_layers + 2; i++)
+        if (w->parts[i].base)
+            push(w, i);
+}
+
+struct dweights *dweights_open(struct gpu *g, const struct model *m, const struct dweights_options *o, struct err *e)
 {
     struct dweights *w = calloc(1, sizeof *w);
     const int n_parts = m->config.n_layers + 2;
@@ -384,42 +653,32 @@ struct dweights *dweights_open(struct gpu *g, const struct model *m, int first_l
         err_nomem(e, "weights");
         return NULL;
     }
+    *w = sized(m, o->first_layer, o->n_experts);
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->changed, NULL);
     w->g = g;
-    w->n_layers = m->config.n_layers;
-    w->act_int8 = act_int8;
-    w->size = dweights_size(m, first_layer, n_experts);
+    w->act_int8 = o->act_int8;
+    w->has_window = o->window.n_slots > 0;
     w->layers = calloc((size_t)w->n_layers + 1, sizeof *w->layers);
-    w->left = calloc((size_t)n_parts, sizeof *w->left);
-    w->event = calloc((size_t)n_parts, sizeof *w->event);
+    w->parts = calloc((size_t)n_parts, sizeof *w->parts);
+    w->jobs = calloc((size_t)n_parts, sizeof *w->jobs);
     w->is_decoded = calloc((size_t)w->n_layers + 1, sizeof *w->is_decoded);
-    if (!w->layers || !w->left || !w->event || !w->is_decoded) {
-        err_nomem(e, "weights");
-        goto fail;
-    }
-    if (!(w->base = gpu_alloc(g, w->size, "weights", e)) ||
-        (decoded && !(w->decoded = gpu_alloc(g, dweights_decoded_size(m, first_layer, act_int8), "weights as f16", e))))
-        goto fail;
-    if (layout_all(w, m, first_layer, n_experts) == 0 || cut(w) < 0) {
+    if (!w->layers || !w->parts || !w->jobs || !w->is_decoded) {
         err_nomem(e, "weights");
         goto fail;
     }
     for (int i = 0; i < n_parts; i++)
-        if (!(w->event[i] = gpu_event_open(g, e)))
+        if (!(w->parts[i].loaded = gpu_event_open(g, e)))
             goto fail;
-    int n = (w->n_chunks + 3) / 4;              /* a thread for fewer than 4 chunks costs more time
-                                                 * than it saves */
-    n = n > MAX_LOADERS ? MAX_LOADERS : n;
-    n = n > pool_n_cpus() ? pool_n_cpus() : n < 1 ? 1 : n;
-    w->n_loaders = n;
-    if (!(w->ring = gpu_ring_open(g, 2 * n, CHUNK, e)))
+    if ((w->has_window ? take_window(w, o, e) : take_whole(w, o, e)) < 0)
         goto fail;
-    for (; w->n_threads < n; w->n_threads++)
-        if (pthread_create(&w->thread[w->n_threads], NULL, load, w) != 0) {
-            err_set(e, ERR_MEMORY, "no thread to load weights with");
-            goto fail;
-        }
+    if (cut(w) < 0) {
+        err_nomem(e, "weights");
+        goto fail;
+    }
+    push_first(w);
+    if (start_threads(w, e) < 0)
+        goto fail;
     return w;
 fail:
     dweights_close(w);
@@ -439,19 +698,28 @@ void dweights_close(struct dweights *w)
         return;
     pthread_mutex_lock(&w->lock);
     w->stop = 1;
+    pthread_cond_broadcast(&w->changed);
     pthread_mutex_unlock(&w->lock);
     join(w);
     gpu_ring_close(w->ring);
-    for (int i = 0; w->event && i < w->n_layers + 2; i++)
-        if (w->event[i])
-            gpu_event_close(w->g, w->event[i]);
+    for (int i = 0; w->parts && i < w->n_layers + 2; i++) {
+        if (w->parts[i].loaded)
+            gpu_event_close(w->g, w->parts[i].loaded);
+        gpu_free(w->g, w->parts[i].block);
+    }
+    for (int i = 0; i < WINDOW_SLOTS; i++) {
+        if (w->slot[i].used)
+            gpu_event_close(w->g, w->slot[i].used);
+        gpu_free(w->g, w->slot[i].p);
+    }
+    window_close(&w->window);
     gpu_free(w->g, w->base);
     gpu_free(w->g, w->decoded);
-    pthread_mutex_destroy(&w->lock);
     pthread_cond_destroy(&w->changed);
+    pthread_mutex_destroy(&w->lock);
     free(w->is_decoded);
-    free(w->event);
-    free(w->left);
+    free(w->jobs);
+    free(w->parts);
     free(w->chunks);
     free(w->segments);
     free(w->layers);
@@ -474,16 +742,25 @@ static int decode(struct dweights *w, int part, struct err *e)
 
 int dweights_need(struct dweights *w, int part, struct err *e)
 {
+    const int is_layer = part >= 0 && part < w->n_layers, window = w->has_window && is_layer;
     if (w->complete)
         return 0;
+    if (window && window_need(&w->window, part) == WINDOW_ABSENT && upload_now(w, part, e) < 0)
+        return -1;
+    const uint64_t begun = clock_ns();
     pthread_mutex_lock(&w->lock);
-    while (!w->failed && w->left[part + 1] > 0)
+    while (!w->failed && w->parts[part + 1].left > 0)
         pthread_cond_wait(&w->changed, &w->lock);
     const int failed = w->failed;
     if (failed)
         *e = w->error;
     pthread_mutex_unlock(&w->lock);
-    return failed || gpu_event_wait(w->g, GPU_COMPUTE, w->event[part + 1], e) < 0 ? -1 : decode(w, part, e);
+    w->step_wait_ns += clock_ns() - begun;
+    if (failed || gpu_event_wait(w->g, GPU_COMPUTE, w->parts[part + 1].loaded, e) < 0)
+        return -1;
+    if (window)
+        prefetch(w);
+    return decode(w, part, e);
 }
 
 int dweights_complete(struct dweights *w, struct err *e)

@@ -1,11 +1,20 @@
 /* device_weights.h - a model's weights in device memory: several threads load them through pinned
- * buffers, in the order of the layers, while the loaded layers already compute. */
+ * buffers, in the order of the layers, while the loaded layers already compute.
+ *
+ * If the layers do not all fit, a window of them is on the device: some layers stay, the others
+ * pass through slots at every step.  The threads go on loading then.  A step never waits for a copy
+ * on the host: a slot is filled behind an event of the kernels that read it last, and kernels run
+ * behind the event of the copies that they need.  The kernels are the same as without a window, and
+ * so is every bit of the result.  Such steps are not recorded as graphs, because a graph's replay
+ * has no place where the host could queue copies. */
 #ifndef ZSE_GPU_BACKEND_DEVICE_WEIGHTS_H
 #define ZSE_GPU_BACKEND_DEVICE_WEIGHTS_H
 
+#include "gpu/gpu.h"
 #include "gpu/kernels/operations.h"
 #include "gpu/rt/rt.h"
 #include "libcommon/model/parts.h"
+#include "libcommon/plan/layer_window.h"
 
 /* w.data NULL: absent; decoded.data NULL: no f16 copy */
 struct dlinear { struct gpu_mat w, decoded; const float *bias; };
@@ -33,31 +42,53 @@ struct dlayer {
 };
 
 struct dweights;
-/* Returns the bytes of device memory that the weights of m take: those of layers [first_layer,
- * n_layers), with n_experts experts of each, and of the head; with first_layer 0 (the whole model),
- * also those of the embedding. */
+/* The weights that are on the device: those of layers [first_layer, n_layers), with n_experts
+ * experts of each, and of the head; with first_layer 0 (the whole model), also those of the
+ * embedding. */
+struct dweights_options {
+    int first_layer, n_experts;
+    /* decoded: also make f16 copies of the layers' quantized matrices, which prompts use; with
+     * act_int8 the matrices that gpu_matmul_int8() supports have no copy */
+    int decoded, act_int8;
+    /* n_slots > 0: some layers pass through these slots at every step (plan/layer_window.h), and
+     * nothing is decoded */
+    struct window_shape window;
+};
+/* Returns the bytes of device memory that the weights take without a window. */
 size_t dweights_size(const struct model *m, int first_layer, int n_experts);
+/* Returns the bytes of the weights outside of the layers; *largest: the bytes of the largest layer,
+ * as much as a slot or a layer that stays takes at most. */
+size_t dweights_ends_size(const struct model *m, int first_layer, int n_experts, size_t *largest);
 /* Returns the bytes of the weights that the processor computes with: the embedding and layers [0,
  * first_layer), and experts [n_experts, all) of the other layers; 0 if the whole model is on the
  * device. */
 size_t dweights_host_size(const struct model *m, int first_layer, int n_experts);
-/* Returns the bytes of the f16 copies of the layers' quantized matrices, which prompts use.  With
- * act_int8 the matrices that gpu_matmul_int8() supports have no copy. */
+/* Returns the bytes of the f16 copies. */
 size_t dweights_decoded_size(const struct model *m, int first_layer, int act_int8);
-/* Start to load the weights; m stays open until loading ends or dweights_close().  decoded: also
- * make f16 copies.  The compute stream makes the copies of a layer when it first needs the layer,
- * and the missing ones once all weights are loaded. */
-struct dweights *dweights_open(struct gpu *g, const struct model *m, int first_layer, int n_experts, int decoded,
-                               int act_int8, struct err *e);
+/* Start to load the weights; m stays open until loading ends or dweights_close().  The compute
+ * stream makes the copies of a layer when it first needs the layer, and the missing ones once all
+ * weights are loaded.  If there is too little memory for the layers of a window, the window becomes
+ * smaller. */
+struct dweights *dweights_open(struct gpu *g, const struct model *m, const struct dweights_options *o, struct err *e);
 void dweights_close(struct dweights *w);        /* stops loading; NULL is fine */
 
 /* parts: DWEIGHTS_FIRST the embedding with its norms, 0 .. n_layers - 1 the layers, n_layers
  * final norm and head */
 enum { DWEIGHTS_FIRST = -1 };
-/* Let the compute stream wait for a part. */
+/* Let the compute stream wait for a part.  The host waits only until the part's copies are
+ * queued. */
 int dweights_need(struct dweights *w, int part, struct err *e);
-/* 1 once everything is loaded and dweights_need() no longer waits. */
+/* The kernels that use a layer are launched: its slot, if it has one, is filled again behind
+ * them. */
+int dweights_done(struct dweights *w, int layer, struct err *e);
+/* 1 once everything is loaded and dweights_need() no longer waits; never with a window. */
 int dweights_complete(struct dweights *w, struct err *e);
+/* Return the memory of a layer of the window to the device, between two steps: fewer layers stay,
+ * or there are fewer slots.  1: done; 0: there is no window, or its last slot is left; -1 with
+ * *e. */
+int dweights_shrink(struct dweights *w, struct err *e);
+/* The window and its counts; window 0: there is none. */
+void dweights_stream(struct dweights *w, struct backend_stream *s);
 
 /* Experts on the device are in slots of equal size: the matrices and biases of an expert, each
  * 256-byte aligned.  dweights_expert() writes the contents of a slot to `to` (NULL: nothing) and

@@ -164,6 +164,9 @@ void memory_close(struct gpu_backend *b);
 /* Allocate pinned and device memory for steps of `room` words.  The previous memory is freed once
  * the device no longer uses it. */
 int memory_grow_step(struct gpu_backend *b, size_t room, struct err *e);
+/* Before a step: if more than 97 % of the device's memory are taken, by whatever program, give a
+ * layer of the window back. */
+int memory_relieve(struct gpu_backend *b, struct err *e);
 
 /* ---- layers.c: these functions queue work and do not wait for it ---- */
 /* Run the device's layers on the b->n tokens of the step.  Their input is the embedding, which is

@@ -703,7 +703,7 @@ int layers_run(struct gpu_backend *b, struct err *e)
     if ((b->first_layer == 0 && run_embed(b, e) < 0) || run_ropes(b, e) < 0)
         return -1;
     for (int i = b->first_layer; i < b->m->config.n_layers; i++)
-        if (run_layer(b, i, e) < 0)
+        if (run_layer(b, i, e) < 0 || dweights_done(b->w, i, e) < 0)
             return -1;
     return 0;
 }

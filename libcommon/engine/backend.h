@@ -60,6 +60,9 @@ struct batch_item {
 };
 struct batch { const struct batch_item *items; int n_items; };
 
+/* Whether a GPU holds only a window of a model's layers and uploads the others at every step.
+ * AUTO: if they do not all fit. */
+enum layer_stream { LAYER_STREAM_OFF, LAYER_STREAM_AUTO };
 /* Whether a GPU keeps f16 copies of packed weights, which speed up prompts.  AUTO: it keeps them if
  * free memory is at least three times the size of the weights plus 2 GB, and everything else fits
  * beside the copies. */
@@ -113,6 +116,10 @@ struct backend_options {
     /* multiply many tokens by wgmma on compute capability 9.0 */
     int wgmma;
     int cache_weights;                      /* enum cache_weights, of a GPU */
+    /* layer_stream: enum layer_stream, of a GPU; stream_window: the number of layers in its memory,
+     * 0: as many as fit; stream_prefetch: the number of layers that are uploaded ahead; with
+     * stream_sequential, all layers pass through the window, else as many as possible stay */
+    int layer_stream, stream_window, stream_prefetch, stream_sequential;
     /* launch a GPU's decoding steps kernel by kernel, without graphs */
     int no_graphs;
     /* Round activations to int8, with one scale per token, for matrices with one int8 scale per row
@@ -133,6 +140,21 @@ struct backend_graphs {
     int refused;
 };
 
+/* A model with more layers than fit in a device's memory: a window of them is there. */
+struct backend_stream {
+    /* layers in the window, 0: all layers fit, and the other fields are 0.  kept: those that always
+     * stay; the others are slots, through which all other layers pass.  given_back: layers by which
+     * the window has become smaller, because memory was short */
+    int window, kept, slots, prefetch, given_back;
+    /* static: "adaptive", "sequential" */
+    const char *strategy;
+    /* counts since open: see window_counts (plan/layer_window.h) */
+    uint64_t uses, hits, evictions;
+    uint64_t bytes;                         /* uploaded, the weights that stay included */
+    /* time in which steps waited for copies to be queued, and threads for the link */
+    uint64_t step_wait_ns, link_wait_ns;
+};
+
 /* Memory that a backend takes of a device, and when the device was ready. */
 struct backend_device {
     /* "NVIDIA H200": borrowed until close; NULL: no device, only the CPU */
@@ -145,6 +167,7 @@ struct backend_device {
     const char *cache_off;
     size_t total;                           /* bytes of the device's memory */
     int lost;                               /* the device has failed; all further work is refused */
+    struct backend_stream stream;
     struct backend_graphs graphs;
     /* clock_ns() when opening began, when the context existed and when the weights were copied;
      * copied_ns 0: not yet */

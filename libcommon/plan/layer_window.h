@@ -1,5 +1,5 @@
-/* layer_window.h - a model whose layers do not all fit in a device's memory: some layers stay there,
- * the others pass through a few slots, in order and again for every step.
+/* layer_window.h - a model whose layers do not all fit in a device's memory: some layers stay
+ * there, the others pass through a few slots, in order and again for every step.
  *
  * The module decides which layer is uploaded next and into which slot; it copies nothing.  A step
  * calls window_need() before a layer and window_done() behind it.  Then, as often as window_ahead()
@@ -51,8 +51,8 @@ int window_ahead(struct layer_window *w, int *slot, int *used);
 /* A step is about to use a layer.  Returns its slot, or WINDOW_KEPT.  WINDOW_ABSENT: window_take()
  * has to choose a slot first. */
 int window_need(struct layer_window *w, int layer);
-/* Choose a slot for a layer that is absent, to upload it now; uploads ahead go on behind it.  -1: no
- * slot is free, because an earlier step ended early: call window_restart() first. */
+/* Choose a slot for a layer that is absent, to upload it now; uploads ahead go on behind it.  -1:
+ * no slot is free, because an earlier step ended early: call window_restart() first. */
 int window_take(struct layer_window *w, int layer, int *used);
 /* The step has used the layer: its slot may be filled again behind the step. */
 void window_done(struct layer_window *w, int layer);

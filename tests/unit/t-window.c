@@ -12,7 +12,7 @@
 #include "libcommon/base/rng.h"
 #include "libcommon/plan/layer_window.h"
 
-/* What the slots hold, and the layers whose uploads have begun. */
+/* The layers in the slots, and the number of uploads that have begun. */
 struct device { int holds[WINDOW_SLOTS]; int uploads; };
 
 static void upload_ahead(struct layer_window *w, struct device *d)
