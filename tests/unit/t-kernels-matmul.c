@@ -22,7 +22,7 @@ enum { MAX_TOKENS = 20, MORE = 37 };            /* MORE: enough tokens for the t
                                                  * of 13, 13 and 11 */
 
 static const int shapes[][2] = { { 1, 1 }, { 31, 31 }, { 32, 33 }, { 33, 100 }, { 100, 576 }, { 40, 1100 },
-                                 { 200, 300 } };
+                                 { 200, 301 } };
 static const int act_groups[] = { 32, 64, 128 };
 
 static float uniform(struct rng *r, float from, float to) { return from + (to - from) * (float)rng_double(r); }
