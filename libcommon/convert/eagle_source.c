@@ -372,7 +372,7 @@ static int read_all(struct eagle_input *in, const struct model *main, const stru
         return -1;
     g->n_own = (int)n_own;
     g->model.embed = main->embed;
-    g->model.head = main->head;
+    g->model.head = in->is_3 ? (struct linear){ 0 } : main->head;      /* EAGLE-3's own has no bias */
     list_parts(in, n_own);
     return read_parts(in, o, e);
 }

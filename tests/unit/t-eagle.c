@@ -268,11 +268,29 @@ static void heads_of_another_model_are_refused(void **state)
     eagle_close(heads);
 }
 
+/* The head of EAGLE-3 stands for other tokens than the main model's, whose bias would be wrong. */
+static void eagle_3_takes_no_bias_of_the_main_head(void **state)
+{
+    (void)state;
+    static const float bias[VOCAB];
+    struct model biased = *tiny;
+    const struct medusa_options o = { .n_threads = 1 };
+    biased.head.bias = bias;
+    for (int version = 1; version <= 3; version += 2) {
+        make_heads(&(struct folder_options){ .version = version });
+        struct eagle *heads = eagle_read(folder, &biased, &o, &e);
+        assert_non_null(heads);
+        assert_ptr_equal(heads->model.head.bias, version == 1 ? bias : NULL);
+        eagle_close(heads);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = { IN_FOLDER(eagle_1_drafts_are_those_of_the_reference),
                                         IN_FOLDER(eagle_3_drafts_are_those_of_the_reference),
                                         IN_FOLDER(broken_heads_are_refused),
+                                        IN_FOLDER(eagle_3_takes_no_bias_of_the_main_head),
                                         IN_FOLDER(heads_of_another_model_are_refused) };
     return cmocka_run_group_tests(tests, open_tiny, close_tiny);
 }
