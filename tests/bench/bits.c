@@ -61,7 +61,7 @@ int main(int argc, char **argv)
     static const struct { enum qtype type; int group, act_group; } cases[] = {
         { QT_NL4, 32, 128 }, { QT_NL4, 32, 32 }, { QT_NF4, 64, 64 }, { QT_NF4, 64, 128 }, { QT_M5, 32, 128 },
         { QT_M6, 32, 128 }, { QT_I4, 32, 32 }, { QT_I4, 128, 128 }, { QT_I8, 64, 64 }, { QT_I4M, 32, 64 },
-        { QT_T2, 128, 128 }, { QT_MXFP4, 32, 128 },
+        { QT_T2, 128, 128 }, { QT_MXFP4, 32, 128 }, { QT_M2, 32, 128 }, { QT_M3, 32, 128 },
     };
     struct err e;
     const struct kernels *k = kernels_pick(argc > 1 ? argv[1] : NULL, &e);
