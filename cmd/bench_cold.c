@@ -196,7 +196,7 @@ static const char *const states[2] = { "warm", "dropped" };
 struct cold {
     const struct bench_options *o;
     char *path, *chat, *prompt;         /* path of the .zse; path of zse-chat; text of the prompt */
-    char threads[16], context[16], layers[16], experts[16];
+    char threads[16], context[16], layers[16], experts[16], threshold[16];
     struct gpu_speeds gpu; size_t gpu_bytes;        /* on a GPU: its speeds, and the bytes that are copied to it */
     int n_tokens;
     double alone;                       /* seconds of the same prefill in a process that has warmed up */
@@ -286,6 +286,10 @@ static int measure(struct cold *c, int state, struct err *e)
         ours[n++] = "--moe", ours[n++] = run_moe_name(o->run.moe);
     if (o->run.experts_given)
         ours[n++] = "--gpu-experts", ours[n++] = c->experts;
+    if (o->run.prefill_threshold)
+        ours[n++] = "--gpu-prefill-threshold", ours[n++] = c->threshold;
+    if (o->run.no_gpu_prefill)
+        ours[n++] = "--no-gpu-prefill";
     if (o->run.strict)
         ours[n++] = "--strict";
     if (o->run.act_int8)
@@ -405,6 +409,7 @@ int bench_coldstart(const struct bench_options *options, const char *model)
         snprintf(c.layers, sizeof c.layers, "auto");
     else
         snprintf(c.layers, sizeof c.layers, "%d", o.run.gpu_layers);
+    snprintf(c.threshold, sizeof c.threshold, "%d", o.run.prefill_threshold);
     snprintf(c.experts, sizeof c.experts, "%d", o.run.gpu_experts);
     snprintf(c.context, sizeof c.context, "%d", o.prompt + 64);
     int rc = prepare(&c, model, &e);

@@ -100,6 +100,15 @@ static int parse_moe(const char *prog, const char *arg, struct run_options *r)
     return cli_wrong(prog, "--moe: '%s', expected hybrid, cpu or gpu", arg);
 }
 
+static int parse_threshold(const char *prog, const char *arg, struct run_options *r)
+{
+    long long n;
+    if (cli_parse_int(prog, "--gpu-prefill-threshold", arg, 1, 1 << 20, &n) != 0)
+        return CLI_USAGE;
+    r->prefill_threshold = (int)n;
+    return 0;
+}
+
 static int parse_experts(const char *prog, const char *arg, struct run_options *r)
 {
     long long n;
@@ -114,11 +123,15 @@ static int parse_experts(const char *prog, const char *arg, struct run_options *
  * cpu. */
 static int check_moe(const char *prog, struct run_options *r)
 {
+    if (r->prefill_threshold && r->no_gpu_prefill)
+        return cli_wrong(prog, "--gpu-prefill-threshold and --no-gpu-prefill exclude each other");
     if (r->moe != MOE_HYBRID && r->experts_given)
         return cli_wrong(prog, "--moe %s and --gpu-experts exclude each other: both place the experts",
                          run_moe_name(r->moe));
     if (r->experts_given && r->gpu_experts == 0)
         r->moe = MOE_CPU;
+    if (r->prefill_threshold && !r->gpu)
+        return cli_wrong(prog, "--gpu-prefill-threshold %d: there is no GPU (--device)", r->prefill_threshold);
     if (r->gpu || r->moe == MOE_CPU)
         return 0;
     if (r->experts_given)
@@ -384,6 +397,8 @@ int run_option(const char *prog, int c, const char *arg, struct run_options *r)
     case OPT_GPU_LAYERS: return parse_layers(prog, arg, r);
     case OPT_MOE: return parse_moe(prog, arg, r);
     case OPT_GPU_EXPERTS: return parse_experts(prog, arg, r);
+    case OPT_PREFILL_THRESHOLD: return parse_threshold(prog, arg, r);
+    case OPT_NO_GPU_PREFILL: r->no_gpu_prefill = 1; return 0;
     case OPT_STRICT: r->strict = 1; return 0;
     case OPT_SPEC: return parse_spec(prog, arg, r);
     case OPT_SPEC_EXACT:
@@ -923,7 +938,8 @@ struct engine_options run_engine_options(const struct run_options *r, int max_se
                                     .max_tokens = r->gpu && !some ? GPU_STEP_TOKENS : 0,
                                     .backend = r->gpu ? &backend_gpu : NULL, .device = r->gpu_index,
                                     .device_layers = some ? r->gpu_layers : 0, .moe = r->moe,
-                                    .gpu_experts = r->gpu_experts, .strict = r->strict,
+                                    .gpu_experts = r->gpu_experts, .prefill_threshold = r->prefill_threshold,
+                                    .no_gpu_prefill = r->no_gpu_prefill, .strict = r->strict,
                                     .debug_sync = env_on("ZSE_DEBUG_SYNC"),
                                     .wgmma = env_on("ZSE_WGMMA"), .no_graphs = r->no_graphs, .act_int8 = r->act_int8,
                                     .cache_weights = r->cache_weights,

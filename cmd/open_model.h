@@ -56,6 +56,8 @@ struct run_options {
     int gpu_layers, gpu_layers_given;       /* --gpu-layers: GPU_LAYERS_AUTO, or a number */
     int moe, moe_given;             /* --moe: enum moe_place */
     int gpu_experts, experts_given; /* --gpu-experts */
+    int prefill_threshold;          /* --gpu-prefill-threshold; 0: not given */
+    int no_gpu_prefill;             /* --no-gpu-prefill */
     int strict;                     /* --strict */
     enum spec spec; int spec_given; /* --spec */
     /* the parts of ngram:N, mtp:N, draft:N:MODEL, self:N:LAYERS, medusa:N:FILE, eagle:N:DIR:
@@ -75,7 +77,8 @@ struct run_options {
 enum { GPU_LAYERS_AUTO = -1 };
 enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, OPT_FORCE, OPT_MAX_MEMORY, OPT_RUN_MODE,
        OPT_VERBOSE, OPT_SPEC, OPT_GPU_LAYERS, OPT_STRICT, OPT_GRAPHS, OPT_ACT, OPT_CACHE_WEIGHTS, OPT_VERIFY,
-       OPT_STREAM, OPT_SINKS, OPT_SPEC_EXACT, OPT_LORA, OPT_ATTENTION, OPT_MOE, OPT_GPU_EXPERTS };
+       OPT_STREAM, OPT_SINKS, OPT_SPEC_EXACT, OPT_LORA, OPT_ATTENTION, OPT_MOE, OPT_GPU_EXPERTS, OPT_PREFILL_THRESHOLD,
+       OPT_NO_GPU_PREFILL };
 #define RUN_LONG_OPTIONS \
     { "quantize", required_argument, NULL, 'q' }, \
     { "mode", required_argument, NULL, OPT_RUN_MODE }, \
@@ -88,6 +91,8 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
     { "gpu-layers", required_argument, NULL, OPT_GPU_LAYERS }, \
     { "moe", required_argument, NULL, OPT_MOE }, \
     { "gpu-experts", required_argument, NULL, OPT_GPU_EXPERTS }, \
+    { "gpu-prefill-threshold", required_argument, NULL, OPT_PREFILL_THRESHOLD }, \
+    { "no-gpu-prefill", no_argument, NULL, OPT_NO_GPU_PREFILL }, \
     { "strict", no_argument, NULL, OPT_STRICT }, \
     { "cuda-graphs", required_argument, NULL, OPT_GRAPHS }, \
     { "act", required_argument, NULL, OPT_ACT }, \
@@ -111,6 +116,8 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
     "      --moe hybrid|cpu|gpu   where a GPU's layers compute the experts that a router chooses: on both, as many on the GPU as fit; on the CPU;\n" \
     "                             or all on the GPU (default: hybrid)\n" \
     "      --gpu-experts N        keep N experts of each layer on the GPU; the CPU computes the others (default: as many as fit)\n" \
+    "      --gpu-prefill-threshold N  in steps of at least N tokens the GPU computes all experts, and those that it lacks are uploaded (default: 300)\n" \
+    "      --no-gpu-prefill       never upload experts for long prompts\n" \
     "      --strict               no answer depends on chunks, reused prefixes or batches, on a GPU either (there it is slower)\n" \
     "      --cuda-graphs on|off   record a GPU's decoding steps once and replay them: the same answers, fewer launches (default: on)\n" \
     "      --act f16|int8         the type of a GPU's activations before int8 matrices with one scale per row (default: f16)\n" \

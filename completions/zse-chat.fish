@@ -63,6 +63,8 @@ complete -c zse-chat -l device -x -d 'where to compute auto, cpu, cuda, cudaN (d
 complete -c zse-chat -l gpu-layers -x -a 'N auto' -d 'the last N layers on the GPU, the others on the CPU; auto as many as fit (default all)'
 complete -c zse-chat -l moe -x -a 'hybrid cpu gpu' -d 'where a GPUs layers compute the experts that a router chooses on both, as many on the GPU as fit; on the CPU; or all on the GPU (default hybrid)'
 complete -c zse-chat -l gpu-experts -x -d 'keep N experts of each layer on the GPU; the CPU computes the others (default as many as fit)'
+complete -c zse-chat -l gpu-prefill-threshold -x -d 'in steps of at least N tokens the GPU computes all experts, and those that it lacks are uploaded (default 300)'
+complete -c zse-chat -l no-gpu-prefill -d 'never upload experts for long prompts'
 complete -c zse-chat -l strict -d 'no answer depends on chunks, reused prefixes or batches, on a GPU either (there it is slower)'
 complete -c zse-chat -l cuda-graphs -x -a 'on off' -d 'record a GPUs decoding steps once and replay them the same answers, fewer launches (default on)'
 complete -c zse-chat -l act -x -a 'f16 int8' -d 'the type of a GPUs activations before int8 matrices with one scale per row (default f16)'

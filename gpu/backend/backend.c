@@ -368,6 +368,8 @@ static int upload_step(struct gpu_backend *b, const struct batch *batch, int may
 static int run_forward(struct gpu_backend *b, const struct batch *batch, float *logits, struct err *e)
 {
     int n_logits, splits_bit = 0, n_hidden = 0, any;
+    if (has_host_experts(b) && slots_begin(b, e) < 0)
+        return -1;
     if (b->first_layer && run_host(b, batch, e) < 0)
         return -1;
     for (int i = 0; i < batch->n_items; i++)
@@ -531,7 +533,7 @@ static void backend_device(const void *backend, struct backend_device *d)
 {
     const struct gpu_backend *b = backend;
     *d = (struct backend_device){ .name = b->plan.name, .index = b->o.device, .n_layers = b->plan.n_layers,
-                                  .n_experts = b->n_experts,
+                                  .n_experts = b->n_experts, .experts = b->hybrid.counts,
                                   .weights = b->plan.weights, .cached = b->plan.cached, .cache_off = b->plan.cache_off,
                                   .kv = b->plan.kv, .work = b->plan.work,
                                   .reserve = b->plan.reserve, .total = b->plan.total, .lost = gpu_is_lost(b->g),

@@ -102,6 +102,7 @@ static int plan_experts(struct gpu_backend *b, size_t t, struct buffer_place *pa
     part[n++] = (struct buffer_place){ &b->mid_expert, floats ? pairs * (size_t)m->intermediate_size * f : 0 };
     part[n++] = (struct buffer_place){ &b->out_expert, pairs * hidden * f };
     part[n++] = (struct buffer_place){ &b->hybrid.place, has_host_experts(b) ? hybrid_places(b) : 0 };
+    part[n++] = (struct buffer_place){ &b->hybrid.stream, slots_plan(b) };
     part[n++] = (struct buffer_place){ &b->hybrid.host_result, has_host_experts(b) ? hybrid_results(b) : 0 };
     return n;
 }

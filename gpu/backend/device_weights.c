@@ -117,26 +117,33 @@ static struct dlinear linear(struct weight_layout *p, const struct linear *l)
 
 static size_t bias_bytes(const struct linear *l) { return l->bias ? (size_t)l->w.rows * sizeof *l->bias : 0; }
 
-size_t dweights_expert(const struct expert *x, uint8_t *to)
+static void add_part(struct dweights_part *part, int *n, size_t *at, const void *from, size_t size)
+{
+    if (!from)
+        return;
+    part[(*n)++] = (struct dweights_part){ from, *at, size };
+    *at += aligned(size);
+}
+
+size_t dweights_expert(const struct expert *x, struct dweights_part part[EXPERT_PARTS], int *n)
 {
     size_t at = 0;
+    *n = 0;
 #define NORM(...)
 #define VECTOR(...)
 #define MATRIX(...)
 #define EXPERT(id, field, ...) \
-    if (to) \
-        memcpy(to + at, x->field.w.data, x->field.w.size); \
-    at += aligned(x->field.w.size); \
-    if (to && x->field.bias) \
-        memcpy(to + at, x->field.bias, bias_bytes(&x->field)); \
-    at += aligned(bias_bytes(&x->field));
+    add_part(part, n, &at, x->field.w.data, x->field.w.size); \
+    add_part(part, n, &at, x->field.bias, bias_bytes(&x->field));
 #include "libcommon/model/parts.def"
     return at;
 }
 
 struct dexperts dweights_slots(const struct expert *x, const uint8_t *at)
 {
-    const size_t stride = dweights_expert(x, NULL);
+    struct dweights_part ignored[EXPERT_PARTS];
+    int n;
+    const size_t stride = dweights_expert(x, ignored, &n);
     struct dexperts d = { 0 };
 #define NORM(...)
 #define VECTOR(...)
@@ -157,15 +164,11 @@ struct dexperts dweights_slots(const struct expert *x, const uint8_t *at)
 static struct dexperts place_experts(struct weight_layout *p, const struct expert *experts, int n)
 {
     const size_t from = p->at;
-    for (int i = 0; i < n; i++) {
-#define NORM(...)
-#define VECTOR(...)
-#define MATRIX(...)
-#define EXPERT(id, field, ...) \
-        place(p, experts[i].field.w.data, experts[i].field.w.size); \
-        if (experts[i].field.bias) \
-            place(p, experts[i].field.bias, bias_bytes(&experts[i].field));
-#include "libcommon/model/parts.def"
+    for (int i = 0, n_parts; i < n; i++) {
+        struct dweights_part part[EXPERT_PARTS];
+        dweights_expert(&experts[i], part, &n_parts);
+        for (int k = 0; k < n_parts; k++)
+            place(p, part[k].from, part[k].size);
     }
     return p->base ? dweights_slots(experts, p->base + from) : (struct dexperts){ 0 };
 }

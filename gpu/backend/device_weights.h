@@ -91,9 +91,12 @@ int dweights_shrink(struct dweights *w, struct err *e);
 void dweights_stream(struct dweights *w, struct backend_stream *s);
 
 /* Experts on the device are in slots of equal size: the matrices and biases of an expert, each
- * 256-byte aligned.  dweights_expert() writes the contents of a slot to `to` (NULL: nothing) and
- * returns their size; dweights_slots() describes slots from `at` on, which have the shape of x. */
-size_t dweights_expert(const struct expert *x, uint8_t *to);
+ * 256-byte aligned.  dweights_expert() lists these with their offsets in a slot and returns the
+ * size of the slot; dweights_slots() describes slots from `at` on, for experts of the shape of
+ * x. */
+enum { EXPERT_PARTS = 6 };
+struct dweights_part { const void *from; size_t offset, size; };
+size_t dweights_expert(const struct expert *x, struct dweights_part part[EXPERT_PARTS], int *n);
 struct dexperts dweights_slots(const struct expert *x, const uint8_t *at);
 
 const struct dlayer *dweights_layer(const struct dweights *w, int layer);

@@ -36,11 +36,6 @@ size_t hybrid_places(const struct gpu_backend *b)
     return (size_t)b->m->config.n_layers * (size_t)b->m->config.moe.n_experts * sizeof(int32_t);
 }
 
-static int32_t *places_of(const struct gpu_backend *b, int32_t *all, int layer)
-{
-    return all + (size_t)layer * (size_t)b->m->config.moe.n_experts;
-}
-
 int hybrid_open(struct gpu_backend *b, struct err *e)
 {
     const struct config *c = &b->m->config;
@@ -57,12 +52,13 @@ int hybrid_open(struct gpu_backend *b, struct err *e)
     for (int i = 0; i < c->n_layers; i++)
         for (int x = 0; x < c->moe.n_experts; x++)
             places_of(b, h->host_place, i)[x] = x < b->n_experts ? x : b->n_experts - 1 - x;
-    return gpu_upload(b->g, GPU_COMPUTE, h->place, h->host_place, hybrid_places(b), e);
+    return gpu_upload(b->g, GPU_COMPUTE, h->place, h->host_place, hybrid_places(b), e) < 0 ? -1 : slots_open(b, e);
 }
 
 void hybrid_close(struct gpu_backend *b)
 {
     struct hybrid *h = &b->hybrid;
+    slots_close(b);
     gpu_pinned_free(b->g, h->input);
     gpu_pinned_free(b->g, h->id);
     gpu_pinned_free(b->g, h->result);
@@ -97,6 +93,7 @@ static size_t compute(struct gpu_backend *b, int layer, int first, int n)
     const int32_t *place = places_of(b, h->host_place, layer);
     int32_t *id = h->id + (size_t)first * (size_t)c->moe.top_k, *row = (int32_t *)h->result;
     int count = 0;
+    slots_count(b, layer, id, n);
     for (int i = 0; i < n * c->moe.top_k; i++) {
         const int here = id[i] >= 0 && place[id[i]] < 0;
         row[i] = here ? count++ : -1;

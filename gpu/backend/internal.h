@@ -1,11 +1,13 @@
 /* internal.h - the structures of the device backend: backend.c (opening, the batch, graphs),
  * device_memory.c (its memory, counted before it is taken), layers.c (the kernels of a step in
- * order), hybrid.c (layers whose experts are partly on the host). */
+ * order), hybrid.c (layers whose experts are partly on the host), expert_slots.c (experts that move
+ * to the device). */
 #ifndef ZSE_GPU_BACKEND_INTERNAL_H
 #define ZSE_GPU_BACKEND_INTERNAL_H
 
 #include "gpu/backend/device_weights.h"
 #include "gpu/gpu.h"
+#include "gpu/rt/ring.h"
 
 enum {
     LOGIT_ROWS = 64,            /* rows of logits at a time */
@@ -28,6 +30,14 @@ struct hybrid {
      * row of each pair in the results, and the results */
     int32_t *host_place, *id; float *input, *weight; uint8_t *result;
     struct gpu_event *asked, *sent;     /* the input is on the host; the results are on the device */
+    /* for long prompts: device memory of two groups of stream_slots slots, filled in turn */
+    uint8_t *stream; int stream_slots, turn;
+    struct gpu_ring *ring;
+    struct gpu_event *filled[2], *used[2], *swapped;
+    /* [n_layers][n_experts] tokens that chose each expert, later ones with more weight; n_scored:
+     * tokens since the weights were halved; swapped_at: the first layer that waits for `swapped` */
+    float *score; int64_t n_scored; int swapped_at;
+    struct backend_experts counts;
 };
 
 struct gpu_backend {
@@ -141,6 +151,10 @@ static inline int experts_in_floats(const struct gpu_backend *b, const struct ex
            gate->tile_bytes != up->tile_bytes;
 }
 
+static inline int32_t *places_of(const struct gpu_backend *b, int32_t *all, int layer)
+{
+    return all + (size_t)layer * (size_t)b->m->config.moe.n_experts;
+}
 static inline int has_host_experts(const struct gpu_backend *b) { return b->n_experts < b->m->config.moe.n_experts; }
 
 /* ---- hybrid.c: only if has_host_experts() ---- */
@@ -155,6 +169,25 @@ const int32_t *hybrid_place(const struct gpu_backend *b, int layer);
 int hybrid_ask(struct gpu_backend *b, const float *x, struct err *e);
 /* Wait for these copies, compute the host's experts, and queue the sum. */
 int hybrid_sum(struct gpu_backend *b, int layer, const struct gpu_expert_sum *all, struct err *e);
+
+/* ---- expert_slots.c: only if has_host_experts() ---- */
+/* Plan the memory for experts of long prompts.  Returns its bytes on the device; 0: none. */
+size_t slots_plan(struct gpu_backend *b);
+int slots_open(struct gpu_backend *b, struct err *e);
+void slots_close(struct gpu_backend *b);                /* in any case */
+/* Before a step: move experts that are chosen often to the device. */
+int slots_begin(struct gpu_backend *b, struct err *e);
+/* Let the compute stream wait for the experts that were moved to this layer. */
+int slots_need(struct gpu_backend *b, int layer, struct err *e);
+/* Count that n tokens chose from a layer's experts: id [n * top_k]. */
+void slots_count(struct gpu_backend *b, int layer, const int32_t *id, int n);
+/* 1 if the device computes all experts of this step, because its prompts are long. */
+int slots_stream(const struct gpu_backend *b);
+/* Queue the upload of experts first, first + 1 .. of those that the layer lacks, as many as a group
+ * has; *slots: where they are, for kernels queued from now on.  Returns their number; 0: there are
+ * no more.  Call slots_used() after the kernels that read them. */
+int slots_fill(struct gpu_backend *b, int layer, int first, struct dexperts *slots, struct err *e);
+int slots_used(struct gpu_backend *b, struct err *e);
 
 /* ---- device_memory.c ---- */
 /* Count and allocate all memory of a backend whose m, o and g are set.  Returns 0; -1 with *e,

@@ -194,7 +194,7 @@ static int run_mlp_up(struct gpu_backend *b, const struct dlayer *l, int size, c
 /* Choose the experts of all tokens, and sort the pairs into tiles of `tile` pairs.  With strict or
  * exact a token's sums in the router are the same in any batch. */
 static int run_route(struct gpu_backend *b, const struct dlayer *l, int index, const struct input *in, int tile,
-                     struct err *e)
+                     struct gpu_route *out, struct err *e)
 {
     const struct moe *m = &b->m->config.moe;
     const int ld = m->n_experts + 1, top_k = m->top_k,
@@ -229,6 +229,7 @@ static int run_route(struct gpu_backend *b, const struct dlayer *l, int index, c
     }
     r.n = b->n;
     r.choice = b->choice;
+    *out = r;
     return r.sort ? 0 : gpu_sort_pairs(b->g, &r, e);
 }
 
@@ -259,6 +260,20 @@ static int run_experts(struct gpu_backend *b, const struct dexperts *x, int floa
     return run(b->g, &o, e);
 }
 
+/* Compute the results of the experts that the device lacks: a group is uploaded while the device
+ * computes the one before. */
+static int run_streamed(struct gpu_backend *b, struct gpu_route *r, int index, int floats, const struct input *in,
+                        struct err *e)
+{
+    struct dexperts slots;
+    for (r->stream_first = 0; (r->stream_n = slots_fill(b, index, r->stream_first, &slots, e)) != 0;
+         r->stream_first += r->stream_n)
+        if (r->stream_n < 0 || gpu_sort_pairs(b->g, r, e) < 0 || run_experts(b, &slots, floats, in, e) < 0 ||
+            slots_used(b, e) < 0)
+            return -1;
+    return 0;
+}
+
 /* x += the weighted sum of the experts and the shared MLP, normalized first if the layer has a norm
  * after them. */
 static int run_mixture(struct gpu_backend *b, const struct dlayer *l, int index, const struct input *in,
@@ -268,8 +283,11 @@ static int run_mixture(struct gpu_backend *b, const struct dlayer *l, int index,
     const struct moe *m = &c->moe;
     const int floats = experts_in_floats(b, b->m->layers[index].experts), post = l->mlp_post_norm.present,
               tile = floats || by_matvec(b) ? GPU_EXPERT_FEW : gpu_expert_pairs(b->n * m->top_k, m->n_experts);
+    const int streams = slots_stream(b), asks = has_host_experts(b) && !streams;
+    struct gpu_route route;
     struct input down;
-    if (run_route(b, l, index, in, tile, e) < 0 || (has_host_experts(b) && hybrid_ask(b, in->x, e) < 0))
+    if (slots_need(b, index, e) < 0 || run_route(b, l, index, in, tile, &route, e) < 0 ||
+        (asks && hybrid_ask(b, in->x, e) < 0))
         return -1;
     uint16_t *act = b->shared_apart ? b->act_shared : b->act_mlp;
     if (m->shared_size && (run_mlp_up(b, l, m->shared_size, in, act, &down, e) < 0 ||
@@ -282,7 +300,8 @@ static int run_mixture(struct gpu_backend *b, const struct dlayer *l, int index,
         .x = post ? NULL : b->x, .out = b->y, .scale = c->residual_scale, .n = b->n, .top_k = m->top_k,
         .cols = c->hidden_size, .weighed = m->weigh_input };
     if ((b->n_experts && run_experts(b, &l->experts, floats, in, e) < 0) ||
-        (has_host_experts(b) ? hybrid_sum(b, index, &sum, e) : gpu_expert_sum(b->g, &sum, e)) < 0)
+        (streams && run_streamed(b, &route, index, floats, in, e) < 0) ||
+        (asks ? hybrid_sum(b, index, &sum, e) : gpu_expert_sum(b->g, &sum, e)) < 0)
         return -1;
     return post ? add_normed(b, &l->mlp_post_norm, e) : 0;
 }

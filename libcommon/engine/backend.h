@@ -71,6 +71,7 @@ enum cache_weights { CACHE_WEIGHTS_OFF, CACHE_WEIGHTS_AUTO, CACHE_WEIGHTS_ON };
 /* Where a GPU's layers compute the experts that a router chooses: some on the GPU and the others on
  * the CPU, all on the CPU, or all on the GPU. */
 enum moe_place { MOE_HYBRID, MOE_CPU, MOE_GPU };
+enum { BACKEND_PREFILL_THRESHOLD = 300 };
 
 struct eagle;
 struct backend_options {
@@ -107,6 +108,10 @@ struct backend_options {
     /* Where the experts of the GPU's layers are computed: enum moe_place.  gpu_experts: number of
      * experts of each layer on the GPU with MOE_HYBRID; 0: as many as fit. */
     int moe, gpu_experts;
+    /* Experts that the GPU lacks: in a step of at least prefill_threshold tokens (0:
+     * BACKEND_PREFILL_THRESHOLD) the GPU computes them, too, and each is uploaded once for each
+     * layer; no_gpu_prefill: the CPU always computes them.  With `strict` it does so, too. */
+    int prefill_threshold, no_gpu_prefill;
     /* most bytes of GPU memory to take; 0: all that is free */
     size_t max_device;
     /* Make a GPU's results independent of chunks, prefixes and the number of tokens in a step.  The
@@ -155,6 +160,15 @@ struct backend_stream {
     uint64_t step_wait_ns, link_wait_ns;
 };
 
+/* Experts of a GPU's layers that the GPU does not hold all at once: counts since open. */
+struct backend_experts {
+    /* choices whose expert was on the GPU, and was not, in steps whose experts were not uploaded */
+    uint64_t hits, misses;
+    /* experts that moved to the GPU because they were chosen often; experts uploaded for long
+     * prompts */
+    uint64_t moved, moved_bytes, streamed, streamed_bytes;
+};
+
 /* Memory that a backend takes of a device, and when the device was ready. */
 struct backend_device {
     /* "NVIDIA H200": borrowed until close; NULL: no device, only the CPU */
@@ -162,6 +176,7 @@ struct backend_device {
     /* index: the device's index; n_layers: number of layers that it computes; n_experts: number of
      * experts of each of these that it has */
     int index, n_layers, n_experts;
+    struct backend_experts experts;
     size_t weights, cached, kv, work, reserve;      /* bytes: see gpu_plan */
     /* the reason why there is no f16 weight cache, static; NULL: there is one */
     const char *cache_off;

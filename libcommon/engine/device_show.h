@@ -15,5 +15,8 @@ void device_line(char out[DEVICE_LINE], const struct engine_stats *s, int n_laye
 /* Returns {"on", "off_reason", "refused", "buckets": [{"sequences", "captured", "replays"}]}; only
  * buckets that have a graph are listed. */
 json_t *device_graphs_json(const struct backend_graphs *g);
+/* Returns {"hits", "misses", "moved", "moved_bytes", "streamed", "streamed_bytes"}: the counts of
+ * struct backend_experts. */
+json_t *device_experts_json(const struct backend_experts *x);
 
 #endif

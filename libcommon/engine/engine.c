@@ -200,7 +200,9 @@ static int ask_backend(const struct engine *g, const struct engine_options *o, s
                                    .max_logits = g->max_tokens, .exact = o->exact, .kernels = o->kernels,
                                    .max_weights = o->max_weights,
                                    .device = o->device, .device_layers = o->device_layers, .moe = o->moe,
-                                   .gpu_experts = o->gpu_experts, .max_device = o->max_device,
+                                   .gpu_experts = o->gpu_experts,
+                                   .prefill_threshold = o->prefill_threshold, .no_gpu_prefill = o->no_gpu_prefill,
+                                   .max_device = o->max_device,
                                    .strict = o->strict,
                                    .debug_sync = o->debug_sync, .wgmma = o->wgmma, .no_graphs = o->no_graphs,
                                    .act_int8 = o->act_int8, .cache_weights = o->cache_weights, .eagle = o->eagle };

@@ -49,6 +49,7 @@ struct engine_options {
     const char *kernels;
     /* see backend_options */
     int device, debug_sync, device_layers, moe, gpu_experts, strict, wgmma, no_graphs, act_int8, cache_weights;
+    int prefill_threshold, no_gpu_prefill;
     size_t max_device;
     /* Models with recurrent layers: a prefix is reused only up to a snapshot of the state.
      * Snapshots are taken every snapshot_every tokens, and after the last token when a sequence

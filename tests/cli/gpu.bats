@@ -72,6 +72,10 @@ setup_file() {
   run -2 --separate-stderr zse-chat "$MODEL" -p hi --moe cpu --gpu-experts 2
   [[ "$stderr" == *"exclude each other"* ]]
   run -0 zse-chat "$MODEL" -p hi --max-tokens 1 --device cpu --gpu-experts 0
+  run -2 --separate-stderr zse-chat "$MODEL" -p hi --gpu-prefill-threshold 9 --no-gpu-prefill
+  [[ "$stderr" == *"exclude each other"* ]]
+  run -2 --separate-stderr zse-chat "$MODEL" -p hi --device cpu --gpu-prefill-threshold 9
+  [[ "$stderr" == *"no GPU"* ]]
   model=${ZSE_ORACLES:-../shared/oracles}/models/hf/qwen3_moe chat=$B/emulated/zse-chat m="$BATS_TEST_TMPDIR/m.zse"
   [ -d "$model" ] || skip "$model is not here"
   zse-convert "$model" -q nl4 -o "$m" >/dev/null
@@ -85,6 +89,11 @@ setup_file() {
   "$chat" "$m" --plan --device emulated --moe cpu | grep -q '^experts .*0 of 8 of each layer on the GPU'
   run -1 --separate-stderr "$chat" "$m" --raw -p hi --device emulated --gpu-experts 9
   [[ "$stderr" == *"--gpu-experts 9: each layer has 8 experts"* ]]
+  bench=$B/emulated/zse-bench
+  "$bench" "$m" --device emulated -p 8 -n 2 -r 1 --gpu-experts 3 --gpu-prefill-threshold 8 --json >"$BATS_TEST_TMPDIR/j"
+  jq -se '.[0].gpu | .experts == 3 and (.expert_use | .streamed > 0 and .streamed % 5 == 0 and .streamed_bytes > 0 and .hits + .misses > 0)' "$BATS_TEST_TMPDIR/j"
+  "$bench" "$m" --device emulated -p 8 -n 2 -r 1 --gpu-experts 3 --no-gpu-prefill --strict --json >"$BATS_TEST_TMPDIR/j"
+  jq -se '.[0].gpu.expert_use | .streamed == 0 and .moved == 0 and .misses > 0' "$BATS_TEST_TMPDIR/j"
 }
 
 @test "a kernel that fails ends the answer, and ZSE_DEBUG_SYNC=1 names it" {

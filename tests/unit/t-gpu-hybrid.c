@@ -226,6 +226,143 @@ static void batches(void **state)
     free(want), free(got);
 }
 
+/* ---- experts that move ---- */
+
+/* Bytes of the matrices of an expert. */
+static uint64_t expert_bytes(const struct expert *x) { return x->gate.w.size + x->up.w.size + x->down.w.size; }
+
+static struct backend_experts counts_of(const void *b)
+{
+    struct backend_device d;
+    backend_gpu.device(b, &d);
+    return d.experts;
+}
+
+/* In a long step the device computes all experts, with the bits that it gives with all of them in
+ * its memory; the bytes uploaded are those of the experts that it lacks, once for each layer and
+ * step.  A shorter step uploads nothing. */
+static void streamed(void **state)
+{
+    (void)state;
+    enum { N = 22, LEAST = 20, LOGITS = 3 };
+    uint8_t *owned[MOST_EXPERT_MATS];
+    struct model *m = load("tiny", QT_F16);
+    int n_owned = make_mixture(m, QT_NL4, 32, owned);
+    const size_t size = LOGITS * (size_t)m->config.vocab_size;
+    const uint64_t all = 2 * expert_bytes(m->layers[1].experts);        /* of one expert in both layers */
+    int32_t id[2 * N];
+    float *want = malloc(size * sizeof *want), *got = malloc(size * sizeof *got);
+    random_ids(id, 2 * N, m->config.vocab_size);
+    for (int k = N_EXPERTS; k >= 0; k -= k == N_EXPERTS ? 5 : 1) {
+        struct backend_options o = options(0, k);
+        o.prefill_threshold = LEAST;
+        void *b = open_backend(&backend_gpu, m, &o);
+        forward(&backend_gpu, b, id, 0, N, 0, NULL);
+        forward(&backend_gpu, b, id + N, N, N, LOGITS, k == N_EXPERTS ? want : got);
+        const struct backend_experts c = counts_of(b);
+        if (k < N_EXPERTS)
+            assert_memory_equal(got, want, size * sizeof *got);
+        assert_int_equal(c.streamed, 2 * 2 * (N_EXPERTS - k));
+        assert_int_equal(c.streamed_bytes, 2 * (uint64_t)(N_EXPERTS - k) * all);
+        assert_int_equal(c.misses, 0);
+        if (k == 0) {
+            forward(&backend_gpu, b, id, 0, LEAST - 1, 1, got);
+            assert_int_equal(counts_of(b).streamed_bytes, c.streamed_bytes);
+            assert_int_equal(counts_of(b).misses, 2 * 2 * (LEAST - 1));
+        }
+        backend_gpu.close(b);
+    }
+    for (int way = 0; way < 2; way++) {         /* never */
+        struct backend_options o = options(0, 1);
+        o.prefill_threshold = LEAST;
+        *(way ? &o.strict : &o.no_gpu_prefill) = 1;
+        void *b = open_backend(&backend_gpu, m, &o);
+        forward(&backend_gpu, b, id, 0, LEAST, 1, got);
+        assert_int_equal(counts_of(b).streamed, 0);
+        assert_true(counts_of(b).misses > 0);
+        backend_gpu.close(b);
+    }
+    while (n_owned)
+        free(owned[--n_owned]);
+    model_close(m);
+    free(want), free(got);
+}
+
+/* Experts with biases, in f32, of gpt_oss. */
+static void streamed_biases(void **state)
+{
+    (void)state;
+    if (!have_oracles())
+        skip();
+    struct model *m = load("gpt_oss", QT_F32);
+    const size_t vocab = (size_t)m->config.vocab_size;
+    int32_t id[FIRST];
+    float *want = expected_logits("gpt_oss", vocab, id), *got = malloc(FIRST * vocab * sizeof *got);
+    struct backend_options o = options(1, 1);
+    o.prefill_threshold = 2;
+    void *b = open_backend(&backend_gpu, m, &o);
+    forward(&backend_gpu, b, id, 0, FIRST, FIRST, got);
+    assert_true(counts_of(b).streamed > 0);
+    assert_int_equal(counts_of(b).misses, 0);
+    assert_true(error_of(got, want, FIRST * vocab) <= 1e-4);
+    backend_gpu.close(b);
+    model_close(m);
+    free(want), free(got);
+}
+
+/* The same token again and again: the experts that it chooses move to the device, at most two in a
+ * step, and the logits stay those of the CPU.  The same steps give the same bits for any number of
+ * threads.  With strict nothing moves. */
+static void moved(void **state)
+{
+    (void)state;
+    enum { N = 10 };
+    uint8_t *owned[MOST_EXPERT_MATS];
+    struct model *m = load("tiny", QT_F16);
+    int n_owned = make_mixture(m, QT_NL4, 32, owned);
+    const size_t vocab = (size_t)m->config.vocab_size;
+    float *got[3], *want = malloc(vocab * sizeof *want);
+    int32_t id[N];
+    for (int i = 0; i < N; i++)
+        id[i] = 7;
+    for (int run = 0; run < 3; run++) {
+        struct backend_options o = options(1, 2);
+        o.n_threads = 1 + run % 2;
+        o.strict = run == 2;
+        got[run] = malloc(vocab * sizeof **got);
+        void *b = open_backend(&backend_gpu, m, &o);
+        uint64_t before = 0, misses = 0;
+        for (int i = 0; i < N; i++) {
+            misses = counts_of(b).misses;
+            forward(&backend_gpu, b, id + i, i, 1, 1, got[run]);
+            assert_true(counts_of(b).moved - before <= 2);
+            before = counts_of(b).moved;
+        }
+        const struct backend_experts c = counts_of(b);
+        assert_int_equal(c.hits + c.misses, N * 2 * 2);
+        assert_int_equal(c.moved_bytes, c.moved * expert_bytes(m->layers[1].experts));
+        if (run == 2)
+            assert_int_equal(c.moved, 0);
+        else if (c.moved == 0 || c.misses - misses > 1)
+            fail_msg("%llu experts moved; the last token needed %llu of the CPU", (unsigned long long)c.moved,
+                     (unsigned long long)(c.misses - misses));
+        backend_gpu.close(b);
+    }
+    assert_memory_equal(got[0], got[1], vocab * sizeof **got);
+    const struct backend_options o = options(1, 0);
+    void *b = open_backend(&backend_cpu, m, &o);
+    forward(&backend_cpu, b, id, 0, N, 1, want);
+    for (int run = 0; run < 3; run++) {
+        assert_true(error_of(got[run], want, vocab) <= 1e-4);
+        free(got[run]);
+    }
+    backend_cpu.close(b);
+    while (n_owned)
+        free(owned[--n_owned]);
+    model_close(m);
+    free(want);
+}
+
 /* ---- placement ---- */
 
 /* With less memory, fewer experts are on the device; layers go to the CPU only when no expert
@@ -288,6 +425,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(folders), cmocka_unit_test(packed), cmocka_unit_test(same_bits), cmocka_unit_test(batches),
+        cmocka_unit_test(streamed), cmocka_unit_test(streamed_biases), cmocka_unit_test(moved),
         cmocka_unit_test(placement), cmocka_unit_test(lost),
     };
     if (gpu_kind[0] != 'e' && !device_usable())
