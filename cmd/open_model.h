@@ -128,11 +128,11 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
 /* Options of programs that generate answers. */
 #define SPEC_LONG_OPTIONS { "spec", required_argument, NULL, OPT_SPEC }, { "spec-exact", required_argument, NULL, OPT_SPEC_EXACT }
 #define SPEC_HELP \
-    "      --spec auto|ngram|mtp|off  guess next tokens and check several in a step where that pays, for the same answers sooner (default: auto)\n" \
-    "                             ngram: guesses from earlier text; mtp: of the model's own layer that predicts further tokens; auto: of both\n" \
-    "                             draft:MODEL: guesses of a smaller model with the same tokenizer; self:LAYERS: of the model's first layers\n" \
-    "                             medusa: of heads that were trained for the model, in its file; medusa:FILE: in a safetensors file\n" \
-    "                             eagle:DIR: of a layer that was trained beside the model, as EAGLE or EAGLE-3\n" \
+    "      --spec auto|ngram|mtp|off  guess next tokens and check several in a step where that pays, for the same answers sooner;\n" \
+    "                             ngram: guesses from earlier text; mtp: from the model's own layer that predicts further tokens; auto: from both;\n" \
+    "                             draft:MODEL: from a smaller model with the same tokenizer; self:LAYERS: from the model's first layers;\n" \
+    "                             medusa: from heads that were trained for the model, in its file, medusa:FILE: in a safetensors file;\n" \
+    "                             eagle:DIR: from a layer that was trained beside the model, as EAGLE or EAGLE-3 (default: auto)\n" \
     "      --spec-exact tokens|distribution  answers with guesses are the same as without, or only as likely, and sooner (default: tokens)\n"
 #define LORA_LONG_OPTION { "lora", required_argument, NULL, OPT_LORA }
 /* Options of programs whose answers may be longer than the model's context. */
