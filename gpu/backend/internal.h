@@ -106,7 +106,7 @@ struct gpu_backend {
     struct backend_graphs graphs;           /* counted */
     struct gpu_plan plan;
     uint64_t begun_ns, context_ns;
-    char name[224];
+    char name[256];
 };
 
 /* Arrays of a step, one after the other, followed by tiles, options for drawing, and tables.  A
