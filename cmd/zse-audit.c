@@ -253,7 +253,7 @@ static int newest(const struct command_line *o, const char *folder, int usual, s
     if (audit_newest(folder, &o->filter, o->limit ? o->limit : usual, &lines, &n, &s, e))
         return -1;
     if (!o->json && n)
-        printf("%-24s  %-3s  %12s  %7s  %-16s  %s\n", "time", "is", "took", "tokens", "key", "request");
+        printf("%-24s  %-6s  %9s  %7s  %-16s  %s\n", "time", "status", "took", "tokens", "key", "request");
     for (int i = 0; i < n; i++) {
         if (o->json)
             puts(lines[i]);
