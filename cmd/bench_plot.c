@@ -21,6 +21,8 @@ int bench_plot(const struct bench_options *o, const char *data)
     json_t *j = json_loadf(f, JSON_REJECT_DUPLICATES, &wrong);
     const int rc = j ? plot_write(j, o->output, &e)
                      : err_set(&e, ERR_FORMAT, "%s: line %d: %s", data, wrong.line, wrong.text);
+    if (j && rc && e.code == ERR_FORMAT)
+        err_prefix(&e, "%s", data);
     json_decref(j);
     if (f != stdin)
         fclose(f);

@@ -289,6 +289,9 @@ END
     run -1 zse-bench plot - -o "$t/no.svg" <<<"$j"
     [ ! -e "$t/no.svg" ]
   done
+  echo '{}' >"$t/neither"
+  run -1 zse-bench plot "$t/neither" -o "$t/no.svg"
+  [ "$output" = "zse-bench: $t/neither: expected either bars or points" ]
   run -2 zse-bench plot "$t/points"
   run -2 zse-bench threads "$MODEL" --svg "$t/no.svg"
 }
