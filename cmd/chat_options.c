@@ -117,8 +117,8 @@ static const char *usage(void)
     size_t n = (size_t)snprintf(text, sizeof text, "%s", usage_begin);
     for (int i = 0; i < N_SAMPLING_OPTIONS; i++) {
         const struct sampling_option *o = &sampling_options[i];
-        n += (size_t)snprintf(text + n, sizeof text - n, "      --%s %-*s %s (default: %s%g)\n", o->flag,
-                              19 - (int)strlen(o->flag), o->is_whole ? "N" : "X", o->help,
+        n += (size_t)snprintf(text + n, sizeof text - n, "      --%s %-*s  %s (default: %s%g)\n", o->flag,
+                              18 - (int)strlen(o->flag), o->is_whole ? "N" : "X", o->help,
                               o->by_model ? "the model's, else " : "", o->value);
     }
     snprintf(text + n, sizeof text - n, "%s", usage_end);
