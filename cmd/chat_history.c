@@ -316,7 +316,7 @@ int chat_history_list(const char *query, int most, int json)
         return found || !query ? CLI_OK : CLI_FAILED;
     }
     if (!found)
-        query ? cli_note(prog, "no conversation contains '%s'", query) : cli_note(prog, "there is no conversation yet");
+        query ? cli_note(prog, "no conversation contains '%s'", query) : cli_note(prog, "no conversation is recorded yet; single prompts are not");
     else
         printf("%-16s  %-16s  %5s  %s\n", "ID", "CHANGED (UTC)", "MSGS", "TITLE");
     json_array_foreach(json_object_get(out, "conversations"), i, c)

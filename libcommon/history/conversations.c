@@ -325,7 +325,7 @@ static int find_prefix(struct history *h, const char *owner, const char *prefix,
     int rc = s ? sql_step(h, s, p) : -1;
     if (rc == 0)
         return *prefix ? no_conversation(prefix, p)
-                       : fault_set(p, HISTORY_NOT_FOUND, NULL, "there is no conversation yet");
+                       : fault_set(p, HISTORY_NOT_FOUND, NULL, "no conversation is recorded yet; single prompts are not");
     if (rc < 0)
         return -1;
     snprintf(id, HISTORY_ID + 1, "%s", text_of(s, 0));

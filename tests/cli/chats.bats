@@ -423,10 +423,10 @@ talk() { printf '%s\n' "$@" | tests/lib/talk zse-chat "${CHAT[@]}" >"$T/said" ||
 @test "zse-chat records a conversation, finds it and goes on with it" {
   convert_tiny
   run ! zse-chat --continue "$T/tiny.zse" -p x
-  [ "$output" = "zse-chat: there is no conversation yet" ]
+  [ "$output" = "zse-chat: no conversation is recorded yet; single prompts are not" ]
   zse-chat "$T/tiny.zse" -p "a single prompt is not recorded" -n 3 >/dev/null
   run --separate-stderr zse-chat --history
-  [ "$status $output $stderr" = "0  zse-chat: there is no conversation yet" ]
+  [ "$status $output $stderr" = "0  zse-chat: no conversation is recorded yet; single prompts are not" ]
   CHAT=("$T/tiny.zse" --temp 0 --system "Be brief.")
   talk 'expect >' ready 'send What is 2+2?' 'expect = 4' ready 'send And 3+3?' 'expect = 6' ready 'send /title My sums' ready \
     'send /history sums' 'expect My sums' ready 'send /clear' ready 'send What is 4+4?' 'expect = 8' ready 'key d' 'end 0'
