@@ -358,8 +358,8 @@ static int read_all(struct eagle_input *in, const struct model *main, const stru
     for (int i = 0; i < 2 && !in->prefix; i++)
         in->prefix = find_in_layer(in, prefixes[i], "self_attn.q_proj.weight") ? prefixes[i] : NULL;
     if (!in->prefix)
-        return err_set(e, ERR_UNSUPPORTED, "%s: neither midlayer.self_attn.q_proj.weight nor layers.0. of EAGLE heads",
-                       in->s->path);
+        return err_set(e, ERR_UNSUPPORTED, "%s: no layer of EAGLE: neither midlayer.self_attn.q_proj.weight "
+                       "nor layers.0.self_attn.q_proj.weight", in->s->path);
     in->is_3 = find_in_layer(in, in->prefix, "hidden_norm.weight") != NULL;
     const struct source_tensor *head = source_find(in->s, "lm_head.weight");
     int64_t n_own = in->is_3 && head ? head->dim[0] : g->vocab_size, stated;

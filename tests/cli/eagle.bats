@@ -45,7 +45,7 @@ chat() {
   run -1 zse-chat "$M" --spec "eagle:$T/other" -p hi
   [[ "$output" == *"--spec eagle: $T/other/config.json: heads of a model with hidden_size 256 and 1024 tokens, this one has 128 and 1024"* ]]
   run -1 zse-chat "$M" --spec eagle:models/tiny -p hi
-  [[ "$output" == *"neither midlayer.self_attn.q_proj.weight nor layers.0. of EAGLE heads"* ]]
+  [[ "$output" == *"--spec eagle: models/tiny: no layer of EAGLE: neither midlayer.self_attn.q_proj.weight nor layers.0.self_attn.q_proj.weight"* ]]
   truncate -s -9 "$T/other/model.safetensors"
   run -1 zse-chat "$M" --spec "eagle:$T/other" -p hi
   [[ "$output" == *"--spec eagle: $T/other/model.safetensors"* ]]
