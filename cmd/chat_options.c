@@ -262,9 +262,8 @@ static int check_url(struct chat_options *o)
             return cli_wrong(prog, "%s: the server decides that, it cannot be used with --url", not_sent[i].name);
     if (strncasecmp(o->url, "http://", 7) != 0 && strncasecmp(o->url, "https://", 8) != 0)
         return cli_wrong(prog, "--url: '%s', expected http://HOST:PORT or https://HOST", o->url);
-    const char *ca = getenv("CURL_CA_BUNDLE");
     o->key = cli_api_key(o->key);
-    o->ca_file = ca && *ca ? ca : getenv("SSL_CERT_FILE");
+    o->ca_file = cli_ca_file();
     if (o->key && strpbrk(o->key, "\r\n"))
         return cli_wrong(prog, "--key: it has more than one line");
     if (o->key)

@@ -188,14 +188,25 @@ int cli_ask(const char *fmt, ...)
     return typed && fgets(answer, sizeof answer, stdin) && (answer[0] == 'y' || answer[0] == 'Y');
 }
 
+/* The value of the first of two variables that is set and not empty, or NULL. */
+static const char *first_set(const char *const names[2])
+{
+    const char *v = getenv(names[0]);
+    if (!v || !*v)
+        v = getenv(names[1]);
+    return v && *v ? v : NULL;
+}
+
 const char *cli_api_key(const char *given)
 {
-    static const char *const names[] = { "ZSE_API_KEY", "OPENAI_API_KEY" };
-    for (size_t i = 0; !given && i < sizeof names / sizeof *names; i++) {
-        const char *v = getenv(names[i]);
-        given = v && *v ? v : NULL;
-    }
-    return given;
+    static const char *const names[2] = { "ZSE_API_KEY", "OPENAI_API_KEY" };
+    return given ? given : first_set(names);
+}
+
+const char *cli_ca_file(void)
+{
+    static const char *const names[2] = { "CURL_CA_BUNDLE", "SSL_CERT_FILE" };
+    return first_set(names);
 }
 
 char *cli_expand_home(const char *path)

@@ -67,6 +67,8 @@ void cli_json(const json_t *json);
 int cli_ask(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 /* The key for a server: `given`, else $ZSE_API_KEY, else $OPENAI_API_KEY; NULL: there is none. */
 const char *cli_api_key(const char *given);
+/* The file of certificates to trust, $CURL_CA_BUNDLE or $SSL_CERT_FILE; NULL: the system's. */
+const char *cli_ca_file(void);
 /* path with a leading ~/ replaced by the user's home.  Caller frees; NULL: out of memory. */
 char *cli_expand_home(const char *path);
 

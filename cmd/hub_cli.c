@@ -108,7 +108,7 @@ int hub_setup(struct hub_setup *s, const char *prog, struct err *e)
                        s->endpoint);
     cli_progress_init(&s->progress);
     s->o = (struct hub_options){ .endpoint = s->endpoint, .token = s->token, .cache = s->cache,
-                                 .ca_file = set("CURL_CA_BUNDLE") ? set("CURL_CA_BUNDLE") : set("SSL_CERT_FILE"),
+                                 .ca_file = cli_ca_file(),
                                  .offline = is_true("HF_HUB_OFFLINE") || is_true("TRANSFORMERS_OFFLINE"),
                                  .progress = &s->progress.progress, .note = note, .note_user = s };
     return 0;

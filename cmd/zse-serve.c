@@ -511,7 +511,7 @@ static int serve(struct serve_options *o, const struct serve_user *user, struct 
         .no_auth = o->no_auth, .query_keys = o->query_keys, .anonymous_limit = o->anonymous_limit,
         .audit_folder = p->audit, .audit_bytes = o->audit_bytes, .audit_anonymous_bytes = o->audit_anonymous_bytes,
         .audit_files = o->audit_files, .audit_syslog = o->audit_syslog,
-        .audit_url = o->audit_url, .audit_token = p->audit_token,
+        .audit_url = o->audit_url, .audit_token = p->audit_token, .audit_ca = cli_ca_file(),
         .audit_signer = p->signer,
         .audit_prompts = o->audit_prompts, .no_history = o->no_history, .history_days = o->history_days,
         .history_bytes = o->history_bytes, .history_conversations = o->history_conversations,

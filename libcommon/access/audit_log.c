@@ -36,7 +36,7 @@ struct audit_log *audit_log_open(const struct audit_log_options *o, struct err *
     int rc = l ? 0 : err_nomem(e, "the audit log");
     if (rc == 0 && o->syslog && !(l->remotes.syslog = audit_syslog_open(o->syslog, e)))
         rc = -1;
-    if (rc == 0 && o->url && !(l->remotes.post = audit_post_open(o->url, o->url_token, e)))
+    if (rc == 0 && o->url && !(l->remotes.post = audit_post_open(o->url, o->url_token, o->url_ca, e)))
         rc = -1;
     for (int i = 0; rc == 0 && i < AUDIT_CHAINS; i++)
         rc = open_chain(&l->chain[i], o, (enum audit_chain)i, &l->remotes, e);

@@ -27,7 +27,7 @@ struct audit_log_options {
     struct audit_signer *signer;
     /* servers that receive the lines, too: a syslog server (audit_syslog.h), and a collector with
      * its token (audit_post.h); NULL: none */
-    const char *syslog, *url, *url_token;
+    const char *syslog, *url, *url_token, *url_ca;
 };
 
 struct audit_log;

@@ -24,7 +24,7 @@ struct audit_batch { char *text; size_t size, room; int n_lines; };
 struct audit_post {
     struct net net;
     CURL *curl;
-    char *url, *token;                      /* token NULL: none */
+    char *url, *token, *ca_file;            /* token, ca_file NULL: none */
     char host[256];
     int64_t retry_after_s;                  /* of the last response; -1: absent */
     pthread_t thread;
@@ -153,6 +153,8 @@ static long post_once(struct audit_post *p, enum audit_chain chain, const struct
     p->net.easy_reset(c);
     p->net.easy_setopt(c, CURLOPT_URL, p->url);
     p->net.easy_setopt(c, CURLOPT_PROTOCOLS_STR, "http,https");
+    if (p->ca_file)
+        p->net.easy_setopt(c, CURLOPT_CAINFO, p->ca_file);
     if (web_is_here(p->url))
         p->net.easy_setopt(c, CURLOPT_NOPROXY, "*");
     p->net.easy_setopt(c, CURLOPT_HTTPHEADER, headers);
@@ -296,6 +298,7 @@ static void release(struct audit_post *p)
     if (p->token)
         explicit_bzero(p->token, strlen(p->token));
     free(p->token);
+    free(p->ca_file);
     free(p->url);
     pthread_cond_destroy(&p->done);
     pthread_cond_destroy(&p->wake);
@@ -303,11 +306,12 @@ static void release(struct audit_post *p)
     free(p);
 }
 
-static int prepare(struct audit_post *p, const char *url, const char *token, struct err *e)
+static int prepare(struct audit_post *p, const char *url, const char *token, const char *ca_file, struct err *e)
 {
     if (strncasecmp(url, "http://", 7) != 0 && strncasecmp(url, "https://", 8) != 0)
         return err_set(e, ERR_FORMAT, "--audit-url: the URL begins neither with https:// nor with http://");
-    if (!(p->url = strdup(url)) || (token && !(p->token = strdup(token))))
+    if (!(p->url = strdup(url)) || (token && !(p->token = strdup(token))) ||
+        (ca_file && !(p->ca_file = strdup(ca_file))))
         return err_nomem(e, "--audit-url");
     if (gethostname(p->host, sizeof p->host - 1) || !*p->host)
         strcpy(p->host, "-");
@@ -316,7 +320,7 @@ static int prepare(struct audit_post *p, const char *url, const char *token, str
     return (p->curl = p->net.easy_init()) ? 0 : err_nomem(e, "--audit-url");
 }
 
-struct audit_post *audit_post_open(const char *url, const char *token, struct err *e)
+struct audit_post *audit_post_open(const char *url, const char *token, const char *ca_file, struct err *e)
 {
     struct audit_post *p = calloc(1, sizeof *p);
     pthread_condattr_t monotonic;
@@ -328,7 +332,7 @@ struct audit_post *audit_post_open(const char *url, const char *token, struct er
     pthread_cond_init(&p->wake, &monotonic);
     pthread_cond_init(&p->done, &monotonic);
     pthread_condattr_destroy(&monotonic);
-    int rc = prepare(p, url, token, e);
+    int rc = prepare(p, url, token, ca_file, e);
     if (rc == 0 && thread_start(&p->thread, work, p))
         rc = err_set(e, ERR_MEMORY, "no thread available for --audit-url");
     if (rc == 0)

@@ -23,9 +23,10 @@ enum { POST_BYTES = 8 << 20, POST_BATCH_BYTES = 256 << 10, POST_LINGER_MS = 500,
        POST_AGAIN_MAX_MS = 60000 };
 
 struct audit_post;
-/* token: sent as Authorization: Bearer; NULL: none.  Fails on a URL that is not http or https, and
- * without libcurl, memory or threads; a collector that does not answer is no failure. */
-struct audit_post *audit_post_open(const char *url, const char *token, struct err *e);
+/* token: sent as Authorization: Bearer; NULL: none.  ca_file: the certificates to trust (PEM);
+ * NULL: the system's.  Fails on a URL that is not http or https, and without libcurl, memory or
+ * threads; a collector that does not answer is no failure. */
+struct audit_post *audit_post_open(const char *url, const char *token, const char *ca_file, struct err *e);
 void audit_post_add(struct audit_post *p, enum audit_chain chain, const char *line, size_t n);
 void audit_post_stats(struct audit_post *p, struct audit_remote_stats *out);
 /* Post waiting lines for at most patience_s seconds and count the rest as dropped.  *last: the

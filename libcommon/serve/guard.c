@@ -115,7 +115,8 @@ int guard_open(struct server *s, struct err *e)
                                                          ? s->o.audit_anonymous_bytes : s->o.audit_bytes },
                                               .keep = s->o.audit_files, .waiting_bytes = AUDIT_WAITING_BYTES,
                                               .signer = s->o.audit_signer, .syslog = s->o.audit_syslog,
-                                              .url = s->o.audit_url, .url_token = s->o.audit_token };
+                                              .url = s->o.audit_url, .url_token = s->o.audit_token,
+                                              .url_ca = s->o.audit_ca };
         if (!(g->audit = audit_log_open(&ao, e)))
             return -1;
     }

@@ -145,6 +145,7 @@ struct server_options {
     int audit_files;                    /* rotated files to keep; 0: the default */
     const char *audit_syslog;           /* syslog server that gets the lines, too; NULL: none */
     const char *audit_url, *audit_token;        /* collector that gets them, and its token; NULL: none */
+    const char *audit_ca;               /* certificates that the collector may have; NULL: the system's */
     struct audit_signer *audit_signer;  /* signs the heads of the log; borrowed; NULL: none */
     int audit_prompts;                  /* log prompts, too */
     int no_history;                     /* keep no chat history: its endpoints answer 404 */

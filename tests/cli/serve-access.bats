@@ -319,10 +319,12 @@ END
   grep -q "audit-syslog $T/no-socket: messages are dropped from now on: $T/no-socket: No such file" "$T/err"
 }
 
-@test "--audit-url: a collector gets the lines of the log, and is told who sends them" {
+@test "--audit-url: a collector with a certificate of SSL_CERT_FILE gets the lines of the log, and is told who sends them" {
+  openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=collector \
+    -addext subjectAltName=IP:127.0.0.1 -keyout "$T/collector.key" -out "$T/collector.crt" 2>/dev/null
   key=$(zse-apikey create app --scope chat,models,admin 2>/dev/null)
-  exec 6< <(exec python3 -u - "$T/collected" <<'END'
-import http.server, sys
+  exec 6< <(exec python3 -u - "$T/collected" "$T/collector" 3>&- <<'END'
+import http.server, ssl, sys
 class Collector(http.server.BaseHTTPRequestHandler):
     n = 0
     def do_POST(self):
@@ -338,6 +340,9 @@ class Collector(http.server.BaseHTTPRequestHandler):
         self.end_headers()
     def log_message(self, *a): pass
 s = http.server.HTTPServer(('127.0.0.1', 0), Collector)
+tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+tls.load_cert_chain(sys.argv[2] + '.crt', sys.argv[2] + '.key')
+s.socket = tls.wrap_socket(s.socket, server_side=True)
 print(s.server_port)
 s.serve_forever()
 END
@@ -345,7 +350,7 @@ END
   local collector=$! port
   read -r -u 6 port
   echo t0ken >"$T/token"
-  serve --port 0 --audit-url "http://u:hunter2@127.0.0.1:$port/in" --audit-token "$T/token"
+  CURL_CA_BUNDLE='' SSL_CERT_FILE=$T/collector.crt serve --port 0 --audit-url "https://u:hunter2@127.0.0.1:$port/in" --audit-token "$T/token"
   await listens "$URL"
   run ! grep -a hunter2 "/proc/$PID/cmdline"
   [ "$(status -H "X-API-Key: $key" -H 'X-Request-Id: collect-me' "$URL/v1/models")" = 200 ]

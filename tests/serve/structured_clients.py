@@ -162,6 +162,23 @@ def calls_in_chat():
 
 
 @check
+def allowed_tools():
+    def choice(name, mode='required'):
+        return {'type': 'allowed_tools', 'allowed_tools': {'mode': mode, 'tools': [{'type': 'function', 'function': {'name': name}}]}}
+    for name in 'get_time', 'get_weather':
+        for mode in 'required', 'auto':
+            r = chat(tools=[WEATHER, TIME], n=4, tool_choice=choice(name, mode))
+            calls = [t.function.name for c in r.choices for t in c.message.tool_calls or []]
+            assert set(calls) <= {name} and (calls or mode == 'auto'), r
+        flat = {'type': 'allowed_tools', 'mode': 'required', 'tools': [{'type': 'function', 'name': name}]}
+        r = client.responses.create(model='default', input='What time is it?', tools=FLAT, tool_choice=flat, max_output_tokens=100)
+        assert {o.name for o in r.output if o.type == 'function_call'} == {name} and r.tool_choice.type == 'allowed_tools', r
+    wrong = choice('other'), choice('get_time', 'none'), {'type': 'allowed_tools', 'allowed_tools': {'mode': 'auto', 'tools': []}}, {'type': 'allowed_tools'}
+    for c in wrong:
+        refused(400, 'tool_choice', chat, tools=[WEATHER, TIME], tool_choice=c)
+
+
+@check
 def streamed_calls():
     events = list(chat(tools=[WEATHER], tool_choice='required', stream=True, stream_options={'include_usage': True}))
     deltas = [e.choices[0].delta for e in events if e.choices]

@@ -65,7 +65,7 @@ static void a_batch_is_posted_until_the_collector_has_it(void **state)
     struct collector c;
     struct audit_remote_stats st;
     listen_on(&c);
-    struct audit_post *p = audit_post_open(c.url, "s3cret", &e);
+    struct audit_post *p = audit_post_open(c.url, "s3cret", NULL, &e);
     assert_non_null(p);
     audit_post_add(p, AUDIT_KEYS, "{\"line\":1}", 10);
     audit_post_add(p, AUDIT_KEYS, "{\"line\":2}", 10);
@@ -134,7 +134,7 @@ static void many_lines_are_posted_in_parts_and_before_the_end(void **state)
     char line[LINE];
     listen_on(&c);
     memset(line, 'x', sizeof line);
-    struct audit_post *p = audit_post_open(c.url, NULL, &e);
+    struct audit_post *p = audit_post_open(c.url, NULL, NULL, &e);
     assert_non_null(p);
     for (int i = 0; i < N_LINES; i++)
         audit_post_add(p, AUDIT_KEYS, line, LINE);
@@ -156,7 +156,7 @@ static void a_missing_collector_holds_up_nothing(void **state)
     memset(line, 'x', sizeof line);
     listen_on(&c);
     close(c.fd);
-    struct audit_post *p = audit_post_open(c.url, NULL, &e);
+    struct audit_post *p = audit_post_open(c.url, NULL, NULL, &e);
     assert_non_null(p);
     for (int i = 0; i < N + 7; i++)
         audit_post_add(p, AUDIT_KEYS, line, LINE);
@@ -175,7 +175,7 @@ static void a_url_is_http(void **state)
     (void)state;
     static const char *const bad[] = { "", "ftp://h/", "h/in", "https:/h", "/in" };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
-        assert_null(audit_post_open(bad[i], NULL, &e));
+        assert_null(audit_post_open(bad[i], NULL, NULL, &e));
     assert_string_equal(e.msg, "--audit-url: the URL begins neither with https:// nor with http://");
 }
 

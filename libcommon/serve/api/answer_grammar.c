@@ -53,7 +53,8 @@ static void use_tools(struct call *c, json_t *schema, struct answer_grammar *s)
     const struct conversation *t = &c->conversation;
     s->param = "tools";
     s->format = c->lm->calls_form;
-    s->tools = (struct tool_grammar_options){ .tools = t->tools, .strict = t->strict, .lenient = t->lenient,
+    s->tools = (struct tool_grammar_options){ .tools = t->allowed ? t->allowed : t->tools, .strict = t->strict,
+                                              .lenient = t->lenient,
                                               .only = t->only,
                                               .choice = t->choice == CALLS_REQUIRED ? TOOL_REQUIRED : TOOL_AUTO,
                                               .parallel = !t->serial,

@@ -35,6 +35,10 @@ struct conversation {
     const json_t *format; const char *format_param;
     enum call_choice choice;
     const char *only;                   /* the only function that may be called; borrowed; NULL: any */
+    /* The functions that may be called: as the body lists them, borrowed, and those of `tools`,
+     * owned; NULL: all. */
+    const json_t *allowed_names;
+    json_t *allowed;
     int serial;                         /* at most one call in each answer */
     int all_tools;                      /* the body has "tools": "server", all tools of the server: see tool_rounds.h */
     struct tmpl_limits limits;          /* limits of the template; 0: its defaults */
@@ -50,6 +54,8 @@ int messages_read(const json_t *body, struct conversation *t, struct problem *pr
 /* Returns the schema of a response_format, also for json_object: a new reference.  NULL if the
  * format is text (pr->status is 0) or on errors (in *pr). */
 json_t *format_schema(const json_t *format, const char *param, struct problem *pr);
+/* Read a tool_choice of the type allowed_tools: {mode: auto or required, tools: [...]}. */
+int conversation_read_allowed(const json_t *choice, struct conversation *t, struct problem *pr);
 /* Whether a response_format has strict: false. */
 int format_is_loose(const json_t *format);
 /* Normalize a list of OpenAI's messages: contents become text, arguments of calls become objects.

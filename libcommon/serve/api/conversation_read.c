@@ -11,6 +11,7 @@ void conversation_release(struct conversation *t)
 {
     json_decref(t->messages);
     json_decref(t->tools);
+    json_decref(t->allowed);
     json_decref(t->strict);
     json_decref(t->lenient);
     json_decref(t->vars);
@@ -326,6 +327,48 @@ int conversation_read_tools(struct conversation *t, const json_t *body, const ch
     return 0;
 }
 
+int conversation_read_allowed(const json_t *choice, struct conversation *t, struct problem *pr)
+{
+    const char *mode = json_string_value(json_object_get(choice, "mode"));
+    t->allowed_names = json_object_get(choice, "tools");
+    if (!mode || (strcmp(mode, "auto") != 0 && strcmp(mode, "required") != 0) || json_array_size(t->allowed_names) == 0)
+        return problem_set(pr, 400, "tool_choice", "invalid_value",
+                           "tool_choice: allowed_tools: expected mode auto or required, and a list of tools");
+    t->choice = *mode == 'a' ? CALLS_AUTO : CALLS_REQUIRED;
+    return 0;
+}
+
+static const char *name_of(const json_t *tool)
+{
+    const json_t *function = json_object_get(tool, "function");
+    return json_string_value(json_object_get(function ? function : tool, "name"));
+}
+
+/* Collect the functions of allowed_names. */
+static int find_allowed(struct conversation *t, struct problem *pr)
+{
+    json_t *tool;
+    const json_t *named;
+    size_t i, k;
+    if (!(t->allowed = json_array()))
+        return problem_nomem(pr);
+    json_array_foreach(t->allowed_names, i, named) {
+        const char *name = name_of(named);
+        int found = 0;
+        json_array_foreach(t->tools, k, tool) {
+            if (!name || strcmp(name_of(tool), name) != 0)
+                continue;
+            found = 1;
+            if (json_array_append(t->allowed, tool) != 0)
+                return problem_nomem(pr);
+        }
+        if (!found)
+            return problem_set(pr, 400, "tool_choice", "not_found",
+                               "tool_choice: there is no function '%.80s' among the tools", name ? name : "");
+    }
+    return 0;
+}
+
 int conversation_check_tools(struct conversation *t, struct problem *pr)
 {
     const json_t *tool;
@@ -339,7 +382,7 @@ int conversation_check_tools(struct conversation *t, struct problem *pr)
     if (t->only && !found)
         return problem_set(pr, 400, "tool_choice", "not_found",
                            "tool_choice: there is no function '%.80s' among the tools", t->only);
-    return 0;
+    return t->allowed_names && !t->allowed ? find_allowed(t, pr) : 0;
 }
 
 int format_is_loose(const json_t *format)
@@ -421,6 +464,8 @@ int chat_read_choice(const json_t *body, struct conversation *t, struct problem 
         t->choice = CALLS_NONE;
         return 0;
     }
+    if (type && strcmp(type, "allowed_tools") == 0)
+        return conversation_read_allowed(json_object_get(v, "allowed_tools"), t, pr);
     t->choice = CALLS_REQUIRED;
     if (word && strcmp(word, "required") == 0)
         return 0;

@@ -154,6 +154,8 @@ static int read_choice(const json_t *body, struct conversation *t, struct proble
     const char *word = json_string_value(v), *type = json_string_value(json_object_get(v, "type"));
     if (!v || (word && strcmp(word, "auto") == 0))
         return 0;
+    if (type && strcmp(type, "allowed_tools") == 0)
+        return conversation_read_allowed(v, t, pr);
     t->choice = word && strcmp(word, "none") == 0 ? CALLS_NONE : CALLS_REQUIRED;
     t->only = json_string_value(json_object_get(v, "name"));
     if (t->choice == CALLS_NONE || (word && strcmp(word, "required") == 0) ||
