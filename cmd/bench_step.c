@@ -7,6 +7,7 @@
 #include "cmd/zse-bench.h"
 
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -523,6 +524,68 @@ int bench_kv(const struct bench_options *o, const char *model, const char *text)
 
 /* ---- zse-bench threads ---- */
 
+enum { LOOPS = 64, SUM_LENGTH = 16384 };        /* loops of a measurement; floats that an item adds up */
+
+struct loop_sums { const float *x; float *out; };    /* out: one for each item */
+struct loop_thread { pthread_t thread; const struct loop_sums *s; int item; };
+
+static void sum_item(void *arg, int i, int thread)
+{
+    const struct loop_sums *s = arg;
+    float sum = 0;
+    (void)thread;
+    for (int k = 0; k < SUM_LENGTH; k++)
+        sum += s->x[k];
+    s->out[i] = sum;
+}
+
+static void *run_spawned(void *arg)
+{
+    const struct loop_thread *t = arg;
+    struct loop_sums s = *t->s;
+    sum_item(&s, t->item, 0);
+    return NULL;
+}
+
+/* Run n items, one in each of n - 1 new threads and one here. */
+static int spawn_loop(struct loop_thread *t, struct loop_sums *s, int n, struct err *e)
+{
+    int started = 1, rc = 0;
+    for (; started < n && rc == 0; started += rc == 0) {
+        t[started] = (struct loop_thread){ .s = s, .item = started };
+        rc = pthread_create(&t[started].thread, NULL, run_spawned, &t[started]) ? err_set(e, ERR_IO, "a thread") : 0;
+    }
+    sum_item(s, 0, 0);
+    for (int i = 1; i < started; i++)
+        pthread_join(t[i].thread, NULL);
+    return rc;
+}
+
+/* Seconds of a loop of n items: [0] by the pool, [1] by threads that are started for it. */
+static int loop_times(int n, int repeats, double seconds[2], struct err *e)
+{
+    struct loop_sums s = { calloc(SUM_LENGTH, sizeof(float)), calloc((size_t)n, sizeof(float)) };
+    struct loop_thread *t = calloc((size_t)n, sizeof *t);
+    double *times = calloc((size_t)repeats, 2 * sizeof *times);
+    struct pool *pool = pool_open(n, e);
+    int rc = !pool ? -1 : s.x && s.out && t && times ? 0 : err_nomem(e, "benchmark");
+    for (int r = 0; rc == 0 && r < repeats; r++) {
+        const uint64_t start = clock_ns();
+        for (int i = 0; i < LOOPS; i++)
+            pool_run(pool, n, sum_item, &s);
+        const uint64_t middle = clock_ns();
+        for (int i = 0; rc == 0 && i < LOOPS; i++)
+            rc = spawn_loop(t, &s, n, e);
+        times[r] = (double)(middle - start) * 1e-9 / LOOPS;
+        times[repeats + r] = (double)(clock_ns() - middle) * 1e-9 / LOOPS;
+    }
+    for (int i = 0; rc == 0 && i < 2; i++)
+        seconds[i] = summarise(times + i * repeats, repeats).median;
+    pool_close(pool);
+    free((void *)(uintptr_t)s.x), free(s.out), free(t), free(times);
+    return rc;
+}
+
 int bench_threads(const struct bench_options *o, const char *model)
 {
     struct opened_model m;
@@ -570,6 +633,13 @@ int bench_threads(const struct bench_options *o, const char *model)
                               json_pack("{s:i, s:f, s:f, s:f, s:f, s:f, s:f}", "threads", i + 1, "prefill_tokens_per_s",
                                         p, "prefill_ratio", p / p1, "prefill_share", ps, "decode_tokens_per_s", d,
                                         "decode_ratio", d / d1, "decode_share", ds));
+    }
+    double loop[2] = { 0 };
+    if (rc == 0 && (rc = loop_times(most, o->repeats, loop, &e)) == 0) {
+        json_object_set_new(j, "loop_s", json_pack("{s:f, s:f}", "pool", loop[0], "spawned", loop[1]));
+        if (!o->json)
+            printf("a loop of %d items of %d additions: %.1f us by the pool, %.1f with threads started for it\n", most,
+                   SUM_LENGTH, loop[0] * 1e6, loop[1] * 1e6);
     }
     for (int i = 0; s && i < most; i++)
         stepper_close(&s[i]);

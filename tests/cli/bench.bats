@@ -206,6 +206,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
   check '[r["threads"] for r in j["rows"]] == [1, 2, 3] and j["prompt_tokens"] == 64 and j["limits"]["threads"] == 3' <<<"$output"
   check 'all(r[k] > 0 for r in j["rows"] for k in ("prefill_tokens_per_s", "prefill_share", "decode_tokens_per_s", "decode_share"))' <<<"$output"
   check 'j["rows"][0]["prefill_ratio"] == j["rows"][0]["decode_ratio"] == 1' <<<"$output"
+  check 'j["loop_s"].keys() == {"pool", "spawned"} and all(v > 0 for v in j["loop_s"].values())' <<<"$output"
 }
 
 # bats test_tags=plain
