@@ -196,7 +196,7 @@ static const char *const states[2] = { "warm", "dropped" };
 struct cold {
     const struct bench_options *o;
     char *path, *chat, *prompt;         /* path of the .zse; path of zse-chat; text of the prompt */
-    char threads[16], context[16], layers[16], experts[16], threshold[16];
+    char threads[16], context[16], layers[16], experts[16], threshold[16], window[32], prefetch[16], max_device[32];
     struct gpu_speeds gpu; size_t gpu_bytes;        /* on a GPU: its speeds, and the bytes that are copied to it */
     int n_tokens;
     double alone;                       /* seconds of the same prefill in a process that has warmed up */
@@ -269,7 +269,7 @@ static int measure(struct cold *c, int state, struct err *e)
 {
     const struct bench_options *o = c->o;
     char kv[KV_TEXT];
-    const char *ours[32] = { c->chat, c->path, "--raw", "-p", c->prompt, "-n", "1", "--temp", "0", "--ignore-eos",
+    const char *ours[48] = { c->chat, c->path, "--raw", "-p", c->prompt, "-n", "1", "--temp", "0", "--ignore-eos",
                              "--json", "--threads", c->threads };
     int n = 13;
     if (o->run.exact)
@@ -290,6 +290,12 @@ static int measure(struct cold *c, int state, struct err *e)
         ours[n++] = "--gpu-prefill-threshold", ours[n++] = c->threshold;
     if (o->run.no_gpu_prefill)
         ours[n++] = "--no-gpu-prefill";
+    if (o->run.stream_given)
+        ours[n++] = "--layer-window", ours[n++] = c->window;
+    if (o->run.prefetch_given)
+        ours[n++] = "--prefetch", ours[n++] = c->prefetch;
+    if (o->run.max_device)
+        ours[n++] = "--max-device", ours[n++] = c->max_device;
     if (o->run.strict)
         ours[n++] = "--strict";
     if (o->run.act_int8)
@@ -411,6 +417,12 @@ int bench_coldstart(const struct bench_options *options, const char *model)
         snprintf(c.layers, sizeof c.layers, "%d", o.run.gpu_layers);
     snprintf(c.threshold, sizeof c.threshold, "%d", o.run.prefill_threshold);
     snprintf(c.experts, sizeof c.experts, "%d", o.run.gpu_experts);
+    if (o.run.stream_window)
+        snprintf(c.window, sizeof c.window, "%s%d", o.run.stream_sequential ? "sequential:" : "", o.run.stream_window);
+    else
+        snprintf(c.window, sizeof c.window, "%s", o.run.layer_stream ? "auto" : "off");
+    snprintf(c.prefetch, sizeof c.prefetch, "%d", o.run.prefetch);
+    snprintf(c.max_device, sizeof c.max_device, "%llu", (unsigned long long)o.run.max_device);
     snprintf(c.context, sizeof c.context, "%d", o.prompt + 64);
     int rc = prepare(&c, model, &e);
     for (int state = WARM; rc == 0 && state <= DROPPED; state++)

@@ -250,6 +250,7 @@ static int check_url(struct chat_options *o)
             { r->threads, "--threads" }, { r->ctx, "--ctx" }, { r->kv_given, "--kv" },
             { r->kernels != NULL, "--kernels" },
         { r->device != NULL, "--device" }, { r->gpu_layers_given, "--gpu-layers" }, { r->strict, "--strict" },
+        { r->stream_given, "--layer-window" }, { r->prefetch_given, "--prefetch" }, { r->max_device != 0, "--max-device" },
         { r->moe_given, "--moe" }, { r->experts_given, "--gpu-experts" },
         { r->prefill_threshold, "--gpu-prefill-threshold" }, { r->no_gpu_prefill, "--no-gpu-prefill" },
         { r->graphs_given, "--cuda-graphs" }, { r->act_given, "--act" }, { r->cache_given, "--cache-weights" },

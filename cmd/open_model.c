@@ -25,6 +25,7 @@
 #include "libcommon/import/source.h"
 #include "libcommon/model/lora.h"
 #include "libcommon/model/lora_plan.h"
+#include "libcommon/plan/layer_window.h"
 #include "libcommon/store/store.h"
 
 /* ---- options ---- */
@@ -66,6 +67,47 @@ static int parse_layers(const char *prog, const char *arg, struct run_options *r
         return CLI_USAGE;
     r->gpu_layers = (int)n;
     r->gpu_layers_given = 1;
+    return 0;
+}
+
+/* "auto", "off", "N" or "sequential:N". */
+static int parse_layer_window(const char *prog, const char *arg, struct run_options *r)
+{
+    static const char all[] = "sequential:";
+    long long n = 0;
+    r->stream_sequential = strncmp(arg, all, sizeof all - 1) == 0;
+    const char *number = arg + (r->stream_sequential ? sizeof all - 1 : 0);
+    r->layer_stream = strcmp(arg, "off") == 0 ? LAYER_STREAM_OFF : LAYER_STREAM_AUTO;
+    r->stream_given = 1;
+    if (r->layer_stream && strcmp(arg, "auto") != 0 && cli_parse_int(prog, "--layer-window", number, 1, 1 << 20, &n) != 0)
+        return CLI_USAGE;
+    r->stream_window = (int)n;
+    return 0;
+}
+
+static int parse_prefetch(const char *prog, const char *arg, struct run_options *r)
+{
+    long long n;
+    if (cli_parse_int(prog, "--prefetch", arg, 0, WINDOW_SLOTS - 1, &n) != 0)
+        return CLI_USAGE;
+    r->prefetch = (int)n;
+    r->prefetch_given = 1;
+    return 0;
+}
+
+/* Refuse options of a GPU's memory without a GPU.  A model that does not fit is streamed, unless
+ * the layers may be shared with the processor. */
+static int check_layer_window(const char *prog, struct run_options *r)
+{
+    const char *name = r->stream_window ? "--layer-window" : r->prefetch_given ? "--prefetch"
+                       : r->max_device ? "--max-device" : NULL;
+    if (name && !r->gpu)
+        return cli_wrong(prog, "%s: there is no GPU (--device)", name);
+    if (!r->prefetch_given)
+        r->prefetch = WINDOW_PREFETCH;
+    if (!r->stream_given)
+        r->layer_stream = r->gpu_auto || (r->gpu_layers_given && r->gpu_layers == GPU_LAYERS_AUTO) ? LAYER_STREAM_OFF
+                                                                                                   : LAYER_STREAM_AUTO;
     return 0;
 }
 
@@ -395,6 +437,12 @@ int run_option(const char *prog, int c, const char *arg, struct run_options *r)
     case OPT_DEVICE: r->device = arg; return 0;
     case OPT_EXACT: r->exact = 1; return 0;
     case OPT_GPU_LAYERS: return parse_layers(prog, arg, r);
+    case OPT_LAYER_WINDOW: return parse_layer_window(prog, arg, r);
+    case OPT_PREFETCH: return parse_prefetch(prog, arg, r);
+    case OPT_MAX_DEVICE:
+        if (cli_parse_size(prog, "--max-device", arg, &r->max_device) != 0)
+            return CLI_USAGE;
+        return r->max_device ? 0 : cli_wrong(prog, "--max-device: '%s', expected more than 0", arg);
     case OPT_MOE: return parse_moe(prog, arg, r);
     case OPT_GPU_EXPERTS: return parse_experts(prog, arg, r);
     case OPT_PREFILL_THRESHOLD: return parse_threshold(prog, arg, r);
@@ -468,6 +516,8 @@ int run_options_check(const char *prog, struct run_options *r)
         return cli_wrong(prog, "--act int8: there is no GPU (--device)");
     if (rc == 0)
         rc = check_moe(prog, r);
+    if (rc == 0)
+        rc = check_layer_window(prog, r);
     return rc ? rc : check_cache(prog, r);
 }
 
@@ -934,12 +984,16 @@ struct engine_options run_engine_options(const struct run_options *r, int max_se
                                     .sinks = r->sinks, .pages = r->pages, .max_len = max_len, .max_seqs = max_seqs,
                                     .exact = r->exact, .kernels = r->kernels,
                                     .no_prefix_cache = r->no_prefix_cache, .max_weights = r->gpu ? 0
-                                        : (size_t)r->max_memory, .max_device = r->gpu ? (size_t)r->max_memory : 0,
+                                        : (size_t)r->max_memory,
+                                    .max_device = r->gpu ? (size_t)(r->max_device ? r->max_device : r->max_memory) : 0,
                                     .max_tokens = r->gpu && !some ? GPU_STEP_TOKENS : 0,
                                     .backend = r->gpu ? &backend_gpu : NULL, .device = r->gpu_index,
                                     .device_layers = some ? r->gpu_layers : 0, .moe = r->moe,
                                     .gpu_experts = r->gpu_experts, .prefill_threshold = r->prefill_threshold,
-                                    .no_gpu_prefill = r->no_gpu_prefill, .strict = r->strict,
+                                    .no_gpu_prefill = r->no_gpu_prefill,
+                                    .layer_stream = r->layer_stream,
+                                    .stream_window = r->stream_window, .stream_prefetch = r->prefetch,
+                                    .stream_sequential = r->stream_sequential, .strict = r->strict,
                                     .debug_sync = env_on("ZSE_DEBUG_SYNC"),
                                     .wgmma = env_on("ZSE_WGMMA"), .no_graphs = r->no_graphs, .act_int8 = r->act_int8,
                                     .cache_weights = r->cache_weights,

@@ -58,6 +58,11 @@ struct run_options {
     int gpu_experts, experts_given; /* --gpu-experts */
     int prefill_threshold;          /* --gpu-prefill-threshold; 0: not given */
     int no_gpu_prefill;             /* --no-gpu-prefill */
+    /* --layer-window: enum layer_stream, the number of layers (0: as many as fit), and whether all
+     * pass through the window; --prefetch; --max-device: bytes, 0: no limit */
+    int layer_stream, stream_window, stream_sequential, stream_given;
+    int prefetch, prefetch_given;
+    uint64_t max_device;
     int strict;                     /* --strict */
     enum spec spec; int spec_given; /* --spec */
     /* the parts of ngram:N, mtp:N, draft:N:MODEL, self:N:LAYERS, medusa:N:FILE, eagle:N:DIR:
@@ -76,6 +81,7 @@ struct run_options {
 };
 enum { GPU_LAYERS_AUTO = -1 };
 enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, OPT_FORCE, OPT_MAX_MEMORY, OPT_RUN_MODE,
+       OPT_LAYER_WINDOW, OPT_PREFETCH, OPT_MAX_DEVICE,
        OPT_VERBOSE, OPT_SPEC, OPT_GPU_LAYERS, OPT_STRICT, OPT_GRAPHS, OPT_ACT, OPT_CACHE_WEIGHTS, OPT_VERIFY,
        OPT_STREAM, OPT_SINKS, OPT_SPEC_EXACT, OPT_LORA, OPT_ATTENTION, OPT_MOE, OPT_GPU_EXPERTS, OPT_PREFILL_THRESHOLD,
        OPT_NO_GPU_PREFILL };
@@ -93,6 +99,9 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
     { "gpu-experts", required_argument, NULL, OPT_GPU_EXPERTS }, \
     { "gpu-prefill-threshold", required_argument, NULL, OPT_PREFILL_THRESHOLD }, \
     { "no-gpu-prefill", no_argument, NULL, OPT_NO_GPU_PREFILL }, \
+    { "layer-window", required_argument, NULL, OPT_LAYER_WINDOW }, \
+    { "prefetch", required_argument, NULL, OPT_PREFETCH }, \
+    { "max-device", required_argument, NULL, OPT_MAX_DEVICE }, \
     { "strict", no_argument, NULL, OPT_STRICT }, \
     { "cuda-graphs", required_argument, NULL, OPT_GRAPHS }, \
     { "act", required_argument, NULL, OPT_ACT }, \
@@ -118,6 +127,9 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
     "      --gpu-experts N        keep N experts of each layer on the GPU; the CPU computes the others (default: as many as fit)\n" \
     "      --gpu-prefill-threshold N  in steps of at least N tokens the GPU computes all experts, and those that it lacks are uploaded (default: 300)\n" \
     "      --no-gpu-prefill       never upload experts for long prompts\n" \
+    "      --layer-window auto|off|[sequential:]N  hold N layers in a GPU's memory and upload the others at every step; auto: if they do not all fit (default: auto)\n" \
+    "      --prefetch N           with a window of layers, upload N of them ahead (default: 2)\n" \
+    "      --max-device SIZE      take at most SIZE of a GPU's memory, like 4GB (default: what is free)\n" \
     "      --strict               no answer depends on chunks, reused prefixes or batches, on a GPU either (there it is slower)\n" \
     "      --cuda-graphs on|off   record a GPU's decoding steps once and replay them: the same answers, fewer launches (default: on)\n" \
     "      --act f16|int8         the type of a GPU's activations before int8 matrices with one scale per row (default: f16)\n" \

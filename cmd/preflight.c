@@ -166,12 +166,16 @@ static int settle(const char *prog, const struct opened_model *o, const struct r
 {
     struct backend_options bo;
     struct err why;
+    char uploads[CLI_BYTES];
     const int may_share = r->gpu_layers_given ? r->gpu_layers == GPU_LAYERS_AUTO : r->gpu_auto;
     int rc = plan_device(o, eo, &bo, p, &why);
     if (rc == 0 && gpu_plan_fits(p, &bo, &why) == 0) {
         if (bo.moe == MOE_HYBRID && !bo.gpu_experts && p->n_experts < o->model->config.moe.n_experts)
             cli_note(prog, "%s: the GPU has %d of the %d experts of each layer, more do not fit", o->name, p->n_experts,
                      o->model->config.moe.n_experts);
+        if (p->window)
+            cli_note(prog, "%s: the GPU holds %d of %d layers; each step uploads %s", o->name, p->window, p->n_layers,
+                     cli_bytes(uploads, p->stream_bytes));
         return 0;
     }
     if (rc == 0 && may_share && p->most_layers > 0) {
@@ -369,6 +373,10 @@ static void print_forecast_json(const struct forecast *f)
                                             "host_weight_bytes", (json_int_t)g->host_weights, "host_kv_bytes",
                                             (json_int_t)g->host_kv, "cuda_graphs_off", g->graphs_off, "cached_bytes",
                                             (json_int_t)f->cached, "cache_weights_off", g->cache_off));
+    if (g && g->window)
+        json_object_set_new(j, "layer_window", json_pack("{s:i, s:i, s:i, s:i, s:I}", "window", g->window, "kept",
+                                                         g->kept, "slots", g->slots, "prefetch", g->prefetch,
+                                                         "upload_bytes_a_step", (json_int_t)g->stream_bytes));
     cli_json(j);
     json_decref(j);
 }
@@ -401,6 +409,9 @@ static void print_forecast(const struct forecast *f)
         printf("%-16s %s: %d of %d layers\n", "GPU", f->gpu->name, f->gpu->n_layers, f->n_layers);
     if (f->gpu && f->n_experts)
         printf("%-16s %d of %d of each layer on the GPU\n", "experts", f->gpu->n_experts, f->n_experts);
+    if (f->gpu && f->gpu->window)
+        printf("%-16s %d layers, %d of them stay; each step uploads %s\n", "window", f->gpu->window, f->gpu->kept,
+               cli_bytes(size, f->gpu->stream_bytes));
     if (f->gpu && f->gpu->graphs_off)
         printf("%-16s off: %s\n", "graphs", f->gpu->graphs_off);
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)

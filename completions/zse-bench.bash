@@ -45,6 +45,9 @@ _zse_bench() {
     --moe) COMPREPLY=($(compgen -W "hybrid cpu gpu" -- "$cur")); return ;;
     --gpu-experts) COMPREPLY=(); return ;;
     --gpu-prefill-threshold) COMPREPLY=(); return ;;
+    --layer-window) COMPREPLY=($(compgen -W "auto off" -- "$cur")); return ;;
+    --prefetch) COMPREPLY=(); return ;;
+    --max-device) COMPREPLY=(); return ;;
     --cuda-graphs) COMPREPLY=($(compgen -W "on off" -- "$cur")); return ;;
     --act) COMPREPLY=($(compgen -W "f16 int8" -- "$cur")); return ;;
     --cache-weights) COMPREPLY=($(compgen -W "auto on off" -- "$cur")); return ;;
@@ -52,7 +55,7 @@ _zse_bench() {
     --max-memory) COMPREPLY=(); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--prompt --generate --batch --repeats --warmup --json --file --limits --contexts --svg --shape --tokens --autotune --peer --peer-model --requests --rate --shared --background --api --model --key --ignore-eos --temp --seed --spec --spec-exact --estimate --accept --timeout --ids --output --ref --window --windows --whole --quantize --mode --threads --ctx --kv --attention --exact --kernels --device --gpu-layers --moe --gpu-experts --gpu-prefill-threshold --no-gpu-prefill --strict --cuda-graphs --act --cache-weights --force --verify --verbose --max-memory --print-defaults --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--prompt --generate --batch --repeats --warmup --json --file --limits --contexts --svg --shape --tokens --autotune --peer --peer-model --requests --rate --shared --background --api --model --key --ignore-eos --temp --seed --spec --spec-exact --estimate --accept --timeout --ids --output --ref --window --windows --whole --quantize --mode --threads --ctx --kv --attention --exact --kernels --device --gpu-layers --moe --gpu-experts --gpu-prefill-threshold --no-gpu-prefill --layer-window --prefetch --max-device --strict --cuda-graphs --act --cache-weights --force --verify --verbose --max-memory --print-defaults --help --version" -- "$cur")) ;;
     *) local head=
        [ "$cur" != : ] || { head=$prev: cur=; }
        [ "$prev" != : ] || head=${COMP_WORDS[COMP_CWORD-2]}:

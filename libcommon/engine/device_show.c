@@ -8,7 +8,7 @@
 void device_line(char out[DEVICE_LINE], const struct engine_stats *s, int n_layers)
 {
     const struct backend_device *d = &s->device;
-    char where[96] = "all on the processor", graphs[96] = "", cached[96] = "";
+    char where[96] = "all on the processor", graphs[96] = "", cached[96] = "", window[96] = "";
     if (d->name && d->n_layers < n_layers)
         snprintf(where, sizeof where, "%d of %d layers on the device, the others on the processor", d->n_layers,
                  n_layers);
@@ -19,9 +19,20 @@ void device_line(char out[DEVICE_LINE], const struct engine_stats *s, int n_laye
     if (d->name)
         snprintf(graphs, sizeof graphs, "; graphs %s%s", d->graphs.off ? "off: " : "on",
                  d->graphs.off ? d->graphs.off : "");
-    snprintf(out, DEVICE_LINE, "on %.150s; attention: %s; keys and values: %d block%s of %d tokens, %.1f K tokens, %.1f MB%s%s", s->backend, where, s->n_blocks,
+    snprintf(out, DEVICE_LINE, "on %.150s; attention: %s; keys and values: %d block%s of %d tokens, %.1f K tokens, %.1f MB%s%s%s", s->backend, where, s->n_blocks,
              s->n_blocks == 1 ? "" : "s", KV_BLOCK, (double)s->n_blocks * KV_BLOCK * 1e-3, (double)s->kv_bytes * 1e-6,
-             cached, graphs);
+             window, cached, graphs);
+}
+
+json_t *device_stream_json(const struct backend_stream *s)
+{
+    if (!s->window)
+        return json_null();
+    return json_pack("{s:i, s:i, s:i, s:i, s:s, s:i, s:I, s:I, s:I, s:I, s:f, s:f}", "window", s->window, "kept",
+                     s->kept, "slots", s->slots, "prefetch", s->prefetch, "strategy", s->strategy, "given_back",
+                     s->given_back, "uses", (json_int_t)s->uses, "prefetch_hits", (json_int_t)s->hits, "evictions",
+                     (json_int_t)s->evictions, "uploaded_bytes", (json_int_t)s->bytes, "step_wait_s",
+                     (double)s->step_wait_ns * 1e-9, "link_wait_s", (double)s->link_wait_ns * 1e-9);
 }
 
 json_t *device_graphs_json(const struct backend_graphs *g)

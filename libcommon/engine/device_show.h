@@ -19,4 +19,9 @@ json_t *device_graphs_json(const struct backend_graphs *g);
  * struct backend_experts. */
 json_t *device_experts_json(const struct backend_experts *x);
 
+/* Returns null if all layers fit, else {"window", "kept", "slots", "prefetch", "strategy",
+ * "given_back", "uses", "prefetch_hits", "evictions", "uploaded_bytes", "step_wait_s",
+ * "link_wait_s"}; see struct backend_stream. */
+json_t *device_stream_json(const struct backend_stream *s);
+
 #endif

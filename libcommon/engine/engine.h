@@ -50,6 +50,7 @@ struct engine_options {
     /* see backend_options */
     int device, debug_sync, device_layers, moe, gpu_experts, strict, wgmma, no_graphs, act_int8, cache_weights;
     int prefill_threshold, no_gpu_prefill;
+    int layer_stream, stream_window, stream_prefetch, stream_sequential;
     size_t max_device;
     /* Models with recurrent layers: a prefix is reused only up to a snapshot of the state.
      * Snapshots are taken every snapshot_every tokens, and after the last token when a sequence

@@ -161,6 +161,7 @@ static int open_drafting(struct engine *g, struct draft_model *d, const struct e
     own.eagle = NULL;
     own.n_states = own.n_window_blocks = own.pages = own.device_layers = 0;
     own.max_weights = own.max_device = 0;
+    own.layer_stream = own.stream_window = 0;
     own.max_logits = g->max_seqs;
     if (open_sizes(g, d, e) != 0 || (predicts && predictor_open(g, d, e) != 0) ||
         !(d->pool = kv_pool_open(bo->n_blocks, e)))

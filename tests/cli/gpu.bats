@@ -96,6 +96,41 @@ setup_file() {
   jq -se '.[0].gpu.expert_use | .streamed == 0 and .moved == 0 and .misses > 0' "$BATS_TEST_TMPDIR/j"
 }
 
+@test "a window of layers gives the same answer; its plan and its counts are printed; impossible windows are refused" {
+  [ -x "$B/emulated/zse-chat" ] || skip "the emulated programs are not built (make emulated)"
+  chat=$B/emulated/zse-chat bench=$B/emulated/zse-bench
+  want=$("$chat" "$MODEL" -p 'Once upon a time' --temp 0 --max-tokens 4 --device emulated)
+  [ -n "$want" ]
+  run --separate-stderr "$chat" "$MODEL" -p 'Once upon a time' --temp 0 --max-tokens 4 --device emulated --layer-window 2
+  [ "$output" = "$want" ]
+  [[ "$stderr" == *"the GPU holds 2 of 4 layers; each step uploads "* ]]
+  "$chat" "$MODEL" --plan --json --device emulated --layer-window 3 --prefetch 1 >"$BATS_TEST_TMPDIR/j"
+  jq -e '.fits and .layer_window.window == 3 and .layer_window.kept == 1 and .layer_window.slots == 2 and .layer_window.prefetch == 1
+         and .layer_window.upload_bytes_a_step > 0 and .cuda_graphs_off == "layers are uploaded at every step"
+         and .needed_bytes == .weight_bytes + .kv_bytes + .workspace_bytes + .reserve_bytes' "$BATS_TEST_TMPDIR/j"
+  "$chat" "$MODEL" --plan --device emulated --layer-window 3 --prefetch 1 | grep -q '^window .*3 layers, 1 of them stay; each step uploads '
+  needed=$("$chat" "$MODEL" --plan --json --device emulated --layer-window 1 | jq .needed_bytes)
+  "$chat" "$MODEL" --plan --json --device emulated --layer-window 1 --max-device "$needed" | jq -e '.fits and .layer_window.window == 1'
+  run -1 "$chat" "$MODEL" --plan --json --device emulated --layer-window 1 --max-device $((needed - 1))
+  run -1 "$chat" "$MODEL" --plan --json --device emulated --layer-window off --max-device $((needed - 1))
+  "$bench" "$MODEL" --device emulated -p 4 -n 2 -r 1 -w 0 --layer-window sequential:2 --json >"$BATS_TEST_TMPDIR/j"
+  jq -se '.[0].gpu | .stream | .window == 2 and .kept == 0 and .strategy == "sequential" and .evictions == .uses - 2
+          and .prefetch_hits == .uses and .uses % 4 == 0 and .uploaded_bytes > 0 and .given_back == 0' "$BATS_TEST_TMPDIR/j"
+  "$bench" "$MODEL" --device emulated -p 4 -n 2 -r 1 -w 0 --layer-window 2 --prefetch 0 --json >"$BATS_TEST_TMPDIR/j"
+  jq -se '.[0].gpu.stream | .kept == 1 and .slots == 1 and .prefetch_hits == 0 and .uses > 0' "$BATS_TEST_TMPDIR/j"
+  "$bench" "$MODEL" --device emulated -p 4 -n 2 -r 1 -w 0 --json | jq -se '.[0].gpu.stream == null'
+  for wrong in '--layer-window 0' '--layer-window x' '--layer-window sequential:' '--prefetch x' '--max-device 0'; do
+    # shellcheck disable=SC2086     # words
+    run -2 --separate-stderr "$chat" "$MODEL" -p hi --device emulated $wrong
+    [[ "$stderr" == *"${wrong% *}"* ]]
+  done
+  for needs in '--layer-window 2' '--prefetch 1' '--max-device 1GB'; do
+    # shellcheck disable=SC2086     # words
+    run -2 --separate-stderr "$chat" "$MODEL" -p hi --device cpu $needs
+    [[ "$stderr" == *"${needs% *}: there is no GPU"* ]]
+  done
+}
+
 @test "a kernel that fails ends the answer, and ZSE_DEBUG_SYNC=1 names it" {
   [ -x "$B/emulated/zse-chat" ] || skip "the emulated programs are not built (make emulated)"
   ZSE_TEST_FAULT=attn_split:2 run --separate-stderr "$B/emulated/zse-chat" "$MODEL" -p hi --device emulated
