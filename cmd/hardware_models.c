@@ -97,7 +97,7 @@ static void print_choice(const json_t *c)
     if (json_object_get(c, "gpu_layers"))
         printf("  %lld of %lld layers on the GPU", (long long)json_integer_value(json_object_get(c, "gpu_layers")),
                (long long)json_integer_value(json_object_get(c, "layers")));
-    printf("%s%s\n", json_is_true(json_object_get(c, "recommended")) ? "  *" : "",
+    printf("%s%s\n", json_is_true(json_object_get(c, "recommended")) ? "  recommended" : "",
            json_is_true(json_object_get(c, "supported")) ? "" : "  (does not run here)");
 }
 
