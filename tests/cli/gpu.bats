@@ -111,8 +111,8 @@ setup_file() {
   "$chat" "$MODEL" --plan --device emulated --layer-window 3 --prefetch 1 | grep -q '^window .*3 layers, 1 of them stay; each step uploads '
   needed=$("$chat" "$MODEL" --plan --json --device emulated --layer-window 1 | jq .needed_bytes)
   "$chat" "$MODEL" --plan --json --device emulated --layer-window 1 --max-device "$needed" | jq -e '.fits and .layer_window.window == 1'
-  run -1 "$chat" "$MODEL" --plan --json --device emulated --layer-window 1 --max-device $((needed - 1))
-  run -1 "$chat" "$MODEL" --plan --json --device emulated --layer-window off --max-device $((needed - 1))
+  run -1 "$chat" "$MODEL" --plan --json --device emulated --layer-window 1 --max-device 30MB
+  run -1 "$chat" "$MODEL" --plan --json --device emulated --layer-window off --max-device 30MB
   "$bench" "$MODEL" --device emulated -p 4 -n 2 -r 1 -w 0 --layer-window sequential:2 --json >"$BATS_TEST_TMPDIR/j"
   jq -se '.[0].gpu | .stream | .window == 2 and .kept == 0 and .strategy == "sequential" and .evictions == .uses - 2
           and .prefetch_hits == .uses and .uses % 4 == 0 and .uploaded_bytes > 0 and .given_back == 0' "$BATS_TEST_TMPDIR/j"
