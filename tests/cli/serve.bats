@@ -33,7 +33,7 @@ QUESTION='{"temperature":0,"messages":[{"role":"user","content":"What is 2+2?"}]
   run build/venv/bin/python tests/serve/structured_clients.py "$URL"
   echo "$output"
   [ "$status" = 0 ]
-  [ "$(grep -c '^ok ' <<<"$output")" = 20 ]
+  [ "$(grep -c '^ok ' <<<"$output")" = 21 ]
 }
 
 @test "HTTP and WebSocket, byte by byte" {
