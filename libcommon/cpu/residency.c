@@ -171,7 +171,7 @@ struct residency *residency_open(const struct model *m, size_t max_bytes, struct
         goto fail;
     const size_t least = SLACK + 2 * largest + (r->experts ? expert_cache_least(r->experts) : 0);
     if (least > max_bytes) {
-        err_set(e, ERR_LIMIT, "weights in %zu bytes of memory: this model needs at least %zu, for two of its layers%s",
+        err_set(e, ERR_LIMIT, "weights in at most %zu bytes of memory: expected at least %zu, room for two layers of this model%s",
                 max_bytes, least, r->experts ? " without their experts, and two of these" : "");
         goto fail;
     }

@@ -130,7 +130,7 @@ prompt() { for _ in $(seq 7); do printf 'the river runs to a sea of stone, '; do
 @test "--max-memory: too little is refused, an invalid size is wrong usage" {
   run --separate-stderr zse-chat "$MODEL" --raw -p x -n 1 --max-memory 5MB
   [ "$status" = 1 ]
-  [[ "$stderr" == *"5000000 bytes of memory: this model needs at least "*"two of its layers"* ]]
+  [[ "$stderr" == *"at most 5000000 bytes of memory: expected at least "*"room for two layers"* ]]
   for size in 0 -1 x 5XB; do
     run --separate-stderr zse-chat "$MODEL" -p x --max-memory "$size"
     [ "$status" = 2 ] || { echo "$size: $status"; return 1; }
