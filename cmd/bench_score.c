@@ -329,6 +329,7 @@ static void print_perplexity(const struct perplexity *p)
     json_t *j = json_pack("{s:O, s:f, s:I, s:i, s:i, s:I, s:b}", "mean_nll", p->windows, "perplexity", exp(p->sum / n),
                           "n_tokens", (json_int_t)p->t.n_ids, "windows", n, "window", o->window, "scored_tokens",
                           (json_int_t)n * (o->whole ? o->window : o->window - 1) - o->whole, "exact", o->run.exact);
+    json_object_set_new(j, "whole", json_boolean(o->whole));
     if (o->whole) {
         json_object_set(j, "tokens_per_s", p->speeds);
         json_object_set(j, "private_bytes", p->memory);
