@@ -198,7 +198,7 @@ END
   done
   run --separate-stderr zse-bench logits "$d/moe.zse" --ids 1 -o "$d/got" --max-memory 9MB
   [ "$status" = 1 ]
-  [[ "$stderr" == *"two of its layers without their experts, and two of these"* ]]
+  [[ "$stderr" == *"room for two layers of this model without their experts, and two of these"* ]]
   run zse-bench moe "$d/moe.zse" -b 2 -r 1 -p 32 --json --max-memory 25MB
   [ "$status" = 0 ]
   jq -e '.rows[0].file | .experts_max_bytes > 5e6 and .experts_max_bytes < 25e6 and .there >= 0 and .there < 1 and .bytes_per_step > 0' <<<"$output" || { echo "$output"; return 1; }
