@@ -287,7 +287,8 @@ static int end_window(struct perplexity *p)
     json_array_append_new(p->memory, json_integer((json_int_t)private_kb * 1024));
     p->since_ns = now;
     p->at = 0;
-    progress_report(&p->progress.progress, "perplexity", json_array_size(p->windows), (uint64_t)p->t.n_windows, "windows");
+    progress_report(&p->progress.progress, "perplexity", json_array_size(p->windows), (uint64_t)p->t.n_windows,
+                    "windows");
     return add_window(p, p->nll, n);
 }
 

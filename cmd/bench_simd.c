@@ -161,8 +161,8 @@ int bench_simd(const struct bench_options *o)
             s[o->repeats + i] = seconds_of(op, k, &a);
         }
         const double ref = summarise(s, o->repeats).median, fast = summarise(s + o->repeats, o->repeats).median;
-        json_array_append_new(rows, json_pack("{s:s, s:s, s:f, s:f, s:f}", "operation", ops[op].name, "of", ops[op].what,
-                                              "ref_s", ref, "seconds", fast, "speedup", ref / fast));
+        json_array_append_new(rows, json_pack("{s:s, s:s, s:f, s:f, s:f}", "operation", ops[op].name, "of",
+                                              ops[op].what, "ref_s", ref, "seconds", fast, "speedup", ref / fast));
         if (!o->json)
             printf("%-10s %12.2f %12.2f %8.2f   %s\n", ops[op].name, ref * 1e6, fast * 1e6, ref / fast, ops[op].what);
     }

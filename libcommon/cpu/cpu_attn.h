@@ -18,7 +18,7 @@ enum {
     ATTN_ROWS = 96,
     SPLIT_ROWS = 64,            /* most rows of a job that computes one part of a context */
     /* Contexts are split into parts only if there are fewer jobs than this times the number of
-     * threads, so there are at most so many merges per thread. */
+     * threads.  A thread therefore merges the parts of at most this number of jobs. */
     MERGES = 4,
     PARTIAL_BYTES = 3 << 20,    /* most memory for results of parts: 48k tokens of a 7B model */
 };

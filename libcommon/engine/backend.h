@@ -68,8 +68,8 @@ enum layer_stream { LAYER_STREAM_OFF, LAYER_STREAM_AUTO };
  * beside the copies. */
 enum cache_weights { CACHE_WEIGHTS_OFF, CACHE_WEIGHTS_AUTO, CACHE_WEIGHTS_ON };
 
-/* Where a GPU's layers compute the experts that a router chooses: some on the GPU and the others on
- * the CPU, all on the CPU, or all on the GPU. */
+/* The processors that compute the experts of a GPU's layers: both, each some of them; the CPU
+ * alone; the GPU alone. */
 enum moe_place { MOE_HYBRID, MOE_CPU, MOE_GPU };
 enum { BACKEND_PREFILL_THRESHOLD = 300 };
 
@@ -105,8 +105,8 @@ struct backend_options {
     /* The last device_layers layers and the head run on the GPU, the others on the CPU; 0: all
      * layers run on the GPU. */
     int device_layers;
-    /* Where the experts of the GPU's layers are computed: enum moe_place.  gpu_experts: number of
-     * experts of each layer on the GPU with MOE_HYBRID; 0: as many as fit. */
+    /* moe: enum moe_place.  gpu_experts: number of experts of each layer on the GPU with
+     * MOE_HYBRID; 0: as many as fit. */
     int moe, gpu_experts;
     /* Experts that the GPU lacks: in a step of at least prefill_threshold tokens (0:
      * BACKEND_PREFILL_THRESHOLD) the GPU computes them, too, and each is uploaded once for each
