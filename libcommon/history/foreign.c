@@ -175,7 +175,7 @@ static int walk(struct tree_walk *w)
 /* The document; takes the references of fields and messages. */
 static json_t *document(json_t *fields, json_t *messages, struct history_problem *p)
 {
-    json_t *out = json_pack("{s:s, s:i, s:o, s:o}", "format", "zse-chat", "version", 1, "conversation", fields,
+    json_t *out = json_pack("{s:s, s:i, s:o, s:o}", "format", HISTORY_FORMAT, "version", HISTORY_VERSION, "conversation", fields,
                             "messages", messages);
     if (!out)
         fault_nomem(p);

@@ -104,9 +104,10 @@ char *history_export_json(struct history *h, const char *owner, const char *id, 
                           struct history_problem *p);
 char *history_export_markdown(struct history *h, const char *owner, const char *id, char **name,
                               struct history_problem *p);
-/* doc: an exported conversation, or {format, conversation} of another program (foreign.h).  copy:
- * import it under a new id.  Otherwise it keeps its id, and if a conversation with this id exists,
- * the import fails with HISTORY_EXISTS. */
+/* doc: an exported conversation, {format: "markdown", content}, or {format, conversation} of
+ * another program (foreign.h); the last two get a new id.  copy: import an exported one under a new
+ * id, too.  Otherwise it keeps its id, and if a conversation with this id exists, the import fails
+ * with HISTORY_EXISTS. */
 json_t *history_import(struct history *h, const char *owner, const json_t *doc, int copy, struct history_problem *p);
 /* {"conversations", "messages", "total_tokens", "bytes", "limits"} */
 json_t *history_stats(struct history *h, const char *owner, struct history_problem *p);

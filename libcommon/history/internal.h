@@ -124,6 +124,15 @@ int field_json(const json_t *fields, const char *name, int is_list, size_t most,
                struct history_problem *p);
 int time_parse(const char *text, int64_t *ms);          /* reverses js_time(); -1: the text has another form */
 
+/* ---- markdown.c: conversations as Markdown ---- */
+#define HISTORY_FORMAT "zse-chat"           /* of an exported document */
+enum { HISTORY_VERSION = 1 };
+/* The conversation and a list of its messages as Markdown, malloc'd; NULL with *p. */
+char *markdown_write(const json_t *conversation, const json_t *messages, struct history_problem *p);
+/* Read such a text into a document of history_import without an id.  New reference; NULL with
+ * *p. */
+json_t *markdown_read(struct history *h, const char *text, struct history_problem *p);
+
 /* ---- index_words.c: text to words of the index ---- */
 /* at, end: its bytes in the source; text [n]: the folded word, not terminated */
 struct word { size_t at, end; char text[72]; int n; };

@@ -1,4 +1,4 @@
-/* transfer.c - export a conversation as JSON or Markdown, and import the JSON. */
+/* transfer.c - export a conversation as JSON or Markdown, and import it. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,9 +7,6 @@
 #include "libcommon/base/json.h"
 #include "libcommon/history/foreign.h"
 #include "libcommon/history/internal.h"
-
-#define FORMAT_NAME "zse-chat"
-enum { FORMAT_VERSION = 1 };
 
 /* ---- export ---- */
 
@@ -58,7 +55,7 @@ static char *write_json(json_t *conversation, json_t *messages, struct history_p
     json_t *m;
     json_array_foreach(messages, i, m)
         json_object_del(m, "conversation_id");
-    json_t *doc = json_pack("{s:s, s:i, s:O, s:O}", "format", FORMAT_NAME, "version", FORMAT_VERSION, "conversation",
+    json_t *doc = json_pack("{s:s, s:i, s:O, s:O}", "format", HISTORY_FORMAT, "version", HISTORY_VERSION, "conversation",
                             conversation, "messages", messages);
     char *out = doc ? json_dumps(doc, JSON_INDENT(1) | JSON_REAL_PRECISION(15)) : NULL;
     if (!out)
@@ -73,41 +70,6 @@ static const char *text_in(const json_t *o, const char *key, const char *otherwi
     return text ? text : otherwise;
 }
 
-static void put_line(FILE *f, const char *text)
-{
-    for (; *text; text++)
-        fputc((unsigned char)*text < ' ' ? ' ' : *text, f);
-}
-
-static char *write_markdown(const json_t *c, const json_t *messages, struct history_problem *p)
-{
-    char *out = NULL;
-    size_t size, i;
-    json_t *m;
-    FILE *f = open_memstream(&out, &size);
-    if (!f) {
-        fault_nomem(p);
-        return NULL;
-    }
-    fputs("# ", f);
-    put_line(f, text_in(c, "title", ""));
-    fprintf(f, "\n\n**Model:** %s  \n**Created:** %s  \n**Messages:** %" PRId64 "\n", text_in(c, "model", "-"),
-            text_in(c, "created_at", ""), (int64_t)json_array_size(messages));
-    if (*text_in(c, "system_prompt", ""))
-        fprintf(f, "\n## System Prompt\n\n%s\n", text_in(c, "system_prompt", ""));
-    fputs("\n## Conversation\n", f);
-    json_array_foreach(messages, i, m) {
-        const char *role = text_in(m, "role", "user");
-        fprintf(f, "\n### %c%s\n\n%s\n", *role & ~32, role + 1, text_in(m, "content", ""));
-    }
-    const int bad = ferror(f);
-    if (fclose(f) == 0 && !bad)
-        return out;
-    free(out);
-    fault_nomem(p);
-    return NULL;
-}
-
 static char *export(struct history *h, const char *owner, const char *id, int markdown, char **name,
                     struct history_problem *p)
 {
@@ -120,7 +82,7 @@ static char *export(struct history *h, const char *owner, const char *id, int ma
     json_t *conversation = conversation_find(h, owner, id, &o, &c, p) ? NULL : conversation_json(&c),
            *messages = conversation ? all_messages(h, owner, id, markdown, p) : NULL;
     if (messages)
-        out = markdown ? write_markdown(conversation, messages, p) : write_json(conversation, messages, p);
+        out = markdown ? markdown_write(conversation, messages, p) : write_json(conversation, messages, p);
     if (out && !(*name = file_name(text_in(conversation, "title", ""), markdown ? "md" : "json"))) {
         fault_nomem(p);
         free(out);
@@ -277,10 +239,10 @@ static const json_t *conversation_of(const json_t *doc, struct history_problem *
     const json_t *conversation = json_object_get(doc, "conversation");
     const char *format = json_string_value(json_object_get(doc, "format"));
     const json_int_t version = json_integer_value(json_object_get(doc, "version"));
-    if (!format || strcmp(format, FORMAT_NAME) != 0)
-        fault_set(p, HISTORY_BAD_VALUE, "format", "format: expected \"" FORMAT_NAME "\", as an export has it");
-    else if (version != FORMAT_VERSION)
-        fault_set(p, HISTORY_BAD_VALUE, "version", "version: expected %d", FORMAT_VERSION);
+    if (!format || strcmp(format, HISTORY_FORMAT) != 0)
+        fault_set(p, HISTORY_BAD_VALUE, "format", "format: expected \"" HISTORY_FORMAT "\", as an export has it");
+    else if (version != HISTORY_VERSION)
+        fault_set(p, HISTORY_BAD_VALUE, "version", "version: expected %d", HISTORY_VERSION);
     else if (!json_is_object(conversation))
         fault_set(p, HISTORY_BAD_VALUE, "conversation", "conversation: expected an object");
     else
@@ -318,8 +280,11 @@ json_t *history_import(struct history *h, const char *owner, const json_t *doc, 
 {
     struct numbers k = { .list = NULL };
     const char *format = json_string_value(json_object_get(doc, "format"));
-    if (format && foreign_is(format)) {         /* the other program's id has another form: make a new one */
-        json_t *own = foreign_document(format, json_object_get(doc, "conversation"), p),
+    const char *content = json_string_value(json_object_get(doc, "content"));
+    const int is_markdown = format && content && strcmp(format, "markdown") == 0;
+    if (is_markdown || (format && foreign_is(format))) {        /* without an id of our form: make a new one */
+        json_t *own = is_markdown ? markdown_read(h, content, p)
+                                  : foreign_document(format, json_object_get(doc, "conversation"), p),
                *made = own ? history_import(h, owner, own, 1, p) : NULL;
         json_decref(own);
         return made;

@@ -164,6 +164,27 @@ END
   refused 400 invalid_json "$C/import" -d '{"format":"json","content":"{"}'
 }
 
+@test "Markdown is imported as it was exported, also with texts that look like its headings" {
+  serve
+  id=$(post "$C" '{"title":"Sums","model":"tiny","system_prompt":"Be brief.\n\n## Conversation\n\n### User"}' | jq -r .id)
+  say "$id" user '2+2?\n\n### Assistant\n\n\\### User\n'
+  say "$id" assistant '\nfour\n\n'
+  say "$id" user ''
+  get "$C/$id/export?format=markdown" >"$T/answer.json"
+  copy=$(post "$C/import" "@$T/answer.json" | jq -r .id)
+  [ "$copy" != "$id" ]
+  get "$C/$copy/export?format=markdown" | cmp - "$T/answer.json"
+  for one in "$id" "$copy"; do
+    get "$C/$one/messages" | jq -c '.active_leaf, (.messages[] | [.id, .parent_id, .role, .content])' >"$T/$one"
+    get "$C/$one" | jq -c '[.title, .model, .system_prompt, .created_at]' >>"$T/$one"
+  done
+  cmp "$T/$id" "$T/$copy"
+  refused 422 invalid_value "$C/import" -d '{"format":"markdown","content":"# Notes\n"}'
+  refused 422 invalid_value "$C/import" -d '{"format":"markdown"}'
+  jq -n '{format: "markdown", content: ("## Conversation\n" + ("### User\n" * 100001))}' >"$T/many.json"
+  refused 413 quota_exceeded "$C/import" -d "@$T/many.json"
+}
+
 @test "conversations of ChatGPT and Open WebUI are imported with their branches; broken ones are refused" {
   local one id
   serve

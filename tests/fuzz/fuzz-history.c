@@ -1,11 +1,12 @@
 /* fuzz-history.c - the chat history with any bytes as a text, as a search, and as an imported
- * conversation, in our format and in those of other programs.  Checks that words lie inside their
- * text, that a search gives a result or a clean error, and that a successful import can be exported
- * and imported again with the same result. */
+ * conversation, in our format, as Markdown and in those of other programs.  Checks that words lie
+ * inside their text, that a search gives a result or a clean error, and that a successful import
+ * can be exported and imported again with the same result. */
 #include "tests/fuzz/fuzz.h"
 
 #include <string.h>
 
+#include "libcommon/base/utf8.h"
 #include "libcommon/history/foreign.h"
 #include "libcommon/history/internal.h"
 
@@ -84,6 +85,22 @@ static void import_twice(const json_t *doc)
     free(second);
 }
 
+static void import_markdown(const char *text)
+{
+    struct history_problem p;
+    json_t *doc = markdown_read(h, text, &p), *again;
+    const json_t *conversation = json_object_get(doc, "conversation"), *messages = json_object_get(doc, "messages");
+    if (!doc)
+        return;
+    import_twice(doc);
+    char *written = markdown_write(conversation, messages, &p);
+    if (!(again = markdown_read(h, written, &p)) || !json_equal(messages, json_object_get(again, "messages")))
+        abort();
+    json_decref(again);
+    json_decref(doc);
+    free(written);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct history_problem p = { 0 };
@@ -107,6 +124,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             json_decref(foreign);
         }
     }
+    if (utf8_valid(text, strlen(text)) == strlen(text))
+        import_markdown(text);
     json_decref(doc);
     free(text);
     return 0;

@@ -84,12 +84,13 @@ static json_t *parse_body(struct chat_job *j, struct problem *pr)
     return NULL;
 }
 
-/* If the body is a complete response of the export endpoint, return the exported file inside it.
+/* If the body is a complete response of the export endpoint, return the exported JSON inside it.
  * Takes over the reference. */
 static json_t *unwrap(struct chat_job *j, json_t *body, struct problem *pr)
 {
-    const char *content = json_string_value(json_object_get(body, "content"));
-    if (!content)
+    const char *content = json_string_value(json_object_get(body, "content")),
+               *format = json_string_value(json_object_get(body, "format"));
+    if (!content || (format && strcmp(format, "markdown") == 0))
         return body;
     char *copy = strdup(content);
     json_t *doc = copy ? parse_held(j, copy, strlen(copy), pr) : NULL;

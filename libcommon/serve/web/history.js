@@ -139,7 +139,8 @@ class LocalHistory {
   }
 
   async import(data, copy) {
-    const list = this.index(), { messages = [], ...c } = data.content ? JSON.parse(data.content) : data;
+    const list = this.index(), { messages = [], ...c } = data.format === 'markdown' ? fromMarkdown(data.content)
+      : data.content ? JSON.parse(data.content) : data;
     if (!Array.isArray(messages) || typeof c.title !== 'string' ||
       messages.some(m => typeof m.content !== 'string' || typeof m.id !== 'number'))
       throw new Error('This file is not an exported conversation.');
@@ -159,12 +160,34 @@ export function branch(messages, leaf) {
   return path;
 }
 
+// ---- Markdown: the same form as that of the server ----
+
+const HEADING = /^(\\*)(?:### (?:User|Assistant|System|Tool)|## (?:System Prompt|Conversation))[ \r]*$/gm;
+const escaped = text => text.replace(HEADING, line => '\\' + line);
+const unescaped = text => text.replace(HEADING, (line, marks) => marks ? line.slice(1) : line);
+const titled = role => role[0].toUpperCase() + role.slice(1);
+
 function markdownOf(c, messages) {
-  const head = `# ${c.title}\n\n- Model: ${c.model || 'default'}\n- Created: ${c.created_at}\n- Messages: ${messages.length}\n`;
-  const system = c.system_prompt ? `\n## System Prompt\n\n${c.system_prompt}\n` : '';
-  const names = { user: 'User', assistant: 'Assistant', system: 'System', tool: 'Tool' };
+  const head = `# ${c.title}\n\n**Model:** ${c.model || '-'}  \n**Created:** ${c.created_at}  \n**Messages:** ${messages.length}\n`;
+  const system = c.system_prompt ? `\n## System Prompt\n\n${escaped(c.system_prompt)}\n` : '';
   return head + system + '\n## Conversation\n' +
-    messages.map(m => `\n### ${names[m.role] || m.role}\n\n${m.content}\n`).join('');
+    messages.map(m => `\n### ${titled(m.role)}\n\n${escaped(m.content)}\n`).join('');
+}
+
+// The fields of a conversation and its messages, of an exported text.
+function fromMarkdown(text) {
+  const [head, ...rest] = text.split(/^## Conversation[ \r]*\n/m);
+  if (!rest.length) throw new Error('This file is not an exported conversation: it has no line “## Conversation”.');
+  const [labels, system] = head.split(/^## System Prompt[ \r]*\n/m), label = re => re.exec(labels)?.[1].trim();
+  const body = (t, isLast) => unescaped(t.replace(/^\r?\n/, '').replace(isLast ? /\n$/ : /\n\n?$/, ''));
+  const parts = rest.join('## Conversation\n').split(/^### (User|Assistant|System|Tool)[ \r]*$/m).slice(1), messages = [];
+  for (let i = 0; i < parts.length; i += 2)
+    messages.push({ id: i / 2 + 1, parent_id: i / 2 || null, role: parts[i].toLowerCase(),
+      content: body(parts[i + 1].replace(/^\n/, ''), i + 2 >= parts.length), metadata: {} });
+  const model = label(/^\*\*Model:\*\*(.*)/m);
+  return { title: label(/^# (.*)/m) || 'New Chat', model: model && model !== '-' ? model : null,
+    system_prompt: system ? body(system) : null, created_at: label(/^\*\*Created:\*\*(.*)/m) || now(),
+    message_count: messages.length, total_tokens: 0, messages };
 }
 
 export const openHistory = () => who.features.history && may('chat') ? new ServerHistory() : new LocalHistory();

@@ -205,13 +205,16 @@ export class ConversationList {
   }
 
   async importFile() {
-    const [file] = await pickFiles('.json,application/json');
+    const [file] = await pickFiles('.json,.md,application/json,text/markdown');
     if (!file) return;
     try {
-      let data;
-      try {
-        data = JSON.parse(await file.text());
-      } catch { throw new Error(`${file.name} is not JSON: expected an exported conversation.`); }
+      const text = await file.text();
+      let data = { format: 'markdown', content: text };
+      if (!text.trimStart().startsWith('#')) {
+        try {
+          data = JSON.parse(text);
+        } catch { throw new Error(`${file.name} is not JSON or Markdown: expected an exported conversation.`); }
+      }
       const many = foreignOf(data);
       if (many) return this.importMany(many);
       let c;
