@@ -2,7 +2,8 @@
 // math as MathML.
 //
 // The text comes from a model, a document or a tool: it never becomes markup.  Elements are made
-// one by one, HTML in the text stays text, links are http, https or mailto, and images are links.
+// one by one, HTML in the text stays text (but <br>, <sub>, <sup> and <kbd>), links are http, https
+// or mailto, and images are links.
 
 import { h, icon, copyText } from './core.js';
 
@@ -202,11 +203,19 @@ const ESCAPE = /\\([!-/:-@[-`{-~])/y;
 const CODE = /(`+)(?!`)([\s\S]{0,4000}?[^`])\1(?!`)/y;
 const STRONG = /(\*\*|__)(?=\S)([\s\S]{0,4000}?\S)\1(?!\1[0])/y;
 const EMPHASIS = /([*_])(?=[^\s*_])((?:[^*_\\]|\\[\s\S]|\*\*[\s\S]{1,400}?\*\*|__[\s\S]{1,400}?__|_(?=\w)){1,2000}?)\1(?![*\w])/y;
+const BOTH = /\*\*\*(?=[^\s*])([\s\S]{0,1000}?[^\s*])\*\*\*(?!\*)/y;
 const STRIKE = /~~(?=\S)([\s\S]{0,2000}?\S)~~/y;
 const LINK = /!?\[((?:[^[\]\\]|\\[\s\S]|\[[^[\]]{0,200}\]){0,1000})\]\(\s*<?((?:[^\s<>()\\]|\\.|\([^\s<>()]{0,500}\)){0,2000})>?(?:\s+(?:"[^"]{0,500}"|'[^']{0,500}'))?\s*\)/y;
 const ANGLE = /<((?:https?:\/\/|mailto:)[^\s<>]{1,2000}|[\w.+-]{1,64}@[\w-]{1,64}(?:\.[\w-]{1,64}){1,8})>/y;
 const BARE = /https?:\/\/[^\s<>"'`]{1,2000}/y;
 const MATH_INLINE = /\$\$([^$]{1,2000})\$\$|\$(?![\s$\d.,]*\$|\s)([^$\n]{0,999}[^\s$\\])\$(?![\d\w])|\\\(([\s\S]{1,1000}?)\\\)/y;
+const ENTITY = /&(?:#(\d{1,7})|#[xX]([\da-fA-F]{1,6})|([a-zA-Z]{2,6}));/y;
+const ENTITIES = { amp: '&', lt: '<', gt: '>', quot: '"', apos: "'", nbsp: '\u00a0', copy: '©', reg: '®', deg: '°',
+  middot: '·', times: '×', divide: '÷', plusmn: '±', ndash: '–', mdash: '—', hellip: '…', bull: '•', larr: '←',
+  rarr: '→', uarr: '↑', darr: '↓', le: '≤', ge: '≥', ne: '≠', laquo: '«', raquo: '»', euro: '€' };
+// The only HTML that becomes elements: models use it where Markdown has nothing.
+const BREAK = /<br *\/?>/iy;
+const RAISED = /<(sub|sup|kbd)>([^<>\n]{1,200})<\/\1>/y;
 const CITATION = /\[(\d{1,2})\](?!\()/y;
 
 // The address if links may lead there, else null.
@@ -238,6 +247,7 @@ function element(text, i, depth, o) {
   }
   if (c === '*' || c === '_') {
     if (c === '_' && /\w/.test(text[i - 1] || '')) return null;
+    if ((m = at(BOTH, text, i))) return [h('em', {}, h('strong', {}, inline(m[1], depth + 1, o))), i + m[0].length];
     if ((m = at(STRONG, text, i)) && !(c === '_' && /\w/.test(text[i + m[0].length] || '')))
       return [h('strong', {}, inline(m[2], depth + 1, o)), i + m[0].length];
     if ((m = at(EMPHASIS, text, i))) return [h('em', {}, inline(m[2], depth + 1, o)), i + m[0].length];
@@ -254,6 +264,13 @@ function element(text, i, depth, o) {
     const e = o.cite(Number(m[1]));
     if (e) return [e, i + m[0].length];
   }
+  if (c === '&' && (m = at(ENTITY, text, i))) {
+    const code = parseInt(m[1] || m[2], m[1] ? 10 : 16), known = m[3] ? ENTITIES[m[3]]
+      : code > 0 && code < 0x110000 && (code & ~0x7ff) !== 0xd800 ? String.fromCodePoint(code) : '\ufffd';
+    return known ? [known, i + m[0].length] : null;
+  }
+  if (c === '<' && (m = at(BREAK, text, i))) return [h('br'), i + m[0].length];
+  if (c === '<' && (m = at(RAISED, text, i))) return [h(m[1], {}, inline(m[2], depth + 1, o)), i + m[0].length];
   if (c === '<' && (m = at(ANGLE, text, i))) {
     const address = safeAddress(m[1].includes('@') && !m[1].includes(':') ? 'mailto:' + m[1] : m[1]);
     if (address) return [link(address, m[1]), i + m[0].length];
@@ -268,7 +285,7 @@ function element(text, i, depth, o) {
 }
 
 function inline(text, depth, o) {
-  const out = [], special = /[\\`*_~[!<$]|\bh(?=ttps?:\/\/)| *\n/g;
+  const out = [], special = /[\\`*_~[!<$&]|\bh(?=ttps?:\/\/)| *\n/g;
   let from = 0, m;
   if (depth > DEPTH) return [text];
   while ((m = special.exec(text))) {
@@ -472,6 +489,14 @@ class Latex {
     return row;
   }
 
+  // The argument of a command: {...} or one token, of a number its first digit.
+  argument() {
+    const t = this.peek();
+    if (!/^\d./.test(t || '')) return this.group();
+    this.tokens[this.i] = t.slice(1);
+    return mm('mn', {}, t[0]);
+  }
+
   row(stops) {
     const out = [];
     if (++this.depth > 60) throw new Error('too deep');
@@ -538,16 +563,16 @@ class Latex {
     if (VARIANTS[name]) return mm('mi', {}, variant(this.raw(), VARIANTS[name]));
     switch (name) {
       case 'frac': case 'dfrac': case 'tfrac': case 'cfrac': {
-        const a = this.group();
-        return mm('mfrac', {}, a, this.group());
+        const a = this.argument();
+        return mm('mfrac', {}, a, this.argument());
       }
       case 'binom': {
-        const a = this.group();
-        return mm('mrow', {}, mm('mo', {}, '('), mm('mfrac', { linethickness: '0' }, a, this.group()),
+        const a = this.argument();
+        return mm('mrow', {}, mm('mo', {}, '('), mm('mfrac', { linethickness: '0' }, a, this.argument()),
           mm('mo', {}, ')'));
       }
       case 'sqrt': {
-        if (this.peek() !== '[') return mm('msqrt', {}, this.group());
+        if (this.peek() !== '[') return mm('msqrt', {}, this.argument());
         this.next();
         const n = this.row(t => t === ']');
         this.next();
