@@ -105,6 +105,12 @@ class Tab:
         p.locator('.message.assistant').nth(n - 1).locator('.figures').wait_for()
         return p.locator('.message.assistant .content').nth(n - 1).inner_text()
 
+    def choose(self, button, *files):
+        """Click a button that asks for files, and give it these."""
+        with self.page.expect_file_chooser() as chooser:
+            self.page.get_by_role('button', name=button).first.click()
+        chooser.value.set_files(list(files))
+
     def end(self, allowed=()):
         bad = self.page.evaluate('[window.bad, window.violations]')
         errors = [e for e in self.errors if not any(a in e for a in allowed)]
@@ -224,6 +230,17 @@ def without_history(browser, main):
     p.fill('.search input', 'pari')
     p.locator('.conv-row mark').first.wait_for()
     expect(p.evaluate('JSON.parse(localStorage.getItem("zse.chats"))[0].message_count') == 3, 'not kept')
+    text = '# T\n\n**Model:** tiny  \n**Created:** 2026-11-28T01:13:47.821Z  \n**Messages:** 2\n\n## System Prompt\n\nBe brief.\n\n## Conversation\n\n### User\n\n\\### User\n\na\n\n\n### Assistant\n\nb\n\n'
+    t.choose('Import a conversation', {'name': 'x.md', 'mimeType': 'text/markdown', 'buffer': text.encode()})
+    p.locator('.conv', has_text='T').first.wait_for()
+    p.locator('.message.user .bubble', has_text='### User').wait_for()
+    made, messages = p.evaluate('(c => [c, JSON.parse(localStorage.getItem("zse.chat." + c.id))])(JSON.parse(localStorage.getItem("zse.chats")).find(c => c.title === "T"))')
+    expect([made['model'], made['system_prompt'], made['created_at']] == ['tiny', 'Be brief.', '2026-11-28T01:13:47.821Z'], made)
+    expect([[m['parent_id'], m['role'], m['content']] for m in messages] == [[None, 'user', '### User\n\na\n'], [1, 'assistant', 'b\n']], messages)
+    p.get_by_role('button', name='More about this conversation').click()
+    with p.expect_download() as download:
+        p.get_by_role('menuitem', name='Export as Markdown').click()
+    expect(pathlib.Path(download.value.path()).read_text() == text, 'another Markdown')
     expect(not any('/api/chat/' in r.url for r in t.sent), 'it asked the server')
     expect([r.url for r in t.sent if r.url.endswith('/v1/chat/completions')], 'no stream over HTTP')
     t.end()
@@ -269,6 +286,10 @@ def stop(browser, s):
     p.fill('textarea.system', 'Be brief.')
     p.locator('.more summary').first.click()
     p.get_by_label('grammar').fill('root ::= [a-z ]+')
+    p.get_by_label('More fields of a request').fill('{"logit_bias": ')
+    p.keyboard.press('Tab')
+    p.locator('textarea.mono[aria-invalid=true]').wait_for()
+    p.get_by_label('More fields of a request').fill('{"logit_bias": {"9": -1}, "stream": false}')
     p.keyboard.press('Tab')
     p.click('#settings-button')
     p.fill('.composer textarea', 'Go on for ever.')
@@ -277,7 +298,7 @@ def stop(browser, s):
     p.keyboard.press('Escape')
     p.locator('.message.assistant .figures').wait_for(state='attached')
     body = t.bodies[-1]
-    expect(body['temperature'] == 1.5 and body['max_tokens'] == 4096 and body['messages'][0] == {'role': 'system', 'content': 'Be brief.'}, body)
+    expect(body['logit_bias'] == {'9': -1} and body['stream'] is True and body['temperature'] == 1.5 and body['max_tokens'] == 4096 and body['messages'][0] == {'role': 'system', 'content': 'Be brief.'}, body)
     p.reload()
     p.locator('.message.assistant .prose').wait_for()
     p.click('#settings-button')
@@ -440,7 +461,7 @@ def tools(browser, s):
 @check
 def markdown(browser, s):
     "headings, lists, tables, code with colours, math; a broken or deep text takes no time"
-    text = '# One\n\n- a\n  - b\n\n1. c\n\n| x | y |\n|--|:-:|\n| 1 | `2` |\n\n```js\nconst a = "b"; // c\n```\n\n> q\n\n$$\\frac{1}{2}$$ and $x^2$ **b** *i* ~~s~~ https://example.org/a_b_c.\n'
+    text = '***both*** a &lt;b&gt; &#228; H<sub>2</sub>O<br>x <b>no</b> $\\frac12$\n\n# One\n\n- a\n  - b\n\n1. c\n\n| x | y |\n|--|:-:|\n| 1 | `2` |\n\n```js\nconst a = "b"; // c\n```\n\n> q\n\n$$\\frac{1}{2}$$ and $x^2$ **b** *i* ~~s~~ https://example.org/a_b_c.\n'
     t = Tab(browser, s)
     p = t.page
     answering(p, lambda _: events(*re.findall('(?s).{1,7}', text), FINISH))
@@ -448,7 +469,9 @@ def markdown(browser, s):
     p.fill('.composer textarea', 'Show it')
     p.keyboard.press('Enter')
     p.locator('.message.assistant .figures').wait_for(state='attached')
-    for selector, n in {'h2': 1, 'ul > li > ul > li': 1, 'ol > li': 1, 'table td': 2, 'td code': 1, '.hl-k': 1, '.hl-s': 1, '.hl-c': 1, 'blockquote': 1, 'mfrac': 1, 'msup': 1, 'strong': 1, 'em': 1, 'del': 1, 'a[href="https://example.org/a_b_c"]': 1}.items():
+    for selector, n in {'h2': 1, 'ul > li > ul > li': 1, 'ol > li': 1, 'table td': 2, 'em > strong': 1, 'sub': 1, 'p br': 1, 'b': 0,
+                        'td code': 1, '.hl-k': 1, '.hl-s': 1, '.hl-c': 1, 'blockquote': 1,
+                        'mfrac': 2, 'mfrac > mn:nth-child(2)': 2, 'msup': 1, 'strong': 2, 'em': 2, 'del': 1, 'a[href="https://example.org/a_b_c"]': 1}.items():
         expect(p.locator('.prose ' + selector).count() == n, f'{selector}: {p.locator(".prose").inner_html()}')
     url = p.locator('link[href*="markdown.js"]').get_attribute('href')
     worst = {'stars': '*' * 20000, 'stars and words': '*a ' * 8000, 'brackets': '[' * 20000, 'quotes': '>' * 20000,
@@ -662,9 +685,7 @@ def files(browser, s):
     "a conversation leaves as JSON and Markdown, and comes back; a text file goes into the prompt"
     t = Tab(browser, s)
     p = t.open()
-    with p.expect_file_chooser() as chooser:
-        p.get_by_role('button', name='Attach files').click()
-    chooser.value.set_files([{'name': 'a.txt', 'mimeType': 'text/plain', 'buffer': b'The word is xyzzy.'}])
+    t.choose('Attach files', {'name': 'a.txt', 'mimeType': 'text/plain', 'buffer': b'The word is xyzzy.'})
     p.locator('.composer .file', has_text='a.txt').wait_for()
     t.ask('What is the word?')
     body = t.bodies[-1]
@@ -682,13 +703,13 @@ def files(browser, s):
     p.get_by_role('menuitem', name='Delete').click()
     p.get_by_role('button', name='Delete', exact=True).click()
     p.locator('.welcome').wait_for()
-    with p.expect_file_chooser() as chooser:
-        p.get_by_role('button', name='Import a conversation').first.click()
-    chooser.value.set_files([{'name': 'x.json', 'mimeType': 'application/json', 'buffer': saved['JSON'].encode()}])
+    t.choose('Import a conversation', {'name': 'x.json', 'mimeType': 'application/json', 'buffer': saved['JSON'].encode()})
     p.locator('.message.user .bubble', has_text='What is the word?').wait_for()
-    with p.expect_file_chooser() as chooser:
-        p.get_by_role('button', name='Import a conversation').first.click()
-    chooser.value.set_files([{'name': 'x.json', 'mimeType': 'application/json', 'buffer': b'{"a": '}])
+    address = p.url
+    t.choose('Import a conversation', {'name': 'x.md', 'mimeType': 'text/markdown', 'buffer': saved['Markdown'].encode()})
+    p.wait_for_function('a => location.href !== a', arg=address)
+    p.locator('.message.user .bubble', has_text='What is the word?').wait_for()
+    t.choose('Import a conversation', {'name': 'x.json', 'mimeType': 'application/json', 'buffer': b'{"a": '})
     p.locator('.toast.bad').wait_for()
     t.end(allowed=['status of 409'])
 
@@ -700,9 +721,7 @@ def documents(browser, main):
     t = Tab(browser, s)
     p = t.open()
     html = '<title>x</title><h1>Xyzzy</h1><p>The word plugh opens the grate. ' + HOSTILE + '<p>Water runs.' + ' ' * 250000
-    with p.expect_file_chooser() as chooser:
-        p.get_by_role('button', name='Attach files').click()
-    chooser.value.set_files([{'name': 'cave.html', 'mimeType': 'text/html', 'buffer': html.encode()}])
+    t.choose('Attach files', {'name': 'cave.html', 'mimeType': 'text/html', 'buffer': html.encode()})
     p.locator('.composer .file', has_text='cave.html').wait_for()
     p.locator('.composer .file', has_text='reading').wait_for(state='detached')
     p.fill('.composer textarea', 'Which word opens the grate?')
@@ -714,9 +733,7 @@ def documents(browser, main):
     body = t.bodies[-1]
     expect(len(body['rag']['document_ids']) == 1 and 'plugh' not in json.dumps(body['messages']), body)
     # the same document under another name
-    with p.expect_file_chooser() as chooser:
-        p.get_by_role('button', name='Attach files').click()
-    chooser.value.set_files([{'name': 'grotto.html', 'mimeType': 'text/html', 'buffer': html.encode()}])
+    t.choose('Attach files', {'name': 'grotto.html', 'mimeType': 'text/html', 'buffer': html.encode()})
     p.locator('.composer .file', has_text='grotto.html').wait_for()
     p.locator('.composer .file', has_text='reading').wait_for(state='detached')
     p.get_by_role('button', name='Remove grotto.html').click()

@@ -87,12 +87,15 @@ export function memoryParts(s) {
   return [s.process_file_memory_gb, own, Math.max(0, s.memory_used_gb - own)].map(x => x / s.memory_total_gb);
 }
 
+const time = ms => ms < 1000 ? `${number(ms)} ms` : `${number(ms / 1000, 1)} s`;
+
 // ---- the page ----
 
 class Dashboard {
   constructor(root) {
     this.rates = [];
     this.active = [];
+    this.latencies = h('.sub');
     this.state = h('span.state', { role: 'status' }, 'connecting');
     this.cards = h('.cards', { 'aria-live': 'off' });
     this.models = h('section.section');
@@ -160,7 +163,7 @@ class Dashboard {
         `${number(a.total_requests)} in all${a.failed_requests ? `, ${number(a.failed_requests)} failed` : ''}`,
         spark(this.active)),
       card('Latency', a.avg_latency_ms < 1000 ? number(a.avg_latency_ms) : number(a.avg_latency_ms / 1000, 1),
-        a.avg_latency_ms < 1000 ? 'ms' : 's', `${number(a.requests_per_minute, 1)} requests a minute`),
+        a.avg_latency_ms < 1000 ? 'ms' : 's', `${number(a.requests_per_minute, 1)} requests a minute`, this.latencies),
       card('Memory', s.process_memory_gb.toFixed(2), 'GB',
         `${s.process_file_memory_gb.toFixed(2)} GB of that are pages of files; without such pages the machine uses ` +
           `${number(s.memory_percent)} % of ${number(s.memory_total_gb, 1)} GB`,
@@ -218,7 +221,7 @@ class Dashboard {
         chart('Tokens a second', t.tokens_per_second,
           { times, format: v => `${number(v, v < 10 ? 1 : 0)} tokens/s` }),
         chart('Latency', t.latency_ms,
-          { bars: true, times, format: v => v < 1000 ? `${number(v)} ms` : `${number(v / 1000, 1)} s` }),
+          { bars: true, times, format: time }),
         chart('Memory', t.memory_usage_gb, { times, format: v => `${number(v, 2)} GB` })));
       this.drawKeys(k);
       this.drawRecent(r.requests);
@@ -242,12 +245,15 @@ class Dashboard {
   }
 
   drawRecent(list) {
+    const first = list.filter(r => r.status < 400).map(r => r.first_token_ms).sort((x, y) => x - y);
+    const quantile = q => time(first[Math.ceil(q * first.length) - 1]);
+    this.latencies.textContent = first.length
+      ? `first token after ${quantile(.5)}, 95 % within ${quantile(.95)} (last ${plural(first.length, 'request')})` : '';
     this.recent.replaceChildren(h('header', {}, h('h2', {}, 'Recent requests')),
       list.length ? table(['Time', 'Endpoint', 'Model', 'Prompt', 'Answer', 'First token', 'Total', 'Tokens/s',
         'Status'], list.map(r => [
           new Date(r.timestamp * 1000).toLocaleTimeString('en', { hour12: false }), h('span.mono', {}, r.endpoint),
-          r.model, number(r.prompt_tokens), number(r.completion_tokens), `${number(r.first_token_ms)} ms`,
-          r.latency_ms < 1000 ? `${number(r.latency_ms)} ms` : `${number(r.latency_ms / 1000, 1)} s`,
+          r.model, number(r.prompt_tokens), number(r.completion_tokens), time(r.first_token_ms), time(r.latency_ms),
           number(r.tokens_per_sec, 1), h('span.state.' + (r.status < 400 ? 'good' : 'bad'), {}, String(r.status))]),
         [3, 4, 5, 6, 7])
       : h('.card', {}, emptyState('dashboard', 'No requests yet', 'They appear here as they end.')));

@@ -65,9 +65,9 @@ function tryForm(method, path, op) {
       [m[1], h('input', { type: 'text', placeholder: m[1], 'aria-label': m[1] })]);
   const query = h('input',
     { type: 'text', placeholder: 'query: limit=10', 'aria-label': 'Query', spellcheck: 'false' });
-  const body = schema &&
-    h('textarea', { 'aria-label': 'Body', spellcheck: 'false',
-      value: JSON.stringify(sample(path, schema), null, 2) });
+  const text = schema && JSON.stringify(sample(path, schema), null, 2);
+  const body = schema && h('textarea', { 'aria-label': 'Body', spellcheck: 'false', value: text,
+    rows: Math.min(16, text.split('\n').length + 1) });
   const out = h('div', { 'aria-live': 'polite' }), button = h('button.primary', { type: 'submit' }, 'Send');
   const fields = schema?.properties &&
     h('details.more', {}, h('summary', {}, `${Object.keys(schema.properties).length} fields`),

@@ -25,7 +25,7 @@ export class Answer {
 
   body() {
     const s = this.conv.settings || {}, { thinking, tools, documents } = s;
-    return { model: this.conv.model || 'default', messages: promptOf(this.conv, this.path, this.parts), stream: true,
+    return { ...s.more, model: this.conv.model || 'default', messages: promptOf(this.conv, this.path, this.parts), stream: true,
       stream_options: { include_usage: true }, ...s.params,
       ...(thinking && thinking !== 'auto' && { chat_template_kwargs: { enable_thinking: thinking === 'on' } }),
       ...(who.features.tools && tools?.length &&

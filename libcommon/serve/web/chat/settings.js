@@ -106,6 +106,20 @@ export class Settings {
       } }, 'Use for new chats'));
   }
 
+  // Draw the fields of a request that no other control has, as JSON.
+  drawFields() {
+    const now = this.chat.conv.settings.more;
+    const e = h('textarea.mono', { rows: 3, spellcheck: 'false', value: now ? JSON.stringify(now, null, 1) : '',
+      onchange: () => {
+        let more = null;
+        try { more = e.value.trim() ? JSON.parse(e.value) : undefined; } catch { /* more stays null */ }
+        const ok = more === undefined || (typeof more === 'object' && more !== null && !Array.isArray(more));
+        e.setAttribute('aria-invalid', String(!ok));
+        if (ok) this.changeSoon({ more });
+      } });
+    return e;
+  }
+
   // Draw every number and text that the API takes, from its description.
   async drawMore(box) {
     try {
@@ -133,7 +147,9 @@ export class Settings {
       box.replaceChildren(...Object.entries(schema)
         .filter(([name, f]) => (['number', 'integer'].includes(f.type) || name === 'grammar' || name === 'regex') &&
           !skip.includes(name) && !/^(Ignored|Refused)/.test(f.description || '')).map(([n, f]) => input(n, f)),
-        field('stop', stop, 'Texts at which the answer ends, with commas between.'));
+        field('stop', stop, 'Texts at which the answer ends, with commas between.'),
+        field('More fields of a request', this.drawFields(),
+          'A JSON object such as {"ignore_eos": true, "logit_bias": {"42": -100}}.'));
     } catch (e) { box.replaceChildren(h('p.muted', {}, e.message)); }
   }
 }
