@@ -310,6 +310,8 @@ int engine_set_limits(struct engine *g, const struct engine_limits *l, struct er
         return err_set(e, ERR_LIMIT, "draft is %d, expected 0 to %d", l->draft, DRAFT_MOST);
     if (l->max_waiting < 0)
         return err_set(e, ERR_LIMIT, "max_waiting is %d, expected 0 or more", l->max_waiting);
+    if (l->max_tokens < 0 || l->max_tokens > g->max_tokens)
+        return err_set(e, ERR_LIMIT, "max_tokens is %d, expected 0 to %d", l->max_tokens, g->max_tokens);
     g->limits = *l;
     return 0;
 }
@@ -389,6 +391,14 @@ int engine_set_lora(struct engine *g, struct model *m, int number, struct lora_b
     return -1;
 }
 
+void engine_count_requests(const struct engine *g, struct engine_stats *s)
+{
+    s->n_running = g->n_running;
+    s->n_waiting = g->n_waiting + g->n_pending;
+    s->n_tenants = g->n_tenants;
+    s->requests = g->count.requests;
+}
+
 void engine_stats(const struct engine *g, struct engine_stats *s)
 {
     const size_t vocab = (size_t)g->vocab_size * sizeof(float),
@@ -418,12 +428,11 @@ void engine_stats(const struct engine *g, struct engine_stats *s)
         s->private_bytes += d.bytes;
     }
     s->broken = g->broken;
-    s->n_running = g->n_running;
+    s->max_tokens = g->max_tokens;
+    engine_count_requests(g, s);
     s->n_late = 0;
     for (int i = 0; i < g->n_running; i++)
         s->n_late += g->running[i]->late != LATE_NOT;
-    s->n_waiting = g->n_waiting + g->n_pending;
-    s->n_tenants = g->n_tenants;
     if (g->m->n_loras)
         count_loras(g, s);
     s->backend = g->backend->describe(g->b);
@@ -462,6 +471,12 @@ void engine_watch_blocks(struct engine *g, const struct engine_watch *w)
 {
     g->watch = *w;
     kv_pool_watch(g->pool, &(struct kv_watch){ block_stored, block_removed, g });
+}
+
+void engine_watch_plan(struct engine *g, void (*planned)(void *user), void *user)
+{
+    g->planned = planned;
+    g->planned_user = user;
 }
 
 void engine_trim(struct engine *g)

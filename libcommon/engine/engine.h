@@ -157,6 +157,9 @@ struct engine_limits {
      * from measured times, so that answers keep their pace */
     int chunk;
     int max_waiting;                /* 0: no limit */
+    /* most tokens of a step, unless more requests than that decode; 0: engine_options.max_tokens.
+     * Encoders ignore it, because they compute a sequence as a whole. */
+    int max_tokens;
     /* tokens of each draft, or fewer if a step has no space for them; 0: chosen from measured times
      * and acceptance rates */
     int draft;
@@ -306,6 +309,7 @@ struct engine_stats {
     /* running requests that skip steps until their constraint is ready */
     int n_late;
     int broken;                                     /* engine_check() has failed */
+    int max_tokens;                                 /* tokens of a step for which memory was allocated */
     /* bit i - 1: running requests, or waiting ones, use the LoRA adapter with number i */
     uint64_t loras_running[LORA_WORDS], loras_waiting[LORA_WORDS];
     /* counts since engine_open */
@@ -338,6 +342,10 @@ struct engine_stats {
     struct backend_device device;
 };
 void engine_stats(const struct engine *g, struct engine_stats *s);
+/* Update only n_running, n_waiting, n_tenants and requests of *s. */
+void engine_count_requests(const struct engine *g, struct engine_stats *s);
+/* Call planned(user) in each step, after requests were admitted and before the backend computes. */
+void engine_watch_plan(struct engine *g, void (*planned)(void *user), void *user);
 
 /* Callbacks that report changes of the prefix cache, called by the engine's thread.  stored,
  * removed: as in struct kv_watch; lora: name of the adapter that computed the block, NULL: none.

@@ -137,9 +137,14 @@ static int take_lookahead(struct engine *g)
 int lookahead_run(struct engine *g, struct err *e)
 {
     int n = g->n_begun ? take_lookahead(g) : 0, rc = 0;
-    if (n == 0) {
+    const int is_ahead = n > 0;
+    if (!is_ahead) {
         plan_step(g);
         n = g->n_items = plan_batch(g);
+    }
+    if (g->planned)
+        g->planned(g->planned_user);
+    if (!is_ahead) {
         if (n == 0)
             return 0;
         if (g->copy_failed || g->broken) {

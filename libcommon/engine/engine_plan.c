@@ -55,6 +55,12 @@ static int stretched(const struct engine *g, float alone, float stretch)
     return n < LEAST_CHUNK ? LEAST_CHUNK : n > (float)g->max_tokens ? g->max_tokens : (int)n;
 }
 
+/* Most tokens of a step. */
+static int step_tokens(const struct engine *g)
+{
+    return g->limits.max_tokens && !g->m->config.both_ways ? g->limits.max_tokens : g->max_tokens;
+}
+
 /* Most prompt tokens of a step in which n_decoding requests decode. */
 static int chunk_tokens(const struct engine *g, int n_decoding)
 {
@@ -515,8 +521,9 @@ void plan_step(struct engine *g)
     }
     for (struct tenant_queue *s = g->tenants; s; s = s->next)
         s->planned = 0;
-    const struct room all = { g->max_tokens - n_decoding, chunk_tokens(g, n_decoding), PROMPT_ROWS, DRAFT_ROWS,
-                              n_decoding };
+    const int most = step_tokens(g);
+    const struct room all = { most > n_decoding ? most - n_decoding : 0, chunk_tokens(g, n_decoding), PROMPT_ROWS,
+                              DRAFT_ROWS, n_decoding };
     struct room room = all;
     g->pace.chunk = room.chunk;
     draft_model_guess(g, n_decoding, room.chunk);

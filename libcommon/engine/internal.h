@@ -211,6 +211,7 @@ struct engine {
     int kept_tokens, kept_sinks;
     struct kv_pool *pool;
     struct engine_watch watch;          /* stepped NULL: none */
+    void (*planned)(void *user); void *planned_user;    /* engine_watch_plan(); NULL: none */
     int entering;                       /* number of the adapter of the request whose blocks enter the tree */
     struct disk *disk;                  /* NULL: prefixes are in memory only */
     struct state_pool *states; int snapshot_every;      /* NULL: the model has no recurrent layers */

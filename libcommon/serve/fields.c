@@ -380,6 +380,8 @@ const struct field fields[] = {
     OTHER("id", BODY_MCP, "{\"type\":[\"string\",\"integer\"]}", "of a request; returned in the answer"),
     OTHER("method", BODY_MCP, "{\"type\":\"string\"}", "initialize, server/discover, tools/list, tools/call, ..."),
     OTHER("params", BODY_MCP, "{\"type\":\"object\"}", "parameters of the method"),
+    WHOLE("max_tokens_per_batch", BODY_BATCHING, 0, INT_MAX, AT(step_tokens), 0,
+          "most tokens of a step, of prompts and answers; 0: as many as memory was allocated for"),
     WHOLE("max_queue", BODY_BATCHING, 0, INT_MAX, AT(max_waiting), 0, "requests that may wait; 0: any number"),
 };
 const int n_fields = sizeof fields / sizeof *fields;

@@ -105,7 +105,7 @@ struct params {
     int top_n, return_documents;
     int truncate; /* tokens to keep of a text; -1: the context's size; 0: longer texts are refused */
     const char *input_type, *prompt_name;       /* borrowed from the body */
-    int max_running, max_waiting, chunk;
+    int max_running, max_waiting, chunk, step_tokens;
     int rate_limit, enabled, token_limit_minute, token_limit_day;
     double expires_at;
     const char *name, *scopes, *models;     /* borrowed from the body */

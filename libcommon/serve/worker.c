@@ -41,8 +41,10 @@ struct worker {
     int stop, ended, check;             /* check: engine_check is requested */
     struct engine_stats stats;
     struct engine_limits limits;
+    int n_unread;                       /* requests submitted that `stats` does not count */
     /* for the thread only */
     struct events *batch;
+    int n_read;                         /* those of n_unread that the engine has */
 };
 
 /* ---- events ---- */
@@ -240,6 +242,17 @@ static void run_command(struct worker *w, struct command *c)
     }
 }
 
+/* Publish the numbers of requests while a step runs, for engine_watch_plan(). */
+static void publish_requests(void *user)
+{
+    struct worker *w = user;
+    pthread_mutex_lock(&w->lock);
+    engine_count_requests(w->g, &w->stats);
+    w->n_unread -= w->n_read;
+    w->n_read = 0;
+    pthread_mutex_unlock(&w->lock);
+}
+
 /* Publish the events and the statistics of this step. */
 static void deliver(struct worker *w)
 {
@@ -251,6 +264,8 @@ static void deliver(struct worker *w)
     pthread_mutex_lock(&w->lock);
     w->stats = s;
     w->limits = l;
+    w->n_unread -= w->n_read;
+    w->n_read = 0;
     if (any) {
         *w->out_last = w->batch;
         w->out_last = &w->batch->next;
@@ -277,6 +292,7 @@ static void *work(void *arg)
         w->first = NULL;
         w->check = 0;
         w->last = &w->first;
+        w->n_read = w->n_unread;
         w->ended = stop;
         if (stop)
             pthread_cond_signal(&w->over);
@@ -324,6 +340,7 @@ struct worker *worker_open(struct engine *g, void (*wake)(void *user), void *use
     w->out_last = &w->out;
     engine_stats(g, &w->stats);
     engine_limits(g, &w->limits);
+    engine_watch_plan(g, publish_requests, w);
     pthread_condattr_t a;
     pthread_condattr_init(&a);
     pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
@@ -395,6 +412,8 @@ static int give_command(struct worker *w, const struct command *what)
     pthread_mutex_lock(&w->lock);
     *w->last = c;
     w->last = &c->next;
+    if (c->kind == COMMAND_SUBMIT)
+        w->n_unread += c->params.n > 1 ? c->params.n : 1;
     pthread_cond_signal(&w->work);
     pthread_mutex_unlock(&w->lock);
     return 0;
@@ -472,8 +491,11 @@ void worker_give_back(struct worker *w, struct events *list)
 void worker_stats(struct worker *w, struct engine_stats *s, struct engine_limits *l)
 {
     pthread_mutex_lock(&w->lock);
-    if (s)
+    if (s) {
         *s = w->stats;
+        s->n_waiting += w->n_unread;
+        s->requests += (uint64_t)w->n_unread;
+    }
     if (l)
         *l = w->limits;
     pthread_mutex_unlock(&w->lock);

@@ -81,7 +81,8 @@ void worker_check(struct worker *w);            /* engine_check before the next 
 /* Take all events so far, oldest first; NULL: none.  Return them with worker_give_back. */
 struct events *worker_take(struct worker *w);
 void worker_give_back(struct worker *w, struct events *list);
-/* Statistics and limits as of the last step; s and l may be NULL. */
+/* Statistics and limits as of the last step, and the numbers of requests as of the running one; s
+ * and l may be NULL. */
 void worker_stats(struct worker *w, struct engine_stats *s, struct engine_limits *l);
 
 static inline const struct top_logprob *event_top(const struct events *b, const struct event *ev)

@@ -386,7 +386,13 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   [ "$(admin "$URL/api/batching" -d '{"max_batch_size":2}' | jq .config.max_batch_size)" = 2 ]
   [ "$(admin "$URL/api/batching" -d '{"max_batch_size":33}' | jq -r .error.code)" = out_of_range ]
   [ "$(admin "$URL/api/batching" -d '{"chunk":64}' | jq .config.chunk)" = 64 ]
-  admin "$URL/api/batching" -d '{"chunk":0}' | jq -e '.config == {"max_batch_size":2,"chunk":0,"max_queue":1000}'
+  admin "$URL/api/batching" -d '{"chunk":0}' | jq -e '.config | .max_tokens_per_batch >= 32 and del(.max_tokens_per_batch) == {"max_batch_size":2,"chunk":0,"max_queue":1000,"batch_timeout_ms":0,"enable_cuda_graphs":false}'
+  local most
+  most=$(curl -s "$URL/api/batching" | jq .engines.tiny.config.max_tokens_per_batch)
+  [ "$(admin "$URL/api/batching" -d '{"max_tokens_per_batch":33}' | jq .config.max_tokens_per_batch)" = 33 ]
+  [ "$(admin "$URL/api/batching" -d "{\"max_tokens_per_batch\":$((most + 1))}" | jq -r .error.code)" = out_of_range ]
+  [ "$(ask "$QUESTION" | jq -r '.choices[0].message.content')" = "2 + 2 = 4" ]
+  [ "$(admin "$URL/api/batching" -d '{"max_tokens_per_batch":0}' | jq .config.max_tokens_per_batch)" = "$most" ]
   [ "$(admin -X POST "$URL/api/batching/disable" | jq .enabled)" = false ]
   [ "$(ask "$QUESTION" | jq -r '.choices[0].message.content')" = "2 + 2 = 4" ]
   [ "$(curl -s "$URL/api/batching" | jq -c '[.enabled, .engines.tiny.config.max_batch_size]')" = '[false,1]' ]

@@ -374,6 +374,59 @@ static void test_one_report_admits_the_others(void **state)
     }
 }
 
+/* Numbers that a step has reported before it computes. */
+struct planned { struct engine *g; struct engine_stats s; int n; };
+
+static void note_plan(void *user)
+{
+    struct planned *p = user;
+    engine_count_requests(p->g, &p->s);
+    p->n++;
+}
+
+/* While a step runs, the numbers of requests include those that the step admits. */
+static void test_counts_within_a_step(void **state)
+{
+    (void)state;
+    static struct answer a[3];
+    struct planned p = { .g = open_engine(2, 64, 40) };
+    engine_watch_plan(p.g, note_plan, &p);
+    for (int i = 0; i < 3; i++)
+        add(p.g, &a[i], A, i, 20, 10);
+    step(p.g, 1);
+    assert_int_equal(p.n, 1);
+    assert_int_equal(p.s.n_running, 2);
+    assert_int_equal(p.s.n_waiting, 1);
+    assert_int_equal(p.s.n_tenants, 1);
+    assert_int_equal(p.s.requests, 3);
+    run_to_end(p.g);
+    engine_close(p.g);
+}
+
+/* max_tokens limits the tokens of each step, but every answer that has begun advances in it. */
+static void test_limit_of_a_step(void **state)
+{
+    (void)state;
+    static struct answer a[4];
+    struct engine_stats before, after;
+    struct err e;
+    struct engine *g = open_engine(4, 64, 40);
+    assert_int_equal(engine_set_limits(g, &(struct engine_limits){ .max_running = 4, .max_tokens = 65 }, &e), -1);
+    assert_int_equal(engine_set_limits(g, &(struct engine_limits){ .max_running = 4, .max_tokens = 3 }, &e), 0);
+    for (int i = 0; i < 4; i++)
+        add(g, &a[i], A, i, 20, 10);
+    engine_stats(g, &before);
+    assert_int_equal(before.max_tokens, 64);
+    for (int more = 1; more > 0; before = after) {
+        assert_true((more = engine_step(g, &e)) >= 0);
+        engine_stats(g, &after);
+        assert_in_range(after.tokens - before.tokens, 0, 4);
+    }
+    for (int i = 0; i < 4; i++)
+        assert_as_alone(&a[i], i, 20, 10);
+    engine_close(g);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -382,6 +435,7 @@ int main(void)
         cmocka_unit_test(test_standing_back), cmocka_unit_test(test_full_queue),
         cmocka_unit_test(test_many_tenants), cmocka_unit_test(test_one_after_another),
         cmocka_unit_test(test_no_useless_preemption), cmocka_unit_test(test_one_report_admits_the_others),
+        cmocka_unit_test(test_counts_within_a_step), cmocka_unit_test(test_limit_of_a_step),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -2,6 +2,15 @@
 #include "libcommon/serve/admin/statistics.h"
 #include "libcommon/serve/internal.h"
 
+/* The settings of an engine.  Requests join the batch of the next step, so that none waits for
+ * others to arrive: batch_timeout_ms, which servers of fixed batches have, is 0. */
+static json_t *config_object(const struct engine_limits *l, const struct engine_stats *e)
+{
+    return json_pack("{s:i, s:i, s:i, s:i, s:i, s:b}", "max_batch_size", l->max_running, "max_tokens_per_batch",
+                     l->max_tokens ? l->max_tokens : e->max_tokens, "chunk", l->chunk, "max_queue", l->max_waiting,
+                     "batch_timeout_ms", 0, "enable_cuda_graphs", e->device.name && !e->device.graphs.off);
+}
+
 static json_t *batching_object(const struct server *s)
 {
     json_t *engines = json_object();
@@ -13,11 +22,10 @@ static json_t *batching_object(const struct server *s)
             continue;
         worker_stats(lm->worker, &e, &l);
         enabled &= lm->batching;
-        json_t *j = json_pack("{s:b, s:{s:i, s:i, s:i}, s:i, s:i, s:i, s:I, s:I, s:I, s:I}", "enabled", lm->batching,
-                              "config", "max_batch_size", l.max_running, "chunk", l.chunk, "max_queue", l.max_waiting,
-                              "processing", e.n_running, "queued", e.n_waiting, "tenants", e.n_tenants, "submitted",
-                              (json_int_t)e.requests, "completed", (json_int_t)e.finished, "cancelled",
-                              (json_int_t)e.cancelled, "failed", (json_int_t)e.failed);
+        json_t *j = json_pack("{s:b, s:o, s:i, s:i, s:i, s:I, s:I, s:I, s:I}", "enabled", lm->batching, "config",
+                              config_object(&l, &e), "processing", e.n_running, "queued", e.n_waiting, "tenants",
+                              e.n_tenants, "submitted", (json_int_t)e.requests, "completed", (json_int_t)e.finished,
+                              "cancelled", (json_int_t)e.cancelled, "failed", (json_int_t)e.failed);
         json_object_update_new(j, json_pack("{s:I, s:I, s:I, s:f, s:f}", "iterations", (json_int_t)e.steps, "tokens",
                                             (json_int_t)e.tokens, "preemptions", (json_int_t)e.preemptions,
                                             "avg_tokens_per_iteration",
@@ -68,9 +76,39 @@ void handle_batching_disable(struct server *s, struct conn *c, const char *rest)
     batching_all(s, c, 0);
 }
 
+/* Change the limits of lm to those given, and reply. */
+static void set_limits(struct server *s, struct conn *c, struct loaded_model *lm, const struct params *p)
+{
+    struct engine_stats e;
+    worker_stats(lm->worker, &e, NULL);
+    if (p->max_running > lm->most_running) {
+        reply_refusal(s, c, 400, "out_of_range", "max_batch_size: %d is not in the range 1 to %d (--max-seqs)",
+                      p->max_running, lm->most_running);
+        return;
+    }
+    if (p->step_tokens > e.max_tokens) {
+        reply_refusal(s, c, 400, "out_of_range", "max_tokens_per_batch: %d is not in the range 0 to %d", p->step_tokens,
+                      e.max_tokens);
+        return;
+    }
+    if (p->max_running)
+        lm->limits.max_running = p->max_running;
+    if (p->max_waiting >= 0)
+        lm->limits.max_waiting = p->max_waiting;
+    if (p->chunk >= 0)
+        lm->limits.chunk = p->chunk;
+    if (p->step_tokens >= 0)
+        lm->limits.max_tokens = p->step_tokens;
+    if (set_batching(lm, 1) != 0)
+        reply_refusal(s, c, 503, NULL, "out of memory");
+    else
+        reply_object(s, c, 200, json_pack("{s:b, s:s, s:o}", "success", 1, "model", lm->id, "config",
+                                          config_object(&lm->limits, &e)));
+}
+
 void handle_batching_set(struct server *s, struct conn *c, const char *rest)
 {
-    struct params p = { .max_waiting = -1, .chunk = -1 };
+    struct params p = { .max_waiting = -1, .chunk = -1, .step_tokens = -1 };
     struct problem pr;
     json_t *body = read_body(s, c, BODY_BATCHING, &p);
     (void)rest;
@@ -82,22 +120,8 @@ void handle_batching_set(struct server *s, struct conn *c, const char *rest)
                       "its model: expected the id of a model", p.model);
     } else if (!lm) {
         reply_problem(s, c, &pr);
-    } else if (p.max_running > lm->most_running) {
-        reply_refusal(s, c, 400, "out_of_range", "max_batch_size: %d is not in the range 1 to %d (--max-seqs)",
-                      p.max_running, lm->most_running);
     } else {
-        if (p.max_running)
-            lm->limits.max_running = p.max_running;
-        if (p.max_waiting >= 0)
-            lm->limits.max_waiting = p.max_waiting;
-        if (p.chunk >= 0)
-            lm->limits.chunk = p.chunk;
-        if (set_batching(lm, 1) != 0)
-            reply_refusal(s, c, 503, NULL, "out of memory");
-        else
-            reply_object(s, c, 200, json_pack("{s:b, s:s, s:{s:i, s:i, s:i}}", "success", 1, "model", lm->id, "config",
-                                              "max_batch_size", lm->limits.max_running, "chunk", lm->limits.chunk,
-                                               "max_queue", lm->limits.max_waiting));
+        set_limits(s, c, lm, &p);
     }
     json_decref(body);
 }
