@@ -81,10 +81,21 @@ static void suggest_option(const char *arg, const struct option *options)
         fprintf(stderr, "did you mean '--%s'?\n", near);
 }
 
+/* Suggest the long form of -c=VALUE, in which getopt_long() takes '=' for another option. */
+static void suggest_long(const char *arg, const struct option *options)
+{
+    const char *value = arg[0] == '-' && arg[1] != '-' ? strchr(arg, '=') : NULL;
+    for (; value && options->name; options++)
+        if (options->val == value[-1] && options->has_arg)
+            fprintf(stderr, "did you mean '--%s%s'?\n", options->name, value);
+}
+
 int cli_getopt(int argc, char *const *argv, const char *letters, const struct option *options)
 {
     const int c = getopt_long(argc, argv, letters, options, NULL);
     if (c == '?' && opterr && optopt == 0 && optind > 0)
         suggest_option(argv[optind - 1], options);
+    if (c == '?' && opterr && optopt == '=')
+        suggest_long(argv[optind < argc && strchr(argv[optind], '=') ? optind : optind - 1], options);
     return c;
 }

@@ -35,16 +35,26 @@ static const struct { const char *name; int (*run)(int argc, char **argv); } com
     { "check", info_models_check }, { "fetch", info_models_fetch },
 };
 
+enum { N_COMMANDS = sizeof commands / sizeof *commands };
+
+static size_t find(const char *name)
+{
+    size_t i = 0;
+    while (i < N_COMMANDS && strcmp(name, commands[i].name) != 0)
+        i++;
+    return i;
+}
+
+int info_models_has(const char *name) { return find(name) < N_COMMANDS; }
+
 int info_models(int argc, char **argv)
 {
     const char *name = argc > 1 ? argv[1] : "";
-    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
-        if (strcmp(name, commands[i].name) == 0)
-            return commands[i].run(argc - 1, argv + 1);
+    if (info_models_has(name))
+        return commands[find(name)].run(argc - 1, argv + 1);
     if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0)
         return cli_help(usage);
     if (*name)
-        return cli_no_command("zse-info models", name, &commands[0].name, sizeof *commands,
-                              sizeof commands / sizeof *commands);
+        return cli_no_command("zse-info models", name, &commands[0].name, sizeof *commands, N_COMMANDS);
     return cli_usage(usage);
 }

@@ -4,6 +4,7 @@
 
 /* argv[0] is "models", argv[1] the subcommand.  Returns the exit code. */
 int info_models(int argc, char **argv);
+int info_models_has(const char *name);          /* whether it is a subcommand */
 
 /* info_registry.c; argv[0] is the subcommand's name. */
 int info_models_list(int argc, char **argv);

@@ -184,7 +184,7 @@ static int list(struct keys *k, struct usage *u, const struct apikey_options *o,
     } else {
         json_decref(keys);
         if (!n)
-            cli_note(prog, "there are no keys yet");
+            cli_note(prog, "no keys yet (zse-apikey create NAME makes one)");
     }
     free(all);
     return 0;
@@ -253,7 +253,7 @@ static int show_key(const struct apikey_options *o, const struct key_info *k, co
         json_decref(out);
     } else {
         puts(text);
-        cli_note(prog, "this is the only time the key of '%s' is shown", k->name);
+        cli_note(prog, "%s: the key is shown this once", k->name);
     }
     return 0;
 }
@@ -270,7 +270,7 @@ static int create(struct keys *k, struct apikey_options *o, struct err *e)
     if (keys_required(k, &before, e) || keys_create(k, &o->key, text, e) || keys_required(k, &after, e))
         return -1;
     if (!before && after)
-        cli_note(prog, "keys are required from now on ('zse-apikey disable' makes them optional again)");
+        cli_note(prog, "keys are required from now on (zse-apikey disable makes them optional)");
     return show_key(o, &o->key, text);
 }
 
@@ -309,7 +309,7 @@ static int reset(struct keys *k, struct usage *u, const struct apikey_options *o
     if (keys_find(k, o->name, &key, e) || keys_reset_usage(k, key.id, e))
         return -1;
     usage_reset(u, key.id);
-    return said(o, "its counters are reset");
+    return said(o, "counters set to zero");
 }
 
 static int delete(struct keys *k, struct usage *u, const struct apikey_options *o, struct err *e)

@@ -95,6 +95,9 @@ static int parse_options(struct info_options *o, int argc, char **argv, int *cod
         default: cli_usage(usage); return -1;
         }
     }
+    if (optind < argc && info_models_has(argv[optind]) && !home_names_model(argv[optind]) &&
+        access(argv[optind], F_OK) != 0)
+        return cli_wrong("zse-info", "'%s' is not a command; did you mean 'models %s'?", argv[optind], argv[optind]), -1;
     if (optind < argc && !home_names_model(argv[optind]) &&
         cli_is_mistyped(argv[optind], &commands[0].name, sizeof *commands, N_COMMANDS))
         return cli_no_command("zse-info", argv[optind], &commands[0].name, sizeof *commands, N_COMMANDS), -1;

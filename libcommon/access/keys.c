@@ -149,7 +149,7 @@ static struct key_value hash_value(const uint8_t *h) { return (struct key_value)
 
 static int unknown(const struct keys *k, const char *name, struct err *e)
 {
-    return err_set(e, ERR_FORMAT, "there is no key '%s' in %s", name, k->db->name);
+    return err_set(e, ERR_FORMAT, "%s: no key '%s'", k->db->name, name);
 }
 
 int keys_set_required(struct keys *k, int required, struct err *e)
@@ -183,7 +183,7 @@ static int insert(struct keys *k, struct key_info *info, const uint8_t *hash, st
     if (k->db->class->run(k->db, &q, e))
         return -1;
     if (!q.n_changed)
-        return err_set(e, ERR_FORMAT, "there is a key '%s' already in %s", info->name, k->db->name);
+        return err_set(e, ERR_FORMAT, "%s: key '%s' exists already", k->db->name, info->name);
     return k->db->class->run(k->db, &id, e);
 }
 

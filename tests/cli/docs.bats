@@ -43,6 +43,8 @@ zse-hardware recom|recommend
 zse-info tokenise x|tokenize
 zse-info model list|models
 zse-info models lst|list
+zse-info list|models list
+zse-chat -c=5 m|--continue=5
 zse-apikey craete x|create
 zse-audit expotr|export
 zse-info --tensor_ x|--tensors
@@ -60,6 +62,11 @@ END
   [[ $stderr != *"did you mean"* ]]
   run -2 --separate-stderr zse-bench --frobnicate
   [[ $stderr != *"did you mean"* ]]
+  # a command after MODEL, and a second word that is none
+  run -2 --separate-stderr zse-bench m.zse batch
+  [ "${stderr_lines[0]}" = "zse-bench: 'batch' comes before MODEL: zse-bench batch m.zse" ]
+  run -2 --separate-stderr zse-bench m.zse foo
+  [[ ${stderr_lines[0]} == "zse-bench: 'foo' is an extra argument"* ]]
   # a word that is neither a command nor a file must not be looked for on a hub
   HF_ENDPOINT=http://127.0.0.1:9 run -2 --separate-stderr zse-bench kernel
   [ "${stderr_lines[0]}" = "zse-bench: 'kernel' is neither a command nor a file or model here (models on the hub are named org/name)" ]

@@ -48,13 +48,13 @@ exchanged() { local n; n=$(rounds "$1") && await has_rounds "$1" $((n + 2)); }
   for i in "${pids[@]}"; do wait "$i"; done
   grep -qE '^zse-[-_A-Za-z0-9]{43}$' "$T/made1"
   run -1 --separate-stderr keys create key1
-  [[ $stderr == *"there is a key 'key1' already in postgresql://$DB:"*'/postgres' ]]
+  [[ $stderr == *"postgresql://$DB:"*"/postgres: key 'key1' exists already" ]]
   keys disable key2
   keys enable key3
   [ "$(keys rotate key1 2>/dev/null)" != "$(cat "$T/made1")" ]
   keys delete key3
   run -1 --separate-stderr keys delete key3
-  [[ $stderr == *"there is no key 'key3' in postgresql://"* ]]
+  [[ $stderr == *"postgresql://"*": no key 'key3'" ]]
   [ "$(keys list --json | jq -c '[.required, (.keys[] | .name, .rate_limit, .enabled)]')" = '[true,"key1",1,true,"key2",2,false]' ]
   [ "$(keys status key1 --json | jq -c '[.current, .remaining]')" = '[0,1]' ]
   keys disable

@@ -52,7 +52,7 @@ static void keys_live_and_die(void **state)
 
     struct key_info twice = { .name = "app", .scopes = SCOPE_CHAT };
     assert_int_equal(keys_create(cli, &twice, other, &e), -1);
-    assert_non_null(strstr(e.msg, "'app' already"));
+    assert_non_null(strstr(e.msg, "'app' exists already"));
     struct key_info odd = { .name = "a b" };
     assert_int_equal(keys_create(cli, &odd, other, &e), -1);
 
