@@ -31,7 +31,7 @@ static const char usage[] =
     "  spec                       answers with guesses of next tokens (--spec) and without, in turn; steps of several tokens\n"
     "  matmul                     one matrix of random weights against activations of several numbers of tokens\n"
     "  ternary                    the same of nl4 and the ternary layouts t2 and t3, in turn\n"
-    "  dequant                    decoding to f32, of each type of a GGUF file and of ours: elements a second on all threads\n"
+    "  dequant                    decoding to f32, of each type of a GGUF file and of ours: elements a second on all threads and on one\n"
     "  sparse                     memory of the scores of sparse attention: four patterns at several contexts, beside full attention\n"
     "  simd                       single operations of the CPU on one thread, beside their definitions in plain C\n"
     "  flash                      attention of prompts on one thread, beside plain loops that keep all scores\n"
@@ -326,7 +326,9 @@ static int check_arguments(enum command c, uint64_t given, int n, char **args)
         return cli_wrong(prog, "'%s' is neither a command nor a file or model here (models on the hub are named org/name)",
                          args[0]);
     if (c == SPEED && n > 1)
-        return cli_usage(usage);
+        return find_command(1, args + 1) == SPEED
+               ? cli_wrong(prog, "'%s' is an extra argument: a command comes before MODEL, else MODEL is alone", args[1])
+               : cli_wrong(prog, "'%s' comes before MODEL: zse-bench %s %s", args[1], args[1], args[0]);
     if (n < commands[c].least || n > commands[c].most)
         return cli_wrong(prog, "%s: %d argument%s, expected %d%s", commands[c].name, n, plural(n), commands[c].least,
                          commands[c].most == commands[c].least ? "" : commands[c].most == 1 ? " or 1" : " to 2");

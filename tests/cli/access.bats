@@ -28,7 +28,7 @@ entry() {
   run --separate-stderr zse-apikey create app
   [ "$status" = 1 ]
   [ -z "$output" ]
-  [[ "$stderr" == *"'app' already"* ]]
+  [[ "$stderr" == *"'app' exists already"* ]]
   zse-apikey list | grep -q '^app  *good  *60 '
   zse-apikey list --json >"$T/list"
   [ "$(jq -r '.keys[0].name, .keys[0].rate_limit, .required' "$T/list" | xargs)" = "app 60 true" ]

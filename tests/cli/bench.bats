@@ -226,7 +226,7 @@ if not eval(sys.argv[1]): print(sys.argv[1], "of", j); sys.exit(1)' "$1"; }
   run --separate-stderr zse-bench dequant --shape 32x512 -r 1 --json
   [ "$status" = 0 ]
   check '{(r["format"], r["type"]) for r in j["rows"]} >= {("gguf", t) for t in "F16 Q4_0 Q4_K Q6_K IQ2_XXS TQ1_0 MXFP4".split()} | {("zse", t) for t in "bf16 nl4 i8 t3 fp8 mxfp8".split()}' <<<"$output"
-  check 'all(r["elements_per_s"] > 0 and 1 < r["bits_per_weight"] <= 40 for r in j["rows"]) and j["threads"] >= 1' <<<"$output"
+  check 'all(r["elements_per_s"] > 0 and r["elements_per_s_one_thread"] > 0 and 1 < r["bits_per_weight"] <= 40 for r in j["rows"]) and j["threads"] >= 1' <<<"$output"
   run zse-bench dequant -q nl4
   [ "$status" = 2 ]
   run zse-bench dequant --shape 32x100 -r 1
