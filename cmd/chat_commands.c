@@ -15,6 +15,9 @@ static const char help[] =
     "/clear         start a new conversation\n"
     "/retry         answer the last question again\n"
     "/undo          take back the last question and its answer\n"
+    "/model NAME    answer with another model from now on; without NAME: list those here\n"
+    "/info          describe the model\n"
+    "/hardware      describe this machine\n"
     "/system TEXT   set the system message; without TEXT: remove it\n"
     "/stats         figures of the last answer and of memory\n"
     "/save FILE     write the conversation as JSON\n"
@@ -189,7 +192,8 @@ static void print_stats(const struct chat_session *t)
 
 enum command {
     COMMAND_HELP, COMMAND_CLEAR, COMMAND_SYSTEM, COMMAND_STATS, COMMAND_SAVE, COMMAND_LOAD, COMMAND_EXIT,
-    COMMAND_HISTORY, COMMAND_TITLE, COMMAND_TOOLS, COMMAND_RETRY, COMMAND_UNDO, N_COMMANDS
+    COMMAND_HISTORY, COMMAND_TITLE, COMMAND_TOOLS, COMMAND_RETRY, COMMAND_UNDO, COMMAND_MODEL,
+    COMMAND_INFO, COMMAND_HARDWARE, N_COMMANDS
 };
 /* argument: the name of the required argument; NULL: none is required. */
 static const struct { const char *name, *argument; } commands[N_COMMANDS] = {
@@ -199,6 +203,8 @@ static const struct { const char *name, *argument; } commands[N_COMMANDS] = {
     [COMMAND_EXIT] = { "/exit", NULL },       [COMMAND_HISTORY] = { "/history", NULL },
     [COMMAND_TITLE] = { "/title", "TEXT" },   [COMMAND_TOOLS] = { "/tools", NULL },
     [COMMAND_RETRY] = { "/retry", NULL },     [COMMAND_UNDO] = { "/undo", NULL },
+    [COMMAND_MODEL] = { "/model", NULL },     [COMMAND_INFO] = { "/info", NULL },
+    [COMMAND_HARDWARE] = { "/hardware", NULL },
 };
 
 static size_t first_word(const char *line) { return strcspn(line, " \t\n"); }
@@ -223,6 +229,14 @@ static void set_title(struct chat_session *t, const char *title)
     struct err e;
     if (chat_history_title(&t->history, title, &e) != 0)
         cli_note(prog, "%s", e.msg);
+}
+
+static void info(const struct chat_session *t)
+{
+    if (t->remote)
+        session_banner(t);
+    else
+        session_run("zse-info", t->m->path);
 }
 
 int session_command(struct chat_session *t, const char *line)
@@ -256,6 +270,12 @@ int session_command(struct chat_session *t, const char *line)
         break;
     case COMMAND_RETRY: retry(t); break;
     case COMMAND_UNDO: free(undo(t)); break;
+    case COMMAND_MODEL:
+        if (session_model(t, arg))
+            return 1;
+        break;
+    case COMMAND_INFO: info(t); break;
+    case COMMAND_HARDWARE: session_run("zse-hardware", NULL); break;
     }
     cli_flush();
     return 0;

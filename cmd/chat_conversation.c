@@ -106,58 +106,45 @@ static int reopen(struct chat_session *t, struct err *e)
     return 0;
 }
 
-static void print_banner(const struct chat_options *o, const struct opened_model *m, const struct remote *r)
+void session_banner(const struct chat_session *t)
 {
     char size[CLI_BYTES];
-    if (r)
-        printf("%s at %s.  /help lists the commands.\n", remote_model(r), remote_url(r));
+    if (t->remote)
+        printf("%s at %s.  /help lists the commands.\n", remote_model(t->remote), remote_url(t->remote));
     else
-        printf("%s: %s, %s of weights, context %d.  /help lists the commands.\n", m->name, m->model->config.arch,
-               cli_bytes(size, m->model->weight_bytes), context_len(m, &o->run));
+        printf("%s: %s, %s of weights, context %d.  /help lists the commands.\n", t->m->name, t->m->model->config.arch,
+               cli_bytes(size, t->m->model->weight_bytes), context_len(t->m, &t->o->run));
 }
 
 static void release(struct chat_session *t)
 {
-    session_forget(t);
+    session_leave_model(t);
     chat_history_close(&t->history);
-    if (t->engine)
-        engine_close(t->engine);
-    grammar_close(t->answer_tools.grammar);
-    grammar_vocab_close(t->vocab);
     chat_tools_close(t->tools);
-    prompter_close(&t->prompter);
     json_decref(t->functions);
     json_decref(t->lenient);
     json_decref(t->messages);
 }
 
-int chat_converse(const struct chat_options *o, const struct opened_model *m, struct remote *r, read_line_fn read_line,
-              void *user)
+int chat_converse(const struct chat_options *o, struct chat_model **m, struct remote *r, read_line_fn read_line,
+                  void *user)
 {
     struct err e;
-    struct chat_session t = { .o = o, .m = m, .remote = r, .read_line = read_line, .user = user,
-                              .messages = json_array(),
+    struct chat_session t = { .given = o, .o = o, .model = m ? *m : NULL, .slot = m, .remote = r,
+                              .read_line = read_line, .user = user, .messages = json_array(),
                               .history.off = o->no_history || (!read_line && !o->reopen) };
     struct sigaction action = { .sa_handler = on_interrupt }, before;
     sigemptyset(&action.sa_mask);
     if ((o->reopen && reopen(&t, &e) != 0) ||
         ((o->tools || o->mcp_config) && !(t.tools = chat_tools_open(o, &e))) ||
-        (!r && (prompter_open(&t.prompter, m, o, 1, &e) != 0 || !(t.engine = open_engine(m, &o->run, 1, 0, 0, &e))))) {
+        session_adopt(&t, &e) != 0) {
         release(&t);
         return cli_fail(prog, &e);
-    }
-    /* A model that was not trained on ChatML may write the end of a turn as text: stop there. */
-    struct chat_options own = *o;
-    static const char *const turn_end[] = { "<|im_end|>" };
-    if (t.prompter.fallback && !own.n_stop) {
-        own.stop = (const char **)turn_end;
-        own.n_stop = 1;
-        t.o = &own;
     }
     if (o->system)
         session_set_system(&t, o->system);
     if (read_line)
-        print_banner(o, m, r);
+        session_banner(&t);
     cli_flush();
     sigaction(SIGINT, &action, &before);
     if (read_line)

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 #include "cmd/cli.h"
 #include "libcommon/base/json.h"
@@ -292,6 +293,12 @@ static int check_tools(const struct chat_options *o)
     return other ? cli_wrong(prog, "%s cannot be used with --tools and --mcp-config", other) : 0;
 }
 
+/* Whether the model can be chosen from a list, before a conversation. */
+static int may_choose(const struct chat_options *o)
+{
+    return !o->prompt && !o->batch && !o->plan && isatty(STDIN_FILENO) && isatty(STDOUT_FILENO);
+}
+
 static int check(struct chat_options *o)
 {
     const int tools = check_tools(o);
@@ -320,7 +327,7 @@ static int check(struct chat_options *o)
         return cli_wrong(prog, "--ignore-eos goes on after the end that --json-schema, --grammar and --regex set");
     if (o->url)
         return check_url(o);
-    const int unnamed = open_model_unnamed(prog, o->model);
+    const int unnamed = may_choose(o) ? 0 : open_model_unnamed(prog, o->model);
     return unnamed ? unnamed : run_options_check(prog, &o->run);
 }
 
@@ -366,6 +373,7 @@ void chat_options_release(struct chat_options *o)
     free(o->stop);
     free(o->bias);
     free(o->breaker);
+    free(o->chosen);
     chat_grammar_close(o);
 }
 

@@ -604,6 +604,18 @@ void remote_set_tools(struct remote *r, json_t *functions)
         json_object_del(r->fields, "tools");
 }
 
+int remote_set_model(struct remote *r, const char *name)
+{
+    char *copy = strdup(name);
+    if (!copy || json_object_set_new(r->fields, "model", json_string(name)) != 0) {
+        free(copy);
+        return -1;
+    }
+    free(r->model);
+    r->model = copy;
+    return 0;
+}
+
 const char *remote_model(const struct remote *r) { return r->model; }
 const char *remote_url(const struct remote *r) { return r->base; }
 

@@ -6,7 +6,10 @@
 #include "cmd/zse-chat.h"
 
 struct chat_session {
-    const struct chat_options *o;
+    const struct chat_options *given;   /* as on the command line */
+    struct chat_options own;            /* completed for the model */
+    const struct chat_options *o;       /* &own */
+    struct chat_model *model, **slot;   /* as in chat_converse(); *slot is kept equal to model */
     const struct opened_model *m;       /* NULL: remote answers */
     struct remote *remote;              /* NULL: m answers */
     struct prompter prompter;
@@ -37,6 +40,9 @@ struct chat_session {
 /* ---- chat_conversation.c ---- */
 extern volatile sig_atomic_t stop_answer;       /* set by Ctrl-C during an answer */
 
+/* print the model, its size and its context */
+void session_banner(const struct chat_session *t);
+
 /* ---- chat_turn.c ---- */
 /* Ask the question and print the answer; both become messages unless that fails. */
 void session_turn(struct chat_session *t, const char *text);
@@ -55,5 +61,15 @@ void session_set_system(struct chat_session *t, const char *text);
 int may_be_command(const char *text);
 int session_command(struct chat_session *t, const char *line);          /* 1: the command ends the conversation */
 void print_message(const json_t *m);
+
+/* ---- chat_model.c ---- */
+/* Prepare to answer with t->model or t->remote; session_leave_model() releases all that this has
+ * opened, also if it failed. */
+int session_adopt(struct chat_session *t, struct err *e);
+void session_leave_model(struct chat_session *t);
+/* /model: change the model, or with "" list those that are here.  1: the conversation ends. */
+int session_model(struct chat_session *t, const char *arg);
+/* Run another of our programs and wait until it ends.  arg NULL: without arguments. */
+void session_run(const char *name, const char *arg);
 
 #endif

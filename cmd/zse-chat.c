@@ -14,6 +14,7 @@
 
 #include "cmd/zse-chat.h"
 #include "cmd/cli.h"
+#include "cmd/home.h"
 #include "cmd/memory_watch.h"
 #include "cmd/preflight.h"
 #include "libcommon/base/clock.h"
@@ -259,7 +260,7 @@ static char *read_line(void *user, const char *prompt, int *was_interrupted)
     return copy;
 }
 
-static int talk(const struct chat_options *o, const struct opened_model *m, struct remote *r, int interactive)
+static int talk(const struct chat_options *o, struct chat_model **m, struct remote *r, int interactive)
 {
     struct editor d;
     if (!interactive) {
@@ -315,7 +316,7 @@ static int plan(const struct chat_options *o)
 
 static int run(struct chat_options *o, uint64_t main_ns)
 {
-    struct opened_model m;
+    struct chat_model *cm;
     struct err e;
     int interactive = !o->plan && !o->prompt && !o->batch && isatty(STDIN_FILENO), rc;
     if (interactive && (o->raw || o->json || o->ids))
@@ -330,18 +331,21 @@ static int run(struct chat_options *o, uint64_t main_ns)
         memory_watch_start("zse-chat");
     if (o->piped)
         main_ns = clock_ns();           /* waiting for standard input does not count as loading */
-    if (open_model("zse-chat", o->model, &o->run, &m, &e) != 0)
+    if (interactive && !home_model_named(o->model) && (rc = chat_choose_model(o)) >= 0)
+        return rc;
+    if (!(cm = chat_model_open(o, o->model, &e)))
         return cli_fail("zse-chat", &e);
-    struct chat_marks marks = { .main = main_ns, .mapped = m.mapped_ns, .opened = clock_ns() };
-    if (chat_options_complete(o, &m, &e) != 0 || chat_grammar_open(o, &m, &e) != 0)
+    struct opened_model *m = &cm->m;
+    struct chat_marks marks = { .main = main_ns, .mapped = m->mapped_ns, .opened = clock_ns() };
+    if (chat_options_complete(o, m, &e) != 0 || chat_grammar_open(o, m, &e) != 0)
         rc = cli_fail("zse-chat", &e);
     else if (interactive || o->reopen || o->tools || o->mcp_config)
-        rc = talk(o, &m, NULL, interactive);
+        rc = talk(o, &cm, NULL, interactive);
     else
-        rc = o->batch ? chat_batch(o, &m, &marks) : chat_once(o, &m, &marks);
-    if (rc == 0 && !interactive && open_model_verified(&m, &e) != 0)
+        rc = o->batch ? chat_batch(o, m, &marks) : chat_once(o, m, &marks);
+    if (rc == 0 && !interactive && open_model_verified(&cm->m, &e) != 0)
         rc = cli_fail("zse-chat", &e);
-    close_model(&m);
+    chat_model_close(cm);
     return rc;
 }
 

@@ -22,6 +22,7 @@
 enum { MAX_RAG = 16 };
 struct chat_options {
     const char *model, *prompt, *system, *batch, *template_file;        /* NULL: not given */
+    char *chosen;                       /* owned: the model that was chosen from the list; NULL: none */
     const char *url, *key, *ca_file;    /* --url: the address of a server, its API key, certificates to trust */
     const char *rag[MAX_RAG]; int n_rag;                /* --rag: collections; "*": all */
     const char *tools, *mcp_config, *allow_tools;       /* --tools and --allow-tools: names with commas */
@@ -163,6 +164,7 @@ struct remote *remote_open(const struct chat_options *o, struct err *e);
 void remote_close(struct remote *r);                /* NULL is fine */
 const char *remote_model(const struct remote *r);
 const char *remote_url(const struct remote *r);
+int remote_set_model(struct remote *r, const char *name);       /* -1: it is not UTF-8, or no memory */
 /* Set the functions that every request has from now on; NULL: none. */
 void remote_set_tools(struct remote *r, json_t *functions);
 /* Answer one prompt or a batch.  Returns the exit code. */
@@ -209,6 +211,13 @@ int chat_history_list(const char *query, int most, int json);
 #define CHAT_QUESTION "? "
 typedef char *(*read_line_fn)(void *user, const char *prompt, int *interrupted);
 
+/* ---- chat_model.c ---- */
+struct chat_model { struct opened_model m; char *name; };       /* name: owned; NULL: the default */
+struct chat_model *chat_model_open(const struct chat_options *o, const char *name, struct err *e);
+void chat_model_close(struct chat_model *m);            /* NULL is fine */
+/* Let the user choose o->model from the models here.  -1 to continue, else the exit code. */
+int chat_choose_model(struct chat_options *o);
+
 /* ---- chat_tools.c ---- */
 struct chat_tools;
 /* Start the servers of --mcp-config and wait until they are ready or have failed. */
@@ -228,9 +237,10 @@ int chat_add_text(json_t *parts, const char *text, size_t size);
  * Returns nonzero if memory ran out. */
 int chat_expand(json_t *out, json_t *message);
 
-/* Run a conversation with a model or a server (m or r is NULL).  read_line NULL: answer only
+/* Run a conversation with a model or a server (m or r is NULL); *m can become another model.
+ * read_line NULL: answer only
  * o->text.  Returns 0, or 1 after a failure; standard output stays open. */
-int chat_converse(const struct chat_options *o, const struct opened_model *m, struct remote *r, read_line_fn read_line,
-              void *user);
+int chat_converse(const struct chat_options *o, struct chat_model **m, struct remote *r, read_line_fn read_line,
+                  void *user);
 
 #endif

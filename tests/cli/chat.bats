@@ -579,6 +579,70 @@ END
   [ "$status" = 0 ] && [[ "$output" == *$'\e[1m>\e[0m'* ]] || { echo "$output"; return 1; }
 }
 
+# bats test_tags=plain
+@test "/model changes the model within a conversation; without a model it is chosen from a list" {
+  export ZSE_HOME=$BATS_TEST_TMPDIR/home
+  mkdir -p "$ZSE_HOME/models"
+  ln "$MODEL" "$ZSE_HOME/models/one.zse" || cp "$MODEL" "$ZSE_HOME/models/one.zse"
+  cp "$MODEL" "$ZSE_HOME/models/two.zse"
+  printf 'not a model, but long enough to be read as one' >"$ZSE_HOME/models/broken.zse"
+  cat >"$BATS_TEST_TMPDIR/script" <<END
+expect 1   broken
+expect 2   one
+expect number or name
+send 2
+expect one: llama
+expect >
+send What is 2+2?
+expect 2 \\+ 2 = 4\\r
+expect >
+send /model
+expect 3   two
+expect >
+send /model broken
+expect broken.zse: neither
+expect >
+send /model 9
+expect is not a number from 1 to 3
+expect >
+send /model nosuch
+expect nosuch: No such file
+expect >
+send /model two
+expect two: llama
+expect >
+send /stats
+expect context +0 of
+expect >
+send What is the capital of France?
+expect Paris
+expect >
+send /info
+expect format +ZSE
+expect >
+send /hardware
+expect processor
+expect >
+send /save $BATS_TEST_TMPDIR/saved.json
+expect saved 4 messages
+key d
+end 0
+END
+  run tests/lib/talk zse-chat --temp 0 -n 20 <"$BATS_TEST_TMPDIR/script"
+  [ "$status" = 0 ] || { echo "$output"; return 1; }
+  # a list without an answer
+  printf 'expect number or name\nkey d\nend 0\n' >"$BATS_TEST_TMPDIR/script"
+  run tests/lib/talk zse-chat <"$BATS_TEST_TMPDIR/script"
+  [ "$status" = 0 ] || { echo "$output"; return 1; }
+  printf 'expect number or name\nsend 7\nexpect .7. is not a number from 1 to 3\nend 2\n' >"$BATS_TEST_TMPDIR/script"
+  run tests/lib/talk zse-chat <"$BATS_TEST_TMPDIR/script"
+  [ "$status" = 0 ] || { echo "$output"; return 1; }
+  # a grammar is made for one model and fits no other
+  printf 'expect >\nsend /model two\nexpect stays\nexpect >\nkey d\nend 0\n' >"$BATS_TEST_TMPDIR/script"
+  run tests/lib/talk zse-chat one --regex 'a+' <"$BATS_TEST_TMPDIR/script"
+  [ "$status" = 0 ] || { echo "$output"; return 1; }
+}
+
 @test "/save does not replace a file of another kind, such as a model" {
   cp "$MODEL" "$BATS_TEST_TMPDIR/m.zse"
   echo '[{"role": "user", "content": "old"}]' >"$BATS_TEST_TMPDIR/old.json"
