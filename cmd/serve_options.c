@@ -27,6 +27,7 @@ static const char usage[] =
     "      --no-auth              require no key, even from other machines; the Host header is checked (--allow-host)\n"
     "      --keys URL             keys and limits in PostgreSQL, shared by several servers: postgresql://USER@HOST/DATABASE\n"
     "      --keys-grace SECONDS   while it does not answer, known keys stay valid for this time (default: 3600)\n"
+    "      --strict-api           refuse fields of requests that are not known (default: ignore and list them)\n"
     "      --allow-query-key      also accept a key in ?api_key= (it ends up in logs and histories)\n"
     "      --anonymous-limit N    requests per minute of an address without a key, 0: no limit (default: 0)\n"
     "      --audit-folder DIR     folder of the audit log (default: audit in $ZSE_HOME, else in ~/.zse)\n"
@@ -94,7 +95,7 @@ static const char usage[] =
 enum {
     OPT_HOST = 300, OPT_PORT, OPT_SOCKET, OPT_CERT, OPT_KEY, OPT_NO_AUTH, OPT_PROXY, OPT_ORIGIN, OPT_ALLOW_HOST,
         OPT_NAME, OPT_SEQS, OPT_QUEUE, OPT_KV_BYTES,
-    OPT_QUERY_KEY, OPT_ANONYMOUS, OPT_AUDIT_FOLDER, OPT_AUDIT_SIZE, OPT_AUDIT_ANONYMOUS, OPT_AUDIT_FILES,
+    OPT_QUERY_KEY, OPT_STRICT_API, OPT_ANONYMOUS, OPT_AUDIT_FOLDER, OPT_AUDIT_SIZE, OPT_AUDIT_ANONYMOUS, OPT_AUDIT_FILES,
     OPT_AUDIT_SYSLOG, OPT_AUDIT_SIGN, OPT_AUDIT_PROMPTS, OPT_NO_AUDIT, OPT_MEMORY, OPT_NO_PREFIX, OPT_TIMEOUT,
     OPT_DRAIN, OPT_STALL, OPT_CONNECTIONS, OPT_PER_ADDRESS, OPT_BODY, OPT_QUIET, OPT_PLAN, OPT_CONFIG, OPT_NO_WATCH,
     OPT_MODEL_DIR, OPT_USER, OPT_REQUEST_MEMORY, OPT_WORK_MEMORY, OPT_EMBEDDING, OPT_RERANK, OPT_RAG_DOCUMENTS,
@@ -112,6 +113,7 @@ static const struct option options[] = {
     { "no-auth", no_argument, NULL, OPT_NO_AUTH },
     { "keys", required_argument, NULL, OPT_KEYS_URL }, { "keys-grace", required_argument, NULL, OPT_KEYS_GRACE },
     { "allow-query-key", no_argument, NULL, OPT_QUERY_KEY },
+    { "strict-api", no_argument, NULL, OPT_STRICT_API },
     { "anonymous-limit", required_argument, NULL, OPT_ANONYMOUS },
     { "audit-folder", required_argument, NULL, OPT_AUDIT_FOLDER },
     { "audit-size", required_argument, NULL, OPT_AUDIT_SIZE },
@@ -228,6 +230,7 @@ static int take(struct serve_options *o, int c, char *arg)
     case OPT_KEYS_URL: return keys_url_take(prog, arg, &o->keys_url);
     case OPT_KEYS_GRACE: o->keys_grace_given = 1; return whole("--keys-grace", arg, 0, 31536000, &o->keys_grace_s);
     case OPT_QUERY_KEY: o->query_keys = 1; return 0;
+    case OPT_STRICT_API: o->strict_api = 1; return 0;
     case OPT_ANONYMOUS: return whole("--anonymous-limit", arg, 0, 1000000000, &o->anonymous_limit);
     case OPT_MODEL_DIR: o->model_dir = arg; return 0;
     case OPT_LORA_DIR: o->lora_dir = arg; return 0;

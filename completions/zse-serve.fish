@@ -9,6 +9,7 @@ complete -c zse-serve -l user -x -d 'started as root become this user after bind
 complete -c zse-serve -l no-auth -d 'require no key, even from other machines; the Host header is checked (--allow-host)'
 complete -c zse-serve -l keys -x -d 'keys and limits in PostgreSQL, shared by several servers postgresql//USER@HOST/DATABASE'
 complete -c zse-serve -l keys-grace -x -d 'while it does not answer, known keys stay valid for this time (default 3600)'
+complete -c zse-serve -l strict-api -d 'refuse fields of requests that are not known (default ignore and list them)'
 complete -c zse-serve -l allow-query-key -d 'also accept a key in ?api_key= (it ends up in logs and histories)'
 complete -c zse-serve -l anonymous-limit -x -d 'requests per minute of an address without a key, 0 no limit (default 0)'
 complete -c zse-serve -l audit-folder -r -d 'folder of the audit log (default audit in ZSE_HOME, else in ~/.zse)'

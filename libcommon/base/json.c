@@ -45,15 +45,16 @@ static char *reals_for_huge(const char *text, size_t size, size_t *new_size)
 
 int js_no_memory(const json_error_t *j) { return !*j->text || json_error_code(j) == json_error_out_of_memory; }
 
-json_t *js_parse(const char *name, const void *text, size_t size, struct err *e)
+/* flags: of json_loadb(), besides JSON_REJECT_DUPLICATES */
+static json_t *parse(const char *name, const void *text, size_t size, size_t flags, struct err *e)
 {
     json_error_t j;
-    json_t *v = json_loadb(text, size, JSON_REJECT_DUPLICATES, &j);
+    json_t *v = json_loadb(text, size, JSON_REJECT_DUPLICATES | flags, &j);
     /* such as "model_max_length": 1000000000000000019884624838656 */
     if (!v && !js_no_memory(&j) && json_error_code(&j) == json_error_numeric_overflow) {
         json_error_t again;
         char *reals = reals_for_huge(text, size, &size);
-        v = reals ? json_loadb(reals, size, JSON_REJECT_DUPLICATES, &again) : NULL;
+        v = reals ? json_loadb(reals, size, JSON_REJECT_DUPLICATES | flags, &again) : NULL;
         free(reals);
     }
     if (!v && js_no_memory(&j))
@@ -61,6 +62,16 @@ json_t *js_parse(const char *name, const void *text, size_t size, struct err *e)
     else if (!v)
         err_set(e, ERR_FORMAT, "%s: line %d, column %d: %s", name, j.line, j.column, j.text);
     return v;
+}
+
+json_t *js_parse(const char *name, const void *text, size_t size, struct err *e)
+{
+    return parse(name, text, size, 0, e);
+}
+
+json_t *js_parse_nul(const char *name, const void *text, size_t size, struct err *e)
+{
+    return parse(name, text, size, JSON_ALLOW_NUL, e);
 }
 
 /* A copy of the text with quotes around Infinity and NaN outside of strings.  Caller frees. */

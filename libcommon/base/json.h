@@ -16,6 +16,8 @@
 /* Errors read "config.json: line 3, column 7: ...".  Refuses duplicate keys and invalid UTF-8.  New
  * reference, or NULL. */
 json_t *js_parse(const char *name, const void *text, size_t size, struct err *e);
+/* Like js_parse(), but strings may contain U+0000, so that their length is json_string_length(). */
+json_t *js_parse_nul(const char *name, const void *text, size_t size, struct err *e);
 /* Like js_parse(), for the output of Python: Infinity and NaN, which are not JSON, become strings
  * of these names. */
 json_t *js_parse_python(const char *name, const void *text, size_t size, struct err *e);

@@ -29,6 +29,8 @@ static int only_text(const json_t *v)
     return json_is_array(v) && json_array_size(v) == 1 && is_word(json_array_get(v, 0), "text");
 }
 
+static int is_true(const json_t *v) { return json_is_true(v); }
+static int is_one(const json_t *v) { return json_is_number(v) && json_number_value(v) == 1; }
 static int is_zero(const json_t *v) { return json_is_integer(v) && json_integer_value(v) == 0; }
 static int not_truncated(const json_t *v) { return is_word(v, "disabled"); }
 static int only_encrypted(const json_t *v)
@@ -68,7 +70,7 @@ static int only_encrypted(const json_t *v)
 const struct field fields[] = {
     TEXT("model", STREAMED | BODY_COUNT | EMBEDS | BODY_TOKENIZE | BODY_DETOKENIZE | BODY_TEMPLATE |
          BODY_WS_CHAT | BODY_BATCHING | BODY_LORA_LOAD | OLLAMA_TEXT, AT(model), "id of a loaded model, \"default\", or left out: the first"),
-    OTHER("messages", BODY_CHAT | BODY_TEMPLATE | BODY_WS_CHAT,
+    OTHER("messages", BODY_CHAT | BODY_TEMPLATE | BODY_WS_CHAT | BODY_TOKENIZE,
           "{\"type\":\"array\",\"minItems\":1,\"items\":{\"type\":\"object\",\"required\":[\"role\"]}}",
           "the conversation; content is text or a list of text parts"),
     OTHER("messages", ANTHROPIC, "{\"type\":\"array\",\"minItems\":1,\"items\":{\"type\":\"object\",\"required\":[\"role\",\"content\"]}}",
@@ -85,15 +87,24 @@ const struct field fields[] = {
           ",{\"type\":\"array\",\"items\":{\"type\":\"integer\"}},"
           "{\"type\":\"array\",\"items\":{\"type\":\"array\",\"items\":{\"type\":\"integer\"}}}]}",
           "text, token ids, or a list of either"),
-    OTHER("content", BODY_TOKENIZE, "{\"type\":\"string\"}", "the text"),
+    OTHER("content", BODY_TOKENIZE, "{\"type\":\"string\"}", "the text; the answer is {tokens, count}"),
+    OTHER("prompt", BODY_TOKENIZE, "{\"type\":\"string\"}",
+          "the text, in vLLM's form, as are messages: the answer is {count, max_model_len, tokens, token_strs}"),
+    TRUTH("return_token_strs", BODY_TOKENIZE, AT(token_strs),
+          "of prompt and messages: return the tokens as the vocabulary has them, too (default: false)"),
     OTHER("tokens", BODY_DETOKENIZE, "{\"type\":\"array\",\"items\":{\"type\":\"integer\"}}", "token ids"),
-    TRUTH("add_special", BODY_TOKENIZE, AT(add_special), "add BOS, EOS and all other tokens that the tokenizer adds"),
+    TRUTH("add_special", BODY_TOKENIZE, AT(add_special), "of content: add BOS, EOS and all other tokens that the tokenizer adds"),
     TRUTH("parse_special", BODY_TOKENIZE, AT(parse_special),
-          "the texts of special tokens become those tokens (default: true)"),
-    TRUTH("with_pieces", BODY_TOKENIZE, AT(with_pieces), "return objects {id, piece} instead of ids"),
-    TRUTH("add_generation_prompt", BODY_TEMPLATE, AT(add_generation_prompt),
-          "end the prompt with the beginning of the answer (default: true)"),
-    OTHER("chat_template_kwargs", BODY_CHAT | BODY_TEMPLATE | BODY_WS_CHAT | BODY_RESPONSES | ANTHROPIC,
+          "of content: the texts of special tokens become those tokens (default: true)"),
+    TRUTH("with_pieces", BODY_TOKENIZE, AT(with_pieces), "of content: return objects {id, piece} instead of ids"),
+    TRUTH("add_generation_prompt", BODY_CHAT | BODY_TEMPLATE | BODY_TOKENIZE, AT(add_generation_prompt),
+          "end the prompt of messages with the beginning of the answer (default: true)"),
+    TRUTH("continue_final_message", BODY_CHAT | BODY_TEMPLATE | BODY_TOKENIZE, AT(continues),
+          "the answer continues the last message, which is the assistant's (default: false)"),
+    TRUTH("add_special_tokens", API | BODY_TOKENIZE, AT(add_special_tokens),
+          "add BOS and all other tokens that the tokenizer adds to a text (default: true, of messages false: the template has them)"),
+    TRUTH("skip_special_tokens", API, AT(skip_special_tokens), "leave special tokens out of the answer's text (default: true)"),
+    OTHER("chat_template_kwargs", BODY_CHAT | BODY_TEMPLATE | BODY_TOKENIZE | BODY_WS_CHAT | BODY_RESPONSES | ANTHROPIC,
           "{\"type\":\"object\"}", "variables for the chat template, such as enable_thinking"),
     OTHER("reasoning_effort", BODY_CHAT | BODY_TEMPLATE | BODY_WS_CHAT,
           "{\"type\":\"string\",\"enum\":[\"none\",\"minimal\",\"low\",\"medium\",\"high\",\"xhigh\",\"max\"]}",
@@ -191,7 +202,7 @@ const struct field fields[] = {
           "format: {type: json_schema, schema}: the answer satisfies the schema"),
     OTHER("thinking", ANTHROPIC, "{\"type\":\"object\",\"required\":[\"type\"]}",
           "{type: enabled, adaptive or disabled} goes to the template as enable_thinking; budget_tokens is no limit of its own: max_tokens counts all (default: disabled)"),
-    OTHER("tools", BODY_CHAT | BODY_TEMPLATE | BODY_WS_CHAT, "{\"oneOf\":[{\"const\":\"server\"},{\"type\":\"array\",\"items\":{\"type\":\"object\",\"required\":[\"type\",\"function\"]}}]}",
+    OTHER("tools", BODY_CHAT | BODY_TEMPLATE | BODY_WS_CHAT | BODY_TOKENIZE, "{\"oneOf\":[{\"const\":\"server\"},{\"type\":\"array\",\"items\":{\"type\":\"object\",\"required\":[\"type\",\"function\"]}}]}",
           ALL_TOOLS "functions that the model may call: {type: function, function: {name, description, parameters}}; parameters is a JSON Schema, which calls obey"),
     OTHER("rag", BODY_CHAT, "{\"oneOf\":[{\"type\":\"boolean\"},{\"type\":\"object\",\"properties\":{\"collections\":{},\"document_ids\":{},\"top_k\":{\"type\":\"integer\"},\"max_tokens\":{\"type\":\"integer\"},\"min_score\":{\"type\":\"number\"},\"mode\":{\"type\":\"string\"},\"rerank\":{\"type\":\"boolean\"}}}]}",
           "search the key's documents (/api/rag) for the last message, put passages before it, and return citations; true: all documents"),
@@ -239,6 +250,22 @@ const struct field fields[] = {
     REFUSED("suffix", BODY_COMPLETION, is_empty_text,
             "filling in before a suffix is not available"),
     REFUSED("use_beam_search", API, is_false, "there is no beam search"),
+    REFUSED("length_penalty", API, is_one, "there is no beam search"),
+    REFUSED("early_stopping", API, is_false, "there is no beam search"),
+    REFUSED("bad_words", API, is_empty, "not available: logit_bias bans tokens"),
+    REFUSED("allowed_token_ids", API, is_empty, "not available: regex and grammar limit answers"),
+    REFUSED("include_stop_str_in_output", API, is_false, "an answer ends before the stop text"),
+    REFUSED("spaces_between_special_tokens", API, is_true, "special tokens are written without blanks"),
+    REFUSED("prompt_logprobs", API, NULL, "use echo and logprobs of /v1/completions"),
+    REFUSED("return_tokens_as_token_ids", API, is_false, "tokens are returned as texts"),
+    REFUSED("return_token_ids", API, is_false, "use /tokenize"),
+    REFUSED("truncate_prompt_tokens", API, NULL, "a prompt that does not fit is refused"),
+    REFUSED("echo", BODY_CHAT, is_false, "the answer is the new text alone"),
+    REFUSED("chat_template", BODY_CHAT | BODY_TOKENIZE, is_empty_text, "the model's own template is used"),
+    REFUSED("documents", BODY_CHAT, is_empty, "use rag"),
+    REFUSED("mm_processor_kwargs", API | BODY_TOKENIZE, is_empty, NO_AUDIO),
+    REFUSED("prompt_embeds", BODY_COMPLETION, NULL, NO_AUDIO),
+    IGNORED("request_id", API, "cannot change the answer; the header X-Request-Id names a request"),
 
 #define KEEP_ALIVE "{\"oneOf\":[{\"type\":\"number\"},{\"type\":\"string\"}]}"
 #define THINK "{\"oneOf\":[{\"type\":\"boolean\"},{\"enum\":[\"high\",\"medium\",\"low\"]}]}"
@@ -464,6 +491,37 @@ static int parse_field(const struct field *f, const json_t *v, struct params *p,
     }
 }
 
+static int too_many(struct problem *pr)
+{
+    return problem_set(pr, 400, NULL, "unknown_parameter", "the body: more than %d unknown fields", MAX_UNKNOWN);
+}
+
+/* Append a name to the list, with '?' in place of the characters that a header or the list cannot
+ * have. */
+static void add_ignored(struct ignored_names *ig, const char *parent, const char *name)
+{
+    static const char others[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.$";
+    enum { LONGEST = 80 };
+    char text[2 * LONGEST];
+    snprintf(text, sizeof text, "%.*s%s%.*s", LONGEST / 2, parent ? parent : "", parent ? "." : "", LONGEST, name);
+    for (size_t i = strspn(text, others); text[i]; i += strspn(text + i, others))
+        text[i++] = '?';
+    const size_t size = strlen(ig->list);
+    if (size + strlen(text) + 3 < sizeof ig->list)
+        snprintf(ig->list + size, sizeof ig->list - size, "%s%s", size ? ", " : "", text);
+}
+
+int fields_unknown(struct ignored_names *ig, const char *parent, const char *name, struct problem *pr)
+{
+    if (!ig || !ig->tolerant)
+        return problem_set(pr, 400, parent ? parent : name, "unknown_parameter", "%s%s%.80s: no such field",
+                           parent ? parent : "", parent ? ": " : "", name);
+    if (++ig->n > MAX_UNKNOWN)
+        return too_many(pr);
+    add_ignored(ig, parent, name);
+    return 0;
+}
+
 int fields_parse(const json_t *body, body_set kind, struct params *p, struct problem *pr)
 {
     const char *name;
@@ -474,14 +532,11 @@ int fields_parse(const json_t *body, body_set kind, struct params *p, struct pro
     union { const json_t *in; json_t *out; } u = { .in = body }; /* jansson's iterators take no pointers to const */
     json_object_foreach(u.out, name, v) {
         const struct field *f = fields_find(name, strlen(name), kind);
-        if (!f && kind & OLLAMA && ++n_unknown <= MAX_UNKNOWN)
-            continue;
-        if (!f && kind & OLLAMA)
-            return problem_set(pr, 400, NULL, "unknown_parameter", "the body: more than %d unknown fields",
-                               MAX_UNKNOWN);
-        if (!f)
-            return problem_set(pr, 400, name, "unknown_parameter", "%.80s: no such field", name);
-        if (!json_is_null(v) && parse_field(f, v, p, pr) != 0)
+        if (!f && kind & OLLAMA && ++n_unknown > MAX_UNKNOWN)
+            return too_many(pr);
+        if (!f && !(kind & OLLAMA) && fields_unknown(&p->ignored, NULL, name, pr) != 0)
+            return -1;
+        if (f && !json_is_null(v) && parse_field(f, v, p, pr) != 0)
             return -1;
     }
     return 0;

@@ -1,8 +1,10 @@
 /* fields.h - the fields of every request body: one table for the parser and for /openapi.json.
  *
  * A field is used, or ignored because it cannot change the answer, or refused.  A name that is not
- * in the table is refused; only bodies of Ollama's API may have up to MAX_UNKNOWN unknown names,
- * which are ignored, as Ollama does.  null is the same as a missing field. */
+ * in the table is refused, with two exceptions: bodies of Ollama's API may have up to MAX_UNKNOWN
+ * unknown names, which are ignored, as Ollama does; and so may the bodies of SHARED_API, unless the
+ * server is strict, but there the names are collected for a response header.  null is the same as a
+ * missing field. */
 #ifndef ZSE_SERVE_FIELDS_H
 #define ZSE_SERVE_FIELDS_H
 
@@ -66,6 +68,10 @@ typedef uint64_t body_set;
 #define OLLAMA_CALLS (OLLAMA_TEXT | BODY_OLLAMA_EMBED | BODY_OLLAMA_EMBEDDINGS)
 #define OLLAMA (OLLAMA_CALLS | BODY_OLLAMA_OPTIONS | BODY_OLLAMA_MODEL | BODY_OLLAMA_COPY | BODY_OLLAMA_PULL)
 
+/* Bodies of APIs that other servers have, too, so that clients send fields of those servers. */
+#define SHARED_API (BODY_CHAT | BODY_COMPLETION | BODY_RESPONSES | BODY_MESSAGES | BODY_COUNT | BODY_EMBEDDING | \
+                    BODY_RERANK | BODY_SCORE | BODY_TOKENIZE | BODY_DETOKENIZE)
+
 enum field_use { FIELD_USED, FIELD_IGNORED, FIELD_REFUSED };
 /* The parser stores values of the types from FIELD_BOOL on in members of struct params.  The types
  * of these members are int, int, float, double (for whole numbers) and const char *. */
@@ -89,6 +95,16 @@ enum { MAX_UNKNOWN = 100 };             /* limits the work: each unknown name is
 extern const struct field fields[];
 extern const int n_fields;
 
+/* Names of members that no field has and that were ignored. */
+struct ignored_names {
+    int tolerant;                       /* set by the caller; 0: such members are refused */
+    int n;
+    char list[512];                     /* "a, b.c": the names that fit, printable ASCII, for a header */
+};
+/* Handle a member that no field has.  parent: the field that it is in; NULL: it is in the body.
+ * Returns 0 if it is ignored and in the list now; -1 with *pr.  ig NULL: it is refused. */
+int fields_unknown(struct ignored_names *ig, const char *parent, const char *name, struct problem *pr);
+
 /* bodies whose responses are vectors or scores, not text */
 #define EMBEDS (BODY_EMBEDDING | BODY_RERANK | BODY_SCORE | BODY_OLLAMA_EMBED | BODY_OLLAMA_EMBEDDINGS)
 enum { GIVEN_SEED = 1, GIVEN_MAX_TOKENS = 2, GIVEN_MAX_COMPLETION_TOKENS = 4, GIVEN_N = 8, GIVEN_TOP_LOGPROBS = 16,
@@ -101,7 +117,8 @@ struct params {
     int max_tokens, max_completion_tokens, min_tokens, n, best_of, top_logprobs, logprobs_count, logprobs, stream,
         echo, ignore_eos, priority;
     int parallel_calls;
-    int add_special, parse_special, with_pieces, add_generation_prompt, dimensions;
+    int add_special, parse_special, with_pieces, token_strs, add_generation_prompt, continues, dimensions;
+    int add_special_tokens, skip_special_tokens;
     int top_n, return_documents;
     int truncate; /* tokens to keep of a text; -1: the context's size; 0: longer texts are refused */
     const char *input_type, *prompt_name;       /* borrowed from the body */
@@ -125,6 +142,7 @@ struct params {
     int rag_top_k, rag_max_tokens, rerank;
     float min_score;
     unsigned given;
+    struct ignored_names ignored;
 };
 
 /* Find the field of this name (n bytes) in bodies of this kind; NULL: none. */

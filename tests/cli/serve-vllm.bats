@@ -96,3 +96,89 @@ chat() { ask chat/completions "{$MESSAGES,$1}" | jq -r '.choices[0].message.cont
   [[ $(chat '"min_tokens":-1') == out_of_range:* ]]
   [[ $(chat '"min_tokens":9,"max_tokens":8') == out_of_range:* ]]
 }
+
+# head_of PATH BODY: the names in the header X-Ignored-Fields, and the status
+head_of() { curl -s -o "$T/j" -D "$T/head" -w '%{http_code}' "$URL/$1" -d "$2"; sed -n 's/\r$//; s/^X-Ignored-Fields: / /p' "$T/head"; }
+
+@test "fields that are not known are ignored and listed in a header, also inside of known ones; --strict-api refuses them" {
+  local many
+  [ "$(head_of v1/chat/completions "{$MESSAGES,\"foo\":1,\"b r\":{\"x\":2},\"stream_options\":{\"include_usag\":true},\"stream\":true}")" = "200 foo, b?r, stream_options.include_usag" ]
+  [ "$(head_of v1/chat/completions "{$MESSAGES,\"reasoning\":{\"efort\":\"low\"},\"speculative\":{\"k\":1},\"response_format\":{\"type\":\"text\",\"kind\":1}}")" = "200 speculative.k, reasoning.efort, response_format.kind" ]
+  [ "$(head_of v1/completions '{"prompt":"a","max_tokens":1,"n_predict":5}')" = "200 n_predict" ]
+  [ "$(head_of v1/responses '{"input":"a","max_output_tokens":1,"text":{"verbose":"low"},"max_tokens":3}')" = "200 max_tokens, text.verbose" ]
+  [ "$(head_of v1/messages "{$MESSAGES,\"max_tokens\":1,\"output_config\":{\"a\":1}}")" = "200 output_config.a" ]
+  [ "$(head_of v1/embeddings '{"input":"a","dimension":3}')" = "200 dimension" ]
+  [ "$(head_of v1/chat/completions "{$MESSAGES,\"foo\":1,\"temperature\":\"hot\"}")" = 400 ]
+  many=$(seq -f '"unknown_%g":1' -s, 100)
+  [[ "$(head_of v1/completions "{\"prompt\":\"a\",\"max_tokens\":1,$many}")" == "200 unknown_1, "*", unknown_"* ]]
+  [ "$(head_of v1/completions "{\"prompt\":\"a\",\"max_tokens\":1,$many,\"one_more\":1}")" = 400 ]
+  [ "$(head_of api/tools/execute '{"name":"calculator","arguments":{"expression":"1"},"foo":1}')" = 400 ]
+  start "$BATS_TEST_TMPDIR/strict" "$T/tiny.zse" --port 0 --strict-api
+  await listens "$URL"
+  for many in '"foo":1' '"stream":true,"stream_options":{"foo":1}' '"reasoning":{"foo":1}' '"speculative":{"foo":1}' '"response_format":{"type":"text","foo":1}'; do
+    [ "$(head_of v1/chat/completions "{$MESSAGES,$many}")" = 400 ]
+    jq -e '.error.code == "unknown_parameter" and (.error.message | contains("foo: no such field"))' "$T/j"
+  done
+  [ "$(head_of v1/chat/completions "{$MESSAGES,\"skip_special_tokens\":true,\"length_penalty\":1.0,\"early_stopping\":false,\"bad_words\":[],\"echo\":false,\"prompt_logprobs\":null,\"request_id\":\"a\"}")" = 200 ]
+  curl -s "$URL/openapi.json" | jq -e '.paths."/v1/completions".post.requestBody.content."application/json".schema.additionalProperties == false'
+  stop "$PID"
+}
+
+@test "options of other servers are refused by name if they would change the answer" {
+  local f
+  for f in '"bad_words":["x"]' '"length_penalty":2' '"allowed_token_ids":[1]' '"include_stop_str_in_output":true' '"return_token_ids":true' '"prompt_logprobs":1'; do
+    [ "$(head_of v1/completions "{\"prompt\":\"a\",$f}")" = 400 ]
+    jq -e '.error.code == "unsupported_parameter"' "$T/j"
+  done
+}
+
+@test "the last message of the assistant is continued, as its text went on" {
+  local begun='"temperature":0,"messages":[{"role":"user","content":"What is 2+2?"},{"role":"assistant","content":"2 + 2"}]'
+  [ "$(ask chat/completions "{$begun,\"continue_final_message\":true}" | jq -r '.choices[0].message.content')" = " = 4" ]
+  [ "$(ask chat/completions "{$begun,\"continue_final_message\":true,\"add_generation_prompt\":false}" | jq -r '.choices[0].message.content')" = " = 4" ]
+  [ "$(curl -s "$URL/apply-template" -d "{$begun,\"continue_final_message\":true}" | jq -r .error.param)" = temperature ]
+  begun=${begun#*,}
+  # the text of the message is also part of the template's own text; blanks at its end are the template's to keep
+  [ "$(curl -s "$URL/apply-template" -d "{${begun/2 + 2\"/im_end \"},\"continue_final_message\":true}" | jq .prompt)" = '"<|im_start|>user\nWhat is 2+2?<|im_end|>\n<|im_start|>assistant\nim_end"' ]
+  [[ "$(curl -s "$URL/apply-template" -d "{$begun,\"add_generation_prompt\":false}" | jq -r .prompt)" == *$'assistant\n2 + 2<|im_end|>' ]]
+  ask chat/completions "{$begun,\"continue_final_message\":true,\"add_generation_prompt\":true}" | jq -e '.error.param == "continue_final_message"'
+  ask chat/completions "{$MESSAGES,\"continue_final_message\":true}" | jq -e '.error.code == "invalid_role"'
+  ask chat/completions "{$begun,\"continue_final_message\":true,\"tools\":\"server\"}" | jq -e '.error.param == "messages"'
+  ask messages "{$begun,\"max_tokens\":9,\"temperature\":0}" | jq -e '.content == [{type: "text", text: " = 4"}] and .stop_reason == "end_turn"'
+}
+
+@test "a text may have the character U+0000; a name may not" {
+  ask chat/completions '{"messages":[{"role":"user","content":"a\u0000b"}],"max_tokens":1}' | jq -e '.choices[0].finish_reason == "length"'
+  [ "$(ask completions '{"prompt":"a\u0000b","max_tokens":0,"echo":true}' | jq '.choices[0].text')" = '"a\u0000b"' ]
+  [ "$(curl -s "$URL/detokenize" -d "$(curl -s "$URL/tokenize" -d '{"content":"a\u0000b"}')" | jq .content)" = '"a\u0000b"' ]
+  ask completions '{"prompt":"a","user":"a\u0000b"}' | jq -e '.error.param == "user"'
+}
+
+@test "tokenize and detokenize in vLLM's form" {
+  curl -s "$URL/tokenize" -d '{"prompt":"he <|im_end|>","return_token_strs":true}' | jq -e '.count == (.tokens | length) and .max_model_len == 2048 and .token_strs[0] == "he" and .token_strs[-1] == "<|im_end|>"'
+  curl -s "$URL/tokenize" -d '{"prompt":"he"}' | jq -e 'has("token_strs") and .token_strs == null'
+  curl -s "$URL/tokenize" -d "{$MESSAGES}" >"$T/j"
+  [ "$(jq .count "$T/j")" = "$(ask chat/completions "{$MESSAGES}" | jq .usage.prompt_tokens)" ]
+  [ "$(curl -s "$URL/detokenize" -d @"$T/j" | jq -r .prompt)" = "$(curl -s "$URL/apply-template" -d "{${MESSAGES%,*}}" | jq -r .prompt)" ]
+  [ "$(curl -s "$URL/tokenize" -d "{$MESSAGES,\"add_generation_prompt\":false}" | jq .count)" -lt "$(jq .count "$T/j")" ]
+  curl -s "$URL/tokenize" -d '{"prompt":"a","content":"a"}' | jq -e '.error.param == "content"'
+  curl -s "$URL/tokenize" -d '{"prompt":["a"]}' | jq -e '.error.param == "prompt"'
+  curl -s "$URL/tokenize" -d '{}' | jq -e '.error.code == "missing"'
+}
+
+@test "tokenizer_info has what lm-eval's remote tokenizer reads" {
+  curl -s "$URL/tokenizer_info" >"$T/j"
+  jq -e '.eos_token == "<|im_end|>" and .bos_token == null and .pad_token == "<|endoftext|>" and .model_max_length == 2048' "$T/j"
+  jq -e '(.chat_template | contains("<|im_start|>")) and .added_tokens_decoder["2"].content == .eos_token' "$T/j"
+  curl -s "$URL/tokenizer_info?model=nosuch" | jq -e '.error.code == "model_not_found"'
+  curl -s "$URL/tokenizer_info?model=tiny" | cmp - "$T/j"
+}
+
+@test "render shows a request's prompts and token ids, and generates nothing" {
+  curl -s "$URL/v1/chat/completions/render" -d "{$MESSAGES,\"max_tokens\":5}" >"$T/j"
+  [ "$(jq -c .token_ids "$T/j")" = "$(curl -s "$URL/tokenize" -d "{$MESSAGES}" | jq -c .tokens)" ]
+  jq -e '(.prompt | endswith("assistant\n")) and .sampling_params.max_tokens == 5 and .sampling_params.temperature == 0 and .model == "tiny"' "$T/j"
+  curl -s "$URL/v1/completions/render" -d '{"prompt":["he",[1,2]]}' | jq -e 'map(.token_ids | length) == [1, 2] and .[1].prompt == "<|im_start|><|im_end|>"'
+  curl -s "$URL/v1/chat/completions/render" -d '{"messages":[]}' | jq -e '.error.param == "messages"'
+  curl -s "$URL/v1/completions/render" -d '{"prompt":"a","temperature":-1}' | jq -e '.error.param == "temperature"'
+}

@@ -51,7 +51,7 @@ static uint64_t requests(const uint8_t *data, size_t size, size_t step, enum bod
 static void bodies(const uint8_t *data, size_t size)
 {
     struct err e;
-    json_t *j = js_parse("body", data, size, &e);
+    json_t *j = js_parse_nul("body", data, size, &e);
     for (body_set kind = BODY_CHAT; j && kind <= BODY_LAST; kind *= 2) {
         struct params p = { 0 };
         struct problem pr;
@@ -71,7 +71,7 @@ static void bodies(const uint8_t *data, size_t size)
 static void conversations(const uint8_t *data, size_t size)
 {
     struct err e;
-    json_t *j = js_parse("body", data, size, &e);
+    json_t *j = js_parse_nul("body", data, size, &e);
     for (int form = 0; j && form < 3; form++) {
         struct conversation t = { 0 };
         struct problem pr = { 0 };
@@ -82,7 +82,7 @@ static void conversations(const uint8_t *data, size_t size)
         if (rc != 0 && !pr.status)
             abort();                    /* a refusal that says nothing */
         if (rc == 0 && t.format)
-            json_decref(format_schema(t.format, t.format_param, &pr));
+            json_decref(format_schema(t.format, t.format_param, NULL, &pr));
         conversation_release(&t);
     }
     json_decref(j);

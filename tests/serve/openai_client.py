@@ -184,7 +184,9 @@ def errors():
     refused(400, 'n', n=0)
     refused(400, 'top_logprobs', top_logprobs=2)
     refused(400, 'max_tokens', max_tokens=0)
-    refused(400, 'unheard_of', extra_body={'unheard_of': 1})
+    raw = client.chat.completions.with_raw_response.create(model='tiny', max_tokens=1, extra_body={'unheard_of': 1},
+                                                           messages=[{'role': 'user', 'content': 'a'}])
+    assert raw.headers['x-ignored-fields'] == 'unheard_of'
     refused(400, 'tools[0]', tools=[{'type': 'function', 'function': {'name': 'no name', 'parameters': {}}}])
     refused(400, 'response_format', response_format={'type': 'xml'})
     refused(400, 'messages', messages=[])

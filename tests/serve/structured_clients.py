@@ -265,7 +265,10 @@ def messages():
     assert claude.messages.count_tokens(model='default', messages=[{'role': 'user', 'content': 'one two ' * 20000}]).input_tokens > 20000
     r = message(output_config={'format': {'type': 'json_schema', 'schema': ARGUMENTS}}, temperature=1)
     jsonschema.validate(json.loads(r.content[0].text), ARGUMENTS)
-    assert 'assistant' in refused(400, 'messages', message, messages=[{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': 'b'}])
+    begun = [{'role': 'user', 'content': 'What is 2+2?'}, {'role': 'assistant', 'content': '2 + 2'}]
+    assert message(messages=begun).content[0].text == ' = 4'
+    called = {'type': 'tool_use', 'id': 'a', 'name': 'f', 'input': {}}
+    assert 'calls of tools' in refused(400, 'messages', message, messages=[begun[0], {'role': 'assistant', 'content': [called]}])
     refused(400, 'messages[0]', message, messages=[{'role': 'user', 'content': [{'type': 'image', 'source': {'type': 'url', 'url': 'http://x'}}]}])
     refused(404, 'model', message, model='claude')
 

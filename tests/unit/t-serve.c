@@ -355,7 +355,21 @@ static void numeric_fields_enforce_their_bounds(void **state)
     assert_int_equal(fields_parse(body, BODY_CHAT, &p, &pr), 0);
     assert_int_equal(fields_parse(body, BODY_COMPLETION, &p, &pr), -1);
     assert_string_equal(pr.code, "unknown_parameter");
+    p.ignored.tolerant = 1;
+    assert_int_equal(fields_parse(body, BODY_COMPLETION, &p, &pr), 0);
+    assert_int_equal(p.ignored.n, 2);
+    assert_string_equal(p.ignored.list, "tools, tool_choice");
     json_decref(body);
+    for (int i = 0; i < 98; i++) {
+        char name[200];
+        snprintf(name, sizeof name, "%d\n%0*d", i, 2 * i, 0);
+        assert_int_equal(fields_unknown(&p.ignored, "a\xff", name, &pr), 0);
+        assert_true(strlen(p.ignored.list) < sizeof p.ignored.list);
+        assert_null(strpbrk(p.ignored.list, "\r\n\xff"));
+    }
+    assert_int_equal(fields_unknown(&p.ignored, NULL, "x", &pr), -1);
+    assert_int_equal(fields_unknown(NULL, "a", "x", &pr), -1);
+    assert_string_equal(pr.message, "a: x: no such field");
     static const struct { double value; const char *says; } fractions[] = {
         { 1700000000.5, "expires_at: 1700000000.5 is not a whole number" },
             { 0.1, "expires_at: 0.1 is not a whole number" },

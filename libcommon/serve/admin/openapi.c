@@ -31,12 +31,13 @@ static json_t *field_schema(const struct field *f, int *bad)
     return j;
 }
 
-static json_t *body_schema(body_set kind, int *bad)
+/* strict: a body with fields that are not known is refused */
+static json_t *body_schema(body_set kind, int strict, int *bad)
 {
     static const char *const needed[] = { "messages", "prompt", "input", "content", "tokens", "model_id", "name",
                                           "enabled", "query", "role", "file" };
     json_t *properties = json_object(), *required = json_array();
-    const int all_optional = (kind & (BODY_CHAT_MESSAGE_EDIT | BODY_CHAT_IMPORT | OLLAMA)) != 0;
+    const int all_optional = (kind & (BODY_CHAT_MESSAGE_EDIT | BODY_CHAT_IMPORT | BODY_TOKENIZE | OLLAMA)) != 0;
     for (int i = 0; i < n_fields; i++) {
         if (!(fields[i].bodies & kind))
             continue;
@@ -46,7 +47,7 @@ static json_t *body_schema(body_set kind, int *bad)
                 (kind != BODY_RAG_UPLOAD || strcmp(needed[k], "name") != 0))
                 *bad |= json_array_append_new(required, json_string(needed[k]));
     }
-    return json_pack("{s:s, s:b, s:o, s:o}", "type", "object", "additionalProperties", (kind & OLLAMA) != 0, "properties", properties,
+    return json_pack("{s:s, s:b, s:o, s:o}", "type", "object", "additionalProperties", (kind & (strict ? OLLAMA : OLLAMA | SHARED_API)) != 0, "properties", properties,
                      "required", required);
 }
 
@@ -79,7 +80,7 @@ static const char *lower(const char *method)
     return "post";
 }
 
-static json_t *operation(const struct route *r, int *bad)
+static json_t *operation(const struct route *r, int strict, int *bad)
 {
     json_t *ok = json_pack("{s:s, s:{s:{}}}", "description", "Success", "content", r->answer);
     json_t *not_ok = json_pack("{s:s, s:{s:{s:{s:s}}}}", "description", "Failure, with the reason", "content",
@@ -89,7 +90,7 @@ static json_t *operation(const struct route *r, int *bad)
     if (r->body && r->kind != ROUTE_WEBSOCKET)
         put(bad, j, "requestBody", json_pack("{s:b, s:{s:{s:o}}}", "required", 1, "content",
                                              r->body == BODY_RAG_UPLOAD ? "multipart/form-data" : "application/json",
-                                             "schema", body_schema(r->body, bad)));
+                                             "schema", body_schema(r->body, strict, bad)));
     if (r->kind == ROUTE_PREFIX || r->kind == ROUTE_PATTERN)
         put(bad, j, "parameters", path_parameters(r, bad));
     if (r->handle == handle_requests)
@@ -101,7 +102,7 @@ static json_t *operation(const struct route *r, int *bad)
     return j;
 }
 
-static json_t *description(int *bad)
+static json_t *description(int strict, int *bad)
 {
     json_t *paths = json_object();
     for (int i = 0; i < n_routes; i++) {
@@ -114,7 +115,7 @@ static json_t *description(int *bad)
             item = json_object();
             put(bad, paths, json_string_value(key), item);
         }
-        put(bad, item, lower(r->method), operation(r, bad));
+        put(bad, item, lower(r->method), operation(r, strict, bad));
         json_decref(key);
     }
     json_t *error = json_loads("{\"type\":\"object\",\"required\":[\"error\",\"detail\"],\"properties\":{\"error\":{\"type\":\"object\",\"required\":[\"message\",\"type\"],"
@@ -133,7 +134,7 @@ void handle_openapi(struct server *s, struct conn *c, const char *rest)
     (void)rest;
     if (!s->openapi) {
         int bad = 0;
-        json_t *json = description(&bad);
+        json_t *json = description(s->o.strict_api, &bad);
         s->openapi = json && !bad ? json_dumps(json, JSON_COMPACT) : NULL;
         json_decref(json);
     }

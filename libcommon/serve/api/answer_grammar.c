@@ -121,7 +121,7 @@ int call_answer_grammar(struct call *c, struct problem *pr)
     struct answer_grammar s = { .options = { .thinker = thinks ? c->lm->calls_form : NULL,
                                              .thinking = c->starts_thinking,
                                     .cancel = &c->cancelled } };
-    json_t *schema = t->format ? format_schema(t->format, t->format_param, pr) : NULL;
+    json_t *schema = t->format ? format_schema(t->format, t->format_param, t->ignored, pr) : NULL;
     char *dump = schema ? json_dumps(schema, JSON_COMPACT | JSON_ENCODE_ANY) : NULL;
     struct buf key = { 0 };
     int rc = t->format && !schema && pr->status ? -1 : 0;

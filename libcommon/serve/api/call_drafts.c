@@ -88,9 +88,9 @@ int call_speculative(struct call *c, struct problem *pr)
         int i = 0;
         while (i < N && strcmp(key, known[i].name) != 0)
             i++;
-        if (i == N)
-            return problem_set(pr, 400, SPECULATIVE, "unknown_parameter", "speculative: %.40s: no such field", key);
-        if (!json_is_null(x) && known[i].parse(c, x, pr) != 0)
+        if (i == N && fields_unknown(&c->params.ignored, SPECULATIVE, key, pr) != 0)
+            return -1;
+        if (i < N && !json_is_null(x) && known[i].parse(c, x, pr) != 0)
             return -1;
     }
     return 0;

@@ -116,7 +116,7 @@ int call_hold_prompts(struct call *c, struct problem *pr)
     const body_set templated = BODY_CHAT | BODY_RESPONSES | BODY_MESSAGES | BODY_COUNT | BODY_TEMPLATE | BODY_WS_CHAT |
                                OLLAMA_TEXT;
     static const size_t mib = 1 << 20;
-    if (!(c->form->body & templated))
+    if (!(c->form->body & templated) && !(c->form->body == BODY_TOKENIZE && js_get(c->json, "messages")))
         return 0;
     const size_t b = c->body_bytes, trees = 2 * (c->scan.tree_bytes + c->scan.text_bytes),
                  all = account_request_limit(c->s->account);

@@ -125,9 +125,11 @@ static int parse_stream_options(struct call *c, struct problem *pr)
         return problem_set(pr, 400, "stream_options", NULL, "stream_options: only with stream = true");
     json_object_foreach(v, key, x) {
         const int usage = strcmp(key, "include_usage") == 0, running = strcmp(key, "continuous_usage_stats") == 0;
-        if (!usage && !running && strcmp(key, "include_obfuscation") != 0)
-            return problem_set(pr, 400, "stream_options", "unknown_parameter", "stream_options: %.40s: no such field",
-                               key);
+        if (!usage && !running && strcmp(key, "include_obfuscation") != 0) {
+            if (fields_unknown(&c->params.ignored, "stream_options", key, pr) != 0)
+                return -1;
+            continue;
+        }
         if (!json_is_boolean(x) && !json_is_null(x))
             return problem_set(pr, 400, "stream_options", "invalid_type",
                                "stream_options: %s: found %s, expected true or false", key, js_kind(x));
@@ -255,8 +257,14 @@ int call_bind(struct call *c, struct problem *pr)
     c->params = (struct params){ .sampling = c->lm->sampling, .n = 1, .truncates = 1,
                                  .stream = (c->form->body & OLLAMA_TEXT) != 0,
                                  .max_tokens = c->form->body == BODY_COMPLETION ? 16 : 0, .parse_special = 1,
-                                 .add_generation_prompt = 1, .parallel_calls = 1,
-                                 .max_tool_rounds = ROUNDS_DEFAULT };
+                                 .add_generation_prompt = 1, .parallel_calls = 1, .skip_special_tokens = 1,
+                                 /* a chat template writes these tokens itself */
+                                 .add_special_tokens = c->form->body & (BODY_COMPLETION | BODY_TOKENIZE) &&
+                                                       !js_get(c->json, "messages"),
+                                 .max_tool_rounds = ROUNDS_DEFAULT,
+                                 .ignored.tolerant = !c->s->o.strict_api && !c->form->on_socket &&
+                                                     (c->form->body & SHARED_API) != 0 };
+    c->conversation.ignored = &c->params.ignored;
     if (!c->lm->m.tokenizer)
         return problem_set(pr, 400, "model", NULL, "model: %s has no tokenizer", c->lm->id);
     if (fields_parse(c->json, c->form->body, &c->params, pr) != 0 ||

@@ -189,7 +189,8 @@ static int one_prompt(struct call *c, int i, const json_t *v, const char *field,
         return problem_nomem(pr);
     if (c->prefix && *c->prefix)
         return with_prefix(c, i, json_string_value(v), json_string_length(v), field, pr);
-    return call_tokenize(c, i, json_string_value(v), json_string_length(v), special, 1, pr, field);
+    return call_tokenize(c, i, json_string_value(v), json_string_length(v), special,
+                         call_embeds(c) || c->params.add_special_tokens, pr, field);
 }
 
 int call_any_prompts(struct call *c, const char *field, int special, struct problem *pr)

@@ -275,7 +275,8 @@ static int make_choices(struct call *c, struct problem *pr)
         ch->index = i;
         ch->said_role = c->rounds && c->rounds->said_role;
         ch->prompt = i / n;
-        ch->split.state = !c->lm->thinks ? SPLIT_ANSWER : c->starts_thinking ? SPLIT_REASONING : SPLIT_UNDECIDED;
+        ch->split.state = c->starts_thinking ? SPLIT_REASONING
+                          : c->lm->thinks && !c->conversation.continues ? SPLIT_UNDECIDED : SPLIT_ANSWER;
         if (c->form->delta && conversation_open_parser(ch) != 0)
             return problem_nomem(pr);
     }
@@ -318,6 +319,13 @@ static void show_relaxed(const struct call *c)
         conn_set_header(c->conn, "X-Not-Enforced", relaxed);
 }
 
+/* List in a response header the members of the body that were ignored. */
+static void show_ignored(const struct call *c)
+{
+    if (*c->params.ignored.list && c->conn && conn_status(c->conn) == 0)
+        conn_set_header(c->conn, "X-Ignored-Fields", c->params.ignored.list);
+}
+
 static enum embed pooling_of(const struct call *c)
 {
     const struct config *config = &c->lm->m.model->config;
@@ -337,7 +345,7 @@ static struct request_params engine_request(struct call *c)
     struct request_params rp = { .sampling = p->sampling, .max_tokens = c->max_tokens ? c->max_tokens : prompt_only,
                                  .stop = c->stop, .n_stop = c->n_stop, .ignore_eos = p->ignore_eos,
                                  .stop_ids = c->stop_ids, .n_stop_ids = c->n_stop_ids, .min_tokens = p->min_tokens,
-                                 .keep_special = c->raw_text, .n_logprobs = embed ? -1 : c->n_logprobs,
+                                 .keep_special = c->raw_text || !p->skip_special_tokens, .n_logprobs = embed ? -1 : c->n_logprobs,
                                  .prompt_logprobs = p->echo && c->n_logprobs >= 0,
                                  .embed = embed ? pooling_of(c) : EMBED_NONE,
                                  .priority = p->priority, .draft = c->draft, .scope = c->scope, .lora = c->lora,
@@ -393,7 +401,7 @@ static void parse(struct call *c, struct problem *pr)
         call_keep(c, c->scan.tree_bytes, pr) != 0)
         return;
     c->body_bytes -= c->scan.n_blanked;
-    c->json = js_parse("body", c->body.data ? c->body.data : "", c->body.size, &e);
+    c->json = js_parse_nul("body", c->body.data ? c->body.data : "", c->body.size, &e);
     c->kept_bytes -= c->body.room;
     buf_release(&c->body);
     call_hold(c, 0, pr);
@@ -538,6 +546,7 @@ static void advance(struct call *c, int large)
             call_work(c);
         } else {
             c->stage = STAGE_READY;
+            show_ignored(c);
             if (!c->form->event)
                 break;
             submit(c);

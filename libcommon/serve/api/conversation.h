@@ -18,6 +18,7 @@
 struct call;
 struct choice;
 struct event;
+struct ignored_names;
 struct events;
 struct loaded_model;
 
@@ -40,8 +41,11 @@ struct conversation {
     const json_t *allowed_names;
     json_t *allowed;
     int serial;                         /* at most one call in each answer */
+    int continues;                      /* the answer continues the last message, which is the assistant's */
     int all_tools;                      /* the body has "tools": "server", all tools of the server: see tool_rounds.h */
     struct tmpl_limits limits;          /* limits of the template; 0: its defaults */
+    /* where unknown members of the body's objects are listed; borrowed; NULL: they are refused */
+    struct ignored_names *ignored;
 };
 void conversation_release(struct conversation *t);
 
@@ -53,7 +57,7 @@ int responses_read(const json_t *body, int parallel, struct conversation *t, str
 int messages_read(const json_t *body, struct conversation *t, struct problem *pr);
 /* Returns the schema of a response_format, also for json_object: a new reference.  NULL if the
  * format is text (pr->status is 0) or on errors (in *pr). */
-json_t *format_schema(const json_t *format, const char *param, struct problem *pr);
+json_t *format_schema(const json_t *format, const char *param, struct ignored_names *ig, struct problem *pr);
 /* Read a tool_choice of the type allowed_tools: {mode: auto or required, tools: [...]}. */
 int conversation_read_allowed(const json_t *choice, struct conversation *t, struct problem *pr);
 /* Whether a response_format has strict: false. */
@@ -65,6 +69,8 @@ json_t *conversation_messages(const json_t *messages, struct problem *pr);
  * -1 with *pr. */
 int conversation_text(const json_t *content, const char *const *types, const char *param, struct buf *out,
                       struct problem *pr);
+/* If t->continues, check that the last message can be continued.  0, or -1 with *pr. */
+int conversation_check_continued(const struct conversation *t, const json_t *body, struct problem *pr);
 /* Check the tool choice against the functions.  0, or -1 with *pr. */
 int conversation_check_tools(struct conversation *t, struct problem *pr);
 /* Add a function to t->tools.  parameters: borrowed; NULL: none.  0, or -1 with *pr. */
@@ -97,7 +103,8 @@ int conversation_add_call(json_t *message, json_t *id, json_t *name, json_t *arg
 int conversation_add_reasoning(json_t *message, const char *text, size_t size, struct problem *pr);
 
 /* ---- making the prompt ---- */
-/* Render the prompt: *text is malloc'd.  0, or -1 with *pr. */
+/* Render the prompt: *text is malloc'd.  If t->continues, the prompt ends with the text of the last
+ * message, and the last message in t->messages is changed.  0, or -1 with *pr. */
 int conversation_render(const struct loaded_model *lm, const struct conversation *t, int generation_prompt, char **text,
                         size_t *size, struct problem *pr);
 /* Make the prompt and the grammar of c from c->conversation. */

@@ -6,6 +6,7 @@
 
 #include "libcommon/base/json.h"
 #include "libcommon/serve/api/conversation.h"
+#include "libcommon/serve/fields.h"
 
 void conversation_release(struct conversation *t)
 {
@@ -163,6 +164,25 @@ json_t *conversation_messages(const json_t *messages, struct problem *pr)
     return list;
 }
 
+int conversation_check_continued(const struct conversation *t, const json_t *body, struct problem *pr)
+{
+    const json_t *last = json_array_get(t->messages, json_array_size(t->messages) - 1);
+    const char *role = json_string_value(json_object_get(last, "role"));
+    if (!t->continues)
+        return 0;
+    if (json_is_true(js_get(body, "add_generation_prompt")))
+        return problem_set(pr, 400, "continue_final_message", "invalid_value",
+                           "continue_final_message: found add_generation_prompt, too, expected one of the two");
+    if (strcmp(role, "assistant") != 0)
+        return problem_set(pr, 400, t->param, "invalid_role",
+                           "%s: the last one is of role %.40s, expected assistant: only its message can be continued",
+                           t->param, role);
+    if (json_object_get(last, "tool_calls"))
+        return problem_set(pr, 400, t->param, "invalid_value",
+                           "%s: the last one has calls of tools, expected their results or a text to continue", t->param);
+    return 0;
+}
+
 json_t *conversation_string(const struct buf *text)
 {
     return text->failed ? NULL : json_stringn(text->data ? text->data : "", text->size);
@@ -223,6 +243,24 @@ static int add_word(struct conversation *t, const char *name, json_t *v, const c
     return json_object_get(t->vars, name) || json_object_set(t->vars, name, v) == 0 ? 0 : problem_nomem(pr);
 }
 
+/* Handle the members of "reasoning" that its API does not have. */
+static int check_reasoning(const struct conversation *t, const json_t *body, struct problem *pr)
+{
+    static const char *const known[] = { "effort", "summary", "generate_summary" };
+    json_t *all = js_get(body, "reasoning"), *v;
+    const char *key;
+    if (all && !json_is_object(all))
+        return problem_set(pr, 400, "reasoning", "invalid_type", "reasoning: found %s, expected an object", js_kind(all));
+    json_object_foreach(all, key, v) {
+        size_t k = 0;
+        while (k < sizeof known / sizeof *known && strcmp(key, known[k]) != 0)
+            k++;
+        if (k == sizeof known / sizeof *known && fields_unknown(t->ignored, "reasoning", key, pr) != 0)
+            return -1;
+    }
+    return 0;
+}
+
 /* Copy reasoning_effort and verbosity to the template's variables. */
 static int read_effort(struct conversation *t, const json_t *body, struct problem *pr)
 {
@@ -231,7 +269,7 @@ static int read_effort(struct conversation *t, const json_t *body, struct proble
     json_t *effort = find_effort(body), *verbosity = js_get(body, "verbosity");
     if (!verbosity)
         verbosity = js_get(js_get(body, "text"), "verbosity");
-    if ((effort && add_word(t, "reasoning_effort", effort, efforts, pr) != 0) ||
+    if (check_reasoning(t, body, pr) != 0 || (effort && add_word(t, "reasoning_effort", effort, efforts, pr) != 0) ||
         (verbosity && add_word(t, "verbosity", verbosity, verbosities, pr) != 0))
         return -1;
     if (!effort || strcmp(json_string_value(effort), "none") != 0 || json_object_get(t->vars, "enable_thinking"))
@@ -391,31 +429,37 @@ int format_is_loose(const json_t *format)
     return json_is_false(js_get(inside ? inside : format, "strict"));
 }
 
-json_t *format_schema(const json_t *format, const char *param, struct problem *pr)
+/* Handle the members of a response_format, or of its member json_schema, that are not known. */
+static int check_format(const json_t *format, const char *param, struct ignored_names *ig, struct problem *pr)
 {
     static const char *const known[] = { "type", "json_schema", "name", "description", "strict", "schema" };
+    union { const json_t *in; json_t *out; } u = { .in = format };
+    const char *key;
+    json_t *v;
+    json_object_foreach(u.out, key, v) {
+        size_t k = 0;
+        while (k < sizeof known / sizeof *known && strcmp(key, known[k]) != 0)
+            k++;
+        if (k == sizeof known / sizeof *known && fields_unknown(ig, param, key, pr) != 0)
+            return -1;
+    }
+    return 0;
+}
+
+json_t *format_schema(const json_t *format, const char *param, struct ignored_names *ig, struct problem *pr)
+{
     const json_t *type = json_is_object(format) ? json_object_get(format, "type") : NULL;
-    const char *kind = json_string_value(type), *key;
+    const char *kind = json_string_value(type);
     pr->status = 0;
     if (!kind) {
         problem_set(pr, 400, param, "invalid_type", "%s: expected an object with a type", param);
         return NULL;
     }
-    for (size_t i = 0; i < json_object_size(format); i++) {
-        const json_t *inside = json_object_get(format, "json_schema");
-        union { const json_t *in; json_t *out; } u = { .in = i == 0 ? format : json_is_object(inside) ? inside : NULL };
-        json_t *v;
-        json_object_foreach(u.out, key, v) {
-            int ok = 0;
-            for (size_t k = 0; k < sizeof known / sizeof *known; k++)
-                ok |= strcmp(key, known[k]) == 0;
-            if (!ok) {
-                problem_set(pr, 400, param, "unknown_parameter", "%s: %s%.80s: no such field", param,
-                            i ? "json_schema." : "", key);
-                return NULL;
-            }
-        }
-    }
+    char inner[48];
+    snprintf(inner, sizeof inner, "%s.json_schema", param);
+    if (check_format(format, param, ig, pr) != 0 ||
+        check_format(json_object_get(format, "json_schema"), inner, ig, pr) != 0)
+        return NULL;
     if (strcmp(kind, "text") == 0)
         return NULL;
     const int any_object = strcmp(kind, "json_object") == 0;
@@ -484,7 +528,9 @@ int chat_read(const json_t *body, int parallel, struct conversation *t, struct p
     t->format = js_get(body, "response_format");
     t->format_param = "response_format";
     t->serial = !parallel;
-    if (!(t->messages = conversation_messages(js_get(body, "messages"), pr)))
+    t->continues = json_is_true(js_get(body, "continue_final_message"));
+    if (!(t->messages = conversation_messages(js_get(body, "messages"), pr)) ||
+        conversation_check_continued(t, body, pr) != 0)
         return -1;
     if (conversation_read_tools(t, body, "parameters", chat_function_of, pr) != 0)
         return -1;

@@ -5,6 +5,7 @@
 
 #include "libcommon/base/json.h"
 #include "libcommon/serve/api/conversation.h"
+#include "libcommon/serve/fields.h"
 
 static const char *const text_types[] = { "text", NULL };
 
@@ -158,9 +159,6 @@ static int read_messages(const json_t *body, json_t *out, struct problem *pr)
         if (rc != 0)
             return -1;
     }
-    if (strcmp(role, "assistant") == 0)
-        return problem_set(pr, 400, "messages", "unsupported_parameter",
-                           "messages: the last one is the assistant's, expected the user's: it cannot be continued");
     return 0;
 }
 
@@ -209,12 +207,20 @@ static int read_settings(const json_t *body, struct conversation *t, struct prob
         return problem_set(pr, 400, "output_config", "invalid_type", "output_config: found %s, expected an object",
                            js_kind(output));
     json_object_foreach(output, key, v)
-        if (strcmp(key, "format") != 0 && strcmp(key, "effort") != 0 && !json_is_null(v))
-            return problem_set(pr, 400, "output_config", "unsupported_parameter",
-                               "output_config: %.40s: expected format or effort", key);
+        if (strcmp(key, "format") != 0 && strcmp(key, "effort") != 0 && !json_is_null(v) &&
+            fields_unknown(t->ignored, "output_config", key, pr) != 0)
+            return -1;
     t->format = js_get(output, "format");
     t->format_param = "output_config.format";
     return 0;
+}
+
+/* Whether the last message is the assistant's, which the answer continues. */
+static int ends_with_assistant(const json_t *messages)
+{
+    const json_t *last = json_array_get(messages, json_array_size(messages) - 1);
+    const char *role = json_string_value(json_object_get(last, "role"));
+    return role && strcmp(role, "assistant") == 0;
 }
 
 int messages_read(const json_t *body, struct conversation *t, struct problem *pr)
@@ -223,7 +229,8 @@ int messages_read(const json_t *body, struct conversation *t, struct problem *pr
     int rc = read_messages(body, messages, pr);
     t->messages = rc == 0 ? conversation_messages(messages, pr) : NULL;
     t->param = "messages";
+    t->continues = ends_with_assistant(t->messages);
     json_decref(messages);
-    return t->messages && conversation_read_tools(t, body, "input_schema", function_of, pr) == 0 &&
+    return t->messages && conversation_check_continued(t, body, pr) == 0 && conversation_read_tools(t, body, "input_schema", function_of, pr) == 0 &&
            read_choice(body, t, pr) == 0 && read_settings(body, t, pr) == 0 ? 0 : -1;
 }

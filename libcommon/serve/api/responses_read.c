@@ -5,6 +5,7 @@
 
 #include "libcommon/base/json.h"
 #include "libcommon/serve/api/conversation.h"
+#include "libcommon/serve/fields.h"
 
 /* The message of the assistant to which an item belongs: the last message, if its role is
  * assistant and it does not have the key closed_by yet, otherwise a new one.  Borrowed; NULL:
@@ -172,9 +173,9 @@ static int read_text(const json_t *body, struct conversation *t, struct problem 
     if (text && !json_is_object(text))
         return problem_set(pr, 400, "text", "invalid_type", "text: found %s, expected an object", js_kind(text));
     json_object_foreach(text, key, v)
-        if (strcmp(key, "format") != 0 && strcmp(key, "verbosity") != 0 && !json_is_null(v))
-            return problem_set(pr, 400, "text", "unsupported_parameter", "text: %.40s: expected format or verbosity",
-                               key);
+        if (strcmp(key, "format") != 0 && strcmp(key, "verbosity") != 0 && !json_is_null(v) &&
+            fields_unknown(t->ignored, "text", key, pr) != 0)
+            return -1;
     t->format = js_get(text, "format");
     t->format_param = "text.format";
     return 0;

@@ -1,4 +1,5 @@
-/* text.c - /v1/models, /tokenize, /detokenize, /apply-template: endpoints that need no engine. */
+/* text.c - /v1/models, /tokenize, /detokenize, /apply-template: endpoints that need no engine.
+ * render.c has those that only vLLM has. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -98,7 +99,7 @@ void handle_model(struct server *s, struct conn *c, const char *rest)
 
 static void tokens_json(const struct tokenizer *t, const int32_t *ids, size_t n, int pieces, struct buf *out)
 {
-    buf_str(out, "{\"tokens\":[");
+    buf_str(out, "\"tokens\":[");
     for (size_t i = 0; i < n; i++) {
         struct buf bytes = { 0 };
         if (!pieces) {
@@ -112,38 +113,96 @@ static void tokens_json(const struct tokenizer *t, const int32_t *ids, size_t n,
         out->failed |= bytes.failed;
         buf_release(&bytes);
     }
-    buf_printf(out, "],\"count\":%zu}", n);
+    buf_str(out, "]");
 }
 
-static int tokenize(struct call *c, struct problem *pr)
+/* Write the tokens as the vocabulary has them. */
+static void vocabulary_json(const struct tokenizer *t, const int32_t *ids, size_t n, struct buf *out)
 {
-    const json_t *text = js_get(c->json, "content");
-    unsigned flags = (c->params.add_special ? TOKENIZE_ADD_SPECIAL : 0) |
-                     (c->params.parse_special ? TOKENIZE_PARSE_SPECIAL : 0);
+    buf_str(out, ",\"token_strs\":[");
+    for (size_t i = 0; i < n; i++) {
+        size_t size = 0;
+        const char *text = tokenizer_token(t, ids[i], &size);
+        buf_str(out, i ? "," : "");
+        token_json(text ? text : "", size, out);
+    }
+    buf_str(out, "]");
+}
+
+/* Tokenize a text, and write the answer: in vLLM's form, or in our own. */
+static int tokenize_text(struct call *c, const char *text, size_t size, unsigned flags, int vllm, const char *field,
+                         struct problem *pr)
+{
+    const struct tokenizer *t = c->lm->m.tokenizer;
+    const int texts = vllm ? c->params.token_strs : c->params.with_pieces;
     struct err e;
     int32_t *ids;
     size_t n;
-    if (!json_is_string(text))
-        return problem_set(pr, 400, "content", text ? "invalid_type" : "missing",
-                           text ? "content: found %s, expected text" : "content: %s", text ? js_kind(text) : "missing");
-    if (call_hold(c, TOKENIZE_BYTES * json_string_length(text), pr) != 0)
+    if (call_hold(c, TOKENIZE_BYTES * size, pr) != 0)
         return -1;
-    if (tokenizer_encode(c->lm->m.tokenizer, json_string_value(text), json_string_length(text), flags, &ids, &n, &e) !=
-        0)
-        return problem_err(pr, "content", NULL, &e);
-    /* a byte takes at most 6 bytes in JSON, and the pieces have no more bytes than the text */
-    const size_t each = c->params.with_pieces ? 48 : 8,
-                 pieces = c->params.with_pieces ? 6 * json_string_length(text) : 0;
-    const int rc = call_hold(c, n * sizeof *ids + 3 * (n * each + pieces), pr);
-    if (rc == 0)
-        tokens_json(c->lm->m.tokenizer, ids, n, c->params.with_pieces, &c->line);
+    if (tokenizer_encode(t, text, size, flags, &ids, &n, &e) != 0)
+        return problem_err(pr, field, NULL, &e);
+    /* a byte takes at most 6 bytes in JSON, and the pieces have no more bytes than the text; a byte
+     * of a vocabulary's text stands for at least half a byte of the text */
+    const int rc = call_hold(c, n * sizeof *ids + 3 * (n * (texts ? 48 : 8) + (texts ? 12 * size : 0)), pr);
+    if (rc == 0) {
+        buf_str(&c->line, "{");
+        if (vllm)
+            buf_printf(&c->line, "\"count\":%zu,\"max_model_len\":%d,", n, c->lm->m.max_len);
+        tokens_json(t, ids, n, !vllm && texts, &c->line);
+        if (vllm && texts)
+            vocabulary_json(t, ids, n, &c->line);
+        else if (vllm)
+            buf_str(&c->line, ",\"token_strs\":null");
+        else
+            buf_printf(&c->line, ",\"count\":%zu", n);
+        buf_str(&c->line, "}");
+    }
     free(ids);
     return rc;
 }
 
+/* Tokenize the prompt that the chat template makes of messages. */
+static int tokenize_messages(struct call *c, struct problem *pr)
+{
+    const unsigned flags = TOKENIZE_PARSE_SPECIAL | (c->params.add_special_tokens ? TOKENIZE_ADD_SPECIAL : 0);
+    char *text;
+    size_t size;
+    if (chat_read(c->json, c->params.parallel_calls, &c->conversation, pr) != 0 ||
+        conversation_render(c->lm, &c->conversation, c->params.add_generation_prompt, &text, &size, pr) != 0)
+        return -1;
+    const int rc = tokenize_text(c, text, size, flags, 1, "messages", pr);
+    free(text);
+    return rc;
+}
+
+static int tokenize(struct call *c, struct problem *pr)
+{
+    static const char *const names[] = { "content", "prompt", "messages" };
+    const json_t *text = NULL;
+    int n = 0, which = 0;
+    for (int i = 0; i < 3; i++)
+        if (js_get(c->json, names[i])) {
+            which = i;
+            text = js_get(c->json, names[i]);
+            n++;
+        }
+    if (n != 1)
+        return problem_set(pr, 400, "content", n ? "invalid_value" : "missing", "content: %s", n
+                           ? "expected one of content, prompt and messages" : "missing, as are prompt and messages");
+    if (which == 2)
+        return tokenize_messages(c, pr);
+    if (!json_is_string(text))
+        return problem_set(pr, 400, names[which], "invalid_type", "%s: found %s, expected text", names[which], js_kind(text));
+    const int vllm = which == 1, add = vllm ? c->params.add_special_tokens : c->params.add_special,
+              parse = vllm || c->params.parse_special;
+    return tokenize_text(c, json_string_value(text), json_string_length(text),
+                         (add ? TOKENIZE_ADD_SPECIAL : 0) | (parse ? TOKENIZE_PARSE_SPECIAL : 0), vllm, names[which], pr);
+}
+
 /* Bytes of memory to reserve for each byte of a text: for the text, its JSON (whose buffer
- * doubles as it grows), and the unsent answer. */
-enum { TEXT_BYTES = 8 };
+ * doubles as it grows), and the unsent answer; COPY_BYTES for a second copy in the answer. */
+enum { TEXT_BYTES = 8, COPY_BYTES = 7 };
 
 static int detokenize(struct call *c, struct problem *pr)
 {
@@ -173,13 +232,15 @@ static int detokenize(struct call *c, struct problem *pr)
         if (tokenizer_token(c->lm->m.tokenizer, ids[i], &size))
             bytes += size + 3;
     }
-    int rc = call_hold(c, (n + 1) * sizeof *ids + TEXT_BYTES * bytes, pr);
+    int rc = call_hold(c, (n + 1) * sizeof *ids + (TEXT_BYTES + COPY_BYTES) * bytes, pr);
     if (rc == 0 && tokenizer_decode(c->lm->m.tokenizer, ids, n, 0, &text, &size, &e) != 0)
         rc = problem_err(pr, "tokens", NULL, &e);
     free(ids);
     if (rc != 0)
         return -1;
     buf_str(&c->line, "{\"content\":");
+    buf_json(&c->line, text, size);
+    buf_str(&c->line, ",\"prompt\":");          /* its name in vLLM */
     buf_json(&c->line, text, size);
     buf_str(&c->line, "}");
     free(text);
