@@ -32,6 +32,12 @@ const struct route routes[] = {
     { "POST", "/tokenize", ROUTE_PLAIN, ACCESS_KEY, handle_tokenize, BODY_TOKENIZE, "Convert text to token ids", JSON },
     { "POST", "/detokenize", ROUTE_PLAIN, ACCESS_KEY, handle_detokenize, BODY_DETOKENIZE, "Convert token ids to text",
       JSON },
+    { "GET", "/tokenizer_info", ROUTE_PLAIN, ACCESS_KEY, handle_tokenizer_info, 0,
+      "Describe the tokenizer, in vLLM's format; ?model: an id (default: the first model)", JSON },
+    { "POST", "/v1/chat/completions/render", ROUTE_PLAIN, ACCESS_KEY, handle_render_chat, BODY_CHAT,
+      "Show the prompt of a request to /v1/chat/completions, as text and token ids, and answer nothing", JSON },
+    { "POST", "/v1/completions/render", ROUTE_PLAIN, ACCESS_KEY, handle_render_completion, BODY_COMPLETION,
+      "Show the prompts of a request to /v1/completions, as texts and token ids, and answer nothing", JSON },
     { "POST", "/apply-template", ROUTE_PLAIN, ACCESS_KEY, handle_template, BODY_TEMPLATE,
       "Render a conversation as the prompt that the model sees", JSON },
     { "GET", "/health", ROUTE_PLAIN, ACCESS_PUBLIC, handle_health, 0, "200 when a model is ready or none was requested, 503 while loading or stopping, when an engine stalls, when memory is short, or when the model cannot be loaded again", JSON },
@@ -349,7 +355,7 @@ static int origin_may(const struct server *s, struct conn *c)
     if (from == ORIGIN_LISTED) {
         conn_add_header(c, "Access-Control-Allow-Origin", http_field(conn_request(c), "Origin"));
         conn_add_header(c, "Vary", "Origin");
-        conn_add_header(c, "Access-Control-Expose-Headers", "X-Request-Id");
+        conn_add_header(c, "Access-Control-Expose-Headers", "X-Request-Id, X-Ignored-Fields, X-Not-Enforced");
     }
     return from != ORIGIN_FOREIGN;
 }

@@ -138,7 +138,7 @@ head_of() { curl -s -o "$T/j" -D "$T/head" -w '%{http_code}' "$URL/$1" -d "$2"; 
   [ "$(ask chat/completions "{$begun,\"continue_final_message\":true,\"add_generation_prompt\":false}" | jq -r '.choices[0].message.content')" = " = 4" ]
   [ "$(curl -s "$URL/apply-template" -d "{$begun,\"continue_final_message\":true}" | jq -r .error.param)" = temperature ]
   begun=${begun#*,}
-  # the text of the message is also part of the template's own text; blanks at its end are the template's to keep
+  # the text of the message is also part of the template's own text, and the template cuts blanks
   [ "$(curl -s "$URL/apply-template" -d "{${begun/2 + 2\"/im_end \"},\"continue_final_message\":true}" | jq .prompt)" = '"<|im_start|>user\nWhat is 2+2?<|im_end|>\n<|im_start|>assistant\nim_end"' ]
   [[ "$(curl -s "$URL/apply-template" -d "{$begun,\"add_generation_prompt\":false}" | jq -r .prompt)" == *$'assistant\n2 + 2<|im_end|>' ]]
   ask chat/completions "{$begun,\"continue_final_message\":true,\"add_generation_prompt\":true}" | jq -e '.error.param == "continue_final_message"'

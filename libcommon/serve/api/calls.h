@@ -2,8 +2,8 @@
  * to an answer or a stream of events.
  *
  * Calls have several forms (chat_completions.c, responses.c, messages.c, completions.c,
- * embeddings.c, rerank.c, text.c, wschat.c).  A form reads the body and writes the answer; struct
- * call and the functions here are common to all forms.
+ * embeddings.c, rerank.c, text.c, render.c, wschat.c).  A form reads the body and writes the
+ * answer; struct call and the functions here are common to all forms.
  *
  * A call belongs to the loop's thread, except while a preparing thread works on it. */
 #ifndef ZSE_SERVE_API_CALLS_H

@@ -231,6 +231,7 @@ int messages_read(const json_t *body, struct conversation *t, struct problem *pr
     t->param = "messages";
     t->continues = ends_with_assistant(t->messages);
     json_decref(messages);
-    return t->messages && conversation_check_continued(t, body, pr) == 0 && conversation_read_tools(t, body, "input_schema", function_of, pr) == 0 &&
+    return t->messages && conversation_check_continued(t, body, pr) == 0 &&
+           conversation_read_tools(t, body, "input_schema", function_of, pr) == 0 &&
            read_choice(body, t, pr) == 0 && read_settings(body, t, pr) == 0 ? 0 : -1;
 }

@@ -197,7 +197,8 @@ static int tokenize(struct call *c, struct problem *pr)
     const int vllm = which == 1, add = vllm ? c->params.add_special_tokens : c->params.add_special,
               parse = vllm || c->params.parse_special;
     return tokenize_text(c, json_string_value(text), json_string_length(text),
-                         (add ? TOKENIZE_ADD_SPECIAL : 0) | (parse ? TOKENIZE_PARSE_SPECIAL : 0), vllm, names[which], pr);
+                         (add ? TOKENIZE_ADD_SPECIAL : 0) | (parse ? TOKENIZE_PARSE_SPECIAL : 0), vllm,
+                         names[which], pr);
 }
 
 /* Bytes of memory to reserve for each byte of a text: for the text, its JSON (whose buffer
