@@ -521,11 +521,14 @@ done:
 
 /* ---- types of keys and values ---- */
 
+/* Compute the logits of one variant.  paged: also receives those with attention to pages, the next
+ * variant, which has the same types; NULL: there is none. */
 static int logits_of(const struct opened_model *m, const struct run_options *run, const struct windowed_text *t,
-                     int window, int from, float *logits, struct err *e)
+                     int window, int from, float *logits, float *paged, struct err *e)
 {
     struct engine *g = open_engine(m, run, 1, window, 0, e);
-    const int rc = g ? engine_logits(g, t->ids, window - 1, from, logits, e) : -1;
+    const int rc = !g ? -1 : paged ? engine_logits_twice(g, t->ids, window - 1, from, logits, paged, e)
+                                   : engine_logits(g, t->ids, window - 1, from, logits, e);
     engine_close(g);
     return rc;
 }
@@ -558,8 +561,10 @@ int bench_kv_distance(const struct bench_options *options, const struct opened_m
     float *others = logits + (size_t)rows * vocab;
     for (int i = 0; i < n; i++) {
         o.run.kv = kv[i].kv;
-        o.run.pages = kv[i].pages;
-        if (logits_of(m, &o.run, &t, window, from, i ? others : logits, e) != 0)
+        const int next_has_pages = i + 1 < n && kv[i + 1].pages;
+        o.run.pages = next_has_pages ? kv[i + 1].pages : 0;
+        if (!kv[i].pages && logits_of(m, &o.run, &t, window, from, i ? others : logits, next_has_pages ? others : NULL,
+                                      e) != 0)
             goto done;
         struct score_rows r = { .logits = i ? others : logits, .reference = logits, .next = t.ids + from + 1,
                                 .vocab = (int)vocab, .nll = scores, .reference_nll = scores + rows,

@@ -64,8 +64,9 @@ int bench_spec(const struct bench_options *o, const char *model, const char *cas
 
 /* A way to store and read keys and values. */
 struct kv_variant { struct kv_types kv; int pages; };
-/* kl [n]: the mean KL divergence between the outputs with kv[0] and with each of n types, over
- * the last (at most 512) positions of the first `window` tokens of a text.  (bench_score.c) */
+/* kl [n]: the mean KL divergence between the outputs with kv[0] and with each of n variants, over
+ * the last (at most 512) positions of the first `window` tokens of a text.  A variant with pages is
+ * kv[1], and kv[0] has the same types.  (bench_score.c) */
 int bench_kv_distance(const struct bench_options *o, const struct opened_model *m, const char *text, int window,
                       const struct kv_variant *kv, int n, double *kl, struct err *e);
 

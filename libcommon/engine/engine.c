@@ -492,9 +492,8 @@ void engine_trim(struct engine *g)
 /* A new sequence that is computed in chunks. */
 struct sequence_scan {
     const int32_t *ids;
-    /* Logits are computed for positions >= from.  Those before it are the prompt: with pages, its
-     * tokens attend to all tokens. */
-    int n_ids, from;
+    /* Logits are computed for positions >= from.  exact_until: see batch_item. */
+    int n_ids, from, exact_until;
     float *logits;                      /* rows of the next chunk */
     engine_rows rows;                   /* NULL: the rows of all chunks are kept, one after another */
     void *user;
@@ -522,7 +521,7 @@ static int scan_chunk(struct engine *g, struct sequence_scan *s, struct kv_table
         return err_set(e, ERR_LIMIT, "no window blocks are free: requests hold them");
     const struct batch_item item = { .tokens = s->ids + pos, .n_tokens = n, .pos = pos, .table = kv->block,
                                      .window_table = kv->window, .state = state, .n_logits = n_logits,
-                                     .exact_until = s->from, .seq_len = s->n_ids };
+                                     .exact_until = s->exact_until, .seq_len = s->n_ids };
     if (g->backend->forward(g->b, &(struct batch){ &item, 1 }, s->logits, e) != 0 || engine_check(g, e) != 0)
         return -1;
     if (s->rows)
@@ -531,27 +530,41 @@ static int scan_chunk(struct engine *g, struct sequence_scan *s, struct kv_table
     return 0;
 }
 
+/* Compute tokens [pos, end), for which kv gets blocks. */
+static int scan_range(struct engine *g, struct sequence_scan *s, struct kv_table *kv, int state, int pos, int end,
+                      struct err *e)
+{
+    int rc = 0;
+    if (kv_table_reserve(kv, g->pool, end) != 0)
+        return err_set(e, ERR_LIMIT, "%d KV blocks are free, %d tokens need %d",
+                       kv_pool_free(g->pool) + kv_pool_idle(g->pool), end - pos,
+                       (end + KV_BLOCK - 1) / KV_BLOCK - kv->n_blocks);
+    for (int n; pos < end && rc == 0; pos += n) {
+        n = end - pos < g->max_tokens ? end - pos : g->max_tokens;
+        rc = scan_chunk(g, s, kv, state, pos, n, e);
+    }
+    kv->n_tokens = end;
+    return rc;
+}
+
+/* Take a recurrent state if the model has one. */
+static int scan_state(struct engine *g, int *state, struct err *e)
+{
+    *state = -1;
+    if (g->states && (*state = state_take(g->states, g->pool)) < 0)
+        return err_set(e, ERR_LIMIT, "no state is free: requests hold them all");
+    return 0;
+}
+
 static int scan_sequence(struct engine *g, struct sequence_scan *s, struct err *e)
 {
     struct kv_table kv;
-    int rc = -1, state = -1;
+    int state;
     if (scan_check(g, s, e) != 0 || kv_table_init(&kv, s->n_ids, e) != 0)
         return -1;
-    if (kv_table_reserve(&kv, g->pool, s->n_ids) != 0) {
-        err_set(e, ERR_LIMIT, "%d KV blocks are free, %d tokens need %d", kv_pool_free(g->pool) + kv_pool_idle(g->pool),
-                s->n_ids, (s->n_ids + KV_BLOCK - 1) / KV_BLOCK);
-        goto done;
-    }
-    if (g->states && (state = state_take(g->states, g->pool)) < 0) {
-        err_set(e, ERR_LIMIT, "no state is free: requests hold them all");
-        goto done;
-    }
-    rc = 0;
-    for (int pos = 0, n; pos < s->n_ids && rc == 0; pos += n) {
-        n = s->n_ids - pos < g->max_tokens ? s->n_ids - pos : g->max_tokens;
-        rc = scan_chunk(g, s, &kv, state, pos, n, e);
-    }
-done:
+    int rc = scan_state(g, &state, e);
+    if (rc == 0)
+        rc = scan_range(g, s, &kv, state, 0, s->n_ids, e);
     if (state >= 0)
         state_drop(g->states, state);
     kv_table_release(&kv, g->pool);
@@ -560,7 +573,42 @@ done:
 
 int engine_logits(struct engine *g, const int32_t *ids, int n_ids, int from, float *logits, struct err *e)
 {
-    return scan_sequence(g, &(struct sequence_scan){ .ids = ids, .n_ids = n_ids, .from = from, .logits = logits }, e);
+    return scan_sequence(g, &(struct sequence_scan){ .ids = ids, .n_ids = n_ids, .from = from, .exact_until = from,
+                                                     .logits = logits }, e);
+}
+
+int engine_logits_twice(struct engine *g, const int32_t *ids, int n_ids, int from, float *exact, float *paged,
+                        struct err *e)
+{
+    struct sequence_scan s = { .ids = ids, .n_ids = n_ids, .from = from, .exact_until = n_ids, .logits = exact };
+    struct kv_table kv = { 0 }, fork = { 0 };
+    const int shared = from / KV_BLOCK * KV_BLOCK;
+    int state, fork_state = -1;
+    if (scan_check(g, &s, e) != 0)
+        return -1;
+    int rc = scan_state(g, &state, e);
+    if (rc == 0)
+        rc = scan_state(g, &fork_state, e);
+    if (rc == 0 && (kv_table_init(&kv, n_ids, e) != 0 || kv_table_init(&fork, n_ids, e) != 0))
+        rc = -1;
+    if (rc == 0 && (rc = scan_range(g, &s, &kv, state, 0, shared, e)) == 0) {
+        kv_table_share(&fork, g->pool, &kv);
+        if (state >= 0 && shared)
+            rc = g->backend->copy_state(g->b, state, fork_state, e);
+    }
+    if (rc == 0)
+        rc = scan_range(g, &s, &kv, state, shared, n_ids, e);
+    kv_table_release(&kv, g->pool);         /* the fork needs the blocks that kv does not share */
+    s.exact_until = from;
+    s.logits = paged;
+    if (rc == 0)
+        rc = scan_range(g, &s, &fork, fork_state, shared, n_ids, e);
+    kv_table_release(&fork, g->pool);
+    if (fork_state >= 0)
+        state_drop(g->states, fork_state);
+    if (state >= 0)
+        state_drop(g->states, state);
+    return rc;
 }
 
 int engine_scan(struct engine *g, const int32_t *ids, int n_ids, engine_rows rows, void *user, struct err *e)

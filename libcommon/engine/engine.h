@@ -368,6 +368,11 @@ int engine_set_lora(struct engine *g, struct model *m, int number, struct lora_b
  * with pages, tokens before them attend to all tokens, as a prompt does.
  * Returns 0; -1 with *e. */
 int engine_logits(struct engine *g, const int32_t *ids, int n_ids, int from, float *logits, struct err *e);
+/* engine_logits() twice, for an engine with pages: exact receives the logits of tokens that attend
+ * to all tokens, paged those of tokens >= from that attend to pages.  The tokens before them are
+ * computed once. */
+int engine_logits_twice(struct engine *g, const int32_t *ids, int n_ids, int from, float *exact, float *paged,
+                        struct err *e);
 
 /* engine_logits() for a sequence whose logits are too many to keep.  It calls rows(user, pos, n,
  * logits) with the logits after the n tokens from pos on, which are valid during that call; if
