@@ -59,6 +59,7 @@ static void count_model(struct work_limits *s, const struct model *m, const stru
     s->c = c;
     s->kv = r->kv;
     s->pages = r->pages;
+    s->pattern = r->pattern;
 }
 
 int share_init_gpu(struct work_limits *s, const struct model *m, const struct run_options *r, int device, struct err *e)
@@ -100,6 +101,19 @@ double share_prefill(const struct work_limits *s, double tokens_per_s, int amx)
     return tokens_per_s * ((s->int8_op > 0 ? s->int8_op / int8 : 0) + (s->f32_op > 0 ? s->f32_op / s->l.f32[1] : 0));
 }
 
+int share_seen(const struct sparse_pattern *p, int n_tokens)
+{
+    uint8_t *seen = p->unit ? malloc((size_t)n_tokens) : NULL;
+    int n = 0;
+    if (!seen)
+        return n_tokens;
+    pattern_row(p, n_tokens, n_tokens - 1, seen);
+    for (int i = 0; i < n_tokens; i++)
+        n += seen[i];
+    free(seen);
+    return n;
+}
+
 double share_kv_read(const struct config *c, struct kv_types kv, int pages, int has_tail, int n_tokens)
 {
     const int tail = has_tail && config_tail(c, kv, 0), from = kv_tail_from(n_tokens - 1),
@@ -120,7 +134,8 @@ double share_kv_read(const struct config *c, struct kv_types kv, int pages, int 
 
 double share_decode(const struct work_limits *s, double step_s, int n_seqs, int n_tokens)
 {
-    const double bytes = s->weight_bytes + n_seqs * share_kv_read(s->c, s->kv, s->pages, !s->on_gpu, n_tokens);
+    const double bytes = s->weight_bytes + n_seqs * share_kv_read(s->c, s->kv, s->pages, !s->on_gpu,
+                                                                  share_seen(&s->pattern, n_tokens));
     return step_s > 0 ? bytes / step_s / (s->on_gpu ? s->gpu.copy : s->l.read[1]) : 0;
 }
 

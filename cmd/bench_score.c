@@ -327,10 +327,12 @@ static void print_perplexity(const struct perplexity *p)
 {
     const struct bench_options *o = p->o;
     const int n = p->t.n_windows;
+    char attention[ATTENTION_TEXT];
     json_t *j = json_pack("{s:O, s:f, s:I, s:i, s:i, s:I, s:b}", "mean_nll", p->windows, "perplexity", exp(p->sum / n),
                           "n_tokens", (json_int_t)p->t.n_ids, "windows", n, "window", o->window, "scored_tokens",
                           (json_int_t)n * (o->whole ? o->window : o->window - 1) - o->whole, "exact", o->run.exact);
     json_object_set_new(j, "whole", json_boolean(o->whole));
+    json_object_set_new(j, "attention", json_string(run_attention_text(&o->run, attention)));
     if (o->whole) {
         json_object_set(j, "tokens_per_s", p->speeds);
         json_object_set(j, "private_bytes", p->memory);
@@ -563,6 +565,7 @@ int bench_kv_distance(const struct bench_options *options, const struct opened_m
         o.run.kv = kv[i].kv;
         const int next_has_pages = i + 1 < n && kv[i + 1].pages;
         o.run.pages = next_has_pages ? kv[i + 1].pages : 0;
+        o.run.pattern = kv[i].pattern;
         if (!kv[i].pages && logits_of(m, &o.run, &t, window, from, i ? others : logits, next_has_pages ? others : NULL,
                                       e) != 0)
             goto done;

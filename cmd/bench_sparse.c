@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "cmd/cli.h"
-#include "libcommon/plan/pattern.h"
+#include "libcommon/engine/pattern.h"
 
 static const char prog[] = "zse-bench";
 static const double MIB = 1024 * 1024;

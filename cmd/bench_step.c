@@ -76,7 +76,7 @@ static int stepper_open(struct stepper *s, const struct model *m, const struct r
               seen = in_tail < in_window ? in_tail : in_window;
     const struct backend_options o = { .n_threads = r->threads, .kv = r->kv, .n_blocks = n_blocks,
                                        .n_window_blocks = tail ? n_blocks : 0,
-                                       .pages = r->pages, .n_states = n_seqs,
+                                       .pages = r->pages, .pattern = r->pattern, .n_states = n_seqs,
                                        .max_tokens = max_tokens, .max_logits = n_seqs,
                                        .exact = r->exact, .kernels = r->kernels, .max_weights = (size_t)r->max_memory };
     if (check_context(&m->config, context, e) != 0)
@@ -407,25 +407,31 @@ static const struct kv_types kv_list[] = { { KV_F16, KV_F16 }, { KV_I8, KV_I8 },
                                           { KV_T2, KV_T2 } };
 enum { N_KV = sizeof kv_list / sizeof *kv_list };
 
-/* The types to compare in this model; with pages, the given types read as a whole and by pages. */
+enum { VARIANT_TEXT = KV_TEXT + ATTENTION_TEXT };
+
+/* The types to compare in this model; with pages or a pattern, the given types read
+ * as a whole, and so. */
 static int choose_kv(const struct bench_options *o, const struct config *c, struct kv_variant *kv)
 {
+    const int is_sparse = o->run.pages || o->run.pattern.unit;
     int n = 0;
-    for (int k = 0; k < N_KV && !o->run.pages; k++)
+    for (int k = 0; k < N_KV && !is_sparse; k++)
         if (k == 0 || (!o->run.kv_given && !config_kv_problem(c, kv_list[k])))
             kv[n++].kv = kv_list[k];
-    if (o->run.kv_given || o->run.pages)
+    if (o->run.kv_given || is_sparse)
         kv[n++].kv = o->run.kv;
-    if (o->run.pages)
-        kv[n++] = (struct kv_variant){ o->run.kv, o->run.pages };
+    if (is_sparse)
+        kv[n++] = (struct kv_variant){ o->run.kv, o->run.pages, o->run.pattern };
     return n;
 }
 
-/* "k=i8,v=i4", "f16 pages:64". */
-static const char *variant_text(const struct kv_variant *v, char out[2 * KV_TEXT])
+/* "k=i8,v=i4", "f16 pages:64", "f16 blocks:8+2". */
+static const char *variant_text(const struct kv_variant *v, char out[VARIANT_TEXT])
 {
-    char types[KV_TEXT];
-    snprintf(out, 2 * KV_TEXT, v->pages ? "%s pages:%d" : "%s", kv_text(v->kv, types), v->pages);
+    const struct run_options r = { .pages = v->pages, .pattern = v->pattern };
+    char types[KV_TEXT], way[ATTENTION_TEXT];
+    snprintf(out, VARIANT_TEXT, v->pages || v->pattern.unit ? "%s %s" : "%s", kv_text(v->kv, types),
+             run_attention_text(&r, way));
     return out;
 }
 
@@ -481,6 +487,7 @@ int bench_kv(const struct bench_options *o, const char *model, const char *text)
         for (int k = 0; rc == 0 && k < n_kv; k++, n++) {
             run.kv = kv[k].kv;
             run.pages = kv[k].pages;
+            run.pattern = kv[k].pattern;
             rc = stepper_open(&s[n], m.model, &run, 1, contexts.v[i], 0, &e);
             rows[n] = (struct row){ .s = &s[n], .n_seqs = 1 };
         }
@@ -496,12 +503,14 @@ int bench_kv(const struct bench_options *o, const char *model, const char *text)
         for (int i = 0; i < n; i++) {
             const int k = i % n_kv, context = s[i].context;
             const double f16_bytes = share_kv_read(&m.model->config, kv[0].kv, kv[0].pages, 1, context + 1);
-            char name[2 * KV_TEXT];
+            char name[VARIANT_TEXT];
             const double t = rows[i].median,
-                         bytes = share_kv_read(&m.model->config, kv[k].kv, kv[k].pages, 1, context + 1),
+                         bytes = share_kv_read(&m.model->config, kv[k].kv, kv[k].pages, 1,
+                                               share_seen(&kv[k].pattern, context + 1)),
                          speedup = rows[i - k].median / t;
             share.kv = kv[k].kv;
             share.pages = kv[k].pages;
+            share.pattern = kv[k].pattern;
             const double of = share_decode(&share, t, 1, context + 1);
             json_t *row = json_pack("{s:s, s:i, s:f, s:f, s:I, s:f, s:f, s:f, s:f}", "kv", variant_text(&kv[k], name),
                                     "context", context, "step_s", t, "tokens_per_s", 1 / t, "kv_bytes",

@@ -381,24 +381,71 @@ static int parse_sliding(const char *prog, const char *arg, struct run_options *
     return 0;
 }
 
-/* "exact", "pages:N", "sliding:N" or "sliding:N+S". */
-static int parse_attention(const char *prog, const char *arg, struct run_options *r)
+/* The two numbers of bigbird:N+R or blocks:S+N; the second one is 0 if it is not given. */
+static int parse_two(const char *prog, const char *what, const char *arg, int least, int *first, int *second)
 {
-    static const char pages[] = "pages:", sliding[] = "sliding:";
-    long long n = 0;
-    r->sliding = r->pages = 0;
-    if (strncmp(arg, sliding, sizeof sliding - 1) == 0)
-        return parse_sliding(prog, arg + sizeof sliding - 1, r);
-    if (strcmp(arg, "exact") != 0) {
-        if (strncmp(arg, pages, sizeof pages - 1) != 0)
-            return cli_wrong(prog, "--attention: '%s', expected exact, pages:N, sliding:N or sliding:N+S", arg);
-        if (cli_parse_int(prog, "--attention pages", arg + sizeof pages - 1, 4, ENGINE_MOST_PAGES, &n) != 0)
-            return CLI_USAGE;
-        if (n % 4)
-            return cli_wrong(prog, "--attention: %d pages, expected a multiple of 4", (int)n);
-    }
+    enum { MOST = 1 << 16 };
+    const char *plus = strchr(arg, '+');
+    char start[24];
+    long long a, b = 0;
+    snprintf(start, sizeof start, "%.*s", plus ? (int)(plus - arg) : (int)strlen(arg), arg);
+    if (cli_parse_int(prog, what, start, least, MOST, &a) != 0 ||
+        (plus && cli_parse_int(prog, what, plus + 1, 0, MOST, &b) != 0))
+        return CLI_USAGE;
+    *first = (int)a;
+    *second = (int)b;
+    return 0;
+}
+
+static int parse_pages(const char *prog, const char *arg, struct run_options *r)
+{
+    long long n;
+    if (cli_parse_int(prog, "--attention pages", arg, 4, ENGINE_MOST_PAGES, &n) != 0)
+        return CLI_USAGE;
+    if (n % 4)
+        return cli_wrong(prog, "--attention: %d pages, expected a multiple of 4", (int)n);
     r->pages = (int)n;
     return 0;
+}
+
+/* "exact", "pages:N", "sliding:N", "sliding:N+S", "bigbird:N+R", "blocks:S" or "blocks:S+N". */
+static int parse_attention(const char *prog, const char *arg, struct run_options *r)
+{
+    static const char *const ways[] = { "pages:", "sliding:", "bigbird:", "blocks:" };
+    const struct sparse_pattern p = { .unit = PATTERN_UNIT, .globals = 1, .causal = 1, .seed = 42 };
+    int way = 0;
+    r->sliding = r->pages = 0;
+    r->pattern = (struct sparse_pattern){ 0 };
+    if (strcmp(arg, "exact") == 0)
+        return 0;
+    while (way < 4 && strncmp(arg, ways[way], strlen(ways[way])) != 0)
+        way++;
+    if (way == 4)
+        return cli_wrong(prog, "--attention: '%s', expected exact, pages:N, sliding:N[+S], bigbird:N+R or blocks:S[+N]",
+                         arg);
+    const char *numbers = arg + strlen(ways[way]);
+    if (way > 1)
+        r->pattern = p;
+    return way == 0   ? parse_pages(prog, numbers, r)
+           : way == 1 ? parse_sliding(prog, numbers, r)
+           : way == 2 ? parse_two(prog, "--attention bigbird", numbers, 0, &r->pattern.window, &r->pattern.random)
+                      : parse_two(prog, "--attention blocks", numbers, 1, &r->pattern.stride, &r->pattern.window);
+}
+
+const char *run_attention_text(const struct run_options *r, char out[ATTENTION_TEXT])
+{
+    const struct sparse_pattern *p = &r->pattern;
+    if (r->pages)
+        snprintf(out, ATTENTION_TEXT, "pages:%d", r->pages);
+    else if (r->sliding)
+        snprintf(out, ATTENTION_TEXT, "sliding:%d+%d", r->sliding, r->sliding_sinks);
+    else if (p->stride)
+        snprintf(out, ATTENTION_TEXT, "blocks:%d+%d", p->stride, p->window);
+    else if (p->unit)
+        snprintf(out, ATTENTION_TEXT, "bigbird:%d+%d", p->window, p->random);
+    else
+        snprintf(out, ATTENTION_TEXT, "exact");
+    return out;
 }
 
 int run_option(const char *prog, int c, const char *arg, struct run_options *r)
@@ -485,6 +532,8 @@ int run_options_check(const char *prog, struct run_options *r)
     }
     if (r->pages && r->window)
         return cli_wrong(prog, "--attention pages and --window exclude each other: a window leaves no pages to choose");
+    if (r->pattern.unit && r->window)
+        return cli_wrong(prog, "--attention %s and --window exclude each other", r->pattern.stride ? "blocks" : "bigbird");
     if (r->sinks_given && !r->window)
         return cli_wrong(prog, "--sinks needs --window");
     if (r->window && !r->sinks_given)
@@ -981,7 +1030,8 @@ struct engine_options run_engine_options(const struct run_options *r, int max_se
 {
     const int some = r->gpu_layers_given && r->gpu_layers > 0;
     return (struct engine_options){ .n_threads = r->threads, .kv = r->kv, .window = r->window,
-                                    .sinks = r->sinks, .pages = r->pages, .max_len = max_len, .max_seqs = max_seqs,
+                                    .sinks = r->sinks, .pages = r->pages, .pattern = r->pattern, .max_len = max_len,
+                                    .max_seqs = max_seqs,
                                     .exact = r->exact, .kernels = r->kernels,
                                     .no_prefix_cache = r->no_prefix_cache, .max_weights = r->gpu ? 0
                                         : (size_t)r->max_memory,

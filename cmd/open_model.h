@@ -37,6 +37,7 @@ struct run_options {
     struct kv_types kv, kv_before; int kv_given;
     int window, sinks, sinks_given; /* --window, --sinks; window 0: as the model has it */
     int pages, sliding, sliding_sinks;      /* --attention pages:N, sliding:N+S; 0: neither */
+    struct sparse_pattern pattern;  /* --attention bigbird:N+R, blocks:S+N; unit 0: neither */
     int exact;
     int no_prefix_cache;            /* has no option: set by zse-bench, which computes every prompt */
     /* not options: the folder of prefixes (NULL: none), its largest size (0: the engine's
@@ -117,7 +118,8 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
     "      --threads N            threads (default: one for each processor)\n" \
     "      --ctx N                context in tokens (default: the model's, at most 8192)\n" \
     "      --kv f32|bf16|f16|fp8|i8|i4|ternary  the type of keys and values, or of each: k=i8,v=i4 (default: f16)\n" \
-    "      --attention exact|pages:N|sliding:N[+S]  see all tokens; in long contexts the N pages of 16 that may matter most; or the newest N tokens, and the first S (default: exact)\n" \
+    "      --attention WAY        the tokens that a token sees: exact: all; pages:N: in long contexts the N pages of 16 that may matter most; sliding:N[+S]: the newest N, and the first S;\n" \
+    "                             bigbird:N+R, blocks:S[+N]: of the blocks of 64 tokens its own, the first, the N before it, and R random ones or every S-th (default: exact)\n" \
     "      --exact                f32 activations and f32 keys and values\n" \
     "      --kernels NAME         CPU kernels: ref, avx2, avxvnni, avx512, amx, neon, dotprod, i8mm (default: the fastest)\n" \
     "      --device DEVICE        where to compute: auto, cpu, cuda, cuda:N (default: auto)\n" \
@@ -161,6 +163,9 @@ int run_option(const char *prog, int c, const char *arg, struct run_options *r);
 /* Write the types in the form that --kv takes.  Returns out. */
 enum { KV_TEXT = 24 };
 const char *kv_text(struct kv_types kv, char out[KV_TEXT]);
+/* Write the way in the form that --attention takes.  Returns out. */
+enum { ATTENTION_TEXT = 32 };
+const char *run_attention_text(const struct run_options *r, char out[ATTENTION_TEXT]);
 const char *run_moe_name(int moe);                      /* "hybrid", "cpu", "gpu" */
 const char *run_cache_name(int cache_weights);          /* "off", "auto", "on" */
 /* Call after the last option: checks combinations, the device, $ZSE_DEVICE.  0, or the exit code

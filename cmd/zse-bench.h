@@ -63,7 +63,7 @@ int bench_layers(const struct bench_options *o, const char *model);
 int bench_spec(const struct bench_options *o, const char *model, const char *cases);
 
 /* A way to store and read keys and values. */
-struct kv_variant { struct kv_types kv; int pages; };
+struct kv_variant { struct kv_types kv; int pages; struct sparse_pattern pattern; };
 /* kl [n]: the mean KL divergence between the outputs with kv[0] and with each of n variants, over
  * the last (at most 512) positions of the first `window` tokens of a text.  A variant with pages is
  * kv[1], and kv[0] has the same types.  (bench_score.c) */
@@ -96,6 +96,7 @@ struct work_limits {
     double expert_bytes;                /* the part of weight_bytes that is experts, in all layers */
     const struct config *c;             /* borrowed */
     struct kv_types kv; int pages;      /* as in run_options */
+    struct sparse_pattern pattern;
     struct gpu_speeds gpu; int on_gpu;  /* used instead of l if on_gpu */
 };
 /* The limits of n_threads (0: all) that `what` (ROOFLINE_ bits) names, from the file of --limits or
@@ -113,6 +114,8 @@ double share_prefill(const struct work_limits *s, double tokens_per_s, int amx);
 /* Speed as a fraction of the limit of reading memory, for a step that takes step_s seconds and
  * reads all weights once and the keys and values of n_seqs sequences of n_tokens tokens. */
 double share_decode(const struct work_limits *s, double step_s, int n_seqs, int n_tokens);
+/* Number of tokens that the last of n_tokens sees; unit 0: all. */
+int share_seen(const struct sparse_pattern *p, int n_tokens);
 /* Bytes of keys and values that the last of n_tokens tokens reads.  has_tail: the sinks and the
  * newest tokens as f16, if the types have a tail in this model.  pages: as in run_options, whose
  * bounds are read, too. */

@@ -56,7 +56,7 @@ complete -c zse-chat -l mode -x -d 'instead of -q, the type by this machines mem
 complete -c zse-chat -l threads -x -d 'threads (default one for each processor)'
 complete -c zse-chat -l ctx -x -d 'context in tokens (default the models, at most 8192)'
 complete -c zse-chat -l kv -x -a 'f32 bf16 f16 fp8 i8 i4 ternary' -d 'the type of keys and values, or of each k=i8,v=i4 (default f16)'
-complete -c zse-chat -l attention -x -a 'exact' -d 'see all tokens; in long contexts the N pages of 16 that may matter most; or the newest N tokens, and the first S (default exact)'
+complete -c zse-chat -l attention -x -d 'the tokens that a token sees exact all; pagesN in long contexts the N pages of 16 that may matter most; slidingN+S the newest N, and the first S; bigbirdN+R, blocksS+N of the blocks of 64 tokens its own, the first, the N before it, and R random ones or every S-th (default exact)'
 complete -c zse-chat -l exact -d 'f32 activations and f32 keys and values'
 complete -c zse-chat -l kernels -x -a 'ref avx2 avxvnni avx512 amx neon dotprod i8mm' -d 'CPU kernels ref, avx2, avxvnni, avx512, amx, neon, dotprod, i8mm (default the fastest)'
 complete -c zse-chat -l device -x -d 'where to compute auto, cpu, cuda, cudaN (default auto)'

@@ -10,6 +10,7 @@
 
 #include "libcommon/cpu/cpu_attn.h"
 #include "libcommon/cpu/cpu_pages.h"
+#include "libcommon/cpu/cpu_pattern.h"
 #include "libcommon/cpu/cpu_ops.h"
 #include "libcommon/model/eagle.h"
 
@@ -29,6 +30,7 @@ static void cpu_close(void *backend)
     residency_close(b->core.residency);
     attn_close_stream(&b->core);
     pages_close(&b->core);
+    pattern_close(&b->core);
     core_close(&b->core);
     free(b->offset);
     free(b->rows);
@@ -131,7 +133,8 @@ static void *open_layers(const struct model *m, const struct backend_options *o,
         (experts && reserve_experts(&b->core, m, n_layers, e) < 0) || reserve_aux(b, e) < 0 ||
         (whole && core_prefetch(&b->core, m, e) < 0) || kv_open(b, e) < 0 ||
         (o->window && attn_open_stream(&b->core, o->window, o->sinks, e) < 0) ||
-        (o->pages && pages_open(&b->core, o->pages, (int64_t)o->n_blocks * KV_BLOCK, e) < 0))
+        (o->pages && pages_open(&b->core, o->pages, (int64_t)o->n_blocks * KV_BLOCK, e) < 0) ||
+        (o->pattern.unit && pattern_open(&b->core, &o->pattern, o->n_blocks, e) < 0))
         goto fail;
     if (whole && o->max_weights && m->file && !(b->core.residency = residency_open(m, o->max_weights, e)))
         goto fail;

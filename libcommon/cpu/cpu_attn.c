@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "libcommon/cpu/cpu_pages.h"
+#include "libcommon/cpu/cpu_pattern.h"
 #include "libcommon/cpu/hadamard.h"
 #include "libcommon/kernels/approx.h"
 #include "libcommon/quant/kvscale.h"
@@ -23,11 +24,14 @@
 struct attn_job { struct core *k; const struct step *s; const struct layer *l; int index, latent,
                   group; struct query_run *runs; int n_runs, token0, head_dim, groups;
                   struct kv_types types; int tail; size_t k_bytes, v_bytes; };
-/* Whether the layer has bounds of pages. */
-static int has_pages(const struct attn_job *j)
+/* Whether queries of the layer see all keys before them, if the options do not limit them. */
+static int sees_all(const struct attn_job *j)
 {
-    return j->k->pages && !j->latent && !j->s->in_windows && !config_layer_window(j->k->c, j->index, 0);
+    return !j->latent && !j->s->in_windows && !config_layer_window(j->k->c, j->index, 0);
 }
+/* Whether the layer has bounds of pages. */
+static int has_pages(const struct attn_job *j) { return j->k->pages && sees_all(j); }
+static int has_pattern(const struct attn_job *j) { return j->k->pattern.unit && sees_all(j); }
 
 enum {
     /* Most heads of a job that reads latents.  Fewer heads per job would read the latents more
@@ -536,6 +540,8 @@ static void attend_part(void *arg, int i, int thread)
         attend_pages(j, ch, head, &a, k->q + at, thread);
         return;
     }
+    if (has_pattern(j))
+        pattern_attend(k, it, &a, thread);
     if (ch->n_parts == 1) {
         prepare_queries(j, ch, head, k->q + at, row, 0);
         k->k->attention(&a, k->scratch[thread]);
@@ -583,8 +589,8 @@ static int plan_jobs(const struct attn_job *j)
         ch->n_parts = 1;
         /* A run whose tokens lie in two parts is not split: one job would store the new tokens at
          * the start of a part while another job reads them. */
-        if (few && n_parts > 1 && !chooses(j, ch) && rows <= SPLIT_ROWS && pos / ATTN_PART == last / ATTN_PART &&
-            used + need <= k->n_partial) {
+        if (few && n_parts > 1 && !chooses(j, ch) && !has_pattern(j) && rows <= SPLIT_ROWS &&
+            pos / ATTN_PART == last / ATTN_PART && used + need <= k->n_partial) {
             ch->n_parts = n_parts;
             ch->part = first / ATTN_PART;
             ch->partial = used;
@@ -767,7 +773,8 @@ static int add_runs(struct core *k, struct step *s, int item, int first, int n, 
 }
 
 /* Divide all tokens of an item into runs.  For all tokens of a run, the tail and the newest tokens
- * outside of pages begin at the same position, and either all of them choose pages or none does.
+ * outside of pages begin at the same position, they are in one unit of a pattern, and either all of
+ * them choose pages or none does.
  * Returns the number of runs. */
 static int add_tail_runs(struct core *k, struct step *s, int item, int most)
 {
@@ -801,7 +808,7 @@ void core_step(struct core *k, struct step *s, const struct batch_item *items, i
         /* a run ends at position k->window, so that its tokens are all before or all behind it */
         const int near = !k->window || it->pos + it->n_tokens <= k->window ? it->n_tokens
                          : it->pos < k->window ? k->window - it->pos : 0;
-        const int n_runs = k->tail || k->pages ? add_tail_runs(k, s, i, chunk)
+        const int n_runs = k->tail || k->pages || k->pattern.unit ? add_tail_runs(k, s, i, chunk)
             : add_runs(k, s, i, near, it->n_tokens - near, chunk) + add_runs(k, s, i, 0, near, chunk);
         s->one_run_each &= n_runs == 1;
     }

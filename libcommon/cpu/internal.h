@@ -134,6 +134,11 @@ struct core {
     int pages;
     struct page_choice *page_work;
     uint8_t *page_memory;
+    /* The pattern by which layers without a window attend, see cpu_pattern.c; unit 0: none.
+     * pattern_work: an element for each thread; pattern_memory: the buffers in them. */
+    struct sparse_pattern pattern;
+    struct pattern_tables *pattern_work;
+    uint8_t *pattern_memory;
     /* Every layer attends to at most the newest `window` tokens and the first `sinks`; 0: the
      * model's own windows.  far: cos and sin of each RoPE table for the last position of sinks and
      * window together, with the short factors and with the long ones; stream: a buffer of

@@ -8,6 +8,7 @@
 
 #include "libcommon/base/err.h"
 #include "libcommon/engine/draw.h"
+#include "libcommon/engine/pattern.h"
 #include "libcommon/model/model.h"
 #include "libcommon/quant/kvtype.h"
 
@@ -93,6 +94,9 @@ struct backend_options {
      * blocks between them, chosen for each token (cpu_pages.c); a multiple of 4.  0: to all.  See
      * batch_item.exact_until. */
     int pages;
+    /* Causal; tokens attend by it in layers without a window, and its unit is PATTERN_UNIT; unit 0:
+     * they attend to all tokens. */
+    struct sparse_pattern pattern;
     /* states of sequences with recurrent layers, config_state_bytes() each; 0 for other models */
     int n_states;
     int max_tokens;                         /* most tokens in one batch */
@@ -194,7 +198,7 @@ struct backend {
     const char *name;                       /* "cpu" */
     int always_strict;                      /* results are always as with options.strict */
     int windows;                            /* supports window blocks */
-    int pages;                              /* supports attention to pages */
+    int pages;                              /* supports attention to pages and by patterns */
     /* Allocate the memory for the model's LoRA adapters; called between two steps after some were
      * added. Returns 0; -1 with *e.  NULL: the backend does not run models with adapters. */
     int (*loras)(void *b, struct err *e);

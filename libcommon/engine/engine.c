@@ -39,6 +39,20 @@ static int check_pages(struct engine *g, const struct config *c, const struct en
     return 0;
 }
 
+static int check_pattern(struct engine *g, const struct config *c, const struct engine_options *o, struct err *e)
+{
+    const struct sparse_pattern *p = &o->pattern;
+    if (!p->unit)
+        return 0;
+    const char *problem = !p->causal || p->unit != PATTERN_UNIT ? "expected a causal one of blocks of 64"
+                          : !g->backend->pages ? "only the processor attends by patterns"
+                          : o->window || o->pages ? "a window or pages exclude it" : config_pages_problem(c);
+    if (problem)
+        return err_set(e, ERR_UNSUPPORTED, "attention by a pattern: %s", problem);
+    g->pattern = *p;
+    return 0;
+}
+
 /* Apply the defaults of options. */
 static int set_sizes(struct engine *g, const struct config *c, const struct engine_options *o, struct err *e)
 {
@@ -58,7 +72,7 @@ static int set_sizes(struct engine *g, const struct config *c, const struct engi
         g->max_tokens = g->max_seqs;
     if (c->both_ways && g->max_tokens < g->max_len)         /* an encoder needs whole sequences */
         g->max_tokens = g->max_len;
-    if (check_window(g, c, o, e) < 0 || check_pages(g, c, o, e) < 0)
+    if (check_window(g, c, o, e) < 0 || check_pages(g, c, o, e) < 0 || check_pattern(g, c, o, e) < 0)
         return -1;
     const int tail = g->backend->windows ? config_tail(c, o->kv, g->window) : 0;
     g->kept_tokens = tail ? tail : g->backend->windows ? config_window(c, g->window) : 0;
@@ -195,7 +209,7 @@ static int ask_backend(const struct engine *g, const struct engine_options *o, s
     const struct kv_types kv = g->m->config.embedding.pooling ? kv_both(KV_F32) : o->kv;
     *b = (struct backend_options){ .n_threads = o->n_threads, .kv = kv, .n_blocks = (int)blocks.all,
                                    .n_window_blocks = (int)blocks.windows, .window = g->window, .sinks = g->sinks,
-                                   .pages = g->pages,
+                                   .pages = g->pages, .pattern = g->pattern,
                                    .n_states = engine_n_states(&g->m->config, o), .max_tokens = g->max_tokens,
                                    .max_logits = g->max_tokens, .exact = o->exact, .kernels = o->kernels,
                                    .max_weights = o->max_weights,

@@ -66,6 +66,9 @@ struct engine_options {
      * with `window`.  0: all pages.  Tokens of a prompt attend to all pages, but not those of
      * engine_logits(). */
     int pages;
+    /* Tokens attend by this pattern in layers without a window; see backend_options.  Cannot be
+     * combined with `window` and `pages`. */
+    struct sparse_pattern pattern;
     size_t kv_bytes;                /* 0: enough for max_seqs x max_len */
     /* most bytes of the model's file that may be resident, see residency.h; 0: no limit */
     size_t max_weights;

@@ -35,6 +35,7 @@ static size_t block_bytes(const struct engine *g)
 static char *describe_model(const struct engine *g, const struct backend_options *bo, struct err *e)
 {
     const struct zfile *z = g->m->file;
+    const struct sparse_pattern *p = &bo->pattern;
     /* "cpu avx2, 2 threads": the number of threads does not matter */
     const char *device = g->backend->describe(g->b);
     json_t *groups = json_array();
@@ -43,9 +44,9 @@ static char *describe_model(const struct engine *g, const struct backend_options
         json_array_append_new(groups, json_pack("[I, I, I]", (json_int_t)group->offset, (json_int_t)group->size,
                                                 (json_int_t)group->crc));
     }
-    json_t *all = json_pack("[s, i, s%, s, s, b, i, i, i, I, I, I, I, o, O]", ZSE_VERSION, BLOCK_FORMAT, device, strcspn(device, ","),
+    json_t *all = json_pack("[s, i, s%, s, s, b, i, i, i, [i, i, i, i], I, I, I, I, o, O]", ZSE_VERSION, BLOCK_FORMAT, device, strcspn(device, ","),
                             kv_type_name(bo->kv.key), kv_type_name(bo->kv.value), bo->exact, bo->window, bo->sinks,
-                            bo->pages,
+                            bo->pages, p->window, p->globals, p->random, p->stride,
                             (json_int_t)config_kv_bytes(&g->m->config, bo->kv), (json_int_t)window_bytes(g),
                             (json_int_t)config_state_bytes(&g->m->config), (json_int_t)zfile_size(z), groups,
                             zfile_json(z));

@@ -160,6 +160,7 @@ static int open_drafting(struct engine *g, struct draft_model *d, const struct e
     d->most = o->predictor && !o->eagle ? ENGINE_PREDICTED_MOST : DRAFT_MOST;
     own.eagle = NULL;
     own.n_states = own.n_window_blocks = own.pages = own.device_layers = 0;
+    own.pattern = (struct sparse_pattern){ 0 };
     own.max_weights = own.max_device = 0;
     own.layer_stream = own.stream_window = 0;
     own.max_logits = g->max_seqs;

@@ -207,6 +207,7 @@ struct engine {
     int vocab_size, n_allowed, max_len, max_seqs, max_tokens, prefixes;
     struct kv_types kv;
     int window, sinks, pages;           /* as in engine_options */
+    struct sparse_pattern pattern;
     /* numbers of the newest and of the first tokens that window blocks hold */
     int kept_tokens, kept_sinks;
     struct kv_pool *pool;

@@ -633,7 +633,7 @@ const char *config_pages_problem(const struct config *c)
         return "the model's attention depends on distances";
     for (int i = 0; i < c->n_layers; i++)
         if (c->mixer[i] == MIXER_MLA || c->mixer[i] == MIXER_COMPRESSED)
-            return "the model's latents have no pages";
+            return "the model attends to latents";
         else if (config_indexes(c, i))
             return "the model's sparse attention chooses by itself";
     return config_page_bytes(c) ? NULL : "no layer attends to all tokens";

@@ -318,6 +318,26 @@ END
   [[ "$output" == *"'' is not a whole number"* ]] || { echo "$output"; return 1; }
 }
 
+@test "--attention bigbird, blocks: nothing changes if they leave out no block, and the JSON names them" {
+  of() { zse-bench perplexity "$MODEL" "$TEXT" --windows 1 --window 300 --kv f32 "$@"; }
+  exact=$(of | jq .mean_nll)
+  [ "$(of --attention blocks:1 | jq .mean_nll)" = "$exact" ]
+  [ "$(of --attention bigbird:4 --threads 1 | jq .mean_nll)" = "$exact" ]
+  [ "$(of --attention blocks:3 | jq .mean_nll)" != "$exact" ]
+  for way in exact pages:8 sliding:64+4 blocks:3+0 bigbird:1+1; do
+    [ "$(of --attention $way | jq -r .attention)" = $way ]
+  done
+  run --separate-stderr zse-bench kv "$MODEL" "$TEXT" --attention blocks:4+1 --contexts 600 -r 1 --limits "$LIMITS" --json
+  # of ten blocks the last token sees 0, 1, 5, 8 and its own
+  check '[r["kv"] for r in j["rows"]] == ["f16", "f16 blocks:4+1"] and abs(j["rows"][1]["bytes_over_f16"] * 601 - 4 * 64 - 25) < 1e-6 and 0 < j["rows"][1]["kl_mean"] < 2' <<<"$output"
+  for wrong in bigbird bigbird: bigbird:x bigbird:1+ blocks:0 blocks:-1 blocks:4+65537; do
+    run -2 --separate-stderr zse-bench kv "$MODEL" --attention $wrong
+    [[ $stderr == *--attention* ]]
+  done
+  run -2 zse-chat "$MODEL" -p hi --attention blocks:4 --window 64
+  [[ "$output" == *"--attention blocks and --window exclude each other"* ]] || { echo "$output"; return 1; }
+}
+
 @test "perplexity --whole: the windows of a text are one sequence" {
   of() { zse-bench perplexity "$MODEL" "$TEXT" "$@"; }
   one=$(of --window 200 --windows 1)

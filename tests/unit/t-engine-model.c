@@ -59,6 +59,7 @@ static int window, sinks;               /* window and sinks of the engine's opti
 static int len = 160;                   /* context of engines, at most ROOM */
 /* 1: drafts are made by the model's predictor, or by `heads` if not NULL; 2: with a fixed length */
 static int predicts, pages;
+static struct sparse_pattern pattern;    /* unit 0: none */
 static const struct medusa *heads;
 
 static struct engine *open_engine(const struct model *m, struct kv_types kv, int max_seqs, int max_tokens,
@@ -70,7 +71,7 @@ static struct engine *open_engine(const struct model *m, struct kv_types kv, int
     const struct engine_options o = { .kv = kv, .max_len = len, .max_seqs = max_seqs, .max_tokens = max_tokens,
                                       .no_prefix_cache = no_prefix_cache, .n_threads = 2,
                                       .snapshots = 1 + extra_blocks, .snapshot_every = 32,
-                                      .window = window, .sinks = sinks, .pages = pages,
+                                      .window = window, .sinks = sinks, .pages = pages, .pattern = pattern,
                                       .predictor = predicts > 0 && !heads,
                                       .medusa = predicts > 0 ? heads : NULL,
                                       .draft = predicts > 1 ? predicts - 1 : 0,
@@ -619,13 +620,13 @@ static void answer_long(const struct model *m, const int32_t *ids, struct answer
 static void pages_are_chosen_only_in_long_contexts(void **state)
 {
     (void)state;
-    enum { SAME = 320 };
+    enum { SAME = 320, FROM = 327 };
     struct err e;
     struct rng r = { 3 };
     int32_t ids[ROOM];
     struct model *m = load_tiny();
     const size_t vocab = (size_t)m->config.vocab_size;
-    float *logits[2];
+    float *logits[2], *twice[2];
     for (int i = 0; i < ROOM; i++)
         ids[i] = (int32_t)(rng_u64(&r) % vocab);
     len = ROOM;
@@ -633,13 +634,27 @@ static void pages_are_chosen_only_in_long_contexts(void **state)
         pages = 4 * i;
         struct engine *g = open_engine(m, kv_both(KV_F32), 1, 64, 0, 1);
         logits[i] = malloc(ROOM * vocab * sizeof(float));
+        twice[i] = malloc((ROOM - FROM) * vocab * sizeof(float));
         assert_int_equal(engine_logits(g, ids, ROOM, 0, logits[i], &e), 0);
         engine_close(g);
     }
     assert_memory_equal(logits[0], logits[1], SAME * vocab * sizeof(float));
     assert_memory_not_equal(logits[0] + SAME * vocab, logits[1] + SAME * vocab, vocab * sizeof(float));
-    free(logits[0]);
-    free(logits[1]);
+    /* both ways at once, after a prompt that attends to all tokens */
+    for (int i = 0; i < 2; i++) {
+        struct engine *g = open_engine(m, kv_both(KV_I4), 1, 64, 12, 1);
+        float *alone = logits[1];
+        if (i == 0)
+            assert_int_equal(engine_logits_twice(g, ids, ROOM, FROM, twice[1], twice[0], &e), 0);
+        assert_int_equal(engine_logits(g, ids, ROOM, FROM, alone, &e), 0);
+        assert_memory_equal(twice[i], alone, (ROOM - FROM) * vocab * sizeof(float));
+        engine_close(g);
+        pages = 0;
+    }
+    for (int i = 0; i < 2; i++) {
+        free(logits[i]);
+        free(twice[i]);
+    }
     static struct answer answers[2];
     for (int i = 0; i < 2; i++) {
         pages = 4 * i;
@@ -656,6 +671,50 @@ static void pages_are_chosen_only_in_long_contexts(void **state)
     pages = 0;
     len = 160;
     free(in);
+}
+
+/* A pattern that leaves out no block changes nothing, and a token that no query sees does not
+ * count. */
+static void patterns_skip_blocks(void **state)
+{
+    (void)state;
+    static const struct sparse_pattern all = { .unit = PATTERN_UNIT, .window = 100, .causal = 1 },
+        every_third = { .unit = PATTERN_UNIT, .stride = 3, .causal = 1 },
+        random = { .unit = PATTERN_UNIT, .window = 1, .globals = 1, .random = 1, .seed = 42, .causal = 1 };
+    const struct { struct sparse_pattern p; struct kv_types kv; } cases[] = {
+        { { 0 }, kv_both(KV_F16) }, { all, kv_both(KV_F16) }, { { 0 }, kv_both(KV_I4) }, { all, kv_both(KV_I4) },
+        { every_third, kv_both(KV_F32) }, { every_third, kv_both(KV_F32) } };
+    enum { LAST = 5 * PATTERN_UNIT, CASES = sizeof cases / sizeof *cases };
+    struct err e;
+    struct rng r = { 5 };
+    int32_t ids[ROOM];
+    struct model *m = load_tiny();
+    const size_t vocab = (size_t)m->config.vocab_size, bytes = (ROOM - LAST) * vocab * sizeof(float);
+    float *logits[CASES];
+    for (int i = 0; i < ROOM; i++)
+        ids[i] = (int32_t)(rng_u64(&r) % vocab);
+    len = ROOM;
+    for (int i = 0; i < CASES; i++) {
+        /* block 4 is not seen by block 5, nor by those that block 5 sees */
+        if (i == CASES - 1)
+            ids[4 * PATTERN_UNIT + 9] ^= 1;
+        pattern = cases[i].p;
+        struct engine *g = open_engine(m, cases[i].kv, 1, 50 + 13 * i, 0, 1);
+        logits[i] = malloc(bytes);
+        assert_int_equal(engine_logits(g, ids, ROOM, LAST, logits[i], &e), 0);
+        engine_close(g);
+    }
+    assert_memory_equal(logits[0], logits[1], bytes);
+    assert_memory_equal(logits[2], logits[3], bytes);
+    assert_memory_not_equal(logits[0], logits[4], bytes);
+    assert_memory_equal(logits[4], logits[5], bytes);
+    for (int i = 0; i < CASES; i++)
+        free(logits[i]);
+    pattern = random;
+    m->config.window[0] = 20;
+    run_schedules(m, 2);
+    pattern.unit = 0;
+    len = 160;
 }
 
 static void schedules_change_no_answer_of_recurrent_models(void **state)
@@ -866,7 +925,8 @@ int main(void)
         cmocka_unit_test(test_predictor_waits), cmocka_unit_test(a_predictor_computes_the_right_logits),
         cmocka_unit_test(test_foreign_predictors),
         cmocka_unit_test(contexts_beyond_the_tail_change_no_answer),
-        cmocka_unit_test(pages_are_chosen_only_in_long_contexts), cmocka_unit_test(test_tail_and_windows),
+        cmocka_unit_test(pages_are_chosen_only_in_long_contexts),
+        cmocka_unit_test(patterns_skip_blocks), cmocka_unit_test(test_tail_and_windows),
         cmocka_unit_test(test_tail_and_drafts), cmocka_unit_test(windows_with_sinks_change_no_answer),
         cmocka_unit_test(windows_give_the_logits_of_the_text_in_them),
         cmocka_unit_test(windows_are_right_for_every_architecture), cmocka_unit_test(test_refused_windows),

@@ -10,29 +10,24 @@
 
 #include <cmocka.h>
 
-#include "libcommon/plan/pattern.h"
+#include "libcommon/engine/pattern.h"
 
 enum { N = 150 };
 
 static int defined(const struct sparse_pattern *p, int i, int j)
 {
-    const int near = abs(i - j) <= p->window;
-    if (p->causal && j > i)
-        return 0;
-    switch (p->kind) {
-    case PATTERN_LONGFORMER: return near || i < p->globals || j < p->globals;
-    case PATTERN_BLOCKS: return abs(i / p->block - j / p->block) % p->stride == 0;
-    default: return near;
-    }
+    const int unit = p->unit ? p->unit : 1, a = i / unit, b = j / unit, far = abs(a - b);
+    return !(p->causal && j > i) && (far <= p->window || a < p->globals || b < p->globals ||
+                                     (p->stride && far % p->stride == 0));
 }
 
 static void masks_are_as_defined(void **state)
 {
     (void)state;
     static const struct sparse_pattern small[] = {
-        { .kind = PATTERN_SLIDING, .window = 7 }, { .kind = PATTERN_LONGFORMER, .window = 5, .globals = 3 },
-        { .kind = PATTERN_BLOCKS, .block = 8, .stride = 3 }, { .kind = PATTERN_SLIDING },
-        { .kind = PATTERN_SLIDING, .window = N },
+        { .window = 7 }, { .window = 5, .globals = 3 }, { .unit = 8, .stride = 3 }, { 0 }, { .window = N },
+        { .unit = 8, .stride = 3, .window = 1, .globals = 1 }, { .unit = 16, .window = 2, .globals = 1 },
+        { .unit = 64, .window = INT32_MAX }, { .unit = 7, .stride = 1 },
     };
     for (size_t s = 0; s < 2 * sizeof small / sizeof *small; s++) {
         struct sparse_pattern p = small[s / 2];
@@ -55,7 +50,7 @@ static void masks_are_as_defined(void **state)
 static void random_keys_are_reproducible(void **state)
 {
     (void)state;
-    struct sparse_pattern p = { .kind = PATTERN_BIGBIRD, .window = 4, .random = 12, .seed = 42 };
+    struct sparse_pattern p = { .window = 4, .random = 12, .seed = 42 };
     uint8_t seen[N], again[N], other[N];
     for (int i = 0; i < N; i++) {
         int extra = 0;
@@ -84,7 +79,7 @@ static void a_window_takes_the_known_memory(void **state)
     uint8_t *row = malloc(8192);
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         const double full = pattern_bytes((int64_t)sizes[i].n * sizes[i].n),
-                     window = pattern_bytes(pattern_pairs(&patterns[PATTERN_SLIDING], sizes[i].n, row));
+                     window = pattern_bytes(pattern_pairs(&patterns[0], sizes[i].n, row));
         assert_int_equal((int)(full / 1048576), sizes[i].full);
         assert_int_equal((int)(window / 1048576), sizes[i].window);
         assert_float_equal(full / window, sizes[i].less, 0.05);
