@@ -42,6 +42,7 @@ static const char usage[] =
     "      --no-audit             log nothing\n"
     "      --no-history           keep no chat history (default: conversations of pages and clients in chats.db in $ZSE_HOME)\n"
     "      --history-days N       delete conversations without a change for N days, 0: never (default: 0)\n"
+    "      --responses-size SIZE  memory for responses that are continued by id (default: 64MiB; 0: none)\n"
     "      --history-size SIZE    size of the conversations of each key (default: 1GiB)\n"
     "      --history-conversations N  number of conversations of each key (default: 100000)\n"
     "      --trust-proxy          take the client's address from X-Forwarded-For; needs keys, or --no-auth\n"
@@ -101,7 +102,7 @@ enum {
     OPT_DRAIN, OPT_STALL, OPT_CONNECTIONS, OPT_PER_ADDRESS, OPT_BODY, OPT_QUIET, OPT_PLAN, OPT_CONFIG, OPT_NO_WATCH,
     OPT_MODEL_DIR, OPT_USER, OPT_REQUEST_MEMORY, OPT_WORK_MEMORY, OPT_EMBEDDING, OPT_RERANK, OPT_RAG_DOCUMENTS,
     OPT_RAG_BYTES,
-    OPT_NO_HISTORY, OPT_HISTORY_DAYS, OPT_HISTORY_SIZE, OPT_HISTORY_CONVERSATIONS, OPT_MCP_STDIO,
+    OPT_NO_HISTORY, OPT_HISTORY_DAYS, OPT_HISTORY_SIZE, OPT_RESPONSES_SIZE, OPT_HISTORY_CONVERSATIONS, OPT_MCP_STDIO,
     OPT_MCP_CONFIG, OPT_KEEP_ALIVE, OPT_PREFIX_CACHE, OPT_PREFIX_SCOPE, OPT_LORA_DIR,
     OPT_KV_EVENTS, OPT_KV_REPLAY, OPT_KV_TOPIC, OPT_KEYS_URL, OPT_KEYS_GRACE, OPT_AUDIT_URL, OPT_AUDIT_TOKEN,
 };
@@ -125,6 +126,7 @@ static const struct option options[] = {
     { "audit-sign", required_argument, NULL, OPT_AUDIT_SIGN },
     { "audit-prompts", no_argument, NULL, OPT_AUDIT_PROMPTS }, { "no-audit", no_argument, NULL, OPT_NO_AUDIT },
     { "no-history", no_argument, NULL, OPT_NO_HISTORY }, { "history-days", required_argument, NULL, OPT_HISTORY_DAYS },
+    { "responses-size", required_argument, NULL, OPT_RESPONSES_SIZE },
     { "history-size", required_argument, NULL, OPT_HISTORY_SIZE },
     { "history-conversations", required_argument, NULL, OPT_HISTORY_CONVERSATIONS },
     { "trust-proxy", no_argument, NULL, OPT_PROXY }, { "cors-origin", required_argument, NULL, OPT_ORIGIN },
@@ -251,6 +253,7 @@ static int take(struct serve_options *o, int c, char *arg)
     case OPT_NO_AUDIT: o->no_audit = 1; return 0;
     case OPT_NO_HISTORY: o->no_history = 1; return 0;
     case OPT_HISTORY_DAYS: return whole("--history-days", arg, 0, 36500, &o->history_days);
+    case OPT_RESPONSES_SIZE: return cli_parse_size(prog, "--responses-size", arg, &o->responses_bytes);
     case OPT_HISTORY_SIZE: return cli_parse_size(prog, "--history-size", arg, &o->history_bytes);
     case OPT_HISTORY_CONVERSATIONS:
         return whole("--history-conversations", arg, 1, 100000000, &o->history_conversations);
@@ -410,6 +413,7 @@ int serve_options_parse(struct serve_options *o, int argc, char **argv)
     *o = (struct serve_options){ .port = 8000, .max_seqs = 32, .max_queue = 1000, .timeout_s = 600, .drain_s = 30,
                                  .stall_s = 60, .max_connections = 4096, .max_per_address = 512, .max_body = 16000000,
                                  .keep_alive_s = 300, .keys_grace_s = 3600,
+                                 .responses_bytes = 64 << 20,
                                  .rag_documents = 10000, .rag_bytes = 1000000000,
                                  .run.spec = SPEC_AUTO };
     const char *config = find_config(argc, argv, &n_models, &n_names);

@@ -515,6 +515,7 @@ static int serve(struct serve_options *o, const struct serve_user *user, struct 
         .audit_url = o->audit_url, .audit_token = p->audit_token, .audit_ca = cli_ca_file(),
         .audit_signer = p->signer,
         .audit_prompts = o->audit_prompts, .no_history = o->no_history, .history_days = o->history_days,
+        .responses_bytes = (size_t)o->responses_bytes,
         .history_bytes = o->history_bytes, .history_conversations = o->history_conversations,
         .trust_proxy = o->trust_proxy, .origins = o->origins,
         .n_origins = o->n_origins, .hosts = o->hosts, .n_hosts = o->n_hosts,

@@ -20,6 +20,7 @@ struct serve_options {
     int keys_grace_s, keys_grace_given;
     int query_keys, strict_api, anonymous_limit, no_audit, audit_prompts;
     int no_history, history_days, history_conversations;        /* 0: not given */
+    uint64_t responses_bytes;                                   /* --responses-size */
     uint64_t history_bytes;                                     /* --history-bytes */
     char *prefix_folder;                                        /* NULL: not given; owned */
     int prefix_all;                                             /* --prefix-scope all */

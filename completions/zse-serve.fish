@@ -24,6 +24,7 @@ complete -c zse-serve -l audit-prompts -d 'also log the requests bodies (at most
 complete -c zse-serve -l no-audit -d 'log nothing'
 complete -c zse-serve -l no-history -d 'keep no chat history (default conversations of pages and clients in chats.db in ZSE_HOME)'
 complete -c zse-serve -l history-days -x -d 'delete conversations without a change for N days, 0 never (default 0)'
+complete -c zse-serve -l responses-size -x -d 'memory for responses that are continued by id (default 64MiB; 0 none)'
 complete -c zse-serve -l history-size -x -d 'size of the conversations of each key (default 1GiB)'
 complete -c zse-serve -l history-conversations -x -d 'number of conversations of each key (default 100000)'
 complete -c zse-serve -l trust-proxy -d 'take the clients address from X-Forwarded-For; needs keys, or --no-auth'

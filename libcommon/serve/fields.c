@@ -32,7 +32,8 @@ static int only_text(const json_t *v)
 static int is_true(const json_t *v) { return json_is_true(v); }
 static int is_one(const json_t *v) { return json_is_number(v) && json_number_value(v) == 1; }
 static int is_zero(const json_t *v) { return json_is_integer(v) && json_integer_value(v) == 0; }
-static int not_truncated(const json_t *v) { return is_word(v, "disabled"); }
+/* "auto" allows to cut the prompt, but does not require it */
+static int not_truncated(const json_t *v) { return is_word(v, "disabled") || is_word(v, "auto"); }
 static int only_encrypted(const json_t *v)
 {
     size_t n = json_array_size(v), i = 0;
@@ -177,11 +178,17 @@ const struct field fields[] = {
     TEXT("user", API | BODY_RESPONSES | EMBEDS | BODY_WS_CHAT, AT(user), "kept in /api/analytics/requests"),
     OTHER("metadata", BODY_RESPONSES, "{\"type\":\"object\"}", "returned in the answer"),
     IGNORED("metadata", (STREAMED & ~BODY_RESPONSES) | BODY_WS_CHAT, "cannot change the answer"),
-    IGNORED("store", BODY_CHAT | BODY_RESPONSES, "cannot change the answer; nothing is stored"),
+    IGNORED("store", BODY_CHAT, "cannot change the answer; nothing is stored"),
+    TRUTH("store", BODY_RESPONSES, AT(store), "keep the response for a day, for previous_response_id and GET /v1/responses/ID (default: true)"),
+    TEXT("previous_response_id", BODY_RESPONSES, AT(previous_response_id),
+         "a response that is kept: input follows its input and output; instructions and tools are not taken from it"),
+    TEXT("safety_identifier", BODY_RESPONSES, AT(safety_identifier), "returned in the answer"),
+    TEXT("prompt_cache_key", BODY_RESPONSES, AT(prompt_cache_key), "returned in the answer"),
+    TEXT("type", BODY_RESPONSES, AT(event), "of a message over a WebSocket: response.create"),
     IGNORED("service_tier", BODY_CHAT | BODY_RESPONSES | BODY_MESSAGES, "cannot change the answer"),
-    IGNORED("prompt_cache_key", API | BODY_RESPONSES, "cannot change the answer"),
+    IGNORED("prompt_cache_key", API, "cannot change the answer"),
     IGNORED("prompt_cache_retention", API | BODY_RESPONSES, "cannot change the answer"),
-    IGNORED("safety_identifier", API | BODY_RESPONSES, "cannot change the answer"),
+    IGNORED("safety_identifier", API, "cannot change the answer"),
     OTHER("prediction", BODY_CHAT, "{\"type\":\"object\",\"required\":[\"type\",\"content\"]}",
           "{type: content, content: text or text parts}: a text that much of the answer is expected to repeat, at most 1 MiB; the same answer comes sooner if it does"),
     OTHER("speculative", GENERATE, "{\"type\":\"object\",\"properties\":{\"method\":{\"enum\":[\"auto\",\"draft\",\"ngram\",\"off\"]},\"max_tokens\":{\"type\":\"integer\",\"minimum\":1,\"maximum\":15},"
@@ -231,10 +238,9 @@ const struct field fields[] = {
     WHOLE("max_tool_calls", BODY_RESPONSES, 1, INT_MAX, AT(max_tool_calls), 0,
           "calls that the server runs for an answer (default: as many as its rounds have)"),
     IGNORED("cache_control", ANTHROPIC, "prefixes are always kept; cannot change the answer"),
-    REFUSED("previous_response_id", BODY_RESPONSES, NULL, "nothing is stored: send the whole conversation as input"),
-    REFUSED("conversation", BODY_RESPONSES, NULL, "nothing is stored: send the whole conversation as input"),
+    REFUSED("conversation", BODY_RESPONSES, NULL, "there are no stored conversations: use previous_response_id"),
     REFUSED("prompt", BODY_RESPONSES, NULL, "no prompts are stored"),
-    REFUSED("background", BODY_RESPONSES, is_false, "nothing is stored: wait for the answer, or stream it"),
+    REFUSED("background", BODY_RESPONSES, is_false, "wait for the answer, or stream it"),
     REFUSED("include", BODY_RESPONSES, only_encrypted, "not available"),
     REFUSED("truncation", BODY_RESPONSES, not_truncated, "a prompt that does not fit is refused"),
     REFUSED("top_logprobs", BODY_RESPONSES, is_zero, "use /v1/chat/completions"),

@@ -127,6 +127,8 @@ struct params {
     double expires_at;
     const char *name, *scopes, *models;     /* borrowed from the body */
     const char *instructions, *tool_call_id;
+    int store;
+    const char *previous_response_id, *safety_identifier, *prompt_cache_key, *event;    /* borrowed from the body */
     const char *destination;            /* borrowed from the body */
     const char *lora_name, *lora_path;  /* borrowed from the body */
     int load_inplace;

@@ -14,6 +14,7 @@
 #include "libcommon/serve/models.h"
 #include "libcommon/serve/named.h"
 #include "libcommon/serve/reply.h"
+#include "libcommon/serve/response_store.h"
 #include "libcommon/serve/routes.h"
 #include "libcommon/serve/server.h"
 #include "libcommon/serve/watch.h"
@@ -43,6 +44,7 @@ struct server {
     struct toolbox *toolbox;            /* tools that the server runs: tools/toolbox.h */
     struct call *waiting;               /* calls whose model is loading, by next_preparing: api/calls.c */
     struct preparing *preparing;        /* the preparing threads: api/call_prepare.c */
+    struct response_store *responses;   /* response_store.h */
     struct chats *chats;                /* threads of the chat history; NULL: --no-history */
     struct metrics metrics;
     struct guard guard;

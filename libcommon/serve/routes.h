@@ -47,6 +47,9 @@ int route_of(void (*handle)(struct server *s, struct conn *c, const char *rest))
  * the path that begins in place of the first name in braces ---- */
 void handle_chat(struct server *s, struct conn *c, const char *rest);
 void handle_responses(struct server *s, struct conn *c, const char *rest);
+void handle_response(struct server *s, struct conn *c, const char *rest);
+void handle_response_delete(struct server *s, struct conn *c, const char *rest);
+void handle_ws_responses(struct server *s, struct conn *c, const char *rest);
 void handle_messages(struct server *s, struct conn *c, const char *rest);
 void handle_count_tokens(struct server *s, struct conn *c, const char *rest);
 void handle_completions(struct server *s, struct conn *c, const char *rest);
@@ -157,7 +160,7 @@ json_t *model_stats_array(const struct server *s);
 json_t *analytics_object(struct server *s);
 void ws_chat_message(struct server *s, struct conn *c, const char *text, size_t size);
 void ws_stats_tick(struct server *s);
-enum { WS_TAG_CHAT = 1, WS_TAG_STATS, WS_TAG_COMPLETIONS };
+enum { WS_TAG_CHAT = 1, WS_TAG_STATS, WS_TAG_COMPLETIONS, WS_TAG_RESPONSES };
 void page_reply(struct server *s, struct conn *c);              /* the web interface */
 
 #endif

@@ -132,7 +132,7 @@ static void on_refused(void *user, struct conn *c, int status, const char *why)
 
 static void on_message(void *user, struct conn *c, const char *text, size_t size)
 {
-    if (conn_tag(c) == WS_TAG_CHAT || conn_tag(c) == WS_TAG_COMPLETIONS)
+    if (conn_tag(c) == WS_TAG_CHAT || conn_tag(c) == WS_TAG_COMPLETIONS || conn_tag(c) == WS_TAG_RESPONSES)
         ws_chat_message(user, c, text, size);
 }
 
@@ -190,6 +190,7 @@ static void on_second(void *user)
     rag_tick(s);
     chats_tick(s);
     jobs_tick(s);
+    response_store_tick(s->responses, s->loop);
     if (s->draining && clock_ns() > s->drain_by_ns)
         for (struct loaded_model *lm = s->models; lm; lm = lm->next)
             calls_cancel(lm);
@@ -335,11 +336,18 @@ static int open_kv_events(struct server *s, struct err *e)
     return s->kv_events ? 0 : -1;
 }
 
+static int open_responses(struct server *s, struct err *e)
+{
+    s->responses = response_store_open(s->o.responses_bytes);
+    return s->responses ? 0 : err_nomem(e, "server");
+}
+
 int server_start(struct server *s, const char *admin_token, struct err *e)
 {
     s->admin_token = admin_token;
     return guard_open(s, e) || listen_if_guarded(s, e) || open_kv_events(s, e) || models_start(s, e) ||
-           calls_open(s, e) || tools_open(s, e) || rag_start(s, e) || chats_open(s, e) || jobs_open(s, e) ? -1 : 0;
+           calls_open(s, e) || open_responses(s, e) || tools_open(s, e) || rag_start(s, e) ||
+           chats_open(s, e) || jobs_open(s, e) ? -1 : 0;
 }
 
 int server_leave(struct server *s)
@@ -390,6 +398,7 @@ int server_close(struct server *s)
     loop_close(s->loop);
     rag_release(s);                             /* before account_close: its jobs hold memory */
     account_close(s->account);
+    response_store_close(s->responses);
     metrics_release(&s->metrics);
     free(s->openapi);
     nvml_close(s->nvml);

@@ -13,6 +13,7 @@
  *   tools/                   tools that the server runs, and their endpoints
  *   chats/                   chat history (libcommon/history)
  *   admin/                   all other endpoints: health, statistics, models, keys, metrics
+ *   response_store           responses that can be continued by their ids
  *   web/                     the web interface
  *   rag/                     documents: adding, searching
  *   grammars                 compiled grammars of the answers
@@ -149,6 +150,7 @@ struct server_options {
     const char *audit_ca;               /* certificates that the collector may have; NULL: the system's */
     struct audit_signer *audit_signer;  /* signs the heads of the log; borrowed; NULL: none */
     int audit_prompts;                  /* log prompts, too */
+    size_t responses_bytes;             /* memory for responses of /v1/responses; 0: none are kept */
     int no_history;                     /* keep no chat history: its endpoints answer 404 */
     int history_days;                   /* delete conversations that have not changed for this long; 0: never */
     uint64_t history_bytes;             /* most bytes of one key's conversations; 0: the default */

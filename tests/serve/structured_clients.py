@@ -226,6 +226,7 @@ def responses():
     jsonschema.validate(json.loads(r.output_text), ARGUMENTS)
     create = lambda **more: client.responses.create(model='default', **{'input': 'x', **more})
     refused(400, 'previous_response_id', create, previous_response_id='resp_1')
+    refused(400, 'conversation', create, conversation='conv_1')
     refused(400, 'input[0]', create, input=[{'type': 'item_reference', 'id': 'x'}])
     refused(400, 'tools[0]', create, tools=[{'type': 'web_search'}])
     refused(400, 'text.format', create, text={'format': {'type': 'json_schema', 'name': 'x', 'schema': {'type': 'what'}}})

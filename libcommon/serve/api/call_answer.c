@@ -113,7 +113,7 @@ void call_end_event(struct call *c, const char *finish)
     call_send_event(c);
 }
 
-static void end_stream(struct call *c)
+void call_close_stream(struct call *c)
 {
     if (!c->form->on_socket)
         conn_end(c->conn);
@@ -132,7 +132,7 @@ void call_end_stream(struct call *c)
     }
     buf_printf(&c->line, "%s[DONE]%s", call_event_begin(c), call_event_end(c));
     call_send_event(c);
-    end_stream(c);
+    call_close_stream(c);
 }
 
 void call_end_answer(struct call *c, struct buf *out)
@@ -165,5 +165,5 @@ void call_fail_answer(struct call *c, const struct problem *p)
     problem_json(p, &c->line);
     buf_str(&c->line, call_event_end(c));
     call_send_event(c);
-    end_stream(c);
+    call_close_stream(c);
 }

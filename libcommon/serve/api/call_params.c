@@ -261,9 +261,9 @@ int call_bind(struct call *c, struct problem *pr)
                                  /* a chat template writes these tokens itself */
                                  .add_special_tokens = c->form->body & (BODY_COMPLETION | BODY_TOKENIZE) &&
                                                        !js_get(c->json, "messages"),
-                                 .max_tool_rounds = ROUNDS_DEFAULT,
-                                 .ignored.tolerant = !c->s->o.strict_api && !c->form->on_socket &&
-                                                     (c->form->body & SHARED_API) != 0 };
+                                 .max_tool_rounds = ROUNDS_DEFAULT, .store = 1,
+                                 .ignored.tolerant = !c->s->o.strict_api && (c->form->body & SHARED_API) != 0 &&
+                                                     (!c->form->on_socket || c->form->body == BODY_RESPONSES) };
     c->conversation.ignored = &c->params.ignored;
     if (!c->lm->m.tokenizer)
         return problem_set(pr, 400, "model", NULL, "model: %s has no tokenizer", c->lm->id);

@@ -56,6 +56,8 @@ void call_destroy(struct call *c)
     buf_release(&c->head);
     buf_release(&c->line);
     buf_release(&c->more);
+    buf_release(&c->previous);
+    buf_release(&c->kept);
     json_decref(c->json);
     json_decref(c->unknown);
     json_decref(c->documents);
@@ -619,6 +621,7 @@ void call_start(struct server *s, struct conn *conn, struct access_record *recor
     c->record = record;
     c->form = form;
     c->route = form->body == BODY_WS_CHAT ? route_of(handle_ws_chat)
+             : form == &responses_socket_form ? route_of(handle_ws_responses)
              : form->on_socket ? route_of(handle_ws_completions) : conn_route(conn);
     c->created = (int64_t)time(NULL);
     c->start_ns = clock_ns();

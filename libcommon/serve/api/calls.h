@@ -86,6 +86,8 @@ struct call_form {
 
 /* POST /v1/chat/completions as a conversation over /ws/completions. */
 extern const struct call_form chat_socket_form;
+/* POST /v1/responses over a WebSocket. */
+extern const struct call_form responses_socket_form;
 
 struct call {
     struct exchange exchange;           /* must be the first member: see exchange.h */
@@ -137,6 +139,9 @@ struct call {
     int n_events;                       /* events so far, of streams that number them */
     int starts_thinking;                /* the prompt ends with <think> */
     struct conversation conversation;   /* owned */
+    /* of /v1/responses, elements of JSON lists: the items of the response that this one continues,
+     * and those to keep, without the answer's own */
+    struct buf previous, kept;
     struct tool_rounds *rounds;         /* owned; NULL: no tools of the server */
     json_t *documents;                  /* the answer of /api/rag/context; owned; NULL: none requested */
     void (*documents_then)(struct call *c);
@@ -202,6 +207,7 @@ void call_begin_lines(struct call *c, const char *type);        /* call_begin_st
 void call_head(const struct call *c, const char *object, struct buf *out);
 /* end c->line and send it; finish NULL: more follows */
 void call_end_event(struct call *c, const char *finish);
+void call_close_stream(struct call *c);                         /* end it, with nothing more to send */
 void call_end_stream(struct call *c);                           /* send the usage, if requested, and [DONE] */
 void call_end_answer(struct call *c, struct buf *out);          /* close the list of choices; send and release out */
 
@@ -214,6 +220,10 @@ int call_cut_vector(const struct call *c, struct choice *ch);
 void call_vector_json(const float *x, int n, struct buf *out);
 /* Keep the vector of a choice; this is the call_form.event of calls that embed. */
 void call_take_vector(struct call *c, struct choice *ch, const struct events *b, const struct event *ev);
+
+/* ---- responses.c ---- */
+/* Write an error as a message of a WebSocket of the Responses API. */
+void responses_error_json(const struct problem *p, struct buf *out);
 
 /* ---- call_drafts.c ---- */
 /* Whether tokens are drafted for answers of this call. */

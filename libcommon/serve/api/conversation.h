@@ -27,6 +27,7 @@ enum call_choice { CALLS_AUTO, CALLS_NONE, CALLS_REQUIRED };
 struct conversation {
     const char *param;                  /* the body's field that has the messages: "messages", "input" */
     json_t *messages;                   /* owned */
+    json_t *previous;                   /* owned: the items before those of a Responses body; NULL: none */
     json_t *tools;                      /* owned: [{"type": "function", "function": {...}}]; NULL: none */
     /* owned: an object whose keys are the functions with strict: true; NULL: none */
     json_t *strict;

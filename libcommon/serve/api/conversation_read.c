@@ -11,6 +11,7 @@
 void conversation_release(struct conversation *t)
 {
     json_decref(t->messages);
+    json_decref(t->previous);
     json_decref(t->tools);
     json_decref(t->allowed);
     json_decref(t->strict);
@@ -369,6 +370,8 @@ int conversation_read_allowed(const json_t *choice, struct conversation *t, stru
 {
     const char *mode = json_string_value(json_object_get(choice, "mode"));
     t->allowed_names = json_object_get(choice, "tools");
+    if (!mode && !json_object_get(choice, "mode"))
+        mode = "auto";
     if (!mode || (strcmp(mode, "auto") != 0 && strcmp(mode, "required") != 0) || json_array_size(t->allowed_names) == 0)
         return problem_set(pr, 400, "tool_choice", "invalid_value",
                            "tool_choice: allowed_tools: expected mode auto or required, and a list of tools");

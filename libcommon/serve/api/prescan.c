@@ -240,3 +240,11 @@ int prescan_body(char *text, size_t size, body_set kind, struct prescan *p, stru
     *p = (struct prescan){ .tree_bytes = 0 };
     return blank_ignored(text, size, kind, p, pr) || count(text, size, p, pr) ? -1 : 0;
 }
+
+size_t prescan_tree(const char *text, size_t size)
+{
+    struct prescan p = { .tree_bytes = 0 };
+    struct problem ignored;
+    count(text, size, &p, &ignored);
+    return p.tree_bytes;
+}

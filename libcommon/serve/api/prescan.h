@@ -22,4 +22,7 @@ struct prescan {
  * jansson, which refuses it; the allocations of jansson before that are counted, too. */
 int prescan_body(char *text, size_t size, body_set kind, struct prescan *p, struct problem *pr);
 
+/* Upper bound of the bytes of the tree of a JSON text that is valid. */
+size_t prescan_tree(const char *text, size_t size);
+
 #endif

@@ -1,5 +1,6 @@
-/* responses.c - POST /v1/responses: OpenAI's Responses API, without state: every request contains
- * its whole conversation. */
+/* responses.c - /v1/responses: the Responses API of OpenAI, as the specification of Open Responses
+ * has it, over HTTP and as a WebSocket.  Responses are kept in memory (serve/response_store.h), so
+ * that a request can continue one instead of sending the whole conversation. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,12 +9,86 @@
 #include "libcommon/base/json.h"
 #include "libcommon/serve/api/calls.h"
 
+/* ---- the body ---- */
+
+/* Find the response that this one continues.  In the loop's thread. */
+static int params(struct call *c, struct problem *pr)
+{
+    const char *id = c->params.previous_response_id;
+    const struct kept_response *r =
+        id ? response_store_find(c->s->responses, id, c->tenant, c->form->on_socket ? c->conn : NULL) : NULL;
+    if (c->form->on_socket && !(c->params.event && strcmp(c->params.event, "response.create") == 0))
+        return problem_set(pr, 400, "type", "invalid_value", "type: found '%.40s', expected response.create",
+                           c->params.event ? c->params.event : "");
+    if (id && !r)
+        return problem_set(pr, 400, "previous_response_id", "previous_response_not_found",
+                           "previous_response_id: '%.60s' is not kept: send the whole conversation as input", id);
+    if (!r || call_keep(c, r->items_size + 1, pr) != 0)
+        return r ? -1 : 0;
+    buf_add(&c->previous, r->items, r->items_size);
+    return c->previous.failed ? problem_nomem(pr) : 0;
+}
+
+/* Make a list of the items of the response that this one continues. */
+static int read_previous(struct call *c, struct problem *pr)
+{
+    struct buf list = { 0 };
+    struct err e;
+    if (!c->previous.size)
+        return 0;
+    const size_t size = c->previous.size + 2;
+    if (call_hold(c, 2 * c->scan.tree_bytes + size + prescan_tree(c->previous.data, c->previous.size), pr) != 0)
+        return -1;
+    buf_str(&list, "[");
+    buf_add(&list, c->previous.data, c->previous.size);
+    buf_str(&list, "]");
+    c->conversation.previous = list.failed ? NULL : js_parse_nul("previous_response_id", list.data, list.size, &e);
+    buf_release(&list);
+    return c->conversation.previous ? 0 : problem_nomem(pr);
+}
+
+/* Whether a later request may continue this response. */
+static int is_kept(const struct call *c) { return c->params.store || c->form->on_socket; }
+
+static void add_json(struct buf *out, const json_t *v)
+{
+    char *text = json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY);
+    buf_str(out, out->size ? "," : "");
+    buf_str(out, text ? text : "");
+    out->failed |= !text;
+    free(text);
+}
+
+/* Write the items to keep: those before the request, and its own. */
+static int keep_items(struct call *c, struct problem *pr)
+{
+    const json_t *input = js_get(c->json, "input"), *item;
+    size_t i;
+    if (!is_kept(c))
+        return 0;
+    if (call_keep(c, c->previous.size + 6 * c->scan.text_bytes + 4096, pr) != 0)
+        return -1;
+    buf_add(&c->kept, c->previous.data, c->previous.size);
+    json_t *message = json_is_string(input) ? json_pack("{s:s, s:s, s:O}", "type", "message", "role", "user", "content",
+                                                        input) : NULL;
+    if (json_is_string(input))
+        add_json(&c->kept, message);
+    json_decref(message);
+    json_array_foreach(input, i, item)
+        add_json(&c->kept, item);
+    buf_release(&c->previous);
+    return c->kept.failed ? problem_nomem(pr) : 0;
+}
+
 static int prepare(struct call *c, struct problem *pr)
 {
     if (c->rounds)                              /* in later rounds the messages exist already */
         return conversation_prepare(c, pr);
-    return responses_read(c->json, c->params.parallel_calls, &c->conversation, pr) == 0 &&
-           rounds_open(c, pr) == 0 ? conversation_prepare(c, pr) : -1;
+    const int bad = read_previous(c, pr) != 0 ||
+                    responses_read(c->json, c->params.parallel_calls, &c->conversation, pr) != 0;
+    json_decref(c->conversation.previous);
+    c->conversation.previous = NULL;
+    return !bad && keep_items(c, pr) == 0 && rounds_open(c, pr) == 0 ? conversation_prepare(c, pr) : -1;
 }
 
 /* ---- the answer ---- */
@@ -135,6 +210,80 @@ static void field_json(const struct call *c, const char *name, const char *other
     free(text);
 }
 
+/* Write the tools as the request has them, with null for the members that it leaves out. */
+static void tools_json(const struct call *c, struct buf *out)
+{
+    static const char *const names[] = { "description", "parameters", "strict" };
+    json_t *tools = js_get(c->json, "tools"), *tool;
+    size_t i;
+    buf_str(out, ",\"tools\":[");
+    json_array_foreach(tools, i, tool) {
+        struct buf text = { 0 };
+        json_t *copy = json_copy(tool);
+        for (size_t k = 0; k < sizeof names / sizeof *names; k++)
+            if (!json_object_get(copy, names[k]))
+                out->failed |= json_object_set_new(copy, names[k], json_null()) != 0;
+        add_json(&text, copy);
+        json_decref(copy);
+        buf_str(out, i ? "," : "");
+        buf_add(out, text.data, text.size);
+        out->failed |= text.failed;
+        buf_release(&text);
+    }
+    buf_str(out, "]");
+}
+
+/* Write the format and the verbosity of the text. */
+static void text_json(const struct call *c, struct buf *out)
+{
+    json_t *asked = js_get(c->json, "text"), *format = js_get(asked, "format"), *verbosity = js_get(asked, "verbosity");
+    const char *type = json_string_value(json_object_get(format, "type"));
+    json_t *shown = format ? json_copy(format) : json_pack("{s:s}", "type", "text");
+    if (type && strcmp(type, "json_schema") == 0) {
+        if (!json_object_get(shown, "description"))
+            json_object_set_new(shown, "description", json_null());
+        if (!json_is_boolean(json_object_get(shown, "strict")))
+            json_object_set_new(shown, "strict", json_true());
+        if (!json_object_get(shown, "name"))
+            json_object_set_new(shown, "name", json_string(""));
+    }
+    struct buf text = { 0 };
+    json_t *all = json_pack("{s:o, s:O*}", "format", shown, "verbosity", verbosity);
+    add_json(&text, all);
+    json_decref(all);
+    buf_str(out, ",\"text\":");
+    buf_add(out, text.data, text.size);
+    out->failed |= text.failed;
+    buf_release(&text);
+}
+
+/* Write the members that show what the request asked for. */
+static void settings_json(const struct call *c, struct buf *out)
+{
+    const struct params *p = &c->params;
+    const char *effort = json_string_value(js_get(js_get(c->json, "reasoning"), "effort"));
+    field_json(c, "instructions", "null", out);
+    field_json(c, "max_output_tokens", "null", out);
+    field_json(c, "max_tool_calls", "null", out);
+    field_json(c, "metadata", "{}", out);
+    field_json(c, "tool_choice", "\"auto\"", out);
+    field_json(c, "user", "null", out);
+    field_json(c, "previous_response_id", "null", out);
+    field_json(c, "safety_identifier", "null", out);
+    field_json(c, "prompt_cache_key", "null", out);
+    field_json(c, "truncation", "\"disabled\"", out);
+    tools_json(c, out);
+    text_json(c, out);
+    buf_printf(out, ",\"parallel_tool_calls\":%s,\"temperature\":%.9g,\"top_p\":%.9g,\"presence_penalty\":%.9g,\"frequency_penalty\":%.9g",
+               p->parallel_calls ? "true" : "false", (double)p->sampling.temperature, (double)p->sampling.top_p,
+               (double)p->sampling.presence_penalty, (double)p->sampling.frequency_penalty);
+    buf_str(out, ",\"reasoning\":{\"summary\":null");
+    string_json("effort", effort, effort ? strlen(effort) : 0, out);
+    buf_printf(out, "},\"top_logprobs\":0,\"service_tier\":\"default\",\"store\":%s", p->store ? "true" : "false");
+    if (c->form->on_socket && *p->ignored.list) /* there is no header for them */
+        string_json("ignored_fields", p->ignored.list, strlen(p->ignored.list), out);
+}
+
 /* Write the response object; with status "in_progress" it has no content yet.  p: the error; NULL:
  * none. */
 static void response_json(const struct call *c, const char *status, const struct problem *p, struct buf *out)
@@ -142,7 +291,13 @@ static void response_json(const struct call *c, const char *status, const struct
     const struct choice *ch = &c->choices[0];
     const int whole = strcmp(status, "in_progress") != 0;
     struct token_counts t;
-    buf_printf(out, "{\"id\":\"%s\",\"object\":\"response\",\"created_at\":%lld,\"status\":\"%s\",\"background\":false,\"error\":", c->id, (long long)c->created, status);
+    buf_printf(out, "{\"id\":\"%s\",\"object\":\"response\",\"created_at\":%lld,\"status\":\"%s\",\"completed_at\":", c->id,
+               (long long)c->created, status);
+    if (strcmp(status, "completed") == 0)
+        buf_printf(out, "%lld", (long long)time(NULL));
+    else
+        buf_str(out, "null");
+    buf_str(out, ",\"background\":false,\"error\":");
     if (p) {
         buf_printf(out, "{\"code\":\"%s\",\"message\":", p->status == 429 ? "rate_limit_exceeded" : "server_error");
         buf_json(out, p->message, strlen(p->message));
@@ -157,17 +312,8 @@ static void response_json(const struct call *c, const char *status, const struct
         buf_str(out, ",\"incomplete_details\":null");
     buf_str(out, ",\"model\":");
     buf_json(out, call_model(c), strlen(call_model(c)));
-    field_json(c, "instructions", "null", out);
-    field_json(c, "max_output_tokens", "null", out);
-    field_json(c, "metadata", "{}", out);
-    field_json(c, "tools", "[]", out);
-    field_json(c, "tool_choice", "\"auto\"", out);
-    field_json(c, "text", "{\"format\":{\"type\":\"text\"}}", out);
-    field_json(c, "user", "null", out);
-    buf_printf(out, ",\"parallel_tool_calls\":%s,\"temperature\":%.9g,\"top_p\":%.9g,\"previous_response_id\":null,\"reasoning\":{\"effort\":null,\"summary\":null},"
-               "\"service_tier\":\"default\",\"store\":false,\"truncation\":\"disabled\",\"output\":[",
-               c->params.parallel_calls ? "true" : "false", (double)c->params.sampling.temperature,
-               (double)c->params.sampling.top_p);
+    settings_json(c, out);
+    buf_str(out, ",\"output\":[");
     if (whole) {
         struct buf items = { 0 };
         if (c->rounds)
@@ -196,13 +342,25 @@ static void response_json(const struct call *c, const char *status, const struct
 
 static void event_head(struct call *c, const char *type)
 {
-    buf_printf(&c->line, "event: %s\ndata: {\"type\":\"%s\",\"sequence_number\":%d", type, type, c->n_events++);
+    if (!c->form->on_socket)
+        buf_printf(&c->line, "event: %s\ndata: ", type);
+    buf_printf(&c->line, "{\"type\":\"%s\",\"sequence_number\":%d", type, c->n_events++);
 }
 
 static void event_end(struct call *c)
 {
-    buf_str(&c->line, "}\n\n");
+    buf_printf(&c->line, "}%s", call_event_end(c));
     call_send_event(c);
+}
+
+/* End the stream, which over HTTP ends with [DONE]. */
+static void stream_end(struct call *c)
+{
+    if (!c->form->on_socket) {
+        buf_str(&c->line, "data: [DONE]\n\n");
+        call_send_event(c);
+    }
+    call_close_stream(c);
 }
 
 static void response_event(struct call *c, const char *type, const char *status, const struct problem *p)
@@ -348,39 +506,118 @@ static void on_event(struct call *c, struct choice *ch, const struct events *b, 
     }
 }
 
+/* Write the response object, and keep it if it was asked for and fits. */
+static void final_json(struct call *c, struct buf *out)
+{
+    const char *status = end_status(&c->choices[0]);
+    const struct conn *socket = c->params.store ? NULL : c->conn;
+    struct buf items = { 0 };
+    if (is_kept(c)) {
+        if (c->rounds)
+            buf_add(&items, c->rounds->items.data, c->rounds->items.size);
+        items_json(c, 1, status, &items);
+        buf_str(&c->kept, items.size ? "," : "");
+        buf_add(&c->kept, items.data, items.size);
+    }
+    response_json(c, status, NULL, out);
+    const struct kept_response r = { out->data, out->size, c->kept.data, c->kept.size };
+    const int fits = response_store_fits(c->s->responses, r.json_size + r.items_size);
+    if (c->params.store && !fits) {
+        out->size = 0;
+        c->params.store = 0;
+        response_json(c, status, NULL, out);
+    } else if (is_kept(c) && !out->failed && !c->kept.failed && !items.failed) {
+        response_store_put(c->s->responses, c->id, c->tenant, socket, &r);
+    }
+    buf_release(&items);
+}
+
 static void end(struct call *c)
 {
-    const struct choice *ch = &c->choices[0];
+    const int cut = strcmp(end_status(&c->choices[0]), "incomplete") == 0;
+    struct buf out = { 0 };
+    final_json(c, &out);
     if (!call_is_stream(c)) {
-        struct buf out = { 0 };
-        response_json(c, end_status(ch), NULL, &out);
         reply_json(c->s, c->conn, 200, &out);
-        buf_release(&out);
-        return;
+    } else {
+        event_head(c, cut ? "response.incomplete" : "response.completed");
+        buf_str(&c->line, ",\"response\":");
+        buf_add(&c->line, out.data, out.size);
+        c->line.failed |= out.failed;
+        event_end(c);
+        stream_end(c);
     }
-    response_event(c, strcmp(end_status(ch), "incomplete") == 0 ? "response.incomplete" : "response.completed",
-                   end_status(ch), NULL);
-    conn_end(c->conn);
+    buf_release(&out);
+}
+
+void responses_error_json(const struct problem *p, struct buf *out)
+{
+    problem_json(p, out);
+    if (out->size)
+        out->size--;                    /* the brace at the end */
+    buf_printf(out, ",\"status\":%d}", p->status);
 }
 
 static void fail(struct call *c, const struct problem *p)
 {
-    if (!c->conn || conn_status(c->conn) == 0) {
+    if (!c->conn || (!c->form->on_socket && conn_status(c->conn) == 0)) {
         call_fail_answer(c, p);
         return;
     }
     record_error(call_record(c), p);
+    struct buf error = { 0 };
+    if (!c->begun) {                            /* a WebSocket: no event was sent */
+        responses_error_json(p, &c->line);
+        call_send_event(c);
+        call_close_stream(c);
+        return;
+    }
+    event_head(c, "error");
+    problem_json(p, &error);
+    buf_str(&c->line, ",");
+    buf_add(&c->line, error.data + strlen("{\"type\":\"error\","), error.size - strlen("{\"type\":\"error\",}"));
+    c->line.failed |= error.failed;
+    buf_release(&error);
+    event_end(c);
     response_event(c, "response.failed", "failed", p);
-    conn_end(c->conn);
+    stream_end(c);
 }
 
-static const struct call_form form = { .body = BODY_RESPONSES, .prefix = "resp_", .prepare = prepare, .begin = begin,
-                                       .event = on_event, .delta = delta, .tool_call = tool_call,
-                                       .tool_result = tool_result, .round_end = round_end, .end = end, .fail = fail };
+#define FORM .body = BODY_RESPONSES, .prefix = "resp_", .prepare = prepare, .params = params, .begin = begin, \
+             .event = on_event, .delta = delta, .tool_call = tool_call, .tool_result = tool_result, \
+             .round_end = round_end, .end = end, .fail = fail
+static const struct call_form form = { FORM };
+const struct call_form responses_socket_form = { FORM, .on_socket = 1 };
 
 void handle_responses(struct server *s, struct conn *c, const char *rest)
 {
     const struct http_request *r = conn_request(c);
     (void)rest;
     call_start(s, c, NULL, &form, r->body.data, r->body.size);
+}
+
+/* ---- responses that are kept ---- */
+
+static void reply_not_found(struct server *s, struct conn *c, const char *id)
+{
+    reply_refusal(s, c, 404, "response_not_found", "response '%.60s' is not kept", id);
+}
+
+void handle_response(struct server *s, struct conn *c, const char *rest)
+{
+    const struct kept_response *r = response_store_find(s->responses, rest, guard_tenant(conn_record(c)), NULL);
+    if (!r) {
+        reply_not_found(s, c, rest);
+        return;
+    }
+    const struct buf out = { .data = r->json, .size = r->json_size };
+    reply_json(s, c, 200, &out);
+}
+
+void handle_response_delete(struct server *s, struct conn *c, const char *rest)
+{
+    if (!response_store_delete(s->responses, rest, guard_tenant(conn_record(c))))
+        reply_not_found(s, c, rest);
+    else
+        reply_object(s, c, 200, json_pack("{s:s, s:s, s:b}", "id", rest, "object", "response", "deleted", 1));
 }

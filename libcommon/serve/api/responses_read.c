@@ -105,38 +105,46 @@ static int add_reasoning(json_t *messages, const json_t *item, struct problem *p
     return rc;
 }
 
+static int read_item(json_t *messages, const json_t *item, const char *param, struct problem *pr)
+{
+    const char *type = json_string_value(json_object_get(item, "type"));
+    if (!type || strcmp(type, "message") == 0)
+        return add_message(messages, item, param, pr);
+    if (strcmp(type, "function_call") == 0)
+        return add_call(messages, item, param, pr);
+    if (strcmp(type, "function_call_output") == 0)
+        return add_output(messages, item, param, pr);
+    if (strcmp(type, "mcp_call") == 0)
+        return add_server_call(messages, item, param, pr);
+    if (strcmp(type, "reasoning") == 0)
+        return add_reasoning(messages, item, pr);
+    return problem_set(pr, 400, param, "unsupported_parameter",
+                       "%s: type is '%.40s', expected message, function_call, function_call_output, mcp_call or reasoning",
+                       param, type);
+}
+
+static int read_items(json_t *messages, const json_t *items, const char *name, struct problem *pr)
+{
+    const json_t *item;
+    size_t i;
+    json_array_foreach(items, i, item) {
+        char param[60];
+        snprintf(param, sizeof param, "%s[%zu]", name, i);
+        if (read_item(messages, item, param, pr) != 0)
+            return -1;
+    }
+    return 0;
+}
+
 static int read_input(const json_t *body, json_t *messages, struct problem *pr)
 {
-    json_t *input = js_get(body, "input"), *item;
-    size_t i;
+    json_t *input = js_get(body, "input");
     if (json_is_string(input))
         return json_array_append_new(messages, json_pack("{s:s, s:O}", "role", "user", "content", input)) == 0 ? 0
             : problem_nomem(pr);
     if (conversation_check_list(input, "input", "text or a list of items", pr) != 0)
         return -1;
-    json_array_foreach(input, i, item) {
-        const char *type = json_string_value(json_object_get(item, "type"));
-        char param[40];
-        int rc;
-        snprintf(param, sizeof param, "input[%zu]", i);
-        if (!type || strcmp(type, "message") == 0)
-            rc = add_message(messages, item, param, pr);
-        else if (strcmp(type, "function_call") == 0)
-            rc = add_call(messages, item, param, pr);
-        else if (strcmp(type, "function_call_output") == 0)
-            rc = add_output(messages, item, param, pr);
-        else if (strcmp(type, "mcp_call") == 0)
-            rc = add_server_call(messages, item, param, pr);
-        else if (strcmp(type, "reasoning") == 0)
-            rc = add_reasoning(messages, item, pr);
-        else
-            rc = problem_set(pr, 400, param, "unsupported_parameter",
-                             "%s: type is '%.40s', expected message, function_call, function_call_output, mcp_call or reasoning",
-                             param, type);
-        if (rc != 0)
-            return -1;
-    }
-    return 0;
+    return read_items(messages, input, "input", pr);
 }
 
 static const json_t *function_of(const json_t *tool, const char *param, struct problem *pr)
@@ -190,7 +198,7 @@ int responses_read(const json_t *body, int parallel, struct conversation *t, str
     t->serial = !parallel;
     if (instructions)                   /* fields_parse has checked that it is text */
         json_array_append_new(messages, json_pack("{s:s, s:O}", "role", "system", "content", instructions));
-    int rc = read_input(body, messages, pr);
+    int rc = read_items(messages, t->previous, "previous_response_id", pr) || read_input(body, messages, pr) ? -1 : 0;
     t->messages = rc == 0 ? conversation_messages(messages, pr) : NULL;
     t->param = "input";
     json_decref(messages);

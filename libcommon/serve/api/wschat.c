@@ -1,5 +1,5 @@
-/* wschat.c - the WebSockets: /ws/chat and /ws/completions, with one answer at a time on a
- * connection, and /ws/stats. */
+/* wschat.c - the WebSockets: /ws/chat, /ws/completions and /v1/responses, with one answer at a time
+ * on a connection, and /ws/stats. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -40,6 +40,14 @@ void handle_ws_completions(struct server *s, struct conn *c, const char *rest)
     (void)rest;
     if (upgrade(s, c) == 0)
         conn_set_tag(c, WS_TAG_COMPLETIONS);
+}
+
+/* Like handle_ws_completions(), for the Responses API. */
+void handle_ws_responses(struct server *s, struct conn *c, const char *rest)
+{
+    (void)rest;
+    if (upgrade(s, c) == 0)
+        conn_set_tag(c, WS_TAG_RESPONSES);
 }
 
 static void send_line(struct call *c)
@@ -160,7 +168,9 @@ static void end(struct call *c)
 static void say_error(struct conn *c, const struct problem *p)
 {
     struct buf out = { 0 };
-    if (conn_tag(c) == WS_TAG_COMPLETIONS) {
+    if (conn_tag(c) == WS_TAG_RESPONSES) {
+        responses_error_json(p, &out);
+    } else if (conn_tag(c) == WS_TAG_COMPLETIONS) {
         problem_json(p, &out);
     } else {
         buf_str(&out, "{\"type\":\"error\",\"message\":");
@@ -212,7 +222,8 @@ void ws_chat_message(struct server *s, struct conn *c, const char *text, size_t 
     }
     struct access_record *v = guard_message(s, c, &pr);
     if (v)
-        call_start(s, c, v, conn_tag(c) == WS_TAG_COMPLETIONS ? &chat_socket_form : &form, text, size);
+        call_start(s, c, v, conn_tag(c) == WS_TAG_COMPLETIONS ? &chat_socket_form
+                            : conn_tag(c) == WS_TAG_RESPONSES ? &responses_socket_form : &form, text, size);
     else
         say_error(c, &pr);
 }
