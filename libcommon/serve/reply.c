@@ -89,12 +89,16 @@ void reply_object(struct server *s, struct conn *c, int status, json_t *json)
 
 json_t *read_body(struct server *s, struct conn *c, body_set kind, struct params *p)
 {
+    return read_body_upto(s, c, kind, INLINE_BODY, p);
+}
+
+json_t *read_body_upto(struct server *s, struct conn *c, body_set kind, size_t most, struct params *p)
+{
     const struct http_request *r = conn_request(c);
     struct problem pr;
     struct err e;
-    if (r->body.size > INLINE_BODY) {           /* it is parsed in the loop's thread */
-        reply_refusal(s, c, 413, "body_too_large", "a body of %zu bytes, expected at most %d", r->body.size,
-                      INLINE_BODY);
+    if (r->body.size > most) {
+        reply_refusal(s, c, 413, "body_too_large", "a body of %zu bytes, expected at most %zu", r->body.size, most);
         return NULL;
     }
     json_t *body = js_parse("body", r->body.size ? r->body.data : "{}", r->body.size ? r->body.size : 2, &e);

@@ -22,6 +22,8 @@ void reply_refusal(struct server *s, struct conn *c, int status, const char *cod
     __attribute__((format(printf, 5, 6)));
 /* Parse the body into p.  New reference; NULL: it was refused, and the client has its answer. */
 json_t *read_body(struct server *s, struct conn *c, body_set kind, struct params *p);
+/* most: largest size of the body, which is parsed in the loop's thread */
+json_t *read_body_upto(struct server *s, struct conn *c, body_set kind, size_t most, struct params *p);
 /* Returns 1 if clients on other machines can reach this listener, directly or through a trusted
  * proxy.  local_listener: the listener is loopback or a Unix socket. */
 int server_is_reachable(const struct server *s, int local_listener);

@@ -30,6 +30,13 @@ execute() { post /api/tools/execute "{\"name\":\"$1\",\"arguments\":$2}" | jq -r
   [ "$(post /api/tools/execute '{}' | jq -r .error.code)" = missing ]
   [ "$(post /api/tools/execute '{"name":"calculator","x":1}' | jq -r .error.code)" = unknown_parameter ]
   [ "$(curl -s -o /dev/null -w '%{http_code}' "$URL/api/tools/execute" -d '{"name":"eval"}')" = 404 ]
+  # a file that a tool writes may be the argument
+  local n
+  for n in 200000 300000; do
+    jq -n --argjson n "$n" '{name: "string_ops", arguments: {operation: "length", text: ("x" * $n)}}' >"$BATS_TEST_TMPDIR/$n"
+  done
+  [ "$(post /api/tools/execute "@$BATS_TEST_TMPDIR/200000" | jq -r .result)" = 200000 ]
+  [ "$(post /api/tools/execute "@$BATS_TEST_TMPDIR/300000" | jq -r .error.code)" = body_too_large ]
 }
 
 @test "parse and process find every form of a call once, in order, and ids link calls to results" {

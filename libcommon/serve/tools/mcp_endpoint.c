@@ -9,7 +9,6 @@
 #include "libcommon/serve/internal.h"
 #include "libcommon/serve/tools/tool_request.h"
 
-enum { MCP_BODY = 256 << 10 };
 #define MODEL_URI "zse://models/"
 
 struct mcp_caller { struct server *s; const struct access_record *record; };
@@ -96,8 +95,8 @@ void handle_mcp(struct server *s, struct conn *c, const char *rest)
     struct err e;
     char id[48];
     (void)rest;
-    if (r->body.size > MCP_BODY) {
-        reply_refusal(s, c, 413, "body_too_large", "a body of %zu bytes, expected at most %d", r->body.size, MCP_BODY);
+    if (r->body.size > TOOL_BODY) {
+        reply_refusal(s, c, 413, "body_too_large", "a body of %zu bytes, expected at most %d", r->body.size, TOOL_BODY);
         return;
     }
     json_t *message = js_parse("body", r->body.size ? r->body.data : "", r->body.size, &e);

@@ -89,7 +89,7 @@ void handle_tool_execute(struct server *s, struct conn *c, const char *rest)
     struct params p = { 0 };
     struct tool_facts facts;
     char id[48];
-    json_t *body = read_body(s, c, BODY_TOOL, &p), *none = NULL, *arguments = js_get(body, "arguments");
+    json_t *body = read_body_upto(s, c, BODY_TOOL, TOOL_BODY, &p), *none = NULL, *arguments = js_get(body, "arguments");
     (void)rest;
     if (!body)
         return;
@@ -143,7 +143,8 @@ static json_t *parse_content(struct server *s, struct conn *c, const json_t *bod
 void handle_tool_parse(struct server *s, struct conn *c, const char *rest)
 {
     struct params p = { 0 };
-    json_t *body = read_body(s, c, BODY_TOOL_PARSE, &p), *calls = body ? parse_content(s, c, body) : NULL;
+    json_t *body = read_body_upto(s, c, BODY_TOOL_PARSE, TOOL_BODY, &p),
+           *calls = body ? parse_content(s, c, body) : NULL;
     (void)rest;
     if (calls)
         reply_object(s, c, 200, json_pack("{s:o}", "tool_calls", calls));
@@ -153,7 +154,8 @@ void handle_tool_parse(struct server *s, struct conn *c, const char *rest)
 void handle_tool_process(struct server *s, struct conn *c, const char *rest)
 {
     struct params p = { .auto_execute = 1 };
-    json_t *body = read_body(s, c, BODY_TOOL_PROCESS, &p), *calls = body ? parse_content(s, c, body) : NULL, *call;
+    json_t *body = read_body_upto(s, c, BODY_TOOL_PROCESS, TOOL_BODY, &p),
+           *calls = body ? parse_content(s, c, body) : NULL, *call;
     struct tool_call list[ROUND_CALLS_MAX];
     size_t i;
     int n = 0;

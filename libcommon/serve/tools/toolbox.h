@@ -19,7 +19,7 @@ struct access_record;
 struct toolbox;
 struct tool_batch;
 
-enum { TOOL_NAME_MAX = 128, TOOL_ID_MAX = 64 };
+enum { TOOL_NAME_MAX = 128, TOOL_ID_MAX = 64, TOOL_BODY = 256 << 10 };        /* bytes; body: of a request */
 
 /* ---- the list of tools: any thread ---- */
 /* Describe a tool in *facts.  1; 0: there is no tool of this name. */
