@@ -169,6 +169,6 @@ in_browser() {
 }
 
 # bats test_tags=plain
-@test "in a browser: Markdown, the dashboard, phones, names, contrast and the keyboard work; the cost is limited" {
-  in_browser markdown dashboard phone everybody cost
+@test "in a browser: Markdown, the dashboard, phones, names, contrast and the keyboard work; a chat is there at once, and the cost is limited" {
+  in_browser first_frame markdown dashboard phone everybody cost
 }

@@ -494,8 +494,9 @@ async function show() {
   try {
     const module = await import(page.file);
     if (turn !== showing) return;
-    main.replaceChildren();
+    const before = [...main.childNodes];
     leave = module.mount(main, page.id) || null;
+    for (const e of before) e.remove();
   } catch (e) {
     if (turn === showing) main.replaceChildren(emptyState('warn', 'This page could not be shown', e.message));
   }

@@ -24,8 +24,11 @@ class Chat {
     this.list = new ConversationList(this);
     this.composer = new Composer(this);
     this.settings = new Settings(this);
+    const first = root.querySelector('.first-chat textarea'), hasFocus = first && document.activeElement === first;
     this.draw(root);
     this.newChat(false, true);
+    if (first) this.composer.restore(first.value, []);  // text typed before the modules came
+    if (hasFocus) this.composer.input.focus();
     this.listeners = new AbortController();
     const on = (type, f) => addEventListener(type, f, { signal: this.listeners.signal });
     on('keydown', ev => this.keys(ev));
