@@ -18,6 +18,13 @@ void call_release(struct parsed_call *c)
     memset(c, 0, sizeof *c);
 }
 
+void tags_forget(struct tags_read *t)
+{
+    free(t->arguments);
+    json_decref(t->seen);
+    memset(t, 0, sizeof *t);
+}
+
 void call_blanks(struct json_cursor *c)
 {
     while (c->p < c->end && strchr(" \t\r\n", *c->p) && *c->p)
@@ -263,7 +270,7 @@ static json_t *tag_value(int string, const char *text, size_t n)
 /* Append text to the arguments, which have a buffer of their own. */
 static void add(struct tool_parser *p, struct parsed_call *c, const char *text)
 {
-    const size_t before = c->arguments ? strlen(c->arguments) : 0, n = strlen(text);
+    const size_t before = c->n_arguments, n = strlen(text);
     char *longer = realloc(c->arguments, before + n + 1);
     if (!longer) {
         p->failed = 1;
@@ -271,6 +278,7 @@ static void add(struct tool_parser *p, struct parsed_call *c, const char *text)
     }
     memcpy(longer + before, text, n + 1);
     c->arguments = longer;
+    c->n_arguments = before + n;
 }
 
 /* Add `"key":value`.  An incomplete value has no closing quotation mark. */
@@ -413,7 +421,8 @@ static int take_tag(struct tool_parser *p, struct parsed_call *call, json_t *see
         if (v) {
             add_member(p, call, name, v, complete);
             call->open.silent = 0;
-            p->failed |= json_object_set_new(seen, name, json_true()) != 0;
+            if (complete)
+                p->failed |= json_object_set_new(seen, name, json_true()) != 0;
         }
         rc = v ? DONE : BAD;
         json_decref(v);
@@ -422,39 +431,79 @@ static int take_tag(struct tool_parser *p, struct parsed_call *call, json_t *see
     return rc;
 }
 
-static int read_tags(struct tool_parser *p, struct json_cursor *c, struct parsed_call *call)
+/* Begin or continue with the arguments of the call that starts at text[at]. */
+static void tags_begin(struct tool_parser *p, struct json_cursor *c, struct parsed_call *call)
+{
+    struct tags_read *r = &p->tags;
+    if (!r->at) {
+        r->seen = json_object();
+        add(p, call, "{");
+        return;
+    }
+    c->p = p->text + p->at + r->at;
+    r->arguments[r->n] = '\0';          /* without the incomplete argument after them */
+    call->arguments = r->arguments;
+    call->n_arguments = r->n;
+    r->arguments = NULL;
+}
+
+/* After reading up to c: remember the complete arguments, of which `n` bytes are JSON text, if more
+ * text is expected. */
+static void tags_end(struct tool_parser *p, const struct json_cursor *c, struct parsed_call *call, size_t n, int rc)
+{
+    struct tags_read *r = &p->tags;
+    call->raw = call->arguments;
+    call->n_raw = call->n_arguments;
+    if (rc != MORE || p->failed) {
+        tags_forget(r);
+        return;
+    }
+    r->at = (size_t)(c->p - (p->text + p->at));
+    r->arguments = call->arguments;
+    r->n = n;
+    call->arguments = NULL;             /* call->raw borrows them */
+}
+
+/* Read one argument, and add it if it is complete, or if an incomplete one can be reported. */
+static int next_tag(struct tool_parser *p, struct json_cursor *c, struct parsed_call *call, int ends)
 {
     const struct tool_format *f = p->f;
-    json_t *seen = json_object();
+    struct json_cursor k = *c;
     struct tag t;
+    int rc = f->style == TOOL_ELEMENTS ? read_element(p, call, &k, &t) : read_tag(f, &k, &t);
+    if (rc == BAD && ends == MORE)
+        rc = MORE;
+    if (rc == MORE && t.key && t.n_value) {
+        open_marked(&call->open, p->text + p->at, t.value, t.n_value);
+        call->open.silent = 1;
+    }
+    if (rc == DONE)
+        rc = take_tag(p, call, p->tags.seen, &t, 1);
+    else if (rc == MORE && t.key && p->o.stream_arguments)
+        rc = take_tag(p, call, p->tags.seen, &t, 0) == BAD ? BAD : MORE;
+    json_decref(t.whole);
+    if (rc == DONE)
+        *c = k;
+    return rc;
+}
+
+static int read_tags(struct tool_parser *p, struct json_cursor *c, struct parsed_call *call)
+{
     int rc = DONE;
-    add(p, call, "{");
-    while (rc == DONE && !p->failed) {
-        struct json_cursor close = *c, k = *c;
-        const int ends = call_marker(&close, f->close);
+    size_t n;
+    tags_begin(p, c, call);
+    do {
+        struct json_cursor close = *c;
+        const int ends = call_marker(&close, p->f->close);
+        n = call->n_arguments;
         if (ends == DONE) {
             *c = close;
             add(p, call, "}");
             break;
         }
-        rc = f->style == TOOL_ELEMENTS ? read_element(p, call, &k, &t) : read_tag(f, &k, &t);
-        if (rc == BAD && ends == MORE)
-            rc = MORE;
-        if (rc == MORE && t.key && t.n_value) {
-            open_marked(&call->open, p->text + p->at, t.value, t.n_value);
-            call->open.silent = 1;
-        }
-        if (rc == DONE)
-            rc = take_tag(p, call, seen, &t, 1);
-        else if (rc == MORE && t.key && p->o.stream_arguments)
-            rc = take_tag(p, call, seen, &t, 0) == BAD ? BAD : MORE;
-        json_decref(t.whole);
-        if (rc == DONE)
-            *c = k;
-    }
-    json_decref(seen);
-    call->raw = call->arguments;
-    call->n_raw = call->arguments ? strlen(call->arguments) : 0;
+        rc = next_tag(p, c, call, ends);
+    } while (rc == DONE && !p->failed);
+    tags_end(p, c, call, n, rc);
     return p->failed ? BAD : rc;
 }
 

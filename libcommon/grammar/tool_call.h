@@ -10,6 +10,14 @@
 #include "libcommon/grammar/tool_values.h"
 #include "libcommon/grammar/tools.h"
 
+/* The complete arguments between tags of a call that is not complete, so that they are not read
+ * again when more text arrives. */
+struct tags_read {
+    size_t at;                          /* offset after the last of them, from text[at]; 0: there is no such call */
+    char *arguments; size_t n;          /* their JSON text; owned */
+    json_t *seen;                       /* their names; owned */
+};
+
 struct tool_parser {
     const struct tool_format *f;
     struct tool_parser_options o;
@@ -24,6 +32,7 @@ struct tool_parser {
     int named;                          /* its TOOL_CALL was reported */
     int waiting;                        /* text[at] begins a call that is not complete */
     struct open_part open;              /* the end of that call; offsets are from text[at] */
+    struct tags_read tags;
     int failed;                         /* memory ran out */
     uint64_t n_read;                    /* bytes of calls that were read; those read again count again */
 };
@@ -35,12 +44,14 @@ enum { MORE = 0, DONE = 1, BAD = -1 };
 /* The parts of one call, in text from `at` on. */
 struct parsed_call {
     char *name, *arguments, *id;        /* owned; arguments is JSON */
+    size_t n_arguments;                 /* its bytes, while add() in tool_call.c appends to it */
     /* The arguments so far, if the text has them as JSON. */
     const char *raw; size_t n_raw;
     struct open_part open;              /* the end of an incomplete call */
     size_t end;                         /* bytes from at to after it */
 };
 void call_release(struct parsed_call *c);
+void tags_forget(struct tags_read *t);
 /* Read a call in text[at..n), which starts with the opening marker, or is in a list.  `end`: no
  * more text follows. */
 int call_read(struct tool_parser *p, struct parsed_call *c, int end);

@@ -152,8 +152,8 @@ static int think_on(struct tool_parser *p, int end)
 static int call_on(struct tool_parser *p, int end)
 {
     struct parsed_call c;
+    p->n_read += p->n - p->at - p->tags.at;
     const int rc = call_read(p, &c, end);
-    p->n_read += p->n - p->at;
     if (p->failed) {
         call_release(&c);
         return 0;
@@ -172,6 +172,7 @@ static int call_on(struct tool_parser *p, int end)
         call_release(&c);
         return 0;
     }
+    tags_forget(&p->tags);
     p->in_list = rc == DONE && (p->f->style == TOOL_JSON_LIST || p->f->style == TOOL_PYTHON);
     if (rc == DONE) {
         if (!p->named && begin_call(p, c.name, c.id) == 0)
@@ -232,6 +233,8 @@ static int step(struct tool_parser *p, int end)
         return think_on(p, end);
     if (p->in_list)
         return list_on(p, end);
+    if (p->tags.at)                     /* a call begins here: search no marker in its text */
+        return call_on(p, end);
     const int which = next_mark(p, &at, &size);
     if (!text_until(p, at, which, end))
         return 0;
@@ -370,6 +373,7 @@ void tool_parser_close(struct tool_parser *p)
     for (int i = 0; i < p->n_calls; i++)
         free(p->ids[i]);
     free(p->ids);
+    tags_forget(&p->tags);
     free(p->text);
     free(p);
 }

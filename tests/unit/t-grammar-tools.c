@@ -920,6 +920,35 @@ static void long_arguments_are_read_once(void **state)
     free(text);
 }
 
+/* A call of many short arguments is not read again from its beginning for each of them. */
+static void many_short_arguments_are_read_a_few_times(void **state)
+{
+    static const struct { const char *format, *begin, *piece, *end; } cases[] = {
+        { "qwen3-coder", "<tool_call>\n<function=get_weather>\n", "<parameter=a%d>\n%d\n</parameter>\n", "</function>\n</tool_call>" },
+        { "glm-4.7", "<tool_call>get_weather", "<arg_key>a%d</arg_key><arg_value>%d</arg_value>", "</tool_call>" },
+        { "minimax-m2", "<minimax:tool_call>\n<invoke name=\"get_weather\">\n", "<parameter name=\"a%d\">%d</parameter>\n",
+          "</invoke>\n</minimax:tool_call>" },
+        { "minimax-m3", M3("<tool_call>") "\n" M3("<invoke name=\"get_weather\">"), M3("<a%1$d>") "%2$d" M3("</a%1$d>"),
+          M3("</invoke>") "\n" M3("</tool_call>") },
+    };
+    enum { TIMES = 4000 };
+    char *text = malloc(TIMES * 80 + 400);
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char *end = stpcpy(text, cases[i].begin);
+        for (int k = 0; k < TIMES; k++)
+            end += sprintf(end, cases[i].piece, k, k);
+        end = stpcpy(end, cases[i].end);
+        const size_t n = (size_t)(end - text), whole = bytes_of_arguments(cases[i].format, text, n, n, 0);
+        assert_true(whole > TIMES * strlen("\"a\":0"));
+        for (int stream = 0; stream < 2; stream++)
+            for (size_t piece = 4; piece < 8; piece += 3)
+                if (bytes_of_arguments(cases[i].format, text, n, piece, stream) != whole)
+                    fail_msg("%s, pieces of %zu%s", cases[i].format, piece, stream ? ", streamed" : "");
+    }
+    free(text);
+}
+
 /* The same of lists in elements, also if a text looks like the start of an element. */
 static void long_lists_of_elements_are_read_a_few_times(void **state)
 {
@@ -979,6 +1008,7 @@ int main(void)
         cmocka_unit_test(text_satisfies_the_content_schema),
         cmocka_unit_test(arguments_are_streamed_as_written),
         cmocka_unit_test(a_list_of_no_items_is_empty), cmocka_unit_test(long_arguments_are_read_once),
+        cmocka_unit_test(many_short_arguments_are_read_a_few_times),
         cmocka_unit_test(long_lists_of_elements_are_read_a_few_times),
         cmocka_unit_test(calls_are_read_in_pieces_of_any_size),
         cmocka_unit_test(a_malformed_call_keeps_its_arguments), cmocka_unit_test(malformed_values_are_text),
