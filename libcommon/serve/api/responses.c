@@ -291,8 +291,9 @@ static void response_json(const struct call *c, const char *status, const struct
     const struct choice *ch = &c->choices[0];
     const int whole = strcmp(status, "in_progress") != 0;
     struct token_counts t;
-    buf_printf(out, "{\"id\":\"%s\",\"object\":\"response\",\"created_at\":%lld,\"status\":\"%s\",\"completed_at\":", c->id,
-               (long long)c->created, status);
+    buf_printf(out, "{\"id\":\"%s\",\"object\":\"response\",\"created_at\":%lld,\"status\":\"", c->id, (long long)c->created);
+    buf_str(out, status);
+    buf_str(out, "\",\"completed_at\":");
     if (strcmp(status, "completed") == 0)
         buf_printf(out, "%lld", (long long)time(NULL));
     else
