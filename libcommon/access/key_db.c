@@ -1,6 +1,7 @@
 /* key_db.c - queries that are the same for every database of keys. */
 #include "libcommon/access/key_db.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,10 +17,18 @@ int key_db_run(struct key_db *db, const char *sql, struct err *e)
     return db->class->run(db, &q, e);
 }
 
+/* A limit as another program may have written it: larger numbers are cut, and a negative one, which
+ * is no limit that has a meaning, is the smallest, so that neither becomes 0, which is none. */
+static int64_t limit_of(const struct key_cell *cell, int64_t most)
+{
+    return cell->number < 0 ? 1 : cell->number > most ? most : cell->number;
+}
+
 void key_info_read(const struct key_cell *cell, struct key_info *k)
 {
     *k = (struct key_info){ .id = cell[0].number, .created_s = cell[2].number, .expires_s = cell[3].number,
-                            .limit = { (int)cell[4].number, cell[5].number, cell[6].number },
+                            .limit = { (int)limit_of(&cell[4], INT_MAX), limit_of(&cell[5], INT64_MAX),
+                                       limit_of(&cell[6], INT64_MAX) },
                             .scopes = (unsigned)cell[7].number, .enabled = cell[9].number != 0 };
     snprintf(k->name, sizeof k->name, "%s", cell[1].text);
     snprintf(k->models, sizeof k->models, "%s", cell[8].text);

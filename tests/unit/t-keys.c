@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <limits.h>
 #include <sqlite3.h>
 
 #include "libcommon/access/keys.h"
@@ -93,6 +94,32 @@ static void no_secret_is_stored(void **state)
     assert_int_equal(chmod(in_folder("keys.db"), 0644), 0);
     assert_null(keys_open(folder, &e));
     assert_non_null(strstr(e.msg, "mode 644, expected 600"));
+}
+
+/* Limits that another program wrote, of which one would be 0 as an int, are never no limit. */
+static void limits_beyond_their_range_stay_limits(void **state)
+{
+    static const struct { const char *sql; int64_t requests, day; } cases[] = {
+        { "UPDATE keys SET requests_minute = 4294967296, tokens_day = 9223372036854775807", INT_MAX, INT64_MAX },
+        { "UPDATE keys SET requests_minute = -5, tokens_day = -9223372036854775807", 1, 1 },
+        { "UPDATE keys SET requests_minute = 0, tokens_day = 7", 0, 7 },
+    };
+    char text[KEY_TEXT + 1];
+    struct key_info info;
+    (void)state;
+    struct keys *k = keys_open(folder, &e);
+    new_key(k, "app", text);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        sqlite3 *other;
+        assert_int_equal(sqlite3_open(in_folder("keys.db"), &other), SQLITE_OK);
+        assert_int_equal(sqlite3_exec(other, cases[i].sql, NULL, NULL, NULL), SQLITE_OK);
+        sqlite3_close(other);
+        assert_int_equal(keys_refresh(k, &e), 0);
+        assert_int_equal(keys_check(k, text, &info), KEY_GOOD);
+        assert_int_equal(info.limit.requests_minute, cases[i].requests);
+        assert_int_equal(info.limit.tokens_day, cases[i].day);
+    }
+    keys_close(k);
 }
 
 static void a_locked_or_damaged_file_keeps_known_keys(void **state)
@@ -544,6 +571,7 @@ int main(void)
         IN_FOLDER(a_file_that_others_make_is_locked_not_damaged), IN_FOLDER(a_file_with_the_number_0),
         IN_FOLDER(a_file_of_another_user_is_refused),
         cmocka_unit_test(scopes_are_parsed_and_model_patterns_match), IN_FOLDER(looking_writes_nothing),
+        IN_FOLDER(limits_beyond_their_range_stay_limits),
         IN_FOLDER(a_damaged_file_is_no_question_of_rights),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
