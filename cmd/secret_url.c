@@ -29,3 +29,21 @@ int audit_url_take(const char *prog, char *arg, char **out)
                ? take(prog, "--audit-url", arg, out)
                : cli_wrong(prog, "--audit-url: the URL begins neither with https:// nor with http://");
 }
+
+int audit_url_is_private(const char *url)
+{
+    static const char *const hosts[] = { "localhost", "127.0.0.1", "[::1]" };
+    if (strncasecmp(url, "http://", 7) != 0)
+        return 1;
+    const char *host = url + 7;
+    const size_t whole = strcspn(host, "/?#");
+    for (size_t i = 0; i < whole; i++)          /* skip user and password */
+        if (url[7 + i] == '@')
+            host = url + 7 + i + 1;
+    for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++) {
+        const size_t n = strlen(hosts[i]);
+        if (strncasecmp(host, hosts[i], n) == 0 && (!host[n] || strchr(":/?#", host[n])))
+            return 1;
+    }
+    return 0;
+}

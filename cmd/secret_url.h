@@ -7,5 +7,8 @@
  * audit: http or https. */
 int keys_url_take(const char *prog, char *arg, char **out);
 int audit_url_take(const char *prog, char *arg, char **out);
+/* Whether what is sent to this http or https URL cannot be read on the network: it is https, or its
+ * host is this machine. */
+int audit_url_is_private(const char *url);
 
 #endif

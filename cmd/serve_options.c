@@ -360,6 +360,9 @@ static int check(struct serve_options *o)
         return cli_wrong(prog, "--keys and --no-auth exclude each other");
     if (o->audit_token && !o->audit_url)
         return cli_wrong(prog, "--audit-token needs --audit-url");
+    if (o->audit_token && !audit_url_is_private(o->audit_url))
+        return cli_wrong(prog, "--audit-token: the URL of --audit-url begins with http://, which would show the token "
+                         "to the network: expected https://, or an address of this machine");
     if (o->keys_grace_given && !o->keys_url)
         return cli_wrong(prog, "--keys-grace needs --keys");
     const char *host = getenv("ZSE_HOST"), *port = getenv("ZSE_PORT");

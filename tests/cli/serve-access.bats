@@ -368,9 +368,19 @@ END
   run --separate-stderr zse-serve "$T/tiny.zse" --port 0 --audit-url ftp://u:hunter2@h/
   [ "$status" = 2 ]
   [[ "$stderr" == *'--audit-url: the URL begins neither with https:// nor with http://'* && "$stderr" != *hunter2* ]]
-  run --separate-stderr zse-serve "$T/tiny.zse" --port 0 --audit-url http://h/ --audit-token /dev/null
+  run --separate-stderr zse-serve "$T/tiny.zse" --port 0 --audit-url https://h/ --audit-token /dev/null
   [ "$status" = 1 ]
   [[ "$stderr" == *'/dev/null: '* ]]
+  local url
+  for url in http://h/ http://127.0.0.1.h/ http://127.0.0.1@h/ http://localhost:5@h:1/a; do
+    run --separate-stderr zse-serve "$T/tiny.zse" --port 0 --audit-url "$url" --audit-token /dev/null
+    [ "$status" = 2 ]
+    [[ "$stderr" == *'would show the token to the network'* ]]
+  done
+  for url in http://127.0.0.1:9/ http://u:p@localhost/ 'http://[::1]/in'; do
+    run --separate-stderr zse-serve "$T/tiny.zse" --port 0 --audit-url "$url" --audit-token /dev/null
+    [ "$status" = 1 ]
+  done
 }
 
 @test "if one key has filled the queue, a request of another key is accepted, and one of the first key gets 503" {
