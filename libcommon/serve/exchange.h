@@ -51,6 +51,9 @@ void tools_close(struct server *s);                     /* join the threads; eve
 void tools_done(struct server *s);                      /* on_wake: return the calls that have ended */
 void tool_request_gone(struct conn *c);                 /* the client has disconnected */
 
+/* ---- sleep: admin/sleep.c ---- */
+void sleep_tick(struct server *s);      /* on_wake and on_second: answer the client that waits for the models */
+
 /* ---- documents ---- */
 int rag_start(struct server *s, struct err *e);         /* its threads start with the first request */
 void rag_stop(struct server *s);                        /* join them; call it before calls_close and models_stop */

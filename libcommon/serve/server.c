@@ -119,6 +119,8 @@ static void on_gone(void *user, struct conn *c)
     for (struct loaded_model *lm = s->models; lm; lm = lm->next)
         if (lm->waiter == c)
             lm->waiter = NULL;
+    if (s->sleep.waiter == c)
+        s->sleep.waiter = NULL;
     adapters_gone(s, c);
     free(x);
 }
@@ -171,6 +173,7 @@ static void on_wake(void *user)
     catalog_done(s);
     jobs_events(s);
     models_tick(s);
+    sleep_tick(s);
     if (!s->was_ready)
         tell_state(s);
     finish_draining(s);
@@ -190,6 +193,7 @@ static void on_second(void *user)
     rag_tick(s);
     chats_tick(s);
     jobs_tick(s);
+    sleep_tick(s);
     response_store_tick(s->responses, s->loop);
     if (s->draining && clock_ns() > s->drain_by_ns)
         for (struct loaded_model *lm = s->models; lm; lm = lm->next)
@@ -399,6 +403,7 @@ int server_close(struct server *s)
     rag_release(s);                             /* before account_close: its jobs hold memory */
     account_close(s->account);
     response_store_close(s->responses);
+    json_decref(s->sleep.models);
     metrics_release(&s->metrics);
     free(s->openapi);
     nvml_close(s->nvml);

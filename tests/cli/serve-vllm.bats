@@ -182,3 +182,25 @@ head_of() { curl -s -o "$T/j" -D "$T/head" -w '%{http_code}' "$URL/$1" -d "$2"; 
   curl -s "$URL/v1/chat/completions/render" -d '{"messages":[]}' | jq -e '.error.param == "messages"'
   curl -s "$URL/v1/completions/render" -d '{"prompt":"a","temperature":-1}' | jq -e '.error.param == "temperature"'
 }
+
+@test "a sleeping server has closed its models, and answers after it woke up" {
+  local token want level
+  start "$BATS_TEST_TMPDIR/sleep" "$T/tiny.zse" --port 0
+  await listens "$URL"
+  token=$(cat "$ZSE_HOME/admin.token")
+  want=$(chat '"seed":1')
+  curl -s "$URL/is_sleeping" -H "Authorization: Bearer $token" | jq -e '.is_sleeping == false'
+  [ "$(curl -s -o /dev/null -w '%{http_code}' -X POST "$URL/sleep?level=3" -H "Authorization: Bearer $token")" = 400 ]
+  for level in 1 2; do
+    curl -s -X POST "$URL/sleep?level=$level" -H "Authorization: Bearer $token" | jq -e --argjson n $level '. == {is_sleeping: true, level: $n}'
+    curl -s "$URL/is_sleeping" -H "Authorization: Bearer $token" | jq -e .is_sleeping
+    grep -q "tiny.zse" "/proc/$PID/maps" && return 1
+    [[ $(chat '"seed":1') == "sleeping: "* ]]
+    curl -s "$URL/health" | jq -e '.status == "sleeping" and .models_loaded == 0'
+    curl -s -X POST "$URL/api/models/load" -H "Authorization: Bearer $token" -d '{"model_path":"x"}' | jq -e '.error.code == "sleeping"'
+    curl -s -X POST "$URL/wake_up" -H "Authorization: Bearer $token" | jq -e '.is_sleeping == false'
+    [ "$(chat '"seed":1')" = "$want" ]
+  done
+  curl -s -X POST "$URL/wake_up" -H "Authorization: Bearer $token" | jq -e '.is_sleeping == false'
+  stop "$PID"
+}

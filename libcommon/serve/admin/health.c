@@ -35,7 +35,7 @@ void handle_health(struct server *s, struct conn *c, const char *rest)
 {
     struct problem ignored;
     const int ready = models_n(s, MODEL_READY), loading = models_n(s, MODEL_LOADING);
-    const char *left = ready || loading ? NULL : models_left(s, NULL);
+    const char *left = ready || loading || s->sleep.level ? NULL : models_left(s, NULL);
     const int wait_s = left ? models_wait_s(s, left) : 0;
     (void)rest;
     if (left && !wait_s)                /* load it: clients may be waiting for this answer */
@@ -48,7 +48,8 @@ void handle_health(struct server *s, struct conn *c, const char *rest)
     } else if (s->draining || left || (ready == 0 && loading > 0 && !s->o.store)) {
         reply_unhealthy(s, c, s->draining ? "stopping" : wait_s ? "failed" : "loading", NULL, wait_s ? wait_s : 1);
     } else {
-        reply_object(s, c, 200, json_pack("{s:s, s:s, s:f, s:i, s:b}", "status", "healthy", "version", ZSE_VERSION,
+        reply_object(s, c, 200, json_pack("{s:s, s:s, s:f, s:i, s:b}", "status",
+                                          s->sleep.level ? "sleeping" : "healthy", "version", ZSE_VERSION,
                                           "uptime_seconds", round2(server_uptime_s(s)), "models_loaded", ready,
                                           "gpu_available", server_has_gpu(s)));
     }

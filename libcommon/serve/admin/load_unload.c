@@ -82,8 +82,12 @@ void handle_load(struct server *s, struct conn *c, const char *rest)
 {
     struct params p = { 0 };
     struct problem pr;
-    json_t *body = read_body(s, c, BODY_LOAD, &p);
     (void)rest;
+    if (s->sleep.level) {
+        reply_refusal(s, c, 409, "sleeping", "the server sleeps: POST /wake_up first");
+        return;
+    }
+    json_t *body = read_body(s, c, BODY_LOAD, &p);
     if (!body)
         return;
     const char *named = p.model_path ? p.model_path : p.model_name, *id = p.model_path ? p.model_name : NULL;

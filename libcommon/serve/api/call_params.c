@@ -249,6 +249,8 @@ int call_bind(struct call *c, struct problem *pr)
         return problem_set(pr, 400, "model", "invalid_type", "model: found %s, expected a string", js_kind(name));
     if (c->s->watch.state != WATCH_FINE)
         return problem_set(pr, 503, NULL, "memory_pressure", "memory is short: no new requests until there is more");
+    if (c->s->sleep.level)
+        return problem_set(pr, 503, NULL, "sleeping", "the server sleeps: POST /wake_up loads its models again");
     char plain[STORE_NAME_BYTES];
     const char *asked = json_string_value(name);
     const int found = find_model(c, c->form->latest ? named_plain(c->s, asked, plain) : asked, pr);
