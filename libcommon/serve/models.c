@@ -549,12 +549,14 @@ void model_json(const struct loaded_model *lm, int lora, struct buf *out)
     buf_json(out, id, strlen(id));
     buf_printf(out, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"zse\",\"max_model_len\":%d",
                (long long)lm->created, lm->m.max_len);
-    if (a) {
-        const char *root = slash && slash[1] ? slash + 1 : a->folder;
-        buf_str(out, ",\"root\":");
-        buf_json(out, root, strlen(root));
-        buf_str(out, ",\"parent\":");
+    /* vLLM's clients expect both fields.  A model's root is its id, which reveals no path. */
+    const char *root = !a ? id : slash && slash[1] ? slash + 1 : a->folder;
+    buf_str(out, ",\"root\":");
+    buf_json(out, root, strlen(root));
+    buf_str(out, ",\"parent\":");
+    if (a)
         buf_json(out, lm->id, strlen(lm->id));
-    }
+    else
+        buf_str(out, "null");
     buf_str(out, "}");
 }
