@@ -1,5 +1,5 @@
-/* emulated.h - faults and limits of the emulated device, for tests.  No program that is installed
- * contains the emulation, so only tests call these functions. */
+/* emulated.h - the number, faults and limits of the emulated devices, for tests.  No program that
+ * is installed contains the emulation, so only tests call these functions. */
 #ifndef ZSE_GPU_RT_EMULATED_H
 #define ZSE_GPU_RT_EMULATED_H
 
@@ -9,15 +9,27 @@
 extern "C" {
 #endif
 
-/* The n-th launch from now on (1: the next) of this kernel (NULL: of any) fails, and the device
- * is lost; 0: none. The next call that waits for the device reports it, with the kernel's name only
- * with debug_sync.  The device works again once all its users have closed it. */
+/* Change the number of devices, from one; at most EMULATED_DEVICES. */
+enum { EMULATED_DEVICES = 8 };
+void emulated_devices(int n);
+/* Copies between two devices: there are none, they arrive (the default), or zeros arrive. */
+enum emulated_peers { EMULATED_PEERS, EMULATED_NO_PEERS, EMULATED_ZERO_PEERS };
+void emulated_peers(enum emulated_peers peers);
+
+/* The n-th launch from now on (1: the next) of this kernel (NULL: of any) on a device fails, and
+ * the device is lost; 0: none. The next call that waits for the device reports it, with the
+ * kernel's name only with debug_sync.  The device works again once all its users have closed it.
+ * emulated_fail: on device 0. */
+void emulated_fail_on(int device, const char *kernel, int n);
 void emulated_fail(const char *kernel, int n);
 /* Simulate that there is no memory for graphs, or for launching them, from now on. */
 enum emulated_refusal { EMULATED_NOTHING, EMULATED_GRAPH, EMULATED_GRAPH_LAUNCH };
 void emulated_refuse(enum emulated_refusal what);
-/* From now on the devices together have `size` bytes of memory; 0: 4 GiB. */
+/* From now on a device, or each of them, has `size` bytes of memory; 0: 4 GiB. */
+void emulated_device_memory(int device, size_t size);
 void emulated_memory(size_t size);
+/* Bytes of all uploads in a device's copy stream since the process began: weights. */
+size_t emulated_uploaded(int device);
 /* Number of graphs launched in this process. */
 int emulated_graphs(void);
 

@@ -12,29 +12,45 @@ extern "C" { const char gpu_kind[] = "emulated"; }
 
 enum { MAX_REGIONS = 1 << 15 };
 
-/* The only device; rt.cu has many. */
-static struct {
-    std::mutex lock;
+/* A device; protected by state.lock. */
+struct emulated {
     int n_handles;
     struct err lost;                    /* the first failure; code ERR_NONE: none */
     bool failed;                        /* a kernel failed, and no call has reported it yet */
+    /* bytes of emulated_device_memory(), and allocated bytes of it, in whole pages of 2 MiB;
+     * uploaded: bytes of all uploads in the copy stream */
+    std::atomic<size_t> memory, taken, uploaded;
+};
+
+static struct {
+    std::mutex lock;
+    struct emulated device[EMULATED_DEVICES];
+    std::atomic<int> n_devices;         /* of emulated_devices(); 0: one */
+    std::atomic<enum emulated_peers> peers;
+    int fail_device;                    /* of emulated_fail_on() */
     /* of emulated_fail; not a std::string, because tests may call it before constructors run */
     char fail_kernel[64];
     int fail_at;                        /* number of launches until the failure; 0: none */
     int n_graphs;                       /* number of graphs launched */
     enum emulated_refusal refuse;       /* emulated_refuse */
-    /* bytes of emulated_memory, and allocated bytes of it, in whole pages of 2 MiB */
-    std::atomic<size_t> memory, taken;
 } state;
+
+/* Held while queued work of any device runs; recursive, because an item may wait for another
+ * stream.  One lock for all devices, because streams of two devices may wait for each other. */
+static std::recursive_mutex working;
+
+static struct emulated *device_of(const struct gpu *g) { return &state.device[g->device]; }
 
 /* ---- faults ---- */
 
-void emulated_fail(const char *kernel, int n)
+void emulated_fail_on(int device, const char *kernel, int n)
 {
     std::lock_guard<std::mutex> guard(state.lock);
     snprintf(state.fail_kernel, sizeof state.fail_kernel, "%s", kernel ? kernel : "");
     state.fail_at = n;
+    state.fail_device = device;
 }
+void emulated_fail(const char *kernel, int n) { emulated_fail_on(0, kernel, n); }
 
 int emulated_graphs()
 {
@@ -48,44 +64,60 @@ void emulated_refuse(enum emulated_refusal what)
     state.refuse = what;
 }
 
-void emulated_memory(size_t size) { state.memory = size; }
+void emulated_devices(int n) { state.n_devices = n; }
 
-static size_t memory_size() { return state.memory ? state.memory.load() : (size_t)4 << 30; }
+void emulated_peers(enum emulated_peers peers) { state.peers = peers; }
+
+void emulated_device_memory(int device, size_t size) { state.device[device].memory = size; }
+void emulated_memory(size_t size)
+{
+    for (int i = 0; i < EMULATED_DEVICES; i++)
+        emulated_device_memory(i, size);
+}
+size_t emulated_uploaded(int device) { return state.device[device].uploaded; }
+
+static size_t memory_size(const struct gpu *g)
+{
+    const size_t size = device_of(g)->memory;
+    return size ? size : (size_t)4 << 30;
+}
 static size_t taken_by(size_t size) { return (size + ((size_t)2 << 20) - 1) >> 21 << 21; }
 
-static int refused(enum emulated_refusal what, struct err *e)
+static int refused(struct gpu *g, enum emulated_refusal what, struct err *e)
 {
     std::lock_guard<std::mutex> guard(state.lock);
-    return state.refuse == what ? err_set(e, ERR_DEVICE, "emulated:0: graph: a test leaves no memory for it") : 0;
+    return state.refuse == what ? err_set(e, ERR_DEVICE, "emulated:%d: graph: a test leaves no memory for it", g->device) : 0;
 }
 
 /* Record the device's first failure, which every later call returns. */
-static int lose(const struct err *why, struct err *e)
+static int lose(struct gpu *g, const struct err *why, struct err *e)
 {
     std::lock_guard<std::mutex> guard(state.lock);
-    if (state.lost.code == ERR_NONE)
-        state.lost = *why;
-    *e = state.lost;
+    struct emulated *d = device_of(g);
+    if (d->lost.code == ERR_NONE)
+        d->lost = *why;
+    *e = d->lost;
     return -1;
 }
 
 /* As on a GPU, the launch itself succeeds; the first call that waits fails, without the name of the
  * kernel. */
-static int ready(const char *what, struct err *e)
+static int ready(struct gpu *g, const char *what, struct err *e)
 {
     std::lock_guard<std::mutex> guard(state.lock);
-    if (state.failed && state.lost.code == ERR_NONE)
-        err_set(&state.lost, ERR_DEVICE, "emulated:0: %s: a fault that a test asked for; ZSE_DEBUG_SYNC=1 names the kernel", what);
-    if (state.lost.code == ERR_NONE)
+    struct emulated *d = device_of(g);
+    if (d->failed && d->lost.code == ERR_NONE)
+        err_set(&d->lost, ERR_DEVICE, "emulated:%d: %s: a fault that a test asked for; ZSE_DEBUG_SYNC=1 names the kernel", g->device, what);
+    if (d->lost.code == ERR_NONE)
         return 0;
-    *e = state.lost;
+    *e = d->lost;
     return -1;
 }
 
-static bool has_failed()
+static bool has_failed(struct gpu *g)
 {
     std::lock_guard<std::mutex> guard(state.lock);
-    return state.failed || state.lost.code != ERR_NONE;
+    return device_of(g)->failed || device_of(g)->lost.code != ERR_NONE;
 }
 
 /* ---- streams ---- */
@@ -102,7 +134,7 @@ static void enqueue(struct gpu *g, enum gpu_stream s, std::function<void()> what
 /* Run a stream's queue up to item n. */
 static void work_off(struct gpu *g, enum gpu_stream s, uint64_t n)
 {
-    std::lock_guard<std::recursive_mutex> working(g->working);
+    std::lock_guard<std::recursive_mutex> hold(working);
     work_queue &q = g->queue[s];
     for (;;) {
         std::function<void()> next;
@@ -126,30 +158,31 @@ static void work_off(struct gpu *g)
 }
 
 /* Is this the launch that emulated_fail() chose? */
-static bool must_fail(const char *name)
+static bool must_fail(const struct gpu *g, const char *name)
 {
     std::lock_guard<std::mutex> guard(state.lock);
-    return state.fail_at > 0 && (!state.fail_kernel[0] || strcmp(state.fail_kernel, name) == 0) && --state.fail_at == 0;
+    return state.fail_at > 0 && state.fail_device == g->device &&
+           (!state.fail_kernel[0] || strcmp(state.fail_kernel, name) == 0) && --state.fail_at == 0;
 }
 
 static int run_kernel(struct gpu *g, const char *name, dim3 grid, int threads, size_t shared,
                       const std::function<void()> &kernel, struct err *e)
 {
-    if (has_failed())
+    if (has_failed(g))
         return 0;
     struct err why;
-    if (must_fail(name)) {
-        err_set(&why, ERR_DEVICE, "emulated:0: %s: a fault that a test asked for", name);
+    if (must_fail(g, name)) {
+        err_set(&why, ERR_DEVICE, "emulated:%d: %s: a fault that a test asked for", g->device, name);
         if (g->debug_sync)
-            return lose(&why, e);
+            return lose(g, &why, e);
         std::lock_guard<std::mutex> guard(state.lock);
-        state.failed = true;
+        device_of(g)->failed = true;
         return 0;
     }
     if (emulated_run(g, name, grid, threads, shared, kernel, &why) == 0)
         return 0;
     if (why.code != ERR_MEMORY)
-        return lose(&why, e);
+        return lose(g, &why, e);
     *e = why;
     return -1;
 }
@@ -159,8 +192,8 @@ int emulate_launch(struct gpu *g, const char *name, dim3 grid, int threads, size
 {
     {
         std::lock_guard<std::mutex> guard(state.lock);
-        if (state.lost.code != ERR_NONE) {
-            *e = state.lost;
+        if (device_of(g)->lost.code != ERR_NONE) {
+            *e = device_of(g)->lost;
             return -1;
         }
     }
@@ -183,22 +216,30 @@ int emulate_launch(struct gpu *g, const char *name, dim3 grid, int threads, size
 
 /* ---- the device ---- */
 
-int gpu_count(struct err *e) { (void)e; return 1; }
+int gpu_count(struct err *e)
+{
+    (void)e;
+    return state.n_devices ? state.n_devices.load() : 1;
+}
 
 struct gpu *gpu_open(int device, int debug_sync, struct err *e)
 {
-    if (device != 0) {
-        err_set(e, ERR_DEVICE, "emulated:%d: there is one emulated device, number 0", device);
+    const int n = gpu_count(e);
+    if (device < 0 || device >= n) {
+        err_set(e, ERR_DEVICE, "emulated:%d: there %s %d emulated device%s, expected 0 to %d", device, n == 1 ? "is" : "are", n,
+                n == 1 ? "" : "s", n - 1);
         return nullptr;
     }
     std::lock_guard<std::mutex> guard(state.lock);
-    if (state.lost.code != ERR_NONE) {
-        err_set(e, ERR_DEVICE, "emulated:0 was lost and cannot be used before everything on it is unloaded (%d user%s): %.300s", state.n_handles,
-                state.n_handles == 1 ? "" : "s", state.lost.msg);
+    struct emulated *d = &state.device[device];
+    if (d->lost.code != ERR_NONE) {
+        err_set(e, ERR_DEVICE, "emulated:%d was lost and cannot be used before everything on it is unloaded (%d user%s): %.300s", device, d->n_handles,
+                d->n_handles == 1 ? "" : "s", d->lost.msg);
         return nullptr;
     }
-    state.n_handles++;
+    d->n_handles++;
     struct gpu *g = new struct gpu();
+    g->device = device;
     g->debug_sync = debug_sync;
     g->regions.reserve(MAX_REGIONS);
     return g;
@@ -208,35 +249,37 @@ void gpu_close(struct gpu *g)
 {
     if (!g)
         return;
+    struct emulated *d = device_of(g);
     for (const memory_region &r : g->regions)
         if (r.map_size) {
-            state.taken -= r.pinned ? 0 : taken_by(r.size);
+            d->taken -= r.pinned ? 0 : taken_by(r.size);
             munmap(r.map, r.map_size);
         }
     delete g;
     std::lock_guard<std::mutex> guard(state.lock);
-    if (--state.n_handles == 0) {
-        state.lost.code = ERR_NONE;
-        state.failed = false;
+    if (--d->n_handles == 0) {
+        d->lost.code = ERR_NONE;
+        d->failed = false;
     }
 }
 
-int gpu_use(struct gpu *, struct err *e) { return ready("device", e); }
-int gpu_is_lost(struct gpu *)
+int gpu_use(struct gpu *g, struct err *e) { return ready(g, "device", e); }
+int gpu_is_lost(struct gpu *g)
 {
     struct err ignored;
-    return ready("device", &ignored) < 0;
+    return ready(g, "device", &ignored) < 0;
 }
 void gpu_warm_up(int) {}
 
-int gpu_info(const struct gpu *, struct gpu_info *info, struct err *)
+int gpu_info(const struct gpu *g, struct gpu_info *info, struct err *)
 {
+    const size_t taken = device_of(g)->taken;
     memset(info, 0, sizeof *info);
     snprintf(info->name, sizeof info->name, "emulated");
     info->major = 9;
     info->n_sms = 4;
-    info->memory = memory_size();
-    info->free = info->memory > state.taken ? info->memory - state.taken : 0;
+    info->memory = memory_size(g);
+    info->free = info->memory > taken ? info->memory - taken : 0;
     info->l2 = 4 << 10;                 /* small, so that buffers of several times this size are small, too */
     return 0;
 }
@@ -272,14 +315,15 @@ static void *region_open(struct gpu *g, size_t size, int pinned, const char *wha
 
 void *gpu_alloc(struct gpu *g, size_t size, const char *what, struct err *e)
 {
-    const size_t n = taken_by(size), before = state.taken.fetch_add(n);
+    struct emulated *d = device_of(g);
+    const size_t n = taken_by(size), before = d->taken.fetch_add(n);
     void *p = nullptr;
-    if (before + n > memory_size())
-        err_set(e, ERR_DEVICE, "emulated:0: %zu bytes of device memory for %s: out of memory", size, what);
+    if (before + n > memory_size(g))
+        err_set(e, ERR_DEVICE, "emulated:%d: %zu bytes of device memory for %s: out of memory", g->device, size, what);
     else
         p = region_open(g, size, 0, what, e);
     if (!p)
-        state.taken -= n;
+        d->taken -= n;
     return p;
 }
 void *gpu_pinned(struct gpu *g, size_t size, const char *what, struct err *e)
@@ -297,7 +341,7 @@ static void region_close(struct gpu *g, void *p)
             continue;
         memory_region &r = g->regions[i];
         const size_t all = r.map_size;
-        state.taken -= r.pinned ? 0 : taken_by(r.size);
+        device_of(g)->taken -= r.pinned ? 0 : taken_by(r.size);
         r.map_size = r.size = 0;
         r.p = nullptr;
         munmap(r.map, all);
@@ -324,7 +368,7 @@ static int in_device(struct gpu *g, const void *at, size_t n, const char *what, 
 
 static int move(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, const char *what, struct err *e)
 {
-    if (ready(what, e) < 0)
+    if (ready(g, what, e) < 0)
         return -1;
     if (n)
         enqueue(g, s, [=] { memmove(to, from, n); });
@@ -333,7 +377,10 @@ static int move(struct gpu *g, enum gpu_stream s, void *to, const void *from, si
 
 int gpu_upload(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, struct err *e)
 {
-    return n && in_device(g, to, n, "an upload", e) < 0 ? -1 : move(g, s, to, from, n, "upload", e);
+    if (n && in_device(g, to, n, "an upload", e) < 0)
+        return -1;
+    device_of(g)->uploaded += s == GPU_COPY ? n : 0;
+    return move(g, s, to, from, n, "upload", e);
 }
 int gpu_download(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, struct err *e)
 {
@@ -343,6 +390,19 @@ int gpu_copy(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_
 {
     return n && (in_device(g, from, n, "a copy", e) < 0 || in_device(g, to, n, "a copy", e) < 0) ? -1
         : move(g, s, to, from, n, "copy", e);
+}
+int gpu_peer(struct gpu *, struct gpu *, struct err *)
+{
+    return state.peers != EMULATED_NO_PEERS;
+}
+int gpu_copy_from(struct gpu *g, enum gpu_stream s, void *to, struct gpu *peer, const void *from, size_t n,
+                  struct err *e)
+{
+    if (n && (in_device(peer, from, n, "a copy", e) < 0 || in_device(g, to, n, "a copy", e) < 0))
+        return -1;
+    if (state.peers == EMULATED_ZERO_PEERS)
+        return gpu_fill(g, s, to, 0, n, e);
+    return move(g, s, to, from, n, "copy", e);
 }
 int gpu_fill(struct gpu *g, enum gpu_stream s, void *to, int byte, size_t n, struct err *e)
 {
@@ -354,10 +414,15 @@ int gpu_fill(struct gpu *g, enum gpu_stream s, void *to, int byte, size_t n, str
 int gpu_sync(struct gpu *g, enum gpu_stream s, struct err *e)
 {
     work_off(g, s, UINT64_MAX);
-    return ready("waiting for the kernels", e);
+    return ready(g, "waiting for the kernels", e);
 }
 
-struct gpu_event *gpu_event_open(struct gpu *, struct err *) { return new gpu_event(); }
+struct gpu_event *gpu_event_open(struct gpu *g, struct err *)
+{
+    gpu_event *v = new gpu_event();
+    v->of = g;
+    return v;
+}
 void gpu_event_close(struct gpu *g, struct gpu_event *v)
 {
     work_off(g, v->stream, v->after);   /* run the queue up to the event, which writes v */
@@ -376,14 +441,15 @@ int gpu_event_wait(struct gpu *g, enum gpu_stream s, struct gpu_event *v, struct
 {
     const enum gpu_stream of = v->stream;
     const uint64_t after = v->after;
-    if (of != s)
-        enqueue(g, s, [=] { work_off(g, of, after); });
+    struct gpu *const owner = v->of;
+    if (of != s || owner != g)
+        enqueue(g, s, [=] { work_off(owner, of, after); });
     return 0;
 }
 int gpu_event_sync(struct gpu *g, struct gpu_event *v, struct err *e)
 {
     work_off(g, v->stream, v->after);
-    return ready("event", e);
+    return ready(g, "event", e);
 }
 int gpu_event_elapsed(struct gpu *g, struct gpu_event *from, struct gpu_event *to, double *seconds, struct err *e)
 {
@@ -405,7 +471,7 @@ struct gpu_graph *gpu_graph_end(struct gpu *g, struct err *e)
     g->recording = false;
     struct gpu_graph *graph = g->graph;
     g->graph = nullptr;
-    if (refused(EMULATED_GRAPH, e) == 0)
+    if (refused(g, EMULATED_GRAPH, e) == 0)
         return graph;
     delete graph;
     return nullptr;
@@ -413,7 +479,7 @@ struct gpu_graph *gpu_graph_end(struct gpu *g, struct err *e)
 
 int gpu_graph_launch(struct gpu *g, struct gpu_graph *graph, struct err *e)
 {
-    if (refused(EMULATED_GRAPH_LAUNCH, e) < 0)
+    if (refused(g, EMULATED_GRAPH_LAUNCH, e) < 0)
         return -1;
     {
         std::lock_guard<std::mutex> guard(state.lock);

@@ -23,7 +23,7 @@ struct memory_region { uint8_t *map; size_t map_size; uint8_t *p; size_t size; i
  * n_queued, n_done: the numbers of its items; protected by the device's lock. */
 struct work_queue { std::deque<std::function<void()>> items; uint64_t n_queued, n_done; };
 struct gpu {
-    int debug_sync;
+    int device, debug_sync;
     /* capacity is reserved once, and closed regions stay in it, because the checks of kernels read
      * it without a lock while loaders change it */
     std::vector<memory_region> regions;
@@ -31,13 +31,12 @@ struct gpu {
     bool recording;
     struct gpu_graph *graph;
     work_queue queue[2];                /* by enum gpu_stream */
-    /* held while queued work runs; recursive, because an item may wait for the other stream */
-    std::recursive_mutex working;
 };
 struct graph_node { const char *name; dim3 grid; int threads; size_t shared; std::function<void()> kernel; };
 struct gpu_graph { std::vector<graph_node> nodes; };
-/* ns: clock time; after: number of items of the stream before the event, and the event's own */
-struct gpu_event { uint64_t ns, after; enum gpu_stream stream; };
+/* of: the handle with which it was opened; ns: clock time; after: number of items of the stream
+ * before the event, and the event's own */
+struct gpu_event { struct gpu *of; uint64_t ns, after; enum gpu_stream stream; };
 
 /* ---- emulated.cc ---- */
 /* Run a kernel, block after block.  -1 with *why if a check failed (ERR_DEVICE) or memory ran

@@ -281,6 +281,28 @@ int gpu_copy(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_
 {
     return copy(g, s, to, from, n, cudaMemcpyDeviceToDevice, "copy", e);
 }
+int gpu_peer(struct gpu *g, struct gpu *peer, struct err *e)
+{
+    int can = 0;
+    if (g->device == peer->device)
+        return 1;
+    if (gpu_use(g, e) < 0 ||
+        gpu_check(g, cudaDeviceCanAccessPeer(&can, g->device, peer->device), "asking for direct copies", e) < 0)
+        return -1;
+    if (!can)
+        return 0;
+    const cudaError_t rc = cudaDeviceEnablePeerAccess(peer->device, 0);
+    cudaGetLastError();
+    return rc == cudaSuccess || rc == cudaErrorPeerAccessAlreadyEnabled;        /* by another model */
+}
+int gpu_copy_from(struct gpu *g, enum gpu_stream s, void *to, struct gpu *peer, const void *from, size_t n,
+                  struct err *e)
+{
+    if (g->device == peer->device)
+        return gpu_copy(g, s, to, from, n, e);
+    return gpu_ready(g, e) < 0 || gpu_ready(peer, e) < 0 ? -1 : n == 0 ? 0
+        : gpu_check(g, cudaMemcpyPeerAsync(to, g->device, from, peer->device, n, g->stream[s]), "copy", e);
+}
 int gpu_fill(struct gpu *g, enum gpu_stream s, void *to, int byte, size_t n, struct err *e)
 {
     return gpu_ready(g, e) < 0 ? -1 : n == 0 ? 0 : gpu_check(g, cudaMemsetAsync(to, byte, n, g->stream[s]), "fill", e);

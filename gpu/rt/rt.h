@@ -1,4 +1,4 @@
-/* rt.h - one device: memory, copies, events, graphs.  Implemented by rt.cu with the CUDA runtime,
+/* rt.h - a device: memory, copies, events, graphs.  Implemented by rt.cu with the CUDA runtime,
  * and by emulated_device.cc on the CPU.
  *
  * Errors contain the request and the driver's answer.  After the first failure of a kernel the
@@ -63,13 +63,18 @@ void gpu_pinned_free(struct gpu *g, void *p);
 int gpu_upload(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, struct err *e);
 int gpu_download(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, struct err *e);
 int gpu_copy(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, struct err *e);
+/* Whether the system offers direct copies to g from another device: 1 or 0; -1 with *e.  They may
+ * still deliver wrong bytes (link.h).  gpu_copy_from queues one in the stream of g. */
+int gpu_peer(struct gpu *g, struct gpu *peer, struct err *e);
+int gpu_copy_from(struct gpu *g, enum gpu_stream s, void *to, struct gpu *peer, const void *from, size_t n,
+                  struct err *e);
 int gpu_fill(struct gpu *g, enum gpu_stream s, void *to, int byte, size_t n, struct err *e);
 int gpu_sync(struct gpu *g, enum gpu_stream s, struct err *e);
 
 struct gpu_event *gpu_event_open(struct gpu *g, struct err *e);
 void gpu_event_close(struct gpu *g, struct gpu_event *v);
 int gpu_event_record(struct gpu *g, enum gpu_stream s, struct gpu_event *v, struct err *e);
-/* Let stream s wait for the event; the host does not wait. */
+/* Let stream s wait for the event, which may be another device's; the host does not wait. */
 int gpu_event_wait(struct gpu *g, enum gpu_stream s, struct gpu_event *v, struct err *e);
 int gpu_event_sync(struct gpu *g, struct gpu_event *v, struct err *e);                          /* the host waits */
 int gpu_event_elapsed(struct gpu *g, struct gpu_event *from, struct gpu_event *to, double *seconds, struct err *e);

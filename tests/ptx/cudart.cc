@@ -389,6 +389,17 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, enum cudaMemcp
         failure = "a copy in another direction than it says";
     return enqueue(s, [=] { memmove(to, from, n); });
 }
+/* There is one device, so nothing calls these. */
+cudaError_t cudaDeviceCanAccessPeer(int *can, int, int)
+{
+    *can = 0;
+    return result(cudaSuccess);
+}
+cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) { return result(cudaErrorInvalidDevice); }
+cudaError_t cudaMemcpyPeerAsync(void *, int, const void *, int, size_t, cudaStream_t)
+{
+    return result(cudaErrorInvalidDevice);
+}
 cudaError_t cudaMemsetAsync(void *to, int byte, size_t n, cudaStream_t s)
 {
     HOLD;
