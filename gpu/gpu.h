@@ -18,9 +18,19 @@ int gpu_count(struct err *e);
  * call it from a separate thread. */
 void gpu_warm_up(int device);
 
-/* The memory that backend_gpu.open takes with the same options, in bytes, rounded up to pages. */
+/* The part of a plan of one of several GPUs. */
+struct gpu_plan_rank {
+    char name[128];
+    int index, first_layer, n_layers;
+    size_t weights, cached, kv, work, reserve, needed, limit, total;
+};
+
+/* The memory that backend_gpu.open takes with the same options, in bytes, rounded up to pages.  Of
+ * several GPUs, sizes and numbers of layers are sums, n_experts is the smallest, and texts are
+ * those of the first GPU that has one. */
 struct gpu_plan {
     char name[128];                     /* name of the device */
+    int n_ranks; struct gpu_plan_rank ranks[BACKEND_MOST_GPUS];         /* n_ranks >= 1 */
     /* n_layers: number of layers, the last ones, that the device would compute besides the head;
      * most_layers: the largest number that fits (0: none) */
     int n_layers, most_layers;
@@ -44,7 +54,7 @@ struct gpu_plan {
 };
 /* -1 with *e if there is no device, or if it cannot compute the model (ERR_UNSUPPORTED). */
 int gpu_plan(const struct model *m, const struct backend_options *o, struct gpu_plan *p, struct err *e);
-/* 0, or -1 with *e listing all sizes if the plan does not fit into its limit. */
+/* 0, or -1 with *e listing all sizes if the plan of a GPU does not fit into its limit. */
 int gpu_plan_fits(const struct gpu_plan *p, const struct backend_options *o, struct err *e);
 
 /* copy: measured bytes per second of the device's memory, reads plus writes of a copy; upload:

@@ -1,552 +1,328 @@
-/* backend.c - the step on a device: the host fills one pinned buffer per step (tokens, positions,
- * KV tables) and waits once, for the drawn tokens or for the logits.  A step that is begun while
- * the previous one runs reads its tokens on the device, so the host need not wait between them.
+/* backend.c - the devices of a model.
  *
- * Steps that only decode are padded to 1, 2, 4 .. 64 tokens, and from the second of each kind on
- * replayed as graphs, unless memory for graphs runs out.  If the device has only the last layers,
- * the CPU backend runs those before it, and hands over their hidden states once per step.  If it
- * has only a window of its layers (device_weights.h), no step is recorded. */
+ * Several GPUs form a pipeline: each rank runs its own layers, whose weights, keys, values and
+ * states are on its device alone; the embedding is on the first, the head on the last.  Hidden
+ * states go from one device to the next by a link (rt/link.h), once per step.  One thread queues
+ * the work of all ranks, each in the compute stream of its device, and only the events of the links
+ * order them, so a step that is begun needs no wait on the host.  The last rank draws the tokens;
+ * another link returns them to the first, where the next step may read them.
+ *
+ * A rank runs the kernels that one device would run for its layers, with the same shapes, so every
+ * bit of an answer is that of one device.  If a device is lost, every step fails: after a step the
+ * host waits for the ranks in order, because a rank behind a lost one computes with any bytes that
+ * arrived. */
 #include "gpu/backend/internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "libcommon/base/clock.h"
 #include "libcommon/cpu/cpu.h"
+
+static struct gpu_backend *first_of(const struct gpu_ranks *p) { return p->rank[0]; }
+static struct gpu_backend *last_of(const struct gpu_ranks *p) { return p->rank[p->n - 1]; }
 
 /* ---- open and close ---- */
 
-static void close_graphs(struct gpu_backend *b)
+/* Wait until the devices do nothing more, whether they work or not. */
+static void settle(struct gpu_ranks *p)
 {
-    for (int i = 0; i < N_BUCKETS; i++)
-        for (int j = 0; j < MAX_SPLIT_BITS; j++) {
-            if (b->graph[i][j])
-                gpu_graph_close(b->g, b->graph[i][j]);
-            b->graph[i][j] = NULL;
-            b->seen[i][j] = 0;
-        }
+    struct err ignored;
+    for (int i = 0; i < p->n; i++) {
+        gpu_use(p->rank[i]->g, &ignored);
+        gpu_sync(p->rank[i]->g, GPU_COMPUTE, &ignored);
+    }
 }
 
 static void backend_close(void *backend)
 {
-    struct gpu_backend *b = backend;
-    if (!b)
+    struct gpu_ranks *p = backend;
+    if (!p)
         return;
-    if (b->g) {
-        struct err ignored;
-        if (b->n_begun)
-            gpu_sync(b->g, GPU_COMPUTE, &ignored);
-        close_graphs(b);
-        memory_close(b);
-        gpu_close(b->g);
+    settle(p);
+    gpu_link_close(p->drawn);
+    for (int i = 0; i < p->n; i++)
+        gpu_link_close(p->rank[i]->link);
+    for (int i = 0; i < p->n; i++)
+        rank_close(p->rank[i]);
+    free(p);
+}
+
+/* Open the links between the ranks. */
+static int join(struct gpu_ranks *p, struct err *e)
+{
+    for (int i = 1; i < p->n; i++) {
+        struct gpu_backend *b = p->rank[i], *before = p->rank[i - 1];
+        const size_t size = array_size(b) * (size_t)b->m->config.hidden_size * sizeof *b->x;
+        b->before = before;
+        if (!(b->link = gpu_link_open(before->g, b->g, size, e)))
+            return -1;
+        b->pinned += gpu_link_pinned(b->link);
     }
-    free(b);
+    if (p->n < 2)
+        return 0;
+    p->drawn = gpu_link_open(last_of(p)->g, first_of(p)->g, MAX_DRAWS * sizeof(int32_t), e);
+    return p->drawn ? 0 : -1;
+}
+
+/* Name the device, or the devices with the numbers of their layers. */
+static void describe(struct gpu_ranks *p)
+{
+    const int all = first_of(p)->m->config.n_layers;
+    char layers[64] = "";
+    snprintf(p->name, sizeof p->name, "%s", first_of(p)->name);
+    if (p->n == 1)
+        return;
+    for (int i = 0; i < p->n; i++) {
+        const size_t n = strlen(layers);
+        snprintf(layers + n, sizeof layers - n, "%s%d", i ? "+" : "", p->rank[i]->plan.n_layers);
+    }
+    const char *options = strchr(p->name, ',');
+    char rest[128];
+    snprintf(rest, sizeof rest, "%s", options ? options : "");
+    snprintf(p->name, sizeof p->name, "%s %d x %.60s, %s of %d layers%.100s", gpu_kind, p->n, first_of(p)->plan.name,
+             layers, all, rest);
 }
 
 static void *backend_open(const struct model *m, const struct backend_options *o, struct err *e)
 {
-    struct gpu_backend *b = calloc(1, sizeof *b);
-    char layers[48] = "", experts[48] = "";
-    if (!b) {
+    const int n = o->gpus.n > 1 ? o->gpus.n : 1;
+    struct gpu_ranks *p = calloc(1, sizeof *p);
+    if (!p) {
         err_nomem(e, "gpu backend");
         return NULL;
     }
-    b->m = m;
-    b->o = *o;
-    b->begun_ns = clock_ns();
-    b->g = gpu_open(o->device, o->debug_sync, e);
-    b->context_ns = clock_ns();
-    if (!b->g || memory_open(b, e) < 0) {
-        backend_close(b);
-        return NULL;
-    }
-    if (b->first_layer)
-        snprintf(layers, sizeof layers, ", %d of %d layers", b->plan.n_layers, m->config.n_layers);
-    if (has_host_experts(b))
-        snprintf(experts, sizeof experts, ", %d of %d experts", b->n_experts, m->config.moe.n_experts);
-    snprintf(b->name, sizeof b->name, "%s %.100s%s%s%s%s%s", gpu_kind, b->plan.name, layers, experts, b->exact ? ", exact" : "",
-             o->strict ? ", strict" : "", o->act_int8 ? ", int8 activations" : "");
-    return b;
-}
-/* ---- a step ---- */
-
-/* Checks the caller's batch. */
-static int check_batch(const struct gpu_backend *b, const struct batch *batch, int n_follow, size_t *n_tables,
-                       struct err *e)
-{
-    const struct config *c = &b->m->config;
-    int64_t n_tokens = 0, n_logits = 0;
-    *n_tables = 0;
-    for (int i = 0; i < batch->n_items; i++) {
-        const struct batch_item *it = &batch->items[i];
-        if (it->n_tokens < 1 || it->pos < 0 || it->n_logits < 0 || it->n_logits > it->n_tokens || it->n_hidden < 0 ||
-            it->n_hidden > it->n_tokens || it->n_tokens > b->o.max_tokens)
-            return err_set(e, ERR_SHAPE, "batch item %d: %d tokens at %d, %d logits, %d hidden states", i, it->n_tokens,
-                           it->pos, it->n_logits, it->n_hidden);
-        if (b->state_stride && (it->state < 0 || it->state >= b->o.n_states))
-            return err_set(e, ERR_SHAPE, "batch item %d: state %d, expected 0 to %d", i, it->state, b->o.n_states - 1);
-        if ((int64_t)it->pos + it->n_tokens > (int64_t)b->max_splits * GPU_SPLIT ||
-            (c->max_len > 0 && (int64_t)it->pos + it->n_tokens > c->max_len))
-            return err_set(e, ERR_LIMIT, "%lld tokens, but there is memory and a model for %lld",
-                           (long long)it->pos + it->n_tokens,
-                           c->max_len > 0 ? (long long)c->max_len : (long long)b->max_splits * GPU_SPLIT);
-        if (!it->tokens && (it->n_tokens != 1 || it->follows < 0 || it->follows >= n_follow))
-            return err_set(e, ERR_SHAPE, "batch item %d: %d tokens of row %d of the step before, which has %d", i,
-                           it->n_tokens, it->follows, n_follow);
-        for (int t = 0; it->tokens && t < it->n_tokens; t++)
-            if (it->tokens[t] < 0 || it->tokens[t] >= c->vocab_size)
-                return err_set(e, ERR_SHAPE, "token %d is outside the vocabulary of %d", it->tokens[t], c->vocab_size);
-        const int blocks = (it->pos + it->n_tokens - 1) / KV_BLOCK + 1;
-        for (int p = 0; p < blocks; p++)
-            if (it->table[p] < 0 || it->table[p] >= b->o.n_blocks)
-                return err_set(e, ERR_SHAPE, "batch item %d: KV block %d, expected 0 to %d", i, it->table[p],
-                               b->o.n_blocks - 1);
-        *n_tables += (size_t)blocks;
-        n_tokens += it->n_tokens;
-        n_logits += it->n_logits;
-    }
-    if (n_tokens > b->o.max_tokens || n_logits > b->o.max_logits)
-        return err_set(e, ERR_SHAPE, "a batch of %lld tokens and %lld logits, expected at most %d and %d",
-                       (long long)n_tokens, (long long)n_logits, b->o.max_tokens, b->o.max_logits);
-    return 0;
-}
-
-/* Grow the buffers of a step.  They are the only memory that grows: sequences share blocks, so
- * their tables together can have more entries than the cache has blocks. */
-static int grow_step(struct gpu_backend *b, size_t n_tables, struct err *e)
-{
-    const size_t need = tables_at(b) + n_tables;
-    if (need <= b->step_room)
-        return 0;
-    close_graphs(b);
-    return memory_grow_step(b, 2 * need, e);
-}
-
-/* A slot that no begun step uses. */
-static int next_slot(const struct gpu_backend *b) { return (b->first_begun + b->n_begun) % N_SLOTS; }
-
-static void use_slot(struct gpu_backend *b, int i)
-{
-    b->hstep = b->slot[i].words;
-    b->hids = b->slot[i].ids;
-}
-
-/* Write the options for drawing the token after this row of logits: d, or NULL for none. */
-static void put_draw(struct gpu_backend *b, int row, const struct draw *d)
-{
-    struct gpu_draw *to = (struct gpu_draw *)(b->hstep + draws_at(b)) + row;
-    if (row >= MAX_DRAWS)
-        return;
-    b->hids[row] = -1;
-    *to = (struct gpu_draw){ .top_k = -1 };
-    if (d)
-        *to = (struct gpu_draw){ .temperature = d->temperature, .top_p = d->top_p, .min_p = d->min_p, .top_k = d->top_k,
-                                 .seed = { (uint32_t)d->seed, (uint32_t)(d->seed >> 32) },
-                                 .n = { (uint32_t)d->n, (uint32_t)(d->n >> 32) } };
-}
-
-/* Fill the arrays of a step in pinned memory.  Returns the number of words to upload; *n_logits:
- * rows of logits that are wanted. */
-static size_t fill_step(struct gpu_backend *b, const struct batch *batch, int *n_logits)
-{
-    const int long_from = config_long_from(&b->m->config), by_tiles = !b->exact && !b->o.strict &&
-        b->m->config.head_dim % 16 == 0 && !config_has_mixer(&b->m->config, MIXER_MLA);
-    const int tile = GPU_ATTN_TILE(b->m->config.head_dim);
-    int32_t *token = host_array(b, A_TOKEN), *pos = host_array(b, A_POS), *is_long = host_array(b, A_LONG),
-            *table_of = host_array(b, A_TABLE);
-    int32_t *decode = host_array(b, A_DECODE), *logit = host_array(b, A_LOGIT), *tiles = b->hstep + tiles_at(b),
-            *tables = b->hstep + tables_at(b);
-    int n = 0, at = 0, longest = 1;
-    b->n_decode = b->n_tiles = b->longest = *n_logits = 0;
-    for (int i = 0; i < batch->n_items; i++) {
-        const struct batch_item *it = &batch->items[i];
-        const int len = it->pos + it->n_tokens, blocks = (len - 1) / KV_BLOCK + 1, tiled = by_tiles &&
-            it->n_tokens >= TILE_TOKENS;
-        host_array(b, A_FIRST)[i] = n;
-        host_array(b, A_STATE)[i] = it->state;
-        b->longest = it->n_tokens > b->longest ? it->n_tokens : b->longest;
-        for (int t = 0; tiled && t < it->n_tokens; t += tile) {
-            tiles[2 * b->n_tiles] = n + t;
-            tiles[2 * b->n_tiles++ + 1] = it->n_tokens - t < tile ? it->n_tokens - t : tile;
-        }
-        for (int t = 0; t < it->n_tokens; t++, n++) {
-            token[n] = it->tokens ? it->tokens[t] : -1 - it->follows;
-            pos[n] = it->pos + t;
-            is_long[n] = long_from && (it->seq_len ? it->seq_len : len) >= long_from;
-            table_of[n] = at;
-            if (!tiled)
-                decode[b->n_decode++] = n;
-            if (t >= it->n_tokens - it->n_logits) {
-                put_draw(b, *n_logits, it->n_logits == 1 ? it->draw : NULL);
-                logit[(*n_logits)++] = n;
-            }
-        }
-        if (!tiled && len > longest)
-            longest = len;
-        memcpy(tables + at, it->table, (size_t)blocks * sizeof *tables);
-        at += blocks;
-    }
-    b->n = n;
-    b->n_items = batch->n_items;
-    host_array(b, A_FIRST)[b->n_items] = n;
-    b->splits = (longest + GPU_SPLIT - 1) / GPU_SPLIT;
-    return tables_at(b) + (size_t)at;
-}
-
-/* Pad a step that only decodes: the number of tokens and the number of splits each to a power of
- * two, so that few graphs serve all steps.  Returns the bucket of the number of tokens; -1 if the
- * step does not only decode, or if graphs are off. */
-static int pad_decode(struct gpu_backend *b, int n_logits, int *splits_bit)
-{
-    if (b->n > MAX_GRAPH_TOKENS || b->n != b->n_decode || n_logits != b->n || b->o.debug_sync)
-        return -1;
-    int bucket = 0, splits;
-    while (1 << bucket < b->n)
-        bucket++;
-    for (*splits_bit = 0; 1 << *splits_bit < b->splits; )
-        ++*splits_bit;
-    splits = *splits_bit < MAX_SPLIT_BITS && 1 << *splits_bit < b->max_splits ? 1 << *splits_bit : b->max_splits;
-    if (*splits_bit >= MAX_SPLIT_BITS || 1 << bucket > partial_rows(b, splits) || 1 << bucket > b->logit_rows)
-        return -1;
-    /* A graph is launched for as many items as tokens, whatever their lengths; the items that only
-     * pad the step have no tokens. */
-    const int n_items = b->n_items, n_tokens = b->n;
-    for (; b->n < 1 << bucket; b->n++) {
-        host_array(b, A_TOKEN)[b->n] = 0;
-        host_array(b, A_POS)[b->n] = -1;
-        host_array(b, A_LONG)[b->n] = 0;
-        host_array(b, A_TABLE)[b->n] = 0;
-        host_array(b, A_DECODE)[b->n] = b->n;
-        host_array(b, A_LOGIT)[b->n] = b->n;
-        put_draw(b, b->n, NULL);
-    }
-    for (int i = n_items; i < b->n; i++) {
-        host_array(b, A_FIRST)[i + 1] = n_tokens;
-        host_array(b, A_STATE)[i] = 0;
-    }
-    b->n_decode = b->n_items = b->longest = b->n;
-    b->splits = splits;
-    return bucket;
-}
-
-/* Compute rows [first, first + n) of logits, and draw tokens from them. */
-static int run_logits(struct gpu_backend *b, int first, int n, struct err *e)
-{
-    if (layers_logits(b, first, n, e) < 0)
-        return -1;
-    if (first + n > MAX_DRAWS)
-        return 0;
-    return gpu_sample(b->g, b->logits, (const struct gpu_draw *)(b->step + draws_at(b)) + first, n,
-                      b->m->config.vocab_size, b->ids + first, e);
-}
-
-/* Download the drawn tokens, and the logits unless every row has had its token drawn. */
-static int download_logits(struct gpu_backend *b, int first, int n, float *logits, struct err *e)
-{
-    const struct gpu_draw *draw = (const struct gpu_draw *)(b->hstep + draws_at(b)) + first;
-    int32_t *id = b->hids + first;
-    int n_wanted = 0, n_drawn = 0;
-    for (int i = 0; first + n <= MAX_DRAWS && i < n; i++)
-        n_wanted += draw[i].top_k >= 0;
-    if (n_wanted && (gpu_download(b->g, GPU_COMPUTE, id, b->ids + first, (size_t)n * sizeof *id, e) < 0 ||
-                     gpu_sync(b->g, GPU_COMPUTE, e) < 0))
-        return -1;
-    for (int i = 0; n_wanted && i < n; i++)
-        n_drawn += id[i] >= 0;
-    if (n_wanted && n_drawn == n)
-        return 0;
-    const size_t bytes = (size_t)n * (size_t)b->m->config.vocab_size * sizeof *logits;
-    if (gpu_download(b->g, GPU_COMPUTE, b->hlogits, b->logits, bytes, e) < 0 || gpu_sync(b->g, GPU_COMPUTE, e) < 0)
-        return -1;
-    memcpy(logits, b->hlogits, bytes);
-    return 0;
-}
-
-static int run_launches(struct gpu_backend *b, struct err *e)
-{
-    return layers_run(b, e) < 0 ? -1 : run_logits(b, 0, b->n, e);
-}
-
-/* Record the kernels of a decoding step as a graph. */
-static struct gpu_graph *record(struct gpu_backend *b, struct err *e)
-{
-    if (gpu_graph_begin(b->g, e) < 0)
-        return NULL;
-    struct err ignored;
-    const int rc = run_launches(b, e);
-    struct gpu_graph *graph = gpu_graph_end(b->g, rc < 0 ? &ignored : e);
-    if (rc < 0 && graph) {              /* the graph has only a part of the step */
-        gpu_graph_close(b->g, graph);
-        return NULL;
-    }
-    return graph;
-}
-
-/* Run a whole decoding step; the second one of a kind is recorded.  If a graph cannot be made, most
- * likely for lack of memory, its kernels are launched one by one; a lost device refuses these,
- * too. */
-static int run_decode(struct gpu_backend *b, int bucket, int splits_bit, struct err *e)
-{
-    struct gpu_graph **graph = &b->graph[bucket][splits_bit];
-    int *seen = &b->seen[bucket][splits_bit];
-    struct err ignored;
-    const int complete = dweights_complete(b->w, e);
-    if (complete < 0)
-        return -1;
-    if (!*graph && complete && !b->plan.graphs_off && *seen != NEVER && (*seen)++ > 0) {
-        *graph = record(b, &ignored);
-        *(*graph ? &b->graphs.captured[bucket] : &b->graphs.refused) += 1;
-        *seen = *graph ? *seen : NEVER;
-    }
-    if (*graph && gpu_graph_launch(b->g, *graph, &ignored) == 0) {
-        b->graphs.replays[bucket]++;
-        return 0;
-    }
-    if (*graph) {
-        gpu_graph_close(b->g, *graph);
-        *graph = NULL;
-        *seen = NEVER;
-        b->graphs.refused++;
-    }
-    return run_launches(b, e);
-}
-
-/* Download the states after the final norm that the batch requests.  1: some were requested; 0:
- * none; -1: failure. */
-static int download_hidden(struct gpu_backend *b, const struct batch *batch, struct err *e)
-{
-    const size_t hidden = (size_t)b->m->config.hidden_size, most = b->hlogits_room / hidden;
-    int at = 0, any = 0;
-    for (int i = 0; i < batch->n_items; i++) {
-        const struct batch_item *it = &batch->items[i];
-        at += it->n_tokens;
-        for (int t = 0, n; t < it->n_hidden; t += n, any = 1) {
-            n = (size_t)(it->n_hidden - t) < most ? it->n_hidden - t : (int)most;
-            if (layers_hidden(b, at - it->n_hidden + t, n, e) < 0 ||
-                gpu_download(b->g, GPU_COMPUTE, b->hlogits, b->y, (size_t)n * hidden * sizeof(float), e) < 0 ||
-                gpu_sync(b->g, GPU_COMPUTE, e) < 0)
-                return -1;
-            memcpy(it->hidden + (size_t)t * hidden, b->hlogits, (size_t)n * hidden * sizeof(float));
+    for (; p->n < n; p->n++) {
+        const struct backend_options own = rank_options(o, p->n);
+        if (!(p->rank[p->n] = rank_open(m, &own, e))) {
+            backend_close(p);
+            return NULL;
         }
     }
-    return any;
+    if (join(p, e) < 0) {
+        backend_close(p);
+        return NULL;
+    }
+    describe(p);
+    return p;
 }
 
-/* Run the layers before the device's, and upload their output. */
-static int run_host(struct gpu_backend *b, const struct batch *batch, struct err *e)
-{
-    const float *x = cpu_first_forward(b->host, batch, e);
-    size_t n = 0;
-    if (!x)
-        return -1;
-    for (int i = 0; i < batch->n_items; i++)
-        n += (size_t)batch->items[i].n_tokens;
-    n *= (size_t)b->m->config.hidden_size * sizeof *x;
-    memcpy(b->hx, x, n);
-    return gpu_upload(b->g, GPU_COMPUTE, b->x, b->hx, n, e);
-}
+/* ---- steps ---- */
 
-/* Copy the drawn tokens to the items that requested them. */
-static void take_tokens(const struct gpu_backend *b, const struct batch *batch)
+static int prepare(struct gpu_ranks *p, size_t n_tables, struct err *e)
 {
-    for (int i = 0, row = 0; i < batch->n_items; row += batch->items[i++].n_logits)
-        if (batch->items[i].draw && batch->items[i].n_logits == 1 && row < MAX_DRAWS)
-            batch->items[i].draw->id = b->hids[row];
-}
-
-/* Upload the step's arrays to the current slot.  Returns the bucket of its graph, -1 if it has
- * none, -2 on failure; *n_logits: rows of logits that are wanted. */
-static int upload_step(struct gpu_backend *b, const struct batch *batch, int may_graph, int *n_logits, int *splits_bit,
-                       struct err *e)
-{
-    const size_t words = fill_step(b, batch, n_logits);
-    const int bucket = may_graph ? pad_decode(b, *n_logits, splits_bit) : -1;
-    return gpu_upload(b->g, GPU_COMPUTE, b->step, b->hstep, words * 4, e) < 0 ? -2 : bucket;
-}
-
-static int run_forward(struct gpu_backend *b, const struct batch *batch, float *logits, struct err *e)
-{
-    int n_logits, splits_bit = 0, n_hidden = 0, any;
-    if (has_host_experts(b) && slots_begin(b, e) < 0)
-        return -1;
-    if (b->first_layer && run_host(b, batch, e) < 0)
-        return -1;
-    for (int i = 0; i < batch->n_items; i++)
-        n_hidden += batch->items[i].n_hidden;
-    const int bucket = upload_step(b, batch, n_hidden == 0, &n_logits, &splits_bit, e);
-    if (bucket == -2)
-        return -1;
-    if (bucket >= 0)
-        return run_decode(b, bucket, splits_bit, e) < 0 ? -1 : download_logits(b, 0, n_logits, logits, e);
-    if (layers_run(b, e) < 0 || (any = download_hidden(b, batch, e)) < 0)
-        return -1;
-    for (int i = 0, n; i < n_logits; i += n) {
-        n = n_logits - i < b->logit_rows ? n_logits - i : b->logit_rows;
-        if (run_logits(b, i, n, e) < 0 || download_logits(b, i, n, logits + (size_t)i * (size_t)b->m->config.vocab_size,
-                                                          e) < 0)
+    for (int i = 0; i < p->n; i++)
+        if (rank_prepare(p->rank[i], n_tables, e) < 0)
             return -1;
-    }
-    /* wait, because the next step overwrites the pinned buffer */
-    return n_logits || any ? 0 : gpu_sync(b->g, GPU_COMPUTE, e);
+    return 0;
+}
+
+/* Run the ranks in order, and wait for them, so that the next step may overwrite their pinned
+ * memory. */
+static int run_ranks(struct gpu_ranks *p, const struct batch *batch, float *logits, struct err *e)
+{
+    for (int i = 0; i < p->n; i++)
+        if (rank_forward(p->rank[i], batch, logits, e) < 0)
+            return -1;
+    for (int i = 0; i < p->n - 1; i++)
+        if (gpu_use(p->rank[i]->g, e) < 0 || gpu_sync(p->rank[i]->g, GPU_COMPUTE, e) < 0)
+            return -1;
+    return 0;
 }
 
 static int backend_forward(void *backend, const struct batch *batch, float *logits, struct err *e)
 {
-    struct gpu_backend *b = backend;
-    struct err ignored;
+    struct gpu_ranks *p = backend;
     size_t n_tables;
-    if (check_batch(b, batch, 0, &n_tables, e) < 0 || gpu_use(b->g, e) < 0)
+    if (rank_check(first_of(p), batch, 0, &n_tables, e) < 0 || gpu_use(first_of(p)->g, e) < 0)
         return -1;
     if (batch->n_items == 0)
         return 0;
-    if (memory_relieve(b, e) < 0 || grow_step(b, n_tables, e) < 0)
+    if (prepare(p, n_tables, e) < 0)
         return -1;
-    use_slot(b, next_slot(b));
-    b->n_follow = 0;
-    if (run_forward(b, batch, logits, e) < 0) {
-        gpu_sync(b->g, GPU_COMPUTE, &ignored);          /* the device may still read the slot */
-        return -1;
-    }
-    take_tokens(b, batch);
-    return 0;
-}
-
-/* ---- steps that are not waited for ---- */
-
-static int can_begin(const struct gpu_backend *b, const struct batch *batch)
-{
-    if (b->host || b->n_begun == MAX_BEGUN || batch->n_items == 0 || batch->n_items > b->logit_rows ||
-        batch->n_items > MAX_DRAWS)
+    if (run_ranks(p, batch, logits, e) == 0)
         return 0;
-    for (int i = 0; i < batch->n_items; i++) {
-        const struct batch_item *it = &batch->items[i];
-        if (it->n_logits != 1 || !it->draw || it->n_hidden || (!it->tokens && b->n_follow == 0))
-            return 0;
-    }
-    return 1;
+    settle(p);                          /* a device may still read the pinned memory of the step */
+    return -1;
 }
 
-static int queue_step(struct gpu_backend *b, const struct batch *batch, struct gpu_event *done, struct err *e)
+/* Launch the step on all ranks, and return its tokens to the first. */
+static int begin_ranks(struct gpu_ranks *p, const struct batch *batch, struct err *e)
 {
-    int n_logits, splits_bit = 0;
-    const int bucket = upload_step(b, batch, 1, &n_logits, &splits_bit, e);
-    if (bucket == -2 || (bucket >= 0 ? run_decode(b, bucket, splits_bit, e) : layers_run(b, e) < 0 ? -1
-        : run_logits(b, 0, n_logits, e)) < 0)
+    for (int i = 0; i < p->n; i++)
+        if (rank_begin(p->rank[i], batch, e) < 0)
+            return -1;
+    if (p->drawn && gpu_link_send(p->drawn, first_of(p)->ids, last_of(p)->ids,
+                                  (size_t)batch->n_items * sizeof(int32_t), e) < 0)
         return -1;
-    return gpu_download(b->g, GPU_COMPUTE, b->hids, b->ids, (size_t)n_logits * sizeof *b->ids, e) < 0 ? -1
-        : gpu_event_record(b->g, GPU_COMPUTE, done, e);
+    for (int i = 0; i < p->n; i++) {
+        p->rank[i]->n_follow = batch->n_items;
+        p->rank[i]->n_begun++;
+    }
+    return 0;
 }
 
 static int backend_begin(void *backend, const struct batch *batch, struct err *e)
 {
-    struct gpu_backend *b = backend;
-    struct err ignored;
+    struct gpu_ranks *p = backend;
     size_t n_tables;
-    if (!can_begin(b, batch))
-        return 0;
-    if (check_batch(b, batch, b->n_follow, &n_tables, e) < 0 || gpu_use(b->g, e) < 0 || memory_relieve(b, e) < 0 ||
-        grow_step(b, n_tables, e) < 0)
+    for (int i = 0; i < p->n; i++)
+        if (!rank_can_begin(p->rank[i], batch))
+            return 0;
+    if (rank_check(first_of(p), batch, first_of(p)->n_follow, &n_tables, e) < 0 || prepare(p, n_tables, e) < 0)
         return -1;
-    const int slot = next_slot(b);
-    use_slot(b, slot);
-    b->n_follow = 0;
-    if (queue_step(b, batch, b->slot[slot].done, e) < 0) {
-        gpu_sync(b->g, GPU_COMPUTE, &ignored);
-        return -1;
-    }
-    b->n_follow = batch->n_items;
-    b->n_begun++;
-    return 1;
+    if (begin_ranks(p, batch, e) == 0)
+        return 1;
+    settle(p);
+    return -1;
 }
 
 static int backend_end(void *backend, const struct batch *batch, struct err *e)
 {
-    struct gpu_backend *b = backend;
-    const struct step_slot *s = &b->slot[b->first_begun];
-    b->first_begun = (b->first_begun + 1) % N_SLOTS;
-    b->n_begun--;
-    if (gpu_use(b->g, e) < 0 || gpu_event_sync(b->g, s->done, e) < 0)
-        return -1;
-    for (int i = 0; batch && i < batch->n_items; i++)
-        batch->items[i].draw->id = s->ids[i];
-    return 0;
+    struct gpu_ranks *p = backend;
+    const int32_t *ids = NULL;
+    struct err why;
+    int rc = 0;
+    for (int i = 0; i < p->n; i++)
+        if (rank_end(p->rank[i], &ids, &why) < 0 && rc == 0) {
+            *e = why;
+            rc = -1;
+        }
+    for (int i = 0; rc == 0 && batch && i < batch->n_items; i++)
+        batch->items[i].draw->id = ids[i];
+    return rc;
 }
+
+/* ---- blocks and states: those of each rank's layers ---- */
 
 static int backend_copy_block(void *backend, int32_t from, int32_t to, struct err *e)
 {
-    struct gpu_backend *b = backend;
-    if (from < 0 || from >= b->o.n_blocks || to < 0 || to >= b->o.n_blocks)
-        return err_set(e, ERR_SHAPE, "copy of KV block %d to %d, expected 0 to %d", from, to, b->o.n_blocks - 1);
-    if (from == to)
-        return 0;
-    if (gpu_use(b->g, e) < 0 || (b->first_layer && backend_cpu.copy_block(b->host, from, to, e) < 0))
-        return -1;
-    return gpu_copy(b->g, GPU_COMPUTE, b->kv + (size_t)to * b->kv_stride, b->kv + (size_t)from * b->kv_stride,
-                    b->kv_stride, e);
+    struct gpu_ranks *p = backend;
+    const int n = first_of(p)->o.n_blocks;
+    if (from < 0 || from >= n || to < 0 || to >= n)
+        return err_set(e, ERR_SHAPE, "copy of KV block %d to %d, expected 0 to %d", from, to, n - 1);
+    for (int i = 0; from != to && i < p->n; i++)
+        if (rank_copy_block(p->rank[i], from, to, e) < 0)
+            return -1;
+    return 0;
 }
 
 static int backend_copy_state(void *backend, int from, int to, struct err *e)
 {
-    struct gpu_backend *b = backend;
-    if (from < 0 || from >= b->o.n_states || to < 0 || to >= b->o.n_states)
-        return err_set(e, ERR_SHAPE, "copy of state %d to %d, expected 0 to %d", from, to, b->o.n_states - 1);
-    if (from == to || !b->state_size)
-        return 0;
-    if (gpu_use(b->g, e) < 0 || (b->first_layer && backend_cpu.copy_state(b->host, from, to, e) < 0))
-        return -1;
-    return gpu_copy(b->g, GPU_COMPUTE, b->states + (size_t)to * b->state_stride,
-                    b->states + (size_t)from * b->state_stride, b->state_stride * sizeof *b->states, e);
+    struct gpu_ranks *p = backend;
+    const int n = first_of(p)->o.n_states;
+    if (from < 0 || from >= n || to < 0 || to >= n)
+        return err_set(e, ERR_SHAPE, "copy of state %d to %d, expected 0 to %d", from, to, n - 1);
+    for (int i = 0; from != to && i < p->n; i++)
+        if (rank_copy_state(p->rank[i], from, to, e) < 0)
+            return -1;
+    return 0;
 }
 
+/* Only the host's memory can be returned: the device's stays taken. */
 static void backend_drop_state(void *backend, int state)
 {
-    struct gpu_backend *b = backend;
-    if (b->first_layer)
+    const struct gpu_backend *b = first_of(backend);
+    if (b->host_layers)
         backend_cpu.drop_state(b->host, state);
 }
-
 static void backend_drop_block(void *backend, int32_t block)
 {
-    struct gpu_backend *b = backend;
-    if (b->first_layer)                 /* the device's memory stays taken */
+    const struct gpu_backend *b = first_of(backend);
+    if (b->host_layers)
         backend_cpu.drop_block(b->host, block);
 }
 
+/* ---- sizes ---- */
+
 static size_t backend_kv_bytes(const void *backend)
 {
-    const struct gpu_backend *b = backend;
-    return b->kv_size + (b->host ? backend_cpu.kv_bytes(b->host) : 0);
+    const struct gpu_ranks *p = backend;
+    size_t n = 0;
+    for (int i = 0; i < p->n; i++)
+        n += p->rank[i]->kv_size + (p->rank[i]->host ? backend_cpu.kv_bytes(p->rank[i]->host) : 0);
+    return n;
 }
 
-/* Bytes of pinned memory, of keys, values and states on the device, and of the host's layers with
+/* Bytes of pinned memory, of keys, values and states on the devices, and of the host's layers with
  * their keys and values. */
 static size_t backend_memory(const void *backend)
 {
-    const struct gpu_backend *b = backend;
-    return sizeof *b + b->pinned + b->kv_size + b->state_size + (b->host ? backend_cpu.memory(b->host) : 0);
+    const struct gpu_ranks *p = backend;
+    size_t n = sizeof *p;
+    for (int i = 0; i < p->n; i++) {
+        const struct gpu_backend *b = p->rank[i];
+        n += sizeof *b + b->pinned + b->kv_size + b->state_size + (b->host ? backend_cpu.memory(b->host) : 0);
+    }
+    return n;
 }
 
-static const char *backend_describe(const void *backend) { return ((const struct gpu_backend *)backend)->name; }
+static const char *backend_describe(const void *backend) { return ((const struct gpu_ranks *)backend)->name; }
+
+static void add_stream(struct backend_stream *s, const struct backend_stream *r, int n_layers, int r_layers)
+{
+    if (!s->window && !r->window)
+        return;
+    s->window = (s->window ? s->window : n_layers) + (r->window ? r->window : r_layers);
+    s->kept += r->kept;
+    s->slots += r->slots;
+    s->prefetch = r->prefetch > s->prefetch ? r->prefetch : s->prefetch;
+    s->given_back += r->given_back;
+    s->uses += r->uses;
+    s->hits += r->hits;
+    s->evictions += r->evictions;
+    s->bytes += r->bytes;
+    s->step_wait_ns += r->step_wait_ns;
+    s->link_wait_ns += r->link_wait_ns;
+}
+
+static void add_experts(struct backend_experts *x, const struct backend_experts *r)
+{
+    x->hits += r->hits;
+    x->misses += r->misses;
+    x->moved += r->moved;
+    x->moved_bytes += r->moved_bytes;
+    x->streamed += r->streamed;
+    x->streamed_bytes += r->streamed_bytes;
+}
+
+/* Add another rank.  Graphs are those of the first rank, since each step replays one of each rank;
+ * refused ones count on all. */
+static void add_rank(struct backend_device *d, const struct backend_device *r)
+{
+    add_stream(&d->stream, &r->stream, d->n_layers, r->n_layers);
+    add_experts(&d->experts, &r->experts);
+    d->ranks[d->n_ranks++] = r->ranks[0];
+    d->n_layers += r->n_layers;
+    d->n_experts = r->n_experts < d->n_experts ? r->n_experts : d->n_experts;
+    d->weights += r->weights;
+    d->cached += r->cached;
+    d->kv += r->kv;
+    d->work += r->work;
+    d->reserve += r->reserve;
+    d->total += r->total;
+    d->lost |= r->lost;
+    d->cache_off = d->cache_off ? d->cache_off : r->cache_off;
+    d->graphs.off = d->graphs.off ? d->graphs.off : r->graphs.off;
+    d->graphs.refused += r->graphs.refused;
+    d->context_ns = r->context_ns > d->context_ns ? r->context_ns : d->context_ns;
+    d->copied_ns = !d->copied_ns || !r->copied_ns ? 0 : r->copied_ns > d->copied_ns ? r->copied_ns : d->copied_ns;
+}
 
 static void backend_device(const void *backend, struct backend_device *d)
 {
-    const struct gpu_backend *b = backend;
-    *d = (struct backend_device){ .name = b->plan.name, .index = b->o.device, .n_layers = b->plan.n_layers,
-                                  .n_experts = b->n_experts, .experts = b->hybrid.counts,
-                                  .weights = b->plan.weights, .cached = b->plan.cached, .cache_off = b->plan.cache_off,
-                                  .kv = b->plan.kv, .work = b->plan.work,
-                                  .reserve = b->plan.reserve, .total = b->plan.total, .lost = gpu_is_lost(b->g),
-                                  .graphs = b->graphs, .begun_ns = b->begun_ns, .context_ns = b->context_ns,
-                                  .copied_ns = dweights_copied_ns(b->w) };
-    d->graphs.off = b->plan.graphs_off;
-    dweights_stream(b->w, &d->stream);
-    d->stream.strategy = window_strategy_name(b->o.stream_sequential ? WINDOW_SEQUENTIAL : WINDOW_ADAPTIVE);
+    const struct gpu_ranks *p = backend;
+    rank_device(first_of(p), d);
+    for (int i = 1; i < p->n; i++) {
+        struct backend_device r;
+        rank_device(p->rank[i], &r);
+        add_rank(d, &r);
+    }
 }
 
 const struct backend backend_gpu = {
     .name = "gpu", .step_tokens = cpu_step_tokens, .open = backend_open, .forward = backend_forward,
-        .begin = backend_begin, .end = backend_end, .copy_block = backend_copy_block, .memory = backend_memory,
+    .begin = backend_begin, .end = backend_end, .copy_block = backend_copy_block, .memory = backend_memory,
     .kv_bytes = backend_kv_bytes, .describe = backend_describe, .close = backend_close,
     .drop_block = backend_drop_block, .copy_state = backend_copy_state, .drop_state = backend_drop_state,
     .device = backend_device,

@@ -1,5 +1,6 @@
 /* device_memory.c - the memory of a model on the device: counted completely before the first
- * allocation, and refused with all numbers if it does not fit. */
+ * allocation, and refused with all numbers if it does not fit
+ * (device_plan.c). */
 #include "gpu/backend/internal.h"
 
 #include <assert.h>
@@ -11,6 +12,7 @@
 #include "libcommon/cpu/cpu.h"
 #include "libcommon/hw/memory.h"
 #include "libcommon/model/arch.h"
+#include "libcommon/plan/budget.h"
 
 enum {
     MAX_PARTS = 48 + 4 * MAX_ROPES,           /* pieces of device memory besides weights and cache */
@@ -19,7 +21,6 @@ enum {
     MOST_LATENT = 1024,         /* elements of a latent with its key */
     /* most memory for partial results of split attention, unless one token needs more */
     PARTIAL_BYTES = 32 << 20,
-    RESERVE = 32 << 20,         /* for the driver, besides its copies of graphs */
 };
 
 static int stride_of(const struct mat *const *m, int n, int cols)
@@ -42,7 +43,7 @@ static void measure(struct gpu_backend *b)
     b->state_in_size = b->stride_low = 0;
     b->floats_att = b->exact;
     b->floats = b->exact || b->m->head.w.type == QT_F32;
-    for (int i = b->first_layer; i < c->n_layers; i++) {
+    for (int i = b->layers.first; i < b->layers.end; i++) {
         const struct layer *l = &b->m->layers[i];
         const struct expert none = { 0 }, *x = l->experts ? l->experts : &none;
         const struct mat *reads_hidden[] = { &l->q.w, &l->k.w, &l->v.w, &l->gate.w, &l->up.w, &l->q_gate.w, &l->in.w,
@@ -90,7 +91,7 @@ static int plan_experts(struct gpu_backend *b, size_t t, struct buffer_place *pa
                  tiles = experts + pairs / GPU_EXPERT_FEW, hidden = (size_t)b->m->config.hidden_size;
     const size_t few = GPU_SPLITS((hidden + 31) / 32) * MAX_GRAPH_TOKENS;
     int floats = 0, n = 0;
-    for (int i = b->first_layer; i < b->m->config.n_layers; i++)
+    for (int i = b->layers.first; i < b->layers.end; i++)
         floats |= b->m->layers[i].experts && experts_in_floats(b, b->m->layers[i].experts);
     part[n++] = (struct buffer_place){ &b->route, (t > few ? t : few) * (experts + 1) * f };
     part[n++] = (struct buffer_place){ &b->choice.id, pairs * sizeof(int32_t) };
@@ -116,7 +117,7 @@ static int plan_states(struct gpu_backend *b, size_t t, struct buffer_place *par
     const struct recurrent *r = &c->recurrent;
     const size_t f = sizeof(float), here = b->state_in_size > 0;
     size_t channels = 0, width = 0;
-    for (int i = b->first_layer; i < c->n_layers; i++)
+    for (int i = b->layers.first; i < b->layers.end; i++)
         if (mixer_has_state(c->mixer[i])) {
             const size_t n = (size_t)recurrent_channels(c, i), m = (size_t)recurrent_width(c, i);
             channels = n > channels ? n : channels;
@@ -193,7 +194,8 @@ static int plan_arena(struct gpu_backend *b, struct buffer_place *part)
     }
     part[n++] = (struct buffer_place){ &b->alibi, c->pos == POS_ALIBI ? (size_t)c->n_heads * f : 0 };
     part[n++] = (struct buffer_place){ &b->partial, b->partial_room * f };
-    part[n++] = (struct buffer_place){ &b->logits, (size_t)b->logit_rows * (size_t)c->vocab_size * f };
+    part[n++] = (struct buffer_place){ &b->logits,
+                                       has_head(b) ? (size_t)b->logit_rows * (size_t)c->vocab_size * f : 0 };
     part[n++] = (struct buffer_place){ &b->ids, MAX_DRAWS * sizeof *b->ids };
     if (b->stride_expert)
         n += plan_experts(b, t, part + n);
@@ -238,12 +240,6 @@ static int upload_tables(struct gpu_backend *b, struct err *e)
     return rc;
 }
 
-static const char *megabytes(char out[32], size_t n)
-{
-    snprintf(out, 32, "%.1f MB", (double)n * 1e-6);
-    return out;
-}
-
 /* The matrix of this part in a layer.  For a part of experts it is the first expert's, because all
  * have the same types and shapes. */
 static const struct linear *device_part(const struct layer *l, enum layer_part p)
@@ -259,9 +255,9 @@ static const struct linear *device_matrix(const struct gpu_backend *b, int exper
 {
     const struct linear *l;
     for (enum end_part p = 0; p < N_END_PARTS; p++)
-        if ((b->first_layer == 0 || !end_infos[p].is_first) && (l = end_matrix(b->m, p)) && is(b, l))
+        if ((end_infos[p].is_first ? b->layers.first == 0 : has_head(b)) && (l = end_matrix(b->m, p)) && is(b, l))
             return l;
-    for (int i = b->first_layer; i < b->m->config.n_layers; i++)
+    for (int i = b->layers.first; i < b->layers.end; i++)
         for (enum layer_part p = 0; p < N_LAYER_PARTS; p++)
             if ((experts || part_infos[p].kind != PART_EXPERT) && (l = device_part(&b->m->layers[i], p)) && is(b, l))
                 return l;
@@ -309,13 +305,13 @@ static int check_experts(const struct gpu_backend *b, struct err *e)
     if (m->n_experts > GPU_MAX_EXPERTS || m->top_k > GPU_MAX_TOP_K || groups > GPU_MAX_GROUPS)
         return err_set(e, ERR_UNSUPPORTED, "%s: each token chooses %d of %d experts in %d groups, expected at most %d of %d experts in %d groups",
                        gpu_kind, m->top_k, m->n_experts, groups, GPU_MAX_TOP_K, GPU_MAX_EXPERTS, GPU_MAX_GROUPS);
-    for (int i = b->first_layer; m->weigh_input && i < b->m->config.n_layers; i++)
+    for (int i = b->layers.first; m->weigh_input && i < b->layers.end; i++)
         if (b->m->layers[i].experts && (b->m->layers[i].experts->gate.bias || b->m->layers[i].experts->up.bias))
             return err_set(e, ERR_UNSUPPORTED, "%s: experts with biases and weights on their inputs run on the CPU only", gpu_kind);
     if (pairs / GPU_EXPERT_FEW + m->n_experts > MOST_IN_GRID)
         return err_set(e, ERR_UNSUPPORTED, "%s: steps of %d tokens with %d experts each are too large",
                        gpu_kind, b->o.max_tokens, m->top_k);
-    for (int i = b->first_layer; i < b->m->config.n_layers; i++) {
+    for (int i = b->layers.first; i < b->layers.end; i++) {
         const struct expert *x = b->m->layers[i].experts;
         for (int k = 1; x && k < m->n_experts; k++)
             if (!alike(&x->gate, &x[k].gate) || !alike(&x->up, &x[k].up) || !alike(&x->down, &x[k].down))
@@ -352,13 +348,41 @@ static int check_model(const struct gpu_backend *b, struct err *e)
                             qtype_info(l->w.type)->name);
 }
 
-/* The number of experts of each layer on the device; with MOE_HYBRID and no number, all. */
+/* The number of experts of each layer on the device; with MOE_HYBRID and no number, or if none of
+ * its layers is a mixture, all. */
 static int settle_experts(struct gpu_backend *b, struct err *e)
 {
     const int all = b->m->config.moe.n_experts;
+    int any = 0;
     if (all && b->o.gpu_experts > all)
         return err_set(e, ERR_SHAPE, "--gpu-experts %d: each layer has %d experts", b->o.gpu_experts, all);
-    b->n_experts = all == 0 || b->o.moe == MOE_CPU ? 0 : b->o.gpu_experts > 0 ? b->o.gpu_experts : all;
+    for (int i = b->layers.first; i < b->layers.end; i++)
+        any |= b->m->layers[i].experts != NULL;
+    b->n_experts = any && b->o.moe == MOE_CPU ? 0 : any && b->o.gpu_experts > 0 ? b->o.gpu_experts : all;
+    return 0;
+}
+
+/* Choose the layers of this device: of those that GPUs compute, all or the part of its rank. */
+static int settle_layers(struct gpu_backend *b, struct err *e)
+{
+    const int all = b->m->config.n_layers, most = b->o.device_layers, n = most > 0 && most < all ? most : all;
+    const struct backend_gpus *gpus = &b->o.gpus;
+    int layers[BACKEND_MOST_GPUS], sum = 0;
+    b->layers = (struct layer_range){ all - n, all };
+    b->host_layers = gpus->rank == 0 ? all - n : 0;
+    if (gpus->n < 2)
+        return 0;
+    if (n < gpus->n)
+        return err_set(e, ERR_SHAPE, "--gpus: %d GPUs for %d layer%s", gpus->n, n, n == 1 ? "" : "s");
+    budget_partition(n, gpus->n, layers);
+    for (int i = 0; i < gpus->n; i++)
+        sum += gpus->layers[i];
+    if (sum && sum != n)
+        return err_set(e, ERR_SHAPE, "--pp-split: %d layers, but the GPUs compute %d", sum, n);
+    for (int i = 0; i <= gpus->rank; i++) {
+        b->layers.end = b->layers.first + (sum ? gpus->layers[i] : layers[i]);
+        b->layers.first = i < gpus->rank ? b->layers.end : b->layers.first;
+    }
     return 0;
 }
 
@@ -374,8 +398,7 @@ static int size_up(struct gpu_backend *b, struct buffer_place *part, struct err 
         return err_set(e, ERR_UNSUPPORTED, "%s: steps of %d tokens, expected at most %d", gpu_kind, b->o.max_tokens,
                        MOST_IN_GRID);
     b->exact = b->o.exact;
-    b->first_layer = b->o.device_layers > 0 && b->o.device_layers < c->n_layers ? c->n_layers - b->o.device_layers : 0;
-    if (check_model(b, e) < 0 || check_act(b, e) < 0 || settle_experts(b, e) < 0)
+    if (settle_layers(b, e) < 0 || check_model(b, e) < 0 || check_act(b, e) < 0 || settle_experts(b, e) < 0)
         return -1;
     if (b->o.kv.key != b->o.kv.value || !kv_on_gpu(b->o.kv.key))
         return err_set(e, ERR_UNSUPPORTED, "%s: keys as %s and values as %s run on the CPU only", gpu_kind,
@@ -383,7 +406,7 @@ static int size_up(struct gpu_backend *b, struct buffer_place *part, struct err 
     measure(b);
     b->kv_part = (uint32_t)kv_block_bytes(b->o.kv.key, c->head_dim);
     b->kv_stride = b->state_stride = 0;
-    for (int i = b->first_layer; i < c->n_layers; i++) {
+    for (int i = b->layers.first; i < b->layers.end; i++) {
         b->kv_stride += layer_kv_bytes(b, i);
         b->state_stride += config_state_floats(c, i);
     }
@@ -398,230 +421,16 @@ static int size_up(struct gpu_backend *b, struct buffer_place *part, struct err 
     for (int i = 0; i < n; i++)
         b->arena_size += up256(part[i].bytes);
     b->step_room = tables_at(b) + (size_t)b->o.n_blocks + 4096;
-    b->hlogits_room = (size_t)b->logit_rows * (size_t)c->vocab_size;
+    b->hlogits_room = has_head(b) ? (size_t)b->logit_rows * (size_t)c->vocab_size : 0;
     if (b->hlogits_room < (size_t)c->hidden_size)
         b->hlogits_room = (size_t)c->hidden_size;
     return n;
 }
 
-/* The driver gives memory in pages of 2 MiB. */
-static size_t pages(size_t n) { return (n + ((size_t)2 << 20) - 1) >> 21 << 21; }
-
-/* Why decode steps are not replayed as graphs; NULL: they are.  Layers on the CPU are outside of
- * the graph. */
-static const char *graphs_off(const struct gpu_backend *b)
+int memory_sizes(struct gpu_backend *b, struct err *e)
 {
-    const struct backend_options *o = &b->o;
-    return has_host_experts(b) ? "some experts are on the processor" : o->no_graphs ? "--cuda-graphs off" : o->debug_sync ? "ZSE_DEBUG_SYNC waits after every kernel" : NULL;
-}
-
-/* An allowance for the driver's own copies of graphs and kernels, not measured: 32 MiB, and 1 KiB
- * for each kernel of each possible graph. */
-static size_t reserve_of(const struct gpu_backend *b)
-{
-    enum { NODE = 1 << 10, NODES_A_LAYER = 10, NODES_OF_EXPERTS = 6, NODES_OF_ENDS = 8 };
-    int bits = 1;
-    while (bits < MAX_SPLIT_BITS && 1 << (bits - 1) < b->max_splits)
-        bits++;
-    if (graphs_off(b))
-        return RESERVE;
-    return RESERVE + (size_t)N_BUCKETS * (size_t)bits *
-           (size_t)((b->m->config.n_layers - b->first_layer) *
-                    (NODES_A_LAYER + 4 * b->o.act_int8 + (b->stride_expert ? NODES_OF_EXPERTS : 0)) + NODES_OF_ENDS) *
-           NODE;
-}
-
-/* The reason why there are no f16 copies of weights; NULL: there are copies.  With
- * CACHE_WEIGHTS_AUTO it is the reason to report if plan_cache() finds too little memory. */
-static const char *cache_off(const struct gpu_backend *b)
-{
-    if (b->o.cache_weights == CACHE_WEIGHTS_OFF)
-        return "--cache-weights off";
-    if (b->exact || b->o.strict)
-        return b->exact ? "--exact reads the weights as stored" : "--strict multiplies all tokens alike";
-    if (dweights_decoded_size(b->m, b->first_layer, b->o.act_int8) == 0)
-        return b->o.act_int8 ? "--act int8 reads what is packed as it is" : "no weights are packed";
-    return b->o.cache_weights == CACHE_WEIGHTS_AUTO
-               ? "auto: 3 times the weights and 2 GB are not free, or there is no room beside the rest" : NULL;
-}
-
-static void fill_plan(const struct gpu_backend *b, struct gpu_plan *p)
-{
-    const struct config *c = &b->m->config;
-    p->n_layers = c->n_layers - b->first_layer;
-    p->n_experts = b->n_experts;
-    p->weights = pages(dweights_size(b->m, b->first_layer, b->n_experts));
-    p->kv = pages(b->kv_size) + pages(b->state_size);
-    p->work = pages(b->arena_size) + pages(b->step_room * 4);
-    p->reserve = reserve_of(b);
-    p->cache_off = cache_off(b);
-    p->cached = p->cache_off ? 0 : pages(dweights_decoded_size(b->m, b->first_layer, b->o.act_int8));
-    p->needed = p->weights + p->cached + p->kv + p->work + p->reserve;
-    p->graphs_off = graphs_off(b);
-    p->host_weights = dweights_host_size(b->m, b->first_layer, b->n_experts);
-    p->host_kv = 0;
-    if (b->first_layer) {
-        for (int i = 0; i < b->first_layer; i++)
-            p->host_kv += layer_kv_bytes(b, i) * (size_t)b->o.n_blocks;
-        p->host_kv += (config_state_bytes(c)) * (size_t)b->o.n_states;          /* cpu.c has room for all layers */
-    }
-}
-
-/* Plan a window of layers instead of all of them, if they do not fit or if the caller chose its
- * size.  A tenth of the limit stays free, so that others may take memory later.  Layers whose
- * experts are partly on the processor stay. */
-static void plan_window(const struct model *m, const struct backend_options *o, struct gpu_plan *p)
-{
-    size_t layer;
-    const int first = m->config.n_layers - p->n_layers,
-              wanted = o->stream_window ? o->stream_window < p->n_layers : p->needed > p->limit;
-    const size_t ends = pages(dweights_ends_size(m, first, p->n_experts, &layer)),
-                 beside = ends + p->kv + p->work + RESERVE;
-    if (!wanted || o->layer_stream == LAYER_STREAM_OFF || o->cache_weights == CACHE_WEIGHTS_ON ||
-        p->n_experts < m->config.moe.n_experts)
-        return;
-    int n = o->stream_window ? o->stream_window
-                             : window_size((double)p->limit * 0.9, (double)beside, (double)pages(layer), 0);
-    n = n < p->n_layers ? n : p->n_layers;
-    if (n < 1 || beside + (size_t)n * pages(layer) > p->limit)
-        return;
-    const struct window_shape s = window_shape_of(n, o->stream_prefetch, o->stream_sequential ? WINDOW_SEQUENTIAL
-                                                                                              : WINDOW_ADAPTIVE);
-    p->window = s.n_kept + s.n_slots;
-    p->kept = s.n_kept;
-    p->slots = s.n_slots;
-    p->prefetch = s.prefetch;
-    p->stream_bytes = n < p->n_layers ? (size_t)(p->n_layers - s.n_kept) * layer : 0;
-    p->weights = ends + (size_t)p->window * pages(layer);
-    p->cached = 0;
-    p->reserve = RESERVE;
-    p->needed = beside + (size_t)p->window * pages(layer);
-    p->cache_off = p->graphs_off = "layers are uploaded at every step";
-}
-
-static size_t limit_of(const struct backend_options *o, const struct gpu_plan *p)
-{
-    return o->max_device && o->max_device < p->free ? o->max_device : p->free;
-}
-
-static int plan_for(const struct model *m, const struct backend_options *o, int device_layers, struct gpu_plan *p,
-                    struct err *e)
-{
-    struct gpu_backend b = { .m = m, .o = *o };
     struct buffer_place part[MAX_PARTS];
-    b.o.device_layers = device_layers;
-    if (size_up(&b, part, e) < 0)
-        return -1;
-    fill_plan(&b, p);
-    return o->cache_weights == CACHE_WEIGHTS_ON &&
-           p->cache_off ? err_set(e, ERR_SHAPE, "--cache-weights on: %s", p->cache_off) : 0;
-}
-
-/* The largest number of layers that fit into the limit of p, with MOE_HYBRID without experts; 0:
- * none. */
-static int most_layers(const struct model *m, const struct backend_options *o, const struct gpu_plan *p)
-{
-    struct backend_options with = *o;
-    struct gpu_plan one = *p;
-    struct err ignored;
-    if (o->moe == MOE_HYBRID && !o->gpu_experts)
-        with.moe = MOE_CPU;
-    for (int n = m->config.n_layers; n > 0; n--)
-        if (plan_for(m, &with, n, &one, &ignored) == 0 && one.needed <= limit_of(o, p))
-            return n;
-    return 0;
-}
-
-/* Let the options ask for the experts of a plan. */
-static void fix_experts(struct backend_options *o, const struct gpu_plan *p)
-{
-    o->moe = p->n_experts ? o->moe : MOE_CPU;
-    o->gpu_experts = p->n_experts;
-}
-
-/* MOE_HYBRID: the plan with as many experts on the device as fit into the limit of p.  p: the plan
- * with all, which stays if it fits or if even a plan without experts does not. */
-static void plan_experts_that_fit(const struct model *m, const struct backend_options *o, struct gpu_plan *p)
-{
-    struct backend_options with = *o;
-    struct gpu_plan best = *p;
-    struct err ignored;
-    int low = 0, high = m->config.moe.n_experts;        /* fewer than `high` may fit, `low` - 1 fit */
-    if (o->moe != MOE_HYBRID || o->gpu_experts || p->needed <= p->limit)
-        return;
-    while (low < high) {
-        struct gpu_plan one = *p;
-        const int n = low + (high - low) / 2;
-        with.moe = n ? MOE_HYBRID : MOE_CPU;
-        with.gpu_experts = n;
-        const int fits = plan_for(m, &with, o->device_layers, &one, &ignored) == 0 && one.needed <= one.limit;
-        best = fits ? one : best;
-        low = fits ? n + 1 : low;
-        high = fits ? high : n;
-    }
-    *p = best;
-}
-
-/* --cache-weights auto: decide whether to keep f16 copies.  p: the plan without copies, replaced by
- * the plan with them if there is enough memory. */
-static void plan_cache(const struct model *m, const struct backend_options *o, struct gpu_plan *p)
-{
-    static const size_t BESIDE = 2000000000;
-    struct backend_options with = *o;
-    struct gpu_plan q = *p;
-    struct err ignored;
-    fix_experts(&with, p);
-    with.cache_weights = CACHE_WEIGHTS_ON;
-    if (p->limit >= 3 * p->weights + BESIDE && plan_for(m, &with, o->device_layers, &q, &ignored) == 0 &&
-        q.needed <= p->limit)
-        *p = q;
-}
-
-static int plan_on(struct gpu *g, const struct model *m, const struct backend_options *o, struct gpu_plan *p,
-                   struct err *e)
-{
-    struct gpu_info info;
-    if (gpu_info(g, &info, e) < 0)
-        return -1;
-    *p = (struct gpu_plan){ .total = info.memory, .free = info.free };
-    snprintf(p->name, sizeof p->name, "%s", info.name);
-    if (plan_for(m, o, o->device_layers, p, e) < 0)
-        return -1;
-    p->limit = limit_of(o, p);
-    plan_experts_that_fit(m, o, p);
-    if (o->cache_weights == CACHE_WEIGHTS_AUTO)
-        plan_cache(m, o, p);
-    plan_window(m, o, p);
-    p->most_layers = p->needed <= p->limit ? p->n_layers : most_layers(m, o, p);
-    return 0;
-}
-
-int gpu_plan(const struct model *m, const struct backend_options *o, struct gpu_plan *p, struct err *e)
-{
-    struct gpu_plan ignored;
-    /* refuse a model that no device can run before a device is opened */
-    if (plan_for(m, o, o->device_layers, &ignored, e) < 0)
-        return -1;
-    struct gpu *g = gpu_open(o->device, 0, e);
-    const int rc = g ? plan_on(g, m, o, p, e) : -1;
-    gpu_close(g);
-    return rc;
-}
-
-int gpu_plan_fits(const struct gpu_plan *p, const struct backend_options *o, struct err *e)
-{
-    char s[7][32], fewer[80] = "", cached[80] = "";
-    if (p->needed <= p->limit)
-        return 0;
-    if (p->most_layers > 0)
-        snprintf(fewer, sizeof fewer, "; --gpu-layers %d fits", p->most_layers);
-    if (p->cached)
-        snprintf(cached, sizeof cached, ", f16 copies %s (--cache-weights)", megabytes(s[6], p->cached));
-    return err_set(e, ERR_MEMORY, "%s needs %s of device memory for %d layers (weights %s%s, keys, values and states %s, work %s, reserve %s), but %s %s: fewer bits a weight (-q), a shorter "
-                   "--ctx or --kv i8 need less%s", p->name, megabytes(s[0], p->needed), p->n_layers,
-                   megabytes(s[1], p->weights), cached, megabytes(s[2], p->kv), megabytes(s[3], p->work),
-                   megabytes(s[4], p->reserve), megabytes(s[5], p->limit), o->max_device &&
-                   o->max_device < p->free ? "may be taken (--max-memory)" : "are free", fewer);
+    return size_up(b, part, e) < 0 ? -1 : 0;
 }
 
 /* Allocate device memory.  If there is too little, layers of the window are given back for it. */
@@ -683,27 +492,27 @@ static int open_slots(struct gpu_backend *b, struct err *e)
 static int host_open(struct gpu_backend *b, struct err *e)
 {
     struct backend_options o = b->o;
-    if (!b->first_layer)
+    if (!b->host_layers)
         o.n_states = 0;
-    if (b->first_layer || has_host_experts(b))
-        b->host = cpu_first_open(b->m, &o, b->first_layer, has_host_experts(b), e);
-    return b->host || !(b->first_layer || has_host_experts(b)) ? 0 : -1;
+    if (b->host_layers || has_host_experts(b))
+        b->host = cpu_first_open(b->m, &o, b->host_layers, has_host_experts(b), e);
+    return b->host || !(b->host_layers || has_host_experts(b)) ? 0 : -1;
 }
 
 int memory_open(struct gpu_backend *b, struct err *e)
 {
     const struct config *c = &b->m->config;
     struct buffer_place part[MAX_PARTS];
-    if (size_up(b, part, e) < 0 || plan_on(b->g, b->m, &b->o, &b->plan, e) < 0 ||
+    if (size_up(b, part, e) < 0 || plan_rank(b->g, b->m, &b->o, &b->plan, e) < 0 ||
         gpu_plan_fits(&b->plan, &b->o, e) < 0)
         return -1;
-    fix_experts(&b->o, &b->plan);
+    plan_fix_experts(&b->o, &b->plan);
     b->arena_size = 0;
     const int n = size_up(b, part, e);
     if (n < 0)
         return -1;
-    const size_t hx = b->first_layer ? (size_t)b->o.max_tokens * (size_t)c->hidden_size : 0;
-    const struct dweights_options wo = { .first_layer = b->first_layer, .n_experts = b->n_experts,
+    const size_t hx = b->host_layers ? (size_t)b->o.max_tokens * (size_t)c->hidden_size : 0;
+    const struct dweights_options wo = { .layers = b->layers, .n_experts = b->n_experts,
                                          .decoded = b->plan.cached > 0, .act_int8 = b->o.act_int8,
                                          .window = { b->plan.kept, b->plan.slots, b->plan.prefetch } };
     /* the weights first: they are copied while the rest is allocated */

@@ -32,7 +32,8 @@ struct part {
 struct dweights {
     struct gpu *g;
     const struct model *m;
-    int first_layer, n_layers, n_experts;           /* n_experts: of each layer */
+    struct layer_range range;
+    int n_layers, n_experts;        /* n_layers: of the model; n_experts: of each layer */
     struct dlayer *layers;
     struct dends ends;
     uint8_t *base, *decoded;        /* decoded NULL: no copies */
@@ -287,59 +288,65 @@ static size_t layout_part(struct weight_layout *p, int part)
     return p->at;
 }
 
-static struct dweights sized(const struct model *m, int first_layer, int n_experts)
+static struct dweights sized(const struct model *m, struct layer_range range, int n_experts)
 {
-    return (struct dweights){ .m = m, .n_layers = m->config.n_layers, .first_layer = first_layer,
-                              .n_experts = n_experts,
-                              .tied = first_layer == 0 && m->head.w.data == m->embed.w.data };
+    const int n_layers = m->config.n_layers;
+    return (struct dweights){ .m = m, .n_layers = n_layers, .range = range, .n_experts = n_experts,
+                              .tied = range.first == 0 && range.end == n_layers &&
+                                      m->head.w.data == m->embed.w.data };
 }
 
-static int first_part(const struct dweights *w) { return w->first_layer ? w->first_layer + 1 : 0; }
-
-size_t dweights_size(const struct model *m, int first_layer, int n_experts)
+/* Is this part of the weights on the device? */
+static int has_part(const struct dweights *w, int part)
 {
-    struct dweights w = sized(m, first_layer, n_experts);
+    return part == 0 ? w->range.first == 0 : part == w->n_layers + 1 ? w->range.end == w->n_layers
+           : part > w->range.first && part <= w->range.end;
+}
+
+size_t dweights_size(const struct model *m, struct layer_range layers, int n_experts)
+{
+    struct dweights w = sized(m, layers, n_experts);
     struct weight_layout p = { .w = &w };
     size_t n = 0;
-    for (int i = first_part(&w); i < w.n_layers + 2; i++)
-        n += layout_part(&p, i);
+    for (int i = 0; i < w.n_layers + 2; i++)
+        n += has_part(&w, i) ? layout_part(&p, i) : 0;
     return n;
 }
 
-size_t dweights_ends_size(const struct model *m, int first_layer, int n_experts, size_t *largest)
+size_t dweights_ends_size(const struct model *m, struct layer_range layers, int n_experts, size_t *largest)
 {
-    struct dweights w = sized(m, first_layer, n_experts);
+    struct dweights w = sized(m, layers, n_experts);
     struct weight_layout p = { .w = &w };
     *largest = 0;
-    for (int i = first_layer; i < w.n_layers; i++) {
+    for (int i = layers.first; i < layers.end; i++) {
         const size_t n = layout_part(&p, i + 1);
         *largest = n > *largest ? n : *largest;
     }
-    const size_t n = first_layer ? 0 : layout_part(&p, 0);
-    return n + layout_part(&p, w.n_layers + 1);
+    const size_t n = has_part(&w, 0) ? layout_part(&p, 0) : 0;
+    return n + (has_part(&w, w.n_layers + 1) ? layout_part(&p, w.n_layers + 1) : 0);
 }
 
-size_t dweights_host_size(const struct model *m, int first_layer, int n_experts)
+size_t dweights_host_size(const struct model *m, int host_layers, struct layer_range layers, int n_experts)
 {
     const int all = m->config.moe.n_experts;
-    struct dweights w = sized(m, first_layer, all);
+    struct dweights w = sized(m, layers, all);
     struct weight_layout p = { .w = &w };
     size_t n = 0;
-    for (int i = 0; first_layer && i <= first_layer; i++)
+    for (int i = 0; host_layers && i <= host_layers; i++)
         n += layout_part(&p, i);
     p.at = 0;
-    for (int i = first_layer; i < w.n_layers && n_experts < all; i++)
+    for (int i = layers.first; i < layers.end && n_experts < all; i++)
         if (m->layers[i].experts)
             place_experts(&p, m->layers[i].experts + n_experts, all - n_experts);
     return n + p.at;
 }
 
-size_t dweights_decoded_size(const struct model *m, int first_layer, int act_int8)
+size_t dweights_decoded_size(const struct model *m, struct layer_range layers, int act_int8)
 {
-    struct dweights w = sized(m, first_layer, 0);
+    struct dweights w = sized(m, layers, 0);
     struct weight_layout p = { .w = &w };
     w.act_int8 = act_int8;
-    for (int i = first_layer; i < m->config.n_layers; i++)
+    for (int i = layers.first; i < layers.end; i++)
         layout_part(&p, i + 1);
     return p.decoded_at;
 }
@@ -562,16 +569,17 @@ static int take_whole(struct dweights *w, const struct dweights_options *o, stru
 {
     struct weight_layout p = { .w = w };
     uint8_t *at;
-    if (!(w->base = gpu_alloc(w->g, dweights_size(w->m, w->first_layer, w->n_experts), "weights", e)) ||
-        (o->decoded && !(w->decoded = gpu_alloc(w->g, dweights_decoded_size(w->m, w->first_layer, w->act_int8),
+    if (!(w->base = gpu_alloc(w->g, dweights_size(w->m, w->range, w->n_experts), "weights", e)) ||
+        (o->decoded && !(w->decoded = gpu_alloc(w->g, dweights_decoded_size(w->m, w->range, w->act_int8),
                                                 "weights as f16", e))))
         return -1;
     at = w->base;
     p.list = 1;
-    for (int i = first_part(w); i < w->n_layers + 2; i++) {
-        p.base = w->parts[i].base = at;
-        at += layout_part(&p, i);
-    }
+    for (int i = 0; i < w->n_layers + 2; i++)
+        if (has_part(w, i)) {
+            p.base = w->parts[i].base = at;
+            at += layout_part(&p, i);
+        }
     return p.failed ? err_nomem(e, "weights") : 0;
 }
 
@@ -596,15 +604,15 @@ static int take_window(struct dweights *w, const struct dweights_options *o, str
     struct window_shape shape = o->window;
     struct err ignored;
     size_t largest;
-    const size_t ends = dweights_ends_size(w->m, w->first_layer, w->n_experts, &largest);
+    const size_t ends = dweights_ends_size(w->m, w->range, w->n_experts, &largest);
     if (!(w->base = gpu_alloc(w->g, ends ? ends : 1, "weights", e)) || take_slots(w, &shape, largest, e) < 0)
         return -1;
-    if (window_open(&w->window, w->first_layer, w->n_layers, shape) < 0)
+    if (window_open(&w->window, w->range.first, w->range.end, shape) < 0)
         return err_nomem(e, "weights");
     p.list = 1;
     p.base = w->parts[0].base = w->base;
-    const size_t first = w->first_layer ? 0 : layout_part(&p, 0);
-    for (int i = w->first_layer; i < w->n_layers; i++) {
+    const size_t first = has_part(w, 0) ? layout_part(&p, 0) : 0;
+    for (int i = w->range.first; i < w->range.end; i++) {
         struct part *part = &w->parts[i + 1];
         int kept;
         p.base = NULL;
@@ -617,8 +625,11 @@ static int take_window(struct dweights *w, const struct dweights_options *o, str
             layout_part(&here, i + 1);
         }
     }
-    p.base = w->parts[w->n_layers + 1].base = w->base + first;
-    layout_part(&p, w->n_layers + 1);
+    p.base = w->base + first;
+    if (has_part(w, w->n_layers + 1)) {
+        w->parts[w->n_layers + 1].base = p.base;
+        layout_part(&p, w->n_layers + 1);
+    }
     return p.failed ? err_nomem(e, "weights") : 0;
 }
 
@@ -643,8 +654,8 @@ static void push_first(struct dweights *w)
     int slot, used;
     for (int layer; w->has_window && (layer = window_ahead(&w->window, &slot, &used)) >= 0; )
         assign(w, layer, slot, used);
-    for (int i = first_part(w); i < w->n_layers + 2; i++)
-        if (w->parts[i].base)
+    for (int i = 0; i < w->n_layers + 2; i++)
+        if (has_part(w, i) && w->parts[i].base)
             push(w, i);
 }
 
@@ -656,7 +667,7 @@ struct dweights *dweights_open(struct gpu *g, const struct model *m, const struc
         err_nomem(e, "weights");
         return NULL;
     }
-    *w = sized(m, o->first_layer, o->n_experts);
+    *w = sized(m, o->layers, o->n_experts);
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->changed, NULL);
     w->g = g;
@@ -782,7 +793,7 @@ int dweights_complete(struct dweights *w, struct err *e)
     join(w);
     gpu_ring_close(w->ring);
     w->ring = NULL;
-    for (int i = 0; w->decoded && i < w->n_layers; i++)
+    for (int i = w->range.first; w->decoded && i < w->range.end; i++)
         if (dweights_need(w, i, e) < 0)
             return -1;
     w->complete = 1;

@@ -42,11 +42,13 @@ struct dlayer {
 };
 
 struct dweights;
-/* The weights that are on the device: those of layers [first_layer, n_layers), with n_experts
- * experts of each, and of the head; with first_layer 0 (the whole model), also those of the
- * embedding. */
+/* Layers [first, end). */
+struct layer_range { int first, end; };
+/* The weights that are on the device: those of its layers, with n_experts experts of each; of the
+ * embedding if it has the first layer, and of the head if it has the last one. */
 struct dweights_options {
-    int first_layer, n_experts;
+    struct layer_range layers;
+    int n_experts;
     /* decoded: also make f16 copies of the layers' quantized matrices, which prompts use; with
      * act_int8 the matrices that gpu_matmul_int8() supports have no copy */
     int decoded, act_int8;
@@ -55,16 +57,16 @@ struct dweights_options {
     struct window_shape window;
 };
 /* Returns the bytes of device memory that the weights take without a window. */
-size_t dweights_size(const struct model *m, int first_layer, int n_experts);
+size_t dweights_size(const struct model *m, struct layer_range layers, int n_experts);
 /* Returns the bytes of the weights outside of the layers; *largest: the bytes of the largest layer,
  * as much as a slot or a layer that stays takes at most. */
-size_t dweights_ends_size(const struct model *m, int first_layer, int n_experts, size_t *largest);
-/* Returns the bytes of the weights that the processor computes with: the embedding and layers [0,
- * first_layer), and experts [n_experts, all) of the other layers; 0 if the whole model is on the
- * device. */
-size_t dweights_host_size(const struct model *m, int first_layer, int n_experts);
+size_t dweights_ends_size(const struct model *m, struct layer_range layers, int n_experts, size_t *largest);
+/* Returns the bytes of the weights that the processor computes with: with host_layers > 0 the
+ * embedding and the first host_layers layers, and experts [n_experts, all) of the device's
+ * layers. */
+size_t dweights_host_size(const struct model *m, int host_layers, struct layer_range layers, int n_experts);
 /* Returns the bytes of the f16 copies. */
-size_t dweights_decoded_size(const struct model *m, int first_layer, int act_int8);
+size_t dweights_decoded_size(const struct model *m, struct layer_range layers, int act_int8);
 /* Start to load the weights; m stays open until loading ends or dweights_close().  The compute
  * stream makes the copies of a layer when it first needs the layer, and the missing ones once all
  * weights are loaded.  If there is too little memory for the layers of a window, the window becomes

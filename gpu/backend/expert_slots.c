@@ -37,7 +37,7 @@ static size_t slot_bytes(const struct expert *x)
 static size_t largest_slot(const struct gpu_backend *b)
 {
     size_t most = 0;
-    for (int i = b->first_layer; i < b->m->config.n_layers; i++)
+    for (int i = b->layers.first; i < b->layers.end; i++)
         if (b->m->layers[i].experts) {
             const size_t size = slot_bytes(b->m->layers[i].experts);
             most = size > most ? size : most;
@@ -163,7 +163,7 @@ static struct move best_move(const struct gpu_backend *b)
 {
     const struct config *c = &b->m->config;
     struct move best = { 0 };
-    for (int i = b->first_layer; i < c->n_layers; i++) {
+    for (int i = b->layers.first; i < b->layers.end; i++) {
         const float *score = b->hybrid.score + (size_t)i * (size_t)c->moe.n_experts;
         const int32_t *place = places_of(b, b->hybrid.host_place, i);
         int in = -1, out = -1;
@@ -200,7 +200,7 @@ static void halve(struct gpu_backend *b)
 {
     const struct config *c = &b->m->config;
     struct hybrid *h = &b->hybrid;
-    if (h->n_scored < (int64_t)HALVED_AFTER * c->n_layers)
+    if (h->n_scored < (int64_t)HALVED_AFTER * (b->layers.end - b->layers.first))
         return;
     h->n_scored = 0;
     for (size_t i = 0; i < (size_t)c->n_layers * (size_t)c->moe.n_experts; i++)

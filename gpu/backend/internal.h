@@ -1,12 +1,13 @@
-/* internal.h - the structures of the device backend: backend.c (opening, the batch, graphs),
- * device_memory.c (its memory, counted before it is taken), layers.c (the kernels of a step in
- * order), hybrid.c (layers whose experts are partly on the host), expert_slots.c (experts that move
- * to the device). */
+/* internal.h - the structures of the device backend: backend.c (the devices of a model), step.c
+ * (the batch and graphs of one device), device_memory.c (its memory, counted before it is taken),
+ * device_plan.c (the parts that fit), layers.c (the kernels of a step in order), hybrid.c (layers
+ * whose experts are partly on the host), expert_slots.c (experts that move to the device). */
 #ifndef ZSE_GPU_BACKEND_INTERNAL_H
 #define ZSE_GPU_BACKEND_INTERNAL_H
 
 #include "gpu/backend/device_weights.h"
 #include "gpu/gpu.h"
+#include "gpu/rt/link.h"
 #include "gpu/rt/ring.h"
 
 enum {
@@ -40,16 +41,18 @@ struct hybrid {
     struct backend_experts counts;
 };
 
+/* A device with consecutive layers of a model: all of them, or those of a rank of a pipeline. */
 struct gpu_backend {
     const struct model *m;
     struct backend_options o;
     struct gpu *g;
     struct dweights *w;
-    /* the first layer on the device; earlier ones are on the host */
-    int first_layer;
+    struct layer_range layers;      /* on the device */
+    int host_layers;                /* the first layers of the model, on the host; only of rank 0 */
+    /* the hidden states of the rank before arrive through this link; NULL: this is rank 0 */
+    struct gpu_link *link; const struct gpu_backend *before;
     int n_experts;                  /* experts of each layer on the device; later ones are on the host */
-    /* the CPU backend of the layers before first_layer and of experts (cpu_first_open); NULL: all
-     * is on the device */
+    /* the CPU backend of host_layers and of experts (cpu_first_open); NULL: there are none */
     void *host;
     int exact, floats;              /* floats: some matrix is f32, so inputs are kept as f32 too */
     int floats_att;                 /* some matrix o is f32, so its input is kept as f32 too */
@@ -109,6 +112,14 @@ struct gpu_backend {
     char name[256];
 };
 
+/* The devices of a model: the handle of backend_gpu. */
+struct gpu_ranks {
+    int n;
+    struct gpu_backend *rank[BACKEND_MOST_GPUS];
+    struct gpu_link *drawn;         /* tokens from the last rank to the first; NULL: there is one */
+    char name[256];
+};
+
 /* Arrays of a step, one after the other, followed by tiles, options for drawing, and tables.  A
  * token -1 - r below 0 stands for the token that the device has drawn into ids[r].  A_FIRST: the
  * first token of each item, and the number of tokens after the last one; A_STATE: its state. */
@@ -156,6 +167,28 @@ static inline int32_t *places_of(const struct gpu_backend *b, int32_t *all, int 
     return all + (size_t)layer * (size_t)b->m->config.moe.n_experts;
 }
 static inline int has_host_experts(const struct gpu_backend *b) { return b->n_experts < b->m->config.moe.n_experts; }
+/* Does the device compute the logits? */
+static inline int has_head(const struct gpu_backend *b) { return b->layers.end == b->m->config.n_layers; }
+
+/* ---- step.c: one device ---- */
+struct gpu_backend *rank_open(const struct model *m, const struct backend_options *o, struct err *e);
+/* Before: all steps have ended, and b->link is closed; NULL is fine. */
+void rank_close(struct gpu_backend *b);
+/* Check the caller's batch, whose items may follow n_follow rows of the step before.  *n_tables:
+ * the number of entries of its block tables. */
+int rank_check(const struct gpu_backend *b, const struct batch *batch, int n_follow, size_t *n_tables, struct err *e);
+/* Select the device and the memory of the next step. */
+int rank_prepare(struct gpu_backend *b, size_t n_tables, struct err *e);
+/* Run a step; a rank with the head waits for its results. */
+int rank_forward(struct gpu_backend *b, const struct batch *batch, float *logits, struct err *e);
+/* See struct backend.  The caller counts the step in n_begun and n_follow. */
+int rank_can_begin(const struct gpu_backend *b, const struct batch *batch);
+int rank_begin(struct gpu_backend *b, const struct batch *batch, struct err *e);
+/* Wait for the oldest step.  *ids: the tokens that it drew, for a rank with the head. */
+int rank_end(struct gpu_backend *b, const int32_t **ids, struct err *e);
+int rank_copy_block(struct gpu_backend *b, int32_t from, int32_t to, struct err *e);
+int rank_copy_state(struct gpu_backend *b, int from, int to, struct err *e);
+void rank_device(const struct gpu_backend *b, struct backend_device *d);
 
 /* ---- hybrid.c: only if has_host_experts() ---- */
 size_t hybrid_results(const struct gpu_backend *b);     /* bytes of host_result and result */
@@ -189,7 +222,18 @@ int slots_stream(const struct gpu_backend *b);
 int slots_fill(struct gpu_backend *b, int layer, int first, struct dexperts *slots, struct err *e);
 int slots_used(struct gpu_backend *b, struct err *e);
 
+/* ---- device_plan.c ---- */
+/* Plan the memory of the rank of these options on its device. */
+int plan_rank(struct gpu *g, const struct model *m, const struct backend_options *o, struct gpu_plan *p, struct err *e);
+/* Let the options ask for the experts of a plan. */
+void plan_fix_experts(struct backend_options *o, const struct gpu_plan *p);
+/* The options of one rank of several GPUs. */
+struct backend_options rank_options(const struct backend_options *o, int rank);
+
 /* ---- device_memory.c ---- */
+/* Compute all sizes from b->m and b->o.  Returns 0; -1 with *e if the device cannot compute the
+ * model. */
+int memory_sizes(struct gpu_backend *b, struct err *e);
 /* Count and allocate all memory of a backend whose m, o and g are set.  Returns 0; -1 with *e,
  * which names the sizes, if it does not fit: nothing is allocated then. */
 int memory_open(struct gpu_backend *b, struct err *e);
@@ -203,7 +247,7 @@ int memory_relieve(struct gpu_backend *b, struct err *e);
 
 /* ---- layers.c: these functions queue work and do not wait for it ---- */
 /* Run the device's layers on the b->n tokens of the step.  Their input is the embedding, which is
- * looked up here, or is already in b->x if the host has earlier layers. */
+ * looked up here, or is already in b->x if the host or another device has earlier layers. */
 int layers_run(struct gpu_backend *b, struct err *e);
 /* Compute the logits of rows [first, first + n) of A_LOGIT into b->logits. */
 int layers_logits(struct gpu_backend *b, int first, int n, struct err *e);

@@ -348,7 +348,7 @@ static struct gpu_state state_of(const struct gpu_backend *b, const struct dlaye
     const struct recurrent *r = &c->recurrent;
     const int kind = c->mixer[index];
     uint64_t at = 0;
-    for (int i = b->first_layer; i < index; i++)
+    for (int i = b->layers.first; i < index; i++)
         at += config_state_floats(c, i);
     return (struct gpu_state){
         .kind = kind == MIXER_CONV ? GPU_STATE_CONV : kind == MIXER_DELTA ? GPU_STATE_DELTA : GPU_STATE_MAMBA2,
@@ -434,7 +434,7 @@ static struct gpu_step step_of(const struct gpu_backend *b)
 static struct gpu_kv kv_of(const struct gpu_backend *b, int index)
 {
     uint64_t at = 0;
-    for (int i = b->first_layer; i < index; i++)
+    for (int i = b->layers.first; i < index; i++)
         at += layer_kv_bytes(b, i);
     return (struct gpu_kv){ .base = b->kv, .stride = b->kv_stride, .head_stride = 2 * (uint64_t)b->kv_part,
                             .layer_offset = at, .part = b->kv_part, .type = (int)b->o.kv.key };
@@ -719,9 +719,9 @@ int layers_hidden(struct gpu_backend *b, int first, int n, struct err *e)
 
 int layers_run(struct gpu_backend *b, struct err *e)
 {
-    if ((b->first_layer == 0 && run_embed(b, e) < 0) || run_ropes(b, e) < 0)
+    if ((b->layers.first == 0 && run_embed(b, e) < 0) || run_ropes(b, e) < 0)
         return -1;
-    for (int i = b->first_layer; i < b->m->config.n_layers; i++)
+    for (int i = b->layers.first; i < b->layers.end; i++)
         if (run_layer(b, i, e) < 0 || dweights_done(b->w, i, e) < 0)
             return -1;
     return 0;

@@ -74,6 +74,16 @@ enum cache_weights { CACHE_WEIGHTS_OFF, CACHE_WEIGHTS_AUTO, CACHE_WEIGHTS_ON };
 enum moe_place { MOE_HYBRID, MOE_CPU, MOE_GPU };
 enum { BACKEND_PREFILL_THRESHOLD = 300 };
 
+/* Several GPUs: a pipeline of ranks, each with consecutive layers of those that GPUs compute. */
+enum { BACKEND_MOST_GPUS = 8 };
+struct backend_gpus {
+    int n;                                  /* 0, 1: backend_options.device alone */
+    int index[BACKEND_MOST_GPUS];
+    /* numbers of layers; all 0: evenly, the first ranks take the remainder */
+    int layers[BACKEND_MOST_GPUS];
+    int rank;                               /* set by the backend, for the options of each rank */
+};
+
 struct eagle;
 struct backend_options {
     /* Heads that read the model's states (model/eagle.h), for batch_item.aux; NULL: none.
@@ -106,6 +116,7 @@ struct backend_options {
     /* most bytes of the model's file that may be resident; 0: no limit */
     size_t max_weights;
     int device;                             /* index of the GPU; the CPU has one */
+    struct backend_gpus gpus;
     /* The last device_layers layers and the head run on the GPU, the others on the CPU; 0: all
      * layers run on the GPU. */
     int device_layers;
@@ -116,7 +127,7 @@ struct backend_options {
      * BACKEND_PREFILL_THRESHOLD) the GPU computes them, too, and each is uploaded once for each
      * layer; no_gpu_prefill: the CPU always computes them.  With `strict` it does so, too. */
     int prefill_threshold, no_gpu_prefill;
-    /* most bytes of GPU memory to take; 0: all that is free */
+    /* most bytes of memory to take of each GPU; 0: all that is free */
     size_t max_device;
     /* Make a GPU's results independent of chunks, prefixes and the number of tokens in a step.  The
      * CPU's results always are. */
@@ -173,19 +184,30 @@ struct backend_experts {
     uint64_t moved, moved_bytes, streamed, streamed_bytes;
 };
 
-/* Memory that a backend takes of a device, and when the device was ready. */
+/* One of the GPUs of a pipeline. */
+struct backend_rank {
+    char name[64];
+    int index, first_layer, n_layers;
+    size_t weights, kv, work, total;        /* bytes */
+    /* hidden states arrive directly from the GPU of the rank before; 0: through the host, or this
+     * is the first rank */
+    int direct;
+};
+
+/* Memory that a backend takes of its devices together, and when all of them were ready. */
 struct backend_device {
     /* "NVIDIA H200": borrowed until close; NULL: no device, only the CPU */
     const char *name;
-    /* index: the device's index; n_layers: number of layers that it computes; n_experts: number of
-     * experts of each of these that it has */
+    /* index: the device's index, of several the first one's; n_layers: number of layers that the
+     * devices compute; n_experts: number of experts of each of these that they have, at least */
     int index, n_layers, n_experts;
+    int n_ranks; struct backend_rank ranks[BACKEND_MOST_GPUS];
     struct backend_experts experts;
     size_t weights, cached, kv, work, reserve;      /* bytes: see gpu_plan */
     /* the reason why there is no f16 weight cache, static; NULL: there is one */
     const char *cache_off;
     size_t total;                           /* bytes of the device's memory */
-    int lost;                               /* the device has failed; all further work is refused */
+    int lost;                               /* a device has failed; all further work is refused */
     struct backend_stream stream;
     struct backend_graphs graphs;
     /* clock_ns() when opening began, when the context existed and when the weights were copied;

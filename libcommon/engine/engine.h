@@ -52,6 +52,7 @@ struct engine_options {
     int prefill_threshold, no_gpu_prefill;
     int layer_stream, stream_window, stream_prefetch, stream_sequential;
     size_t max_device;
+    struct backend_gpus gpus;
     /* Models with recurrent layers: a prefix is reused only up to a snapshot of the state.
      * Snapshots are taken every snapshot_every tokens, and after the last token when a sequence
      * ends or is preempted.  A snapshot takes config_state_bytes(); with no_prefix_cache
@@ -111,6 +112,8 @@ const char *engine_no_drafts(const struct model *m, const struct engine_options 
  * tokens as the main model's.  Returns 0; -1 with *e, which names the first difference. */
 int engine_check_draft_model(const struct model *draft, const struct tokenizer *model_tokenizer,
                              const struct tokenizer *draft_tokenizer, struct err *e);
+/* Of several GPUs, a draft model runs on the last one alone, beside the model's last layers. */
+void engine_draft_device(struct backend_gpus *gpus, int *device);
 /* Check that the first n layers of a model can make drafts.  -1 with *e: the reason why not. */
 int engine_check_draft_layers(const struct config *c, const struct engine_options *o, int n, struct err *e);
 

@@ -82,6 +82,13 @@ int engine_check_draft_layers(const struct config *c, const struct engine_option
     return 0;
 }
 
+void engine_draft_device(struct backend_gpus *gpus, int *device)
+{
+    if (gpus->n > 1)
+        *device = gpus->index[gpus->n - 1];
+    gpus->n = 0;
+}
+
 static int open_sizes(struct engine *g, struct draft_model *d, struct err *e)
 {
     const size_t n = (size_t)g->max_seqs;
@@ -162,6 +169,7 @@ static int open_drafting(struct engine *g, struct draft_model *d, const struct e
     own.n_states = own.n_window_blocks = own.pages = own.device_layers = 0;
     own.pattern = (struct sparse_pattern){ 0 };
     own.max_weights = own.max_device = 0;
+    engine_draft_device(&own.gpus, &own.device);
     own.layer_stream = own.stream_window = 0;
     own.max_logits = g->max_seqs;
     if (open_sizes(g, d, e) != 0 || (predicts && predictor_open(g, d, e) != 0) ||

@@ -82,10 +82,7 @@ static void open_model(struct loaded_model *lm)
     for (int i = 0; i < lm->m.model->n_loras; i++)
         lm->memory_bytes += lm->m.model->loras[i].bytes;
     lm->vram_bytes = es.device.weights + es.device.cached + es.device.kv + es.device.work;
-    if (es.device.name)
-        snprintf(lm->device, sizeof lm->device, "%.*s:%d", (int)strcspn(es.backend, " "), es.backend, es.device.index);
-    else
-        snprintf(lm->device, sizeof lm->device, "cpu");
+    device_names(lm->device, &es);
     device_line(lm->about, &es, lm->m.model->config.n_layers);
     lm->load_s = (double)(clock_ns() - lm->started_ns) * 1e-9;
     lm->error.code = ERR_NONE;

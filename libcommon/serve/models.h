@@ -64,7 +64,7 @@ struct loaded_model {
     struct sampling sampling;           /* defaults of its requests */
     uint64_t memory_bytes, vram_bytes;  /* weights and private memory; the part in a GPU's memory */
     uint64_t engine_bytes;              /* the part of memory_bytes that the engine took, as last counted */
-    char device[32];                    /* "cpu", "cuda:0" */
+    char device[DEVICE_NAMES];          /* "cpu", "cuda:0", "cuda:0,1" */
     char about[DEVICE_LINE];            /* device and memory, for the log */
     struct engine_limits limits;        /* the configured limits, in use while batching is on */
     int most_running;                   /* limits.max_running when the model was opened */

@@ -157,9 +157,9 @@ static void strict(void **state)
  * then on. */
 static void *loaded(const struct model *m, const struct backend_options *o)
 {
-    struct gpu_backend *b = open_with(m, o);
+    struct gpu_ranks *b = open_with(m, o);
     int complete;
-    while ((complete = dweights_complete(b->w, &why)) == 0)
+    while ((complete = dweights_complete(b->rank[0]->w, &why)) == 0)
         sched_yield();
     if (complete < 0)
         fail_msg("%s", why.msg);

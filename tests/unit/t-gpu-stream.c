@@ -274,7 +274,7 @@ static void taken_meanwhile(void **state)
     if (!only_emulated((const void *)emulated_memory))
         skip();
     struct model *m = load(5);
-    const struct dweights_options o = { .window = { 2, 2, 1 } };
+    const struct dweights_options o = { .layers = { 0, 5 }, .window = { 2, 2, 1 } };
     struct backend_stream s;
     struct gpu *g = gpu_open(0, 0, &why);
     assert_non_null(g);

@@ -84,7 +84,7 @@ static json_t *on_gpus(const struct server *s)
         if (!lm->worker || !lm->vram_bytes)
             continue;
         worker_stats(lm->worker, &e, NULL);
-        json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:b, s:I, s:s?, s:o, s:o, s:o}",
+        json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:b, s:I, s:s?, s:o, s:o, s:o, s:o}",
                                               "model_id", lm->id, "device", lm->device, "gpu_name", e.device.name,
                                               "gpu_layers", e.device.n_layers, "layers", lm->m.model->config.n_layers,
                                               "gpu_experts", e.device.n_experts, "experts",
@@ -96,7 +96,8 @@ static json_t *on_gpus(const struct server *s)
                                               (json_int_t)e.device.cached, "cache_weights_off", e.device.cache_off,
                                               "cuda_graphs", device_graphs_json(&e.device.graphs), "expert_use",
                                               device_experts_json(&e.device.experts), "stream",
-                                              device_stream_json(&e.device.stream)));
+                                              device_stream_json(&e.device.stream), "gpus",
+                                              device_ranks_json(&e.device)));
     }
     return list;
 }
