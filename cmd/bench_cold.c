@@ -280,6 +280,10 @@ static int measure(struct cold *c, int state, struct err *e)
         ours[n++] = "--kernels", ours[n++] = o->run.kernels;
     if (o->run.device)
         ours[n++] = "--device", ours[n++] = o->run.device;
+    if (o->run.gpus_text)
+        ours[n++] = "--gpus", ours[n++] = o->run.gpus_text;
+    if (o->run.split_text)
+        ours[n++] = "--pp-split", ours[n++] = o->run.split_text;
     if (o->run.gpu_layers_given)
         ours[n++] = "--gpu-layers", ours[n++] = c->layers;
     if (o->run.moe_given)

@@ -213,19 +213,23 @@ static void print_text(const struct speed *p)
         printf("GPU memory   %s weights of %d layer%s, %s keys and values, %s workspace\n",
                cli_bytes(a, s->device.weights), s->device.n_layers, plural(s->device.n_layers),
                cli_bytes(b, s->device.kv), cli_bytes(c, s->device.work));
+    for (int i = 0; i < s->device.n_ranks && s->device.n_ranks > 1; i++)
+        printf("GPU %-2d       %d layer%s, %s weights, %s keys and values\n", s->device.ranks[i].index,
+               s->device.ranks[i].n_layers, plural(s->device.ranks[i].n_layers),
+               cli_bytes(a, s->device.ranks[i].weights), cli_bytes(b, s->device.ranks[i].kv));
     if (s->device.stream.window)
         print_stream(&s->device.stream);
 }
 
 static json_t *gpu_json(const struct engine_stats *s)
 {
-    return json_pack("{s:s, s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:s?, s:o, s:o, s:o}", "name", s->device.name,
+    return json_pack("{s:s, s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:s?, s:o, s:o, s:o, s:o}", "name", s->device.name,
                      "layers", s->device.n_layers, "experts", s->device.n_experts, "weight_bytes", (json_int_t)s->device.weights, "kv_bytes",
                      (json_int_t)s->device.kv, "workspace_bytes", (json_int_t)s->device.work, "reserve_bytes",
                      (json_int_t)s->device.reserve, "total_memory_bytes", (json_int_t)s->device.total, "cached_bytes",
                      (json_int_t)s->device.cached, "cache_weights_off", s->device.cache_off, "cuda_graphs",
                      device_graphs_json(&s->device.graphs), "expert_use", device_experts_json(&s->device.experts), "stream",
-                     device_stream_json(&s->device.stream));
+                     device_stream_json(&s->device.stream), "gpus", device_ranks_json(&s->device));
 }
 
 static json_t *shares_json(const struct speed *p)

@@ -60,6 +60,68 @@ static int parse_device(const char *prog, const char *where, const char *device,
     return 0;
 }
 
+/* Parse a list of at most BACKEND_MOST_GPUS numbers from `least` on.  0, or the exit code. */
+static int parse_list(const char *prog, const char *name, const char *arg, int least, const char *what,
+                      int out[BACKEND_MOST_GPUS], int *n)
+{
+    *n = 0;
+    for (const char *p = arg;; p++) {
+        const size_t digits = strspn(p, "0123456789");
+        if (digits == 0 || digits > 6 || (p[digits] && p[digits] != ',') || atoi(p) < least)
+            return cli_wrong(prog, "%s: '%s', expected %s", name, arg, what);
+        if (*n == BACKEND_MOST_GPUS)
+            return cli_wrong(prog, "%s: '%s', expected at most %d GPUs", name, arg, BACKEND_MOST_GPUS);
+        out[(*n)++] = atoi(p);
+        p += digits;
+        if (!*p)
+            return 0;
+    }
+}
+
+static int parse_gpus(const char *prog, const char *arg, struct run_options *r)
+{
+    struct backend_gpus *g = &r->gpus;
+    r->gpus_text = arg;
+    if (parse_list(prog, "--gpus", arg, 0, "numbers of GPUs, like 0,1", g->index, &g->n) != 0)
+        return CLI_USAGE;
+    for (int i = 0; i < g->n; i++)
+        for (int k = 0; k < i; k++)
+            if (g->index[i] == g->index[k])
+                return cli_wrong(prog, "--gpus: '%s' names GPU %d twice", arg, g->index[i]);
+    return 0;
+}
+
+static int parse_split(const char *prog, const char *arg, struct run_options *r)
+{
+    r->split_text = arg;
+    return parse_list(prog, "--pp-split", arg, 1, "layers of each GPU, like 20,21,20", r->gpus.layers, &r->n_split);
+}
+
+/* Run on the GPUs of --gpus.  0, or the exit code. */
+static int use_gpus(const char *prog, struct run_options *r)
+{
+    struct err e;
+    if (r->device && (strcmp(r->device, "cpu") == 0 || strchr(r->device, ':')))
+        return cli_wrong(prog, "--gpus and --device %s exclude each other: both choose where to compute", r->device);
+    const int rc = parse_device(prog, "--device", r->device && strcmp(r->device, "auto") != 0 ? r->device
+                                : strcmp(gpu_kind, "none") != 0 ? gpu_kind : "cuda", r);
+    if (rc != 0)
+        return rc;
+    const int n = gpu_count(&e);
+    if (n < 0)
+        return cli_fail(prog, &e);
+    for (int i = 0; i < r->gpus.n; i++)
+        if (r->gpus.index[i] >= n)
+            return cli_wrong(prog, "--gpus: there is no GPU %d, this machine has %d, expected 0 to %d", r->gpus.index[i],
+                             n, n - 1);
+    r->gpu_index = r->gpus.index[0];
+    if (r->split_text && r->n_split != r->gpus.n)
+        return cli_wrong(prog, "--pp-split: %d numbers for %d GPU%s", r->n_split, r->gpus.n, r->gpus.n == 1 ? "" : "s");
+    if (r->gpus.n == 1)
+        r->gpus.n = 0;
+    return 0;
+}
+
 static int parse_layers(const char *prog, const char *arg, struct run_options *r)
 {
     long long n = GPU_LAYERS_AUTO;
@@ -482,6 +544,8 @@ int run_option(const char *prog, int c, const char *arg, struct run_options *r)
         return 0;
     case OPT_KERNELS: r->kernels = arg; return 0;
     case OPT_DEVICE: r->device = arg; return 0;
+    case OPT_GPUS: return parse_gpus(prog, arg, r);
+    case OPT_PP_SPLIT: return parse_split(prog, arg, r);
     case OPT_EXACT: r->exact = 1; return 0;
     case OPT_GPU_LAYERS: return parse_layers(prog, arg, r);
     case OPT_LAYER_WINDOW: return parse_layer_window(prog, arg, r);
@@ -553,7 +617,10 @@ int run_options_check(const char *prog, struct run_options *r)
         return cli_wrong(prog, "--mode and -q exclude each other: both choose the type");
     if (!r->kv_given)
         r->kv = kv_both(r->exact ? KV_F32 : KV_F16);
-    int rc = r->device ? parse_device(prog, "--device", r->device, r)
+    if (r->split_text && !r->gpus_text)
+        return cli_wrong(prog, "--pp-split needs --gpus");
+    int rc = r->gpus_text ? use_gpus(prog, r)
+             : r->device ? parse_device(prog, "--device", r->device, r)
                        : parse_device(prog, "ZSE_DEVICE", device && *device ? device : "auto", r);
     if (rc == 0 && r->gpu_layers_given && r->gpu_layers > 0 && !r->gpu)
         return cli_wrong(prog, "--gpu-layers %d: there is no GPU (--device)", r->gpu_layers);
@@ -684,7 +751,7 @@ static void unload(struct opened_model *o)
     o->model = NULL;
 }
 
-/* *bytes: the free memory of the device. */
+/* *bytes: the free memory of the device, or of all that --gpus names. */
 static int free_memory(const struct run_options *r, uint64_t *bytes, struct err *e)
 {
     struct machine_gpu gpu[MACHINE_GPUS];
@@ -697,10 +764,14 @@ static int free_memory(const struct run_options *r, uint64_t *bytes, struct err 
         return 0;
     }
     const int n = machine_gpus(gpu, MACHINE_GPUS, why);
-    if (r->gpu_index >= n)
-        return err_set(e, ERR_DEVICE, "--mode: GPU %d does not say what memory it has%s%s", r->gpu_index, n ? "" : ": ",
-                       n ? "" : why);
-    *bytes = gpu[r->gpu_index].free;
+    *bytes = 0;
+    for (int i = 0; i == 0 || i < r->gpus.n; i++) {
+        const int index = r->gpus.n ? r->gpus.index[i] : r->gpu_index;
+        if (index >= n)
+            return err_set(e, ERR_DEVICE, "--mode: GPU %d does not say what memory it has%s%s", index, n ? "" : ": ",
+                           n ? "" : why);
+        *bytes += gpu[index].free;
+    }
     return 0;
 }
 
@@ -849,7 +920,11 @@ static int find_and_load(const char *prog, char **found, struct hub_stream *stre
 
 static void *warm_up(void *r)
 {
-    gpu_warm_up(((const struct run_options *)r)->gpu_index);
+    const struct run_options *o = r;
+    for (int i = 0; i < o->gpus.n; i++)
+        gpu_warm_up(o->gpus.index[i]);
+    if (o->gpus.n == 0)
+        gpu_warm_up(o->gpu_index);
     return NULL;
 }
 
@@ -1037,7 +1112,7 @@ struct engine_options run_engine_options(const struct run_options *r, int max_se
                                         : (size_t)r->max_memory,
                                     .max_device = r->gpu ? (size_t)(r->max_device ? r->max_device : r->max_memory) : 0,
                                     .max_tokens = r->gpu && !some ? GPU_STEP_TOKENS : 0,
-                                    .backend = r->gpu ? &backend_gpu : NULL, .device = r->gpu_index,
+                                    .backend = r->gpu ? &backend_gpu : NULL, .device = r->gpu_index, .gpus = r->gpus,
                                     .device_layers = some ? r->gpu_layers : 0, .moe = r->moe,
                                     .gpu_experts = r->gpu_experts, .prefill_threshold = r->prefill_threshold,
                                     .no_gpu_prefill = r->no_gpu_prefill,
@@ -1105,6 +1180,7 @@ int run_spec(const struct run_options *r, const struct opened_model *o, struct e
         return 0;
     eo->draft_model = o->draft->model;
     own.max_weights = 0;
+    engine_draft_device(&own.gpus, &own.device);
     return preflight_check(o->prog, o->draft, r, &own, e);
 }
 

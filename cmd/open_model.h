@@ -47,6 +47,9 @@ struct run_options {
      * dense model that does not fit is refused */
     int embeds, shares_memory;
     const char *device;             /* --device; NULL: $ZSE_DEVICE, else auto */
+    /* --gpus and --pp-split; their texts, NULL: not given; n_split: numbers in --pp-split.  After
+     * run_options_check, gpus.n is 0 unless there are several. */
+    struct backend_gpus gpus; const char *gpus_text, *split_text; int n_split;
     int force;                      /* --force: open a model even if memory does not suffice */
     enum verify_mode verify;        /* --verify */
     int verbose;                    /* --verbose: print the memory that each step takes */
@@ -75,14 +78,14 @@ struct run_options {
     int act_int8, act_given;        /* --act */
     int cache_weights, cache_given; /* --cache-weights: enum cache_weights */
     /* set by run_options_check: run on a GPU, its index, and whether --device auto chose it */
-    int gpu, gpu_index, gpu_auto;
+    int gpu, gpu_index, gpu_auto;       /* gpu_index: of several, the first */
     /* --lora: LoRA adapters, each a name (not terminated) and a folder */
     int n_loras;
     struct lora_option { const char *name; int name_len; const char *folder; } loras[MOST_LORA_OPTIONS];
 };
 enum { GPU_LAYERS_AUTO = -1 };
 enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, OPT_FORCE, OPT_MAX_MEMORY, OPT_RUN_MODE,
-       OPT_LAYER_WINDOW, OPT_PREFETCH, OPT_MAX_DEVICE,
+       OPT_LAYER_WINDOW, OPT_PREFETCH, OPT_MAX_DEVICE, OPT_GPUS, OPT_PP_SPLIT,
        OPT_VERBOSE, OPT_SPEC, OPT_GPU_LAYERS, OPT_STRICT, OPT_GRAPHS, OPT_ACT, OPT_CACHE_WEIGHTS, OPT_VERIFY,
        OPT_STREAM, OPT_SINKS, OPT_SPEC_EXACT, OPT_LORA, OPT_ATTENTION, OPT_MOE, OPT_GPU_EXPERTS, OPT_PREFILL_THRESHOLD,
        OPT_NO_GPU_PREFILL };
@@ -95,6 +98,8 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
     { "attention", required_argument, NULL, OPT_ATTENTION }, \
     { "kernels", required_argument, NULL, OPT_KERNELS }, \
     { "device", required_argument, NULL, OPT_DEVICE }, \
+    { "gpus", required_argument, NULL, OPT_GPUS }, \
+    { "pp-split", required_argument, NULL, OPT_PP_SPLIT }, \
     { "gpu-layers", required_argument, NULL, OPT_GPU_LAYERS }, \
     { "moe", required_argument, NULL, OPT_MOE }, \
     { "gpu-experts", required_argument, NULL, OPT_GPU_EXPERTS }, \
@@ -123,6 +128,8 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
     "      --exact                f32 activations and f32 keys and values\n" \
     "      --kernels NAME         CPU kernels: ref, avx2, avxvnni, avx512, amx, neon, dotprod, i8mm (default: the fastest)\n" \
     "      --device DEVICE        where to compute: auto, cpu, cuda, cuda:N (default: auto)\n" \
+    "      --gpus LIST            divide the layers between these GPUs, like 0,1: each holds and computes its own\n" \
+    "      --pp-split LIST        with --gpus, the number of layers of each, like 20,21,20 (default: evenly, the remainder to the first)\n" \
     "      --gpu-layers N|auto    the last N layers on the GPU, the others on the CPU; auto: as many as fit (default: all)\n" \
     "      --moe hybrid|cpu|gpu   where a GPU's layers compute the experts that a router chooses: on both, as many on the GPU as fit; on the CPU;\n" \
     "                             or all on the GPU (default: hybrid)\n" \
@@ -131,7 +138,7 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
     "      --no-gpu-prefill       never upload experts for long prompts\n" \
     "      --layer-window auto|off|[sequential:]N  hold N layers in a GPU's memory and upload the others at every step; auto: if they do not all fit (default: auto)\n" \
     "      --prefetch N           with a window of layers, upload N of them ahead (default: 2)\n" \
-    "      --max-device SIZE      take at most SIZE of a GPU's memory, like 4GB (default: what is free)\n" \
+    "      --max-device SIZE      take at most SIZE of each GPU's memory, like 4GB (default: what is free)\n" \
     "      --strict               no answer depends on chunks, reused prefixes or batches, on a GPU either (there it is slower)\n" \
     "      --cuda-graphs on|off   record a GPU's decoding steps once and replay them: the same answers, fewer launches (default: on)\n" \
     "      --act f16|int8         the type of a GPU's activations before int8 matrices with one scale per row (default: f16)\n" \

@@ -197,9 +197,16 @@ static int settle(const char *prog, const struct opened_model *o, const struct r
     return 0;
 }
 
+enum { PAGES = 4 << 20 };       /* sizes are rounded up to pages, and tables grow with the number of blocks */
+
+/* Bytes of a KV block on one GPU; block: bytes of all layers' part. */
+static uint64_t block_on(const struct gpu_plan_rank *r, size_t block, int n_layers)
+{
+    return block * (uint64_t)r->n_layers / (uint64_t)n_layers + sizeof(int32_t);
+}
+
 uint64_t preflight_kv_room(const struct opened_model *o, const struct engine_options *eo)
 {
-    enum { PAGES = 4 << 20 };           /* sizes are rounded up to pages, and tables grow with the number of blocks */
     struct engine_options least = *eo;
     struct backend_options bo;
     struct gpu_plan p;
@@ -209,19 +216,30 @@ uint64_t preflight_kv_room(const struct opened_model *o, const struct engine_opt
     if (least.cache_weights == CACHE_WEIGHTS_AUTO)              /* the KV cache takes precedence */
         least.cache_weights = CACHE_WEIGHTS_OFF;
     least.kv_bytes = block * (size_t)((eo->max_len + KV_BLOCK - 1) / KV_BLOCK);
-    if (plan_device(o, &least, &bo, &p, &ignored) < 0 || p.needed + PAGES > p.limit)
+    if (plan_device(o, &least, &bo, &p, &ignored) < 0)
         return 0;
-    const uint64_t mine = block * (uint64_t)p.n_layers / (uint64_t)c->n_layers + sizeof(int32_t);
-    uint64_t n = (p.limit - (p.needed - p.kv) - PAGES) / mine;
+    uint64_t n = UINT64_MAX;
+    for (int i = 0; i < p.n_ranks; i++) {
+        const struct gpu_plan_rank *r = &p.ranks[i];
+        const uint64_t room = r->needed + PAGES > r->limit
+            ? 0 : (r->limit - (r->needed - r->kv) - PAGES) / block_on(r, block, c->n_layers);
+        n = room < n ? room : n;
+    }
     for (int i = 0; i < 4 && n; i++) {
         /* The buffers for split contexts and the reserve for graphs grow with the number of
          * blocks. */
         least.kv_bytes = n * block;
         if (plan_device(o, &least, &bo, &p, &ignored) < 0)
             return 0;
-        if (p.needed <= p.limit)
+        uint64_t over = 0;
+        for (int k = 0; k < p.n_ranks; k++) {
+            const struct gpu_plan_rank *r = &p.ranks[k];
+            const uint64_t more = r->needed <= r->limit
+                ? 0 : (r->needed - r->limit + PAGES) / block_on(r, block, c->n_layers) + 1;
+            over = more > over ? more : over;
+        }
+        if (!over)
             break;
-        const uint64_t over = (p.needed - p.limit + PAGES) / mine + 1;
         n -= over < n ? over : n;
     }
     return n * block;
@@ -342,6 +360,22 @@ static void set_bytes(json_t *j, const char *key, uint64_t n)
     json_object_set_new(j, key, json_integer((json_int_t)n));
 }
 
+static json_t *gpus_json(const struct gpu_plan *g)
+{
+    json_t *all = json_array();
+    for (int i = 0; i < g->n_ranks; i++) {
+        const struct gpu_plan_rank *r = &g->ranks[i];
+        json_array_append_new(all, json_pack("{s:i, s:s, s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "index", r->index,
+                                             "name", r->name, "first_layer", r->first_layer, "layers", r->n_layers,
+                                             "weight_bytes", (json_int_t)r->weights, "cached_bytes",
+                                             (json_int_t)r->cached, "kv_bytes", (json_int_t)r->kv, "workspace_bytes",
+                                             (json_int_t)r->work, "reserve_bytes", (json_int_t)r->reserve,
+                                             "needed_bytes", (json_int_t)r->needed, "available_bytes",
+                                             (json_int_t)r->limit));
+    }
+    return all;
+}
+
 static void print_forecast_json(const struct forecast *f)
 {
     const struct gpu_plan *g = f->gpu;
@@ -373,6 +407,8 @@ static void print_forecast_json(const struct forecast *f)
                                             "host_weight_bytes", (json_int_t)g->host_weights, "host_kv_bytes",
                                             (json_int_t)g->host_kv, "cuda_graphs_off", g->graphs_off, "cached_bytes",
                                             (json_int_t)f->cached, "cache_weights_off", g->cache_off));
+    if (g)
+        json_object_set_new(j, "gpus", gpus_json(g));
     if (g && g->window)
         json_object_set_new(j, "layer_window", json_pack("{s:i, s:i, s:i, s:i, s:I}", "window", g->window, "kept",
                                                          g->kept, "slots", g->slots, "prefetch", g->prefetch,
@@ -394,6 +430,15 @@ static void print_measured(int64_t at)
     free(path);
 }
 
+static void print_rank(const struct gpu_plan_rank *r, int n_layers)
+{
+    char name[16], needed[CLI_BYTES], limit[CLI_BYTES];
+    snprintf(name, sizeof name, "GPU %d", r->index);
+    printf("%-16s %s: layers %d to %d of %d, %s of %s%s\n", name, r->name, r->first_layer,
+           r->first_layer + r->n_layers - 1, n_layers, cli_bytes(needed, r->needed), cli_bytes(limit, r->limit),
+           r->needed <= r->limit ? "" : ": too much");
+}
+
 static void print_forecast(const struct forecast *f)
 {
     const struct { const char *title; uint64_t size; int is_rare; } sizes[] = {         /* is_rare: not printed if 0 */
@@ -405,8 +450,10 @@ static void print_forecast(const struct forecast *f)
     char size[CLI_BYTES];
     printf("%-16s %s, %s, on %s, context %d\n", "model", f->name, f->type ? f->type : "unknown type", f->device,
            f->max_len);
-    if (f->gpu)
+    if (f->gpu && f->gpu->n_ranks == 1)
         printf("%-16s %s: %d of %d layers\n", "GPU", f->gpu->name, f->gpu->n_layers, f->n_layers);
+    for (int i = 0; f->gpu && f->gpu->n_ranks > 1 && i < f->gpu->n_ranks; i++)
+        print_rank(&f->gpu->ranks[i], f->n_layers);
     if (f->gpu && f->n_experts)
         printf("%-16s %d of %d of each layer on the GPU\n", "experts", f->gpu->n_experts, f->n_experts);
     if (f->gpu && f->gpu->window)

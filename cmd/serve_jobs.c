@@ -34,7 +34,8 @@ int serve_choose(const struct model_choice *how, struct run_options *run, struct
     if (!*how->device)
         return 0;
     run->device = how->device;
-    run->gpu = run->gpu_auto = 0;
+    run->gpu = run->gpu_auto = run->gpus.n = 0;
+    run->gpus_text = run->split_text = NULL;
     return run_options_check(prog, run) == 0
                ? 0 : err_set(e, ERR_UNSUPPORTED, "device: '%s', expected auto, cpu, cuda or cuda:N of this machine",
                              how->device);

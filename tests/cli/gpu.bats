@@ -96,6 +96,47 @@ setup_file() {
   jq -se '.[0].gpu.expert_use | .streamed == 0 and .moved == 0 and .misses > 0' "$BATS_TEST_TMPDIR/j"
 }
 
+@test "several GPUs give the answer of one; each has its layers; impossible lists are refused" {
+  [ -x "$B/emulated/zse-chat" ] || skip "the emulated programs are not built (make emulated)"
+  export ZSE_TEST_DEVICES=3
+  chat=$B/emulated/zse-chat
+  want=$("$chat" "$MODEL" -p 'Once upon a time' --temp 0 --max-tokens 3 --device emulated)
+  [ -n "$want" ]
+  for o in '--gpus 0,1,2' '--gpus 2,0 --pp-split 1,3' '--gpus 1 --device emulated' '--gpus 1,2 --gpu-layers 3'; do
+    # shellcheck disable=SC2086     # words
+    [ "$("$chat" "$MODEL" -p 'Once upon a time' --temp 0 --max-tokens 3 $o)" = "$want" ]
+  done
+  "$chat" "$MODEL" --plan --json --gpus 0,1,2 >"$BATS_TEST_TMPDIR/j"
+  jq -e '.fits and .gpu_layers == 4 and [.gpus[].layers] == [2, 1, 1] and [.gpus[].first_layer] == [0, 2, 3]
+         and ([.gpus[].needed_bytes] | add) == .needed_bytes' "$BATS_TEST_TMPDIR/j"
+  "$chat" "$MODEL" --plan --gpus 0,2 --pp-split 1,3 | grep -q '^GPU 2 .*layers 1 to 3 of 4, .* of '
+  run -1 --separate-stderr "$chat" "$MODEL" --plan --json --gpus 0,1 --max-device 40MB --layer-window off
+  [[ "$output" == *"for layers 0 to 1 on GPU 0 (--pp-split)"* ]]
+  "$B/emulated/zse-bench" "$MODEL" --gpus 0,1 -p 2 -n 1 -r 1 -w 0 --json >"$BATS_TEST_TMPDIR/j"
+  jq -se '.[0] | .device == "emulated 2 x emulated, 2+2 of 4 layers" and [.gpu.gpus[].index] == [0, 1] and .gpu.gpus[1].direct' "$BATS_TEST_TMPDIR/j"
+  ZSE_TEST_FAULT=norm:20@1 run -1 --separate-stderr "$chat" "$MODEL" -p hi --max-tokens 8 --gpus 0,1
+  [[ "$stderr" == *"emulated:1: "* ]]
+  while IFS='|' read -r wrong says; do
+    # shellcheck disable=SC2086     # words
+    run -2 --separate-stderr "$chat" "$MODEL" -p hi $wrong
+    [[ "$stderr" == *"$says"* ]]
+  done <<'END'
+--gpus 0,0|--gpus: '0,0' names GPU 0 twice
+--gpus=|--gpus: '', expected numbers of GPUs
+--gpus 0,|expected numbers of GPUs
+--gpus 0,3|--gpus: there is no GPU 3
+--gpus 0,1 --device cpu|exclude each other
+--gpus 0,1 --device emulated:1|exclude each other
+--pp-split 1,3|--pp-split needs --gpus
+--gpus 0,1 --pp-split 1,2,1|3 numbers for 2 GPUs
+--gpus 0,1 --pp-split 0,4|expected layers of each GPU
+END
+  run -1 --separate-stderr "$chat" "$MODEL" -p hi --gpus 0,1 --pp-split 1,2
+  [[ "$stderr" == *"--pp-split: 3 layers, but the GPUs compute 4"* ]]
+  run -2 --separate-stderr "$B/emulated/zse-bench" kv "$MODEL" --gpus 0,1
+  [[ "$stderr" == *"kv measures the CPU: --gpus does not apply"* ]]
+}
+
 @test "a window of layers gives the same answer; its plan and its counts are printed; impossible windows are refused" {
   [ -x "$B/emulated/zse-chat" ] || skip "the emulated programs are not built (make emulated)"
   chat=$B/emulated/zse-chat bench=$B/emulated/zse-bench
