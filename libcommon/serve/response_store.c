@@ -64,24 +64,30 @@ int response_store_fits(const struct response_store *s, size_t bytes)
     return bytes + sizeof(struct entry) + 2 <= share(s);
 }
 
-/* Drop the oldest entry, of this owner or (any) of all. */
-static void drop_oldest(struct response_store *s, uint64_t owner, int any)
+static void drop_oldest(struct response_store *s)
 {
-    struct entry **oldest = NULL;
-    for (struct entry **at = &s->first; *at; at = &(*at)->next)
-        if (any || (*at)->owner == owner)
-            oldest = at;
-    if (oldest)
-        drop(s, oldest);
+    struct entry **at = &s->first;
+    while (*at && (*at)->next)
+        at = &(*at)->next;
+    if (*at)
+        drop(s, at);
 }
 
-static size_t owned_bytes(const struct response_store *s, uint64_t owner)
+/* Keep the newest of an owner's entries, a quarter of the bytes and of the entries, so that no
+ * owner pushes out what others keep. */
+static void drop_beyond_share(struct response_store *s, uint64_t owner)
 {
-    size_t n = 0;
-    for (const struct entry *e = s->first; e; e = e->next)
-        if (e->owner == owner)
-            n += entry_bytes(e);
-    return n;
+    size_t bytes = 0;
+    int n = 0;
+    for (struct entry **at = &s->first; *at;) {
+        const int owned = (*at)->owner == owner;
+        bytes += owned ? entry_bytes(*at) : 0;
+        n += owned;
+        if (owned && (bytes > share(s) || n > MOST / 4))
+            drop(s, at);
+        else
+            at = &(*at)->next;
+    }
 }
 
 static char *copy(const char *text, size_t size)
@@ -133,10 +139,9 @@ void response_store_put(struct response_store *s, const char *id, uint64_t owner
     s->first = e;
     s->bytes += entry_bytes(e);
     s->n++;
-    for (size_t n = owned_bytes(s, owner); n > share(s); n = owned_bytes(s, owner))
-        drop_oldest(s, owner, 0);
+    drop_beyond_share(s, owner);
     while (s->bytes > s->most || s->n > MOST)
-        drop_oldest(s, owner, 1);
+        drop_oldest(s);
 }
 
 /* The link to the owner's entry; NULL: there is none. */

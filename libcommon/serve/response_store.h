@@ -1,9 +1,9 @@
 /* response_store.h - the responses of /v1/responses, in memory, for previous_response_id and for
  * GET and DELETE /v1/responses/ID.
  *
- * The size is bounded: if an owner has more than a quarter of it, its oldest responses are dropped,
- * and if all have more than all of it, the oldest of all.  A response is used only by its owner,
- * and for at most a day.  Belongs to the loop's thread. */
+ * The size and the number are bounded: if an owner has more than a quarter of either, its oldest
+ * responses are dropped, and if all have more than all of it, the oldest of all.  A response is
+ * used only by its owner, and for at most a day.  Belongs to the loop's thread. */
 #ifndef ZSE_SERVE_RESPONSE_STORE_H
 #define ZSE_SERVE_RESPONSE_STORE_H
 

@@ -1,12 +1,13 @@
 /* t-serve.c - the server's parsers, without sockets: HTTP cut at every byte, WebSocket frames, the
  * table of request fields, JSON text, the separation of reasoning and answer; the states of the
- * memory watch. */
+ * memory watch; the share of an owner in the store of responses. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
 #include <malloc.h>
 #include <math.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -15,6 +16,7 @@
 #include "libcommon/base/json.h"
 #include "libcommon/http/account.h"
 #include "libcommon/serve/api/prescan.h"
+#include "libcommon/serve/response_store.h"
 #include "libcommon/serve/watch.h"
 #include "libcommon/serve/fields.h"
 #include "libcommon/http/http.h"
@@ -656,6 +658,35 @@ static void memory_is_admitted_before_it_is_taken(void **state)
     account_close(a);
 }
 
+static int is_kept(struct response_store *s, int number, uint64_t owner)
+{
+    char id[16];
+    snprintf(id, sizeof id, "r%d", number);
+    return response_store_find(s, id, owner, NULL) != NULL;
+}
+
+static void no_owner_pushes_out_what_others_keep(void **state)
+{
+    struct response_store *s = response_store_open(4 << 20);
+    const struct kept_response small = { .json = (char[]){ "{}" }, .json_size = 2, .items = (char[]){ "" } };
+    struct kept_response large = { .json = calloc(1, 700000), .json_size = 699999, .items = (char[]){ "" } };
+    char id[16];
+    (void)state;
+    assert_true(s && large.json);
+    response_store_put(s, "r0", 1, NULL, &small);
+    for (int i = 0; i < 5000; i++) {
+        snprintf(id, sizeof id, "r%d", i);
+        response_store_put(s, id, 2, NULL, &small);
+    }
+    assert_true(is_kept(s, 0, 1));
+    assert_true(!is_kept(s, 0, 2) && !is_kept(s, 3975, 2) && is_kept(s, 3976, 2) && is_kept(s, 4999, 2));
+    response_store_put(s, "r5000", 2, NULL, &large);
+    response_store_put(s, "r5001", 2, NULL, &large);            /* two are more than a quarter of 4 MiB */
+    assert_true(is_kept(s, 0, 1) && !is_kept(s, 5000, 2) && !is_kept(s, 4999, 2) && is_kept(s, 5001, 2));
+    free(large.json);
+    response_store_close(s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -668,6 +699,7 @@ int main(void)
         cmocka_unit_test(json_text_escapes_what_it_must), cmocka_unit_test(reasoning_is_split_from_the_answer),
         cmocka_unit_test(trees_take_what_is_announced), cmocka_unit_test(what_is_ignored_never_becomes_a_tree),
         cmocka_unit_test(memory_is_admitted_before_it_is_taken),
+        cmocka_unit_test(no_owner_pushes_out_what_others_keep),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
