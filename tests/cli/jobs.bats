@@ -244,3 +244,14 @@ refused() { order "$1" | jq -r '.error | "\(.code): \(.message)"'; }
   [ "$status" = 2 ]
   [[ "$output" == *"expected bar or json"* ]]
 }
+
+@test "a server that sleeps makes a model, and does not load it" {
+  local id
+  admin -X POST "$URL/sleep" | jq -e .is_sleeping
+  id=$(order '{"source":"test/tiny","quality":"fast","name":"asleep","load":true}' | jq -r .id)
+  is_told() { [ "$(message "$id")" = "made, but not loaded: the server sleeps" ]; }
+  await is_told
+  [ "$(state "$id")" = "done" ]
+  admin "$URL/api/stats/models" | jq -e '.models == []'
+  admin -X POST "$URL/wake_up" | jq -e '.is_sleeping == false'
+}

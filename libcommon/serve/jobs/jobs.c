@@ -263,6 +263,10 @@ static void load_result(struct server *s, struct job *j)
 {
     struct problem pr;
     struct loaded_model *old = s->models;
+    if (s->sleep.level) {
+        snprintf(j->message, sizeof j->message, "made, but not loaded: the server sleeps");
+        return;
+    }
     while (old && !(old->state == MODEL_READY && strcmp(old->path, j->path) == 0))
         old = old->next;
     if (!models_load(s, j->path, old ? old->id : NULL, old ? &old->how : NULL, old, &pr))
