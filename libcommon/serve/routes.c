@@ -36,7 +36,7 @@ const struct route routes[] = {
       JSON },
     { "GET", "/tokenizer_info", ROUTE_PLAIN, ACCESS_KEY, handle_tokenizer_info, 0,
       "Describe the tokenizer, in vLLM's format; ?model: an id (default: the first model)", JSON },
-    { "POST", "/v1/chat/completions/render", ROUTE_PLAIN, ACCESS_KEY, handle_render_chat, BODY_CHAT,
+    { "POST", "/v1/chat/completions/render", ROUTE_PLAIN, ACCESS_CHAT, handle_render_chat, BODY_CHAT,
       "Show the prompt of a request to /v1/chat/completions, as text and token ids, and answer nothing", JSON },
     { "POST", "/v1/completions/render", ROUTE_PLAIN, ACCESS_KEY, handle_render_completion, BODY_COMPLETION,
       "Show the prompts of a request to /v1/completions, as texts and token ids, and answer nothing", JSON },

@@ -89,6 +89,8 @@ execute() { post /api/tools/execute "{\"name\":\"$1\",\"arguments\":$2}" | jq -r
   [ "$(curl -s -H "X-API-Key: $models" -o /dev/null -w '%{http_code}' "$URL/api/tools")" = 200 ]
   [ "$(curl -s -H "X-API-Key: $models" "$URL/api/tools/execute" -d "$body" | jq -r .error.code)" = insufficient_scope ]
   [ "$(curl -s -H "X-API-Key: $chat" "$URL/api/tools/execute" -d "$body" | jq -r .result)" = 1 ]
+  # a prompt may hold passages of documents, which need the scope, too
+  [ "$(curl -s -H "X-API-Key: $models" "$URL/v1/chat/completions/render" -d '{"messages":[{"role":"user","content":"Hi"}]}' | jq -r .error.code)" = insufficient_scope ]
   # the key is charged once for the tokens of all rounds
   local limited tokens
   limited=$(zse-apikey create limited --scope chat --token-limit 5000/day)
