@@ -37,6 +37,10 @@ execute() { post /api/tools/execute "{\"name\":\"$1\",\"arguments\":$2}" | jq -r
   done
   [ "$(post /api/tools/execute "@$BATS_TEST_TMPDIR/200000" | jq -r .result)" = 200000 ]
   [ "$(post /api/tools/execute "@$BATS_TEST_TMPDIR/300000" | jq -r .error.code)" = body_too_large ]
+  # searching a text for calls takes quadratic time at worst
+  jq -n '{content: ("<tool_call>{" * 4000)}' >"$BATS_TEST_TMPDIR/calls"
+  [ "$(post /api/tools/parse "@$BATS_TEST_TMPDIR/calls" | jq -r .error.code)" = body_too_large ]
+  [ "$(post /api/tools/process "@$BATS_TEST_TMPDIR/calls" | jq -r .error.code)" = body_too_large ]
 }
 
 @test "parse and process find every form of a call once, in order, and ids link calls to results" {

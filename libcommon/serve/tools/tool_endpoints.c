@@ -143,7 +143,7 @@ static json_t *parse_content(struct server *s, struct conn *c, const json_t *bod
 void handle_tool_parse(struct server *s, struct conn *c, const char *rest)
 {
     struct params p = { 0 };
-    json_t *body = read_body_upto(s, c, BODY_TOOL_PARSE, TOOL_BODY, &p),
+    json_t *body = read_body(s, c, BODY_TOOL_PARSE, &p),
            *calls = body ? parse_content(s, c, body) : NULL;
     (void)rest;
     if (calls)
@@ -154,7 +154,7 @@ void handle_tool_parse(struct server *s, struct conn *c, const char *rest)
 void handle_tool_process(struct server *s, struct conn *c, const char *rest)
 {
     struct params p = { .auto_execute = 1 };
-    json_t *body = read_body_upto(s, c, BODY_TOOL_PROCESS, TOOL_BODY, &p),
+    json_t *body = read_body(s, c, BODY_TOOL_PROCESS, &p),
            *calls = body ? parse_content(s, c, body) : NULL, *call;
     struct tool_call list[ROUND_CALLS_MAX];
     size_t i;
