@@ -1,7 +1,7 @@
 /* internal.h - the structures of the device backend: backend.c (the devices of a model), step.c
  * (the batch and graphs of one device), device_memory.c (its memory, counted before it is taken),
  * device_plan.c (the parts that fit), layers.c (the kernels of a step in order), hybrid.c (layers
- * whose experts are partly on the host), expert_slots.c (experts that move to the device). */
+ * with experts on the host), expert_slots.c (experts that move to the device). */
 #ifndef ZSE_GPU_BACKEND_INTERNAL_H
 #define ZSE_GPU_BACKEND_INTERNAL_H
 

@@ -65,6 +65,7 @@ struct gpu_backend *rank_open(const struct model *m, const struct backend_option
              o->strict ? ", strict" : "", o->act_int8 ? ", int8 activations" : "");
     return b;
 }
+
 /* ---- a step ---- */
 
 int rank_check(const struct gpu_backend *b, const struct batch *batch, int n_follow, size_t *n_tables, struct err *e)

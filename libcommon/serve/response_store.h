@@ -25,7 +25,7 @@ struct kept_response {
 /* most: bytes; 0: nothing is kept.  NULL without memory. */
 struct response_store *response_store_open(size_t most);
 void response_store_close(struct response_store *s);    /* NULL is fine */
-/* Whether a response with texts of so many bytes can be kept. */
+/* 1 if a response whose texts have `bytes` bytes together can be kept. */
 int response_store_fits(const struct response_store *s, size_t bytes);
 /* Keep a response; the texts are copied.  socket not NULL: only later requests on this WebSocket
  * may use it, and only until they keep another one; json is not kept.  Without memory nothing is

@@ -591,7 +591,7 @@ static void plan(void **state)
     const struct kv_types kv = kv_both(KV_F16);
     assert_true(whole.kv >= (size_t)N_BLOCKS * config_kv_bytes(&m->config, kv) && whole.kv < (size_t)N_BLOCKS *
                 config_kv_bytes(&m->config, kv) + (2 << 20));
-    o.n_blocks = 1 << 16;               /* so many blocks that rounding to pages does not hide a layer's size */
+    o.n_blocks = 1 << 16;               /* with few blocks, rounding to pages would hide the size of a layer */
     OK(gpu_plan(m, &o, &whole, &why));
     o.device_layers = 1;
     OK(gpu_plan(m, &o, &p, &why));

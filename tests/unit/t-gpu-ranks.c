@@ -236,7 +236,7 @@ static void partial_loads(void **state)
         assert_int_equal(weights, p.weights);
         assert_int_equal(p.n_layers, 4);
     }
-    /* so many blocks that rounding to pages does not hide a layer's size */
+    /* with few blocks, rounding to pages would hide the size of a layer */
     o.n_blocks = 1 << 16;
     o.gpus.layers[0] = 1, o.gpus.layers[1] = 2, o.gpus.layers[2] = 1;
     OK(gpu_plan(m, &o, &p, &why));

@@ -45,7 +45,7 @@ struct conversation {
     int continues;                      /* the answer continues the last message, which is the assistant's */
     int all_tools;                      /* the body has "tools": "server", all tools of the server: see tool_rounds.h */
     struct tmpl_limits limits;          /* limits of the template; 0: its defaults */
-    /* where unknown members of the body's objects are listed; borrowed; NULL: they are refused */
+    /* borrowed; gets the names of unknown members of the body; NULL: such members are refused */
     struct ignored_names *ignored;
 };
 void conversation_release(struct conversation *t);
