@@ -145,9 +145,10 @@ void convert_print_text(const struct convert_options *o, const struct convert_re
     }
     printf("%s: %s, %.1f M parameters, %s of weights", o->output ? o->output : o->source, r->arch,
            (double)r->n_params / 1e6, cli_bytes(out, r->weight_bytes));
-    printf(" from %s (%s%s%s), %s%s%s\n", o->synthetic ? "nothing" : cli_bytes(in, r->bytes_in),
+    printf(" from %s (%s%s%s), %s%s%s%s%s\n", o->synthetic ? "nothing" : cli_bytes(in, r->bytes_in),
            convert_type_label(r->type), r->n_calibration_tokens ? ", " : "",
-           r->n_calibration_tokens ? efforts[r->effort] : "", cli_duration(time, r->seconds), r->heads_bytes ? "; Medusa heads: " : "",
+           r->n_calibration_tokens ? efforts[r->effort] : "", cli_duration(time, r->seconds), r->heads_bytes ? "; " : "",
+           r->heads_bytes ? r->heads_kind : "", r->heads_bytes ? " heads: " : "",
            r->heads_bytes ? cli_bytes(heads, r->heads_bytes) : "");
     for (int i = 0; i < n; i++)
         printf("  %-8s to %-6s %4d %-8s  %9s%s\n", source_name(pairs[i].source), qtype_info(pairs[i].type)->name,

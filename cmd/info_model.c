@@ -10,6 +10,7 @@
 #include "libcommon/base/json.h"
 #include "libcommon/base/utf8.h"
 #include "libcommon/import/gguf.h"
+#include "libcommon/model/eagle.h"
 #include "libcommon/model/medusa.h"
 #include "libcommon/model/parts.h"
 #include "libcommon/quant/ggml.h"
@@ -408,19 +409,40 @@ static json_t *original_config(const struct info *i)
     return NULL;
 }
 
+/* Describe heads that cannot be used, in a section of `size` bytes. */
+static json_t *unusable_heads(const struct info *i, size_t size, const struct err *broken)
+{
+    return json_pack("{s:I, s:s}", "bytes", (json_int_t)size, "unsupported_reason",
+                     i->runs ? broken->msg : "the model is not supported");
+}
+
+/* Describe the EAGLE heads in the file. */
+static void add_eagle(const struct info *i, json_t *d)
+{
+    size_t size;
+    struct err broken = { 0 };
+    const void *section = zfile_heads(i->z, HEADS_EAGLE, &size);
+    struct eagle *g = section && i->runs ? eagle_bind(section, size, &i->c, &broken) : NULL;
+    if (g)
+        json_object_set_new(d, "eagle", json_pack("{s:i, s:i, s:I}", "version", g->is_3 ? 3 : 1, "vocab_size", g->n_own,
+                                                  "bytes", (json_int_t)g->bytes));
+    else if (section)
+        json_object_set_new(d, "eagle", unusable_heads(i, size, &broken));
+    eagle_close(g);
+}
+
 /* Describe the Medusa heads in the file. */
 static void add_heads(const struct info *i, json_t *d)
 {
     size_t size;
     struct err broken = { 0 };
-    const void *section = zfile_heads(i->z, &size);
+    const void *section = zfile_heads(i->z, HEADS_MEDUSA, &size);
     struct medusa *m = section && i->runs ? medusa_bind(section, size, &i->c, &broken) : NULL;
     if (m)
         json_object_set_new(d, "medusa", json_pack("{s:i, s:i, s:I}", "heads", m->n_heads, "blocks", m->n_blocks, "bytes",
                                                    (json_int_t)m->bytes));
     else if (section)
-        json_object_set_new(d, "medusa", json_pack("{s:I, s:s}", "bytes", (json_int_t)size, "unsupported_reason",
-                                                   i->runs ? broken.msg : "the model is not supported"));
+        json_object_set_new(d, "medusa", unusable_heads(i, size, &broken));
     medusa_close(m);
 }
 
@@ -448,6 +470,7 @@ static void add_zse(const struct info *i, json_t *d)
         if (strcmp(zfile_group(i->z, k)->kind, "mtp") == 0)
             json_object_set_new(d, "mtp_bytes", json_integer((json_int_t)zfile_group(i->z, k)->size));
     add_heads(i, d);
+    add_eagle(i, d);
     json_t *names = json_array();
     for (int k = 0; k < zfile_n_originals(i->z); k++)
         json_array_append_new(names, json_string(zfile_original_name(i->z, k, NULL)));

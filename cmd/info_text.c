@@ -157,12 +157,17 @@ static void print_overview(const json_t *d)
     if (int_of(d, "mtp_bytes"))
         line("predictor", "a layer of %s predicts a further token: --spec mtp",
              cli_bytes_both(b, (uint64_t)int_of(d, "mtp_bytes")));
-    const json_t *heads = js_get(d, "medusa"), *kv = js_get(m, "kv_bytes_per_token");
+    const json_t *heads = js_get(d, "medusa"), *eagle = js_get(d, "eagle"), *kv = js_get(m, "kv_bytes_per_token");
     if (js_get(heads, "unsupported_reason"))
         line("Medusa heads", "not supported: %s", string_of(heads, "unsupported_reason"));
     else if (heads)
         line("Medusa heads", "%" PRId64 ", %s of int8: --spec medusa", int_of(heads, "heads"),
              cli_bytes_both(b, (uint64_t)int_of(heads, "bytes")));
+    if (js_get(eagle, "unsupported_reason"))
+        line("EAGLE heads", "not supported: %s", string_of(eagle, "unsupported_reason"));
+    else if (eagle)
+        line("EAGLE heads", "EAGLE%s, %s of int8: --spec eagle", int_of(eagle, "version") == 3 ? "-3" : "",
+             cli_bytes_both(b, (uint64_t)int_of(eagle, "bytes")));
     if (kv) {
         printf("%-15s %s a token in f16, ", "KV cache", cli_bytes(b, (uint64_t)int_of(kv, "f16")));
         printf("%s for the whole context\n", cli_bytes_both(b, (uint64_t)int_of(m, "kv_bytes_full_context_f16")));

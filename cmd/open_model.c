@@ -330,15 +330,26 @@ static int leading_number(const char *text)
     return n > 0 && n < 6 && text[n] == ':' ? atoi(text) : 0;
 }
 
-/* Parse N of --spec medusa:N, which uses the heads in the model's file. */
-static int parse_own_heads(const char *prog, const char *number, struct run_options *r)
+/* Parse --spec medusa, eagle, or these with :N, which use the heads in the model's file.  0: arg is
+ * none of them. */
+static int parse_own_heads(const char *prog, const char *arg, struct run_options *r, int *rc)
 {
-    long long n = 0;
-    if (*number && cli_parse_int(prog, "--spec medusa:N", number, 1, MEDUSA_MOST_HEADS, &n) != 0)
-        return CLI_USAGE;
-    r->draft = (int)n;
-    r->spec = SPEC_MEDUSA;
-    r->spec_given = 1;
+    static const struct { const char *name, *with_number; enum spec spec; int most; } kinds[] = {
+        { "medusa", "--spec medusa:N", SPEC_MEDUSA, MEDUSA_MOST_HEADS }, { "eagle", "--spec eagle:N", SPEC_EAGLE, DRAFT_MOST } };
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        const size_t n = strlen(kinds[i].name);
+        const char *number = arg + n + 1;
+        long long most = 0;
+        if (strncmp(arg, kinds[i].name, n) != 0 || (arg[n] && arg[n] != ':'))
+            continue;
+        if (arg[n] && (!*number || number[strspn(number, "0123456789")]))
+            continue;
+        *rc = arg[n] ? cli_parse_int(prog, kinds[i].with_number, number, 1, kinds[i].most, &most) : 0;
+        r->draft = (int)most;
+        r->spec = kinds[i].spec;
+        r->spec_given = 1;
+        return 1;
+    }
     return 0;
 }
 
@@ -375,10 +386,9 @@ static int parse_spec(const char *prog, const char *arg, struct run_options *r)
     long long n = 0;
     r->draft_layers = 0;
     r->draft_model = r->heads = NULL;
-    if (strcmp(arg, "medusa") == 0)
-        return parse_own_heads(prog, "", r);
-    if (strncmp(arg, "medusa:", 7) == 0 && arg[7] && !arg[7 + strspn(arg + 7, "0123456789")])
-        return parse_own_heads(prog, arg + 7, r);
+    int rc;
+    if (parse_own_heads(prog, arg, r, &rc))
+        return rc != 0 ? CLI_USAGE : 0;
     if (strncmp(arg, "draft:", 6) == 0 || strncmp(arg, "self:", 5) == 0 || strncmp(arg, "medusa:", 7) == 0 ||
         strncmp(arg, "eagle:", 6) == 0)
         return parse_spec_model(prog, arg, r);
@@ -399,7 +409,7 @@ static int parse_spec(const char *prog, const char *arg, struct run_options *r)
             r->spec_given = 1;
             return 0;
         }
-    return cli_wrong(prog, "--spec: '%s', expected auto, ngram[:N], mtp[:N], draft:[N:]MODEL, self:[N:]LAYERS, medusa[:N], medusa:[N:]FILE, eagle:[N:]DIR or off", arg);
+    return cli_wrong(prog, "--spec: '%s', expected auto, ngram[:N], mtp[:N], draft:[N:]MODEL, self:[N:]LAYERS, medusa[:N], medusa:[N:]FILE, eagle[:N], eagle:[N:]DIR or off", arg);
 }
 
 /* Parse --lora DIR or NAME=DIR; without NAME the adapter gets the name of its folder.  NAME may
@@ -1001,8 +1011,10 @@ static int open_heads(const struct run_options *r, struct opened_model *o, struc
     if (!r->force && memory_read(&m, preflight_root(), &ignored) == 0)
         mo.most_bytes = memory_now(&m);
     if (r->spec == SPEC_EAGLE) {
-        o->eagle = eagle_read(r->heads, o->model, &mo, e);
-        return o->eagle ? 0 : err_prefix(e, "--spec eagle");
+        if (!(o->eagle = eagle_read(r->heads, &o->model->config, &mo, e)))
+            return err_prefix(e, "--spec eagle");
+        eagle_attach(o->eagle, o->model);
+        return 0;
     }
     o->heads = medusa_read(r->heads, &o->model->config, &mo, e);
     return o->heads ? 0 : err_prefix(e, "--spec medusa");
@@ -1150,8 +1162,20 @@ static const struct medusa *heads_of(const struct run_options *r, const struct o
     struct err ignored;
     if (r->spec == SPEC_MEDUSA)
         return o->heads ? o->heads : own;
-    return r->spec == SPEC_AUTO && !eo->predictor && own && auto_may_draft(r, o, eo) &&
+    return r->spec == SPEC_AUTO && !eo->predictor && !eo->eagle && own && auto_may_draft(r, o, eo) &&
            engine_check_medusa(own, &o->model->config, eo, &ignored) == 0 ? own : NULL;
+}
+
+/* The EAGLE heads that --spec eagle uses; for auto as heads_of(). */
+static const struct eagle *eagle_of(const struct run_options *r, const struct opened_model *o,
+                                    const struct engine_options *eo)
+{
+    const struct eagle *own = o->model->eagle;
+    struct err ignored;
+    if (r->spec == SPEC_EAGLE)
+        return o->eagle ? o->eagle : own;
+    return r->spec == SPEC_AUTO && !eo->predictor && own && auto_may_draft(r, o, eo) &&
+           engine_check_eagle(own, o->model, eo, &ignored) == 0 ? own : NULL;
 }
 
 int run_spec(const struct run_options *r, const struct opened_model *o, struct engine_options *eo, struct err *e)
@@ -1168,13 +1192,15 @@ int run_spec(const struct run_options *r, const struct opened_model *o, struct e
         return err_prefix(e, "--spec mtp");
     eo->draft_layers = r->spec == SPEC_SELF ? r->draft_layers : 0;
     eo->predictor = r->spec == SPEC_MTP || (r->spec == SPEC_AUTO && auto_predicts(r, o, eo));
+    eo->eagle = eagle_of(r, o, eo);
     eo->medusa = heads_of(r, o, eo);
     if (r->spec == SPEC_MEDUSA && !eo->medusa)
         return err_set(e, ERR_UNSUPPORTED, "--spec medusa: the model's file has no Medusa heads (zse-convert --heads); medusa:FILE names others");
     if (eo->medusa && engine_check_medusa(eo->medusa, &o->model->config, eo, e) != 0)
         return err_prefix(e, "--spec medusa");
-    eo->eagle = o->eagle;
-    if (o->eagle && engine_check_eagle(o->eagle, o->model, eo, e) != 0)
+    if (r->spec == SPEC_EAGLE && !eo->eagle)
+        return err_set(e, ERR_UNSUPPORTED, "--spec eagle: the model's file has no EAGLE heads (zse-convert --heads); eagle:DIR names others");
+    if (eo->eagle && engine_check_eagle(eo->eagle, o->model, eo, e) != 0)
         return err_prefix(e, "--spec eagle");
     if (!o->draft)
         return 0;

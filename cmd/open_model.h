@@ -23,9 +23,9 @@
 
 /* ---- options that control how a model runs ---- */
 enum { MOST_LORA_OPTIONS = 64 };
-/* Kinds of speculative decoding.  SPEC_AUTO uses ngram, and mtp or else medusa if the model's file
- * has it, each only if model and device support it.  The other kinds are refused if model or device
- * do not support them. */
+/* Kinds of speculative decoding.  SPEC_AUTO uses ngram, and mtp or else eagle or medusa if the
+ * model's file has it, each only if model and device support it.  The other kinds are refused if
+ * model or device do not support them. */
 enum spec { SPEC_OFF, SPEC_AUTO, SPEC_NGRAM, SPEC_MTP, SPEC_DRAFT, SPEC_SELF, SPEC_MEDUSA, SPEC_EAGLE };
 struct run_options {
     const char *type;               /* -q: the type to convert to; NULL: $ZSE_QUANTIZATION, else as stored */
@@ -70,8 +70,8 @@ struct run_options {
     int strict;                     /* --strict */
     enum spec spec; int spec_given; /* --spec */
     /* the parts of ngram:N, mtp:N, draft:N:MODEL, self:N:LAYERS, medusa:N:FILE, eagle:N:DIR:
-     * N (0: chosen by measured times), LAYERS, MODEL, FILE (NULL: the heads in the model's file) or
-     * DIR */
+     * N (0: chosen by measured times), LAYERS, MODEL, FILE or DIR (NULL: the heads
+     * in the model's file) */
     int draft, draft_layers; const char *draft_model, *heads;
     int draft_distribution, exact_given;    /* --spec-exact */
     int no_graphs, graphs_given;    /* --cuda-graphs */
@@ -153,7 +153,7 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
     "                             ngram: guesses from earlier text; mtp: from the model's own layer that predicts further tokens; auto: from both;\n" \
     "                             draft:MODEL: from a smaller model with the same tokenizer; self:LAYERS: from the model's first layers;\n" \
     "                             medusa: from heads that were trained for the model, in its file, medusa:FILE: in a safetensors file;\n" \
-    "                             eagle:DIR: from a layer that was trained beside the model, as EAGLE or EAGLE-3 (default: auto)\n" \
+    "                             eagle, eagle:DIR: from a layer that was trained beside the model (EAGLE, EAGLE-3), likewise (default: auto)\n" \
     "      --spec-exact tokens|distribution  answers with guesses are the same as without, or only as likely, and sooner (default: tokens)\n"
 #define LORA_LONG_OPTION { "lora", required_argument, NULL, OPT_LORA }
 /* Options of programs whose answers may be longer than the model's context. */

@@ -108,7 +108,7 @@ static void add_drafts(struct need *n, const struct opened_model *o, const struc
                 planned_workspace(&planned) + (2 * tokens + (1 + ENGINE_KEPT_STATES) * n_seqs) *
                 (uint64_t)m->config.hidden_size * sizeof(float) +
                 n_seqs * (uint64_t)m->config.vocab_size * sizeof(float);
-    n->now += eo->eagle ? eo->eagle->bytes : 0;         /* they have taken theirs already */
+    n->now += eo->eagle && eo->eagle == o->eagle ? eo->eagle->bytes : 0;       /* they have taken theirs already */
 }
 
 /* Add the memory of LoRA adapters.  Those of an open model have taken theirs already; o NULL: it is
@@ -148,6 +148,7 @@ static int fits_somehow(struct need *n, const char *name, const struct run_optio
     n->drafts = 0;
     eo->predictor = 0;
     eo->medusa = NULL;
+    eo->eagle = NULL;
     return fits(n, name, tight, e);
 }
 

@@ -41,7 +41,7 @@ static const char usage[] =
     "      --lora DIR             merge this LoRA adapter, a folder written by PEFT, into the weights (may be repeated)\n"
     "      --skip GLOB            keep these tensors as they are stored (may be repeated; GLOB,GLOB)\n"
     "      --no-mtp               leave out the layer that some models have to predict further tokens (zse-chat --spec mtp)\n"
-    "      --heads FILE           store the Medusa heads of this safetensors file, as int8, with the model (zse-chat --spec medusa)\n"
+    "      --heads FILE           store the Medusa heads of this safetensors file, or the EAGLE heads of this folder, with the model, as int8 (zse-chat --spec medusa, eagle)\n"
     "  -m, --target-memory SIZE   weights of at most this size, as 6GB or 900MiB: alone, the finest type that fits;\n"
     "                             with -q mixed, 2 to 8 bits a tensor where they count most\n"
     "      --quality LEVEL        fast, good, best: the effort of rounding (default: good)\n"

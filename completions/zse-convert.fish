@@ -8,7 +8,7 @@ complete -c zse-convert -l ternary -x -d 'how other weights become ternary fit, 
 complete -c zse-convert -l lora -r -d 'merge this LoRA adapter, a folder written by PEFT, into the weights (may be repeated)'
 complete -c zse-convert -l skip -x -d 'keep these tensors as they are stored (may be repeated; GLOB,GLOB)'
 complete -c zse-convert -l no-mtp -d 'leave out the layer that some models have to predict further tokens (zse-chat --spec mtp)'
-complete -c zse-convert -l heads -r -d 'store the Medusa heads of this safetensors file, as int8, with the model (zse-chat --spec medusa)'
+complete -c zse-convert -l heads -r -d 'store the Medusa heads of this safetensors file, or the EAGLE heads of this folder, with the model, as int8 (zse-chat --spec medusa, eagle)'
 complete -c zse-convert -l target-memory -s m -x -d 'weights of at most this size, as 6GB or 900MiB alone, the finest type that fits; with -q mixed, 2 to 8 bits a tensor where they count most'
 complete -c zse-convert -l quality -x -a 'fast good best' -d 'fast, good, best the effort of rounding (default good)'
 complete -c zse-convert -l calibration -r -d 'text that good and best run through the model (default built in)'

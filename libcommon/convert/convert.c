@@ -18,7 +18,7 @@
 #include "libcommon/convert/spill.h"
 #include "libcommon/convert/describe.h"
 #include "libcommon/convert/internal.h"
-#include "libcommon/convert/medusa_source.h"
+#include "libcommon/convert/eagle_source.h"
 #include "libcommon/convert/resume.h"
 #include "libcommon/convert/synthetic.h"
 #include "libcommon/format/zfile.h"
@@ -368,22 +368,41 @@ static const struct map_guard *guard_of(const struct conversion *cv)
     return cv->o->open ? cv->o->open->guard : NULL;
 }
 
-/* Read and round the heads of --heads, which are borrowed by w. */
-static int read_heads(struct conversion *cv, struct zwriter *w, struct medusa **heads, struct err *e)
+/* Heads that are stored with the model. */
+struct stored_heads { struct medusa *medusa; struct eagle *eagle; };
+
+/* Make the checks of convert_options.heads that read no weights. */
+static int check_heads(struct conversion *cv, struct err *e)
+{
+    struct convert_report *r = cv->report;
+    const char *path = cv->o->heads;
+    if (!path)
+        return 0;
+    const int is_eagle = eagle_is_at(path);
+    r->heads_kind = is_eagle ? "EAGLE" : "Medusa";
+    return is_eagle ? eagle_check(path, &cv->config, guard_of(cv), &r->heads_bytes, e)
+                    : medusa_check(path, &cv->config, guard_of(cv), &r->heads_bytes, e);
+}
+
+/* Read and round the heads, which are borrowed by w. */
+static int read_heads(struct conversion *cv, struct zwriter *w, struct stored_heads *h, struct err *e)
 {
     const struct medusa_options o = { .n_threads = cv->o->n_threads, .guard = guard_of(cv) };
-    if (!cv->o->heads)
+    const char *path = cv->o->heads;
+    const int is_eagle = path && eagle_is_at(path);
+    if (!path)
         return 0;
-    if (!(*heads = medusa_read(cv->o->heads, &cv->config, &o, e)))
-        return -1;
-    zwriter_heads(w, (*heads)->section, (*heads)->section_bytes);
-    return 0;
+    if (is_eagle && (h->eagle = eagle_read(path, &cv->config, &o, e)))
+        zwriter_heads(w, HEADS_EAGLE, h->eagle->section, h->eagle->section_bytes);
+    else if (!is_eagle && (h->medusa = medusa_read(path, &cv->config, &o, e)))
+        zwriter_heads(w, HEADS_MEDUSA, h->medusa->section, h->medusa->section_bytes);
+    return h->eagle || h->medusa ? 0 : -1;
 }
 
 static int write_file(struct conversion *cv, struct calibration *c, struct err *e)
 {
     struct zwriter *w;
-    struct medusa *heads = NULL;
+    struct stored_heads heads = { NULL, NULL };
     json_t *json = NULL;
     int rc = -1, n_done;
     struct resume *resume = resume_open(cv, c, &w, &n_done, e);
@@ -404,7 +423,8 @@ static int write_file(struct conversion *cv, struct calibration *c, struct err *
         cv->report->file_bytes = (uint64_t)s.st_size;
 done:
     resume_close(resume, w, rc, e);
-    medusa_close(heads);
+    medusa_close(heads.medusa);
+    eagle_close(heads.eagle);
     json_decref(json);
     return rc;
 }
@@ -443,7 +463,7 @@ int conversion_open(struct conversion *cv, const struct convert_options *o, stru
     *cv = (struct conversion){ .o = o, .report = r };
     if (check_options(o, e) || (o->output && check_output(o, e)) || open_source(cv, e) ||
         (o->output && conversion_check_replaced(cv, e)) || open_report(cv, e) || recipes_make(cv, e) ||
-        (o->heads && medusa_check(o->heads, &cv->config, guard_of(cv), &r->heads_bytes, e) != 0))
+        check_heads(cv, e) != 0)
         return -1;
     const char *uncalibrated = config_uncalibrated(&cv->config);
     if (uncalibrated && r->type.kind == CONVERT_MIXED)

@@ -101,7 +101,8 @@ struct convert_options {
      * other than TERNARY_FIT do not run the model */
     enum ternary_fit ternary;
     int no_predictor;                   /* leave out a layer that predicts further tokens */
-    /* Medusa heads that are stored with the model: the path for medusa_read(); NULL: none */
+    /* heads that are stored with the model: the path for medusa_read() or the folder for
+     * eagle_read(); NULL: none */
     const char *heads;
     enum convert_effort effort;
     const char *calibration;            /* a text file; NULL: the built-in text */
@@ -158,7 +159,8 @@ struct convert_report {
     int n_tensors;
     struct convert_tensor *tensors;
     uint64_t bytes_in, weight_bytes, file_bytes;        /* source tensors; our tensors; the file */
-    uint64_t heads_bytes;               /* Medusa heads as stored, not in weight_bytes; 0: none */
+    uint64_t heads_bytes;               /* heads as stored, not in weight_bytes; 0: none */
+    const char *heads_kind;             /* "Medusa", "EAGLE" */
     uint64_t n_params;
     int n_calibration_tokens;
     /* bytes of memory and of spill files that calibration takes at most; known before it starts */

@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 enum {
-    ZSE_MAJOR = 1, ZSE_MINOR = 3, ZSE_PATCH = 0,
+    ZSE_MAJOR = 1, ZSE_MINOR = 4, ZSE_PATCH = 0,
     ZSE_PAGE = 4096,            /* alignment of groups and large matrices */
     ZSE_LINE = 64,              /* alignment of tensors and sections */
     ZSE_LARGE = 1 << 20,        /* a matrix of at least this size begins at a page */
@@ -32,7 +32,7 @@ enum { ZSE_REQUIRED = 1,        /* a reader that does not know this section must
        ZSE_GROUP_CRCS = 2 };    /* crc is 0: the groups have their own checksums */
 
 struct zse_section {
-    char kind[4];               /* "JSON", "TNSR", "WGTS", "TOKB", "ORIG", "MDSA" */
+    char kind[4];               /* "JSON", "TNSR", "WGTS", "TOKB", "ORIG", "MDSA", "EAGL" */
     uint32_t flags;
     uint64_t offset, size;
     uint32_t crc;               /* CRC-32 of the bytes */

@@ -26,7 +26,8 @@ struct zfile {
     struct map map;
     struct zse_header header;
     struct zse_section sections[ZSE_MAX_SECTIONS];
-    const struct zse_section *json_section, *weights, *tokenizer, *packed, *list, *heads;       /* NULL: absent */
+    /* NULL: absent */
+    const struct zse_section *json_section, *weights, *tokenizer, *packed, *list, *heads[HEADS_KINDS];
     json_t *json;
     int n_groups, n_originals;
     struct zfile_group *groups;
@@ -108,11 +109,12 @@ static int read_table(struct zfile *z, struct err *e)
 
 static int remember_section(struct zfile *z, const struct zse_section *s, uint64_t at, struct err *e)
 {
-    enum { KINDS = 6 };
+    enum { KINDS = 5 + HEADS_KINDS };
     static const char kinds[KINDS][4] = { { 'J', 'S', 'O', 'N' }, { 'W', 'G', 'T', 'S' }, { 'T', 'O', 'K', 'B' },
-                                          { 'O', 'R', 'I', 'G' }, { 'T', 'N', 'S', 'R' }, { 'M', 'D', 'S', 'A' } };
+                                          { 'O', 'R', 'I', 'G' }, { 'T', 'N', 'S', 'R' }, { 'M', 'D', 'S', 'A' },
+                                          { 'E', 'A', 'G', 'L' } };
     const struct zse_section **where[KINDS] = { &z->json_section, &z->weights, &z->tokenizer, &z->packed, &z->list,
-                                                &z->heads };
+                                                &z->heads[HEADS_MEDUSA], &z->heads[HEADS_EAGLE] };
     for (int k = 0; k < KINDS; k++) {
         if (memcmp(s->kind, kinds[k], 4) != 0)
             continue;
@@ -498,12 +500,12 @@ const void *zfile_tokenizer(const struct zfile *z, size_t *size)
     return z->map.data + z->tokenizer->offset;
 }
 
-const void *zfile_heads(const struct zfile *z, size_t *size)
+const void *zfile_heads(const struct zfile *z, enum heads_kind kind, size_t *size)
 {
-    if (!z->heads)
+    if (!z->heads[kind])
         return NULL;
-    *size = (size_t)z->heads->size;
-    return z->map.data + z->heads->offset;
+    *size = (size_t)z->heads[kind]->size;
+    return z->map.data + z->heads[kind]->offset;
 }
 
 const char *zfile_original_name(const struct zfile *z, int i, size_t *size)

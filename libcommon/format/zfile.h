@@ -126,8 +126,10 @@ const struct zfile_group *zfile_group(const struct zfile *z, int i);
  * reads), "generation_config", "quantization", "provenance", "license", "chat_template" (text),
  * "chat_templates" (named), "quality".  Borrowed. */
 const json_t *zfile_json(const struct zfile *z);
+/* Heads that predict further tokens, in a section of their own: MDSA, EAGL. */
+enum heads_kind { HEADS_MEDUSA, HEADS_EAGLE, HEADS_KINDS };
 const void *zfile_tokenizer(const struct zfile *z, size_t *size);                       /* section TOKB; NULL: none */
-const void *zfile_heads(const struct zfile *z, size_t *size);                           /* section MDSA; NULL: none */
+const void *zfile_heads(const struct zfile *z, enum heads_kind kind, size_t *size);    /* NULL: none */
 
 /* Originals (tokenizer.json, config.json ...), kept byte for byte, compressed by zlib in the
  * file. */
@@ -158,8 +160,8 @@ int zwriter_group(struct zwriter *w, const char *kind, int layer, struct err *e)
 int zwriter_tensor(struct zwriter *w, const struct zfile_tensor *t, struct err *e);
 int zwriter_data(struct zwriter *w, const void *data, size_t n, struct err *e);
 int zwriter_tokenizer(struct zwriter *w, const void *blob, size_t n, struct err *e);
-/* Medusa heads; blob is borrowed until zwriter_commit() */
-void zwriter_heads(struct zwriter *w, const void *blob, size_t n);
+/* Heads that predict further tokens; blob is borrowed until zwriter_commit() */
+void zwriter_heads(struct zwriter *w, enum heads_kind kind, const void *blob, size_t n);
 int zwriter_original(struct zwriter *w, const char *name, const void *data, size_t n, struct err *e);
 /* json: the keys of zfile_json(); the writer adds tensors and groups.  Borrowed. */
 int zwriter_commit(struct zwriter *w, const json_t *json, struct err *e);       /* closes w in any case */

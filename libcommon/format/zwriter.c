@@ -37,7 +37,7 @@ struct zwriter {
                                          * and fill the lists without writing */
     char name[160];                     /* name of the current tensor, for messages */
     struct blob tokenizer, packed;      /* packed: the zlib streams of all originals */
-    const void *heads; size_t n_heads;  /* Medusa heads (borrowed), their bytes; NULL: none */
+    const void *heads[HEADS_KINDS]; size_t n_heads[HEADS_KINDS];       /* heads (borrowed), their bytes; NULL: none */
     struct zse_section sections[8];
     uint32_t n_sections;
 };
@@ -327,10 +327,10 @@ int zwriter_tokenizer(struct zwriter *w, const void *blob, size_t n, struct err 
     return 0;
 }
 
-void zwriter_heads(struct zwriter *w, const void *blob, size_t n)
+void zwriter_heads(struct zwriter *w, enum heads_kind kind, const void *blob, size_t n)
 {
-    w->heads = blob;
-    w->n_heads = n;
+    w->heads[kind] = blob;
+    w->n_heads[kind] = n;
 }
 
 int zwriter_original(struct zwriter *w, const char *name, const void *data, size_t n, struct err *e)
@@ -409,6 +409,7 @@ static int put_json(struct zwriter *w, const json_t *json, struct err *e)
 
 static int finish(struct zwriter *w, const json_t *json, struct err *e)
 {
+    static const char *const heads[] = { [HEADS_MEDUSA] = "MDSA", [HEADS_EAGLE] = "EAGL" };
     if (end_group(w, e) < 0)
         return -1;
     if (json_array_size(w->groups)) {
@@ -418,8 +419,9 @@ static int finish(struct zwriter *w, const json_t *json, struct err *e)
     if (w->tokenizer.data && put_section(w, "TOKB", ZSE_REQUIRED, w->tokenizer.data, w->tokenizer.size, e) < 0)
         return -1;
     /* a reader that does not know heads computes without them */
-    if (w->heads && put_section(w, "MDSA", 0, w->heads, w->n_heads, e) < 0)
-        return -1;
+    for (int i = 0; i < HEADS_KINDS; i++)
+        if (w->heads[i] && put_section(w, heads[i], 0, w->heads[i], w->n_heads[i], e) < 0)
+            return -1;
     if (w->packed.size && put_section(w, "ORIG", ZSE_REQUIRED, w->packed.data, w->packed.size, e) < 0)
         return -1;
     if (put_tensors(w, e) < 0 || put_json(w, json, e) < 0 || pad_to(w, ZSE_LINE, e) < 0)

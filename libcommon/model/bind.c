@@ -6,6 +6,7 @@
 #include "libcommon/base/json.h"
 #include "libcommon/model/arch.h"
 #include "libcommon/model/lora.h"
+#include "libcommon/model/eagle.h"
 #include "libcommon/model/medusa.h"
 #include "libcommon/model/parts.h"
 
@@ -197,15 +198,23 @@ static int bind_predictor(struct binder *b)
     return bind_layer(&own, 0);
 }
 
+/* The sections with heads of further tokens.  They need all other weights. */
 static int bind_heads(struct model *m, struct err *e)
 {
-    size_t size;
-    const void *section = zfile_heads(m->file, &size);
-    if (!section)
-        return 0;
-    m->medusa = medusa_bind(section, size, &m->config, e);
-    return m->medusa ? 0 : err_prefix(e, "%s: offset %zu: section MDSA", zfile_path(m->file),
-                                      (size_t)((const uint8_t *)section - (const uint8_t *)zfile_data(m->file)));
+    size_t n_medusa, n_eagle;
+    const void *medusa = zfile_heads(m->file, HEADS_MEDUSA, &n_medusa),
+               *eagle = zfile_heads(m->file, HEADS_EAGLE, &n_eagle), *bad = NULL;
+    if (medusa && !(m->medusa = medusa_bind(medusa, n_medusa, &m->config, e)))
+        bad = medusa;
+    else if (eagle && !(m->eagle = eagle_bind(eagle, n_eagle, &m->config, e)))
+        bad = eagle;
+    if (bad)
+        return err_prefix(e, "%s: offset %zu: section %s", zfile_path(m->file),
+                          (size_t)((const uint8_t *)bad - (const uint8_t *)zfile_data(m->file)),
+                          bad == medusa ? "MDSA" : "EAGL");
+    if (m->eagle)
+        eagle_attach(m->eagle, m);
+    return 0;
 }
 
 struct model *model_bind(struct zfile *z, struct err *e)
@@ -259,6 +268,7 @@ void model_close(struct model *m)
         free(m->predictor->layers);
     free(m->predictor);
     medusa_close(m->medusa);
+    eagle_close(m->eagle);
     config_release(&m->config);
     zfile_close(m->file);
     free(m);

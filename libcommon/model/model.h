@@ -507,6 +507,7 @@ struct model {
      * shares the arrays of config, the embedding and the head.  NULL: there is none.  Owned. */
     struct model *predictor;
     struct medusa *medusa;          /* heads in the file (medusa.h), owned; NULL: none */
+    struct eagle *eagle;            /* heads in the file (eagle.h), owned; NULL: none */
     uint64_t weight_bytes;          /* size of all weights */
     int n_loras;
     struct lora *loras;             /* LoRA adapters (lora.h); owned */

@@ -379,7 +379,7 @@ E
   jq -e '.speculation.accepted_tokens > 0' "$BATS_TEST_TMPDIR/ngram:15"
   zse-chat "$MODEL" --spec ngram:1 --verbose -p "$prompt" -n 9 --ignore-eos 2>&1 >/dev/null | grep -E 'guesses: [0-9]+ tokens?, [0-9]+ of them right; 9 tokens'
   run ! zse-chat "$MODEL" --spec guess -p hi
-  [[ "$output" == *"--spec: 'guess', expected auto, ngram[:N], mtp[:N], draft:[N:]MODEL, self:[N:]LAYERS, medusa[:N], medusa:[N:]FILE, eagle:[N:]DIR or off"* ]]
+  [[ "$output" == *"--spec: 'guess', expected auto, ngram[:N], mtp[:N], draft:[N:]MODEL, self:[N:]LAYERS, medusa[:N], medusa:[N:]FILE, eagle[:N], eagle:[N:]DIR or off"* ]]
   for s in ngram: ngram:0 ngram:16 ngram:x mtp: mtp:0 auto:3 draft: "draft:16:$MODEL" self: self:0 self:16:2 self:x \
     medusa: medusa:0 medusa:16 medusa:16:x; do
     run -2 zse-chat "$MODEL" --spec $s -p hi

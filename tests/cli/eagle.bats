@@ -36,6 +36,35 @@ chat() {
        <(chat --spec "eagle:3:$H/3" --spec-exact distribution --temp 0 -p "one two" -n 40 | jq -c .ids)
 }
 
+@test "zse-convert --heads DIR: the file has the heads, which --spec eagle and auto use and --plan counts" {
+  local m=$T/m.zse n=1 s plain
+  zse-convert models/tiny -q f16 -o "$m" --heads "$H/3" --json | jq -e '.heads_bytes > 200000'
+  zse-info "$m" --json | jq -e '.eagle.version == 3 and .eagle.vocab_size == 256 and .eagle.bytes > 200000'
+  [[ "$(zse-info "$m")" == *"EAGLE heads     EAGLE-3, "*" of int8: --spec eagle"* ]]
+  zse-convert models/tiny -q f16 -o "$T/one.zse" --heads "$H/1" 2>&1 | grep -q '; EAGLE heads: '
+  zse-info "$T/one.zse" --json | jq -e '.eagle.version == 1 and .eagle.vocab_size == 1024'
+  chat --spec off --temp 1 -p "one two three" -n 60 >"$T/off"
+  M=$m
+  for s in eagle:3 "eagle:3:$H/3" auto; do
+    chat --spec "$s" --temp 1 -p "one two three" -n 60 >"$T/on.$n"
+    diff <(jq -c .ids "$T/off") <(jq -c .ids "$T/on.$n")
+    n=$((n + 1))
+  done
+  # the same guesses as those of the folder; some are right
+  diff <(jq -c .speculation "$T/on.1") <(jq -c .speculation "$T/on.2")
+  jq -e '.speculation.accepted_tokens > 5' "$T/on.1"
+  plain=$(zse-chat "$m" --plan --spec off --json | jq .needed_bytes)
+  for s in auto eagle; do
+    zse-chat "$m" --plan --spec $s --json | jq -e --argjson plain "$plain" '.draft_bytes > 200000 and .needed_bytes == $plain + .draft_bytes'
+  done
+  run -1 zse-convert models/tiny -q f16 -o "$T/n.zse" --heads models/tiny
+  [[ "$output" == *"models/tiny: no layer of EAGLE: neither midlayer.self_attn.q_proj.weight"* ]]
+  run -1 zse-chat "$H/m.zse" --spec eagle -p hi
+  [[ "$output" == *"--spec eagle: the model's file has no EAGLE heads (zse-convert --heads); eagle:DIR names others"* ]]
+  run -2 zse-chat "$m" --spec eagle:16 -p hi
+  [[ "$output" == *"--spec eagle:N"* ]]
+}
+
 @test "--spec eagle: --plan counts the heads; heads of another model, and options that exclude them, are refused" {
   local plain
   plain=$(zse-chat "$M" --plan --spec off --json | jq .needed_bytes)

@@ -24,7 +24,7 @@ fails_with() {
   run --separate-stderr zse-info "$Z"
   [ "$status" = 0 ]
   [ -z "$stderr" ]
-  [[ "$output" == *"format          ZSE 1.3.0"* ]]
+  [[ "$output" == *"format          ZSE 1.4.0"* ]]
   [[ "$output" == *"weights"*"nl4"*"KV cache"* ]]
   [[ "$output" =~ file\ size\ +[0-9.]+\ [kM]B\ \([0-9.]+\ [KM]iB\) ]]
   zse-info --json "$Z" >"$T/a"
@@ -37,9 +37,9 @@ fails_with() {
              provenance hf_config_json config memory quant_types parameters supported; do
     [ "$(jq "has(\"$key\")" "$T/a")" = true ] || { echo "no key $key"; return 1; }
   done
-  [ "$(jq .version "$T/a")" = '"1.3.0"' ]
+  [ "$(jq .version "$T/a")" = '"1.4.0"' ]
   [ "$(jq .hidden_size "$T/a")" = "$(jq .hidden_size models/tiny/config.json)" ]
-  [ "$(head -c 8 "$Z" | od -An -tx1 | tr -d ' \n')" = 5a53450001030000 ]
+  [ "$(head -c 8 "$Z" | od -An -tx1 | tr -d ' \n')" = 5a53450001040000 ]
 }
 
 @test "wrong usage ends with exit 2" {
@@ -169,7 +169,7 @@ fails_with() {
   head -c 30 "$Z" >"$T/cut.zse"
   fails_with "offset 30: header: the file ends here" zse-info "$T/cut.zse"
   { printf 'ZSE\0\002'; tail -c +6 "$Z"; } >"$T/two.zse"
-  fails_with "version: 2.3.0, this program reads version 1" zse-info "$T/two.zse"
+  fails_with "version: 2.4.0, this program reads version 1" zse-info "$T/two.zse"
   printf 'GGUF\003\0\0\0' >"$T/cut.gguf"
   fails_with "offset 8: n_tensors" zse-info "$T/cut.gguf"
   echo '{"model_type": ' >"$T/c.json"

@@ -149,16 +149,47 @@ static struct eagle *read_heads(void)
 {
     const struct medusa_options o = { .n_threads = 2 };
     memset(&e, 0, sizeof e);
-    return eagle_read(folder, tiny, &o, &e);
+    struct eagle *heads = eagle_read(folder, &tiny->config, &o, &e);
+    if (heads)
+        eagle_attach(heads, tiny);
+    return heads;
 }
 
-/* Compare the drafts of the first rounds after a prompt with those of tests/oracle/eagle.py. */
+/* A copy of a section of `size` bytes, aligned as in a file.  The caller frees it. */
+static uint8_t *copy_section(const struct eagle *heads, size_t size)
+{
+    uint8_t *copy = aligned_alloc(64, (size + 63) / 64 * 64);
+    assert_non_null(copy);
+    return memcpy(copy, heads->section, size < heads->section_bytes ? size : heads->section_bytes);
+}
+
+static void check_drafts_of(const struct eagle *heads, int version, const int32_t want[ROUNDS][DRAFT]);
+
+/* Compare the drafts of the first rounds after a prompt with those of tests/oracle/eagle.py: heads
+ * of a folder, and the same in the section of a file. */
 static void check_drafts(int version, const int32_t want[ROUNDS][DRAFT])
 {
     make_heads(&(struct folder_options){ .version = version });
     struct eagle *heads = read_heads();
     if (!heads)
         fail_msg("%s", e.msg);
+    uint64_t bytes = 0;
+    assert_int_equal(eagle_check(folder, &tiny->config, NULL, &bytes, &e), 0);
+    assert_int_equal(bytes, heads->bytes);
+    uint8_t *section = copy_section(heads, heads->section_bytes);
+    struct eagle *stored = eagle_bind(section, heads->section_bytes, &tiny->config, &e);
+    if (!stored)
+        fail_msg("%s", e.msg);
+    eagle_attach(stored, tiny);
+    check_drafts_of(heads, version, want);
+    eagle_close(heads);
+    check_drafts_of(stored, version, want);
+    eagle_close(stored);
+    free(section);
+}
+
+static void check_drafts_of(const struct eagle *heads, int version, const int32_t want[ROUNDS][DRAFT])
+{
     const struct engine_options o = { .kv = kv_both(KV_F32), .max_len = 160, .max_seqs = 1, .n_threads = 2,
                                       .draft = DRAFT, .eagle = heads, .exact = 1 };
     struct engine *g = engine_open(tiny, NULL, &o, &e);
@@ -188,7 +219,6 @@ static void check_drafts(int version, const int32_t want[ROUNDS][DRAFT])
     engine_stats(g, &s);
     assert_true(s.draft_bytes > 0);
     engine_close(g);
-    eagle_close(heads);
 }
 
 static void eagle_1_drafts_are_those_of_the_reference(void **state)
@@ -255,11 +285,11 @@ static void heads_of_another_model_are_refused(void **state)
     struct model other = *tiny;
     other.config.vocab_size = 1023;
     const struct medusa_options o = { .n_threads = 1 }, few = { .n_threads = 1, .most_bytes = 1000 };
-    assert_null(eagle_read(folder, &other, &o, &e));
+    assert_null(eagle_read(folder, &other.config, &o, &e));
     assert_non_null(strstr(e.msg, "heads of a model with hidden_size 128 and 1024 tokens, this one has 128 and 1023"));
-    assert_null(eagle_read(folder, tiny, &few, &e));
+    assert_null(eagle_read(folder, &tiny->config, &few, &e));
     assert_non_null(strstr(e.msg, "but only 1000 are free"));
-    struct eagle *heads = eagle_read(folder, tiny, &o, &e);
+    struct eagle *heads = read_heads();
     assert_non_null(heads);
     heads->vocab_size = 1023;
     const struct engine_options wrong = { .max_len = 160, .eagle = heads };
@@ -278,9 +308,59 @@ static void eagle_3_takes_no_bias_of_the_main_head(void **state)
     biased.head.bias = bias;
     for (int version = 1; version <= 3; version += 2) {
         make_heads(&(struct folder_options){ .version = version });
-        struct eagle *heads = eagle_read(folder, &biased, &o, &e);
+        struct eagle *heads = eagle_read(folder, &biased.config, &o, &e);
         assert_non_null(heads);
+        eagle_attach(heads, &biased);
         assert_ptr_equal(heads->model.head.bias, version == 1 ? bias : NULL);
+        eagle_close(heads);
+    }
+}
+
+/* Bind a section after 4 bytes at `at` became x; they must be refused with these words. */
+static void refuse_section(const struct eagle *heads, size_t at, uint32_t x, const char *words)
+{
+    uint8_t *section = copy_section(heads, heads->section_bytes);
+    memcpy(section + at, &x, 4);
+    memset(&e, 0, sizeof e);
+    struct eagle *g = eagle_bind(section, heads->section_bytes, &tiny->config, &e);
+    if (g || !strstr(e.msg, words))
+        fail_msg("%u at %zu: '%s', expected '%s'", x, at, e.msg, words);
+    free(section);
+}
+
+static void broken_sections_are_refused(void **state)
+{
+    static const struct { int version; size_t at; uint32_t x; const char *words; } cases[] = {
+        { 3, 0, 2, "EAGLE-2, expected 1 or 3" }, { 3, 0, 1, "3 auxiliary states for EAGLE-1" },
+        { 1, 0, 3, "0 auxiliary states for EAGLE-3" }, { 3, 4, 0, "0 auxiliary states" }, { 3, 4, 9, "9 auxiliary states" },
+        { 3, 4, 2, "bytes, expected" }, { 1, 4, 1, "1 auxiliary states for EAGLE-1" },
+        { 3, 8, 0, "a head with 0 rows and a map for 1024 tokens" }, { 3, 8, 1025, "a head with 1025 rows" },
+        { 3, 8, 200, "bytes, expected" }, { 1, 8, 1023, "a head with 1023 rows without a map" },
+        { 3, 12, 0, "a head with 256 rows without a map" }, { 3, 12, 2, "a head with" }, { 1, 12, 1, "a head with" },
+        { 3, 16, 0xffffffff, "4294967295 bytes of config.json" }, { 3, 16, 20, "config.json: line 1" },
+        { 1, 16, 0, "config.json: line 1" }, { 3, 20, 1, "bytes, expected" }, { 1, 20, 16, "unknown parts: 16" },
+        { 1, 20, 0, "bytes, expected" }, { 3, 24, 3, "number format 3" }, { 3, 28, 32, "with groups of 32" },
+        { 3, 32, 5, "the state before layer 5, expected 0 to 4" }, { 3, 36, 0xffffffff, "the state before layer" },
+    };
+    (void)state;
+    for (int version = 1; version <= 3; version += 2) {
+        make_heads(&(struct folder_options){ .version = version });
+        struct eagle *heads = read_heads();
+        assert_non_null(heads);
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+            if (cases[i].version == version)
+                refuse_section(heads, cases[i].at, cases[i].x, cases[i].words);
+        if (heads->target) {
+            const size_t map = (size_t)((const uint8_t *)heads->target - heads->section);
+            refuse_section(heads, map + 4 * 9, 0, "row 9 is token 0, expected tokens in order");
+            refuse_section(heads, map + 4 * 255, VOCAB, "row 255 is token 1024, expected tokens in order and less than 1024");
+            refuse_section(heads, map, 0xffffffff, "row 0 is token -1");
+        }
+        for (size_t n = 0; n < heads->section_bytes; n += n < 700 ? 1 : 997) {
+            uint8_t *section = copy_section(heads, n);
+            assert_null(eagle_bind(section, n, &tiny->config, &e));
+            free(section);
+        }
         eagle_close(heads);
     }
 }
@@ -289,7 +369,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = { IN_FOLDER(eagle_1_drafts_are_those_of_the_reference),
                                         IN_FOLDER(eagle_3_drafts_are_those_of_the_reference),
-                                        IN_FOLDER(broken_heads_are_refused),
+                                        IN_FOLDER(broken_heads_are_refused), IN_FOLDER(broken_sections_are_refused),
                                         IN_FOLDER(eagle_3_takes_no_bias_of_the_main_head),
                                         IN_FOLDER(heads_of_another_model_are_refused) };
     return cmocka_run_group_tests(tests, open_tiny, close_tiny);

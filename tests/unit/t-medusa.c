@@ -114,12 +114,12 @@ static struct medusa *bind_section(const void *section, size_t size, struct zfil
     struct zwriter *w = zwriter_open(in_folder("h.zse"), &e);
     assert_non_null(w);
     json_t *j = json_object();
-    zwriter_heads(w, section, size);
+    zwriter_heads(w, HEADS_MEDUSA, section, size);
     assert_int_equal(zwriter_commit(w, j, &e), 0);
     json_decref(j);
     assert_non_null(*z = zfile_open(in_folder("h.zse"), &e));
     assert_int_equal(zfile_verify(*z, &e), 0);
-    const void *stored = zfile_heads(*z, &size);
+    const void *stored = zfile_heads(*z, HEADS_MEDUSA, &size);
     assert_non_null(stored);
     return medusa_bind(stored, size, &shape, &e);
 }

@@ -82,7 +82,7 @@ static void make_file(const char *name)
     assert_int_equal(zwriter_group(w, "head", -1, &e), 0);
     add_tensor(w, "norm.weight", NULL, QT_F32, 1, 64, 0, same, 0, 0);
     assert_int_equal(zwriter_tokenizer(w, tokenizer_blob, sizeof tokenizer_blob, &e), 0);
-    zwriter_heads(w, heads_blob, sizeof heads_blob);
+    zwriter_heads(w, HEADS_MEDUSA, heads_blob, sizeof heads_blob);
     assert_int_equal(zwriter_original(w, "tokenizer.json", original_text, sizeof original_text - 1, &e), 0);
     assert_int_equal(zwriter_original(w, "additional_chat_templates/rag.jinja", "", 0, &e), 0);
     json_t *j = json_pack("{s:s, s:{s:s}}", "architecture", "llama", "config", "model_type", "llama");
@@ -281,7 +281,7 @@ static void a_written_file_reads_back(void **state)
     size_t n;
     assert_memory_equal(zfile_tokenizer(z, &n), tokenizer_blob, sizeof tokenizer_blob);
     assert_int_equal(n, sizeof tokenizer_blob);
-    assert_memory_equal(zfile_heads(z, &n), heads_blob, sizeof heads_blob);
+    assert_memory_equal(zfile_heads(z, HEADS_MEDUSA, &n), heads_blob, sizeof heads_blob);
     assert_int_equal(n, sizeof heads_blob);
     char text[64];
     assert_string_equal(zfile_original_name(z, 0, &n), "tokenizer.json");
@@ -393,7 +393,7 @@ static void bad_header_fields_are_refused(void **state)
     uint64_t huge = UINT64_MAX - 31;
     uint32_t many = UINT32_MAX, none = 0;
     patch_fixed(0, "GGUF", 4, 0), refuses("magic");
-    patch_fixed(4, "\2", 1, 0), refuses("version: 2.3.0, this program reads version 1");
+    patch_fixed(4, "\2", 1, 0), refuses("version: 2.4.0, this program reads version 1");
     patch_fixed(8, &huge, 8, 0), refuses("size");
     patch_fixed(16, &huge, 8, 0), refuses("section table offset");
     patch_fixed(24, &many, 4, 0), refuses("n_sections");
