@@ -612,6 +612,13 @@ def administration(browser, main):
     p.locator('.endpoint[open] textarea').fill('{"content": "Hello"}')
     p.locator('.endpoint[open]').get_by_role('button', name='Send').click()
     p.locator('.endpoint[open] figure', has_text='"count"').wait_for()
+    upload = p.locator('.endpoint', has_text='/api/rag/documents/upload')
+    upload.locator('summary').first.click()
+    upload.get_by_label('file', exact=True).set_input_files(
+        {'name': 'terns.txt', 'mimeType': 'text/plain', 'buffer': b'Arctic terns fly from pole to pole.'})
+    upload.get_by_label('collection').fill('birds')
+    upload.get_by_role('button', name='Send').click()
+    upload.locator('figure', has_text='terns.txt').wait_for()
     t.end(allowed=['status of 400', 'status of 404', 'status of 422', 'status of 500'])
     s.stop()
 

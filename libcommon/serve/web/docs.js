@@ -59,9 +59,25 @@ function sample(path, schema) {
       boolean: false }[schema.properties[n]?.type] ?? '']));
 }
 
+// The inputs of a body that is sent as a form: a file, and text.
+const formInputs = schema => Object.entries(schema.properties).map(([n, f]) =>
+  h('label', {}, n, h('input', { name: n, type: f.format === 'binary' ? 'file' : 'text',
+    required: schema.required?.includes(n) })));
+
+// The fields of a form that were filled in.
+function formBody(inputs) {
+  const form = new FormData();
+  for (const label of inputs) {
+    const input = label.querySelector('input'), value = input.files ? input.files[0] : input.value;
+    if (value) form.append(input.name, value);
+  }
+  return form;
+}
+
 function tryForm(method, path, op) {
-  const schema = op.requestBody?.content?.['application/json']?.schema,
-    params = [...path.matchAll(/\{(\w+)\}/g)].map(m =>
+  const content = op.requestBody?.content, upload = content?.['multipart/form-data']?.schema,
+    schema = content?.['application/json']?.schema, described = schema || upload,
+    inputs = upload && formInputs(upload), params = [...path.matchAll(/\{(\w+)\}/g)].map(m =>
       [m[1], h('input', { type: 'text', placeholder: m[1], 'aria-label': m[1] })]);
   const query = h('input',
     { type: 'text', placeholder: 'query: limit=10', 'aria-label': 'Query', spellcheck: 'false' });
@@ -69,9 +85,9 @@ function tryForm(method, path, op) {
   const body = schema && h('textarea', { 'aria-label': 'Body', spellcheck: 'false', value: text,
     rows: Math.min(16, text.split('\n').length + 1) });
   const out = h('div', { 'aria-live': 'polite' }), button = h('button.primary', { type: 'submit' }, 'Send');
-  const fields = schema?.properties &&
-    h('details.more', {}, h('summary', {}, `${Object.keys(schema.properties).length} fields`),
-      h('dl.fields', {}, Object.entries(schema.properties)
+  const fields = described?.properties &&
+    h('details.more', {}, h('summary', {}, `${Object.keys(described.properties).length} fields`),
+      h('dl.fields', {}, Object.entries(described.properties)
         .map(([n, f]) => h('div', {}, h('dt', {}, h('code', {}, n), ' ', h('span.muted', {}, f.type || '')),
           h('dd.muted', {}, f.description || '')))));
   return h('form.endpoint-body', { onsubmit: async ev => {
@@ -83,14 +99,15 @@ function tryForm(method, path, op) {
     button.disabled = true;
     const from = performance.now();
     try {
-      const r = await request(at, { method: method.toUpperCase(), body: body ? JSON.parse(body.value) : undefined });
+      const r = await request(at, { method: method.toUpperCase(), form: inputs && formBody(inputs),
+        body: body ? JSON.parse(body.value) : undefined });
       const text = await r.text();
       out.replaceChildren(h('p.muted', {}, `${r.status} after ${Math.round(performance.now() - from)} ms`),
         show(text, r.headers.get('Content-Type') || ''));
     } catch (e) { out.replaceChildren(h('.note.bad', {}, `${e.status ? e.status + ': ' : ''}${e.message}`)); }
     button.disabled = false;
   } }, fields, params.length || method === 'get' ? h('.row', {}, params.map(([, i]) => i), method === 'get' && query)
-    : null, body, h('.row', {}, button), out);
+    : null, inputs && h('.row', {}, inputs), body, h('.row', {}, button), out);
 }
 
 function show(text, type) {
