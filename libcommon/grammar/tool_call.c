@@ -18,7 +18,7 @@ void call_release(struct parsed_call *c)
     memset(c, 0, sizeof *c);
 }
 
-void tags_forget(struct tags_read *t)
+void arguments_forget(struct arguments_read *t)
 {
     free(t->arguments);
     json_decref(t->seen);
@@ -434,7 +434,7 @@ static int take_tag(struct tool_parser *p, struct parsed_call *call, json_t *see
 /* Begin or continue with the arguments of the call that starts at text[at]. */
 static void tags_begin(struct tool_parser *p, struct json_cursor *c, struct parsed_call *call)
 {
-    struct tags_read *r = &p->tags;
+    struct arguments_read *r = &p->read;
     if (!r->at) {
         r->seen = json_object();
         add(p, call, "{");
@@ -451,11 +451,11 @@ static void tags_begin(struct tool_parser *p, struct json_cursor *c, struct pars
  * text is expected. */
 static void tags_end(struct tool_parser *p, const struct json_cursor *c, struct parsed_call *call, size_t n, int rc)
 {
-    struct tags_read *r = &p->tags;
+    struct arguments_read *r = &p->read;
     call->raw = call->arguments;
     call->n_raw = call->n_arguments;
     if (rc != MORE || p->failed) {
-        tags_forget(r);
+        arguments_forget(r);
         return;
     }
     r->at = (size_t)(c->p - (p->text + p->at));
@@ -478,9 +478,9 @@ static int next_tag(struct tool_parser *p, struct json_cursor *c, struct parsed_
         call->open.silent = 1;
     }
     if (rc == DONE)
-        rc = take_tag(p, call, p->tags.seen, &t, 1);
+        rc = take_tag(p, call, p->read.seen, &t, 1);
     else if (rc == MORE && t.key && p->o.stream_arguments)
-        rc = take_tag(p, call, p->tags.seen, &t, 0) == BAD ? BAD : MORE;
+        rc = take_tag(p, call, p->read.seen, &t, 0) == BAD ? BAD : MORE;
     json_decref(t.whole);
     if (rc == DONE)
         *c = k;
@@ -571,6 +571,29 @@ static int after_name(struct tool_parser *p, struct json_cursor *k, struct parse
     return DONE;
 }
 
+/* Read the arguments of a call in the syntax of tool_values_read(), and its end. */
+static int read_values(struct tool_parser *p, struct json_cursor *k, struct parsed_call *c, int end)
+{
+    struct arguments_read *r = &p->read;
+    const size_t base = (size_t)(k->p - (p->text + p->at));
+    r->at -= r->at ? base : 0;
+    int rc = (int)tool_values_read(p->f, &k->p, k->end, &c->arguments, &c->open, r);
+    c->open.at += base;
+    p->failed |= !c->arguments;
+    c->raw = c->arguments;
+    c->n_raw = c->arguments ? strlen(c->arguments) : 0;
+    if (rc == DONE && p->f->style != TOOL_PYTHON)
+        rc = call_closing(p, k, end);
+    if (rc != MORE || !r->at) {
+        arguments_forget(r);
+        return rc;
+    }
+    r->at += base;
+    r->arguments = c->arguments;
+    c->arguments = NULL;                /* c->raw borrows them */
+    return rc;
+}
+
 static int read_named_call(struct tool_parser *p, struct json_cursor *k, struct parsed_call *c, int end)
 {
     const char *from;
@@ -600,15 +623,8 @@ static int read_named_call(struct tool_parser *p, struct json_cursor *k, struct 
         return rc;
     if (p->f->style == TOOL_TAGS || p->f->style == TOOL_ELEMENTS)
         return read_tags(p, k, c);
-    if (python || p->f->style == TOOL_QUOTED) {
-        const size_t base = (size_t)(k->p - (p->text + p->at));
-        rc = (int)tool_values_read(p->f, &k->p, k->end, &c->arguments, &c->open);
-        c->open.at += base;
-        p->failed |= !c->arguments;
-        c->raw = c->arguments;
-        c->n_raw = c->arguments ? strlen(c->arguments) : 0;
-        return rc == DONE && !python ? call_closing(p, k, end) : rc;
-    }
+    if (python || p->f->style == TOOL_QUOTED)
+        return read_values(p, k, c, end);
     rc = json_text(p, k, &from, &c->open);
     c->raw = from;
     c->n_raw = (size_t)(k->p - from);

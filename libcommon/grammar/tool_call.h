@@ -10,14 +10,6 @@
 #include "libcommon/grammar/tool_values.h"
 #include "libcommon/grammar/tools.h"
 
-/* The complete arguments between tags of a call that is not complete, so that they are not read
- * again when more text arrives. */
-struct tags_read {
-    size_t at;                          /* offset after the last of them, from text[at]; 0: there is no such call */
-    char *arguments; size_t n;          /* their JSON text; owned */
-    json_t *seen;                       /* their names; owned */
-};
-
 struct tool_parser {
     const struct tool_format *f;
     struct tool_parser_options o;
@@ -32,7 +24,7 @@ struct tool_parser {
     int named;                          /* its TOOL_CALL was reported */
     int waiting;                        /* text[at] begins a call that is not complete */
     struct open_part open;              /* the end of that call; offsets are from text[at] */
-    struct tags_read tags;
+    struct arguments_read read;         /* its complete arguments; offsets are from text[at] */
     int failed;                         /* memory ran out */
     uint64_t n_read;                    /* bytes of calls that were read; those read again count again */
 };
@@ -51,7 +43,7 @@ struct parsed_call {
     size_t end;                         /* bytes from at to after it */
 };
 void call_release(struct parsed_call *c);
-void tags_forget(struct tags_read *t);
+void arguments_forget(struct arguments_read *t);
 /* Read a call in text[at..n), which starts with the opening marker, or is in a list.  `end`: no
  * more text follows. */
 int call_read(struct tool_parser *p, struct parsed_call *c, int end);

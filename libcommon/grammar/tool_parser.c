@@ -152,7 +152,7 @@ static int think_on(struct tool_parser *p, int end)
 static int call_on(struct tool_parser *p, int end)
 {
     struct parsed_call c;
-    p->n_read += p->n - p->at - p->tags.at;
+    p->n_read += p->n - p->at - p->read.at;
     const int rc = call_read(p, &c, end);
     if (p->failed) {
         call_release(&c);
@@ -172,7 +172,7 @@ static int call_on(struct tool_parser *p, int end)
         call_release(&c);
         return 0;
     }
-    tags_forget(&p->tags);
+    arguments_forget(&p->read);
     p->in_list = rc == DONE && (p->f->style == TOOL_JSON_LIST || p->f->style == TOOL_PYTHON);
     if (rc == DONE) {
         if (!p->named && begin_call(p, c.name, c.id) == 0)
@@ -233,7 +233,7 @@ static int step(struct tool_parser *p, int end)
         return think_on(p, end);
     if (p->in_list)
         return list_on(p, end);
-    if (p->tags.at)                     /* a call begins here: search no marker in its text */
+    if (p->read.at)                     /* a call begins here: search no marker in its text */
         return call_on(p, end);
     const int which = next_mark(p, &at, &size);
     if (!text_until(p, at, which, end))
@@ -373,7 +373,7 @@ void tool_parser_close(struct tool_parser *p)
     for (int i = 0; i < p->n_calls; i++)
         free(p->ids[i]);
     free(p->ids);
-    tags_forget(&p->tags);
+    arguments_forget(&p->read);
     free(p->text);
     free(p);
 }

@@ -18,7 +18,9 @@ struct value_reader {
     const char *p, *end;
     struct value_text out;
     json_t *seen;                       /* names of the outermost object */
+    char *newest;                       /* name of its member after the last comma, if that is new; owned */
     const char *base; struct open_part *open;           /* the string at the end, from base on */
+    struct arguments_read *so_far;      /* up to the last comma of the outermost object; at: from base on */
 };
 
 static void put(struct value_text *t, const char *s, size_t n)
@@ -426,23 +428,37 @@ static int member(struct value_reader *r, char assign, int first, int depth)
         put(&r->out, ":", 1);
         blanks(r);
         rc = r->p == r->end ? MORE : value(r, depth + 1);
-        if (rc == DONE && !depth)
+        if (rc == DONE && !depth && !again) {
             r->out.failed |= json_object_set_new(r->seen, name.s, json_true()) != 0;
+            r->newest = name.s;
+        }
         /* a value that is not complete is shown only if it is a string of the outermost object */
         if (again || (rc == MORE && (depth || r->out.n == before.n + name.n + (size_t)(first ? 1 : 2)))) {
             r->out.n = before.n;
             r->open->silent = 1;
         }
     }
-    free(name.s);
+    if (r->newest != name.s)
+        free(name.s);
     return rc;
 }
 
-/* Read the members NAME assign VALUE, ... and the closing bracket, from the first name on. */
+/* After the comma behind a member of the outermost object: remember that it is complete. */
+static void member_complete(struct value_reader *r)
+{
+    free(r->newest);
+    r->newest = NULL;
+    r->so_far->at = (size_t)(r->p - r->base);
+    r->so_far->n = r->out.n;
+}
+
+/* Read the members NAME assign VALUE, ... and the closing bracket, from the first name on; of the
+ * outermost object: from the first name that was not read before. */
 static int object(struct value_reader *r, char assign, char bracket, int depth)
 {
-    const size_t begin = r->out.n + 1;
-    put(&r->out, "{", 1);
+    const size_t begin = depth ? r->out.n + 1 : 1;
+    if (depth || !r->out.n)
+        put(&r->out, "{", 1);
     for (;;) {
         blanks(r);
         if (r->p == r->end)
@@ -456,6 +472,8 @@ static int object(struct value_reader *r, char assign, char bracket, int depth)
             break;
         if (rc != 2)
             return rc;
+        if (!depth)
+            member_complete(r);
     }
     put(&r->out, "}", 1);
     return DONE;
@@ -487,12 +505,18 @@ static int value(struct value_reader *r, int depth)
 }
 
 enum tool_read tool_values_read(const struct tool_format *f, const char **at, const char *end, char **json,
-                                struct open_part *o)
+                                struct open_part *o, struct arguments_read *so_far)
 {
-    struct value_reader r = { .f = f, .p = *at, .end = end, .seen = json_object(), .base = *at, .open = o };
+    struct value_reader r = { .f = f, .p = *at + so_far->at, .end = end, .base = *at, .open = o, .so_far = so_far,
+                              .seen = so_far->seen ? so_far->seen : json_object(),
+                              .out = { so_far->arguments, so_far->n, so_far->n ? so_far->n + 1 : 0, 0 } };
     const int python = f->style == TOOL_PYTHON;
+    so_far->arguments = NULL;
     int rc = object(&r, python ? '=' : ':', python ? ')' : '}', 0);
-    json_decref(r.seen);
+    if (r.newest)                       /* it is read again with the comma, or the bracket */
+        json_object_del(r.seen, r.newest);
+    free(r.newest);
+    so_far->seen = r.seen;
     if (r.out.s)
         r.out.s[r.out.n] = '\0';
     if (r.out.failed || !r.out.s || !r.seen) {

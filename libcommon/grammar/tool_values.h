@@ -5,6 +5,8 @@
 
 #include <stddef.h>
 
+#include <jansson.h>
+
 #include "libcommon/grammar/tool_format.h"
 
 enum tool_read { TOOL_READ_MORE = 0, TOOL_READ_DONE = 1, TOOL_READ_BAD = -1 };
@@ -46,6 +48,14 @@ enum tool_read open_string_on(struct open_part *o, const struct tool_format *f, 
  * text, or is not valid: the call must be read again from its beginning. */
 enum tool_read open_nested_on(struct open_part *o, const struct tool_format *f, const char *base, const char *end);
 
+/* The complete arguments, between tags or in the syntax of tool_values_read(), of a call that is
+ * not complete, so that they are not read again when more text arrives. */
+struct arguments_read {
+    size_t at;                          /* offset of the text after them; 0: there is no such call */
+    char *arguments; size_t n;          /* their JSON text; owned */
+    json_t *seen;                       /* their names; owned */
+};
+
 /* Read the arguments of a call, `name=value, ...)` (TOOL_PYTHON) or `name:value,...}`
  * (TOOL_QUOTED), from *at on, and turn them into a JSON object.  Of duplicate names only the first
  * counts.
@@ -53,8 +63,11 @@ enum tool_read open_nested_on(struct open_part *o, const struct tool_format *f, 
  * Returns DONE with *at after the closing bracket; MORE if the text ends before that bracket; BAD
  * if no continuation is valid.  In each case *json is the part of the object read so far, a prefix
  * of the whole: malloc'd, or NULL if memory ran out.  With MORE, *o is the incomplete part at the
- * end of the text; its offsets are from *at. */
+ * end of the text; its offsets are from *at.
+ *
+ * *so_far has the arguments that were complete before, whose text moves to *json; afterwards it has
+ * those that are complete now (the first so_far->n bytes of *json), without the text. */
 enum tool_read tool_values_read(const struct tool_format *f, const char **at, const char *end, char **json,
-                                struct open_part *o);
+                                struct open_part *o, struct arguments_read *so_far);
 
 #endif

@@ -930,6 +930,10 @@ static void many_short_arguments_are_read_a_few_times(void **state)
           "</invoke>\n</minimax:tool_call>" },
         { "minimax-m3", M3("<tool_call>") "\n" M3("<invoke name=\"get_weather\">"), M3("<a%1$d>") "%2$d" M3("</a%1$d>"),
           M3("</invoke>") "\n" M3("</tool_call>") },
+        { "gemma4", "<|tool_call>call:get_weather{", "a%d:%d,", "city:<|\"|>x<|\"|>}<tool_call|>" },
+        { "gemma4", "<|tool_call>call:get_weather{", "a%d:<|\"|>%d<|\"|>,", "city:[{b:1}]}<tool_call|>" },
+        { "lfm2", "<|tool_call_start|>[get_weather(", "a%d=%d, ", "city=[1])]<|tool_call_end|>" },
+        { "lfm2", "<|tool_call_start|>[get_weather(", "a%d='%d', ", "city='x')]<|tool_call_end|>" },
     };
     enum { TIMES = 4000 };
     char *text = malloc(TIMES * 80 + 400);
