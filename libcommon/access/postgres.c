@@ -2,18 +2,23 @@
 #include "libcommon/access/postgres.h"
 
 #include <dlfcn.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
 
 #include "libcommon/base/clock.h"
 
 /* ---- libpq: what libpq-fe.h declares, of the stable interface of version 5 ---- */
 
 enum { CONNECTION_OK = 0, CONNECTION_BAD = 1, POLLING_FAILED = 0, POLLING_READING = 1, POLLING_WRITING = 2,
-       POLLING_OK = 3, COMMAND_OK = 1, TUPLES_OK = 2, BYTEA = 17, LOOK_MS = 50, MAX_VALUES = 16 };
+       POLLING_OK = 3, COMMAND_OK = 1, TUPLES_OK = 2, BYTEA = 17, LOOK_MS = 50, MAX_VALUES = 16,
+       MOST_MB = 64 };
 struct pq_option { char *keyword, *envvar, *compiled, *value, *label, *dispchar; int dispsize; };
 
 struct pq {
@@ -62,6 +67,8 @@ struct postgres {
     char *url, *name;
     void *c;                                /* the connection; NULL: none */
     uint64_t until_ns;
+    uint64_t received;                      /* bytes from the server when the statement began */
+    uint64_t read;                          /* of a Unix socket: bytes that were read since it is open */
     atomic_int stopping;
 };
 struct postgres_result { const struct pq *pq; void *r; };
@@ -210,6 +217,29 @@ int postgres_connect(struct postgres *p, struct err *e)
 
 /* ---- statements ---- */
 
+/* Bytes that the server has sent on this connection. */
+static uint64_t received(const struct postgres *p)
+{
+    struct tcp_info info = { 0 };
+    socklen_t size = sizeof info;
+    const int rc = getsockopt(p->pq.socket(p->c), IPPROTO_TCP, TCP_INFO, &info, &size);
+    return rc == 0 && size > offsetof(struct tcp_info, tcpi_bytes_received) ? info.tcpi_bytes_received : p->read;
+}
+
+/* Let libpq read what has arrived.  It keeps rows in memory until the last one, however many the
+ * server sends, so an answer of more than MOST_MB is refused; one row is limited by libpq alone. */
+static int consume(struct postgres *p, struct err *e)
+{
+    int before = 0, after = 0;
+    ioctl(p->pq.socket(p->c), FIONREAD, &before);
+    if (!p->pq.consume(p->c))
+        return fail(p, p->pq.error(p->c), e);
+    ioctl(p->pq.socket(p->c), FIONREAD, &after);
+    p->read += before > after ? (uint64_t)(before - after) : before > 0;
+    return received(p) - p->received <= (uint64_t)MOST_MB << 20 ? 0
+        : err_set(e, ERR_LIMIT, "%s: an answer of more than %d MiB", p->name, MOST_MB);
+}
+
 static int send_query(struct postgres *p, const char *sql, const struct postgres_value *v, int n, struct err *e)
 {
     const char *data[MAX_VALUES];
@@ -222,10 +252,8 @@ static int send_query(struct postgres *p, const char *sql, const struct postgres
     if (!p->pq.send(p->c, sql, n, NULL, data, sizes, formats, 0))
         return fail(p, p->pq.error(p->c), e);
     while ((left = p->pq.flush(p->c)) > 0) {
-        if (wait_for(p, POLLIN | POLLOUT, e))
+        if (wait_for(p, POLLIN | POLLOUT, e) || consume(p, e))
             return -1;
-        if (!p->pq.consume(p->c))
-            return fail(p, p->pq.error(p->c), e);
     }
     return left ? fail(p, p->pq.error(p->c), e) : 0;
 }
@@ -234,10 +262,8 @@ static int send_query(struct postgres *p, const char *sql, const struct postgres
 static int next_result(struct postgres *p, void **r, struct err *e)
 {
     while (p->pq.is_busy(p->c)) {
-        if (wait_for(p, POLLIN, e))
+        if (wait_for(p, POLLIN, e) || consume(p, e))
             return -1;
-        if (!p->pq.consume(p->c))
-            return fail(p, p->pq.error(p->c), e);
     }
     *r = p->pq.result(p->c);
     return 0;
@@ -248,6 +274,8 @@ struct postgres_result *postgres_run(struct postgres *p, const char *sql, const 
 {
     struct postgres_result *out = calloc(1, sizeof *out);
     void *r = NULL;
+    if (p->c)
+        p->received = received(p);
     int rc = !out ? err_nomem(e, p->name) : !p->c ? err_set(e, ERR_IO, "%s: not connected", p->name)
         : send_query(p, sql, v, n, e);
     while (rc == 0 && (rc = next_result(p, &r, e)) == 0 && r) {

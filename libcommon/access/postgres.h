@@ -26,7 +26,8 @@ int postgres_connect(struct postgres *p, struct err *e);
 /* A parameter: text that ends in a zero byte if size is 0, else `size` bytes (bytea). */
 struct postgres_value { const char *data; int size; };
 struct postgres_result;
-/* Run one statement.  NULL with *e; if the connection is lost, it is closed.  Caller clears. */
+/* Run one statement, whose answer has at most 64 MiB.  NULL with *e; if the connection is lost, it
+ * is closed.  Caller clears. */
 struct postgres_result *postgres_run(struct postgres *p, const char *sql, const struct postgres_value *v, int n,
                                      struct err *e);
 int postgres_n_rows(const struct postgres_result *r);

@@ -1,5 +1,5 @@
-/* t-keys-postgres.c - keys in a database whose server never ends its answer, or returns other
- * columns than the query asks for. */
+/* t-keys-postgres.c - keys in a database whose server never ends its answer, sends rows without
+ * end, or returns other columns than the query asks for. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -20,8 +20,9 @@
 #include "libcommon/access/postgres.h"
 #include "libcommon/base/clock.h"
 
-/* n_columns: of the row "1", "1" ... with which the server answers each statement; -1: it answers
- * with notices, until the client has gone. */
+/* n_columns: of the row "1", "1" ... with which the server answers each statement; until the
+ * client has gone it sends notices (NOTICES) or long rows (ROWS). */
+enum { NOTICES = -1, ROWS = -2 };
 struct liar { int fd, n_columns; char url[128]; pthread_t thread; };
 
 static struct err e;
@@ -116,6 +117,34 @@ static void send_notices(int fd)
         poll(NULL, 0, 5);
 }
 
+static void send_rows(int fd)
+{
+    enum { BYTES = 1 << 20 };
+    struct message m = { .n = 0 };
+    char *row = calloc(1, BYTES);
+    put_empty(&m, "12");
+    begin(&m, 'T');
+    put_number(&m, 1, 2);
+    put(&m, "x", 2);
+    put_number(&m, 0, 6);
+    put_number(&m, 25, 4);
+    put_number(&m, 0, 8);
+    end(&m);
+    int rc = send_all(fd, &m);
+    m.n = 0;
+    put(&m, "D", 1);
+    put_number(&m, BYTES + 10, 4);
+    put_number(&m, 1, 2);
+    put_number(&m, BYTES, 4);
+    for (ssize_t sent = 0, n; rc == 0 && (rc = send_all(fd, &m)) == 0; sent = 0)
+        while (sent < BYTES && rc == 0) {
+            n = send(fd, row + sent, (size_t)(BYTES - sent), MSG_NOSIGNAL);
+            rc = n > 0 ? 0 : -1;
+            sent += n;
+        }
+    free(row);
+}
+
 static int read_all(int fd, void *to, size_t n) { return recv(fd, to, n, MSG_WAITALL) == (ssize_t)n ? 0 : -1; }
 
 /* Read a message with this head and return its kind; 0 at the end. */
@@ -143,7 +172,7 @@ static void *serve(void *user)
     int kind = read_message(fd, 4) && send_all(fd, &hello) == 0;
     while (kind && (kind = read_message(fd, 5))) {
         if (kind == 'S' && l->n_columns < 0)
-            send_notices(fd);
+            (l->n_columns == ROWS ? send_rows : send_notices)(fd);
         else if (kind == 'S' && send_row(fd, l->n_columns) != 0)
             break;
     }
@@ -184,7 +213,7 @@ static void a_server_that_never_ends_is_left_at_the_deadline(void **state)
     struct liar l;
     if (!has_libpq())
         skip();
-    open_liar(&l, -1);
+    open_liar(&l, NOTICES);
     struct postgres *p = postgres_open(l.url, &e);
     assert_non_null(p);
     assert_int_equal(postgres_connect(p, &e), 0);
@@ -194,6 +223,25 @@ static void a_server_that_never_ends_is_left_at_the_deadline(void **state)
     assert_in_range(clock_ns() - from, 90000000u, 20000000000u);
     assert_non_null(strstr(e.msg, "no answer in time"));
     assert_null(strstr(e.msg, "pass"));
+    assert_int_equal(postgres_is_connected(p), 0);
+    close_liar(&l);
+    postgres_close(p);
+}
+
+static void a_server_that_sends_rows_without_end_is_left(void **state)
+{
+    (void)state;
+    struct liar l;
+    if (!has_libpq())
+        skip();
+    open_liar(&l, ROWS);
+    struct postgres *p = postgres_open(l.url, &e);
+    assert_non_null(p);
+    assert_int_equal(postgres_connect(p, &e), 0);
+    postgres_set_patience(p, 60000);
+    assert_null(postgres_run(p, "SELECT 1", NULL, 0, &e));
+    if (!strstr(e.msg, "an answer of more than 64 MiB"))
+        fail_msg("%s", e.msg);
     assert_int_equal(postgres_is_connected(p), 0);
     close_liar(&l);
     postgres_close(p);
@@ -229,6 +277,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_server_that_never_ends_is_left_at_the_deadline),
+        cmocka_unit_test(a_server_that_sends_rows_without_end_is_left),
         cmocka_unit_test(rows_of_other_columns_are_read_as_empty),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
