@@ -108,10 +108,13 @@ static int refuse(struct server *s, struct conn *c, int status, const char *code
     return 0;
 }
 
-/* Whether the database of keys is away, and so this key, known or not, cannot be judged. */
+/* Whether the database of keys is away, and so this key, known or not, cannot be judged; without a
+ * key: whether it has been away for so long that the server may require one by now. */
 static int is_unknowable(const struct guard *g, const char *key, enum key_state state)
 {
-    const enum keys_standing standing = key && g->keys ? keys_standing(g->keys) : KEYS_CURRENT;
+    const enum keys_standing standing = g->keys ? keys_standing(g->keys) : KEYS_CURRENT;
+    if (!key)
+        return standing == KEYS_LOST && !keys_known_required(g->keys);
     return standing == KEYS_LOST || (standing == KEYS_AWAY && state == KEY_UNKNOWN);
 }
 
@@ -126,7 +129,7 @@ static int refuse_unknowable(struct server *s, struct conn *c)
     }
     snprintf(wait, sizeof wait, "%d", KEYS_AWAY_RETRY_S);
     conn_add_header(c, "Retry-After", wait);
-    reply_refusal(s, c, 503, "keys_unavailable", "the API key cannot be checked, as the database of keys does not answer");
+    reply_refusal(s, c, 503, "keys_unavailable", "API keys cannot be checked, as the database of keys does not answer");
     return 0;
 }
 
@@ -216,11 +219,12 @@ static int admit_anonymous(struct server *s, struct conn *c, const struct route 
 }
 
 /* A listener that other machines can reach always needs a key, even if the setting or the file of
- * keys has changed since the start. */
+ * keys has changed since the start.  A setting that cannot be read any more does not count. */
 int guard_needs_key(const struct server *s, const struct conn *c)
 {
     const struct keys *keys = s->guard.keys;
-    return keys && (keys_known_required(keys) || server_is_reachable(s, conn_is_local(c)));
+    return keys && (keys_known_required(keys) || keys_standing(keys) == KEYS_LOST ||
+                    server_is_reachable(s, conn_is_local(c)));
 }
 
 int guard_knows(struct server *s, struct conn *c, const struct route *r, uint64_t *owner)

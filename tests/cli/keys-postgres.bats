@@ -151,12 +151,23 @@ exchanged() { local n; n=$(rounds "$1") && await has_rounds "$1" $((n + 2)); }
   [ "$(curl -s -o /dev/null -w '%{http_code}' "$two/v1/models")" = 401 ]
   refused() { [[ $(get "$1" "$2") == '503  2' ]]; }
   await refused "$one" "$free"
+  [[ $(get "$one" '') == 401* ]]
   database start
   exchanged one
   exchanged two
   [[ $(get "$one" "$free") == 200* ]]
   [[ $(get "$two" zse-unknown) == 401* ]]
   [ "$(keys status shared --json | jq .current)" -ge 2 ]       # the request of that time is counted
+
+  # without required keys: open until --keys-grace is over
+  keys disable
+  exchanged one
+  exchanged two
+  [[ $(get "$one" '') == 200* ]]
+  database stop
+  await refused "$one" ''
+  [[ $(get "$two" '') == 200* ]]
+  database start
   stop "$a"
   stop "$b"
   run ! grep hunter2 "$T"/*.err
