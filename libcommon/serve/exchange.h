@@ -51,6 +51,9 @@ void tools_close(struct server *s);                     /* join the threads; eve
 void tools_done(struct server *s);                      /* on_wake: return the calls that have ended */
 void tool_request_gone(struct conn *c);                 /* the client has disconnected */
 
+/* ---- batching: admin/batching.c ---- */
+void batching_restore(struct loaded_model *lm);         /* a model is ready: set the limits that it had before */
+
 /* ---- sleep: admin/sleep.c ---- */
 void sleep_tick(struct server *s);      /* on_wake and on_second: answer the client that waits for the models */
 

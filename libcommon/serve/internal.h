@@ -44,9 +44,11 @@ struct server {
     struct toolbox *toolbox;            /* tools that the server runs: tools/toolbox.h */
     struct call *waiting;               /* calls whose model is loading, by next_preparing: api/calls.c */
     struct preparing *preparing;        /* the preparing threads: api/call_prepare.c */
-    /* admin/sleep.c.  level 0: awake; waiter: the client that waits for the change, NULL: none;
-     * models: ids and paths of those that were closed, owned */
-    struct { int level; struct conn *waiter; json_t *models; } sleep;
+    /* admin/sleep.c.  level 0: awake; changing: models are being closed or loaded; tags: those of
+     * /wake_up so far; waiter: the client that waits for the change, NULL: none; models: ids and
+     * files of those that were closed, owned */
+    struct { int level, changing; unsigned tags; struct conn *waiter; json_t *models; } sleep;
+    json_t *batching;                   /* settings of admin/batching.c by the ids of models, owned; NULL: none */
     struct response_store *responses;   /* response_store.h */
     struct chats *chats;                /* threads of the chat history; NULL: --no-history */
     struct metrics metrics;

@@ -169,6 +169,11 @@ fail:
     return NULL;
 }
 
+const char *models_file(const struct loaded_model *lm)
+{
+    return lm->m.model && lm->m.model->file ? zfile_path(lm->m.model->file) : lm->path;
+}
+
 struct loaded_model *models_successor(struct server *s, const struct loaded_model *lm)
 {
     struct loaded_model *o = s->models;
@@ -384,6 +389,7 @@ static void on_opened(struct server *s, struct loaded_model *lm)
     }
     lm->state = MODEL_READY;
     lm->failures = 0;
+    batching_restore(lm);
     if (lm->replaces)
         take_place(lm);
     server_log(s, "%s: ready after %.3f s, %s, context %d", lm->id, lm->load_s,

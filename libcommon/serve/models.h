@@ -92,6 +92,8 @@ int models_lora(const struct loaded_model *lm, const char *name);
  * say.  NULL with *pr: the id is taken, or there is no memory. */
 struct loaded_model *models_load(struct server *s, const char *path, const char *id, const struct model_choice *how,
                                  struct loaded_model *replaces, struct problem *pr);
+/* The file that is open: a folder's conversion, not the folder. */
+const char *models_file(const struct loaded_model *lm);
 /* The model that is being loaded in place of lm; NULL: none. */
 struct loaded_model *models_successor(struct server *s, const struct loaded_model *lm);
 /* Stop accepting requests for lm, and close it when its running requests have ended. */

@@ -404,6 +404,7 @@ int server_close(struct server *s)
     account_close(s->account);
     response_store_close(s->responses);
     json_decref(s->sleep.models);
+    json_decref(s->batching);
     metrics_release(&s->metrics);
     free(s->openapi);
     nvml_close(s->nvml);

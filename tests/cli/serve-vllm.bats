@@ -152,6 +152,14 @@ head_of() { curl -s -o "$T/j" -D "$T/head" -w '%{http_code}' "$URL/$1" -d "$2"; 
   [ "$(ask completions '{"prompt":"a\u0000b","max_tokens":0,"echo":true}' | jq '.choices[0].text')" = '"a\u0000b"' ]
   [ "$(curl -s "$URL/detokenize" -d "$(curl -s "$URL/tokenize" -d '{"content":"a\u0000b"}')" | jq .content)" = '"a\u0000b"' ]
   ask completions '{"prompt":"a","user":"a\u0000b"}' | jq -e '.error.param == "user"'
+  ask messages '{"max_tokens":1,"messages":[{"role":"assistant","content":[{"type":"tool_use","id":"a","name":"f","input":{"x":"\u0000"}}]},{"role":"user","content":"a"}]}' | jq -e '.type == "message"'
+  local cut
+  for cut in "$MESSAGES,"'"regex":"a\u0000b"' "$MESSAGES,"'"guided_regex":"a\u0000b"' "$MESSAGES,"'"reasoning":{"effort":"low\u0000"}' \
+    '"messages":[{"role":"user\u0000","content":"a"}]' '"messages":[{"role":"user","content":[{"type":"text\u0000","text":"a"}]}]' \
+    "$MESSAGES,"'"tools":[{"type":"function","function":{"name":"f\u0000g"}}]' "$MESSAGES,"'"guided_json":{"required":["a\u0000b"]}'; do
+    [ "$(ask chat/completions "{$cut}" -o "$T/j" -w '%{http_code}')" = 400 ] || { echo "$cut"; cat "$T/j"; return 1; }
+    jq -e '.error.message | contains("found a zero byte")' "$T/j"
+  done
 }
 
 @test "tokenize and detokenize in vLLM's form" {
@@ -171,6 +179,7 @@ head_of() { curl -s -o "$T/j" -D "$T/head" -w '%{http_code}' "$URL/$1" -d "$2"; 
   jq -e '.eos_token == "<|im_end|>" and .bos_token == null and .pad_token == "<|endoftext|>" and .model_max_length == 2048' "$T/j"
   jq -e '(.chat_template | contains("<|im_start|>")) and .added_tokens_decoder["2"].content == .eos_token' "$T/j"
   curl -s "$URL/tokenizer_info?model=nosuch" | jq -e '.error.code == "model_not_found"'
+  curl -s "$URL/tokenizer_info?model=$(printf '%0256d' 1)" | jq -e '.error.param == "model"'
   curl -s "$URL/tokenizer_info?model=tiny" | cmp - "$T/j"
 }
 
@@ -202,5 +211,19 @@ head_of() { curl -s -o "$T/j" -D "$T/head" -w '%{http_code}' "$URL/$1" -d "$2"; 
     [ "$(chat '"seed":1')" = "$want" ]
   done
   curl -s -X POST "$URL/wake_up" -H "Authorization: Bearer $token" | jq -e '.is_sleeping == false'
+
+  # the parts of vLLM's wake-up, and settings that outlive it
+  admin() { curl -s -X POST "$URL/$1" -H "Authorization: Bearer $token" "${@:2}"; }
+  admin api/batching -d '{"max_batch_size":3,"chunk":7,"max_queue":5}' | jq -e .success
+  admin sleep >/dev/null
+  admin 'wake_up?tags=weight' | jq -e '.error.code == "out_of_range"'
+  admin 'wake_up?tags=weights' | jq -e .is_sleeping
+  [[ $(chat '"seed":1') == "sleeping: "* ]]
+  admin 'wake_up?tags=kv_cache' | jq -e '.is_sleeping == false'
+  config() { curl -s "$URL/api/batching" -H "Authorization: Bearer $token" | jq -c '.engines.tiny.config | [.max_batch_size, .chunk, .max_queue]'; }
+  [ "$(config)" = '[3,7,5]' ]
+  admin api/models/unload -d '{"model_id":"tiny"}' | jq -e .success
+  admin api/models/load -d "{\"model_path\":\"$T/tiny.zse\"}" | jq -e .success
+  [ "$(config)" != '[3,7,5]' ]
   stop "$PID"
 }

@@ -446,12 +446,25 @@ static int query_number(struct server *s, struct conn *c, const char *name, doub
 {
     char text[64], *end;
     *out = otherwise;
-    if (!http_query(conn_request(c), name, text, sizeof text))
+    if (!http_query_has(conn_request(c), name))
         return 1;
+    if (!http_query(conn_request(c), name, text, sizeof text))
+        *text = '\0';
     *out = strtod(text, &end);
     if (end != text && !*end && *out >= least && *out <= most)
         return 1;
     reply_refusal(s, c, 400, "out_of_range", "%s: '%.40s', expected %g to %g", name, text, least, most);
+    return 0;
+}
+
+/* Set *out to a text from the query string, copied to text [room]; NULL: there is none.  0: refused
+ * as too long. */
+static int query_text(struct server *s, struct conn *c, const char *name, char *text, size_t room, const char **out)
+{
+    *out = http_query(conn_request(c), name, text, room);
+    if (*out || !http_query_has(conn_request(c), name))
+        return 1;
+    reply_refusal(s, c, 400, "invalid_value", "%s: expected at most %zu bytes", name, room - 1);
     return 0;
 }
 
@@ -481,7 +494,7 @@ void handle_audit_summary(struct server *s, struct conn *c, const char *rest)
 
 void handle_audit_query(struct server *s, struct conn *c, const char *rest)
 {
-    const struct http_request *q = conn_request(c);
+    const char *key, *path, *method;
     double hours, limit, status, latency;
     (void)rest;
     if (!query_number(s, c, "hours", 0.001, 1e6, 24, &hours) || !query_number(s, c, "limit", 1, 1000, 100, &limit) ||
@@ -490,12 +503,16 @@ void handle_audit_query(struct server *s, struct conn *c, const char *rest)
     struct access_report *r = new_report(s, c, REPORT_QUERY);
     if (!r)
         return;
+    if (!query_text(s, c, "key", r->key, sizeof r->key, &key) ||
+        !query_text(s, c, "path", r->path, sizeof r->path, &path) ||
+        !query_text(s, c, "method", r->method, sizeof r->method, &method)) {
+        free(r);
+        return;
+    }
     r->limit = (int)limit;
     r->filter = (struct audit_filter){ .since_ms = (int64_t)time(NULL) * 1000 - (int64_t)(hours * 3600e3),
                                        .status = (int)status, .min_latency_ms = latency,
-                                       .key_name = http_query(q, "key", r->key, sizeof r->key),
-                                       .path = http_query(q, "path", r->path, sizeof r->path),
-                                       .method = http_query(q, "method", r->method, sizeof r->method) };
+                                       .key_name = key, .path = path, .method = method };
     start_report(s, c, r);
 }
 

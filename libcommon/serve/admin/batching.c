@@ -1,5 +1,6 @@
 /* batching.c - /api/batching: show how the engines batch requests, and change it. */
 #include "libcommon/serve/admin/statistics.h"
+#include "libcommon/serve/exchange.h"
 #include "libcommon/serve/internal.h"
 
 /* The settings of an engine.  Requests join the batch of the next step, so that none waits for
@@ -43,6 +44,40 @@ void handle_batching(struct server *s, struct conn *c, const char *rest)
     reply_object(s, c, 200, batching_object(s));
 }
 
+/* Keep the settings of lm until POST /api/models/unload, for when it is loaded again. */
+static int keep(struct loaded_model *lm)
+{
+    const struct engine_limits *l = &lm->limits;
+    if (!lm->s->batching)
+        lm->s->batching = json_object();
+    return json_object_set_new(lm->s->batching, lm->id,
+                               json_pack("{s:b, s:i, s:i, s:i, s:i}", "enabled", lm->batching, "running", l->max_running,
+                                         "waiting", l->max_waiting, "chunk", l->chunk, "tokens", l->max_tokens));
+}
+
+void batching_restore(struct loaded_model *lm)
+{
+    const json_t *kept = json_object_get(lm->s->batching, lm->id);
+    struct engine_limits *l = &lm->limits;
+    struct engine_stats es;
+    if (!kept)
+        return;
+    /* the new engine may have smaller limits: the file or the free memory may be another by now */
+    worker_stats(lm->worker, &es, NULL);
+    const int running = (int)json_integer_value(json_object_get(kept, "running")),
+              tokens = (int)json_integer_value(json_object_get(kept, "tokens"));
+    l->max_running = running < lm->most_running ? running : lm->most_running;
+    l->max_waiting = (int)json_integer_value(json_object_get(kept, "waiting"));
+    l->chunk = (int)json_integer_value(json_object_get(kept, "chunk"));
+    l->max_tokens = tokens < es.max_tokens ? tokens : es.max_tokens;
+    lm->batching = json_is_true(json_object_get(kept, "enabled"));
+    struct engine_limits now = *l;
+    if (!lm->batching)
+        now.max_running = 1;
+    if (worker_limits(lm->worker, &now) != 0)
+        server_log(lm->s, "%s: no memory to set its limits again, POST /api/batching sets them", lm->id);
+}
+
 /* Returns 0, or -1 without memory. */
 static int set_batching(struct loaded_model *lm, int on)
 {
@@ -50,7 +85,7 @@ static int set_batching(struct loaded_model *lm, int on)
     lm->batching = on;
     if (!on)
         l.max_running = 1;
-    return worker_limits(lm->worker, &l);
+    return keep(lm) == 0 ? worker_limits(lm->worker, &l) : -1;
 }
 
 static void batching_all(struct server *s, struct conn *c, int on)

@@ -143,6 +143,8 @@ void handle_unload(struct server *s, struct conn *c, const char *rest)
     }
     struct loaded_model *lm = models_find(s, p.model_id, &pr);
     const int may_forget = !lm && pr.status == 404 && guard_lists_model(conn_record(c), p.model_id);
+    if (may_forget || (lm && guard_lists_model(conn_record(c), lm->id)))
+        json_object_del(s->batching, lm ? lm->id : p.model_id);
     if (may_forget && models_forget(s, p.model_id)) {
         reply_object(s, c, 200, json_pack("{s:b, s:s}", "success", 1, "message", "unloaded"));
     } else if (!lm || guard_model(conn_record(c), lm->id, &pr) != 0) {

@@ -29,15 +29,16 @@ static int wait_here(struct server *s, struct conn *c)
     x->kind = EXCHANGE_LOAD;
     conn_set_exchange(c, x);
     s->sleep.waiter = c;
+    s->sleep.changing = 1;
     return 0;
 }
 
 /* Whether the state may change now; otherwise the client is told why not. */
 static int is_settled(struct server *s, struct conn *c)
 {
-    if (!s->sleep.waiter && models_n(s, MODEL_LOADING) == 0)
+    if (!s->sleep.changing && models_n(s, MODEL_LOADING) == 0)
         return 1;
-    reply_refusal(s, c, 409, "busy", s->sleep.waiter ? "the server is falling asleep or waking up already"
+    reply_refusal(s, c, 409, "busy", s->sleep.changing ? "the server is falling asleep or waking up already"
                                                      : "a model is being loaded: try again when it is ready");
     return 0;
 }
@@ -56,10 +57,11 @@ void handle_sleep(struct server *s, struct conn *c, const char *rest)
     if (!s->sleep.models)
         s->sleep.models = json_object();
     s->sleep.level = level && *level == '2' ? 2 : 1;
+    s->sleep.tags = 0;
     for (struct loaded_model *lm = s->models; lm; lm = lm->next) {
         if (lm->state != MODEL_READY)
             continue;
-        json_object_set_new(s->sleep.models, lm->id, json_string(lm->path));
+        json_object_set_new(s->sleep.models, lm->id, json_string(models_file(lm)));
         if (!lm->named)
             models_remember(s, lm, 0);
         models_unload(s, lm);
@@ -68,13 +70,45 @@ void handle_sleep(struct server *s, struct conn *c, const char *rest)
     sleep_tick(s);
 }
 
+enum { TAG_WEIGHTS = 1, TAG_KV_CACHE = 2, TAGS = 3 };
+
+/* The tags of a query, ?tags=weights&tags=kv_cache; without any: both.  0: refused. */
+static unsigned read_tags(struct server *s, struct conn *c)
+{
+    unsigned tags = 0;
+    for (const char *at = conn_request(c)->query, *end; *at; at = *end ? end + 1 : end) {
+        end = at + strcspn(at, "&");
+        const int n = (int)(end - at);
+        if (n == 12 && memcmp(at, "tags=weights", 12) == 0) {
+            tags |= TAG_WEIGHTS;
+        } else if (n == 13 && memcmp(at, "tags=kv_cache", 13) == 0) {
+            tags |= TAG_KV_CACHE;
+        } else if (n >= 5 && memcmp(at, "tags=", 5) == 0) {
+            reply_refusal(s, c, 400, "out_of_range", "tags: '%.*s', expected weights or kv_cache", n - 5 < 40 ? n - 5 : 40,
+                          at + 5);
+            return 0;
+        }
+    }
+    return tags ? tags : TAGS;
+}
+
+/* A model is loaded as a whole, when both tags have come: its weights are pages of its file, which
+ * take no memory of their own before keys and values do. */
 void handle_wake_up(struct server *s, struct conn *c, const char *rest)
 {
     struct problem ignored;
     const char *id;
     json_t *path;
     (void)rest;
-    if (!is_settled(s, c) || wait_here(s, c) != 0)
+    const unsigned tags = read_tags(s, c);
+    if (!tags || !is_settled(s, c))
+        return;
+    s->sleep.tags |= tags;
+    if (s->sleep.level && s->sleep.tags != TAGS) {
+        reply_object(s, c, 200, json_pack("{s:b, s:i}", "is_sleeping", 1, "level", s->sleep.level));
+        return;
+    }
+    if (wait_here(s, c) != 0)
         return;
     s->sleep.level = 0;
     json_object_foreach(s->sleep.models, id, path)
@@ -88,7 +122,7 @@ static void drop_caches(const struct server *s)
     const char *id;
     json_t *path;
     json_object_foreach(s->sleep.models, id, path) {
-        const int fd = open(json_string_value(path), O_RDONLY | O_CLOEXEC);
+        const int fd = open(json_string_value(path), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
         if (fd < 0)
             continue;
         posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
@@ -107,21 +141,27 @@ static const char *missing(const struct server *s)
     return NULL;
 }
 
-void sleep_tick(struct server *s)
+static void tell(struct server *s, struct conn *c)
 {
-    struct conn *c = s->sleep.waiter;
-    if (!c || (s->sleep.level ? s->models != NULL : models_n(s, MODEL_LOADING) > 0))
-        return;
+    const char *not_loaded = s->sleep.level ? NULL : missing(s);
     free(conn_exchange(c));
     conn_set_exchange(c, NULL);
     s->sleep.waiter = NULL;
-    if (s->sleep.level == 2)
-        drop_caches(s);
-    const char *not_loaded = s->sleep.level ? NULL : missing(s);
     if (not_loaded)
         reply_refusal(s, c, 500, "model_unavailable", "%.200s could not be loaded again; the log has the reason", not_loaded);
     else
         reply_object(s, c, 200, json_pack("{s:b, s:i}", "is_sleeping", s->sleep.level > 0, "level", s->sleep.level));
+}
+
+void sleep_tick(struct server *s)
+{
+    if (!s->sleep.changing || (s->sleep.level ? s->models != NULL : models_n(s, MODEL_LOADING) > 0))
+        return;
+    s->sleep.changing = 0;
+    if (s->sleep.level == 2)
+        drop_caches(s);
+    if (s->sleep.waiter)                        /* otherwise it has gone */
+        tell(s, s->sleep.waiter);
     if (!s->sleep.level) {
         json_decref(s->sleep.models);
         s->sleep.models = NULL;

@@ -404,12 +404,15 @@ static void parse(struct call *c, struct problem *pr)
         call_keep(c, c->scan.tree_bytes, pr) != 0)
         return;
     c->body_bytes -= c->scan.n_blanked;
+    const int has_zero = c->body.size && memmem(c->body.data, c->body.size, "\\u0000", 6) != NULL;
     c->json = js_parse_nul("body", c->body.data ? c->body.data : "", c->body.size, &e);
     c->kept_bytes -= c->body.room;
     buf_release(&c->body);
     call_hold(c, 0, pr);
     if (!c->json)
         problem_err(pr, NULL, "invalid_json", &e);
+    else if (has_zero && !pr->status)
+        zero_byte_check(c->json, pr);
 }
 
 static int is_late(const struct call *c)

@@ -4,7 +4,8 @@
  *   call_params.c    model and fields of the body       call_prompts.c   prompts to token ids
  *   call_memory.c    memory that a call reserves     call_events.c    events of the engine
  *   call_answer.c    usage, events and errors        tool_rounds.c    rounds with tools
- *   call_drafts.c    speculation and predictions     call_guided.c    vLLM's structured outputs */
+ *   call_drafts.c    speculation and predictions     call_guided.c    vLLM's structured outputs
+ *   zero_byte.c      U+0000 in names */
 #ifndef ZSE_SERVE_API_INTERNAL_H
 #define ZSE_SERVE_API_INTERNAL_H
 
@@ -39,6 +40,10 @@ int call_bind(struct call *c, struct problem *pr);
 /* ---- call_guided.c ---- */
 /* Translate vLLM's fields for structured output to our fields, in c->json.  0, or -1 with *pr. */
 int call_guided(struct call *c, struct problem *pr);
+
+/* ---- zero_byte.c ---- */
+/* Refuse U+0000 where it would end a string early.  0, or -1 with *pr. */
+int zero_byte_check(const json_t *body, struct problem *pr);
 
 /* ---- call_drafts.c ---- */
 /* Read the field "speculative" into c->draft.  0, or -1 with *pr. */

@@ -63,8 +63,12 @@ void handle_tokenizer_info(struct server *s, struct conn *c, const char *rest)
     char name[256];
     struct problem pr;
     const char *asked = http_query(conn_request(c), "model", name, sizeof name);
-    const struct loaded_model *lm = models_find(s, asked, &pr);
+    const struct loaded_model *lm = NULL;
     (void)rest;
+    if (!asked && http_query_has(conn_request(c), "model"))
+        problem_set(&pr, 400, "model", "invalid_value", "model: expected an id of at most %zu bytes", sizeof name - 1);
+    else
+        lm = models_find(s, asked, &pr);
     if (lm && !guard_lists_model(conn_record(c), lm->id)) {
         problem_set(&pr, 404, "model", "model_not_found", "model '%.80s' is not one that the key may use", lm->id);
         lm = NULL;

@@ -59,25 +59,45 @@ static void add_json(struct buf *out, const json_t *v)
     free(text);
 }
 
+enum { ITEM_FLAGS = JSON_COMPACT | JSON_ENCODE_ANY };
+
+/* Bytes of an item that is kept, and of the comma before it.  They can be more than it had in the
+ * request: 1e9 becomes 1000000000.0. */
+static size_t item_bytes(const json_t *item) { return json_dumpb(item, NULL, 0, ITEM_FLAGS) + 1; }
+
+/* Append an item to `out`, which has room for it. */
+static void add_item(struct buf *out, const json_t *item)
+{
+    buf_str(out, out->size ? "," : "");
+    const size_t size = json_dumpb(item, NULL, 0, ITEM_FLAGS);
+    char *to = buf_reserve(out, size);
+    out->failed |= !to || !size || json_dumpb(item, to, size, ITEM_FLAGS) != size;
+    out->size += to ? size : 0;
+}
+
 /* Write the items to keep: those before the request, and its own. */
 static int keep_items(struct call *c, struct problem *pr)
 {
-    const json_t *input = js_get(c->json, "input"), *item;
-    size_t i;
+    enum { LEVEL_BYTES = 128 };         /* jansson's record of an open object or array while it writes */
+    json_t *input = js_get(c->json, "input"), *item, *message = NULL;
+    size_t i, bytes = c->previous.size;
     if (!is_kept(c))
         return 0;
-    if (call_keep(c, c->previous.size + 6 * c->scan.text_bytes + 4096, pr) != 0)
-        return -1;
-    buf_add(&c->kept, c->previous.data, c->previous.size);
-    json_t *message = json_is_string(input) ? json_pack("{s:s, s:s, s:O}", "type", "message", "role", "user", "content",
-                                                        input) : NULL;
-    if (json_is_string(input))
-        add_json(&c->kept, message);
-    json_decref(message);
+    if (json_is_string(input) && !(message = json_pack("[{s:s, s:s, s:O}]", "type", "message", "role", "user", "content",
+                                                       input)))
+        return problem_nomem(pr);
+    input = message ? message : input;
     json_array_foreach(input, i, item)
-        add_json(&c->kept, item);
+        bytes += item_bytes(item);
+    const int fits = call_keep(c, bytes, pr) == 0 && call_hold(c, JSON_DEPTH * LEVEL_BYTES, pr) == 0;
+    if (fits && buf_reserve(&c->kept, bytes)) {
+        buf_add(&c->kept, c->previous.data, c->previous.size);
+        json_array_foreach(input, i, item)
+            add_item(&c->kept, item);
+    }
+    json_decref(message);
     buf_release(&c->previous);
-    return c->kept.failed ? problem_nomem(pr) : 0;
+    return !fits ? -1 : c->kept.failed ? problem_nomem(pr) : 0;
 }
 
 static int prepare(struct call *c, struct problem *pr)
