@@ -156,6 +156,8 @@ void core_multiply(const struct core *k, const struct linear *l, const struct ac
     int p = 0;
     while (p < in->n_forms && (in->form[p].cols_padded != l->w.cols_padded || in->form[p].act_group != l->w.act_group))
         p++;
+    if (l->lora && k->lora.n_runs)
+        lora_prefetch(k, l, t0, t1);
     if (p < in->n_forms)
         k->k->matmul(out, ldo, &l->w, t0, t1, in->form[p].act, n_tokens, k->scratch[thread]);
     else

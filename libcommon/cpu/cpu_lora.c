@@ -175,6 +175,18 @@ void lora_project(struct core *k, const struct op *ops, int n_ops)
         pool_run(k->pool, w->n_matrices * w->n_runs, project_part, &j);
 }
 
+void lora_prefetch(const struct core *k, const struct linear *l, int t0, int t1)
+{
+    const struct lora_work *w = &k->lora;
+    for (int i = 0; i < w->n_runs && i < LORA_PREFETCH; i++) {
+        const struct lora_linear *c = change(l, &w->runs[i]);
+        const uint8_t *from = c ? c->b.data + (size_t)t0 * c->b.tile_bytes : NULL;
+        const size_t n = c ? (size_t)(t1 - t0) * c->b.tile_bytes : 0;
+        for (size_t at = 0; at < n; at += 64)
+            __builtin_prefetch(from + at, 0, 2);
+    }
+}
+
 void lora_add(const struct core *k, const struct linear *l, int t0, int t1, float *out, size_t ldo, int thread)
 {
     const struct lora_work *w = &k->lora;

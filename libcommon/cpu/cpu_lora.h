@@ -18,6 +18,7 @@ struct op;
 enum {
     LORA_MATRICES = 8,                  /* most matrices of a loop */
     LORA_ROWS = 16,                     /* most rows of a run */
+    LORA_PREFETCH = 8,                  /* most runs whose B is prefetched */
 };
 
 /* A run: rows [first, first + n) of the step, which have the same adapter. */
@@ -44,6 +45,9 @@ void lora_close(struct core *k);
 void lora_step(struct core *k, const struct batch_item *items, int n_items);
 /* Compute A x for the matrices of a loop. */
 void lora_project(struct core *k, const struct op *ops, int n_ops);
+/* Prefetch the tiles [t0, t1) of B of the adapters that lora_add() will read: they are short pieces
+ * in many places, which the hardware does not prefetch. */
+void lora_prefetch(const struct core *k, const struct linear *l, int t0, int t1);
 /* Add B (A x) to tiles [t0, t1) of the output of l; out points to row 0. */
 void lora_add(const struct core *k, const struct linear *l, int t0, int t1, float *out, size_t ldo, int thread);
 
