@@ -438,6 +438,22 @@ static void add_exaone_moe(struct gguf_translator *t)
     gguf_set_layer_types(t, js_get(t->out, "sliding_window") ? 4 : 0);
 }
 
+/* The shared expert's width is a multiple of an expert's. */
+static void add_hy_v3(struct gguf_translator *t)
+{
+    int64_t each = 0, shared = 0;
+    add_sigmoid_router(t);
+    gguf_key_int(t, "expert_feed_forward_length", 0, &each, NULL);
+    gguf_key_int(t, "expert_shared_feed_forward_length", each, &shared, NULL);
+    if (each <= 0 || shared % each)
+        gguf_fail(t, ERR_FORMAT, "key hy_v3.expert_shared_feed_forward_length: %lld is no multiple of %lld",
+                  (long long)shared, (long long)each);
+    else
+        gguf_set_int(t, "num_shared_experts", shared / each);
+    json_object_del(t->out, "n_shared_experts");
+    rename_key(t, "routed_scaling_factor", "router_scaling_factor");
+}
+
 /* The widths of both kinds of MLPs are those of tensors, because converters differ in the key for
  * the dense ones.  The outputs of shared and other experts are averaged.  A file has the epsilon of
  * one kind of norm, and the other one, if it is there, is 0. */
@@ -669,6 +685,8 @@ static const struct gguf_arch archs[] = {
       "silu",              SPELLING_CURRENT, ROPE_ONE, add_phimoe },
     { "exaone-moe",    "exaone_moe",       "ExaoneMoeForCausalLM",      "rms_norm_eps",       "hidden_act",
       "silu",              SPELLING_CURRENT, ROPE_ONE, add_exaone_moe },
+    { "hy_v3",         "hy_v3",            "HYV3ForCausalLM",           "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_CURRENT, ROPE_ONE, add_hy_v3 },
     { "cohere2moe",    "cohere2_moe",      "Cohere2MoeForCausalLM",     NULL,                 "hidden_act",
       "silu",              SPELLING_CURRENT, ROPE_ONE, add_cohere2_moe },
     { "afmoe",         "afmoe",            "AfmoeForCausalLM",          "rms_norm_eps",       "hidden_act",

@@ -21,6 +21,7 @@ static const struct { const char *gguf; unsigned can; enum gguf_gate otherwise; 
     { "cohere2moe",     SIGMOID, GATE_SIGMOID },
     { "exaone-moe",     SIGMOID, GATE_SIGMOID },
     { "afmoe",          SIGMOID, GATE_SIGMOID },
+    { "hy_v3",          SIGMOID, GATE_SIGMOID },
     { "mimo2",          SIGMOID, GATE_SIGMOID },
     { "kimi-linear",    SIGMOID, GATE_SIGMOID },
     { "lfm2moe",        SIGMOID, GATE_SIGMOID },
@@ -57,7 +58,7 @@ enum gguf_gate gguf_gate(const struct gguf_translator *t)
 
 void gguf_check_factor(const struct gguf_translator *t)
 {
-    static const char *const factors[] = { "routed_scaling_factor", "route_scale" };
+    static const char *const factors[] = { "routed_scaling_factor", "route_scale", "router_scaling_factor" };
     const double factor = gguf_key_float(t, "expert_weights_scale", 1);
     for (size_t i = 0; i < sizeof factors / sizeof *factors; i++)
         if (json_object_get(t->out, factors[i]))

@@ -41,10 +41,10 @@ LATEST = {"qwen2_5_vl-vl": "qwen2vl", "qwen3_vl-vl": "qwen3vl", "qwen3_vl_moe-vl
           "apertus": "apertus", "qwen3_5": "qwen35", "qwen3_5_moe": "qwen35moe", "qwen3_5_moe-vl": "qwen35moe", "falcon_h1": "falcon-h1", "glm_moe_dsa": "glm-dsa",
           "glm_moe_dsa-skip": "glm-dsa", "jamba": "jamba", "gemma3n": "gemma3n", "gemma3n-vl": "gemma3n", "gemma4": "gemma4", "gemma4-e": "gemma4",
           "gemma4-moe": "gemma4", "gemma4-vl": "gemma4", "gemma4_unified-vl": "gemma4", "kimi_linear": "kimi-linear", "mimo_v2_flash": "mimo2",
-          "deepseek_v32": "deepseek32", "cohere2_moe": "cohere2moe", "deepseek_v4-hub": "deepseek4"}
+          "deepseek_v32": "deepseek32", "cohere2_moe": "cohere2moe", "hy_v3": "hy_v3", "deepseek_v4-hub": "deepseek4"}
 # Architectures that the package does not know, and for each a known one that has the same names of
 # tensors.
-NAMES_OF = {"deepseek32": "glm-dsa", "cohere2moe": "exaone-moe"}
+NAMES_OF = {"deepseek32": "glm-dsa", "cohere2moe": "exaone-moe", "hy_v3": "exaone-moe"}
 MODELS |= LATEST
 # config.json's dim_model_base divided by the one that GGUF implies
 LOGITS = {"minicpm3": 32 / 256}
@@ -538,7 +538,11 @@ def write_keys(w, c, arch):
                      ("embedding_multiplier", w.add_embedding_scale), ("residual_multiplier", w.add_residual_scale), ("logits_scaling", w.add_logit_scale)):
         if c.get(key) is not None and arch != "falcon-h1":
             add(c[key])
-    if c.get("norm_topk_prob"):
+    if arch == "hy_v3":
+        w.add_expert_shared_feed_forward_length(c["moe_intermediate_size"] * c["num_shared_experts"])
+        w.add_expert_weights_scale(c["router_scaling_factor"])
+        w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if c.get("norm_topk_prob") or arch == "hy_v3":
         w.add_expert_weights_norm(True)
     if arch in ("gpt-oss", "exaone-moe", "afmoe", "olmo2"):
         w.add_sliding_window(c["sliding_window"])

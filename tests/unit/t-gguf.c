@@ -714,7 +714,7 @@ static void functions_of_routers(void **state)
     (void)state;
     static const char *const sigmoid[] = { "deepseek32", "glm-dsa", "glm4moe", "dots1", "minimax-m2", "llama4",
                                            "cohere2moe", "exaone-moe", "afmoe", "mimo2", "kimi-linear", "lfm2moe",
-                                           "nemotron_h_moe" },
+                                           "nemotron_h_moe", "hy_v3" },
                       *const softmax[] = { "mistral4", "llama", "qwen2moe", "qwen3moe", "olmoe", "granitemoe",
                                            "ernie4_5-moe", "hunyuan-moe", "phimoe", "granitehybrid", "jamba",
                                            "qwen3next", "qwen35moe", "gemma4", "qwen3vlmoe" };
