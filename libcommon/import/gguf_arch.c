@@ -57,6 +57,19 @@ void gguf_add_granite(struct gguf_translator *t)
     gguf_add_biases(t);
 }
 
+/* A file has one base for all layers, and a list of the layers that rotate; without it, all do. */
+static void add_granite_swa(struct gguf_translator *t)
+{
+    json_t *thetas = json_array();
+    const double theta = gguf_key_float(t, "rope.freq_base", 10000);
+    gguf_add_granite(t);
+    gguf_window(t);
+    gguf_set_layer_types(t, 4);
+    for (int64_t i = 0; i < t->n_layers; i++)
+        json_array_append_new(thetas, json_real(gguf_key_at(t, "attention.rope_pattern", i, 1) != 0 ? theta : 0));
+    json_object_set_new(t->out, "layer_rope_theta", thetas);
+}
+
 static void add_cohere(struct gguf_translator *t)
 {
     gguf_set_real(t, "logit_scale", gguf_key_float(t, "logit_scale", 1));
@@ -601,6 +614,8 @@ static const struct gguf_arch archs[] = {
       "silu",              SPELLING_CURRENT, ROPE_ONE, add_olmo2 },
     { "granite",       "granite",          "GraniteForCausalLM",        "rms_norm_eps",       "hidden_act",
       "silu",              SPELLING_CURRENT, ROPE_ONE, gguf_add_granite },
+    { "granite_swa",   "granite_swa",      "GraniteSWAForCausalLM",     "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_CURRENT, ROPE_ONE, add_granite_swa },
     { "command-r",     "cohere",           "CohereForCausalLM",         "layer_norm_eps",     "hidden_act",
       "silu",              SPELLING_CURRENT, ROPE_ONE, add_cohere },
     { "cohere2",       "cohere2",          "Cohere2ForCausalLM",        "layer_norm_eps",     "hidden_act",

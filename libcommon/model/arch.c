@@ -82,7 +82,7 @@ phi_names        = { .embed = "embed_tokens", .final_norm = "final_layernorm", .
                      .q_norm = "self_attn.q_layernorm", .k_norm = "self_attn.k_layernorm", .q = "self_attn.q_proj",
                      .k = "self_attn.k_proj",
                      .v = "self_attn.v_proj", .o = "self_attn.dense", .up = "mlp.fc1", .down = "mlp.fc2" },
-granite_swa_names = { LLAMA_TOP, TWO_NORMS, LLAMA_ATTN, LLAMA_MLP, .sinks = "self_attn.sinks" },
+granite_swa_names = { LLAMA_TOP, TWO_NORMS, LLAMA_ATTN, LLAMA_MLP, .sinks = "self_attn.sinks", .gguf_permuted = 1 },
 nanochat_names   = { .embed = "embed_tokens", .embed_norm = "", .final_norm = "", .head = "lm_head", .layer = "layers.",
                      .attn_norm = "", .mlp_norm = "", .q_norm = "", .k_norm = "", LLAMA_ATTN, .up = "mlp.fc1",
                      .down = "mlp.fc2" },

@@ -41,14 +41,14 @@ LATEST = {"qwen2_5_vl-vl": "qwen2vl", "qwen3_vl-vl": "qwen3vl", "qwen3_vl_moe-vl
           "apertus": "apertus", "qwen3_5": "qwen35", "qwen3_5_moe": "qwen35moe", "qwen3_5_moe-vl": "qwen35moe", "falcon_h1": "falcon-h1", "glm_moe_dsa": "glm-dsa",
           "glm_moe_dsa-skip": "glm-dsa", "jamba": "jamba", "gemma3n": "gemma3n", "gemma3n-vl": "gemma3n", "gemma4": "gemma4", "gemma4-e": "gemma4",
           "gemma4-moe": "gemma4", "gemma4-vl": "gemma4", "gemma4_unified-vl": "gemma4", "kimi_linear": "kimi-linear", "mimo_v2_flash": "mimo2",
-          "deepseek_v32": "deepseek32", "cohere2_moe": "cohere2moe", "hy_v3": "hy_v3", "deepseek_v4-hub": "deepseek4"}
+          "deepseek_v32": "deepseek32", "cohere2_moe": "cohere2moe", "hy_v3": "hy_v3", "granite_swa": "granite_swa", "deepseek_v4-hub": "deepseek4"}
 # Architectures that the package does not know, and for each a known one that has the same names of
 # tensors.
-NAMES_OF = {"deepseek32": "glm-dsa", "cohere2moe": "exaone-moe", "hy_v3": "exaone-moe"}
+NAMES_OF = {"deepseek32": "glm-dsa", "cohere2moe": "exaone-moe", "hy_v3": "exaone-moe", "granite_swa": "mimo2"}
 MODELS |= LATEST
 # config.json's dim_model_base divided by the one that GGUF implies
 LOGITS = {"minicpm3": 32 / 256}
-PERMUTED = ("llama", "mistral3", "apertus", "granitemoe", "granitehybrid")
+PERMUTED = ("llama", "mistral3", "apertus", "granitemoe", "granitehybrid", "granite_swa")
 # Size of an attention chunk of llama4_text.  GGUF has no key for it and implies 8192, so only the
 # logits of the first 32 tokens are the same with both.
 CHUNK = 32
@@ -94,6 +94,25 @@ def with_experts(name, normalized=True):
         json.dump(c, f)
     for kept in ("expected.json", "logits.f32"):
         shutil.copy(os.path.join(source, kept), folder)
+    return folder
+
+
+def with_one_base(name):
+    """The folder of granite_swa, in which each layer that rotates has the same base, because a GGUF
+    has one.  Its logits are computed here, from the folder."""
+    folder, source = os.path.join(temp.name, name), os.path.join(ORACLES, "models", "hf-2026", name)
+    model, out = (os.path.join(temp.name, n) for n in ("base.zse", "base.logits"))
+    shutil.copytree(source, folder)
+    c, expected = load(os.path.join(folder, "config.json")), load(os.path.join(folder, "expected.json"))
+    c["layer_rope_theta"] = [c["rope_theta"] if theta else 0 for theta in c["layer_rope_theta"]]
+    with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as f:
+        json.dump(c, f)
+    run("zse-convert", folder, "-q", "f32", "-o", model)
+    with open(os.path.join(folder, "logits.f32"), "wb") as f:
+        for prompt in expected["prompts"]:
+            run("zse-bench", "logits", model, "--ids", " ".join(map(str, prompt["ids"])), "-o", out)
+            with open(out, "rb") as part:
+                f.write(part.read())
     return folder
 
 
@@ -544,14 +563,16 @@ def write_keys(w, c, arch):
         w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if c.get("norm_topk_prob") or arch == "hy_v3":
         w.add_expert_weights_norm(True)
-    if arch in ("gpt-oss", "exaone-moe", "afmoe", "olmo2"):
+    if arch in ("gpt-oss", "exaone-moe", "afmoe", "olmo2", "granite_swa"):
         w.add_sliding_window(c["sliding_window"])
     if arch == "cohere2moe":
         w.add_sliding_window(c["sliding_window"])
         w.add_logit_scale(c["logit_scale"])
         w.add_leading_dense_block_count(c["mlp_layer_types"].count("dense"))
         w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-    if arch in ("exaone-moe", "olmo2", "cohere2moe"):
+    if arch == "granite_swa":
+        w.add_array("granite_swa.attention.rope_pattern", [theta != 0 for theta in c["layer_rope_theta"]])
+    if arch in ("exaone-moe", "olmo2", "cohere2moe", "granite_swa"):
         w.add_sliding_window_pattern([t == "sliding_attention" for t in c["layer_types"]])
     if "llama_4_scaling_beta" in rope:
         w.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
@@ -609,7 +630,9 @@ def convert(folder, arch, path, more_experts=0, joined=False):
 
 
 def check(name, arch, joined=False, as_folder=False, normalized=True):
-    folder = with_experts(name, normalized) if arch == "nemotron_h_moe" else os.path.join(ORACLES, "models", "hf-2026" if name in LATEST else "hf", name)
+    folder = os.path.join(ORACLES, "models", "hf-2026" if name in LATEST else "hf", name)
+    if arch in ("nemotron_h_moe", "granite_swa"):
+        folder = with_experts(name, normalized) if arch == "nemotron_h_moe" else with_one_base(name)
     path, model, out = (os.path.join(temp.name, n) for n in ("m.gguf", "m.zse", "logits"))
     if not as_folder:
         convert(folder, arch, path, joined=joined)
