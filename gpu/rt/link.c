@@ -81,18 +81,32 @@ void gpu_link_close(struct gpu_link *l)
     free(l);
 }
 
-int gpu_link_send(struct gpu_link *l, void *to, const void *from, size_t n, struct err *e)
+int gpu_link_offer(struct gpu_link *l, const void *from, size_t n, struct err *e)
 {
     if (n > l->size)
         return err_set(e, ERR_DEVICE, "a message of %zu bytes between devices, expected at most %zu", n, l->size);
-    if (gpu_use(l->from, e) < 0 || (l->bounce && gpu_download(l->from, GPU_COMPUTE, l->bounce, from, n, e) < 0) ||
-        gpu_event_record(l->from, GPU_COMPUTE, l->computed, e) < 0 || gpu_use(l->to, e) < 0 ||
-        gpu_event_wait(l->to, GPU_COMPUTE, l->computed, e) < 0 ||
-        (l->bounce ? gpu_upload(l->to, GPU_COMPUTE, to, l->bounce, n, e)
-                   : gpu_copy_from(l->to, GPU_COMPUTE, to, l->from, from, n, e)) < 0 ||
-        gpu_event_record(l->to, GPU_COMPUTE, l->taken, e) < 0)
+    if (gpu_use(l->from, e) < 0 || (l->bounce && gpu_download(l->from, GPU_COMPUTE, l->bounce, from, n, e) < 0))
         return -1;
+    return gpu_event_record(l->from, GPU_COMPUTE, l->computed, e);
+}
+
+int gpu_link_take(struct gpu_link *l, void *to, const void *from, size_t n, struct err *e)
+{
+    if (gpu_use(l->to, e) < 0 || gpu_event_wait(l->to, GPU_COMPUTE, l->computed, e) < 0 ||
+        (l->bounce ? gpu_upload(l->to, GPU_COMPUTE, to, l->bounce, n, e)
+                   : gpu_copy_from(l->to, GPU_COMPUTE, to, l->from, from, n, e)) < 0)
+        return -1;
+    return gpu_event_record(l->to, GPU_COMPUTE, l->taken, e);
+}
+
+int gpu_link_release(struct gpu_link *l, struct err *e)
+{
     return gpu_use(l->from, e) < 0 ? -1 : gpu_event_wait(l->from, GPU_COMPUTE, l->taken, e);
+}
+
+int gpu_link_send(struct gpu_link *l, void *to, const void *from, size_t n, struct err *e)
+{
+    return gpu_link_offer(l, from, n, e) < 0 || gpu_link_take(l, to, from, n, e) < 0 ? -1 : gpu_link_release(l, e);
 }
 
 int gpu_link_is_direct(const struct gpu_link *l) { return !l->bounce; }

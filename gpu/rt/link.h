@@ -26,6 +26,12 @@ struct gpu_link *gpu_link_open(struct gpu *from, struct gpu *to, size_t size, st
 void gpu_link_close(struct gpu_link *l);
 /* Queue a message of n bytes; `from` and `to` are memory of the two devices. */
 int gpu_link_send(struct gpu_link *l, void *to, const void *from, size_t n, struct err *e);
+/* The three parts of gpu_link_send, in this order, so that messages of several links overlap:
+ * offer() queues the sender's part, take() the receiver's, and release() lets the sender's later
+ * work wait until the message is taken.  Each selects the device that it queues work to. */
+int gpu_link_offer(struct gpu_link *l, const void *from, size_t n, struct err *e);
+int gpu_link_take(struct gpu_link *l, void *to, const void *from, size_t n, struct err *e);
+int gpu_link_release(struct gpu_link *l, struct err *e);
 int gpu_link_is_direct(const struct gpu_link *l);
 size_t gpu_link_pinned(const struct gpu_link *l);       /* bytes of pinned memory */
 
