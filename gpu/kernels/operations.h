@@ -119,8 +119,16 @@ struct gpu_expert_sum {
     const float *shared, *shared_weight; float shared_scale;
     float *x, *out; float scale;
     int n, top_k, cols, weighed;        /* weighed: y already includes the weights */
+    /* [n_experts] NULL: all results are there; else those of experts below 0 are another device's,
+     * and are left out */
+    const int32_t *place;
 };
 int gpu_expert_sum(struct gpu *g, const struct gpu_expert_sum *o, struct err *e);
+
+/* out [n] = part[0] + part[1] + .., added in this order; out may be one of the parts. */
+enum { GPU_MOST_PARTS = 8 };
+struct gpu_parts { const float *part[GPU_MOST_PARTS]; int n_parts; float *out; size_t n; };
+int gpu_sum_parts(struct gpu *g, const struct gpu_parts *o, struct err *e);
 
 /* Row i of x [n][cols] = row token[i] of w * scale (0 if w->data is NULL), plus row pos[i] +
  * pos_offset of pos_embed if that is not NULL.  A token below 0 stands for drawn[-1 - token]; if no

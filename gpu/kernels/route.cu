@@ -325,7 +325,7 @@ __global__ __launch_bounds__(BLOCK) void expert_sum_kernel(struct gpu_expert_sum
     if (o.shared)
         sum = o.shared_scale * (o.shared_weight ? o.shared_weight[token] : 1) * o.shared[at];
     for (int i = token * o.top_k; i < (token + 1) * o.top_k; i++)
-        if (o.choice.id[i] >= 0) {
+        if (o.choice.id[i] >= 0 && (!o.place || o.place[o.choice.id[i]] >= 0)) {
             const int row = o.row ? o.row[i] : -1;
             const float *y = row < 0 ? o.y + (size_t)i * o.cols : o.host + (size_t)row * o.cols;
             sum = fmaf(o.weighed ? 1 : o.choice.weight[i], y[k], sum);

@@ -111,3 +111,21 @@ extern "C" int gpu_act_pack(struct gpu *g, const float *x, int n, int cols, uint
     return launch(g, "act_pack", act_mul_kernel, rows_grid(n, cols), BLOCK, 0, e, x, (const float *)nullptr, cols, -1,
                   (float *)nullptr, act, act_stride, order);
 }
+
+__global__ __launch_bounds__(BLOCK) void sum_parts_kernel(gpu_parts o)
+{
+    for (size_t i = (size_t)blockIdx.x * BLOCK + threadIdx.x; i < o.n; i += (size_t)gridDim.x * BLOCK) {
+        float sum = o.part[0][i];
+        for (int k = 1; k < o.n_parts; k++)
+            sum += o.part[k][i];
+        o.out[i] = sum;
+    }
+}
+
+extern "C" int gpu_sum_parts(struct gpu *g, const struct gpu_parts *o, struct err *e)
+{
+    const size_t blocks = (o->n + BLOCK - 1) / BLOCK, most = 1024;
+    if (o->n == 0)
+        return 0;
+    return launch(g, "sum_parts", sum_parts_kernel, dim3((unsigned)(blocks < most ? blocks : most)), BLOCK, 0, e, *o);
+}
