@@ -196,7 +196,8 @@ static const char *const states[2] = { "warm", "dropped" };
 struct cold {
     const struct bench_options *o;
     char *path, *chat, *prompt;         /* path of the .zse; path of zse-chat; text of the prompt */
-    char threads[16], context[16], layers[16], experts[16], threshold[16], window[32], prefetch[16], max_device[32];
+    char threads[16], context[16], tp[16], layers[16], experts[16], threshold[16];
+    char window[32], prefetch[16], max_device[32];
     struct gpu_speeds gpu; size_t gpu_bytes;        /* on a GPU: its speeds, and the bytes that are copied to it */
     int n_tokens;
     double alone;                       /* seconds of the same prefill in a process that has warmed up */
@@ -284,6 +285,8 @@ static int measure(struct cold *c, int state, struct err *e)
         ours[n++] = "--gpus", ours[n++] = o->run.gpus_text;
     if (o->run.split_text)
         ours[n++] = "--pp-split", ours[n++] = o->run.split_text;
+    if (o->run.tp)
+        ours[n++] = "--tp", ours[n++] = c->tp;
     if (o->run.gpu_layers_given)
         ours[n++] = "--gpu-layers", ours[n++] = c->layers;
     if (o->run.moe_given)
@@ -420,6 +423,7 @@ int bench_coldstart(const struct bench_options *options, const char *model)
     else
         snprintf(c.layers, sizeof c.layers, "%d", o.run.gpu_layers);
     snprintf(c.threshold, sizeof c.threshold, "%d", o.run.prefill_threshold);
+    snprintf(c.tp, sizeof c.tp, "%d", o.run.tp);
     snprintf(c.experts, sizeof c.experts, "%d", o.run.gpu_experts);
     if (o.run.stream_window)
         snprintf(c.window, sizeof c.window, "%s%d", o.run.stream_sequential ? "sequential:" : "", o.run.stream_window);

@@ -250,7 +250,7 @@ static int check_url(struct chat_options *o)
         { r->type != NULL, "--quantize" }, { r->mode.given, "--mode" }, { r->verbose, "--verbose" },
             { r->threads, "--threads" }, { r->ctx, "--ctx" }, { r->kv_given, "--kv" },
             { r->kernels != NULL, "--kernels" },
-        { r->gpus_text != NULL, "--gpus" }, { r->split_text != NULL, "--pp-split" },
+        { r->gpus_text != NULL, "--gpus" }, { r->split_text != NULL, "--pp-split" }, { r->tp, "--tp" },
         { r->device != NULL, "--device" }, { r->gpu_layers_given, "--gpu-layers" }, { r->strict, "--strict" },
         { r->stream_given, "--layer-window" }, { r->prefetch_given, "--prefetch" }, { r->max_device != 0, "--max-device" },
         { r->moe_given, "--moe" }, { r->experts_given, "--gpu-experts" },

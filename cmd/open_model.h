@@ -50,6 +50,7 @@ struct run_options {
     /* --gpus and --pp-split; their texts, NULL: not given; n_split: numbers in --pp-split.  After
      * run_options_check, gpus.n is 0 unless there are several. */
     struct backend_gpus gpus; const char *gpus_text, *split_text; int n_split;
+    int tp;                         /* --tp: GPUs that share every layer; 0, 1: none */
     int force;                      /* --force: open a model even if memory does not suffice */
     enum verify_mode verify;        /* --verify */
     int verbose;                    /* --verbose: print the memory that each step takes */
@@ -85,7 +86,7 @@ struct run_options {
 };
 enum { GPU_LAYERS_AUTO = -1 };
 enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, OPT_FORCE, OPT_MAX_MEMORY, OPT_RUN_MODE,
-       OPT_LAYER_WINDOW, OPT_PREFETCH, OPT_MAX_DEVICE, OPT_GPUS, OPT_PP_SPLIT,
+       OPT_LAYER_WINDOW, OPT_PREFETCH, OPT_MAX_DEVICE, OPT_GPUS, OPT_PP_SPLIT, OPT_TP,
        OPT_VERBOSE, OPT_SPEC, OPT_GPU_LAYERS, OPT_STRICT, OPT_GRAPHS, OPT_ACT, OPT_CACHE_WEIGHTS, OPT_VERIFY,
        OPT_STREAM, OPT_SINKS, OPT_SPEC_EXACT, OPT_LORA, OPT_ATTENTION, OPT_MOE, OPT_GPU_EXPERTS, OPT_PREFILL_THRESHOLD,
        OPT_NO_GPU_PREFILL };
@@ -100,6 +101,7 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
     { "device", required_argument, NULL, OPT_DEVICE }, \
     { "gpus", required_argument, NULL, OPT_GPUS }, \
     { "pp-split", required_argument, NULL, OPT_PP_SPLIT }, \
+    { "tp", required_argument, NULL, OPT_TP }, \
     { "gpu-layers", required_argument, NULL, OPT_GPU_LAYERS }, \
     { "moe", required_argument, NULL, OPT_MOE }, \
     { "gpu-experts", required_argument, NULL, OPT_GPU_EXPERTS }, \
@@ -130,6 +132,7 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
     "      --device DEVICE        where to compute: auto, cpu, cuda, cuda:N (default: auto)\n" \
     "      --gpus LIST            divide the layers between these GPUs, like 0,1: each holds and computes its own\n" \
     "      --pp-split LIST        with --gpus, the number of layers of each, like 20,21,20 (default: evenly, the remainder to the first)\n" \
+    "      --tp N                 share every layer between N GPUs, the first ones or those of --gpus: each computes some heads, a part of the MLP, some experts\n" \
     "      --gpu-layers N|auto    the last N layers on the GPU, the others on the CPU; auto: as many as fit (default: all)\n" \
     "      --moe hybrid|cpu|gpu   where a GPU's layers compute the experts that a router chooses: on both, as many on the GPU as fit; on the CPU;\n" \
     "                             or all on the GPU (default: hybrid)\n" \

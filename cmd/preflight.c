@@ -200,9 +200,12 @@ static int settle(const char *prog, const struct opened_model *o, const struct r
 
 enum { PAGES = 4 << 20 };       /* sizes are rounded up to pages, and tables grow with the number of blocks */
 
-/* Bytes of a KV block on one GPU; block: bytes of all layers' part. */
-static uint64_t block_on(const struct gpu_plan_rank *r, size_t block, int n_layers)
+/* Bytes of a KV block on one GPU, of which its plan has n_blocks; block: bytes on all together. */
+static uint64_t block_on(const struct gpu_plan *p, int rank, size_t block, int n_layers, uint64_t n_blocks)
 {
+    const struct gpu_plan_rank *r = &p->ranks[rank];
+    if (p->tp)                          /* some of the heads of all layers */
+        return (r->kv + n_blocks - 1) / n_blocks + sizeof(int32_t);
     return block * (uint64_t)r->n_layers / (uint64_t)n_layers + sizeof(int32_t);
 }
 
@@ -223,7 +226,8 @@ uint64_t preflight_kv_room(const struct opened_model *o, const struct engine_opt
     for (int i = 0; i < p.n_ranks; i++) {
         const struct gpu_plan_rank *r = &p.ranks[i];
         const uint64_t room = r->needed + PAGES > r->limit
-            ? 0 : (r->limit - (r->needed - r->kv) - PAGES) / block_on(r, block, c->n_layers);
+            ? 0 : (r->limit - (r->needed - r->kv) - PAGES) /
+                  block_on(&p, i, block, c->n_layers, least.kv_bytes / block);
         n = room < n ? room : n;
     }
     for (int i = 0; i < 4 && n; i++) {
@@ -236,7 +240,7 @@ uint64_t preflight_kv_room(const struct opened_model *o, const struct engine_opt
         for (int k = 0; k < p.n_ranks; k++) {
             const struct gpu_plan_rank *r = &p.ranks[k];
             const uint64_t more = r->needed <= r->limit
-                ? 0 : (r->needed - r->limit + PAGES) / block_on(r, block, c->n_layers) + 1;
+                ? 0 : (r->needed - r->limit + PAGES) / block_on(&p, k, block, c->n_layers, n) + 1;
             over = more > over ? more : over;
         }
         if (!over)
@@ -408,8 +412,10 @@ static void print_forecast_json(const struct forecast *f)
                                             "host_weight_bytes", (json_int_t)g->host_weights, "host_kv_bytes",
                                             (json_int_t)g->host_kv, "cuda_graphs_off", g->graphs_off, "cached_bytes",
                                             (json_int_t)f->cached, "cache_weights_off", g->cache_off));
-    if (g)
+    if (g) {
+        json_object_set_new(j, "tensor_parallel", json_boolean(g->tp));
         json_object_set_new(j, "gpus", gpus_json(g));
+    }
     if (g && g->window)
         json_object_set_new(j, "layer_window", json_pack("{s:i, s:i, s:i, s:i, s:I}", "window", g->window, "kept",
                                                          g->kept, "slots", g->slots, "prefetch", g->prefetch,
@@ -431,13 +437,16 @@ static void print_measured(int64_t at)
     free(path);
 }
 
-static void print_rank(const struct gpu_plan_rank *r, int n_layers)
+static void print_rank(const struct gpu_plan *g, const struct gpu_plan_rank *r, int n_layers)
 {
-    char name[16], needed[CLI_BYTES], limit[CLI_BYTES];
+    char name[16], layers[64], needed[CLI_BYTES], limit[CLI_BYTES];
     snprintf(name, sizeof name, "GPU %d", r->index);
-    printf("%-16s %s: layers %d to %d of %d, %s of %s%s\n", name, r->name, r->first_layer,
-           r->first_layer + r->n_layers - 1, n_layers, cli_bytes(needed, r->needed), cli_bytes(limit, r->limit),
-           r->needed <= r->limit ? "" : ": too much");
+    if (g->tp)
+        snprintf(layers, sizeof layers, "a part of all %d layers", n_layers);
+    else
+        snprintf(layers, sizeof layers, "layers %d to %d of %d", r->first_layer, r->first_layer + r->n_layers - 1, n_layers);
+    printf("%-16s %s: %s, %s of %s%s\n", name, r->name, layers, cli_bytes(needed, r->needed),
+           cli_bytes(limit, r->limit), r->needed <= r->limit ? "" : ": too much");
 }
 
 static void print_forecast(const struct forecast *f)
@@ -454,7 +463,7 @@ static void print_forecast(const struct forecast *f)
     if (f->gpu && f->gpu->n_ranks == 1)
         printf("%-16s %s: %d of %d layers\n", "GPU", f->gpu->name, f->gpu->n_layers, f->n_layers);
     for (int i = 0; f->gpu && f->gpu->n_ranks > 1 && i < f->gpu->n_ranks; i++)
-        print_rank(&f->gpu->ranks[i], f->n_layers);
+        print_rank(f->gpu, &f->gpu->ranks[i], f->n_layers);
     if (f->gpu && f->n_experts)
         printf("%-16s %d of %d of each layer on the GPU\n", "experts", f->gpu->n_experts, f->n_experts);
     if (f->gpu && f->gpu->window)

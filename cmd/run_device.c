@@ -76,12 +76,44 @@ static int parse_split(const char *prog, const char *arg, struct run_options *r)
     return parse_list(prog, "--pp-split", arg, 1, "layers of each GPU, like 20,21,20", r->gpus.layers, &r->n_split);
 }
 
-/* Run on the GPUs of --gpus.  0, or the exit code. */
+static int parse_tp(const char *prog, const char *arg, struct run_options *r)
+{
+    long long n;
+    if (cli_parse_int(prog, "--tp", arg, 1, BACKEND_MOST_GPUS, &n) != 0)
+        return CLI_USAGE;
+    r->tp = (int)n;
+    return 0;
+}
+
+/* Let --tp choose the first GPUs, or share every layer between those of --gpus.  0, or the exit
+ * code. */
+static int use_tp(const char *prog, struct run_options *r)
+{
+    if (r->tp < 2)
+        return 0;
+    if (r->split_text)
+        return cli_wrong(prog, "--tp and --pp-split exclude each other: with --tp each GPU has a part of every layer");
+    if (r->stream_window)
+        return cli_wrong(prog, "--tp and --layer-window exclude each other: each GPU holds its part of all layers");
+    if (r->gpus_text && r->gpus.n != r->tp)
+        return cli_wrong(prog, "--tp %d: --gpus names %d GPU%s, expected %d", r->tp, r->gpus.n, r->gpus.n == 1 ? "" : "s",
+                         r->tp);
+    for (int i = 0; !r->gpus_text && i < r->tp; i++)
+        r->gpus.index[i] = i;
+    r->gpus.n = r->tp;
+    r->gpus.tp = 1;
+    return 0;
+}
+
+/* Run on the GPUs of --gpus or --tp.  0, or the exit code. */
 static int use_gpus(const char *prog, struct run_options *r)
 {
     struct err e;
+    const char *name = r->gpus_text ? "--gpus" : "--tp";
     if (r->device && (strcmp(r->device, "cpu") == 0 || strchr(r->device, ':')))
-        return cli_wrong(prog, "--gpus and --device %s exclude each other: both choose where to compute", r->device);
+        return cli_wrong(prog, "%s and --device %s exclude each other: both choose where to compute", name, r->device);
+    if (use_tp(prog, r) != 0)
+        return CLI_USAGE;
     const int rc = parse_device(prog, "--device", r->device && strcmp(r->device, "auto") != 0 ? r->device
                                 : strcmp(gpu_kind, "none") != 0 ? gpu_kind : "cuda", r);
     if (rc != 0)
@@ -91,7 +123,7 @@ static int use_gpus(const char *prog, struct run_options *r)
         return cli_fail(prog, &e);
     for (int i = 0; i < r->gpus.n; i++)
         if (r->gpus.index[i] >= n)
-            return cli_wrong(prog, "--gpus: there is no GPU %d, this machine has %d, expected 0 to %d", r->gpus.index[i],
+            return cli_wrong(prog, "%s: there is no GPU %d, this machine has %d, expected 0 to %d", name, r->gpus.index[i],
                              n, n - 1);
     r->gpu_index = r->gpus.index[0];
     if (r->split_text && r->n_split != r->gpus.n)
@@ -257,6 +289,7 @@ int run_device_option(const char *prog, int c, const char *arg, struct run_optio
     case OPT_DEVICE: r->device = arg; return 0;
     case OPT_GPUS: return parse_gpus(prog, arg, r);
     case OPT_PP_SPLIT: return parse_split(prog, arg, r);
+    case OPT_TP: return parse_tp(prog, arg, r);
     case OPT_GPU_LAYERS: return parse_layers(prog, arg, r);
     case OPT_LAYER_WINDOW: return parse_layer_window(prog, arg, r);
     case OPT_PREFETCH: return parse_prefetch(prog, arg, r);
@@ -280,7 +313,7 @@ int run_device_check(const char *prog, struct run_options *r)
     const char *device = getenv("ZSE_DEVICE");
     if (r->split_text && !r->gpus_text)
         return cli_wrong(prog, "--pp-split needs --gpus");
-    int rc = r->gpus_text ? use_gpus(prog, r)
+    int rc = r->gpus_text || r->tp > 1 ? use_gpus(prog, r)
              : r->device ? parse_device(prog, "--device", r->device, r)
                        : parse_device(prog, "ZSE_DEVICE", device && *device ? device : "auto", r);
     if (rc == 0 && r->gpu_layers_given && r->gpu_layers > 0 && !r->gpu)

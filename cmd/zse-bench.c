@@ -345,9 +345,9 @@ static int check_device(struct bench_options *o, enum command c, uint64_t given)
     if (o->run.gpu && (c == LIMITS || c == BATCH || c == KV || c == MOE || c == THREADS || c == MATMUL ||
                        c == TERNARY || c == DEQUANT || c == SPARSE || c == SIMD || c == FLASH || c == MMAP ||
                        c == PLOT || c == LAYERS)) {
-        if (o->run.device || o->run.gpus_text)
+        if (o->run.device || o->run.gpus_text || o->run.tp)
             return cli_wrong(prog, "%s measures the CPU: --%s does not apply", commands[c].name,
-                             o->run.device ? "device" : "gpus");
+                             o->run.device ? "device" : o->run.tp ? "tp" : "gpus");
         o->run.gpu = 0;                 /* ignore a GPU found by auto, or named in $ZSE_DEVICE for other programs */
     }
     if (c == GPU && !o->run.gpu) {
@@ -355,7 +355,7 @@ static int check_device(struct bench_options *o, enum command c, uint64_t given)
         return gpu_count(&e) < 0 ? cli_fail(prog, &e) : cli_wrong(prog, "gpu: measures a GPU, expected --device cuda");
     }
     if (c == GPU && o->run.gpus.n)
-        return cli_wrong(prog, "gpu: measures one GPU: expected one number in --gpus");
+        return cli_wrong(prog, "gpu: measures one GPU: --tp does not apply, and expected one number in --gpus");
     if (o->run.gpu && o->limits)
         return cli_wrong(prog, "--limits: limits of the CPU, which do not apply to a GPU");
     if (c == GPU && (o->run.exact || o->run.strict || o->run.graphs_given || o->run.cache_given))

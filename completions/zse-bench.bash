@@ -43,6 +43,7 @@ _zse_bench() {
     --device) COMPREPLY=(); return ;;
     --gpus) COMPREPLY=(); return ;;
     --pp-split) COMPREPLY=(); return ;;
+    --tp) COMPREPLY=(); return ;;
     --gpu-layers) COMPREPLY=($(compgen -W "N auto" -- "$cur")); return ;;
     --moe) COMPREPLY=($(compgen -W "hybrid cpu gpu" -- "$cur")); return ;;
     --gpu-experts) COMPREPLY=(); return ;;
@@ -57,7 +58,7 @@ _zse_bench() {
     --max-memory) COMPREPLY=(); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--prompt --generate --batch --repeats --warmup --json --file --limits --contexts --svg --shape --tokens --autotune --peer --peer-model --requests --rate --shared --background --api --model --key --ignore-eos --temp --seed --spec --spec-exact --estimate --accept --timeout --ids --output --ref --window --windows --whole --quantize --mode --threads --ctx --kv --attention --exact --kernels --device --gpus --pp-split --gpu-layers --moe --gpu-experts --gpu-prefill-threshold --no-gpu-prefill --layer-window --prefetch --max-device --strict --cuda-graphs --act --cache-weights --force --verify --verbose --max-memory --print-defaults --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--prompt --generate --batch --repeats --warmup --json --file --limits --contexts --svg --shape --tokens --autotune --peer --peer-model --requests --rate --shared --background --api --model --key --ignore-eos --temp --seed --spec --spec-exact --estimate --accept --timeout --ids --output --ref --window --windows --whole --quantize --mode --threads --ctx --kv --attention --exact --kernels --device --gpus --pp-split --tp --gpu-layers --moe --gpu-experts --gpu-prefill-threshold --no-gpu-prefill --layer-window --prefetch --max-device --strict --cuda-graphs --act --cache-weights --force --verify --verbose --max-memory --print-defaults --help --version" -- "$cur")) ;;
     *) local head=
        [ "$cur" != : ] || { head=$prev: cur=; }
        [ "$prev" != : ] || head=${COMP_WORDS[COMP_CWORD-2]}:

@@ -46,6 +46,7 @@ complete -c zse-bench -l kernels -x -a 'ref avx2 avxvnni avx512 amx neon dotprod
 complete -c zse-bench -l device -x -d 'where to compute auto, cpu, cuda, cudaN (default auto)'
 complete -c zse-bench -l gpus -x -d 'divide the layers between these GPUs, like 0,1 each holds and computes its own'
 complete -c zse-bench -l pp-split -x -d 'with --gpus, the number of layers of each, like 20,21,20 (default evenly, the remainder to the first)'
+complete -c zse-bench -l tp -x -d 'share every layer between N GPUs, the first ones or those of --gpus each computes some heads, a part of the MLP, some experts'
 complete -c zse-bench -l gpu-layers -x -a 'N auto' -d 'the last N layers on the GPU, the others on the CPU; auto as many as fit (default all)'
 complete -c zse-bench -l moe -x -a 'hybrid cpu gpu' -d 'where a GPUs layers compute the experts that a router chooses on both, as many on the GPU as fit; on the CPU; or all on the GPU (default hybrid)'
 complete -c zse-bench -l gpu-experts -x -d 'keep N experts of each layer on the GPU; the CPU computes the others (default as many as fit)'

@@ -62,6 +62,7 @@ complete -c zse-chat -l kernels -x -a 'ref avx2 avxvnni avx512 amx neon dotprod 
 complete -c zse-chat -l device -x -d 'where to compute auto, cpu, cuda, cudaN (default auto)'
 complete -c zse-chat -l gpus -x -d 'divide the layers between these GPUs, like 0,1 each holds and computes its own'
 complete -c zse-chat -l pp-split -x -d 'with --gpus, the number of layers of each, like 20,21,20 (default evenly, the remainder to the first)'
+complete -c zse-chat -l tp -x -d 'share every layer between N GPUs, the first ones or those of --gpus each computes some heads, a part of the MLP, some experts'
 complete -c zse-chat -l gpu-layers -x -a 'N auto' -d 'the last N layers on the GPU, the others on the CPU; auto as many as fit (default all)'
 complete -c zse-chat -l moe -x -a 'hybrid cpu gpu' -d 'where a GPUs layers compute the experts that a router chooses on both, as many on the GPU as fit; on the CPU; or all on the GPU (default hybrid)'
 complete -c zse-chat -l gpu-experts -x -d 'keep N experts of each layer on the GPU; the CPU computes the others (default as many as fit)'

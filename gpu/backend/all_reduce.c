@@ -129,10 +129,10 @@ static int add_whole(struct all_reduce *a, float *const x[], size_t at, size_t n
     return collect_each(a, x, r, e) < 0 ? -1 : add_each(a, x, r, e);
 }
 
-/* Add a piece: every device adds its share, and sends the sum to the others. */
+/* Add a piece: every device adds a share of it, and sends the sum to the others. */
 static int add_shares(struct all_reduce *a, float *const x[], size_t at, size_t n, struct err *e)
 {
-    enum { WHOLE = 64 };                /* shares of whole 256 bytes */
+    enum { WHOLE = 64 };                /* floats in 256 bytes */
     const size_t share = ((n + (size_t)a->n - 1) / (size_t)a->n + WHOLE - 1) / WHOLE * WHOLE;
     struct run r[ALL_REDUCE_DEVICES];
     for (int i = 0; i < a->n; i++) {

@@ -7,10 +7,16 @@
  * order them, so a step that is begun needs no wait on the host.  The last rank draws the tokens;
  * another link returns them to the first, where the next step may read them.
  *
- * A rank runs the kernels that one device would run for its layers, with the same shapes, so every
- * bit of an answer is that of one device.  If a device is lost, every step fails: after a step the
- * host waits for the ranks in order, because a rank behind a lost one computes with any bytes that
- * arrived. */
+ * With tensor parallelism the ranks share every layer (tp_model.h): the first one looks up the
+ * embedding and sends it to the others, each computes its heads, its part of the MLP and its
+ * experts, and after each half of a layer all add their partial sums (all_reduce.h).  The first one
+ * computes the head.  The order of the sum is fixed, so an answer depends on the number of ranks,
+ * but not on links or time.
+ *
+ * A rank of a pipeline runs the kernels that one device would run for its layers, with the same
+ * shapes, so every bit of an answer is that of one device.  If a device is lost, every step fails:
+ * after a step the host waits for the ranks in order, because a rank behind a lost one computes
+ * with any bytes that arrived. */
 #include "gpu/backend/internal.h"
 
 #include <stdio.h>
@@ -20,7 +26,9 @@
 #include "libcommon/cpu/cpu.h"
 
 static struct gpu_backend *first_of(const struct gpu_ranks *p) { return p->rank[0]; }
-static struct gpu_backend *last_of(const struct gpu_ranks *p) { return p->rank[p->n - 1]; }
+static int has_tp(const struct gpu_ranks *p) { return first_of(p)->tp != NULL; }
+/* The rank with the head. */
+static struct gpu_backend *last_of(const struct gpu_ranks *p) { return p->rank[has_tp(p) ? 0 : p->n - 1]; }
 
 /* ---- open and close ---- */
 
@@ -40,6 +48,7 @@ static void backend_close(void *backend)
     if (!p)
         return;
     settle(p);
+    all_reduce_close(p->group.sums);
     gpu_link_close(p->drawn);
     for (int i = 0; i < p->n; i++)
         gpu_link_close(p->rank[i]->link);
@@ -48,9 +57,28 @@ static void backend_close(void *backend)
     free(p);
 }
 
+/* Let the first rank lead the others. */
+static int join_tp(struct gpu_ranks *p, struct err *e)
+{
+    struct gpu *g[BACKEND_MOST_GPUS];
+    struct tp_group *t = &p->group;
+    t->n = p->n;
+    for (int i = 0; i < p->n; i++) {
+        t->rank[i] = p->rank[i];
+        g[i] = p->rank[i]->g;
+    }
+    if (!(t->sums = all_reduce_open(g, t->n, &all_reduce_sizes, e)))
+        return -1;
+    first_of(p)->group = t;
+    first_of(p)->pinned += all_reduce_pinned(t->sums);
+    return 0;
+}
+
 /* Open the links between the ranks. */
 static int join(struct gpu_ranks *p, struct err *e)
 {
+    if (has_tp(p))
+        return join_tp(p, e);
     for (int i = 1; i < p->n; i++) {
         struct gpu_backend *b = p->rank[i], *before = p->rank[i - 1];
         const size_t size = array_size(b) * (size_t)b->m->config.hidden_size * sizeof *b->x;
@@ -73,15 +101,20 @@ static void describe(struct gpu_ranks *p)
     snprintf(p->name, sizeof p->name, "%s", first_of(p)->name);
     if (p->n == 1)
         return;
-    for (int i = 0; i < p->n; i++) {
+    if (has_tp(p))
+        snprintf(layers, sizeof layers, "tensor parallel");
+    for (int i = 0; !has_tp(p) && i < p->n; i++) {
         const size_t n = strlen(layers);
         snprintf(layers + n, sizeof layers - n, "%s%d", i ? "+" : "", p->rank[i]->plan.n_layers);
     }
     const char *options = strchr(p->name, ',');
     char rest[128];
     snprintf(rest, sizeof rest, "%s", options ? options : "");
-    snprintf(p->name, sizeof p->name, "%s %d x %.60s, %s of %d layers%.100s", gpu_kind, p->n, first_of(p)->plan.name,
-             layers, all, rest);
+    char of[32] = "";
+    if (!has_tp(p))
+        snprintf(of, sizeof of, " of %d layers", all);
+    snprintf(p->name, sizeof p->name, "%s %d x %.60s, %s%s%.90s", gpu_kind, p->n, first_of(p)->plan.name, layers, of,
+             rest);
 }
 
 static void *backend_open(const struct model *m, const struct backend_options *o, struct err *e)
@@ -124,8 +157,8 @@ static int run_ranks(struct gpu_ranks *p, const struct batch *batch, float *logi
     for (int i = 0; i < p->n; i++)
         if (rank_forward(p->rank[i], batch, logits, e) < 0)
             return -1;
-    for (int i = 0; i < p->n - 1; i++)
-        if (gpu_use(p->rank[i]->g, e) < 0 || gpu_sync(p->rank[i]->g, GPU_COMPUTE, e) < 0)
+    for (int i = 0; i < p->n; i++)
+        if (p->rank[i] != last_of(p) && (gpu_use(p->rank[i]->g, e) < 0 || gpu_sync(p->rank[i]->g, GPU_COMPUTE, e) < 0))
             return -1;
     return 0;
 }
@@ -293,8 +326,12 @@ static void add_rank(struct backend_device *d, const struct backend_device *r)
     add_stream(&d->stream, &r->stream, d->n_layers, r->n_layers);
     add_experts(&d->experts, &r->experts);
     d->ranks[d->n_ranks++] = r->ranks[0];
-    d->n_layers += r->n_layers;
-    d->n_experts = r->n_experts < d->n_experts ? r->n_experts : d->n_experts;
+    if (d->tp) {
+        d->n_experts += r->n_experts;
+    } else {
+        d->n_layers += r->n_layers;
+        d->n_experts = r->n_experts < d->n_experts ? r->n_experts : d->n_experts;
+    }
     d->weights += r->weights;
     d->cached += r->cached;
     d->kv += r->kv;
@@ -318,6 +355,8 @@ static void backend_device(const void *backend, struct backend_device *d)
         rank_device(p->rank[i], &r);
         add_rank(d, &r);
     }
+    for (int i = 0; d->tp && i < p->n; i++)
+        d->ranks[i].direct = all_reduce_is_direct(p->group.sums, i);
 }
 
 const struct backend backend_gpu = {

@@ -102,6 +102,7 @@ static int plan_experts(struct gpu_backend *b, size_t t, struct buffer_place *pa
     part[n++] = (struct buffer_place){ &b->choice.n_tiles, sizeof(int32_t) };
     part[n++] = (struct buffer_place){ &b->mid_expert, floats ? pairs * (size_t)m->intermediate_size * f : 0 };
     part[n++] = (struct buffer_place){ &b->out_expert, pairs * hidden * f };
+    part[n++] = (struct buffer_place){ &b->tp_place, b->tp ? experts * sizeof *b->tp_place : 0 };
     part[n++] = (struct buffer_place){ &b->hybrid.place, has_host_experts(b) ? hybrid_places(b) : 0 };
     part[n++] = (struct buffer_place){ &b->hybrid.stream, slots_plan(b) };
     part[n++] = (struct buffer_place){ &b->hybrid.host_result, has_host_experts(b) ? hybrid_results(b) : 0 };
@@ -225,19 +226,34 @@ static int upload_tables(struct gpu_backend *b, struct err *e)
     }
     if (c->pos != POS_ALIBI)
         return 0;
-    float *slope = malloc((size_t)c->n_heads * sizeof *slope);
+    const int n_heads = b->tp ? b->tp->whole->config.n_heads : c->n_heads, first = b->tp ? b->tp->first_head : 0;
+    float *slope = malloc((size_t)n_heads * sizeof *slope);
     if (!slope)
         return err_nomem(e, "slopes");
     int n = 1;
-    while (2 * n <= c->n_heads)
+    while (2 * n <= n_heads)
         n *= 2;
-    for (int h = 0; h < c->n_heads; h++) {      /* arXiv:2108.12409 and its code */
+    for (int h = 0; h < n_heads; h++) {         /* arXiv:2108.12409 and its code */
         const double power = h < n ? (double)(h + 1) / n : (double)(2 * (h - n) + 1) / (2 * n);
         slope[h] = (float)(c->alibi_scale * exp2(-c->alibi_max_bias * power));
     }
-    const int rc = upload_table(b, b->alibi, slope, c->n_heads, e);
+    const int rc = upload_table(b, b->alibi, slope + first, c->n_heads, e);
     free(slope);
     return rc;
+}
+
+/* With tp, where each expert is. */
+static int upload_places(struct gpu_backend *b, struct err *e)
+{
+    const int n = b->m->config.moe.n_experts;
+    if (!b->tp || !b->tp_place)
+        return 0;
+    for (int i = 0; i < n; i++) {
+        const int at = i - b->tp->first_expert;
+        b->hstep[i] = at >= 0 && at < b->n_experts ? at : -1;
+    }
+    return gpu_upload(b->g, GPU_COMPUTE, b->tp_place, b->hstep, (size_t)n * sizeof *b->tp_place, e) < 0
+               ? -1 : gpu_sync(b->g, GPU_COMPUTE, e);
 }
 
 /* The matrix of this part in a layer.  For a part of experts it is the first expert's, because all
@@ -354,6 +370,13 @@ static int settle_experts(struct gpu_backend *b, struct err *e)
 {
     const int all = b->m->config.moe.n_experts;
     int any = 0;
+    if (b->tp && (b->o.moe == MOE_CPU || b->o.gpu_experts))
+        return err_set(e, ERR_UNSUPPORTED, "--tp divides all experts between the GPUs: %s does not apply",
+                       b->o.moe == MOE_CPU ? "--moe cpu" : "--gpu-experts");
+    if (b->tp) {
+        b->n_experts = b->tp->n_experts;
+        return 0;
+    }
     if (all && b->o.gpu_experts > all)
         return err_set(e, ERR_SHAPE, "--gpu-experts %d: each layer has %d experts", b->o.gpu_experts, all);
     for (int i = b->layers.first; i < b->layers.end; i++)
@@ -369,6 +392,10 @@ static int settle_layers(struct gpu_backend *b, struct err *e)
     const struct backend_gpus *gpus = &b->o.gpus;
     int layers[BACKEND_MOST_GPUS], sum = 0;
     b->layers = (struct layer_range){ all - n, all };
+    if (b->tp) {
+        b->host_layers = 0;
+        return n == all ? 0 : err_set(e, ERR_UNSUPPORTED, "--tp shares all layers between the GPUs: --gpu-layers %d of %d does not apply", n, all);
+    }
     b->host_layers = gpus->rank == 0 ? all - n : 0;
     if (gpus->n < 2)
         return 0;
@@ -425,6 +452,17 @@ static int size_up(struct gpu_backend *b, struct buffer_place *part, struct err 
     if (b->hlogits_room < (size_t)c->hidden_size)
         b->hlogits_room = (size_t)c->hidden_size;
     return n;
+}
+
+int memory_part(struct gpu_backend *b, struct err *e)
+{
+    const struct backend_gpus *g = &b->o.gpus;
+    if (!g->tp || g->n < 2)
+        return 0;
+    if (!(b->tp = tp_model_open(b->m, g->n, g->rank, e)))
+        return -1;
+    b->m = &b->tp->m;
+    return 0;
 }
 
 int memory_sizes(struct gpu_backend *b, struct err *e)
@@ -503,16 +541,17 @@ int memory_open(struct gpu_backend *b, struct err *e)
 {
     const struct config *c = &b->m->config;
     struct buffer_place part[MAX_PARTS];
-    if (size_up(b, part, e) < 0 || plan_rank(b->g, b->m, &b->o, &b->plan, e) < 0 ||
+    if (size_up(b, part, e) < 0 || plan_rank(b->g, b->tp ? b->tp->whole : b->m, &b->o, &b->plan, e) < 0 ||
         gpu_plan_fits(&b->plan, &b->o, e) < 0)
         return -1;
-    plan_fix_experts(&b->o, &b->plan);
+    if (!b->tp)
+        plan_fix_experts(&b->o, &b->plan);
     b->arena_size = 0;
     const int n = size_up(b, part, e);
     if (n < 0)
         return -1;
     const size_t hx = b->host_layers ? (size_t)b->o.max_tokens * (size_t)c->hidden_size : 0;
-    const struct dweights_options wo = { .layers = b->layers, .n_experts = b->n_experts,
+    const struct dweights_options wo = { .layers = b->layers, .n_experts = b->n_experts, .part = b->tp,
                                          .decoded = b->plan.cached > 0, .act_int8 = b->o.act_int8,
                                          .window = { b->plan.kept, b->plan.slots, b->plan.prefetch } };
     /* the weights first: they are copied while the rest is allocated */
@@ -535,7 +574,7 @@ int memory_open(struct gpu_backend *b, struct err *e)
                                                                                : (void *)b->alibi) - (uint8_t *)b->act),
                                                                                e) < 0 ||
         gpu_fill(b->g, GPU_COMPUTE, b->x, 0, (size_t)((uint8_t *)b->y - (uint8_t *)b->x), e) < 0 ||
-        upload_tables(b, e) < 0)
+        upload_tables(b, e) < 0 || upload_places(b, e) < 0)
         return -1;
     return has_host_experts(b) && hybrid_open(b, e) < 0 ? -1 : host_open(b, e);
 }

@@ -21,7 +21,7 @@ static size_t pages(size_t n) { return (n + ((size_t)2 << 20) - 1) >> 21 << 21; 
 static const char *graphs_off(const struct gpu_backend *b)
 {
     const struct backend_options *o = &b->o;
-    return has_host_experts(b) ? "some experts are on the processor" : o->no_graphs ? "--cuda-graphs off" : o->debug_sync ? "ZSE_DEBUG_SYNC waits after every kernel" : NULL;
+    return has_host_experts(b) ? "some experts are on the processor" : b->tp ? "several GPUs share each layer" : o->no_graphs ? "--cuda-graphs off" : o->debug_sync ? "ZSE_DEBUG_SYNC waits after every kernel" : NULL;
 }
 
 /* An allowance for the driver's own copies of graphs and kernels, not measured: 32 MiB, and 1 KiB
@@ -60,15 +60,17 @@ static void fill_plan(const struct gpu_backend *b, struct gpu_plan *p)
     p->n_layers = b->layers.end - b->layers.first;
     p->ranks[0].first_layer = b->layers.first;
     p->n_experts = b->n_experts;
+    p->tp = b->tp != NULL;
     p->weights = pages(dweights_size(b->m, b->layers, b->n_experts));
     p->kv = pages(b->kv_size) + pages(b->state_size);
-    p->work = pages(b->arena_size) + pages(b->step_room * 4);
+    p->work = pages(b->arena_size) + pages(b->step_room * 4) +
+              (b->tp ? pages(all_reduce_bytes(&all_reduce_sizes, b->tp->n_ranks)) : 0);
     p->reserve = reserve_of(b);
     p->cache_off = cache_off(b);
     p->cached = p->cache_off ? 0 : pages(dweights_decoded_size(b->m, b->layers, b->o.act_int8));
     p->needed = p->weights + p->cached + p->kv + p->work + p->reserve;
     p->graphs_off = graphs_off(b);
-    p->host_weights = dweights_host_size(b->m, b->host_layers, b->layers, b->n_experts);
+    p->host_weights = b->tp ? 0 : dweights_host_size(b->m, b->host_layers, b->layers, b->n_experts);
     p->host_kv = 0;
     if (b->host_layers) {
         for (int i = 0; i < b->host_layers; i++)
@@ -83,6 +85,8 @@ static void fill_plan(const struct gpu_backend *b, struct gpu_plan *p)
 static void plan_window(const struct model *m, const struct backend_options *o, struct gpu_plan *p)
 {
     size_t layer;
+    if (p->tp)
+        return;
     const struct layer_range layers = { p->ranks[0].first_layer, p->ranks[0].first_layer + p->n_layers };
     const int wanted = o->stream_window ? o->stream_window < p->n_layers : p->needed > p->limit;
     const size_t ends = pages(dweights_ends_size(m, layers, p->n_experts, &layer)),
@@ -119,9 +123,12 @@ static int plan_for(const struct model *m, const struct backend_options *o, int 
 {
     struct gpu_backend b = { .m = m, .o = *o };
     b.o.device_layers = device_layers;
-    if (memory_sizes(&b, e) < 0)
+    const int rc = memory_part(&b, e) < 0 || memory_sizes(&b, e) < 0 ? -1 : 0;
+    if (rc == 0)
+        fill_plan(&b, p);
+    tp_model_close(b.tp);
+    if (rc < 0)
         return -1;
-    fill_plan(&b, p);
     return o->cache_weights == CACHE_WEIGHTS_ON &&
            p->cache_off ? err_set(e, ERR_SHAPE, "--cache-weights on: %s", p->cache_off) : 0;
 }
@@ -140,7 +147,7 @@ static void plan_experts_that_fit(const struct model *m, const struct backend_op
     struct gpu_plan best = *p;
     struct err ignored;
     int low = 0, high = m->config.moe.n_experts;        /* fewer than `high` may fit, `low` - 1 fit */
-    if (o->moe != MOE_HYBRID || o->gpu_experts || p->needed <= p->limit)
+    if (p->tp || o->moe != MOE_HYBRID || o->gpu_experts || p->needed <= p->limit)
         return;
     while (low < high) {
         struct gpu_plan one = *p;
@@ -163,7 +170,8 @@ static void plan_cache(const struct model *m, const struct backend_options *o, s
     struct backend_options with = *o;
     struct gpu_plan q = *p;
     struct err ignored;
-    plan_fix_experts(&with, p);
+    if (!p->tp)
+        plan_fix_experts(&with, p);
     with.cache_weights = CACHE_WEIGHTS_ON;
     if (p->limit >= 3 * p->weights + BESIDE && plan_for(m, &with, o->device_layers, &q, &ignored) == 0 &&
         q.needed <= p->limit)
@@ -240,8 +248,12 @@ static void add_rank(struct gpu_plan *p, const struct gpu_plan *r)
     const int window = (p->window ? p->window : p->n_layers) + (r->window ? r->window : r->n_layers);
     p->ranks[p->n_ranks++] = r->ranks[0];
     p->window = windows ? window : 0;
-    p->n_layers += r->n_layers;
-    p->n_experts = r->n_experts < p->n_experts ? r->n_experts : p->n_experts;
+    if (p->tp) {
+        p->n_experts += r->n_experts;
+    } else {
+        p->n_layers += r->n_layers;
+        p->n_experts = r->n_experts < p->n_experts ? r->n_experts : p->n_experts;
+    }
     p->weights += r->weights;
     p->cached += r->cached;
     p->kv += r->kv;
@@ -289,7 +301,7 @@ int gpu_plan(const struct model *m, const struct backend_options *o, struct gpu_
             add_rank(p, &one);
     }
     if (n > 1)
-        p->most_layers = all_fit(p) ? p->n_layers : most_layers(m, o, p);
+        p->most_layers = all_fit(p) ? p->n_layers : p->tp ? 0 : most_layers(m, o, p);
     return 0;
 }
 
@@ -305,7 +317,9 @@ int gpu_plan_fits(const struct gpu_plan *p, const struct backend_options *o, str
         snprintf(fewer, sizeof fewer, "; --gpu-layers %d fits", p->most_layers);
     if (r->cached)
         snprintf(cached, sizeof cached, ", f16 copies %s (--cache-weights)", megabytes(s[6], r->cached));
-    if (o->gpus.n > 1)
+    if (p->tp)
+        snprintf(layers, sizeof layers, "its part of %d layers on GPU %d (--tp)", r->n_layers, r->index);
+    else if (o->gpus.n > 1)
         snprintf(layers, sizeof layers, "layers %d to %d on GPU %d (--pp-split)", r->first_layer,
                  r->first_layer + r->n_layers - 1, r->index);
     else

@@ -19,6 +19,8 @@ enum { CHUNK = 4 << 20, MAX_LOADERS = 8, ALIGN = 256 };
 
 /* offset: from the beginning of the part */
 struct segment { const uint8_t *from; size_t offset, size; int part; };
+/* The unit of a transfer: pieces [first, first + n), which are adjacent on the device. */
+struct weight_chunk { size_t offset, size; int part, first, n; };
 /* Part p of the weights is layer p - 1; the first and the last part are those outside of the
  * layers. */
 struct part {
@@ -32,6 +34,7 @@ struct part {
 struct dweights {
     struct gpu *g;
     const struct model *m;
+    const struct tp_model *tp;      /* m is its part; NULL: m is whole */
     struct layer_range range;
     int n_layers, n_experts;        /* n_layers: of the model; n_experts: of each layer */
     struct dlayer *layers;
@@ -41,7 +44,8 @@ struct dweights {
     uint8_t *is_decoded;            /* [n_layers] */
     struct gpu_ring *ring;
     struct segment *segments; int n_segments, room;
-    struct segment *chunks; int n_chunks;
+    struct segment *pieces; int n_pieces;
+    struct weight_chunk *chunks; int n_chunks;
     struct part *parts;             /* [n_layers + 2] */
     pthread_t thread[MAX_LOADERS]; int n_threads, n_loaders;
     pthread_mutex_t lock;
@@ -69,25 +73,37 @@ struct weight_layout { struct dweights *w; uint8_t *base; size_t at, decoded_at;
 
 static size_t aligned(size_t n) { return (n + ALIGN - 1) / ALIGN * ALIGN; }
 
-/* Reserve the next n bytes. */
-static const void *place(struct weight_layout *p, const void *from, size_t n)
+/* Append n bytes of the file, for this place in the part, to the segments. */
+static void list(struct weight_layout *p, const void *from, size_t at, size_t n)
 {
     struct dweights *w = p->w;
-    const size_t at = p->at;
-    p->at += aligned(n);
-    if (p->list && w->n_segments == w->room) {
+    if (!p->list || p->failed)
+        return;
+    if (w->n_segments == w->room) {
         int room = w->room ? 2 * w->room : 256;
         struct segment *more = realloc(w->segments, (size_t)room * sizeof *more);
         if (!more) {
             p->failed = 1;
-            return NULL;
+            return;
         }
         w->segments = more;
         w->room = room;
     }
-    if (p->list)
-        w->segments[w->n_segments++] = (struct segment){ from, at, n, p->part };
+    w->segments[w->n_segments++] = (struct segment){ from, at, n, p->part };
+}
+
+/* Reserve the next n bytes. */
+static const void *reserve(struct weight_layout *p, size_t n)
+{
+    const size_t at = p->at;
+    p->at += aligned(n);
     return p->base ? p->base + at : NULL;
+}
+
+static const void *place(struct weight_layout *p, const void *from, size_t n)
+{
+    list(p, from, p->at, n);
+    return reserve(p, n);
 }
 
 static const float *vector(struct weight_layout *p, const float *v, size_t n)
@@ -114,6 +130,33 @@ static struct dlinear linear(struct weight_layout *p, const struct linear *l)
     d.w = matrix_at(&l->w, place(p, l->w.data, l->w.size));
     d.bias = vector(p, l->bias, (size_t)l->w.rows);
     return d;
+}
+
+/* A matrix of which a rank has some columns: of each tile the row scales and its units. */
+static struct dlinear columns(struct weight_layout *p, const struct linear *l, const struct tp_columns *c)
+{
+    const struct mat *all = c->whole;
+    if (!all)
+        return linear(p, l);
+    const size_t scales = all->row_scale_bytes, from = mat_unit_offset(all, c->first);
+    for (int i = 0; i < l->w.n_tiles; i++) {
+        const uint8_t *tile = all->data + (size_t)i * all->tile_bytes;
+        const size_t to = p->at + (size_t)i * l->w.tile_bytes;
+        if (scales)
+            list(p, tile, to, scales);
+        list(p, tile + from, to + scales, l->w.tile_bytes - scales);
+    }
+    struct dlinear d = { .w = matrix_at(&l->w, reserve(p, l->w.size)) };
+    d.bias = vector(p, l->bias, (size_t)l->w.rows);
+    return d;
+}
+
+/* Matrix `part` of a layer. */
+static struct dlinear layer_linear(struct weight_layout *p, const struct linear *l, int layer, enum layer_part part)
+{
+    const struct tp_model *t = p->w->tp;
+    return t && part == LP_O ? columns(p, l, &t->o[layer]) : t && part == LP_DOWN ? columns(p, l, &t->down[layer])
+           : linear(p, l);
 }
 
 static size_t bias_bytes(const struct linear *l) { return l->bias ? (size_t)l->w.rows * sizeof *l->bias : 0; }
@@ -263,10 +306,11 @@ static struct dlayer layout_layer(struct weight_layout *p, const struct model *m
     KEEP_##scope(d.field = norm(p, &l->field, (size_t)layer_part_fact(&m->config, i, LP_##id).cols);)
 #define VECTOR(id, field, name, scope, ...) \
     KEEP_##scope(d.field = vector(p, l->field, part_floats(&m->config, i, LP_##id));)
-#define MATRIX(id, field, name, scope, ...) KEEP_##scope(d.field = linear(p, &l->field);)
+#define MATRIX(id, field, name, scope, ...) KEEP_##scope(d.field = layer_linear(p, &l->field, i, LP_##id);)
 #define EXPERT(...)
 #include "libcommon/model/parts.def"
-    d.experts = l->experts ? place_experts(p, l->experts, p->w->n_experts) : (struct dexperts){ 0 };
+    const int first = p->w->tp ? p->w->tp->first_expert : 0;
+    d.experts = l->experts ? place_experts(p, l->experts + first, p->w->n_experts) : (struct dexperts){ 0 };
     place_decoded(p, &d);
     return d;
 }
@@ -351,29 +395,46 @@ size_t dweights_decoded_size(const struct model *m, struct layer_range layers, i
     return p.decoded_at;
 }
 
-/* Divide segments into chunks, merge adjacent ones, and count the chunks of each part. */
-static int cut(struct dweights *w)
+/* Cut segments into pieces of at most CHUNK bytes, and merge those that are adjacent in the file
+ * and on the device.  0, or -1 if there is no memory. */
+static int cut_segments(struct dweights *w)
 {
     int n = 0;
     for (int i = 0; i < w->n_segments; i++)
         n += (int)((w->segments[i].size + CHUNK - 1) / CHUNK);
-    w->chunks = calloc((size_t)n + 1, sizeof *w->chunks);
-    if (!w->chunks)
+    if (!(w->pieces = calloc((size_t)n + 1, sizeof *w->pieces)))
         return -1;
     for (int i = 0; i < w->n_segments; i++)
         for (size_t at = 0; at < w->segments[i].size; at += CHUNK) {
             const struct segment *p = &w->segments[i];
             const size_t size = p->size - at < CHUNK ? p->size - at : CHUNK;
-            struct segment *last = w->n_chunks ? &w->chunks[w->n_chunks - 1] : NULL;
+            struct segment *last = w->n_pieces ? &w->pieces[w->n_pieces - 1] : NULL;
             if (last && last->part == p->part && last->offset + last->size == p->offset + at && last->from +
-                last->size == p->from + at && last->size + size <= CHUNK) {
-                last->size += size;     /* neighbours in the file and on the device */
-                continue;
-            }
-            w->chunks[w->n_chunks++] = (struct segment){ p->from + at, p->offset + at, size, p->part };
-            if (w->parts[p->part].n_chunks++ == 0)
-                w->parts[p->part].first_chunk = w->n_chunks - 1;
+                last->size == p->from + at && last->size + size <= CHUNK)
+                last->size += size;
+            else
+                w->pieces[w->n_pieces++] = (struct segment){ p->from + at, p->offset + at, size, p->part };
         }
+    return 0;
+}
+
+/* Group pieces that are adjacent on the device into chunks, and count the chunks of each part. */
+static int cut(struct dweights *w)
+{
+    if (cut_segments(w) < 0 || !(w->chunks = calloc((size_t)w->n_pieces + 1, sizeof *w->chunks)))
+        return -1;
+    for (int i = 0; i < w->n_pieces; i++) {
+        const struct segment *p = &w->pieces[i];
+        struct weight_chunk *last = w->n_chunks ? &w->chunks[w->n_chunks - 1] : NULL;
+        if (last && last->part == p->part && last->offset + last->size == p->offset && last->size + p->size <= CHUNK) {
+            last->size += p->size;
+            last->n++;
+            continue;
+        }
+        w->chunks[w->n_chunks++] = (struct weight_chunk){ p->offset, p->size, p->part, i, 1 };
+        if (w->parts[p->part].n_chunks++ == 0)
+            w->parts[p->part].first_chunk = w->n_chunks - 1;
+    }
     return 0;
 }
 
@@ -391,7 +452,7 @@ static void fail(struct dweights *w, const struct err *e)
 
 /* Queue the copy of a chunk that lies in this buffer of the ring.  The lock keeps the event of the
  * chunk's part behind the copies of all its chunks. */
-static int send(struct dweights *w, const struct segment *c, int buffer, struct err *e)
+static int send(struct dweights *w, const struct weight_chunk *c, int buffer, struct err *e)
 {
     struct part *p = &w->parts[c->part];
     pthread_mutex_lock(&w->lock);
@@ -427,6 +488,15 @@ static int next_chunk(struct dweights *w)
     return chunk;
 }
 
+/* Copy the pieces of a chunk into a buffer. */
+static void fill(const struct dweights *w, const struct weight_chunk *c, uint8_t *to)
+{
+    for (int i = c->first; i < c->first + c->n; i++) {
+        memcpy(to, w->pieces[i].from, w->pieces[i].size);
+        to += w->pieces[i].size;
+    }
+}
+
 static void *load(void *arg)
 {
     struct dweights *w = arg;
@@ -436,7 +506,7 @@ static void *load(void *arg)
         void *p;
         const int buffer = gpu_ring_take(w->ring, &p, &e);
         if ((rc = buffer < 0 ? -1 : 0) == 0) {
-            memcpy(p, w->chunks[i].from, w->chunks[i].size);
+            fill(w, &w->chunks[i], p);
             rc = send(w, &w->chunks[i], buffer, &e);
         }
     }
@@ -671,6 +741,7 @@ struct dweights *dweights_open(struct gpu *g, const struct model *m, const struc
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->changed, NULL);
     w->g = g;
+    w->tp = o->part;
     w->act_int8 = o->act_int8;
     w->has_window = o->window.n_slots > 0;
     w->layers = calloc((size_t)w->n_layers + 1, sizeof *w->layers);
@@ -735,6 +806,7 @@ void dweights_close(struct dweights *w)
     free(w->jobs);
     free(w->parts);
     free(w->chunks);
+    free(w->pieces);
     free(w->segments);
     free(w->layers);
     free(w);

@@ -10,6 +10,7 @@
 #ifndef ZSE_GPU_BACKEND_DEVICE_WEIGHTS_H
 #define ZSE_GPU_BACKEND_DEVICE_WEIGHTS_H
 
+#include "gpu/backend/tp_model.h"
 #include "gpu/gpu.h"
 #include "gpu/kernels/operations.h"
 #include "gpu/rt/rt.h"
@@ -49,6 +50,8 @@ struct layer_range { int first, end; };
 struct dweights_options {
     struct layer_range layers;
     int n_experts;
+    /* the model is the part of a tensor-parallel rank; NULL: it is whole */
+    const struct tp_model *part;
     /* decoded: also make f16 copies of the layers' quantized matrices, which prompts use; with
      * act_int8 the matrices that gpu_matmul_int8() supports have no copy */
     int decoded, act_int8;

@@ -1,11 +1,14 @@
 /* internal.h - the structures of the device backend: backend.c (the devices of a model), step.c
  * (the batch and graphs of one device), device_memory.c (its memory, counted before it is taken),
  * device_plan.c (the parts that fit), layers.c (the kernels of a step in order), hybrid.c (layers
- * with experts on the host), expert_slots.c (experts that move to the device). */
+ * with experts on the host), expert_slots.c (experts that move to the device), tp_model.c (the part
+ * of a model that one of several devices computes in every layer). */
 #ifndef ZSE_GPU_BACKEND_INTERNAL_H
 #define ZSE_GPU_BACKEND_INTERNAL_H
 
+#include "gpu/backend/all_reduce.h"
 #include "gpu/backend/device_weights.h"
+#include "gpu/backend/tp_model.h"
 #include "gpu/gpu.h"
 #include "gpu/rt/link.h"
 #include "gpu/rt/ring.h"
@@ -41,9 +44,23 @@ struct hybrid {
     struct backend_experts counts;
 };
 
-/* A device with consecutive layers of a model: all of them, or those of a rank of a pipeline. */
+/* The input of matrices, as the kernels of its type read it. */
+struct input { const uint16_t *act; int stride; const float *x; int ldx; };
+
+/* Devices that share every layer.  The first one leads: it has the embedding and the head, and its
+ * step queues the work of all. */
+struct tp_group {
+    int n;
+    struct gpu_backend *rank[BACKEND_MOST_GPUS];
+    struct all_reduce *sums;
+};
+
+/* A device with consecutive layers of a model: all of them, or those of a rank of a pipeline; or
+ * with a part of every layer. */
 struct gpu_backend {
-    const struct model *m;
+    const struct model *m;          /* with tp the part */
+    struct tp_model *tp;            /* tensor parallelism: what this rank computes; NULL: whole layers */
+    struct tp_group *group;         /* with tp, of the first rank: all ranks; NULL: of the others */
     struct backend_options o;
     struct gpu *g;
     struct dweights *w;
@@ -81,6 +98,8 @@ struct gpu_backend {
      * pair (gpu_choice): the activations before down, in mid_expert where an expert is f32, else in
      * act_expert; and the result. */
     float *route; struct gpu_choice choice;
+    int32_t *tp_place;              /* with tp: [n_experts] place of each expert, -1: on another device */
+    struct input mixed;             /* of the current layer: the output of its mixer */
     struct hybrid hybrid;
     uint16_t *act_expert; float *mid_expert, *out_expert;
     /* with act_int8: the rounded input of the current matrices */
@@ -116,7 +135,8 @@ struct gpu_backend {
 struct gpu_ranks {
     int n;
     struct gpu_backend *rank[BACKEND_MOST_GPUS];
-    struct gpu_link *drawn;         /* tokens from the last rank to the first; NULL: there is one */
+    struct gpu_link *drawn;         /* tokens from the last rank to the first; NULL: one draws for all */
+    struct tp_group group;          /* with tp */
     char name[256];
 };
 
@@ -166,9 +186,16 @@ static inline int32_t *places_of(const struct gpu_backend *b, int32_t *all, int 
 {
     return all + (size_t)layer * (size_t)b->m->config.moe.n_experts;
 }
-static inline int has_host_experts(const struct gpu_backend *b) { return b->n_experts < b->m->config.moe.n_experts; }
+static inline int has_host_experts(const struct gpu_backend *b)
+{
+    return !b->tp && b->n_experts < b->m->config.moe.n_experts;
+}
+static inline int leads(const struct gpu_backend *b) { return !b->tp || b->tp->rank == 0; }
 /* Does the device compute the logits? */
-static inline int has_head(const struct gpu_backend *b) { return b->layers.end == b->m->config.n_layers; }
+static inline int has_head(const struct gpu_backend *b)
+{
+    return b->layers.end == b->m->config.n_layers && leads(b);
+}
 
 /* ---- step.c: one device ---- */
 struct gpu_backend *rank_open(const struct model *m, const struct backend_options *o, struct err *e);
@@ -179,7 +206,8 @@ void rank_close(struct gpu_backend *b);
 int rank_check(const struct gpu_backend *b, const struct batch *batch, int n_follow, size_t *n_tables, struct err *e);
 /* Select the device and the memory of the next step. */
 int rank_prepare(struct gpu_backend *b, size_t n_tables, struct err *e);
-/* Run a step; a rank with the head waits for its results. */
+/* Run a step; a rank with the head waits for its results.  With tp the first rank queues the work
+ * of all, and the others do nothing. */
 int rank_forward(struct gpu_backend *b, const struct batch *batch, float *logits, struct err *e);
 /* See struct backend.  The caller counts the step in n_begun and n_follow. */
 int rank_can_begin(const struct gpu_backend *b, const struct batch *batch);
@@ -231,6 +259,8 @@ void plan_fix_experts(struct backend_options *o, const struct gpu_plan *p);
 struct backend_options rank_options(const struct backend_options *o, int rank);
 
 /* ---- device_memory.c ---- */
+/* With tp, let b->m be the part of its rank. */
+int memory_part(struct gpu_backend *b, struct err *e);
 /* Compute all sizes from b->m and b->o.  Returns 0; -1 with *e if the device cannot compute the
  * model. */
 int memory_sizes(struct gpu_backend *b, struct err *e);

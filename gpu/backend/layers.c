@@ -23,8 +23,6 @@ static_assert((int)ROUTER_SOFTMAX == GPU_ROUTER_SOFTMAX && (int)ROUTER_SIGMOID =
               (int)ROUTER_SPARSEMIXER == GPU_ROUTER_SPARSEMIXER &&
               (int)ROUTER_TOP_SOFTMAX == GPU_ROUTER_TOP_SOFTMAX, "the device's numbers of routers are the model's");
 
-struct input { const uint16_t *act; int stride; const float *x; int ldx; };
-
 /* ---- linear layers ---- */
 
 struct target { const struct dlinear *l; float *out; int ldo; };
@@ -119,22 +117,31 @@ static int run_norm(struct gpu_backend *b, const struct dnorm *norm, float *x, u
                                              .order = order_of(b, b->n), .n = b->n, .cols = c->hidden_size }, e);
 }
 
-/* x += post(y). */
+/* x += post(y), or x += y if post is absent. */
 static int add_normed(struct gpu_backend *b, const struct dnorm *post, struct err *e)
 {
     const struct config *c = &b->m->config;
-    return gpu_norm(b->g, &(struct gpu_norm){ .layer_norm = c->norm == NORM_LAYER, .present = 1, .w = post->w,
+    return gpu_norm(b->g, &(struct gpu_norm){ .layer_norm = c->norm == NORM_LAYER, .present = post->present,
+                                              .w = post->w,
                                               .b = post->b, .eps = c->norm_eps, .offset = c->norm_offset,
                                              .x = b->x, .ldx = c->hidden_size, .add = b->y,
                                              .after_add = c->norm_after_add, .scale = c->residual_scale, .n = b->n,
                                              .cols = c->hidden_size }, e);
 }
 
-/* x += l(in); if post is present, x += post(l(in)). */
+/* With tp: 1 if this half of a layer leaves a partial sum in b->y. */
+static int is_partial(const struct gpu_backend *b, int index, int half)
+{
+    return b->tp && (b->tp->split[index] & half);
+}
+
+/* x += l(in); if post is present, x += post(l(in)).  With `partial` only y = l(in). */
 static int add_residual(struct gpu_backend *b, const struct dlinear *l, const struct input *in,
-                        const struct dnorm *post, struct err *e)
+                        const struct dnorm *post, int partial, struct err *e)
 {
     const struct config *c = &b->m->config;
+    if (partial)
+        return run_linear(b, in, &(struct target){ l, b->y, c->hidden_size }, 1, GPU_STORE, 1, 0, e);
     if (!post->present)
         return run_linear(b, in, &(struct target){ l, b->x, c->hidden_size }, 1, GPU_ADD, c->residual_scale, 0, e);
     return run_linear(b, in, &(struct target){ l, b->y, c->hidden_size }, 1, GPU_STORE, 1, 0, e) < 0
@@ -205,7 +212,8 @@ static int run_route(struct gpu_backend *b, const struct dlayer *l, int index, c
                            .n_experts = m->n_experts, .top_k = top_k, .router = (int)m->router,
                            .n_groups = m->n_groups, .top_groups = m->top_groups, .group_best = m->group_best,
                            .normalize = m->normalize, .norm_min = m->norm_min, .norm_add = m->norm_add,
-                           .scale = m->scale, .mask = m->mask, .place = hybrid_place(b, index), .tile = tile };
+                           .scale = m->scale, .mask = m->mask, .place = b->tp ? b->tp_place : hybrid_place(b, index),
+                           .tile = tile };
     for (int t = 0; t < b->n; t += most) {
         struct gpu_linear outputs = begin(b, in, GPU_STORE, 1, 0);
         outputs.x += (size_t)t * (size_t)in->ldx;
@@ -281,7 +289,8 @@ static int run_mixture(struct gpu_backend *b, const struct dlayer *l, int index,
 {
     const struct config *c = &b->m->config;
     const struct moe *m = &c->moe;
-    const int floats = experts_in_floats(b, b->m->layers[index].experts), post = l->mlp_post_norm.present,
+    const int floats = experts_in_floats(b, b->m->layers[index].experts), partial = is_partial(b, index, TP_FF),
+              post = l->mlp_post_norm.present,
               tile = floats || by_matvec(b) ? GPU_EXPERT_FEW : gpu_expert_pairs(b->n * m->top_k, m->n_experts);
     const int streams = slots_stream(b), asks = has_host_experts(b) && !streams;
     struct gpu_route route;
@@ -297,13 +306,13 @@ static int run_mixture(struct gpu_backend *b, const struct dlayer *l, int index,
     const struct gpu_expert_sum sum = {
         .y = b->out_expert, .choice = b->choice, .shared = m->shared_size ? b->y : NULL,
         .shared_weight = m->shared_gate ? b->choice.shared : NULL, .shared_scale = m->shared_scale,
-        .x = post ? NULL : b->x, .out = b->y, .scale = c->residual_scale, .n = b->n, .top_k = m->top_k,
-        .cols = c->hidden_size, .weighed = m->weigh_input };
+        .x = post || partial ? NULL : b->x, .out = b->y, .scale = c->residual_scale, .n = b->n, .top_k = m->top_k,
+        .cols = c->hidden_size, .weighed = m->weigh_input, .place = b->tp ? b->tp_place : NULL };
     if ((b->n_experts && run_experts(b, &l->experts, floats, in, e) < 0) ||
         (streams && run_streamed(b, &route, index, floats, in, e) < 0) ||
         (asks ? hybrid_sum(b, index, &sum, e) : gpu_expert_sum(b->g, &sum, e)) < 0)
         return -1;
-    return post ? add_normed(b, &l->mlp_post_norm, e) : 0;
+    return post && !partial ? add_normed(b, &l->mlp_post_norm, e) : 0;
 }
 
 /* Run the feed-forward half of a layer. */
@@ -313,7 +322,7 @@ static int run_ff(struct gpu_backend *b, const struct dlayer *l, int index, cons
     if (b->m->config.ff[index] == FF_MOE)
         return run_mixture(b, l, index, in, e);
     return run_mlp_up(b, l, config_mlp_size(&b->m->config, index), in, b->act_mlp, &down, e) < 0
-               ? -1 : add_residual(b, &l->down, &down, &l->mlp_post_norm, e);
+               ? -1 : add_residual(b, &l->down, &down, &l->mlp_post_norm, is_partial(b, index, TP_FF), e);
 }
 
 /* ---- layers with a state ---- */
@@ -596,33 +605,48 @@ static int run_mixer(struct gpu_backend *b, const struct dlayer *l, int index, c
            (c->attn_gate && run_linear(b, in, &gate, 1, GPU_STORE, 1, 0, e) < 0) ? -1 : run_attention(b, l, index, e);
 }
 
-static int run_layer(struct gpu_backend *b, int index, struct err *e)
+static int add_mixed(struct gpu_backend *b, const struct dlayer *l, int index, struct err *e)
+{
+    return add_residual(b, &l->o, &b->mixed, &l->attn_post_norm, is_partial(b, index, TP_MIXER), e);
+}
+
+/* The first half of a layer: its mixer.  In parallel blocks the MLP's input is computed before the
+ * mixer changes the buffers, and the MLP is added first, as on the CPU. */
+static int run_first(struct gpu_backend *b, int index, struct err *e)
 {
     const struct config *c = &b->m->config;
     const struct dlayer *l = dweights_layer(b->w, index);
-    struct input in, in_mlp, mixed;
+    struct input in, in_mlp;
     if (dweights_need(b->w, index, e) < 0)
         return -1;
     if (c->mixer[index] == MIXER_NONE)
-        return run_norm(b, &l->mlp_norm, b->x, b->act, b->hf, &in, e) < 0 ? -1 : run_ff(b, l, index, &in, e);
+        return 0;
     if (run_norm(b, &l->attn_norm, b->x, b->act, b->hf, &in, e) < 0)
         return -1;
     in_mlp = in;
     if (c->block == BLOCK_PARALLEL2 && run_norm(b, &l->mlp_norm, b->x, b->act2, b->hf2, &in_mlp, e) < 0)
         return -1;
-    if (run_mixer(b, l, index, &in, &mixed, e) < 0)
+    if (run_mixer(b, l, index, &in, &b->mixed, e) < 0)
         return -1;
-    /* Parallel blocks: add the MLP first.  Its input is computed already, and the CPU adds in this
-     * order. */
-    if (c->block != BLOCK_SEQUENTIAL)
-        return run_ff(b, l, index, &in_mlp, e) < 0 ? -1 : add_residual(b, &l->o, &mixed, &l->attn_post_norm, e);
-    if (add_residual(b, &l->o, &mixed, &l->attn_post_norm, e) < 0)
-        return -1;
+    return c->block == BLOCK_SEQUENTIAL ? add_mixed(b, l, index, e) : run_ff(b, l, index, &in_mlp, e);
+}
+
+/* The second half: the MLP, or in parallel blocks the output of the mixer. */
+static int run_second(struct gpu_backend *b, int index, struct err *e)
+{
+    const struct config *c = &b->m->config;
+    const struct dlayer *l = dweights_layer(b->w, index);
+    struct input in;
+    if (c->mixer[index] != MIXER_NONE && c->block != BLOCK_SEQUENTIAL)
+        return add_mixed(b, l, index, e);
     if (c->ff[index] == FF_NONE)
         return 0;
-    if (run_norm(b, &l->mlp_norm, b->x, b->act, b->hf, &in, e) < 0)
-        return -1;
-    return run_ff(b, l, index, &in, e);
+    return run_norm(b, &l->mlp_norm, b->x, b->act, b->hf, &in, e) < 0 ? -1 : run_ff(b, l, index, &in, e);
+}
+
+static int run_layer(struct gpu_backend *b, int index, struct err *e)
+{
+    return run_first(b, index, e) < 0 ? -1 : run_second(b, index, e);
 }
 
 static int run_embed(struct gpu_backend *b, struct err *e)
@@ -717,8 +741,75 @@ int layers_hidden(struct gpu_backend *b, int first, int n, struct err *e)
                                              .cols = c->hidden_size }, e);
 }
 
+/* ---- a group of devices that share every layer ---- */
+
+/* Add the partial sums of a half of a layer, on all devices. */
+static int add_partial(struct tp_group *t, int index, int half, struct err *e)
+{
+    float *y[BACKEND_MOST_GPUS];
+    for (int i = 0; i < t->n; i++)
+        y[i] = t->rank[i]->y;
+    if (all_reduce_sum(t->sums, y, (size_t)t->rank[0]->n * (size_t)t->rank[0]->m->config.hidden_size, e) < 0)
+        return -1;
+    for (int i = 0; i < t->n; i++) {
+        struct gpu_backend *b = t->rank[i];
+        const struct dlayer *l = dweights_layer(b->w, index);
+        if (gpu_use(b->g, e) < 0 || add_normed(b, half == TP_MIXER ? &l->attn_post_norm : &l->mlp_post_norm, e) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* Run one call of a layer (run_first, run_second) on all devices; if it leaves partial sums, of
+ * this half of the layer, add them. */
+static int run_shared(struct tp_group *t, int index, int (*run)(struct gpu_backend *b, int index, struct err *e),
+                      int half, struct err *e)
+{
+    for (int i = 0; i < t->n; i++)
+        if (gpu_use(t->rank[i]->g, e) < 0 || run(t->rank[i], index, e) < 0)
+            return -1;
+    return is_partial(t->rank[0], index, half) ? add_partial(t, index, half, e) : 0;
+}
+
+static int run_shared_layer(struct tp_group *t, int index, struct err *e)
+{
+    const struct config *c = &t->rank[0]->m->config;
+    const int parallel = c->mixer[index] != MIXER_NONE && c->block != BLOCK_SEQUENTIAL;
+    int first = parallel ? TP_FF : TP_MIXER, second = parallel ? TP_MIXER : TP_FF;
+    first = c->mixer[index] == MIXER_NONE ? 0 : first;
+    second = !parallel && c->ff[index] == FF_NONE ? 0 : second;
+    if (run_shared(t, index, run_first, first, e) < 0 || run_shared(t, index, run_second, second, e) < 0)
+        return -1;
+    for (int i = 0; i < t->n; i++)
+        if (gpu_use(t->rank[i]->g, e) < 0 || dweights_done(t->rank[i]->w, index, e) < 0)
+            return -1;
+    return 0;
+}
+
+/* Run all layers on all devices, in turn up to each sum.  The first one is selected afterwards. */
+static int run_group(struct tp_group *t, struct err *e)
+{
+    struct gpu_backend *lead = t->rank[0];
+    float *x[BACKEND_MOST_GPUS];
+    if (run_embed(lead, e) < 0)
+        return -1;
+    for (int i = 0; i < t->n; i++)
+        x[i] = t->rank[i]->x;
+    if (all_reduce_spread(t->sums, x, (size_t)lead->n * (size_t)lead->m->config.hidden_size, e) < 0)
+        return -1;
+    for (int i = 0; i < t->n; i++)
+        if (gpu_use(t->rank[i]->g, e) < 0 || run_ropes(t->rank[i], e) < 0)
+            return -1;
+    for (int i = lead->layers.first; i < lead->layers.end; i++)
+        if (run_shared_layer(t, i, e) < 0)
+            return -1;
+    return gpu_use(lead->g, e);
+}
+
 int layers_run(struct gpu_backend *b, struct err *e)
 {
+    if (b->group)
+        return run_group(b->group, e);
     if ((b->layers.first == 0 && run_embed(b, e) < 0) || run_ropes(b, e) < 0)
         return -1;
     for (int i = b->layers.first; i < b->layers.end; i++)

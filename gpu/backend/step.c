@@ -37,6 +37,7 @@ void rank_close(struct gpu_backend *b)
         memory_close(b);
         gpu_close(b->g);
     }
+    tp_model_close(b->tp);
     free(b);
 }
 
@@ -51,6 +52,10 @@ struct gpu_backend *rank_open(const struct model *m, const struct backend_option
     b->m = m;
     b->o = *o;
     b->begun_ns = clock_ns();
+    if (memory_part(b, e) < 0) {
+        rank_close(b);
+        return NULL;
+    }
     b->g = gpu_open(o->device, o->debug_sync, e);
     b->context_ns = clock_ns();
     if (!b->g || memory_open(b, e) < 0) {
@@ -365,8 +370,16 @@ static void take_tokens(const struct gpu_backend *b, const struct batch *batch)
 static int upload_step(struct gpu_backend *b, const struct batch *batch, int may_graph, int *n_logits, int *splits_bit,
                        struct err *e)
 {
+    for (int i = 1; b->group && i < b->group->n; i++) {
+        struct gpu_backend *other = b->group->rank[i];
+        const size_t n = fill_step(other, batch, n_logits);
+        if (gpu_use(other->g, e) < 0 || gpu_upload(other->g, GPU_COMPUTE, other->step, other->hstep, n * 4, e) < 0)
+            return -2;
+    }
+    if (gpu_use(b->g, e) < 0)
+        return -2;
     const size_t words = fill_step(b, batch, n_logits);
-    const int bucket = may_graph ? pad_decode(b, *n_logits, splits_bit) : -1;
+    const int bucket = may_graph && !b->group ? pad_decode(b, *n_logits, splits_bit) : -1;
     return gpu_upload(b->g, GPU_COMPUTE, b->step, b->hstep, words * 4, e) < 0 || receive(b, e) < 0 ? -2 : bucket;
 }
 
@@ -409,6 +422,8 @@ int rank_prepare(struct gpu_backend *b, size_t n_tables, struct err *e)
 
 int rank_forward(struct gpu_backend *b, const struct batch *batch, float *logits, struct err *e)
 {
+    if (!leads(b))
+        return 0;
     if (gpu_use(b->g, e) < 0 || run_forward(b, batch, logits, e) < 0)
         return -1;
     if (has_head(b))
@@ -445,7 +460,10 @@ static int queue_step(struct gpu_backend *b, const struct batch *batch, struct g
 
 int rank_begin(struct gpu_backend *b, const struct batch *batch, struct err *e)
 {
-    return gpu_use(b->g, e) < 0 ? -1 : queue_step(b, batch, b->slot[next_slot(b)].done, e);
+    struct gpu_event *done = b->slot[next_slot(b)].done;
+    if (gpu_use(b->g, e) < 0)
+        return -1;
+    return leads(b) ? queue_step(b, batch, done, e) : gpu_event_record(b->g, GPU_COMPUTE, done, e);
 }
 
 int rank_end(struct gpu_backend *b, const int32_t **ids, struct err *e)
@@ -453,7 +471,7 @@ int rank_end(struct gpu_backend *b, const int32_t **ids, struct err *e)
     const struct step_slot *s = &b->slot[b->first_begun];
     b->first_begun = (b->first_begun + 1) % N_SLOTS;
     b->n_begun--;
-    *ids = s->ids;
+    *ids = has_head(b) ? s->ids : *ids;
     return gpu_use(b->g, e) < 0 ? -1 : gpu_event_sync(b->g, s->done, e);
 }
 
@@ -489,7 +507,9 @@ void rank_device(const struct gpu_backend *b, struct backend_device *d)
                                   .copied_ns = dweights_copied_ns(b->w), .n_ranks = 1 };
     d->ranks[0] = (struct backend_rank){ .index = r->index, .first_layer = r->first_layer, .n_layers = r->n_layers,
                                          .weights = r->weights, .kv = r->kv, .work = r->work, .total = r->total,
-                                         .direct = b->link && gpu_link_is_direct(b->link) };
+                                         .direct = b->link && gpu_link_is_direct(b->link),
+                                         .n_heads = b->m->config.n_heads, .n_experts = b->n_experts };
+    d->tp = b->tp != NULL;
     snprintf(d->ranks[0].name, sizeof d->ranks[0].name, "%.63s", b->plan.name);
     d->graphs.off = b->plan.graphs_off;
     dweights_stream(b->w, &d->stream);

@@ -74,10 +74,12 @@ enum cache_weights { CACHE_WEIGHTS_OFF, CACHE_WEIGHTS_AUTO, CACHE_WEIGHTS_ON };
 enum moe_place { MOE_HYBRID, MOE_CPU, MOE_GPU };
 enum { BACKEND_PREFILL_THRESHOLD = 300 };
 
-/* Several GPUs: a pipeline of ranks, each with consecutive layers of those that GPUs compute. */
+/* Several GPUs: a pipeline of ranks, each with consecutive layers of those that GPUs compute; or,
+ * with tp, ranks that share every layer. */
 enum { BACKEND_MOST_GPUS = 8 };
 struct backend_gpus {
     int n;                                  /* 0, 1: backend_options.device alone */
+    int tp;                                 /* tensor parallelism over all n */
     int index[BACKEND_MOST_GPUS];
     /* numbers of layers; all 0: evenly, the first ranks take the remainder */
     int layers[BACKEND_MOST_GPUS];
@@ -189,9 +191,10 @@ struct backend_rank {
     char name[64];
     int index, first_layer, n_layers;
     size_t weights, kv, work, total;        /* bytes */
-    /* hidden states arrive directly from the GPU of the rank before; 0: through the host, or this
-     * is the first rank */
+    /* hidden states arrive directly from the GPU of the rank before, with tp from all others; 0:
+     * through the host, or this is the first rank of a pipeline */
     int direct;
+    int n_heads, n_experts;                 /* query heads and experts of each of its layers */
 };
 
 /* Memory that a backend takes of its devices together, and when all of them were ready. */
@@ -202,6 +205,7 @@ struct backend_device {
      * devices compute; n_experts: number of experts of each of these that they have, at least */
     int index, n_layers, n_experts;
     int n_ranks; struct backend_rank ranks[BACKEND_MOST_GPUS];
+    int tp;                                 /* the ranks share every layer */
     struct backend_experts experts;
     size_t weights, cached, kv, work, reserve;      /* bytes: see gpu_plan */
     /* the reason why there is no f16 weight cache, static; NULL: there is one */

@@ -50,8 +50,9 @@ json_t *device_ranks_json(const struct backend_device *d)
     json_t *all = json_array();
     for (int i = 0; i < d->n_ranks; i++) {
         const struct backend_rank *r = &d->ranks[i];
-        json_array_append_new(all, json_pack("{s:i, s:s, s:i, s:i, s:I, s:I, s:I, s:I, s:b}", "index", r->index, "name",
-                                             r->name, "first_layer", r->first_layer, "layers", r->n_layers,
+        json_array_append_new(all, json_pack("{s:i, s:s, s:i, s:i, s:i, s:i, s:I, s:I, s:I, s:I, s:b}", "index", r->index,
+                                             "name", r->name, "first_layer", r->first_layer, "layers", r->n_layers,
+                                             "heads", r->n_heads, "experts", r->n_experts,
                                              "weight_bytes", (json_int_t)r->weights, "kv_bytes", (json_int_t)r->kv,
                                              "workspace_bytes", (json_int_t)r->work, "total_memory_bytes",
                                              (json_int_t)r->total, "direct", r->direct));

@@ -15,8 +15,9 @@ void device_line(char out[DEVICE_LINE], const struct engine_stats *s, int n_laye
 /* Write "cpu", "cuda:0", or for several GPUs "cuda:0,1". */
 enum { DEVICE_NAMES = 48 };
 void device_names(char out[DEVICE_NAMES], const struct engine_stats *s);
-/* Returns a list of {"index", "name", "first_layer", "layers", "weight_bytes", "kv_bytes",
- * "workspace_bytes", "total_memory_bytes", "direct"}, one for each GPU; see struct backend_rank. */
+/* Returns a list of {"index", "name", "first_layer", "layers", "heads", "experts", "weight_bytes",
+ * "kv_bytes", "workspace_bytes", "total_memory_bytes", "direct"}, one for each GPU; see struct
+ * backend_rank. */
 json_t *device_ranks_json(const struct backend_device *d);
 /* Returns {"on", "off_reason", "refused", "buckets": [{"sequences", "captured", "replays"}]}; only
  * buckets that have a graph are listed. */

@@ -137,6 +137,38 @@ END
   [[ "$stderr" == *"kv measures the CPU: --gpus does not apply"* ]]
 }
 
+@test "GPUs that share every layer give the answer of one; impossible numbers are refused" {
+  [ -x "$B/emulated/zse-chat" ] || skip "the emulated programs are not built (make emulated)"
+  export ZSE_TEST_DEVICES=3
+  chat=$B/emulated/zse-chat
+  want=$("$chat" "$MODEL" -p 'Once upon a time' --temp 0 --max-tokens 3 --device emulated)
+  [ -n "$want" ]
+  for o in '--tp 2' '--gpus 2,0 --tp 2' '--tp 3'; do
+    # shellcheck disable=SC2086     # words
+    [ "$("$chat" "$MODEL" -p 'Once upon a time' --temp 0 --max-tokens 3 $o)" = "$want" ]
+  done
+  "$chat" "$MODEL" --plan --json --tp 2 >"$BATS_TEST_TMPDIR/j"
+  jq -e '.fits and .tensor_parallel and .gpu_layers == 4 and [.gpus[].layers] == [4, 4]
+         and .cuda_graphs_off == "several GPUs share each layer"' "$BATS_TEST_TMPDIR/j"
+  "$chat" "$MODEL" --plan --tp 2 | grep -q '^GPU 1 .*a part of all 4 layers, .* of '
+  "$B/emulated/zse-bench" "$MODEL" --tp 2 -p 2 -n 1 -r 1 -w 0 --json >"$BATS_TEST_TMPDIR/j"
+  jq -se '.[0] | .device == "emulated 2 x emulated, tensor parallel" and .gpu.tensor_parallel and [.gpu.gpus[].heads] == [2, 2] and .gpu.gpus[0].direct' "$BATS_TEST_TMPDIR/j"
+  while IFS='|' read -r wrong says; do
+    # shellcheck disable=SC2086     # words
+    run -2 --separate-stderr "$chat" "$MODEL" -p hi $wrong
+    [[ "$stderr" == *"$says"* ]]
+  done <<'END'
+--tp 4|--tp: there is no GPU 3
+--tp 0|--tp
+--gpus 0,1,2 --tp 2|--gpus names 3 GPUs, expected 2
+--gpus 0,1 --tp 2 --pp-split 1,3|exclude each other
+--tp 2 --layer-window 2|exclude each other
+--tp 2 --device cpu|--tp and --device cpu exclude each other
+END
+  run -1 --separate-stderr "$chat" "$MODEL" -p hi --tp 2 --gpu-layers 2
+  [[ "$stderr" == *"--gpu-layers 2 of 4 does not apply"* ]]
+}
+
 @test "a window of layers gives the same answer; its plan and its counts are printed; impossible windows are refused" {
   [ -x "$B/emulated/zse-chat" ] || skip "the emulated programs are not built (make emulated)"
   chat=$B/emulated/zse-chat bench=$B/emulated/zse-bench
@@ -291,6 +323,37 @@ END
   [[ "$output" == *choices*200 ]]
   kill -TERM $pid
   wait $pid
+}
+
+@test "a server on two devices answers six requests at once as one device does" {
+  [ -x "$B/emulated/zse-serve" ] || skip "the emulated programs are not built (make emulated)"
+  export ZSE_HOME=$BATS_TEST_TMPDIR/home ZSE_TEST_DEVICES=2
+  ask() { curl -sf "$url/v1/completions" -d "{\"prompt\":\"Question $1: what\",\"max_tokens\":3,\"temperature\":0,\"ignore_eos\":true}" | jq -c '.choices[0].text'; }
+  for o in '--device emulated' '--gpus 0,1 --pp-split 3,1' '--tp 2'; do
+    rm -f "$BATS_TEST_TMPDIR/pipe" && mkfifo "$BATS_TEST_TMPDIR/pipe"
+    # shellcheck disable=SC2086     # words
+    "$B/emulated/zse-serve" "$MODEL" $o --port 0 --ctx 64 --max-seqs 6 >"$BATS_TEST_TMPDIR/pipe" 2>"$BATS_TEST_TMPDIR/err" 3>&- &
+    pid=$!
+    read -r _ _ url <"$BATS_TEST_TMPDIR/pipe"
+    await listens "$url"
+    asked=()
+    for i in 1 2 3 4 5 6; do
+      ask "$i" >"$BATS_TEST_TMPDIR/${o// /}.$i" 3>&- &
+      asked+=($!)
+    done
+    wait "${asked[@]}"
+    if [ "$o" != '--device emulated' ]; then
+      curl -s "$url/api/stats/gpu" >"$BATS_TEST_TMPDIR/j"
+      jq -se --arg o "$o" '.[0].models[0] | [.gpus[].layers] == (if .tensor_parallel then [4, 4] else [3, 1] end) and .tensor_parallel == ($o == "--tp 2")
+             and .device == "emulated:0,1"' "$BATS_TEST_TMPDIR/j"
+    fi
+    kill -TERM $pid
+    wait $pid
+    for i in 1 2 3 4 5 6; do
+      [ -s "$BATS_TEST_TMPDIR/${o// /}.$i" ]
+      diff "$BATS_TEST_TMPDIR/--deviceemulated.$i" "$BATS_TEST_TMPDIR/${o// /}.$i"
+    done
+  done
 }
 
 @test "keys and values fill the rest of a device's memory; too little memory is refused with numbers; the plan says what is stored where" {

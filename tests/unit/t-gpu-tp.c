@@ -1,0 +1,411 @@
+/* t-gpu-tp.c - several GPUs that share every layer: sums over devices have the same bits for every
+ * length and link; answers are those of one device up to the order of sums, for each family and
+ * number of ranks; each rank loads its part alone. */
+#include "tests/lib/gpu_model.h"
+
+#include "gpu/backend/internal.h"
+#include "gpu/gpu.h"
+#include "gpu/rt/emulated.h"
+
+#pragma weak emulated_devices           /* GPUs are as they are */
+#pragma weak emulated_peers
+#pragma weak emulated_fail_on
+#pragma weak emulated_device_memory
+#pragma weak emulated_uploaded
+
+enum { N_BLOCKS = 8, MAX_TOKENS = 32, N_STATES = 3, LEN = 5, LONG = 18 };
+
+/* On a machine with fewer GPUs some ranks share one. */
+static struct backend_gpus gpus(int n)
+{
+    struct backend_gpus g = { .n = n, .tp = n > 1 };
+    for (int i = 0; i < n; i++)
+        g.index[i] = i % gpu_count(&why);
+    return g;
+}
+
+static struct backend_options options(int n_gpus, int exact)
+{
+    return (struct backend_options){ .n_threads = 1, .kv = kv_both(exact ? KV_F32 : KV_F16), .n_blocks = N_BLOCKS,
+                                     .n_states = N_STATES, .max_tokens = MAX_TOKENS, .max_logits = MAX_TOKENS,
+                                     .exact = exact, .layer_stream = LAYER_STREAM_AUTO, .gpus = gpus(n_gpus) };
+}
+
+static void *open_with(const struct model *m, const struct backend_options *o)
+{
+    void *b = backend_gpu.open(m, o, &why);
+    if (!b)
+        fail_msg("%s", why.msg);
+    return b;
+}
+
+static const int32_t table[] = { 3, 1 }, copies[] = { 5, 6 };
+
+static int step(void *b, const int32_t *ids, int pos, int n, int state, float *logits)
+{
+    const struct batch_item item = { .tokens = ids + pos, .n_tokens = n, .pos = pos, .table = state ? copies : table,
+                                     .n_logits = n, .state = state };
+    return backend_gpu.forward(b, &(struct batch){ &item, 1 }, logits, &why);
+}
+
+/* Compute a prompt in two chunks, one token behind it, and that token again behind copies of blocks
+ * and state: the logits of all tokens, [len + 1]. */
+static float *answer(const struct model *m, const struct backend_options *o, int len)
+{
+    const size_t vocab = (size_t)m->config.vocab_size;
+    float *logits = calloc((size_t)len + 1, vocab * sizeof *logits);
+    int32_t ids[LONG];
+    struct rng r = { 7 };
+    void *b = open_with(m, o);
+    for (int i = 0; i < len; i++)
+        ids[i] = below(&r, (int)vocab);
+    OK(step(b, ids, 0, 3, 0, logits));
+    OK(step(b, ids, 3, len - 4, 0, logits + 3 * vocab));
+    for (int i = 0; i < 2; i++)
+        OK(backend_gpu.copy_block(b, table[i], copies[i], &why));
+    OK(backend_gpu.copy_state(b, 0, 1, &why));
+    OK(step(b, ids, len - 1, 1, 0, logits + (size_t)(len - 1) * vocab));
+    OK(step(b, ids, len - 1, 1, 1, logits + (size_t)len * vocab));
+    backend_gpu.close(b);
+    return logits;
+}
+
+/* Compare with one device: another order of f32 sums; unless exact, activations that lie between
+ * two f16 numbers may round to the other one. */
+static double compare(const struct model *m, int n, int exact, int len, const char *name)
+{
+    const struct backend_options one = options(1, exact), all = options(n, exact);
+    const double limit = exact ? 2e-5 : 5e-3;
+    float *want = answer(m, &one, len), *got = answer(m, &all, len);
+    const double error = error_of(got, want, (size_t)(len + 1) * (size_t)m->config.vocab_size);
+    if (!(error <= limit))
+        fail_msg("%s, %d ranks: error %.3g of the largest logit, limit %.0e", name, n, error, limit);
+    free(want), free(got);
+    return error;
+}
+
+/* ---- sums over devices ---- */
+
+enum { MOST = 1500 };
+static void sum_on(int n, size_t len, struct all_reduce *a, struct gpu *const *g, float *const x[])
+{
+    static float want[MOST], got[MOST], in[MOST];
+    struct rng r = { 3 };
+    for (int i = 0; i < n; i++) {
+        for (size_t k = 0; k < len; k++) {
+            in[k] = uniform(&r, -1, 1);
+            want[k] = i ? want[k] + in[k] : in[k];
+        }
+        OK(gpu_use(g[i], &why));
+        OK(gpu_upload(g[i], GPU_COMPUTE, x[i], in, len * sizeof *in, &why));
+        OK(gpu_sync(g[i], GPU_COMPUTE, &why));
+    }
+    OK(all_reduce_sum(a, x, len, &why));
+    for (int spread = 0; spread < 2; spread++) {
+        for (int i = 0; i < n; i++) {
+            OK(gpu_use(g[i], &why));
+            OK(gpu_download(g[i], GPU_COMPUTE, got, x[i], len * sizeof *got, &why));
+            OK(gpu_sync(g[i], GPU_COMPUTE, &why));
+            assert_memory_equal(got, want, len * sizeof *got);
+            if (i > 0)
+                OK(gpu_fill(g[i], GPU_COMPUTE, x[i], 0, len * sizeof *got, &why));
+        }
+        if (spread == 0)
+            OK(all_reduce_spread(a, x, len, &why));
+    }
+    for (int i = 0; i < n; i++)
+        OK(gpu_sync(g[i], GPU_COMPUTE, &why));
+}
+
+static void sums(void **state)
+{
+    (void)state;
+    static const struct all_reduce_sizes sizes = { .message = 512, .small = 256 };
+    static const size_t lengths[] = { 1, 63, 64, 65, 128, 500, MOST };
+    for (int n = 2; n <= 4; n++)
+        for (int mode = EMULATED_PEERS; mode <= (n == 2 ? EMULATED_ZERO_PEERS : EMULATED_NO_PEERS); mode++) {
+            struct gpu *g[4];
+            float *x[4];
+            const struct backend_gpus use = gpus(n);
+            if (emulated_peers)
+                emulated_peers(mode);
+            for (int i = 0; i < n; i++) {
+                g[i] = gpu_open(use.index[i], 0, &why);
+                x[i] = gpu_alloc(g[i], MOST * sizeof **x, "test", &why);
+                assert_non_null(x[i]);
+            }
+            struct all_reduce *a = all_reduce_open(g, n, &sizes, &why);
+            assert_non_null(a);
+            assert_int_equal(all_reduce_pinned(a), all_reduce_is_direct(a, 0) ? 0 : n * (n - 1) * 512);
+            for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++)
+                sum_on(n, lengths[i], a, g, x);
+            all_reduce_close(a);
+            for (int i = 0; i < n; i++)
+                gpu_close(g[i]);
+        }
+    if (emulated_peers)
+        emulated_peers(EMULATED_PEERS);
+}
+
+/* ---- models ---- */
+
+/* The families whose parts no other family has; ZSE_TEST_ALL=1: all, each with two and four
+ * ranks. */
+static void families(void **state)
+{
+    (void)state;
+    enum { FEW = 4 };
+    static const char *const names[] = {
+        "gpt_oss", "bloom", "qwen3_next", "deepseek_v3", "cohere", "qwen2_moe", "lfm2", "granitemoehybrid",
+        "granitemoe", "glm4_moe", "../hf-2026/phimoe", "../hf-2026/cohere2_moe", "llama-odd",
+        "gemma2", "opt", "gptj", "gpt_neox", "olmo2", "hunyuan", "phi3-longrope", "nemotron",
+        "../hf-2026/olmo3", "mamba2", "nemotron_h", "../hf-2026/qwen3_5",
+        "../hf-2026/afmoe", "deepseek_v2_lite", "../hf-2026/kimi_linear", "llama4_text", "bitnet",
+        "../hf-2026/mistral4", "../hf-2026/nanochat", "../hf-2026/minicpm3",
+    };
+    if (!have_oracles()) {
+        print_message("# skipped: no oracles (set ZSE_ORACLES)\n");
+        skip();
+    }
+    const int all = getenv("ZSE_TEST_ALL") != NULL;
+    for (size_t i = 0; i < (all ? sizeof names / sizeof *names : FEW); i++) {
+        struct model *m = load(names[i], QT_F32);
+        for (int n = all || i % 2 == 0 ? 2 : 4; n <= (all || i % 2 ? 4 : 2); n += 2) {
+            struct tp_model *t = tp_model_open(m, n, 1, &why);
+            int mixers = 0, ffs = 0;
+            if (!t) {                   /* the reason is a sentence, and no device is opened */
+                print_message("# %-24s | %d | %s\n", names[i], n, why.msg);
+                assert_non_null(strstr(why.msg, "neither heads nor MLPs"));
+                continue;
+            }
+            for (int k = 0; k < m->config.n_layers; k++) {
+                mixers += (t->split[k] & TP_MIXER) != 0;
+                ffs += (t->split[k] & TP_FF) != 0;
+            }
+            tp_model_close(t);
+            print_message("# %-24s | %d | divided: %d mixers, %d MLPs of %d layers | %.1e\n", names[i], n, mixers, ffs,
+                          m->config.n_layers, compare(m, n, 1, LEN, names[i]));
+        }
+        model_close(m);
+    }
+}
+
+/* ---- packed weights ---- */
+
+/* Round the matrices of models/tiny: o can be cut at 64 columns, down at 128, so that the MLPs of
+ * two ranks differ in width. */
+static int pack(struct model *m, uint8_t *owned[MOST_EXPERT_MATS])
+{
+    int n = 0;
+    for (int i = 0; i < m->config.n_layers; i++) {
+        struct layer *l = &m->layers[i];
+        owned[n++] = quantize(&l->q, QT_NL4, 32);
+        owned[n++] = quantize(&l->k, QT_NL4, 32);
+        owned[n++] = quantize(&l->v, QT_I8, 32);
+        owned[n++] = quantize(&l->o, QT_I8, 32);
+        owned[n++] = quantize(&l->gate, QT_NL4, 32);
+        owned[n++] = quantize(&l->up, QT_NL4, 32);
+        owned[n++] = quantize(&l->down, i % 2 ? QT_NL4 : QT_M5, 32);
+    }
+    return n;
+}
+
+static void packed(void **state)
+{
+    (void)state;
+    uint8_t *owned[MOST_EXPERT_MATS];
+    struct model *m = load("tiny", QT_F16);
+    int n = pack(m, owned);
+    compare(m, 2, 0, LONG, "packed");
+    compare(m, 2, 1, LEN, "packed");
+    struct tp_model *t = tp_model_open(m, 2, 0, &why);
+    assert_int_equal(t->m.config.intermediate_size, 256);
+    assert_int_equal(t->m.config.n_heads, 2);
+    assert_int_equal(t->split[0], TP_MIXER | TP_FF);
+    tp_model_close(t);
+    while (n)
+        free(owned[--n]);
+    model_close(m);
+}
+
+/* Models/tiny with experts; four ranks share two KV heads, and have 2, 2, 1, 1 of 6 experts. */
+static void mixtures(void **state)
+{
+    (void)state;
+    uint8_t *owned[MOST_EXPERT_MATS];
+    struct model *m = load("tiny", QT_F16);
+    int n = make_mixture(m, QT_F16, 32, owned);
+    struct backend_options o = options(4, 0);
+    struct backend_device d;
+    compare(m, 4, 0, LONG, "a mixture");
+    void *b = open_with(m, &o);
+    backend_gpu.device(b, &d);
+    assert_true(d.tp);
+    assert_int_equal(d.n_layers, m->config.n_layers);
+    assert_int_equal(d.n_experts, N_EXPERTS);
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(d.ranks[i].n_layers, m->config.n_layers);
+        assert_int_equal(d.ranks[i].n_experts, i < 2 ? 2 : 1);
+        assert_int_equal(d.ranks[i].n_heads, 1);
+        assert_true(d.ranks[i].direct);
+    }
+    assert_non_null(strstr(backend_gpu.describe(b), "tensor parallel"));
+    backend_gpu.close(b);
+    o.gpu_experts = 3;
+    assert_null(backend_gpu.open(m, &o, &why));
+    assert_non_null(strstr(why.msg, "--gpu-experts does not apply"));
+    o.gpu_experts = 0;
+    o.device_layers = 2;
+    assert_null(backend_gpu.open(m, &o, &why));
+    assert_non_null(strstr(why.msg, "--gpu-layers 2 of 4 does not apply"));
+    while (n)
+        free(owned[--n]);
+    model_close(m);
+}
+
+/* ---- what each device has ---- */
+
+static void partial_loads(void **state)
+{
+    (void)state;
+    uint8_t *owned[MOST_EXPERT_MATS];
+    struct model *m = load("tiny", QT_F16);
+    int n = pack(m, owned);
+    const struct backend_options o = options(2, 0);
+    const struct layer_range all = { 0, m->config.n_layers };
+    size_t bytes[2], layers = 0;
+    struct gpu_plan p;
+    if (!emulated_uploaded)
+        skip();
+    for (int i = 0; i < 2; i++)
+        bytes[i] = emulated_uploaded(i);
+    free(answer(m, &o, LEN));
+    OK(gpu_plan(m, &o, &p, &why));
+    assert_int_equal(p.n_ranks, 2);
+    assert_int_equal(p.n_layers, 4);
+    for (int i = 0; i < 2; i++) {
+        struct tp_model *t = tp_model_open(m, 2, i, &why);
+        const size_t size = dweights_size(&t->m, all, 0);
+        bytes[i] = emulated_uploaded(i) - bytes[i];
+        /* pieces are aligned to 256 bytes on the device, so a little less is uploaded */
+        assert_true(bytes[i] <= size && bytes[i] + 256 * 64 > size);
+        for (int k = 0; k < m->config.n_layers; k++) {
+            const struct layer *l = &t->m.layers[k];
+            layers += l->q.w.size + l->k.w.size + l->v.w.size + l->gate.w.size + l->up.w.size;
+        }
+        tp_model_close(t);
+        assert_true(p.ranks[i].weights >= size && p.ranks[i].weights < size + ((size_t)2 << 20));
+    }
+    for (int k = 0; k < m->config.n_layers; k++) {
+        const struct layer *l = &m->layers[k];
+        layers -= l->q.w.size + l->k.w.size + l->v.w.size + l->gate.w.size + l->up.w.size;
+    }
+    assert_int_equal(layers, 0);
+    while (n)
+        free(owned[--n]);
+    model_close(m);
+}
+
+/* ---- links, lookahead steps, failures ---- */
+
+enum { TOKENS = 5 };
+/* Draw TOKENS tokens, each step begun before the one before it has ended. */
+static void draw_ahead(const struct model *m, const struct backend_options *o, int32_t *ids)
+{
+    struct draw draw[2];
+    struct batch_item item[2];
+    const int32_t first = 5;
+    void *b = open_with(m, o);
+    for (int i = 0; i <= TOKENS; i++) {
+        if (i < TOKENS) {
+            draw[i % 2] = (struct draw){ .temperature = 2, .top_p = 1, .seed = (uint64_t)i, .id = -1 };
+            item[i % 2] = (struct batch_item){ .tokens = i ? NULL : &first, .n_tokens = 1, .pos = i, .table = table,
+                                               .n_logits = 1, .draw = &draw[i % 2] };
+            assert_int_equal(backend_gpu.begin(b, &(struct batch){ &item[i % 2], 1 }, &why), 1);
+        }
+        if (i > 0) {
+            OK(backend_gpu.end(b, &(struct batch){ &item[(i - 1) % 2], 1 }, &why));
+            ids[i - 1] = draw[(i - 1) % 2].id;
+            assert_true(ids[i - 1] >= 0);
+        }
+    }
+    backend_gpu.close(b);
+}
+
+/* The answer of a number of ranks has the same bits with every kind of link. */
+static void links(void **state)
+{
+    (void)state;
+    struct model *m = load("tiny", QT_F16);
+    const struct backend_options one = options(1, 0), two = options(2, 0);
+    float *want = answer(m, &two, LEN);
+    int32_t ids[TOKENS], alone[TOKENS];
+    draw_ahead(m, &one, alone);
+    draw_ahead(m, &two, ids);
+    assert_memory_equal(ids, alone, sizeof ids);
+    for (int mode = EMULATED_NO_PEERS; mode <= EMULATED_ZERO_PEERS && emulated_peers; mode++) {
+        emulated_peers(mode);
+        float *got = answer(m, &two, LEN);
+        assert_memory_equal(got, want, (size_t)(LEN + 1) * (size_t)m->config.vocab_size * sizeof *got);
+        free(got);
+    }
+    if (emulated_peers)
+        emulated_peers(EMULATED_PEERS);
+    free(want);
+    model_close(m);
+}
+
+static void lost(void **state)
+{
+    (void)state;
+    struct model *m = load("tiny", QT_F16);
+    struct backend_options o = options(2, 0);
+    const int32_t ids[] = { 4, 5, 6 };
+    float *logits = malloc(LEN * (size_t)m->config.vocab_size * sizeof *logits);
+    if (!emulated_fail_on)
+        skip();
+    for (int lost_one = 0; lost_one < 2; lost_one++) {
+        char name[32];
+        struct backend_device d;
+        void *b = open_with(m, &o);
+        OK(step(b, ids, 0, 2, 0, logits));
+        emulated_fail_on(lost_one, "norm", 1);
+        assert_int_equal(step(b, ids, 2, 1, 0, logits), -1);
+        snprintf(name, sizeof name, "emulated:%d", lost_one);
+        if (!strstr(why.msg, name))
+            fail_msg("'%s' does not name %s", why.msg, name);
+        assert_int_equal(step(b, ids, 2, 1, 0, logits), -1);
+        backend_gpu.device(b, &d);
+        assert_true(d.lost);
+        backend_gpu.close(b);
+        b = open_with(m, &o);
+        OK(step(b, ids, 0, 3, 0, logits));
+        backend_gpu.close(b);
+    }
+    emulated_device_memory(1, (size_t)20 << 20);
+    assert_null(backend_gpu.open(m, &o, &why));
+    assert_non_null(strstr(why.msg, "its part of 4 layers on GPU 1 (--tp)"));
+    emulated_device_memory(1, 0);
+    free(logits);
+    model_close(m);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(sums), cmocka_unit_test(packed), cmocka_unit_test(mixtures), cmocka_unit_test(partial_loads),
+        cmocka_unit_test(links), cmocka_unit_test(lost), cmocka_unit_test(families),
+    };
+    if (gpu_kind[0] != 'e' && !device_usable())
+        return 0;
+    if (emulated_devices)
+        emulated_devices(EMULATED_DEVICES);
+    if (getenv("ZSE_ONLY"))
+        cmocka_set_test_filter(getenv("ZSE_ONLY"));
+    if (getenv("ZSE_SANITIZED"))        /* under a sanitizer only some tests of the backend's host
+                                         * code run */
+        return cmocka_run_group_tests(((const struct CMUnitTest[]){ cmocka_unit_test(sums),
+                                                                    cmocka_unit_test(partial_loads),
+                                                                    cmocka_unit_test(lost) }), NULL, NULL);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
