@@ -8,9 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 #include <cmocka.h>
 
@@ -391,6 +394,70 @@ static void read_only_folders_are_read_and_dead_files_removed(void **state)
     disk_close(d);
 }
 
+/* These replace the functions of the C library in this program: on a failing disk they fail, writes
+ * after half of the bytes. */
+static atomic_int reads_fail, writes_fail;
+ssize_t pread(int fd, void *p, size_t n, off_t at)
+{
+    if (reads_fail) {
+        errno = EIO;
+        return -1;
+    }
+    return syscall(SYS_pread64, fd, p, n, at);
+}
+ssize_t write(int fd, const void *p, size_t n)
+{
+    if (writes_fail && n < 2) {
+        errno = EIO;
+        return -1;
+    }
+    return syscall(SYS_write, fd, p, writes_fail ? n / 2 : n);
+}
+
+/* A failing disk: nothing is stored, which is said once, and no part of a file stays; a file that
+ * cannot be read is computed again, but not removed.  When the disk works again, all is as
+ * before. */
+static void failing_disks_lose_nothing_but_time(void **state)
+{
+    (void)state;
+    struct disk_key k, first;
+    struct disk_data data;
+    struct disk_stats s;
+    struct disk *d = open_with("model", 1 << 20);
+    disk_first(d, 0, 0, &first);
+    k = first;
+    write_run(d, &k, ids, 6);
+    disk_close(d);
+    d = open_with("model", 1 << 20);
+    writes_fail = 1;
+    for (int i = 0; i < 3; i++) {
+        disk_next(d, &k, ids);
+        write_run(d, &k, ids, i);
+    }
+    do                                  /* until the thread has tried all */
+        disk_stats(d, &s);
+    while (s.failed < 3);
+    writes_fail = 0;
+    assert_int_equal(s.written, 0);
+    assert_int_equal(n_notes, 1);
+    assert_int_equal(files("", 0), 2);  /* the secret and the first run; no temporary file (below) */
+    reads_fail = 1;
+    assert_int_equal(disk_read(d, DISK_IS_RUN, &first, ids, &data), 0);
+    reads_fail = 0;
+    assert_int_equal(disk_read(d, DISK_IS_RUN, &first, ids, &data), 1);
+    write_run(d, &k, ids, 7);
+    disk_close(d);
+    assert_int_equal(files("", 0), 3);
+    char path[512];
+    assert_false(find_file(".zse-", path));
+    d = open_with("model", 1 << 20);
+    assert_int_equal(disk_read(d, DISK_IS_RUN, &k, ids, &data), 1);
+    assert_int_equal(data.blocks[0], 7);
+    disk_stats(d, &s);
+    assert_int_equal(s.damaged, 0);
+    disk_close(d);
+}
+
 /* Two servers write the same folder: each finds what the other wrote. */
 static void two_servers_share_a_folder(void **state)
 {
@@ -560,6 +627,7 @@ int main(void)
         cmocka_unit_test_setup(test_no_files, empty_folder),
         cmocka_unit_test_setup(the_least_recently_used_files_are_evicted, empty_folder),
         cmocka_unit_test_setup(read_only_folders_are_read_and_dead_files_removed, empty_folder),
+        cmocka_unit_test_setup(failing_disks_lose_nothing_but_time, empty_folder),
         cmocka_unit_test_setup(two_servers_share_a_folder, empty_folder),
         cmocka_unit_test_setup(test_shared_limit, empty_folder),
         cmocka_unit_test_setup(test_full_queue, empty_folder),
