@@ -87,6 +87,28 @@ static double compare(const struct model *m, int n, int exact, int len, const ch
 /* ---- sums over devices ---- */
 
 enum { MOST = 1500 };
+
+/* Copy to device memory through pinned memory, and from it. */
+static void copy_to(struct gpu *g, float *to, const float *from, size_t bytes)
+{
+    float *p = gpu_pinned(g, bytes, "test", &why);
+    assert_non_null(p);
+    memcpy(p, from, bytes);
+    OK(gpu_upload(g, GPU_COMPUTE, to, p, bytes, &why));
+    OK(gpu_sync(g, GPU_COMPUTE, &why));
+    gpu_pinned_free(g, p);
+}
+
+static void copy_from(struct gpu *g, float *to, const float *from, size_t bytes)
+{
+    float *p = gpu_pinned(g, bytes, "test", &why);
+    assert_non_null(p);
+    OK(gpu_download(g, GPU_COMPUTE, p, from, bytes, &why));
+    OK(gpu_sync(g, GPU_COMPUTE, &why));
+    memcpy(to, p, bytes);
+    gpu_pinned_free(g, p);
+}
+
 static void sum_on(int n, size_t len, struct all_reduce *a, struct gpu *const *g, float *const x[])
 {
     static float want[MOST], got[MOST], in[MOST];
@@ -97,15 +119,13 @@ static void sum_on(int n, size_t len, struct all_reduce *a, struct gpu *const *g
             want[k] = i ? want[k] + in[k] : in[k];
         }
         OK(gpu_use(g[i], &why));
-        OK(gpu_upload(g[i], GPU_COMPUTE, x[i], in, len * sizeof *in, &why));
-        OK(gpu_sync(g[i], GPU_COMPUTE, &why));
+        copy_to(g[i], x[i], in, len * sizeof *in);
     }
     OK(all_reduce_sum(a, x, len, &why));
     for (int spread = 0; spread < 2; spread++) {
         for (int i = 0; i < n; i++) {
             OK(gpu_use(g[i], &why));
-            OK(gpu_download(g[i], GPU_COMPUTE, got, x[i], len * sizeof *got, &why));
-            OK(gpu_sync(g[i], GPU_COMPUTE, &why));
+            copy_from(g[i], got, x[i], len * sizeof *got);
             assert_memory_equal(got, want, len * sizeof *got);
             if (i > 0)
                 OK(gpu_fill(g[i], GPU_COMPUTE, x[i], 0, len * sizeof *got, &why));
