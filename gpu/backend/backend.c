@@ -231,8 +231,9 @@ static int backend_end(void *backend, const struct batch *batch, struct err *e)
 static int backend_copy_block(void *backend, int32_t from, int32_t to, struct err *e)
 {
     struct gpu_ranks *p = backend;
-    const int n = first_of(p)->o.n_blocks;
-    if (from < 0 || from >= n || to < 0 || to >= n)
+    const struct backend_options *o = &first_of(p)->o;
+    const int n = o->n_blocks + o->n_window_blocks;
+    if (from < 0 || from >= n || to < 0 || to >= n || (from < o->n_blocks) != (to < o->n_blocks))
         return err_set(e, ERR_SHAPE, "copy of KV block %d to %d, expected 0 to %d", from, to, n - 1);
     for (int i = 0; from != to && i < p->n; i++)
         if (rank_copy_block(p->rank[i], from, to, e) < 0)
@@ -360,7 +361,7 @@ static void backend_device(const void *backend, struct backend_device *d)
 }
 
 const struct backend backend_gpu = {
-    .name = "gpu", .step_tokens = cpu_step_tokens, .open = backend_open, .forward = backend_forward,
+    .name = "gpu", .tails = 1, .step_tokens = cpu_step_tokens, .open = backend_open, .forward = backend_forward,
     .begin = backend_begin, .end = backend_end, .copy_block = backend_copy_block, .memory = backend_memory,
     .kv_bytes = backend_kv_bytes, .describe = backend_describe, .close = backend_close,
     .drop_block = backend_drop_block, .copy_state = backend_copy_state, .drop_state = backend_drop_state,

@@ -406,10 +406,11 @@ static int32_t *series(struct bench *b, int n, int first, int step, int modulus,
 static int fill_cache(struct bench *b, enum kv_type type, struct err *e)
 {
     struct gpu_prepare *p = &b->prepare;
-    const size_t part = kv_block_bytes(type, p->head_dim);
-    p->kv = (struct gpu_kv){ .base = NULL, .stride = 2 * part * (size_t)p->n_kv_heads, .head_stride = 2 * part,
-                             .part = (uint32_t)part, .type = (int)type };
-    if (!(p->kv.base = take(b, p->kv.stride * (size_t)b->n_blocks, e)))
+    const size_t part = kv_block_bytes(type, p->head_dim), heads = 2 * part * (size_t)p->n_kv_heads,
+                 stride = heads + 2 * kv_shared_bytes(type);
+    p->kv = (struct gpu_kv){ .blocks = { .stride = stride, .head_stride = 2 * part, .part = (uint32_t)part },
+                             .type = (int)type, .scales = (uint32_t)heads, .rotated = kv_packed(type) };
+    if (!(p->kv.blocks.base = take(b, stride * (size_t)b->n_blocks, e)))
         return -1;
     struct gpu_prepare chunk = *p;
     chunk.rope_dim = 0;
@@ -446,7 +447,7 @@ static int decode(struct bench *b, enum kv_type type, struct err *e)
             continue;
         b->n_copies = b->n_sequences / n;
         if (measure(b, launch_decode, "attn_decode", kv_type_name(type), n,
-                    (double)n * context / KV_BLOCK * (double)p->kv.stride + 6.0 * n * stride,
+                    (double)n * context / KV_BLOCK * (double)p->kv.blocks.stride + 6.0 * n * stride,
                     4.0 * n * context * stride, e) < 0)
             return -1;
     }
@@ -477,7 +478,7 @@ static int prefill(struct bench *b, struct err *e)
         const int owned = b->n_owned;
         rc = !(b->attention.tiles = numbers(b, tiles, 2 * n_tiles, e)) ||
                      measure(b, launch_prefill, "attn_prefill", kv_type_name((enum kv_type)p->kv.type), n,
-                             (double)n / KV_BLOCK * (double)p->kv.stride + 6.0 * n * stride,
+                             (double)n / KV_BLOCK * (double)p->kv.blocks.stride + 6.0 * n * stride,
                              2.0 * n * (n + 1.0) * stride, e) < 0 ? -1 : 0;
         while (b->n_owned > owned)
             gpu_free(b->g, b->owned[--b->n_owned]);
@@ -488,7 +489,7 @@ static int prefill(struct bench *b, struct err *e)
 
 static int attention(struct bench *b, struct err *e)
 {
-    static const enum kv_type types[] = { KV_I8, KV_F8, KV_F16 };       /* prompts use the last */
+    static const enum kv_type types[] = { KV_I8, KV_F8, KV_I4, KV_T2, KV_F16 };       /* prompts use the last */
     const struct gpu_bench_options *o = b->o;
     const size_t t = (size_t)b->most_tokens, nq = (size_t)o->n_heads * (size_t)o->head_dim,
                  nk = (size_t)o->n_kv_heads * (size_t)o->head_dim;

@@ -413,6 +413,20 @@ static int settle_layers(struct gpu_backend *b, struct err *e)
     return 0;
 }
 
+/* Check the types of keys and values. */
+static int check_kv(const struct gpu_backend *b, struct err *e)
+{
+    const struct config *c = &b->m->config;
+    const enum kv_type type = b->o.kv.key;
+    if (type != b->o.kv.value || !kv_on_gpu(type))
+        return err_set(e, ERR_UNSUPPORTED, "%s: keys as %s and values as %s run on the CPU only", gpu_kind,
+                       kv_type_name(type), kv_type_name(b->o.kv.value));
+    if (kv_packed(type) && (c->head_dim % 16 || config_has_mixer(c, MIXER_MLA)))
+        return err_set(e, ERR_UNSUPPORTED, "%s: --kv %s for %s runs on the CPU only", gpu_kind, kv_type_name(type),
+                       c->head_dim % 16 ? "heads whose size is not a multiple of 16" : "latent attention");
+    return 0;
+}
+
 /* Compute all sizes from b->m and b->o, and list the parts of the arena.  Returns their number; -1
  * with *e. */
 static int size_up(struct gpu_backend *b, struct buffer_place *part, struct err *e)
@@ -427,19 +441,23 @@ static int size_up(struct gpu_backend *b, struct buffer_place *part, struct err 
     b->exact = b->o.exact;
     if (settle_layers(b, e) < 0 || check_model(b, e) < 0 || check_act(b, e) < 0 || settle_experts(b, e) < 0)
         return -1;
-    if (b->o.kv.key != b->o.kv.value || !kv_on_gpu(b->o.kv.key))
-        return err_set(e, ERR_UNSUPPORTED, "%s: keys as %s and values as %s run on the CPU only", gpu_kind,
-                       kv_type_name(b->o.kv.key), kv_type_name(b->o.kv.value));
+    if (check_kv(b, e) < 0)
+        return -1;
     measure(b);
     b->kv_part = (uint32_t)kv_block_bytes(b->o.kv.key, c->head_dim);
-    b->kv_stride = b->state_stride = 0;
+    b->tail_part = (uint32_t)kv_block_bytes(KV_F16, c->head_dim);
+    b->kv_stride = b->tail_stride = b->state_stride = 0;
     for (int i = b->layers.first; i < b->layers.end; i++) {
         b->kv_stride += layer_kv_bytes(b, i);
+        b->tail_stride += layer_tail_bytes(b, i);
         b->state_stride += config_state_floats(c, i);
     }
     if (__builtin_mul_overflow(b->state_stride * sizeof(float), (size_t)b->o.n_states, &b->state_size))
         return err_set(e, ERR_SHAPE, "%d states are too many", b->o.n_states);
-    if (__builtin_mul_overflow(b->kv_stride, (size_t)b->o.n_blocks, &b->kv_size))
+    size_t tail;
+    if (__builtin_mul_overflow(b->kv_stride, (size_t)b->o.n_blocks, &b->kv_size) ||
+        __builtin_mul_overflow(b->tail_stride, (size_t)b->o.n_window_blocks, &tail) ||
+        __builtin_add_overflow(b->kv_size, tail, &b->kv_size))
         return err_set(e, ERR_SHAPE, "a KV cache of %d blocks is too large", b->o.n_blocks);
     int64_t most = (int64_t)b->o.n_blocks * KV_BLOCK;
     most = c->max_len > 0 && c->max_len < most ? c->max_len : most;
@@ -447,7 +465,7 @@ static int size_up(struct gpu_backend *b, struct buffer_place *part, struct err 
     const int n = plan_arena(b, part);
     for (int i = 0; i < n; i++)
         b->arena_size += up256(part[i].bytes);
-    b->step_room = tables_at(b) + (size_t)b->o.n_blocks + 4096;
+    b->step_room = tables_at(b) + (has_tail(b) ? 2 : 1) * (size_t)b->o.n_blocks + 4096;
     b->hlogits_room = has_head(b) ? (size_t)b->logit_rows * (size_t)c->vocab_size : 0;
     if (b->hlogits_room < (size_t)c->hidden_size)
         b->hlogits_room = (size_t)c->hidden_size;

@@ -74,7 +74,8 @@ static void fill_plan(const struct gpu_backend *b, struct gpu_plan *p)
     p->host_kv = 0;
     if (b->host_layers) {
         for (int i = 0; i < b->host_layers; i++)
-            p->host_kv += layer_kv_bytes(b, i) * (size_t)b->o.n_blocks;
+            p->host_kv += layer_kv_bytes(b, i) * (size_t)b->o.n_blocks +
+                          layer_tail_bytes(b, i) * (size_t)b->o.n_window_blocks;
         p->host_kv += (config_state_bytes(c)) * (size_t)b->o.n_states;          /* cpu.c has room for all layers */
     }
 }

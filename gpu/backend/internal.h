@@ -17,7 +17,7 @@ enum {
     LOGIT_ROWS = 64,            /* rows of logits at a time */
     TILE_TOKENS = 16,           /* attention works by tiles from this many tokens of a sequence on */
     MAX_GRAPH_TOKENS = 64, N_BUCKETS = BACKEND_BUCKETS, MAX_SPLIT_BITS = 16,
-    STEP_ARRAYS = 8,
+    STEP_ARRAYS = 9,
     /* tokens are drawn on the device for the first MAX_DRAWS rows of logits of a step only */
     MAX_DRAWS = 4 * LOGIT_ROWS, DRAW_WORDS = sizeof(struct gpu_draw) / 4,
     MAX_BEGUN = 2, N_SLOTS = MAX_BEGUN + 1, NEVER = -1,
@@ -81,7 +81,9 @@ struct gpu_backend {
      * one. */
     int shared_apart;
     /* device */
-    uint8_t *kv; size_t kv_size, kv_stride; uint32_t kv_part;
+    /* kv: blocks of kv_stride bytes, then those of the tail, of tail_stride bytes; kv_part, tail_part:
+     * bytes of the keys of a head */
+    uint8_t *kv; size_t kv_size, kv_stride, tail_stride; uint32_t kv_part, tail_part;
     float *states; size_t state_size, state_stride;     /* state_size: bytes of all states */
     uint8_t *arena; size_t arena_size;
     float *x, *y, *hf, *hf2, *q, *k, *v, *attf, *gate, *up, *cosine[MAX_ROPES], *sine[MAX_ROPES], *alibi,
@@ -142,8 +144,9 @@ struct gpu_ranks {
 
 /* Arrays of a step, one after the other, followed by tiles, options for drawing, and tables.  A
  * token -1 - r below 0 stands for the token that the device has drawn into ids[r].  A_FIRST: the
- * first token of each item, and the number of tokens after the last one; A_STATE: its state. */
-enum { A_TOKEN, A_POS, A_LONG, A_TABLE, A_DECODE, A_LOGIT, A_FIRST, A_STATE };
+ * first token of each item, and the number of tokens after the last one; A_STATE: its state;
+ * A_TAIL: like A_TABLE, for blocks of the tail. */
+enum { A_TOKEN, A_POS, A_LONG, A_TABLE, A_DECODE, A_LOGIT, A_FIRST, A_STATE, A_TAIL };
 static inline size_t array_size(const struct gpu_backend *b) { return (size_t)(b->o.max_tokens + MAX_GRAPH_TOKENS); }
 static inline int32_t *host_array(struct gpu_backend *b, int i) { return b->hstep + (size_t)i * array_size(b); }
 static inline int32_t *array(const struct gpu_backend *b, int i) { return b->step + (size_t)i * array_size(b); }
@@ -164,13 +167,28 @@ static inline int partial_rows(const struct gpu_backend *b, int splits)
     return rows < array_size(b) ? (int)rows : (int)array_size(b);
 }
 
+/* Whether types of fewer than 8 bits have a tail.  Layers with a window then are in its blocks
+ * only, as f16. */
+static inline int has_tail(const struct gpu_backend *b) { return b->o.n_window_blocks > 0; }
+static inline int in_tail_only(const struct gpu_backend *b, int layer)
+{
+    return has_tail(b) && config_layer_window(&b->m->config, layer, 0) > 0;
+}
+
 /* Bytes of a layer's keys and values in a KV block.  Latent attention has one row per token, which
  * is key and value. */
 static inline size_t layer_kv_bytes(const struct gpu_backend *b, int layer)
 {
     const int kind = b->m->config.mixer[layer];
     return kind == MIXER_MLA ? b->kv_part
-           : mixer_has_kv(kind) ? (size_t)b->m->config.n_kv_heads * 2 * b->kv_part : 0;
+           : mixer_has_kv(kind) && !in_tail_only(b, layer)
+                 ? (size_t)b->m->config.n_kv_heads * 2 * b->kv_part + 2 * kv_shared_bytes(b->o.kv.key) : 0;
+}
+/* The same in a block of the tail. */
+static inline size_t layer_tail_bytes(const struct gpu_backend *b, int layer)
+{
+    return has_tail(b) && mixer_has_kv(b->m->config.mixer[layer])
+               ? (size_t)b->m->config.n_kv_heads * 2 * b->tail_part : 0;
 }
 
 /* Returns 1 if these experts are computed with f32 activations.  The kernels for f16 activations

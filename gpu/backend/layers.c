@@ -433,20 +433,34 @@ static int run_state(struct gpu_backend *b, const struct dlayer *l, int index, c
 
 /* ---- attention ---- */
 
-static struct gpu_step step_of(const struct gpu_backend *b)
+static struct gpu_step step_of(const struct gpu_backend *b, int index)
 {
-    return (struct gpu_step){ .pos = array(b, A_POS), .table_of = array(b, A_TABLE), .tables = b->step + tables_at(b),
-                              .n = b->n };
+    const int32_t *tail_of = array(b, A_TAIL);
+    return (struct gpu_step){ .pos = array(b, A_POS), .table_of = in_tail_only(b, index) ? tail_of : array(b, A_TABLE),
+                              .tail_of = tail_of, .tables = b->step + tables_at(b), .n = b->n };
 }
 
 /* The keys and values of a layer. */
 static struct gpu_kv kv_of(const struct gpu_backend *b, int index)
 {
-    uint64_t at = 0;
-    for (int i = b->layers.first; i < index; i++)
+    uint64_t at = 0, tail_at = 0;
+    for (int i = b->layers.first; i < index; i++) {
         at += layer_kv_bytes(b, i);
-    return (struct gpu_kv){ .base = b->kv, .stride = b->kv_stride, .head_stride = 2 * (uint64_t)b->kv_part,
-                            .layer_offset = at, .part = b->kv_part, .type = (int)b->o.kv.key };
+        tail_at += layer_tail_bytes(b, i);
+    }
+    const struct gpu_kv_blocks blocks = { .base = b->kv, .stride = b->kv_stride,
+                                          .head_stride = 2 * (uint64_t)b->kv_part,
+                                          .layer_offset = at, .part = b->kv_part },
+                               tail = { .base = b->kv + b->kv_stride * (size_t)b->o.n_blocks, .stride = b->tail_stride,
+                                        .head_stride = 2 * (uint64_t)b->tail_part, .layer_offset = tail_at,
+                                        .part = b->tail_part };
+    if (in_tail_only(b, index))
+        return (struct gpu_kv){ .blocks = tail, .type = KV_F16 };
+    struct gpu_kv kv = { .blocks = blocks, .type = (int)b->o.kv.key, .rotated = kv_packed(b->o.kv.key),
+                         .scales = (uint32_t)b->m->config.n_kv_heads * 2 * b->kv_part };
+    if (has_tail(b))
+        kv.tail = tail;
+    return kv;
 }
 
 /* The factors on a layer's queries. */
@@ -496,7 +510,7 @@ static int run_attention(struct gpu_backend *b, const struct dlayer *l, int inde
                              .norm_after_rope = c->qk_norm_after_rope, .qw = l->q_norm.w, .qb = l->q_norm.b,
                              .kw = l->k_norm.w, .kb = l->k_norm.b, .eps = c->qk_norm_eps,
                              .offset = c->qk_norm_offset, .temper = temper_of(b, index),
-                             .step = step_of(b), .kv = kv };
+                             .step = step_of(b, index), .kv = kv };
     if (table >= 0) {
         p.cosine = b->cosine[table];
         p.sine = b->sine[table];
@@ -512,7 +526,7 @@ static int run_attention(struct gpu_backend *b, const struct dlayer *l, int inde
                                .scale = c->attn_scale, .softcap = c->attn_softcap,
                                .alibi = c->pos == POS_ALIBI ? b->alibi : NULL, .sinks = l->sinks,
                                .gate = c->attn_gate ? b->att_gate : NULL,
-                               .gate_each = c->attn_gate == ATTN_GATE_HEAD ? c->head_dim : 1, .step = step_of(b),
+                               .gate_each = c->attn_gate == ATTN_GATE_HEAD ? c->head_dim : 1, .step = step_of(b, index),
                                .kv = kv,
                                .partial = b->partial, .max_splits = b->splits,
                                .tiles = b->step + tiles_at(b), .n_tiles = b->n_tiles };
@@ -572,11 +586,11 @@ static int run_latent(struct gpu_backend *b, const struct dlayer *l, int index, 
                                   .cosine = table < 0 ? NULL : b->cosine[table],
                                   .sine = table < 0 ? NULL : b->sine[table],
                                   .rope_pairs = table < 0 ? 0 : c->ropes[table].pairs, .w = l->kv_norm.w,
-                                  .eps = m->norm_eps, .temper = temper_of(b, index), .step = step_of(b),
+                                  .eps = m->norm_eps, .temper = temper_of(b, index), .step = step_of(b, index),
                                   .kv = kv_of(b, index) };
     struct gpu_attention a = { .q = b->q, .out = b->latent_sums, .n_heads = c->n_heads, .n_kv_heads = 1,
                                .head_dim = c->head_dim, .value_dim = m->kv_rank, .scale = c->attn_scale,
-                               .step = step_of(b), .kv = x.kv, .partial = b->partial, .max_splits = b->splits };
+                               .step = step_of(b, index), .kv = x.kv, .partial = b->partial, .max_splits = b->splits };
     *out = (struct input){ .act = b->act_att, .stride = b->stride_att, .x = b->latent_heads, .ldx = width };
     if (run_latent_inputs(b, l, in, e) < 0 || gpu_latent(b->g, &x, e) < 0 ||
         run_heads(b, &l->k_b, b->latent_heads, dim, b->q, c->head_dim, e) < 0 || run_decode_rows(b, &a, e) < 0 ||

@@ -102,7 +102,13 @@ int rank_check(const struct gpu_backend *b, const struct batch *batch, int n_fol
             if (it->table[p] < 0 || it->table[p] >= b->o.n_blocks)
                 return err_set(e, ERR_SHAPE, "batch item %d: KV block %d, expected 0 to %d", i, it->table[p],
                                b->o.n_blocks - 1);
-        *n_tables += (size_t)blocks;
+        const int in_window = it->pos - config_window(c, 0) + 1, in_tail = kv_tail_from(it->pos),
+                  seen = in_tail < in_window ? in_tail : in_window;
+        for (int p = 0; has_tail(b) && p < blocks; p++)
+            if ((p * KV_BLOCK < KV_SINKS || (p + 1) * KV_BLOCK > seen) &&
+                (!it->window_table || it->window_table[p] < 0 || it->window_table[p] >= b->o.n_window_blocks))
+                return err_set(e, ERR_SHAPE, "batch item %d: no window block for token %d", i, p * KV_BLOCK);
+        *n_tables += (size_t)blocks * (has_tail(b) ? 2 : 1);
         n_tokens += it->n_tokens;
         n_logits += it->n_logits;
     }
@@ -154,7 +160,7 @@ static size_t fill_step(struct gpu_backend *b, const struct batch *batch, int *n
         b->m->config.head_dim % 16 == 0 && !config_has_mixer(&b->m->config, MIXER_MLA);
     const int tile = GPU_ATTN_TILE(b->m->config.head_dim);
     int32_t *token = host_array(b, A_TOKEN), *pos = host_array(b, A_POS), *is_long = host_array(b, A_LONG),
-            *table_of = host_array(b, A_TABLE);
+            *table_of = host_array(b, A_TABLE), *tail_of = host_array(b, A_TAIL);
     int32_t *decode = host_array(b, A_DECODE), *logit = host_array(b, A_LOGIT), *tiles = b->hstep + tiles_at(b),
             *tables = b->hstep + tables_at(b);
     int n = 0, at = 0, longest = 1;
@@ -175,6 +181,7 @@ static size_t fill_step(struct gpu_backend *b, const struct batch *batch, int *n
             pos[n] = it->pos + t;
             is_long[n] = long_from && (it->seq_len ? it->seq_len : len) >= long_from;
             table_of[n] = at;
+            tail_of[n] = at + blocks;
             if (!tiled)
                 decode[b->n_decode++] = n;
             if (t >= it->n_tokens - it->n_logits) {
@@ -185,7 +192,9 @@ static size_t fill_step(struct gpu_backend *b, const struct batch *batch, int *n
         if (!tiled && len > longest)
             longest = len;
         memcpy(tables + at, it->table, (size_t)blocks * sizeof *tables);
-        at += blocks;
+        if (has_tail(b))
+            memcpy(tables + at + blocks, it->window_table, (size_t)blocks * sizeof *tables);
+        at += has_tail(b) ? 2 * blocks : blocks;
     }
     b->n = n;
     b->n_items = batch->n_items;
@@ -216,7 +225,7 @@ static int pad_decode(struct gpu_backend *b, int n_logits, int *splits_bit)
         host_array(b, A_TOKEN)[b->n] = 0;
         host_array(b, A_POS)[b->n] = -1;
         host_array(b, A_LONG)[b->n] = 0;
-        host_array(b, A_TABLE)[b->n] = 0;
+        host_array(b, A_TABLE)[b->n] = host_array(b, A_TAIL)[b->n] = 0;
         host_array(b, A_DECODE)[b->n] = b->n;
         host_array(b, A_LOGIT)[b->n] = b->n;
         put_draw(b, b->n, NULL);
@@ -481,8 +490,11 @@ int rank_copy_block(struct gpu_backend *b, int32_t from, int32_t to, struct err 
 {
     if (gpu_use(b->g, e) < 0 || (b->host_layers && backend_cpu.copy_block(b->host, from, to, e) < 0))
         return -1;
-    return gpu_copy(b->g, GPU_COMPUTE, b->kv + (size_t)to * b->kv_stride, b->kv + (size_t)from * b->kv_stride,
-                    b->kv_stride, e);
+    const size_t first = (size_t)b->o.n_blocks, in_tail = from >= b->o.n_blocks,
+                 size = in_tail ? b->tail_stride : b->kv_stride;
+    uint8_t *base = b->kv + (in_tail ? first * b->kv_stride : 0);
+    return gpu_copy(b->g, GPU_COMPUTE, base + ((size_t)to - in_tail * first) * size,
+                    base + ((size_t)from - in_tail * first) * size, size, e);
 }
 
 int rank_copy_state(struct gpu_backend *b, int from, int to, struct err *e)

@@ -7,10 +7,15 @@
  *          f16; lanes then add up their sums by shuffles, each of which exchanges half as many
  *          values as the one before.  Values: a thread has 8 elements and loops over positions.
  * moves    keys and values of the split once, for all heads that share them: for each position and
- *          KV head 4 * head_dim bytes of f16 or bf16, 2 * head_dim + 8 of fp8 or i8 (calculated)
+ *          KV head 4 * head_dim bytes of f16 or bf16, 2 * head_dim + 8 of fp8 or i8, head_dim + 8
+ *          of i4, head_dim / 2 of ternary and 8 for all heads together (calculated).  With a tail,
+ *          192 to 256 positions of a sequence are f16
  * limit    HBM for long contexts: with one fma per key element and query head, 4 heads use a third
  *          of an SM's lanes at an H200's bandwidth (calculated); codes of 8 bits halve the bytes
- *          and add two instructions for four elements
+ *          and add two instructions for four elements.  A code of 4 bits takes three instructions
+ *          (shift left, shift right, convert), of ternary four, instead of half of one for f16; so
+ *          4 query heads need 7 and 8 instructions an element instead of 4.5, and a lane's rate
+ *          limits ternary: per byte that is 16 times the instructions of f16 (calculated)
  * checked  tests/unit/t-gpu-attention.c
  *
  * Latent attention: up to 8 heads read the same latents.  A warp computes the scores of one
@@ -20,6 +25,7 @@
  * each thread adds up one element in the order of the splits.  Nothing depends on the other tokens
  * of the batch. */
 #include "gpu/kernels/operations.h"
+#include "gpu/prim/hadamard.cuh"
 #include "gpu/prim/kv.cuh"
 #include "gpu/prim/weights.cuh"
 #include "gpu/rt/launch.cuh"
@@ -31,25 +37,32 @@ enum { WARPS = 4, THREADS = WARPS * 32, MAX_GROUP = 8 };
 struct split_job {
     /* start: position of score[0]; begin: first position seen */
     int t, pos, first_head, n_group, start, begin, from, to;
-    const int32_t *table;
-    const uint8_t *base;
+    kv_head kv, tail;                   /* tail.base NULL: there is none */
 };
 
 template <int GROUP> DEVICE split_job split_job_of(const gpu_attention &o, int passes)
 {
-    const int kv_head = blockIdx.y / passes, share = o.n_heads / o.n_kv_heads;
+    const int head = blockIdx.y / passes, share = o.n_heads / o.n_kv_heads;
     split_job j;
     j.t = o.rows[blockIdx.z];
     j.pos = o.step.pos[j.t];
-    j.first_head = kv_head * share + blockIdx.y % passes * GROUP;
-    j.n_group = min(GROUP, (kv_head + 1) * share - j.first_head);
+    j.first_head = head * share + blockIdx.y % passes * GROUP;
+    j.n_group = min(GROUP, (head + 1) * share - j.first_head);
     j.start = blockIdx.x * GPU_SPLIT;
     j.begin = first_seen(j.pos, o.window, o.chunk);
     j.from = max(j.start, j.begin / KV_BLOCK * KV_BLOCK);
     j.to = min(j.start + GPU_SPLIT, j.pos + 1);
-    j.table = o.step.tables + o.step.table_of[j.t];
-    j.base = o.kv.base + o.kv.layer_offset + kv_head * o.kv.head_stride;
+    j.kv = kv_head_of(o.kv.blocks, o.kv.scales, o.step.tables + o.step.table_of[j.t], head);
+    j.tail = {};
+    if (o.kv.tail.base)
+        j.tail = kv_head_of(o.kv.tail, 0, o.step.tables + o.step.tail_of[j.t], head);
     return j;
+}
+
+/* Whether the 16 positions from p0 on are read from the tail. */
+template <int KV> DEVICE int in_tail(const split_job &j, int p0)
+{
+    return KV_TAILED<KV> && j.tail.base && kv_in_tail(p0, j.pos);
 }
 
 /* s[h][i]: this lane's part of the product of q[h] with the key of position 8 * (lane % 2) + i of
@@ -100,13 +113,13 @@ DEVICE float fold(float s[8])
 /* One warp computes score [GROUP][GPU_SPLIT] for the 16 positions from p0 on; those that the token
  * does not attend to get -inf. */
 template <int KV, int GROUP> DEVICE void score_block(float *score, const float *q, const gpu_attention &o,
-                                                     const split_job &j, int p0)
+                                                     const split_job &j, const kv_head &kv, int p0)
 {
     const int lane = threadIdx.x % 32, slot = folded_slot(lane), p = p0 + slot;
-    const uint8_t *block = j.base + (size_t)j.table[p0 / KV_BLOCK] * o.kv.stride;
+    const uint8_t *block = kv_keys(kv, p0);
     float s[GROUP][8];
     lane_scores<KV, GROUP>(s, q, block, o.head_dim);
-    const float scale = kv_scale<KV>(block, o.head_dim, slot) * o.scale;
+    const float scale = kv_scale<KV>(block, kv_scales_at<KV>(kv, o.head_dim, 0), slot) * o.scale;
 #pragma unroll
     for (int h = 0; h < GROUP; h++) {
         float v = fold(s[h]) * scale;
@@ -124,7 +137,7 @@ template <int KV, int GROUP> DEVICE void latent_block(float *score, const float 
                                                       const split_job &j, int p0)
 {
     const int lane = threadIdx.x % 32, n = o.head_dim;
-    const uint8_t *block = j.base + (size_t)j.table[p0 / KV_BLOCK] * o.kv.stride;
+    const uint8_t *block = kv_keys(j.kv, p0);
     for (int slot = 0; slot < KV_BLOCK; slot++) {
         const int p = p0 + slot;
         float s[GROUP] = {};
@@ -137,7 +150,7 @@ template <int KV, int GROUP> DEVICE void latent_block(float *score, const float 
                 for (int i = 0; i < 8; i++)
                     s[h] = fmaf(q[h * n + d + i], k[i], s[h]);
         }
-        const float scale = p < j.to ? kv_scale<KV>(block, n, slot) * o.scale : 0;
+        const float scale = p < j.to ? kv_scale<KV>(block, kv_scales_at<KV>(j.kv, n, 0), slot) * o.scale : 0;
 #pragma unroll
         for (int h = 0; h < GROUP; h++) {
             const float v = warp_sum(s[h]) * scale;
@@ -184,10 +197,15 @@ template <int KV, int GROUP, int LATENT> DEVICE void add_values(float *part, con
             acc[h][i] = 0;
 #pragma unroll 2
     for (int p = max(j.from, j.begin) + row; p < j.to; p += rows) {
-        const uint8_t *block = j.base + (size_t)j.table[p / KV_BLOCK] * o.kv.stride + (LATENT ? 0 : o.kv.part);
-        const float scale = kv_scale<KV>(block, o.head_dim, p % KV_BLOCK);
-        float v[8];
-        kv_load<KV>(v, block, p % KV_BLOCK * o.head_dim + d);
+        float v[8], scale = 1;
+        const int e = p % KV_BLOCK * o.head_dim + d;
+        if (in_tail<KV>(j, p)) {
+            kv_load<KV_F16>(v, kv_keys(j.tail, p) + j.tail.part, e);
+        } else {
+            const uint8_t *block = kv_keys(j.kv, p) + (LATENT ? 0 : j.kv.part);
+            scale = kv_scale<KV>(block, kv_scales_at<KV>(j.kv, o.head_dim, !LATENT), p % KV_BLOCK);
+            kv_load<KV>(v, block, e);
+        }
 #pragma unroll
         for (int h = 0; h < GROUP; h++) {
             if (h >= j.n_group)
@@ -223,7 +241,9 @@ __global__ __launch_bounds__(THREADS) void attn_split_kernel(gpu_attention o, in
         q[i] = i < j.n_group * n ? o.q[((size_t)j.t * o.n_heads + j.first_head) * n + i] : 0;
     __syncthreads();
     for (int p0 = j.from + warp * KV_BLOCK; p0 < j.to; p0 += WARPS * KV_BLOCK)
-        LATENT ? latent_block<KV, GROUP>(score, q, o, j, p0) : score_block<KV, GROUP>(score, q, o, j, p0);
+        LATENT ? latent_block<KV, GROUP>(score, q, o, j, p0)
+        : in_tail<KV>(j, p0) ? score_block<KV_F16, GROUP>(score, q, o, j, j.tail, p0)
+                             : score_block<KV, GROUP>(score, q, o, j, j.kv, p0);
     __syncthreads();
     for (int h = warp; h < j.n_group; h += WARPS)
         soften(score + h * GPU_SPLIT, j, merged + h * next_head + size);
@@ -239,6 +259,18 @@ __global__ __launch_bounds__(THREADS) void attn_split_kernel(gpu_attention o, in
                 sum += part[(r * GROUP + h) * size + d];
             merged[h * next_head + d] = sum;
         }
+}
+
+/* Apply the gate to element d of a head of token t, and store it. */
+DEVICE void store_merged(const gpu_attention &o, int t, int head, int n, int d, float v)
+{
+    const int k = head * n + d;
+    if (o.gate)
+        v /= 1 + expf(-o.gate[((size_t)t * o.n_heads * n + k) / o.gate_each]);
+    if (o.out)
+        o.out[(size_t)t * o.n_heads * n + k] = v;
+    if (o.act)
+        o.act[(size_t)t * o.act_stride + act_place(k, o.order)] = act_of(v);
 }
 
 /* Merge one head of one token.  Every warp computes the maximum and the sum itself, which saves two
@@ -260,19 +292,23 @@ __global__ __launch_bounds__(THREADS) void attn_merge_kernel(gpu_attention o)
     for (int s = lane; s < n_splits; s += 32)
         sum = fmaf(part[s * (n + 2) + n + 1], weight[s], sum);
     sum = warp_sum(sum) + (o.sinks ? expf(o.sinks[head] - most) : 0);
+    float *rotated = weight + o.max_splits;     /* [n], only if o.kv.rotated */
     for (int d = threadIdx.x; d < n; d += THREADS) {
         float v = 0;
 #pragma unroll 8
         for (int s = 0; s < n_splits; s++)
             v = fmaf(part[s * (n + 2) + d], weight[s], v);
         v = n_splits ? v / sum : 0;
-        const int k = head * n + d;
-        if (o.gate)
-            v /= 1 + expf(-o.gate[((size_t)t * o.n_heads * n + k) / o.gate_each]);
-        if (o.out)
-            o.out[(size_t)t * o.n_heads * n + k] = v;
-        if (o.act)
-            o.act[(size_t)t * o.act_stride + act_place(k, o.order)] = act_of(v);
+        if (o.kv.rotated)
+            rotated[d] = v;
+        else
+            store_merged(o, t, head, n, d, v);
+    }
+    if (o.kv.rotated) {
+        __syncthreads();
+        hadamard<THREADS>(rotated, n, threadIdx.x);
+        for (int d = threadIdx.x; d < n; d += THREADS)
+            store_merged(o, t, head, n, d, rotated[d]);
     }
     if (o.act && head == o.n_heads - 1)
         act_pad(o.act + (size_t)t * o.act_stride, o.n_heads * n, o.order, threadIdx.x, THREADS);
@@ -288,14 +324,14 @@ template <int KV, int GROUP, int LATENT = 0> static int run(struct gpu *g, const
                e, *o, passes) < 0)
         return -1;
     return launch(g, "attn_merge", attn_merge_kernel, dim3((unsigned)o->n_heads, (unsigned)o->n_rows), THREADS,
-                  sizeof(float) * (size_t)o->max_splits, e, *o);
+                  sizeof(float) * ((size_t)o->max_splits + (o->kv.rotated ? (size_t)o->head_dim : 0)), e, *o);
 }
 
 template <int KV> static int run_kv(struct gpu *g, const gpu_attention *o, struct err *e)
 {
     const int share = o->n_heads / o->n_kv_heads;
-    if (o->value_dim)
-        return run<KV, MAX_GROUP, 1>(g, o, e);
+    if (!KV_TAILED<KV> && o->value_dim)
+        return run<KV_TAILED<KV> ? KV_F32 : KV, MAX_GROUP, 1>(g, o, e);
     return share == 1 ? run<KV, 1>(g, o, e) : share == 2 ? run<KV, 2>(g, o, e) : share <= 4 ? run<KV,
         4>(g, o, e) : run<KV, MAX_GROUP>(g, o, e);
 }

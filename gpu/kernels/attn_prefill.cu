@@ -17,7 +17,12 @@
  *          16 queries a warp the same products took 1280 cycles of shared memory
  * checked  tests/unit/t-gpu-attention.c
  *
- * Only the copy to shared memory depends on the format of keys and values, at run time. */
+ * Only the copy to shared memory depends on the format of keys and values, at run time.  For i4 and
+ * ternary it reads a quarter and an eighth of f16's bytes, and takes about 3 and 4 instructions an
+ * element more, which are 12 to 16 % of a tile's 32 x 128 x 2 products for 128 queries
+ * (calculated).  With a tail, the queries of a tile differ in the positions that they read as f16:
+ * a run of positions that some queries read rounded and others as f16 is copied and multiplied in
+ * both forms, each for its own queries.  That concerns at most 192 positions of a tile. */
 #include "gpu/kernels/operations.h"
 #include "gpu/prim/kv.cuh"
 #include "gpu/prim/weights.cuh"
@@ -44,8 +49,7 @@ template <int ROW_BYTES> DEVICE int swizzled(int row,
  * pos0, the last at position `last`. */
 struct tile_job {
     int first, n_queries, head, pos0, last;
-    const int32_t *table;
-    const uint8_t *base;
+    kv_head kv, tail;                   /* tail.base NULL: there is none */
 };
 
 DEVICE tile_job tile_job_of(const gpu_attention &o)
@@ -56,18 +60,16 @@ DEVICE tile_job tile_job_of(const gpu_attention &o)
     j.head = blockIdx.y;
     j.pos0 = o.step.pos[j.first];
     j.last = j.pos0 + j.n_queries - 1;
-    j.table = o.step.tables + o.step.table_of[j.first];
-    j.base = o.kv.base + o.kv.layer_offset + j.head / (o.n_heads / o.n_kv_heads) * o.kv.head_stride;
+    const int head = j.head / (o.n_heads / o.n_kv_heads);
+    j.kv = kv_head_of(o.kv.blocks, o.kv.scales, o.step.tables + o.step.table_of[j.first], head);
+    j.tail = {};
+    if (o.kv.tail.base)
+        j.tail = kv_head_of(o.kv.tail, 0, o.step.tables + o.step.tail_of[j.first], head);
     return j;
 }
 
 /* The shared memory of a block: [tile][DIM], [DIM][keys], [keys][DIM] f16. */
 template <int DIM> struct rooms { uint8_t *queries, *keys, *values; };
-
-DEVICE const uint8_t *block_of(const gpu_attention &o, const tile_job &j, int p)
-{
-    return j.base + (size_t)j.table[p / KV_BLOCK] * o.kv.stride;
-}
 
 DEVICE uint4 pack_eight(const float v[8])
 {
@@ -103,17 +105,19 @@ template <int DIM> DEVICE void copy_queries(uint8_t *queries, const gpu_attentio
 }
 
 /* Copy the keys and values of the positions from k0 on to shared memory. */
-template <int KV, int DIM> DEVICE void copy_tile(const rooms<DIM> &r, const gpu_attention &o, const tile_job &j, int k0)
+template <int KV, int DIM> DEVICE void copy_tile(const rooms<DIM> &r, const gpu_attention &o, const tile_job &j,
+                                                 const kv_head &kv, int k0)
 {
     constexpr int KEYS = shape<DIM>::keys, GROUPS = KEYS / 8;
     /* a thread copies 8 positions from p on, and of their keys every (THREADS / GROUPS)-th
      * element */
     const int group = threadIdx.x % GROUPS, p = k0 + group * 8, n = o.head_dim;
-    const uint8_t *block = p <= j.last ? block_of(o, j, p) : j.base;
+    const uint8_t *block = p <= j.last ? kv_keys(kv, p) : kv.base;
+    const int32_t key_scales = kv_scales_at<KV>(kv, n, 0), value_scales = kv_scales_at<KV>(kv, n, 1);
     float scale[8];
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        scale[i] = p + i <= j.last ? kv_scale<KV>(block, n, p % KV_BLOCK + i) : 0;
+        scale[i] = p + i <= j.last ? kv_scale<KV>(block, key_scales, p % KV_BLOCK + i) : 0;
 #pragma unroll
     for (int d = threadIdx.x / GROUPS; d < DIM; d += THREADS / GROUPS) {
         uint4 v = make_uint4(0, 0, 0, 0);
@@ -126,8 +130,8 @@ template <int KV, int DIM> DEVICE void copy_tile(const rooms<DIM> &r, const gpu_
         const int at = i / (DIM / 8), piece = i % (DIM / 8);
         uint4 v = make_uint4(0, 0, 0, 0);
         if (8 * piece < n && k0 + at <= j.last) {
-            const uint8_t *values = block_of(o, j, k0 + at) + o.kv.part;
-            const float each = kv_scale<KV>(values, n, (k0 + at) % KV_BLOCK),
+            const uint8_t *values = kv_keys(kv, k0 + at) + kv.part;
+            const float each = kv_scale<KV>(values, value_scales, (k0 + at) % KV_BLOCK),
                         eight[8] = { each, each, each, each, each, each, each, each };
             v = load_as_half<KV>(values, (k0 + at) % KV_BLOCK * n + 8 * piece, eight);
         }
@@ -135,15 +139,30 @@ template <int KV, int DIM> DEVICE void copy_tile(const rooms<DIM> &r, const gpu_
     }
 }
 
-template <int DIM> DEVICE void copy_any_tile(const rooms<DIM> &r, const gpu_attention &o, const tile_job &j, int k0)
+/* The same, rounded or from the tail. */
+template <int DIM, int PACKED> DEVICE void copy_any_tile(const rooms<DIM> &r, const gpu_attention &o, const tile_job &j,
+                                                         int from_tail, int k0)
 {
-    switch (o.kv.type) {
-    case KV_F16:  return copy_tile<KV_F16>(r, o, j, k0);
-    case KV_BF16: return copy_tile<KV_BF16>(r, o, j, k0);
-    case KV_F8:   return copy_tile<KV_F8>(r, o, j, k0);
-    case KV_I8:   return copy_tile<KV_I8>(r, o, j, k0);
-    default:      return copy_tile<KV_F32>(r, o, j, k0);
+    if (PACKED) {
+        if (from_tail)
+            return copy_tile<KV_F16>(r, o, j, j.tail, k0);
+        return o.kv.type == KV_I4 ? copy_tile<KV_I4>(r, o, j, j.kv, k0) : copy_tile<KV_T2>(r, o, j, j.kv, k0);
     }
+    switch (o.kv.type) {
+    case KV_F16:  return copy_tile<KV_F16>(r, o, j, j.kv, k0);
+    case KV_BF16: return copy_tile<KV_BF16>(r, o, j, j.kv, k0);
+    case KV_F8:   return copy_tile<KV_F8>(r, o, j, j.kv, k0);
+    case KV_I8:   return copy_tile<KV_I8>(r, o, j, j.kv, k0);
+    default:      return copy_tile<KV_F32>(r, o, j, j.kv, k0);
+    }
+}
+
+/* Whether queries of the tile read positions from k0 on from the tail, or rounded.  These are in
+ * one run of KV_TAIL_STEP positions. */
+DEVICE int reads(const tile_job &j, int from_tail, int k0)
+{
+    return !j.tail.base ? !from_tail
+           : from_tail ? kv_in_tail(k0, j.pos0) : !kv_in_tail(k0, j.last);
 }
 
 /* Accumulators of strips of 16 queries (rows) by positions (columns).  Lane 4g + t has row g in the
@@ -183,16 +202,21 @@ template <int DIM> DEVICE void multiply_keys(scores<DIM> &s, const rooms<DIM> &r
     }
 }
 
-/* Scale, cap and bias the scores for the softmax; positions that a query does not attend to get
- * -inf. */
-template <int DIM> DEVICE void finish_scores(scores<DIM> &s, const gpu_attention &o, const tile_job &j, int k0)
+/* Scale, cap and bias the scores for the softmax; positions that a query does not attend to, or
+ * reads from the other form of keys and values, get -inf. */
+template <int DIM, int PACKED> DEVICE void finish_scores(scores<DIM> &s, const gpu_attention &o, const tile_job &j,
+                                                         int from_tail, int k0)
 {
     const int lane = threadIdx.x % 32, pos0 = j.pos0 + threadIdx.x / 32 * 16 * shape<DIM>::strips + lane / 4;
     const float slope = o.alibi ? o.alibi[j.head] : 0, inverse = o.softcap > 0 ? 1 / o.softcap : 0;
 #pragma unroll
     for (int m = 0; m < shape<DIM>::strips; m++) {
-        const int from[2] = { first_seen(pos0 + 16 * m, o.window, o.chunk),
-                              first_seen(pos0 + 16 * m + 8, o.window, o.chunk) };
+        int from[2] = { first_seen(pos0 + 16 * m, o.window, o.chunk),
+                        first_seen(pos0 + 16 * m + 8, o.window, o.chunk) };
+#pragma unroll
+        for (int half = 0; PACKED && half < 2; half++)
+            if (j.tail.base && kv_in_tail(k0, pos0 + 16 * m + 8 * half) != from_tail)
+                from[half] = INT32_MAX;
 #pragma unroll
         for (int i = 0; i < shape<DIM>::keys / 8; i++)
 #pragma unroll
@@ -270,6 +294,39 @@ template <int DIM> DEVICE void multiply_values(running<DIM> r[shape<DIM>::strips
     }
 }
 
+/* Rotate the 16 outputs of n elements back, as hadamard() does.  Element 8i + 2t + k is in r.out[i]
+ * of lane 4g + t. */
+template <int DIM> DEVICE void rotate_out(running<DIM> &r, int n)
+{
+    const int run = n & -n, t = threadIdx.x % 4;
+    const float scale = rsqrtf((float)run);
+#pragma unroll
+    for (int i = 0; i < DIM / 8; i++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float a = r.out[i][2 * half] * scale, b = r.out[i][2 * half + 1] * scale;
+            const float sum = a + b, difference = a - b;        /* run is at least 16 */
+            a = __shfl_xor_sync(FULL_WARP, sum, 1);
+            b = __shfl_xor_sync(FULL_WARP, difference, 1);
+            a = t & 1 ? a - sum : sum + a;
+            b = t & 1 ? b - difference : difference + b;
+            const float a2 = __shfl_xor_sync(FULL_WARP, a, 2), b2 = __shfl_xor_sync(FULL_WARP, b, 2);
+            r.out[i][2 * half] = t & 2 ? a2 - a : a + a2;
+            r.out[i][2 * half + 1] = t & 2 ? b2 - b : b + b2;
+        }
+#pragma unroll
+    for (int step = 1; step < DIM / 8; step *= 2)
+#pragma unroll
+        for (int i = 0; i < DIM / 8; i++)
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                if (8 * step < run && !(i & step)) {
+                    const float a = r.out[i][k], b = r.out[i + step][k];
+                    r.out[i][k] = a + b;
+                    r.out[i + step][k] = a - b;
+                }
+}
+
 /* Store the outputs of the 16 queries from `first` on. */
 template <int DIM> DEVICE void store_out(const running<DIM> &r, const gpu_attention &o, const tile_job &j, int first)
 {
@@ -309,7 +366,8 @@ template <int DIM> DEVICE void store_out(const running<DIM> &r, const gpu_attent
     }
 }
 
-template <int DIM> __global__ __launch_bounds__(THREADS) void attn_prefill_kernel(gpu_attention o)
+/* PACKED: keys and values have fewer than 8 bits, and may have a tail. */
+template <int DIM, int PACKED> __global__ __launch_bounds__(THREADS) void attn_prefill_kernel(gpu_attention o)
 {
     typedef shape<DIM> f;
     SHARED(uint8_t, queries);
@@ -322,33 +380,45 @@ template <int DIM> __global__ __launch_bounds__(THREADS) void attn_prefill_kerne
     for (int m = 0; m < f::strips; m++)
         r[m] = { {}, { -INFINITY, -INFINITY }, { 0, 0 } };
     const int begin = first_seen(j.pos0, o.window, o.chunk) / f::keys * f::keys;
-    for (int k0 = begin; k0 <= j.last; k0 += f::keys) {
+    for (int i = begin / f::keys * 2; i <= j.last / f::keys * 2 + PACKED; i += 2 - PACKED) {
+        const int k0 = i / 2 * f::keys, from_tail = PACKED && i % 2;
+        if (PACKED && !reads(j, from_tail, k0))
+            continue;
         __syncthreads();                /* all warps have read the previous tile */
-        copy_any_tile(room, o, j, k0);
+        copy_any_tile<DIM, PACKED>(room, o, j, from_tail, k0);
         __syncthreads();
         if (first >= j.n_queries || k0 > j.pos0 + first + 16 * f::strips - 1)
             continue;                   /* no query of this warp attends to this tile */
         float s[f::strips][f::keys / 8][4];
         multiply_keys<DIM>(s, room);
-        finish_scores<DIM>(s, o, j, k0);
+        finish_scores<DIM, PACKED>(s, o, j, from_tail, k0);
 #pragma unroll
         for (int m = 0; m < f::strips; m++)
             soften<DIM>(r[m], s[m]);
         multiply_values<DIM>(r, s, room.values);
     }
 #pragma unroll
-    for (int m = 0; m < f::strips; m++)
+    for (int m = 0; m < f::strips; m++) {
+        if (PACKED && o.kv.rotated)
+            rotate_out<DIM>(r[m], o.head_dim);
         store_out<DIM>(r[m], o, j, first + 16 * m);
+    }
 }
 
-template <int DIM> static int run(struct gpu *g, const gpu_attention *o, struct err *e)
+template <int DIM, int PACKED> static int run(struct gpu *g, const gpu_attention *o, struct err *e)
 {
     static_assert(shape<DIM>::tile == GPU_ATTN_TILE(DIM), "the backend cuts tiles");
-    return launch(g, "attn_prefill", attn_prefill_kernel<DIM>, dim3((unsigned)o->n_tiles, (unsigned)o->n_heads),
+    return launch(g, "attn_prefill", attn_prefill_kernel<DIM, PACKED>, dim3((unsigned)o->n_tiles, (unsigned)o->n_heads),
                   THREADS, shape<DIM>::shared, e, *o);
+}
+
+template <int PACKED> static int run_dim(struct gpu *g, const gpu_attention *o, struct err *e)
+{
+    return o->head_dim <= 64 ? run<64, PACKED>(g, o, e) : o->head_dim <= 128 ? run<128, PACKED>(g, o, e)
+           : run<256, PACKED>(g, o, e);
 }
 
 extern "C" int gpu_attn_prefill(struct gpu *g, const struct gpu_attention *o, struct err *e)
 {
-    return o->head_dim <= 64 ? run<64>(g, o, e) : o->head_dim <= 128 ? run<128>(g, o, e) : run<256>(g, o, e);
+    return kv_packed((enum kv_type)o->kv.type) ? run_dim<1>(g, o, e) : run_dim<0>(g, o, e);
 }

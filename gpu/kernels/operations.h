@@ -216,6 +216,8 @@ struct gpu_step {
     const int32_t *pos;
     /* [n]: index in tables of the first block of the token's sequence */
     const int32_t *table_of;
+    /* [n]: the same for blocks of the tail; only if the layer has a tail */
+    const int32_t *tail_of;
     const int32_t *tables;              /* KV block numbers */
     int n;
 };
@@ -225,9 +227,10 @@ struct gpu_step {
 struct gpu_temper { float scale; int floor, first; };
 
 /* Normalize and rotate the heads of q (in place) and of the keys, then store keys and values in
- * their KV blocks. */
+ * their KV blocks.  If all heads of a token share a scale, k and v are replaced by what is
+ * rounded. */
 struct gpu_prepare {
-    float *q; const float *k, *v;       /* [n][n_heads * head_dim], [n][n_kv_heads * head_dim] */
+    float *q, *k, *v;                   /* [n][n_heads * head_dim], [n][n_kv_heads * head_dim] */
     int n_heads, n_kv_heads, head_dim;
     const float *cosine, *sine; int rope_dim, rope_pairs;   /* rope_dim 0: none */
     int norm;                           /* 0 none, 1 RMS, 2 layer norm */

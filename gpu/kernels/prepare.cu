@@ -3,10 +3,13 @@
  *
  * tile     one head of one token a warp: q heads, then key heads, then value heads
  * moves    q read and written, k and v read, the cache written, each once (the cache has keys as
- *          [head_dim][16 tokens], so the elements of a key are 32 bytes apart)
+ *          [head_dim][16 tokens], so the elements of a key are 32 bytes apart; keys as i4 and
+ *          ternary share words with other tokens, which takes two atomics an element).  Ternary
+ *          also writes and reads k and v as f32, because one scale is for all heads
  * limit    launch-bound with one token
  * checked  tests/unit/t-gpu-attention.c */
 #include "gpu/kernels/operations.h"
+#include "gpu/prim/hadamard.cuh"
 #include "gpu/prim/log.cuh"
 #include "gpu/prim/prim.cuh"
 #include "gpu/rt/launch.cuh"
@@ -71,11 +74,84 @@ DEVICE float temper_of(const gpu_temper &o, int pos)
     return o.scale != 0 ? log_1_plus(floorf((float)(max(pos, 0) + o.first) / (float)o.floor)) * o.scale + 1 : 1;
 }
 
+/* Write `bits` of a 32-bit word that other threads write, too. */
+DEVICE void set_bits(uint8_t *word, int shift, uint32_t mask, uint32_t bits)
+{
+    unsigned *p = reinterpret_cast<unsigned *>(word);
+    atomicAnd(p, ~(mask << shift));
+    atomicOr(p, bits << shift);
+}
+
+/* The largest |x|, as its bits, which are ordered like it; *at: its first index. */
+DEVICE uint32_t furthest(const float *x, int n, int lane, int *at)
+{
+    uint32_t most = 0;
+    int first = n;
+    for (int d = lane; d < n; d += 32) {
+        const uint32_t u = bits_of(x[d]) & 0x7fffffff;
+        first = u > most ? d : first;
+        most = u > most ? u : most;
+    }
+    for (int i = 16; i; i /= 2) {
+        const uint32_t other = __shfl_xor_sync(FULL_WARP, most, i);
+        const int its = __shfl_xor_sync(FULL_WARP, first, i);
+        first = other > most || (other == most && its < first) ? its : first;
+        most = other > most ? other : most;
+    }
+    *at = first;
+    return most;
+}
+
+/* The 4 bits of an element. */
+DEVICE uint32_t i4_code(float x, float factor)
+{
+    return factor == 0 ? 0 : (uint32_t)(int)fminf(rintf(x * factor), 7.0f) & 15;
+}
+
+/* Store a key or value as i4.  The keys of all slots share words. */
+DEVICE void store_i4(uint8_t *block, int is_k, int slot, const float *x, int n, int lane)
+{
+    int at;
+    const uint32_t most = furthest(x, n, lane, &at);
+    const int bad = most >= 0x7f800000, none = most < 0x0d800000;       /* 2^-100 */
+    const float factor = bad || none ? 0 : -8.0f / x[at];
+    if (lane == 0)
+        *reinterpret_cast<float *>(block + KV_BLOCK / 2 * n + slot * 4) = bad ? NAN : none ? 0 : x[at] / -8.0f;
+    for (int d = lane; is_k && d < n; d += 32)
+        set_bits(block + d * 8 + slot % 8 / 4 * 4, slot % 4 * 8 + slot / 8 * 4, 15, i4_code(x[d], factor));
+    for (int i = lane; !is_k && i < n / 2; i += 32) {
+        const float *from = x + i / 8 * 16 + i % 8;
+        block[slot * (n / 2) + i] = (uint8_t)(i4_code(from[0], factor) | i4_code(from[8], factor) << 4);
+    }
+}
+
+/* The 2 bits of an element. */
+DEVICE uint32_t ternary_code(float x, float scale)
+{
+    return !(scale > 0) ? 0 : x > scale / 2 ? 1 : x < scale / -2 ? 2 : 0;
+}
+
+/* Store the codes of a key or value as ternary. */
+DEVICE void store_ternary(uint8_t *block, int is_k, int slot, const float *x, int n, float scale, int thread,
+                          int n_threads)
+{
+    for (int d = thread; is_k && d < n; d += n_threads)
+        set_bits(block + d * 4, 2 * slot, 3, ternary_code(x[d], scale));
+    for (int i = thread; !is_k && i < n / 4; i += n_threads) {
+        uint32_t byte = 0;
+        for (int k = 0; k < 4; k++)
+            byte |= ternary_code(x[4 * i + k], scale) << 2 * k;
+        block[slot * (n / 4) + i] = (uint8_t)byte;
+    }
+}
+
 /* Store a token's key or value in its slot of a block, by one warp.  Scales are those of
- * libcommon/quant/kvtype.h; NaN stays NaN. */
+ * libcommon/quant/kvtype.h; NaN stays NaN.  Not for ternary. */
 DEVICE void store_head(uint8_t *block, int type, int is_k, int slot, const float *x, int n, int lane)
 {
     float scale = 1, factor = 1;
+    if (type == KV_I4)
+        return store_i4(block, is_k, slot, x, n, lane);
     if (type == KV_I8 || type == KV_F8) {
         float most = 0;
         int bad = 0;
@@ -106,6 +182,13 @@ DEVICE void store_head(uint8_t *block, int type, int is_k, int slot, const float
     }
 }
 
+/* The keys (or the values) of a head in the block of a position. */
+DEVICE uint8_t *head_at(const gpu_kv_blocks &b, const int32_t *table, int pos, int head, int is_k)
+{
+    return b.base + (size_t)table[pos / KV_BLOCK] * b.stride + b.layer_offset + head * b.head_stride +
+           (is_k ? 0 : b.part);
+}
+
 __global__ __launch_bounds__(WARPS * 32) void prepare_kernel(struct gpu_prepare o)
 {
     SHARED(float, rows);                /* [WARPS][head_dim] */
@@ -116,8 +199,7 @@ __global__ __launch_bounds__(WARPS * 32) void prepare_kernel(struct gpu_prepare 
     float *x = rows + warp * n;
     const int is_q = head < o.n_heads, is_k = !is_q && head < o.n_heads + o.n_kv_heads;
     const int h = is_q ? head : is_k ? head - o.n_heads : head - o.n_heads - o.n_kv_heads;
-    const float *from = is_q ? o.q + ((size_t)t * o.n_heads + h) * n
-                             : (is_k ? o.k : o.v) + ((size_t)t * o.n_kv_heads + h) * n;
+    float *from = is_q ? o.q + ((size_t)t * o.n_heads + h) * n : (is_k ? o.k : o.v) + ((size_t)t * o.n_kv_heads + h) * n;
     for (int d = lane; d < n; d += 32)
         x[d] = from[d];
     __syncwarp();
@@ -141,19 +223,82 @@ __global__ __launch_bounds__(WARPS * 32) void prepare_kernel(struct gpu_prepare 
             __syncwarp();
         }
     }
+    if (o.kv.rotated)
+        hadamard<32>(x, n, lane);
     if (is_q) {
-        float *to = o.q + ((size_t)t * o.n_heads + h) * n;
         const float by = temper_of(o.temper, o.step.pos[t]);
         for (int d = lane; d < n; d += 32)
-            to[d] = x[d] * by;
+            from[d] = x[d] * by;
         return;
     }
+    if (o.kv.type == KV_T2)             /* ternary_kernel stores them */
+        for (int d = lane; d < n; d += 32)
+            from[d] = x[d];
     const int pos = o.step.pos[t];
     if (pos < 0)
         return;
-    uint8_t *block = o.kv.base + (size_t)o.step.tables[o.step.table_of[t] + pos / KV_BLOCK] * o.kv.stride +
-                     o.kv.layer_offset + h * o.kv.head_stride + (is_k ? 0 : o.kv.part);
-    store_head(block, o.kv.type, is_k, pos % KV_BLOCK, x, n, lane);
+    if (o.kv.type != KV_T2)
+        store_head(head_at(o.kv.blocks, o.step.tables + o.step.table_of[t], pos, h, is_k), o.kv.type, is_k,
+                   pos % KV_BLOCK, x, n, lane);
+    if (o.kv.tail.base)
+        store_head(head_at(o.kv.tail, o.step.tables + o.step.tail_of[t], pos, h, is_k), KV_F16, is_k, pos % KV_BLOCK,
+                   x, n, lane);
+}
+
+/* Returns the sum of x over the block, in all threads; room: a double for each of them. */
+DEVICE double sum_of_block(double x, double *room)
+{
+    __syncthreads();                    /* threads may still read the previous sum */
+    room[threadIdx.x] = x;
+    for (int half = WARPS * 16; half; half /= 2) {
+        __syncthreads();
+        if ((int)threadIdx.x < half)
+            room[threadIdx.x] += room[threadIdx.x + half];
+    }
+    __syncthreads();
+    return room[0];
+}
+
+/* The scale of ternary keys (or values), as kv_t2_scale() computes it but for the order of sums. */
+DEVICE float ternary_scale(const float *x, int n, double *room)
+{
+    double sum = 0;
+    for (int i = threadIdx.x; i < n; i += WARPS * 32)
+        sum = fma((double)x[i], (double)x[i], sum);
+    sum = sum_of_block(sum, room);
+    if (!(sum <= 3e38))
+        return NAN;
+    double scale = 1.224 * sqrt(sum / n);
+    for (int round = 0; round < 3; round++) {
+        double far = 0, count = 0;
+        for (int i = threadIdx.x; i < n; i += WARPS * 32) {
+            const double a = fabs((double)x[i]);
+            far += a > scale / 2 ? a : 0;
+            count += a > scale / 2;
+        }
+        far = sum_of_block(far, room);
+        count = sum_of_block(count, room);
+        scale = count > 0 ? far / count : 0;
+    }
+    return scale < 7.8886090522101181e-31 ? 0 : (float)scale;  /* 2^-100 */
+}
+
+/* Store the keys (blockIdx.x 0) or values of all heads of a token as ternary. */
+__global__ __launch_bounds__(WARPS * 32) void ternary_kernel(struct gpu_prepare o)
+{
+    SHARED(double, room);
+    const int is_k = blockIdx.x == 0, t = blockIdx.y, n = o.head_dim, pos = o.step.pos[t];
+    const float *x = (is_k ? o.k : o.v) + (size_t)t * o.n_kv_heads * n;
+    if (pos < 0)
+        return;
+    const float scale = ternary_scale(x, o.n_kv_heads * n, room);
+    const int32_t *table = o.step.tables + o.step.table_of[t];
+    for (int h = 0; h < o.n_kv_heads; h++)
+        store_ternary(head_at(o.kv.blocks, table, pos, h, is_k), is_k, pos % KV_BLOCK, x + h * n, n, scale,
+                      threadIdx.x, WARPS * 32);
+    uint8_t *scales = head_at(o.kv.blocks, table, pos, 0, 1) + o.kv.scales + (is_k ? 0 : KV_BLOCK * (int)sizeof(float));
+    if (threadIdx.x == 0)
+        *reinterpret_cast<float *>(scales + pos % KV_BLOCK * 4) = scale;
 }
 
 /* Latent attention: each warp rotates the rotated part of one query, or norms a token's latent and
@@ -190,8 +335,8 @@ __global__ __launch_bounds__(WARPS * 32) void latent_kernel(struct gpu_latent o)
     __syncwarp();
     const int pos = o.step.pos[t];
     if (pos >= 0)
-        store_head(o.kv.base + (size_t)o.step.tables[o.step.table_of[t] + pos / KV_BLOCK] * o.kv.stride +
-                   o.kv.layer_offset, o.kv.type, 0, pos % KV_BLOCK, x, n, lane);
+        store_head(head_at(o.kv.blocks, o.step.tables + o.step.table_of[t], pos, 0, 1), o.kv.type, 0, pos % KV_BLOCK, x,
+                   n, lane);
 }
 
 extern "C" int gpu_latent(struct gpu *g, const struct gpu_latent *o, struct err *e)
@@ -203,6 +348,10 @@ extern "C" int gpu_latent(struct gpu *g, const struct gpu_latent *o, struct err 
 extern "C" int gpu_prepare(struct gpu *g, const struct gpu_prepare *o, struct err *e)
 {
     const unsigned heads = (unsigned)(o->n_heads + 2 * o->n_kv_heads);
-    return launch(g, "prepare", prepare_kernel, dim3((heads + WARPS - 1) / WARPS, (unsigned)o->step.n), WARPS * 32,
-                  sizeof(float) * WARPS * (size_t)o->head_dim, e, *o);
+    if (launch(g, "prepare", prepare_kernel, dim3((heads + WARPS - 1) / WARPS, (unsigned)o->step.n), WARPS * 32,
+               sizeof(float) * WARPS * (size_t)o->head_dim, e, *o) < 0)
+        return -1;
+    return o->kv.type != KV_T2 ? 0
+           : launch(g, "ternary", ternary_kernel, dim3(2, (unsigned)o->step.n), WARPS * 32,
+                    sizeof(double) * WARPS * 32, e, *o);
 }

@@ -2,10 +2,32 @@
 #ifndef ZSE_GPU_PRIM_KV_CUH
 #define ZSE_GPU_PRIM_KV_CUH
 
+#include "gpu/prim/operands.h"
 #include "gpu/prim/prim.cuh"
 #include "libcommon/quant/kvtype.h"
 
-template <int KV> constexpr int KV_SCALED = KV == KV_I8 || KV == KV_F8;
+template <int KV> constexpr int KV_SCALED = KV == KV_I8 || KV == KV_F8 || KV == KV_I4 || KV == KV_T2;
+/* Whether the newest and the first tokens may be read from a tail of f16. */
+template <int KV> constexpr int KV_TAILED = KV == KV_I4 || KV == KV_T2;
+
+/* One KV head of one layer of a token's sequence. */
+struct kv_head {
+    const uint8_t *base;
+    const int32_t *table;
+    uint64_t stride;
+    uint32_t part;
+    int32_t scales;                     /* types with shared scales: bytes from the head's keys to those of keys */
+};
+
+DEVICE kv_head kv_head_of(const gpu_kv_blocks &b, uint32_t scales, const int32_t *table, int head)
+{
+    return { b.base + b.layer_offset + head * b.head_stride, table, b.stride, b.part,
+             (int32_t)(scales - head * b.head_stride) };
+}
+DEVICE const uint8_t *kv_keys(const kv_head &h, int pos) { return h.base + (size_t)h.table[pos / KV_BLOCK] * h.stride; }
+
+/* Whether a token at pos reads the position p from the tail, if there is one. */
+DEVICE int kv_in_tail(int p, int pos) { return p < KV_SINKS || p >= kv_tail_from(pos); }
 
 /* Convert two f8e4m3 codes, in the high byte of each half, to f16: shifted into place, the bits are
  * 1/256 of the value, which kv_scale() corrects.  NaN, which is never stored, becomes 480. */
@@ -27,6 +49,17 @@ template <int KV> DEVICE void kv_load(float v[8], const uint8_t *block, int e)
             v[2 * i] = KV == KV_F16 ? half_low(w) : float_of(w << 16);
             v[2 * i + 1] = KV == KV_F16 ? half_high(w) : float_of(w & 0xffff0000);
         }
+    } else if (KV == KV_I4) {
+        const uint2 u = load8(block + e / 16 * 8);
+        const int up = e & 8 ? 24 : 28;
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            v[i] = (float)((int32_t)((i < 4 ? u.x : u.y) << (up - 8 * (i % 4))) >> 28);
+    } else if (KV == KV_T2) {
+        const uint32_t w = *reinterpret_cast<const uint32_t *>(block + e / 16 * 4) >> 2 * (e & 8);
+#pragma unroll
+        for (int i = 0; i < 8; i++)     /* code 1: +1, code 2: -1 */
+            v[i] = (float)((int)(w >> 2 * i & 1) - (int)(w >> (2 * i + 1) & 1));
     } else {
         const uint2 u = load8(block + e);
 #pragma unroll
@@ -44,13 +77,20 @@ template <int KV> DEVICE void kv_load(float v[8], const uint8_t *block, int e)
     }
 }
 
+/* Bytes from a head's keys (or values) in a block to their scales; n: head_dim. */
+template <int KV> DEVICE int32_t kv_scales_at(const kv_head &h, int n, int is_value)
+{
+    return KV == KV_T2 ? h.scales + (is_value ? (int32_t)(KV_BLOCK * sizeof(float)) - (int32_t)h.part : 0)
+           : KV == KV_I4 ? KV_BLOCK / 2 * n : KV_BLOCK * n;
+}
+
 /* The factor for the elements that kv_load() returns for the token in this slot (1 without scales);
- * n: head_dim. */
-template <int KV> DEVICE float kv_scale(const uint8_t *block, int n, int slot)
+ * at: kv_scales_at(). */
+template <int KV> DEVICE float kv_scale(const uint8_t *block, int32_t at, int slot)
 {
     if (!KV_SCALED<KV>)
         return 1;
-    const float scale = *reinterpret_cast<const float *>(block + KV_BLOCK * n + slot * 4);
+    const float scale = *reinterpret_cast<const float *>(block + at + slot * 4);
     return KV == KV_F8 ? 256 * scale : scale;
 }
 
@@ -64,6 +104,7 @@ DEVICE int first_seen(int pos, int window, int chunk)
 #define KV_DISPATCH(type, f, ...) \
     ((type) == KV_F32 ? f<KV_F32>(__VA_ARGS__) : (type) == KV_F16 ? f<KV_F16>(__VA_ARGS__) : \
      (type) == KV_BF16 ? f<KV_BF16>(__VA_ARGS__) : \
-     (type) == KV_F8 ? f<KV_F8>(__VA_ARGS__) : f<KV_I8>(__VA_ARGS__))
+     (type) == KV_F8 ? f<KV_F8>(__VA_ARGS__) : (type) == KV_I4 ? f<KV_I4>(__VA_ARGS__) : \
+     (type) == KV_T2 ? f<KV_T2>(__VA_ARGS__) : f<KV_I8>(__VA_ARGS__))
 
 #endif

@@ -103,14 +103,25 @@ struct gpu_experts {
     int weigh_input;                    /* gate and up are multiplied by the pair's weight */
 };
 
-/* The keys and values of one layer, in blocks of KV_BLOCK tokens. */
-struct gpu_kv {
+/* Blocks of KV_BLOCK tokens with the keys and values of one layer. */
+struct gpu_kv_blocks {
     uint8_t *base;
     /* in bytes: size of a block; size of a head, with its keys and then its values; offset of this
      * layer's first head in a block */
     uint64_t stride, head_stride, layer_offset;
     uint32_t part;                      /* bytes of the keys of a head; the values follow */
-    int type;                           /* enum kv_type */
+};
+
+/* The keys and values of one layer. */
+struct gpu_kv {
+    struct gpu_kv_blocks blocks;
+    /* Types with a tail (KV_TAIL): the same keys and values as f16; base NULL: no tail */
+    struct gpu_kv_blocks tail;
+    int type;                           /* enum kv_type, of blocks */
+    /* Types whose heads share scales: bytes from the first head of the layer to the scales of
+     * keys, which those of values follow. */
+    uint32_t scales;
+    int rotated;                        /* keys, values and queries are rotated (prim/hadamard.cuh) */
 };
 
 #ifdef __cplusplus

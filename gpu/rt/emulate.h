@@ -119,6 +119,8 @@ static inline int max(int a, int b) { return a > b ? a : b; }
  * barrier. */
 unsigned atomicAdd(unsigned *p, unsigned v);
 unsigned long long atomicAdd(unsigned long long *p, unsigned long long v);
+unsigned atomicAnd(unsigned *p, unsigned v);
+unsigned atomicOr(unsigned *p, unsigned v);
 
 /* cp.async of prim.cuh: start a copy of n bytes; end the thread's group of copies; wait until at
  * most n groups are in flight. */

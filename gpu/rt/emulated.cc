@@ -329,15 +329,20 @@ static inline void check_access(const void *address, size_t n, bool write)
         check(address, n, write);
 }
 
-template <class T> static T add(T *p, T v)
+template <class T, class F> static T replace(T *p, F f)
 {
     check_atomic(p, sizeof *p);
     const T old = *p;
-    *p += v;
+    *p = f(old);
     return old;
 }
-unsigned atomicAdd(unsigned *p, unsigned v) { return add(p, v); }
-unsigned long long atomicAdd(unsigned long long *p, unsigned long long v) { return add(p, v); }
+unsigned atomicAdd(unsigned *p, unsigned v) { return replace(p, [v](unsigned x) { return x + v; }); }
+unsigned long long atomicAdd(unsigned long long *p, unsigned long long v)
+{
+    return replace(p, [v](unsigned long long x) { return x + v; });
+}
+unsigned atomicAnd(unsigned *p, unsigned v) { return replace(p, [v](unsigned x) { return x & v; }); }
+unsigned atomicOr(unsigned *p, unsigned v) { return replace(p, [v](unsigned x) { return x | v; }); }
 
 /* Copies are done as late as the rules allow, so that a missing wait becomes visible. */
 void emulated_copy(void *to, const void *from, int n) { m.copies.push_back({ m.self, m.self->n_groups, to, from, n }); }

@@ -224,6 +224,7 @@ struct backend {
     const char *name;                       /* "cpu" */
     int always_strict;                      /* results are always as with options.strict */
     int windows;                            /* supports window blocks */
+    int tails;                              /* supports them for the tail (config_tail()) only */
     int pages;                              /* supports attention to pages and by patterns */
     /* Allocate the memory for the model's LoRA adapters; called between two steps after some were
      * added. Returns 0; -1 with *e.  NULL: the backend does not run models with adapters. */

@@ -74,7 +74,7 @@ static int set_sizes(struct engine *g, const struct config *c, const struct engi
         g->max_tokens = g->max_len;
     if (check_window(g, c, o, e) < 0 || check_pages(g, c, o, e) < 0 || check_pattern(g, c, o, e) < 0)
         return -1;
-    const int tail = g->backend->windows ? config_tail(c, o->kv, g->window) : 0;
+    const int tail = g->backend->windows || g->backend->tails ? config_tail(c, o->kv, g->window) : 0;
     g->kept_tokens = tail ? tail : g->backend->windows ? config_window(c, g->window) : 0;
     g->kept_sinks = tail ? KV_SINKS : g->sinks;
     g->kv = o->kv;

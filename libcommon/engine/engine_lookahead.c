@@ -39,10 +39,11 @@ static int plan_lookahead(struct engine *g, int n)
         if (r->draft.by_model)                          /* the draft needs the token of this step */
             return a->n = 0;
         if (r->n_ids + 1 == long_rope_from(g) || kv_table_reserve(&r->kv, g->pool, r->n_ids + 1) != 0 ||
+            kv_table_windows(&r->kv, g->pool, r->n_ids + 1) != 0 ||
             !sampler_draw(r->sampler, r->n_ids + 1 - r->n_prompt, &a->draws[a->n]))
             return a->n = 0;
         a->items[a->n] = (struct batch_item){ .follows = i, .n_tokens = 1, .pos = r->n_ids, .table = r->kv.block,
-                                              .n_logits = 1, .seq_len = r->n_ids + 1,
+                                              .window_table = r->kv.window, .n_logits = 1, .seq_len = r->n_ids + 1,
                                               .draw = &a->draws[a->n] };
         a->batched[a->n++] = r;
     }

@@ -15,8 +15,8 @@
  * not clipped.  i4: codes -8 to 7; the scale is the element furthest from 0, divided by -8;
  * head_dim is rounded up to a multiple of 16.  ternary: codes 0, 1 (+1) and 2 (-1), head_dim as
  * for i4; the keys (or the values) of all heads of a token have one scale, in 16 f32 after the
- * blocks of all heads (kvscale.h).  Before they are rounded to i8, i4 or ternary on the CPU,
- * keys and values are rotated by a Hadamard matrix (libcommon/cpu/hadamard.h), which spreads
+ * blocks of all heads (kvscale.h).  Before they are rounded to i4 or ternary, and on the CPU also
+ * to i8, keys and values are rotated by a Hadamard matrix (libcommon/cpu/hadamard.h), which spreads
  * outlier channels over all channels; latents, and keys and values of layers with an indexer, are
  * not rotated.
  * A vector whose amax is below 2^-100 is stored as 0; the scale of a vector with Inf or NaN is NaN.
@@ -28,6 +28,12 @@
 #define ZSE_QUANT_KVTYPE_H
 
 #include <stddef.h>
+
+#ifdef __CUDACC__
+#define KV_FUNCTION static inline __host__ __device__
+#else
+#define KV_FUNCTION static inline
+#endif
 
 enum kv_type {
 #define KVTYPE(id, ...) KV_##id,
@@ -44,7 +50,7 @@ enum { KV_BLOCK = 16 };
  * the batch. */
 enum { KV_TAIL = 128, KV_TAIL_STEP = 64, KV_SINKS = 64 };
 
-static inline int kv_tail_from(int pos)
+KV_FUNCTION int kv_tail_from(int pos)
 {
     return pos < KV_TAIL ? 0 : pos / KV_TAIL_STEP * KV_TAIL_STEP - KV_TAIL;
 }

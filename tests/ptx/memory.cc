@@ -218,6 +218,13 @@ template <int N> static handler store_of(enum type t)
     }
 }
 
+template <class T> static T bits(T a, T b, bool both)
+{
+    if constexpr (std::is_integral_v<T>)
+        return both ? a & b : a | b;
+    return a;
+}
+
 /* The operation is o.more[0]: 0 add, 1 min, 2 max, 3 and, 4 or, 5 xor, 6 exch, 7 cas. */
 template <class T> static void atomic(warp &w, const op &o, uint32_t on)
 {
@@ -227,7 +234,7 @@ template <class T> static void atomic(warp &w, const op &o, uint32_t on)
         T old, v = lane_of<T>(w.file, o.a[2], (int)i);
         memcpy(&old, p, sizeof old);
         const T is = what == 0 ? (T)(old + v) : what == 1 ? (old < v ? old : v) : what == 2 ? (old > v ? old : v)
-                     : what == 6 ? v : what == 7 ? (old == v ? lane_of<T>(w.file, o.a[3], (int)i) : old) : old;
+                     : what == 3 ? bits<T>(old, v, true) : what == 4 ? bits<T>(old, v, false) : what == 6 ? v : what == 7 ? (old == v ? lane_of<T>(w.file, o.a[3], (int)i) : old) : old;
         memcpy(p, &is, sizeof is);
         if (o.more[1])
             lane_of<T>(w.file, o.a[0], (int)i) = old;
@@ -374,7 +381,7 @@ static bool decode_atomic(assembler &as, const statement &s, op &o)
     uint32_t what = 0;
     while (what < 8 && !s.has(names[what]))
         what++;
-    if (what == 8 || (what >= 3 && what <= 5))
+    if (what == 8 || what == 5)
         return false;
     address(as, s, o, s.o[returns ? 1 : 0], 1);
     o.more = { what, returns && s.o[0].kind == operand::REGISTER };

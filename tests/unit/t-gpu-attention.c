@@ -1,10 +1,13 @@
 /* t-gpu-attention.c - head norms, rotation, the KV cache and both attentions on the device
  * against kernels_ref: KV formats, head sizes, shared heads, windows, caps, slopes, contexts
  * around the size of blocks, tiles and splits. */
+#include "libcommon/cpu/hadamard.h"
+#include "libcommon/quant/kvscale.h"
 #include "tests/lib/gpu.h"
 
-/* of setup.more; CHUNK: window is the size of chunks */
-enum { SLOPES = 1, SINKS = 2, CHUNK = 4, GATES = 8, HEAD_GATES = 16 };
+/* of setup.more; CHUNK: window is the size of chunks; TAIL: the first and the newest tokens are read
+ * as f16 */
+enum { SLOPES = 1, SINKS = 2, CHUNK = 4, GATES = 8, HEAD_GATES = 16, TAIL = 32 };
 struct setup { int n_heads, n_kv, dim, pos, n, window, rope, pairs, norm,
                after; float softcap; int more; enum kv_type kv; };
 
@@ -14,10 +17,10 @@ struct setup { int n_heads, n_kv, dim, pos, n, window, rope, pairs, norm,
 struct job {
     const struct setup *s;
     int len, n_blocks;
-    size_t part, stride, qrow, krow;    /* bytes; elements */
+    size_t part, stride, tail_part, tail_stride, qrow, krow;    /* bytes; elements */
     float *q, *k, *v, *w, *slopes, *sinks, *cosine, *sine, *gates;
-    int32_t *table, *pos, *table_of, *rows;
-    uint8_t *cache;
+    int32_t *table, *tail, *pos, *table_of, *tail_of, *rows;    /* tail: part of table */
+    uint8_t *cache, *tail_cache;
     struct gpu_kv kv;                   /* this and the following members point to device memory */
     struct gpu_step step;
     float *dq;
@@ -39,7 +42,9 @@ static void job_fill(struct job *j, const struct setup *s)
                        .qrow = (size_t)s->n_heads * (size_t)hd, .krow = (size_t)s->n_kv * (size_t)hd };
     const size_t len = (size_t)j->len;
     j->n_blocks = (j->len + KV_BLOCK - 1) / KV_BLOCK;
-    j->stride = 4 * j->part * (size_t)s->n_kv;          /* of two layers */
+    j->stride = 4 * j->part * (size_t)s->n_kv + 4 * kv_shared_bytes(s->kv);         /* of two layers */
+    j->tail_part = kv_block_bytes(KV_F16, hd);
+    j->tail_stride = 4 * j->tail_part * (size_t)s->n_kv;
     j->q = uniforms(&r, len * j->qrow, -1.5f, 1.5f);
     j->k = uniforms(&r, len * j->krow, -1, 1);
     j->v = uniforms(&r, len * j->krow, -1, 1);
@@ -54,11 +59,13 @@ static void job_fill(struct job *j, const struct setup *s)
     j->sinks = uniforms(&r, (size_t)s->n_heads, -1, 6);
     j->gates = uniforms(&r, len * j->qrow, -3, 3);
     j->cosine = calloc(len * (size_t)hd, 4), j->sine = calloc(len * (size_t)hd, 4);
-    j->pos = malloc(len * 4), j->table_of = malloc(len * 4), j->rows = malloc(len * 4),
-        j->table = malloc((size_t)(j->n_blocks + 3) * 4);
+    j->pos = malloc(len * 4), j->table_of = malloc(len * 4), j->tail_of = malloc(len * 4), j->rows = malloc(len * 4),
+        j->table = malloc((size_t)(2 * j->n_blocks + 3) * 4);
+    j->tail = j->table + 3 + j->n_blocks;
     for (int t = 0; t < j->len; t++) {
         j->pos[t] = t;
         j->table_of[t] = 3;
+        j->tail_of[t] = 3 + j->n_blocks;
         j->rows[t] = s->pos + t % s->n;
         for (int d = 0; d < half; d++)
             j->cosine[t * half + d] = cosf((float)t * 0.3f / (float)(d + 1)),
@@ -71,14 +78,16 @@ static void job_fill(struct job *j, const struct setup *s)
         j->table[3 + i] = j->table[3 + other];
         j->table[3 + other] = x;
     }
+    for (int i = 0; i < j->n_blocks; i++)
+        j->tail[i] = j->n_blocks - 1 - i;
 }
 
 static void job_free(struct job *j)
 {
-    gpu_free(device, j->kv.base), gpu_free(device, j->dq);
+    gpu_free(device, j->kv.blocks.base), gpu_free(device, j->kv.tail.base), gpu_free(device, j->dq);
     free(j->q), free(j->k), free(j->v), free(j->w), free(j->slopes), free(j->sinks), free(j->gates);
     free(j->cosine), free(j->sine), free(j->table),
-        free(j->pos), free(j->table_of), free(j->rows), free(j->cache);
+        free(j->pos), free(j->table_of), free(j->tail_of), free(j->rows), free(j->cache), free(j->tail_cache);
 }
 
 /* By the device. */
@@ -86,11 +95,18 @@ static void prepare(struct job *j)
 {
     const struct setup *s = j->s;
     const size_t len = (size_t)j->len, tables = len * (size_t)s->dim * 4;
-    j->kv = (struct gpu_kv){ .base = on_device((size_t)j->n_blocks * j->stride), .stride = j->stride,
-                             .head_stride = 2 * j->part, .layer_offset = 2 * j->part * (size_t)s->n_kv,
-                             .part = (uint32_t)j->part, .type = s->kv };
+    j->kv = (struct gpu_kv){ .blocks = { .base = on_device((size_t)j->n_blocks * j->stride), .stride = j->stride,
+                                         .head_stride = 2 * j->part, .layer_offset = j->stride / 2,
+                                         .part = (uint32_t)j->part },
+                             .type = s->kv, .scales = (uint32_t)(2 * j->part * (size_t)s->n_kv),
+                             .rotated = kv_packed(s->kv) };
+    if (s->more & TAIL)
+        j->kv.tail = (struct gpu_kv_blocks){ .base = on_device((size_t)j->n_blocks * j->tail_stride),
+                                             .stride = j->tail_stride, .head_stride = 2 * j->tail_part,
+                                             .layer_offset = j->tail_stride / 2, .part = (uint32_t)j->tail_part };
     j->step = (struct gpu_step){ .pos = to_device(j->pos, len * 4), .table_of = to_device(j->table_of, len * 4),
-                                 .tables = to_device(j->table, (size_t)(j->n_blocks + 3) * 4), .n = j->len };
+                                 .tail_of = to_device(j->tail_of, len * 4),
+                                 .tables = to_device(j->table, (size_t)(2 * j->n_blocks + 3) * 4), .n = j->len };
     const struct gpu_prepare p = { .q = j->dq = to_device(j->q, len * j->qrow * 4),
                                    .k = to_device(j->k, len * j->krow * 4), .v = to_device(j->v, len * j->krow * 4),
                                    .n_heads = s->n_heads,
@@ -102,6 +118,32 @@ static void prepare(struct job *j)
     OK(gpu_prepare(device, &p, &why));
 }
 
+/* Round the keys and values of a token for the cache, and for the tail. */
+static void store_plainly(const struct job *j, int t)
+{
+    const struct setup *s = j->s;
+    const int hd = s->dim, slot = t % KV_BLOCK;
+    uint8_t *block = j->cache + (size_t)j->table[3 + t / KV_BLOCK] * j->stride + j->kv.blocks.layer_offset,
+            *tail = j->tail_cache + (size_t)j->tail[t / KV_BLOCK] * j->tail_stride + j->kv.tail.layer_offset;
+    const float *k = j->k + (size_t)t * j->krow, *v = j->v + (size_t)t * j->krow;
+    const float scale[2] = { kv_t2_scale(k, (int)j->krow), kv_t2_scale(v, (int)j->krow) };
+    for (int i = 0; kv_shares_scale(s->kv) && i < 2; i++)
+        memcpy(block + j->kv.scales + i * KV_BLOCK * 4 + slot * 4, &scale[i], sizeof scale[i]);
+    for (int h = 0; h < s->n_kv; h++, block += 2 * j->part, tail += 2 * j->tail_part, k += hd, v += hd) {
+        if (kv_shares_scale(s->kv)) {
+            kv_t2_store(block, slot, 1, k, hd, scale[0]);
+            kv_t2_store(block + j->part, slot, 0, v, hd, scale[1]);
+        } else {
+            kernels_ref.kv_store_key(s->kv, block, slot, k, hd);
+            kernels_ref.kv_store_value(s->kv, block + j->part, slot, v, hd);
+        }
+        if (s->more & TAIL) {
+            kernels_ref.kv_store_key(KV_F16, tail, slot, k, hd);
+            kernels_ref.kv_store_value(KV_F16, tail + j->tail_part, slot, v, hd);
+        }
+    }
+}
+
 /* Compute what the device computed with the plain kernels: first q and k in place, then the
  * cache. */
 static void prepare_plainly(struct job *j)
@@ -109,8 +151,10 @@ static void prepare_plainly(struct job *j)
     const struct setup *s = j->s;
     const int hd = s->dim, half = s->rope / 2;
     j->cache = aligned_alloc(64, (size_t)j->n_blocks * j->stride);
+    j->tail_cache = aligned_alloc(64, (size_t)j->n_blocks * j->tail_stride);
     memset(j->cache, 0xff, (size_t)j->n_blocks * j->stride);
-    for (int t = 0; t < j->len; t++)
+    memset(j->tail_cache, 0xff, (size_t)j->n_blocks * j->tail_stride);
+    for (int t = 0; t < j->len; t++) {
         for (int h = 0; h < s->n_heads + s->n_kv; h++) {
             const int key = h - s->n_heads;
             float *x = key < 0 ? j->q + (size_t)t * j->qrow + (size_t)(h * hd)
@@ -124,54 +168,79 @@ static void prepare_plainly(struct job *j)
                 } else if (s->norm == 2) {
                     kernels_ref.layer_norm(x, x, j->w, NULL, hd, 1e-5f);
                 }
-            if (key < 0)
-                continue;
-            uint8_t *block = j->cache + (size_t)j->table[3 + t / KV_BLOCK] * j->stride + j->kv.layer_offset +
-                             (size_t)key * 2 * j->part;
-            kernels_ref.kv_store_key(s->kv, block, t % KV_BLOCK, x, hd);
-            kernels_ref.kv_store_value(s->kv, block + j->part, t % KV_BLOCK,
-                                       j->v + (size_t)t * j->krow + (size_t)(key * hd), hd);
+            if (kv_packed(s->kv))
+                hadamard_rotate(x, hd);
         }
+        for (int h = 0; kv_packed(s->kv) && h < s->n_kv; h++)
+            hadamard_rotate(j->v + (size_t)t * j->krow + (size_t)(h * hd), hd);
+        store_plainly(j, t);
+    }
+}
+
+/* Compare a cache with the device's, and replace it by that.  exact: the bytes must be equal, and no
+ * other byte may change. */
+static void compare_cache(uint8_t *cache, const uint8_t *device_cache, size_t bytes, int exact)
+{
+    uint8_t *got = malloc(bytes);
+    from_device(got, device_cache, bytes);
+    if (exact)
+        assert_memory_equal(got, cache, bytes);
+    memcpy(cache, got, bytes);
+    free(got);
 }
 
 /* Compare the results of both.  Afterwards both use the device's cache, so that attention is
  * compared with the same keys. */
 static void compare_prepared(struct job *j)
 {
-    const size_t bytes = (size_t)j->n_blocks * j->stride, n = (size_t)j->len * j->qrow;
-    uint8_t *cache = malloc(bytes);
+    const size_t n = (size_t)j->len * j->qrow;
+    const int exact = j->s->norm == 0 && j->s->rope == 0;       /* nothing but rotations with sums in the same order */
     float *q = malloc(n * sizeof *q);
-    from_device(cache, j->kv.base, bytes);
-    if (j->s->norm == 0 && j->s->rope == 0)
-        /* nothing is computed here, so the bytes must be equal, and no other byte may change */
-        assert_memory_equal(cache, j->cache, bytes);
-    memcpy(j->cache, cache, bytes);
+    compare_cache(j->cache, j->kv.blocks.base, (size_t)j->n_blocks * j->stride, exact);
+    if (j->s->more & TAIL)
+        compare_cache(j->tail_cache, j->kv.tail.base, (size_t)j->n_blocks * j->tail_stride, exact);
     from_device(q, j->dq, n * sizeof *q);
     for (size_t i = 0; i < n; i++)
         if (!(fabsf(q[i] - j->q[i]) <= 1e-5f * (1 + fabsf(j->q[i]))))
             fail_msg("q after norm and rotation: element %zu is %.9g, not %.9g", i, (double)q[i], (double)j->q[i]);
-    free(q), free(cache);
+    free(q);
+}
+
+/* Compute attention of the heads that share KV head h, of the token at pos. */
+static void attend_head(const struct job *j, int h, int pos, float *want, void *scratch)
+{
+    const struct setup *s = j->s;
+    const int group = s->n_heads / s->n_kv;
+    const size_t first = (size_t)pos * j->qrow + (size_t)(h * group * s->dim), before = (size_t)h * 2 * j->part,
+                 keys = j->kv.blocks.layer_offset + before,
+                 tail = j->kv.tail.layer_offset + (size_t)h * 2 * j->tail_part;
+    struct attn a = { .q = j->q + first, .q_token_stride = j->qrow, .q_head_stride = (size_t)s->dim,
+                      .out = want + first, .out_token_stride = j->qrow,
+                      .out_head_stride = (size_t)s->dim, .n_tokens = 1, .n_q_heads = group,
+                      .head_dim = s->dim, .pos = pos, .window = s->more & CHUNK ? 0 : s->window,
+                      .chunk = s->more & CHUNK ? s->window : 0, .base = j->cache,
+                      .table = j->table + 3, .stride = j->stride, .k_offset = keys,
+                      .v_offset = keys + j->part, .kv = kv_both(s->kv), .k_scales = j->kv.scales - before,
+                      .v_scales = j->kv.scales - before - j->part + KV_BLOCK * 4, .scale = 0.3f, .softcap = s->softcap,
+                      .alibi = s->more & SLOPES ? j->slopes + h * group : NULL,
+                      .sinks = s->more & SINKS ? j->sinks + h * group : NULL };
+    if (s->more & TAIL) {
+        a.tail.base = j->tail_cache, a.tail.table = j->tail, a.tail.stride = j->tail_stride;
+        a.tail.k_offset = tail, a.tail.v_offset = tail + j->tail_part;
+        a.rounded_from = KV_SINKS, a.rounded_to = kv_tail_from(pos);
+    }
+    kernels_ref.attention(&a, scratch);
+    for (int i = 0; kv_packed(s->kv) && i < group; i++)
+        hadamard_rotate(want + first + (size_t)(i * s->dim), s->dim);
 }
 
 static void attend_plainly(const struct job *j, float *want)
 {
     const struct setup *s = j->s;
-    const int group = s->n_heads / s->n_kv;
     void *scratch = aligned_alloc(64, (kernels_ref.attention_scratch(s->dim) + 63) / 64 * 64);
-    for (int h = 0; h < s->n_kv; h++) {
-        const size_t first = (size_t)s->pos * j->qrow + (size_t)(h * group * s->dim),
-                     keys = j->kv.layer_offset + (size_t)h * 2 * j->part;
-        const struct attn a = { .q = j->q + first, .q_token_stride = j->qrow, .q_head_stride = (size_t)s->dim,
-                                .out = want + first, .out_token_stride = j->qrow,
-                                .out_head_stride = (size_t)s->dim, .n_tokens = s->n, .n_q_heads = group,
-                                .head_dim = s->dim, .pos = s->pos, .window = s->more & CHUNK ? 0 : s->window,
-                                .chunk = s->more & CHUNK ? s->window : 0, .base = j->cache,
-                                .table = j->table + 3, .stride = j->stride, .k_offset = keys,
-                                .v_offset = keys + j->part, .kv = kv_both(s->kv), .scale = 0.3f, .softcap = s->softcap,
-                                .alibi = s->more & SLOPES ? j->slopes + h * group : NULL,
-                                .sinks = s->more & SINKS ? j->sinks + h * group : NULL };
-        kernels_ref.attention(&a, scratch);
-    }
+    for (int h = 0; h < s->n_kv; h++)
+        for (int pos = s->pos; pos < j->len; pos++)
+            attend_head(j, h, pos, want, scratch);
     const size_t each = s->more & HEAD_GATES ? (size_t)s->dim : 1;
     for (size_t i = (size_t)s->pos * j->qrow; s->more & (GATES | HEAD_GATES) && i < (size_t)j->len * j->qrow; i++)
         want[i] /= 1 + expf(-j->gates[i / each]);
@@ -286,6 +355,15 @@ static void attention(void **state)
         { 1, 1, 144, 0, 66, 0, 0, 0, 0, 0, 0, 0, KV_BF16 },
         { 2, 1, 192, 9, 18, 0, 0, 0, 0, 0, 0, 0, KV_F16 },
         { 2, 2, 16, 250, 9, 0, 16, 0, 0, 0, 0, 0, KV_BF16 },        /* across the end of a split */
+        /* codes of tokens that share words, without a tail and with one: the queries of a tile
+         * differ in the positions that they read as f16 */
+        { 4, 2, 32, 0, 35, 0, 0, 0, 0, 0, 0, GATES, KV_I4 },
+        { 4, 2, 32, 0, 35, 0, 0, 0, 0, 0, 0, SINKS, KV_T2 },
+        { 3, 1, 96, 15, 18, 0, 96, 0, 2, 1, 0, 0, KV_I4 },          /* rotated in runs of 32 */
+        { 2, 1, 64, 190, 145, 0, 64, 0, 1, 0, 0, TAIL, KV_I4 },
+        { 2, 1, 64, 250, 135, 0, 0, 0, 0, 0, 0, TAIL | HEAD_GATES, KV_T2 },
+        { 1, 1, 128, 300, 30, 0, 0, 0, 0, 0, 20, TAIL, KV_I4 },
+        { 1, 1, 256, 260, 17, 0, 0, 0, 0, 0, 0, TAIL | SLOPES, KV_T2 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         check(&cases[i]);
@@ -307,8 +385,8 @@ static void many_splits(void **state)
         block[i] = uniform(&r, -2, 2);
     for (int i = 0; i < HD; i++)
         q[0][i] = q[1][i] = q[2][i] = uniform(&r, -2, 2);
-    const struct gpu_kv kv = { .base = to_device(block, 2 * part), .stride = 2 * part, .head_stride = 2 * part,
-                               .part = (uint32_t)part, .type = KV_F32 };
+    const struct gpu_kv kv = { .blocks = { .base = to_device(block, 2 * part), .stride = 2 * part,
+                                           .head_stride = 2 * part, .part = (uint32_t)part }, .type = KV_F32 };
     const struct gpu_attention o = { .q = to_device(q, sizeof q), .out = on_device(sizeof out), .n_heads = 1,
                                      .n_kv_heads = 1, .head_dim = HD, .scale = 1,
                                      .step = { .pos = to_device(pos, sizeof pos),
@@ -388,8 +466,9 @@ static void latents(void **state)
               *q = uniforms(&r, (L_LEN + 1) * L_HEADS * L_DIM, -1, 1), *key = uniforms(&r, (L_LEN + 1) * L_DIM, -1, 1),
               *w = uniforms(&r, L_RANK, 0.5f, 1.5f), *cosine = uniforms(&r, (L_LEN + 1) * L_ROPE / 2, -1, 1),
               *sine = uniforms(&r, (L_LEN + 1) * L_ROPE / 2, -1, 1), *got = malloc(n_out * sizeof *got), want[L_RANK];
-        const struct gpu_kv kv = { .base = on_device(part * (BLOCKS + 1)), .stride = part, .layer_offset = part / 2,
-                                   .head_stride = part, .part = (uint32_t)part, .type = cases[c].kv };
+        const struct gpu_kv kv = { .blocks = { .base = on_device(part * (BLOCKS + 1)), .stride = part,
+                                               .layer_offset = part / 2, .head_stride = part, .part = (uint32_t)part },
+                                   .type = cases[c].kv };
         const struct gpu_step step = { .pos = to_device(pos, sizeof pos),
                                        .table_of = to_device(table_of, sizeof table_of),
                                        .tables = to_device(tables, sizeof tables), .n = L_LEN + 1 };

@@ -237,6 +237,45 @@ static void types(void **state)
     }
 }
 
+/* With a tail, beside the CPU: a prompt in two steps, the second of which reads tokens 64 to 127
+ * rounded, then single tokens.  Entries of the tail's table that nothing may read are invalid. */
+static void tail_against_cpu(struct model *m, enum kv_type kv, double limit)
+{
+    enum { FIRST = 256, SECOND = 20, ONE = 2, LEN = FIRST + SECOND + ONE, WINDOWS = N_BLOCKS / 2 };
+    const size_t vocab = (size_t)m->config.vocab_size, n_out = (SECOND + ONE) * vocab;
+    int32_t id[LEN], table[N_BLOCKS], tail[N_BLOCKS];
+    float *out[2] = { malloc(n_out * sizeof(float)), malloc(n_out * sizeof(float)) };
+    const struct backend *d[2] = { &backend_gpu, &backend_cpu };
+    struct rng r = { 12 };
+    for (int i = 0; i < LEN; i++)
+        id[i] = below(&r, (int)vocab);
+    for (int k = 0; k < 2; k++) {
+        const struct backend_options o = { .n_threads = 2, .kv = { kv, kv }, .n_blocks = N_BLOCKS,
+                                           .n_window_blocks = WINDOWS, .max_tokens = MAX_TOKENS, .exact = k,
+                                           .max_logits = MAX_TOKENS };
+        void *b = d[k]->open(m, &o, &why);
+        if (!b)
+            fail_msg("%s", why.msg);
+        int row = 0;
+        for (int pos = 0, n = FIRST; pos < LEN; pos += n, n = pos < FIRST + SECOND ? SECOND : 1) {
+            for (int i = 0; i < N_BLOCKS; i++) {
+                table[i] = (i * 5 + 3) % N_BLOCKS;
+                tail[i] = i * KV_BLOCK < KV_SINKS || i * KV_BLOCK >= kv_tail_from(pos) ? (i * 5 + 2) % WINDOWS : -1;
+            }
+            const struct batch_item item = { .tokens = id + pos, .n_tokens = n, .pos = pos, .table = table,
+                                             .window_table = tail, .n_logits = pos ? n : 0 };
+            OK(d[k]->forward(b, &(struct batch){ &item, 1 }, out[k] + (size_t)row * vocab, &why));
+            row += item.n_logits;
+        }
+        d[k]->close(b);
+    }
+    const double error = error_of(out[0], out[1], n_out);
+    print_message("# KV %s with a tail | %.1e\n", kv_type_name(kv), error);
+    if (!(error <= limit))
+        fail_msg("%s with a tail: error %.3g of the largest logit, limit %.0e", kv_type_name(kv), error, limit);
+    free(out[0]), free(out[1]);
+}
+
 static void kv_formats(void **state)
 {
     (void)state;
@@ -245,6 +284,10 @@ static void kv_formats(void **state)
     against_cpu(m, KV_BF16, 0, 2e-2, "KV bf16");
     against_cpu(m, KV_I8, 0, 3e-2, "KV i8");            /* both sides round to 8 bits, not always the same way */
     against_cpu(m, KV_F8, 0, 4e-2, "KV fp8");           /* 3 bits after the point */
+    against_cpu(m, KV_I4, 0, 4e-2, "KV i4");
+    against_cpu(m, KV_T2, 0, 4e-2, "KV ternary");
+    tail_against_cpu(m, KV_I4, 5e-3);
+    tail_against_cpu(m, KV_T2, 5e-3);
     model_close(m);
 }
 
