@@ -36,14 +36,15 @@ enum { WARPS = 4, THREADS = WARPS * 32, MAX_GROUP = 8 };
  * the token's context; from is the start of a KV block. */
 struct split_job {
     /* start: position of score[0]; begin: first position seen */
-    int t, pos, first_head, n_group, start, begin, from, to;
-    kv_head kv, tail;                   /* tail.base NULL: there is none */
+    int t, pos, kv_head, first_head, n_group, start, begin, from, to;
+    kv_place kv, tail;                  /* tail.base NULL: there is none */
 };
 
 template <int GROUP> DEVICE split_job split_job_of(const gpu_attention &o, int passes)
 {
     const int head = blockIdx.y / passes, share = o.n_heads / o.n_kv_heads;
     split_job j;
+    j.kv_head = head;
     j.t = o.rows[blockIdx.z];
     j.pos = o.step.pos[j.t];
     j.first_head = head * share + blockIdx.y % passes * GROUP;
@@ -52,10 +53,10 @@ template <int GROUP> DEVICE split_job split_job_of(const gpu_attention &o, int p
     j.begin = first_seen(j.pos, o.window, o.chunk);
     j.from = max(j.start, j.begin / KV_BLOCK * KV_BLOCK);
     j.to = min(j.start + GPU_SPLIT, j.pos + 1);
-    j.kv = kv_head_of(o.kv.blocks, o.kv.scales, o.step.tables + o.step.table_of[j.t], head);
+    j.kv = kv_place_of(o.kv.blocks, o.step.tables + o.step.table_of[j.t], head);
     j.tail = {};
     if (o.kv.tail.base)
-        j.tail = kv_head_of(o.kv.tail, 0, o.step.tables + o.step.tail_of[j.t], head);
+        j.tail = kv_place_of(o.kv.tail, o.step.tables + o.step.tail_of[j.t], head);
     return j;
 }
 
@@ -113,13 +114,14 @@ DEVICE float fold(float s[8])
 /* One warp computes score [GROUP][GPU_SPLIT] for the 16 positions from p0 on; those that the token
  * does not attend to get -inf. */
 template <int KV, int GROUP> DEVICE void score_block(float *score, const float *q, const gpu_attention &o,
-                                                     const split_job &j, const kv_head &kv, int p0)
+                                                     const split_job &j, const kv_place &kv,
+                                                     const gpu_kv_blocks &blocks, int p0)
 {
     const int lane = threadIdx.x % 32, slot = folded_slot(lane), p = p0 + slot;
-    const uint8_t *block = kv_keys(kv, p0);
+    const uint8_t *block = kv_keys(kv, blocks, p0);
     float s[GROUP][8];
     lane_scores<KV, GROUP>(s, q, block, o.head_dim);
-    const float scale = kv_scale<KV>(block, kv_scales_at<KV>(kv, o.head_dim, 0), slot) * o.scale;
+    const float scale = kv_scale<KV>(block, kv_scales_at<KV>(o.kv, j.kv_head, o.head_dim, 0), slot) * o.scale;
 #pragma unroll
     for (int h = 0; h < GROUP; h++) {
         float v = fold(s[h]) * scale;
@@ -137,7 +139,7 @@ template <int KV, int GROUP> DEVICE void latent_block(float *score, const float 
                                                       const split_job &j, int p0)
 {
     const int lane = threadIdx.x % 32, n = o.head_dim;
-    const uint8_t *block = kv_keys(j.kv, p0);
+    const uint8_t *block = kv_keys(j.kv, o.kv.blocks, p0);
     for (int slot = 0; slot < KV_BLOCK; slot++) {
         const int p = p0 + slot;
         float s[GROUP] = {};
@@ -150,7 +152,7 @@ template <int KV, int GROUP> DEVICE void latent_block(float *score, const float 
                 for (int i = 0; i < 8; i++)
                     s[h] = fmaf(q[h * n + d + i], k[i], s[h]);
         }
-        const float scale = p < j.to ? kv_scale<KV>(block, kv_scales_at<KV>(j.kv, n, 0), slot) * o.scale : 0;
+        const float scale = p < j.to ? kv_scale<KV>(block, kv_scales_at<KV>(o.kv, j.kv_head, n, 0), slot) * o.scale : 0;
 #pragma unroll
         for (int h = 0; h < GROUP; h++) {
             const float v = warp_sum(s[h]) * scale;
@@ -200,10 +202,11 @@ template <int KV, int GROUP, int LATENT> DEVICE void add_values(float *part, con
         float v[8], scale = 1;
         const int e = p % KV_BLOCK * o.head_dim + d;
         if (in_tail<KV>(j, p)) {
-            kv_load<KV_F16>(v, kv_keys(j.tail, p) + j.tail.part, e);
+            kv_load<KV_F16>(v, kv_keys(j.tail, o.kv.tail, p) + o.kv.tail.part, e);
         } else {
-            const uint8_t *block = kv_keys(j.kv, p) + (LATENT ? 0 : j.kv.part);
-            scale = kv_scale<KV>(block, kv_scales_at<KV>(j.kv, o.head_dim, !LATENT), p % KV_BLOCK);
+            const uint8_t *block = kv_keys(j.kv, o.kv.blocks, p) + (LATENT ? 0 : o.kv.blocks.part);
+            scale = kv_scale<KV>(block, kv_scales_at<KV>(o.kv, j.kv_head, o.head_dim, !LATENT),
+                                 p % KV_BLOCK);
             kv_load<KV>(v, block, e);
         }
 #pragma unroll
@@ -242,8 +245,8 @@ __global__ __launch_bounds__(THREADS) void attn_split_kernel(gpu_attention o, in
     __syncthreads();
     for (int p0 = j.from + warp * KV_BLOCK; p0 < j.to; p0 += WARPS * KV_BLOCK)
         LATENT ? latent_block<KV, GROUP>(score, q, o, j, p0)
-        : in_tail<KV>(j, p0) ? score_block<KV_F16, GROUP>(score, q, o, j, j.tail, p0)
-                             : score_block<KV, GROUP>(score, q, o, j, j.kv, p0);
+        : in_tail<KV>(j, p0) ? score_block<KV_F16, GROUP>(score, q, o, j, j.tail, o.kv.tail, p0)
+                             : score_block<KV, GROUP>(score, q, o, j, j.kv, o.kv.blocks, p0);
     __syncthreads();
     for (int h = warp; h < j.n_group; h += WARPS)
         soften(score + h * GPU_SPLIT, j, merged + h * next_head + size);

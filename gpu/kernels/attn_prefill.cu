@@ -49,7 +49,7 @@ template <int ROW_BYTES> DEVICE int swizzled(int row,
  * pos0, the last at position `last`. */
 struct tile_job {
     int first, n_queries, head, pos0, last;
-    kv_head kv, tail;                   /* tail.base NULL: there is none */
+    kv_place kv, tail;                  /* tail.base NULL: there is none */
 };
 
 DEVICE tile_job tile_job_of(const gpu_attention &o)
@@ -61,10 +61,10 @@ DEVICE tile_job tile_job_of(const gpu_attention &o)
     j.pos0 = o.step.pos[j.first];
     j.last = j.pos0 + j.n_queries - 1;
     const int head = j.head / (o.n_heads / o.n_kv_heads);
-    j.kv = kv_head_of(o.kv.blocks, o.kv.scales, o.step.tables + o.step.table_of[j.first], head);
+    j.kv = kv_place_of(o.kv.blocks, o.step.tables + o.step.table_of[j.first], head);
     j.tail = {};
     if (o.kv.tail.base)
-        j.tail = kv_head_of(o.kv.tail, 0, o.step.tables + o.step.tail_of[j.first], head);
+        j.tail = kv_place_of(o.kv.tail, o.step.tables + o.step.tail_of[j.first], head);
     return j;
 }
 
@@ -106,18 +106,18 @@ template <int DIM> DEVICE void copy_queries(uint8_t *queries, const gpu_attentio
 
 /* Copy the keys and values of the positions from k0 on to shared memory. */
 template <int KV, int DIM> DEVICE void copy_tile(const rooms<DIM> &r, const gpu_attention &o, const tile_job &j,
-                                                 const kv_head &kv, int k0)
+                                                 const kv_place &kv, const gpu_kv_blocks &blocks, int k0)
 {
     constexpr int KEYS = shape<DIM>::keys, GROUPS = KEYS / 8;
     /* a thread copies 8 positions from p on, and of their keys every (THREADS / GROUPS)-th
      * element */
     const int group = threadIdx.x % GROUPS, p = k0 + group * 8, n = o.head_dim;
-    const uint8_t *block = p <= j.last ? kv_keys(kv, p) : kv.base;
-    const int32_t key_scales = kv_scales_at<KV>(kv, n, 0), value_scales = kv_scales_at<KV>(kv, n, 1);
+    const uint8_t *block = p <= j.last ? kv_keys(kv, blocks, p) : kv.base;
+    const int kv_head = j.head / (o.n_heads / o.n_kv_heads);
     float scale[8];
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        scale[i] = p + i <= j.last ? kv_scale<KV>(block, key_scales, p % KV_BLOCK + i) : 0;
+        scale[i] = p + i <= j.last ? kv_scale<KV>(block, kv_scales_at<KV>(o.kv, kv_head, n, 0), p % KV_BLOCK + i) : 0;
 #pragma unroll
     for (int d = threadIdx.x / GROUPS; d < DIM; d += THREADS / GROUPS) {
         uint4 v = make_uint4(0, 0, 0, 0);
@@ -130,8 +130,8 @@ template <int KV, int DIM> DEVICE void copy_tile(const rooms<DIM> &r, const gpu_
         const int at = i / (DIM / 8), piece = i % (DIM / 8);
         uint4 v = make_uint4(0, 0, 0, 0);
         if (8 * piece < n && k0 + at <= j.last) {
-            const uint8_t *values = kv_keys(kv, k0 + at) + kv.part;
-            const float each = kv_scale<KV>(values, value_scales, (k0 + at) % KV_BLOCK),
+            const uint8_t *values = kv_keys(kv, blocks, k0 + at) + blocks.part;
+            const float each = kv_scale<KV>(values, kv_scales_at<KV>(o.kv, kv_head, n, 1), (k0 + at) % KV_BLOCK),
                         eight[8] = { each, each, each, each, each, each, each, each };
             v = load_as_half<KV>(values, (k0 + at) % KV_BLOCK * n + 8 * piece, eight);
         }
@@ -145,15 +145,16 @@ template <int DIM, int PACKED> DEVICE void copy_any_tile(const rooms<DIM> &r, co
 {
     if (PACKED) {
         if (from_tail)
-            return copy_tile<KV_F16>(r, o, j, j.tail, k0);
-        return o.kv.type == KV_I4 ? copy_tile<KV_I4>(r, o, j, j.kv, k0) : copy_tile<KV_T2>(r, o, j, j.kv, k0);
+            return copy_tile<KV_F16>(r, o, j, j.tail, o.kv.tail, k0);
+        return o.kv.type == KV_I4 ? copy_tile<KV_I4>(r, o, j, j.kv, o.kv.blocks, k0)
+                                  : copy_tile<KV_T2>(r, o, j, j.kv, o.kv.blocks, k0);
     }
     switch (o.kv.type) {
-    case KV_F16:  return copy_tile<KV_F16>(r, o, j, j.kv, k0);
-    case KV_BF16: return copy_tile<KV_BF16>(r, o, j, j.kv, k0);
-    case KV_F8:   return copy_tile<KV_F8>(r, o, j, j.kv, k0);
-    case KV_I8:   return copy_tile<KV_I8>(r, o, j, j.kv, k0);
-    default:      return copy_tile<KV_F32>(r, o, j, j.kv, k0);
+    case KV_F16:  return copy_tile<KV_F16>(r, o, j, j.kv, o.kv.blocks, k0);
+    case KV_BF16: return copy_tile<KV_BF16>(r, o, j, j.kv, o.kv.blocks, k0);
+    case KV_F8:   return copy_tile<KV_F8>(r, o, j, j.kv, o.kv.blocks, k0);
+    case KV_I8:   return copy_tile<KV_I8>(r, o, j, j.kv, o.kv.blocks, k0);
+    default:      return copy_tile<KV_F32>(r, o, j, j.kv, o.kv.blocks, k0);
     }
 }
 
@@ -380,23 +381,23 @@ template <int DIM, int PACKED> __global__ __launch_bounds__(THREADS) void attn_p
     for (int m = 0; m < f::strips; m++)
         r[m] = { {}, { -INFINITY, -INFINITY }, { 0, 0 } };
     const int begin = first_seen(j.pos0, o.window, o.chunk) / f::keys * f::keys;
-    for (int i = begin / f::keys * 2; i <= j.last / f::keys * 2 + PACKED; i += 2 - PACKED) {
-        const int k0 = i / 2 * f::keys, from_tail = PACKED && i % 2;
-        if (PACKED && !reads(j, from_tail, k0))
-            continue;
-        __syncthreads();                /* all warps have read the previous tile */
-        copy_any_tile<DIM, PACKED>(room, o, j, from_tail, k0);
-        __syncthreads();
-        if (first >= j.n_queries || k0 > j.pos0 + first + 16 * f::strips - 1)
-            continue;                   /* no query of this warp attends to this tile */
-        float s[f::strips][f::keys / 8][4];
-        multiply_keys<DIM>(s, room);
-        finish_scores<DIM, PACKED>(s, o, j, from_tail, k0);
+    for (int k0 = begin; k0 <= j.last; k0 += f::keys)
+        for (int from_tail = 0; from_tail <= PACKED; from_tail++) {
+            if (PACKED && !reads(j, from_tail, k0))
+                continue;
+            __syncthreads();                /* all warps have read the previous tile */
+            copy_any_tile<DIM, PACKED>(room, o, j, from_tail, k0);
+            __syncthreads();
+            if (first >= j.n_queries || k0 > j.pos0 + first + 16 * f::strips - 1)
+                continue;                   /* no query of this warp attends to this tile */
+            float s[f::strips][f::keys / 8][4];
+            multiply_keys<DIM>(s, room);
+            finish_scores<DIM, PACKED>(s, o, j, from_tail, k0);
 #pragma unroll
-        for (int m = 0; m < f::strips; m++)
-            soften<DIM>(r[m], s[m]);
-        multiply_values<DIM>(r, s, room.values);
-    }
+            for (int m = 0; m < f::strips; m++)
+                soften<DIM>(r[m], s[m]);
+            multiply_values<DIM>(r, s, room.values);
+        }
 #pragma unroll
     for (int m = 0; m < f::strips; m++) {
         if (PACKED && o.kv.rotated)

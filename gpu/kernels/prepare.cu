@@ -199,7 +199,8 @@ __global__ __launch_bounds__(WARPS * 32) void prepare_kernel(struct gpu_prepare 
     float *x = rows + warp * n;
     const int is_q = head < o.n_heads, is_k = !is_q && head < o.n_heads + o.n_kv_heads;
     const int h = is_q ? head : is_k ? head - o.n_heads : head - o.n_heads - o.n_kv_heads;
-    float *from = is_q ? o.q + ((size_t)t * o.n_heads + h) * n : (is_k ? o.k : o.v) + ((size_t)t * o.n_kv_heads + h) * n;
+    float *from = is_q ? o.q + ((size_t)t * o.n_heads + h) * n
+                       : (is_k ? o.k : o.v) + ((size_t)t * o.n_kv_heads + h) * n;
     for (int d = lane; d < n; d += 32)
         x[d] = from[d];
     __syncwarp();

@@ -10,21 +10,19 @@ template <int KV> constexpr int KV_SCALED = KV == KV_I8 || KV == KV_F8 || KV == 
 /* Whether the newest and the first tokens may be read from a tail of f16. */
 template <int KV> constexpr int KV_TAILED = KV == KV_I4 || KV == KV_T2;
 
-/* One KV head of one layer of a token's sequence. */
-struct kv_head {
-    const uint8_t *base;
-    const int32_t *table;
-    uint64_t stride;
-    uint32_t part;
-    int32_t scales;                     /* types with shared scales: bytes from the head's keys to those of keys */
-};
+/* One KV head of one layer of a sequence.  Sizes of its blocks are left out: they are arguments of
+ * the kernel, and need no registers. */
+struct kv_place { const int32_t *table; const uint8_t *base; };
 
-DEVICE kv_head kv_head_of(const gpu_kv_blocks &b, uint32_t scales, const int32_t *table, int head)
+DEVICE kv_place kv_place_of(const gpu_kv_blocks &b, const int32_t *table, int head)
 {
-    return { b.base + b.layer_offset + head * b.head_stride, table, b.stride, b.part,
-             (int32_t)(scales - head * b.head_stride) };
+    return { table, b.base + b.layer_offset + head * b.head_stride };
 }
-DEVICE const uint8_t *kv_keys(const kv_head &h, int pos) { return h.base + (size_t)h.table[pos / KV_BLOCK] * h.stride; }
+/* The head's keys in the block of a position. */
+DEVICE const uint8_t *kv_keys(const kv_place &kv, const gpu_kv_blocks &blocks, int pos)
+{
+    return kv.base + (size_t)kv.table[pos / KV_BLOCK] * blocks.stride;
+}
 
 /* Whether a token at pos reads the position p from the tail, if there is one. */
 DEVICE int kv_in_tail(int p, int pos) { return p < KV_SINKS || p >= kv_tail_from(pos); }
@@ -78,10 +76,12 @@ template <int KV> DEVICE void kv_load(float v[8], const uint8_t *block, int e)
 }
 
 /* Bytes from a head's keys (or values) in a block to their scales; n: head_dim. */
-template <int KV> DEVICE int32_t kv_scales_at(const kv_head &h, int n, int is_value)
+template <int KV> DEVICE int32_t kv_scales_at(const gpu_kv &kv, int head, int n, int is_value)
 {
-    return KV == KV_T2 ? h.scales + (is_value ? (int32_t)(KV_BLOCK * sizeof(float)) - (int32_t)h.part : 0)
-           : KV == KV_I4 ? KV_BLOCK / 2 * n : KV_BLOCK * n;
+    if (KV != KV_T2)
+        return (KV == KV_I4 ? KV_BLOCK / 2 : KV_BLOCK) * n;
+    const int32_t at = (int32_t)kv.scales - (int32_t)(head * kv.blocks.head_stride);
+    return is_value ? at + KV_BLOCK * (int32_t)sizeof(float) - (int32_t)kv.blocks.part : at;
 }
 
 /* The factor for the elements that kv_load() returns for the token in this slot (1 without scales);
@@ -90,7 +90,7 @@ template <int KV> DEVICE float kv_scale(const uint8_t *block, int32_t at, int sl
 {
     if (!KV_SCALED<KV>)
         return 1;
-    const float scale = *reinterpret_cast<const float *>(block + at + slot * 4);
+    const float scale = *reinterpret_cast<const float *>(block + (at + slot * 4));
     return KV == KV_F8 ? 256 * scale : scale;
 }
 
