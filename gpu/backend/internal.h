@@ -81,8 +81,8 @@ struct gpu_backend {
      * one. */
     int shared_apart;
     /* device */
-    /* kv: blocks of kv_stride bytes, then those of the tail, of tail_stride bytes; kv_part, tail_part:
-     * bytes of the keys of a head */
+    /* kv: blocks of kv_stride bytes, then those of the tail, of tail_stride bytes; kv_part,
+     * tail_part: bytes of the keys of a head */
     uint8_t *kv; size_t kv_size, kv_stride, tail_stride; uint32_t kv_part, tail_part;
     float *states; size_t state_size, state_stride;     /* state_size: bytes of all states */
     uint8_t *arena; size_t arena_size;

@@ -233,8 +233,9 @@ template <class T> static void atomic(warp &w, const op &o, uint32_t on)
         uint8_t *p = pointer(w, o, o.a[1], (int)i, sizeof(T), ATOMIC);
         T old, v = lane_of<T>(w.file, o.a[2], (int)i);
         memcpy(&old, p, sizeof old);
+        const T other = what == 7 && old == v ? lane_of<T>(w.file, o.a[3], (int)i) : old;
         const T is = what == 0 ? (T)(old + v) : what == 1 ? (old < v ? old : v) : what == 2 ? (old > v ? old : v)
-                     : what == 3 ? bits<T>(old, v, true) : what == 4 ? bits<T>(old, v, false) : what == 6 ? v : what == 7 ? (old == v ? lane_of<T>(w.file, o.a[3], (int)i) : old) : old;
+                     : what == 3 || what == 4 ? bits<T>(old, v, what == 3) : what == 6 ? v : other;
         memcpy(p, &is, sizeof is);
         if (o.more[1])
             lane_of<T>(w.file, o.a[0], (int)i) = old;

@@ -5,8 +5,8 @@
 #include "libcommon/quant/kvscale.h"
 #include "tests/lib/gpu.h"
 
-/* of setup.more; CHUNK: window is the size of chunks; TAIL: the first and the newest tokens are read
- * as f16 */
+/* of setup.more; CHUNK: window is the size of chunks; TAIL: the first and the newest tokens are
+ * read as f16 */
 enum { SLOPES = 1, SINKS = 2, CHUNK = 4, GATES = 8, HEAD_GATES = 16, TAIL = 32 };
 struct setup { int n_heads, n_kv, dim, pos, n, window, rope, pairs, norm,
                after; float softcap; int more; enum kv_type kv; };
@@ -177,8 +177,8 @@ static void prepare_plainly(struct job *j)
     }
 }
 
-/* Compare a cache with the device's, and replace it by that.  exact: the bytes must be equal, and no
- * other byte may change. */
+/* Compare a cache with the device's, and replace it by that.  exact: the bytes must be equal, and
+ * no other byte may change. */
 static void compare_cache(uint8_t *cache, const uint8_t *device_cache, size_t bytes, int exact)
 {
     uint8_t *got = malloc(bytes);
