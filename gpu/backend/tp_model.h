@@ -8,8 +8,8 @@
  * (all_reduce.h).  If there are fewer KV heads than ranks, several ranks share one, and its query
  * heads are divided.
  *
- * What cannot be divided is computed by every rank: mixers with a state, attention with norms over
- * all heads, and parts that are too small.  A shared MLP that cannot be divided belongs to the
+ * Every rank computes mixers with a state, attention with norms over all heads, and parts that are
+ * too small, because these cannot be divided.  A shared MLP that cannot be divided belongs to the
  * first rank alone, as do the embedding and the head. */
 #ifndef ZSE_GPU_BACKEND_TP_MODEL_H
 #define ZSE_GPU_BACKEND_TP_MODEL_H
