@@ -36,7 +36,7 @@ static void put(struct message *m, const void *data, size_t n)
     m->n += n;
 }
 
-static void put_number(struct message *m, uint32_t x, int bytes)
+static void put_number(struct message *m, uint64_t x, int bytes)
 {
     for (int i = bytes - 1; i >= 0; i--)
         put(m, &(unsigned char){ (unsigned char)(x >> 8 * i) }, 1);
@@ -53,7 +53,7 @@ static void end(struct message *m)
 {
     const size_t n = m->n, size = n - m->from;
     m->n = m->from;
-    put_number(m, (uint32_t)size, 4);
+    put_number(m, size, 4);
     m->n = n;
 }
 
