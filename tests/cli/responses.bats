@@ -51,3 +51,17 @@ respond() {
   respond "{\"input\":\"a\",\"instructions\":\"$id\",\"max_output_tokens\":1}" -H "X-API-Key: $a" | jq -e '.store == false'
   stop "$PID"
 }
+
+# tools_of NUMBER: a request with a tool whose schema repeats it 60,000 times
+tools_of() {
+  printf '{"input":"a","max_output_tokens":1,"tool_choice":"none","tools":[{"type":"function","name":"f",'
+  printf '"parameters":{"type":"object","examples":[%s]}}]}' "$(yes "$1" | head -n 60000 | paste -sd,)"
+}
+
+@test "the memory that a response takes to repeat its tools is reserved before it runs" {
+  start "$BATS_TEST_TMPDIR/bounded" "$T/tiny.zse" --port 0 --max-request-memory 14MB
+  await listens "$URL"
+  respond @- < <(tools_of 1) | jq -e '.tools[0].parameters.examples | length == 60000'
+  # 0.1 has three characters in the request and 19 in the response
+  respond @- < <(tools_of 0.1) | jq -e '.error.code == "request_memory" and (.error.message | test("up to 1[5-9]"))'
+}

@@ -58,6 +58,7 @@ void call_destroy(struct call *c)
     buf_release(&c->more);
     buf_release(&c->previous);
     buf_release(&c->kept);
+    buf_release(&c->echo);
     json_decref(c->json);
     json_decref(c->unknown);
     json_decref(c->documents);

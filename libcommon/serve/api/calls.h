@@ -142,6 +142,7 @@ struct call {
     /* of /v1/responses, elements of JSON lists: the items of the response that this one continues,
      * and those to keep, without the answer's own */
     struct buf previous, kept;
+    struct buf echo;                    /* of /v1/responses: see responses_echo */
     struct tool_rounds *rounds;         /* owned; NULL: no tools of the server */
     json_t *documents;                  /* the answer of /api/rag/context; owned; NULL: none requested */
     void (*documents_then)(struct call *c);
@@ -176,6 +177,11 @@ void call_cancel(struct call *c);       /* cancel all open choices */
 int call_hold(struct call *c, size_t more, struct problem *pr);
 /* Reserve `more` bytes for the rest of the call's life.  0, or -1 with *pr. */
 int call_keep(struct call *c, size_t more, struct problem *pr);
+/* Reserve, until the next call_hold() or call_keep(), the memory in which the prompt of a
+ * conversation is made: two copies of the JSON tree, the values of the template, and its output.
+ * The sizes allowed for values and output depend on the size of the body and on the memory limit of
+ * one request.  0, or -1 with *pr. */
+int call_hold_prompts(struct call *c, struct problem *pr);
 /* Maximum bytes of memory that tokenizing needs per byte of valid UTF-8.  The worst case is spaces
  * in SentencePiece vocabularies. */
 enum { TOKENIZE_BYTES = 144 };
@@ -220,6 +226,11 @@ int call_cut_vector(const struct call *c, struct choice *ch);
 void call_vector_json(const float *x, int n, struct buf *out);
 /* Keep the vector of a choice; this is the call_form.event of calls that embed. */
 void call_take_vector(struct call *c, struct choice *ch, const struct events *b, const struct event *ev);
+
+/* ---- responses_echo.c ---- */
+/* Write the members of a response that repeat the request, a JSON object, to c->echo, and reserve
+ * memory for the responses that contain them.  0, or -1 with *pr.  Any thread. */
+int responses_echo(struct call *c, struct problem *pr);
 
 /* ---- responses.c ---- */
 /* Write an error as a message of a WebSocket of the Responses API. */

@@ -91,7 +91,9 @@ int conversation_prepare(struct call *c, struct problem *pr)
         return problem_set(pr, 400, c->conversation.param, "unsupported_parameter",
                            "%s: the last one is the assistant's, which is not continued with tools of the server",
                            c->conversation.param);
-    if (call_prompts(c, 1, pr) != 0 || conversation_check_tools(&c->conversation, pr) != 0 ||
+    /* the messages are read: what the form kept of them took the place of this reservation */
+    if (call_prompts(c, 1, pr) != 0 || call_hold_prompts(c, pr) != 0 ||
+        conversation_check_tools(&c->conversation, pr) != 0 ||
         conversation_render(c->lm, &c->conversation, c->params.add_generation_prompt, &text, &size, pr) != 0)
         return -1;
     c->starts_thinking = (c->lm->thinks || tool_format_has_channels(c->lm->calls_form)) &&

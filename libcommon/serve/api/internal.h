@@ -60,10 +60,6 @@ int call_hold_answer(struct call *c, struct choice *ch);
  * values (which the engine owns) and without the text of answers.  0, or -1 with *pr. */
 int call_keep_answers(struct call *c, int n, struct problem *pr);
 void call_drop_answers(struct call *c, int n);  /* undo call_keep_answers */
-/* Reserve the memory that STAGE_PROMPTS of a conversation needs: two copies of the JSON tree, the
- * values of the template, and its output.  The sizes allowed for values and output depend on the
- * size of the body and on the memory limit of one request.  0, or -1 with *pr. */
-int call_hold_prompts(struct call *c, struct problem *pr);
 /* Free the fields of the body from which the prompt was made.  Any thread. */
 void call_drop_prompt(struct call *c);
 

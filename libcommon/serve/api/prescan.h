@@ -11,6 +11,7 @@
 #include "libcommon/serve/fields.h"
 
 enum { JSON_DEPTH = 512 };              /* most levels of a body */
+enum { JSON_WRITER_BYTES = JSON_DEPTH * 128 };  /* jansson's records of the levels that it writes */
 
 struct prescan {
     size_t tree_bytes;                  /* upper bound of jansson's allocations for the tree, on a 64-bit glibc */

@@ -50,15 +50,6 @@ static int read_previous(struct call *c, struct problem *pr)
 /* Whether a later request may continue this response. */
 static int is_kept(const struct call *c) { return c->params.store || c->form->on_socket; }
 
-static void add_json(struct buf *out, const json_t *v)
-{
-    char *text = json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY);
-    buf_str(out, out->size ? "," : "");
-    buf_str(out, text ? text : "");
-    out->failed |= !text;
-    free(text);
-}
-
 enum { ITEM_FLAGS = JSON_COMPACT | JSON_ENCODE_ANY };
 
 /* Bytes of an item that is kept, and of the comma before it.  They can be more than it had in the
@@ -78,7 +69,6 @@ static void add_item(struct buf *out, const json_t *item)
 /* Write the items to keep: those before the request, and its own. */
 static int keep_items(struct call *c, struct problem *pr)
 {
-    enum { LEVEL_BYTES = 128 };         /* jansson's record of an open object or array while it writes */
     json_t *input = js_get(c->json, "input"), *item, *message = NULL;
     size_t i, bytes = c->previous.size;
     if (!is_kept(c))
@@ -89,7 +79,7 @@ static int keep_items(struct call *c, struct problem *pr)
     input = message ? message : input;
     json_array_foreach(input, i, item)
         bytes += item_bytes(item);
-    const int fits = call_keep(c, bytes, pr) == 0 && call_hold(c, JSON_DEPTH * LEVEL_BYTES, pr) == 0;
+    const int fits = call_keep(c, bytes, pr) == 0 && call_hold(c, JSON_WRITER_BYTES, pr) == 0;
     if (fits && buf_reserve(&c->kept, bytes)) {
         buf_add(&c->kept, c->previous.data, c->previous.size);
         json_array_foreach(input, i, item)
@@ -108,7 +98,8 @@ static int prepare(struct call *c, struct problem *pr)
                     responses_read(c->json, c->params.parallel_calls, &c->conversation, pr) != 0;
     json_decref(c->conversation.previous);
     c->conversation.previous = NULL;
-    return !bad && keep_items(c, pr) == 0 && rounds_open(c, pr) == 0 ? conversation_prepare(c, pr) : -1;
+    return !bad && keep_items(c, pr) == 0 && responses_echo(c, pr) == 0 && rounds_open(c, pr) == 0
+           ? conversation_prepare(c, pr) : -1;
 }
 
 /* ---- the answer ---- */
@@ -220,80 +211,13 @@ static const char *end_status(const struct choice *ch)
     return ch->finish == FINISH_LENGTH || choice_cut(ch) ? "incomplete" : "completed";
 }
 
-static void field_json(const struct call *c, const char *name, const char *otherwise, struct buf *out)
-{
-    const json_t *v = js_get(c->json, name);
-    char *text = v ? json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY) : NULL;
-    buf_printf(out, ",\"%s\":", name);
-    buf_str(out, text ? text : otherwise);
-    out->failed |= v && !text;
-    free(text);
-}
-
-/* Write the tools as the request has them, with null for the members that it leaves out. */
-static void tools_json(const struct call *c, struct buf *out)
-{
-    static const char *const names[] = { "description", "parameters", "strict" };
-    json_t *tools = js_get(c->json, "tools"), *tool;
-    size_t i;
-    buf_str(out, ",\"tools\":[");
-    json_array_foreach(tools, i, tool) {
-        struct buf text = { 0 };
-        json_t *copy = json_copy(tool);
-        for (size_t k = 0; k < sizeof names / sizeof *names; k++)
-            if (!json_object_get(copy, names[k]))
-                out->failed |= json_object_set_new(copy, names[k], json_null()) != 0;
-        add_json(&text, copy);
-        json_decref(copy);
-        buf_str(out, i ? "," : "");
-        buf_add(out, text.data, text.size);
-        out->failed |= text.failed;
-        buf_release(&text);
-    }
-    buf_str(out, "]");
-}
-
-/* Write the format and the verbosity of the text. */
-static void text_json(const struct call *c, struct buf *out)
-{
-    json_t *asked = js_get(c->json, "text"), *format = js_get(asked, "format"), *verbosity = js_get(asked, "verbosity");
-    const char *type = json_string_value(json_object_get(format, "type"));
-    json_t *shown = format ? json_copy(format) : json_pack("{s:s}", "type", "text");
-    if (type && strcmp(type, "json_schema") == 0) {
-        if (!json_object_get(shown, "description"))
-            json_object_set_new(shown, "description", json_null());
-        if (!json_is_boolean(json_object_get(shown, "strict")))
-            json_object_set_new(shown, "strict", json_true());
-        if (!json_object_get(shown, "name"))
-            json_object_set_new(shown, "name", json_string(""));
-    }
-    struct buf text = { 0 };
-    json_t *all = json_pack("{s:o, s:O*}", "format", shown, "verbosity", verbosity);
-    add_json(&text, all);
-    json_decref(all);
-    buf_str(out, ",\"text\":");
-    buf_add(out, text.data, text.size);
-    out->failed |= text.failed;
-    buf_release(&text);
-}
-
 /* Write the members that show what the request asked for. */
 static void settings_json(const struct call *c, struct buf *out)
 {
     const struct params *p = &c->params;
     const char *effort = json_string_value(js_get(js_get(c->json, "reasoning"), "effort"));
-    field_json(c, "instructions", "null", out);
-    field_json(c, "max_output_tokens", "null", out);
-    field_json(c, "max_tool_calls", "null", out);
-    field_json(c, "metadata", "{}", out);
-    field_json(c, "tool_choice", "\"auto\"", out);
-    field_json(c, "user", "null", out);
-    field_json(c, "previous_response_id", "null", out);
-    field_json(c, "safety_identifier", "null", out);
-    field_json(c, "prompt_cache_key", "null", out);
-    field_json(c, "truncation", "\"disabled\"", out);
-    tools_json(c, out);
-    text_json(c, out);
+    buf_str(out, ",");
+    buf_add(out, c->echo.data + 1, c->echo.size - 2);   /* without its braces */
     buf_printf(out, ",\"parallel_tool_calls\":%s,\"temperature\":%.9g,\"top_p\":%.9g,\"presence_penalty\":%.9g,\"frequency_penalty\":%.9g",
                p->parallel_calls ? "true" : "false", (double)p->sampling.temperature, (double)p->sampling.top_p,
                (double)p->sampling.presence_penalty, (double)p->sampling.frequency_penalty);
