@@ -102,6 +102,12 @@ END
   [ -z "$output" ] || { echo "$output"; return 1; }
 }
 
+@test "groff can break every line of a man page, which lintian asks of a package" {
+  command -v groff >/dev/null || skip "groff is not installed"
+  run groff -k -mandoc -Tutf8 -z -wbreak -rLL=78n man/*.[1357]
+  [ -z "$output" ] || { echo "$output"; return 1; }
+}
+
 # bats test_tags=plain
 @test "no line of --help has more than 80 columns or a space at its end" {
   local c
