@@ -37,6 +37,7 @@ static const char usage[] =
     "  flash                      attention of prompts on one thread, beside plain loops that keep all scores\n"
     "  mmap                       a file that is mapped, beside one that is read into memory\n"
     "  tiers                      how fast a GPU's memory, memory, page cache and disk are read\n"
+    "  stream                     layers that pass through a GPU's memory, or with --max-memory through memory: prefetch hits, evictions, bytes, time; without MODEL: simulated\n"
     "  plot                       a picture (SVG) of DATA.json, '-': standard input; the man page has its form\n"
     "  gpu                        each kernel of a GPU by itself: bytes and operations per second, as shares of the GPU's limits\n"
     "  coldstart                  from exec to the first token in fresh processes, page cache warm and dropped, by phases\n"
@@ -46,8 +47,8 @@ static const char usage[] =
     "  perplexity                 how well the model predicts a text\n"
     "  quality                    how far its predictions are from REFERENCE's, which runs with --exact, or with the first of two --kv\n"
     "\n"
-    "  -p, --prompt N             tokens of a prompt (default: 512; batch, moe: 128; coldstart: 32; gpu: 4096); 0: decode from an empty context\n"
-    "  -n, --generate N           tokens generated after it (default: 128); 0: prefill only\n"
+    "  -p, --prompt N             tokens of a prompt (default: 512; batch, moe, stream: 128; coldstart: 32; gpu: 4096); 0: decode from an empty context\n"
+    "  -n, --generate N           tokens generated after it (default: 128; stream: 16, the steps that are simulated); 0: prefill only\n"
     "  -b, --batch N              sequences, or requests to a server, at once (default: 1)\n"
     "  -r, --repeats N            measured runs (default: 5)\n"
     "  -w, --warmup N             runs before them that do not count (default: 1)\n"
@@ -61,6 +62,10 @@ static const char usage[] =
     "                             type is that of -q, else nl4\n"
     "      --tokens LIST          matmul, ternary, gpu: numbers of tokens (default: 1,2,4,8,16,64,512; gpu: 1,8,16,64,512,4096)\n"
     "      --autotune             gpu: only products, by each kernel that can compute them; marks the fastest and the engine's choice\n"
+    "      --layers N             stream without MODEL: layers (default: 64)\n"
+    "      --layer-size SIZE      stream without MODEL: bytes of a layer (default: 500MB)\n"
+    "      --layer-time MS        stream without MODEL: milliseconds that a step computes a layer (default: its bytes at 1000 GB/s)\n"
+    "      --link SIZE            stream without MODEL: bytes a second of the link (default: 25GB)\n"
     "      --peer LLAMA-CLI       coldstart: also start this program of llama.cpp, alternately\n"
     "      --peer-model GGUF      coldstart: its model (default: MODEL, if that is a GGUF file)\n"
     "      --requests N           serve: measured requests (default: 4 for each of -b, at least 16)\n"
@@ -83,7 +88,7 @@ static const char usage[] =
     "                             layers: a folder for the arrays, always --exact\n"
     "                             plot: the picture; '-': standard output\n"
     "      --ref DIR              layers: a folder with ids.npy and any of embed.npy, layer.0.npy ..., logits.npy\n"
-    "      --window N             perplexity, quality: tokens of a window; logits: of a step (default: 512)\n"
+    "      --window N             perplexity, quality: tokens of a window; logits: of a step (default: 512); stream without MODEL: layers of the window (default: several)\n"
     "      --windows N            perplexity, quality: only the first N windows of the text\n"
     "      --whole                perplexity: the windows are one sequence, each token after all before it that --attention allows\n"
     "\n"
@@ -99,7 +104,7 @@ static const char usage[] =
 enum { OPT_JSON = 300, OPT_FILE, OPT_CONTEXTS, OPT_SHAPE, OPT_TOKENS, OPT_PEER, OPT_PEER_MODEL, OPT_IDS, OPT_WINDOW,
        OPT_WINDOWS, OPT_REQUESTS, OPT_RATE, OPT_SHARED, OPT_BACKGROUND, OPT_API, OPT_SERVED, OPT_KEY, OPT_IGNORE_EOS,
        OPT_TEMP, OPT_SEED, OPT_TIMEOUT, OPT_REF, OPT_AUTOTUNE, OPT_ESTIMATE, OPT_ACCEPT, OPT_LIMITS,
-       OPT_WHOLE, OPT_SVG };
+       OPT_WHOLE, OPT_SVG, OPT_LAYERS, OPT_LAYER_SIZE, OPT_LAYER_TIME, OPT_LINK };
 static const struct option options[] = {
     { "prompt", required_argument, NULL, 'p' }, { "generate", required_argument, NULL, 'n' },
         { "batch", required_argument, NULL, 'b' },
@@ -110,6 +115,8 @@ static const struct option options[] = {
     { "contexts", required_argument, NULL, OPT_CONTEXTS },
     { "shape", required_argument, NULL, OPT_SHAPE },
     { "tokens", required_argument, NULL, OPT_TOKENS }, { "autotune", no_argument, NULL, OPT_AUTOTUNE },
+    { "layers", required_argument, NULL, OPT_LAYERS }, { "layer-size", required_argument, NULL, OPT_LAYER_SIZE },
+    { "layer-time", required_argument, NULL, OPT_LAYER_TIME }, { "link", required_argument, NULL, OPT_LINK },
     { "peer", required_argument, NULL, OPT_PEER }, { "peer-model", required_argument, NULL, OPT_PEER_MODEL },
     { "ids", required_argument, NULL, OPT_IDS }, { "output", required_argument, NULL, 'o' },
     { "window", required_argument, NULL, OPT_WINDOW },
@@ -128,14 +135,15 @@ static const struct option options[] = {
 
 /* The commands, their numbers of arguments, and the options that apply to them. */
 enum command { SPEED, LIMITS, BATCH, KV, MOE, THREADS, MATMUL, TERNARY, DEQUANT, SPARSE, SIMD, FLASH, MMAP, TIERS,
-               PLOT, GPU, COLDSTART, SERVE, LOGITS, LAYERS, PERPLEXITY, QUALITY, SPEC, N_COMMANDS };
+               STREAM, PLOT, GPU, COLDSTART, SERVE, LOGITS, LAYERS, PERPLEXITY, QUALITY, SPEC, N_COMMANDS };
 static const struct { const char *name; int least, most; const char *letters; } commands[N_COMMANDS] = {
     [SPEED] = { NULL, 0, 1, "pnbrwal" }, [LIMITS] = { "limits", 0, 0, "f" }, [BATCH] = { "batch", 0, 1, "pbrlV" },
         [KV] = { "kv", 0, 2, "rclV" }, [MOE] = { "moe", 0, 1, "pbrl" },
     [THREADS] = { "threads", 0, 1, "pr" }, [MATMUL] = { "matmul", 0, 0, "rstl" },
     [TERNARY] = { "ternary", 0, 0, "rstl" },
     [SPARSE] = { "sparse", 0, 0, "c" }, [SIMD] = { "simd", 0, 0, "r" }, [FLASH] = { "flash", 0, 0, "rc" },
-    [MMAP] = { "mmap", 0, 0, "rf" }, [TIERS] = { "tiers", 0, 0, "f" }, [PLOT] = { "plot", 1, 1, "o" },
+    [MMAP] = { "mmap", 0, 0, "rf" }, [TIERS] = { "tiers", 0, 0, "f" },
+    [STREAM] = { "stream", 0, 1, "pnLW" }, [PLOT] = { "plot", 1, 1, "o" },
     [DEQUANT] = { "dequant", 0, 0, "rs" }, [GPU] = { "gpu", 0, 0, "prstA" },
     [COLDSTART] = { "coldstart", 0, 1, "prPMa" },
     [SERVE] = { "serve", 1, 1, "pnbwST" }, [LOGITS] = { "logits", 1, 1, "ioW" }, [LAYERS] = { "layers", 1, 1, "ioR" },
@@ -143,7 +151,7 @@ static const struct { const char *name; int least, most; const char *letters; } 
     [SPEC] = { "spec", 1, 2, "nrTE" },
 };
 /* Options that only some commands take; main's `given` has a bit for each. */
-enum { GIVEN_SHAPE = 7, GIVEN_TOKENS = 8 };
+enum { GIVEN_SHAPE = 7, GIVEN_TOKENS = 8, GIVEN_WINDOW = 13 };
 static const struct { int c; char letter; const char *name; } special[] = {
     { 'p', 'p', "-p" }, { 'n', 'n', "-n" }, { 'b', 'b', "-b" }, { 'r', 'r', "-r" }, { 'w', 'w', "-w" },
         { OPT_FILE, 'f', "--file" },
@@ -158,7 +166,8 @@ static const struct { int c; char letter; const char *name; } special[] = {
     { OPT_TEMP, 'T', "--temp" }, { OPT_SEED, 'T', "--seed" }, { OPT_TIMEOUT, 'S', "--timeout" },
     { OPT_REF, 'R', "--ref" }, { OPT_ACT, 'a', "--act" }, { OPT_LIMITS, 'l', "--limits" }, { OPT_AUTOTUNE, 'A', "--autotune" },
     { OPT_SPEC, 'E', "--spec" }, { OPT_SPEC_EXACT, 'E', "--spec-exact" }, { OPT_ESTIMATE, 'E', "--estimate" },
-    { OPT_ACCEPT, 'E', "--accept" }, { OPT_SVG, 'V', "--svg" },
+    { OPT_ACCEPT, 'E', "--accept" }, { OPT_LAYERS, 'L', "--layers" }, { OPT_LAYER_SIZE, 'L', "--layer-size" },
+    { OPT_LAYER_TIME, 'L', "--layer-time" }, { OPT_LINK, 'L', "--link" }, { OPT_SVG, 'V', "--svg" },
 };
 enum { N_SPECIAL = sizeof special / sizeof *special };
 _Static_assert(N_SPECIAL <= 64, "`given` has a bit for each");
@@ -219,6 +228,14 @@ static int parse_seed(const char *arg, uint64_t *out)
     return 0;
 }
 
+/* Parse a size that is not 0. */
+static int parse_some(const char *name, const char *arg, uint64_t *out)
+{
+    if (cli_parse_size(prog, name, arg, out) != 0)
+        return CLI_USAGE;
+    return *out ? 0 : cli_wrong(prog, "%s: '%s', expected at least 1 byte", name, arg);
+}
+
 static int take(struct bench_options *o, int c, const char *arg)
 {
     const struct sampling_option *temp = &sampling_options[SAMPLING_temperature];
@@ -232,6 +249,10 @@ static int take(struct bench_options *o, int c, const char *arg)
     case OPT_WINDOWS: return parse_whole("--windows", arg, 1, INT32_MAX, &o->windows);
     case OPT_WHOLE: o->whole = 1; return 0;
     case OPT_CONTEXTS: return parse_list("--contexts", arg, 1 << 24, &o->contexts);
+    case OPT_LAYERS: return parse_whole("--layers", arg, 1, 1 << 16, &o->stream.layers);
+    case OPT_LAYER_SIZE: return parse_some("--layer-size", arg, &o->stream.layer_bytes);
+    case OPT_LAYER_TIME: return cli_parse_float(prog, "--layer-time", arg, 1e-6, 1e6, &o->stream.layer_s);
+    case OPT_LINK: return parse_some("--link", arg, &o->stream.link);
     case OPT_TOKENS: return parse_list("--tokens", arg, 65536, &o->tokens);
     case OPT_SHAPE: return parse_shape(arg, o);
     case OPT_REQUESTS: return parse_whole("--requests", arg, 1, 10000000, &o->requests);
@@ -307,6 +328,27 @@ static int check_spec(struct bench_options *o)
     return o->run.spec == SPEC_OFF ? cli_wrong(prog, "spec: --spec off leaves nothing to measure") : 0;
 }
 
+/* With a model: steps are measured; without one: they are simulated. */
+static int check_stream(struct bench_options *o, uint64_t given, const char *model)
+{
+    struct bench_stream *s = &o->stream;
+    const int simulates = s->layers || s->layer_bytes || s->layer_s > 0 || s->link || given >> GIVEN_WINDOW & 1;
+    if (model && simulates)
+        return cli_wrong(prog, "stream: --layers, --layer-size, --layer-time, --link and --window are of the simulation, without MODEL");
+    if (o->prompt + o->generate == 0 || (!model && o->generate == 0))
+        return cli_wrong(prog, "stream: -n 0 leaves nothing to %s", model ? "measure" : "simulate");
+    if (!model && given & 1)
+        return cli_wrong(prog, "stream: -p needs a MODEL");
+    s->layers = s->layers ? s->layers : 64;
+    s->layer_bytes = s->layer_bytes ? s->layer_bytes : 500000000;
+    s->layer_s = s->layer_s > 0 ? s->layer_s * 1e-3 : (double)s->layer_bytes / 1e12;
+    s->link = s->link ? s->link : 25000000000;
+    s->window = given >> GIVEN_WINDOW & 1 ? o->window : 0;
+    if (s->window > s->layers)
+        return cli_wrong(prog, "--window %d: expected at most the %d layer%s", s->window, s->layers, plural(s->layers));
+    return 0;
+}
+
 /* The command that the first argument names; SPEED if it names none. */
 static enum command find_command(int n, char **args)
 {
@@ -373,7 +415,9 @@ static void set_defaults(struct bench_options *o, enum command c, uint64_t given
     if (c == GPU && !(given >> GIVEN_TOKENS & 1))
         o->tokens = (struct bench_list){ 6, { 1, 8, 16, 64, 512, 4096 } };
     if (!(given & 1) && c != SPEED)
-        o->prompt = c == GPU ? 4096 : c == COLDSTART ? 32 : c == BATCH || c == MOE ? 128 : 512;
+        o->prompt = c == GPU ? 4096 : c == COLDSTART ? 32 : c == BATCH || c == MOE || c == STREAM ? 128 : 512;
+    if (!(given >> 1 & 1) && c == STREAM)
+        o->generate = 16;
     if (!(given >> 2 & 1) && (c == BATCH || c == MOE))
         o->batch = c == MOE ? 8 : 16;
 }
@@ -410,6 +454,7 @@ static int run(struct bench_options *o, uint64_t given, int n, char **args)
     case FLASH: return (rc = bench_flash_check(o)) ? rc : bench_flash(o);
     case MMAP: return bench_mmap(o);
     case TIERS: return bench_tiers(o);
+    case STREAM: return (rc = check_stream(o, given, model)) ? rc : bench_stream(o, model);
     case PLOT: return o->output ? bench_plot(o, args[0]) : cli_wrong(prog, "plot: -o is needed");
     case GPU: return bench_gpu(o);
     case COLDSTART: return bench_coldstart(o, model);

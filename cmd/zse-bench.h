@@ -9,6 +9,10 @@
 enum { BENCH_LIST = 16 };
 struct bench_list { int n, v[BENCH_LIST]; };
 
+/* Of the simulation of zse-bench stream.  window 0: several; layer_bytes and layer_s: of each
+ * layer, on the link and in a step; link: bytes/s. */
+struct bench_stream { int layers, window; uint64_t layer_bytes, link; double layer_s; };
+
 enum bench_api { BENCH_CHAT, BENCH_COMPLETIONS, BENCH_TOKENS };
 
 struct bench_options {
@@ -31,6 +35,7 @@ struct bench_options {
     enum bench_api api;
     const char *served, *key;
     int estimate;                       /* spec */
+    struct bench_stream stream;
     double accept; int accept_given;    /* spec: the probability that a guess is right */
 };
 
@@ -55,6 +60,7 @@ int bench_flash(const struct bench_options *o);
 int bench_flash_check(const struct bench_options *o);       /* as bench_sparse_check() */
 int bench_tiers(const struct bench_options *o);             /* these two: bench_tiers.c */
 int bench_mmap(const struct bench_options *o);
+int bench_stream(const struct bench_options *o, const char *model);         /* model NULL: simulated */
 int bench_plot(const struct bench_options *o, const char *data);
 int bench_gpu(const struct bench_options *o);
 int bench_coldstart(const struct bench_options *o, const char *model);      /* bench_cold.c */

@@ -13,6 +13,10 @@ _zse_bench() {
     --svg) COMPREPLY=($(compgen -f -- "$cur")); return ;;
     --shape) COMPREPLY=(); return ;;
     --tokens) COMPREPLY=(); return ;;
+    --layers) COMPREPLY=(); return ;;
+    --layer-size) COMPREPLY=(); return ;;
+    --layer-time) COMPREPLY=(); return ;;
+    --link) COMPREPLY=(); return ;;
     --peer) COMPREPLY=(); return ;;
     --peer-model) COMPREPLY=(); return ;;
     --requests) COMPREPLY=(); return ;;
@@ -58,14 +62,14 @@ _zse_bench() {
     --max-memory) COMPREPLY=(); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--prompt --generate --batch --repeats --warmup --json --file --limits --contexts --svg --shape --tokens --autotune --peer --peer-model --requests --rate --shared --background --api --model --key --ignore-eos --temp --seed --spec --spec-exact --estimate --accept --timeout --ids --output --ref --window --windows --whole --quantize --mode --threads --ctx --kv --attention --exact --kernels --device --gpus --pp-split --tp --gpu-layers --moe --gpu-experts --gpu-prefill-threshold --no-gpu-prefill --layer-window --prefetch --max-device --strict --cuda-graphs --act --cache-weights --force --verify --verbose --max-memory --print-defaults --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--prompt --generate --batch --repeats --warmup --json --file --limits --contexts --svg --shape --tokens --autotune --layers --layer-size --layer-time --link --peer --peer-model --requests --rate --shared --background --api --model --key --ignore-eos --temp --seed --spec --spec-exact --estimate --accept --timeout --ids --output --ref --window --windows --whole --quantize --mode --threads --ctx --kv --attention --exact --kernels --device --gpus --pp-split --tp --gpu-layers --moe --gpu-experts --gpu-prefill-threshold --no-gpu-prefill --layer-window --prefetch --max-device --strict --cuda-graphs --act --cache-weights --force --verify --verbose --max-memory --print-defaults --help --version" -- "$cur")) ;;
     *) local head=
        [ "$cur" != : ] || { head=$prev: cur=; }
        [ "$prev" != : ] || head=${COMP_WORDS[COMP_CWORD-2]}:
        COMPREPLY=($(compgen -W "$(zse-info models local --names 2>/dev/null)" -- "$head$cur"))
        COMPREPLY=("${COMPREPLY[@]#"$head"}")
        [ -n "$head" ] || COMPREPLY+=($(compgen -f -- "$cur"))
-       [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "limits batch kv moe threads spec matmul ternary dequant sparse simd flash mmap tiers plot gpu coldstart serve logits layers perplexity quality" -- "$cur"))
+       [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "limits batch kv moe threads spec matmul ternary dequant sparse simd flash mmap tiers stream plot gpu coldstart serve logits layers perplexity quality" -- "$cur"))
        ;;
   esac
 }

@@ -483,3 +483,8 @@ void cpu_streamed(void *backend, struct cpu_streamed *s)
     if (c)
         expert_cache_stats(c, s);
 }
+
+void cpu_passing(void *backend, struct cpu_passing *p)
+{
+    *p = residency_counts(((struct cpu *)backend)->core.residency);
+}

@@ -58,6 +58,17 @@ struct cpu_streamed {
 };
 void cpu_streamed(void *backend, struct cpu_streamed *s);
 
+/* Weights that pass through memory (backend_options.max_weights), without the experts that are read
+ * on demand: counts since the backend was opened; all 0 if everything fits. */
+struct cpu_passing {
+    int parts, kept;                    /* layers and slices of the head; those that stay in memory */
+    /* times that a step came to a part that does not stay; that its reading had begun before; that
+     * it had ended */
+    uint64_t uses, hits, ready;
+    uint64_t evictions, bytes;          /* parts dropped after use; bytes of the parts used */
+};
+void cpu_passing(void *backend, struct cpu_passing *p);
+
 /* Memory for the activations of a step: 26 MB.  A large model with experts, each of which gets few
  * of a step's tokens, may take more: a 64th of the size of its weights in 4 bits, at most 256
  * MB. */

@@ -36,6 +36,7 @@ struct residency {
     /* span that the thread has read or is reading; -1: none */
     int incoming;
     int todo, stop;                     /* todo: the thread has not finished reading it */
+    struct cpu_passing counts;
 };
 
 static struct page_span span_of(const void *data, size_t size)
@@ -90,12 +91,26 @@ static void leave(const struct residency *r, int i)
     advise(&p, MADV_DONTNEED);
 }
 
+static void count_use(struct residency *r, int now)
+{
+    const struct page_span *p = &r->span[now];
+    if (p->kept || r->now == now)
+        return;
+    r->counts.uses++;
+    r->counts.hits += r->incoming == now;
+    r->counts.ready += r->incoming == now && !r->todo;
+    r->counts.bytes += p->to - p->from;
+}
+
 static void come_to(struct residency *r, int now)
 {
     pthread_mutex_lock(&r->lock);
     const int next = next_passing(r, now);
-    if (r->now != now && r->now >= 0 && !r->span[r->now].kept)
+    count_use(r, now);
+    if (r->now != now && r->now >= 0 && !r->span[r->now].kept) {
         leave(r, r->now);
+        r->counts.evictions++;
+    }
     r->now = now;
     if (r->incoming != next) {
         while (r->todo)
@@ -185,11 +200,13 @@ struct residency *residency_open(const struct model *m, size_t max_bytes, struct
     for (int i = 0; i < r->n_spans; i++) {
         total += bytes(&r->span[i]);
         r->span[i].kept = total + least <= max_bytes;
+        r->counts.kept += r->span[i].kept;
         kept += r->span[i].kept ? bytes(&r->span[i]) : 0;
     }
     if (r->experts && expert_cache_start(r->experts, max_bytes - SLACK - kept - (kept < total ? 2 * largest : 0),
                                          e) < 0)
         goto fail;
+    r->counts.parts = r->n_spans;
     const int rc = thread_start(&r->thread, bring, r);
     r->has_thread = rc == 0;
     if (rc == 0)
@@ -224,6 +241,17 @@ void residency_close(struct residency *r)
 /* ---- a step ---- */
 
 struct expert_cache *residency_experts(const struct residency *r) { return r && r->has_thread ? r->experts : NULL; }
+
+struct cpu_passing residency_counts(struct residency *r)
+{
+    struct cpu_passing counts = { 0 };
+    if (!r || !r->has_thread)
+        return counts;
+    pthread_mutex_lock(&r->lock);
+    counts = r->counts;
+    pthread_mutex_unlock(&r->lock);
+    return counts;
+}
 
 void residency_row(struct residency *r, const struct mat *m, int64_t row, float *out)
 {

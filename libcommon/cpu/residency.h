@@ -13,6 +13,7 @@
 #ifndef ZSE_CPU_RESIDENCY_H
 #define ZSE_CPU_RESIDENCY_H
 
+#include "libcommon/cpu/cpu.h"
 #include "libcommon/cpu/expert_cache.h"
 #include "libcommon/model/model.h"
 
@@ -21,6 +22,9 @@ struct residency;
  * weights.  m is borrowed.  Returns NULL with *e, also if two layers do not fit. */
 struct residency *residency_open(const struct model *m, size_t max_bytes, struct err *e);
 void residency_close(struct residency *r);      /* NULL is fine */
+
+/* Returns the counts since opening; r NULL: all 0. */
+struct cpu_passing residency_counts(struct residency *r);
 
 /* Decode a row of a matrix of the model's file like mat_decode_row, without mapping its page.
  * One call at a time. */

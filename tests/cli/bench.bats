@@ -760,6 +760,26 @@ END
 }
 
 # bats test_tags=plain
+@test "stream simulates windows of layers; a model that fits is not streamed" {
+  run --separate-stderr zse-bench stream --layers 32 --window 4 -n 1 --json
+  [ "$status" = 0 ]
+  check '[(r["strategy"], r["prefetch"], r["evictions"]) for r in j["rows"]] == [("adaptive", 0, 28), ("adaptive", 2, 28), ("sequential", 0, 28), ("sequential", 2, 28)]' <<<"$output"
+  # 2 ms to upload, 1 ms to compute: the link decides, and it uploads all layers but those that stay
+  run --separate-stderr zse-bench stream --layers 40 --layer-size 50MB --layer-time 1 --link 25GB -n 100 --json
+  [ "$status" = 0 ]
+  check '[r["window"] for r in j["rows"]] == [w for w in (4, 10, 20, 30) for _ in range(4)] and j["layer_s"] == 0.001 and j["steps"] == 100' <<<"$output"
+  check 'all(abs(r["step_s"] - max(0.002 * r["uses"] / 100, 0.04)) < 0.0041 and r["serial_step_s"] >= r["step_s"] for r in j["rows"] if r["prefetch"])' <<<"$output"
+  check 'all(r["both_busy"] <= min(r["link_busy"], r["device_busy"]) and max(r["link_busy"], r["device_busy"]) <= 1 + 1e-9 for r in j["rows"])' <<<"$output"
+  check 'all(r["prefetch_hits"] == r["uses"] for r in j["rows"] if r["prefetch"])' <<<"$output"
+  run -1 --separate-stderr zse-bench stream "$MODEL"
+  [[ "$stderr" == *"all layers fit, no streaming is needed; --max-memory SIZE"* ]]
+  for wrong in "$MODEL --layers 3" '-p 4' '-n 0' '--layers 3 --window 4' "$MODEL -p 0 -n 0" '--layer-time 0' '--link 0' '-b 2'; do
+    # shellcheck disable=SC2086     # words
+    run -2 zse-bench stream $wrong
+  done
+}
+
+# bats test_tags=plain
 @test "moe counts the experts that a step reads" {
   model=${ZSE_ORACLES:-../shared/oracles}/models/hf/qwen3_moe
   [ -d "$model" ] || skip "$model is not here"

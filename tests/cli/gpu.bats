@@ -192,6 +192,12 @@ END
   "$bench" "$MODEL" --device emulated -p 4 -n 2 -r 1 -w 0 --layer-window 2 --prefetch 0 --json >"$BATS_TEST_TMPDIR/j"
   jq -se '.[0].gpu.stream | .kept == 1 and .slots == 1 and .prefetch_hits == 0 and .uses > 0' "$BATS_TEST_TMPDIR/j"
   "$bench" "$MODEL" --device emulated -p 4 -n 2 -r 1 -w 0 --json | jq -se '.[0].gpu.stream == null'
+  "$bench" stream "$MODEL" --device emulated -p 4 -n 2 --layer-window sequential:3 --json >"$BATS_TEST_TMPDIR/j"
+  jq -e '.layers == 4 and .parts == 4 and .kept == 0 and .slots == 3 and .strategy == "sequential"
+         and (.rows | map([.phase, .tokens, .steps, .uses, .evictions])) == [["prompt", 4, 1, 4, 1], ["decode", 2, 2, 4, 4]]
+         and .rows[1].prefetch_hits == 4 and .rows[1].bytes > 0' "$BATS_TEST_TMPDIR/j"
+  run -1 --separate-stderr "$bench" stream "$MODEL" --device emulated -p 4 -n 2
+  [[ "$stderr" == *"--layer-window N makes a window"* ]]
   for wrong in '--layer-window 0' '--layer-window x' '--layer-window sequential:' '--prefetch x' '--max-device 0'; do
     # shellcheck disable=SC2086     # words
     run -2 --separate-stderr "$chat" "$MODEL" -p hi --device emulated $wrong

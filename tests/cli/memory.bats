@@ -127,6 +127,15 @@ prompt() { for _ in $(seq 7); do printf 'the river runs to a sea of stone, '; do
   [ "$status" = 0 ]
 }
 
+@test "stream counts the parts of a bounded model that pass through memory" {
+  run --separate-stderr zse-bench stream "$MODEL" -p 8 -n 3 --max-memory 50MB --json
+  [ "$status" = 0 ]
+  # every step reads each part that does not stay once, the next one while one is in use
+  jq -e '.layers == 30 and .parts > 30 and .kept > 0 and .kept < .parts and (.rows | map(.phase)) == ["prompt", "decode"]' <<<"$output"
+  jq -e '(.parts - .kept) as $n | .rows | all(.uses == $n and .step_s > 0) and (.[1] | .steps == 3 and .prefetch_hits == $n and .evictions == $n)' <<<"$output"
+  jq -e '.rows[0].bytes == .rows[1].bytes and .rows[0].bytes > 10e6' <<<"$output"
+}
+
 @test "--max-memory: too little is refused, an invalid size is wrong usage" {
   run --separate-stderr zse-chat "$MODEL" --raw -p x -n 1 --max-memory 5MB
   [ "$status" = 1 ]
