@@ -6,22 +6,15 @@
  * is uploaded once for each layer and step, whatever the tokens chose, and nothing waits for the
  * router.
  *
- * Short steps: the host counts how often each expert is chosen.  Before a step, an expert that is
- * chosen much more often than one that has a slot takes that slot, at most MOVES in a step, so that
- * uploads take little time.  The choice depends on earlier tokens only, never on time.  With strict
- * nothing moves, so that no answer depends on earlier ones. */
+ * Short steps: the host counts how often each expert is chosen, and experts that are chosen often
+ * move to the device (plan/expert_moves.h).  With strict nothing moves, so that no answer depends
+ * on earlier ones. */
 #include "gpu/backend/internal.h"
-
-#include <stdlib.h>
 
 enum {
     GROUP_BYTES = 16 << 20,             /* most bytes of a group, unless one expert is larger */
     LEAST_GROUPS = 4,                   /* groups of a layer, so that uploads and kernels overlap */
     RING_BUFFERS = 4, RING_BYTES = 4 << 20,
-    MOVES = 2,
-    /* an expert moves if it is chosen by at least MARGIN tokens and a quarter more often */
-    MARGIN = 4,
-    HALVED_AFTER = 2048,                /* tokens after which all counts are halved */
 };
 
 static int n_missing(const struct gpu_backend *b) { return b->m->config.moe.n_experts - b->n_experts; }
@@ -61,7 +54,7 @@ int slots_open(struct gpu_backend *b, struct err *e)
     const struct config *c = &b->m->config;
     struct hybrid *h = &b->hybrid;
     h->swapped_at = NEVER;
-    if (!(h->score = calloc((size_t)c->n_layers * (size_t)c->moe.n_experts, sizeof *h->score)))
+    if (moves_open(&h->moves, b->layers.first, b->layers.end, c->moe.n_experts) < 0)
         return err_nomem(e, "counts of experts");
     if (b->o.strict)
         return 0;
@@ -82,7 +75,7 @@ void slots_close(struct gpu_backend *b)
     for (size_t i = 0; i < sizeof events / sizeof *events; i++)
         if (events[i])
             gpu_event_close(b->g, events[i]);
-    free(h->score);
+    moves_close(&h->moves);
 }
 
 /* Queue the upload of an expert to a slot; *bytes is increased by its size. */
@@ -146,41 +139,13 @@ void slots_count(struct gpu_backend *b, int layer, const int32_t *id, int n)
     const struct config *c = &b->m->config;
     struct hybrid *h = &b->hybrid;
     const int32_t *place = places_of(b, h->host_place, layer);
-    float *score = h->score + (size_t)layer * (size_t)c->moe.n_experts;
     for (int i = 0; i < n * c->moe.top_k; i++)
-        if (id[i] >= 0) {
-            score[id[i]]++;
+        if (id[i] >= 0)
             *(place[id[i]] < 0 ? &h->counts.misses : &h->counts.hits) += 1;
-        }
-    h->n_scored += n;
+    moves_count(&h->moves, layer, id, n * c->moe.top_k, n);
 }
 
-/* An expert without a slot, and one of its layer that has one and is chosen less often. */
-struct move { int layer, in, out; float gain; };
-
-/* Find the move with the largest gain; gain 0: there is none. */
-static struct move best_move(const struct gpu_backend *b)
-{
-    const struct config *c = &b->m->config;
-    struct move best = { 0 };
-    for (int i = b->layers.first; i < b->layers.end; i++) {
-        const float *score = b->hybrid.score + (size_t)i * (size_t)c->moe.n_experts;
-        const int32_t *place = places_of(b, b->hybrid.host_place, i);
-        int in = -1, out = -1;
-        for (int x = 0; x < c->moe.n_experts; x++) {
-            if (place[x] < 0 && (in < 0 || score[x] > score[in]))
-                in = x;
-            if (place[x] >= 0 && (out < 0 || score[x] < score[out]))
-                out = x;
-        }
-        if (in >= 0 && out >= 0 && score[in] >= MARGIN && score[in] > 1.25f * score[out] &&
-            score[in] - score[out] > best.gain)
-            best = (struct move){ i, in, out, score[in] - score[out] };
-    }
-    return best;
-}
-
-static int run_move(struct gpu_backend *b, const struct move *m, struct err *e)
+static int run_move(struct gpu_backend *b, const struct expert_move *m, struct err *e)
 {
     struct hybrid *h = &b->hybrid;
     int32_t *place = places_of(b, h->host_place, m->layer);
@@ -196,26 +161,15 @@ static int run_move(struct gpu_backend *b, const struct move *m, struct err *e)
     return 0;
 }
 
-static void halve(struct gpu_backend *b)
-{
-    const struct config *c = &b->m->config;
-    struct hybrid *h = &b->hybrid;
-    if (h->n_scored < (int64_t)HALVED_AFTER * (b->layers.end - b->layers.first))
-        return;
-    h->n_scored = 0;
-    for (size_t i = 0; i < (size_t)c->n_layers * (size_t)c->moe.n_experts; i++)
-        h->score[i] /= 2;
-}
-
 int slots_begin(struct gpu_backend *b, struct err *e)
 {
     struct hybrid *h = &b->hybrid;
-    struct move m;
+    struct expert_move m;
     int n = 0;
     if (b->o.strict || b->n_experts == 0)
         return 0;
-    halve(b);
-    for (; n < MOVES && (m = best_move(b)).gain > 0; n++) {
+    moves_step(&h->moves);
+    for (; n < MOVES_A_STEP && (m = moves_best(&h->moves, h->host_place)).gain > 0; n++) {
         /* the device may still read the slot */
         if (n == 0 && (gpu_event_record(b->g, GPU_COMPUTE, h->swapped, e) < 0 ||
                        gpu_event_wait(b->g, GPU_COPY, h->swapped, e) < 0))

@@ -12,6 +12,7 @@
 #include "gpu/gpu.h"
 #include "gpu/rt/link.h"
 #include "gpu/rt/ring.h"
+#include "libcommon/plan/expert_moves.h"
 
 enum {
     LOGIT_ROWS = 64,            /* rows of logits at a time */
@@ -38,9 +39,8 @@ struct hybrid {
     uint8_t *stream; int stream_slots, turn;
     struct gpu_ring *ring;
     struct gpu_event *filled[2], *used[2], *swapped;
-    /* [n_layers][n_experts] tokens that chose each expert, later ones with more weight; n_scored:
-     * tokens since the weights were halved; swapped_at: the first layer that waits for `swapped` */
-    float *score; int64_t n_scored; int swapped_at;
+    struct expert_moves moves;
+    int swapped_at;                     /* the first layer that waits for `swapped` */
     struct backend_experts counts;
 };
 
