@@ -17,7 +17,7 @@ static const char prog[] = "zse-bench";
 
 /* ---- measured ---- */
 
-/* What passes through the memory of a GPU, or of the machine.  counts since the backend was
+/* Layers that pass through the memory of a GPU, or of the machine: counts since the backend was
  * opened. */
 struct passing {
     int parts, kept, slots, prefetch;   /* parts: layers; on the CPU also slices of the head */
@@ -218,7 +218,8 @@ static json_t *simulated(const struct bench_options *o, struct err *e)
         if ((b->window && i) || window < 1 || (!b->window && i && window <= windows[i - 1]))
             continue;
         for (int k = 0; rc == 0 && k < 4; k++)
-            rc = simulate_row(o, rows, window, k & 1 ? WINDOW_PREFETCH : 0, k & 2 ? WINDOW_SEQUENTIAL : WINDOW_ADAPTIVE);
+            rc = simulate_row(o, rows, window, k & 1 ? WINDOW_PREFETCH : 0,
+                              k & 2 ? WINDOW_SEQUENTIAL : WINDOW_ADAPTIVE);
     }
     if (rc != 0) {
         err_nomem(e, "simulation");

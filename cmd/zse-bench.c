@@ -26,7 +26,7 @@ static const char usage[] =
     "  limits                     the limits of this machine: reads from memory, int8 and f32 arithmetic, page cache, disk\n"
     "  batch                      a step with 1, 2, 4 ... sequences, up to -b (default: 16), at context -p (default: 128)\n"
     "  kv                         types of keys and values (f16, i8, k=i8,v=i4, i4, ternary; or f16 and --kv) at several contexts: bytes, speed, and with TEXTFILE the distance of the predictions from f16's\n"
-    "  moe                        experts that are read: a step with 1, 2, 4 ... sequences, up to -b (default: 8), at context -p (default: 128)\n"
+    "  moe                        experts that are read: a step with 1, 2, 4 ... sequences, up to -b (default: 8), at context -p (default: 128); with --trace: which experts a GPU should hold, simulated\n"
     "  threads                    prefill of -p tokens and decode after it with 1 to --threads threads\n"
     "  spec                       answers with guesses of next tokens (--spec) and without, in turn; steps of several tokens\n"
     "  matmul                     one matrix of random weights against activations of several numbers of tokens\n"
@@ -64,8 +64,11 @@ static const char usage[] =
     "      --autotune             gpu: only products, by each kernel that can compute them; marks the fastest and the engine's choice\n"
     "      --layers N             stream without MODEL: layers (default: 64)\n"
     "      --layer-size SIZE      stream without MODEL: bytes of a layer (default: 500MB)\n"
-    "      --layer-time MS        stream without MODEL: milliseconds that a step computes a layer (default: its bytes at 1000 GB/s)\n"
-    "      --link SIZE            stream without MODEL: bytes a second of the link (default: 25GB)\n"
+    "      --layer-time MS        stream without MODEL, moe --trace: milliseconds that a GPU computes in a layer, of moe without experts (default: its bytes at 1000 GB/s; moe: 0.05)\n"
+    "      --link SIZE            stream without MODEL, moe --trace: bytes a second of the link (default: 25GB)\n"
+    "      --trace FILE|zipf[:S]  moe: simulate policies on the router's choices in FILE, or on random ones for 64 to 512 experts, at rank r with probability r^-S (default of S: 1)\n"
+    "      --expert-size SIZE     moe --trace: bytes of an expert (default: 2700kB)\n"
+    "      --cpu-rate SIZE        moe --trace: bytes of experts that the CPU reads and computes a second (default: 40GB)\n"
     "      --peer LLAMA-CLI       coldstart: also start this program of llama.cpp, alternately\n"
     "      --peer-model GGUF      coldstart: its model (default: MODEL, if that is a GGUF file)\n"
     "      --requests N           serve: measured requests (default: 4 for each of -b, at least 16)\n"
@@ -104,7 +107,8 @@ static const char usage[] =
 enum { OPT_JSON = 300, OPT_FILE, OPT_CONTEXTS, OPT_SHAPE, OPT_TOKENS, OPT_PEER, OPT_PEER_MODEL, OPT_IDS, OPT_WINDOW,
        OPT_WINDOWS, OPT_REQUESTS, OPT_RATE, OPT_SHARED, OPT_BACKGROUND, OPT_API, OPT_SERVED, OPT_KEY, OPT_IGNORE_EOS,
        OPT_TEMP, OPT_SEED, OPT_TIMEOUT, OPT_REF, OPT_AUTOTUNE, OPT_ESTIMATE, OPT_ACCEPT, OPT_LIMITS,
-       OPT_WHOLE, OPT_SVG, OPT_LAYERS, OPT_LAYER_SIZE, OPT_LAYER_TIME, OPT_LINK };
+       OPT_WHOLE, OPT_SVG, OPT_LAYERS, OPT_LAYER_SIZE, OPT_LAYER_TIME, OPT_LINK, OPT_TRACE, OPT_EXPERT_SIZE,
+       OPT_CPU_RATE };
 static const struct option options[] = {
     { "prompt", required_argument, NULL, 'p' }, { "generate", required_argument, NULL, 'n' },
         { "batch", required_argument, NULL, 'b' },
@@ -117,6 +121,8 @@ static const struct option options[] = {
     { "tokens", required_argument, NULL, OPT_TOKENS }, { "autotune", no_argument, NULL, OPT_AUTOTUNE },
     { "layers", required_argument, NULL, OPT_LAYERS }, { "layer-size", required_argument, NULL, OPT_LAYER_SIZE },
     { "layer-time", required_argument, NULL, OPT_LAYER_TIME }, { "link", required_argument, NULL, OPT_LINK },
+    { "trace", required_argument, NULL, OPT_TRACE }, { "expert-size", required_argument, NULL, OPT_EXPERT_SIZE },
+    { "cpu-rate", required_argument, NULL, OPT_CPU_RATE },
     { "peer", required_argument, NULL, OPT_PEER }, { "peer-model", required_argument, NULL, OPT_PEER_MODEL },
     { "ids", required_argument, NULL, OPT_IDS }, { "output", required_argument, NULL, 'o' },
     { "window", required_argument, NULL, OPT_WINDOW },
@@ -138,12 +144,12 @@ enum command { SPEED, LIMITS, BATCH, KV, MOE, THREADS, MATMUL, TERNARY, DEQUANT,
                STREAM, PLOT, GPU, COLDSTART, SERVE, LOGITS, LAYERS, PERPLEXITY, QUALITY, SPEC, N_COMMANDS };
 static const struct { const char *name; int least, most; const char *letters; } commands[N_COMMANDS] = {
     [SPEED] = { NULL, 0, 1, "pnbrwal" }, [LIMITS] = { "limits", 0, 0, "f" }, [BATCH] = { "batch", 0, 1, "pbrlV" },
-        [KV] = { "kv", 0, 2, "rclV" }, [MOE] = { "moe", 0, 1, "pbrl" },
+        [KV] = { "kv", 0, 2, "rclV" }, [MOE] = { "moe", 0, 1, "pbrlKX" },
     [THREADS] = { "threads", 0, 1, "pr" }, [MATMUL] = { "matmul", 0, 0, "rstl" },
     [TERNARY] = { "ternary", 0, 0, "rstl" },
     [SPARSE] = { "sparse", 0, 0, "c" }, [SIMD] = { "simd", 0, 0, "r" }, [FLASH] = { "flash", 0, 0, "rc" },
     [MMAP] = { "mmap", 0, 0, "rf" }, [TIERS] = { "tiers", 0, 0, "f" },
-    [STREAM] = { "stream", 0, 1, "pnLW" }, [PLOT] = { "plot", 1, 1, "o" },
+    [STREAM] = { "stream", 0, 1, "pnLKW" }, [PLOT] = { "plot", 1, 1, "o" },
     [DEQUANT] = { "dequant", 0, 0, "rs" }, [GPU] = { "gpu", 0, 0, "prstA" },
     [COLDSTART] = { "coldstart", 0, 1, "prPMa" },
     [SERVE] = { "serve", 1, 1, "pnbwST" }, [LOGITS] = { "logits", 1, 1, "ioW" }, [LAYERS] = { "layers", 1, 1, "ioR" },
@@ -167,7 +173,8 @@ static const struct { int c; char letter; const char *name; } special[] = {
     { OPT_REF, 'R', "--ref" }, { OPT_ACT, 'a', "--act" }, { OPT_LIMITS, 'l', "--limits" }, { OPT_AUTOTUNE, 'A', "--autotune" },
     { OPT_SPEC, 'E', "--spec" }, { OPT_SPEC_EXACT, 'E', "--spec-exact" }, { OPT_ESTIMATE, 'E', "--estimate" },
     { OPT_ACCEPT, 'E', "--accept" }, { OPT_LAYERS, 'L', "--layers" }, { OPT_LAYER_SIZE, 'L', "--layer-size" },
-    { OPT_LAYER_TIME, 'L', "--layer-time" }, { OPT_LINK, 'L', "--link" }, { OPT_SVG, 'V', "--svg" },
+    { OPT_LAYER_TIME, 'K', "--layer-time" }, { OPT_LINK, 'K', "--link" },
+    { OPT_TRACE, 'X', "--trace" }, { OPT_EXPERT_SIZE, 'X', "--expert-size" }, { OPT_CPU_RATE, 'X', "--cpu-rate" }, { OPT_SVG, 'V', "--svg" },
 };
 enum { N_SPECIAL = sizeof special / sizeof *special };
 _Static_assert(N_SPECIAL <= 64, "`given` has a bit for each");
@@ -236,6 +243,17 @@ static int parse_some(const char *name, const char *arg, uint64_t *out)
     return *out ? 0 : cli_wrong(prog, "%s: '%s', expected at least 1 byte", name, arg);
 }
 
+/* A file, or "zipf" or "zipf:S". */
+static int parse_trace(const char *arg, struct bench_experts *b)
+{
+    static const char drawn[] = "zipf";
+    const char *skew = arg + sizeof drawn - 1;
+    b->trace = arg;
+    b->drawn = strncmp(arg, drawn, sizeof drawn - 1) == 0 && (!*skew || *skew == ':');
+    b->skew = 1;
+    return b->drawn && *skew ? cli_parse_float(prog, "--trace", skew + 1, 0, 8, &b->skew) : 0;
+}
+
 static int take(struct bench_options *o, int c, const char *arg)
 {
     const struct sampling_option *temp = &sampling_options[SAMPLING_temperature];
@@ -252,6 +270,9 @@ static int take(struct bench_options *o, int c, const char *arg)
     case OPT_LAYERS: return parse_whole("--layers", arg, 1, 1 << 16, &o->stream.layers);
     case OPT_LAYER_SIZE: return parse_some("--layer-size", arg, &o->stream.layer_bytes);
     case OPT_LAYER_TIME: return cli_parse_float(prog, "--layer-time", arg, 1e-6, 1e6, &o->stream.layer_s);
+    case OPT_TRACE: return parse_trace(arg, &o->experts);
+    case OPT_EXPERT_SIZE: return parse_some("--expert-size", arg, &o->experts.expert_bytes);
+    case OPT_CPU_RATE: return parse_some("--cpu-rate", arg, &o->experts.cpu);
     case OPT_LINK: return parse_some("--link", arg, &o->stream.link);
     case OPT_TOKENS: return parse_list("--tokens", arg, 65536, &o->tokens);
     case OPT_SHAPE: return parse_shape(arg, o);
@@ -349,6 +370,22 @@ static int check_stream(struct bench_options *o, uint64_t given, const char *mod
     return 0;
 }
 
+/* With --trace no model is measured. */
+static int check_moe(struct bench_options *o, uint64_t given, const char *model)
+{
+    struct bench_experts *b = &o->experts;
+    if (!b->trace)
+        return b->expert_bytes || b->cpu || o->stream.link || o->stream.layer_s > 0
+               ? cli_wrong(prog, "moe: --expert-size, --cpu-rate, --link and --layer-time need --trace") : 0;
+    if (model || given & 1)
+        return cli_wrong(prog, "moe --trace: simulates, so %s does not apply", model ? "a model" : "-p");
+    b->expert_bytes = b->expert_bytes ? b->expert_bytes : 2700000;
+    b->cpu = b->cpu ? b->cpu : 40000000000;
+    o->stream.link = o->stream.link ? o->stream.link : 25000000000;
+    o->stream.layer_s = o->stream.layer_s > 0 ? o->stream.layer_s * 1e-3 : 5e-5;
+    return 0;
+}
+
 /* The command that the first argument names; SPEED if it names none. */
 static enum command find_command(int n, char **args)
 {
@@ -436,14 +473,16 @@ static int run(struct bench_options *o, uint64_t given, int n, char **args)
     set_defaults(o, c, given);
     if ((c == THREADS || c == COLDSTART || c == GPU) && o->prompt == 0)
         return cli_wrong(prog, "%s: -p 0 leaves nothing to measure", commands[c].name);
-    if (c == SPEED || c == BATCH || c == MOE || c == KV || c == THREADS || c == COLDSTART)
+    if (c == MOE && (rc = check_moe(o, given, model)) != 0)
+        return rc;
+    if (c == SPEED || c == BATCH || (c == MOE && !o->experts.trace) || c == KV || c == THREADS || c == COLDSTART)
         rc = open_model_unnamed(prog, model);
     if (rc)
         return rc;
     switch (c) {
     case LIMITS: return bench_limits(o);
     case BATCH: return bench_batch(o, model);
-    case MOE: return bench_moe(o, model);
+    case MOE: return o->experts.trace ? bench_experts(o) : bench_moe(o, model);
     case KV: return bench_kv(o, model, n > 1 ? args[1] : NULL);
     case THREADS: return bench_threads(o, model);
     case MATMUL: return bench_matmul(o);

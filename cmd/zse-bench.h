@@ -13,6 +13,9 @@ struct bench_list { int n, v[BENCH_LIST]; };
  * layer, on the link and in a step; link: bytes/s. */
 struct bench_stream { int layers, window; uint64_t layer_bytes, link; double layer_s; };
 
+/* Of moe --trace.  trace: a file, or drawn with this skew; cpu: bytes/s. */
+struct bench_experts { const char *trace; int drawn; double skew; uint64_t expert_bytes, cpu; };
+
 enum bench_api { BENCH_CHAT, BENCH_COMPLETIONS, BENCH_TOKENS };
 
 struct bench_options {
@@ -35,7 +38,8 @@ struct bench_options {
     enum bench_api api;
     const char *served, *key;
     int estimate;                       /* spec */
-    struct bench_stream stream;
+    struct bench_stream stream;         /* its link and layer_s are moe's, too */
+    struct bench_experts experts;
     double accept; int accept_given;    /* spec: the probability that a guess is right */
 };
 
@@ -49,6 +53,7 @@ int bench_limits(const struct bench_options *o);
 int bench_batch(const struct bench_options *o, const char *model);          /* these four: bench_step.c */
 int bench_kv(const struct bench_options *o, const char *model, const char *text);        /* text NULL: speed alone */
 int bench_moe(const struct bench_options *o, const char *model);
+int bench_experts(const struct bench_options *o);           /* moe --trace */
 int bench_threads(const struct bench_options *o, const char *model);
 int bench_matmul(const struct bench_options *o);
 int bench_ternary(const struct bench_options *o);

@@ -17,6 +17,9 @@ _zse_bench() {
     --layer-size) COMPREPLY=(); return ;;
     --layer-time) COMPREPLY=(); return ;;
     --link) COMPREPLY=(); return ;;
+    --trace) COMPREPLY=($(compgen -W "FILE" -- "$cur")); return ;;
+    --expert-size) COMPREPLY=(); return ;;
+    --cpu-rate) COMPREPLY=(); return ;;
     --peer) COMPREPLY=(); return ;;
     --peer-model) COMPREPLY=(); return ;;
     --requests) COMPREPLY=(); return ;;
@@ -62,7 +65,7 @@ _zse_bench() {
     --max-memory) COMPREPLY=(); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--prompt --generate --batch --repeats --warmup --json --file --limits --contexts --svg --shape --tokens --autotune --layers --layer-size --layer-time --link --peer --peer-model --requests --rate --shared --background --api --model --key --ignore-eos --temp --seed --spec --spec-exact --estimate --accept --timeout --ids --output --ref --window --windows --whole --quantize --mode --threads --ctx --kv --attention --exact --kernels --device --gpus --pp-split --tp --gpu-layers --moe --gpu-experts --gpu-prefill-threshold --no-gpu-prefill --layer-window --prefetch --max-device --strict --cuda-graphs --act --cache-weights --force --verify --verbose --max-memory --print-defaults --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--prompt --generate --batch --repeats --warmup --json --file --limits --contexts --svg --shape --tokens --autotune --layers --layer-size --layer-time --link --trace --expert-size --cpu-rate --peer --peer-model --requests --rate --shared --background --api --model --key --ignore-eos --temp --seed --spec --spec-exact --estimate --accept --timeout --ids --output --ref --window --windows --whole --quantize --mode --threads --ctx --kv --attention --exact --kernels --device --gpus --pp-split --tp --gpu-layers --moe --gpu-experts --gpu-prefill-threshold --no-gpu-prefill --layer-window --prefetch --max-device --strict --cuda-graphs --act --cache-weights --force --verify --verbose --max-memory --print-defaults --help --version" -- "$cur")) ;;
     *) local head=
        [ "$cur" != : ] || { head=$prev: cur=; }
        [ "$prev" != : ] || head=${COMP_WORDS[COMP_CWORD-2]}:

@@ -54,7 +54,8 @@ int stream_simulate(int n_layers, struct window_shape shape, const struct stream
         for (int layer = 0; layer < n_layers; layer++)
             run_layer(&s, layer, begins);
     }
-    *out = (struct stream_times){ .seconds = s.device.end, .link_s = timeline_until(&s.link, s.device.end), .device_s = s.device.total,
+    *out = (struct stream_times){ .seconds = s.device.end, .link_s = timeline_until(&s.link, s.device.end),
+                                  .device_s = s.device.total,
                                   .both_s = timeline_both(&s.link, &s.device), .uploads = s.uploads,
                                   .counts = s.window.counts };
     out->serial_s = s.device.total + (double)s.window.counts.uses * rates->upload_s;

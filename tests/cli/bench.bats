@@ -779,6 +779,30 @@ END
   done
 }
 
+@test "moe --trace simulates policies for the experts of a GPU" {
+  t=$BATS_TEST_TMPDIR
+  printf 'experts 8 top_k 1\n' >"$t/trace"
+  for i in 0 1 2 3 4 5 6 7 0 0 0 0; do printf '3 %s\n5 %s\n' "$i" 7; done >>"$t/trace"
+  run --separate-stderr zse-bench moe --trace "$t/trace" -b 1 --expert-size 1MB --link 1MB --cpu-rate 2MB --layer-time 1 --json
+  [ "$status" = 0 ]
+  check '[r["policy"] for r in j["rows"]] == ["first", "moves", "uploaded", "divided", "best"] * 4 and [r["slots"] for r in j["rows"][::5]] == [1, 2, 4, 6]' <<<"$output"
+  # 12 tokens, 24 choices; with one slot: 0 stays, or 0 in one layer and 7 in the other
+  check '{r["policy"]: round(24 * r["hit_rate"]) for r in j["rows"][:5] if r["policy"] in ("first", "uploaded", "best")} == {"first": 5, "uploaded": 15, "best": 17}' <<<"$output"
+  check 'abs(j["rows"][0]["step_s"] - (0.002 + 19 * 0.5 / 12)) < 1e-9 and j["rows"][0]["link_busy"] == 0 and j["rows"][2]["cpu_busy"] == 0' <<<"$output"
+  run --separate-stderr zse-bench moe --trace zipf:0.8 --json
+  [ "$status" = 0 ]
+  check 'sorted({r["experts"] for r in j["rows"]}) == [64, 128, 256, 512] and len(j["rows"]) == 80 and j["batch"] == 8' <<<"$output"
+  check 'all(r["hit_rate"] <= b["hit_rate"] + 1e-9 for i in range(0, 80, 5) for b in j["rows"][i + 4:i + 5] for r in j["rows"][i:i + 2])' <<<"$output"
+  echo 'experts 8 top_k 2' >"$t/bad"
+  echo '0 1 9' >>"$t/bad"
+  run -1 --separate-stderr zse-bench moe --trace "$t/bad"
+  [[ "$stderr" == *"$t/bad: line 2: expected 2 experts from 0 to 7"* ]]
+  for wrong in '--trace zipf:x' "--trace $t/trace $MODEL" '--link 1GB' '--trace zipf -p 3' '--trace zipf --cpu-rate 0'; do
+    # shellcheck disable=SC2086     # words
+    run -2 zse-bench moe $wrong
+  done
+}
+
 # bats test_tags=plain
 @test "moe counts the experts that a step reads" {
   model=${ZSE_ORACLES:-../shared/oracles}/models/hf/qwen3_moe

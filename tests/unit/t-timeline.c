@@ -33,8 +33,8 @@ static void intervals(void **state)
             for (int i = 0; i < TICKS; i++)
                 busy[k][i] = 0;
             for (;;) {
-                const int gap = (int)(rng_double(&r) * 4) * (int)(rng_double(&r) * 20), len = (int)(rng_double(&r) * 30),
-                          earliest = gap ? end[k] + gap : end[k] / 2, from = earliest > end[k] ? earliest : end[k];
+                const int gap = (int)(rng_double(&r) * 4) * (int)(rng_double(&r) * 20),
+                          len = (int)(rng_double(&r) * 30), earliest = gap ? end[k] + gap : end[k] / 2, from = earliest > end[k] ? earliest : end[k];
                 if (from + len >= TICKS)
                     break;
                 for (int i = from; i < from + len; i++)

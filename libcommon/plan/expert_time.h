@@ -1,0 +1,43 @@
+/* expert_time.h - simulate policies for the experts of a device that does not hold all of them, on
+ * the choices of a trace.
+ *
+ * A step computes the next `batch` tokens of the trace.  In each layer the device first computes
+ * what is not experts; then the CPU reads and computes experts that the device lacks, while the
+ * link uploads others of them, and the layer ends when all are done.  The device's own experts cost
+ * no time. */
+#ifndef ZSE_PLAN_EXPERT_TIME_H
+#define ZSE_PLAN_EXPERT_TIME_H
+
+#include "libcommon/plan/router_trace.h"
+
+enum expert_policy {
+    EXPERTS_FIRST,      /* the same experts stay, by number; the CPU computes the others (--strict) */
+    EXPERTS_MOVES,      /* those chosen often move, a few before each step (expert_moves.h), as the engine does it */
+    EXPERTS_UPLOADED,   /* every missing expert is uploaded, the least recently used one leaves */
+    /* missing experts are uploaded or left to the CPU, in the ratio of their rates; those that are
+     * chosen more often are uploaded and those that are chosen least often leave */
+    EXPERTS_DIVIDED,
+    EXPERTS_BEST,       /* the experts chosen most often in the whole trace stay, which no policy can know */
+    N_EXPERT_POLICIES
+};
+const char *expert_policy_name(enum expert_policy p);
+
+struct expert_rates {
+    double link, cpu;           /* bytes of experts a second: uploaded, read and computed */
+    double expert_bytes;
+    double layer_s;             /* what the device computes in a layer beside the experts */
+};
+struct expert_times {
+    uint64_t choices, hits;     /* experts chosen by tokens; of these, on the device when the layer began */
+    uint64_t computed, uploads; /* experts of steps that the CPU computed; uploads */
+    double seconds;
+    double link_s, cpu_s, both_s;       /* in which the link, the CPU, and both are busy */
+};
+/* Simulate n_slots experts of each layer on the device.  0; -1: no memory. */
+int expert_simulate(const struct router_trace *t, enum expert_policy policy, int n_slots, int batch,
+                    const struct expert_rates *rates, struct expert_times *out);
+
+/* The number of n experts to upload, so that link and CPU end at about the same time. */
+int expert_share(int n, double link, double cpu);
+
+#endif
