@@ -38,7 +38,7 @@ static int simulate_row(const struct bench_options *o, const struct router_trace
     return 0;
 }
 
-/* All policies with an eighth, a quarter, a half and three quarters of the experts on the device. */
+/* All policies, with an eighth, a quarter, a half and three quarters of the experts on the GPU. */
 static int simulate_trace(const struct bench_options *o, const struct router_trace *t, json_t *rows, struct err *e)
 {
     static const int eighths[] = { 1, 2, 4, 6 };

@@ -123,8 +123,9 @@ static void upload_missing(struct expert_simulation *s, int layer, int n, int n_
 static void run_layer(struct expert_simulation *s, int layer, int from, int to, int64_t step)
 {
     const struct expert_rates *r = s->rates;
-    const int n = choose(s, layer, from, to, step),
-              up = s->policy == EXPERTS_UPLOADED ? n : s->policy == EXPERTS_DIVIDED ? expert_share(n, r->link, r->cpu) : 0;
+    const int n = choose(s, layer, from, to, step);
+    const int up = s->policy == EXPERTS_UPLOADED ? n
+                   : s->policy == EXPERTS_DIVIDED ? expert_share(n, r->link, r->cpu) : 0;
     double end = s->now += r->layer_s;
     if (up) {
         end = timeline_add(&s->link, s->now, up * r->expert_bytes / r->link);

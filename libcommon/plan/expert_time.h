@@ -25,7 +25,7 @@ const char *expert_policy_name(enum expert_policy p);
 struct expert_rates {
     double link, cpu;           /* bytes of experts a second: uploaded, read and computed */
     double expert_bytes;
-    double layer_s;             /* what the device computes in a layer beside the experts */
+    double layer_s;             /* seconds that the device computes in a layer beside the experts */
 };
 struct expert_times {
     uint64_t choices, hits;     /* experts chosen by tokens; of these, on the device when the layer began */

@@ -16,7 +16,10 @@
 
 static struct err why;
 
-static int parse(struct router_trace *t, const char *text) { return router_trace_parse(t, text, strlen(text), "f", &why); }
+static int parse(struct router_trace *t, const char *text)
+{
+    return router_trace_parse(t, text, strlen(text), "f", &why);
+}
 
 static void traces(void **state)
 {

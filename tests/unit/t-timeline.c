@@ -34,7 +34,8 @@ static void intervals(void **state)
                 busy[k][i] = 0;
             for (;;) {
                 const int gap = (int)(rng_double(&r) * 4) * (int)(rng_double(&r) * 20),
-                          len = (int)(rng_double(&r) * 30), earliest = gap ? end[k] + gap : end[k] / 2, from = earliest > end[k] ? earliest : end[k];
+                          len = (int)(rng_double(&r) * 30);
+                const int earliest = gap ? end[k] + gap : end[k] / 2, from = earliest > end[k] ? earliest : end[k];
                 if (from + len >= TICKS)
                     break;
                 for (int i = from; i < from + len; i++)
