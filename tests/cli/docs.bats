@@ -386,6 +386,15 @@ readme_models() {
     END { exit bad }' "$BATS_TEST_TMPDIR/items" "$BATS_TEST_TMPDIR/known"
 }
 
+@test "man: the families of zse-models(7) are those of README.md" {
+  scripts/make-families "$BATS_TEST_TMPDIR/page"
+  diff man/zse-models.7 "$BATS_TEST_TMPDIR/page"
+  # every name and every type of the table is there
+  readme_models | tr '\t' '\n' | while read -r line; do
+    grep -qF "$line" man/zse-models.7 || { echo "no $line"; return 1; }
+  done
+}
+
 @test "README.md lists every architecture of GGUF files, and no other" {
   sed -n '/^static const struct gguf_arch archs/,$s/^    { "\([^"+]*\)",.*/\1/p' libcommon/import/gguf_arch.c | sort >"$BATS_TEST_TMPDIR/there"
   sed -n '/^GGUF files may have/,/^A GPU runs/p' README.md | grep '^    ' | tr -s ' ' '\n' | sed '/^$/d' | sort >"$BATS_TEST_TMPDIR/listed"
