@@ -241,7 +241,8 @@ struct channel_scale channel_scale_of(const struct conversion *cv, const struct 
             f.row_power = up_power;
         } else if (s->expert >= 0)
             f.col = NULL;
-        else if (ends_in(s->name, ".v_proj.bias") || ends_in(s->name, ".gate_norm.weight"))
+        else if (ends_in(s->name, ".v_proj.bias") ||
+                 (ends_in(s->name, ".gate_norm.weight") && cv->config.mixer[s->layer] != MIXER_BOTH))
             f.col = l->v_scale;
         else if (cv->config.mixer[s->layer] == MIXER_CONV &&
                  (ends_in(s->name, ".conv.weight") || ends_in(s->name, ".conv.bias")))

@@ -550,32 +550,58 @@ static double scaling_error(const char *path, int *scaled)
     return worst;
 }
 
+static int scaled_model(const char *folder, const char *model)
+{
+    char name[300];
+    int scaled = 0;
+    snprintf(name, sizeof name, "%s/%s", folder, model);
+    const double worst = scaling_error(oracle(name), &scaled);
+    print_message("# %-18s %.1e, %d inputs scaled\n", model, worst, scaled);
+    /* the gated delta net scales keys to length 1, however short they are, which enlarges rounding
+     * errors */
+    assert_true(worst >= 0 && worst < 5e-5);
+    return scaled > 0;
+}
+
 static void channel_scaling_keeps_the_logits(void **state)
 {
+    /* one of each mixer and router whose layers need nothing but their input */
+    static const char *const latest[] = { "falcon_h1", "bamba", "jamba", "kimi_linear", "bailing_hybrid", "olmo_hybrid",
+                                          "mistral4", "minicpm3", "afmoe", "phimoe", "mimo_v2_flash" };
     (void)state;
     int scaled = 0, n = 0;
     double worst = scaling_error(tiny, &scaled);
     print_message("# %-18s %.1e, %d inputs scaled\n", "tiny", worst, scaled);
     assert_true(worst >= 0 && worst < 1e-5 && scaled > 0 && scaled % 4 == 0);
     DIR *d = opendir(oracle("hf"));
-    for (struct dirent *entry; d && (entry = readdir(d));) {
-        char name[300];
-        if (entry->d_name[0] == '.')
-            continue;
-        snprintf(name, sizeof name, "hf/%s", entry->d_name);
-        scaled = 0;
-        worst = scaling_error(oracle(name), &scaled);
-        print_message("# %-18s %.1e, %d inputs scaled\n", entry->d_name, worst, scaled);
-        /* the gated delta net scales keys to length 1, however short they are, which enlarges
-         * rounding errors */
-        assert_true(worst >= 0 && worst < 5e-5);
-        n += scaled > 0;
-    }
+    for (struct dirent *entry; d && (entry = readdir(d));)
+        if (entry->d_name[0] != '.')
+            n += scaled_model("hf", entry->d_name);
     if (d) {
         closedir(d);
         assert_true(n >= 50);
+        for (size_t i = 0; i < sizeof latest / sizeof *latest; i++)
+            assert_true(scaled_model("hf-2026", latest[i]));
     } else {
         print_message("# only models/tiny: no oracles (set ZSE_ORACLES)\n");
+    }
+}
+
+/* Where attention stands beside Mamba2, the norm of its gate has other channels than v. */
+static void v_scales_leave_the_gate_norm_beside_attention(void **state)
+{
+    (void)state;
+    float scales[2] = { 2, 4 };
+    unsigned char mixer = MIXER_BOTH;
+    struct layer_calib calib = { .v_scale = scales };
+    struct conversion j = { .calib = &calib };
+    struct weight_spec spec = { .name = "layers.0.gate_norm.weight", .is_vector = 1, .rows = 1, .cols = 6, .expert = -1 };
+    const struct recipe p = { .spec = &spec };
+    j.config.n_layers = 1;
+    j.config.mixer = &mixer;
+    for (int i = 0; i < 2; i++, mixer = MIXER_MAMBA2) {
+        const struct channel_scale fold = channel_scale_of(&j, &p);
+        assert_ptr_equal(fold.col, i ? scales : NULL);
     }
 }
 
@@ -815,6 +841,7 @@ int main(void)
         cmocka_unit_test(the_number_of_threads_changes_no_byte),
         cmocka_unit_test(spill_files_change_no_byte_and_are_removed),
         cmocka_unit_test(channel_scaling_keeps_the_logits), cmocka_unit_test(target_sizes_are_met_or_refused),
+        cmocka_unit_test(v_scales_leave_the_gate_norm_beside_attention),
         cmocka_unit_test(parts_and_globs), cmocka_unit_test(a_nan_is_refused_with_its_row_and_column),
         cmocka_unit_test(outputs_that_cannot_be_written_are_refused),
         cmocka_unit_test(cancelling_leaves_no_files),
