@@ -501,12 +501,26 @@ static void *take(struct gpu_backend *b, size_t size, const char *what, struct e
 
 int memory_relieve(struct gpu_backend *b, struct err *e)
 {
+    struct backend_stream s;
     struct gpu_info info;
     if (!b->plan.window)
         return 0;
     if (gpu_info(b->g, &info, e) < 0)
         return -1;
-    return pressure_of(info.memory - info.free, info.memory) == PRESSURE_OOM && dweights_shrink(b->w, e) < 0 ? -1 : 0;
+    const size_t used = info.memory - info.free;
+    if (pressure_of(used, info.memory) == PRESSURE_OOM) {
+        b->calm_steps = 0;
+        return dweights_shrink(b->w, e) < 0 ? -1 : 0;
+    }
+    /* not at once, because the other program may be about to take the memory again */
+    dweights_stream(b->w, &s);
+    if (s.given_back == 0 || pressure_of(used + dweights_window_bytes(b->w), info.memory) >= PRESSURE_CRITICAL)
+        b->calm_steps = 0;
+    else if (++b->calm_steps >= CALM_STEPS) {
+        b->calm_steps = 0;
+        return dweights_grow(b->w, e) < 0 ? -1 : 0;
+    }
+    return 0;
 }
 
 int memory_grow_step(struct gpu_backend *b, size_t room, struct err *e)

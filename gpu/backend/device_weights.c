@@ -62,6 +62,7 @@ struct dweights {
     struct layer_window window;
     struct { uint8_t *p; struct gpu_event *used; } slot[WINDOW_SLOTS];
     int given_back;
+    size_t largest;                 /* bytes of the largest layer */
     uint64_t step_wait_ns;
 };
 
@@ -617,6 +618,49 @@ int dweights_shrink(struct dweights *w, struct err *e)
     return rc == 0;
 }
 
+size_t dweights_window_bytes(const struct dweights *w) { return w->largest; }
+
+/* Take memory for a slot, the last one of the window. */
+static int take_slot(struct dweights *w, struct err *e)
+{
+    struct err ignored;
+    const int slot = w->window.shape.n_slots - 1;
+    if (!(w->slot[slot].p = gpu_alloc(w->g, w->largest, "a layer", &ignored)))
+        return 0;
+    return gpu_event_record(w->g, GPU_COMPUTE, w->slot[slot].used, e) < 0 ? -1 : 1;
+}
+
+/* Take memory for a layer that stays, and load it. */
+static int take_kept(struct dweights *w, int layer)
+{
+    struct err ignored;
+    struct part *part = &w->parts[layer + 1];
+    struct weight_layout size = { .w = w }, here = { .w = w };
+    if (!(part->block = gpu_alloc(w->g, layout_part(&size, layer + 1), "a layer", &ignored)))
+        return 0;
+    here.base = part->base = part->block;
+    part->behind = NULL;
+    layout_part(&here, layer + 1);
+    push(w, layer + 1);
+    return 1;
+}
+
+int dweights_grow(struct dweights *w, struct err *e)
+{
+    int kept, undone;
+    if (!w->has_window || restart(w, e) < 0)
+        return w->has_window ? -1 : 0;
+    int rc = 0;
+    if (window_grow(&w->window, &kept) == 0) {
+        rc = kept >= 0 ? take_kept(w, kept) : take_slot(w, e);
+        if (rc <= 0)
+            window_shrink(&w->window, &undone);
+    }
+    w->given_back -= rc > 0;
+    prefetch(w);
+    return rc;
+}
+
 void dweights_stream(struct dweights *w, struct backend_stream *s)
 {
     struct gpu_ring_counts sent;
@@ -673,9 +717,8 @@ static int take_window(struct dweights *w, const struct dweights_options *o, str
     struct weight_layout p = { .w = w };
     struct window_shape shape = o->window;
     struct err ignored;
-    size_t largest;
-    const size_t ends = dweights_ends_size(w->m, w->range, w->n_experts, &largest);
-    if (!(w->base = gpu_alloc(w->g, ends ? ends : 1, "weights", e)) || take_slots(w, &shape, largest, e) < 0)
+    const size_t ends = dweights_ends_size(w->m, w->range, w->n_experts, &w->largest);
+    if (!(w->base = gpu_alloc(w->g, ends ? ends : 1, "weights", e)) || take_slots(w, &shape, w->largest, e) < 0)
         return -1;
     if (window_open(&w->window, w->range.first, w->range.end, shape) < 0)
         return err_nomem(e, "weights");

@@ -92,6 +92,11 @@ int dweights_complete(struct dweights *w, struct err *e);
  * or there are fewer slots.  1: done; 0: there is no window, or its last slot is left; -1 with
  * *e. */
 int dweights_shrink(struct dweights *w, struct err *e);
+/* Take memory for a layer again that dweights_shrink() has returned, between two steps.  1: done;
+ * 0: there is no window, it has its first size, or the device has no memory; -1 with *e. */
+int dweights_grow(struct dweights *w, struct err *e);
+/* Bytes that a layer of the window takes at most. */
+size_t dweights_window_bytes(const struct dweights *w);
 /* The window and its counts; window 0: there is none. */
 void dweights_stream(struct dweights *w, struct backend_stream *s);
 

@@ -129,6 +129,7 @@ struct gpu_backend {
     int seen[N_BUCKETS][MAX_SPLIT_BITS];
     struct backend_graphs graphs;           /* counted */
     struct gpu_plan plan;
+    int calm_steps;                 /* steps since the device's memory was short, see memory_relieve() */
     uint64_t begun_ns, context_ns;
     char name[256];
 };
@@ -290,7 +291,9 @@ void memory_close(struct gpu_backend *b);
  * the device no longer uses it. */
 int memory_grow_step(struct gpu_backend *b, size_t room, struct err *e);
 /* Before a step: if more than 97 % of the device's memory are taken, by whatever program, give a
- * layer of the window back. */
+ * layer of the window back.  If less than 90 % would be taken with that layer for CALM_STEPS steps,
+ * take it again. */
+enum { CALM_STEPS = 8 };
 int memory_relieve(struct gpu_backend *b, struct err *e);
 
 /* ---- layers.c: these functions queue work and do not wait for it ---- */

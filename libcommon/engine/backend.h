@@ -166,7 +166,7 @@ struct backend_graphs {
 struct backend_stream {
     /* layers in the window, 0: all layers fit, and the other fields are 0.  kept: those that always
      * stay; the others are slots, through which all other layers pass.  given_back: layers by which
-     * the window has become smaller, because memory was short */
+     * the window is smaller than at first, because memory is short */
     int window, kept, slots, prefetch, given_back;
     /* static: "adaptive", "sequential" */
     const char *strategy;

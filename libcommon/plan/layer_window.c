@@ -39,12 +39,18 @@ static int streamed_from(const struct layer_window *w, int layer)
 int window_open(struct layer_window *w, int first, int n_layers, struct window_shape shape)
 {
     const int n = n_layers - first;
-    *w = (struct layer_window){ .first = first, .n_layers = n_layers, .shape = shape };
-    if (!(w->place = calloc((size_t)n_layers + 1, sizeof *w->place)))
+    *w = (struct layer_window){ .first = first, .n_layers = n_layers, .shape = shape, .whole = shape };
+    w->place = calloc((size_t)n_layers + 1, sizeof *w->place);
+    w->stays = calloc((size_t)n_layers + 1, 1);
+    if (!w->place || !w->stays) {
+        window_close(w);
         return -1;
+    }
     for (int i = 0; i < n; i++)         /* evenly: the link is busy while layers that stay are computed */
         w->place[first + i] = (int64_t)(i + 1) * shape.n_kept / n > (int64_t)i * shape.n_kept / n ? WINDOW_KEPT
                                                                                                : WINDOW_ABSENT;
+    for (int i = first; i < n_layers; i++)
+        w->stays[i] = w->place[i] == WINDOW_KEPT;
     window_restart(w);
     return 0;
 }
@@ -52,7 +58,9 @@ int window_open(struct layer_window *w, int first, int n_layers, struct window_s
 void window_close(struct layer_window *w)
 {
     free(w->place);
+    free(w->stays);
     w->place = NULL;
+    w->stays = NULL;
 }
 
 void window_restart(struct layer_window *w)
@@ -156,4 +164,23 @@ int window_shrink(struct layer_window *w, int *kept)
     if (w->shape.prefetch >= w->shape.n_slots)
         w->shape.prefetch = w->shape.n_slots - 1;
     return 0;
+}
+
+int window_grow(struct layer_window *w, int *kept)
+{
+    *kept = -1;
+    if (w->shape.n_slots < w->whole.n_slots) {
+        w->slot[w->shape.n_slots++] = (struct window_slot){ .layer = -1, .state = EMPTY };
+        w->shape.prefetch = w->whole.prefetch < w->shape.n_slots ? w->whole.prefetch : w->shape.n_slots - 1;
+        return 0;
+    }
+    for (int i = w->first; i < w->n_layers; i++)
+        if (w->stays[i] && is_streamed(w, i)) {
+            w->place[i] = WINDOW_KEPT;
+            w->shape.n_kept++;
+            w->next = streamed_from(w, w->first);
+            *kept = i;
+            return 0;
+        }
+    return -1;
 }

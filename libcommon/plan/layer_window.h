@@ -34,12 +34,13 @@ struct window_counts {
 struct window_slot { int layer, state, replaces; uint64_t order; };
 struct layer_window {
     int first, n_layers;        /* of the layers [first, n_layers) of the model */
-    struct window_shape shape;
+    struct window_shape shape, whole;   /* whole: before the window shrank */
     int next;                   /* the streamed layer to upload next; -1: there is none */
     uint64_t order;             /* number of uploads so far */
     struct window_counts counts;
     struct window_slot slot[WINDOW_SLOTS];
     int *place;                 /* [n_layers] WINDOW_KEPT, WINDOW_ABSENT, or a slot */
+    unsigned char *stays;       /* [n_layers] 1: kept before the window shrank */
 };
 /* 0; -1: no memory. */
 int window_open(struct layer_window *w, int first, int n_layers, struct window_shape shape);
@@ -62,5 +63,9 @@ void window_restart(struct layer_window *w);
  * lost, the last one.  Call window_restart() before.  *kept: that layer, or -1.  Returns 0; -1:
  * there is one slot left, and nothing is given up. */
 int window_shrink(struct layer_window *w, int *kept);
+/* Undo the last window_shrink(): there is room for a layer again.  Call window_restart() before.
+ * *kept: the layer that stays from now on, or -1: there is one slot more, the last one.  Returns 0;
+ * -1: the window has its first size, and nothing changes. */
+int window_grow(struct layer_window *w, int *kept);
 
 #endif

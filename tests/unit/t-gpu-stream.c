@@ -4,7 +4,7 @@
  * evictions and prefetches have the counts that the order of the layers gives. */
 #include "tests/lib/gpu.h"
 
-#include "gpu/backend/device_weights.h"
+#include "gpu/backend/internal.h"
 #include "gpu/gpu.h"
 #include "gpu/rt/emulated.h"
 #include "tests/unit/assemble.h"
@@ -230,7 +230,7 @@ static void too_large(void **state)
 }
 
 /* While more than 97 % of the memory are taken, each step gives a layer back: first those that
- * stay, then slots, but not the last slot. */
+ * stay, then slots, but not the last slot.  Afterwards they come back. */
 static void pressure(void **state)
 {
     (void)state;
@@ -260,9 +260,23 @@ static void pressure(void **state)
     assert_int_equal(s.kept, 0);
     assert_int_equal(s.slots, 1);
     assert_int_equal(s.prefetch, 0);
+    /* there is room again: after CALM_STEPS steps for each layer the window has its first size */
+    emulated_memory(0);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(stream_of(b).given_back, 3 - i);
+        for (int k = 0; k < CALM_STEPS; k++)
+            OK(forward(b, PROMPT + 1, 1, got));
+    }
+    s = stream_of(b);
+    assert_int_equal(s.given_back, 0);
+    assert_int_equal(s.kept, 2);
+    assert_int_equal(s.slots, 2);
+    assert_int_equal(s.prefetch, 1);
+    answer(m, b, got);
+    compare(m, got, want, "taken again", 3);
+    assert_int_equal(stream_of(b).window, 4);
     backend_gpu.close(b);
     gpu_close(any);
-    emulated_memory(0);
     free(want), free(got);
     model_close(m);
 }

@@ -113,6 +113,36 @@ static void spread(void **state)
     window_close(&w);
 }
 
+/* A window that shrinks to one slot and grows again has the same layers and slots as at first, in
+ * the opposite order. */
+static void grows(void **state)
+{
+    (void)state;
+    struct layer_window w;
+    struct device d;
+    int lost[12], n = 0, kept;
+    const struct window_shape whole = window_shape_of(12, 2, WINDOW_ADAPTIVE);
+    begin(&w, &d, 0, 64, whole);
+    for (;; n++) {
+        window_restart(&w);
+        if (window_shrink(&w, &lost[n]) != 0)
+            break;
+    }
+    assert_int_equal(n, 11);
+    while (n-- > 0) {
+        window_restart(&w);
+        assert_int_equal(window_grow(&w, &kept), 0);
+        assert_int_equal(kept, lost[n]);
+        memset(d.holds, 0xff, sizeof d.holds);
+        upload_ahead(&w, &d);
+        step(&w, &d, 64);
+    }
+    window_restart(&w);
+    assert_int_equal(window_grow(&w, &kept), -1);
+    assert_memory_equal(&w.shape, &whole, sizeof whole);
+    window_close(&w);
+}
+
 /* Steps that end early, windows that shrink, any number of layers: a layer is always in its slot
  * when it is used, and no layer is used twice from one upload, unless all have a slot. */
 static void any(void **state)
@@ -140,6 +170,14 @@ static void any(void **state)
                 memset(d.holds, 0xff, sizeof d.holds);
                 upload_ahead(&w, &d);
             }
+            if (j == 4 && rng_double(&r) < 0.5) {
+                const int before = w.shape.n_kept + w.shape.n_slots;
+                window_restart(&w);
+                assert_int_equal(window_grow(&w, &kept), before < room ? 0 : -1);
+                assert_int_equal(w.shape.n_kept + w.shape.n_slots, before < room ? before + 1 : room);
+                memset(d.holds, 0xff, sizeof d.holds);
+                upload_ahead(&w, &d);
+            }
         }
         assert_true(w.counts.hits <= w.counts.uses && w.counts.evictions <= w.counts.uses);
         assert_true((uint64_t)d.uploads >= w.counts.uses);
@@ -153,6 +191,7 @@ int main(void)
         cmocka_unit_test(sizes),
         cmocka_unit_test(counts),
         cmocka_unit_test(spread),
+        cmocka_unit_test(grows),
         cmocka_unit_test(any),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
