@@ -168,7 +168,7 @@ static int settle(const char *prog, const struct opened_model *o, const struct r
     struct backend_options bo;
     struct err why;
     char uploads[CLI_BYTES];
-    const int may_share = r->gpu_layers_given ? r->gpu_layers == GPU_LAYERS_AUTO : r->gpu_auto;
+    const int may_share = !r->stream_window && (r->gpu_layers_given ? r->gpu_layers == GPU_LAYERS_AUTO : r->gpu_auto);
     int rc = plan_device(o, eo, &bo, p, &why);
     if (rc == 0 && gpu_plan_fits(p, &bo, &why) == 0) {
         if (bo.moe == MOE_HYBRID && !bo.gpu_experts && p->n_experts < o->model->config.moe.n_experts)

@@ -245,6 +245,9 @@ static int check_moe(const char *prog, struct run_options *r)
                          run_moe_name(r->moe));
     if (r->experts_given && r->gpu_experts == 0)
         r->moe = MOE_CPU;
+    if (r->stream_window && r->gpu && (r->moe == MOE_CPU || r->experts_given))
+        return cli_wrong(prog, "--layer-window and %s exclude each other: a window has layers with all their experts",
+                         r->experts_given ? "--gpu-experts" : "--moe cpu");
     if (r->prefill_threshold && !r->gpu)
         return cli_wrong(prog, "--gpu-prefill-threshold %d: there is no GPU (--device)", r->prefill_threshold);
     if (r->gpu || r->moe == MOE_CPU)

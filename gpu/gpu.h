@@ -52,6 +52,7 @@ struct gpu_plan {
      * backend_stream; stream_bytes: bytes that a step uploads */
     int window, kept, slots, prefetch;
     size_t stream_bytes;
+    int most_window;                    /* of one GPU: the largest window that fits */
 };
 /* -1 with *e if there is no device, or if it cannot compute the model (ERR_UNSUPPORTED). */
 int gpu_plan(const struct model *m, const struct backend_options *o, struct gpu_plan *p, struct err *e);

@@ -98,7 +98,8 @@ static void plan_window(const struct model *m, const struct backend_options *o, 
     int n = o->stream_window ? o->stream_window
                              : window_size((double)p->limit * 0.9, (double)beside, (double)pages(layer), 0);
     n = n < p->n_layers ? n : p->n_layers;
-    if (n < 1 || beside + (size_t)n * pages(layer) > p->limit)
+    p->most_window = window_size((double)p->limit, (double)beside, (double)pages(layer), 0);
+    if (n < 1 || (!o->stream_window && n > p->most_window))
         return;
     const struct window_shape s = window_shape_of(n, o->stream_prefetch, o->stream_sequential ? WINDOW_SEQUENTIAL
                                                                                               : WINDOW_ADAPTIVE);
@@ -231,7 +232,8 @@ int plan_rank(struct gpu *g, const struct model *m, const struct backend_options
     if (plan_for(m, o, o->device_layers, p, e) < 0)
         return -1;
     p->limit = limit_of(o, p);
-    plan_experts_that_fit(m, o, p);
+    if (!o->stream_window)              /* a window that the caller chose holds layers with all experts */
+        plan_experts_that_fit(m, o, p);
     if (o->cache_weights == CACHE_WEIGHTS_AUTO)
         plan_cache(m, o, p);
     plan_window(m, o, p);
@@ -314,7 +316,9 @@ int gpu_plan_fits(const struct gpu_plan *p, const struct backend_options *o, str
         r++;
     if (r == end)
         return 0;
-    if (p->most_layers > 0)
+    if (p->window && p->most_window > 0)
+        snprintf(fewer, sizeof fewer, "; --layer-window %d fits", p->most_window);
+    else if (p->most_layers > 0)
         snprintf(fewer, sizeof fewer, "; --gpu-layers %d fits", p->most_layers);
     if (r->cached)
         snprintf(cached, sizeof cached, ", f16 copies %s (--cache-weights)", megabytes(s[6], r->cached));
@@ -323,6 +327,8 @@ int gpu_plan_fits(const struct gpu_plan *p, const struct backend_options *o, str
     else if (o->gpus.n > 1)
         snprintf(layers, sizeof layers, "layers %d to %d on GPU %d (--pp-split)", r->first_layer,
                  r->first_layer + r->n_layers - 1, r->index);
+    else if (p->window)
+        snprintf(layers, sizeof layers, "a window of %d of %d layers (--layer-window)", p->window, r->n_layers);
     else
         snprintf(layers, sizeof layers, "%d layers", r->n_layers);
     return err_set(e, ERR_MEMORY, "%.100s needs %s of device memory for %s (weights %s%s, keys, values and states %s, work %s, reserve %s), but %s %s: fewer bits a weight (-q), a shorter "

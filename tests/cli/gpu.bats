@@ -186,6 +186,13 @@ END
   "$chat" "$MODEL" --plan --json --device emulated --layer-window 1 --max-device "$needed" | jq -e '.fits and .layer_window.window == 1'
   run -1 "$chat" "$MODEL" --plan --json --device emulated --layer-window 1 --max-device 30MB
   run -1 "$chat" "$MODEL" --plan --json --device emulated --layer-window off --max-device 30MB
+  run -1 --separate-stderr "$chat" "$MODEL" -p hi --device emulated --layer-window 3 --max-device 52MB
+  [[ "$stderr" == *" for a window of 3 of 4 layers (--layer-window) "*"; --layer-window 1 fits"* ]]
+  for o in '--moe cpu' '--gpu-experts 2'; do
+    # shellcheck disable=SC2086     # words
+    run -2 --separate-stderr "$chat" "$MODEL" -p hi --device emulated --layer-window 2 $o
+    [[ "$stderr" == *"--layer-window and ${o% 2} exclude each other"* ]]
+  done
   "$bench" "$MODEL" --device emulated -p 4 -n 2 -r 1 -w 0 --layer-window sequential:2 --json >"$BATS_TEST_TMPDIR/j"
   jq -se '.[0].gpu | .stream | .window == 2 and .kept == 0 and .strategy == "sequential" and .evictions == .uses - 2
           and .prefetch_hits == .uses and .uses % 4 == 0 and .uploaded_bytes > 0 and .given_back == 0' "$BATS_TEST_TMPDIR/j"

@@ -156,6 +156,44 @@ static void packed(void **state)
     free(want), free(got);
 }
 
+/* A mixture through a window of layers: all experts are on the device, and every bit is that of a
+ * device with memory for all layers. */
+static void windows(void **state)
+{
+    (void)state;
+    enum { N = 18 };
+    uint8_t *owned[MOST_EXPERT_MATS];
+    struct model *m = load("tiny", QT_F16);
+    int n_owned = make_mixture(m, QT_NL4, 32, owned);
+    const size_t vocab = (size_t)m->config.vocab_size;
+    int32_t id[N + 1];
+    float *want = malloc(2 * vocab * sizeof *want), *got = malloc(2 * vocab * sizeof *got);
+    random_ids(id, N + 1, (int)vocab);
+    for (int window = 0; window <= 2; window++) {
+        struct backend_options o = options(0, 0);
+        struct backend_device d;
+        float *out = window ? got : want;
+        o.moe = window == 2 ? MOE_HYBRID : MOE_GPU;
+        o.layer_stream = LAYER_STREAM_AUTO;
+        o.stream_window = window;
+        o.stream_prefetch = window - 1;
+        void *b = open_backend(&backend_gpu, m, &o);
+        forward(&backend_gpu, b, id, 0, N, 1, out);
+        forward(&backend_gpu, b, id + N, N, 1, 1, out + vocab);
+        backend_gpu.device(b, &d);
+        assert_int_equal(d.n_experts, m->config.moe.n_experts);
+        assert_int_equal(d.stream.window, window);
+        assert_int_equal(d.stream.uses, window ? 2 * m->config.n_layers : 0);
+        backend_gpu.close(b);
+        if (window)
+            assert_memory_equal(got, want, 2 * vocab * sizeof *got);
+    }
+    while (n_owned)
+        free(owned[--n_owned]);
+    model_close(m);
+    free(want), free(got);
+}
+
 /* With --strict a prompt that the host takes in two parts has the bits of several prompts and of
  * single tokens, for any number of threads. */
 static void same_bits(void **state)
@@ -424,7 +462,8 @@ static void lost(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(folders), cmocka_unit_test(packed), cmocka_unit_test(same_bits), cmocka_unit_test(batches),
+        cmocka_unit_test(folders), cmocka_unit_test(packed), cmocka_unit_test(windows),
+        cmocka_unit_test(same_bits), cmocka_unit_test(batches),
         cmocka_unit_test(streamed), cmocka_unit_test(streamed_biases), cmocka_unit_test(moved),
         cmocka_unit_test(placement), cmocka_unit_test(lost),
     };

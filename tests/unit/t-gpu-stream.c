@@ -229,6 +229,35 @@ static void too_large(void **state)
     model_close(m);
 }
 
+/* A window that the caller chose is not made smaller: the message says which one fits, and that one
+ * does. */
+static void window_too_large(void **state)
+{
+    (void)state;
+    struct model *m = load(24);
+    struct backend_options o = options(7, 2, 0);
+    struct gpu_plan p, larger;
+    char text[32];
+    OK(gpu_plan(m, &o, &p, &why));
+    assert_int_equal(p.window, 7);
+    o.stream_window = 20;
+    o.max_device = p.needed + p.needed / 1000;
+    OK(gpu_plan(m, &o, &larger, &why));
+    assert_int_equal(larger.window, 20);
+    assert_int_equal(larger.most_window, 7);
+    assert_null(backend_gpu.open(m, &o, &why));
+    assert_non_null(strstr(why.msg, "for a window of 20 of 24 layers (--layer-window)"));
+    snprintf(text, sizeof text, "--layer-window %d fits", larger.most_window);
+    assert_non_null(strstr(why.msg, text));
+    o.stream_window = larger.most_window;
+    OK(gpu_plan(m, &o, &p, &why));
+    OK(gpu_plan_fits(&p, &o, &why));
+    o.max_device = 30 << 20;                    /* none fits */
+    assert_null(backend_gpu.open(m, &o, &why));
+    assert_null(strstr(why.msg, " fits"));
+    model_close(m);
+}
+
 /* While more than 97 % of the memory are taken, each step gives a layer back: first those that
  * stay, then slots, but not the last slot.  Afterwards they come back. */
 static void pressure(void **state)
@@ -339,6 +368,7 @@ int main(void)
         cmocka_unit_test(same_bits),
         cmocka_unit_test(counts),
         cmocka_unit_test(too_large),
+        cmocka_unit_test(window_too_large),
         cmocka_unit_test(pressure),
         cmocka_unit_test(taken_meanwhile),
         cmocka_unit_test(lost),
