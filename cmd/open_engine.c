@@ -1,5 +1,6 @@
 /* open_engine.c - start an engine on an open model: its options, its guesses, its memory. */
 #include "cmd/open_model.h"
+#include "cmd/diag.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -50,6 +51,7 @@ struct engine_options run_engine_options(const struct run_options *r, int max_se
                                     .layer_stream = r->layer_stream,
                                     .stream_window = r->stream_window, .stream_prefetch = r->prefetch,
                                     .stream_sequential = r->stream_sequential, .strict = r->strict,
+                                    .watch = env_on("ZSE_DIAG") ? &diag_watch : NULL,
                                     .debug_sync = env_on("ZSE_DEBUG_SYNC"),
                                     .wgmma = env_on("ZSE_WGMMA"), .no_graphs = r->no_graphs, .act_int8 = r->act_int8,
                                     .cache_weights = r->cache_weights,

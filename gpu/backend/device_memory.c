@@ -594,7 +594,9 @@ int memory_open(struct gpu_backend *b, struct err *e)
         !(b->hlogits = gpu_pinned(b->g, b->hlogits_room * sizeof(float), "logits", e)) ||
         (hx && !(b->hx = gpu_pinned(b->g, hx * sizeof(float), "hidden states", e))))
         return -1;
-    b->pinned += N_SLOTS * MAX_DRAWS * sizeof *b->ids + (b->hlogits_room + hx) * sizeof(float);
+    if (watch_bytes(b) && !(b->watched = gpu_pinned(b->g, watch_bytes(b), "watched states", e)))
+        return -1;
+    b->pinned += N_SLOTS * MAX_DRAWS * sizeof *b->ids + (b->hlogits_room + hx) * sizeof(float) + watch_bytes(b);
     uint8_t *at = b->arena;
     for (int i = 0; i < n; i++) {
         memcpy(part[i].p, &at, sizeof at);
@@ -627,6 +629,7 @@ void memory_close(struct gpu_backend *b)
     }
     gpu_pinned_free(b->g, b->hlogits);
     gpu_pinned_free(b->g, b->hx);
+    gpu_pinned_free(b->g, b->watched);
     if (b->host)
         backend_cpu.close(b->host);
 }

@@ -129,6 +129,8 @@ struct gpu_backend {
     int seen[N_BUCKETS][MAX_SPLIT_BITS];
     struct backend_graphs graphs;           /* counted */
     struct gpu_plan plan;
+    /* with o.watch: pinned, the states of a step, [n * top_k] choices and their weights */
+    float *watched;
     int calm_steps;                 /* steps since the device's memory was short, see memory_relieve() */
     uint64_t begun_ns, context_ns;
     char name[256];
@@ -295,6 +297,12 @@ int memory_grow_step(struct gpu_backend *b, size_t room, struct err *e);
  * take it again. */
 enum { CALM_STEPS = 8 };
 int memory_relieve(struct gpu_backend *b, struct err *e);
+
+/* ---- watch_step.c ---- */
+/* Pinned memory for o.watch; 0: none. */
+size_t watch_bytes(const struct gpu_backend *b);
+/* If there is o.watch: wait, and give it the results of a layer, -1: of the embedding. */
+int watch_layer(struct gpu_backend *b, int layer, struct err *e);
 
 /* ---- layers.c: these functions queue work and do not wait for it ---- */
 /* Run the device's layers on the b->n tokens of the step.  Their input is the embedding, which is

@@ -805,7 +805,7 @@ static int run_group(struct tp_group *t, struct err *e)
 {
     struct gpu_backend *lead = t->rank[0];
     float *x[BACKEND_MOST_GPUS];
-    if (run_embed(lead, e) < 0)
+    if (run_embed(lead, e) < 0 || watch_layer(lead, -1, e) < 0)
         return -1;
     for (int i = 0; i < t->n; i++)
         x[i] = t->rank[i]->x;
@@ -815,7 +815,7 @@ static int run_group(struct tp_group *t, struct err *e)
         if (gpu_use(t->rank[i]->g, e) < 0 || run_ropes(t->rank[i], e) < 0)
             return -1;
     for (int i = lead->layers.first; i < lead->layers.end; i++)
-        if (run_shared_layer(t, i, e) < 0)
+        if (run_shared_layer(t, i, e) < 0 || gpu_use(lead->g, e) < 0 || watch_layer(lead, i, e) < 0)
             return -1;
     return gpu_use(lead->g, e);
 }
@@ -824,10 +824,10 @@ int layers_run(struct gpu_backend *b, struct err *e)
 {
     if (b->group)
         return run_group(b->group, e);
-    if ((b->layers.first == 0 && run_embed(b, e) < 0) || run_ropes(b, e) < 0)
+    if ((b->layers.first == 0 && (run_embed(b, e) < 0 || watch_layer(b, -1, e) < 0)) || run_ropes(b, e) < 0)
         return -1;
     for (int i = b->layers.first; i < b->layers.end; i++)
-        if (run_layer(b, i, e) < 0 || dweights_done(b->w, i, e) < 0)
+        if (run_layer(b, i, e) < 0 || watch_layer(b, i, e) < 0 || dweights_done(b->w, i, e) < 0)
             return -1;
     return 0;
 }

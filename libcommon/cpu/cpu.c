@@ -136,6 +136,7 @@ static void *open_layers(const struct model *m, const struct backend_options *o,
         (o->pages && pages_open(&b->core, o->pages, (int64_t)o->n_blocks * KV_BLOCK, e) < 0) ||
         (o->pattern.unit && pattern_open(&b->core, &o->pattern, o->n_blocks, e) < 0))
         goto fail;
+    b->core.watch = o->watch;
     if (whole && o->max_weights && m->file && !(b->core.residency = residency_open(m, o->max_weights, e)))
         goto fail;
     b->offset = calloc((size_t)o->max_tokens, sizeof *b->offset);
@@ -264,6 +265,12 @@ static void clear_aux(const struct cpu *b, const struct batch *batch)
                                               sizeof *batch->items[i].hidden);
 }
 
+static void watch_states(const struct core *k, int layer, int n_tokens)
+{
+    if (k->watch)
+        k->watch->states(k->watch->user, layer, k->x, n_tokens, k->c->hidden_size);
+}
+
 /* Run the layers of this backend; the result is in core.x. */
 static int run_layers(struct cpu *b, const struct batch *batch, struct err *e)
 {
@@ -280,6 +287,7 @@ static int run_layers(struct cpu *b, const struct batch *batch, struct err *e)
     if (c->predicts)
         core_predict(k, b->m, &s, k->x);
     clear_aux(b, batch);
+    watch_states(k, -1, s.n_tokens);
     for (int i = 0; i < b->n_layers; i++) {
         residency_layer(k->residency, i);
         add_aux(b, batch, i);
@@ -288,6 +296,7 @@ static int run_layers(struct cpu *b, const struct batch *batch, struct err *e)
         s.kv_at = k->tail && s.in_windows ? s.tail_at : kv_offset(b, i, 0);
         s.pages_at = k->pages ? pages_offset(b, i) : 0;
         core_layer(k, &s, &b->m->layers[i], i, k->x);
+        watch_states(k, i, s.n_tokens);
         s.state_at += config_state_floats(c, i);
     }
     add_aux(b, batch, b->n_layers);
@@ -322,6 +331,8 @@ static int cpu_forward(void *backend, const struct batch *batch, float *logits, 
     }
     if (n_rows > 0)
         core_logits(k, b->m, b->rows, n_rows, logits);
+    if (n_rows > 0 && k->watch && k->watch->logits)
+        k->watch->logits(k->watch->user, logits, n_rows, c->vocab_size);
     return 0;
 }
 

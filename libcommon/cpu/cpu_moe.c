@@ -527,6 +527,8 @@ int moe_run(struct core *k, const struct layer *l, int index, const struct act_i
     struct moe_work *w = &k->moe;
     if (router)
         moe_route(k, l, router, n);
+    if (k->watch)
+        k->watch->experts(k->watch->user, index, w->id, w->weight, n, m->top_k);
     sort_by_expert(m, w->id, w->weight, n, w->first, w->token, w->share);
     for (int i = 0; i < m->n_experts && w->used; i++)
         w->used[(size_t)index * (size_t)m->n_experts + (size_t)i] += (unsigned)(w->first[i + 1] - w->first[i]);

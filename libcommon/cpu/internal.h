@@ -193,6 +193,7 @@ struct core {
     struct lora_work lora;
     float *states; size_t state_stride;     /* states of sequences, borrowed; stride in floats */
     const struct cpu_hook *hook;
+    const struct step_watch *watch;         /* borrowed; NULL: none */
     /* [n_layers][LOOPS] weights to prefetch at the end of each loop; NULL: none */
     struct next_loop *prefetch;
     struct residency *residency;            /* borrowed; NULL: all weights may stay in memory */

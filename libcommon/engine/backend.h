@@ -86,8 +86,21 @@ struct backend_gpus {
     int rank;                               /* set by the backend, for the options of each rank */
 };
 
+/* Functions that get the results of a step, called by the thread that runs it.  A GPU copies them
+ * to the host and waits after every layer. */
+struct step_watch {
+    void *user;
+    /* x [n_tokens][cols]: the states behind a layer; layer -1: the embeddings */
+    void (*states)(void *user, int layer, const float *x, int n_tokens, int cols);
+    /* id, weight [n_tokens][top_k]: the experts that a layer chose */
+    void (*experts)(void *user, int layer, const int *id, const float *weight, int n_tokens, int top_k);
+    /* logits [n_rows][cols]; of the CPU only, because a GPU may draw tokens itself; may be NULL */
+    void (*logits)(void *user, const float *logits, int n_rows, int cols);
+};
+
 struct eagle;
 struct backend_options {
+    const struct step_watch *watch;         /* borrowed until close; NULL: none */
     /* Heads that read the model's states (model/eagle.h), for batch_item.aux; NULL: none.
      * Borrowed until close; CPU only. */
     const struct eagle *eagle;

@@ -819,6 +819,37 @@ END
   [[ "$output" == *"llama has no experts"* ]]
 }
 
+@test "ZSE_DIAG=1 prints the figures of each layer, those of the arrays that layers writes; 0 prints nothing" {
+  t=$BATS_TEST_TMPDIR
+  zse-bench layers "$MODEL" --ids '1 5 9 12 40' -o "$t/ref"
+  ZSE_DIAG=1 run --separate-stderr zse-bench logits "$MODEL" --ids '1 5 9 12 40' -o "$t/logits"
+  [ "$status" = 0 ]
+  python3 - "$t/ref" "$stderr" <<'END'
+import array, math, sys
+def floats(name):
+    data = open(f'{sys.argv[1]}/{name}.npy', 'rb').read()
+    return array.array('f', data[10 + int.from_bytes(data[8:10], 'little'):])
+for line in sys.argv[2].splitlines():
+    kind, name, *rest = line.split()
+    f = dict(item.split('=') for item in rest)
+    x = floats(name.replace('=', '.'))
+    rms = math.sqrt(sum(v * v for v in x) / len(x))
+    assert kind == 'diag' and f['tokens'] == '5' and f['nan'] == f['inf'] == '0', line
+    assert abs(float(f['rms']) / rms - 1) < 1e-5 and abs(float(f['largest']) / max(map(abs, x)) - 1) < 1e-5, line
+names = [line.split()[1] for line in sys.argv[2].splitlines()]
+assert names == ['embed'] + [f'layer={i}' for i in range(len(names) - 2)] + ['logits'] and len(names) == 6, names
+END
+  ZSE_DIAG=0 run --separate-stderr zse-bench logits "$MODEL" --ids '1 5' -o "$t/logits"
+  [ -z "$stderr" ]
+  model=${ZSE_ORACLES:-../shared/oracles}/models/hf/qwen3_moe
+  [ -d "$model" ] || skip "$model is not here"
+  zse-convert "$model" -q nl4 -o "$t/m.zse" >/dev/null
+  ZSE_DIAG=1 run --separate-stderr zse-bench logits "$t/m.zse" --ids '1 5' -o "$t/logits"
+  n=$(grep -cE '^diag layer=[0-9]+ experts=[0-7],[0-7] weights=0\.[0-9]+,0\.[0-9]+ nan=0$' <<<"$stderr")
+  [ "$n" -gt 0 ]
+  [ "$n" = "$(grep -c '^diag layer=[0-9]* tokens=2 ' <<<"$stderr")" ]
+}
+
 @test "layers compares a model with itself, with itself rounded, and with numbers made by hand" {
   t=$BATS_TEST_TMPDIR
   run --separate-stderr zse-bench layers "$MODEL" --ids '1 5 9 12 40' -o "$t/ref"

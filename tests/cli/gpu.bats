@@ -217,6 +217,18 @@ END
   done
 }
 
+@test "ZSE_DIAG=1 prints the layers of a GPU, those of the CPU to its tolerance" {
+  [ -x "$B/emulated/zse-chat" ] || skip "the emulated programs are not built (make emulated)"
+  for d in cpu emulated; do
+    ZSE_DIAG=1 "$B/emulated/zse-chat" "$MODEL" -p hi -n 2 --temp 0 --device "$d" 2>"$BATS_TEST_TMPDIR/$d" >/dev/null
+  done
+  sed -i '/ logits /d' "$BATS_TEST_TMPDIR/cpu"
+  [ "$(wc -l <"$BATS_TEST_TMPDIR/cpu")" = 10 ]
+  awk '{ sub(/rms=/, "", $4); rms = $4; if ((getline other <want) <= 0) exit 1; split(other, w); sub(/rms=/, "", w[4])
+         if ($2 != w[2] || $3 != w[3] || rms > 1.02 * w[4] || rms < .98 * w[4]) exit 1; n++ } END { if (n != 10) exit 1 }' \
+    want="$BATS_TEST_TMPDIR/cpu" "$BATS_TEST_TMPDIR/emulated"
+}
+
 @test "a kernel that fails ends the answer, and ZSE_DEBUG_SYNC=1 names it" {
   [ -x "$B/emulated/zse-chat" ] || skip "the emulated programs are not built (make emulated)"
   ZSE_TEST_FAULT=attn_split:2 run --separate-stderr "$B/emulated/zse-chat" "$MODEL" -p hi --device emulated
