@@ -163,7 +163,7 @@ static uint64_t n_slid;                 /* engines that had window blocks */
 /* Number of rounds.  Sanitizers take ten times as long, and find errors that do not depend on the
  * answers, so they get fewer rounds, most of which do not compute the answers again alone.
  * ZSE_TEST_ALL=1: more rounds. */
-static int n_rounds(void) { return getenv("ZSE_SANITIZED") ? 100 : getenv("ZSE_TEST_ALL") ? 400 : 200; }
+static int n_rounds(void) { return getenv("ZSE_SANITIZED") ? 60 : getenv("ZSE_TEST_ALL") ? 400 : 200; }
 
 /* Requests of all kinds come at random times into engines of all sizes.  With `ahead` the backend
  * supports lookahead steps, and most requests have options with which it can draw tokens. */
