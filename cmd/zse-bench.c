@@ -26,7 +26,7 @@ static const char usage[] =
     "  limits                     the limits of this machine: reads from memory, int8 and f32 arithmetic, page cache, disk\n"
     "  batch                      a step with 1, 2, 4 ... sequences, up to -b (default: 16), at context -p (default: 128)\n"
     "  kv                         types of keys and values (f16, i8, k=i8,v=i4, i4, ternary; or f16 and --kv) at several contexts: bytes, speed, and with TEXTFILE the distance of the predictions from f16's\n"
-    "  moe                        experts that are read: a step with 1, 2, 4 ... sequences, up to -b (default: 8), at context -p (default: 128); with --trace: which experts a GPU should hold, simulated\n"
+    "  moe                        experts that are read: a step with 1, 2, 4 ... sequences, up to -b (default: 8), at context -p (default: 128); with --trace: which experts a GPU should hold, simulated; MODEL TEXTFILE -o FILE: write such a trace\n"
     "  threads                    prefill of -p tokens and decode after it with 1 to --threads threads\n"
     "  spec                       answers with guesses of next tokens (--spec) and without, in turn; steps of several tokens\n"
     "  matmul                     one matrix of random weights against activations of several numbers of tokens\n"
@@ -89,6 +89,7 @@ static const char usage[] =
     "      --ids IDS              logits, layers -o: token ids, '1 5 9'\n"
     "  -o, --output FILE          logits: float32 little endian [n_tokens, vocab_size], always --exact; '-': standard output\n"
     "                             layers: a folder for the arrays, always --exact\n"
+    "                             moe: the experts that the routers choose for the first -p tokens of TEXTFILE (default: the context)\n"
     "                             plot: the picture; '-': standard output\n"
     "      --ref DIR              layers: a folder with ids.npy and any of embed.npy, layer.0.npy ..., logits.npy\n"
     "      --window N             perplexity, quality: tokens of a window; logits: of a step (default: 512); stream without MODEL: layers of the window (default: several)\n"
@@ -144,7 +145,7 @@ enum command { SPEED, LIMITS, BATCH, KV, MOE, THREADS, MATMUL, TERNARY, DEQUANT,
                STREAM, PLOT, GPU, COLDSTART, SERVE, LOGITS, LAYERS, PERPLEXITY, QUALITY, SPEC, N_COMMANDS };
 static const struct { const char *name; int least, most; const char *letters; } commands[N_COMMANDS] = {
     [SPEED] = { NULL, 0, 1, "pnbrwal" }, [LIMITS] = { "limits", 0, 0, "f" }, [BATCH] = { "batch", 0, 1, "pbrlV" },
-        [KV] = { "kv", 0, 2, "rclV" }, [MOE] = { "moe", 0, 1, "pbrlKX" },
+        [KV] = { "kv", 0, 2, "rclV" }, [MOE] = { "moe", 0, 2, "pbrlKXo" },
     [THREADS] = { "threads", 0, 1, "pr" }, [MATMUL] = { "matmul", 0, 0, "rstl" },
     [TERNARY] = { "ternary", 0, 0, "rstl" },
     [SPARSE] = { "sparse", 0, 0, "c" }, [SIMD] = { "simd", 0, 0, "r" }, [FLASH] = { "flash", 0, 0, "rc" },
@@ -371,9 +372,13 @@ static int check_stream(struct bench_options *o, uint64_t given, const char *mod
 }
 
 /* With --trace no model is measured. */
-static int check_moe(struct bench_options *o, uint64_t given, const char *model)
+static int check_moe(struct bench_options *o, uint64_t given, int n, const char *model)
 {
     struct bench_experts *b = &o->experts;
+    if ((n == 2) != (o->output != NULL) || (n == 2 && b->trace))
+        return cli_wrong(prog, "moe: a trace is written with MODEL TEXTFILE -o FILE, and read with --trace FILE alone");
+    if (n == 2 && !(given & 1))
+        o->prompt = 0;
     if (!b->trace)
         return b->expert_bytes || b->cpu || o->stream.link || o->stream.layer_s > 0
                ? cli_wrong(prog, "moe: --expert-size, --cpu-rate, --link and --layer-time need --trace") : 0;
@@ -473,7 +478,7 @@ static int run(struct bench_options *o, uint64_t given, int n, char **args)
     set_defaults(o, c, given);
     if ((c == THREADS || c == COLDSTART || c == GPU) && o->prompt == 0)
         return cli_wrong(prog, "%s: -p 0 leaves nothing to measure", commands[c].name);
-    if (c == MOE && (rc = check_moe(o, given, model)) != 0)
+    if (c == MOE && (rc = check_moe(o, given, n, model)) != 0)
         return rc;
     if (c == SPEED || c == BATCH || (c == MOE && !o->experts.trace) || c == KV || c == THREADS || c == COLDSTART)
         rc = open_model_unnamed(prog, model);
@@ -482,7 +487,8 @@ static int run(struct bench_options *o, uint64_t given, int n, char **args)
     switch (c) {
     case LIMITS: return bench_limits(o);
     case BATCH: return bench_batch(o, model);
-    case MOE: return o->experts.trace ? bench_experts(o) : bench_moe(o, model);
+    case MOE:
+        return o->experts.trace ? bench_experts(o) : n == 2 ? bench_router(o, model, args[1]) : bench_moe(o, model);
     case KV: return bench_kv(o, model, n > 1 ? args[1] : NULL);
     case THREADS: return bench_threads(o, model);
     case MATMUL: return bench_matmul(o);

@@ -54,6 +54,7 @@ int bench_batch(const struct bench_options *o, const char *model);          /* t
 int bench_kv(const struct bench_options *o, const char *model, const char *text);        /* text NULL: speed alone */
 int bench_moe(const struct bench_options *o, const char *model);
 int bench_experts(const struct bench_options *o);           /* moe --trace */
+int bench_router(const struct bench_options *o, const char *model, const char *text);   /* moe -o */
 int bench_threads(const struct bench_options *o, const char *model);
 int bench_matmul(const struct bench_options *o);
 int bench_ternary(const struct bench_options *o);

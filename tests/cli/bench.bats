@@ -817,6 +817,22 @@ END
   run zse-bench moe "$MODEL"
   [ "$status" = 1 ]
   [[ "$output" == *"llama has no experts"* ]]
+  # a trace of its routers, of tokens 0 to 11: ZSE_DIAG prints the choices of the last one
+  t=$BATS_TEST_TMPDIR
+  zse-bench moe "$t/m.zse" "$TEXT" -o "$t/trace" -p 12 --exact
+  [ "$(sed -n 1p "$t/trace")" = 'experts 8 top_k 2' ]
+  layers=$(zse-info --json "$t/m.zse" | jq .num_hidden_layers)
+  [ "$(wc -l <"$t/trace")" = $((1 + 12 * layers)) ]
+  ids=$(zse-info tokenize "$t/m.zse" <"$TEXT" | jq -r '.[:12] | map(tostring) | join(" ")')
+  ZSE_DIAG=1 zse-bench logits "$t/m.zse" --ids "$ids" -o "$t/logits" 2>&1 >"$t/json" |
+    sed -n 's/^diag layer=\([0-9]*\) experts=\([0-9]*\),\([0-9]*\) .*/\1 \2 \3/p' >"$t/last"
+  tail -n "$layers" "$t/trace" | diff - "$t/last"
+  run --separate-stderr zse-bench moe --trace "$t/trace" --json
+  [ "$status" = 0 ]
+  check '[r["slots"] for r in j["rows"][::5]] == [1, 2, 4, 6] and all(0 <= r["hit_rate"] <= 1 for r in j["rows"])' <<<"$output"
+  run -2 zse-bench moe "$t/m.zse" "$TEXT"
+  run -2 zse-bench moe "$t/m.zse" -o "$t/trace"
+  run -1 zse-bench moe "$MODEL" "$TEXT" -o "$t/trace"
 }
 
 @test "ZSE_DIAG=1 prints the figures of each layer, those of the arrays that layers writes; 0 prints nothing" {
