@@ -36,12 +36,12 @@ def pick(r, *values):
     return r.choice(values)
 
 
-def attention(r, c, head_dims=(16, 24, 32, 40, 48, 80)):
-    kv = pick(r, 1, 2, 3)
-    c["num_key_value_heads"], c["num_attention_heads"] = kv, kv * pick(r, 1, 2, 3)
-    c["hidden_size"] = pick(r, 40, 48, 64, 72, 100, 132)
+def attention(r, c, head_dims=(8, 10, 16, 18, 24, 32, 34, 40, 48, 80, 98, 130)):
+    kv = pick(r, 1, 2, 3, 5)
+    c["num_key_value_heads"], c["num_attention_heads"] = kv, kv * pick(r, 1, 2, 3, 7)
+    c["hidden_size"] = pick(r, 34, 40, 48, 58, 64, 72, 100, 132, 190)
     c["head_dim"] = pick(r, *head_dims)
-    c["intermediate_size"] = pick(r, 40, 72, 100, 130)
+    c["intermediate_size"] = pick(r, 26, 40, 72, 100, 130, 257)
 
 
 def layers(r, c, n, kinds, needed):
@@ -54,26 +54,26 @@ def layers(r, c, n, kinds, needed):
 def experts(r, c, key="num_experts", top="num_experts_per_tok"):
     c[key] = pick(r, 3, 5, 8, 12)
     c[top] = r.randint(1, min(4, c[key]))
-    c["moe_intermediate_size"] = pick(r, 20, 36, 48, 56)
+    c["moe_intermediate_size"] = pick(r, 9, 20, 33, 36, 48, 56)
 
 
 def delta(r, c, same=False):
     keys = pick(r, 1, 2, 3)
     c["linear_num_key_heads"], c["linear_num_value_heads"] = keys, keys * (1 if same else pick(r, 1, 2, 3))
-    c["linear_key_head_dim"], c["linear_value_head_dim"] = pick(r, 8, 12, 24, 40), pick(r, 8, 20, 36, 40)
+    c["linear_key_head_dim"], c["linear_value_head_dim"] = pick(r, 6, 8, 12, 24, 33, 40, 130), pick(r, 5, 8, 20, 36, 40, 97)
     c["linear_conv_kernel_dim"] = pick(r, 2, 3, 4, 5)
 
 
 def latents(r, c, q_rank=True):
-    heads = pick(r, 1, 2, 3, 5)
+    heads = pick(r, 1, 2, 3, 5, 7)
     c["num_attention_heads"] = c["num_key_value_heads"] = heads
-    c["hidden_size"], c["intermediate_size"] = pick(r, 40, 64, 72, 100), pick(r, 40, 72, 100)
-    c["kv_lora_rank"], c["qk_rope_head_dim"] = pick(r, 20, 32, 44, 56), pick(r, 8, 12, 16)
-    c["qk_nope_head_dim"], c["v_head_dim"] = pick(r, 12, 20, 32, 44), pick(r, 12, 20, 32, 44)
+    c["hidden_size"], c["intermediate_size"] = pick(r, 34, 40, 64, 72, 100, 190), pick(r, 26, 40, 72, 100, 257)
+    c["kv_lora_rank"], c["qk_rope_head_dim"] = pick(r, 7, 20, 32, 33, 44, 56, 130), pick(r, 2, 4, 8, 10, 12, 16, 36)
+    c["qk_nope_head_dim"], c["v_head_dim"] = pick(r, 5, 12, 20, 32, 44, 129), pick(r, 3, 12, 20, 32, 33, 44, 130)
     c["head_dim"] = c["qk_rope_head_dim"]
     c["qk_head_dim"] = c["qk_nope_head_dim"] + c["qk_rope_head_dim"]
     if q_rank:
-        c["q_lora_rank"] = pick(r, 20, 36, 48)
+        c["q_lora_rank"] = pick(r, 7, 20, 33, 36, 48)
 
 
 def groups(r, c, n, top, key="n_routed_experts", group="n_group"):
@@ -178,11 +178,11 @@ def bailing_hybrid(r, c):
 
 
 def mamba(r, c, inner, heads="mamba_n_heads", dim="mamba_d_head"):
-    sizes = [d for d in (4, 8, 12, 16, 20, 24, 32, 40) if inner % d == 0]
+    sizes = [d for d in (1, 2, 4, 5, 8, 12, 16, 20, 24, 32, 40) if inner % d == 0]
     c[dim] = r.choice(sizes)
     c[heads] = inner // c[dim]
     c["mamba_n_groups"] = r.choice([g for g in (1, 2, 3, 4) if c[heads] % g == 0])
-    c["mamba_d_state"] = pick(r, 8, 12, 20, 32)
+    c["mamba_d_state"] = pick(r, 3, 8, 12, 20, 32, 129)
     c["mamba_d_conv"] = pick(r, 2, 3, 4)
 
 
@@ -413,7 +413,8 @@ def cohere2_moe(r, c):
 
 
 def grouped(r, c):
-    plain(r, c)
+    attention(r, c, (16, 20, 24, 32, 40, 48, 80))     # an even half of them rotates
+    c["num_hidden_layers"] = r.randint(1, 3)
     mlp_types(r, c)
     c.pop("mlp_layer_types")
     groups(r, c, pick(r, 1, 2, 4), "num_experts_per_tok")
@@ -475,7 +476,7 @@ def gpt_oss(r, c):
 
 
 def minimax_m2(r, c):
-    plain(r, c)
+    attention(r, c, (16, 20, 24, 32, 40, 48, 80))
     local_experts(r, c)
     c["partial_rotary_factor"] = pick(r, 0.5, 1.0)
     c["rotary_dim"] = int(c["head_dim"] * c["partial_rotary_factor"])
