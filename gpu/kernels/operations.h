@@ -188,7 +188,7 @@ struct gpu_state {
     int n_items, longest;
     const float *conv_weight, *conv_bias;       /* [kernel][channels]; [channels] or NULL */
     int kernel;
-    const float *a_log, *dt_bias, *d;           /* a_log: with log_rates -exp(a_log) */
+    const float *a_log, *dt_bias, *d;           /* a_log: with log_rates -exp(a_log) or its size */
     int n_heads, head_dim, n_groups, state_size, log_rates, ba_flat, tiled, per_row;
     int flat;                                   /* the projection has q, k and v of all groups */
     float dt_min, dt_max, rate_scale, decay_least;      /* as in struct recurrent */

@@ -164,7 +164,10 @@ DEVICE stage stage_of(float *shared, int n)
 }
 
 /* Logarithm of the decay for a time step of 1, which is negative. */
-DEVICE float decay_rate(const gpu_state &o, int head) { return o.log_rates ? o.a_log[head] : -expf(o.a_log[head]); }
+DEVICE float decay_rate(const gpu_state &o, int head)
+{
+    return o.log_rates ? -fabsf(o.a_log[head]) : -expf(o.a_log[head]);
+}
 
 /* Compute the factors of one token and head. */
 DEVICE void factors(const gpu_state &o, const stage &s, int at, int token, int head)

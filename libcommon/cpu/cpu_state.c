@@ -186,10 +186,11 @@ static void conv_part(void *arg, int i, int thread)
 
 static float softplus(float x) { return x > 20 ? x : log1pf(expf(x)); }
 
-/* Logarithm of the decay, which is negative. */
+/* Logarithm of the decay, which is negative.  (bailingmoe3's GGUF files have exp of A_log, all
+ * others -exp.) */
 static float rate_of(const struct state_job *j, int head)
 {
-    return j->k->c->gguf ? j->l->a_log[head] : -expf(j->l->a_log[head]);
+    return j->k->c->gguf ? -fabsf(j->l->a_log[head]) : -expf(j->l->a_log[head]);
 }
 
 static void mamba_token(const struct state_job *j, int head, int token, float *state)

@@ -104,6 +104,8 @@ void gguf_add_qwen35(struct gguf_translator *t);
 void gguf_add_qwen35moe(struct gguf_translator *t);
 void gguf_add_qwen3next(struct gguf_translator *t);
 void gguf_add_kimi_linear(struct gguf_translator *t);
+void gguf_add_bailing(struct gguf_translator *t);
+void gguf_add_minimax(struct gguf_translator *t);
 void gguf_add_gemma2(struct gguf_translator *t);
 void gguf_add_gemma3(struct gguf_translator *t);
 void gguf_add_gemma3n(struct gguf_translator *t);

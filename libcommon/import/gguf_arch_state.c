@@ -155,15 +155,12 @@ void gguf_add_nemotron_h_moe(struct gguf_translator *t)
     gguf_add_router(t, 1);
 }
 
-static void add_delta_layers(struct gguf_translator *t)
+/* Write the kinds of layers.  every: without keys, every how many layers attend. */
+static void set_recurrent_kinds(struct gguf_translator *t, int64_t every)
 {
     char k[160];
     const struct gguf_kv *states = gguf_find(t->g, gguf_full_key(t, "attention.recurrent_layers", k, sizeof k));
-    int64_t every = 4;
-    gguf_set_bool(t, "attention_bias", gguf_any_attn_bias(t));
-    set_mamba(t, "linear_num_value_heads", "linear_value_head_dim", "linear_num_key_heads", "linear_key_head_dim",
-              "linear_conv_kernel_dim");
-    gguf_key_int(t, "full_attention_interval", 4, &every, NULL);
+    gguf_key_int(t, "full_attention_interval", every, &every, NULL);
     json_t *kinds = json_array();
     for (int64_t i = 0, n = gguf_add_extra_layers(t); i < n; i++) {
         const int attends = states && states->type == GGUF_ARR ? !gguf_key_at(t, "attention.recurrent_layers", i, 0)
@@ -171,6 +168,24 @@ static void add_delta_layers(struct gguf_translator *t)
         json_array_append_new(kinds, json_string(attends ? "full_attention" : "linear_attention"));
     }
     json_object_set_new(t->out, "layer_types", kinds);
+}
+
+static void add_delta_layers(struct gguf_translator *t)
+{
+    gguf_set_bool(t, "attention_bias", gguf_any_attn_bias(t));
+    set_mamba(t, "linear_num_value_heads", "linear_value_head_dim", "linear_num_key_heads", "linear_key_head_dim",
+              "linear_conv_kernel_dim");
+    set_recurrent_kinds(t, 4);
+}
+
+/* The one factor of the file is that of all three alphas; the betas are 1. */
+void gguf_add_minimax(struct gguf_translator *t)
+{
+    static const char *const alphas[] = { "linear_attn_alpha_factor", "full_attn_alpha_factor", "mlp_alpha_factor" };
+    gguf_copy_int(t, "expert_used_count", "num_experts_per_tok");
+    for (size_t i = 0; i < sizeof alphas / sizeof *alphas; i++)
+        gguf_set_real(t, alphas[i], gguf_key_float(t, "residual_scale", 1));
+    set_recurrent_kinds(t, 8);
 }
 
 void gguf_add_qwen35(struct gguf_translator *t) { add_delta_layers(t); }
@@ -188,9 +203,8 @@ void gguf_add_qwen3next(struct gguf_translator *t)
     gguf_set_bool(t, "zse_z_apart", gguf_any_layer_has(t, ".attn_gate.weight"));
 }
 
-/* Layers with Kimi delta attention have 0 KV heads in the file.  No key says that the router's
- * weights are normalized. */
-void gguf_add_kimi_linear(struct gguf_translator *t)
+/* Layers with Kimi delta attention have 0 KV heads in the file. */
+static void add_kimi_delta(struct gguf_translator *t)
 {
     gguf_check_head(t);
     t->n_layers = gguf_add_extra_layers(t);
@@ -201,11 +215,41 @@ void gguf_add_kimi_linear(struct gguf_translator *t)
     gguf_copy_int(t, "expert_group_count", "num_expert_group");
     gguf_copy_int(t, "expert_group_used_count", "topk_group");
     gguf_set_real(t, "routed_scaling_factor", gguf_key_float(t, "expert_weights_scale", 1));
+    /* kimi-linear has no key for this */
     gguf_set_bool(t, "moe_renormalize", gguf_key_float(t, "expert_weights_norm", 1) != 0);
-    gguf_set_string(t, "moe_router_activation_func", "sigmoid");
     gguf_set_int(t, "linear_num_heads", t->heads);
     gguf_copy_int(t, "kda.head_dim", "linear_head_dim");
-    gguf_copy_int(t, "ssm.conv_kernel", "linear_conv_kernel_dim");
     gguf_set_int(t, "model_max_length", t->context);
     set_layer_kinds(t, "layer_types", "full_attention", "linear_attention", NULL);
+}
+
+void gguf_add_kimi_linear(struct gguf_translator *t)
+{
+    add_kimi_delta(t);
+    gguf_set_string(t, "moe_router_activation_func", "sigmoid");
+    gguf_copy_int(t, "ssm.conv_kernel", "linear_conv_kernel_dim");
+}
+
+/* Refuse limits on the activations of experts. */
+static void no_limit(struct gguf_translator *t, const char *key)
+{
+    const double limit = gguf_key_float(t, key, 0);
+    if (limit != 0)
+        gguf_fail(t, ERR_UNSUPPORTED, "key %s.%s: a limit of %g is not supported, expected 0", t->arch, key, limit);
+}
+
+/* Ling 3.0 */
+void gguf_add_bailing(struct gguf_translator *t)
+{
+    int64_t width = 0, shared = 0;
+    add_kimi_delta(t);
+    gguf_copy_int(t, "ssm.conv_kernel", "short_conv_kernel_size");
+    gguf_set_bool(t, "kda_safe_gate", gguf_key_float(t, "kda.safe_gate", 1) != 0);
+    gguf_set_real(t, "kda_lower_bound", gguf_key_float(t, "kda.gate_lower_bound", -5));
+    no_limit(t, "swiglu_clamp_exp");
+    no_limit(t, "swiglu_clamp_shexp");
+    gguf_key_int(t, "expert_feed_forward_length", 0, &width, NULL);
+    if (gguf_key_int(t, "expert_shared_feed_forward_length", width, &shared, NULL) == 0 && shared != width)
+        gguf_fail(t, ERR_UNSUPPORTED, "key %s.expert_shared_feed_forward_length: %lld is not supported, expected %lld",
+                  t->arch, (long long)shared, (long long)width);
 }

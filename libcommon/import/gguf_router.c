@@ -24,6 +24,7 @@ static const struct { const char *gguf; unsigned can; enum gguf_gate otherwise; 
     { "hy_v3",          SIGMOID, GATE_SIGMOID },
     { "mimo2",          SIGMOID, GATE_SIGMOID },
     { "kimi-linear",    SIGMOID, GATE_SIGMOID },
+    { "bailingmoe3",    SIGMOID, GATE_SIGMOID },
     { "lfm2moe",        SIGMOID, GATE_SIGMOID },
     { "nemotron_h_moe", SIGMOID, GATE_SIGMOID },
     { "gpt-oss",        CHOSEN,  GATE_CHOSEN },

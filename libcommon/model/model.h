@@ -450,7 +450,7 @@ struct layer {
      * in_z */
     struct linear gate_a, in_f;
     const float *conv, *conv_bias;  /* [conv_kernel][channels], [channels] or NULL */
-    const float *a_log, *dt_bias, *d;       /* [n_heads]; a_log: in a GGUF -exp(a_log); d: mamba2 only */
+    const float *a_log, *dt_bias, *d;       /* [n_heads]; a_log: in a GGUF -exp(a_log) or its size; d: mamba2 only */
     struct norm gate_norm;          /* mamba2: a norm over all heads together; delta net: over one head */
     /* FF_MOE */
     struct linear router, shared_router;

@@ -156,9 +156,15 @@ static void state_names(struct builder *b)
         b->n.in = "attn_{q,k,v}";
         b->n.conv = "ssm_conv1d_{q,k,v}";
         b->n.in_ba = "ssm_beta";
-        b->n.gate_a = "ssm_{f,g}_a";
-        b->n.in_f = "ssm_f_b";
-        b->n.in_z = "ssm_g_b";
+        const int ranks = b->c->recurrent.gate_rank > 0;
+        b->n.gate_a = ranks ? "ssm_{f,g}_a" : NULL;
+        b->n.in_f = ranks ? "ssm_f_b" : "ssm_f_a|ssm_f";
+        b->n.in_z = ranks ? "ssm_g_b" : "ssm_g_a|ssm_g";
+        b->n.state_o = NULL;
+    } else if (config_has_mixer(b->c, MIXER_LIGHTNING)) {
+        b->n.in = gguf_names.qkv;
+        b->n.in_z = "attn_gate";
+        b->n.gate_norm = "attn_norm_2";
         b->n.state_o = NULL;
     } else if (b->c->recurrent.z_apart) {
         b->n.in = gguf_names.qkv;

@@ -41,7 +41,8 @@ LATEST = {"qwen2_5_vl-vl": "qwen2vl", "qwen3_vl-vl": "qwen3vl", "qwen3_vl_moe-vl
           "apertus": "apertus", "qwen3_5": "qwen35", "qwen3_5_moe": "qwen35moe", "qwen3_5_moe-vl": "qwen35moe", "falcon_h1": "falcon-h1", "glm_moe_dsa": "glm-dsa",
           "glm_moe_dsa-skip": "glm-dsa", "jamba": "jamba", "gemma3n": "gemma3n", "gemma3n-vl": "gemma3n", "gemma4": "gemma4", "gemma4-e": "gemma4",
           "gemma4-moe": "gemma4", "gemma4-vl": "gemma4", "gemma4_unified-vl": "gemma4", "kimi_linear": "kimi-linear", "mimo_v2_flash": "mimo2",
-          "deepseek_v32": "deepseek32", "cohere2_moe": "cohere2moe", "hy_v3": "hy_v3", "granite_swa": "granite_swa", "deepseek_v4-hub": "deepseek4"}
+          "deepseek_v32": "deepseek32", "cohere2_moe": "cohere2moe", "hy_v3": "hy_v3", "granite_swa": "granite_swa", "deepseek_v4-hub": "deepseek4",
+          "bailing_hybrid": "bailingmoe3", "minimax": "minimax-01"}
 # Architectures that the package does not know, and for each a known one that has the same names of
 # tensors.
 NAMES_OF = {"deepseek32": "glm-dsa", "cohere2moe": "exaone-moe", "hy_v3": "exaone-moe", "granite_swa": "mimo2"}
@@ -54,6 +55,7 @@ PERMUTED = ("llama", "mistral3", "apertus", "granitemoe", "granitehybrid", "gran
 CHUNK = 32
 STATES = ("lfm2", "lfm2moe", "mamba2", "granitehybrid", "nemotron_h", "nemotron_h_moe", "qwen3next", "qwen35", "qwen35moe", "falcon-h1", "jamba")
 DELTA = ("qwen3next", "qwen35", "qwen35moe")
+KDA = ("kimi-linear", "bailingmoe3")
 WINDOWS = ("gemma3n", "gemma4", "mimo2")        # models whose layers have different heads
 
 
@@ -127,6 +129,31 @@ V4 = {"attn.wq_a": "attn_q_a", "attn.wq_b": "attn_q_b", "attn.q_norm": "attn_q_a
       "ffn.experts.w1": "ffn_gate_exps", "ffn.experts.w2": "ffn_down_exps", "ffn.experts.w3": "ffn_up_exps"}
 V4_ENDS = {"embed": "token_embd", "norm": "output_norm", "head": "output", "hc_head_fn": "output_hc_fn", "hc_head_base": "output_hc_base",
            "hc_head_scale": "output_hc_scale"}
+
+
+# Names of tensors of architectures that the package does not know, in the same way.
+BLOCK = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+ENDS = {"model.word_embeddings": "token_embd", "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+OWN_NAMES = {
+    "bailingmoe3": BLOCK | {f"attention.{part}_proj": f"attn_{part}" for part in "qkv"} | {f"attention.{part}_conv1d": f"ssm_conv1d_{part}" for part in "qkv"} |
+    {"attention.A_log": "ssm_a", "attention.dt_proj": "ssm_dt", "attention.b_proj": "ssm_beta", "attention.f_proj": "ssm_f_a", "attention.o_norm": "ssm_norm",
+     "attention.dense": "attn_output", "attention.kv_a_proj_with_mqa": "attn_kv_a_mqa", "attention.kv_a_layernorm": "attn_kv_a_norm",
+     "attention.k_b_proj": "attn_k_b", "attention.v_b_proj": "attn_v_b", "mlp.gate": "ffn_gate_inp", "mlp.gate.expert_bias": "exp_probs_b"} |
+    {f"mlp.{at}{part}_proj": f"ffn_{part}{end}" for part in ("gate", "up", "down") for at, end in (("", ""), ("experts.", "_exps"), ("shared_experts.", "_shexp"))},
+    "minimax-01": BLOCK | {f"self_attn.{part}_proj": f"attn_{part}" for part in ("q", "k", "v", "qkv")} |
+    {"self_attn.o_proj": "attn_output", "self_attn.out_proj": "attn_output", "self_attn.output_gate": "attn_gate", "self_attn.norm": "attn_norm_2",
+     "block_sparse_moe.gate": "ffn_gate_inp", "block_sparse_moe.experts.w1": "ffn_gate_exps", "block_sparse_moe.experts.w2": "ffn_down_exps",
+     "block_sparse_moe.experts.w3": "ffn_up_exps"}}
+
+
+def own_name(name, a, c, arch):
+    stem, end = re.match(r"(.*?)(\.weight|\.bias|)$", name).groups()
+    layer = re.match(r"model\.layers\.(\d+)\.(.*)", stem)
+    if not layer:
+        return ENDS[stem] + end
+    if layer[2] == "attention.g_proj":          # of latent attention, one gate for each head
+        return f"blk.{layer[1]}.{'attn_gate' if len(a) == c['num_attention_heads'] else 'ssm_g_a'}{end}"
+    return f"blk.{layer[1]}.{OWN_NAMES[arch][layer[2]]}{end}"
 
 
 def v4_name(name):
@@ -245,8 +272,8 @@ def multiplied(name, a, c):
 
 
 def layered(named, arch, c):
-    """gemma3n, gemma4, mimo2 and kimi-linear: rename, stack and reshape tensors as their converters
-    do."""
+    """gemma3n, gemma4, mimo2, kimi-linear and bailingmoe3: rename, stack and reshape tensors as
+    their converters do."""
     out = {}
     for name, a in named.items():
         layer = re.search(r"layers\.(\d+)\.", name)
@@ -259,7 +286,7 @@ def layered(named, arch, c):
         elif name.endswith("_conv1d.weight"):
             a = a.reshape(1, a.shape[0], 1, -1)
         elif name.endswith("A_log"):
-            a = -np.exp(a)
+            a = np.exp(a).reshape(-1, 1) if arch == "bailingmoe3" else -np.exp(a)
         elif name.endswith("dt_bias"):
             name = name.replace("dt_bias", "dt_proj.bias")
         elif re.search(r"block_sparse_moe\.(gate|up|down)_proj", name):
@@ -276,7 +303,7 @@ def layered(named, arch, c):
 def merge(all_tensors, c, arch, joined):
     """Rearrange the tensors as llama.cpp's converter does, but keep the names of Hugging Face."""
     out, experts = {}, {}
-    if arch in WINDOWS or arch == "kimi-linear":
+    if arch in WINDOWS or arch in KDA:
         all_tensors = layered(all_tensors, arch, c)
     for name, a in all_tensors.items():
         if arch == "falcon-h1":
@@ -322,7 +349,7 @@ def merge(all_tensors, c, arch, joined):
         elif "experts.down_proj" in name and arch == "gpt-oss":
             bias = name.endswith("_bias")
             out[name.split("down_proj")[0] + "down_proj" + (".bias" if bias else ".weight")] = a if bias else a.swapaxes(1, 2)
-        elif arch in ("deepseek2", "deepseek32", "glm-dsa", "kimi-linear") and name.endswith("kv_b_proj.weight"):
+        elif arch in ("deepseek2", "deepseek32", "glm-dsa", *KDA) and name.endswith("kv_b_proj.weight"):
             heads, nope, v = c["num_attention_heads"], c["qk_nope_head_dim"], c["v_head_dim"]
             b = a.reshape(heads, nope + v, a.shape[1])
             out[name.replace("kv_b_proj", "k_b_proj")] = b[:, :nope].swapaxes(1, 2)
@@ -450,18 +477,17 @@ def write_window_keys(w, c, arch):
     w.add_tensor("rope_freqs.weight", np.array([1.0] * turns + [1e30] * (key // 2 - turns), "<f4"))
 
 
-def write_kimi_keys(w, c):
-    latent, n = c["kv_lora_rank"], c["num_hidden_layers"]
-    linear = c["linear_attn_config"]
-    w.add_block_count(n)
+def write_kimi_keys(w, c, arch):
+    latent, full = c["kv_lora_rank"], [k == "full_attention" for k in c["layer_types"]]
+    w.add_block_count(c["num_hidden_layers"])
     w.add_context_length(c["model_max_length"])
     w.add_embedding_length(c["hidden_size"])
     w.add_feed_forward_length(c["intermediate_size"])
     w.add_head_count(c["num_attention_heads"])
-    w.add_head_count_kv([int(i + 1 in linear["full_attn_layers"]) for i in range(n)])
+    w.add_head_count_kv([int(attends) for attends in full])
     w.add_layer_norm_rms_eps(c["rms_norm_eps"])
-    w.add_ssm_conv_kernel(linear["short_conv_kernel_size"])
-    w.add_kda_head_dim(linear["head_dim"])
+    w.add_ssm_conv_kernel(c["linear_conv_kernel_dim"])
+    w.add_kda_head_dim(c["linear_head_dim"])
     w.add_kv_lora_rank(latent)
     w.add_rope_dimension_count(c["qk_rope_head_dim"])
     w.add_key_length(latent + c["qk_rope_head_dim"])
@@ -474,14 +500,25 @@ def write_kimi_keys(w, c):
     w.add_expert_shared_count(c["num_shared_experts"])
     w.add_leading_dense_block_count(c["first_k_dense_replace"])
     w.add_expert_weights_scale(c["routed_scaling_factor"])
+    if arch == "bailingmoe3":
+        w.add_rope_freq_base(c["rope_theta"])
+        w.add_expert_group_count(c["num_expert_group"])
+        w.add_expert_group_used_count(c["topk_group"])
+        w.add_expert_weights_norm(True)
+        w.add_expert_shared_feed_forward_length(c["moe_intermediate_size"])
+        w.add_bool(f"{arch}.kda.safe_gate", c["kda_safe_gate"])
+        w.add_float32(f"{arch}.kda.gate_lower_bound", c["kda_lower_bound"])
 
 
 def write_keys(w, c, arch):
     if arch in WINDOWS:
         write_window_keys(w, c, arch)
         return
-    if arch in ("kimi-linear", "deepseek4"):
-        (write_kimi_keys if arch == "kimi-linear" else write_v4_keys)(w, c)
+    if arch in KDA:
+        write_kimi_keys(w, c, arch)
+        return
+    if arch == "deepseek4":
+        write_v4_keys(w, c)
         return
     heads, hidden = c.get("num_attention_heads", 0), c["hidden_size"]
     for old, new in (("num_dense_layers", "first_k_dense_replace"), ("num_shared_experts", "n_shared_experts"),
@@ -563,6 +600,9 @@ def write_keys(w, c, arch):
         w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if c.get("norm_topk_prob") or arch == "hy_v3":
         w.add_expert_weights_norm(True)
+    if arch == "minimax-01":
+        w.add_residual_scale(c["mlp_alpha_factor"])
+        w.add_uint32(f"{arch}.full_attention_interval", c["layer_types"].index("full_attention") + 1)
     if arch in ("gpt-oss", "exaone-moe", "afmoe", "olmo2", "granite_swa"):
         w.add_sliding_window(c["sliding_window"])
     if arch == "cohere2moe":
@@ -607,7 +647,8 @@ def convert(folder, arch, path, more_experts=0, joined=False):
     write_keys(w, c, arch)
     vocab = c["vocab_size"]
     add_plain_vocabulary(w, vocab)
-    number = None if arch == "deepseek4" else next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == NAMES_OF.get(arch, arch))
+    known = NAMES_OF.get(arch, arch)
+    number = next((k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == known), None)
     names = number and gguf.get_tensor_name_map(number, 64)
     named = {n.replace("language_model.", ""): a for n, a in tensors(folder).items() if not SKIPPED.search(n)}
     factors = c.get("rope_scaling") or {}
@@ -622,7 +663,14 @@ def convert(folder, arch, path, more_experts=0, joined=False):
         layer = re.search(r"layers\.(\d+)\.", name)
         if layer and int(layer[1]) >= c.get("num_hidden_layers", np.inf):   # multi-token prediction
             continue
-        ours = name if name.startswith("blk.") else v4_name(name) if arch == "deepseek4" else names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if name.startswith("blk."):
+            ours = name
+        elif arch in OWN_NAMES:
+            ours = own_name(name, a, c, arch)
+        elif arch == "deepseek4":
+            ours = v4_name(name)
+        else:
+            ours = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if ours is None:
             raise ValueError(f"the package gguf has no name for {name}")
         w.add_tensor(ours, np.ascontiguousarray(a, dtype="<i4" if "tid2eid" in ours else "<f4"))

@@ -655,6 +655,12 @@ static void facts_that_do_not_fit(void **state)
         { "gemma4", { "gemma4.rope.scaling.factor", GGUF_F32, 8, NULL }, "without a factor", "rope_freqs.weight",
           ERR_UNSUPPORTED },
         { "kimi-linear", { "kimi-linear.unread", GGUF_U32, 0, NULL }, "output.weight is missing", NULL, ERR_FORMAT },
+        { "bailingmoe3", { "bailingmoe3.swiglu_clamp_exp", GGUF_F32, 7, NULL }, "swiglu_clamp_exp: a limit of 7 is not",
+          "output.weight", ERR_UNSUPPORTED },
+        { "bailingmoe3", { "bailingmoe3.swiglu_clamp_shexp", GGUF_F32, 7, NULL }, "swiglu_clamp_shexp: a limit of 7",
+          "output.weight", ERR_UNSUPPORTED },
+        { "bailingmoe3", { "bailingmoe3.expert_shared_feed_forward_length", GGUF_U32, 64, NULL },
+          "feed_forward_length: 64 is not supported, expected 0", "output.weight", ERR_UNSUPPORTED },
         { "gemma3n", { "gemma3n.activation_sparsity_scale", GGUF_ARR, LAYERS - 1, "1.6" }, "or 6 of them", NULL,
           ERR_FORMAT },
         { "gemma3n", { "gemma3n.activation_sparsity_scale", GGUF_ARR, LAYERS + 1, "1.6" }, "or 6 of them", NULL,
@@ -714,10 +720,10 @@ static void functions_of_routers(void **state)
     (void)state;
     static const char *const sigmoid[] = { "deepseek32", "glm-dsa", "glm4moe", "dots1", "minimax-m2", "llama4",
                                            "cohere2moe", "exaone-moe", "afmoe", "mimo2", "kimi-linear", "lfm2moe",
-                                           "nemotron_h_moe", "hy_v3" },
+                                           "nemotron_h_moe", "hy_v3", "bailingmoe3" },
                       *const softmax[] = { "mistral4", "llama", "qwen2moe", "qwen3moe", "olmoe", "granitemoe",
                                            "ernie4_5-moe", "hunyuan-moe", "phimoe", "granitehybrid", "jamba",
-                                           "qwen3next", "qwen35moe", "gemma4", "qwen3vlmoe" };
+                                           "qwen3next", "qwen35moe", "gemma4", "qwen3vlmoe", "minimax-01" };
     static const char *const tensors[] = { "output.weight", "rope_freqs.weight", NULL };
     char k[64];
     for (size_t i = 0; i < sizeof sigmoid / sizeof *sigmoid; i++)
