@@ -40,6 +40,7 @@ static const char usage[] =
     "      --audit-sign FILE      sign the log with this private Ed25519 key (PEM)\n"
     "      --audit-prompts        also log the requests' bodies (at most 4096 bytes of each)\n"
     "      --no-audit             log nothing\n"
+    "      --log-requests         a line on standard error for each request that has ended\n"
     "      --no-history           keep no chat history (default: conversations of pages and clients in chats.db in $ZSE_HOME)\n"
     "      --history-days N       delete conversations without a change for N days, 0: never (default: 0)\n"
     "      --responses-size SIZE  memory for responses that are continued by id (default: 64MiB; 0: none)\n"
@@ -98,7 +99,8 @@ enum {
         OPT_NAME, OPT_SEQS, OPT_QUEUE, OPT_KV_BYTES,
     OPT_QUERY_KEY, OPT_STRICT_API, OPT_ANONYMOUS, OPT_AUDIT_FOLDER,
     OPT_AUDIT_SIZE, OPT_AUDIT_ANONYMOUS, OPT_AUDIT_FILES,
-    OPT_AUDIT_SYSLOG, OPT_AUDIT_SIGN, OPT_AUDIT_PROMPTS, OPT_NO_AUDIT, OPT_MEMORY, OPT_NO_PREFIX, OPT_TIMEOUT,
+    OPT_AUDIT_SYSLOG, OPT_AUDIT_SIGN, OPT_AUDIT_PROMPTS, OPT_NO_AUDIT, OPT_LOG_REQUESTS,
+    OPT_MEMORY, OPT_NO_PREFIX, OPT_TIMEOUT,
     OPT_DRAIN, OPT_STALL, OPT_CONNECTIONS, OPT_PER_ADDRESS, OPT_BODY, OPT_QUIET, OPT_PLAN, OPT_CONFIG, OPT_NO_WATCH,
     OPT_MODEL_DIR, OPT_USER, OPT_REQUEST_MEMORY, OPT_WORK_MEMORY, OPT_EMBEDDING, OPT_RERANK, OPT_RAG_DOCUMENTS,
     OPT_RAG_BYTES,
@@ -125,6 +127,7 @@ static const struct option options[] = {
     { "audit-url", required_argument, NULL, OPT_AUDIT_URL }, { "audit-token", required_argument, NULL, OPT_AUDIT_TOKEN },
     { "audit-sign", required_argument, NULL, OPT_AUDIT_SIGN },
     { "audit-prompts", no_argument, NULL, OPT_AUDIT_PROMPTS }, { "no-audit", no_argument, NULL, OPT_NO_AUDIT },
+    { "log-requests", no_argument, NULL, OPT_LOG_REQUESTS },
     { "no-history", no_argument, NULL, OPT_NO_HISTORY }, { "history-days", required_argument, NULL, OPT_HISTORY_DAYS },
     { "responses-size", required_argument, NULL, OPT_RESPONSES_SIZE },
     { "history-size", required_argument, NULL, OPT_HISTORY_SIZE },
@@ -251,6 +254,7 @@ static int take(struct serve_options *o, int c, char *arg)
     case OPT_AUDIT_SIGN: o->audit_sign = arg; return 0;
     case OPT_AUDIT_PROMPTS: o->audit_prompts = 1; return 0;
     case OPT_NO_AUDIT: o->no_audit = 1; return 0;
+    case OPT_LOG_REQUESTS: o->log_requests = 1; return 0;
     case OPT_NO_HISTORY: o->no_history = 1; return 0;
     case OPT_HISTORY_DAYS: return whole("--history-days", arg, 0, 36500, &o->history_days);
     case OPT_RESPONSES_SIZE: return cli_parse_size(prog, "--responses-size", arg, &o->responses_bytes);

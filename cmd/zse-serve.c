@@ -531,6 +531,7 @@ static int serve(struct serve_options *o, const struct serve_user *user, struct 
         .max_queue = o->max_queue, .timeout_s = o->timeout_s, .drain_s = o->drain_s, .stall_s = o->stall_s,
         .prefix_all = o->prefix_all, .mcp_config = o->mcp_config, .mcp_env = p->env,
         .max_memory = o->max_memory, .no_watch = o->no_watch, .sysroot = preflight_root(), .log = say, .warn = warn,
+        .log_requests = o->log_requests,
         .state = tell_systemd, .n_syncing = &last.n_syncing, .user = o,
     };
     struct server *s = known == 0 ? server_bind(&so, e) : NULL;

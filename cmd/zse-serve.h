@@ -18,7 +18,7 @@ struct serve_options {
         quiet, plan, no_watch, mcp_stdio;
     char *keys_url;                                             /* --keys; NULL: not given; owned */
     int keys_grace_s, keys_grace_given;
-    int query_keys, strict_api, anonymous_limit, no_audit, audit_prompts;
+    int query_keys, strict_api, anonymous_limit, no_audit, audit_prompts, log_requests;
     int no_history, history_days, history_conversations;        /* 0: not given */
     uint64_t responses_bytes;                                   /* --responses-size */
     uint64_t history_bytes;                                     /* --history-bytes */

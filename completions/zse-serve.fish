@@ -22,6 +22,7 @@ complete -c zse-serve -l audit-token -r -d 'file of its token, sent as Authoriza
 complete -c zse-serve -l audit-sign -r -d 'sign the log with this private Ed25519 key (PEM)'
 complete -c zse-serve -l audit-prompts -d 'also log the requests bodies (at most 4096 bytes of each)'
 complete -c zse-serve -l no-audit -d 'log nothing'
+complete -c zse-serve -l log-requests -d 'a line on standard error for each request that has ended'
 complete -c zse-serve -l no-history -d 'keep no chat history (default conversations of pages and clients in chats.db in ZSE_HOME)'
 complete -c zse-serve -l history-days -x -d 'delete conversations without a change for N days, 0 never (default 0)'
 complete -c zse-serve -l responses-size -x -d 'memory for responses that are continued by id (default 64MiB; 0 none)'

@@ -134,6 +134,21 @@ static int is_quiet(const char *path)
            strncmp(path, "/web/", 5) == 0;
 }
 
+/* --log-requests: report a request that has ended, in ASCII: the path is the client's text. */
+static void report(struct server *s, const struct access_record *r, int status, int prompt_tokens,
+                   int completion_tokens)
+{
+    char text[512], tokens[48] = "";
+    if (prompt_tokens >= 0 && completion_tokens >= 0)
+        snprintf(tokens, sizeof tokens, ", %d + %d tokens", prompt_tokens, completion_tokens);
+    snprintf(text, sizeof text, "%s %s %.200s: %d, %.1f ms%s%.80s%s%s%.80s", r->client, r->method ? r->method : "-",
+             r->path ? r->path : "-", status, (double)(clock_ns() - r->start_ns) * 1e-6, r->model ? ", " : "",
+             r->model ? r->model : "", tokens, r->error ? ", " : "", r->error ? r->error : "");
+    for (char *c = text; *c; c++)
+        *c = *c >= ' ' && *c <= '~' ? *c : '?';
+    server_warn(s, "%s", text);
+}
+
 void record_end(struct server *s, struct access_record *record, int status, int prompt_tokens, int completion_tokens)
 {
     struct guard *g = &s->guard;
@@ -148,7 +163,10 @@ void record_end(struct server *s, struct access_record *record, int status, int 
     if (record->has_key && g->usage)
         usage_settle(g->usage, record->key.id, record->reserved,
                      (int64_t)prompt_tokens + completion_tokens - record->settled);
-    if (g->audit && !(record->path && status < 400 && is_quiet(record->path))) {
+    const int quiet = record->path && status < 400 && is_quiet(record->path);
+    if (s->o.log_requests && !quiet)
+        report(s, record, status, prompt_tokens, completion_tokens);
+    if (g->audit && !quiet) {
         const struct audit_entry x = { .time_ms = record->at_ms, .request_id = record->id, .method = record->method,
                                        .path = record->path,
                                        .status = status,

@@ -150,6 +150,7 @@ struct server_options {
     const char *audit_ca;               /* certificates that the collector may have; NULL: the system's */
     struct audit_signer *audit_signer;  /* signs the heads of the log; borrowed; NULL: none */
     int audit_prompts;                  /* log prompts, too */
+    int log_requests;                   /* call warn with a line for each request that has ended */
     size_t responses_bytes;             /* memory for responses of /v1/responses; 0: none are kept */
     int no_history;                     /* keep no chat history: its endpoints answer 404 */
     int history_days;                   /* delete conversations that have not changed for this long; 0: never */

@@ -363,6 +363,21 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   stop "$PID"
 }
 
+@test "--log-requests: a line for each request, also with --quiet, without control characters of the client" {
+  local log=$BATS_TEST_TMPDIR/log URL PID
+  start "$log" "$T/tiny.zse" --port 0 --no-audit --quiet --log-requests
+  await listens "$URL"
+  curl -s "$URL/v1/completions" -d '{"prompt":"a","max_tokens":3,"ignore_eos":true}' >/dev/null
+  curl -s "$URL/v1/%1b%5b31mred" >/dev/null
+  curl -s "$URL/v1/completions" -d '{"prompt":7}' >/dev/null
+  stop "$PID"
+  diff <(grep -v ': 503, ' "$log.err" | sed 's/ [0-9.]* ms/ MS/') - <<'END'
+zse-serve: 127.0.0.1 POST /v1/completions: 200, MS, tiny, 1 + 3 tokens
+zse-serve: 127.0.0.1 GET /v1/?[31mred: 404, MS, /v1/?[31mred: no such path; /openapi.json lists them
+zse-serve: 127.0.0.1 POST /v1/completions: 400, MS, tiny, 0 + 0 tokens, invalid_type: prompt
+END
+}
+
 @test "administration needs the token; models are loaded, named, unloaded; batching changes while running" {
   [ "$(stat -c %a "$ZSE_HOME/admin.token")" = 600 ]
   [ "$(status "$URL/api/models/load" -d '{"model_path":"models/tiny"}')" = 401 ]
