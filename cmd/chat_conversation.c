@@ -67,6 +67,22 @@ static char *read_input(struct chat_session *t, int *interrupted)
     return text ? text : strdup("");
 }
 
+/* Ask a question, after the files that are attached to it. */
+static void ask(struct chat_session *t, const char *text)
+{
+    char *both = NULL;
+    if (t->attached && asprintf(&both, "%s%s", t->attached, text) < 0) {
+        cli_note(prog, "out of memory");
+        return;
+    }
+    session_turn(t, both ? both : text);
+    free(both);
+    if (t->failed)                      /* then the question is not kept, and can be asked again */
+        return;
+    free(t->attached);
+    t->attached = NULL;
+}
+
 static void loop(struct chat_session *t)
 {
     int interrupted = 0, leave = 0;
@@ -80,7 +96,7 @@ static void loop(struct chat_session *t)
         if (may_be_command(text) && text[1] != '/')
             leave = session_command(t, text);
         else if (text[strspn(text, " \t\n")])
-            session_turn(t, text + (text[0] == '/' && text[1] == '/' && may_be_command(text + 1)));
+            ask(t, text + (text[0] == '/' && text[1] == '/' && may_be_command(text + 1)));
         free(text);
     }
 }
@@ -124,6 +140,7 @@ static void release(struct chat_session *t)
     json_decref(t->functions);
     json_decref(t->lenient);
     json_decref(t->messages);
+    free(t->attached);
 }
 
 int chat_converse(const struct chat_options *o, struct chat_model **m, struct remote *r, read_line_fn read_line,
@@ -136,6 +153,7 @@ int chat_converse(const struct chat_options *o, struct chat_model **m, struct re
     struct sigaction action = { .sa_handler = on_interrupt }, before;
     sigemptyset(&action.sa_mask);
     if ((o->reopen && reopen(&t, &e) != 0) ||
+        (read_line && chat_attach_all(&t.attached, o, &e) != 0) ||
         ((o->tools || o->mcp_config) && !(t.tools = chat_tools_open(o, &e))) ||
         session_adopt(&t, &e) != 0) {
         release(&t);

@@ -106,6 +106,28 @@ static int join_stdin(struct chat_options *o, struct err *e)
     return 0;
 }
 
+/* Put the files before the text. */
+static int join_files(struct chat_options *o, struct err *e)
+{
+    char *files = NULL, *both = NULL;
+    if (!o->n_files)
+        return 0;
+    if (chat_attach_all(&files, o, e) == 0) {
+        const size_t n = files ? strlen(files) : 0;
+        if (!(both = malloc(n + o->text_size + 1)))
+            err_nomem(e, "prompt");
+        else {
+            memcpy(both, files, n);
+            memcpy(both + n, o->text, o->text_size + 1);
+            free(o->text);
+            o->text = both;
+            o->text_size += n;
+        }
+    }
+    free(files);
+    return both ? 0 : -1;
+}
+
 int chat_read_prompt(struct chat_options *o)
 {
     struct err e;
@@ -116,7 +138,7 @@ int chat_read_prompt(struct chat_options *o)
         o->text_size = strlen(o->prompt);
     else
         err_nomem(&e, "prompt");
-    if (!o->text || (given && stdin_adds() && join_stdin(o, &e) != 0))
+    if (!o->text || (given && stdin_adds() && join_stdin(o, &e) != 0) || join_files(o, &e) != 0)
         return cli_fail(prog, &e);
     return chat_prompt_is_empty(o, o->text, o->text_size) ? cli_wrong(prog, CHAT_EMPTY) : 0;
 }

@@ -14,10 +14,11 @@
 
 static const char prog[] = "zse-chat";
 static const char usage_begin[] =
-    "usage: zse-chat [OPTIONS] [MODEL]\n"
+    "usage: zse-chat [OPTIONS] [MODEL [PROMPT...]]\n"
     "Talk with a model, or answer one prompt: from -p, or from standard input if that is no terminal.\n"
     "MODEL is a .zse, a GGUF file, a Hugging Face folder, the name of a model here, or org/name on the hub\n"
-    "(default: $ZSE_MODEL, else the default of zse-info models).\n"
+    "(default: $ZSE_MODEL, else the default of zse-info models). With -m, all arguments are the PROMPT;\n"
+    "in it, @FILE stands for a text file.\n"
     "\n"
     "      --url URL              talk with a server that has OpenAI's API, like http://127.0.0.1:8000\n"
     "      --key KEY              its API key (default: $ZSE_API_KEY, else $OPENAI_API_KEY, which ps does not show)\n"
@@ -30,6 +31,7 @@ static const char usage_begin[] =
     "  -m, --model NAME           the model to use (default: the first that the server lists); MODEL may also be that name\n"
     "\n"
     "  -p, --prompt TEXT          answer TEXT, followed by what is piped in, and end; -: standard input alone\n"
+    "  -f, --file FILE        put this text file before the prompt, or before the first question; can be given again\n"
     "  -c, --continue[=ID]        continue the last conversation, or the one whose id begins with ID\n"
     "      --history              list recorded conversations; with TEXT in MODEL's place: those with these words\n"
     "      --no-history           do not record the conversation\n"
@@ -89,7 +91,8 @@ static const struct option options[] = {
     { "continue", optional_argument, NULL, 'c' }, { "history", no_argument, NULL, OPT_HISTORY },
     { "no-history", no_argument, NULL, OPT_NO_HISTORY },
     { "session", required_argument, NULL, OPT_SESSION },
-    { "prompt", required_argument, NULL, 'p' }, { "batch", required_argument, NULL, OPT_BATCH },
+    { "prompt", required_argument, NULL, 'p' }, { "file", required_argument, NULL, 'f' },
+        { "batch", required_argument, NULL, OPT_BATCH },
     { "parallel", required_argument, NULL, OPT_PARALLEL },
     { "system", required_argument, NULL, 's' }, { "raw", no_argument, NULL, OPT_RAW },
     { "template", required_argument, NULL, OPT_TEMPLATE },
@@ -219,6 +222,7 @@ static int take(struct chat_options *o, int c, const char *arg)
     case OPT_HISTORY: o->list_history = 1; return 0;
     case OPT_NO_HISTORY: o->no_history = 1; return 0;
     case 'p': o->prompt = arg; return 0;
+    case 'f': o->file[o->n_files++] = arg; return 0;
     case 's': o->system = arg; return 0;
     case 'n': return parse_whole("--max-tokens", arg, 0, INT32_MAX, &o->max_tokens);
     case OPT_BATCH: o->batch = arg; return 0;
@@ -318,6 +322,8 @@ static int check(struct chat_options *o)
         return cli_wrong(prog, "--key needs --url");
     if (o->n_rag && (!o->url || o->raw))
         return cli_wrong(prog, o->raw ? "--raw uses the prompt unchanged: --rag cannot be used with it" : "--rag needs --url: a server has the documents");
+    if (o->n_files && (o->batch || o->plan))
+        return cli_wrong(prog, "-f: not with %s", o->batch ? "--batch" : "--plan");
     if (o->prompt && o->batch)
         return cli_wrong(prog, "-p and --batch exclude each other");
     if (o->raw && (o->system || o->template_file || o->no_think))
@@ -332,6 +338,32 @@ static int check(struct chat_options *o)
     return unnamed ? unnamed : run_options_check(prog, &o->run);
 }
 
+/* Take the arguments after MODEL as the prompt; @FILE is a file, @@WORD the word @WORD. */
+static int take_words(struct chat_options *o, int n, char **word)
+{
+    size_t size = 1;
+    if (o->prompt || o->batch || o->list_history)
+        return cli_wrong(prog, "'%s': %s already %s", word[0], o->prompt ? "-p" : o->batch ? "--batch" : "MODEL",
+                         o->list_history ? "is the text to search for" : "gives the prompt");
+    for (int i = 0; i < n; i++)
+        size += strlen(word[i]) + 1;
+    if (!(o->words = malloc(size))) {
+        cli_note(prog, "out of memory");
+        return CLI_FAILED;
+    }
+    char *end = o->words;
+    for (int i = 0; i < n; i++) {
+        const int at = word[i][0] == '@', is_file = at && word[i][1] && word[i][1] != '@';
+        if (is_file)
+            o->file[o->n_files++] = word[i] + 1;
+        else
+            end += sprintf(end, "%s%s", end > o->words ? " " : "", word[i] + (at && word[i][1]));
+    }
+    *end = '\0';
+    o->prompt = o->words;
+    return 0;
+}
+
 int chat_options_parse(struct chat_options *o, int argc, char **argv)
 {
     int c, rc;
@@ -341,14 +373,15 @@ int chat_options_parse(struct chat_options *o, int argc, char **argv)
     o->run.spec = SPEC_AUTO;
     o->parallel = 8;
     o->stop = calloc((size_t)argc + 1, sizeof *o->stop);
+    o->file = calloc((size_t)argc + 1, sizeof *o->file);
     o->bias = calloc((size_t)argc + 1, sizeof *o->bias);
     o->breaker = calloc(DRY_MAX_BREAKERS, sizeof *o->breaker);
-    if (!o->stop || !o->bias || !o->breaker) {
+    if (!o->stop || !o->file || !o->bias || !o->breaker) {
         cli_note(prog, "out of memory");
         return CLI_FAILED;
     }
     o->sampling.bias = o->bias;
-    while ((c = cli_getopt(argc, argv, "m:p:s:n:q:chV", options)) != -1) {
+    while ((c = cli_getopt(argc, argv, "m:p:f:s:n:q:chV", options)) != -1) {
         if (c == 'h')
             return cli_help(usage());
         if (c == CLI_PRINT_DEFAULTS)
@@ -358,12 +391,10 @@ int chat_options_parse(struct chat_options *o, int argc, char **argv)
         if ((rc = take(o, c, optarg)) != 0)
             return rc < 0 ? cli_usage(usage_begin) : rc;
     }
-    if (argc - optind > 1)
-        return cli_wrong(prog, "'%s': one MODEL is enough; -p TEXT is a prompt", argv[optind + 1]);
-    if (optind < argc && o->model)
-        return cli_wrong(prog, "'%s': -m already names the model", argv[optind]);
-    if (optind < argc)
-        o->model = argv[optind];
+    if (optind < argc && !o->model)
+        o->model = argv[optind++];
+    if (optind < argc && (rc = take_words(o, argc - optind, argv + optind)) != 0)
+        return rc;
     rc = check(o);
     return rc ? rc : -1;
 }
@@ -372,6 +403,8 @@ void chat_options_release(struct chat_options *o)
 {
     free(o->text);
     free(o->stop);
+    free(o->file);
+    free(o->words);
     free(o->bias);
     free(o->breaker);
     free(o->chosen);

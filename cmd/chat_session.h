@@ -32,6 +32,7 @@ struct chat_session {
      * conversation */
     char *known; size_t known_size;
     int n_known;
+    char *attached;                     /* files for the next question; owned; NULL: none */
     struct request_stats last;
     read_line_fn read_line;
     void *user;

@@ -40,6 +40,8 @@ struct chat_options {
     struct sampling sampling;
     unsigned given;                     /* bit i: sampling option i was given on the command line */
     const char **stop; int n_stop;      /* owned */
+    const char **file; int n_files;     /* owned: -f, and arguments that begin with @ */
+    char *words;                        /* owned: the prompt of the arguments after MODEL; NULL: none */
     const char **breaker;               /* owned; of --dry-sequence-breaker; sampling has n */
     struct logit_bias *bias;            /* owned */
     const char *schema_file, *grammar_file, *regex;     /* constraints on the answer; at most one */
@@ -143,8 +145,9 @@ void chat_write(const char *text, size_t size);
 int chat_once(const struct chat_options *o, const struct opened_model *m, struct chat_marks *marks);
 int chat_batch(const struct chat_options *o, const struct opened_model *m, const struct chat_marks *marks);
 
-/* Read o->text: the prompt of -p followed by the piped text, or standard input alone without its
- * last newline.  0, or the exit code after a message on stderr. */
+/* Read o->text: the files, the prompt of -p or of the arguments, and the piped text, which without
+ * such a prompt is the prompt, without its last newline.  0, or the exit code after a message on
+ * stderr. */
 int chat_read_prompt(struct chat_options *o);
 #define CHAT_EMPTY "the prompt is empty: there is nothing to answer"
 /* 1 if the text is only white space; with --raw, where white space counts: if it is empty. */
@@ -155,6 +158,11 @@ char *chat_read_all(FILE *f, const char *name, size_t *size, struct err *e);
  * backslashes are escaped with a backslash. */
 void chat_print_json(json_t *j);
 void chat_print_escaped(const char *text, size_t size);
+
+/* ---- chat_files.c ---- */
+/* Append a text file to *to (malloc'd, or NULL) with its name and a fence; raw: only its bytes. */
+int chat_attach(char **to, const char *name, int raw, struct err *e);
+int chat_attach_all(char **to, const struct chat_options *o, struct err *e);    /* those of the command line */
 
 /* ---- chat_remote.c: answers of a server ---- */
 struct remote;

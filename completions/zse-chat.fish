@@ -8,6 +8,7 @@ complete -c zse-chat -l allow-tools -x -d 'run these without a question; others 
 complete -c zse-chat -l yes -d 'run any tool without a question'
 complete -c zse-chat -l model -s m -x -d 'the model to use (default the first that the server lists); MODEL may also be that name'
 complete -c zse-chat -l prompt -s p -x -d 'answer TEXT, followed by what is piped in, and end; - standard input alone'
+complete -c zse-chat -l file -s f -r -d 'put this text file before the prompt, or before the first question; can be given again'
 complete -c zse-chat -l continue -s c -d 'continue the last conversation, or the one whose id begins with ID'
 complete -c zse-chat -l history -d 'list recorded conversations; with TEXT in MODELs place those with these words'
 complete -c zse-chat -l no-history -d 'do not record the conversation'

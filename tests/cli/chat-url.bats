@@ -95,7 +95,28 @@ What is 2+2?<|im_end|>
   [ "$status" = 2 ]
   [[ $stderr == *"expected http://HOST:PORT"* ]]
   fake -m a b -p hi
-  [ "$status" = 2 ] && [[ $stderr == *"-m already names the model"* ]]
+  [ "$status" = 2 ] && [[ $stderr == *"'b': -p already gives the prompt"* ]]
+}
+
+@test "a prompt may be arguments and files, in this order: files, arguments, piped text" {
+  local d=$BATS_TEST_TMPDIR
+  printf 'a\n```\nb' >"$d/notes"
+  printf 'c\n' >"$d/more"
+  said() { jq -r '.messages[-1].content' <<<"$output"; }
+  cd "$d"
+  fake -m echo -f more What is @notes '@@this?' @ < <(echo piped)
+  said | diff - <(printf 'more:\n```\nc\n```\n\nnotes:\n````\na\n```\nb\n````\n\nWhat is @this? @\n\npiped\n')
+  fake -m echo -f more -p 'look at @notes' </dev/null           # no file is named in a text
+  said | diff - <(printf 'more:\n```\nc\n```\n\nlook at @notes\n')
+  fake -m echo --raw -f notes -f more </dev/null
+  [ "$(jq -r .prompt <<<"$output")" = "$(cat notes more)" ]
+  fake -m echo a @none
+  [ "$status $stderr" = "1 zse-chat: none: No such file or directory" ]
+  printf '\377' >bytes
+  fake -m echo a @bytes
+  [ "$status $stderr" = "1 zse-chat: bytes: it is not text in UTF-8" ]
+  fake -m echo --batch more b
+  [ "$status" = 2 ] && [[ $stderr == *"'b': --batch already gives the prompt"* ]]
 }
 
 @test "other servers may send reasoning, pieces of words or no stream, and want keys" {
