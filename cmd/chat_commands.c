@@ -15,10 +15,15 @@ static const char help[] =
     "/clear         start a new conversation\n"
     "/retry         answer the last question again\n"
     "/undo          take back the last question and its answer\n"
+    "/edit          write the last question, or a new one, in $EDITOR and ask it\n"
+    "/paste         read a question up to a line with only a dot\n"
+    "/file FILE     put a text file before the next question\n"
     "/model NAME    answer with another model from now on; without NAME: list those here\n"
     "/info          describe the model\n"
     "/hardware      describe this machine\n"
     "/system TEXT   set the system message; without TEXT: remove it\n"
+    "/set NAME X    set an option of the answers, as /set temp 0.2; without NAME: show them\n"
+    "/tokens TEXT   count and show the tokens of TEXT; without TEXT: count those of the conversation\n"
     "/stats         figures of the last answer and of memory\n"
     "/save FILE     write the conversation as JSON\n"
     "/load FILE     continue a saved conversation\n"
@@ -48,16 +53,26 @@ static void clear(struct chat_session *t)
     session_forget(t);
 }
 
-/* Remove the last turn, from the user's message on; returns the text of that message, malloc'd.
- * NULL with a note: there is none. */
-static char *undo(struct chat_session *t)
+/* The number of messages up to the last question; 0: there is none. */
+static size_t up_to_question(const struct chat_session *t)
 {
     const size_t first = session_system(t) != NULL;
     size_t i = json_array_size(t->messages);
     while (i > first && !message_is(json_array_get(t->messages, i - 1), "user"))
         i--;
-    const char *text = i > first ? json_string_value(json_object_get(json_array_get(t->messages, i - 1), "content"))
-                                 : NULL;
+    return i > first ? i : 0;
+}
+
+const char *session_question(const struct chat_session *t)
+{
+    const size_t i = up_to_question(t);
+    return i ? json_string_value(json_object_get(json_array_get(t->messages, i - 1), "content")) : NULL;
+}
+
+char *session_undo(struct chat_session *t)
+{
+    const size_t first = session_system(t) != NULL, i = up_to_question(t);
+    const char *text = session_question(t);
     char *copy = text ? strdup(text) : NULL;
     if (!copy) {
         cli_note(prog, text ? "out of memory" : "there is no question yet");
@@ -75,7 +90,7 @@ static char *undo(struct chat_session *t)
 /* Ask the last question again. */
 static void retry(struct chat_session *t)
 {
-    char *text = undo(t);
+    char *text = session_undo(t);
     if (text)
         session_turn(t, text);
     free(text);
@@ -193,7 +208,8 @@ static void print_stats(const struct chat_session *t)
 enum command {
     COMMAND_HELP, COMMAND_CLEAR, COMMAND_SYSTEM, COMMAND_STATS, COMMAND_SAVE, COMMAND_LOAD, COMMAND_EXIT,
     COMMAND_HISTORY, COMMAND_TITLE, COMMAND_TOOLS, COMMAND_RETRY, COMMAND_UNDO, COMMAND_MODEL,
-    COMMAND_INFO, COMMAND_HARDWARE, N_COMMANDS
+    COMMAND_INFO, COMMAND_HARDWARE, COMMAND_EDIT, COMMAND_PASTE, COMMAND_FILE, COMMAND_SET, COMMAND_TOKENS,
+    N_COMMANDS
 };
 /* argument: the name of the required argument; NULL: none is required. */
 static const struct { const char *name, *argument; } commands[N_COMMANDS] = {
@@ -204,8 +220,11 @@ static const struct { const char *name, *argument; } commands[N_COMMANDS] = {
     [COMMAND_TITLE] = { "/title", "TEXT" },   [COMMAND_TOOLS] = { "/tools", NULL },
     [COMMAND_RETRY] = { "/retry", NULL },     [COMMAND_UNDO] = { "/undo", NULL },
     [COMMAND_MODEL] = { "/model", NULL },     [COMMAND_INFO] = { "/info", NULL },
-    [COMMAND_HARDWARE] = { "/hardware", NULL },
+    [COMMAND_HARDWARE] = { "/hardware", NULL }, [COMMAND_EDIT] = { "/edit", NULL },
+    [COMMAND_PASTE] = { "/paste", NULL },     [COMMAND_FILE] = { "/file", "FILE" },
+    [COMMAND_SET] = { "/set", NULL },         [COMMAND_TOKENS] = { "/tokens", NULL },
 };
+
 
 static size_t first_word(const char *line) { return strcspn(line, " \t\n"); }
 
@@ -218,6 +237,15 @@ static int find_command(const char *line)
         i++;
     return i;
 }
+
+int session_takes_file(const char *line, size_t size)
+{
+    const char *space = memchr(line, ' ', size);
+    const int i = space ? find_command(line) : N_COMMANDS;
+    return i < N_COMMANDS && commands[i].argument && strcmp(commands[i].argument, "FILE") == 0;
+}
+
+const char *session_command_name(int i) { return i < N_COMMANDS ? commands[i].name : NULL; }
 
 int may_be_command(const char *text)
 {
@@ -239,7 +267,8 @@ static void info(const struct chat_session *t)
         session_run("zse-info", t->m->path);
 }
 
-int session_command(struct chat_session *t, const char *line)
+/* Run a line without blanks at its end.  1: the conversation ends. */
+static int run_command(struct chat_session *t, const char *line)
 {
     const size_t n = first_word(line);
     const int i = find_command(line);
@@ -269,7 +298,12 @@ int session_command(struct chat_session *t, const char *line)
             cli_note(prog, "no tools: --tools and --mcp-config name them");
         break;
     case COMMAND_RETRY: retry(t); break;
-    case COMMAND_UNDO: free(undo(t)); break;
+    case COMMAND_UNDO: free(session_undo(t)); break;
+    case COMMAND_EDIT: session_edit(t); break;
+    case COMMAND_PASTE: session_paste(t); break;
+    case COMMAND_FILE: session_attach(t, arg); break;
+    case COMMAND_SET: session_set(t, arg); break;
+    case COMMAND_TOKENS: session_tokens(t, arg); break;
     case COMMAND_MODEL:
         if (session_model(t, arg))
             return 1;
@@ -279,4 +313,17 @@ int session_command(struct chat_session *t, const char *line)
     }
     cli_flush();
     return 0;
+}
+
+int session_command(struct chat_session *t, const char *line)
+{
+    size_t n = strlen(line);            /* completion puts a blank after a word */
+    while (n && strchr(" \t", line[n - 1]))
+        n--;
+    char *trimmed = strndup(line, n);
+    const int ends = trimmed ? run_command(t, trimmed) : 0;
+    if (!trimmed)
+        cli_note(prog, "out of memory");
+    free(trimmed);
+    return ends;
 }

@@ -20,7 +20,7 @@ static void on_interrupt(int number)
 
 /* ---- input ---- */
 
-static int append(char **text, const char *line)
+int session_add_line(char **text, const char *line)
 {
     size_t n = *text ? strlen(*text) + 1 : 0;
     char *p = realloc(*text, n + strlen(line) + 1);
@@ -56,7 +56,7 @@ static char *read_input(struct chat_session *t, int *interrupted)
             from[n - 1] = '\0';
         more = quoted ? !closes : goes_on;
         int skip = quoted && (!*from && (from != line || closes));      /* """ alone on a line adds no line */
-        if (!skip && append(&text, from) != 0)
+        if (!skip && session_add_line(&text, from) != 0)
             more = 0;
         free(line);
     }
@@ -67,8 +67,7 @@ static char *read_input(struct chat_session *t, int *interrupted)
     return text ? text : strdup("");
 }
 
-/* Ask a question, after the files that are attached to it. */
-static void ask(struct chat_session *t, const char *text)
+void session_ask(struct chat_session *t, const char *text)
 {
     char *both = NULL;
     if (t->attached && asprintf(&both, "%s%s", t->attached, text) < 0) {
@@ -96,7 +95,7 @@ static void loop(struct chat_session *t)
         if (may_be_command(text) && text[1] != '/')
             leave = session_command(t, text);
         else if (text[strspn(text, " \t\n")])
-            ask(t, text + (text[0] == '/' && text[1] == '/' && may_be_command(text + 1)));
+            session_ask(t, text + (text[0] == '/' && text[1] == '/' && may_be_command(text + 1)));
         free(text);
     }
 }
@@ -147,7 +146,7 @@ int chat_converse(const struct chat_options *o, struct chat_model **m, struct re
                   void *user)
 {
     struct err e;
-    struct chat_session t = { .given = o, .o = o, .model = m ? *m : NULL, .slot = m, .remote = r,
+    struct chat_session t = { .base = *o, .o = o, .model = m ? *m : NULL, .slot = m, .remote = r,
                               .read_line = read_line, .user = user, .messages = json_array(),
                               .history.off = o->no_history || (!read_line && !o->reopen) };
     struct sigaction action = { .sa_handler = on_interrupt }, before;

@@ -122,7 +122,7 @@ int chat_choose_model(struct chat_options *o)
 int session_adopt(struct chat_session *t, struct err *e)
 {
     static const char *const turn_end[] = { "<|im_end|>" };
-    t->own = *t->given;
+    t->own = t->base;
     t->o = &t->own;
     if (!t->model)
         return 0;
@@ -164,13 +164,13 @@ static const char *tied(const struct chat_options *o)
 static int change_model(struct chat_session *t, const char *name)
 {
     struct err e, why;
-    const char *option = tied(t->given);
+    const char *option = tied(&t->base);
     struct chat_model *old = t->model, *new;
     if (option) {
         cli_note(prog, "/model: %s: made for the model of the command line, which stays", option);
         return 0;
     }
-    if (!(new = chat_model_open(t->given, name, &e))) {
+    if (!(new = chat_model_open(&t->base, name, &e))) {
         cli_note(prog, "%s", e.msg);
         return 0;
     }

@@ -196,6 +196,19 @@ static int parse_on_full(struct chat_options *o, const char *arg)
                ? 0 : cli_wrong(prog, "--on-full: '%s', expected drop or stop", arg);
 }
 
+int chat_options_set(struct chat_options *o, const char *name, const char *value)
+{
+    for (int i = 0; i < N_SAMPLING_OPTIONS; i++)
+        if (strcmp(name, sampling_options[i].flag) == 0)
+            return parse_number(o, i, value) == 0 ? 0 : -1;
+    if (strcmp(name, "seed") == 0)
+        return parse_seed(o, value) == 0 ? 0 : -1;
+    if (strcmp(name, "max-tokens") == 0)
+        return parse_whole("max-tokens", value, 0, INT32_MAX, &o->max_tokens) == 0 ? 0 : -1;
+    cli_note(prog, "/set: there is no '%s'; /set alone lists what there is", name);
+    return -1;
+}
+
 /* Handle one option: 0, or the exit code of wrong usage. */
 static int take(struct chat_options *o, int c, const char *arg)
 {

@@ -604,6 +604,12 @@ void remote_set_tools(struct remote *r, json_t *functions)
         json_object_del(r->fields, "tools");
 }
 
+int remote_set_options(struct remote *r, const struct chat_options *o, struct err *e)
+{
+    json_object_del(r->fields, "max_tokens");           /* 0 is sent as no field */
+    return chat_options_fields(o, r->fields, e);
+}
+
 int remote_set_model(struct remote *r, const char *name)
 {
     char *copy = strdup(name);

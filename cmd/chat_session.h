@@ -6,7 +6,7 @@
 #include "cmd/zse-chat.h"
 
 struct chat_session {
-    const struct chat_options *given;   /* as on the command line */
+    struct chat_options base;           /* as on the command line, and as /set has changed it */
     struct chat_options own;            /* completed for the model */
     const struct chat_options *o;       /* &own */
     struct chat_model *model, **slot;   /* as in chat_converse(); *slot is kept equal to model */
@@ -43,6 +43,9 @@ extern volatile sig_atomic_t stop_answer;       /* set by Ctrl-C during an answe
 
 /* print the model, its size and its context */
 void session_banner(const struct chat_session *t);
+/* Ask a question, after the files that are attached to it. */
+void session_ask(struct chat_session *t, const char *text);
+int session_add_line(char **text, const char *line);    /* append a line to a malloc'd text; -1: no memory */
 
 /* ---- chat_turn.c ---- */
 /* Ask the question and print the answer; both become messages unless that fails. */
@@ -62,6 +65,20 @@ void session_set_system(struct chat_session *t, const char *text);
 int may_be_command(const char *text);
 int session_command(struct chat_session *t, const char *line);          /* 1: the command ends the conversation */
 void print_message(const json_t *m);
+const char *session_question(const struct chat_session *t);     /* the last question; NULL: there is none */
+/* Remove the last turn, from the user's message on; returns the text of that message, malloc'd.
+ * NULL with a note: there is none. */
+char *session_undo(struct chat_session *t);
+
+/* ---- chat_input.c ---- */
+void session_attach(struct chat_session *t, const char *name);          /* /file: for the next question */
+void session_paste(struct chat_session *t);
+void session_edit(struct chat_session *t);              /* ask the last question again, edited */
+
+/* ---- chat_settings.c ---- */
+void session_set(struct chat_session *t, const char *arg);      /* "NAME VALUE"; "": print them */
+/* Print a text's tokens and their number, or with "" the number of the conversation's. */
+void session_tokens(const struct chat_session *t, const char *text);
 
 /* ---- chat_model.c ---- */
 /* Prepare to answer with t->model or t->remote; session_leave_model() releases all that this has

@@ -151,6 +151,41 @@ static unsigned char on_paste(EditLine *el, wint_t c)
     return bad ? CC_ERROR : CC_REFRESH;
 }
 
+/* ---- completion ---- */
+
+static void print_completions(const struct editor *d, const struct completions *c)
+{
+    fputc('\n', d->out);
+    for (int i = 0; i < c->n; i++)
+        fprintf(d->out, "%s%s", c->word[i], i + 1 < c->n ? "  " : "\n");
+    fflush(d->out);
+}
+
+/* libedit's handler of Tab: continue a command, a setting, a model or the name of a file. */
+static unsigned char on_tab(EditLine *el, int c)
+{
+    struct editor *d;
+    struct completions found;
+    const LineInfo *line = el_line(el);
+    const size_t n = (size_t)(line->cursor - line->buffer);
+    int rc = CC_ERROR;
+    char more[256];
+    el_get(el, EL_CLIENTDATA, &d);
+    if (n && line->buffer[0] == '/' && (session_takes_file(line->buffer, n)))
+        return _el_fn_complete(el, c);
+    chat_complete(&found, line->buffer, n);
+    const size_t common = completions_common(&found), size = common > found.begun ? common - found.begun : 0;
+    if (found.n && (size || found.n == 1) && size + 2 <= sizeof more) {
+        snprintf(more, sizeof more, "%.*s%s", (int)size, found.word[0] + found.begun, found.n == 1 ? " " : "");
+        rc = el_insertstr(el, more) == 0 ? CC_REFRESH : CC_ERROR;
+    } else if (found.n > 1) {
+        print_completions(d, &found);
+        rc = CC_REDISPLAY;
+    }
+    completions_release(&found);
+    return (unsigned char)rc;
+}
+
 /* Tell the terminal to mark pasted text (PASTE_ON), or to stop (PASTE_OFF). */
 static void mark_paste(const struct editor *d, const char *what)
 {
@@ -203,6 +238,8 @@ static void editor_open(struct editor *d)
     el_set(d->el, EL_BIND, "^R", "em-inc-search-prev", NULL);
     el_wset(d->el, EL_ADDFN, L"zse-paste", L"Insert pasted text", on_paste);
     el_set(d->el, EL_BIND, "\\e[200~", "zse-paste", NULL);
+    el_set(d->el, EL_ADDFN, "zse-complete", "Continue a command or a name", on_tab);
+    el_set(d->el, EL_BIND, "^I", "zse-complete", NULL);
     el_source(d->el, NULL);
     history(d->history, &ev, H_SETSIZE, 1000);
     history(d->history, &ev, H_SETUNIQUE, 1);

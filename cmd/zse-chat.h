@@ -52,6 +52,9 @@ struct chat_options {
 /* Returns -1 to continue, else the exit code. */
 int chat_options_parse(struct chat_options *o, int argc, char **argv);
 void chat_options_release(struct chat_options *o);
+/* Set one of the options of sampling, seed or max-tokens by its name without "--".  -1 with a
+ * note. */
+int chat_options_set(struct chat_options *o, const char *name, const char *value);
 /* With --url: add the options that were given to the body of a request, under the API's names. */
 int chat_options_fields(const struct chat_options *o, json_t *body, struct err *e);
 /* Fill in the options that were not given, from the model's generation_config or else from
@@ -173,6 +176,7 @@ void remote_close(struct remote *r);                /* NULL is fine */
 const char *remote_model(const struct remote *r);
 const char *remote_url(const struct remote *r);
 int remote_set_model(struct remote *r, const char *name);       /* -1: it is not UTF-8, or no memory */
+int remote_set_options(struct remote *r, const struct chat_options *o, struct err *e);  /* for later requests */
 /* Set the functions that every request has from now on; NULL: none. */
 void remote_set_tools(struct remote *r, json_t *functions);
 /* Answer one prompt or a batch.  Returns the exit code. */
@@ -218,6 +222,19 @@ int chat_history_list(const char *query, int most, int json);
  * not kept in the history. */
 #define CHAT_QUESTION "? "
 typedef char *(*read_line_fn)(void *user, const char *prompt, int *interrupted);
+
+/* ---- chat_commands.c, chat_complete.c ---- */
+enum { MAX_COMPLETIONS = 256 };
+struct completions {
+    char *word[MAX_COMPLETIONS]; int n; /* owned */
+    size_t begun;                       /* bytes of each word that are written already */
+};
+const char *session_command_name(int i);                /* "/help"; NULL after the last one */
+int session_takes_file(const char *line, size_t size);  /* the line is a command whose argument is a file */
+/* Find the words by which the last word of a line in a conversation may continue. */
+void chat_complete(struct completions *c, const char *line, size_t size);
+size_t completions_common(const struct completions *c); /* bytes with which all of them begin */
+void completions_release(struct completions *c);
 
 /* ---- chat_model.c ---- */
 struct chat_model { struct opened_model m; char *name; };       /* name: owned; NULL: the default */

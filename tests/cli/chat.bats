@@ -455,7 +455,7 @@ E
 }
 
 @test "wrong usage ends with 2 and names the option" {
-  run -2 --separate-stderr zse-chat "$MODEL" 'What is 2+2?'
+  run -2 --separate-stderr zse-chat "$MODEL" -p hi 'What is 2+2?'
   [[ "$stderr" == *"'What is 2+2?'"*" -p "* ]]
   local case
   for case in "--temp x" "--temp -1" "--top-p 1.5" "--top-k -2" "--seed -1" "--logit-bias 5" "--logit-bias x=1" "--kv f64" "--threads 0" "--device tpu" "--max-tokens -1" \
@@ -625,6 +625,7 @@ expect processor
 expect >
 send /save $BATS_TEST_TMPDIR/saved.json
 expect saved 4 messages
+ready
 key d
 end 0
 END
@@ -638,9 +639,94 @@ END
   run tests/lib/talk zse-chat <"$BATS_TEST_TMPDIR/script"
   [ "$status" = 0 ] || { echo "$output"; return 1; }
   # a grammar is made for one model and fits no other
-  printf 'expect >\nsend /model two\nexpect stays\nexpect >\nkey d\nend 0\n' >"$BATS_TEST_TMPDIR/script"
+  printf 'expect >\nsend /model two\nexpect stays\nready\nkey d\nend 0\n' >"$BATS_TEST_TMPDIR/script"
   run tests/lib/talk zse-chat one --regex 'a+' <"$BATS_TEST_TMPDIR/script"
   [ "$status" = 0 ] || { echo "$output"; return 1; }
+}
+
+@test "/edit, /paste, /file, /set, /tokens; Tab completes commands, settings, models and files" {
+  local d=$BATS_TEST_TMPDIR
+  cd "$d"
+  printf '#!/bin/sh\n[ ! -e broken ] || exit 3\ncp "$2" seen; sed -i s/2+2/3+3/ "$2"\n' >editor
+  chmod +x editor
+  echo 'What is 4+4?' >sums.txt
+  export ZSE_HOME=$d/home
+  mkdir -p home/models
+  cp "$MODEL" home/models/one.zse
+  cat >script <<'END'
+expect >
+send /tokens What is 2+2?
+expect 7 tokens
+expect What\| is\| \|2\|\+
+expect >
+send What is 2+2?
+expect 2 \+ 2 = 4\r
+expect >
+send /edit
+expect 3 \+ 3 = 6\r
+expect >
+send /edit
+expect the same as before
+expect >
+run touch broken
+send /edit
+expect editor --wait: it failed
+expect >
+send /paste
+expect only a dot
+send What is 5+5?
+send .
+expect = 10
+expect >
+send /file none.txt
+expect none.txt: No such file
+expect >
+type /fi
+key i
+type sum
+key i
+send 
+expect after 3[0-9] bytes of files
+expect >
+send /set temp 5000
+expect --temp: 5000 is not in the range
+expect >
+send /set nothing 1
+expect there is no .nothing.
+expect >
+type /se
+key i
+type max-
+key i
+send 3
+expect >
+send /set
+expect temp +0\r
+expect max-tokens +3\r
+expect >
+send please
+expect cut after 3 tokens
+expect >
+send /tokens
+expect [0-9]+ of 2048 tokens
+expect >
+type /mod
+key i
+type on
+key i
+send 
+expect one: llama
+expect >
+send /save talk.json
+expect saved
+ready
+key d
+end 0
+END
+  EDITOR="$d/editor --wait" run "$OLDPWD/tests/lib/talk" zse-chat one --temp 0 <script
+  [ "$status" = 0 ] || { echo "$output"; return 1; }
+  [ "$(cat seen)" = "What is 3+3?" ]
+  jq -e '[.messages[] | select(.role == "user").content] == ["What is 3+3?", "What is 5+5?", "sums.txt:\n```\nWhat is 4+4?\n```\n\nplease"]' talk.json
 }
 
 @test "/save does not replace a file of another kind, such as a model" {
