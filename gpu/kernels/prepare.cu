@@ -102,21 +102,47 @@ DEVICE uint32_t furthest(const float *x, int n, int lane, int *at)
     return most;
 }
 
-/* The 4 bits of an element. */
-DEVICE uint32_t i4_code(float x, float factor)
+/* The scale and the factor of kv_i4_scale(), whose sums the warp divides.  furthest: the element
+ * furthest from 0, a finite number that is not 0. */
+DEVICE float fit_i4(const float *x, int n, float furthest, int lane, float *factor)
 {
-    return factor == 0 ? 0 : (uint32_t)(int)fminf(rintf(x * factor), 7.0f) & 15;
+    const float units = KV_I4_UNITS / fabsf(furthest);
+    int best_products = 0, best_squares = 1;
+#pragma unroll 1
+    for (int r = 0; r < KV_I4_RANGES; r++) {
+        int products = 0, squares = 0;
+        for (int d = lane; d < n; d += 32) {
+            const int code = kv_i4_round(x[d], kv_i4_range(r) / furthest);
+            products += (int)rintf(x[d] * units) * code;
+            squares += code * code;
+        }
+        for (int i = 16; i; i /= 2) {
+            products += __shfl_xor_sync(FULL_WARP, products, i);
+            squares += __shfl_xor_sync(FULL_WARP, squares, i);
+        }
+        if (r == 0 || kv_i4_gain(products, squares) > kv_i4_gain(best_products, best_squares))
+            best_products = products, best_squares = squares;
+    }
+    const float scale = kv_i4_fitted(best_products, best_squares, fabsf(furthest));
+    *factor = 1 / scale;
+    return scale;
 }
+
+/* The 4 bits of an element. */
+DEVICE uint32_t i4_code(float x, float factor) { return factor == 0 ? 0 : (uint32_t)kv_i4_round(x, factor) & 15; }
 
 /* Store a key or value as i4.  The keys of all slots share words. */
 DEVICE void store_i4(uint8_t *block, int is_k, int slot, const float *x, int n, int lane)
 {
     int at;
+    float factor = 0, scale = 0;
     const uint32_t most = furthest(x, n, lane, &at);
-    const int bad = most >= 0x7f800000, none = most < 0x0d800000;       /* 2^-100 */
-    const float factor = bad || none ? 0 : -8.0f / x[at];
+    if (most >= 0x7f800000)
+        scale = NAN;
+    else if (most >= 0x0d800000)        /* 2^-100 */
+        scale = fit_i4(x, n, x[at], lane, &factor);
     if (lane == 0)
-        *reinterpret_cast<float *>(block + KV_BLOCK / 2 * n + slot * 4) = bad ? NAN : none ? 0 : x[at] / -8.0f;
+        *reinterpret_cast<float *>(block + KV_BLOCK / 2 * n + slot * 4) = scale;
     for (int d = lane; is_k && d < n; d += 32)
         set_bits(block + d * 8 + slot % 8 / 4 * 4, slot % 4 * 8 + slot / 8 * 4, 15, i4_code(x[d], factor));
     for (int i = lane; !is_k && i < n / 2; i += 32) {

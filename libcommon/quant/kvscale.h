@@ -34,34 +34,74 @@ static inline float kv_f8_scale(const float *x, int n, float *factor)
     return kv_f8_scale_of(most, factor);
 }
 
-/* The i4 scale of a vector.  *factor: the factor from elements to codes; 0: all codes are 0. */
+/* A vector of i4 tries KV_I4_RANGES ranges of codes.  In range i the element furthest from 0 is
+ * kv_i4_range(i) times the scale and is clipped to -8: one element becomes worse and the steps of
+ * all others finer.  The codes of the range with the least squared error then give the scale, by
+ * least squares.  Sums are of integers, so every instruction set and a GPU choose the same scale.
+ * Squared error of 64 normally distributed elements: 0.0082 of their own, 0.0090 with range 0
+ * alone, 0.0081 with 64 ranges. */
+enum { KV_I4_RANGES = 4, KV_I4_UNITS = 1 << 14 };
+
+HALF_FUNCTION float kv_i4_range(int i) { return -8 - 0.625f * (float)i; }
+
+/* The code, -8 to 7, of an element that is not NaN. */
+HALF_FUNCTION int kv_i4_round(float x, float factor)
+{
+    const float code = rintf(x * factor);
+    return (int)(code > 7 ? 7 : code < -8 ? -8 : code);
+}
+
+/* How much of a vector its codes explain: its sum of squares minus their squared error, with the
+ * best scale.  products: the sum of elements (in 1/KV_I4_UNITS of the furthest) times codes;
+ * squares: the sum of squared codes. */
+HALF_FUNCTION float kv_i4_gain(int products, int squares)
+{
+    return (float)products * (float)products / (float)squares;
+}
+
+/* The best scale for given codes; most: |x| of the furthest element. */
+HALF_FUNCTION float kv_i4_fitted(int products, int squares, float most)
+{
+    return (float)products / (float)squares * (most / KV_I4_UNITS);
+}
+
+/* The i4 scale of n <= 4096 elements.  *factor: the factor from elements to codes; 0: all codes
+ * are 0. */
 static inline float kv_i4_scale(const float *x, int n, float *factor)
 {
-    uint32_t most = 0;
-    float furthest = 0;
-    for (int i = 0; i < n; i++) {
-        const uint32_t u = f32_bits(x[i]) & 0x7fffffff;
-        if (u > most) {
-            most = u;
-            furthest = x[i];
-        }
-    }
+    int products[KV_I4_RANGES] = { 0 }, squares[KV_I4_RANGES] = { 0 }, best = 0;
+    float furthest = 0, factors[KV_I4_RANGES];
+    for (int i = 0; i < n; i++)
+        furthest = (f32_bits(x[i]) & 0x7fffffff) > (f32_bits(furthest) & 0x7fffffff) ? x[i] : furthest;
+    const uint32_t most = f32_bits(furthest) & 0x7fffffff;
     *factor = 0;
     if (most >= 0x7f800000)
         return NAN;
     if (most < 0x0d800000)              /* 2^-100 */
         return 0;
-    *factor = -8.0f / furthest;
-    return furthest / -8.0f;
+    const float units = KV_I4_UNITS / fabsf(furthest);
+    for (int r = 0; r < KV_I4_RANGES; r++)
+        factors[r] = kv_i4_range(r) / furthest;
+    for (int i = 0; i < n; i++) {
+        const int element = (int)rintf(x[i] * units);
+        for (int r = 0; r < KV_I4_RANGES; r++) {
+            const int code = kv_i4_round(x[i], factors[r]);
+            products[r] += element * code;
+            squares[r] += code * code;
+        }
+    }
+    for (int r = 1; r < KV_I4_RANGES; r++)
+        if (kv_i4_gain(products[r], squares[r]) > kv_i4_gain(products[best], squares[best]))
+            best = r;
+    const float scale = kv_i4_fitted(products[best], squares[best], fabsf(furthest));
+    *factor = 1 / scale;
+    return scale;
 }
 
 /* The 4 bits of element i of n; 0 after the last. */
 static inline int kv_i4_code(const float *x, int n, int i, float factor)
 {
-    if (i >= n || factor == 0)
-        return 0;
-    const float code = rintf(x[i] * factor);
-    return (int)(code > 7 ? 7 : code) & 15;
+    return i >= n || factor == 0 ? 0 : kv_i4_round(x[i], factor) & 15;
 }
 
 /* Store a key or value in a slot of a block.  The keys of slots i and i + 8 share bytes, so only

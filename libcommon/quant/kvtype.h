@@ -12,7 +12,7 @@
  *           ternary            [16][head_dim / 16][4]: 32 bits with the codes of 16 elements
  * i8: int8, scale = amax / 127.  fp8: f8e4m3; the scale is the least power of two with amax <=
  * 448 * scale, so that dividing by it is exact, and keys far beyond 448 (as some models have) are
- * not clipped.  i4: codes -8 to 7; the scale is the element furthest from 0, divided by -8;
+ * not clipped.  i4: codes -8 to 7; the scale has nearly the least squared error (kvscale.h);
  * head_dim is rounded up to a multiple of 16.  ternary: codes 0, 1 (+1) and 2 (-1), head_dim as
  * for i4; the keys (or the values) of all heads of a token have one scale, in 16 f32 after the
  * blocks of all heads (kvscale.h).  Before they are rounded to i4 or ternary, and on the CPU also

@@ -349,33 +349,87 @@ static void sets_agree_beside_tails_of_f16(void **state)
     }
 }
 
-/* The codes and the scale of an i4 vector: the element furthest from 0 is -8 times the scale.  Inf
- * and NaN affect only their own token. */
+/* The codes and the scale of an i4 vector: the scale is the sum of elements times codes divided by
+ * that of squared codes; the furthest element is clipped if that lowers the squared error.  Inf and
+ * NaN affect only their own token. */
 static void i4_codes_and_scales_are_as_defined(void **state)
 {
     (void)state;
     float x[16] = { -1, 0.5f, 0.0625f, -0.0625f, 0.9f };
+    /* with -1 as -8 the sum of squares that the codes explain would be 2.6045, with these 2.6061 */
+    const float clipped[16] = { -1, 0.4f, 0.08f, 0.22f, -0.32f, -0.43f, -0.05f, 0.29f, 0.54f, 0.35f, -0.35f, 0.31f,
+                                -0.14f, 0.02f, -0.31f, -0.54f };
     FOR_SETS(k) {
         uint8_t *block = aligned(kv_block_bytes(KV_I4, 16));
         memset(block, 0, kv_block_bytes(KV_I4, 16));
         (*k)->kv_store_value(KV_I4, block, 2, x, 16);
-        const uint8_t want[8] = { 8, 4, 0, 0, 7, 0, 0, 0 };     /* 0.5 is half a step from both: even */
+        (*k)->kv_store_value(KV_I4, block, 3, clipped, 16);
+        const uint8_t want[16] = { 8, 4, 0, 0, 7, 0, 0, 0,
+                                   0x58, 0x34, 0xd1, 0x32, 0xfd, 0x0c, 0xd0, 0xb3 };
         float scale;
         assert_memory_equal(block + 2 * 8, want, sizeof want);
         memcpy(&scale, block + 128 + 2 * sizeof scale, sizeof scale);
-        assert_float_equal(scale, 0.125, 0);
+        assert_float_equal(scale, 16.3 / 129, 1e-5);
+        memcpy(&scale, block + 128 + 3 * sizeof scale, sizeof scale);
+        assert_float_equal(scale, 23.17 / 206, 1e-5);
+        memcpy(&scale, block + 128 + 2 * sizeof scale, sizeof scale);
         for (int slot = 0; slot < 16; slot++) {
             x[1] = slot == 9 ? INFINITY : 0.5f;
             (*k)->kv_store_key(KV_I4, block, slot, x, 16);
         }
         for (int slot = 0; slot < 16; slot++) {
-            memcpy(&scale, block + 128 + (size_t)slot * sizeof scale, sizeof scale);
-            assert_true(slot == 9 ? isnan(scale) : scale == 0.125f);
+            float stored;
+            memcpy(&stored, block + 128 + (size_t)slot * sizeof scale, sizeof stored);
+            assert_true(slot == 9 ? isnan(stored) : stored == scale);
         }
         assert_int_equal(block[0], 0x88);
         assert_int_equal(block[1], 0x08);       /* slot 1 has -1, slot 9 nothing */
         free(block);
     }
+}
+
+/* The squared error of i4, and with the furthest element at -8. */
+static void i4_errors(const float *x, int n, double *fitted, double *plain)
+{
+    float factor, scale[2] = { kv_i4_scale(x, n, &factor), 0 };
+    for (int i = 0; i < n; i++)
+        scale[1] = fabsf(x[i]) > fabsf(8 * scale[1]) ? x[i] / -8 : scale[1];
+    for (int i = 0; i < n; i++) {
+        const double a = x[i] - (double)scale[0] * kv_i4_round(x[i], factor),
+                     b = x[i] - (double)scale[1] * kv_i4_round(x[i], 1 / scale[1]);
+        *fitted += a * a;
+        *plain += b * b;
+    }
+}
+
+/* The scale of i4 lowers the squared error of normally distributed elements, and all sets store the
+ * same bytes, also for vectors that are far from 1 and at the ends of a range. */
+static void i4_scales_have_little_error(void **state)
+{
+    (void)state;
+    struct rng r = { 5 };
+    double fitted = 0, plain = 0;
+    for (int i = 0; i < 200; i++) {
+        float x[64];
+        for (int d = 0; d < 64; d++) {
+            x[d] = 0;
+            for (int j = 0; j < 12; j++)
+                x[d] += uniform(&r, -0.5f, 0.5f);
+        }
+        i4_errors(x, 64, &fitted, &plain);
+        for (int d = 0; d < 64; d++)
+            x[d] = ldexpf(x[d], i % 4 == 0 ? 120 : i % 4 == 1 ? -95 : 0);
+        uint8_t want[2][1024] = { { 0 } }, got[2][1024] = { { 0 } };
+        kernels_ref.kv_store_key(KV_I4, want[0], i % 16, x, 64);
+        kernels_ref.kv_store_value(KV_I4, want[1], i % 16, x, 64);
+        FOR_SETS(k) {
+            memset(got, 0, sizeof got);
+            (*k)->kv_store_key(KV_I4, got[0], i % 16, x, 64);
+            (*k)->kv_store_value(KV_I4, got[1], i % 16, x, 64);
+            assert_memory_equal(got, want, sizeof want);
+        }
+    }
+    assert_true(fitted < 0.93 * plain);
 }
 
 /* The codes, the scale and the bytes of ternary vectors.  4 heads of 64 elements, 4 of 128 and 8 of
@@ -566,6 +620,7 @@ int main(void)
         cmocka_unit_test(sets_agree_for_every_head_size),
         cmocka_unit_test(sets_agree_for_mixed_types),
         cmocka_unit_test(sets_agree_beside_tails_of_f16), cmocka_unit_test(i4_codes_and_scales_are_as_defined),
+        cmocka_unit_test(i4_scales_have_little_error),
         cmocka_unit_test(ternary_codes_scales_and_bytes_are_as_defined),
         cmocka_unit_test(small_weights_leave_out_ternary_values),
         cmocka_unit_test(sets_agree_for_many_heads),
