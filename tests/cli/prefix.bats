@@ -236,7 +236,8 @@ serve() {
   await listens "$URL"
 }
 teardown() {
-  [ -z "${PID:-}" ] || { kill "$PID"; wait "$PID"; } 2>/dev/null || true
+  local p
+  for p in ${PID:-} ${OTHER:-}; do { kill "$p"; wait "$p"; } 2>/dev/null || true; done
 }
 stop() {
   kill "$PID"
@@ -263,6 +264,34 @@ cached_for() {
     [ "$(cached_for)" -gt 0 ]
     [ "$(jq .choices[0].text answer)" = "$plain" ]
   done
+}
+
+# has_runs N: whether the folder has N whole runs
+has_runs() { [ "$(find kv -name '*.run' | wc -l)" -ge "$1" ]; }
+
+@test "two zse-serve with one --prefix-cache find each other's prefixes while both live; one is killed" {
+  local first first_url plain
+  serve --prefix-cache kv:100MB
+  first=$PID first_url=$URL
+  OTHER=$PID
+  exec 6<&5
+  serve --prefix-cache kv:100MB
+  N=2
+  [ "$(URL=$first_url cached_for)" -eq 0 ]
+  plain=$(jq .choices[0].text answer)
+  await has_runs 1
+  [ "$(cached_for)" -ge 64 ]                            # the second server has never computed it
+  [ "$(jq .choices[0].text answer)" = "$plain" ]
+  P="$(seq -s ' ' 31 60)"
+  [ "$(cached_for)" -eq 0 ]                             # and the other way round
+  plain=$(jq .choices[0].text answer)
+  await has_runs 2
+  kill -KILL "$PID"
+  wait "$PID" || true
+  [ "$(URL=$first_url cached_for)" -ge 64 ]
+  [ "$(jq .choices[0].text answer)" = "$plain" ]
+  PID=$first
+  stop
 }
 
 @test "zse-serve --kv i4: two conversations in turn keep their prefixes" {

@@ -484,6 +484,42 @@ static void two_servers_share_a_folder(void **state)
     assert_int_equal(files(".run", 0), 50);
 }
 
+/* Another model, or the same one with another version of the blocks, has files of its own for the
+ * same tokens, and refuses a file of the first one that has its name. */
+static void other_models_and_versions_find_nothing(void **state)
+{
+    (void)state;
+    static const char *const others[] = { "[\"0.1.0\", 6, \"model\"]", "[\"0.1.1\", 5, \"model\"]",
+                                          "[\"0.1.0\", 5, \"model\", 1]" };
+    struct disk_key k, l;
+    struct disk_data data;
+    struct disk_stats s;
+    char own[512], theirs[512];
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        empty_folder(NULL);
+        struct disk *d = open_with("[\"0.1.0\", 5, \"model\"]", 1 << 20), *other;
+        disk_first(d, 0, 0, &k);
+        write_run(d, &k, ids, 1);
+        disk_close(d);
+        assert_true(find_file(".run", own));
+        other = open_with(others[i], 1 << 20);
+        disk_first(other, 0, 0, &l);
+        assert_int_equal(disk_read(other, DISK_IS_RUN, &l, ids, &data), 0);
+        write_run(other, &l, ids, 2);
+        disk_close(other);
+        assert_int_equal(files(".run", 0), 2);
+        snprintf(theirs, sizeof theirs, "%s/kept", folder);
+        assert_int_equal(rename(own, theirs), 0);
+        assert_true(find_file(".run", own));
+        assert_int_equal(rename(theirs, own), 0);       /* now a file of the first model has this name */
+        other = open_with(others[i], 1 << 20);
+        assert_int_equal(disk_read(other, DISK_IS_RUN, &l, ids, &data), 0);
+        disk_stats(other, &s);
+        assert_int_equal(s.damaged, 1);
+        disk_close(other);
+    }
+}
+
 /* Two servers write to the same folder in turn, without knowing of each other's files: each lists
  * the folder again, so the limit holds. */
 static void test_shared_limit(void **state)
@@ -629,6 +665,7 @@ int main(void)
         cmocka_unit_test_setup(read_only_folders_are_read_and_dead_files_removed, empty_folder),
         cmocka_unit_test_setup(failing_disks_lose_nothing_but_time, empty_folder),
         cmocka_unit_test_setup(two_servers_share_a_folder, empty_folder),
+        cmocka_unit_test_setup(other_models_and_versions_find_nothing, empty_folder),
         cmocka_unit_test_setup(test_shared_limit, empty_folder),
         cmocka_unit_test_setup(test_full_queue, empty_folder),
         cmocka_unit_test_setup(test_full_disk, empty_folder), cmocka_unit_test(scopes_share_no_prefixes),
