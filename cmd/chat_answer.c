@@ -135,10 +135,39 @@ static void add_raw(struct answer *a, const struct token_event *ev)
         show_thinking(a, 0);
 }
 
+/* Show a line about the prompt in place of the last one; "": remove it. */
+static void show_progress(struct answer *a, const char *line)
+{
+    enum { WIDTH = 48 };
+    if (a->progress)
+        fprintf(stderr, "\r%*s\r", WIDTH, "");
+    fputs(line, stderr);
+    fflush(stderr);
+    a->progress = *line != '\0';
+}
+
+void answer_progress(struct answer *a, struct engine *g)
+{
+    static const uint64_t quiet_ns = 300000000;
+    struct engine_stats s;
+    struct request_stats r;
+    char line[48];
+    if (a->finish != FINISH_NONE || a->n_ids || !a->stream || clock_ns() - a->start_ns < quiet_ns ||
+        !isatty(STDOUT_FILENO) || !isatty(STDERR_FILENO))
+        return;
+    engine_stats(g, &s);
+    request_stats(a->request, &r);
+    const uint64_t done = s.tokens - a->tokens_before + (uint64_t)r.n_cached;
+    snprintf(line, sizeof line, "%llu of %d tokens of the prompt", (unsigned long long)done, r.n_prompt);
+    show_progress(a, line);
+}
+
 static void on_token(void *user, const struct token_event *ev)
 {
     struct answer *a = user;
     int32_t id = ev->id;
+    if (a->progress)
+        show_progress(a, "");
     if (id >= 0 && a->n_ids == a->ids_room) {
         int room = 2 * a->ids_room + 64;
         int32_t *p = realloc(a->ids, (size_t)room * sizeof *p);
@@ -183,6 +212,10 @@ int answer_start(struct answer *a, struct engine *g, const struct chat_options *
                                       .ignore_eos = o->ignore_eos, .n_logprobs = -1, .lora = o->run.n_loras,
                                       .keep_special = a->tools != NULL,
                                       .constraint = grammar ? &c : NULL, .on_token = on_token, .user = a };
+    struct engine_stats s;
+    engine_stats(g, &s);
+    a->start_ns = clock_ns();
+    a->tokens_before = s.tokens;
     if ((a->request = engine_submit(g, &p, e)))
         return 0;
     matcher_close(c.state);

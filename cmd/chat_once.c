@@ -170,7 +170,7 @@ static int run_one(const struct chat_options *o, const struct opened_model *m, s
         goto done;
     marks->ready = clock_ns();
     while ((rc = engine_step(g, e)) > 0 && !ferror(stdout))
-        ;
+        answer_progress(&a, g);
     struct engine_stats s;
     engine_stats(g, &s);
     if (s.device.name) {

@@ -249,6 +249,7 @@ static int run_local(struct chat_session *t, struct answer *a, struct err *e)
     if (rc == 0 && (rc = prepare_tools(t, a, text, size, e)) == 0 &&
         (rc = answer_start(a, t->engine, t->o, ids, n, e)) == 0) {
         while ((rc = engine_step(t->engine, e)) > 0) {
+            answer_progress(a, t->engine);
             if (stop_answer)
                 engine_cancel(t->engine, a->request);
         }

@@ -32,6 +32,7 @@ struct chat_options {
     int raw, json, ids, ignore_eos, no_think, plan;
     /* --continue: the beginning of an id, "": the last conversation; NULL: not given */
     const char *reopen;
+    const char *embed;                  /* --embed: "query", "document" or ""; NULL: not given */
     int list_history, no_history;       /* --history: its argument, query, is in the place of MODEL */
     const char *query;                  /* argument of --history; NULL: list all */
     /* --on-full stop: refuse a turn that does not fit in the context; 0: drop the oldest turns */
@@ -116,6 +117,10 @@ struct answer {
     int nomem;
     uint64_t first_ns;                  /* clock_ns() at the first token */
     int thinking;                       /* the last text shown was reasoning */
+    /* clock_ns() at the start, and tokens that the engine had computed by then; progress: a line
+     * about the prompt stands on the terminal */
+    uint64_t start_ns, tokens_before;
+    int progress;
     /* only with --url or tools */
     char *reasoning; size_t reasoning_size, reasoning_room;    /* owned; NULL: none */
     char reason[32];                    /* finish_reason of the server */
@@ -124,6 +129,8 @@ struct answer {
 /* Submit a request with these ids and the options of o; its answer goes into a. */
 int answer_start(struct answer *a, struct engine *g, const struct chat_options *o, const int32_t *ids, int n,
                  struct err *e);
+/* After a step: show on a terminal how much of a long prompt is read. */
+void answer_progress(struct answer *a, struct engine *g);
 void answer_release(struct answer *a);
 /* Times at which zse-chat reached each point, by clock_ns(), which is the same clock in all
  * processes; 0: not yet.  The last three are for a GPU, see backend_device. */
@@ -148,6 +155,10 @@ void chat_write(const char *text, size_t size);
 int chat_once(const struct chat_options *o, const struct opened_model *m, struct chat_marks *marks);
 int chat_batch(const struct chat_options *o, const struct opened_model *m, const struct chat_marks *marks);
 
+/* ---- chat_embed.c ---- */
+int chat_embed(const struct chat_options *o, const struct opened_model *m);
+
+/* ---- chat_once.c, continued ---- */
 /* Read o->text: the files, the prompt of -p or of the arguments, and the piped text, which without
  * such a prompt is the prompt, without its last newline.  0, or the exit code after a message on
  * stderr. */
