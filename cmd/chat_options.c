@@ -37,6 +37,7 @@ static const char usage_begin[] =
     "      --no-history           do not record the conversation\n"
     "      --session DIR          keep keys and values in this folder, so that the next call with it computes only what is new\n"
     "      --batch FILE           one prompt a line (-: standard input), answered together; one line each in order\n"
+    "      --embed[=KIND]         a vector for each line of standard input, as JSON lines; KIND: query or document, for models that distinguish\n"
     "      --parallel N           how many of a batch run together (default: 8)\n"
     "  -s, --system TEXT          system message\n"
     "      --raw                  use the prompt unchanged, without the chat template\n"
@@ -74,7 +75,7 @@ static const char usage_end[] =
 
 enum { OPT_URL = 290, OPT_KEY, OPT_HISTORY, OPT_NO_HISTORY, OPT_RAG, OPT_TOOLS, OPT_MCP, OPT_ALLOW, OPT_YES,
        OPT_SESSION,
-       OPT_BATCH = 300, OPT_PARALLEL, OPT_RAW,
+       OPT_BATCH = 300, OPT_EMBED, OPT_PARALLEL, OPT_RAW,
        OPT_TEMPLATE, OPT_NO_THINK, OPT_JSON, OPT_IDS,
        OPT_BIAS, OPT_SEED, OPT_STOP, OPT_BREAKER, OPT_IGNORE_EOS, OPT_SCHEMA,
        OPT_GRAMMAR, OPT_REGEX, OPT_PLAN,
@@ -93,7 +94,7 @@ static const struct option options[] = {
     { "session", required_argument, NULL, OPT_SESSION },
     { "prompt", required_argument, NULL, 'p' }, { "file", required_argument, NULL, 'f' },
         { "batch", required_argument, NULL, OPT_BATCH },
-    { "parallel", required_argument, NULL, OPT_PARALLEL },
+    { "embed", optional_argument, NULL, OPT_EMBED }, { "parallel", required_argument, NULL, OPT_PARALLEL },
     { "system", required_argument, NULL, 's' }, { "raw", no_argument, NULL, OPT_RAW },
     { "template", required_argument, NULL, OPT_TEMPLATE },
     { "on-full", required_argument, NULL, OPT_ON_FULL }, { "no-think", no_argument, NULL, OPT_NO_THINK },
@@ -239,6 +240,12 @@ static int take(struct chat_options *o, int c, const char *arg)
     case 's': o->system = arg; return 0;
     case 'n': return parse_whole("--max-tokens", arg, 0, INT32_MAX, &o->max_tokens);
     case OPT_BATCH: o->batch = arg; return 0;
+    case OPT_EMBED:
+        o->embed = arg ? arg : "";
+        o->run.spec = SPEC_OFF;
+        o->run.embeds = 1;
+        return !arg || strcmp(arg, "query") == 0 || strcmp(arg, "document") == 0
+               ? 0 : cli_wrong(prog, "--embed: '%s', expected query or document", arg);
     case OPT_PARALLEL: return parse_whole("--parallel", arg, 1, 4096, &o->parallel);
     case OPT_RAW: o->raw = 1; return 0;
     case OPT_TEMPLATE: o->template_file = arg; return 0;
@@ -314,12 +321,27 @@ static int check_tools(const struct chat_options *o)
 /* Whether the model can be chosen from a list, before a conversation. */
 static int may_choose(const struct chat_options *o)
 {
-    return !o->prompt && !o->batch && !o->plan && isatty(STDIN_FILENO) && isatty(STDOUT_FILENO);
+    return !o->prompt && !o->batch && !o->plan && !o->embed && isatty(STDIN_FILENO) && isatty(STDOUT_FILENO);
+}
+
+/* --embed makes no answers: refuse what is for them. */
+static int check_embed(const struct chat_options *o)
+{
+    const struct { int given; const char *name; } other[] = {
+        { o->url != NULL, "--url" }, { o->prompt != NULL, "a prompt" }, { o->batch != NULL, "--batch" },
+        { o->n_files, "-f" }, { o->reopen != NULL, "--continue" }, { o->tools || o->mcp_config, "tools" },
+        { o->system != NULL, "-s" }, { o->ids, "--ids" }, { o->plan, "--plan" }, { o->run.n_loras, "--lora" },
+        { o->schema_file || o->grammar_file || o->regex, "a grammar" }, { o->run.spec_given, "--spec" },
+    };
+    for (size_t i = 0; o->embed && i < sizeof other / sizeof *other; i++)
+        if (other[i].given)
+            return cli_wrong(prog, "--embed makes vectors and no answers: not with %s", other[i].name);
+    return 0;
 }
 
 static int check(struct chat_options *o)
 {
-    const int tools = check_tools(o);
+    const int wrong = check_embed(o), tools = wrong ? wrong : check_tools(o);
     if (tools)
         return tools;
     if (o->list_history)

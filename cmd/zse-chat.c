@@ -355,10 +355,10 @@ static int run(struct chat_options *o, uint64_t main_ns)
 {
     struct chat_model *cm;
     struct err e;
-    int interactive = !o->plan && !o->prompt && !o->batch && isatty(STDIN_FILENO), rc;
+    int interactive = !o->plan && !o->prompt && !o->batch && !o->embed && isatty(STDIN_FILENO), rc;
     if (interactive && (o->raw || o->json || o->ids))
         return cli_wrong("zse-chat", "--raw, --json and --ids need a prompt: -p, --batch or standard input");
-    if (!interactive && !o->plan && !o->batch && (rc = chat_read_prompt(o)) != 0)
+    if (!interactive && !o->plan && !o->batch && !o->embed && (rc = chat_read_prompt(o)) != 0)
         return rc;
     if (o->url)
         return run_remote(o, interactive);
@@ -374,7 +374,9 @@ static int run(struct chat_options *o, uint64_t main_ns)
         return cli_fail("zse-chat", &e);
     struct opened_model *m = &cm->m;
     struct chat_marks marks = { .main = main_ns, .mapped = m->mapped_ns, .opened = clock_ns() };
-    if (chat_options_complete(o, m, &e) != 0 || chat_grammar_open(o, m, &e) != 0)
+    if (o->embed)
+        rc = chat_embed(o, m);
+    else if (chat_options_complete(o, m, &e) != 0 || chat_grammar_open(o, m, &e) != 0)
         rc = cli_fail("zse-chat", &e);
     else if (interactive || o->reopen || o->tools || o->mcp_config)
         rc = talk(o, &cm, NULL, interactive);

@@ -14,6 +14,7 @@ complete -c zse-chat -l history -d 'list recorded conversations; with TEXT in MO
 complete -c zse-chat -l no-history -d 'do not record the conversation'
 complete -c zse-chat -l session -r -d 'keep keys and values in this folder, so that the next call with it computes only what is new'
 complete -c zse-chat -l batch -r -d 'one prompt a line (- standard input), answered together; one line each in order'
+complete -c zse-chat -l embed -d 'a vector for each line of standard input, as JSON lines; KIND query or document, for models that distinguish'
 complete -c zse-chat -l parallel -x -d 'how many of a batch run together (default 8)'
 complete -c zse-chat -l system -s s -x -d 'system message'
 complete -c zse-chat -l raw -d 'use the prompt unchanged, without the chat template'

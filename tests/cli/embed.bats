@@ -249,3 +249,19 @@ EOT
   [ "$(search '{"query":"cat dog"}' | jq -r .reranked_by)" = plain ]
   kill -TERM "$PID" && wait "$PID"
 }
+
+@test "zse-chat --embed prints the vectors that the server has, a line for each line, and the reason where there is none" {
+  local m
+  printf 'a b\nWhat is 2+2?\nx\0y\nc' >"$T/lines"
+  for m in embed tiny; do
+    run -1 --separate-stderr zse-chat "$T/$m.zse" --embed --parallel 2 <"$T/lines"
+    [ "$(jq -c .index <<<"$output" | paste -sd,)" = 0,1,2,3 ]
+    [ "$(jq -c '[.index, .tokens, .error]' <<<"${lines[2]}")" = '[2,null,"it has a zero byte"]' ]
+    diff <(jq -c 'select(.embedding) | .embedding' <<<"$output") \
+      <(post embeddings "{\"model\":\"$m\",\"input\":[\"a b\",\"What is 2+2?\",\"c\"]}" | jq -c '.data[].embedding')
+  done
+  run -1 --separate-stderr zse-chat "$T/rerank.zse" --embed <"$T/lines"
+  [[ $stderr == *"scores pairs of texts and makes no vectors" ]]
+  run -2 --separate-stderr zse-chat "$T/tiny.zse" --embed -p x
+  [[ $stderr == *"--embed makes vectors and no answers: not with a prompt"* ]]
+}
