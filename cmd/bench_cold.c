@@ -249,6 +249,7 @@ static char *find_chat(void)
 static int prepare(struct cold *c, const char *model, struct err *e)
 {
     struct opened_model m;
+    struct prefill_cost alone = { 0 };
     if (open_model(prog, model, &c->o->run, &m, e) != 0)
         return -1;
     int rc = m.tokenizer ? 0 : err_set(e, ERR_FORMAT, "%s: has no tokenizer", m.path);
@@ -259,7 +260,9 @@ static int prepare(struct cold *c, const char *model, struct err *e)
     if (rc == 0 && (!c->path || !c->chat))
         rc = err_nomem(e, "path");
     if (rc == 0)
-        rc = bench_prefill_alone(c->o, &m, c->o->prompt, &c->alone, &c->gpu_bytes, e);
+        rc = bench_prefill_alone(c->o, &m, c->o->prompt, &alone, e);
+    c->alone = alone.seconds;
+    c->gpu_bytes = alone.gpu_bytes;
     if (rc == 0 && c->gpu_bytes)
         rc = gpu_measure(c->o->run.gpu_index, &c->gpu, e);
     close_model(&m);

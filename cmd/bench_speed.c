@@ -290,8 +290,15 @@ static int32_t *random_prompts(size_t n, int vocab_size)
     return ids;
 }
 
-int bench_prefill_alone(const struct bench_options *options, const struct opened_model *m, int n, double *seconds,
-                        size_t *gpu_bytes, struct err *e)
+static uint64_t uploaded_bytes(const struct engine *g)
+{
+    struct engine_stats s;
+    engine_stats(g, &s);
+    return s.device.name ? s.device.stream.bytes + s.device.experts.streamed_bytes + s.device.experts.moved_bytes : 0;
+}
+
+int bench_prefill_alone(const struct bench_options *options, const struct opened_model *m, int n,
+                        struct prefill_cost *cost, struct err *e)
 {
     struct bench_options o = *options;
     struct sequence sequence;
@@ -302,18 +309,21 @@ int bench_prefill_alone(const struct bench_options *options, const struct opened
     int32_t *ids = random_prompts((size_t)n, m->model->config.vocab_size);
     struct engine *g = ids ? open_engine(m, &o.run, 1, n + 2, 0, e) : NULL;
     int rc = g ? 0 : ids ? -1 : err_nomem(e, "prompt");
-    *seconds = 1e30;
-    *gpu_bytes = 0;
+    uint64_t before = 0;
+    *cost = (struct prefill_cost){ .seconds = 1e30 };
     if (rc == 0) {
         struct engine_stats s;
         engine_stats(g, &s);
-        *gpu_bytes = s.device.name ? s.device.weights : 0;
+        cost->gpu_bytes = s.device.name ? s.device.weights : 0;
     }
     for (int i = 0; rc == 0 && i <= o.repeats; i++) {
+        before = i == 1 ? uploaded_bytes(g) : before;
         rc = one_run(&o, g, ids, n, &sequence, &r, e);
-        if (i > 0 && r.first_s < *seconds)              /* the first run warms up */
-            *seconds = r.first_s;
+        if (i > 0 && r.first_s < cost->seconds)         /* the first run warms up */
+            cost->seconds = r.first_s;
     }
+    if (rc == 0)
+        cost->uploaded = (uploaded_bytes(g) - before) / (uint64_t)o.repeats;
     engine_close(g);
     free(ids);
     return rc;

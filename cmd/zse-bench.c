@@ -38,6 +38,7 @@ static const char usage[] =
     "  mmap                       a file that is mapped, beside one that is read into memory\n"
     "  tiers                      how fast a GPU's memory, memory, page cache and disk are read\n"
     "  stream                     layers that pass through a GPU's memory, or with --max-memory through memory: prefetch hits, evictions, bytes, time; without MODEL: simulated\n"
+    "  prefill                    prompts of several lengths (--tokens); with --compare in each place where a GPU's layers and experts may be\n"
     "  plot                       a picture (SVG) of DATA.json, '-': standard input; the man page has its form\n"
     "  gpu                        each kernel of a GPU by itself: bytes and operations per second, as shares of the GPU's limits\n"
     "  coldstart                  from exec to the first token in fresh processes, page cache warm and dropped, by phases\n"
@@ -60,7 +61,8 @@ static const char usage[] =
     "      --svg FILE             batch, kv: also write a picture of the table\n"
     "      --shape ROWSxCOLS      matmul, ternary, dequant, gpu: output and input features (default: 8960x1536; gpu: 14336x4096); matmul's\n"
     "                             type is that of -q, else nl4\n"
-    "      --tokens LIST          matmul, ternary, gpu: numbers of tokens (default: 1,2,4,8,16,64,512; gpu: 1,8,16,64,512,4096)\n"
+    "      --tokens LIST          matmul, ternary, gpu, prefill: numbers of tokens (default: 1,2,4,8,16,64,512; gpu: 1,8,16,64,512,4096; prefill: 128,512,1024)\n"
+    "      --compare              prefill: all on the CPU, experts on the CPU, experts uploaded, layers through a window, all on the GPU\n"
     "      --autotune             gpu: only products, by each kernel that can compute them; marks the fastest and the engine's choice\n"
     "      --layers N             stream without MODEL: layers (default: 64)\n"
     "      --layer-size SIZE      stream without MODEL: bytes of a layer (default: 500MB)\n"
@@ -109,7 +111,7 @@ enum { OPT_JSON = 300, OPT_FILE, OPT_CONTEXTS, OPT_SHAPE, OPT_TOKENS, OPT_PEER, 
        OPT_WINDOWS, OPT_REQUESTS, OPT_RATE, OPT_SHARED, OPT_BACKGROUND, OPT_API, OPT_SERVED, OPT_KEY, OPT_IGNORE_EOS,
        OPT_TEMP, OPT_SEED, OPT_TIMEOUT, OPT_REF, OPT_AUTOTUNE, OPT_ESTIMATE, OPT_ACCEPT, OPT_LIMITS,
        OPT_WHOLE, OPT_SVG, OPT_LAYERS, OPT_LAYER_SIZE, OPT_LAYER_TIME, OPT_LINK, OPT_TRACE, OPT_EXPERT_SIZE,
-       OPT_CPU_RATE };
+       OPT_CPU_RATE, OPT_COMPARE };
 static const struct option options[] = {
     { "prompt", required_argument, NULL, 'p' }, { "generate", required_argument, NULL, 'n' },
         { "batch", required_argument, NULL, 'b' },
@@ -123,7 +125,7 @@ static const struct option options[] = {
     { "layers", required_argument, NULL, OPT_LAYERS }, { "layer-size", required_argument, NULL, OPT_LAYER_SIZE },
     { "layer-time", required_argument, NULL, OPT_LAYER_TIME }, { "link", required_argument, NULL, OPT_LINK },
     { "trace", required_argument, NULL, OPT_TRACE }, { "expert-size", required_argument, NULL, OPT_EXPERT_SIZE },
-    { "cpu-rate", required_argument, NULL, OPT_CPU_RATE },
+    { "cpu-rate", required_argument, NULL, OPT_CPU_RATE }, { "compare", no_argument, NULL, OPT_COMPARE },
     { "peer", required_argument, NULL, OPT_PEER }, { "peer-model", required_argument, NULL, OPT_PEER_MODEL },
     { "ids", required_argument, NULL, OPT_IDS }, { "output", required_argument, NULL, 'o' },
     { "window", required_argument, NULL, OPT_WINDOW },
@@ -142,7 +144,7 @@ static const struct option options[] = {
 
 /* The commands, their numbers of arguments, and the options that apply to them. */
 enum command { SPEED, LIMITS, BATCH, KV, MOE, THREADS, MATMUL, TERNARY, DEQUANT, SPARSE, SIMD, FLASH, MMAP, TIERS,
-               STREAM, PLOT, GPU, COLDSTART, SERVE, LOGITS, LAYERS, PERPLEXITY, QUALITY, SPEC, N_COMMANDS };
+               STREAM, PREFILL, PLOT, GPU, COLDSTART, SERVE, LOGITS, LAYERS, PERPLEXITY, QUALITY, SPEC, N_COMMANDS };
 static const struct { const char *name; int least, most; const char *letters; } commands[N_COMMANDS] = {
     [SPEED] = { NULL, 0, 1, "pnbrwal" }, [LIMITS] = { "limits", 0, 0, "f" }, [BATCH] = { "batch", 0, 1, "pbrlV" },
         [KV] = { "kv", 0, 2, "rclV" }, [MOE] = { "moe", 0, 2, "pbrlKXo" },
@@ -150,6 +152,7 @@ static const struct { const char *name; int least, most; const char *letters; } 
     [TERNARY] = { "ternary", 0, 0, "rstl" },
     [SPARSE] = { "sparse", 0, 0, "c" }, [SIMD] = { "simd", 0, 0, "r" }, [FLASH] = { "flash", 0, 0, "rc" },
     [MMAP] = { "mmap", 0, 0, "rf" }, [TIERS] = { "tiers", 0, 0, "f" },
+    [PREFILL] = { "prefill", 0, 1, "rtC" },
     [STREAM] = { "stream", 0, 1, "pnLKW" }, [PLOT] = { "plot", 1, 1, "o" },
     [DEQUANT] = { "dequant", 0, 0, "rs" }, [GPU] = { "gpu", 0, 0, "prstA" },
     [COLDSTART] = { "coldstart", 0, 1, "prPMa" },
@@ -175,6 +178,7 @@ static const struct { int c; char letter; const char *name; } special[] = {
     { OPT_SPEC, 'E', "--spec" }, { OPT_SPEC_EXACT, 'E', "--spec-exact" }, { OPT_ESTIMATE, 'E', "--estimate" },
     { OPT_ACCEPT, 'E', "--accept" }, { OPT_LAYERS, 'L', "--layers" }, { OPT_LAYER_SIZE, 'L', "--layer-size" },
     { OPT_LAYER_TIME, 'K', "--layer-time" }, { OPT_LINK, 'K', "--link" },
+    { OPT_COMPARE, 'C', "--compare" },
     { OPT_TRACE, 'X', "--trace" }, { OPT_EXPERT_SIZE, 'X', "--expert-size" }, { OPT_CPU_RATE, 'X', "--cpu-rate" }, { OPT_SVG, 'V', "--svg" },
 };
 enum { N_SPECIAL = sizeof special / sizeof *special };
@@ -271,6 +275,7 @@ static int take(struct bench_options *o, int c, const char *arg)
     case OPT_LAYERS: return parse_whole("--layers", arg, 1, 1 << 16, &o->stream.layers);
     case OPT_LAYER_SIZE: return parse_some("--layer-size", arg, &o->stream.layer_bytes);
     case OPT_LAYER_TIME: return cli_parse_float(prog, "--layer-time", arg, 1e-6, 1e6, &o->stream.layer_s);
+    case OPT_COMPARE: o->compare = 1; return 0;
     case OPT_TRACE: return parse_trace(arg, &o->experts);
     case OPT_EXPERT_SIZE: return parse_some("--expert-size", arg, &o->experts.expert_bytes);
     case OPT_CPU_RATE: return parse_some("--cpu-rate", arg, &o->experts.cpu);
@@ -438,6 +443,8 @@ static int check_device(struct bench_options *o, enum command c, uint64_t given)
         struct err e;
         return gpu_count(&e) < 0 ? cli_fail(prog, &e) : cli_wrong(prog, "gpu: measures a GPU, expected --device cuda");
     }
+    if (c == PREFILL && o->compare && (!o->run.gpu || o->run.gpus.n || o->run.gpu_layers_given))
+        return cli_wrong(prog, "prefill --compare: expected one GPU (--device), which computes all layers");
     if (c == GPU && o->run.gpus.n)
         return cli_wrong(prog, "gpu: measures one GPU: --tp does not apply, and expected one number in --gpus");
     if (o->run.gpu && o->limits)
@@ -456,6 +463,8 @@ static void set_defaults(struct bench_options *o, enum command c, uint64_t given
         o->rows = 14336, o->cols = 4096;
     if (c == GPU && !(given >> GIVEN_TOKENS & 1))
         o->tokens = (struct bench_list){ 6, { 1, 8, 16, 64, 512, 4096 } };
+    if (c == PREFILL && !(given >> GIVEN_TOKENS & 1))
+        o->tokens = (struct bench_list){ 3, { 128, 512, 1024 } };
     if (!(given & 1) && c != SPEED)
         o->prompt = c == GPU ? 4096 : c == COLDSTART ? 32 : c == BATCH || c == MOE || c == STREAM ? 128 : 512;
     if (!(given >> 1 & 1) && c == STREAM)
@@ -480,7 +489,8 @@ static int run(struct bench_options *o, uint64_t given, int n, char **args)
         return cli_wrong(prog, "%s: -p 0 leaves nothing to measure", commands[c].name);
     if (c == MOE && (rc = check_moe(o, given, n, model)) != 0)
         return rc;
-    if (c == SPEED || c == BATCH || (c == MOE && !o->experts.trace) || c == KV || c == THREADS || c == COLDSTART)
+    if (c == SPEED || c == BATCH || c == PREFILL || (c == MOE && !o->experts.trace) || c == KV || c == THREADS ||
+        c == COLDSTART)
         rc = open_model_unnamed(prog, model);
     if (rc)
         return rc;
@@ -499,6 +509,7 @@ static int run(struct bench_options *o, uint64_t given, int n, char **args)
     case FLASH: return (rc = bench_flash_check(o)) ? rc : bench_flash(o);
     case MMAP: return bench_mmap(o);
     case TIERS: return bench_tiers(o);
+    case PREFILL: return bench_prefill(o, model);
     case STREAM: return (rc = check_stream(o, given, model)) ? rc : bench_stream(o, model);
     case PLOT: return o->output ? bench_plot(o, args[0]) : cli_wrong(prog, "plot: -o is needed");
     case GPU: return bench_gpu(o);

@@ -37,6 +37,7 @@ struct bench_options {
     uint64_t seed;
     enum bench_api api;
     const char *served, *key;
+    int compare;                        /* prefill */
     int estimate;                       /* spec */
     struct bench_stream stream;         /* its link and layer_s are moe's, too */
     struct bench_experts experts;
@@ -67,6 +68,7 @@ int bench_flash_check(const struct bench_options *o);       /* as bench_sparse_c
 int bench_tiers(const struct bench_options *o);             /* these two: bench_tiers.c */
 int bench_mmap(const struct bench_options *o);
 int bench_stream(const struct bench_options *o, const char *model);         /* model NULL: simulated */
+int bench_prefill(const struct bench_options *o, const char *model);
 int bench_plot(const struct bench_options *o, const char *data);
 int bench_gpu(const struct bench_options *o);
 int bench_coldstart(const struct bench_options *o, const char *model);      /* bench_cold.c */
@@ -91,10 +93,11 @@ struct summary summarise(double *v, int n);             /* sorts v; n >= 1 */
 json_t *summary_json(const struct summary *s);
 const char *bench_quantization(const struct opened_model *m);       /* from the model's metadata, for example "nl4" */
 /* seconds: the least time of o->repeats from submitting a prompt of n random tokens to its first
- * token, in an engine that is warmed up.  *gpu_bytes: bytes of weights in the GPU's memory; 0:
- * none. */
-int bench_prefill_alone(const struct bench_options *o, const struct opened_model *m, int n, double *seconds,
-                        size_t *gpu_bytes, struct err *e);
+ * token, in an engine that is warmed up; gpu_bytes: weights in the GPU's memory, 0: none; uploaded:
+ * bytes of layers and experts for one prompt. */
+struct prefill_cost { double seconds; size_t gpu_bytes; uint64_t uploaded; };
+int bench_prefill_alone(const struct bench_options *o, const struct opened_model *m, int n, struct prefill_cost *cost,
+                        struct err *e);
 
 /* ---- bench_limits.c: measured speed as a share of the machine's limits ---- */
 /* The work of one token and the limits of the machine. */

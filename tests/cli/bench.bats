@@ -803,6 +803,14 @@ END
   done
 }
 
+@test "prefill times prompts of several lengths; --compare needs a GPU" {
+  run --separate-stderr zse-bench prefill "$MODEL" --tokens 3,20 -r 1 --json
+  [ "$status" = 0 ]
+  check '[(r["place"], r["tokens"]) for r in j["rows"]] == [("given", 3), ("given", 20)] and all(abs(r["tokens"] / r["seconds"] / r["tokens_per_s"] - 1) < 1e-6 and r["uploaded_bytes"] == r["gpu_weight_bytes"] == 0 for r in j["rows"])' <<<"$output"
+  run -2 --separate-stderr zse-bench prefill "$MODEL" --compare --device cpu
+  [[ "$stderr" == *"expected one GPU"* ]]
+}
+
 # bats test_tags=plain
 @test "moe counts the experts that a step reads" {
   model=${ZSE_ORACLES:-../shared/oracles}/models/hf/qwen3_moe

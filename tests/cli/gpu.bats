@@ -92,6 +92,13 @@ setup_file() {
   bench=$B/emulated/zse-bench
   "$bench" "$m" --device emulated -p 8 -n 2 -r 1 --gpu-experts 3 --gpu-prefill-threshold 8 --json >"$BATS_TEST_TMPDIR/j"
   jq -se '.[0].gpu | .experts == 3 and (.expert_use | .streamed > 0 and .streamed % 5 == 0 and .streamed_bytes > 0 and .hits + .misses > 0)' "$BATS_TEST_TMPDIR/j"
+  "$bench" prefill "$m" --device emulated --compare --tokens 9 -r 1 --layer-window 2 --prefetch 1 --json >"$BATS_TEST_TMPDIR/j"
+  jq -e '.rows | map(.place) == ["cpu", "hybrid", "streamed", "window", "gpu"] and all(.why_not == null and .seconds > 0)
+         and (map(.uploaded_bytes > 0) == [false, false, true, true, false]) and .[0].gpu_weight_bytes == 0
+         and .[1].gpu_weight_bytes <= .[4].gpu_weight_bytes and .[4].gpu_weight_bytes > 0' "$BATS_TEST_TMPDIR/j"
+  # each expert once for each layer and step, whatever the number of tokens
+  "$bench" prefill "$m" --device emulated --compare --tokens 20 -r 1 --json >"$BATS_TEST_TMPDIR/j20"
+  jq -se '(.[0].rows[2].uploaded_bytes == .[1].rows[2].uploaded_bytes) and .[1].rows[0].tokens == 20' "$BATS_TEST_TMPDIR/j" "$BATS_TEST_TMPDIR/j20"
   "$bench" "$m" --device emulated -p 8 -n 2 -r 1 --gpu-experts 3 --no-gpu-prefill --strict --json >"$BATS_TEST_TMPDIR/j"
   jq -se '.[0].gpu.expert_use | .streamed == 0 and .moved == 0 and .misses > 0' "$BATS_TEST_TMPDIR/j"
 }
