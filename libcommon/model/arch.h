@@ -194,6 +194,8 @@ void mlp_types_parse(struct parse *p, struct config *c);        /* mlp_layer_typ
 void groups_parse(struct parse *p, struct config *c, int n_groups, int top_groups);
 void shared_parse(struct parse *p, struct config *c, const char *keys, int otherwise);
 void sigmoid_router(struct parse *p, struct config *c, int normalize, double scale);
+/* Refuse a key of the router that is neither a, which a missing key means, nor b. */
+void router_must_be(struct parse *p, const char *key, const char *a, const char *b);
 void mla_parse(struct parse *p, struct config *c);
 /* Layers with a state (arch_state.c).  kinds_parse() reads the kinds of layers from layer_types;
  * delta_parse() reads the sizes and the layers of the delta net. */

@@ -43,7 +43,8 @@ kimi_names = { TOP, TWO_NORMS, .q = "self_attn.q_proj", .q_a = "self_attn.q_a_pr
                .gate_a = "self_attn.{f,g}_a_proj", .in_f = "self_attn.f_b_proj", .in_z = "self_attn.g_b_proj",
                RATES("self_attn."), .gate_norm = "self_attn.o_norm" },
 bailing_names = { .embed = "word_embeddings", .final_norm = "norm", .head = "lm_head", .layer = "layers.", TWO_NORMS,
-                  .q = "attention.q_proj", .q_gate = "attention.g_proj", .o = "attention.dense", LATENT("attention."),
+                  .q = "attention.q_proj", .q_a = "attention.q_a_proj", .q_a_norm = "attention.q_a_layernorm",
+                  .q_b = "attention.q_b_proj", .q_gate = "attention.g_proj", .o = "attention.dense", LATENT("attention."),
                   MLP("mlp."), EXPERTS, .correction = "mlp.gate.expert_bias", SHARED("mlp.shared_experts."),
                   QKV("attention."), .in_ba = "attention.b_proj", .in_f = "attention.f_proj",
                   .in_z = "attention.g_proj", RATES("attention."), .gate_norm = "attention.o_norm" };
@@ -185,6 +186,29 @@ static void more_kimi_linear(struct parse *p, struct config *c)
     parse_find(p, "use_grouped_topk|num_nextn_predict_layers|rope_parameters", NULL);
 }
 
+/* Refuse the variants that the keys of the published models could name, and for which transformers
+ * has no key. */
+static void bailing_variants(struct parse *p, const struct config *c)
+{
+    static const char *const yes[] = { "linear_silu", "moe_router_enable_expert_bias", "no_kda_lora", "rope_interleave" };
+    for (size_t i = 0; i < sizeof yes / sizeof *yes; i++)
+        parse_must_be(p, yes[i], 1);
+    router_must_be(p, "gated_attention_proj_granularity_type", "head_wise", "head_wise");
+    router_must_be(p, "score_function", "sigmoid", "sigmoid");
+    router_must_be(p, "scoring_func", "sigmoid", "sigmoid");
+    router_must_be(p, "topk_method", "noaux_tc", "noaux_tc");
+    if (parse_int(p, "group_norm_size", 1, MOST_WIDTH, 1) != 1)
+        parse_fail(p, ERR_UNSUPPORTED, "group_norm_size: expected 1");
+    if (parse_int(p, "num_kv_heads_for_linear_attn", 0, MOST_WIDTH, 0) != 0)
+        parse_fail(p, ERR_UNSUPPORTED, "num_kv_heads_for_linear_attn: expected 0");
+    if (parse_int(p, "moe_shared_expert_intermediate_size", 1, MOST_WIDTH, c->moe.intermediate_size) !=
+        c->moe.intermediate_size)
+        parse_fail(p, ERR_UNSUPPORTED, "moe_shared_expert_intermediate_size: expected moe_intermediate_size %d",
+                   c->moe.intermediate_size);
+    /* use_qk_norm: of the delta layers, which always have it */
+    parse_find(p, "use_qk_norm|max_window_layers|router_dtype|seq_aux|embedding_dropout|output_dropout", NULL);
+}
+
 static void more_bailing_hybrid(struct parse *p, struct config *c)
 {
     /* transformers writes the number of rotated dimensions as head_dim */
@@ -204,7 +228,26 @@ static void more_bailing_hybrid(struct parse *p, struct config *c)
     const double least = parse_real(p, "kda_lower_bound", -5);
     if (parse_bool(p, "kda_safe_gate", 1))
         c->recurrent.decay_least = (float)least;
+    bailing_variants(p, c);
     parse_find(p, "linear_conv_kernel_dim|mtp_loss_scaling_factor", NULL);
+}
+
+/* The list of the first checkpoints: 1 for full attention, 0 for lightning attention. */
+static void attention_list(struct parse *p, struct config *c)
+{
+    const json_t *list = parse_find(p, "attn_type_list", NULL), *v;
+    size_t i;
+    if (!list)
+        return;
+    if (json_array_size(list) != (size_t)c->n_layers)
+        parse_fail(p, ERR_FORMAT, "attn_type_list: expected an array of %d numbers", c->n_layers);
+    json_array_foreach((json_t *)list, i, v) {
+        const json_int_t kind = json_is_integer(v) ? json_integer_value(v) : -1;
+        if (p->bad || kind < 0 || kind > 1)
+            parse_fail(p, ERR_UNSUPPORTED, "attn_type_list: layer %zu is not 0 or 1", i);
+        else
+            c->mixer[i] = kind ? MIXER_ATTENTION : MIXER_LIGHTNING;
+    }
 }
 
 static void more_minimax(struct parse *p, struct config *c)
@@ -223,6 +266,10 @@ static void more_minimax(struct parse *p, struct config *c)
     for (int i = 0; i < c->n_layers; i++)
         c->mixer[i] = i % 2 ? MIXER_LIGHTNING : MIXER_ATTENTION;
     kinds_parse(p, c, "layer_types", kinds);
+    attention_list(p, c);
+    parse_must_be(p, "postnorm", 1);
+    if (parse_int(p, "shared_intermediate_size", 0, MOST_WIDTH, 0) != 0)
+        parse_fail(p, ERR_UNSUPPORTED, "shared_intermediate_size: expected 0");
     for (int i = 0; i < 3; i++)
         for (int k = 0; k < 2; k++)
             c->renorm[i][k] = (float)parse_real(p, keys[i][k], 1);
@@ -232,7 +279,7 @@ static void more_minimax(struct parse *p, struct config *c)
                                        .n_groups = c->n_heads, .state_size = c->head_dim, .norm_eps = 1e-6f,
                                        .norm_groups = 1 };
     delta_check(p, &c->recurrent);
-    parse_find(p, "block_size|postnorm|shared_intermediate_size", NULL);
+    parse_find(p, "block_size|shared_moe_mode", NULL);
 }
 
 const struct arch hybrid_archs[] = {
@@ -242,6 +289,10 @@ const struct arch hybrid_archs[] = {
       .act = "silu", .head_dim = 256, .partial = 0.25, .qk_norm = QK_NORM_HEAD, .more = more_qwen3_5_moe },
     { ROW("minimax",      minimax_names,   32000,  4096, 14336, 32, 32, 8,  131072), ROPE(1000000), .eps = 1e-5,
       .act = "silu", .more = more_minimax },
+    { ROW("minimax_m1",   minimax_names,   200064, 6144, 9216,  80, 64, 8,  10240000), ROPE(10000000), .eps = 1e-5,
+      .act = "silu", .head_dim = 128, .more = more_minimax },
+    { ROW("minimax_text_01", minimax_names, 200064, 6144, 9216, 80, 64, 8,  10240000), ROPE(10000000), .eps = 1e-5,
+      .act = "silu", .head_dim = 128, .more = more_minimax },
     { ROW("olmo_hybrid",  olmo_names,      100352, 3840, 11008, 32, 30, 0,  65536),  ROPE(10000),   .eps = 1e-6,
       .act = "silu", .qk_norm = QK_NORM_FULL, .more = more_olmo },
     { ROW("kimi_linear",  kimi_names,      163840, 2304, 9216,  27, 32, 0,  1 << 20), .pos = POS_NONE, .eps = 1e-5,

@@ -108,7 +108,7 @@ void experts_parse(struct parse *p, struct config *c, int n_experts, int top_k, 
     memset(c->ff, FF_MOE, (size_t)c->n_layers);
 }
 
-static void router_must_be(struct parse *p, const char *key, const char *a, const char *b)
+void router_must_be(struct parse *p, const char *key, const char *a, const char *b)
 {
     const char *found = parse_string(p, key, a);
     if (strcmp(found, a) != 0 && strcmp(found, b) != 0)

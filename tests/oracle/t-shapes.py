@@ -166,7 +166,7 @@ def kimi_linear(r, c):
 
 
 def bailing_hybrid(r, c):
-    latents(r, c, q_rank=False)
+    latents(r, c, q_rank=pick(r, True, False))
     c["linear_num_heads"], c["linear_head_dim"] = pick(r, 1, 2, 3), pick(r, 8, 12, 20, 40)
     c["head_dim"] = c["linear_head_dim"]
     c["short_conv_kernel_size"] = c["linear_conv_kernel_dim"] = pick(r, 2, 3, 4)

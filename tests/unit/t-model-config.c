@@ -313,6 +313,20 @@ static const struct { const char *json, *says; } refused[] = {
       "layer 0 is \"conv\", which is not supported" },
     { "{\"model_type\": \"nemotron_h\", \"layers_block_type\": [\"moe\"], \"moe_latent_size\": 64}",
       "moe_latent_size is not supported" },
+    { "{\"model_type\": \"bailing_hybrid\", \"group_norm_size\": 4}", "group_norm_size: expected 1" },
+    { "{\"model_type\": \"bailing_hybrid\", \"num_kv_heads_for_linear_attn\": 4}", "linear_attn: expected 0" },
+    { "{\"model_type\": \"bailing_hybrid\", \"moe_shared_expert_intermediate_size\": 64}",
+      "expected moe_intermediate_size 768" },
+    { "{\"model_type\": \"bailing_hybrid\", \"gated_attention_proj_granularity_type\": \"element_wise\"}",
+      "\"element_wise\" is not supported by this architecture, expected \"head_wise\"" },
+    { "{\"model_type\": \"bailing_hybrid\", \"no_kda_lora\": false}", "no_kda_lora: false is not supported" },
+    { "{\"model_type\": \"bailing_hybrid\", \"expert_swiglu_limit_list\": [0, 4]}",
+      "expert_swiglu_limit_list: [0,4] is not understood" },
+    { "{\"model_type\": \"minimax_m1\", \"attn_type_list\": [0, 1]}", "expected an array of 80 numbers" },
+    { "{\"model_type\": \"minimax_m1\", \"num_hidden_layers\": 2, \"attn_type_list\": [0, 2]}",
+      "attn_type_list: layer 1 is not 0 or 1" },
+    { "{\"model_type\": \"minimax_m1\", \"shared_intermediate_size\": 8}", "shared_intermediate_size: expected 0" },
+    { "{\"model_type\": \"minimax_m1\", \"postnorm\": false}", "postnorm: false is not supported" },
     { "{\"model_type\": \"mamba2\", \"num_heads\": 96}",
       "96 heads of 64 in Mamba2's layers, expected a product of 8192" },
     { "{\"model_type\": \"mamba2\", \"time_step_limit\": [1]}", "time_step_limit: expected two numbers" },
@@ -412,6 +426,39 @@ static void close_to(double got, double want, double bound, const char *what)
 {
     if (!(fabs(got - want) <= bound * fabs(want)))
         fail_msg("%s: got %.9g, want %.9g", what, got, want);
+}
+
+/* Models of the hub name what transformers takes for granted. */
+static void published_keys_are_known(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {
+        "{\"model_type\": \"bailing_hybrid\", \"gated_attention_proj_granularity_type\": \"head_wise\", \"group_norm_size\": 1,"
+        "\"linear_silu\": true, \"moe_router_enable_expert_bias\": true, \"moe_shared_expert_intermediate_size\": 768,"
+        "\"mtp_use_kda\": false, \"no_kda_lora\": true, \"num_kv_heads_for_linear_attn\": 0, \"partial_rotary_factor\": 0.5,"
+        "\"rotary_dim\": 64, \"rope_interleave\": true, \"router_dtype\": \"fp32\", \"score_function\": \"sigmoid\","
+        "\"scoring_func\": \"sigmoid\", \"seq_aux\": true, \"topk_method\": \"noaux_tc\", \"use_qk_norm\": true,"
+        "\"expert_swiglu_limit_list\": null, \"max_window_layers\": 20, \"q_lora_rank\": 256}",
+        "{\"model_type\": \"minimax_text_01\", \"num_hidden_layers\": 3, \"attn_type_list\": [1, 0, 1], \"postnorm\": true,"
+        "\"layernorm_mlp_alpha\": 3.5, \"rotary_dim\": 64, \"shared_intermediate_size\": 0, \"shared_moe_mode\": \"sigmoid\"}" };
+    struct err e = { 0 };
+    for (int i = 0; i < 2; i++) {
+        struct config c;
+        json_t *j = json_loads(texts[i], 0, NULL);
+        assert_non_null(j);
+        if (config_parse(&c, j, &e))
+            fail_msg("%s", e.msg);
+        assert_int_equal(c.ropes[0].dim, 64);
+        if (i == 0) {
+            assert_int_equal(c.mla.q_rank, 256);
+        } else {
+            static const unsigned char kinds[] = { MIXER_ATTENTION, MIXER_LIGHTNING, MIXER_ATTENTION };
+            assert_memory_equal(c.mixer, kinds, sizeof kinds);
+            assert_true(c.renorm[2][0] == 3.5f);
+        }
+        config_release(&c);
+        json_decref(j);
+    }
 }
 
 static void rope_frequencies_follow_their_formulas(void **state)
@@ -527,7 +574,8 @@ int main(void)
         cmocka_unit_test(every_architecture_parses_from_its_name),
         cmocka_unit_test(each_layer_gets_its_window), cmocka_unit_test(features_that_a_backend_lacks_are_named),
         cmocka_unit_test(bad_configs_are_refused_with_a_reason),
-        cmocka_unit_test(unknown_keys_are_ignored), cmocka_unit_test(rope_frequencies_follow_their_formulas),
+        cmocka_unit_test(unknown_keys_are_ignored), cmocka_unit_test(published_keys_are_known),
+        cmocka_unit_test(rope_frequencies_follow_their_formulas),
         cmocka_unit_test(encoder_configs_are_parsed_or_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
