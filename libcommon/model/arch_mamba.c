@@ -83,6 +83,8 @@ static void more_falcon_h1(struct parse *p, struct config *c)
     if (parse_bool(p, "mamba_rms_norm", 0))
         c->names = &falcon_normed_names;
     r->norm_first = parse_bool(p, "mamba_norm_before_gate", 1);
+    parse_must_be(p, "mamba_use_mlp", 1);
+    parse_find(p, "mlp_expansion_factor", NULL);    /* intermediate_size has been computed from it */
     factors_parse(p, "ssm_multipliers", r->in_scale, 5);
     factors_parse(p, "mlp_multipliers", mlp, 2);
     const float in = (float)parse_real(p, "ssm_in_multiplier", 1),

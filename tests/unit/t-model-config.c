@@ -326,6 +326,7 @@ static const struct { const char *json, *says; } refused[] = {
     { "{\"model_type\": \"minimax_m1\", \"num_hidden_layers\": 2, \"attn_type_list\": [0, 2]}",
       "attn_type_list: layer 1 is not 0 or 1" },
     { "{\"model_type\": \"minimax_m1\", \"shared_intermediate_size\": 8}", "shared_intermediate_size: expected 0" },
+    { "{\"model_type\": \"falcon_h1\", \"mamba_use_mlp\": false}", "mamba_use_mlp: false is not supported" },
     { "{\"model_type\": \"minimax_m1\", \"postnorm\": false}", "postnorm: false is not supported" },
     { "{\"model_type\": \"mamba2\", \"num_heads\": 96}",
       "96 heads of 64 in Mamba2's layers, expected a product of 8192" },
@@ -440,9 +441,10 @@ static void published_keys_are_known(void **state)
         "\"scoring_func\": \"sigmoid\", \"seq_aux\": true, \"topk_method\": \"noaux_tc\", \"use_qk_norm\": true,"
         "\"expert_swiglu_limit_list\": null, \"max_window_layers\": 20, \"q_lora_rank\": 256}",
         "{\"model_type\": \"minimax_text_01\", \"num_hidden_layers\": 3, \"attn_type_list\": [1, 0, 1], \"postnorm\": true,"
-        "\"layernorm_mlp_alpha\": 3.5, \"rotary_dim\": 64, \"shared_intermediate_size\": 0, \"shared_moe_mode\": \"sigmoid\"}" };
+        "\"layernorm_mlp_alpha\": 3.5, \"rotary_dim\": 64, \"shared_intermediate_size\": 0, \"shared_moe_mode\": \"sigmoid\"}",
+        "{\"model_type\": \"falcon_h1\", \"mamba_use_mlp\": true, \"mlp_expansion_factor\": 8, \"head_dim\": 64}" };
     struct err e = { 0 };
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         struct config c;
         json_t *j = json_loads(texts[i], 0, NULL);
         assert_non_null(j);
@@ -451,7 +453,7 @@ static void published_keys_are_known(void **state)
         assert_int_equal(c.ropes[0].dim, 64);
         if (i == 0) {
             assert_int_equal(c.mla.q_rank, 256);
-        } else {
+        } else if (i == 1) {
             static const unsigned char kinds[] = { MIXER_ATTENTION, MIXER_LIGHTNING, MIXER_ATTENTION };
             assert_memory_equal(c.mixer, kinds, sizeof kinds);
             assert_true(c.renorm[2][0] == 3.5f);
