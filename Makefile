@@ -1,5 +1,6 @@
 # One Makefile, not recursive; everything is built under $(B).
 #   make | make check | make install DESTDIR= PREFIX= | make uninstall
+#   make dist          a tarball of what is committed, its version from git
 #   make GPU=cuda      with the CUDA engine, by nvcc 12.5 or newer (auto: if nvcc and an NVIDIA
 #                      driver are installed; none: never)
 #   make B=build/asan CFLAGS='-O1 -g -fsanitize=address,undefined' \
@@ -28,7 +29,7 @@ endif
 OBJCOPY ?= $(CROSS)objcopy
 PKG_CONFIG ?= $(if $(CROSS),PKG_CONFIG_LIBDIR=/usr/lib/$(TRIPLET)/pkgconfig:/usr/share/pkgconfig )pkg-config
 PKGS    := jansson zlib libpcre2-8 libutf8proc
-ifneq ($(filter-out clean uninstall,$(or $(MAKECMDGOALS),all)),)
+ifneq ($(filter-out clean uninstall dist,$(or $(MAKECMDGOALS),all)),)
 NEEDED  := $(PKGS) libcurl libedit sqlite3 libssl libcrypto
 MISSING := $(strip $(foreach p,$(NEEDED),$(shell $(PKG_CONFIG) --exists $p 2>/dev/null || echo $p)))
 $(if $(MISSING),$(error pkg-config does not find: $(MISSING); on Debian, run scripts/deps$(if $(CROSS), --cross arm64)))
@@ -336,12 +337,21 @@ uninstall:
 	rm -f $(DESTDIR)$(PREFIX)/include/zse.h $(DESTDIR)$(LIBDIR)/pkgconfig/zse.pc \
 	  $(addprefix $(DESTDIR)$(LIBDIR)/,libzse.a libzse.so $(SONAME))
 
+# The commit's tag v$(VERSION) makes it a release; another commit is named by its number and hash.
+dist:
+	@v=$(VERSION); \
+	git describe --tags --exact-match --match v$$v HEAD >/dev/null 2>&1 || \
+	  v=$$v+git$$(git rev-list --count HEAD).$$(git rev-parse --short=8 HEAD); \
+	mkdir -p $(B) && git archive --format=tar.gz --prefix=zse-$$v/ -o $(B)/zse-$$v.tar.gz HEAD && \
+	  echo $(B)/zse-$$v.tar.gz
+
 completions: $(BINS)
 	for p in $(BINS); do scripts/make-completions $$p completions || exit 1; done
 
 clean:
 	rm -rf $(B)
 
-.PHONY: all lib unit syntax emulated gpu-tests ptx-tests check-ptx check-gpu check completions install uninstall clean
+.PHONY: all lib unit syntax emulated gpu-tests ptx-tests check-ptx check-gpu check dist completions
+.PHONY: install uninstall clean
 .SECONDARY:
 -include $(OBJS:.o=.d) $(CUDA_OBJS:.o=.d) $(PTX_OBJS:.o=.d) $(PTX_RUN:.o=.d) $(wildcard $(O)/tests/bench/*.d)

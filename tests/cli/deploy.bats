@@ -24,3 +24,12 @@ has() { build/venv/bin/python -c 'import importlib.util as u, sys; sys.exit(not 
   done < <(sed -n 's/^!//p' .dockerignore)
   make -C "$BATS_TEST_TMPDIR" -n GPU=none all >/dev/null
 }
+
+@test "make dist writes a tarball of what is committed, with its version in the name" {
+  git rev-parse HEAD >/dev/null 2>&1 || skip "not a clone"
+  local made name
+  made=$(make -s B="$BATS_TEST_TMPDIR" dist)
+  name=$(basename "$made" .tar.gz)
+  [[ $name =~ ^zse-[0-9]+\.[0-9]+\.[0-9]+(\+git[0-9]+\.[0-9a-f]{8})?$ ]] || { echo "$made"; return 1; }
+  diff <(tar -tzf "$made" | grep -v '/$' | sort) <(git ls-tree -r --name-only HEAD | sed "s|^|$name/|" | sort)
+}
