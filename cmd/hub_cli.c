@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "cmd/cli.h"
 #include "cmd/home.h"
 #include "libcommon/base/file.h"
 #include "libcommon/base/json.h"
@@ -18,6 +19,7 @@
 #include "libcommon/import/packed.h"
 #include "libcommon/model/model.h"
 #include "libcommon/plan/registry.h"
+#include "libcommon/store/store.h"
 
 static const char *set(const char *name)
 {
@@ -155,6 +157,25 @@ void hub_check_before(struct hub_options *o, struct hub_before *b)
     o->before_user = b;
 }
 
+/* The name of a model here that was probably meant, malloc'd; NULL: none is near. */
+static char *near_here(const char *arg)
+{
+    struct err ignored;
+    struct store_model *list = NULL;
+    char *folder = home_models(&ignored), *near = NULL;
+    const int n = folder ? store_list(folder, &list, &ignored) : 0;
+    const char **names = n > 0 ? calloc((size_t)n, sizeof *names) : NULL;
+    for (int i = 0; names && i < n; i++)
+        names[i] = list[i].name;
+    const char *found = names ? cli_nearest(arg, names, sizeof *names, (size_t)n) : NULL;
+    if (found)
+        near = strdup(found);
+    free(names);
+    free(list);
+    free(folder);
+    return near;
+}
+
 /* There is no file or model called arg: say how to get it. */
 static int no_such_model(const char *arg, struct err *e)
 {
@@ -163,7 +184,11 @@ static int no_such_model(const char *arg, struct err *e)
     json_t *registry = registry_load(&ignored);
     const json_t *exact = registry ? registry_exact(registry, arg) : NULL,
                  *known = exact || !registry ? exact : registry_family(registry, arg);
-    if (known) {
+    char *near = exact ? NULL : near_here(arg);
+    if (near) {
+        err_set(e, ERR_IO, "%s: No such file or directory, and not among the models here; did you mean '%s'?", arg,
+                near);
+    } else if (known) {
         registry_short_name(known, name);
         err_set(e, ERR_IO, "%s: No such file or directory, and not among the models here; zse-convert pull %s downloads %s",
                 arg, name, exact ? "it" : "one of this family (zse-info models list)");
@@ -171,6 +196,7 @@ static int no_such_model(const char *arg, struct err *e)
         err_set(e, ERR_IO, "%s: No such file or directory, and not among the models here (zse-info models local); those of the hub are named org/name",
                 arg);
     }
+    free(near);
     json_decref(registry);
     return -1;
 }

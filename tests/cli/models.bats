@@ -107,6 +107,8 @@ answer() { (cd / && zse-chat "$@" --temp 0 -p 'What is 2+2?'); }
   zse-info models check tiny:2m --json | jq -e '[.model, .where, .compatible] == ["tiny:2m", "here", true]'
   run -1 --separate-stderr zse-chat qwen2.5:7b -p hi
   [ "$stderr" = "zse-chat: qwen2.5:7b: No such file or directory, and not among the models here; zse-convert pull qwen2.5:7b downloads it" ]
+  run -1 --separate-stderr zse-chat tinny:2m -p hi
+  [ "$stderr" = "zse-chat: tinny:2m: No such file or directory, and not among the models here; did you mean 'tiny:2m'?" ]
   run -1 --separate-stderr zse-chat Qwen2.5 -p hi
   [[ "$stderr" == "zse-chat: Qwen2.5: No such file or directory, and not among the models here; zse-convert pull qwen2.5:"*" downloads one of this family (zse-info models list)" ]]
 }
