@@ -340,6 +340,83 @@ static int moe_steps(struct stepper *s, int n_seqs, int repeats, double *seconds
     return rc;
 }
 
+/* Seconds of an expert for one token: alone, and with the other experts of the token. */
+struct expert_cost { double alone_s, together_s; };
+
+/* Run experts of all layers for one token, n at a time, each with other ones than the last time.
+ * Returns the mean seconds of an expert. */
+static double run_experts(void *b, const struct config *c, int n, const float *x, int32_t *id, const float *weight,
+                          float *out)
+{
+    enum { ROUNDS = 4 };
+    int count = 0, next = 0;
+    const uint64_t start = clock_ns();
+    for (int round = 0; round < ROUNDS; round++)
+        for (int layer = 0; layer < c->n_layers; layer++) {
+            if (c->ff[layer] != FF_MOE)
+                continue;
+            for (int k = 0; k < c->moe.top_k; k++)
+                id[k] = k < n ? (next + k) % c->moe.n_experts : -1;
+            next = (next + n) % c->moe.n_experts;
+            count += cpu_experts_run(b, layer, x, id, weight, 1, out);
+        }
+    return (double)(clock_ns() - start) * 1e-9 / count;
+}
+
+static int measure_experts(const struct bench_options *o, const struct model *m, struct expert_cost *cost,
+                           struct err *e)
+{
+    const struct config *c = &m->config;
+    const struct backend_options bo = { .n_threads = o->run.threads, .kv = o->run.kv, .n_blocks = 1, .max_tokens = 1,
+                                        .max_logits = 1, .exact = o->run.exact, .kernels = o->run.kernels };
+    const size_t hidden = (size_t)c->hidden_size, top_k = (size_t)c->moe.top_k;
+    float *x = malloc((hidden + top_k + top_k * hidden) * sizeof *x);
+    int32_t *id = malloc(top_k * sizeof *id);
+    double *alone = malloc(2 * (size_t)o->repeats * sizeof *alone), *together = alone ? alone + o->repeats : NULL;
+    void *b = x && id && alone ? cpu_first_open(m, &bo, 0, 1, e) : NULL;
+    const int rc = b ? 0 : x && id && alone ? -1 : err_nomem(e, "benchmark");
+    struct rng rng = { 7 };
+    for (size_t i = 0; rc == 0 && i < hidden + top_k; i++)
+        x[i] = i < hidden ? (float)(rng_double(&rng) - 0.5) : 1;
+    for (int i = -1; rc == 0 && i < o->repeats; i++) {      /* the first round warms up */
+        const double one = run_experts(b, c, 1, x, id, x + hidden, x + hidden + top_k),
+                     all = run_experts(b, c, c->moe.top_k, x, id, x + hidden, x + hidden + top_k);
+        if (i >= 0)
+            alone[i] = one, together[i] = all;
+    }
+    if (rc == 0)
+        *cost = (struct expert_cost){ summarise(alone, o->repeats).median, summarise(together, o->repeats).median };
+    if (b)
+        backend_cpu.close(b);
+    free(x);
+    free(id);
+    free(alone);
+    return rc;
+}
+
+/* Measure experts by themselves, and add the figures to *j.  Not with a bound on memory, which they
+ * would not keep. */
+static int add_experts(const struct bench_options *o, const struct model *m, const struct work_limits *share, json_t *j,
+                       struct err *e)
+{
+    struct expert_cost cost;
+    int n_layers = 0;
+    if (o->run.max_memory)
+        return 0;
+    if (measure_experts(o, m, &cost, e) != 0)
+        return -1;
+    for (int i = 0; i < m->config.n_layers; i++)
+        n_layers += m->config.ff[i] == FF_MOE;
+    const double bytes = share->expert_bytes / n_layers / m->config.moe.top_k;
+    json_object_set_new(j, "expert", json_pack("{s:f, s:f, s:f}", "bytes", bytes, "alone_s", cost.alone_s, "together_s",
+                                               cost.together_s));
+    if (!o->json)
+        printf("an expert of %.2f MB takes %.3f ms for one token, with all %d of the token %.3f ms (%.2f GB/s)\n",
+               bytes * 1e-6, cost.alone_s * 1e3, m->config.moe.top_k, cost.together_s * 1e3,
+               bytes / cost.together_s * 1e-9);
+    return 0;
+}
+
 int bench_moe(const struct bench_options *o, const char *model)
 {
     struct opened_model m;
@@ -373,6 +450,9 @@ int bench_moe(const struct bench_options *o, const char *model)
                    share.weight_bytes * 1e-9);
             printf("%.0f tokens at once use %.0f %% of the experts, the busiest of a layer got %.1f times the mean\n",
                    u.tokens, 100 * u.distinct / c->moe.n_experts, u.most);
+        }
+        rc = add_experts(o, m.model, &share, j, &e);
+        if (rc == 0 && !o->json) {
             printf("%10s %12s %12s %14s %12s %14s   at context %d\n", "sequences", "ms a step", "tokens/s",
                    "experts/layer", "GB a step", "share of reads", o->prompt);
         }

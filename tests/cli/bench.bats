@@ -821,6 +821,8 @@ END
   [ -z "$stderr" ]
   check 'j["experts"] == 8 and j["experts_per_token"] == 2 and j["use"]["tokens"] == 511 and 0 < j["use"]["used"] <= 1 and j["use"]["most"] >= 1' <<<"$output"
   check '[r["batch"] for r in j["rows"]] == [1, 2, 4] and j["rows"][0]["experts_per_layer"] == 2' <<<"$output"
+  # the chosen experts of all layers are a part of the weights
+  check '0 < j["expert"]["bytes"] * 2 * 3 < j["bytes_per_token"] and j["expert"]["alone_s"] > 0 and j["expert"]["together_s"] > 0' <<<"$output"
   check 'abs(j["rows"][0]["bytes"] - j["bytes_per_token"]) < 1 and j["rows"][2]["bytes"] > j["rows"][0]["bytes"]' <<<"$output"
   run zse-bench moe "$MODEL"
   [ "$status" = 1 ]
