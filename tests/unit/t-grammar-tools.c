@@ -903,16 +903,16 @@ static void long_arguments_are_read_once(void **state)
         { "gemma4", "<|tool_call>call:get_weather{days:[1", ",1234", "]}<tool_call|>" },
         { "gemma4", "<|tool_call>call:get_weather{a:[<|\"|>a<|\"|>", ",<|\"|>a]}<\"<|\"|>,{b:\"c\"}", "]}<tool_call|>" },
     };
-    enum { TIMES = 20000 };
-    char *text = malloc(TIMES * 30 + 200);
+    const int times = getenv("ZSE_SANITIZED") ? 4000 : 20000;
+    char *text = malloc((size_t)times * 30 + 200);
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char *end = stpcpy(text, cases[i].begin);
-        for (int k = 0; k < TIMES; k++)
+        for (int k = 0; k < times; k++)
             end = stpcpy(end, cases[i].piece);
         end = stpcpy(end, cases[i].end);
         const size_t n = (size_t)(end - text), whole = bytes_of_arguments(cases[i].format, text, n, n, 0);
-        assert_true(whole > TIMES * strlen(cases[i].piece) * 3 / 4);
+        assert_true(whole > (size_t)times * strlen(cases[i].piece) * 3 / 4);
         for (int stream = 0; stream < 2; stream++)
             if (bytes_of_arguments(cases[i].format, text, n, 4, stream) != whole)
                 fail_msg("%s, case %zu%s", cases[i].format, i, stream ? ", streamed" : "");
@@ -935,16 +935,16 @@ static void many_short_arguments_are_read_a_few_times(void **state)
         { "lfm2", "<|tool_call_start|>[get_weather(", "a%d=%d, ", "city=[1])]<|tool_call_end|>" },
         { "lfm2", "<|tool_call_start|>[get_weather(", "a%d='%d', ", "city='x')]<|tool_call_end|>" },
     };
-    enum { TIMES = 4000 };
-    char *text = malloc(TIMES * 80 + 400);
+    const int times = getenv("ZSE_SANITIZED") ? 1000 : 4000;
+    char *text = malloc((size_t)times * 80 + 400);
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char *end = stpcpy(text, cases[i].begin);
-        for (int k = 0; k < TIMES; k++)
+        for (int k = 0; k < times; k++)
             end += sprintf(end, cases[i].piece, k, k);
         end = stpcpy(end, cases[i].end);
         const size_t n = (size_t)(end - text), whole = bytes_of_arguments(cases[i].format, text, n, n, 0);
-        assert_true(whole > TIMES * strlen("\"a\":0"));
+        assert_true(whole > (size_t)times * strlen("\"a\":0"));
         for (int stream = 0; stream < 2; stream++)
             for (size_t piece = 4; piece < 8; piece += 3)
                 if (bytes_of_arguments(cases[i].format, text, n, piece, stream) != whole)

@@ -235,7 +235,9 @@ static void scaled_channels_do_not_matter(void **state)
         { QT_I8, CONVERT_GOOD }, { QT_NL4, CONVERT_BEST },
     };
     (void)state;
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds && has_oracles(); i++)
+    /* a sanitizer sees the same code with one model */
+    const size_t n_kinds = getenv("ZSE_SANITIZED") ? 1 : sizeof kinds / sizeof *kinds;
+    for (size_t i = 0; i < n_kinds && has_oracles(); i++)
         for (int k = 0; k < 1 + (i == 1); k++) {
             double without, ignored;
             const double beside = spread_of(kinds[i], of[k].type, of[k].effort, 0, &without),
