@@ -7,14 +7,17 @@
 
 #define MARKS "image_token_id|video_token_id|vision_token_id|vision_start_token_id|vision_end_token_id"
 
+#define SOFT "audio_soft_tokens_per_image|vision_soft_tokens_per_image"
+
 #define SOUND "audio_token_id|boa_token_id|boi_token_id|eoa_token_index|eoa_token_id|eoi_token_id|image_token_id|video_token_id"
 
 static const struct wrapper wrappers[] = {
     { "gemma3", NULL, "vision_tower.|multi_modal_projector.|model.vision_tower.|model.multi_modal_projector." },
-    { "gemma3n", SOUND "|audio_soft_tokens_per_image|vision_soft_tokens_per_image",
+    { "gemma3n", SOUND "|" SOFT,
       "model.vision_tower.|model.audio_tower.|model.embed_vision.|model.embed_audio." },
-    { "gemma4", SOUND, "model.vision_tower.|model.audio_tower.|model.embed_vision.|model.embed_audio." },
-    { "gemma4_unified", SOUND, "model.vision_embedder.|model.embed_vision.|model.embed_audio." },
+    { "gemma4", SOUND "|" SOFT,
+      "model.vision_tower.|model.audio_tower.|model.embed_vision.|model.embed_audio." },
+    { "gemma4_unified", SOUND "|" SOFT, "model.vision_embedder.|model.embed_vision.|model.embed_audio." },
     { "qwen2_vl", MARKS, "visual.|model.visual." },
     { "qwen2_5_vl", MARKS, "visual.|model.visual." },
     { "qwen3_vl", MARKS, "visual.|model.visual." },

@@ -442,9 +442,12 @@ static void published_keys_are_known(void **state)
         "\"expert_swiglu_limit_list\": null, \"max_window_layers\": 20, \"q_lora_rank\": 256}",
         "{\"model_type\": \"minimax_text_01\", \"num_hidden_layers\": 3, \"attn_type_list\": [1, 0, 1], \"postnorm\": true,"
         "\"layernorm_mlp_alpha\": 3.5, \"rotary_dim\": 64, \"shared_intermediate_size\": 0, \"shared_moe_mode\": \"sigmoid\"}",
-        "{\"model_type\": \"falcon_h1\", \"mamba_use_mlp\": true, \"mlp_expansion_factor\": 8, \"head_dim\": 64}" };
+        "{\"model_type\": \"falcon_h1\", \"mamba_use_mlp\": true, \"mlp_expansion_factor\": 8, \"head_dim\": 64}",
+        "{\"model_type\": \"gemma4_text\", \"zse_wrapper\": \"gemma4\", \"audio_token_id\": 258881,"
+        "\"vision_soft_tokens_per_image\": 280, \"head_dim\": 64, \"global_head_dim\": 64, \"num_hidden_layers\": 1,"
+        "\"layer_types\": [\"full_attention\"]}" };
     struct err e = { 0 };
-    for (int i = 0; i < 3; i++) {
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         struct config c;
         json_t *j = json_loads(texts[i], 0, NULL);
         assert_non_null(j);
