@@ -1,5 +1,6 @@
 /* bench_simd.c - measure the vector code of the CPU on one thread: single operations beside their
- * definitions in kernels_ref.c, and attention in parts beside loops that keep all scores. */
+ * definitions in kernels_ref.c, attention in parts beside loops that keep all scores, and attention
+ * with a window beside full attention. */
 #include "cmd/zse-bench.h"
 
 #include <math.h>
@@ -16,7 +17,7 @@ static const char prog[] = "zse-bench";
 
 enum { N = 2048, HEAD_DIM = 64, KEYS = 512, MOST_TOKENS = 8192, SLICE_NS = 2000000 };
 
-/* ---- memory of both commands ---- */
+/* ---- memory of the commands ---- */
 
 struct bench_arrays {
     float *x, *y, *out;                 /* [n]: two inputs and an output */
@@ -253,6 +254,66 @@ int bench_flash(const struct bench_options *o)
             printf("%8d %12.3f %12.3f %8.2f %14.2g\n", list->v[i], plain * 1e3, parts * 1e3, plain / parts, difference);
     }
     json_t *j = json_pack("{s:s, s:i, s:o}", "kernels", k->name, "repeats", o->repeats, "rows", rows);
+    if (rc == 0 && o->json)
+        cli_json(j);
+    json_decref(j);
+    free(s);
+    close_arrays(&a);
+    return rc == 0 ? cli_finish(prog) : cli_fail(prog, &e);
+}
+
+/* ---- zse-bench sparse --table ---- */
+
+enum { TABLE_WINDOW = 512 };
+
+/* Seconds of causal attention of n queries, each of which sees `window` keys (0: all before it). */
+static double attention_s(struct bench_arrays *a, const struct kernels *k, int n, int window)
+{
+    a->attn.n_tokens = n;
+    a->attn.window = window;
+    const uint64_t start = clock_thread_ns();
+    k->attention(&a->attn, a->scratch);
+    return (double)(clock_thread_ns() - start) * 1e-9;
+}
+
+/* Measure n tokens; s: [2 * repeats]. */
+static void measure_window(const struct bench_options *o, struct bench_arrays *a, const struct kernels *k, int n,
+                           double *s, json_t *rows)
+{
+    attention_s(a, k, n, TABLE_WINDOW);         /* warm up: pages and caches */
+    for (int r = 0; r < o->repeats; r++) {
+        s[r] = attention_s(a, k, n, 0);
+        s[o->repeats + r] = attention_s(a, k, n, TABLE_WINDOW);
+    }
+    const double full = summarise(s, o->repeats).median, sparse = summarise(s + o->repeats, o->repeats).median;
+    json_array_append_new(rows, json_pack("{s:i, s:f, s:f, s:f}", "context", n, "full_s", full, "sparse_s", sparse,
+                                          "speedup", full / sparse));
+    if (!o->json)
+        printf("%8d %12.3f %12.3f %8.2f\n", n, full * 1e3, sparse * 1e3, full / sparse);
+}
+
+int bench_sparse_table(const struct bench_options *o)
+{
+    const struct bench_list usual = { 5, { 1024, 2048, 4096, 8192, 16384 } };
+    const struct bench_list *list = o->contexts.n ? &o->contexts : &usual;
+    struct bench_arrays a = { 0 };
+    struct err e;
+    const struct kernels *k = kernels_pick(o->run.kernels, &e);
+    int most = 0;
+    if (!k)
+        return cli_fail(prog, &e);
+    for (int i = 0; i < list->n; i++)
+        most = list->v[i] > most ? list->v[i] : most;
+    double *s = calloc((size_t)o->repeats, 2 * sizeof *s);
+    json_t *rows = json_array();
+    int rc = s ? open_arrays(&a, k, (size_t)most * HEAD_DIM, most, 0, &e) : err_nomem(&e, "benchmark");
+    if (rc == 0 && !o->json)
+        printf("one head of 64, causal, one thread, %s; window of %d; median of %d\n%8s %12s %12s %8s\n", k->name,
+               TABLE_WINDOW, o->repeats, "context", "full, ms", "window, ms", "ratio");
+    for (int i = 0; rc == 0 && i < list->n; i++)
+        measure_window(o, &a, k, list->v[i], s, rows);
+    json_t *j = json_pack("{s:s, s:i, s:i, s:o}", "kernels", k->name, "window", TABLE_WINDOW, "repeats", o->repeats,
+                          "rows", rows);
     if (rc == 0 && o->json)
         cli_json(j);
     json_decref(j);

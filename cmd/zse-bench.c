@@ -57,12 +57,13 @@ static const char usage[] =
     "\n"
     "      --file FILE            limits, tiers: the file whose disk and page cache are read; its own pages are dropped first; mmap: the file (default: one of 1 MiB)\n"
     "      --limits FILE          the limits that zse-bench limits --json printed, for all measurements of a run (default: measured by each)\n"
-    "      --contexts LIST        kv: tokens in the cache, like 128,4096,8192 (the default, as far as the model goes); sparse: tokens (default: 1024,2048 ... 32768); flash: tokens of a prompt (default: 32,64 ... 1024)\n"
+    "      --contexts LIST        kv: tokens in the cache, like 128,4096,8192 (the default, as far as the model goes); sparse: tokens (default: 1024,2048 ... 32768; with --table up to 16384); flash: tokens of a prompt (default: 32,64 ... 1024)\n"
     "      --svg FILE             batch, kv: also write a picture of the table\n"
     "      --shape ROWSxCOLS      matmul, ternary, dequant, gpu: output and input features (default: 8960x1536; gpu: 14336x4096); matmul's\n"
     "                             type is that of -q, else nl4\n"
     "      --tokens LIST          matmul, ternary, gpu, prefill: numbers of tokens (default: 1,2,4,8,16,64,512; gpu: 1,8,16,64,512,4096; prefill: 128,512,1024)\n"
     "      --compare              prefill: all on the CPU, experts on the CPU, experts uploaded, layers through a window, all on the GPU\n"
+    "      --table                sparse: the time of attention with a window of 512, beside full attention, on one thread\n"
     "      --autotune             gpu: only products, by each kernel that can compute them; marks the fastest and the engine's choice\n"
     "      --layers N             stream without MODEL: layers (default: 64)\n"
     "      --layer-size SIZE      stream without MODEL: bytes of a layer (default: 500MB)\n"
@@ -111,7 +112,7 @@ enum { OPT_JSON = 300, OPT_FILE, OPT_CONTEXTS, OPT_SHAPE, OPT_TOKENS, OPT_PEER, 
        OPT_WINDOWS, OPT_REQUESTS, OPT_RATE, OPT_SHARED, OPT_BACKGROUND, OPT_API, OPT_SERVED, OPT_KEY, OPT_IGNORE_EOS,
        OPT_TEMP, OPT_SEED, OPT_TIMEOUT, OPT_REF, OPT_AUTOTUNE, OPT_ESTIMATE, OPT_ACCEPT, OPT_LIMITS,
        OPT_WHOLE, OPT_SVG, OPT_LAYERS, OPT_LAYER_SIZE, OPT_LAYER_TIME, OPT_LINK, OPT_TRACE, OPT_EXPERT_SIZE,
-       OPT_CPU_RATE, OPT_COMPARE };
+       OPT_CPU_RATE, OPT_COMPARE, OPT_TABLE };
 static const struct option options[] = {
     { "prompt", required_argument, NULL, 'p' }, { "generate", required_argument, NULL, 'n' },
         { "batch", required_argument, NULL, 'b' },
@@ -122,6 +123,7 @@ static const struct option options[] = {
     { "contexts", required_argument, NULL, OPT_CONTEXTS },
     { "shape", required_argument, NULL, OPT_SHAPE },
     { "tokens", required_argument, NULL, OPT_TOKENS }, { "autotune", no_argument, NULL, OPT_AUTOTUNE },
+    { "table", no_argument, NULL, OPT_TABLE },
     { "layers", required_argument, NULL, OPT_LAYERS }, { "layer-size", required_argument, NULL, OPT_LAYER_SIZE },
     { "layer-time", required_argument, NULL, OPT_LAYER_TIME }, { "link", required_argument, NULL, OPT_LINK },
     { "trace", required_argument, NULL, OPT_TRACE }, { "expert-size", required_argument, NULL, OPT_EXPERT_SIZE },
@@ -150,7 +152,7 @@ static const struct { const char *name; int least, most; const char *letters; } 
         [KV] = { "kv", 0, 2, "rclV" }, [MOE] = { "moe", 0, 2, "pbrlKXo" },
     [THREADS] = { "threads", 0, 1, "pr" }, [MATMUL] = { "matmul", 0, 0, "rstl" },
     [TERNARY] = { "ternary", 0, 0, "rstl" },
-    [SPARSE] = { "sparse", 0, 0, "c" }, [SIMD] = { "simd", 0, 0, "r" }, [FLASH] = { "flash", 0, 0, "rc" },
+    [SPARSE] = { "sparse", 0, 0, "crD" }, [SIMD] = { "simd", 0, 0, "r" }, [FLASH] = { "flash", 0, 0, "rc" },
     [MMAP] = { "mmap", 0, 0, "rf" }, [TIERS] = { "tiers", 0, 0, "f" },
     [PREFILL] = { "prefill", 0, 1, "rtC" },
     [STREAM] = { "stream", 0, 1, "pnLKW" }, [PLOT] = { "plot", 1, 1, "o" },
@@ -161,7 +163,7 @@ static const struct { const char *name; int least, most; const char *letters; } 
     [SPEC] = { "spec", 1, 2, "nrTE" },
 };
 /* Options that only some commands take; main's `given` has a bit for each. */
-enum { GIVEN_SHAPE = 7, GIVEN_TOKENS = 8, GIVEN_WINDOW = 13 };
+enum { GIVEN_REPEATS = 3, GIVEN_SHAPE = 7, GIVEN_TOKENS = 8, GIVEN_WINDOW = 13 };
 static const struct { int c; char letter; const char *name; } special[] = {
     { 'p', 'p', "-p" }, { 'n', 'n', "-n" }, { 'b', 'b', "-b" }, { 'r', 'r', "-r" }, { 'w', 'w', "-w" },
         { OPT_FILE, 'f', "--file" },
@@ -175,6 +177,7 @@ static const struct { int c; char letter; const char *name; } special[] = {
     { OPT_SERVED, 'S', "--model" }, { OPT_KEY, 'S', "--key" }, { OPT_IGNORE_EOS, 'T', "--ignore-eos" },
     { OPT_TEMP, 'T', "--temp" }, { OPT_SEED, 'T', "--seed" }, { OPT_TIMEOUT, 'S', "--timeout" },
     { OPT_REF, 'R', "--ref" }, { OPT_ACT, 'a', "--act" }, { OPT_LIMITS, 'l', "--limits" }, { OPT_AUTOTUNE, 'A', "--autotune" },
+    { OPT_TABLE, 'D', "--table" },
     { OPT_SPEC, 'E', "--spec" }, { OPT_SPEC_EXACT, 'E', "--spec-exact" }, { OPT_ESTIMATE, 'E', "--estimate" },
     { OPT_ACCEPT, 'E', "--accept" }, { OPT_LAYERS, 'L', "--layers" }, { OPT_LAYER_SIZE, 'L', "--layer-size" },
     { OPT_LAYER_TIME, 'K', "--layer-time" }, { OPT_LINK, 'K', "--link" },
@@ -295,6 +298,7 @@ static int take(struct bench_options *o, int c, const char *arg)
     case OPT_IGNORE_EOS: o->ignore_eos = 1; return 0;
     case OPT_JSON: o->json = 1; return 0;
     case OPT_AUTOTUNE: o->autotune = 1; return 0;
+    case OPT_TABLE: o->table = 1; return 0;
     case OPT_ESTIMATE: o->estimate = 1; return 0;
     case OPT_ACCEPT:
         o->accept_given = 1;
@@ -453,6 +457,8 @@ static int check_device(struct bench_options *o, enum command c, uint64_t given)
         return cli_wrong(prog, "gpu: measures kernels without a model: --exact, --strict, --cuda-graphs and --cache-weights do not apply");
     if (c == GPU && o->autotune && given & 1)
         return cli_wrong(prog, "gpu --autotune: measures products alone: -p does not apply");
+    if (c == SPARSE && !o->table && given >> GIVEN_REPEATS & 1)
+        return cli_wrong(prog, "sparse: counts pairs, and only --table measures: -r does not apply");
     return 0;
 }
 
@@ -504,7 +510,7 @@ static int run(struct bench_options *o, uint64_t given, int n, char **args)
     case MATMUL: return bench_matmul(o);
     case TERNARY: return bench_ternary(o);
     case DEQUANT: return bench_dequant(o);
-    case SPARSE: return (rc = bench_sparse_check(o)) ? rc : bench_sparse(o);
+    case SPARSE: return (rc = bench_sparse_check(o)) ? rc : o->table ? bench_sparse_table(o) : bench_sparse(o);
     case SIMD: return bench_simd(o);
     case FLASH: return (rc = bench_flash_check(o)) ? rc : bench_flash(o);
     case MMAP: return bench_mmap(o);

@@ -20,7 +20,7 @@ enum bench_api { BENCH_CHAT, BENCH_COMPLETIONS, BENCH_TOKENS };
 
 struct bench_options {
     struct run_options run;
-    int prompt, generate, batch, repeats, warmup, json, autotune;
+    int prompt, generate, batch, repeats, warmup, json, autotune, table;
     int window, windows, whole;         /* tokens of a window; number of windows, 0: all of the text; --whole */
     const char *ids, *output, *ref;
     const char *svg;                    /* batch, kv: the file of a picture; NULL: none */
@@ -62,6 +62,7 @@ int bench_ternary(const struct bench_options *o);
 int bench_dequant(const struct bench_options *o);
 int bench_sparse_check(const struct bench_options *o);      /* wrong --contexts: says so, and returns CLI_USAGE */
 int bench_sparse(const struct bench_options *o);
+int bench_sparse_table(const struct bench_options *o);
 int bench_simd(const struct bench_options *o);              /* these three: bench_simd.c */
 int bench_flash(const struct bench_options *o);
 int bench_flash_check(const struct bench_options *o);       /* as bench_sparse_check() */

@@ -307,6 +307,19 @@ END
   run -2 zse-bench sparse --contexts 131073
 }
 
+# bats test_tags=plain
+@test "sparse --table: the time of a window of 512, beside full attention" {
+  run --separate-stderr zse-bench sparse --table --contexts 128,4096 -r 3 --json
+  [ "$status" = 0 ]
+  check '(j["window"], [r["context"] for r in j["rows"]]) == (512, [128, 4096])' <<<"$output"
+  check 'all(abs(r["full_s"] / r["sparse_s"] / r["speedup"] - 1) < 1e-6 for r in j["rows"]) and j["rows"][1]["speedup"] > 1.5' <<<"$output"
+  run -2 zse-bench sparse --table --contexts 32769
+  [[ "$output" == *"expected at most 32768 for sparse --table"* ]] || { echo "$output"; return 1; }
+  run -2 zse-bench sparse -r 3
+  [[ "$output" == *"-r does not apply"* ]] || { echo "$output"; return 1; }
+  run -2 zse-bench flash --table
+}
+
 @test "--attention sliding: nothing changes up to its tokens, and something beyond them" {
   of() { zse-bench perplexity "$MODEL" "$TEXT" --windows 1 "$@" | jq .perplexity; }
   [ "$(of --window 64 --attention sliding:64)" = "$(of --window 64)" ]
