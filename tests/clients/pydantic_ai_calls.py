@@ -4,7 +4,7 @@ completions and responses.
 
 usage: pydantic_ai_calls URL
 Not part of the check: importing pydantic-ai takes longer than its requests.  Last
-run with 2.38.0."""
+run with 2.68.0 (pydantic-ai-slim)."""
 import asyncio
 import sys
 from typing import Literal
