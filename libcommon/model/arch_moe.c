@@ -687,7 +687,7 @@ static void more_minimax(struct parse *p, struct config *c)
     json_array_foreach((json_t *)types, i, v)
         if (!json_is_integer(v) || json_integer_value(v) != 1)
             parse_fail(p, ERR_UNSUPPORTED, "attn_type_list: layer %zu does not have softmax attention (1)", i);
-    parse_find(p, "mlp_intermediate_size|mtp_transformer_layers|num_mtp_modules|use_mtp|max_model_len|layernorm_full_attention_beta|"
+    parse_find(p, "shared_moe_mode|mlp_intermediate_size|mtp_transformer_layers|num_mtp_modules|use_mtp|max_model_len|layernorm_full_attention_beta|"
                   "layernorm_linear_attention_beta|layernorm_mlp_beta", NULL);
 }
 

@@ -443,6 +443,8 @@ static void published_keys_are_known(void **state)
         "{\"model_type\": \"minimax_text_01\", \"num_hidden_layers\": 3, \"attn_type_list\": [1, 0, 1], \"postnorm\": true,"
         "\"layernorm_mlp_alpha\": 3.5, \"rotary_dim\": 64, \"shared_intermediate_size\": 0, \"shared_moe_mode\": \"sigmoid\"}",
         "{\"model_type\": \"falcon_h1\", \"mamba_use_mlp\": true, \"mlp_expansion_factor\": 8, \"head_dim\": 64}",
+        "{\"model_type\": \"minimax_m2\", \"attn_type_list\": [1, 1], \"shared_intermediate_size\": 0, \"rotary_dim\": 64,"
+        "\"shared_moe_mode\": \"sigmoid\", \"use_routing_bias\": true, \"num_mtp_modules\": 3, \"use_mtp\": true}",
         "{\"model_type\": \"gemma4_text\", \"zse_wrapper\": \"gemma4\", \"audio_token_id\": 258881,"
         "\"vision_soft_tokens_per_image\": 280, \"head_dim\": 64, \"global_head_dim\": 64, \"num_hidden_layers\": 1,"
         "\"layer_types\": [\"full_attention\"]}" };
