@@ -210,6 +210,35 @@ static void families(void **state)
     }
 }
 
+/* The error of the logits with keys and values of this type, beside f32 on one device. */
+static double rounding_error(const struct model *m, int n, enum kv_type kv, const float *exact)
+{
+    struct backend_options o = options(n, 1);
+    o.kv = kv_both(kv);
+    float *got = answer(m, &o, LEN);
+    const double error = error_of(got, exact, (size_t)(LEN + 1) * (size_t)m->config.vocab_size);
+    free(got);
+    return error;
+}
+
+/* Ranks store i4 as one device does.  Ternary has a scale for the heads of a rank, where one device
+ * has a scale for all heads: other bits, with an error of the same size. */
+static void rounded_keys_and_values(void **state)
+{
+    (void)state;
+    struct model *m = load("tiny", QT_F32);
+    const struct backend_options o = options(1, 1);
+    float *exact = answer(m, &o, LEN);
+    static const struct { enum kv_type type; double most; } cases[] = { { KV_I4, 1.02 }, { KV_T2, 1.25 } };
+    for (size_t i = 0; i < 2; i++) {
+        const double one = rounding_error(m, 1, cases[i].type, exact), two = rounding_error(m, 2, cases[i].type, exact);
+        print_message("# %s: error on one device %.2e, on two ranks %.2e\n", kv_type_name(cases[i].type), one, two);
+        assert_true(one > 1e-3 && two > 1e-3 && two <= cases[i].most * one);
+    }
+    free(exact);
+    model_close(m);
+}
+
 /* ---- packed weights ---- */
 
 /* Round the matrices of models/tiny: o can be cut at 64 columns, down at 128, so that the MLPs of
@@ -415,6 +444,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sums), cmocka_unit_test(packed), cmocka_unit_test(mixtures), cmocka_unit_test(partial_loads),
         cmocka_unit_test(links), cmocka_unit_test(lost), cmocka_unit_test(families),
+        cmocka_unit_test(rounded_keys_and_values),
     };
     if (gpu_kind[0] != 'e' && !device_usable())
         return 0;
