@@ -95,7 +95,7 @@ static const char usage[] =
     "                             moe: the experts that the routers choose for the first -p tokens of TEXTFILE (default: the context)\n"
     "                             plot: the picture; '-': standard output\n"
     "      --ref DIR              layers: a folder with ids.npy and any of embed.npy, layer.0.npy ..., logits.npy\n"
-    "      --window N             perplexity, quality: tokens of a window; logits: of a step (default: 512); stream without MODEL: layers of the window (default: several)\n"
+    "      --window N             perplexity, quality: tokens of a window; logits: of a step (default: 512); stream without MODEL: layers of the window (four sizes if left out)\n"
     "      --windows N            perplexity, quality: only the first N windows of the text\n"
     "      --whole                perplexity: the windows are one sequence, each token after all before it that --attention allows\n"
     "\n"

@@ -41,7 +41,7 @@ complete -c zse-bench -l timeout -x -d 'serve a request that takes longer fails,
 complete -c zse-bench -l ids -x -d 'logits, layers -o token ids, 1 5 9'
 complete -c zse-bench -l output -s o -r -d 'logits float32 little endian n_tokens, vocab_size, always --exact; - standard output layers a folder for the arrays, always --exact moe the experts that the routers choose for the first -p tokens of TEXTFILE (default the context) plot the picture; - standard output'
 complete -c zse-bench -l ref -r -d 'layers a folder with ids.npy and any of embed.npy, layer.0.npy ..., logits.npy'
-complete -c zse-bench -l window -x -d 'perplexity, quality tokens of a window; logits of a step (default 512); stream without MODEL layers of the window (default several)'
+complete -c zse-bench -l window -x -d 'perplexity, quality tokens of a window; logits of a step (default 512); stream without MODEL layers of the window (four sizes if left out)'
 complete -c zse-bench -l windows -x -d 'perplexity, quality only the first N windows of the text'
 complete -c zse-bench -l whole -d 'perplexity the windows are one sequence, each token after all before it that --attention allows'
 complete -c zse-bench -l quantize -s q -x -a 'nl4 int4 int8 nf4 fp8 ternary f16 bf16 f32 keep' -d 'type for a GGUF file or folder nl4, int4, int8, nf4, fp8, ternary, f16, bf16, f32, keep (default keep)'
