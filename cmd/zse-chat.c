@@ -238,7 +238,7 @@ static void editor_open(struct editor *d)
     el_set(d->el, EL_BIND, "^R", "em-inc-search-prev", NULL);
     el_wset(d->el, EL_ADDFN, L"zse-paste", L"Insert pasted text", on_paste);
     el_set(d->el, EL_BIND, "\\e[200~", "zse-paste", NULL);
-    el_set(d->el, EL_ADDFN, "zse-complete", "Continue a command or a name", on_tab);
+    el_wset(d->el, EL_ADDFN, L"zse-complete", L"Continue a command or a name", on_tab);
     el_set(d->el, EL_BIND, "^I", "zse-complete", NULL);
     el_source(d->el, NULL);
     history(d->history, &ev, H_SETSIZE, 1000);
