@@ -744,6 +744,8 @@ static const struct gguf_arch archs[] = {
       "silu",              SPELLING_HYBRID, ROPE_ONE, gguf_add_qwen35 },
     { "qwen35moe",     "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM",     "rms_norm_eps",       "hidden_act",
       "silu",              SPELLING_HYBRID, ROPE_ONE, gguf_add_qwen35moe },
+    { "qwen4exp",      "qwen4_exp_text",   "Qwen4ExpForCausalLM",       "rms_norm_eps",       "hidden_act",
+      "silu",              SPELLING_HYBRID, ROPE_ONE, gguf_add_qwen4exp },
 };
 
 const struct gguf_arch *gguf_arch_find(const char *name)

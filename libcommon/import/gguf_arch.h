@@ -103,6 +103,7 @@ void gguf_add_nemotron_h_moe(struct gguf_translator *t);
 void gguf_add_qwen35(struct gguf_translator *t);
 void gguf_add_qwen35moe(struct gguf_translator *t);
 void gguf_add_qwen3next(struct gguf_translator *t);
+void gguf_add_qwen4exp(struct gguf_translator *t);
 void gguf_add_kimi_linear(struct gguf_translator *t);
 void gguf_add_bailing(struct gguf_translator *t);
 void gguf_add_minimax(struct gguf_translator *t);

@@ -203,6 +203,103 @@ void gguf_add_qwen3next(struct gguf_translator *t)
     gguf_set_bool(t, "zse_z_apart", gguf_any_layer_has(t, ".attn_gate.weight"));
 }
 
+/* Write the sizes of the indexer of the layers with attention.  The file has a length of runs for
+ * each layer, config.json one for all. */
+static void set_blocks(struct gguf_translator *t)
+{
+    static const char key[] = "attention.compress_ratios";
+    const json_t *kinds = json_object_get(t->out, "layer_types");
+    int64_t block = 0;
+    for (int64_t i = 0; i < t->n_layers; i++) {
+        const char *kind = json_string_value(json_array_get(kinds, (size_t)i));
+        const int64_t found = gguf_key_at(t, key, i, 0), attends = kind && strcmp(kind, "full_attention") == 0;
+        block = attends && !block ? found : block;
+        if (found != (attends ? block : 0) || (attends && found < 1))
+            gguf_fail(t, ERR_UNSUPPORTED, "key %s.%s: %lld in layer %lld, expected %s", t->arch, key, (long long)found,
+                      (long long)i, attends ? "one number from 1 on for all layers of attention" : "0 without attention");
+    }
+    gguf_copy_int(t, "attention.indexer.head_count", "indexer_n_heads");
+    gguf_copy_int(t, "attention.indexer.key_length", "indexer_head_dim");
+    gguf_copy_int(t, "attention.indexer.top_k", "indexer_budget");
+    gguf_set_int(t, "indexer_compress_ratio", block);
+}
+
+/* Copy an array of n whole numbers. */
+static void copy_list(struct gguf_translator *t, const char *key, int64_t n, const char *name)
+{
+    char k[160];
+    const struct gguf_kv *kv = gguf_find(t->g, gguf_full_key(t, key, k, sizeof k));
+    json_t *list = json_array();
+    if (!kv || kv->type != GGUF_ARR || kv->elem == GGUF_STR || kv->n != (uint64_t)n)
+        gguf_fail(t, ERR_FORMAT, "key %s: expected %lld numbers", k, (long long)n);
+    else
+        for (uint64_t i = 0; i < kv->n; i++)
+            json_array_append_new(list, json_integer(gguf_array_int(kv, i)));
+    json_object_set_new(t->out, name, list);
+}
+
+/* Refuse a table in which the rows of a head do not follow those of the head before. */
+static void check_offsets(struct gguf_translator *t, int64_t heads)
+{
+    char k[160];
+    const struct gguf_kv *kv = gguf_find(t->g, gguf_full_key(t, "ple.head_offsets", k, sizeof k));
+    const json_t *rows = json_object_get(t->out, "zse_ngram_rows");
+    int64_t sum = 0;
+    if (!kv || kv->type != GGUF_ARR || kv->elem == GGUF_STR || kv->n != (uint64_t)heads)
+        gguf_fail(t, ERR_FORMAT, "key %s: expected %lld numbers", k, (long long)heads);
+    else
+        for (uint64_t i = 0; i < kv->n; i++) {
+            const int64_t n = json_integer_value(json_array_get(rows, (size_t)i));
+            if (gguf_array_int(kv, i) != sum)
+                gguf_fail(t, ERR_UNSUPPORTED, "key %s: head %llu starts at row %lld, expected %lld", k,
+                          (unsigned long long)i, (long long)gguf_array_int(kv, i), (long long)sum);
+            sum += n > 0 && n <= INT32_MAX ? n : 0;
+        }
+}
+
+/* Write the n-gram embeddings.  The file has one layer with them, numbered from 0, and the
+ * parameters of the hashes, which a folder derives from a seed. */
+static void set_ngrams(struct gguf_translator *t)
+{
+    char k[160];
+    const struct gguf_kv *layers = gguf_find(t->g, gguf_full_key(t, "ple.layers", k, sizeof k));
+    const struct source_tensor *table = gguf_find_tensor(t, "per_layer_token_embd.weight");
+    int64_t layer = 0, size = 0, heads = 0, dim = 0;
+    if (!layers)
+        return;
+    if (layers->n != 1)
+        gguf_fail(t, ERR_UNSUPPORTED, "key %s: %llu layers, expected 1", k, (unsigned long long)layers->n);
+    if (layers->n != 1 || gguf_key_int(t, "ple.layers", -1, &layer, NULL) < 0 ||
+        gguf_key_int(t, "ple.ngram_size", -1, &size, NULL) < 0 ||
+        gguf_key_int(t, "ple.heads_per_ngram", -1, &heads, NULL) < 0 ||
+        gguf_key_int(t, "embedding_length_per_layer_input", -1, &dim, NULL) < 0)
+        return;
+    gguf_set_int(t, "ngram_size", size);
+    gguf_set_int(t, "heads_per_ngram", heads);
+    heads *= size - 1;
+    json_object_set_new(t->out, "ple_layer_ids", json_pack("[I]", (json_int_t)(layer + 1)));
+    gguf_set_int(t, "ple_embed_dim", heads <= INT32_MAX && dim * heads <= INT32_MAX ? dim * heads : -1);
+    gguf_copy_int(t, "ple.conv_kernel", "ple_conv_kernel_size");
+    gguf_copy_int(t, "ple.eos_token_id", "zse_ngram_end");
+    copy_list(t, "ple.layer_multipliers", size, "zse_ngram_factors");
+    copy_list(t, "ple.head_vocab_sizes", heads, "zse_ngram_rows");
+    check_offsets(t, heads);
+    json_object_set_new(t->out, "zse_ngram_all_rows",
+                        json_pack("[I]", (json_int_t)(table && table->n_dims == 2 ? table->dim[0] : 0)));
+}
+
+/* Qwen4 preview (Qwen3.8-Flash-Next) */
+void gguf_add_qwen4exp(struct gguf_translator *t)
+{
+    gguf_add_qwen35moe(t);
+    t->n_layers = gguf_add_extra_layers(t);
+    gguf_set_string(t, "output_gate_type", "sigmoid");
+    gguf_copy_int(t, "hyper_connection.count", "hc_count");
+    gguf_copy_int(t, "hyper_connection.low_rank", "hc_lowrank");
+    set_blocks(t);
+    set_ngrams(t);
+}
+
 /* Layers with Kimi delta attention have 0 KV heads in the file. */
 static void add_kimi_delta(struct gguf_translator *t)
 {

@@ -1,6 +1,7 @@
 /* arch_streams.c - architectures with hyper-connections: DeepSeek V4, which also compresses keys
  * and chooses experts by tables, and Qwen4 preview.  Sources: the configuration and modeling files
  * of transformers 5, config.json of the models on the hub, and arXiv:2512.24880. */
+#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -272,6 +273,36 @@ static void hashes_make(struct parse *p, struct config *c, int base, uint64_t se
     }
 }
 
+/* Read element i of an array of n whole numbers; 0 after a failure. */
+static int64_t number_at(struct parse *p, const char *key, int n, int i, int64_t most)
+{
+    const json_t *list = parse_find(p, key, NULL), *v = json_array_get(list, (size_t)i);
+    const int64_t found = json_is_integer(v) ? json_integer_value(v) : 0;
+    if (!p->bad && (json_array_size(list) != (size_t)n || found < 1 || found > most))
+        parse_fail(p, ERR_FORMAT, "%s: expected an array of %d numbers from 1 to %" PRId64, key, n, most);
+    return p->bad ? 0 : found;
+}
+
+/* Read the parameters of the hashes from the keys that the GGUF reader writes. */
+static void hashes_read(struct parse *p, struct config *c)
+{
+    struct ngram *g = &c->ngram;
+    const int heads = (g->size - 1) * g->heads, n = g->n_layers;
+    for (int i = 0; i < n * g->size; i++)
+        g->factor[i] = (uint64_t)number_at(p, "zse_ngram_factors", n * g->size, i, INT64_MAX);
+    for (int i = 0; i < n; i++) {
+        int64_t sum = 0;
+        for (int h = i * heads; h < (i + 1) * heads; h++) {
+            g->rows[h] = (int)number_at(p, "zse_ngram_rows", n * heads, h, INT32_MAX);
+            sum += g->rows[h];
+        }
+        g->all_rows[i] = (int)number_at(p, "zse_ngram_all_rows", n, i, INT32_MAX);
+        if (sum > g->all_rows[i])
+            parse_fail(p, ERR_SHAPE, "zse_ngram_all_rows: %d rows, but zse_ngram_rows adds up to %" PRId64,
+                       g->all_rows[i], sum);
+    }
+}
+
 /* Read the layers, numbered from 1, that have embeddings of runs of tokens. */
 static void ngram_layers(struct parse *p, struct config *c)
 {
@@ -306,9 +337,11 @@ static void ngram_parse(struct parse *p, struct config *c)
               embed = (int)parse_int(p, "ple_embed_dim", 1, MOST_WIDTH, c->hidden_size),
               kernel = (int)parse_int(p, "ple_conv_kernel_size", 2, 64, 4),
               base = (int)parse_int(p, "ngram_vocab_size_base", 1, 1 << 28, 20000000),
-              parts = (int)parse_int(p, "split_ngram_parts", 1, 512, 512);
+              parts = (int)parse_int(p, "split_ngram_parts", 1, 512, 512),
+              end = (int)parse_int(p, "zse_ngram_end", 0, c->vocab_size - 1, c->n_eos ? c->eos[0] : -1);
     const int64_t divisor = parse_int(p, "make_ngram_vocab_size_divisible_by", 1, 1 << 20, 128),
                   seed = parse_int(p, "seed", 0, INT64_MAX, 1234);
+    const int listed = parse_find(p, "zse_ngram_factors", NULL) != NULL;
     parse_find(p, "number_of_conv_states", NULL);
     if (!p->bad)
         ngram_layers(p, c);
@@ -317,11 +350,11 @@ static void ngram_parse(struct parse *p, struct config *c)
     if (embed % ((size - 1) * heads))
         parse_fail(p, ERR_SHAPE, "ple_embed_dim %d is not a multiple of ngram_size - 1 times heads_per_ngram %d", embed,
                    heads);
-    if ((int64_t)g->n_layers * heads > MOST_TABLES || !c->n_eos)
+    if ((int64_t)g->n_layers * heads > MOST_TABLES || end < 0)
         parse_fail(p, ERR_UNSUPPORTED, "ple_layer_ids: %d layers of %d heads, an eos_token_id is %s", g->n_layers,
-                   heads, c->n_eos ? "there" : "missing");
+                   heads, end < 0 ? "missing" : "there");
     *g = (struct ngram){ .size = size, .heads = heads, .dim = embed / ((size - 1) * heads), .kernel = kernel,
-                         .parts = parts, .end = c->eos[0], .n_layers = g->n_layers, .of = g->of,
+                         .parts = parts, .end = end, .n_layers = g->n_layers, .of = g->of,
                          .factor = calloc((size_t)(g->n_layers * size), sizeof *g->factor),
                          .rows = calloc((size_t)(g->n_layers * (size - 1) * heads), sizeof *g->rows),
                          .all_rows = calloc((size_t)g->n_layers, sizeof *g->all_rows) };
@@ -329,7 +362,9 @@ static void ngram_parse(struct parse *p, struct config *c)
         err_nomem(p->e, "config");
         p->bad = 1;
     }
-    if (!p->bad)
+    if (!p->bad && listed)
+        hashes_read(p, c);
+    else if (!p->bad)
         hashes_make(p, c, base, (uint64_t)seed, divisor);
 }
 
@@ -370,7 +405,7 @@ static void more_qwen4_exp(struct parse *p, struct config *c)
     c->moe.normalize = parse_bool(p, "norm_topk_prob", 1);
     c->moe.shared_size = (int)parse_int(p, "shared_expert_intermediate_size", 1, MOST_WIDTH, 512);
     c->moe.shared_gate = 1;
-    c->norm_offset = c->qk_norm_offset = 1;
+    c->norm_offset = c->qk_norm_offset = c->gguf ? 0 : 1;
     c->attn_gate = ATTN_GATE_CHANNEL;
     const int every = (int)parse_int(p, "full_attention_interval", 1, INT32_MAX, 4);
     for (int i = 0; i < c->n_layers; i++)
@@ -381,7 +416,7 @@ static void more_qwen4_exp(struct parse *p, struct config *c)
                              .head_dim = (int)parse_int(p, "linear_value_head_dim", 1, MOST_WIDTH, 128),
                              .n_groups = (int)parse_int(p, "linear_num_key_heads", 1, MOST_WIDTH, 16),
                              .state_size = (int)parse_int(p, "linear_key_head_dim", 1, MOST_WIDTH, 128),
-                             .norm_eps = c->norm_eps, .rate_scale = 1, .z_apart = 1, .ba_flat = 1 };
+                             .norm_eps = c->norm_eps, .rate_scale = 1, .z_apart = 1, .ba_flat = 1, .tiled = c->gguf };
     delta_check(p, r);
     const char *gate = parse_string(p, "output_gate_type", "silu");
     r->sigmoid_gate = strcmp(gate, "sigmoid") == 0;
@@ -392,6 +427,7 @@ static void more_qwen4_exp(struct parse *p, struct config *c)
     if ((int64_t)h->n * c->hidden_size > MOST_WIDTH)
         parse_fail(p, ERR_SHAPE, "hc_count %d of hidden_size %d, expected a product of at most %d", h->n,
                    c->hidden_size, MOST_WIDTH);
+    c->n_extra_layers = (int)parse_int(p, "num_nextn_predict_layers", 0, 65536, 0);
     c->next_embeds = parse_bool(p, "mtp_use_dedicated_embeddings", 0);
     parse_find(p, "mamba_ssm_dtype|mlp_only_layers|mtp_num_hidden_layers", NULL);
     if (!p->bad)

@@ -31,5 +31,12 @@ const struct weight_names gguf_names = {
     .altup_in = "altup_proj", .altup_out = "altup_unembd_proj", .altup_router = "altup_router.weight",
     .altup_norm = "altup_router_norm", .altup_predict = "altup_predict_coef.weight",
     .altup_correct = "altup_correct_coef.weight", .altup_scale = "altup_correct_scale.weight",
+    .hyper_norm = "output_hc_norm.weight", .hyper_down = "output_hc_down", .hyper_up = "output_hc_up",
+    .hyper_attn_norm = "hc_attn_norm.weight", .hyper_attn_down = "hc_attn_down", .hyper_attn_up = "hc_attn_up",
+    .hyper_attn_inject = "hc_attn_inject", .hyper_ff_norm = "hc_ffn_norm.weight", .hyper_ff_down = "hc_ffn_down",
+    .hyper_ff_up = "hc_ffn_up", .hyper_ff_inject = "hc_ffn_inject",
+    .ngram_embed = "per_layer_token_embd", .ngram_key = "ple_key", .ngram_value = "ple_value",
+    .ngram_key_norm = "ple_norm_key.weight", .ngram_query_norm = "ple_norm_query.weight",
+    .ngram_conv_norm = "ple_norm_conv.weight", .ngram_conv = "ple_conv1d.weight", .index_q_norm = "indexer.q_norm",
     .laurel_in = "laurel_l", .laurel_out = "laurel_r", .laurel_norm = "laurel_post_norm",
 };

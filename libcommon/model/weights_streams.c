@@ -80,28 +80,41 @@ int spec_hyper(struct builder *b, int i)
                                       spec_vector(b, i, LP_HYPER_FF_SCALE, n->hyper_ff_scale) < 0) ? -1 : 0;
 }
 
-/* Add the n-gram embeddings.  The source may divide their table into several tensors; the
- * convolution is stored transposed, so that channels are adjacent. */
+/* Add the table of n-gram embeddings.  A folder may divide it into several tensors; in a GGUF it is
+ * no tensor of the layer. */
+static int add_table(struct builder *b, int i)
+{
+    const char *stem = b->n.ngram_embed;
+    char names[160];
+    if (b->c->gguf)
+        return spec_matrix(b, i, LP_NGRAM_EMBED, stem, (struct row_map){ 0 }, 0);
+    snprintf(names, sizeof names, "%s.shard_{0..%d}|%s", stem, b->c->ngram.parts - 1, stem);
+    return spec_own_matrix(b, i, LP_NGRAM_EMBED, names);
+}
+
+/* Add the n-gram embeddings.  The convolution is stored transposed, so that channels are adjacent;
+ * GGUF leaves out the 1 of its shape. */
 int spec_ngram(struct builder *b, int i)
 {
     const struct weight_names *n = &b->n;
     const struct part_fact conv = layer_part_fact(b->c, i, LP_NGRAM_CONV);
-    const int64_t want[3] = { conv.cols, 1, conv.rows };
+    const int64_t want[3] = { conv.cols, 1, conv.rows }, flat[2] = { conv.cols, conv.rows };
     const struct weight_spec t = { .rows = conv.rows, .cols = conv.cols, .is_vector = 1, .role = ROLE_BIAS, .layer = i,
                                    .expert = -1, .part = LP_NGRAM_CONV, .map = { .transposed = 1 } };
-    char table[160], source[160];
-    snprintf(table, sizeof table, "%s.shard_{0..%d}|%s", n->ngram_embed, b->c->ngram.parts - 1, n->ngram_embed);
-    if (spec_own_matrix(b, i, LP_NGRAM_EMBED, table) < 0 || spec_own_matrix(b, i, LP_NGRAM_KEY, n->ngram_key) < 0 ||
+    char source[160];
+    if (add_table(b, i) < 0 || spec_own_matrix(b, i, LP_NGRAM_KEY, n->ngram_key) < 0 ||
         spec_own_matrix(b, i, LP_NGRAM_VALUE, n->ngram_value) < 0 ||
         spec_vector(b, i, LP_NGRAM_KEY_NORM, n->ngram_key_norm) < 0 ||
         spec_vector(b, i, LP_NGRAM_QUERY_NORM, n->ngram_query_norm) < 0 ||
         spec_vector(b, i, LP_NGRAM_CONV_NORM, n->ngram_conv_norm) < 0)
         return -1;
     spec_path(b, source, sizeof source, i, n->ngram_conv);
-    return spec_as(b, part_infos[LP_NGRAM_CONV].name, source, want, 3, &t) < 0 ? -1 : 0;
+    const int is_flat = spec_has_dims(b, source, 2);
+    return spec_as(b, part_infos[LP_NGRAM_CONV].name, source, is_flat ? flat : want, is_flat ? 2 : 3, &t) < 0 ? -1 : 0;
 }
 
-/* Add the matrix in which an indexer's queries and keys are stored together, and their norms. */
+/* Add the indexer's queries and keys, which a GGUF stores apart and a folder in one matrix, and
+ * their norms. */
 int spec_blocks(struct builder *b, int i)
 {
     const struct indexer *x = &b->c->indexer;
@@ -110,8 +123,11 @@ int spec_blocks(struct builder *b, int i)
                                                                        .stride = x->head_dim };
     char source[160];
     spec_path(b, source, sizeof source, i, b->n.index_q);
-    return spec_matrix(b, i, LP_INDEX_Q, source, queries, all) < 0 ||
-           spec_matrix(b, i, LP_INDEX_K, source, keys, all) < 0 ||
-           spec_layer_norm(b, i, LP_INDEX_Q_NORM, b->n.index_q_norm) < 0
+    if (b->c->gguf ? spec_own_matrix(b, i, LP_INDEX_Q, "indexer.q_proj") < 0 ||
+                         spec_own_matrix(b, i, LP_INDEX_K, "indexer.k_proj") < 0
+                   : spec_matrix(b, i, LP_INDEX_Q, source, queries, all) < 0 ||
+                         spec_matrix(b, i, LP_INDEX_K, source, keys, all) < 0)
+        return -1;
+    return spec_layer_norm(b, i, LP_INDEX_Q_NORM, b->n.index_q_norm) < 0
                ? -1 : spec_layer_norm(b, i, LP_INDEX_NORM, b->n.index_norm);
 }

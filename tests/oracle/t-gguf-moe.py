@@ -42,7 +42,7 @@ LATEST = {"qwen2_5_vl-vl": "qwen2vl", "qwen3_vl-vl": "qwen3vl", "qwen3_vl_moe-vl
           "glm_moe_dsa-skip": "glm-dsa", "jamba": "jamba", "gemma3n": "gemma3n", "gemma3n-vl": "gemma3n", "gemma4": "gemma4", "gemma4-e": "gemma4",
           "gemma4-moe": "gemma4", "gemma4-vl": "gemma4", "gemma4_unified-vl": "gemma4", "kimi_linear": "kimi-linear", "mimo_v2_flash": "mimo2",
           "deepseek_v32": "deepseek32", "cohere2_moe": "cohere2moe", "hy_v3": "hy_v3", "granite_swa": "granite_swa", "deepseek_v4-hub": "deepseek4",
-          "bailing_hybrid": "bailingmoe3", "minimax": "minimax-01"}
+          "bailing_hybrid": "bailingmoe3", "minimax": "minimax-01", "qwen4_exp": "qwen4exp"}
 # Architectures that the package does not know, and for each a known one that has the same names of
 # tensors.
 NAMES_OF = {"deepseek32": "glm-dsa", "cohere2moe": "exaone-moe", "hy_v3": "exaone-moe", "granite_swa": "mimo2"}
@@ -53,8 +53,9 @@ PERMUTED = ("llama", "mistral3", "apertus", "granitemoe", "granitehybrid", "gran
 # Size of an attention chunk of llama4_text.  GGUF has no key for it and implies 8192, so only the
 # logits of the first 32 tokens are the same with both.
 CHUNK = 32
-STATES = ("lfm2", "lfm2moe", "mamba2", "granitehybrid", "nemotron_h", "nemotron_h_moe", "qwen3next", "qwen35", "qwen35moe", "falcon-h1", "jamba")
-DELTA = ("qwen3next", "qwen35", "qwen35moe")
+STATES = ("lfm2", "lfm2moe", "mamba2", "granitehybrid", "nemotron_h", "nemotron_h_moe", "qwen3next", "qwen35", "qwen35moe", "falcon-h1", "jamba", "qwen4exp")
+TILED = ("qwen35", "qwen35moe", "qwen4exp")
+DELTA = ("qwen3next", *TILED)
 KDA = ("kimi-linear", "bailingmoe3")
 WINDOWS = ("gemma3n", "gemma4", "mimo2")        # models whose layers have different heads
 
@@ -133,7 +134,9 @@ V4_ENDS = {"embed": "token_embd", "norm": "output_norm", "head": "output", "hc_h
 
 # Names of tensors of architectures that the package does not know, in the same way.
 BLOCK = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
-ENDS = {"model.word_embeddings": "token_embd", "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+ENDS = {"model.word_embeddings": "token_embd", "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+        "per_layer_token_embd": "per_layer_token_embd", "model.hyper_connection_mixer.hc_norm": "output_hc_norm",
+        "model.hyper_connection_mixer.input_mix_weight_down": "output_hc_down", "model.hyper_connection_mixer.input_mix_weight_up": "output_hc_up"}
 OWN_NAMES = {
     "bailingmoe3": BLOCK | {f"attention.{part}_proj": f"attn_{part}" for part in "qkv"} | {f"attention.{part}_conv1d": f"ssm_conv1d_{part}" for part in "qkv"} |
     {"attention.A_log": "ssm_a", "attention.dt_proj": "ssm_dt", "attention.b_proj": "ssm_beta", "attention.f_proj": "ssm_f_a", "attention.o_norm": "ssm_norm",
@@ -143,7 +146,16 @@ OWN_NAMES = {
     "minimax-01": BLOCK | {f"self_attn.{part}_proj": f"attn_{part}" for part in ("q", "k", "v", "qkv")} |
     {"self_attn.o_proj": "attn_output", "self_attn.out_proj": "attn_output", "self_attn.output_gate": "attn_gate", "self_attn.norm": "attn_norm_2",
      "block_sparse_moe.gate": "ffn_gate_inp", "block_sparse_moe.experts.w1": "ffn_gate_exps", "block_sparse_moe.experts.w2": "ffn_down_exps",
-     "block_sparse_moe.experts.w3": "ffn_up_exps"}}
+     "block_sparse_moe.experts.w3": "ffn_up_exps"},
+    "qwen4exp": {f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"} | {f"self_attn.{part}_norm": f"attn_{part}_norm" for part in "qk"} |
+    {f"self_attn.indexer.{part}_layernorm": f"indexer.{part}_norm" for part in "qk"} | {f"self_attn.indexer.{part}_proj": f"indexer.{part}_proj" for part in "qk"} |
+    {f"{ours}_hyper_connection.{part}": f"hc_{theirs}_{short}" for ours, theirs in (("attn", "attn"), ("mlp", "ffn"))
+     for part, short in (("hc_norm", "norm"), ("input_mix_weight_down", "down"), ("input_mix_weight_up", "up"), ("block_inject_weight", "inject"))} |
+    {f"ple.{part}": f"ple_{part}" for part in ("norm_key", "norm_query", "norm_conv", "conv1d")} | {"ple.key_proj": "ple_key", "ple.value_proj": "ple_value"} |
+    {"linear_attn.in_proj_qkv": "attn_qkv", "linear_attn.in_proj_z": "attn_gate", "linear_attn.in_proj_b": "ssm_beta", "linear_attn.in_proj_a": "ssm_alpha",
+     "linear_attn.conv1d": "ssm_conv1d", "linear_attn.A_log": "ssm_a", "linear_attn.dt_proj": "ssm_dt", "linear_attn.norm": "ssm_norm",
+     "linear_attn.out_proj": "ssm_out", "self_attn.o_proj": "attn_output", "mlp.gate": "ffn_gate_inp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp"} |
+    {f"mlp.{at}.{part}_proj": f"ffn_{part}{end}" for part in ("gate", "up", "down") for at, end in (("experts", "_exps"), ("shared_expert", "_shexp"))}}
 
 
 def own_name(name, a, c, arch):
@@ -233,7 +245,7 @@ def state_tensor(name, a, c, arch, joined):
     """A tensor of a recurrent layer with the names and shapes that llama.cpp's converter gives
     it."""
     mamba = arch not in DELTA
-    if arch.startswith("qwen35"):
+    if arch in TILED:
         a = tiled(name, a, c)
     if arch == "jamba":
         return {name: -np.exp(a) if name.endswith(".A_log") else a[:, 0, :] if a.ndim == 3 else a}
@@ -300,9 +312,25 @@ def layered(named, arch, c):
     return out
 
 
+def one_table(named, c):
+    """qwen4exp: join the parts of the table of n-grams, and divide the indexer's matrix."""
+    out, parts = {}, {}
+    for name, a in named.items():
+        if ".ngram_embedding.shard_" in name:
+            parts[int(name.split(".shard_")[1].split(".")[0])] = a
+        elif name.endswith("index_qk_proj.weight"):
+            queries = c["indexer_n_heads"] * c["indexer_head_dim"]
+            out[name.replace("index_qk", "q")], out[name.replace("index_qk", "k")] = a[:queries], a[queries:]
+        elif ".ple_embedding." not in name:             # else a constant of the hashes, see write_qwen4_keys()
+            out[name] = a
+    return out | {"per_layer_token_embd.weight": np.concatenate([parts[i] for i in range(len(parts))])}
+
+
 def merge(all_tensors, c, arch, joined):
     """Rearrange the tensors as llama.cpp's converter does, but keep the names of Hugging Face."""
     out, experts = {}, {}
+    if arch == "qwen4exp":
+        all_tensors = one_table(all_tensors, c)
     if arch in WINDOWS or arch in KDA:
         all_tensors = layered(all_tensors, arch, c)
     for name, a in all_tensors.items():
@@ -318,7 +346,9 @@ def merge(all_tensors, c, arch, joined):
             out[name.replace("input_linear", "experts.w3")] = a[:, half:]
         elif name.endswith("block_sparse_moe.output_linear.weight"):
             out[name.replace("output_linear", "experts.w2")] = a
-        elif arch in STATES and name.endswith(STATE_ENDS + (TILED_ENDS if arch.startswith("qwen35") else ())):
+        elif ".ple." in name:                           # qwen4exp
+            out[name] = a[:, 0, :] if a.ndim == 3 else a + 1 if ".norm_" in name else a
+        elif arch in STATES and name.endswith(STATE_ENDS + (TILED_ENDS if arch in TILED else ())):
             out.update(state_tensor(name, a, c, arch, joined))
         elif arch == "granitehybrid" and "shared_mlp.input_linear" in name:
             half = a.shape[0] // 2
@@ -412,13 +442,39 @@ def write_state_keys(w, c, arch):
         w.add_head_count_kv(kv)
     elif arch != "mamba2":
         w.add_head_count_kv([kv if k == "full_attention" else 0 for k in kinds])
-    extra = int(arch == "qwen35")               # a layer that predicts one more token
+    extra = int(arch in ("qwen35", "qwen4exp"))         # a layer that predicts one more token
     w.add_block_count(len(kinds) + extra)
     if extra:
         w.add_nextn_predict_layers(extra)
         w.add_tensor(f"blk.{len(kinds)}.nextn.eh_proj.weight", np.zeros((c["hidden_size"], 2 * c["hidden_size"]), "<f4"))
     if arch == "granitehybrid":
         w.add_rope_scaling_finetuned(c["position_embedding_type"] == "rope")
+
+
+def constants(folder):
+    """The 64-bit integers of a folder in one file, by the ends of their names."""
+    with open(os.path.join(folder, "model.safetensors"), "rb") as f:
+        data = f.read()
+    n = struct.unpack("<Q", data[:8])[0]
+    found = {name.split(".")[-1]: t["data_offsets"] for name, t in json.loads(data[8:8 + n]).items() if t.get("dtype") == "I64"}
+    return {name: np.frombuffer(data[8 + n + at:8 + n + end], "<i8").tolist() for name, (at, end) in found.items()}
+
+
+def write_qwen4_keys(w, c, folder):
+    """Write the keys of qwen4exp: its indexer, its streams, and the hashes of n-grams."""
+    a, kinds, hashes = w.arch, c["layer_types"], constants(folder)
+    w.add_uint32(f"{a}.full_attention_interval", kinds.index("indexed_attention") + 1)
+    w.add_indexer_head_count(c["indexer_n_heads"])
+    w.add_indexer_key_length(c["indexer_head_dim"])
+    w.add_indexer_top_k(c["indexer_budget"])
+    w.add_array(f"{a}.attention.compress_ratios", [c["indexer_compress_ratio"] * (k == "indexed_attention") for k in kinds] + [0])
+    w.add_embedding_length_per_layer_input(c["ple_embed_dim"] // len(hashes["ngram_heads_offsets"]))
+    w.add_array(f"{a}.ple.layers", [i - 1 for i in c["ple_layer_ids"]])
+    for key, value in (("hyper_connection.count", "hc_count"), ("hyper_connection.low_rank", "hc_lowrank"), ("ple.ngram_size", "ngram_size"),
+                       ("ple.heads_per_ngram", "heads_per_ngram"), ("ple.conv_kernel", "ple_conv_kernel_size"), ("ple.eos_token_id", "eos_token_id")):
+        w.add_uint32(f"{a}.{key}", c[value])
+    for key, value in (("layer_multipliers", "layer_multipliers"), ("head_offsets", "ngram_heads_offsets"), ("head_vocab_sizes", "ngram_heads_vocab_sizes")):
+        w.add_key_value(f"{a}.ple.{key}", hashes[value], gguf.GGUFValueType.ARRAY, sub_type=gguf.GGUFValueType.UINT64)
 
 
 def write_window_keys(w, c, arch):
@@ -645,6 +701,8 @@ def convert(folder, arch, path, more_experts=0, joined=False):
     if more_experts:
         c["num_local_experts"] += more_experts
     write_keys(w, c, arch)
+    if arch == "qwen4exp":
+        write_qwen4_keys(w, c, folder)
     vocab = c["vocab_size"]
     add_plain_vocabulary(w, vocab)
     known = NAMES_OF.get(arch, arch)

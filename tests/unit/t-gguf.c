@@ -723,7 +723,8 @@ static void functions_of_routers(void **state)
                                            "nemotron_h_moe", "hy_v3", "bailingmoe3" },
                       *const softmax[] = { "mistral4", "llama", "qwen2moe", "qwen3moe", "olmoe", "granitemoe",
                                            "ernie4_5-moe", "hunyuan-moe", "phimoe", "granitehybrid", "jamba",
-                                           "qwen3next", "qwen35moe", "gemma4", "qwen3vlmoe", "minimax-01" };
+                                           "qwen3next", "qwen35moe", "gemma4", "qwen3vlmoe", "minimax-01",
+                                           "qwen4exp" };
     static const char *const tensors[] = { "output.weight", "rope_freqs.weight", NULL };
     char k[64];
     for (size_t i = 0; i < sizeof sigmoid / sizeof *sigmoid; i++)
@@ -762,6 +763,93 @@ static void functions_of_routers(void **state)
     more.f.n = more.n = 0;
 }
 
+/* A key of qwen4exp with n numbers; n 0: one, not in an array. */
+struct numbers { const char *key; uint32_t elem; uint64_t n, v[6]; };
+
+static void add_numbers(const struct numbers *l)
+{
+    key(&more.f, l->key, l->n ? GGUF_ARR : l->elem);
+    if (l->n) {
+        u32(&more.f, l->elem);
+        u64(&more.f, l->n);
+    }
+    for (uint64_t i = 0; i < (l->n ? l->n : 1); i++)
+        if (l->elem == GGUF_U64)
+            u64(&more.f, l->v[i]);
+        else
+            u32(&more.f, (uint32_t)l->v[i]);
+    more.n++;
+}
+
+/* Add the keys of qwen4exp, `instead` in place of the key `name` (NULL: all as they are). */
+static void add_qwen4(const char *name, const struct numbers *instead)
+{
+    static const struct numbers all[] = {
+        { "qwen4exp.full_attention_interval", GGUF_U32, 0, { 3 } },
+        { "qwen4exp.attention.indexer.head_count", GGUF_U32, 0, { 4 } },
+        { "qwen4exp.attention.indexer.key_length", GGUF_U32, 0, { 16 } },
+        { "qwen4exp.attention.indexer.top_k", GGUF_U32, 0, { 24 } },
+        { "qwen4exp.attention.compress_ratios", GGUF_I32, LAYERS, { 0, 0, 4, 0, 0, 4 } },
+        { "qwen4exp.hyper_connection.count", GGUF_U32, 0, { 4 } },
+        { "qwen4exp.hyper_connection.low_rank", GGUF_U32, 0, { 24 } },
+        { "qwen4exp.embedding_length_per_layer_input", GGUF_U32, 0, { 16 } },
+        { "qwen4exp.ple.layers", GGUF_I32, 1, { 1 } },
+        { "qwen4exp.ple.ngram_size", GGUF_U32, 0, { 3 } },
+        { "qwen4exp.ple.heads_per_ngram", GGUF_U32, 0, { 2 } },
+        { "qwen4exp.ple.conv_kernel", GGUF_U32, 0, { 4 } },
+        { "qwen4exp.ple.eos_token_id", GGUF_U32, 0, { 9 } },
+        { "qwen4exp.ple.layer_multipliers", GGUF_U64, 3, { 4611686018427387905, 5, 7 } },
+        { "qwen4exp.ple.head_vocab_sizes", GGUF_U64, 4, { 11, 13, 17, 19 } },
+        { "qwen4exp.ple.head_offsets", GGUF_U64, 4, { 0, 11, 24, 41 } },
+    };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        add_numbers(name && strstr(all[i].key, name) ? instead : &all[i]);
+}
+
+static json_int_t number_of(const json_t *config, const char *name, size_t i)
+{
+    const json_t *v = json_object_get(config, name);
+    return json_integer_value(json_is_array(v) ? json_array_get(v, i) : v);
+}
+
+/* The parameters of hashes are 64-bit numbers, which an f64 does not hold.  Keys that config.json
+ * cannot express are refused. */
+static void hashes_of_qwen4exp(void **state)
+{
+    (void)state;
+    static const char *const none[] = { NULL };
+    add_qwen4(NULL, NULL);
+    json_t *c = config_of(model_file("qwen4exp", KV, none));
+    assert_true(number_of(c, "zse_ngram_factors", 0) == 4611686018427387905 &&
+                number_of(c, "zse_ngram_factors", 2) == 7 && number_of(c, "zse_ngram_rows", 3) == 19);
+    assert_true(number_of(c, "zse_ngram_end", 0) == 9 && number_of(c, "ple_layer_ids", 0) == 2);
+    assert_true(number_of(c, "ple_embed_dim", 0) == 64 && number_of(c, "indexer_compress_ratio", 0) == 4);
+    json_decref(c);
+    more.f.n = more.n = 0;
+    static const struct { const char *name; struct numbers v; const char *words; enum err_code code; } cases[] = {
+        { "ple.layers", { "qwen4exp.ple.layers", GGUF_I32, 2, { 1, 1 } }, "2 layers, expected 1", ERR_UNSUPPORTED },
+        { "ngram_size", { "qwen4exp.unread", GGUF_U32, 0, { 3 } }, "ple.ngram_size is missing", ERR_FORMAT },
+        { "multipliers", { "qwen4exp.ple.layer_multipliers", GGUF_U64, 2, { 1, 5 } }, "multipliers: expected 3 numbers",
+          ERR_FORMAT },
+        { "vocab_sizes", { "qwen4exp.unread", GGUF_U32, 0, { 3 } }, "vocab_sizes: expected 4 numbers", ERR_FORMAT },
+        { "offsets", { "qwen4exp.ple.head_offsets", GGUF_U64, 3, { 0, 11, 24 } }, "offsets: expected 4 numbers",
+          ERR_FORMAT },
+        { "offsets", { "qwen4exp.ple.head_offsets", GGUF_U64, 4, { 0, 12, 24, 41 } },
+          "head 1 starts at row 12, expected 11", ERR_UNSUPPORTED },
+        { "ratios", { "qwen4exp.attention.compress_ratios", GGUF_I32, LAYERS, { 0, 0, 4, 0, 0, 8 } },
+          "8 in layer 5, expected one number from 1 on", ERR_UNSUPPORTED },
+        { "ratios", { "qwen4exp.attention.compress_ratios", GGUF_I32, LAYERS, { 0, 4, 4, 0, 0, 4 } },
+          "4 in layer 1, expected 0", ERR_UNSUPPORTED },
+        { "ratios", { "qwen4exp.attention.compress_ratios", GGUF_I32, LAYERS, { 0 } }, "0 in layer 2, expected one",
+          ERR_UNSUPPORTED },
+        { "ratios", { "qwen4exp.attention.compress_ratios", GGUF_I32, LAYERS - 1, { 0 } }, "or 6 of them", ERR_FORMAT },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        add_qwen4(cases[i].name, &cases[i].v);
+        config_refused("qwen4exp", none, cases[i].words, cases[i].code);
+    }
+}
+
 static int setup(void **state)
 {
     (void)state;
@@ -789,6 +877,7 @@ int main(void)
         cmocka_unit_test(missing_and_bad_keys_are_refused_by_name), cmocka_unit_test(values_out_of_range),
         cmocka_unit_test(pooling_and_direction), cmocka_unit_test(facts_that_do_not_fit),
         cmocka_unit_test(sparsity_of_layers), cmocka_unit_test(functions_of_routers),
+        cmocka_unit_test(hashes_of_qwen4exp),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

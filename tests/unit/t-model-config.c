@@ -289,6 +289,18 @@ static const struct { const char *json, *says; } refused[] = {
     { "{\"model_type\": \"qwen4_exp_text\", \"make_ngram_vocab_size_divisible_by\": 0}", "divisible_by is 0" },
     { "{\"model_type\": \"qwen4_exp_text\", \"ple_conv_kernel_size\": 1}", "ple_conv_kernel_size is 1" },
     { "{\"model_type\": \"qwen4_exp_text\", \"seed\": -1}", "seed is -1" },
+    { "{\"model_type\": \"qwen4_exp_text\", \"ple_layer_ids\": [1], \"ngram_size\": 2, \"heads_per_ngram\": 1, \"zse_ngram_end\": 248320}",
+      "zse_ngram_end is 248320" },
+    { "{\"model_type\": \"qwen4_exp_text\", \"ple_layer_ids\": [1], \"ngram_size\": 2, \"heads_per_ngram\": 1, \"zse_ngram_end\": 7, \"zse_ngram_factors\": [1, 2, 3]}",
+      "zse_ngram_factors: expected an array of 2 numbers from 1 to 9223372036854775807" },
+    { "{\"model_type\": \"qwen4_exp_text\", \"ple_layer_ids\": [1], \"ngram_size\": 2, \"heads_per_ngram\": 1, \"zse_ngram_end\": 7, \"zse_ngram_factors\": [1, -5]}",
+      "zse_ngram_factors: expected an array of 2 numbers" },
+    { "{\"model_type\": \"qwen4_exp_text\", \"ple_layer_ids\": [1], \"ngram_size\": 2, \"heads_per_ngram\": 1, \"zse_ngram_end\": 7, \"zse_ngram_factors\": [1, 3], \"zse_ngram_rows\": [2147483648]}",
+      "zse_ngram_rows: expected an array of 1 numbers from 1 to 2147483647" },
+    { "{\"model_type\": \"qwen4_exp_text\", \"ple_layer_ids\": [1], \"ngram_size\": 2, \"heads_per_ngram\": 1, \"zse_ngram_end\": 7, \"zse_ngram_factors\": [1, 3], \"zse_ngram_rows\": [11]}",
+      "zse_ngram_all_rows: expected an array of 1 numbers" },
+    { "{\"model_type\": \"qwen4_exp_text\", \"ple_layer_ids\": [1], \"ngram_size\": 2, \"heads_per_ngram\": 1, \"zse_ngram_end\": 7, \"zse_ngram_factors\": [1, 3], \"zse_ngram_rows\": [11], \"zse_ngram_all_rows\": [10]}",
+      "10 rows, but zse_ngram_rows adds up to 11" },
     { "{\"model_type\": \"qwen4_exp_text\", \"indexer_n_heads\": 4}", "does not fit" },
     { "{\"model_type\": \"qwen4_exp_text\", \"indexer_n_heads\": 0}", "indexer_n_heads is 0" },
     { "{\"model_type\": \"qwen4_exp_text\", \"indexer_kv_heads\": 2}", "indexer_kv_heads: expected 1" },
@@ -468,6 +480,25 @@ static void published_keys_are_known(void **state)
     }
 }
 
+/* The hashes of n-grams are derived from a seed, or taken from the keys that the GGUF reader
+ * writes. */
+static void hashes_are_derived_or_listed(void **state)
+{
+    (void)state;
+    struct config c;
+    must_parse(&c, "{\"model_type\": \"qwen4_exp_text\", \"ple_layer_ids\": [2], \"ngram_size\": 2, \"heads_per_ngram\": 2, \"ngram_vocab_size_base\": 100, \"make_ngram_vocab_size_divisible_by\": 16, \"eos_token_id\": 2}");
+    assert_true(c.ngram.rows[0] == 101 && c.ngram.rows[1] == 103 && c.ngram.all_rows[0] == 208 && c.ngram.end == 2);
+    config_release(&c);
+    must_parse(&c, "{\"model_type\": \"qwen4_exp_text\", \"ple_layer_ids\": [2], \"ngram_size\": 2, \"heads_per_ngram\": 2, \"eos_token_id\": 2, \"zse_ngram_end\": 9, \"zse_ngram_factors\": [4611686018427387905, 7], \"zse_ngram_rows\": [11, 12], \"zse_ngram_all_rows\": [24]}");
+    assert_true(c.ngram.factor[0] == 4611686018427387905 && c.ngram.factor[1] == 7);
+    assert_true(c.ngram.rows[0] == 11 && c.ngram.rows[1] == 12 && c.ngram.all_rows[0] == 24 && c.ngram.end == 9);
+    config_release(&c);
+    /* Qwen3.8-Flash-Next, whose checkpoint has 128 parts of 2500012 rows */
+    must_parse(&c, "{\"model_type\": \"qwen4_exp_text\", \"ple_layer_ids\": [2], \"ngram_size\": 3, \"heads_per_ngram\": 8, \"ngram_vocab_size_base\": 20000000, \"make_ngram_vocab_size_divisible_by\": 128, \"split_ngram_parts\": 128, \"hidden_size\": 2560, \"eos_token_id\": 248044}");
+    assert_int_equal(c.ngram.all_rows[0], 128 * 2500012);
+    config_release(&c);
+}
+
 static void rope_frequencies_follow_their_formulas(void **state)
 {
     (void)state;
@@ -582,7 +613,7 @@ int main(void)
         cmocka_unit_test(each_layer_gets_its_window), cmocka_unit_test(features_that_a_backend_lacks_are_named),
         cmocka_unit_test(bad_configs_are_refused_with_a_reason),
         cmocka_unit_test(unknown_keys_are_ignored), cmocka_unit_test(published_keys_are_known),
-        cmocka_unit_test(rope_frequencies_follow_their_formulas),
+        cmocka_unit_test(hashes_are_derived_or_listed), cmocka_unit_test(rope_frequencies_follow_their_formulas),
         cmocka_unit_test(encoder_configs_are_parsed_or_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
