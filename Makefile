@@ -242,6 +242,7 @@ ALLOC := malloc calloc realloc aligned_alloc strdup strndup asprintf vasprintf
 $(B)/tests/unit/t-nomem: EXTRA := $(addprefix -Xlinker --wrap=,$(ALLOC))
 $(B)/tests/unit/t-sigbus: $(O)/cmd/sigbus.o $(O)/cmd/cli.o $(O)/cmd/help_text.o
 $(B)/tests/unit/t-cli: $(O)/cmd/cli.o $(O)/cmd/help_text.o
+$(B)/tests/unit/t-wrap: $(O)/cmd/chat_wrap.o
 $(B)/tests/unit/t-systemd: $(O)/cmd/serve_systemd.o $(O)/cmd/cli.o $(O)/cmd/help_text.o
 $(B)/tests/unit/t-libzse: $(call objects,$(API))
 $(B)/tests/unit/t-%: $(O)/tests/unit/t-%.o $(B)/libzse.a

@@ -1,11 +1,13 @@
 /* chat_answer.c - collect the answer to one request, and print it as text or JSON. */
 #include "cmd/zse-chat.h"
+#include "cmd/chat_wrap.h"
 #include "cmd/cli.h"
 #include "libcommon/grammar/constrain.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "libcommon/base/clock.h"
@@ -40,6 +42,34 @@ void chat_write(const char *text, size_t size)
         fwrite(text, 1, size, stdout);
 }
 
+/* Columns of the terminal now; 0: not known. */
+static int terminal_width(void)
+{
+    struct winsize size;
+    return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+}
+
+void chat_write_wrapped(const char *text, size_t size, int at)
+{
+    struct line_wrap w = { .write = write_terminal, .width = terminal_width };
+    wrap_begin(&w, at);
+    wrap_write(&w, text, size);
+    wrap_end(&w);
+}
+
+/* Write a piece of the answer.  On a terminal the end of its last word waits for the next piece. */
+static void write_piece(struct answer *a, const char *text, size_t n)
+{
+    if (a->wraps && !a->wrap && isatty(STDOUT_FILENO) && (a->wrap = calloc(1, sizeof *a->wrap))) {
+        a->wrap->write = write_terminal;
+        a->wrap->width = terminal_width;
+    }
+    if (a->wrap)
+        wrap_write(a->wrap, text, n);
+    else
+        chat_write(text, n);
+}
+
 /* Append to a text that ends with '\0'.  Returns nonzero if memory runs out. */
 static int grow(char **text, size_t *size, size_t *room, const char *more, size_t n)
 {
@@ -70,13 +100,22 @@ static void show_thinking(struct answer *a, int on)
     if (!a->stream || !isatty(STDOUT_FILENO) || a->thinking == on)
         return;
     a->thinking = on;
+    if (a->wrap)
+        wrap_end(a->wrap);
     if (is_plain())
         fputs(on ? "<think>\n" : "\n</think>\n", stdout);
     else
         fputs(on ? "\33[2m" : "\33[0m\n\n", stdout);
+    if (a->wrap && (!on || is_plain()))
+        wrap_begin(a->wrap, 0);
 }
 
-void answer_end_thinking(struct answer *a) { show_thinking(a, 0); }
+void answer_end(struct answer *a)
+{
+    show_thinking(a, 0);
+    if (a->wrap)
+        wrap_end(a->wrap);
+}
 
 void answer_add(struct answer *a, const char *text, size_t n, int thought)
 {
@@ -87,7 +126,7 @@ void answer_add(struct answer *a, const char *text, size_t n, int thought)
     show_thinking(a, thought);
     if (!a->stream || (thought && !isatty(STDOUT_FILENO)))
         return;
-    chat_write(text, n);
+    write_piece(a, text, n);
     cli_flush();
 }
 
@@ -131,8 +170,6 @@ static void add_raw(struct answer *a, const struct token_event *ev)
     a->nomem |= grow(&a->raw, &a->raw_size, &a->raw_room, ev->text, ev->size) ||
                 tool_parser_push(a->parser, ev->text, ev->size, &e) != 0 ||
                 (ev->finish != FINISH_NONE && tool_parser_finish(a->parser, &e) != 0);
-    if (ev->finish != FINISH_NONE)
-        show_thinking(a, 0);
 }
 
 /* Show a line about the prompt in place of the last one; "": remove it. */
@@ -188,6 +225,7 @@ static void on_token(void *user, const struct token_event *ev)
     a->finish = ev->finish;
     if (a->finish == FINISH_NONE)
         return;
+    answer_end(a);
     request_stats(a->request, &a->stats);
     if (ev->error)
         a->error = *ev->error;
@@ -228,6 +266,7 @@ void answer_release(struct answer *a)
     free(a->ids);
     free(a->reasoning);
     free(a->raw);
+    free(a->wrap);
     for (int i = 0; i < a->n_calls; i++) {
         free(a->call[i].id);
         free(a->call[i].name);

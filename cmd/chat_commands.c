@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cmd/cli.h"
 #include "libcommon/engine/device_show.h"
@@ -141,12 +142,16 @@ static void save(struct chat_session *t, const char *arg)
     free(path);
 }
 
-void print_message(const json_t *m)
+void print_message(const struct chat_session *t, const json_t *m)
 {
     const json_t *role = json_object_get(m, "role"), *content = json_object_get(m, "content");
+    const size_t n = json_string_length(content);
     chat_write(json_string_value(role), json_string_length(role));
     fputs(": ", stdout);
-    chat_write(json_string_value(content), json_string_length(content));
+    if (!t->o->no_wrap && isatty(STDOUT_FILENO))
+        chat_write_wrapped(json_string_value(content), n, (int)json_string_length(role) + 2);
+    else
+        chat_write(json_string_value(content), n);
     putchar('\n');
 }
 
@@ -168,7 +173,7 @@ static void load(struct chat_session *t, const char *arg)
     chat_history_new(&t->history);
     session_forget(t);
     json_array_foreach(t->messages, i, m)
-        print_message(m);
+        print_message(t, m);
     free(path);
 }
 

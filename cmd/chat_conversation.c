@@ -115,7 +115,7 @@ static int reopen(struct chat_session *t, struct err *e)
         chat_write(title ? title : "", title ? strlen(title) : 0);
         printf(", %zu message%s\n", n, plural((int64_t)n));
         for (size_t i = n > 2 ? n - 2 : 0; i < n; i++)
-            print_message(json_array_get(messages, i));
+            print_message(t, json_array_get(messages, i));
     }
     free(title);
     return 0;

@@ -164,7 +164,7 @@ static int run_one(const struct chat_options *o, const struct opened_model *m, s
     int context = context_len(m, &o->run), rc = -1;
     /* only as much memory as this answer needs */
     int len = o->max_tokens && o->max_tokens < context - n ? n + o->max_tokens : context;
-    struct answer a = { .stream = !o->json && !o->ids };
+    struct answer a = { .stream = !o->json && !o->ids, .wraps = !o->no_wrap };
     struct engine *g = open_engine(m, &o->run, 1, len, 0, e);
     if (!g || answer_start(&a, g, o, ids, n, e) != 0)
         goto done;

@@ -42,6 +42,7 @@ static const char usage_begin[] =
     "  -s, --system TEXT          system message\n"
     "      --raw                  use the prompt unchanged, without the chat template\n"
     "      --template FILE        use another chat template (Jinja)\n"
+    "      --no-wrap              on a terminal, do not break the lines of answers between words\n"
     "      --on-full drop|stop    a conversation that fills the context: drop the oldest turns, or refuse the next one (default: drop)\n"
     "      --no-think             ask the template for an answer without thinking (enable_thinking = false)\n"
     "      --json-schema FILE     the answer is a JSON document of this schema\n"
@@ -79,7 +80,7 @@ enum { OPT_URL = 290, OPT_KEY, OPT_HISTORY, OPT_NO_HISTORY, OPT_RAG, OPT_TOOLS, 
        OPT_TEMPLATE, OPT_NO_THINK, OPT_JSON, OPT_IDS,
        OPT_BIAS, OPT_SEED, OPT_STOP, OPT_BREAKER, OPT_IGNORE_EOS, OPT_SCHEMA,
        OPT_GRAMMAR, OPT_REGEX, OPT_PLAN,
-       OPT_ON_FULL,
+       OPT_ON_FULL, OPT_NO_WRAP,
        OPT_SAMPLING };
 
 enum { SEED_GIVEN = 1 << N_SAMPLING_OPTIONS };
@@ -98,6 +99,7 @@ static const struct option options[] = {
     { "system", required_argument, NULL, 's' }, { "raw", no_argument, NULL, OPT_RAW },
     { "template", required_argument, NULL, OPT_TEMPLATE },
     { "on-full", required_argument, NULL, OPT_ON_FULL }, { "no-think", no_argument, NULL, OPT_NO_THINK },
+    { "no-wrap", no_argument, NULL, OPT_NO_WRAP },
     { "json-schema", required_argument, NULL, OPT_SCHEMA },
     { "grammar", required_argument, NULL, OPT_GRAMMAR }, { "regex", required_argument, NULL, OPT_REGEX },
     { "json", no_argument, NULL, OPT_JSON }, { "plan", no_argument, NULL, OPT_PLAN },
@@ -250,6 +252,7 @@ static int take(struct chat_options *o, int c, const char *arg)
     case OPT_RAW: o->raw = 1; return 0;
     case OPT_TEMPLATE: o->template_file = arg; return 0;
     case OPT_NO_THINK: o->no_think = 1; return 0;
+    case OPT_NO_WRAP: o->no_wrap = 1; return 0;
     case OPT_ON_FULL: return parse_on_full(o, arg);
     case OPT_SCHEMA: o->schema_file = arg; return 0;
     case OPT_GRAMMAR: o->grammar_file = arg; return 0;

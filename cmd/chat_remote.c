@@ -337,7 +337,7 @@ static void remote_request_end(struct remote_request *x, CURLcode rc)
     struct answer *a = x->a;
     long status = 0;
     x->r->net.easy_getinfo(x->easy, CURLINFO_RESPONSE_CODE, &status);
-    answer_end_thinking(a);
+    answer_end(a);
     a->stats.decode_s = a->first_ns ? (double)(clock_ns() - a->first_ns) * 1e-9 : 0;
     a->stats.first_token_s = a->first_ns ? (double)(a->first_ns - x->start_ns) * 1e-9 : 0;
     if (x->error.code != ERR_NONE || x->asked_stop || ferror(stdout))
@@ -668,7 +668,7 @@ static int has_form(const struct chat_options *o) { return o->schema_file || o->
 
 static int once(struct remote *r, const struct chat_options *o, struct err *e)
 {
-    struct answer a = { .stream = !o->json };
+    struct answer a = { .stream = !o->json, .wraps = !o->no_wrap };
     json_t *prompt = question(o, o->text, o->text_size, e);
     int rc = prompt ? remote_answer(r, prompt, &a, NULL, e) : -1;
     if (rc == 0 && o->json)

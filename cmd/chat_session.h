@@ -64,7 +64,7 @@ void session_set_system(struct chat_session *t, const char *text);
  * a command only if the command exists. */
 int may_be_command(const char *text);
 int session_command(struct chat_session *t, const char *line);          /* 1: the command ends the conversation */
-void print_message(const json_t *m);
+void print_message(const struct chat_session *t, const json_t *m);
 const char *session_question(const struct chat_session *t);     /* the last question; NULL: there is none */
 /* Remove the last turn, from the user's message on; returns the text of that message, malloc'd.
  * NULL with a note: there is none. */

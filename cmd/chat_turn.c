@@ -307,7 +307,7 @@ static int may_run(const struct chat_session *t, const struct answer *a, int rou
 static int run_rounds(struct chat_session *t, struct answer *a, json_t **parts, int *n_refused, struct err *e)
 {
     for (int round = 1;; round++) {
-        *a = (struct answer){ .stream = !t->o->json };
+        *a = (struct answer){ .stream = !t->o->json, .wraps = !t->o->no_wrap };
         if (update_tools(t, e) != 0 || (t->remote ? run_remote : run_local)(t, a, e) != 0)
             return -1;
         const int more = may_run(t, a, round);

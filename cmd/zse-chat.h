@@ -29,7 +29,7 @@ struct chat_options {
     int yes;                            /* --yes: run any tool without a question */
     char *text; size_t text_size;       /* the whole prompt, once chat_read_prompt() has read it; owned */
     int piped;                          /* some or all of it came from standard input */
-    int raw, json, ids, ignore_eos, no_think, plan;
+    int raw, json, ids, ignore_eos, no_think, plan, no_wrap;
     /* --continue: the beginning of an id, "": the last conversation; NULL: not given */
     const char *reopen;
     const char *embed;                  /* --embed: "query", "document" or ""; NULL: not given */
@@ -102,6 +102,7 @@ struct answer_tools {
     struct grammar *grammar;
     int thinking;                       /* the prompt ends inside of <think> */
 };
+struct line_wrap;
 struct answer {
     char *text; size_t size, room;      /* owned; with tools or --url without reasoning and calls */
     const struct answer_tools *tools;   /* borrowed; NULL: none, and the text is not parsed */
@@ -114,6 +115,8 @@ struct answer {
     struct request_stats stats;
     struct request *request;            /* valid while it runs */
     int stream;                         /* write text to stdout as it arrives */
+    int wraps;                          /* break its lines between words on a terminal */
+    struct line_wrap *wrap;                  /* owned; NULL until text is written to a terminal */
     int nomem;
     uint64_t first_ns;                  /* clock_ns() at the first token */
     int thinking;                       /* the last text shown was reasoning */
@@ -146,10 +149,12 @@ void answer_add(struct answer *a, const char *text, size_t size, int is_reasonin
  * memory ran out. */
 struct answer_call *answer_call_at(struct answer *a, int i);
 void answer_call_add(struct answer *a, struct answer_call *c, const char *arguments, size_t size);
-/* End the display of reasoning on the terminal. */
-void answer_end_thinking(struct answer *a);
+/* End the display: of reasoning on the terminal, and of a word that is held back. */
+void answer_end(struct answer *a);
 /* Write to standard output; a terminal gets no control characters except tab and newline. */
 void chat_write(const char *text, size_t size);
+/* Write to a terminal, after `at` columns of the line, and break lines between words. */
+void chat_write_wrapped(const char *text, size_t size, int at);
 
 /* ---- chat_once.c ---- */
 int chat_once(const struct chat_options *o, const struct opened_model *m, struct chat_marks *marks);

@@ -19,6 +19,7 @@ complete -c zse-chat -l parallel -x -d 'how many of a batch run together (defaul
 complete -c zse-chat -l system -s s -x -d 'system message'
 complete -c zse-chat -l raw -d 'use the prompt unchanged, without the chat template'
 complete -c zse-chat -l template -r -d 'use another chat template (Jinja)'
+complete -c zse-chat -l no-wrap -d 'on a terminal, do not break the lines of answers between words'
 complete -c zse-chat -l on-full -x -a 'drop stop' -d 'a conversation that fills the context drop the oldest turns, or refuse the next one (default drop)'
 complete -c zse-chat -l no-think -d 'ask the template for an answer without thinking (enable_thinking = false)'
 complete -c zse-chat -l json-schema -r -d 'the answer is a JSON document of this schema'

@@ -855,6 +855,22 @@ END
   [ "$status" = 0 ] || { echo "$output"; return 1; }
 }
 
+@test "an answer on a terminal is broken between words at its width; --no-wrap and a pipe leave it" {
+  # a shell sets the width of its terminal, and runs the program on it
+  export ask="zse-chat $MODEL --temp 0" question='What is the capital of France?'
+  printf 'expect The capital of\\r\\nFrance is Paris\\.\\r\nexpect 31:The capital of France is Paris\\.\\r\n' >"$BATS_TEST_TMPDIR/script"
+  printf 'expect The capital of France is Paris\\.\\r\n%.0s' off pipe >>"$BATS_TEST_TMPDIR/script"
+  printf 'end 0\n' >>"$BATS_TEST_TMPDIR/script"
+  run tests/lib/talk sh -ec 'stty cols 20; $ask -p "$question"; stty cols 31; printf 31:; $ask -p "$question"
+    stty cols 20; $ask --no-wrap -p "$question"; $ask -p "$question" | cat' <"$BATS_TEST_TMPDIR/script"
+  [ "$status" = 0 ] || { echo "$output"; return 1; }
+  # a conversation that is loaded
+  printf '{"messages": [{"role": "user", "content": "one two\\n```\\nthree four five\\n```\\nthree four five"}]}' >"$BATS_TEST_TMPDIR/m.json"
+  printf 'expect >\nsend /load %s\nexpect user: one\\r\\ntwo\\r\\n```\\r\\nthree four five\\r\\n```\\r\\nthree four\\r\\nfive\\r\nexpect >\nready\nkey d\nend 0\n' "$BATS_TEST_TMPDIR/m.json" >"$BATS_TEST_TMPDIR/script"
+  run tests/lib/talk sh -c 'stty cols 10; exec $ask --no-history' <"$BATS_TEST_TMPDIR/script"
+  [ "$status" = 0 ] || { echo "$output"; return 1; }
+}
+
 @test "on a terminal --raw and --json need a prompt" {
   printf 'expect need a prompt\nend 2\n' >"$BATS_TEST_TMPDIR/script"
   run tests/lib/talk zse-chat "$MODEL" --raw <"$BATS_TEST_TMPDIR/script"
