@@ -67,15 +67,23 @@ static char *read_input(struct chat_session *t, int *interrupted)
     return text ? text : strdup("");
 }
 
-void session_ask(struct chat_session *t, const char *text)
+void session_ask(struct chat_session *t, const char *text, int is_new)
 {
-    char *both = NULL;
-    if (t->attached && asprintf(&both, "%s%s", t->attached, text) < 0) {
+    struct err e;
+    char *prompt = NULL;
+    const int n = asprintf(&prompt, "%s%s", t->attached ? t->attached : "", text);
+    size_t size = (size_t)n;
+    if (n < 0) {
         cli_note(prog, "out of memory");
         return;
     }
-    session_turn(t, both ? both : text);
-    free(both);
+    if (is_new && chat_template_apply(t->o, &prompt, &size, &e) != 0) {
+        cli_note(prog, "%s", e.msg);
+        free(prompt);
+        return;
+    }
+    session_turn(t, prompt);
+    free(prompt);
     if (t->failed)                      /* then the question is not kept, and can be asked again */
         return;
     free(t->attached);
@@ -95,7 +103,7 @@ static void loop(struct chat_session *t)
         if (may_be_command(text) && text[1] != '/')
             leave = session_command(t, text);
         else if (text[strspn(text, " \t\n")])
-            session_ask(t, text + (text[0] == '/' && text[1] == '/' && may_be_command(text + 1)));
+            session_ask(t, text + (text[0] == '/' && text[1] == '/' && may_be_command(text + 1)), 1);
         free(text);
     }
 }

@@ -40,7 +40,7 @@ void session_paste(struct chat_session *t)
     if (rc < 0)
         cli_note(prog, "out of memory");
     else if (!interrupted && text && !is_blank(text))
-        session_ask(t, text);
+        session_ask(t, text, 1);
     free(text);
 }
 
@@ -122,7 +122,7 @@ void session_edit(struct chat_session *t)
     } else {
         if (last)
             free(session_undo(t));
-        session_ask(t, text);
+        session_ask(t, text, !last);
     }
     free(text);
 }

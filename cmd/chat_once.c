@@ -140,6 +140,10 @@ int chat_read_prompt(struct chat_options *o)
         err_nomem(&e, "prompt");
     if (!o->text || (given && stdin_adds() && join_stdin(o, &e) != 0) || join_files(o, &e) != 0)
         return cli_fail(prog, &e);
+    if (chat_template_needs_input(o) && chat_prompt_is_empty(o, o->text, o->text_size))
+        return cli_wrong(prog, CHAT_EMPTY);
+    if (chat_template_apply(o, &o->text, &o->text_size, &e) != 0)
+        return cli_fail(prog, &e);
     return chat_prompt_is_empty(o, o->text, o->text_size) ? cli_wrong(prog, CHAT_EMPTY) : 0;
 }
 

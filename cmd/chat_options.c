@@ -28,7 +28,7 @@ static const char usage_begin[] =
     "      --mcp-config FILE      start or connect to the MCP servers of FILE (mcpServers) and offer their tools\n"
     "      --allow-tools NAMES    run these without a question; others that change something are asked about, or refused in a pipe\n"
     "      --yes                  run any tool without a question\n"
-    "  -m, --model NAME           the model to use (default: the first that the server lists); MODEL may also be that name\n"
+    "  -m, --model MODEL          the model to use, with --url its id there (default: the first that the server lists)\n"
     "\n"
     "  -p, --prompt TEXT          answer TEXT, followed by what is piped in, and end; -: standard input alone\n"
     "  -f, --file FILE        put this text file before the prompt, or before the first question; can be given again\n"
@@ -40,6 +40,9 @@ static const char usage_begin[] =
     "      --embed[=KIND]         a vector for each line of standard input, as JSON lines; KIND: query or document, for models that distinguish\n"
     "      --parallel N           how many of a batch run together (default: 8)\n"
     "  -s, --system TEXT          system message\n"
+    "  -t, --prompt-template TEMPLATE  put the prompt, or each question, into this file of $ZSE_HOME/templates\n"
+    "      --param NAME=VALUE     the value of $NAME in the template; can be given again\n"
+    "      --list-templates       print the names of the prompt templates\n"
     "      --raw                  use the prompt unchanged, without the chat template\n"
     "      --template FILE        use another chat template (Jinja)\n"
     "      --no-wrap              on a terminal, do not break the lines of answers between words\n"
@@ -74,8 +77,9 @@ static const char usage_end[] =
     "  -V, --version              show the version\n"
     "In a conversation: /help lists the commands, \\ at the end of a line continues it, Ctrl-C stops an answer.\n";
 
-enum { OPT_URL = 290, OPT_KEY, OPT_HISTORY, OPT_NO_HISTORY, OPT_RAG, OPT_TOOLS, OPT_MCP, OPT_ALLOW, OPT_YES,
+enum { OPT_URL = 280, OPT_KEY, OPT_HISTORY, OPT_NO_HISTORY, OPT_RAG, OPT_TOOLS, OPT_MCP, OPT_ALLOW, OPT_YES,
        OPT_SESSION,
+       OPT_PARAM, OPT_LIST_TEMPLATES,
        OPT_BATCH = 300, OPT_EMBED, OPT_PARALLEL, OPT_RAW,
        OPT_TEMPLATE, OPT_NO_THINK, OPT_JSON, OPT_IDS,
        OPT_BIAS, OPT_SEED, OPT_STOP, OPT_BREAKER, OPT_IGNORE_EOS, OPT_SCHEMA,
@@ -97,7 +101,8 @@ static const struct option options[] = {
         { "batch", required_argument, NULL, OPT_BATCH },
     { "embed", optional_argument, NULL, OPT_EMBED }, { "parallel", required_argument, NULL, OPT_PARALLEL },
     { "system", required_argument, NULL, 's' }, { "raw", no_argument, NULL, OPT_RAW },
-    { "template", required_argument, NULL, OPT_TEMPLATE },
+    { "template", required_argument, NULL, OPT_TEMPLATE }, { "prompt-template", required_argument, NULL, 't' },
+    { "param", required_argument, NULL, OPT_PARAM }, { "list-templates", no_argument, NULL, OPT_LIST_TEMPLATES },
     { "on-full", required_argument, NULL, OPT_ON_FULL }, { "no-think", no_argument, NULL, OPT_NO_THINK },
     { "no-wrap", no_argument, NULL, OPT_NO_WRAP },
     { "json-schema", required_argument, NULL, OPT_SCHEMA },
@@ -240,6 +245,8 @@ static int take(struct chat_options *o, int c, const char *arg)
     case 'p': o->prompt = arg; return 0;
     case 'f': o->file[o->n_files++] = arg; return 0;
     case 's': o->system = arg; return 0;
+    case 't': o->template_name = arg; return 0;
+    case OPT_PARAM: o->param[o->n_params++] = arg; return 0;
     case 'n': return parse_whole("--max-tokens", arg, 0, INT32_MAX, &o->max_tokens);
     case OPT_BATCH: o->batch = arg; return 0;
     case OPT_EMBED:
@@ -327,6 +334,14 @@ static int may_choose(const struct chat_options *o)
     return !o->prompt && !o->batch && !o->plan && !o->embed && isatty(STDIN_FILENO) && isatty(STDOUT_FILENO);
 }
 
+/* -t is for prompts that are rendered, one at a time. */
+static int check_template(const struct chat_options *o)
+{
+    const char *other = o->batch ? "--batch" : o->raw ? "--raw" : o->embed ? "--embed" : o->plan ? "--plan" :
+                        o->list_history ? "--history" : NULL;
+    return o->template_name && other ? cli_wrong(prog, "-t: not with %s", other) : 0;
+}
+
 /* --embed makes no answers: refuse what is for them. */
 static int check_embed(const struct chat_options *o)
 {
@@ -412,20 +427,23 @@ int chat_options_parse(struct chat_options *o, int argc, char **argv)
     o->parallel = 8;
     o->stop = calloc((size_t)argc + 1, sizeof *o->stop);
     o->file = calloc((size_t)argc + 1, sizeof *o->file);
+    o->param = calloc((size_t)argc + 1, sizeof *o->param);
     o->bias = calloc((size_t)argc + 1, sizeof *o->bias);
     o->breaker = calloc(DRY_MAX_BREAKERS, sizeof *o->breaker);
-    if (!o->stop || !o->file || !o->bias || !o->breaker) {
+    if (!o->stop || !o->file || !o->param || !o->bias || !o->breaker) {
         cli_note(prog, "out of memory");
         return CLI_FAILED;
     }
     o->sampling.bias = o->bias;
-    while ((c = cli_getopt(argc, argv, "m:p:f:s:n:q:chV", options)) != -1) {
+    while ((c = cli_getopt(argc, argv, "m:p:f:s:t:n:q:chV", options)) != -1) {
         if (c == 'h')
             return cli_help(usage());
         if (c == CLI_PRINT_DEFAULTS)
             return cli_defaults(usage());
         if (c == 'V')
             return cli_version(prog);
+        if (c == OPT_LIST_TEMPLATES)
+            return chat_template_list();
         if ((rc = take(o, c, optarg)) != 0)
             return rc < 0 ? cli_usage(usage_begin) : rc;
     }
@@ -433,7 +451,8 @@ int chat_options_parse(struct chat_options *o, int argc, char **argv)
         o->model = argv[optind++];
     if (optind < argc && (rc = take_words(o, argc - optind, argv + optind)) != 0)
         return rc;
-    rc = check(o);
+    if ((rc = check_template(o)) == 0 && (rc = chat_template_open(o)) == 0)
+        rc = check(o);
     return rc ? rc : -1;
 }
 
@@ -443,6 +462,8 @@ void chat_options_release(struct chat_options *o)
     free(o->stop);
     free(o->file);
     free(o->words);
+    free(o->param);
+    chat_template_close(o);
     free(o->bias);
     free(o->breaker);
     free(o->chosen);

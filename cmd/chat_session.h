@@ -43,8 +43,8 @@ extern volatile sig_atomic_t stop_answer;       /* set by Ctrl-C during an answe
 
 /* print the model, its size and its context */
 void session_banner(const struct chat_session *t);
-/* Ask a question, after the files that are attached to it. */
-void session_ask(struct chat_session *t, const char *text);
+/* Ask a question, after the files that are attached to it; a new one through the template of -t. */
+void session_ask(struct chat_session *t, const char *text, int is_new);
 int session_add_line(char **text, const char *line);    /* append a line to a malloc'd text; -1: no memory */
 
 /* ---- chat_turn.c ---- */

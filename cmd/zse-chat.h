@@ -20,6 +20,7 @@
 
 /* ---- chat_options.c ---- */
 enum { MAX_RAG = 16 };
+struct prompt_template;
 struct chat_options {
     const char *model, *prompt, *system, *batch, *template_file;        /* NULL: not given */
     char *chosen;                       /* owned: the model that was chosen from the list; NULL: none */
@@ -42,6 +43,9 @@ struct chat_options {
     unsigned given;                     /* bit i: sampling option i was given on the command line */
     const char **stop; int n_stop;      /* owned */
     const char **file; int n_files;     /* owned: -f, and arguments that begin with @ */
+    const char *template_name;          /* -t; NULL: not given */
+    const char **param; int n_params;   /* owned: --param, NAME=VALUE */
+    struct prompt_template *asked;      /* owned: the prompt template; NULL: none */
     char *words;                        /* owned: the prompt of the arguments after MODEL; NULL: none */
     const char **breaker;               /* owned; of --dry-sequence-breaker; sampling has n */
     struct logit_bias *bias;            /* owned */
@@ -61,6 +65,17 @@ int chat_options_fields(const struct chat_options *o, json_t *body, struct err *
 /* Fill in the options that were not given, from the model's generation_config or else from
  * sampling_defaults, and choose a random seed. */
 int chat_options_complete(struct chat_options *o, const struct opened_model *m, struct err *e);
+
+/* ---- chat_template.c ---- */
+/* Read the template of -t, and take its system message unless -s was given.  0, or the exit code
+ * after a message on stderr. */
+int chat_template_open(struct chat_options *o);
+void chat_template_close(struct chat_options *o);
+int chat_template_needs_input(const struct chat_options *o);    /* the template has $input */
+/* Replace *text (malloc'd), what the user wrote, by the prompt of the template; without a template
+ * it stays. */
+int chat_template_apply(const struct chat_options *o, char **text, size_t *size, struct err *e);
+int chat_template_list(void);           /* print the names of the templates; returns the exit code */
 
 /* ---- chat_grammar.c ---- */
 int chat_grammar_open(struct chat_options *o, const struct opened_model *m, struct err *e);

@@ -8,13 +8,15 @@ _zse_chat() {
     --tools) COMPREPLY=(); return ;;
     --mcp-config) COMPREPLY=($(compgen -f -- "$cur")); return ;;
     --allow-tools) COMPREPLY=(); return ;;
-    -m|--model) COMPREPLY=(); return ;;
+    -m|--model) COMPREPLY=($(compgen -W "$(zse-info models local --names 2>/dev/null)" -- "$cur") $(compgen -f -- "$cur")); return ;;
     -p|--prompt) COMPREPLY=(); return ;;
     -f|--file) COMPREPLY=($(compgen -f -- "$cur")); return ;;
     --session) COMPREPLY=($(compgen -f -- "$cur")); return ;;
     --batch) COMPREPLY=($(compgen -f -- "$cur")); return ;;
     --parallel) COMPREPLY=(); return ;;
     -s|--system) COMPREPLY=(); return ;;
+    -t|--prompt-template) COMPREPLY=($(compgen -W "$(zse-chat --list-templates 2>/dev/null)" -- "$cur")); return ;;
+    --param) COMPREPLY=(); return ;;
     --template) COMPREPLY=($(compgen -f -- "$cur")); return ;;
     --on-full) COMPREPLY=($(compgen -W "drop stop" -- "$cur")); return ;;
     --json-schema) COMPREPLY=($(compgen -f -- "$cur")); return ;;
@@ -76,7 +78,7 @@ _zse_chat() {
     --max-memory) COMPREPLY=(); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--url --key --rag --tools --mcp-config --allow-tools --yes --model --prompt --file --continue --history --no-history --session --batch --embed --parallel --system --raw --template --no-wrap --on-full --no-think --json-schema --grammar --regex --json --ids --max-tokens --temp --dynatemp-range --dynatemp-exp --smoothing-factor --smoothing-curve --top-k --top-p --min-p --top-a --typical-p --top-n-sigma --xtc-probability --xtc-threshold --repeat-penalty --repeat-last-n --presence-penalty --frequency-penalty --dry-multiplier --dry-base --dry-allowed-length --dry-penalty-last-n --dry-sequence-breaker --logit-bias --seed --stop --ignore-eos --quantize --mode --threads --ctx --kv --attention --exact --kernels --device --gpus --pp-split --tp --gpu-layers --moe --gpu-experts --gpu-prefill-threshold --no-gpu-prefill --layer-window --prefetch --max-device --strict --cuda-graphs --act --cache-weights --force --verify --verbose --window --sinks --spec --spec-exact --lora --max-memory --plan --print-defaults --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--url --key --rag --tools --mcp-config --allow-tools --yes --model --prompt --file --continue --history --no-history --session --batch --embed --parallel --system --prompt-template --param --list-templates --raw --template --no-wrap --on-full --no-think --json-schema --grammar --regex --json --ids --max-tokens --temp --dynatemp-range --dynatemp-exp --smoothing-factor --smoothing-curve --top-k --top-p --min-p --top-a --typical-p --top-n-sigma --xtc-probability --xtc-threshold --repeat-penalty --repeat-last-n --presence-penalty --frequency-penalty --dry-multiplier --dry-base --dry-allowed-length --dry-penalty-last-n --dry-sequence-breaker --logit-bias --seed --stop --ignore-eos --quantize --mode --threads --ctx --kv --attention --exact --kernels --device --gpus --pp-split --tp --gpu-layers --moe --gpu-experts --gpu-prefill-threshold --no-gpu-prefill --layer-window --prefetch --max-device --strict --cuda-graphs --act --cache-weights --force --verify --verbose --window --sinks --spec --spec-exact --lora --max-memory --plan --print-defaults --help --version" -- "$cur")) ;;
     *) local head=
        [ "$cur" != : ] || { head=$prev: cur=; }
        [ "$prev" != : ] || head=${COMP_WORDS[COMP_CWORD-2]}:

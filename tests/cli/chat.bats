@@ -579,6 +579,67 @@ END
   [ "$status" = 0 ] && [[ "$output" == *$'\e[1m>\e[0m'* ]] || { echo "$output"; return 1; }
 }
 
+@test "-t: a prompt template with parameters, a system message and defaults" {
+  export ZSE_HOME=$BATS_TEST_TMPDIR/home
+  local d=$ZSE_HOME/templates
+  mkdir -p "$d/folder"
+  tokens() { ask -n 1 --json "$@" </dev/null | grep -o '"prompt_tokens":[0-9]*'; }
+  printf 'What is the $what of $input?\n' >"$d/ask"
+  printf -- '---\nsystem: Be $how.\nsystem: Or $$ not.\n\ndefault: how=brief\ndefault: sum=2+2\n---\nWhat is ${sum}?' >"$d/sum"
+  [ "$(zse-chat --list-templates)" = $'ask\nsum' ]
+  [ "$(ask -t ask --param what=capital France </dev/null)" = "The capital of France is Paris." ]
+  [ "$(echo France | ask -t ask --param what=capital)" = "The capital of France is Paris." ]
+  # without $input no prompt is needed, and one comes after the text
+  [ "$(tokens -t sum)" = "$(tokens -p 'What is 2+2?' -s $'Be brief.\nOr $ not.')" ]
+  [ "$(tokens -t sum --param how=slow --param how=very,very --param sum=3 more)" = "$(tokens -p $'What is 3?\n\nmore' -s $'Be very,very.\nOr $ not.')" ]
+  [ "$(tokens -t sum -s x)" = "$(tokens -p 'What is 2+2?' -s x)" ]
+  echo France >"$BATS_TEST_TMPDIR/country"
+  [ "$(tokens -t ask --param what=x -f "$BATS_TEST_TMPDIR/country")" = "$(tokens -p "What is the x of $BATS_TEST_TMPDIR/country:"$'\n```\nFrance\n```\n\n?')" ]
+  # text of the user is not searched for variables
+  [ "$(tokens -t ask --param what=x '$what')" = "$(tokens -p 'What is the x of $what?')" ]
+  # in a conversation each question goes through it, but not again through /retry
+  printf 'expect >\nsend France\nexpect Paris\nexpect >\nsend /retry\nexpect Paris\nexpect >\nsend /save %s\nexpect saved 2\nready\nkey d\nend 0\n' "$BATS_TEST_TMPDIR/s.json" >"$BATS_TEST_TMPDIR/script"
+  run tests/lib/talk zse-chat "$MODEL" --temp 0 -t ask --param what=capital <"$BATS_TEST_TMPDIR/script"
+  [ "$status" = 0 ] || { echo "$output"; return 1; }
+  grep -q '"What is the capital of France?"' "$BATS_TEST_TMPDIR/s.json"
+}
+
+# bats test_tags=plain
+@test "-t: what is wrong with a prompt template is said before a model is opened" {
+  export ZSE_HOME=$BATS_TEST_TMPDIR/home
+  local d=$ZSE_HOME/templates case
+  fails() {
+    run --separate-stderr -"$1" zse-chat no-model -p x "${@:3}" </dev/null
+    [[ -z $output && $stderr == *"$2"* ]] || { echo "$2: $stderr"; return 1; }
+  }
+  fails 1 "there is no template 'a': $d has none" -t a
+  [ -z "$(zse-chat --list-templates)" ]
+  mkdir -p "$d"
+  printf '$input $a' >"$d/a"
+  printf -- '---\nsystem: $input\n---\n' >"$d/b"
+  printf -- '---\ntemp: 1\n---\n' >"$d/c"
+  printf -- '---\nsystem: x\n' >"$d/d"
+  printf -- '---\n\ndefault: 1=2\n---\n' >"$d/e"
+  printf -- '---\ndefault: x=2\n---\n$y' >"$d/f"
+  printf 'a\xff' >"$d/g"
+  fails 1 "there is no template 'z' in $d, which has a, b, c, d, e, f, g" -t z
+  fails 1 "$d/a: \$a has no value: give --param a=VALUE" -t a
+  fails 1 "$d/a: there is no \$b in it, which --param sets" -t a --param a=1 --param b=2
+  fails 1 "$d/b: \$input stands in the system message" -t b
+  fails 1 "$d/c: line 2: 'temp: 1', expected system: TEXT" -t c
+  fails 1 "$d/d: line 1: --- begins settings" -t d
+  fails 1 "$d/e: line 3: default: '1=2', expected NAME=VALUE" -t e
+  fails 1 "$d/f: there is no \$x in it, which default: sets" -t f
+  fails 1 "$d/g: it is not text in UTF-8" -t g
+  for case in ../templates/a /etc/passwd .. . a..b ''; do fails 2 "-t: '$case', expected the name of a file" -t "$case"; done
+  fails 2 "--param: 'a', expected NAME=VALUE" -t a --param a
+  fails 2 "--param: 'input=1', expected NAME=VALUE" -t a --param input=1
+  fails 2 "it needs -t" --param a=1
+  fails 2 "-t: not with --raw" -t a --raw
+  run -2 --separate-stderr zse-chat no-model -t a --param a=1 </dev/null
+  [[ $stderr == *"the prompt is empty"* ]]
+}
+
 # bats test_tags=plain
 @test "/model changes the model within a conversation; without a model it is chosen from a list" {
   export ZSE_HOME=$BATS_TEST_TMPDIR/home

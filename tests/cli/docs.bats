@@ -242,17 +242,22 @@ completed() {
 }
 
 # bats test_tags=plain
-@test "the completions offer the names of models, also where the shell splits them at a colon" {
+@test "the completions offer the names of models, also where the shell splits them at a colon, of templates and of files" {
   export ZSE_HOME=$BATS_TEST_TMPDIR
-  mkdir "$ZSE_HOME/models"
+  mkdir "$ZSE_HOME/models" "$ZSE_HOME/templates"
+  : >"$ZSE_HOME/templates/sum"
+  [ "$(completed zse-chat -t s)" = "sum " ]
+  [ "$(completed zse-chat -f READ)" = "README.md " ]
   : >"$ZSE_HOME/models/qq:1b.zse"
   : >"$ZSE_HOME/models/qq:2b.zse"
   [ "$(completed zse-chat q)" = "qq:1b qq:2b " ]
+  [ "$(completed zse-chat -m q)" = "qq:1b qq:2b " ]
   [ "$(completed zse-chat qq :)" = "1b 2b " ]
   [ "$(completed zse-chat qq : 2)" = "2b " ]
   [ "$(completed zse-info models show q)" = "qq:1b qq:2b " ]
   if command -v fish >/dev/null; then
     fish -c '. completions/zse-serve.fish; complete -C "zse-serve qq"' | grep -q '^qq:1b'
+    fish -c '. completions/zse-chat.fish; complete -C "zse-chat -m qq"; complete -C "zse-chat -t s"' | tr -s '\t\n' ' ' | grep -q 'qq:1b.*sum'
   fi
 }
 
