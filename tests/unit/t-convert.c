@@ -511,11 +511,44 @@ static int n_scaled(const struct conversion *j)
     return n;
 }
 
+/* The outputs of layers for T tokens: the residual stream x, and what else a window keeps between
+ * layers. */
+enum { T = 40 };
+struct outputs { float *x, *kept; size_t n, n_kept; };
+
+static struct outputs random_inputs(const struct conversion *j, const struct cpu_layers *run, struct rng rng)
+{
+    const size_t kept = cpu_layers_kept(run);
+    struct outputs o = { .n = T * (size_t)j->config.hidden_size, .n_kept = kept / sizeof *o.kept };
+    o.x = malloc(o.n * sizeof *o.x);
+    o.kept = aligned_alloc(64, (kept + 64) / 64 * 64);
+    for (size_t i = 0; i < o.n; i++)
+        o.x[i] = (float)(rng_double(&rng) * 2 - 1);
+    for (size_t i = 0; i < o.n_kept; i++)
+        o.kept[i] = (float)(rng_double(&rng) * 2 - 1);
+    return o;
+}
+
+static void run_layers(struct cpu_layers *run, const struct model *m, int layer, const struct outputs *o)
+{
+    struct err e;
+    if (o->n_kept)
+        cpu_layers_keep(run, o->kept);
+    assert_int_equal(cpu_layers_run(run, layer, &m->layers[layer], 1, o->x, NULL, &e), 0);
+}
+
+static void compare(const float *a, const float *b, size_t n, double *diff, double *size)
+{
+    for (size_t i = 0; i < n; i++) {
+        *diff = fmax(*diff, fabs((double)a[i] - (double)b[i]));
+        *size = fmax(*size, fabs((double)a[i]));
+    }
+}
+
 /* The largest difference between the outputs of the scaled and the original layers for the same
  * input, relative to their size; -1: the source cannot be opened. */
 static double scaling_error(const char *path, int *scaled)
 {
-    enum { T = 40 };
     struct convert_options o = options(path, NULL, "nl4", CONVERT_GOOD);
     struct convert_report r;
     struct conversion j;
@@ -525,33 +558,34 @@ static double scaling_error(const char *path, int *scaled)
     if (conversion_open(&j, &o, &r, &e) == 0) {
         struct rng rng = { 77 };
         struct model plain = { 0 }, folded = { 0 };
-        size_t n = T * (size_t)j.config.hidden_size;
-        float *a = malloc(n * 4), *b = malloc(n * 4);
+        int32_t tokens[T];
         random_calib(&j, &rng);
         for (int l = 0; l < j.config.n_layers; l++)
             assert_int_equal(channel_scale_layer(&j, l, 0.5f, &e), 0);
         *scaled = n_scaled(&j);
         build(&j, &plain, 0);
         build(&j, &folded, 1);
-        for (size_t i = 0; i < n; i++)
-            a[i] = b[i] = (float)(rng_double(&rng) * 2 - 1);
+        for (int i = 0; i < T; i++)
+            tokens[i] = i % 20;
         struct cpu_layers *run = cpu_layers_open(&j.config, 1, T, 1, NULL, &e);
         assert_non_null(run);
+        cpu_layers_tokens(run, tokens);
+        const struct outputs a = random_inputs(&j, run, rng), b = random_inputs(&j, run, rng);
         double diff = 0, size = 0;
         for (int l = 0; l < j.config.n_layers; l++) {
-            assert_int_equal(cpu_layers_run(run, l, &plain.layers[l], 1, a, NULL, &e), 0);
-            assert_int_equal(cpu_layers_run(run, l, &folded.layers[l], 1, b, NULL, &e), 0);
+            run_layers(run, &plain, l, &a);
+            run_layers(run, &folded, l, &b);
         }
-        for (size_t i = 0; i < n; i++) {
-            diff = fmax(diff, fabs((double)a[i] - (double)b[i]));
-            size = fmax(size, fabs((double)a[i]));
-        }
+        compare(a.x, b.x, a.n, &diff, &size);
+        compare(a.kept, b.kept, a.n_kept, &diff, &size);
         worst = diff / size;
         cpu_layers_close(run);
         drop(&j, &plain);
         drop(&j, &folded);
-        free(a);
-        free(b);
+        free(a.x);
+        free(b.x);
+        free(a.kept);
+        free(b.kept);
     }
     conversion_close(&j);
     convert_report_release(&r);
@@ -573,10 +607,11 @@ static int scaled_model(const char *folder, const char *model)
 
 static void channel_scaling_keeps_the_logits(void **state)
 {
-    /* one of each mixer and router whose layers need nothing but their input */
+    /* one of each mixer, router and kind of residual streams */
     static const char *const latest[] = { "falcon_h1", "bamba", "jamba", "kimi_linear", "bailing_hybrid", "olmo_hybrid",
                                           "mistral4", "minicpm3", "afmoe", "phimoe", "mimo_v2_flash", "qwen3_5",
-                                          "qwen3_5_moe", "exaone_moe", "glm4_moe_lite" };
+                                          "qwen3_5_moe", "exaone_moe", "glm4_moe_lite", "qwen4_exp",
+                                          "deepseek_v4", "gemma3n", "gemma4-e" };
     (void)state;
     int scaled = 0, n = 0;
     double worst = scaling_error(tiny, &scaled);
