@@ -7,6 +7,7 @@
 #include <sys/random.h>
 #include <time.h>
 
+#include "libcommon/access/audit_line.h"
 #include "libcommon/base/clock.h"
 #include "libcommon/serve/internal.h"
 
@@ -134,19 +135,29 @@ static int is_quiet(const char *path)
            strncmp(path, "/web/", 5) == 0;
 }
 
-/* --log-requests: report a request that has ended, in ASCII: the path is the client's text. */
+/* Copy text of a client without API keys, with '?' for characters other than `least` to '~'. */
+static const char *plain(char *out, size_t size, const char *text, char least)
+{
+    audit_copy(out, size, text);
+    for (char *c = out; *c; c++)
+        *c = *c >= least && *c <= '~' ? *c : '?';
+    return out;
+}
+
+/* --log-requests: report a request that has ended.  The path has no spaces, so that it cannot look
+ * like the fields after it. */
 static void report(struct server *s, const struct access_record *r, int status, int prompt_tokens,
                    int completion_tokens)
 {
-    char text[512], tokens[48] = "";
+    char method[24], path[208], model[88], error[88], tokens[48] = "";
     if (prompt_tokens >= 0 && completion_tokens >= 0)
         snprintf(tokens, sizeof tokens, ", %d + %d tokens", prompt_tokens, completion_tokens);
-    snprintf(text, sizeof text, "%s %s %.200s: %d, %.1f ms%s%.80s%s%s%.80s", r->client, r->method ? r->method : "-",
-             r->path ? r->path : "-", status, (double)(clock_ns() - r->start_ns) * 1e-6, r->model ? ", " : "",
-             r->model ? r->model : "", tokens, r->error ? ", " : "", r->error ? r->error : "");
-    for (char *c = text; *c; c++)
-        *c = *c >= ' ' && *c <= '~' ? *c : '?';
-    server_warn(s, "%s", text);
+    server_warn(s, "%s %s %s: %d, %.1f ms%s%s%s%s%s", r->client,
+                plain(method, sizeof method, r->method ? r->method : "-", '!'),
+                plain(path, sizeof path, r->path ? r->path : "-", '!'), status,
+                (double)(clock_ns() - r->start_ns) * 1e-6, r->model ? ", " : "",
+                plain(model, sizeof model, r->model, '!'), tokens, r->error ? ", " : "",
+                plain(error, sizeof error, r->error, ' '));
 }
 
 void record_end(struct server *s, struct access_record *record, int status, int prompt_tokens, int completion_tokens)

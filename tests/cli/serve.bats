@@ -363,17 +363,19 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   stop "$PID"
 }
 
-@test "--log-requests: a line for each request, also with --quiet, without control characters of the client" {
+@test "--log-requests: a line for each request, also with --quiet, without control characters and keys of the client" {
   local log=$BATS_TEST_TMPDIR/log URL PID
   start "$log" "$T/tiny.zse" --port 0 --no-audit --quiet --log-requests
   await listens "$URL"
   curl -s "$URL/v1/completions" -d '{"prompt":"a","max_tokens":3,"ignore_eos":true}' >/dev/null
   curl -s "$URL/v1/%1b%5b31mred" >/dev/null
+  curl -s "$URL/v1/a:%20200,/zse-$(printf '%043d' 0)" >/dev/null
   curl -s "$URL/v1/completions" -d '{"prompt":7}' >/dev/null
   stop "$PID"
   diff <(grep -v ': 503, ' "$log.err" | sed 's/ [0-9.]* ms/ MS/') - <<'END'
 zse-serve: 127.0.0.1 POST /v1/completions: 200, MS, tiny, 1 + 3 tokens
 zse-serve: 127.0.0.1 GET /v1/?[31mred: 404, MS, /v1/?[31mred: no such path; /openapi.json lists them
+zse-serve: 127.0.0.1 GET /v1/a:?200,/zse-...: 404, MS, /v1/a: 200,/zse-...: no such path; /openapi.json lists them
 zse-serve: 127.0.0.1 POST /v1/completions: 400, MS, tiny, 0 + 0 tokens, invalid_type: prompt
 END
 }
