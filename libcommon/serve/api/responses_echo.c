@@ -72,11 +72,12 @@ int responses_echo(struct call *c, struct problem *pr)
 {
     /* this one, and a response and an event, whose buffers can be half as large again */
     enum { COPIES = 4, FLAGS = JSON_COMPACT };
-    if (call_hold(c, c->scan.tree_bytes + JSON_WRITER_BYTES, pr) != 0)
+    const size_t work = c->scan.tree_bytes + JSON_WRITER_BYTES;
+    if (call_hold(c, work, pr) != 0)
         return -1;
     json_t *all = echo_of(c->json);
     const size_t size = all ? json_dumpb(all, NULL, 0, FLAGS) : 0;
-    const int fits = !size || call_keep(c, COPIES * size, pr) == 0;
+    const int fits = call_keep(c, COPIES * size, pr) == 0 && call_hold(c, work, pr) == 0;
     struct buf *out = &c->echo;
     buf_release(out);
     if (size && fits) {
