@@ -648,14 +648,14 @@ static int take_kept(struct dweights *w, int layer)
 int dweights_grow(struct dweights *w, struct err *e)
 {
     int kept, undone;
-    if (!w->has_window || restart(w, e) < 0)
-        return w->has_window ? -1 : 0;
-    int rc = 0;
-    if (window_grow(&w->window, &kept) == 0) {
-        rc = kept >= 0 ? take_kept(w, kept) : take_slot(w, e);
-        if (rc <= 0)
-            window_shrink(&w->window, &undone);
-    }
+    if (!w->has_window || window_is_whole(&w->window))
+        return 0;
+    if (restart(w, e) < 0)
+        return -1;
+    window_grow(&w->window, &kept);
+    const int rc = kept >= 0 ? take_kept(w, kept) : take_slot(w, e);
+    if (rc <= 0)
+        window_shrink(&w->window, &undone);
     w->given_back -= rc > 0;
     prefetch(w);
     return rc;

@@ -166,6 +166,11 @@ int window_shrink(struct layer_window *w, int *kept)
     return 0;
 }
 
+int window_is_whole(const struct layer_window *w)
+{
+    return w->shape.n_slots == w->whole.n_slots && w->shape.n_kept == w->whole.n_kept;
+}
+
 int window_grow(struct layer_window *w, int *kept)
 {
     *kept = -1;

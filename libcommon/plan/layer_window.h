@@ -63,6 +63,8 @@ void window_restart(struct layer_window *w);
  * lost, the last one.  Call window_restart() before.  *kept: that layer, or -1.  Returns 0; -1:
  * there is one slot left, and nothing is given up. */
 int window_shrink(struct layer_window *w, int *kept);
+/* Whether the window has its first size. */
+int window_is_whole(const struct layer_window *w);
 /* Undo the last window_shrink(): there is room for a layer again.  Call window_restart() before.
  * *kept: the layer that stays from now on, or -1: there is one slot more, the last one.  Returns 0;
  * -1: the window has its first size, and nothing changes. */

@@ -130,6 +130,7 @@ static void grows(void **state)
     }
     assert_int_equal(n, 11);
     while (n-- > 0) {
+        assert_false(window_is_whole(&w));
         window_restart(&w);
         assert_int_equal(window_grow(&w, &kept), 0);
         assert_int_equal(kept, lost[n]);
@@ -137,6 +138,7 @@ static void grows(void **state)
         upload_ahead(&w, &d);
         step(&w, &d, 64);
     }
+    assert_true(window_is_whole(&w));
     window_restart(&w);
     assert_int_equal(window_grow(&w, &kept), -1);
     assert_memory_equal(&w.shape, &whole, sizeof whole);
