@@ -335,5 +335,5 @@ int gpu_plan_fits(const struct gpu_plan *p, const struct backend_options *o, str
                    "--ctx or --kv i8 need less%s", r->name, megabytes(s[0], r->needed), layers,
                    megabytes(s[1], r->weights), cached, megabytes(s[2], r->kv), megabytes(s[3], r->work),
                    megabytes(s[4], r->reserve), megabytes(s[5], r->limit), o->max_device &&
-                   o->max_device <= r->limit ? "may be taken (--max-memory)" : "are free", fewer);
+                   o->max_device <= r->limit ? "may be taken (--max-device, --max-memory)" : "are free", fewer);
 }
