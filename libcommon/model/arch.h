@@ -102,6 +102,7 @@ const char *parse_string(struct parse *p, const char *keys, const char *otherwis
 void parse_fail(struct parse *p, enum err_code code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 /* Refuse a key that has any other value than this. */
 void parse_must_be(struct parse *p, const char *key, int value);
+void parse_must_equal(struct parse *p, const char *key, int value);
 /* Refuse keys that were not looked up, unless they are null, false or in `ignored`. */
 void parse_leftovers(struct parse *p, const char *const *ignored);
 

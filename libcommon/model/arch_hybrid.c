@@ -190,23 +190,18 @@ static void more_kimi_linear(struct parse *p, struct config *c)
  * has no key. */
 static void bailing_variants(struct parse *p, const struct config *c)
 {
-    static const char *const yes[] = { "linear_silu", "moe_router_enable_expert_bias", "no_kda_lora", "rope_interleave" };
+    static const char *const yes[] = { "linear_silu", "moe_router_enable_expert_bias", "no_kda_lora", "rope_interleave",
+                                       "use_qk_norm" };
     for (size_t i = 0; i < sizeof yes / sizeof *yes; i++)
         parse_must_be(p, yes[i], 1);
     router_must_be(p, "gated_attention_proj_granularity_type", "head_wise", "head_wise");
     router_must_be(p, "score_function", "sigmoid", "sigmoid");
     router_must_be(p, "scoring_func", "sigmoid", "sigmoid");
     router_must_be(p, "topk_method", "noaux_tc", "noaux_tc");
-    if (parse_int(p, "group_norm_size", 1, MOST_WIDTH, 1) != 1)
-        parse_fail(p, ERR_UNSUPPORTED, "group_norm_size: expected 1");
-    if (parse_int(p, "num_kv_heads_for_linear_attn", 0, MOST_WIDTH, 0) != 0)
-        parse_fail(p, ERR_UNSUPPORTED, "num_kv_heads_for_linear_attn: expected 0");
-    if (parse_int(p, "moe_shared_expert_intermediate_size", 1, MOST_WIDTH, c->moe.intermediate_size) !=
-        c->moe.intermediate_size)
-        parse_fail(p, ERR_UNSUPPORTED, "moe_shared_expert_intermediate_size: expected moe_intermediate_size %d",
-                   c->moe.intermediate_size);
-    /* use_qk_norm: of the delta layers, which always have it */
-    parse_find(p, "use_qk_norm|max_window_layers|router_dtype|seq_aux|embedding_dropout|output_dropout", NULL);
+    parse_must_equal(p, "group_norm_size", 1);
+    parse_must_equal(p, "num_kv_heads_for_linear_attn", 0);
+    parse_must_equal(p, "moe_shared_expert_intermediate_size", c->moe.intermediate_size);
+    parse_find(p, "max_window_layers|router_dtype|seq_aux|embedding_dropout|output_dropout", NULL);
 }
 
 static void more_bailing_hybrid(struct parse *p, struct config *c)
@@ -226,8 +221,10 @@ static void more_bailing_hybrid(struct parse *p, struct config *c)
     latent_kinds(p, c);
     per_row_set(p, c, heads, dim, (int)parse_int(p, "short_conv_kernel_size", 2, MOST_KERNEL, 4));
     const double least = parse_real(p, "kda_lower_bound", -5);
-    if (parse_bool(p, "kda_safe_gate", 1))
-        c->recurrent.decay_least = (float)least;
+    const int bounded = parse_bool(p, "kda_safe_gate", 1);
+    c->recurrent.decay_least = bounded ? (float)least : 0;
+    if (bounded && !(least < 0))
+        parse_fail(p, ERR_FORMAT, "kda_lower_bound is %g, expected a negative number", least);
     bailing_variants(p, c);
     parse_find(p, "linear_conv_kernel_dim|mtp_loss_scaling_factor", NULL);
 }
@@ -240,13 +237,17 @@ static void attention_list(struct parse *p, struct config *c)
     if (!list)
         return;
     if (json_array_size(list) != (size_t)c->n_layers)
-        parse_fail(p, ERR_FORMAT, "attn_type_list: expected an array of %d numbers", c->n_layers);
+        parse_fail(p, ERR_FORMAT, "attn_type_list: found %zu elements, expected an array of %d", json_array_size(list),
+                   c->n_layers);
     json_array_foreach((json_t *)list, i, v) {
         const json_int_t kind = json_is_integer(v) ? json_integer_value(v) : -1;
+        const int mixer = kind ? MIXER_ATTENTION : MIXER_LIGHTNING;
         if (p->bad || kind < 0 || kind > 1)
             parse_fail(p, ERR_UNSUPPORTED, "attn_type_list: layer %zu is not 0 or 1", i);
+        else if (json_object_get(p->json, "layer_types") && c->mixer[i] != mixer)
+            parse_fail(p, ERR_FORMAT, "attn_type_list: layer %zu is %d, which is not what layer_types says", i, (int)kind);
         else
-            c->mixer[i] = kind ? MIXER_ATTENTION : MIXER_LIGHTNING;
+            c->mixer[i] = (unsigned char)mixer;
     }
 }
 
@@ -268,8 +269,7 @@ static void more_minimax(struct parse *p, struct config *c)
     kinds_parse(p, c, "layer_types", kinds);
     attention_list(p, c);
     parse_must_be(p, "postnorm", 1);
-    if (parse_int(p, "shared_intermediate_size", 0, MOST_WIDTH, 0) != 0)
-        parse_fail(p, ERR_UNSUPPORTED, "shared_intermediate_size: expected 0");
+    parse_must_equal(p, "shared_intermediate_size", 0);
     for (int i = 0; i < 3; i++)
         for (int k = 0; k < 2; k++)
             c->renorm[i][k] = (float)parse_real(p, keys[i][k], 1);

@@ -659,8 +659,7 @@ static void more_hunyuan_moe(struct parse *p, struct config *c)
     shared_parse(p, c, "num_shared_expert", 1);
     c->moe.normalize = parse_bool(p, "norm_topk_prob", 1);
     c->qk_norm_after_rope = 1;
-    if (parse_int(p, "moe_layer_num_skipped", 0, INT32_MAX, 0) != 0)
-        parse_fail(p, ERR_UNSUPPORTED, "moe_layer_num_skipped other than 0 is not supported");
+    parse_must_equal(p, "moe_layer_num_skipped", 0);
     parse_must_be(p, "use_qk_norm", 1);
     parse_must_be(p, "use_mixed_mlp_moe", 1);
     parse_must_be(p, "use_cla", 0);
@@ -680,8 +679,7 @@ static void more_minimax(struct parse *p, struct config *c)
     router_must_be(p, "scoring_func", "sigmoid", "sigmoid");
     router_must_be(p, "qk_norm_type", "per_layer", "per_layer");
     parse_must_be(p, "use_qk_norm", 1);
-    if (parse_int(p, "shared_intermediate_size", 0, MOST_WIDTH, 0) != 0)
-        parse_fail(p, ERR_UNSUPPORTED, "shared_intermediate_size other than 0 is not supported");
+    parse_must_equal(p, "shared_intermediate_size", 0);
     const json_t *types = parse_find(p, "attn_type_list", NULL), *v;
     size_t i;
     json_array_foreach((json_t *)types, i, v)

@@ -378,8 +378,7 @@ static void blocks_parse(struct parse *p, struct config *c)
     x->block = (int)parse_int(p, "indexer_compress_ratio", 1, MOST_RATE, 0);
     const int budget = (int)parse_int(p, "indexer_budget", 1, INT32_MAX, 0),
               rope_dim = (int)(c->head_dim * parse_real(p, "partial_rotary_factor", 0.25));
-    if (parse_int(p, "indexer_kv_heads", 1, MOST_WIDTH, 1) != 1)
-        parse_fail(p, ERR_UNSUPPORTED, "indexer_kv_heads: expected 1");
+    parse_must_equal(p, "indexer_kv_heads", 1);
     if (p->bad || (!x->n_heads && !x->head_dim && !x->block && !budget))
         return;
     if (!x->n_heads || !x->head_dim || !x->block || budget < x->block || budget % x->block ||

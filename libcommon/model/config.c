@@ -110,6 +110,13 @@ void parse_must_be(struct parse *p, const char *key, int value)
         parse_fail(p, ERR_UNSUPPORTED, "%s: %s is not supported", key, value ? "false" : "true");
 }
 
+void parse_must_equal(struct parse *p, const char *key, int value)
+{
+    const int64_t found = parse_int(p, key, 0, INT32_MAX, value);
+    if (found != value)
+        parse_fail(p, ERR_UNSUPPORTED, "%s: %lld is not supported, expected %d", key, (long long)found, value);
+}
+
 void parse_leftovers(struct parse *p, const char *const *ignored)
 {
     const char *key;
@@ -550,7 +557,10 @@ int config_has_ff(const struct config *c, enum ff_kind kind) { return any(c->ff,
 
 const char *config_kv_problem(const struct config *c, struct kv_types types)
 {
+    const int i4 = types.key == KV_I4 || types.value == KV_I4;
     for (int i = 0; i < c->n_layers; i++) {
+        if (i4 && (config_head_dim(c, i) > KV_I4_MOST || config_value_dim(c, i) > KV_I4_MOST))
+            return "the model's heads have more than 4096 elements, which i4 has no room to add up";
         const int latents = c->mixer[i] == MIXER_MLA || c->mixer[i] == MIXER_COMPRESSED;
         if (!latents && !config_indexes(c, i))
             continue;

@@ -65,8 +65,8 @@ HALF_FUNCTION float kv_i4_fitted(int products, int squares, float most)
     return (float)products / (float)squares * (most / KV_I4_UNITS);
 }
 
-/* The i4 scale of n <= 4096 elements.  *factor: the factor from elements to codes; 0: all codes
- * are 0. */
+/* The i4 scale of n <= KV_I4_MOST elements.  *factor: the factor from elements to codes; 0: all
+ * codes are 0. */
 static inline float kv_i4_scale(const float *x, int n, float *factor)
 {
     int products[KV_I4_RANGES] = { 0 }, squares[KV_I4_RANGES] = { 0 }, best = 0;

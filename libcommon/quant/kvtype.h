@@ -40,7 +40,7 @@ enum kv_type {
 #include "libcommon/quant/kvtype.def"
     KV_TYPES
 };
-enum { KV_BLOCK = 16 };
+enum { KV_BLOCK = 16, KV_I4_MOST = 4096 };       /* most elements of a vector that is stored as i4 */
 
 /* If keys or values have fewer than 8 bits (kv_has_tail()), a token reads the keys and values of
  * the first KV_SINKS tokens and of the newest tokens (the tail) as f16.  For the token at pos

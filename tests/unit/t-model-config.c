@@ -303,7 +303,7 @@ static const struct { const char *json, *says; } refused[] = {
       "10 rows, but zse_ngram_rows adds up to 11" },
     { "{\"model_type\": \"qwen4_exp_text\", \"indexer_n_heads\": 4}", "does not fit" },
     { "{\"model_type\": \"qwen4_exp_text\", \"indexer_n_heads\": 0}", "indexer_n_heads is 0" },
-    { "{\"model_type\": \"qwen4_exp_text\", \"indexer_kv_heads\": 2}", "indexer_kv_heads: expected 1" },
+    { "{\"model_type\": \"qwen4_exp_text\", \"indexer_kv_heads\": 2}", "indexer_kv_heads: 2 is not supported, expected 1" },
     { "{\"model_type\": \"qwen4_exp_text\", \"indexer_n_heads\": 4, \"indexer_head_dim\": 64, \"indexer_compress_ratio\": 4, \"indexer_budget\": 25}", "indexer_budget 25 in runs of indexer_compress_ratio 4: does not fit" },
     { "{\"model_type\": \"qwen4_exp_text\", \"indexer_n_heads\": 4, \"indexer_head_dim\": 32, \"indexer_compress_ratio\": 4, \"indexer_budget\": 24}", "indexer_head_dim 32, indexer_budget" },
     { "{\"model_type\": \"qwen4_exp_text\", \"attn_output_gate\": false}", "attn_output_gate: false is not supported" },
@@ -325,19 +325,23 @@ static const struct { const char *json, *says; } refused[] = {
       "layer 0 is \"conv\", which is not supported" },
     { "{\"model_type\": \"nemotron_h\", \"layers_block_type\": [\"moe\"], \"moe_latent_size\": 64}",
       "moe_latent_size is not supported" },
-    { "{\"model_type\": \"bailing_hybrid\", \"group_norm_size\": 4}", "group_norm_size: expected 1" },
-    { "{\"model_type\": \"bailing_hybrid\", \"num_kv_heads_for_linear_attn\": 4}", "linear_attn: expected 0" },
+    { "{\"model_type\": \"bailing_hybrid\", \"group_norm_size\": 4}", "group_norm_size: 4 is not supported, expected 1" },
+    { "{\"model_type\": \"bailing_hybrid\", \"num_kv_heads_for_linear_attn\": 4}", "linear_attn: 4 is not supported, expected 0" },
     { "{\"model_type\": \"bailing_hybrid\", \"moe_shared_expert_intermediate_size\": 64}",
-      "expected moe_intermediate_size 768" },
+      "64 is not supported, expected 768" },
     { "{\"model_type\": \"bailing_hybrid\", \"gated_attention_proj_granularity_type\": \"element_wise\"}",
       "\"element_wise\" is not supported by this architecture, expected \"head_wise\"" },
     { "{\"model_type\": \"bailing_hybrid\", \"no_kda_lora\": false}", "no_kda_lora: false is not supported" },
     { "{\"model_type\": \"bailing_hybrid\", \"expert_swiglu_limit_list\": [0, 4]}",
       "expert_swiglu_limit_list: [0,4] is not understood" },
-    { "{\"model_type\": \"minimax_m1\", \"attn_type_list\": [0, 1]}", "expected an array of 80 numbers" },
+    { "{\"model_type\": \"minimax_m1\", \"attn_type_list\": [0, 1]}", "found 2 elements, expected an array of 80" },
     { "{\"model_type\": \"minimax_m1\", \"num_hidden_layers\": 2, \"attn_type_list\": [0, 2]}",
       "attn_type_list: layer 1 is not 0 or 1" },
-    { "{\"model_type\": \"minimax_m1\", \"shared_intermediate_size\": 8}", "shared_intermediate_size: expected 0" },
+    { "{\"model_type\": \"minimax_m1\", \"num_hidden_layers\": 2, \"attn_type_list\": [0, 1], \"layer_types\": "
+      "[\"linear_attention\", \"linear_attention\"]}", "layer 1 is 1, which is not what layer_types says" },
+    { "{\"model_type\": \"bailing_hybrid\", \"kda_lower_bound\": 0}", "kda_lower_bound is 0, expected a negative" },
+    { "{\"model_type\": \"bailing_hybrid\", \"use_qk_norm\": false}", "use_qk_norm: false is not supported" },
+    { "{\"model_type\": \"minimax_m1\", \"shared_intermediate_size\": 8}", "shared_intermediate_size: 8 is not supported, expected 0" },
     { "{\"model_type\": \"falcon_h1\", \"mamba_use_mlp\": false}", "mamba_use_mlp: false is not supported" },
     { "{\"model_type\": \"minimax_m1\", \"postnorm\": false}", "postnorm: false is not supported" },
     { "{\"model_type\": \"mamba2\", \"num_heads\": 96}",
@@ -439,6 +443,28 @@ static void close_to(double got, double want, double bound, const char *what)
 {
     if (!(fabs(got - want) <= bound * fabs(want)))
         fail_msg("%s: got %.9g, want %.9g", what, got, want);
+}
+
+/* The sums behind a scale of i4 fit in 32 bits only up to KV_I4_MOST elements. */
+static void heads_that_are_too_large_for_i4_are_refused(void **state)
+{
+    (void)state;
+    static const struct { const char *json; int fits; } cases[] = {
+        { "{\"model_type\": \"llama\", \"num_attention_heads\": 2, \"head_dim\": 4096}", 1 },
+        { "{\"model_type\": \"llama\", \"num_attention_heads\": 2, \"head_dim\": 4098}", 0 } };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct config c;
+        struct err e = { 0 };
+        json_t *j = json_loads(cases[i].json, 0, NULL);
+        assert_non_null(j);
+        if (config_parse(&c, j, &e))
+            fail_msg("%s", e.msg);
+        assert_null(config_kv_problem(&c, kv_both(KV_I8)));
+        assert_int_equal(!config_kv_problem(&c, kv_both(KV_I4)), cases[i].fits);
+        assert_int_equal(!config_kv_problem(&c, (struct kv_types){ KV_F16, KV_I4 }), cases[i].fits);
+        config_release(&c);
+        json_decref(j);
+    }
 }
 
 /* Models of the hub name what transformers takes for granted. */
@@ -613,7 +639,9 @@ int main(void)
         cmocka_unit_test(each_layer_gets_its_window), cmocka_unit_test(features_that_a_backend_lacks_are_named),
         cmocka_unit_test(bad_configs_are_refused_with_a_reason),
         cmocka_unit_test(unknown_keys_are_ignored), cmocka_unit_test(published_keys_are_known),
-        cmocka_unit_test(hashes_are_derived_or_listed), cmocka_unit_test(rope_frequencies_follow_their_formulas),
+        cmocka_unit_test(hashes_are_derived_or_listed),
+        cmocka_unit_test(heads_that_are_too_large_for_i4_are_refused),
+        cmocka_unit_test(rope_frequencies_follow_their_formulas),
         cmocka_unit_test(encoder_configs_are_parsed_or_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
