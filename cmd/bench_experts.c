@@ -8,6 +8,7 @@
 
 #include "cmd/cli.h"
 #include "libcommon/base/file.h"
+#include "libcommon/base/json.h"
 #include "libcommon/plan/expert_time.h"
 
 static const char prog[] = "zse-bench";
@@ -91,7 +92,7 @@ int bench_experts(const struct bench_options *o)
                o->stream.layer_s * 1e3, "experts", "slots", "policy", "hits", "uploads", "on the CPU", "ms a step", "link",
                "CPU", "both");
     const int rc = b->drawn ? simulate_drawn(o, rows, &e) : simulate_file(o, rows, &e);
-    json_t *j = json_pack("{s:s, s:i, s:I, s:I, s:I, s:f, s:o}", "trace", b->trace, "batch", o->batch,
+    json_t *j = json_pack("{s:o, s:i, s:I, s:I, s:I, s:f, s:o}", "trace", js_text(b->trace), "batch", o->batch,
                           "expert_bytes", (json_int_t)b->expert_bytes, "link_bytes_per_s", (json_int_t)o->stream.link,
                           "cpu_bytes_per_s", (json_int_t)b->cpu, "layer_s", o->stream.layer_s, "rows", rows);
     if (rc == 0 && o->json)

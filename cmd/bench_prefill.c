@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "cmd/cli.h"
+#include "libcommon/base/json.h"
 
 static const char prog[] = "zse-bench";
 
@@ -38,7 +39,8 @@ static void put(struct run_options *r, enum place p, int n_layers)
 static void add_row(const struct bench_options *o, json_t *rows, enum place p, int n, const struct prefill_cost *c,
                     const char *why_not)
 {
-    json_t *row = json_pack("{s:s, s:i, s:s?}", "place", places[p].name, "tokens", n, "why_not", why_not);
+    json_t *row = json_pack("{s:s, s:i, s:o?}", "place", places[p].name, "tokens", n, "why_not",
+                            why_not ? js_text(why_not) : NULL);
     if (!why_not)
         json_object_update_new(row, json_pack("{s:f, s:f, s:I, s:I}", "seconds", c->seconds, "tokens_per_s",
                                               n / c->seconds, "gpu_weight_bytes", (json_int_t)c->gpu_bytes,

@@ -163,7 +163,7 @@ static const struct { const char *name; int least, most; const char *letters; } 
     [SPEC] = { "spec", 1, 2, "nrTE" },
 };
 /* Options that only some commands take; main's `given` has a bit for each. */
-enum { GIVEN_REPEATS = 3, GIVEN_SHAPE = 7, GIVEN_TOKENS = 8, GIVEN_WINDOW = 13 };
+enum { GIVEN_BATCH = 2, GIVEN_REPEATS = 3, GIVEN_SHAPE = 7, GIVEN_TOKENS = 8, GIVEN_WINDOW = 13 };
 static const struct { int c; char letter; const char *name; } special[] = {
     { 'p', 'p', "-p" }, { 'n', 'n', "-n" }, { 'b', 'b', "-b" }, { 'r', 'r', "-r" }, { 'w', 'w', "-w" },
         { OPT_FILE, 'f', "--file" },
@@ -386,6 +386,9 @@ static int check_moe(struct bench_options *o, uint64_t given, int n, const char 
     struct bench_experts *b = &o->experts;
     if ((n == 2) != (o->output != NULL) || (n == 2 && b->trace))
         return cli_wrong(prog, "moe: a trace is written with MODEL TEXTFILE -o FILE, and read with --trace FILE alone");
+    if ((n == 2 || b->trace) && (given >> GIVEN_REPEATS & 1 || o->limits || (n == 2 && given >> GIVEN_BATCH & 1)))
+        return cli_wrong(prog, "moe: %s does not apply to %s", o->limits ? "--limits" : given >> GIVEN_REPEATS & 1
+                         ? "-r" : "-b", b->trace ? "--trace" : "-o");
     if (n == 2 && !(given & 1))
         o->prompt = 0;
     if (!b->trace)

@@ -108,8 +108,10 @@ static int take_choice(struct trace_reader *r, struct router_trace *t, struct er
     int32_t *id = t->id + r->n++ * (size_t)t->top_k;
     for (int i = 0; i < t->top_k; i++) {
         const long v = next_number(r);
-        if (v < 0 || v >= t->n_experts)
-            return err_set(e, ERR_FORMAT, "%s: line %zu: expected %d experts from 0 to %d", r->name, r->line, t->top_k,
+        if (v < 0)
+            return err_set(e, ERR_FORMAT, "%s: line %zu: found %d of %d experts", r->name, r->line, i, t->top_k);
+        if (v >= t->n_experts)
+            return err_set(e, ERR_FORMAT, "%s: line %zu: expert %ld, expected 0 to %d", r->name, r->line, v,
                            t->n_experts - 1);
         id[i] = (int32_t)v;
     }

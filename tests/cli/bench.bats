@@ -809,8 +809,8 @@ END
   echo 'experts 8 top_k 2' >"$t/bad"
   echo '0 1 9' >>"$t/bad"
   run -1 --separate-stderr zse-bench moe --trace "$t/bad"
-  [[ "$stderr" == *"$t/bad: line 2: expected 2 experts from 0 to 7"* ]]
-  for wrong in '--trace zipf:x' "--trace $t/trace $MODEL" '--link 1GB' '--trace zipf -p 3' '--trace zipf --cpu-rate 0'; do
+  [[ "$stderr" == *"$t/bad: line 2: expert 9, expected 0 to 7"* ]]
+  for wrong in '--trace zipf:x' "--trace $t/trace $MODEL" '--link 1GB' '--trace zipf -p 3' '--trace zipf -r 2' '--trace zipf --cpu-rate 0'; do
     # shellcheck disable=SC2086     # words
     run -2 zse-bench moe $wrong
   done
@@ -855,6 +855,8 @@ END
   check '[r["slots"] for r in j["rows"][::5]] == [1, 2, 4, 6] and all(0 <= r["hit_rate"] <= 1 for r in j["rows"])' <<<"$output"
   run -2 zse-bench moe "$t/m.zse" "$TEXT"
   run -2 zse-bench moe "$t/m.zse" -o "$t/trace"
+  run -2 --separate-stderr zse-bench moe "$t/m.zse" "$TEXT" -o "$t/trace" -b 2
+  [[ "$stderr" == *"moe: -b does not apply to -o"* ]]
   run -1 zse-bench moe "$MODEL" "$TEXT" -o "$t/trace"
 }
 
