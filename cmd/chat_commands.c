@@ -52,6 +52,8 @@ static void clear(struct chat_session *t)
     t->is_full_noted = t->file.known = 0;
     chat_history_new(&t->history);
     session_forget(t);
+    free(t->attached);
+    t->attached = NULL;
 }
 
 /* The number of messages up to the last question; 0: there is none. */
@@ -229,7 +231,6 @@ static const struct { const char *name, *argument; } commands[N_COMMANDS] = {
     [COMMAND_PASTE] = { "/paste", NULL },     [COMMAND_FILE] = { "/file", "FILE" },
     [COMMAND_SET] = { "/set", NULL },         [COMMAND_TOKENS] = { "/tokens", NULL },
 };
-
 
 static size_t first_word(const char *line) { return strcspn(line, " \t\n"); }
 

@@ -25,7 +25,7 @@ static char *fence_for(const char *text)
     return fence;
 }
 
-static char *read_text(const char *name, struct err *e)
+char *chat_read_text(const char *name, struct err *e)
 {
     size_t size;
     char *path = cli_expand_home(name), *text = NULL;
@@ -47,7 +47,7 @@ static char *read_text(const char *name, struct err *e)
 
 int chat_attach(char **to, const char *name, int raw, struct err *e)
 {
-    char *text = read_text(name, e), *fence = text ? fence_for(text) : NULL, *all = NULL;
+    char *text = chat_read_text(name, e), *fence = text ? fence_for(text) : NULL, *all = NULL;
     const char *before = *to ? *to : "";
     if (!text)
         return -1;

@@ -94,17 +94,11 @@ static char *write_draft(const char *text, struct err *e)
 static char *edited(const char *text)
 {
     struct err e;
-    size_t size;
     char *path = write_draft(text, &e), *new = NULL;
-    FILE *f = path && run_editor(path) == 0 ? fopen(path, "r") : NULL;
-    if (f && !(new = chat_read_all(f, path, &size, &e)))
+    if (!path || (run_editor(path) == 0 && !(new = chat_read_text(path, &e))))
         cli_note(prog, "%s", e.msg);
-    if (!path)
-        cli_note(prog, "%s", e.msg);
-    else
+    if (path)
         unlink(path);
-    if (f)
-        fclose(f);
     for (size_t n = new ? strlen(new) : 0; n && new[n - 1] == '\n'; n--)
         new[n - 1] = '\0';
     free(path);
@@ -115,6 +109,7 @@ void session_edit(struct chat_session *t)
 {
     const char *last = session_question(t);
     char *text = edited(last ? last : "");
+    stop_answer = 0;                    /* Ctrl-C was for the editor */
     if (!text)
         return;
     if (is_blank(text) || (last && strcmp(text, last) == 0)) {

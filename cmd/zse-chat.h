@@ -194,6 +194,7 @@ void chat_print_json(json_t *j);
 void chat_print_escaped(const char *text, size_t size);
 
 /* ---- chat_files.c ---- */
+char *chat_read_text(const char *name, struct err *e);  /* malloc'd; a file that is no UTF-8 is refused */
 /* Append a text file to *to (malloc'd, or NULL) with its name and a fence; raw: only its bytes. */
 int chat_attach(char **to, const char *name, int raw, struct err *e);
 int chat_attach_all(char **to, const struct chat_options *o, struct err *e);    /* those of the command line */

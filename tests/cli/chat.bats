@@ -708,7 +708,7 @@ END
 @test "/edit, /paste, /file, /set, /tokens; Tab completes commands, settings, models and files" {
   local d=$BATS_TEST_TMPDIR
   cd "$d"
-  printf '#!/bin/sh\n[ ! -e broken ] || exit 3\ncp "$2" seen; sed -i s/2+2/3+3/ "$2"\n' >editor
+  printf '#!/bin/sh\n[ ! -e broken ] || exit 3\n[ ! -e gone ] || { rm "$2"; exit; }\n[ ! -e latin ] || { printf "\\377" >"$2"; exit; }\ncp "$2" seen; sed -i s/2+2/3+3/ "$2"\n' >editor
   chmod +x editor
   echo 'What is 4+4?' >sums.txt
   export ZSE_HOME=$d/home
@@ -720,6 +720,11 @@ send /tokens What is 2+2?
 expect 7 tokens
 expect What\| is\| \|2\|\+
 expect >
+send /file sums.txt
+expect after 3[0-9] bytes of files
+expect >
+send /clear
+expect >
 send What is 2+2?
 expect 2 \+ 2 = 4\r
 expect >
@@ -728,6 +733,14 @@ expect 3 \+ 3 = 6\r
 expect >
 send /edit
 expect the same as before
+expect >
+run touch latin
+send /edit
+expect it is not text in UTF-8
+expect >
+run touch gone
+send /edit
+expect [.]md: No such file
 expect >
 run touch broken
 send /edit
