@@ -376,6 +376,7 @@ void session_turn(struct chat_session *t, const char *text)
     json_t *message = chat_message("user", text, strlen(text));
     if (!message) {
         cli_note(prog, "that is not UTF-8");
+        t->failed = 1;
         return;
     }
     json_array_append_new(t->messages, message);

@@ -38,6 +38,8 @@ talk_to() {
     run -2 --separate-stderr zse-chat "$T/tiny.zse" --tools all $o -p x
     [[ $stderr == *'cannot be used with --tools'* ]] || [[ $stderr == *'exclude each other'* ]] || { echo "$o: $stderr"; return 1; }
   done
+  run -1 --separate-stderr zse-chat "$T/tiny.zse" --tools calculator -p $'\377' </dev/null
+  [ "$stderr" = 'zse-chat: that is not UTF-8' ]
   run -1 --separate-stderr zse-chat "$T/tiny.zse" --tools calculator,hammer -p x </dev/null
   [[ $stderr == *"--tools: 'hammer' is no tool"* ]]
   run -1 --separate-stderr zse-chat "$T/tiny.zse" --mcp-config "$T/nowhere.json" -p x </dev/null
