@@ -31,7 +31,7 @@ static const char usage_begin[] =
     "  -m, --model MODEL          the model to use, with --url its id there (default: the first that the server lists)\n"
     "\n"
     "  -p, --prompt TEXT          answer TEXT, followed by what is piped in, and end; -: standard input alone\n"
-    "  -f, --file FILE        put this text file before the prompt, or before the first question; can be given again\n"
+    "  -f, --file FILE            put this text file before the prompt, or before the first question; can be given again\n"
     "  -c, --continue[=ID]        continue the last conversation, or the one whose id begins with ID\n"
     "      --history              list recorded conversations; with TEXT in MODEL's place: those with these words\n"
     "      --no-history           do not record the conversation\n"
@@ -313,7 +313,7 @@ static int check_url(struct chat_options *o)
 static int check_history(struct chat_options *o)
 {
     o->query = o->model;
-    return o->reopen || o->prompt || o->batch || o->url || o->plan
+    return o->reopen || o->prompt || o->batch || o->url || o->plan || o->n_files
                ? cli_wrong(prog, "--history lists conversations: it takes only --json and a TEXT") : 0;
 }
 
@@ -345,7 +345,12 @@ static int check_template(const struct chat_options *o)
 /* --embed makes no answers: refuse what is for them. */
 static int check_embed(const struct chat_options *o)
 {
+    const struct sampling *s = &o->sampling;
     const struct { int given; const char *name; } other[] = {
+        { o->list_history, "--history" }, { o->raw, "--raw" }, { o->template_file != NULL, "--template" },
+        { o->no_think, "--no-think" }, { o->run.prefix_folder != NULL, "--session" }, { o->n_rag, "--rag" },
+        { o->given || s->n_bias || s->dry_sequence_breakers, "options of sampling" }, { o->n_stop, "--stop" },
+        { o->ignore_eos, "--ignore-eos" }, { o->stop_when_full, "--on-full" },
         { o->url != NULL, "--url" }, { o->prompt != NULL, "a prompt" }, { o->batch != NULL, "--batch" },
         { o->n_files, "-f" }, { o->reopen != NULL, "--continue" }, { o->tools || o->mcp_config, "tools" },
         { o->system != NULL, "-s" }, { o->ids, "--ids" }, { o->plan, "--plan" }, { o->run.n_loras, "--lora" },

@@ -262,6 +262,9 @@ EOT
   done
   run -1 --separate-stderr zse-chat "$T/rerank.zse" --embed <"$T/lines"
   [[ $stderr == *"scores pairs of texts and makes no vectors" ]]
-  run -2 --separate-stderr zse-chat "$T/tiny.zse" --embed -p x
-  [[ $stderr == *"--embed makes vectors and no answers: not with a prompt"* ]]
+  for m in '-p x:a prompt' '--raw:--raw' '--temp 0:options of sampling' '--history:--history'; do
+    # shellcheck disable=SC2086     # words
+    run -2 --separate-stderr zse-chat "$T/tiny.zse" --embed ${m%:*}
+    [[ $stderr == *"--embed makes vectors and no answers: not with ${m#*:}"* ]]
+  done
 }
