@@ -225,41 +225,66 @@ int bench_flash_check(const struct bench_options *o)
     return 0;
 }
 
-int bench_flash(const struct bench_options *o)
+/* A measurement of attention with several numbers of tokens. */
+struct attention_lengths {
+    const struct bench_list *list;
+    const struct kernels *k;
+    struct bench_arrays arrays;
+    double *s;                          /* [2 * repeats] seconds */
+    json_t *rows;
+};
+
+/* Get memory for the lengths of --contexts, or the usual ones.  lengths_finish() also after an
+ * error. */
+static int lengths_open(struct attention_lengths *l, const struct bench_options *o, const struct bench_list *usual,
+                        struct err *e)
 {
-    const struct bench_list usual = { 6, { 32, 64, 128, 256, 512, 1024 } };
-    const struct bench_list *list = o->contexts.n ? &o->contexts : &usual;
-    struct bench_arrays a = { 0 };
-    struct err e;
-    const struct kernels *k = kernels_pick(o->run.kernels, &e);
     int most = 0;
-    if (!k)
-        return cli_fail(prog, &e);
-    for (int i = 0; i < list->n; i++)
-        most = list->v[i] > most ? list->v[i] : most;
-    double *s = calloc((size_t)o->repeats, 2 * sizeof *s);
-    json_t *rows = json_array();
-    int rc = s ? open_arrays(&a, k, (size_t)most * HEAD_DIM, most, 0, &e) : err_nomem(&e, "benchmark");
-    if (rc == 0 && !o->json)
-        printf("one head of 64, causal, one thread, %s; median of %d\n%8s %12s %12s %8s %14s\n", k->name, o->repeats,
-               "tokens", "plain, ms", "parts, ms", "ratio", "difference");
-    for (int i = 0; rc == 0 && i < list->n; i++) {
-        double difference = 0;
-        for (int r = 0; r < o->repeats; r++)
-            difference = compare(&a, k, list->v[i], &s[r], &s[o->repeats + r]);
-        const double plain = summarise(s, o->repeats).median, parts = summarise(s + o->repeats, o->repeats).median;
-        json_array_append_new(rows, json_pack("{s:i, s:f, s:f, s:f, s:f}", "tokens", list->v[i], "plain_s", plain,
-                                              "seconds", parts, "speedup", plain / parts, "difference", difference));
-        if (!o->json)
-            printf("%8d %12.3f %12.3f %8.2f %14.2g\n", list->v[i], plain * 1e3, parts * 1e3, plain / parts, difference);
-    }
-    json_t *j = json_pack("{s:s, s:i, s:o}", "kernels", k->name, "repeats", o->repeats, "rows", rows);
+    *l = (struct attention_lengths){ .list = o->contexts.n ? &o->contexts : usual, .rows = json_array() };
+    l->k = kernels_pick(o->run.kernels, e);
+    if (!l->k)
+        return -1;
+    for (int i = 0; i < l->list->n; i++)
+        most = l->list->v[i] > most ? l->list->v[i] : most;
+    l->s = calloc((size_t)o->repeats, 2 * sizeof *l->s);
+    return l->s ? open_arrays(&l->arrays, l->k, (size_t)most * HEAD_DIM, most, 0, e) : err_nomem(e, "benchmark");
+}
+
+/* Print the JSON j, which it takes, if --json was given, and release everything; returns the exit
+ * status. */
+static int lengths_finish(struct attention_lengths *l, const struct bench_options *o, int rc, json_t *j,
+                          const struct err *e)
+{
     if (rc == 0 && o->json)
         cli_json(j);
     json_decref(j);
-    free(s);
-    close_arrays(&a);
-    return rc == 0 ? cli_finish(prog) : cli_fail(prog, &e);
+    free(l->s);
+    close_arrays(&l->arrays);
+    return rc == 0 ? cli_finish(prog) : cli_fail(prog, e);
+}
+
+int bench_flash(const struct bench_options *o)
+{
+    static const struct bench_list usual = { 6, { 32, 64, 128, 256, 512, 1024 } };
+    struct attention_lengths l;
+    struct err e;
+    const int rc = lengths_open(&l, o, &usual, &e);
+    if (rc == 0 && !o->json)
+        printf("one head of 64, causal, one thread, %s; median of %d\n%8s %12s %12s %8s %14s\n", l.k->name, o->repeats,
+               "tokens", "plain, ms", "parts, ms", "ratio", "difference");
+    for (int i = 0; rc == 0 && i < l.list->n; i++) {
+        const int n = l.list->v[i];
+        double difference = 0;
+        for (int r = 0; r < o->repeats; r++)
+            difference = compare(&l.arrays, l.k, n, &l.s[r], &l.s[o->repeats + r]);
+        const double plain = summarise(l.s, o->repeats).median, parts = summarise(l.s + o->repeats, o->repeats).median;
+        json_array_append_new(l.rows, json_pack("{s:i, s:f, s:f, s:f, s:f}", "tokens", n, "plain_s", plain,
+                                                "seconds", parts, "speedup", plain / parts, "difference", difference));
+        if (!o->json)
+            printf("%8d %12.3f %12.3f %8.2f %14.2g\n", n, plain * 1e3, parts * 1e3, plain / parts, difference);
+    }
+    return lengths_finish(&l, o, rc, json_pack("{s:s, s:i, s:o}", "kernels", l.k ? l.k->name : "", "repeats",
+                                               o->repeats, "rows", l.rows), &e);
 }
 
 /* ---- zse-bench sparse --table ---- */
@@ -294,30 +319,15 @@ static void measure_window(const struct bench_options *o, struct bench_arrays *a
 
 int bench_sparse_table(const struct bench_options *o)
 {
-    const struct bench_list usual = { 5, { 1024, 2048, 4096, 8192, 16384 } };
-    const struct bench_list *list = o->contexts.n ? &o->contexts : &usual;
-    struct bench_arrays a = { 0 };
+    static const struct bench_list usual = { 5, { 1024, 2048, 4096, 8192, 16384 } };
+    struct attention_lengths l;
     struct err e;
-    const struct kernels *k = kernels_pick(o->run.kernels, &e);
-    int most = 0;
-    if (!k)
-        return cli_fail(prog, &e);
-    for (int i = 0; i < list->n; i++)
-        most = list->v[i] > most ? list->v[i] : most;
-    double *s = calloc((size_t)o->repeats, 2 * sizeof *s);
-    json_t *rows = json_array();
-    int rc = s ? open_arrays(&a, k, (size_t)most * HEAD_DIM, most, 0, &e) : err_nomem(&e, "benchmark");
+    const int rc = lengths_open(&l, o, &usual, &e);
     if (rc == 0 && !o->json)
-        printf("one head of 64, causal, one thread, %s; window of %d; median of %d\n%8s %12s %12s %8s\n", k->name,
+        printf("one head of 64, causal, one thread, %s; window of %d; median of %d\n%8s %12s %12s %8s\n", l.k->name,
                TABLE_WINDOW, o->repeats, "context", "full, ms", "window, ms", "ratio");
-    for (int i = 0; rc == 0 && i < list->n; i++)
-        measure_window(o, &a, k, list->v[i], s, rows);
-    json_t *j = json_pack("{s:s, s:i, s:i, s:o}", "kernels", k->name, "window", TABLE_WINDOW, "repeats", o->repeats,
-                          "rows", rows);
-    if (rc == 0 && o->json)
-        cli_json(j);
-    json_decref(j);
-    free(s);
-    close_arrays(&a);
-    return rc == 0 ? cli_finish(prog) : cli_fail(prog, &e);
+    for (int i = 0; rc == 0 && i < l.list->n; i++)
+        measure_window(o, &l.arrays, l.k, l.list->v[i], l.s, l.rows);
+    return lengths_finish(&l, o, rc, json_pack("{s:s, s:i, s:i, s:o}", "kernels", l.k ? l.k->name : "", "window",
+                                               TABLE_WINDOW, "repeats", o->repeats, "rows", l.rows), &e);
 }
