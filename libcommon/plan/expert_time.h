@@ -2,8 +2,8 @@
  * the choices of a trace.
  *
  * A step computes the next `batch` tokens of the trace.  In each layer the device first computes
- * what is not experts; then the CPU reads and computes experts that the device lacks, while the
- * link uploads others of them, and the layer ends when all are done.  The device's own experts cost
+ * all but the experts.  Then the CPU computes some of the experts that the device lacks while the
+ * link uploads the others, and the layer ends when both are done.  The device's own experts cost
  * no time. */
 #ifndef ZSE_PLAN_EXPERT_TIME_H
 #define ZSE_PLAN_EXPERT_TIME_H

@@ -631,7 +631,8 @@ static void channel_scaling_keeps_the_logits(void **state)
     }
 }
 
-/* Where attention stands beside Mamba2, the norm of its gate has other channels than v. */
+/* A layer may have attention and Mamba2 side by side.  The norm of Mamba2's gate has other channels
+ * than v, so v's scales must not change it. */
 static void v_scales_leave_the_gate_norm_beside_attention(void **state)
 {
     (void)state;

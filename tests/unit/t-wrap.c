@@ -12,7 +12,8 @@
 
 static char said[8192];
 static size_t n_said;
-static int width, narrower;     /* narrower: each line has so many columns less than the one before */
+static int width;               /* of the next line */
+static int narrower;            /* columns by which each line is narrower than the one before */
 
 static void keep(const char *text, size_t size)
 {
