@@ -71,39 +71,31 @@ static float *room_of(const struct all_reduce *a, int device, int from)
 /* Elements [at, at + n) of a vector. */
 struct run { size_t at, n; };
 
-/* Let run r[i] of x[i] go from device i to all others; n 0: device i sends none. */
-static int send_each(struct all_reduce *a, float *const x[], const struct run *r, struct err *e)
+enum direction { SEND, COLLECT };
+enum { OFFER, TAKE, RELEASE, N_PHASES };
+
+/* One phase of the message of device i about its run, to or from device k. */
+static int message(struct all_reduce *a, float *const x[], const struct run *run, enum direction d, int phase, int i,
+                   int k, struct err *e)
 {
-    for (int i = 0; i < a->n; i++)
-        for (int k = 0; r[i].n && k < a->n; k++)
-            if (k != i && gpu_link_offer(a->link[i][k], x[i] + r[i].at, r[i].n * sizeof **x, e) < 0)
-                return -1;
-    for (int i = 0; i < a->n; i++)
-        for (int k = 0; r[i].n && k < a->n; k++)
-            if (k != i && gpu_link_take(a->link[i][k], x[k] + r[i].at, x[i] + r[i].at, r[i].n * sizeof **x, e) < 0)
-                return -1;
-    for (int i = 0; i < a->n; i++)
-        for (int k = 0; r[i].n && k < a->n; k++)
-            if (k != i && gpu_link_release(a->link[i][k], e) < 0)
-                return -1;
-    return 0;
+    const int sender = d == SEND ? i : k, receiver = d == SEND ? k : i;
+    struct gpu_link *l = a->link[sender][receiver];
+    const float *from = x[sender] + run->at;
+    float *to = d == SEND ? x[k] + run->at : room_of(a, i, k);
+    const size_t bytes = run->n * sizeof *from;
+    return phase == OFFER ? gpu_link_offer(l, from, bytes, e) : phase == TAKE ? gpu_link_take(l, to, from, bytes, e)
+           : gpu_link_release(l, e);
 }
 
-/* Let every device collect its run r[i] of all others in its room. */
-static int collect_each(struct all_reduce *a, float *const x[], const struct run *r, struct err *e)
+/* SEND: let run r[i] of x[i] go from device i to all others.  COLLECT: let every device i collect
+ * its run r[i] of all others in its room.  n 0: nothing is sent for device i. */
+static int exchange(struct all_reduce *a, float *const x[], const struct run *r, enum direction d, struct err *e)
 {
-    for (int i = 0; i < a->n; i++)
-        for (int k = 0; r[i].n && k < a->n; k++)
-            if (k != i && gpu_link_offer(a->link[k][i], x[k] + r[i].at, r[i].n * sizeof **x, e) < 0)
-                return -1;
-    for (int i = 0; i < a->n; i++)
-        for (int k = 0; r[i].n && k < a->n; k++)
-            if (k != i && gpu_link_take(a->link[k][i], room_of(a, i, k), x[k] + r[i].at, r[i].n * sizeof **x, e) < 0)
-                return -1;
-    for (int i = 0; i < a->n; i++)
-        for (int k = 0; r[i].n && k < a->n; k++)
-            if (k != i && gpu_link_release(a->link[k][i], e) < 0)
-                return -1;
+    for (int phase = 0; phase < N_PHASES; phase++)
+        for (int i = 0; i < a->n; i++)
+            for (int k = 0; r[i].n && k < a->n; k++)
+                if (k != i && message(a, x, &r[i], d, phase, i, k, e) < 0)
+                    return -1;
     return 0;
 }
 
@@ -126,7 +118,7 @@ static int add_whole(struct all_reduce *a, float *const x[], size_t at, size_t n
     struct run r[ALL_REDUCE_DEVICES];
     for (int i = 0; i < a->n; i++)
         r[i] = (struct run){ at, n };
-    return collect_each(a, x, r, e) < 0 ? -1 : add_each(a, x, r, e);
+    return exchange(a, x, r, COLLECT, e) < 0 ? -1 : add_each(a, x, r, e);
 }
 
 /* Add a piece: every device adds a share of it, and sends the sum to the others. */
@@ -139,7 +131,7 @@ static int add_shares(struct all_reduce *a, float *const x[], size_t at, size_t 
         const size_t first = (size_t)i * share < n ? (size_t)i * share : n;
         r[i] = (struct run){ at + first, n - first < share ? n - first : share };
     }
-    return collect_each(a, x, r, e) < 0 || add_each(a, x, r, e) < 0 ? -1 : send_each(a, x, r, e);
+    return exchange(a, x, r, COLLECT, e) < 0 || add_each(a, x, r, e) < 0 ? -1 : exchange(a, x, r, SEND, e);
 }
 
 int all_reduce_sum(struct all_reduce *a, float *const x[], size_t n, struct err *e)
@@ -159,7 +151,7 @@ int all_reduce_spread(struct all_reduce *a, float *const x[], size_t n, struct e
     const size_t most = a->sizes.message / sizeof **x;
     for (size_t at = 0; at < n; at += most) {
         const struct run r[ALL_REDUCE_DEVICES] = { { at, n - at < most ? n - at : most } };
-        if (send_each(a, x, r, e) < 0)
+        if (exchange(a, x, r, SEND, e) < 0)
             return -1;
     }
     return 0;
