@@ -39,6 +39,17 @@ static int simulate_row(const struct bench_options *o, const struct router_trace
     return 0;
 }
 
+static void print_heading(const struct bench_options *o)
+{
+    const struct bench_experts *b = &o->experts;
+    if (!o->json)
+        printf("%s, steps of %d token%s, experts of %.2f MB, link %.1f GB/s, CPU %.1f GB/s, %.3f ms a layer beside them; simulated\n"
+               "%7s %6s %-9s %8s %11s %12s %10s %6s %6s %6s\n", b->trace, o->batch, plural(o->batch),
+               (double)b->expert_bytes * 1e-6, (double)o->stream.link * 1e-9, (double)b->cpu * 1e-9,
+               o->stream.layer_s * 1e3, "experts", "slots", "policy", "hits", "uploads", "on the CPU", "ms a step", "link",
+               "CPU", "both");
+}
+
 /* All policies, with an eighth, a quarter, a half and three quarters of the experts on the GPU. */
 static int simulate_trace(const struct bench_options *o, const struct router_trace *t, json_t *rows, struct err *e)
 {
@@ -56,6 +67,7 @@ static int simulate_trace(const struct bench_options *o, const struct router_tra
 static int simulate_drawn(const struct bench_options *o, json_t *rows, struct err *e)
 {
     int rc = 0;
+    print_heading(o);
     for (int n = 64; rc == 0 && n <= 512; n *= 2) {
         struct router_trace t;
         rc = router_trace_draw(&t, DRAWN_LAYERS, n, DRAWN_TOP_K, DRAWN_TOKENS, o->experts.skew, (uint64_t)n, e);
@@ -73,8 +85,10 @@ static int simulate_file(const struct bench_options *o, json_t *rows, struct err
     if (map_open(&map, o->experts.trace, e) != 0)
         return -1;
     int rc = router_trace_parse(&t, (const char *)map.data, map.size, o->experts.trace, e);
-    if (rc == 0 && (rc = map_check(&map, e)) == 0)
+    if (rc == 0 && (rc = map_check(&map, e)) == 0) {
+        print_heading(o);
         rc = simulate_trace(o, &t, rows, e);
+    }
     router_trace_release(&t);
     map_close(&map);
     return rc;
@@ -85,12 +99,6 @@ int bench_experts(const struct bench_options *o)
     const struct bench_experts *b = &o->experts;
     json_t *rows = json_array();
     struct err e;
-    if (!o->json)
-        printf("%s, steps of %d token%s, experts of %.2f MB, link %.1f GB/s, CPU %.1f GB/s, %.3f ms a layer beside them; simulated\n"
-               "%7s %6s %-9s %8s %11s %12s %10s %6s %6s %6s\n", b->trace, o->batch, plural(o->batch),
-               (double)b->expert_bytes * 1e-6, (double)o->stream.link * 1e-9, (double)b->cpu * 1e-9,
-               o->stream.layer_s * 1e3, "experts", "slots", "policy", "hits", "uploads", "on the CPU", "ms a step", "link",
-               "CPU", "both");
     const int rc = b->drawn ? simulate_drawn(o, rows, &e) : simulate_file(o, rows, &e);
     json_t *j = json_pack("{s:o, s:i, s:I, s:I, s:I, s:f, s:o}", "trace", js_text(b->trace), "batch", o->batch,
                           "expert_bytes", (json_int_t)b->expert_bytes, "link_bytes_per_s", (json_int_t)o->stream.link,

@@ -88,6 +88,17 @@ static int record(const struct bench_options *o, const struct opened_model *m, s
     return rc;
 }
 
+/* Refuse models whose choices plan/router_trace.h does not read. */
+static int check_routers(const char *name, const struct config *c, struct err *e)
+{
+    if (!c->moe.n_experts)
+        return err_set(e, ERR_UNSUPPORTED, "%s: %s has no experts", name, c->arch);
+    if (c->moe.n_experts > TRACE_EXPERTS || c->moe.top_k > TRACE_TOP_K || c->n_layers > TRACE_LAYERS)
+        return err_set(e, ERR_LIMIT, "%s: %d of %d experts in %d layers, but a trace has at most %d of %d in %d", name,
+                       c->moe.top_k, c->moe.n_experts, c->n_layers, TRACE_TOP_K, TRACE_EXPERTS, TRACE_LAYERS);
+    return 0;
+}
+
 /* The first tokens of the text, as many as the context or -p allows. */
 static int32_t *read_tokens(const struct bench_options *o, const struct opened_model *m, const char *path, int most,
                             int *n, struct err *e)
@@ -123,9 +134,8 @@ int bench_router(const struct bench_options *o, const char *model, const char *t
         return cli_fail(prog, &e);
     const struct config *c = r.c = &m.model->config;
     int32_t *ids = NULL;
-    if (!c->moe.n_experts)
-        err_set(&e, ERR_UNSUPPORTED, "%s: %s has no experts", m.name, c->arch);
-    else if ((ids = read_tokens(o, &m, text, o->prompt, &n, &e)) && !(r.f = fopen(o->output, "w")))
+    if (check_routers(m.name, c, &e) == 0 && (ids = read_tokens(o, &m, text, o->prompt, &n, &e)) &&
+        !(r.f = fopen(o->output, "w")))
         err_sys(&e, "%s", o->output);
     if (r.f) {
         fprintf(r.f, "experts %d top_k %d\n", c->moe.n_experts, c->moe.top_k);

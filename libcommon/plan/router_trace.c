@@ -113,6 +113,9 @@ static int take_choice(struct trace_reader *r, struct router_trace *t, struct er
         if (v >= t->n_experts)
             return err_set(e, ERR_FORMAT, "%s: line %zu: expert %ld, expected 0 to %d", r->name, r->line, v,
                            t->n_experts - 1);
+        for (int k = 0; k < i; k++)
+            if (id[k] == v)
+                return err_set(e, ERR_FORMAT, "%s: line %zu: expert %ld is there twice", r->name, r->line, v);
         id[i] = (int32_t)v;
     }
     return end_line(r) == 0 ? 0 : err_set(e, ERR_FORMAT, "%s: line %zu: more than %d experts", r->name, r->line,

@@ -809,6 +809,7 @@ END
   echo 'experts 8 top_k 2' >"$t/bad"
   echo '0 1 9' >>"$t/bad"
   run -1 --separate-stderr zse-bench moe --trace "$t/bad"
+  [ -z "$output" ]
   [[ "$stderr" == *"$t/bad: line 2: expert 9, expected 0 to 7"* ]]
   for wrong in '--trace zipf:x' "--trace $t/trace $MODEL" '--link 1GB' '--trace zipf -p 3' '--trace zipf -r 2' '--trace zipf --cpu-rate 0'; do
     # shellcheck disable=SC2086     # words
