@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "libcommon/plan/expert_moves.h"
+#include "libcommon/plan/expert_share.h"
 #include "libcommon/plan/timeline.h"
 
 struct expert_simulation {
@@ -24,20 +25,6 @@ const char *expert_policy_name(enum expert_policy p)
 {
     static const char *const names[N_EXPERT_POLICIES] = { "first", "moves", "uploaded", "divided", "best" };
     return names[p];
-}
-
-int expert_share(int n, double link, double cpu)
-{
-    int best = 0;
-    double least = n / cpu;
-    for (int i = 1; i <= n; i++) {
-        const double up = i / link, here = (n - i) / cpu, end = up > here ? up : here;
-        if (end < least) {
-            least = end;
-            best = i;
-        }
-    }
-    return best;
 }
 
 /* The experts that have a slot at first: those with the n_slots largest counts of the whole trace,
@@ -86,38 +73,21 @@ static int choose(struct expert_simulation *s, int layer, int from, int to, int6
     return n;
 }
 
-/* Let an expert take the slot of one that this step does not use: the least recently used one, or
- * the one chosen least often.  It passes through a buffer if there is none, or if it is not chosen
- * more often. */
+/* Let an expert take the slot of the least recently used one that this step does not use.  It
+ * passes through a buffer if there is none. */
 static void take_slot(struct expert_simulation *s, int layer, int x)
 {
     const size_t first = (size_t)layer * (size_t)s->t->n_experts;
     int32_t *place = s->place + first;
     const int64_t *last = s->last + first;
-    const float *count = s->moves.count + first;
     int out = -1;
     for (int i = 0; i < s->t->n_experts; i++)
-        if (place[i] >= 0 && !s->chosen[i] &&
-            (out < 0 || (s->policy == EXPERTS_DIVIDED ? count[i] < count[out] : last[i] < last[out])))
+        if (place[i] >= 0 && !s->chosen[i] && (out < 0 || last[i] < last[out]))
             out = i;
-    if (out < 0 || (s->policy == EXPERTS_DIVIDED && count[out] >= count[x]))
+    if (out < 0)
         return;
     place[x] = place[out];
     place[out] = -1;
-}
-
-/* Upload n of the n_missing experts, those chosen most often first. */
-static void upload_missing(struct expert_simulation *s, int layer, int n, int n_missing)
-{
-    const float *count = s->moves.count + (size_t)layer * (size_t)s->t->n_experts;
-    for (int i = 0; i < n; i++) {
-        int best = i;
-        for (int k = i + 1; k < n_missing; k++)
-            best = count[s->missing[k]] > count[s->missing[best]] ? k : best;
-        const int x = s->missing[best];
-        s->missing[best] = s->missing[i];
-        take_slot(s, layer, x);
-    }
 }
 
 static void run_layer(struct expert_simulation *s, int layer, int from, int to, int64_t step)
@@ -129,7 +99,8 @@ static void run_layer(struct expert_simulation *s, int layer, int from, int to, 
     double end = s->now += r->layer_s;
     if (up) {
         end = timeline_add(&s->link, s->now, up * r->expert_bytes / r->link);
-        upload_missing(s, layer, up, n);
+        for (int i = 0; s->policy == EXPERTS_UPLOADED && i < n; i++)
+            take_slot(s, layer, s->missing[i]);
     }
     if (n > up) {
         const double cpu = timeline_add(&s->cpu, s->now, (n - up) * r->expert_bytes / r->cpu);
@@ -145,7 +116,8 @@ static void run_moves(struct expert_simulation *s)
 {
     struct expert_move m;
     moves_step(&s->moves);
-    for (int i = 0; s->policy == EXPERTS_MOVES && i < MOVES_A_STEP && (m = moves_best(&s->moves, s->place)).gain > 0;
+    const int moves = s->policy == EXPERTS_MOVES || s->policy == EXPERTS_DIVIDED;
+    for (int i = 0; moves && i < MOVES_A_STEP && (m = moves_best(&s->moves, s->place)).gain > 0;
          i++) {
         int32_t *place = s->place + (size_t)m.layer * (size_t)s->t->n_experts;
         place[m.in] = place[m.out];

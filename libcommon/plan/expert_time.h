@@ -11,11 +11,13 @@
 #include "libcommon/plan/router_trace.h"
 
 enum expert_policy {
-    EXPERTS_FIRST,      /* the same experts stay, by number; the CPU computes the others (--strict) */
-    EXPERTS_MOVES,      /* those chosen often move, a few before each step (expert_moves.h), as the engine does it */
+    EXPERTS_FIRST,      /* the same experts stay, by number; the CPU computes the others */
+    /* those chosen often move, a few before each step (expert_moves.h); the CPU computes the others
+     * (--expert-uploads 0) */
+    EXPERTS_MOVES,
     EXPERTS_UPLOADED,   /* every missing expert is uploaded, the least recently used one leaves */
-    /* missing experts are uploaded or left to the CPU, in the ratio of their rates; those that are
-     * chosen more often are uploaded and those that are chosen least often leave */
+    /* the same, but the link uploads some of the missing experts, in the ratio of the rates, to be
+     * computed once (expert_share.h): what the engine does */
     EXPERTS_DIVIDED,
     EXPERTS_BEST,       /* the experts chosen most often in the whole trace stay, which no policy can know */
     N_EXPERT_POLICIES
@@ -36,8 +38,5 @@ struct expert_times {
 /* Simulate n_slots experts of each layer on the device.  0; -1: no memory. */
 int expert_simulate(const struct router_trace *t, enum expert_policy policy, int n_slots, int batch,
                     const struct expert_rates *rates, struct expert_times *out);
-
-/* The number of n experts to upload, so that link and CPU end at about the same time. */
-int expert_share(int n, double link, double cpu);
 
 #endif

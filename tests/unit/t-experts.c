@@ -12,6 +12,7 @@
 
 #include "libcommon/base/rng.h"
 #include "libcommon/plan/expert_moves.h"
+#include "libcommon/plan/expert_share.h"
 #include "libcommon/plan/expert_time.h"
 
 static struct err why;
@@ -34,6 +35,7 @@ static void traces(void **state)
         { "experts 4 top_k 2\n", "ends in the middle of a token" },
         { "experts 4 top_k 2\n1 0\n", "line 2: found 1 of 2 experts" },
         { "experts 4 top_k 2\n1 0 4\n", "line 2: expert 4, expected 0 to 3" },
+        { "experts 4 top_k 3\n1 0 1 0\n", "line 2: expert 0 is there twice" },
         { "experts 4 top_k 2\n1 0 1 2\n", "line 2: more than 2 experts" },
         { "experts 4 top_k 2\n\n", "line 2: expected the number of a layer" },
         { "experts 4 top_k 2\n1 0 1\n2 0 1\n1 0 1\n", "expected 2 lines for each" },
@@ -90,6 +92,44 @@ static void shares(void **state)
     assert_int_equal(expert_share(1, 40, 25), 1);
     assert_int_equal(expert_share(13, 25, 40), 5);
     assert_int_equal(expert_share(130, 25, 40), 50);
+}
+
+/* The speeds are learned, those of the CPU for each size of a step; a side that gets nothing is
+ * tried again. */
+static void learned(void **state)
+{
+    (void)state;
+    struct expert_shares s = { 0 };
+    assert_int_equal(shares_divide(&s, 9, 1), 4);       /* unknown: half */
+    shares_learn_link(&s, 25, 1);
+    assert_int_equal(shares_divide(&s, 9, 1), 4);
+    shares_learn_cpu(&s, 1, 40, 1);
+    assert_int_equal(shares_divide(&s, 13, 1), 5);
+    assert_int_equal(shares_divide(&s, 13, 2), 6);      /* of larger steps nothing is known */
+    shares_learn_cpu(&s, 4, 10, 2);
+    assert_int_equal(shares_divide(&s, 12, 3), 10);     /* 3 and 4 tokens are one size */
+    shares_learn_cpu(&s, 1, 1, 0);                      /* no time passed: nothing is learned */
+    shares_learn_cpu(&s, 1, 48, 1);
+    assert_true(s.cpu[0] == 41);                        /* an eighth of the difference */
+    shares_learn_link(&s, 1e-6, 1e3);
+    s.link = 1e-3;
+    int probes = 0;
+    for (int i = 0; i < 2 * SHARE_PROBE; i++)
+        probes += shares_divide(&s, 2, 1);
+    assert_int_equal(probes, 2);
+    assert_int_equal(shares_divide(&s, 1, 1), 0);       /* a single one is never a probe */
+}
+
+static void most_chosen(void **state)
+{
+    (void)state;
+    const float count[] = { 3, 9, 1, 9, 4 };
+    int id[] = { 0, 2, 3, 4, 1 };
+    static const int want[] = { 3, 1, 4, 0, 2 };
+    experts_first(id, 5, 3, count);
+    assert_memory_equal(id, want, sizeof id);
+    experts_first(id, 5, 0, count);
+    assert_memory_equal(id, want, sizeof id);
 }
 
 /* 4 experts of which 2 fit, one chosen for each token: 0 2 2 2 2 2 2 2 2 1. */
@@ -167,6 +207,8 @@ int main(void)
         cmocka_unit_test(traces),
         cmocka_unit_test(drawn),
         cmocka_unit_test(shares),
+        cmocka_unit_test(learned),
+        cmocka_unit_test(most_chosen),
         cmocka_unit_test(policies),
         cmocka_unit_test(both_work),
         cmocka_unit_test(forgets),
