@@ -196,7 +196,7 @@ static const char *const states[2] = { "warm", "dropped" };
 struct cold {
     const struct bench_options *o;
     char *path, *chat, *prompt;         /* path of the .zse; path of zse-chat; text of the prompt */
-    char threads[16], context[16], tp[16], layers[16], experts[16], threshold[16];
+    char threads[16], context[16], tp[16], layers[16], experts[16], threshold[16], uploads[16];
     char window[32], prefetch[16], max_device[32];
     struct gpu_speeds gpu; size_t gpu_bytes;        /* on a GPU: its speeds, and the bytes that are copied to it */
     int n_tokens;
@@ -300,6 +300,8 @@ static int measure(struct cold *c, int state, struct err *e)
         ours[n++] = "--gpu-prefill-threshold", ours[n++] = c->threshold;
     if (o->run.no_gpu_prefill)
         ours[n++] = "--no-gpu-prefill";
+    if (o->run.uploads_given)
+        ours[n++] = "--expert-uploads", ours[n++] = c->uploads;
     if (o->run.stream_given)
         ours[n++] = "--layer-window", ours[n++] = c->window;
     if (o->run.prefetch_given)
@@ -426,6 +428,10 @@ int bench_coldstart(const struct bench_options *options, const char *model)
     else
         snprintf(c.layers, sizeof c.layers, "%d", o.run.gpu_layers);
     snprintf(c.threshold, sizeof c.threshold, "%d", o.run.prefill_threshold);
+    if (o.run.expert_uploads == EXPERT_UPLOADS_AUTO)
+        snprintf(c.uploads, sizeof c.uploads, "auto");
+    else
+        snprintf(c.uploads, sizeof c.uploads, "%d", o.run.expert_uploads);
     snprintf(c.tp, sizeof c.tp, "%d", o.run.tp);
     snprintf(c.experts, sizeof c.experts, "%d", o.run.gpu_experts);
     if (o.run.stream_window)

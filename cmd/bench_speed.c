@@ -294,7 +294,8 @@ static uint64_t uploaded_bytes(const struct engine *g)
 {
     struct engine_stats s;
     engine_stats(g, &s);
-    return s.device.name ? s.device.stream.bytes + s.device.experts.streamed_bytes + s.device.experts.moved_bytes : 0;
+    const struct backend_experts *x = &s.device.experts;
+    return s.device.name ? s.device.stream.bytes + x->streamed_bytes + x->moved_bytes + x->uploaded_bytes : 0;
 }
 
 int bench_prefill_alone(const struct bench_options *options, const struct opened_model *m, int n,

@@ -47,7 +47,7 @@ struct engine_options run_engine_options(const struct run_options *r, int max_se
                                     .backend = r->gpu ? &backend_gpu : NULL, .device = r->gpu_index, .gpus = r->gpus,
                                     .device_layers = some ? r->gpu_layers : 0, .moe = r->moe,
                                     .gpu_experts = r->gpu_experts, .prefill_threshold = r->prefill_threshold,
-                                    .no_gpu_prefill = r->no_gpu_prefill,
+                                    .no_gpu_prefill = r->no_gpu_prefill, .expert_uploads = r->expert_uploads,
                                     .layer_stream = r->layer_stream,
                                     .stream_window = r->stream_window, .stream_prefetch = r->prefetch,
                                     .stream_sequential = r->stream_sequential, .strict = r->strict,

@@ -63,6 +63,7 @@ struct run_options {
     int gpu_experts, experts_given; /* --gpu-experts */
     int prefill_threshold;          /* --gpu-prefill-threshold; 0: not given */
     int no_gpu_prefill;             /* --no-gpu-prefill */
+    int expert_uploads, uploads_given;      /* --expert-uploads: percent, or EXPERT_UPLOADS_AUTO */
     /* --layer-window: enum layer_stream, the number of layers (0: as many as fit), and whether all
      * pass through the window; --prefetch; --max-device: bytes, 0: no limit */
     int layer_stream, stream_window, stream_sequential, stream_given;
@@ -89,7 +90,7 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
        OPT_LAYER_WINDOW, OPT_PREFETCH, OPT_MAX_DEVICE, OPT_GPUS, OPT_PP_SPLIT, OPT_TP,
        OPT_VERBOSE, OPT_SPEC, OPT_GPU_LAYERS, OPT_STRICT, OPT_GRAPHS, OPT_ACT, OPT_CACHE_WEIGHTS, OPT_VERIFY,
        OPT_STREAM, OPT_SINKS, OPT_SPEC_EXACT, OPT_LORA, OPT_ATTENTION, OPT_MOE, OPT_GPU_EXPERTS, OPT_PREFILL_THRESHOLD,
-       OPT_NO_GPU_PREFILL };
+       OPT_NO_GPU_PREFILL, OPT_EXPERT_UPLOADS };
 #define RUN_LONG_OPTIONS \
     { "quantize", required_argument, NULL, 'q' }, \
     { "mode", required_argument, NULL, OPT_RUN_MODE }, \
@@ -107,6 +108,7 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
     { "gpu-experts", required_argument, NULL, OPT_GPU_EXPERTS }, \
     { "gpu-prefill-threshold", required_argument, NULL, OPT_PREFILL_THRESHOLD }, \
     { "no-gpu-prefill", no_argument, NULL, OPT_NO_GPU_PREFILL }, \
+    { "expert-uploads", required_argument, NULL, OPT_EXPERT_UPLOADS }, \
     { "layer-window", required_argument, NULL, OPT_LAYER_WINDOW }, \
     { "prefetch", required_argument, NULL, OPT_PREFETCH }, \
     { "max-device", required_argument, NULL, OPT_MAX_DEVICE }, \
@@ -139,6 +141,8 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
     "      --gpu-experts N        keep N experts of each layer on the GPU; the CPU computes the others (default: as many as fit)\n" \
     "      --gpu-prefill-threshold N  in steps of at least N tokens the GPU computes all experts, and those that it lacks are uploaded (default: 300)\n" \
     "      --no-gpu-prefill       never upload experts for long prompts\n" \
+    "      --expert-uploads auto|N  of the chosen experts that the GPU lacks, upload N percent for it while the CPU computes the others;\n" \
+    "                             auto: by the measured speeds of link and CPU (default: auto)\n" \
     "      --layer-window auto|off|[sequential:]N  hold N layers in a GPU's memory and upload the others at every step; auto: if they do not all fit (default: auto)\n" \
     "      --prefetch N           with a window of layers, upload N of them ahead (default: 2)\n" \
     "      --max-device SIZE      take at most SIZE of each GPU's memory, like 4GB (default: what is free)\n" \

@@ -224,6 +224,16 @@ static int parse_threshold(const char *prog, const char *arg, struct run_options
     return 0;
 }
 
+static int parse_uploads(const char *prog, const char *arg, struct run_options *r)
+{
+    long long n = EXPERT_UPLOADS_AUTO;
+    if (strcmp(arg, "auto") != 0 && cli_parse_int(prog, "--expert-uploads", arg, 0, 100, &n) != 0)
+        return CLI_USAGE;
+    r->expert_uploads = (int)n;
+    r->uploads_given = 1;
+    return 0;
+}
+
 static int parse_experts(const char *prog, const char *arg, struct run_options *r)
 {
     long long n;
@@ -234,8 +244,7 @@ static int parse_experts(const char *prog, const char *arg, struct run_options *
     return 0;
 }
 
-/* Refuse placements of experts that contradict each other or need a GPU; --gpu-experts 0 is --moe
- * cpu. */
+/* Refuse placements of experts that contradict each other or need a GPU. */
 static int check_moe(const char *prog, struct run_options *r)
 {
     if (r->prefill_threshold && r->no_gpu_prefill)
@@ -243,8 +252,13 @@ static int check_moe(const char *prog, struct run_options *r)
     if (r->moe != MOE_HYBRID && r->experts_given)
         return cli_wrong(prog, "--moe %s and --gpu-experts exclude each other: both place the experts",
                          run_moe_name(r->moe));
+    if (r->uploads_given && r->moe != MOE_HYBRID)
+        return cli_wrong(prog, "--expert-uploads: --moe %s leaves nothing to divide", run_moe_name(r->moe));
+    if (r->uploads_given && !r->gpu)
+        return cli_wrong(prog, "--expert-uploads: there is no GPU (--device)");
     if (r->experts_given && r->gpu_experts == 0)
-        r->moe = MOE_CPU;
+        r->moe = r->gpu ? MOE_PASSING : MOE_CPU;
+    r->expert_uploads = r->uploads_given ? r->expert_uploads : EXPERT_UPLOADS_AUTO;
     if (r->stream_window && r->gpu && (r->moe == MOE_CPU || r->experts_given))
         return cli_wrong(prog, "--layer-window and %s exclude each other: a window has layers with all their experts",
                          r->experts_given ? "--gpu-experts" : "--moe cpu");
@@ -304,6 +318,7 @@ int run_device_option(const char *prog, int c, const char *arg, struct run_optio
     case OPT_GPU_EXPERTS: return parse_experts(prog, arg, r);
     case OPT_PREFILL_THRESHOLD: return parse_threshold(prog, arg, r);
     case OPT_NO_GPU_PREFILL: r->no_gpu_prefill = 1; return 0;
+    case OPT_EXPERT_UPLOADS: return parse_uploads(prog, arg, r);
     case OPT_GRAPHS: return parse_graphs(prog, arg, r);
     case OPT_ACT: return parse_act(prog, arg, r);
     case OPT_CACHE_WEIGHTS: return parse_cache(prog, arg, r);

@@ -55,6 +55,7 @@ _zse_bench() {
     --moe) COMPREPLY=($(compgen -W "hybrid cpu gpu" -- "$cur")); return ;;
     --gpu-experts) COMPREPLY=(); return ;;
     --gpu-prefill-threshold) COMPREPLY=(); return ;;
+    --expert-uploads) COMPREPLY=($(compgen -W "auto N" -- "$cur")); return ;;
     --layer-window) COMPREPLY=($(compgen -W "auto off" -- "$cur")); return ;;
     --prefetch) COMPREPLY=(); return ;;
     --max-device) COMPREPLY=(); return ;;
@@ -65,7 +66,7 @@ _zse_bench() {
     --max-memory) COMPREPLY=(); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--prompt --generate --batch --repeats --warmup --json --file --limits --contexts --svg --shape --tokens --compare --table --autotune --layers --layer-size --layer-time --link --trace --expert-size --cpu-rate --peer --peer-model --requests --rate --shared --background --api --model --key --ignore-eos --temp --seed --spec --spec-exact --estimate --accept --timeout --ids --output --ref --window --windows --whole --quantize --mode --threads --ctx --kv --attention --exact --kernels --device --gpus --pp-split --tp --gpu-layers --moe --gpu-experts --gpu-prefill-threshold --no-gpu-prefill --layer-window --prefetch --max-device --strict --cuda-graphs --act --cache-weights --force --verify --verbose --max-memory --print-defaults --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--prompt --generate --batch --repeats --warmup --json --file --limits --contexts --svg --shape --tokens --compare --table --autotune --layers --layer-size --layer-time --link --trace --expert-size --cpu-rate --peer --peer-model --requests --rate --shared --background --api --model --key --ignore-eos --temp --seed --spec --spec-exact --estimate --accept --timeout --ids --output --ref --window --windows --whole --quantize --mode --threads --ctx --kv --attention --exact --kernels --device --gpus --pp-split --tp --gpu-layers --moe --gpu-experts --gpu-prefill-threshold --no-gpu-prefill --expert-uploads --layer-window --prefetch --max-device --strict --cuda-graphs --act --cache-weights --force --verify --verbose --max-memory --print-defaults --help --version" -- "$cur")) ;;
     *) local head=
        [ "$cur" != : ] || { head=$prev: cur=; }
        [ "$prev" != : ] || head=${COMP_WORDS[COMP_CWORD-2]}:

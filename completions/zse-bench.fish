@@ -61,6 +61,7 @@ complete -c zse-bench -l moe -x -a 'hybrid cpu gpu' -d 'where a GPUs layers comp
 complete -c zse-bench -l gpu-experts -x -d 'keep N experts of each layer on the GPU; the CPU computes the others (default as many as fit)'
 complete -c zse-bench -l gpu-prefill-threshold -x -d 'in steps of at least N tokens the GPU computes all experts, and those that it lacks are uploaded (default 300)'
 complete -c zse-bench -l no-gpu-prefill -d 'never upload experts for long prompts'
+complete -c zse-bench -l expert-uploads -x -a 'auto N' -d 'of the chosen experts that the GPU lacks, upload N percent for it while the CPU computes the others; auto by the measured speeds of link and CPU (default auto)'
 complete -c zse-bench -l layer-window -x -a 'auto off' -d 'hold N layers in a GPUs memory and upload the others at every step; auto if they do not all fit (default auto)'
 complete -c zse-bench -l prefetch -x -d 'with a window of layers, upload N of them ahead (default 2)'
 complete -c zse-bench -l max-device -x -d 'take at most SIZE of each GPUs memory, like 4GB (default what is free)'

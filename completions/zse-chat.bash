@@ -63,6 +63,7 @@ _zse_chat() {
     --moe) COMPREPLY=($(compgen -W "hybrid cpu gpu" -- "$cur")); return ;;
     --gpu-experts) COMPREPLY=(); return ;;
     --gpu-prefill-threshold) COMPREPLY=(); return ;;
+    --expert-uploads) COMPREPLY=($(compgen -W "auto N" -- "$cur")); return ;;
     --layer-window) COMPREPLY=($(compgen -W "auto off" -- "$cur")); return ;;
     --prefetch) COMPREPLY=(); return ;;
     --max-device) COMPREPLY=(); return ;;
@@ -78,7 +79,7 @@ _zse_chat() {
     --max-memory) COMPREPLY=(); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--url --key --rag --tools --mcp-config --allow-tools --yes --model --prompt --file --continue --history --no-history --session --batch --embed --parallel --system --prompt-template --param --list-templates --raw --template --no-wrap --on-full --no-think --json-schema --grammar --regex --json --ids --max-tokens --temp --dynatemp-range --dynatemp-exp --smoothing-factor --smoothing-curve --top-k --top-p --min-p --top-a --typical-p --top-n-sigma --xtc-probability --xtc-threshold --repeat-penalty --repeat-last-n --presence-penalty --frequency-penalty --dry-multiplier --dry-base --dry-allowed-length --dry-penalty-last-n --dry-sequence-breaker --logit-bias --seed --stop --ignore-eos --quantize --mode --threads --ctx --kv --attention --exact --kernels --device --gpus --pp-split --tp --gpu-layers --moe --gpu-experts --gpu-prefill-threshold --no-gpu-prefill --layer-window --prefetch --max-device --strict --cuda-graphs --act --cache-weights --force --verify --verbose --window --sinks --spec --spec-exact --lora --max-memory --plan --print-defaults --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--url --key --rag --tools --mcp-config --allow-tools --yes --model --prompt --file --continue --history --no-history --session --batch --embed --parallel --system --prompt-template --param --list-templates --raw --template --no-wrap --on-full --no-think --json-schema --grammar --regex --json --ids --max-tokens --temp --dynatemp-range --dynatemp-exp --smoothing-factor --smoothing-curve --top-k --top-p --min-p --top-a --typical-p --top-n-sigma --xtc-probability --xtc-threshold --repeat-penalty --repeat-last-n --presence-penalty --frequency-penalty --dry-multiplier --dry-base --dry-allowed-length --dry-penalty-last-n --dry-sequence-breaker --logit-bias --seed --stop --ignore-eos --quantize --mode --threads --ctx --kv --attention --exact --kernels --device --gpus --pp-split --tp --gpu-layers --moe --gpu-experts --gpu-prefill-threshold --no-gpu-prefill --expert-uploads --layer-window --prefetch --max-device --strict --cuda-graphs --act --cache-weights --force --verify --verbose --window --sinks --spec --spec-exact --lora --max-memory --plan --print-defaults --help --version" -- "$cur")) ;;
     *) local head=
        [ "$cur" != : ] || { head=$prev: cur=; }
        [ "$prev" != : ] || head=${COMP_WORDS[COMP_CWORD-2]}:

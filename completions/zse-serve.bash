@@ -66,6 +66,7 @@ _zse_serve() {
     --moe) COMPREPLY=($(compgen -W "hybrid cpu gpu" -- "$cur")); return ;;
     --gpu-experts) COMPREPLY=(); return ;;
     --gpu-prefill-threshold) COMPREPLY=(); return ;;
+    --expert-uploads) COMPREPLY=($(compgen -W "auto N" -- "$cur")); return ;;
     --layer-window) COMPREPLY=($(compgen -W "auto off" -- "$cur")); return ;;
     --prefetch) COMPREPLY=(); return ;;
     --max-device) COMPREPLY=(); return ;;
@@ -81,7 +82,7 @@ _zse_serve() {
     --lora-dir) COMPREPLY=($(compgen -f -- "$cur")); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--config --host --port --socket --tls-cert --tls-key --user --no-auth --keys --keys-grace --strict-api --allow-query-key --anonymous-limit --audit-folder --audit-size --audit-anonymous-size --audit-files --audit-syslog --audit-url --audit-token --audit-sign --audit-prompts --no-audit --log-requests --no-history --history-days --responses-size --history-size --history-conversations --trust-proxy --cors-origin --allow-host --name --max-seqs --max-queue --kv-bytes --model-dir --keep-alive --max-memory --no-memory-watch --no-prefix-cache --prefix-cache --prefix-scope --kv-events --kv-replay --kv-topic --timeout --drain --stall --max-connections --max-per-address --max-body --max-request-memory --work-memory --embedding-model --rerank-model --rag-documents --rag-bytes --mcp-config --mcp-stdio --quiet --quantize --mode --threads --ctx --kv --attention --exact --kernels --device --gpus --pp-split --tp --gpu-layers --moe --gpu-experts --gpu-prefill-threshold --no-gpu-prefill --layer-window --prefetch --max-device --strict --cuda-graphs --act --cache-weights --force --verify --verbose --window --sinks --spec --spec-exact --lora --lora-dir --plan --print-defaults --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--config --host --port --socket --tls-cert --tls-key --user --no-auth --keys --keys-grace --strict-api --allow-query-key --anonymous-limit --audit-folder --audit-size --audit-anonymous-size --audit-files --audit-syslog --audit-url --audit-token --audit-sign --audit-prompts --no-audit --log-requests --no-history --history-days --responses-size --history-size --history-conversations --trust-proxy --cors-origin --allow-host --name --max-seqs --max-queue --kv-bytes --model-dir --keep-alive --max-memory --no-memory-watch --no-prefix-cache --prefix-cache --prefix-scope --kv-events --kv-replay --kv-topic --timeout --drain --stall --max-connections --max-per-address --max-body --max-request-memory --work-memory --embedding-model --rerank-model --rag-documents --rag-bytes --mcp-config --mcp-stdio --quiet --quantize --mode --threads --ctx --kv --attention --exact --kernels --device --gpus --pp-split --tp --gpu-layers --moe --gpu-experts --gpu-prefill-threshold --no-gpu-prefill --expert-uploads --layer-window --prefetch --max-device --strict --cuda-graphs --act --cache-weights --force --verify --verbose --window --sinks --spec --spec-exact --lora --lora-dir --plan --print-defaults --help --version" -- "$cur")) ;;
     *) local head=
        [ "$cur" != : ] || { head=$prev: cur=; }
        [ "$prev" != : ] || head=${COMP_WORDS[COMP_CWORD-2]}:

@@ -318,6 +318,8 @@ static void add_experts(struct backend_experts *x, const struct backend_experts 
     x->moved_bytes += r->moved_bytes;
     x->streamed += r->streamed;
     x->streamed_bytes += r->streamed_bytes;
+    x->uploaded += r->uploaded;
+    x->uploaded_bytes += r->uploaded_bytes;
 }
 
 /* Add another rank.  Graphs are those of the first rank, since each step replays one of each rank;

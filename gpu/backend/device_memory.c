@@ -15,7 +15,7 @@
 #include "libcommon/plan/budget.h"
 
 enum {
-    MAX_PARTS = 48 + 4 * MAX_ROPES,           /* pieces of device memory besides weights and cache */
+    MAX_PARTS = 49 + 4 * MAX_ROPES,           /* pieces of device memory besides weights and cache */
     /* blocks of a launch in its second dimension: tokens of a step, or tiles of experts */
     MOST_IN_GRID = 65535,
     MOST_LATENT = 1024,         /* elements of a latent with its key */
@@ -104,6 +104,7 @@ static int plan_experts(struct gpu_backend *b, size_t t, struct buffer_place *pa
     part[n++] = (struct buffer_place){ &b->out_expert, pairs * hidden * f };
     part[n++] = (struct buffer_place){ &b->tp_place, b->tp ? experts * sizeof *b->tp_place : 0 };
     part[n++] = (struct buffer_place){ &b->hybrid.place, has_host_experts(b) ? hybrid_places(b) : 0 };
+    part[n++] = (struct buffer_place){ &b->hybrid.up, has_host_experts(b) ? experts * sizeof *b->hybrid.up : 0 };
     part[n++] = (struct buffer_place){ &b->hybrid.stream, slots_plan(b) };
     part[n++] = (struct buffer_place){ &b->hybrid.host_result, has_host_experts(b) ? hybrid_results(b) : 0 };
     return n;
@@ -370,7 +371,7 @@ static int settle_experts(struct gpu_backend *b, struct err *e)
 {
     const int all = b->m->config.moe.n_experts;
     int any = 0;
-    if (b->tp && (b->o.moe == MOE_CPU || b->o.gpu_experts))
+    if (b->tp && (b->o.moe == MOE_CPU || b->o.moe == MOE_PASSING || b->o.gpu_experts))
         return err_set(e, ERR_UNSUPPORTED, "--tp divides all experts between the GPUs: %s does not apply",
                        b->o.moe == MOE_CPU ? "--moe cpu" : "--gpu-experts");
     if (b->tp) {
@@ -381,7 +382,8 @@ static int settle_experts(struct gpu_backend *b, struct err *e)
         return err_set(e, ERR_SHAPE, "--gpu-experts %d: each layer has %d experts", b->o.gpu_experts, all);
     for (int i = b->layers.first; i < b->layers.end; i++)
         any |= b->m->layers[i].experts != NULL;
-    b->n_experts = any && b->o.moe == MOE_CPU ? 0 : any && b->o.gpu_experts > 0 ? b->o.gpu_experts : all;
+    const int none = b->o.moe == MOE_CPU || b->o.moe == MOE_PASSING;
+    b->n_experts = any && none ? 0 : any && b->o.gpu_experts > 0 ? b->o.gpu_experts : all;
     return 0;
 }
 
@@ -564,9 +566,9 @@ static int host_open(struct gpu_backend *b, struct err *e)
     struct backend_options o = b->o;
     if (!b->host_layers)
         o.n_states = 0;
-    if (b->host_layers || has_host_experts(b))
-        b->host = cpu_first_open(b->m, &o, b->host_layers, has_host_experts(b), e);
-    return b->host || !(b->host_layers || has_host_experts(b)) ? 0 : -1;
+    if (b->host_layers || host_computes(b))
+        b->host = cpu_first_open(b->m, &o, b->host_layers, host_computes(b), e);
+    return b->host || !(b->host_layers || host_computes(b)) ? 0 : -1;
 }
 
 int memory_open(struct gpu_backend *b, struct err *e)

@@ -137,7 +137,7 @@ static int plan_for(const struct model *m, const struct backend_options *o, int 
 
 void plan_fix_experts(struct backend_options *o, const struct gpu_plan *p)
 {
-    o->moe = p->n_experts ? o->moe : MOE_CPU;
+    o->moe = p->n_experts || o->moe != MOE_HYBRID ? o->moe : MOE_PASSING;
     o->gpu_experts = p->n_experts;
 }
 
@@ -154,7 +154,7 @@ static void plan_experts_that_fit(const struct model *m, const struct backend_op
     while (low < high) {
         struct gpu_plan one = *p;
         const int n = low + (high - low) / 2;
-        with.moe = n ? MOE_HYBRID : MOE_CPU;
+        with.moe = n ? MOE_HYBRID : MOE_PASSING;
         with.gpu_experts = n;
         const int fits = plan_for(m, &with, o->device_layers, &one, &ignored) == 0 && one.needed <= one.limit;
         best = fits ? one : best;
@@ -200,7 +200,7 @@ static int most_layers(const struct model *m, const struct backend_options *o, c
             struct backend_options with = rank_options(o, i);
             struct gpu_plan one = { .n_layers = 0 };
             if (o->moe == MOE_HYBRID && !o->gpu_experts)
-                with.moe = MOE_CPU;
+                with.moe = MOE_PASSING;
             fit += plan_for(m, &with, n, &one, &ignored) == 0 && one.needed <= p->ranks[i].limit;
         }
         if (fit == p->n_ranks)

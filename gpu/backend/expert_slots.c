@@ -6,15 +6,23 @@
  * is uploaded once for each layer and step, whatever the tokens chose, and nothing waits for the
  * router.
  *
- * Short steps: the host counts how often each expert is chosen, and experts that are chosen often
- * move to the device (plan/expert_moves.h).  With strict nothing moves, so that no answer depends
- * on earlier ones. */
+ * Short steps: some of the chosen experts that the device lacks pass through the slots of both
+ * groups together (hybrid.c).
+ *
+ * The host counts how often each expert is chosen, and experts that are chosen often move to the
+ * device (plan/expert_moves.h). */
 #include "gpu/backend/internal.h"
 
+#include <stdlib.h>
+
+#include "libcommon/base/pool.h"
+
 enum {
-    GROUP_BYTES = 16 << 20,             /* most bytes of a group, unless one expert is larger */
+    GROUP_BYTES = 32 << 20,             /* most bytes of a group, unless one expert is larger */
     LEAST_GROUPS = 4,                   /* groups of a layer, so that uploads and kernels overlap */
     RING_BUFFERS = 4, RING_BYTES = 4 << 20,
+    /* threads of the crew: one for so many processors, since one fills the ring at about 10 GB/s */
+    CREW_SHARE = 8, CREW_MOST = 4,
 };
 
 static int n_missing(const struct gpu_backend *b) { return b->m->config.moe.n_experts - b->n_experts; }
@@ -38,16 +46,26 @@ static size_t largest_slot(const struct gpu_backend *b)
     return most;
 }
 
+/* Do any experts pass through slots? */
+static int lets_pass(const struct gpu_backend *b)
+{
+    const struct backend_options *o = &b->o;
+    return o->moe == MOE_CPU ? !o->strict && !o->no_gpu_prefill
+           : o->strict || !o->no_gpu_prefill || o->expert_uploads != 0;
+}
+
 size_t slots_plan(struct gpu_backend *b)
 {
     const size_t slot = largest_slot(b);
     b->hybrid.stream_slots = 0;
-    if (!has_host_experts(b) || slot == 0 || b->o.no_gpu_prefill || b->o.strict)
+    if (!has_host_experts(b) || slot == 0 || !lets_pass(b))
         return 0;
     const int fit = (int)(GROUP_BYTES / slot), part = (n_missing(b) + LEAST_GROUPS - 1) / LEAST_GROUPS;
     b->hybrid.stream_slots = fit < 1 ? 1 : fit < part ? fit : part;
     return 2 * (size_t)b->hybrid.stream_slots * slot;
 }
+
+size_t slots_bytes(const struct gpu_backend *b, int layer) { return slot_bytes(b->m->layers[layer].experts); }
 
 int slots_open(struct gpu_backend *b, struct err *e)
 {
@@ -56,80 +74,120 @@ int slots_open(struct gpu_backend *b, struct err *e)
     h->swapped_at = NEVER;
     if (moves_open(&h->moves, b->layers.first, b->layers.end, c->moe.n_experts) < 0)
         return err_nomem(e, "counts of experts");
-    if (b->o.strict)
-        return 0;
+    if (!(h->missing = malloc((size_t)c->moe.n_experts * sizeof *h->missing)))
+        return err_nomem(e, "missing experts");
     for (int i = 0; i < 2; i++)
         if (!(h->filled[i] = gpu_event_open(b->g, e)) || !(h->used[i] = gpu_event_open(b->g, e)))
             return -1;
-    if (!(h->swapped = gpu_event_open(b->g, e)) || !(h->ring = gpu_ring_open(b->g, RING_BUFFERS, RING_BYTES, e)))
+    if (!(h->begun = gpu_event_open(b->g, e)) || !(h->swapped = gpu_event_open(b->g, e)) ||
+        !(h->ring = gpu_ring_open(b->g, RING_BUFFERS, RING_BYTES, e)))
         return -1;
     b->pinned += RING_BUFFERS * (size_t)RING_BYTES;
-    return 0;
+    if (!host_computes(b) || b->o.moe == MOE_CPU || b->o.expert_uploads == 0)
+        return 0;
+    const int n = pool_n_cpus() / CREW_SHARE;
+    h->crew = crew_open(b->g, h->ring, n < 1 ? 1 : n > CREW_MOST ? CREW_MOST : n, e);
+    return h->crew ? 0 : -1;
 }
 
 void slots_close(struct gpu_backend *b)
 {
     struct hybrid *h = &b->hybrid;
-    struct gpu_event *events[] = { h->filled[0], h->filled[1], h->used[0], h->used[1], h->swapped };
+    struct gpu_event *events[] = { h->filled[0], h->filled[1], h->used[0], h->used[1], h->begun, h->swapped };
+    crew_close(h->crew);
     gpu_ring_close(h->ring);
     for (size_t i = 0; i < sizeof events / sizeof *events; i++)
         if (events[i])
             gpu_event_close(b->g, events[i]);
+    free(h->missing);
     moves_close(&h->moves);
 }
 
-/* Queue the upload of an expert to a slot; *bytes is increased by its size. */
-static int upload(struct gpu_backend *b, const struct expert *x, uint8_t *slot, uint64_t *bytes, struct err *e)
-{
-    struct dweights_part part[EXPERT_PARTS];
-    int n;
-    dweights_expert(x, part, &n);
-    for (int i = 0; i < n; i++) {
-        if (gpu_ring_upload(b->hybrid.ring, slot + part[i].offset, part[i].from, part[i].size, e) < 0)
-            return -1;
-        *bytes += part[i].size;
-    }
-    return 0;
-}
-
-/* ---- long prompts ---- */
+/* ---- experts that pass through slots ---- */
 
 int slots_stream(const struct gpu_backend *b)
 {
     const int least = b->o.prefill_threshold ? b->o.prefill_threshold : BACKEND_PREFILL_THRESHOLD;
-    return b->hybrid.stream_slots > 0 && b->n >= least;
+    return b->hybrid.stream_slots > 0 && !b->o.no_gpu_prefill && b->n >= least;
+}
+
+void slots_pass_all(struct gpu_backend *b, int layer)
+{
+    b->hybrid.passing = places_of(b, b->hybrid.host_place, layer);
+    b->hybrid.n_passing = n_missing(b);
+}
+
+int slots_post(struct gpu_backend *b, int layer, struct err *e)
+{
+    struct hybrid *h = &b->hybrid;
+    const struct expert *experts = b->m->layers[layer].experts;
+    if (gpu_event_wait(b->g, GPU_COPY, h->used[0], e) < 0 || gpu_event_wait(b->g, GPU_COPY, h->used[1], e) < 0 ||
+        gpu_event_record(b->g, GPU_COPY, h->begun, e) < 0)
+        return -1;
+    crew_post(h->crew, &(struct crew_work){ experts, h->missing, h->n_passing, h->stream, slot_bytes(experts),
+                                            h->filled[0] });
+    h->posted = 1;
+    return 0;
+}
+
+/* Wait until the crew has queued all copies, and let the compute stream wait for them. */
+static int take_posted(struct gpu_backend *b, const struct expert *experts, struct dexperts *slots, struct err *e)
+{
+    struct hybrid *h = &b->hybrid;
+    uint64_t bytes;
+    h->posted = 0;
+    h->both = 1;
+    if (crew_wait(h->crew, &bytes, e) < 0)
+        return -1;
+    h->timed_bytes = bytes;
+    h->counts.uploaded += (uint64_t)h->n_passing;
+    h->counts.uploaded_bytes += bytes;
+    *slots = dweights_slots(experts, h->stream);
+    return gpu_event_wait(b->g, GPU_COMPUTE, h->filled[0], e) < 0 ? -1 : h->n_passing;
+}
+
+/* Queue the upload of passing experts first .. first + n - 1 to the next group. */
+static int fill_group(struct gpu_backend *b, const struct expert *experts, int first, int n, uint8_t *to, struct err *e)
+{
+    struct hybrid *h = &b->hybrid;
+    const int turn = h->turn, chosen = h->passing == h->host_up;
+    const size_t slot = slot_bytes(experts);
+    uint64_t *bytes = chosen ? &h->counts.uploaded_bytes : &h->counts.streamed_bytes;
+    if (gpu_event_wait(b->g, GPU_COPY, h->used[turn], e) < 0)
+        return -1;
+    for (int x = 0; x < b->m->config.moe.n_experts; x++) {
+        const int at = -1 - h->passing[x] - first;
+        if (h->passing[x] < 0 && at >= 0 && at < n &&
+            upload_expert(h->ring, &experts[x], to + (size_t)at * slot, bytes, e) < 0)
+            return -1;
+    }
+    *(chosen ? &h->counts.uploaded : &h->counts.streamed) += (uint64_t)n;
+    return gpu_event_record(b->g, GPU_COPY, h->filled[turn], e) < 0
+               ? -1 : gpu_event_wait(b->g, GPU_COMPUTE, h->filled[turn], e);
 }
 
 int slots_fill(struct gpu_backend *b, int layer, int first, struct dexperts *slots, struct err *e)
 {
     struct hybrid *h = &b->hybrid;
     const struct expert *experts = b->m->layers[layer].experts;
-    const int32_t *place = places_of(b, h->host_place, layer);
-    const int left = n_missing(b) - first, n = left < h->stream_slots ? left : h->stream_slots, turn = h->turn;
-    const size_t slot = slot_bytes(experts);
-    uint8_t *to = h->stream + (size_t)turn * (size_t)h->stream_slots * largest_slot(b);
+    const int left = h->n_passing - first, n = left < h->stream_slots ? left : h->stream_slots;
+    uint8_t *to = h->stream + (size_t)h->turn * (size_t)h->stream_slots * largest_slot(b);
     if (n == 0)
         return 0;
-    if (gpu_event_wait(b->g, GPU_COPY, h->used[turn], e) < 0)
-        return -1;
-    for (int x = 0; x < b->m->config.moe.n_experts; x++) {
-        const int at = -1 - place[x] - first;
-        if (place[x] < 0 && at >= 0 && at < n &&
-            upload(b, &experts[x], to + (size_t)at * slot, &h->counts.streamed_bytes, e) < 0)
-            return -1;
-    }
-    h->counts.streamed += (uint64_t)n;
+    if (h->posted)
+        return take_posted(b, experts, slots, e);
     *slots = dweights_slots(experts, to);
-    return gpu_event_record(b->g, GPU_COPY, h->filled[turn], e) < 0 ||
-           gpu_event_wait(b->g, GPU_COMPUTE, h->filled[turn], e) < 0 ? -1 : n;
+    return fill_group(b, experts, first, n, to, e) < 0 ? -1 : n;
 }
 
 int slots_used(struct gpu_backend *b, struct err *e)
 {
     struct hybrid *h = &b->hybrid;
-    const int turn = h->turn;
+    const int turn = h->turn, both = h->both;
     h->turn ^= 1;
-    return gpu_event_record(b->g, GPU_COMPUTE, h->used[turn], e);
+    h->both = 0;
+    return (both && gpu_event_record(b->g, GPU_COMPUTE, h->used[turn ^ 1], e) < 0)
+               ? -1 : gpu_event_record(b->g, GPU_COMPUTE, h->used[turn], e);
 }
 
 /* ---- experts that are chosen often ---- */
@@ -152,7 +210,7 @@ static int run_move(struct gpu_backend *b, const struct expert_move *m, struct e
     const struct gpu_expert_mat *first = &dweights_layer(b->w, m->layer)->experts.gate;
     const int slot = place[m->out];
     uint8_t *to = (uint8_t *)(uintptr_t)first->w.data + (size_t)slot * first->stride;
-    if (upload(b, &b->m->layers[m->layer].experts[m->in], to, &h->counts.moved_bytes, e) < 0)
+    if (upload_expert(h->ring, &b->m->layers[m->layer].experts[m->in], to, &h->counts.moved_bytes, e) < 0)
         return -1;
     place[m->out] = place[m->in];
     place[m->in] = slot;
@@ -166,7 +224,7 @@ int slots_begin(struct gpu_backend *b, struct err *e)
     struct hybrid *h = &b->hybrid;
     struct expert_move m;
     int n = 0;
-    if (b->o.strict || b->n_experts == 0)
+    if (b->n_experts == 0)
         return 0;
     moves_step(&h->moves);
     for (; n < MOVES_A_STEP && (m = moves_best(&h->moves, h->host_place)).gain > 0; n++) {

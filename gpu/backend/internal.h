@@ -1,18 +1,21 @@
 /* internal.h - the structures of the device backend: backend.c (the devices of a model), step.c
  * (the batch and graphs of one device), device_memory.c (its memory, counted before it is taken),
  * device_plan.c (the parts that fit), layers.c (the kernels of a step in order), hybrid.c (layers
- * with experts on the host), expert_slots.c (experts that move to the device), tp_model.c (the part
- * of a model that one of several devices computes in every layer). */
+ * with experts on the host), expert_slots.c (experts that move to the device), upload_crew.c
+ * (threads that upload them), tp_model.c (the part of a model that one of several devices computes
+ * in every layer). */
 #ifndef ZSE_GPU_BACKEND_INTERNAL_H
 #define ZSE_GPU_BACKEND_INTERNAL_H
 
 #include "gpu/backend/all_reduce.h"
 #include "gpu/backend/device_weights.h"
 #include "gpu/backend/tp_model.h"
+#include "gpu/backend/upload_crew.h"
 #include "gpu/gpu.h"
 #include "gpu/rt/link.h"
 #include "gpu/rt/ring.h"
 #include "libcommon/plan/expert_moves.h"
+#include "libcommon/plan/expert_share.h"
 
 enum {
     LOGIT_ROWS = 64,            /* rows of logits at a time */
@@ -35,10 +38,22 @@ struct hybrid {
      * row of each pair in the results, and the results */
     int32_t *host_place, *id; float *input, *weight; uint8_t *result;
     struct gpu_event *asked, *sent;     /* the input is on the host; the results are on the device */
-    /* for long prompts: device memory of two groups of stream_slots slots, filled in turn */
+    size_t result_bytes;                /* bytes of `result` that hybrid_compute() has written */
+    /* device memory of two groups of stream_slots slots, which are filled in turn or together */
     uint8_t *stream; int stream_slots, turn;
+    /* the experts that pass through the slots in this layer: the i-th of n_passing has -1 - i in
+     * `passing` (gpu_route.place).  up: device memory for `passing` of chosen experts, and host_up
+     * the same, pinned: [n_experts], 0 if an expert stays where it is.  missing: [n_experts] the
+     * experts that were chosen and are not on the device, those that pass first */
+    const int32_t *passing; int n_passing;
+    int32_t *up, *host_up; int *missing, n_missing;
+    /* the crew uploads the passing experts to both groups; both groups are being read */
+    int posted, both;
+    struct upload_crew *crew;
+    struct expert_shares shares;
+    uint64_t timed_bytes;               /* uploaded between the events `begun` and filled[0]; 0: none */
     struct gpu_ring *ring;
-    struct gpu_event *filled[2], *used[2], *swapped;
+    struct gpu_event *filled[2], *used[2], *begun, *swapped;
     struct expert_moves moves;
     int swapped_at;                     /* the first layer that waits for `swapped` */
     struct backend_experts counts;
@@ -211,6 +226,13 @@ static inline int has_host_experts(const struct gpu_backend *b)
 {
     return !b->tp && b->n_experts < b->m->config.moe.n_experts;
 }
+/* With strict, experts that the device lacks are uploaded before it computes them, so that an
+ * answer does not depend on their number; --moe cpu leaves them to the host in any case. */
+static inline int uploads_all(const struct gpu_backend *b)
+{
+    return has_host_experts(b) && b->o.strict && b->o.moe != MOE_CPU;
+}
+static inline int host_computes(const struct gpu_backend *b) { return has_host_experts(b) && !uploads_all(b); }
 static inline int leads(const struct gpu_backend *b) { return !b->tp || b->tp->rank == 0; }
 /* Does the device compute the logits? */
 static inline int has_head(const struct gpu_backend *b)
@@ -249,12 +271,19 @@ const int32_t *hybrid_place(const struct gpu_backend *b, int layer);
 /* After the router: queue copies of x [b->n][hidden_size], the input of the experts, and of
  * b->choice to the host. */
 int hybrid_ask(struct gpu_backend *b, const float *x, struct err *e);
-/* Wait for these copies, compute the host's experts, and queue the sum. */
+/* Wait for these copies, divide the chosen experts that the device lacks, and begin to upload some:
+ * b->hybrid.n_passing.  If there are any, *r sorts their pairs from now on. */
+int hybrid_divide(struct gpu_backend *b, int layer, struct gpu_route *r, struct err *e);
+/* Compute the host's experts for the first tokens. */
+void hybrid_compute(struct gpu_backend *b, int layer);
+/* Compute them for the other tokens, and queue the sum. */
 int hybrid_sum(struct gpu_backend *b, int layer, const struct gpu_expert_sum *all, struct err *e);
 
 /* ---- expert_slots.c: only if has_host_experts() ---- */
-/* Plan the memory for experts of long prompts.  Returns its bytes on the device; 0: none. */
+/* Plan the memory for experts that are uploaded to be computed once.  Returns its bytes on the
+ * device; 0: none. */
 size_t slots_plan(struct gpu_backend *b);
+size_t slots_bytes(const struct gpu_backend *b, int layer);     /* bytes of an expert of a layer */
 int slots_open(struct gpu_backend *b, struct err *e);
 void slots_close(struct gpu_backend *b);                /* in any case */
 /* Before a step: move experts that are chosen often to the device. */
@@ -265,8 +294,12 @@ int slots_need(struct gpu_backend *b, int layer, struct err *e);
 void slots_count(struct gpu_backend *b, int layer, const int32_t *id, int n);
 /* 1 if the device computes all experts of this step, because its prompts are long. */
 int slots_stream(const struct gpu_backend *b);
-/* Queue the upload of experts first, first + 1 .. of those that the layer lacks, as many as a group
- * has; *slots: where they are, for kernels queued from now on.  Returns their number; 0: there are
+/* Let all experts that the layer lacks pass through the slots. */
+void slots_pass_all(struct gpu_backend *b, int layer);
+/* Let the crew upload the n_passing experts, at most those of both groups. */
+int slots_post(struct gpu_backend *b, int layer, struct err *e);
+/* Queue the upload of passing experts first, first + 1 .., as many as a group has, or wait for the
+ * crew; *slots: where they are, for kernels queued from now on.  Returns their number; 0: there are
  * no more.  Call slots_used() after the kernels that read them. */
 int slots_fill(struct gpu_backend *b, int layer, int first, struct dexperts *slots, struct err *e);
 int slots_used(struct gpu_backend *b, struct err *e);

@@ -268,10 +268,10 @@ static int run_experts(struct gpu_backend *b, const struct dexperts *x, int floa
     return run(b->g, &o, e);
 }
 
-/* Compute the results of the experts that the device lacks: a group is uploaded while the device
- * computes the one before. */
-static int run_streamed(struct gpu_backend *b, struct gpu_route *r, int index, int floats, const struct input *in,
-                        struct err *e)
+/* Compute the results of the experts that pass through slots: a group is uploaded while the device
+ * computes the one before, or all are uploaded at once. */
+static int run_passing(struct gpu_backend *b, struct gpu_route *r, int index, int floats, const struct input *in,
+                       struct err *e)
 {
     struct dexperts slots;
     for (r->stream_first = 0; (r->stream_n = slots_fill(b, index, r->stream_first, &slots, e)) != 0;
@@ -280,6 +280,27 @@ static int run_streamed(struct gpu_backend *b, struct gpu_route *r, int index, i
             slots_used(b, e) < 0)
             return -1;
     return 0;
+}
+
+/* Compute the experts that the router chose, and the sum.  asks: hybrid_ask() has sent the choices
+ * to the host. */
+static int run_routed(struct gpu_backend *b, const struct dlayer *l, int index, struct gpu_route *r,
+                      const struct input *in, int asks, const struct gpu_expert_sum *sum, struct err *e)
+{
+    const int floats = experts_in_floats(b, b->m->layers[index].experts);
+    if (b->n_experts && run_experts(b, &l->experts, floats, in, e) < 0)
+        return -1;
+    if (!has_host_experts(b))
+        return gpu_expert_sum(b->g, sum, e);
+    if (asks && hybrid_divide(b, index, r, e) < 0)
+        return -1;
+    if (asks)
+        hybrid_compute(b, index);
+    else
+        slots_pass_all(b, index);
+    if (run_passing(b, r, index, floats, in, e) < 0)
+        return -1;
+    return asks ? hybrid_sum(b, index, sum, e) : gpu_expert_sum(b->g, sum, e);
 }
 
 /* x += the weighted sum of the experts and the shared MLP, normalized first if the layer has a norm
@@ -292,7 +313,7 @@ static int run_mixture(struct gpu_backend *b, const struct dlayer *l, int index,
     const int floats = experts_in_floats(b, b->m->layers[index].experts), partial = is_partial(b, index, TP_FF),
               post = l->mlp_post_norm.present,
               tile = floats || by_matvec(b) ? GPU_EXPERT_FEW : gpu_expert_pairs(b->n * m->top_k, m->n_experts);
-    const int streams = slots_stream(b), asks = has_host_experts(b) && !streams;
+    const int asks = has_host_experts(b) && !slots_stream(b);
     struct gpu_route route;
     struct input down;
     if (slots_need(b, index, e) < 0 || run_route(b, l, index, in, tile, &route, e) < 0 ||
@@ -308,9 +329,7 @@ static int run_mixture(struct gpu_backend *b, const struct dlayer *l, int index,
         .shared_weight = m->shared_gate ? b->choice.shared : NULL, .shared_scale = m->shared_scale,
         .x = post || partial ? NULL : b->x, .out = b->y, .scale = c->residual_scale, .n = b->n, .top_k = m->top_k,
         .cols = c->hidden_size, .weighed = m->weigh_input, .place = b->tp ? b->tp_place : NULL };
-    if ((b->n_experts && run_experts(b, &l->experts, floats, in, e) < 0) ||
-        (streams && run_streamed(b, &route, index, floats, in, e) < 0) ||
-        (asks ? hybrid_sum(b, index, &sum, e) : gpu_expert_sum(b->g, &sum, e)) < 0)
+    if (run_routed(b, l, index, &route, in, asks, &sum, e) < 0)
         return -1;
     return post && !partial ? add_normed(b, &l->mlp_post_norm, e) : 0;
 }

@@ -444,8 +444,8 @@ int rank_forward(struct gpu_backend *b, const struct batch *batch, float *logits
 
 int rank_can_begin(const struct gpu_backend *b, const struct batch *batch)
 {
-    if (b->host || b->n_begun == MAX_BEGUN || batch->n_items == 0 || batch->n_items > b->logit_rows ||
-        batch->n_items > MAX_DRAWS)
+    if (b->host || has_host_experts(b) || b->n_begun == MAX_BEGUN || batch->n_items == 0 ||
+        batch->n_items > b->logit_rows || batch->n_items > MAX_DRAWS)
         return 0;
     for (int i = 0; i < batch->n_items; i++) {
         const struct batch_item *it = &batch->items[i];

@@ -70,8 +70,9 @@ enum layer_stream { LAYER_STREAM_OFF, LAYER_STREAM_AUTO };
 enum cache_weights { CACHE_WEIGHTS_OFF, CACHE_WEIGHTS_AUTO, CACHE_WEIGHTS_ON };
 
 /* The processors that compute the experts of a GPU's layers: both, each some of them; the CPU
- * alone; the GPU alone. */
-enum moe_place { MOE_HYBRID, MOE_CPU, MOE_GPU };
+ * alone; the GPU alone; both, but no expert stays on the GPU. */
+enum moe_place { MOE_HYBRID, MOE_CPU, MOE_GPU, MOE_PASSING };
+enum { EXPERT_UPLOADS_AUTO = -1 };
 enum { BACKEND_PREFILL_THRESHOLD = 300 };
 
 /* Several GPUs: a pipeline of ranks, each with consecutive layers of those that GPUs compute; or,
@@ -140,8 +141,11 @@ struct backend_options {
     int moe, gpu_experts;
     /* Experts that the GPU lacks: in a step of at least prefill_threshold tokens (0:
      * BACKEND_PREFILL_THRESHOLD) the GPU computes them, too, and each is uploaded once for each
-     * layer; no_gpu_prefill: the CPU always computes them.  With `strict` it does so, too. */
-    int prefill_threshold, no_gpu_prefill;
+     * layer; no_gpu_prefill: this never happens, and not with MOE_CPU and `strict`.
+     * expert_uploads: in other steps, the part of the chosen experts, in percent, that is uploaded
+     * for the GPU, or EXPERT_UPLOADS_AUTO: by the measured speeds of link and CPU; the CPU computes
+     * the others.  With MOE_CPU it computes all, otherwise with `strict` none. */
+    int prefill_threshold, no_gpu_prefill, expert_uploads;
     /* most bytes of memory to take of each GPU; 0: all that is free */
     size_t max_device;
     /* Make a GPU's results independent of chunks, prefixes and the number of tokens in a step.  The
@@ -195,8 +199,8 @@ struct backend_experts {
     /* choices whose expert was on the GPU, and was not, in steps whose experts were not uploaded */
     uint64_t hits, misses;
     /* experts that moved to the GPU because they were chosen often; experts uploaded for long
-     * prompts */
-    uint64_t moved, moved_bytes, streamed, streamed_bytes;
+     * prompts; experts uploaded because a step chose them */
+    uint64_t moved, moved_bytes, streamed, streamed_bytes, uploaded, uploaded_bytes;
 };
 
 /* One of the GPUs of a pipeline. */

@@ -84,7 +84,8 @@ json_t *device_graphs_json(const struct backend_graphs *g)
 
 json_t *device_experts_json(const struct backend_experts *x)
 {
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I}", "hits", (json_int_t)x->hits, "misses", (json_int_t)x->misses,
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "hits", (json_int_t)x->hits, "misses", (json_int_t)x->misses,
                      "moved", (json_int_t)x->moved, "moved_bytes", (json_int_t)x->moved_bytes, "streamed",
-                     (json_int_t)x->streamed, "streamed_bytes", (json_int_t)x->streamed_bytes);
+                     (json_int_t)x->streamed, "streamed_bytes", (json_int_t)x->streamed_bytes, "uploaded",
+                     (json_int_t)x->uploaded, "uploaded_bytes", (json_int_t)x->uploaded_bytes);
 }

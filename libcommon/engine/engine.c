@@ -217,6 +217,7 @@ static int ask_backend(const struct engine *g, const struct engine_options *o, s
                                    .device_layers = o->device_layers, .moe = o->moe,
                                    .gpu_experts = o->gpu_experts,
                                    .prefill_threshold = o->prefill_threshold, .no_gpu_prefill = o->no_gpu_prefill,
+                                   .expert_uploads = o->expert_uploads,
                                    .max_device = o->max_device,
                                    .layer_stream = o->layer_stream, .stream_window = o->stream_window,
                                    .stream_prefetch = o->stream_prefetch, .stream_sequential = o->stream_sequential,

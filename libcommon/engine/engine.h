@@ -50,7 +50,7 @@ struct engine_options {
     /* see backend_options */
     const struct step_watch *watch;
     int device, debug_sync, device_layers, moe, gpu_experts, strict, wgmma, no_graphs, act_int8, cache_weights;
-    int prefill_threshold, no_gpu_prefill;
+    int prefill_threshold, no_gpu_prefill, expert_uploads;
     int layer_stream, stream_window, stream_prefetch, stream_sequential;
     size_t max_device;
     struct backend_gpus gpus;

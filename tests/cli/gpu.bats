@@ -72,6 +72,12 @@ setup_file() {
   run -2 --separate-stderr zse-chat "$MODEL" -p hi --moe cpu --gpu-experts 2
   [[ "$stderr" == *"exclude each other"* ]]
   run -0 zse-chat "$MODEL" -p hi --max-tokens 1 --device cpu --gpu-experts 0
+  run -2 --separate-stderr zse-chat "$MODEL" -p hi --device cpu --expert-uploads 50
+  [[ "$stderr" == *"--expert-uploads: there is no GPU"* ]]
+  run -2 --separate-stderr zse-chat "$MODEL" -p hi --moe cpu --expert-uploads 50
+  [[ "$stderr" == *"--moe cpu leaves nothing to divide"* ]]
+  run -2 --separate-stderr zse-chat "$MODEL" -p hi --expert-uploads 101
+  [[ "$stderr" == *"--expert-uploads"*"100"* ]]
   run -2 --separate-stderr zse-chat "$MODEL" -p hi --gpu-prefill-threshold 9 --no-gpu-prefill
   [[ "$stderr" == *"exclude each other"* ]]
   run -2 --separate-stderr zse-chat "$MODEL" -p hi --device cpu --gpu-prefill-threshold 9
@@ -81,7 +87,7 @@ setup_file() {
   zse-convert "$model" -q nl4 -o "$m" >/dev/null
   want=$("$chat" "$m" --raw -p 'Once upon' --temp 0 --max-tokens 3 --exact --ids --device cpu)
   [ -n "$want" ]
-  for o in '--moe cpu' '--moe gpu' '--gpu-experts 3 --gpu-layers 1'; do
+  for o in '--moe cpu' '--moe gpu' '--gpu-experts 3 --gpu-layers 1' '--gpu-experts 0 --expert-uploads 60' '--gpu-experts 3 --strict'; do
     [ "$("$chat" "$m" --raw -p 'Once upon' --temp 0 --max-tokens 3 --exact --ids --device emulated $o)" = "$want" ]
   done
   "$chat" "$m" --plan --json --device emulated --gpu-experts 3 | jq -e '.fits and .experts == 8 and .gpu_experts == 3 and .host_weight_bytes > 0 and .host_kv_bytes == 0 and (.cuda_graphs_off | test("experts"))'
@@ -100,7 +106,9 @@ setup_file() {
   "$bench" prefill "$m" --device emulated --compare --tokens 20 -r 1 --json >"$BATS_TEST_TMPDIR/j20"
   jq -se '(.[0].rows[2].uploaded_bytes == .[1].rows[2].uploaded_bytes) and .[1].rows[0].tokens == 20' "$BATS_TEST_TMPDIR/j" "$BATS_TEST_TMPDIR/j20"
   "$bench" "$m" --device emulated -p 8 -n 2 -r 1 --gpu-experts 3 --no-gpu-prefill --strict --json >"$BATS_TEST_TMPDIR/j"
-  jq -se '.[0].gpu.expert_use | .streamed == 0 and .moved == 0 and .misses > 0' "$BATS_TEST_TMPDIR/j"
+  jq -se '.[0].gpu.expert_use | .streamed == 0 and .uploaded > 0 and .uploaded_bytes > 0 and .misses > 0' "$BATS_TEST_TMPDIR/j"
+  "$bench" "$m" --device emulated -p 8 -n 2 -r 1 --gpu-experts 3 --expert-uploads 0 --json >"$BATS_TEST_TMPDIR/j"
+  jq -se '.[0].gpu.expert_use | .streamed == 0 and .uploaded == 0 and .misses > 0' "$BATS_TEST_TMPDIR/j"
 }
 
 @test "several GPUs give the answer of one; each has its layers; impossible lists are refused" {
