@@ -11,7 +11,8 @@
  * embedding and sends it to the others, each computes its heads, its part of the MLP and its
  * experts, and after each half of a layer all add their partial sums (all_reduce.h).  The first one
  * computes the head.  The order of the sum is fixed, so an answer depends on the number of ranks,
- * but not on links or time.
+ * but not on links or time.  A graph of a decoding step has the work of all devices, and the first
+ * one launches it.
  *
  * A rank of a pipeline runs the kernels that one device would run for its layers, with the same
  * shapes, so every bit of an answer is that of one device.  If a device is lost, every step fails:
@@ -49,6 +50,9 @@ static void backend_close(void *backend)
         return;
     settle(p);
     all_reduce_close(p->group.sums);
+    for (int i = 0; i < p->group.n; i++)
+        if (p->group.order[i])
+            gpu_event_close(p->rank[i]->g, p->group.order[i]);
     gpu_link_close(p->drawn);
     for (int i = 0; i < p->n; i++)
         gpu_link_close(p->rank[i]->link);
@@ -66,6 +70,8 @@ static int join_tp(struct gpu_ranks *p, struct err *e)
     for (int i = 0; i < p->n; i++) {
         t->rank[i] = p->rank[i];
         g[i] = p->rank[i]->g;
+        if (gpu_use(g[i], e) < 0 || !(t->order[i] = gpu_event_open(g[i], e)))
+            return -1;
     }
     if (!(t->sums = all_reduce_open(g, t->n, &all_reduce_sizes, e)))
         return -1;

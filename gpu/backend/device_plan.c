@@ -21,7 +21,7 @@ static size_t pages(size_t n) { return (n + ((size_t)2 << 20) - 1) >> 21 << 21; 
 static const char *graphs_off(const struct gpu_backend *b)
 {
     const struct backend_options *o = &b->o;
-    return has_host_experts(b) ? "some experts are on the processor" : b->tp ? "several GPUs share each layer" : o->no_graphs ? "--cuda-graphs off" : o->watch ? "ZSE_DIAG waits after every layer" : o->debug_sync ? "ZSE_DEBUG_SYNC waits after every kernel" : NULL;
+    return has_host_experts(b) ? "some experts are on the processor" : o->no_graphs ? "--cuda-graphs off" : o->watch ? "ZSE_DIAG waits after every layer" : o->debug_sync ? "ZSE_DEBUG_SYNC waits after every kernel" : NULL;
 }
 
 /* An allowance for the driver's own copies of graphs and kernels, not measured: 32 MiB, and 1 KiB

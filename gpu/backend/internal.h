@@ -3,7 +3,7 @@
  * device_plan.c (the parts that fit), layers.c (the kernels of a step in order), hybrid.c (layers
  * with experts on the host), expert_slots.c (experts that move to the device), upload_crew.c
  * (threads that upload them), tp_model.c (the part of a model that one of several devices computes
- * in every layer). */
+ * in every layer), tp_group.c (the order of their work for graphs). */
 #ifndef ZSE_GPU_BACKEND_INTERNAL_H
 #define ZSE_GPU_BACKEND_INTERNAL_H
 
@@ -68,6 +68,7 @@ struct tp_group {
     int n;
     struct gpu_backend *rank[BACKEND_MOST_GPUS];
     struct all_reduce *sums;
+    struct gpu_event *order[BACKEND_MOST_GPUS];         /* each of its device */
 };
 
 /* A device with consecutive layers of a model: all of them, or those of a rank of a pipeline; or
@@ -233,6 +234,9 @@ static inline int uploads_all(const struct gpu_backend *b)
     return has_host_experts(b) && b->o.strict && b->o.moe != MOE_CPU;
 }
 static inline int host_computes(const struct gpu_backend *b) { return has_host_experts(b) && !uploads_all(b); }
+/* The devices whose work a device queues: those of its group, or itself. */
+static inline int n_members(const struct gpu_backend *b) { return b->group ? b->group->n : 1; }
+static inline struct gpu_backend *member(struct gpu_backend *b, int i) { return b->group ? b->group->rank[i] : b; }
 static inline int leads(const struct gpu_backend *b) { return !b->tp || b->tp->rank == 0; }
 /* Does the device compute the logits? */
 static inline int has_head(const struct gpu_backend *b)
@@ -260,6 +264,11 @@ int rank_end(struct gpu_backend *b, const int32_t **ids, struct err *e);
 int rank_copy_block(struct gpu_backend *b, int32_t from, int32_t to, struct err *e);
 int rank_copy_state(struct gpu_backend *b, int from, int to, struct err *e);
 void rank_device(const struct gpu_backend *b, struct backend_device *d);
+
+/* ---- tp_group.c ---- */
+/* Let the first device wait for what the others have queued; let the others wait for the first. */
+int group_gather(struct tp_group *t, struct err *e);
+int group_release(struct tp_group *t, struct err *e);
 
 /* ---- hybrid.c: only if has_host_experts() ---- */
 size_t hybrid_results(const struct gpu_backend *b);     /* bytes of host_result and result */

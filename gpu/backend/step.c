@@ -203,21 +203,30 @@ static size_t fill_step(struct gpu_backend *b, const struct batch *batch, int *n
     return tables_at(b) + (size_t)at;
 }
 
-/* Pad a step that only decodes: the number of tokens and the number of splits each to a power of
- * two, so that few graphs serve all steps.  Returns the bucket of the number of tokens; -1 if the
- * step does not only decode, or if graphs are off. */
-static int pad_decode(struct gpu_backend *b, int n_logits, int *splits_bit)
+static int splits_of(const struct gpu_backend *b, int splits_bit)
+{
+    return splits_bit < MAX_SPLIT_BITS && 1 << splits_bit < b->max_splits ? 1 << splits_bit : b->max_splits;
+}
+
+/* Returns the bucket of the number of tokens of a step that only decodes; -1 if the step does not
+ * only decode, or if graphs are off.  *splits_bit: the bucket of the number of splits. */
+static int bucket_of(const struct gpu_backend *b, int n_logits, int *splits_bit)
 {
     if (b->n > MAX_GRAPH_TOKENS || b->n != b->n_decode || n_logits != b->n || b->o.debug_sync)
         return -1;
-    int bucket = 0, splits;
+    int bucket = 0;
     while (1 << bucket < b->n)
         bucket++;
     for (*splits_bit = 0; 1 << *splits_bit < b->splits; )
         ++*splits_bit;
-    splits = *splits_bit < MAX_SPLIT_BITS && 1 << *splits_bit < b->max_splits ? 1 << *splits_bit : b->max_splits;
-    if (*splits_bit >= MAX_SPLIT_BITS || 1 << bucket > partial_rows(b, splits) || 1 << bucket > b->logit_rows)
-        return -1;
+    return *splits_bit >= MAX_SPLIT_BITS || 1 << bucket > partial_rows(b, splits_of(b, *splits_bit)) ||
+           1 << bucket > b->logit_rows ? -1 : bucket;
+}
+
+/* Pad the number of tokens and the number of splits each to a power of two, so that few graphs
+ * serve all steps. */
+static void pad_decode(struct gpu_backend *b, int bucket, int splits_bit)
+{
     /* A graph is launched for as many items as tokens, whatever their lengths; the items that only
      * pad the step have no tokens. */
     const int n_items = b->n_items, n_tokens = b->n;
@@ -235,8 +244,7 @@ static int pad_decode(struct gpu_backend *b, int n_logits, int *splits_bit)
         host_array(b, A_STATE)[i] = 0;
     }
     b->n_decode = b->n_items = b->longest = b->n;
-    b->splits = splits;
-    return bucket;
+    b->splits = splits_of(b, splits_bit);
 }
 
 /* Compute rows [first, first + n) of logits, and draw tokens from them. */
@@ -283,13 +291,34 @@ static struct gpu_graph *record(struct gpu_backend *b, struct err *e)
     if (gpu_graph_begin(b->g, e) < 0)
         return NULL;
     struct err ignored;
-    const int rc = run_launches(b, e);
+    const int rc = (b->group && group_release(b->group, e) < 0) || run_launches(b, e) < 0 ||
+                   (b->group && group_gather(b->group, e) < 0) ? -1 : 0;
     struct gpu_graph *graph = gpu_graph_end(b->g, rc < 0 ? &ignored : e);
     if (rc < 0 && graph) {              /* the graph has only a part of the step */
         gpu_graph_close(b->g, graph);
         return NULL;
     }
     return graph;
+}
+
+static int launch(struct gpu_backend *b, struct gpu_graph *graph, struct err *e)
+{
+    if (!b->group)
+        return gpu_graph_launch(b->g, graph, e);
+    return group_gather(b->group, e) < 0 || gpu_graph_launch(b->g, graph, e) < 0 ? -1 : group_release(b->group, e);
+}
+
+/* 1 once the weights of all members are loaded; -1 with *e. */
+static int weights_complete(struct gpu_backend *b, struct err *e)
+{
+    int all = 1;
+    for (int i = 0; i < n_members(b); i++) {
+        const int one = gpu_use(member(b, i)->g, e) < 0 ? -1 : dweights_complete(member(b, i)->w, e);
+        if (one < 0)
+            return -1;
+        all &= one;
+    }
+    return gpu_use(b->g, e) < 0 ? -1 : all;
 }
 
 /* Run a whole decoding step; the second one of a kind is recorded.  If a graph cannot be made, most
@@ -300,7 +329,7 @@ static int run_decode(struct gpu_backend *b, int bucket, int splits_bit, struct 
     struct gpu_graph **graph = &b->graph[bucket][splits_bit];
     int *seen = &b->seen[bucket][splits_bit];
     struct err ignored;
-    const int complete = dweights_complete(b->w, e);
+    const int complete = weights_complete(b, e);
     if (complete < 0)
         return -1;
     if (!*graph && complete && !b->plan.graphs_off && *seen != NEVER && (*seen)++ > 0) {
@@ -308,7 +337,7 @@ static int run_decode(struct gpu_backend *b, int bucket, int splits_bit, struct 
         *(*graph ? &b->graphs.captured[bucket] : &b->graphs.refused) += 1;
         *seen = *graph ? *seen : NEVER;
     }
-    if (*graph && gpu_graph_launch(b->g, *graph, &ignored) == 0) {
+    if (*graph && launch(b, *graph, &ignored) == 0) {
         b->graphs.replays[bucket]++;
         return 0;
     }
@@ -379,17 +408,22 @@ static void take_tokens(const struct gpu_backend *b, const struct batch *batch)
 static int upload_step(struct gpu_backend *b, const struct batch *batch, int may_graph, int *n_logits, int *splits_bit,
                        struct err *e)
 {
-    for (int i = 1; b->group && i < b->group->n; i++) {
-        struct gpu_backend *other = b->group->rank[i];
-        const size_t n = fill_step(other, batch, n_logits);
-        if (gpu_use(other->g, e) < 0 || gpu_upload(other->g, GPU_COMPUTE, other->step, other->hstep, n * 4, e) < 0)
+    size_t words[BACKEND_MOST_GPUS];
+    int bucket = may_graph ? 0 : -1;
+    for (int i = 0; i < n_members(b); i++) {
+        struct gpu_backend *m = member(b, i);
+        words[i] = fill_step(m, batch, n_logits);
+        const int own = may_graph ? bucket_of(m, *n_logits, splits_bit) : -1;
+        bucket = i == 0 || own == bucket ? own : -1;
+    }
+    for (int i = n_members(b) - 1; i >= 0; i--) {       /* b is the last, and stays selected */
+        struct gpu_backend *m = member(b, i);
+        if (bucket >= 0)
+            pad_decode(m, bucket, *splits_bit);
+        if (gpu_use(m->g, e) < 0 || gpu_upload(m->g, GPU_COMPUTE, m->step, m->hstep, words[i] * 4, e) < 0)
             return -2;
     }
-    if (gpu_use(b->g, e) < 0)
-        return -2;
-    const size_t words = fill_step(b, batch, n_logits);
-    const int bucket = may_graph && !b->group ? pad_decode(b, *n_logits, splits_bit) : -1;
-    return gpu_upload(b->g, GPU_COMPUTE, b->step, b->hstep, words * 4, e) < 0 || receive(b, e) < 0 ? -2 : bucket;
+    return receive(b, e) < 0 ? -2 : bucket;
 }
 
 static int run_forward(struct gpu_backend *b, const struct batch *batch, float *logits, struct err *e)

@@ -124,6 +124,11 @@ static bool has_failed(struct gpu *g)
 
 static void enqueue(struct gpu *g, enum gpu_stream s, std::function<void()> what)
 {
+    if (g->capture && s == GPU_COMPUTE) {
+        g->graph->nodes.push_back({ g, nullptr, {}, 0, 0, std::move(what) });
+        g->n_recorded++;
+        return;
+    }
     if (g->debug_sync)
         return what();
     std::lock_guard<std::mutex> guard(g->lock);
@@ -201,8 +206,9 @@ int emulate_launch(struct gpu *g, const char *name, dim3 grid, int threads, size
         grid.y > 65535 || grid.z > 65535)
         return err_set(e, ERR_DEVICE, "kernel %s: a grid of %u x %u x %u blocks of %d threads with %zu bytes of shared memory cannot be launched", name, grid.x, grid.y,
                        grid.z, threads, shared);
-    if (g->recording) {
-        g->graph->nodes.push_back({ name, grid, threads, shared, std::move(kernel) });
+    if (g->capture) {
+        g->graph->nodes.push_back({ g, name, grid, threads, shared, std::move(kernel) });
+        g->n_recorded++;
         return 0;
     }
     if (g->debug_sync)
@@ -413,6 +419,8 @@ int gpu_fill(struct gpu *g, enum gpu_stream s, void *to, int byte, size_t n, str
 }
 int gpu_sync(struct gpu *g, enum gpu_stream s, struct err *e)
 {
+    if (g->capture && s == GPU_COMPUTE)
+        return err_set(e, ERR_DEVICE, "emulated:%d: graph: a stream that is recorded cannot be waited for", g->device);
     work_off(g, s, UINT64_MAX);
     return ready(g, "waiting for the kernels", e);
 }
@@ -431,14 +439,38 @@ void gpu_event_close(struct gpu *g, struct gpu_event *v)
 int gpu_event_record(struct gpu *g, enum gpu_stream s, struct gpu_event *v, struct err *)
 {
     v->stream = s;
+    v->capture = s == GPU_COMPUTE ? g->capture : 0;
+    v->nodes = g->n_recorded;
+    if (v->capture)
+        return 0;
     enqueue(g, s, [=] { v->ns = clock_ns(); });
     std::lock_guard<std::mutex> guard(g->lock);
     v->after = g->queue[s].n_queued;
     return 0;
 }
-/* The event of the last record: one that is recorded later does not count. */
-int gpu_event_wait(struct gpu *g, enum gpu_stream s, struct gpu_event *v, struct err *)
+/* Let a stream wait for an event of a recording: it takes part from now on, as on a GPU. */
+static int join_capture(struct gpu *g, enum gpu_stream s, struct gpu_event *v, struct err *e)
 {
+    struct gpu *of = v->of;
+    if (s != GPU_COMPUTE || of->capture != v->capture || (g->capture && g->capture != v->capture))
+        return err_set(e, ERR_DEVICE, "emulated:%d: graph: work outside of a recording waits for it", g->device);
+    if (!g->capture) {
+        g->capture = of->capture;
+        g->graph = of->graph;
+        g->n_recorded = g->n_joined = 0;
+        g->graph->streams.push_back(g);
+    }
+    if (g == g->graph->streams[0] && v->nodes > of->n_joined)
+        of->n_joined = v->nodes;
+    return 0;
+}
+/* The event of the last record: one that is recorded later does not count. */
+int gpu_event_wait(struct gpu *g, enum gpu_stream s, struct gpu_event *v, struct err *e)
+{
+    if (v->capture)
+        return join_capture(g, s, v, e);
+    if (g->capture && s == GPU_COMPUTE)
+        return err_set(e, ERR_DEVICE, "emulated:%d: graph: a recording waits for work outside of it", g->device);
     const enum gpu_stream of = v->stream;
     const uint64_t after = v->after;
     struct gpu *const owner = v->of;
@@ -461,20 +493,42 @@ int gpu_event_elapsed(struct gpu *g, struct gpu_event *from, struct gpu_event *t
 
 int gpu_graph_begin(struct gpu *g, struct err *)
 {
+    static std::atomic<uint64_t> n_captures;
     g->graph = new gpu_graph();
-    g->recording = true;
+    g->graph->streams.push_back(g);
+    g->capture = ++n_captures;
+    g->n_recorded = g->n_joined = 0;
     return 0;
 }
 
 struct gpu_graph *gpu_graph_end(struct gpu *g, struct err *e)
 {
-    g->recording = false;
     struct gpu_graph *graph = g->graph;
-    g->graph = nullptr;
-    if (refused(g, EMULATED_GRAPH, e) == 0)
+    int rc = refused(g, EMULATED_GRAPH, e);
+    for (struct gpu *x : graph->streams) {
+        if (rc == 0 && x != g && x->n_joined < x->n_recorded)
+            rc = err_set(e, ERR_DEVICE, "emulated:%d: graph: work of device %d is not waited for", g->device, x->device);
+        x->capture = 0;
+        x->graph = nullptr;
+    }
+    if (rc == 0)
         return graph;
     delete graph;
     return nullptr;
+}
+
+/* Run the nodes of several devices in their order, when the stream that launches them gets there:
+ * the streams of the others have to wait for it and it for them, as on a GPU. */
+static void launch_group(struct gpu *g, const std::vector<graph_node> &nodes)
+{
+    enqueue(g, GPU_COMPUTE, [=] {
+        struct err ignored;
+        for (const graph_node &n : nodes)
+            if (n.name)
+                run_kernel(n.g, n.name, n.grid, n.threads, n.shared, n.work, &ignored);
+            else
+                n.work();
+    });
 }
 
 int gpu_graph_launch(struct gpu *g, struct gpu_graph *graph, struct err *e)
@@ -485,8 +539,14 @@ int gpu_graph_launch(struct gpu *g, struct gpu_graph *graph, struct err *e)
         std::lock_guard<std::mutex> guard(state.lock);
         state.n_graphs++;
     }
+    if (graph->streams.size() > 1) {
+        launch_group(g, graph->nodes);
+        return 0;
+    }
     for (const graph_node &n : graph->nodes)
-        if (emulate_launch(g, n.name, n.grid, n.threads, n.shared, n.kernel, e) < 0)
+        if (!n.name)
+            enqueue(g, GPU_COMPUTE, n.work);
+        else if (emulate_launch(g, n.name, n.grid, n.threads, n.shared, n.work, e) < 0)
             return -1;
     return 0;
 }

@@ -28,15 +28,25 @@ struct gpu {
      * it without a lock while loaders change it */
     std::vector<memory_region> regions;
     std::mutex lock;                    /* the loader's threads allocate little, but copy while kernels run */
-    bool recording;
+    /* capture: the number of the recording that its compute stream takes part in, 0: none;
+     * n_recorded: number of its nodes; n_joined: of these, those that the stream which began it
+     * waits for */
+    uint64_t capture;
+    size_t n_recorded, n_joined;
     struct gpu_graph *graph;
     work_queue queue[2];                /* by enum gpu_stream */
 };
-struct graph_node { const char *name; dim3 grid; int threads; size_t shared; std::function<void()> kernel; };
-struct gpu_graph { std::vector<graph_node> nodes; };
+/* A kernel of a device, or a copy: name nullptr. */
+struct graph_node {
+    struct gpu *g; const char *name; dim3 grid; int threads; size_t shared; std::function<void()> work;
+};
+/* The nodes run in the order in which they were recorded.  streams: the devices that take part, the
+ * first one began. */
+struct gpu_graph { std::vector<graph_node> nodes; std::vector<struct gpu *> streams; };
 /* of: the handle with which it was opened; ns: clock time; after: number of items of the stream
- * before the event, and the event's own */
-struct gpu_event { struct gpu *of; uint64_t ns, after; enum gpu_stream stream; };
+ * before the event, and the event's own; capture: of the last record, with the number of nodes
+ * before it */
+struct gpu_event { struct gpu *of; uint64_t ns, after; enum gpu_stream stream; uint64_t capture; size_t nodes; };
 
 /* ---- emulated.cc ---- */
 /* Run a kernel, block after block.  -1 with *why if a check failed (ERR_DEVICE) or memory ran

@@ -14,11 +14,13 @@ struct gpu_event { cudaEvent_t event; };
 struct gpu_graph { cudaGraphExec_t exec; };
 
 /* Does an error leave the device usable?  It does if a call was refused before anything ran, or if
- * such a refusal spoilt a graph that is being recorded. */
+ * a graph that is being recorded does not support it. */
 static int spares_device(cudaError_t rc)
 {
+    if (rc >= cudaErrorStreamCaptureUnsupported && rc <= cudaErrorStreamCaptureWrongThread)
+        return 1;
     return rc == cudaErrorMemoryAllocation || rc == cudaErrorInvalidValue || rc == cudaErrorInvalidConfiguration ||
-           rc == cudaErrorLaunchOutOfResources || rc == cudaErrorStreamCaptureInvalidated;
+           rc == cudaErrorLaunchOutOfResources || rc == cudaErrorNotSupported;
 }
 
 /* All handles of a device share one CUDA context, so an error that destroys it fails all of them.

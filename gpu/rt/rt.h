@@ -79,7 +79,10 @@ int gpu_event_wait(struct gpu *g, enum gpu_stream s, struct gpu_event *v, struct
 int gpu_event_sync(struct gpu *g, struct gpu_event *v, struct err *e);                          /* the host waits */
 int gpu_event_elapsed(struct gpu *g, struct gpu_event *from, struct gpu_event *to, double *seconds, struct err *e);
 
-/* Launches on GPU_COMPUTE between begin and end are recorded, not run. */
+/* Launches, copies and events on GPU_COMPUTE between begin and end are recorded, not run.  Another
+ * device takes part from when its compute stream waits for an event that was recorded; g waits for
+ * all its work before the end.  A launch then runs the work of all devices in the stream of g: what
+ * they do before and after has to be ordered by events. */
 int gpu_graph_begin(struct gpu *g, struct err *e);
 struct gpu_graph *gpu_graph_end(struct gpu *g, struct err *e);
 int gpu_graph_launch(struct gpu *g, struct gpu_graph *graph, struct err *e);

@@ -164,10 +164,12 @@ END
   done
   "$chat" "$MODEL" --plan --json --tp 2 >"$BATS_TEST_TMPDIR/j"
   jq -e '.fits and .tensor_parallel and .gpu_layers == 4 and [.gpus[].layers] == [4, 4]
-         and .cuda_graphs_off == "several GPUs share each layer"' "$BATS_TEST_TMPDIR/j"
+         and .cuda_graphs_off == null' "$BATS_TEST_TMPDIR/j"
   "$chat" "$MODEL" --plan --tp 2 | grep -q '^GPU 1 .*a part of all 4 layers, .* of '
   "$B/emulated/zse-bench" "$MODEL" --tp 2 -p 2 -n 1 -r 1 -w 0 --json >"$BATS_TEST_TMPDIR/j"
   jq -se '.[0] | .device == "emulated 2 x emulated, tensor parallel" and .gpu.tensor_parallel and [.gpu.gpus[].heads] == [2, 2] and .gpu.gpus[0].direct' "$BATS_TEST_TMPDIR/j"
+  "$B/emulated/zse-bench" "$MODEL" --tp 2 -p 2 -n 6 -r 1 -w 0 --json >"$BATS_TEST_TMPDIR/j"
+  jq -se '.[0].gpu.cuda_graphs | .on and .refused == 0 and .buckets[0].captured == 1 and .buckets[0].replays > 0' "$BATS_TEST_TMPDIR/j"
   while IFS='|' read -r wrong says; do
     # shellcheck disable=SC2086     # words
     run -2 --separate-stderr "$chat" "$MODEL" -p hi $wrong

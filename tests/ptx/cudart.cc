@@ -36,9 +36,14 @@ struct CUstream_st {
     CUgraph_st *graph; /* the graph that records this stream's launches; NULL: none does */
     bool invalid;                       /* the capture was broken by an illegal call */
     std::thread::id capturer;
+    /* nodes that this stream has in the graph; of these, those that the stream which began it waits
+     * for */
+    size_t n_recorded, n_joined;
 };
-struct CUevent_st { CUstream_st *stream; uint64_t after, ns; };
-struct CUgraph_st { std::vector<work> nodes; };
+/* capture: the id of the graph that the last record is a part of, 0: none; nodes: of its stream
+ * before it */
+struct CUevent_st { CUstream_st *stream; uint64_t after, ns, capture; size_t nodes; };
+struct CUgraph_st { std::vector<work> nodes; uint64_t id; CUstream_st *begun_by; };
 struct CUgraphExec_st { std::vector<work> nodes; };
 struct loaded { const uint8_t *data; module *m; };   /* parsed when it is first requested */
 struct entry { loaded *of; std::string name; size_t most_shared; };
@@ -124,6 +129,7 @@ static cudaError_t enqueue(CUstream_st *s, const work &what)
         return result(cudaErrorStreamCaptureInvalidated);
     } else {
         s->graph->nodes.push_back(what);
+        s->n_recorded++;
     }
     return result(cudaSuccess);
 }
@@ -455,17 +461,39 @@ cudaError_t cudaEventDestroy(cudaEvent_t e)
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 {
     HOLD;
-    if (s->graph)
-        return enqueue(s, [] {});
+    e->capture = s->graph ? s->graph->id : 0;
+    e->nodes = s->n_recorded;
     e->stream = s;
+    if (s->graph)
+        return result(s->invalid ? cudaErrorStreamCaptureInvalidated : cudaSuccess);
     e->after = s->n_queued + 1;
     return enqueue(s, [=] { e->ns = now_ns(); });
+}
+/* Let a stream that captures, or the event of one, take part in the other's capture. */
+static cudaError_t join_capture(CUstream_st *s, const CUevent_st *e)
+{
+    CUstream_st *from = e->stream;
+    if (!from || !from->graph || from->graph->id != e->capture || (s->graph && s->graph != from->graph)) {
+        s->invalid = true;
+        return result(cudaErrorStreamCaptureIsolation);
+    }
+    if (!s->graph) {
+        s->graph = from->graph;
+        s->invalid = false;
+        s->capturer = std::this_thread::get_id();
+        s->n_recorded = s->n_joined = 0;
+    }
+    if (s == s->graph->begun_by && e->nodes > from->n_joined)
+        from->n_joined = e->nodes;
+    return result(cudaSuccess);
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned)
 {
     HOLD;
     CUstream_st *const from = e->stream;
     const uint64_t after = e->after;
+    if (e->capture || s->graph)
+        return join_capture(s, e);
     if (!from)
         return result(cudaSuccess);
     return enqueue(s, [=] {
@@ -495,7 +523,9 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t s, enum cudaStreamCaptureMode)
     HOLD;
     if (s->graph)
         return result(cudaErrorIllegalState);
-    s->graph = new CUgraph_st();
+    static uint64_t n_captures;
+    s->graph = new CUgraph_st{ {}, ++n_captures, s };
+    s->n_recorded = s->n_joined = 0;
     s->invalid = false;
     s->capturer = std::this_thread::get_id();
     return result(cudaSuccess);
@@ -505,11 +535,19 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *graph)
     HOLD;
     if (!s->graph)
         return result(cudaErrorIllegalState);
-    *graph = s->invalid ? nullptr : s->graph;
-    if (s->invalid)
-        delete s->graph;
-    s->graph = nullptr;
-    return result(s->invalid ? cudaErrorStreamCaptureInvalidated : cudaSuccess);
+    CUgraph_st *const recorded = s->graph;
+    cudaError_t rc = cudaSuccess;
+    for (CUstream_st *x : streams)
+        if (x->graph == recorded) {
+            if (x != s && x->n_joined < x->n_recorded && rc == cudaSuccess)
+                rc = cudaErrorStreamCaptureUnjoined;
+            rc = x->invalid ? cudaErrorStreamCaptureInvalidated : rc;
+            x->graph = nullptr;
+        }
+    *graph = rc == cudaSuccess ? recorded : nullptr;
+    if (rc != cudaSuccess)
+        delete recorded;
+    return result(rc);
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long)
 {

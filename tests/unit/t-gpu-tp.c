@@ -12,6 +12,8 @@
 #pragma weak emulated_fail_on
 #pragma weak emulated_device_memory
 #pragma weak emulated_uploaded
+#pragma weak emulated_graphs
+#pragma weak emulated_refuse
 
 enum { N_BLOCKS = 8, MAX_TOKENS = 32, N_STATES = 3, LEN = 5, LONG = 18 };
 
@@ -404,6 +406,124 @@ static void links(void **state)
     model_close(m);
 }
 
+/* ---- graphs ---- */
+
+/* Steps are recorded once all weights are there. */
+static void wait_loaded(struct gpu_ranks *p)
+{
+    for (int i = 0, complete; i < p->n; i++)
+        while ((complete = dweights_complete(p->rank[i]->w, &why)) <= 0)
+            assert_int_equal(complete, 0);
+}
+
+enum { N_SEQS = 3, STEPS = 3 };
+/* Prompts of N_SEQS sequences, then STEPS tokens of each, together: their logits.  *g: the counts
+ * of graphs. */
+static float *decode(const struct model *m, const struct backend_options *o, struct backend_graphs *g)
+{
+    static const int32_t id[] = { 5, 9, 12, 40, 7, 3 }, tables[N_SEQS] = { 3, 1, 6 };
+    const size_t size = N_SEQS * (size_t)m->config.vocab_size;
+    float *logits = malloc(STEPS * size * sizeof *logits);
+    struct batch_item item[N_SEQS];
+    struct backend_device d;
+    void *b = open_with(m, o);
+    wait_loaded(b);
+    for (int s = 0; s < N_SEQS; s++)
+        item[s] = (struct batch_item){ .tokens = id + s, .n_tokens = 2 + s % 2, .table = &tables[s], .state = s };
+    OK(backend_gpu.forward(b, &(struct batch){ item, N_SEQS }, NULL, &why));
+    for (int i = 0; i < STEPS; i++) {
+        for (int s = 0; s < N_SEQS; s++)
+            item[s] = (struct batch_item){ .tokens = id + (s + i) % 6, .n_tokens = 1, .pos = 2 + s % 2 + i,
+                                           .table = &tables[s], .n_logits = 1, .state = s };
+        OK(backend_gpu.forward(b, &(struct batch){ item, N_SEQS }, logits + (size_t)i * size, &why));
+    }
+    backend_gpu.device(b, &d);
+    *g = d.graphs;
+    backend_gpu.close(b);
+    return logits;
+}
+
+/* Without single launches: the bits and the counts of graphs, for one kind of link. */
+static void check_graphs(const struct model *m, const struct backend_options *o, const float *want)
+{
+    struct backend_graphs g;
+    const int before = emulated_graphs ? emulated_graphs() : 0;
+    float *got = decode(m, o, &g);
+    assert_memory_equal(got, want, STEPS * N_SEQS * (size_t)m->config.vocab_size * sizeof *got);
+    assert_null(g.off);
+    assert_int_equal(g.refused, 0);
+    assert_int_equal(g.captured[2], 1);         /* for four sequences */
+    assert_int_equal(g.replays[2], STEPS - 1);
+    if (emulated_graphs)                        /* one launch for all ranks */
+        assert_int_equal(emulated_graphs() - before, STEPS - 1);
+    free(got);
+}
+
+/* One graph has the work of all ranks: the bits are those of single launches, for every link and
+ * number of ranks, with experts and states, and if there is no memory for graphs. */
+static void graphs(void **state)
+{
+    (void)state;
+    static const struct { const char *name; int n_layers, n_ranks, n_links; } runs[] = {
+        { "tiny", 1, 2, 3 }, { "tiny", 1, 4, 1 }, { "deepseek_v3", 2, 2, 1 }, { "qwen3_next", 2, 2, 1 },
+    };
+    for (size_t k = 0; k < (have_oracles() ? sizeof runs / sizeof *runs : 2); k++) {
+        struct model *m = load(runs[k].name, QT_F16);
+        const int all = m->config.n_layers;
+        struct backend_options o = options(runs[k].n_ranks, 0);
+        struct backend_graphs g;
+        m->config.n_layers = runs[k].n_layers;
+        o.no_graphs = 1;
+        float *want = decode(m, &o, &g), *got = NULL;
+        assert_string_equal(g.off, "--cuda-graphs off");
+        o.no_graphs = 0;
+        for (int mode = EMULATED_PEERS; mode < (emulated_peers ? runs[k].n_links : 1); mode++) {
+            if (emulated_peers)
+                emulated_peers(mode);
+            check_graphs(m, &o, want);
+        }
+        if (emulated_peers)
+            emulated_peers(EMULATED_PEERS);
+        for (int what = EMULATED_GRAPH; what <= EMULATED_GRAPH_LAUNCH && k == 0 && emulated_refuse; what++, free(got)) {
+            emulated_refuse(what);
+            got = decode(m, &o, &g);
+            emulated_refuse(EMULATED_NOTHING);
+            assert_memory_equal(got, want, STEPS * N_SEQS * (size_t)m->config.vocab_size * sizeof *got);
+            assert_true(g.refused > 0 && g.replays[2] == 0);
+        }
+        m->config.n_layers = all;
+        free(want);
+        model_close(m);
+    }
+}
+
+/* A rank that fails in a graph fails the step. */
+static void lost_in_graph(void **state)
+{
+    (void)state;
+    struct model *m = load("tiny", QT_F16);
+    const struct backend_options o = options(2, 0);
+    const int32_t ids[] = { 4, 5, 6, 7, 8 };
+    float *logits = malloc(LEN * (size_t)m->config.vocab_size * sizeof *logits);
+    if (!emulated_fail_on)
+        skip();
+    for (int lost_one = 0; lost_one < 2; lost_one++) {
+        char name[32];
+        void *b = open_with(m, &o);
+        wait_loaded(b);
+        for (int i = 0; i < 3; i++)
+            OK(step(b, ids, i, 1, 0, logits));
+        emulated_fail_on(lost_one, "norm", 1);
+        assert_int_equal(step(b, ids, 3, 1, 0, logits), -1);
+        snprintf(name, sizeof name, "emulated:%d", lost_one);
+        if (!strstr(why.msg, name))
+            fail_msg("'%s' does not name %s", why.msg, name);
+        backend_gpu.close(b);
+    }
+    free(logits);
+    model_close(m);
+}
+
 static void lost(void **state)
 {
     (void)state;
@@ -444,6 +564,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sums), cmocka_unit_test(packed), cmocka_unit_test(mixtures), cmocka_unit_test(partial_loads),
         cmocka_unit_test(links), cmocka_unit_test(lost), cmocka_unit_test(families),
+        cmocka_unit_test(graphs), cmocka_unit_test(lost_in_graph),
         cmocka_unit_test(rounded_keys_and_values),
     };
     if (gpu_kind[0] != 'e' && !device_usable())
