@@ -309,9 +309,34 @@ static void attend_latent(const struct attn *a, const float *p, int begin, int e
     }
 }
 
+/* Sum up the i4 values of the positions [begin, end) of a chunk with their weights p. */
+static void attend_i4(const struct attn *a, const float *p, int begin, int end, float *o)
+{
+    float w[64], factor;
+    uint32_t most = 0;
+    const uint8_t *v[64];
+    for (int j = begin; j < end; j++) {
+        v[j - begin] = a->base + (size_t)a->table[j / KV_BLOCK] * a->stride + a->v_offset;
+        w[j - begin] = p[j - begin] * kv_scale(v[j - begin] + attn_value_scales(a), j % KV_BLOCK);
+        const uint32_t bits = f32_bits(w[j - begin]) & 0x7fffffff;
+        most = bits > most ? bits : most;
+    }
+    const float scale = kv_i4_weight_scale(most, &factor);
+    for (int d = 0; d < a->head_dim; d++) {
+        float sum = 0;
+        for (int j = begin; j < end; j++)
+            sum += (factor > 0 ? rintf(w[j - begin] * factor) : 0) *
+                   kv_load(KV_I4, v[j - begin], (size_t)(j % KV_BLOCK * kv_padded(KV_I4, a->head_dim) + d));
+        o[d] = fmaf(sum, scale, o[d]);
+    }
+}
+
+/* A query, rounded for i4 keys: its codes, and their scale. */
+struct rounded { const float *q; float scale; };
+
 /* The partial result of a query at position `at`, for the positions [begin, end) of one part. */
-static void attend_part(const struct attn *a, const float *q, int at, float slope, int begin, int end, float *o,
-                        struct softmax *x)
+static void attend_part(const struct attn *a, const float *q, struct rounded rounded, int at, float slope, int begin,
+                        int end, float *o, struct softmax *x)
 {
     const size_t hd = (size_t)a->head_dim;
     const int plain = a->softcap <= 0 && !a->alibi, base = begin / ATTN_PART * ATTN_PART;
@@ -320,11 +345,14 @@ static void attend_part(const struct attn *a, const float *q, int at, float slop
     struct kv_types types;
     for (int j = begin; j < end; j++) {
         const uint8_t *k = find_block(a, j, &types) + (attn_in_tail(a, j) ? a->tail.k_offset : a->k_offset);
+        const float *qj = types.key == KV_I4 ? rounded.q : q;
         float s = 0;
         for (size_t d = 0; d < hd; d++)
-            s = fmaf(q[d], kv_load(types.key, k, d * KV_BLOCK + (size_t)(j % KV_BLOCK)), s);
+            s = fmaf(qj[d], kv_load(types.key, k, d * KV_BLOCK + (size_t)(j % KV_BLOCK)), s);
         if (kv_has_scales(types.key))
             s *= kv_scale(k + attn_key_scales(a), j % KV_BLOCK);
+        if (types.key == KV_I4)
+            s *= rounded.scale;
         if (!plain)
             s *= a->scale;
         if (a->softcap > 0)
@@ -347,6 +375,12 @@ static void attend_part(const struct attn *a, const float *q, int at, float slop
     memset(o, 0, hd * sizeof *o);
     for (int j = begin; j < end; j++) {
         const uint8_t *v = find_block(a, j, &types) + (attn_in_tail(a, j) ? a->tail.v_offset : a->v_offset);
+        if (types.value == KV_I4) {
+            const int next = (j / 64 + 1) * 64 < end ? (j / 64 + 1) * 64 : end;
+            attend_i4(a, p + j - base, j, next, o);
+            j = next - 1;
+            continue;
+        }
         const size_t row = (size_t)kv_padded(types.value, a->head_dim);
         const float w = types.value == KV_T2 && p[j - base] < ATTN_LEAST ? 0 : p[j - base];
         const float pj = kv_has_scales(types.value) ? w * kv_scale(v + attn_value_scales(a), j % KV_BLOCK) : w;
@@ -379,7 +413,7 @@ static void attend_finish(const struct attn *a, int head, float *o, struct softm
         o[d] /= sum;
 }
 
-/* Attention by parts; the scratch holds the sums o of one part. */
+/* Attention by parts; the scratch holds the sums o of one part, and a rounded query. */
 static void attention(const struct attn *a, void *scratch)
 {
     for (int row = 0; row < a->n_tokens * a->n_q_heads; row++) {
@@ -387,7 +421,11 @@ static void attention(const struct attn *a, void *scratch)
                   last = last_seen(a, at);
         const float *q = a->q + (size_t)i * a->q_token_stride + (size_t)h * a->q_head_stride,
                     slope = a->alibi ? a->alibi[h] : 0;
-        float *o = a->out + (size_t)i * a->out_token_stride + (size_t)h * a->out_head_stride;
+        float *o = a->out + (size_t)i * a->out_token_stride + (size_t)h * a->out_head_stride,
+              *codes = (float *)scratch + a->head_dim, factor;
+        const struct rounded rounded = { codes, int8_scale(q, a->head_dim, &factor) };
+        for (int d = 0; d < a->head_dim; d++)
+            codes[d] = int8_round(q[d], factor);
         struct softmax x, x1;
         for (int part = first / ATTN_PART; part <= last / ATTN_PART; part++) {
             const int begin = part * ATTN_PART > first ? part * ATTN_PART : first,
@@ -395,14 +433,14 @@ static void attention(const struct attn *a, void *scratch)
             if (a->partial) {
                 if (part == a->part) {
                     float *to = a->partial + (size_t)row * attn_partial(a->head_dim);
-                    attend_part(a, q, at, slope, begin, end, to, &x);
+                    attend_part(a, q, rounded, at, slope, begin, end, to, &x);
                     memcpy(to + attn_partial(a->head_dim) - 32, x.l, sizeof x.l);
                     to[attn_partial(a->head_dim) - 16] = x.m;
                 }
             } else if (part == first / ATTN_PART) {
-                attend_part(a, q, at, slope, begin, end, o, &x);
+                attend_part(a, q, rounded, at, slope, begin, end, o, &x);
             } else {
-                attend_part(a, q, at, slope, begin, end, scratch, &x1);
+                attend_part(a, q, rounded, at, slope, begin, end, scratch, &x1);
                 merge_part(o, &x, scratch, &x1, attn_width(a));
             }
         }
@@ -431,7 +469,7 @@ static void attention_merge(const struct attn *a)
     }
 }
 
-static size_t attention_scratch(int head_dim) { return ((size_t)head_dim * sizeof(float) + 63) / 64 * 64; }
+static size_t attention_scratch(int head_dim) { return (2 * (size_t)head_dim * sizeof(float) + 63) / 64 * 64; }
 
 /* ---- recurrences ---- */
 

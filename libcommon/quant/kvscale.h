@@ -98,6 +98,23 @@ static inline float kv_i4_scale(const float *x, int n, float *factor)
     return scale;
 }
 
+/* The weights of 64 positions, times the scales of their i4 values, are rounded to multiples of
+ * scale = most / KV_I4_WEIGHT: so sums of weights times codes are whole numbers below 2^24, and
+ * exact in integers and in floats.  most: the bits of the largest |weight|; *factor: 1 / scale; 0:
+ * all weights are 0. */
+enum { KV_I4_WEIGHT = 32767 };
+
+HALF_FUNCTION float kv_i4_weight_scale(uint32_t most, float *factor)
+{
+    *factor = 0;
+    if (most >= 0x7f800000)
+        return NAN;
+    if (most < 0x0d800000)              /* 2^-100 */
+        return 0;
+    *factor = KV_I4_WEIGHT / f32_from_bits(most);
+    return f32_from_bits(most) / KV_I4_WEIGHT;
+}
+
 /* The 4 bits of element i of n; 0 after the last. */
 static inline int kv_i4_code(const float *x, int n, int i, float factor)
 {

@@ -44,7 +44,7 @@ struct sequence {
     struct kv_types kv;
     int head_dim, n_heads, len, n_blocks;
     float *key, *value, *q;                             /* [len][head_dim], [len][n_heads][head_dim] */
-    double *key_back, *value_back;
+    double *key_back, *value_back, *value_scale;
     uint8_t *bytes;                                     /* blocks in shuffled order, with other data
                                                          * between them */
     int32_t *table;
@@ -116,7 +116,7 @@ static void open_mixed(struct sequence *s, int len, struct kv_types kv, int head
                             .stride = block + kv_block_bytes(kv.value, head_dim) + 320 };
     const size_t n = (size_t)len * hd;
     s->key = malloc(n * 4), s->value = malloc(n * 4), s->q = malloc(n * (size_t)n_heads * 4);
-    s->key_back = malloc(n * 8), s->value_back = malloc(n * 8),
+    s->key_back = malloc(n * 8), s->value_back = malloc(n * 8), s->value_scale = calloc((size_t)len, 8),
         s->table = malloc((size_t)s->n_blocks * sizeof *s->table);
     s->bytes = aligned((size_t)s->n_blocks * s->stride);
     for (int i = 0; i < len * head_dim; i++)
@@ -128,15 +128,20 @@ static void open_mixed(struct sequence *s, int len, struct kv_types kv, int head
     s->a.k_scales = s->stride - 192;                    /* after 64 bytes of other data, as from b + 64 */
     s->a.v_scales = s->stride - 128 - block - 64;
     store(s, &kernels_ref);
-    for (int p = 0; p < s->len; p++)
+    for (int p = 0; p < s->len; p++) {
+        const uint8_t *b = s->bytes + (size_t)s->table[p / KV_BLOCK] * s->stride;
+        float scale = 0;
+        if (kv.value == KV_I4)
+            memcpy(&scale, b + 128 + block + kv_codes_bytes(KV_I4, head_dim) + 4 * (p % KV_BLOCK), sizeof scale);
+        s->value_scale[p] = (double)scale;
         for (int d = 0; d < head_dim; d++) {
-            const uint8_t *b = s->bytes + (size_t)s->table[p / KV_BLOCK] * s->stride;
             s->key_back[p * head_dim + d] = read_back(s, kv.key, b + 64, s->a.k_scales,
                                                       (size_t)d * KV_BLOCK + (size_t)(p % KV_BLOCK), p % KV_BLOCK);
             s->value_back[p * head_dim + d] = read_back(s, kv.value, b + 128 + block, s->a.v_scales,
                                                         (size_t)(p % KV_BLOCK * kv_padded(kv.value, head_dim) + d),
                                                         p % KV_BLOCK);
         }
+    }
     s->a = (struct attn){
         .q_token_stride = (size_t)n_heads * hd, .q_head_stride = hd, .out_token_stride = (size_t)n_heads * (hd + 3),
             .out_head_stride = hd + 3, .n_q_heads = n_heads,
@@ -174,7 +179,8 @@ static void sequence_open(struct sequence *s, int len, enum kv_type type, int he
 
 static void sequence_close(struct sequence *s)
 {
-    free(s->key), free(s->value), free(s->q), free(s->key_back), free(s->value_back), free(s->bytes), free(s->table);
+    free(s->key), free(s->value), free(s->q), free(s->key_back), free(s->value_back), free(s->value_scale);
+    free(s->bytes), free(s->table);
     if (s->tail)
         free((void *)(uintptr_t)s->a.tail.table), free(s->tail);
 }
@@ -221,21 +227,53 @@ static float *attend(const struct sequence *s, const struct kernels *k, int from
     return out;
 }
 
+/* The query as i4 keys see it, rounded to int8. */
+static void round_query(const struct sequence *s, const float *q, double *rounded)
+{
+    float most = 0;
+    for (int d = 0; d < s->head_dim; d++)
+        most = fmaxf(most, fabsf(q[d]));
+    for (int d = 0; d < s->head_dim; d++)
+        rounded[d] = (double)rintf(q[d] * (127 / most)) * (double)most / 127;
+}
+
+/* Round the weights p of the i4 values of positions [first, last]: in each aligned run of 64,
+ * weights times scales of values to multiples of the largest / 32767.  Returns how far the sum of
+ * values can be off, because a weight in the middle of two steps may be rounded to either. */
+static double round_weights(const struct sequence *s, double *p, int first, int last)
+{
+    double slack = 0;
+    for (int begin = first; begin <= last; begin = (begin / 64 + 1) * 64) {
+        const int end = (begin / 64 + 1) * 64 <= last ? (begin / 64 + 1) * 64 : last + 1;
+        double most = 0;
+        for (int j = begin; j < end; j++)
+            most = fmax(most, fabs(p[j] * s->value_scale[j]));
+        for (int j = begin; j < end && !attn_in_tail(&s->a, begin); j++) {
+            const double steps = p[j] * s->value_scale[j] / most * 32767, rest = fabs(steps) - floor(fabs(steps));
+            slack += fabs(rest - 0.5) < 0.02 ? most / 32767 * 8 : 0;
+            p[j] = rint(steps) * most / 32767 / s->value_scale[j];
+        }
+    }
+    return slack;
+}
+
 static void check_ref(const struct sequence *s, const float *got, int from)
 {
     const struct attn *a = &s->a;
     const int hd = s->head_dim;
-    double *p = malloc((size_t)s->len * sizeof *p);
+    double *p = malloc((size_t)s->len * sizeof *p), *rounded = malloc((size_t)hd * sizeof *rounded);
     for (int at = from; at < s->len; at++)
         for (int h = 0; h < s->n_heads; h++) {
             const float *q = s->q + ((size_t)at * (size_t)s->n_heads + (size_t)h) * (size_t)hd,
                         *o = got + (size_t)at * a->out_token_stride + (size_t)h * a->out_head_stride;
             int first = a->window && at - a->window + 1 > 0 ? at - a->window + 1 : 0, last = last_of(a, at);
-            double max = -1e300, sum = 0;
+            double max = -1e300, sum = 0, slack = 0;
+            round_query(s, q, rounded);
             for (int j = first; j <= last; j++) {
                 double v = 0;
                 for (int d = 0; d < hd; d++)
-                    v += q[d] * s->key_back[j * hd + d];
+                    v += (s->kv.key == KV_I4 && !attn_in_tail(a, j) ? rounded[d] : (double)q[d]) *
+                         s->key_back[j * hd + d];
                 v *= (double)a->scale;
                 if (a->softcap > 0)
                     v = (double)a->softcap * tanh(v / (double)a->softcap);
@@ -246,18 +284,21 @@ static void check_ref(const struct sequence *s, const float *got, int from)
             }
             for (int j = first; j <= last; j++)
                 sum += p[j] = exp(p[j] - max);
+            if (s->kv.value == KV_I4 && !a->latent)
+                slack = round_weights(s, p, first, last);
             for (int d = 0; d < attn_width(a); d++) {
                 double v = 0;
                 for (int j = first; j <= last; j++)
                     v += p[j] * (a->latent ? s->key_back : s->value_back)[j * hd + d];
                 /* the error of a score is about 6 * 2^-24, which becomes a relative error of the
                  * weight; values are at most 1 */
-                if (!(fabs(v / sum - (double)o[d]) <= 4e-6))
+                if (!(fabs(v / sum - (double)o[d]) <= 4e-6 + slack / sum))
                     fail_msg("kv types %d, %d head_dim %d window %d softcap %g alibi %d: position %d head %d element %d is %.9g, not %.9g", (int)s->kv.key, (int)s->kv.value, hd, a->window,
                              (double)a->softcap, a->alibi != NULL, at, h, d, (double)o[d], v / sum);
             }
         }
     free(p);
+    free(rounded);
 }
 
 /* Every how many cases are tested.  Under a sanitizer every fourth one: its subject is addresses,
