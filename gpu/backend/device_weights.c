@@ -697,37 +697,44 @@ static int take_whole(struct dweights *w, const struct dweights_options *o, stru
     return p.failed ? err_nomem(e, "weights") : 0;
 }
 
-/* Allocate slots for layers of at most `size` bytes: at least one, and as many as there is memory
- * for. */
-static int take_slots(struct dweights *w, struct window_shape *shape, size_t size, struct err *e)
+/* Allocate n_slots slots for layers of at most `size` bytes.  Returns the number for which there is
+ * memory, at least one; -1 with *e. */
+static int take_slots(struct dweights *w, int n_slots, size_t size, struct err *e)
 {
+    struct err none;
     int n = 0;
-    for (; n < shape->n_slots && (w->slot[n].p = gpu_alloc(w->g, size, "a layer", e)); n++)
-        if (!(w->slot[n].used = gpu_event_open(w->g, e)))
+    for (int i = 0; i < n_slots; i++)
+        if (!(w->slot[i].used = gpu_event_open(w->g, e)))
             return -1;
-    w->given_back += shape->n_slots - n;
-    shape->n_slots = n;
-    shape->prefetch = shape->prefetch < n ? shape->prefetch : n - 1;
-    return n ? 0 : -1;
+    while (n < n_slots && (w->slot[n].p = gpu_alloc(w->g, size, "a layer", &none)))
+        n++;
+    if (n == 0)
+        *e = none;
+    return n ? n : -1;
 }
 
 /* Allocate memory for the parts outside of the layers, and a piece for each layer of the window. */
 static int take_window(struct dweights *w, const struct dweights_options *o, struct err *e)
 {
     struct weight_layout p = { .w = w };
-    struct window_shape shape = o->window;
     struct err ignored;
+    int kept;
     const size_t ends = dweights_ends_size(w->m, w->range, w->n_experts, &w->largest);
-    if (!(w->base = gpu_alloc(w->g, ends ? ends : 1, "weights", e)) || take_slots(w, &shape, w->largest, e) < 0)
+    if (!(w->base = gpu_alloc(w->g, ends ? ends : 1, "weights", e)))
         return -1;
-    if (window_open(&w->window, w->range.first, w->range.end, shape) < 0)
+    const int n_slots = take_slots(w, o->window.n_slots, w->largest, e);
+    if (n_slots < 0)
+        return -1;
+    if (window_open(&w->window, w->range.first, w->range.end, o->window) < 0)
         return err_nomem(e, "weights");
+    /* they come back like those that are given back later (dweights_grow) */
+    while (w->window.shape.n_slots > n_slots && window_shrink(&w->window, &kept) == 0)
+        w->given_back++;
     p.list = 1;
     p.base = w->parts[0].base = w->base;
     const size_t first = has_part(w, 0) ? layout_part(&p, 0) : 0;
     for (int i = w->range.first; i < w->range.end; i++) {
         struct part *part = &w->parts[i + 1];
-        int kept;
         p.base = NULL;
         const size_t size = layout_part(&p, i + 1);
         if (w->window.place[i] == WINDOW_KEPT && !(part->block = gpu_alloc(w->g, size, "a layer", &ignored)))
