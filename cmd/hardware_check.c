@@ -101,7 +101,7 @@ static void check_memory(json_t *all, const struct machine *m)
             cli_bytes(a, bytes));
     }
     if (m->n_nodes > 1)
-        add(all, "numa", "info", "numactl --interleave=all zse-serve MODEL", "%d NUMA nodes: a model's pages lie on the node that first reads them; interleaved, they use all memory channels",
+        add(all, "numa", "info", "vmtouch -e MODEL", "%d NUMA nodes: threads stay on their nodes, and a model's pages lie on the node that first reads them, which may be another program's",
             m->n_nodes);
     else
         add(all, "numa", "ok", NULL, "one node");

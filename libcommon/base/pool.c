@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "libcommon/base/clock.h"
+#include "libcommon/base/numa.h"
 #include "libcommon/base/thread.h"
 
 /* A thread spins this long before it sleeps: longer than the gaps between the loops of one token (a
@@ -49,9 +50,11 @@ struct pool {
     _Atomic int caller_sleeps;
 };
 
+/* node: the processors that the thread stays on, if has_node */
 struct pool_worker {
     struct pool *pool;
-    int index;
+    int index, has_node;
+    cpu_set_t node;
 };
 
 static void pause_cpu(void)
@@ -130,6 +133,8 @@ static void *worker_main(void *arg)
     struct pool *p = w.pool;
     struct slice *slice = &p->slices[w.index];
     free(arg);
+    if (w.has_node)                     /* else, and if the system refuses, it runs anywhere */
+        sched_setaffinity(0, sizeof w.node, &w.node);
     fesetenv(FE_DFL_ENV);               /* not the rounding of the thread that opened the pool */
     uint32_t seen = 0;
     for (;;) {
@@ -186,8 +191,21 @@ int pool_n_cpus(void)
     return n > 0 ? (int)n : 1;
 }
 
-struct pool *pool_open(int n_threads, struct err *e)
+/* The nodes among which threads are divided; none if there is only one. */
+static void read_nodes(struct numa *nodes, const char *root)
 {
+    cpu_set_t may;
+    nodes->n = 0;
+    if (sched_getaffinity(0, sizeof may, &may) == 0)
+        numa_read(nodes, &may, root);
+    nodes->n = nodes->n > 1 ? nodes->n : 0;
+}
+
+struct pool *pool_open(int n_threads, struct err *e) { return pool_open_at(n_threads, NULL, e); }
+
+struct pool *pool_open_at(int n_threads, const char *root, struct err *e)
+{
+    struct numa nodes;
     if (n_threads == 0)
         n_threads = pool_n_cpus();
     if (n_threads < 1 || n_threads > 4096) {
@@ -207,11 +225,14 @@ struct pool *pool_open(int n_threads, struct err *e)
         goto nomem;
     for (int i = 0; i < n_threads; i++)
         p->slices[i] = (struct slice){ 0 };
+    read_nodes(&nodes, root);
     for (int i = 1; i < n_threads; i++) {
         struct pool_worker *w = malloc(sizeof *w);
         if (!w)
             goto nomem;
-        *w = (struct pool_worker){ p, i };
+        *w = (struct pool_worker){ .pool = p, .index = i, .has_node = nodes.n > 0 };
+        if (w->has_node)
+            w->node = nodes.node[numa_node_of(&nodes, i, n_threads)].cpus;
         int rc = thread_start(&p->threads[i], worker_main, w);
         if (rc) {
             free(w);

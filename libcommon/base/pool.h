@@ -1,5 +1,8 @@
 /* pool.h - a fixed set of threads that run one parallel loop at a time.
  *
+ * On a machine with several NUMA nodes each thread but the caller stays on one of them (numa.h),
+ * and since it begins with the same part of every loop, it finds the pages of its part there.
+ *
  * The caller is thread 0.  Workers spin for some microseconds after a loop before they sleep, so
  * the loops of one token follow each other without system calls, and an idle program uses no
  * processor time. */
@@ -18,6 +21,8 @@ struct pool;
 
 /* n_threads >= 1 includes the caller; 0 means pool_n_cpus(). */
 struct pool *pool_open(int n_threads, struct err *e);
+/* The same with the nodes of the system folder below `root`; NULL: "/". */
+struct pool *pool_open_at(int n_threads, const char *root, struct err *e);
 void pool_close(struct pool *p);            /* NULL is fine */
 int pool_size(const struct pool *p);
 /* The number of processors in this process's affinity mask, without slow ones: see

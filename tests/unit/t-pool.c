@@ -7,11 +7,15 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
+#include "libcommon/base/numa.h"
 #include "libcommon/base/pool.h"
 #include "libcommon/base/rng.h"
 
@@ -245,6 +249,133 @@ static void pools_refuse_bad_numbers_of_threads(void **state)
         pool_close(open_pool(MOST));
 }
 
+/* ---- NUMA nodes ---- */
+
+static const char *const folders[] = { "sys", "sys/devices", "sys/devices/system", "sys/devices/system/node" };
+
+/* Write lists of processors of nodes 0, 1 ..; NULL: the node is not there. */
+static void make_nodes(const char *root, const char *const *lists, int n)
+{
+    char path[300];
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
+        snprintf(path, sizeof path, "%s/%s", root, folders[i]);
+        mkdir(path, 0700);
+    }
+    snprintf(path, sizeof path, "%s/%s/online", root, folders[3]);
+    FILE *online = fopen(path, "w");
+    assert_non_null(online);
+    fprintf(online, "0-%d\n", n - 1);
+    fclose(online);
+    for (int i = 0; i < n; i++) {
+        snprintf(path, sizeof path, "%s/%s/node%d", root, folders[3], i);
+        if (lists[i])
+            mkdir(path, 0700);
+        strcat(path, "/cpulist");
+        FILE *f = lists[i] ? fopen(path, "w") : NULL;
+        if (f) {
+            fprintf(f, "%s\n", lists[i]);
+            fclose(f);
+        }
+    }
+}
+
+static void remove_nodes(const char *root, int n)
+{
+    char path[300];
+    for (int i = 0; i < n; i++) {
+        snprintf(path, sizeof path, "%s/%s/node%d/cpulist", root, folders[3], i);
+        unlink(path);
+        *strrchr(path, '/') = '\0';
+        rmdir(path);
+    }
+    snprintf(path, sizeof path, "%s/%s/online", root, folders[3]);
+    unlink(path);
+    for (int i = 3; i >= 0; i--) {
+        snprintf(path, sizeof path, "%s/%s", root, folders[i]);
+        rmdir(path);
+    }
+    rmdir(root);
+}
+
+/* Nodes without processors, or without any that the process may use, do not count. */
+static void nodes_are_read(void **state)
+{
+    (void)state;
+    static const char *const lists[] = { "0-2,8", NULL, "", "4-7", "16" };
+    char root[] = "/tmp/t-pool-XXXXXX";
+    struct numa n;
+    cpu_set_t may;
+    assert_non_null(mkdtemp(root));
+    make_nodes(root, lists, 5);
+    CPU_ZERO(&may);
+    for (int i = 0; i < 10; i++)
+        CPU_SET(i, &may);
+    CPU_CLR(1, &may);
+    numa_read(&n, &may, root);
+    assert_int_equal(n.n, 2);
+    assert_int_equal(n.node[0].id, 0);
+    assert_int_equal(n.node[1].id, 3);
+    assert_int_equal(CPU_COUNT(&n.node[0].cpus), 3);    /* 0, 2, 8 */
+    assert_true(CPU_ISSET(8, &n.node[0].cpus) && !CPU_ISSET(1, &n.node[0].cpus));
+    assert_int_equal(CPU_COUNT(&n.node[1].cpus), 4);
+    static const int of7[] = { 0, 0, 0, 1, 1, 1, 1 }, of3[] = { 0, 1, 1 };
+    for (int i = 0; i < 7; i++)
+        assert_int_equal(numa_node_of(&n, i, 7), of7[i]);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(numa_node_of(&n, i, 3), of3[i]);
+    remove_nodes(root, 5);
+    numa_read(&n, &may, "/nowhere");
+    assert_int_equal(n.n, 0);
+}
+
+struct places { cpu_set_t of[2]; atomic_int arrived; };
+
+/* Both threads arrive before any leaves, so each runs one item. */
+static void note_place(void *arg, int i, int thread)
+{
+    struct places *p = arg;
+    (void)i;
+    sched_getaffinity(0, sizeof p->of[thread], &p->of[thread]);
+    atomic_fetch_add(&p->arrived, 1);
+    while (atomic_load(&p->arrived) < 2)
+        sched_yield();
+}
+
+/* The second of two threads stays on the second of two nodes; the caller's processors do not
+ * change, and with one node no thread's do. */
+static void threads_stay_on_nodes(void **state)
+{
+    (void)state;
+    char root[] = "/tmp/t-pool-XXXXXX", list[2][16];
+    const char *const lists[] = { list[0], list[1] };
+    cpu_set_t may;
+    int cpu[2], n = 0;
+    assert_int_equal(sched_getaffinity(0, sizeof may, &may), 0);
+    if (CPU_COUNT(&may) < 2)
+        skip();
+    for (int i = 0; n < 2; i++)
+        if (CPU_ISSET(i, &may))
+            cpu[n++] = i;
+    assert_non_null(mkdtemp(root));
+    for (int n_nodes = 1; n_nodes <= 2; n_nodes++) {
+        struct places p = { .arrived = 0 };
+        struct err e;
+        for (int i = 0; i < 2; i++)
+            snprintf(list[i], sizeof list[i], "%d", cpu[i]);
+        make_nodes(root, lists, n_nodes);
+        struct pool *pool = pool_open_at(2, root, &e);
+        assert_non_null(pool);
+        pool_run(pool, 2, note_place, &p);
+        pool_close(pool);
+        assert_true(CPU_EQUAL(&p.of[0], &may));
+        if (n_nodes == 1)
+            assert_true(CPU_EQUAL(&p.of[1], &may));
+        else
+            assert_true(CPU_COUNT(&p.of[1]) == 1 && CPU_ISSET(cpu[1], &p.of[1]));
+    }
+    remove_nodes(root, 2);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -253,6 +384,7 @@ int main(void)
         cmocka_unit_test(loops_with_pauses_do_every_item_once),
         cmocka_unit_test(loops_see_each_other), cmocka_unit_test(a_sleeping_caller_is_woken),
         cmocka_unit_test(more_threads_than_processors),
+        cmocka_unit_test(nodes_are_read), cmocka_unit_test(threads_stay_on_nodes),
         cmocka_unit_test(two_pools_do_not_affect_each_other), cmocka_unit_test(each_thread_that_worked_is_called_after),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
