@@ -369,7 +369,7 @@ static int measure_experts(const struct bench_options *o, const struct model *m,
     const struct config *c = &m->config;
     const struct backend_options bo = { .n_threads = o->run.threads, .kv = o->run.kv, .n_blocks = 1, .max_tokens = 1,
                                         .max_logits = 1, .exact = o->run.exact, .kernels = o->run.kernels };
-    const size_t hidden = (size_t)c->hidden_size, top_k = (size_t)c->moe.top_k;
+    const size_t hidden = (size_t)config_expert_width(c), top_k = (size_t)c->moe.top_k;
     float *x = malloc((hidden + top_k + top_k * hidden) * sizeof *x);
     int32_t *id = malloc(top_k * sizeof *id);
     double *alone = malloc(2 * (size_t)o->repeats * sizeof *alone), *together = alone ? alone + o->repeats : NULL;

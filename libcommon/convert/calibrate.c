@@ -434,8 +434,27 @@ void calibrate_end_experts(struct calibration *c)
     spill_free(c->h.x);
     free(c->sum);
     free(c->norm);
+    free(c->latent_copy);
     c->h = (struct inputs){ 0 };
     c->sum = c->norm = NULL;
+    c->latent_copy = NULL;
+    c->latent_out = (struct linear){ 0 };
+}
+
+/* Replace the experts' input c->h by the latents of h, and begin the sum of their outputs. */
+static int make_latents(const struct conversion *cv, struct calibration *c, const struct layer *w,
+                        const struct inputs *h, struct err *e)
+{
+    const int n = c->n_windows * c->window_len, width = cv->config.moe.latent;
+    struct inputs to = { .n = width, .ld = linalg_pad(width) };
+    to.x = calibrate_hold(c, HOLD_STATES, (size_t)n * (size_t)to.ld * sizeof *to.x, "the inputs of experts", e);
+    c->sum = to.x ? calloc((size_t)n * (size_t)width, sizeof *c->sum) : NULL;
+    if (to.x)
+        cpu_layers_latents(c->run, w, h->x, (size_t)h->ld, n, to.x, (size_t)to.ld);
+    if (h == &c->h)
+        spill_free(c->h.x);
+    c->h = to;
+    return !to.x ? -1 : c->sum ? 0 : err_nomem(e, "calibration of experts");
 }
 
 int calibrate_choose(const struct conversion *cv, struct calibration *c, int layer, const struct layer *w,
@@ -454,7 +473,7 @@ int calibrate_choose(const struct conversion *cv, struct calibration *c, int lay
         rc = cpu_layers_choose(c->run, layer, w, beside ? router : h->x, beside ? hidden : (size_t)h->ld,
                                c->sum ? c->sum : x, n, &c->choice, hook, e);
     free(router);
-    return rc;
+    return rc == 0 && cv->config.moe.latent ? make_latents(cv, c, w, h, e) : rc;
 }
 
 void calibrate_add_experts(const struct conversion *cv, struct calibration *c, int layer, const struct layer *w,
@@ -466,6 +485,9 @@ void calibrate_add_experts(const struct conversion *cv, struct calibration *c, i
             calibrate_window(c, kept, i);
             cpu_layers_finish(c->run, layer, w, c->sum ? c->sum + (size_t)i * window : NULL, x + (size_t)i * window);
         }
+    } else if (cv->config.moe.latent) {
+        cpu_layers_add_latents(c->run, c->latent_out.w.data ? &c->latent_out : &w->latent_out, c->sum, x,
+                               c->n_windows * c->window_len);
     } else if (c->sum) {
         cpu_layers_add(c->run, w, c->sum, x, c->n_windows * c->window_len);
     }
@@ -497,12 +519,25 @@ static int remember_experts(struct conversion *cv, int index, struct err *e)
     l->experts = calloc((size_t)f->moe.n_experts, sizeof *l->experts);
     l->down_strength = calloc((size_t)f->moe.intermediate_size, sizeof *l->down_strength);
     for (int i = 0; l->experts && i < f->moe.n_experts; i++) {
-        l->experts[i].up = calloc((size_t)f->hidden_size, sizeof(float));
+        l->experts[i].up = calloc((size_t)config_expert_width(f), sizeof(float));
         l->experts[i].down = calloc((size_t)f->moe.intermediate_size, sizeof(float));
         if (!l->experts[i].up || !l->experts[i].down)
             return err_nomem(e, "calibration of experts");
     }
     return l->experts && l->down_strength ? 0 : err_nomem(e, "calibration of experts");
+}
+
+/* Measure the strengths of the input of all experts, where it is not that of the MLP. */
+static int apart_strength(const struct calibration *c, struct layer_calib *l, struct err *e)
+{
+    const int n = c->n_windows * c->window_len;
+    l->experts_strength = calloc((size_t)c->h.n, sizeof *l->experts_strength);
+    for (int t = 0; t < n && l->experts_strength; t++)
+        for (int k = 0; k < c->h.n; k++) {
+            const float x = c->h.x[(size_t)t * (size_t)c->h.ld + (size_t)k];
+            l->experts_strength[k] += x * x / (float)n;
+        }
+    return l->experts_strength ? 0 : err_nomem(e, "calibration of experts");
 }
 
 /* Run the experts of a layer, after its attention has run for all windows.  h: the experts'
@@ -517,6 +552,10 @@ static int run_experts(struct conversion *cv, struct calibration *c, int index, 
     w->window = 0;
     cpu_choice_release(&c->choice);
     int rc = calibrate_choose(cv, c, index, weights, h, c->x, &hook, e);
+    if (cv->config.moe.latent)
+        h = &c->h;
+    if (rc == 0 && cv->config.moe.latent)
+        rc = apart_strength(c, l, e);
     for (int i = 0; i < cv->config.moe.n_experts && rc == 0; i++) {
         if (c->choice.first[i] == c->choice.first[i + 1])
             continue;
@@ -541,19 +580,6 @@ static int hold_apart(const struct conversion *cv, struct calibration *c, struct
     c->h = (struct inputs){ .n = hidden, .ld = linalg_pad(hidden) };
     c->h.x = calibrate_hold(c, HOLD_STATES, n_tokens * (size_t)c->h.ld * sizeof *c->h.x, "the inputs of experts", e);
     return c->h.x ? 0 : -1;
-}
-
-static int apart_strength(const struct conversion *cv, const struct calibration *c, struct layer_calib *l,
-                          struct err *e)
-{
-    const int n = c->n_windows * c->window_len;
-    l->experts_strength = calloc((size_t)cv->config.hidden_size, sizeof *l->experts_strength);
-    for (int t = 0; t < n && l->experts_strength; t++)
-        for (int k = 0; k < c->h.n; k++) {
-            const float x = c->h.x[(size_t)t * (size_t)c->h.ld + (size_t)k];
-            l->experts_strength[k] += x * x / (float)n;
-        }
-    return l->experts_strength ? 0 : err_nomem(e, "calibration of experts");
 }
 
 int calibrate_layer(struct conversion *cv, struct calibration *c, int index, struct inputs keep[N_INPUTS],
@@ -597,7 +623,7 @@ int calibrate_layer(struct conversion *cv, struct calibration *c, int index, str
             rc = calibrate_progress(cv, c, keep ? "Quantizing" : "Calibrating", index, i + 1, e);
     }
     if (rc == 0 && apart)
-        rc = apart_strength(cv, c, l, e);
+        rc = apart_strength(c, l, e);
     if (rc == 0 && experts)
         rc = run_experts(cv, c, index, &w, apart ? &c->h : &w.keep[INPUT_MLP], e);
     spill_free(own[INPUT_MLP].x);
@@ -746,7 +772,8 @@ static uint64_t count(const struct conversion *cv, const struct calibration *c, 
     const int best = cv->effort == CONVERT_BEST, moe = has_experts(f);
     const uint64_t tokens = (uint64_t)c->n_windows * (uint64_t)c->window_len, hidden = (uint64_t)f->hidden_size,
                    window = (uint64_t)c->window_len;
-    const uint64_t entry = moe ? (uint64_t)linalg_pad(f->hidden_size) : 0,
+    /* with latents, the experts' input is held beside that of the MLP */
+    const uint64_t entry = moe ? (uint64_t)linalg_pad(f->hidden_size) + (uint64_t)linalg_pad(f->moe.latent) : 0,
                    expert = moe ? entry + (uint64_t)linalg_pad(f->moe.intermediate_size) : 0;
     uint64_t most = 0, width = 0;
     for (int i = 0; i < N_INPUTS; i++) {

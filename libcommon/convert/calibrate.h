@@ -49,10 +49,14 @@ struct calibration {
      * (for effort best, computed by the quantized layers before it), and the choice of experts. */
     struct inputs h;
     struct cpu_choice choice;
-    /* [n_tokens][hidden_size] sums of the experts' outputs, if a norm follows */
+    /* sums of the experts' outputs: [n_tokens][hidden_size] if a norm follows, or
+     * [n_tokens][moe.latent] */
     float *sum;
     /* a copy of that norm, for effort best, because its tensor is freed before the norm is used */
     float *norm;
+    /* likewise the matrix that maps the sum of latents back; the memory of its tiles and bias */
+    struct linear latent_out;
+    uint8_t *latent_copy;
 };
 
 /* Load the weights of layer `index` (-1: those before the first layer) from the source into

@@ -165,7 +165,8 @@ int channel_scale_layer(struct conversion *cv, int layer, float alpha, struct er
         : state ? 1ull << ROLE_IN | 1ull << ROLE_IN_Z : q_a ? 1ull << ROLE_Q_A | 1ull << ROLE_KV_A : mla ? 1ull <<
         ROLE_Q | 1ull << ROLE_KV_A : 1ull << ROLE_Q | 1ull << ROLE_K | 1ull << ROLE_V | 1ull << ROLE_Q_GATE;
     const uint64_t mlp = 1ull << ROLE_GATE | 1ull << ROLE_UP |
-                         (moe && !c->moe.beside ? 1ull << ROLE_EXPERT_GATE | 1ull << ROLE_EXPERT_UP : 0);
+                         (moe && c->moe.latent ? 1ull << ROLE_LATENT_IN
+                          : moe && !c->moe.beside ? 1ull << ROLE_EXPERT_GATE | 1ull << ROLE_EXPERT_UP : 0);
     const int gate_scales = c->gated || c->act == ACT_RELU || c->act == ACT_RELU2;
     int parallel = c->block == BLOCK_PARALLEL;
     for (int i = 0; i < N_INPUTS; i++) {
@@ -209,10 +210,11 @@ int channel_scale_layer(struct conversion *cv, int layer, float alpha, struct er
 }
 
 /* Returns the channel scales of the input that p reads; NULL: the input has none.  Experts beside
- * an MLP and their router read norms of their own, which are not scaled. */
+ * an MLP and their router read norms of their own, which are not scaled; experts of latents read
+ * those. */
 const float *channel_scale_input(const struct conversion *cv, const struct recipe *p)
 {
-    const int apart = cv->config.moe.beside && p->spec->expert >= 0;
+    const int apart = (cv->config.moe.beside || cv->config.moe.latent) && p->spec->expert >= 0;
     return p->input >= 0 && !apart && cv->calib ? cv->calib[p->spec->layer].scale[p->input] : NULL;
 }
 

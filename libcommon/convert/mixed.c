@@ -49,7 +49,7 @@ static double sensitivity(const struct config *c, const struct weight_spec *s)
                                               [ROLE_EXPERT_GATE] = 3, [ROLE_EXPERT_UP] = 5, [ROLE_EXPERT_DOWN] = 5,
                                               /* not measured, guessed from similar matrices */
                                               [ROLE_Q_GATE] = 1, [ROLE_IN] = 5, [ROLE_IN_Z] = 3,
-                                              [ROLE_NEXT_IN] = 1 };
+                                              [ROLE_NEXT_IN] = 1, [ROLE_LATENT_IN] = 5, [ROLE_LATENT_OUT] = 5 };
     const double share = s->expert >= 0 ? (double)c->moe.top_k / c->moe.n_experts : 1;
     return share * by_role[s->role] * (s->layer == 0 || s->layer == 1 ? 2 : 1) * (double)s->rows * (double)s->cols;
 }

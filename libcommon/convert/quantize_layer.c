@@ -440,7 +440,8 @@ int quantize_layer_good(struct conversion *cv, struct calibration *c, int layer,
             scale_inputs(&kept[i], cv->calib[layer].scale[i], c->n_windows * c->window_len);
             rc = quantize_low(cv, c, layer, i, &kept[i], e);
         }
-        if (rc == 0 && i == INPUT_MLP && cv->config.ff[layer] == FF_MOE && !cv->config.moe.beside)
+        if (rc == 0 && i == INPUT_MLP && cv->config.ff[layer] == FF_MOE && !cv->config.moe.beside &&
+            !cv->config.moe.latent)
             c->h = kept[i];
         else
             spill_free(kept[i].x);
@@ -536,10 +537,10 @@ static int quantize_rows(struct conversion *cv, struct calibration *c, int layer
 
 int quantize_expert(struct conversion *cv, struct calibration *c, int layer, int expert, struct err *e)
 {
-    const int hidden = cv->config.hidden_size, size = cv->config.moe.intermediate_size;
+    const int width = config_expert_width(&cv->config), size = cv->config.moe.intermediate_size;
     const struct layer *l = &c->q.layers[layer];
     int n_there, n = rows_of(c, expert, &n_there);
-    struct inputs in = { .n = hidden, .ld = linalg_pad(hidden) }, mid = { .n = size, .ld = linalg_pad(size) };
+    struct inputs in = { .n = width, .ld = linalg_pad(width) }, mid = { .n = size, .ld = linalg_pad(size) };
     in.x = calibrate_hold(c, HOLD_STATES, (size_t)n * (size_t)in.ld * sizeof *in.x, "the inputs of an expert", e);
     mid.x = in.x ? calibrate_hold(c, HOLD_STATES, (size_t)n * (size_t)mid.ld * sizeof *mid.x, "the inputs of an expert",
                                   e) : NULL;
@@ -580,6 +581,25 @@ static int keep_norm(const struct conversion *cv, struct calibration *c, struct 
     return 0;
 }
 
+/* Keep a copy of the matrix that maps the experts' sum back, for the same reason. */
+static int keep_latent_out(struct calibration *c, const struct linear *l, struct err *e)
+{
+    const size_t bias = l->bias ? (size_t)l->w.rows * sizeof *l->bias : 0, at = (l->w.size + 63) / 64 * 64,
+                 all = at + (bias + 63) / 64 * 64;
+    if (!l->w.data)
+        return 0;
+    if (!(c->latent_copy = aligned_alloc(64, all)))
+        return err_nomem(e, "calibration of experts");
+    memcpy(c->latent_copy, l->w.data, l->w.size);
+    c->latent_out = *l;
+    c->latent_out.w.data = c->latent_copy;
+    if (bias) {
+        memcpy(c->latent_copy + at, l->bias, bias);
+        c->latent_out.bias = (const float *)(const void *)(c->latent_copy + at);
+    }
+    return 0;
+}
+
 int quantize_layer_best(struct conversion *cv, struct calibration *c, int layer, struct err *e)
 {
     struct inputs kept[N_INPUTS] = { { 0 } };
@@ -599,6 +619,8 @@ int quantize_layer_best(struct conversion *cv, struct calibration *c, int layer,
         rc = advance(cv, c, layer, e);
     if (rc == 0)
         rc = keep_norm(cv, c, &c->q.layers[layer].expert_post_norm, e);
+    if (rc == 0)
+        rc = keep_latent_out(c, &c->q.layers[layer].latent_out, e);
     calibrate_unload(c);
     for (int i = 0; i < N_INPUTS; i++)
         spill_free(kept[i].x);

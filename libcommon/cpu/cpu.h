@@ -129,6 +129,11 @@ void cpu_layers_add(struct cpu_layers *l, const struct layer *w, float *y, float
  * caller has added the experts' outputs to x before. */
 void cpu_layers_router(struct cpu_layers *l, const struct layer *w, const float *x, float *out, int n);
 void cpu_layers_finish(struct cpu_layers *l, int index, const struct layer *w, float *experts, float *x);
+/* moe.latent, in f32 activations, for n tokens: compute the experts' input, out [n][ldo], from h;
+ * x += l (latent_out) applied to sum [n][latent]. */
+void cpu_layers_latents(struct cpu_layers *l, const struct layer *w, const float *h, size_t ldh, int n, float *out,
+                        size_t ldo);
+void cpu_layers_add_latents(struct cpu_layers *l, const struct linear *w, const float *sum, float *x, int n);
 void cpu_choice_release(struct cpu_choice *c);
 /* x += the output of w->experts[expert] for the tokens routed to it. */
 void cpu_layers_expert(struct cpu_layers *l, int index, const struct layer *w, int expert, const float *h, size_t ldh,

@@ -209,6 +209,27 @@ void cpu_layers_finish(struct cpu_layers *l, int index, const struct layer *w, f
     ple_run(&l->core, w, index, x, l->window_len);
 }
 
+void cpu_layers_latents(struct cpu_layers *l, const struct layer *w, const float *h, size_t ldh, int n, float *out,
+                        size_t ldo)
+{
+    l->core.exact = 1;
+    for (int t = 0, count; t < n; t += count) {
+        count = n - t < l->core.max_tokens ? n - t : l->core.max_tokens;
+        const struct act_input in = { .x = h + (size_t)t * ldh, .ldx = ldh, .cols = l->c->hidden_size };
+        moe_latents(&l->core, w, &in, count, out + (size_t)t * ldo, ldo);
+    }
+}
+
+void cpu_layers_add_latents(struct cpu_layers *l, const struct linear *w, const float *sum, float *x, int n)
+{
+    l->core.exact = 1;
+    for (int t = 0, count; t < n; t += count) {
+        count = n - t < l->core.max_tokens ? n - t : l->core.max_tokens;
+        moe_add_latents(&l->core, w, sum + (size_t)t * (size_t)l->c->moe.latent,
+                        x + (size_t)t * (size_t)l->c->hidden_size, count);
+    }
+}
+
 void cpu_choice_release(struct cpu_choice *c)
 {
     free(c->first);

@@ -67,9 +67,7 @@ static int reserve_slot(struct core *k, int slot, const struct linear *const *l,
     return 0;
 }
 
-/* Returns the slot of an input while its matrices read it.  In a parallel block the inputs of the
- * MLP and of attention are in use at the same time, so their slots differ. */
-static int input_slot(const struct config *c, enum layer_input input)
+int core_slot(const struct config *c, enum layer_input input)
 {
     return c->block != BLOCK_SEQUENTIAL && (input == INPUT_MLP || input == INPUT_DOWN);
 }
@@ -80,8 +78,11 @@ int core_reserve(struct core *k, const struct layer *layers, int n_layers, const
     for (int i = 0; i < n_layers; i++) {
         const struct layer *l = &layers[i];
         for (enum layer_input in = 0; in < N_INPUTS; in++)
-            if (reserve_slot(k, input_slot(k->c, in), readers, layer_readers(l, in, readers), e) < 0)
+            if (reserve_slot(k, core_slot(k->c, in), readers, layer_readers(l, in, readers), e) < 0)
                 return -1;
+        const struct linear *out = &l->latent_out;
+        if (out->w.data && reserve_slot(k, core_slot(k->c, INPUT_DOWN), &out, 1, e) < 0)
+            return -1;
         if ((l->experts && moe_reserve(k, l, e) < 0) || (l->k_b.w.data && mla_reserve(k, l, e) < 0))
             return -1;
     }
@@ -135,7 +136,7 @@ void core_layer_input(struct core *k, struct act_input *in, const float *x, int 
                       const struct layer *l, enum layer_input input)
 {
     const struct linear *readers[LAYER_READERS];
-    core_input(k, in, input_slot(k->c, input), x, cols, n_tokens, readers, layer_readers(l, input, readers));
+    core_input(k, in, core_slot(k->c, input), x, cols, n_tokens, readers, layer_readers(l, input, readers));
 }
 
 /* ---- linear layers ---- */

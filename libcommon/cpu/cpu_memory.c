@@ -94,6 +94,7 @@ static size_t widest_input(const struct config *c)
     cols = c->predicts && 2 * (size_t)c->hidden_size > cols ? 2 * (size_t)c->hidden_size : cols;
     cols = cols > (size_t)c->embed_size ? cols : (size_t)c->embed_size;
     cols = cols > (size_t)c->moe.intermediate_size ? cols : (size_t)c->moe.intermediate_size;
+    cols = cols > (size_t)c->moe.latent ? cols : (size_t)c->moe.latent;
     for (int i = 0; i < c->n_layers; i++)
         if (mixer_has_state(c->mixer[i]) && (size_t)recurrent_width(c, i) > cols)
             cols = (size_t)recurrent_width(c, i);

@@ -38,7 +38,7 @@ size_t moe_floats(const struct config *c)
 {
     const struct moe *m = &c->moe;
     return m->n_experts ? (size_t)m->n_experts + 1 + 4 * (size_t)m->top_k + 2 * (size_t)c->hidden_size + 2 *
-           (size_t)m->intermediate_size : 0;
+           (size_t)m->intermediate_size + 4 * (size_t)m->latent : 0;
 }
 
 int moe_open(struct core *k, struct err *e)
@@ -48,22 +48,29 @@ int moe_open(struct core *k, struct err *e)
     const size_t t = (size_t)k->max_tokens, chosen = t * (size_t)m->top_k, experts = (size_t)m->n_experts;
     const int few = FEW_TOKENS * m->top_k;
     w->rows = k->max_tokens > few ? k->max_tokens : few;
-    const size_t in = (size_t)w->rows * (size_t)k->c->hidden_size, mid = (size_t)w->rows * (size_t)m->intermediate_size;
+    const int width = config_expert_width(k->c);
+    /* guess_next() keeps hidden states there */
+    const size_t in = (size_t)w->rows * (size_t)(width > k->c->hidden_size ? width : k->c->hidden_size),
+                 mid = (size_t)w->rows * (size_t)m->intermediate_size;
     w->scores = malloc((t * experts + t) * sizeof *w->scores);
     w->id = malloc((2 * chosen + experts + 1) * sizeof *w->id);
     w->weight = malloc(2 * chosen * sizeof *w->weight);
     w->in = malloc((in + mid) * sizeof *w->in);
+    w->latent = m->latent ? malloc(2 * t * (size_t)m->latent * sizeof *w->latent) : NULL;
     w->batch = calloc(experts + 1, sizeof *w->batch);
     w->ops = calloc(experts + 1, sizeof *w->ops);
     w->wanted = malloc(2 * experts * sizeof *w->wanted);
     w->here = malloc((experts + 1) * sizeof *w->here);
-    if (!w->wanted || !w->here || !w->scores || !w->id || !w->weight || !w->in || !w->batch || !w->ops)
+    if (!w->wanted || !w->here || (m->latent && !w->latent) ||
+        !w->scores || !w->id || !w->weight || !w->in || !w->batch || !w->ops)
         return err_nomem(e, "activations of experts");
     w->shared_score = w->scores + t * experts;
     w->token = w->id + chosen;
     w->first = w->token + chosen;
     w->share = w->weight + chosen;
     w->mid = w->in + in;
+    w->sum = w->latent ? w->latent + t * (size_t)m->latent : NULL;
+    k->bytes += 2 * t * (size_t)m->latent * sizeof(float);
     k->bytes += (t * experts + t + 4 * chosen + 3 * experts + 1 + in + mid) * sizeof(float) + (experts + 1) *
                 (sizeof *w->batch + sizeof *w->ops + sizeof *w->here);
     return 0;
@@ -76,6 +83,7 @@ void moe_close(struct core *k)
     free(w->id);
     free(w->weight);
     free(w->in);
+    free(w->latent);
     free(w->batch);
     free(w->ops);
     free(w->act[0]);
@@ -320,18 +328,18 @@ static void quantize_expert_input(void *arg, int i, int thread)
     const struct round_job *j = arg;
     struct batch_expert *b = &j->b[i];
     const struct moe *m = &j->k->c->moe;
-    const size_t hidden = (size_t)j->k->c->hidden_size;
+    const size_t width = (size_t)config_expert_width(j->k->c);
     struct act_input *in = j->down ? &b->down : &b->in;
     if (b->expert < 0 || (!j->down && in->x == j->in->x))
         return;
     for (int r = 0; r < b->n && !j->down; r++) {
-        float *to = j->k->moe.in + (size_t)(b->row + r) * hidden;
+        float *to = j->k->moe.in + (size_t)(b->row + r) * width;
         const float *from = j->in->x + (size_t)b->token[r] * j->in->ldx;
         if (m->weigh_input)
-            for (size_t d = 0; d < hidden; d++)
+            for (size_t d = 0; d < width; d++)
                 to[d] = from[d] * b->weight[r];
         else
-            memcpy(to, from, hidden * sizeof *to);
+            memcpy(to, from, width * sizeof *to);
     }
     for (int p = 0; p < in->n_forms; p++)
         for (int part = 0; part < j->k->k->act_parts(b->n); part++)
@@ -357,6 +365,7 @@ static int gather(struct core *k, const struct layer *l, const struct act_input 
 {
     const struct moe *m = &k->c->moe;
     struct moe_work *w = &k->moe;
+    const int width = config_expert_width(k->c);
     size_t used[2] = { 0 };
     int count = 0, row = 0;
     for (; *expert < m->n_experts && count < most; ++*expert) {
@@ -375,8 +384,8 @@ static int gather(struct core *k, const struct layer *l, const struct act_input 
             /* with one token, all experts read the same input */
             to->in = *in;
         } else {
-            to->in = (struct act_input){ .x = w->in + (size_t)row * (size_t)k->c->hidden_size,
-                                     .ldx = (size_t)k->c->hidden_size, .cols = k->c->hidden_size };
+            to->in = (struct act_input){ .x = w->in + (size_t)row * (size_t)width,
+                                     .ldx = (size_t)width, .cols = width };
             core_forms(k, &to->in, up, 2);
             used[0] += place(k, &to->in, tokens, w->act[0] + used[0]);
         }
@@ -395,7 +404,7 @@ static int gather(struct core *k, const struct layer *l, const struct act_input 
 static void quantize_expert_inputs(struct core *k, struct round_job *j, int down, int rows)
 {
     j->down = down;
-    if ((size_t)rows * (size_t)(down ? k->c->moe.intermediate_size : k->c->hidden_size) <= SERIAL)
+    if ((size_t)rows * (size_t)(down ? k->c->moe.intermediate_size : config_expert_width(k->c)) <= SERIAL)
         for (int i = 0; i < j->n; i++)
             quantize_expert_input(j, i, 0);
     else
@@ -413,6 +422,8 @@ static void hook_experts(const struct core *k, int index, const struct batch_exp
     }
 }
 
+/* Run the experts of b.  x: the sum of their outputs, or the residual; a shared MLP (expert -1)
+ * adds to the residual, and with moe.latent it has a round of its own. */
 static void run_round(struct core *k, const struct layer *l, int index, const struct act_input *in,
                       struct batch_expert *b, int count, float *x, int n, int last)
 {
@@ -442,9 +453,10 @@ static void run_round(struct core *k, const struct layer *l, int index, const st
     }
     for (int i = 0; i < count; i++)
         ops[i] = (struct op){ .l = b[i].expert < 0 ? &l->down : &b[i].x->down, .in = &b[i].down, .kind = OP_SCATTER,
-                              .n_tokens = b[i].n,
-                              .out = x, .ldo = (size_t)k->c->hidden_size,
-                              .scale = b[i].to ? 1 : k->residual * (b[i].expert < 0 ? m->shared_scale : 1),
+                              .n_tokens = b[i].n, .out = x,
+                              .ldo = (size_t)(b[i].expert < 0 ? k->c->hidden_size : config_expert_width(k->c)),
+                              .scale = b[i].to || (b[i].expert >= 0 && m->latent) ? 1
+                                       : k->residual * (b[i].expert < 0 ? m->shared_scale : 1),
                               .row = b[i].to ? b[i].to : b[i].token,
                               .weight = b[i].to || (b[i].expert >= 0 && m->weigh_input) ? NULL : b[i].weight };
     core_linear_sum(k, ops, count, n, last ? core_next(k, index, LOOP_DOWN) : NULL);
@@ -519,6 +531,65 @@ static void call_experts(struct core *k, const struct layer *l, int index, struc
     guess_next(k, l, index, cache, x, n);
 }
 
+/* Run the chosen experts, and with_shared the shared MLP in their first round. */
+static int run_experts(struct core *k, const struct layer *l, int index, const struct act_input *in, float *x, int n,
+                       int with_shared)
+{
+    struct expert_cache *cache = residency_experts(k->residency);
+    const struct moe *m = &k->c->moe;
+    struct moe_work *w = &k->moe;
+    int expert = 0;
+    for (int first = 1; first || expert < m->n_experts; first = 0) {
+        const int shared = first && with_shared;
+        if (shared)
+            w->batch[0] = shared_mlp(k, in, n);
+        const int count = shared + gather(k, l, in, n, first || !with_shared, &expert,
+                                          cache ? expert_cache_use(cache, !shared) : m->n_experts, w->batch + shared);
+        while (expert < m->n_experts && w->first[expert] == w->first[expert + 1])
+            expert++;
+        for (int i = shared; i < count && cache; i++) {
+            w->here[i] = expert_cache_at(cache, index, w->batch[i].expert);
+            w->batch[i].x = &w->here[i];
+        }
+        run_round(k, l, index, in, w->batch, count, x, n, expert == m->n_experts);
+        if (cache)
+            expert_cache_release(cache, count - shared);
+    }
+    return 0;
+}
+
+void moe_latents(struct core *k, const struct layer *l, const struct act_input *in, int n, float *out,
+                 size_t ldo)
+{
+    core_linear(k, &(struct op){ .l = &l->latent_in, .in = in, .out = out, .ldo = ldo, .kind = OP_STORE }, 1, n, NULL);
+}
+
+void moe_add_latents(struct core *k, const struct linear *out, const float *sum, float *x, int n)
+{
+    struct act_input in;
+    core_input(k, &in, core_slot(k->c, INPUT_DOWN), sum, k->c->moe.latent, n, &out, 1);
+    core_linear(k, &(struct op){ .l = out, .in = &in, .out = x, .ldo = (size_t)k->c->hidden_size, .kind = OP_ADD,
+                                 .scale = k->residual }, 1, n, NULL);
+}
+
+/* The shared MLP adds to x in a round of its own, the experts of latents add to a sum. */
+static int run_latent(struct core *k, const struct layer *l, int index, const struct act_input *in, float *x, int n)
+{
+    const struct moe *m = &k->c->moe;
+    struct moe_work *w = &k->moe;
+    const size_t width = (size_t)m->latent;
+    const struct act_input latent = { .x = w->latent, .ldx = width, .cols = m->latent };
+    moe_latents(k, l, in, n, w->latent, width);
+    if (m->shared_size) {
+        w->batch[0] = shared_mlp(k, in, n);
+        run_round(k, l, index, in, w->batch, 1, x, n, 0);
+    }
+    memset(w->sum, 0, (size_t)n * width * sizeof *w->sum);
+    run_experts(k, l, index, &latent, w->sum, n, 0);
+    moe_add_latents(k, &l->latent_out, w->sum, x, n);
+    return 0;
+}
+
 int moe_run(struct core *k, const struct layer *l, int index, const struct act_input *router,
             const struct act_input *in, float *x, int n)
 {
@@ -534,24 +605,7 @@ int moe_run(struct core *k, const struct layer *l, int index, const struct act_i
         w->used[(size_t)index * (size_t)m->n_experts + (size_t)i] += (unsigned)(w->first[i + 1] - w->first[i]);
     if (cache)
         call_experts(k, l, index, cache, x, n);
-    int expert = 0;
-    for (int first = 1; first || expert < m->n_experts; first = 0) {
-        const int shared = first && m->shared_size > 0;
-        if (shared)
-            w->batch[0] = shared_mlp(k, in, n);
-        const int count = shared + gather(k, l, in, n, first || !m->shared_size, &expert,
-                                          cache ? expert_cache_use(cache, !shared) : m->n_experts, w->batch + shared);
-        while (expert < m->n_experts && w->first[expert] == w->first[expert + 1])
-            expert++;
-        for (int i = shared; i < count && cache; i++) {
-            w->here[i] = expert_cache_at(cache, index, w->batch[i].expert);
-            w->batch[i].x = &w->here[i];
-        }
-        run_round(k, l, index, in, w->batch, count, x, n, expert == m->n_experts);
-        if (cache)
-            expert_cache_release(cache, count - shared);
-    }
-    return 0;
+    return m->latent ? run_latent(k, l, index, in, x, n) : run_experts(k, l, index, in, x, n, m->shared_size > 0);
 }
 
 /* Sort the pairs with an expert, like sort_by_expert(); to: number of each among these pairs in
@@ -582,9 +636,9 @@ int moe_pairs(struct core *k, const struct layer *l, int index, const float *h, 
 {
     const struct moe *m = &k->c->moe;
     struct moe_work *w = &k->moe;
-    const int hidden = k->c->hidden_size, n_pairs = sort_pairs(m, id, weight, n, w);
-    const struct act_input in = { .x = h, .ldx = (size_t)hidden, .cols = hidden };
-    memset(out, 0, (size_t)n_pairs * (size_t)hidden * sizeof *out);
+    const int width = config_expert_width(k->c), n_pairs = sort_pairs(m, id, weight, n, w);
+    const struct act_input in = { .x = h, .ldx = (size_t)width, .cols = width };
+    memset(out, 0, (size_t)n_pairs * (size_t)width * sizeof *out);
     for (int expert = 0, count; n_pairs && expert < m->n_experts; ) {
         count = gather(k, l, &in, n, 0, &expert, m->n_experts, w->batch);
         for (int i = 0; i < count; i++)
@@ -635,13 +689,13 @@ void moe_one(struct core *k, const struct layer *l, int index, int expert, const
              const struct cpu_choice *c)
 {
     struct moe_work *w = &k->moe;
-    const int hidden = k->c->hidden_size, size = k->c->moe.intermediate_size;
-    const struct act_input all = { .x = h, .ldx = ldh, .cols = hidden };
+    const int width = config_expert_width(k->c), size = k->c->moe.intermediate_size;
+    const struct act_input all = { .x = h, .ldx = ldh, .cols = width };
     for (int at = c->first[expert], count; at < c->first[expert + 1]; at += count) {
         count = c->first[expert + 1] - at < k->max_tokens ? c->first[expert + 1] - at : k->max_tokens;
         w->batch[0] = (struct batch_expert){ .expert = expert, .n = count, .x = &l->experts[expert],
                                              .token = c->token + at, .weight = c->share + at,
-                                             .in = { .x = w->in, .ldx = (size_t)hidden, .cols = hidden },
+                                             .in = { .x = w->in, .ldx = (size_t)width, .cols = width },
                                              .down = { .x = w->mid, .ldx = (size_t)size, .cols = size } };
         run_round(k, l, index, &all, w->batch, 1, x, count, 0);
     }
@@ -649,7 +703,7 @@ void moe_one(struct core *k, const struct layer *l, int index, int expert, const
 
 void moe_mid(struct core *k, const struct expert *x, const float *h, size_t ldh, int n, float *mid, size_t ldm)
 {
-    const struct act_input in = { .x = h, .ldx = ldh, .cols = k->c->hidden_size };
+    const struct act_input in = { .x = h, .ldx = ldh, .cols = config_expert_width(k->c) };
     const int gated = k->c->gated;
     core_linear(k, &(struct op){ .l = gated ? &x->gate : &x->up, .up = gated ? &x->up : NULL, .in = &in, .out = mid,
                                  .ldo = ldm, .kind = OP_MLP, .expert = 1 }, 1, n, NULL);

@@ -63,6 +63,9 @@ void core_linear_sum(struct core *k, const struct op *ops, int n_ops, int n_toke
 void core_linear_rows(struct core *k, const struct linear *l, const struct act_input *in, int first, int n_rows,
                       float *room, int n, float *out, size_t ldo);
 static inline size_t core_rows_room(int n_rows) { return ((size_t)n_rows / TILE_ROWS + 2) * TILE_ROWS; }
+/* Returns the slot of an input while its matrices read it.  In a parallel block the inputs of the
+ * MLP and of attention are in use at the same time, so their slots differ. */
+int core_slot(const struct config *c, enum layer_input input);
 const struct next_loop *core_next(const struct core *k, int index, int loop);
 /* out = norm of one row of n elements. */
 void core_norm_row(const struct core *k, float *out, const float *x, const struct norm *norm, int n);
@@ -90,6 +93,11 @@ int moe_choose(struct core *k, const struct layer *l, int index, const int32_t *
                float *x, int n, struct cpu_choice *c, struct err *e);
 void moe_one(struct core *k, const struct layer *l, int index, int expert, const float *h, size_t ldh, float *x,
              const struct cpu_choice *c);
+/* moe.latent: compute the experts' input, out [n][ldo], from that of the layer's MLP; x += `out`
+ * (the layer's latent_out) applied to the sum of the experts. */
+void moe_latents(struct core *k, const struct layer *l, const struct act_input *in, int n, float *out,
+                 size_t ldo);
+void moe_add_latents(struct core *k, const struct linear *out, const float *sum, float *x, int n);
 void moe_mid(struct core *k, const struct expert *x, const float *h, size_t ldh, int n, float *mid, size_t ldm);
 /* number of floats per token that experts need besides the common buffers */
 size_t moe_floats(const struct config *c);

@@ -48,7 +48,9 @@ struct moe_work {
     /* [n_experts + 1] index of each expert's first element in token [max_tokens * top_k] */
     int *first, *token;
     float *share;                           /* [max_tokens * top_k] router weights in that order */
-    float *in, *mid;                        /* [rows][hidden_size], [rows][intermediate_size] */
+    /* [rows][hidden_size or moe.latent, the larger], [rows][intermediate_size] */
+    float *in, *mid;
+    float *latent, *sum;                    /* [max_tokens][moe.latent] input of the experts, their sum; or NULL */
     struct batch_expert *batch;             /* [n_experts + 1] */
     struct op *ops;                         /* [n_experts + 1] */
     uint8_t *act[2]; size_t act_bytes[2];   /* quantized inputs: of gate and up; of down */

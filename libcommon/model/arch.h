@@ -67,7 +67,7 @@ struct weight_names {
     /* "mlp.experts.", followed by expert_gate and so on; with EXPERTS_APART the number of the
      * expert and a dot come in between */
     const char *experts;
-    const char *expert_gate, *expert_up, *expert_down;
+    const char *expert_gate, *expert_up, *expert_down, *latent_in, *latent_out;
     /* one matrix instead of shared_gate and shared_up, which are then NULL; gate first */
     const char *shared_gate_up;
     /* layers with a state.  conv: the name before ".weight" and ".bias"; a_log, dt_bias and d are

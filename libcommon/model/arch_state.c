@@ -55,7 +55,8 @@ nemotron_names = { .embed = "embeddings", .final_norm = "norm_f", .head = "lm_he
                    .up = "mixer.up_proj",
                    .down = "mixer.down_proj", .router = "mixer.gate",
                    .correction = "mixer.gate.e_score_correction_bias", .experts = "mixer.experts.",
-                   .expert_up = "up_proj", .expert_down = "down_proj", .shared_up = "mixer.shared_experts.up_proj",
+                   .expert_up = "up_proj", .expert_down = "down_proj", .latent_in = "mixer.fc1_latent_proj",
+                   .latent_out = "mixer.fc2_latent_proj", .shared_up = "mixer.shared_experts.up_proj",
                    .shared_down = "mixer.shared_experts.down_proj" },
 qwen_names = { .embed = "embed_tokens", .final_norm = "norm", .head = "lm_head", .layer = "layers.",
                .attn_norm = "input_layernorm",
@@ -350,8 +351,7 @@ static void nemotron_experts(struct parse *p, struct config *c)
     c->moe.shared_size = shared ? width(p, "moe_shared_expert_intermediate_size", 7688) : 0;
     groups_parse(p, c, 1, 1);
     sigmoid_router(p, c, 1, 1);
-    if (parse_int(p, "moe_latent_size", 0, MOST_WIDTH, 0))
-        parse_fail(p, ERR_UNSUPPORTED, "moe_latent_size is not supported");
+    c->moe.latent = (int)parse_int(p, "moe_latent_size", 0, MOST_WIDTH, 0);
 }
 
 static int any_named(const json_t *list, const char *name)

@@ -414,6 +414,8 @@ int config_long_from(const struct config *c)
     return 0;
 }
 
+int config_expert_width(const struct config *c) { return c->moe.latent ? c->moe.latent : c->hidden_size; }
+
 int config_mlp_size(const struct config *c, int layer)
 {
     const int kind = layer >= 0 ? c->ff[layer] : FF_DENSE;
@@ -513,7 +515,7 @@ int64_t config_layer_parameters(const struct config *c, int layer, int per_token
                 c->hidden_size + 3 * (int64_t)c->hidden_size * c->ple_dim;
     if (moe)
         n += (int64_t)c->moe.n_experts * c->hidden_size + (int64_t)(per_token ? c->moe.top_k : c->moe.n_experts) *
-             matrices * c->moe.intermediate_size * c->hidden_size;
+             matrices * c->moe.intermediate_size * config_expert_width(c) + 2 * (int64_t)c->moe.latent * c->hidden_size;
     return n;
 }
 
@@ -719,6 +721,8 @@ static const char *beyond_mixture(const struct config *c, unsigned features)
 {
     if (c->moe.beside)
         return "an MLP beside experts";
+    if (c->moe.latent)
+        return "experts in a latent space";
     if (c->hashed)
         return "experts chosen by a table of tokens";
     if (c->moe.weigh_input && !(features & FEATURE_VARIANTS))

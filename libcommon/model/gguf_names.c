@@ -20,7 +20,7 @@ const struct weight_names gguf_names = {
     .shared_router = "ffn_gate_inp_shexp",
     .shared_gate = "ffn_gate_shexp", .shared_up = "ffn_up_shexp", .shared_down = "ffn_down_shexp",
     .experts_form = EXPERTS_STACKED, .experts = "", .expert_gate = "ffn_gate_exps", .expert_up = "ffn_up_exps",
-    .expert_down = "ffn_down_exps",
+    .expert_down = "ffn_down_exps", .latent_in = "ffn_latent_down", .latent_out = "ffn_latent_up",
     .in = "ssm_in", .in_ba = "ssm_ba", .conv = "ssm_conv1d", .a_log = "ssm_a", .dt_bias = "ssm_dt.bias", .d = "ssm_d",
     .gate_norm = "ssm_norm", .state_o = "ssm_out", .x_proj = "ssm_x", .dt_proj = "ssm_dt", .dt_norm = "ssm_dt_norm",
     .b_norm = "ssm_b_norm", .c_norm = "ssm_c_norm",

@@ -93,6 +93,9 @@ struct moe {
     /* an MLP of intermediate_size beside the experts, both with their own norms; the router reads
      * the residual, normed and scaled by hidden_size^-0.5 (gemma4) */
     int beside;
+    /* experts read and write vectors of this size: latent_in makes them of the hidden state, and
+     * latent_out maps the sum of the experts back (nemotron_h); 0: hidden states themselves */
+    int latent;
     int weigh_input;            /* weights multiply the expert's input, not its output (llama4) */
     /* limit > 0: g * sigmoid(alpha * g) * (u + 1), g clamped from above, u on both sides (gpt-oss);
      * alpha 0: act(g) * u, with the same clamps, also in the shared MLP (deepseek_v4) */
@@ -453,7 +456,7 @@ struct layer {
     const float *a_log, *dt_bias, *d;       /* [n_heads]; a_log: in a GGUF -exp(a_log) or its size; d: mamba2 only */
     struct norm gate_norm;          /* mamba2: a norm over all heads together; delta net: over one head */
     /* FF_MOE */
-    struct linear router, shared_router;
+    struct linear router, shared_router, latent_in, latent_out;
     const float *correction;        /* [n_experts] or NULL */
     const float *token_experts;     /* config.hashed: [vocab_size][top_k] numbers of experts */
     struct expert *experts;         /* [n_experts] */
@@ -529,6 +532,7 @@ int model_experts(struct model *m, struct err *e);
 void config_linear_shape(const struct config *c, int layer, int role, int64_t *rows, int64_t *cols);
 /* Width of a layer's gate and up, in the dense or the shared MLP; 0: it has neither. */
 int config_mlp_size(const struct config *c, int layer);
+int config_expert_width(const struct config *c);        /* size of the inputs and outputs of experts */
 /* Facts about the attention of a layer, one function each: the size of its heads, the number of its
  * KV heads, the sizes of a key and of a value without padding, whether it reads the keys and values
  * of an earlier layer, whether it uses its keys as values. */
@@ -654,6 +658,7 @@ enum weight_role {
     ROLE_HYPER_FF_INJECT, ROLE_NGRAM_EMBED, ROLE_NGRAM_KEY, ROLE_NGRAM_VALUE, ROLE_COMP_VALUE, ROLE_COMP_SCORE,
     ROLE_INDEX_VALUE, ROLE_INDEX_SCORE, ROLE_O_A, ROLE_INDEX_Q, ROLE_INDEX_K,
     ROLE_INDEX_W, ROLE_LAUREL_IN, ROLE_LAUREL_OUT, ROLE_X_PROJ, ROLE_DT_PROJ, ROLE_STATE_O, ROLE_NEXT_IN,
+    ROLE_LATENT_IN, ROLE_LATENT_OUT,
     N_ROLES
 };
 

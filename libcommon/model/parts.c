@@ -99,7 +99,7 @@ struct part_fact layer_part_fact(const struct config *c, int layer, enum layer_p
                   value_dim = config_value_dim(c, layer);
     const int64_t q_width = heads * head_dim, kv_width = kv_heads * head_dim;
     const int indexes = config_indexes(c, layer), index_dim = c->indexer.head_dim;
-    const int beside = moe && c->moe.beside;
+    const int beside = moe && c->moe.beside, latent = moe ? c->moe.latent : 0;
     const int64_t projected = projected_rows(c, layer), channels = recurrent_channels(c, layer),
                   width = recurrent_width(c, layer);
     const int gate_low = r->gate_rank > 0;
@@ -164,7 +164,8 @@ int layer_readers(const struct layer *l, enum layer_input input, const struct li
 {
     const int q_a = l->q_a.w.data != NULL;      /* determines the input of q */
     const int gate_low = l->gate_a.w.data != NULL;
-    const struct expert *x = l->experts;
+    /* experts between latent_in and latent_out read none of the layer's inputs */
+    const struct expert *x = l->latent_in.w.data ? NULL : l->experts;
     int n = 0;
 #define NORM(...)
 #define VECTOR(...)

@@ -113,6 +113,9 @@ int spec_moe(struct builder *b, int layer)
     }
     if (m->shared_size && spec_own_matrix(b, layer, LP_DOWN, b->n.shared_down) < 0)
         return -1;
+    if (m->latent && (spec_own_matrix(b, layer, LP_LATENT_IN, b->n.latent_in) < 0 ||
+                      spec_own_matrix(b, layer, LP_LATENT_OUT, b->n.latent_out) < 0))
+        return -1;
     for (int i = 0; i < (b->s->one_expert ? 1 : m->n_experts); i++)
         if ((b->c->gated && add_expert_part(b, layer, i, LP_EXPERT_GATE) < 0) ||
             add_expert_part(b, layer, i, LP_EXPERT_UP) < 0 || add_expert_part(b, layer, i, LP_EXPERT_DOWN) < 0)
@@ -131,7 +134,7 @@ static int has_shape(const struct builder *b, const char *name, int64_t d0, int6
 void spec_find_experts(struct builder *b)
 {
     const struct config *c = b->c;
-    const int64_t n = c->moe.n_experts, mid = c->moe.intermediate_size, hidden = c->hidden_size;
+    const int64_t n = c->moe.n_experts, mid = c->moe.intermediate_size, hidden = config_expert_width(c);
     int layer = 0;
     while (layer < c->n_layers && c->ff[layer] != FF_MOE)
         layer++;

@@ -28,6 +28,8 @@ static void layer_of(struct plan_layer *l, const struct config *c, int i)
     l->has_experts = moe;
     l->router = moe ? h * c->moe.n_experts : 0;
     *(moe ? &l->shared_mlp : &l->dense_mlp) = matrices * h * config_mlp_size(c, i);
+    if (moe)
+        l->shared_mlp += 2 * h * c->moe.latent;
     /* per-layer embeddings: the gate, the projection, and the layer's part of ple_in */
     l->dense_mlp += 3 * h * c->ple_dim;
     if (i == 0 && c->n_streams)                 /* the projections into the streams and out of them */
@@ -70,7 +72,7 @@ int plan_shape_of(struct plan_shape *s, const struct config *c, struct err *e)
         s->positions = ((int64_t)c->max_len + c->pos_offset) * c->hidden_size;
     s->positions += (int64_t)c->ple_vocab * c->n_layers * c->ple_dim;
     if (c->moe.n_experts) {
-        s->expert = (c->gated ? 3 : 2) * (int64_t)c->hidden_size * c->moe.intermediate_size;
+        s->expert = (c->gated ? 3 : 2) * (int64_t)config_expert_width(c) * c->moe.intermediate_size;
         s->shared = c->moe.intermediate_size ? c->moe.shared_size / c->moe.intermediate_size : 0;
     }
     if (make_layers(s, e) != 0)

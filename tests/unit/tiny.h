@@ -79,6 +79,7 @@ static inline int quantize_model(struct model *m, uint8_t **owned)
             { &l->index_k, QT_I8, 32, 32 },
             { &l->laurel_in, QT_NL4, 32, 32 }, { &l->laurel_out, QT_I8, 32, 32 },
             { &l->state_o, QT_NL4, 32, 64 }, { &l->x_proj, QT_I8, 32, 32 }, { &l->dt_proj, QT_I8, 32, 32 },
+            { &l->latent_in, QT_I8, 32, 64 }, { &l->latent_out, QT_NL4, 32, 32 },
         };
         for (size_t k = 0; k < sizeof all / sizeof *all; k++)
             if (all[k].l->w.data)
