@@ -90,13 +90,25 @@ char *session_undo(struct chat_session *t)
     return copy;
 }
 
-/* Ask the last question again. */
-static void retry(struct chat_session *t)
+void session_ask_again(struct chat_session *t, const char *text)
 {
-    char *text = session_undo(t);
-    if (text)
-        session_turn(t, text);
-    free(text);
+    json_t *before = json_copy(t->messages);
+    const size_t n_dropped = t->n_dropped;
+    char *last = before ? session_undo(t) : NULL;
+    const size_t n = json_array_size(t->messages);
+    if (last && text)
+        session_ask(t, text, 0);
+    else if (last)
+        session_turn(t, last);
+    if (last && json_array_size(t->messages) == n) {
+        json_array_clear(t->messages);
+        json_array_extend(t->messages, before);
+        t->n_dropped = n_dropped;
+        session_record(t, NULL);
+        cli_note(prog, "the last question and its answer stay as they were");
+    }
+    json_decref(before);
+    free(last);
 }
 
 /* Whether the next line of input is a yes. */
@@ -303,7 +315,7 @@ static int run_command(struct chat_session *t, const char *line)
         else
             cli_note(prog, "no tools: --tools and --mcp-config name them");
         break;
-    case COMMAND_RETRY: retry(t); break;
+    case COMMAND_RETRY: session_ask_again(t, NULL); break;
     case COMMAND_UNDO: free(session_undo(t)); break;
     case COMMAND_EDIT: session_edit(t); break;
     case COMMAND_PASTE: session_paste(t); break;

@@ -83,6 +83,8 @@ static char *write_draft(const char *text, struct err *e)
     if (f && fclose(f) == 0 && written)
         return path;
     err_sys(e, "%s", path);
+    if (fd >= 0 && !f)
+        close(fd);
     if (fd >= 0)
         unlink(path);
     free(path);
@@ -114,10 +116,10 @@ void session_edit(struct chat_session *t)
         return;
     if (is_blank(text) || (last && strcmp(text, last) == 0)) {
         cli_note(prog, "the question is %s", is_blank(text) ? "empty, and not asked" : "the same as before");
+    } else if (last) {
+        session_ask_again(t, text);
     } else {
-        if (last)
-            free(session_undo(t));
-        session_ask(t, text, !last);
+        session_ask(t, text, 1);
     }
     free(text);
 }

@@ -69,6 +69,8 @@ const char *session_question(const struct chat_session *t);     /* the last ques
 /* Remove the last turn, from the user's message on; returns the text of that message, malloc'd.
  * NULL with a note: there is none. */
 char *session_undo(struct chat_session *t);
+/* Ask the last question again, or text in its place; the last turn comes back if that fails. */
+void session_ask_again(struct chat_session *t, const char *text);
 
 /* ---- chat_input.c ---- */
 void session_attach(struct chat_session *t, const char *name);          /* /file: for the next question */

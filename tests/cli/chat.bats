@@ -708,7 +708,7 @@ END
 @test "/edit, /paste, /file, /set, /tokens; Tab completes commands, settings, models and files" {
   local d=$BATS_TEST_TMPDIR
   cd "$d"
-  printf '#!/bin/sh\n[ ! -e broken ] || exit 3\n[ ! -e gone ] || { rm "$2"; exit; }\n[ ! -e latin ] || { printf "\\377" >"$2"; exit; }\ncp "$2" seen; sed -i s/2+2/3+3/ "$2"\n' >editor
+  printf '#!/bin/sh\n[ ! -e broken ] || exit 3\n[ ! -e gone ] || { rm "$2"; exit; }\n[ ! -e latin ] || { printf "\\377" >"$2"; exit; }\n[ ! -e long ] || { seq -s " " 3000 >"$2"; exit; }\ncp "$2" seen; sed -i s/2+2/3+3/ "$2"\n' >editor
   chmod +x editor
   echo 'What is 4+4?' >sums.txt
   export ZSE_HOME=$d/home
@@ -733,6 +733,15 @@ expect 3 \+ 3 = 6\r
 expect >
 send /edit
 expect the same as before
+expect >
+run touch long
+send /edit
+expect leaves no room for an answer
+expect stay as they were
+expect >
+run rm long
+send /retry
+expect 3 \+ 3 = 6\r
 expect >
 run touch latin
 send /edit
