@@ -1,9 +1,12 @@
 /* chat_embed.c - --embed: the vector of each line of standard input, as lines of JSON. */
 #include "cmd/zse-chat.h"
 
+#include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cmd/cli.h"
 #include "libcommon/base/json.h"
@@ -80,21 +83,72 @@ static int print_line(struct embed_line *l, long long index)
     return 0;
 }
 
-/* Embed up to o->parallel lines together.  Returns the number of lines, 0 at the end of the input;
- * -1 with *e. */
-static int embed_some(const struct chat_options *o, const struct opened_model *m, struct engine *g,
-                      struct embed_line *lines, long long first, int *n_failed, struct err *e)
+/* ---- lines of standard input ---- */
+
+struct embed_input {
+    char *data;                         /* [size], owned: what was read; lines before `taken` are done */
+    size_t size, room, taken, searched; /* there is no newline from taken to searched */
+    int ended, failed;                  /* failed: the value of errno */
+};
+
+/* Read more from standard input. */
+static void read_more(struct embed_input *in)
 {
-    const char *prefix = prefix_of(&m->model->config, o->embed);
-    char *text = NULL;
-    size_t room = 0;
-    ssize_t size;
+    enum { PART = 1 << 16 };
+    if (in->taken) {
+        memmove(in->data, in->data + in->taken, in->size -= in->taken);
+        in->searched -= in->taken;
+        in->taken = 0;
+    }
+    if (in->room - in->size < PART) {
+        char *p = realloc(in->data, 2 * in->room + PART);
+        if (!p) {
+            in->failed = ENOMEM;
+            return;
+        }
+        in->data = p;
+        in->room = 2 * in->room + PART;
+    }
+    const ssize_t n = read(STDIN_FILENO, in->data + in->size, in->room - in->size - 1);
+    in->ended = n == 0;
+    in->failed = n < 0 && errno != EINTR ? errno : 0;
+    in->size += n > 0 ? (size_t)n : 0;
+}
+
+/* The next line, with a zero instead of its newline, valid until the next call.  NULL: the input
+ * has ended or failed; without `wait` also: no whole line is there yet. */
+static char *next_line(struct embed_input *in, int wait, size_t *size)
+{
+    struct pollfd ready = { .fd = STDIN_FILENO, .events = POLLIN };
+    char *end = NULL;
+    while (!in->failed && !in->ended &&
+           !(end = in->data ? memchr(in->data + in->searched, '\n', in->size - in->searched) : NULL)) {
+        in->searched = in->size;
+        if (!wait && poll(&ready, 1, 0) == 0)
+            return NULL;
+        read_more(in);
+    }
+    if (in->failed || !in->data || (!end && in->taken == in->size))
+        return NULL;
+    end = end ? end : in->data + in->size;      /* read_more() leaves room for the zero */
+    *end = '\0';
+    char *line = in->data + in->taken;
+    *size = (size_t)(end - line);
+    in->taken = in->searched = end < in->data + in->size ? (size_t)(end + 1 - in->data) : in->size;
+    return line;
+}
+
+/* Embed together the lines that are there, at least one and up to o->parallel.  Returns the number
+ * of lines, 0 at the end of the input; -1 with *e. */
+static int embed_some(const struct chat_options *o, const struct opened_model *m, struct engine *g,
+                      struct embed_input *in, struct embed_line *lines, long long first, int *n_failed, struct err *e)
+{
+    const char *prefix = prefix_of(&m->model->config, o->embed), *text;
+    size_t size;
     int n = 0, rc = 0;
     memset(lines, 0, (size_t)o->parallel * sizeof *lines);
-    for (; n < o->parallel && (size = getline(&text, &room, stdin)) > 0; n++) {
-        if (text[size - 1] == '\n')
-            text[--size] = '\0';
-        if (strlen(text) == (size_t)size) {
+    for (; n < o->parallel && (text = next_line(in, n == 0, &size)); n++) {
+        if (strlen(text) == size) {
             submit(&lines[n], g, m, prefix, text);
         } else {
             err_set(&lines[n].refused, ERR_FORMAT, "it has a zero byte");
@@ -108,7 +162,6 @@ static int embed_some(const struct chat_options *o, const struct opened_model *m
         *n_failed += rc == 0 && print_line(&lines[i], first + i) != 0;
         free(lines[i].vector);
     }
-    free(text);
     cli_flush();
     return rc ? rc : n;
 }
@@ -118,17 +171,20 @@ int chat_embed(const struct chat_options *o, const struct opened_model *m)
     struct err e;
     struct embed_line *lines = calloc((size_t)o->parallel, sizeof *lines);
     struct engine *g = NULL;
+    struct embed_input in = { 0 };
     long long done = 0;
     int n = 0, n_failed = 0;
     if (m->model->config.embedding.scores)
         n = err_set(&e, ERR_UNSUPPORTED, "%s: the model scores pairs of texts and makes no vectors", m->path);
     else if (!lines || !(g = open_engine(m, &o->run, o->parallel, 0, 0, &e)))
         n = lines ? -1 : err_nomem(&e, "lines");
-    while (g && !ferror(stdout) && (n = embed_some(o, m, g, lines, done, &n_failed, &e)) > 0)
+    while (g && !ferror(stdout) && (n = embed_some(o, m, g, &in, lines, done, &n_failed, &e)) > 0)
         done += n;
     engine_close(g);
     free(lines);
-    if (n == 0 && ferror(stdin))
+    free(in.data);
+    errno = in.failed;
+    if (n == 0 && in.failed)
         n = err_sys(&e, "standard input");
     if (n < 0)
         return cli_fail(prog, &e);

@@ -247,7 +247,9 @@ static int take(struct chat_options *o, int c, const char *arg)
     case 's': o->system = arg; return 0;
     case 't': o->template_name = arg; return 0;
     case OPT_PARAM: o->param[o->n_params++] = arg; return 0;
-    case 'n': return parse_whole("--max-tokens", arg, 0, INT32_MAX, &o->max_tokens);
+    case 'n':
+        o->most_given = 1;
+        return parse_whole("--max-tokens", arg, 0, INT32_MAX, &o->max_tokens);
     case OPT_BATCH: o->batch = arg; return 0;
     case OPT_EMBED:
         o->embed = arg ? arg : "";
@@ -352,6 +354,7 @@ static int check_embed(const struct chat_options *o)
         { o->no_think, "--no-think" }, { o->run.prefix_folder != NULL, "--session" }, { o->n_rag, "--rag" },
         { o->given || s->n_bias || s->dry_sequence_breakers, "options of sampling" }, { o->n_stop, "--stop" },
         { o->ignore_eos, "--ignore-eos" }, { o->stop_when_full, "--on-full" },
+        { o->most_given, "-n" }, { o->no_wrap, "--no-wrap" },
         { o->url != NULL, "--url" }, { o->prompt != NULL, "a prompt" }, { o->batch != NULL, "--batch" },
         { o->n_files, "-f" }, { o->reopen != NULL, "--continue" }, { o->tools || o->mcp_config, "tools" },
         { o->system != NULL, "-s" }, { o->ids, "--ids" }, { o->plan, "--plan" }, { o->run.n_loras, "--lora" },

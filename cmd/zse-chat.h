@@ -39,6 +39,7 @@ struct chat_options {
     /* --on-full stop: refuse a turn that does not fit in the context; 0: drop the oldest turns */
     int stop_when_full;
     int parallel, max_tokens;           /* max_tokens 0: until the context is full */
+    int most_given;                     /* max_tokens was given on the command line */
     struct sampling sampling;
     unsigned given;                     /* bit i: sampling option i was given on the command line */
     const char **stop; int n_stop;      /* owned */

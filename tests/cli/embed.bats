@@ -262,9 +262,29 @@ EOT
   done
   run -1 --separate-stderr zse-chat "$T/rerank.zse" --embed <"$T/lines"
   [[ $stderr == *"scores pairs of texts and makes no vectors" ]]
-  for m in '-p x:a prompt' '--raw:--raw' '--temp 0:options of sampling' '--history:--history'; do
+  for m in '-p x:a prompt' '--raw:--raw' '--temp 0:options of sampling' '--history:--history' '-n 5:-n' '--no-wrap:--no-wrap'; do
     # shellcheck disable=SC2086     # words
     run -2 --separate-stderr zse-chat "$T/tiny.zse" --embed ${m%:*}
     [[ $stderr == *"--embed makes vectors and no answers: not with ${m#*:}"* ]]
   done
+}
+
+@test "zse-chat --embed answers a line before the next one comes, and a line longer than its buffer" {
+  local line in out
+  coproc embedder { exec zse-chat "$T/tiny.zse" --embed --parallel 4 3>&-; }
+  exec {in}>&"${embedder[1]}" {out}<&"${embedder[0]}"
+  for i in 0 1; do
+    echo "What is $i?" >&"$in"
+    read -r -t 60 -u "$out" line
+    jq -e ".index == $i and .tokens > 3" <<<"$line"
+  done
+  printf 'no newline' >&"$in"
+  exec {in}>&-
+  eval "exec ${embedder[1]}>&-"
+  read -r -t 60 -u "$out" line
+  jq -e '.index == 2' <<<"$line"
+  run ! read -r -t 60 -u "$out" line
+  { head -c 150000 /dev/zero | tr '\0' a; echo; echo b; } >"$T/long"
+  run -1 --separate-stderr zse-chat "$T/tiny.zse" --embed <"$T/long"
+  [ "$(jq -c '[.index, has("embedding")]' <<<"$output" | paste -sd' ')" = '[0,false] [1,true]' ]
 }
