@@ -176,7 +176,8 @@ const struct field fields[] = {
          "of a language model that is asked for yes or no: the task (default: web search)"),
 
     TEXT("user", API | BODY_RESPONSES | EMBEDS | BODY_WS_CHAT, AT(user), "kept in /api/analytics/requests"),
-    OTHER("metadata", BODY_RESPONSES, "{\"type\":\"object\"}", "returned in the answer"),
+    OTHER("metadata", BODY_RESPONSES, "{\"type\":\"object\",\"additionalProperties\":{\"type\":\"string\"}}",
+          "returned in the answer"),
     IGNORED("metadata", (STREAMED & ~BODY_RESPONSES) | BODY_WS_CHAT, "cannot change the answer"),
     IGNORED("store", BODY_CHAT, "cannot change the answer; nothing is stored"),
     TRUTH("store", BODY_RESPONSES, AT(store), "keep the response for a day, for previous_response_id and GET /v1/responses/ID (default: true)"),

@@ -124,6 +124,27 @@ head_of() { curl -s -o "$T/j" -D "$T/head" -w '%{http_code}' "$URL/$1" -d "$2"; 
   stop "$PID"
 }
 
+@test "pictures are refused by each API in its own form of an error, and metadata that are no strings" {
+  local url='"data:image/png;base64,AA"'
+  while IFS='|' read -r path message; do
+    [ "$(curl -s -o "$T/j" -w '%{http_code}' "$URL/$path" -d "{\"model\":\"tiny\",\"max_tokens\":2,$message}")" = 400 ]
+    jq -e --arg path "$path" '(.error | if type == "string" then . else .message end | test("image")) and
+      (($path | startswith("api/")) or (.error | .param[-3:] == "[0]" and .code == "unsupported_parameter" and .type == "invalid_request_error"))' "$T/j" ||
+      { cat "$T/j"; return 1; }
+  done <<END
+v1/responses|"input":[{"role":"user","content":[{"type":"input_text","text":"a"},{"type":"input_image","image_url":$url}]}]
+v1/chat/completions|"messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"image_url","image_url":{"url":$url}}]}]
+v1/messages|"messages":[{"role":"user","content":[{"type":"image","source":{"type":"base64","media_type":"image/png","data":"AA"}}]}]
+api/chat|"messages":[{"role":"user","content":"a","images":["AA"]}]
+api/generate|"prompt":"a","images":["AA"]
+END
+  for url in '[1]' '{"a":1}' '"a"'; do
+    ask responses "{\"input\":\"a\",\"max_output_tokens\":1,\"metadata\":$url}" | jq -e '.error | .param == "metadata" and .code == "invalid_type"'
+  done
+  ask responses '{"input":"a","max_output_tokens":1,"metadata":{"a":"b"}}' | jq -e '.metadata == {"a":"b"}'
+  ask responses '{"input":"a","max_output_tokens":1,"metadata":null}' | jq -e '.metadata == {}'
+}
+
 @test "options of other servers are refused by name if they would change the answer" {
   local f
   for f in '"bad_words":["x"]' '"length_penalty":2' '"allowed_token_ids":[1]' '"include_stop_str_in_output":true' '"return_token_ids":true' '"prompt_logprobs":1'; do

@@ -189,10 +189,26 @@ static int read_text(const json_t *body, struct conversation *t, struct problem 
     return 0;
 }
 
+/* The client's own strings, which the answer repeats. */
+static int check_metadata(const json_t *body, struct problem *pr)
+{
+    static const char name[] = "metadata";
+    json_t *all = js_get(body, name), *v;
+    const char *key;
+    if (all && !json_is_object(all))
+        return problem_set(pr, 400, name, "invalid_type", "%s: found %s, expected an object of strings", name,
+                           js_kind(all));
+    json_object_foreach(all, key, v)
+        if (!json_is_string(v))
+            return problem_set(pr, 400, name, "invalid_type", "%s: %.64s: found %s, expected a string", name, key,
+                               js_kind(v));
+    return 0;
+}
+
 int responses_read(const json_t *body, int parallel, struct conversation *t, struct problem *pr)
 {
     json_t *instructions = js_get(body, "instructions");
-    if (conversation_read_vars(t, body, pr) != 0)
+    if (conversation_read_vars(t, body, pr) != 0 || check_metadata(body, pr) != 0)
         return -1;
     json_t *messages = json_array();
     t->serial = !parallel;
