@@ -52,6 +52,8 @@ static const char usage[] =
     "\n"
     "      --name NAME            id of the model (default: the file's name); can be given again, for each MODEL in order\n"
     "      --max-seqs N           requests that are computed together (default: 32)\n"
+    "      --max-batch-size N     the same as --max-seqs\n"
+    "      --batching on|off      off: one request at a time, until POST /api/batching/enable (default: on)\n"
     "      --max-queue N          requests that may wait, 0: no limit (default: 1000)\n"
     "      --kv-bytes SIZE        memory for keys and values of each model (default: enough, at most a quarter of the machine's)\n"
     "      --model-dir DIR        load models over the API only from this folder (default: from anywhere, for clients of this machine only)\n"
@@ -87,6 +89,7 @@ static const char usage[] =
     SPEC_HELP
     "      --lora NAME=DIR        a LoRA adapter for the first MODEL, a folder written by PEFT; requests name it as their model\n"
     "      --lora-dir DIR         let administrators load adapters below DIR over HTTP (default: none can be loaded)\n"
+    "      --pp LIST              the same as --pp-split\n"
     "      --plan                 print the memory each MODEL would take and the expected speed, and exit; 1 if one does not fit\n"
     "\n"
     CLI_DEFAULTS_HELP
@@ -96,7 +99,7 @@ static const char usage[] =
 
 enum {
     OPT_HOST = 300, OPT_PORT, OPT_SOCKET, OPT_CERT, OPT_KEY, OPT_NO_AUTH, OPT_PROXY, OPT_ORIGIN, OPT_ALLOW_HOST,
-        OPT_NAME, OPT_SEQS, OPT_QUEUE, OPT_KV_BYTES,
+        OPT_NAME, OPT_SEQS, OPT_BATCHING, OPT_QUEUE, OPT_KV_BYTES,
     OPT_QUERY_KEY, OPT_STRICT_API, OPT_ANONYMOUS, OPT_AUDIT_FOLDER,
     OPT_AUDIT_SIZE, OPT_AUDIT_ANONYMOUS, OPT_AUDIT_FILES,
     OPT_AUDIT_SYSLOG, OPT_AUDIT_SIGN, OPT_AUDIT_PROMPTS, OPT_NO_AUDIT, OPT_LOG_REQUESTS,
@@ -134,7 +137,8 @@ static const struct option options[] = {
     { "history-conversations", required_argument, NULL, OPT_HISTORY_CONVERSATIONS },
     { "trust-proxy", no_argument, NULL, OPT_PROXY }, { "cors-origin", required_argument, NULL, OPT_ORIGIN },
     { "allow-host", required_argument, NULL, OPT_ALLOW_HOST }, { "name", required_argument, NULL, OPT_NAME },
-    { "max-seqs", required_argument, NULL, OPT_SEQS },
+    { "max-seqs", required_argument, NULL, OPT_SEQS }, { "max-batch-size", required_argument, NULL, OPT_SEQS },
+    { "batching", required_argument, NULL, OPT_BATCHING }, { "pp", required_argument, NULL, OPT_PP_SPLIT },
     { "max-queue", required_argument, NULL, OPT_QUEUE }, { "kv-bytes", required_argument, NULL, OPT_KV_BYTES },
     { "user", required_argument, NULL, OPT_USER }, { "model-dir", required_argument, NULL, OPT_MODEL_DIR },
     { "lora-dir", required_argument, NULL, OPT_LORA_DIR },
@@ -266,6 +270,9 @@ static int take(struct serve_options *o, int c, char *arg)
     case OPT_ALLOW_HOST: o->hosts[o->n_hosts++] = arg; return 0;
     case OPT_NAME: o->names[o->n_names++] = arg; return 0;
     case OPT_SEQS: return whole("--max-seqs", arg, 1, 4096, &o->max_seqs);
+    case OPT_BATCHING:
+        o->no_batching = strcmp(arg, "off") == 0;
+        return o->no_batching || strcmp(arg, "on") == 0 ? 0 : cli_wrong(prog, "--batching: '%s', expected on or off", arg);
     case OPT_QUEUE: return whole("--max-queue", arg, 0, INT32_MAX, &o->max_queue);
     case OPT_KV_BYTES: return cli_parse_size(prog, "--kv-bytes", arg, &o->kv_bytes);
     case OPT_MEMORY: return cli_parse_size(prog, "--max-memory", arg, &o->max_memory);

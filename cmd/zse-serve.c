@@ -509,7 +509,7 @@ static int serve(struct serve_options *o, const struct serve_user *user, struct 
             .tls_cert = o->tls_cert, .tls_key = o->tls_key,
         .home = p->home, .keys_url = o->keys_url, .keys_grace_s = o->keys_grace_s,
         .no_auth = o->no_auth, .query_keys = o->query_keys,
-        .strict_api = o->strict_api, .anonymous_limit = o->anonymous_limit,
+        .strict_api = o->strict_api, .no_batching = o->no_batching, .anonymous_limit = o->anonymous_limit,
         .audit_folder = p->audit, .audit_bytes = o->audit_bytes, .audit_anonymous_bytes = o->audit_anonymous_bytes,
         .audit_files = o->audit_files, .audit_syslog = o->audit_syslog,
         .audit_url = o->audit_url, .audit_token = p->audit_token, .audit_ca = cli_ca_file(),

@@ -15,7 +15,7 @@ struct serve_options {
     int host_is_default;                                        /* host is not the user's choice, nor is the port */
     struct systemd *systemd;                                    /* borrowed; NULL: not asked yet */
     int port, port_given, no_auth, trust_proxy, max_seqs, max_queue, no_prefix_cache, max_connections, max_per_address,
-        quiet, plan, no_watch, mcp_stdio;
+        no_batching, quiet, plan, no_watch, mcp_stdio;
     char *keys_url;                                             /* --keys; NULL: not given; owned */
     int keys_grace_s, keys_grace_given;
     int query_keys, strict_api, anonymous_limit, no_audit, audit_prompts, log_requests;

@@ -28,6 +28,8 @@ _zse_serve() {
     --allow-host) COMPREPLY=(); return ;;
     --name) COMPREPLY=(); return ;;
     --max-seqs) COMPREPLY=(); return ;;
+    --max-batch-size) COMPREPLY=(); return ;;
+    --batching) COMPREPLY=($(compgen -W "on off" -- "$cur")); return ;;
     --max-queue) COMPREPLY=(); return ;;
     --kv-bytes) COMPREPLY=(); return ;;
     --model-dir) COMPREPLY=($(compgen -f -- "$cur")); return ;;
@@ -80,9 +82,10 @@ _zse_serve() {
     --spec-exact) COMPREPLY=($(compgen -W "tokens distribution" -- "$cur")); return ;;
     --lora) COMPREPLY=($(compgen -f -- "$cur")); return ;;
     --lora-dir) COMPREPLY=($(compgen -f -- "$cur")); return ;;
+    --pp) COMPREPLY=(); return ;;
   esac
   case $cur in
-    -*) COMPREPLY=($(compgen -W "--config --host --port --socket --tls-cert --tls-key --user --no-auth --keys --keys-grace --strict-api --allow-query-key --anonymous-limit --audit-folder --audit-size --audit-anonymous-size --audit-files --audit-syslog --audit-url --audit-token --audit-sign --audit-prompts --no-audit --log-requests --no-history --history-days --responses-size --history-size --history-conversations --trust-proxy --cors-origin --allow-host --name --max-seqs --max-queue --kv-bytes --model-dir --keep-alive --max-memory --no-memory-watch --no-prefix-cache --prefix-cache --prefix-scope --kv-events --kv-replay --kv-topic --timeout --drain --stall --max-connections --max-per-address --max-body --max-request-memory --work-memory --embedding-model --rerank-model --rag-documents --rag-bytes --mcp-config --mcp-stdio --quiet --quantize --mode --threads --ctx --kv --attention --exact --kernels --device --gpus --pp-split --tp --gpu-layers --moe --gpu-experts --gpu-prefill-threshold --no-gpu-prefill --expert-uploads --layer-window --prefetch --max-device --strict --cuda-graphs --act --cache-weights --force --verify --verbose --window --sinks --spec --spec-exact --lora --lora-dir --plan --print-defaults --help --version" -- "$cur")) ;;
+    -*) COMPREPLY=($(compgen -W "--config --host --port --socket --tls-cert --tls-key --user --no-auth --keys --keys-grace --strict-api --allow-query-key --anonymous-limit --audit-folder --audit-size --audit-anonymous-size --audit-files --audit-syslog --audit-url --audit-token --audit-sign --audit-prompts --no-audit --log-requests --no-history --history-days --responses-size --history-size --history-conversations --trust-proxy --cors-origin --allow-host --name --max-seqs --max-batch-size --batching --max-queue --kv-bytes --model-dir --keep-alive --max-memory --no-memory-watch --no-prefix-cache --prefix-cache --prefix-scope --kv-events --kv-replay --kv-topic --timeout --drain --stall --max-connections --max-per-address --max-body --max-request-memory --work-memory --embedding-model --rerank-model --rag-documents --rag-bytes --mcp-config --mcp-stdio --quiet --quantize --mode --threads --ctx --kv --attention --exact --kernels --device --gpus --pp-split --tp --gpu-layers --moe --gpu-experts --gpu-prefill-threshold --no-gpu-prefill --expert-uploads --layer-window --prefetch --max-device --strict --cuda-graphs --act --cache-weights --force --verify --verbose --window --sinks --spec --spec-exact --lora --lora-dir --pp --plan --print-defaults --help --version" -- "$cur")) ;;
     *) local head=
        [ "$cur" != : ] || { head=$prev: cur=; }
        [ "$prev" != : ] || head=${COMP_WORDS[COMP_CWORD-2]}:

@@ -371,7 +371,7 @@ END
   [ -x "$B/emulated/zse-serve" ] || skip "the emulated programs are not built (make emulated)"
   export ZSE_HOME=$BATS_TEST_TMPDIR/home ZSE_TEST_DEVICES=2
   ask() { curl -sf "$url/v1/completions" -d "{\"prompt\":\"Question $1: what\",\"max_tokens\":3,\"temperature\":0,\"ignore_eos\":true}" | jq -c '.choices[0].text'; }
-  for o in '--device emulated' '--gpus 0,1 --pp-split 3,1' '--tp 2'; do
+  for o in '--device emulated' '--gpus 0,1 --pp 3,1' '--tp 2'; do
     rm -f "$BATS_TEST_TMPDIR/pipe" && mkfifo "$BATS_TEST_TMPDIR/pipe"
     # shellcheck disable=SC2086     # words
     "$B/emulated/zse-serve" "$MODEL" $o --port 0 --ctx 64 --max-seqs 6 >"$BATS_TEST_TMPDIR/pipe" 2>"$BATS_TEST_TMPDIR/err" 3>&- &

@@ -386,7 +386,7 @@ END
 @test "if one key has filled the queue, a request of another key is accepted, and one of the first key gets 503" {
   many=$(zse-apikey create many 2>/dev/null)
   one=$(zse-apikey create one --scope chat,models 2>/dev/null)
-  serve --port 0 --max-seqs 1 --max-queue 5
+  serve --port 0 --batching off --max-queue 5
   await listens "$URL"
   waiting() { curl -s -H "X-API-Key: $one" "$URL/api/stats/models" | jq '.models[0].waiting'; }
   local tokens=1900

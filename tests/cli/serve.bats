@@ -258,7 +258,7 @@ sys.stdin.read()' "$home/keys.db" "$BATS_TEST_TMPDIR/locked" 3>&-)
   export ZSE_HOME=$BATS_TEST_TMPDIR/home
   many=$(zse-apikey create many 2>/dev/null)
   one=$(zse-apikey create one 2>/dev/null)
-  start "$log" "$T/tiny.zse" --port 0 --max-seqs 1
+  start "$log" "$T/tiny.zse" --port 0 --max-batch-size 1
   await listens "$URL"
   waiting() { curl -s -H "X-API-Key: $one" "$URL/api/stats/models" | jq '.models[0].waiting'; }
   zse-apikey delete one && one=$(zse-apikey create one --scope chat,models 2>/dev/null)

@@ -55,13 +55,11 @@ static int keep(struct loaded_model *lm)
                                          "waiting", l->max_waiting, "chunk", l->chunk, "tokens", l->max_tokens));
 }
 
-void batching_restore(struct loaded_model *lm)
+/* Set the settings of lm to those of keep(). */
+static void recall(struct loaded_model *lm, const json_t *kept)
 {
-    const json_t *kept = json_object_get(lm->s->batching, lm->id);
     struct engine_limits *l = &lm->limits;
     struct engine_stats es;
-    if (!kept)
-        return;
     /* the new engine may have smaller limits: the file or the free memory may be another by now */
     worker_stats(lm->worker, &es, NULL);
     const int running = (int)json_integer_value(json_object_get(kept, "running")),
@@ -71,7 +69,16 @@ void batching_restore(struct loaded_model *lm)
     l->chunk = (int)json_integer_value(json_object_get(kept, "chunk"));
     l->max_tokens = tokens < es.max_tokens ? tokens : es.max_tokens;
     lm->batching = json_is_true(json_object_get(kept, "enabled"));
-    struct engine_limits now = *l;
+}
+
+void batching_restore(struct loaded_model *lm)
+{
+    const json_t *kept = json_object_get(lm->s->batching, lm->id);
+    if (kept)
+        recall(lm, kept);
+    else if (lm->batching)
+        return;
+    struct engine_limits now = lm->limits;
     if (!lm->batching)
         now.max_running = 1;
     if (worker_limits(lm->worker, &now) != 0)
