@@ -51,6 +51,7 @@ static int find_device(const struct zse_engine_options *o, struct engine_options
         return err_set(e, ERR_FORMAT, "device: '%.40s', expected cpu, cuda or cuda:N", name);
     eo->backend = &backend_gpu;
     eo->device = (int)n;
+    eo->expert_uploads = EXPERT_UPLOADS_AUTO;
     eo->max_tokens = GPU_STEP_TOKENS;
     return 0;
 }
