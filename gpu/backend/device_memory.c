@@ -564,8 +564,10 @@ static int open_slots(struct gpu_backend *b, struct err *e)
 static int host_open(struct gpu_backend *b, struct err *e)
 {
     struct backend_options o = b->o;
-    if (!b->host_layers)
-        o.n_states = 0;
+    if (!b->host_layers) {
+        o.n_states = o.max_logits = 0;
+        o.max_tokens = host_computes(b) ? hybrid_tokens(b) : o.max_tokens;
+    }
     if (b->host_layers || host_computes(b))
         b->host = cpu_first_open(b->m, &o, b->host_layers, host_computes(b), e);
     return b->host || !(b->host_layers || host_computes(b)) ? 0 : -1;

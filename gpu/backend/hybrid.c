@@ -13,7 +13,7 @@
  * Events, each behind work of the first stream: `asked` (compute, to the host) the choices are on
  * the host; used[] (compute, to copy) no kernel reads the slots of the layer before any more;
  * filled[0] (copy, to compute) the uploaded experts are there, which the compute stream waits for
- * once the crew has queued all copies; `sent` (compute, to the host) the rows are on the device.
+ * once the crew has queued all copies.
  * The two parts are in proportion to the speeds of the link and the CPU, which are measured
  * (plan/expert_share.h), or as the caller asks.
  *
@@ -29,13 +29,17 @@
 #include "libcommon/base/clock.h"
 #include "libcommon/cpu/cpu.h"
 
-/* The host computes this number of tokens at a time, so that its results take little pinned
- * memory: 16 MB for 8 experts a token and 2048 elements. */
-enum { SEAM_TOKENS = 256 };
+/* The host computes a part of a step's tokens at a time, so that its results take at most
+ * SEAM_BYTES of pinned memory, unless SEAM_LEAST tokens need more. */
+enum { SEAM_BYTES = 16 << 20, SEAM_LEAST = 16, SEAM_TOKENS = 256 };
 
-static int seam_tokens(const struct gpu_backend *b)
+int hybrid_tokens(const struct gpu_backend *b)
 {
-    return array_size(b) < SEAM_TOKENS ? (int)array_size(b) : SEAM_TOKENS;
+    const struct config *c = &b->m->config;
+    const size_t fit = SEAM_BYTES / ((size_t)c->moe.top_k * (size_t)c->hidden_size * sizeof(float)),
+                 most = array_size(b) < SEAM_TOKENS ? array_size(b) : SEAM_TOKENS,
+                 least = most < SEAM_LEAST ? most : SEAM_LEAST;
+    return (int)(fit < least ? least : fit < most ? fit : most);
 }
 
 /* Bytes before the results in the memory of results: the row of each pair. */
@@ -46,8 +50,8 @@ static size_t rows_bytes(const struct gpu_backend *b, int n)
 
 size_t hybrid_results(const struct gpu_backend *b)
 {
-    const size_t pairs = (size_t)seam_tokens(b) * (size_t)b->m->config.moe.top_k;
-    return rows_bytes(b, seam_tokens(b)) + pairs * (size_t)b->m->config.hidden_size * sizeof(float);
+    const size_t pairs = (size_t)hybrid_tokens(b) * (size_t)b->m->config.moe.top_k;
+    return rows_bytes(b, hybrid_tokens(b)) + pairs * (size_t)b->m->config.hidden_size * sizeof(float);
 }
 
 size_t hybrid_places(const struct gpu_backend *b)
@@ -59,16 +63,17 @@ int hybrid_open(struct gpu_backend *b, struct err *e)
 {
     const struct config *c = &b->m->config;
     struct hybrid *h = &b->hybrid;
-    const size_t t = array_size(b), pairs = t * (size_t)c->moe.top_k, hidden = (size_t)c->hidden_size;
-    if (!(h->input = gpu_pinned(b->g, t * hidden * sizeof *h->input, "the input of experts", e)) ||
+    const size_t pairs = array_size(b) * (size_t)c->moe.top_k,
+                 input = (size_t)hybrid_tokens(b) * (size_t)c->hidden_size;
+    if (!(h->input = gpu_pinned(b->g, input * sizeof *h->input, "the input of experts", e)) ||
         !(h->id = gpu_pinned(b->g, 2 * pairs * sizeof *h->id, "the choice of experts", e)) ||
         !(h->result = gpu_pinned(b->g, hybrid_results(b), "results of experts", e)) ||
         !(h->host_place = gpu_pinned(b->g, hybrid_places(b), "places of experts", e)) ||
         !(h->host_up = gpu_pinned(b->g, (size_t)c->moe.n_experts * sizeof *h->host_up, "uploaded experts", e)) ||
-        !(h->asked = gpu_event_open(b->g, e)) || !(h->sent = gpu_event_open(b->g, e)))
+        !(h->asked = gpu_event_open(b->g, e)))
         return -1;
     h->weight = (float *)(h->id + pairs);
-    b->pinned += (t * hidden + 2 * pairs) * sizeof(float) + hybrid_results(b) + hybrid_places(b) +
+    b->pinned += (input + 2 * pairs) * sizeof(float) + hybrid_results(b) + hybrid_places(b) +
                  (size_t)c->moe.n_experts * sizeof *h->host_up;
     for (int i = 0; i < c->n_layers; i++)
         for (int x = 0; x < c->moe.n_experts; x++)
@@ -87,8 +92,6 @@ void hybrid_close(struct gpu_backend *b)
     gpu_pinned_free(b->g, h->host_up);
     if (h->asked)
         gpu_event_close(b->g, h->asked);
-    if (h->sent)
-        gpu_event_close(b->g, h->sent);
 }
 
 const int32_t *hybrid_place(const struct gpu_backend *b, int layer)
@@ -96,14 +99,24 @@ const int32_t *hybrid_place(const struct gpu_backend *b, int layer)
     return has_host_experts(b) ? places_of(b, b->hybrid.place, layer) : NULL;
 }
 
+/* Queue the copy of the input of tokens [first, first + n) to the host. */
+static int ask_input(struct gpu_backend *b, int first, int n, struct err *e)
+{
+    const size_t hidden = (size_t)b->m->config.hidden_size;
+    struct hybrid *h = &b->hybrid;
+    return gpu_download(b->g, GPU_COMPUTE, h->input, h->from + (size_t)first * hidden,
+                        (size_t)n * hidden * sizeof *h->input, e);
+}
+
 int hybrid_ask(struct gpu_backend *b, const float *x, struct err *e)
 {
-    const size_t n = (size_t)b->n, pairs = n * (size_t)b->m->config.moe.top_k;
+    const size_t pairs = (size_t)b->n * (size_t)b->m->config.moe.top_k;
     struct hybrid *h = &b->hybrid;
+    h->from = x;
     if (gpu_download(b->g, GPU_COMPUTE, h->id, b->choice.id, pairs * sizeof *h->id, e) < 0)
         return -1;
     if (host_computes(b) &&
-        (gpu_download(b->g, GPU_COMPUTE, h->input, x, n * (size_t)b->m->config.hidden_size * sizeof *x, e) < 0 ||
+        (ask_input(b, 0, b->n < hybrid_tokens(b) ? b->n : hybrid_tokens(b), e) < 0 ||
          gpu_download(b->g, GPU_COMPUTE, h->weight, b->choice.weight, pairs * sizeof *h->weight, e) < 0))
         return -1;
     return gpu_event_record(b->g, GPU_COMPUTE, h->asked, e);
@@ -176,8 +189,8 @@ int hybrid_divide(struct gpu_backend *b, int layer, struct gpu_route *r, struct 
     return uploads_all(b) ? 0 : slots_post(b, layer, e);
 }
 
-/* Compute the host's pairs of tokens [first, first + n) of a layer.  Returns the number of bytes of
- * h->result to upload; 0: there are none. */
+/* Compute the host's pairs of tokens [first, first + n) of a layer, whose input is on the host.
+ * Returns the number of bytes of h->result to upload; 0: there are none. */
 static size_t compute(struct gpu_backend *b, int layer, int first, int n)
 {
     const struct config *c = &b->m->config;
@@ -192,15 +205,15 @@ static size_t compute(struct gpu_backend *b, int layer, int first, int n)
     }
     if (count == 0)
         return 0;
-    cpu_experts_run(b->host, layer, h->input + (size_t)first * (size_t)c->hidden_size, id,
-                    h->weight + (size_t)first * (size_t)c->moe.top_k, n, (float *)(h->result + rows_bytes(b, n)));
+    cpu_experts_run(b->host, layer, h->input, id, h->weight + (size_t)first * (size_t)c->moe.top_k, n,
+                    (float *)(h->result + rows_bytes(b, n)));
     return rows_bytes(b, n) + (size_t)count * (size_t)c->hidden_size * sizeof(float);
 }
 
 void hybrid_compute(struct gpu_backend *b, int layer)
 {
     struct hybrid *h = &b->hybrid;
-    const int n = b->n < seam_tokens(b) ? b->n : seam_tokens(b), n_here = h->n_missing - h->n_passing;
+    const int n = b->n < hybrid_tokens(b) ? b->n : hybrid_tokens(b), n_here = h->n_missing - h->n_passing;
     const uint64_t begun = clock_ns();
     h->result_bytes = host_computes(b) ? compute(b, layer, 0, n) : 0;
     if (n == b->n && n_here > 0)
@@ -226,13 +239,15 @@ static struct gpu_expert_sum part_of(const struct gpu_expert_sum *all, int first
 int hybrid_sum(struct gpu_backend *b, int layer, const struct gpu_expert_sum *all, struct err *e)
 {
     struct hybrid *h = &b->hybrid;
-    const int most = seam_tokens(b);
+    const int most = hybrid_tokens(b);
     if (!host_computes(b))
         return gpu_expert_sum(b->g, all, e);
     for (int t = 0, n; t < all->n; t += n) {
         n = all->n - t < most ? all->n - t : most;
         struct gpu_expert_sum o = part_of(all, t, n);
-        if (t > 0 && gpu_event_sync(b->g, h->sent, e) < 0)      /* the results of the part before */
+        /* the next input, and the results of the part before are sent */
+        if (t > 0 && (ask_input(b, t, n, e) < 0 || gpu_event_record(b->g, GPU_COMPUTE, h->asked, e) < 0 ||
+                      gpu_event_sync(b->g, h->asked, e) < 0))
             return -1;
         const size_t bytes = t == 0 ? h->result_bytes : compute(b, layer, t, n);
         if (bytes && gpu_upload(b->g, GPU_COMPUTE, h->host_result, h->result, bytes, e) < 0)
@@ -241,7 +256,7 @@ int hybrid_sum(struct gpu_backend *b, int layer, const struct gpu_expert_sum *al
             o.row = (const int32_t *)h->host_result;
             o.host = (const float *)(h->host_result + rows_bytes(b, n));
         }
-        if (gpu_event_record(b->g, GPU_COMPUTE, h->sent, e) < 0 || gpu_expert_sum(b->g, &o, e) < 0)
+        if (gpu_expert_sum(b->g, &o, e) < 0)
             return -1;
     }
     return 0;

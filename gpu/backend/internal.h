@@ -34,10 +34,11 @@ struct step_slot { int32_t *words, *ids; struct gpu_event *done; };
 struct hybrid {
     /* device: for each layer, place of each expert (gpu_route.place); results of the host */
     int32_t *place; uint8_t *host_result;
-    /* pinned: the places; input [n][hidden_size], choices and weights [n * top_k] of a layer; the
-     * row of each pair in the results, and the results */
+    /* pinned: the places; choices and weights [n * top_k] of a layer; for a part of its tokens the
+     * input [n][hidden_size], the row of each pair in the results, and the results */
     int32_t *host_place, *id; float *input, *weight; uint8_t *result;
-    struct gpu_event *asked, *sent;     /* the input is on the host; the results are on the device */
+    const float *from;                  /* device: the input of all tokens */
+    struct gpu_event *asked;            /* choices and input are on the host */
     size_t result_bytes;                /* bytes of `result` that hybrid_compute() has written */
     /* device memory of two groups of stream_slots slots, which are filled in turn or together */
     uint8_t *stream; int stream_slots, turn;
@@ -271,6 +272,7 @@ int group_gather(struct tp_group *t, struct err *e);
 int group_release(struct tp_group *t, struct err *e);
 
 /* ---- hybrid.c: only if has_host_experts() ---- */
+int hybrid_tokens(const struct gpu_backend *b);         /* most tokens that the host computes at a time */
 size_t hybrid_results(const struct gpu_backend *b);     /* bytes of host_result and result */
 size_t hybrid_places(const struct gpu_backend *b);      /* bytes of place */
 int hybrid_open(struct gpu_backend *b, struct err *e);

@@ -576,6 +576,7 @@ int main(void)
         cmocka_set_test_filter(getenv("ZSE_ONLY"));
     if (getenv("ZSE_SANITIZED"))        /* under a sanitizer only the tests of host code run */
         return cmocka_run_group_tests(((const struct CMUnitTest[]){ cmocka_unit_test(batches),
+                                                                    cmocka_unit_test(divided),
                                                                     cmocka_unit_test(placement) }), NULL, NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
