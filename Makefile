@@ -232,11 +232,12 @@ $(B)/emulated/zse-%: $(O)/cmd/zse-%.o $(call objects,tests/lib/fault.c) $(B)/lib
 	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) $(EXTRA) $(GPU_LIBS) -lstdc++ -lm
 
 # Tests of the device: emulated in every build; natively with make check-gpu.
+$(B)/tests/unit/t-gpu-forward $(B)/tests/gpu/t-gpu-forward $(B)/ptx/t-gpu-forward: EXTRA := -Xlinker --wrap=gpu_choose
 $(B)/tests/unit/t-gpu-%: $(O)/tests/unit/t-gpu-%.o $(B)/emulated/libgpu.a $(B)/libzse.a
-	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) -lcmocka $(GPU_LIBS) -lstdc++ -lm
+	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) $(EXTRA) -lcmocka $(GPU_LIBS) -lstdc++ -lm
 $(B)/tests/gpu/t-gpu-%: $(O)/tests/unit/t-gpu-%.o $(B)/libzse.a
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) -lcmocka $(GPU_LIBS) -lm
+	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) $(EXTRA) -lcmocka $(GPU_LIBS) -lm
 
 ALLOC := malloc calloc realloc aligned_alloc strdup strndup asprintf vasprintf
 $(B)/tests/unit/t-nomem: EXTRA := $(addprefix -Xlinker --wrap=,$(ALLOC))
@@ -293,7 +294,7 @@ $(B)/ptx/libgpu.a: $(PTX_OBJS) $(PTX_RUN) $(call objects,$(BACKEND))
 	@rm -f $@
 	$(AR) rcs $@ $^
 $(B)/ptx/t-gpu-%: $(O)/tests/unit/t-gpu-%.o $(B)/ptx/libgpu.a $(B)/libzse.a
-	$(CXX) $(CFLAGS) -pthread -o $@ $^ $(PKG_LIBS) -lcmocka -lm
+	$(CXX) $(CFLAGS) -pthread -o $@ $^ $(PKG_LIBS) $(EXTRA) -lcmocka -lm
 $(B)/ptx/tests/ptx/t-ptx.o: tests/ptx/t-ptx.cu
 	@mkdir -p $(@D)
 	$(NVCC) -std=c++17 -O3 -lineinfo -I. -gencode $(PTX_CODE) --no-compress -MMD -MP -c -o $@ $<
