@@ -1,6 +1,6 @@
 /* t-gpu-forward.c - whole models through the device's backend.  Oracle folders are compared with
- * transformers: in f32 to 1e-4 of the largest |logit| (recurrent ones 2e-4, as on the CPU), with f16
- * weights to 2e-2, and greedy ids must be equal unless the gap between two logits is below the
+ * transformers: in f32 to 1e-4 of the largest |logit| (recurrent ones 2e-4, as on the CPU), with
+ * f16 weights to 2e-2, and greedy ids must be equal unless the gap between two logits is below the
  * error.  Where f16 makes a router choose another expert than f32, the same limit holds with the
  * choices of f32, and the two scores must be as near as rounding explains.  Quantized models,
  * windows, ragged batches, graphs and KV formats are compared with the CPU. */
@@ -62,10 +62,11 @@ enum { MOST_LAYERS = 8, MOST_CHOSEN = 8 };
 static struct {
     int on, layer, n_layers;            /* layer: of the next choice, of those with experts */
     int id[MOST_LAYERS][MAX_TOKENS][MOST_CHOSEN];
-    /* What rounding to f16 explains, for each token: f16 has 13 bits fewer than f32, so 2^13 times
-     * the difference between the CPU's f32 and that of transformers, there or at an earlier token. */
+    /* the largest error of each token that rounding to f16 explains: f16 has 13 bits fewer than
+     * f32, so it is 2^13 times the difference between the CPU's f32 and that of transformers,
+     * there or at an earlier token */
     double explained[MAX_TOKENS];
-    int flips, beyond;                  /* other choices than the CPU's; those that nothing explains */
+    int flips, beyond;                  /* tokens with other choices than the CPU's; gaps that nothing explains */
     double gap;                         /* the widest of theirs, of the row's largest |score| */
 } chosen;
 
@@ -82,8 +83,8 @@ static void ignore_states(void *user, int layer, const float *x, int n, int cols
     (void)user, (void)layer, (void)x, (void)n, (void)cols;
 }
 
-/* Note how far the best other expert is above the least of those chosen.  score: the router's
- * outputs for one token. */
+/* Note how far the best other expert is above the least of those chosen.  score: those by which the
+ * experts of one token are chosen. */
 static void note_gap(const float *score, const int *id, int n_experts, int top_k, double explained)
 {
     double least = INFINITY, other = -INFINITY, largest = 0;
@@ -95,13 +96,60 @@ static void note_gap(const float *score, const int *id, int n_experts, int top_k
         largest = fmax(largest, fabs(score[i]));
     }
     const double gap = (other - least) / largest;
-    chosen.flips += gap > 0;
     chosen.beyond += gap > explained;
     chosen.gap = fmax(chosen.gap, gap);
 }
 
+/* Whether two lists have the same experts. */
+static int same_experts(const int *a, const int32_t *b, int n)
+{
+    int found = 0;
+    for (int i = 0; i < n; i++)
+        for (int k = 0; k < n; k++)
+            found += a[i] == b[k];
+    return found == n;
+}
+
+static void *pinned_copy(struct gpu *g, const void *from, size_t n)
+{
+    void *p = gpu_pinned(g, n, "test", &why);
+    assert_non_null(p);
+    OK(gpu_download(g, GPU_COMPUTE, p, from, n, &why));
+    OK(gpu_sync(g, GPU_COMPUTE, &why));
+    return p;
+}
+
 int __real_gpu_choose(struct gpu *g, const struct gpu_route *r, struct err *e);
 int __wrap_gpu_choose(struct gpu *g, const struct gpu_route *r, struct err *e);
+
+/* Compare the device's choices with the CPU's.  Groups of experts hide the scores of those outside,
+ * so gaps are noted without them only. */
+static void note_choices(struct gpu *g, const struct gpu_route *r)
+{
+    struct gpu_route all = *r;
+    all.sort = 0;
+    OK(__real_gpu_choose(g, &all, &why));
+    const size_t n = (size_t)r->n * (size_t)r->ld;
+    float *sum = calloc(n, sizeof *sum),
+          *more = r->correction ? pinned_copy(g, r->correction, (size_t)r->n_experts * sizeof *more) : NULL;
+    int32_t *id = pinned_copy(g, r->choice.id, (size_t)(r->n * r->top_k) * sizeof *id);
+    for (int p = 0; p < r->n_parts; p++) {
+        float *part = pinned_copy(g, r->part + (size_t)p * r->part_stride, n * sizeof *part);
+        for (size_t i = 0; i < n; i++)
+            sum[i] += part[i];
+        gpu_pinned_free(g, part);
+    }
+    for (int t = 0; t < r->n; t++) {
+        float *score = sum + t * r->ld;
+        for (int i = 0; i < r->n_experts && r->router == GPU_ROUTER_SIGMOID; i++)
+            score[i] = 1 / (1 + expf(-score[i])) + (more ? more[i] : 0);
+        chosen.flips += !same_experts(chosen.id[chosen.layer][t], id + t * r->top_k, r->top_k);
+        if (r->n_groups <= 1)
+            note_gap(score, chosen.id[chosen.layer][t], r->n_experts, r->top_k, chosen.explained[t]);
+    }
+    free(sum);
+    gpu_pinned_free(g, id), gpu_pinned_free(g, more);
+}
 
 /* In place of gpu_choose: with chosen.on, lift the scores by which experts are chosen so far that
  * the CPU's choices win; weights are made from the device's own scores. */
@@ -109,30 +157,24 @@ int __wrap_gpu_choose(struct gpu *g, const struct gpu_route *r, struct err *e)
 {
     if (!chosen.on)
         return __real_gpu_choose(g, r, e);
-    assert_true(chosen.layer < chosen.n_layers && !r->correction && r->n_groups <= 1 &&
-                (r->router == GPU_ROUTER_SOFTMAX || r->router == GPU_ROUTER_TOP_SOFTMAX));
-    const size_t row = (size_t)r->n_experts, n = (size_t)r->n * row, part = (size_t)r->n * (size_t)r->ld;
-    float *lift = gpu_alloc(g, n * sizeof *lift, "test", e), *host = gpu_pinned(g, n * sizeof *host, "test", e),
-          *scores = gpu_pinned(g, part * sizeof *scores, "test", e), *sum = calloc(part, sizeof *sum);
-    assert_true(lift && host && scores && sum);
-    for (int p = 0; p < r->n_parts; p++) {
-        OK(gpu_download(g, GPU_COMPUTE, scores, r->part + (size_t)p * r->part_stride, part * sizeof *scores, e));
-        OK(gpu_sync(g, GPU_COMPUTE, e));
-        for (size_t i = 0; i < part; i++)
-            sum[i] += scores[i];
-    }
+    assert_true(chosen.layer < chosen.n_layers &&
+                (r->router == GPU_ROUTER_SOFTMAX || r->router == GPU_ROUTER_TOP_SOFTMAX ||
+                 r->router == GPU_ROUTER_SIGMOID) && (!r->correction || r->router == GPU_ROUTER_SIGMOID));
+    note_choices(g, r);
+    const size_t row = (size_t)r->n_experts, n = (size_t)r->n * row;
+    float *lift = gpu_alloc(g, n * sizeof *lift, "test", e), *host = gpu_pinned(g, n * sizeof *host, "test", e);
+    assert_true(lift && host);
     memset(host, 0, n * sizeof *host);
-    for (int t = 0; t < r->n; t++) {
-        const int *id = chosen.id[chosen.layer][t];
-        note_gap(sum + t * r->ld, id, r->n_experts, r->top_k, chosen.explained[t]);
+    for (int t = 0; t < r->n; t++)
         for (int k = 0; k < r->top_k; k++)
-            host[(size_t)t * row + (size_t)id[k]] = 4;
-    }
+            host[(size_t)t * row + (size_t)chosen.id[chosen.layer][t][k]] = 4;
     OK(gpu_upload(g, GPU_COMPUTE, lift, host, n * sizeof *lift, e));
     struct gpu_route one = *r;
-    one.router = GPU_ROUTER_SOFTMAX;    /* a softmax over the best is one over all, normalized */
-    one.normalize |= r->router == GPU_ROUTER_TOP_SOFTMAX;
-    one.n = 1;
+    if (r->router == GPU_ROUTER_TOP_SOFTMAX) {      /* a softmax over the best is one over all, normalized */
+        one.router = GPU_ROUTER_SOFTMAX;
+        one.normalize = 1;
+    }
+    one.n = one.n_groups = 1;
     one.sort = 0;
     for (int t = 0; t < r->n; t++) {
         one.part = r->part + t * r->ld;
@@ -146,7 +188,7 @@ int __wrap_gpu_choose(struct gpu *g, const struct gpu_route *r, struct err *e)
     if (r->sort)
         OK(gpu_sort_pairs(g, r, e));
     OK(gpu_sync(g, GPU_COMPUTE, e));
-    gpu_free(g, lift), gpu_pinned_free(g, host), gpu_pinned_free(g, scores), free(sum);
+    gpu_free(g, lift), gpu_pinned_free(g, host);
     chosen.layer++;
     return 0;
 }
@@ -183,7 +225,7 @@ static double row_error(const float *got, const float *want, size_t vocab)
     return error;
 }
 
-/* A prompt of n tokens, then n_greedy - 1 of the greedy ids that follow; want: logits of the prompt. */
+/* A prompt of n tokens, then the n_greedy greedy ids that follow; want: logits of the prompt. */
 struct oracle { const int32_t *id; int n, n_greedy; const float *want; double largest; const json_t *gap; };
 
 /* Compute an oracle's tokens with the choices of f32.  Returns the error of its logits; *greedy_ok
@@ -285,10 +327,10 @@ static void check_folder(const char *name, enum qtype type, int exact, double li
     print_message("# %-18s | %-4s | %.1e | %s\n", name, exact ? "f32" : qtype_info(type)->name, worst,
                   greedy_ok ? "ok" : "DIFFERENT");
     if (chosen.flips)
-        print_message("# %-18s | choices of %d experts differ, by at most %.1e of the scores\n", name, chosen.flips,
+        print_message("# %-18s | %d choices differ, by at most %.1e of the scores\n", name, chosen.flips,
                       chosen.gap);
     if (chosen.beyond)
-        fail_msg("%s: %d experts are chosen whose scores are lower than rounding explains", name, chosen.beyond);
+        fail_msg("%s: %d choices of experts differ by more than rounding explains", name, chosen.beyond);
     if (!(worst <= limit) || !greedy_ok)
         fail_msg("%s: error %.3g of the largest logit, limit %.0e; greedy ids %s", name, worst, limit,
                  greedy_ok ? "equal" : "DIFFERENT");
