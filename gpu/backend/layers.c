@@ -609,10 +609,12 @@ static int run_latent(struct gpu_backend *b, const struct dlayer *l, int index, 
                                   .kv = kv_of(b, index) };
     struct gpu_attention a = { .q = b->q, .out = b->latent_sums, .n_heads = c->n_heads, .n_kv_heads = 1,
                                .head_dim = c->head_dim, .value_dim = m->kv_rank, .scale = c->attn_scale,
-                               .step = step_of(b, index), .kv = x.kv, .partial = b->partial, .max_splits = b->splits };
+                               .step = step_of(b, index), .kv = x.kv, .partial = b->partial, .max_splits = b->splits,
+                               .tiles = b->step + tiles_at(b), .n_tiles = b->n_tiles };
     *out = (struct input){ .act = b->act_att, .stride = b->stride_att, .x = b->latent_heads, .ldx = width };
     if (run_latent_inputs(b, l, in, e) < 0 || gpu_latent(b->g, &x, e) < 0 ||
         run_heads(b, &l->k_b, b->latent_heads, dim, b->q, c->head_dim, e) < 0 || run_decode_rows(b, &a, e) < 0 ||
+        (b->n_tiles && gpu_attn_latent(b->g, &a, e) < 0) ||
         run_heads(b, &l->v_b, b->latent_sums, m->kv_rank, b->latent_heads, m->v_dim, e) < 0)
         return -1;
     return in_floats(b, &l->o) ? 0 : gpu_act_pack(b->g, b->latent_heads, b->n, width, b->act_att, b->stride_att,

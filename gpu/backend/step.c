@@ -156,9 +156,10 @@ static void put_draw(struct gpu_backend *b, int row, const struct draw *d)
  * rows of logits that are wanted. */
 static size_t fill_step(struct gpu_backend *b, const struct batch *batch, int *n_logits)
 {
-    const int long_from = config_long_from(&b->m->config), by_tiles = !b->exact && !b->o.strict &&
-        b->m->config.head_dim % 16 == 0 && !config_has_mixer(&b->m->config, MIXER_MLA);
-    const int tile = GPU_ATTN_TILE(b->m->config.head_dim);
+    const struct config *c = &b->m->config;
+    const int long_from = config_long_from(c), by_tiles = !b->exact && !b->o.strict &&
+        (config_has_mixer(c, MIXER_MLA) ? GPU_ATTN_LATENT_TAKES(c->head_dim, c->mla.kv_rank) : c->head_dim % 16 == 0);
+    const int tile = GPU_ATTN_TILE(c->head_dim);
     int32_t *token = host_array(b, A_TOKEN), *pos = host_array(b, A_POS), *is_long = host_array(b, A_LONG),
             *table_of = host_array(b, A_TABLE), *tail_of = host_array(b, A_TAIL);
     int32_t *decode = host_array(b, A_DECODE), *logit = host_array(b, A_LOGIT), *tiles = b->hstep + tiles_at(b),

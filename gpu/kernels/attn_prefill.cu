@@ -71,25 +71,6 @@ DEVICE tile_job tile_job_of(const gpu_attention &o)
 /* The shared memory of a block: [tile][DIM], [DIM][keys], [keys][DIM] f16. */
 template <int DIM> struct rooms { uint8_t *queries, *keys, *values; };
 
-DEVICE uint4 pack_eight(const float v[8])
-{
-    return make_uint4(pack_half_clamped(v[0], v[1]), pack_half_clamped(v[2], v[3]), pack_half_clamped(v[4], v[5]),
-                      pack_half_clamped(v[6], v[7]));
-}
-
-/* 8 elements of a block from element e on, times their scales, as f16. */
-template <int KV> DEVICE uint4 load_as_half(const uint8_t *block, int e, const float scale[8])
-{
-    if (KV == KV_F16)
-        return load16(block + e * 2);
-    float v[8];
-    kv_load<KV>(v, block, e);
-#pragma unroll
-    for (int i = 0; KV_SCALED<KV> && i < 8; i++)
-        v[i] *= scale[i];
-    return pack_eight(v);
-}
-
 /* Copy the queries of a tile to shared memory; elements beyond head_dim or the last query are 0. */
 template <int DIM> DEVICE void copy_queries(uint8_t *queries, const gpu_attention &o, const tile_job &j)
 {

@@ -250,8 +250,8 @@ struct gpu_attention {
     uint16_t *act; int act_stride;      /* f16 for the next linear layer, or NULL */
     enum gpu_act_order order;           /* order of act */
     int n_heads, n_kv_heads, head_dim, window, chunk;           /* chunk: as in struct config */
-    /* decode only: above 0, a KV block has [16 tokens][head_dim], and values are the first
-     * value_dim elements of keys; no window, softcap or alibi */
+    /* decode and latent only: above 0, a KV block has [16 tokens][head_dim], and values are the
+     * first value_dim elements of keys; no window, softcap or alibi */
     int value_dim;
     float scale, softcap;
     const float *alibi;                 /* [n_heads] or NULL */
@@ -291,6 +291,11 @@ int gpu_attn_decode(struct gpu *g, const struct gpu_attention *o, struct err *e)
 enum { GPU_ATTN_MAX_DIM = 256 };
 #define GPU_ATTN_TILE(head_dim) ((head_dim) <= 128 ? 128 : 64)          /* most tokens of a tile */
 int gpu_attn_prefill(struct gpu *g, const struct gpu_attention *o, struct err *e);
+/* Latent attention (value_dim above 0) of tiles of up to GPU_ATTN_TILE tokens; only `out` is
+ * stored.  Sizes for which GPU_ATTN_LATENT_TAKES is 0 are computed by gpu_attn_decode. */
+#define GPU_ATTN_LATENT_TAKES(head_dim, value_dim) \
+    ((head_dim) % 8 == 0 && (value_dim) % 8 == 0 && (head_dim) <= 576 && (value_dim) <= 512)
+int gpu_attn_latent(struct gpu *g, const struct gpu_attention *o, struct err *e);
 
 /* Options for drawing a token from a row of logits: struct draw (libcommon/engine/draw.h) for
  * kernels. */

@@ -94,6 +94,25 @@ template <int KV> DEVICE float kv_scale(const uint8_t *block, int32_t at, int sl
     return KV == KV_F8 ? 256 * scale : scale;
 }
 
+DEVICE uint4 pack_eight(const float v[8])
+{
+    return make_uint4(pack_half_clamped(v[0], v[1]), pack_half_clamped(v[2], v[3]), pack_half_clamped(v[4], v[5]),
+                      pack_half_clamped(v[6], v[7]));
+}
+
+/* 8 elements of a block from element e on, times their scales, as f16. */
+template <int KV> DEVICE uint4 load_as_half(const uint8_t *block, int e, const float scale[8])
+{
+    if (KV == KV_F16)
+        return load16(block + e * 2);
+    float v[8];
+    kv_load<KV>(v, block, e);
+#pragma unroll
+    for (int i = 0; KV_SCALED<KV> && i < 8; i++)
+        v[i] *= scale[i];
+    return pack_eight(v);
+}
+
 /* The first position that a token at pos attends to. */
 DEVICE int first_seen(int pos, int window, int chunk)
 {

@@ -481,6 +481,31 @@ static void attend_latents(float out[L_RANK], const float *q, const float *key, 
         out[d] = (float)(y[d] / sum);
 }
 
+/* The same tokens in tiles, each of them from a token of the list on. */
+static void latents_in_tiles(struct gpu_attention o, const float *q, const float *key, float limit)
+{
+    static const int32_t tiles[] = { 5, 20, L_LEN - 19, 19 };
+    float *got = malloc(L_LEN * L_HEADS * L_RANK * sizeof *got), want[L_RANK];
+    o.tiles = to_device(tiles, sizeof tiles);
+    o.n_tiles = 2;
+    OK(gpu_fill(device, GPU_COMPUTE, o.out, 0xff, L_LEN * L_HEADS * L_RANK * sizeof *got, &why));
+    OK(gpu_attn_latent(device, &o, &why));
+    from_device(got, o.out, L_LEN * L_HEADS * L_RANK * sizeof *got);
+    for (int t = 0; t < L_LEN; t++) {
+        const int in_tile = (t >= 5 && t < 25) || t >= L_LEN - 19;
+        for (int h = 0; h < L_HEADS; h++) {
+            const float *row = got + (t * L_HEADS + h) * L_RANK;
+            if (in_tile)
+                attend_latents(want, q + (t * L_HEADS + h) * L_DIM, key, t, 0.3f);
+            for (int d = 0; d < L_RANK; d++)
+                if (in_tile ? !(fabsf(row[d] - want[d]) <= limit) : row[d] == row[d])
+                    fail_msg("tiles, kv %d: token %d head %d element %d is %.9g, not %.9g", (int)o.kv.type, t, h, d,
+                             (double)row[d], in_tile ? (double)want[d] : NAN);
+        }
+    }
+    free(got);
+}
+
 /* Latent attention over two splits, for two passes of heads, beside a row that is only padding. */
 static void latents(void **state)
 {
@@ -538,13 +563,66 @@ static void latents(void **state)
                     fail_msg("kv %d: token %d head %d element %d is %.9g, not %.9g", (int)cases[c].kv, t, h, d,
                              (double)got[(t * L_HEADS + h) * L_RANK + d], (double)want[d]);
         }
+        latents_in_tiles(o, q, key, 2 * cases[c].limit + 2e-3f);        /* fewer latents, whose rounding counts more */
         free(heads), free(q), free(key), free(w), free(cosine), free(sine), free(got);
+    }
+}
+
+/* A tile of the largest latents. */
+static void wide_latents(void **state)
+{
+    (void)state;
+    enum { DIM = 576, RANK = 512, HEADS = 5, LEN = 21, BLOCKS = 2 };
+    static uint16_t block[BLOCKS * KV_BLOCK * DIM];
+    static float q[LEN * HEADS * DIM], got[LEN * HEADS * RANK];
+    static const int32_t table[BLOCKS] = { 1, 0 }, tile[] = { 0, LEN };
+    int32_t pos[LEN], table_of[LEN] = { 0 };
+    float latent[LEN][DIM];
+    struct rng r = { 5 };
+    for (int t = 0; t < LEN; t++) {
+        pos[t] = t;
+        for (int d = 0; d < DIM; d++) {
+            uint16_t *at = &block[(table[t / KV_BLOCK] * KV_BLOCK + t % KV_BLOCK) * DIM + d];
+            *at = f32_to_f16(uniform(&r, -1, 1));
+            latent[t][d] = f16_to_f32(*at);
+        }
+    }
+    for (int i = 0; i < LEN * HEADS * DIM; i++)
+        q[i] = f16_to_f32(f32_to_f16(uniform(&r, -1, 1)));
+    const size_t part = sizeof block / BLOCKS;
+    const struct gpu_attention o = { .q = to_device(q, sizeof q), .out = on_device(sizeof got), .n_heads = HEADS,
+                                     .n_kv_heads = 1, .head_dim = DIM, .value_dim = RANK, .scale = 0.1f,
+                                     .step = { .pos = to_device(pos, sizeof pos),
+                                               .table_of = to_device(table_of, sizeof table_of),
+                                               .tables = to_device(table, sizeof table), .n = LEN },
+                                     .kv = { .blocks = { .base = to_device(block, sizeof block), .stride = part,
+                                                         .head_stride = part, .part = (uint32_t)part },
+                                             .type = KV_F16 },
+                                     .tiles = to_device(tile, sizeof tile), .n_tiles = 1 };
+    OK(gpu_attn_latent(device, &o, &why));
+    from_device(got, o.out, sizeof got);
+    for (int i = 0; i < LEN * HEADS; i++) {
+        double weight[LEN], sum = 0;
+        for (int t = 0; t <= i / HEADS; t++) {
+            double s = 0;
+            for (int d = 0; d < DIM; d++)
+                s += (double)q[i * DIM + d] * latent[t][d];
+            sum += weight[t] = exp(s * 0.1);
+        }
+        for (int d = 0; d < RANK; d++) {
+            double want = 0;
+            for (int t = 0; t <= i / HEADS; t++)
+                want += weight[t] / sum * latent[t][d];
+            if (!(fabs(got[i * RANK + d] - want) <= 1e-3))
+                fail_msg("token %d head %d element %d is %.9g, not %.9g", i / HEADS, i % HEADS, d,
+                         (double)got[i * RANK + d], want);
+        }
     }
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(attention), cmocka_unit_test(many_splits),
-                                        cmocka_unit_test(latents) };
+                                        cmocka_unit_test(latents), cmocka_unit_test(wide_latents) };
     return device_open() ? cmocka_run_group_tests(tests, NULL, NULL) : 0;
 }
