@@ -153,6 +153,7 @@ static int fill_group(struct gpu_backend *b, const struct expert *experts, int f
     const int turn = h->turn, chosen = h->passing == h->host_up;
     const size_t slot = slot_bytes(experts);
     uint64_t *bytes = chosen ? &h->counts.uploaded_bytes : &h->counts.streamed_bytes;
+    h->timed_bytes = 0;                 /* the event `filled` becomes that of this group */
     if (gpu_event_wait(b->g, GPU_COPY, h->used[turn], e) < 0)
         return -1;
     for (int x = 0; x < b->m->config.moe.n_experts; x++) {
