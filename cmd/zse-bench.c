@@ -39,6 +39,7 @@ static const char usage[] =
     "  tiers                      how fast a GPU's memory, memory, page cache and disk are read\n"
     "  stream                     layers that pass through a GPU's memory, or with --max-memory through memory: prefetch hits, evictions, bytes, time; without MODEL: simulated\n"
     "  prefill                    prompts of several lengths (--tokens); with --compare in each place where a GPU's layers and experts may be\n"
+    "  prefix                     requests whose prompts begin alike, with the cache of prefixes and without: tokens computed, time to the first token\n"
     "  plot                       a picture (SVG) of DATA.json, '-': standard input; the man page has its form\n"
     "  gpu                        each kernel of a GPU by itself: bytes and operations per second, as shares of the GPU's limits\n"
     "  coldstart                  from exec to the first token in fresh processes, page cache warm and dropped, by phases\n"
@@ -48,7 +49,7 @@ static const char usage[] =
     "  perplexity                 how well the model predicts a text\n"
     "  quality                    how far its predictions are from REFERENCE's, which runs with --exact, or with the first of two --kv\n"
     "\n"
-    "  -p, --prompt N             tokens of a prompt (default: 512; batch, moe, stream: 128; coldstart: 32; gpu: 4096); 0: decode from an empty context\n"
+    "  -p, --prompt N             tokens of a prompt (default: 512; batch, moe, stream: 128; coldstart: 32; prefix: 110; gpu: 4096); 0: decode from an empty context\n"
     "  -n, --generate N           tokens generated after it (default: 128; stream: 16, the steps that are simulated); 0: prefill only\n"
     "  -b, --batch N              sequences, or requests to a server, at once (default: 1)\n"
     "  -r, --repeats N            measured runs (default: 5)\n"
@@ -74,9 +75,9 @@ static const char usage[] =
     "      --cpu-rate SIZE        moe --trace: bytes of experts that the CPU reads and computes a second (default: 40GB)\n"
     "      --peer LLAMA-CLI       coldstart: also start this program of llama.cpp, alternately\n"
     "      --peer-model GGUF      coldstart: its model (default: MODEL, if that is a GGUF file)\n"
-    "      --requests N           serve: measured requests (default: 4 for each of -b, at least 16)\n"
+    "      --requests N           serve, prefix: measured requests (default: 4 for each of -b, at least 16; prefix: 100)\n"
     "      --rate N               serve: N requests a second at random times, with no limit on how many run at once\n"
-    "      --shared N             serve: the first N tokens of the prompts are the same\n"
+    "      --shared N             serve, prefix: the first N tokens of the prompts are the same (prefix: all but 10)\n"
     "      --background N         serve: N background streams beside the measured requests\n"
     "      --api NAME             serve: chat, completions, or tokens: completions of token ids (default: chat)\n"
     "      --model NAME           serve: the model to use (default: the server's first)\n"
@@ -146,7 +147,8 @@ static const struct option options[] = {
 
 /* The commands, their numbers of arguments, and the options that apply to them. */
 enum command { SPEED, LIMITS, BATCH, KV, MOE, THREADS, MATMUL, TERNARY, DEQUANT, SPARSE, SIMD, FLASH, MMAP, TIERS,
-               STREAM, PREFILL, PLOT, GPU, COLDSTART, SERVE, LOGITS, LAYERS, PERPLEXITY, QUALITY, SPEC, N_COMMANDS };
+               STREAM, PREFILL, PREFIX, PLOT, GPU, COLDSTART, SERVE, LOGITS, LAYERS, PERPLEXITY, QUALITY, SPEC,
+               N_COMMANDS };
 static const struct { const char *name; int least, most; const char *letters; } commands[N_COMMANDS] = {
     [SPEED] = { NULL, 0, 1, "pnbrwal" }, [LIMITS] = { "limits", 0, 0, "f" }, [BATCH] = { "batch", 0, 1, "pbrlV" },
         [KV] = { "kv", 0, 2, "rclV" }, [MOE] = { "moe", 0, 2, "pbrlKXo" },
@@ -154,16 +156,16 @@ static const struct { const char *name; int least, most; const char *letters; } 
     [TERNARY] = { "ternary", 0, 0, "rstl" },
     [SPARSE] = { "sparse", 0, 0, "crD" }, [SIMD] = { "simd", 0, 0, "r" }, [FLASH] = { "flash", 0, 0, "rc" },
     [MMAP] = { "mmap", 0, 0, "rf" }, [TIERS] = { "tiers", 0, 0, "f" },
-    [PREFILL] = { "prefill", 0, 1, "rtC" },
+    [PREFILL] = { "prefill", 0, 1, "rtC" }, [PREFIX] = { "prefix", 0, 1, "pQ" },
     [STREAM] = { "stream", 0, 1, "pnLKW" }, [PLOT] = { "plot", 1, 1, "o" },
     [DEQUANT] = { "dequant", 0, 0, "rs" }, [GPU] = { "gpu", 0, 0, "prstA" },
     [COLDSTART] = { "coldstart", 0, 1, "prPMa" },
-    [SERVE] = { "serve", 1, 1, "pnbwST" }, [LOGITS] = { "logits", 1, 1, "ioW" }, [LAYERS] = { "layers", 1, 1, "ioR" },
+    [SERVE] = { "serve", 1, 1, "pnbwSTQ" }, [LOGITS] = { "logits", 1, 1, "ioW" }, [LAYERS] = { "layers", 1, 1, "ioR" },
     [PERPLEXITY] = { "perplexity", 2, 2, "WNHa" }, [QUALITY] = { "quality", 3, 3, "WNa" },
     [SPEC] = { "spec", 1, 2, "nrTE" },
 };
 /* Options that only some commands take; main's `given` has a bit for each. */
-enum { GIVEN_BATCH = 2, GIVEN_REPEATS = 3, GIVEN_SHAPE = 7, GIVEN_TOKENS = 8, GIVEN_WINDOW = 13 };
+enum { GIVEN_BATCH = 2, GIVEN_REPEATS = 3, GIVEN_SHAPE = 7, GIVEN_TOKENS = 8, GIVEN_WINDOW = 13, GIVEN_SHARED = 18 };
 static const struct { int c; char letter; const char *name; } special[] = {
     { 'p', 'p', "-p" }, { 'n', 'n', "-n" }, { 'b', 'b', "-b" }, { 'r', 'r', "-r" }, { 'w', 'w', "-w" },
         { OPT_FILE, 'f', "--file" },
@@ -172,7 +174,7 @@ static const struct { int c; char letter; const char *name; } special[] = {
     { OPT_PEER_MODEL, 'M', "--peer-model" }, { OPT_IDS, 'i', "--ids" }, { 'o', 'o', "-o" },
     { OPT_WINDOW, 'W', "--window" }, { OPT_WINDOWS, 'N', "--windows" },
     { OPT_WHOLE, 'H', "--whole" },
-    { OPT_REQUESTS, 'S', "--requests" }, { OPT_RATE, 'S', "--rate" }, { OPT_SHARED, 'S', "--shared" },
+    { OPT_REQUESTS, 'Q', "--requests" }, { OPT_RATE, 'S', "--rate" }, { OPT_SHARED, 'Q', "--shared" },
     { OPT_BACKGROUND, 'S', "--background" }, { OPT_API, 'S', "--api" },
     { OPT_SERVED, 'S', "--model" }, { OPT_KEY, 'S', "--key" }, { OPT_IGNORE_EOS, 'T', "--ignore-eos" },
     { OPT_TEMP, 'T', "--temp" }, { OPT_SEED, 'T', "--seed" }, { OPT_TIMEOUT, 'S', "--timeout" },
@@ -475,7 +477,12 @@ static void set_defaults(struct bench_options *o, enum command c, uint64_t given
     if (c == PREFILL && !(given >> GIVEN_TOKENS & 1))
         o->tokens = (struct bench_list){ 3, { 128, 512, 1024 } };
     if (!(given & 1) && c != SPEED)
-        o->prompt = c == GPU ? 4096 : c == COLDSTART ? 32 : c == BATCH || c == MOE || c == STREAM ? 128 : 512;
+        o->prompt = c == GPU ? 4096 : c == COLDSTART ? 32 : c == PREFIX ? 110
+                    : c == BATCH || c == MOE || c == STREAM ? 128 : 512;
+    if (c == PREFIX && !(given >> GIVEN_SHARED & 1))
+        o->shared = o->prompt > 10 ? o->prompt - 10 : 0;
+    if (c == PREFIX && o->requests == 0)
+        o->requests = 100;
     if (!(given >> 1 & 1) && c == STREAM)
         o->generate = 16;
     if (!(given >> 2 & 1) && (c == BATCH || c == MOE))
@@ -496,10 +503,12 @@ static int run(struct bench_options *o, uint64_t given, int n, char **args)
     set_defaults(o, c, given);
     if ((c == THREADS || c == COLDSTART || c == GPU) && o->prompt == 0)
         return cli_wrong(prog, "%s: -p 0 leaves nothing to measure", commands[c].name);
+    if (c == PREFIX && o->shared >= o->prompt)
+        return cli_wrong(prog, "prefix: --shared %d, expected less than the prompt of %d tokens", o->shared, o->prompt);
     if (c == MOE && (rc = check_moe(o, given, n, model)) != 0)
         return rc;
-    if (c == SPEED || c == BATCH || c == PREFILL || (c == MOE && !o->experts.trace) || c == KV || c == THREADS ||
-        c == COLDSTART)
+    if (c == SPEED || c == BATCH || c == PREFILL || c == PREFIX || (c == MOE && !o->experts.trace) || c == KV ||
+        c == THREADS || c == COLDSTART)
         rc = open_model_unnamed(prog, model);
     if (rc)
         return rc;
@@ -519,6 +528,7 @@ static int run(struct bench_options *o, uint64_t given, int n, char **args)
     case MMAP: return bench_mmap(o);
     case TIERS: return bench_tiers(o);
     case PREFILL: return bench_prefill(o, model);
+    case PREFIX: return bench_prefix(o, model);
     case STREAM: return (rc = check_stream(o, given, model)) ? rc : bench_stream(o, model);
     case PLOT: return o->output ? bench_plot(o, args[0]) : cli_wrong(prog, "plot: -o is needed");
     case GPU: return bench_gpu(o);

@@ -30,8 +30,8 @@ struct bench_options {
     struct bench_list contexts, tokens; /* contexts: of kv; tokens: of matmul and gpu */
     int rows, cols;                     /* of matmul, ternary and gpu */
     double load_s;
-    /* Options of serve.  requests 0: as many as batch; rate 0: keep `batch` requests running;
-     * seed 0: random; served NULL: the server's first model. */
+    /* Options of serve; requests and shared are prefix's, too.  requests 0: as many as batch; rate
+     * 0: keep `batch` requests running; seed 0: random; served NULL: the server's first model. */
     int requests, shared, background, ignore_eos;
     double rate, timeout_s, temperature;
     uint64_t seed;
@@ -70,6 +70,7 @@ int bench_tiers(const struct bench_options *o);             /* these two: bench_
 int bench_mmap(const struct bench_options *o);
 int bench_stream(const struct bench_options *o, const char *model);         /* model NULL: simulated */
 int bench_prefill(const struct bench_options *o, const char *model);
+int bench_prefix(const struct bench_options *o, const char *model);
 int bench_plot(const struct bench_options *o, const char *data);
 int bench_gpu(const struct bench_options *o);
 int bench_coldstart(const struct bench_options *o, const char *model);      /* bench_cold.c */

@@ -73,7 +73,7 @@ _zse_bench() {
        COMPREPLY=($(compgen -W "$(zse-info models local --names 2>/dev/null)" -- "$head$cur"))
        COMPREPLY=("${COMPREPLY[@]#"$head"}")
        [ -n "$head" ] || COMPREPLY+=($(compgen -f -- "$cur"))
-       [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "limits batch kv moe threads spec matmul ternary dequant sparse simd flash mmap tiers stream prefill plot gpu coldstart serve logits layers perplexity quality" -- "$cur"))
+       [ "$COMP_CWORD" != 1 ] || COMPREPLY+=($(compgen -W "limits batch kv moe threads spec matmul ternary dequant sparse simd flash mmap tiers stream prefill prefix plot gpu coldstart serve logits layers perplexity quality" -- "$cur"))
        ;;
   esac
 }

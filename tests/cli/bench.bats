@@ -825,6 +825,19 @@ END
   [[ "$stderr" == *"expected one GPU"* ]]
 }
 
+@test "prefix computes the tokens that a request does not share, and the first tokens are the same" {
+  run --separate-stderr zse-bench prefix "$MODEL" --requests 5 -p 40 --shared 33 --json
+  [ "$status" = 0 ]
+  # two blocks of 16 tokens of the first prompt serve the four others
+  check '(j["requests"], j["shared_tokens"], j["own_tokens"], j["same_answers"]) == (5, 33, 7, 5)' <<<"$output"
+  check 'j["without"]["computed_tokens"] == 200 and j["with"]["computed_tokens"] == 200 - 4 * 32 and abs(j["saved_share"] - 128 / 200) < 1e-9' <<<"$output"
+  check 'all(0 < j[k]["first_token_s"]["min"] <= j[k]["first_token_s"]["median"] for k in ("with", "without"))' <<<"$output"
+  run zse-bench prefix "$MODEL" --requests 2
+  [[ "$output" == *"2 requests of 100 shared and 10 own tokens"*"2 of 2 first tokens are the same"* ]]
+  run -2 --separate-stderr zse-bench prefix "$MODEL" -p 8 --shared 8
+  [[ "$stderr" == *"prefix: --shared 8, expected less than the prompt of 8 tokens"* ]]
+}
+
 # bats test_tags=plain
 @test "moe counts the experts that a step reads" {
   model=${ZSE_ORACLES:-../shared/oracles}/models/hf/qwen3_moe
