@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "cmd/cli.h"
 #include "cmd/home.h"
 #include "libcommon/base/json.h"
 #include "libcommon/convert/convert.h"
@@ -55,12 +56,32 @@ static void name_of_path(struct pulled *p, const char *path)
     store_make_name(p->name, part);
 }
 
+/* Write the name of the registry that is most like the word to out; "": none is. */
+static void nearest_name(const json_t *registry, const char *word, char out[REGISTRY_SHORT])
+{
+    const size_t n = json_array_size(registry);
+    char (*all)[REGISTRY_SHORT] = calloc(n + 1, sizeof *all);
+    const char **names = calloc(n + 1, sizeof *names), *near = NULL;
+    for (size_t i = 0; all && names && i < n; i++) {
+        registry_short_name(json_array_get(registry, i), all[i]);
+        names[i] = all[i];
+    }
+    if (all && names)
+        near = cli_nearest(word, names, sizeof *names, n);
+    snprintf(out, REGISTRY_SHORT, "%s", near ? near : "");
+    free(names);
+    free(all);
+}
+
 static int no_source(const json_t *registry, const char *word, struct err *e)
 {
     char name[REGISTRY_SHORT];
     const json_t *m = registry_family(registry, word);
-    if (!m)
-        return err_set(e, ERR_FORMAT, "'%.140s' is neither a model of zse-info models list, nor org/name on the hub, nor a file here", word);
+    if (!m) {
+        nearest_name(registry, word, name);
+        return err_set(e, ERR_FORMAT, "'%.140s' is neither a model of zse-info models list, nor org/name on the hub, nor a file here%s%s%s",
+                       word, *name ? "; did you mean '" : "", name, *name ? "'?" : "");
+    }
     registry_short_name(m, name);
     return err_set(e, ERR_FORMAT, "'%.140s' is a family of models: name one of zse-info models list, such as %s", word, name);
 }

@@ -847,6 +847,8 @@ kept_half() {
   [ "$(HF_HUB_OFFLINE=1 zse-chat mine --temp 0 -p 'What is 2+2?')" = "2 + 2 = 4" ]
   run -1 --separate-stderr zse-convert pull nosuch
   [[ $stderr == *"'nosuch' is neither a model of zse-info models list, nor org/name on the hub, nor a file here" ]]
+  run -1 --separate-stderr zse-convert pull smollm2:135
+  [[ $stderr == *"nor a file here; did you mean 'smollm2:135m'?" ]]
   run -2 --separate-stderr zse-convert pull smollm2:135m-int8 -q nl4
   [[ $stderr == *"names the type int8"* ]]
   run -2 --separate-stderr zse-convert pull test/tiny -o x.zse
