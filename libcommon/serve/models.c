@@ -110,8 +110,9 @@ struct loaded_model *models_find(struct server *s, const char *id, struct proble
     else if (any)
         problem_set(pr, 404, "model", "model_not_found", "no model is loaded; load one with POST /api/models/load");
     else
-        problem_set(pr, 404, "model", "model_not_found",
-                    "model '%.80s' is not loaded; load it first with POST /api/models/load", id);
+        problem_set(pr, 404, "model", "model_not_found", s->o.store
+                    ? "no model here has the name '%.80s'; GET /v1/models lists those that are"
+                    : "model '%.80s' is not loaded; load it first with POST /api/models/load", id);
     return NULL;
 }
 

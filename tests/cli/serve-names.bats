@@ -49,6 +49,7 @@ loaded() { curl -s "$URL/health" | jq .models_loaded; }
   for name in nosuch ../tiny:1m /etc/passwd ./other .other 'other.zse' 'a b' '' "$(printf 'a%.0s' {1..300})"; do
     chat "$name" >"$T/j"
     jq -e '.error.code == "model_not_found" or .error.code == "model_not_loaded"' "$T/j" || { cat "$T/j"; return 1; }
+    [ "$name" != nosuch ] || jq -e '.error.message == "no model here has the name \u0027nosuch\u0027; GET /v1/models lists those that are"' "$T/j"
   done
   chat bad -o "$T/j" -w '%{http_code}' >"$T/code"
   [ "$(cat "$T/code")" -ge 400 ]
