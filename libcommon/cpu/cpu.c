@@ -136,6 +136,7 @@ static void *open_layers(const struct model *m, const struct backend_options *o,
         (o->pages && pages_open(&b->core, o->pages, (int64_t)o->n_blocks * KV_BLOCK, e) < 0) ||
         (o->pattern.unit && pattern_open(&b->core, &o->pattern, o->n_blocks, e) < 0))
         goto fail;
+    core_set_bias(&b->core, m->distance_bias);
     b->core.watch = o->watch;
     if (whole && o->max_weights && m->file && !(b->core.residency = residency_open(m, o->max_weights, e)))
         goto fail;

@@ -517,7 +517,8 @@ static void attend_part(void *arg, int i, int thread)
         .sinks = j->l->sinks ? j->l->sinks + head * group : NULL, .kv = j->types,
         .k_scales = key_scales(j, head), .v_scales = value_scales(j, head),
         .scale = c->attn_scale, .softcap = c->attn_softcap,
-        .alibi = c->pos == POS_ALIBI ? k->alibi + head * group : NULL };
+        .alibi = c->pos == POS_ALIBI ? k->alibi + head * group : NULL, .bias_stride = core_distances(c),
+        .bias = c->distance_buckets ? k->bias + (size_t)(head * group) * core_distances(c) + c->max_len - 1 : NULL };
     if (j->tail) {
         const size_t keys = tail_offset(j, head);
         a.tail.base = k->window_kv;

@@ -258,6 +258,7 @@ void cpu_layers_expert_mid(struct cpu_layers *l, const struct expert *x, const f
 
 int cpu_layers_embed(struct cpu_layers *l, const struct model *m, const int32_t *ids, float *x, struct err *e)
 {
+    core_set_bias(&l->core, m->distance_bias);
     for (size_t i = 0; i < (size_t)l->n_windows * (size_t)l->window_len; i++)
         if (ids[i] < 0 || ids[i] >= m->config.vocab_size)
             return err_set(e, ERR_SHAPE, "token %d is outside the vocabulary of %d", ids[i], m->config.vocab_size);

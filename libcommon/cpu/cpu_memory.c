@@ -52,6 +52,29 @@ static void alibi_slopes(float *slope, const struct config *c)
     }
 }
 
+/* The bucket of a distance (arXiv:1910.10683, section 2.1): half of them are for later keys.  In
+ * each half, half of the buckets are single distances and the others widen up to FARTHEST. */
+static int bucket_of(int distance, int n_buckets)
+{
+    enum { FARTHEST = 128 };
+    const int half = n_buckets / 2, exact = half / 2, n = distance < 0 ? -distance : distance,
+              first = distance > 0 ? half : 0;
+    if (n < exact)
+        return first + n;
+    const float wide = logf((float)n / (float)exact) / (float)log((double)FARTHEST / exact) * (float)(half - exact);
+    return first + (exact + (int)wide < half ? exact + (int)wide : half - 1);
+}
+
+void core_set_bias(struct core *k, const float *table)
+{
+    const struct config *c = k->c;
+    const size_t stride = core_distances(c);
+    for (int d = 1 - c->max_len; table && d < c->max_len; d++)
+        for (int h = 0; h < c->n_heads; h++)
+            k->bias[(size_t)h * stride + (size_t)(d + c->max_len - 1)] =
+                table[(size_t)bucket_of(d, c->distance_buckets) * (size_t)c->n_heads + (size_t)h];
+}
+
 int tiles_of_job(int n_threads) { return n_threads <= FEW_THREADS ? TILE_JOB : 1; }
 
 static size_t thread_scratch(const struct config *c, const struct kernels *kernels, int max_tokens, size_t cols)
@@ -179,6 +202,8 @@ static int list_regions(struct core *k, struct arena_part *parts, int64_t max_le
         parts[n++] = (struct arena_part){ &k->sin[i], row * (size_t)c->ropes[i].dim / 2 };
     }
     parts[n++] = (struct arena_part){ &k->alibi, (size_t)c->n_heads * sizeof *k->alibi };
+    parts[n++] = (struct arena_part){
+        &k->bias, c->distance_buckets ? (size_t)c->n_heads * core_distances(c) * sizeof *k->bias : 0 };
     parts[n++] = (struct arena_part){ &k->token, t * sizeof *k->token };
     parts[n++] = (struct arena_part){ &k->pos, t * sizeof *k->pos };
     parts[n++] = (struct arena_part){ &k->long_rope, t * sizeof *k->long_rope };

@@ -168,6 +168,7 @@ struct core {
     /* for each RoPE table: [max_tokens, dim / 2], multiplied by its scale */
     float *cos[MAX_ROPES], *sin[MAX_ROPES];
     float *alibi;                           /* [n_heads] */
+    float *bias;                            /* config.distance_buckets: [n_heads][core_distances()], else NULL */
     int32_t *token;
     /* for each token: its position; 1 if it uses the long factors of LongRoPE; its type */
     int *pos, *long_rope, *type;
@@ -240,6 +241,10 @@ int tiles_of_job(int n_threads);         /* core.tile_job */
 int core_open(struct core *k, const struct config *c, const struct kernels *kernels, struct pool *pool, int max_tokens,
               int64_t max_len, int exact, struct kv_types kv, struct err *e);
 void core_close(struct core *k);
+/* Elements of a head in core.bias: the element max_len - 1 is that of distance 0. */
+static inline size_t core_distances(const struct config *c) { return 2 * (size_t)c->max_len - 1 + 64; }
+/* Compute core.bias from the table of the model; NULL: it has none. */
+void core_set_bias(struct core *k, const float *table);
 /* Allocate the quantized activations that these layers need; grows only. */
 int core_reserve(struct core *k, const struct layer *layers, int n_layers, const struct linear *head, struct err *e);
 

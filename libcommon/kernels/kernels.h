@@ -52,9 +52,10 @@ extern "C" {
  *     s[j] = sum of q[d] * k[j][d], in order of d, one fma each
  *            types with scales: the sum over the codes, then s[j] *= the key's scale
  *            i4: q is rounded to int8 like activations, then s[j] *= its scale
- *     f    = scale * log2(e);  with softcap or alibi: s[j] *= scale, then f = log2(e) and
+ *     f    = scale * log2(e);  with softcap, alibi or bias: s[j] *= scale, then f = log2(e) and
  *            softcap: s[j] = softcap * tanh(s[j] / softcap)
  *            alibi:   s[j] = fma(slope, j - (pos + i), s[j])
+ *            bias:    s[j] = s[j] + bias[j - (pos + i)]
  *     m    = f * max s
  *     p[j] = exp2(fma(f, s[j], -m)), 0 for positions that are not seen
  *     l[0..15] = 0;  for each 64 positions of the part in order:
@@ -100,6 +101,9 @@ struct attn {
     int latent;
     /* [n_q_heads] slopes of distances, or NULL */
     const float *alibi;
+    /* bias + h * bias_stride points to the bias of head h for distance 0; before it there are those
+     * of keys before the query, after it those of later keys, and 64 more elements.  NULL: none */
+    const float *bias; size_t bias_stride;
     /* For dividing a long context between threads: if partial is not NULL, attention() computes
      * only part `part`, and writes it to partial [n_tokens * n_q_heads][attn_partial(head_dim)];
      * rows of queries that do not see that part are left as they are.  attention_merge() then

@@ -335,11 +335,11 @@ static void attend_i4(const struct attn *a, const float *p, int begin, int end, 
 struct rounded { const float *q; float scale; };
 
 /* The partial result of a query at position `at`, for the positions [begin, end) of one part. */
-static void attend_part(const struct attn *a, const float *q, struct rounded rounded, int at, float slope, int begin,
-                        int end, float *o, struct softmax *x)
+static void attend_part(const struct attn *a, const float *q, struct rounded rounded, int at, float slope,
+                        const float *bias, int begin, int end, float *o, struct softmax *x)
 {
     const size_t hd = (size_t)a->head_dim;
-    const int plain = a->softcap <= 0 && !a->alibi, base = begin / ATTN_PART * ATTN_PART;
+    const int plain = a->softcap <= 0 && !a->alibi && !bias, base = begin / ATTN_PART * ATTN_PART;
     const float f = plain ? a->scale * LOG2E : LOG2E;
     float p[ATTN_PART] = { 0 }, most = -INFINITY;
     struct kv_types types;
@@ -359,6 +359,8 @@ static void attend_part(const struct attn *a, const float *q, struct rounded rou
             s = a->softcap * approx_tanh(s / a->softcap);
         if (a->alibi)
             s = fmaf(slope, (float)(j - at), s);
+        if (bias)
+            s += bias[j - at];
         p[j - base] = s;
         most = s > most ? s : most;
     }
@@ -420,7 +422,8 @@ static void attention(const struct attn *a, void *scratch)
         const int i = row / a->n_q_heads, h = row % a->n_q_heads, at = a->pos + i, first = first_seen(a, at),
                   last = last_seen(a, at);
         const float *q = a->q + (size_t)i * a->q_token_stride + (size_t)h * a->q_head_stride,
-                    slope = a->alibi ? a->alibi[h] : 0;
+                    slope = a->alibi ? a->alibi[h] : 0,
+                    *bias = a->bias ? a->bias + (size_t)h * a->bias_stride : NULL;
         float *o = a->out + (size_t)i * a->out_token_stride + (size_t)h * a->out_head_stride,
               *codes = (float *)scratch + a->head_dim, factor;
         const struct rounded rounded = { codes, int8_scale(q, a->head_dim, &factor) };
@@ -433,14 +436,14 @@ static void attention(const struct attn *a, void *scratch)
             if (a->partial) {
                 if (part == a->part) {
                     float *to = a->partial + (size_t)row * attn_partial(a->head_dim);
-                    attend_part(a, q, rounded, at, slope, begin, end, to, &x);
+                    attend_part(a, q, rounded, at, slope, bias, begin, end, to, &x);
                     memcpy(to + attn_partial(a->head_dim) - 32, x.l, sizeof x.l);
                     to[attn_partial(a->head_dim) - 16] = x.m;
                 }
             } else if (part == first / ATTN_PART) {
-                attend_part(a, q, rounded, at, slope, begin, end, o, &x);
+                attend_part(a, q, rounded, at, slope, bias, begin, end, o, &x);
             } else {
-                attend_part(a, q, rounded, at, slope, begin, end, scratch, &x1);
+                attend_part(a, q, rounded, at, slope, bias, begin, end, scratch, &x1);
                 merge_part(o, &x, scratch, &x1, attn_width(a));
             }
         }

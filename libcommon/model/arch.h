@@ -24,7 +24,7 @@ enum experts_form {
 /* Names of the source's tensors without ".weight" and ".bias". NULL: the architecture has no
  * such tensor; "": a norm without weights. */
 struct weight_names {
-    const char *embed, *pos, *types, *embed_norm, *embed_in, *embed_out, *final_norm, *head;
+    const char *embed, *pos, *types, *distance_bias, *embed_norm, *embed_in, *embed_out, *final_norm, *head;
     /* dense NULL: the names are those in struct embedding */
     const char *dense, *dense_norm;
     const char *layer;                      /* "layers.": followed by the number and a dot */

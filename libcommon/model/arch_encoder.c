@@ -18,6 +18,11 @@ distilbert_names = { BERT_ENDS, .pos = "embeddings.position_embeddings", .embed_
                      .layer = "transformer.layer.", .q = "attention.q_lin", .k = "attention.k_lin",
                      .v = "attention.v_lin", .o = "attention.out_lin", .attn_post_norm = "sa_layer_norm",
                      .up = "ffn.lin1", .down = "ffn.lin2", .mlp_post_norm = "output_layer_norm" },
+mpnet_names      = { .embed = "embeddings.word_embeddings", .pos = "embeddings.position_embeddings",
+                     .embed_norm = "embeddings.LayerNorm", .distance_bias = "encoder.relative_attention_bias",
+                     .head = "lm_head", .layer = "encoder.layer.", .q = "attention.attn.q", .k = "attention.attn.k",
+                     .v = "attention.attn.v", .o = "attention.attn.o", .attn_post_norm = "attention.LayerNorm",
+                     .up = "intermediate.dense", .down = "output.dense", .mlp_post_norm = "output.LayerNorm" },
 nomic_names      = { BERT_ENDS, .embed_norm = "emb_ln", .layer = "encoder.layers.", .qkv = "attn.Wqkv",
                      .o = "attn.out_proj", .attn_post_norm = "norm1", .gate = "mlp.fc12", .up = "mlp.fc11",
                      .down = "mlp.fc2", .mlp_post_norm = "norm2" },
@@ -25,6 +30,8 @@ modernbert_names = { .embed = "embeddings.tok_embeddings", .embed_norm = "embedd
                      .head = "lm_head", .layer = "layers.", .attn_norm = "attn_norm", .qkv = "attn.Wqkv",
                      .o = "attn.Wo", .mlp_norm = "mlp_norm", .gate_up = "mlp.Wi", .down = "mlp.Wo",
                      .dense_norm = "head.norm" };
+
+enum { DISTANCE_BUCKETS = 32 };  /* mpnet: the code of transformers uses no other number */
 
 /* ---- keys ---- */
 
@@ -63,6 +70,14 @@ static void more_roberta(struct parse *p, struct config *c)
     if (c->max_len < 1)
         parse_fail(p, ERR_SHAPE, "max_position_embeddings %d, expected more than pad_token_id + 1 = %d",
                    c->max_len + c->pos_offset, c->pos_offset);
+}
+
+static void more_mpnet(struct parse *p, struct config *c)
+{
+    more_roberta(p, c);
+    c->n_types = 0;
+    c->distance_buckets = DISTANCE_BUCKETS;
+    parse_must_equal(p, "relative_attention_num_buckets", DISTANCE_BUCKETS);
 }
 
 static void more_distilbert(struct parse *p, struct config *c)
@@ -131,6 +146,8 @@ const struct arch encoder_archs[] = {
       .act = "gelu", .tied = 1, .not_gated = 1, .more = more_roberta },
     { ROW("xlm-roberta",  bert_names,       30522, 768, 3072, 12, 12, 0, 512),  POSITIONS, EPS_12(POSTS),
       .act = "gelu", .tied = 1, .not_gated = 1, .more = more_roberta },
+    { ROW("mpnet",        mpnet_names,      30527, 768, 3072, 12, 12, 0, 512),  POSITIONS, EPS_12(POSTS),
+      .act = "gelu", .tied = 1, .not_gated = 1, .more = more_mpnet },
     { ROW("distilbert",   distilbert_names, 30522, 768, 3072, 6,  12, 0, 512),  POSITIONS, EPS_12(POSTS),
       .act = "gelu", .tied = 1, .not_gated = 1, .more = more_distilbert },
     { ROW("nomic_bert",   nomic_names,      30528, 768, 3072, 12, 12, 0, 8192), ROPE(1000), EPS_12(BIAS_NORM),

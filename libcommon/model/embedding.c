@@ -38,6 +38,7 @@ static const struct encoder_head {
     { "roberta", "classifier.dense", "classifier.out_proj", DENSE_TANH, 1, EMBED_FIRST },
     { "camembert", "classifier.dense", "classifier.out_proj", DENSE_TANH, 1, EMBED_FIRST },
     { "xlm-roberta", "classifier.dense", "classifier.out_proj", DENSE_TANH, 1, EMBED_FIRST },
+    { "mpnet", "classifier.dense", "classifier.out_proj", DENSE_TANH, 1, EMBED_FIRST },
     { "distilbert", "pre_classifier", "classifier", DENSE_RELU, 1, EMBED_FIRST },
     { "modernbert", "head.dense", "classifier", DENSE_GELU, 1, EMBED_FIRST },
     { "qwen3", NULL, "score", DENSE_PLAIN, 0, EMBED_LAST },

@@ -279,6 +279,8 @@ struct config {
     float qk_norm_eps, qk_norm_offset;
     enum pos_kind pos;
     int pos_offset;                         /* opt: 2 */
+    /* scores of attention have a bias for each head and bucket of distances (mpnet); 0: none */
+    int distance_buckets;
     /* alibi_max_bias: 8 if the config has no value; alibi_scale: factor on the slopes (falcon:
      * 1/sqrt(head_dim)) */
     float alibi_max_bias, alibi_scale;
@@ -500,6 +502,7 @@ struct model {
     struct linear hyper_down, hyper_up;
     const float *pos_embed;         /* [max_len + pos_offset, hidden_size] f32 or NULL */
     const float *type_embed;        /* [n_types, hidden_size] f32 or NULL */
+    const float *distance_bias;     /* [distance_buckets, n_heads] f32 or NULL */
     struct norm embed_norm, final_norm;
     struct linear dense_1, dense_2; /* after the pooled state, see struct embedding */
     struct norm dense_norm;

@@ -25,7 +25,7 @@ enum weight_skip weight_skip(const struct config *c, const char *name)
     };
     static const char *const trained_with[] = { "pooler.", "cls.", "lm_head.", "vocab_", "head.", "decoder.",
                                                 "mlm_head." };
-    static const char *const prefixes[] = { "", "bert.", "roberta.", "model." };
+    static const char *const prefixes[] = { "", "bert.", "roberta.", "mpnet.", "model." };
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
         if (ends_with(name, ends[i]))
             return WEIGHT_BUFFER;

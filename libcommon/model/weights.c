@@ -126,7 +126,7 @@ static int add_ends(struct builder *b, int first)
 static int find_prefix(struct builder *b)
 {
     static const char *const prefixes[] = { "model.", "transformer.", "gpt_neox.", "", "backbone.",
-                                            "bert.", "roberta.", "distilbert.", "new.",
+                                            "bert.", "roberta.", "distilbert.", "mpnet.", "new.",
                                             "language_model.model.", "model.language_model.", "language_model." };
     char probe[168];
     for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++) {

@@ -9,6 +9,8 @@ import http.client
 import json
 import math
 import os
+import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -151,6 +153,45 @@ def check_gguf(name, arch):
            f"component {component:.1e} cosine {cosine:.1e}")
 
 
+def check_mpnet():
+    """A BERT becomes an MPNet with the same vectors: token types are added to the embeddings, two
+    rows come before the table of positions, and each head has the same bias for all distances."""
+    name, folder = "bert-mean", os.path.join(temp.name, "mpnet")
+    want, c = load(os.path.join(FOLDER, name, "expected.json")), load(os.path.join(FOLDER, name, "config.json"))
+    old, named = tensors(os.path.join(FOLDER, name)), {}
+    for key, a in old.items():
+        key = key.removeprefix("bert.").replace("attention.output.LayerNorm", "attention.LayerNorm")
+        key = key.replace("attention.output.dense", "attention.attn.o")
+        for part in ("query", "key", "value"):
+            key = key.replace(f"attention.self.{part}", f"attention.attn.{part[0]}")
+        if "token_type" not in key and not key.startswith("pooler."):
+            named[key] = a
+    types = next(a for key, a in old.items() if "token_type" in key)
+    named["embeddings.word_embeddings.weight"] = named["embeddings.word_embeddings.weight"] + types[0]
+    named["embeddings.position_embeddings.weight"] = np.pad(named["embeddings.position_embeddings.weight"], ((2, 0), (0, 0)))
+    named["encoder.relative_attention_bias.weight"] = np.tile(np.arange(c["num_attention_heads"]) - 1.5, (32, 1))
+    shutil.copytree(os.path.join(FOLDER, name), folder)
+    os.chmod(folder, 0o755)
+    header, data = {}, b""
+    for key, a in named.items():
+        part = np.ascontiguousarray(a, dtype="<f4")
+        header[key] = {"dtype": "F32", "shape": part.shape, "data_offsets": [len(data), len(data) + part.nbytes]}
+        data += part.tobytes()
+    text = json.dumps(header).encode()
+    for file, content in (("model.safetensors", struct.pack("<Q", len(text)) + text + data), ("config.json", json.dumps(
+            c | {"model_type": "mpnet", "architectures": ["MPNetModel"], "pad_token_id": 1, "type_vocab_size": None,
+                 "relative_attention_num_buckets": 32, "max_position_embeddings": c["max_position_embeddings"] + 2}).encode())):
+        os.unlink(os.path.join(folder, file))
+        with open(os.path.join(folder, file), "wb") as f:
+            f.write(content)
+    model = os.path.join(temp.name, "mpnet.zse")
+    run("zse-convert", folder, "-q", "f32", "-o", model, "--force")
+    with Server(model) as server:
+        got, _ = vectors(server, want["ids"])
+    component, cosine = errors(got, want["embeddings"])
+    Tap.ok(max(component, cosine) <= LIMIT, "bert-mean as mpnet: vectors", f"component {component:.1e} cosine {cosine:.1e}")
+
+
 def logit(p):
     return math.log(p / (1 - p))
 
@@ -187,6 +228,8 @@ def main():
                 Tap.skip(f"{name} as GGUF {GGUF[name]}: vectors", "no Python package gguf: scripts/deps installs it")
         else:
             check_scores(name)
+    if gguf and not sys.argv[1:]:
+        check_mpnet()
     Tap.done()
 
 

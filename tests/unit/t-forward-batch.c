@@ -16,6 +16,7 @@
 #include "libcommon/base/rng.h"
 #include "libcommon/cpu/cpu.h"
 #include "libcommon/cpu/cpu_attn.h"
+#include "libcommon/cpu/internal.h"
 #include "tests/unit/tiny.h"
 
 enum { N_SEQS = 4, LEN = 70, BLOCKS_EACH = (LEN + KV_BLOCK - 1) / KV_BLOCK, N_BLOCKS = N_SEQS * BLOCKS_EACH + 3 };
@@ -191,6 +192,30 @@ static void batches_give_the_logits_of_single_runs(void **state)
     if (!seen)
         skip();
     assert_int_equal(bad, 0);
+}
+
+/* Distances to earlier and later keys have the biases of their buckets: the expected ones are those
+ * of transformers' code of MPNet. */
+static void distances_have_the_biases_of_their_buckets(void **state)
+{
+    (void)state;
+    enum { LEN_MOST = 601, HEADS = 2, BUCKETS = 32 };
+    static const struct { int distance, bucket; } cases[] = {
+        { -600, 15 }, { -91, 15 }, { -90, 14 }, { -64, 14 }, { -63, 13 }, { -46, 13 }, { -45, 12 }, { -32, 12 },
+        { -31, 11 }, { -23, 11 }, { -22, 10 }, { -16, 10 }, { -15, 9 }, { -12, 9 }, { -11, 8 }, { -8, 8 }, { -7, 7 },
+        { -1, 1 }, { 0, 0 }, { 1, 17 }, { 7, 23 }, { 8, 24 }, { 15, 25 }, { 16, 26 }, { 64, 30 }, { 128, 31 },
+        { 500, 31 } };
+    const struct config c = { .max_len = LEN_MOST, .n_heads = HEADS, .distance_buckets = BUCKETS };
+    float table[BUCKETS * HEADS], *bias = calloc(HEADS * core_distances(&c), sizeof *bias);
+    struct core k = { .c = &c, .bias = bias };
+    for (int i = 0; i < BUCKETS * HEADS; i++)
+        table[i] = (float)(i / HEADS + i % HEADS * 100);
+    core_set_bias(&k, table);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int h = 0; h < HEADS; h++)
+            assert_true(bias[(size_t)h * core_distances(&c) + (size_t)(LEN_MOST - 1 + cases[i].distance)] ==
+                        (float)(cases[i].bucket + 100 * h));
+    free(bias);
 }
 
 /* With 4-bit keys the tokens of a KV block share bytes, so two jobs must not write to one block.
@@ -611,7 +636,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(batches_give_the_logits_of_single_runs), cmocka_unit_test(test_whole_blocks),
-        cmocka_unit_test(test_wide_latent), cmocka_unit_test(test_latent_runs),
+        cmocka_unit_test(test_wide_latent),
+        cmocka_unit_test(distances_have_the_biases_of_their_buckets), cmocka_unit_test(test_latent_runs),
         cmocka_unit_test(windows_run_layer_by_layer_give_the_same_logits),
         cmocka_unit_test(windows_of_models_with_other_data_give_the_same_logits),
         cmocka_unit_test(hidden_states_are_those_that_the_head_reads), cmocka_unit_test(test_bad_batches),

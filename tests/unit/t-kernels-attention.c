@@ -279,6 +279,8 @@ static void check_ref(const struct sequence *s, const float *got, int from)
                     v = (double)a->softcap * tanh(v / (double)a->softcap);
                 if (a->alibi)
                     v += (double)a->alibi[h] * (j - at);
+                if (a->bias)
+                    v += (double)a->bias[(ptrdiff_t)h * (ptrdiff_t)a->bias_stride + j - at];
                 p[j] = v;
                 max = v > max ? v : max;
             }
@@ -576,13 +578,18 @@ static void sets_agree_for_positions_in_parts(void **state)
         }
 }
 
-/* Encoders: queries attend to later positions, too, in one part and in several. */
+/* Encoders: queries attend to later positions, too, in one part and in several; some have a bias
+ * for each distance. */
 static void sets_agree_for_attention_in_both_directions(void **state)
 {
     (void)state;
     static const int windows[] = { 0, 1, 9, 65, 600 };
     static const float slopes[3] = { 0.5f, 0.0625f, 0.01f };
+    enum { DISTANCES = 2 * LONG - 1 + 64 };
+    static float biases[3 * DISTANCES];
     struct rng r = { 8 };
+    for (int j = 0; j < 3 * DISTANCES; j++)
+        biases[j] = (float)(rng_double(&r) * 4 - 2);
     for (int type = KV_F32; type < KV_TYPES; type++)
         for (size_t i = stride() > 1 ? (size_t)type % 5 : 0; i < sizeof windows / sizeof *windows; i += stride()) {
             struct sequence s;
@@ -590,6 +597,8 @@ static void sets_agree_for_attention_in_both_directions(void **state)
             s.a.window = windows[i];
             s.a.end = s.len;
             s.a.alibi = i == 2 ? slopes : NULL;
+            s.a.bias = i % 4 == 0 || i == 3 ? biases + LONG - 1 : NULL;
+            s.a.bias_stride = DISTANCES;
             check(&s);
             sequence_close(&s);
         }

@@ -323,6 +323,8 @@ static const struct { const char *json, *says; } refused[] = {
       "layer 1 is 'F', expected M, *, - or E" },
     { "{\"model_type\": \"nemotron_h\", \"layers_block_type\": [\"conv\"]}",
       "layer 0 is \"conv\", which is not supported" },
+    { "{\"model_type\": \"mpnet\", \"relative_attention_num_buckets\": 64}",
+      "relative_attention_num_buckets: 64 is not supported, expected 32" },
     { "{\"model_type\": \"nemotron_h\", \"layers_block_type\": [\"moe\"], \"moe_latent_size\": -1}",
       "moe_latent_size" },
     { "{\"model_type\": \"bailing_hybrid\", \"group_norm_size\": 4}", "group_norm_size: 4 is not supported, expected 1" },
