@@ -375,6 +375,11 @@ static int launch_prefill(struct bench *b, int copy, struct err *e)
     (void)copy;
     return gpu_attn_prefill(b->g, &b->attention, e);
 }
+static int launch_latent(struct bench *b, int copy, struct err *e)
+{
+    (void)copy;
+    return gpu_attn_latent(b->g, &b->attention, e);
+}
 static int launch_decode(struct bench *b, int copy, struct err *e)
 {
     struct gpu_attention a = b->attention;
@@ -423,22 +428,29 @@ static int fill_cache(struct bench *b, enum kv_type type, struct err *e)
     return gpu_sync(b->g, GPU_COMPUTE, e);
 }
 
-static int decode(struct bench *b, enum kv_type type, struct err *e)
+/* Products of a query with a key and of a weight with a value, for all heads. */
+static double products(const struct gpu_attention *a)
+{
+    return (double)a->n_heads * (a->head_dim + (a->value_dim ? a->value_dim : a->head_dim));
+}
+
+/* Bytes of a token's queries and results: f32 and f16, of latents both f32. */
+static double row_bytes(const struct gpu_attention *a)
+{
+    return (double)a->n_heads * (4.0 * a->head_dim + (a->value_dim ? 4.0 * a->value_dim : 2.0 * a->head_dim));
+}
+
+/* Time the decoding of batches; b->attention has the sizes and the cache. */
+static int decode(struct bench *b, const char *kernel, struct err *e)
 {
     struct gpu_attention *a = &b->attention;
-    const struct gpu_prepare *p = &b->prepare;
-    const int context = b->o->context, stride = p->n_heads * p->head_dim;
-    if (fill_cache(b, type, e) < 0)
-        return -1;
-    *a = (struct gpu_attention){ .q = p->q, .act = b->act, .act_stride = stride, .n_heads = p->n_heads,
-                                 .n_kv_heads = p->n_kv_heads, .head_dim = p->head_dim,
-                                 .scale = 1 / sqrtf((float)p->head_dim), .kv = p->kv, .step = p->step,
-                                 .max_splits = (context + GPU_SPLIT - 1) / GPU_SPLIT };
-    a->rows = p->step.pos;              /* 0, 1, 2 ... */
+    const int context = b->o->context;
+    a->max_splits = (context + GPU_SPLIT - 1) / GPU_SPLIT;
+    a->rows = b->prepare.step.pos;      /* 0, 1, 2 ... */
     a->step.pos = series(b, b->n_sequences, context - 1, 1, 1, e);
     b->table_of = series(b, b->n_sequences, 0, b->blocks_each, b->n_sequences, e);
-    a->partial = take(b, (size_t)b->n_sequences * (size_t)p->n_heads * (size_t)a->max_splits *
-                      (size_t)(p->head_dim + 2) * sizeof(float), e);
+    a->partial = take(b, (size_t)b->n_sequences * (size_t)a->n_heads * (size_t)a->max_splits *
+                      (size_t)(a->head_dim + 2) * sizeof(float), e);
     if (!a->step.pos || !b->table_of || !a->partial)
         return -1;
     for (int i = 0; i < b->o->n_tokens; i++) {
@@ -446,19 +458,19 @@ static int decode(struct bench *b, enum kv_type type, struct err *e)
         if (n > b->n_sequences)
             continue;
         b->n_copies = b->n_sequences / n;
-        if (measure(b, launch_decode, "attn_decode", kv_type_name(type), n,
-                    (double)n * context / KV_BLOCK * (double)p->kv.blocks.stride + 6.0 * n * stride,
-                    4.0 * n * context * stride, e) < 0)
+        if (measure(b, launch_decode, kernel, kv_type_name((enum kv_type)a->kv.type), n,
+                    (double)n * context / KV_BLOCK * (double)a->kv.blocks.stride + n * row_bytes(a),
+                    2.0 * n * context * products(a), e) < 0)
             return -1;
     }
     return 0;
 }
 
-static int prefill(struct bench *b, struct err *e)
+/* Time the prompts from position 0 on, in tiles. */
+static int prefill(struct bench *b, launch_fn launch, const char *kernel, struct err *e)
 {
-    const struct gpu_prepare *p = &b->prepare;
-    const int stride = p->n_heads * p->head_dim, tile = GPU_ATTN_TILE(p->head_dim),
-              most = (b->most_tokens + tile - 1) / tile;
+    struct gpu_attention *a = &b->attention;
+    const int tile = GPU_ATTN_TILE(a->head_dim), most = (b->most_tokens + tile - 1) / tile;
     int32_t *tiles = malloc(2 * (size_t)most * sizeof *tiles);
     b->n_copies = 1;
     if (!tiles)
@@ -472,19 +484,50 @@ static int prefill(struct bench *b, struct err *e)
             tiles[2 * t] = t * tile;
             tiles[2 * t + 1] = n - t * tile < tile ? n - t * tile : tile;
         }
-        b->attention.step = p->step;
-        b->attention.step.n = n;
-        b->attention.n_tiles = n_tiles;
+        a->step = b->prepare.step;
+        a->step.n = n;
+        a->n_tiles = n_tiles;
         const int owned = b->n_owned;
-        rc = !(b->attention.tiles = numbers(b, tiles, 2 * n_tiles, e)) ||
-                     measure(b, launch_prefill, "attn_prefill", kv_type_name((enum kv_type)p->kv.type), n,
-                             (double)n / KV_BLOCK * (double)p->kv.blocks.stride + 6.0 * n * stride,
-                             2.0 * n * (n + 1.0) * stride, e) < 0 ? -1 : 0;
+        rc = !(a->tiles = numbers(b, tiles, 2 * n_tiles, e)) ||
+                     measure(b, launch, kernel, kv_type_name((enum kv_type)a->kv.type), n,
+                             (double)n / KV_BLOCK * (double)a->kv.blocks.stride + n * row_bytes(a),
+                             n * (n + 1.0) * products(a), e) < 0 ? -1 : 0;
         while (b->n_owned > owned)
             gpu_free(b->g, b->owned[--b->n_owned]);
     }
     free(tiles);
     return rc;
+}
+
+/* The positions and block tables of a step: all sequences follow each other. */
+static int step_arrays(struct bench *b, struct gpu_step *step, struct err *e)
+{
+    const int n = b->n_blocks * KV_BLOCK;
+    *step = (struct gpu_step){ .pos = series(b, n, 0, 1, INT32_MAX, e), .table_of = series(b, n, 0, 0, 1, e),
+                               .tables = series(b, b->n_blocks, 0, 1, INT32_MAX, e) };
+    return step->pos && step->table_of && step->tables ? 0 : -1;
+}
+
+/* Latent attention with the sizes of DeepSeek-V3's latents. */
+static int latents(struct bench *b, struct err *e)
+{
+    enum { RANK = 512, DIM = RANK + 64 };
+    const size_t rows = (size_t)(b->most_tokens > MOST_SEQUENCES ? b->most_tokens : MOST_SEQUENCES) *
+                        (size_t)b->o->n_heads, stride = kv_block_bytes(KV_F16, DIM);
+    struct gpu_attention *a = &b->attention;
+    *a = (struct gpu_attention){ .q = floats(b, rows * DIM, e), .out = floats(b, rows * RANK, e),
+                                 .n_heads = b->o->n_heads, .n_kv_heads = 1, .head_dim = DIM, .value_dim = RANK,
+                                 .scale = 1.0f / 24,
+                                 .kv = { .blocks = { .base = (uint8_t *)halves(b, stride / 2 * (size_t)b->n_blocks, e),
+                                                     .stride = stride, .head_stride = stride,
+                                                     .part = (uint32_t)stride }, .type = KV_F16 } };
+    if (!a->q || !a->out || !a->kv.blocks.base || step_arrays(b, &b->prepare.step, e) < 0)
+        return -1;
+    a->step = b->prepare.step;
+    if (decode(b, "latent_decode", e) < 0 || prefill(b, launch_latent, "attn_latent", e) < 0)
+        return -1;
+    give_back(b);
+    return 0;
 }
 
 static int attention(struct bench *b, struct err *e)
@@ -499,16 +542,19 @@ static int attention(struct bench *b, struct err *e)
                                    .n_heads = o->n_heads, .n_kv_heads = o->n_kv_heads,
                                    .head_dim = o->head_dim, .eps = 1e-5f, .qw = floats(b, (size_t)o->head_dim, e),
                                    .rope_dim = o->head_dim };
-        p->step = (struct gpu_step){ .pos = series(b, b->n_blocks * KV_BLOCK, 0, 1, INT32_MAX, e),
-                                     .table_of = series(b, b->n_blocks * KV_BLOCK, 0, 0, 1, e),
-                                     .tables = series(b, b->n_blocks, 0, 1, INT32_MAX, e) };
         b->a = floats(b, t * (size_t)o->head_dim / 2 + 1, e);
         b->b = floats(b, t * (size_t)o->head_dim / 2 + 1, e);
         b->act = halves(b, (t > MOST_SEQUENCES ? t : MOST_SEQUENCES) * nq, e);
         p->cosine = b->a;
         p->sine = b->b;
-        if (!p->q || !p->k || !p->v || !p->qw || !p->step.pos || !p->step.table_of || !p->step.tables || !b->a ||
-            !b->b || !b->act || decode(b, types[i], e) < 0 || (types[i] == KV_F16 && prefill(b, e) < 0))
+        if (!p->q || !p->k || !p->v || !p->qw || !b->a || !b->b || !b->act || step_arrays(b, &p->step, e) < 0 ||
+            fill_cache(b, types[i], e) < 0)
+            return -1;
+        b->attention = (struct gpu_attention){ .q = p->q, .act = b->act, .act_stride = (int)nq, .n_heads = p->n_heads,
+                                               .n_kv_heads = p->n_kv_heads, .head_dim = p->head_dim,
+                                               .scale = 1 / sqrtf((float)p->head_dim), .kv = p->kv, .step = p->step };
+        if (decode(b, "attn_decode", e) < 0 ||
+            (types[i] == KV_F16 && prefill(b, launch_prefill, "attn_prefill", e) < 0))
             return -1;
         for (int k = 0; types[i] == KV_F16 && k < o->n_tokens; k++) {
             const int n = b->n = p->step.n = o->tokens[k];
@@ -593,7 +639,8 @@ int gpu_bench(int device, const struct gpu_bench_options *o, struct err *e)
         rc = -1;
     if (rc == 0) {
         b.l2 = info.l2;
-        rc = linears(&b, e) < 0 || (!o->autotune && (rows(&b, e) < 0 || attention(&b, e) < 0 || sampling(&b, e) < 0))
+        rc = linears(&b, e) < 0 || (!o->autotune && (rows(&b, e) < 0 || attention(&b, e) < 0 || latents(&b, e) < 0 ||
+                                                 sampling(&b, e) < 0))
                  ? -1 : 0;
     }
     if (b.g) {

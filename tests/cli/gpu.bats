@@ -432,8 +432,9 @@ END
   [ -x "$B/emulated/zse-bench" ] || skip "the emulated programs are not built (make emulated)"
   "$B/emulated/zse-bench" gpu --device emulated --shape 96x64 --tokens 1,20 -p 40 -r 1 --json >"$BATS_TEST_TMPDIR/j"
   jq -e '.device == "emulated" and .heads == 2 and .context == 40 and .limits.copy_bytes_per_s > 0' "$BATS_TEST_TMPDIR/j"
-  jq -e '[.rows[].kernel] | unique == (["matvec","matvec_mlp","matvec_int8","matmul","matmul_int8","matmul_f32","norm","act_mul","act_int8","embed","attn_decode","attn_prefill","rope_table","prepare","sample"] | sort)' "$BATS_TEST_TMPDIR/j"
+  jq -e '[.rows[].kernel] | unique == (["matvec","matvec_mlp","matvec_int8","matmul","matmul_int8","matmul_f32","norm","act_mul","act_int8","embed","attn_decode","attn_prefill","latent_decode","attn_latent","rope_table","prepare","sample"] | sort)' "$BATS_TEST_TMPDIR/j"
   jq -e '.rows | all(.seconds > 0 and .bytes > 0 and .read_share > 0 and (.bytes_per_s * .seconds / .bytes - 1 | fabs) < 1e-6 and .mma_share >= 0)' "$BATS_TEST_TMPDIR/j"
+  jq -e '[.rows[] | select(.kernel == "attn_latent" or .kernel == "attn_prefill") | .flop] == [20 * 21 * 2 * 64, 20 * 21 * 2 * 1088]' "$BATS_TEST_TMPDIR/j"
   jq -e '.rows[] | select(.kernel == "matmul" and .type == "f16") | .flop == 2 * 96 * 64 * 20 and .bytes == 96 * 64 * 2 + 20 * (2 * 64 + 4 * 96)' "$BATS_TEST_TMPDIR/j"
   for key in $(jq -r '[paths | map(select(type == "string")) | last | select(. != null)] | unique[]' "$BATS_TEST_TMPDIR/j"); do
     grep -qw "$key" man/zse-bench.1 || { echo "the man page has no word on $key"; return 1; }
