@@ -399,7 +399,7 @@ static int measure_experts(const struct bench_options *o, const struct model *m,
 static int add_experts(const struct bench_options *o, const struct model *m, const struct work_limits *share, json_t *j,
                        struct err *e)
 {
-    struct expert_cost cost;
+    struct expert_cost cost = { 0 };
     int n_layers = 0;
     if (o->run.max_memory)
         return 0;
