@@ -478,6 +478,10 @@ END
   [[ "$output" == *skipped*kernels*"no time is left"* ]]
 }
 
+@test "every planted fault of the GPU code still finds its place in the source" {
+  run -0 tests/gpu/mutations --match
+}
+
 @test "gpu-check says what it needs" {
   run -2 scripts/gpu-check --device tpu
   run -2 scripts/gpu-check --unknown
