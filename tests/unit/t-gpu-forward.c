@@ -61,6 +61,7 @@ enum { MOST_LAYERS = 8, MOST_CHOSEN = 8 };
 /* The experts that the CPU chose with f32, and how the device's router differs from them. */
 static struct {
     int on, layer, n_layers;            /* layer: of the next choice, of those with experts */
+    int first;                          /* position of the step's first token */
     int id[MOST_LAYERS][MAX_TOKENS][MOST_CHOSEN];
     /* the largest error of each token that rounding to f16 explains: f16 has 13 bits fewer than
      * f32, so it is 2^13 times the difference between the CPU's f32 and that of transformers,
@@ -140,12 +141,13 @@ static void note_choices(struct gpu *g, const struct gpu_route *r)
         gpu_pinned_free(g, part);
     }
     for (int t = 0; t < r->n; t++) {
+        const int *want = chosen.id[chosen.layer][chosen.first + t];
         float *score = sum + t * r->ld;
         for (int i = 0; i < r->n_experts && r->router == GPU_ROUTER_SIGMOID; i++)
             score[i] = 1 / (1 + expf(-score[i])) + (more ? more[i] : 0);
-        chosen.flips += !same_experts(chosen.id[chosen.layer][t], id + t * r->top_k, r->top_k);
+        chosen.flips += !same_experts(want, id + t * r->top_k, r->top_k);
         if (r->n_groups <= 1)
-            note_gap(score, chosen.id[chosen.layer][t], r->n_experts, r->top_k, chosen.explained[t]);
+            note_gap(score, want, r->n_experts, r->top_k, chosen.explained[chosen.first + t]);
     }
     free(sum);
     gpu_pinned_free(g, id), gpu_pinned_free(g, more);
@@ -157,7 +159,7 @@ int __wrap_gpu_choose(struct gpu *g, const struct gpu_route *r, struct err *e)
 {
     if (!chosen.on)
         return __real_gpu_choose(g, r, e);
-    assert_true(chosen.layer < chosen.n_layers &&
+    assert_true(chosen.layer < chosen.n_layers && chosen.first + r->n <= MAX_TOKENS &&
                 (r->router == GPU_ROUTER_SOFTMAX || r->router == GPU_ROUTER_TOP_SOFTMAX ||
                  r->router == GPU_ROUTER_SIGMOID) && (!r->correction || r->router == GPU_ROUTER_SIGMOID));
     note_choices(g, r);
@@ -167,7 +169,7 @@ int __wrap_gpu_choose(struct gpu *g, const struct gpu_route *r, struct err *e)
     memset(host, 0, n * sizeof *host);
     for (int t = 0; t < r->n; t++)
         for (int k = 0; k < r->top_k; k++)
-            host[(size_t)t * row + (size_t)chosen.id[chosen.layer][t][k]] = 4;
+            host[(size_t)t * row + (size_t)chosen.id[chosen.layer][chosen.first + t][k]] = 4;
     OK(gpu_upload(g, GPU_COMPUTE, lift, host, n * sizeof *lift, e));
     struct gpu_route one = *r;
     if (r->router == GPU_ROUTER_TOP_SOFTMAX) {      /* a softmax over the best is one over all, normalized */
@@ -205,16 +207,21 @@ static void choose_by_cpu(const struct model *m, const int32_t *id, int n, float
     backend_cpu.close(b);
 }
 
-/* Compute them on the device with these choices. */
-static void run_forced(const struct model *m, const int32_t *id, int n, float *logits)
+/* Compute them on the device with these choices: n as a prompt, the others, up to `all`, one by
+ * one. */
+static void run_forced(const struct model *m, const int32_t *id, int n, int all, float *logits)
 {
-    chosen.layer = 0;
     chosen.on = checked = 1;            /* no graphs */
     void *b = backend_open(&backend_gpu, m, KV_F16, 0);
-    forward(&backend_gpu, b, id, 0, n, n, logits);
+    for (int t = 0; t < all; t += t ? 1 : n) {
+        const int now = t ? 1 : n;
+        chosen.first = t;
+        chosen.layer = 0;
+        forward(&backend_gpu, b, id + t, t, now, now, logits + (size_t)t * (size_t)m->config.vocab_size);
+        assert_int_equal(chosen.layer, chosen.n_layers);
+    }
     backend_gpu.close(b);
     chosen.on = checked = 0;
-    assert_int_equal(chosen.layer, chosen.n_layers);
 }
 
 static double row_error(const float *got, const float *want, size_t vocab)
@@ -226,28 +233,39 @@ static double row_error(const float *got, const float *want, size_t vocab)
 }
 
 /* A prompt of n tokens, then the n_greedy greedy ids that follow; want: logits of the prompt. */
-struct oracle { const int32_t *id; int n, n_greedy; const float *want; double largest; const json_t *gap; };
+struct oracle { int32_t id[MAX_TOKENS]; int n, n_greedy; const float *want; double largest; const json_t *gap; };
+
+/* A folder of an oracle: its model on the device, and the worst of its prompts so far. */
+struct folder {
+    const char *name;
+    struct model *m;
+    void *b;
+    FILE *logits;
+    int exact, sensitive, greedy_ok;
+    double limit, worst;
+    float *got, *want;                  /* [MAX_TOKENS][vocab] */
+};
 
 /* Compute an oracle's tokens with the choices of f32.  Returns the error of its logits; *greedy_ok
- * becomes 0 if a greedy id differs by more than the error.  With `sensitive`, errors that rounding
- * explains count as 0. */
-static double forced_error(const struct model *m, const struct oracle *o, double limit, int sensitive, int *greedy_ok)
+ * becomes 0 if a greedy id differs by more than the error.  In sensitive folders, errors that
+ * rounding explains count as 0. */
+static double forced_error(const struct folder *d, const struct oracle *o, int *greedy_ok)
 {
-    const size_t vocab = (size_t)m->config.vocab_size;
+    const size_t vocab = (size_t)d->m->config.vocab_size;
     const int all = o->n + o->n_greedy - 1;
     float *got = malloc((size_t)all * vocab * sizeof *got);
-    double worst = 0, explained = limit;
-    choose_by_cpu(m, o->id, all, got);
+    double worst = 0, explained = d->limit;
+    choose_by_cpu(d->m, o->id, all, got);
     for (int t = 0; t < all; t++) {
         const size_t at = (size_t)t * vocab;
         if (t < o->n)
             explained = fmax(explained, 8192 * row_error(got + at, o->want + at, vocab) / o->largest);
         chosen.explained[t] = explained;
     }
-    run_forced(m, o->id, all, got);
+    run_forced(d->m, o->id, o->n, all, got);
     for (int t = 0; t < o->n; t++) {
         const double error = row_error(got + (size_t)t * vocab, o->want + (size_t)t * vocab, vocab) / o->largest;
-        worst = fmax(worst, sensitive && error <= chosen.explained[t] ? 0 : error);
+        worst = fmax(worst, d->sensitive && error <= chosen.explained[t] ? 0 : error);
     }
     for (int g = 0; g < o->n_greedy; g++)
         if (argmax(got + (size_t)(o->n - 1 + g) * vocab, (int)vocab) != o->id[o->n + g])
@@ -259,86 +277,129 @@ static double forced_error(const struct model *m, const struct oracle *o, double
 
 /* ---- against transformers ---- */
 
+/* Load what transformers computes: its class of phimoe takes the short factors of LongRoPE in long
+ * contexts too (tests/oracle/t-models.py). */
+static struct model *load_as_transformers(const char *name, enum qtype type)
+{
+    struct model *m = load(name, type);
+    for (int i = 0; strcmp(m->config.arch, "phimoe") == 0 && i < m->config.n_ropes; i++) {
+        struct rope *r = &m->config.ropes[i];
+        if (r->inv_freq_long)
+            memcpy(r->inv_freq_long, r->inv_freq, (size_t)r->dim / 2 * sizeof *r->inv_freq);
+    }
+    return m;
+}
+
+static struct folder open_folder(const char *name, enum qtype type, int exact, double limit)
+{
+    char path[400];
+    /* sensitive: a norm behind the recurrence divides by a small number, see
+     * tests/oracle/t-models.py */
+    struct folder d = { .name = name, .exact = exact, .limit = limit, .greedy_ok = 1,
+                        .sensitive = strstr(name, "qwen3_5") != NULL };
+    snprintf(path, sizeof path, "%s/models/hf/%s/logits.f32", root(), name);
+    d.logits = fopen(path, "rb");
+    assert_non_null(d.logits);
+    d.m = load_as_transformers(name, type);
+    d.b = backend_open(&backend_gpu, d.m, exact ? KV_F32 : KV_F16, exact);
+    d.got = malloc(MAX_TOKENS * (size_t)d.m->config.vocab_size * sizeof *d.got);
+    d.want = malloc(MAX_TOKENS * (size_t)d.m->config.vocab_size * sizeof *d.want);
+    chosen.flips = chosen.beyond = 0;
+    chosen.gap = 0;
+    return d;
+}
+
+static void close_folder(struct folder *d)
+{
+    backend_gpu.close(d->b);
+    model_close(d->m);
+    fclose(d->logits);
+    free(d->got), free(d->want);
+}
+
+/* Read a prompt, its greedy ids and its logits.  Returns 0 if it is too long for the emulation,
+ * which computes prompts of 1, 7 and, with tiles, 40 tokens, and two greedy ids. */
+static int read_prompt(struct folder *d, const json_t *prompt, struct oracle *o)
+{
+    const json_t *ids = json_object_get(prompt, "ids"), *greedy = json_object_get(prompt, "greedy");
+    const size_t vocab = (size_t)d->m->config.vocab_size;
+    const int all = (int)json_array_size(greedy), slow = gpu_kind[0] == 'e';
+    *o = (struct oracle){ .n = (int)json_array_size(ids), .n_greedy = all > 2 && slow ? 2 : all, .want = d->want,
+                          .gap = json_object_get(prompt, "greedy_gap") };
+    assert_true(o->n + o->n_greedy <= MAX_TOKENS);
+    if (o->n > (d->exact ? 8 : 48) && slow && !getenv("ZSE_TEST_ALL")) {
+        fseek(d->logits, (long)((size_t)o->n * vocab * sizeof *d->want), SEEK_CUR);
+        return 0;
+    }
+    for (int t = 0; t < o->n + o->n_greedy; t++)
+        o->id[t] = (int32_t)json_integer_value(t < o->n ? json_array_get(ids, (size_t)t)
+                                                        : json_array_get(greedy, (size_t)(t - o->n)));
+    assert_int_equal(fread(d->want, sizeof *d->want * vocab, (size_t)o->n, d->logits), o->n);
+    for (size_t i = 0; i < (size_t)o->n * vocab; i++)
+        o->largest = fmax(o->largest, fabs((double)d->want[i]));
+    return 1;
+}
+
+/* Decode behind a prompt, whose logits are in d->got.  Returns 0 if an id is not the greedy one
+ * although the gap between two logits is wider than the error. */
+static int decodes_same(const struct folder *d, const struct oracle *o, double error)
+{
+    const size_t vocab = (size_t)d->m->config.vocab_size;
+    const float *last = d->got + (size_t)(o->n - 1) * vocab;
+    for (int g = 0; g < o->n_greedy; g++) {
+        if (argmax(last, (int)vocab) != o->id[o->n + g])
+            return json_number_value(json_array_get(o->gap, (size_t)g)) <= 2 * error * o->largest + 1e-6;
+        forward(&backend_gpu, d->b, o->id + o->n + g, o->n + g, 1, 1, d->got);
+        last = d->got;
+    }
+    return 1;
+}
+
+static void check_prompt(struct folder *d, const struct oracle *o)
+{
+    forward(&backend_gpu, d->b, o->id, 0, o->n, o->n, d->got);
+    double error = error_of(d->got, d->want, (size_t)o->n * (size_t)d->m->config.vocab_size);
+    int same = decodes_same(d, o, error);
+    if ((error > d->limit || !same) && (d->m->config.moe.n_experts || d->sensitive) && !d->exact) {
+        const int flips = chosen.flips;
+        int forced_same = 1;
+        const double forced = forced_error(d, o, &forced_same);
+        print_message("# %-18s | %.1e with %d tokens%s, of which rounding explains up to %.1e\n", d->name, error, o->n,
+                      same ? "" : " and other greedy ids", chosen.explained[o->n - 1]);
+        if (chosen.flips > flips || d->sensitive) {     /* no excuse if all choices are those of f32 */
+            error = forced;
+            same = forced_same;
+        }
+    }
+    d->worst = fmax(d->worst, error);
+    d->greedy_ok &= same;
+}
+
 static void check_folder(const char *name, enum qtype type, int exact, double limit)
 {
     char path[400];
     snprintf(path, sizeof path, "%s/models/hf/%s/expected.json", root(), name);
     json_t *expected = js_load(path, 1 << 24, &why);
-    snprintf(path, sizeof path, "%s/models/hf/%s/logits.f32", root(), name);
-    FILE *f = fopen(path, "rb");
-    assert_true(expected && f);
-    struct model *m = load(name, type);
-    const size_t vocab = (size_t)m->config.vocab_size;
-    void *b = backend_open(&backend_gpu, m, exact ? KV_F32 : KV_F16, exact);
-    float *got = malloc(MAX_TOKENS * vocab * sizeof *got), *want = malloc(MAX_TOKENS * vocab * sizeof *want);
-    double worst = 0;
-    int greedy_ok = 1;
-    /* a norm behind the recurrence divides by a small number: tests/oracle/t-models.py */
-    const int sensitive = strstr(name, "qwen3_5") != NULL;
-    chosen.flips = chosen.beyond = 0;
-    chosen.gap = 0;
+    assert_non_null(expected);
+    struct folder d = open_folder(name, type, exact, limit);
+    struct oracle o;
     size_t i;
     const json_t *prompt;
-    json_array_foreach(json_object_get(expected, "prompts"), i, prompt) {
-        const json_t *ids = json_object_get(prompt, "ids"), *greedy = json_object_get(prompt, "greedy"),
-                     *gap = json_object_get(prompt, "greedy_gap");
-        int32_t id[MAX_TOKENS];
-        const int n = (int)json_array_size(ids), all = (int)json_array_size(greedy),
-                  n_greedy = all > 2 && gpu_kind[0] == 'e' ? 2 : all;
-        assert_true(n + n_greedy <= MAX_TOKENS);
-        /* in the emulation only prompts of 1, 7 and, with tiles, 40 tokens are computed */
-        if (n > (exact ? 8 : 48) && gpu_kind[0] == 'e' && !getenv("ZSE_TEST_ALL")) {
-            fseek(f, (long)((size_t)n * vocab * sizeof *want), SEEK_CUR);
-            continue;
-        }
-        for (int t = 0; t < n + n_greedy; t++)
-            id[t] = (int32_t)json_integer_value(t < n ? json_array_get(ids, (size_t)t)
-                                                      : json_array_get(greedy, (size_t)(t - n)));
-        assert_int_equal(fread(want, sizeof *want * vocab, (size_t)n, f), n);
-        forward(&backend_gpu, b, id, 0, n, n, got);
-        double largest = 0, error = error_of(got, want, (size_t)n * vocab);
-        for (size_t j = 0; j < (size_t)n * vocab; j++)
-            largest = fmax(largest, fabs((double)want[j]));
-        int same = 1;
-        const float *last = got + (size_t)(n - 1) * vocab;
-        for (int g = 0; g < n_greedy; g++) {
-            if (argmax(last, (int)vocab) != id[n + g]) {
-                same = json_number_value(json_array_get(gap, (size_t)g)) <= 2 * error * largest + 1e-6;
-                break;
-            }
-            forward(&backend_gpu, b, id + n + g, n + g, 1, 1, got);
-            last = got;
-        }
-        if ((error > limit || !same) && (m->config.moe.n_experts || sensitive) && !exact) {
-            const struct oracle o = { id, n, n_greedy, want, largest, gap };
-            const int flips = chosen.flips;
-            int forced_same = 1;
-            const double forced = forced_error(m, &o, limit, sensitive, &forced_same);
-            print_message("# %-18s | %.1e with %d tokens, of which rounding explains up to %.1e\n", name, error, n,
-                          chosen.explained[n - 1]);
-            if (chosen.flips > flips || sensitive) {            /* no excuse if all choices are those of f32 */
-                error = forced;
-                same = forced_same;
-            }
-        }
-        worst = fmax(worst, error);
-        greedy_ok &= same;
-    }
-    print_message("# %-18s | %-4s | %.1e | %s\n", name, exact ? "f32" : qtype_info(type)->name, worst,
-                  greedy_ok ? "ok" : "DIFFERENT");
+    json_array_foreach(json_object_get(expected, "prompts"), i, prompt)
+        if (read_prompt(&d, prompt, &o))
+            check_prompt(&d, &o);
+    print_message("# %-18s | %-4s | %.1e | %s\n", name, exact ? "f32" : qtype_info(type)->name, d.worst,
+                  d.greedy_ok ? "ok" : "DIFFERENT");
     if (chosen.flips)
         print_message("# %-18s | %d choices differ, by at most %.1e of the scores\n", name, chosen.flips,
                       chosen.gap);
     if (chosen.beyond)
         fail_msg("%s: %d choices of experts differ by more than rounding explains", name, chosen.beyond);
-    if (!(worst <= limit) || !greedy_ok)
-        fail_msg("%s: error %.3g of the largest logit, limit %.0e; greedy ids %s", name, worst, limit,
-                 greedy_ok ? "equal" : "DIFFERENT");
-    backend_gpu.close(b);
-    model_close(m);
-    fclose(f);
+    if (!(d.worst <= limit) || !d.greedy_ok)
+        fail_msg("%s: error %.3g of the largest logit, limit %.0e; greedy ids %s", name, d.worst, limit,
+                 d.greedy_ok ? "equal" : "DIFFERENT");
+    close_folder(&d);
     json_decref(expected);
-    free(got), free(want);
 }
 
 /* One folder for each part of the code that no other folder uses; model/config.c shows what the
