@@ -343,8 +343,7 @@ static int check_model(const struct gpu_backend *b, struct err *e)
 {
     const struct model *m = b->m;
     const struct config *c = &m->config;
-    const char *beyond = config_beyond(c, FEATURE_EXPERTS | FEATURE_SINKS | FEATURE_STATES | FEATURE_GATES |
-                                          FEATURE_LATENTS | FEATURE_VARIANTS);
+    const char *beyond = config_beyond(c, DEVICE_FEATURES);
     if (beyond)
         return err_set(e, ERR_UNSUPPORTED, "%s: %s (%s) runs on the CPU only", gpu_kind, c->arch, beyond);
     if (config_has_mixer(c, MIXER_MLA) && (c->head_dim % 8 || c->mla.kv_rank % 8 || c->head_dim > MOST_LATENT))

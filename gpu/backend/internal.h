@@ -27,6 +27,10 @@ enum {
     MAX_BEGUN = 2, N_SLOTS = MAX_BEGUN + 1, NEVER = -1,
 };
 
+/* Features of models that the kernels support. */
+enum { DEVICE_FEATURES = FEATURE_EXPERTS | FEATURE_SINKS | FEATURE_STATES | FEATURE_GATES | FEATURE_LATENTS |
+                         FEATURE_VARIANTS };
+
 /* Pinned memory of a step: one slot for each step in flight, and one more for forward(). */
 struct step_slot { int32_t *words, *ids; struct gpu_event *done; };
 

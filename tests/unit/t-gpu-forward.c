@@ -6,6 +6,9 @@
  * windows, ragged batches, graphs and KV formats are compared with the CPU. */
 #include "tests/lib/gpu_model.h"
 
+#include <dirent.h>
+
+#include "gpu/backend/internal.h"
 #include "gpu/gpu.h"
 #include "gpu/rt/emulated.h"
 #include "libcommon/base/json.h"
@@ -427,6 +430,54 @@ static double limit_of(const char *name, double limit)
     return limit;
 }
 
+static int visible(const struct dirent *d) { return d->d_name[0] != '.'; }
+
+/* Call `check` for the folders of all families, named as load() takes them. */
+static void each_family(void (*check)(const char *name, void *user), void *user)
+{
+    static const char *const under[] = { "hf", "hf-2026" };
+    for (size_t k = 0; k < sizeof under / sizeof *under; k++) {
+        char path[400];
+        struct dirent **all;
+        snprintf(path, sizeof path, "%s/models/%s", root(), under[k]);
+        const int n = scandir(path, &all, visible, alphasort);
+        for (int i = 0; i < n; i++) {
+            snprintf(path, sizeof path, "../%s/%s", under[k], all[i]->d_name);
+            check(path, user);
+            free(all[i]);
+        }
+        if (n >= 0)
+            free(all);
+    }
+}
+
+/* Read the configuration of a family.  Returns the part of it that the device lacks; NULL: none. */
+static const char *lacks(const char *name, struct config *c)
+{
+    char path[400];
+    snprintf(path, sizeof path, "%s/models/hf/%s", root(), name);
+    struct source *s = source_open(path, &why);
+    if (!s)
+        fail_msg("%s", why.msg);
+    OK(config_parse(c, s->config, &why));
+    source_close(s);
+    return config_beyond(c, DEVICE_FEATURES);
+}
+
+struct folder_limits { enum qtype type; int exact; double limit; };
+
+static void check_family(const char *name, void *user)
+{
+    const struct folder_limits *o = user;
+    struct config c;
+    const char *part = lacks(name, &c);
+    if (part)
+        print_message("# %-18s | refused: %s\n", name, part);
+    else
+        check_folder(name, o->type, o->exact, limit_of(strrchr(name, '/') + 1, o->limit));
+    config_release(&c);
+}
+
 static void folders(const char *const *names, size_t n, enum qtype type, int exact, double limit)
 {
     const char *only = getenv("ZSE_TEST_FOLDER");
@@ -436,7 +487,9 @@ static void folders(const char *const *names, size_t n, enum qtype type, int exa
     }
     for (size_t i = 0; i < n && !only; i++)
         check_folder(names[i], type, exact, limit_of(names[i], limit));
-    if (only)                           /* any folder, by hand */
+    if (only && strcmp(only, "all") == 0)               /* all folders, by hand */
+        each_family(check_family, &(struct folder_limits){ type, exact, limit });
+    else if (only)                      /* any folder, by hand */
         check_folder(only, type, exact, limit_of(only, limit));
 }
 static void exact_folders(void **state)
@@ -876,6 +929,55 @@ static void refused_mixtures(void **state)
     model_close(m);
 }
 
+/* README's table of refused families, with rows "| PART | NAME (`TYPE`), ... |".  `unproved` is a
+ * copy in which types that a folder confirmed are blank. */
+struct refused_table { char text[8192], unproved[8192]; };
+
+static void read_refused(struct refused_table *t)
+{
+    static char readme[1 << 17];
+    FILE *f = fopen("README.md", "r");
+    if (!f)                             /* the pack of scripts/gpu-check */
+        skip();
+    assert_in_range(fread(readme, 1, sizeof readme - 1, f), 1, sizeof readme - 2);
+    fclose(f);
+    const char *from = strstr(readme, "\n| a GPU lacks |"), *end = from ? strstr(from, "\n\n") : NULL;
+    assert_true(end && (size_t)(end - from) < sizeof t->text - 1);
+    snprintf(t->text, sizeof t->text, "%.*s\n", (int)(end - from), from);
+    memcpy(t->unproved, t->text, sizeof t->text);
+}
+
+/* A family is in the row of the part that the device lacks, or in no row. */
+static void compare_refusal(const char *name, void *user)
+{
+    struct refused_table *t = user;
+    struct config c;
+    const char *part = lacks(name, &c);
+    char key[100], type[40];
+    snprintf(key, sizeof key, "\n| %s | ", part ? part : "");
+    snprintf(type, sizeof type, "`%s`", c.arch);
+    const char *row = part ? strstr(t->text, key) : t->text, *found = row ? strstr(row, type) : NULL;
+    if (part && (!found || found > strchr(row + 1, '\n')))
+        fail_msg("README.md: a GPU refuses %s (%s), but the table has no row \"%s\" with it", c.arch, name, part);
+    if (!part && found)
+        fail_msg("README.md: a GPU runs %s (%s), but the table of refused families has it", c.arch, name);
+    if (part)
+        memset(t->unproved + (found - t->text), ' ', strlen(type));
+    config_release(&c);
+}
+
+static void refused_families(void **state)
+{
+    (void)state;
+    struct refused_table t;
+    if (!have_oracles())
+        skip();
+    read_refused(&t);
+    each_family(compare_refusal, &t);
+    if (strchr(t.unproved, '`'))
+        fail_msg("README.md: no folder is refused for this entry: %.40s", strchr(t.unproved, '`'));
+}
+
 static void refusals(void **state)
 {
     (void)state;
@@ -911,6 +1013,7 @@ int main(void)
         cmocka_unit_test(by_wgmma), cmocka_unit_test(copies), cmocka_unit_test(types), cmocka_unit_test(kv_formats),
             cmocka_unit_test(mixtures), cmocka_unit_test(batches), cmocka_unit_test(refusals),
             cmocka_unit_test(recurrent_batches), cmocka_unit_test(refused_mixtures),
+            cmocka_unit_test(refused_families),
         cmocka_unit_test(exact_folders), cmocka_unit_test(f16_folders),
     };
     if (gpu_kind[0] != 'e' && !device_usable())
