@@ -90,7 +90,7 @@ static int plan_experts(struct gpu_backend *b, size_t t, struct buffer_place *pa
     const size_t f = sizeof(float), experts = (size_t)m->n_experts, pairs = t * (size_t)m->top_k,
                  tiles = experts + pairs / GPU_EXPERT_FEW, hidden = (size_t)b->m->config.hidden_size;
     const size_t few = GPU_SPLITS((hidden + 31) / 32) * MAX_GRAPH_TOKENS;
-    int floats = 0, n = 0;
+    int floats = !b->m->config.gated, n = 0;
     for (int i = b->layers.first; i < b->layers.end; i++)
         floats |= b->m->layers[i].experts && experts_in_floats(b, b->m->layers[i].experts);
     part[n++] = (struct buffer_place){ &b->route, (t > few ? t : few) * (experts + 1) * f };
@@ -325,7 +325,7 @@ static int check_experts(const struct gpu_backend *b, struct err *e)
     for (int i = b->layers.first; m->weigh_input && i < b->layers.end; i++)
         if (b->m->layers[i].experts && (b->m->layers[i].experts->gate.bias || b->m->layers[i].experts->up.bias))
             return err_set(e, ERR_UNSUPPORTED, "%s: experts with biases and weights on their inputs run on the CPU only", gpu_kind);
-    if (pairs / GPU_EXPERT_FEW + m->n_experts > MOST_IN_GRID)
+    if (pairs / GPU_EXPERT_FEW + m->n_experts > MOST_IN_GRID || (!b->m->config.gated && pairs > MOST_IN_GRID))
         return err_set(e, ERR_UNSUPPORTED, "%s: steps of %d tokens with %d experts each are too large",
                        gpu_kind, b->o.max_tokens, m->top_k);
     for (int i = b->layers.first; i < b->layers.end; i++) {

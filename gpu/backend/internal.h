@@ -119,7 +119,7 @@ struct gpu_backend {
     float *state_in, *state_ba, *state_low, *state_conv, *state_out, *att_gate; int state_in_size;
     /* mixtures of experts.  route: outputs of the router; choice: the chosen experts.  For each
      * pair (gpu_choice): the activations before down, in mid_expert where an expert is f32, else in
-     * act_expert; and the result. */
+     * act_expert; without a gate, the outputs of up in mid_expert; and the result. */
     float *route; struct gpu_choice choice;
     int32_t *tp_place;              /* with tp: [n_experts] place of each expert, -1: on another device */
     struct input mixed;             /* of the current layer: the output of its mixer */
@@ -219,7 +219,7 @@ static inline size_t layer_tail_bytes(const struct gpu_backend *b, int layer)
  * need gate and up to have the same type and group size. */
 static inline int experts_in_floats(const struct gpu_backend *b, const struct expert *x)
 {
-    const struct mat *gate = &x->gate.w, *up = &x->up.w;
+    const struct mat *up = &x->up.w, *gate = b->m->config.gated ? &x->gate.w : up;
     return b->exact || gate->type == QT_F32 || x->down.w.type == QT_F32 || gate->type != up->type ||
            gate->tile_bytes != up->tile_bytes;
 }

@@ -245,17 +245,24 @@ static int run_route(struct gpu_backend *b, const struct dlayer *l, int index, c
 static int run_experts(struct gpu_backend *b, const struct dexperts *x, int floats, const struct input *in,
                        struct err *e)
 {
-    const struct moe *m = &b->m->config.moe;
-    struct gpu_experts o = { .w = { x->gate, x->up }, .n_mats = 2, .n_experts = m->n_experts,
+    const struct config *c = &b->m->config;
+    const struct moe *m = &c->moe;
+    struct gpu_experts o = { .w = { c->gated ? x->gate : x->up, x->up }, .n_mats = c->gated ? 2 : 1,
+                             .n_experts = m->n_experts,
                              .n_pairs = b->n * m->top_k, .choice = b->choice, .share = m->top_k,
                              .act = in->act, .act_stride = in->stride, .x = in->x, .ldx = in->ldx,
                              .out = b->mid_expert, .ldo = m->intermediate_size,
                              .act_out = b->act_expert, .act_out_stride = b->stride_expert,
-                             .function = b->m->config.act, .alpha = m->act_alpha, .limit = m->act_limit,
+                             .function = c->act, .alpha = m->act_alpha, .limit = m->act_limit,
                              .weigh_input = m->weigh_input };
     int (*const run)(struct gpu *, const struct gpu_experts *, struct err *) =
         floats ? gpu_expert_f32 : by_matvec(b) ? gpu_expert_matvec : gpu_expert_matmul;
     if (run(b->g, &o, e) < 0)
+        return -1;
+    /* this also activates the rows of pairs that are computed elsewhere: no product reads them */
+    if (!c->gated && gpu_act_mul(b->g, b->mid_expert, NULL, o.n_pairs, m->intermediate_size, c->act,
+                                 floats ? b->mid_expert : NULL, floats ? NULL : b->act_expert, b->stride_expert,
+                                 by_matvec(b) ? GPU_ACT_LANES : GPU_ACT_TILES, e) < 0)
         return -1;
     o.w[0] = x->down;
     o.n_mats = o.share = 1;
@@ -264,7 +271,7 @@ static int run_experts(struct gpu_backend *b, const struct dexperts *x, int floa
     o.x = b->mid_expert;
     o.ldx = m->intermediate_size;
     o.out = b->out_expert;
-    o.ldo = b->m->config.hidden_size;
+    o.ldo = c->hidden_size;
     return run(b->g, &o, e);
 }
 

@@ -727,7 +727,7 @@ static const char *beyond_mixture(const struct config *c, unsigned features)
         return "experts chosen by a table of tokens";
     if (c->moe.weigh_input && !(features & FEATURE_VARIANTS))
         return "weights on the inputs of experts";
-    if (!c->gated)
+    if (!c->gated && !(features & FEATURE_VARIANTS))
         return "experts without a gate";
     return c->moe.act_limit > 0 && c->moe.act_alpha == 0 ? "MLPs with limits" : NULL;
 }

@@ -620,7 +620,7 @@ int recurrent_width(const struct config *c, int layer);
  * short convolutions, Mamba2, gated delta nets, and layers without a mixer or an MLP; GATES: gated
  * attention; LATENTS: multi-head latent attention; VARIANTS: chunked attention, queries scaled by
  * their position, norms of q and k in some layers or without weights, norms inside of attention and
- * MLP, weights on the inputs of experts. */
+ * MLP, weights on the inputs of experts, experts without a gate. */
 enum { FEATURE_EXPERTS = 1, FEATURE_SINKS = 2, FEATURE_STATES = 4, FEATURE_GATES = 8, FEATURE_LATENTS = 16,
        FEATURE_VARIANTS = 32 };
 /* Returns the first feature of the model that is not among these features of a backend; NULL: the

@@ -120,4 +120,18 @@ static inline int make_mixture(struct model *m, enum qtype type, int group, uint
     return n;
 }
 
+/* Take the gates away from the layers and from their experts, as Nemotron 3 has none.  The caller
+ * still owns the gates' weights. */
+static inline void remove_gates(struct model *m)
+{
+    m->config.gated = 0;
+    m->config.act = ACT_RELU2;
+    for (int i = 0; i < m->config.n_layers; i++) {
+        struct layer *l = &m->layers[i];
+        l->gate = (struct linear){ 0 };
+        for (int k = 0; l->experts && k < m->config.moe.n_experts; k++)
+            l->experts[k].gate = (struct linear){ 0 };
+    }
+}
+
 #endif

@@ -828,6 +828,27 @@ static void batches(void **state)
     model_close(m);
 }
 
+static void ungated_mixtures(void **state)
+{
+    (void)state;
+    static const enum qtype types[] = { QT_NL4, QT_F32 };
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        uint8_t *owned[MOST_EXPERT_MATS];
+        struct model *m = load("tiny", QT_F16);
+        int n = make_mixture(m, types[i], 32, owned);
+        remove_gates(m);
+        checked = i == 0;
+        against_cpu(m, KV_F16, 0, 2e-2, i ? "f32 experts without gate" : "nl4 experts without gate");
+        checked = 0;
+        if (i == 0)
+            against_cpu(m, KV_F32, 1, 1e-4, "the same, exact");
+        check_batches(m);
+        while (n)
+            free(owned[--n]);
+        model_close(m);
+    }
+}
+
 /* Layers with a state: sequences in a batch, a replayed graph, copied states and several tokens at
  * once (as drafts are checked) give the bits that single tokens of one sequence give. */
 static void check_states(const char *name)
@@ -912,10 +933,10 @@ static void refused_mixtures(void **state)
     owned[n++] = quantize(&m->layers[2].experts[3].up, QT_I8, 32);
     assert_null(backend_gpu.open(m, &o, &why));
     assert_non_null(strstr(why.msg, "layer 2: experts of different types"));
-    m->config.gated = 0;
+    m->config.moe.latent = 1;
     assert_null(backend_gpu.open(m, &o, &why));
-    assert_non_null(strstr(why.msg, "experts without a gate"));
-    m->config.gated = 1;
+    assert_non_null(strstr(why.msg, "experts in a latent space"));
+    m->config.moe.latent = 0;
     m->config.moe.beside = 1;
     assert_null(backend_gpu.open(m, &o, &why));
     assert_non_null(strstr(why.msg, "an MLP beside experts"));
@@ -1011,8 +1032,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(by_wgmma), cmocka_unit_test(copies), cmocka_unit_test(types), cmocka_unit_test(kv_formats),
-            cmocka_unit_test(mixtures), cmocka_unit_test(batches), cmocka_unit_test(refusals),
-            cmocka_unit_test(recurrent_batches), cmocka_unit_test(refused_mixtures),
+            cmocka_unit_test(mixtures), cmocka_unit_test(ungated_mixtures), cmocka_unit_test(batches),
+            cmocka_unit_test(refusals), cmocka_unit_test(recurrent_batches), cmocka_unit_test(refused_mixtures),
             cmocka_unit_test(refused_families),
         cmocka_unit_test(exact_folders), cmocka_unit_test(f16_folders),
     };

@@ -126,13 +126,14 @@ static void random_ids(int32_t *id, int n, int vocab)
 }
 
 /* Packed experts, f16 activations on the device and int8 ones on the CPU. */
-static void packed(void **state)
+static void check_packed(int gated)
 {
-    (void)state;
     enum { N = 20, MORE = 2 };
     uint8_t *owned[MOST_EXPERT_MATS];
     struct model *m = load("tiny", QT_F16);
     int n_owned = make_mixture(m, QT_NL4, 32, owned);
+    if (!gated)
+        remove_gates(m);
     const size_t vocab = (size_t)m->config.vocab_size;
     int32_t id[N + MORE];
     float *want = malloc((N + MORE) * vocab * sizeof *want), *got = malloc((N + MORE) * vocab * sizeof *got);
@@ -147,7 +148,8 @@ static void packed(void **state)
             forward(d, b, id + i, i, 1, 1, out + (size_t)i * vocab);
         d->close(b);
         if (k >= 0 && !(error_of(got, want, (N + MORE) * vocab) <= 2e-2))
-            fail_msg("%d experts on the device: error %.3g of the largest logit, limit 2e-2", k,
+            fail_msg("%d experts%s on the device: error %.3g of the largest logit, limit 2e-2", k,
+                     gated ? "" : " without gate",
                      error_of(got, want, (N + MORE) * vocab));
     }
     while (n_owned)
@@ -155,6 +157,9 @@ static void packed(void **state)
     model_close(m);
     free(want), free(got);
 }
+
+static void packed(void **state) { (void)state; check_packed(1); }
+static void ungated(void **state) { (void)state; check_packed(0); }
 
 /* A mixture through a window of layers: all experts are on the device, and every bit is that of a
  * device with memory for all layers. */
@@ -564,7 +569,7 @@ static void lost(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(folders), cmocka_unit_test(packed), cmocka_unit_test(windows),
+        cmocka_unit_test(folders), cmocka_unit_test(packed), cmocka_unit_test(ungated), cmocka_unit_test(windows),
         cmocka_unit_test(same_bits), cmocka_unit_test(batches),
         cmocka_unit_test(streamed), cmocka_unit_test(streamed_biases), cmocka_unit_test(moved),
         cmocka_unit_test(divided), cmocka_unit_test(strict_anywhere),
