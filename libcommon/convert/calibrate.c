@@ -451,8 +451,7 @@ static int make_latents(const struct conversion *cv, struct calibration *c, cons
     c->sum = to.x ? calloc((size_t)n * (size_t)width, sizeof *c->sum) : NULL;
     if (to.x)
         cpu_layers_latents(c->run, w, h->x, (size_t)h->ld, n, to.x, (size_t)to.ld);
-    if (h == &c->h)
-        spill_free(c->h.x);
+    spill_free(c->h.x);                         /* h itself, or the latents of another layer */
     c->h = to;
     return !to.x ? -1 : c->sum ? 0 : err_nomem(e, "calibration of experts");
 }
@@ -699,6 +698,7 @@ int calibrate_run(struct conversion *cv, struct calibration *c, struct err *e)
         rc = calibrate_load(cv, c, i, e);
         if (rc == 0)
             rc = calibrate_layer(cv, c, i, NULL, e);
+        calibrate_end_experts(c);
         calibrate_unload(c);
         if (rc == 0)
             rc = channel_scale_layer(cv, i, 0.5f, e);
