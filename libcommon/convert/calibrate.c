@@ -772,8 +772,10 @@ static uint64_t count(const struct conversion *cv, const struct calibration *c, 
     const int best = cv->effort == CONVERT_BEST, moe = has_experts(f);
     const uint64_t tokens = (uint64_t)c->n_windows * (uint64_t)c->window_len, hidden = (uint64_t)f->hidden_size,
                    window = (uint64_t)c->window_len;
-    /* with latents, the experts' input is held beside that of the MLP */
-    const uint64_t entry = moe ? (uint64_t)linalg_pad(f->hidden_size) + (uint64_t)linalg_pad(f->moe.latent) : 0,
+    /* latents, or the input of experts beside the MLP, are held besides all inputs of the layer */
+    const uint64_t latent = moe ? (uint64_t)f->moe.latent : 0, padded = moe ? (uint64_t)linalg_pad(f->moe.latent) : 0,
+                   entry = moe ? (uint64_t)linalg_pad(f->hidden_size) + padded : 0,
+                   apart = moe && f->moe.beside ? entry : padded,
                    expert = moe ? entry + (uint64_t)linalg_pad(f->moe.intermediate_size) : 0;
     uint64_t most = 0, width = 0;
     for (int i = 0; i < N_INPUTS; i++) {
@@ -787,25 +789,26 @@ static uint64_t count(const struct conversion *cv, const struct calibration *c, 
     held[HOLD_H] = held[HOLD_LINV] = held[HOLD_C] = best ? most * most * sizeof(float) : 0;
     /* One residual stream (best has another one, after the quantized layers; mixed also keeps
      * the first layer's input).  Besides that, the largest of: the embeddings; all inputs of a
-     * layer, with best also that of its experts; the input of all experts and the inputs of one
-     * expert. */
+     * layer and (if they differ, and always with best) that of its experts; the input of all
+     * experts and the inputs of one expert. */
     const uint64_t copies = (uint64_t)(1 + best + (cv->report->type.kind == CONVERT_MIXED)),
                    stream = copies * (tokens * hidden + (uint64_t)c->n_windows * c->kept_bytes / sizeof(float)),
-                   inputs = tokens * (width + (best ? entry : 0));
+                   inputs = tokens * (width + (best ? entry : apart));
     const uint64_t one = tokens * entry + (tokens + OTHER_TOKENS) * expert,
                    embeddings = tokens * (2 * hidden + (uint64_t)f->n_layers * (uint64_t)f->ple_dim);
     const uint64_t beside = inputs > one ? inputs : one;
     held[HOLD_STATES] = (stream + (beside > embeddings ? beside : embeddings)) * sizeof(float);
 
     const uint64_t rounded_inputs = window * (2 * most + 4 * hidden) * 2,
-                   choice = moe ? tokens * (uint64_t)f->moe.top_k * 16 : 0;
+                   choice = moe ? tokens * (uint64_t)f->moe.top_k * 16 : 0,
+                   sums = tokens * latent * sizeof(float);
     const uint64_t thread = gptq_scratch(&(struct gptq){ .N = (int)most }) + 2 * TILE_ROWS * most * sizeof(float) + 8 *
                             most;
     const uint64_t feedback = best ? window * (4 * most + 2 * hidden) * sizeof(float)
                                    : most * GOOD_RANK * 24 + tokens * GOOD_RANK * sizeof(float);
     const uint64_t found = (uint64_t)f->n_layers * width * 2 * sizeof(float) +
                            (moe ? (uint64_t)f->moe.n_experts * (expert + hidden) * sizeof(float) : 0);
-    return cpu_layers_memory(c->run) + rounded_inputs + choice + found + feedback + thread *
+    return cpu_layers_memory(c->run) + rounded_inputs + choice + sums + found + feedback + thread *
            (uint64_t)pool_size(cv->pool);
 }
 
