@@ -48,6 +48,7 @@ struct server {
      * /wake_up so far; waiter: the client that waits for the change, NULL: none; models: ids and
      * files of those that were closed, owned */
     struct { int level, changing; unsigned tags; struct conn *waiter; json_t *models; } sleep;
+    int no_batching;                    /* models that load begin with one request at a time */
     json_t *batching;                   /* settings of admin/batching.c by the ids of models, owned; NULL: none */
     struct response_store *responses;   /* response_store.h */
     struct chats *chats;                /* threads of the chat history; NULL: --no-history */

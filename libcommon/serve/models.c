@@ -154,7 +154,6 @@ struct loaded_model *models_load(struct server *s, const char *path, const char 
     if (how)
         lm->how = *how;
     lm->how.adapters = s->o.adapted && strcmp(lm->id, s->o.adapted) == 0;
-    lm->batching = !s->o.no_batching;
     while (*end)
         end = &(*end)->next;
     *end = lm;

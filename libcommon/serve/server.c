@@ -312,6 +312,7 @@ struct server *server_bind(const struct server_options *o, struct err *e)
         return NULL;
     }
     s->o = *o;
+    s->no_batching = o->no_batching;
     if (!(s->account = open_account(o, e))) {
         free(s);
         return NULL;

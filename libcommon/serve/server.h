@@ -140,7 +140,7 @@ struct server_options {
     int no_auth;                        /* require no key, even when listening beyond loopback */
     int query_keys;                     /* accept ?api_key= */
     int strict_api;                     /* refuse fields of bodies that are not known, see fields.h */
-    int no_batching;                    /* models begin with one request at a time, see admin/batching.c */
+    int no_batching;                    /* models begin with one request at a time, until POST /api/batching/enable */
     int anonymous_limit;                /* requests a minute of an address without a key; 0: none */
     const char *audit_folder;           /* NULL: nothing is logged */
     uint64_t audit_bytes;               /* size at which a file is rotated; 0: the default */

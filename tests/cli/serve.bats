@@ -413,7 +413,15 @@ END
   [ "$(admin -X POST "$URL/api/batching/disable" | jq .enabled)" = false ]
   [ "$(ask "$QUESTION" | jq -r '.choices[0].message.content')" = "2 + 2 = 4" ]
   [ "$(curl -s "$URL/api/batching" | jq -c '[.enabled, .engines.tiny.config.max_batch_size]')" = '[false,1]' ]
+  # models that are loaded afterwards begin with the same setting
+  third() {
+    admin "$URL/api/models/load" -d "{\"model_path\":\"$T/tiny.zse\",\"model_name\":\"$1\"}" | jq -e .success
+    curl -s "$URL/api/batching" | jq -c --arg id "$1" '.engines[$id] | [.enabled, .config.max_batch_size == 1]'
+    admin "$URL/api/models/unload" -d "{\"model_id\":\"$1\"}" | jq -e .success
+  }
+  [ "$(third third | xargs)" = "true [false,true] true" ]
   [ "$(admin -X POST "$URL/api/batching/enable" | jq .enabled)" = true ]
+  [ "$(third fourth | xargs)" = "true [true,false] true" ]
   [ "$(admin "$URL/api/batching" -d '{"max_batch_size":32}' | jq .success)" = true ]
 }
 

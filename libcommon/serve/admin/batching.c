@@ -74,6 +74,7 @@ static void recall(struct loaded_model *lm, const json_t *kept)
 void batching_restore(struct loaded_model *lm)
 {
     const json_t *kept = json_object_get(lm->s->batching, lm->id);
+    lm->batching = !lm->s->no_batching;
     if (kept)
         recall(lm, kept);
     else if (lm->batching)
@@ -95,8 +96,14 @@ static int set_batching(struct loaded_model *lm, int on)
     return keep(lm) == 0 ? worker_limits(lm->worker, &l) : -1;
 }
 
+/* Models that load later begin with this setting, and so do those that were closed meanwhile. */
 static void batching_all(struct server *s, struct conn *c, int on)
 {
+    const char *id;
+    json_t *kept;
+    s->no_batching = !on;
+    json_object_foreach(s->batching, id, kept)
+        json_object_set_new(kept, "enabled", json_boolean(on));
     for (struct loaded_model *lm = s->models; lm; lm = lm->next)
         if (lm->state == MODEL_READY && set_batching(lm, on) != 0) {
             reply_refusal(s, c, 503, NULL, "out of memory");
