@@ -1,4 +1,4 @@
-/* bench_prefix.c - requests that begin alike, with the cache of prefixes and without, in turn. */
+/* bench_prefix.c - requests that begin alike, with the cache of prefixes and without it. */
 #include "cmd/zse-bench.h"
 
 #include <stdio.h>
@@ -16,7 +16,7 @@ static const char *const names[N_KINDS] = { "without", "with" };
 struct prefix_answer { struct request *r; struct request_stats stats; int32_t id; int failed; struct err error; };
 
 /* Of all requests of a kind: tokens of prompts that were computed, seconds to the first tokens. */
-struct prefix_sum { struct engine *engine; long long computed; double *first_s; };
+struct prefix_sum { long long computed; double *first_s; int32_t *first; };       /* first: ids, [requests] */
 
 static void on_token(void *user, const struct token_event *ev)
 {
@@ -48,27 +48,40 @@ static int answer(struct engine *g, const int32_t *ids, int n, struct prefix_ans
     return rc == 0 && a->failed ? -1 : rc;
 }
 
-/* Ask all requests, each in both engines; *same: answers that agree. */
-static int ask_all(const struct bench_options *o, int vocab_size, struct prefix_sum sums[N_KINDS], int *same,
+/* Ask all requests, which are the same for each engine. */
+static int ask_all(const struct bench_options *o, struct engine *g, int vocab_size, struct prefix_sum *sum,
                    struct err *e)
 {
     const int n = o->prompt;
     struct rng rng = { 1 };
     int32_t *ids = malloc((size_t)n * sizeof *ids);
     int rc = ids ? 0 : err_nomem(e, "prompts");
-    *same = 0;
     for (int i = 0; rc == 0 && i < o->requests; i++) {
-        struct prefix_answer a[N_KINDS];
+        struct prefix_answer a;
         for (int t = i ? o->shared : 0; t < n; t++)
             ids[t] = (int32_t)(rng_u64(&rng) % (uint64_t)vocab_size);
-        for (int k = 0; rc == 0 && k < N_KINDS; k++) {
-            rc = answer(sums[k].engine, ids, n, &a[k], e);
-            sums[k].computed += a[k].stats.n_prompt - a[k].stats.n_cached;
-            sums[k].first_s[i] = a[k].stats.first_token_s;
-        }
-        *same += rc == 0 && a[WITHOUT].id == a[WITH].id;
+        rc = answer(g, ids, n, &a, e);
+        sum->computed += a.stats.n_prompt - a.stats.n_cached;
+        sum->first_s[i] = a.stats.first_token_s;
+        sum->first[i] = a.id;
     }
     free(ids);
+    return rc;
+}
+
+/* Only one engine is open at a time: on a GPU each holds the weights. */
+static int measure(const struct bench_options *o, struct opened_model *m, enum prefix_kind kind, struct prefix_sum *sum,
+                   struct err *e)
+{
+    struct run_options r = o->run;
+    r.no_prefix_cache = kind == WITHOUT;
+    sum->first_s = calloc((size_t)o->requests, sizeof *sum->first_s);
+    sum->first = calloc((size_t)o->requests, sizeof *sum->first);
+    if (!sum->first_s || !sum->first)
+        return err_nomem(e, "requests");
+    struct engine *g = open_engine(m, &r, 1, o->prompt + 2, 0, e);
+    const int rc = g ? ask_all(o, g, m->model->config.vocab_size, sum, e) : -1;
+    engine_close(g);
     return rc;
 }
 
@@ -107,19 +120,15 @@ int bench_prefix(const struct bench_options *o, const char *model)
     int rc = 0, same = 0;
     if (open_model(prog, model, &o->run, &m, &e) != 0)
         return cli_fail(prog, &e);
-    for (int k = 0; rc == 0 && k < N_KINDS; k++) {
-        struct run_options r = o->run;
-        r.no_prefix_cache = k == WITHOUT;
-        if (!(sums[k].first_s = calloc((size_t)o->requests, sizeof *sums[k].first_s)))
-            rc = err_nomem(&e, "requests");
-        else if (!(sums[k].engine = open_engine(&m, &r, 1, o->prompt + 2, 0, &e)))
-            rc = -1;
-    }
-    if (rc == 0 && (rc = ask_all(o, m.model->config.vocab_size, sums, &same, &e)) == 0)
+    for (int k = 0; rc == 0 && k < N_KINDS; k++)
+        rc = measure(o, &m, k, &sums[k], &e);
+    for (int i = 0; rc == 0 && i < o->requests; i++)
+        same += sums[WITHOUT].first[i] == sums[WITH].first[i];
+    if (rc == 0)
         report(o, &m, sums, same);
     for (int k = 0; k < N_KINDS; k++) {
-        engine_close(sums[k].engine);
         free(sums[k].first_s);
+        free(sums[k].first);
     }
     close_model(&m);
     return rc == 0 ? cli_finish(prog) : cli_fail(prog, &e);
