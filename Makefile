@@ -78,7 +78,7 @@ PROGRAMS := $(patsubst cmd/%.c,%,$(wildcard cmd/zse-*.c))
 OTHERS := $(if $(filter x86_64,$(ARCH)),,%_avx2.c %_avxvnni.c %_avx512.c %_amx.c) \
           $(if $(filter aarch64,$(ARCH)),,%_neon.c %_dotprod.c %_i8mm.c)
 LIB   := $(filter-out $(OTHERS),$(wildcard libcommon/*/*.c libcommon/*/*/*.c)) \
-         $(if $(filter cuda,$(DEVICE)),$(BACKEND),gpu/stub.c)
+         $(wildcard gpu/time/*.c) $(if $(filter cuda,$(DEVICE)),$(BACKEND),gpu/stub.c)
 # The public library: its functions are thin, and call the library's.
 API   := $(wildcard lib/*.c)
 CMD   := $(filter-out cmd/zse-%,$(wildcard cmd/*.c))
@@ -137,6 +137,8 @@ endif
 
 # registry.c embeds this file.
 $(O)/libcommon/plan/registry.o: libcommon/plan/models.json
+# code_cost.c embeds this one.
+$(O)/gpu/time/code_cost.o: tests/gpu/code-budgets
 
 # assets.c embeds the files of the web interface, compressed, and a hash of them all, a part
 # of their addresses.  The modules of the chat page are joined to one, which saves requests, as does

@@ -41,7 +41,7 @@ static const char usage[] =
     "  prefill                    prompts of several lengths (--tokens); with --compare in each place where a GPU's layers and experts may be\n"
     "  prefix                     requests whose prompts begin alike, with the cache of prefixes and without: tokens computed, time to the first token\n"
     "  plot                       a picture (SVG) of DATA.json, '-': standard input; the man page has its form\n"
-    "  gpu                        each kernel of a GPU by itself: bytes and operations per second, as shares of the GPU's limits\n"
+    "  gpu                        each kernel of a GPU by itself: bytes and operations per second, as shares of the GPU's limits; with --model predicted, without a GPU\n"
     "  coldstart                  from exec to the first token in fresh processes, page cache warm and dropped, by phases\n"
     "  serve                      load on an OpenAI server: time to first token and between tokens, tokens a second, failures\n"
     "  logits                     the logits after every token of --ids\n"
@@ -80,7 +80,7 @@ static const char usage[] =
     "      --shared N             serve, prefix: the first N tokens of the prompts are the same (prefix: all but 10)\n"
     "      --background N         serve: N background streams beside the measured requests\n"
     "      --api NAME             serve: chat, completions, or tokens: completions of token ids (default: chat)\n"
-    "      --model NAME           serve: the model to use (default: the server's first)\n"
+    "      --model NAME           serve: the model to use (default: the server's first); gpu: predict, without measuring, what a GPU would take: h200, h100, 4090, a100; with MODEL (a known shape like Llama-3.1-8B, or a file) kernel by kernel\n"
     "      --key KEY              serve: the server's key (default: $ZSE_API_KEY, else $OPENAI_API_KEY)\n"
     "      --ignore-eos           serve, spec: answers of exactly -n tokens; not every server supports it\n"
     "      --temp T               serve, spec: temperature of the answers (default: 0, always the most likely token)\n"
@@ -158,9 +158,9 @@ static const struct { const char *name; int least, most; const char *letters; } 
     [MMAP] = { "mmap", 0, 0, "rf" }, [TIERS] = { "tiers", 0, 0, "f" },
     [PREFILL] = { "prefill", 0, 1, "rtC" }, [PREFIX] = { "prefix", 0, 1, "pQ" },
     [STREAM] = { "stream", 0, 1, "pnLKW" }, [PLOT] = { "plot", 1, 1, "o" },
-    [DEQUANT] = { "dequant", 0, 0, "rs" }, [GPU] = { "gpu", 0, 0, "prstA" },
+    [DEQUANT] = { "dequant", 0, 0, "rs" }, [GPU] = { "gpu", 0, 1, "prstAO" },
     [COLDSTART] = { "coldstart", 0, 1, "prPMa" },
-    [SERVE] = { "serve", 1, 1, "pnbwSTQ" }, [LOGITS] = { "logits", 1, 1, "ioW" }, [LAYERS] = { "layers", 1, 1, "ioR" },
+    [SERVE] = { "serve", 1, 1, "pnbwSTQO" }, [LOGITS] = { "logits", 1, 1, "ioW" }, [LAYERS] = { "layers", 1, 1, "ioR" },
     [PERPLEXITY] = { "perplexity", 2, 2, "WNHa" }, [QUALITY] = { "quality", 3, 3, "WNa" },
     [SPEC] = { "spec", 1, 2, "nrTE" },
 };
@@ -176,7 +176,7 @@ static const struct { int c; char letter; const char *name; } special[] = {
     { OPT_WHOLE, 'H', "--whole" },
     { OPT_REQUESTS, 'Q', "--requests" }, { OPT_RATE, 'S', "--rate" }, { OPT_SHARED, 'Q', "--shared" },
     { OPT_BACKGROUND, 'S', "--background" }, { OPT_API, 'S', "--api" },
-    { OPT_SERVED, 'S', "--model" }, { OPT_KEY, 'S', "--key" }, { OPT_IGNORE_EOS, 'T', "--ignore-eos" },
+    { OPT_SERVED, 'O', "--model" }, { OPT_KEY, 'S', "--key" }, { OPT_IGNORE_EOS, 'T', "--ignore-eos" },
     { OPT_TEMP, 'T', "--temp" }, { OPT_SEED, 'T', "--seed" }, { OPT_TIMEOUT, 'S', "--timeout" },
     { OPT_REF, 'R', "--ref" }, { OPT_ACT, 'a', "--act" }, { OPT_LIMITS, 'l', "--limits" }, { OPT_AUTOTUNE, 'A', "--autotune" },
     { OPT_TABLE, 'D', "--table" },
@@ -448,7 +448,7 @@ static int check_device(struct bench_options *o, enum command c, uint64_t given)
                              o->run.device ? "device" : o->run.tp ? "tp" : "gpus");
         o->run.gpu = 0;                 /* ignore a GPU found by auto, or named in $ZSE_DEVICE for other programs */
     }
-    if (c == GPU && !o->run.gpu) {
+    if (c == GPU && !o->run.gpu && !o->served) {
         struct err e;
         return gpu_count(&e) < 0 ? cli_fail(prog, &e) : cli_wrong(prog, "gpu: measures a GPU, expected --device cuda");
     }
@@ -467,6 +467,17 @@ static int check_device(struct bench_options *o, enum command c, uint64_t given)
     return 0;
 }
 
+/* With --model the kernels of a GPU are predicted, and MODEL may be given. */
+static int check_gpu(const struct bench_options *o, uint64_t given, const char *model)
+{
+    if (model && !o->served)
+        return cli_wrong(prog, "gpu: measures kernels without a model: '%s' needs --model", model);
+    if (o->served && (o->autotune || (given >> GIVEN_REPEATS | given >> GIVEN_SHAPE | given >> GIVEN_TOKENS) & 1))
+        return cli_wrong(prog, "gpu --model: predicts, so %s does not apply", o->autotune ? "--autotune"
+                         : given >> GIVEN_REPEATS & 1 ? "-r" : given >> GIVEN_SHAPE & 1 ? "--shape" : "--tokens");
+    return 0;
+}
+
 /* Set the defaults that depend on the command. */
 static void set_defaults(struct bench_options *o, enum command c, uint64_t given)
 {
@@ -477,7 +488,7 @@ static void set_defaults(struct bench_options *o, enum command c, uint64_t given
     if (c == PREFILL && !(given >> GIVEN_TOKENS & 1))
         o->tokens = (struct bench_list){ 3, { 128, 512, 1024 } };
     if (!(given & 1) && c != SPEED)
-        o->prompt = c == GPU ? 4096 : c == COLDSTART ? 32 : c == PREFIX ? 110
+        o->prompt = c == GPU && !o->served ? 4096 : c == COLDSTART ? 32 : c == PREFIX ? 110
                     : c == BATCH || c == MOE || c == STREAM ? 128 : 512;
     if (c == PREFIX && !(given >> GIVEN_SHARED & 1))
         o->shared = o->prompt > 10 ? o->prompt - 10 : 0;
@@ -505,6 +516,8 @@ static int run(struct bench_options *o, uint64_t given, int n, char **args)
         return cli_wrong(prog, "%s: -p 0 leaves nothing to measure", commands[c].name);
     if (c == PREFIX && o->shared >= o->prompt)
         return cli_wrong(prog, "prefix: --shared %d, expected less than the prompt of %d tokens", o->shared, o->prompt);
+    if (c == GPU && (rc = check_gpu(o, given, model)) != 0)
+        return rc;
     if (c == MOE && (rc = check_moe(o, given, n, model)) != 0)
         return rc;
     if (c == SPEED || c == BATCH || c == PREFILL || c == PREFIX || (c == MOE && !o->experts.trace) || c == KV ||
@@ -531,7 +544,7 @@ static int run(struct bench_options *o, uint64_t given, int n, char **args)
     case PREFIX: return bench_prefix(o, model);
     case STREAM: return (rc = check_stream(o, given, model)) ? rc : bench_stream(o, model);
     case PLOT: return o->output ? bench_plot(o, args[0]) : cli_wrong(prog, "plot: -o is needed");
-    case GPU: return bench_gpu(o);
+    case GPU: return o->served ? bench_time(o, model) : bench_gpu(o);
     case COLDSTART: return bench_coldstart(o, model);
     case SERVE: return (rc = check_serve(o)) ? rc : bench_serve(o, args[0]);
     case LOGITS: return (rc = check_logits(o)) ? rc : bench_logits(o, args[0]);

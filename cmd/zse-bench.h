@@ -31,7 +31,8 @@ struct bench_options {
     int rows, cols;                     /* of matmul, ternary and gpu */
     double load_s;
     /* Options of serve; requests and shared are prefix's, too.  requests 0: as many as batch; rate
-     * 0: keep `batch` requests running; seed 0: random; served NULL: the server's first model. */
+     * 0: keep `batch` requests running; seed 0: random; served NULL: the server's first model;
+     * served is also the GPU of gpu --model. */
     int requests, shared, background, ignore_eos;
     double rate, timeout_s, temperature;
     uint64_t seed;
@@ -73,6 +74,7 @@ int bench_prefill(const struct bench_options *o, const char *model);
 int bench_prefix(const struct bench_options *o, const char *model);
 int bench_plot(const struct bench_options *o, const char *data);
 int bench_gpu(const struct bench_options *o);
+int bench_time(const struct bench_options *o, const char *model);           /* gpu --model; model NULL: three shapes */
 int bench_coldstart(const struct bench_options *o, const char *model);      /* bench_cold.c */
 int bench_serve(const struct bench_options *o, const char *url);
 int bench_layers(const struct bench_options *o, const char *model);

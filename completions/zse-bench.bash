@@ -27,7 +27,7 @@ _zse_bench() {
     --shared) COMPREPLY=(); return ;;
     --background) COMPREPLY=(); return ;;
     --api) COMPREPLY=($(compgen -W "chat completions or" -- "$cur")); return ;;
-    --model) COMPREPLY=(); return ;;
+    --model) COMPREPLY=($(compgen -W "h200 h100 4090 a100" -- "$cur")); return ;;
     --key) COMPREPLY=(); return ;;
     --temp) COMPREPLY=(); return ;;
     --seed) COMPREPLY=(); return ;;

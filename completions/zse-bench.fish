@@ -28,7 +28,7 @@ complete -c zse-bench -l rate -x -d 'serve N requests a second at random times, 
 complete -c zse-bench -l shared -x -d 'serve, prefix the first N tokens of the prompts are the same (prefix all but 10)'
 complete -c zse-bench -l background -x -d 'serve N background streams beside the measured requests'
 complete -c zse-bench -l api -x -a 'chat completions or' -d 'serve chat, completions, or tokens completions of token ids (default chat)'
-complete -c zse-bench -l model -x -d 'serve the model to use (default the servers first)'
+complete -c zse-bench -l model -x -a 'h200 h100 4090 a100' -d 'serve the model to use (default the servers first); gpu predict, without measuring, what a GPU would take h200, h100, 4090, a100; with MODEL (a known shape like Llama-3.1-8B, or a file) kernel by kernel'
 complete -c zse-bench -l key -x -d 'serve the servers key (default ZSE_API_KEY, else OPENAI_API_KEY)'
 complete -c zse-bench -l ignore-eos -d 'serve, spec answers of exactly -n tokens; not every server supports it'
 complete -c zse-bench -l temp -x -d 'serve, spec temperature of the answers (default 0, always the most likely token)'

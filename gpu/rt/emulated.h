@@ -30,6 +30,9 @@ void emulated_device_memory(int device, size_t size);
 void emulated_memory(size_t size);
 /* Bytes of all uploads in a device's copy stream since the process began: weights. */
 size_t emulated_uploaded(int device);
+/* From now on call launch() for every kernel that is launched or recorded; NULL: no longer. */
+void emulated_watch(void (*launch)(void *user, const char *kernel, unsigned blocks, int threads, size_t shared),
+                    void *user);
 /* Number of graphs launched in this process. */
 int emulated_graphs(void);
 

@@ -33,6 +33,9 @@ static struct {
     int fail_at;                        /* number of launches until the failure; 0: none */
     int n_graphs;                       /* number of graphs launched */
     enum emulated_refusal refuse;       /* emulated_refuse */
+    /* of emulated_watch() */
+    void (*watch)(void *user, const char *kernel, unsigned blocks, int threads, size_t shared);
+    void *watch_user;
 } state;
 
 /* Held while queued work of any device runs; recursive, because an item may wait for another
@@ -51,6 +54,14 @@ void emulated_fail_on(int device, const char *kernel, int n)
     state.fail_device = device;
 }
 void emulated_fail(const char *kernel, int n) { emulated_fail_on(0, kernel, n); }
+
+void emulated_watch(void (*launch)(void *user, const char *kernel, unsigned blocks, int threads, size_t shared),
+                    void *user)
+{
+    std::lock_guard<std::mutex> guard(state.lock);
+    state.watch = launch;
+    state.watch_user = user;
+}
 
 int emulated_graphs()
 {
@@ -201,6 +212,8 @@ int emulate_launch(struct gpu *g, const char *name, dim3 grid, int threads, size
             *e = device_of(g)->lost;
             return -1;
         }
+        if (state.watch)
+            state.watch(state.watch_user, name, grid.x * grid.y * grid.z, threads, shared);
     }
     if (threads < 1 || threads > EMULATED_THREADS || shared > EMULATED_SHARED || !grid.x || !grid.y || !grid.z ||
         grid.y > 65535 || grid.z > 65535)

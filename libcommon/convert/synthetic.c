@@ -325,6 +325,16 @@ static int config_open(struct conversion *cv, int *n_specs, struct err *e)
     return add_own_tensors(cv, *n_specs, e);
 }
 
+json_t *synthetic_config(const char *name, struct err *e)
+{
+    const struct synthetic_shape *shape = find_shape(name, e);
+    json_t *raw = shape ? config_of(shape) : NULL, *config = raw ? hf_config_normalize(raw, e) : NULL;
+    if (shape && !raw)
+        err_nomem(e, name);
+    json_decref(raw);
+    return config;
+}
+
 int synthetic_open(struct conversion *cv, int *n_specs, struct err *e)
 {
     if (cv->o->config)

@@ -9,6 +9,10 @@
 
 #include "libcommon/convert/internal.h"
 
+/* The config.json of the model of this name, in one spelling.  Returns a new reference; NULL with
+ * *e, which lists the names. */
+json_t *synthetic_config(const char *name, struct err *e);
+
 /* Set source, config and weights of the conversion for the model o->synthetic.  The source has
  * the configuration, a byte-level tokenizer of the true size, and a tensor without data for each
  * weight; of the functions in source.h only source_file() may be used on it. */

@@ -466,6 +466,47 @@ END
   run -2 zse-bench matmul --autotune
 }
 
+@test "zse-bench gpu --model predicts each kernel without a GPU: launches of a step, no time below the roof" {
+  predict() { zse-bench gpu --model "$@" --json; }
+  predict h200 Llama-3.1-8B >"$BATS_TEST_TMPDIR/j"
+  jq -e '.predicted and .gpu == "h200" and .context == 512 and .launches == 293 and ([.rows[].launches] | add) == 293 and .uncounted == "i8"' "$BATS_TEST_TMPDIR/j"
+  jq -e '.rows | all(.seconds >= .roof_seconds and .seconds > 0 and (.limit | test("^(launch|waits|memory|L2|issue|tensor|loads)$")))' "$BATS_TEST_TMPDIR/j"
+  jq -e '(.seconds / ([.rows[].seconds] | add) - 1 | fabs) < 1e-9 and .bytes > 4e9 and .bytes < 5e9' "$BATS_TEST_TMPDIR/j"
+  jq -e '[.rows[] | select(.kernel == "matvec" and .use == "down").launches] == [32]' "$BATS_TEST_TMPDIR/j"
+  jq -e '.figures | map(.figure) == ["read_share", "batch_17", "batch_64", "prefill_linear", "prefill_attention_tflops", "launches"]
+    and all(.value > 0 and .holds == (if .at_most then .value <= .aim else .value >= .aim end) and .loss.seconds > .loss.roof_seconds)
+    and (.[0].value < 1 and .[1].value >= 1 and .[3].value < 1)' "$BATS_TEST_TMPDIR/j"
+  share=$(jq '.figures[0].value' "$BATS_TEST_TMPDIR/j")
+  jq -e --argjson s "$share" '(.bytes / .seconds / .memory_bytes_per_s / $s - 1 | fabs) < 1e-6' "$BATS_TEST_TMPDIR/j"
+  for key in $(jq -r '[paths | map(select(type == "string")) | last | select(. != null)] | unique[]' "$BATS_TEST_TMPDIR/j"); do
+    grep -qw "$key" man/zse-bench.1 || { echo "the man page has no word on $key"; return 1; }
+  done
+  # a GPU with less bandwidth is slower, a longer context, too; wgmma helps prompts only
+  s=$(jq .seconds "$BATS_TEST_TMPDIR/j")
+  predict 4090 Llama-3.1-8B | jq -e --argjson s "$s" '.seconds > $s'
+  predict h200 Llama-3.1-8B -p 8192 | jq -e --argjson s "$s" '.seconds > $s and .context == 8192'
+  ZSE_WGMMA=1 predict h200 Llama-3.1-8B >"$BATS_TEST_TMPDIR/w"
+  jq -es '.[0].seconds == .[1].seconds and .[1].figures[3].value > .[0].figures[3].value' "$BATS_TEST_TMPDIR/j" "$BATS_TEST_TMPDIR/w"
+}
+
+@test "zse-bench gpu --model prints figures of three shapes, takes files, and refuses what it has no counts for" {
+  for gpu in h200 h100 a100 4090; do
+    zse-bench gpu --model $gpu --json | jq -e '.figures | length == 8 and ([.[].model] | unique) == ["Llama-3.1-8B", "Qwen2.5-32B", "Qwen3-30B-A3B"] and all(.[]; .value > 0)'
+  done
+  run -0 zse-bench gpu --model a100 Qwen2.5-0.5B -q int8
+  [[ "$output" == *"predicted from counts and constants, not measured"*"attn_split"*"launches a token"* ]]
+  zse-bench gpu --model h100 "$MODEL" --json | jq -e '.launches > 9 and .seconds > 0'
+  run -1 --separate-stderr zse-bench gpu --model h200 DeepSeek-V2-Lite
+  [[ "$stderr" == *"deepseek_v2: the model of time has no counts for layers without plain attention"* ]]
+  run -2 --separate-stderr zse-bench gpu --model h900
+  [[ "$stderr" == *"'h900', expected h200, h100, 4090 or a100"* ]]
+  for wrong in '-r 3' '--shape 64x64' '--tokens 1' --autotune; do
+    run -2 --separate-stderr zse-bench gpu --model h200 $wrong
+    [[ "$stderr" == *"gpu --model: predicts, so ${wrong%% *} does not apply"* ]]
+  done
+  run -2 --separate-stderr zse-bench gpu "$MODEL" --device emulated
+}
+
 @test "gpu-check runs with the emulated programs" {
   [ -x "$B/emulated/zse-bench" ] || skip "the emulated programs are not built (make emulated)"
   r=$BATS_TEST_TMPDIR/results

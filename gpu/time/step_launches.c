@@ -1,0 +1,597 @@
+/* step_launches.c - list the launches of a step as gpu/backend/layers.c and step.c make them, with
+ * the counts of gpu/kernels: grids, bytes, instructions and dependent loads.  Counts that have no
+ * row in tests/gpu/code-budgets come from the comments at the heads of the kernels. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpu/backend/internal.h"
+#include "gpu/kernels/operations.h"
+#include "gpu/time/launch_time.h"
+
+enum {
+    TABLE_SIZE = 32768,         /* bytes of a codebook in shared memory */
+    TABLE_TURN = 70,            /* cycles of a turn of the loop that fills it (calculated) */
+    STEP_UNIT = 16 * 32,        /* bytes of a step that the lanes of a warp load at a time */
+    PAD = 36,                   /* floats of a row of sums */
+};
+
+struct walk {
+    const struct model *m;
+    const struct timed_gpu *g;
+    const struct timed_step *s;
+    struct timed_launches *out;
+    int n;                      /* tokens of the step, with padding */
+    int n_seqs, splits, n_tiles, wgmma;
+};
+
+static void add(struct walk *w, struct timed_launch l)
+{
+    struct timed_launches *out = w->out;
+    if (out->n == out->room) {
+        const int room = out->room ? 2 * out->room : 512;
+        struct timed_launch *p = realloc(out->launch, (size_t)room * sizeof *p);
+        if (!p) {
+            out->failed = 1;
+            return;
+        }
+        out->launch = p;
+        out->room = room;
+    }
+    l.active = l.active && l.active < l.blocks ? l.active : l.blocks;
+    out->bytes += l.bytes;
+    out->launch[out->n++] = l;
+}
+
+/* The instructions of 16 bytes of weights of a lane; 0 if they are not counted. */
+static double instructions(struct walk *w, const char *kernel, enum qtype type, const char *end, const char *sm,
+                           int *registers)
+{
+    char name[64];
+    struct code_cost c = { 0 };
+    snprintf(name, sizeof name, "%s-%s%s", kernel, qtype_info(type)->name, end);
+    if (!code_cost_find(name, sm, &c))
+        w->out->uncounted = qtype_info(type)->name;
+    *registers = c.registers;
+    return c.instructions;
+}
+
+/* Loads of 16 bytes for a step of a lane (gpu/prim/weights.cuh). */
+static int loads_of(const struct mat *m)
+{
+    const struct qtype_info *t = qtype_info(m->type);
+    return t->bits == 16 ? 4 : t->bits <= 4 && t->bits != 3 ? 1 : 2;
+}
+
+static int n_steps(const struct mat *m) { return m->cols_padded / 32; }
+static int has_table(const struct mat *m) { return qtype_info(m->type)->gpu == GPU_FORMAT_TABLE; }
+static double product(const struct mat *m, int n) { return 2.0 * m->rows * m->cols * n; }
+static unsigned ceil_of(int a, int b) { return (unsigned)((a + b - 1) / b); }
+
+/* ---- linear layers ---- */
+
+/* Steps of a warp whose weights are loaded together (few_tokens.cuh). */
+static int steps_at_once(int loads) { return loads >= 8 ? 1 : loads >= 4 ? 2 : 4; }
+
+static void add_matvec(struct walk *w, const char *what, const struct mat *const *m, int n_mats, int pair)
+{
+    enum { WARPS = 16 };
+    const int by8 = w->n <= 8 ? 1 : 2, n = pair ? 2 : 1, loads = loads_of(m[0]) * n, steps = steps_at_once(loads),
+              sums = 4 * WARPS * n * 8 * by8 * PAD, table = has_table(m[0]) ? TABLE_SIZE : 0;
+    struct timed_launch l = { .kernel = "matvec", .what = what, .part = TIMED_LINEAR, .threads = WARPS * 32,
+                              .shared = (size_t)(sums > table ? sums : table) };
+    double each = instructions(w, "matvec", m[0]->type, pair ? "-gate-up" : "", w->g->sm, &l.registers);
+    each += each > 0 ? (by8 - 1) * 5 : 0;       /* 8 more tokens: 4 products and a load */
+    for (int i = 0; i < n_mats; i++) {
+        l.blocks += i < (pair ? 1 : n_mats) ? (unsigned)m[i]->n_tiles : 0;
+        l.bytes += (double)m[i]->size;
+        l.flop += product(m[i], w->n);
+        l.done += 2.0 * m[i]->n_tiles * TILE_ROWS * m[i]->cols_padded * 8 * by8;
+        l.issue += each * m[i]->n_tiles * n_steps(m[i]) * loads_of(m[i]);
+    }
+    l.l2_bytes = l.bytes + (double)l.blocks * w->n * 2 * m[0]->cols_padded;
+    l.setup_l2 = 2;                     /* the operands of the first turn; the residual of the sums */
+    l.setup_cycles = table ? TABLE_TURN * TABLE_SIZE / 4 / l.threads : 0;
+    l.turns = ceil((double)n_steps(m[0]) / (WARPS * steps));
+    l.turn_memory = 1;
+    l.turn_l2 = 1;                      /* activations are loaded where they are multiplied */
+    l.turn_cycles = each * steps * loads;
+    add(w, l);
+}
+
+static void add_hopper(struct walk *w, const char *what, const struct mat *m)
+{
+    enum { TOKENS = 128, SHARED = 1024 + 4 * (TOKENS * 128 + 16), END_CYCLES = 6000 /* to store 256 rows */ };
+    const int by_tokens = (int)ceil_of(w->n, TOKENS), large = (int)ceil_of(m->n_tiles, 8) * by_tokens,
+              groups = m->type == QT_NL4 && large < w->g->n_sms ? 1 : 2,
+              tiles = (int)ceil_of(m->n_tiles, 4 * groups) * by_tokens;
+    struct timed_launch l = { .kernel = "matmul_hopper", .what = what, .part = TIMED_LINEAR, .wgmma = 1,
+                              .blocks = (unsigned)(tiles < w->g->n_sms ? tiles : w->g->n_sms),
+                              .threads = groups == 2 ? 384 : 160, .shared = SHARED };
+    int registers;
+    const double each = instructions(w, "matmul-hopper", m->type, "", "90a", &registers),
+                 turns = ceil((double)tiles / l.blocks), padded = turns * l.blocks;
+    l.registers = registers;
+    l.bytes = (double)m->size;
+    l.flop = product(m, w->n);
+    l.done = padded * groups * 128 * TOKENS * 2.0 * m->cols_padded;
+    l.issue = padded * groups * 4 * each * n_steps(m) / 2;
+    l.l2_bytes = padded * (groups * 4 * (double)m->tile_bytes + 2.0 * TOKENS * m->cols_padded);
+    l.setup_memory = 1;
+    l.setup_cycles = turns * END_CYCLES * groups / 2;
+    add(w, l);
+}
+
+static void add_matmul(struct walk *w, const char *what, const struct mat *m)
+{
+    enum { WARPS = 4 };
+    const int tokens = w->n <= 128 ? 64 : 128;
+    struct timed_launch l = { .kernel = "matmul", .what = what, .part = TIMED_LINEAR,
+                              .blocks = ceil_of(m->n_tiles, WARPS) * ceil_of(w->n, tokens), .threads = WARPS * 32,
+                              .shared = (size_t)((has_table(m) ? TABLE_SIZE : 0) + 3 * 2 * tokens * 64) };
+    if (w->wgmma && w->n > 128) {
+        add_hopper(w, what, m);
+        return;
+    }
+    double each = instructions(w, "matmul", m->type, "-64", w->g->sm, &l.registers);
+    each += each > 0 && tokens == 128 ? 40 : 0;         /* 64 more tokens: 32 products and 8 loads */
+    l.bytes = (double)m->size;
+    l.flop = product(m, w->n);
+    l.done = (double)l.blocks * WARPS * TILE_ROWS * tokens * 2.0 * m->cols_padded;
+    l.issue = (double)l.blocks * WARPS * each * n_steps(m) * loads_of(m);
+    l.l2_bytes = (double)l.blocks * (WARPS * (double)m->tile_bytes + 2.0 * tokens * m->cols_padded);
+    l.setup_memory = 1;
+    l.setup_cycles = has_table(m) ? TABLE_TURN * TABLE_SIZE / 4 / l.threads : 0;
+    l.turns = n_steps(m);
+    l.ahead = 1;
+    /* the first tile of tokens gets the weights from memory, the others from L2 */
+    l.turn_memory = 1.0 / ceil_of(w->n, tokens);
+    l.turn_l2 = 1 - l.turn_memory;
+    l.turn_cycles = each * loads_of(m);
+    add(w, l);
+}
+
+static void add_f32(struct walk *w, const char *what, const struct mat *const *m, int n_mats, int n, int n_splits)
+{
+    enum { WARPS = 8, TOKENS = 8, ROW = 33 };
+    struct timed_launch l = { .kernel = "matmul_f32", .what = what, .part = TIMED_LINEAR, .threads = WARPS * 32,
+                              .shared = 4 * WARPS * TOKENS * ROW, .registers = 128 };
+    const int splits = n_splits ? n_splits : 1;
+    for (int i = 0; i < n_mats; i++) {
+        l.blocks += (unsigned)m[i]->n_tiles * ceil_of(n, TOKENS) * (unsigned)splits;
+        l.bytes += (double)m[i]->size;
+        l.l2_bytes += (double)m[i]->size * ceil_of(n, TOKENS);
+        /* a step of a warp: for each of 32 columns a load and a product with each token */
+        l.issue += (double)m[i]->n_tiles * n_steps(m[i]) * 32 * (n + 2.0 * ceil_of(n, TOKENS));
+    }
+    l.setup_l2 = 2;
+    l.turns = ceil((double)n_steps(m[0]) / splits / WARPS);
+    l.turn_memory = 1;
+    l.turn_cycles = 32 * (TOKENS + 2);
+    add(w, l);
+}
+
+static int in_floats(const struct linear *l) { return l->w.type == QT_F32; }
+static int by_matvec(const struct walk *w) { return w->n <= GPU_MATVEC_TOKENS; }
+static int alike(const struct mat *a, const struct mat *b)
+{
+    return a->type == b->type && a->group_size == b->group_size && a->cols_padded == b->cols_padded;
+}
+
+/* Follows run_linear(). */
+static void linear(struct walk *w, const char *what, const struct linear *const *to, int n)
+{
+    for (int i = 0; i < n; ) {
+        const struct mat *m[GPU_MAX_MATS];
+        const struct linear *first = to[i];
+        const int exact = in_floats(first), together = exact || by_matvec(w);
+        int n_mats = 0;
+        do
+            m[n_mats++] = &to[i++]->w;
+        while (together && i < n && (exact ? in_floats(to[i]) : alike(&to[i]->w, &first->w)));
+        if (exact)
+            add_f32(w, what, m, n_mats, w->n, 0);
+        else if (together)
+            add_matvec(w, what, m, n_mats, 0);
+        else
+            add_matmul(w, what, m[0]);
+    }
+}
+
+/* ---- rows ---- */
+
+enum { ROWS_BLOCK = 256 };
+
+static void norm(struct walk *w, const char *what, int n, int cols)
+{
+    const double turns = ceil((double)cols / ROWS_BLOCK);
+    /* the loop over the weights waits for memory in each turn; the sum's loads overlap by fours */
+    add(w, (struct timed_launch){ .kernel = "norm", .what = what, .blocks = (unsigned)n, .threads = ROWS_BLOCK,
+                                  .shared = 32 * sizeof(float), .bytes = 4.0 * cols, .l2_bytes = 10.0 * n * cols,
+                                  .issue = (double)n * turns * ROWS_BLOCK / 32 * 20, .setup_l2 = 1 + ceil(turns / 4),
+                                  .turns = turns, .turn_memory = 1 });
+}
+
+static void add_rows(struct walk *w, const char *kernel, const char *what, int n, int cols, double bytes, double l2)
+{
+    add(w, (struct timed_launch){ .kernel = kernel, .what = what, .blocks = ceil_of(cols, ROWS_BLOCK) * (unsigned)n,
+                                  .threads = ROWS_BLOCK, .bytes = bytes, .l2_bytes = bytes + l2, .setup_l2 = 2,
+                                  .issue = (double)n * cols / 32 * 30 });
+}
+
+/* Follows add_residual(). */
+static void residual(struct walk *w, const char *what, const struct linear *l, const struct norm *post)
+{
+    linear(w, what, &l, 1);
+    if (post->present)
+        norm(w, "post norm", w->n, w->m->config.hidden_size);
+}
+
+/* Follows run_mlp_up(). */
+static void mlp_up(struct walk *w, const struct layer *l, int size)
+{
+    const int gated = w->m->config.gated;
+    const struct linear *to[2] = { gated ? &l->gate : &l->up, gated ? &l->up : NULL };
+    const int n = gated ? 2 : 1;
+    if (!in_floats(to[0]) && by_matvec(w) && !in_floats(&l->down) && !l->mlp_sub_norm.present &&
+        (n == 1 || alike(&to[0]->w, &to[1]->w))) {
+        add_matvec(w, "gate up", (const struct mat *const[]){ &to[0]->w, n == 2 ? &to[1]->w : NULL }, n, n == 2);
+        return;
+    }
+    linear(w, "gate up", to, n);
+    add_rows(w, "act_mul", "activation", w->n, size, 0, 10.0 * w->n * size);
+    if (l->mlp_sub_norm.present)
+        norm(w, "mlp norm", w->n, size);
+}
+
+/* ---- mixtures of experts ---- */
+
+/* The number of experts that n tokens choose, if all are equally likely. */
+static double chosen(const struct moe *m, int n)
+{
+    return m->n_experts * (1 - pow(1 - (double)m->top_k / m->n_experts, n));
+}
+
+static void route(struct walk *w, const struct layer *l)
+{
+    const struct moe *m = &w->m->config.moe;
+    const int few = w->n <= MAX_GRAPH_TOKENS, sort = w->n <= GPU_MATVEC_TOKENS;
+    enum { WARPS = 8 };
+    const struct mat *mats[2] = { &l->router.w, &l->shared_router.w };
+    const size_t room = sizeof(int) * (3 * (size_t)m->n_experts + 2 * WARPS),
+                 choices = sizeof(float) * WARPS * 2 * (size_t)m->n_experts;
+    add_f32(w, "router", mats, m->shared_gate ? 2 : 1, w->n, few ? (int)GPU_SPLITS(n_steps(&l->router.w)) : 0);
+    /* a warp finds one expert after the other; the sort counts all pairs */
+    add(w, (struct timed_launch){ .kernel = "choose", .what = "router", .blocks = sort ? 1 : ceil_of(w->n, WARPS),
+                                  .threads = WARPS * 32, .shared = sort && room > choices ? room : choices,
+                                  .l2_bytes = 4.0 * w->n * m->n_experts, .setup_l2 = 3,
+                                  .setup_cycles = 200.0 * m->top_k + (sort ? 1000 : 0) });
+    if (!sort)
+        add(w, (struct timed_launch){ .kernel = "sort", .what = "router", .blocks = ceil_of(m->n_experts, WARPS),
+                                      .threads = WARPS * 32, .shared = room,
+                                      .l2_bytes = 4.0 * w->n * m->top_k * ceil_of(m->n_experts, WARPS), .setup_l2 = 3,
+                                      .setup_cycles = 1000.0 + 4.0 * w->n * m->top_k });
+}
+
+/* Experts of few tokens: gate and up, or down. */
+static void expert_matvec(struct walk *w, const char *what, const struct mat *const *m, int n)
+{
+    enum { WARPS = 8, PER_SM = 4 };
+    const struct moe *moe = &w->m->config.moe;
+    const int most = gpu_most_tiles(w->n * moe->top_k, moe->n_experts, GPU_EXPERT_FEW),
+              wanted = (int)ceil_of(PER_SM * w->g->n_sms, m[0]->n_tiles), rows = wanted < most ? wanted : most,
+              loads = loads_of(m[0]) * n, steps = steps_at_once(loads);
+    const double tiles = chosen(moe, w->n), passes = ceil(tiles / rows);
+    struct timed_launch l = { .kernel = "expert_matvec", .what = what, .part = TIMED_LINEAR,
+                              .blocks = (unsigned)(m[0]->n_tiles * rows), .threads = WARPS * 32,
+                              .active = (unsigned)(m[0]->n_tiles * ceil(tiles < rows ? tiles : rows)),
+                              .shared = (size_t)((has_table(m[0]) ? TABLE_SIZE : 0) +
+                                                 4 * WARPS * n * GPU_EXPERT_FEW * PAD) };
+    const double each = instructions(w, "expert-matvec", m[0]->type, n == 2 ? "-gate-up" : "", w->g->sm, &l.registers);
+    for (int i = 0; i < n; i++) {
+        l.bytes += tiles * (double)m[i]->size;
+        l.flop += product(m[i], w->n * moe->top_k);
+        l.done += tiles * 2.0 * m[i]->n_tiles * TILE_ROWS * m[i]->cols_padded * GPU_EXPERT_FEW;
+        l.issue += each * tiles * m[i]->n_tiles * n_steps(m[i]) * loads_of(m[i]);
+    }
+    l.l2_bytes = l.bytes + tiles * m[0]->n_tiles * 2.0 * m[0]->cols_padded;
+    l.setup_l2 = 3 * passes;            /* the tile, its pairs, the first activations */
+    l.setup_cycles = has_table(m[0]) ? TABLE_TURN * TABLE_SIZE / 4 / l.threads : 0;
+    l.turns = passes * ceil((double)n_steps(m[0]) / (WARPS * steps));
+    l.turn_memory = l.turn_l2 = 1;
+    l.turn_cycles = each * steps * loads;
+    add(w, l);
+}
+
+/* Experts of many tokens. */
+static void expert_matmul(struct walk *w, const char *what, const struct mat *const *m, int n)
+{
+    enum { WARPS = 4 };
+    const struct moe *moe = &w->m->config.moe;
+    const int pairs = w->n * moe->top_k, per_tile = pairs / 32 < moe->n_experts ? 16 : 64;
+    const double experts = chosen(moe, w->n), tiles = experts * ceil(pairs / experts / per_tile);
+    const unsigned by_rows = ceil_of(m[0]->n_tiles, WARPS / n);
+    struct timed_launch l = { .kernel = "expert_matmul", .what = what, .part = TIMED_LINEAR,
+                              .blocks = by_rows * (unsigned)gpu_most_tiles(pairs, moe->n_experts, per_tile),
+                              .threads = WARPS * 32, .active = by_rows * (unsigned)ceil(tiles),
+                              .shared = (size_t)((has_table(m[0]) ? TABLE_SIZE : 0) + 3 * 2 * per_tile * 64) +
+                                        (size_t)per_tile * sizeof(int) };
+    const double each = instructions(w, "expert-matmul", m[0]->type, per_tile == 16 ? "-16" : "-64", w->g->sm,
+                                     &l.registers);
+    for (int i = 0; i < n; i++) {
+        l.bytes += experts * (double)m[i]->size;
+        l.flop += product(m[i], pairs);
+    }
+    l.done = tiles * by_rows * WARPS * TILE_ROWS * per_tile * 2.0 * m[0]->cols_padded;
+    l.issue = tiles * by_rows * WARPS * each * n_steps(m[0]) * loads_of(m[0]);
+    l.l2_bytes = tiles * by_rows * (WARPS * (double)m[0]->tile_bytes + 2.0 * per_tile * m[0]->cols_padded);
+    l.setup_memory = 1;
+    l.setup_l2 = 3;
+    l.setup_cycles = has_table(m[0]) ? TABLE_TURN * TABLE_SIZE / 4 / l.threads : 0;
+    l.turns = n_steps(m[0]);
+    l.ahead = 1;
+    l.turn_memory = 1;
+    l.turn_cycles = each * loads_of(m[0]);
+    add(w, l);
+}
+
+static void expert_floats(struct walk *w, const char *what, const struct mat *const *m, int n)
+{
+    enum { WARPS = 8, ROW = 33 };
+    const struct moe *moe = &w->m->config.moe;
+    const int most = gpu_most_tiles(w->n * moe->top_k, moe->n_experts, GPU_EXPERT_FEW);
+    const double tiles = chosen(moe, w->n);
+    struct timed_launch l = { .kernel = "expert_f32", .what = what, .part = TIMED_LINEAR,
+                              .blocks = (unsigned)(m[0]->n_tiles * most), .threads = WARPS * 32,
+                              .active = (unsigned)ceil(m[0]->n_tiles * (tiles < most ? tiles : most)),
+                              .shared = (size_t)n * 4 * WARPS * GPU_EXPERT_FEW * ROW, .registers = 128 };
+    for (int i = 0; i < n; i++) {
+        l.bytes += tiles * (double)m[i]->size;
+        l.issue += tiles * m[i]->n_tiles * n_steps(m[i]) * 32 * (GPU_EXPERT_FEW + 2.0);
+    }
+    l.l2_bytes = l.bytes;
+    l.setup_l2 = 3;
+    l.turns = n * ceil((double)n_steps(m[0]) / WARPS);
+    l.turn_memory = 1;
+    l.turn_cycles = 32 * (GPU_EXPERT_FEW + 2);
+    add(w, l);
+}
+
+/* Follows run_mixture(), with all experts on the device. */
+static void mixture(struct walk *w, const struct layer *l)
+{
+    const struct config *c = &w->m->config;
+    const struct expert *x = l->experts;
+    const struct mat *up[2] = { &x->gate.w, &x->up.w }, *down = &x->down.w;
+    const int floats = up[0]->type == QT_F32 || down->type == QT_F32 || up[0]->type != up[1]->type ||
+                       up[0]->tile_bytes != up[1]->tile_bytes;
+    void (*const run)(struct walk *, const char *, const struct mat *const *, int) =
+        floats ? expert_floats : by_matvec(w) ? expert_matvec : expert_matmul;
+    route(w, l);
+    if (c->moe.shared_size) {
+        mlp_up(w, l, c->moe.shared_size);
+        linear(w, "down", (const struct linear *const[]){ &l->down }, 1);
+    }
+    run(w, "experts up", up, 2);
+    run(w, "experts down", &down, 1);
+    add_rows(w, "expert_sum", "experts", w->n, c->hidden_size, 0, 4.0 * w->n * c->hidden_size * (c->moe.top_k + 2));
+    if (l->mlp_post_norm.present)
+        norm(w, "post norm", w->n, c->hidden_size);
+}
+
+static void feed_forward(struct walk *w, const struct layer *l, int index)
+{
+    if (w->m->config.ff[index] == FF_MOE) {
+        mixture(w, l);
+        return;
+    }
+    mlp_up(w, l, config_mlp_size(&w->m->config, index));
+    residual(w, "down", &l->down, &l->mlp_post_norm);
+}
+
+/* ---- attention ---- */
+
+/* Positions that the newest token sees in this layer. */
+static int seen(const struct walk *w, int index)
+{
+    const int window = w->m->config.window[index];
+    return window && window < w->s->context ? window : w->s->context;
+}
+
+static void attend_decode(struct walk *w, int index)
+{
+    enum { WARPS = 4, THREADS = WARPS * 32, MAX_GROUP = 8, AT_ONCE_K = 4, AT_ONCE_V = 2 };
+    const struct config *c = &w->m->config;
+    const int share = c->n_heads / c->n_kv_heads, dim = c->head_dim,
+              group = share <= 2 ? share : share <= 4 ? 4 : MAX_GROUP,
+              rows = THREADS / (dim / 8), n = seen(w, index), in_split = n < GPU_SPLIT ? n : GPU_SPLIT;
+    const unsigned passes = ceil_of(share, group), heads = (unsigned)c->n_kv_heads * passes;
+    const double kv = 4.0 * n * dim * c->n_kv_heads * w->n_seqs;
+    add(w, (struct timed_launch){
+        .kernel = "attn_split", .what = "attention", .part = TIMED_ATTENTION,
+        .blocks = (unsigned)w->splits * heads * (unsigned)w->n, .threads = THREADS,
+        .active = ceil_of(n, GPU_SPLIT) * heads * (unsigned)w->n_seqs, .registers = 96,
+        .shared = sizeof(float) * (size_t)(group * dim + group * GPU_SPLIT + rows * group * dim),
+        .bytes = kv, .l2_bytes = kv * passes,
+        /* for an element of a key or value a product with each head, and half an instruction to
+         * convert it */
+        .issue = kv / 2 * passes * (group + 0.5) / 32,
+        .setup_l2 = 5,                  /* the row, its position, its table, the block, the queries */
+        .turns = ceil(in_split / 16.0 / WARPS) * ceil(dim / 16.0 / AT_ONCE_K) +
+                 ceil((double)in_split / rows / AT_ONCE_V),
+        .turn_memory = 1 });
+    add(w, (struct timed_launch){
+        .kernel = "attn_merge", .what = "attention", .part = TIMED_ATTENTION,
+        .blocks = (unsigned)(c->n_heads * w->n), .threads = THREADS, .shared = sizeof(float) * (size_t)w->splits,
+        .l2_bytes = 4.0 * w->n * c->n_heads * w->splits * (dim + 2),
+        .setup_l2 = 5 + ceil(w->splits / 8.0) });
+}
+
+static void attend_prompt(struct walk *w, int index)
+{
+    /* 1,650: instructions of a warp for 32 keys (counted by executing them, heads of 128) */
+    enum { THREADS = 128, KEY_INSTRUCTIONS = 1650 };
+    const struct config *c = &w->m->config;
+    const int dim = c->head_dim <= 64 ? 64 : c->head_dim <= 128 ? 128 : 256, strips = dim <= 128 ? 2 : 1,
+              tile = 4 * 16 * strips, keys = dim <= 64 ? 64 : 32, n = w->n, before = w->s->context - n,
+              window = w->m->config.window[index];
+    double pairs = 0, key_tiles = 0;
+    for (int t = 0; t < n; t += tile) {
+        const int q = n - t < tile ? n - t : tile, last = before + t + q;
+        const int first = window && before + t + 1 > window ? (before + t + 1 - window) / keys * keys : 0;
+        key_tiles += ceil((double)(last - first) / keys);
+        for (int i = 0; i < q; i++)
+            pairs += window && before + t + i + 1 > window ? window : before + t + i + 1;
+    }
+    struct code_cost code = { 255, 0 };
+    code_cost_find("attn-prefill-128", w->g->sm, &code);
+    const double flop = 4.0 * pairs * c->head_dim * c->n_heads, done = 4.0 * key_tiles * keys * tile * dim * c->n_heads;
+    add(w, (struct timed_launch){
+        .kernel = "attn_prefill", .what = "attention", .part = TIMED_ATTENTION,
+        .blocks = (unsigned)(w->n_tiles * c->n_heads), .threads = THREADS, .registers = code.registers,
+        .shared = (size_t)(tile * dim * 2 + dim * keys * 2 + keys * dim * 2),
+        .bytes = 4.0 * seen(w, index) * c->head_dim * c->n_kv_heads, .flop = flop, .done = done,
+        .l2_bytes = key_tiles * keys * 4.0 * c->head_dim * c->n_heads,
+        .issue = done * KEY_INSTRUCTIONS * 4 / (4.0 * 128 * 32 * 128),
+        .setup_l2 = 4, .turns = key_tiles / w->n_tiles, .turn_l2 = 2,
+        .turn_cycles = (double)KEY_INSTRUCTIONS * keys / 32 * dim / 128 * strips / 2 });
+}
+
+static void attention(struct walk *w, const struct layer *l, int index)
+{
+    enum { WARPS = 4 };
+    const struct config *c = &w->m->config;
+    const int nq = c->n_heads * c->head_dim, nk = c->n_kv_heads * c->head_dim, heads = c->n_heads + 2 * c->n_kv_heads;
+    if (c->qk_norm == QK_NORM_FULL) {
+        norm(w, "q norm", w->n, nq);
+        norm(w, "k norm", w->n, nk);
+    }
+    add(w, (struct timed_launch){ .kernel = "prepare", .what = "attention",
+                                  .blocks = ceil_of(heads, WARPS) * (unsigned)w->n, .threads = WARPS * 32,
+                                  .shared = sizeof(float) * WARPS * (size_t)c->head_dim, .bytes = 4.0 * nk * w->n,
+                                  .l2_bytes = 4.0 * w->n * (2.0 * nq + 4.0 * nk),
+                                  .issue = (double)w->n * (nq + 2.0 * nk) / 32 * 40, .setup_l2 = 5 });
+    if (w->n_tiles)
+        attend_prompt(w, index);
+    else
+        attend_decode(w, index);
+    if (l->attn_sub_norm.present)
+        norm(w, "attention norm", w->n, nq);
+}
+
+/* ---- a step ---- */
+
+static void mixer(struct walk *w, const struct layer *l, int index)
+{
+    const struct linear *const qkv[3] = { &l->q, &l->k, &l->v }, *const gate = &l->q_gate;
+    linear(w, "qkv", qkv, 3);
+    if (w->m->config.attn_gate)
+        linear(w, "gate", &gate, 1);
+    attention(w, l, index);
+}
+
+/* Follows run_first() and run_second(). */
+static void layer(struct walk *w, int index)
+{
+    const struct config *c = &w->m->config;
+    const struct layer *l = &w->m->layers[index];
+    norm(w, "norm", w->n, c->hidden_size);
+    if (c->block == BLOCK_PARALLEL2)
+        norm(w, "norm", w->n, c->hidden_size);
+    mixer(w, l, index);
+    if (c->block == BLOCK_SEQUENTIAL)
+        residual(w, "o", &l->o, &l->attn_post_norm);
+    else
+        feed_forward(w, l, index);
+    if (c->block != BLOCK_SEQUENTIAL) {
+        residual(w, "o", &l->o, &l->attn_post_norm);
+    } else if (c->ff[index] != FF_NONE) {
+        norm(w, "norm", w->n, c->hidden_size);
+        feed_forward(w, l, index);
+    }
+}
+
+static void begin(struct walk *w)
+{
+    const struct config *c = &w->m->config;
+    const struct mat *m = &w->m->embed.w;
+    add(w, (struct timed_launch){ .kernel = "embed", .what = "embedding", .blocks = (unsigned)w->n, .threads = 256,
+                                  .bytes = (double)w->n * (double)m->tile_bytes / TILE_ROWS, .setup_l2 = 1,
+                                  .l2_bytes = 4.0 * w->n * c->hidden_size, .setup_memory = 2 });
+    if (w->m->embed_norm.present)
+        norm(w, "embedding norm", w->n, c->hidden_size);
+    for (int i = 0; i < c->n_ropes; i++)        /* sines in double */
+        add(w, (struct timed_launch){ .kernel = "rope_table", .what = "rotation", .blocks = (unsigned)w->n,
+                                      .threads = 128, .setup_l2 = 2, .setup_cycles = 1000 });
+}
+
+/* The logits of n tokens, and a token drawn from each as the most likely one. */
+static void end(struct walk *w, int n)
+{
+    enum { MANY = 8192, IN_FLIGHT = 32 * 1024, ROOM = 25624 };
+    const struct config *c = &w->m->config;
+    const struct linear *head = &w->m->head;
+    norm(w, "final norm", n, c->hidden_size);
+    w->n = n;
+    linear(w, "head", &head, 1);
+    add(w, (struct timed_launch){ .kernel = "sample", .what = "sample", .blocks = (unsigned)n,
+                                  .threads = c->vocab_size < MANY ? 128 : 1024, .l2_bytes = 4.0 * n * c->vocab_size,
+                                  .shared = ROOM, .setup_l2 = 1, .turns = ceil(4.0 * c->vocab_size / IN_FLIGHT),
+                                  .turn_cycles = 1000 /* 600 ns (sample.cu) */ });
+}
+
+/* The reason why the list of launches would be wrong; NULL: none. */
+static const char *beyond(const struct model *m)
+{
+    const struct config *c = &m->config;
+    for (int i = 0; i < c->n_layers; i++)
+        if (c->mixer[i] != MIXER_ATTENTION)
+            return "layers without plain attention";
+    return c->embed_size != c->hidden_size ? "an embedding of another width than the layers" : config_beyond(
+        c, FEATURE_EXPERTS | FEATURE_SINKS | FEATURE_GATES | FEATURE_VARIANTS);
+}
+
+static void step_of(struct walk *w)
+{
+    const struct timed_step *s = w->s;
+    const int dim = w->m->config.head_dim, prompt = s->n_tokens > 0;
+    int splits = (s->context + GPU_SPLIT - 1) / GPU_SPLIT, padded = 1;
+    w->n_seqs = prompt ? s->n_tokens : s->n_seqs;
+    w->n = w->n_seqs;
+    w->wgmma = s->wgmma && w->g->wgmma_share > 0;
+    if (!prompt && w->n <= MAX_GRAPH_TOKENS) {          /* pad_decode() */
+        while (padded < w->n)
+            padded *= 2;
+        w->n = padded;
+        for (padded = 1; padded < splits; )
+            padded *= 2;
+        splits = padded;
+    }
+    w->splits = splits;
+    w->n_tiles = prompt && s->n_tokens >= TILE_TOKENS && dim % 16 == 0
+                     ? (int)ceil_of(s->n_tokens, GPU_ATTN_TILE(dim)) : 0;
+}
+
+int timed_launches(const struct model *m, const struct timed_gpu *g, const struct timed_step *s,
+                   struct timed_launches *out, struct err *e)
+{
+    struct walk w = { .m = m, .g = g, .s = s, .out = out };
+    const char *why = beyond(m);
+    *out = (struct timed_launches){ 0 };
+    if (why)
+        return err_set(e, ERR_UNSUPPORTED, "%s: the model of time has no counts for %s", m->config.arch, why);
+    step_of(&w);
+    out->n_tokens = w.n;
+    begin(&w);
+    for (int i = 0; i < m->config.n_layers; i++)
+        layer(&w, i);
+    end(&w, s->n_tokens ? 1 : w.n);
+    return out->failed ? err_nomem(e, "the list of launches") : 0;
+}
+
+void timed_launches_release(struct timed_launches *l)
+{
+    free(l->launch);
+    *l = (struct timed_launches){ 0 };
+}

@@ -1,0 +1,208 @@
+/* t-gpu-time.c - the model of time: its list of launches is what the emulated backend launches,
+ * kernel by kernel with grids, threads and shared memory; no prediction is below its roof. */
+#include "tests/lib/gpu_model.h"
+
+#include "gpu/gpu.h"
+#include "gpu/rt/emulated.h"
+#include "gpu/time/launch_time.h"
+#include "libcommon/engine/backend.h"
+
+#pragma weak emulated_watch             /* a GPU does not tell its launches */
+
+enum { MAX_TOKENS = 320, N_BLOCKS = 64, MOST_SEEN = 256 };
+
+static struct {
+    int n;
+    struct { char kernel[24]; unsigned blocks; int threads; size_t shared; } at[MOST_SEEN];
+} launched;
+
+static void note(void *user, const char *kernel, unsigned blocks, int threads, size_t shared)
+{
+    (void)user;
+    assert_true(launched.n < MOST_SEEN);
+    snprintf(launched.at[launched.n].kernel, sizeof launched.at[0].kernel, "%s", kernel);
+    launched.at[launched.n].blocks = blocks;
+    launched.at[launched.n].threads = threads;
+    launched.at[launched.n++].shared = shared;
+}
+
+/* A step of n_seqs sequences, whose n tokens each end at position `end`. */
+static void run_step(void *b, int n_seqs, int n, int end, int prompt)
+{
+    static int32_t ids[MAX_TOKENS], table[N_BLOCKS];
+    static float logits[64 * 1024];
+    struct batch_item items[64];
+    struct draw draws[64];
+    for (int i = 0; i < N_BLOCKS; i++)
+        table[i] = i;
+    for (int i = 0; i < n_seqs; i++) {
+        draws[i] = (struct draw){ .temperature = 0, .top_p = 1 };
+        items[i] = (struct batch_item){ .tokens = ids, .n_tokens = n, .pos = end - n, .table = table, .n_logits = 1,
+                                        .draw = prompt ? NULL : &draws[i] };
+    }
+    launched.n = 0;
+    emulated_watch(note, NULL);
+    OK(backend_gpu.forward(b, &(struct batch){ items, n_seqs }, logits, &why));
+    emulated_watch(NULL, NULL);
+}
+
+static struct timed_gpu emulated_gpu(void)
+{
+    struct gpu *g = gpu_open(0, 0, &why);
+    assert_non_null(g);
+    struct timed_gpu t = *timed_gpu_find("h200");
+    t.n_sms = gpu_n_sms(g);
+    gpu_close(g);
+    return t;
+}
+
+static void same_launches(const struct model *m, void *b, const struct timed_step *s)
+{
+    const struct timed_gpu g = emulated_gpu();
+    struct timed_launches l;
+    run_step(b, s->n_tokens ? 1 : s->n_seqs, s->n_tokens ? s->n_tokens : 1, s->context, s->n_tokens > 0);
+    OK(timed_launches(m, &g, s, &l, &why));
+    for (int i = 0; i < l.n && i < launched.n; i++) {
+        const struct timed_launch *p = &l.launch[i];
+        if (strcmp(p->kernel, launched.at[i].kernel) != 0 || p->blocks != launched.at[i].blocks ||
+            p->threads != launched.at[i].threads || p->shared != launched.at[i].shared)
+            fail_msg("%d sequences, %d tokens, launch %d: %s (%s) of %u blocks, %d threads, %zu bytes; launched: %s of %u, %d, %zu",
+                     s->n_seqs, s->n_tokens, i, p->kernel, p->what, p->blocks, p->threads, p->shared,
+                     launched.at[i].kernel, launched.at[i].blocks, launched.at[i].threads, launched.at[i].shared);
+    }
+    assert_int_equal(l.n, launched.n);
+    timed_launches_release(&l);
+}
+
+static void same_steps(const struct model *m, int wgmma)
+{
+    const struct backend_options o = { .n_threads = 2, .kv = { KV_F16, KV_F16 }, .n_blocks = N_BLOCKS,
+                                       .n_states = 1, .max_tokens = MAX_TOKENS, .max_logits = 64, .wgmma = wgmma };
+    const struct timed_step steps[] = { { 1, 5, 0, wgmma }, { 1, 300, 0, wgmma }, { 3, 40, 0, wgmma },
+                                        { 16, 7, 0, wgmma },
+                                        { 17, 7, 0, wgmma }, { 1, 20, 20, wgmma }, { 1, 140, 140, wgmma },
+                                        { 1, 60, 17, wgmma } };
+    void *b = backend_gpu.open(m, &o, &why);
+    if (!b)
+        fail_msg("%s", why.msg);
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++)
+        if (!wgmma || steps[i].n_tokens > 128)
+            same_launches(m, b, &steps[i]);
+    backend_gpu.close(b);
+}
+
+static int quantize_dense(struct model *m, enum qtype type, int group, uint8_t **owned)
+{
+    int n = 0;
+    for (int i = 0; i < m->config.n_layers; i++) {
+        struct layer *l = &m->layers[i];
+        struct linear *const all[] = { &l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down };
+        for (size_t k = 0; k < sizeof all / sizeof *all; k++)
+            owned[n++] = quantize(all[k], type, group);
+    }
+    return n;
+}
+
+static void test_dense(void **state)
+{
+    (void)state;
+    uint8_t *owned[7 * 8];
+    struct model *m = load("tiny", QT_F16);
+    const int n = quantize_dense(m, QT_NL4, 32, owned);
+    same_steps(m, 0);
+    same_steps(m, 1);
+    for (int i = 0; i < n; i++)
+        free(owned[i]);
+    model_close(m);
+}
+
+/* Keys and values of another type than queries need launches of their own. */
+static void test_mixed_types(void **state)
+{
+    (void)state;
+    uint8_t *owned[8];
+    struct model *m = load("tiny", QT_F16);
+    owned[0] = quantize(&m->layers[0].k, QT_I8, 32);
+    owned[1] = quantize(&m->layers[1].up, QT_I8, 32);
+    same_steps(m, 0);
+    free(owned[0]);
+    free(owned[1]);
+    model_close(m);
+}
+
+static void test_experts(void **state)
+{
+    (void)state;
+    uint8_t *owned[MOST_EXPERT_MATS];
+    struct model *m = load("tiny", QT_F16);
+    const int n = make_mixture(m, QT_NL4, 32, owned);
+    same_steps(m, 0);
+    for (int i = 0; i < n; i++)
+        free(owned[i]);
+    model_close(m);
+}
+
+static void test_roof(void **state)
+{
+    (void)state;
+    const struct timed_gpu *g;
+    struct model *m = load("tiny", QT_F16);
+    for (int i = 0; (g = timed_gpu_at(i)) != NULL; i++)
+        for (int n = 1; n <= 512; n *= 2) {
+            struct timed_launches l;
+            OK(timed_launches(m, g, &(struct timed_step){ n, 600, n > 64 ? n : 0, 1 }, &l, &why));
+            for (int k = 0; k < l.n; k++) {
+                const struct timed_cost c = timed_launch_cost(g, &l.launch[k]);
+                if (!(c.seconds >= c.roof_s + g->launch_s && c.seconds < 1))
+                    fail_msg("%s, %d tokens, %s %s: %g s, roof %g s", g->key, n, l.launch[k].kernel, l.launch[k].what,
+                             c.seconds, c.roof_s);
+            }
+            timed_launches_release(&l);
+        }
+    assert_null(timed_gpu_find("h900"));
+    model_close(m);
+}
+
+/* The time of a launch of one round without waits is its launch and its longest part. */
+static void test_cost(void **state)
+{
+    (void)state;
+    const struct timed_gpu g = { .n_sms = 10, .most_threads = 1024, .shared_bytes = 65536, .clock = 1e9, .memory = 1e12,
+                                 .memory_share = 0.5, .l2 = 2e12, .memory_cycles = 500, .l2_cycles = 200,
+                                 .launch_s = 1e-6, .tensor = 1e14, .mma_share = 0.5, .issue_share = 0.5 };
+    struct timed_launch l = { .blocks = 10, .active = 10, .threads = 1024, .bytes = 1e6, .issue = 20000 };
+    struct timed_cost c = timed_launch_cost(&g, &l);
+    assert_float_equal(c.seconds, 1e-6 + 2e-6, 1e-12);
+    assert_float_equal(c.roof_s, 1e-6, 1e-12);
+    assert_string_equal(c.limit, "memory");
+    l.issue = 80000;                    /* 8000 on a multiprocessor, 2 a cycle */
+    c = timed_launch_cost(&g, &l);
+    assert_float_equal(c.seconds, 1e-6 + 4e-6, 1e-12);
+    assert_string_equal(c.limit, "issue");
+    l.blocks = l.active = 11;           /* the last block needs a round of its own */
+    l.issue = 88000;
+    assert_float_equal(timed_launch_cost(&g, &l).seconds, 1e-6 + 8e-6, 1e-12);
+    l.turns = 10;
+    l.turn_memory = 2;                  /* 10 us in each of two rounds */
+    c = timed_launch_cost(&g, &l);
+    assert_float_equal(c.seconds, 1e-6 + 20e-6, 1e-12);
+    assert_string_equal(c.limit, "loads");
+    l.threads = 512;                    /* two blocks at a time */
+    assert_float_equal(timed_launch_cost(&g, &l).seconds, 1e-6 + 10e-6, 1e-12);
+    l.setup_memory = 4;
+    assert_float_equal(timed_launch_cost(&g, &l).seconds, 1e-6 + 12e-6, 1e-12);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_cost), cmocka_unit_test(test_roof),
+                                        cmocka_unit_test(test_dense), cmocka_unit_test(test_mixed_types),
+                                        cmocka_unit_test(test_experts) };
+    if (!device_usable())
+        return 0;
+    if (!emulated_watch) {
+        printf("1..1\nok 1 - the model of time # SKIP only emulated devices tell their launches\n");
+        return 0;
+    }
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
