@@ -294,6 +294,8 @@ static struct gpu_graph *record(struct gpu_backend *b, struct err *e)
     struct err ignored;
     const int rc = (b->group && group_release(b->group, e) < 0) || run_launches(b, e) < 0 ||
                    (b->group && group_gather(b->group, e) < 0) ? -1 : 0;
+    if (rc < 0)                         /* the device of another rank may be selected */
+        gpu_use(b->g, &ignored);
     struct gpu_graph *graph = gpu_graph_end(b->g, rc < 0 ? &ignored : e);
     if (rc < 0 && graph) {              /* the graph has only a part of the step */
         gpu_graph_close(b->g, graph);
@@ -348,7 +350,8 @@ static int run_decode(struct gpu_backend *b, int bucket, int splits_bit, struct 
         *seen = NEVER;
         b->graphs.refused++;
     }
-    return run_launches(b, e);
+    /* a refusal may have left the device of another rank selected */
+    return gpu_use(b->g, e) < 0 ? -1 : run_launches(b, e);
 }
 
 /* Download the states after the final norm that the batch requests.  1: some were requested; 0:
