@@ -134,12 +134,27 @@ static int add_shares(struct all_reduce *a, float *const x[], size_t at, size_t 
     return exchange(a, x, r, COLLECT, e) < 0 || add_each(a, x, r, e) < 0 ? -1 : exchange(a, x, r, SEND, e);
 }
 
+/* Does every device add all n floats?  *piece: the number of floats to add at a time. */
+static int adds_whole(const struct all_reduce_sizes *s, int n_devices, size_t n, size_t *piece)
+{
+    /* two devices move as many bytes in one hop as in two */
+    const int whole = n_devices == 2 || n * sizeof(float) <= s->small;
+    *piece = s->message / sizeof(float) * (whole ? 1 : (size_t)n_devices);
+    return whole;
+}
+
+size_t all_reduce_nodes(const struct all_reduce_sizes *s, int n_devices, size_t n)
+{
+    enum { BOUNCED = 2 };               /* copies of a message through pinned memory */
+    size_t piece;
+    const size_t hops = adds_whole(s, n_devices, n, &piece) ? 1 : 2, devices = (size_t)n_devices;
+    return (n + piece - 1) / piece * (hops * devices * (devices - 1) * BOUNCED + devices);
+}
+
 int all_reduce_sum(struct all_reduce *a, float *const x[], size_t n, struct err *e)
 {
-    const size_t most = a->sizes.message / sizeof **x;
-    /* two devices move as many bytes in one hop as in two */
-    const int whole = a->n == 2 || n * sizeof **x <= a->sizes.small;
-    const size_t piece = whole ? most : (size_t)a->n * most;
+    size_t piece;
+    const int whole = adds_whole(&a->sizes, a->n, n, &piece);
     for (size_t at = 0; at < n; at += piece)
         if ((whole ? add_whole : add_shares)(a, x, at, n - at < piece ? n - at : piece, e) < 0)
             return -1;

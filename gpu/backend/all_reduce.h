@@ -21,6 +21,8 @@ extern const struct all_reduce_sizes all_reduce_sizes;
 struct all_reduce;
 /* Bytes of device memory that each of n devices needs. */
 size_t all_reduce_bytes(const struct all_reduce_sizes *s, int n);
+/* The most copies and kernels of all_reduce_sum() of n floats. */
+size_t all_reduce_nodes(const struct all_reduce_sizes *s, int n_devices, size_t n);
 /* The devices stay open until it is closed.  NULL with *e: no memory, or a device is lost. */
 struct all_reduce *all_reduce_open(struct gpu *const g[], int n, const struct all_reduce_sizes *s, struct err *e);
 /* No work may be queued; NULL is fine. */

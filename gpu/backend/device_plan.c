@@ -21,23 +21,36 @@ static size_t pages(size_t n) { return (n + ((size_t)2 << 20) - 1) >> 21 << 21; 
 static const char *graphs_off(const struct gpu_backend *b)
 {
     const struct backend_options *o = &b->o;
-    return has_host_experts(b) ? "some experts are on the processor" : o->no_graphs ? "--cuda-graphs off" : o->watch ? "ZSE_DIAG waits after every layer" : o->debug_sync ? "ZSE_DEBUG_SYNC waits after every kernel" : NULL;
+    return has_host_experts(b) ? "the GPU lacks some experts" : o->no_graphs ? "--cuda-graphs off" : o->watch ? "ZSE_DIAG waits after every layer" : o->debug_sync ? "ZSE_DEBUG_SYNC waits after every kernel" : NULL;
+}
+
+/* The kernels and copies of the graph of a bucket.  The first device of a group launches the graph
+ * of all, with their sums: two a layer, and the copies of the embedding. */
+static size_t graph_nodes(const struct gpu_backend *b, int bucket)
+{
+    enum { A_LAYER = 10, INT8 = 4, EXPERTS = 6, ENDS = 8 };
+    const size_t layers = (size_t)(b->layers.end - b->layers.first);
+    const size_t own = layers * (size_t)(A_LAYER + INT8 * b->o.act_int8 + (b->stride_expert ? EXPERTS : 0)) + ENDS;
+    if (!b->tp || !leads(b))
+        return own;
+    return own * (size_t)b->tp->n_ranks +
+           (2 * layers + 1) * all_reduce_nodes(&all_reduce_sizes, b->tp->n_ranks,
+                                               (size_t)b->m->config.hidden_size << bucket);
 }
 
 /* An allowance for the driver's own copies of graphs and kernels, not measured: 32 MiB, and 1 KiB
- * for each kernel of each possible graph. */
+ * for each node of each possible graph. */
 static size_t reserve_of(const struct gpu_backend *b)
 {
-    enum { NODE = 1 << 10, NODES_A_LAYER = 10, NODES_OF_EXPERTS = 6, NODES_OF_ENDS = 8 };
-    int bits = 1;
+    enum { NODE = 1 << 10 };
+    size_t bits = 1, nodes = 0;
     while (bits < MAX_SPLIT_BITS && 1 << (bits - 1) < b->max_splits)
         bits++;
     if (graphs_off(b))
         return RESERVE;
-    return RESERVE + (size_t)N_BUCKETS * (size_t)bits *
-           (size_t)((b->layers.end - b->layers.first) *
-                    (NODES_A_LAYER + 4 * b->o.act_int8 + (b->stride_expert ? NODES_OF_EXPERTS : 0)) + NODES_OF_ENDS) *
-           NODE;
+    for (int i = 0; i < N_BUCKETS; i++)
+        nodes += graph_nodes(b, i);
+    return RESERVE + bits * nodes * NODE;
 }
 
 /* The reason why there are no f16 copies of weights; NULL: there are copies.  With

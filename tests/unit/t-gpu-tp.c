@@ -357,6 +357,28 @@ static void partial_loads(void **state)
     model_close(m);
 }
 
+/* The first device has room for the graphs of all, with their sums. */
+static void room_for_graphs(void **state)
+{
+    (void)state;
+    static const struct { int n; size_t floats, nodes; } sum[] = {
+        { 2, 1, 2 * 2 + 2 }, { 2, 1 << 20, 4 * (2 * 2 + 2) }, { 4, 1024, 12 * 2 + 4 }, { 4, 1 << 20, 2 * 12 * 2 + 4 },
+    };
+    struct model *m = load("tiny", QT_F16);
+    struct backend_options o = options(2, 0);
+    struct gpu_plan with, without;
+    for (size_t i = 0; i < sizeof sum / sizeof *sum; i++)
+        assert_int_equal(all_reduce_nodes(&all_reduce_sizes, sum[i].n, sum[i].floats), sum[i].nodes);
+    OK(gpu_plan(m, &o, &with, &why));
+    o.no_graphs = 1;
+    OK(gpu_plan(m, &o, &without, &why));
+    assert_int_equal(without.ranks[0].reserve, without.ranks[1].reserve);
+    assert_true(with.ranks[1].reserve > without.ranks[1].reserve);
+    assert_true(with.ranks[0].reserve - without.ranks[0].reserve >
+                2 * (with.ranks[1].reserve - without.ranks[1].reserve));
+    model_close(m);
+}
+
 /* ---- links, lookahead steps, failures ---- */
 
 enum { TOKENS = 5 };
@@ -563,6 +585,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sums), cmocka_unit_test(packed), cmocka_unit_test(mixtures), cmocka_unit_test(partial_loads),
+        cmocka_unit_test(room_for_graphs),
         cmocka_unit_test(links), cmocka_unit_test(lost), cmocka_unit_test(families),
         cmocka_unit_test(graphs), cmocka_unit_test(lost_in_graph),
         cmocka_unit_test(rounded_keys_and_values),
