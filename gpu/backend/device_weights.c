@@ -12,6 +12,7 @@
 #include "gpu/rt/ring.h"
 #include "libcommon/base/clock.h"
 #include "libcommon/base/pool.h"
+#include "libcommon/base/thread.h"
 
 /* 4 MB: transfers of this size reach the full speed of the link.  8 threads: a core copies about 10
  * GB/s, the link 25 to 55.  Two buffers each: one is filled while the other is sent. */
@@ -763,7 +764,7 @@ static int start_threads(struct dweights *w, struct err *e)
     if (!(w->ring = gpu_ring_open(w->g, 2 * n, CHUNK, e)))
         return -1;
     for (; w->n_threads < n; w->n_threads++)
-        if (pthread_create(&w->thread[w->n_threads], NULL, load, w) != 0)
+        if (thread_start(&w->thread[w->n_threads], load, w) != 0)
             return err_set(e, ERR_MEMORY, "no thread to load weights with");
     return 0;
 }

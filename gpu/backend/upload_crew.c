@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "gpu/backend/device_weights.h"
+#include "libcommon/base/thread.h"
 
 struct upload_crew {
     struct gpu *g;
@@ -87,7 +88,7 @@ struct upload_crew *crew_open(struct gpu *g, struct gpu_ring *ring, int n_thread
     pthread_mutex_init(&c->lock, NULL);
     pthread_cond_init(&c->changed, NULL);
     for (; c->n_threads < n_threads; c->n_threads++)
-        if (pthread_create(&c->thread[c->n_threads], NULL, upload, c) != 0) {
+        if (thread_start(&c->thread[c->n_threads], upload, c) != 0) {
             err_set(e, ERR_MEMORY, "no thread to upload experts with");
             crew_close(c);
             return NULL;
