@@ -138,9 +138,9 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
     "      --gpu-layers N|auto    the last N layers on the GPU, the others on the CPU; auto: as many as fit (default: all)\n" \
     "      --moe hybrid|cpu|gpu   where a GPU's layers compute the experts that a router chooses: on both, as many on the GPU as fit; on the CPU;\n" \
     "                             or all on the GPU (default: hybrid)\n" \
-    "      --gpu-experts N        keep N experts of each layer on the GPU; the CPU computes the others (default: as many as fit)\n" \
+    "      --gpu-experts N        keep N experts of each layer on the GPU; for the others see --expert-uploads (default: as many as fit)\n" \
     "      --gpu-prefill-threshold N  in steps of at least N tokens the GPU computes all experts, and those that it lacks are uploaded (default: 300)\n" \
-    "      --no-gpu-prefill       never upload experts for long prompts\n" \
+    "      --no-gpu-prefill       never upload all experts for long prompts\n" \
     "      --expert-uploads auto|N  of the chosen experts that the GPU lacks, upload N percent for it while the CPU computes the others;\n" \
     "                             auto: by the measured speeds of link and CPU (default: auto)\n" \
     "      --layer-window auto|off|[sequential:]N  hold N layers in a GPU's memory and upload the others at every step; auto: if they do not all fit (default: auto)\n" \
