@@ -22,8 +22,9 @@ void emulated_peers(enum emulated_peers peers);
  * emulated_fail: on device 0. */
 void emulated_fail_on(int device, const char *kernel, int n);
 void emulated_fail(const char *kernel, int n);
-/* Simulate that there is no memory for graphs, or for launching them, from now on. */
-enum emulated_refusal { EMULATED_NOTHING, EMULATED_GRAPH, EMULATED_GRAPH_LAUNCH };
+/* Simulate that there is no memory for graphs, for launching them, or for another device that takes
+ * part in a recording, from now on. */
+enum emulated_refusal { EMULATED_NOTHING, EMULATED_GRAPH, EMULATED_GRAPH_LAUNCH, EMULATED_GRAPH_JOIN };
 void emulated_refuse(enum emulated_refusal what);
 /* From now on a device, or each of them, has `size` bytes of memory; 0: 4 GiB. */
 void emulated_device_memory(int device, size_t size);

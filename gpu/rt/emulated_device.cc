@@ -42,6 +42,9 @@ static struct {
  * stream.  One lock for all devices, because streams of two devices may wait for each other. */
 static std::recursive_mutex working;
 
+/* The device that this thread has selected, as in CUDA. */
+static thread_local int selected;
+
 static struct emulated *device_of(const struct gpu *g) { return &state.device[g->device]; }
 
 /* ---- faults ---- */
@@ -215,6 +218,11 @@ int emulate_launch(struct gpu *g, const char *name, dim3 grid, int threads, size
         if (state.watch)
             state.watch(state.watch_user, name, grid.x * grid.y * grid.z, threads, shared);
     }
+    if (selected != g->device) {
+        struct err why;
+        err_set(&why, ERR_DEVICE, "emulated:%d: %s: launched while device %d is selected", g->device, name, selected);
+        return lose(g, &why, e);
+    }
     if (threads < 1 || threads > EMULATED_THREADS || shared > EMULATED_SHARED || !grid.x || !grid.y || !grid.z ||
         grid.y > 65535 || grid.z > 65535)
         return err_set(e, ERR_DEVICE, "kernel %s: a grid of %u x %u x %u blocks of %d threads with %zu bytes of shared memory cannot be launched", name, grid.x, grid.y,
@@ -257,6 +265,7 @@ struct gpu *gpu_open(int device, int debug_sync, struct err *e)
         return nullptr;
     }
     d->n_handles++;
+    selected = device;
     struct gpu *g = new struct gpu();
     g->device = device;
     g->debug_sync = debug_sync;
@@ -282,7 +291,13 @@ void gpu_close(struct gpu *g)
     }
 }
 
-int gpu_use(struct gpu *g, struct err *e) { return ready(g, "device", e); }
+int gpu_use(struct gpu *g, struct err *e)
+{
+    if (ready(g, "device", e) < 0)
+        return -1;
+    selected = g->device;
+    return 0;
+}
 int gpu_is_lost(struct gpu *g)
 {
     struct err ignored;
@@ -468,6 +483,8 @@ static int join_capture(struct gpu *g, enum gpu_stream s, struct gpu_event *v, s
     if (s != GPU_COMPUTE || of->capture != v->capture || (g->capture && g->capture != v->capture))
         return err_set(e, ERR_DEVICE, "emulated:%d: graph: work outside of a recording waits for it", g->device);
     if (!g->capture) {
+        if (refused(g, EMULATED_GRAPH_JOIN, e) < 0)
+            return -1;
         g->capture = of->capture;
         g->graph = of->graph;
         g->n_recorded = g->n_joined = 0;

@@ -506,7 +506,7 @@ static void graphs(void **state)
         }
         if (emulated_peers)
             emulated_peers(EMULATED_PEERS);
-        for (int what = EMULATED_GRAPH; what <= EMULATED_GRAPH_LAUNCH && k == 0 && emulated_refuse; what++, free(got)) {
+        for (int what = EMULATED_GRAPH; what <= EMULATED_GRAPH_JOIN && k == 0 && emulated_refuse; what++, free(got)) {
             emulated_refuse(what);
             got = decode(m, &o, &g);
             emulated_refuse(EMULATED_NOTHING);
