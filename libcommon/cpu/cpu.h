@@ -38,11 +38,11 @@ void *cpu_first_open(const struct model *m, const struct backend_options *o, int
 /* Returns the hidden states that enter layer n_layers, [tokens of all items][hidden_size], borrowed
  * until the next call; NULL with *e. */
 const float *cpu_first_forward(void *backend, const struct batch *batch, struct err *e);
-/* Compute experts of a layer whose router runs on the device.  h [n][hidden_size]: the input of the
- * experts of n <= max_tokens tokens; id, weight [n * top_k]: their choices.  A choice below 0 is
- * left out.  Row i of out [choices that are not left out][hidden_size] is set to the result of the
- * i-th choice that is not, before it is weighed.  Returns their number.  A result has the same bits
- * in every batch. */
+/* Compute experts of a layer whose router runs on the device.  h [n][width]: the input of the
+ * experts of n <= max_tokens tokens, width: config_expert_width(); id, weight [n * top_k]: their
+ * choices.  A choice below 0 is left out.  Row i of out [choices that are not left out][width] is
+ * set to the result of the i-th choice that is not, before it is weighed.  Returns their number.  A
+ * result has the same bits in every batch. */
 int cpu_experts_run(void *backend, int layer, const float *h, const int32_t *id, const float *weight, int n,
                     float *out);
 
@@ -135,7 +135,8 @@ void cpu_layers_latents(struct cpu_layers *l, const struct layer *w, const float
                         size_t ldo);
 void cpu_layers_add_latents(struct cpu_layers *l, const struct linear *w, const float *sum, float *x, int n);
 void cpu_choice_release(struct cpu_choice *c);
-/* x += the output of w->experts[expert] for the tokens routed to it. */
+/* x += the output of w->experts[expert] for the tokens routed to it.  With moe.latent, h holds the
+ * experts' inputs of cpu_layers_latents(), and x is the sum for cpu_layers_add_latents(). */
 void cpu_layers_expert(struct cpu_layers *l, int index, const struct layer *w, int expert, const float *h, size_t ldh,
                        float *x, const struct cpu_choice *c, const struct cpu_hook *hook);
 /* Compute the input of an expert's down for rows h [n][ldh]: mid [n][ldm], of which

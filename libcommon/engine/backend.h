@@ -141,7 +141,7 @@ struct backend_options {
     int moe, gpu_experts;
     /* Experts that the GPU lacks: in a step of at least prefill_threshold tokens (0:
      * BACKEND_PREFILL_THRESHOLD) the GPU computes them, too, and each is uploaded once for each
-     * layer; no_gpu_prefill: this never happens, and not with MOE_CPU and `strict`.
+     * layer; never with no_gpu_prefill, nor with MOE_CPU and `strict` together.
      * expert_uploads: in other steps, the part of the chosen experts, in percent, that is uploaded
      * for the GPU, or EXPERT_UPLOADS_AUTO: by the measured speeds of link and CPU; the CPU computes
      * the others.  With MOE_CPU it computes all, otherwise with `strict` none. */

@@ -100,8 +100,8 @@ static inline float kv_i4_scale(const float *x, int n, float *factor)
 
 /* The weights of 64 positions, times the scales of their i4 values, are rounded to multiples of
  * scale = most / KV_I4_WEIGHT: so sums of weights times codes are whole numbers below 2^24, and
- * exact in integers and in floats.  most: the bits of the largest |weight|; *factor: 1 / scale; 0:
- * all weights are 0. */
+ * exact in integers and in floats.  most: the bits of the largest |weight|; *factor: 1 / scale.
+ * Both are 0 if all weights are below 2^-100; infinity or NaN gives NaN and the factor 0. */
 enum { KV_I4_WEIGHT = 32767 };
 
 HALF_FUNCTION float kv_i4_weight_scale(uint32_t most, float *factor)
