@@ -293,7 +293,7 @@ EOT
   start "$log.2" "$T/tiny.zse" --port 0 --embedding-model default
   await listens "$URL"
   await says '["tiny",true,0]' ready
-  [ "$(document more "one passage more" | status documents -d @-)" = 200 ]
+  [ "$(document more "What is 2+2? 2 + 2 = 4." | status documents -d @-)" = 200 ]
   await says '["tiny",true,0]' ready
   answer search -d '{"query":"event loop threads"}' >"$T/hits"
   [ "$(jq -r .mode "$T/hits")" = hybrid ]
@@ -302,7 +302,7 @@ EOT
   [ "$(answer search -d '{"query":"event loop threads","mode":"bm25"}' | jq -c '[.mode, .results[0].similarity]')" = '["bm25",null]' ]
   # with a passage's own text (the document's name, then the passage) as the query, that passage is
   # the nearest
-  [ "$(answer search -d '{"query":"more\none passage more","mode":"vector","top_k":1}' | jq -r '.results[0].document_name')" = more ]
+  [ "$(answer search -d '{"query":"more\nWhat is 2+2? 2 + 2 = 4.","mode":"vector","top_k":1}' | jq -r '.results[0].document_name')" = more ]
   [ "$(answer documents | jq -c '[.documents[] | .vectors.ready == .chunk_count]')" = "[true,true]" ]
   [ "$(answer context -d '{"query":"event loop threads"}' | jq '.sources | length')" = 3 ]
   stop "$PID"
