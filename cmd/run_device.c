@@ -256,6 +256,9 @@ static int check_moe(const char *prog, struct run_options *r)
         return cli_wrong(prog, "--expert-uploads: --moe %s leaves nothing to divide", run_moe_name(r->moe));
     if (r->uploads_given && r->tp > 1)
         return cli_wrong(prog, "--tp and --expert-uploads exclude each other: the GPUs hold all experts");
+    if ((r->prefill_threshold || r->no_gpu_prefill) && r->tp > 1)
+        return cli_wrong(prog, "--tp and %s exclude each other: the GPUs hold all experts",
+                         r->no_gpu_prefill ? "--no-gpu-prefill" : "--gpu-prefill-threshold");
     if (r->uploads_given && !r->gpu)
         return cli_wrong(prog, "--expert-uploads: there is no GPU (--device)");
     if (r->experts_given && r->gpu_experts == 0)

@@ -21,7 +21,8 @@ enum {
     GROUP_BYTES = 32 << 20,             /* most bytes of a group, unless one expert is larger */
     LEAST_GROUPS = 4,                   /* groups of a layer, so that uploads and kernels overlap */
     RING_BUFFERS = 4, RING_BYTES = 4 << 20,
-    /* threads of the crew: one for so many processors, since one fills the ring at about 10 GB/s */
+    /* the crew has a thread for each CREW_SHARE processors, at most CREW_MOST: a thread fills the
+     * ring at about 10 GB/s (assumed) */
     CREW_SHARE = 8, CREW_MOST = 4,
 };
 

@@ -45,7 +45,7 @@ int code_cost_find(const char *kernel, const char *sm, struct code_cost *out);
  * which end with its token number `context`.  Keys and values are f16. */
 struct timed_step { int n_seqs, context, n_tokens, wgmma; };
 
-/* Where a launch belongs: what the totals add up. */
+/* The parts of a step; times of launches are summed for each. */
 enum timed_part { TIMED_OTHER, TIMED_LINEAR, TIMED_ATTENTION, N_TIMED_PARTS };
 
 struct timed_launch {

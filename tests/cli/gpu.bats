@@ -181,6 +181,8 @@ END
 --gpus 0,1 --tp 2 --pp-split 1,3|exclude each other
 --tp 2 --layer-window 2|exclude each other
 --tp 2 --expert-uploads 50|--tp and --expert-uploads exclude each other
+--tp 2 --no-gpu-prefill|--tp and --no-gpu-prefill exclude each other
+--tp 2 --gpu-prefill-threshold 9|--tp and --gpu-prefill-threshold exclude each other
 --tp 2 --device cpu|--tp and --device cpu exclude each other
 END
   run -1 --separate-stderr "$chat" "$MODEL" -p hi --tp 2 --gpu-layers 2
