@@ -219,8 +219,6 @@ static void put_figure(const struct bench_options *o, json_t *to, const struct p
 
 static json_t *begin(const struct timed_gpu *g, const struct bench_options *o)
 {
-    if (!o->json)
-        printf("%s, context %d: predicted from counts and constants, not measured\n", g->name, o->prompt);
     return json_pack("{s:b, s:s, s:s, s:i, s:f, s:f, s:f, s:[]}", "predicted", 1, "gpu", g->key, "name", g->name,
                      "context", o->prompt, "memory_bytes_per_s", g->memory, "tensor_flop_per_s", g->tensor,
                      "launch_seconds", g->launch_s, "figures");
@@ -258,7 +256,7 @@ static void put_rows(const struct bench_options *o, json_t *j, const struct pred
                s->roof_s * 1e6, s->seconds * 1e6, 1 / s->seconds);
 }
 
-/* The figures of a model, and with `all` its kernels. */
+/* The figures of a model, and with `rows` its kernels. */
 static int one_model(const struct bench_options *o, const struct timed_gpu *g, const char *name,
                      const enum figure *which, int n, int rows, json_t *j, const char **uncounted, struct err *e)
 {
@@ -268,6 +266,8 @@ static int one_model(const struct bench_options *o, const struct timed_gpu *g, c
     int rc = open_predicted(&p, o, name, e);
     if (rc == 0)
         rc = figures_of(f, &s, p.m, g, o, uncounted, e);
+    if (rc == 0 && !o->json && json_array_size(json_object_get(j, "figures")) == 0)
+        printf("%s, context %d: predicted from counts and constants, not measured\n", g->name, o->prompt);
     if (rc == 0 && rows)
         put_rows(o, j, &s);
     for (int i = 0; rc == 0 && i < n; i++) {

@@ -251,7 +251,7 @@ struct folder {
 
 /* Compute an oracle's tokens with the choices of f32.  Returns the error of its logits; *greedy_ok
  * becomes 0 if a greedy id differs by more than the error.  In sensitive folders, errors that
- * rounding explains count as 0. */
+ * rounding explains count as 0, up to half of the largest logit: results of 0 are not excused. */
 static double forced_error(const struct folder *d, const struct oracle *o, int *greedy_ok)
 {
     const size_t vocab = (size_t)d->m->config.vocab_size;
@@ -262,7 +262,7 @@ static double forced_error(const struct folder *d, const struct oracle *o, int *
     for (int t = 0; t < all; t++) {
         const size_t at = (size_t)t * vocab;
         if (t < o->n)
-            explained = fmax(explained, 8192 * row_error(got + at, o->want + at, vocab) / o->largest);
+            explained = fmin(0.5, fmax(explained, 8192 * row_error(got + at, o->want + at, vocab) / o->largest));
         chosen.explained[t] = explained;
     }
     run_forced(d->m, o->id, o->n, all, got);
