@@ -6,8 +6,8 @@
  *               of 3.35 on an H100 (measured); 1.80 of 2.04 on an A100 (reads, as users of
  *               forums.developer.nvidia.com, thread 339083, measured); RTX 4090: assumed
  * latencies     pointer chasing, arXiv:2402.13499, table of memory latencies: 273, 262 and 263
- *               cycles for L2, 542, 466 and 479 for memory (RTX 4090, A100, H100).  An H200 has
- *               the H100's processor; under load they are longer
+ *               cycles for L2, 542, 466 and 479 for memory (RTX 4090, A100, H100), quoted without
+ *               the paper at hand.  An H200 has the H100's processor; under load they are longer
  * l2            bytes per cycle of the same paper's table of throughput, times the clock
  * launch_s      1.3 us on an H100 in a graph (hazyresearch.stanford.edu, 27 May 2025); the others
  *               are assumed to be equal
